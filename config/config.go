@@ -1,0 +1,127 @@
+// Package config reads the config.json of a DeepSeek checkpoint. Parse fills in
+// the defaults of the reference's configuration and refuses, in one error, every
+// field that the reference could not run with. Override applies the changes that
+// a golden pack carries. The package opens no file and knows no weight.
+package config
+
+import (
+	"bytes"
+	"io"
+	"maps"
+	"slices"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// MaxSize is the largest config.json that Parse reads, in bytes.
+const MaxSize = 16 << 20
+
+// Config is a checkpoint's configuration as the reference's DeepseekConfig
+// (configuration_deepseek.py) holds it. Each field spells its JSON key; its
+// default, where the key is absent, stands in the table of its family. A Config
+// comes from Parse or Override and is read only: a changed field would neither be
+// validated nor written by JSON.
+type Config struct {
+	ModelType string // model_type: the family, such as "deepseek"
+
+	VocabSize           int // vocab_size: rows of embed_tokens and lm_head
+	HiddenSize          int // hidden_size: width of the residual stream
+	IntermediateSize    int // intermediate_size: width of a dense layer's DeepseekMLP
+	MoEIntermediateSize int // moe_intermediate_size: width of one expert's DeepseekMLP
+	NumHiddenLayers     int // num_hidden_layers
+	NumAttentionHeads   int // num_attention_heads: query heads
+	NumKeyValueHeads    int // num_key_value_heads: key and value heads; null means NumAttentionHeads
+
+	NSharedExperts     int     // n_shared_experts; 0 is null: DeepseekMoE has no shared_experts
+	NRoutedExperts     int     // n_routed_experts; 0 is null: every layer is dense
+	NumExpertsPerTok   int     // num_experts_per_tok: MoEGate.top_k; 0 is null, then NRoutedExperts is 0 too
+	MoELayerFreq       int     // moe_layer_freq: see IsMoE
+	FirstKDenseReplace int     // first_k_dense_replace: see IsMoE
+	NormTopKProb       bool    // norm_topk_prob: MoEGate divides the weights by their sum + 1e-20 if top_k > 1
+	ScoringFunc        string  // scoring_func: how MoEGate turns logits into scores
+	AuxLossAlpha       float64 // aux_loss_alpha: MoEGate.alpha, the weight of the auxiliary loss in training
+	SeqAux             bool    // seq_aux: the auxiliary loss is per sequence, not per batch
+
+	HiddenAct             string       // hidden_act: the activation of DeepseekMLP
+	MaxPositionEmbeddings int          // max_position_embeddings: the trained length; dynamic scaling starts beyond it
+	InitializerRange      float64      // initializer_range: standard deviation in _init_weights
+	RMSNormEps            float64      // rms_norm_eps: DeepseekRMSNorm.variance_epsilon
+	PretrainingTP         int          // pretraining_tp: slices of the reference's matmuls; the mathematics is the same
+	TieWordEmbeddings     bool         // tie_word_embeddings: lm_head is embed_tokens
+	RopeTheta             float64      // rope_theta, or rope_parameters.rope_theta: DeepseekRotaryEmbedding.base
+	RopeScaling           *RopeScaling // rope_scaling, or the rest of rope_parameters; nil is null
+	AttentionBias         bool         // attention_bias: q_proj, k_proj, v_proj and o_proj have a bias
+	TorchDType            string       // torch_dtype, or dtype, such as "bfloat16"; "" is null
+
+	doc document // what was parsed
+}
+
+// RopeScaling is rope_scaling, as _rope_scaling_validation of the reference
+// demands it: Type is "linear" (DeepseekLinearScalingRotaryEmbedding) or
+// "dynamic" (DeepseekDynamicNTKScalingRotaryEmbedding), Factor is above 1.
+type RopeScaling struct {
+	Type   string
+	Factor float64
+}
+
+// Parse reads a config.json of at most MaxSize bytes. The JSON is strict: exact
+// keys, no key twice in any object, at most 65536 keys in one, at most 64 levels,
+// valid UTF-8, nothing after the object. Keys that the family does not have are kept for JSON and ignored.
+// What is wrong with the document or its fields is returned as one *Error; an
+// error of r is returned as it is.
+func Parse(r io.Reader) (*Config, error) {
+	data, err := io.ReadAll(io.LimitReader(r, MaxSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > MaxSize {
+		return nil, documentError("larger than %d bytes", MaxSize)
+	}
+	doc, err := readDocument(data)
+	if err != nil {
+		return nil, err
+	}
+	return decode(doc)
+}
+
+// IsMoE says whether a layer, counted from 0, has a DeepseekMoE where a dense
+// layer has a DeepseekMLP. It is the condition of DeepseekDecoderLayer.__init__:
+//
+//	n_routed_experts is not None and
+//	layer_idx >= first_k_dense_replace and layer_idx % moe_layer_freq == 0
+func (c *Config) IsMoE(layer int) bool {
+	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace && layer%c.MoELayerFreq == 0
+}
+
+// HeadDim is the width of one attention head, hidden_size / num_attention_heads:
+// DeepseekAttention.head_dim. It is even.
+func (c *Config) HeadDim() int { return c.HiddenSize / c.NumAttentionHeads }
+
+// Override returns a copy in which the given config.json keys have the given JSON
+// values, parsed and validated anew. A key that the document has keeps its place;
+// others are added at the end, sorted. Golden packs name such keys in
+// config_overrides. Problems are returned as one *Error.
+func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
+	doc := slices.Clone(c.doc)
+	var problems []Problem
+	for _, key := range slices.Sorted(maps.Keys(fields)) {
+		m, err := newMember(key, fields[key])
+		if err != nil {
+			problems = append(problems, Problem{Field: quote(key), Cause: err.Error()})
+			continue
+		}
+		doc = doc.with(m)
+	}
+	if problems != nil {
+		return nil, &Error{Problems: problems}
+	}
+	return Parse(bytes.NewReader(doc.JSON()))
+}
+
+// JSON returns the configuration as a config.json: the keys of the document that
+// was parsed, known and unknown, in its order, with its spelling of every value,
+// one key a line, two spaces deep, as transformers writes it.
+func (c *Config) JSON() []byte { return c.doc.JSON() }
+
+// MarshalJSON returns JSON, so that a Config inside a report is its config.json.
+func (c *Config) MarshalJSON() ([]byte, error) { return c.JSON(), nil }

@@ -1,0 +1,121 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+const (
+	maxListed = 20 // problems that Error spells out
+	maxQuoted = 40 // runes of foreign text in a problem
+)
+
+// Error holds everything that is wrong with one config.json, in the order of the
+// family's table of fields. Which file it was, the caller knows.
+type Error struct {
+	Problems []Problem
+}
+
+// Problem is one broken rule.
+type Problem struct {
+	Field string // the JSON key, such as hidden_size or rope_scaling.factor; "" is the document
+	Cause string // the value and the rule it breaks
+}
+
+// Error returns one line, whatever the document held:
+//
+//	hidden_size: 0 is not in 1..16777216
+//	2 problems: hidden_size: …; hidden_act: …
+//
+// It spells out at most 20 problems.
+func (e *Error) Error() string {
+	listed := e.Problems[:min(len(e.Problems), maxListed)]
+	lines := make([]string, len(listed))
+	for i, p := range listed {
+		lines[i] = p.String()
+	}
+	text := strings.Join(lines, "; ")
+	if more := len(e.Problems) - len(listed); more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	if len(e.Problems) == 1 {
+		return text
+	}
+	return fmt.Sprintf("%d problems: %s", len(e.Problems), text)
+}
+
+// String returns "field: cause".
+func (p Problem) String() string {
+	if p.Field == "" {
+		return p.Cause
+	}
+	return p.Field + ": " + p.Cause
+}
+
+// documentError is an *Error about the document as a whole.
+func documentError(format string, args ...any) error {
+	return &Error{Problems: []Problem{{Cause: fmt.Sprintf(format, args...)}}}
+}
+
+// quote makes foreign text safe to print: escaped, on one line, clipped.
+func quote(text string) string {
+	if clipped, ok := cut(text, maxQuoted); ok {
+		return strconv.Quote(clipped) + "…"
+	}
+	return strconv.Quote(text)
+}
+
+// clip keeps a message of the JSON library short and on one line.
+func clip(text string) string {
+	clipped, _ := cut(text, 4*maxQuoted)
+	return strings.Map(func(r rune) rune {
+		if !strconv.IsPrint(r) {
+			return utf8.RuneError
+		}
+		return r
+	}, clipped)
+}
+
+// cut returns the first n runes and whether there were more.
+func cut(text string, n int) (string, bool) {
+	for i := range text {
+		if n == 0 {
+			return text[:i], true
+		}
+		n--
+	}
+	return text, false
+}
+
+// show renders a JSON value for a problem.
+func show(v jsontext.Value) string {
+	switch v.Kind() {
+	case '"':
+		return quote(unquote(v))
+	case '0':
+		if digits, ok := cut(string(v), maxQuoted); ok {
+			return digits + "…"
+		}
+		return string(v)
+	}
+	return kindName(v.Kind())
+}
+
+// kindName names a kind of JSON value.
+func kindName(k jsontext.Kind) string {
+	switch k {
+	case '{':
+		return "an object"
+	case '[':
+		return "an array"
+	case '"':
+		return "a string"
+	case '0':
+		return "a number"
+	}
+	return k.String()
+}

@@ -1,0 +1,101 @@
+package config
+
+// The families: which keys a model_type has, in which order problems are
+// reported, what an absent key means and what must hold between keys. A new
+// family is one more entry here.
+
+// family is what a model_type means.
+type family struct {
+	defaults Config  // of the reference's __init__; ModelType names the family
+	fields   []field // its keys; an alias stands after the key it spells anew
+	rules    []rule
+}
+
+// families lists every model_type that Parse accepts.
+var families = []family{
+	{defaults: v1Defaults, fields: v1Fields, rules: v1Rules},
+}
+
+// v1Defaults are those of DeepseekConfig.__init__ (configuration_deepseek.py).
+var v1Defaults = Config{
+	ModelType:             "deepseek",
+	VocabSize:             102400,
+	HiddenSize:            4096,
+	IntermediateSize:      11008,
+	MoEIntermediateSize:   1407,
+	NumHiddenLayers:       30,
+	NumAttentionHeads:     32,
+	NumKeyValueHeads:      32,
+	NSharedExperts:        0,
+	NRoutedExperts:        0,
+	NumExpertsPerTok:      0,
+	MoELayerFreq:          1,
+	FirstKDenseReplace:    0,
+	NormTopKProb:          false,
+	ScoringFunc:           "softmax",
+	AuxLossAlpha:          0.001,
+	SeqAux:                true,
+	HiddenAct:             "silu",
+	MaxPositionEmbeddings: 2048,
+	InitializerRange:      0.02,
+	RMSNormEps:            1e-6,
+	PretrainingTP:         1,
+	TieWordEmbeddings:     false,
+	RopeTheta:             10000,
+	RopeScaling:           nil,
+	AttentionBias:         false,
+	TorchDType:            "",
+}
+
+// Upper limits of the integers. With maxParameters they keep every product of
+// dimensions far inside int64.
+const (
+	maxDim     = 1 << 24
+	maxLayers  = 10000
+	maxExperts = 1 << 16
+)
+
+// v1Fields are the keys of DeepseekConfig that the model or its training depend on.
+var v1Fields = []field{
+	{"model_type", text(func(c *Config) *string { return &c.ModelType })},
+	{"vocab_size", integer(func(c *Config) *int { return &c.VocabSize }, 1, maxDim)},
+	{"hidden_size", integer(func(c *Config) *int { return &c.HiddenSize }, 1, maxDim)},
+	{"intermediate_size", integer(func(c *Config) *int { return &c.IntermediateSize }, 1, maxDim)},
+	{"moe_intermediate_size", integer(func(c *Config) *int { return &c.MoEIntermediateSize }, 1, maxDim)},
+	{"num_hidden_layers", integer(func(c *Config) *int { return &c.NumHiddenLayers }, 1, maxLayers)},
+	{"num_attention_heads", integer(func(c *Config) *int { return &c.NumAttentionHeads }, 1, maxDim)},
+	{"num_key_value_heads", readKeyValueHeads},
+	{"n_shared_experts", optional(func(c *Config) *int { return &c.NSharedExperts }, maxExperts)},
+	{"n_routed_experts", optional(func(c *Config) *int { return &c.NRoutedExperts }, maxExperts)},
+	{"num_experts_per_tok", optional(func(c *Config) *int { return &c.NumExpertsPerTok }, maxExperts)},
+	{"moe_layer_freq", integer(func(c *Config) *int { return &c.MoELayerFreq }, 1, maxLayers)},
+	{"first_k_dense_replace", integer(func(c *Config) *int { return &c.FirstKDenseReplace }, 0, maxLayers)},
+	{"norm_topk_prob", boolean(func(c *Config) *bool { return &c.NormTopKProb })},
+	{"scoring_func", text(func(c *Config) *string { return &c.ScoringFunc })},
+	{"aux_loss_alpha", number(func(c *Config) *float64 { return &c.AuxLossAlpha }, notNegative)},
+	{"seq_aux", boolean(func(c *Config) *bool { return &c.SeqAux })},
+	{"hidden_act", text(func(c *Config) *string { return &c.HiddenAct })},
+	{"max_position_embeddings", integer(func(c *Config) *int { return &c.MaxPositionEmbeddings }, 1, maxDim)},
+	{"initializer_range", number(func(c *Config) *float64 { return &c.InitializerRange }, notNegative)},
+	{"rms_norm_eps", number(func(c *Config) *float64 { return &c.RMSNormEps }, positive)},
+	{"pretraining_tp", integer(func(c *Config) *int { return &c.PretrainingTP }, 1, maxDim)},
+	{"tie_word_embeddings", boolean(func(c *Config) *bool { return &c.TieWordEmbeddings })},
+	{"rope_theta", number(func(c *Config) *float64 { return &c.RopeTheta }, positive)},
+	{"rope_scaling", readRopeScaling},
+	{"rope_parameters", readRopeParameters},
+	{"attention_bias", boolean(func(c *Config) *bool { return &c.AttentionBias })},
+	{"torch_dtype", readTorchDType},
+	{"dtype", readTorchDType},
+}
+
+// v1Rules are checked between fields that are each in order.
+var v1Rules = []rule{
+	{[]string{"hidden_size", "num_attention_heads"}, headsDivideHidden},
+	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "n_shared_experts", "n_routed_experts"}, sizeIsSane},
+	{[]string{"num_key_value_heads", "num_attention_heads"}, groupsDivideHeads},
+	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
+	{[]string{"scoring_func", "n_routed_experts"}, scoringIsSoftmax},
+	{[]string{"hidden_act"}, activationIsSiLU},
+	{[]string{"pretraining_tp", "vocab_size", "hidden_size", "num_key_value_heads", "num_attention_heads", "intermediate_size"}, slicesDivide},
+	{[]string{"pretraining_tp", "attention_bias"}, slicesKeepBias},
+}

@@ -1,0 +1,143 @@
+package config
+
+// Two spellings of the rotary embedding: rope_theta and rope_scaling as
+// transformers 4 writes them, and rope_parameters as transformers 5 does.
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// readRopeScaling reads null or an object with exactly type and factor: the rule
+// of DeepseekConfig._rope_scaling_validation.
+func readRopeScaling(d *decoding, key string, value jsontext.Value) {
+	d.config.RopeScaling = nil
+	if value.Kind() == 'n' {
+		return
+	}
+	if o, ok := d.object(key, value, "type", "factor"); ok {
+		d.config.RopeScaling = d.ropeScaling(key, "type", o)
+	}
+}
+
+// ropeScaling reads the type, under the name typeKey, and the factor of o. The
+// result counts only if nothing failed.
+func (d *decoding) ropeScaling(key, typeKey string, o map[string]jsontext.Value) *RopeScaling {
+	s := &RopeScaling{}
+	d.part(key, typeKey, o, func(v jsontext.Value) (err error) {
+		s.Type, err = parseOneOf(v, "linear", "dynamic")
+		return err
+	})
+	d.part(key, "factor", o, func(v jsontext.Value) (err error) {
+		s.Factor, err = parseFloat(v, aboveOne)
+		return err
+	})
+	return s
+}
+
+// readRopeParameters reads transformers 5's object. It comes after rope_theta and
+// rope_scaling in the table and must agree with those that are present; null says
+// nothing. Keys that could change the rotation in a way that the reference does
+// not know are refused.
+func readRopeParameters(d *decoding, key string, value jsontext.Value) {
+	if value.Kind() == 'n' {
+		return
+	}
+	o, ok := d.object(key, value, "rope_type", "type", "rope_theta", "factor")
+	if !ok {
+		return
+	}
+	if raw, present := o["rope_theta"]; present {
+		d.adoptRopeTheta(key, raw)
+	}
+	found := len(d.problems)
+	if scaling := d.parametersScaling(key, o); len(d.problems) == found {
+		d.adoptRopeScaling(key, scaling)
+	}
+}
+
+// adoptRopeTheta takes rope_parameters.rope_theta unless rope_theta differs.
+func (d *decoding) adoptRopeTheta(key string, raw jsontext.Value) {
+	theta, err := parseNumber(raw, positive)
+	if old := d.config.RopeTheta; err == nil && d.given("rope_theta") && theta != old {
+		err = fmt.Errorf("%v disagrees with rope_theta %v", theta, old)
+	}
+	store(d, key+".rope_theta", &d.config.RopeTheta, func() (float64, error) { return theta, err })
+}
+
+// adoptRopeScaling takes the scaling of rope_parameters unless rope_scaling differs.
+func (d *decoding) adoptRopeScaling(key string, s *RopeScaling) {
+	if old := d.config.RopeScaling; d.given("rope_scaling") && !s.equal(old) {
+		d.fail(key, fmt.Errorf("%s disagrees with rope_scaling %s", s, old))
+		return
+	}
+	d.config.RopeScaling = s
+}
+
+// parametersScaling reads rope_type, for which older releases write type or both,
+// and the factor. "default", or no type at all, is no scaling.
+func (d *decoding) parametersScaling(key string, o map[string]jsontext.Value) *RopeScaling {
+	typeKey := "rope_type"
+	if _, ok := o[typeKey]; !ok {
+		typeKey = "type"
+	}
+	if alias, ok := o["type"]; ok && show(alias) != show(o[typeKey]) {
+		d.fail(key+".type", fmt.Errorf("%s disagrees with rope_type %s", show(alias), show(o[typeKey])))
+	}
+	if name, ok := o[typeKey]; ok && show(name) != `"default"` {
+		return d.ropeScaling(key, typeKey, o)
+	}
+	if _, ok := o["factor"]; ok {
+		d.fail(key+".factor", errors.New(`a factor needs rope_type "linear" or "dynamic"`))
+	}
+	return nil
+}
+
+// object returns the members of an object that may have only the known keys.
+func (d *decoding) object(key string, value jsontext.Value, known ...string) (map[string]jsontext.Value, bool) {
+	if value.Kind() != '{' {
+		d.fail(key, fmt.Errorf("%s is not null or an object", show(value)))
+		return nil, false
+	}
+	doc, err := readDocument(value)
+	if err != nil {
+		d.fail(key, err)
+		return nil, false
+	}
+	for _, m := range doc {
+		if !slices.Contains(known, m.key) {
+			d.fail(key, fmt.Errorf("unknown key %s; it takes only %s", quote(m.key), strings.Join(known, ", ")))
+		}
+	}
+	return doc.values(), true
+}
+
+// part reads one required key of an object.
+func (d *decoding) part(key, name string, o map[string]jsontext.Value, read func(jsontext.Value) error) {
+	err := errors.New("missing")
+	if v, ok := o[name]; ok {
+		err = read(v)
+	}
+	if err != nil {
+		d.fail(key+"."+name, err)
+	}
+}
+
+func (s *RopeScaling) equal(t *RopeScaling) bool {
+	if s == nil || t == nil {
+		return s == t
+	}
+	return *s == *t
+}
+
+// String returns the scaling as config.json writes it, "null" for nil.
+func (s *RopeScaling) String() string {
+	if s == nil {
+		return "null"
+	}
+	return fmt.Sprintf(`{"type": %q, "factor": %v}`, s.Type, s.Factor)
+}

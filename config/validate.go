@@ -1,0 +1,213 @@
+package config
+
+// Validation: every field is read, every rule between sound fields is checked,
+// and all that is wrong is reported at once.
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// decoding is a document on its way to a Config.
+type decoding struct {
+	config   Config
+	values   map[string]jsontext.Value
+	problems []Problem
+}
+
+// rule is a condition between fields. It is checked if all of them are sound; a
+// problem is reported under the first.
+type rule struct {
+	fields []string
+	check  func(*Config) error
+}
+
+// decode reads a document by the table of its family.
+func decode(doc document) (*Config, error) {
+	values := doc.values()
+	f, err := familyOf(values)
+	if err != nil {
+		return nil, err
+	}
+	d := &decoding{config: f.defaults, values: values}
+	d.config.doc = doc
+	d.readFields(f.fields)
+	d.checkRules(f.rules)
+	if d.problems == nil {
+		return &d.config, nil
+	}
+	slices.SortStableFunc(d.problems, func(a, b Problem) int { return f.position(a) - f.position(b) })
+	return nil, &Error{Problems: d.problems}
+}
+
+// familyOf finds the family that model_type names.
+func familyOf(values map[string]jsontext.Value) (*family, error) {
+	v, ok := values["model_type"]
+	if !ok {
+		return nil, unsupported("missing")
+	}
+	name, err := parseString(v)
+	if err != nil {
+		return nil, unsupported(err.Error())
+	}
+	for i := range families {
+		if families[i].defaults.ModelType == name {
+			return &families[i], nil
+		}
+	}
+	return nil, unsupported(quote(name))
+}
+
+// unsupported is the *Error for a model_type that no family has.
+func unsupported(cause string) error {
+	names := make([]string, len(families))
+	for i, f := range families {
+		names[i] = f.defaults.ModelType
+	}
+	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
+	return &Error{Problems: []Problem{{Field: "model_type", Cause: cause}}}
+}
+
+// position is the place of a problem's field in the table.
+func (f *family) position(p Problem) int {
+	key, _, _ := strings.Cut(p.Field, ".")
+	return slices.IndexFunc(f.fields, func(row field) bool { return row.key == key })
+}
+
+func (d *decoding) readFields(fields []field) {
+	for _, f := range fields {
+		if v, ok := d.values[f.key]; ok {
+			f.read(d, f.key, v)
+		}
+	}
+}
+
+func (d *decoding) checkRules(rules []rule) {
+	for _, r := range rules {
+		if slices.ContainsFunc(r.fields, func(key string) bool { return !d.sound(key) }) {
+			continue
+		}
+		if err := r.check(&d.config); err != nil {
+			d.problems = append(d.problems, Problem{Field: r.fields[0], Cause: err.Error()})
+		}
+	}
+}
+
+// fail records what is wrong with a key, or with a part of it: "key.part".
+func (d *decoding) fail(key string, err error) {
+	d.problems = append(d.problems, Problem{Field: key, Cause: err.Error()})
+}
+
+// sound says whether nothing was found wrong with the key or a part of it.
+func (d *decoding) sound(key string) bool {
+	return !slices.ContainsFunc(d.problems, func(p Problem) bool {
+		return p.Field == key || strings.HasPrefix(p.Field, key+".")
+	})
+}
+
+// given says whether the document has the key, with a sound value.
+func (d *decoding) given(key string) bool {
+	_, ok := d.values[key]
+	return ok && d.sound(key)
+}
+
+// headsDivideHidden: DeepseekAttention.__init__ demands head_dim * num_heads ==
+// hidden_size; rotate_half needs two halves.
+func headsDivideHidden(c *Config) error {
+	if c.HiddenSize%c.NumAttentionHeads != 0 {
+		return fmt.Errorf("%d is not divisible by num_attention_heads %d", c.HiddenSize, c.NumAttentionHeads)
+	}
+	if c.HeadDim()%2 != 0 {
+		return fmt.Errorf("%d over num_attention_heads %d makes a head dimension of %d, which is odd: RoPE rotates its halves",
+			c.HiddenSize, c.NumAttentionHeads, c.HeadDim())
+	}
+	return nil
+}
+
+// groupsDivideHeads: repeat_kv gives each key head the same number of query heads.
+func groupsDivideHeads(c *Config) error {
+	if c.NumAttentionHeads%c.NumKeyValueHeads != 0 {
+		return fmt.Errorf("num_attention_heads %d is not divisible by %d", c.NumAttentionHeads, c.NumKeyValueHeads)
+	}
+	return nil
+}
+
+// maxParameters bounds the number of weights, so that bytes and FLOPs of a whole
+// model fit int64 with room to spare.
+const maxParameters = 1 << 48
+
+// sizeIsSane bounds, in float64, an upper estimate of the number of weights.
+func sizeIsSane(c *Config) error {
+	hidden, experts := float64(c.HiddenSize), float64(c.NRoutedExperts+c.NSharedExperts)
+	width := max(float64(c.IntermediateSize), float64(c.MoEIntermediateSize)*experts)
+	layer := 4*hidden*hidden + 3*hidden*width + hidden*experts
+	total := 2*float64(c.VocabSize)*hidden + float64(c.NumHiddenLayers)*layer
+	if total > maxParameters {
+		return fmt.Errorf("%d layers of these widths have about %.1e parameters, more than %.1e",
+			c.NumHiddenLayers, total, float64(maxParameters))
+	}
+	return nil
+}
+
+// topKFitsExperts: torch.topk in MoEGate.forward takes top_k of n_routed_experts.
+func topKFitsExperts(c *Config) error {
+	switch {
+	case c.NRoutedExperts == 0:
+		return nil
+	case c.NumExpertsPerTok == 0:
+		return fmt.Errorf("null, but n_routed_experts is %d", c.NRoutedExperts)
+	case c.NumExpertsPerTok > c.NRoutedExperts:
+		return fmt.Errorf("%d is more than n_routed_experts %d", c.NumExpertsPerTok, c.NRoutedExperts)
+	}
+	return nil
+}
+
+// scoringIsSoftmax: MoEGate.forward raises NotImplementedError otherwise; a model
+// without routed experts has no gate.
+func scoringIsSoftmax(c *Config) error {
+	if c.NRoutedExperts > 0 && c.ScoringFunc != "softmax" {
+		return fmt.Errorf(`%s is not "softmax", the only scoring function of the reference's MoEGate`, quote(c.ScoringFunc))
+	}
+	return nil
+}
+
+// activationIsSiLU: the reference takes any name in ACT2FN; the published models
+// use one.
+func activationIsSiLU(c *Config) error {
+	if c.HiddenAct != "silu" {
+		return fmt.Errorf(`%s is not "silu", the activation of the published models and the only one computed here`, quote(c.HiddenAct))
+	}
+	return nil
+}
+
+// slicesDivide: with pretraining_tp > 1 the reference cuts its weights into slices
+// of width // pretraining_tp and would lose the rest of an uneven cut.
+func slicesDivide(c *Config) error {
+	widths := []struct {
+		key string
+		n   int
+	}{
+		{"vocab_size", c.VocabSize},
+		{"hidden_size", c.HiddenSize},
+		{"num_key_value_heads * head_dim", c.NumKeyValueHeads * c.HeadDim()},
+		{"intermediate_size", c.IntermediateSize},
+	}
+	for _, w := range widths {
+		if w.n%c.PretrainingTP != 0 {
+			return fmt.Errorf("%d does not divide %s %d: the reference would drop the rest", c.PretrainingTP, w.key, w.n)
+		}
+	}
+	return nil
+}
+
+// slicesKeepBias: with pretraining_tp > 1 DeepseekAttention.forward multiplies with
+// slices of the weights and leaves the biases out.
+func slicesKeepBias(c *Config) error {
+	if c.PretrainingTP > 1 && c.AttentionBias {
+		return fmt.Errorf("%d with attention_bias: the reference would leave the biases out", c.PretrainingTP)
+	}
+	return nil
+}
