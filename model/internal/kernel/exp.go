@@ -1,0 +1,43 @@
+package kernel
+
+import "math"
+
+// Exp returns e**x. It is Remez-based after FreeBSD's e_exp.c, as math.Exp is in
+// portable Go, but with every product rounded before it is added, so that the
+// bits are the same on machines whose compiler or library fuses them. The error
+// is below 1 unit in the last place of float64.
+//
+//	x = k·ln2 + r, |r| ≤ ln2/2;  exp(x) = 2^k · exp(r)
+//	exp(r) = 1 + r + r·c/(2-c),  c = r - r²·P(r²)
+func Exp(x float64) float64 {
+	const (
+		ln2Hi = 6.93147180369123816490e-01
+		ln2Lo = 1.90821492927058770002e-10
+		log2e = 1.44269504088896338700e+00
+		p1    = 1.66666666666666657415e-01
+		p2    = -2.77777777770155933842e-03
+		p3    = 6.61375632143793436117e-05
+		p4    = -1.65339022054652515390e-06
+		p5    = 4.13813679705723846039e-08
+	)
+	switch {
+	case x != x || x > math.MaxFloat64:
+		return x
+	case x > 709.782712893384:
+		return math.Inf(1)
+	case x < -745.1332191019411:
+		return 0
+	}
+	k := math.Floor(float64(log2e*x) + 0.5)
+	hi := x - float64(k*ln2Hi)
+	lo := float64(k * ln2Lo)
+	r := hi - lo
+	t := float64(r * r)
+	p := p4 + float64(t*p5)
+	p = p3 + float64(t*p)
+	p = p2 + float64(t*p)
+	p = p1 + float64(t*p)
+	c := r - float64(t*p)
+	y := 1 - ((lo - float64(r*c)/(2-c)) - hi)
+	return math.Ldexp(y, int(k))
+}

@@ -1,0 +1,45 @@
+package tensor
+
+import (
+	"fmt"
+
+	"dsmoe/model/internal/kernel"
+)
+
+// Format returns how the kernels read elements of d, and whether they can.
+func (d DType) Format() (kernel.Format, bool) {
+	switch d {
+	case F32:
+		return kernel.F32, true
+	case F16:
+		return kernel.F16, true
+	case BF16:
+		return kernel.BF16, true
+	}
+	return 0, false
+}
+
+// Float32s appends the elements of t to dst as float32 and returns it. F32, F16
+// and BF16 are exact; other dtypes are an error.
+func (t Tensor) Float32s(dst []float32) ([]float32, error) {
+	f, ok := t.DType.Format()
+	if !ok {
+		return dst, fmt.Errorf("dtype %s does not decode to float32", t.DType)
+	}
+	n := len(dst)
+	dst = append(dst, make([]float32, t.Len())...)
+	kernel.Widen(dst[n:], t.Data, f)
+	return dst, nil
+}
+
+// FromFloat32s encodes values as the elements of a tensor of dtype d and the given
+// shape, rounded to nearest, ties to even. d is F32, F16 or BF16.
+func FromFloat32s(d DType, shape []int, values []float32) (Tensor, error) {
+	f, ok := d.Format()
+	if !ok || len(values) != product(shape) {
+		return Tensor{}, fmt.Errorf("%d values do not encode as %s %v", len(values), d, shape)
+	}
+	data := make([]byte, len(values)*f.Size())
+	kernel.Narrow(data, values, f)
+	return Tensor{DType: d, Shape: shape, Data: data}, nil
+}

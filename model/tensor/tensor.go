@@ -1,0 +1,73 @@
+// Package tensor holds the smallest thing a checkpoint is made of: bytes with a
+// dtype and a shape. Info describes a tensor without its data; Tensor is a view
+// of the data, usually of a mapped file; Float32s decodes it. The package never
+// opens a file and never copies data that it need not.
+package tensor
+
+import (
+	"fmt"
+	"math/bits"
+)
+
+// Info is a tensor's header entry.
+type Info struct {
+	Name  string
+	DType DType
+	Shape []int
+}
+
+// Len returns the number of elements, the product of the shape.
+func (i Info) Len() int { return product(i.Shape) }
+
+// Bytes returns the size of the data in bytes.
+func (i Info) Bytes() int64 { return int64(i.Len()) * int64(i.DType.Bits()) / 8 }
+
+// Tensor is a view of a tensor's elements: little-endian, row-major, not
+// necessarily aligned. Data may be a mapped file and must not be written to.
+type Tensor struct {
+	DType DType
+	Shape []int
+	Data  []byte
+}
+
+// Len returns the number of elements.
+func (t Tensor) Len() int { return product(t.Shape) }
+
+// Row returns the view of row i along the first axis.
+func (t Tensor) Row(i int) Tensor {
+	n := product(t.Shape[1:]) * t.DType.Bits() / 8
+	return Tensor{DType: t.DType, Shape: t.Shape[1:], Data: t.Data[i*n : (i+1)*n : (i+1)*n]}
+}
+
+func product(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
+
+// Size returns the number of bytes that shape needs in dtype d, or an error if a
+// dimension is negative, the size does not fit in 63 bits, or the elements do
+// not fill whole bytes.
+func Size(d DType, shape []int) (int64, error) {
+	n := uint64(1)
+	for _, dim := range shape {
+		if dim < 0 {
+			return 0, fmt.Errorf("negative dimension %d", dim)
+		}
+		hi, lo := bits.Mul64(n, uint64(dim))
+		if hi != 0 {
+			return 0, fmt.Errorf("number of elements overflows 64 bits")
+		}
+		n = lo
+	}
+	hi, lo := bits.Mul64(n, uint64(d.Bits()))
+	if hi != 0 || lo/8 > 1<<62 {
+		return 0, fmt.Errorf("size in bytes overflows 63 bits")
+	}
+	if lo%8 != 0 {
+		return 0, fmt.Errorf("%d elements of %s do not fill whole bytes", n, d)
+	}
+	return int64(lo / 8), nil
+}
