@@ -1,0 +1,54 @@
+package model
+
+import "dsmoe/config"
+
+// families is the list of all tables; a new family is a file and a line here.
+var families = []*Family{&familyV1}
+
+// Conditions of the table.
+
+func dense(c *config.Config, layer int) bool { return !c.IsMoE(layer) }
+
+func moe(c *config.Config, layer int) bool { return c.IsMoE(layer) }
+
+func shared(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.NSharedExperts > 0 }
+
+func bias(c *config.Config, _ int) bool { return c.AttentionBias }
+
+func tied(c *config.Config, _ int) bool { return c.TieWordEmbeddings }
+
+func untied(c *config.Config, _ int) bool { return !c.TieWordEmbeddings }
+
+// Dimensions of the table.
+
+func vocab(c *config.Config) int { return c.VocabSize }
+
+func hidden(c *config.Config) int { return c.HiddenSize }
+
+func denseFF(c *config.Config) int { return c.IntermediateSize }
+
+func expertFF(c *config.Config) int { return c.MoEIntermediateSize }
+
+func sharedFF(c *config.Config) int { return c.MoEIntermediateSize * c.NSharedExperts }
+
+func queries(c *config.Config) int { return c.NumAttentionHeads * c.HeadDim() }
+
+func keys(c *config.Config) int { return c.NumKeyValueHeads * c.HeadDim() }
+
+func rotary(c *config.Config) int { return c.HeadDim() / 2 }
+
+func routed(c *config.Config) int { return c.NRoutedExperts }
+
+// Places of the table.
+
+func top(f func(*DeepseekForCausalLM) *Weight) place {
+	return func(m *DeepseekForCausalLM, _, _ int) *Weight { return f(m) }
+}
+
+func layer(f func(*DeepseekDecoderLayer) *Weight) place {
+	return func(m *DeepseekForCausalLM, l, _ int) *Weight { return f(&m.Model.Layers[l]) }
+}
+
+func expert(f func(*DeepseekMLP) *Weight) place {
+	return func(m *DeepseekForCausalLM, l, e int) *Weight { return f(&m.Model.Layers[l].MoE.Experts[e]) }
+}

@@ -1,0 +1,295 @@
+package model
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	"dsmoe/model/internal/kernel"
+	"dsmoe/model/tensor"
+)
+
+// Accumulator says in what precision dot products are summed.
+type Accumulator = kernel.Accumulator
+
+// The accumulators. With Float64 every dot product is exact up to one rounding to
+// float32; Float32 is faster where the machine has vector instructions for it.
+const (
+	Float64 = kernel.Float64
+	Float32 = kernel.Float32
+)
+
+// Options are the arithmetic of a forward pass. The zero value computes in float32
+// with float64 sums on all cores.
+type Options struct {
+	// DType is the compute dtype of the reference: every module's output is rounded
+	// to it where the reference's is. F32 (also the zero value), BF16 or F16.
+	DType tensor.DType
+	// RotaryDType is the dtype of RoPE's inv_freq and angles. Invalid means DType, as
+	// the reference has them after model.to(dtype); F32 is what it has when
+	// from_pretrained made the model in dtype, which leaves inv_freq alone.
+	RotaryDType tensor.DType
+	Accumulate  Accumulator
+	Parallelism int   // goroutines; 0 means GOMAXPROCS. It does not change any result.
+	Trace       Trace // sees every stage; may be nil
+}
+
+// Trace sees the stages of a forward pass, in the reference's order, under the name
+// of the HuggingFace module and what it produced: "model.layers.3.mlp.output". It
+// may replace what it sees; the pass goes on with that.
+type Trace interface {
+	// Stage is called with each stage's output.
+	Stage(name string, a *Activation)
+	// TopK is called with the scores [tokens, n_routed_experts] and the expert ids
+	// [tokens, k] chosen from them, before the ids are used.
+	TopK(name string, scores *Activation, idx []int)
+}
+
+// Activation is a tensor between two stages: float32 values that the compute dtype
+// can represent, row-major.
+type Activation struct {
+	Shape  []int
+	Values []float32
+	// Weights are the weights that took part in the values since the last stage at
+	// which the Trace cleared the set. It is kept only for a Trace.
+	Weights WeightSet
+}
+
+// WeightSet is a set of weights' names. It is not changed once made.
+type WeightSet map[string]struct{}
+
+// Width returns the last dimension.
+func (a *Activation) Width() int { return a.Shape[len(a.Shape)-1] }
+
+// Row returns row i, the last axis's values.
+func (a *Activation) Row(i int) []float32 {
+	w := a.Width()
+	return a.Values[i*w : (i+1)*w]
+}
+
+// Rows returns the number of rows: the product of all dimensions but the last.
+func (a *Activation) Rows() int { return len(a.Values) / a.Width() }
+
+// Input is a batch of token sequences.
+type Input struct {
+	Batch, Seq    int
+	InputIDs      []int // [batch, seq]
+	AttentionMask []int // [batch, seq], 0 for padding; nil for none
+}
+
+func (in *Input) check(vocab int) error {
+	n := in.Batch * in.Seq
+	if in.Batch < 1 || in.Seq < 1 || len(in.InputIDs) != n || in.AttentionMask != nil && len(in.AttentionMask) != n {
+		return fmt.Errorf("input: %d ids and %d mask values for a batch of %d × %d", len(in.InputIDs), len(in.AttentionMask), in.Batch, in.Seq)
+	}
+	for i, id := range in.InputIDs {
+		if id < 0 || id >= vocab {
+			return fmt.Errorf("input_ids[%d, %d]: %d is not in the vocabulary of %d", i/in.Seq, i%in.Seq, id, vocab)
+		}
+	}
+	return nil
+}
+
+// pass is one forward pass: what its modules share.
+type pass struct {
+	Options
+	m      *DeepseekForCausalLM
+	in     *Input
+	format kernel.Format // of the compute dtype
+	rotary rotaryTable
+	mask   mask
+}
+
+// newPass checks in and o and prepares what the modules share.
+func (m *DeepseekForCausalLM) newPass(in *Input, o Options) (*pass, error) {
+	if o.DType == tensor.Invalid {
+		o.DType = tensor.F32
+	}
+	if o.RotaryDType == tensor.Invalid {
+		o.RotaryDType = o.DType
+	}
+	format, ok := o.DType.Format()
+	angles, alsoOK := o.RotaryDType.Format()
+	if !ok || !alsoOK {
+		return nil, fmt.Errorf("compute dtypes %s and %s: not F32, BF16 or F16", o.DType, o.RotaryDType)
+	}
+	if err := in.check(m.Config.VocabSize); err != nil {
+		return nil, err
+	}
+	p := &pass{Options: o, m: m, in: in, format: format}
+	p.rotary = newRotaryTable(m.Config, in.Seq, format, angles)
+	p.mask = newMask(in, format)
+	return p, nil
+}
+
+// Forward runs the decoder in evaluation mode on in and returns the logits [batch,
+// seq, vocab_size], mirroring DeepseekForCausalLM.forward with eager attention:
+//
+//	x = embed_tokens[input_ids]
+//	for each layer:
+//		x = x + self_attn(input_layernorm(x))
+//		x = x + mlp(post_attention_layernorm(x))
+//	logits = norm(x)·lm_headᵀ
+//
+// It fails on ids outside the vocabulary and when ctx is done.
+func (m *DeepseekForCausalLM) Forward(ctx context.Context, in *Input, o Options) (*Activation, error) {
+	p, err := m.newPass(in, o)
+	if err != nil {
+		return nil, err
+	}
+	x := p.embed()
+	for l := range m.Model.Layers {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		x = p.layer(l, x)
+	}
+	return p.head(x), ctx.Err()
+}
+
+// ForwardLayer runs decoder layer l alone on x [batch, seq, hidden_size], as Forward
+// would.
+func (m *DeepseekForCausalLM) ForwardLayer(l int, x *Activation, in *Input, o Options) (*Activation, error) {
+	p, err := m.newPass(in, o)
+	if err != nil {
+		return nil, err
+	}
+	return p.layer(l, x), nil
+}
+
+// ForwardHead runs the final norm and the head on x [batch, seq, hidden_size], the
+// last layer's output, as Forward would.
+func (m *DeepseekForCausalLM) ForwardHead(x *Activation, in *Input, o Options) (*Activation, error) {
+	p, err := m.newPass(in, o)
+	if err != nil {
+		return nil, err
+	}
+	return p.head(x), nil
+}
+
+func (p *pass) layer(l int, x *Activation) *Activation {
+	return p.m.Model.Layers[l].forward(p, fmt.Sprintf("model.layers.%d", l), x)
+}
+
+func (p *pass) head(x *Activation) *Activation {
+	x = p.m.Model.Norm.forward(p, "model.norm", x)
+	return p.m.LMHead.stage(p, "lm_head", x)
+}
+
+// embed looks the input ids up in embed_tokens.
+func (p *pass) embed() *Activation {
+	w := p.m.Model.EmbedTokens
+	x := p.activation(p.in.Batch, p.in.Seq, p.m.Config.HiddenSize)
+	format, _ := w.DType.Format()
+	for i, id := range p.in.InputIDs {
+		kernel.Widen(x.Row(i), w.Row(id).Data, format)
+	}
+	p.round(x)
+	x.Weights = p.union([]Weight{w})
+	return p.stage("model.embed_tokens.output", x)
+}
+
+// forward mirrors DeepseekDecoderLayer.forward.
+func (d *DeepseekDecoderLayer) forward(p *pass, name string, x *Activation) *Activation {
+	residual := x
+	x = d.InputLayernorm.forward(p, name+".input_layernorm", x)
+	x = d.SelfAttn.forward(p, name+".self_attn", x)
+	x = p.add(residual, x)
+
+	residual = x
+	x = d.PostAttentionLayernorm.forward(p, name+".post_attention_layernorm", x)
+	if d.MoE != nil {
+		x = d.MoE.forward(p, name+".mlp", x)
+	} else {
+		x = p.stage(name+".mlp.output", d.MLP.forward(p, x))
+	}
+	return p.stage(name+".output", p.add(residual, x))
+}
+
+func (p *pass) activation(shape ...int) *Activation {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return &Activation{Shape: shape, Values: make([]float32, n)}
+}
+
+// stage shows a to the trace and returns it.
+func (p *pass) stage(name string, a *Activation) *Activation {
+	if p.Trace != nil {
+		p.Trace.Stage(name, a)
+	}
+	return a
+}
+
+// round rounds a to the compute dtype.
+func (p *pass) round(a *Activation) { kernel.RoundTo(a.Values, p.format) }
+
+// rounded returns v rounded to the compute dtype.
+func (p *pass) rounded(v float32) float32 { return kernel.Rounded(v, p.format) }
+
+// add returns a + b.
+func (p *pass) add(a, b *Activation) *Activation {
+	sum := p.activation(a.Shape...)
+	for i, v := range a.Values {
+		sum.Values[i] = p.rounded(v + b.Values[i])
+	}
+	sum.Weights = p.union(nil, a, b)
+	return sum
+}
+
+// union returns the weights of all activations and the ones given by name, for the
+// trace.
+func (p *pass) union(weights []Weight, from ...*Activation) WeightSet {
+	if p.Trace == nil {
+		return nil
+	}
+	set := WeightSet{}
+	for _, a := range from {
+		maps.Copy(set, a.Weights)
+	}
+	for _, w := range weights {
+		if w.Name != "" {
+			set[w.Name] = struct{}{}
+		}
+	}
+	return set
+}
+
+// forward returns x·weightᵀ + bias, mirroring torch.nn.functional.linear.
+func (l *Linear) forward(p *pass, x *Activation) *Activation {
+	shape := append([]int{}, x.Shape...)
+	shape[len(shape)-1] = l.Weight.Shape[0]
+	y := p.activation(shape...)
+	y.Weights = p.union([]Weight{l.Weight, l.Bias}, x)
+	kernel.MatMul(y.Values, x.Values, p.matrix(l.Weight), p.vector(l.Bias), p.Accumulate, p.Parallelism)
+	p.round(y)
+	return y
+}
+
+// stage is forward as a stage of its own.
+func (l *Linear) stage(p *pass, name string, x *Activation) *Activation {
+	return p.stage(name+".output", l.forward(p, x))
+}
+
+// matrix returns w for the kernels: as stored, cast to the compute dtype on the way
+// if that holds fewer values.
+func (p *pass) matrix(w Weight) kernel.Matrix {
+	format, _ := w.DType.Format()
+	return kernel.Matrix{
+		Format: format, Rows: w.Shape[0], Cols: w.Shape[1], Data: w.Data,
+		Round: p.format != kernel.F32 && format != p.format, Via: p.format,
+	}
+}
+
+// vector returns w's values in the compute dtype, nil for the zero Weight.
+func (p *pass) vector(w Weight) []float32 {
+	if w.Name == "" {
+		return nil
+	}
+	values := make([]float32, w.Len())
+	format, _ := w.DType.Format()
+	kernel.Widen(values, w.Data, format)
+	kernel.RoundTo(values, p.format)
+	return values
+}

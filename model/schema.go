@@ -1,0 +1,157 @@
+package model
+
+import (
+	"iter"
+	"strconv"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model/tensor"
+)
+
+// Family is the weights of one model_type: a row per weight, in the order of the
+// reference's state_dict.
+type Family struct {
+	ModelType string
+	Params    []Param
+	// Ignored are names a checkpoint may hold beyond the table: values that the
+	// reference derives anew. "{l}" stands for a layer.
+	Ignored []Param
+}
+
+// Param is a row of the table. In Name, "{l}" stands for a decoder layer and "{e}"
+// for a routed expert; the row holds for every layer and expert for which When is
+// true (nil: for all).
+type Param struct {
+	Name   string
+	Module Module
+	When   When
+	Shape  []Dim
+	place  place
+}
+
+// When says whether layer has the weight (layer is -1 for rows without "{l}").
+type When func(c *config.Config, layer int) bool
+
+// Dim is a dimension of a weight.
+type Dim func(c *config.Config) int
+
+// place finds where a weight is bound.
+type place func(m *DeepseekForCausalLM, layer, expert int) *Weight
+
+// Module is the part of the model that a weight belongs to; parameter counts add
+// up by it.
+type Module string
+
+// The modules of all families.
+const (
+	Embedding     Module = "embed_tokens"
+	Attention     Module = "self_attn"
+	Norms         Module = "norms"
+	DenseMLP      Module = "mlp (dense)"
+	Router        Module = "mlp.gate"
+	RoutedExperts Module = "mlp.experts"
+	SharedExperts Module = "mlp.shared_experts"
+	Head          Module = "lm_head"
+)
+
+// Slot is one weight that a config implies: an expanded row.
+type Slot struct {
+	Name   string
+	Shape  []int
+	Layer  int // -1 outside the decoder layers
+	Expert int // -1 outside the routed experts
+	Param  *Param
+}
+
+// Info returns the slot as a header entry of dtype d.
+func (s Slot) Info(d tensor.DType) tensor.Info {
+	return tensor.Info{Name: s.Name, DType: d, Shape: s.Shape}
+}
+
+// Slots yields every weight that c implies, in the order of the reference's
+// state_dict: rows before the layers, layer by layer, rows after them.
+func (f *Family) Slots(c *config.Config) iter.Seq[Slot] {
+	return expand(f.Params, c)
+}
+
+// FamilyOf returns the table of c's model_type. Every model_type that package
+// config accepts has one.
+func FamilyOf(c *config.Config) *Family {
+	for _, f := range families {
+		if f.ModelType == c.ModelType {
+			return f
+		}
+	}
+	panic("model: no table for model_type " + strconv.Quote(c.ModelType))
+}
+
+func expand(params []Param, c *config.Config) iter.Seq[Slot] {
+	return func(yield func(Slot) bool) {
+		for len(params) > 0 {
+			n := run(params, "{l}")
+			if !expandRun(params[:n], c, yield) {
+				return
+			}
+			params = params[n:]
+		}
+	}
+}
+
+// run returns how many leading rows agree with the first on holding mark.
+func run(params []Param, mark string) int {
+	has := strings.Contains(params[0].Name, mark)
+	for n, p := range params {
+		if strings.Contains(p.Name, mark) != has {
+			return n
+		}
+	}
+	return len(params)
+}
+
+func expandRun(params []Param, c *config.Config, yield func(Slot) bool) bool {
+	if !strings.Contains(params[0].Name, "{l}") {
+		return expandRows(params, c, -1, yield)
+	}
+	for l := range c.NumHiddenLayers {
+		if !expandRows(params, c, l, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// expandRows yields the rows of one layer; consecutive expert rows are yielded
+// expert by expert.
+func expandRows(params []Param, c *config.Config, layer int, yield func(Slot) bool) bool {
+	for len(params) > 0 {
+		n := run(params, "{e}")
+		experts := 1
+		if strings.Contains(params[0].Name, "{e}") {
+			experts = c.NRoutedExperts
+		}
+		for e := range experts {
+			for i := range params[:n] {
+				if p := &params[i]; p.When == nil || p.When(c, layer) {
+					if !yield(p.slot(c, layer, e)) {
+						return false
+					}
+				}
+			}
+		}
+		params = params[n:]
+	}
+	return true
+}
+
+func (p *Param) slot(c *config.Config, layer, expert int) Slot {
+	s := Slot{Layer: layer, Expert: -1, Param: p, Shape: make([]int, len(p.Shape))}
+	if strings.Contains(p.Name, "{e}") {
+		s.Expert = expert
+	}
+	s.Name = strings.NewReplacer("{l}", strconv.Itoa(layer), "{e}", strconv.Itoa(expert)).Replace(p.Name)
+	for i, d := range p.Shape {
+		s.Shape[i] = d(c)
+	}
+	return s
+}
