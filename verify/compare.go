@@ -1,0 +1,119 @@
+package verify
+
+import (
+	"math"
+
+	"dsmoe/model/tensor"
+)
+
+// Metrics say how far got is from want, both of shape [rows, width]. With d = got -
+// want and rms(x) = sqrt(mean(x²)) over the whole tensor or one row:
+//
+//	RelRMS   rms(d) / rms(want)
+//	RowRMS   the largest rms(d[row]) / max(rms(want[row]), rms(want)/8)
+//	MaxRMS   max|d| / rms(want)
+//	MaxAbs   max|d|
+//	BitEqual share of elements that are equal
+//	OneULP   share of elements that are equal or neighbours in the dtype
+//
+// A row far below the tensor's average is measured against an eighth of that: it
+// is the difference of larger numbers, and carries their rounding errors.
+type Metrics struct {
+	RelRMS, RowRMS, MaxRMS, MaxAbs float64
+	BitEqual, OneULP               float64
+	WorstRow                       int  // of RowRMS
+	Worst                          int  // flat index of MaxAbs, or of the first non-finite element
+	Finite                         bool // got and want are finite everywhere; if not, only Worst is set
+}
+
+// rowFloor is the share of the tensor's RMS below which a row's own is not used.
+const rowFloor = 1.0 / 8
+
+// Compare measures got against want, rows of width elements each in dtype d. A want of zeros demands
+// zeros: any difference is infinite.
+func Compare(got, want []float32, width int, d tensor.DType) Metrics {
+	m := Metrics{Finite: true}
+	for i := range want {
+		if !finite(got[i]) || !finite(want[i]) {
+			return Metrics{Worst: i}
+		}
+	}
+	scale := rms(want)
+	var sum float64
+	var equal, near int
+	for row := 0; row*width < len(want); row++ {
+		g, w := got[row*width:(row+1)*width], want[row*width:(row+1)*width]
+		var rowSum float64
+		for i := range w {
+			diff := float64(g[i]) - float64(w[i])
+			rowSum += float64(diff * diff)
+			if math.Abs(diff) > m.MaxAbs {
+				m.MaxAbs, m.Worst = math.Abs(diff), row*width+i
+			}
+			switch apart(g[i], w[i], d) {
+			case 0:
+				equal++
+			case 1:
+				near++
+			}
+		}
+		sum += rowSum
+		if r := ratio(math.Sqrt(rowSum/float64(width)), max(rms(w), scale*rowFloor)); r > m.RowRMS {
+			m.RowRMS, m.WorstRow = r, row
+		}
+	}
+	n := float64(len(want))
+	m.RelRMS = ratio(math.Sqrt(sum/n), scale)
+	m.MaxRMS = ratio(m.MaxAbs, scale)
+	m.BitEqual, m.OneULP = float64(equal)/n, float64(equal+near)/n
+	return m
+}
+
+func finite(v float32) bool { return v-v == 0 }
+
+func rms(x []float32) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += float64(v) * float64(v) // exact, so fusing does not show
+	}
+	return math.Sqrt(sum / float64(len(x)))
+}
+
+func ratio(diff, scale float64) float64 {
+	switch {
+	case diff == 0:
+		return 0
+	case scale == 0:
+		return math.Inf(1)
+	}
+	return diff / scale
+}
+
+// apart returns how many steps of dtype d lie between two of its values.
+func apart(a, b float32, d tensor.DType) int64 {
+	return max(ordinal(a, d)-ordinal(b, d), ordinal(b, d)-ordinal(a, d))
+}
+
+// ordinal numbers the values of dtype d in ascending order; both zeros are 0.
+func ordinal(v float32, d tensor.DType) int64 {
+	bits := int64(math.Float32bits(v) &^ (1 << 31))
+	switch d {
+	case tensor.BF16:
+		bits >>= 16
+	case tensor.F16:
+		bits = halfBits(v)
+	}
+	if v < 0 {
+		return -bits
+	}
+	return bits
+}
+
+// halfBits returns the F16 bits of |v|, which F16 can represent.
+func halfBits(v float32) int64 {
+	t, err := tensor.FromFloat32s(tensor.F16, []int{1}, []float32{v})
+	if err != nil {
+		panic(err)
+	}
+	return int64(t.Data[0]) | int64(t.Data[1]&0x7f)<<8
+}

@@ -1,0 +1,202 @@
+package verify
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// failure is the first divergence of a local run, and what it takes to run its
+// stage again.
+type failure struct {
+	*tracer
+	in     *model.Input
+	hidden []float32 // golden input of the layer, or of the head
+	layer  int       // -1 for the final norm and the head
+	name   string    // of the golden tensor
+	got    *model.Activation
+	want   []float32
+}
+
+// diagnose looks for the mistake behind the first divergence: it runs that layer
+// again, from the golden's inputs, with each candidate undone, and names the first
+// with which the stage is within its limits.
+func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error {
+	if r.FirstDivergence == nil || t.o.Mode != Local {
+		return nil
+	}
+	f, err := t.failure(in, *r.FirstDivergence)
+	if err != nil || f == nil {
+		return err
+	}
+	if r.Cause, err = f.badWeight(); err != nil || r.Cause != nil {
+		return err
+	}
+	_, kind := split(f.name)
+	for _, m := range mistakes() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if !slices.Contains(m.kinds, kind) {
+			continue
+		}
+		if r.Cause, err = f.try(m); err != nil || r.Cause != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// failure runs the failed stage once more and keeps what it gave. It is nil if the
+// stage cannot be run alone or compared with the golden.
+func (t *tracer) failure(in *model.Input, name string) (*failure, error) {
+	f := &failure{tracer: t, in: in, name: name}
+	f.layer, _ = split(name)
+	var err error
+	if f.hidden, err = f.input(); err != nil || f.hidden == nil || !t.pack.Has(name) {
+		return nil, err
+	}
+	if _, err = f.run(f.trial()); err != nil || f.got == nil {
+		return nil, err
+	}
+	if f.want, err = t.pack.Float32s(name); err != nil || len(f.want) != len(f.got.Values) {
+		return nil, nil // ids, or another shape: what is wrong is plain
+	}
+	return f, nil
+}
+
+// input returns the golden input of the layer or head; nil if the pack lacks it.
+func (f *failure) input() ([]float32, error) {
+	before := f.layer - 1
+	if f.layer < 0 {
+		before = len(f.m.Model.Layers) - 1
+	}
+	name := fmt.Sprintf("model.layers.%d.output", before)
+	if before < 0 {
+		name = "model.embed_tokens.output"
+	}
+	if f.name == "model.embed_tokens.output" || !f.pack.Has(name) {
+		return nil, nil
+	}
+	values, err := f.pack.Float32s(name)
+	if len(values) != len(f.in.InputIDs)*f.m.Config.HiddenSize {
+		return nil, err
+	}
+	return values, err
+}
+
+// badWeight looks for a weight of the stage that no reference would have: one with
+// a NaN or an infinity if the stage is not finite, or one of zeros only.
+func (f *failure) badWeight() (*Cause, error) {
+	notFinite := !finiteAll(f.got.Values)
+	for _, name := range slices.Sorted(maps.Keys(f.got.Weights)) {
+		w, err := f.src.Tensor(name)
+		if err != nil {
+			return nil, err
+		}
+		if notFinite {
+			if i, v := firstNotFinite(w); i >= 0 {
+				return &Cause{"weight-not-finite", fmt.Sprintf("%s holds %s at %v", name, number(v), unflatten(i, w.Shape))}, nil
+			}
+		} else if !slices.ContainsFunc(w.Data, func(b byte) bool { return b != 0 }) {
+			return &Cause{"weight-zero", name + " holds only zeros"}, nil
+		}
+	}
+	return nil, nil
+}
+
+// firstNotFinite returns the flat index and value of w's first NaN or infinity, -1 if
+// there is none, decoding a row at a time.
+func firstNotFinite(w tensor.Tensor) (int, float32) {
+	var row []float32
+	for r := range w.Shape[0] {
+		row, _ = w.Row(r).Float32s(row[:0]) // Load has checked the dtype
+		if i := slices.IndexFunc(row, func(v float32) bool { return !finite(v) }); i >= 0 {
+			return r*len(row) + i, row[i]
+		}
+	}
+	return -1, 0
+}
+
+// try returns the mistake as the cause if the stage passes with it undone.
+func (f *failure) try(m mistake) (*Cause, error) {
+	x := f.trial()
+	text, err := m.undo(x)
+	if err != nil || text == "" {
+		return nil, err
+	}
+	passes, err := f.run(x)
+	if err != nil || !passes {
+		return nil, err
+	}
+	return &Cause{m.id, text}, nil
+}
+
+// run runs the trial's layer or head and says whether the stage passes.
+func (f *failure) run(x *trial) (passes bool, err error) {
+	o := *f.o
+	o.Progress = nil
+	again := newTracer(f.pack, &x.m, f.src, &o)
+	x.options.Trace = &witness{again, f}
+	hidden := &model.Activation{Shape: []int{f.in.Batch, f.in.Seq, f.m.Config.HiddenSize}, Values: slices.Clone(f.hidden)}
+	if f.layer >= 0 {
+		_, err = x.m.ForwardLayer(f.layer, hidden, &x.in, x.options)
+	} else {
+		_, err = x.m.ForwardHead(hidden, &x.in, x.options)
+	}
+	passes = slices.ContainsFunc(again.checks, func(c Check) bool { return c.Tensor == f.name && c.Verdict == Pass })
+	return passes, err
+}
+
+// witness is a tracer that keeps what the failed stage gave at first.
+type witness struct {
+	*tracer
+	f *failure
+}
+
+func (w *witness) Stage(name string, a *model.Activation) {
+	if name == w.f.name && w.f.got == nil {
+		w.f.got = &model.Activation{Shape: a.Shape, Values: slices.Clone(a.Values), Weights: a.Weights}
+	}
+	w.tracer.Stage(name, a)
+}
+
+// trial is the model with a mistake undone: a copy of the parts that one may touch,
+// so that the model itself stays as it is.
+type trial struct {
+	*failure
+	m       model.DeepseekForCausalLM
+	config  config.Config
+	layer   *model.DeepseekDecoderLayer // nil outside the layers
+	in      model.Input
+	options model.Options
+}
+
+func (f *failure) trial() *trial {
+	x := &trial{failure: f, m: *f.m, config: *f.m.Config, in: *f.in, options: f.options()}
+	x.m.Config = &x.config
+	x.m.Model.Layers = slices.Clone(f.m.Model.Layers)
+	if f.layer < 0 {
+		return x
+	}
+	x.layer = &x.m.Model.Layers[f.layer]
+	x.layer.MLP, x.layer.MoE = clone(x.layer.MLP), clone(x.layer.MoE)
+	if moe := x.layer.MoE; moe != nil {
+		moe.Experts = slices.Clone(moe.Experts)
+		moe.SharedExperts = clone(moe.SharedExperts)
+	}
+	return x
+}
+
+func clone[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	c := *p
+	return &c
+}

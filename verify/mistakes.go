@@ -1,0 +1,321 @@
+package verify
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// mistake is one known way to get a conversion or a config wrong: its name, the
+// stages at which it can be the first divergence, and how to undo it in a trial.
+// undo returns what to tell the user, "" if the mistake cannot be there.
+type mistake struct {
+	id    string
+	kinds []string
+	undo  func(x *trial) (string, error)
+}
+
+// mistakes are tried in this order; what can be seen without guessing comes first.
+func mistakes() []mistake {
+	norms := []string{"input_layernorm.output", "post_attention_layernorm.output", "model.norm.output"}
+	mlps := []string{"mlp.output", "mlp.experts.output", "mlp.shared_experts.output"}
+	list := []mistake{
+		{"norm-topk", []string{"mlp.gate.topk_weight"}, undoNormTopK},
+		{"gate-up-swapped", mlps, undoGateUp},
+		{"expert-order", []string{"mlp.experts.output"}, undoLexicographic},
+		{"experts-swapped", []string{"mlp.experts.output"}, undoSwappedExperts},
+		{"router-rows", []string{"mlp.gate.logits"}, undoRouterRows},
+		{"rotary-dtype", []string{"self_attn.o_proj.input"}, undoRotaryDType},
+		{"rope-scaling", []string{"self_attn.o_proj.input"}, undoRopeScaling},
+		{"padding-mask", []string{"self_attn.o_proj.input"}, undoPaddingMask},
+	}
+	for _, proj := range []string{"q_proj", "k_proj", "v_proj", "o_proj"} {
+		list = append(list, mistake{"transposed", []string{"self_attn." + proj + ".output"}, undoTransposed(proj)})
+	}
+	for _, proj := range []string{"q_proj", "k_proj"} {
+		list = append(list, mistake{"rope-permutation", []string{"self_attn." + proj + ".output"}, undoPermuted(proj)})
+	}
+	for _, eps := range []float64{1e-5, 1e-6, 1e-8, 1e-12} {
+		list = append(list, mistake{"norm-eps", norms, undoEps(eps)})
+	}
+	for _, theta := range []float64{1e4, 1e5, 5e5, 1e6} {
+		list = append(list, mistake{"rope-theta", []string{"self_attn.o_proj.input"}, undoTheta(theta)})
+	}
+	return list
+}
+
+func undoNormTopK(x *trial) (string, error) {
+	x.config.NormTopKProb = !x.config.NormTopKProb
+	return fmt.Sprintf("the reference ran with norm_topk_prob %v, config.json says %v", x.config.NormTopKProb, !x.config.NormTopKProb), nil
+}
+
+func undoEps(eps float64) func(x *trial) (string, error) {
+	return func(x *trial) (string, error) {
+		was := x.config.RMSNormEps
+		x.config.RMSNormEps = eps
+		if was == eps {
+			return "", nil
+		}
+		return fmt.Sprintf("the reference ran with rms_norm_eps %g, config.json says %g", eps, was), nil
+	}
+}
+
+func undoTheta(theta float64) func(x *trial) (string, error) {
+	return func(x *trial) (string, error) {
+		was := x.config.RopeTheta
+		x.config.RopeTheta = theta
+		if was == theta {
+			return "", nil
+		}
+		return fmt.Sprintf("the reference ran with rope_theta %g, config.json says %g", theta, was), nil
+	}
+}
+
+func undoRopeScaling(x *trial) (string, error) {
+	if x.config.RopeScaling == nil {
+		return "", nil
+	}
+	x.config.RopeScaling = (*config.RopeScaling)(nil)
+	return "the reference ran without the rope_scaling of config.json", nil
+}
+
+func undoPaddingMask(x *trial) (string, error) {
+	if x.in.AttentionMask == nil {
+		return "", nil
+	}
+	x.in.AttentionMask = nil
+	return "the reference ran without the attention_mask of the pack", nil
+}
+
+func undoRotaryDType(x *trial) (string, error) {
+	if x.pack.DType == tensor.F32 {
+		return "", nil
+	}
+	to, flag := tensor.F32, "float32"
+	if x.options.RotaryDType == tensor.F32 {
+		to, flag = x.pack.DType, "compute"
+	}
+	x.options.RotaryDType = to
+	return fmt.Sprintf("the reference kept RoPE's inv_freq in %s: verify with --rotary-dtype %s", to, flag), nil
+}
+
+// undoGateUp exchanges gate_proj and up_proj of every MLP of the layer.
+func undoGateUp(x *trial) (string, error) {
+	swap := func(m *model.DeepseekMLP) {
+		if m != nil {
+			m.GateProj, m.UpProj = m.UpProj, m.GateProj
+		}
+	}
+	swap(x.layer.MLP)
+	if x.layer.MoE != nil {
+		swap(x.layer.MoE.SharedExperts)
+		for e := range x.layer.MoE.Experts {
+			swap(&x.layer.MoE.Experts[e])
+		}
+	}
+	return "gate_proj and up_proj are exchanged", nil
+}
+
+// undoLexicographic puts experts that were numbered in the order "0", "1", "10", …
+// back into the order of their numbers.
+func undoLexicographic(x *trial) (string, error) {
+	experts := x.layer.MoE.Experts
+	names := make([]string, len(experts))
+	for e := range names {
+		names[e] = strconv.Itoa(e)
+	}
+	sort.Strings(names)
+	sorted := make([]model.DeepseekMLP, len(experts))
+	for at, name := range names {
+		e, _ := strconv.Atoi(name)
+		sorted[e] = experts[at]
+	}
+	if slices.IsSortedFunc(names, func(a, b string) int { return len(a) - len(b) }) {
+		return "", nil // no expert 10
+	}
+	copy(experts, sorted)
+	return "the experts are in the order of their names as text: 0, 1, 10, 11, …, 2, …", nil
+}
+
+// undoSwappedExperts looks for two experts exchanged with each other: exactly the
+// tokens routed to either of them are wrong.
+func undoSwappedExperts(x *trial) (string, error) {
+	suspects, err := x.suspects()
+	if err != nil {
+		return "", err
+	}
+	const few = 8 // pairs to try grow with the square
+	if len(suspects) > few {
+		return "", nil
+	}
+	for i, a := range suspects {
+		for _, b := range suspects[i+1:] {
+			y := x.trial()
+			experts := y.layer.MoE.Experts
+			experts[a], experts[b] = experts[b], experts[a]
+			passes, err := x.run(y)
+			if err != nil {
+				return "", err
+			}
+			if passes {
+				copy(x.layer.MoE.Experts, experts)
+				return fmt.Sprintf("experts %d and %d are exchanged", a, b), nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// suspects are the experts all of whose tokens are wrong.
+func (x *trial) suspects() ([]int, error) {
+	routing := fmt.Sprintf("model.layers.%d.mlp.gate.topk_idx", x.failure.layer)
+	if !x.pack.Has(routing) {
+		return nil, nil
+	}
+	idx, err := x.pack.Ints(routing)
+	if err != nil {
+		return nil, err
+	}
+	k := len(idx) / x.got.Rows()
+	cleared, seen := map[int]bool{}, map[int]bool{}
+	for i, e := range idx {
+		seen[e] = true
+		if !x.wrong(i / k) {
+			cleared[e] = true
+		}
+	}
+	var suspects []int
+	for e := range x.layer.MoE.Experts {
+		if seen[e] && !cleared[e] {
+			suspects = append(suspects, e)
+		}
+	}
+	return suspects, nil
+}
+
+// wrong says whether row of the failed stage is beyond its limits.
+func (f *failure) wrong(row int) bool {
+	w := f.got.Width()
+	m := Compare(f.got.Row(row), f.want[row*w:(row+1)*w], w, f.pack.DType)
+	return !m.Finite || m.RelRMS > limitsFor(f.name, f.layer, f.pack.DType, f.o).RowRMS
+}
+
+// undoRouterRows looks for the expert whose logits each of the gate's rows gives.
+func undoRouterRows(x *trial) (string, error) {
+	n := x.got.Width()
+	order := make([]int, n) // golden column -> ours
+	for e := range order {
+		if order[e] = x.column(e); order[e] < 0 {
+			return "", nil
+		}
+	}
+	w := &x.layer.MoE.Gate.Weight
+	rows := make([]byte, 0, len(w.Data))
+	for _, from := range order {
+		rows = append(rows, w.Row(from).Data...)
+	}
+	w.Data = rows
+	return "the router's rows are in another order than the experts: " + rowOrder(order), nil
+}
+
+// column returns which column of got is nearest to golden column e, -1 if none is
+// near.
+func (f *failure) column(e int) int {
+	n := f.got.Width()
+	best, at := math.Inf(1), -1
+	for c := range n {
+		sum, scale := 0.0, 0.0
+		for r := range f.got.Rows() {
+			want := float64(f.want[r*n+e])
+			diff := float64(f.got.Values[r*n+c]) - want
+			sum += float64(diff * diff)
+			scale += float64(want * want)
+		}
+		if sum < best && sum <= 1e-4*scale {
+			best, at = sum, c
+		}
+	}
+	return at
+}
+
+func rowOrder(order []int) string {
+	var moved []string
+	for e, from := range order {
+		if e != from {
+			moved = append(moved, fmt.Sprintf("expert %d is row %d", e, from))
+		}
+	}
+	if n := len(moved); n > 4 {
+		moved = append(moved[:4], fmt.Sprintf("and %d more", n-4))
+	}
+	return strings.Join(moved, ", ")
+}
+
+// linear finds a projection of the layer's attention.
+func (x *trial) linear(proj string) *model.Linear {
+	a := &x.layer.SelfAttn
+	return map[string]*model.Linear{"q_proj": &a.QProj, "k_proj": &a.KProj, "v_proj": &a.VProj, "o_proj": &a.OProj}[proj]
+}
+
+func undoTransposed(proj string) func(x *trial) (string, error) {
+	return func(x *trial) (string, error) {
+		w := &x.linear(proj).Weight
+		if w.Shape[0] != w.Shape[1] {
+			return "", nil
+		}
+		n, size := w.Shape[0], w.DType.Bits()/8
+		t := make([]byte, len(w.Data))
+		for r := range n {
+			for c := range n {
+				copy(t[(c*n+r)*size:(c*n+r+1)*size], w.Data[(r*n+c)*size:])
+			}
+		}
+		w.Data = t
+		return proj + ".weight is transposed", nil
+	}
+}
+
+// undoPermuted reorders the rows of each head from interleaved pairs (2i, 2i+1), as
+// GGUF and Meta's code rotate them, to halves (i, i + head_dim/2), or back.
+func undoPermuted(proj string) func(x *trial) (string, error) {
+	return func(x *trial) (string, error) {
+		half := x.config.HeadDim() / 2
+		for _, toHalves := range []bool{true, false} {
+			y := x.trial()
+			permuteRows(&y.linear(proj).Weight, half, toHalves)
+			permuteRows(&y.linear(proj).Bias, half, toHalves)
+			passes, err := x.run(y)
+			if err != nil {
+				return "", err
+			}
+			if passes {
+				*x.linear(proj) = *y.linear(proj)
+				return fmt.Sprintf("the rows of %s are permuted for the other RoPE layout (interleaved pairs against halves)", proj), nil
+			}
+		}
+		return "", nil
+	}
+}
+
+func permuteRows(w *model.Weight, half int, toHalves bool) {
+	if w.Name == "" {
+		return
+	}
+	rows := make([]byte, 0, len(w.Data))
+	for r := range w.Shape[0] {
+		head, i := r/(2*half)*2*half, r%(2*half)
+		from := head + i%half*2 + i/half // halves from pairs
+		if !toHalves {
+			from = head + i/2 + i%2*half
+		}
+		rows = append(rows, w.Row(from).Data...)
+	}
+	w.Data = rows
+}

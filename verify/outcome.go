@@ -1,0 +1,115 @@
+package verify
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// report turns what was traced into the verdict: fail if a check failed, pass if
+// nothing was left unchecked, inconclusive otherwise.
+func (t *tracer) report(in *model.Input) *Report {
+	m := &t.pack.Manifest
+	r := &Report{
+		Mode:       t.o.Mode,
+		Accumulate: "float64",
+		Routing:    t.routing,
+		Golden:     Golden{m.Reference, m.ComputeDType, in.Batch, in.Seq, m.Checkpoint},
+		Checks:     t.inOrder(),
+	}
+	if t.o.Accumulate == model.Float32 {
+		r.Accumulate = "float32"
+	}
+	r.Coverage = t.coverage(r.Checks)
+	r.Reasons = t.gaps(&r.Coverage)
+	r.Verdict = Pass
+	if len(r.Reasons) > 0 {
+		r.Verdict = Inconclusive
+	}
+	for _, c := range r.Checks {
+		if c.Verdict == Fail {
+			r.Verdict, r.FirstDivergence = Fail, &c.Tensor
+			break
+		}
+	}
+	return r
+}
+
+// inOrder returns the checks in model order, with a failed one for every golden
+// tensor that the model has no stage for: ahead of its layer's, for the rest of
+// that layer cannot be trusted.
+func (t *tracer) inOrder() []Check {
+	var checks []Check
+	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
+		if !t.seen[name] {
+			layer, _ := split(name)
+			checks = append(checks, Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"})
+		}
+	}
+	checks = append(checks, t.checks...)
+	last := len(t.m.Model.Layers)
+	place := func(c Check) int {
+		switch {
+		case c.layer >= 0:
+			return c.layer
+		case c.Tensor == "model.embed_tokens.output":
+			return -1
+		}
+		return last
+	}
+	slices.SortStableFunc(checks, func(a, b Check) int { return place(a) - place(b) })
+	return checks
+}
+
+// coverage counts what the checks cover.
+func (t *tracer) coverage(checks []Check) Coverage {
+	c := Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []Layer{}}
+	for _, check := range checks {
+		c.GoldenTensors++
+		if check.Verdict == Skipped {
+			c.GoldenUnchecked = append(c.GoldenUnchecked, check.Tensor)
+		} else {
+			c.GoldenChecked++
+		}
+	}
+	unreached := map[int][]int{}
+	for s := range model.FamilyOf(t.m.Config).Slots(t.m.Config) {
+		c.Weights++
+		if _, ok := t.used[s.Name]; ok {
+			c.WeightsChecked++
+		} else if s.Expert < 0 || t.reached[s.Layer][s.Expert] {
+			c.WeightsUnchecked = append(c.WeightsUnchecked, s.Name)
+		} else if n := len(unreached[s.Layer]); n == 0 || unreached[s.Layer][n-1] != s.Expert {
+			unreached[s.Layer] = append(unreached[s.Layer], s.Expert)
+		}
+	}
+	for _, l := range slices.Sorted(maps.Keys(unreached)) {
+		c.Unreached = append(c.Unreached, Layer{"model.layers." + strconv.Itoa(l), unreached[l]})
+	}
+	for l := range t.m.Model.Layers {
+		if t.m.Config.IsMoE(l) {
+			c.Experts += t.m.Config.NRoutedExperts
+			c.ExpertsReached += len(t.reached[l])
+		}
+	}
+	return c
+}
+
+// gaps says why the run is no pass even if no check failed.
+func (t *tracer) gaps(c *Coverage) []string {
+	var reasons []string
+	if t.o.Mode == Chained && t.pack.DType != tensor.F32 {
+		reasons = append(reasons, fmt.Sprintf("end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType))
+	}
+	if n := len(c.WeightsUnchecked); n > 0 {
+		reasons = append(reasons, fmt.Sprintf("%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0]))
+	}
+	if c.Experts > 0 && !t.kinds["mlp.gate.topk_idx"] {
+		reasons = append(reasons, "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
+	}
+	return reasons
+}

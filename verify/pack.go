@@ -1,0 +1,275 @@
+package verify
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/nlpodyssey/safetensors"
+
+	"dsmoe/model/tensor"
+)
+
+// Manifest is a golden pack's manifest.json: which reference ran, how, on what, and
+// where each tensor is.
+type Manifest struct {
+	Format          string                    `json:"format"`
+	Reference       Reference                 `json:"reference"`
+	Mode            string                    `json:"mode"`          // "eval"
+	ComputeDType    string                    `json:"compute_dtype"` // as torch spells it
+	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"`
+	Checkpoint      map[string]string         `json:"checkpoint"` // file -> "sha256:…"
+	Weights         string                    `json:"weights"`    // said of them where there are no files
+	Files           map[string]string         `json:"files"`      // file -> "sha256:…"
+	Tensors         map[string]Entry          `json:"tensors"`
+}
+
+// Reference says which Python made the pack.
+type Reference struct {
+	Model        string `json:"model"`
+	Kind         string `json:"kind"`
+	File         string `json:"file"`
+	Transformers string `json:"transformers"`
+	Torch        string `json:"torch"`
+	Device       string `json:"device"`
+	Threads      int    `json:"threads"`
+}
+
+// Entry is where a golden tensor is and what it holds.
+type Entry struct {
+	File  string       `json:"file"`
+	DType tensor.DType `json:"dtype"`
+	Shape []int        `json:"shape"`
+}
+
+// Pack is an opened golden pack.
+type Pack struct {
+	Dir      string
+	Manifest Manifest
+	DType    tensor.DType // the reference's compute dtype
+
+	mu     sync.Mutex
+	file   string // whose tensors are held
+	loaded map[string]tensor.Tensor
+}
+
+// The largest manifest and the largest safetensors header that a pack may have.
+const (
+	maxManifest = 64 << 20
+	maxHeader   = 16 << 20
+)
+
+// computeDTypes are the compute dtypes as torch and transformers spell them.
+var computeDTypes = map[string]tensor.DType{"float32": tensor.F32, "bfloat16": tensor.BF16, "float16": tensor.F16}
+
+// OpenPack reads the manifest of the golden pack in dir, checks it, and re-hashes
+// every file it lists. All problems are in one error.
+func OpenPack(dir string) (*Pack, error) {
+	p := &Pack{Dir: dir}
+	if err := p.readManifest(); err != nil {
+		return nil, err
+	}
+	p.DType = computeDTypes[p.Manifest.ComputeDType]
+	problems := p.Manifest.check()
+	if len(problems) == 0 {
+		problems = p.rehash()
+	}
+	if len(problems) > 0 {
+		return nil, p.error(problems...)
+	}
+	return p, nil
+}
+
+// error is one error about the pack, naming at most 20 problems.
+func (p *Pack) error(problems ...string) error {
+	if n := len(problems); n > 20 {
+		problems = append(problems[:20], fmt.Sprintf("and %d more", n-20))
+	}
+	return fmt.Errorf("%s: %s", p.Dir, strings.Join(problems, "; "))
+}
+
+func (p *Pack) readManifest() error {
+	path := filepath.Join(p.Dir, "manifest.json")
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("%s: not a golden pack: there is no manifest.json", p.Dir)
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular() || info.Size() > maxManifest:
+		return fmt.Errorf("%s: not a regular file of at most %d bytes", path, maxManifest)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, &p.Manifest); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// check returns what is wrong with the manifest itself.
+func (m *Manifest) check() []string {
+	var problems []string
+	add := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
+	if m.Format != "golden/1" {
+		add("manifest.json: format %.40q, not \"golden/1\"", m.Format)
+	}
+	if m.Mode != "eval" {
+		add("manifest.json: mode %.40q: only packs made in evaluation mode (\"eval\") can be verified", m.Mode)
+	}
+	if _, ok := computeDTypes[m.ComputeDType]; !ok {
+		add("manifest.json: compute_dtype %.40q, not float32, bfloat16 or float16", m.ComputeDType)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
+		if name != filepath.Base(name) || !strings.HasSuffix(name, ".safetensors") {
+			add("manifest.json: files: %.80q is not the name of a safetensors file in the pack", name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
+		e := m.Tensors[name]
+		if _, ok := m.Files[e.File]; !ok {
+			add("manifest.json: tensors: %.120q: file %.80q is not among the pack's files", name, e.File)
+		}
+		if _, err := tensor.Size(e.DType, e.Shape); err != nil || len(e.Shape) == 0 {
+			add("manifest.json: tensors: %.120q: shape %v", name, e.Shape)
+		}
+	}
+	return problems
+}
+
+// rehash returns the files that are not what the manifest says.
+func (p *Pack) rehash() []string {
+	var problems []string
+	for _, name := range slices.Sorted(maps.Keys(p.Manifest.Files)) {
+		got, err := HashFile(filepath.Join(p.Dir, name))
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			problems = append(problems, name+": missing")
+		case err != nil:
+			problems = append(problems, fmt.Sprintf("%s: %v", name, err))
+		case got != p.Manifest.Files[name]:
+			problems = append(problems, fmt.Sprintf("%s: is %s, manifest.json says %.80s", name, got, p.Manifest.Files[name]))
+		}
+	}
+	return problems
+}
+
+// HashFile returns "sha256:" and the hash of a regular file's bytes in hexadecimal.
+func HashFile(path string) (string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() {
+		return "", errors.New("not a regular file")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// Has says whether the pack holds the tensor.
+func (p *Pack) Has(name string) bool {
+	_, ok := p.Manifest.Tensors[name]
+	return ok
+}
+
+// Tensor reads a golden tensor. The file that holds it stays in memory until a
+// tensor of another file is asked for.
+func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
+	e, ok := p.Manifest.Tensors[name]
+	if !ok {
+		return tensor.Tensor{}, p.error(fmt.Sprintf("there is no tensor %q", name))
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.file != e.File {
+		loaded, err := p.load(e.File)
+		if err != nil {
+			return tensor.Tensor{}, p.error(fmt.Sprintf("%s: %v", e.File, err))
+		}
+		p.file, p.loaded = e.File, loaded
+	}
+	t, ok := p.loaded[name]
+	if !ok || t.DType != e.DType || !slices.Equal(t.Shape, e.Shape) {
+		return tensor.Tensor{}, p.error(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", e.File, name, t.DType, t.Shape, e.DType, e.Shape))
+	}
+	return t, nil
+}
+
+// load reads one file of the pack whole: it holds one layer's activations.
+func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
+	data, err := os.ReadFile(filepath.Join(p.Dir, name))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) < 8 || binary.LittleEndian.Uint64(data) > maxHeader {
+		return nil, fmt.Errorf("not a safetensors file with a header of at most %d bytes", maxHeader)
+	}
+	parsed, err := safetensors.Deserialize(data)
+	if err != nil {
+		return nil, err
+	}
+	tensors := map[string]tensor.Tensor{}
+	for _, t := range parsed.Tensors() {
+		dtype, err := tensor.ParseDType(t.TensorView.DType().String())
+		if err != nil {
+			return nil, err
+		}
+		shape := make([]int, len(t.TensorView.Shape()))
+		for i, d := range t.TensorView.Shape() {
+			shape[i] = int(d)
+		}
+		tensors[t.Name] = tensor.Tensor{DType: dtype, Shape: shape, Data: t.TensorView.Data()}
+	}
+	return tensors, nil
+}
+
+// Float32s returns a golden tensor of floats.
+func (p *Pack) Float32s(name string) ([]float32, error) {
+	t, err := p.Tensor(name)
+	if err != nil {
+		return nil, err
+	}
+	values, err := t.Float32s(nil)
+	if err != nil {
+		return nil, p.error(fmt.Sprintf("%s: %v", name, err))
+	}
+	return values, nil
+}
+
+// Ints returns a golden tensor of I64.
+func (p *Pack) Ints(name string) ([]int, error) {
+	t, err := p.Tensor(name)
+	if err != nil {
+		return nil, err
+	}
+	if t.DType != tensor.I64 {
+		return nil, p.error(fmt.Sprintf("%s: dtype %s, I64 is due", name, t.DType))
+	}
+	values := make([]int, t.Len())
+	for i := range values {
+		values[i] = int(int64(binary.LittleEndian.Uint64(t.Data[8*i:])))
+	}
+	return values, nil
+}

@@ -1,0 +1,151 @@
+package verify
+
+import (
+	"fmt"
+	"slices"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// Shares of a gate's tokens that may choose another expert because two scores tie
+// within the measured noise. Choices whose scores are equal to the bit are not
+// counted: the reference's topk leaves them open.
+const (
+	nearShare        = 0.001 // float32
+	nearShareReduced = 0.01  // BF16, F16: scores have few bits
+)
+
+// TopK compares the experts chosen with the golden's, as sets per token, and puts
+// the golden's in their place, so that a difference is found once and the weights
+// pair up by expert. It implements model.Trace.
+func (t *tracer) TopK(name string, scores *model.Activation, idx []int) {
+	layer, _ := split(name)
+	if !t.golden(name) {
+		t.reach(layer, idx)
+		return
+	}
+	k := len(idx) / scores.Rows()
+	e := t.pack.Manifest.Tensors[name]
+	c := Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape, layer: layer}
+	c.Verdict, c.Reason = Fail, unfit(e, []int{scores.Rows(), k}, tensor.I64)
+	if c.Reason == "" {
+		want, err := t.pack.Ints(name)
+		if err != nil {
+			t.err = err
+			return
+		}
+		if c.Reason = notRouting(want, k, scores.Width()); c.Reason == "" {
+			t.compareTopK(&c, scores, idx, want, k)
+			copy(idx, want)
+		}
+	}
+	t.reach(layer, idx)
+	t.add(c)
+}
+
+func (t *tracer) reach(layer int, idx []int) {
+	if t.reached[layer] == nil {
+		t.reached[layer] = map[int]bool{}
+	}
+	for _, e := range idx {
+		t.reached[layer][e] = true
+	}
+}
+
+// notRouting says why ids are no choice of k different experts per token.
+func notRouting(ids []int, k, experts int) string {
+	for i, e := range ids {
+		if e < 0 || e >= experts {
+			return fmt.Sprintf("golden expert %d of token %d is not one of %d", e, i/k, experts)
+		}
+		if slices.Contains(ids[i/k*k:i], e) {
+			return fmt.Sprintf("golden expert %d of token %d appears twice", e, i/k)
+		}
+	}
+	return ""
+}
+
+// compareTopK counts the golden's choices that are not ours by what excuses them.
+func (t *tracer) compareTopK(c *Check, scores *model.Activation, idx, want []int, k int) {
+	var near, wrong int
+	for row := range scores.Rows() {
+		ours, theirs := idx[row*k:(row+1)*k], want[row*k:(row+1)*k]
+		rowNear := false
+		for i, e := range theirs {
+			if slices.Contains(ours, e) {
+				continue
+			}
+			switch t.tie(scores.Row(row), ours[k-1], e, row) {
+			case exactTie:
+				t.routing.ExactTies++
+			case nearTie:
+				t.routing.NearTies++
+				rowNear = true
+			case noTie:
+				if wrong++; wrong == 1 {
+					c.Index = []int{row, i}
+					c.Want, c.Got = fmt.Sprintf("expert %d", e), fmt.Sprintf("experts %v", ours)
+				}
+			}
+		}
+		if rowNear {
+			near++
+		}
+	}
+	t.routing.Choices += len(idx)
+	t.routing.Rows += scores.Rows()
+	t.routing.NearRows += near
+	t.routing.Mismatches += wrong
+	t.judgeTopK(c, near, wrong, scores.Rows())
+}
+
+func (t *tracer) judgeTopK(c *Check, near, wrong, rows int) {
+	share := nearShare
+	if t.pack.DType != tensor.F32 {
+		share = nearShareReduced
+	}
+	allowed := max(1, int(share*float64(rows)))
+	t.routing.NearRowsAllowed += allowed
+	skip := ""
+	if t.o.Mode == Chained && t.pack.DType != tensor.F32 {
+		skip = t.gate(c.Tensor)
+	}
+	switch {
+	case skip != "":
+		c.Verdict, c.Reason = Skipped, skip
+	case wrong > 0:
+		c.Reason = fmt.Sprintf("%d choices of another expert, where no tie excuses it", wrong)
+	case near > allowed:
+		c.Reason = fmt.Sprintf("%d tokens choose another expert within the noise, %d may", near, allowed)
+	default:
+		c.Verdict = Pass
+	}
+}
+
+type tieKind int
+
+const (
+	noTie tieKind = iota
+	nearTie
+	exactTie
+)
+
+// tie says whether the golden's expert e ties with ours, the last that was chosen:
+// exactly, or within twice the error that the scores of this row may have. A
+// score moves by at most its own size times twice the error of the logits
+// (d softmax), plus its rounding.
+func (t *tracer) tie(scores []float32, ours, e, row int) tieKind {
+	gap := float64(scores[ours]) - float64(scores[e])
+	noise := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11}[t.pack.DType]
+	if t.o.Mode == Chained && row < len(t.logitsErr) {
+		noise += 2 * t.logitsErr[row]
+	}
+	switch {
+	case gap == 0:
+		return exactTie
+	case gap <= 2*noise*float64(scores[ours]):
+		return nearTie
+	}
+	return noTie
+}

@@ -1,0 +1,220 @@
+package verify
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+)
+
+// WriteText writes the report for people: what was compared, a line per layer with
+// its worst stage, the first divergence in full, coverage and the verdict.
+func (r *Report) WriteText(w io.Writer) error {
+	var b bytes.Buffer
+	r.writeHead(&b)
+	r.writeLayers(&b)
+	r.writeDivergence(&b)
+	r.writeCoverage(&b)
+	fmt.Fprintf(&b, "%-11s%s\n", "verdict", strings.ToUpper(string(r.Verdict)))
+	for _, reason := range r.Reasons {
+		fmt.Fprintf(&b, "%-11s%s\n", "", reason)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+func (r *Report) writeHead(b *bytes.Buffer) {
+	ref := r.Golden.Reference
+	fmt.Fprintf(b, "%-11s%s (%s %s), transformers %s, torch %s on %s\n", "reference", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)
+	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
+	how := "every stage is fed the golden's own input"
+	if r.Mode == Chained {
+		how = "end to end, with the golden's choice of experts"
+	}
+	fmt.Fprintf(b, "%-11s%s: %s; %s sums\n", "mode", r.Mode, how, r.Accumulate)
+	for _, from := range r.limits() {
+		fmt.Fprintf(b, "%-11s%s\n", "limits", from)
+	}
+	fmt.Fprintln(b)
+}
+
+// limits lists the distinct reasons of the limits that were applied.
+func (r *Report) limits() []string {
+	var from []string
+	seen := map[string]bool{}
+	for _, c := range r.Checks {
+		if c.Limits != nil && !seen[c.Limits.From] {
+			seen[c.Limits.From] = true
+			text := c.Limits.From
+			if c.Limits.BitEqual == 0 {
+				text += fmt.Sprintf(": rel RMS ≤ %.2g, a row's ≤ %.2g, max/RMS ≤ %.2g", c.Limits.RelRMS, c.Limits.RowRMS, c.Limits.MaxRMS)
+			}
+			from = append(from, text)
+		}
+	}
+	return from
+}
+
+// writeLayers writes a line per layer: its stages and the one nearest to its limit.
+func (r *Report) writeLayers(b *bytes.Buffer) {
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\tchecked\tnearest to its limit\trel RMS\tmax/RMS\tequal\tof limit\t")
+	for i := 0; i < len(r.Checks); {
+		n := i
+		for n < len(r.Checks) && place(r.Checks[n]) == place(r.Checks[i]) {
+			n++
+		}
+		writeLayer(t, r.Checks[i:n])
+		i = n
+	}
+	t.Flush()
+	fmt.Fprintln(b)
+}
+
+func place(c Check) string {
+	switch {
+	case c.layer >= 0:
+		return fmt.Sprintf("layer %d", c.layer)
+	case c.Tensor == "model.embed_tokens.output":
+		return "embedding"
+	}
+	return "head"
+}
+
+func writeLayer(w io.Writer, checks []Check) {
+	worst, failed, checked := checks[0], 0, 0
+	for _, c := range checks {
+		if c.Verdict != Skipped {
+			checked++
+		}
+		if c.Verdict == Fail {
+			failed++
+		}
+		if worse(c, worst) {
+			worst = c
+		}
+	}
+	_, kind := split(worst.Tensor)
+	kind = strings.TrimSuffix(strings.TrimPrefix(kind, "model."), ".output")
+	mark := ""
+	if failed > 0 {
+		mark = fmt.Sprintf("%d FAIL", failed)
+	}
+	fmt.Fprintf(w, "%s\t%d/%d\t%s\t%s\t%s\t%s\t%s\t%s\n", place(worst), checked, len(checks), kind,
+		short(worst.RelRMS, "%.1e"), short(worst.MaxRMS, "%.1e"), percent(worst.BitEqual), percent(worst.Margin), mark)
+}
+
+// worse orders failed checks without a margin before all, then by margin.
+func worse(a, b Check) bool {
+	rank := func(c Check) float64 {
+		switch {
+		case c.Margin != nil:
+			return *c.Margin
+		case c.Verdict == Fail:
+			return 1e300
+		case c.RelRMS != nil:
+			return *c.RelRMS * 1e-9 // skipped, but measured
+		}
+		return -1
+	}
+	return rank(a) > rank(b)
+}
+
+func short(v *float64, format string) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprintf(format, *v)
+}
+
+func percent(v *float64) string {
+	switch {
+	case v == nil:
+		return "-"
+	case *v >= 10:
+		return fmt.Sprintf("%.1e×", *v)
+	}
+	return fmt.Sprintf("%.4g%%", *v*100)
+}
+
+// writeDivergence writes the first failed check in full.
+func (r *Report) writeDivergence(b *bytes.Buffer) {
+	if r.FirstDivergence == nil {
+		return
+	}
+	for _, c := range r.Checks {
+		if c.Tensor == *r.FirstDivergence {
+			c.write(b)
+			break
+		}
+	}
+	switch {
+	case r.Cause != nil:
+		fmt.Fprintf(b, "%-11s%s: %s\n", "cause", r.Cause.ID, r.Cause.Text)
+	case r.Mode == Local:
+		fmt.Fprintf(b, "%-11snone of the known mistakes explains it\n", "cause")
+	default:
+		fmt.Fprintf(b, "%-11srun with --mode local to find the stage at fault\n", "cause")
+	}
+	fmt.Fprintln(b)
+}
+
+func (c *Check) write(b *bytes.Buffer) {
+	fmt.Fprintf(b, "%-11s%s  %s %v\n", "DIVERGES", c.Tensor, c.DType, c.Shape)
+	if c.Reason != "" {
+		fmt.Fprintf(b, "%-11s%s\n", "", c.Reason)
+	}
+	if c.Got != "" {
+		fmt.Fprintf(b, "%-11sat %v: got %s, want %s\n", "", c.Index, c.Got, c.Want)
+	}
+	if c.RelRMS == nil || c.Limits == nil {
+		return
+	}
+	l := c.Limits
+	fmt.Fprintf(b, "%-11srel RMS %.3g, limit %.2g; row %d: %s, limit %.2g; max/RMS %s, limit %.2g\n", "",
+		*c.RelRMS, l.RelRMS, c.WorstRow, short(c.RowRMS, "%.3g"), l.RowRMS, short(c.MaxRMS, "%.3g"), l.MaxRMS)
+	if l.BitEqual > 0 {
+		fmt.Fprintf(b, "%-11sequal to the bit %s, at least %g%%; within a unit %s, at least %g%%\n", "",
+			percent(c.BitEqual), 100*l.BitEqual, percent(c.OneULP), 100*l.OneULP)
+	}
+}
+
+func (r *Report) writeCoverage(b *bytes.Buffer) {
+	c := r.Coverage
+	fmt.Fprintf(b, "%-11s%d of %d golden tensors, %d of %d weights", "coverage", c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
+	if c.Experts > 0 {
+		fmt.Fprintf(b, ", %d of %d routed experts", c.ExpertsReached, c.Experts)
+	}
+	fmt.Fprintln(b)
+	for _, l := range c.Unreached {
+		fmt.Fprintf(b, "%-11s%s: no token reached experts %s\n", "", l.Layer, list(l.Experts))
+	}
+	if x := r.Routing; x.Choices > 0 {
+		fmt.Fprintf(b, "%-11s%d choices of experts: %d differ", "routing", x.Choices, x.Mismatches)
+		if x.ExactTies+x.NearTies > 0 {
+			fmt.Fprintf(b, "; excused: %d exact ties, %d within the noise", x.ExactTies, x.NearTies)
+		}
+		fmt.Fprintln(b)
+	}
+}
+
+// list prints ascending numbers with runs folded: 0, 3–7, 9.
+func list(n []int) string {
+	var parts []string
+	for i := 0; i < len(n); {
+		j := i
+		for j+1 < len(n) && n[j+1] == n[j]+1 {
+			j++
+		}
+		if j > i+1 {
+			parts = append(parts, fmt.Sprintf("%d–%d", n[i], n[j]))
+		} else {
+			for k := i; k <= j; k++ {
+				parts = append(parts, fmt.Sprint(n[k]))
+			}
+		}
+		i = j + 1
+	}
+	return strings.Join(parts, ", ")
+}

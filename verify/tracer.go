@@ -1,0 +1,225 @@
+package verify
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// tracer compares each stage of a forward pass with the pack. In local mode it puts
+// the golden tensor in the stage's place.
+type tracer struct {
+	pack   *Pack
+	m      *model.DeepseekForCausalLM
+	src    model.Source // of m's weights
+	o      *Options
+	checks []Check
+	seen   map[string]bool // golden tensors
+	kinds  map[string]bool // stages that the pack has in some layer
+	used   model.WeightSet // weights behind a checked stage
+
+	routing   Routing
+	reached   map[int]map[int]bool // layer -> expert
+	logitsErr []float64            // of the last gate, per token: max |logit - golden|
+	err       error                // the first tensor of the pack that could not be read
+}
+
+func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src model.Source, o *Options) *tracer {
+	t := &tracer{
+		pack: pack, m: m, src: src, o: o,
+		seen:    map[string]bool{"input_ids": true, "attention_mask": true},
+		kinds:   map[string]bool{},
+		used:    model.WeightSet{},
+		reached: map[int]map[int]bool{},
+	}
+	for name := range pack.Manifest.Tensors {
+		_, kind := split(name)
+		t.kinds[kind] = true
+	}
+	return t
+}
+
+// split cuts "model.layers.3.mlp.output" into 3 and "mlp.output"; names outside the
+// layers are kinds of their own, in layer -1.
+func split(name string) (layer int, kind string) {
+	rest, ok := strings.CutPrefix(name, "model.layers.")
+	if !ok {
+		return -1, name
+	}
+	number, kind, _ := strings.Cut(rest, ".")
+	layer, err := strconv.Atoi(number)
+	if err != nil {
+		return -1, name
+	}
+	return layer, kind
+}
+
+// golden says whether the pack has the stage. If it lacks the stage in this layer
+// only, that is a failed check.
+func (t *tracer) golden(name string) bool {
+	layer, kind := split(name)
+	if t.err != nil {
+		return false
+	}
+	if t.pack.Has(name) {
+		t.seen[name] = true
+		return true
+	}
+	if t.kinds[kind] {
+		t.add(Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the pack has no such tensor for this layer, though it has for others"})
+	}
+	return false
+}
+
+func (t *tracer) add(c Check) {
+	t.checks = append(t.checks, c)
+	if t.o.Progress != nil {
+		t.o.Progress(len(t.checks), len(t.pack.Manifest.Tensors)-2)
+	}
+}
+
+// Stage compares one stage's output; it implements model.Trace.
+func (t *tracer) Stage(name string, a *model.Activation) {
+	if !t.golden(name) {
+		return
+	}
+	c := t.compare(name, a)
+	if t.err != nil {
+		return
+	}
+	t.add(c)
+	if c.Verdict == Skipped {
+		return
+	}
+	for w := range a.Weights {
+		t.used[w] = struct{}{}
+	}
+	a.Weights = nil
+}
+
+// compare checks a against the golden tensor and, in local mode, replaces it.
+func (t *tracer) compare(name string, a *model.Activation) Check {
+	layer, kind := split(name)
+	e := t.pack.Manifest.Tensors[name]
+	c := Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape, layer: layer}
+	if reason := unfit(e, a.Shape, t.pack.DType); reason != "" {
+		c.Verdict, c.Reason = Fail, reason
+		return c
+	}
+	want, err := t.pack.Float32s(name)
+	if err != nil {
+		t.err = err
+		return c
+	}
+	if kind == "mlp.gate.logits" {
+		t.logitsErr = rowErrors(a, want)
+	}
+	m := Compare(a.Values, want, a.Width(), t.pack.DType)
+	c.measure(m, a, want)
+	c.judge(m, limitsFor(name, layer, t.pack.DType, t.o), t.gate(name))
+	if t.o.Mode == Local && finiteAll(want) {
+		copy(a.Values, want)
+	}
+	return c
+}
+
+// unfit says why a golden tensor cannot be compared at all.
+func unfit(e Entry, shape []int, d tensor.DType) string {
+	switch {
+	case !slices.Equal(e.Shape, shape):
+		return fmt.Sprintf("shape: golden %v, model %v", e.Shape, shape)
+	case e.DType != d:
+		return fmt.Sprintf("dtype: golden %s, computed in %s", e.DType, d)
+	}
+	return ""
+}
+
+// gate says why a stage is measured but not judged in this mode, if so.
+func (t *tracer) gate(name string) string {
+	if t.o.Mode == Local {
+		return ""
+	}
+	if t.pack.DType != tensor.F32 {
+		return "chained mode has no usable limit in " + t.pack.DType.String()
+	}
+	_, kind := split(name)
+	switch kind {
+	case "output", "lm_head.output", "model.norm.output", "model.embed_tokens.output":
+		return ""
+	}
+	return "chained mode checks the layers' outputs"
+}
+
+// measure records m.
+func (c *Check) measure(m Metrics, a *model.Activation, want []float32) {
+	c.Index = unflatten(m.Worst, c.Shape)
+	c.Got, c.Want = number(a.Values[m.Worst]), number(want[m.Worst])
+	if !m.Finite {
+		return
+	}
+	c.RelRMS, c.RowRMS, c.MaxRMS, c.MaxAbs = known(m.RelRMS), known(m.RowRMS), known(m.MaxRMS), known(m.MaxAbs)
+	c.BitEqual, c.OneULP, c.WorstRow = known(m.BitEqual), known(m.OneULP), m.WorstRow
+}
+
+// judge sets the verdict of m under l; skip is why there is none.
+func (c *Check) judge(m Metrics, l Limits, skip string) {
+	if skip != "" {
+		c.Verdict, c.Reason = Skipped, skip
+		return
+	}
+	c.Limit, c.Limits, c.Verdict = &l.RelRMS, &l, Fail
+	if !m.Finite {
+		c.Reason = "not finite"
+		return
+	}
+	margin := l.margin(m, product(c.Shape))
+	c.Margin = known(margin)
+	if margin <= 1 {
+		c.Verdict = Pass
+	}
+}
+
+// known returns a pointer to v, nil if JSON has no number for it.
+func known(v float64) *float64 {
+	if math.IsInf(v, 0) || math.IsNaN(v) {
+		return nil
+	}
+	return &v
+}
+
+// number prints a float32 with all its digits, NaN and infinities by name.
+func number(v float32) string { return strconv.FormatFloat(float64(v), 'g', -1, 32) }
+
+func unflatten(i int, shape []int) []int {
+	index := make([]int, len(shape))
+	for d := len(shape) - 1; d >= 0; d-- {
+		index[d], i = i%shape[d], i/shape[d]
+	}
+	return index
+}
+
+func product(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
+
+func finiteAll(x []float32) bool {
+	return !slices.ContainsFunc(x, func(v float32) bool { return !finite(v) })
+}
+
+func rowErrors(a *model.Activation, want []float32) []float64 {
+	worst := make([]float64, a.Rows())
+	for i, v := range a.Values {
+		r := i / a.Width()
+		worst[r] = max(worst[r], math.Abs(float64(v)-float64(want[i])))
+	}
+	return worst
+}

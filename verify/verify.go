@@ -1,0 +1,111 @@
+// Package verify compares a model with the golden tensors of a reference run.
+//
+// OpenPack opens a golden pack; Run loads the weights of a source, runs the model
+// over the pack's input, compares every stage and returns a Report, which
+// WriteText and json.Marshal render. The package writes nothing and opens no
+// checkpoint.
+package verify
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// Mode is how a run feeds its stages.
+type Mode string
+
+const (
+	// Local feeds every stage the golden's own input: no error travels, and the
+	// first stage that fails is the one at fault.
+	Local Mode = "local"
+	// Chained runs end to end and checks the layers' outputs and the logits. The
+	// golden's choice of experts is used throughout.
+	Chained Mode = "chained"
+)
+
+// Options are how to verify. The zero value is local mode with float64 sums.
+type Options struct {
+	Mode       Mode
+	Accumulate model.Accumulator
+	// RotaryDType is the dtype in which the reference kept RoPE's inv_freq and
+	// angles: Invalid means the compute dtype, as model.to(dtype) leaves them.
+	RotaryDType tensor.DType
+	// Limits overrides the relative RMS limit of the stages whose name ends with a
+	// key, the longest one that fits.
+	Limits      map[string]float64
+	Parallelism int                   // goroutines; 0 means GOMAXPROCS
+	Progress    func(done, total int) // called after each golden tensor; may be nil
+}
+
+// Run verifies the weights of src under the configuration c, with the pack's
+// config_overrides in force, against pack. The error says why no comparison could
+// be made: tensors that do not fit the config (*model.MismatchError), an input
+// that is not one, a broken pack.
+func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o Options) (*Report, error) {
+	if o.Mode == "" {
+		o.Mode = Local
+	}
+	if len(pack.Manifest.ConfigOverrides) > 0 {
+		var err error
+		if c, err = c.Override(pack.Manifest.ConfigOverrides); err != nil {
+			return nil, pack.error(fmt.Sprintf("config_overrides: %v", err))
+		}
+	}
+	m, err := model.Load(c, src)
+	if err != nil {
+		return nil, err
+	}
+	in, err := pack.input()
+	if err != nil {
+		return nil, err
+	}
+	t := newTracer(pack, m, src, &o)
+	if _, err := m.Forward(ctx, in, t.options()); err != nil {
+		return nil, err
+	}
+	if t.err != nil {
+		return nil, t.err
+	}
+	r := t.report(in)
+	if err := t.diagnose(ctx, in, r); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// options are the forward pass's.
+func (t *tracer) options() model.Options {
+	return model.Options{
+		DType:       t.pack.DType,
+		RotaryDType: t.o.RotaryDType,
+		Accumulate:  t.o.Accumulate,
+		Parallelism: t.o.Parallelism,
+		Trace:       t,
+	}
+}
+
+// input reads input_ids and attention_mask.
+func (p *Pack) input() (*model.Input, error) {
+	ids, err := p.Ints("input_ids")
+	if err != nil {
+		return nil, err
+	}
+	shape := p.Manifest.Tensors["input_ids"].Shape
+	if len(shape) != 2 {
+		return nil, p.error(fmt.Sprintf("input_ids: shape %v, [batch, seq] is due", shape))
+	}
+	in := &model.Input{Batch: shape[0], Seq: shape[1], InputIDs: ids}
+	if !p.Has("attention_mask") {
+		return in, nil
+	}
+	if got := p.Manifest.Tensors["attention_mask"].Shape; !slices.Equal(got, shape) {
+		return nil, p.error(fmt.Sprintf("attention_mask: shape %v, input_ids has %v", got, shape))
+	}
+	in.AttentionMask, err = p.Ints("attention_mask")
+	return in, err
+}
