@@ -1,0 +1,215 @@
+// Package safetensors reads and lays out safetensors files. Open maps a file and
+// checks its whole header first; ReadHeader is the same check without a file;
+// NewLayout gives the header bytes and the data offsets of a file to be written.
+//
+// The reader is stricter than the format's own library: it accepts nothing that
+// two readers could understand differently (duplicate names, unknown keys, holes,
+// trailing bytes), and it bounds the memory that a hostile header can ask for.
+// The package never reads or copies tensor data, and writes no file.
+package safetensors
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"iter"
+	"slices"
+	"strings"
+
+	"dsmoe/model/tensor"
+)
+
+// The limits on a header. No model comes near them; a hostile file would
+// otherwise make its reader allocate gigabytes.
+const (
+	MaxHeader   = 100_000_000 // bytes of JSON, as in the format's own library
+	MaxTensors  = 1 << 19     // tensors in one file
+	MaxRank     = 16          // dimensions of a tensor
+	MaxDim      = 1 << 40     // elements along one dimension
+	MaxName     = 512         // bytes of a tensor's name
+	MaxMetadata = 32 << 20    // bytes of __metadata__, counting 64 for each pair
+	maxToken    = 16 << 20    // bytes of one string, and of white space between two tokens
+)
+
+// prefixSize is the size of the header length that a file begins with.
+const prefixSize = 8
+
+// metadataName is the one name in a header that is not a tensor's.
+const metadataName = "__metadata__"
+
+// Header is the checked header of a file. It is safe for concurrent use.
+type Header struct {
+	Metadata  map[string]string // the free-form __metadata__; nil if the file has none
+	DataStart int64             // offset in the file of the first tensor byte
+
+	entries []entry // by offset, empty tensors before others, then by name
+	byName  []int32 // indices of entries, sorted by name
+}
+
+// entry is one tensor of a header, its offsets relative to DataStart.
+type entry struct {
+	info       tensor.Info
+	begin, end int64
+}
+
+// ReadHeader reads the header of the safetensors file of the given size from r
+// and checks everything that can be checked without the data. It reads the length
+// and the header only (a few bytes more to tell what a file is that is no
+// safetensors file). file is the name for errors, which are of type *FormatError.
+func ReadHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
+	n, err := headerLength(r, size, file)
+	if err != nil {
+		return nil, err
+	}
+	p := newParser(io.NewSectionReader(r, prefixSize, n), file)
+	if err := p.parse(); err != nil {
+		return nil, err
+	}
+	h := &Header{Metadata: p.metadata, DataStart: prefixSize + n, entries: p.entries}
+	if err := h.index(file); err != nil {
+		return nil, err
+	}
+	if err := h.checkContiguous(size-h.DataStart, file); err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// headerLength reads the length of the JSON header and checks it against the file.
+func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
+	if size < prefixSize {
+		return 0, tooSmall(r, size, file)
+	}
+	var prefix [prefixSize]byte
+	if _, err := r.ReadAt(prefix[:], 0); err != nil {
+		return 0, systemError(file, "header length", err)
+	}
+	n := binary.LittleEndian.Uint64(prefix[:])
+	if n == 0 || n > MaxHeader || int64(n) > size-prefixSize && !beginsJSON(r) {
+		if err := sniff(r, size, file); err != nil {
+			return 0, err
+		}
+	}
+	switch {
+	case n == 0:
+		return 0, &FormatError{File: file, Cause: "header is empty: its length is 0"}
+	case n > MaxHeader:
+		return 0, &FormatError{File: file, Cause: fmt.Sprintf("not a safetensors file: it would have a header of %d bytes, more than the limit of %d", n, MaxHeader)}
+	case int64(n) > size-prefixSize:
+		return 0, &FormatError{File: file, Hint: hintDownload,
+			Cause: fmt.Sprintf("file is cut off inside its header: the header has %d bytes, the file %d in all", n, size)}
+	}
+	return int64(n), nil
+}
+
+// beginsJSON reports whether the byte after the length can begin a header.
+func beginsJSON(r io.ReaderAt) bool {
+	var c [1]byte
+	n, _ := r.ReadAt(c[:], prefixSize)
+	return n == 0 || c[0] == '{' || isSpace(c[0])
+}
+
+// index sorts the tensors and refuses a name that occurs twice.
+func (h *Header) index(file string) error {
+	slices.SortFunc(h.entries, func(a, b entry) int {
+		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end), strings.Compare(a.info.Name, b.info.Name))
+	})
+	h.byName = make([]int32, len(h.entries))
+	for i := range h.byName {
+		h.byName[i] = int32(i)
+	}
+	slices.SortFunc(h.byName, func(a, b int32) int {
+		return strings.Compare(h.entries[a].info.Name, h.entries[b].info.Name)
+	})
+	for i := 1; i < len(h.byName); i++ {
+		name := h.entries[h.byName[i]].info.Name
+		if name == h.entries[h.byName[i-1]].info.Name {
+			return &FormatError{File: file, Tensor: name, Cause: "name occurs twice in the header"}
+		}
+	}
+	return nil
+}
+
+// checkContiguous refuses data that overlaps, leaves holes, or does not end where
+// the file does; size is the number of data bytes that the file holds.
+func (h *Header) checkContiguous(size int64, file string) error {
+	end := int64(0)
+	for i, e := range h.entries {
+		if e.begin == end {
+			end = e.end
+			continue
+		}
+		before := "the data begins"
+		if i > 0 {
+			before = fmt.Sprintf("tensor %s ends", Quote(h.entries[i-1].info.Name))
+		}
+		kind, n := "a hole", e.begin-end
+		if n < 0 {
+			kind, n = "an overlap", -n
+		}
+		return &FormatError{File: file, Tensor: e.info.Name,
+			Cause: fmt.Sprintf("data begins at offset %d, but %s at %d: %s of %d bytes", e.begin, before, end, kind, n)}
+	}
+	return h.checkEnd(end, size, file)
+}
+
+// checkEnd compares the end of the last tensor with the end of the file.
+func (h *Header) checkEnd(end, size int64, file string) error {
+	if end == size {
+		return nil
+	}
+	if end < size {
+		after := "the header, which names no tensor"
+		if n := len(h.entries); n > 0 {
+			after = "the last tensor, " + Quote(h.entries[n-1].info.Name)
+		}
+		return &FormatError{File: file, Cause: fmt.Sprintf("%d bytes too many: they follow %s", size-end, after)}
+	}
+	i := slices.IndexFunc(h.entries, func(e entry) bool { return e.end > size })
+	return &FormatError{File: file, Tensor: h.entries[i].info.Name, Hint: hintDownload,
+		Cause: fmt.Sprintf("file is cut off: %d of %d data bytes are missing, and this is the first tensor that is not whole", end-size, end)}
+}
+
+// Len returns the number of tensors.
+func (h *Header) Len() int { return len(h.entries) }
+
+// Tensors yields the tensors in the order of their data; empty tensors, which
+// share an offset, come by name. Shapes are shared: do not change them.
+func (h *Header) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for i := range h.entries {
+			if !yield(h.entries[i].info) {
+				return
+			}
+		}
+	}
+}
+
+// Lookup returns the named tensor and the offset of its first byte in the file.
+func (h *Header) Lookup(name string) (info tensor.Info, offset int64, ok bool) {
+	i, ok := slices.BinarySearchFunc(h.byName, name, func(i int32, name string) int {
+		return strings.Compare(h.entries[i].info.Name, name)
+	})
+	if !ok {
+		return tensor.Info{}, 0, false
+	}
+	e := h.entries[h.byName[i]]
+	return e.info, h.DataStart + e.begin, true
+}
+
+// CheckName refuses a tensor name that is empty, longer than MaxName, not
+// printable UTF-8, or reserved.
+func CheckName(name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("name is empty")
+	case len(name) > MaxName:
+		return fmt.Errorf("name has %d bytes, more than the limit of %d", len(name), MaxName)
+	case !printable(name):
+		return fmt.Errorf("name has characters that cannot be printed")
+	case name == metadataName:
+		return fmt.Errorf("name is reserved")
+	}
+	return nil
+}

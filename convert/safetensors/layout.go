@@ -1,0 +1,194 @@
+package safetensors
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/model/tensor"
+)
+
+// Layout is a safetensors file before its data is written: every byte of the
+// header and the place of every tensor are known.
+type Layout struct {
+	header  []byte
+	infos   []tensor.Info
+	offsets []int64 // of each tensor, and of the file's end
+}
+
+// DefaultMetadata is what Python writes for PyTorch weights. Files without it
+// cannot be read by many versions of transformers.
+func DefaultMetadata() map[string]string { return map[string]string{"format": "pt"} }
+
+// NewLayout lays out the tensors in the given order (Sort gives the order that
+// Python writes), with the bytes that Python's save_file writes. Nil metadata is
+// DefaultMetadata; an empty map leaves __metadata__ out; keys are written sorted.
+// It refuses whatever ReadHeader would refuse.
+func NewLayout(infos []tensor.Info, metadata map[string]string) (*Layout, error) {
+	if metadata == nil {
+		metadata = DefaultMetadata()
+	}
+	if len(infos) > MaxTensors {
+		return nil, fmt.Errorf("layout: %d tensors, more than the limit of %d", len(infos), MaxTensors)
+	}
+	l := &Layout{infos: infos, offsets: make([]int64, 0, len(infos)+1)}
+	end, err := l.place()
+	if err != nil {
+		return nil, err
+	}
+	if l.header, err = l.appendHeader(metadata); err != nil {
+		return nil, err
+	}
+	l.offsets = append(l.offsets, end)
+	for i := range l.offsets {
+		l.offsets[i] += int64(len(l.header))
+	}
+	return l, nil
+}
+
+// place checks the tensors and gives each its offset from the data's start.
+func (l *Layout) place() (end int64, err error) {
+	names := make(map[string]bool, len(l.infos))
+	for _, info := range l.infos {
+		size, err := checkInfo(info)
+		if err == nil && names[info.Name] {
+			err = fmt.Errorf("name occurs twice")
+		}
+		if err == nil && size > 1<<62-end {
+			err = fmt.Errorf("file would exceed 2^62 bytes")
+		}
+		if err != nil {
+			return 0, fmt.Errorf("layout: tensor %s: %w", Quote(info.Name), err)
+		}
+		names[info.Name] = true
+		l.offsets = append(l.offsets, end)
+		end += size
+	}
+	return end, nil
+}
+
+// checkInfo refuses a tensor that ReadHeader would refuse and returns its size.
+func checkInfo(info tensor.Info) (int64, error) {
+	if err := CheckName(info.Name); err != nil {
+		return 0, err
+	}
+	if info.DType.Bits() == 0 {
+		return 0, fmt.Errorf("dtype %s", info.DType)
+	}
+	if len(info.Shape) > MaxRank {
+		return 0, fmt.Errorf("shape has %d dimensions, more than the limit of %d", len(info.Shape), MaxRank)
+	}
+	for _, d := range info.Shape {
+		if int64(d) > MaxDim {
+			return 0, fmt.Errorf("dimension %d exceeds the limit of %d", d, int64(MaxDim))
+		}
+	}
+	return tensor.Size(info.DType, info.Shape)
+}
+
+// appendHeader returns the length prefix and the JSON, padded with spaces to a
+// multiple of eight bytes.
+func (l *Layout) appendHeader(metadata map[string]string) ([]byte, error) {
+	b := append(make([]byte, prefixSize, 4096), '{')
+	b, err := appendMetadata(b, metadata)
+	if err != nil {
+		return nil, err
+	}
+	for i, info := range l.infos {
+		if len(b) > prefixSize+1 {
+			b = append(b, ',')
+		}
+		b, _ = jsontext.AppendQuote(b, info.Name) // CheckName saw valid UTF-8
+		b = appendEntry(b, info, l.offsets[i])
+	}
+	b = append(b, '}')
+	for len(b)%8 != 0 {
+		b = append(b, ' ')
+	}
+	n := len(b) - prefixSize
+	if n > MaxHeader {
+		return nil, fmt.Errorf("layout: header of %d bytes, more than the limit of %d", n, MaxHeader)
+	}
+	binary.LittleEndian.PutUint64(b, uint64(n))
+	return b, nil
+}
+
+func appendMetadata(b []byte, metadata map[string]string) ([]byte, error) {
+	if len(metadata) == 0 {
+		return b, nil
+	}
+	b = append(b, `"`+metadataName+`":`...)
+	sep := byte('{')
+	size := 0
+	for _, k := range slices.Sorted(maps.Keys(metadata)) {
+		var err1, err2 error
+		b = append(b, sep)
+		b, err1 = jsontext.AppendQuote(b, k)
+		b, err2 = jsontext.AppendQuote(append(b, ':'), metadata[k])
+		if err := cmp.Or(err1, err2); err != nil {
+			return nil, fmt.Errorf("layout: metadata %s: not valid UTF-8", Quote(k))
+		}
+		if size += len(k) + len(metadata[k]) + 64; size > MaxMetadata {
+			return nil, fmt.Errorf("layout: metadata exceeds %d bytes", MaxMetadata)
+		}
+		sep = ','
+	}
+	return append(b, '}'), nil
+}
+
+func appendEntry(b []byte, info tensor.Info, offset int64) []byte {
+	b = append(b, `:{"dtype":"`...)
+	b = append(b, info.DType.String()...)
+	b = append(b, `","shape":[`...)
+	for i, d := range info.Shape {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, int64(d), 10)
+	}
+	b = append(b, `],"data_offsets":[`...)
+	b = strconv.AppendInt(b, offset, 10)
+	b = append(b, ',')
+	b = strconv.AppendInt(b, offset+info.Bytes(), 10)
+	return append(b, "]}"...)
+}
+
+// Header returns the first bytes of the file: the length prefix and the JSON.
+// The data follows at once.
+func (l *Layout) Header() []byte { return l.header }
+
+// Len returns the number of tensors.
+func (l *Layout) Len() int { return len(l.infos) }
+
+// Info returns tensor i.
+func (l *Layout) Info(i int) tensor.Info { return l.infos[i] }
+
+// Offset returns the place of tensor i's first byte in the file.
+func (l *Layout) Offset(i int) int64 { return l.offsets[i] }
+
+// Size returns the size of the file.
+func (l *Layout) Size() int64 { return l.offsets[len(l.infos)] }
+
+// writeOrder is the order in which the format's own library writes dtypes: by
+// descending alignment, as its Dtype enum lists them.
+var writeOrder = [...]tensor.DType{
+	tensor.U64, tensor.I64, tensor.F64, tensor.C64, tensor.F32, tensor.U32, tensor.I32,
+	tensor.BF16, tensor.F16, tensor.U16, tensor.I16,
+	tensor.F8E5M2FNUZ, tensor.F8E4M3FNUZ, tensor.F8E8M0, tensor.F8E4M3, tensor.F8E5M2, tensor.I8, tensor.U8,
+	tensor.F6E3M2, tensor.F6E2M3, tensor.F4, tensor.Bool,
+}
+
+// Sort puts the tensors in the order in which Python's save_file writes them: by
+// dtype, those of the largest elements first, then by name.
+func Sort(infos []tensor.Info) {
+	slices.SortStableFunc(infos, func(a, b tensor.Info) int {
+		return cmp.Or(cmp.Compare(slices.Index(writeOrder[:], a.DType), slices.Index(writeOrder[:], b.DType)),
+			strings.Compare(a.Name, b.Name))
+	})
+}

@@ -1,0 +1,387 @@
+package safetensors
+
+// The header's grammar: a parser of exactly the JSON that a header may hold. It
+// reads token by token and keeps only tensors and metadata, so its memory is
+// bounded by the limits and not by the header's size.
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/model/tensor"
+)
+
+type parser struct {
+	file     string
+	src      *source
+	dec      *jsontext.Decoder
+	tensor   string // the tensor being read, for errors
+	entries  []entry
+	metadata map[string]string
+}
+
+func newParser(r io.Reader, file string) *parser {
+	return &parser{file: file, src: &source{r: bufio.NewReaderSize(r, 64<<10), base: prefixSize}}
+}
+
+// source feeds the decoder and refuses to go on when a token, or the white space
+// before it, does not end: the decoder holds both in memory.
+type source struct {
+	r     *bufio.Reader
+	base  int64 // offset in the file of the first byte that the decoder gets
+	given int64 // bytes given to the decoder
+	used  int64 // bytes of the tokens that it returned
+}
+
+var errLongToken = errors.New("a string or white space of more than 16 MiB")
+
+// Read implements io.Reader.
+func (s *source) Read(b []byte) (int, error) {
+	if s.given-s.used > maxToken {
+		return 0, errLongToken
+	}
+	n, err := s.r.Read(b)
+	s.given += int64(n)
+	return n, err
+}
+
+// skipSpace drops leading white space, of any length.
+func (s *source) skipSpace() error {
+	for {
+		c, err := s.r.ReadByte()
+		if err != nil {
+			return err
+		}
+		if !isSpace(c) {
+			return s.r.UnreadByte()
+		}
+		s.base++
+	}
+}
+
+func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }
+
+// parse reads the whole header.
+func (p *parser) parse() error {
+	if err := p.src.skipSpace(); err != nil {
+		return p.syntax(err)
+	}
+	p.dec = jsontext.NewDecoder(p.src, jsontext.AllowDuplicateNames(true)) // index and the key checks find them
+	if err := p.open('{', "header"); err != nil {
+		return err
+	}
+	hasMetadata := false
+	for {
+		name, more, err := p.key()
+		switch {
+		case err != nil:
+			return err
+		case !more:
+			return p.trailing()
+		case name != metadataName:
+			err = p.parseTensor(name)
+		case hasMetadata:
+			err = p.fail("__metadata__ occurs twice")
+		default:
+			hasMetadata = true
+			err = p.parseMetadata()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// parseTensor reads {"dtype":…,"shape":…,"data_offsets":…}, in any order.
+func (p *parser) parseTensor(name string) error {
+	p.tensor = name
+	if err := CheckName(name); err != nil {
+		return p.fail("%v", err)
+	}
+	if len(p.entries) == MaxTensors {
+		return p.fail("more than %d tensors in one file", MaxTensors)
+	}
+	if err := p.open('{', "entry"); err != nil {
+		return err
+	}
+	e := entry{info: tensor.Info{Name: name}}
+	var seen fields
+	for {
+		key, more, err := p.key()
+		if err != nil {
+			return err
+		}
+		if !more {
+			break
+		}
+		if err := p.field(key, &seen, &e); err != nil {
+			return err
+		}
+	}
+	if err := p.checkEntry(seen, &e); err != nil {
+		return err
+	}
+	p.entries = append(p.entries, e)
+	p.tensor = ""
+	return nil
+}
+
+// fieldNames are the keys of a tensor's entry; fields says which were seen.
+var fieldNames = [...]string{"dtype", "shape", "data_offsets"}
+
+type fields [len(fieldNames)]bool
+
+// field reads the value of one key of a tensor's entry.
+func (p *parser) field(key string, seen *fields, e *entry) (err error) {
+	i := slices.Index(fieldNames[:], key)
+	if i < 0 {
+		return p.fail("unknown key %s", Quote(key))
+	}
+	if seen[i] {
+		return p.fail("key %s occurs twice", key)
+	}
+	seen[i] = true
+	switch key {
+	case "dtype":
+		e.info.DType, err = p.dtype()
+	case "shape":
+		e.info.Shape, err = p.shape()
+	case "data_offsets":
+		e.begin, e.end, err = p.offsets()
+	}
+	return err
+}
+
+// checkEntry checks what needs all three fields of a tensor.
+func (p *parser) checkEntry(seen fields, e *entry) error {
+	for i, ok := range seen {
+		if !ok {
+			return p.fail("%s is missing", fieldNames[i])
+		}
+	}
+	size, err := tensor.Size(e.info.DType, e.info.Shape)
+	if err != nil {
+		return p.fail("%s of shape %v: %v", e.info.DType, e.info.Shape, err)
+	}
+	if e.end-e.begin != size {
+		return p.fail("data_offsets [%d, %d] hold %d bytes, but %s of shape %v needs %d",
+			e.begin, e.end, e.end-e.begin, e.info.DType, e.info.Shape, size)
+	}
+	return nil
+}
+
+func (p *parser) dtype() (tensor.DType, error) {
+	s, err := p.text("dtype")
+	if err != nil {
+		return tensor.Invalid, err
+	}
+	d, err := tensor.ParseDType(s)
+	if err != nil {
+		return tensor.Invalid, p.fail("%v", err)
+	}
+	return d, nil
+}
+
+func (p *parser) shape() ([]int, error) {
+	if err := p.open('[', "shape"); err != nil {
+		return nil, err
+	}
+	var dims [MaxRank]int
+	for n := 0; ; n++ {
+		dim, more, err := p.element("dimension", min(MaxDim, math.MaxInt))
+		switch {
+		case err != nil:
+			return nil, err
+		case !more:
+			return slices.Clone(dims[:n:n]), nil
+		case n == MaxRank:
+			return nil, p.fail("shape has more than %d dimensions", MaxRank)
+		}
+		dims[n] = int(dim)
+	}
+}
+
+func (p *parser) offsets() (begin, end int64, err error) {
+	if err := p.open('[', "data_offsets"); err != nil {
+		return 0, 0, err
+	}
+	var pair [2]int64
+	for n := 0; ; n++ {
+		v, more, err := p.element("data offset", 1<<62)
+		switch {
+		case err != nil:
+			return 0, 0, err
+		case more && n == 2, !more && n != 2:
+			return 0, 0, p.fail("data_offsets must be two numbers")
+		case !more && pair[0] > pair[1]:
+			return 0, 0, p.fail("data_offsets [%d, %d] end before they begin", pair[0], pair[1])
+		case !more:
+			return pair[0], pair[1], nil
+		}
+		pair[n] = v
+	}
+}
+
+// parseMetadata reads an object of strings; null stands for none.
+func (p *parser) parseMetadata() error {
+	if p.dec.PeekKind() == 'n' {
+		_, err := p.next()
+		return err
+	}
+	if err := p.open('{', metadataName); err != nil {
+		return err
+	}
+	p.metadata = map[string]string{}
+	size := 0
+	for {
+		key, more, err := p.key()
+		if err != nil || !more {
+			return err
+		}
+		if _, ok := p.metadata[key]; ok {
+			return p.fail("__metadata__: key %s occurs twice", Quote(key))
+		}
+		value, err := p.text("__metadata__: value of " + Quote(key))
+		if err != nil {
+			return err
+		}
+		if size += len(key) + len(value) + 64; size > MaxMetadata {
+			return p.fail("__metadata__ exceeds %d bytes", MaxMetadata)
+		}
+		p.metadata[key] = value
+	}
+}
+
+// trailing accepts nothing but white space after the header's object.
+func (p *parser) trailing() error {
+	rest := io.MultiReader(bytes.NewReader(p.dec.UnreadBuffer()), p.src.r)
+	buf := make([]byte, 4096)
+	for at := p.src.base + p.dec.InputOffset(); ; {
+		n, err := rest.Read(buf)
+		for i, c := range buf[:n] {
+			if !isSpace(c) {
+				return &FormatError{File: p.file, Offset: at + int64(i), Cause: fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c)}
+			}
+		}
+		at += int64(n)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return p.syntax(err)
+		}
+	}
+}
+
+// next reads one token.
+func (p *parser) next() (jsontext.Token, error) {
+	tok, err := p.dec.ReadToken()
+	if err != nil {
+		return tok, p.syntax(err)
+	}
+	p.src.used = p.dec.InputOffset()
+	return tok, nil
+}
+
+// open reads the token that begins an object or an array.
+func (p *parser) open(kind jsontext.Kind, what string) error {
+	tok, err := p.next()
+	if err != nil {
+		return err
+	}
+	if tok.Kind() != kind {
+		return p.fail("%s is %s, not %s", what, kindName(tok.Kind()), kindName(kind))
+	}
+	return nil
+}
+
+// key reads the next key of an object, or its end.
+func (p *parser) key() (key string, more bool, err error) {
+	tok, err := p.next()
+	if err != nil || tok.Kind() == '}' {
+		return "", false, err
+	}
+	return tok.String(), true, nil
+}
+
+// text reads a string.
+func (p *parser) text(what string) (string, error) {
+	tok, err := p.next()
+	if err != nil {
+		return "", err
+	}
+	if tok.Kind() != '"' {
+		return "", p.fail("%s is %s, not a string", what, kindName(tok.Kind()))
+	}
+	return tok.String(), nil
+}
+
+// element reads the next number of an array, or its end. Only plain digits are
+// a number here: no sign, fraction or exponent.
+func (p *parser) element(what string, limit int64) (v int64, more bool, err error) {
+	tok, err := p.next()
+	if err != nil || tok.Kind() == ']' {
+		return 0, false, err
+	}
+	if tok.Kind() != '0' {
+		return 0, false, p.fail("%s is %s, not a number", what, kindName(tok.Kind()))
+	}
+	raw := tok.String()
+	u, err := strconv.ParseUint(raw, 10, 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) {
+		return 0, false, p.fail("%s %s is not a plain non-negative integer", what, Quote(raw))
+	}
+	if err != nil || u > uint64(limit) {
+		return 0, false, p.fail("%s %s exceeds the limit of %d", what, Quote(raw), limit)
+	}
+	return int64(u), true, nil
+}
+
+func kindName(k jsontext.Kind) string {
+	switch k {
+	case 'n':
+		return "null"
+	case 't', 'f':
+		return "a boolean"
+	case '"':
+		return "a string"
+	case '0':
+		return "a number"
+	case '{':
+		return "an object"
+	}
+	return "an array"
+}
+
+// fail makes a FormatError at the last token.
+func (p *parser) fail(format string, args ...any) error {
+	return &FormatError{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.dec.InputOffset(), Cause: fmt.Sprintf(format, args...)}
+}
+
+// syntax turns an error of the decoder or the reader into one of this package.
+func (p *parser) syntax(err error) error {
+	e := &FormatError{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.src.used}
+	var syntactic *jsontext.SyntacticError
+	switch {
+	case errors.As(err, &syntactic) && !errors.Is(err, io.ErrUnexpectedEOF):
+		e.Offset = p.src.base + syntactic.ByteOffset
+		e.Cause = "header is not valid JSON: " + clip(syntactic.Err.Error(), quoteMax)
+	case errors.Is(err, errLongToken):
+		e.Cause = "header has " + errLongToken.Error()
+	case errors.Is(err, io.EOF):
+		e.Cause = "header holds no JSON object"
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		e.Cause = "header is not valid JSON: it ends too early"
+	default:
+		return systemError(p.file, "header", err)
+	}
+	return e
+}

@@ -1,0 +1,130 @@
+package safetensors
+
+// What a file is that is not a safetensors file: the mistakes that users make,
+// each named for what it is.
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+const hintDownload = "the download did not finish: fetch the file again"
+
+// lookalikes are the beginnings of files that are found in place of weights.
+// The first that matches counts.
+var lookalikes = []struct{ magic, cause, hint string }{
+	{"version https://git-lfs.github.com/spec/", "is a Git LFS pointer: the weights were not downloaded", "run `git lfs pull` in the checkpoint's repository"},
+	{"version https://hawser.github.com/spec/", "is a Git LFS pointer: the weights were not downloaded", "run `git lfs pull` in the checkpoint's repository"},
+	{"GGUF", "is a GGUF file, not safetensors", "convert from the original safetensors checkpoint"},
+	{"FUGG", "is a big-endian GGUF file, not safetensors", "convert from the original safetensors checkpoint"},
+	{"lmgg", "is a GGML file, not safetensors", ""},
+	{"tjgg", "is a GGML file, not safetensors", ""},
+	{"PK\x03\x04", "is a zip archive, such as torch.save writes (.bin, .pt), not safetensors", "save the model with safe_serialization=True"},
+	{"\x80\x02", "is a Python pickle, not safetensors", "save the model with safe_serialization=True"},
+	{"\x80\x03", "is a Python pickle, not safetensors", "save the model with safe_serialization=True"},
+	{"\x80\x04", "is a Python pickle, not safetensors", "save the model with safe_serialization=True"},
+	{"\x80\x05", "is a Python pickle, not safetensors", "save the model with safe_serialization=True"},
+	{"\x1f\x8b", "is a gzip file, not safetensors", "decompress it first"},
+	{"\x28\xb5\x2f\xfd", "is a zstd file, not safetensors", "decompress it first"},
+	{"\x89HDF\r\n", "is an HDF5 file, not safetensors", ""},
+	{"\x93NUMPY", "is a NumPy file, not safetensors", ""},
+	{"<!doctype html", "is an HTML page, not safetensors", "the download got an error or login page: fetch the file again"},
+	{"<html", "is an HTML page, not safetensors", "the download got an error or login page: fetch the file again"},
+	{"<?xml", "is an XML document, not safetensors", "the download got an error page: fetch the file again"},
+	{"{", "is a JSON text, not safetensors", "an index or a config has the name of a weight file, or the download got an error message"},
+}
+
+// sniff names the kind of a file whose first bytes are no header length; nil if
+// it does not know. It reads at most 4 KiB.
+func sniff(r io.ReaderAt, size int64, file string) error {
+	head := make([]byte, min(size, 4096))
+	n, err := r.ReadAt(head, 0)
+	if err != nil && err != io.EOF {
+		return systemError(file, "first bytes", err)
+	}
+	head = head[:n]
+	if len(bytes.Trim(head, "\x00")) == 0 {
+		return &FormatError{File: file, Hint: hintDownload,
+			Cause: fmt.Sprintf("not a safetensors file: its first %d bytes are zero", n)}
+	}
+	text := bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
+	for _, l := range lookalikes {
+		if hasPrefixFold(head, l.magic) || hasPrefixFold(text, l.magic) {
+			return &FormatError{File: file, Cause: l.cause, Hint: l.hint}
+		}
+	}
+	return nil
+}
+
+func hasPrefixFold(b []byte, prefix string) bool {
+	return len(b) >= len(prefix) && (string(b[:len(prefix)]) == prefix ||
+		prefix[0] == '<' && bytes.EqualFold(b[:len(prefix)], []byte(prefix)))
+}
+
+// tooSmall is the error for a file without room for a header length.
+func tooSmall(r io.ReaderAt, size int64, file string) error {
+	if size == 0 {
+		return &FormatError{File: file, Cause: "file is empty", Hint: hintDownload}
+	}
+	if err := sniff(r, size, file); err != nil {
+		return err
+	}
+	return &FormatError{File: file, Hint: hintDownload,
+		Cause: fmt.Sprintf("file has %d bytes, too few for a safetensors header", size)}
+}
+
+// OpenRegular opens a regular file, or a link to one, for reading. Anything else
+// (a FIFO, a device, a directory) is refused before it is opened, because opening
+// or reading it may never end. A dangling link is named with its target. It returns the size too;
+// errors are of type *FormatError.
+func OpenRegular(path string) (*os.File, int64, error) {
+	stat, err := os.Stat(path)
+	if err != nil {
+		return nil, 0, statError(path, err)
+	}
+	if !stat.Mode().IsRegular() {
+		return nil, 0, &FormatError{File: path, Cause: "is " + modeName(stat.Mode()) + ", not a regular file"}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, 0, systemError(path, "", err)
+	}
+	stat, err = f.Stat()
+	switch {
+	case err != nil:
+		err = systemError(path, "", err)
+	case !stat.Mode().IsRegular():
+		err = &FormatError{File: path, Cause: "changed while it was opened"}
+	}
+	if err != nil {
+		f.Close()
+		return nil, 0, err
+	}
+	return f, stat.Size(), nil
+}
+
+// statError explains why there is nothing at path.
+func statError(path string, err error) error {
+	if target, lerr := os.Readlink(path); lerr == nil && os.IsNotExist(err) {
+		return &FormatError{File: path, Cause: "is a link to " + Quote(filepath.ToSlash(target)) + ", which does not exist",
+			Hint: "a Hugging Face cache keeps the data in blobs/ beside snapshots/: copy it with `cp -L`, or download again"}
+	}
+	return systemError(path, "", err)
+}
+
+func modeName(m os.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "a directory"
+	case m&os.ModeNamedPipe != 0:
+		return "a FIFO"
+	case m&os.ModeSocket != 0:
+		return "a socket"
+	case m&os.ModeDevice != 0:
+		return "a device"
+	}
+	return "a special file"
+}
