@@ -1,0 +1,168 @@
+package model
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+)
+
+// configAt parses a config.json under fixtures.
+func configAt(t testing.TB, path ...string) *config.Config {
+	t.Helper()
+	f, err := os.Open(filepath.Join(append([]string{"..", "fixtures"}, path...)...))
+	require.NoError(t, err)
+	defer f.Close()
+	c, err := config.Parse(f)
+	require.NoError(t, err)
+	return c
+}
+
+// named is a tensor's name and shape.
+type named struct {
+	Name  string
+	Shape []int
+}
+
+// readShapes reads a states/*/tensors.json.gz: an object of name to shape, in the
+// order of the reference's state_dict.
+func readShapes(t *testing.T, path string) []named {
+	t.Helper()
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	require.NoError(t, err)
+	d := json.NewDecoder(z)
+	token(t, d)
+	var all []named
+	for d.More() {
+		x := named{Name: token(t, d).(string)}
+		require.NoError(t, d.Decode(&x.Shape))
+		all = append(all, x)
+	}
+	return all
+}
+
+func token(t *testing.T, d *json.Decoder) json.Token {
+	t.Helper()
+	tok, err := d.Token()
+	require.NoError(t, err)
+	return tok
+}
+
+func TestTableExpandsToTheStateDictOf16B(t *testing.T) {
+	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
+	want := readShapes(t, filepath.Join("..", "fixtures", "states", "deepseek-moe-16b", "tensors.json.gz"))
+	var got []named
+	for s := range FamilyOf(c).Slots(c) {
+		got = append(got, named{s.Name, s.Shape})
+	}
+	require.Len(t, got, len(want))
+	for i := range want {
+		require.Equal(t, want[i], got[i])
+	}
+}
+
+func TestCountsOf16B(t *testing.T) {
+	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
+	const embed, expert = 102400 * 2048, 3 * 1408 * 2048
+	assert.Equal(t, Counts{
+		{Embedding, 1, embed, embed, 0},
+		{Attention, 28 * 4, 469_762_048, 469_762_048, 469_762_048},
+		{DenseMLP, 3, 67_239_936, 67_239_936, 67_239_936},
+		{RoutedExperts, 27 * 64 * 3, 14_948_499_456, 27 * 6 * expert, 27 * 6 * expert},
+		{Router, 27, 3_538_944, 3_538_944, 3_538_944},
+		{SharedExperts, 27 * 3, 467_140_608, 467_140_608, 467_140_608},
+		{Norms, 28*2 + 1, 116_736, 116_736, 0},
+		{Head, 1, embed, embed, embed},
+	}, CountModules(c))
+
+	all := CountModules(c).Sum()
+	assert.EqualValues(t, 16_375_728_128, all.Parameters)
+	assert.EqualValues(t, 5466, all.Tensors)
+	assert.EqualValues(t, 2_828_650_496, all.Activated)
+	assert.EqualValues(t, 2_618_935_296, CountModules(c).Sum(Embedding).Activated)
+	assert.EqualValues(t, 2_409_220_096, CountModules(c).Sum(Embedding, Head).Activated)
+	assert.EqualValues(t, 2_618_818_560, all.MACs, "2.41e9 without the norms, and the head")
+	assert.EqualValues(t, 939_524_096, 2*AttentionMACs(c, 4096))
+	assert.EqualValues(t, 229_376, KVBytes(c))
+	assert.Equal(t, "74974368", Combinations(c).String())
+}
+
+// TestCountsAreSumsOfSlots adds up what the table expands to, weight by weight.
+func TestCountsAreSumsOfSlots(t *testing.T) {
+	configs, err := filepath.Glob(filepath.Join("..", "fixtures", "*", "checkpoint", "config.json"))
+	require.NoError(t, err)
+	require.NotEmpty(t, configs)
+	for _, path := range configs {
+		t.Run(filepath.Base(filepath.Dir(filepath.Dir(path))), func(t *testing.T) {
+			c := configAt(t, strings.TrimPrefix(path, filepath.Join("..", "fixtures")))
+			want := map[Module]Count{}
+			for s := range FamilyOf(c).Slots(c) {
+				x := want[s.Param.Module]
+				used := int64(1)
+				if s.Expert >= c.NumExpertsPerTok {
+					used = 0 // any num_experts_per_tok of them: the first
+				}
+				x.Module = s.Param.Module
+				x.add(s.Shape, 1, used, len(s.Shape) == 2 && (x.Module != Embedding || c.TieWordEmbeddings))
+				want[x.Module] = x
+			}
+			got := CountModules(c)
+			require.Len(t, got, len(want))
+			for _, x := range got {
+				assert.Equal(t, want[x.Module], x)
+			}
+		})
+	}
+}
+
+func TestTiedHeadIsMultipliedButNotCountedTwice(t *testing.T) {
+	c := configAt(t, "v1-rope-linear-tied-bias", "checkpoint", "config.json")
+	embedding := CountModules(c)[0]
+	assert.Equal(t, Count{Embedding, 1, 256 * 64, 256 * 64, 256 * 64}, embedding)
+	assert.Equal(t, CountModules(c).Sum(), CountModules(c).Sum(Head))
+}
+
+func TestArchOfADenseModel(t *testing.T) {
+	c := configAt(t, "v1-dense", "checkpoint", "config.json")
+	sum := CountModules(c).Sum()
+	assert.Equal(t, sum.Parameters, sum.Activated)
+	assert.Nil(t, Combinations(c))
+}
+
+func TestCombinationsAreExact(t *testing.T) {
+	for _, test := range []struct {
+		n, k int
+		want string
+	}{
+		{64, 8, "4426165368"},
+		{63, 7, "553270671"},
+		{128, 12, "23726045489546400"},
+		{256, 8, "409663695276000"},
+		{1, 1, "1"},
+	} {
+		t.Run(fmt.Sprintf("C(%d,%d)", test.n, test.k), func(t *testing.T) {
+			c := &config.Config{NRoutedExperts: test.n, NumExpertsPerTok: test.k}
+			assert.Equal(t, test.want, Combinations(c).String())
+		})
+	}
+}
+
+func TestKVBytesFollowHeadsAndDType(t *testing.T) {
+	gqa := configAt(t, "v1-gqa-norm-freq2", "checkpoint", "config.json")
+	assert.EqualValues(t, 2*5*2*16*4, KVBytes(gqa), "float32, 2 of 4 heads")
+	base := *configAt(t, "v1-base", "checkpoint", "config.json")
+	assert.EqualValues(t, 2*4*64*2, KVBytes(&base), "bfloat16")
+	base.TorchDType = ""
+	assert.EqualValues(t, 2*4*64*4, KVBytes(&base), "no torch_dtype: float32")
+}

@@ -1,0 +1,162 @@
+package model_test
+
+import (
+	"context"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+const tinyConfig = `{"model_type":"deepseek","vocab_size":11,"hidden_size":8,"intermediate_size":12,
+"moe_intermediate_size":4,"num_hidden_layers":2,"num_attention_heads":2,"num_key_value_heads":1,
+"n_shared_experts":2,"n_routed_experts":5,"num_experts_per_tok":2,"first_k_dense_replace":1}`
+
+func parse(t *testing.T, text string) *config.Config {
+	t.Helper()
+	c, err := config.Parse(strings.NewReader(text))
+	require.NoError(t, err)
+	return c
+}
+
+// memory is a source of tensors in memory, in the order of their names.
+type memory map[string]tensor.Tensor
+
+func (m memory) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for _, name := range slices.Sorted(maps.Keys(m)) {
+			if !yield(tensor.Info{Name: name, DType: m[name].DType, Shape: m[name].Shape}) {
+				return
+			}
+		}
+	}
+}
+
+func (m memory) Tensor(name string) (tensor.Tensor, error) { return m[name], nil }
+
+// synthetic is a source of a config's synthetic weights that can be changed.
+func synthetic(t *testing.T, c *config.Config) memory {
+	t.Helper()
+	s, m := model.NewSynthetic(c, 1), memory{}
+	for i := range s.Tensors() {
+		w, err := s.Tensor(i.Name)
+		require.NoError(t, err)
+		m[i.Name] = w
+	}
+	return m
+}
+
+// TestLoadListsEveryMismatch: all that is missing, wrong or unexpected, at once.
+func TestLoadListsEveryMismatch(t *testing.T) {
+	c := parse(t, tinyConfig)
+	src := synthetic(t, c)
+	const experts = "model.layers.1.mlp.experts."
+	delete(src, experts+"3.up_proj.weight")
+	delete(src, "model.norm.weight")
+	src["model.layers.0.self_attn.q_proj.weight"] = tensor.Tensor{DType: tensor.BF16, Shape: []int{8, 4}}
+	src["lm_head.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{11, 8}}
+	src[experts+"5.up_proj.weight"] = src[experts+"4.up_proj.weight"]
+	src["model.layers.2.input_layernorm.weight"] = src["model.layers.1.input_layernorm.weight"]
+
+	_, err := model.Load(c, src)
+	var mismatch *model.MismatchError
+	require.ErrorAs(t, err, &mismatch)
+	require.Equal(t, []string{
+		experts + "3.up_proj.weight: missing, shape [4 8] is due",
+		"model.norm.weight: missing, shape [8] is due",
+		"model.layers.0.self_attn.q_proj.weight: shape [8 4], config says [8 8]",
+		"lm_head.weight: dtype F8_E4M3, the model computes with F32, F16 and BF16",
+		`"` + experts + `5.up_proj.weight": unexpected, shape [4 8]`,
+		`"model.layers.2.input_layernorm.weight": unexpected, shape [8]`,
+	}, mismatch.Findings())
+	require.NotContains(t, err.Error(), "\n")
+}
+
+// TestMismatchMessageIsBounded: twenty findings, then how many more.
+func TestMismatchMessageIsBounded(t *testing.T) {
+	_, err := model.Load(parse(t, tinyConfig), memory{})
+	require.Contains(t, err.Error(), "37 findings")
+	require.Contains(t, err.Error(), "; and 17 more")
+}
+
+// TestIgnoredTensors are accepted: buffers of old checkpoints, and the stored head of
+// a model that ties it to the embedding.
+func TestIgnoredTensors(t *testing.T) {
+	c := parse(t, strings.Replace(tinyConfig, "{", `{"tie_word_embeddings":true,`, 1))
+	src := synthetic(t, c)
+	require.NotContains(t, src, "lm_head.weight")
+	src["lm_head.weight"] = src["model.embed_tokens.weight"]
+	src["model.layers.1.self_attn.rotary_emb.inv_freq"] = tensor.Tensor{DType: tensor.F32, Shape: []int{2}}
+	m, err := model.Load(c, src)
+	require.NoError(t, err)
+	require.Equal(t, "model.embed_tokens.weight", m.LMHead.Weight.Name)
+}
+
+// TestForwardRefusesBadInput before it computes anything.
+func TestForwardRefusesBadInput(t *testing.T) {
+	c := parse(t, tinyConfig)
+	m, err := model.Load(c, synthetic(t, c))
+	require.NoError(t, err)
+	ctx := context.Background()
+	for want, in := range map[string]model.Input{
+		"input_ids[1, 0]: 11 is not in the vocabulary of 11": {Batch: 2, Seq: 2, InputIDs: []int{0, 1, 11, 2}},
+		"input_ids[0, 1]: -1 is not in the vocabulary":       {Batch: 1, Seq: 2, InputIDs: []int{0, -1}},
+		"3 ids and 0 mask values for a batch of 1 × 2":       {Batch: 1, Seq: 2, InputIDs: []int{0, 1, 2}},
+		"2 ids and 1 mask values":                            {Batch: 1, Seq: 2, InputIDs: []int{0, 1}, AttentionMask: []int{1}},
+		"0 ids and 0 mask values for a batch of 0 × 0":       {},
+	} {
+		_, err := m.Forward(ctx, &in, model.Options{})
+		require.ErrorContains(t, err, want)
+	}
+	good := &model.Input{Batch: 1, Seq: 2, InputIDs: []int{0, 1}}
+	_, err = m.Forward(ctx, good, model.Options{DType: tensor.I64})
+	require.ErrorContains(t, err, "not F32, BF16 or F16")
+	done, cancel := context.WithCancel(ctx)
+	cancel()
+	_, err = m.Forward(done, good, model.Options{})
+	require.ErrorIs(t, err, context.Canceled)
+	logits, err := m.Forward(ctx, good, model.Options{})
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 2, 11}, logits.Shape)
+}
+
+// TestWeightsAreCastToTheComputeDType: weights that BF16 cannot hold are rounded to it
+// first, as model.to(torch.bfloat16) does.
+func TestWeightsAreCastToTheComputeDType(t *testing.T) {
+	c := parse(t, tinyConfig)
+	wide, narrow := memory{}, memory{}
+	for name, w := range synthetic(t, c) {
+		values, err := w.Float32s(nil)
+		require.NoError(t, err)
+		for i := range values {
+			values[i] *= 1.0007
+		}
+		wide[name], err = tensor.FromFloat32s(tensor.F32, w.Shape, values)
+		require.NoError(t, err)
+		narrow[name], err = tensor.FromFloat32s(tensor.BF16, w.Shape, values)
+		require.NoError(t, err)
+	}
+	in := &model.Input{Batch: 1, Seq: 5, InputIDs: []int{1, 2, 3, 4, 5}}
+	var logits [2][]float32
+	for i, src := range []memory{wide, narrow} {
+		m, err := model.Load(c, src)
+		require.NoError(t, err)
+		y, err := m.Forward(context.Background(), in, model.Options{DType: tensor.BF16})
+		require.NoError(t, err)
+		logits[i] = y.Values
+	}
+	require.Equal(t, logits[1], logits[0])
+}
+
+// TestTopK: largest first, the lower expert among equals, as sets stable under order.
+func TestTopK(t *testing.T) {
+	scores := &model.Activation{Shape: []int{2, 4}, Values: []float32{0.1, 0.4, 0.4, 0.1, 0.25, 0.25, 0.25, 0.25}}
+	require.Equal(t, []int{1, 2, 0, 0, 1, 2}, model.TopK(scores, 3))
+}

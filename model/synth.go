@@ -1,0 +1,151 @@
+package model
+
+import (
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model/tensor"
+)
+
+// Synthetic is a source of deterministic weights for a config, all BF16. Nothing is
+// stored: a value follows from the seed, the tensor's name and the value's index,
+// so that any part of any tensor can be made at any time, with the same bits on
+// every machine. All arithmetic is float32 unless said otherwise:
+//
+//	key = fnv1a64(name) xor seed
+//	x_i = splitmix64 finaliser of key + (i+1)·0x9E3779B97F4A7C15, i the row-major index
+//	u_i = float32(x_i >> 40)·2^-23 - 1                      in [-1, 1)
+//	w_i = bf16, rounded to nearest, ties to even, of
+//	      1 + 0.1·u                     for tensors of rank 1
+//	      u · float32(sqrt(3))          for model.embed_tokens.weight
+//	      u · float32(1.5·sqrt(3/d))    for *.mlp.gate.weight, d the last dimension
+//	      u · float32(sqrt(3/d))        for every other matrix
+//
+// Square roots, and their product with 1.5, are float64. The scales keep the
+// variance of the residual stream near 1 and the gates decisive.
+type Synthetic struct {
+	config *config.Config
+	seed   uint64
+	infos  map[string]tensor.Info
+}
+
+// NewSynthetic returns the synthetic weights of c.
+func NewSynthetic(c *config.Config, seed uint64) *Synthetic {
+	s := &Synthetic{config: c, seed: seed, infos: map[string]tensor.Info{}}
+	for i := range s.Tensors() {
+		s.infos[i.Name] = i
+	}
+	return s
+}
+
+// Tensors yields every weight that the config implies, in the table's order.
+func (s *Synthetic) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for slot := range FamilyOf(s.config).Slots(s.config) {
+			if !yield(slot.Info(tensor.BF16)) {
+				return
+			}
+		}
+	}
+}
+
+// Tensor makes a whole tensor in memory.
+func (s *Synthetic) Tensor(name string) (tensor.Tensor, error) {
+	info, ok := s.infos[name]
+	if !ok {
+		return tensor.Tensor{}, fmt.Errorf("synthetic weights: %.200q: the config has no such tensor", name)
+	}
+	t := tensor.Tensor{DType: info.DType, Shape: info.Shape, Data: make([]byte, info.Bytes())}
+	return t, s.Fill(info, t.Data, 0)
+}
+
+// Fill writes the bytes of the tensor from offset on to dst. A tensor may be made in
+// parts of any size, in any order; the bytes are the same.
+func (s *Synthetic) Fill(info tensor.Info, dst []byte, offset int64) error {
+	if own, ok := s.infos[info.Name]; !ok || own.DType != info.DType || !slices.Equal(own.Shape, info.Shape) {
+		return fmt.Errorf("synthetic weights: %.200q: the config has no such tensor of %s %v", info.Name, info.DType, info.Shape)
+	}
+	if offset < 0 || offset+int64(len(dst)) > info.Bytes() {
+		return fmt.Errorf("synthetic weights: %s: bytes %d..%d of %d", info.Name, offset, offset+int64(len(dst)), info.Bytes())
+	}
+	g := generator{key: fnv1a64(info.Name) ^ s.seed}
+	g.base, g.scale = affine(info)
+	g.fill(dst, uint64(offset))
+	return nil
+}
+
+// affine returns the rule of a tensor's values, w = base + scale·u.
+func affine(info tensor.Info) (base, scale float32) {
+	switch d := info.Shape[len(info.Shape)-1]; {
+	case len(info.Shape) == 1:
+		return 1, 0.1
+	case info.Name == "model.embed_tokens.weight":
+		return 0, float32(math.Sqrt(3))
+	case strings.HasSuffix(info.Name, ".mlp.gate.weight"):
+		return 0, float32(1.5 * math.Sqrt(3/float64(d)))
+	default:
+		return 0, float32(math.Sqrt(3 / float64(d)))
+	}
+}
+
+// generator makes the values of one tensor.
+type generator struct {
+	key         uint64
+	base, scale float32
+}
+
+// fill writes the bytes from offset on; it may begin and end in the middle of a value.
+func (g generator) fill(dst []byte, offset uint64) {
+	i := offset / 2
+	if offset%2 == 1 && len(dst) > 0 {
+		dst[0] = byte(g.at(i) >> 8)
+		dst, i = dst[1:], i+1
+	}
+	n := len(dst) / 2
+	g.values(dst[:2*n], i)
+	if len(dst)%2 == 1 {
+		dst[2*n] = byte(g.at(i + uint64(n)))
+	}
+}
+
+// values writes the values from index i on, four at a time.
+func (g generator) values(dst []byte, i uint64) {
+	for len(dst) >= 8 {
+		four := uint64(g.at(i)) | uint64(g.at(i+1))<<16 | uint64(g.at(i+2))<<32 | uint64(g.at(i+3))<<48
+		binary.LittleEndian.PutUint64(dst, four)
+		dst, i = dst[8:], i+4
+	}
+	for ; len(dst) > 0; dst, i = dst[2:], i+1 {
+		binary.LittleEndian.PutUint16(dst, g.at(i))
+	}
+}
+
+// at returns the bits of value i. Every product is rounded before it is added: a
+// fused one would differ in the last bit. Values are finite, so that rounding to
+// BF16 needs no care for NaN.
+func (g generator) at(i uint64) uint16 {
+	u := float32(float32(int32(mix(g.key+(i+1)*0x9E3779B97F4A7C15)>>40))*0x1p-23) - 1
+	b := math.Float32bits(g.base + float32(g.scale*u))
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
+}
+
+// mix is the finaliser of splitmix64.
+func mix(z uint64) uint64 {
+	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
+	z = (z ^ z>>27) * 0x94D049BB133111EB
+	return z ^ z>>31
+}
+
+// fnv1a64 is the 64-bit FNV-1a hash.
+func fnv1a64(text string) uint64 {
+	h := uint64(0xcbf29ce484222325)
+	for i := range len(text) {
+		h = (h ^ uint64(text[i])) * 0x100000001b3
+	}
+	return h
+}
