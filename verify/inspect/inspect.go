@@ -1,0 +1,103 @@
+// Package inspect tells what is in a checkpoint: Summarize and List say what it
+// holds, Audit whether its parts fit together, Describe what its config implies.
+// Each returns a report that is JSON as it stands and that WriteText prints. Only
+// headers are looked at; the package opens no file and reads no weight.
+package inspect
+
+import (
+	"errors"
+	"iter"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// Checkpoint is what there is to inspect: everything that opening a checkpoint
+// told, which may be in any state of disrepair.
+type Checkpoint struct {
+	Path     string         // as it was given
+	Config   *config.Config // nil if it cannot be read; a Finding says why
+	Index    *Index         // nil if there is none, or it cannot be read
+	Files    []File         // the weight files whose headers could be read
+	Findings []Finding      // what was found while the files were read
+}
+
+// Index is the index of a sharded checkpoint.
+type Index struct {
+	File    string `json:"file"`
+	Tensors int    `json:"tensors"` // names that it lists
+	Shards  int    `json:"shards"`  // files that it names
+}
+
+// File is a weight file, by its header.
+type File struct {
+	Name    string
+	Size    int64 // in bytes
+	Tensors []tensor.Info
+}
+
+// Finding is one thing that is wrong, or odd, and where.
+type Finding struct {
+	Kind   Kind   `json:"kind"`
+	File   string `json:"file,omitempty"`   // relative to the checkpoint; empty for all of it
+	Tensor string `json:"tensor,omitempty"` // empty when it is not about one
+	Cause  string `json:"cause"`
+	Hint   string `json:"hint,omitempty"`
+}
+
+// Kind says how config, index and files disagree.
+type Kind string
+
+// The kinds of findings. All but Note keep the checkpoint from being used.
+const (
+	Broken     Kind = "broken"     // a file cannot be read, or contradicts the index
+	Missing    Kind = "missing"    // the config asks for a tensor that no file holds
+	Shape      Kind = "shape"      // a tensor has another shape than the config asks for
+	DType      Kind = "dtype"      // a tensor has a dtype that the model does not compute with
+	Unexpected Kind = "unexpected" // the config has no use for a tensor
+	Note       Kind = "note"       // odd, but a reader can live with it
+)
+
+// Tensor is one tensor of a checkpoint.
+type Tensor struct {
+	Name  string       `json:"name"`
+	DType tensor.DType `json:"dtype"`
+	Shape []int        `json:"shape"`
+	Bytes int64        `json:"bytes"`
+	File  string       `json:"file"`
+}
+
+// tensors returns all tensors, file after file.
+func (c *Checkpoint) tensors() []Tensor {
+	all := []Tensor{}
+	for _, f := range c.Files {
+		for _, i := range f.Tensors {
+			all = append(all, Tensor{i.Name, i.DType, i.Shape, i.Bytes(), f.Name})
+		}
+	}
+	return all
+}
+
+// headers is the checkpoint as a source that has no data.
+type headers struct{ *Checkpoint }
+
+var _ model.Source = headers{}
+
+// Tensors yields the header entries, file after file.
+func (h headers) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for _, f := range h.Files {
+			for _, i := range f.Tensors {
+				if !yield(i) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Tensor is an error always.
+func (headers) Tensor(string) (tensor.Tensor, error) {
+	return tensor.Tensor{}, errors.New("only headers were read")
+}

@@ -1,0 +1,262 @@
+package inspect
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+func parse(t *testing.T, text string) *config.Config {
+	t.Helper()
+	c, err := config.Parse(strings.NewReader(text))
+	require.NoError(t, err)
+	return c
+}
+
+func fixture(t *testing.T, path ...string) *config.Config {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(append([]string{"..", "..", "fixtures"}, path...)...))
+	require.NoError(t, err)
+	return parse(t, string(data))
+}
+
+// whole returns a checkpoint of two files that fits its config.
+func whole(c *config.Config) *Checkpoint {
+	infos := slices.Collect(model.NewSynthetic(c, 0).Tensors())
+	half := len(infos) / 2
+	return &Checkpoint{Path: "ckpt", Config: c, Index: &Index{"model.safetensors.index.json", len(infos), 2},
+		Files: []File{{"a.safetensors", 1 << 20, infos[:half]}, {"b.safetensors", 1 << 20, infos[half:]}}}
+}
+
+// printed returns a report as text.
+func printed(t *testing.T, report interface{ WriteText(io.Writer) error }) string {
+	t.Helper()
+	var out strings.Builder
+	require.NoError(t, report.WriteText(&out))
+	return out.String()
+}
+
+func TestWholeCheckpointIsClean(t *testing.T) {
+	for _, name := range []string{"v1-base", "v1-dense", "v1-rope-linear-tied-bias", "v1-16b-slice"} {
+		c := whole(fixture(t, name, "checkpoint", "config.json"))
+		a := Audit(c)
+		assert.True(t, a.Clean, name)
+		assert.Empty(t, a.Findings, name)
+		assert.Len(t, a.Checked, 3, name)
+		assert.Equal(t, []string{"the values of the weights"}, a.NotChecked, name)
+		assert.True(t, strings.HasPrefix(printed(t, a), "ckpt: clean\n"), name)
+	}
+}
+
+func TestAuditFindings(t *testing.T) {
+	base := func(t *testing.T) *config.Config { return fixture(t, "v1-base", "checkpoint", "config.json") }
+	with := func(t *testing.T, key, value string) *config.Config {
+		c, err := base(t).Override(map[string]jsontext.Value{key: jsontext.Value(value)})
+		require.NoError(t, err)
+		return c
+	}
+	for name, test := range map[string]struct {
+		damage func(t *testing.T, c *Checkpoint)
+		want   []string // rows of the text
+		lacks  string
+	}{
+		"more experts in the config": {
+			func(t *testing.T, c *Checkpoint) { c.Config = with(t, "n_routed_experts", "18") },
+			[]string{
+				"missing: model.layers.{1..3}.mlp.experts.{16..17}.up_proj.weight (6 tensors): the config asks for it, shape [24 64]",
+				"shape: model.layers.{1..3}.mlp.gate.weight (3 tensors): [16 64], the config asks for [18 64]",
+				"hint: see n_routed_experts 18, first_k_dense_replace 1, moe_layer_freq 1, hidden_size 64",
+			}, "unexpected",
+		},
+		"fewer layers in the config": {
+			func(t *testing.T, c *Checkpoint) { c.Config = with(t, "num_hidden_layers", "3") },
+			[]string{"unexpected: model.layers.3.mlp.experts.{0..15}.down_proj.weight (16 tensors): the config has no use for it, shape [64 24]",
+				"hint: num_hidden_layers is 3"}, "missing",
+		},
+		"tied head": {
+			func(t *testing.T, c *Checkpoint) {
+				c.Files[1].Tensors = slices.DeleteFunc(slices.Clone(c.Files[1].Tensors), func(i tensor.Info) bool { return i.Name == "lm_head.weight" })
+			},
+			[]string{"missing: lm_head.weight: the config asks for it, shape [256 64]", "hint: see tie_word_embeddings false"}, "unexpected",
+		},
+		"dtype that the model does not compute with": {
+			func(t *testing.T, c *Checkpoint) { c.Files[0].Tensors[0].DType = tensor.I8 },
+			[]string{"dtype: model.embed_tokens.weight: I8, the model computes with F32, F16 and BF16"}, "missing",
+		},
+		"foreign name": {
+			func(t *testing.T, c *Checkpoint) {
+				c.Files[1].Tensors = append(slices.Clone(c.Files[1].Tensors), tensor.Info{Name: "\x1b[2J", DType: tensor.BF16, Shape: []int{1}})
+			},
+			[]string{`unexpected: "\x1b[2J": the config has no use for it, shape [1]`, "hint: no weight of model_type deepseek has this name"}, "missing",
+		},
+		"torch_dtype of another checkpoint": {
+			func(t *testing.T, c *Checkpoint) { c.Config = with(t, "torch_dtype", `"float16"`) },
+			[]string{"no problems, 1 note", "note: config.json: torch_dtype is float16, but no tensor is F16"}, "missing",
+		},
+		"file that cannot be read": {
+			func(t *testing.T, c *Checkpoint) {
+				c.Files = c.Files[:1]
+				c.Findings = []Finding{{Kind: Broken, File: "b.safetensors", Cause: "file is empty"}}
+			},
+			[]string{"1 problem\n", "broken: b.safetensors: file is empty", "not checked  which weights are missing: not every file could be read"}, "missing: model",
+		},
+		"config that cannot be read": {
+			func(t *testing.T, c *Checkpoint) {
+				c.Config = nil
+				c.Findings = []Finding{{Kind: Broken, File: "config.json", Cause: "missing"}}
+			},
+			[]string{"1 problem\n", "broken: config.json: missing", "not checked  the tensors against the config: config.json cannot be used"}, "missing: model",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := whole(base(t))
+			test.damage(t, c)
+			a := Audit(c)
+			assert.False(t, a.Clean)
+			got := printed(t, a)
+			for _, want := range test.want {
+				assert.Contains(t, got, want)
+			}
+			assert.NotContains(t, got, test.lacks)
+		})
+	}
+}
+
+// TestBrokenTensorDoesNotHideMissingOnes: a finding about a file that was read says
+// nothing about what is missing.
+func TestBrokenTensorDoesNotHideMissingOnes(t *testing.T) {
+	c := whole(fixture(t, "v1-base", "checkpoint", "config.json"))
+	c.Files[0].Tensors = c.Files[0].Tensors[1:]
+	c.Findings = []Finding{
+		{Broken, "a.safetensors", "model.embed_tokens.weight", "missing, though the index puts it here", ""},
+		{Broken, "model.safetensors.index.json", "", "odd", ""},
+	}
+	kinds := []Kind{}
+	for _, f := range Audit(c).Findings {
+		kinds = append(kinds, f.Kind)
+	}
+	assert.Equal(t, []Kind{Broken, Broken, Missing}, kinds)
+}
+
+func TestManyFindingsAreCutInText(t *testing.T) {
+	var many []Finding
+	for i := range 200 {
+		many = append(many, Finding{Kind: Note, File: fmt.Sprint("file", i), Cause: "odd"})
+	}
+	var out strings.Builder
+	require.NoError(t, writeFindings(&out, many, 10))
+	assert.Equal(t, 11, strings.Count(out.String(), "\n"))
+	assert.Contains(t, out.String(), "… and 190 more; dsmoe inspect audit --json lists every finding")
+}
+
+func TestListNeedsNoConfig(t *testing.T) {
+	c := whole(fixture(t, "v1-base", "checkpoint", "config.json"))
+	c.Config = nil
+	c.Findings = []Finding{{Kind: Broken, File: "config.json", Cause: "missing"}}
+	l := List(c)
+	assert.Empty(t, l.Broken)
+	assert.True(t, slices.IsSortedFunc(l.Tensors, func(a, b Tensor) int { return compareNames(a.Name, b.Name) }))
+
+	p := l.Fold()
+	sum, bytes := 0, int64(0)
+	for _, x := range p.Patterns {
+		sum += x.Count
+		bytes += x.Bytes
+	}
+	assert.Equal(t, len(l.Tensors), sum)
+	assert.Equal(t, l.Bytes, bytes)
+	assert.Contains(t, printed(t, p), "model.layers.{1..3}.mlp.experts.{0..15}.up_proj.weight    x48  BF16  [24 64]   144.00 KiB  2 shards\n")
+}
+
+// TestFoldKeepsShapesAndDTypesApart: tensors fold only with their like.
+func TestFoldKeepsShapesAndDTypesApart(t *testing.T) {
+	c := &Checkpoint{Files: []File{{Name: "f", Tensors: []tensor.Info{
+		{Name: "a.0", DType: tensor.F32, Shape: []int{2}},
+		{Name: "a.1", DType: tensor.F16, Shape: []int{2}},
+		{Name: "a.2", DType: tensor.F32, Shape: []int{2}},
+		{Name: "a.3", DType: tensor.F32, Shape: []int{3}},
+	}}}}
+	var got []string
+	for _, p := range List(c).Fold().Patterns {
+		got = append(got, p.Name)
+	}
+	assert.Equal(t, []string{"a.{0,2}", "a.1", "a.3"}, got)
+}
+
+func TestSummary(t *testing.T) {
+	c := whole(fixture(t, "v1-base", "checkpoint", "config.json"))
+	c.Files[0].Tensors[0].DType = tensor.F32
+	s := Summarize(c)
+	assert.Equal(t, &Layers{4, 1, 3}, s.Layers)
+	assert.Equal(t, &Experts{16, 4, 2}, s.Experts)
+	assert.Equal(t, []DTypeSum{{tensor.BF16, s.Tensors - 1, s.Bytes - 256*64*4}, {tensor.F32, 1, 256 * 64 * 4}}, s.DTypes)
+	assert.Zero(t, s.Problems)
+	assert.Contains(t, printed(t, s), "audit       clean")
+
+	c.Config = nil
+	c.Findings = []Finding{{Kind: Broken, File: "config.json", Cause: "missing"}, {Kind: Note, Cause: "odd"}}
+	s = Summarize(c)
+	assert.Equal(t, 1, s.Problems)
+	assert.Nil(t, s.Parameters)
+	assert.Contains(t, printed(t, s), "unknown: config.json cannot be used")
+	assert.Contains(t, printed(t, s), "1 problem, 1 note")
+}
+
+func TestArchOf16B(t *testing.T) {
+	a := Describe("config.json", fixture(t, "states", "deepseek-moe-16b", "config.json"), 0)
+	assert.Equal(t, ModuleCount{"total", 5466, 16_375_728_128, 2_828_650_496, 5_237_637_120}, a.Total)
+	assert.Equal(t, ActivatedCounts{2_828_650_496, 2_618_935_296, 2_409_220_096}, a.Activated)
+	assert.Equal(t, WeightBytes{tensor.BF16, 32_751_456_256}, a.Weights)
+	assert.Equal(t, ForwardFLOPs{4096, 5_237_637_120, 939_524_096, 6_177_161_216}, a.Forward)
+	assert.Equal(t, KVCache{tensor.BF16, 229_376, 4096, 896 << 20}, a.KVCache)
+	assert.Equal(t, "74974368", a.Choice.Combinations)
+	assert.InDelta(t, 26.16, a.Choice.Log2, 0.005)
+	assert.Equal(t, 6.0/64, a.Choice.Sparsity)
+	assert.Contains(t, printed(t, a), "C(64,6) = 74,974,368 = 2^26.2 sets of experts")
+}
+
+func TestArchOfADenseModelHasNoExperts(t *testing.T) {
+	a := Describe("x", fixture(t, "v1-dense", "checkpoint", "config.json"), 7)
+	assert.Nil(t, a.Experts)
+	assert.Nil(t, a.Choice)
+	assert.Equal(t, 7, a.Forward.Positions)
+	assert.NotContains(t, printed(t, a), "C(")
+}
+
+func TestArchSaysWhenItAssumesADType(t *testing.T) {
+	a := Describe("x", parse(t, `{"model_type": "deepseek"}`), 0)
+	assert.Equal(t, tensor.F32, a.Weights.DType)
+	assert.Contains(t, printed(t, a), "assumed: the config has no torch_dtype")
+}
+
+func TestLog2OfAnySize(t *testing.T) {
+	assert.Zero(t, log2(big.NewInt(1)))
+	assert.Equal(t, 32.0, log2(big.NewInt(1<<32)))
+	assert.Equal(t, 4000.0, log2(new(big.Int).Lsh(big.NewInt(1), 4000)))
+	assert.InDelta(t, math.Log2(74974368), log2(big.NewInt(74974368)), 1e-12)
+}
+
+// TestReportsHaveListsNotNull: a list with nothing in it is [] in JSON.
+func TestReportsHaveListsNotNull(t *testing.T) {
+	empty := &Checkpoint{Path: "x"}
+	for _, report := range []any{Summarize(empty), List(empty), List(empty).Fold(), Audit(empty)} {
+		data, err := json.Marshal(report)
+		require.NoError(t, err)
+		assert.NotContains(t, string(data), "null")
+	}
+}

@@ -1,0 +1,158 @@
+package inspect
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+
+	"dsmoe/model/tensor"
+)
+
+// Listing is every tensor whose header could be read, in the order of names,
+// numbers by value. It does not need a config.
+type Listing struct {
+	Path    string    `json:"path"`
+	Tensors []Tensor  `json:"tensors"`
+	Bytes   int64     `json:"bytes"` // of all tensors
+	Broken  []Finding `json:"broken"`
+}
+
+// List lists the tensors of c. Broken says which files are not in the list, or not
+// as the index has them; what the config says does not matter.
+func List(c *Checkpoint) *Listing {
+	l := &Listing{Path: c.Path, Tensors: c.tensors(), Broken: c.brokenFiles()}
+	slices.SortStableFunc(l.Tensors, func(a, b Tensor) int { return compareNames(a.Name, b.Name) })
+	for _, t := range l.Tensors {
+		l.Bytes += t.Bytes
+	}
+	return l
+}
+
+// brokenFiles returns the findings that are about weight files and the index.
+func (c *Checkpoint) brokenFiles() []Finding {
+	found := []Finding{}
+	for _, f := range c.Findings {
+		if f.Kind == Broken && f.File != configFile {
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+const configFile = "config.json"
+
+// WriteText writes a line per tensor and a total.
+func (l *Listing) WriteText(w io.Writer) error {
+	t := table{align: "lllrl"}
+	for _, x := range l.Tensors {
+		t.add(plain(x.Name), x.DType.String(), fmt.Sprint(x.Shape), iec(x.Bytes), plain(x.File))
+	}
+	if err := t.write(w); err != nil {
+		return err
+	}
+	return writeTotal(w, len(l.Tensors), l.Bytes, l.Broken)
+}
+
+// Fold returns the listing with a row per pattern.
+func (l *Listing) Fold() *Patterns {
+	p := &Patterns{Path: l.Path, Patterns: []Pattern{}, Tensors: len(l.Tensors), Bytes: l.Bytes, Broken: l.Broken}
+	for _, alike := range l.alike() {
+		p.Patterns = append(p.Patterns, foldAlike(alike)...)
+	}
+	slices.SortStableFunc(p.Patterns, func(a, b Pattern) int { return compareNames(a.first, b.first) })
+	return p
+}
+
+// alike divides the tensors by dtype and shape.
+func (l *Listing) alike() [][]Tensor {
+	var groups [][]Tensor
+	at := map[string]int{}
+	for _, t := range l.Tensors {
+		key := fmt.Sprint(t.DType, t.Shape)
+		i, ok := at[key]
+		if !ok {
+			i = len(groups)
+			at[key] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], t)
+	}
+	return groups
+}
+
+// foldAlike folds tensors of one dtype and shape.
+func foldAlike(alike []Tensor) []Pattern {
+	files := map[string][]string{}
+	var names []string
+	for _, t := range alike {
+		names = append(names, t.Name)
+		files[t.Name] = append(files[t.Name], t.File)
+	}
+	var rows []Pattern
+	for _, p := range fold(names) {
+		row := Pattern{Name: p.text, DType: alike[0].DType, Shape: alike[0].Shape, first: p.names[0]}
+		for _, name := range p.names {
+			row.Files = append(row.Files, files[name]...)
+		}
+		row.Count = len(row.Files)
+		row.Bytes = int64(row.Count) * alike[0].Bytes
+		slices.Sort(row.Files)
+		row.Files = slices.Compact(row.Files)
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// Patterns is a listing in which tensors that differ only in the numbers of their
+// names share a row.
+type Patterns struct {
+	Path     string    `json:"path"`
+	Patterns []Pattern `json:"patterns"`
+	Tensors  int       `json:"tensors"`
+	Bytes    int64     `json:"bytes"` // of all tensors
+	Broken   []Finding `json:"broken"`
+}
+
+// Pattern is tensors of one dtype and one shape. Name holds sets of numbers, each
+// combination of which is a tensor:
+//
+//	model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight
+type Pattern struct {
+	Name  string       `json:"pattern"`
+	Count int          `json:"count"`
+	DType tensor.DType `json:"dtype"`
+	Shape []int        `json:"shape"` // of one tensor
+	Bytes int64        `json:"bytes"` // of all of them
+	Files []string     `json:"files"`
+
+	first string // of the names
+}
+
+// WriteText writes a line per pattern and a total.
+func (p *Patterns) WriteText(w io.Writer) error {
+	t := table{align: "lrllrl"}
+	for _, x := range p.Patterns {
+		t.add(plain(x.Name), "x"+strconv.Itoa(x.Count), x.DType.String(), fmt.Sprint(x.Shape), iec(x.Bytes), x.where())
+	}
+	if err := t.write(w); err != nil {
+		return err
+	}
+	return writeTotal(w, p.Tensors, p.Bytes, p.Broken)
+}
+
+// where names the file that holds the pattern, or how many do.
+func (p *Pattern) where() string {
+	if len(p.Files) == 1 {
+		return plain(p.Files[0])
+	}
+	return plural(len(p.Files), "shard")
+}
+
+// writeTotal ends a listing.
+func writeTotal(w io.Writer, tensors int, bytes int64, broken []Finding) error {
+	if _, err := fmt.Fprintf(w, "%s, %s\n", plural(tensors, "tensor"), iec(bytes)); err != nil {
+		return err
+	}
+	return writeFindings(w, broken, maxLines)
+}

@@ -1,0 +1,167 @@
+package inspect
+
+// Tensor names and the numbers in them: layers and experts. Names are compared
+// number by number, and many are folded into one pattern.
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// hole stands for a number in a template. No tensor name holds it.
+const hole = "\x00"
+
+// split takes the numbers out of a name: "layers.3.mlp.experts.17.up" gives
+// "layers.H.mlp.experts.H.up", H the hole, and [3 17].
+func split(name string) (template string, numbers []int) {
+	parts := strings.Split(name, ".")
+	for i, part := range parts {
+		if n, ok := number(part); ok {
+			numbers = append(numbers, n)
+			parts[i] = hole
+		}
+	}
+	return strings.Join(parts, "."), numbers
+}
+
+// number reads a component that is a number as it is usually written.
+func number(part string) (int, bool) {
+	n, err := strconv.Atoi(part)
+	return n, err == nil && n >= 0 && strconv.Itoa(n) == part
+}
+
+// compareNames orders names component by component: numbers by value, before text.
+func compareNames(a, b string) int {
+	return slices.CompareFunc(strings.Split(a, "."), strings.Split(b, "."), compareParts)
+}
+
+func compareParts(a, b string) int {
+	x, isX := number(a)
+	y, isY := number(b)
+	switch {
+	case isX && isY:
+		return cmp.Compare(x, y)
+	case isX:
+		return -1
+	case isY:
+		return 1
+	}
+	return cmp.Compare(a, b)
+}
+
+// box is the product of sets of numbers, one set per hole of a template. The sets
+// are ascending.
+type box [][]int
+
+// fill writes the box into the holes of a template:
+// "layers.{1..27}.mlp.experts.{0..63}.up".
+func (b box) fill(template string) string {
+	for _, set := range b {
+		template = strings.Replace(template, hole, formatSet(set), 1)
+	}
+	return template
+}
+
+// formatSet writes ascending numbers as "3", "{0..63}" or "{0,2..5}".
+func formatSet(set []int) string {
+	if len(set) == 1 {
+		return strconv.Itoa(set[0])
+	}
+	var ranges []string
+	for len(set) > 0 {
+		n := 1
+		for n < len(set) && set[n] == set[0]+n {
+			n++
+		}
+		if n == 1 {
+			ranges = append(ranges, strconv.Itoa(set[0]))
+		} else {
+			ranges = append(ranges, fmt.Sprintf("%d..%d", set[0], set[n-1]))
+		}
+		set = set[n:]
+	}
+	return "{" + strings.Join(ranges, ",") + "}"
+}
+
+// boxes divides tuples of the same length, ascending and distinct, into boxes:
+// first numbers that go with the same rest share theirs. Tuples that are a product
+// of sets give one box.
+func boxes(tuples [][]int) []box {
+	if len(tuples) > 0 && len(tuples[0]) == 0 {
+		return []box{{}}
+	}
+	var all []box
+	at := map[string]int{} // a rest to its first box in all
+	for len(tuples) > 0 {
+		first, n := tuples[0][0], 1
+		for n < len(tuples) && tuples[n][0] == first {
+			n++
+		}
+		rest := boxes(tails(tuples[:n]))
+		tuples = tuples[n:]
+		key := fmt.Sprint(rest)
+		i, seen := at[key]
+		if !seen {
+			at[key] = len(all)
+			for _, r := range rest {
+				all = append(all, append(box{{first}}, r...))
+			}
+			continue
+		}
+		for k := range rest {
+			all[i+k][0] = append(all[i+k][0], first)
+		}
+	}
+	return all
+}
+
+func tails(tuples [][]int) [][]int {
+	rest := make([][]int, len(tuples))
+	for i, t := range tuples {
+		rest[i] = t[1:]
+	}
+	return rest
+}
+
+// names returns the names that a template stands for, numbers ascending.
+func (b box) names(template string) []string {
+	if len(b) == 0 {
+		return []string{template}
+	}
+	var all []string
+	for _, n := range b[0] {
+		all = append(all, b[1:].names(strings.Replace(template, hole, strconv.Itoa(n), 1))...)
+	}
+	return all
+}
+
+// pattern is a set of names that differ in numbers only.
+type pattern struct {
+	text  string // as box.fill writes it
+	names []string
+}
+
+// fold writes names, in any order, as patterns in the order of their first names.
+func fold(names []string) []pattern {
+	names = slices.SortedFunc(slices.Values(names), compareNames)
+	var templates []string
+	tuples := map[string][][]int{}
+	for _, name := range slices.Compact(names) {
+		t, numbers := split(name)
+		if tuples[t] == nil {
+			templates = append(templates, t)
+		}
+		tuples[t] = append(tuples[t], numbers)
+	}
+	var all []pattern
+	for _, t := range templates {
+		for _, b := range boxes(tuples[t]) {
+			all = append(all, pattern{b.fill(t), b.names(t)})
+		}
+	}
+	slices.SortFunc(all, func(a, b pattern) int { return compareNames(a.names[0], b.names[0]) })
+	return all
+}

@@ -1,0 +1,171 @@
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// Summary is a checkpoint at a glance. What the config tells is absent if the
+// config cannot be used.
+type Summary struct {
+	Path       string      `json:"path"`
+	ModelType  string      `json:"model_type,omitempty"`
+	Layers     *Layers     `json:"layers,omitempty"`
+	Experts    *Experts    `json:"experts,omitempty"` // absent if the model is dense
+	Parameters *Parameters `json:"parameters,omitempty"`
+	Tensors    int         `json:"tensors"`
+	Bytes      int64       `json:"bytes"` // of all tensors
+	DTypes     []DTypeSum  `json:"dtypes"`
+	Files      []FileSum   `json:"files"`
+	Problems   int         `json:"problems"` // findings that are not notes
+	Findings   []Finding   `json:"findings"` // as Audit reports them
+}
+
+// Layers counts the decoder layers.
+type Layers struct {
+	Total int `json:"total"`
+	Dense int `json:"dense"`
+	MoE   int `json:"moe"`
+}
+
+// Experts is the shape of a mixture.
+type Experts struct {
+	Routed   int `json:"routed"`    // n_routed_experts
+	PerToken int `json:"per_token"` // num_experts_per_tok
+	Shared   int `json:"shared"`    // n_shared_experts
+}
+
+// Parameters counts the weights that the config implies.
+type Parameters struct {
+	Total     int64 `json:"total"`
+	Activated int64 `json:"activated"` // that one token uses, embeddings included
+}
+
+// DTypeSum is how much of a checkpoint is of one dtype.
+type DTypeSum struct {
+	DType   tensor.DType `json:"dtype"`
+	Tensors int          `json:"tensors"`
+	Bytes   int64        `json:"bytes"`
+}
+
+// FileSum is one weight file.
+type FileSum struct {
+	Name    string `json:"name"`
+	Tensors int    `json:"tensors"`
+	Size    int64  `json:"size"` // in bytes, header included
+}
+
+// Summarize sums up c, and audits it.
+func Summarize(c *Checkpoint) *Summary {
+	tensors := c.tensors()
+	s := &Summary{Path: c.Path, Tensors: len(tensors), Bytes: c.bytes(), DTypes: sumDTypes(tensors), Files: []FileSum{}}
+	for _, f := range c.Files {
+		s.Files = append(s.Files, FileSum{f.Name, len(f.Tensors), f.Size})
+	}
+	if c.Config != nil {
+		sum := model.CountModules(c.Config).Sum()
+		s.ModelType = c.Config.ModelType
+		s.Layers, s.Experts = layersOf(c.Config), expertsOf(c.Config)
+		s.Parameters = &Parameters{sum.Parameters, sum.Activated}
+	}
+	s.Findings = Audit(c).Findings
+	for _, f := range s.Findings {
+		if f.Kind != Note {
+			s.Problems++
+		}
+	}
+	return s
+}
+
+func layersOf(c *config.Config) *Layers {
+	l := &Layers{Total: c.NumHiddenLayers}
+	for i := range l.Total {
+		if c.IsMoE(i) {
+			l.MoE++
+		}
+	}
+	l.Dense = l.Total - l.MoE
+	return l
+}
+
+func expertsOf(c *config.Config) *Experts {
+	if c.NRoutedExperts == 0 {
+		return nil
+	}
+	return &Experts{c.NRoutedExperts, c.NumExpertsPerTok, c.NSharedExperts}
+}
+
+// sumDTypes adds up the tensors by dtype, most bytes first.
+func sumDTypes(tensors []Tensor) []DTypeSum {
+	sums := []DTypeSum{}
+	for _, t := range tensors {
+		i := slices.IndexFunc(sums, func(s DTypeSum) bool { return s.DType == t.DType })
+		if i < 0 {
+			i = len(sums)
+			sums = append(sums, DTypeSum{DType: t.DType})
+		}
+		sums[i].Tensors++
+		sums[i].Bytes += t.Bytes
+	}
+	slices.SortFunc(sums, func(a, b DTypeSum) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.DType, b.DType))
+	})
+	return sums
+}
+
+// summaryLines is how many lines of findings a summary shows.
+const summaryLines = 5
+
+// WriteText writes a line per fact, then the first findings.
+func (s *Summary) WriteText(w io.Writer) error {
+	if _, err := fmt.Fprintln(w, plain(s.Path)); err != nil {
+		return err
+	}
+	t := table{align: "ll", indent: "  "}
+	t.add("family", s.family())
+	if s.ModelType != "" {
+		t.add("layers", s.Layers.String())
+		t.add("experts", s.Experts.String())
+		t.add("parameters", s.Parameters.String())
+	}
+	t.add("weights", fmt.Sprintf("%s in %s, %s", plural(s.Tensors, "tensor"), plural(len(s.Files), "file"), iec(s.Bytes)))
+	for i, d := range s.DTypes {
+		t.add([]string{"dtypes", ""}[min(i, 1)], fmt.Sprintf("%s %s, %s", d.DType, plural(d.Tensors, "tensor"), iec(d.Bytes)))
+	}
+	t.add("audit", verdict(s.Findings))
+	if err := t.write(w); err != nil {
+		return err
+	}
+	return writeFindings(w, s.Findings, summaryLines)
+}
+
+func (s *Summary) family() string {
+	if s.ModelType == "" {
+		return "unknown: config.json cannot be used"
+	}
+	return s.ModelType
+}
+
+// String returns "28: 1 dense, 27 MoE".
+func (l *Layers) String() string {
+	return fmt.Sprintf("%d: %d dense, %d MoE", l.Total, l.Dense, l.MoE)
+}
+
+// String returns "64 routed, 6 per token, 2 shared"; nil is "none".
+func (e *Experts) String() string {
+	if e == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%d routed, %d per token, %d shared", e.Routed, e.PerToken, e.Shared)
+}
+
+// String returns "16,375,728,128, of which a token uses 2,828,650,496 (17.27 %)".
+func (p *Parameters) String() string {
+	return fmt.Sprintf("%s, of which a token uses %s (%s)", grouped(p.Total), grouped(p.Activated), percent(p.Activated, p.Total))
+}
