@@ -1,0 +1,192 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"dsmoe/convert"
+	"dsmoe/verify/inspect"
+)
+
+func newInspect() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "inspect CHECKPOINT",
+		Short: "Say what is in a checkpoint",
+		Long: `Sums up a checkpoint: its family, layers and experts, parameters in total and used
+by one token, tensors, dtypes, sizes, and the first findings of inspect audit.
+
+CHECKPOINT is a directory with config.json and model.safetensors, or shards with
+model.safetensors.index.json; or one .safetensors file beside its config.json. Only
+headers are read, never a weight.`,
+		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
+  dsmoe inspect --json fixtures/v1-base/checkpoint | jq .parameters.activated`,
+		Args:        args("CHECKPOINT"),
+		Annotations: exits("the checkpoint can be used", "it was read, and there are problems"),
+	}
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := scan(args[0])
+		if err != nil {
+			return err
+		}
+		s := inspect.Summarize(c)
+		return answer(printReport(cmd, s, *asJSON), s.Problems == 0)
+	}
+	cmd.AddCommand(newInspectLs(), newInspectAudit(), newInspectArch())
+	return cmd
+}
+
+func newInspectLs() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ls CHECKPOINT",
+		Short: "List the tensors of a checkpoint",
+		Long: `Lists every tensor with its dtype, shape, size and file, in the order of names,
+numbers by value, so that the lists of two checkpoints can be compared with diff.
+
+With --fold, tensors of one dtype and shape whose names differ only in numbers share
+a row: model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight stands for 1728 of
+them. The config plays no part: ls works where it is missing or does not fit.`,
+		Example: `  dsmoe inspect ls fixtures/v1-base/checkpoint
+  dsmoe inspect ls --fold fixtures/v1-base/checkpoint
+  diff <(dsmoe inspect ls A) <(dsmoe inspect ls B)`,
+		Args:        args("CHECKPOINT"),
+		Annotations: exits("all tensors are listed", "some files cannot be read, or disagree with the index"),
+	}
+	asJSON := jsonFlag(cmd)
+	fold := cmd.Flags().Bool("fold", false, "one row for names that differ only in numbers")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := scan(args[0])
+		if err != nil {
+			return err
+		}
+		l := inspect.List(c)
+		var r report = l
+		if *fold {
+			r = l.Fold()
+		}
+		return answer(printReport(cmd, r, *asJSON), len(l.Broken) == 0)
+	}
+	return cmd
+}
+
+func newInspectAudit() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "audit CHECKPOINT",
+		Short: "Hold the config, the index and the tensors against each other",
+		Long: `Checks everything that headers can tell: that each file is a well-formed safetensors
+file of its full length; that the index and the shards name the same tensors; that
+the tensors have exactly the names and shapes that config.json implies.
+
+A finding is broken (a file cannot be read, or contradicts the index), missing, shape,
+dtype or unexpected (a tensor is not what the config asks for), or a note. Those that
+differ only in numbers share a line; --json has one entry for each. A checkpoint that
+is broken is audited as far as it can be read; the report says what was not checked.
+The values of the weights never are: see dsmoe verify.`,
+		Example: `  dsmoe inspect audit fixtures/v1-base/checkpoint
+  dsmoe inspect audit --json CHECKPOINT | jq -r '.findings[].tensor'`,
+		Args:        args("CHECKPOINT"),
+		Annotations: exits("clean", "there are findings, notes included"),
+	}
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := scan(args[0])
+		if err != nil {
+			return err
+		}
+		a := inspect.Audit(c)
+		return answer(printReport(cmd, a, *asJSON), a.Clean)
+	}
+	return cmd
+}
+
+func newInspectArch() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "arch CONFIG|CHECKPOINT",
+		Short: "Work out parameters, compute and memory from the config alone",
+		Long: `Derives from config.json, with no weight at hand and without rounding: parameters
+in total and used by one token, module by module; floating point operations of a
+token's forward pass (two per multiply-add: all matrices that the token uses, router
+and head included, and full attention over N positions); the KV cache in torch_dtype;
+and how many sets of experts a gate can choose.`,
+		Example: `  dsmoe inspect arch fixtures/states/deepseek-moe-16b/config.json
+  dsmoe inspect arch --seq 32768 CHECKPOINT
+  dsmoe inspect arch --json CONFIG | jq .total.parameters`,
+		Args:        args("CONFIG or CHECKPOINT"),
+		Annotations: exits("done", ""),
+	}
+	asJSON := jsonFlag(cmd)
+	seq := cmd.Flags().Int("seq", 0, "`positions` of attention and KV cache (default max_position_embeddings)")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if *seq < 0 || *seq > maxSeq {
+			return misuse(cmd, "--seq is not in 1..100000000")
+		}
+		c, _, err := readConfig(configPath(args[0]))
+		if err != nil {
+			return err
+		}
+		return printReport(cmd, inspect.Describe(args[0], c, *seq), *asJSON)
+	}
+	return cmd
+}
+
+// maxSeq keeps the totals of any config within 64 bits.
+const maxSeq = 100_000_000
+
+// answer turns the outcome of a command whose report was printed into its error.
+func answer(err error, yes bool) error {
+	if err == nil && !yes {
+		return errNo
+	}
+	return err
+}
+
+// configPath returns the config.json of a checkpoint: in the directory at path, or
+// beside the weight file or index at path. Any other path is a config itself.
+func configPath(path string) string {
+	if stat, err := os.Stat(path); err == nil && stat.IsDir() {
+		return filepath.Join(path, "config.json")
+	}
+	if strings.HasSuffix(path, ".safetensors") || strings.HasSuffix(path, ".index.json") {
+		return filepath.Join(filepath.Dir(path), "config.json")
+	}
+	return path
+}
+
+// scan reads everything but the weights of the checkpoint at path.
+func scan(path string) (*inspect.Checkpoint, error) {
+	inv, err := convert.Scan(path)
+	if err != nil {
+		return nil, err
+	}
+	if isNothing(inv) {
+		return nil, &convert.Error{Path: path, Problems: inv.Problems}
+	}
+	c := &inspect.Checkpoint{Path: path, Config: inv.Config}
+	if x := inv.Index; x != nil {
+		c.Index = &inspect.Index{File: x.File, Tensors: x.Tensors, Shards: len(x.Shards)}
+	}
+	for _, f := range inv.Files {
+		c.Files = append(c.Files, inspect.File{Name: f.Name, Size: f.Size, Tensors: f.Infos})
+	}
+	c.Findings = slices.Concat(findings(inspect.Broken, inv.Problems), findings(inspect.Note, inv.Notes))
+	return c, nil
+}
+
+// isNothing says of a directory that it has no part of a checkpoint.
+func isNothing(inv *convert.Inventory) bool {
+	return errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 &&
+		!slices.ContainsFunc(inv.Problems, func(p convert.Problem) bool { return p.File != "" && p.File != "config.json" })
+}
+
+func findings(kind inspect.Kind, problems []convert.Problem) (found []inspect.Finding) {
+	for _, p := range problems {
+		found = append(found, inspect.Finding{Kind: kind, File: p.File, Tensor: p.Tensor, Cause: p.Cause, Hint: p.Hint})
+	}
+	return found
+}

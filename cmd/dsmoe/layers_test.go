@@ -1,0 +1,70 @@
+package main
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestLayers holds the imports of every package, tests aside, against DESIGN.md
+// section 3: a package may import those of the module that stand beside it here,
+// and none other. A package that is not in the list is a new layer: draw it there
+// first.
+func TestLayers(t *testing.T) {
+	format := []string{"model/tensor"}
+	layers := map[string][]string{
+		"cmd/dsmoe":             {"convert", "verify", "verify/inspect", "model", "config", "model/tensor"},
+		"convert":               {"convert/safetensors", "convert/gguf", "convert/torchbin", "model", "config", "model/tensor"},
+		"convert/safetensors":   format,
+		"convert/gguf":          format,
+		"convert/torchbin":      format,
+		"verify":                {"model", "config", "model/tensor"},
+		"verify/inspect":        {"model", "config", "model/tensor"},
+		"model":                 {"config", "model/tensor", "model/internal/kernel"},
+		"model/tensor":          {"model/internal/kernel"},
+		"model/internal/kernel": {},
+		"config":                {},
+	}
+	for pkg, imports := range imports(t, filepath.Join("..", "..")) {
+		allowed, known := layers[pkg]
+		assert.True(t, known, "package %s is not in the list", pkg)
+		for _, imported := range imports {
+			assert.True(t, slices.Contains(allowed, imported), "%s must not import %s", pkg, imported)
+		}
+	}
+}
+
+// imports returns the packages under root and what they import of the module.
+func imports(t *testing.T, root string) map[string][]string {
+	found := map[string][]string{}
+	require.NoError(t, filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+			return err
+		}
+		rel, err := filepath.Rel(root, filepath.Dir(file))
+		require.NoError(t, err)
+		pkg := filepath.ToSlash(rel)
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		require.NoError(t, err)
+		found[pkg] = append(found[pkg], []string{}...)
+		for _, i := range f.Imports {
+			name, err := strconv.Unquote(i.Path.Value)
+			require.NoError(t, err)
+			if rest, ok := strings.CutPrefix(name, "dsmoe/"); ok {
+				found[pkg] = append(found[pkg], path.Clean(rest))
+			}
+		}
+		return nil
+	}))
+	require.Contains(t, found, "config")
+	return found
+}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert"
+)
+
+func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"dsmoe": main}) }
+
+// TestScripts runs the command line as a user does. Beyond testscript's own
+// commands there are those of scriptCommands; $FIXTURES is the folder of fixtures.
+func TestScripts(t *testing.T) {
+	fixtures, err := filepath.Abs(filepath.Join("..", "..", "fixtures"))
+	require.NoError(t, err)
+	testscript.Run(t, testscript.Params{
+		Dir:                "testdata",
+		RequireUniqueNames: true,
+		Cmds:               scriptCommands(),
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("FIXTURES", fixtures)
+			e.Setenv("GORACE", "atexit_sleep_ms=0") // a race build waits a second at each exit
+			return nil
+		},
+	})
+}
+
+func scriptCommands() map[string]func(ts *testscript.TestScript, neg bool, args []string) {
+	return map[string]func(ts *testscript.TestScript, neg bool, args []string){
+		"exits":    exitsCommand,
+		"json":     jsonCommand,
+		"copytree": copytreeCommand,
+		"replace":  replaceCommand,
+		"cut":      cutCommand,
+	}
+}
+
+// exits STATUS COMMAND… runs a command that must exit with exactly this status.
+func exitsCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits STATUS COMMAND…")
+	}
+	status := 0
+	err := ts.Exec(args[1], args[2:]...)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		status = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if want, err := strconv.Atoi(args[0]); err != nil || status != want {
+		ts.Fatalf("exit status %d, want %s", status, args[0])
+	}
+}
+
+// json FILE [PATH VALUE] checks that the file (or stdout) is one JSON document, and
+// that PATH, keys and indices with dots between, leads to VALUE, which is JSON too.
+func jsonCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 && len(args) != 3 {
+		ts.Fatalf("usage: json FILE [PATH VALUE]")
+	}
+	d := json.NewDecoder(strings.NewReader(ts.ReadFile(args[0])))
+	d.UseNumber()
+	var v any
+	ts.Check(d.Decode(&v))
+	if _, err := d.Token(); err != io.EOF {
+		ts.Fatalf("%s: more than one JSON document", args[0])
+	}
+	if len(args) == 1 {
+		return
+	}
+	for key := range strings.SplitSeq(args[1], ".") {
+		v = member(ts, v, key)
+	}
+	got, err := json.Marshal(v)
+	ts.Check(err)
+	var want bytes.Buffer
+	ts.Check(json.Compact(&want, []byte(args[2])))
+	if string(got) != want.String() {
+		ts.Fatalf("%s is %s, want %s", args[1], got, want.String())
+	}
+}
+
+// member returns v[key]; len is the length of a list.
+func member(ts *testscript.TestScript, v any, key string) any {
+	switch v := v.(type) {
+	case map[string]any:
+		x, ok := v[key]
+		if !ok {
+			ts.Fatalf("no key %q", key)
+		}
+		return x
+	case []any:
+		if key == "len" {
+			return len(v)
+		}
+		i, err := strconv.Atoi(key)
+		ts.Check(err)
+		if i < 0 || i >= len(v) {
+			ts.Fatalf("no index %d, length %d", i, len(v))
+		}
+		return v[i]
+	}
+	ts.Fatalf("%q leads nowhere", key)
+	return nil
+}
+
+// copytree SRC DST copies a directory.
+func copytreeCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: copytree SRC DST")
+	}
+	ts.Check(os.CopyFS(ts.MkAbs(args[1]), os.DirFS(ts.MkAbs(args[0]))))
+}
+
+// replace FILE OLD NEW replaces a text that must be in the file.
+func replaceCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: replace FILE OLD NEW")
+	}
+	text := ts.ReadFile(args[0])
+	if !strings.Contains(text, args[1]) {
+		ts.Fatalf("%s does not hold %q", args[0], args[1])
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(strings.ReplaceAll(text, args[1], args[2])), 0o666))
+}
+
+// cut FILE SIZE cuts a file to its first bytes.
+func cutCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: cut FILE SIZE")
+	}
+	size, err := strconv.ParseInt(args[1], 10, 64)
+	ts.Check(err)
+	ts.Check(os.Truncate(ts.MkAbs(args[0]), size))
+}
+
+// dsmoe runs a command line in this process.
+func dsmoe(ctx context.Context, args ...string) (status int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	status = run(ctx, args, &out, &errs)
+	return status, out.String(), errs.String()
+}
+
+func TestInterruptedSynthLeavesNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	dir := t.TempDir()
+	config := filepath.Join("..", "..", "fixtures", "v1-base", "checkpoint", "config.json")
+	status, stdout, stderr := dsmoe(ctx, "synth", config, filepath.Join(dir, "out"))
+	assert.Equal(t, exitInterrupted, status)
+	assert.Empty(t, stdout)
+	assert.Equal(t, "dsmoe: interrupted\n", stderr)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Empty(t, left)
+}
+
+// TestEveryCommandIsDocumented: examples, exit status, --json.
+func TestEveryCommandIsDocumented(t *testing.T) {
+	commands := append([]string{""}, "inspect", "inspect ls", "inspect audit", "inspect arch", "synth", "verify")
+	for _, name := range commands {
+		t.Run(name, func(t *testing.T) {
+			status, help, stderr := dsmoe(t.Context(), append(strings.Fields(name), "--help")...)
+			assert.Equal(t, exitYes, status)
+			assert.Empty(t, stderr)
+			for _, part := range []string{"Usage:", "Examples:", "EXIT STATUS", "  130  interrupted"} {
+				assert.Contains(t, help, part)
+			}
+			assert.Equal(t, name != "", strings.Contains(help, "--json"))
+			text, _, _ := strings.Cut(help, "Flags:")
+			for line := range strings.Lines(text) {
+				assert.LessOrEqual(t, len(line), 90, line)
+			}
+		})
+	}
+}
+
+func TestByteSize(t *testing.T) {
+	for text, want := range map[string]int64{
+		"5GB": 5e9, "500MB": 5e8, "2GiB": 2 << 30, "1KiB": 1024, "7": 7, "7B": 7, "3 TB": 3e12, "1TiB": 1 << 40,
+	} {
+		var s byteSize
+		require.NoError(t, s.Set(text), text)
+		assert.EqualValues(t, want, s, text)
+	}
+	for _, text := range []string{"", "GB", "0", "-1", "5Gb", "1.5GB", "5 XB", "99999999999TiB", "99999999999999999999"} {
+		var s byteSize
+		assert.Error(t, s.Set(text), text)
+	}
+	for size, want := range map[byteSize]string{5e9: "5GB", 1 << 30: "1GiB", 1500: "1500B", 0: "0"} {
+		assert.Equal(t, want, size.String())
+	}
+}
+
+// TestSynthShards writes the same weights in one file and in several, and compares
+// every tensor.
+func TestSynthShards(t *testing.T) {
+	dir := t.TempDir()
+	config := filepath.Join("..", "..", "fixtures", "v1-base", "checkpoint", "config.json")
+	open := func(name string, args ...string) *convert.Checkpoint {
+		path := filepath.Join(dir, name)
+		status, _, stderr := dsmoe(t.Context(), append([]string{"synth", config, path, "--seed", "3"}, args...)...)
+		require.Equal(t, exitYes, status, stderr)
+		c, err := convert.Open(path)
+		require.NoError(t, err)
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	one, many := open("one"), open("many", "--max-shard-size", "100KB")
+	assert.Len(t, one.Inventory.Files, 1)
+	assert.Greater(t, len(many.Inventory.Files), 5)
+	for info := range one.Tensors() {
+		a, err := one.Tensor(info.Name)
+		require.NoError(t, err)
+		b, err := many.Tensor(info.Name)
+		require.NoError(t, err)
+		require.Equal(t, a, b, info.Name)
+	}
+}

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"dsmoe/convert"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/verify"
+)
+
+func newVerify() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "verify CHECKPOINT GOLDEN",
+		Short: "Compare every stage of the model with the reference's tensors",
+		Long: `Runs the model on the golden pack's input and compares every stage with what the
+reference Python gave. Names the first stage that differs, and the mistake that
+explains it if it is one of those known.
+
+In local mode every stage is fed the golden's own input: no error travels, and the
+first stage that fails is the one at fault. In chained mode the model runs end to
+end, and the layers' outputs and the logits are checked; on BF16 and F16 packs that
+is a report without a verdict, for their rounding leaves no usable limit.
+
+A pass means that every golden tensor is within its limits, that the choice of
+experts is the golden's but for proven ties, and that every weight took part, but
+for experts that no token reached, which are listed.`,
+		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
+  dsmoe verify --mode chained CHECKPOINT GOLDEN
+  dsmoe verify --json CHECKPOINT GOLDEN | jq .first_divergence
+  dsmoe verify --limit mlp.experts.output=1e-5 CHECKPOINT GOLDEN`,
+		Args:        args("CHECKPOINT", "GOLDEN"),
+		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: a stage differs"),
+	}
+	asJSON := jsonFlag(cmd)
+	o := verifyOptions{mode: choice{"local", []string{"local", "chained"}}, accumulate: choice{"f64", []string{"f64", "f32"}},
+		rotary: choice{"compute", []string{"compute", "float32"}}, limits: limits{}}
+	cmd.Flags().Var(&o.mode, "mode", "how stages are fed: local or chained")
+	cmd.Flags().Var(&o.accumulate, "accumulate", "precision of the sums: f64, or f32 with looser limits")
+	cmd.Flags().Var(&o.rotary, "rotary-dtype", "`dtype` of RoPE's angles in the reference: compute, or float32 if from_pretrained(torch_dtype=…) made it")
+	cmd.Flags().Var(&o.limits, "limit", "`STAGE=RELRMS` limit of the stages whose name ends so; repeatable")
+	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the checkpoint's weight files and compare with the pack's list")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		start := time.Now()
+		r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
+		if err != nil {
+			return err
+		}
+		r.time = time.Since(start)
+		if err := printReport(cmd, r, *asJSON); err != nil {
+			return err
+		}
+		return r.err()
+	}
+	return cmd
+}
+
+// errInconclusive ends a verification that found no difference but did not check
+// everything; its report has said what.
+var errInconclusive = errors.New("inconclusive: not everything could be checked")
+
+// verifyOptions are the flags of the command.
+type verifyOptions struct {
+	mode, accumulate, rotary choice
+	limits                   limits
+	hash                     bool
+}
+
+// options turns the flags into those of the library.
+func (o *verifyOptions) options(progress func(done, total int)) verify.Options {
+	options := verify.Options{Mode: verify.Mode(o.mode.value), Limits: o.limits, Progress: progress}
+	if o.accumulate.value == "f32" {
+		options.Accumulate = model.Float32
+	}
+	if o.rotary.value == "float32" {
+		options.RotaryDType = tensor.F32
+	}
+	return options
+}
+
+func (o *verifyOptions) verify(ctx context.Context, checkpoint, golden string, stderr io.Writer) (*verified, error) {
+	c, err := convert.Open(checkpoint)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	pack, err := verify.OpenPack(golden)
+	if err != nil {
+		return nil, err
+	}
+	b := newBar(stderr, "verifying", int64(len(pack.Manifest.Tensors)), false)
+	defer b.clear()
+	report, err := verify.Run(ctx, c.Config, c, pack, o.options(func(_, _ int) { b.add(1) }))
+	var mismatch *model.MismatchError
+	if errors.As(err, &mismatch) {
+		err = fmt.Errorf("%s: %w", checkpoint, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &verified{Report: report, Checkpoint: checkpointFiles{Path: checkpoint, Golden: golden}}
+	return r, r.Checkpoint.compare(c, pack, o.hash)
+}
+
+// verified is the report with the checkpoint it is about.
+type verified struct {
+	*verify.Report
+	Checkpoint checkpointFiles `json:"checkpoint"`
+
+	time time.Duration
+}
+
+// checkpointFiles says which checkpoint was verified, and whether its files are the
+// ones that the pack was made from. A converted checkpoint's are not.
+type checkpointFiles struct {
+	Path   string            `json:"path"`
+	Golden string            `json:"golden"`
+	Files  map[string]string `json:"files"` // "same", "differs" or "not hashed", by name
+	Mapped int64             `json:"mapped_bytes"`
+}
+
+// compare hashes config.json, and the weights if asked to, for every file that the
+// pack lists.
+func (f *checkpointFiles) compare(c *convert.Checkpoint, pack *verify.Pack, weights bool) error {
+	f.Files = map[string]string{}
+	dir := filepath.Dir(configPath(f.Path))
+	held := map[string]bool{"config.json": true}
+	for _, file := range c.Inventory.Files {
+		held[file.Name] = weights
+		f.Mapped += file.Bytes
+	}
+	for name, want := range pack.Manifest.Checkpoint {
+		hash, ok := held[name]
+		switch {
+		case !ok:
+			f.Files[name] = "not there"
+		case !hash:
+			f.Files[name] = "not hashed"
+		default:
+			got, err := verify.HashFile(filepath.Join(dir, name))
+			if err != nil {
+				return fileError(filepath.Join(dir, name), err)
+			}
+			f.Files[name] = map[bool]string{true: "same", false: "differs"}[got == want]
+		}
+	}
+	return nil
+}
+
+// String says in a few words what compare found.
+func (f *checkpointFiles) String() string {
+	count := map[string]int{}
+	for name, state := range f.Files {
+		if name != "config.json" {
+			count[state]++
+		}
+	}
+	var parts []string
+	if state, ok := f.Files["config.json"]; ok {
+		parts = append(parts, "config.json "+map[string]string{"same": "is the pack's", "differs": "differs from the pack's"}[state])
+	}
+	for _, state := range slices.Sorted(maps.Keys(count)) {
+		if state != "not hashed" {
+			parts = append(parts, fmt.Sprintf("of its weight files %d %s", count[state], map[string]string{
+				"same": "are the pack's", "differs": "differ from the pack's", "not there": "are not there"}[state]))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// WriteText writes the report, and what it took.
+func (r *verified) WriteText(w io.Writer) error {
+	fmt.Fprintf(w, "%-11s%s", "checkpoint", r.Checkpoint.Path)
+	if text := r.Checkpoint.String(); text != "" {
+		fmt.Fprintf(w, ": %s", text)
+	}
+	fmt.Fprintln(w)
+	if err := r.Report.WriteText(w); err != nil {
+		return err
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	_, err := fmt.Fprintf(w, "%-11s%.2f s, %d MiB of memory at most, beside %d MiB of mapped weights\n", "took",
+		r.time.Seconds(), m.Sys>>20, r.Checkpoint.Mapped>>20)
+	return err
+}
+
+// err is the verdict as the command's outcome.
+func (r *verified) err() error {
+	switch r.Verdict {
+	case verify.Pass:
+		return nil
+	case verify.Fail:
+		return errNo
+	}
+	return errInconclusive
+}
+
+// choice is a flag that takes one of a few words.
+type choice struct {
+	value string
+	words []string
+}
+
+func (c *choice) String() string { return c.value }
+func (c *choice) Type() string   { return "word" }
+
+// Set takes one of the words.
+func (c *choice) Set(word string) error {
+	if !slices.Contains(c.words, word) {
+		return fmt.Errorf("not one of %s", strings.Join(c.words, ", "))
+	}
+	c.value = word
+	return nil
+}
+
+// limits is the flag --limit.
+type limits map[string]float64
+
+func (l limits) Type() string { return "limit" }
+
+// String lists the limits.
+func (l limits) String() string {
+	var parts []string
+	for _, stage := range slices.Sorted(maps.Keys(l)) {
+		parts = append(parts, fmt.Sprintf("%s=%g", stage, l[stage]))
+	}
+	return strings.Join(parts, ",")
+}
+
+// Set adds STAGE=RELRMS.
+func (l limits) Set(text string) error {
+	stage, number, ok := strings.Cut(text, "=")
+	v, err := strconv.ParseFloat(number, 64)
+	if !ok || err != nil || stage == "" || !(v > 0) || math.IsInf(v, 0) {
+		return errors.New("not STAGE=RELRMS, such as mlp.output=1e-5")
+	}
+	l[stage] = v
+	return nil
+}
