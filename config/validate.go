@@ -139,8 +139,17 @@ func groupsDivideHeads(c *Config) error {
 // model fit int64 with room to spare.
 const maxParameters = 1 << 48
 
-// sizeIsSane bounds, in float64, an upper estimate of the number of weights.
+// maxTensors bounds the number of weight tensors, eleven times DeepSeek-V3's, so
+// that a small config.json cannot ask for lists that fill the memory.
+const maxTensors = 1 << 19
+
+// sizeIsSane bounds an upper estimate of the number of tensors and, in float64, one
+// of their parameters.
 func sizeIsSane(c *Config) error {
+	if n := c.NumHiddenLayers * (3*c.NRoutedExperts + 20); n > maxTensors {
+		return fmt.Errorf("%d layers with %d routed experts have about %d tensors, more than %d",
+			c.NumHiddenLayers, c.NRoutedExperts, n, maxTensors)
+	}
 	hidden, experts := float64(c.HiddenSize), float64(c.NRoutedExperts+c.NSharedExperts)
 	width := max(float64(c.IntermediateSize), float64(c.MoEIntermediateSize)*experts)
 	layer := 4*hidden*hidden + 3*hidden*width + hidden*experts

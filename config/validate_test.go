@@ -76,6 +76,7 @@ func TestRules(t *testing.T) {
 		"k null":                    {`"n_routed_experts":16,"num_experts_per_tok":null`, `num_experts_per_tok: null, but n_routed_experts is 16`},
 		"k above experts":           {`"n_routed_experts":16,"num_experts_per_tok":17`, `num_experts_per_tok: 17 is more than n_routed_experts 16`},
 		"too large in all":          {`"hidden_size":16777216,"num_hidden_layers":10000`, `num_hidden_layers: 10000 layers of these widths have about 1.1e+19 parameters, more than 2.8e+14`},
+		"too many tensors":          {`"num_hidden_layers":10000,"n_routed_experts":65536,"num_experts_per_tok":2`, `num_hidden_layers: 10000 layers with 65536 routed experts have about 1966280000 tensors, more than 524288`},
 
 		"scaling not an object":   {`"rope_scaling":"linear"`, `rope_scaling: "linear" is not null or an object`},
 		"scaling yarn":            {`"rope_scaling":{"type":"yarn","factor":4.0}`, `rope_scaling.type: "yarn" is not one of linear, dynamic`},
