@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# The one gate: everything that must hold before a change lands. Run from anywhere;
+# needs Go and the module proxy, nothing else. FUZZTIME sets how long each fuzz
+# target runs (default 10s).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { printf '\n== %s\n' "$*"; }
+
+step format
+unformatted=$(gofmt -l .)
+if [ -n "$unformatted" ]; then
+  echo "not formatted: $unformatted"
+  exit 1
+fi
+
+step modules
+go mod tidy -diff
+go mod verify
+
+step vet
+go vet ./...
+GOARCH=arm64 go vet ./...
+go vet -tags purego ./...
+
+step staticcheck
+go tool -modfile=scripts/tools.mod staticcheck ./...
+
+step fixtures
+scripts/fixtures.sh --check
+
+step "tests with the race detector"
+go test -race ./...
+
+step "tests in portable Go"
+go test -tags purego ./...
+
+step "benchmarks run"
+go test -run '^$' -bench . -benchtime 1x ./... > /dev/null
+
+step "fuzz, ${FUZZTIME:-10s} each"
+grep -rl --include='*_test.go' '^func Fuzz' . | while read -r file; do
+  sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' "$file" | while read -r target; do
+    echo "$file $target"
+    go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-10s}" "$(dirname "$file")" | tail -1
+  done
+done
+
+printf '\nall checks passed\n'
