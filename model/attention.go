@@ -26,14 +26,30 @@ func (a *DeepseekAttention) forward(p *pass, name string, x *Activation) *Activa
 func (p *pass) attend(q, k, v *Activation) *Activation {
 	c := p.m.Config
 	context := p.activation(p.in.Batch, p.in.Seq, c.NumAttentionHeads*c.HeadDim())
-	kernel.Parallel(p.in.Batch*c.NumAttentionHeads, p.Parallelism, func(i int) {
-		batch, head := i/c.NumAttentionHeads, i%c.NumAttentionHeads
-		group := head / (c.NumAttentionHeads / c.NumKeyValueHeads)
-		out := p.attendHead(batch, p.oneHead(q, batch, head), p.oneHead(k, batch, group), p.oneHead(v, batch, group))
-		p.setHead(context, batch, head, out)
-	})
 	context.Weights = p.union(nil, q, k, v)
+	heads := make([]*attentionHead, p.in.Batch*c.NumAttentionHeads)
+	kernel.Parallel(len(heads), p.Parallelism, func(i int) {
+		h := &attentionHead{batch: i / c.NumAttentionHeads, head: i % c.NumAttentionHeads}
+		h.group = h.head / (c.NumAttentionHeads / c.NumKeyValueHeads)
+		h.q, h.k, h.v = p.oneHead(q, h.batch, h.head), p.oneHead(k, h.batch, h.group), p.oneHead(v, h.batch, h.group)
+		p.setHead(context, h, h.attend(p))
+		if p.tape != nil {
+			heads[i] = h
+		}
+	})
+	p.record(func() {
+		for _, h := range heads { // in order: heads of a group add to the same k and v
+			h.backward(p, q, k, v, context)
+		}
+	})
 	return context
+}
+
+// attentionHead is one head of one sequence: q, k and v are [seq, head_dim], probs
+// [seq, seq].
+type attentionHead struct {
+	batch, head, group int
+	q, k, v, probs     []float32
 }
 
 // oneHead copies one head of a sequence: [seq, head_dim].
@@ -46,36 +62,81 @@ func (p *pass) oneHead(x *Activation, batch, head int) []float32 {
 	return out
 }
 
-func (p *pass) setHead(x *Activation, batch, head int, values []float32) {
+func (p *pass) setHead(x *Activation, h *attentionHead, values []float32) {
 	dim := p.m.Config.HeadDim()
 	for t := range p.in.Seq {
-		copy(x.Row(batch*p.in.Seq + t)[head*dim:(head+1)*dim], values[t*dim:(t+1)*dim])
+		copy(x.Row(h.batch*p.in.Seq + t)[h.head*dim:(h.head+1)*dim], values[t*dim:(t+1)*dim])
 	}
 }
 
-// attendHead returns softmax(q·kᵀ/sqrt(head_dim) + mask)·v of one head; q, k and v
-// are [seq, head_dim] and are overwritten.
-func (p *pass) attendHead(batch int, q, k, v []float32) []float32 {
+// attend rotates q and k in place, keeps the probabilities, and returns the head's
+// context: softmax(q·kᵀ/sqrt(head_dim) + mask)·v.
+func (h *attentionHead) attend(p *pass) []float32 {
 	seq, dim := p.in.Seq, p.m.Config.HeadDim()
 	for t := range seq {
-		p.rotate(q[t*dim:(t+1)*dim], t)
-		p.rotate(k[t*dim:(t+1)*dim], t)
+		p.rotate(h.q[t*dim:(t+1)*dim], t)
+		p.rotate(h.k[t*dim:(t+1)*dim], t)
 	}
 	scores := make([]float32, seq*seq)
-	kernel.MatMul(scores, q, kernel.Matrix{Rows: seq, Cols: dim, Values: k}, nil, p.Accumulate, 1)
+	kernel.MatMul(scores, h.q, kernel.Matrix{Rows: seq, Cols: dim, Values: h.k}, nil, p.Accumulate, 1)
 	root := float32(math.Sqrt(float64(dim)))
 	for t := range seq {
 		row := scores[t*seq : (t+1)*seq]
 		for s := range row {
-			row[s] = p.rounded(p.rounded(p.rounded(row[s])/root) + p.mask.at(batch, t, s))
+			row[s] = p.rounded(p.rounded(p.rounded(row[s])/root) + p.mask.at(h.batch, t, s))
 		}
 		softmax(row)
 	}
 	kernel.RoundTo(scores, p.format)
+	h.probs = scores
 	context := make([]float32, seq*dim)
-	kernel.MatMul(context, scores, kernel.Matrix{Rows: dim, Cols: seq, Values: transposed(v, seq, dim)}, nil, p.Accumulate, 1)
+	kernel.MatMul(context, scores, kernel.Matrix{Rows: dim, Cols: seq, Values: transposed(h.v, seq, dim)}, nil, p.Accumulate, 1)
 	kernel.RoundTo(context, p.format)
 	return context
+}
+
+// backward adds a head's gradients, P being its probabilities:
+//
+//	∂v = Pᵀ·∂context
+//	∂P = ∂context·vᵀ
+//	∂s = P·(∂P - Σ P·∂P) / sqrt(head_dim)      row by row
+//	∂q = ∂s·k,  ∂k = ∂sᵀ·q                     both rotated back
+func (h *attentionHead) backward(p *pass, q, k, v, context *Activation) {
+	seq, dim := p.in.Seq, p.m.Config.HeadDim()
+	dc := p.oneHead(context.gradient(), h.batch, h.head)
+	dv := p.product(transposed(h.probs, seq, seq), transposed(dc, seq, dim), seq)
+	dp := p.product(dc, h.v, dim)
+	ds := make([]float32, seq*seq)
+	root := math.Sqrt(float64(dim))
+	for t := range seq {
+		softmaxBackward(ds[t*seq:(t+1)*seq], dp[t*seq:(t+1)*seq], h.probs[t*seq:(t+1)*seq])
+	}
+	for i := range ds {
+		ds[i] = float32(float64(ds[i]) / root)
+	}
+	dq := p.product(ds, transposed(h.k, seq, dim), seq)
+	dk := p.product(transposed(ds, seq, seq), transposed(h.q, seq, dim), seq)
+	for t := range seq {
+		p.unrotate(dq[t*dim:(t+1)*dim], t)
+		p.unrotate(dk[t*dim:(t+1)*dim], t)
+	}
+	p.addHead(q.gradient(), h.batch, h.head, dq)
+	p.addHead(k.gradient(), h.batch, h.group, dk)
+	p.addHead(v.gradient(), h.batch, h.group, dv)
+}
+
+// gradient returns ∂a as an activation.
+func (a *Activation) gradient() *Activation {
+	return &Activation{Shape: a.Shape, Values: a.grad.values}
+}
+
+// addHead adds values [seq, head_dim] to one head of x.
+func (p *pass) addHead(x *Activation, batch, head int, values []float32) {
+	dim := p.m.Config.HeadDim()
+	for t := range p.in.Seq {
+		row := gradient{x.Row(batch*p.in.Seq + t)[head*dim : (head+1)*dim]}
+		row.add(values[t*dim : (t+1)*dim])
+	}
 }
 
 // softmax replaces x by exp(x - max) / sum, computed in float64 and rounded once.
@@ -92,6 +153,17 @@ func softmax(x []float32) {
 	}
 	for i := range x {
 		x[i] = float32(e[i] / sum)
+	}
+}
+
+// softmaxBackward adds to dx the gradient of y = softmax(x): y·(dy - Σ y·dy).
+func softmaxBackward(dx, dy, y []float32) {
+	sum := 0.0
+	for i, v := range y {
+		sum += float64(v) * float64(dy[i])
+	}
+	for i, v := range y {
+		dx[i] += float32(float64(v) * (float64(dy[i]) - sum))
 	}
 }
 

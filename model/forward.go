@@ -31,6 +31,7 @@ type Options struct {
 	RotaryDType tensor.DType
 	Accumulate  Accumulator
 	Parallelism int   // goroutines; 0 means GOMAXPROCS. It does not change any result.
+	Training    bool  // run as the reference does when self.training, without dropout
 	Trace       Trace // sees every stage; may be nil
 }
 
@@ -53,6 +54,8 @@ type Activation struct {
 	// Weights are the weights that took part in the values since the last stage at
 	// which the Trace cleared the set. It is kept only for a Trace.
 	Weights WeightSet
+
+	grad *gradient // of the loss, while a tape is recorded
 }
 
 // WeightSet is a set of weights' names. It is not changed once made.
@@ -77,6 +80,7 @@ type Input struct {
 	AttentionMask []int // [batch, seq], 0 for padding; nil for none
 }
 
+// check says what is wrong with the input.
 func (in *Input) check(vocab int) error {
 	n := in.Batch * in.Seq
 	if in.Batch < 1 || in.Seq < 1 || len(in.InputIDs) != n || in.AttentionMask != nil && len(in.AttentionMask) != n {
@@ -98,6 +102,7 @@ type pass struct {
 	format kernel.Format // of the compute dtype
 	rotary rotaryTable
 	mask   mask
+	tape   *tape // records what gradients need; nil if none are wanted
 }
 
 // newPass checks in and o and prepares what the modules share.
@@ -122,7 +127,7 @@ func (m *DeepseekForCausalLM) newPass(in *Input, o Options) (*pass, error) {
 	return p, nil
 }
 
-// Forward runs the decoder in evaluation mode on in and returns the logits [batch,
+// Forward runs the decoder on in, in evaluation mode unless o says otherwise, and returns the logits [batch,
 // seq, vocab_size], mirroring DeepseekForCausalLM.forward with eager attention:
 //
 //	x = embed_tokens[input_ids]
@@ -137,8 +142,12 @@ func (m *DeepseekForCausalLM) Forward(ctx context.Context, in *Input, o Options)
 	if err != nil {
 		return nil, err
 	}
+	return p.decode(ctx)
+}
+
+func (p *pass) decode(ctx context.Context) (*Activation, error) {
 	x := p.embed()
-	for l := range m.Model.Layers {
+	for l := range p.m.Model.Layers {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
@@ -186,6 +195,15 @@ func (p *pass) embed() *Activation {
 	}
 	p.round(x)
 	x.Weights = p.union([]Weight{w})
+	if grad := p.wanted(w); grad != nil {
+		p.record(func() {
+			for i, id := range p.in.InputIDs {
+				row := gradient{grad.values[id*x.Width() : (id+1)*x.Width()]}
+				row.add(x.grad.values[i*x.Width() : (i+1)*x.Width()])
+			}
+			p.tape.done()
+		})
+	}
 	return p.stage("model.embed_tokens.output", x)
 }
 
@@ -211,7 +229,11 @@ func (p *pass) activation(shape ...int) *Activation {
 	for _, d := range shape {
 		n *= d
 	}
-	return &Activation{Shape: shape, Values: make([]float32, n)}
+	a := &Activation{Shape: shape, Values: make([]float32, n)}
+	if p.tape != nil {
+		a.grad = &gradient{make([]float32, n)}
+	}
+	return a
 }
 
 // stage shows a to the trace and returns it.
@@ -235,6 +257,10 @@ func (p *pass) add(a, b *Activation) *Activation {
 		sum.Values[i] = p.rounded(v + b.Values[i])
 	}
 	sum.Weights = p.union(nil, a, b)
+	p.record(func() {
+		a.grad.add(sum.grad.values)
+		b.grad.add(sum.grad.values)
+	})
 	return sum
 }
 
@@ -264,6 +290,7 @@ func (l *Linear) forward(p *pass, x *Activation) *Activation {
 	y.Weights = p.union([]Weight{l.Weight, l.Bias}, x)
 	kernel.MatMul(y.Values, x.Values, p.matrix(l.Weight), p.vector(l.Bias), p.Accumulate, p.Parallelism)
 	p.round(y)
+	p.record(l.backward(p, x, y))
 	return y
 }
 

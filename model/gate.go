@@ -1,8 +1,6 @@
 package model
 
-import (
-	"slices"
-)
+import "slices"
 
 // Routing is what the gate decided for each token: its experts and their weights,
 // [tokens, k] each. The order within a token has no meaning.
@@ -12,18 +10,18 @@ type Routing struct {
 	Weight *Activation
 }
 
-// forward routes each row of x, mirroring MoEGate.forward in evaluation:
+// forward routes each row of x, mirroring MoEGate.forward:
 //
 //	logits      = x·weightᵀ                             [tokens, n_routed_experts]
 //	scores      = softmax(logits)
 //	topk_idx    = the num_experts_per_tok largest
 //	topk_weight = scores[topk_idx], and if norm_topk_prob and num_experts_per_tok > 1
 //	              divided by their sum + 1e-20
+//	aux_loss    in training, see auxLoss
 //
 // Among equal scores the lowest expert id wins; the reference leaves that open.
 func (g *MoEGate) forward(p *pass, name string, x *Activation) Routing {
-	tokens := &Activation{Shape: []int{x.Rows(), x.Width()}, Values: x.Values, Weights: x.Weights}
-	logits := (&Linear{Weight: g.Weight}).forward(p, tokens)
+	logits := (&Linear{Weight: g.Weight}).forward(p, x.reshaped(x.Rows(), x.Width()))
 	p.stage(name+".logits", logits)
 
 	scores := p.scores(logits)
@@ -34,6 +32,7 @@ func (g *MoEGate) forward(p *pass, name string, x *Activation) Routing {
 	}
 	r.Weight = p.topKWeight(scores, r.Idx, k)
 	p.stage(name+".topk_weight", r.Weight)
+	p.auxLoss(name, scores, &r)
 	return r
 }
 
@@ -45,6 +44,12 @@ func (p *pass) scores(logits *Activation) *Activation {
 	}
 	p.round(scores)
 	scores.Weights = logits.Weights
+	p.record(func() {
+		for t := range scores.Rows() {
+			n := scores.Width()
+			softmaxBackward(logits.grad.values[t*n:(t+1)*n], scores.grad.values[t*n:(t+1)*n], scores.Row(t))
+		}
+	})
 	return scores
 }
 
@@ -72,24 +77,44 @@ func TopK(scores *Activation, k int) []int {
 	return idx
 }
 
-// topKWeight gathers scores[idx] and normalises them if the config says so.
+// topKWeight gathers scores[idx] and normalises them if the config says so. With
+// total their sum + 1e-20 and w the result, the gradients are
+//
+//	∂score[i] = ∂w[i]                              as gathered
+//	∂score[i] = (∂w[i] - Σ_j ∂w[j]·w[j]) / total   normalised
 func (p *pass) topKWeight(scores *Activation, idx []int, k int) *Activation {
 	w := p.activation(scores.Rows(), k)
 	w.Weights = scores.Weights
+	totals := make([]float32, w.Rows()) // 0 where not normalised
 	for t := range w.Rows() {
 		row := w.Row(t)
 		for i, e := range idx[t*k : (t+1)*k] {
 			row[i] = scores.Row(t)[e]
 		}
 		if k > 1 && p.m.Config.NormTopKProb {
-			p.normalise(row)
+			totals[t] = p.normalise(row)
 		}
 	}
+	p.record(func() {
+		for t := range w.Rows() {
+			dw, ds := w.grad.values[t*k:(t+1)*k], scores.grad.values[t*scores.Width():]
+			shift, total := 0.0, 1.0
+			if totals[t] != 0 {
+				total = float64(totals[t])
+				for i, d := range dw {
+					shift += float64(d) * float64(w.Row(t)[i])
+				}
+			}
+			for i, e := range idx[t*k : (t+1)*k] {
+				ds[e] += float32((float64(dw[i]) - shift) / total)
+			}
+		}
+	})
 	return w
 }
 
-// normalise divides w by its sum + 1e-20.
-func (p *pass) normalise(w []float32) {
+// normalise divides w by its sum + 1e-20, which it returns.
+func (p *pass) normalise(w []float32) float32 {
 	sum := 0.0
 	for _, v := range w {
 		sum += float64(v)
@@ -98,6 +123,7 @@ func (p *pass) normalise(w []float32) {
 	for i, v := range w {
 		w[i] = p.rounded(v / total)
 	}
+	return total
 }
 
 // byExpert returns, for each expert, the positions in r.Idx that chose it, ascending.

@@ -68,3 +68,14 @@ func (p *pass) rotate(x []float32, pos int) {
 		x[i+t.half] = p.rounded(p.rounded(float32(b*cos[i])) + p.rounded(float32(a*sin[i])))
 	}
 }
+
+// unrotate carries a gradient back through rotate, in place: the inverse rotation.
+func (p *pass) unrotate(g []float32, pos int) {
+	t := &p.rotary
+	cos, sin := t.cos[pos*t.half:(pos+1)*t.half], t.sin[pos*t.half:(pos+1)*t.half]
+	for i := range t.half {
+		a, b := g[i], g[i+t.half]
+		g[i] = float32(a*cos[i]) + float32(b*sin[i])
+		g[i+t.half] = float32(b*cos[i]) - float32(a*sin[i])
+	}
+}

@@ -30,6 +30,11 @@ const (
 	localMaxRMS = 2e-5
 )
 
+// gradRelRMS is the limit of losses and gradients: a gradient has passed backward
+// through every layer above it and carries the noise of all of them. A row of it may
+// rest on a single token, hence ten times that; measured up to 3.4 times.
+const gradRelRMS = 1e-5
+
 // limitsFor returns the limits of a stage: an override by the longest suffix of its
 // name, or the default of the mode, the pack's dtype and the accumulator.
 func limitsFor(name string, layer int, d tensor.DType, o *Options) Limits {
@@ -56,6 +61,9 @@ func (l Limits) scaledTo(rel float64) Limits {
 
 func defaultLimits(name string, layer int, d tensor.DType, o *Options) Limits {
 	switch {
+	case strings.HasSuffix(name, grad), strings.HasSuffix(name, "loss"):
+		return Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
+			From: "loss, auxiliary losses and gradients"}
 	case d != tensor.F32:
 		return reducedLimits(name, d)
 	case o.Mode == Chained:

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -18,7 +19,7 @@ func (t *tracer) report(in *model.Input) *Report {
 		Mode:       t.o.Mode,
 		Accumulate: "float64",
 		Routing:    t.routing,
-		Golden:     Golden{m.Reference, m.ComputeDType, in.Batch, in.Seq, m.Checkpoint},
+		Golden:     Golden{m.Reference, m.Mode, m.ConfigOverrides, m.ComputeDType, in.Batch, in.Seq, m.Checkpoint},
 		Checks:     t.inOrder(),
 	}
 	if t.o.Accumulate == model.Float32 {
@@ -54,6 +55,8 @@ func (t *tracer) inOrder() []Check {
 	last := len(t.m.Model.Layers)
 	place := func(c Check) int {
 		switch {
+		case strings.HasSuffix(c.Tensor, grad):
+			return last + 1 // every gradient depends on the whole forward pass
 		case c.layer >= 0:
 			return c.layer
 		case c.Tensor == "model.embed_tokens.output":

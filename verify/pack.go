@@ -26,7 +26,7 @@ import (
 type Manifest struct {
 	Format          string                    `json:"format"`
 	Reference       Reference                 `json:"reference"`
-	Mode            string                    `json:"mode"`          // "eval"
+	Mode            string                    `json:"mode"`          // "eval" or "train"
 	ComputeDType    string                    `json:"compute_dtype"` // as torch spells it
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"`
 	Checkpoint      map[string]string         `json:"checkpoint"` // file -> "sha256:…"
@@ -127,8 +127,11 @@ func (m *Manifest) check() []string {
 	if m.Format != "golden/1" {
 		add("manifest.json: format %.40q, not \"golden/1\"", m.Format)
 	}
-	if m.Mode != "eval" {
-		add("manifest.json: mode %.40q: only packs made in evaluation mode (\"eval\") can be verified", m.Mode)
+	if m.Mode != "eval" && m.Mode != "train" {
+		add("manifest.json: mode %.40q, not \"eval\" or \"train\"", m.Mode)
+	}
+	if m.Mode == "train" && m.ComputeDType != "float32" {
+		add("manifest.json: a training pack in %.40q: gradients are compared in float32 only", m.ComputeDType)
 	}
 	if _, ok := computeDTypes[m.ComputeDType]; !ok {
 		add("manifest.json: compute_dtype %.40q, not float32, bfloat16 or float16", m.ComputeDType)

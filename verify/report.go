@@ -1,5 +1,7 @@
 package verify
 
+import "github.com/go-json-experiment/json/jsontext"
+
 // Verdict of a check or of the whole run.
 type Verdict string
 
@@ -87,9 +89,11 @@ type Routing struct {
 
 // Golden says what the pack was made from.
 type Golden struct {
-	Reference    Reference         `json:"reference"`
-	ComputeDType string            `json:"compute_dtype"`
-	Batch        int               `json:"batch"`
-	Seq          int               `json:"seq"`
-	Checkpoint   map[string]string `json:"checkpoint"`
+	Reference       Reference                 `json:"reference"`
+	Mode            string                    `json:"mode"`             // "eval" or "train"
+	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // config.json keys that the reference ran with
+	ComputeDType    string                    `json:"compute_dtype"`
+	Batch           int                       `json:"batch"`
+	Seq             int                       `json:"seq"`
+	Checkpoint      map[string]string         `json:"checkpoint"` // file -> hash
 }

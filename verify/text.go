@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // WriteText writes the report for people: what was compared, a line per layer with
@@ -28,6 +32,9 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 	ref := r.Golden.Reference
 	fmt.Fprintf(b, "%-11s%s (%s %s), transformers %s, torch %s on %s\n", "reference", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)
 	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
+	if r.Golden.Mode == "train" {
+		fmt.Fprintf(b, "%-11sforward in training mode, loss and gradients%s\n", "", overrides(r.Golden.ConfigOverrides))
+	}
 	how := "every stage is fed the golden's own input"
 	if r.Mode == Chained {
 		how = "end to end, with the golden's choice of experts"
@@ -37,6 +44,18 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 		fmt.Fprintf(b, "%-11s%s\n", "limits", from)
 	}
 	fmt.Fprintln(b)
+}
+
+// overrides prints the configuration that the reference ran with, beside config.json.
+func overrides(fields map[string]jsontext.Value) string {
+	var parts []string
+	for _, key := range slices.Sorted(maps.Keys(fields)) {
+		parts = append(parts, fmt.Sprintf("%s %s", key, fields[key]))
+	}
+	if parts == nil {
+		return ""
+	}
+	return ", with " + strings.Join(parts, ", ")
 }
 
 // limits lists the distinct reasons of the limits that were applied.
@@ -74,6 +93,8 @@ func (r *Report) writeLayers(b *bytes.Buffer) {
 
 func place(c Check) string {
 	switch {
+	case strings.HasSuffix(c.Tensor, grad):
+		return "gradients"
 	case c.layer >= 0:
 		return fmt.Sprintf("layer %d", c.layer)
 	case c.Tensor == "model.embed_tokens.output":
@@ -96,6 +117,9 @@ func writeLayer(w io.Writer, checks []Check) {
 		}
 	}
 	_, kind := split(worst.Tensor)
+	if strings.HasSuffix(kind, grad) {
+		kind = worst.Tensor
+	}
 	kind = strings.TrimSuffix(strings.TrimPrefix(kind, "model."), ".output")
 	mark := ""
 	if failed > 0 {

@@ -149,7 +149,10 @@ func (t *tracer) gate(name string) string {
 	}
 	_, kind := split(name)
 	switch kind {
-	case "output", "lm_head.output", "model.norm.output", "model.embed_tokens.output":
+	case "output", "lm_head.output", "model.norm.output", "model.embed_tokens.output", "mlp.gate.aux_loss", "loss":
+		return ""
+	}
+	if strings.HasSuffix(name, grad) {
 		return ""
 	}
 	return "chained mode checks the layers' outputs"

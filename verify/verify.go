@@ -42,6 +42,9 @@ type Options struct {
 	Progress    func(done, total int) // called after each golden tensor; may be nil
 }
 
+// grad ends the names of gradients.
+const grad = ".grad"
+
 // Run verifies the weights of src under the configuration c, with the pack's
 // config_overrides in force, against pack. The error says why no comparison could
 // be made: tensors that do not fit the config (*model.MismatchError), an input
@@ -65,7 +68,12 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 		return nil, err
 	}
 	t := newTracer(pack, m, src, &o)
-	if _, err := m.Forward(ctx, in, t.options()); err != nil {
+	if pack.Manifest.Mode == "train" {
+		_, err = m.Train(ctx, in, t.options(), func(weight string) bool { return pack.Has(weight + grad) })
+	} else {
+		_, err = m.Forward(ctx, in, t.options())
+	}
+	if err != nil {
 		return nil, err
 	}
 	if t.err != nil {
@@ -85,6 +93,7 @@ func (t *tracer) options() model.Options {
 		RotaryDType: t.o.RotaryDType,
 		Accumulate:  t.o.Accumulate,
 		Parallelism: t.o.Parallelism,
+		Training:    t.pack.Manifest.Mode == "train",
 		Trace:       t,
 	}
 }
