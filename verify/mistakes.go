@@ -28,6 +28,9 @@ func mistakes() []mistake {
 	mlps := []string{"mlp.output", "mlp.experts.output", "mlp.shared_experts.output"}
 	list := []mistake{
 		{"norm-topk", []string{"mlp.gate.topk_weight"}, undoNormTopK},
+		{"aux-loss-form", []string{"mlp.gate.aux_loss"}, undoSeqAux},
+		{"aux-loss-counts", []string{"mlp.gate.aux_loss"}, undoCounts},
+		{"aux-loss-alpha", []string{"mlp.gate.aux_loss"}, undoAlpha},
 		{"gate-up-swapped", mlps, undoGateUp},
 		{"expert-order", []string{"mlp.experts.output"}, undoLexicographic},
 		{"experts-swapped", []string{"mlp.experts.output"}, undoSwappedExperts},
@@ -54,6 +57,34 @@ func mistakes() []mistake {
 func undoNormTopK(x *trial) (string, error) {
 	x.config.NormTopKProb = !x.config.NormTopKProb
 	return fmt.Sprintf("the reference ran with norm_topk_prob %v, config.json says %v", x.config.NormTopKProb, !x.config.NormTopKProb), nil
+}
+
+func undoSeqAux(x *trial) (string, error) {
+	x.config.SeqAux = !x.config.SeqAux
+	return fmt.Sprintf("the reference ran with seq_aux %v, here it is %v", x.config.SeqAux, !x.config.SeqAux), nil
+}
+
+// undoCounts leaves the division of the experts' counts by their fair share out.
+func undoCounts(x *trial) (string, error) {
+	tokens := x.in.Seq
+	if !x.config.SeqAux {
+		tokens *= x.in.Batch
+	}
+	x.config.AuxLossAlpha *= float64(tokens*x.config.NumExpertsPerTok) / float64(x.config.NRoutedExperts)
+	return "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts", nil
+}
+
+// undoAlpha takes aux_loss_alpha from the golden, if that gives a number that
+// somebody would have written: three digits.
+func undoAlpha(x *trial) (string, error) {
+	was := x.config.AuxLossAlpha
+	alpha := was * float64(x.want[0]) / float64(x.got.Values[0])
+	written, err := strconv.ParseFloat(strconv.FormatFloat(alpha, 'g', 3, 64), 64)
+	if err != nil || written <= 0 {
+		return "", nil
+	}
+	x.config.AuxLossAlpha = written
+	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", written, was), nil
 }
 
 func undoEps(eps float64) func(x *trial) (string, error) {

@@ -26,6 +26,7 @@ var packs = []string{
 	"v1-base/golden-f32", "v1-base/golden-bf16", "v1-gqa-norm-freq2/golden-f32", "v1-top1-noshared/golden-f32",
 	"v1-rope-linear-tied-bias/golden-f32", "v1-rope-dynamic/golden-f32", "v1-dense/golden-f32",
 	"v1-freq3-first2/golden-f32", "v1-router-ties/golden-f32", "v1-router-ties/golden-bf16",
+	"v1-base/golden-train-seq", "v1-base/golden-train-batch",
 }
 
 func fixture(name string) string { return filepath.Join("..", "fixtures", filepath.FromSlash(name)) }
@@ -79,7 +80,68 @@ func requireModelOrder(t *testing.T, r *verify.Report) {
 	t.Helper()
 	require.Equal(t, "model.embed_tokens.output", r.Checks[0].Tensor)
 	require.Equal(t, "model.layers.0.input_layernorm.output", r.Checks[1].Tensor)
-	require.Equal(t, "lm_head.output", r.Checks[len(r.Checks)-1].Tensor)
+	forward := slices.DeleteFunc(slices.Clone(r.Checks), func(c verify.Check) bool {
+		return strings.HasSuffix(c.Tensor, ".grad") || c.Tensor == "loss"
+	})
+	require.Equal(t, "lm_head.output", forward[len(forward)-1].Tensor)
+	for i, c := range forward {
+		require.Equal(t, r.Checks[i].Tensor, c.Tensor, "the loss and the gradients come last")
+	}
+}
+
+// TestTrainingPacksCoverLossAndGradients counts what the packs are there for.
+func TestTrainingPacksCoverLossAndGradients(t *testing.T) {
+	for pack, gradients := range map[string]int{"v1-base/golden-train-seq": 186, "v1-base/golden-train-batch": 52} {
+		c, p := open(t, pack)
+		got := map[string]int{}
+		for _, check := range run(t, c.Config, c, p, verify.Options{}).Checks {
+			kind := check.Tensor[strings.LastIndex(check.Tensor, ".")+1:]
+			got[kind]++
+			if kind == "grad" || kind == "aux_loss" {
+				require.LessOrEqual(t, *check.RelRMS, 1e-5, check.Tensor)
+				require.Equal(t, verify.Pass, check.Verdict)
+			}
+		}
+		require.Equal(t, gradients, got["grad"])
+		require.Equal(t, 3, got["aux_loss"])
+		require.Equal(t, 1, got["loss"])
+	}
+}
+
+// TestMistakesOfTheAuxiliaryLoss change what config_overrides says the reference ran
+// with: the auxiliary loss is the first to differ, and the gradients of the router
+// differ with it.
+func TestMistakesOfTheAuxiliaryLoss(t *testing.T) {
+	for name, test := range map[string]struct {
+		pack, key string
+		value     any
+		cause     string
+	}{
+		"sequence form for batch form": {"v1-base/golden-train-batch", "seq_aux", true, "aux-loss-form"},
+		"batch form for sequence form": {"v1-base/golden-train-seq", "seq_aux", false, "aux-loss-form"},
+		"alpha doubled":                {"v1-base/golden-train-seq", "aux_loss_alpha", 0.1, "aux-loss-alpha"},
+		// 17 tokens × 4 choices / 16 experts = 4.25
+		"counts not divided": {"v1-base/golden-train-seq", "aux_loss_alpha", 0.05 / 4.25, "aux-loss-counts"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := rewritten(t, test.pack, func(_ string, m map[string]any) {
+				m["config_overrides"].(map[string]any)[test.key] = test.value
+			})
+			c, _ := open(t, test.pack)
+			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+			require.Equal(t, verify.Fail, r.Verdict)
+			require.Equal(t, "model.layers.1.mlp.gate.aux_loss", *r.FirstDivergence)
+			require.Equal(t, test.cause, r.Cause.ID, r.Cause.Text)
+			for _, check := range r.Checks {
+				switch check.Tensor {
+				case "model.layers.3.mlp.gate.weight.grad", "model.layers.3.mlp.gate.aux_loss":
+					require.Equal(t, verify.Fail, check.Verdict, check.Tensor)
+				case "loss", "model.layers.3.mlp.experts.0.up_proj.weight.grad":
+					require.Equal(t, verify.Pass, check.Verdict, check.Tensor)
+				}
+			}
+		})
+	}
 }
 
 // TestPacksPassEndToEnd verifies every pack in chained mode; BF16 is a report only.
@@ -417,9 +479,12 @@ func TestBrokenPacksAreRefused(t *testing.T) {
 				panic(err)
 			}
 		}, "head.safetensors: missing"},
-		"another format":  {func(_ string, m map[string]any) { m["format"] = "golden/9" }, `format "golden/9"`},
-		"a training pack": {func(_ string, m map[string]any) { m["mode"] = "train" }, `mode "train"`},
-		"another dtype":   {func(_ string, m map[string]any) { m["compute_dtype"] = "float8" }, `compute_dtype "float8"`},
+		"another format": {func(_ string, m map[string]any) { m["format"] = "golden/9" }, `format "golden/9"`},
+		"another mode":   {func(_ string, m map[string]any) { m["mode"] = "predict" }, `mode "predict"`},
+		"training in bfloat16": {func(_ string, m map[string]any) {
+			m["mode"], m["compute_dtype"] = "train", "bfloat16"
+		}, `a training pack in "bfloat16"`},
+		"another dtype": {func(_ string, m map[string]any) { m["compute_dtype"] = "float8" }, `compute_dtype "float8"`},
 		"a path for a file": {func(_ string, m map[string]any) {
 			m["files"].(map[string]any)["../x.safetensors"] = "sha256:00"
 		}, `files: "../x.safetensors"`},

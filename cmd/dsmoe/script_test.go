@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert"
+	"dsmoe/convert/safetensors"
 )
 
 func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"dsmoe": main}) }
@@ -46,6 +48,8 @@ func scriptCommands() map[string]func(ts *testscript.TestScript, neg bool, args 
 		"copytree": copytreeCommand,
 		"replace":  replaceCommand,
 		"cut":      cutCommand,
+		"swap":     swapCommand,
+		"poke":     pokeCommand,
 	}
 }
 
@@ -147,6 +151,47 @@ func cutCommand(ts *testscript.TestScript, neg bool, args []string) {
 	size, err := strconv.ParseInt(args[1], 10, 64)
 	ts.Check(err)
 	ts.Check(os.Truncate(ts.MkAbs(args[0]), size))
+}
+
+// swap FILE TENSOR TENSOR exchanges the data of two tensors of one size.
+func swapCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: swap FILE TENSOR TENSOR")
+	}
+	data := []byte(ts.ReadFile(args[0]))
+	a, b := tensorData(ts, args[0], data, args[1]), tensorData(ts, args[0], data, args[2])
+	if len(a) != len(b) {
+		ts.Fatalf("%s and %s differ in size", args[1], args[2])
+	}
+	held := bytes.Clone(a)
+	copy(a, b)
+	copy(b, held)
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), data, 0o666))
+}
+
+// poke FILE TENSOR BYTE HEX overwrites a tensor's data from a byte on.
+func pokeCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 4 {
+		ts.Fatalf("usage: poke FILE TENSOR BYTE HEX")
+	}
+	data := []byte(ts.ReadFile(args[0]))
+	at, err := strconv.Atoi(args[2])
+	ts.Check(err)
+	value, err := hex.DecodeString(args[3])
+	ts.Check(err)
+	copy(tensorData(ts, args[0], data, args[1])[at:], value)
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), data, 0o666))
+}
+
+// tensorData returns a tensor's bytes within its file's.
+func tensorData(ts *testscript.TestScript, file string, data []byte, name string) []byte {
+	header, err := safetensors.ReadHeader(bytes.NewReader(data), int64(len(data)), file)
+	ts.Check(err)
+	info, offset, ok := header.Lookup(name)
+	if !ok {
+		ts.Fatalf("%s has no tensor %s", file, name)
+	}
+	return data[offset : offset+info.Bytes()]
 }
 
 // dsmoe runs a command line in this process.

@@ -35,6 +35,12 @@ first stage that fails is the one at fault. In chained mode the model runs end t
 end, and the layers' outputs and the logits are checked; on BF16 and F16 packs that
 is a report without a verdict, for their rounding leaves no usable limit.
 
+A pack made in training mode has the loss, the auxiliary losses and gradients; the
+model is run backward for them.
+
+A BF16 or F16 reference made by model.to(dtype) has RoPE's angles in that dtype; one
+made by from_pretrained(torch_dtype=…) has them in float32: --rotary-dtype float32.
+
 A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but for proven ties, and that every weight took part, but
 for experts that no token reached, which are listed.`,
@@ -43,16 +49,16 @@ for experts that no token reached, which are listed.`,
   dsmoe verify --json CHECKPOINT GOLDEN | jq .first_divergence
   dsmoe verify --limit mlp.experts.output=1e-5 CHECKPOINT GOLDEN`,
 		Args:        args("CHECKPOINT", "GOLDEN"),
-		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: a stage differs"),
+		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: the first stage that differs is named"),
 	}
 	asJSON := jsonFlag(cmd)
 	o := verifyOptions{mode: choice{"local", []string{"local", "chained"}}, accumulate: choice{"f64", []string{"f64", "f32"}},
 		rotary: choice{"compute", []string{"compute", "float32"}}, limits: limits{}}
 	cmd.Flags().Var(&o.mode, "mode", "how stages are fed: local or chained")
 	cmd.Flags().Var(&o.accumulate, "accumulate", "precision of the sums: f64, or f32 with looser limits")
-	cmd.Flags().Var(&o.rotary, "rotary-dtype", "`dtype` of RoPE's angles in the reference: compute, or float32 if from_pretrained(torch_dtype=…) made it")
-	cmd.Flags().Var(&o.limits, "limit", "`STAGE=RELRMS` limit of the stages whose name ends so; repeatable")
-	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the checkpoint's weight files and compare with the pack's list")
+	cmd.Flags().Var(&o.rotary, "rotary-dtype", "`dtype` of the reference's RoPE angles: compute, or float32")
+	cmd.Flags().Var(&o.limits, "limit", "`STAGE=RELRMS`: limit of the stages whose name ends so; repeatable")
+	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		start := time.Now()
 		r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())

@@ -1,0 +1,248 @@
+package inspect
+
+import (
+	"fmt"
+	"io"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/model"
+)
+
+// The layers that Compare knows by name.
+const (
+	Top2   = "top2"   // the conventional top-K layer, K = 2 in the paper
+	Fine   = "fine"   // after fine-grained segmentation
+	Shared = "shared" // and after shared expert isolation: DeepSeekMoE
+)
+
+// Comparison is the DeepSeekMoE paper's argument in numbers: an MoE layer as top-K
+// of N experts, split into mN, with K_s of them shared, each with the same expert
+// parameters and compute.
+type Comparison struct {
+	Path         string        `json:"path,omitempty"` // the config; absent if the layer was given by its numbers
+	M            int           `json:"m"`
+	Experts      int           `json:"mN"`
+	PerToken     int           `json:"mK"`
+	Shared       int           `json:"K_s"`
+	Hidden       int           `json:"hidden_size,omitempty"`  // d, if known
+	Intermediate int           `json:"intermediate,omitempty"` // d_ff of the conventional layer, if known
+	Whole        bool          `json:"whole"`                  // N and K are whole numbers; if not, top2 is rounded down
+	Equal        bool          `json:"equal"`                  // all layers have equal expert parameters and compute
+	Layers       []ComparedRow `json:"layers"`
+}
+
+// ComparedRow is one of the layers compared. An FFN is a conventional expert.
+type ComparedRow struct {
+	Name          string     `json:"name"` // top2, fine or shared
+	SharedExperts int        `json:"shared_experts"`
+	RoutedExperts int        `json:"routed_experts"` // also the rows of the router
+	ActiveRouted  int        `json:"active_routed_experts"`
+	WidthDivisor  int        `json:"width_divisor"` // the experts' width is d_ff divided by it
+	ExpertFFNs    float64    `json:"expert_ffns"`   // the experts' parameters, in FFNs
+	ActivatedFFNs float64    `json:"activated_ffns"`
+	Combinations  *big.Int   `json:"combinations"` // C(routed_experts, active_routed_experts)
+	Log2          float64    `json:"log2"`
+	Nonzero       float64    `json:"nonzero"`        // the share of the gates g that are not zero
+	Cost          *LayerCost `json:"cost,omitempty"` // absent if the dimensions are not known
+}
+
+// LayerCost is what a layer costs. FLOPs are those of a token's forward pass, two
+// per multiply-add.
+type LayerCost struct {
+	Width               int   `json:"width"`
+	ExpertParameters    int64 `json:"expert_parameters"`
+	ActivatedParameters int64 `json:"activated_parameters"` // of the experts
+	ExpertFLOPs         int64 `json:"expert_flops"`
+	RouterParameters    int64 `json:"router_parameters"`
+	RouterFLOPs         int64 `json:"router_flops"`
+}
+
+// ParseLayers reads the names of layers, separated by commas. All that is wrong with
+// them is one error.
+func ParseLayers(list string) ([]string, error) {
+	names := strings.Split(list, ",")
+	var problems []string
+	for i, name := range names {
+		switch {
+		case !slices.Contains([]string{Top2, Fine, Shared}, name):
+			problems = append(problems, fmt.Sprintf("%q is not one of %s, %s, %s", name, Top2, Fine, Shared))
+		case slices.Contains(names[:i], name):
+			problems = append(problems, fmt.Sprintf("%q stands there twice", name))
+		}
+	}
+	if problems != nil {
+		return nil, fmt.Errorf("%s", strings.Join(problems, "; "))
+	}
+	return names, nil
+}
+
+// Compare works out the layers of s that names, from ParseLayers, lists; path is
+// that of the config, if there is one.
+func Compare(path string, s model.Segmentation, names []string) *Comparison {
+	c := &Comparison{Path: path, M: s.M, Experts: s.Experts, PerToken: s.PerToken, Shared: s.Shared,
+		Hidden: s.Hidden, Intermediate: s.Intermediate, Whole: s.Whole(), Equal: true}
+	for _, name := range names {
+		row := comparedRow(name, layerOf(s, name))
+		c.Layers = append(c.Layers, row)
+		first := c.Layers[0]
+		c.Equal = c.Equal && row.ExpertFFNs == first.ExpertFFNs && row.ActivatedFFNs == first.ActivatedFFNs
+	}
+	return c
+}
+
+func layerOf(s model.Segmentation, name string) model.PaperLayer {
+	switch name {
+	case Top2:
+		return s.Conventional()
+	case Fine:
+		return s.FineGrained()
+	case Shared:
+		return s.SharedIsolated()
+	}
+	panic("inspect: Compare: no layer " + strconv.Quote(name))
+}
+
+func comparedRow(name string, l model.PaperLayer) ComparedRow {
+	n := l.Combinations()
+	row := ComparedRow{Name: name, SharedExperts: l.Shared, RoutedExperts: l.Routed, ActiveRouted: l.Active,
+		WidthDivisor: l.M, ExpertFFNs: l.Experts(), ActivatedFFNs: l.Activated(),
+		Combinations: n, Log2: log2(n), Nonzero: l.Nonzero()}
+	if l.Width > 0 {
+		row.Cost = &LayerCost{l.Width, l.ExpertParameters(), l.ActivatedParameters(), 2 * l.ActivatedParameters(),
+			l.RouterParameters(), 2 * l.RouterParameters()}
+	}
+	return row
+}
+
+// WriteText writes a row per layer, a second table of costs if the dimensions are
+// known, and what is equal and what is not.
+func (c *Comparison) WriteText(w io.Writer) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s\n\n", c.title())
+	c.choiceTable().write(&text)
+	if c.Layers[0].Cost != nil {
+		fmt.Fprintln(&text)
+		c.costTable().write(&text)
+	}
+	fmt.Fprintf(&text, "\n%s", c.conclusion())
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+func (c *Comparison) title() string {
+	if c.Path != "" {
+		return fmt.Sprintf("%s: mN = %d experts, mK = %d active, K_s = %d of them shared; split by m = %d",
+			plain(c.Path), c.Experts, c.PerToken, c.Shared, c.M)
+	}
+	return fmt.Sprintf("N = %d experts, K = %d active, split by m = %d, K_s = %d shared",
+		c.Experts/c.M, c.PerToken/c.M, c.M, c.Shared)
+}
+
+func (c *Comparison) choiceTable() *table {
+	t := &table{align: "lrrlrrrrl"}
+	t.add("LAYER", "EXPERTS", "ACTIVE", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "ROUTER", "NOT ZERO IN g", "SETS OF ROUTED EXPERTS")
+	for _, x := range c.Layers {
+		t.add(c.label(x), x.count(x.RoutedExperts), x.count(x.ActiveRouted), x.width(), ffns(x.ExpertFFNs), ffns(x.ActivatedFFNs),
+			fmt.Sprintf("%d·d", x.RoutedExperts), fmt.Sprintf("%d/%d = %.2f %%", x.ActiveRouted, x.RoutedExperts, 100*x.Nonzero), x.sets())
+	}
+	return t
+}
+
+func (c *Comparison) costTable() *table {
+	t := &table{align: "lrrrrrr"}
+	t.add("LAYER", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "EXPERT FLOP A TOKEN", "ROUTER PARAMETERS", "ROUTER FLOP A TOKEN")
+	for _, x := range c.Layers {
+		t.add(c.label(x), strconv.Itoa(x.Cost.Width), grouped(x.Cost.ExpertParameters), grouped(x.Cost.ActivatedParameters),
+			grouped(x.Cost.ExpertFLOPs), grouped(x.Cost.RouterParameters), grouped(x.Cost.RouterFLOPs))
+	}
+	return t
+}
+
+// label describes a layer: "top-2", "fine-grained, m = 4", "1 shared expert".
+func (c *Comparison) label(x ComparedRow) string {
+	switch x.Name {
+	case Top2:
+		return fmt.Sprintf("top-%d", x.ActiveRouted)
+	case Fine:
+		return fmt.Sprintf("fine-grained, m = %d", c.M)
+	}
+	return "+ " + plural(x.SharedExperts, "shared expert")
+}
+
+// count returns "64", or "1+63" with the shared experts before the routed ones.
+func (x ComparedRow) count(routed int) string {
+	if x.SharedExperts == 0 {
+		return strconv.Itoa(routed)
+	}
+	return fmt.Sprintf("%d+%d", x.SharedExperts, routed)
+}
+
+func (x ComparedRow) width() string {
+	if x.WidthDivisor == 1 {
+		return "d_ff"
+	}
+	return fmt.Sprintf("d_ff/%d", x.WidthDivisor)
+}
+
+// sets returns "C(16,2) = 120 = 2^6.9".
+func (x ComparedRow) sets() string {
+	n := Choice{Combinations: x.Combinations.String()}
+	return fmt.Sprintf("C(%d,%d) = %s2^%.1f", x.RoutedExperts, x.ActiveRouted, n.digits(), x.Log2)
+}
+
+// ffns returns "16 FFN", "16.5 FFN".
+func ffns(n float64) string { return strconv.FormatFloat(n, 'g', 6, 64) + " FFN" }
+
+// conclusion says what is equal in all rows, and what is not.
+func (c *Comparison) conclusion() string {
+	lines := []string{"An FFN is a conventional expert: 3·d·d_ff parameters, 2 FLOP each for a token that uses it."}
+	if c.Path != "" {
+		lines = append(lines, fmt.Sprintf("The config gives the width of an expert, moe_intermediate_size; d_ff = %d is m times it.", c.Intermediate))
+	}
+	lines = append(lines, c.equality())
+	if len(c.Layers) > 1 {
+		lines = append(lines, c.growth())
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+func (c *Comparison) equality() string {
+	first := c.Layers[0]
+	switch {
+	case len(c.Layers) == 1:
+		return fmt.Sprintf("The experts have %s, a token uses %s.", ffns(first.ExpertFFNs), ffns(first.ActivatedFFNs))
+	case c.Equal:
+		return "Equal in all rows: expert parameters, activated expert parameters, expert FLOP."
+	}
+	return fmt.Sprintf("Not equal: mN/m = %s and mK/m = %s are rounded down for the conventional layer.",
+		ratio(c.Experts, c.M), ratio(c.PerToken, c.M))
+}
+
+// ratio returns "66/4 = 16.5", or "2" if it is whole.
+func ratio(a, b int) string {
+	if a%b == 0 {
+		return strconv.Itoa(a / b)
+	}
+	return strconv.FormatFloat(float64(a)/float64(b), 'g', 6, 64)
+}
+
+// growth says how the router's size, which is not equal, compares with the experts'.
+func (c *Comparison) growth() string {
+	byRouter := func(a, b ComparedRow) int { return a.RoutedExperts - b.RoutedExperts }
+	low, high := slices.MinFunc(c.Layers, byRouter), slices.MaxFunc(c.Layers, byRouter)
+	text := fmt.Sprintf("Not equal: the router, a row of d per routed expert, has from %d·d to %d·d parameters", low.RoutedExperts, high.RoutedExperts)
+	if high.Cost == nil {
+		return text + "."
+	}
+	return fmt.Sprintf("%s,\n%s to %s of the experts', and %s to %s of the experts' FLOP a token.", text,
+		tiny(low.Cost.RouterParameters, low.Cost.ExpertParameters), tiny(high.Cost.RouterParameters, high.Cost.ExpertParameters),
+		tiny(low.Cost.RouterFLOPs, low.Cost.ExpertFLOPs), tiny(high.Cost.RouterFLOPs, high.Cost.ExpertFLOPs))
+}
+
+// tiny returns part of whole in percent, to two digits however small it is.
+func tiny(part, whole int64) string {
+	return strconv.FormatFloat(100*float64(part)/float64(whole), 'g', 2, 64) + " %"
+}
