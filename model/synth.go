@@ -28,10 +28,13 @@ import (
 //
 // Square roots, and their product with 1.5, are float64. The scales keep the
 // variance of the residual stream near 1 and the gates decisive.
+//
+// NewTorchSynthetic has another rule for the gates.
 type Synthetic struct {
 	config *config.Config
 	seed   uint64
 	infos  map[string]tensor.Info
+	gates  *torchGates // nil: the gates follow the rule above
 }
 
 // NewSynthetic returns the synthetic weights of c.
@@ -72,6 +75,10 @@ func (s *Synthetic) Fill(info tensor.Info, dst []byte, offset int64) error {
 	}
 	if offset < 0 || offset+int64(len(dst)) > info.Bytes() {
 		return fmt.Errorf("synthetic weights: %s: bytes %d..%d of %d", info.Name, offset, offset+int64(len(dst)), info.Bytes())
+	}
+	if s.gates.has(info.Name) {
+		s.gates.fill(info.Name, dst, offset)
+		return nil
 	}
 	g := generator{key: fnv1a64(info.Name) ^ s.seed}
 	g.base, g.scale = affine(info)
@@ -126,11 +133,15 @@ func (g generator) values(dst []byte, i uint64) {
 }
 
 // at returns the bits of value i. Every product is rounded before it is added: a
-// fused one would differ in the last bit. Values are finite, so that rounding to
-// BF16 needs no care for NaN.
+// fused one would differ in the last bit.
 func (g generator) at(i uint64) uint16 {
 	u := float32(float32(int32(mix(g.key+(i+1)*0x9E3779B97F4A7C15)>>40))*0x1p-23) - 1
-	b := math.Float32bits(g.base + float32(g.scale*u))
+	return bf16(g.base + float32(g.scale*u))
+}
+
+// bf16 rounds v, which is finite, to nearest, ties to even.
+func bf16(v float32) uint16 {
+	b := math.Float32bits(v)
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 

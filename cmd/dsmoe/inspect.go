@@ -105,39 +105,6 @@ The values of the weights never are: see dsmoe verify.`,
 	return cmd
 }
 
-func newInspectArch() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "arch CONFIG|CHECKPOINT",
-		Short: "Work out parameters, compute and memory from the config alone",
-		Long: `Derives from config.json, with no weight at hand and without rounding: parameters
-in total and used by one token, module by module; floating point operations of a
-token's forward pass (two per multiply-add: all matrices that the token uses, router
-and head included, and full attention over N positions); the KV cache in torch_dtype;
-and how many sets of experts a gate can choose.`,
-		Example: `  dsmoe inspect arch fixtures/states/deepseek-moe-16b/config.json
-  dsmoe inspect arch --seq 32768 CHECKPOINT
-  dsmoe inspect arch --json CONFIG | jq .total.parameters`,
-		Args:        args("CONFIG or CHECKPOINT"),
-		Annotations: exits("done", ""),
-	}
-	asJSON := jsonFlag(cmd)
-	seq := cmd.Flags().Int("seq", 0, "`positions` of attention and KV cache (default max_position_embeddings)")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if *seq < 0 || *seq > maxSeq {
-			return misuse(cmd, "--seq is not in 1..100000000")
-		}
-		c, _, err := readConfig(configPath(args[0]))
-		if err != nil {
-			return err
-		}
-		return printReport(cmd, inspect.Describe(args[0], c, *seq), *asJSON)
-	}
-	return cmd
-}
-
-// maxSeq keeps the totals of any config within 64 bits.
-const maxSeq = 100_000_000
-
 // answer turns the outcome of a command whose report was printed into its error.
 func answer(err error, yes bool) error {
 	if err == nil && !yes {

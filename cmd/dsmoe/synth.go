@@ -28,19 +28,29 @@ Hugging Face. The values are pseudo-random and follow from the seed, the name of
 tensor and the index of the value alone: the same on every machine, whatever the size
 of the shards. They are scaled so that activations stay near 1.
 
+With --init torch, the gates' weights (mlp.gate.weight) are what the reference's
+MoEGate.reset_parameters draws from torch's own generator, one MoE layer after the
+other, rounded to BF16; all other tensors stay as they are:
+
+  torch.manual_seed(seed)
+  for each MoE layer:
+      kaiming_uniform_(torch.empty(n_routed_experts, hidden_size), a=sqrt(5)).bfloat16()
+
 The weights are BF16, always. config.json is copied as it is, torch_dtype included.
 DST must not exist, or be an empty directory; it is complete or not there.`,
 		Example: `  dsmoe synth fixtures/v1-16b-slice/checkpoint/config.json /tmp/slice --seed 7
-  dsmoe synth config.json /tmp/sharded --max-shard-size 500MB`,
+  dsmoe synth config.json /tmp/sharded --max-shard-size 500MB
+  dsmoe synth config.json /tmp/fresh --init torch --seed 1234`,
 		Args:        args("CONFIG", "DST"),
 		Annotations: exits("the checkpoint is written", ""),
 	}
 	asJSON := jsonFlag(cmd)
-	seed := cmd.Flags().Uint64("seed", 0, "seed of the values")
-	size := byteSize(5_000_000_000)
-	cmd.Flags().Var(&size, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes")
+	o := synthOptions{gates: syntheticGates, maxShard: 5_000_000_000}
+	cmd.Flags().Uint64Var(&o.seed, "seed", 0, "seed of the values")
+	cmd.Flags().Var(&o.gates, "init", "`rule` of the gates: synthetic as all other tensors, or torch")
+	cmd.Flags().Var(&o.maxShard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		r, err := synthesise(cmd.Context(), args[0], args[1], *seed, int64(size), cmd.ErrOrStderr())
+		r, err := synthesise(cmd.Context(), args[0], args[1], o, cmd.ErrOrStderr())
 		if err != nil {
 			return err
 		}
@@ -49,13 +59,50 @@ DST must not exist, or be an empty directory; it is complete or not there.`,
 	return cmd
 }
 
+// synthOptions are the flags of synth.
+type synthOptions struct {
+	seed     uint64
+	gates    gateInit
+	maxShard byteSize
+}
+
+func (o synthOptions) source(c *config.Config) *model.Synthetic {
+	if o.gates == torchGates {
+		return model.NewTorchSynthetic(c, o.seed)
+	}
+	return model.NewSynthetic(c, o.seed)
+}
+
+// gateInit is a flag: how the gates' weights are drawn.
+type gateInit string
+
+const (
+	syntheticGates gateInit = "synthetic"
+	torchGates     gateInit = "torch"
+)
+
+// String returns the flag's text.
+func (i *gateInit) String() string { return string(*i) }
+
+// Set reads the flag.
+func (i *gateInit) Set(text string) error {
+	*i = gateInit(text)
+	if *i != syntheticGates && *i != torchGates {
+		return fmt.Errorf("neither %s nor %s", syntheticGates, torchGates)
+	}
+	return nil
+}
+
+// Type names the flag's type in the help.
+func (i *gateInit) Type() string { return "rule" }
+
 // synthesise writes the synthetic checkpoint.
-func synthesise(ctx context.Context, configFile, dst string, seed uint64, maxShard int64, stderr io.Writer) (*synthesised, error) {
+func synthesise(ctx context.Context, configFile, dst string, o synthOptions, stderr io.Writer) (*synthesised, error) {
 	c, document, err := readConfig(configPath(configFile))
 	if err != nil {
 		return nil, err
 	}
-	source := model.NewSynthetic(c, seed)
+	source := o.source(c)
 	out := convert.Output{
 		Tensors: slices.Collect(source.Tensors()),
 		Config:  document,
@@ -63,16 +110,17 @@ func synthesise(ctx context.Context, configFile, dst string, seed uint64, maxSha
 			return source.Fill(t, dst, offset)
 		},
 	}
-	r := describeSynthetic(dst, seed, c, out.Tensors)
+	r := describeSynthetic(dst, o, c, out.Tensors)
 	b := newBar(stderr, "writing", r.Bytes, true)
 	defer b.clear()
-	return r, convert.Write(ctx, dst, out, convert.WriteOptions{MaxShardBytes: maxShard, Progress: b.add})
+	return r, convert.Write(ctx, dst, out, convert.WriteOptions{MaxShardBytes: int64(o.maxShard), Progress: b.add})
 }
 
 // synthesised says what was written.
 type synthesised struct {
 	Path       string       `json:"path"`
 	Seed       uint64       `json:"seed"`
+	Init       gateInit     `json:"init"` // how the gates were drawn
 	Tensors    int          `json:"tensors"`
 	Parameters int64        `json:"parameters"`
 	DType      tensor.DType `json:"dtype"`
@@ -80,8 +128,8 @@ type synthesised struct {
 	TorchDType tensor.DType `json:"torch_dtype"` // that the config promises
 }
 
-func describeSynthetic(dst string, seed uint64, c *config.Config, tensors []tensor.Info) *synthesised {
-	r := &synthesised{Path: dst, Seed: seed, Tensors: len(tensors), DType: tensor.BF16, TorchDType: model.TorchDType(c)}
+func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []tensor.Info) *synthesised {
+	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates, Tensors: len(tensors), DType: tensor.BF16, TorchDType: model.TorchDType(c)}
 	for _, t := range tensors {
 		r.Parameters += int64(t.Len())
 		r.Bytes += t.Bytes()
@@ -91,7 +139,11 @@ func describeSynthetic(dst string, seed uint64, c *config.Config, tensors []tens
 
 // WriteText writes one line, and another if the config promises another dtype.
 func (r *synthesised) WriteText(w io.Writer) error {
-	text := fmt.Sprintf("%s: %d tensors, %d parameters, %d bytes of %s, seed %d\n", r.Path, r.Tensors, r.Parameters, r.Bytes, r.DType, r.Seed)
+	text := fmt.Sprintf("%s: %d tensors, %d parameters, %d bytes of %s, seed %d", r.Path, r.Tensors, r.Parameters, r.Bytes, r.DType, r.Seed)
+	if r.Init == torchGates {
+		text += ", gates as torch draws them"
+	}
+	text += "\n"
 	if r.TorchDType != r.DType {
 		text += fmt.Sprintf("its config.json, copied as it is, promises %s\n", r.TorchDType)
 	}

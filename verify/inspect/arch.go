@@ -21,6 +21,7 @@ type Arch struct {
 	Activated ActivatedCounts `json:"activated"`
 	Weights   WeightBytes     `json:"weights"`
 	Forward   ForwardFLOPs    `json:"flops_per_token"`
+	Training  TrainingFLOPs   `json:"training_flops"`
 	KVCache   KVCache         `json:"kv_cache"`
 	Experts   *Experts        `json:"experts,omitempty"` // absent if the model is dense
 	Choice    *Choice         `json:"choice,omitempty"`  // absent if the model is dense
@@ -60,6 +61,18 @@ type ForwardFLOPs struct {
 	Total     int64 `json:"total"`
 }
 
+// TrainingFLOPs are the floating point operations of training on one sequence, counted
+// in two ways, both as three forward passes: one forward, two for the backward.
+type TrainingFLOPs struct {
+	Positions int     `json:"positions"`
+	Exact     float64 `json:"exact"` // 3 · Positions · ForwardFLOPs.Total, rounded only beyond 2^53
+	Paper     float64 `json:"paper"` // model.PaperModel.FLOPs, the convention of the DeepSeekMoE paper's tables
+	// What the paper's convention takes the FFNs for, in standard FFNs of 8·d²: see
+	// model.StandardFFNs. One that no layer has is 0.
+	PaperExpert float64 `json:"paper_expert_ffns"`
+	PaperDense  float64 `json:"paper_dense_ffns"`
+}
+
 // KVCache is the key-value cache of one sequence.
 type KVCache struct {
 	DType         tensor.DType `json:"dtype"` // torch_dtype
@@ -94,12 +107,26 @@ func Describe(path string, c *config.Config, seq int) *Arch {
 	a.Weights = WeightBytes{d, total.Parameters * int64(d.Bits()) / 8}
 	attention := 2 * model.AttentionMACs(c, seq)
 	a.Forward = ForwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
+	a.Training = trainingOf(c, a.Forward)
 	a.KVCache = KVCache{d, model.KVBytes(c), seq, model.KVBytes(c) * int64(seq)}
 	return a
 }
 
 func moduleCount(x model.Count) ModuleCount {
 	return ModuleCount{string(x.Module), x.Tensors, x.Parameters, x.Activated, 2 * x.MACs}
+}
+
+func trainingOf(c *config.Config, forward ForwardFLOPs) TrainingFLOPs {
+	t := TrainingFLOPs{Positions: forward.Positions, Exact: 3 * float64(forward.Positions) * float64(forward.Total),
+		Paper: model.PaperModelOf(c, forward.Positions).FLOPs()}
+	layers := layersOf(c)
+	if layers.MoE > 0 {
+		t.PaperExpert = model.StandardFFNs(c.MoEIntermediateSize, c.HiddenSize)
+	}
+	if layers.Dense > 0 {
+		t.PaperDense = model.StandardFFNs(c.IntermediateSize, c.HiddenSize)
+	}
+	return t
 }
 
 func choiceOf(c *config.Config) *Choice {
@@ -154,6 +181,8 @@ func (a *Arch) factTable() *table {
 	t.add("weights", fmt.Sprintf("%s in %s", iec(a.Weights.Bytes), a.dtype()))
 	t.add("forward", fmt.Sprintf("%s a token, %s of it attention over %s positions",
 		flop(a.Forward.Total), flop(a.Forward.Attention), grouped(a.Forward.Positions)))
+	t.add("training", fmt.Sprintf("%s for a sequence of %s, 3 times forward", flop(a.Training.Exact), plural(a.Training.Positions, "token")))
+	t.add("", fmt.Sprintf("%s as the paper counts: no router, FFN 8·d²%s", flop(a.Training.Paper), a.Training.idealised()))
 	t.add("KV cache", fmt.Sprintf("%s bytes a token in %s, %s for %s positions",
 		grouped(a.KVCache.BytesPerToken), a.KVCache.DType, iec(a.KVCache.Bytes), grouped(a.KVCache.Positions)))
 	t.add("experts", a.Experts.String())
@@ -163,6 +192,25 @@ func (a *Arch) factTable() *table {
 			a.Experts.Routed, a.Experts.PerToken, a.Choice.digits(), a.Choice.Log2))
 	}
 	return t
+}
+
+// idealised returns ", an expert 1/4 of it, a dense layer 2".
+func (t TrainingFLOPs) idealised() (text string) {
+	if t.PaperExpert > 0 {
+		text = ", an expert " + fraction(t.PaperExpert) + " of it"
+	}
+	if t.PaperDense > 0 {
+		text += ", a dense layer " + fraction(t.PaperDense)
+	}
+	return text
+}
+
+// fraction returns a whole number as it is, and one below 1 as 1/n.
+func fraction(n float64) string {
+	if n < 1 {
+		return fmt.Sprintf("1/%.0f", 1/n)
+	}
+	return fmt.Sprintf("%.0f", n)
 }
 
 func (a *Arch) dtype() string {

@@ -3,7 +3,7 @@ package inspect
 import (
 	"fmt"
 	"io"
-	"math/big"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,16 +22,16 @@ const (
 // of N experts, split into mN, with K_s of them shared, each with the same expert
 // parameters and compute.
 type Comparison struct {
-	Path         string        `json:"path,omitempty"` // the config; absent if the layer was given by its numbers
-	M            int           `json:"m"`
-	Experts      int           `json:"mN"`
-	PerToken     int           `json:"mK"`
-	Shared       int           `json:"K_s"`
-	Hidden       int           `json:"hidden_size,omitempty"`  // d, if known
-	Intermediate int           `json:"intermediate,omitempty"` // d_ff of the conventional layer, if known
-	Whole        bool          `json:"whole"`                  // N and K are whole numbers; if not, top2 is rounded down
-	Equal        bool          `json:"equal"`                  // all layers have equal expert parameters and compute
-	Layers       []ComparedRow `json:"layers"`
+	Path            string        `json:"path,omitempty"` // the config; absent if the layer was given by its numbers
+	M               int           `json:"m"`
+	Experts         int           `json:"mN"`
+	PerToken        int           `json:"mK"`
+	Shared          int           `json:"K_s"`
+	Hidden          int           `json:"hidden_size,omitempty"` // d, if known
+	Intermediate    int           `json:"d_ff,omitempty"`        // the width of a conventional expert, if known
+	EqualParameters bool          `json:"equal_parameters"`      // of the experts, in all layers; top2 is rounded down if N is not whole
+	EqualCompute    bool          `json:"equal_compute"`         // likewise, and if K is not whole
+	Layers          []ComparedRow `json:"layers"`
 }
 
 // ComparedRow is one of the layers compared. An FFN is a conventional expert.
@@ -43,7 +43,7 @@ type ComparedRow struct {
 	WidthDivisor  int        `json:"width_divisor"` // the experts' width is d_ff divided by it
 	ExpertFFNs    float64    `json:"expert_ffns"`   // the experts' parameters, in FFNs
 	ActivatedFFNs float64    `json:"activated_ffns"`
-	Combinations  *big.Int   `json:"combinations"` // C(routed_experts, active_routed_experts)
+	Combinations  string     `json:"combinations"` // C(routed_experts, active_routed_experts) in digits: it can exceed 64 bits
 	Log2          float64    `json:"log2"`
 	Nonzero       float64    `json:"nonzero"`        // the share of the gates g that are not zero
 	Cost          *LayerCost `json:"cost,omitempty"` // absent if the dimensions are not known
@@ -83,12 +83,12 @@ func ParseLayers(list string) ([]string, error) {
 // that of the config, if there is one.
 func Compare(path string, s model.Segmentation, names []string) *Comparison {
 	c := &Comparison{Path: path, M: s.M, Experts: s.Experts, PerToken: s.PerToken, Shared: s.Shared,
-		Hidden: s.Hidden, Intermediate: s.Intermediate, Whole: s.Whole(), Equal: true}
+		Hidden: s.Hidden, Intermediate: s.Intermediate, EqualParameters: true, EqualCompute: true}
 	for _, name := range names {
 		row := comparedRow(name, layerOf(s, name))
 		c.Layers = append(c.Layers, row)
-		first := c.Layers[0]
-		c.Equal = c.Equal && row.ExpertFFNs == first.ExpertFFNs && row.ActivatedFFNs == first.ActivatedFFNs
+		c.EqualParameters = c.EqualParameters && row.ExpertFFNs == c.Layers[0].ExpertFFNs
+		c.EqualCompute = c.EqualCompute && row.ActivatedFFNs == c.Layers[0].ActivatedFFNs
 	}
 	return c
 }
@@ -109,7 +109,7 @@ func comparedRow(name string, l model.PaperLayer) ComparedRow {
 	n := l.Combinations()
 	row := ComparedRow{Name: name, SharedExperts: l.Shared, RoutedExperts: l.Routed, ActiveRouted: l.Active,
 		WidthDivisor: l.M, ExpertFFNs: l.Experts(), ActivatedFFNs: l.Activated(),
-		Combinations: n, Log2: log2(n), Nonzero: l.Nonzero()}
+		Combinations: n.String(), Log2: log2(n), Nonzero: l.Nonzero()}
 	if l.Width > 0 {
 		row.Cost = &LayerCost{l.Width, l.ExpertParameters(), l.ActivatedParameters(), 2 * l.ActivatedParameters(),
 			l.RouterParameters(), 2 * l.RouterParameters()}
@@ -189,7 +189,7 @@ func (x ComparedRow) width() string {
 
 // sets returns "C(16,2) = 120 = 2^6.9".
 func (x ComparedRow) sets() string {
-	n := Choice{Combinations: x.Combinations.String()}
+	n := Choice{Combinations: x.Combinations}
 	return fmt.Sprintf("C(%d,%d) = %s2^%.1f", x.RoutedExperts, x.ActiveRouted, n.digits(), x.Log2)
 }
 
@@ -198,51 +198,65 @@ func ffns(n float64) string { return strconv.FormatFloat(n, 'g', 6, 64) + " FFN"
 
 // conclusion says what is equal in all rows, and what is not.
 func (c *Comparison) conclusion() string {
-	lines := []string{"An FFN is a conventional expert: 3·d·d_ff parameters, 2 FLOP each for a token that uses it."}
+	text := "An FFN is a conventional expert: 3·d·d_ff parameters, 2 FLOP each for a token that uses it.\n"
 	if c.Path != "" {
-		lines = append(lines, fmt.Sprintf("The config gives the width of an expert, moe_intermediate_size; d_ff = %d is m times it.", c.Intermediate))
+		text += fmt.Sprintf("The config says how wide an expert is, moe_intermediate_size; m times that is d_ff = %d.\n", c.Intermediate)
 	}
-	lines = append(lines, c.equality())
 	if len(c.Layers) > 1 {
-		lines = append(lines, c.growth())
+		text += c.equality() + c.growth()
 	}
-	return strings.Join(lines, "\n") + "\n"
+	return text + c.isolation()
 }
 
 func (c *Comparison) equality() string {
-	first := c.Layers[0]
-	switch {
-	case len(c.Layers) == 1:
-		return fmt.Sprintf("The experts have %s, a token uses %s.", ffns(first.ExpertFFNs), ffns(first.ActivatedFFNs))
-	case c.Equal:
-		return "Equal in all rows: expert parameters, activated expert parameters, expert FLOP."
-	}
-	return fmt.Sprintf("Not equal: mN/m = %s and mK/m = %s are rounded down for the conventional layer.",
-		ratio(c.Experts, c.M), ratio(c.PerToken, c.M))
+	text := compared(c.EqualParameters, "expert parameters", "mN", c.Experts, c.M)
+	return text + compared(c.EqualCompute, "activated expert parameters, and so expert FLOP", "mK", c.PerToken, c.M)
 }
 
-// ratio returns "66/4 = 16.5", or "2" if it is whole.
-func ratio(a, b int) string {
-	if a%b == 0 {
-		return strconv.Itoa(a / b)
+// compared says that a quantity is equal, or which division by m was not even.
+func compared(equal bool, what, name string, total, m int) string {
+	if equal {
+		return fmt.Sprintf("Equal in all rows: %s.\n", what)
 	}
-	return strconv.FormatFloat(float64(a)/float64(b), 'g', 6, 64)
+	return fmt.Sprintf("Not equal: %s, as %s/m = %d/%d is not whole; the conventional layer has %d.\n", what, name, total, m, total/m)
+}
+
+// isolation says what the shared experts cost in sets, if both sides of it are shown.
+func (c *Comparison) isolation() string {
+	fine := slices.IndexFunc(c.Layers, func(x ComparedRow) bool { return x.Name == Fine })
+	shared := slices.IndexFunc(c.Layers, func(x ComparedRow) bool { return x.Name == Shared })
+	if fine < 0 || shared < 0 || c.Shared == 0 {
+		return ""
+	}
+	factor := power(c.Layers[fine].Log2 - c.Layers[shared].Log2)
+	return fmt.Sprintf("Isolating %s divides the sets of experts by %s.\n", plural(c.Shared, "shared expert"), factor)
+}
+
+// power returns 2 to the given power, spelled out if it is below a million.
+func power(exponent float64) string {
+	if v := math.Exp2(exponent); v < 1e6 {
+		return strconv.FormatFloat(v, 'g', 4, 64)
+	}
+	return fmt.Sprintf("2^%.1f", exponent)
 }
 
 // growth says how the router's size, which is not equal, compares with the experts'.
 func (c *Comparison) growth() string {
 	byRouter := func(a, b ComparedRow) int { return a.RoutedExperts - b.RoutedExperts }
 	low, high := slices.MinFunc(c.Layers, byRouter), slices.MaxFunc(c.Layers, byRouter)
-	text := fmt.Sprintf("Not equal: the router, a row of d per routed expert, has from %d·d to %d·d parameters", low.RoutedExperts, high.RoutedExperts)
-	if high.Cost == nil {
-		return text + "."
+	if low.RoutedExperts == high.RoutedExperts {
+		return "Equal in all rows: the router.\n"
 	}
-	return fmt.Sprintf("%s,\n%s to %s of the experts', and %s to %s of the experts' FLOP a token.", text,
+	text := fmt.Sprintf("Not equal: the router, a row of d per routed expert: %d·d to %d·d parameters", low.RoutedExperts, high.RoutedExperts)
+	if high.Cost == nil {
+		return text + ".\n"
+	}
+	return fmt.Sprintf("%s,\n%s to %s of the experts', and %s to %s of the experts' FLOP a token.\n", text,
 		tiny(low.Cost.RouterParameters, low.Cost.ExpertParameters), tiny(high.Cost.RouterParameters, high.Cost.ExpertParameters),
 		tiny(low.Cost.RouterFLOPs, low.Cost.ExpertFLOPs), tiny(high.Cost.RouterFLOPs, high.Cost.ExpertFLOPs))
 }
 
-// tiny returns part of whole in percent, to two digits however small it is.
+// tiny returns part of whole in percent, to three decimals.
 func tiny(part, whole int64) string {
-	return strconv.FormatFloat(100*float64(part)/float64(whole), 'g', 2, 64) + " %"
+	return fmt.Sprintf("%.3f %%", 100*float64(part)/float64(whole))
 }

@@ -1,7 +1,8 @@
 // Package inspect tells what is in a checkpoint: Summarize and List say what it
-// holds, Audit whether its parts fit together, Describe what its config implies.
-// Each returns a report that is JSON as it stands and that WriteText prints. Only
-// headers are looked at; the package opens no file and reads no weight.
+// holds, Audit whether its parts fit together, Describe what its config implies,
+// Compare what the DeepSeekMoE paper says of its experts. Each returns a report that
+// is JSON as it stands and that WriteText prints. Only headers are looked at; the
+// package opens no file and reads no weight.
 package inspect
 
 import (

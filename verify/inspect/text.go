@@ -66,7 +66,7 @@ func iec(bytes int64) string {
 }
 
 // flop returns a number of floating point operations: "5.24 GFLOP".
-func flop(n int64) string {
+func flop[T int | int64 | float64](n T) string {
 	return scaled(float64(n), 1000, "FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
 }
 

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"dsmoe/model"
+	"dsmoe/verify/inspect"
+)
+
+func newInspectArch() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "arch {CONFIG|CHECKPOINT | --compare LAYERS [CONFIG|CHECKPOINT]}",
+		Short: "Work out parameters, compute and memory from the config alone",
+		Long: `Derives from config.json, with no weight at hand and without rounding: parameters
+in total and used by one token, module by module; floating point operations of a
+token's forward pass (two per multiply-add: all matrices that the token uses, router
+and head included, and full attention over T positions); of training on a sequence
+of T tokens (three forward passes); the KV cache in torch_dtype; and how many sets of
+experts a gate can choose. --seq sets T.
+
+The FLOP of training stand there a second time as the tables of the DeepSeekMoE
+paper count them, T·(L·(24·d² + 12·d·T) + 6·V·d + 6·A): no router, and A, the
+FFN parameters that a token uses, in whole or 1/n standard FFNs of 8·d².
+
+With --compare, prints the paper's comparison of one MoE layer instead: the
+conventional top-K of N experts (top2); each of them split into m, m·K of m·N active
+(fine); and shared of those isolated, used by every token (shared). Expert parameters
+and compute are equal in all three; what differs is the router's size, and by far the
+number of sets of experts that a token can get. The numbers come from the flags; or
+from a config, whose experts are taken for the outcome of a split by m.`,
+		Example: `  dsmoe inspect arch fixtures/states/deepseek-moe-16b/config.json
+  dsmoe inspect arch --seq 32768 CHECKPOINT
+  dsmoe inspect arch --json CONFIG | jq .total.parameters
+  dsmoe inspect arch --compare top2,fine,shared -N 16 -K 2 -m 4 --shared 1
+  dsmoe inspect arch --compare top2,shared --hidden 2048 --intermediate 5632
+  dsmoe inspect arch --compare top2,fine,shared CONFIG`,
+		Annotations: exits("done", ""),
+	}
+	asJSON := jsonFlag(cmd)
+	seq := cmd.Flags().Int("seq", 0, "`positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
+	compare := addCompareFlags(cmd)
+	cmd.Args = compare.args
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var r report
+		var err error
+		if compare.wanted(cmd) {
+			r, err = compare.report(cmd, args)
+		} else {
+			r, err = describe(cmd, args[0], *seq)
+		}
+		if err != nil {
+			return err
+		}
+		return printReport(cmd, r, *asJSON)
+	}
+	return cmd
+}
+
+// maxSeq keeps the totals of any config within 64 bits.
+const maxSeq = 100_000_000
+
+func describe(cmd *cobra.Command, path string, seq int) (report, error) {
+	if seq < 0 || seq > maxSeq {
+		return nil, misuse(cmd, "--seq is not in 1..100000000")
+	}
+	c, _, err := readConfig(configPath(path))
+	if err != nil {
+		return nil, err
+	}
+	return inspect.Describe(path, c, seq), nil
+}
+
+// compareFlags are the flags of --compare. The defaults are the paper's example.
+type compareFlags struct {
+	layers                                string
+	n, k, m, shared, hidden, intermediate int
+}
+
+// splitFlag is the flag of m, the only one of the layer that a config leaves open.
+const splitFlag = "split"
+
+// layerFlags are the others; a config takes their place.
+func layerFlags() []string { return []string{"experts", "active", "shared", "hidden", "intermediate"} }
+
+func addCompareFlags(cmd *cobra.Command) *compareFlags {
+	f := &compareFlags{}
+	flags := cmd.Flags()
+	flags.StringVar(&f.layers, "compare", "", "compare `layers`: any of top2,fine,shared, in the order to print")
+	flags.IntVarP(&f.n, "experts", "N", 16, "experts of the conventional layer")
+	flags.IntVarP(&f.k, "active", "K", 2, "experts of it that a token uses")
+	flags.IntVarP(&f.m, splitFlag, "m", 4, "parts that each expert is split into; never more than a config's active experts")
+	flags.IntVar(&f.shared, "shared", 1, "experts isolated as shared, of those after the split")
+	flags.IntVar(&f.hidden, "hidden", 0, "hidden_size d, for absolute costs; with --intermediate")
+	flags.IntVar(&f.intermediate, "intermediate", 0, "width d_ff of a conventional expert")
+	return f
+}
+
+func (f *compareFlags) wanted(cmd *cobra.Command) bool { return cmd.Flags().Changed("compare") }
+
+// args demands a config, which --compare can do without.
+func (f *compareFlags) args(cmd *cobra.Command, given []string) error {
+	if f.wanted(cmd) && len(given) == 0 {
+		return nil
+	}
+	if err := args("CONFIG or CHECKPOINT")(cmd, given); err != nil {
+		return err
+	}
+	if f.wanted(cmd) {
+		return refuse(cmd, layerFlags(), "the config says that already")
+	}
+	return refuse(cmd, append(layerFlags(), splitFlag), "for --compare only")
+}
+
+// refuse names those of the flags that were given.
+func refuse(cmd *cobra.Command, flags []string, why string) error {
+	var given []string
+	for _, name := range flags {
+		if cmd.Flags().Changed(name) {
+			given = append(given, "--"+name)
+		}
+	}
+	if given == nil {
+		return nil
+	}
+	return misuse(cmd, strings.Join(given, ", ")+": "+why)
+}
+
+// report compares the layers. All that is wrong with the flags is one error.
+func (f *compareFlags) report(cmd *cobra.Command, given []string) (report, error) {
+	names, err := inspect.ParseLayers(f.layers)
+	if err != nil {
+		err = fmt.Errorf("--compare: %w", err)
+	}
+	if cmd.Flags().Changed("seq") {
+		err = errors.Join(err, errors.New("--seq: no part of --compare"))
+	}
+	s, wrong := model.Segment(f.n, f.k, f.m, f.shared, f.hidden, f.intermediate)
+	if len(given) == 0 || f.m < 1 {
+		err = errors.Join(err, wrong)
+	}
+	switch {
+	case err != nil:
+		return nil, misuse(cmd, err.Error())
+	case len(given) == 0:
+		return inspect.Compare("", s, names), nil
+	case !cmd.Flags().Changed(splitFlag):
+		return compareConfig(given[0], 0, names)
+	}
+	return compareConfig(given[0], f.m, names)
+}
+
+// compareConfig compares the layers of the config at path.
+func compareConfig(path string, m int, names []string) (report, error) {
+	c, _, err := readConfig(configPath(path))
+	if err != nil {
+		return nil, err
+	}
+	s, err := model.SegmentationOf(c, m)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return inspect.Compare(path, s, names), nil
+}

@@ -1,0 +1,103 @@
+package model
+
+// How the reference's weights begin, to the bit: MoEGate.reset_parameters, and the
+// random numbers of torch's CPU generator that it consumes.
+
+import "math"
+
+// Generator is torch's generator of random numbers on the CPU: MT19937 of Matsumoto
+// and Nishimura, as torch.manual_seed leaves it. A copy goes on independently, from
+// where the original was copied. Use NewGenerator; the zero Generator draws zeros.
+type Generator struct {
+	state [624]uint32
+	next  int // the word to be drawn next; at the end the state is renewed first
+}
+
+// NewGenerator returns the generator after torch.manual_seed(seed). As in torch,
+// only the low 32 bits of the seed count:
+//
+//	state[0] = low 32 bits of seed
+//	state[i] = 1812433253 · (state[i-1] xor state[i-1] >> 30) + i
+func NewGenerator(seed uint64) *Generator {
+	g := &Generator{}
+	g.state[0] = uint32(seed)
+	for i := 1; i < len(g.state); i++ {
+		before := g.state[i-1]
+		g.state[i] = 1812433253*(before^before>>30) + uint32(i)
+	}
+	g.next = len(g.state)
+	return g
+}
+
+// Uint32 draws 32 bits: at::mt19937::operator().
+func (g *Generator) Uint32() uint32 {
+	if g.next == len(g.state) {
+		g.renew()
+	}
+	y := g.state[g.next]
+	g.next++
+	y ^= y >> 11
+	y ^= y << 7 & 0x9d2c5680
+	y ^= y << 15 & 0xefc60000
+	return y ^ y>>18
+}
+
+// Skip draws n times and drops what it drew; n is not negative.
+func (g *Generator) Skip(n int64) {
+	for n > int64(len(g.state)-g.next) {
+		n -= int64(len(g.state) - g.next)
+		g.renew()
+	}
+	g.next += int(n)
+}
+
+// renew computes the next 624 words of the recurrence, in place.
+func (g *Generator) renew() {
+	const n, m = len(g.state), 397
+	s := &g.state
+	for i := range n - m {
+		s[i] = s[i+m] ^ twist(s[i], s[i+1])
+	}
+	for i := n - m; i < n-1; i++ {
+		s[i] = s[i+m-n] ^ twist(s[i], s[i+1])
+	}
+	s[n-1] = s[m-1] ^ twist(s[n-1], s[0])
+	g.next = 0
+}
+
+// twist joins the top bit of u to the rest of v and multiplies by MT19937's matrix.
+func twist(u, v uint32) uint32 {
+	return (u&0x80000000|v&0x7fffffff)>>1 ^ -(v&1)&0x9908b0df
+}
+
+// uniform fills dst with the next values in [-bound, bound]:
+//
+//	u = (draw mod 2^24) · 2^-24                  one draw a value
+//	v = u·2bound - bound                         in float32, rounded once
+//
+// It is torch.Tensor.uniform_ on float32 tensors (at::transformation::uniform_real) as
+// torch computes it on x86-64 with AVX2 or more, with a fused multiply-add. Here
+// float64 takes its place: it holds the product and the sum exactly.
+func (g *Generator) uniform(dst []float32, bound float32) {
+	b := float64(bound)
+	for i := range dst {
+		u := float64(g.Uint32()&(1<<24-1)) * 0x1p-24
+		dst[i] = float32(u*(2*b) - b)
+	}
+}
+
+// KaimingUniform fills dst with the next values of a weight with rows of fanIn
+// values, as MoEGate.reset_parameters initialises [n_routed_experts, hidden_size]:
+// torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5)).
+//
+//	gain  = sqrt(2 / (1 + a²))
+//	bound = sqrt(3) · gain / sqrt(fanIn)         in float64, about 1/sqrt(fanIn)
+//	v     = uniform in [-bound, bound]           in float32
+//
+// A weight may be filled in parts, one after the other.
+func (g *Generator) KaimingUniform(dst []float32, fanIn int) {
+	a := math.Sqrt(5)
+	gain := math.Sqrt(2 / (1 + float64(a*a)))
+	bound := math.Sqrt(3) * (gain / math.Sqrt(float64(fanIn)))
+	g.uniform(dst, float32(bound))
+}

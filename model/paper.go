@@ -1,0 +1,206 @@
+package model
+
+// The arithmetic of the DeepSeekMoE paper (arXiv:2401.06066): experts that are split
+// (fine-grained segmentation) and shared (shared expert isolation) at equal cost, and
+// the convention by which its tables count FLOPs. Letters are the paper's.
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+
+	"dsmoe/config"
+)
+
+// Segmentation is how the paper arrives at an MoE layer: a conventional layer of N
+// experts, K of them active, has each expert split into m; of the mN that this gives,
+// K_s are isolated as shared experts. Make one with Segment or SegmentationOf.
+type Segmentation struct {
+	Experts  int // mN: n_routed_experts + n_shared_experts
+	PerToken int // mK: num_experts_per_tok + n_shared_experts
+	M        int // m: an expert is 1/m of a conventional one
+	Shared   int // K_s: n_shared_experts
+
+	Hidden       int // d: hidden_size; 0 if not known
+	Intermediate int // d_ff: the width of a conventional expert, a multiple of M; 0 if not known
+}
+
+// Segment splits a layer of n experts, k active, by m and isolates shared of them.
+// hidden and intermediate, the layer's dimensions, are both 0 if they are not known.
+// All that makes no sense is one error.
+func Segment(n, k, m, shared, hidden, intermediate int) (Segmentation, error) {
+	err := errors.Join(
+		limited("N", n, 1, maxSegments), limited("K", k, 1, maxSegments), limited("m", m, 1, maxSegments),
+		limited("hidden size d", hidden, 0, maxWidth), limited("intermediate size d_ff", intermediate, 0, maxWidth),
+		problem(k > n, "K = %d is more than N = %d", k, n),
+		problem(shared < 0 || shared >= m*k && m > 0 && k > 0, "K_s = %d is not in 0..%d, below mK", shared, m*k-1),
+		problem((hidden == 0) != (intermediate == 0), "hidden size d and intermediate size d_ff are needed together"),
+		problem(m > 0 && intermediate%m != 0, "intermediate size d_ff = %d is not a multiple of m = %d: parameters would not stay equal; %d is one",
+			intermediate, m, above(intermediate, m)),
+	)
+	if err == nil {
+		err = problem(m*n > maxSegments, "mN = %d is more than %d", m*n, maxSegments)
+	}
+	return Segmentation{Experts: m * n, PerToken: m * k, M: m, Shared: shared, Hidden: hidden, Intermediate: intermediate}, err
+}
+
+// maxSegments and maxWidth keep counts within 64 bits, and combinations quick.
+const (
+	maxSegments = 1 << 16
+	maxWidth    = 1 << 22
+)
+
+// above returns the next multiple of m that n is not above.
+func above(n, m int) int {
+	if m < 1 {
+		return 0
+	}
+	return (n + m - 1) / m * m
+}
+
+func limited(name string, n, low, high int) error {
+	return problem(n < low || n > high, "%s = %d is not in %d..%d", name, n, low, high)
+}
+
+func problem(holds bool, format string, args ...any) error {
+	if !holds {
+		return nil
+	}
+	return fmt.Errorf(format, args...)
+}
+
+// SegmentationOf reads c's MoE layers as the outcome of a split by m. The config says
+// mN, mK, K_s and the width of an expert; m says what they were split from, of width
+// d_ff = m · moe_intermediate_size. An m of 0 means the paper's 4, or mK if that is
+// less. (intermediate_size is another matter: in
+// DeepSeekMoE-16B that of a dense layer as large as all active experts.)
+func SegmentationOf(c *config.Config, m int) (Segmentation, error) {
+	if c.NRoutedExperts == 0 {
+		return Segmentation{}, errors.New("the model is dense: it has no experts to compare")
+	}
+	s := Segmentation{Experts: c.NRoutedExperts + c.NSharedExperts, PerToken: c.NumExpertsPerTok + c.NSharedExperts,
+		Shared: c.NSharedExperts, Hidden: c.HiddenSize}
+	if m == 0 {
+		m = min(4, s.PerToken)
+	}
+	s.M, s.Intermediate = m, m*c.MoEIntermediateSize
+	return s, problem(m < 1 || m > s.PerToken, "m = %d is not in 1..%d, the active experts mK", m, s.PerToken)
+}
+
+// Conventional returns the layer before the split: top-K of N experts of width d_ff.
+// N = mN/m and K = mK/m are rounded down. Those of a config need not be whole:
+// DeepSeekMoE-16B has 66 experts of a quarter.
+func (s Segmentation) Conventional() PaperLayer {
+	return PaperLayer{Routed: s.Experts / s.M, Active: s.PerToken / s.M, M: 1, Hidden: s.Hidden, Width: s.Intermediate}
+}
+
+// FineGrained returns the layer after fine-grained segmentation: mK of mN experts of
+// width d_ff/m.
+func (s Segmentation) FineGrained() PaperLayer {
+	return PaperLayer{Routed: s.Experts, Active: s.PerToken, M: s.M, Hidden: s.Hidden, Width: s.Intermediate / s.M}
+}
+
+// SharedIsolated returns DeepSeekMoE's layer: K_s shared experts that every token
+// uses, and mK − K_s of mN − K_s routed ones.
+func (s Segmentation) SharedIsolated() PaperLayer {
+	l := s.FineGrained()
+	l.Shared, l.Routed, l.Active = s.Shared, l.Routed-s.Shared, l.Active-s.Shared
+	return l
+}
+
+// PaperLayer is one MoE layer in the terms of the paper. Parameters and FLOPs are 0
+// where the dimensions are not known.
+type PaperLayer struct {
+	Shared int // experts that every token uses: n_shared_experts
+	Routed int // experts that the gate chooses from: n_routed_experts
+	Active int // experts that it chooses: num_experts_per_tok, the gates g that are not zero
+	M      int // an expert is 1/M of a conventional FFN
+	Hidden int // d: hidden_size
+	Width  int // d_ff/M: moe_intermediate_size
+}
+
+// Experts returns the experts' parameters in conventional FFNs:
+// (Shared + Routed) / M.
+func (l PaperLayer) Experts() float64 { return float64(l.Shared+l.Routed) / float64(l.M) }
+
+// Activated returns the parameters of the experts that one token uses in
+// conventional FFNs: (Shared + Active) / M. The experts' compute is proportional.
+func (l PaperLayer) Activated() float64 { return float64(l.Shared+l.Active) / float64(l.M) }
+
+// ExpertParameters returns the experts' parameters: (Shared + Routed) · 3 · d · width.
+func (l PaperLayer) ExpertParameters() int64 { return int64(l.Shared+l.Routed) * l.expert() }
+
+// ActivatedParameters returns those that one token uses: (Shared + Active) · 3 · d · width.
+func (l PaperLayer) ActivatedParameters() int64 { return int64(l.Shared+l.Active) * l.expert() }
+
+// expert is one DeepseekMLP: gate_proj, up_proj and down_proj.
+func (l PaperLayer) expert() int64 { return 3 * int64(l.Hidden) * int64(l.Width) }
+
+// RouterParameters returns Routed · d, the size of MoEGate.weight. It grows with m:
+// what is equal in the paper's comparison are the experts.
+func (l PaperLayer) RouterParameters() int64 { return int64(l.Routed) * int64(l.Hidden) }
+
+// Combinations returns C(Routed, Active), the sets of experts that a token can get.
+func (l PaperLayer) Combinations() *big.Int {
+	return new(big.Int).Binomial(int64(l.Routed), int64(l.Active))
+}
+
+// Nonzero returns the share of the gates g that are not zero: Active / Routed.
+func (l PaperLayer) Nonzero() float64 { return float64(l.Active) / float64(l.Routed) }
+
+// PaperModel is what the FLOPs of the paper's tables depend on. They are idealised:
+// see FLOPs and PaperModelOf.
+type PaperModel struct {
+	Layers    int     // L: num_hidden_layers
+	Hidden    int     // d: hidden_size
+	Vocab     int     // V: vocab_size
+	Seq       int     // T: tokens in the sequence
+	ActiveFFN float64 // A: the FFN parameters that one token uses, all layers together
+}
+
+// FLOPs returns the floating point operations of training on one sequence by the
+// convention of the paper's tables:
+//
+//	T · (L·(24·d² + 12·d·T) + 6·V·d + 6·A)
+//
+// That is 2 per multiply-add and 3 times the forward pass, for the backward; four
+// attention matrices of d², full attention though half of it is masked, the head,
+// the FFNs; no router, no norms.
+func (p PaperModel) FLOPs() float64 {
+	d, seq := float64(p.Hidden), float64(p.Seq)
+	layers := float64(p.Layers) * (24*d*d + 12*d*seq)
+	return seq * (layers + 6*float64(p.Vocab)*d + 6*p.ActiveFFN)
+}
+
+// StandardFFN returns 8·d², the parameters of the paper's standard FFN: three
+// matrices of d × 8/3·d, with no regard to what 8/3·d is rounded to.
+func StandardFFN(hidden int) float64 { return 8 * float64(hidden) * float64(hidden) }
+
+// StandardFFNs returns how many standard FFNs one of the given width is in the
+// paper's tables: the nearest whole number, or below one the nearest 1/n.
+// In DeepSeekMoE-16B, where 8/3·d = 5461.3, an expert of 1408 is 1/4, and the
+// dense layer of 10944 is 2.
+func StandardFFNs(width, hidden int) float64 {
+	ratio := float64(width) / (float64(hidden) * 8 / 3)
+	if ratio < 1 {
+		return 1 / math.Round(1/ratio)
+	}
+	return math.Round(ratio)
+}
+
+// PaperModelOf idealises c as the paper's tables do: every FFN counts as StandardFFNs
+// standard ones, and attention as four matrices of d², however many key-value heads
+// share them.
+func PaperModelOf(c *config.Config, seq int) PaperModel {
+	ffns := 0.0
+	for l := range c.NumHiddenLayers {
+		if c.IsMoE(l) {
+			ffns += float64(c.NSharedExperts+c.NumExpertsPerTok) * StandardFFNs(c.MoEIntermediateSize, c.HiddenSize)
+		} else {
+			ffns += StandardFFNs(c.IntermediateSize, c.HiddenSize)
+		}
+	}
+	return PaperModel{Layers: c.NumHiddenLayers, Hidden: c.HiddenSize, Vocab: c.VocabSize, Seq: seq,
+		ActiveFFN: ffns * StandardFFN(c.HiddenSize)}
+}

@@ -1,0 +1,92 @@
+package model
+
+import (
+	"encoding/binary"
+	"sync"
+
+	"dsmoe/config"
+)
+
+// NewTorchSynthetic returns the synthetic weights of c, but with the gates as
+// MoEGate.reset_parameters draws them, layer by layer from one stream, rounded to BF16:
+//
+//	torch.manual_seed(seed)
+//	for l in moe_layers:                      # those with a DeepseekMoE, ascending
+//	    w = torch.empty(n_routed_experts, hidden_size)
+//	    torch.nn.init.kaiming_uniform_(w, a=math.sqrt(5))
+//	    state_dict[f"model.layers.{l}.mlp.gate.weight"] = w.bfloat16()
+//
+// A model that is built by the reference draws for its other modules in between, so
+// that its gates differ from these. Fill stays free in the order of its calls; it
+// remembers the generator at every 2^20th value of the stream.
+func NewTorchSynthetic(c *config.Config, seed uint64) *Synthetic {
+	s := NewSynthetic(c, seed)
+	s.gates = newTorchGates(c, seed)
+	return s
+}
+
+// torchGates is the stream of all gates' values, one after the other.
+type torchGates struct {
+	first map[string]int64 // where in the stream a gate's weight begins
+	fanIn int
+
+	lock  sync.Mutex
+	marks []Generator // marks[i] has drawn i·markEvery values
+}
+
+// markEvery is how far a generator at a mark may have to skip: a few milliseconds.
+const markEvery = 1 << 20
+
+func newTorchGates(c *config.Config, seed uint64) *torchGates {
+	t := &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []Generator{*NewGenerator(seed)}}
+	next := int64(0)
+	for slot := range FamilyOf(c).Slots(c) {
+		if slot.Param.Module == Router {
+			t.first[slot.Name] = next
+			next += int64(c.NRoutedExperts) * int64(c.HiddenSize)
+		}
+	}
+	return t
+}
+
+// has says whether name is the weight of a gate; never, if t is nil.
+func (t *torchGates) has(name string) bool {
+	if t == nil {
+		return false
+	}
+	_, ok := t.first[name]
+	return ok
+}
+
+// fill writes the bytes of a gate's weight from offset on. The last values drawn may
+// be more than dst takes; the generator is a copy.
+func (t *torchGates) fill(name string, dst []byte, offset int64) {
+	var values [512]float32
+	var data [2 * len(values)]byte
+	g := t.at(t.first[name] + offset/2)
+	for from := offset % 2; len(dst) > 0; from = 0 {
+		g.KaimingUniform(values[:], t.fanIn)
+		for i, v := range values {
+			binary.LittleEndian.PutUint16(data[2*i:], bf16(v))
+		}
+		dst = dst[copy(dst, data[from:]):]
+	}
+}
+
+// at returns the generator that has drawn i values of the stream.
+func (t *torchGates) at(i int64) Generator {
+	g := t.mark(int(i / markEvery))
+	g.Skip(i % markEvery)
+	return g
+}
+
+func (t *torchGates) mark(n int) Generator {
+	t.lock.Lock()
+	defer t.lock.Unlock()
+	for len(t.marks) <= n {
+		g := t.marks[len(t.marks)-1]
+		g.Skip(markEvery)
+		t.marks = append(t.marks, g)
+	}
+	return t.marks[n]
+}
