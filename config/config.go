@@ -53,15 +53,90 @@ type Config struct {
 	AttentionBias         bool         // attention_bias: q_proj, k_proj, v_proj and o_proj have a bias
 	TorchDType            string       // torch_dtype, or dtype, such as "bfloat16"; "" is null
 
+	// Multi-head latent attention (MLA), DeepSeek-V2 and later: DeepseekV2Attention.
+	KVLoraRank    int // kv_lora_rank: width of the compressed keys and values; 0 is plain attention
+	QLoraRank     int // q_lora_rank: width of the compressed queries; 0 is null: q_proj in one piece
+	QKNopeHeadDim int // qk_nope_head_dim: width of a query or key head that RoPE leaves alone
+	QKRopeHeadDim int // qk_rope_head_dim: width of a query or key head that RoPE rotates
+	VHeadDim      int // v_head_dim: width of a value head
+
+	TopKMethod            string  // topk_method: greedy, group_limited_greedy or noaux_tc
+	NGroup                int     // n_group: groups of experts; 0 is null
+	TopKGroup             int     // topk_group: groups that a token may choose from; 0 is null
+	RoutedScalingFactor   float64 // routed_scaling_factor: see TopKWeights
+	RopeInterleave        bool    // rope_interleave: RoPE rotates pairs (2i, 2i+1), not halves
+	NumNextNPredictLayers int     // num_nextn_predict_layers: MTP layers behind the decoder's
+
+	// FP8Block is quantization_config.weight_block_size, rows and columns that share a
+	// weight_scale_inv; zeros without quantization_config.
+	FP8Block [2]int
+
+	// Reference is whose behaviour to follow where the published remote code and
+	// transformers' own classes differ: see As.
+	Reference Reference
+	// RouterFloat32: the gate computes in float32, whatever the compute dtype.
+	RouterFloat32 bool
+
 	doc document // what was parsed
 }
 
-// RopeScaling is rope_scaling, as _rope_scaling_validation of the reference
-// demands it: Type is "linear" (DeepseekLinearScalingRotaryEmbedding) or
-// "dynamic" (DeepseekDynamicNTKScalingRotaryEmbedding), Factor is above 1.
+// Reference names an implementation of a family in Python.
+type Reference string
+
+// The implementations. The first DeepSeekMoE has no native one.
+const (
+	Remote Reference = "remote" // the modeling_*.py published with the checkpoint
+	Native Reference = "native" // transformers' models/deepseek_v2, models/deepseek_v3
+)
+
+// As returns c following another reference. What they do differently:
+//
+//	                         remote                              native
+//	moe_layer_freq           honoured                            ignored
+//	V2's top-k weights       normalised (norm_topk_prob, k > 1)  never normalised,
+//	                         or else scaled                      always scaled
+//	V3's top-k weights       normalised if k > 1                 normalised for any k
+//	routed sum               in the order of topk_idx, float32   in the order of experts
+//	RoPE in BF16, F16        each product rounded                V2: the rotation rounded once
+func (c *Config) As(r Reference) *Config {
+	copied := *c
+	copied.Reference = r
+	return &copied
+}
+
+// TopKWeights says what a gate does with the scores of the chosen experts: divide
+// them by their sum + 1e-20 if normalise is set, then multiply them by scale.
+//
+//	V1         norm_topk_prob and num_experts_per_tok > 1, 1
+//	V2 remote  the same; routed_scaling_factor if not normalised
+//	V2 native  false, routed_scaling_factor
+//	V3 remote  norm_topk_prob and num_experts_per_tok > 1, routed_scaling_factor
+//	V3 native  norm_topk_prob, routed_scaling_factor
+func (c *Config) TopKWeights() (normalise bool, scale float64) {
+	normalise, scale = c.NormTopKProb && c.NumExpertsPerTok > 1, c.RoutedScalingFactor
+	sigmoid := c.ScoringFunc == "sigmoid"
+	switch {
+	case c.Reference == Native && sigmoid:
+		normalise = c.NormTopKProb
+	case c.Reference == Native:
+		normalise = false
+	case !sigmoid && normalise:
+		scale = 1
+	}
+	return normalise, scale
+}
+
+// RopeScaling is rope_scaling. Type is "linear" (DeepseekLinearScalingRotaryEmbedding)
+// or "dynamic" (DeepseekDynamicNTKScalingRotaryEmbedding) with only a Factor above 1,
+// as _rope_scaling_validation of the first reference demands it; or "yarn", from
+// DeepSeek-V2 on (DeepseekV2YarnRotaryEmbedding).
 type RopeScaling struct {
 	Type   string
 	Factor float64
+
+	OriginalMaxPositionEmbeddings int     // yarn: the length before scaling
+	BetaFast, BetaSlow            float64 // yarn: rotations that bound the ramp, 32 and 1 by default
+	MScale, MScaleAllDim          float64 // yarn: mscale, mscale_all_dim; 0 is absent
 }
 
 // Parse reads a config.json of at most MaxSize bytes. The JSON is strict: exact
@@ -89,13 +164,32 @@ func Parse(r io.Reader) (*Config, error) {
 //
 //	n_routed_experts is not None and
 //	layer_idx >= first_k_dense_replace and layer_idx % moe_layer_freq == 0
+//
+// transformers' own classes leave the last condition out.
 func (c *Config) IsMoE(layer int) bool {
-	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace && layer%c.MoELayerFreq == 0
+	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace && (c.Reference == Native || layer%c.MoELayerFreq == 0)
 }
 
-// HeadDim is the width of one attention head, hidden_size / num_attention_heads:
-// DeepseekAttention.head_dim. It is even.
-func (c *Config) HeadDim() int { return c.HiddenSize / c.NumAttentionHeads }
+// HeadDim is the width that RoPE rotates in one attention head, the reference's
+// head_dim: qk_rope_head_dim with MLA, else hidden_size / num_attention_heads. It is
+// even.
+func (c *Config) HeadDim() int {
+	if c.KVLoraRank > 0 {
+		return c.QKRopeHeadDim
+	}
+	return c.HiddenSize / c.NumAttentionHeads
+}
+
+// QKHeadDim is the width of one query or key head.
+func (c *Config) QKHeadDim() int { return c.QKNopeHeadDim + c.HeadDim() }
+
+// ValueHeadDim is the width of one value head.
+func (c *Config) ValueHeadDim() int {
+	if c.KVLoraRank > 0 {
+		return c.VHeadDim
+	}
+	return c.HeadDim()
+}
 
 // Override returns a copy in which the given config.json keys have the given JSON
 // values, parsed and validated anew. A key that the document has keeps its place;

@@ -34,6 +34,7 @@ func TestDefaults(t *testing.T) {
 		MoEIntermediateSize: 1407, NumHiddenLayers: 30, NumAttentionHeads: 32, NumKeyValueHeads: 32,
 		MoELayerFreq: 1, ScoringFunc: "softmax", AuxLossAlpha: 0.001, SeqAux: true, HiddenAct: "silu",
 		MaxPositionEmbeddings: 2048, InitializerRange: 0.02, RMSNormEps: 1e-6, PretrainingTP: 1, RopeTheta: 10000,
+		RoutedScalingFactor: 1, Reference: Remote,
 	}, parse(t, `{"model_type":"deepseek"}`))
 }
 
@@ -45,7 +46,7 @@ func fixture(change func(*Config)) Config {
 		NSharedExperts: 2, NRoutedExperts: 16, NumExpertsPerTok: 4, MoELayerFreq: 1, FirstKDenseReplace: 1,
 		ScoringFunc: "softmax", AuxLossAlpha: 0.001, SeqAux: true, HiddenAct: "silu",
 		MaxPositionEmbeddings: 128, InitializerRange: 0.02, RMSNormEps: 1e-6, PretrainingTP: 1,
-		RopeTheta: 10000, TorchDType: "bfloat16",
+		RopeTheta: 10000, TorchDType: "bfloat16", RoutedScalingFactor: 1, Reference: Remote,
 	}
 	change(&c)
 	return c
@@ -66,10 +67,10 @@ var v1Fixtures = map[string]Config{
 		c.NormTopKProb, c.TorchDType = true, "float32"
 	}),
 	"v1-rope-dynamic/checkpoint": fixture(func(c *Config) {
-		c.MaxPositionEmbeddings, c.RopeScaling = 32, &RopeScaling{"dynamic", 2}
+		c.MaxPositionEmbeddings, c.RopeScaling = 32, &RopeScaling{Type: "dynamic", Factor: 2}
 	}),
 	"v1-rope-linear-tied-bias/checkpoint": fixture(func(c *Config) {
-		c.TieWordEmbeddings, c.AttentionBias, c.RopeScaling = true, true, &RopeScaling{"linear", 4}
+		c.TieWordEmbeddings, c.AttentionBias, c.RopeScaling = true, true, &RopeScaling{Type: "linear", Factor: 4}
 	}),
 	"v1-router-ties/checkpoint": fixture(func(c *Config) {}),
 	"v1-top1-noshared/checkpoint": fixture(func(c *Config) {
@@ -119,7 +120,7 @@ func TestFixtures(t *testing.T) {
 
 // TestSpellings covers null, and what transformers 5 writes in place of 4.
 func TestSpellings(t *testing.T) {
-	linear := &RopeScaling{"linear", 4}
+	linear := &RopeScaling{Type: "linear", Factor: 4}
 	for name, test := range map[string]struct {
 		fields string
 		get    func(Config) any
@@ -232,7 +233,7 @@ func TestOverride(t *testing.T) {
 	assert.False(t, o.SeqAux)
 	assert.Equal(t, 0.05, o.AuxLossAlpha)
 	assert.Equal(t, 256, o.VocabSize)
-	assert.Equal(t, &RopeScaling{"linear", 2}, o.RopeScaling)
+	assert.Equal(t, &RopeScaling{Type: "linear", Factor: 2}, o.RopeScaling)
 	assert.Equal(t, `{
   "x": 1,
   "seq_aux": false,

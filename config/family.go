@@ -1,5 +1,7 @@
 package config
 
+import "github.com/go-json-experiment/json/jsontext"
+
 // The families: which keys a model_type has, in which order problems are
 // reported, what an absent key means and what must hold between keys. A new
 // family is one more entry here.
@@ -9,11 +11,22 @@ type family struct {
 	defaults Config  // of the reference's __init__; ModelType names the family
 	fields   []field // its keys; an alias stands after the key it spells anew
 	rules    []rule
+	rope     ropeForm
+}
+
+// ropeForm is what a family's rope_scaling and rope_parameters may hold.
+type ropeForm struct {
+	types []string // beside "default"
+	keys  []string // beside type, factor
+	// number reads the factor and the like.
+	number func(jsontext.Value, bound) (float64, error)
 }
 
 // families lists every model_type that Parse accepts.
 var families = []family{
-	{defaults: v1Defaults, fields: v1Fields, rules: v1Rules},
+	{defaults: v1Defaults, fields: v1Fields, rules: v1Rules, rope: ropeForm{types: []string{"linear", "dynamic"}, number: parseFloat}},
+	{defaults: v2Defaults, fields: mlaFields, rules: v2Rules, rope: yarnForm},
+	{defaults: v3Defaults, fields: mlaFields, rules: v3Rules, rope: yarnForm},
 }
 
 // v1Defaults are those of DeepseekConfig.__init__ (configuration_deepseek.py).
@@ -45,6 +58,8 @@ var v1Defaults = Config{
 	RopeScaling:           nil,
 	AttentionBias:         false,
 	TorchDType:            "",
+	RoutedScalingFactor:   1,
+	Reference:             Remote,
 }
 
 // Upper limits of the integers. With maxParameters they keep every product of
@@ -64,7 +79,7 @@ var v1Fields = []field{
 	{"moe_intermediate_size", integer(func(c *Config) *int { return &c.MoEIntermediateSize }, 1, maxDim)},
 	{"num_hidden_layers", integer(func(c *Config) *int { return &c.NumHiddenLayers }, 1, maxLayers)},
 	{"num_attention_heads", integer(func(c *Config) *int { return &c.NumAttentionHeads }, 1, maxDim)},
-	{"num_key_value_heads", readKeyValueHeads},
+	{"num_key_value_heads", optional(func(c *Config) *int { return &c.NumKeyValueHeads }, maxDim)}, // null: num_attention_heads
 	{"n_shared_experts", optional(func(c *Config) *int { return &c.NSharedExperts }, maxExperts)},
 	{"n_routed_experts", optional(func(c *Config) *int { return &c.NRoutedExperts }, maxExperts)},
 	{"num_experts_per_tok", optional(func(c *Config) *int { return &c.NumExpertsPerTok }, maxExperts)},
@@ -86,6 +101,7 @@ var v1Fields = []field{
 	{"attention_bias", boolean(func(c *Config) *bool { return &c.AttentionBias })},
 	{"torch_dtype", readTorchDType},
 	{"dtype", readTorchDType},
+	{"quantization_config", readQuantization},
 }
 
 // v1Rules are checked between fields that are each in order.

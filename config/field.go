@@ -69,15 +69,6 @@ func store[T any](d *decoding, key string, dst *T, parse func() (T, error)) {
 	*dst = v
 }
 
-// readKeyValueHeads reads num_key_value_heads; null means num_attention_heads, as
-// in DeepseekConfig.__init__. It comes after that field in the table.
-func readKeyValueHeads(d *decoding, key string, value jsontext.Value) {
-	optional(func(c *Config) *int { return &c.NumKeyValueHeads }, maxDim)(d, key, value)
-	if d.config.NumKeyValueHeads == 0 {
-		d.config.NumKeyValueHeads = d.config.NumAttentionHeads
-	}
-}
-
 // dtypes are the torch_dtype that a checkpoint's own weights can have.
 var dtypes = []string{"bfloat16", "float16", "float32", "float64"}
 

@@ -12,15 +12,23 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// readRopeScaling reads null or an object with exactly type and factor: the rule
-// of DeepseekConfig._rope_scaling_validation.
+// readRopeScaling reads null or an object. For the first DeepSeekMoE that has exactly
+// type and factor: the rule of DeepseekConfig._rope_scaling_validation.
 func readRopeScaling(d *decoding, key string, value jsontext.Value) {
 	d.config.RopeScaling = nil
 	if value.Kind() == 'n' {
 		return
 	}
-	if o, ok := d.object(key, value, "type", "factor"); ok {
-		d.config.RopeScaling = d.ropeScaling(key, "type", o)
+	typeKeys := []string{"type"}
+	if d.rope.keys != nil {
+		typeKeys = append(typeKeys, "rope_type")
+	}
+	if o, ok := d.object(key, value, slices.Concat(typeKeys, []string{"factor"}, d.rope.keys)...); ok {
+		typeKey := "type"
+		if _, ok := o[typeKey]; !ok && len(typeKeys) > 1 {
+			typeKey = "rope_type"
+		}
+		d.config.RopeScaling = d.ropeScaling(key, typeKey, o)
 	}
 }
 
@@ -29,14 +37,52 @@ func readRopeScaling(d *decoding, key string, value jsontext.Value) {
 func (d *decoding) ropeScaling(key, typeKey string, o map[string]jsontext.Value) *RopeScaling {
 	s := &RopeScaling{}
 	d.part(key, typeKey, o, func(v jsontext.Value) (err error) {
-		s.Type, err = parseOneOf(v, "linear", "dynamic")
+		s.Type, err = parseOneOf(v, d.rope.types...)
 		return err
 	})
 	d.part(key, "factor", o, func(v jsontext.Value) (err error) {
-		s.Factor, err = parseFloat(v, aboveOne)
+		s.Factor, err = d.rope.number(v, aboveOne)
 		return err
 	})
+	if d.rope.keys != nil {
+		d.yarn(key, o, s)
+	}
 	return s
+}
+
+// yarnForm is the rope_scaling of DeepSeek-V2 and later. Its numbers may be written
+// as integers.
+var yarnForm = ropeForm{
+	types:  []string{"yarn"},
+	keys:   []string{"original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"},
+	number: parseNumber,
+}
+
+// yarn reads what "yarn" has beside its factor.
+func (d *decoding) yarn(key string, o map[string]jsontext.Value, s *RopeScaling) {
+	d.part(key, "original_max_position_embeddings", o, func(v jsontext.Value) (err error) {
+		s.OriginalMaxPositionEmbeddings, err = parseInteger(v, 1, maxDim)
+		return err
+	})
+	for _, x := range []struct {
+		name    string
+		dst     *float64
+		missing float64
+		fits    bound
+	}{
+		{"beta_fast", &s.BetaFast, 32, positive},
+		{"beta_slow", &s.BetaSlow, 1, positive},
+		{"mscale", &s.MScale, 0, notNegative},
+		{"mscale_all_dim", &s.MScaleAllDim, 0, notNegative},
+	} {
+		*x.dst = x.missing
+		if _, ok := o[x.name]; ok {
+			d.part(key, x.name, o, func(v jsontext.Value) (err error) {
+				*x.dst, err = parseNumber(v, x.fits)
+				return err
+			})
+		}
+	}
 }
 
 // readRopeParameters reads transformers 5's object. It comes after rope_theta and
@@ -47,7 +93,7 @@ func readRopeParameters(d *decoding, key string, value jsontext.Value) {
 	if value.Kind() == 'n' {
 		return
 	}
-	o, ok := d.object(key, value, "rope_type", "type", "rope_theta", "factor")
+	o, ok := d.object(key, value, slices.Concat([]string{"rope_type", "type", "rope_theta", "factor"}, d.rope.keys)...)
 	if !ok {
 		return
 	}
@@ -92,7 +138,7 @@ func (d *decoding) parametersScaling(key string, o map[string]jsontext.Value) *R
 		return d.ropeScaling(key, typeKey, o)
 	}
 	if _, ok := o["factor"]; ok {
-		d.fail(key+".factor", errors.New(`a factor needs rope_type "linear" or "dynamic"`))
+		d.fail(key+".factor", fmt.Errorf("a factor needs rope_type %q", d.rope.types[0]))
 	}
 	return nil
 }
@@ -138,6 +184,10 @@ func (s *RopeScaling) equal(t *RopeScaling) bool {
 func (s *RopeScaling) String() string {
 	if s == nil {
 		return "null"
+	}
+	if s.Type == "yarn" {
+		return fmt.Sprintf(`{"type": "yarn", "factor": %v, "original_max_position_embeddings": %d, "beta_fast": %v, "beta_slow": %v, "mscale": %v, "mscale_all_dim": %v}`,
+			s.Factor, s.OriginalMaxPositionEmbeddings, s.BetaFast, s.BetaSlow, s.MScale, s.MScaleAllDim)
 	}
 	return fmt.Sprintf(`{"type": %q, "factor": %v}`, s.Type, s.Factor)
 }

@@ -14,6 +14,7 @@ import (
 // decoding is a document on its way to a Config.
 type decoding struct {
 	config   Config
+	rope     ropeForm
 	values   map[string]jsontext.Value
 	problems []Problem
 }
@@ -32,9 +33,12 @@ func decode(doc document) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &decoding{config: f.defaults, values: values}
+	d := &decoding{config: f.defaults, rope: f.rope, values: values}
 	d.config.doc = doc
 	d.readFields(f.fields)
+	if d.config.NumKeyValueHeads == 0 {
+		d.config.NumKeyValueHeads = d.config.NumAttentionHeads
+	}
 	d.checkRules(f.rules)
 	if d.problems == nil {
 		return &d.config, nil
@@ -152,7 +156,9 @@ func sizeIsSane(c *Config) error {
 	}
 	hidden, experts := float64(c.HiddenSize), float64(c.NRoutedExperts+c.NSharedExperts)
 	width := max(float64(c.IntermediateSize), float64(c.MoEIntermediateSize)*experts)
-	layer := 4*hidden*hidden + 3*hidden*width + hidden*experts
+	heads := float64(c.NumAttentionHeads) * float64(c.QKNopeHeadDim+c.QKRopeHeadDim+c.VHeadDim)
+	latent := float64(max(c.HiddenSize, c.QLoraRank, c.KVLoraRank))
+	layer := 4*hidden*hidden + 4*(heads+float64(c.QLoraRank+c.KVLoraRank))*latent + 3*hidden*width + hidden*experts
 	total := 2*float64(c.VocabSize)*hidden + float64(c.NumHiddenLayers)*layer
 	if total > maxParameters {
 		return fmt.Errorf("%d layers of these widths have about %.1e parameters, more than %.1e",

@@ -90,7 +90,7 @@ func TestRules(t *testing.T) {
 		"parameters yarn":         {`"rope_parameters":{"rope_type":"yarn","factor":4.0}`, `rope_parameters.rope_type: "yarn" is not one of linear, dynamic`},
 		"parameters extra key":    {`"rope_parameters":{"partial_rotary_factor":0.5}`, `rope_parameters: unknown key "partial_rotary_factor"; it takes only rope_type, type, rope_theta, factor`},
 		"parameters bad theta":    {`"rope_parameters":{"rope_theta":null}`, `rope_parameters.rope_theta: null is not a number`},
-		"parameters stray factor": {`"rope_parameters":{"factor":4.0}`, `rope_parameters.factor: a factor needs rope_type "linear" or "dynamic"`},
+		"parameters stray factor": {`"rope_parameters":{"factor":4.0}`, `rope_parameters.factor: a factor needs rope_type "linear"`},
 		"parameters two types":    {`"rope_parameters":{"rope_type":"linear","type":"dynamic","factor":4.0}`, `rope_parameters.type: "dynamic" disagrees with rope_type "linear"`},
 		"theta disagrees":         {`"rope_parameters":{"rope_theta":5.0},"rope_theta":6.0`, `rope_parameters.rope_theta: 5 disagrees with rope_theta 6`},
 		"factor disagrees":        {`"rope_parameters":{"rope_type":"linear","factor":4.0},"rope_scaling":{"type":"linear","factor":8.0}`, `rope_parameters: {"type": "linear", "factor": 4} disagrees with rope_scaling {"type": "linear", "factor": 8}`},
@@ -107,12 +107,12 @@ func TestRules(t *testing.T) {
 
 func TestModelType(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
-		"missing":  {`{"hidden_size":0}`, `model_type: missing; supported: deepseek`},
-		"null":     {`{"model_type":null}`, `model_type: null is not a string; supported: deepseek`},
-		"other":    {`{"model_type":"deepseek_v9"}`, `model_type: "deepseek_v9"; supported: deepseek`},
-		"case":     {`{"model_type":"DeepSeek"}`, `model_type: "DeepSeek"; supported: deepseek`},
-		"hostile":  {`{"model_type":"\u001b[31m\n` + strings.Repeat("x", 99) + `"}`, `model_type: "\x1b[31m\n` + strings.Repeat("x", 34) + `"…; supported: deepseek`},
-		"no field": {`{}`, `model_type: missing; supported: deepseek`},
+		"missing":  {`{"hidden_size":0}`, `model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3`},
+		"null":     {`{"model_type":null}`, `model_type: null is not a string; supported: deepseek, deepseek_v2, deepseek_v3`},
+		"other":    {`{"model_type":"deepseek_v9"}`, `model_type: "deepseek_v9"; supported: deepseek, deepseek_v2, deepseek_v3`},
+		"case":     {`{"model_type":"DeepSeek"}`, `model_type: "DeepSeek"; supported: deepseek, deepseek_v2, deepseek_v3`},
+		"hostile":  {`{"model_type":"\u001b[31m\n` + strings.Repeat("x", 99) + `"}`, `model_type: "\x1b[31m\n` + strings.Repeat("x", 34) + `"…; supported: deepseek, deepseek_v2, deepseek_v3`},
+		"no field": {`{}`, `model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := problems(t, test.text)

@@ -1,0 +1,218 @@
+package config
+
+import (
+	"fmt"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// v2Defaults are those of transformers' DeepseekV2Config.
+var v2Defaults = Config{
+	ModelType:             "deepseek_v2",
+	VocabSize:             102400,
+	HiddenSize:            4096,
+	IntermediateSize:      11008,
+	MoEIntermediateSize:   1407,
+	NumHiddenLayers:       32,
+	NumAttentionHeads:     32,
+	NumKeyValueHeads:      0, // null: num_attention_heads
+	NSharedExperts:        2,
+	NRoutedExperts:        64,
+	MoELayerFreq:          1,
+	ScoringFunc:           "softmax",
+	TopKMethod:            "greedy",
+	AuxLossAlpha:          0.001,
+	SeqAux:                true,
+	HiddenAct:             "silu",
+	MaxPositionEmbeddings: 2048,
+	InitializerRange:      0.02,
+	RMSNormEps:            1e-6,
+	PretrainingTP:         1,
+	RopeTheta:             10000,
+	KVLoraRank:            512,
+	QLoraRank:             1536,
+	QKNopeHeadDim:         128,
+	QKRopeHeadDim:         64,
+	VHeadDim:              128,
+	RoutedScalingFactor:   1,
+	RopeInterleave:        true,
+	Reference:             Native,
+	RouterFloat32:         true,
+}
+
+// v3Defaults are those of transformers' DeepseekV3Config.
+var v3Defaults = Config{
+	ModelType:             "deepseek_v3",
+	VocabSize:             129280,
+	HiddenSize:            7168,
+	IntermediateSize:      18432,
+	MoEIntermediateSize:   2048,
+	NumHiddenLayers:       61,
+	NumAttentionHeads:     128,
+	NumKeyValueHeads:      128,
+	NSharedExperts:        1,
+	NRoutedExperts:        256,
+	NumExpertsPerTok:      8,
+	MoELayerFreq:          1,
+	FirstKDenseReplace:    3,
+	NormTopKProb:          true,
+	ScoringFunc:           "sigmoid",
+	TopKMethod:            "noaux_tc",
+	NGroup:                8,
+	TopKGroup:             4,
+	AuxLossAlpha:          0.001,
+	SeqAux:                true,
+	HiddenAct:             "silu",
+	MaxPositionEmbeddings: 4096,
+	InitializerRange:      0.02,
+	RMSNormEps:            1e-6,
+	PretrainingTP:         1,
+	RopeTheta:             10000,
+	KVLoraRank:            512,
+	QLoraRank:             1536,
+	QKNopeHeadDim:         128,
+	QKRopeHeadDim:         64,
+	VHeadDim:              128,
+	RoutedScalingFactor:   2.5,
+	RopeInterleave:        true,
+	NumNextNPredictLayers: 1,
+	Reference:             Native,
+	RouterFloat32:         true,
+}
+
+// mlaFields are the keys of DeepseekV2Config and DeepseekV3Config: those of the first
+// DeepSeekMoE and what came with latent attention.
+var mlaFields = append(append([]field{}, v1Fields...), []field{
+	{"kv_lora_rank", integer(func(c *Config) *int { return &c.KVLoraRank }, 1, maxDim)},
+	{"q_lora_rank", optional(func(c *Config) *int { return &c.QLoraRank }, maxDim)},
+	{"qk_nope_head_dim", integer(func(c *Config) *int { return &c.QKNopeHeadDim }, 1, maxDim)},
+	{"qk_rope_head_dim", integer(func(c *Config) *int { return &c.QKRopeHeadDim }, 1, maxDim)},
+	{"v_head_dim", integer(func(c *Config) *int { return &c.VHeadDim }, 1, maxDim)},
+	{"topk_method", text(func(c *Config) *string { return &c.TopKMethod })},
+	{"n_group", optional(func(c *Config) *int { return &c.NGroup }, maxExperts)},
+	{"topk_group", optional(func(c *Config) *int { return &c.TopKGroup }, maxExperts)},
+	{"routed_scaling_factor", number(func(c *Config) *float64 { return &c.RoutedScalingFactor }, positive)},
+	{"rope_interleave", boolean(func(c *Config) *bool { return &c.RopeInterleave })},
+	{"num_nextn_predict_layers", natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 64)},
+	{"mlp_bias", readNoBias},
+	{"auto_map", readAutoMap},
+}...)
+
+// sharedMLARules hold for V2 and V3.
+var sharedMLARules = []rule{
+	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "n_shared_experts", "n_routed_experts",
+		"num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}, sizeIsSane},
+	{[]string{"num_key_value_heads", "num_attention_heads"}, latentHeadsAreEqual},
+	{[]string{"qk_rope_head_dim"}, rotaryIsEven},
+	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
+	{[]string{"hidden_act"}, activationIsSiLU},
+}
+
+var v2Rules = append([]rule{
+	{[]string{"scoring_func", "n_routed_experts"}, scoringIsSoftmax},
+	{[]string{"rope_interleave"}, pairsAreInterleaved},
+	{[]string{"topk_method", "n_group", "topk_group", "n_routed_experts", "num_experts_per_tok"}, methodOfV2},
+}, sharedMLARules...)
+
+var v3Rules = append([]rule{
+	{[]string{"scoring_func"}, scoringIsSigmoid},
+	{[]string{"topk_method", "n_group", "topk_group", "n_routed_experts", "num_experts_per_tok"}, methodOfV3},
+}, sharedMLARules...)
+
+// natural reads an integer in 0..max, or null as 0.
+func natural(get func(*Config) *int, max int) reader {
+	return func(d *decoding, key string, value jsontext.Value) {
+		if value.Kind() == 'n' {
+			*get(&d.config) = 0
+			return
+		}
+		store(d, key, get(&d.config), func() (int, error) { return parseInteger(value, 0, max) })
+	}
+}
+
+// readNoBias refuses mlp_bias true: no published model has it.
+func readNoBias(d *decoding, key string, value jsontext.Value) {
+	has, err := parseBoolean(value)
+	if err == nil && has {
+		err = fmt.Errorf("true: biases of the MLPs are not supported, no published model has them")
+	}
+	if err != nil {
+		d.fail(key, err)
+	}
+}
+
+// readAutoMap takes a checkpoint that comes with code of its own to be that of the
+// remote reference.
+func readAutoMap(d *decoding, _ string, value jsontext.Value) {
+	if value.Kind() == '{' {
+		d.config.Reference = Remote
+	}
+}
+
+// latentHeadsAreEqual: MLA expands the latent into keys for every head.
+func latentHeadsAreEqual(c *Config) error {
+	if c.NumKeyValueHeads != c.NumAttentionHeads {
+		return fmt.Errorf("%d is not num_attention_heads %d, as latent attention demands", c.NumKeyValueHeads, c.NumAttentionHeads)
+	}
+	return nil
+}
+
+// rotaryIsEven: RoPE rotates pairs.
+func rotaryIsEven(c *Config) error {
+	if c.QKRopeHeadDim%2 != 0 {
+		return fmt.Errorf("%d is odd: RoPE rotates pairs", c.QKRopeHeadDim)
+	}
+	return nil
+}
+
+// pairsAreInterleaved: DeepSeek-V2 has no other layout.
+func pairsAreInterleaved(c *Config) error {
+	if !c.RopeInterleave {
+		return fmt.Errorf("false: DeepSeek-V2 rotates interleaved pairs")
+	}
+	return nil
+}
+
+// scoringIsSigmoid: DeepseekV3TopkRouter has no other.
+func scoringIsSigmoid(c *Config) error {
+	if c.ScoringFunc != "sigmoid" {
+		return fmt.Errorf(`%s is not "sigmoid", the scoring function of DeepSeek-V3`, quote(c.ScoringFunc))
+	}
+	return nil
+}
+
+func methodOfV2(c *Config) error {
+	switch c.TopKMethod {
+	case "greedy":
+		return nil
+	case "group_limited_greedy":
+		return groupsFit(c, 1)
+	}
+	return fmt.Errorf("%s is not greedy or group_limited_greedy, DeepSeek-V2's", quote(c.TopKMethod))
+}
+
+func methodOfV3(c *Config) error {
+	if c.TopKMethod != "noaux_tc" {
+		return fmt.Errorf("%s is not noaux_tc, DeepSeek-V3's", quote(c.TopKMethod))
+	}
+	return groupsFit(c, 2)
+}
+
+// groupsFit: experts fall into n_group equal groups of at least least, of which
+// topk_group hold enough experts for a token.
+func groupsFit(c *Config, least int) error {
+	n, g := c.NRoutedExperts, c.NGroup
+	switch {
+	case n == 0:
+		return nil
+	case g == 0 || c.TopKGroup == 0:
+		return fmt.Errorf("%s needs n_group and topk_group", c.TopKMethod)
+	case n%g != 0 || n/g < least:
+		return fmt.Errorf("n_group %d does not divide n_routed_experts %d into groups of %d or more", g, n, least)
+	case c.TopKGroup > g:
+		return fmt.Errorf("topk_group %d is more than n_group %d", c.TopKGroup, g)
+	case c.NumExpertsPerTok > c.TopKGroup*(n/g):
+		return fmt.Errorf("num_experts_per_tok %d is more than topk_group %d groups of %d hold", c.NumExpertsPerTok, c.TopKGroup, n/g)
+	}
+	return nil
+}

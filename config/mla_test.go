@@ -1,0 +1,144 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// mlaFixture is what the small V2 and V3 fixtures share; a case changes what is its
+// point.
+func mlaFixture(change func(*Config)) Config {
+	c := Config{
+		ModelType: "deepseek_v3", VocabSize: 256, HiddenSize: 64, IntermediateSize: 160, MoEIntermediateSize: 24,
+		NumHiddenLayers: 5, NumAttentionHeads: 4, NumKeyValueHeads: 4,
+		NSharedExperts: 1, NRoutedExperts: 16, NumExpertsPerTok: 4, MoELayerFreq: 1, FirstKDenseReplace: 2,
+		NormTopKProb: true, ScoringFunc: "sigmoid", AuxLossAlpha: 0.001, SeqAux: true, HiddenAct: "silu",
+		MaxPositionEmbeddings: 128, InitializerRange: 0.02, RMSNormEps: 1e-6, PretrainingTP: 1,
+		RopeTheta: 10000, TorchDType: "bfloat16",
+		KVLoraRank: 32, QLoraRank: 48, QKNopeHeadDim: 24, QKRopeHeadDim: 16, VHeadDim: 20,
+		TopKMethod: "noaux_tc", NGroup: 4, TopKGroup: 2, RoutedScalingFactor: 2.5, RopeInterleave: true,
+		NumNextNPredictLayers: 1, Reference: Native, RouterFloat32: true,
+	}
+	change(&c)
+	return c
+}
+
+func asV2(c *Config) {
+	c.ModelType, c.NumHiddenLayers, c.FirstKDenseReplace, c.NSharedExperts = "deepseek_v2", 4, 1, 2
+	c.ScoringFunc, c.NormTopKProb, c.NumNextNPredictLayers = "softmax", false, 0
+}
+
+func TestMLAFixtures(t *testing.T) {
+	yarn := func(factor, mscale float64) *RopeScaling {
+		return &RopeScaling{Type: "yarn", Factor: factor, OriginalMaxPositionEmbeddings: 32, BetaFast: 32, BetaSlow: 1, MScale: mscale, MScaleAllDim: mscale}
+	}
+	for name, want := range map[string]Config{
+		"v3/checkpoint":       mlaFixture(func(*Config) {}),
+		"v3/checkpoint-fused": mlaFixture(func(*Config) {}),
+		"v3-yarn/checkpoint":  mlaFixture(func(c *Config) { c.RopeScaling = yarn(40, 1) }),
+		"v3-fp8/checkpoint": mlaFixture(func(c *Config) {
+			c.HiddenSize, c.IntermediateSize, c.MoEIntermediateSize, c.NumHiddenLayers, c.FirstKDenseReplace = 192, 320, 72, 3, 1
+			c.KVLoraRank, c.QLoraRank, c.NRoutedExperts, c.NumExpertsPerTok, c.NGroup, c.TopKGroup = 140, 136, 8, 2, 2, 1
+			c.FP8Block = [2]int{128, 128}
+		}),
+		"v2-lite/checkpoint": mlaFixture(func(c *Config) {
+			asV2(c)
+			c.QLoraRank, c.TopKMethod, c.NGroup, c.TopKGroup, c.RoutedScalingFactor = 0, "greedy", 1, 1, 1
+		}),
+		"v2-group-yarn/checkpoint": mlaFixture(func(c *Config) {
+			asV2(c)
+			c.TopKMethod, c.RoutedScalingFactor, c.RopeScaling = "group_limited_greedy", 16, yarn(4, 0.707)
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			text, err := os.ReadFile(filepath.Join("../fixtures", filepath.FromSlash(name), "config.json"))
+			require.NoError(t, err)
+			assert.Equal(t, want, parse(t, string(text)))
+		})
+	}
+}
+
+// TestPublishedSpellings: rope_scaling as the published V2 and V3 configs have it, and
+// code of its own as the sign of the remote reference.
+func TestPublishedSpellings(t *testing.T) {
+	c := parse(t, `{"model_type":"deepseek_v2","num_experts_per_tok":6,"num_attention_heads":16,
+		"auto_map":{"AutoModel":"modeling_deepseek.DeepseekV2Model"},"rope_theta":10000,
+		"rope_scaling":{"beta_fast":32,"beta_slow":1,"factor":40,"mscale":0.707,"mscale_all_dim":0.707,
+		"original_max_position_embeddings":4096,"type":"yarn"}}`)
+	assert.Equal(t, &RopeScaling{Type: "yarn", Factor: 40, OriginalMaxPositionEmbeddings: 4096, BetaFast: 32, BetaSlow: 1, MScale: 0.707, MScaleAllDim: 0.707}, c.RopeScaling)
+	assert.Equal(t, Remote, c.Reference)
+	assert.Equal(t, 16, c.NumKeyValueHeads)
+}
+
+func TestMLAProblems(t *testing.T) {
+	const v2, v3 = `{"model_type":"deepseek_v2","num_experts_per_tok":2,`, `{"model_type":"deepseek_v3",`
+	for name, test := range map[string]struct{ text, want string }{
+		"V3 softmax":            {v3 + `"scoring_func":"softmax"`, `scoring_func: "softmax" is not "sigmoid", the scoring function of DeepSeek-V3`},
+		"V2 sigmoid":            {v2 + `"scoring_func":"sigmoid"`, `scoring_func: "sigmoid" is not "softmax", the only scoring function of the reference's MoEGate`},
+		"V2 method":             {v2 + `"topk_method":"noaux_tc"`, `topk_method: "noaux_tc" is not greedy or group_limited_greedy, DeepSeek-V2's`},
+		"V3 method":             {v3 + `"topk_method":"greedy"`, `topk_method: "greedy" is not noaux_tc, DeepSeek-V3's`},
+		"groups missing":        {v2 + `"topk_method":"group_limited_greedy"`, `topk_method: group_limited_greedy needs n_group and topk_group`},
+		"groups do not divide":  {v3 + `"n_group":7`, `topk_method: n_group 7 does not divide n_routed_experts 256 into groups of 2 or more`},
+		"groups of one":         {v3 + `"n_group":256`, `topk_method: n_group 256 does not divide n_routed_experts 256 into groups of 2 or more`},
+		"too many groups":       {v3 + `"topk_group":9`, `topk_method: topk_group 9 is more than n_group 8`},
+		"groups hold too few":   {v3 + `"topk_group":1,"num_experts_per_tok":33`, `topk_method: num_experts_per_tok 33 is more than topk_group 1 groups of 32 hold`},
+		"kv heads":              {v3 + `"num_key_value_heads":8`, `num_key_value_heads: 8 is not num_attention_heads 128, as latent attention demands`},
+		"odd rotary":            {v3 + `"qk_rope_head_dim":63`, `qk_rope_head_dim: 63 is odd: RoPE rotates pairs`},
+		"V2 halves":             {v2 + `"rope_interleave":false`, `rope_interleave: false: DeepSeek-V2 rotates interleaved pairs`},
+		"mlp bias":              {v2 + `"mlp_bias":true`, `mlp_bias: true: biases of the MLPs are not supported, no published model has them`},
+		"linear":                {v3 + `"rope_scaling":{"type":"linear","factor":2.0}`, `rope_scaling.type: "linear" is not one of yarn`},
+		"yarn without length":   {v3 + `"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":0}`, `rope_scaling.original_max_position_embeddings: 0 is not in 1..16777216`},
+		"another quantization":  {v3 + `"quantization_config":{"quant_method":"gptq","weight_block_size":[128,128]}`, `quantization_config.quant_method: "gptq" is not one of fp8`},
+		"another fp8":           {v3 + `"quantization_config":{"quant_method":"fp8","fmt":"e5m2","weight_block_size":[128,128]}`, `quantization_config.fmt: "e5m2" is not one of e4m3`},
+		"no block":              {v3 + `"quantization_config":{"quant_method":"fp8"}`, `quantization_config.weight_block_size: missing`},
+		"block of one":          {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128]}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
+		"block of zero":         {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}`, `quantization_config.weight_block_size: 0 is not in 1..16777216`},
+		"quantization a string": {v3 + `"quantization_config":"fp8"`, `quantization_config: "fp8" is not null or an object`},
+		"too many MTP layers":   {v3 + `"num_nextn_predict_layers":65`, `num_nextn_predict_layers: 65 is not in 0..64`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := problems(t, test.text+"}")
+			require.NotEmpty(t, got)
+			assert.Equal(t, test.want, got[0].String())
+		})
+	}
+}
+
+// TestReferencesDiffer pins the table of Config.As.
+func TestReferencesDiffer(t *testing.T) {
+	const v2 = `{"model_type":"deepseek_v2","routed_scaling_factor":16.0,"moe_layer_freq":2,"num_experts_per_tok":`
+	const v3 = `{"model_type":"deepseek_v3","num_experts_per_tok":`
+	for name, test := range map[string]struct {
+		text      string
+		ref       Reference
+		normalise bool
+		scale     float64
+	}{
+		"V2 remote, not normalised":  {v2 + `6,"norm_topk_prob":false}`, Remote, false, 16},
+		"V2 remote, normalised":      {v2 + `6,"norm_topk_prob":true}`, Remote, true, 1},
+		"V2 remote, k 1":             {v2 + `1,"norm_topk_prob":true}`, Remote, false, 16},
+		"V2 native ignores the flag": {v2 + `6,"norm_topk_prob":true}`, Native, false, 16},
+		"V3 remote":                  {v3 + `8}`, Remote, true, 2.5},
+		"V3 remote, k 1":             {v3 + `1}`, Remote, false, 2.5},
+		"V3 native, k 1":             {v3 + `1}`, Native, true, 2.5},
+		"V3 native, not normalised":  {v3 + `8,"norm_topk_prob":false}`, Native, false, 2.5},
+		"V1":                         {`{"model_type":"deepseek","n_routed_experts":8,"num_experts_per_tok":2,"norm_topk_prob":true}`, Remote, true, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := Parse(strings.NewReader(test.text))
+			require.NoError(t, err)
+			normalise, scale := c.As(test.ref).TopKWeights()
+			assert.Equal(t, test.normalise, normalise)
+			assert.Equal(t, test.scale, scale)
+		})
+	}
+	c, err := Parse(strings.NewReader(v2 + `2}`))
+	require.NoError(t, err)
+	assert.Equal(t, []bool{true, true}, []bool{c.IsMoE(0), c.IsMoE(1)}, "native ignores moe_layer_freq")
+	assert.Equal(t, []bool{true, false}, []bool{c.As(Remote).IsMoE(0), c.As(Remote).IsMoE(1)})
+}

@@ -1,0 +1,75 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// readQuantization reads quantization_config: null, or FP8 E4M3 weights in blocks, as
+// DeepSeek-V3 is published. Any other method is refused by name. What it says of
+// activations does not matter here.
+func readQuantization(d *decoding, key string, value jsontext.Value) {
+	if value.Kind() == 'n' {
+		return
+	}
+	if value.Kind() != '{' {
+		d.fail(key, fmt.Errorf("%s is not null or an object", show(value)))
+		return
+	}
+	doc, err := readDocument(value)
+	if err != nil {
+		d.fail(key, err)
+		return
+	}
+	o := doc.values()
+	d.part(key, "quant_method", o, func(v jsontext.Value) error {
+		_, err := parseOneOf(v, "fp8")
+		return err
+	})
+	if _, ok := o["fmt"]; ok {
+		d.part(key, "fmt", o, func(v jsontext.Value) error {
+			_, err := parseOneOf(v, "e4m3")
+			return err
+		})
+	}
+	d.part(key, "weight_block_size", o, func(v jsontext.Value) (err error) {
+		d.config.FP8Block, err = parseBlock(v)
+		return err
+	})
+}
+
+// parseBlock reads [rows, columns].
+func parseBlock(v jsontext.Value) (block [2]int, err error) {
+	var parts []jsontext.Value
+	if v.Kind() == '[' {
+		parts, err = elements(v)
+	}
+	if err != nil || len(parts) != 2 {
+		return block, errors.New("not two integers, such as [128, 128]")
+	}
+	for i, part := range parts {
+		if block[i], err = parseInteger(part, 1, maxDim); err != nil {
+			return block, err
+		}
+	}
+	return block, nil
+}
+
+// elements returns the values of an array.
+func elements(array jsontext.Value) (values []jsontext.Value, err error) {
+	dec := jsontext.NewDecoder(bytes.NewReader(array))
+	if _, err := dec.ReadToken(); err != nil {
+		return nil, err
+	}
+	for dec.PeekKind() != ']' {
+		v, err := dec.ReadValue()
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, v.Clone())
+	}
+	return values, nil
+}
