@@ -47,6 +47,16 @@ func CountModules(c *config.Config) Counts {
 	return counts
 }
 
+// CountMTP adds up the multi-token prediction layers, num_nextn_predict_layers of them.
+// They take no part in the forward pass: nothing of them is activated.
+func CountMTP(c *config.Config) Count {
+	sum := Count{Module: MTP}
+	for s := range FamilyOf(c).MTPSlots(c) {
+		sum.add(s.Shape, 1, 0, false)
+	}
+	return sum
+}
+
 // add counts n tensors of the given shape, of which a token uses some.
 func (x *Count) add(shape []int, n, used int64, multiplies bool) {
 	size := int64(tensor.Info{Shape: shape}.Len())
@@ -113,19 +123,26 @@ func (cs Counts) Sum(except ...Module) Count {
 // AttentionMACs returns the multiplications of one token's attention scores and of
 // the sum of values over seq positions, in all layers:
 //
-//	num_hidden_layers · 2 · seq · num_attention_heads · head_dim
+//	num_hidden_layers · seq · num_attention_heads · (qk_head_dim + v_head_dim)
 //
 // It is full attention, as the reference computes it: a causal mask does not halve it.
 func AttentionMACs(c *config.Config, seq int) int64 {
-	return int64(c.NumHiddenLayers) * 2 * int64(seq) * int64(c.NumAttentionHeads) * int64(c.HeadDim())
+	return int64(c.NumHiddenLayers) * int64(seq) * int64(c.NumAttentionHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
 }
 
 // KVBytes returns the key-value cache of one token in bytes, in torch_dtype:
 //
 //	2 · num_hidden_layers · num_key_value_heads · head_dim · bytes of TorchDType
+//
+// Latent attention caches what all heads' keys and values come from:
+//
+//	num_hidden_layers · (kv_lora_rank + qk_rope_head_dim) · bytes of TorchDType
 func KVBytes(c *config.Config) int64 {
-	values := 2 * int64(c.NumHiddenLayers) * int64(c.NumKeyValueHeads) * int64(c.HeadDim())
-	return values * int64(TorchDType(c).Bits()) / 8
+	values := 2 * int64(c.NumKeyValueHeads) * int64(c.HeadDim())
+	if c.KVLoraRank > 0 {
+		values = int64(c.KVLoraRank + c.QKRopeHeadDim)
+	}
+	return int64(c.NumHiddenLayers) * values * int64(TorchDType(c).Bits()) / 8
 }
 
 // TorchDType returns torch_dtype as a dtype. A config without one means F32, the

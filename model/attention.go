@@ -45,8 +45,9 @@ func (p *pass) attend(q, k, v *Activation) *Activation {
 	return context
 }
 
-// attentionHead is one head of one sequence: q, k and v are [seq, head_dim], probs
-// [seq, seq].
+// attentionHead is one head of one sequence: q and k are [seq, qk_head_dim], v [seq,
+// v_head_dim], probs [seq, seq]. The last head_dim values of a row of q and k are
+// rotated.
 type attentionHead struct {
 	batch, head, group int
 	q, k, v, probs     []float32
@@ -63,36 +64,47 @@ func (p *pass) oneHead(x *Activation, batch, head int) []float32 {
 }
 
 func (p *pass) setHead(x *Activation, h *attentionHead, values []float32) {
-	dim := p.m.Config.HeadDim()
+	dim := p.m.Config.ValueHeadDim()
 	for t := range p.in.Seq {
 		copy(x.Row(h.batch*p.in.Seq + t)[h.head*dim:(h.head+1)*dim], values[t*dim:(t+1)*dim])
 	}
 }
 
 // attend rotates q and k in place, keeps the probabilities, and returns the head's
-// context: softmax(q·kᵀ/sqrt(head_dim) + mask)·v.
+// context: softmax(q·kᵀ/sqrt(qk_head_dim) + mask)·v. Plain attention divides by the
+// root, latent attention multiplies by softmaxScale.
 func (h *attentionHead) attend(p *pass) []float32 {
-	seq, dim := p.in.Seq, p.m.Config.HeadDim()
+	c, seq := p.m.Config, p.in.Seq
+	dim, nope, vdim := c.QKHeadDim(), c.QKNopeHeadDim, c.ValueHeadDim()
 	for t := range seq {
-		p.rotate(h.q[t*dim:(t+1)*dim], t)
-		p.rotate(h.k[t*dim:(t+1)*dim], t)
+		p.rotate(h.q[t*dim+nope:(t+1)*dim], t)
+		p.rotate(h.k[t*dim+nope:(t+1)*dim], t)
 	}
 	scores := make([]float32, seq*seq)
 	kernel.MatMul(scores, h.q, kernel.Matrix{Rows: seq, Cols: dim, Values: h.k}, nil, p.Accumulate, 1)
-	root := float32(math.Sqrt(float64(dim)))
+	scale := p.scoreScale()
 	for t := range seq {
 		row := scores[t*seq : (t+1)*seq]
 		for s := range row {
-			row[s] = p.rounded(p.rounded(p.rounded(row[s])/root) + p.mask.at(h.batch, t, s))
+			row[s] = p.rounded(p.rounded(scale(p.rounded(row[s]))) + p.mask.at(h.batch, t, s))
 		}
 		softmax(row)
 	}
 	kernel.RoundTo(scores, p.format)
 	h.probs = scores
-	context := make([]float32, seq*dim)
-	kernel.MatMul(context, scores, kernel.Matrix{Rows: dim, Cols: seq, Values: transposed(h.v, seq, dim)}, nil, p.Accumulate, 1)
+	context := make([]float32, seq*vdim)
+	kernel.MatMul(context, scores, kernel.Matrix{Rows: vdim, Cols: seq, Values: transposed(h.v, seq, vdim)}, nil, p.Accumulate, 1)
 	kernel.RoundTo(context, p.format)
 	return context
+}
+
+func (p *pass) scoreScale() func(score float32) float32 {
+	if p.m.Config.KVLoraRank > 0 {
+		scale := softmaxScale(p.m.Config)
+		return func(score float32) float32 { return float32(score * scale) }
+	}
+	root := float32(math.Sqrt(float64(p.m.Config.HeadDim())))
+	return func(score float32) float32 { return score / root }
 }
 
 // backward adds a head's gradients, P being its probabilities:

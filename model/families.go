@@ -3,7 +3,7 @@ package model
 import "dsmoe/config"
 
 // families is the list of all tables; a new family is a file and a line here.
-var families = []*Family{&familyV1}
+var families = []*Family{&familyV1, &familyV2, &familyV3}
 
 // Conditions of the table.
 
@@ -18,6 +18,12 @@ func bias(c *config.Config, _ int) bool { return c.AttentionBias }
 func tied(c *config.Config, _ int) bool { return c.TieWordEmbeddings }
 
 func untied(c *config.Config, _ int) bool { return !c.TieWordEmbeddings }
+
+func wholeQ(c *config.Config, _ int) bool { return c.QLoraRank == 0 }
+
+func loraQ(c *config.Config, _ int) bool { return c.QLoraRank > 0 }
+
+func loraQBias(c *config.Config, _ int) bool { return c.QLoraRank > 0 && c.AttentionBias }
 
 // Dimensions of the table.
 
@@ -34,6 +40,22 @@ func sharedFF(c *config.Config) int { return c.MoEIntermediateSize * c.NSharedEx
 func queries(c *config.Config) int { return c.NumAttentionHeads * c.HeadDim() }
 
 func keys(c *config.Config) int { return c.NumKeyValueHeads * c.HeadDim() }
+
+func qRank(c *config.Config) int { return c.QLoraRank }
+
+func kvRank(c *config.Config) int { return c.KVLoraRank }
+
+func kvRankRope(c *config.Config) int { return c.KVLoraRank + c.QKRopeHeadDim }
+
+func latentQueries(c *config.Config) int { return c.NumAttentionHeads * c.QKHeadDim() }
+
+func latentKeysValues(c *config.Config) int {
+	return c.NumAttentionHeads * (c.QKNopeHeadDim + c.VHeadDim)
+}
+
+func latentContext(c *config.Config) int { return c.NumAttentionHeads * c.VHeadDim }
+
+func twoHidden(c *config.Config) int { return 2 * c.HiddenSize }
 
 func rotary(c *config.Config) int { return c.HeadDim() / 2 }
 

@@ -33,6 +33,9 @@ type Options struct {
 	Parallelism int   // goroutines; 0 means GOMAXPROCS. It does not change any result.
 	Training    bool  // run as the reference does when self.training, without dropout
 	Trace       Trace // sees every stage; may be nil
+	// BiasLeak takes the top-k weights from the scores with e_score_correction_bias, a
+	// mistake that a diagnosis tries.
+	BiasLeak bool
 }
 
 // Trace sees the stages of a forward pass, in the reference's order, under the name
@@ -41,9 +44,20 @@ type Options struct {
 type Trace interface {
 	// Stage is called with each stage's output.
 	Stage(name string, a *Activation)
-	// TopK is called with the scores [tokens, n_routed_experts] and the expert ids
-	// [tokens, k] chosen from them, before the ids are used.
-	TopK(name string, scores *Activation, idx []int)
+	// TopK is called with a gate's choice, before it is used.
+	TopK(name string, choice *Choice)
+}
+
+// Choice is how a gate chooses experts.
+type Choice struct {
+	// Scores [tokens, n_routed_experts] are what the experts are chosen by, with bias
+	// and group mask.
+	Scores *Activation
+	// Unsure is, per expert, how far Scores may be from the reference's because
+	// e_score_correction_bias is stored in fewer bits than float32, in which the
+	// reference keeps it: half a unit. nil without such a bias.
+	Unsure []float64
+	Idx    []int // [tokens, k], the experts chosen
 }
 
 // Activation is a tensor between two stages: float32 values that the compute dtype
@@ -51,6 +65,7 @@ type Trace interface {
 type Activation struct {
 	Shape  []int
 	Values []float32
+	DType  tensor.DType // in which the reference holds the values
 	// Weights are the weights that took part in the values since the last stage at
 	// which the Trace cleared the set. It is kept only for a Trace.
 	Weights WeightSet
@@ -97,12 +112,13 @@ func (in *Input) check(vocab int) error {
 // pass is one forward pass: what its modules share.
 type pass struct {
 	Options
-	m      *DeepseekForCausalLM
-	in     *Input
-	format kernel.Format // of the compute dtype
-	rotary rotaryTable
-	mask   mask
-	tape   *tape // records what gradients need; nil if none are wanted
+	m       *DeepseekForCausalLM
+	in      *Input
+	format  kernel.Format // of the compute dtype
+	weights kernel.Format // that the reference cast its weights to
+	rotary  rotaryTable
+	mask    mask
+	tape    *tape // records what gradients need; nil if none are wanted
 }
 
 // newPass checks in and o and prepares what the modules share.
@@ -121,7 +137,7 @@ func (m *DeepseekForCausalLM) newPass(in *Input, o Options) (*pass, error) {
 	if err := in.check(m.Config.VocabSize); err != nil {
 		return nil, err
 	}
-	p := &pass{Options: o, m: m, in: in, format: format}
+	p := &pass{Options: o, m: m, in: in, format: format, weights: format}
 	p.rotary = newRotaryTable(m.Config, in.Seq, format, angles)
 	p.mask = newMask(in, format)
 	return p, nil
@@ -211,7 +227,11 @@ func (p *pass) embed() *Activation {
 func (d *DeepseekDecoderLayer) forward(p *pass, name string, x *Activation) *Activation {
 	residual := x
 	x = d.InputLayernorm.forward(p, name+".input_layernorm", x)
-	x = d.SelfAttn.forward(p, name+".self_attn", x)
+	if d.MLA != nil {
+		x = d.MLA.forward(p, name+".self_attn", x)
+	} else {
+		x = d.SelfAttn.forward(p, name+".self_attn", x)
+	}
 	x = p.add(residual, x)
 
 	residual = x
@@ -229,7 +249,7 @@ func (p *pass) activation(shape ...int) *Activation {
 	for _, d := range shape {
 		n *= d
 	}
-	a := &Activation{Shape: shape, Values: make([]float32, n)}
+	a := &Activation{Shape: shape, Values: make([]float32, n), DType: p.DType}
 	if p.tape != nil {
 		a.grad = &gradient{make([]float32, n)}
 	}
@@ -302,21 +322,41 @@ func (l *Linear) stage(p *pass, name string, x *Activation) *Activation {
 // matrix returns w for the kernels: as stored, cast to the compute dtype on the way
 // if that holds fewer values.
 func (p *pass) matrix(w Weight) kernel.Matrix {
+	m := w.matrix()
+	m.Round, m.Via = p.weights != kernel.F32 && m.Format != p.weights, p.weights
+	return m
+}
+
+// matrix returns w for the kernels, as it is stored.
+func (w *Weight) matrix() kernel.Matrix {
 	format, _ := w.DType.Format()
 	return kernel.Matrix{
 		Format: format, Rows: w.Shape[0], Cols: w.Shape[1], Data: w.Data,
-		Round: p.format != kernel.F32 && format != p.format, Via: p.format,
+		Scales: w.Scales, BlockRows: w.Block[0], BlockCols: w.Block[1],
 	}
+}
+
+// inFloat32 returns p computing in float32, with the weights that it has otherwise.
+func (p *pass) inFloat32() *pass {
+	q := *p
+	q.format, q.DType = kernel.F32, tensor.F32
+	return &q
 }
 
 // vector returns w's values in the compute dtype, nil for the zero Weight.
 func (p *pass) vector(w Weight) []float32 {
+	values := w.values()
+	kernel.RoundTo(values, p.weights)
+	return values
+}
+
+// values returns w's values as they are stored, nil for the zero Weight.
+func (w *Weight) values() []float32 {
 	if w.Name == "" {
 		return nil
 	}
 	values := make([]float32, w.Len())
 	format, _ := w.DType.Format()
 	kernel.Widen(values, w.Data, format)
-	kernel.RoundTo(values, p.format)
 	return values
 }

@@ -1,6 +1,12 @@
 package model
 
-import "slices"
+import (
+	"math"
+	"slices"
+
+	"dsmoe/model/internal/kernel"
+	"dsmoe/model/tensor"
+)
 
 // Routing is what the gate decided for each token: its experts and their weights,
 // [tokens, k] each. The order within a token has no meaning.
@@ -10,25 +16,32 @@ type Routing struct {
 	Weight *Activation
 }
 
-// forward routes each row of x, mirroring MoEGate.forward:
+// forward routes each row of x, mirroring MoEGate.forward and DeepseekV3TopkRouter:
 //
 //	logits      = x·weightᵀ                             [tokens, n_routed_experts]
-//	scores      = softmax(logits)
-//	topk_idx    = the num_experts_per_tok largest
-//	topk_weight = scores[topk_idx], and if norm_topk_prob and num_experts_per_tok > 1
-//	              divided by their sum + 1e-20
+//	scores      = softmax(logits), or sigmoid(logits)
+//	topk_idx    = the num_experts_per_tok largest of choice(scores)
+//	topk_weight = scores[topk_idx], normalised and scaled: config.TopKWeights
 //	aux_loss    in training, see auxLoss
 //
-// Among equal scores the lowest expert id wins; the reference leaves that open.
+// Among equal scores the lowest expert id wins; the reference leaves that open. From
+// DeepSeek-V2 on all of this is float32, whatever the compute dtype.
 func (g *MoEGate) forward(p *pass, name string, x *Activation) Routing {
+	if p.m.Config.RouterFloat32 {
+		p = p.inFloat32()
+	}
 	logits := (&Linear{Weight: g.Weight}).forward(p, x.reshaped(x.Rows(), x.Width()))
 	p.stage(name+".logits", logits)
 
 	scores := p.scores(logits)
 	k := p.m.Config.NumExpertsPerTok
-	r := Routing{K: k, Idx: TopK(scores, k)}
+	by := g.choice(p, scores)
+	r := Routing{K: k, Idx: TopK(by, k)}
 	if p.Trace != nil {
-		p.Trace.TopK(name+".topk_idx", scores, r.Idx)
+		p.Trace.TopK(name+".topk_idx", &Choice{by, g.EScoreCorrectionBias.halfUnits(), r.Idx})
+	}
+	if p.BiasLeak {
+		scores = by
 	}
 	r.Weight = p.topKWeight(scores, r.Idx, k)
 	p.stage(name+".topk_weight", r.Weight)
@@ -39,8 +52,14 @@ func (g *MoEGate) forward(p *pass, name string, x *Activation) Routing {
 func (p *pass) scores(logits *Activation) *Activation {
 	scores := p.activation(logits.Shape...)
 	copy(scores.Values, logits.Values)
-	for t := range scores.Rows() {
-		softmax(scores.Row(t))
+	if p.m.Config.ScoringFunc == "sigmoid" {
+		for i, v := range scores.Values {
+			scores.Values[i] = float32(1 / (1 + kernel.Exp(-float64(v))))
+		}
+	} else {
+		for t := range scores.Rows() {
+			softmax(scores.Row(t))
+		}
 	}
 	p.round(scores)
 	scores.Weights = logits.Weights
@@ -51,6 +70,71 @@ func (p *pass) scores(logits *Activation) *Activation {
 		}
 	})
 	return scores
+}
+
+// choice returns what the experts are chosen by. With a greedy method that is the
+// scores. With the others a token may only choose from its topk_group best groups of
+// experts; a group is as good as
+//
+//	group_limited_greedy  its best score; other groups' scores become 0
+//	noaux_tc              the sum of its two best of scores + e_score_correction_bias;
+//	                      other groups' become -inf
+func (g *MoEGate) choice(p *pass, scores *Activation) *Activation {
+	method := p.m.Config.TopKMethod
+	if method != "group_limited_greedy" && method != "noaux_tc" {
+		return scores
+	}
+	choice := &Activation{Shape: scores.Shape, Values: slices.Clone(scores.Values), DType: scores.DType}
+	best, masked := 1, float32(0)
+	if method == "noaux_tc" {
+		best, masked = 2, float32(math.Inf(-1))
+		bias := g.EScoreCorrectionBias.values() // float32 in any reference
+		for t := range choice.Rows() {
+			for e, b := range bias {
+				choice.Row(t)[e] += b
+			}
+		}
+		scores.Weights = p.union([]Weight{g.EScoreCorrectionBias}, scores)
+	}
+	for t := range choice.Rows() {
+		p.maskGroups(choice.Row(t), best, masked)
+	}
+	return choice
+}
+
+// halfUnits returns half a unit in the last place of each of w's values in its dtype,
+// nil if w is not there or is F32.
+func (w *Weight) halfUnits() []float64 {
+	relative := map[tensor.DType]float64{tensor.BF16: 0x1p-9, tensor.F16: 0x1p-12}[w.DType]
+	if w.Name == "" || relative == 0 {
+		return nil
+	}
+	units := make([]float64, w.Len())
+	for i, v := range w.values() {
+		units[i] = relative * math.Abs(float64(v))
+	}
+	return units
+}
+
+// maskGroups sets all but the topk_group best groups of a row to masked, a group's
+// worth being the sum of its best values.
+func (p *pass) maskGroups(row []float32, best int, masked float32) {
+	groups, size := p.m.Config.NGroup, len(row)/p.m.Config.NGroup
+	worth := &Activation{Shape: []int{1, groups}}
+	for i := range groups {
+		sorted := slices.Sorted(slices.Values(row[i*size : (i+1)*size]))
+		sum := float32(0)
+		for _, v := range sorted[size-best:] {
+			sum += v
+		}
+		worth.Values = append(worth.Values, sum)
+	}
+	chosen := TopK(worth, p.m.Config.TopKGroup)
+	for e := range row {
+		if !slices.Contains(chosen, e/size) {
+			row[e] = masked
+		}
+	}
 }
 
 // TopK returns the columns of the k largest values of each row, largest first, the
@@ -77,8 +161,9 @@ func TopK(scores *Activation, k int) []int {
 	return idx
 }
 
-// topKWeight gathers scores[idx] and normalises them if the config says so. With
-// total their sum + 1e-20 and w the result, the gradients are
+// topKWeight gathers scores[idx], and normalises and scales them as config.TopKWeights
+// says. With total their sum + 1e-20 and w the normalised ones, the gradients, which
+// only a model without scaling needs, are
 //
 //	∂score[i] = ∂w[i]                              as gathered
 //	∂score[i] = (∂w[i] - Σ_j ∂w[j]·w[j]) / total   normalised
@@ -86,13 +171,17 @@ func (p *pass) topKWeight(scores *Activation, idx []int, k int) *Activation {
 	w := p.activation(scores.Rows(), k)
 	w.Weights = scores.Weights
 	totals := make([]float32, w.Rows()) // 0 where not normalised
+	normalise, scale := p.m.Config.TopKWeights()
 	for t := range w.Rows() {
 		row := w.Row(t)
 		for i, e := range idx[t*k : (t+1)*k] {
 			row[i] = scores.Row(t)[e]
 		}
-		if k > 1 && p.m.Config.NormTopKProb {
+		if normalise {
 			totals[t] = p.normalise(row)
+		}
+		for i := range row {
+			row[i] = p.rounded(float32(row[i] * float32(scale)))
 		}
 	}
 	p.record(func() {

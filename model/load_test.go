@@ -61,7 +61,7 @@ func TestLoadListsEveryMismatch(t *testing.T) {
 	delete(src, experts+"3.up_proj.weight")
 	delete(src, "model.norm.weight")
 	src["model.layers.0.self_attn.q_proj.weight"] = tensor.Tensor{DType: tensor.BF16, Shape: []int{8, 4}}
-	src["lm_head.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{11, 8}}
+	src["lm_head.weight"] = tensor.Tensor{DType: tensor.F64, Shape: []int{11, 8}}
 	src[experts+"5.up_proj.weight"] = src[experts+"4.up_proj.weight"]
 	src["model.layers.2.input_layernorm.weight"] = src["model.layers.1.input_layernorm.weight"]
 
@@ -72,7 +72,7 @@ func TestLoadListsEveryMismatch(t *testing.T) {
 		experts + "3.up_proj.weight: missing, shape [4 8] is due",
 		"model.norm.weight: missing, shape [8] is due",
 		"model.layers.0.self_attn.q_proj.weight: shape [8 4], config says [8 8]",
-		"lm_head.weight: dtype F8_E4M3, the model computes with F32, F16 and BF16",
+		"lm_head.weight: dtype F64, the model computes with F32, F16, BF16 and F8_E4M3",
 		`"` + experts + `5.up_proj.weight": unexpected, shape [4 8]`,
 		`"model.layers.2.input_layernorm.weight": unexpected, shape [8]`,
 	}, mismatch.Findings())

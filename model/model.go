@@ -14,9 +14,14 @@ import (
 
 // Weight is a named tensor of the checkpoint, as it is stored. The zero Weight
 // stands for one that the config does not have, such as a bias.
+//
+// FP8 weights have a scale per block, weight_scale_inv of the checkpoint: see
+// kernel.Matrix.
 type Weight struct {
 	Name string
 	tensor.Tensor
+	Scales []float32
+	Block  [2]int
 }
 
 // DeepseekForCausalLM is the decoder with its language-model head.
@@ -35,10 +40,11 @@ type DeepseekModel struct {
 
 // DeepseekDecoderLayer is x + self_attn(input_layernorm(x)), then the same with the
 // MLP: a dense one, or a mixture of experts where config.IsMoE says so. One of MLP
-// and MoE is nil.
+// and MoE is nil, and one of SelfAttn and MLA: latent attention came with DeepSeek-V2.
 type DeepseekDecoderLayer struct {
 	InputLayernorm         DeepseekRMSNorm
-	SelfAttn               DeepseekAttention
+	SelfAttn               *DeepseekAttention
+	MLA                    *DeepseekV2Attention
 	PostAttentionLayernorm DeepseekRMSNorm
 	MLP                    *DeepseekMLP
 	MoE                    *DeepseekMoE
@@ -51,6 +57,21 @@ type DeepseekAttention struct {
 	KProj Linear // [kv_heads·head_dim, hidden_size]
 	VProj Linear // [kv_heads·head_dim, hidden_size]
 	OProj Linear // [hidden_size, heads·head_dim]
+}
+
+// DeepseekV2Attention is multi-head latent attention: keys and values of all heads
+// come from one compressed row per token, and so may the queries. A head is
+// qk_nope_head_dim values without position and qk_rope_head_dim rotated ones, which
+// all heads share among their keys.
+type DeepseekV2Attention struct {
+	QProj          Linear          // [heads·qk_head_dim, hidden_size], without q_lora_rank
+	QAProj         Linear          // [q_lora_rank, hidden_size]
+	QALayernorm    DeepseekRMSNorm // [q_lora_rank]
+	QBProj         Linear          // [heads·qk_head_dim, q_lora_rank]
+	KVAProjWithMQA Linear          // [kv_lora_rank + qk_rope_head_dim, hidden_size]
+	KVALayernorm   DeepseekRMSNorm // [kv_lora_rank]
+	KVBProj        Linear          // [heads·(qk_nope_head_dim + v_head_dim), kv_lora_rank]
+	OProj          Linear          // [hidden_size, heads·v_head_dim]
 }
 
 // DeepseekMLP is down_proj(silu(gate_proj(x)) · up_proj(x)).
@@ -69,14 +90,19 @@ type DeepseekMoE struct {
 	SharedExperts *DeepseekMLP
 }
 
-// MoEGate is the router: one row per routed expert.
+// MoEGate is the router: one row per routed expert. From DeepSeek-V3 on, a bias
+// moves the choice of experts but not their weights.
 type MoEGate struct {
-	Weight Weight // [n_routed_experts, hidden_size]
+	Weight               Weight // [n_routed_experts, hidden_size]
+	EScoreCorrectionBias Weight // [n_routed_experts]
 }
 
 // DeepseekRMSNorm is weight · x / sqrt(mean(x²) + eps).
 type DeepseekRMSNorm struct {
 	Weight Weight // [width]
+	// VarianceEpsilon is eps where the reference does not take it from the config;
+	// 0 means rms_norm_eps.
+	VarianceEpsilon float64
 }
 
 // Linear is x·weightᵀ + bias; most have no bias.
@@ -85,12 +111,24 @@ type Linear struct {
 	Bias   Weight // [out]
 }
 
+// latentEps is the class default of DeepseekV2RMSNorm, which the norms inside latent
+// attention keep.
+const latentEps = 1e-6
+
 // newModel returns the modules that c implies, with no weights bound yet.
 func newModel(c *config.Config) *DeepseekForCausalLM {
 	m := &DeepseekForCausalLM{Config: c}
 	m.Model.Layers = make([]DeepseekDecoderLayer, c.NumHiddenLayers)
 	for l := range m.Model.Layers {
 		layer := &m.Model.Layers[l]
+		if c.KVLoraRank == 0 {
+			layer.SelfAttn = &DeepseekAttention{}
+		} else {
+			layer.MLA = &DeepseekV2Attention{
+				QALayernorm:  DeepseekRMSNorm{VarianceEpsilon: latentEps},
+				KVALayernorm: DeepseekRMSNorm{VarianceEpsilon: latentEps},
+			}
+		}
 		if !c.IsMoE(l) {
 			layer.MLP = &DeepseekMLP{}
 			continue

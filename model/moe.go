@@ -1,6 +1,9 @@
 package model
 
-import "dsmoe/model/internal/kernel"
+import (
+	"dsmoe/config"
+	"dsmoe/model/internal/kernel"
+)
 
 // forward is the mixture of experts, mirroring DeepseekMoE.forward:
 //
@@ -20,7 +23,7 @@ import "dsmoe/model/internal/kernel"
 func (m *DeepseekMoE) forward(p *pass, name string, x *Activation) *Activation {
 	r := m.Gate.forward(p, name+".gate", x)
 	route := m.MoEInfer
-	if p.Training {
+	if p.Training || p.m.Config.Reference == config.Remote && p.m.Config.RouterFloat32 {
 		route = m.moeTrain
 	}
 	y := p.stage(name+".experts.output", route(p, x, r)).reshaped(x.Shape...)
@@ -75,7 +78,8 @@ func (p *pass) addScaled(y, x []float32, weight float32) {
 	}
 }
 
-// moeTrain returns the same sum as MoEInfer in the order of training: every token is
+// moeTrain returns the same sum as MoEInfer in the order of training, which is also
+// that of moe_infer in the published code of DeepSeek-V2 and V3: every token is
 // repeated num_experts_per_tok times, each copy goes through its expert, and the
 // weighted outputs are added in the order of topk_idx:
 //
@@ -106,8 +110,8 @@ func (p *pass) scatter(outs, out *Activation, slots []int) {
 	})
 }
 
-// combine returns y[t] = Σ_i weight[t, i] · outs[t·k + i], each product and the sum
-// rounded. Its gradients are
+// combine returns y[t] = Σ_i weight[t, i] · outs[t·k + i], each product rounded to the
+// weights' dtype, the sum to the compute dtype. Its gradients are
 //
 //	∂outs[t·k + i]  = weight[t, i] · ∂y[t]
 //	∂weight[t, i]   = ∂y[t] · outs[t·k + i]
@@ -115,12 +119,13 @@ func (p *pass) combine(outs *Activation, r Routing) *Activation {
 	y := p.activation(len(r.Idx)/r.K, outs.Width())
 	y.Weights = outs.Weights
 	n := y.Width()
+	product, _ := r.Weight.DType.Format()
 	sum := make([]float64, n)
 	for t := range y.Rows() {
 		clear(sum)
 		for slot := t * r.K; slot < (t+1)*r.K; slot++ {
 			for c, v := range outs.Row(slot) {
-				sum[c] += float64(p.rounded(float32(v * r.Weight.Values[slot])))
+				sum[c] += float64(kernel.Rounded(float32(v*r.Weight.Values[slot]), product))
 			}
 		}
 		for c, v := range sum {

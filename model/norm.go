@@ -13,7 +13,7 @@ import (
 //	y = weight · n                            rounded to the compute dtype
 func (n *DeepseekRMSNorm) forward(p *pass, name string, x *Activation) *Activation {
 	weight := p.vector(n.Weight)
-	eps := float64(float32(p.m.Config.RMSNormEps))
+	eps := n.eps(p)
 	y := p.activation(x.Shape...)
 	kernel.Parallel(x.Rows(), p.Parallelism, func(i int) {
 		in, out := x.Row(i), y.Row(i)
@@ -25,6 +25,13 @@ func (n *DeepseekRMSNorm) forward(p *pass, name string, x *Activation) *Activati
 	y.Weights = p.union([]Weight{n.Weight}, x)
 	p.record(n.backward(p, x, y, weight, eps))
 	return p.stage(name+".output", y)
+}
+
+func (n *DeepseekRMSNorm) eps(p *pass) float64 {
+	if n.VarianceEpsilon != 0 {
+		return float64(float32(n.VarianceEpsilon))
+	}
+	return float64(float32(p.m.Config.RMSNormEps))
 }
 
 // backward adds the gradients of y = weight · n, n = x·r, r = 1/sqrt(mean(x²) + eps):

@@ -2,6 +2,7 @@ package model
 
 import (
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,6 +18,9 @@ type Family struct {
 	// Ignored are names a checkpoint may hold beyond the table: values that the
 	// reference derives anew. "{l}" stands for a layer.
 	Ignored []Param
+	// MTP are the rows of a multi-token prediction layer beside those of a decoder
+	// layer. A checkpoint may hold such layers behind the decoder's, or leave them out.
+	MTP []Param
 }
 
 // Param is a row of the table. In Name, "{l}" stands for a decoder layer and "{e}"
@@ -53,6 +57,7 @@ const (
 	RoutedExperts Module = "mlp.experts"
 	SharedExperts Module = "mlp.shared_experts"
 	Head          Module = "lm_head"
+	MTP           Module = "mtp" // not part of the forward pass
 )
 
 // Slot is one weight that a config implies: an expanded row.
@@ -72,7 +77,23 @@ func (s Slot) Info(d tensor.DType) tensor.Info {
 // Slots yields every weight that c implies, in the order of the reference's
 // state_dict: rows before the layers, layer by layer, rows after them.
 func (f *Family) Slots(c *config.Config) iter.Seq[Slot] {
-	return expand(f.Params, c)
+	return expand(f.Params, c, 0, c.NumHiddenLayers)
+}
+
+// MTPSlots yields the weights of the num_nextn_predict_layers prediction layers, which
+// are numbered on from num_hidden_layers.
+func (f *Family) MTPSlots(c *config.Config) iter.Seq[Slot] {
+	rows := slices.Clone(f.MTP)
+	for _, p := range f.Params {
+		if strings.Contains(p.Name, "{l}") {
+			rows = append(rows, p)
+		}
+	}
+	layers := c.NumNextNPredictLayers
+	if f.MTP == nil {
+		layers = 0
+	}
+	return expand(rows, c, c.NumHiddenLayers, c.NumHiddenLayers+layers)
 }
 
 // FamilyOf returns the table of c's model_type. Every model_type that package
@@ -86,11 +107,12 @@ func FamilyOf(c *config.Config) *Family {
 	panic("model: no table for model_type " + strconv.Quote(c.ModelType))
 }
 
-func expand(params []Param, c *config.Config) iter.Seq[Slot] {
+// expand yields the slots of params for the decoder layers first … end-1.
+func expand(params []Param, c *config.Config, first, end int) iter.Seq[Slot] {
 	return func(yield func(Slot) bool) {
 		for len(params) > 0 {
 			n := run(params, "{l}")
-			if !expandRun(params[:n], c, yield) {
+			if !expandRun(params[:n], c, first, end, yield) {
 				return
 			}
 			params = params[n:]
@@ -109,11 +131,11 @@ func run(params []Param, mark string) int {
 	return len(params)
 }
 
-func expandRun(params []Param, c *config.Config, yield func(Slot) bool) bool {
+func expandRun(params []Param, c *config.Config, first, end int, yield func(Slot) bool) bool {
 	if !strings.Contains(params[0].Name, "{l}") {
 		return expandRows(params, c, -1, yield)
 	}
-	for l := range c.NumHiddenLayers {
+	for l := first; l < end; l++ {
 		if !expandRows(params, c, l, yield) {
 			return false
 		}

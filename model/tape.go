@@ -64,7 +64,7 @@ func (t *tape) rewind() {
 
 // reshaped returns a with another shape, sharing values and gradient.
 func (a *Activation) reshaped(shape ...int) *Activation {
-	return &Activation{Shape: shape, Values: a.Values, Weights: a.Weights, grad: a.grad}
+	return &Activation{Shape: shape, Values: a.Values, DType: a.DType, Weights: a.Weights, grad: a.grad}
 }
 
 // backward adds the gradients of y = x·weightᵀ + bias:

@@ -29,6 +29,9 @@ func (m *DeepseekForCausalLM) Train(ctx context.Context, in *Input, o Options, w
 	if in.Seq < 2 {
 		return 0, fmt.Errorf("input: sequences of %d token have no next token to learn", in.Seq)
 	}
+	if m.Config.KVLoraRank > 0 {
+		return 0, fmt.Errorf("model_type %s: the gradient of latent attention is not computed", m.Config.ModelType)
+	}
 	p.Training = true
 	p.tape = &tape{wants: wants, grads: map[string]*gradient{}}
 	logits, err := p.decode(ctx)
@@ -36,11 +39,11 @@ func (m *DeepseekForCausalLM) Train(ctx context.Context, in *Input, o Options, w
 		return 0, err
 	}
 	loss = p.crossEntropy(logits)
-	p.stage("loss", &Activation{Shape: []int{1}, Values: []float32{float32(loss)}})
+	p.stage("loss", &Activation{Shape: []int{1}, Values: []float32{float32(loss)}, DType: tensor.F32})
 	p.tape.rewind()
 	for s := range FamilyOf(m.Config).Slots(m.Config) {
 		if g := p.tape.gradientOf(s); g != nil {
-			p.stage(s.Name+".grad", &Activation{Shape: s.Shape, Values: g})
+			p.stage(s.Name+".grad", &Activation{Shape: s.Shape, Values: g, DType: tensor.F32})
 		}
 	}
 	return loss, ctx.Err()
@@ -131,7 +134,7 @@ func (p *pass) auxLoss(name string, scores *Activation, r *Routing) {
 		loss += float64(ce[i/n/perSequence*n+i%n] * float64(s))
 	}
 	loss *= alpha / float64(scores.Rows())
-	p.stage(name+".aux_loss", &Activation{Shape: []int{1}, Values: []float32{p.rounded(float32(loss))}, Weights: scores.Weights})
+	p.stage(name+".aux_loss", &Activation{Shape: []int{1}, Values: []float32{p.rounded(float32(loss))}, DType: p.DType, Weights: scores.Weights})
 	p.record(func() {
 		for i := range scores.Values {
 			scores.grad.values[i] += float32(alpha * ce[i/n/perSequence*n+i%n] / float64(scores.Rows()))

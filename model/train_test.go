@@ -240,9 +240,9 @@ func (l *listener) Stage(name string, a *model.Activation) {
 	}
 }
 
-func (l *listener) TopK(name string, _ *model.Activation, idx []int) {
+func (l *listener) TopK(name string, choice *model.Choice) {
 	layer, _ := strconv.Atoi(strings.Split(name, ".")[2])
-	l.idx[layer] = slices.Clone(idx)
+	l.idx[layer] = slices.Clone(choice.Idx)
 }
 
 // TestGradientsByFiniteDifferences compares every weight's gradient with central

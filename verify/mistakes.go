@@ -27,7 +27,11 @@ func mistakes() []mistake {
 	norms := []string{"input_layernorm.output", "post_attention_layernorm.output", "model.norm.output"}
 	mlps := []string{"mlp.output", "mlp.experts.output", "mlp.shared_experts.output"}
 	list := []mistake{
+		{"group-mask", []string{"mlp.gate.topk_idx"}, undoGroups},
 		{"norm-topk", []string{"mlp.gate.topk_weight"}, undoNormTopK},
+		{"reference", []string{"mlp.gate.topk_weight", "mlp.experts.output"}, undoReference},
+		{"routed-scale", []string{"mlp.gate.topk_weight"}, undoScale},
+		{"bias-leak", []string{"mlp.gate.topk_weight"}, undoBiasLeak},
 		{"aux-loss-form", []string{"mlp.gate.aux_loss"}, undoSeqAux},
 		{"aux-loss-counts", []string{"mlp.gate.aux_loss"}, undoCounts},
 		{"aux-loss-alpha", []string{"mlp.gate.aux_loss"}, undoAlpha},
@@ -36,13 +40,17 @@ func mistakes() []mistake {
 		{"experts-swapped", []string{"mlp.experts.output"}, undoSwappedExperts},
 		{"router-rows", []string{"mlp.gate.logits"}, undoRouterRows},
 		{"rotary-dtype", []string{"self_attn.o_proj.input"}, undoRotaryDType},
+		{"rope-layout", []string{"self_attn.o_proj.input"}, undoLayout},
 		{"rope-scaling", []string{"self_attn.o_proj.input"}, undoRopeScaling},
 		{"padding-mask", []string{"self_attn.o_proj.input"}, undoPaddingMask},
+	}
+	for _, mscale := range []float64{1, 0.707, 0} {
+		list = append(list, mistake{"yarn-mscale", []string{"self_attn.o_proj.input"}, undoMScale(mscale)})
 	}
 	for _, proj := range []string{"q_proj", "k_proj", "v_proj", "o_proj"} {
 		list = append(list, mistake{"transposed", []string{"self_attn." + proj + ".output"}, undoTransposed(proj)})
 	}
-	for _, proj := range []string{"q_proj", "k_proj"} {
+	for _, proj := range []string{"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"} {
 		list = append(list, mistake{"rope-permutation", []string{"self_attn." + proj + ".output"}, undoPermuted(proj)})
 	}
 	for _, eps := range []float64{1e-5, 1e-6, 1e-8, 1e-12} {
@@ -57,6 +65,72 @@ func mistakes() []mistake {
 func undoNormTopK(x *trial) (string, error) {
 	x.config.NormTopKProb = !x.config.NormTopKProb
 	return fmt.Sprintf("the reference ran with norm_topk_prob %v, config.json says %v", x.config.NormTopKProb, !x.config.NormTopKProb), nil
+}
+
+func undoGroups(x *trial) (string, error) {
+	if x.config.TopKMethod != "group_limited_greedy" && x.config.TopKMethod != "noaux_tc" {
+		return "", nil
+	}
+	was := x.config.NGroup
+	x.config.NGroup, x.config.TopKGroup = 1, 1
+	return fmt.Sprintf("the reference chose among all experts, config.json has %d groups", was), nil
+}
+
+func undoReference(x *trial) (string, error) {
+	was := x.config.Reference
+	x.config.Reference = config.Remote
+	if was == config.Remote {
+		x.config.Reference = config.Native
+	}
+	return fmt.Sprintf("the pack follows the rules of the %s reference: verify with --reference %[1]s", x.config.Reference), nil
+}
+
+// undoScale takes routed_scaling_factor from the golden: the ratio of all weights.
+func undoScale(x *trial) (string, error) {
+	was := x.config.RoutedScalingFactor
+	scale := round3(was * float64(x.want[0]) / float64(x.got.Values[0]))
+	x.config.RoutedScalingFactor = scale
+	if _, applied := x.config.TopKWeights(); applied != scale {
+		return "", nil
+	}
+	return fmt.Sprintf("the reference ran with routed_scaling_factor %g, config.json says %g", scale, was), nil
+}
+
+// undoBiasLeak takes the weights from what the experts are chosen by.
+func undoBiasLeak(x *trial) (string, error) {
+	if x.config.ScoringFunc != "sigmoid" {
+		return "", nil
+	}
+	x.options.BiasLeak = true
+	return "e_score_correction_bias, which is for the choice of experts only, is in their weights", nil
+}
+
+func undoLayout(x *trial) (string, error) {
+	x.config.RopeInterleave = !x.config.RopeInterleave
+	layouts := map[bool]string{true: "interleaved pairs", false: "halves"}
+	return fmt.Sprintf("the reference rotates %s, here it is %s", layouts[x.config.RopeInterleave], layouts[!x.config.RopeInterleave]), nil
+}
+
+func undoMScale(mscale float64) func(x *trial) (string, error) {
+	return func(x *trial) (string, error) {
+		was := x.config.RopeScaling
+		if was == nil || was.Type != "yarn" || was.MScaleAllDim == mscale {
+			return "", nil
+		}
+		scaling := *was
+		scaling.MScale, scaling.MScaleAllDim = mscale, mscale
+		x.config.RopeScaling = &scaling
+		return fmt.Sprintf("the reference ran with mscale_all_dim %g, config.json says %g", mscale, was.MScaleAllDim), nil
+	}
+}
+
+// round3 rounds to three digits, as somebody would have written a number.
+func round3(v float64) float64 {
+	written, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 3, 64), 64)
+	if err != nil {
+		return v
+	}
+	return written
 }
 
 func undoSeqAux(x *trial) (string, error) {
@@ -78,9 +152,8 @@ func undoCounts(x *trial) (string, error) {
 // somebody would have written: three digits.
 func undoAlpha(x *trial) (string, error) {
 	was := x.config.AuxLossAlpha
-	alpha := was * float64(x.want[0]) / float64(x.got.Values[0])
-	written, err := strconv.ParseFloat(strconv.FormatFloat(alpha, 'g', 3, 64), 64)
-	if err != nil || written <= 0 {
+	written := round3(was * float64(x.want[0]) / float64(x.got.Values[0]))
+	if !(written > 0) {
 		return "", nil
 	}
 	x.config.AuxLossAlpha = written
@@ -234,8 +307,8 @@ func (x *trial) suspects() ([]int, error) {
 // wrong says whether row of the failed stage is beyond its limits.
 func (f *failure) wrong(row int) bool {
 	w := f.got.Width()
-	m := Compare(f.got.Row(row), f.want[row*w:(row+1)*w], w, f.pack.DType)
-	return !m.Finite || m.RelRMS > limitsFor(f.name, f.layer, f.pack.DType, f.o).RowRMS
+	m := Compare(f.got.Row(row), f.want[row*w:(row+1)*w], w, f.got.DType)
+	return !m.Finite || m.RelRMS > limitsFor(f.name, f.layer, f.got.DType, f.o).RowRMS
 }
 
 // undoRouterRows looks for the expert whose logits each of the gate's rows gives.
@@ -291,14 +364,17 @@ func rowOrder(order []int) string {
 
 // linear finds a projection of the layer's attention.
 func (x *trial) linear(proj string) *model.Linear {
-	a := &x.layer.SelfAttn
+	if a := x.layer.MLA; a != nil {
+		return map[string]*model.Linear{"q_proj": &a.QProj, "q_b_proj": &a.QBProj, "kv_a_proj_with_mqa": &a.KVAProjWithMQA, "o_proj": &a.OProj}[proj]
+	}
+	a := x.layer.SelfAttn
 	return map[string]*model.Linear{"q_proj": &a.QProj, "k_proj": &a.KProj, "v_proj": &a.VProj, "o_proj": &a.OProj}[proj]
 }
 
 func undoTransposed(proj string) func(x *trial) (string, error) {
 	return func(x *trial) (string, error) {
 		w := &x.linear(proj).Weight
-		if w.Shape[0] != w.Shape[1] {
+		if w.Shape[0] != w.Shape[1] || w.Scales != nil {
 			return "", nil
 		}
 		n, size := w.Shape[0], w.DType.Bits()/8
@@ -317,11 +393,17 @@ func undoTransposed(proj string) func(x *trial) (string, error) {
 // GGUF and Meta's code rotate them, to halves (i, i + head_dim/2), or back.
 func undoPermuted(proj string) func(x *trial) (string, error) {
 	return func(x *trial) (string, error) {
-		half := x.config.HeadDim() / 2
+		width := x.config.QKHeadDim()
+		if proj == "kv_a_proj_with_mqa" {
+			width = x.config.KVLoraRank + x.config.QKRopeHeadDim
+		}
+		if x.linear(proj).Weight.Scales != nil {
+			return "", nil // rows would leave their blocks
+		}
 		for _, toHalves := range []bool{true, false} {
 			y := x.trial()
-			permuteRows(&y.linear(proj).Weight, half, toHalves)
-			permuteRows(&y.linear(proj).Bias, half, toHalves)
+			permuteRows(&y.linear(proj).Weight, width, x.config.HeadDim(), toHalves)
+			permuteRows(&y.linear(proj).Bias, width, x.config.HeadDim(), toHalves)
 			passes, err := x.run(y)
 			if err != nil {
 				return "", err
@@ -335,16 +417,21 @@ func undoPermuted(proj string) func(x *trial) (string, error) {
 	}
 }
 
-func permuteRows(w *model.Weight, half int, toHalves bool) {
+// permuteRows reorders the last rotated rows of every head of width rows.
+func permuteRows(w *model.Weight, width, rotated int, toHalves bool) {
 	if w.Name == "" {
 		return
 	}
-	rows := make([]byte, 0, len(w.Data))
+	rows, half := make([]byte, 0, len(w.Data)), rotated/2
 	for r := range w.Shape[0] {
-		head, i := r/(2*half)*2*half, r%(2*half)
-		from := head + i%half*2 + i/half // halves from pairs
-		if !toHalves {
-			from = head + i/2 + i%2*half
+		first := r/width*width + width - rotated
+		from := r
+		switch i := r - first; {
+		case i < 0:
+		case toHalves:
+			from = first + i%half*2 + i/half
+		default:
+			from = first + i/2 + i%2*half
 		}
 		rows = append(rows, w.Row(from).Data...)
 	}

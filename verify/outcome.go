@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 )
@@ -21,6 +22,7 @@ func (t *tracer) report(in *model.Input) *Report {
 		Accumulate: "float64",
 		Routing:    t.routing,
 		Golden:     Golden{m.Reference, m.Mode, m.ConfigOverrides, m.ComputeDType, in.Batch, in.Seq, m.Checkpoint},
+		Rules:      rulesOf(t.m.Config),
 		Checks:     t.inOrder(),
 	}
 	if t.o.Accumulate == model.Float32 {
@@ -37,6 +39,15 @@ func (t *tracer) report(in *model.Input) *Report {
 			r.Verdict, r.FirstDivergence = Fail, &c.Tensor
 			break
 		}
+	}
+	return r
+}
+
+func rulesOf(c *config.Config) Rules {
+	r := Rules{Reference: c.Reference, MoELayerFreq: c.MoELayerFreq}
+	r.NormaliseTopK, r.TopKScale = c.TopKWeights()
+	if c.Reference == config.Native {
+		r.MoELayerFreq = 1
 	}
 	return r
 }
@@ -94,6 +105,7 @@ func (t *tracer) coverage(checks []Check) Coverage {
 	for _, l := range slices.Sorted(maps.Keys(unreached)) {
 		c.Unreached = append(c.Unreached, Layer{"model.layers." + strconv.Itoa(l), unreached[l]})
 	}
+	c.OutsideForward = t.outsideForward()
 	for l := range t.m.Model.Layers {
 		if t.m.Config.IsMoE(l) {
 			c.Experts += t.m.Config.NRoutedExperts
@@ -103,13 +115,27 @@ func (t *tracer) coverage(checks []Check) Coverage {
 	return c
 }
 
+// outsideForward counts the prediction layers' weights that the source holds.
+func (t *tracer) outsideForward() (n int) {
+	known := map[string]bool{}
+	for s := range model.FamilyOf(t.m.Config).MTPSlots(t.m.Config) {
+		known[s.Name] = true
+	}
+	for i := range t.src.Tensors() {
+		if known[i.Name] {
+			n++
+		}
+	}
+	return n
+}
+
 // gaps says why the run is no pass even if no check failed.
 func (t *tracer) gaps(c *Coverage) []string {
 	var reasons []string
 	if t.o.Mode == Chained && t.pack.DType != tensor.F32 {
 		reasons = append(reasons, fmt.Sprintf("end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType))
 	}
-	if n := len(c.WeightsUnchecked); n > 0 {
+	if n := len(c.WeightsUnchecked); n > 0 && reasons == nil {
 		reasons = append(reasons, fmt.Sprintf("%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0]))
 	}
 	if c.Experts > 0 && !t.kinds["mlp.gate.topk_idx"] {

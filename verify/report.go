@@ -1,6 +1,10 @@
 package verify
 
-import "github.com/go-json-experiment/json/jsontext"
+import (
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/config"
+)
 
 // Verdict of a check or of the whole run.
 type Verdict string
@@ -23,6 +27,7 @@ type Report struct {
 	Coverage        Coverage `json:"coverage"`
 	Routing         Routing  `json:"routing"`
 	Golden          Golden   `json:"golden"`
+	Rules           Rules    `json:"rules"`
 	Accumulate      string   `json:"accumulate"`
 	Checks          []Check  `json:"checks"` // in model order
 }
@@ -68,6 +73,9 @@ type Coverage struct {
 	Experts          int      `json:"experts"`           // routed, over all layers
 	ExpertsReached   int      `json:"experts_reached"`
 	Unreached        []Layer  `json:"experts_unreached"` // experts that no token was routed to
+	// OutsideForward counts the weights of multi-token prediction layers that the
+	// checkpoint holds. They take no part in the forward pass and were not verified.
+	OutsideForward int `json:"outside_forward"`
 }
 
 // Layer lists experts of one layer.
@@ -85,6 +93,14 @@ type Routing struct {
 	Rows            int `json:"rows"`       // tokens × layers
 	NearRows        int `json:"near_rows"`  // rows with near ties
 	NearRowsAllowed int `json:"near_rows_allowed"`
+}
+
+// Rules are those in force where references differ: see config.Config.As.
+type Rules struct {
+	Reference     config.Reference `json:"reference"`
+	NormaliseTopK bool             `json:"normalise_topk"`
+	TopKScale     float64          `json:"topk_scale"`
+	MoELayerFreq  int              `json:"moe_layer_freq"` // 1 if ignored
 }
 
 // Golden says what the pack was made from.

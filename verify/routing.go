@@ -2,6 +2,7 @@ package verify
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"dsmoe/model"
@@ -19,8 +20,9 @@ const (
 // TopK compares the experts chosen with the golden's, as sets per token, and puts
 // the golden's in their place, so that a difference is found once and the weights
 // pair up by expert. It implements model.Trace.
-func (t *tracer) TopK(name string, scores *model.Activation, idx []int) {
+func (t *tracer) TopK(name string, choice *model.Choice) {
 	layer, _ := split(name)
+	scores, idx := choice.Scores, choice.Idx
 	if !t.golden(name) {
 		t.reach(layer, idx)
 		return
@@ -36,7 +38,7 @@ func (t *tracer) TopK(name string, scores *model.Activation, idx []int) {
 			return
 		}
 		if c.Reason = notRouting(want, k, scores.Width()); c.Reason == "" {
-			t.compareTopK(&c, scores, idx, want, k)
+			t.compareTopK(&c, choice, want, k)
 			copy(idx, want)
 		}
 	}
@@ -67,7 +69,8 @@ func notRouting(ids []int, k, experts int) string {
 }
 
 // compareTopK counts the golden's choices that are not ours by what excuses them.
-func (t *tracer) compareTopK(c *Check, scores *model.Activation, idx, want []int, k int) {
+func (t *tracer) compareTopK(c *Check, choice *model.Choice, want []int, k int) {
+	scores, idx := choice.Scores, choice.Idx
 	var near, wrong int
 	for row := range scores.Rows() {
 		ours, theirs := idx[row*k:(row+1)*k], want[row*k:(row+1)*k]
@@ -76,7 +79,7 @@ func (t *tracer) compareTopK(c *Check, scores *model.Activation, idx, want []int
 			if slices.Contains(ours, e) {
 				continue
 			}
-			switch t.tie(scores.Row(row), ours[k-1], e, row) {
+			switch t.tie(choice, ours[k-1], e, row) {
 			case exactTie:
 				t.routing.ExactTies++
 			case nearTie:
@@ -97,12 +100,12 @@ func (t *tracer) compareTopK(c *Check, scores *model.Activation, idx, want []int
 	t.routing.Rows += scores.Rows()
 	t.routing.NearRows += near
 	t.routing.Mismatches += wrong
-	t.judgeTopK(c, near, wrong, scores.Rows())
+	t.judgeTopK(c, scores.DType, near, wrong, scores.Rows())
 }
 
-func (t *tracer) judgeTopK(c *Check, near, wrong, rows int) {
+func (t *tracer) judgeTopK(c *Check, d tensor.DType, near, wrong, rows int) {
 	share := nearShare
-	if t.pack.DType != tensor.F32 {
+	if d != tensor.F32 {
 		share = nearShareReduced
 	}
 	allowed := max(1, int(share*float64(rows)))
@@ -134,17 +137,22 @@ const (
 // tie says whether the golden's expert e ties with ours, the last that was chosen:
 // exactly, or within twice the error that the scores of this row may have. A
 // score moves by at most its own size times twice the error of the logits
-// (d softmax), plus its rounding.
-func (t *tracer) tie(scores []float32, ours, e, row int) tieKind {
+// (d softmax), plus its rounding, plus what a bias of few bits leaves open.
+func (t *tracer) tie(choice *model.Choice, ours, e, row int) tieKind {
+	scores := choice.Scores.Row(row)
 	gap := float64(scores[ours]) - float64(scores[e])
-	noise := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11}[t.pack.DType]
+	noise := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11}[choice.Scores.DType]
 	if t.o.Mode == Chained && row < len(t.logitsErr) {
 		noise += 2 * t.logitsErr[row]
+	}
+	unsure := 0.0
+	if choice.Unsure != nil {
+		unsure = choice.Unsure[ours] + choice.Unsure[e]
 	}
 	switch {
 	case gap == 0:
 		return exactTie
-	case gap <= 2*noise*float64(scores[ours]):
+	case gap <= 2*noise*math.Abs(float64(scores[ours]))+unsure:
 		return nearTie
 	}
 	return noTie

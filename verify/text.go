@@ -10,6 +10,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/config"
 )
 
 // WriteText writes the report for people: what was compared, a line per layer with
@@ -40,10 +42,26 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 		how = "end to end, with the golden's choice of experts"
 	}
 	fmt.Fprintf(b, "%-11s%s: %s; %s sums\n", "mode", r.Mode, how, r.Accumulate)
+	if r.Rules.Reference == config.Native || r.Rules.TopKScale != 1 {
+		fmt.Fprintf(b, "%-11s%s\n", "rules", r.Rules)
+	}
 	for _, from := range r.limits() {
 		fmt.Fprintf(b, "%-11s%s\n", "limits", from)
 	}
 	fmt.Fprintln(b)
+}
+
+// String says which reference's rules are in force, and what they are.
+func (r Rules) String() string {
+	text := fmt.Sprintf("%s reference: top-k weights ", r.Reference)
+	if !r.NormaliseTopK {
+		text += "not "
+	}
+	text += fmt.Sprintf("normalised, times %g", r.TopKScale)
+	if r.Reference == config.Native {
+		text += "; moe_layer_freq ignored"
+	}
+	return text
 }
 
 // overrides prints the configuration that the reference ran with, beside config.json.
@@ -211,6 +229,9 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		fmt.Fprintf(b, ", %d of %d routed experts", c.ExpertsReached, c.Experts)
 	}
 	fmt.Fprintln(b)
+	if c.OutsideForward > 0 {
+		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not verified\n", "", c.OutsideForward)
+	}
 	for _, l := range c.Unreached {
 		fmt.Fprintf(b, "%-11s%s: no token reached experts %s\n", "", l.Layer, list(l.Experts))
 	}

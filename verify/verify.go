@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
@@ -35,6 +36,8 @@ type Options struct {
 	// RotaryDType is the dtype in which the reference kept RoPE's inv_freq and
 	// angles: Invalid means the compute dtype, as model.to(dtype) leaves them.
 	RotaryDType tensor.DType
+	// Reference overrides what the pack's manifest says of whose behaviour to follow.
+	Reference config.Reference
 	// Limits overrides the relative RMS limit of the stages whose name ends with a
 	// key, the longest one that fits.
 	Limits      map[string]float64
@@ -59,6 +62,7 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 			return nil, pack.error(fmt.Sprintf("config_overrides: %v", err))
 		}
 	}
+	c = c.As(pack.reference(o.Reference))
 	m, err := model.Load(c, src)
 	if err != nil {
 		return nil, err
@@ -67,7 +71,7 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 	if err != nil {
 		return nil, err
 	}
-	t := newTracer(pack, m, src, &o)
+	t := newTracer(pack, m, model.Canonical(src), &o)
 	if pack.Manifest.Mode == "train" {
 		_, err = m.Train(ctx, in, t.options(), func(weight string) bool { return pack.Has(weight + grad) })
 	} else {
@@ -84,6 +88,17 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 		return nil, err
 	}
 	return r, nil
+}
+
+// reference returns whose behaviour the pack records, unless override says so.
+func (p *Pack) reference(override config.Reference) config.Reference {
+	switch {
+	case override != "":
+		return override
+	case strings.HasPrefix(p.Manifest.Reference.Kind, "transformers"):
+		return config.Native
+	}
+	return config.Remote
 }
 
 // options are the forward pass's.

@@ -27,6 +27,8 @@ var packs = []string{
 	"v1-rope-linear-tied-bias/golden-f32", "v1-rope-dynamic/golden-f32", "v1-dense/golden-f32",
 	"v1-freq3-first2/golden-f32", "v1-router-ties/golden-f32", "v1-router-ties/golden-bf16",
 	"v1-base/golden-train-seq", "v1-base/golden-train-batch",
+	"v2-lite/golden-f32", "v2-lite/golden-bf16", "v2-group-yarn/golden-f32",
+	"v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v3-fp8/golden-f32",
 }
 
 func fixture(name string) string { return filepath.Join("..", "fixtures", filepath.FromSlash(name)) }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/config"
 	"dsmoe/convert"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -38,6 +39,10 @@ is a report without a verdict, for their rounding leaves no usable limit.
 A pack made in training mode has the loss, the auxiliary losses and gradients; the
 model is run backward for them.
 
+The code published with DeepSeek-V2 and V3 and transformers' own classes differ in
+some rules (norm_topk_prob, moe_layer_freq, …). The pack says which one made it;
+--reference overrides that, and the report names the rules in force.
+
 A BF16 or F16 reference made by model.to(dtype) has RoPE's angles in that dtype; one
 made by from_pretrained(torch_dtype=…) has them in float32: --rotary-dtype float32.
 
@@ -53,10 +58,11 @@ for experts that no token reached, which are listed.`,
 	}
 	asJSON := jsonFlag(cmd)
 	o := verifyOptions{mode: choice{"local", []string{"local", "chained"}}, accumulate: choice{"f64", []string{"f64", "f32"}},
-		rotary: choice{"compute", []string{"compute", "float32"}}, limits: limits{}}
+		rotary: choice{"compute", []string{"compute", "float32"}}, reference: choice{"golden", []string{"golden", "remote", "native"}}, limits: limits{}}
 	cmd.Flags().Var(&o.mode, "mode", "how stages are fed: local or chained")
 	cmd.Flags().Var(&o.accumulate, "accumulate", "precision of the sums: f64, or f32 with looser limits")
 	cmd.Flags().Var(&o.rotary, "rotary-dtype", "`dtype` of the reference's RoPE angles: compute, or float32")
+	cmd.Flags().Var(&o.reference, "reference", "`whose` rules to follow: the golden's, or those of remote or native code")
 	cmd.Flags().Var(&o.limits, "limit", "`STAGE=RELRMS`: limit of the stages whose name ends so; repeatable")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -80,9 +86,9 @@ var errInconclusive = errors.New("inconclusive: not everything could be checked"
 
 // verifyOptions are the flags of the command.
 type verifyOptions struct {
-	mode, accumulate, rotary choice
-	limits                   limits
-	hash                     bool
+	mode, accumulate, rotary, reference choice
+	limits                              limits
+	hash                                bool
 }
 
 // options turns the flags into those of the library.
@@ -93,6 +99,9 @@ func (o *verifyOptions) options(progress func(done, total int)) verify.Options {
 	}
 	if o.rotary.value == "float32" {
 		options.RotaryDType = tensor.F32
+	}
+	if o.reference.value != "golden" {
+		options.Reference = config.Reference(o.reference.value)
 	}
 	return options
 }

@@ -15,12 +15,14 @@ func (d DType) Format() (kernel.Format, bool) {
 		return kernel.F16, true
 	case BF16:
 		return kernel.BF16, true
+	case F8E4M3:
+		return kernel.F8E4M3, true
 	}
 	return 0, false
 }
 
-// Float32s appends the elements of t to dst as float32 and returns it. F32, F16
-// and BF16 are exact; other dtypes are an error.
+// Float32s appends the elements of t to dst as float32 and returns it. F32, F16, BF16
+// and F8_E4M3 (without any scale) are exact; other dtypes are an error.
 func (t Tensor) Float32s(dst []float32) ([]float32, error) {
 	f, ok := t.DType.Format()
 	if !ok {
@@ -36,7 +38,7 @@ func (t Tensor) Float32s(dst []float32) ([]float32, error) {
 // shape, rounded to nearest, ties to even. d is F32, F16 or BF16.
 func FromFloat32s(d DType, shape []int, values []float32) (Tensor, error) {
 	f, ok := d.Format()
-	if !ok || len(values) != product(shape) {
+	if !ok || d == F8E4M3 || len(values) != product(shape) {
 		return Tensor{}, fmt.Errorf("%d values do not encode as %s %v", len(values), d, shape)
 	}
 	data := make([]byte, len(values)*f.Size())

@@ -25,6 +25,7 @@ type Arch struct {
 	KVCache   KVCache         `json:"kv_cache"`
 	Experts   *Experts        `json:"experts,omitempty"` // absent if the model is dense
 	Choice    *Choice         `json:"choice,omitempty"`  // absent if the model is dense
+	MTP       *ModuleCount    `json:"mtp,omitempty"`     // prediction layers, not part of the forward pass nor of Total
 	Assumed   bool            `json:"dtype_assumed"`     // the config has no torch_dtype, so that it is taken for F32
 }
 
@@ -86,6 +87,10 @@ type Choice struct {
 	Combinations string  `json:"combinations"` // C(n_routed_experts, num_experts_per_tok), in digits: it can exceed 64 bits
 	Log2         float64 `json:"log2"`
 	Sparsity     float64 `json:"sparsity"` // num_experts_per_tok / n_routed_experts, the share of gates that are not zero
+	// With a group-limited method a token chooses from TopKGroup of Groups groups, and
+	// some of the combinations do not occur; 0 without groups.
+	Groups    int `json:"groups,omitempty"`
+	TopKGroup int `json:"topk_group,omitempty"`
 }
 
 // Describe works out what c implies. seq is the number of positions that attention
@@ -102,6 +107,9 @@ func Describe(path string, c *config.Config, seq int) *Arch {
 		Total: moduleCount(total), Assumed: c.TorchDType == ""}
 	for _, x := range counts {
 		a.Modules = append(a.Modules, moduleCount(x))
+	}
+	if mtp := moduleCount(model.CountMTP(c)); mtp.Tensors > 0 {
+		a.MTP = &mtp
 	}
 	a.Activated = ActivatedCounts{total.Activated, counts.Sum(model.Embedding).Activated, counts.Sum(model.Embedding, model.Head).Activated}
 	a.Weights = WeightBytes{d, total.Parameters * int64(d.Bits()) / 8}
@@ -134,7 +142,11 @@ func choiceOf(c *config.Config) *Choice {
 	if n == nil {
 		return nil
 	}
-	return &Choice{n.String(), log2(n), float64(c.NumExpertsPerTok) / float64(c.NRoutedExperts)}
+	choice := &Choice{Combinations: n.String(), Log2: log2(n), Sparsity: float64(c.NumExpertsPerTok) / float64(c.NRoutedExperts)}
+	if c.NGroup > c.TopKGroup {
+		choice.Groups, choice.TopKGroup = c.NGroup, c.TopKGroup
+	}
+	return choice
 }
 
 // log2 returns the logarithm of a number of any size.
@@ -190,6 +202,13 @@ func (a *Arch) factTable() *table {
 		t.add("routing", fmt.Sprintf("%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed, 100*a.Choice.Sparsity))
 		t.add("choices", fmt.Sprintf("C(%d,%d) = %s2^%.1f sets of experts in each MoE layer",
 			a.Experts.Routed, a.Experts.PerToken, a.Choice.digits(), a.Choice.Log2))
+		if a.Choice.Groups > 0 {
+			t.add("", fmt.Sprintf("fewer of them occur: a token chooses from %d of %d groups", a.Choice.TopKGroup, a.Choice.Groups))
+		}
+	}
+	if a.MTP != nil {
+		t.add("MTP", fmt.Sprintf("%s parameters in %s for multi-token prediction, not part of the forward pass and not counted above",
+			grouped(a.MTP.Parameters), plural(int(a.MTP.Tensors), "tensor")))
 	}
 	return t
 }

@@ -1,97 +1,98 @@
 package kernel
 
-import (
-	"encoding/binary"
-	"math"
-)
+// chunk is how many elements one call into assembly converts at most: it cannot be
+// interrupted, and the garbage collector waits for it.
+const chunk = 1 << 15
 
 // Widen decodes len(dst) numbers from src. Every value is exact; a NaN stays a NaN.
 func Widen(dst []float32, src []byte, f Format) {
-	src = src[:len(dst)*f.Size()]
-	switch f {
-	case F32:
-		for i := range dst {
-			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:]))
-		}
-	case F16:
-		for i := range dst {
-			dst[i] = float32FromF16(binary.LittleEndian.Uint16(src[2*i:]))
-		}
-	case BF16:
-		for i := range dst {
-			dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(src[2*i:])) << 16)
-		}
+	if f == F8E4M3 {
+		WidenScaled(dst, src, f, 1)
+		return
+	}
+	size := f.Size()
+	src = src[:len(dst)*size]
+	done := 0
+	if widen := current().widen[f]; widen != nil {
+		done = whole(len(dst), func(i, n int) { widen(&dst[i], &src[i*size], n) })
+	}
+	widenPortable(dst[done:], src[done*size:], f)
+}
+
+// WidenScaled is Widen with each number multiplied by scale, the product rounded
+// once to float32.
+func WidenScaled(dst []float32, src []byte, f Format, scale float32) {
+	size := f.Size()
+	src = src[:len(dst)*size]
+	if widen := current().widenE4M3; f == F8E4M3 && widen != nil {
+		done := whole(len(dst), func(i, n int) { widen(&dst[i], &src[i], n, scale) })
+		dst, src = dst[done:], src[done*size:]
+		widenPortable(dst, src, f)
+	} else if f == F8E4M3 {
+		widenPortable(dst, src, f)
+	} else {
+		Widen(dst, src, f)
+	}
+	for i := range dst {
+		dst[i] *= scale
 	}
 }
 
 // Narrow encodes src into dst, rounding to nearest, ties to even. Values beyond
-// the format's range become infinite, a NaN stays a (quiet) NaN.
+// the format's range become infinite, a NaN stays a (quiet) NaN. f is F32, F16 or
+// BF16.
 func Narrow(dst []byte, src []float32, f Format) {
-	dst = dst[:len(src)*f.Size()]
-	for i, v := range src {
-		switch f {
-		case F32:
-			binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(v))
-		case F16:
-			binary.LittleEndian.PutUint16(dst[2*i:], f16FromFloat32(v))
-		case BF16:
-			binary.LittleEndian.PutUint16(dst[2*i:], bf16FromFloat32(v))
+	if f == F8E4M3 {
+		panic("kernel: Narrow: F8E4M3 is read only")
+	}
+	size := f.Size()
+	dst = dst[:len(src)*size]
+	done := 0
+	if narrow := current().narrow[f]; narrow != nil {
+		done = whole(len(src), func(i, n int) { narrow(&dst[i*size], &src[i], n) })
+	}
+	narrowPortable(dst[done*size:], src[done:], f)
+}
+
+// RoundTo rounds x in place to the nearest value of f (F32, F16 or BF16), ties to
+// even.
+func RoundTo(x []float32, f Format) {
+	if f == F32 {
+		return
+	}
+	im, size, done := current(), f.Size(), 0
+	if im.narrow[f] != nil && im.widen[f] != nil && len(x) >= Lanes {
+		s := scratches.Get().(*scratch)
+		defer scratches.Put(s)
+		for done+Lanes <= len(x) {
+			n := min(len(s.stored)/size, len(x)-done) &^ (Lanes - 1)
+			im.narrow[f](&s.stored[0], &x[done], n)
+			im.widen[f](&x[done], &s.stored[0], n)
+			done += n
 		}
 	}
-}
-
-// RoundTo rounds x in place to the nearest value of f, ties to even.
-func RoundTo(x []float32, f Format) {
-	for i, v := range x {
-		x[i] = Rounded(v, f)
+	for i, v := range x[done:] {
+		x[done+i] = Rounded(v, f)
 	}
 }
 
-// Rounded returns v rounded to the nearest value of f, ties to even.
-func Rounded(v float32, f Format) float32 {
-	switch f {
-	case F16:
-		return float32FromF16(f16FromFloat32(v))
-	case BF16:
-		return math.Float32frombits(uint32(bf16FromFloat32(v)) << 16)
+// widen64 converts src to float64, exactly.
+func widen64(im *implementation, dst []float64, src []float32) {
+	done := 0
+	if im.widen64 != nil {
+		done = whole(len(src), func(i, n int) { im.widen64(&dst[i], &src[i], n) })
 	}
-	return v
+	for i, v := range src[done:] {
+		dst[done+i] = float64(v)
+	}
 }
 
-func bf16FromFloat32(v float32) uint16 {
-	b := math.Float32bits(v)
-	if v != v {
-		return uint16(b>>16) | 0x40
+// whole calls f(i, m) for the pieces i … i+m of the largest multiple of Lanes up to
+// n, and returns that multiple.
+func whole(n int, f func(i, n int)) int {
+	n &^= Lanes - 1
+	for i := 0; i < n; i += chunk {
+		f(i, min(chunk, n-i))
 	}
-	return uint16((b + 0x7fff + b>>16&1) >> 16)
-}
-
-// float32FromF16 decodes the bits s eeeee mmmmmmmmmm: the value is
-// (-1)^s · 2^(e-15) · 1.m, or (-1)^s · 2^-14 · 0.m for e = 0.
-func float32FromF16(h uint16) float32 {
-	sign := uint32(h&0x8000) << 16
-	exp, man := uint32(h>>10&0x1f), uint32(h&0x3ff)
-	switch exp {
-	case 0:
-		v := float32(man) * 0x1p-24
-		return math.Float32frombits(math.Float32bits(v) | sign)
-	case 0x1f:
-		return math.Float32frombits(sign | 0x7f800000 | man<<13)
-	}
-	return math.Float32frombits(sign | (exp+112)<<23 | man<<13)
-}
-
-func f16FromFloat32(v float32) uint16 {
-	b := math.Float32bits(v)
-	sign, abs := uint16(b>>16&0x8000), b&0x7fffffff
-	switch {
-	case abs > 0x7f800000:
-		return sign | 0x7e00 | uint16(abs>>13&0x1ff)
-	case abs >= 0x477ff000: // 65520, half-way between the largest F16 and 2^16
-		return sign | 0x7c00
-	case abs < 0x38800000: // below 2^-14: a multiple of 2^-24, which adding 2^-1 rounds to
-		r := math.Float32frombits(abs) + 0.5
-		return sign | uint16(math.Float32bits(r)-0x3f000000)
-	}
-	return sign | uint16((abs-0x38000000+0xfff+abs>>13&1)>>13)
+	return n
 }

@@ -1,5 +1,5 @@
 // Package kernel holds the inner loops: dot products, matrix products, the
-// widening and narrowing of 16-bit floats, and exp. Every result is defined to
+// widening and narrowing of 8- and 16-bit floats, and exp. Every result is defined to
 // the bit, so that it depends neither on the machine, nor on the number of
 // threads, nor on how a batch is cut.
 //
@@ -21,15 +21,22 @@ const (
 	F32 Format = iota
 	F16
 	BF16
+	F8E4M3 // OCP e4m3fn: no infinities, NaN is S.1111.111 alone, largest 448; read only
 )
 
 // Size returns the size of one number in bytes.
 func (f Format) Size() int {
-	if f == F32 {
+	switch f {
+	case F32:
 		return 4
+	case F8E4M3:
+		return 1
 	}
 	return 2
 }
+
+// String returns the name that safetensors uses, but for the underscore of F8_E4M3.
+func (f Format) String() string { return [...]string{"F32", "F16", "BF16", "F8E4M3"}[f] }
 
 // Accumulator says in what precision a dot product is summed.
 type Accumulator uint8
@@ -41,31 +48,3 @@ const (
 	// Float32 sums in float32 with fused multiply-add.
 	Float32
 )
-
-// Matrix is a row-major matrix of Rows × Cols numbers: either as it is stored, in
-// Data, which need not be aligned, or, if Data is nil, in Values. If Round is set,
-// each stored number is rounded to Via after widening, as the reference does when
-// it casts its weights to the compute dtype.
-type Matrix struct {
-	Format Format
-	Rows   int
-	Cols   int
-	Data   []byte
-	Round  bool
-	Via    Format
-	Values []float32
-}
-
-// row returns row r, widened into dst[:Cols] if it is stored.
-func (m Matrix) row(dst []float32, r int) []float32 {
-	if m.Data == nil {
-		return m.Values[r*m.Cols : (r+1)*m.Cols]
-	}
-	n := m.Cols * m.Format.Size()
-	dst = dst[:m.Cols]
-	Widen(dst, m.Data[r*n:(r+1)*n], m.Format)
-	if m.Round {
-		RoundTo(dst, m.Via)
-	}
-	return dst
-}

@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
 	"math/big"
 	"math/rand/v2"
@@ -17,62 +16,6 @@ func random(r *rand.Rand, n int) []float32 {
 		x[i] = float32(r.NormFloat64()) * float32(math.Ldexp(1, r.IntN(20)-10))
 	}
 	return x
-}
-
-// TestMatMulIsTheDotProduct ranges over lengths, formats, bytes offsets and worker
-// counts and demands the bits of the dot product's definition, and that nothing
-// outside dst is written.
-func TestMatMulIsTheDotProduct(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 2))
-	for cols := 1; cols <= 70; cols++ {
-		for _, format := range []Format{F32, F16, BF16} {
-			rows, tokens, offset := 1+r.IntN(40), 1+r.IntN(36), r.IntN(3)
-			data := make([]byte, offset+rows*cols*format.Size())
-			Narrow(data[offset:], random(r, rows*cols), format)
-			w := Matrix{Format: format, Rows: rows, Cols: cols, Data: data[offset:]}
-			x, bias := random(r, tokens*cols), random(r, rows)
-			for _, workers := range []int{1, 2, 5} {
-				checkMatMul(t, x, w, bias, workers)
-				checkMatMul(t, x, w, nil, workers)
-			}
-		}
-	}
-}
-
-func checkMatMul(t *testing.T, x []float32, w Matrix, bias []float32, workers int) {
-	t.Helper()
-	tokens := len(x) / w.Cols
-	const guard = 1234.5
-	for _, acc := range []Accumulator{Float64, Float32} {
-		buf := make([]float32, tokens*w.Rows+2)
-		buf[0], buf[len(buf)-1] = guard, guard
-		MatMul(buf[1:len(buf)-1], x, w, bias, acc, workers)
-		require.Equal(t, []float32{guard, guard}, []float32{buf[0], buf[len(buf)-1]})
-		row := make([]float32, w.Cols)
-		for r := range w.Rows {
-			w.row(row, r)
-			for i := range tokens {
-				want := product(x[i*w.Cols:(i+1)*w.Cols], row, bias, r, acc)
-				got := buf[1+i*w.Rows+r]
-				require.Equal(t, math.Float32bits(want), math.Float32bits(got), "acc %v token %d row %d of %d×%d", acc, i, r, w.Rows, w.Cols)
-			}
-		}
-	}
-}
-
-func product(x, row, bias []float32, r int, acc Accumulator) float32 {
-	if acc == Float32 {
-		sum := Dot32(x, row)
-		if bias != nil {
-			sum += bias[r]
-		}
-		return sum
-	}
-	sum := Dot64(x, row)
-	if bias != nil {
-		sum += float64(bias[r])
-	}
-	return float32(sum)
 }
 
 // TestFMA32 compares with arbitrary precision, near ties and denormals above all.
@@ -121,6 +64,53 @@ func TestCodecsExhaustively(t *testing.T) {
 			back := make([]byte, 2)
 			Narrow(back, got, f)
 			require.Equal(t, src, back, "%v %#x", f, p)
+		}
+	}
+}
+
+// TestE4M3Exhaustively compares all patterns with the formula of their fields.
+func TestE4M3Exhaustively(t *testing.T) {
+	for p := range 256 {
+		got := make([]float32, 1)
+		Widen(got, []byte{byte(p)}, F8E4M3)
+		exp, man := p>>3&0xf, float64(p&7)
+		want := math.Ldexp(1+man/8, exp-7)
+		if exp == 0 {
+			want = math.Ldexp(man, -9)
+		}
+		if p&0x7f == 0x7f {
+			require.True(t, got[0] != got[0], "%#x", p)
+			continue
+		}
+		if p >= 0x80 {
+			want = math.Copysign(want, -1)
+		}
+		require.Equal(t, math.Float32bits(float32(want)), math.Float32bits(got[0]), "%#x", p)
+	}
+	require.Panics(t, func() { Narrow(make([]byte, 1), make([]float32, 1), F8E4M3) })
+}
+
+// TestScales compares each number of a block-scaled matrix with its definition.
+func TestScales(t *testing.T) {
+	r := rand.New(rand.NewPCG(11, 12))
+	for _, shape := range [][4]int{{5, 7, 2, 3}, {4, 6, 2, 3}, {3, 3, 128, 128}, {130, 257, 128, 128}} {
+		rows, cols, blockRows, blockCols := shape[0], shape[1], shape[2], shape[3]
+		blocks := (cols + blockCols - 1) / blockCols
+		m := Matrix{
+			Format: F8E4M3, Rows: rows, Cols: cols, Data: make([]byte, rows*cols),
+			Scales:    random(r, (rows+blockRows-1)/blockRows*blocks),
+			BlockRows: blockRows, BlockCols: blockCols,
+		}
+		for i := range m.Data {
+			m.Data[i] = byte(r.UintN(0x7f)) | byte(r.UintN(2)<<7)
+		}
+		row := make([]float32, cols)
+		for i := range rows {
+			m.Row(row, i)
+			for c, v := range row {
+				exact := float64(float32FromE4M3(m.Data[i*cols+c])) * float64(m.Scales[i/blockRows*blocks+c/blockCols])
+				require.Equal(t, float32(exact), v, "%v: row %d column %d", shape, i, c)
+			}
 		}
 	}
 }
@@ -215,24 +205,4 @@ func bigExp(x float64) *big.Float {
 		sum.Mul(sum, sum)
 	}
 	return sum
-}
-
-func BenchmarkMatMul(b *testing.B) {
-	r := rand.New(rand.NewPCG(9, 9))
-	for _, acc := range []Accumulator{Float64, Float32} {
-		for _, tokens := range []int{1, 16, 64} {
-			const rows, cols = 1408, 2048
-			data := make([]byte, rows*cols*2)
-			Narrow(data, random(r, rows*cols), BF16)
-			w := Matrix{Format: BF16, Rows: rows, Cols: cols, Data: data}
-			x, dst := random(r, tokens*cols), make([]float32, tokens*rows)
-			b.Run(fmt.Sprintf("float%d/tokens=%d", 64-32*int(acc), tokens), func(b *testing.B) {
-				for b.Loop() {
-					MatMul(dst, x, w, nil, acc, 1)
-				}
-				flops := 2 * float64(tokens) * rows * cols * float64(b.N)
-				b.ReportMetric(flops/b.Elapsed().Seconds()/1e9, "GFLOP/s")
-			})
-		}
-	}
 }

@@ -1,0 +1,220 @@
+package model_test
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"iter"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/convert"
+	"dsmoe/convert/safetensors"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+func parseFile(t *testing.T, path string) *config.Config {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "fixtures", filepath.FromSlash(path)))
+	require.NoError(t, err)
+	return parse(t, string(text))
+}
+
+// TestLatentTablesAreTheRealModels: names and shapes of the reference's modules, and
+// the totals that follow.
+func TestLatentTablesAreTheRealModels(t *testing.T) {
+	for name, want := range map[string]struct{ total, activated int64 }{
+		"deepseek-v2-lite": {15_706_484_224, 2_661_150_208},
+		"deepseek-v3":      {671_026_419_200, 37_552_297_472},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := parseFile(t, "states/"+name+"/config.json")
+			shapes := map[string][]int{}
+			for s := range model.FamilyOf(c).Slots(c) {
+				_, twice := shapes[s.Name]
+				require.False(t, twice, s.Name)
+				shapes[s.Name] = s.Shape
+			}
+			require.Equal(t, readState(t, name), shapes)
+			sum := model.CountModules(c).Sum()
+			require.EqualValues(t, len(shapes), sum.Tensors)
+			require.Equal(t, want.total, sum.Parameters)
+			require.Equal(t, want.activated, sum.Activated)
+		})
+	}
+}
+
+func readState(t *testing.T, name string) (shapes map[string][]int) {
+	t.Helper()
+	f, err := os.Open(filepath.Join("..", "fixtures", "states", name, "tensors.json.gz"))
+	require.NoError(t, err)
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	require.NoError(t, err)
+	require.NoError(t, json.NewDecoder(z).Decode(&shapes))
+	return shapes
+}
+
+// TestPredictionLayers: DeepSeek-V3's MTP layer is a decoder layer and six weights more,
+// numbered on from the decoder's.
+func TestPredictionLayers(t *testing.T) {
+	c := parseFile(t, "states/deepseek-v3/config.json")
+	names := map[string]bool{}
+	for s := range model.FamilyOf(c).MTPSlots(c) {
+		require.True(t, strings.HasPrefix(s.Name, "model.layers.61."), s.Name)
+		names[s.Name] = true
+	}
+	require.Len(t, names, 6+7+256*3+2+3+2)
+	require.Contains(t, names, "model.layers.61.eh_proj.weight")
+	require.Contains(t, names, "model.layers.61.mlp.experts.255.down_proj.weight")
+	v2 := parseFile(t, "states/deepseek-v2-lite/config.json")
+	for s := range model.FamilyOf(v2).MTPSlots(v2) {
+		t.Fatal(s.Name)
+	}
+}
+
+// withMTP adds the prediction layers to a config's synthetic weights.
+func withMTP(t *testing.T, c *config.Config) memory {
+	src := synthetic(t, c)
+	for s := range model.FamilyOf(c).MTPSlots(c) {
+		src[s.Name] = tensor.Tensor{DType: tensor.BF16, Shape: s.Shape, Data: make([]byte, 2*s.Info(tensor.BF16).Len())}
+	}
+	return src
+}
+
+// TestPredictionLayersAreOptionalButChecked: they may be absent; a wrong shape is found.
+func TestPredictionLayersAreOptionalButChecked(t *testing.T) {
+	c := parseFile(t, "v3/checkpoint/config.json")
+	require.NoError(t, model.Check(c, synthetic(t, c)))
+	src := withMTP(t, c)
+	require.NoError(t, model.Check(c, src))
+	src["model.layers.5.eh_proj.weight"] = tensor.Tensor{DType: tensor.BF16, Shape: []int{64, 64}}
+	require.ErrorContains(t, model.Check(c, src), "model.layers.5.eh_proj.weight: shape [64 64], config says [64 128]")
+}
+
+// renamed is a source under other names.
+type renamed struct {
+	memory
+	from func(name string) string
+}
+
+func (r renamed) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for i := range r.memory.Tensors() {
+			i.Name = r.from(i.Name)
+			if !yield(i) {
+				return
+			}
+		}
+	}
+}
+
+func (r renamed) Tensor(name string) (tensor.Tensor, error) {
+	for own := range r.memory {
+		if r.from(own) == name {
+			return r.memory[own], nil
+		}
+	}
+	return tensor.Tensor{}, os.ErrNotExist
+}
+
+// TestDecoderSavedWithoutItsHead: names without "model.", and the head missing by name
+// unless it is tied.
+func TestDecoderSavedWithoutItsHead(t *testing.T) {
+	c := parse(t, tinyConfig)
+	src := renamed{synthetic(t, c), func(name string) string { return strings.TrimPrefix(name, "model.") }}
+	m, err := model.Load(c, src)
+	require.NoError(t, err)
+	require.Equal(t, "model.layers.1.mlp.experts.4.up_proj.weight", m.Model.Layers[1].MoE.Experts[4].UpProj.Weight.Name)
+	delete(src.memory, "lm_head.weight")
+	require.ErrorContains(t, model.Check(c, src), "1 findings: lm_head.weight: missing")
+}
+
+// TestFusedExpertsAreViews: the fused checkpoint's experts are the other's, and no byte
+// is copied.
+func TestFusedExpertsAreViews(t *testing.T) {
+	apart, err := convert.Open("../fixtures/v3/checkpoint")
+	require.NoError(t, err)
+	defer apart.Close()
+	fused, err := convert.Open("../fixtures/v3/checkpoint-fused")
+	require.NoError(t, err)
+	defer fused.Close()
+	c := fused.Config
+	src := model.Canonical(fused)
+	for s := range model.FamilyOf(c).Slots(c) {
+		want, err := apart.Tensor(s.Name)
+		require.NoError(t, err)
+		got, err := src.Tensor(s.Name)
+		require.NoError(t, err)
+		require.Equal(t, want, got, s.Name)
+	}
+	whole, err := fused.Tensor("model.layers.2.mlp.experts.gate_up_proj")
+	require.NoError(t, err)
+	up, err := src.Tensor("model.layers.2.mlp.experts.1.up_proj.weight")
+	require.NoError(t, err)
+	at := len(whole.Data) / 16 * 3 / 2
+	require.Same(t, &whole.Data[at], &up.Data[0])
+}
+
+// TestDequantizedIsTheReferences: bit for bit, after the cast to BF16.
+func TestDequantizedIsTheReferences(t *testing.T) {
+	src, err := convert.Open("../fixtures/v3-fp8/checkpoint")
+	require.NoError(t, err)
+	defer src.Close()
+	plain := model.Dequantized(src.Config, src, tensor.BF16)
+	for i := range plain.Tensors() {
+		require.NotEqual(t, tensor.F8E4M3, i.DType, i.Name)
+		require.NotContains(t, i.Name, "_scale_inv")
+	}
+	compared := 0
+	files, err := filepath.Glob("../fixtures/v3-fp8/dequantised-bf16/*.safetensors")
+	require.NoError(t, err)
+	for _, path := range files {
+		answers, err := safetensors.Open(path)
+		require.NoError(t, err)
+		for i := range answers.Tensors() {
+			want, err := answers.Tensor(i.Name)
+			require.NoError(t, err)
+			got, err := plain.Tensor(i.Name)
+			require.NoError(t, err)
+			require.Equal(t, want, got, i.Name)
+			compared++
+		}
+		require.NoError(t, answers.Close())
+	}
+	require.Positive(t, compared)
+}
+
+// TestScalesAreChecked: missing, misshapen, of another dtype, without a config that
+// announces them.
+func TestScalesAreChecked(t *testing.T) {
+	src, err := convert.Open("../fixtures/v3-fp8/checkpoint")
+	require.NoError(t, err)
+	defer src.Close()
+	const name = "model.layers.1.self_attn.o_proj.weight"
+	for want, change := range map[string]func(m memory){
+		"dtype F8_E4M3, but its scales, weight_scale_inv, are in no shard": func(m memory) { delete(m, name+"_scale_inv") },
+		"weight_scale_inv has shape [1 2], blocks of [128 128] give [2 1]": func(m memory) {
+			m[name+"_scale_inv"] = tensor.Tensor{DType: tensor.F32, Shape: []int{1, 2}}
+		},
+		"weight_scale_inv has dtype BF16, F32 is due": func(m memory) {
+			m[name+"_scale_inv"] = tensor.Tensor{DType: tensor.BF16, Shape: []int{2, 1}}
+		},
+	} {
+		m := memory{}
+		for i := range src.Tensors() {
+			m[i.Name] = tensor.Tensor{DType: i.DType, Shape: i.Shape}
+		}
+		change(m)
+		require.ErrorContains(t, model.Check(src.Config, m), "1 findings: "+name+": "+want)
+	}
+	plain := parseFile(t, "v3/checkpoint/config.json")
+	m := synthetic(t, plain)
+	m["lm_head.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{256, 64}}
+	require.ErrorContains(t, model.Check(plain, m), "lm_head.weight: dtype F8_E4M3, but config.json has no quantization_config")
+}

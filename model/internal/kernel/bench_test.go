@@ -1,0 +1,139 @@
+package kernel
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// BenchmarkMatMul reports GFLOP/s on one core and what share of the peak measured
+// beside it that is.
+func BenchmarkMatMul(b *testing.B) {
+	shapes := []struct{ in, out int }{{2048, 1408}, {1408, 2048}, {2048, 64}}
+	for _, name := range Implementations() {
+		for _, f := range []Format{BF16, F32, F16, F8E4M3} {
+			for _, acc := range []Accumulator{Float32, Float64} {
+				for _, shape := range shapes {
+					if shape != shapes[0] && f != BF16 {
+						continue
+					}
+					for _, tokens := range []int{1, 8, 64, 512} {
+						label := fmt.Sprintf("%s/%v/float%d/%d→%d/tokens=%d", name, f, 64-32*int(acc), shape.in, shape.out, tokens)
+						b.Run(label, func(b *testing.B) {
+							defer Use(name)()
+							matMul(b, name, f, acc, shape.in, shape.out, tokens)
+						})
+					}
+				}
+			}
+		}
+	}
+}
+
+// matMul rotates over matrices that do not fit the caches together, as layers do.
+func matMul(b *testing.B, name string, f Format, acc Accumulator, cols, rows, tokens int) {
+	r := rand.New(rand.NewPCG(9, 9))
+	matrices := []Matrix{}
+	for n := 0; n < 64<<20; n += rows * cols * f.Size() {
+		w := Matrix{Format: f, Rows: rows, Cols: cols, Data: make([]byte, rows*cols*f.Size())}
+		for i := range w.Data {
+			w.Data[i] = byte(0x30 + i%15)
+		}
+		if f == F8E4M3 {
+			w.BlockRows, w.BlockCols = 128, 128
+			w.Scales = random(r, (rows+127)/128*((cols+127)/128))
+		}
+		matrices = append(matrices, w)
+	}
+	x, dst := random(r, tokens*cols), make([]float32, tokens*rows)
+	peak := measuredPeak(name, acc)
+	i := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		MatMul(dst, x, matrices[i%len(matrices)], nil, acc, 1)
+		i++
+	}
+	rate := 2 * float64(tokens) * float64(rows*cols) * float64(b.N) / b.Elapsed().Seconds() / 1e9
+	b.ReportMetric(rate, "GFLOP/s")
+	if peak = max(peak, measuredPeak(name, acc)); peak > 0 {
+		b.ReportMetric(100*rate/peak, "%peak")
+	}
+}
+
+// measuredPeak returns the GFLOP/s of fused multiply-adds alone, 0 if unknown.
+func measuredPeak(name string, acc Accumulator) float64 {
+	run, flops := peakLoop(name, acc)
+	if run == nil {
+		return 0
+	}
+	best := 0.0
+	const rounds = 50_000
+	for range 10 {
+		start := time.Now()
+		run(rounds)
+		best = max(best, float64(flops*rounds)/time.Since(start).Seconds()/1e9)
+	}
+	return best
+}
+
+// BenchmarkCodec reports GB/s, read and written, on one core, and what share of
+// the rate of copying beside it that is.
+func BenchmarkCodec(b *testing.B) {
+	for _, name := range Implementations() {
+		for _, size := range []int{32 << 10, 32 << 20} {
+			values, stored := make([]float32, size), make([]byte, size*2)
+			for i := range stored {
+				stored[i] = byte(0x30 + i%15)
+			}
+			for i := range values {
+				values[i] = float32(i)
+			}
+			scales := make([]float32, size/(128*128)+256)
+			run := func(label string, bytes int, f func()) {
+				b.Run(fmt.Sprintf("%s/%s/%d", name, label, size), func(b *testing.B) {
+					defer Use(name)()
+					copied := copyRate(size)
+					for b.Loop() {
+						f()
+					}
+					rate := float64(size*bytes) * float64(b.N) / b.Elapsed().Seconds() / 1e9
+					b.ReportMetric(rate, "GB/s")
+					b.ReportMetric(100*rate/max(copied, copyRate(size)), "%memcpy")
+				})
+			}
+			run("BF16→F32", 6, func() { Widen(values, stored, BF16) })
+			run("F32→BF16", 6, func() { Narrow(stored, values, BF16) })
+			run("F16→F32", 6, func() { Widen(values, stored, F16) })
+			run("F32→F16", 6, func() { Narrow(stored, values, F16) })
+			run("FP8→F32", 5, func() { Widen(values, stored[:size], F8E4M3) })
+			fp8 := Matrix{Format: F8E4M3, Rows: size / 2048, Cols: 2048, Data: stored[:size], Scales: scales, BlockRows: 128, BlockCols: 128}
+			row, out := make([]float32, 2048), make([]byte, size*2)
+			run("FP8·scale→BF16", 3, func() {
+				for r := range fp8.Rows {
+					fp8.Row(row, r)
+					Narrow(out[r*4096:], row, BF16)
+				}
+			})
+			run("round to BF16", 8, func() { RoundTo(values, BF16) })
+		}
+	}
+}
+
+// copyRate returns the GB/s, read and written, of copying 2·size bytes.
+func copyRate(size int) float64 {
+	from, to := make([]byte, 2*size), make([]byte, 2*size)
+	for i := range from {
+		from[i], to[i] = 1, 1
+	}
+	best := 0.0
+	for range 5 {
+		start := time.Now()
+		n := max(1, 1<<25/size)
+		for range n {
+			copy(to, from)
+		}
+		best = max(best, float64(4*size*n)/time.Since(start).Seconds()/1e9)
+	}
+	return best
+}

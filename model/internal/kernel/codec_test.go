@@ -1,0 +1,110 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestWidenIsPortable compares every pattern of every format with portable Go.
+func TestWidenIsPortable(t *testing.T) {
+	var patterns []byte
+	for p := range 1 << 16 {
+		patterns = binary.LittleEndian.AppendUint16(patterns, uint16(p))
+	}
+	each(t, func(t *testing.T) {
+		for _, f := range []Format{F32, F16, BF16, F8E4M3} {
+			got, want := make([]float32, len(patterns)/f.Size()), make([]float32, len(patterns)/f.Size())
+			Widen(got, patterns, f)
+			widenPortable(want, patterns, f)
+			requireSame(t, want, got)
+		}
+	})
+}
+
+// TestWidenScaledIsTheProduct takes all FP8 patterns times scales from denormal to
+// overflow.
+func TestWidenScaledIsTheProduct(t *testing.T) {
+	patterns := make([]byte, 256)
+	for i := range patterns {
+		patterns[i] = byte(i)
+	}
+	scales := []float32{1, 0, -3, 0x1.234567p-3, 0x1.fffffep127, 0x1p120, 0x1p-149, 0x1.8p-140, 0x1.3p-126, float32(math.Inf(-1)), float32(math.NaN())}
+	each(t, func(t *testing.T) {
+		for _, scale := range scales {
+			got, want := make([]float32, 256), make([]float32, 256)
+			WidenScaled(got, patterns, F8E4M3, scale)
+			for i := range want {
+				want[i] = float32(float64(float32FromE4M3(byte(i))) * float64(scale))
+			}
+			requireSame(t, want, got)
+		}
+	})
+}
+
+// TestNarrowIsPortable takes every upper half of a float32 with the lower halves
+// that decide roundings.
+func TestNarrowIsPortable(t *testing.T) {
+	var values []float32
+	for top := range uint32(1 << 16) {
+		for _, low := range []uint32{0, 1, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff} {
+			values = append(values, math.Float32frombits(top<<16|low))
+		}
+	}
+	each(t, func(t *testing.T) {
+		for _, f := range []Format{F32, F16, BF16} {
+			got, want := make([]byte, len(values)*f.Size()), make([]byte, len(values)*f.Size())
+			Narrow(got, values, f)
+			narrowPortable(want, values, f)
+			require.Equal(t, want, got)
+			rounded := append([]float32{}, values...)
+			RoundTo(rounded, f)
+			back := make([]float32, len(values))
+			widenPortable(back, want, f)
+			requireSame(t, back, rounded)
+		}
+	})
+}
+
+// TestCodecLengths ranges over lengths and offsets and looks beside the output.
+func TestCodecLengths(t *testing.T) {
+	each(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(1, 9))
+		for n := range 100 {
+			for _, f := range []Format{F32, F16, BF16, F8E4M3} {
+				w := stored(r, 1, n, f, n%3)
+				got, want := make([]float32, n+2), make([]float32, n+2)
+				got[0], got[n+1], want[0], want[n+1] = 7, 8, 7, 8
+				Widen(got[1:n+1], w.Data, f)
+				widenPortable(want[1:n+1], w.Data, f)
+				requireSame(t, want, got)
+				if f == F8E4M3 {
+					continue
+				}
+				back := make([]byte, n*f.Size()+2)
+				Narrow(back[1:], got[1:n+1], f)
+				require.Equal(t, w.Data, back[1:1+n*f.Size()])
+				require.Equal(t, []byte{0, 0}, []byte{back[0], back[len(back)-1]})
+			}
+			wide := make([]float64, n)
+			x := awkward(r, n)
+			widen64(current(), wide, x)
+			for i, v := range x {
+				require.Equal(t, math.Float64bits(float64(v)), math.Float64bits(wide[i]))
+			}
+		}
+	})
+}
+
+func requireSame(t *testing.T, want, got []float32) {
+	t.Helper()
+	require.Len(t, got, len(want))
+	for i := range want {
+		if !same(want[i], got[i]) {
+			t.Fatalf("%d: got %x, want %x", i, got[i], want[i])
+		}
+	}
+}

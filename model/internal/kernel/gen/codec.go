@@ -1,0 +1,240 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/mmcloughlin/avo/attr"
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// General registers of the element kernels.
+var (
+	dst  = reg.RDI
+	src  = reg.RSI
+	left = reg.RCX
+)
+
+// x is the low 128 bits of a vector register.
+func x(r reg.VecPhysical) reg.VecPhysical { return r.(reg.Vec).AsX().(reg.VecPhysical) }
+
+// element writes a kernel that runs step on 16 elements at a time. Step reads at
+// src and writes at dst; the sizes say how far they move.
+func element(name, signature string, dstSize, srcSize int, doc []string, setup, step func()) {
+	TEXT(name, attr.NOSPLIT, signature)
+	Doc(doc...)
+	Pragma("noescape")
+	Load(Param("dst"), dst)
+	Load(Param("src"), src)
+	Load(Param("n"), left)
+	setup()
+	SHRQ(operand.Imm(4), left)
+	JZ(operand.LabelRef("end"))
+	Label("block")
+	step()
+	ADDQ(operand.Imm(uint64(16*srcSize)), src)
+	ADDQ(operand.U32(16*dstSize), dst)
+	DECQ(left)
+	JNZ(operand.LabelRef("block"))
+	Label("end")
+	end()
+}
+
+func from(offset int) operand.Mem { return operand.Mem{Base: src, Disp: offset} }
+func to(offset int) operand.Mem   { return operand.Mem{Base: dst, Disp: offset} }
+func none()                       {}
+
+// loop is the documentation of an element kernel: its reference loop.
+func loop(name, what, body string) []string {
+	return []string{
+		fmt.Sprintf("%s %s. n is a multiple of 16.", name, what),
+		"",
+		"\tfor i := range n {",
+		"\t\t" + body,
+		"\t}",
+	}
+}
+
+const (
+	widenType  = "func(dst *float32, src *byte, n int)"
+	narrowType = "func(dst *byte, src *float32, n int)"
+)
+
+func constant32(r reg.VecPhysical, v uint32) {
+	MOVL(operand.U32(v), reg.EAX)
+	MOVQ(reg.RAX, x(r))
+	VPBROADCASTD(x(r), r)
+}
+
+func constant16(r reg.VecPhysical, v uint32) {
+	MOVL(operand.U32(v), reg.EAX)
+	MOVQ(reg.RAX, x(r))
+	VPBROADCASTW(x(r), r)
+}
+
+func avx512Codecs() {
+	name := "avx512WidenBF16"
+	element(name, widenType, 4, 2, loop(name, "widens BF16", "dst[i] = math.Float32frombits(uint32(src[i]) << 16)"), none, func() {
+		VPMOVZXWD(from(0), z[0])
+		VPSLLD(operand.Imm(16), z[0], z[0])
+		VMOVUPS(z[0], to(0))
+	})
+	name = "avx512WidenF16"
+	element(name, widenType, 4, 2, loop(name, "widens F16", "dst[i] = float32FromF16(src[i])"), none, func() {
+		VCVTPH2PS(from(0), z[0])
+		VMOVUPS(z[0], to(0))
+	})
+	name = "avx512NarrowF16"
+	element(name, narrowType, 2, 4, loop(name, "narrows to F16", "dst[i] = f16FromFloat32(src[i])"), none, func() {
+		VMOVUPS(from(0), z[0])
+		VCVTPS2PH(operand.Imm(0), z[0], to(0))
+	})
+	name = "avx512NarrowBF16"
+	element(name, narrowType, 2, 4, loop(name, "narrows to BF16", "dst[i] = bf16FromFloat32(src[i])"), func() {
+		constant32(z[4], 1)
+		constant32(z[5], 0x7fff)
+		constant32(z[6], 0x40)
+	}, func() {
+		VMOVUPS(from(0), z[0])
+		VPSRLD(operand.Imm(16), z[0], z[1])
+		VPANDD(z[4], z[1], z[2])
+		VPADDD(z[5], z[2], z[2])
+		VPADDD(z[0], z[2], z[2])
+		VPSRLD(operand.Imm(16), z[2], z[2])
+		VCMPPS(operand.Imm(3), z[0], z[0], reg.K1) // unordered: NaN
+		VPORD(z[6], z[1], reg.K1, z[2])
+		VPMOVDW(z[2], to(0))
+	})
+	name = "avx512Widen64"
+	element(name, "func(dst *float64, src *float32, n int)", 8, 4, loop(name, "widens float32 to float64", "dst[i] = float64(src[i])"), none, func() {
+		VCVTPS2PD(from(0), z[0])
+		VCVTPS2PD(from(32), z[1])
+		VMOVUPD(z[0], to(0))
+		VMOVUPD(z[1], to(64))
+	})
+	widenE4M3("avx512WidenE4M3", z[9], z[10], func() {
+		VCVTPH2PS(y[0], z[0])
+		VMULPS(z[9], z[0], z[0])
+		VMULPS(z[10], z[0], z[0])
+		VMOVUPS(z[0], to(0))
+	})
+}
+
+func avx2Codecs() {
+	name := "avx2WidenBF16"
+	element(name, widenType, 4, 2, loop(name, "widens BF16", "dst[i] = math.Float32frombits(uint32(src[i]) << 16)"), none, func() {
+		for h := range 2 {
+			VPMOVZXWD(from(16*h), y[h])
+			VPSLLD(operand.Imm(16), y[h], y[h])
+			VMOVUPS(y[h], to(32*h))
+		}
+	})
+	name = "avx2WidenF16"
+	element(name, widenType, 4, 2, loop(name, "widens F16", "dst[i] = float32FromF16(src[i])"), none, func() {
+		for h := range 2 {
+			VCVTPH2PS(from(16*h), y[h])
+			VMOVUPS(y[h], to(32*h))
+		}
+	})
+	name = "avx2NarrowF16"
+	element(name, narrowType, 2, 4, loop(name, "narrows to F16", "dst[i] = f16FromFloat32(src[i])"), none, func() {
+		for h := range 2 {
+			VMOVUPS(from(32*h), y[h])
+			VCVTPS2PH(operand.Imm(0), y[h], to(16*h))
+		}
+	})
+	name = "avx2NarrowBF16"
+	element(name, narrowType, 2, 4, loop(name, "narrows to BF16", "dst[i] = bf16FromFloat32(src[i])"), func() {
+		constant32(y[8], 1)
+		constant32(y[9], 0x7fff)
+		constant32(y[10], 0x40)
+	}, func() {
+		for h := range 2 {
+			v, top, sum, isNaN := y[h], y[2+h], y[4+h], y[6+h]
+			VMOVUPS(from(32*h), v)
+			VPSRLD(operand.Imm(16), v, top)
+			VPAND(y[8], top, sum)
+			VPADDD(y[9], sum, sum)
+			VPADDD(v, sum, sum)
+			VPSRLD(operand.Imm(16), sum, sum)
+			VPOR(y[10], top, top)
+			VCMPPS(operand.Imm(3), v, v, isNaN)
+			VBLENDVPS(isNaN, top, sum, sum)
+		}
+		VPACKUSDW(y[5], y[4], y[4])
+		VPERMQ(operand.Imm(0xD8), y[4], y[4])
+		VMOVDQU(y[4], to(0))
+	})
+	name = "avx2Widen64"
+	element(name, "func(dst *float64, src *float32, n int)", 8, 4, loop(name, "widens float32 to float64", "dst[i] = float64(src[i])"), none, func() {
+		for q := range 4 {
+			VCVTPS2PD(from(16*q), y[q])
+			VMOVUPD(y[q], to(32*q))
+		}
+	})
+	widenE4M3("avx2WidenE4M3", y[9], y[10], func() {
+		VEXTRACTI128(operand.Imm(1), y[0], x(y[1]))
+		VCVTPH2PS(x(y[0]), y[0])
+		VCVTPH2PS(x(y[1]), y[1])
+		for h := range 2 {
+			VMULPS(y[9], y[h], y[h])
+			VMULPS(y[10], y[h], y[h])
+			VMOVUPS(y[h], to(32*h))
+		}
+	})
+}
+
+// widenE4M3 moves the bits of e4m3 to where F16 has them, which makes each value
+// 2^8 too small; denormals come out right. The one NaN would become finite: it gets
+// the exponent of an F16 NaN. finish gets 16 F16 in y[0].
+func widenE4M3(name string, up, scale reg.VecPhysical, finish func()) {
+	doc := loop(name, "widens F8E4M3, times scale", "dst[i] = float32FromE4M3(src[i]) * scale")
+	element(name, "func(dst *float32, src *byte, n int, scale float32)", 4, 1, doc, func() {
+		constant16(y[5], 0xbf80)
+		constant16(y[6], 0x3f80)
+		constant16(y[7], 0x7c00)
+		constant32(up, 0x43800000) // 256
+		Load(Param("scale"), x(scale))
+		VBROADCASTSS(x(scale), scale)
+	}, func() {
+		VPMOVZXBW(from(0), y[0])
+		VPSLLW(operand.Imm(8), y[0], y[0])
+		VPSRAW(operand.Imm(1), y[0], y[0]) // the sign goes to bits 15 and 14
+		VPAND(y[5], y[0], y[0])
+		VPAND(y[6], y[0], y[1])
+		VPCMPEQW(y[6], y[1], y[1])
+		VPAND(y[7], y[1], y[1])
+		VPOR(y[1], y[0], y[0])
+		finish()
+	})
+}
+
+// peaks writes loops of nothing but independent fused multiply-adds, 12 per round,
+// which measure what the processor can do at most.
+func peaks() {
+	for _, bits := range []int{32, 64} {
+		peak(fmt.Sprintf("avx512Peak%d", bits), bits, z)
+		peak(fmt.Sprintf("avx2Peak%d", bits), bits, y)
+	}
+}
+
+func peak(name string, bits int, r []reg.VecPhysical) {
+	TEXT(name, attr.NOSPLIT, "func(n int)")
+	Doc(fmt.Sprintf("%s runs n rounds of 12 independent fused multiply-adds of full registers of float%d.", name, bits))
+	Load(Param("n"), left)
+	for i := range 14 {
+		VXORPS(y[i], y[i], y[i])
+	}
+	Label("round")
+	for i := range 12 {
+		if bits == 32 {
+			VFMADD231PS(r[12], r[13], r[i])
+		} else {
+			VFMADD231PD(r[12], r[13], r[i])
+		}
+	}
+	DECQ(left)
+	JNZ(operand.LabelRef("round"))
+	end()
+}

@@ -1,0 +1,107 @@
+// Command gen writes the amd64 assembly of package kernel and its stubs:
+//
+//	go run . -out ../kernel_amd64.s -stubs ../stubs_amd64.go -pkg kernel
+//
+// It is a module of its own so that nobody who uses dsmoe needs avo. All
+// registers are chosen by hand: the tiles use every one there is.
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+func main() {
+	ConstraintExpr("!purego")
+	constants()
+	for _, f := range formats {
+		for _, tokens := range []int{1, 2, 4} {
+			avx512Tile32(f, tokens)
+			avx512Tile64(f, tokens)
+		}
+		for _, tokens := range []int{1, 2, 3} {
+			avx2Tile32(f, tokens)
+			avx2Tile64(f, tokens)
+		}
+	}
+	avx512Codecs()
+	avx2Codecs()
+	peaks()
+	Generate()
+}
+
+// format is a storage format that the tiles widen in registers.
+type format struct {
+	name string
+	size int
+}
+
+var formats = []format{{"F32", 4}, {"BF16", 2}, {"F16", 2}}
+
+const rows = 4 // of weights in a tile
+
+// General registers of the tiles.
+var (
+	sums  = reg.RAX
+	wBase = []reg.GPPhysical{reg.RBX, reg.RDX, reg.RSI, reg.RDI}
+	xBase = []reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}
+	index = reg.R12 // element of K
+	limit = reg.R13 // n, then its whole blocks
+	count = reg.RCX
+)
+
+// header loads the pointers.
+func header(tokens int) {
+	Load(Param("w"), sums)
+	for j, r := range wBase {
+		MOVQ(at(8*j), r)
+	}
+	Load(Param("x"), sums)
+	for i, r := range xBase[:tokens] {
+		MOVQ(at(8*i), r)
+	}
+	Load(Param("sum"), sums)
+}
+
+// at is the place of the sums or of scratch at a byte offset.
+func at(offset int) operand.Mem { return operand.Mem{Base: sums, Disp: offset} }
+
+// wAt is element index+k of row j.
+func wAt(f format, j, k int) operand.Mem {
+	return operand.Mem{Base: wBase[j], Index: index, Scale: uint8(f.size), Disp: k * f.size}
+}
+
+// xAt is element index+k, of the given size, of token i.
+func xAt(size, i, k int) operand.Mem {
+	return operand.Mem{Base: xBase[i], Index: index, Scale: uint8(size), Disp: k * size}
+}
+
+// whole runs step for index = 0, 16, … below n rounded down to a block.
+func whole(label string, step func()) {
+	Load(Param("n"), limit)
+	ANDQ(operand.I32(-16), limit)
+	XORQ(index, index)
+	CMPQ(index, limit)
+	JGE(operand.LabelRef(label + "_end"))
+	Label(label)
+	step()
+	ADDQ(operand.Imm(16), index)
+	CMPQ(index, limit)
+	JLT(operand.LabelRef(label))
+	Label(label + "_end")
+}
+
+var permute32, permute64 operand.Mem
+
+// constants declares the read-only data.
+func constants() {
+	permute32 = GLOBL("permute32", 8|16) // RODATA|NOPTR
+	for k := range 16 {
+		DATA(4*k, operand.U32(4*(k%4)+k/4))
+	}
+	permute64 = GLOBL("permute64", 8|16)
+	for k := range 8 {
+		DATA(8*k, operand.U64(2*(k%4)+k/4))
+	}
+}

@@ -1,0 +1,64 @@
+//go:build !purego
+
+package kernel
+
+import "golang.org/x/sys/cpu"
+
+// native lists the assembly that this processor and operating system run.
+func native() []*implementation {
+	var all []*implementation
+	x := &cpu.X86
+	if !x.HasAVX2 || !x.HasFMA || !x.HasF16C {
+		return all
+	}
+	if x.HasAVX512F && x.HasAVX512BW && x.HasAVX512VL && x.HasAVX512DQ {
+		all = append(all, &avx512)
+	}
+	return append(all, &avx2)
+}
+
+var avx512 = implementation{
+	name:      "avx512",
+	anyLength: true,
+	tile: [...]tiles{
+		F32: {
+			[...]tile32{avx512Tile32F32x1, avx512Tile32F32x2, nil, avx512Tile32F32x4},
+			[...]tile64{avx512Tile64F32x1, avx512Tile64F32x2, nil, avx512Tile64F32x4},
+		},
+		BF16: {
+			[...]tile32{avx512Tile32BF16x1, avx512Tile32BF16x2, nil, avx512Tile32BF16x4},
+			[...]tile64{avx512Tile64BF16x1, avx512Tile64BF16x2, nil, avx512Tile64BF16x4},
+		},
+		F16: {
+			[...]tile32{avx512Tile32F16x1, avx512Tile32F16x2, nil, avx512Tile32F16x4},
+			[...]tile64{avx512Tile64F16x1, avx512Tile64F16x2, nil, avx512Tile64F16x4},
+		},
+	},
+	widen:     [...]func(*float32, *byte, int){F32: copyIn, F16: avx512WidenF16, BF16: avx512WidenBF16},
+	narrow:    [...]func(*byte, *float32, int){F32: copyOut, F16: avx512NarrowF16, BF16: avx512NarrowBF16},
+	widenE4M3: avx512WidenE4M3,
+	widen64:   avx512Widen64,
+}
+
+// avx2 also needs FMA and F16C.
+var avx2 = implementation{
+	name: "avx2",
+	tile: [...]tiles{
+		F32: {
+			[...]tile32{avx2Tile32F32x1, avx2Tile32F32x2, avx2Tile32F32x3, nil},
+			[...]tile64{avx2Tile64F32x1, avx2Tile64F32x2, avx2Tile64F32x3, nil},
+		},
+		BF16: {
+			[...]tile32{avx2Tile32BF16x1, avx2Tile32BF16x2, avx2Tile32BF16x3, nil},
+			[...]tile64{avx2Tile64BF16x1, avx2Tile64BF16x2, avx2Tile64BF16x3, nil},
+		},
+		F16: {
+			[...]tile32{avx2Tile32F16x1, avx2Tile32F16x2, avx2Tile32F16x3, nil},
+			[...]tile64{avx2Tile64F16x1, avx2Tile64F16x2, avx2Tile64F16x3, nil},
+		},
+	},
+	widen:     [...]func(*float32, *byte, int){F32: copyIn, F16: avx2WidenF16, BF16: avx2WidenBF16},
+	narrow:    [...]func(*byte, *float32, int){F32: copyOut, F16: avx2NarrowF16, BF16: avx2NarrowBF16},
+	widenE4M3: avx2WidenE4M3,
+	widen64:   avx2Widen64,
+}

@@ -1,0 +1,6 @@
+//go:build !amd64 || purego
+
+package kernel
+
+// native lists no assembly.
+func native() []*implementation { return nil }

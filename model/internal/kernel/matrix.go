@@ -1,0 +1,75 @@
+package kernel
+
+// Matrix is a row-major matrix of Rows × Cols numbers: either as it is stored, in
+// Data, which need not be aligned, or, if Data is nil, in Values.
+//
+// Scales, if not nil, holds one factor per block of BlockRows × BlockCols numbers
+// (ragged at the edges), and the number at (r, c) is
+//
+//	float32(stored * Scales[r/BlockRows*blocks + c/BlockCols]),  blocks = ⌈Cols/BlockCols⌉
+//
+// the product rounded once. If Round is set, each number is then rounded to Via, as
+// the reference does when it casts its weights to the compute dtype.
+type Matrix struct {
+	Format Format
+	Rows   int
+	Cols   int
+	Data   []byte
+
+	Scales    []float32
+	BlockRows int
+	BlockCols int
+
+	Round bool
+	Via   Format
+
+	Values []float32
+}
+
+// check panics if the lengths do not fit.
+func (m *Matrix) check() {
+	n := m.Rows * m.Cols
+	if m.Data == nil && len(m.Values) < n || m.Data != nil && len(m.Data) < n*m.Format.Size() {
+		panic("kernel: Matrix: lengths do not fit")
+	}
+}
+
+// inPlace says whether im's tiles read m where it is.
+func (m *Matrix) inPlace(im *implementation) bool {
+	if m.Cols%Lanes != 0 && !im.anyLength {
+		return false
+	}
+	if m.Data == nil {
+		return true
+	}
+	return m.Scales == nil && !m.Round && m.Format < F8E4M3 && im.tile[m.Format].float32[0] != nil
+}
+
+// Row returns row r as float32, decoded into dst[:Cols] if it is stored.
+func (m *Matrix) Row(dst []float32, r int) []float32 {
+	if m.Data == nil {
+		return m.Values[r*m.Cols : (r+1)*m.Cols]
+	}
+	n := m.Cols * m.Format.Size()
+	dst, src := dst[:m.Cols], m.Data[r*n:(r+1)*n]
+	if m.Scales == nil {
+		Widen(dst, src, m.Format)
+	} else {
+		m.widenScaled(dst, src, r)
+	}
+	if m.Round {
+		RoundTo(dst, m.Via)
+	}
+	return dst
+}
+
+// widenScaled decodes row r block by block.
+func (m *Matrix) widenScaled(dst []float32, src []byte, r int) {
+	blocks := (m.Cols + m.BlockCols - 1) / m.BlockCols
+	size := m.Format.Size()
+	for _, s := range m.Scales[r/m.BlockRows*blocks:][:blocks] {
+		n := min(m.BlockCols, len(dst))
+		WidenScaled(dst[:n], src, m.Format, s)
+		dst, src = dst[n:], src[n*size:]
+	}
+}
