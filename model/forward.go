@@ -33,6 +33,9 @@ type Options struct {
 	Parallelism int   // goroutines; 0 means GOMAXPROCS. It does not change any result.
 	Training    bool  // run as the reference does when self.training, without dropout
 	Trace       Trace // sees every stage; may be nil
+	// Pages, if not nil, are told which weights are read next and which no more, so
+	// that a mapped checkpoint is read ahead and only a layer of it stays in memory.
+	Pages Pages
 	// BiasLeak takes the top-k weights from the scores with e_score_correction_bias, a
 	// mistake that a diagnosis tries.
 	BiasLeak bool
@@ -61,7 +64,7 @@ type Choice struct {
 }
 
 // Activation is a tensor between two stages: float32 values that the compute dtype
-// can represent, row-major.
+// can represent, row-major. What a Trace sees is valid during the call only.
 type Activation struct {
 	Shape  []int
 	Values []float32
@@ -119,6 +122,7 @@ type pass struct {
 	rotary  rotaryTable
 	mask    mask
 	tape    *tape // records what gradients need; nil if none are wanted
+	arena   *arena
 }
 
 // newPass checks in and o and prepares what the modules share.
@@ -137,7 +141,7 @@ func (m *DeepseekForCausalLM) newPass(in *Input, o Options) (*pass, error) {
 	if err := in.check(m.Config.VocabSize); err != nil {
 		return nil, err
 	}
-	p := &pass{Options: o, m: m, in: in, format: format, weights: format}
+	p := &pass{Options: o, m: m, in: in, format: format, weights: format, arena: &arena{}}
 	p.rotary = newRotaryTable(m.Config, in.Seq, format, angles)
 	p.mask = newMask(in, format)
 	return p, nil
@@ -167,7 +171,12 @@ func (p *pass) decode(ctx context.Context) (*Activation, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+		p.willNeed(l + 1)
 		x = p.layer(l, x)
+		p.dontNeed(l)
+		if p.tape == nil {
+			p.arena.reset(x.Values)
+		}
 	}
 	return p.head(x), ctx.Err()
 }
@@ -249,7 +258,7 @@ func (p *pass) activation(shape ...int) *Activation {
 	for _, d := range shape {
 		n *= d
 	}
-	a := &Activation{Shape: shape, Values: make([]float32, n), DType: p.DType}
+	a := &Activation{Shape: shape, Values: p.arena.get(n), DType: p.DType}
 	if p.tape != nil {
 		a.grad = &gradient{make([]float32, n)}
 	}

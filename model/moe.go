@@ -41,7 +41,9 @@ func (m *DeepseekMoE) forward(p *pass, name string, x *Activation) *Activation {
 func (m *DeepseekMoE) MoEInfer(p *pass, x *Activation, r Routing) *Activation {
 	y := p.activation(x.Rows(), x.Width())
 	y.Weights = p.union(nil, x, r.Weight)
-	for e, slots := range r.byExpert(len(m.Experts)) {
+	byExpert := r.byExpert(len(m.Experts))
+	m.fetch(p, byExpert)
+	for e, slots := range byExpert {
 		if len(slots) == 0 {
 			continue
 		}
@@ -52,6 +54,15 @@ func (m *DeepseekMoE) MoEInfer(p *pass, x *Activation, r Routing) *Activation {
 		y.Weights = p.union(nil, y, out)
 	}
 	return y
+}
+
+// fetch fetches the experts ahead that some token was routed to.
+func (m *DeepseekMoE) fetch(p *pass, byExpert [][]int) {
+	for e, slots := range byExpert {
+		if len(slots) > 0 {
+			p.fetch(m.Experts[e].weights()...)
+		}
+	}
 }
 
 // gather copies the token of each slot, slot/k, into a row of its own.
@@ -87,7 +98,9 @@ func (p *pass) addScaled(y, x []float32, weight float32) {
 func (m *DeepseekMoE) moeTrain(p *pass, x *Activation, r Routing) *Activation {
 	outs := p.activation(len(r.Idx), x.Width()) // of each copy
 	outs.Weights = p.union(nil, x, r.Weight)
-	for e, slots := range r.byExpert(len(m.Experts)) {
+	byExpert := r.byExpert(len(m.Experts))
+	m.fetch(p, byExpert)
+	for e, slots := range byExpert {
 		if len(slots) > 0 {
 			p.scatter(outs, m.Experts[e].forward(p, p.gather(x, slots, r.K)), slots)
 		}

@@ -41,6 +41,7 @@ type Options struct {
 	// Limits overrides the relative RMS limit of the stages whose name ends with a
 	// key, the longest one that fits.
 	Limits      map[string]float64
+	Pages       model.Pages           // what src is mapped into; may be nil
 	Parallelism int                   // goroutines; 0 means GOMAXPROCS
 	Progress    func(done, total int) // called after each golden tensor; may be nil
 }
@@ -108,6 +109,7 @@ func (t *tracer) options() model.Options {
 		RotaryDType: t.o.RotaryDType,
 		Accumulate:  t.o.Accumulate,
 		Parallelism: t.o.Parallelism,
+		Pages:       t.o.Pages,
 		Training:    t.pack.Manifest.Mode == "train",
 		Trace:       t,
 	}

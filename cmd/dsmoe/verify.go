@@ -118,7 +118,9 @@ func (o *verifyOptions) verify(ctx context.Context, checkpoint, golden string, s
 	}
 	b := newBar(stderr, "verifying", int64(len(pack.Manifest.Tensors)), false)
 	defer b.clear()
-	report, err := verify.Run(ctx, c.Config, c, pack, o.options(func(_, _ int) { b.add(1) }))
+	options := o.options(func(_, _ int) { b.add(1) })
+	options.Pages = c
+	report, err := verify.Run(ctx, c.Config, c, pack, options)
 	var mismatch *model.MismatchError
 	if errors.As(err, &mismatch) {
 		err = fmt.Errorf("%s: %w", checkpoint, err)
