@@ -100,6 +100,22 @@ func (a *arena) get(n int) []float32 {
 	return buf
 }
 
+// mark returns where the buffers handed out from now on begin.
+func (a *arena) mark() int { return len(a.used) }
+
+// release takes back the buffers handed out since mark.
+func (a *arena) release(mark int) {
+	for _, buf := range a.used[mark:] {
+		a.put(buf)
+	}
+	a.used = a.used[:mark]
+}
+
+func (a *arena) put(buf []float32) {
+	class := bits.Len(uint(cap(buf))) - 1
+	a.free[class] = append(a.free[class], buf)
+}
+
 // reset takes back all buffers but the one of keep.
 func (a *arena) reset(keep []float32) {
 	kept := a.used[:0]
@@ -108,8 +124,7 @@ func (a *arena) reset(keep []float32) {
 			kept = append(kept, buf)
 			continue
 		}
-		class := bits.Len(uint(cap(buf))) - 1
-		a.free[class] = append(a.free[class], buf)
+		a.put(buf)
 	}
 	a.used = kept
 }

@@ -47,11 +47,13 @@ func (m *DeepseekMoE) MoEInfer(p *pass, x *Activation, r Routing) *Activation {
 		if len(slots) == 0 {
 			continue
 		}
+		mark := p.arena.mark()
 		out := m.Experts[e].forward(p, p.gather(x, slots, r.K))
 		for i, slot := range slots {
 			p.addScaled(y.Row(slot/r.K), out.Row(i), r.Weight.Values[slot])
 		}
 		y.Weights = p.union(nil, y, out)
+		p.arena.release(mark)
 	}
 	return y
 }
