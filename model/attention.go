@@ -80,22 +80,39 @@ func (h *attentionHead) attend(p *pass) []float32 {
 		p.rotate(h.q[t*dim+nope:(t+1)*dim], t)
 		p.rotate(h.k[t*dim+nope:(t+1)*dim], t)
 	}
-	scores := make([]float32, seq*seq)
-	kernel.MatMul(scores, h.q, kernel.Matrix{Rows: seq, Cols: dim, Values: h.k}, nil, p.Accumulate, 1)
+	context, values := make([]float32, seq*vdim), transposed(h.v, seq, vdim)
+	for t := 0; t < seq; t += queryBlock {
+		n := min(queryBlock, seq-t)
+		probs := h.probabilities(p, t, n)
+		kernel.MatMul(context[t*vdim:(t+n)*vdim], probs, kernel.Matrix{Rows: vdim, Cols: seq, Values: values}, nil, p.Accumulate, 1)
+		if p.tape != nil {
+			h.probs = append(h.probs, probs...)
+		}
+	}
+	kernel.RoundTo(context, p.format)
+	return context
+}
+
+// queryBlock is how many queries' scores are held at a time: memory grows with the
+// length of a sequence, not with its square.
+const queryBlock = 64
+
+// probabilities returns softmax(q·kᵀ/sqrt(qk_head_dim) + mask) [n, seq] of the queries
+// first … first+n-1.
+func (h *attentionHead) probabilities(p *pass, first, n int) []float32 {
+	seq, dim := p.in.Seq, p.m.Config.QKHeadDim()
+	scores := make([]float32, n*seq)
+	kernel.MatMul(scores, h.q[first*dim:(first+n)*dim], kernel.Matrix{Rows: seq, Cols: dim, Values: h.k}, nil, p.Accumulate, 1)
 	scale := p.scoreScale()
-	for t := range seq {
+	for t := range n {
 		row := scores[t*seq : (t+1)*seq]
 		for s := range row {
-			row[s] = p.rounded(p.rounded(scale(p.rounded(row[s]))) + p.mask.at(h.batch, t, s))
+			row[s] = p.rounded(p.rounded(scale(p.rounded(row[s]))) + p.mask.at(h.batch, first+t, s))
 		}
 		softmax(row)
 	}
 	kernel.RoundTo(scores, p.format)
-	h.probs = scores
-	context := make([]float32, seq*vdim)
-	kernel.MatMul(context, scores, kernel.Matrix{Rows: vdim, Cols: seq, Values: transposed(h.v, seq, vdim)}, nil, p.Accumulate, 1)
-	kernel.RoundTo(context, p.format)
-	return context
+	return scores
 }
 
 func (p *pass) scoreScale() func(score float32) float32 {

@@ -215,6 +215,21 @@ func (p *pass) normalise(w []float32) float32 {
 	return total
 }
 
+// Matters says whether the i-th of the top-k weights is more than a thousandth of its
+// token's largest: with less, what the expert gives hardly shows in the sum.
+func Matters(weights *Activation, i int) bool {
+	largest := float32(0)
+	for _, w := range weights.Row(i / weights.Width()) {
+		largest = max(largest, w)
+	}
+	return weights.Values[i] > largest/1000
+}
+
+// counts says whether an expert matters in one of its slots.
+func (r *Routing) counts(slots []int) bool {
+	return slices.ContainsFunc(slots, func(slot int) bool { return Matters(r.Weight, slot) })
+}
+
 // byExpert returns, for each expert, the positions in r.Idx that chose it, ascending.
 func (r *Routing) byExpert(experts int) [][]int {
 	slots := make([][]int, experts)

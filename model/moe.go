@@ -1,6 +1,8 @@
 package model
 
 import (
+	"maps"
+
 	"dsmoe/config"
 	"dsmoe/model/internal/kernel"
 )
@@ -52,7 +54,9 @@ func (m *DeepseekMoE) MoEInfer(p *pass, x *Activation, r Routing) *Activation {
 		for i, slot := range slots {
 			p.addScaled(y.Row(slot/r.K), out.Row(i), r.Weight.Values[slot])
 		}
-		y.Weights = p.union(nil, y, out)
+		if r.counts(slots) {
+			maps.Copy(y.Weights, out.Weights)
+		}
 		p.arena.release(mark)
 	}
 	return y
@@ -104,7 +108,11 @@ func (m *DeepseekMoE) moeTrain(p *pass, x *Activation, r Routing) *Activation {
 	m.fetch(p, byExpert)
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
-			p.scatter(outs, m.Experts[e].forward(p, p.gather(x, slots, r.K)), slots)
+			out := m.Experts[e].forward(p, p.gather(x, slots, r.K))
+			p.scatter(outs, out, slots)
+			if r.counts(slots) {
+				maps.Copy(outs.Weights, out.Weights)
+			}
 		}
 	}
 	return p.combine(outs, r)
@@ -112,7 +120,6 @@ func (m *DeepseekMoE) moeTrain(p *pass, x *Activation, r Routing) *Activation {
 
 // scatter copies row i of out to row slots[i] of outs.
 func (p *pass) scatter(outs, out *Activation, slots []int) {
-	outs.Weights = p.union(nil, outs, out)
 	n := out.Width()
 	for i, slot := range slots {
 		copy(outs.Row(slot), out.Row(i))

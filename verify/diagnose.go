@@ -35,7 +35,7 @@ func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error
 	if err != nil || f == nil {
 		return err
 	}
-	if r.Cause, err = f.badWeight(); err != nil || r.Cause != nil {
+	if r.Cause, err = f.notFiniteWeight(); err != nil || r.Cause != nil {
 		return err
 	}
 	_, kind := split(f.name)
@@ -50,7 +50,8 @@ func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error
 			return err
 		}
 	}
-	return nil
+	r.Cause, err = f.zeroWeight()
+	return err
 }
 
 // failure runs the failed stage once more and keeps what it gave. It is nil if the
@@ -59,12 +60,18 @@ func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error
 func (t *tracer) failure(in *model.Input, name string) (*failure, error) {
 	f := &failure{tracer: t, in: in, name: name}
 	f.layer, _ = split(name)
+	if f.layer >= len(t.m.Model.Layers) {
+		return nil, nil // a layer that the model has not
+	}
 	var err error
 	if f.hidden, err = f.input(); err != nil || f.hidden == nil || !t.pack.Has(name) {
 		return nil, err
 	}
 	f.got = &model.Activation{}
 	if strings.HasSuffix(name, ".topk_idx") {
+		if !slices.ContainsFunc(t.checks, func(c Check) bool { return c.Tensor == name }) {
+			return nil, nil // a dense layer
+		}
 		return f, nil
 	}
 	f.got = nil
@@ -97,21 +104,39 @@ func (f *failure) input() ([]float32, error) {
 	return values, err
 }
 
-// badWeight looks for a weight of the stage that no reference would have: one with
-// a NaN or an infinity if the stage is not finite, or one of zeros only.
-func (f *failure) badWeight() (*Cause, error) {
-	notFinite := !finiteAll(f.got.Values)
+// notFiniteWeight looks for a NaN or an infinity among the weights of a stage that is
+// not finite.
+func (f *failure) notFiniteWeight() (*Cause, error) {
+	if finiteAll(f.got.Values) {
+		return nil, nil
+	}
+	return f.findWeight(func(name string, w tensor.Tensor) *Cause {
+		if i, v := firstNotFinite(w); i >= 0 {
+			return &Cause{"weight-not-finite", fmt.Sprintf("%s holds %s at %v", name, number(v), unflatten(i, w.Shape))}
+		}
+		return nil
+	})
+}
+
+// zeroWeight looks for a matrix of zeros, for want of a better explanation.
+func (f *failure) zeroWeight() (*Cause, error) {
+	return f.findWeight(func(name string, w tensor.Tensor) *Cause {
+		if len(w.Shape) > 1 && !slices.ContainsFunc(w.Data, func(b byte) bool { return b != 0 }) {
+			return &Cause{"weight-zero", name + " holds only zeros"}
+		}
+		return nil
+	})
+}
+
+// findWeight goes through the weights of the stage, by name.
+func (f *failure) findWeight(cause func(name string, w tensor.Tensor) *Cause) (*Cause, error) {
 	for _, name := range slices.Sorted(maps.Keys(f.got.Weights)) {
 		w, err := f.src.Tensor(name)
 		if err != nil {
 			return nil, err
 		}
-		if notFinite {
-			if i, v := firstNotFinite(w); i >= 0 {
-				return &Cause{"weight-not-finite", fmt.Sprintf("%s holds %s at %v", name, number(v), unflatten(i, w.Shape))}, nil
-			}
-		} else if !slices.ContainsFunc(w.Data, func(b byte) bool { return b != 0 }) {
-			return &Cause{"weight-zero", name + " holds only zeros"}, nil
+		if c := cause(name, w); c != nil {
+			return c, nil
 		}
 	}
 	return nil, nil

@@ -76,13 +76,15 @@ func defaultLimits(name string, layer int, d tensor.DType, o *Options) Limits {
 		From: "float32 pack, stage by stage, float64 sums"}
 }
 
+// chainedCeiling is the relative RMS that no layer may exceed end to end, in float32.
+const chainedCeiling = 2e-5
+
 // chainedLimits let the reference's noise grow as it was measured to, with the root
 // of the number of layers, ten times above it; logits (layer -1) get the ceiling.
 func chainedLimits(layer int) Limits {
-	const ceiling = 2e-5
-	rel := ceiling
+	rel := chainedCeiling
 	if layer >= 0 {
-		rel = min(4e-6*math.Sqrt(float64(layer+1)), ceiling)
+		rel = min(4e-6*math.Sqrt(float64(layer+1)), chainedCeiling)
 	}
 	return Limits{RelRMS: rel, RowRMS: 4 * rel, MaxRMS: 10 * rel, From: "float32 pack, end to end: 4e-6·√layers, at most 2e-5"}
 }

@@ -64,7 +64,7 @@ func mistakes() []mistake {
 
 func undoNormTopK(x *trial) (string, error) {
 	x.config.NormTopKProb = !x.config.NormTopKProb
-	return fmt.Sprintf("the reference ran with norm_topk_prob %v, config.json says %v", x.config.NormTopKProb, !x.config.NormTopKProb), nil
+	return fmt.Sprintf("the reference ran with norm_topk_prob %v, here it is %v", x.config.NormTopKProb, !x.config.NormTopKProb), nil
 }
 
 func undoGroups(x *trial) (string, error) {
@@ -73,7 +73,7 @@ func undoGroups(x *trial) (string, error) {
 	}
 	was := x.config.NGroup
 	x.config.NGroup, x.config.TopKGroup = 1, 1
-	return fmt.Sprintf("the reference chose among all experts, config.json has %d groups", was), nil
+	return fmt.Sprintf("the reference chose among all experts, here there are %d groups", was), nil
 }
 
 func undoReference(x *trial) (string, error) {
@@ -93,7 +93,7 @@ func undoScale(x *trial) (string, error) {
 	if _, applied := x.config.TopKWeights(); applied != scale {
 		return "", nil
 	}
-	return fmt.Sprintf("the reference ran with routed_scaling_factor %g, config.json says %g", scale, was), nil
+	return fmt.Sprintf("the reference ran with routed_scaling_factor %g, here it is %g", scale, was), nil
 }
 
 // undoBiasLeak takes the weights from what the experts are chosen by.
@@ -120,7 +120,7 @@ func undoMScale(mscale float64) func(x *trial) (string, error) {
 		scaling := *was
 		scaling.MScale, scaling.MScaleAllDim = mscale, mscale
 		x.config.RopeScaling = &scaling
-		return fmt.Sprintf("the reference ran with mscale_all_dim %g, config.json says %g", mscale, was.MScaleAllDim), nil
+		return fmt.Sprintf("the reference ran with mscale_all_dim %g, here it is %g", mscale, was.MScaleAllDim), nil
 	}
 }
 
@@ -167,7 +167,7 @@ func undoEps(eps float64) func(x *trial) (string, error) {
 		if was == eps {
 			return "", nil
 		}
-		return fmt.Sprintf("the reference ran with rms_norm_eps %g, config.json says %g", eps, was), nil
+		return fmt.Sprintf("the reference ran with rms_norm_eps %g, here it is %g", eps, was), nil
 	}
 }
 
@@ -178,7 +178,7 @@ func undoTheta(theta float64) func(x *trial) (string, error) {
 		if was == theta {
 			return "", nil
 		}
-		return fmt.Sprintf("the reference ran with rope_theta %g, config.json says %g", theta, was), nil
+		return fmt.Sprintf("the reference ran with rope_theta %g, here it is %g", theta, was), nil
 	}
 }
 

@@ -29,7 +29,7 @@ func (t *tracer) report(in *model.Input) *Report {
 		r.Accumulate = "float32"
 	}
 	r.Coverage = t.coverage(r.Checks)
-	r.Reasons = t.gaps(&r.Coverage)
+	r.Reasons = t.gaps(&r.Coverage, in)
 	r.Verdict = Pass
 	if len(r.Reasons) > 0 {
 		r.Verdict = Inconclusive
@@ -84,6 +84,9 @@ func (t *tracer) inOrder() []Check {
 func (t *tracer) coverage(checks []Check) Coverage {
 	c := Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []Layer{}}
 	for _, check := range checks {
+		if !t.pack.Has(check.Tensor) {
+			continue
+		}
 		c.GoldenTensors++
 		if check.Verdict == Skipped {
 			c.GoldenUnchecked = append(c.GoldenUnchecked, check.Tensor)
@@ -130,7 +133,7 @@ func (t *tracer) outsideForward() (n int) {
 }
 
 // gaps says why the run is no pass even if no check failed.
-func (t *tracer) gaps(c *Coverage) []string {
+func (t *tracer) gaps(c *Coverage, in *model.Input) []string {
 	var reasons []string
 	if t.o.Mode == Chained && t.pack.DType != tensor.F32 {
 		reasons = append(reasons, fmt.Sprintf("end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType))
@@ -141,5 +144,38 @@ func (t *tracer) gaps(c *Coverage) []string {
 	if c.Experts > 0 && !t.kinds["mlp.gate.topk_idx"] {
 		reasons = append(reasons, "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
 	}
+	if !attends(in) {
+		reasons = append(reasons, "no token attends to a different one: attention and RoPE were not exercised")
+	}
+	if t.pack.Manifest.Mode == "train" && !(t.seen["loss"] && t.anyGradient() && t.auxDue()) {
+		reasons = append(reasons, "a training pack without loss, auxiliary losses or gradients: that part was not checked")
+	}
 	return reasons
+}
+
+// attends says whether some token sees another one, of another id, before it.
+func attends(in *model.Input) bool {
+	for b := range in.Batch {
+		first := -1
+		for i := b * in.Seq; i < (b+1)*in.Seq; i++ {
+			switch {
+			case in.AttentionMask != nil && in.AttentionMask[i] == 0:
+			case first < 0:
+				first = in.InputIDs[i]
+			case in.InputIDs[i] != first:
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (t *tracer) anyGradient() bool {
+	return slices.ContainsFunc(t.checks, func(c Check) bool { return strings.HasSuffix(c.Tensor, grad) })
+}
+
+// auxDue says whether the pack has the auxiliary losses that the config gives rise to.
+func (t *tracer) auxDue() bool {
+	c := t.m.Config
+	return c.NRoutedExperts == 0 || c.AuxLossAlpha == 0 || t.kinds["mlp.gate.aux_loss"]
 }

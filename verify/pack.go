@@ -66,7 +66,7 @@ type Pack struct {
 
 // The largest manifest and the largest safetensors header that a pack may have.
 const (
-	maxManifest = 64 << 20
+	maxManifest = 16 << 20
 	maxHeader   = 16 << 20
 )
 
@@ -141,13 +141,20 @@ func (m *Manifest) check() []string {
 			add("manifest.json: files: %.80q is not the name of a safetensors file in the pack", name)
 		}
 	}
+	used := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
 		e := m.Tensors[name]
+		used[e.File] = true
 		if _, ok := m.Files[e.File]; !ok {
 			add("manifest.json: tensors: %.120q: file %.80q is not among the pack's files", name, e.File)
 		}
 		if _, err := tensor.Size(e.DType, e.Shape); err != nil || len(e.Shape) == 0 {
 			add("manifest.json: tensors: %.120q: shape %v", name, e.Shape)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
+		if !used[name] {
+			add("manifest.json: files: %.80q holds no tensor of the manifest", name)
 		}
 	}
 	return problems
@@ -222,7 +229,18 @@ func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 
 // load reads one file of the pack whole: it holds one layer's activations.
 func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
-	data, err := os.ReadFile(filepath.Join(p.Dir, name))
+	path := filepath.Join(p.Dir, name)
+	due := int64(8 + maxHeader)
+	for _, e := range p.Manifest.Tensors {
+		if e.File == name {
+			size, _ := tensor.Size(e.DType, e.Shape) // check has seen it
+			due += size
+		}
+	}
+	if info, err := os.Stat(path); err != nil || info.Size() > due {
+		return nil, fmt.Errorf("larger than the tensors that manifest.json puts there")
+	}
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -235,6 +253,9 @@ func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
 	}
 	tensors := map[string]tensor.Tensor{}
 	for _, t := range parsed.Tensors() {
+		if p.Manifest.Tensors[t.Name].File != name {
+			return nil, fmt.Errorf("tensor %.120q is not in manifest.json", t.Name)
+		}
 		dtype, err := tensor.ParseDType(t.TensorView.DType().String())
 		if err != nil {
 			return nil, err

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -22,9 +23,9 @@ const (
 // pair up by expert. It implements model.Trace.
 func (t *tracer) TopK(name string, choice *model.Choice) {
 	layer, _ := split(name)
-	scores, idx := choice.Scores, choice.Idx
+	scores, idx := choice.Scores, choice.Idx // idx is what the pass goes on with
+	t.chosen = idx
 	if !t.golden(name) {
-		t.reach(layer, idx)
 		return
 	}
 	k := len(idx) / scores.Rows()
@@ -37,26 +38,34 @@ func (t *tracer) TopK(name string, choice *model.Choice) {
 			t.err = err
 			return
 		}
-		if c.Reason = notRouting(want, k, scores.Width()); c.Reason == "" {
+		if c.Reason = notRouting(want, k, choice); c.Reason == "" {
 			t.compareTopK(&c, choice, want, k)
 			copy(idx, want)
 		}
 	}
-	t.reach(layer, idx)
 	t.add(c)
 }
 
-func (t *tracer) reach(layer int, idx []int) {
+// reach records the experts whose output counts for some token, given the weights of
+// those last chosen.
+func (t *tracer) reach(layer int, weights *model.Activation) {
 	if t.reached[layer] == nil {
 		t.reached[layer] = map[int]bool{}
 	}
-	for _, e := range idx {
-		t.reached[layer][e] = true
+	for i, e := range t.chosen {
+		if model.Matters(weights, i) {
+			t.reached[layer][e] = true
+		}
 	}
 }
 
-// notRouting says why ids are no choice of k different experts per token.
-func notRouting(ids []int, k, experts int) string {
+// notRouting says why ids are no choice of k different experts per token, or why there
+// is nothing to compare them by.
+func notRouting(ids []int, k int, choice *model.Choice) string {
+	experts := choice.Scores.Width()
+	if i := slices.IndexFunc(choice.Scores.Values, func(v float32) bool { return v != v }); i >= 0 {
+		return fmt.Sprintf("the score of expert %d for token %d is not a number", i%experts, i/experts)
+	}
 	for i, e := range ids {
 		if e < 0 || e >= experts {
 			return fmt.Sprintf("golden expert %d of token %d is not one of %d", e, i/k, experts)
@@ -68,18 +77,17 @@ func notRouting(ids []int, k, experts int) string {
 	return ""
 }
 
-// compareTopK counts the golden's choices that are not ours by what excuses them.
+// compareTopK counts the golden's choices that are not ours by what excuses them. In
+// each row the experts that only we chose and those that only the golden chose are
+// paired by score, best with best: every pair has to tie.
 func (t *tracer) compareTopK(c *Check, choice *model.Choice, want []int, k int) {
-	scores, idx := choice.Scores, choice.Idx
 	var near, wrong int
-	for row := range scores.Rows() {
-		ours, theirs := idx[row*k:(row+1)*k], want[row*k:(row+1)*k]
+	for row := range choice.Scores.Rows() {
+		ours, theirs := choice.Idx[row*k:(row+1)*k], want[row*k:(row+1)*k]
+		dropped, added := only(ours, theirs, choice.Scores.Row(row)), only(theirs, ours, choice.Scores.Row(row))
 		rowNear := false
-		for i, e := range theirs {
-			if slices.Contains(ours, e) {
-				continue
-			}
-			switch t.tie(choice, ours[k-1], e, row) {
+		for i, e := range added {
+			switch t.tie(choice, dropped[i], e, row) {
 			case exactTie:
 				t.routing.ExactTies++
 			case nearTie:
@@ -87,7 +95,7 @@ func (t *tracer) compareTopK(c *Check, choice *model.Choice, want []int, k int) 
 				rowNear = true
 			case noTie:
 				if wrong++; wrong == 1 {
-					c.Index = []int{row, i}
+					c.Index = []int{row, slices.Index(theirs, e)}
 					c.Want, c.Got = fmt.Sprintf("expert %d", e), fmt.Sprintf("experts %v", ours)
 				}
 			}
@@ -96,11 +104,23 @@ func (t *tracer) compareTopK(c *Check, choice *model.Choice, want []int, k int) 
 			near++
 		}
 	}
-	t.routing.Choices += len(idx)
-	t.routing.Rows += scores.Rows()
+	t.routing.Choices += len(choice.Idx)
+	t.routing.Rows += choice.Scores.Rows()
 	t.routing.NearRows += near
 	t.routing.Mismatches += wrong
-	t.judgeTopK(c, scores.DType, near, wrong, scores.Rows())
+	t.judgeTopK(c, choice.Scores.DType, near, wrong, choice.Scores.Rows())
+}
+
+// only returns the experts of a that are not in b, best score first.
+func only(a, b []int, scores []float32) []int {
+	var list []int
+	for _, e := range a {
+		if !slices.Contains(b, e) {
+			list = append(list, e)
+		}
+	}
+	slices.SortStableFunc(list, func(x, y int) int { return cmp.Compare(scores[y], scores[x]) })
+	return list
 }
 
 func (t *tracer) judgeTopK(c *Check, d tensor.DType, near, wrong, rows int) {
@@ -134,7 +154,7 @@ const (
 	exactTie
 )
 
-// tie says whether the golden's expert e ties with ours, the last that was chosen:
+// tie says whether the golden's expert e ties with ours, which it was chosen instead of:
 // exactly, or within twice the error that the scores of this row may have. A
 // score moves by at most its own size times twice the error of the logits
 // (d softmax), plus its rounding, plus what a bias of few bits leaves open.
@@ -143,7 +163,7 @@ func (t *tracer) tie(choice *model.Choice, ours, e, row int) tieKind {
 	gap := float64(scores[ours]) - float64(scores[e])
 	noise := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11}[choice.Scores.DType]
 	if t.o.Mode == Chained && row < len(t.logitsErr) {
-		noise += 2 * t.logitsErr[row]
+		noise += float64(2 * t.logitsErr[row])
 	}
 	unsure := 0.0
 	if choice.Unsure != nil {
@@ -152,7 +172,7 @@ func (t *tracer) tie(choice *model.Choice, ours, e, row int) tieKind {
 	switch {
 	case gap == 0:
 		return exactTie
-	case gap <= 2*noise*math.Abs(float64(scores[ours]))+unsure:
+	case gap > 0 && gap <= float64(2*noise*math.Abs(float64(scores[ours])))+unsure:
 		return nearTie
 	}
 	return noTie

@@ -6,8 +6,10 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -32,10 +34,13 @@ func (r *Report) WriteText(w io.Writer) error {
 
 func (r *Report) writeHead(b *bytes.Buffer) {
 	ref := r.Golden.Reference
-	fmt.Fprintf(b, "%-11s%s (%s %s), transformers %s, torch %s on %s\n", "reference", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)
+	fmt.Fprintf(b, "%-11s%s\n", "reference", plain(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)))
 	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
 	if r.Golden.Mode == "train" {
-		fmt.Fprintf(b, "%-11sforward in training mode, loss and gradients%s\n", "", overrides(r.Golden.ConfigOverrides))
+		fmt.Fprintf(b, "%-11sforward in training mode, loss and gradients\n", "")
+	}
+	if text := overrides(r.Golden.ConfigOverrides); text != "" {
+		fmt.Fprintf(b, "%-11sthe reference ran %s\n", "", plain(text))
 	}
 	how := "every stage is fed the golden's own input"
 	if r.Mode == Chained {
@@ -73,7 +78,15 @@ func overrides(fields map[string]jsontext.Value) string {
 	if parts == nil {
 		return ""
 	}
-	return ", with " + strings.Join(parts, ", ")
+	return "with " + strings.Join(parts, ", ")
+}
+
+// plain quotes a text of the pack if it holds what a terminal would act on.
+func plain(text string) string {
+	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(text)
+	}
+	return text
 }
 
 // limits lists the distinct reasons of the limits that were applied.
@@ -138,6 +151,7 @@ func writeLayer(w io.Writer, checks []Check) {
 	if strings.HasSuffix(kind, grad) {
 		kind = worst.Tensor
 	}
+	kind = plain(kind)
 	kind = strings.TrimSuffix(strings.TrimPrefix(kind, "model."), ".output")
 	mark := ""
 	if failed > 0 {
@@ -203,7 +217,7 @@ func (r *Report) writeDivergence(b *bytes.Buffer) {
 }
 
 func (c *Check) write(b *bytes.Buffer) {
-	fmt.Fprintf(b, "%-11s%s  %s %v\n", "DIVERGES", c.Tensor, c.DType, c.Shape)
+	fmt.Fprintf(b, "%-11s%s  %s %v\n", "DIVERGES", plain(c.Tensor), c.DType, c.Shape)
 	if c.Reason != "" {
 		fmt.Fprintf(b, "%-11s%s\n", "", c.Reason)
 	}

@@ -9,6 +9,7 @@ package verify
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -46,6 +47,30 @@ type Options struct {
 	Progress    func(done, total int) // called after each golden tensor; may be nil
 }
 
+// check says what is wrong with the options.
+func (o *Options) check() error {
+	if o.Mode != Local && o.Mode != Chained {
+		return fmt.Errorf("mode %q: not local or chained", o.Mode)
+	}
+	for _, stage := range slices.Sorted(maps.Keys(o.Limits)) {
+		if l := o.Limits[stage]; !(l > 0 && l <= 1) {
+			return fmt.Errorf("limit %s=%g: not above 0 and at most 1", stage, l)
+		}
+	}
+	return nil
+}
+
+// unusedLimits refuses a limit that no measured stage's name ends with: a typo would
+// leave the stage that was meant at its default.
+func (t *tracer) unusedLimits() error {
+	for _, stage := range slices.Sorted(maps.Keys(t.o.Limits)) {
+		if !slices.ContainsFunc(t.checks, func(c Check) bool { return c.RelRMS != nil && strings.HasSuffix(c.Tensor, stage) }) {
+			return fmt.Errorf("limit %s: no stage that was measured ends so", stage)
+		}
+	}
+	return nil
+}
+
 // grad ends the names of gradients.
 const grad = ".grad"
 
@@ -57,6 +82,9 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 	if o.Mode == "" {
 		o.Mode = Local
 	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
 	if len(pack.Manifest.ConfigOverrides) > 0 {
 		var err error
 		if c, err = c.Override(pack.Manifest.ConfigOverrides); err != nil {
@@ -64,6 +92,9 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 		}
 	}
 	c = c.As(pack.reference(o.Reference))
+	if c.Reference == config.Native && c.KVLoraRank == 0 {
+		return nil, pack.error(fmt.Sprintf("model_type %s has no native reference", c.ModelType))
+	}
 	m, err := model.Load(c, src)
 	if err != nil {
 		return nil, err
@@ -83,6 +114,9 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 	}
 	if t.err != nil {
 		return nil, t.err
+	}
+	if err := t.unusedLimits(); err != nil {
+		return nil, err
 	}
 	r := t.report(in)
 	if err := t.diagnose(ctx, in, r); err != nil {
@@ -133,5 +167,8 @@ func (p *Pack) input() (*model.Input, error) {
 		return nil, p.error(fmt.Sprintf("attention_mask: shape %v, input_ids has %v", got, shape))
 	}
 	in.AttentionMask, err = p.Ints("attention_mask")
+	if i := slices.IndexFunc(in.AttentionMask, func(m int) bool { return m != 0 && m != 1 }); err == nil && i >= 0 {
+		err = p.error(fmt.Sprintf("attention_mask[%d, %d]: %d is not 0 or 1", i/in.Seq, i%in.Seq, in.AttentionMask[i]))
+	}
 	return in, err
 }

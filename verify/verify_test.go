@@ -2,6 +2,7 @@ package verify_test
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"iter"
 	"math"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/nlpodyssey/safetensors"
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
@@ -462,6 +464,28 @@ func rewritten(t *testing.T, pack string, edit func(dir string, m map[string]any
 	return dir
 }
 
+// prune makes a pack's files hold what its edited manifest says, and no more.
+func prune(t *testing.T, dir string, m map[string]any) {
+	t.Helper()
+	tensors, files := m["tensors"].(map[string]any), m["files"].(map[string]any)
+	for file := range files {
+		path := filepath.Join(dir, file)
+		parsed := must(safetensors.Deserialize(must(os.ReadFile(path))))
+		kept := map[string]safetensors.TensorView{}
+		for _, x := range parsed.Tensors() {
+			if _, ok := tensors[x.Name]; ok {
+				kept[x.Name] = x.TensorView
+			}
+		}
+		if len(kept) == 0 {
+			delete(files, file)
+			continue
+		}
+		require.NoError(t, os.WriteFile(path, must(safetensors.Serialize(kept, nil)), 0o600))
+		files[file] = must(verify.HashFile(path))
+	}
+}
+
 // TestBrokenPacksAreRefused with the file and the cause.
 func TestBrokenPacksAreRefused(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -493,6 +517,9 @@ func TestBrokenPacksAreRefused(t *testing.T) {
 		"a tensor in no file": {func(_ string, m map[string]any) {
 			m["tensors"].(map[string]any)["x"] = map[string]any{"file": "y.safetensors", "dtype": "F32", "shape": []int{1}}
 		}, `"x": file "y.safetensors"`},
+		"a tensor left out": {func(_ string, m map[string]any) {
+			delete(m["tensors"].(map[string]any), "model.embed_tokens.output")
+		}, `files: "embed.safetensors" holds no tensor of the manifest`},
 		"a negative shape": {func(_ string, m map[string]any) {
 			m["tensors"].(map[string]any)["lm_head.output"].(map[string]any)["shape"] = []int{-1, 17}
 		}, `"lm_head.output": shape [-1 17]`},
@@ -557,8 +584,9 @@ func TestMissingAndExtraGoldenTensors(t *testing.T) {
 		}, verify.Pass, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
+			dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) {
 				test.edit(m["tensors"].(map[string]any))
+				prune(t, dir, m)
 			})
 			c, _ := open(t, "v1-base/golden-f32")
 			p, err := verify.OpenPack(dir)
@@ -574,12 +602,13 @@ func TestMissingAndExtraGoldenTensors(t *testing.T) {
 
 // TestUncheckedWeightsAreInconclusive: with layer 3 cut off the pack, nothing checks it.
 func TestUncheckedWeightsAreInconclusive(t *testing.T) {
-	dir := rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
+	dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) {
 		for k := range m["tensors"].(map[string]any) {
 			if k == "lm_head.output" || k == "model.norm.output" {
 				delete(m["tensors"].(map[string]any), k)
 			}
 		}
+		prune(t, dir, m)
 	})
 	c, _ := open(t, "v1-base/golden-f32")
 	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
@@ -615,4 +644,153 @@ func TestCompare(t *testing.T) {
 	m = verify.Compare([]float32{1, 1.0078125, 1.015625, 2}, []float32{1, 1, 1, 2}, 4, tensor.BF16)
 	require.Equal(t, 0.5, m.BitEqual)
 	require.Equal(t, 0.75, m.OneULP)
+}
+
+// TestPackOfALargerModel: a golden of a layer that the model has not is a failed check.
+func TestPackOfALargerModel(t *testing.T) {
+	c, p := open(t, "v1-base/golden-f32")
+	cfg := override(t, c.Config, "num_hidden_layers", "3")
+	r, err := verify.Run(context.Background(), cfg, shallow{c}, p, verify.Options{})
+	require.NoError(t, err)
+	require.Equal(t, verify.Fail, r.Verdict)
+	require.Equal(t, "model.layers.3.input_layernorm.output", *r.FirstDivergence)
+	require.Nil(t, r.Cause)
+}
+
+// shallow is a source without layer 3.
+type shallow struct{ model.Source }
+
+func (s shallow) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for i := range s.Source.Tensors() {
+			if !strings.HasPrefix(i.Name, "model.layers.3.") && !yield(i) {
+				return
+			}
+		}
+	}
+}
+
+// TestTieExcusesTheExpertThatTies, and no other: a router that chooses a tied expert in
+// place of the best one is wrong, though the one it did choose ties with the last.
+func TestTieExcusesTheExpertThatTies(t *testing.T) {
+	const gate = "model.layers.1.mlp.gate."
+	c, p := open(t, "v1-router-ties/golden-f32")
+	idx := must(p.Ints(gate + "topk_idx"))
+	k := p.Manifest.Tensors[gate+"topk_idx"].Shape[1]
+	twins := []int{-1, -1}
+	w := get(t, c, gate+"weight")
+	for a := range w.Shape[0] {
+		for b := range a {
+			if string(w.Row(a).Data) == string(w.Row(b).Data) {
+				twins = []int{b, a}
+			}
+		}
+	}
+	row := -1 // where exactly one of the twins is chosen
+	for r := range len(idx) / k {
+		chosen := idx[r*k : (r+1)*k]
+		if slices.Contains(chosen, twins[0]) != slices.Contains(chosen, twins[1]) {
+			row = r
+		}
+	}
+	require.GreaterOrEqual(t, row, 0)
+	dir := rewritten(t, "v1-router-ties/golden-f32", func(dir string, m map[string]any) {
+		chosen := slices.Clone(idx)
+		for i := row * k; i < (row+1)*k; i++ { // the other twin for somebody else
+			if chosen[i] != twins[0] && chosen[i] != twins[1] {
+				other := twins[0]
+				if slices.Contains(chosen[row*k:(row+1)*k], other) {
+					other = twins[1]
+				}
+				chosen[i] = other
+				break
+			}
+		}
+		rewriteInts(t, dir, m, "layer-001.safetensors", gate+"topk_idx", chosen)
+	})
+	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	require.Equal(t, verify.Fail, r.Verdict)
+	require.Equal(t, gate+"topk_idx", *r.FirstDivergence)
+	require.Equal(t, 1, r.Routing.Mismatches)
+}
+
+// rewriteInts replaces an I64 tensor of a pack's file, and the file's hash.
+func rewriteInts(t *testing.T, dir string, m map[string]any, file, name string, values []int) {
+	t.Helper()
+	path := filepath.Join(dir, file)
+	data := must(os.ReadFile(path))
+	view, ok := must(safetensors.Deserialize(data)).Tensor(name)
+	require.True(t, ok)
+	for i, v := range values {
+		binary.LittleEndian.PutUint64(view.Data()[8*i:], uint64(v))
+	}
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+	m["files"].(map[string]any)[file] = must(verify.HashFile(path))
+}
+
+// TestAttentionMustBeExercised: one token sees nobody, and proves nothing of RoPE.
+func TestAttentionMustBeExercised(t *testing.T) {
+	for name, masked := range map[string]bool{"one id": false, "all masked": true} {
+		t.Run(name, func(t *testing.T) {
+			c, p := open(t, "v1-base/golden-f32")
+			dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) {
+				ids := must(p.Ints("input_ids"))
+				for i := range ids {
+					ids[i] = 7
+				}
+				if !masked {
+					rewriteInts(t, dir, m, "inputs.safetensors", "input_ids", ids)
+				} else {
+					rewriteInts(t, dir, m, "inputs.safetensors", "attention_mask", make([]int, len(ids)))
+				}
+			})
+			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+			require.Contains(t, strings.Join(r.Reasons, "; "), "attention and RoPE were not exercised")
+		})
+	}
+}
+
+// TestOptionsAreChecked: limits out of range or for no stage, a mode that is none, a
+// mask that is no mask.
+func TestOptionsAreChecked(t *testing.T) {
+	c, p := open(t, "v1-base/golden-f32")
+	for want, o := range map[string]verify.Options{
+		"limit output=-1: not above 0":                {Limits: map[string]float64{"output": -1}},
+		"limit output=2: not above 0":                 {Limits: map[string]float64{"output": 2}},
+		"limit mlp.expert.output: no stage":           {Limits: map[string]float64{"mlp.expert.output": 1e-5}},
+		`mode "sideways": not local`:                  {Mode: "sideways"},
+		"model_type deepseek has no native reference": {Reference: config.Native},
+	} {
+		_, err := verify.Run(context.Background(), c.Config, c, p, o)
+		require.ErrorContains(t, err, want)
+	}
+	dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) {
+		mask := must(p.Ints("attention_mask"))
+		mask[20] = 2
+		rewriteInts(t, dir, m, "inputs.safetensors", "attention_mask", mask)
+	})
+	_, err := verify.Run(context.Background(), c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	require.ErrorContains(t, err, "attention_mask[1, 3]: 2 is not 0 or 1")
+}
+
+// TestTextIsPlain: a pack cannot forge lines of the report.
+func TestTextIsPlain(t *testing.T) {
+	dir := rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
+		m["reference"].(map[string]any)["model"] = "x\x1b[2K\nverdict    PASS"
+	})
+	c, _ := open(t, "v1-base/golden-f32")
+	var text strings.Builder
+	require.NoError(t, run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{}).WriteText(&text))
+	require.NotContains(t, text.String(), "\x1b")
+	require.Equal(t, 1, strings.Count(text.String(), "\nverdict"))
+}
+
+// TestExpertsOfNoWeightAreNotReached: what a gate weighs with nothing was not verified.
+func TestExpertsOfNoWeightAreNotReached(t *testing.T) {
+	a := &model.Activation{Shape: []int{2, 2}, Values: []float32{1, 0, 0.5, 0.4999}}
+	var matter []bool
+	for i := range a.Values {
+		matter = append(matter, model.Matters(a, i))
+	}
+	require.Equal(t, []bool{true, false, true, true}, matter)
 }
