@@ -28,7 +28,7 @@ func (t *tracer) report(in *model.Input) *Report {
 	if t.o.Accumulate == model.Float32 {
 		r.Accumulate = "float32"
 	}
-	r.Coverage = t.coverage(r.Checks)
+	r.Coverage = t.coverage(r.Checks, in)
 	r.Reasons = t.gaps(&r.Coverage, in)
 	r.Verdict = Pass
 	if len(r.Reasons) > 0 {
@@ -81,8 +81,11 @@ func (t *tracer) inOrder() []Check {
 }
 
 // coverage counts what the checks cover.
-func (t *tracer) coverage(checks []Check) Coverage {
+func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 	c := Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []Layer{}}
+	ids := slices.Clone(in.InputIDs)
+	slices.Sort(ids)
+	c.EmbeddingRows, c.VocabSize = len(slices.Compact(ids)), t.m.Config.VocabSize
 	for _, check := range checks {
 		if !t.pack.Has(check.Tensor) {
 			continue

@@ -70,6 +70,8 @@ type Coverage struct {
 	Weights          int      `json:"weights"`
 	WeightsChecked   int      `json:"weights_checked"`
 	WeightsUnchecked []string `json:"weights_unchecked"` // beside those of experts not reached
+	EmbeddingRows    int      `json:"embedding_rows"`    // of embed_tokens, that the input reads
+	VocabSize        int      `json:"vocab_size"`        // rows that there are
 	Experts          int      `json:"experts"`           // routed, over all layers
 	ExpertsReached   int      `json:"experts_reached"`
 	Unreached        []Layer  `json:"experts_unreached"` // experts that no token was routed to

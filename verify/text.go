@@ -243,6 +243,7 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		fmt.Fprintf(b, ", %d of %d routed experts", c.ExpertsReached, c.Experts)
 	}
 	fmt.Fprintln(b)
+	fmt.Fprintf(b, "%-11s%d of %d rows of the embedding\n", "", c.EmbeddingRows, c.VocabSize)
 	if c.OutsideForward > 0 {
 		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not verified\n", "", c.OutsideForward)
 	}
