@@ -22,8 +22,18 @@ type Checkpoint struct {
 	Config    *config.Config
 	Inventory *Inventory // what it consists of, with Notes and without Problems
 
-	files []*safetensors.File
+	dir   string
+	files []weightFile
 	where map[string]int // the file of each tensor
+}
+
+// weightFile is an open file of any format: *safetensors.File, *torchbin.File.
+type weightFile interface {
+	Tensors() iter.Seq[tensor.Info]
+	Tensor(name string) (tensor.Tensor, error)
+	Lookup(name string) (info tensor.Info, offset int64, ok bool) // offset in the file of the first byte
+	Len() int
+	Close() error
 }
 
 var _ model.Source = (*Checkpoint)(nil)
@@ -46,7 +56,7 @@ func Open(path string) (*Checkpoint, error) {
 		s.close()
 		return nil, &Error{Path: path, Problems: s.inv.Problems}
 	}
-	return &Checkpoint{Path: path, Config: s.inv.Config, Inventory: s.inv, files: s.files, where: s.where}, nil
+	return &Checkpoint{Path: path, Config: s.inv.Config, Inventory: s.inv, dir: s.dir, files: s.files, where: s.where}, nil
 }
 
 // Tensors yields the tensors of one file after the other, each in file order.

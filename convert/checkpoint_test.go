@@ -122,7 +122,7 @@ func brokenFiles() []broken {
 			[]string{"config.json: no such file", "directory is empty"}, nil},
 		{"pickle only", whole, func(t *testing.T, dir string) {
 			require.NoError(t, os.Rename(filepath.Join(dir, weightsName), filepath.Join(dir, "pytorch_model.bin")))
-		}, []string{"pytorch_model.bin is a PyTorch pickle"}, nil},
+		}, []string{"pytorch_model.bin: is not a zip archive"}, nil},
 		{"gguf only", whole, func(t *testing.T, dir string) {
 			require.NoError(t, os.Rename(filepath.Join(dir, weightsName), filepath.Join(dir, "model.gguf")))
 		}, []string{"model.gguf is a GGUF file"}, nil},
@@ -243,7 +243,7 @@ func requireFindings(t *testing.T, path string, c broken) {
 func TestUnusablePaths(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, dir, "model.gguf", "GGUF")
-	writeFile(t, dir, "model.bin", "")
+	writeFile(t, dir, "model.ckpt", "")
 	writeFile(t, dir, "readme", "")
 	link(t, "gone", filepath.Join(dir, "dangling"))
 	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "fifo.safetensors"), 0o644))
@@ -251,7 +251,7 @@ func TestUnusablePaths(t *testing.T) {
 		filepath.Join(dir, "none"):             "none: no such file or directory",
 		filepath.Join(dir, "dangling"):         "is a link to gone, which does not exist",
 		filepath.Join(dir, "model.gguf"):       "is a GGUF file",
-		filepath.Join(dir, "model.bin"):        "is a PyTorch pickle",
+		filepath.Join(dir, "model.ckpt"):       "is a PyTorch pickle",
 		filepath.Join(dir, "readme"):           "is not a checkpoint",
 		filepath.Join(dir, "fifo.safetensors"): "neither a directory nor a regular file",
 		filepath.Join(whole, configName):       "is a config, not a checkpoint",

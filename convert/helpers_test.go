@@ -93,7 +93,7 @@ func copyOf(t testing.TB, c *Checkpoint) Output {
 			infos = append(infos, byName[w.tensor])
 		}
 	}
-	return Output{Tensors: infos, Config: []byte(readFile(t, filepath.Dir(c.files[0].Path), configName)),
+	return Output{Tensors: infos, Config: []byte(readFile(t, c.dir, configName)),
 		Fill: func(_ context.Context, info tensor.Info, dst []byte, offset int64) error {
 			src, err := c.Tensor(info.Name)
 			copy(dst, src.Data[offset:])

@@ -125,7 +125,7 @@ func (p *indexParser) weight(name string) error {
 		return fmt.Errorf("weight_map: %s: file name is not a string", safetensors.Quote(name))
 	}
 	file := tok.String()
-	if err := checkShardName(file); err != nil {
+	if err := checkShardName(file, p.index.File); err != nil {
 		return fmt.Errorf("weight_map: %s: %w", safetensors.Quote(name), err)
 	}
 	if n := len(p.index.weights); n > 0 && p.index.weights[n-1].file == file {
@@ -135,12 +135,16 @@ func (p *indexParser) weight(name string) error {
 	return nil
 }
 
-// checkShardName refuses a file name that could lead out of the directory.
-func checkShardName(file string) error {
-	const ext = ".safetensors"
+// checkShardName refuses a file name that could lead out of the directory, or to a
+// file of another format than the index's.
+func checkShardName(file, index string) error {
+	ext := ".safetensors"
+	if isPickleIndex(index) {
+		ext = ".bin"
+	}
 	switch {
 	case len(file) <= len(ext) || !strings.HasSuffix(file, ext):
-		return fmt.Errorf("%s is not the name of a .safetensors file", safetensors.Quote(file))
+		return fmt.Errorf("%s is not the name of a %s file", safetensors.Quote(file), ext)
 	case strings.ContainsAny(file, `/\`) || !filepath.IsLocal(file):
 		return fmt.Errorf("%s leads out of the checkpoint's directory", safetensors.Quote(file))
 	case len(file) > 255 || safetensors.CheckName(file) != nil:

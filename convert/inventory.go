@@ -10,6 +10,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/safetensors"
+	"dsmoe/convert/torchbin"
 	"dsmoe/model/tensor"
 )
 
@@ -60,8 +61,8 @@ func Scan(path string) (*Inventory, error) {
 type scanner struct {
 	location
 	inv   *Inventory
-	files []*safetensors.File // as inv.Files
-	where map[string]int      // the first of the files that hold a tensor
+	files []weightFile   // as inv.Files
+	where map[string]int // the first of the files that hold a tensor
 }
 
 func scan(path string) (*scanner, error) {
@@ -128,13 +129,13 @@ func (s *scanner) readIndex() {
 // openFiles opens all weight files at once and describes each.
 func (s *scanner) openFiles() {
 	names := s.location.files
-	files := make([]*safetensors.File, len(names))
+	files := make([]weightFile, len(names))
 	errs := make([]error, len(names))
 	var g errgroup.Group
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for i, name := range names {
 		g.Go(func() error {
-			files[i], errs[i] = safetensors.Open(filepath.Join(s.dir, name))
+			files[i], errs[i] = openWeights(filepath.Join(s.dir, name))
 			return nil
 		})
 	}
@@ -166,10 +167,32 @@ func (s *scanner) explain(name string, err error) []Problem {
 	return problems
 }
 
-func describe(name string, f *safetensors.File) FileInfo {
-	info := FileInfo{Name: name, Size: f.Size, Tensors: f.Len(), Bytes: f.Size - f.DataStart,
-		DTypes: []DTypeCount{}, Metadata: f.Metadata, Infos: slices.Collect(f.Tensors())}
+// openWeights opens a weight file of either format.
+func openWeights(path string) (weightFile, error) {
+	if isPickle(path) {
+		f, err := torchbin.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		return f, nil
+	}
+	f, err := safetensors.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func describe(name string, f weightFile) FileInfo {
+	info := FileInfo{Name: name, Tensors: f.Len(), DTypes: []DTypeCount{}, Infos: slices.Collect(f.Tensors())}
+	switch f := f.(type) {
+	case *safetensors.File:
+		info.Size, info.Metadata = f.Size, f.Metadata
+	case *torchbin.File:
+		info.Size = f.Size
+	}
 	for _, t := range info.Infos {
+		info.Bytes += t.Bytes()
 		i := slices.IndexFunc(info.DTypes, func(c DTypeCount) bool { return c.DType == t.DType })
 		if i < 0 {
 			i = len(info.DTypes)

@@ -18,6 +18,9 @@ const (
 	configName  = "config.json"
 	weightsName = "model.safetensors"
 	indexName   = "model.safetensors.index.json"
+
+	pickleName      = "pytorch_model.bin"
+	pickleIndexName = "pytorch_model.bin.index.json"
 )
 
 // location is a path resolved to files.
@@ -25,7 +28,7 @@ type location struct {
 	dir         string
 	index       string   // the index to read; empty if there is none
 	files       []string // the weight files to read when there is no index
-	weightFiles []string // all *.safetensors of the directory, sorted
+	weightFiles []string // all *.safetensors of the directory, sorted; all pytorch_model*.bin if those are read
 	problems    []Problem
 	notes       []Problem
 }
@@ -53,9 +56,12 @@ func locate(path string) (*location, error) {
 			l.notes = []Problem{{File: name, Cause: "only this file is read, of a set of shards: it is " + part}}
 		}
 		return l, nil
+	case isPickle(name):
+		l.files = []string{name}
+		return l, nil
 	case isIndexName(name):
 		l.index = name
-		l.weightFiles, err = weightFiles(l.dir)
+		l.weightFiles, err = weightFiles(l.dir, name)
 		return l, err
 	}
 	return nil, refuseFile(path, name)
@@ -64,7 +70,19 @@ func locate(path string) (*location, error) {
 // isIndexName accepts model.safetensors.index.json and its variants, such as
 // model.safetensors.index.fp16.json.
 func isIndexName(name string) bool {
-	return strings.HasSuffix(name, ".json") && strings.Contains(name, ".safetensors.index.")
+	return strings.HasSuffix(name, ".json") && (strings.Contains(name, ".safetensors.index.") || isPickleIndex(name))
+}
+
+// isPickleIndex tells the index of pytorch_model-*.bin from that of safetensors.
+func isPickleIndex(name string) bool { return strings.Contains(name, ".bin.index.") }
+
+// isPickle says whether a weight file is read as torch.save writes it.
+func isPickle(name string) bool {
+	switch filepath.Ext(name) {
+	case ".bin", ".pt", ".pth":
+		return true
+	}
+	return false
 }
 
 // refuseFile names a file that is no safetensors checkpoint for what it is.
@@ -100,10 +118,14 @@ func locateDir(dir string) (*location, error) {
 		return nil, unusable(dir, readDirCause(err), "")
 	}
 	has := map[string]bool{}
+	var pickles []string
 	for _, e := range entries { // sorted by name
 		has[e.Name()] = true
 		if strings.HasSuffix(e.Name(), ".safetensors") {
 			l.weightFiles = append(l.weightFiles, e.Name())
+		}
+		if ok, _ := filepath.Match("pytorch_model*.bin", e.Name()); ok {
+			pickles = append(pickles, e.Name())
 		}
 	}
 	switch {
@@ -113,18 +135,32 @@ func locateDir(dir string) (*location, error) {
 		l.index = indexName
 	case len(l.weightFiles) > 0:
 		l.unnamed()
+	case has[pickleName]:
+		l.files, l.weightFiles = []string{pickleName}, pickles
+	case has[pickleIndexName]:
+		l.index, l.weightFiles = pickleIndexName, pickles
 	default:
 		l.problems = append(l.problems, noWeights(entries))
 	}
 	return l, nil
 }
 
-func weightFiles(dir string) ([]string, error) {
-	l, err := locateDir(dir)
-	if err != nil {
-		return nil, err
+// weightFiles lists the weight files beside an index.
+func weightFiles(dir, index string) (names []string, err error) {
+	pattern := "*.safetensors"
+	if isPickleIndex(index) {
+		pattern = "pytorch_model*.bin"
 	}
-	return l.weightFiles, nil
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, unusable(dir, readDirCause(err), "")
+	}
+	for _, e := range entries {
+		if ok, _ := filepath.Match(pattern, e.Name()); ok {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
 }
 
 // single takes model.safetensors, which wins over everything else.
@@ -180,7 +216,7 @@ func readDirCause(err error) string {
 	return err.Error()
 }
 
-var shardPattern = regexp.MustCompile(`^(.*)-([0-9]{5,})-of-([0-9]{5,})\.safetensors$`)
+var shardPattern = regexp.MustCompile(`^(.*)-([0-9]{5,})-of-([0-9]{5,})\.(?:safetensors|bin)$`)
 
 // shardFamily splits a shard's file name into what it shares with the other
 // shards of its set, and "N of M".

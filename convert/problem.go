@@ -7,6 +7,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/safetensors"
+	"dsmoe/convert/torchbin"
 )
 
 // Problem is one thing that is wrong with a checkpoint, and where.
@@ -71,6 +72,10 @@ func problemsOf(file string, err error) []Problem {
 			cause = fmt.Sprintf("byte %d: %s", format.Offset, cause)
 		}
 		return []Problem{{File: file, Tensor: format.Tensor, Cause: cause, Hint: format.Hint}}
+	}
+	var pickle *torchbin.FormatError
+	if errors.As(err, &pickle) {
+		return []Problem{{File: file, Tensor: pickle.Tensor, Cause: pickle.Cause, Hint: pickle.Hint}}
 	}
 	var bad *config.Error
 	if errors.As(err, &bad) {

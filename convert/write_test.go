@@ -234,7 +234,7 @@ func TestSplit(t *testing.T) {
 }
 
 // requireEntries demands that dir holds exactly the named entries: no leftovers.
-func requireEntries(t *testing.T, dir string, want ...string) {
+func requireEntries(t testing.TB, dir string, want ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
@@ -246,7 +246,7 @@ func requireEntries(t *testing.T, dir string, want ...string) {
 }
 
 // sums hashes every file of a directory.
-func sums(t *testing.T, dir string) map[string][32]byte {
+func sums(t testing.TB, dir string) map[string][32]byte {
 	t.Helper()
 	sums := map[string][32]byte{}
 	require.NoError(t, fs.WalkDir(os.DirFS(dir), ".", func(path string, d fs.DirEntry, err error) error {

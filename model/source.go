@@ -28,6 +28,8 @@ type Source interface {
 //	….mlp.experts.down_proj    [E, H, I]    experts.{e}.gate_proj.weight is rows 0 … I-1 of
 //	                                        expert e's 2I, up_proj.weight the others
 //
+// FP8 scales of fused experts (gate_up_proj_scale_inv) are split alike.
+//
 // The tensors are views of src's; nothing is copied.
 func Canonical(src Source) Source {
 	c := &canonical{src: src, parts: map[string]part{}}
@@ -39,9 +41,13 @@ func Canonical(src Source) Source {
 		}
 		switch {
 		case len(info.Shape) == 3 && strings.HasSuffix(name, fusedGateUp) && info.Shape[1]%2 == 0:
-			c.split(name, info, fusedGateUp, "gate_proj", "up_proj")
+			c.split(name, info, fusedGateUp, "gate_proj.weight", "up_proj.weight")
+		case len(info.Shape) == 3 && strings.HasSuffix(name, fusedGateUp+scaleSuffix) && info.Shape[1]%2 == 0:
+			c.split(name, info, fusedGateUp+scaleSuffix, "gate_proj.weight"+scaleSuffix, "up_proj.weight"+scaleSuffix)
 		case len(info.Shape) == 3 && strings.HasSuffix(name, fusedDown):
-			c.split(name, info, fusedDown, "down_proj")
+			c.split(name, info, fusedDown, "down_proj.weight")
+		case len(info.Shape) == 3 && strings.HasSuffix(name, fusedDown+scaleSuffix):
+			c.split(name, info, fusedDown+scaleSuffix, "down_proj.weight"+scaleSuffix)
 		default:
 			c.add(name, info.Shape, info, 0, 1)
 		}
@@ -84,14 +90,14 @@ func (c *canonical) add(name string, shape []int, of tensor.Info, index, count i
 }
 
 // split adds the experts of a fused tensor: its first axis, and its second in as many
-// parts as there are projections.
-func (c *canonical) split(name string, info tensor.Info, suffix string, projections ...string) {
+// parts as there are weights.
+func (c *canonical) split(name string, info tensor.Info, suffix string, weights ...string) {
 	prefix := strings.TrimSuffix(name, suffix) + ".mlp.experts."
-	n := len(projections)
+	n := len(weights)
 	shape := []int{info.Shape[1] / n, info.Shape[2]}
 	for e := range info.Shape[0] {
-		for i, projection := range projections {
-			c.add(prefix+strconv.Itoa(e)+"."+projection+".weight", shape, info, e*n+i, info.Shape[0]*n)
+		for i, weight := range weights {
+			c.add(prefix+strconv.Itoa(e)+"."+weight, shape, info, e*n+i, info.Shape[0]*n)
 		}
 	}
 }

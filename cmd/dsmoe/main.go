@@ -61,9 +61,12 @@ func newRoot() *cobra.Command {
 		Use:   "dsmoe",
 		Short: "Convert DeepSeekMoE checkpoints, and prove that the result is right",
 		Long: `dsmoe verifies DeepSeekMoE checkpoints against golden tensors of the reference
-implementation, tells what is in them and makes synthetic ones.`,
+implementation, converts and compares them, tells what is in them and makes synthetic
+ones.`,
 		Example: `  dsmoe verify  CHECKPOINT GOLDEN    compare every stage with the reference's tensors
+  dsmoe convert SRC DST              write another dtype, shard size or expert layout
   dsmoe inspect CHECKPOINT           say what is in a checkpoint
+  dsmoe diff    A B                  compare two checkpoints tensor by tensor
   dsmoe synth   CONFIG DST           write a synthetic checkpoint of any size`,
 		Version:       version(),
 		Args:          noCommand,
@@ -75,7 +78,7 @@ implementation, tells what is in them and makes synthetic ones.`,
 	root.SetVersionTemplate("dsmoe {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misuse(cmd, err.Error()) })
 	root.SetUsageTemplate(root.UsageTemplate() + exitStatusTemplate)
-	root.AddCommand(newVerify(), newInspect(), newSynth())
+	root.AddCommand(newVerify(), newConvert(), newInspect(), newDiff(), newSynth())
 	return root
 }
 

@@ -217,7 +217,7 @@ func TestInterruptedSynthLeavesNothing(t *testing.T) {
 
 // TestEveryCommandIsDocumented: examples, exit status, --json.
 func TestEveryCommandIsDocumented(t *testing.T) {
-	commands := append([]string{""}, "inspect", "inspect ls", "inspect audit", "inspect arch", "synth", "verify")
+	commands := append([]string{""}, "inspect", "inspect ls", "inspect audit", "inspect arch", "synth", "verify", "convert", "diff")
 	for _, name := range commands {
 		t.Run(name, func(t *testing.T) {
 			status, help, stderr := dsmoe(t.Context(), append(strings.Fields(name), "--help")...)

@@ -84,7 +84,10 @@ func hintOf(err error) string {
 	var usage *usageError
 	var bad *convert.Error
 	var mismatch *model.MismatchError
+	var loss *convert.LossError
 	switch {
+	case errors.As(err, &loss):
+		return "--allow-overflow writes them all the same, and goes on with what is done"
 	case errors.As(err, &usage):
 		return usage.hint
 	case errors.As(err, &mismatch):

@@ -7,6 +7,7 @@ package tensor
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 )
 
 // Loss counts the elements that a cast could not keep even approximately.
@@ -60,57 +61,138 @@ func (c *Cast) Convert(dst, src []byte) Loss {
 		copy(dst, src)
 		return Loss{}
 	case c.To == F32:
-		for i := range len(src) / 2 {
-			binary.LittleEndian.PutUint32(dst[4*i:], widen(binary.LittleEndian.Uint16(src[2*i:]), c.From))
-		}
+		c.widenAll(dst, src)
 		return Loss{}
+	case c.From == F32 && c.To == BF16:
+		return narrowAll(dst, src, BF16, 0x00008001, 0x7f7f8000, 0)
 	case c.From == F32:
-		return c.narrowAll(dst, src)
+		return narrowAll(dst, src, F16, 0x38800000, 0x477ff000, 0x38000000)
 	}
 	return c.translate(dst, src)
 }
 
-// narrowAll rounds F32 to 16 bits.
-func (c *Cast) narrowAll(dst, src []byte) (lost Loss) {
-	inf, _ := infinity(c.To)
-	for len(src) >= 4 && len(dst) >= 2 {
-		b := binary.LittleEndian.Uint32(src)
-		h := narrow(b, c.To)
-		binary.LittleEndian.PutUint16(dst, h)
-		if h&0x7fff == 0 || h&0x7fff == uint16(inf) {
-			lost.count(b&0x7fffffff, 0x7f800000, h)
+// widenAll turns 16 bits into F32, two at a time.
+func (c *Cast) widenAll(dst, src []byte) {
+	for ; len(src) >= 4 && len(dst) >= 8; src, dst = src[4:], dst[8:] {
+		x := binary.LittleEndian.Uint32(src)
+		lo, hi := uint64(x&0xffff)<<16, uint64(x&0xffff0000)<<32
+		if c.From == F16 {
+			lo, hi = uint64(widen(uint16(x), F16)), uint64(widen(uint16(x>>16), F16))<<32
 		}
-		src, dst = src[4:], dst[2:]
+		binary.LittleEndian.PutUint64(dst, lo|hi)
+	}
+	if len(src) >= 2 {
+		binary.LittleEndian.PutUint32(dst, widen(binary.LittleEndian.Uint16(src), c.From))
+	}
+}
+
+// narrowAll rounds F32 to 16 bits. Magnitudes from least up to most need nothing
+// but a shift of the exponent, rebias, and the rounding of the mantissa.
+func narrowAll(dst, src []byte, d DType, least, most, rebias uint32) (lost Loss) {
+	shift := 13
+	if d == BF16 {
+		shift = 16
+	}
+	half := uint32(1)<<(shift-1) - 1
+	for ; len(src) >= 4 && len(dst) >= 2; src, dst = src[4:], dst[2:] {
+		b := binary.LittleEndian.Uint32(src)
+		abs := b & 0x7fffffff
+		h := uint16(b>>16&0x8000) | uint16((abs-rebias+half+abs>>shift&1)>>shift)
+		if abs-least >= most-least {
+			h = narrow(b, d)
+			lost.count(abs, 0x7f800000, h, d)
+		}
+		binary.LittleEndian.PutUint16(dst, h)
 	}
 	return lost
 }
 
-// translate looks 16-bit patterns up.
+// translate turns BF16 into F16 or back.
 func (c *Cast) translate(dst, src []byte) (lost Loss) {
-	from, _ := infinity(c.From)
-	to, _ := infinity(c.To)
+	const block = 32
+	if c.From == BF16 {
+		for ; len(src) >= block && len(dst) >= block; src, dst = src[block:], dst[block:] {
+			if !shift16((*[block]byte)(dst), (*[block]byte)(src)) {
+				c.look(dst[:block], src[:block], &lost)
+			}
+		}
+	}
+	c.look(dst, src, &lost)
+	return lost
+}
+
+// shift16 turns sixteen BF16 into F16 if all are normal numbers there: BF16's
+// exponent less 112 fits F16's, and the mantissa gets three zeros.
+func shift16(dst, src *[32]byte) bool {
+	a, b := binary.LittleEndian.Uint64(src[0:]), binary.LittleEndian.Uint64(src[8:])
+	c, d := binary.LittleEndian.Uint64(src[16:]), binary.LittleEndian.Uint64(src[24:])
+	if !(allNormalF16(a) && allNormalF16(b) && allNormalF16(c) && allNormalF16(d)) {
+		return false
+	}
+	binary.LittleEndian.PutUint64(dst[0:], a&signs|((a&(0x1fff*lanes))<<3^0x4000*lanes)&^signs)
+	binary.LittleEndian.PutUint64(dst[8:], b&signs|((b&(0x1fff*lanes))<<3^0x4000*lanes)&^signs)
+	binary.LittleEndian.PutUint64(dst[16:], c&signs|((c&(0x1fff*lanes))<<3^0x4000*lanes)&^signs)
+	binary.LittleEndian.PutUint64(dst[24:], d&signs|((d&(0x1fff*lanes))<<3^0x4000*lanes)&^signs)
+	return true
+}
+
+// Four 16-bit numbers in 64 bits.
+const (
+	lanes = 0x0001_0001_0001_0001
+	signs = 0x8000 * lanes
+)
+
+// allNormalF16 says whether four BF16 are normal numbers of F16, 2^-14 to below
+// 2^16: adding to a magnitude carries into the sign's place from there on.
+func allNormalF16(x uint64) bool {
+	abs := x &^ signs
+	return (abs+(0x8000-0x3880)*lanes)&signs == signs && (abs+(0x8000-0x4780)*lanes)&signs == 0
+}
+
+// look translates one element after the other.
+func (c *Cast) look(dst, src []byte, lost *Loss) {
+	inf, _ := infinity(c.From)
 	table := (*[1 << 16]uint16)(c.table)
-	for len(src) >= 2 && len(dst) >= 2 {
+	for ; len(src) >= 2 && len(dst) >= 2; src, dst = src[2:], dst[2:] {
 		b := binary.LittleEndian.Uint16(src)
 		h := table[b]
 		binary.LittleEndian.PutUint16(dst, h)
-		if h&0x7fff == 0 || h&0x7fff == uint16(to) {
-			lost.count(uint32(b&0x7fff), from, h)
-		}
-		src, dst = src[2:], dst[2:]
+		lost.count(uint32(b&0x7fff), inf, h, c.To)
 	}
-	return lost
 }
 
-// count takes note of one element whose target bits h are zero or infinite; abs
-// are the source's bits without the sign.
-func (l *Loss) count(abs, inf uint32, h uint16) {
+// count takes note of an element that became h; abs are the source's bits without
+// the sign, inf those of its infinity.
+func (l *Loss) count(abs, inf uint32, h uint16, to DType) {
+	limit, _ := infinity(to)
 	switch {
 	case h&0x7fff == 0 && abs != 0:
 		l.Flushed++
-	case h&0x7fff != 0 && abs < inf:
+	case uint32(h&0x7fff) == limit && abs < inf:
 		l.Overflow++
 	}
+}
+
+// Rounded returns v rounded to F32, F16 or BF16, to nearest, ties to even.
+func Rounded(v float32, d DType) float32 {
+	if d == F32 {
+		return v
+	}
+	return math.Float32frombits(widen(narrow(math.Float32bits(v), d), d))
+}
+
+// Ordinal rounds v to F32, F16 or BF16 and numbers the dtype's values in ascending
+// order: neighbours are one apart, both zeros are 0.
+func Ordinal(v float32, d DType) int64 {
+	bits := math.Float32bits(v)
+	n := int64(bits & 0x7fffffff)
+	if d != F32 {
+		n = int64(narrow(bits, d) & 0x7fff)
+	}
+	if bits>>31 == 1 {
+		return -n
+	}
+	return n
 }
 
 // infinity returns the bits of +Inf; ok is false for dtypes that are not cast.

@@ -80,16 +80,28 @@ func (q *Dequantiser) run(dst, src []byte, scale float32) (lost Loss) {
 		}
 		return q.lostF32(dst, src, scale)
 	}
-	inf, _ := infinity(q.To)
+	least, most := uint32(0x00008001), uint32(0x7f7f8000) // as narrowAll, for BF16
+	if q.To == F16 {
+		least, most = 0, 0 // nothing is that simple
+	}
 	for i, b := range src {
-		v := q.values[b] * scale
-		h := narrow(math.Float32bits(v), q.To)
-		binary.LittleEndian.PutUint16(dst[2*i:], h)
-		if h&0x7fff == 0 || h&0x7fff == uint16(inf) {
-			lost.product(q.values[b], scale, h&0x7fff == 0)
+		v := math.Float32bits(q.values[b] * scale)
+		h := uint16((v + 0x7fff + v>>16&1) >> 16)
+		if abs := v & 0x7fffffff; abs-least >= most-least {
+			h = narrow(v, q.To)
+			q.count(&lost, b, scale, h)
 		}
+		binary.LittleEndian.PutUint16(dst[2*i:], h)
 	}
 	return lost
+}
+
+// count takes note of a product that is zero or infinite in 16 bits.
+func (q *Dequantiser) count(lost *Loss, code byte, scale float32, h uint16) {
+	inf, _ := infinity(q.To)
+	if h&0x7fff == 0 || uint32(h&0x7fff) == inf {
+		lost.product(q.values[code], scale, h&0x7fff == 0)
+	}
 }
 
 // lostF32 looks for products beyond float32's range.

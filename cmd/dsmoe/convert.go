@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"dsmoe/convert"
+	"dsmoe/model/tensor"
+)
+
+// convertFlags are the flags of convert.
+type convertFlags struct {
+	convert.Options
+	dtype  weightType
+	shard  shardSize
+	memory byteSize
+	verify bool
+	dryRun bool
+	check  bool
+	json   *bool
+}
+
+func newConvert() *cobra.Command {
+	f := convertFlags{shard: 5_000_000_000, memory: 512 << 20}
+	cmd := &cobra.Command{
+		Use:   "convert SRC DST",
+		Short: "Write a checkpoint in another dtype, shard size or expert layout",
+		Long: `Writes the checkpoint SRC anew: in other shards, another dtype or another layout of
+the routed experts, or a part of it, in any combination. SRC is a directory, a
+.safetensors or .bin file, or an index; nothing in a .bin file is ever executed.
+
+Everything is planned from the headers first: --dry-run prints the plan. The output
+is assembled in a hidden directory beside DST, read again, compared with the source,
+and renamed: DST is complete or not there. An interrupted run, however it ended, goes
+on when the same command is given again, and gives the same bytes. DST holds
+dsmoe.manifest.json, which binds its tensors to the source's by sha256; --check DST
+hashes everything again and names what changed.
+
+--type casts F32, F16 and BF16 weights and dequantises FP8 ones; config.json follows.
+Integers stay, and so does e_score_correction_bias, which decides the routing. A cast
+that makes a number infinite or zero is refused, unless --allow-overflow is given.
+
+--include and --exclude take globs (*, ?, [a-z]) of Hugging Face's per-expert names.
+--layers 0-3 makes a smaller model; layers keep their numbers.`,
+		Example: `  dsmoe convert model out --max-shard-size 2GB
+  dsmoe convert model out --max-shard-size none     one file
+  dsmoe convert v3-fp8 v3-bf16 --type bf16          dequantise
+  dsmoe convert model out --experts fused           as transformers 5 holds them
+  dsmoe convert model part --exclude '*.mlp.experts.*' --dry-run
+  dsmoe convert --check out`,
+		Args:        f.args,
+		Annotations: exits("the output is complete, or --check found it unchanged", "--check found it changed"),
+	}
+	f.json = jsonFlag(cmd)
+	f.register(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) }
+	return cmd
+}
+
+func (f *convertFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.Var(&f.dtype, "type", "dtype of float weights: f32, f16, bf16 or keep")
+	flags.Var(&f.Experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
+	flags.Var(&f.shard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 2GiB, or none for one file")
+	flags.Var(&f.Layers, "layers", "keep only these decoder `layers`: 0-3,7")
+	flags.StringArrayVar(&f.Include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
+	flags.StringArrayVar(&f.Exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
+	flags.Var(&f.memory, "max-memory", "memory to stay below, a `size`")
+	flags.BoolVar(&f.AllowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite or zero")
+	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
+	flags.BoolVar(&f.NoResume, "no-resume", false, "start over, even if an interrupted run could go on")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
+	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
+}
+
+// args demands SRC and DST, DST alone for --check, and takes SRC alone for a plan.
+func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
+	switch {
+	case f.check:
+		return args("DST")(cmd, given)
+	case f.dryRun && len(given) == 1:
+		return nil
+	}
+	return args("SRC", "DST")(cmd, given)
+}
+
+func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
+	debug.SetMemoryLimit(int64(f.memory))
+	b := phaseBar{w: cmd.ErrOrStderr()}
+	defer b.clear()
+	f.Progress = b.set
+	if f.check {
+		return f.runCheck(cmd, args[0], &b)
+	}
+	src, err := convert.Open(args[0])
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	f.MaxShardBytes, f.MaxMemory, f.DType = int64(f.shard), int64(f.memory), tensor.DType(f.dtype)
+	f.NoVerify, f.Version = !f.verify, version()
+	r, err := f.convert(cmd.Context(), src, args)
+	if err != nil {
+		return err
+	}
+	b.clear()
+	return printReport(cmd, r, *f.json)
+}
+
+// convert plans or converts.
+func (f *convertFlags) convert(ctx context.Context, src *convert.Checkpoint, args []string) (report, error) {
+	if !f.dryRun {
+		return convert.Run(ctx, args[1], src, f.Options)
+	}
+	v, err := convert.NewView(src)
+	if err != nil {
+		return nil, err
+	}
+	defer v.Close()
+	return convert.NewPlan(v, f.Options)
+}
+
+func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, b *phaseBar) error {
+	r, err := convert.Check(cmd.Context(), dir, b.set)
+	if err != nil {
+		return err
+	}
+	b.clear()
+	if err := printReport(cmd, r, *f.json); err != nil {
+		return err
+	}
+	if len(r.Problems) > 0 {
+		return errNo
+	}
+	return nil
+}
+
+// phaseBar is progress in phases, each with a bar of its own.
+type phaseBar struct {
+	bar
+	w     io.Writer
+	phase string
+	done  int64
+}
+
+func (p *phaseBar) set(phase string, n, of int64) {
+	if phase != p.phase {
+		p.clear()
+		p.bar, p.phase, p.done = newBar(p.w, phase, of, true), phase, 0
+	}
+	p.add(n - p.done)
+	p.done = n
+}
+
+// weightType is a flag: the dtype of weights.
+type weightType tensor.DType
+
+// Set reads a dtype.
+func (t *weightType) Set(text string) error {
+	types := map[string]tensor.DType{"keep": tensor.Invalid, "f32": tensor.F32, "f16": tensor.F16, "bf16": tensor.BF16}
+	d, ok := types[text]
+	if !ok {
+		return errors.New("not f32, f16, bf16 or keep")
+	}
+	*t = weightType(d)
+	return nil
+}
+
+// String returns the dtype as the format spells it.
+func (t *weightType) String() string {
+	if tensor.DType(*t) == tensor.Invalid {
+		return "keep"
+	}
+	return tensor.DType(*t).String()
+}
+
+// Type names the flag's values in the help.
+func (t *weightType) Type() string { return "dtype" }
+
+// shardSize is a byteSize that can be none: no limit.
+type shardSize int64
+
+// Set reads a size, or none.
+func (s *shardSize) Set(text string) error {
+	if text == "none" {
+		*s = -1
+		return nil
+	}
+	var size byteSize
+	if err := size.Set(text); err != nil {
+		return err
+	}
+	*s = shardSize(size)
+	return nil
+}
+
+// String returns what Set reads.
+func (s *shardSize) String() string {
+	if *s < 0 {
+		return "none"
+	}
+	size := byteSize(*s)
+	return size.String()
+}
+
+// Type names the flag's type in the help.
+func (s *shardSize) Type() string { return "size" }

@@ -1,0 +1,196 @@
+package convert
+
+// The proof of lossy operations. It does not repeat the cast: it decodes what was
+// written and asks whether the exact value could have been rounded to it.
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"dsmoe/model/tensor"
+)
+
+// bounds holds, for every pattern of a 16-bit dtype, the values that round to it.
+type bounds struct {
+	dtype     tensor.DType
+	low, high []float64 // by the pattern without its sign; exact half-way points
+}
+
+func newBounds(d tensor.DType) *bounds {
+	b := &bounds{dtype: d}
+	if d == tensor.F32 {
+		return b
+	}
+	inf := patternOfInf(d)
+	b.low, b.high = make([]float64, inf+1), make([]float64, inf+1)
+	for i := range inf {
+		half := (magnitude(i+1, d) - magnitude(i, d)) / 2
+		b.high[i] = magnitude(i, d) + half
+		b.low[i+1] = b.high[i]
+	}
+	b.high[inf] = math.Inf(1)
+	return b
+}
+
+func patternOfInf(d tensor.DType) int {
+	if d == tensor.BF16 {
+		return 0x7f80
+	}
+	return 0x7c00
+}
+
+// magnitude is the value of a pattern by the definition of the dtype; infinity's is
+// what would follow the largest number.
+func magnitude(pattern int, d tensor.DType) float64 {
+	mantissa, bias := 10, 15
+	if d == tensor.BF16 {
+		mantissa, bias = 7, 127
+	}
+	exponent, fraction := pattern>>mantissa, pattern&(1<<mantissa-1)
+	if exponent == 0 {
+		return math.Ldexp(float64(fraction), 1-bias-mantissa)
+	}
+	return math.Ldexp(float64(fraction+1<<mantissa), exponent-bias-mantissa)
+}
+
+// check says whether exact may be written as the element at i of out. slack widens
+// the bounds by that share, for operations that round more than once.
+func (b *bounds) check(exact float64, out []byte, i int, slack float64) bool {
+	if b.dtype == tensor.F32 {
+		return b.checkF32(exact, math.Float32frombits(binary.LittleEndian.Uint32(out[4*i:])))
+	}
+	h := binary.LittleEndian.Uint16(out[2*i:])
+	pattern := int(h & 0x7fff)
+	if exact != exact || pattern >= len(b.low) {
+		return exact != exact && pattern >= len(b.low)
+	}
+	abs := math.Abs(exact)
+	return math.Signbit(exact) == (h&0x8000 != 0) && b.low[pattern]*(1-slack) <= abs && abs <= b.high[pattern]*(1+slack)
+}
+
+// checkF32 accepts the one value that a product, exact in float64, rounds to.
+func (b *bounds) checkF32(exact float64, got float32) bool {
+	if exact != exact {
+		return got != got
+	}
+	want := float32(exact)
+	return math.Float32bits(want) == math.Float32bits(got)
+}
+
+// prove compares a piece of the output, as it was read again, with the source that
+// it was made of.
+func (a *assembler) prove(to tensor.DType, p piece, out, src []byte) error {
+	s := p.segment
+	if s.Scale == nil && to == tensor.F32 {
+		return proveWidening(s.DType, out, src)
+	}
+	if s.Scale == nil {
+		return a.proveCast(to, s.DType, out, src)
+	}
+	if err := a.loadScales(s.Scale, p.from, p.to); err != nil {
+		return err
+	}
+	return a.proveDequantised(to, p, out, src)
+}
+
+// proveWidening narrows every F32 to what it was made of: nothing may be lost.
+func proveWidening(from tensor.DType, out, src []byte) error {
+	for i := range len(src) / 2 {
+		got, want := binary.LittleEndian.Uint32(out[4*i:]), binary.LittleEndian.Uint16(src[2*i:])
+		same := got == uint32(want)<<16
+		if from == tensor.F16 {
+			same = narrows(got, want)
+		}
+		if !same {
+			return disagree(i, fmt.Sprintf("%08x", got), fmt.Sprintf("%s %04x", from, want))
+		}
+	}
+	return nil
+}
+
+// narrows says whether F32 bits are the value of an F16, with its NaN's payload.
+func narrows(got uint32, want uint16) bool {
+	v := float64(math.Float32frombits(got))
+	abs := int(want & 0x7fff)
+	switch {
+	case got>>31 != uint32(want>>15):
+		return false
+	case abs == 0x7c00:
+		return math.IsInf(v, 0)
+	case abs > 0x7c00:
+		return v != v && got&0x7fffff == uint32(want&0x3ff)<<13
+	}
+	return math.Abs(v) == magnitude(abs, tensor.F16)
+}
+
+func (a *assembler) proveCast(to, from tensor.DType, out, src []byte) error {
+	b, values := a.codecs.bounds[to], a.codecs.values[from]
+	width := from.Bits() / 8
+	for i := range len(src) / width {
+		var exact float64
+		if width == 4 {
+			exact = float64(math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:])))
+		} else {
+			exact = values[binary.LittleEndian.Uint16(src[2*i:])]
+		}
+		if !b.check(exact, out, i, 0) {
+			return disagree(i, fmt.Sprintf("%x", out[2*i:2*i+2]), fmt.Sprint(exact))
+		}
+	}
+	return nil
+}
+
+// value16 is the value of an F16 or BF16.
+func value16(h uint16, d tensor.DType) float64 {
+	if d == tensor.BF16 {
+		return float64(math.Float32frombits(uint32(h) << 16))
+	}
+	abs := int(h & 0x7fff)
+	v := math.NaN()
+	switch {
+	case abs < 0x7c00:
+		v = magnitude(abs, d)
+	case abs == 0x7c00:
+		v = math.Inf(1)
+	}
+	if h&0x8000 != 0 {
+		v = -v
+	}
+	return v
+}
+
+// valuesOf lists the values of all patterns of an 8- or 16-bit dtype.
+func valuesOf(d tensor.DType) []float64 {
+	values := make([]float64, 1<<d.Bits())
+	for i := range values {
+		if d == tensor.F8E4M3 {
+			values[i] = float64(tensor.E4M3(byte(i)))
+		} else {
+			values[i] = value16(uint16(i), d)
+		}
+	}
+	return values
+}
+
+func (a *assembler) proveDequantised(to tensor.DType, p piece, out, src []byte) error {
+	s, b, values := p.segment.Scale, a.codecs.bounds[to], a.codecs.values[tensor.F8E4M3]
+	_, width := s.Blocks.Grid()
+	first := s.gridRow(p.from)
+	at := int(p.from)
+	for i, code := range src {
+		row, col := (at+i)/s.Blocks.Cols, (at+i)%s.Blocks.Cols
+		scale := a.scales[(row/s.Blocks.BlockRows-first)*width+col/s.Blocks.BlockCols]
+		exact := values[code] * float64(scale)
+		if !b.check(exact, out, i, 0x1p-23) {
+			n := to.Bits() / 8
+			return disagree(i, fmt.Sprintf("%x", out[n*i:n*i+n]), fmt.Sprint(exact))
+		}
+	}
+	return nil
+}
+
+// disagree is what is wrong with an element of a piece.
+func disagree(i int, got, want string) error {
+	return fmt.Errorf("element %d of the piece reads %s, but the source gives %s", i, got, want)
+}

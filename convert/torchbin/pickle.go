@@ -1,0 +1,558 @@
+package torchbin
+
+// The pickle of a state dict: a program for a stack machine, of which this file
+// knows exactly the opcodes below. Calls build descriptions, never objects.
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"dsmoe/model/tensor"
+)
+
+// Values on the machine's stack are nil, bool, int64, float64, string, tuple,
+// *list, *dict, global, storage or *pickled.
+type (
+	tuple  []any
+	list   struct{ items []any }
+	dict   struct{ keys, values []any }
+	global string // "module.name", of those that globals lists
+	mark   struct{}
+)
+
+// storage is what a persistent id names: an entry of the archive.
+type storage struct {
+	dtype tensor.DType // Invalid for untyped storages
+	key   string
+}
+
+// pickled is a tensor as the pickle describes it.
+type pickled struct {
+	name    string
+	dtype   tensor.DType
+	shape   []int
+	strides []int
+	offset  int64 // in elements of the storage
+	storage storage
+}
+
+// Names that a pickle may refer to. Storages and dtypes stand for an element type;
+// the others are calls that this package answers by itself.
+var globals = map[string]tensor.DType{
+	"collections.OrderedDict":         tensor.Invalid,
+	"torch._utils._rebuild_tensor_v2": tensor.Invalid,
+	"torch._utils._rebuild_tensor_v3": tensor.Invalid,
+	"torch._utils._rebuild_parameter": tensor.Invalid,
+	"torch.storage.UntypedStorage":    tensor.Invalid,
+	"torch.UntypedStorage":            tensor.Invalid,
+	"torch.DoubleStorage":             tensor.F64,
+	"torch.FloatStorage":              tensor.F32,
+	"torch.HalfStorage":               tensor.F16,
+	"torch.BFloat16Storage":           tensor.BF16,
+	"torch.LongStorage":               tensor.I64,
+	"torch.IntStorage":                tensor.I32,
+	"torch.ShortStorage":              tensor.I16,
+	"torch.CharStorage":               tensor.I8,
+	"torch.ByteStorage":               tensor.U8,
+	"torch.BoolStorage":               tensor.Bool,
+	"torch.float8_e4m3fn":             tensor.F8E4M3,
+	"torch.float8_e5m2":               tensor.F8E5M2,
+	"torch.float8_e4m3fnuz":           tensor.F8E4M3FNUZ,
+	"torch.float8_e5m2fnuz":           tensor.F8E5M2FNUZ,
+	"torch.float8_e8m0fnu":            tensor.F8E8M0,
+	"torch.uint16":                    tensor.U16,
+	"torch.uint32":                    tensor.U32,
+	"torch.uint64":                    tensor.U64,
+}
+
+const maxRank = 16
+
+// machine runs a pickle.
+type machine struct {
+	text  []byte
+	at    int
+	stack []any
+	memo  map[int]any
+}
+
+// unpickle returns the tensors of the state dict in text, in its order.
+func unpickle(text []byte) ([]pickled, error) {
+	m := &machine{text: text, memo: map[int]any{}}
+	for {
+		op, err := m.byte()
+		if err != nil {
+			return nil, err
+		}
+		if op == '.' {
+			return m.result()
+		}
+		start := m.at - 1
+		if err := m.step(op); err != nil {
+			var format *FormatError
+			if errors.As(err, &format) {
+				return nil, err
+			}
+			return nil, fmt.Errorf("data.pkl: byte %d: %w", start, err)
+		}
+	}
+}
+
+// step runs one opcode.
+func (m *machine) step(op byte) error {
+	switch op {
+	case 0x80: // PROTO
+		v, err := m.byte()
+		if err == nil && v > 5 {
+			err = fmt.Errorf("pickle protocol %d is not known", v)
+		}
+		return err
+	case 0x95: // FRAME
+		_, err := m.take(8)
+		return err
+	case '}':
+		return m.push(&dict{})
+	case ']':
+		return m.push(&list{})
+	case ')':
+		return m.push(tuple{})
+	case '(':
+		return m.push(mark{})
+	case 'N':
+		return m.push(nil)
+	case 0x88, 0x89:
+		return m.push(op == 0x88)
+	case 'J', 'K', 'M', 0x8a, 'G':
+		return m.number(op)
+	case 'X', 0x8c:
+		return m.text8(op)
+	case 'q', 'r', 0x94, 'h', 'j':
+		return m.memoize(op)
+	case 't', 0x85, 0x86, 0x87:
+		return m.tuple(op)
+	case 'a', 'e', 's', 'u':
+		return m.fill(op)
+	case 'c', 0x93:
+		return m.global(op)
+	case 'Q':
+		return m.persistent()
+	case 'R':
+		return m.reduce()
+	case 'b':
+		return m.build()
+	}
+	return &FormatError{Cause: fmt.Sprintf("data.pkl: byte %d: opcode %s is not allowed: no state dict needs it", m.at-1, opcodeName(op)), Hint: hintSafe}
+}
+
+// opcodeName names the opcodes that hostile pickles use.
+func opcodeName(op byte) string {
+	names := map[byte]string{'i': "INST", 'o': "OBJ", 0x81: "NEWOBJ", 0x92: "NEWOBJ_EX", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4", 'P': "PERSID",
+		'I': "INT", 'L': "LONG", 'F': "FLOAT", 'S': "STRING", 'T': "BINSTRING", 'U': "SHORT_BINSTRING", 'V': "UNICODE", 'd': "DICT", 'l': "LIST",
+		0x8b: "LONG4", 0x8d: "BINUNICODE8", 0x8e: "BINBYTES8", 0x8f: "EMPTY_SET", 0x90: "ADDITEMS", 0x91: "FROZENSET", 0x96: "BYTEARRAY8",
+		0x97: "NEXT_BUFFER", 0x98: "READONLY_BUFFER", 'B': "BINBYTES", 'C': "SHORT_BINBYTES", '0': "POP", '1': "POP_MARK", '2': "DUP", 'g': "GET", 'p': "PUT"}
+	if name, ok := names[op]; ok {
+		return name
+	}
+	return fmt.Sprintf("0x%02x", op)
+}
+
+func (m *machine) byte() (byte, error) {
+	b, err := m.take(1)
+	if err != nil {
+		return 0, err
+	}
+	return b[0], nil
+}
+
+func (m *machine) take(n int) ([]byte, error) {
+	if n < 0 || n > len(m.text)-m.at {
+		return nil, errors.New("data.pkl: ends too early")
+	}
+	m.at += n
+	return m.text[m.at-n : m.at], nil
+}
+
+func (m *machine) line() (string, error) {
+	n := bytes.IndexByte(m.text[m.at:], '\n')
+	if n < 0 {
+		return "", errors.New("a line does not end")
+	}
+	b, err := m.take(n + 1)
+	return string(b[:n]), err
+}
+
+func (m *machine) push(v any) error {
+	m.stack = append(m.stack, v)
+	return nil
+}
+
+func (m *machine) pop() (any, error) {
+	n := len(m.stack)
+	if n == 0 {
+		return nil, errors.New("the stack is empty")
+	}
+	v := m.stack[n-1]
+	m.stack = m.stack[:n-1]
+	if _, ok := v.(mark); ok {
+		return nil, errors.New("a mark is in the way")
+	}
+	return v, nil
+}
+
+// popMark takes everything above the last mark, and the mark.
+func (m *machine) popMark() ([]any, error) {
+	for i := len(m.stack) - 1; i >= 0; i-- {
+		if _, ok := m.stack[i].(mark); ok {
+			items := append([]any(nil), m.stack[i+1:]...)
+			m.stack = m.stack[:i]
+			return items, nil
+		}
+	}
+	return nil, errors.New("there is no mark")
+}
+
+// number pushes an integer or a float.
+func (m *machine) number(op byte) error {
+	size := 1
+	switch op {
+	case 'M':
+		size = 2
+	case 'J':
+		size = 4
+	case 'G':
+		size = 8
+	}
+	b, err := m.take(size)
+	if err != nil {
+		return err
+	}
+	switch op {
+	case 'K':
+		return m.push(int64(b[0]))
+	case 'M':
+		return m.push(int64(binary.LittleEndian.Uint16(b)))
+	case 'J':
+		return m.push(int64(int32(binary.LittleEndian.Uint32(b))))
+	case 'G':
+		return m.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
+	}
+	return m.long(int(b[0]))
+}
+
+// long pushes a two's complement integer of n bytes.
+func (m *machine) long(n int) error {
+	b, err := m.take(n)
+	if err != nil {
+		return err
+	}
+	if n > 8 {
+		return fmt.Errorf("an integer of %d bytes", n)
+	}
+	var wide [8]byte
+	if n > 0 && b[n-1]&0x80 != 0 {
+		wide = [8]byte{255, 255, 255, 255, 255, 255, 255, 255}
+	}
+	copy(wide[:], b)
+	return m.push(int64(binary.LittleEndian.Uint64(wide[:])))
+}
+
+// text8 pushes a string.
+func (m *machine) text8(op byte) error {
+	size := 1
+	if op == 'X' {
+		size = 4
+	}
+	b, err := m.take(size)
+	if err != nil {
+		return err
+	}
+	n := int(b[0])
+	if op == 'X' {
+		n = int(binary.LittleEndian.Uint32(b))
+	}
+	if b, err = m.take(n); err != nil {
+		return err
+	}
+	return m.push(string(b))
+}
+
+// memoize keeps the top of the stack under a number, or pushes what was kept.
+func (m *machine) memoize(op byte) error {
+	key := len(m.memo)
+	if op != 0x94 {
+		size := 1
+		if op == 'r' || op == 'j' {
+			size = 4
+		}
+		b, err := m.take(size)
+		if err != nil {
+			return err
+		}
+		key = int(b[0])
+		if size == 4 {
+			key = int(binary.LittleEndian.Uint32(b))
+		}
+	}
+	if op == 'h' || op == 'j' {
+		v, ok := m.memo[key]
+		if !ok {
+			return fmt.Errorf("nothing is kept under %d", key)
+		}
+		return m.push(v)
+	}
+	v, err := m.pop()
+	if err != nil {
+		return err
+	}
+	m.memo[key] = v
+	return m.push(v)
+}
+
+// tuple makes a tuple of the top of the stack.
+func (m *machine) tuple(op byte) error {
+	if op == 't' {
+		items, err := m.popMark()
+		if err != nil {
+			return err
+		}
+		return m.push(tuple(items))
+	}
+	items := make(tuple, op-0x84)
+	for i := len(items) - 1; i >= 0; i-- {
+		v, err := m.pop()
+		if err != nil {
+			return err
+		}
+		items[i] = v
+	}
+	return m.push(items)
+}
+
+// fill appends to a list (APPEND, APPENDS) or adds to a dict (SETITEM, SETITEMS).
+func (m *machine) fill(op byte) error {
+	items, err := m.items(op)
+	if err != nil {
+		return err
+	}
+	target, err := m.pop()
+	if err != nil {
+		return err
+	}
+	switch target := target.(type) {
+	case *list:
+		if op == 'a' || op == 'e' {
+			target.items = append(target.items, items...)
+			return m.push(target)
+		}
+	case *dict:
+		if (op == 's' || op == 'u') && len(items)%2 == 0 {
+			for i := 0; i < len(items); i += 2 {
+				target.keys = append(target.keys, items[i])
+				target.values = append(target.values, items[i+1])
+			}
+			return m.push(target)
+		}
+	}
+	return errors.New("items for what cannot take them")
+}
+
+func (m *machine) items(op byte) ([]any, error) {
+	if op == 'e' || op == 'u' {
+		return m.popMark()
+	}
+	v, err := m.pop()
+	if err != nil || op == 'a' {
+		return []any{v}, err
+	}
+	key, err := m.pop()
+	return []any{key, v}, err
+}
+
+// global pushes a name that the pickle refers to, if it is one of those allowed.
+func (m *machine) global(op byte) error {
+	var module, name string
+	var err error
+	if op == 'c' {
+		if module, err = m.line(); err == nil {
+			name, err = m.line()
+		}
+	} else {
+		module, name, err = m.stackGlobal()
+	}
+	if err != nil {
+		return err
+	}
+	full := module + "." + name
+	if _, ok := globals[full]; !ok {
+		return &FormatError{Cause: fmt.Sprintf("data.pkl: byte %d: refers to %s, which is not allowed: loading it could run code", m.at, quote(full)), Hint: hintSafe}
+	}
+	return m.push(global(full))
+}
+
+func (m *machine) stackGlobal() (module, name string, err error) {
+	b, errB := m.pop()
+	a, errA := m.pop()
+	module, okA := a.(string)
+	name, okB := b.(string)
+	if errA != nil || errB != nil || !okA || !okB {
+		err = errors.New("a name that is no string")
+	}
+	return module, name, err
+}
+
+// persistent answers ("storage", type, key, location, elements) with the storage.
+func (m *machine) persistent() error {
+	v, err := m.pop()
+	if err != nil {
+		return err
+	}
+	id, ok := v.(tuple)
+	if !ok || len(id) < 5 || id[0] != "storage" {
+		return errors.New("a persistent id that names no storage")
+	}
+	kind, okKind := id[1].(global)
+	key, okKey := id[2].(string)
+	if !okKind || !okKey || key == "" {
+		return errors.New("a persistent id that names no storage")
+	}
+	return m.push(storage{dtype: globals[string(kind)], key: key})
+}
+
+// reduce answers a call.
+func (m *machine) reduce() error {
+	v, err := m.pop()
+	if err != nil {
+		return err
+	}
+	f, err := m.pop()
+	if err != nil {
+		return err
+	}
+	args, okArgs := v.(tuple)
+	name, okName := f.(global)
+	if !okArgs || !okName {
+		return errors.New("a call of what is no function")
+	}
+	switch name {
+	case "collections.OrderedDict":
+		if len(args) == 0 {
+			return m.push(&dict{})
+		}
+	case "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3":
+		return m.rebuild(string(name), args)
+	case "torch._utils._rebuild_parameter":
+		if len(args) >= 1 {
+			if t, ok := args[0].(*pickled); ok {
+				return m.push(t)
+			}
+		}
+	}
+	return fmt.Errorf("a call of %s that makes no tensor", name)
+}
+
+// rebuild makes the tensor of (storage, offset, size, stride, …), version 3 with
+// the dtype as the seventh.
+func (m *machine) rebuild(name string, args tuple) error {
+	if len(args) < 6 {
+		return fmt.Errorf("a call of %s with %d arguments", name, len(args))
+	}
+	s, okS := args[0].(storage)
+	offset, okO := args[1].(int64)
+	shape, okShape := dims(args[2])
+	strides, okStrides := dims(args[3])
+	if !okS || !okO || !okShape || !okStrides || offset < 0 || len(shape) != len(strides) {
+		return fmt.Errorf("a call of %s with wrong arguments", name)
+	}
+	t := &pickled{dtype: s.dtype, shape: shape, strides: strides, offset: offset, storage: s}
+	if name == "torch._utils._rebuild_tensor_v3" && len(args) >= 7 {
+		g, _ := args[6].(global)
+		t.dtype = globals[string(g)]
+	}
+	if t.dtype == tensor.Invalid {
+		return fmt.Errorf("a tensor of no known dtype")
+	}
+	return m.push(t)
+}
+
+// dims reads a tuple of lengths.
+func dims(v any) ([]int, bool) {
+	items, ok := v.(tuple)
+	if !ok || len(items) > maxRank {
+		return nil, false
+	}
+	out := make([]int, len(items))
+	for i, item := range items {
+		n, ok := item.(int64)
+		if !ok || n < 0 || n > 1<<40 {
+			return nil, false
+		}
+		out[i] = int(n)
+	}
+	return out, true
+}
+
+// build sets attributes of an object: a state dict's _metadata, which is dropped.
+func (m *machine) build() error {
+	state, err := m.pop()
+	if err != nil {
+		return err
+	}
+	target, err := m.pop()
+	if err != nil {
+		return err
+	}
+	_, okState := state.(*dict)
+	_, okTarget := target.(*dict)
+	if !okState || !okTarget {
+		return errors.New("attributes for what has none")
+	}
+	return m.push(target)
+}
+
+// result takes the state dict off the stack.
+func (m *machine) result() ([]pickled, error) {
+	v, err := m.pop()
+	if err != nil {
+		return nil, fmt.Errorf("data.pkl: %w", err)
+	}
+	d, ok := v.(*dict)
+	if !ok {
+		return nil, errors.New("data.pkl: holds no state dict")
+	}
+	tensors := make([]pickled, len(d.keys))
+	seen := map[string]bool{}
+	for i, key := range d.keys {
+		name, ok := key.(string)
+		if !ok {
+			return nil, errors.New("data.pkl: a key of the state dict is no string")
+		}
+		if seen[name] {
+			return nil, &FormatError{Tensor: name, Cause: "name occurs twice"}
+		}
+		seen[name] = true
+		t, ok := d.values[i].(*pickled)
+		if !ok {
+			return nil, &FormatError{Tensor: name, Cause: "is no tensor", Hint: "only a plain state dict is read: save model.state_dict() itself"}
+		}
+		tensors[i] = *t
+		tensors[i].name = name
+	}
+	return tensors, nil
+}
+
+// checkContiguous refuses a tensor whose elements do not lie one after the other.
+func (t pickled) checkContiguous() error {
+	step := 1
+	for i := len(t.shape) - 1; i >= 0; i-- {
+		if t.shape[i] == 0 {
+			return nil
+		}
+		if t.shape[i] > 1 && t.strides[i] != step {
+			return fmt.Errorf("shape %v with strides %v is not contiguous: save the tensor with .contiguous()", t.shape, t.strides)
+		}
+		step *= t.shape[i]
+	}
+	return nil
+}

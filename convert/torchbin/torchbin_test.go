@@ -1,0 +1,228 @@
+package torchbin
+
+import (
+	"archive/zip"
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model/tensor"
+)
+
+const fixtures = "../../fixtures/torch-bin"
+
+// TestCases reads every dtype and view that torch wrote, and compares the bytes
+// with torch's own.
+func TestCases(t *testing.T) {
+	var want map[string][3]json.RawMessage
+	text, err := os.ReadFile(filepath.Join(fixtures, "cases.json"))
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &want))
+	f, err := Open(filepath.Join(fixtures, "cases.bin"))
+	require.NoError(t, err)
+	defer f.Close()
+	require.Equal(t, len(want), f.Len())
+	for info := range f.Tensors() {
+		x, err := f.Tensor(info.Name)
+		require.NoError(t, err)
+		sum := sha256.Sum256(x.Data)
+		shape, err := json.Marshal(info.Shape)
+		require.NoError(t, err)
+		var compact bytes.Buffer
+		require.NoError(t, json.Compact(&compact, want[info.Name][1]))
+		require.Equal(t, compact.String(), string(shape), info.Name)
+		require.Equal(t, string(want[info.Name][2]), `"`+hex.EncodeToString(sum[:])+`"`, info.Name)
+	}
+	dtypes := map[string]tensor.DType{"f64": tensor.F64, "bf16": tensor.BF16, "e4m3": tensor.F8E4M3, "e5m2": tensor.F8E5M2, "bool": tensor.Bool, "i16": tensor.I16}
+	for name, d := range dtypes {
+		info, _, ok := f.Lookup(name)
+		require.True(t, ok)
+		require.Equal(t, d, info.DType)
+	}
+}
+
+func TestRefusedFiles(t *testing.T) {
+	for name, want := range map[string]string{
+		"legacy.bin":     "is a bare pickle, as torch.save wrote before version 1.6",
+		"transposed.bin": "tensor turned: shape [4 6] with strides [1 4] is not contiguous",
+		"cases.json":     "is not a zip archive",
+		"checkpoint":     "is not a regular file",
+		"none":           "no such file",
+	} {
+		_, err := Open(filepath.Join(fixtures, name))
+		var format *FormatError
+		require.ErrorAs(t, err, &format, name)
+		require.ErrorContains(t, err, want, name)
+	}
+}
+
+// archiveOf makes a file as torch.save lays it out.
+func archiveOf(t testing.TB, pickle string, entries map[string]string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	add := func(name, data string) {
+		w, err := z.CreateHeader(&zip.FileHeader{Name: name, Method: zip.Store})
+		require.NoError(t, err)
+		_, err = w.Write([]byte(data))
+		require.NoError(t, err)
+	}
+	add("archive/data.pkl", pickle)
+	for name, data := range entries {
+		add(name, data)
+	}
+	require.NoError(t, z.Close())
+	return b.Bytes()
+}
+
+// Parts of pickles.
+func text(s string) string {
+	return "X" + string(binary.LittleEndian.AppendUint32(nil, uint32(len(s)))) + s
+}
+
+func call(module, name string) string { return "c" + module + "\n" + name + "\n" }
+
+// tensorOf is the pickle of a tensor on storage key.
+func tensorOf(storage, key string, offset byte, shape, strides string) string {
+	return call("torch._utils", "_rebuild_tensor_v2") + "((" + text("storage") + call("torch", storage) + text(key) + text("cpu") + "K\x04tQ" +
+		"K" + string(offset) + "(" + shape + "t(" + strides + "t\x89" + call("collections", "OrderedDict") + ")RtR"
+}
+
+func stateOf(items ...string) string { return "\x80\x02}(" + strings.Join(items, "") + "u." }
+
+var fourFloats = map[string]string{"archive/data/0": strings.Repeat("\x00", 16)}
+
+func TestCraftedIsRead(t *testing.T) {
+	data := archiveOf(t, stateOf(text("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01")), fourFloats)
+	entries, err := read(bytes.NewReader(data), int64(len(data)))
+	require.NoError(t, err)
+	require.Equal(t, tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, entries[0].info)
+}
+
+// TestHostile: whatever asks for anything but tensors is refused by its name, and
+// broken files are refused.
+func TestHostile(t *testing.T) {
+	w := text("w")
+	ok := tensorOf("FloatStorage", "0", 0, "K\x04", "K\x01")
+	for name, c := range map[string]struct{ pickle, want string }{
+		"os.system":          {stateOf(w, call("os", "system")+"("+text("touch /tmp/pwned")+"tR"), "refers to os.system, which is not allowed"},
+		"posix.system":       {stateOf(w, call("posix", "system")+"("+text("id")+"tR"), "refers to posix.system"},
+		"builtins.eval":      {stateOf(w, call("builtins", "eval")+"("+text("1")+"tR"), "refers to builtins.eval"},
+		"builtins.exec":      {stateOf(w, call("__builtin__", "exec")+"("+text("1")+"tR"), "refers to __builtin__.exec"},
+		"getattr":            {stateOf(w, call("builtins", "getattr")+")R"), "refers to builtins.getattr"},
+		"subprocess":         {stateOf(w, call("subprocess", "Popen")+")R"), "refers to subprocess.Popen"},
+		"torch.load":         {stateOf(w, call("torch", "load")+"("+text("x")+"tR"), "refers to torch.load"},
+		"torch.hub":          {stateOf(w, call("torch.hub", "load")+")R"), "refers to torch.hub.load"},
+		"numpy scalar":       {stateOf(w, call("numpy.core.multiarray", "scalar")+")R"), "refers to numpy.core.multiarray.scalar"},
+		"codecs":             {stateOf(w, call("_codecs", "encode")+")R"), "refers to _codecs.encode"},
+		"dotted name":        {stateOf(w, call("torch", "_utils.os.system")+")R"), "is not allowed"},
+		"stack global":       {stateOf(w, "\x8c\x02os\x8c\x06system\x93)R"), "refers to os.system"},
+		"control bytes":      {stateOf(w, call("os\x1b[2J", "system")+")R"), `refers to "os\x1b[2J.system"`},
+		"INST":               {"\x80\x02(" + text("id") + "ios\nsystem\n.", "opcode INST is not allowed"},
+		"OBJ":                {"\x80\x02(" + "o.", "opcode OBJ is not allowed"},
+		"NEWOBJ":             {"\x80\x02)\x81.", "opcode NEWOBJ is not allowed"},
+		"EXT1":               {"\x80\x02\x82\x01.", "opcode EXT1 is not allowed"},
+		"PERSID":             {"\x80\x02Px\n.", "opcode PERSID is not allowed"},
+		"unknown opcode":     {"\x80\x02\xfe.", "opcode 0xfe is not allowed"},
+		"BUILD on a tensor":  {stateOf(w, ok+"}b"), "attributes for what has none"},
+		"called dtype":       {stateOf(w, call("torch", "float8_e4m3fn")+")R"), "that makes no tensor"},
+		"protocol":           {"\x80\x09.", "pickle protocol 9"},
+		"empty":              {"", "ends too early"},
+		"no stop":            {"\x80\x02}", "ends too early"},
+		"long string":        {"\x80\x02X\xff\xff\xff\xff", "ends too early"},
+		"empty stack":        {"\x80\x02.", "the stack is empty"},
+		"no dict":            {"\x80\x02K\x01.", "holds no state dict"},
+		"no memo":            {"\x80\x02h\x05.", "nothing is kept under 5"},
+		"no tensor":          {stateOf(text("epoch"), "K\x05"), "tensor epoch: is no tensor"},
+		"twice":              {stateOf(w, ok, w, ok), "tensor w: name occurs twice"},
+		"number as name":     {stateOf("K\x05", ok), "a key of the state dict is no string"},
+		"beyond the storage": {stateOf(w, tensorOf("FloatStorage", "0", 1, "K\x04", "K\x01")), "needs 16 bytes from element 1"},
+		"strides":            {stateOf(w, tensorOf("FloatStorage", "0", 0, "K\x02K\x02", "K\x01K\x02")), "is not contiguous"},
+		"rank":               {stateOf(w, tensorOf("FloatStorage", "0", 0, "K\x02K\x02", "K\x01")), "wrong arguments"},
+		"negative shape":     {stateOf(w, tensorOf("FloatStorage", "0", 0, "J\xff\xff\xff\xff", "K\x01")), "wrong arguments"},
+		"overflow":           {stateOf(w, tensorOf("FloatStorage", "0", 0, "\x8a\x06\x00\x00\x00\x00\x00\x01\x8a\x06\x00\x00\x00\x00\x00\x01", "K\x01K\x01")), "overflows"},
+		"other storage":      {stateOf(w, tensorOf("FloatStorage", "../0", 0, "K\x04", "K\x01")), `its storage 0 is not in the archive`},
+		"no such storage":    {stateOf(w, tensorOf("FloatStorage", "7", 0, "K\x04", "K\x01")), "its storage data/7 is not in the archive"},
+		"list of itself":     {"\x80\x02]q\x00h\x00a.", "holds no state dict"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data := archiveOf(t, c.pickle, fourFloats)
+			_, err := read(bytes.NewReader(data), int64(len(data)))
+			require.ErrorContains(t, err, c.want)
+			assert.NotContains(t, err.Error(), "\n")
+			assert.NotContains(t, err.Error(), "\x1b")
+			assert.Less(t, len(err.Error()), 1000)
+		})
+	}
+}
+
+func TestHostileArchives(t *testing.T) {
+	good := stateOf(text("w"), tensorOf("FloatStorage", "0", 0, "K\x04", "K\x01"))
+	for name, c := range map[string]struct {
+		entries map[string]string
+		want    string
+	}{
+		"big endian":  {map[string]string{"archive/data/0": strings.Repeat("\x00", 16), "archive/byteorder": "big"}, "byte order is big"},
+		"other roots": {map[string]string{"evil/data/0": strings.Repeat("\x00", 16)}, "is outside the folder"},
+		"no storage":  {nil, "is not in the archive"},
+	} {
+		data := archiveOf(t, good, c.entries)
+		_, err := read(bytes.NewReader(data), int64(len(data)))
+		require.ErrorContains(t, err, c.want, name)
+	}
+	data := archiveOf(t, good, fourFloats)
+	for _, n := range []int{0, 3, 40, len(data) - 1} {
+		_, err := read(bytes.NewReader(data[:n]), int64(n))
+		require.Error(t, err, n)
+	}
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for _, part := range []string{"archive/data.pkl", "archive/data/0", "archive/data/0"} {
+		w, err := z.Create(part) // compressed, and one twice
+		require.NoError(t, err)
+		_, err = w.Write([]byte(good))
+		require.NoError(t, err)
+	}
+	require.NoError(t, z.Close())
+	_, err := read(bytes.NewReader(b.Bytes()), int64(b.Len()))
+	require.ErrorContains(t, err, "is there twice")
+}
+
+// FuzzUnpickle: whatever the pickle, an error or tensors inside the file.
+func FuzzUnpickle(f *testing.F) {
+	f.Add([]byte(stateOf(text("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01"))))
+	f.Add([]byte(stateOf(text("w"), call("os", "system")+")R")))
+	f.Fuzz(func(t *testing.T, pickle []byte) {
+		data := archiveOf(t, string(pickle), fourFloats)
+		entries, err := read(bytes.NewReader(data), int64(len(data)))
+		if err != nil {
+			require.NotContains(t, err.Error(), "\n")
+			return
+		}
+		for _, e := range entries {
+			require.GreaterOrEqual(t, e.offset, int64(0))
+			require.LessOrEqual(t, e.offset+e.info.Bytes(), int64(len(data)))
+		}
+	})
+}
+
+// FuzzArchive: whatever the file.
+func FuzzArchive(f *testing.F) {
+	f.Add(archiveOf(f, stateOf(text("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01")), fourFloats))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		entries, err := read(bytes.NewReader(data), int64(len(data)))
+		for _, e := range entries {
+			require.NoError(t, err)
+			require.LessOrEqual(t, e.offset+e.info.Bytes(), int64(len(data)))
+		}
+	})
+}

@@ -1,0 +1,195 @@
+// Package diff compares the weights of two checkpoints, tensor by tensor, whatever
+// their dtypes. Compare streams both sides in tiles, so its memory does not depend
+// on their size; it never asks how a checkpoint is stored: a Source gives the
+// tensors under their per-expert names.
+package diff
+
+import (
+	"context"
+	"iter"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"dsmoe/model/tensor"
+)
+
+// Source is one side: tensors under their per-expert names, in the order of the
+// model, read piece by piece. It is safe for concurrent use.
+type Source interface {
+	Tensors() iter.Seq[tensor.Info]
+	// ReadAt fills dst with the tensor's bytes from offset on.
+	ReadAt(name string, dst []byte, offset int64) error
+	// Block is the rows and columns of an FP8 weight that share a scale.
+	Block() [2]int
+}
+
+// Status says how a tensor of A stands to that of B.
+type Status string
+
+// The statuses, from best to worst. Equal is every value, to the bit (for FP8, the
+// dequantised ones). Close is every value of one side being that of the other
+// rounded to its dtype: what a cast leaves.
+const (
+	Equal   Status = "equal"
+	Close   Status = "close"
+	Differs Status = "differs"
+	Shape   Status = "shape"   // not comparable
+	Removed Status = "removed" // in A alone
+	Added   Status = "added"   // in B alone
+)
+
+// Options are the options of Compare; the zero value is the default.
+type Options struct {
+	Exact    bool              // another dtype, and values that are only close, make a difference
+	Progress func(bytes int64) // told of bytes of A that were compared, one call at a time
+}
+
+// Report is what Compare found. It is JSON as it stands.
+type Report struct {
+	A        string         `json:"a"`
+	B        string         `json:"b"`
+	Verdict  string         `json:"verdict"` // "same" or "differs"
+	Compared int            `json:"compared"`
+	Counts   map[Status]int `json:"counts"`
+	DTypes   int            `json:"dtypes"`   // tensors whose dtypes are not the same
+	Findings []Finding      `json:"findings"` // all that are not equal in value and dtype, in the order of the model
+}
+
+// Finding is one tensor. The numbers are of B against A:
+//
+//	MaxAbs  max|b - a|
+//	RelRMS  rms(b - a) / rms(a)
+//	Cosine  Σab / √(Σa² Σb²)
+//	MaxULP  the largest number of steps between two values, in the dtype in which it is least
+type Finding struct {
+	Name      string        `json:"name"`
+	Status    Status        `json:"status"`
+	DTypeA    *tensor.DType `json:"dtype_a,omitempty"`
+	DTypeB    *tensor.DType `json:"dtype_b,omitempty"`
+	ShapeA    []int         `json:"shape_a,omitempty"`
+	ShapeB    []int         `json:"shape_b,omitempty"`
+	Different int64         `json:"different"` // elements with another value
+	Elements  int64         `json:"elements"`
+	MaxAbs    float64       `json:"max_abs"`
+	RelRMS    float64       `json:"rel_rms"`
+	Cosine    float64       `json:"cosine"`
+	MaxULP    int64         `json:"max_ulp"`
+	NonFinite int64         `json:"non_finite"` // different elements of which one is not finite
+	Worst     int64         `json:"worst"`      // flat index of MaxAbs
+}
+
+// Compare compares every tensor of a with that of b.
+func Compare(ctx context.Context, a, b Source, o Options) (*Report, error) {
+	pairs := match(a, b)
+	findings := make([]Finding, len(pairs))
+	progress := serial(o.Progress)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i, p := range pairs {
+		g.Go(func() (err error) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			findings[i], err = p.compare(ctx, a, b, progress)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return summarise(findings, o), nil
+}
+
+// serial makes calls of f one at a time; nil is no call.
+func serial(f func(int64)) func(int64) {
+	if f == nil {
+		return func(int64) {}
+	}
+	turn := make(chan struct{}, 1)
+	return func(n int64) {
+		turn <- struct{}{}
+		f(n)
+		<-turn
+	}
+}
+
+// pair is a tensor on both sides, or on one.
+type pair struct {
+	name string
+	a, b *weight
+}
+
+// weight is a tensor of one side, with its scales if it is FP8.
+type weight struct {
+	tensor.Info
+	scale *tensor.Info
+}
+
+// match pairs the tensors in the order of a; those of b alone come last.
+func match(a, b Source) (pairs []pair) {
+	left, right := weights(a), weights(b)
+	for _, info := range left.order {
+		pairs = append(pairs, pair{info, left.byName[info], right.byName[info]})
+	}
+	for _, name := range right.order {
+		if left.byName[name] == nil {
+			pairs = append(pairs, pair{name, nil, right.byName[name]})
+		}
+	}
+	return pairs
+}
+
+// side is the weights of a source.
+type side struct {
+	order  []string
+	byName map[string]*weight
+}
+
+const scaleSuffix = "_scale_inv"
+
+// weights lists a source's tensors; scales are part of their FP8 weight.
+func weights(s Source) side {
+	all := side{byName: map[string]*weight{}}
+	for info := range s.Tensors() {
+		all.order = append(all.order, info.Name)
+		all.byName[info.Name] = &weight{Info: info}
+	}
+	all.order = slices.DeleteFunc(all.order, func(name string) bool {
+		w := all.byName[strings.TrimSuffix(name, scaleSuffix)]
+		if !strings.HasSuffix(name, scaleSuffix) || w == nil || w.DType != tensor.F8E4M3 || len(w.Shape) != 2 {
+			return false
+		}
+		w.scale = &all.byName[name].Info
+		delete(all.byName, name)
+		return true
+	})
+	return all
+}
+
+// summarise counts, and keeps what there is to say.
+func summarise(findings []Finding, o Options) *Report {
+	r := &Report{Verdict: "same", Counts: map[Status]int{}, Findings: []Finding{}}
+	for _, f := range findings {
+		r.Counts[f.Status]++
+		dtypes := f.DTypeA != nil && f.DTypeB != nil && *f.DTypeA != *f.DTypeB
+		if dtypes {
+			r.DTypes++
+		}
+		if f.Status == Equal || f.Status == Close || f.Status == Differs {
+			r.Compared++
+		}
+		if f.Status != Equal && (f.Status != Close || o.Exact) || dtypes && o.Exact {
+			r.Verdict = "differs"
+		}
+		if f.Status != Equal || dtypes {
+			r.Findings = append(r.Findings, f)
+		}
+	}
+	return r
+}
+
+// Same is the answer.
+func (r *Report) Same() bool { return r.Verdict == "same" }
