@@ -29,11 +29,17 @@ go tool -modfile=scripts/tools.mod staticcheck ./...
 step fixtures
 scripts/fixtures.sh --check
 
+step "generated assembly"
+scripts/kernels.sh --check
+
 step "tests with the race detector"
 go test -race ./...
 
 step "tests in portable Go"
 go test -tags purego ./...
+
+step "the same bits from every kernel"
+scripts/bits.sh
 
 step "benchmarks run"
 go test -run '^$' -bench . -benchtime 1x ./... > /dev/null

@@ -1,8 +1,17 @@
 package kernel
 
+import "unsafe"
+
 // chunk is how many elements one call into assembly converts at most: it cannot be
 // interrupted, and the garbage collector waits for it.
 const chunk = 1 << 15
+
+// streamFrom is the size in bytes of an output that the caches cannot keep, so that
+// it is stored around them; cacheLine is the alignment that such stores want.
+const (
+	streamFrom = 16 << 20
+	cacheLine  = 64
+)
 
 // Widen decodes len(dst) numbers from src. Every value is exact; a NaN stays a NaN.
 func Widen(dst []float32, src []byte, f Format) {
@@ -12,11 +21,18 @@ func Widen(dst []float32, src []byte, f Format) {
 	}
 	size := f.Size()
 	src = src[:len(dst)*size]
-	done := 0
-	if widen := current().widen[f]; widen != nil {
-		done = whole(len(dst), func(i, n int) { widen(&dst[i], &src[i*size], n) })
+	im := current()
+	if widen := im.stream.widen[f]; widen != nil && 4*len(dst) >= streamFrom {
+		head := unaligned(unsafe.Pointer(&dst[0])) / 4
+		widenPortable(dst[:head], src, f)
+		dst, src = dst[head:], src[head*size:]
+		done := whole(len(dst), func(i, n int) { widen(&dst[i], &src[i*size], n) })
+		dst, src = dst[done:], src[done*size:]
+	} else if widen := im.element.widen[f]; widen != nil {
+		done := whole(len(dst), func(i, n int) { widen(&dst[i], &src[i*size], n) })
+		dst, src = dst[done:], src[done*size:]
 	}
-	widenPortable(dst[done:], src[done*size:], f)
+	widenPortable(dst, src, f)
 }
 
 // WidenScaled is Widen with each number multiplied by scale, the product rounded
@@ -47,12 +63,22 @@ func Narrow(dst []byte, src []float32, f Format) {
 	}
 	size := f.Size()
 	dst = dst[:len(src)*size]
-	done := 0
-	if narrow := current().narrow[f]; narrow != nil {
-		done = whole(len(src), func(i, n int) { narrow(&dst[i*size], &src[i], n) })
+	im := current()
+	if narrow := im.stream.narrow[f]; narrow != nil && len(dst) >= streamFrom && unaligned(unsafe.Pointer(&dst[0]))%size == 0 {
+		head := unaligned(unsafe.Pointer(&dst[0])) / size
+		narrowPortable(dst, src[:head], f)
+		dst, src = dst[head*size:], src[head:]
+		done := whole(len(src), func(i, n int) { narrow(&dst[i*size], &src[i], n) })
+		dst, src = dst[done*size:], src[done:]
+	} else if narrow := im.element.narrow[f]; narrow != nil {
+		done := whole(len(src), func(i, n int) { narrow(&dst[i*size], &src[i], n) })
+		dst, src = dst[done*size:], src[done:]
 	}
-	narrowPortable(dst[done*size:], src[done:], f)
+	narrowPortable(dst, src, f)
 }
+
+// unaligned returns the number of bytes from p to the next cache line.
+func unaligned(p unsafe.Pointer) int { return int(-uintptr(p) % cacheLine) }
 
 // RoundTo rounds x in place to the nearest value of f (F32, F16 or BF16), ties to
 // even.
@@ -61,13 +87,13 @@ func RoundTo(x []float32, f Format) {
 		return
 	}
 	im, size, done := current(), f.Size(), 0
-	if im.narrow[f] != nil && im.widen[f] != nil && len(x) >= Lanes {
+	if im.element.narrow[f] != nil && im.element.widen[f] != nil && len(x) >= Lanes {
 		s := scratches.Get().(*scratch)
 		defer scratches.Put(s)
 		for done+Lanes <= len(x) {
 			n := min(len(s.stored)/size, len(x)-done) &^ (Lanes - 1)
-			im.narrow[f](&s.stored[0], &x[done], n)
-			im.widen[f](&x[done], &s.stored[0], n)
+			im.element.narrow[f](&s.stored[0], &x[done], n)
+			im.element.widen[f](&x[done], &s.stored[0], n)
 			done += n
 		}
 	}

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
@@ -94,6 +95,56 @@ func TestCodecLengths(t *testing.T) {
 			widen64(current(), wide, x)
 			for i, v := range x {
 				require.Equal(t, math.Float64bits(float64(v)), math.Float64bits(wide[i]))
+			}
+		}
+	})
+}
+
+// TestStreams converts more than the caches hold, from and to every alignment that
+// begins a cache line differently.
+func TestStreams(t *testing.T) {
+	const n = streamFrom/2 + 100
+	each(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(4, 4))
+		values, wide, back := make([]float32, n), make([]float32, n+1), make([]byte, 2*n+3)
+		for i := range values {
+			values[i] = math.Float32frombits(r.Uint32())
+		}
+		for offset, f := range []Format{F16, BF16, F16} {
+			want := make([]byte, 2*n)
+			Narrow(back[offset:], values, f)
+			narrowPortable(want, values, f)
+			require.True(t, bytes.Equal(want, back[offset:offset+2*n]))
+			Widen(wide[offset%2:][:n], want, f)
+			for i := range n {
+				if v := wide[offset%2+i]; !same(v, Rounded(values[i], f)) {
+					t.Fatalf("%v: %d: got %x", f, i, v)
+				}
+			}
+		}
+	})
+}
+
+// TestE4M3Table compares tables with product and rounding, one by one.
+func TestE4M3Table(t *testing.T) {
+	each(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(2, 3))
+		for _, scale := range []float32{1, -0x1.3p-4, 0x1.8p120, 0x1.77p-140, 0x1p-9, float32(math.NaN())} {
+			for _, f := range []Format{F16, BF16} {
+				var table E4M3Table
+				table.Set(f, scale)
+				n := 256 + r.IntN(100)
+				src, dst := make([]byte, n), make([]byte, 2*n+1)
+				for i := range src {
+					src[i] = byte(i)
+				}
+				table.Decode(dst[1:], src)
+				for i, b := range src {
+					var got [1]float32
+					widenPortable(got[:], dst[1+2*i:], f)
+					want := Rounded(float32FromE4M3(b)*scale, f)
+					require.True(t, same(want, got[0]), "%v %x × %x: got %x, want %x", f, b, scale, got[0], want)
+				}
 			}
 		}
 	})

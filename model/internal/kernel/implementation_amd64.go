@@ -34,10 +34,17 @@ var avx512 = implementation{
 			[...]tile64{avx512Tile64F16x1, avx512Tile64F16x2, nil, avx512Tile64F16x4},
 		},
 	},
-	widen:     [...]func(*float32, *byte, int){F32: copyIn, F16: avx512WidenF16, BF16: avx512WidenBF16},
-	narrow:    [...]func(*byte, *float32, int){F32: copyOut, F16: avx512NarrowF16, BF16: avx512NarrowBF16},
+	element: elementKernels{
+		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx512WidenF16, BF16: avx512WidenBF16},
+		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx512NarrowF16, BF16: avx512NarrowBF16},
+	},
+	stream: elementKernels{
+		widen:  [...]func(*float32, *byte, int){F16: avx512WidenF16Stream, BF16: avx512WidenBF16Stream},
+		narrow: [...]func(*byte, *float32, int){F16: avx512NarrowF16Stream, BF16: avx512NarrowBF16Stream},
+	},
 	widenE4M3: avx512WidenE4M3,
 	widen64:   avx512Widen64,
+	lookup:    avx512Lookup,
 }
 
 // avx2 also needs FMA and F16C.
@@ -57,8 +64,14 @@ var avx2 = implementation{
 			[...]tile64{avx2Tile64F16x1, avx2Tile64F16x2, avx2Tile64F16x3, nil},
 		},
 	},
-	widen:     [...]func(*float32, *byte, int){F32: copyIn, F16: avx2WidenF16, BF16: avx2WidenBF16},
-	narrow:    [...]func(*byte, *float32, int){F32: copyOut, F16: avx2NarrowF16, BF16: avx2NarrowBF16},
+	element: elementKernels{
+		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx2WidenF16, BF16: avx2WidenBF16},
+		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx2NarrowF16, BF16: avx2NarrowBF16},
+	},
+	stream: elementKernels{
+		widen:  [...]func(*float32, *byte, int){F16: avx2WidenF16Stream, BF16: avx2WidenBF16Stream},
+		narrow: [...]func(*byte, *float32, int){F16: avx2NarrowF16Stream, BF16: avx2NarrowBF16Stream},
+	},
 	widenE4M3: avx2WidenE4M3,
 	widen64:   avx2Widen64,
 }

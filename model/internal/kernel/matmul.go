@@ -1,8 +1,8 @@
 package kernel
 
 import (
-	"math"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -28,19 +28,15 @@ func MatMul(dst, x []float32, w Matrix, bias []float32, acc Accumulator, workers
 // job is one call of MatMul, cut into a grid of items: blocks of tokens against
 // blocks of rows. No dot product is cut.
 type job struct {
+	serial  uint64 // unlike any other job's
 	im      *implementation
-	dst     []float32
+	dst, x  []float32
 	w       Matrix
 	bias    []float32
 	acc     Accumulator
 	workers int
 	tokens  int
-
-	// The activations, each stride apart: in float32 or float64 as acc says, padded
-	// if the tiles want whole blocks of lanes.
-	length int // of one dot product, padded
-	x      []float32
-	wide   []float64
+	length  int // of one dot product, padded if the tiles want whole blocks of lanes
 
 	// How the tiles read the weights: in place, or widened into scratch.
 	inPlace bool
@@ -48,12 +44,12 @@ type job struct {
 
 	tokenBlock, rowBlock   int
 	tokenBlocks, rowBlocks int
-
-	padded  []float32 // buffers that x and wide lie in, kept between calls
-	widened []float64
 }
 
-var jobs = sync.Pool{New: func() any { return new(job) }}
+var (
+	jobs    = sync.Pool{New: func() any { return new(job) }}
+	serials atomic.Uint64
+)
 
 func (j *job) prepare(dst, x []float32, w Matrix, bias []float32, acc Accumulator, workers int) {
 	tokens := 0
@@ -64,64 +60,22 @@ func (j *job) prepare(dst, x []float32, w Matrix, bias []float32, acc Accumulato
 		panic("kernel: MatMul: lengths do not fit")
 	}
 	w.check()
-	j.im, j.dst, j.w, j.bias, j.acc, j.tokens = current(), dst, w, bias, acc, tokens
-	j.workers = Workers(workers)
-	j.length = w.Cols
+	*j = job{
+		serial: serials.Add(1), im: current(), dst: dst, x: x, w: w, bias: bias, acc: acc,
+		workers: Workers(workers), tokens: tokens, length: w.Cols, format: w.Format,
+	}
 	if j.im.hasTiles() && !j.im.anyLength {
 		j.length = (w.Cols + Lanes - 1) / Lanes * Lanes
 	}
-	j.inPlace, j.format = w.inPlace(j.im), w.Format
+	j.inPlace = w.inPlace(j.im)
 	if w.Data == nil || !j.inPlace {
 		j.format = F32
 	}
-	j.activations(x)
 	j.cut()
 }
 
 // release forgets the caller's memory.
-func (j *job) release() {
-	j.dst, j.bias, j.x, j.wide, j.w = nil, nil, nil, nil, Matrix{}
-}
-
-// activations sets x or wide. Padding is -0: its product with a padding weight, 0,
-// is -0, and adding that changes no lane, not even one that holds -0.
-func (j *job) activations(x []float32) {
-	cols, pad := j.w.Cols, j.length-j.w.Cols
-	j.x = x
-	if j.acc == Float32 && pad == 0 {
-		return
-	}
-	n := j.tokens * j.length
-	if j.acc == Float32 {
-		j.padded = grow(j.padded, n)
-		j.x = j.padded
-		for t := range j.tokens {
-			row := j.x[t*j.length:][:j.length]
-			copy(row, x[t*cols:][:cols])
-			fill(row[cols:], float32(math.Copysign(0, -1)))
-		}
-		return
-	}
-	j.widened = grow(j.widened, n)
-	j.wide = j.widened
-	if pad == 0 {
-		const chunk = 1 << 14 // elements
-		if chunks := (n + chunk - 1) / chunk; chunks > 1 && j.workers > 1 {
-			Parallel(chunks, j.workers, func(i int) {
-				from, to := i*chunk, min((i+1)*chunk, n)
-				widen64(j.im, j.wide[from:to], x[from:to])
-			})
-			return
-		}
-		widen64(j.im, j.wide, x)
-		return
-	}
-	for t := range j.tokens {
-		row := j.wide[t*j.length:][:j.length]
-		widen64(j.im, row[:cols], x[t*cols:][:cols])
-		fill(row[cols:], math.Copysign(0, -1))
-	}
-}
+func (j *job) release() { *j = job{} }
 
 // cut chooses the blocks: a block of tokens stays in a core's cache while a block
 // of rows passes by, and there are enough items to keep all workers busy.
@@ -133,16 +87,17 @@ func (j *job) cut() {
 	}
 	j.tokenBlock = max(step, cache/max(bytes, 1)/step*step)
 	j.rowBlock = max(tileRows, j.w.Rows)
-	if j.workers > 1 {
-		want := j.workers * itemsPerWorker
-		blocks := (j.tokens + j.tokenBlock - 1) / j.tokenBlock
-		j.rowBlock = max(4*tileRows, min(64, j.w.Rows*blocks/want/tileRows*tileRows))
-		rowBlocks := (j.w.Rows + j.rowBlock - 1) / j.rowBlock
-		if rowBlocks*blocks < want {
+	// Waking a worker takes as long as this many products.
+	const alone = 1 << 19
+	j.workers = min(j.workers, 1+j.tokens*j.w.Rows*j.w.Cols/alone)
+	j.tokenBlocks = (j.tokens + j.tokenBlock - 1) / j.tokenBlock
+	if want := j.workers * itemsPerWorker; j.workers > 1 && j.tokenBlocks < want {
+		j.rowBlock = max(4*tileRows, j.w.Rows*j.tokenBlocks/want/tileRows*tileRows)
+		if rowBlocks := (j.w.Rows + j.rowBlock - 1) / j.rowBlock; rowBlocks*j.tokenBlocks < want {
 			j.tokenBlock = min(j.tokenBlock, max(step, j.tokens*rowBlocks/want/step*step))
 		}
+		j.tokenBlocks = (j.tokens + j.tokenBlock - 1) / j.tokenBlock
 	}
-	j.tokenBlocks = (j.tokens + j.tokenBlock - 1) / j.tokenBlock
 	j.rowBlocks = (j.w.Rows + j.rowBlock - 1) / j.rowBlock
 }
 
@@ -154,6 +109,7 @@ func (j *job) item(i int) {
 	toT, toR := min(t+j.tokenBlock, j.tokens), min(r+j.rowBlock, j.w.Rows)
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
+	s.activate(j, t, toT)
 	switch {
 	case j.im.hasTiles():
 		j.tiled(s, r, toR, t, toT)
@@ -162,22 +118,8 @@ func (j *job) item(i int) {
 	default:
 		j.rows64(s, r, toR, t, toT)
 	}
+	s.x = nil
 }
-
-// scratch is what one worker needs.
-type scratch struct {
-	w     [tileRows]*byte
-	x32   [maxWidth]*float32
-	x64   [maxWidth]*float64
-	sum32 [128]float32
-	sum64 [128]float64
-	rows  []float32 // weights widened
-	wide  []float64
-
-	stored [4096]byte // for RoundTo
-}
-
-var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // tiled computes the rows r … toR of the tokens t … toT with the tiles.
 func (j *job) tiled(s *scratch, r, toR, t, toT int) {
@@ -185,7 +127,7 @@ func (j *job) tiled(s *scratch, r, toR, t, toT int) {
 		rows := min(tileRows, toR-r)
 		j.weights(s, r, rows)
 		for i := t; i < toT; {
-			i += j.tile(s, r, rows, i, toT-i)
+			i += j.tile(s, r, rows, t, i, toT-i)
 		}
 	}
 	s.w, s.x32 = [tileRows]*byte{}, [maxWidth]*float32{}
@@ -214,20 +156,22 @@ func (j *job) weights(s *scratch, r, rows int) {
 	}
 }
 
-// tile computes rows against the first of the tokens t … t+left and returns how
-// many tokens that were. A token that the tile has too many of is the last again.
-func (j *job) tile(s *scratch, r, rows, t, left int) int {
+// tile computes rows against the first of the tokens t … t+left, in the block that
+// begins at first, and returns how many tokens that were. A token that the tile has
+// too many of is the last again.
+func (j *job) tile(s *scratch, r, rows, first, t, left int) int {
 	set := &j.im.tile[j.format]
 	width := set.width(left)
 	n := min(width, left)
+	at := (t - first) * j.length
 	if j.acc == Float32 {
 		for i := range width {
-			s.x32[i] = &j.x[(t+min(i, n-1))*j.length]
+			s.x32[i] = &s.x[at+min(i, n-1)*j.length]
 		}
 		set.float32[width-1](&s.w, &s.x32, j.length, &s.sum32)
 	} else {
 		for i := range width {
-			s.x64[i] = &j.wide[(t+min(i, n-1))*j.length]
+			s.x64[i] = &s.wide[at+min(i, n-1)*j.length]
 		}
 		set.float64[width-1](&s.w, &s.x64, j.length, &s.sum64)
 	}
@@ -266,14 +210,14 @@ func finish64(out []float32, sum []float64, bias []float32, r int) {
 // rows64 and rows32 are tiled in portable Go.
 func (j *job) rows64(s *scratch, r, toR, t, toT int) {
 	cols := j.w.Cols
-	s.rows, s.wide = grow(s.rows, cols), grow(s.wide, cols)
+	s.rows, s.rowsWide = grow(s.rows, cols), grow(s.rowsWide, cols)
 	for ; r < toR; r++ {
 		for k, v := range j.w.Row(s.rows, r) {
-			s.wide[k] = float64(v)
+			s.rowsWide[k] = float64(v)
 		}
-		for i := t; i < toT; i++ {
-			s.sum64[0] = dotWide(j.wide[i*cols:(i+1)*cols], s.wide)
-			finish64(j.dst[i*j.w.Rows+r:][:1], s.sum64[:], j.bias, r)
+		for i := range toT - t {
+			s.sum64[0] = dotWide(s.wide[i*cols:(i+1)*cols], s.rowsWide)
+			finish64(j.dst[(t+i)*j.w.Rows+r:][:1], s.sum64[:], j.bias, r)
 		}
 	}
 }
@@ -283,23 +227,9 @@ func (j *job) rows32(s *scratch, r, toR, t, toT int) {
 	s.rows = grow(s.rows, cols)
 	for ; r < toR; r++ {
 		row := j.w.Row(s.rows, r)
-		for i := t; i < toT; i++ {
-			s.sum32[0] = Dot32(j.x[i*cols:(i+1)*cols], row)
-			finish32(j.dst[i*j.w.Rows+r:][:1], s.sum32[:], j.bias, r)
+		for i := range toT - t {
+			s.sum32[0] = Dot32(s.x[i*cols:(i+1)*cols], row)
+			finish32(j.dst[(t+i)*j.w.Rows+r:][:1], s.sum32[:], j.bias, r)
 		}
-	}
-}
-
-// grow returns a slice of n elements, in buf's memory if it is large enough.
-func grow[T any](buf []T, n int) []T {
-	if cap(buf) < n {
-		return make([]T, n)
-	}
-	return buf[:n]
-}
-
-func fill[T any](x []T, v T) {
-	for i := range x {
-		x[i] = v
 	}
 }

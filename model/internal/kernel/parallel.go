@@ -17,14 +17,17 @@ func Parallel(n, workers int, f func(i int)) {
 		return
 	}
 	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-				f(i)
-			}
-		})
+	work := func() {
+		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			f(i)
+		}
 	}
+	var wg sync.WaitGroup
+	for range workers - 1 {
+		wg.Go(work)
+	}
+	wg.Go(func() {}) // the newest goroutine waits for this processor, the others can be stolen at once
+	work()           // the caller is one of them: it need not be woken
 	wg.Wait()
 }
 

@@ -7,10 +7,10 @@ const tileRows = 4
 // tile's width: sum[tileRows*i+j] = Dot32(x[i][:n], w[j][:n]). The rest of sum is
 // scratch. The weights are stored in the format that the tile was made for and
 // need not be aligned.
-type tile32 func(w *[tileRows]*byte, x *[maxWidth]*float32, n int, sum *[128]float32)
+type tile32 func(w *[tileRows]*byte, x *[maxWidth]*float32, n int, sum *[256]float32)
 
 // tile64 is tile32 with Dot64, on activations that were widened before.
-type tile64 func(w *[tileRows]*byte, x *[maxWidth]*float64, n int, sum *[128]float64)
+type tile64 func(w *[tileRows]*byte, x *[maxWidth]*float64, n int, sum *[256]float64)
 
 // maxWidth is the largest width of a tile.
 const maxWidth = 4
@@ -32,28 +32,32 @@ type implementation struct {
 	// anyLength says that the tiles take any n; otherwise n is a multiple of Lanes.
 	anyLength bool
 
-	// The element kernels take n that is a multiple of Lanes.
-	widen     [F8E4M3]func(dst *float32, src *byte, n int)
-	narrow    [F8E4M3]func(dst *byte, src *float32, n int)
+	// The element kernels take n that is a multiple of Lanes. Those of stream store
+	// around the caches and want dst aligned to cacheLine.
+	element   elementKernels
+	stream    elementKernels
 	widenE4M3 func(dst *float32, src *byte, n int, scale float32)
 	widen64   func(dst *float64, src *float32, n int)
+	lookup    func(dst, src *byte, n int, table *[128]uint16) // n a multiple of 32
+}
+
+// elementKernels is indexed by the format that is not float32 in memory.
+type elementKernels struct {
+	widen  [F8E4M3]func(dst *float32, src *byte, n int)
+	narrow [F8E4M3]func(dst *byte, src *float32, n int)
 }
 
 // hasTiles says whether im multiplies matrices other than in portable Go.
 func (im *implementation) hasTiles() bool { return im.tile[F32].float32[0] != nil }
 
-// width returns the width of the tile for m tokens: the largest that they fill,
-// or, if a smaller one would leave more than one call to make, the next larger.
+// width returns the smallest width of a tile for m tokens or, if there is none, the
+// largest.
 func (t *tiles) width(m int) int {
-	for width := min(m, maxWidth); width <= maxWidth; width++ {
+	best := 1
+	for width := 1; width <= maxWidth && best < m; width++ {
 		if t.float32[width-1] != nil {
-			return width
+			best = width
 		}
 	}
-	for width := min(m, maxWidth); width > 1; width-- {
-		if t.float32[width-1] != nil {
-			return width
-		}
-	}
-	return 1
+	return best
 }

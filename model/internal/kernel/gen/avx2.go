@@ -21,56 +21,105 @@ const (
 	yT = 12
 )
 
-// avx2Pass sums the lanes from .. from+16/passes-1 of n elements, n a multiple of 16.
-func avx2Pass(f format, tokens, bits, from int) {
-	for a := range 4 * tokens {
-		VXORPS(y[a], y[a], y[a])
+// avx2Chunk is how many elements all passes go over before they go on: the later
+// passes find them in the first-level cache.
+const avx2Chunk = 512
+
+// avx2Sum sums lane groups of one register each, one pass per group, into the slots
+// of the scratch: slot(g, a) holds lanes g·16/groups … of accumulator a. n is a
+// multiple of 16.
+func avx2Sum(f format, tokens, bits int) {
+	groups := 16 * bits / 256
+	VXORPS(y[0], y[0], y[0])
+	for g := range groups {
+		for a := range 4 * tokens {
+			VMOVUPS(y[0], avx2Slot(tokens, g, a))
+		}
 	}
-	w, wHalf := y[yW], x(y[yW])
-	whole(fmt.Sprintf("lanes%d", from), func() {
+	XORQ(start, start)
+	Label("chunk")
+	LEAQ(operand.Mem{Base: start, Disp: avx2Chunk}, limit)
+	Load(Param("n"), index)
+	CMPQ(limit, index)
+	CMOVQGT(index, limit)
+	CMPQ(start, limit)
+	JGE(operand.LabelRef("fold"))
+	for g := range groups {
+		avx2Pass(f, tokens, bits, g)
+	}
+	MOVQ(limit, start)
+	JMP(operand.LabelRef("chunk"))
+	Label("fold")
+}
+
+func avx2Slot(tokens, group, a int) operand.Mem { return at(32 * (group*4*tokens + a)) }
+
+// avx2Pass adds the elements start … limit to the lanes of one group.
+func avx2Pass(f format, tokens, bits, group int) {
+	from := group * 256 / bits
+	label := fmt.Sprintf("group%d", group)
+	for a := range 4 * tokens {
+		VMOVUPS(avx2Slot(tokens, group, a), y[a])
+	}
+	MOVQ(start, index)
+	if group == 0 {
+		ahead(f)
+		ADDQ(start, next)
+	}
+	Label(label)
+	if group == 0 {
+		prefetch(f)
+	}
+	for i := range tokens {
+		VMOVUPS(xAt(bits/8, i, from), y[yX+i])
+	}
+	for j := range rows {
+		avx2Weight(f, bits, wAt(f, j, from))
 		for i := range tokens {
-			VMOVUPS(xAt(bits/8, i, from), y[yX+i])
-		}
-		for j := range rows {
-			m := wAt(f, j, from)
-			switch {
-			case f.name == "F32" && bits == 32:
-				VMOVUPS(m, w)
-			case f.name == "F32":
-				VCVTPS2PD(m, w)
-			case f.name == "BF16" && bits == 32:
-				VPMOVZXWD(m, w)
-				VPSLLD(operand.Imm(16), w, w)
-			case f.name == "BF16":
-				VPMOVZXWD(m, wHalf)
-				VPSLLD(operand.Imm(16), wHalf, wHalf)
-				VCVTPS2PD(wHalf, w)
-			case f.name == "F16" && bits == 32:
-				VCVTPH2PS(m, w)
-			case f.name == "F16":
-				VCVTPH2PS(m, wHalf)
-				VCVTPS2PD(wHalf, w)
-			}
-			for i := range tokens {
-				if bits == 32 {
-					VFMADD231PS(w, y[yX+i], y[4*i+j])
-				} else {
-					VFMADD231PD(w, y[yX+i], y[4*i+j])
-				}
+			if bits == 32 {
+				VFMADD231PS(y[yW], y[yX+i], y[4*i+j])
+			} else {
+				VFMADD231PD(y[yW], y[yX+i], y[4*i+j])
 			}
 		}
-	})
+	}
+	ADDQ(operand.Imm(16), index)
+	CMPQ(index, limit)
+	JLT(operand.LabelRef(label))
+	for a := range 4 * tokens {
+		VMOVUPS(y[a], avx2Slot(tokens, group, a))
+	}
+}
+
+// avx2Weight widens one register of weights into y[yW].
+func avx2Weight(f format, bits int, m operand.Mem) {
+	w, half := y[yW], x(y[yW])
+	switch {
+	case f.name == "F32" && bits == 32:
+		VMOVUPS(m, w)
+	case f.name == "F32":
+		VCVTPS2PD(m, w)
+	case f.name == "BF16" && bits == 32:
+		VPMOVZXWD(m, w)
+		VPSLLD(operand.Imm(16), w, w)
+	case f.name == "BF16":
+		VPMOVZXWD(m, half)
+		VPSLLD(operand.Imm(16), half, half)
+		VCVTPS2PD(half, w)
+	case f.name == "F16" && bits == 32:
+		VCVTPH2PS(m, w)
+	case f.name == "F16":
+		VCVTPH2PS(m, half)
+		VCVTPS2PD(half, w)
+	}
 }
 
 func avx2Tile32(f format, tokens int) {
 	begin("avx2", f.name, 32, tokens)
-	avx2Pass(f, tokens, 32, 0)
+	avx2Sum(f, tokens, 32)
 	for a := range 4 * tokens {
-		VMOVUPS(y[a], at(32*a))
-	}
-	avx2Pass(f, tokens, 32, 8)
-	for a := range 4 * tokens {
-		VADDPS(at(32*a), y[a], y[a])
+		VMOVUPS(avx2Slot(tokens, 0, a), y[a])
+		VADDPS(avx2Slot(tokens, 1, a), y[a], y[a])
 	}
 	for i := range tokens {
 		avx2Sum32(i)
@@ -99,27 +148,14 @@ func avx2Sum32(i int) {
 
 func avx2Tile64(f format, tokens int) {
 	begin("avx2", f.name, 64, tokens)
-	slot := func(s, a int) operand.Mem { return at(32 * (s*4*tokens + a)) }
-	add := func(s int) {
-		for a := range 4 * tokens {
-			VADDPD(slot(s, a), y[a], y[a])
-		}
+	avx2Sum(f, tokens, 64)
+	for a := range 4 * tokens {
+		VMOVUPD(avx2Slot(tokens, 0, a), y[a])
+		VADDPD(avx2Slot(tokens, 2, a), y[a], y[a])
+		VMOVUPD(avx2Slot(tokens, 1, a), y[yT])
+		VADDPD(avx2Slot(tokens, 3, a), y[yT], y[yT])
+		VADDPD(y[yT], y[a], y[a])
 	}
-	store := func(s int) {
-		for a := range 4 * tokens {
-			VMOVUPD(y[a], slot(s, a))
-		}
-	}
-	avx2Pass(f, tokens, 64, 0)
-	store(0)
-	avx2Pass(f, tokens, 64, 8)
-	add(0)
-	store(0)
-	avx2Pass(f, tokens, 64, 4)
-	store(1)
-	avx2Pass(f, tokens, 64, 12)
-	add(1)
-	add(0)
 	for i := range tokens {
 		avx2Sum64(i)
 	}

@@ -26,21 +26,8 @@ const (
 // begin starts a tile function.
 func begin(isa, f string, bits, tokens int) {
 	name := fmt.Sprintf("%sTile%d%sx%d", isa, bits, f, tokens)
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(w *[4]*byte, x *[4]*float%d, n int, sum *[128]float%d)", bits, bits))
-	multiple := ""
-	if isa == "avx2" {
-		multiple = " n is a multiple of 16."
-	}
-	Doc(
-		fmt.Sprintf("%s multiplies %d rows of %s with %d row(s) of x, all n long.%s The", name, rows, f, tokens, multiple),
-		"part of sum that holds no result is scratch.",
-		"",
-		fmt.Sprintf("\tfor i := range %d {", tokens),
-		fmt.Sprintf("\t\tfor j := range %d {", rows),
-		fmt.Sprintf("\t\t\tsum[4*i+j] = Dot%d(x[i][:n], w[j][:n])", bits),
-		"\t\t}",
-		"\t}",
-	)
+	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(w *[4]*byte, x *[4]*float%d, n int, sum *[256]float%d)", bits, bits))
+	Doc(tileDoc(name, isa, f, bits, tokens)...)
 	Pragma("noescape")
 	header(tokens)
 }
@@ -68,7 +55,7 @@ func avx512Tile32(f format, tokens int) {
 	for a := range 4 * tokens {
 		VPXORD(z[a], z[a], z[a])
 	}
-	whole("block", func() {
+	whole(f, "block", func() {
 		for j := range rows {
 			switch f.name {
 			case "F32":
@@ -163,7 +150,7 @@ func avx512Half64(f format, tokens, pass int) {
 	for a := range 4 * tokens {
 		VPXORD(z[a], z[a], z[a])
 	}
-	whole(label, func() {
+	whole(f, label, func() {
 		for j := range rows {
 			w, half := wAt(f, j, 8*pass), z[zW+j].(reg.Vec).AsY()
 			switch f.name {

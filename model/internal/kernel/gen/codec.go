@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
@@ -22,6 +23,11 @@ func x(r reg.VecPhysical) reg.VecPhysical { return r.(reg.Vec).AsX().(reg.VecPhy
 // element writes a kernel that runs step on 16 elements at a time. Step reads at
 // src and writes at dst; the sizes say how far they move.
 func element(name, signature string, dstSize, srcSize int, doc []string, setup, step func()) {
+	steps(4, name, signature, dstSize, srcSize, doc, setup, step)
+}
+
+// steps is element for 1<<log elements at a time.
+func steps(log int, name, signature string, dstSize, srcSize int, doc []string, setup, step func()) {
 	TEXT(name, attr.NOSPLIT, signature)
 	Doc(doc...)
 	Pragma("noescape")
@@ -29,15 +35,18 @@ func element(name, signature string, dstSize, srcSize int, doc []string, setup, 
 	Load(Param("src"), src)
 	Load(Param("n"), left)
 	setup()
-	SHRQ(operand.Imm(4), left)
+	SHRQ(operand.Imm(uint64(log)), left)
 	JZ(operand.LabelRef("end"))
 	Label("block")
 	step()
-	ADDQ(operand.Imm(uint64(16*srcSize)), src)
-	ADDQ(operand.U32(16*dstSize), dst)
+	ADDQ(operand.Imm(uint64(srcSize<<log)), src)
+	ADDQ(operand.U32(dstSize<<log), dst)
 	DECQ(left)
 	JNZ(operand.LabelRef("block"))
 	Label("end")
+	if strings.HasSuffix(name, "Stream") {
+		SFENCE()
+	}
 	end()
 }
 
@@ -73,40 +82,145 @@ func constant16(r reg.VecPhysical, v uint32) {
 	VPBROADCASTW(x(r), r)
 }
 
+// codecs writes the conversions of one instruction set, each as it is and with
+// stores that go around the caches, for outputs much larger than those.
+func codecs(isa string, halves func(stream bool) []conversion) {
+	for _, stream := range []bool{false, true} {
+		for _, c := range halves(stream) {
+			name := isa + c.name
+			doc := loop(name, c.what, c.body)
+			if stream {
+				name += "Stream"
+				doc = loop(name, c.what+" around the caches, dst being aligned to a register", c.body)
+			}
+			signature, dstSize, srcSize := widenType, 4, 2
+			if c.narrow {
+				signature, dstSize, srcSize = narrowType, 2, 4
+			}
+			element(name, signature, dstSize, srcSize, doc, c.setup, c.step)
+		}
+	}
+}
+
+// conversion is the step of one element kernel.
+type conversion struct {
+	name, what, body string
+	narrow           bool
+	setup, step      func()
+}
+
+// store writes r, which holds float32 or, if integer is set, anything else.
+func store(stream, integer bool, r, m operand.Op) {
+	switch {
+	case stream && integer:
+		VMOVNTDQ(r, m)
+	case stream:
+		VMOVNTPS(r, m)
+	default:
+		VMOVUPS(r, m)
+	}
+}
+
+func widenBF16(setup, step func()) conversion {
+	return conversion{"WidenBF16", "widens BF16", "dst[i] = math.Float32frombits(uint32(src[i]) << 16)", false, setup, step}
+}
+
+func widenF16(setup, step func()) conversion {
+	return conversion{"WidenF16", "widens F16", "dst[i] = float32FromF16(src[i])", false, setup, step}
+}
+
+func narrowBF16(setup, step func()) conversion {
+	return conversion{"NarrowBF16", "narrows to BF16", "dst[i] = bf16FromFloat32(src[i])", true, setup, step}
+}
+
+func narrowF16(setup, step func()) conversion {
+	return conversion{"NarrowF16", "narrows to F16", "dst[i] = f16FromFloat32(src[i])", true, setup, step}
+}
+
+func avx512Conversions(stream bool) []conversion {
+	return []conversion{
+		widenBF16(none, func() {
+			VPMOVZXWD(from(0), z[0])
+			VPSLLD(operand.Imm(16), z[0], z[0])
+			store(stream, false, z[0], to(0))
+		}),
+		widenF16(none, func() {
+			VCVTPH2PS(from(0), z[0])
+			store(stream, false, z[0], to(0))
+		}),
+		narrowBF16(func() {
+			constant32(z[4], 1)
+			constant32(z[5], 0x7fff)
+			constant32(z[6], 0x40)
+		}, func() {
+			VMOVUPS(from(0), z[0])
+			VPSRLD(operand.Imm(16), z[0], z[1])
+			VPANDD(z[4], z[1], z[2])
+			VPADDD(z[5], z[2], z[2])
+			VPADDD(z[0], z[2], z[2])
+			VPSRLD(operand.Imm(16), z[2], z[2])
+			VCMPPS(operand.Imm(3), z[0], z[0], reg.K1) // unordered: NaN
+			VPORD(z[6], z[1], reg.K1, z[2])
+			VPMOVDW(z[2], y[2])
+			store(stream, true, y[2], to(0))
+		}),
+		narrowF16(none, func() {
+			VMOVUPS(from(0), z[0])
+			VCVTPS2PH(operand.Imm(0), z[0], y[0])
+			store(stream, true, y[0], to(0))
+		}),
+	}
+}
+
+func avx2Conversions(stream bool) []conversion {
+	return []conversion{
+		widenBF16(none, func() {
+			for h := range 2 {
+				VPMOVZXWD(from(16*h), y[h])
+				VPSLLD(operand.Imm(16), y[h], y[h])
+				store(stream, false, y[h], to(32*h))
+			}
+		}),
+		widenF16(none, func() {
+			for h := range 2 {
+				VCVTPH2PS(from(16*h), y[h])
+				store(stream, false, y[h], to(32*h))
+			}
+		}),
+		narrowBF16(func() {
+			constant32(y[8], 1)
+			constant32(y[9], 0x7fff)
+			constant32(y[10], 0x40)
+		}, func() {
+			for h := range 2 {
+				v, top, sum, isNaN := y[h], y[2+h], y[4+h], y[6+h]
+				VMOVUPS(from(32*h), v)
+				VPSRLD(operand.Imm(16), v, top)
+				VPAND(y[8], top, sum)
+				VPADDD(y[9], sum, sum)
+				VPADDD(v, sum, sum)
+				VPSRLD(operand.Imm(16), sum, sum)
+				VPOR(y[10], top, top)
+				VCMPPS(operand.Imm(3), v, v, isNaN)
+				VBLENDVPS(isNaN, top, sum, sum)
+			}
+			VPACKUSDW(y[5], y[4], y[4])
+			VPERMQ(operand.Imm(0xD8), y[4], y[4])
+			store(stream, true, y[4], to(0))
+		}),
+		narrowF16(none, func() {
+			for h := range 2 {
+				VMOVUPS(from(32*h), y[h])
+				VCVTPS2PH(operand.Imm(0), y[h], x(y[h]))
+				store(stream, true, x(y[h]), to(16*h))
+			}
+		}),
+	}
+}
+
 func avx512Codecs() {
-	name := "avx512WidenBF16"
-	element(name, widenType, 4, 2, loop(name, "widens BF16", "dst[i] = math.Float32frombits(uint32(src[i]) << 16)"), none, func() {
-		VPMOVZXWD(from(0), z[0])
-		VPSLLD(operand.Imm(16), z[0], z[0])
-		VMOVUPS(z[0], to(0))
-	})
-	name = "avx512WidenF16"
-	element(name, widenType, 4, 2, loop(name, "widens F16", "dst[i] = float32FromF16(src[i])"), none, func() {
-		VCVTPH2PS(from(0), z[0])
-		VMOVUPS(z[0], to(0))
-	})
-	name = "avx512NarrowF16"
-	element(name, narrowType, 2, 4, loop(name, "narrows to F16", "dst[i] = f16FromFloat32(src[i])"), none, func() {
-		VMOVUPS(from(0), z[0])
-		VCVTPS2PH(operand.Imm(0), z[0], to(0))
-	})
-	name = "avx512NarrowBF16"
-	element(name, narrowType, 2, 4, loop(name, "narrows to BF16", "dst[i] = bf16FromFloat32(src[i])"), func() {
-		constant32(z[4], 1)
-		constant32(z[5], 0x7fff)
-		constant32(z[6], 0x40)
-	}, func() {
-		VMOVUPS(from(0), z[0])
-		VPSRLD(operand.Imm(16), z[0], z[1])
-		VPANDD(z[4], z[1], z[2])
-		VPADDD(z[5], z[2], z[2])
-		VPADDD(z[0], z[2], z[2])
-		VPSRLD(operand.Imm(16), z[2], z[2])
-		VCMPPS(operand.Imm(3), z[0], z[0], reg.K1) // unordered: NaN
-		VPORD(z[6], z[1], reg.K1, z[2])
-		VPMOVDW(z[2], to(0))
-	})
-	name = "avx512Widen64"
+	codecs("avx512", avx512Conversions)
+	name := "avx512Widen64"
 	element(name, "func(dst *float64, src *float32, n int)", 8, 4, loop(name, "widens float32 to float64", "dst[i] = float64(src[i])"), none, func() {
 		VCVTPS2PD(from(0), z[0])
 		VCVTPS2PD(from(32), z[1])
@@ -119,54 +233,12 @@ func avx512Codecs() {
 		VMULPS(z[10], z[0], z[0])
 		VMOVUPS(z[0], to(0))
 	})
+	avx512Lookup()
 }
 
 func avx2Codecs() {
-	name := "avx2WidenBF16"
-	element(name, widenType, 4, 2, loop(name, "widens BF16", "dst[i] = math.Float32frombits(uint32(src[i]) << 16)"), none, func() {
-		for h := range 2 {
-			VPMOVZXWD(from(16*h), y[h])
-			VPSLLD(operand.Imm(16), y[h], y[h])
-			VMOVUPS(y[h], to(32*h))
-		}
-	})
-	name = "avx2WidenF16"
-	element(name, widenType, 4, 2, loop(name, "widens F16", "dst[i] = float32FromF16(src[i])"), none, func() {
-		for h := range 2 {
-			VCVTPH2PS(from(16*h), y[h])
-			VMOVUPS(y[h], to(32*h))
-		}
-	})
-	name = "avx2NarrowF16"
-	element(name, narrowType, 2, 4, loop(name, "narrows to F16", "dst[i] = f16FromFloat32(src[i])"), none, func() {
-		for h := range 2 {
-			VMOVUPS(from(32*h), y[h])
-			VCVTPS2PH(operand.Imm(0), y[h], to(16*h))
-		}
-	})
-	name = "avx2NarrowBF16"
-	element(name, narrowType, 2, 4, loop(name, "narrows to BF16", "dst[i] = bf16FromFloat32(src[i])"), func() {
-		constant32(y[8], 1)
-		constant32(y[9], 0x7fff)
-		constant32(y[10], 0x40)
-	}, func() {
-		for h := range 2 {
-			v, top, sum, isNaN := y[h], y[2+h], y[4+h], y[6+h]
-			VMOVUPS(from(32*h), v)
-			VPSRLD(operand.Imm(16), v, top)
-			VPAND(y[8], top, sum)
-			VPADDD(y[9], sum, sum)
-			VPADDD(v, sum, sum)
-			VPSRLD(operand.Imm(16), sum, sum)
-			VPOR(y[10], top, top)
-			VCMPPS(operand.Imm(3), v, v, isNaN)
-			VBLENDVPS(isNaN, top, sum, sum)
-		}
-		VPACKUSDW(y[5], y[4], y[4])
-		VPERMQ(operand.Imm(0xD8), y[4], y[4])
-		VMOVDQU(y[4], to(0))
-	})
-	name = "avx2Widen64"
+	codecs("avx2", avx2Conversions)
+	name := "avx2Widen64"
 	element(name, "func(dst *float64, src *float32, n int)", 8, 4, loop(name, "widens float32 to float64", "dst[i] = float64(src[i])"), none, func() {
 		for q := range 4 {
 			VCVTPS2PD(from(16*q), y[q])
@@ -182,6 +254,32 @@ func avx2Codecs() {
 			VMULPS(y[10], y[h], y[h])
 			VMOVUPS(y[h], to(32*h))
 		}
+	})
+}
+
+// avx512Lookup looks bytes up in a table of 128 words held in four registers.
+func avx512Lookup() {
+	name := "avx512Lookup"
+	doc := loop(name, "looks magnitudes up and keeps the signs", "dst[i] = table[src[i]&0x7f] ^ uint16(src[i]&0x80)<<8")
+	doc[0] = "avx512Lookup looks magnitudes up and keeps the signs. n is a multiple of 32."
+	steps(5, name, "func(dst, src *byte, n int, table *[128]uint16)", 2, 1, doc, func() {
+		Load(Param("table"), reg.RAX)
+		for i := range 4 {
+			VMOVDQU16(operand.Mem{Base: reg.RAX, Disp: 64 * i}, z[8+i])
+		}
+		constant16(z[12], 0x8000)
+		constant16(z[13], 0x40)
+	}, func() {
+		VPMOVZXBW(from(0), z[0])
+		VPTESTMW(z[13], z[0], reg.K1)
+		VMOVDQA64(z[0], z[1])
+		VMOVDQA64(z[0], z[2])
+		VPSLLW(operand.Imm(8), z[0], z[0])
+		VPERMI2W(z[9], z[8], z[1])
+		VPERMI2W(z[11], z[10], z[2])
+		VMOVDQU16(z[2], reg.K1, z[1])
+		VPTERNLOGD(operand.Imm(0x78), z[12], z[0], z[1]) // z1 ^= z0 & z12
+		VMOVDQU16(z[1], to(0))
 	})
 }
 

@@ -1,18 +1,29 @@
-// Command gen writes the amd64 assembly of package kernel and its stubs:
-//
-//	go run . -out ../kernel_amd64.s -stubs ../stubs_amd64.go -pkg kernel
+// Command gen writes the assembly of package kernel and its stubs; scripts/kernels.sh
+// runs it.
 //
 // It is a module of its own so that nobody who uses dsmoe needs avo. All
 // registers are chosen by hand: the tiles use every one there is.
 package main
 
 import (
+	"flag"
+	"fmt"
+	"log"
+
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 )
 
 func main() {
+	neonAsm := flag.String("neon", "", "write the arm64 assembly to `FILE`")
+	neonStubs := flag.String("neonstubs", "", "write the arm64 stubs to `FILE`")
+	flag.Parse()
+	if *neonAsm != "" {
+		if err := writeNEON(*neonAsm, *neonStubs); err != nil {
+			log.Fatal(err)
+		}
+	}
 	ConstraintExpr("!purego")
 	constants()
 	for _, f := range formats {
@@ -41,6 +52,24 @@ var formats = []format{{"F32", 4}, {"BF16", 2}, {"F16", 2}}
 
 const rows = 4 // of weights in a tile
 
+// tileDoc is the documentation of a tile: its reference loop.
+func tileDoc(name, isa, f string, bits, tokens int) []string {
+	multiple := ""
+	if isa != "avx512" {
+		multiple = " n is a multiple of 16."
+	}
+	return []string{
+		fmt.Sprintf("%s multiplies %d rows of %s with %d row(s) of x, all n long.%s", name, rows, f, tokens, multiple),
+		"The part of sum that holds no result is scratch.",
+		"",
+		fmt.Sprintf("\tfor i := range %d {", tokens),
+		fmt.Sprintf("\t\tfor j := range %d {", rows),
+		fmt.Sprintf("\t\t\tsum[4*i+j] = Dot%d(x[i][:n], w[j][:n])", bits),
+		"\t\t}",
+		"\t}",
+	}
+}
+
 // General registers of the tiles.
 var (
 	sums  = reg.RAX
@@ -49,6 +78,8 @@ var (
 	index = reg.R12 // element of K
 	limit = reg.R13 // n, then its whole blocks
 	count = reg.RCX
+	next  = reg.RCX // element of the rows to come
+	start = reg.R15 // of a chunk
 )
 
 // header loads the pointers.
@@ -77,14 +108,35 @@ func xAt(size, i, k int) operand.Mem {
 	return operand.Mem{Base: xBase[i], Index: index, Scale: uint8(size), Disp: k * size}
 }
 
+// ahead sets next to the distance, in elements, of the rows that come after these
+// if a matrix has them at equal strides, so that they can be asked for meanwhile.
+func ahead(f format) {
+	MOVQ(wBase[1], next)
+	SUBQ(wBase[0], next)
+	if shift := map[int]uint64{1: 2, 2: 1}[f.size]; shift > 0 {
+		SHLQ(operand.Imm(shift), next)
+	}
+}
+
+// prefetch asks for the next 16 elements of the rows to come, for the second-level
+// cache: in the first they would displace what is being used.
+func prefetch(f format) {
+	for j := range rows {
+		PREFETCHT1(operand.Mem{Base: wBase[j], Index: next, Scale: uint8(f.size)})
+	}
+	ADDQ(operand.Imm(16), next)
+}
+
 // whole runs step for index = 0, 16, … below n rounded down to a block.
-func whole(label string, step func()) {
+func whole(f format, label string, step func()) {
 	Load(Param("n"), limit)
 	ANDQ(operand.I32(-16), limit)
 	XORQ(index, index)
 	CMPQ(index, limit)
 	JGE(operand.LabelRef(label + "_end"))
+	ahead(f)
 	Label(label)
+	prefetch(f)
 	step()
 	ADDQ(operand.Imm(16), index)
 	CMPQ(index, limit)
