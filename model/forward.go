@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 
 	"dsmoe/model/internal/kernel"
 	"dsmoe/model/tensor"
@@ -61,6 +62,29 @@ type Choice struct {
 	// reference keeps it: half a unit. nil without such a bias.
 	Unsure []float64
 	Idx    []int // [tokens, k], the experts chosen
+	// Groups is how a group-limited method came to the mask; nil without groups.
+	Groups *Groups
+}
+
+// Groups are the groups of experts that each token may choose from.
+type Groups struct {
+	Scores *Activation // [tokens, n_routed_experts], before the mask
+	Worth  *Activation // [tokens, n_group]
+	Chosen []int       // [tokens, topk_group]
+	masked float32     // what the scores of other groups become
+}
+
+// Rerank returns the k experts that a token chooses, and by which scores, if it may
+// choose from these groups.
+func (g *Groups) Rerank(token, k int, groups []int) (idx []int, scores []float32) {
+	scores = slices.Clone(g.Scores.Row(token))
+	size := len(scores) / g.Worth.Width()
+	for e := range scores {
+		if !slices.Contains(groups, e/size) {
+			scores[e] = g.masked
+		}
+	}
+	return TopK(&Activation{Shape: []int{1, len(scores)}, Values: scores}, k), scores
 }
 
 // Activation is a tensor between two stages: float32 values that the compute dtype

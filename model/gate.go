@@ -35,10 +35,10 @@ func (g *MoEGate) forward(p *pass, name string, x *Activation) Routing {
 
 	scores := p.scores(logits)
 	k := p.m.Config.NumExpertsPerTok
-	by := g.choice(p, scores)
+	by, groups := g.choice(p, scores)
 	r := Routing{K: k, Idx: TopK(by, k)}
 	if p.Trace != nil {
-		p.Trace.TopK(name+".topk_idx", &Choice{by, g.EScoreCorrectionBias.halfUnits(), r.Idx})
+		p.Trace.TopK(name+".topk_idx", &Choice{by, g.EScoreCorrectionBias.halfUnits(), r.Idx, groups})
 	}
 	if p.BiasLeak {
 		scores = by
@@ -79,10 +79,10 @@ func (p *pass) scores(logits *Activation) *Activation {
 //	group_limited_greedy  its best score; other groups' scores become 0
 //	noaux_tc              the sum of its two best of scores + e_score_correction_bias;
 //	                      other groups' become -inf
-func (g *MoEGate) choice(p *pass, scores *Activation) *Activation {
+func (g *MoEGate) choice(p *pass, scores *Activation) (*Activation, *Groups) {
 	method := p.m.Config.TopKMethod
 	if method != "group_limited_greedy" && method != "noaux_tc" {
-		return scores
+		return scores, nil
 	}
 	choice := &Activation{Shape: scores.Shape, Values: slices.Clone(scores.Values), DType: scores.DType}
 	best, masked := 1, float32(0)
@@ -96,10 +96,7 @@ func (g *MoEGate) choice(p *pass, scores *Activation) *Activation {
 		}
 		scores.Weights = p.union([]Weight{g.EScoreCorrectionBias}, scores)
 	}
-	for t := range choice.Rows() {
-		p.maskGroups(choice.Row(t), best, masked)
-	}
-	return choice
+	return p.maskGroups(choice, best, masked)
 }
 
 // halfUnits returns half a unit in the last place of each of w's values in its dtype,
@@ -116,25 +113,26 @@ func (w *Weight) halfUnits() []float64 {
 	return units
 }
 
-// maskGroups sets all but the topk_group best groups of a row to masked, a group's
+// maskGroups sets all but the topk_group best groups of each row to masked, a group's
 // worth being the sum of its best values.
-func (p *pass) maskGroups(row []float32, best int, masked float32) {
-	groups, size := p.m.Config.NGroup, len(row)/p.m.Config.NGroup
-	worth := &Activation{Shape: []int{1, groups}}
-	for i := range groups {
-		sorted := slices.Sorted(slices.Values(row[i*size : (i+1)*size]))
+func (p *pass) maskGroups(scores *Activation, best int, masked float32) (*Activation, *Groups) {
+	size, k := scores.Width()/p.m.Config.NGroup, p.m.Config.TopKGroup
+	g := &Groups{Scores: scores, Worth: &Activation{Shape: []int{scores.Rows(), p.m.Config.NGroup}, DType: scores.DType}, masked: masked}
+	for i := 0; i < len(scores.Values); i += size {
+		sorted := slices.Sorted(slices.Values(scores.Values[i : i+size]))
 		sum := float32(0)
 		for _, v := range sorted[size-best:] {
 			sum += v
 		}
-		worth.Values = append(worth.Values, sum)
+		g.Worth.Values = append(g.Worth.Values, sum)
 	}
-	chosen := TopK(worth, p.m.Config.TopKGroup)
-	for e := range row {
-		if !slices.Contains(chosen, e/size) {
-			row[e] = masked
-		}
+	g.Chosen = TopK(g.Worth, k)
+	left := &Activation{Shape: scores.Shape, DType: scores.DType}
+	for t := range scores.Rows() {
+		_, row := g.Rerank(t, 1, g.Chosen[t*k:(t+1)*k])
+		left.Values = append(left.Values, row...)
 	}
+	return left, g
 }
 
 // TopK returns the columns of the k largest values of each row, largest first, the

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -204,4 +205,35 @@ func (m mtp) Tensors() iter.Seq[tensor.Info] {
 			}
 		}
 	}
+}
+
+// TestTiesBetweenGroups: with a router of zeros all groups tie, and the reference may
+// choose any; which of ours the golden's stand for is found by their worth.
+func TestTiesBetweenGroups(t *testing.T) {
+	c, p := open(t, "v3/golden-f32")
+	const gate = "model.layers.2.mlp.gate."
+	zero := altered{Source: c, tensors: map[string]tensor.Tensor{}}
+	for _, name := range []string{gate + "weight", gate + "e_score_correction_bias"} {
+		w := get(t, c, name)
+		clear(w.Data)
+		zero.tensors[name] = w
+	}
+	tokens := p.Manifest.Tensors[gate+"topk_idx"].Shape[0]
+	golden := func(experts ...int) *verify.Pack {
+		return must(verify.OpenPack(rewritten(t, "v3/golden-f32", func(dir string, m map[string]any) {
+			rewriteInts(t, dir, m, "layer-002.safetensors", gate+"topk_idx", slices.Repeat(experts, tokens))
+			rewriteTensor(t, dir, m, "layer-002.safetensors", gate+"logits", make([]float32, 16*tokens))
+		})))
+	}
+	verdict := func(src model.Source, p *verify.Pack) verify.Verdict {
+		for _, check := range run(t, c.Config, src, p, verify.Options{}).Checks {
+			if check.Tensor == gate+"topk_idx" {
+				return check.Verdict
+			}
+		}
+		return "not checked"
+	}
+	require.Equal(t, verify.Pass, verdict(zero, golden(8, 9, 13, 15)))
+	require.Equal(t, verify.Fail, verdict(zero, golden(0, 4, 8, 12)), "four groups, where two may be chosen")
+	require.Equal(t, verify.Fail, verdict(c, golden(8, 9, 13, 15)), "the bias tells the groups apart")
 }

@@ -84,10 +84,20 @@ func (t *tracer) compareTopK(c *Check, choice *model.Choice, want []int, k int) 
 	var near, wrong int
 	for row := range choice.Scores.Rows() {
 		ours, theirs := choice.Idx[row*k:(row+1)*k], want[row*k:(row+1)*k]
-		dropped, added := only(ours, theirs, choice.Scores.Row(row)), only(theirs, ours, choice.Scores.Row(row))
+		scores := choice.Scores.Row(row)
 		rowNear := false
+		if groups, kind := t.otherGroups(choice, theirs, row); kind != noTie {
+			ours, scores = choice.Groups.Rerank(row, k, groups)
+			if kind == exactTie {
+				t.routing.ExactTies++
+			} else {
+				t.routing.NearTies++
+				rowNear = true
+			}
+		}
+		dropped, added := only(ours, theirs, scores), only(theirs, ours, scores)
 		for i, e := range added {
-			switch t.tie(choice, dropped[i], e, row) {
+			switch t.tie(choice, scores[dropped[i]], scores[e], unsure(choice, dropped[i], e), row) {
 			case exactTie:
 				t.routing.ExactTies++
 			case nearTie:
@@ -154,25 +164,72 @@ const (
 	exactTie
 )
 
-// tie says whether the golden's expert e ties with ours, which it was chosen instead of:
-// exactly, or within twice the error that the scores of this row may have. A
-// score moves by at most its own size times twice the error of the logits
-// (d softmax), plus its rounding, plus what a bias of few bits leaves open.
-func (t *tracer) tie(choice *model.Choice, ours, e, row int) tieKind {
-	scores := choice.Scores.Row(row)
-	gap := float64(scores[ours]) - float64(scores[e])
+// otherGroups returns the groups that the golden's experts come from, filled up with the
+// best of ours, if they are others than ours and tie with those they stand for: paired
+// by worth, best with best. noTie means that there is nothing to excuse.
+func (t *tracer) otherGroups(choice *model.Choice, theirs []int, row int) ([]int, tieKind) {
+	g := choice.Groups
+	if g == nil {
+		return nil, noTie
+	}
+	count := len(g.Chosen) / g.Worth.Rows()
+	ours, worth := g.Chosen[row*count:(row+1)*count], g.Worth.Row(row)
+	size := choice.Scores.Width() / g.Worth.Width()
+	var golden []int
+	for _, e := range theirs {
+		if !slices.Contains(golden, e/size) {
+			golden = append(golden, e/size)
+		}
+	}
+	added := only(golden, ours, worth)
+	if len(added) == 0 || len(golden) > count {
+		return nil, noTie
+	}
+	dropped := only(ours, golden, worth)
+	kept := dropped[:len(dropped)-len(added)]
+	kind := exactTie
+	for i, group := range added {
+		out := dropped[len(kept)+i]
+		switch t.tie(choice, worth[out], worth[group], unsureOfGroups(choice, size, out, group), row) {
+		case noTie:
+			return nil, noTie
+		case nearTie:
+			kind = nearTie
+		}
+	}
+	return append(golden, kept...), kind
+}
+
+// unsure is how far the scores of two experts may be off together.
+func unsure(choice *model.Choice, a, b int) float64 {
+	if choice.Unsure == nil {
+		return 0
+	}
+	return choice.Unsure[a] + choice.Unsure[b]
+}
+
+// unsureOfGroups is the same for two groups, whose worth is a sum of two scores.
+func unsureOfGroups(choice *model.Choice, size, a, b int) float64 {
+	if choice.Unsure == nil {
+		return 0
+	}
+	return 2 * (slices.Max(choice.Unsure[a*size:(a+1)*size]) + slices.Max(choice.Unsure[b*size:(b+1)*size]))
+}
+
+// tie says whether the golden's score, of an expert or a group, ties with ours, in whose
+// place it was chosen: exactly, or within twice the error that the scores of this row
+// may have. A score moves by at most its own size times twice the error of the
+// logits (d softmax), plus its rounding, plus what a bias of few bits leaves open.
+func (t *tracer) tie(choice *model.Choice, ours, golden float32, unsure float64, row int) tieKind {
+	gap := float64(ours) - float64(golden)
 	noise := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11}[choice.Scores.DType]
 	if t.o.Mode == Chained && row < len(t.logitsErr) {
 		noise += float64(2 * t.logitsErr[row])
 	}
-	unsure := 0.0
-	if choice.Unsure != nil {
-		unsure = choice.Unsure[ours] + choice.Unsure[e]
-	}
 	switch {
 	case gap == 0:
 		return exactTie
-	case gap > 0 && gap <= float64(2*noise*math.Abs(float64(scores[ours])))+unsure:
+	case gap > 0 && gap <= float64(2*noise*math.Abs(float64(ours)))+unsure:
 		return nearTie
 	}
 	return noTie
