@@ -77,14 +77,20 @@ type Groups struct {
 // Rerank returns the k experts that a token chooses, and by which scores, if it may
 // choose from these groups.
 func (g *Groups) Rerank(token, k int, groups []int) (idx []int, scores []float32) {
-	scores = slices.Clone(g.Scores.Row(token))
+	scores = g.mask(token, groups)
+	return TopK(&Activation{Shape: []int{1, len(scores)}, Values: scores}, k), scores
+}
+
+// mask returns a token's scores with those of all other groups masked.
+func (g *Groups) mask(token int, groups []int) []float32 {
+	scores := slices.Clone(g.Scores.Row(token))
 	size := len(scores) / g.Worth.Width()
 	for e := range scores {
 		if !slices.Contains(groups, e/size) {
 			scores[e] = g.masked
 		}
 	}
-	return TopK(&Activation{Shape: []int{1, len(scores)}, Values: scores}, k), scores
+	return scores
 }
 
 // Activation is a tensor between two stages: float32 values that the compute dtype
@@ -171,8 +177,9 @@ func (m *DeepseekForCausalLM) newPass(in *Input, o Options) (*pass, error) {
 	return p, nil
 }
 
-// Forward runs the decoder on in, in evaluation mode unless o says otherwise, and returns the logits [batch,
-// seq, vocab_size], mirroring DeepseekForCausalLM.forward with eager attention:
+// Forward runs the decoder on in, in evaluation mode unless o says otherwise, and
+// returns the logits [batch, seq, vocab_size], mirroring DeepseekForCausalLM.forward
+// with eager attention:
 //
 //	x = embed_tokens[input_ids]
 //	for each layer:

@@ -129,8 +129,7 @@ func (p *pass) maskGroups(scores *Activation, best int, masked float32) (*Activa
 	g.Chosen = TopK(g.Worth, k)
 	left := &Activation{Shape: scores.Shape, DType: scores.DType}
 	for t := range scores.Rows() {
-		_, row := g.Rerank(t, 1, g.Chosen[t*k:(t+1)*k])
-		left.Values = append(left.Values, row...)
+		left.Values = append(left.Values, g.mask(t, g.Chosen[t*k:(t+1)*k])...)
 	}
 	return left, g
 }

@@ -67,10 +67,10 @@ func (w Wrong) String() string {
 // holds tensors that the table does not know, the error is a *MismatchError with all
 // of them.
 func Load(c *config.Config, src Source) (*DeepseekForCausalLM, error) {
+	src = Canonical(src)
 	if err := Check(c, src); err != nil {
 		return nil, err
 	}
-	src = Canonical(src)
 	m := newModel(c)
 	for s := range FamilyOf(c).Slots(c) {
 		w, err := loadWeight(c, src, s.Name)
@@ -176,11 +176,10 @@ func (k *checker) checkFP8(s Slot, got tensor.Info) {
 		k.wrong(s, got, "dtype F8_E4M3, but its scales, weight_scale_inv, are in no shard")
 	case scale.DType != tensor.F32:
 		k.wrong(s, got, fmt.Sprintf("weight_scale_inv has dtype %s, F32 is due", scale.DType))
-	case !slices.Equal(scale.Shape, []int{blocks(s.Shape[0], block[0]), blocks(s.Shape[1], block[1])}):
-		k.wrong(s, got, fmt.Sprintf("weight_scale_inv has shape %v, blocks of %v give [%d %d]", scale.Shape, block,
-			blocks(s.Shape[0], block[0]), blocks(s.Shape[1], block[1])))
+	default:
+		rows, cols := tensor.Blocks{Rows: s.Shape[0], Cols: s.Shape[1], BlockRows: block[0], BlockCols: block[1]}.Grid()
+		if !slices.Equal(scale.Shape, []int{rows, cols}) {
+			k.wrong(s, got, fmt.Sprintf("weight_scale_inv has shape %v, blocks of %v give [%d %d]", scale.Shape, block, rows, cols))
+		}
 	}
 }
-
-// blocks returns ⌈n / size⌉.
-func blocks(n, size int) int { return (n + size - 1) / size }

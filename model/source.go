@@ -32,6 +32,9 @@ type Source interface {
 //
 // The tensors are views of src's; nothing is copied.
 func Canonical(src Source) Source {
+	if _, done := src.(*canonical); done {
+		return src
+	}
 	c := &canonical{src: src, parts: map[string]part{}}
 	prefix := missingPrefix(src)
 	for info := range src.Tensors() {

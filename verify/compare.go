@@ -91,29 +91,6 @@ func ratio(diff, scale float64) float64 {
 
 // apart returns how many steps of dtype d lie between two of its values.
 func apart(a, b float32, d tensor.DType) int64 {
-	return max(ordinal(a, d)-ordinal(b, d), ordinal(b, d)-ordinal(a, d))
-}
-
-// ordinal numbers the values of dtype d in ascending order; both zeros are 0.
-func ordinal(v float32, d tensor.DType) int64 {
-	bits := int64(math.Float32bits(v) &^ (1 << 31))
-	switch d {
-	case tensor.BF16:
-		bits >>= 16
-	case tensor.F16:
-		bits = halfBits(v)
-	}
-	if v < 0 {
-		return -bits
-	}
-	return bits
-}
-
-// halfBits returns the F16 bits of |v|, which F16 can represent.
-func halfBits(v float32) int64 {
-	t, err := tensor.FromFloat32s(tensor.F16, []int{1}, []float32{v})
-	if err != nil {
-		panic(err)
-	}
-	return int64(t.Data[0]) | int64(t.Data[1]&0x7f)<<8
+	n := tensor.Ordinal(a, d) - tensor.Ordinal(b, d)
+	return max(n, -n)
 }

@@ -67,14 +67,13 @@ func (t *tracer) failure(in *model.Input, name string) (*failure, error) {
 	if f.hidden, err = f.input(); err != nil || f.hidden == nil || !t.pack.Has(name) {
 		return nil, err
 	}
-	f.got = &model.Activation{}
 	if strings.HasSuffix(name, ".topk_idx") {
+		f.got = &model.Activation{}
 		if !slices.ContainsFunc(t.checks, func(c Check) bool { return c.Tensor == name }) {
 			return nil, nil // a dense layer
 		}
 		return f, nil
 	}
-	f.got = nil
 	if _, err = f.run(f.trial()); err != nil || f.got == nil {
 		return nil, err
 	}

@@ -187,7 +187,7 @@ func (c *Check) judge(m Metrics, l Limits, skip string) {
 		c.Reason = "not finite"
 		return
 	}
-	margin := l.margin(m, product(c.Shape))
+	margin := l.margin(m, tensor.Info{Shape: c.Shape}.Len())
 	c.Margin = known(margin)
 	if margin <= 1 {
 		c.Verdict = Pass
@@ -211,14 +211,6 @@ func unflatten(i int, shape []int) []int {
 		index[d], i = i%shape[d], i/shape[d]
 	}
 	return index
-}
-
-func product(shape []int) int {
-	n := 1
-	for _, d := range shape {
-		n *= d
-	}
-	return n
 }
 
 func finiteAll(x []float32) bool {

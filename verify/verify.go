@@ -95,6 +95,7 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 	if c.Reference == config.Native && c.KVLoraRank == 0 {
 		return nil, pack.error(fmt.Sprintf("model_type %s has no native reference", c.ModelType))
 	}
+	src = model.Canonical(src)
 	m, err := model.Load(c, src)
 	if err != nil {
 		return nil, err
@@ -103,7 +104,7 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 	if err != nil {
 		return nil, err
 	}
-	t := newTracer(pack, m, model.Canonical(src), &o)
+	t := newTracer(pack, m, src, &o)
 	if pack.Manifest.Mode == "train" {
 		_, err = m.Train(ctx, in, t.options(), func(weight string) bool { return pack.Has(weight + grad) })
 	} else {
