@@ -171,10 +171,11 @@ func (q *dequantized) Tensor(name string) (tensor.Tensor, error) {
 	if err != nil || w.DType != tensor.F8E4M3 {
 		return w.Tensor, err
 	}
-	matrix := w.matrix()
-	values := make([]float32, 0, w.Len())
-	for r := range matrix.Rows {
-		values = append(values, matrix.Row(make([]float32, matrix.Cols), r)...)
+	to, err := tensor.NewDequantiser(q.d)
+	if err != nil {
+		return tensor.Tensor{}, fmt.Errorf("%s: %w", name, err)
 	}
-	return tensor.FromFloat32s(q.d, w.Shape, values)
+	data := make([]byte, w.Len()*q.d.Bits()/8)
+	to.Convert(data, w.Data, 0, tensor.Blocks{Rows: w.Shape[0], Cols: w.Shape[1], BlockRows: w.Block[0], BlockCols: w.Block[1]}, w.Scales)
+	return tensor.Tensor{DType: q.d, Shape: w.Shape, Data: data}, nil
 }

@@ -1,83 +1,140 @@
 package tensor
 
 import (
-	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
+
+	"dsmoe/model/internal/kernel"
 
 	"github.com/stretchr/testify/require"
 )
 
-// encode lays out patterns of 2 or 4 bytes.
-func encode(d DType, patterns ...uint32) []byte {
-	var b []byte
-	for _, p := range patterns {
-		if d.Bits() == 16 {
-			b = binary.LittleEndian.AppendUint16(b, uint16(p))
-		} else {
-			b = binary.LittleEndian.AppendUint32(b, p)
-		}
+// each runs f with every implementation of the kernels.
+func each(t *testing.T, f func(t *testing.T)) {
+	for _, name := range kernel.Implementations() {
+		t.Run(name, func(t *testing.T) {
+			defer kernel.Use(name)()
+			f(t)
+		})
+	}
+}
+
+var floats = []DType{F32, F16, BF16}
+
+// encode lays out the bits of elements.
+func encode(d DType, elements ...uint32) []byte {
+	f, _ := d.Format()
+	b := make([]byte, len(elements)*f.Size())
+	for i, p := range elements {
+		store(b, i, f, p)
 	}
 	return b
 }
 
-func patterns(d DType, b []byte) (p []uint32) {
-	for len(b) > 0 {
-		if d.Bits() == 16 {
-			p = append(p, uint32(binary.LittleEndian.Uint16(b)))
-			b = b[2:]
-		} else {
-			p = append(p, binary.LittleEndian.Uint32(b))
-			b = b[4:]
-		}
+func elements(d DType, b []byte) []uint32 {
+	f, _ := d.Format()
+	p := make([]uint32, len(b)/f.Size())
+	for i := range p {
+		p[i] = load(b, i, f)
 	}
 	return p
 }
 
-func cast(t *testing.T, from, to DType, p ...uint32) ([]uint32, Loss) {
-	t.Helper()
+func cast(t testing.TB, from, to DType, p ...uint32) ([]uint32, Loss) {
 	c, err := NewCast(from, to)
 	require.NoError(t, err)
-	src := encode(from, p...)
-	dst := make([]byte, len(src)*to.Bits()/from.Bits())
-	lost := c.Convert(dst, src)
-	return patterns(to, dst), lost
+	dst := make([]byte, len(p)*to.Bits()/8)
+	lost := c.Convert(dst, encode(from, p...))
+	return elements(to, dst), lost
 }
 
-// TestCastAgainstKernel: every 16-bit pattern, and F32 patterns around every
-// rounding boundary, against the kernels' own conversion.
-func TestCastAgainstKernel(t *testing.T) {
+// requireDefined casts p to every dtype and compares each element and the losses with
+// their definition.
+func requireDefined(t testing.TB, from DType, p []uint32) {
+	for _, to := range floats {
+		got, lost := cast(t, from, to, p...)
+		var total Loss
+		for i := range p {
+			want, l := defined(p[i], from, to)
+			total.Add(l)
+			if got[i] != want {
+				t.Fatalf("element %d, %s %x to %s: %x, want %x", i, from, p[i], to, got[i], want)
+			}
+		}
+		require.Equal(t, total, lost, "%s to %s", from, to)
+	}
+}
+
+// TestCastIsDefined takes every 16-bit pattern, in order and mixed, and F32 around
+// every rounding boundary and at random.
+func TestCastIsDefined(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 5))
 	var all, wide []uint32
 	for i := range uint32(1 << 16) {
 		all = append(all, i)
-		for _, d := range []uint32{0, 1, 0x7fff, 0x8000, 0x8001, 0xffff} {
-			wide = append(wide, i<<16|d)
+		for _, low := range []uint32{0, 1, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff} {
+			wide = append(wide, i<<16|low)
 		}
 	}
 	for range 1 << 16 {
-		x := rand.Uint32()
+		x := r.Uint32()
 		wide = append(wide, x, x&^0x1fff, x&^0x1fff|0x1000, x&^0x1fff|0xfff)
 	}
-	for _, from := range []DType{F32, F16, BF16} {
-		for _, to := range []DType{F32, F16, BF16} {
-			in := all
-			if from == F32 {
-				in = wide
-			}
-			got, _ := cast(t, from, to, in...)
-			values, err := Tensor{DType: from, Shape: []int{len(in)}, Data: encode(from, in...)}.Float32s(nil)
-			require.NoError(t, err)
-			encoded, err := FromFloat32s(to, []int{len(in)}, values)
-			require.NoError(t, err)
-			want := patterns(to, encoded.Data)
-			for i := range in {
-				if values[i] == values[i] && got[i] != want[i] {
-					t.Fatalf("%s %x to %s: %x, want %x", from, in[i], to, got[i], want[i])
+	mixed := append([]uint32{}, all...)
+	r.Shuffle(len(mixed), func(i, j int) { mixed[i], mixed[j] = mixed[j], mixed[i] })
+	r.Shuffle(len(wide), func(i, j int) { wide[i], wide[j] = wide[j], wide[i] })
+	each(t, func(t *testing.T) {
+		for _, d := range []DType{F16, BF16} {
+			requireDefined(t, d, all)
+			requireDefined(t, d, mixed)
+		}
+		requireDefined(t, F32, wide)
+	})
+}
+
+// TestCastOfWeights takes what checkpoints hold: small numbers with something special
+// among them now and then, at every length and alignment.
+func TestCastOfWeights(t *testing.T) {
+	r := rand.New(rand.NewPCG(8, 1))
+	each(t, func(t *testing.T) {
+		for n := range 150 {
+			n += r.IntN(20) / 19 * piece
+			for _, from := range floats {
+				values := make([]uint32, n)
+				for i := range values {
+					values[i] = narrow(math.Float32bits(float32(r.NormFloat64()*0.01)), from)
+					if r.IntN(100) == 0 {
+						values[i] = r.Uint32() >> (32 - from.Bits()) & -uint32(r.IntN(2))
+					}
+				}
+				requireDefined(t, from, values)
+				for _, to := range floats {
+					c, err := NewCast(from, to)
+					require.NoError(t, err)
+					want, _ := cast(t, from, to, values...)
+					size := n * to.Bits() / 8
+					src, dst := append([]byte{9}, encode(from, values...)...), make([]byte, size+2)
+					dst[0], dst[size+1] = 7, 8
+					c.Convert(dst[1:size+1], src[1:])
+					require.Equal(t, want, elements(to, dst[1:size+1]))
+					require.Equal(t, []byte{7, 8}, []byte{dst[0], dst[size+1]})
 				}
 			}
 		}
-	}
+	})
+}
+
+func FuzzCast(f *testing.F) {
+	f.Add(encode(F32, 0x3f800000, 0x7f800001, 0x33000001, 0x477fefff, 0x477ff000))
+	f.Add(encode(BF16, 0x3f80, 0x7f81, 0x3300, 0x4780, 0x8000))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		data = append(data, data...) // beyond one step of census
+		for _, from := range floats {
+			requireDefined(t, from, elements(from, data))
+		}
+	})
 }
 
 func TestCastKeepsNaN(t *testing.T) {
@@ -112,38 +169,79 @@ func TestCastCountsLosses(t *testing.T) {
 	}
 }
 
-// TestDequantise against the formula, from any element on, with ragged blocks.
-func TestDequantise(t *testing.T) {
-	b := Blocks{Rows: 7, Cols: 11, BlockRows: 3, BlockCols: 4}
-	rows, cols := b.Grid()
-	require.Equal(t, []int{3, 3}, []int{rows, cols})
-	scales := make([]float32, rows*cols)
-	for i := range scales {
-		scales[i] = rand.Float32()
-	}
-	src := make([]byte, b.Rows*b.Cols)
-	for i := range src {
-		src[i] = byte(rand.Uint32()) &^ 1 // no NaN
-	}
-	for _, d := range []DType{F32, BF16, F16} {
-		q, err := NewDequantiser(d)
+// requireDequantised compares the elements at … of src with their definition.
+func requireDequantised(t testing.TB, b Blocks, scales []float32, src []byte, at, n int) {
+	_, width := b.Grid()
+	for _, to := range floats {
+		q, err := NewDequantiser(to)
 		require.NoError(t, err)
-		values := make([]float32, len(src))
-		for i, code := range src {
-			values[i] = E4M3(code) * scales[i/b.Cols/3*cols+i%b.Cols/4]
-		}
-		want, err := FromFloat32s(d, []int{len(src)}, values)
-		require.NoError(t, err)
-		size := d.Bits() / 8
-		for at := range src {
-			for _, n := range []int{1, 5, len(src) - at} {
-				n = min(n, len(src)-at)
-				dst := make([]byte, n*size)
-				q.Convert(dst, src[at:at+n], at, b, scales[at/b.Cols/3*cols:])
-				require.Equal(t, want.Data[at*size:(at+n)*size], dst, "%s from %d", d, at)
+		dst := make([]byte, n*to.Bits()/8)
+		lost := q.Convert(dst, src[at:at+n], at, b, scales[at/b.Cols/b.BlockRows*width:])
+		var total Loss
+		for i, got := range elements(to, dst) {
+			row, col := (at+i)/b.Cols, (at+i)%b.Cols
+			scale := scales[row/b.BlockRows*width+col/b.BlockCols]
+			want, l := definedProduct(src[at+i], scale, to)
+			total.Add(l)
+			if got != want && !(scale != scale || math.IsInf(float64(scale), 0) && src[at+i]&0x7f == 0) { // the processor's NaN
+				t.Fatalf("%v element %d: %x · %x to %s: %x, want %x", b, at+i, src[at+i], scale, to, got, want)
 			}
 		}
+		require.Equal(t, total, lost, "%v to %s from %d", b, to, at)
 	}
+}
+
+// TestDequantise ranges over ragged blocks, places to begin at, and codes and scales
+// of all kinds.
+func TestDequantise(t *testing.T) {
+	rows, cols := Blocks{Rows: 7, Cols: 11, BlockRows: 3, BlockCols: 4}.Grid()
+	require.Equal(t, []int{3, 3}, []int{rows, cols})
+	r := rand.New(rand.NewPCG(6, 6))
+	each(t, func(t *testing.T) {
+		for range 300 {
+			b := Blocks{1 + r.IntN(10), 1 + r.IntN(400), 1 + r.IntN(9), 1 + r.IntN(200)}
+			if r.IntN(10) == 0 {
+				b.Cols += piece
+			}
+			rows, cols := b.Grid()
+			scales, src := make([]float32, rows*cols), make([]byte, b.Rows*b.Cols)
+			for i := range scales {
+				scales[i] = r.Float32() * 1e-3
+				if r.IntN(8) == 0 {
+					scales[i] = math.Float32frombits(r.Uint32())
+				}
+			}
+			for i := range src {
+				src[i] = byte(r.Uint32())
+			}
+			at := r.IntN(len(src))
+			requireDequantised(t, b, scales, src, at, 1+r.IntN(len(src)-at))
+		}
+	})
+}
+
+// TestDequantiseEveryProduct multiplies every code with scales at the edges.
+func TestDequantiseEveryProduct(t *testing.T) {
+	infinite, nan := float32(math.Inf(1)), float32(math.NaN())
+	codes := make([]byte, 256)
+	for i := range codes {
+		codes[i] = byte(i)
+	}
+	each(t, func(t *testing.T) {
+		for _, scale := range []float32{0, 1, -1, 0x1p-149, 0x1p-140, 0x1.8p-126, 0x1.2p-16, 0x1p-15, 146.2, 0x1p119, math.MaxFloat32, infinite, -infinite, nan} {
+			requireDequantised(t, Blocks{1, 256, 1, 256}, []float32{scale}, codes, 0, 256)
+		}
+	})
+}
+
+func FuzzDequantise(f *testing.F) {
+	f.Add([]byte("codes"), uint32(0x3f800000), uint32(0x7f800000), uint8(3))
+	f.Fuzz(func(t *testing.T, src []byte, one, two uint32, width uint8) {
+		scales := []float32{math.Float32frombits(one), math.Float32frombits(two)}
+		if b := (Blocks{1, len(src), 1, (len(src) + 1) / 2}); len(src) > 1 {
+			requireDequantised(t, b, scales, src, int(width)%len(src), len(src)-int(width)%len(src))
+		}
+	})
 }
 
 func TestDequantiseCountsLosses(t *testing.T) {
@@ -177,41 +275,82 @@ func TestOrdinal(t *testing.T) {
 	require.EqualValues(t, float32(1), Rounded(1.001, BF16))
 }
 
+// BenchmarkCast reports GB/s of source, beside copying as many bytes.
 func BenchmarkCast(b *testing.B) {
-	for _, c := range [][2]DType{{BF16, F16}, {BF16, F32}, {F32, BF16}, {F32, F16}} {
-		b.Run(c[0].String()+"-"+c[1].String(), func(b *testing.B) {
-			cast, err := NewCast(c[0], c[1])
-			require.NoError(b, err)
-			n := 1 << 18
-			values := make([]float32, n)
-			for i := range values {
-				values[i] = rand.Float32()*2 - 1
-			}
-			src, err := FromFloat32s(c[0], []int{n}, values)
-			require.NoError(b, err)
-			dst := make([]byte, n*c[1].Bits()/8)
-			b.SetBytes(int64(len(src.Data)))
-			for b.Loop() {
-				cast.Convert(dst, src.Data)
-			}
-		})
+	for _, name := range kernel.Implementations() {
+		for _, c := range [][2]DType{{BF16, BF16}, {BF16, F32}, {BF16, F16}, {F16, BF16}, {F16, F32}, {F32, BF16}, {F32, F16}} {
+			b.Run(name+"/"+c[0].String()+"→"+c[1].String(), func(b *testing.B) {
+				defer kernel.Use(name)()
+				cast, err := NewCast(c[0], c[1])
+				require.NoError(b, err)
+				src := weights(b, c[0])
+				dst := make([]byte, len(src)*c[1].Bits()/c[0].Bits())
+				against(b, src, func() { cast.Convert(dst, src) })
+			})
+		}
 	}
 }
 
+// BenchmarkCastZeros counts all the time.
+func BenchmarkCastZeros(b *testing.B) {
+	c, err := NewCast(BF16, F16)
+	require.NoError(b, err)
+	src, dst := make([]byte, benchmarked), make([]byte, benchmarked)
+	against(b, src, func() { c.Convert(dst, src) })
+}
+
+// BenchmarkDequantise reports GB/s of output.
 func BenchmarkDequantise(b *testing.B) {
 	blocks := Blocks{Rows: 512, Cols: 2048, BlockRows: 128, BlockCols: 128}
-	q, err := NewDequantiser(BF16)
-	require.NoError(b, err)
-	src, dst := make([]byte, blocks.Rows*blocks.Cols), make([]byte, 2*blocks.Rows*blocks.Cols)
-	scales := make([]float32, 4*16)
+	src := make([]byte, blocks.Rows*blocks.Cols)
 	for i := range src {
-		src[i] = byte(i*7) &^ 1
+		src[i] = byte(i*7) | 0x20 // no zeros: FP8 weights hardly have any
+		if src[i]&0x7f == 0x7f {
+			src[i]--
+		}
 	}
+	scales := make([]float32, 4*16)
 	for i := range scales {
 		scales[i] = 0.001 * float32(i+1)
 	}
-	b.SetBytes(int64(len(dst)))
-	for b.Loop() {
-		q.Convert(dst, src, 0, blocks, scales)
+	for _, name := range kernel.Implementations() {
+		for _, to := range floats {
+			b.Run(name+"/"+to.String(), func(b *testing.B) {
+				defer kernel.Use(name)()
+				q, err := NewDequantiser(to)
+				require.NoError(b, err)
+				dst := make([]byte, len(src)*to.Bits()/8)
+				against(b, dst, func() { q.Convert(dst, src, 0, blocks, scales) })
+			})
+		}
 	}
+}
+
+// benchmarked is more than the level-2 caches hold, as the tiles of a conversion are.
+const benchmarked = 4 << 20
+
+// weights are what checkpoints hold.
+func weights(b *testing.B, d DType) []byte {
+	r := rand.New(rand.NewPCG(1, 1))
+	values := make([]float32, benchmarked*8/d.Bits())
+	for i := range values {
+		values[i] = float32(r.NormFloat64() * 0.02)
+	}
+	w, err := FromFloat32s(d, []int{len(values)}, values)
+	require.NoError(b, err)
+	return w.Data
+}
+
+// against reports how fast f goes through data, and a copy of data beside it.
+func against(b *testing.B, data []byte, f func()) {
+	to, copying := make([]byte, len(data)), time.Duration(0)
+	for b.Loop() {
+		f()
+		start := time.Now()
+		copy(to, data)
+		copying += time.Since(start)
+	}
+	total := float64(len(data)) * float64(b.N) / 1e9
+	b.ReportMetric(total/(b.Elapsed()-copying).Seconds(), "GB/s")
+	b.ReportMetric(total/copying.Seconds(), "GB/s-copy")
 }

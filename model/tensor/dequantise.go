@@ -1,9 +1,10 @@
 package tensor
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
+
+	"dsmoe/model/internal/kernel"
 )
 
 // Blocks says how a matrix of FP8 numbers is scaled: the number at (r, c) is its
@@ -20,39 +21,24 @@ func (b Blocks) Grid() (rows, cols int) {
 }
 
 // Dequantiser turns F8_E4M3 in blocks into a float dtype, as the reference does:
-// the product is rounded to F32, that to the dtype. It is safe for concurrent use.
+// the product is rounded to F32, that to the dtype. A NaN of E4M3 stays itself,
+// whatever its scale. It is safe for concurrent use.
 type Dequantiser struct {
-	To     DType
-	values [256]float32
+	To DType
 }
 
 // NewDequantiser prepares the conversion to F32, F16 or BF16.
 func NewDequantiser(to DType) (*Dequantiser, error) {
-	if _, ok := infinity(to); !ok {
+	if !to.casts() {
 		return nil, fmt.Errorf("FP8 cannot be dequantised to %s", to)
 	}
-	q := &Dequantiser{To: to}
-	for i := range q.values {
-		q.values[i] = E4M3(byte(i))
-	}
-	return q, nil
+	return &Dequantiser{To: to}, nil
 }
 
 // E4M3 decodes the bits s eeee mmm: the value is (-1)^s · 2^(e-7) · 1.m, or
 // (-1)^s · 2^-6 · 0.m for e = 0; all ones but the sign is NaN.
 func E4M3(b byte) float32 {
-	exp, man := int(b>>3&0xf), float64(b&7)
-	v := math.Ldexp(man/8, -6)
-	switch {
-	case b&0x7f == 0x7f:
-		v = math.NaN()
-	case exp > 0:
-		v = math.Ldexp(1+man/8, exp-7)
-	}
-	if b&0x80 != 0 {
-		v = math.Copysign(v, -1)
-	}
-	return float32(v)
+	return math.Float32frombits(kernel.Decode(uint32(b), kernel.F8E4M3))
 }
 
 // Convert decodes the elements of src, which are those of a matrix from element at
@@ -61,66 +47,47 @@ func E4M3(b byte) float32 {
 func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, scales []float32) (lost Loss) {
 	_, width := b.Grid()
 	first := at / b.Cols / b.BlockRows
-	size := q.To.Bits() / 8
+	to, _ := q.To.Format()
+	size := to.Size()
+	wide := make([]float32, min(piece, b.Cols, len(src)))
 	for len(src) > 0 {
 		row, col := at/b.Cols, at%b.Cols
-		n := min(b.BlockCols-col%b.BlockCols, b.Cols-col, len(src))
-		scale := scales[(row/b.BlockRows-first)*width+col/b.BlockCols]
-		lost.Add(q.run(dst[:n*size], src[:n], scale))
+		n := min(b.Cols-col, len(wide), len(src))
+		s := scales[(row/b.BlockRows-first)*width:][:width]
+		b.runs(col, n, func(i, j, block int) {
+			kernel.WidenScaled(wide[i:j], src[i:], kernel.F8E4M3, s[block])
+		})
+		kernel.Narrow(dst, wide[:n], to)
+		if zero, infinite := census(dst[:n*size], to); zero+infinite > 0 {
+			b.runs(col, n, func(i, j, block int) {
+				lost.scaled(dst[i*size:j*size], to, src[i:j], s[block])
+			})
+		}
 		src, dst, at = src[n:], dst[n*size:], at+n
 	}
 	return lost
 }
 
-// run decodes elements that share a scale.
-func (q *Dequantiser) run(dst, src []byte, scale float32) (lost Loss) {
-	if q.To == F32 {
-		for i, b := range src {
-			binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(q.values[b]*scale))
-		}
-		return q.lostF32(dst, src, scale)
-	}
-	least, most := uint32(0x00008001), uint32(0x7f7f8000) // as narrowAll, for BF16
-	if q.To == F16 {
-		least, most = 0, 0 // nothing is that simple
-	}
-	for i, b := range src {
-		v := math.Float32bits(q.values[b] * scale)
-		h := uint16((v + 0x7fff + v>>16&1) >> 16)
-		if abs := v & 0x7fffffff; abs-least >= most-least {
-			h = narrow(v, q.To)
-			q.count(&lost, b, scale, h)
-		}
-		binary.LittleEndian.PutUint16(dst[2*i:], h)
-	}
-	return lost
-}
-
-// count takes note of a product that is zero or infinite in 16 bits.
-func (q *Dequantiser) count(lost *Loss, code byte, scale float32, h uint16) {
-	inf, _ := infinity(q.To)
-	if h&0x7fff == 0 || uint32(h&0x7fff) == inf {
-		lost.product(q.values[code], scale, h&0x7fff == 0)
+// runs calls f for the parts i … j of n elements from column col on that lie in one block.
+func (b *Blocks) runs(col, n int, f func(i, j, block int)) {
+	end := b.BlockCols - col%b.BlockCols
+	for i, block := 0, col/b.BlockCols; i < n; block++ {
+		f(i, min(end, n), block)
+		i, end = end, end+b.BlockCols
 	}
 }
 
-// lostF32 looks for products beyond float32's range.
-func (q *Dequantiser) lostF32(dst, src []byte, scale float32) (lost Loss) {
-	for i, b := range src {
-		abs := binary.LittleEndian.Uint32(dst[4*i:]) & 0x7fffffff
-		if abs == 0 || abs == 0x7f800000 {
-			lost.product(q.values[b], scale, abs == 0)
-		}
+// scaled counts what src lost when it was multiplied by scale and became dst, which
+// has numbers that are zero, infinite or NaN. NaNs are done again by the definition.
+func (l *Loss) scaled(dst []byte, to kernel.Format, src []byte, scale float32) {
+	if scale != 0 && scale-scale == 0 && !l.compare(dst, to, src, kernel.F8E4M3) {
+		return
 	}
-	return lost
-}
-
-// product takes note of a product that became zero or infinite.
-func (l *Loss) product(v, scale float32, zero bool) {
-	switch {
-	case zero && v != 0 && scale != 0:
-		l.Flushed++
-	case !zero && !math.IsInf(float64(scale), 0):
-		l.Overflow++
+	for i, code := range src {
+		v := E4M3(code)
+		if v == v {
+			v *= scale
+		}
+		store(dst, i, to, kernel.Encode(math.Float32bits(v), to))
 	}
 }

@@ -115,15 +115,6 @@ func BenchmarkCodec(b *testing.B) {
 			run("F16→F32", 6, func() { Widen(values, stored, F16) })
 			run("F32→F16", 6, func() { Narrow(stored, values, F16) })
 			run("FP8→F32", 5, func() { Widen(values, stored[:size], F8E4M3) })
-			var table E4M3Table
-			out := make([]byte, size*2)
-			run("FP8·scale→BF16", 3, func() {
-				for i := 0; i < size; i += 128 * 128 {
-					table.Set(BF16, 0x1.8p-3)
-					n := min(size-i, 128*128)
-					table.Decode(out[2*i:2*(i+n)], stored[i:i+n])
-				}
-			})
 			run("round to BF16", 8, func() { RoundTo(values, BF16) })
 		}
 	}

@@ -125,31 +125,6 @@ func TestStreams(t *testing.T) {
 	})
 }
 
-// TestE4M3Table compares tables with product and rounding, one by one.
-func TestE4M3Table(t *testing.T) {
-	each(t, func(t *testing.T) {
-		r := rand.New(rand.NewPCG(2, 3))
-		for _, scale := range []float32{1, -0x1.3p-4, 0x1.8p120, 0x1.77p-140, 0x1p-9, float32(math.NaN())} {
-			for _, f := range []Format{F16, BF16} {
-				var table E4M3Table
-				table.Set(f, scale)
-				n := 256 + r.IntN(100)
-				src, dst := make([]byte, n), make([]byte, 2*n+1)
-				for i := range src {
-					src[i] = byte(i)
-				}
-				table.Decode(dst[1:], src)
-				for i, b := range src {
-					var got [1]float32
-					widenPortable(got[:], dst[1+2*i:], f)
-					want := Rounded(float32FromE4M3(b)*scale, f)
-					require.True(t, same(want, got[0]), "%v %x × %x: got %x, want %x", f, b, scale, got[0], want)
-				}
-			}
-		}
-	})
-}
-
 func requireSame(t *testing.T, want, got []float32) {
 	t.Helper()
 	require.Len(t, got, len(want))

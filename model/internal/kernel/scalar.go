@@ -5,10 +5,40 @@ import (
 	"math"
 )
 
-// The conversions of single numbers and their loops in portable Go: the definition
-// of what the element kernels compute.
+// The conversions of single numbers, the definition of every format, and their loops
+// in portable Go, the definition of what the element kernels compute.
+
+// Decode returns the bits of the float32 that pattern p of f stands for, which is
+// exact. A NaN keeps its sign and payload, and stays quiet or signalling.
+func Decode(p uint32, f Format) uint32 {
+	switch f {
+	case F16:
+		return decodeF16(uint16(p))
+	case BF16:
+		return p << 16
+	case F8E4M3:
+		return decodeE4M3(byte(p))
+	}
+	return p
+}
+
+// Encode returns the pattern of f (F32, F16 or BF16) nearest to the float32 of the
+// given bits, ties to even; what is beyond the range becomes infinite. A NaN keeps its
+// sign and the top of its payload, and is quiet if nothing of that is left.
+func Encode(bits uint32, f Format) uint32 {
+	switch f {
+	case F16:
+		return uint32(encodeF16(bits))
+	case BF16:
+		return uint32(encodeBF16(bits))
+	case F8E4M3:
+		panic("kernel: Encode: F8E4M3 is read only")
+	}
+	return bits
+}
 
 // Rounded returns v rounded to the nearest value of f (F32, F16 or BF16), ties to even.
+// A NaN stays a (quiet) NaN.
 func Rounded(v float32, f Format) float32 {
 	switch f {
 	case F16:
@@ -19,57 +49,85 @@ func Rounded(v float32, f Format) float32 {
 	return v
 }
 
-func bf16FromFloat32(v float32) uint16 {
-	b := math.Float32bits(v)
-	if v != v {
-		return uint16(b>>16) | 0x40
-	}
-	return uint16((b + 0x7fff + b>>16&1) >> 16)
-}
-
-// float32FromF16 decodes the bits s eeeee mmmmmmmmmm: the value is
-// (-1)^s · 2^(e-15) · 1.m, or (-1)^s · 2^-14 · 0.m for e = 0.
-func float32FromF16(h uint16) float32 {
+// decodeF16 reads s eeeee mmmmmmmmmm: the value is (-1)^s · 2^(e-15) · 1.m, or
+// (-1)^s · 2^-14 · 0.m for e = 0; e = 31 is infinity if m = 0, else NaN.
+func decodeF16(h uint16) uint32 {
 	sign := uint32(h&0x8000) << 16
 	exp, man := uint32(h>>10&0x1f), uint32(h&0x3ff)
 	switch exp {
 	case 0:
-		v := float32(man) * 0x1p-24
-		return math.Float32frombits(math.Float32bits(v) | sign)
+		return sign | math.Float32bits(float32(man)*0x1p-24)
 	case 0x1f:
-		return math.Float32frombits(sign | 0x7f800000 | man<<13)
+		return sign | 0x7f800000 | man<<13
 	}
-	return math.Float32frombits(sign | (exp+112)<<23 | man<<13)
+	return sign | (exp+112)<<23 | man<<13
 }
 
-// float32FromE4M3 decodes the bits s eeee mmm: the value is (-1)^s · 2^(e-7) · 1.m,
-// or (-1)^s · 2^-6 · 0.m for e = 0; all ones but the sign is NaN.
-func float32FromE4M3(b byte) float32 {
+// decodeE4M3 reads s eeee mmm: the value is (-1)^s · 2^(e-7) · 1.m, or
+// (-1)^s · 2^-6 · 0.m for e = 0; all ones but the sign is NaN.
+func decodeE4M3(b byte) uint32 {
 	sign := uint32(b&0x80) << 24
 	exp, man := uint32(b>>3&0xf), uint32(b&7)
 	switch {
 	case exp == 0:
-		v := float32(man) * 0x1p-9
-		return math.Float32frombits(math.Float32bits(v) | sign)
+		return sign | math.Float32bits(float32(man)*0x1p-9)
 	case b&0x7f == 0x7f:
-		return math.Float32frombits(sign | 0x7fc00000)
+		return sign | 0x7fc00000
 	}
-	return math.Float32frombits(sign | (exp+120)<<23 | man<<20)
+	return sign | (exp+120)<<23 | man<<20
 }
 
-func f16FromFloat32(v float32) uint16 {
-	b := math.Float32bits(v)
+// encodeBF16 keeps the upper half of a float32, which is a BF16, and rounds it.
+func encodeBF16(b uint32) uint16 {
+	if b&0x7fffffff <= 0x7f800000 {
+		return uint16((b + 0x7fff + b>>16&1) >> 16)
+	}
+	return payload(uint16(b>>16), 0x7f, 0x40)
+}
+
+func encodeF16(b uint32) uint16 {
 	sign, abs := uint16(b>>16&0x8000), b&0x7fffffff
 	switch {
-	case abs > 0x7f800000:
-		return sign | 0x7e00 | uint16(abs>>13&0x1ff)
-	case abs >= 0x477ff000: // 65520, half-way between the largest F16 and 2^16
-		return sign | 0x7c00
 	case abs < 0x38800000: // below 2^-14: a multiple of 2^-24, which adding 2^-1 rounds to
 		r := math.Float32frombits(abs) + 0.5
 		return sign | uint16(math.Float32bits(r)-0x3f000000)
+	case abs > 0x7f800000:
+		return payload(sign|0x7c00|uint16(abs>>13&0x3ff), 0x3ff, 0x200)
 	}
+	abs = min(abs, 0x47800000) // 2^16, where infinity is
 	return sign | uint16((abs-0x38000000+0xfff+abs>>13&1)>>13)
+}
+
+// payload sets the quiet bit of a NaN that has nothing left in its mantissa and would
+// read as infinity.
+func payload(nan, mantissa, quiet uint16) uint16 {
+	if nan&mantissa == 0 {
+		return nan | quiet
+	}
+	return nan
+}
+
+// The element kernels' own words for the above. As processors do, they make a NaN
+// quiet when they narrow it; of a NaN that they widen only that it is one is defined.
+
+func float32FromF16(h uint16) float32 { return math.Float32frombits(decodeF16(h)) }
+
+func float32FromE4M3(b byte) float32 { return math.Float32frombits(decodeE4M3(b)) }
+
+func f16FromFloat32(v float32) uint16 {
+	h := encodeF16(math.Float32bits(v))
+	if v != v {
+		h |= 0x200
+	}
+	return h
+}
+
+func bf16FromFloat32(v float32) uint16 {
+	h := encodeBF16(math.Float32bits(v))
+	if v != v {
+		h |= 0x40
+	}
+	return h
 }
 
 func widenPortable(dst []float32, src []byte, f Format) {

@@ -1,0 +1,93 @@
+package tensor
+
+// The search for what a conversion may lose or spoil: zeros, infinities and NaNs.
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"dsmoe/model/internal/kernel"
+)
+
+// signBit and top hold the bits of −0 and of the first magnitude that is not finite:
+// infinity or, in F8E4M3, NaN.
+var (
+	signBit = [...]uint32{kernel.F32: 1 << 31, kernel.F16: 1 << 15, kernel.BF16: 1 << 15, kernel.F8E4M3: 1 << 7}
+	top     = [...]uint32{kernel.F32: 0x7f800000, kernel.F16: 0x7c00, kernel.BF16: 0x7f80, kernel.F8E4M3: 0x7f}
+)
+
+// word holds constants for elements that lie side by side in eight bytes: their sign
+// bits, and how far below those top is.
+type word struct{ sign, gap uint64 }
+
+func wordOf(f kernel.Format) word {
+	ones := [...]uint64{1: 0x0101_0101_0101_0101, 2: 0x0001_0001_0001_0001, 4: 0x0000_0001_0000_0001}[f.Size()]
+	return word{ones * uint64(signBit[f]), ones * uint64(signBit[f]-top[f])}
+}
+
+// zero and infinite return the sign bits of the elements of x that are zero, and of
+// those that are infinite or NaN: added to a magnitude, the largest magnitude carries
+// into that bit unless the element is zero, and the gap does from top on.
+func (w word) zero(x uint64) uint64     { return ^(x&^w.sign + ^w.sign) & w.sign }
+func (w word) infinite(x uint64) uint64 { return (x&^w.sign + w.gap) & w.sign }
+
+// ordinary says whether all elements of data, a multiple of 32 bytes, are finite and
+// not zero.
+func (w word) ordinary(data []byte) bool {
+	sign, gap, largest := w.sign, w.gap, ^w.sign
+	nonzero, infinite := sign, uint64(0)
+	for i := 0; i <= len(data)-32; i += 32 {
+		b := (*[32]byte)(data[i:])
+		x := binary.LittleEndian.Uint64(b[0:]) & largest
+		nonzero, infinite = nonzero&(x+largest), infinite|(x+gap)
+		x = binary.LittleEndian.Uint64(b[8:]) & largest
+		nonzero, infinite = nonzero&(x+largest), infinite|(x+gap)
+		x = binary.LittleEndian.Uint64(b[16:]) & largest
+		nonzero, infinite = nonzero&(x+largest), infinite|(x+gap)
+		x = binary.LittleEndian.Uint64(b[24:]) & largest
+		nonzero, infinite = nonzero&(x+largest), infinite|(x+gap)
+	}
+	return nonzero == sign && infinite&sign == 0
+}
+
+// census counts the elements of data that are zero and those that are infinite or NaN.
+func census(data []byte, f kernel.Format) (zero, infinite int64) {
+	w := wordOf(f)
+	if n := len(data) &^ 31; w.ordinary(data[:n]) {
+		data = data[n:]
+	}
+	for ; len(data) >= 8; data = data[8:] {
+		x := binary.LittleEndian.Uint64(data)
+		zero += int64(bits.OnesCount64(w.zero(x)))
+		infinite += int64(bits.OnesCount64(w.infinite(x)))
+	}
+	for size := f.Size(); len(data) >= size; data = data[size:] {
+		switch p := load(data, 0, f) &^ signBit[f]; {
+		case p == 0:
+			zero++
+		case p >= top[f]:
+			infinite++
+		}
+	}
+	return zero, infinite
+}
+
+// load returns the bits of element i.
+func load(data []byte, i int, f kernel.Format) uint32 {
+	switch f.Size() {
+	case 1:
+		return uint32(data[i])
+	case 2:
+		return uint32(binary.LittleEndian.Uint16(data[2*i:]))
+	}
+	return binary.LittleEndian.Uint32(data[4*i:])
+}
+
+// store sets the bits of element i, two bytes or four.
+func store(data []byte, i int, f kernel.Format, p uint32) {
+	if f.Size() == 2 {
+		binary.LittleEndian.PutUint16(data[2*i:], uint16(p))
+	} else {
+		binary.LittleEndian.PutUint32(data[4*i:], p)
+	}
+}
