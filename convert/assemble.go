@@ -74,21 +74,22 @@ type piece struct {
 	size     int64 // bytes in the tensor
 }
 
-// pieces calls do for the pieces of n bytes of t from offset on. No piece has more
-// than limit bytes of source, unless it is a copy.
-func (t *PlannedTensor) pieces(offset, n, limit int64, do func(piece) error) error {
+// maxSource bounds the source bytes of a piece: what a level-2 cache holds.
+const maxSource = 256 << 10
+
+// pieces calls do for the pieces of n bytes of t from offset on.
+func (t *PlannedTensor) pieces(offset, n int64, do func(piece) error) error {
 	begin := int64(0) // of the segment in the tensor
 	for i := range t.Segments {
 		s := &t.Segments[i]
 		size := s.size(t.DType)
 		for at := max(offset, begin); at < min(offset+n, begin+size); {
-			p := piece{segment: s, index: i, at: at, size: min(offset+n, begin+size) - at}
-			p.from, p.to = at-begin, at-begin+p.size
+			in, out := int64(1), int64(1) // bytes of an element, or of anything that is copied
 			if !s.copies(t.DType) {
-				in, out := int64(s.DType.Bits()/8), int64(t.DType.Bits()/8)
-				p.size = min(p.size, limit/in*out)
-				p.from, p.to = (at-begin)/out*in, (at-begin+p.size)/out*in
+				in, out = int64(s.DType.Bits()/8), int64(t.DType.Bits()/8)
 			}
+			p := piece{segment: s, index: i, at: at, size: min(offset+n-at, begin+size-at, maxSource/in*out)}
+			p.from, p.to = (at-begin)/out*in, (at-begin+p.size)/out*in
 			if err := do(p); err != nil {
 				return err
 			}
@@ -115,7 +116,7 @@ func (a *assembler) load(p piece, dst []byte) error {
 
 // fill writes the bytes of t from offset on into dst.
 func (a *assembler) fill(t *PlannedTensor, dst []byte, offset int64) (lost tensor.Loss, err error) {
-	err = t.pieces(offset, int64(len(dst)), int64(len(a.in)), func(p piece) error {
+	err = t.pieces(offset, int64(len(dst)), func(p piece) error {
 		out := dst[p.at-offset:][:p.size]
 		if p.segment.copies(t.DType) {
 			return a.load(p, out)

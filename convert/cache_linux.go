@@ -1,15 +1,21 @@
-//go:build linux && (amd64 || arm64)
-
 package convert
 
 import (
 	"os"
-	"syscall"
+
+	"golang.org/x/sys/unix"
 )
+
+// directFlag returns the flag that opens a file past the page cache, zero if pages
+// or the file system's blocks are larger than ours.
+func directFlag(f *os.File) int {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || int64(st.Blksize) > block || os.Getpagesize() > block {
+		return 0
+	}
+	return unix.O_DIRECT
+}
 
 // dropCache asks the system to forget the file's pages, which are on disk, so that
 // the next reader gets what the disk holds.
-func dropCache(f *os.File) {
-	const dontNeed = 4 // POSIX_FADV_DONTNEED
-	syscall.Syscall6(syscall.SYS_FADVISE64, f.Fd(), 0, 0, dontNeed, 0, 0)
-}
+func dropCache(f *os.File) { unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }

@@ -10,9 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/go-json-experiment/json"
 
+	"dsmoe/convert/internal/lanes"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
 )
@@ -101,10 +103,14 @@ func checkManifest(ctx context.Context, dir string, m *Manifest, progress func(s
 	for _, f := range m.Files {
 		c.total += f.Size
 	}
+	defer c.close()
 	for _, f := range m.Files {
-		if err := c.weights(ctx, f); err != nil {
+		if err := c.weights(f); err != nil {
 			return nil, err
 		}
+	}
+	if err := c.data(ctx); err != nil {
+		return nil, err
 	}
 	for _, f := range m.Others {
 		if err := c.other(f); err != nil {
@@ -118,9 +124,25 @@ func checkManifest(ctx context.Context, dir string, m *Manifest, progress func(s
 type checker struct {
 	dir         string
 	byFile      map[string][]*ManifestTensor
+	files       []*os.File // of weights
+	extents     []extent
 	problems    []Problem
 	progress    func(string, int64, int64)
+	mu          sync.Mutex // of done and progress
 	done, total int64
+}
+
+// extent is where the data of a tensor is.
+type extent struct {
+	file   *os.File
+	offset int64
+	tensor *ManifestTensor
+}
+
+func (c *checker) close() {
+	for _, f := range c.files {
+		f.Close()
+	}
 }
 
 func (c *checker) problem(file, tensor, format string, args ...any) {
@@ -138,13 +160,13 @@ func (c *checker) open(name string) (f *os.File, size int64, err error) {
 	return f, size, err
 }
 
-// weights checks the header and every tensor of a weight file.
-func (c *checker) weights(ctx context.Context, want PlannedFile) error {
+// weights checks the header of a weight file and finds its tensors.
+func (c *checker) weights(want PlannedFile) error {
 	f, size, err := c.open(want.Name)
 	if f == nil {
 		return err
 	}
-	defer f.Close()
+	c.files = append(c.files, f)
 	if size != want.Size {
 		c.problem(want.Name, "", "has %d bytes, not %d", size, want.Size)
 	}
@@ -153,46 +175,90 @@ func (c *checker) weights(ctx context.Context, want PlannedFile) error {
 		c.problems = append(c.problems, problemsOf(want.Name, err)...)
 		return nil
 	}
-	if got, err := hashRun(ctx, f, 0, h.DataStart, nil); err != nil {
+	if got, err := sumOfReader(io.NewSectionReader(f, 0, h.DataStart)); err != nil {
 		return err
 	} else if got != want.Header {
 		c.problem(want.Name, "", "the header changed")
 	}
 	for _, t := range c.byFile[want.Name] {
-		if err := c.tensor(ctx, f, h, t); err != nil {
+		c.tensor(f, h, t)
+	}
+	return nil
+}
+
+// tensor looks a tensor up in the header of its file.
+func (c *checker) tensor(f *os.File, h *safetensors.Header, want *ManifestTensor) {
+	info, offset, ok := h.Lookup(want.Name)
+	switch {
+	case !ok:
+		c.problem(want.File, want.Name, "missing")
+	case info.DType != want.DType || !slices.Equal(info.Shape, want.Shape):
+		c.problem(want.File, want.Name, "is %s %v, not %s %v", info.DType, info.Shape, want.DType, want.Shape)
+	default:
+		c.extents = append(c.extents, extent{f, offset, want})
+	}
+}
+
+// data hashes the data of all tensors.
+func (c *checker) data(ctx context.Context) error {
+	sizes, sums := make([]int64, len(c.extents)), make([]string, len(c.extents))
+	for i, x := range c.extents {
+		sizes[i] = x.tensor.info().Bytes()
+	}
+	pool := lanes.NewPool(processors)
+	err := inParallel(ctx, pool, maxWorkers(), sizes, func() func(ctx context.Context, i int) error {
+		buf := make([]byte, 1<<20)
+		return func(ctx context.Context, i int) (err error) {
+			x := c.extents[i]
+			if sums[i], err = c.hash(ctx, pool, buf, x.file, x.offset, sizes[i]); err != nil {
+				err = fmt.Errorf("tensor %s: %w", safetensors.Quote(x.tensor.Name), err)
+			}
 			return err
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for i, x := range c.extents {
+		if t := x.tensor; sums[i] != t.SHA256 {
+			c.problem(t.File, t.Name, "the data changed: sha256 %s, not %s", sums[i], t.SHA256)
 		}
 	}
 	return nil
 }
 
-func (c *checker) tensor(ctx context.Context, f *os.File, h *safetensors.Header, want *ManifestTensor) error {
-	info, offset, ok := h.Lookup(want.Name)
-	if !ok {
-		c.problem(want.File, want.Name, "missing")
-		return nil
+// hash hashes n bytes from offset on.
+func (c *checker) hash(ctx context.Context, pool *lanes.Pool, buf []byte, r io.ReaderAt, offset, n int64) (string, error) {
+	var d lanes.Digest
+	for end := offset + n; offset < end; {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		b := buf[:min(int64(len(buf)), end-offset)]
+		if _, err := r.ReadAt(b, offset); err != nil {
+			return "", err
+		}
+		pool.Write(&d, b)
+		offset += int64(len(b))
+		c.advance(int64(len(b)))
 	}
-	if info.DType != want.DType || !slices.Equal(info.Shape, want.Shape) {
-		c.problem(want.File, want.Name, "is %s %v, not %s %v", info.DType, info.Shape, want.DType, want.Shape)
-		return nil
-	}
-	got, err := hashRun(ctx, f, offset, info.Bytes(), func(n int64) {
-		c.done += n
-		c.progress("checking", c.done, c.total)
-	})
-	if err == nil && got != want.SHA256 {
-		c.problem(want.File, want.Name, "the data changed: sha256 %s, not %s", got, want.SHA256)
-	}
-	return err
+	return sumOf(&d), nil
+}
+
+func (c *checker) advance(n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.done += n
+	c.progress("checking", c.done, c.total)
 }
 
 func (c *checker) other(want OtherFile) error {
-	f, size, err := c.open(want.Name)
+	f, _, err := c.open(want.Name)
 	if f == nil {
 		return err
 	}
 	defer f.Close()
-	got, err := hashRun(context.Background(), f, 0, size, nil)
+	got, err := sumOfReader(f)
 	if err == nil && got != want.SHA256 {
 		c.problem(want.Name, "", "changed: sha256 %s, not %s", got, want.SHA256)
 	}
@@ -214,23 +280,9 @@ func (c *checker) strays(m *Manifest) error {
 	return nil
 }
 
-// hashRun hashes n bytes from offset on.
-func hashRun(ctx context.Context, r io.ReaderAt, offset, n int64, progress func(int64)) (string, error) {
+// sumOfReader returns the sum of all that r reads, in hexadecimal digits.
+func sumOfReader(r io.Reader) (string, error) {
 	h := sha256.New()
-	buf := make([]byte, min(n, 1<<20))
-	for end := offset + n; offset < end; {
-		if err := ctx.Err(); err != nil {
-			return "", err
-		}
-		buf = buf[:min(int64(len(buf)), end-offset)]
-		if _, err := r.ReadAt(buf, offset); err != nil {
-			return "", err
-		}
-		h.Write(buf)
-		offset += int64(len(buf))
-		if progress != nil {
-			progress(int64(len(buf)))
-		}
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
+	_, err := io.Copy(h, r)
+	return hex.EncodeToString(h.Sum(nil)), err
 }

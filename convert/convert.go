@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"dsmoe/convert/internal/lanes"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
 )
@@ -59,6 +60,10 @@ func (e *LossError) Error() string {
 // An interrupted run, however it ended, leaves that hidden directory and a journal;
 // the same call goes on from there and gives the same bytes. If dst is the finished
 // output of the same plan, Run checks it against its manifest and reports so.
+//
+// Run and Check compute on as many processors as GOMAXPROCS said when the program
+// began. They are fastest if it is raised before the call, to 8 times that: a goroutine
+// in a system call keeps its processor until the scheduler takes it away.
 func Run(ctx context.Context, dst string, src *Checkpoint, o Options) (*Report, error) {
 	o = o.withDefaults()
 	v, err := NewView(src)
@@ -93,7 +98,7 @@ func run(ctx context.Context, dst string, v *View, plan *Plan, o Options) (*Repo
 	if done, err := alreadyDone(ctx, dst, plan, o); done || err != nil {
 		return plan.report(&Report{Already: true, Verified: !o.NoVerify}), err
 	}
-	e := &execution{plan: plan, view: v, o: o, dir: partialName(dst), changed: map[int]bool{}}
+	e := &execution{plan: plan, view: v, o: o, dir: partialName(dst), pool: lanes.NewPool(processors), changed: map[int]bool{}}
 	_, e.total = plan.Bytes()
 	e.budget()
 	if err := e.begin(dst); err != nil {
@@ -287,9 +292,9 @@ func (e *execution) reopen() bool {
 
 func (e *execution) openFiles() error {
 	e.closeFiles()
-	e.files = make([]*diskFile, len(e.plan.Files))
+	e.files = make([]*tileFile, len(e.plan.Files))
 	for i, planned := range e.plan.Files {
-		f, err := e.o.disk.open(filepath.Join(e.dir, planned.Name))
+		f, err := e.o.disk.openTiles(filepath.Join(e.dir, planned.Name))
 		if err != nil {
 			return err
 		}

@@ -23,11 +23,14 @@ func (d *disk) ask(call, path string) error {
 }
 
 // open opens a file for reading and writing, and makes it if it is not there.
-func (d *disk) open(path string) (*diskFile, error) {
+func (d *disk) open(path string) (*diskFile, error) { return d.openWith(path, os.O_CREATE) }
+
+// openWith opens a file for reading and writing.
+func (d *disk) openWith(path string, flag int) (*diskFile, error) {
 	if err := d.ask("open", path); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
+	f, err := os.OpenFile(path, os.O_RDWR|flag, 0o666)
 	if err != nil {
 		return nil, err
 	}

@@ -2,22 +2,14 @@ package convert
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"maps"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
+	"dsmoe/convert/internal/lanes"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
 )
@@ -30,9 +22,11 @@ type execution struct {
 	codecs  *codecs
 	dir     string // the partial directory
 	journal *journal
-	files   []*diskFile // as plan.Files
+	files   []*tileFile // as plan.Files
+	pool    *lanes.Pool
 	workers int
-	tile    int
+	limit   int // of the bytes of a tile
+	tile    int // the bytes of the largest
 
 	mu      sync.Mutex
 	states  []tensorState // as plan.Tensors
@@ -48,63 +42,77 @@ type execution struct {
 type tensorState struct {
 	done  int64 // bytes written
 	lost  tensor.Loss
-	hash  []byte // with NoVerify: the state of the hash of what was written
+	hash  *lanes.Digest // with NoVerify: of what was written, until there is a proof; never changed
 	proof *proof
 }
 
-// The shape of the work: tiles small enough to overlap, large enough for the disk.
+// The shape of the work: tiles large enough for the disk, larger ones of a tensor
+// that has many, so that it keeps up with the others, as it is written and hashed by
+// one worker from its begin to its end.
 const (
-	minTile    = 256 << 10
+	minTile    = 1 << 20
 	maxTile    = 4 << 20
+	tiles      = 64
 	flushBytes = 256 << 20
 	flushTime  = 5 * time.Second
 )
 
-// budget divides the memory among workers. Each has a tile and up to twice as much
-// of source; an equal share stays for what the plan itself holds.
+// budget divides half the memory among workers, each with a tile and a piece of
+// source; the other half stays for what the plan itself holds.
 func (e *execution) budget() {
-	e.workers = min(2*runtime.GOMAXPROCS(0), 16)
-	e.tile = int(e.o.MaxMemory) / 4 / e.workers / 4
-	e.tile = min(max(e.tile, minTile), maxTile) &^ 63
+	half := int(e.o.MaxMemory / 2)
+	e.workers = min(maxWorkers(), half/(minTile+maxSource))
+	e.limit = min(half/e.workers-maxSource, maxTile) &^ (block - 1)
+	for i := range e.plan.Tensors {
+		e.tile = max(e.tile, e.tileBytes(e.plan.Tensors[i].Bytes()))
+	}
 }
 
-// each runs do for every tensor of todo, some at once, in the order of the files.
+// tileBytes returns the size of the tiles of a tensor of so many bytes.
+func (e *execution) tileBytes(size int64) int {
+	n := min(max(size/tiles, minTile), int64(e.limit), size)
+	return int(n+block-1) &^ (block - 1)
+}
+
+// tileEnd returns where the tile of a tensor ends that begins at from.
+func (e *execution) tileEnd(t *PlannedTensor, from int64) int64 {
+	size := t.Bytes()
+	return tileEnd(t.Offset+from, int64(e.tileBytes(size)), t.Offset+size) - t.Offset
+}
+
+// each runs do for every tensor of todo, some at once.
 func (e *execution) each(ctx context.Context, todo []int, do func(ctx context.Context, w *worker, i int) error) error {
-	g, ctx := errgroup.WithContext(ctx)
-	var next atomic.Int64
-	for range min(e.workers, len(todo)) {
-		g.Go(func() error {
-			w := e.newWorker()
-			for {
-				n := int(next.Add(1)) - 1
-				if n >= len(todo) || ctx.Err() != nil {
-					return ctx.Err()
-				}
-				if err := do(ctx, w, todo[n]); err != nil {
-					return fmt.Errorf("tensor %s: %w", safetensors.Quote(e.plan.Tensors[todo[n]].Name), err)
-				}
-			}
-		})
+	sizes := make([]int64, len(todo))
+	for n, i := range todo {
+		sizes[n] = e.plan.Tensors[i].Bytes()
 	}
-	return g.Wait()
+	return inParallel(ctx, e.pool, e.workers, sizes, func() func(ctx context.Context, n int) error {
+		w := e.newWorker()
+		return func(ctx context.Context, n int) error {
+			if err := do(ctx, w, todo[n]); err != nil {
+				return fmt.Errorf("tensor %s: %w", safetensors.Quote(e.plan.Tensors[todo[n]].Name), err)
+			}
+			return nil
+		}
+	})
 }
 
 // worker is one goroutine's buffers.
 type worker struct {
 	assembler
-	tile []byte
+	memory tileMemory
 }
 
 func (e *execution) newWorker() *worker {
-	return &worker{assembler{source: e.view, codecs: e.codecs, in: make([]byte, e.sourceBytes())}, make([]byte, e.tile)}
+	return &worker{assembler{source: e.view, codecs: e.codecs, in: make([]byte, e.sourceBytes())}, newTileMemory(e.tile)}
 }
 
-// sourceBytes is how much source a tile needs at once.
+// sourceBytes is how much source a worker holds at once.
 func (e *execution) sourceBytes() int {
 	if len(e.codecs.bounds) == 0 && e.o.NoVerify {
 		return 0 // only copies, straight into the tile
 	}
-	return e.tile
+	return maxSource
 }
 
 // write writes all tensors that are not complete.
@@ -146,40 +154,47 @@ func (e *execution) unwritten() (todo []int) {
 // writeTensor writes what is left of a tensor, tile by tile.
 func (e *execution) writeTensor(ctx context.Context, w *worker, i int) error {
 	t := &e.plan.Tensors[i]
-	file := e.files[t.File]
 	e.mu.Lock()
 	s := e.states[i]
 	e.mu.Unlock()
-	h, err := e.startHash(&s)
-	if err != nil {
-		return err
-	}
+	hash := e.startHash(&s)
 	for size := t.Bytes(); s.done < size; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		tile := w.tile[:min(int64(len(w.tile)), size-s.done)]
+		end := e.tileEnd(t, s.done)
+		tile := w.memory.tile(t.Offset+s.done, t.Offset+end)
 		lost, err := w.fill(t, tile, s.done)
 		if err != nil {
 			return err
 		}
-		if _, err := file.WriteAt(tile, t.Offset+s.done); err != nil {
+		if err := e.writeTile(e.files[t.File], tile, t.Offset+s.done, hash); err != nil {
 			return err
 		}
-		s.done += int64(len(tile))
+		e.advance(end - s.done)
+		s.done = end
 		s.lost.Add(lost)
-		if h != nil {
-			h.Write(tile)
-			s.hash, _ = h.(encoding.BinaryMarshaler).MarshalBinary()
+		if hash != nil {
+			s.hash = new(*hash)
 		}
 		e.mark(i, s)
-		e.advance(int64(len(tile)))
 	}
-	if h != nil {
-		s.proof, s.hash = proofOfWriting(t, h), nil
+	if hash != nil {
+		s.proof, s.hash = proofOfWriting(t, hash), nil
 		e.mark(i, s)
 	}
 	return nil
+}
+
+// writeTile writes a tile, and hashes it meanwhile if there is a hash.
+func (e *execution) writeTile(f *tileFile, tile []byte, at int64, hash *lanes.Digest) error {
+	if hash == nil {
+		return f.writeTile(tile, at)
+	}
+	written := make(chan error)
+	go func() { written <- f.writeTile(tile, at) }()
+	e.pool.Write(hash, tile)
+	return <-written
 }
 
 // mark takes note of a tensor's new state.
@@ -250,34 +265,42 @@ func (e *execution) flush() error {
 
 // record is what the journal is told of a state.
 func (s *tensorState) record(i int) record {
-	return record{Tensor: i, Done: s.done, Lost: s.lost, Hash: s.hash, Proof: s.proof}
+	r := record{Tensor: i, Done: s.done, Lost: s.lost, Proof: s.proof}
+	if s.hash != nil {
+		r.Hash, _ = s.hash.MarshalBinary() // never fails
+	}
+	return r
 }
 
 // apply takes over what a journal says.
 func (e *execution) apply(r record) {
-	if !r.Ready && r.Tensor >= 0 && r.Tensor < len(e.states) {
-		e.states[r.Tensor] = tensorState{done: r.Done, lost: r.Lost, hash: r.Hash, proof: r.Proof}
+	if r.Ready || r.Tensor < 0 || r.Tensor >= len(e.states) {
+		return
 	}
+	s := tensorState{done: r.Done, lost: r.Lost, proof: r.Proof}
+	if hash := new(lanes.Digest); r.Hash != nil && hash.UnmarshalBinary(r.Hash) == nil {
+		s.hash = hash
+	}
+	e.states[r.Tensor] = s
 }
 
 // startHash takes up the hash of what was written where the journal left it. With
 // verification there is none: the proof makes it from what it reads again.
-func (e *execution) startHash(s *tensorState) (hash.Hash, error) {
-	if !e.o.NoVerify {
-		return nil, nil
-	}
-	h := sha256.New()
-	if s.hash == nil {
+func (e *execution) startHash(s *tensorState) *lanes.Digest {
+	switch {
+	case !e.o.NoVerify:
+		return nil
+	case s.hash == nil:
 		s.done, s.lost = 0, tensor.Loss{} // whatever was written without a hash
-		return h, nil
+		return new(lanes.Digest)
 	}
-	return h, h.(encoding.BinaryUnmarshaler).UnmarshalBinary(s.hash)
+	return new(*s.hash)
 }
 
 // proofOfWriting is what is known without verification: the output's hash and,
 // where that is the same, the source's.
-func proofOfWriting(t *PlannedTensor, h hash.Hash) *proof {
-	p := &proof{SHA256: hex.EncodeToString(h.Sum(nil))}
+func proofOfWriting(t *PlannedTensor, hash *lanes.Digest) *proof {
+	p := &proof{SHA256: sumOf(hash)}
 	if t.isCopy() {
 		p.Segments = []string{p.SHA256}
 	}
@@ -287,123 +310,4 @@ func proofOfWriting(t *PlannedTensor, h hash.Hash) *proof {
 // isCopy says whether the tensor's bytes are those of one segment.
 func (t *PlannedTensor) isCopy() bool {
 	return len(t.Segments) == 1 && t.Segments[0].copies(t.DType)
-}
-
-// hasher hashes a tensor and its segments' sources while they pass by.
-type hasher struct {
-	tensor   *PlannedTensor
-	whole    hash.Hash
-	segment  hash.Hash
-	index    int // of the segment
-	segments []string
-}
-
-func newHasher(t *PlannedTensor) *hasher {
-	return &hasher{tensor: t, whole: sha256.New(), segment: sha256.New()}
-}
-
-// source takes the source bytes of a piece.
-func (h *hasher) source(p piece, src []byte) {
-	if h.tensor.isCopy() {
-		return // it is the output's hash
-	}
-	for h.index < p.index { // segments without elements
-		h.next()
-	}
-	h.segment.Write(src)
-	if p.to == p.segment.End-p.segment.Begin {
-		h.next()
-	}
-}
-
-func (h *hasher) next() {
-	h.segments = append(h.segments, hex.EncodeToString(h.segment.Sum(nil)))
-	h.segment.Reset()
-	h.index++
-}
-
-// finish returns the hashes of a tensor that was compared with its source.
-func (h *hasher) finish() *proof {
-	p := &proof{SHA256: hex.EncodeToString(h.whole.Sum(nil)), Compared: true}
-	if h.tensor.isCopy() {
-		p.Segments = []string{p.SHA256}
-		return p
-	}
-	for h.index < len(h.tensor.Segments) {
-		h.next()
-	}
-	p.Segments = h.segments
-	return p
-}
-
-// prove reads every tensor again and compares it with the source. One that differs
-// is forgotten, so that the next run writes it anew.
-func (e *execution) prove(ctx context.Context) error {
-	for _, f := range e.files {
-		dropCache(f.File)
-	}
-	e.phase, e.done = "verifying", 0
-	var todo []int
-	for i := range e.states {
-		if p := e.states[i].proof; p == nil || !p.Compared {
-			todo = append(todo, i)
-		} else {
-			e.done += e.plan.Tensors[i].Bytes()
-		}
-	}
-	return e.journaled(ctx, todo, e.proveTensor)
-}
-
-func (e *execution) proveTensor(ctx context.Context, w *worker, i int) error {
-	t := &e.plan.Tensors[i]
-	h := newHasher(t)
-	e.mu.Lock()
-	s := e.states[i]
-	e.mu.Unlock()
-	for at, size := int64(0), t.Bytes(); at < size; at += int64(len(w.tile)) {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		tile := w.tile[:min(int64(len(w.tile)), size-at)]
-		if _, err := e.files[t.File].ReadAt(tile, t.Offset+at); err != nil {
-			return err
-		}
-		h.whole.Write(tile)
-		if err := w.proveTile(t, h, tile, at); err != nil {
-			e.mark(i, tensorState{})
-			return fmt.Errorf("%s: %w", safetensors.Quote(filepath.Join(e.dir, e.plan.Files[t.File].Name)), err)
-		}
-		e.advance(int64(len(tile)))
-	}
-	s.proof, s.hash = h.finish(), nil
-	e.mark(i, s)
-	return nil
-}
-
-// proveTile compares a tile that was read again, piece by piece.
-func (w *worker) proveTile(t *PlannedTensor, h *hasher, tile []byte, offset int64) error {
-	return t.pieces(offset, int64(len(tile)), int64(len(w.in)), func(p piece) error {
-		src, out := w.in[:p.to-p.from], tile[p.at-offset:][:p.size]
-		if err := w.load(p, src); err != nil {
-			return err
-		}
-		h.source(p, src)
-		if p.segment.copies(t.DType) {
-			return proveCopy(out, src)
-		}
-		return w.prove(t.DType, p, out, src)
-	})
-}
-
-// proveCopy demands equal bytes.
-func proveCopy(out, src []byte) error {
-	if string(out) == string(src) {
-		return nil
-	}
-	for i := range out {
-		if out[i] != src[i] {
-			return disagree(i, fmt.Sprintf("%02x", out[i]), fmt.Sprintf("%02x", src[i]))
-		}
-	}
-	return nil
 }

@@ -150,7 +150,7 @@ func TestPlanNeedsNoWeights(t *testing.T) {
 		require.Less(t, len(p.Files), 400)
 		e := execution{plan: p, o: Options{MaxMemory: defaultMemory}}
 		e.budget()
-		require.LessOrEqual(t, 3*e.workers*e.tile, defaultMemory/4)
+		require.LessOrEqual(t, e.workers*(e.tile+maxSource), defaultMemory/2)
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)

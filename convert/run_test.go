@@ -3,10 +3,11 @@ package convert
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -14,12 +15,32 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config"
+	"dsmoe/convert/internal/lanes"
 	"dsmoe/convert/safetensors"
+	"dsmoe/model"
 	"dsmoe/model/tensor"
 )
 
 // fixtureOf is a fixture's checkpoint.
 func fixtureOf(name string) string { return filepath.Join("..", "fixtures", filepath.FromSlash(name)) }
+
+// manyTiles writes a checkpoint some of whose tensors are several tiles, none of them
+// whole, in BF16.
+func manyTiles(t testing.TB) string {
+	document := strings.Replace(readFile(t, whole, configName), `"vocab_size": 256`, `"vocab_size": 10007`, 1)
+	c, err := config.Parse(strings.NewReader(document))
+	require.NoError(t, err)
+	source := model.NewSynthetic(c, 1)
+	dst := filepath.Join(t.TempDir(), "tiles", "checkpoint")
+	require.NoError(t, os.Mkdir(filepath.Dir(dst), 0o755))
+	require.NoError(t, Write(t.Context(), dst, Output{
+		Tensors: slices.Collect(source.Tensors()),
+		Config:  []byte(document),
+		Fill:    func(_ context.Context, i tensor.Info, dst []byte, at int64) error { return source.Fill(i, dst, at) },
+	}, WriteOptions{}))
+	return dst
+}
 
 func open(t testing.TB, path string) *Checkpoint {
 	t.Helper()
@@ -107,18 +128,24 @@ func TestCastThereAndBack(t *testing.T) {
 	}
 }
 
-// TestSameBytes: neither the number of processors, nor memory, nor verification,
-// nor the run decides about a byte; only the manifest knows whether it was verified.
+// TestSameBytes: neither the number of processors, nor memory, nor the way to the
+// disk, nor verification, nor the run decides about a byte; only the manifest knows
+// whether it was verified.
 func TestSameBytes(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	defer func(n int) { processors = n }(processors)
+	for name, src := range map[string]string{"FP8": fixtureOf("v3-fp8/checkpoint"), "tiles": manyTiles(t)} {
+		t.Run(name, func(t *testing.T) { requireSameBytes(t, src) })
+	}
+}
+
+func requireSameBytes(t *testing.T, src string) {
 	var want map[string][32]byte
 	manifest := ""
-	for _, n := range []int{1, 2, 8} {
-		runtime.GOMAXPROCS(n)
-		for _, memory := range []int64{minMemory, 0} {
+	for _, processors = range []int{1, 2, 8} {
+		for memory, disk := range map[int64]*disk{minMemory: {fail: refuseDirect}, 0: nil} {
 			for _, noVerify := range []bool{false, true} {
-				o := Options{DType: tensor.BF16, Experts: FusedExperts, MaxShardBytes: 300_000, MaxMemory: memory, NoVerify: noVerify}
-				dst := converted(t, fixtureOf("v3-fp8/checkpoint"), o)
+				o := Options{DType: tensor.F16, AllowOverflow: true, Experts: FusedExperts, MaxShardBytes: 300_000, MaxMemory: memory, NoVerify: noVerify, disk: disk}
+				dst := converted(t, src, o)
 				if noVerify {
 					remove(t, dst, manifestName)
 					writeFile(t, dst, manifestName, manifest)
@@ -133,6 +160,14 @@ func TestSameBytes(t *testing.T) {
 	}
 }
 
+// refuseDirect lets every file through the page cache.
+func refuseDirect(call, _ string) error {
+	if call == "direct" {
+		return syscall.EINVAL
+	}
+	return nil
+}
+
 // crash lets a disk work until its n-th call; from then on nothing works, as if
 // the machine had stopped.
 func crash(n int64, err error) (*disk, *atomic.Int64) {
@@ -145,27 +180,32 @@ func crash(n int64, err error) (*disk, *atomic.Int64) {
 	}}, &calls
 }
 
-var crashOptions = Options{DType: tensor.BF16, MaxShardBytes: 600_000}
+var crashOptions = Options{DType: tensor.BF16, Experts: FusedExperts, MaxShardBytes: 600_000}
 
 // TestResumeAfterCrash stops the disk at every call in turn. The same call goes on
 // then, and ends with the same bytes.
 func TestResumeAfterCrash(t *testing.T) {
-	src := open(t, fixtureOf("v3-fp8/checkpoint"))
-	for _, noVerify := range []bool{false, true} {
-		o := crashOptions
-		o.NoVerify = noVerify
-		var count *atomic.Int64
-		o.disk, count = crash(1<<60, nil)
-		dst := filepath.Join(t.TempDir(), "out")
-		_, err := Run(t.Context(), dst, src, o)
-		require.NoError(t, err)
-		want, resumed := sums(t, dst), 0
-		step := max(count.Load()/25, 1)
-		for n := int64(0); n < count.Load(); n += step {
-			resumed += crashAndResume(t, src, o, n, want)
+	for name, src := range map[string]string{"FP8": fixtureOf("v3-fp8/checkpoint"), "tiles": manyTiles(t)} {
+		for _, noVerify := range []bool{false, true} {
+			o := crashOptions
+			o.NoVerify = noVerify
+			t.Run(fmt.Sprintf("%s, not verified %t", name, noVerify), func(t *testing.T) { requireResumes(t, open(t, src), o) })
 		}
-		require.Greater(t, resumed, 3, "runs that went on from something")
 	}
+}
+
+func requireResumes(t *testing.T, src *Checkpoint, o Options) {
+	var count *atomic.Int64
+	o.disk, count = crash(1<<60, nil)
+	dst := filepath.Join(t.TempDir(), "out")
+	_, err := Run(t.Context(), dst, src, o)
+	require.NoError(t, err)
+	want, resumed := sums(t, dst), 0
+	step := max(count.Load()/25, 1)
+	for n := int64(0); n < count.Load(); n += step {
+		resumed += crashAndResume(t, src, o, n, want)
+	}
+	require.Greater(t, resumed, 3, "runs that went on from something")
 }
 
 // crashAndResume crashes at call n, runs again and returns 1 if that took anything
@@ -196,7 +236,7 @@ func crashAndResume(t *testing.T, src *Checkpoint, o Options, n int64, want map[
 func TestOneFault(t *testing.T) {
 	src := open(t, fixtureOf("v3-fp8/checkpoint"))
 	want := sums(t, converted(t, fixtureOf("v3-fp8/checkpoint"), crashOptions))
-	for _, call := range []string{"open", "fallocate", "write", "fsync", "close", "ftruncate", "mkdir", "rename"} {
+	for _, call := range []string{"open", "fallocate", "direct", "write", "fsync", "close", "ftruncate", "mkdir", "rename"} {
 		for _, cause := range []error{syscall.ENOSPC, syscall.EIO, syscall.EDQUOT} {
 			for n := int64(1); n < 200; n = n*4 + 1 {
 				dst := filepath.Join(t.TempDir(), "out")
@@ -407,30 +447,35 @@ func TestBitsSurvive(t *testing.T) {
 
 // TestProofFindsEveryChange writes, changes one byte on disk, and proves.
 func TestProofFindsEveryChange(t *testing.T) {
-	c := open(t, fixtureOf("v3-fp8/checkpoint"))
-	for name, o := range map[string]Options{"copy": {}, "fused": {Experts: FusedExperts}, "bf16": {DType: tensor.BF16}, "f32": {DType: tensor.F32}} {
-		v, err := NewView(c)
-		require.NoError(t, err)
-		defer v.Close()
-		o = o.withDefaults()
-		plan, err := NewPlan(v, o)
-		require.NoError(t, err)
-		dst := filepath.Join(t.TempDir(), "out")
-		e := &execution{plan: plan, view: v, o: o, dir: partialName(dst), changed: map[int]bool{}}
-		e.budget()
-		require.NoError(t, e.begin(dst))
-		defer e.close()
-		require.NoError(t, e.write(t.Context()))
-		for i := range plan.Tensors {
-			at := plan.Tensors[i].Offset + plan.Tensors[i].Bytes()/2
-			flip(t, e.files[plan.Tensors[i].File].File, at)
-			err := e.proveTensor(t.Context(), e.newWorker(), i)
-			require.ErrorContains(t, err, "but the source gives", "%s: %s", name, plan.Tensors[i].Name)
-			require.Zero(t, e.states[i].done)
-			flip(t, e.files[plan.Tensors[i].File].File, at)
+	for _, src := range []string{fixtureOf("v3-fp8/checkpoint"), manyTiles(t)} {
+		for _, o := range []Options{{}, {Experts: FusedExperts}, {DType: tensor.BF16}, {DType: tensor.F32}} {
+			t.Run(fmt.Sprintf("%s to %s %s", filepath.Base(filepath.Dir(src)), o.Experts.String(), o.DType), func(t *testing.T) { requireProof(t, open(t, src), o) })
 		}
-		require.NoError(t, e.prove(t.Context()))
 	}
+}
+
+func requireProof(t *testing.T, c *Checkpoint, o Options) {
+	v, err := NewView(c)
+	require.NoError(t, err)
+	defer v.Close()
+	o = o.withDefaults()
+	plan, err := NewPlan(v, o)
+	require.NoError(t, err)
+	dst := filepath.Join(t.TempDir(), "out")
+	e := &execution{plan: plan, view: v, o: o, dir: partialName(dst), pool: lanes.NewPool(processors), changed: map[int]bool{}}
+	e.budget()
+	require.NoError(t, e.begin(dst))
+	defer e.close()
+	require.NoError(t, e.write(t.Context()))
+	for i := range plan.Tensors {
+		at := plan.Tensors[i].Offset + plan.Tensors[i].Bytes()/2
+		flip(t, e.files[plan.Tensors[i].File].File, at)
+		err := e.proveTensor(t.Context(), e.newWorker(), i)
+		require.ErrorContains(t, err, "but the source gives", "%s", plan.Tensors[i].Name)
+		require.Zero(t, e.states[i].done)
+		flip(t, e.files[plan.Tensors[i].File].File, at)
+	}
+	require.NoError(t, e.prove(t.Context()))
 }
 
 // flip changes the bits of a byte by which a value becomes clearly another.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -90,6 +92,7 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	debug.SetMemoryLimit(int64(f.memory))
+	moreThreads()
 	b := phaseBar{w: cmd.ErrOrStderr()}
 	defer b.clear()
 	f.Progress = b.set
@@ -109,6 +112,14 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	b.clear()
 	return printReport(cmd, r, *f.json)
+}
+
+// moreThreads lets goroutines that wait for the disk have threads of their own, as long
+// as the user has not said how many there may be: see convert.Run.
+func moreThreads() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(8 * runtime.GOMAXPROCS(0))
+	}
 }
 
 // convert plans or converts.
