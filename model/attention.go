@@ -2,6 +2,8 @@ package model
 
 import (
 	"math"
+	"slices"
+	"sync"
 
 	"dsmoe/model/internal/kernel"
 )
@@ -29,12 +31,16 @@ func (p *pass) attend(q, k, v *Activation) *Activation {
 	context.Weights = p.union(nil, q, k, v)
 	heads := make([]*attentionHead, p.in.Batch*c.NumAttentionHeads)
 	kernel.Parallel(len(heads), p.Parallelism, func(i int) {
-		h := &attentionHead{batch: i / c.NumAttentionHeads, head: i % c.NumAttentionHeads}
+		h := p.newHead(i)
 		h.group = h.head / (c.NumAttentionHeads / c.NumKeyValueHeads)
-		h.q, h.k, h.v = p.oneHead(q, h.batch, h.head), p.oneHead(k, h.batch, h.group), p.oneHead(v, h.batch, h.group)
+		h.q = p.oneHead(h.q, q, h.batch, h.head)
+		h.k = p.oneHead(h.k, k, h.batch, h.group)
+		h.v = p.oneHead(h.v, v, h.batch, h.group)
 		p.setHead(context, h, h.attend(p))
 		if p.tape != nil {
 			heads[i] = h
+		} else {
+			unusedHeads.Put(h)
 		}
 	})
 	p.record(func() {
@@ -46,17 +52,33 @@ func (p *pass) attend(q, k, v *Activation) *Activation {
 }
 
 // attentionHead is one head of one sequence: q and k are [seq, qk_head_dim], v [seq,
-// v_head_dim], probs [seq, seq]. The last head_dim values of a row of q and k are
-// rotated.
+// v_head_dim], probs [seq, seq], kept for the gradient only. The last head_dim values of
+// a row of q and k are rotated. The rest is buffers.
 type attentionHead struct {
-	batch, head, group int
-	q, k, v, probs     []float32
+	batch, head, group       int
+	q, k, v, probs           []float32
+	scores, context, valuesT []float32
 }
 
-// oneHead copies one head of a sequence: [seq, head_dim].
-func (p *pass) oneHead(x *Activation, batch, head int) []float32 {
+// unusedHeads keeps the memory of heads for the next ones.
+var unusedHeads = sync.Pool{New: func() any { return new(attentionHead) }}
+
+// newHead returns head i, counted over all sequences, without q, k and v.
+func (p *pass) newHead(i int) *attentionHead {
+	n := p.m.Config.NumAttentionHeads
+	h := unusedHeads.Get().(*attentionHead)
+	h.batch, h.head = i/n, i%n
+	h.q, h.k, h.v, h.probs = h.q[:0], h.k[:0], h.v[:0], h.probs[:0]
+	return h
+}
+
+// buffer returns n numbers, whatever they are, in buf's memory if that is enough.
+func buffer(buf []float32, n int) []float32 { return slices.Grow(buf[:0], n)[:n] }
+
+// oneHead appends one head of a sequence, [seq, head_dim], to out.
+func (p *pass) oneHead(out []float32, x *Activation, batch, head int) []float32 {
 	dim := p.m.Config.HeadDim()
-	out := make([]float32, 0, p.in.Seq*dim)
+	out = slices.Grow(out, p.in.Seq*dim)
 	for t := range p.in.Seq {
 		out = append(out, x.Row(batch*p.in.Seq + t)[head*dim:(head+1)*dim]...)
 	}
@@ -80,17 +102,18 @@ func (h *attentionHead) attend(p *pass) []float32 {
 		p.rotate(h.q[t*dim+nope:(t+1)*dim], t)
 		p.rotate(h.k[t*dim+nope:(t+1)*dim], t)
 	}
-	context, values := make([]float32, seq*vdim), transposed(h.v, seq, vdim)
+	h.context = buffer(h.context, seq*vdim)
+	h.valuesT = transposed(h.valuesT, h.v, seq, vdim)
 	for t := 0; t < seq; t += queryBlock {
 		n := min(queryBlock, seq-t)
 		probs := h.probabilities(p, t, n)
-		kernel.MatMul(context[t*vdim:(t+n)*vdim], probs, kernel.Matrix{Rows: vdim, Cols: seq, Values: values}, nil, p.Accumulate, 1)
+		kernel.MatMul(h.context[t*vdim:(t+n)*vdim], probs, kernel.Matrix{Rows: vdim, Cols: seq, Values: h.valuesT}, nil, p.Accumulate, 1)
 		if p.tape != nil {
 			h.probs = append(h.probs, probs...)
 		}
 	}
-	kernel.RoundTo(context, p.format)
-	return context
+	kernel.RoundTo(h.context, p.format)
+	return h.context
 }
 
 // queryBlock is how many queries' scores are held at a time: memory grows with the
@@ -101,27 +124,33 @@ const queryBlock = 64
 // first … first+n-1.
 func (h *attentionHead) probabilities(p *pass, first, n int) []float32 {
 	seq, dim := p.in.Seq, p.m.Config.QKHeadDim()
-	scores := make([]float32, n*seq)
-	kernel.MatMul(scores, h.q[first*dim:(first+n)*dim], kernel.Matrix{Rows: seq, Cols: dim, Values: h.k}, nil, p.Accumulate, 1)
-	scale := p.scoreScale()
+	h.scores = buffer(h.scores, n*seq)
+	kernel.MatMul(h.scores, h.q[first*dim:(first+n)*dim], kernel.Matrix{Rows: seq, Cols: dim, Values: h.k}, nil, p.Accumulate, 1)
+	kernel.RoundTo(h.scores, p.format)
+	p.scaleScores(h.scores)
+	kernel.RoundTo(h.scores, p.format)
 	for t := range n {
-		row := scores[t*seq : (t+1)*seq]
-		for s := range row {
-			row[s] = p.rounded(p.rounded(scale(p.rounded(row[s]))) + p.mask.at(h.batch, first+t, s))
-		}
-		softmax(row)
+		row := h.scores[t*seq : (t+1)*seq]
+		p.mask.add(row, h.batch, first+t)
+		kernel.RoundTo(row, p.format)
+		kernel.Softmax(row)
 	}
-	kernel.RoundTo(scores, p.format)
-	return scores
+	kernel.RoundTo(h.scores, p.format)
+	return h.scores
 }
 
-func (p *pass) scoreScale() func(score float32) float32 {
+func (p *pass) scaleScores(x []float32) {
 	if p.m.Config.KVLoraRank > 0 {
 		scale := softmaxScale(p.m.Config)
-		return func(score float32) float32 { return float32(score * scale) }
+		for i := range x {
+			x[i] *= scale
+		}
+		return
 	}
 	root := float32(math.Sqrt(float64(p.m.Config.HeadDim())))
-	return func(score float32) float32 { return score / root }
+	for i := range x {
+		x[i] /= root
+	}
 }
 
 // backward adds a head's gradients, P being its probabilities:
@@ -132,8 +161,8 @@ func (p *pass) scoreScale() func(score float32) float32 {
 //	∂q = ∂s·k,  ∂k = ∂sᵀ·q                     both rotated back
 func (h *attentionHead) backward(p *pass, q, k, v, context *Activation) {
 	seq, dim := p.in.Seq, p.m.Config.HeadDim()
-	dc := p.oneHead(context.gradient(), h.batch, h.head)
-	dv := p.product(transposed(h.probs, seq, seq), transposed(dc, seq, dim), seq)
+	dc := p.oneHead(nil, context.gradient(), h.batch, h.head)
+	dv := p.product(transposed(nil, h.probs, seq, seq), transposed(nil, dc, seq, dim), seq)
 	dp := p.product(dc, h.v, dim)
 	ds := make([]float32, seq*seq)
 	root := math.Sqrt(float64(dim))
@@ -143,8 +172,8 @@ func (h *attentionHead) backward(p *pass, q, k, v, context *Activation) {
 	for i := range ds {
 		ds[i] = float32(float64(ds[i]) / root)
 	}
-	dq := p.product(ds, transposed(h.k, seq, dim), seq)
-	dk := p.product(transposed(ds, seq, seq), transposed(h.q, seq, dim), seq)
+	dq := p.product(ds, transposed(nil, h.k, seq, dim), seq)
+	dk := p.product(transposed(nil, ds, seq, seq), transposed(nil, h.q, seq, dim), seq)
 	for t := range seq {
 		p.unrotate(dq[t*dim:(t+1)*dim], t)
 		p.unrotate(dk[t*dim:(t+1)*dim], t)
@@ -168,23 +197,6 @@ func (p *pass) addHead(x *Activation, batch, head int, values []float32) {
 	}
 }
 
-// softmax replaces x by exp(x - max) / sum, computed in float64 and rounded once.
-func softmax(x []float32) {
-	top := float32(math.Inf(-1))
-	for _, v := range x {
-		top = max(top, v)
-	}
-	e := make([]float64, len(x))
-	sum := 0.0
-	for i, v := range x {
-		e[i] = kernel.Exp(float64(v) - float64(top))
-		sum += e[i]
-	}
-	for i := range x {
-		x[i] = float32(e[i] / sum)
-	}
-}
-
 // softmaxBackward adds to dx the gradient of y = softmax(x): y·(dy - Σ y·dy).
 func softmaxBackward(dx, dy, y []float32) {
 	sum := 0.0
@@ -196,8 +208,9 @@ func softmaxBackward(dx, dy, y []float32) {
 	}
 }
 
-func transposed(x []float32, rows, cols int) []float32 {
-	t := make([]float32, len(x))
+// transposed returns x [rows, cols] as [cols, rows], in buf's memory if that is enough.
+func transposed(buf, x []float32, rows, cols int) []float32 {
+	t := buffer(buf, len(x))
 	for r := range rows {
 		for c := range cols {
 			t[c*rows+r] = x[r*cols+c]
@@ -224,10 +237,17 @@ func newMask(in *Input, format kernel.Format) mask {
 	return mask{in, lowest[format]}
 }
 
-// at returns what is added to the score of query position q and key position k.
-func (m mask) at(batch, q, k int) float32 {
-	if k > q || m.in.AttentionMask != nil && m.in.AttentionMask[batch*m.in.Seq+k] == 0 {
-		return m.lowest
+// add adds the mask to the scores of query position q, one for each key position.
+func (m mask) add(scores []float32, batch, q int) {
+	for k := q + 1; k < len(scores); k++ {
+		scores[k] += m.lowest
 	}
-	return 0
+	if m.in.AttentionMask == nil {
+		return
+	}
+	for k, attended := range m.in.AttentionMask[batch*m.in.Seq:][:q+1] {
+		if attended == 0 {
+			scores[k] += m.lowest
+		}
+	}
 }

@@ -313,9 +313,13 @@ func (p *pass) rounded(v float32) float32 { return kernel.Rounded(v, p.format) }
 // add returns a + b.
 func (p *pass) add(a, b *Activation) *Activation {
 	sum := p.activation(a.Shape...)
-	for i, v := range a.Values {
-		sum.Values[i] = p.rounded(v + b.Values[i])
-	}
+	kernel.Parallel(a.Rows(), p.Parallelism, func(t int) {
+		out, b := sum.Row(t), b.Row(t)
+		for i, v := range a.Row(t) {
+			out[i] = v + b[i]
+		}
+		kernel.RoundTo(out, p.format)
+	})
 	sum.Weights = p.union(nil, a, b)
 	p.record(func() {
 		a.grad.add(sum.grad.values)

@@ -58,7 +58,7 @@ func (p *pass) scores(logits *Activation) *Activation {
 		}
 	} else {
 		for t := range scores.Rows() {
-			softmax(scores.Row(t))
+			kernel.Softmax(scores.Row(t))
 		}
 	}
 	p.round(scores)

@@ -49,7 +49,7 @@ func (p *pass) attendLatent(q, kv, rope *Activation) *Activation {
 	context := p.activation(p.in.Batch, p.in.Seq, c.NumAttentionHeads*c.VHeadDim)
 	context.Weights = p.union(nil, q, kv, rope)
 	kernel.Parallel(p.in.Batch*c.NumAttentionHeads, p.Parallelism, func(i int) {
-		h := &attentionHead{batch: i / c.NumAttentionHeads, head: i % c.NumAttentionHeads}
+		h := p.newHead(i)
 		at := h.head * (c.QKNopeHeadDim + c.VHeadDim)
 		for t := range p.in.Seq {
 			row := h.batch*p.in.Seq + t
@@ -59,6 +59,7 @@ func (p *pass) attendLatent(q, kv, rope *Activation) *Activation {
 			h.v = append(h.v, kv.Row(row)[at+c.QKNopeHeadDim:at+c.QKNopeHeadDim+c.VHeadDim]...)
 		}
 		p.setHead(context, h, h.attend(p))
+		unusedHeads.Put(h)
 	})
 	return context
 }

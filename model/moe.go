@@ -51,9 +51,9 @@ func (m *DeepseekMoE) MoEInfer(p *pass, x *Activation, r Routing) *Activation {
 		}
 		mark := p.arena.mark()
 		out := m.Experts[e].forward(p, p.gather(x, slots, r.K))
-		for i, slot := range slots {
-			p.addScaled(y.Row(slot/r.K), out.Row(i), r.Weight.Values[slot])
-		}
+		kernel.Parallel(len(slots), p.Parallelism, func(i int) {
+			p.addScaled(y.Row(slots[i]/r.K), out.Row(i), r.Weight.Values[slots[i]])
+		})
 		if r.counts(slots) {
 			maps.Copy(y.Weights, out.Weights)
 		}
@@ -88,11 +88,16 @@ func (p *pass) gather(x *Activation, slots []int, k int) *Activation {
 	return in
 }
 
-// addScaled adds weight·x to y, rounding the product and the sum.
+// addScaled sets x to weight·x and adds that to y, rounding the product and the sum.
 func (p *pass) addScaled(y, x []float32, weight float32) {
-	for i, v := range x {
-		y[i] = p.rounded(y[i] + p.rounded(float32(v*weight)))
+	for i := range x {
+		x[i] *= weight
 	}
+	kernel.RoundTo(x, p.format)
+	for i, v := range x {
+		y[i] += v
+	}
+	kernel.RoundTo(y, p.format)
 }
 
 // moeTrain returns the same sum as MoEInfer in the order of training, which is also
@@ -181,10 +186,13 @@ func (p *pass) swiGLU(gate, up *Activation) *Activation {
 	y := p.activation(gate.Shape...)
 	y.Weights = p.union(nil, gate, up)
 	kernel.Parallel(gate.Rows(), p.Parallelism, func(t int) {
-		g, u, out := gate.Row(t), up.Row(t), y.Row(t)
-		for i, v := range g {
-			out[i] = p.rounded(p.rounded(silu(v)) * u[i])
+		out := y.Row(t)
+		kernel.SiLU(out, gate.Row(t))
+		kernel.RoundTo(out, p.format)
+		for i, u := range up.Row(t) {
+			out[i] *= u
 		}
+		kernel.RoundTo(out, p.format)
 	})
 	p.record(func() {
 		for i, dy := range y.grad.values {
@@ -195,9 +203,4 @@ func (p *pass) swiGLU(gate, up *Activation) *Activation {
 		}
 	})
 	return y
-}
-
-// silu returns x / (1 + exp(-x)).
-func silu(x float32) float32 {
-	return float32(float64(x) / (1 + kernel.Exp(-float64(x))))
 }

@@ -19,8 +19,13 @@ func (n *DeepseekRMSNorm) forward(p *pass, name string, x *Activation) *Activati
 		in, out := x.Row(i), y.Row(i)
 		scale := 1 / math.Sqrt(kernel.Dot64(in, in)/float64(len(in))+eps)
 		for k, v := range in {
-			out[k] = p.rounded(weight[k] * p.rounded(float32(float64(v)*scale)))
+			out[k] = float32(float64(v) * scale)
 		}
+		kernel.RoundTo(out, p.format)
+		for k, w := range weight {
+			out[k] *= w
+		}
+		kernel.RoundTo(out, p.format)
 	})
 	y.Weights = p.union([]Weight{n.Weight}, x)
 	p.record(n.backward(p, x, y, weight, eps))

@@ -77,16 +77,16 @@ func (l *Linear) backward(p *pass, x, y *Activation) func() {
 	return func() {
 		in, out, rows := x.Width(), y.Width(), x.Rows()
 		if weight != nil {
-			weight.add(p.product(transposed(y.grad.values, rows, out), transposed(x.Values, rows, in), rows))
+			weight.add(p.product(transposed(nil, y.grad.values, rows, out), transposed(nil, x.Values, rows, in), rows))
 			p.tape.done()
 		}
 		if bias != nil {
-			bias.add(p.product(onesRow(rows), transposed(y.grad.values, rows, out), rows))
+			bias.add(p.product(onesRow(rows), transposed(nil, y.grad.values, rows, out), rows))
 			p.tape.done()
 		}
 		stored := make([]float32, 0, in*out)
 		stored, _ = l.Weight.Float32s(stored) // Load has checked the dtype
-		x.grad.add(p.product(y.grad.values, transposed(stored, out, in), out))
+		x.grad.add(p.product(y.grad.values, transposed(nil, stored, out, in), out))
 	}
 }
 

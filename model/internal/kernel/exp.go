@@ -41,3 +41,54 @@ func Exp(x float64) float64 {
 	y := 1 - ((lo - float64(r*c)/(2-c)) - hi)
 	return math.Ldexp(y, int(k))
 }
+
+// Exps replaces each x by Exp(x).
+func Exps(x []float64) {
+	n := 0
+	if im := current(); im.exp != nil {
+		n = len(x) &^ (Lanes - 1)
+		for i := 0; i < n; i += chunk {
+			im.exp(&x[i], &x[i], min(chunk, n-i))
+		}
+	}
+	for i, v := range x[n:] {
+		x[n+i] = Exp(v)
+	}
+}
+
+// Softmax replaces x by exp(x - max x) / Σ exp(x - max x), computed in float64 and
+// rounded once. The sum is taken from the first to the last.
+func Softmax(x []float32) {
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	top := float32(math.Inf(-1))
+	for _, v := range x {
+		top = max(top, v)
+	}
+	s.exps = grow(s.exps, len(x))
+	for i, v := range x {
+		s.exps[i] = float64(v) - float64(top)
+	}
+	Exps(s.exps)
+	sum := 0.0
+	for _, e := range s.exps {
+		sum += e
+	}
+	for i, e := range s.exps {
+		x[i] = float32(e / sum)
+	}
+}
+
+// SiLU sets dst[i] = x / (1 + exp(-x)), x = src[i], computed in float64 and rounded once.
+func SiLU(dst, src []float32) {
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	s.exps = grow(s.exps, len(src))
+	for i, v := range src {
+		s.exps[i] = -float64(v)
+	}
+	Exps(s.exps)
+	for i, v := range src {
+		dst[i] = float32(float64(v) / (1 + s.exps[i]))
+	}
+}

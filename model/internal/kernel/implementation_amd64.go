@@ -34,6 +34,18 @@ var avx512 = implementation{
 			[...]tile64{avx512Tile64F16x1, avx512Tile64F16x2, nil, avx512Tile64F16x4},
 		},
 	},
+	panels32: panelKernels[float32]{
+		lanes: 16, width: 6,
+		pack: [...]func(*float32, *byte, int, int, int){F32: avx512Pack32F32, F16: avx512Pack32F16, BF16: avx512Pack32BF16},
+		add:  [...]func(acc, start, w, x *float32, n int, ahead uintptr){avx512Add32x1, avx512Add32x2, avx512Add32x3, avx512Add32x4, avx512Add32x5, avx512Add32x6},
+		fold: avx512Fold32,
+	},
+	panels64: panelKernels[float64]{
+		lanes: 8, width: 6,
+		pack: [...]func(*float64, *byte, int, int, int){F32: avx512Pack64F32, F16: avx512Pack64F16, BF16: avx512Pack64BF16},
+		add:  [...]func(acc, start, w, x *float64, n int, ahead uintptr){avx512Add64x1, avx512Add64x2, avx512Add64x3, avx512Add64x4, avx512Add64x5, avx512Add64x6},
+		fold: avx512Fold64,
+	},
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx512WidenF16, BF16: avx512WidenBF16},
 		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx512NarrowF16, BF16: avx512NarrowBF16},
@@ -44,6 +56,7 @@ var avx512 = implementation{
 	},
 	widenE4M3: avx512WidenE4M3,
 	widen64:   avx512Widen64,
+	exp:       avx512Exp,
 	lookup:    avx512Lookup,
 }
 
@@ -64,6 +77,18 @@ var avx2 = implementation{
 			[...]tile64{avx2Tile64F16x1, avx2Tile64F16x2, avx2Tile64F16x3, nil},
 		},
 	},
+	panels32: panelKernels[float32]{
+		lanes: 8, width: 3,
+		pack: [...]func(*float32, *byte, int, int, int){F32: avx2Pack32F32, F16: avx2Pack32F16, BF16: avx2Pack32BF16},
+		add:  [...]func(acc, start, w, x *float32, n int, ahead uintptr){avx2Add32x1, avx2Add32x2, avx2Add32x3, nil, nil, nil},
+		fold: avx2Fold32,
+	},
+	panels64: panelKernels[float64]{
+		lanes: 4, width: 3,
+		pack: [...]func(*float64, *byte, int, int, int){F32: avx2Pack64F32, F16: avx2Pack64F16, BF16: avx2Pack64BF16},
+		add:  [...]func(acc, start, w, x *float64, n int, ahead uintptr){avx2Add64x1, avx2Add64x2, avx2Add64x3, nil, nil, nil},
+		fold: avx2Fold64,
+	},
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx2WidenF16, BF16: avx2WidenBF16},
 		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx2NarrowF16, BF16: avx2NarrowBF16},
@@ -74,4 +99,5 @@ var avx2 = implementation{
 	},
 	widenE4M3: avx2WidenE4M3,
 	widen64:   avx2Widen64,
+	exp:       avx2Exp,
 }

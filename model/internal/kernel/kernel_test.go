@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -166,6 +167,41 @@ func TestNarrowRoundsToNearestEven(t *testing.T) {
 	}
 	require.Equal(t, float32(65504), Rounded(65519.996, F16))
 	require.Equal(t, float32(math.Inf(1)), Rounded(65520, F16))
+}
+
+// TestExpsIsExp compares with Exp to the bit: ordinary numbers, the ends of the range,
+// denormal results, and what is no number.
+func TestExpsIsExp(t *testing.T) {
+	each(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(11, 2))
+		special := []float64{
+			0, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), math.NaN(), math.MaxFloat64, -math.MaxFloat64,
+			709.782712893384, math.Nextafter(709.782712893384, 710), 709.9, -708.4, -708.39, -745.1332191019411,
+			math.Nextafter(-745.1332191019411, -746), -744.44, 0x1p-1074, -0x1p-30, 1, -1, math.Ln2 / 2, -math.Ln2 / 2,
+		}
+		for n := range 70 {
+			x := make([]float64, n)
+			for range 200 {
+				for i := range x {
+					switch r.IntN(4) {
+					case 0:
+						x[i] = special[r.IntN(len(special))]
+					case 1:
+						x[i] = -700 - 50*r.Float64()
+					default:
+						x[i] = r.NormFloat64() * math.Ldexp(1, r.IntN(20)-9)
+					}
+				}
+				got := slices.Clone(x)
+				Exps(got)
+				for i, v := range x {
+					if want := Exp(v); math.Float64bits(want) != math.Float64bits(got[i]) && !(v != v && got[i] != got[i]) {
+						t.Fatalf("exp(%x) = %x, want %x", v, got[i], want)
+					}
+				}
+			}
+		}
+	})
 }
 
 // TestExp holds the error against arbitrary precision below one unit in the last place.

@@ -41,6 +41,8 @@ type job struct {
 	// How the tiles read the weights: in place, or widened into scratch.
 	inPlace bool
 	format  Format
+	// panels says that weights and tokens are packed instead.
+	panels bool
 
 	tokenBlock, rowBlock   int
 	tokenBlocks, rowBlocks int
@@ -67,6 +69,7 @@ func (j *job) prepare(dst, x []float32, w Matrix, bias []float32, acc Accumulato
 	if j.im.hasTiles() && !j.im.anyLength {
 		j.length = (w.Cols + Lanes - 1) / Lanes * Lanes
 	}
+	j.panels = j.im.panels32.has() && tokens >= panelTokens && w.Cols > 0
 	j.inPlace = w.inPlace(j.im)
 	if w.Data == nil || !j.inPlace {
 		j.format = F32
@@ -80,7 +83,11 @@ func (j *job) release() { *j = job{} }
 // cut chooses the blocks: a block of tokens stays in a core's cache while a block
 // of rows passes by, and there are enough items to keep all workers busy.
 func (j *job) cut() {
-	const cache, itemsPerWorker, step = 512 << 10, 8, 12 // step is a multiple of all widths
+	const itemsPerWorker, step = 8, 12 // step is a multiple of all widths
+	cache := 512 << 10
+	if j.panels {
+		cache = tokenBytes
+	}
 	bytes := j.length * 4
 	if j.acc == Float64 {
 		bytes *= 2
@@ -109,6 +116,15 @@ func (j *job) item(i int) {
 	toT, toR := min(t+j.tokenBlock, j.tokens), min(r+j.rowBlock, j.w.Rows)
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
+	if j.panels {
+		s.rows = grow(s.rows, j.w.Cols)
+		if j.acc == Float32 {
+			panelled(j, &j.im.panels32, &s.panels32, s.rows, r, toR, t, toT)
+		} else {
+			panelled(j, &j.im.panels64, &s.panels64, s.rows, r, toR, t, toT)
+		}
+		return
+	}
 	s.activate(j, t, toT)
 	switch {
 	case j.im.hasTiles():
@@ -178,32 +194,25 @@ func (j *job) tile(s *scratch, r, rows, first, t, left int) int {
 	for i := range n {
 		out := j.dst[(t+i)*j.w.Rows+r:][:rows]
 		if j.acc == Float32 {
-			finish32(out, s.sum32[tileRows*i:], j.bias, r)
+			finish(out, s.sum32[tileRows*i:], j.bias, r)
 		} else {
-			finish64(out, s.sum64[tileRows*i:], j.bias, r)
+			finish(out, s.sum64[tileRows*i:], j.bias, r)
 		}
 	}
 	return n
 }
 
-func finish32(out, sum, bias []float32, r int) {
+// finish writes sums of rows r, r+1, … plus bias to out.
+func finish[F float32 | float64](out []float32, sum []F, bias []float32, r int) {
+	sum = sum[:len(out)]
 	if bias == nil {
-		copy(out, sum)
+		for k, v := range sum {
+			out[k] = float32(v)
+		}
 		return
 	}
-	for k := range out {
-		out[k] = sum[k] + bias[r+k]
-	}
-}
-
-func finish64(out []float32, sum []float64, bias []float32, r int) {
-	sum = sum[:len(out)]
-	for k := range out {
-		v := sum[k]
-		if bias != nil {
-			v += float64(bias[r+k])
-		}
-		out[k] = float32(v)
+	for k, v := range sum {
+		out[k] = float32(v + F(bias[r+k]))
 	}
 }
 
@@ -217,7 +226,7 @@ func (j *job) rows64(s *scratch, r, toR, t, toT int) {
 		}
 		for i := range toT - t {
 			s.sum64[0] = dotWide(s.wide[i*cols:(i+1)*cols], s.rowsWide)
-			finish64(j.dst[(t+i)*j.w.Rows+r:][:1], s.sum64[:], j.bias, r)
+			finish(j.dst[(t+i)*j.w.Rows+r:][:1], s.sum64[:], j.bias, r)
 		}
 	}
 }
@@ -229,7 +238,7 @@ func (j *job) rows32(s *scratch, r, toR, t, toT int) {
 		row := j.w.Row(s.rows, r)
 		for i := range toT - t {
 			s.sum32[0] = Dot32(s.x[i*cols:(i+1)*cols], row)
-			finish32(j.dst[(t+i)*j.w.Rows+r:][:1], s.sum32[:], j.bias, r)
+			finish(j.dst[(t+i)*j.w.Rows+r:][:1], s.sum32[:], j.bias, r)
 		}
 	}
 }

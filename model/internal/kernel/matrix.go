@@ -1,5 +1,7 @@
 package kernel
 
+import "unsafe"
+
 // Matrix is a row-major matrix of Rows × Cols numbers: either as it is stored, in
 // Data, which need not be aligned, or, if Data is nil, in Values.
 //
@@ -39,10 +41,45 @@ func (m *Matrix) inPlace(im *implementation) bool {
 	if m.Cols%Lanes != 0 && !im.anyLength {
 		return false
 	}
+	return m.Data == nil || m.raw() && im.tile[m.Format].float32[0] != nil
+}
+
+// raw says whether the stored numbers are those of the matrix.
+func (m *Matrix) raw() bool {
+	return m.Data != nil && m.Scales == nil && !m.Round && m.Format < F8E4M3
+}
+
+// start returns where the rows from r on are stored.
+func (m *Matrix) start(r int) unsafe.Pointer {
 	if m.Data == nil {
-		return true
+		return unsafe.Pointer(&m.Values[r*m.Cols])
 	}
-	return m.Scales == nil && !m.Round && m.Format < F8E4M3 && im.tile[m.Format].float32[0] != nil
+	return unsafe.Pointer(&m.Data[r*m.Cols*m.Format.Size()])
+}
+
+// stored returns where row r is and its format: as it is stored, or if that is not
+// what a kernel widens, decoded into row.
+func (m *Matrix) stored(row []float32, r int) (*byte, Format) {
+	switch {
+	case m.Data == nil:
+		return (*byte)(m.start(r)), F32
+	case m.raw():
+		return (*byte)(m.start(r)), m.Format
+	}
+	return (*byte)(unsafe.Pointer(&m.Row(row, r)[0])), F32
+}
+
+// lines returns the memory of the rows r … toR.
+func (m *Matrix) lines(r, toR int) lines {
+	if r >= toR {
+		r, toR = m.Rows-1, m.Rows
+	}
+	size := F32.Size()
+	if m.Data != nil {
+		size = m.Format.Size()
+	}
+	from := uintptr(m.start(r))
+	return lines{from, from + uintptr((toR-r)*m.Cols*size)}
 }
 
 // Row returns row r as float32, decoded into dst[:Cols] if it is stored.

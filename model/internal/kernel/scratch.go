@@ -22,6 +22,10 @@ type scratch struct {
 	rows     []float32 // weights widened
 	rowsWide []float64
 
+	panels32 panelScratch[float32]
+	panels64 panelScratch[float64]
+
+	exps   []float64
 	stored [4096]byte // for RoundTo
 }
 

@@ -436,6 +436,522 @@ func avx2Tile32F16x3(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 //go:noescape
 func avx2Tile64F16x3(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
+// avx512Pack32F32 widens a row of F32 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 16
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx512Pack32F32(dst *float32, src *byte, n int, stride int, group int)
+
+// avx512Pack32BF16 widens a row of BF16 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 16
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx512Pack32BF16(dst *float32, src *byte, n int, stride int, group int)
+
+// avx512Pack32F16 widens a row of F16 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 16
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx512Pack32F16(dst *float32, src *byte, n int, stride int, group int)
+
+// avx512Add32x1 adds n blocks of one group of lanes of a panel of 4 rows and one of 1 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 16
+//	copy(acc, start[:4*lanes])
+//	for b := range n {
+//		for i := range 1 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(1*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add32x1(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+
+// avx512Add32x2 adds n blocks of one group of lanes of a panel of 4 rows and one of 2 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 16
+//	copy(acc, start[:8*lanes])
+//	for b := range n {
+//		for i := range 2 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(2*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add32x2(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+
+// avx512Add32x3 adds n blocks of one group of lanes of a panel of 4 rows and one of 3 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 16
+//	copy(acc, start[:12*lanes])
+//	for b := range n {
+//		for i := range 3 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(3*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add32x3(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+
+// avx512Add32x4 adds n blocks of one group of lanes of a panel of 4 rows and one of 4 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 16
+//	copy(acc, start[:16*lanes])
+//	for b := range n {
+//		for i := range 4 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(4*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add32x4(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+
+// avx512Add32x5 adds n blocks of one group of lanes of a panel of 4 rows and one of 5 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 16
+//	copy(acc, start[:20*lanes])
+//	for b := range n {
+//		for i := range 5 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(5*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add32x5(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+
+// avx512Add32x6 adds n blocks of one group of lanes of a panel of 4 rows and one of 6 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 16
+//	copy(acc, start[:24*lanes])
+//	for b := range n {
+//		for i := range 6 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(6*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add32x6(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+
+// avx512Pack64F32 widens a row of F32 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 8
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx512Pack64F32(dst *float64, src *byte, n int, stride int, group int)
+
+// avx512Pack64BF16 widens a row of BF16 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 8
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx512Pack64BF16(dst *float64, src *byte, n int, stride int, group int)
+
+// avx512Pack64F16 widens a row of F16 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 8
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx512Pack64F16(dst *float64, src *byte, n int, stride int, group int)
+
+// avx512Add64x1 adds n blocks of one group of lanes of a panel of 4 rows and one of 1 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 8
+//	copy(acc, start[:4*lanes])
+//	for b := range n {
+//		for i := range 1 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(1*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add64x1(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+
+// avx512Add64x2 adds n blocks of one group of lanes of a panel of 4 rows and one of 2 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 8
+//	copy(acc, start[:8*lanes])
+//	for b := range n {
+//		for i := range 2 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(2*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add64x2(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+
+// avx512Add64x3 adds n blocks of one group of lanes of a panel of 4 rows and one of 3 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 8
+//	copy(acc, start[:12*lanes])
+//	for b := range n {
+//		for i := range 3 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(3*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add64x3(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+
+// avx512Add64x4 adds n blocks of one group of lanes of a panel of 4 rows and one of 4 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 8
+//	copy(acc, start[:16*lanes])
+//	for b := range n {
+//		for i := range 4 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(4*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add64x4(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+
+// avx512Add64x5 adds n blocks of one group of lanes of a panel of 4 rows and one of 5 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 8
+//	copy(acc, start[:20*lanes])
+//	for b := range n {
+//		for i := range 5 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(5*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add64x5(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+
+// avx512Add64x6 adds n blocks of one group of lanes of a panel of 4 rows and one of 6 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 8
+//	copy(acc, start[:24*lanes])
+//	for b := range n {
+//		for i := range 6 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(6*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add64x6(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+
+// avx512Fold32 folds the 16 lanes of the accumulators of 4 rows and some tokens, as Dot32 does.
+// It reads and writes as for an even number of tokens, and writes 16 numbers at least.
+//
+//	const lanes = 16
+//	for a := range 4 * tokens {
+//		var lane [16]float32
+//		for l := range 16 {
+//			lane[l] = acc[(l/lanes*4*tokens+a)*lanes+l%lanes]
+//		}
+//		sum[a] = tree(lane)
+//	}
+//
+//go:noescape
+func avx512Fold32(sum *float32, acc *float32, tokens int)
+
+// avx512Fold64 folds the 16 lanes of the accumulators of 4 rows and some tokens, as Dot64 does.
+// It reads and writes as for an even number of tokens, and writes 16 numbers at least.
+//
+//	const lanes = 8
+//	for a := range 4 * tokens {
+//		var lane [16]float64
+//		for l := range 16 {
+//			lane[l] = acc[(l/lanes*4*tokens+a)*lanes+l%lanes]
+//		}
+//		sum[a] = tree(lane)
+//	}
+//
+//go:noescape
+func avx512Fold64(sum *float64, acc *float64, tokens int)
+
+// avx2Pack32F32 widens a row of F32 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 8
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx2Pack32F32(dst *float32, src *byte, n int, stride int, group int)
+
+// avx2Pack32BF16 widens a row of BF16 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 8
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx2Pack32BF16(dst *float32, src *byte, n int, stride int, group int)
+
+// avx2Pack32F16 widens a row of F16 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 8
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx2Pack32F16(dst *float32, src *byte, n int, stride int, group int)
+
+// avx2Add32x1 adds n blocks of one group of lanes of a panel of 4 rows and one of 1 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 8
+//	copy(acc, start[:4*lanes])
+//	for b := range n {
+//		for i := range 1 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(1*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Add32x1(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+
+// avx2Add32x2 adds n blocks of one group of lanes of a panel of 4 rows and one of 2 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 8
+//	copy(acc, start[:8*lanes])
+//	for b := range n {
+//		for i := range 2 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(2*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Add32x2(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+
+// avx2Add32x3 adds n blocks of one group of lanes of a panel of 4 rows and one of 3 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 8
+//	copy(acc, start[:12*lanes])
+//	for b := range n {
+//		for i := range 3 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(3*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Add32x3(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+
+// avx2Pack64F32 widens a row of F32 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 4
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx2Pack64F32(dst *float64, src *byte, n int, stride int, group int)
+
+// avx2Pack64BF16 widens a row of BF16 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 4
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx2Pack64BF16(dst *float64, src *byte, n int, stride int, group int)
+
+// avx2Pack64F16 widens a row of F16 into a panel and asks for the row behind it. n is a
+// multiple of 16.
+//
+//	const lanes = 4
+//	for k := range n {
+//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	}
+//
+//go:noescape
+func avx2Pack64F16(dst *float64, src *byte, n int, stride int, group int)
+
+// avx2Add64x1 adds n blocks of one group of lanes of a panel of 4 rows and one of 1 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 4
+//	copy(acc, start[:4*lanes])
+//	for b := range n {
+//		for i := range 1 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(1*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Add64x1(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+
+// avx2Add64x2 adds n blocks of one group of lanes of a panel of 4 rows and one of 2 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 4
+//	copy(acc, start[:8*lanes])
+//	for b := range n {
+//		for i := range 2 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(2*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Add64x2(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+
+// avx2Add64x3 adds n blocks of one group of lanes of a panel of 4 rows and one of 3 token(s)
+// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+//
+//	const lanes = 4
+//	copy(acc, start[:12*lanes])
+//	for b := range n {
+//		for i := range 3 {
+//			for j := range 4 {
+//				for l := range lanes {
+//					acc[(4*i+j)*lanes+l] += x[(3*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
+//				}
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Add64x3(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+
+// avx2Fold32 folds the 16 lanes of the accumulators of 4 rows and some tokens, as Dot32 does.
+// It reads and writes as for an even number of tokens, and writes 16 numbers at least.
+//
+//	const lanes = 8
+//	for a := range 4 * tokens {
+//		var lane [16]float32
+//		for l := range 16 {
+//			lane[l] = acc[(l/lanes*4*tokens+a)*lanes+l%lanes]
+//		}
+//		sum[a] = tree(lane)
+//	}
+//
+//go:noescape
+func avx2Fold32(sum *float32, acc *float32, tokens int)
+
+// avx2Fold64 folds the 16 lanes of the accumulators of 4 rows and some tokens, as Dot64 does.
+// It reads and writes as for an even number of tokens, and writes 16 numbers at least.
+//
+//	const lanes = 4
+//	for a := range 4 * tokens {
+//		var lane [16]float64
+//		for l := range 16 {
+//			lane[l] = acc[(l/lanes*4*tokens+a)*lanes+l%lanes]
+//		}
+//		sum[a] = tree(lane)
+//	}
+//
+//go:noescape
+func avx2Fold64(sum *float64, acc *float64, tokens int)
+
 // avx512WidenBF16 widens BF16. n is a multiple of 16.
 //
 //	for i := range n {
@@ -624,6 +1140,24 @@ func avx2Widen64(dst *float64, src *float32, n int)
 //
 //go:noescape
 func avx2WidenE4M3(dst *float32, src *byte, n int, scale float32)
+
+// avx512Exp raises e to powers. n is a multiple of 16.
+//
+//	for i := range n {
+//		dst[i] = Exp(src[i])
+//	}
+//
+//go:noescape
+func avx512Exp(dst *float64, src *float64, n int)
+
+// avx2Exp raises e to powers. n is a multiple of 16.
+//
+//	for i := range n {
+//		dst[i] = Exp(src[i])
+//	}
+//
+//go:noescape
+func avx2Exp(dst *float64, src *float64, n int)
 
 // avx512Peak32 runs n rounds of 12 independent fused multiply-adds of full registers of float32.
 func avx512Peak32(n int)

@@ -32,12 +32,16 @@ type implementation struct {
 	// anyLength says that the tiles take any n; otherwise n is a multiple of Lanes.
 	anyLength bool
 
+	panels32 panelKernels[float32]
+	panels64 panelKernels[float64]
+
 	// The element kernels take n that is a multiple of Lanes. Those of stream store
 	// around the caches and want dst aligned to cacheLine.
 	element   elementKernels
 	stream    elementKernels
 	widenE4M3 func(dst *float32, src *byte, n int, scale float32)
 	widen64   func(dst *float64, src *float32, n int)
+	exp       func(dst, src *float64, n int)
 	lookup    func(dst, src *byte, n int, table *[128]uint16) // n a multiple of 32
 }
 

@@ -74,7 +74,7 @@ func avx2Pass(f format, tokens, bits, group int) {
 		VMOVUPS(xAt(bits/8, i, from), y[yX+i])
 	}
 	for j := range rows {
-		avx2Weight(f, bits, wAt(f, j, from))
+		avx2Widen(f, bits, wAt(f, j, from), y[yW])
 		for i := range tokens {
 			if bits == 32 {
 				VFMADD231PS(y[yW], y[yX+i], y[4*i+j])
@@ -91,9 +91,9 @@ func avx2Pass(f format, tokens, bits, group int) {
 	}
 }
 
-// avx2Weight widens one register of weights into y[yW].
-func avx2Weight(f format, bits int, m operand.Mem) {
-	w, half := y[yW], x(y[yW])
+// avx2Widen reads one register of numbers.
+func avx2Widen(f format, bits int, m operand.Mem, w reg.VecPhysical) {
+	half := x(w)
 	switch {
 	case f.name == "F32" && bits == 32:
 		VMOVUPS(m, w)

@@ -36,8 +36,11 @@ func main() {
 			avx2Tile64(f, tokens)
 		}
 	}
+	avx512ISA.panels()
+	avx2ISA.panels()
 	avx512Codecs()
 	avx2Codecs()
+	exps()
 	peaks()
 	Generate()
 }
