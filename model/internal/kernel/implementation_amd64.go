@@ -35,15 +35,19 @@ var avx512 = implementation{
 		},
 	},
 	panels32: panelKernels[float32]{
-		lanes: 16, width: 6,
-		pack: [...]func(*float32, *byte, int, int, int){F32: avx512Pack32F32, F16: avx512Pack32F16, BF16: avx512Pack32BF16},
-		add:  [...]func(acc, start, w, x *float32, n int, ahead uintptr){avx512Add32x1, avx512Add32x2, avx512Add32x3, avx512Add32x4, avx512Add32x5, avx512Add32x6},
+		group: 16, rows: 32, width: 12,
+		pack: [...]func(*float32, *[maxGroup]*byte, int, int, int){F32: avx512Pack32F32, F16: avx512Pack32F16, BF16: avx512Pack32BF16},
+		add: [maxPanelWidth]func(acc, start, w, x *float32, steps int, ahead uintptr){
+			avx512Add32x1, avx512Add32x2, avx512Add32x3, avx512Add32x4, avx512Add32x5, avx512Add32x6, avx512Add32x7, avx512Add32x8, avx512Add32x9, avx512Add32x10, avx512Add32x11, avx512Add32x12,
+		},
 		fold: avx512Fold32,
 	},
 	panels64: panelKernels[float64]{
-		lanes: 8, width: 6,
-		pack: [...]func(*float64, *byte, int, int, int){F32: avx512Pack64F32, F16: avx512Pack64F16, BF16: avx512Pack64BF16},
-		add:  [...]func(acc, start, w, x *float64, n int, ahead uintptr){avx512Add64x1, avx512Add64x2, avx512Add64x3, avx512Add64x4, avx512Add64x5, avx512Add64x6},
+		group: 16, rows: 16, width: 12,
+		pack: [...]func(*float64, *[maxGroup]*byte, int, int, int){F32: avx512Pack64F32, F16: avx512Pack64F16, BF16: avx512Pack64BF16},
+		add: [maxPanelWidth]func(acc, start, w, x *float64, steps int, ahead uintptr){
+			avx512Add64x1, avx512Add64x2, avx512Add64x3, avx512Add64x4, avx512Add64x5, avx512Add64x6, avx512Add64x7, avx512Add64x8, avx512Add64x9, avx512Add64x10, avx512Add64x11, avx512Add64x12,
+		},
 		fold: avx512Fold64,
 	},
 	element: elementKernels{
@@ -78,15 +82,19 @@ var avx2 = implementation{
 		},
 	},
 	panels32: panelKernels[float32]{
-		lanes: 8, width: 3,
-		pack: [...]func(*float32, *byte, int, int, int){F32: avx2Pack32F32, F16: avx2Pack32F16, BF16: avx2Pack32BF16},
-		add:  [...]func(acc, start, w, x *float32, n int, ahead uintptr){avx2Add32x1, avx2Add32x2, avx2Add32x3, nil, nil, nil},
+		group: 8, rows: 16, width: 6,
+		pack: [...]func(*float32, *[maxGroup]*byte, int, int, int){F32: avx2Pack32F32, F16: avx2Pack32F16, BF16: avx2Pack32BF16},
+		add: [maxPanelWidth]func(acc, start, w, x *float32, steps int, ahead uintptr){
+			avx2Add32x1, avx2Add32x2, avx2Add32x3, avx2Add32x4, avx2Add32x5, avx2Add32x6,
+		},
 		fold: avx2Fold32,
 	},
 	panels64: panelKernels[float64]{
-		lanes: 4, width: 3,
-		pack: [...]func(*float64, *byte, int, int, int){F32: avx2Pack64F32, F16: avx2Pack64F16, BF16: avx2Pack64BF16},
-		add:  [...]func(acc, start, w, x *float64, n int, ahead uintptr){avx2Add64x1, avx2Add64x2, avx2Add64x3, nil, nil, nil},
+		group: 8, rows: 8, width: 6,
+		pack: [...]func(*float64, *[maxGroup]*byte, int, int, int){F32: avx2Pack64F32, F16: avx2Pack64F16, BF16: avx2Pack64BF16},
+		add: [maxPanelWidth]func(acc, start, w, x *float64, steps int, ahead uintptr){
+			avx2Add64x1, avx2Add64x2, avx2Add64x3, avx2Add64x4, avx2Add64x5, avx2Add64x6,
+		},
 		fold: avx2Fold64,
 	},
 	element: elementKernels{

@@ -84,22 +84,22 @@ func (j *job) release() { *j = job{} }
 // of rows passes by, and there are enough items to keep all workers busy.
 func (j *job) cut() {
 	const itemsPerWorker, step = 8, 12 // step is a multiple of all widths
-	cache := 512 << 10
+	least, most, cache, rows := step, j.tokens, 512<<10, tileRows
 	if j.panels {
-		cache = tokenBytes
+		least, most, cache, rows = leastPanelTokens, mostPanelTokens, tokenBytes, j.im.panelRows(j.acc)
 	}
 	bytes := j.length * 4
 	if j.acc == Float64 {
 		bytes *= 2
 	}
-	j.tokenBlock = max(step, cache/max(bytes, 1)/step*step)
-	j.rowBlock = max(tileRows, j.w.Rows)
+	j.tokenBlock = max(least, min(cache/max(bytes, 1), most)/step*step)
+	j.rowBlock = max(rows, j.w.Rows)
 	// Waking a worker takes as long as this many products.
 	const alone = 1 << 19
 	j.workers = min(j.workers, 1+j.tokens*j.w.Rows*j.w.Cols/alone)
 	j.tokenBlocks = (j.tokens + j.tokenBlock - 1) / j.tokenBlock
 	if want := j.workers * itemsPerWorker; j.workers > 1 && j.tokenBlocks < want {
-		j.rowBlock = max(4*tileRows, j.w.Rows*j.tokenBlocks/want/tileRows*tileRows)
+		j.rowBlock = max(4*tileRows, rows, j.w.Rows*j.tokenBlocks/want/rows*rows)
 		if rowBlocks := (j.w.Rows + j.rowBlock - 1) / j.rowBlock; rowBlocks*j.tokenBlocks < want {
 			j.tokenBlock = min(j.tokenBlock, max(step, j.tokens*rowBlocks/want/step*step))
 		}
@@ -117,11 +117,10 @@ func (j *job) item(i int) {
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
 	if j.panels {
-		s.rows = grow(s.rows, j.w.Cols)
 		if j.acc == Float32 {
-			panelled(j, &j.im.panels32, &s.panels32, s.rows, r, toR, t, toT)
+			panelled(j, &j.im.panels32, &s.panels32, r, toR, t, toT)
 		} else {
-			panelled(j, &j.im.panels64, &s.panels64, s.rows, r, toR, t, toT)
+			panelled(j, &j.im.panels64, &s.panels64, r, toR, t, toT)
 		}
 		return
 	}

@@ -57,18 +57,6 @@ func (m *Matrix) start(r int) unsafe.Pointer {
 	return unsafe.Pointer(&m.Data[r*m.Cols*m.Format.Size()])
 }
 
-// stored returns where row r is and its format: as it is stored, or if that is not
-// what a kernel widens, decoded into row.
-func (m *Matrix) stored(row []float32, r int) (*byte, Format) {
-	switch {
-	case m.Data == nil:
-		return (*byte)(m.start(r)), F32
-	case m.raw():
-		return (*byte)(m.start(r)), m.Format
-	}
-	return (*byte)(unsafe.Pointer(&m.Row(row, r)[0])), F32
-}
-
 // lines returns the memory of the rows r … toR.
 func (m *Matrix) lines(r, toR int) lines {
 	if r >= toR {

@@ -1,48 +1,54 @@
 package kernel
 
-import (
-	"math"
-	"unsafe"
-)
+import "unsafe"
 
-// A panel holds m rows of numbers, widened, in the order in which a tile reads them.
-// With rows of 16·B numbers (padded) and registers of l lanes it has the shape
+// A panel holds rows of numbers, widened and transposed, in the order in which a tile
+// reads them: one lane of the dot product after the other, and the number that is next
+// in a lane, k = 16·step + lane, of all its rows side by side:
 //
-//	[16/l][B][m][l]
+//	panel[lane·distance + step·rows + row]
 //
-// that is, group of lanes, block of K, row, lane. Rows of weights make panels of
-// tileRows, tokens make panels as wide as the widest tile, the last one less.
+// So each lane is a matrix product of its own, whose operands pass from the first-level
+// cache through the tile's registers, and the lanes are folded at the end. Rows of
+// weights make panels that fill two registers; tokens make panels as wide as a tile or
+// less.
 
-// panelKernels work on panels; they need no padding other than to whole blocks.
+// panelKernels work on panels.
 type panelKernels[F float32 | float64] struct {
-	lanes int // of a register
+	group int // rows that are packed at once, at most 16
+	rows  int // of weights in a panel, a multiple of group
 	width int // of the widest tile, in tokens
 
-	// pack widens a row of n numbers, a multiple of 16, into its places:
-	// dst[k%16/lanes*group + k/16*stride + k%lanes] = src[k].
-	pack [F8E4M3]func(dst *F, src *byte, n, stride, group int)
-	// add, indexed by tokens-1, adds n > 0 blocks of one group of lanes of a panel of
-	// weights and one of tokens to start, giving acc, both [4*token+row][lane], and asks
-	// the caches for the n lines from ahead on.
-	add [maxPanelWidth]func(acc, start, w, x *F, n int, ahead uintptr)
-	// fold sums the lanes of the accumulators [16/lanes][4*token+row][lane]. It reads
-	// and writes as for an even number of tokens, and writes 16 numbers at least.
-	fold func(sum, acc *F, tokens int)
+	// pack widens the rows of a group: for s < steps, l < 16 and i < group,
+	// dst[l*lane + s*stride + i] = src[i][16*s + l]. The steps come one after the other.
+	pack [F8E4M3]func(dst *F, src *[maxGroup]*byte, steps, stride, lane int)
+	// add, indexed by tokens-1, adds steps of one lane of a panel of weights and one of
+	// tokens to start, giving acc, both [token][row], and asks the caches for as many
+	// lines from ahead on.
+	add [maxPanelWidth]func(acc, start, w, x *F, steps int, ahead uintptr)
+	// fold sums the lanes of n accumulators, lane apart; n is a multiple of rows.
+	fold func(sum, acc *F, n, lane int)
 }
 
-// The shape of the work on panels.
 const (
-	maxPanelWidth = 6
-	// panelBlocks is how many blocks of K a tile goes over at once: weights and tokens
-	// of so many lie in the first-level cache together.
-	panelBlocks = 32
-	// panelBytes is how much of weights is packed at once: it stays in the second-level
-	// cache while all tokens pass by.
-	panelBytes = 256 << 10
-	// tokenBytes is how much of tokens is packed at once.
-	tokenBytes = 4 << 20
+	maxGroup      = 16
+	maxPanelWidth = 12
+	maxPanelRows  = 32
+
+	// panelSteps is how many steps of a lane a tile goes over at once: weights and
+	// tokens of so many lie in the first-level cache together, and the weights of all
+	// lanes in the second-level one.
+	panelSteps = 128
 	// panelTokens is the number of tokens from which on packing pays.
-	panelTokens = 12
+	panelTokens = 24
+	// Tokens that are packed at once: their accumulators and a panel of weights fit the
+	// second-level cache, and the weights are packed again for every so many.
+	leastPanelTokens = 96
+	mostPanelTokens  = 192
+	tokenBytes       = 2 << 20
+	// laneGap sets lanes apart, whose distance would be a power of two, and takes what
+	// a group of rows spills over a narrower panel.
+	laneGap = 16
 )
 
 // panelScratch is what one worker needs of panels.
@@ -51,44 +57,160 @@ type panelScratch[F float32 | float64] struct {
 	of   uint64 // the job whose tokens x holds
 	from int    // and the first of them
 
-	acc  []F // of each panel of weights, for one of tokens
-	sum  []F // their lanes folded
-	zero [maxPanelWidth * tileRows * Lanes]F
-	tail [Lanes]float32
+	acc  []F // of one panel of weights: for each panel of tokens, [lane][token][row]
+	sum  [maxPanelWidth * maxPanelRows]F
+	zero [maxPanelWidth * maxPanelRows]F
+	src  [maxGroup]*byte
+	tail [maxGroup][Lanes]float32
+	rows []float32 // of one panel of weights, decoded if need be
 }
 
 // has says whether there are any kernels.
 func (k *panelKernels[F]) has() bool { return k.fold != nil }
 
+// panelRows is how many rows of weights a panel has.
+func (im *implementation) panelRows(acc Accumulator) int {
+	if acc == Float32 {
+		return im.panels32.rows
+	}
+	return im.panels64.rows
+}
+
+// tokenPanels is a cut of tokens into panels that are as even as can be.
+type tokenPanels struct{ tokens, panels int }
+
+func (k *panelKernels[F]) cut(tokens int) tokenPanels {
+	return tokenPanels{tokens, (tokens + k.width - 1) / k.width}
+}
+
+// begin returns the first token of panel p.
+func (c tokenPanels) begin(p int) int { return p * c.tokens / c.panels }
+
 // panelled computes the rows r … toR of the tokens t … toT on panels.
-func panelled[F float32 | float64](j *job, k *panelKernels[F], s *panelScratch[F], row []float32, r, toR, t, toT int) {
-	blocks := (j.w.Cols + Lanes - 1) / Lanes
-	length := blocks * Lanes
-	size := int(unsafe.Sizeof(F(0)))
-	most := max(1, panelBytes/(tileRows*length*size)) // panels of weights at once
-	s.w = grow(s.w, most*tileRows*length)
-	s.acc = grow(s.acc, (most+1)*k.accumulators())
-	s.sum = grow(s.sum, (most+1)*k.sums())
-	packTokens(j, k, s, blocks, t, toT)
-	for ; r < toR; r += most * tileRows {
-		rows := min(most*tileRows, toR-r)
-		panels := (rows + tileRows - 1) / tileRows
-		for i := range panels * tileRows {
-			k.packRow(s.w[i/tileRows*tileRows*length:], &j.w, r+min(i, rows-1), i%tileRows, tileRows, 0, row, &s.tail)
-		}
+func panelled[F float32 | float64](j *job, k *panelKernels[F], s *panelScratch[F], r, toR, t, toT int) {
+	tokens := k.cut(toT - t)
+	s.acc = grow(s.acc, tokens.panels*k.accumulators()*Lanes)
+	s.w = grow(s.w, Lanes*(min(panelSteps, j.steps())*k.rows+laneGap))
+	s.packTokens(j, k, tokens, t)
+	for ; r < toR; r += k.rows {
+		rows := min(k.rows, toR-r)
 		next := j.upcoming(r, rows, toR)
-		for from := t; from < toT; from += k.width {
-			width := min(k.width, toT-from)
-			multiply(k, s, width, blocks, panels, (from-t)*length, &next)
-			for i := range width {
-				for p := range panels {
-					row := p * tileRows
-					out := j.dst[(from+i)*j.w.Rows+r+row:][:min(tileRows, rows-row)]
-					finish(out, s.sum[p*k.sums()+tileRows*i:], j.bias, r+row)
-				}
+		for step := 0; step < j.steps(); step += panelSteps {
+			steps := min(panelSteps, j.steps()-step)
+			if step == 0 {
+				s.decode(&j.w, r, rows)
 			}
+			for g := 0; g < k.rows; g += k.group {
+				first := min(g, rows-1)
+				s.pack(k, &j.w, r, first, rows-first, s.w[g:], step, steps, k.rows, steps*k.rows+laneGap)
+			}
+			s.multiply(j, k, tokens, step, steps, &next)
+		}
+		s.finish(j, k, tokens, t, r, rows)
+	}
+}
+
+// steps is how many numbers the longest lane has.
+func (j *job) steps() int { return (j.w.Cols + Lanes - 1) / Lanes }
+
+// accumulators is how many numbers one lane of a panel of weights times one of tokens
+// has, at most.
+func (k *panelKernels[F]) accumulators() int { return k.rows * k.width }
+
+// multiply adds the products of the steps step … step+steps of a panel of weights with
+// all tokens.
+func (s *panelScratch[F]) multiply(j *job, k *panelKernels[F], tokens tokenPanels, step, steps int, next *lines) {
+	for lane := range Lanes {
+		n := min(steps, (j.w.Cols-lane+Lanes-1)/Lanes-step)
+		for p := range tokens.panels {
+			from, to := tokens.begin(p), tokens.begin(p+1)
+			acc := &s.acc[(p*Lanes+lane)*k.accumulators()]
+			start := acc
+			if step == 0 {
+				start = &s.zero[0]
+			}
+			x := j.panelAt(from, p) + lane*j.distance(to-from) + step*(to-from)
+			k.add[to-from-1](acc, start, &s.w[lane*(steps*k.rows+laneGap)], &s.x[x], n, next.take(n))
 		}
 	}
+}
+
+// finish folds the lanes and writes the results.
+func (s *panelScratch[F]) finish(j *job, k *panelKernels[F], tokens tokenPanels, t, r, rows int) {
+	for p := range tokens.panels {
+		from, to := tokens.begin(p), tokens.begin(p+1)
+		k.fold(&s.sum[0], &s.acc[p*Lanes*k.accumulators()], (to-from)*k.rows, k.accumulators())
+		for i := from; i < to; i++ {
+			finish(j.dst[(t+i)*j.w.Rows+r:][:rows], s.sum[(i-from)*k.rows:], j.bias, r)
+		}
+	}
+}
+
+// distance is how far apart the lanes of a panel of so many tokens are.
+func (j *job) distance(tokens int) int { return j.steps()*tokens + laneGap }
+
+// panelAt is where the p-th panel of tokens, which begins with the given token, is.
+func (j *job) panelAt(token, p int) int { return Lanes * (j.steps()*token + p*laneGap) }
+
+// packTokens sets s.x to panels of the tokens from t on, unless the last item did so.
+func (s *panelScratch[F]) packTokens(j *job, k *panelKernels[F], tokens tokenPanels, t int) {
+	if s.of == j.serial && s.from == t {
+		return
+	}
+	s.of, s.from = j.serial, t
+	s.x = grow(s.x, j.panelAt(tokens.tokens, tokens.panels))
+	x := Matrix{Rows: j.tokens, Cols: j.w.Cols, Values: j.x}
+	for p := range tokens.panels {
+		from, to := tokens.begin(p), tokens.begin(p+1)
+		s.pack(k, &x, t+from, 0, to-from, s.x[j.panelAt(from, p):], 0, j.steps(), to-from, j.distance(to-from))
+	}
+}
+
+// decode decodes the rows r … r+rows of m, unless they are packed as they are stored.
+func (s *panelScratch[F]) decode(m *Matrix, r, rows int) {
+	if m.Data == nil || m.raw() {
+		return
+	}
+	s.rows = grow(s.rows, rows*m.Cols)
+	for i := range rows {
+		m.Row(s.rows[i*m.Cols:], r+i)
+	}
+}
+
+// row returns where row r+i of m is, whose rows from r on were decoded, and its format.
+func (s *panelScratch[F]) row(m *Matrix, r, i int) (unsafe.Pointer, Format) {
+	switch {
+	case m.Data == nil:
+		return m.start(r + i), F32
+	case m.raw():
+		return m.start(r + i), m.Format
+	}
+	return unsafe.Pointer(&s.rows[i*m.Cols]), F32
+}
+
+// pack packs the steps step … step+steps of a group of the rows r+i, r+i+1, … of m, of
+// which there are n; the missing ones are the last again.
+func (s *panelScratch[F]) pack(k *panelKernels[F], m *Matrix, r, i, n int, dst []F, step, steps, stride, lane int) {
+	src := &s.src
+	var format Format
+	first, last := step*Lanes, min((step+steps)*Lanes, m.Cols)
+	for g := range k.group {
+		var row unsafe.Pointer
+		row, format = s.row(m, r, i+min(g, n-1))
+		src[g] = (*byte)(unsafe.Add(row, first*format.Size()))
+	}
+	whole := (last - first) / Lanes
+	k.pack[format](&dst[0], src, whole, stride, lane)
+	left := last - first - whole*Lanes
+	if left == 0 {
+		return
+	}
+	for g := range k.group {
+		rest := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(src[g]), whole*Lanes*format.Size())), left*format.Size())
+		Widen(s.tail[g][:left], rest, format)
+		src[g] = (*byte)(unsafe.Pointer(&s.tail[g]))
+	}
+	k.pack[F32](&dst[whole*stride], src, 1, stride, lane)
 }
 
 // upcoming returns the rows that this worker is likely to pack after r … r+rows: those
@@ -101,68 +223,6 @@ func (j *job) upcoming(r, rows, toR int) lines {
 		to = min(from+j.rowBlock, j.w.Rows)
 	}
 	return j.w.lines(from, min(from+rows, to))
-}
-
-// accumulators is the number of lanes of one panel of weights times one of tokens.
-func (k *panelKernels[F]) accumulators() int { return tileRows * k.width * Lanes }
-
-// sums is how far apart the sums of two panels of weights are.
-func (k *panelKernels[F]) sums() int { return tileRows * (k.width + 1) }
-
-// multiply sets s.sum to the products of all panels of weights with the tokens at x.
-func multiply[F float32 | float64](k *panelKernels[F], s *panelScratch[F], width, blocks, panels, x int, next *lines) {
-	for b := 0; b < blocks; b += panelBlocks {
-		n := min(panelBlocks, blocks-b)
-		for g := range Lanes / k.lanes {
-			at := (g*blocks + b) * k.lanes
-			for p := range panels {
-				acc := &s.acc[p*k.accumulators()+g*tileRows*width*k.lanes]
-				start := acc
-				if b == 0 {
-					start = &s.zero[0]
-				}
-				k.add[width-1](acc, start, &s.w[(p*blocks*Lanes+at)*tileRows], &s.x[x+at*width], n, next.take(n))
-			}
-		}
-	}
-	for p := range panels {
-		k.fold(&s.sum[p*k.sums()], &s.acc[p*k.accumulators()], width)
-	}
-}
-
-// packTokens sets s.x to panels of the tokens t … toT, unless the last item did so.
-// Padding is -0: its product with a padding weight, 0, is -0, and adding that changes no
-// lane, not even one that holds -0.
-func packTokens[F float32 | float64](j *job, k *panelKernels[F], s *panelScratch[F], blocks, t, toT int) {
-	if s.of == j.serial && s.from == t {
-		return
-	}
-	s.of, s.from = j.serial, t
-	length := blocks * Lanes
-	s.x = grow(s.x, (toT-t)*length)
-	x := Matrix{Rows: j.tokens, Cols: j.w.Cols, Values: j.x}
-	for i := range toT - t {
-		first := i / k.width * k.width
-		k.packRow(s.x[first*length:], &x, t+i, i-first, min(k.width, toT-t-first), float32(math.Copysign(0, -1)), nil, &s.tail)
-	}
-}
-
-// packRow packs row r of m as row i of a panel of rows, filled up with pad. It decodes
-// into row and tail.
-func (k *panelKernels[F]) packRow(panel []F, m *Matrix, r, i, rows int, pad float32, row []float32, tail *[Lanes]float32) {
-	src, format := m.stored(row, r)
-	blocks, whole := (m.Cols+Lanes-1)/Lanes, m.Cols/Lanes*Lanes
-	stride, group := rows*k.lanes, blocks*rows*k.lanes
-	dst := panel[i*k.lanes:]
-	if whole > 0 {
-		k.pack[format](&dst[0], src, whole, stride, group)
-	}
-	if left := m.Cols - whole; left > 0 {
-		rest := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(src), whole*format.Size())), left*format.Size())
-		Widen(tail[:left], rest, format)
-		fill(tail[left:], pad)
-		k.pack[F32](&dst[whole/Lanes*stride], (*byte)(unsafe.Pointer(tail)), Lanes, stride, group)
-	}
 }
 
 // lines is memory that will be read soon, asked for line by line.

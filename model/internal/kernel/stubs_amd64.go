@@ -436,521 +436,753 @@ func avx2Tile32F16x3(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 //go:noescape
 func avx2Tile64F16x3(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx512Pack32F32 widens a row of F32 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx512Pack32F32 widens 16 rows of F32 into the lanes of a panel.
 //
-//	const lanes = 16
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 16 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx512Pack32F32(dst *float32, src *byte, n int, stride int, group int)
+func avx512Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Pack32BF16 widens a row of BF16 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx512Pack32BF16 widens 16 rows of BF16 into the lanes of a panel.
 //
-//	const lanes = 16
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 16 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx512Pack32BF16(dst *float32, src *byte, n int, stride int, group int)
+func avx512Pack32BF16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Pack32F16 widens a row of F16 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx512Pack32F16 widens 16 rows of F16 into the lanes of a panel.
 //
-//	const lanes = 16
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 16 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx512Pack32F16(dst *float32, src *byte, n int, stride int, group int)
+func avx512Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Add32x1 adds n blocks of one group of lanes of a panel of 4 rows and one of 1 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add32x1 adds the products of one lane of 32 rows and 1 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 16
-//	copy(acc, start[:4*lanes])
-//	for b := range n {
+//	copy(acc, start[:32])
+//	for s := range steps {
 //		for i := range 1 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(1*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 32 {
+//				acc[32*i+j] += x[1*s+i] * w[32*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x1(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+func avx512Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx512Add32x2 adds n blocks of one group of lanes of a panel of 4 rows and one of 2 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add32x2 adds the products of one lane of 32 rows and 2 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 16
-//	copy(acc, start[:8*lanes])
-//	for b := range n {
+//	copy(acc, start[:64])
+//	for s := range steps {
 //		for i := range 2 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(2*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 32 {
+//				acc[32*i+j] += x[2*s+i] * w[32*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x2(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+func avx512Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx512Add32x3 adds n blocks of one group of lanes of a panel of 4 rows and one of 3 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add32x3 adds the products of one lane of 32 rows and 3 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 16
-//	copy(acc, start[:12*lanes])
-//	for b := range n {
+//	copy(acc, start[:96])
+//	for s := range steps {
 //		for i := range 3 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(3*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 32 {
+//				acc[32*i+j] += x[3*s+i] * w[32*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x3(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+func avx512Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx512Add32x4 adds n blocks of one group of lanes of a panel of 4 rows and one of 4 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add32x4 adds the products of one lane of 32 rows and 4 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 16
-//	copy(acc, start[:16*lanes])
-//	for b := range n {
+//	copy(acc, start[:128])
+//	for s := range steps {
 //		for i := range 4 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(4*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 32 {
+//				acc[32*i+j] += x[4*s+i] * w[32*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x4(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+func avx512Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx512Add32x5 adds n blocks of one group of lanes of a panel of 4 rows and one of 5 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add32x5 adds the products of one lane of 32 rows and 5 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 16
-//	copy(acc, start[:20*lanes])
-//	for b := range n {
+//	copy(acc, start[:160])
+//	for s := range steps {
 //		for i := range 5 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(5*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 32 {
+//				acc[32*i+j] += x[5*s+i] * w[32*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x5(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+func avx512Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx512Add32x6 adds n blocks of one group of lanes of a panel of 4 rows and one of 6 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add32x6 adds the products of one lane of 32 rows and 6 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 16
-//	copy(acc, start[:24*lanes])
-//	for b := range n {
+//	copy(acc, start[:192])
+//	for s := range steps {
 //		for i := range 6 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(6*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 32 {
+//				acc[32*i+j] += x[6*s+i] * w[32*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x6(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+func avx512Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx512Pack64F32 widens a row of F32 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx512Add32x7 adds the products of one lane of 32 rows and 7 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	copy(acc, start[:224])
+//	for s := range steps {
+//		for i := range 7 {
+//			for j := range 32 {
+//				acc[32*i+j] += x[7*s+i] * w[32*s+j] // fused
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx512Pack64F32(dst *float64, src *byte, n int, stride int, group int)
+func avx512Add32x7(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx512Pack64BF16 widens a row of BF16 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx512Add32x8 adds the products of one lane of 32 rows and 8 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	copy(acc, start[:256])
+//	for s := range steps {
+//		for i := range 8 {
+//			for j := range 32 {
+//				acc[32*i+j] += x[8*s+i] * w[32*s+j] // fused
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx512Pack64BF16(dst *float64, src *byte, n int, stride int, group int)
+func avx512Add32x8(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx512Pack64F16 widens a row of F16 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx512Add32x9 adds the products of one lane of 32 rows and 9 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	copy(acc, start[:288])
+//	for s := range steps {
+//		for i := range 9 {
+//			for j := range 32 {
+//				acc[32*i+j] += x[9*s+i] * w[32*s+j] // fused
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx512Pack64F16(dst *float64, src *byte, n int, stride int, group int)
+func avx512Add32x9(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx512Add64x1 adds n blocks of one group of lanes of a panel of 4 rows and one of 1 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add32x10 adds the products of one lane of 32 rows and 10 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	copy(acc, start[:4*lanes])
-//	for b := range n {
+//	copy(acc, start[:320])
+//	for s := range steps {
+//		for i := range 10 {
+//			for j := range 32 {
+//				acc[32*i+j] += x[10*s+i] * w[32*s+j] // fused
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add32x10(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+
+// avx512Add32x11 adds the products of one lane of 32 rows and 11 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
+//
+//	copy(acc, start[:352])
+//	for s := range steps {
+//		for i := range 11 {
+//			for j := range 32 {
+//				acc[32*i+j] += x[11*s+i] * w[32*s+j] // fused
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add32x11(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+
+// avx512Add32x12 adds the products of one lane of 32 rows and 12 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
+//
+//	copy(acc, start[:384])
+//	for s := range steps {
+//		for i := range 12 {
+//			for j := range 32 {
+//				acc[32*i+j] += x[12*s+i] * w[32*s+j] // fused
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add32x12(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+
+// avx512Fold32 folds the 16 lanes of n accumulators, as Dot32 does. n is a multiple of 16.
+//
+//	for i := range n {
+//		var lanes [16]float32
+//		for l := range 16 {
+//			lanes[l] = acc[l*lane+i]
+//		}
+//		sum[i] = tree(lanes)
+//	}
+//
+//go:noescape
+func avx512Fold32(sum *float32, acc *float32, n int, lane int)
+
+// avx512Pack64F32 widens 16 rows of F32 into the lanes of a panel.
+//
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 16 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int)
+
+// avx512Pack64BF16 widens 16 rows of BF16 into the lanes of a panel.
+//
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 16 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Pack64BF16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
+
+// avx512Pack64F16 widens 16 rows of F16 into the lanes of a panel.
+//
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 16 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
+
+// avx512Add64x1 adds the products of one lane of 16 rows and 1 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
+//
+//	copy(acc, start[:16])
+//	for s := range steps {
 //		for i := range 1 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(1*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 16 {
+//				acc[16*i+j] += x[1*s+i] * w[16*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x1(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+func avx512Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx512Add64x2 adds n blocks of one group of lanes of a panel of 4 rows and one of 2 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add64x2 adds the products of one lane of 16 rows and 2 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	copy(acc, start[:8*lanes])
-//	for b := range n {
+//	copy(acc, start[:32])
+//	for s := range steps {
 //		for i := range 2 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(2*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 16 {
+//				acc[16*i+j] += x[2*s+i] * w[16*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x2(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+func avx512Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx512Add64x3 adds n blocks of one group of lanes of a panel of 4 rows and one of 3 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add64x3 adds the products of one lane of 16 rows and 3 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	copy(acc, start[:12*lanes])
-//	for b := range n {
+//	copy(acc, start[:48])
+//	for s := range steps {
 //		for i := range 3 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(3*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 16 {
+//				acc[16*i+j] += x[3*s+i] * w[16*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x3(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+func avx512Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx512Add64x4 adds n blocks of one group of lanes of a panel of 4 rows and one of 4 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add64x4 adds the products of one lane of 16 rows and 4 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	copy(acc, start[:16*lanes])
-//	for b := range n {
+//	copy(acc, start[:64])
+//	for s := range steps {
 //		for i := range 4 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(4*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 16 {
+//				acc[16*i+j] += x[4*s+i] * w[16*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x4(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+func avx512Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx512Add64x5 adds n blocks of one group of lanes of a panel of 4 rows and one of 5 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add64x5 adds the products of one lane of 16 rows and 5 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	copy(acc, start[:20*lanes])
-//	for b := range n {
+//	copy(acc, start[:80])
+//	for s := range steps {
 //		for i := range 5 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(5*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 16 {
+//				acc[16*i+j] += x[5*s+i] * w[16*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x5(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+func avx512Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx512Add64x6 adds n blocks of one group of lanes of a panel of 4 rows and one of 6 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add64x6 adds the products of one lane of 16 rows and 6 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	copy(acc, start[:24*lanes])
-//	for b := range n {
+//	copy(acc, start[:96])
+//	for s := range steps {
 //		for i := range 6 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(6*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 16 {
+//				acc[16*i+j] += x[6*s+i] * w[16*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x6(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+func avx512Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx512Fold32 folds the 16 lanes of the accumulators of 4 rows and some tokens, as Dot32 does.
-// It reads and writes as for an even number of tokens, and writes 16 numbers at least.
+// avx512Add64x7 adds the products of one lane of 16 rows and 7 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 16
-//	for a := range 4 * tokens {
-//		var lane [16]float32
-//		for l := range 16 {
-//			lane[l] = acc[(l/lanes*4*tokens+a)*lanes+l%lanes]
+//	copy(acc, start[:112])
+//	for s := range steps {
+//		for i := range 7 {
+//			for j := range 16 {
+//				acc[16*i+j] += x[7*s+i] * w[16*s+j] // fused
+//			}
 //		}
-//		sum[a] = tree(lane)
 //	}
 //
 //go:noescape
-func avx512Fold32(sum *float32, acc *float32, tokens int)
+func avx512Add64x7(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx512Fold64 folds the 16 lanes of the accumulators of 4 rows and some tokens, as Dot64 does.
-// It reads and writes as for an even number of tokens, and writes 16 numbers at least.
+// avx512Add64x8 adds the products of one lane of 16 rows and 8 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	for a := range 4 * tokens {
-//		var lane [16]float64
-//		for l := range 16 {
-//			lane[l] = acc[(l/lanes*4*tokens+a)*lanes+l%lanes]
+//	copy(acc, start[:128])
+//	for s := range steps {
+//		for i := range 8 {
+//			for j := range 16 {
+//				acc[16*i+j] += x[8*s+i] * w[16*s+j] // fused
+//			}
 //		}
-//		sum[a] = tree(lane)
 //	}
 //
 //go:noescape
-func avx512Fold64(sum *float64, acc *float64, tokens int)
+func avx512Add64x8(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx2Pack32F32 widens a row of F32 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx512Add64x9 adds the products of one lane of 16 rows and 9 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	copy(acc, start[:144])
+//	for s := range steps {
+//		for i := range 9 {
+//			for j := range 16 {
+//				acc[16*i+j] += x[9*s+i] * w[16*s+j] // fused
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx2Pack32F32(dst *float32, src *byte, n int, stride int, group int)
+func avx512Add64x9(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx2Pack32BF16 widens a row of BF16 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx512Add64x10 adds the products of one lane of 16 rows and 10 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	copy(acc, start[:160])
+//	for s := range steps {
+//		for i := range 10 {
+//			for j := range 16 {
+//				acc[16*i+j] += x[10*s+i] * w[16*s+j] // fused
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx2Pack32BF16(dst *float32, src *byte, n int, stride int, group int)
+func avx512Add64x10(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx2Pack32F16 widens a row of F16 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx512Add64x11 adds the products of one lane of 16 rows and 11 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	copy(acc, start[:176])
+//	for s := range steps {
+//		for i := range 11 {
+//			for j := range 16 {
+//				acc[16*i+j] += x[11*s+i] * w[16*s+j] // fused
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx2Pack32F16(dst *float32, src *byte, n int, stride int, group int)
+func avx512Add64x11(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx2Add32x1 adds n blocks of one group of lanes of a panel of 4 rows and one of 1 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx512Add64x12 adds the products of one lane of 16 rows and 12 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	copy(acc, start[:4*lanes])
-//	for b := range n {
+//	copy(acc, start[:192])
+//	for s := range steps {
+//		for i := range 12 {
+//			for j := range 16 {
+//				acc[16*i+j] += x[12*s+i] * w[16*s+j] // fused
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512Add64x12(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+
+// avx512Fold64 folds the 16 lanes of n accumulators, as Dot64 does. n is a multiple of 8.
+//
+//	for i := range n {
+//		var lanes [16]float64
+//		for l := range 16 {
+//			lanes[l] = acc[l*lane+i]
+//		}
+//		sum[i] = tree(lanes)
+//	}
+//
+//go:noescape
+func avx512Fold64(sum *float64, acc *float64, n int, lane int)
+
+// avx2Pack32F32 widens 8 rows of F32 into the lanes of a panel.
+//
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 8 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int)
+
+// avx2Pack32BF16 widens 8 rows of BF16 into the lanes of a panel.
+//
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 8 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Pack32BF16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
+
+// avx2Pack32F16 widens 8 rows of F16 into the lanes of a panel.
+//
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 8 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
+
+// avx2Add32x1 adds the products of one lane of 16 rows and 1 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
+//
+//	copy(acc, start[:16])
+//	for s := range steps {
 //		for i := range 1 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(1*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 16 {
+//				acc[16*i+j] += x[1*s+i] * w[16*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add32x1(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+func avx2Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx2Add32x2 adds n blocks of one group of lanes of a panel of 4 rows and one of 2 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx2Add32x2 adds the products of one lane of 16 rows and 2 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	copy(acc, start[:8*lanes])
-//	for b := range n {
+//	copy(acc, start[:32])
+//	for s := range steps {
 //		for i := range 2 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(2*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 16 {
+//				acc[16*i+j] += x[2*s+i] * w[16*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add32x2(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+func avx2Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx2Add32x3 adds n blocks of one group of lanes of a panel of 4 rows and one of 3 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx2Add32x3 adds the products of one lane of 16 rows and 3 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	copy(acc, start[:12*lanes])
-//	for b := range n {
+//	copy(acc, start[:48])
+//	for s := range steps {
 //		for i := range 3 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(3*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 16 {
+//				acc[16*i+j] += x[3*s+i] * w[16*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add32x3(acc *float32, start *float32, w *float32, x *float32, n int, ahead uintptr)
+func avx2Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx2Pack64F32 widens a row of F32 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx2Add32x4 adds the products of one lane of 16 rows and 4 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 4
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	copy(acc, start[:64])
+//	for s := range steps {
+//		for i := range 4 {
+//			for j := range 16 {
+//				acc[16*i+j] += x[4*s+i] * w[16*s+j] // fused
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx2Pack64F32(dst *float64, src *byte, n int, stride int, group int)
+func avx2Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx2Pack64BF16 widens a row of BF16 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx2Add32x5 adds the products of one lane of 16 rows and 5 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 4
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	copy(acc, start[:80])
+//	for s := range steps {
+//		for i := range 5 {
+//			for j := range 16 {
+//				acc[16*i+j] += x[5*s+i] * w[16*s+j] // fused
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx2Pack64BF16(dst *float64, src *byte, n int, stride int, group int)
+func avx2Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx2Pack64F16 widens a row of F16 into a panel and asks for the row behind it. n is a
-// multiple of 16.
+// avx2Add32x6 adds the products of one lane of 16 rows and 6 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 4
-//	for k := range n {
-//		dst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]
+//	copy(acc, start[:96])
+//	for s := range steps {
+//		for i := range 6 {
+//			for j := range 16 {
+//				acc[16*i+j] += x[6*s+i] * w[16*s+j] // fused
+//			}
+//		}
 //	}
 //
 //go:noescape
-func avx2Pack64F16(dst *float64, src *byte, n int, stride int, group int)
+func avx2Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
 
-// avx2Add64x1 adds n blocks of one group of lanes of a panel of 4 rows and one of 1 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx2Fold32 folds the 16 lanes of n accumulators, as Dot32 does. n is a multiple of 8.
 //
-//	const lanes = 4
-//	copy(acc, start[:4*lanes])
-//	for b := range n {
+//	for i := range n {
+//		var lanes [16]float32
+//		for l := range 16 {
+//			lanes[l] = acc[l*lane+i]
+//		}
+//		sum[i] = tree(lanes)
+//	}
+//
+//go:noescape
+func avx2Fold32(sum *float32, acc *float32, n int, lane int)
+
+// avx2Pack64F32 widens 8 rows of F32 into the lanes of a panel.
+//
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 8 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int)
+
+// avx2Pack64BF16 widens 8 rows of BF16 into the lanes of a panel.
+//
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 8 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Pack64BF16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
+
+// avx2Pack64F16 widens 8 rows of F16 into the lanes of a panel.
+//
+//	for s := range steps {
+//		for l := range 16 {
+//			for i := range 8 {
+//				dst[l*lane+s*stride+i] = src[i][16*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
+
+// avx2Add64x1 adds the products of one lane of 8 rows and 1 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
+//
+//	copy(acc, start[:8])
+//	for s := range steps {
 //		for i := range 1 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(1*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 8 {
+//				acc[8*i+j] += x[1*s+i] * w[8*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add64x1(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+func avx2Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx2Add64x2 adds n blocks of one group of lanes of a panel of 4 rows and one of 2 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx2Add64x2 adds the products of one lane of 8 rows and 2 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 4
-//	copy(acc, start[:8*lanes])
-//	for b := range n {
+//	copy(acc, start[:16])
+//	for s := range steps {
 //		for i := range 2 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(2*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 8 {
+//				acc[8*i+j] += x[2*s+i] * w[8*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add64x2(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+func avx2Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx2Add64x3 adds n blocks of one group of lanes of a panel of 4 rows and one of 3 token(s)
-// to start, n > 0, and asks for the n lines of 64 bytes from ahead on.
+// avx2Add64x3 adds the products of one lane of 8 rows and 3 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 4
-//	copy(acc, start[:12*lanes])
-//	for b := range n {
+//	copy(acc, start[:24])
+//	for s := range steps {
 //		for i := range 3 {
-//			for j := range 4 {
-//				for l := range lanes {
-//					acc[(4*i+j)*lanes+l] += x[(3*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused
-//				}
+//			for j := range 8 {
+//				acc[8*i+j] += x[3*s+i] * w[8*s+j] // fused
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add64x3(acc *float64, start *float64, w *float64, x *float64, n int, ahead uintptr)
+func avx2Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx2Fold32 folds the 16 lanes of the accumulators of 4 rows and some tokens, as Dot32 does.
-// It reads and writes as for an even number of tokens, and writes 16 numbers at least.
+// avx2Add64x4 adds the products of one lane of 8 rows and 4 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 8
-//	for a := range 4 * tokens {
-//		var lane [16]float32
-//		for l := range 16 {
-//			lane[l] = acc[(l/lanes*4*tokens+a)*lanes+l%lanes]
+//	copy(acc, start[:32])
+//	for s := range steps {
+//		for i := range 4 {
+//			for j := range 8 {
+//				acc[8*i+j] += x[4*s+i] * w[8*s+j] // fused
+//			}
 //		}
-//		sum[a] = tree(lane)
 //	}
 //
 //go:noescape
-func avx2Fold32(sum *float32, acc *float32, tokens int)
+func avx2Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
 
-// avx2Fold64 folds the 16 lanes of the accumulators of 4 rows and some tokens, as Dot64 does.
-// It reads and writes as for an even number of tokens, and writes 16 numbers at least.
+// avx2Add64x5 adds the products of one lane of 8 rows and 5 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
 //
-//	const lanes = 4
-//	for a := range 4 * tokens {
-//		var lane [16]float64
-//		for l := range 16 {
-//			lane[l] = acc[(l/lanes*4*tokens+a)*lanes+l%lanes]
+//	copy(acc, start[:40])
+//	for s := range steps {
+//		for i := range 5 {
+//			for j := range 8 {
+//				acc[8*i+j] += x[5*s+i] * w[8*s+j] // fused
+//			}
 //		}
-//		sum[a] = tree(lane)
 //	}
 //
 //go:noescape
-func avx2Fold64(sum *float64, acc *float64, tokens int)
+func avx2Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+
+// avx2Add64x6 adds the products of one lane of 8 rows and 6 token(s) to start, and asks
+// for as many lines of 64 bytes from ahead on as there are steps.
+//
+//	copy(acc, start[:48])
+//	for s := range steps {
+//		for i := range 6 {
+//			for j := range 8 {
+//				acc[8*i+j] += x[6*s+i] * w[8*s+j] // fused
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+
+// avx2Fold64 folds the 16 lanes of n accumulators, as Dot64 does. n is a multiple of 4.
+//
+//	for i := range n {
+//		var lanes [16]float64
+//		for l := range 16 {
+//			lanes[l] = acc[l*lane+i]
+//		}
+//		sum[i] = tree(lanes)
+//	}
+//
+//go:noescape
+func avx2Fold64(sum *float64, acc *float64, n int, lane int)
 
 // avx512WidenBF16 widens BF16. n is a multiple of 16.
 //

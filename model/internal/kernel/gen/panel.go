@@ -9,29 +9,35 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// The kernels of packed panels. A panel holds m rows of L numbers, L a multiple of 16,
-// for registers of l lanes: [16/l][L/16][m][l], so that what a tile wants next is what
-// comes next in memory, and each group of lanes is a panel of its own.
+// The kernels of packed panels: package kernel says in panel.go what a panel is. Each
+// of the 16 lanes of a dot product is a matrix product of its own, of every 16th
+// number, with the rows of weights side by side in registers.
 
 // isa is an instruction set that panels are written for.
 type isa struct {
 	name  string
 	r     []reg.VecPhysical
 	bytes int // of a register
-	width int // of the widest tile
+	width int // of the widest tile, in tokens
 }
 
 var (
-	avx512ISA = isa{"avx512", z, 64, 6}
-	avx2ISA   = isa{"avx2", y, 32, 3}
+	avx512ISA = isa{"avx512", z, 64, 12}
+	avx2ISA   = isa{"avx2", y, 32, 6}
 )
+
+// panelVectors is how many registers the rows of a panel fill.
+const panelVectors = 2
 
 // General registers of the panels' kernels.
 var (
-	group  = reg.R8  // bytes between two groups of lanes
-	group3 = reg.R9  // three times that
-	stride = reg.R10 // bytes between two blocks
+	table  = reg.RSI // pointers to rows
+	offset = reg.RDX // in each of them
+	lane   = reg.R8  // bytes between two lanes
+	lane3  = reg.R9  // three times that
+	stride = reg.R10 // bytes between two steps
 	ask    = reg.R11 // what is prefetched
+	quads  = []reg.GPPhysical{reg.RDI, reg.RAX, reg.RBX, reg.R12}
 )
 
 func (s isa) panels() {
@@ -42,12 +48,233 @@ func (s isa) panels() {
 		for tokens := 1; tokens <= s.width; tokens++ {
 			s.add(bits, tokens)
 		}
+		s.fold(bits)
 	}
-	s.fold32()
-	s.fold64()
 }
 
-func (s isa) lanes(bits int) int { return 8 * s.bytes / bits }
+// perVector is how many numbers a register holds.
+func (s isa) perVector(bits int) int { return 8 * s.bytes / bits }
+
+// lanes16 sets lane and quads from a stride in numbers and a pointer, so that laneAt
+// reaches all lanes.
+func lanes16(bits int, pointer operand.Mem) {
+	MOVQ(pointer, quads[0])
+	SHLQ(operand.Imm(uint64(bits/32+1)), lane)
+	LEAQ(operand.Mem{Base: lane, Index: lane, Scale: 2}, lane3)
+	for q := range 3 {
+		LEAQ(operand.Mem{Base: quads[q], Index: lane, Scale: 4}, quads[q+1])
+	}
+}
+
+// laneAt is a byte of lane l.
+func laneAt(l, disp int) operand.Mem {
+	m := operand.Mem{Base: quads[l/4], Disp: disp}
+	switch l % 4 {
+	case 1, 2:
+		m.Index, m.Scale = lane, uint8(l%4)
+	case 3:
+		m.Index, m.Scale = lane3, 1
+	}
+	return m
+}
+
+// parameter is a parameter's place.
+func parameter(name string) operand.Mem {
+	b, err := Param(name).Resolve()
+	if err != nil {
+		panic(err)
+	}
+	return b.Addr
+}
+
+// pack writes the kernel that widens and transposes rows.
+func (s isa) pack(f format, bits int) {
+	rows := s.bytes / 4
+	name := fmt.Sprintf("%sPack%d%s", s.name, bits, f.name)
+	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(dst *float%d, src *[16]*byte, steps, stride, lane int)", bits))
+	Doc(
+		fmt.Sprintf("%s widens %d rows of %s into the lanes of a panel.", name, rows, f.name),
+		"",
+		"\tfor s := range steps {",
+		"\t\tfor l := range 16 {",
+		fmt.Sprintf("\t\t\tfor i := range %d {", rows),
+		"\t\t\t\tdst[l*lane+s*stride+i] = src[i][16*s+l]",
+		"\t\t\t}",
+		"\t\t}",
+		"\t}",
+	)
+	Pragma("noescape")
+	Load(Param("lane"), lane)
+	lanes16(bits, parameter("dst"))
+	Load(Param("src"), table)
+	Load(Param("steps"), left)
+	Load(Param("stride"), stride)
+	SHLQ(operand.Imm(uint64(bits/32+1)), stride)
+	XORQ(offset, offset)
+	TESTQ(left, left)
+	JZ(operand.LabelRef("end"))
+	Label("step")
+	for half := range 16 / rows {
+		for i := range rows {
+			p := []reg.GPPhysical{reg.R11, reg.R13, reg.R15}[i%3]
+			MOVQ(operand.Mem{Base: table, Disp: 8 * i}, p)
+			s.widen(f, operand.Mem{Base: p, Index: offset, Scale: 1, Disp: half * rows * f.size}, s.r[i])
+			if half == 0 {
+				// So many streams are more than the processor fetches ahead by itself.
+				PREFETCHT0(operand.Mem{Base: p, Index: offset, Scale: 1, Disp: 512})
+			}
+		}
+		for l, r := range s.transpose() {
+			s.store(bits, r, half*rows+l)
+		}
+	}
+	ADDQ(operand.Imm(uint64(16*f.size)), offset)
+	for _, q := range quads {
+		ADDQ(stride, q)
+	}
+	DECQ(left)
+	JNZ(operand.LabelRef("step"))
+	Label("end")
+	end()
+}
+
+// widen reads one register of float32.
+func (s isa) widen(f format, m operand.Mem, w reg.VecPhysical) {
+	switch f.name {
+	case "F32":
+		VMOVUPS(m, w)
+	case "BF16":
+		VPMOVZXWD(m, w)
+		VPSLLD(operand.Imm(16), w, w)
+	case "F16":
+		VCVTPH2PS(m, w)
+	}
+}
+
+// store writes a register of float32 to a lane.
+func (s isa) store(bits int, r reg.VecPhysical, l int) {
+	switch {
+	case bits == 32:
+		VMOVUPS(r, laneAt(l, 0))
+	case s.bytes == 64:
+		low, spare := r.(reg.Vec).AsY(), z[15].(reg.Vec).AsY()
+		VEXTRACTF64X4(operand.Imm(1), r, spare)
+		VCVTPS2PD(low, r)
+		VCVTPS2PD(spare, z[15])
+		VMOVUPD(r, laneAt(l, 0))
+		VMOVUPD(z[15], laneAt(l, 64))
+	default:
+		VEXTRACTF128(operand.Imm(1), r, x(y[7]))
+		VCVTPS2PD(x(r), r)
+		VCVTPS2PD(x(y[7]), y[7])
+		VMOVUPD(r, laneAt(l, 0))
+		VMOVUPD(y[7], laneAt(l, 32))
+	}
+}
+
+// transpose turns the first half of the registers, rows of float32, into columns and
+// returns the registers that hold these. The last of the first half is free then.
+func (s isa) transpose() []reg.VecPhysical {
+	n := s.bytes / 4
+	a, b := s.r[:n], s.r[n:2*n]
+	for i := 0; i < n; i += 2 {
+		VUNPCKLPS(a[i+1], a[i], b[i])
+		VUNPCKHPS(a[i+1], a[i], b[i+1])
+	}
+	for i := 0; i < n; i += 4 {
+		for k := range 2 {
+			VUNPCKLPD(b[i+2+k], b[i+k], a[i+2*k])
+			VUNPCKHPD(b[i+2+k], b[i+k], a[i+2*k+1])
+		}
+	}
+	// a[4*q+e] holds columns e, 4+e, … of rows 4*q to 4*q+3, 128 bits each.
+	if n == 8 {
+		for e := range 4 {
+			VPERM2F128(operand.Imm(0x20), a[4+e], a[e], b[e])
+			VPERM2F128(operand.Imm(0x31), a[4+e], a[e], b[4+e])
+		}
+		return b
+	}
+	for e := range 4 {
+		for k, pieces := range []operand.U8{0x44, 0xEE} {
+			VSHUFF32X4(pieces, a[4+e], a[e], b[4*e+2*k])
+			VSHUFF32X4(pieces, a[12+e], a[8+e], b[4*e+2*k+1])
+		}
+	}
+	columns := make([]reg.VecPhysical, 16)
+	for e := range 4 {
+		for k := range 2 {
+			one, other := b[4*e+2*k], b[4*e+2*k+1]
+			VSHUFF32X4(operand.U8(0x88), other, one, a[0])
+			VSHUFF32X4(operand.U8(0xDD), other, one, other)
+			VMOVAPS(a[0], one)
+			columns[8*k+e], columns[8*k+4+e] = one, other
+		}
+	}
+	return columns
+}
+
+// add writes the kernel that multiplies one lane of a panel of weights with one of
+// tokens. The accumulators come first, a token's side by side.
+func (s isa) add(bits, tokens int) {
+	name := fmt.Sprintf("%sAdd%dx%d", s.name, bits, tokens)
+	rows := panelVectors * s.perVector(bits)
+	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(acc, start, w, x *float%d, steps int, ahead uintptr)", bits))
+	Doc(
+		fmt.Sprintf("%s adds the products of one lane of %d rows and %d token(s) to start, and asks", name, rows, tokens),
+		"for as many lines of 64 bytes from ahead on as there are steps.",
+		"",
+		fmt.Sprintf("\tcopy(acc, start[:%d])", rows*tokens),
+		"\tfor s := range steps {",
+		fmt.Sprintf("\t\tfor i := range %d {", tokens),
+		fmt.Sprintf("\t\t\tfor j := range %d {", rows),
+		fmt.Sprintf("\t\t\t\tacc[%d*i+j] += x[%d*s+i] * w[%d*s+j] // fused", rows, tokens, rows),
+		"\t\t\t}",
+		"\t\t}",
+		"\t}",
+	)
+	Pragma("noescape")
+	Load(Param("start"), sums)
+	Load(Param("w"), src)
+	Load(Param("x"), dst)
+	Load(Param("steps"), left)
+	Load(Param("ahead"), ask)
+	accs := panelVectors * tokens
+	for a := range accs {
+		VMOVUPS(at(a*s.bytes), s.r[a])
+	}
+	w, number := s.r[accs:accs+panelVectors], s.r[accs+panelVectors:]
+	number = number[:min(len(number), 4)]
+	TESTQ(left, left)
+	JZ(operand.LabelRef("end"))
+	Label("step")
+	for j := range w {
+		VMOVUPS(from(j*s.bytes), w[j])
+	}
+	for i := range tokens {
+		v := number[i%len(number)]
+		if bits == 32 {
+			VBROADCASTSS(to(4*i), v)
+		} else {
+			VBROADCASTSD(to(8*i), v)
+		}
+		for j := range w {
+			fma(bits, w[j], v, s.r[panelVectors*i+j])
+		}
+	}
+	PREFETCHT1(operand.Mem{Base: ask})
+	ADDQ(operand.Imm(64), ask)
+	ADDQ(operand.U32(panelVectors*s.bytes), src)
+	ADDQ(operand.U32(tokens*bits/8), dst)
+	DECQ(left)
+	JNZ(operand.LabelRef("step"))
+	Label("end")
+	Load(Param("acc"), sums)
+	for a := range accs {
+		VMOVUPS(s.r[a], at(a*s.bytes))
+	}
+	end()
+}
 
 // fma is acc += a·b.
 func fma(bits int, a, b, acc operand.Op) {
@@ -58,220 +285,48 @@ func fma(bits int, a, b, acc operand.Op) {
 	}
 }
 
-// pack writes the kernel that widens a row into its places in a panel.
-func (s isa) pack(f format, bits int) {
-	name := fmt.Sprintf("%sPack%d%s", s.name, bits, f.name)
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(dst *float%d, src *byte, n, stride, group int)", bits))
-	Doc(
-		fmt.Sprintf("%s widens a row of %s into a panel and asks for the row behind it. n is a", name, f.name),
-		"multiple of 16.",
-		"",
-		fmt.Sprintf("\tconst lanes = %d", s.lanes(bits)),
-		"\tfor k := range n {",
-		"\t\tdst[k%16/lanes*group+k/16*stride+k%lanes] = src[k]",
-		"\t}",
-	)
-	Pragma("noescape")
-	Load(Param("dst"), dst)
-	Load(Param("src"), src)
-	Load(Param("n"), left)
-	Load(Param("stride"), stride)
-	Load(Param("group"), group)
-	shift := operand.Imm(uint64(bits/32 + 1))
-	SHLQ(shift, stride)
-	SHLQ(shift, group)
-	LEAQ(operand.Mem{Base: group, Index: group, Scale: 2}, group3)
-	LEAQ(operand.Mem{Base: src, Index: left, Scale: uint8(f.size)}, ask)
-	SHRQ(operand.Imm(4), left)
-	JZ(operand.LabelRef("end"))
-	Label("block")
-	lanes := s.lanes(bits)
-	places := []operand.Mem{
-		{Base: dst}, {Base: dst, Index: group, Scale: 1}, {Base: dst, Index: group, Scale: 2}, {Base: dst, Index: group3, Scale: 1},
-	}
-	for g := range 16 / lanes {
-		s.widen(f, bits, from(g*lanes*f.size), s.r[g])
-		VMOVUPS(s.r[g], places[g])
-	}
-	PREFETCHT0(operand.Mem{Base: ask})
-	ADDQ(operand.Imm(uint64(16*f.size)), src)
-	ADDQ(operand.Imm(uint64(16*f.size)), ask)
-	ADDQ(stride, dst)
-	DECQ(left)
-	JNZ(operand.LabelRef("block"))
-	Label("end")
-	end()
-}
-
-// widen reads one register of numbers.
-func (s isa) widen(f format, bits int, m operand.Mem, w reg.VecPhysical) {
-	if s.bytes == 32 {
-		avx2Widen(f, bits, m, w)
-		return
-	}
-	half := w.(reg.Vec).AsY()
-	switch {
-	case f.name == "F32" && bits == 32:
-		VMOVUPS(m, w)
-	case f.name == "F32":
-		VCVTPS2PD(m, w)
-	case f.name == "BF16" && bits == 32:
-		VPMOVZXWD(m, w)
-		VPSLLD(operand.Imm(16), w, w)
-	case f.name == "BF16":
-		VPMOVZXWD(m, half)
-		VPSLLD(operand.Imm(16), half, half)
-		VCVTPS2PD(half, w)
-	case f.name == "F16" && bits == 32:
-		VCVTPH2PS(m, w)
-	case f.name == "F16":
-		VCVTPH2PS(m, half)
-		VCVTPS2PD(half, w)
-	}
-}
-
-// add writes the kernel that multiplies a panel of weights with one of tokens. The
-// accumulators are the first registers, as 4*token+row, then the activations, and the
-// last two or one take turns with the weights.
-func (s isa) add(bits, tokens int) {
-	name := fmt.Sprintf("%sAdd%dx%d", s.name, bits, tokens)
-	lanes := s.lanes(bits)
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(acc, start, w, x *float%d, n int, ahead uintptr)", bits))
-	Doc(
-		fmt.Sprintf("%s adds n blocks of one group of lanes of a panel of %d rows and one of %d token(s)", name, rows, tokens),
-		"to start, n > 0, and asks for the n lines of 64 bytes from ahead on.",
-		"",
-		fmt.Sprintf("\tconst lanes = %d", lanes),
-		fmt.Sprintf("\tcopy(acc, start[:%d*lanes])", rows*tokens),
-		"\tfor b := range n {",
-		fmt.Sprintf("\t\tfor i := range %d {", tokens),
-		fmt.Sprintf("\t\t\tfor j := range %d {", rows),
-		"\t\t\t\tfor l := range lanes {",
-		fmt.Sprintf("\t\t\t\t\tacc[(4*i+j)*lanes+l] += x[(%d*b+i)*lanes+l] * w[(4*b+j)*lanes+l] // fused", tokens),
-		"\t\t\t\t}",
-		"\t\t\t}",
-		"\t\t}",
-		"\t}",
-	)
-	Pragma("noescape")
-	Load(Param("start"), sums)
-	Load(Param("w"), src)
-	Load(Param("x"), dst)
-	Load(Param("n"), left)
-	Load(Param("ahead"), ask)
-	accs := rows * tokens
-	for a := range accs {
-		VMOVUPS(at(a*s.bytes), s.r[a])
-	}
-	free := s.r[accs+tokens:]
-	free = free[:min(2, len(free))]
-	Label("block")
-	for i := range tokens {
-		VMOVUPS(to(i*s.bytes), s.r[accs+i])
-	}
-	for j := range rows {
-		w := free[j%len(free)]
-		VMOVUPS(from(j*s.bytes), w)
-		for i := range tokens {
-			fma(bits, w, s.r[accs+i], s.r[rows*i+j])
-		}
-	}
-	PREFETCHT1(operand.Mem{Base: ask})
-	ADDQ(operand.Imm(64), ask)
-	ADDQ(operand.U32(rows*s.bytes), src)
-	ADDQ(operand.U32(tokens*s.bytes), dst)
-	DECQ(left)
-	JNZ(operand.LabelRef("block"))
-	Load(Param("acc"), sums)
-	for a := range accs {
-		VMOVUPS(s.r[a], at(a*s.bytes))
-	}
-	end()
-}
-
-// fold starts a kernel that sums the lanes of accumulators, step for two tokens at a
-// time. Their groups are group bytes apart from src on, the sums go to sums.
-func (s isa) fold(bits int, step func()) {
+// fold writes the kernel that sums lanes.
+func (s isa) fold(bits int) {
 	name := fmt.Sprintf("%sFold%d", s.name, bits)
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(sum, acc *float%d, tokens int)", bits))
+	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(sum, acc *float%d, n, lane int)", bits))
 	Doc(
-		fmt.Sprintf("%s folds the 16 lanes of the accumulators of %d rows and some tokens, as Dot%d does.", name, rows, bits),
-		"It reads and writes as for an even number of tokens, and writes 16 numbers at least.",
+		fmt.Sprintf("%s folds the 16 lanes of n accumulators, as Dot%d does. n is a multiple of %d.", name, bits, s.perVector(bits)),
 		"",
-		fmt.Sprintf("\tconst lanes = %d", s.lanes(bits)),
-		"\tfor a := range 4 * tokens {",
-		"\t\tvar lane [16]float"+fmt.Sprint(bits),
+		"\tfor i := range n {",
+		"\t\tvar lanes [16]float"+fmt.Sprint(bits),
 		"\t\tfor l := range 16 {",
-		"\t\t\tlane[l] = acc[(l/lanes*4*tokens+a)*lanes+l%lanes]",
+		"\t\t\tlanes[l] = acc[l*lane+i]",
 		"\t\t}",
-		"\t\tsum[a] = tree(lane)",
+		"\t\tsum[i] = tree(lanes)",
 		"\t}",
 	)
 	Pragma("noescape")
-	Load(Param("sum"), sums)
-	Load(Param("acc"), src)
-	Load(Param("tokens"), left)
-	MOVQ(left, group)
-	IMUL3Q(operand.I32(int32(rows*s.bytes)), group, group)
-	LEAQ(operand.Mem{Base: group, Index: group, Scale: 2}, group3)
-	Label("pair")
-	step()
-	ADDQ(operand.U32(2*rows*s.bytes), src)
-	ADDQ(operand.U32(2*rows*bits/8), sums)
-	SUBQ(operand.Imm(2), left)
-	JG(operand.LabelRef("pair"))
-	end()
-}
-
-// lanesAt is accumulator a's register of a group.
-func (s isa) lanesAt(g, a int) operand.Mem {
-	m := operand.Mem{Base: src, Disp: a * s.bytes}
-	switch g {
-	case 1, 2:
-		m.Index, m.Scale = group, uint8(g)
-	case 3:
-		m.Index, m.Scale = group3, 1
+	Load(Param("lane"), lane)
+	lanes16(bits, parameter("acc"))
+	Load(Param("sum"), offset)
+	Load(Param("n"), left)
+	add := func(a, b, sum operand.Op) {
+		if bits == 32 {
+			VADDPS(a, b, sum)
+		} else {
+			VADDPD(a, b, sum)
+		}
 	}
-	return m
-}
-
-func (s isa) fold32() {
-	s.fold(32, func() {
-		for a := range 2 * rows {
-			VMOVUPS(s.lanesAt(0, a), s.r[a])
-			if s.bytes == 32 {
-				VADDPS(s.lanesAt(1, a), s.r[a], s.r[a])
-			}
+	Label("vector")
+	for l := range 8 {
+		VMOVUPS(laneAt(l, 0), s.r[l])
+		add(laneAt(l+8, 0), s.r[l], s.r[l])
+	}
+	for n := 4; n > 0; n /= 2 {
+		for l := range n {
+			add(s.r[l+n], s.r[l], s.r[l])
 		}
-		if s.bytes == 64 {
-			avx512Sum32(2)
-			return
-		}
-		for i := range 2 {
-			avx2Sum32(i)
-		}
-	})
-}
-
-func (s isa) fold64() {
-	s.fold(64, func() {
-		for a := range 2 * rows {
-			VMOVUPD(s.lanesAt(0, a), s.r[a])
-			if s.bytes == 64 {
-				VADDPD(s.lanesAt(1, a), s.r[a], s.r[a])
-				continue
-			}
-			VADDPD(s.lanesAt(2, a), s.r[a], s.r[a])
-			VMOVUPD(s.lanesAt(1, a), y[yT])
-			VADDPD(s.lanesAt(3, a), y[yT], y[yT])
-			VADDPD(y[yT], s.r[a], s.r[a])
-		}
-		if s.bytes == 64 {
-			avx512Sum64(2)
-			return
-		}
-		for i := range 2 {
-			avx2Sum64(i)
-		}
-	})
+	}
+	VMOVUPS(s.r[0], operand.Mem{Base: offset})
+	for _, r := range append(quads[:4:4], offset) {
+		ADDQ(operand.Imm(uint64(s.bytes)), r)
+	}
+	SUBQ(operand.Imm(uint64(s.perVector(bits))), left)
+	JG(operand.LabelRef("vector"))
+	end()
 }
