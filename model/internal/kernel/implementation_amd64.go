@@ -37,7 +37,7 @@ var avx512 = implementation{
 	panels32: panelKernels[float32]{
 		group: 16, rows: 32, width: 12,
 		pack: [...]func(*float32, *[maxGroup]*byte, int, int, int){F32: avx512Pack32F32, F16: avx512Pack32F16, BF16: avx512Pack32BF16},
-		add: [maxPanelWidth]func(acc, start, w, x *float32, steps int, ahead uintptr){
+		add: [maxPanelWidth]func(acc, start, w, x *float32, steps int){
 			avx512Add32x1, avx512Add32x2, avx512Add32x3, avx512Add32x4, avx512Add32x5, avx512Add32x6, avx512Add32x7, avx512Add32x8, avx512Add32x9, avx512Add32x10, avx512Add32x11, avx512Add32x12,
 		},
 		fold: avx512Fold32,
@@ -45,11 +45,12 @@ var avx512 = implementation{
 	panels64: panelKernels[float64]{
 		group: 16, rows: 16, width: 12,
 		pack: [...]func(*float64, *[maxGroup]*byte, int, int, int){F32: avx512Pack64F32, F16: avx512Pack64F16, BF16: avx512Pack64BF16},
-		add: [maxPanelWidth]func(acc, start, w, x *float64, steps int, ahead uintptr){
+		add: [maxPanelWidth]func(acc, start, w, x *float64, steps int){
 			avx512Add64x1, avx512Add64x2, avx512Add64x3, avx512Add64x4, avx512Add64x5, avx512Add64x6, avx512Add64x7, avx512Add64x8, avx512Add64x9, avx512Add64x10, avx512Add64x11, avx512Add64x12,
 		},
 		fold: avx512Fold64,
 	},
+	askFor: askFor,
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx512WidenF16, BF16: avx512WidenBF16},
 		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx512NarrowF16, BF16: avx512NarrowBF16},
@@ -61,7 +62,6 @@ var avx512 = implementation{
 	widenE4M3: avx512WidenE4M3,
 	widen64:   avx512Widen64,
 	exp:       avx512Exp,
-	lookup:    avx512Lookup,
 }
 
 // avx2 also needs FMA and F16C.
@@ -84,7 +84,7 @@ var avx2 = implementation{
 	panels32: panelKernels[float32]{
 		group: 8, rows: 16, width: 6,
 		pack: [...]func(*float32, *[maxGroup]*byte, int, int, int){F32: avx2Pack32F32, F16: avx2Pack32F16, BF16: avx2Pack32BF16},
-		add: [maxPanelWidth]func(acc, start, w, x *float32, steps int, ahead uintptr){
+		add: [maxPanelWidth]func(acc, start, w, x *float32, steps int){
 			avx2Add32x1, avx2Add32x2, avx2Add32x3, avx2Add32x4, avx2Add32x5, avx2Add32x6,
 		},
 		fold: avx2Fold32,
@@ -92,11 +92,12 @@ var avx2 = implementation{
 	panels64: panelKernels[float64]{
 		group: 8, rows: 8, width: 6,
 		pack: [...]func(*float64, *[maxGroup]*byte, int, int, int){F32: avx2Pack64F32, F16: avx2Pack64F16, BF16: avx2Pack64BF16},
-		add: [maxPanelWidth]func(acc, start, w, x *float64, steps int, ahead uintptr){
+		add: [maxPanelWidth]func(acc, start, w, x *float64, steps int){
 			avx2Add64x1, avx2Add64x2, avx2Add64x3, avx2Add64x4, avx2Add64x5, avx2Add64x6,
 		},
 		fold: avx2Fold64,
 	},
+	askFor: askFor,
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx2WidenF16, BF16: avx2WidenBF16},
 		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx2NarrowF16, BF16: avx2NarrowBF16},

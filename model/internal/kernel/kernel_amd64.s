@@ -7791,14 +7791,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x1(SB), NOSPLIT, $0-48
+// func avx512Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x1(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	TESTQ   CX, CX
@@ -7810,8 +7809,6 @@ step:
 	VBROADCASTSS (DI), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000004, DI
 	DECQ         CX
@@ -7824,14 +7821,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x2(SB), NOSPLIT, $0-48
+// func avx512Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x2(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -7848,8 +7844,6 @@ step:
 	VBROADCASTSS 4(DI), Z7
 	VFMADD231PS  Z4, Z7, Z2
 	VFMADD231PS  Z5, Z7, Z3
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000008, DI
 	DECQ         CX
@@ -7864,14 +7858,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x3(SB), NOSPLIT, $0-48
+// func avx512Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x3(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -7893,8 +7886,6 @@ step:
 	VBROADCASTSS 8(DI), Z10
 	VFMADD231PS  Z6, Z10, Z4
 	VFMADD231PS  Z7, Z10, Z5
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x0000000c, DI
 	DECQ         CX
@@ -7911,14 +7902,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x4(SB), NOSPLIT, $0-48
+// func avx512Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x4(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -7945,8 +7935,6 @@ step:
 	VBROADCASTSS 12(DI), Z13
 	VFMADD231PS  Z8, Z13, Z6
 	VFMADD231PS  Z9, Z13, Z7
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000010, DI
 	DECQ         CX
@@ -7965,14 +7953,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x5(SB), NOSPLIT, $0-48
+// func avx512Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x5(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -8004,8 +7991,6 @@ step:
 	VBROADCASTSS 16(DI), Z12
 	VFMADD231PS  Z10, Z12, Z8
 	VFMADD231PS  Z11, Z12, Z9
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000014, DI
 	DECQ         CX
@@ -8026,14 +8011,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x6(SB), NOSPLIT, $0-48
+// func avx512Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x6(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -8070,8 +8054,6 @@ step:
 	VBROADCASTSS 20(DI), Z15
 	VFMADD231PS  Z12, Z15, Z10
 	VFMADD231PS  Z13, Z15, Z11
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000018, DI
 	DECQ         CX
@@ -8094,14 +8076,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x7(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x7(SB), NOSPLIT, $0-48
+// func avx512Add32x7(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x7(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -8143,8 +8124,6 @@ step:
 	VBROADCASTSS 24(DI), Z18
 	VFMADD231PS  Z14, Z18, Z12
 	VFMADD231PS  Z15, Z18, Z13
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x0000001c, DI
 	DECQ         CX
@@ -8169,14 +8148,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x8(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x8(SB), NOSPLIT, $0-48
+// func avx512Add32x8(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x8(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -8223,8 +8201,6 @@ step:
 	VBROADCASTSS 28(DI), Z21
 	VFMADD231PS  Z16, Z21, Z14
 	VFMADD231PS  Z17, Z21, Z15
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000020, DI
 	DECQ         CX
@@ -8251,14 +8227,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x9(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x9(SB), NOSPLIT, $0-48
+// func avx512Add32x9(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x9(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -8310,8 +8285,6 @@ step:
 	VBROADCASTSS 32(DI), Z20
 	VFMADD231PS  Z18, Z20, Z16
 	VFMADD231PS  Z19, Z20, Z17
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000024, DI
 	DECQ         CX
@@ -8340,14 +8313,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x10(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x10(SB), NOSPLIT, $0-48
+// func avx512Add32x10(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x10(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -8404,8 +8376,6 @@ step:
 	VBROADCASTSS 36(DI), Z23
 	VFMADD231PS  Z20, Z23, Z18
 	VFMADD231PS  Z21, Z23, Z19
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000028, DI
 	DECQ         CX
@@ -8436,14 +8406,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x11(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x11(SB), NOSPLIT, $0-48
+// func avx512Add32x11(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x11(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -8505,8 +8474,6 @@ step:
 	VBROADCASTSS 40(DI), Z26
 	VFMADD231PS  Z22, Z26, Z20
 	VFMADD231PS  Z23, Z26, Z21
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x0000002c, DI
 	DECQ         CX
@@ -8539,14 +8506,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add32x12(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x12(SB), NOSPLIT, $0-48
+// func avx512Add32x12(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add32x12(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -8613,8 +8579,6 @@ step:
 	VBROADCASTSS 44(DI), Z29
 	VFMADD231PS  Z24, Z29, Z22
 	VFMADD231PS  Z25, Z29, Z23
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000030, DI
 	DECQ         CX
@@ -9406,14 +9370,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x1(SB), NOSPLIT, $0-48
+// func avx512Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x1(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	TESTQ   CX, CX
@@ -9425,8 +9388,6 @@ step:
 	VBROADCASTSD (DI), Z4
 	VFMADD231PD  Z2, Z4, Z0
 	VFMADD231PD  Z3, Z4, Z1
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000008, DI
 	DECQ         CX
@@ -9439,14 +9400,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x2(SB), NOSPLIT, $0-48
+// func avx512Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x2(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -9463,8 +9423,6 @@ step:
 	VBROADCASTSD 8(DI), Z7
 	VFMADD231PD  Z4, Z7, Z2
 	VFMADD231PD  Z5, Z7, Z3
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000010, DI
 	DECQ         CX
@@ -9479,14 +9437,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x3(SB), NOSPLIT, $0-48
+// func avx512Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x3(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -9508,8 +9465,6 @@ step:
 	VBROADCASTSD 16(DI), Z10
 	VFMADD231PD  Z6, Z10, Z4
 	VFMADD231PD  Z7, Z10, Z5
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000018, DI
 	DECQ         CX
@@ -9526,14 +9481,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x4(SB), NOSPLIT, $0-48
+// func avx512Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x4(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -9560,8 +9514,6 @@ step:
 	VBROADCASTSD 24(DI), Z13
 	VFMADD231PD  Z8, Z13, Z6
 	VFMADD231PD  Z9, Z13, Z7
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000020, DI
 	DECQ         CX
@@ -9580,14 +9532,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x5(SB), NOSPLIT, $0-48
+// func avx512Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x5(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -9619,8 +9570,6 @@ step:
 	VBROADCASTSD 32(DI), Z12
 	VFMADD231PD  Z10, Z12, Z8
 	VFMADD231PD  Z11, Z12, Z9
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000028, DI
 	DECQ         CX
@@ -9641,14 +9590,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x6(SB), NOSPLIT, $0-48
+// func avx512Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x6(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -9685,8 +9633,6 @@ step:
 	VBROADCASTSD 40(DI), Z15
 	VFMADD231PD  Z12, Z15, Z10
 	VFMADD231PD  Z13, Z15, Z11
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000030, DI
 	DECQ         CX
@@ -9709,14 +9655,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x7(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x7(SB), NOSPLIT, $0-48
+// func avx512Add64x7(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x7(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -9758,8 +9703,6 @@ step:
 	VBROADCASTSD 48(DI), Z18
 	VFMADD231PD  Z14, Z18, Z12
 	VFMADD231PD  Z15, Z18, Z13
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000038, DI
 	DECQ         CX
@@ -9784,14 +9727,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x8(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x8(SB), NOSPLIT, $0-48
+// func avx512Add64x8(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x8(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -9838,8 +9780,6 @@ step:
 	VBROADCASTSD 56(DI), Z21
 	VFMADD231PD  Z16, Z21, Z14
 	VFMADD231PD  Z17, Z21, Z15
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000040, DI
 	DECQ         CX
@@ -9866,14 +9806,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x9(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x9(SB), NOSPLIT, $0-48
+// func avx512Add64x9(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x9(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -9925,8 +9864,6 @@ step:
 	VBROADCASTSD 64(DI), Z20
 	VFMADD231PD  Z18, Z20, Z16
 	VFMADD231PD  Z19, Z20, Z17
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000048, DI
 	DECQ         CX
@@ -9955,14 +9892,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x10(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x10(SB), NOSPLIT, $0-48
+// func avx512Add64x10(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x10(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -10019,8 +9955,6 @@ step:
 	VBROADCASTSD 72(DI), Z23
 	VFMADD231PD  Z20, Z23, Z18
 	VFMADD231PD  Z21, Z23, Z19
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000050, DI
 	DECQ         CX
@@ -10051,14 +9985,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x11(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x11(SB), NOSPLIT, $0-48
+// func avx512Add64x11(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x11(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -10120,8 +10053,6 @@ step:
 	VBROADCASTSD 80(DI), Z26
 	VFMADD231PD  Z22, Z26, Z20
 	VFMADD231PD  Z23, Z26, Z21
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000058, DI
 	DECQ         CX
@@ -10154,14 +10085,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Add64x12(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x12(SB), NOSPLIT, $0-48
+// func avx512Add64x12(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Add64x12(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Z0
 	VMOVUPS 64(AX), Z1
 	VMOVUPS 128(AX), Z2
@@ -10228,8 +10158,6 @@ step:
 	VBROADCASTSD 88(DI), Z29
 	VFMADD231PD  Z24, Z29, Z22
 	VFMADD231PD  Z25, Z29, Z23
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x00000060, DI
 	DECQ         CX
@@ -10733,14 +10661,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add32x1(SB), NOSPLIT, $0-48
+// func avx2Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add32x1(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	TESTQ   CX, CX
@@ -10752,8 +10679,6 @@ step:
 	VBROADCASTSS (DI), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000004, DI
 	DECQ         CX
@@ -10766,14 +10691,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add32x2(SB), NOSPLIT, $0-48
+// func avx2Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add32x2(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -10790,8 +10714,6 @@ step:
 	VBROADCASTSS 4(DI), Y7
 	VFMADD231PS  Y4, Y7, Y2
 	VFMADD231PS  Y5, Y7, Y3
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000008, DI
 	DECQ         CX
@@ -10806,14 +10728,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add32x3(SB), NOSPLIT, $0-48
+// func avx2Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add32x3(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -10835,8 +10756,6 @@ step:
 	VBROADCASTSS 8(DI), Y10
 	VFMADD231PS  Y6, Y10, Y4
 	VFMADD231PS  Y7, Y10, Y5
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x0000000c, DI
 	DECQ         CX
@@ -10853,14 +10772,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add32x4(SB), NOSPLIT, $0-48
+// func avx2Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add32x4(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -10887,8 +10805,6 @@ step:
 	VBROADCASTSS 12(DI), Y13
 	VFMADD231PS  Y8, Y13, Y6
 	VFMADD231PS  Y9, Y13, Y7
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000010, DI
 	DECQ         CX
@@ -10907,14 +10823,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add32x5(SB), NOSPLIT, $0-48
+// func avx2Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add32x5(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -10946,8 +10861,6 @@ step:
 	VBROADCASTSS 16(DI), Y12
 	VFMADD231PS  Y10, Y12, Y8
 	VFMADD231PS  Y11, Y12, Y9
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000014, DI
 	DECQ         CX
@@ -10968,14 +10881,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add32x6(SB), NOSPLIT, $0-48
+// func avx2Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add32x6(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -11012,8 +10924,6 @@ step:
 	VBROADCASTSS 20(DI), Y15
 	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y15, Y11
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000018, DI
 	DECQ         CX
@@ -11697,14 +11607,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add64x1(SB), NOSPLIT, $0-48
+// func avx2Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add64x1(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	TESTQ   CX, CX
@@ -11716,8 +11625,6 @@ step:
 	VBROADCASTSD (DI), Y4
 	VFMADD231PD  Y2, Y4, Y0
 	VFMADD231PD  Y3, Y4, Y1
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000008, DI
 	DECQ         CX
@@ -11730,14 +11637,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add64x2(SB), NOSPLIT, $0-48
+// func avx2Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add64x2(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -11754,8 +11660,6 @@ step:
 	VBROADCASTSD 8(DI), Y7
 	VFMADD231PD  Y4, Y7, Y2
 	VFMADD231PD  Y5, Y7, Y3
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000010, DI
 	DECQ         CX
@@ -11770,14 +11674,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add64x3(SB), NOSPLIT, $0-48
+// func avx2Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add64x3(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -11799,8 +11702,6 @@ step:
 	VBROADCASTSD 16(DI), Y10
 	VFMADD231PD  Y6, Y10, Y4
 	VFMADD231PD  Y7, Y10, Y5
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000018, DI
 	DECQ         CX
@@ -11817,14 +11718,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add64x4(SB), NOSPLIT, $0-48
+// func avx2Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add64x4(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -11851,8 +11751,6 @@ step:
 	VBROADCASTSD 24(DI), Y13
 	VFMADD231PD  Y8, Y13, Y6
 	VFMADD231PD  Y9, Y13, Y7
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000020, DI
 	DECQ         CX
@@ -11871,14 +11769,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add64x5(SB), NOSPLIT, $0-48
+// func avx2Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add64x5(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -11910,8 +11807,6 @@ step:
 	VBROADCASTSD 32(DI), Y12
 	VFMADD231PD  Y10, Y12, Y8
 	VFMADD231PD  Y11, Y12, Y9
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000028, DI
 	DECQ         CX
@@ -11932,14 +11827,13 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add64x6(SB), NOSPLIT, $0-48
+// func avx2Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int)
+// Requires: AVX, FMA3
+TEXT ·avx2Add64x6(SB), NOSPLIT, $0-40
 	MOVQ    start+8(FP), AX
 	MOVQ    w+16(FP), SI
 	MOVQ    x+24(FP), DI
 	MOVQ    steps+32(FP), CX
-	MOVQ    ahead+40(FP), R11
 	VMOVUPS (AX), Y0
 	VMOVUPS 32(AX), Y1
 	VMOVUPS 64(AX), Y2
@@ -11976,8 +11870,6 @@ step:
 	VBROADCASTSD 40(DI), Y15
 	VFMADD231PD  Y12, Y15, Y10
 	VFMADD231PD  Y13, Y15, Y11
-	PREFETCHT1   (R11)
-	ADDQ         $0x40, R11
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x00000030, DI
 	DECQ         CX
@@ -12046,6 +11938,19 @@ vector:
 	SUBQ    $0x04, CX
 	JG      vector
 	VZEROUPPER
+	RET
+
+// func askFor(from uintptr, n int)
+// Requires: MMX+
+TEXT ·askFor(SB), NOSPLIT, $0-16
+	MOVQ from+0(FP), SI
+	MOVQ n+8(FP), CX
+
+line:
+	PREFETCHT1 (SI)
+	ADDQ       $0x40, SI
+	DECQ       CX
+	JNZ        line
 	RET
 
 // func avx512WidenBF16(dst *float32, src *byte, n int)
@@ -12321,46 +12226,6 @@ block:
 	ADDQ      $0x00000040, DI
 	DECQ      CX
 	JNZ       block
-
-end:
-	VZEROUPPER
-	RET
-
-// func avx512Lookup(dst *byte, src *byte, n int, table *[128]uint16)
-// Requires: AVX, AVX512BW, AVX512F, SSE2
-TEXT ·avx512Lookup(SB), NOSPLIT, $0-32
-	MOVQ         dst+0(FP), DI
-	MOVQ         src+8(FP), SI
-	MOVQ         n+16(FP), CX
-	MOVQ         table+24(FP), AX
-	VMOVDQU16    (AX), Z8
-	VMOVDQU16    64(AX), Z9
-	VMOVDQU16    128(AX), Z10
-	VMOVDQU16    192(AX), Z11
-	MOVL         $0x00008000, AX
-	MOVQ         AX, X12
-	VPBROADCASTW X12, Z12
-	MOVL         $0x00000040, AX
-	MOVQ         AX, X13
-	VPBROADCASTW X13, Z13
-	SHRQ         $0x05, CX
-	JZ           end
-
-block:
-	VPMOVZXBW  (SI), Z0
-	VPTESTMW   Z13, Z0, K1
-	VMOVDQA64  Z0, Z1
-	VMOVDQA64  Z0, Z2
-	VPSLLW     $0x08, Z0, Z0
-	VPERMI2W   Z9, Z8, Z1
-	VPERMI2W   Z11, Z10, Z2
-	VMOVDQU16  Z2, K1, Z1
-	VPTERNLOGD $0x78, Z12, Z0, Z1
-	VMOVDQU16  Z1, (DI)
-	ADDQ       $0x20, SI
-	ADDQ       $0x00000040, DI
-	DECQ       CX
-	JNZ        block
 
 end:
 	VZEROUPPER

@@ -60,14 +60,13 @@ func (m *Matrix) start(r int) unsafe.Pointer {
 // lines returns the memory of the rows r … toR.
 func (m *Matrix) lines(r, toR int) lines {
 	if r >= toR {
-		r, toR = m.Rows-1, m.Rows
+		return lines{}
 	}
 	size := F32.Size()
 	if m.Data != nil {
 		size = m.Format.Size()
 	}
-	from := uintptr(m.start(r))
-	return lines{from, from + uintptr((toR-r)*m.Cols*size)}
+	return lines{uintptr(m.start(r)), (toR - r) * m.Cols * size / cacheLine}
 }
 
 // Row returns row r as float32, decoded into dst[:Cols] if it is stored.

@@ -23,10 +23,10 @@ type panelKernels[F float32 | float64] struct {
 	// dst[l*lane + s*stride + i] = src[i][16*s + l]. The steps come one after the other.
 	pack [F8E4M3]func(dst *F, src *[maxGroup]*byte, steps, stride, lane int)
 	// add, indexed by tokens-1, adds steps of one lane of a panel of weights and one of
-	// tokens to start, giving acc, both [token][row], and asks the caches for as many
-	// lines from ahead on.
-	add [maxPanelWidth]func(acc, start, w, x *F, steps int, ahead uintptr)
-	// fold sums the lanes of n accumulators, lane apart; n is a multiple of rows.
+	// tokens to start, giving acc, both [token][row].
+	add [maxPanelWidth]func(acc, start, w, x *F, steps int)
+	// fold sums the lanes of n accumulators, lane apart; n is a multiple of rows, and
+	// sum may be acc.
 	fold func(sum, acc *F, n, lane int)
 }
 
@@ -40,7 +40,7 @@ const (
 	// lanes in the second-level one.
 	panelSteps = 128
 	// panelTokens is the number of tokens from which on packing pays.
-	panelTokens = 24
+	panelTokens = 16
 	// Tokens that are packed at once: their accumulators and a panel of weights fit the
 	// second-level cache, and the weights are packed again for every so many.
 	leastPanelTokens = 96
@@ -57,8 +57,7 @@ type panelScratch[F float32 | float64] struct {
 	of   uint64 // the job whose tokens x holds
 	from int    // and the first of them
 
-	acc  []F // of one panel of weights: for each panel of tokens, [lane][token][row]
-	sum  [maxPanelWidth * maxPanelRows]F
+	acc  []F // of one panel of weights, [lane][token][row]
 	zero [maxPanelWidth * maxPanelRows]F
 	src  [maxGroup]*byte
 	tail [maxGroup][Lanes]float32
@@ -77,19 +76,23 @@ func (im *implementation) panelRows(acc Accumulator) int {
 }
 
 // tokenPanels is a cut of tokens into panels that are as even as can be.
-type tokenPanels struct{ tokens, panels int }
+type tokenPanels struct {
+	tokens, panels int
+	width, wider   int // tokens of a panel; so many of the first have one more
+}
 
 func (k *panelKernels[F]) cut(tokens int) tokenPanels {
-	return tokenPanels{tokens, (tokens + k.width - 1) / k.width}
+	panels := (tokens + k.width - 1) / k.width
+	return tokenPanels{tokens, panels, tokens / panels, tokens % panels}
 }
 
 // begin returns the first token of panel p.
-func (c tokenPanels) begin(p int) int { return p * c.tokens / c.panels }
+func (c tokenPanels) begin(p int) int { return p*c.width + min(p, c.wider) }
 
 // panelled computes the rows r … toR of the tokens t … toT on panels.
 func panelled[F float32 | float64](j *job, k *panelKernels[F], s *panelScratch[F], r, toR, t, toT int) {
 	tokens := k.cut(toT - t)
-	s.acc = grow(s.acc, tokens.panels*k.accumulators()*Lanes)
+	s.acc = grow(s.acc, Lanes*k.accumulators(tokens))
 	s.w = grow(s.w, Lanes*(min(panelSteps, j.steps())*k.rows+laneGap))
 	s.packTokens(j, k, tokens, t)
 	for ; r < toR; r += k.rows {
@@ -113,44 +116,40 @@ func panelled[F float32 | float64](j *job, k *panelKernels[F], s *panelScratch[F
 // steps is how many numbers the longest lane has.
 func (j *job) steps() int { return (j.w.Cols + Lanes - 1) / Lanes }
 
-// accumulators is how many numbers one lane of a panel of weights times one of tokens
-// has, at most.
-func (k *panelKernels[F]) accumulators() int { return k.rows * k.width }
+// accumulators is how many numbers are between two lanes of a panel of weights times
+// all tokens.
+func (k *panelKernels[F]) accumulators(tokens tokenPanels) int { return tokens.tokens*k.rows + laneGap }
 
 // multiply adds the products of the steps step … step+steps of a panel of weights with
 // all tokens.
 func (s *panelScratch[F]) multiply(j *job, k *panelKernels[F], tokens tokenPanels, step, steps int, next *lines) {
+	share := next.n/(Lanes*tokens.panels) + 1
 	for lane := range Lanes {
 		n := min(steps, (j.w.Cols-lane+Lanes-1)/Lanes-step)
+		w, x := s.w[lane*(steps*k.rows+laneGap):], s.x[lane*j.distance(tokens):]
 		for p := range tokens.panels {
 			from, to := tokens.begin(p), tokens.begin(p+1)
-			acc := &s.acc[(p*Lanes+lane)*k.accumulators()]
+			acc := &s.acc[lane*k.accumulators(tokens)+from*k.rows]
 			start := acc
 			if step == 0 {
 				start = &s.zero[0]
 			}
-			x := j.panelAt(from, p) + lane*j.distance(to-from) + step*(to-from)
-			k.add[to-from-1](acc, start, &s.w[lane*(steps*k.rows+laneGap)], &s.x[x], n, next.take(n))
+			k.add[to-from-1](acc, start, &w[0], &x[from*j.steps()+step*(to-from)], n)
+			next.ask(j.im, share)
 		}
 	}
 }
 
 // finish folds the lanes and writes the results.
 func (s *panelScratch[F]) finish(j *job, k *panelKernels[F], tokens tokenPanels, t, r, rows int) {
-	for p := range tokens.panels {
-		from, to := tokens.begin(p), tokens.begin(p+1)
-		k.fold(&s.sum[0], &s.acc[p*Lanes*k.accumulators()], (to-from)*k.rows, k.accumulators())
-		for i := from; i < to; i++ {
-			finish(j.dst[(t+i)*j.w.Rows+r:][:rows], s.sum[(i-from)*k.rows:], j.bias, r)
-		}
+	k.fold(&s.acc[0], &s.acc[0], tokens.tokens*k.rows, k.accumulators(tokens))
+	for i := range tokens.tokens {
+		finish(j.dst[(t+i)*j.w.Rows+r:][:rows], s.acc[i*k.rows:], j.bias, r)
 	}
 }
 
-// distance is how far apart the lanes of a panel of so many tokens are.
-func (j *job) distance(tokens int) int { return j.steps()*tokens + laneGap }
-
-// panelAt is where the p-th panel of tokens, which begins with the given token, is.
-func (j *job) panelAt(token, p int) int { return Lanes * (j.steps()*token + p*laneGap) }
+// distance is how far apart the lanes of tokens are.
+func (j *job) distance(tokens tokenPanels) int { return j.steps()*tokens.tokens + laneGap }
 
 // packTokens sets s.x to panels of the tokens from t on, unless the last item did so.
 func (s *panelScratch[F]) packTokens(j *job, k *panelKernels[F], tokens tokenPanels, t int) {
@@ -158,11 +157,11 @@ func (s *panelScratch[F]) packTokens(j *job, k *panelKernels[F], tokens tokenPan
 		return
 	}
 	s.of, s.from = j.serial, t
-	s.x = grow(s.x, j.panelAt(tokens.tokens, tokens.panels))
+	s.x = grow(s.x, Lanes*j.distance(tokens))
 	x := Matrix{Rows: j.tokens, Cols: j.w.Cols, Values: j.x}
 	for p := range tokens.panels {
 		from, to := tokens.begin(p), tokens.begin(p+1)
-		s.pack(k, &x, t+from, 0, to-from, s.x[j.panelAt(from, p):], 0, j.steps(), to-from, j.distance(to-from))
+		s.pack(k, &x, t+from, 0, to-from, s.x[from*j.steps():], 0, j.steps(), to-from, j.distance(tokens))
 	}
 }
 
@@ -225,15 +224,17 @@ func (j *job) upcoming(r, rows, toR int) lines {
 	return j.w.lines(from, min(from+rows, to))
 }
 
-// lines is memory that will be read soon, asked for line by line.
-type lines struct{ from, to uintptr }
+// lines is memory that will be read soon: n cache lines.
+type lines struct {
+	from uintptr
+	n    int
+}
 
-// take returns where the next n lines begin. Once there are no more, it returns the
-// last again.
-func (l *lines) take(n int) uintptr {
-	from := l.from
-	if l.to-from > uintptr(n)*64 {
-		l.from += uintptr(n) * 64
+// ask asks the caches for the next lines, at most most, which takes no time while
+// others multiply.
+func (l *lines) ask(im *implementation, most int) {
+	if n := min(most, l.n); n > 0 {
+		im.askFor(l.from, n)
+		l.from, l.n = l.from+uintptr(n)*cacheLine, l.n-n
 	}
-	return from
 }

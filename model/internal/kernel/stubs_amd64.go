@@ -475,8 +475,7 @@ func avx512Pack32BF16(dst *float32, src *[16]*byte, steps int, stride int, lane 
 //go:noescape
 func avx512Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Add32x1 adds the products of one lane of 32 rows and 1 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x1 adds the products of one lane of 32 rows and 1 token(s) to start.
 //
 //	copy(acc, start[:32])
 //	for s := range steps {
@@ -488,10 +487,9 @@ func avx512Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane i
 //	}
 //
 //go:noescape
-func avx512Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x2 adds the products of one lane of 32 rows and 2 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x2 adds the products of one lane of 32 rows and 2 token(s) to start.
 //
 //	copy(acc, start[:64])
 //	for s := range steps {
@@ -503,10 +501,9 @@ func avx512Add32x1(acc *float32, start *float32, w *float32, x *float32, steps i
 //	}
 //
 //go:noescape
-func avx512Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x3 adds the products of one lane of 32 rows and 3 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x3 adds the products of one lane of 32 rows and 3 token(s) to start.
 //
 //	copy(acc, start[:96])
 //	for s := range steps {
@@ -518,10 +515,9 @@ func avx512Add32x2(acc *float32, start *float32, w *float32, x *float32, steps i
 //	}
 //
 //go:noescape
-func avx512Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x4 adds the products of one lane of 32 rows and 4 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x4 adds the products of one lane of 32 rows and 4 token(s) to start.
 //
 //	copy(acc, start[:128])
 //	for s := range steps {
@@ -533,10 +529,9 @@ func avx512Add32x3(acc *float32, start *float32, w *float32, x *float32, steps i
 //	}
 //
 //go:noescape
-func avx512Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x5 adds the products of one lane of 32 rows and 5 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x5 adds the products of one lane of 32 rows and 5 token(s) to start.
 //
 //	copy(acc, start[:160])
 //	for s := range steps {
@@ -548,10 +543,9 @@ func avx512Add32x4(acc *float32, start *float32, w *float32, x *float32, steps i
 //	}
 //
 //go:noescape
-func avx512Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x6 adds the products of one lane of 32 rows and 6 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x6 adds the products of one lane of 32 rows and 6 token(s) to start.
 //
 //	copy(acc, start[:192])
 //	for s := range steps {
@@ -563,10 +557,9 @@ func avx512Add32x5(acc *float32, start *float32, w *float32, x *float32, steps i
 //	}
 //
 //go:noescape
-func avx512Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x7 adds the products of one lane of 32 rows and 7 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x7 adds the products of one lane of 32 rows and 7 token(s) to start.
 //
 //	copy(acc, start[:224])
 //	for s := range steps {
@@ -578,10 +571,9 @@ func avx512Add32x6(acc *float32, start *float32, w *float32, x *float32, steps i
 //	}
 //
 //go:noescape
-func avx512Add32x7(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x7(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x8 adds the products of one lane of 32 rows and 8 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x8 adds the products of one lane of 32 rows and 8 token(s) to start.
 //
 //	copy(acc, start[:256])
 //	for s := range steps {
@@ -593,10 +585,9 @@ func avx512Add32x7(acc *float32, start *float32, w *float32, x *float32, steps i
 //	}
 //
 //go:noescape
-func avx512Add32x8(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x8(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x9 adds the products of one lane of 32 rows and 9 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x9 adds the products of one lane of 32 rows and 9 token(s) to start.
 //
 //	copy(acc, start[:288])
 //	for s := range steps {
@@ -608,10 +599,9 @@ func avx512Add32x8(acc *float32, start *float32, w *float32, x *float32, steps i
 //	}
 //
 //go:noescape
-func avx512Add32x9(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x9(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x10 adds the products of one lane of 32 rows and 10 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x10 adds the products of one lane of 32 rows and 10 token(s) to start.
 //
 //	copy(acc, start[:320])
 //	for s := range steps {
@@ -623,10 +613,9 @@ func avx512Add32x9(acc *float32, start *float32, w *float32, x *float32, steps i
 //	}
 //
 //go:noescape
-func avx512Add32x10(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x10(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x11 adds the products of one lane of 32 rows and 11 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x11 adds the products of one lane of 32 rows and 11 token(s) to start.
 //
 //	copy(acc, start[:352])
 //	for s := range steps {
@@ -638,10 +627,9 @@ func avx512Add32x10(acc *float32, start *float32, w *float32, x *float32, steps 
 //	}
 //
 //go:noescape
-func avx512Add32x11(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x11(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Add32x12 adds the products of one lane of 32 rows and 12 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add32x12 adds the products of one lane of 32 rows and 12 token(s) to start.
 //
 //	copy(acc, start[:384])
 //	for s := range steps {
@@ -653,7 +641,7 @@ func avx512Add32x11(acc *float32, start *float32, w *float32, x *float32, steps 
 //	}
 //
 //go:noescape
-func avx512Add32x12(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx512Add32x12(acc *float32, start *float32, w *float32, x *float32, steps int)
 
 // avx512Fold32 folds the 16 lanes of n accumulators, as Dot32 does. n is a multiple of 16.
 //
@@ -707,8 +695,7 @@ func avx512Pack64BF16(dst *float64, src *[16]*byte, steps int, stride int, lane 
 //go:noescape
 func avx512Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Add64x1 adds the products of one lane of 16 rows and 1 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x1 adds the products of one lane of 16 rows and 1 token(s) to start.
 //
 //	copy(acc, start[:16])
 //	for s := range steps {
@@ -720,10 +707,9 @@ func avx512Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane i
 //	}
 //
 //go:noescape
-func avx512Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x2 adds the products of one lane of 16 rows and 2 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x2 adds the products of one lane of 16 rows and 2 token(s) to start.
 //
 //	copy(acc, start[:32])
 //	for s := range steps {
@@ -735,10 +721,9 @@ func avx512Add64x1(acc *float64, start *float64, w *float64, x *float64, steps i
 //	}
 //
 //go:noescape
-func avx512Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x3 adds the products of one lane of 16 rows and 3 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x3 adds the products of one lane of 16 rows and 3 token(s) to start.
 //
 //	copy(acc, start[:48])
 //	for s := range steps {
@@ -750,10 +735,9 @@ func avx512Add64x2(acc *float64, start *float64, w *float64, x *float64, steps i
 //	}
 //
 //go:noescape
-func avx512Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x4 adds the products of one lane of 16 rows and 4 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x4 adds the products of one lane of 16 rows and 4 token(s) to start.
 //
 //	copy(acc, start[:64])
 //	for s := range steps {
@@ -765,10 +749,9 @@ func avx512Add64x3(acc *float64, start *float64, w *float64, x *float64, steps i
 //	}
 //
 //go:noescape
-func avx512Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x5 adds the products of one lane of 16 rows and 5 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x5 adds the products of one lane of 16 rows and 5 token(s) to start.
 //
 //	copy(acc, start[:80])
 //	for s := range steps {
@@ -780,10 +763,9 @@ func avx512Add64x4(acc *float64, start *float64, w *float64, x *float64, steps i
 //	}
 //
 //go:noescape
-func avx512Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x6 adds the products of one lane of 16 rows and 6 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x6 adds the products of one lane of 16 rows and 6 token(s) to start.
 //
 //	copy(acc, start[:96])
 //	for s := range steps {
@@ -795,10 +777,9 @@ func avx512Add64x5(acc *float64, start *float64, w *float64, x *float64, steps i
 //	}
 //
 //go:noescape
-func avx512Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x7 adds the products of one lane of 16 rows and 7 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x7 adds the products of one lane of 16 rows and 7 token(s) to start.
 //
 //	copy(acc, start[:112])
 //	for s := range steps {
@@ -810,10 +791,9 @@ func avx512Add64x6(acc *float64, start *float64, w *float64, x *float64, steps i
 //	}
 //
 //go:noescape
-func avx512Add64x7(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x7(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x8 adds the products of one lane of 16 rows and 8 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x8 adds the products of one lane of 16 rows and 8 token(s) to start.
 //
 //	copy(acc, start[:128])
 //	for s := range steps {
@@ -825,10 +805,9 @@ func avx512Add64x7(acc *float64, start *float64, w *float64, x *float64, steps i
 //	}
 //
 //go:noescape
-func avx512Add64x8(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x8(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x9 adds the products of one lane of 16 rows and 9 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x9 adds the products of one lane of 16 rows and 9 token(s) to start.
 //
 //	copy(acc, start[:144])
 //	for s := range steps {
@@ -840,10 +819,9 @@ func avx512Add64x8(acc *float64, start *float64, w *float64, x *float64, steps i
 //	}
 //
 //go:noescape
-func avx512Add64x9(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x9(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x10 adds the products of one lane of 16 rows and 10 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x10 adds the products of one lane of 16 rows and 10 token(s) to start.
 //
 //	copy(acc, start[:160])
 //	for s := range steps {
@@ -855,10 +833,9 @@ func avx512Add64x9(acc *float64, start *float64, w *float64, x *float64, steps i
 //	}
 //
 //go:noescape
-func avx512Add64x10(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x10(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x11 adds the products of one lane of 16 rows and 11 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x11 adds the products of one lane of 16 rows and 11 token(s) to start.
 //
 //	copy(acc, start[:176])
 //	for s := range steps {
@@ -870,10 +847,9 @@ func avx512Add64x10(acc *float64, start *float64, w *float64, x *float64, steps 
 //	}
 //
 //go:noescape
-func avx512Add64x11(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x11(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Add64x12 adds the products of one lane of 16 rows and 12 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx512Add64x12 adds the products of one lane of 16 rows and 12 token(s) to start.
 //
 //	copy(acc, start[:192])
 //	for s := range steps {
@@ -885,7 +861,7 @@ func avx512Add64x11(acc *float64, start *float64, w *float64, x *float64, steps 
 //	}
 //
 //go:noescape
-func avx512Add64x12(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx512Add64x12(acc *float64, start *float64, w *float64, x *float64, steps int)
 
 // avx512Fold64 folds the 16 lanes of n accumulators, as Dot64 does. n is a multiple of 8.
 //
@@ -939,8 +915,7 @@ func avx2Pack32BF16(dst *float32, src *[16]*byte, steps int, stride int, lane in
 //go:noescape
 func avx2Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx2Add32x1 adds the products of one lane of 16 rows and 1 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add32x1 adds the products of one lane of 16 rows and 1 token(s) to start.
 //
 //	copy(acc, start[:16])
 //	for s := range steps {
@@ -952,10 +927,9 @@ func avx2Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int
 //	}
 //
 //go:noescape
-func avx2Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx2Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx2Add32x2 adds the products of one lane of 16 rows and 2 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add32x2 adds the products of one lane of 16 rows and 2 token(s) to start.
 //
 //	copy(acc, start[:32])
 //	for s := range steps {
@@ -967,10 +941,9 @@ func avx2Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int
 //	}
 //
 //go:noescape
-func avx2Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx2Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx2Add32x3 adds the products of one lane of 16 rows and 3 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add32x3 adds the products of one lane of 16 rows and 3 token(s) to start.
 //
 //	copy(acc, start[:48])
 //	for s := range steps {
@@ -982,10 +955,9 @@ func avx2Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int
 //	}
 //
 //go:noescape
-func avx2Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx2Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx2Add32x4 adds the products of one lane of 16 rows and 4 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add32x4 adds the products of one lane of 16 rows and 4 token(s) to start.
 //
 //	copy(acc, start[:64])
 //	for s := range steps {
@@ -997,10 +969,9 @@ func avx2Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int
 //	}
 //
 //go:noescape
-func avx2Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx2Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx2Add32x5 adds the products of one lane of 16 rows and 5 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add32x5 adds the products of one lane of 16 rows and 5 token(s) to start.
 //
 //	copy(acc, start[:80])
 //	for s := range steps {
@@ -1012,10 +983,9 @@ func avx2Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int
 //	}
 //
 //go:noescape
-func avx2Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx2Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx2Add32x6 adds the products of one lane of 16 rows and 6 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add32x6 adds the products of one lane of 16 rows and 6 token(s) to start.
 //
 //	copy(acc, start[:96])
 //	for s := range steps {
@@ -1027,7 +997,7 @@ func avx2Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int
 //	}
 //
 //go:noescape
-func avx2Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int, ahead uintptr)
+func avx2Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int)
 
 // avx2Fold32 folds the 16 lanes of n accumulators, as Dot32 does. n is a multiple of 8.
 //
@@ -1081,8 +1051,7 @@ func avx2Pack64BF16(dst *float64, src *[16]*byte, steps int, stride int, lane in
 //go:noescape
 func avx2Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 
-// avx2Add64x1 adds the products of one lane of 8 rows and 1 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add64x1 adds the products of one lane of 8 rows and 1 token(s) to start.
 //
 //	copy(acc, start[:8])
 //	for s := range steps {
@@ -1094,10 +1063,9 @@ func avx2Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int
 //	}
 //
 //go:noescape
-func avx2Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx2Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx2Add64x2 adds the products of one lane of 8 rows and 2 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add64x2 adds the products of one lane of 8 rows and 2 token(s) to start.
 //
 //	copy(acc, start[:16])
 //	for s := range steps {
@@ -1109,10 +1077,9 @@ func avx2Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int
 //	}
 //
 //go:noescape
-func avx2Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx2Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx2Add64x3 adds the products of one lane of 8 rows and 3 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add64x3 adds the products of one lane of 8 rows and 3 token(s) to start.
 //
 //	copy(acc, start[:24])
 //	for s := range steps {
@@ -1124,10 +1091,9 @@ func avx2Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int
 //	}
 //
 //go:noescape
-func avx2Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx2Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx2Add64x4 adds the products of one lane of 8 rows and 4 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add64x4 adds the products of one lane of 8 rows and 4 token(s) to start.
 //
 //	copy(acc, start[:32])
 //	for s := range steps {
@@ -1139,10 +1105,9 @@ func avx2Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int
 //	}
 //
 //go:noescape
-func avx2Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx2Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx2Add64x5 adds the products of one lane of 8 rows and 5 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add64x5 adds the products of one lane of 8 rows and 5 token(s) to start.
 //
 //	copy(acc, start[:40])
 //	for s := range steps {
@@ -1154,10 +1119,9 @@ func avx2Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int
 //	}
 //
 //go:noescape
-func avx2Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx2Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx2Add64x6 adds the products of one lane of 8 rows and 6 token(s) to start, and asks
-// for as many lines of 64 bytes from ahead on as there are steps.
+// avx2Add64x6 adds the products of one lane of 8 rows and 6 token(s) to start.
 //
 //	copy(acc, start[:48])
 //	for s := range steps {
@@ -1169,7 +1133,7 @@ func avx2Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int
 //	}
 //
 //go:noescape
-func avx2Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int, ahead uintptr)
+func avx2Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int)
 
 // avx2Fold64 folds the 16 lanes of n accumulators, as Dot64 does. n is a multiple of 4.
 //
@@ -1183,6 +1147,9 @@ func avx2Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int
 //
 //go:noescape
 func avx2Fold64(sum *float64, acc *float64, n int, lane int)
+
+// askFor asks the second-level cache for n > 0 lines of 64 bytes.
+func askFor(from uintptr, n int)
 
 // avx512WidenBF16 widens BF16. n is a multiple of 16.
 //
@@ -1273,15 +1240,6 @@ func avx512Widen64(dst *float64, src *float32, n int)
 //
 //go:noescape
 func avx512WidenE4M3(dst *float32, src *byte, n int, scale float32)
-
-// avx512Lookup looks magnitudes up and keeps the signs. n is a multiple of 32.
-//
-//	for i := range n {
-//		dst[i] = table[src[i]&0x7f] ^ uint16(src[i]&0x80)<<8
-//	}
-//
-//go:noescape
-func avx512Lookup(dst *byte, src *byte, n int, table *[128]uint16)
 
 // avx2WidenBF16 widens BF16. n is a multiple of 16.
 //

@@ -34,6 +34,8 @@ type implementation struct {
 
 	panels32 panelKernels[float32]
 	panels64 panelKernels[float64]
+	// askFor asks the second-level cache for n > 0 lines of memory; panels need it.
+	askFor func(from uintptr, n int)
 
 	// The element kernels take n that is a multiple of Lanes. Those of stream store
 	// around the caches and want dst aligned to cacheLine.
@@ -42,7 +44,6 @@ type implementation struct {
 	widenE4M3 func(dst *float32, src *byte, n int, scale float32)
 	widen64   func(dst *float64, src *float32, n int)
 	exp       func(dst, src *float64, n int)
-	lookup    func(dst, src *byte, n int, table *[128]uint16) // n a multiple of 32
 }
 
 // elementKernels is indexed by the format that is not float32 in memory.

@@ -23,11 +23,6 @@ func x(r reg.VecPhysical) reg.VecPhysical { return r.(reg.Vec).AsX().(reg.VecPhy
 // element writes a kernel that runs step on 16 elements at a time. Step reads at
 // src and writes at dst; the sizes say how far they move.
 func element(name, signature string, dstSize, srcSize int, doc []string, setup, step func()) {
-	steps(4, name, signature, dstSize, srcSize, doc, setup, step)
-}
-
-// steps is element for 1<<log elements at a time.
-func steps(log int, name, signature string, dstSize, srcSize int, doc []string, setup, step func()) {
 	TEXT(name, attr.NOSPLIT, signature)
 	Doc(doc...)
 	Pragma("noescape")
@@ -35,12 +30,12 @@ func steps(log int, name, signature string, dstSize, srcSize int, doc []string, 
 	Load(Param("src"), src)
 	Load(Param("n"), left)
 	setup()
-	SHRQ(operand.Imm(uint64(log)), left)
+	SHRQ(operand.Imm(4), left)
 	JZ(operand.LabelRef("end"))
 	Label("block")
 	step()
-	ADDQ(operand.Imm(uint64(srcSize<<log)), src)
-	ADDQ(operand.U32(dstSize<<log), dst)
+	ADDQ(operand.Imm(uint64(16*srcSize)), src)
+	ADDQ(operand.U32(16*dstSize), dst)
 	DECQ(left)
 	JNZ(operand.LabelRef("block"))
 	Label("end")
@@ -233,7 +228,6 @@ func avx512Codecs() {
 		VMULPS(z[10], z[0], z[0])
 		VMOVUPS(z[0], to(0))
 	})
-	avx512Lookup()
 }
 
 func avx2Codecs() {
@@ -254,32 +248,6 @@ func avx2Codecs() {
 			VMULPS(y[10], y[h], y[h])
 			VMOVUPS(y[h], to(32*h))
 		}
-	})
-}
-
-// avx512Lookup looks bytes up in a table of 128 words held in four registers.
-func avx512Lookup() {
-	name := "avx512Lookup"
-	doc := loop(name, "looks magnitudes up and keeps the signs", "dst[i] = table[src[i]&0x7f] ^ uint16(src[i]&0x80)<<8")
-	doc[0] = "avx512Lookup looks magnitudes up and keeps the signs. n is a multiple of 32."
-	steps(5, name, "func(dst, src *byte, n int, table *[128]uint16)", 2, 1, doc, func() {
-		Load(Param("table"), reg.RAX)
-		for i := range 4 {
-			VMOVDQU16(operand.Mem{Base: reg.RAX, Disp: 64 * i}, z[8+i])
-		}
-		constant16(z[12], 0x8000)
-		constant16(z[13], 0x40)
-	}, func() {
-		VPMOVZXBW(from(0), z[0])
-		VPTESTMW(z[13], z[0], reg.K1)
-		VMOVDQA64(z[0], z[1])
-		VMOVDQA64(z[0], z[2])
-		VPSLLW(operand.Imm(8), z[0], z[0])
-		VPERMI2W(z[9], z[8], z[1])
-		VPERMI2W(z[11], z[10], z[2])
-		VMOVDQU16(z[2], reg.K1, z[1])
-		VPTERNLOGD(operand.Imm(0x78), z[12], z[0], z[1]) // z1 ^= z0 & z12
-		VMOVDQU16(z[1], to(0))
 	})
 }
 

@@ -38,6 +38,7 @@ func main() {
 	}
 	avx512ISA.panels()
 	avx2ISA.panels()
+	askFor()
 	avx512Codecs()
 	avx2Codecs()
 	exps()

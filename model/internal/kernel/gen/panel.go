@@ -36,7 +36,6 @@ var (
 	lane   = reg.R8  // bytes between two lanes
 	lane3  = reg.R9  // three times that
 	stride = reg.R10 // bytes between two steps
-	ask    = reg.R11 // what is prefetched
 	quads  = []reg.GPPhysical{reg.RDI, reg.RAX, reg.RBX, reg.R12}
 )
 
@@ -50,6 +49,20 @@ func (s isa) panels() {
 		}
 		s.fold(bits)
 	}
+}
+
+// askFor writes the kernel that fills the caches.
+func askFor() {
+	TEXT("askFor", attr.NOSPLIT, "func(from uintptr, n int)")
+	Doc("askFor asks the second-level cache for n > 0 lines of 64 bytes.")
+	Load(Param("from"), src)
+	Load(Param("n"), left)
+	Label("line")
+	PREFETCHT1(operand.Mem{Base: src})
+	ADDQ(operand.Imm(64), src)
+	DECQ(left)
+	JNZ(operand.LabelRef("line"))
+	RET()
 }
 
 // perVector is how many numbers a register holds.
@@ -219,10 +232,9 @@ func (s isa) transpose() []reg.VecPhysical {
 func (s isa) add(bits, tokens int) {
 	name := fmt.Sprintf("%sAdd%dx%d", s.name, bits, tokens)
 	rows := panelVectors * s.perVector(bits)
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(acc, start, w, x *float%d, steps int, ahead uintptr)", bits))
+	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(acc, start, w, x *float%d, steps int)", bits))
 	Doc(
-		fmt.Sprintf("%s adds the products of one lane of %d rows and %d token(s) to start, and asks", name, rows, tokens),
-		"for as many lines of 64 bytes from ahead on as there are steps.",
+		fmt.Sprintf("%s adds the products of one lane of %d rows and %d token(s) to start.", name, rows, tokens),
 		"",
 		fmt.Sprintf("\tcopy(acc, start[:%d])", rows*tokens),
 		"\tfor s := range steps {",
@@ -238,7 +250,6 @@ func (s isa) add(bits, tokens int) {
 	Load(Param("w"), src)
 	Load(Param("x"), dst)
 	Load(Param("steps"), left)
-	Load(Param("ahead"), ask)
 	accs := panelVectors * tokens
 	for a := range accs {
 		VMOVUPS(at(a*s.bytes), s.r[a])
@@ -262,8 +273,6 @@ func (s isa) add(bits, tokens int) {
 			fma(bits, w[j], v, s.r[panelVectors*i+j])
 		}
 	}
-	PREFETCHT1(operand.Mem{Base: ask})
-	ADDQ(operand.Imm(64), ask)
 	ADDQ(operand.U32(panelVectors*s.bytes), src)
 	ADDQ(operand.U32(tokens*bits/8), dst)
 	DECQ(left)
