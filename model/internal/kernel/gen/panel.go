@@ -124,31 +124,89 @@ func (s isa) pack(f format, bits int) {
 	Load(Param("stride"), stride)
 	SHLQ(operand.Imm(uint64(bits/32+1)), stride)
 	XORQ(offset, offset)
+	n := 1 // steps at once
+	if f.name == "BF16" {
+		n = rows / 8
+	}
+	if n == 2 {
+		SUBQ(operand.Imm(2), left)
+		JL(operand.LabelRef("odd"))
+		Label("two")
+		s.packPairs(bits)
+		SUBQ(operand.Imm(2), left)
+		JGE(operand.LabelRef("two"))
+		Label("odd")
+		ADDQ(operand.Imm(2), left)
+	}
 	TESTQ(left, left)
 	JZ(operand.LabelRef("end"))
 	Label("step")
-	for half := range 16 / rows {
-		for i := range rows {
-			p := []reg.GPPhysical{reg.R11, reg.R13, reg.R15}[i%3]
-			MOVQ(operand.Mem{Base: table, Disp: 8 * i}, p)
-			s.widen(f, operand.Mem{Base: p, Index: offset, Scale: 1, Disp: half * rows * f.size}, s.r[i])
-			if half == 0 {
-				// So many streams are more than the processor fetches ahead by itself.
-				PREFETCHT0(operand.Mem{Base: p, Index: offset, Scale: 1, Disp: 512})
+	if f.name == "BF16" && n == 1 {
+		s.packPairs(bits)
+	} else {
+		for half := range 16 / rows {
+			s.load(f.size*rows, half, func(m operand.Mem, r reg.VecPhysical) { s.widen(f, m, r) })
+			for l, r := range s.transpose() {
+				s.store(bits, r, half*rows+l)
 			}
 		}
-		for l, r := range s.transpose() {
-			s.store(bits, r, half*rows+l)
-		}
-	}
-	ADDQ(operand.Imm(uint64(16*f.size)), offset)
-	for _, q := range quads {
-		ADDQ(stride, q)
+		s.advance(16 * f.size)
 	}
 	DECQ(left)
 	JNZ(operand.LabelRef("step"))
 	Label("end")
 	end()
+}
+
+// load reads part i of the present step, size bytes, of all rows.
+func (s isa) load(size, i int, read func(m operand.Mem, r reg.VecPhysical)) {
+	for row, r := range s.r[:s.bytes/4] {
+		p := []reg.GPPhysical{reg.R11, reg.R13, reg.R15}[row%3]
+		MOVQ(operand.Mem{Base: table, Disp: 8 * row}, p)
+		read(operand.Mem{Base: p, Index: offset, Scale: 1, Disp: i * size}, r)
+		if i == 0 {
+			// So many streams are more than the processor fetches ahead by itself.
+			PREFETCHT0(operand.Mem{Base: p, Index: offset, Scale: 1, Disp: 512})
+		}
+	}
+}
+
+// advance goes to the next step, size bytes on in each row.
+func (s isa) advance(size int) {
+	if size > 0 {
+		ADDQ(operand.Imm(uint64(size)), offset)
+	}
+	for _, q := range quads {
+		ADDQ(stride, q)
+	}
+}
+
+// packPairs packs registers full of BF16. What is transposed is pairs of them, of which
+// one is a float32 after a shift and the other after a mask.
+func (s isa) packPairs(bits int) {
+	s.load(s.bytes, 0, func(m operand.Mem, r reg.VecPhysical) { VMOVUPS(m, r) })
+	columns := s.transpose()
+	low, mask := s.r[0], s.r[1]
+	if s.bytes == 64 {
+		VPTERNLOGD(operand.U8(0xff), mask, mask, mask)
+	} else {
+		VPCMPEQD(mask, mask, mask)
+	}
+	VPSLLD(operand.Imm(16), mask, mask)
+	for pair, high := range columns {
+		VPSLLD(operand.Imm(16), high, low)
+		s.store(bits, low, 2*pair%16)
+		if s.bytes == 64 {
+			VPANDD(mask, high, high)
+		} else {
+			VPAND(mask, high, high)
+		}
+		s.store(bits, high, 2*pair%16+1)
+		if pair == 7 && len(columns) == 16 {
+			s.advance(0)
+		}
+	}
+	s.advance(s.bytes)
 }
 
 // widen reads one register of float32.
