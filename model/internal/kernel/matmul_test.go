@@ -86,6 +86,24 @@ func TestMatMulCoversEveryTile(t *testing.T) {
 	})
 }
 
+// TestMatMulOfPanels has counts of rows, tokens and numbers around the sizes of panels.
+func TestMatMulOfPanels(t *testing.T) {
+	each(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(4, 2))
+		for _, shape := range [][3]int{
+			{15, 16, 31}, {16, 17, 32}, {17, 24, 33}, {31, 25, 47}, {33, 36, 48}, {65, 37, 20}, {100, 23, 3},
+			{3, mostPanelTokens + 5, 40}, {40, 2*mostPanelTokens + 1, 17},
+			{33, 20, panelSteps*Lanes - 1}, {20, 19, panelSteps*Lanes + 1}, {18, 18, 2*panelSteps*Lanes + 40},
+		} {
+			rows, tokens, cols := shape[0], shape[1], shape[2]
+			for _, f := range []Format{F32, F16, BF16, F8E4M3} {
+				w := stored(r, rows, cols, f, 1)
+				checkMatMul(t, awkward(r, tokens*cols), w, awkward(r, rows), 1)
+			}
+		}
+	})
+}
+
 // TestMatMulInParallel has products large enough for several workers, cut along rows,
 // along tokens and along both.
 func TestMatMulInParallel(t *testing.T) {

@@ -59,7 +59,7 @@ type panelScratch[F float32 | float64] struct {
 
 	acc  []F // of one panel of weights, [lane][token][row]
 	zero [maxPanelWidth * maxPanelRows]F
-	src  [maxGroup]*byte
+	src  [maxGroup]*byte // used by pack
 	tail [maxGroup][Lanes]float32
 	rows []float32 // of one panel of weights, decoded if need be
 }
@@ -191,6 +191,7 @@ func (s *panelScratch[F]) row(m *Matrix, r, i int) (unsafe.Pointer, Format) {
 // which there are n; the missing ones are the last again.
 func (s *panelScratch[F]) pack(k *panelKernels[F], m *Matrix, r, i, n int, dst []F, step, steps, stride, lane int) {
 	src := &s.src
+	defer clear(src[:]) // it is the caller's memory
 	var format Format
 	first, last := step*Lanes, min((step+steps)*Lanes, m.Cols)
 	for g := range k.group {
