@@ -8817,9 +8817,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Fold32(sum *float32, acc *float32, n int, lane int)
+// func avx512Fold32(sum *float32, acc *float32, tokens int, lane int, stride int)
 // Requires: AVX, AVX512F
-TEXT ·avx512Fold32(SB), NOSPLIT, $0-32
+TEXT ·avx512Fold32(SB), NOSPLIT, $0-40
 	MOVQ lane+24(FP), R8
 	MOVQ acc+8(FP), DI
 	SHLQ $0x02, R8
@@ -8828,9 +8828,11 @@ TEXT ·avx512Fold32(SB), NOSPLIT, $0-32
 	LEAQ (AX)(R8*4), BX
 	LEAQ (BX)(R8*4), R12
 	MOVQ sum+0(FP), DX
-	MOVQ n+16(FP), CX
+	MOVQ tokens+16(FP), CX
+	MOVQ stride+32(FP), R10
+	SHLQ $0x02, R10
 
-vector:
+token:
 	VMOVUPS (DI), Z0
 	VADDPS  (BX), Z0, Z0
 	VMOVUPS (DI)(R8*1), Z1
@@ -8855,13 +8857,37 @@ vector:
 	VADDPS  Z3, Z1, Z1
 	VADDPS  Z1, Z0, Z0
 	VMOVUPS Z0, (DX)
-	ADDQ    $0x40, DI
-	ADDQ    $0x40, AX
-	ADDQ    $0x40, BX
-	ADDQ    $0x40, R12
-	ADDQ    $0x40, DX
-	SUBQ    $0x10, CX
-	JG      vector
+	VMOVUPS 64(DI), Z0
+	VADDPS  64(BX), Z0, Z0
+	VMOVUPS 64(DI)(R8*1), Z1
+	VADDPS  64(BX)(R8*1), Z1, Z1
+	VMOVUPS 64(DI)(R8*2), Z2
+	VADDPS  64(BX)(R8*2), Z2, Z2
+	VMOVUPS 64(DI)(R9*1), Z3
+	VADDPS  64(BX)(R9*1), Z3, Z3
+	VMOVUPS 64(AX), Z4
+	VADDPS  64(R12), Z4, Z4
+	VMOVUPS 64(AX)(R8*1), Z5
+	VADDPS  64(R12)(R8*1), Z5, Z5
+	VMOVUPS 64(AX)(R8*2), Z6
+	VADDPS  64(R12)(R8*2), Z6, Z6
+	VMOVUPS 64(AX)(R9*1), Z7
+	VADDPS  64(R12)(R9*1), Z7, Z7
+	VADDPS  Z4, Z0, Z0
+	VADDPS  Z5, Z1, Z1
+	VADDPS  Z6, Z2, Z2
+	VADDPS  Z7, Z3, Z3
+	VADDPS  Z2, Z0, Z0
+	VADDPS  Z3, Z1, Z1
+	VADDPS  Z1, Z0, Z0
+	VMOVUPS Z0, 64(DX)
+	ADDQ    $0x80, DI
+	ADDQ    $0x80, AX
+	ADDQ    $0x80, BX
+	ADDQ    $0x80, R12
+	ADDQ    R10, DX
+	DECQ    CX
+	JNZ     token
 	VZEROUPPER
 	RET
 
@@ -10728,9 +10754,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512Fold64(sum *float64, acc *float64, n int, lane int)
+// func avx512Fold64(sum *float64, acc *float64, tokens int, lane int, stride int)
 // Requires: AVX, AVX512F
-TEXT ·avx512Fold64(SB), NOSPLIT, $0-32
+TEXT ·avx512Fold64(SB), NOSPLIT, $0-40
 	MOVQ lane+24(FP), R8
 	MOVQ acc+8(FP), DI
 	SHLQ $0x03, R8
@@ -10739,9 +10765,11 @@ TEXT ·avx512Fold64(SB), NOSPLIT, $0-32
 	LEAQ (AX)(R8*4), BX
 	LEAQ (BX)(R8*4), R12
 	MOVQ sum+0(FP), DX
-	MOVQ n+16(FP), CX
+	MOVQ tokens+16(FP), CX
+	MOVQ stride+32(FP), R10
+	SHLQ $0x03, R10
 
-vector:
+token:
 	VMOVUPS (DI), Z0
 	VADDPD  (BX), Z0, Z0
 	VMOVUPS (DI)(R8*1), Z1
@@ -10766,13 +10794,37 @@ vector:
 	VADDPD  Z3, Z1, Z1
 	VADDPD  Z1, Z0, Z0
 	VMOVUPS Z0, (DX)
-	ADDQ    $0x40, DI
-	ADDQ    $0x40, AX
-	ADDQ    $0x40, BX
-	ADDQ    $0x40, R12
-	ADDQ    $0x40, DX
-	SUBQ    $0x08, CX
-	JG      vector
+	VMOVUPS 64(DI), Z0
+	VADDPD  64(BX), Z0, Z0
+	VMOVUPS 64(DI)(R8*1), Z1
+	VADDPD  64(BX)(R8*1), Z1, Z1
+	VMOVUPS 64(DI)(R8*2), Z2
+	VADDPD  64(BX)(R8*2), Z2, Z2
+	VMOVUPS 64(DI)(R9*1), Z3
+	VADDPD  64(BX)(R9*1), Z3, Z3
+	VMOVUPS 64(AX), Z4
+	VADDPD  64(R12), Z4, Z4
+	VMOVUPS 64(AX)(R8*1), Z5
+	VADDPD  64(R12)(R8*1), Z5, Z5
+	VMOVUPS 64(AX)(R8*2), Z6
+	VADDPD  64(R12)(R8*2), Z6, Z6
+	VMOVUPS 64(AX)(R9*1), Z7
+	VADDPD  64(R12)(R9*1), Z7, Z7
+	VADDPD  Z4, Z0, Z0
+	VADDPD  Z5, Z1, Z1
+	VADDPD  Z6, Z2, Z2
+	VADDPD  Z7, Z3, Z3
+	VADDPD  Z2, Z0, Z0
+	VADDPD  Z3, Z1, Z1
+	VADDPD  Z1, Z0, Z0
+	VMOVUPS Z0, 64(DX)
+	ADDQ    $0x80, DI
+	ADDQ    $0x80, AX
+	ADDQ    $0x80, BX
+	ADDQ    $0x80, R12
+	ADDQ    R10, DX
+	DECQ    CX
+	JNZ     token
 	VZEROUPPER
 	RET
 
@@ -11444,9 +11496,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Fold32(sum *float32, acc *float32, n int, lane int)
+// func avx2Fold32(sum *float32, acc *float32, tokens int, lane int, stride int)
 // Requires: AVX
-TEXT ·avx2Fold32(SB), NOSPLIT, $0-32
+TEXT ·avx2Fold32(SB), NOSPLIT, $0-40
 	MOVQ lane+24(FP), R8
 	MOVQ acc+8(FP), DI
 	SHLQ $0x02, R8
@@ -11455,9 +11507,11 @@ TEXT ·avx2Fold32(SB), NOSPLIT, $0-32
 	LEAQ (AX)(R8*4), BX
 	LEAQ (BX)(R8*4), R12
 	MOVQ sum+0(FP), DX
-	MOVQ n+16(FP), CX
+	MOVQ tokens+16(FP), CX
+	MOVQ stride+32(FP), R10
+	SHLQ $0x02, R10
 
-vector:
+token:
 	VMOVUPS (DI), Y0
 	VADDPS  (BX), Y0, Y0
 	VMOVUPS (DI)(R8*1), Y1
@@ -11482,13 +11536,37 @@ vector:
 	VADDPS  Y3, Y1, Y1
 	VADDPS  Y1, Y0, Y0
 	VMOVUPS Y0, (DX)
-	ADDQ    $0x20, DI
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, BX
-	ADDQ    $0x20, R12
-	ADDQ    $0x20, DX
-	SUBQ    $0x08, CX
-	JG      vector
+	VMOVUPS 32(DI), Y0
+	VADDPS  32(BX), Y0, Y0
+	VMOVUPS 32(DI)(R8*1), Y1
+	VADDPS  32(BX)(R8*1), Y1, Y1
+	VMOVUPS 32(DI)(R8*2), Y2
+	VADDPS  32(BX)(R8*2), Y2, Y2
+	VMOVUPS 32(DI)(R9*1), Y3
+	VADDPS  32(BX)(R9*1), Y3, Y3
+	VMOVUPS 32(AX), Y4
+	VADDPS  32(R12), Y4, Y4
+	VMOVUPS 32(AX)(R8*1), Y5
+	VADDPS  32(R12)(R8*1), Y5, Y5
+	VMOVUPS 32(AX)(R8*2), Y6
+	VADDPS  32(R12)(R8*2), Y6, Y6
+	VMOVUPS 32(AX)(R9*1), Y7
+	VADDPS  32(R12)(R9*1), Y7, Y7
+	VADDPS  Y4, Y0, Y0
+	VADDPS  Y5, Y1, Y1
+	VADDPS  Y6, Y2, Y2
+	VADDPS  Y7, Y3, Y3
+	VADDPS  Y2, Y0, Y0
+	VADDPS  Y3, Y1, Y1
+	VADDPS  Y1, Y0, Y0
+	VMOVUPS Y0, 32(DX)
+	ADDQ    $0x40, DI
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, BX
+	ADDQ    $0x40, R12
+	ADDQ    R10, DX
+	DECQ    CX
+	JNZ     token
 	VZEROUPPER
 	RET
 
@@ -12352,9 +12430,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2Fold64(sum *float64, acc *float64, n int, lane int)
+// func avx2Fold64(sum *float64, acc *float64, tokens int, lane int, stride int)
 // Requires: AVX
-TEXT ·avx2Fold64(SB), NOSPLIT, $0-32
+TEXT ·avx2Fold64(SB), NOSPLIT, $0-40
 	MOVQ lane+24(FP), R8
 	MOVQ acc+8(FP), DI
 	SHLQ $0x03, R8
@@ -12363,9 +12441,11 @@ TEXT ·avx2Fold64(SB), NOSPLIT, $0-32
 	LEAQ (AX)(R8*4), BX
 	LEAQ (BX)(R8*4), R12
 	MOVQ sum+0(FP), DX
-	MOVQ n+16(FP), CX
+	MOVQ tokens+16(FP), CX
+	MOVQ stride+32(FP), R10
+	SHLQ $0x03, R10
 
-vector:
+token:
 	VMOVUPS (DI), Y0
 	VADDPD  (BX), Y0, Y0
 	VMOVUPS (DI)(R8*1), Y1
@@ -12390,13 +12470,37 @@ vector:
 	VADDPD  Y3, Y1, Y1
 	VADDPD  Y1, Y0, Y0
 	VMOVUPS Y0, (DX)
-	ADDQ    $0x20, DI
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, BX
-	ADDQ    $0x20, R12
-	ADDQ    $0x20, DX
-	SUBQ    $0x04, CX
-	JG      vector
+	VMOVUPS 32(DI), Y0
+	VADDPD  32(BX), Y0, Y0
+	VMOVUPS 32(DI)(R8*1), Y1
+	VADDPD  32(BX)(R8*1), Y1, Y1
+	VMOVUPS 32(DI)(R8*2), Y2
+	VADDPD  32(BX)(R8*2), Y2, Y2
+	VMOVUPS 32(DI)(R9*1), Y3
+	VADDPD  32(BX)(R9*1), Y3, Y3
+	VMOVUPS 32(AX), Y4
+	VADDPD  32(R12), Y4, Y4
+	VMOVUPS 32(AX)(R8*1), Y5
+	VADDPD  32(R12)(R8*1), Y5, Y5
+	VMOVUPS 32(AX)(R8*2), Y6
+	VADDPD  32(R12)(R8*2), Y6, Y6
+	VMOVUPS 32(AX)(R9*1), Y7
+	VADDPD  32(R12)(R9*1), Y7, Y7
+	VADDPD  Y4, Y0, Y0
+	VADDPD  Y5, Y1, Y1
+	VADDPD  Y6, Y2, Y2
+	VADDPD  Y7, Y3, Y3
+	VADDPD  Y2, Y0, Y0
+	VADDPD  Y3, Y1, Y1
+	VADDPD  Y1, Y0, Y0
+	VMOVUPS Y0, 32(DX)
+	ADDQ    $0x40, DI
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, BX
+	ADDQ    $0x40, R12
+	ADDQ    R10, DX
+	DECQ    CX
+	JNZ     token
 	VZEROUPPER
 	RET
 

@@ -204,10 +204,6 @@ func (j *job) tile(s *scratch, r, rows, first, t, left int) int {
 // finish writes sums of rows r, r+1, … plus bias to out.
 func finish[F float32 | float64](out []float32, sum []F, bias []float32, r int) {
 	sum = sum[:len(out)]
-	if same, ok := any(sum).([]float32); ok && bias == nil {
-		copy(out, same)
-		return
-	}
 	if bias == nil {
 		for k, v := range sum {
 			out[k] = float32(v)

@@ -25,9 +25,9 @@ type panelKernels[F float32 | float64] struct {
 	// add, indexed by tokens-1, adds steps of one lane of a panel of weights and one of
 	// tokens to start, giving acc, both [token][row].
 	add [maxPanelWidth]func(acc, start, w, x *F, steps int)
-	// fold sums the lanes of n accumulators, lane apart; n is a multiple of rows, and
-	// sum may be acc.
-	fold func(sum, acc *F, n, lane int)
+	// fold sums the lanes, lane apart, of the accumulators [token][row]; the sums of two
+	// tokens are stride apart and may take the place of those of the first lane.
+	fold func(sum, acc *F, tokens, lane, stride int)
 }
 
 const (
@@ -140,9 +140,15 @@ func (s *panelScratch[F]) multiply(j *job, k *panelKernels[F], tokens tokenPanel
 	}
 }
 
-// finish folds the lanes and writes the results.
+// finish folds the lanes and writes the results: at once, if they are all there is to
+// it.
 func (s *panelScratch[F]) finish(j *job, k *panelKernels[F], tokens tokenPanels, t, r, rows int) {
-	k.fold(&s.acc[0], &s.acc[0], tokens.tokens*k.rows, k.accumulators(tokens))
+	acc, lane := &s.acc[0], k.accumulators(tokens)
+	if unsafe.Sizeof(*acc) == unsafe.Sizeof(j.dst[0]) && j.bias == nil && rows == k.rows {
+		k.fold((*F)(unsafe.Pointer(&j.dst[t*j.w.Rows+r])), acc, tokens.tokens, lane, j.w.Rows)
+		return
+	}
+	k.fold(acc, acc, tokens.tokens, lane, k.rows)
 	for i := range tokens.tokens {
 		finish(j.dst[(t+i)*j.w.Rows+r:][:rows], s.acc[i*k.rows:], j.bias, r)
 	}

@@ -643,18 +643,20 @@ func avx512Add32x11(acc *float32, start *float32, w *float32, x *float32, steps 
 //go:noescape
 func avx512Add32x12(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx512Fold32 folds the 16 lanes of n accumulators, as Dot32 does. n is a multiple of 16.
+// avx512Fold32 folds the 16 lanes of 32 rows and some tokens, at least one, as Dot32 does.
 //
-//	for i := range n {
-//		var lanes [16]float32
-//		for l := range 16 {
-//			lanes[l] = acc[l*lane+i]
+//	for i := range tokens {
+//		for j := range 32 {
+//			var lanes [16]float32
+//			for l := range 16 {
+//				lanes[l] = acc[l*lane+i*32+j]
+//			}
+//			sum[i*stride+j] = tree(lanes)
 //		}
-//		sum[i] = tree(lanes)
 //	}
 //
 //go:noescape
-func avx512Fold32(sum *float32, acc *float32, n int, lane int)
+func avx512Fold32(sum *float32, acc *float32, tokens int, lane int, stride int)
 
 // avx512Pack64F32 widens 16 rows of F32 into the lanes of a panel.
 //
@@ -863,18 +865,20 @@ func avx512Add64x11(acc *float64, start *float64, w *float64, x *float64, steps 
 //go:noescape
 func avx512Add64x12(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx512Fold64 folds the 16 lanes of n accumulators, as Dot64 does. n is a multiple of 8.
+// avx512Fold64 folds the 16 lanes of 16 rows and some tokens, at least one, as Dot64 does.
 //
-//	for i := range n {
-//		var lanes [16]float64
-//		for l := range 16 {
-//			lanes[l] = acc[l*lane+i]
+//	for i := range tokens {
+//		for j := range 16 {
+//			var lanes [16]float64
+//			for l := range 16 {
+//				lanes[l] = acc[l*lane+i*16+j]
+//			}
+//			sum[i*stride+j] = tree(lanes)
 //		}
-//		sum[i] = tree(lanes)
 //	}
 //
 //go:noescape
-func avx512Fold64(sum *float64, acc *float64, n int, lane int)
+func avx512Fold64(sum *float64, acc *float64, tokens int, lane int, stride int)
 
 // avx2Pack32F32 widens 8 rows of F32 into the lanes of a panel.
 //
@@ -999,18 +1003,20 @@ func avx2Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int
 //go:noescape
 func avx2Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int)
 
-// avx2Fold32 folds the 16 lanes of n accumulators, as Dot32 does. n is a multiple of 8.
+// avx2Fold32 folds the 16 lanes of 16 rows and some tokens, at least one, as Dot32 does.
 //
-//	for i := range n {
-//		var lanes [16]float32
-//		for l := range 16 {
-//			lanes[l] = acc[l*lane+i]
+//	for i := range tokens {
+//		for j := range 16 {
+//			var lanes [16]float32
+//			for l := range 16 {
+//				lanes[l] = acc[l*lane+i*16+j]
+//			}
+//			sum[i*stride+j] = tree(lanes)
 //		}
-//		sum[i] = tree(lanes)
 //	}
 //
 //go:noescape
-func avx2Fold32(sum *float32, acc *float32, n int, lane int)
+func avx2Fold32(sum *float32, acc *float32, tokens int, lane int, stride int)
 
 // avx2Pack64F32 widens 8 rows of F32 into the lanes of a panel.
 //
@@ -1135,18 +1141,20 @@ func avx2Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int
 //go:noescape
 func avx2Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int)
 
-// avx2Fold64 folds the 16 lanes of n accumulators, as Dot64 does. n is a multiple of 4.
+// avx2Fold64 folds the 16 lanes of 8 rows and some tokens, at least one, as Dot64 does.
 //
-//	for i := range n {
-//		var lanes [16]float64
-//		for l := range 16 {
-//			lanes[l] = acc[l*lane+i]
+//	for i := range tokens {
+//		for j := range 8 {
+//			var lanes [16]float64
+//			for l := range 16 {
+//				lanes[l] = acc[l*lane+i*8+j]
+//			}
+//			sum[i*stride+j] = tree(lanes)
 //		}
-//		sum[i] = tree(lanes)
 //	}
 //
 //go:noescape
-func avx2Fold64(sum *float64, acc *float64, n int, lane int)
+func avx2Fold64(sum *float64, acc *float64, tokens int, lane int, stride int)
 
 // askFor asks the second-level cache for n > 0 lines of 64 bytes.
 func askFor(from uintptr, n int)

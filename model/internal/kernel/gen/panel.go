@@ -355,23 +355,28 @@ func fma(bits int, a, b, acc operand.Op) {
 // fold writes the kernel that sums lanes.
 func (s isa) fold(bits int) {
 	name := fmt.Sprintf("%sFold%d", s.name, bits)
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(sum, acc *float%d, n, lane int)", bits))
+	rows := panelVectors * s.perVector(bits)
+	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(sum, acc *float%d, tokens, lane, stride int)", bits))
 	Doc(
-		fmt.Sprintf("%s folds the 16 lanes of n accumulators, as Dot%d does. n is a multiple of %d.", name, bits, s.perVector(bits)),
+		fmt.Sprintf("%s folds the 16 lanes of %d rows and some tokens, at least one, as Dot%d does.", name, rows, bits),
 		"",
-		"\tfor i := range n {",
-		"\t\tvar lanes [16]float"+fmt.Sprint(bits),
-		"\t\tfor l := range 16 {",
-		"\t\t\tlanes[l] = acc[l*lane+i]",
+		"\tfor i := range tokens {",
+		fmt.Sprintf("\t\tfor j := range %d {", rows),
+		"\t\t\tvar lanes [16]float"+fmt.Sprint(bits),
+		"\t\t\tfor l := range 16 {",
+		fmt.Sprintf("\t\t\t\tlanes[l] = acc[l*lane+i*%d+j]", rows),
+		"\t\t\t}",
+		"\t\t\tsum[i*stride+j] = tree(lanes)",
 		"\t\t}",
-		"\t\tsum[i] = tree(lanes)",
 		"\t}",
 	)
 	Pragma("noescape")
 	Load(Param("lane"), lane)
 	lanes16(bits, parameter("acc"))
 	Load(Param("sum"), offset)
-	Load(Param("n"), left)
+	Load(Param("tokens"), left)
+	Load(Param("stride"), stride)
+	SHLQ(operand.Imm(uint64(bits/32+1)), stride)
 	add := func(a, b, sum operand.Op) {
 		if bits == 32 {
 			VADDPS(a, b, sum)
@@ -379,21 +384,25 @@ func (s isa) fold(bits int) {
 			VADDPD(a, b, sum)
 		}
 	}
-	Label("vector")
-	for l := range 8 {
-		VMOVUPS(laneAt(l, 0), s.r[l])
-		add(laneAt(l+8, 0), s.r[l], s.r[l])
-	}
-	for n := 4; n > 0; n /= 2 {
-		for l := range n {
-			add(s.r[l+n], s.r[l], s.r[l])
+	Label("token")
+	for v := range panelVectors {
+		disp := v * s.bytes
+		for l := range 8 {
+			VMOVUPS(laneAt(l, disp), s.r[l])
+			add(laneAt(l+8, disp), s.r[l], s.r[l])
 		}
+		for n := 4; n > 0; n /= 2 {
+			for l := range n {
+				add(s.r[l+n], s.r[l], s.r[l])
+			}
+		}
+		VMOVUPS(s.r[0], operand.Mem{Base: offset, Disp: disp})
 	}
-	VMOVUPS(s.r[0], operand.Mem{Base: offset})
-	for _, r := range append(quads[:4:4], offset) {
-		ADDQ(operand.Imm(uint64(s.bytes)), r)
+	for _, q := range quads {
+		ADDQ(operand.Imm(uint64(panelVectors*s.bytes)), q)
 	}
-	SUBQ(operand.Imm(uint64(s.perVector(bits))), left)
-	JG(operand.LabelRef("vector"))
+	ADDQ(stride, offset)
+	DECQ(left)
+	JNZ(operand.LabelRef("token"))
 	end()
 }
