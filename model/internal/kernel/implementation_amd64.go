@@ -50,7 +50,6 @@ var avx512 = implementation{
 		},
 		fold: avx512Fold64,
 	},
-	askFor: askFor,
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx512WidenF16, BF16: avx512WidenBF16},
 		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx512NarrowF16, BF16: avx512NarrowBF16},
@@ -97,7 +96,6 @@ var avx2 = implementation{
 		},
 		fold: avx2Fold64,
 	},
-	askFor: askFor,
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx2WidenF16, BF16: avx2WidenBF16},
 		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx2NarrowF16, BF16: avx2NarrowBF16},

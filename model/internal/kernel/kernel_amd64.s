@@ -12504,19 +12504,6 @@ token:
 	VZEROUPPER
 	RET
 
-// func askFor(from uintptr, n int)
-// Requires: MMX+
-TEXT ·askFor(SB), NOSPLIT, $0-16
-	MOVQ from+0(FP), SI
-	MOVQ n+8(FP), CX
-
-line:
-	PREFETCHT1 (SI)
-	ADDQ       $0x40, SI
-	DECQ       CX
-	JNZ        line
-	RET
-
 // func avx512WidenBF16(dst *float32, src *byte, n int)
 // Requires: AVX, AVX512F
 TEXT ·avx512WidenBF16(SB), NOSPLIT, $0-24

@@ -57,18 +57,6 @@ func (m *Matrix) start(r int) unsafe.Pointer {
 	return unsafe.Pointer(&m.Data[r*m.Cols*m.Format.Size()])
 }
 
-// lines returns the memory of the rows r … toR.
-func (m *Matrix) lines(r, toR int) lines {
-	if r >= toR {
-		return lines{}
-	}
-	size := F32.Size()
-	if m.Data != nil {
-		size = m.Format.Size()
-	}
-	return lines{uintptr(m.start(r)), (toR - r) * m.Cols * size / cacheLine}
-}
-
 // Row returns row r as float32, decoded into dst[:Cols] if it is stored.
 func (m *Matrix) Row(dst []float32, r int) []float32 {
 	if m.Data == nil {

@@ -97,7 +97,6 @@ func panelled[F float32 | float64](j *job, k *panelKernels[F], s *panelScratch[F
 	s.packTokens(j, k, tokens, t)
 	for ; r < toR; r += k.rows {
 		rows := min(k.rows, toR-r)
-		next := j.upcoming(r, rows, toR)
 		for step := 0; step < j.steps(); step += panelSteps {
 			steps := min(panelSteps, j.steps()-step)
 			if step == 0 {
@@ -107,7 +106,7 @@ func panelled[F float32 | float64](j *job, k *panelKernels[F], s *panelScratch[F
 				first := min(g, rows-1)
 				s.pack(k, &j.w, r, first, rows-first, s.w[g:], step, steps, k.rows, steps*k.rows+laneGap)
 			}
-			s.multiply(j, k, tokens, step, steps, &next)
+			s.multiply(j, k, tokens, step, steps)
 		}
 		s.finish(j, k, tokens, t, r, rows)
 	}
@@ -122,8 +121,7 @@ func (k *panelKernels[F]) accumulators(tokens tokenPanels) int { return tokens.t
 
 // multiply adds the products of the steps step … step+steps of a panel of weights with
 // all tokens.
-func (s *panelScratch[F]) multiply(j *job, k *panelKernels[F], tokens tokenPanels, step, steps int, next *lines) {
-	share := next.n/(Lanes*tokens.panels) + 1
+func (s *panelScratch[F]) multiply(j *job, k *panelKernels[F], tokens tokenPanels, step, steps int) {
 	for lane := range Lanes {
 		n := min(steps, (j.w.Cols-lane+Lanes-1)/Lanes-step)
 		w, x := s.w[lane*(steps*k.rows+laneGap):], s.x[lane*j.distance(tokens):]
@@ -135,7 +133,6 @@ func (s *panelScratch[F]) multiply(j *job, k *panelKernels[F], tokens tokenPanel
 				start = &s.zero[0]
 			}
 			k.add[to-from-1](acc, start, &w[0], &x[from*j.steps()+step*(to-from)], n)
-			next.ask(j.im, share)
 		}
 	}
 }
@@ -217,31 +214,4 @@ func (s *panelScratch[F]) pack(k *panelKernels[F], m *Matrix, r, i, n int, dst [
 		src[g] = (*byte)(unsafe.Pointer(&s.tail[g]))
 	}
 	k.pack[F32](&dst[whole*stride], src, 1, stride, lane)
-}
-
-// upcoming returns the rows that this worker is likely to pack after r … r+rows: those
-// of the same item or, after its last, of the item that is next once the other workers
-// have taken one each.
-func (j *job) upcoming(r, rows, toR int) lines {
-	from, to := r+rows, toR
-	if from == toR {
-		from += (j.workers - 1) * j.rowBlock
-		to = min(from+j.rowBlock, j.w.Rows)
-	}
-	return j.w.lines(from, min(from+rows, to))
-}
-
-// lines is memory that will be read soon: n cache lines.
-type lines struct {
-	from uintptr
-	n    int
-}
-
-// ask asks the caches for the next lines, at most most, which takes no time while
-// others multiply.
-func (l *lines) ask(im *implementation, most int) {
-	if n := min(most, l.n); n > 0 {
-		im.askFor(l.from, n)
-		l.from, l.n = l.from+uintptr(n)*cacheLine, l.n-n
-	}
 }

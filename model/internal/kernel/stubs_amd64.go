@@ -1156,9 +1156,6 @@ func avx2Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int
 //go:noescape
 func avx2Fold64(sum *float64, acc *float64, tokens int, lane int, stride int)
 
-// askFor asks the second-level cache for n > 0 lines of 64 bytes.
-func askFor(from uintptr, n int)
-
 // avx512WidenBF16 widens BF16. n is a multiple of 16.
 //
 //	for i := range n {

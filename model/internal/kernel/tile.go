@@ -34,8 +34,6 @@ type implementation struct {
 
 	panels32 panelKernels[float32]
 	panels64 panelKernels[float64]
-	// askFor asks the second-level cache for n > 0 lines of memory; panels need it.
-	askFor func(from uintptr, n int)
 
 	// The element kernels take n that is a multiple of Lanes. Those of stream store
 	// around the caches and want dst aligned to cacheLine.

@@ -38,7 +38,6 @@ func main() {
 	}
 	avx512ISA.panels()
 	avx2ISA.panels()
-	askFor()
 	avx512Codecs()
 	avx2Codecs()
 	exps()

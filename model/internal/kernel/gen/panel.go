@@ -51,20 +51,6 @@ func (s isa) panels() {
 	}
 }
 
-// askFor writes the kernel that fills the caches.
-func askFor() {
-	TEXT("askFor", attr.NOSPLIT, "func(from uintptr, n int)")
-	Doc("askFor asks the second-level cache for n > 0 lines of 64 bytes.")
-	Load(Param("from"), src)
-	Load(Param("n"), left)
-	Label("line")
-	PREFETCHT1(operand.Mem{Base: src})
-	ADDQ(operand.Imm(64), src)
-	DECQ(left)
-	JNZ(operand.LabelRef("line"))
-	RET()
-}
-
 // perVector is how many numbers a register holds.
 func (s isa) perVector(bits int) int { return 8 * s.bytes / bits }
 
