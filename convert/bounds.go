@@ -125,20 +125,77 @@ func narrows(got uint32, want uint16) bool {
 }
 
 func (a *assembler) proveCast(to, from tensor.DType, out, src []byte) error {
-	b, values := a.codecs.bounds[to], a.codecs.values[from]
-	width := from.Bits() / 8
-	for i := range len(src) / width {
-		var exact float64
-		if width == 4 {
-			exact = float64(math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:])))
-		} else {
-			exact = values[binary.LittleEndian.Uint16(src[2*i:])]
+	values := a.codecs.values[from]
+	exact := func(i int) float64 {
+		if from == tensor.F32 {
+			return float64(math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:])))
 		}
-		if !b.check(exact, out, i, 0) {
-			return disagree(i, fmt.Sprintf("%x", out[2*i:2*i+2]), fmt.Sprint(exact))
+		return values[binary.LittleEndian.Uint16(src[2*i:])]
+	}
+	return a.codecs.bounds[to].checkAll(out, len(src)*8/from.Bits(), 0, exact, func(v []float32, i int) {
+		switch from {
+		case tensor.F32:
+			for k := range v {
+				v[k] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*(i+k):]))
+			}
+		case tensor.BF16:
+			for k := range v {
+				v[k] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(src[2*(i+k):])) << 16)
+			}
+		default:
+			for k := range v {
+				v[k] = float32(values[binary.LittleEndian.Uint16(src[2*(i+k):])])
+			}
+		}
+	})
+}
+
+// checkAll checks n elements of out. exact gives the value that element i was made of;
+// rounded sets v to those from i on, rounded to F32, and is asked first.
+func (b *bounds) checkAll(out []byte, n int, slack float64, exact func(i int) float64, rounded func(v []float32, i int)) error {
+	var values [512]float32
+	size := b.dtype.Bits() / 8
+	for i := 0; i < n; {
+		v := values[:min(len(values), n-i)]
+		rounded(v, i)
+		for end := i + len(v); i < end; i++ {
+			i += b.clear(v[len(v)-(end-i):], out[size*i:])
+			if i < end && !b.check(exact(i), out, i, slack) {
+				return fmt.Errorf("element %d of the piece reads %x, but the source gives %g", i, out[size*i:][:size], exact(i))
+			}
 		}
 	}
 	return nil
+}
+
+// clear returns how many of the first elements of out check accepts at a glance: F32
+// that are the same, and normal numbers of other dtypes less than half a step off.
+func (b *bounds) clear(v []float32, out []byte) int {
+	switch b.dtype {
+	case tensor.F32:
+		for i, x := range v {
+			if math.Float32bits(x) != binary.LittleEndian.Uint32(out[4*i:]) {
+				return i
+			}
+		}
+	case tensor.BF16:
+		for i, x := range v {
+			h := uint32(binary.LittleEndian.Uint16(out[2*i:]))
+			exponent := h & 0x7f80
+			if math.Float32bits(x)-h<<16+0x7fff >= 0xffff || exponent == 0 || exponent == 0x7f80 {
+				return i
+			}
+		}
+	default:
+		for i, x := range v {
+			h := uint32(binary.LittleEndian.Uint16(out[2*i:]))
+			exponent, bits := h&0x7c00, h&0x8000<<16|h&0x7fff<<13+112<<23
+			if math.Float32bits(x)-bits+0xfff >= 0x1fff || exponent == 0 || exponent == 0x7c00 {
+				return i
+			}
+		}
+	}
+	return len(v)
 }
 
 // value16 is the value of an F16 or BF16.
@@ -173,21 +230,34 @@ func valuesOf(d tensor.DType) []float64 {
 	return values
 }
 
+// twice is the slack of a product that is rounded to F32 before it is to 16 bits.
+const twice = 0x1p-23
+
 func (a *assembler) proveDequantised(to tensor.DType, p piece, out, src []byte) error {
-	s, b, values := p.segment.Scale, a.codecs.bounds[to], a.codecs.values[tensor.F8E4M3]
+	s, values := p.segment.Scale, a.codecs.values[tensor.F8E4M3]
 	_, width := s.Blocks.Grid()
 	first := s.gridRow(p.from)
-	at := int(p.from)
-	for i, code := range src {
-		row, col := (at+i)/s.Blocks.Cols, (at+i)%s.Blocks.Cols
-		scale := a.scales[(row/s.Blocks.BlockRows-first)*width+col/s.Blocks.BlockCols]
-		exact := values[code] * float64(scale)
-		if !b.check(exact, out, i, 0x1p-23) {
-			n := to.Bits() / 8
-			return disagree(i, fmt.Sprintf("%x", out[n*i:n*i+n]), fmt.Sprint(exact))
-		}
+	// run returns the scale of element i and how many after it share that.
+	run := func(i int) (scale float64, n int) {
+		row, col := (int(p.from)+i)/s.Blocks.Cols, (int(p.from)+i)%s.Blocks.Cols
+		block := col / s.Blocks.BlockCols
+		end := min((block+1)*s.Blocks.BlockCols, s.Blocks.Cols)
+		return float64(a.scales[(row/s.Blocks.BlockRows-first)*width+block]), end - col
 	}
-	return nil
+	exact := func(i int) float64 {
+		scale, _ := run(i)
+		return values[src[i]] * scale
+	}
+	return a.codecs.bounds[to].checkAll(out, len(src), twice, exact, func(v []float32, i int) {
+		for len(v) > 0 {
+			scale, n := run(i)
+			n = min(n, len(v))
+			for k, code := range src[i : i+n] {
+				v[k] = float32(values[code] * scale)
+			}
+			v, i = v[n:], i+n
+		}
+	})
 }
 
 // disagree is what is wrong with an element of a piece.

@@ -39,6 +39,31 @@ func requireOneRounding(t *testing.T, b *bounds, c *tensor.Cast, v float32) {
 	}
 }
 
+// TestClearIsAccepted: what is accepted at a glance is what check accepts, around the
+// edges of every pattern, and most of it is.
+func TestClearIsAccepted(t *testing.T) {
+	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
+		b := newBounds(d)
+		clear := 0
+		for pattern := range 1 << 16 {
+			out := binary.LittleEndian.AppendUint16(nil, uint16(pattern))
+			middle := math.Float32bits(float32(value16(uint16(pattern), d)))
+			half := uint32(1) << 15
+			if d == tensor.F16 {
+				half = 1 << 12
+			}
+			for _, bits := range []uint32{middle, middle + half - 1, middle + half, middle + half + 1, middle - half + 1, middle - half, middle - half - 1, middle ^ 1<<31, ^middle, 0x7fc00000, 0x7f800000} {
+				v := math.Float32frombits(bits)
+				if b.clear([]float32{v}, out) == 1 {
+					clear++
+					require.True(t, b.check(float64(v), out, 0, 0), "%s %04x: %x", d, pattern, bits)
+				}
+			}
+		}
+		require.Greater(t, clear, 3*60_000)
+	}
+}
+
 // TestBoundsSpecial: infinities, NaN and zeros only as themselves.
 func TestBoundsSpecial(t *testing.T) {
 	b := newBounds(tensor.F16)
