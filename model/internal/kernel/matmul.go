@@ -101,7 +101,7 @@ func (j *job) cut() {
 	if want := j.workers * itemsPerWorker; j.workers > 1 && j.tokenBlocks < want {
 		j.rowBlock = max(4*tileRows, rows, j.w.Rows*j.tokenBlocks/want/rows*rows)
 		if rowBlocks := (j.w.Rows + j.rowBlock - 1) / j.rowBlock; rowBlocks*j.tokenBlocks < want {
-			j.tokenBlock = min(j.tokenBlock, max(step, j.tokens*rowBlocks/want/step*step))
+			j.tokenBlock = min(j.tokenBlock, max(least, j.tokens*rowBlocks/want/step*step))
 		}
 		j.tokenBlocks = (j.tokens + j.tokenBlock - 1) / j.tokenBlock
 	}
