@@ -76,11 +76,7 @@ func avx2Pass(f format, tokens, bits, group int) {
 	for j := range rows {
 		avx2Widen(f, bits, wAt(f, j, from), y[yW])
 		for i := range tokens {
-			if bits == 32 {
-				VFMADD231PS(y[yW], y[yX+i], y[4*i+j])
-			} else {
-				VFMADD231PD(y[yW], y[yX+i], y[4*i+j])
-			}
+			fma(bits, y[yW], y[yX+i], y[4*i+j])
 		}
 	}
 	ADDQ(operand.Imm(16), index)
@@ -93,24 +89,10 @@ func avx2Pass(f format, tokens, bits, group int) {
 
 // avx2Widen reads one register of numbers.
 func avx2Widen(f format, bits int, m operand.Mem, w reg.VecPhysical) {
-	half := x(w)
-	switch {
-	case f.name == "F32" && bits == 32:
-		VMOVUPS(m, w)
-	case f.name == "F32":
-		VCVTPS2PD(m, w)
-	case f.name == "BF16" && bits == 32:
-		VPMOVZXWD(m, w)
-		VPSLLD(operand.Imm(16), w, w)
-	case f.name == "BF16":
-		VPMOVZXWD(m, half)
-		VPSLLD(operand.Imm(16), half, half)
-		VCVTPS2PD(half, w)
-	case f.name == "F16" && bits == 32:
-		VCVTPH2PS(m, w)
-	case f.name == "F16":
-		VCVTPH2PS(m, half)
-		VCVTPS2PD(half, w)
+	if bits == 32 {
+		widen32(f, m, w)
+	} else {
+		widen64(f, m, w, x(w))
 	}
 }
 

@@ -57,15 +57,7 @@ func avx512Tile32(f format, tokens int) {
 	}
 	whole(f, "block", func() {
 		for j := range rows {
-			switch f.name {
-			case "F32":
-				VMOVUPS(wAt(f, j, 0), z[zW+j])
-			case "BF16":
-				VPMOVZXWD(wAt(f, j, 0), z[zW+j])
-				VPSLLD(operand.Imm(16), z[zW+j], z[zW+j])
-			case "F16":
-				VCVTPH2PS(wAt(f, j, 0), z[zW+j])
-			}
+			widen32(f, wAt(f, j, 0), z[zW+j])
 		}
 		for i := range tokens {
 			VMOVUPS(xAt(4, i, 0), z[zX+i])
@@ -152,18 +144,7 @@ func avx512Half64(f format, tokens, pass int) {
 	}
 	whole(f, label, func() {
 		for j := range rows {
-			w, half := wAt(f, j, 8*pass), z[zW+j].(reg.Vec).AsY()
-			switch f.name {
-			case "F32":
-				VCVTPS2PD(w, z[zW+j])
-				continue
-			case "BF16":
-				VPMOVZXWD(w, half)
-				VPSLLD(operand.Imm(16), half, half)
-			case "F16":
-				VCVTPH2PS(w, half)
-			}
-			VCVTPS2PD(half, z[zW+j])
+			widen64(f, wAt(f, j, 8*pass), z[zW+j], z[zW+j].(reg.Vec).AsY())
 		}
 		for i := range tokens {
 			VMOVUPD(xAt(8, i, 8*pass), z[zX+i])

@@ -294,11 +294,7 @@ func peak(name string, bits int, r []reg.VecPhysical) {
 	}
 	Label("round")
 	for i := range 12 {
-		if bits == 32 {
-			VFMADD231PS(r[12], r[13], r[i])
-		} else {
-			VFMADD231PD(r[12], r[13], r[i])
-		}
+		fma(bits, r[12], r[13], r[i])
 	}
 	DECQ(left)
 	JNZ(operand.LabelRef("round"))

@@ -53,6 +53,38 @@ type format struct {
 
 var formats = []format{{"F32", 4}, {"BF16", 2}, {"F16", 2}}
 
+// widen32 reads one register of numbers as float32.
+func widen32(f format, m operand.Mem, w operand.Op) {
+	switch f.name {
+	case "F32":
+		VMOVUPS(m, w)
+	case "BF16":
+		VPMOVZXWD(m, w)
+		VPSLLD(operand.Imm(16), w, w)
+	case "F16":
+		VCVTPH2PS(m, w)
+	}
+}
+
+// widen64 reads one register of numbers as float64; half is the lower half of w.
+func widen64(f format, m operand.Mem, w, half operand.Op) {
+	if f.name == "F32" {
+		VCVTPS2PD(m, w)
+		return
+	}
+	widen32(f, m, half)
+	VCVTPS2PD(half, w)
+}
+
+// fma is acc += a·b.
+func fma(bits int, a, b, acc operand.Op) {
+	if bits == 32 {
+		VFMADD231PS(a, b, acc)
+	} else {
+		VFMADD231PD(a, b, acc)
+	}
+}
+
 const rows = 4 // of weights in a tile
 
 // tileDoc is the documentation of a tile: its reference loop.

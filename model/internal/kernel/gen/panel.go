@@ -110,11 +110,8 @@ func (s isa) pack(f format, bits int) {
 	Load(Param("stride"), stride)
 	SHLQ(operand.Imm(uint64(bits/32+1)), stride)
 	XORQ(offset, offset)
-	n := 1 // steps at once
-	if f.name == "BF16" {
-		n = rows / 8
-	}
-	if n == 2 {
+	pairs := f.name == "BF16" // of which a register holds one step of 8 rows, two of 16
+	if pairs && rows == 16 {
 		SUBQ(operand.Imm(2), left)
 		JL(operand.LabelRef("odd"))
 		Label("two")
@@ -127,11 +124,11 @@ func (s isa) pack(f format, bits int) {
 	TESTQ(left, left)
 	JZ(operand.LabelRef("end"))
 	Label("step")
-	if f.name == "BF16" && n == 1 {
+	if pairs && rows == 8 {
 		s.packPairs(bits)
 	} else {
 		for half := range 16 / rows {
-			s.load(f.size*rows, half, func(m operand.Mem, r reg.VecPhysical) { s.widen(f, m, r) })
+			s.load(f.size*rows, half, func(m operand.Mem, r reg.VecPhysical) { widen32(f, m, r) })
 			for l, r := range s.transpose() {
 				s.store(bits, r, half*rows+l)
 			}
@@ -193,19 +190,6 @@ func (s isa) packPairs(bits int) {
 		}
 	}
 	s.advance(s.bytes)
-}
-
-// widen reads one register of float32.
-func (s isa) widen(f format, m operand.Mem, w reg.VecPhysical) {
-	switch f.name {
-	case "F32":
-		VMOVUPS(m, w)
-	case "BF16":
-		VPMOVZXWD(m, w)
-		VPSLLD(operand.Imm(16), w, w)
-	case "F16":
-		VCVTPH2PS(m, w)
-	}
 }
 
 // store writes a register of float32 to a lane.
@@ -327,15 +311,6 @@ func (s isa) add(bits, tokens int) {
 		VMOVUPS(s.r[a], at(a*s.bytes))
 	}
 	end()
-}
-
-// fma is acc += a·b.
-func fma(bits int, a, b, acc operand.Op) {
-	if bits == 32 {
-		VFMADD231PS(a, b, acc)
-	} else {
-		VFMADD231PD(a, b, acc)
-	}
 }
 
 // fold writes the kernel that sums lanes.
