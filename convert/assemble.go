@@ -18,7 +18,7 @@ type codecs struct {
 	casts  map[[2]tensor.DType]*tensor.Cast
 	quants map[tensor.DType]*tensor.Dequantiser
 	bounds map[tensor.DType]*bounds
-	values map[tensor.DType][]float64 // of 8- and 16-bit patterns
+	values map[tensor.DType][]float64 // of the patterns of F16 and F8E4M3
 }
 
 func newCodecs(p *Plan) (*codecs, error) {
@@ -41,7 +41,7 @@ func (c *codecs) add(s *Segment, to tensor.DType) (err error) {
 	if c.bounds[to] == nil {
 		c.bounds[to] = newBounds(to)
 	}
-	if s.DType.Bits() < 32 && c.values[s.DType] == nil {
+	if (s.DType == tensor.F16 || s.DType == tensor.F8E4M3) && c.values[s.DType] == nil {
 		c.values[s.DType] = valuesOf(s.DType)
 	}
 	key := [2]tensor.DType{s.DType, to}

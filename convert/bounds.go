@@ -126,13 +126,7 @@ func narrows(got uint32, want uint16) bool {
 
 func (a *assembler) proveCast(to, from tensor.DType, out, src []byte) error {
 	values := a.codecs.values[from]
-	exact := func(i int) float64 {
-		if from == tensor.F32 {
-			return float64(math.Float32frombits(binary.LittleEndian.Uint32(src[4*i:])))
-		}
-		return values[binary.LittleEndian.Uint16(src[2*i:])]
-	}
-	return a.codecs.bounds[to].checkAll(out, len(src)*8/from.Bits(), 0, exact, func(v []float32, i int) {
+	decode := func(v []float32, i int) {
 		switch from {
 		case tensor.F32:
 			for k := range v {
@@ -147,7 +141,13 @@ func (a *assembler) proveCast(to, from tensor.DType, out, src []byte) error {
 				v[k] = float32(values[binary.LittleEndian.Uint16(src[2*(i+k):])])
 			}
 		}
-	})
+	}
+	exact := func(i int) float64 {
+		var v [1]float32
+		decode(v[:], i)
+		return float64(v[0])
+	}
+	return a.codecs.bounds[to].checkAll(out, len(src)*8/from.Bits(), 0, exact, decode)
 }
 
 // checkAll checks n elements of out. exact gives the value that element i was made of;
@@ -161,7 +161,7 @@ func (b *bounds) checkAll(out []byte, n int, slack float64, exact func(i int) fl
 		for end := i + len(v); i < end; i++ {
 			i += b.clear(v[len(v)-(end-i):], out[size*i:])
 			if i < end && !b.check(exact(i), out, i, slack) {
-				return fmt.Errorf("element %d of the piece reads %x, but the source gives %g", i, out[size*i:][:size], exact(i))
+				return disagree(i, fmt.Sprintf("%x", out[size*i:][:size]), fmt.Sprint(exact(i)))
 			}
 		}
 	}
@@ -198,16 +198,13 @@ func (b *bounds) clear(v []float32, out []byte) int {
 	return len(v)
 }
 
-// value16 is the value of an F16 or BF16.
-func value16(h uint16, d tensor.DType) float64 {
-	if d == tensor.BF16 {
-		return float64(math.Float32frombits(uint32(h) << 16))
-	}
+// valueF16 is the value of an F16.
+func valueF16(h uint16) float64 {
 	abs := int(h & 0x7fff)
 	v := math.NaN()
 	switch {
 	case abs < 0x7c00:
-		v = magnitude(abs, d)
+		v = magnitude(abs, tensor.F16)
 	case abs == 0x7c00:
 		v = math.Inf(1)
 	}
@@ -217,14 +214,14 @@ func value16(h uint16, d tensor.DType) float64 {
 	return v
 }
 
-// valuesOf lists the values of all patterns of an 8- or 16-bit dtype.
+// valuesOf lists the values of all patterns of F16 or F8E4M3.
 func valuesOf(d tensor.DType) []float64 {
 	values := make([]float64, 1<<d.Bits())
 	for i := range values {
 		if d == tensor.F8E4M3 {
 			values[i] = float64(tensor.E4M3(byte(i)))
 		} else {
-			values[i] = value16(uint16(i), d)
+			values[i] = valueF16(uint16(i))
 		}
 	}
 	return values

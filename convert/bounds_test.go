@@ -47,10 +47,9 @@ func TestClearIsAccepted(t *testing.T) {
 		clear := 0
 		for pattern := range 1 << 16 {
 			out := binary.LittleEndian.AppendUint16(nil, uint16(pattern))
-			middle := math.Float32bits(float32(value16(uint16(pattern), d)))
-			half := uint32(1) << 15
+			middle, half := uint32(pattern)<<16, uint32(1)<<15
 			if d == tensor.F16 {
-				half = 1 << 12
+				middle, half = math.Float32bits(float32(valueF16(uint16(pattern)))), 1<<12
 			}
 			for _, bits := range []uint32{middle, middle + half - 1, middle + half, middle + half + 1, middle - half + 1, middle - half, middle - half - 1, middle ^ 1<<31, ^middle, 0x7fc00000, 0x7f800000} {
 				v := math.Float32frombits(bits)
