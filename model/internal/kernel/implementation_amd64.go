@@ -36,19 +36,25 @@ var avx512 = implementation{
 	},
 	panels32: panelKernels[float32]{
 		group: 16, rows: 32, width: 12,
-		pack: [...]func(*float32, *[maxGroup]*byte, int, int, int){F32: avx512Pack32F32, F16: avx512Pack32F16, BF16: avx512Pack32BF16},
-		add: [maxPanelWidth]func(acc, start, w, x *float32, steps int){
+		pack:      [...]pack[float32]{F32: avx512Pack32F32, F16: avx512Pack32F16},
+		packPairs: avx512PackPairs,
+		add: [maxPanelWidth]addPanels[float32]{
 			avx512Add32x1, avx512Add32x2, avx512Add32x3, avx512Add32x4, avx512Add32x5, avx512Add32x6, avx512Add32x7, avx512Add32x8, avx512Add32x9, avx512Add32x10, avx512Add32x11, avx512Add32x12,
 		},
-		fold: avx512Fold32,
+		addPairs: [maxPanelWidth]addPairs[float32]{
+			avx512AddPairs32x1, avx512AddPairs32x2, avx512AddPairs32x3, avx512AddPairs32x4, avx512AddPairs32x5, avx512AddPairs32x6, avx512AddPairs32x7, avx512AddPairs32x8, avx512AddPairs32x9, avx512AddPairs32x10, avx512AddPairs32x11, avx512AddPairs32x12,
+		},
 	},
 	panels64: panelKernels[float64]{
 		group: 16, rows: 16, width: 12,
-		pack: [...]func(*float64, *[maxGroup]*byte, int, int, int){F32: avx512Pack64F32, F16: avx512Pack64F16, BF16: avx512Pack64BF16},
-		add: [maxPanelWidth]func(acc, start, w, x *float64, steps int){
+		pack:      [...]pack[float64]{F32: avx512Pack64F32, F16: avx512Pack64F16},
+		packPairs: avx512PackPairs,
+		add: [maxPanelWidth]addPanels[float64]{
 			avx512Add64x1, avx512Add64x2, avx512Add64x3, avx512Add64x4, avx512Add64x5, avx512Add64x6, avx512Add64x7, avx512Add64x8, avx512Add64x9, avx512Add64x10, avx512Add64x11, avx512Add64x12,
 		},
-		fold: avx512Fold64,
+		addPairs: [maxPanelWidth]addPairs[float64]{
+			avx512AddPairs64x1, avx512AddPairs64x2, avx512AddPairs64x3, avx512AddPairs64x4, avx512AddPairs64x5, avx512AddPairs64x6, avx512AddPairs64x7, avx512AddPairs64x8, avx512AddPairs64x9, avx512AddPairs64x10, avx512AddPairs64x11, avx512AddPairs64x12,
+		},
 	},
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx512WidenF16, BF16: avx512WidenBF16},
@@ -82,19 +88,25 @@ var avx2 = implementation{
 	},
 	panels32: panelKernels[float32]{
 		group: 8, rows: 16, width: 6,
-		pack: [...]func(*float32, *[maxGroup]*byte, int, int, int){F32: avx2Pack32F32, F16: avx2Pack32F16, BF16: avx2Pack32BF16},
-		add: [maxPanelWidth]func(acc, start, w, x *float32, steps int){
+		pack:      [...]pack[float32]{F32: avx2Pack32F32, F16: avx2Pack32F16},
+		packPairs: avx2PackPairs,
+		add: [maxPanelWidth]addPanels[float32]{
 			avx2Add32x1, avx2Add32x2, avx2Add32x3, avx2Add32x4, avx2Add32x5, avx2Add32x6,
 		},
-		fold: avx2Fold32,
+		addPairs: [maxPanelWidth]addPairs[float32]{
+			avx2AddPairs32x1, avx2AddPairs32x2, avx2AddPairs32x3, avx2AddPairs32x4, avx2AddPairs32x5, avx2AddPairs32x6,
+		},
 	},
 	panels64: panelKernels[float64]{
 		group: 8, rows: 8, width: 6,
-		pack: [...]func(*float64, *[maxGroup]*byte, int, int, int){F32: avx2Pack64F32, F16: avx2Pack64F16, BF16: avx2Pack64BF16},
-		add: [maxPanelWidth]func(acc, start, w, x *float64, steps int){
+		pack:      [...]pack[float64]{F32: avx2Pack64F32, F16: avx2Pack64F16},
+		packPairs: avx2PackPairs,
+		add: [maxPanelWidth]addPanels[float64]{
 			avx2Add64x1, avx2Add64x2, avx2Add64x3, avx2Add64x4, avx2Add64x5, avx2Add64x6,
 		},
-		fold: avx2Fold64,
+		addPairs: [maxPanelWidth]addPairs[float64]{
+			avx2AddPairs64x1, avx2AddPairs64x2, avx2AddPairs64x3, avx2AddPairs64x4, avx2AddPairs64x5, avx2AddPairs64x6,
+		},
 	},
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx2WidenF16, BF16: avx2WidenBF16},

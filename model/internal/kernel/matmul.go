@@ -64,14 +64,14 @@ func (j *job) prepare(dst, x []float32, w Matrix, bias []float32, acc Accumulato
 	w.check()
 	*j = job{
 		serial: serials.Add(1), im: current(), dst: dst, x: x, w: w, bias: bias, acc: acc,
-		workers: Workers(workers), tokens: tokens, length: w.Cols, format: w.Format,
+		workers: Workers(workers), tokens: tokens, length: w.Cols, format: w.format(),
 	}
 	if j.im.hasTiles() && !j.im.anyLength {
 		j.length = (w.Cols + Lanes - 1) / Lanes * Lanes
 	}
 	j.panels = j.im.panels32.has() && tokens >= panelTokens && w.Cols > 0
 	j.inPlace = w.inPlace(j.im)
-	if w.Data == nil || !j.inPlace {
+	if !j.inPlace {
 		j.format = F32
 	}
 	j.cut()
@@ -156,10 +156,8 @@ func (j *job) weights(s *scratch, r, rows int) {
 	for k := range tileRows {
 		row := min(k, rows-1)
 		switch {
-		case j.inPlace && j.w.Data != nil:
-			s.w[k] = &j.w.Data[(r+row)*j.w.Cols*j.w.Format.Size()]
 		case j.inPlace:
-			s.w[k] = (*byte)(unsafe.Pointer(&j.w.Values[(r+row)*j.w.Cols]))
+			s.w[k] = (*byte)(j.w.start(r + row))
 		default:
 			dst := s.rows[row*j.length:][:j.length]
 			if k == row {

@@ -41,20 +41,31 @@ func (m *Matrix) inPlace(im *implementation) bool {
 	if m.Cols%Lanes != 0 && !im.anyLength {
 		return false
 	}
-	return m.Data == nil || m.raw() && im.tile[m.Format].float32[0] != nil
+	return m.raw() && im.tile[m.format()].float32[0] != nil
 }
 
-// raw says whether the stored numbers are those of the matrix.
+// raw says whether the numbers in memory are those of the matrix.
 func (m *Matrix) raw() bool {
-	return m.Data != nil && m.Scales == nil && !m.Round && m.Format < F8E4M3
+	return m.Data == nil || m.Scales == nil && !m.Round && m.Format < F8E4M3
 }
 
-// start returns where the rows from r on are stored.
+// format is the format of the numbers in memory.
+func (m *Matrix) format() Format {
+	if m.Data == nil {
+		return F32
+	}
+	return m.Format
+}
+
+// rowBytes is the size of a row in memory.
+func (m *Matrix) rowBytes() int { return m.Cols * m.format().Size() }
+
+// start returns where row r is in memory, and those after it.
 func (m *Matrix) start(r int) unsafe.Pointer {
 	if m.Data == nil {
 		return unsafe.Pointer(&m.Values[r*m.Cols])
 	}
-	return unsafe.Pointer(&m.Data[r*m.Cols*m.Format.Size()])
+	return unsafe.Pointer(&m.Data[r*m.rowBytes()])
 }
 
 // Row returns row r as float32, decoded into dst[:Cols] if it is stored.

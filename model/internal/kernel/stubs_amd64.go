@@ -436,9 +436,22 @@ func avx2Tile32F16x3(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 //go:noescape
 func avx2Tile64F16x3(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
+// avx512PackPairs arranges 16 rows of pairs of BF16 as a panel of half the lanes.
+//
+//	for s := range steps { // which is even
+//		for l := range 8 {
+//			for i := range 16 {
+//				dst[l*lane+s*stride+i] = src[i][8*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx512PackPairs(dst *uint32, src *[16]*byte, steps int, stride int, lane int)
+
 // avx512Pack32F32 widens 16 rows of F32 into the lanes of a panel.
 //
-//	for s := range steps {
+//	for s := range steps { // which is even
 //		for l := range 16 {
 //			for i := range 16 {
 //				dst[l*lane+s*stride+i] = src[i][16*s+l]
@@ -449,22 +462,9 @@ func avx2Tile64F16x3(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 //go:noescape
 func avx512Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Pack32BF16 widens 16 rows of BF16 into the lanes of a panel.
-//
-//	for s := range steps {
-//		for l := range 16 {
-//			for i := range 16 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
-//
-//go:noescape
-func avx512Pack32BF16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
-
 // avx512Pack32F16 widens 16 rows of F16 into the lanes of a panel.
 //
-//	for s := range steps {
+//	for s := range steps { // which is even
 //		for l := range 16 {
 //			for i := range 16 {
 //				dst[l*lane+s*stride+i] = src[i][16*s+l]
@@ -475,192 +475,417 @@ func avx512Pack32BF16(dst *float32, src *[16]*byte, steps int, stride int, lane 
 //go:noescape
 func avx512Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Add32x1 adds the products of one lane of 32 rows and 1 token(s) to start.
+// avx512Add32x1 adds the products of one lane of 32 rows and panels of 1 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
-//	copy(acc, start[:32])
-//	for s := range steps {
+//	for p := range panels {
 //		for i := range 1 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[1*s+i] * w[32*s+j] // fused
+//				at := 32*(1*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+1*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(1*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x1(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x2 adds the products of one lane of 32 rows and 2 token(s) to start.
+// avx512AddPairs32x1 is avx512Add32x1 with one panel, after
 //
-//	copy(acc, start[:64])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x1(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x2 adds the products of one lane of 32 rows and panels of 2 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 2 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[2*s+i] * w[32*s+j] // fused
+//				at := 32*(2*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+2*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(2*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x2(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x3 adds the products of one lane of 32 rows and 3 token(s) to start.
+// avx512AddPairs32x2 is avx512Add32x2 with one panel, after
 //
-//	copy(acc, start[:96])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x2(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x3 adds the products of one lane of 32 rows and panels of 3 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 3 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[3*s+i] * w[32*s+j] // fused
+//				at := 32*(3*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+3*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(3*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x3(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x4 adds the products of one lane of 32 rows and 4 token(s) to start.
+// avx512AddPairs32x3 is avx512Add32x3 with one panel, after
 //
-//	copy(acc, start[:128])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x3(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x4 adds the products of one lane of 32 rows and panels of 4 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 4 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[4*s+i] * w[32*s+j] // fused
+//				at := 32*(4*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+4*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(4*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x4(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x5 adds the products of one lane of 32 rows and 5 token(s) to start.
+// avx512AddPairs32x4 is avx512Add32x4 with one panel, after
 //
-//	copy(acc, start[:160])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x4(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x5 adds the products of one lane of 32 rows and panels of 5 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 5 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[5*s+i] * w[32*s+j] // fused
+//				at := 32*(5*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+5*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(5*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x5(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x6 adds the products of one lane of 32 rows and 6 token(s) to start.
+// avx512AddPairs32x5 is avx512Add32x5 with one panel, after
 //
-//	copy(acc, start[:192])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x5(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x6 adds the products of one lane of 32 rows and panels of 6 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 6 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[6*s+i] * w[32*s+j] // fused
+//				at := 32*(6*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+6*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(6*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x6(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x7 adds the products of one lane of 32 rows and 7 token(s) to start.
+// avx512AddPairs32x6 is avx512Add32x6 with one panel, after
 //
-//	copy(acc, start[:224])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x6(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x7 adds the products of one lane of 32 rows and panels of 7 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 7 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[7*s+i] * w[32*s+j] // fused
+//				at := 32*(7*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+7*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(7*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x7(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x7(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x8 adds the products of one lane of 32 rows and 8 token(s) to start.
+// avx512AddPairs32x7 is avx512Add32x7 with one panel, after
 //
-//	copy(acc, start[:256])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x7(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x8 adds the products of one lane of 32 rows and panels of 8 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 8 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[8*s+i] * w[32*s+j] // fused
+//				at := 32*(8*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+8*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(8*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x8(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x8(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x9 adds the products of one lane of 32 rows and 9 token(s) to start.
+// avx512AddPairs32x8 is avx512Add32x8 with one panel, after
 //
-//	copy(acc, start[:288])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x8(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x9 adds the products of one lane of 32 rows and panels of 9 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 9 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[9*s+i] * w[32*s+j] // fused
+//				at := 32*(9*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+9*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(9*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x9(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x9(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x10 adds the products of one lane of 32 rows and 10 token(s) to start.
+// avx512AddPairs32x9 is avx512Add32x9 with one panel, after
 //
-//	copy(acc, start[:320])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x9(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x10 adds the products of one lane of 32 rows and panels of 10 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 10 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[10*s+i] * w[32*s+j] // fused
+//				at := 32*(10*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+10*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(10*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x10(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x10(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x11 adds the products of one lane of 32 rows and 11 token(s) to start.
+// avx512AddPairs32x10 is avx512Add32x10 with one panel, after
 //
-//	copy(acc, start[:352])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x10(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x11 adds the products of one lane of 32 rows and panels of 11 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 11 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[11*s+i] * w[32*s+j] // fused
+//				at := 32*(11*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+11*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(11*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x11(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x11(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x12 adds the products of one lane of 32 rows and 12 token(s) to start.
+// avx512AddPairs32x11 is avx512Add32x11 with one panel, after
 //
-//	copy(acc, start[:384])
 //	for s := range steps {
+//		for j := range 32 {
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs32x11(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx512Add32x12 adds the products of one lane of 32 rows and panels of 12 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 12 {
 //			for j := range 32 {
-//				acc[32*i+j] += x[12*s+i] * w[32*s+j] // fused
+//				at := 32*(12*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+12*s+i] * w[32*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(12*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add32x12(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx512Add32x12(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Fold32 folds the 16 lanes of 32 rows and some tokens, at least one, as Dot32 does.
+// avx512AddPairs32x12 is avx512Add32x12 with one panel, after
 //
-//	for i := range tokens {
+//	for s := range steps {
 //		for j := range 32 {
-//			var lanes [16]float32
-//			for l := range 16 {
-//				lanes[l] = acc[l*lane+i*32+j]
-//			}
-//			sum[i*stride+j] = tree(lanes)
+//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
 //		}
 //	}
 //
 //go:noescape
-func avx512Fold32(sum *float32, acc *float32, tokens int, lane int, stride int)
+func avx512AddPairs32x12(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx512Pack64F32 widens 16 rows of F32 into the lanes of a panel.
 //
-//	for s := range steps {
+//	for s := range steps { // which is even
 //		for l := range 16 {
 //			for i := range 16 {
 //				dst[l*lane+s*stride+i] = src[i][16*s+l]
@@ -671,22 +896,9 @@ func avx512Fold32(sum *float32, acc *float32, tokens int, lane int, stride int)
 //go:noescape
 func avx512Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Pack64BF16 widens 16 rows of BF16 into the lanes of a panel.
-//
-//	for s := range steps {
-//		for l := range 16 {
-//			for i := range 16 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
-//
-//go:noescape
-func avx512Pack64BF16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
-
 // avx512Pack64F16 widens 16 rows of F16 into the lanes of a panel.
 //
-//	for s := range steps {
+//	for s := range steps { // which is even
 //		for l := range 16 {
 //			for i := range 16 {
 //				dst[l*lane+s*stride+i] = src[i][16*s+l]
@@ -697,192 +909,430 @@ func avx512Pack64BF16(dst *float64, src *[16]*byte, steps int, stride int, lane 
 //go:noescape
 func avx512Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Add64x1 adds the products of one lane of 16 rows and 1 token(s) to start.
+// avx512Add64x1 adds the products of one lane of 16 rows and panels of 1 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
-//	copy(acc, start[:16])
-//	for s := range steps {
+//	for p := range panels {
 //		for i := range 1 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[1*s+i] * w[16*s+j] // fused
+//				at := 16*(1*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+1*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(1*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x1(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x2 adds the products of one lane of 16 rows and 2 token(s) to start.
+// avx512AddPairs64x1 is avx512Add64x1 with one panel, after
 //
-//	copy(acc, start[:32])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x1(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x2 adds the products of one lane of 16 rows and panels of 2 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 2 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[2*s+i] * w[16*s+j] // fused
+//				at := 16*(2*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+2*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(2*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x2(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x3 adds the products of one lane of 16 rows and 3 token(s) to start.
+// avx512AddPairs64x2 is avx512Add64x2 with one panel, after
 //
-//	copy(acc, start[:48])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x2(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x3 adds the products of one lane of 16 rows and panels of 3 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 3 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[3*s+i] * w[16*s+j] // fused
+//				at := 16*(3*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+3*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(3*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x3(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x4 adds the products of one lane of 16 rows and 4 token(s) to start.
+// avx512AddPairs64x3 is avx512Add64x3 with one panel, after
 //
-//	copy(acc, start[:64])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x3(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x4 adds the products of one lane of 16 rows and panels of 4 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 4 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[4*s+i] * w[16*s+j] // fused
+//				at := 16*(4*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+4*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(4*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x4(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x5 adds the products of one lane of 16 rows and 5 token(s) to start.
+// avx512AddPairs64x4 is avx512Add64x4 with one panel, after
 //
-//	copy(acc, start[:80])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x4(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x5 adds the products of one lane of 16 rows and panels of 5 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 5 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[5*s+i] * w[16*s+j] // fused
+//				at := 16*(5*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+5*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(5*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x5(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x6 adds the products of one lane of 16 rows and 6 token(s) to start.
+// avx512AddPairs64x5 is avx512Add64x5 with one panel, after
 //
-//	copy(acc, start[:96])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x5(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x6 adds the products of one lane of 16 rows and panels of 6 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 6 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[6*s+i] * w[16*s+j] // fused
+//				at := 16*(6*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+6*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(6*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x6(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x7 adds the products of one lane of 16 rows and 7 token(s) to start.
+// avx512AddPairs64x6 is avx512Add64x6 with one panel, after
 //
-//	copy(acc, start[:112])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x6(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x7 adds the products of one lane of 16 rows and panels of 7 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 7 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[7*s+i] * w[16*s+j] // fused
+//				at := 16*(7*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+7*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(7*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x7(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x7(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x8 adds the products of one lane of 16 rows and 8 token(s) to start.
+// avx512AddPairs64x7 is avx512Add64x7 with one panel, after
 //
-//	copy(acc, start[:128])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x7(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x8 adds the products of one lane of 16 rows and panels of 8 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 8 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[8*s+i] * w[16*s+j] // fused
+//				at := 16*(8*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+8*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(8*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x8(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x8(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x9 adds the products of one lane of 16 rows and 9 token(s) to start.
+// avx512AddPairs64x8 is avx512Add64x8 with one panel, after
 //
-//	copy(acc, start[:144])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x8(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x9 adds the products of one lane of 16 rows and panels of 9 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 9 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[9*s+i] * w[16*s+j] // fused
+//				at := 16*(9*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+9*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(9*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x9(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x9(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x10 adds the products of one lane of 16 rows and 10 token(s) to start.
+// avx512AddPairs64x9 is avx512Add64x9 with one panel, after
 //
-//	copy(acc, start[:160])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x9(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x10 adds the products of one lane of 16 rows and panels of 10 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 10 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[10*s+i] * w[16*s+j] // fused
+//				at := 16*(10*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+10*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(10*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x10(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x10(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x11 adds the products of one lane of 16 rows and 11 token(s) to start.
+// avx512AddPairs64x10 is avx512Add64x10 with one panel, after
 //
-//	copy(acc, start[:176])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x10(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x11 adds the products of one lane of 16 rows and panels of 11 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 11 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[11*s+i] * w[16*s+j] // fused
+//				at := 16*(11*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+11*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(11*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x11(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x11(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x12 adds the products of one lane of 16 rows and 12 token(s) to start.
+// avx512AddPairs64x11 is avx512Add64x11 with one panel, after
 //
-//	copy(acc, start[:192])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx512AddPairs64x11(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx512Add64x12 adds the products of one lane of 16 rows and panels of 12 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 12 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[12*s+i] * w[16*s+j] // fused
+//				at := 16*(12*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+12*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(12*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx512Add64x12(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx512Add64x12(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Fold64 folds the 16 lanes of 16 rows and some tokens, at least one, as Dot64 does.
+// avx512AddPairs64x12 is avx512Add64x12 with one panel, after
 //
-//	for i := range tokens {
+//	for s := range steps {
 //		for j := range 16 {
-//			var lanes [16]float64
-//			for l := range 16 {
-//				lanes[l] = acc[l*lane+i*16+j]
-//			}
-//			sum[i*stride+j] = tree(lanes)
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
 //		}
 //	}
 //
 //go:noescape
-func avx512Fold64(sum *float64, acc *float64, tokens int, lane int, stride int)
+func avx512AddPairs64x12(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx2PackPairs arranges 8 rows of pairs of BF16 as a panel of half the lanes.
+//
+//	for s := range steps { // which is even
+//		for l := range 8 {
+//			for i := range 8 {
+//				dst[l*lane+s*stride+i] = src[i][8*s+l]
+//			}
+//		}
+//	}
+//
+//go:noescape
+func avx2PackPairs(dst *uint32, src *[16]*byte, steps int, stride int, lane int)
 
 // avx2Pack32F32 widens 8 rows of F32 into the lanes of a panel.
 //
-//	for s := range steps {
+//	for s := range steps { // which is even
 //		for l := range 16 {
 //			for i := range 8 {
 //				dst[l*lane+s*stride+i] = src[i][16*s+l]
@@ -893,22 +1343,9 @@ func avx512Fold64(sum *float64, acc *float64, tokens int, lane int, stride int)
 //go:noescape
 func avx2Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx2Pack32BF16 widens 8 rows of BF16 into the lanes of a panel.
-//
-//	for s := range steps {
-//		for l := range 16 {
-//			for i := range 8 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
-//
-//go:noescape
-func avx2Pack32BF16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
-
 // avx2Pack32F16 widens 8 rows of F16 into the lanes of a panel.
 //
-//	for s := range steps {
+//	for s := range steps { // which is even
 //		for l := range 16 {
 //			for i := range 8 {
 //				dst[l*lane+s*stride+i] = src[i][16*s+l]
@@ -919,108 +1356,213 @@ func avx2Pack32BF16(dst *float32, src *[16]*byte, steps int, stride int, lane in
 //go:noescape
 func avx2Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx2Add32x1 adds the products of one lane of 16 rows and 1 token(s) to start.
+// avx2Add32x1 adds the products of one lane of 16 rows and panels of 1 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
-//	copy(acc, start[:16])
-//	for s := range steps {
+//	for p := range panels {
 //		for i := range 1 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[1*s+i] * w[16*s+j] // fused
+//				at := 16*(1*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+1*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(1*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add32x1(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx2Add32x1(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx2Add32x2 adds the products of one lane of 16 rows and 2 token(s) to start.
+// avx2AddPairs32x1 is avx2Add32x1 with one panel, after
 //
-//	copy(acc, start[:32])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx2AddPairs32x1(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx2Add32x2 adds the products of one lane of 16 rows and panels of 2 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 2 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[2*s+i] * w[16*s+j] // fused
+//				at := 16*(2*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+2*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(2*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add32x2(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx2Add32x2(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx2Add32x3 adds the products of one lane of 16 rows and 3 token(s) to start.
+// avx2AddPairs32x2 is avx2Add32x2 with one panel, after
 //
-//	copy(acc, start[:48])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx2AddPairs32x2(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx2Add32x3 adds the products of one lane of 16 rows and panels of 3 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 3 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[3*s+i] * w[16*s+j] // fused
+//				at := 16*(3*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+3*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(3*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add32x3(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx2Add32x3(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx2Add32x4 adds the products of one lane of 16 rows and 4 token(s) to start.
+// avx2AddPairs32x3 is avx2Add32x3 with one panel, after
 //
-//	copy(acc, start[:64])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx2AddPairs32x3(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx2Add32x4 adds the products of one lane of 16 rows and panels of 4 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 4 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[4*s+i] * w[16*s+j] // fused
+//				at := 16*(4*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+4*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(4*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add32x4(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx2Add32x4(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx2Add32x5 adds the products of one lane of 16 rows and 5 token(s) to start.
+// avx2AddPairs32x4 is avx2Add32x4 with one panel, after
 //
-//	copy(acc, start[:80])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx2AddPairs32x4(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx2Add32x5 adds the products of one lane of 16 rows and panels of 5 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 5 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[5*s+i] * w[16*s+j] // fused
+//				at := 16*(5*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+5*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(5*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add32x5(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx2Add32x5(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx2Add32x6 adds the products of one lane of 16 rows and 6 token(s) to start.
+// avx2AddPairs32x5 is avx2Add32x5 with one panel, after
 //
-//	copy(acc, start[:96])
 //	for s := range steps {
+//		for j := range 16 {
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx2AddPairs32x5(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+
+// avx2Add32x6 adds the products of one lane of 16 rows and panels of 6 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 6 {
 //			for j := range 16 {
-//				acc[16*i+j] += x[6*s+i] * w[16*s+j] // fused
+//				at := 16*(6*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+6*s+i] * w[16*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(6*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add32x6(acc *float32, start *float32, w *float32, x *float32, steps int)
+func avx2Add32x6(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx2Fold32 folds the 16 lanes of 16 rows and some tokens, at least one, as Dot32 does.
+// avx2AddPairs32x6 is avx2Add32x6 with one panel, after
 //
-//	for i := range tokens {
+//	for s := range steps {
 //		for j := range 16 {
-//			var lanes [16]float32
-//			for l := range 16 {
-//				lanes[l] = acc[l*lane+i*16+j]
-//			}
-//			sum[i*stride+j] = tree(lanes)
+//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
 //		}
 //	}
 //
 //go:noescape
-func avx2Fold32(sum *float32, acc *float32, tokens int, lane int, stride int)
+func avx2AddPairs32x6(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx2Pack64F32 widens 8 rows of F32 into the lanes of a panel.
 //
-//	for s := range steps {
+//	for s := range steps { // which is even
 //		for l := range 16 {
 //			for i := range 8 {
 //				dst[l*lane+s*stride+i] = src[i][16*s+l]
@@ -1031,22 +1573,9 @@ func avx2Fold32(sum *float32, acc *float32, tokens int, lane int, stride int)
 //go:noescape
 func avx2Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 
-// avx2Pack64BF16 widens 8 rows of BF16 into the lanes of a panel.
-//
-//	for s := range steps {
-//		for l := range 16 {
-//			for i := range 8 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
-//
-//go:noescape
-func avx2Pack64BF16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
-
 // avx2Pack64F16 widens 8 rows of F16 into the lanes of a panel.
 //
-//	for s := range steps {
+//	for s := range steps { // which is even
 //		for l := range 16 {
 //			for i := range 8 {
 //				dst[l*lane+s*stride+i] = src[i][16*s+l]
@@ -1057,104 +1586,209 @@ func avx2Pack64BF16(dst *float64, src *[16]*byte, steps int, stride int, lane in
 //go:noescape
 func avx2Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 
-// avx2Add64x1 adds the products of one lane of 8 rows and 1 token(s) to start.
+// avx2Add64x1 adds the products of one lane of 8 rows and panels of 1 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
-//	copy(acc, start[:8])
-//	for s := range steps {
+//	for p := range panels {
 //		for i := range 1 {
 //			for j := range 8 {
-//				acc[8*i+j] += x[1*s+i] * w[8*s+j] // fused
+//				at := 8*(1*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+1*s+i] * w[8*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(1*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add64x1(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx2Add64x1(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx2Add64x2 adds the products of one lane of 8 rows and 2 token(s) to start.
+// avx2AddPairs64x1 is avx2Add64x1 with one panel, after
 //
-//	copy(acc, start[:16])
 //	for s := range steps {
+//		for j := range 8 {
+//			w[8*s+j] = BF16(pairs[8*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx2AddPairs64x1(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx2Add64x2 adds the products of one lane of 8 rows and panels of 2 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 2 {
 //			for j := range 8 {
-//				acc[8*i+j] += x[2*s+i] * w[8*s+j] // fused
+//				at := 8*(2*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+2*s+i] * w[8*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(2*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add64x2(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx2Add64x2(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx2Add64x3 adds the products of one lane of 8 rows and 3 token(s) to start.
+// avx2AddPairs64x2 is avx2Add64x2 with one panel, after
 //
-//	copy(acc, start[:24])
 //	for s := range steps {
+//		for j := range 8 {
+//			w[8*s+j] = BF16(pairs[8*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx2AddPairs64x2(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx2Add64x3 adds the products of one lane of 8 rows and panels of 3 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 3 {
 //			for j := range 8 {
-//				acc[8*i+j] += x[3*s+i] * w[8*s+j] // fused
+//				at := 8*(3*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+3*s+i] * w[8*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(3*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add64x3(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx2Add64x3(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx2Add64x4 adds the products of one lane of 8 rows and 4 token(s) to start.
+// avx2AddPairs64x3 is avx2Add64x3 with one panel, after
 //
-//	copy(acc, start[:32])
 //	for s := range steps {
+//		for j := range 8 {
+//			w[8*s+j] = BF16(pairs[8*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx2AddPairs64x3(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx2Add64x4 adds the products of one lane of 8 rows and panels of 4 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 4 {
 //			for j := range 8 {
-//				acc[8*i+j] += x[4*s+i] * w[8*s+j] // fused
+//				at := 8*(4*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+4*s+i] * w[8*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(4*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add64x4(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx2Add64x4(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx2Add64x5 adds the products of one lane of 8 rows and 5 token(s) to start.
+// avx2AddPairs64x4 is avx2Add64x4 with one panel, after
 //
-//	copy(acc, start[:40])
 //	for s := range steps {
+//		for j := range 8 {
+//			w[8*s+j] = BF16(pairs[8*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx2AddPairs64x4(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx2Add64x5 adds the products of one lane of 8 rows and panels of 5 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 5 {
 //			for j := range 8 {
-//				acc[8*i+j] += x[5*s+i] * w[8*s+j] // fused
+//				at := 8*(5*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+5*s+i] * w[8*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(5*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add64x5(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx2Add64x5(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx2Add64x6 adds the products of one lane of 8 rows and 6 token(s) to start.
+// avx2AddPairs64x5 is avx2Add64x5 with one panel, after
 //
-//	copy(acc, start[:48])
 //	for s := range steps {
+//		for j := range 8 {
+//			w[8*s+j] = BF16(pairs[8*s+j] >> (odd ? 16 : 0))
+//		}
+//	}
+//
+//go:noescape
+func avx2AddPairs64x5(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+
+// avx2Add64x6 adds the products of one lane of 8 rows and panels of 6 token(s) to acc,
+// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
+// for the memory at ahead, the line pace bytes further on every 2 steps.
+//
+//	for p := range panels {
 //		for i := range 6 {
 //			for j := range 8 {
-//				acc[8*i+j] += x[6*s+i] * w[8*s+j] // fused
+//				at := 8*(6*p+i) + j
+//				sum := acc[at] // or 0
+//				for s := range steps {
+//					sum += x[next*p+6*s+i] * w[8*s+j] // fused
+//				}
+//				for f := range folds {
+//					sum += pending[at-lane*f]
+//				}
+//				out[stride*(6*p+i)+j] = sum
 //			}
 //		}
 //	}
 //
 //go:noescape
-func avx2Add64x6(acc *float64, start *float64, w *float64, x *float64, steps int)
+func avx2Add64x6(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx2Fold64 folds the 16 lanes of 8 rows and some tokens, at least one, as Dot64 does.
+// avx2AddPairs64x6 is avx2Add64x6 with one panel, after
 //
-//	for i := range tokens {
+//	for s := range steps {
 //		for j := range 8 {
-//			var lanes [16]float64
-//			for l := range 16 {
-//				lanes[l] = acc[l*lane+i*8+j]
-//			}
-//			sum[i*stride+j] = tree(lanes)
+//			w[8*s+j] = BF16(pairs[8*s+j] >> (odd ? 16 : 0))
 //		}
 //	}
 //
 //go:noescape
-func avx2Fold64(sum *float64, acc *float64, tokens int, lane int, stride int)
+func avx2AddPairs64x6(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx512WidenBF16 widens BF16. n is a multiple of 16.
 //

@@ -40,14 +40,14 @@ var (
 )
 
 func (s isa) panels() {
+	s.pack(formats[1], 32)
 	for _, bits := range []int{32, 64} {
-		for _, f := range formats {
-			s.pack(f, bits)
-		}
+		s.pack(formats[0], bits)
+		s.pack(formats[2], bits)
 		for tokens := 1; tokens <= s.width; tokens++ {
-			s.add(bits, tokens)
+			s.add(bits, tokens, false)
+			s.add(bits, tokens, true)
 		}
-		s.fold(bits)
 	}
 }
 
@@ -86,18 +86,25 @@ func parameter(name string) operand.Mem {
 	return b.Addr
 }
 
-// pack writes the kernel that widens and transposes rows.
+// pack writes the kernel that transposes rows and widens them, but for those of BF16.
 func (s isa) pack(f format, bits int) {
-	rows := s.bytes / 4
-	name := fmt.Sprintf("%sPack%d%s", s.name, bits, f.name)
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(dst *float%d, src *[16]*byte, steps, stride, lane int)", bits))
+	rows, pairs := s.bytes/4, f.name == "BF16"
+	name, number, lanes := fmt.Sprintf("%sPack%d%s", s.name, bits, f.name), fmt.Sprintf("float%d", bits), 16
+	if pairs {
+		name, number, lanes = s.name+"PackPairs", "uint32", 8
+	}
+	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(dst *%s, src *[16]*byte, steps, stride, lane int)", number))
+	what := fmt.Sprintf("%s widens %d rows of %s into the lanes of a panel.", name, rows, f.name)
+	if pairs {
+		what = fmt.Sprintf("%s arranges %d rows of pairs of BF16 as a panel of half the lanes.", name, rows)
+	}
 	Doc(
-		fmt.Sprintf("%s widens %d rows of %s into the lanes of a panel.", name, rows, f.name),
+		what,
 		"",
-		"\tfor s := range steps {",
-		"\t\tfor l := range 16 {",
+		"\tfor s := range steps { // which is even",
+		fmt.Sprintf("\t\tfor l := range %d {", lanes),
 		fmt.Sprintf("\t\t\tfor i := range %d {", rows),
-		"\t\t\t\tdst[l*lane+s*stride+i] = src[i][16*s+l]",
+		fmt.Sprintf("\t\t\t\tdst[l*lane+s*stride+i] = src[i][%d*s+l]", lanes),
 		"\t\t\t}",
 		"\t\t}",
 		"\t}",
@@ -109,261 +116,363 @@ func (s isa) pack(f format, bits int) {
 	Load(Param("steps"), left)
 	Load(Param("stride"), stride)
 	SHLQ(operand.Imm(uint64(bits/32+1)), stride)
-	XORQ(offset, offset)
-	pairs := f.name == "BF16" // of which a register holds one step of 8 rows, two of 16
-	if pairs && rows == 16 {
-		SUBQ(operand.Imm(2), left)
-		JL(operand.LabelRef("odd"))
-		Label("two")
-		s.packPairs(bits)
-		SUBQ(operand.Imm(2), left)
-		JGE(operand.LabelRef("two"))
-		Label("odd")
-		ADDQ(operand.Imm(2), left)
-	}
-	TESTQ(left, left)
+	SHRQ(operand.Imm(1), left)
 	JZ(operand.LabelRef("end"))
-	Label("step")
-	if pairs && rows == 8 {
-		s.packPairs(bits)
-	} else {
-		for half := range 16 / rows {
-			s.load(f.size*rows, half, func(m operand.Mem, r reg.VecPhysical) { widen32(f, m, r) })
-			for l, r := range s.transpose() {
-				s.store(bits, r, half*rows+l)
+	XORQ(offset, offset)
+	Label("steps")
+	size := f.size
+	if pairs {
+		size = 4
+	}
+	for word := 0; word < 2*lanes; word += rows {
+		for i, column := range s.columns(f, word*size) {
+			at := (word + i) % lanes
+			s.store(bits, column, at)
+			if at == lanes-1 {
+				for _, q := range quads {
+					ADDQ(stride, q)
+				}
 			}
 		}
-		s.advance(16 * f.size)
 	}
+	ADDQ(operand.Imm(uint64(2*lanes*size)), offset)
 	DECQ(left)
-	JNZ(operand.LabelRef("step"))
+	JNZ(operand.LabelRef("steps"))
 	Label("end")
 	end()
 }
 
-// load reads part i of the present step, size bytes, of all rows.
-func (s isa) load(size, i int, read func(m operand.Mem, r reg.VecPhysical)) {
-	for row, r := range s.r[:s.bytes/4] {
+// columns reads the words of each row that fill a register, disp bytes on, and returns
+// the registers that hold their columns.
+func (s isa) columns(f format, disp int) []reg.VecPhysical {
+	// Halves of registers are loaded to where the transposition wants them: register
+	// n/2*h+i gets half h of one row in its lower half, and of the row four further on in
+	// its upper half.
+	n, half := s.bytes/4, s.bytes/2
+	if f.name == "F16" {
+		half /= 2
+	}
+	a, b := s.r[:n], s.r[n:2*n]
+	for row := range n {
 		p := []reg.GPPhysical{reg.R11, reg.R13, reg.R15}[row%3]
 		MOVQ(operand.Mem{Base: table, Disp: 8 * row}, p)
-		read(operand.Mem{Base: p, Index: offset, Scale: 1, Disp: i * size}, r)
-		if i == 0 {
+		for h := range 2 {
+			m := operand.Mem{Base: p, Index: offset, Scale: 1, Disp: disp + h*half}
+			loadHalf(m, half, row/4%2, a[n/2*h+row/8*4+row%4])
+		}
+		if disp%64 == 0 {
 			// So many streams are more than the processor fetches ahead by itself.
-			PREFETCHT0(operand.Mem{Base: p, Index: offset, Scale: 1, Disp: 512})
+			PREFETCHT0(operand.Mem{Base: p, Index: offset, Scale: 1, Disp: disp + 512})
 		}
 	}
-}
-
-// advance goes to the next step, size bytes on in each row.
-func (s isa) advance(size int) {
-	if size > 0 {
-		ADDQ(operand.Imm(uint64(size)), offset)
-	}
-	for _, q := range quads {
-		ADDQ(stride, q)
-	}
-}
-
-// packPairs packs registers full of BF16. What is transposed is pairs of them, of which
-// one is a float32 after a shift and the other after a mask.
-func (s isa) packPairs(bits int) {
-	s.load(s.bytes, 0, func(m operand.Mem, r reg.VecPhysical) { VMOVUPS(m, r) })
-	columns := s.transpose()
-	low, mask := s.r[0], s.r[1]
-	if s.bytes == 64 {
-		VPTERNLOGD(operand.U8(0xff), mask, mask, mask)
-	} else {
-		VPCMPEQD(mask, mask, mask)
-	}
-	VPSLLD(operand.Imm(16), mask, mask)
-	for pair, high := range columns {
-		VPSLLD(operand.Imm(16), high, low)
-		s.store(bits, low, 2*pair%16)
-		if s.bytes == 64 {
-			VPANDD(mask, high, high)
-		} else {
-			VPAND(mask, high, high)
-		}
-		s.store(bits, high, 2*pair%16+1)
-		if pair == 7 && len(columns) == 16 {
-			s.advance(0)
+	if f.name == "F16" {
+		for _, r := range a {
+			VCVTPH2PS(narrow(r, 2*half), r)
 		}
 	}
-	s.advance(s.bytes)
+	transpose4(a, b)
+	if n == 8 {
+		return a
+	}
+	for h := range 2 {
+		for e := range 4 {
+			one, other := a[8*h+e], a[8*h+4+e]
+			VSHUFF32X4(operand.U8(0x88), other, one, b[8*h+e])
+			VSHUFF32X4(operand.U8(0xDD), other, one, b[8*h+4+e])
+		}
+	}
+	return b
 }
 
-// store writes a register of float32 to a lane.
-func (s isa) store(bits int, r reg.VecPhysical, l int) {
+// loadHalf reads size bytes into the lower or upper part of the first 2·size of r.
+func loadHalf(m operand.Mem, size, upper int, r reg.VecPhysical) {
 	switch {
-	case bits == 32:
-		VMOVUPS(r, laneAt(l, 0))
-	case s.bytes == 64:
-		low, spare := r.(reg.Vec).AsY(), z[15].(reg.Vec).AsY()
-		VEXTRACTF64X4(operand.Imm(1), r, spare)
-		VCVTPS2PD(low, r)
-		VCVTPS2PD(spare, z[15])
-		VMOVUPD(r, laneAt(l, 0))
-		VMOVUPD(z[15], laneAt(l, 64))
+	case size == 8 && upper == 0:
+		VMOVSD(m, x(r))
+	case size == 8:
+		VMOVHPD(m, x(r), x(r))
+	case upper == 0:
+		VMOVUPS(m, narrow(r, size))
+	case size == 16:
+		VINSERTF128(operand.Imm(1), m, narrow(r, 32), narrow(r, 32))
 	default:
-		VEXTRACTF128(operand.Imm(1), r, x(y[7]))
-		VCVTPS2PD(x(r), r)
-		VCVTPS2PD(x(y[7]), y[7])
-		VMOVUPD(r, laneAt(l, 0))
-		VMOVUPD(y[7], laneAt(l, 32))
+		VINSERTF64X4(operand.Imm(1), m, r, r)
 	}
 }
 
-// transpose turns the first half of the registers, rows of float32, into columns and
-// returns the registers that hold these. The last of the first half is free then.
-func (s isa) transpose() []reg.VecPhysical {
-	n := s.bytes / 4
-	a, b := s.r[:n], s.r[n:2*n]
-	for i := 0; i < n; i += 2 {
+// narrow is the part of r that is 16, 32 or 64 bytes wide.
+func narrow(r reg.VecPhysical, bytes int) reg.VecPhysical {
+	switch bytes {
+	case 16:
+		return x(r)
+	case 32:
+		return r.(reg.Vec).AsY().(reg.VecPhysical)
+	}
+	return r
+}
+
+// transpose4 transposes 4×4 words in each 16 bytes of four registers of a after the
+// other, in place; b is scratch.
+func transpose4(a, b []reg.VecPhysical) {
+	for i := 0; i < len(a); i += 2 {
 		VUNPCKLPS(a[i+1], a[i], b[i])
 		VUNPCKHPS(a[i+1], a[i], b[i+1])
 	}
-	for i := 0; i < n; i += 4 {
+	for i := 0; i < len(a); i += 4 {
 		for k := range 2 {
 			VUNPCKLPD(b[i+2+k], b[i+k], a[i+2*k])
 			VUNPCKHPD(b[i+2+k], b[i+k], a[i+2*k+1])
 		}
 	}
-	// a[4*q+e] holds columns e, 4+e, … of rows 4*q to 4*q+3, 128 bits each.
-	if n == 8 {
-		for e := range 4 {
-			VPERM2F128(operand.Imm(0x20), a[4+e], a[e], b[e])
-			VPERM2F128(operand.Imm(0x31), a[4+e], a[e], b[4+e])
-		}
-		return b
-	}
-	for e := range 4 {
-		for k, pieces := range []operand.U8{0x44, 0xEE} {
-			VSHUFF32X4(pieces, a[4+e], a[e], b[4*e+2*k])
-			VSHUFF32X4(pieces, a[12+e], a[8+e], b[4*e+2*k+1])
-		}
-	}
-	columns := make([]reg.VecPhysical, 16)
-	for e := range 4 {
-		for k := range 2 {
-			one, other := b[4*e+2*k], b[4*e+2*k+1]
-			VSHUFF32X4(operand.U8(0x88), other, one, a[0])
-			VSHUFF32X4(operand.U8(0xDD), other, one, other)
-			VMOVAPS(a[0], one)
-			columns[8*k+e], columns[8*k+4+e] = one, other
-		}
-	}
-	return columns
 }
 
-// add writes the kernel that multiplies one lane of a panel of weights with one of
-// tokens. The accumulators come first, a token's side by side.
-func (s isa) add(bits, tokens int) {
+// store writes a register of float32 to a lane.
+func (s isa) store(bits int, r reg.VecPhysical, l int) {
+	if bits == 32 {
+		VMOVUPS(r, laneAt(l, 0))
+		return
+	}
+	spare := s.r[s.bytes/4%16] // which columns leaves free
+	s.split(r, spare)
+	VMOVUPD(r, laneAt(l, 0))
+	VMOVUPD(spare, laneAt(l, s.bytes))
+}
+
+// split widens the float32 of r to float64, of which r and high are filled.
+func (s isa) split(r, high reg.VecPhysical) {
+	half := narrow(high, s.bytes/2)
+	if s.bytes == 64 {
+		VEXTRACTF64X4(operand.Imm(1), r, half)
+	} else {
+		VEXTRACTF128(operand.Imm(1), r, half)
+	}
+	VCVTPS2PD(narrow(r, s.bytes/2), r)
+	VCVTPS2PD(half, high)
+}
+
+// add writes the kernel that multiplies one lane of a panel of weights with panels of
+// tokens, or of pairs of BF16 with one panel. The accumulators come first, a token's side
+// by side.
+func (s isa) add(bits, tokens int, pairs bool) {
+	rows, size := panelVectors*s.perVector(bits), bits/8
 	name := fmt.Sprintf("%sAdd%dx%d", s.name, bits, tokens)
-	rows := panelVectors * s.perVector(bits)
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(acc, start, w, x *float%d, steps int)", bits))
-	Doc(
-		fmt.Sprintf("%s adds the products of one lane of %d rows and %d token(s) to start.", name, rows, tokens),
-		"",
-		fmt.Sprintf("\tcopy(acc, start[:%d])", rows*tokens),
-		"\tfor s := range steps {",
-		fmt.Sprintf("\t\tfor i := range %d {", tokens),
-		fmt.Sprintf("\t\t\tfor j := range %d {", rows),
-		fmt.Sprintf("\t\t\t\tacc[%d*i+j] += x[%d*s+i] * w[%d*s+j] // fused", rows, tokens, rows),
-		"\t\t\t}",
-		"\t\t}",
-		"\t}",
-	)
+	what := "w, x *float%[1]d, steps, panels, next int"
+	if pairs {
+		name = fmt.Sprintf("%sAddPairs%dx%d", s.name, bits, tokens)
+		what = "pairs *uint32, odd bool, w, x *float%[1]d, steps int"
+	}
+	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(acc *float%[1]d, "+what+", again bool, pending *float%[1]d, folds, lane int, out *float%[1]d, stride int, ahead uintptr, pace int)", bits))
+	if pairs {
+		Doc(
+			fmt.Sprintf("%s is %sAdd%dx%d with one panel, after", name, s.name, bits, tokens),
+			"",
+			"\tfor s := range steps {",
+			fmt.Sprintf("\t\tfor j := range %d {", rows),
+			fmt.Sprintf("\t\t\tw[%d*s+j] = BF16(pairs[%[1]d*s+j] >> (odd ? 16 : 0))", rows),
+			"\t\t}",
+			"\t}",
+		)
+	} else {
+		Doc(
+			fmt.Sprintf("%s adds the products of one lane of %d rows and panels of %d token(s) to acc,", name, rows, tokens),
+			"or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks",
+			"for the memory at ahead, the line pace bytes further on every 2 steps.",
+			"",
+			"\tfor p := range panels {",
+			fmt.Sprintf("\t\tfor i := range %d {", tokens),
+			fmt.Sprintf("\t\t\tfor j := range %d {", rows),
+			fmt.Sprintf("\t\t\t\tat := %d*(%d*p+i) + j", rows, tokens),
+			"\t\t\t\tsum := acc[at] // or 0",
+			"\t\t\t\tfor s := range steps {",
+			fmt.Sprintf("\t\t\t\t\tsum += x[next*p+%d*s+i] * w[%d*s+j] // fused", tokens, rows),
+			"\t\t\t\t}",
+			"\t\t\t\tfor f := range folds {",
+			"\t\t\t\t\tsum += pending[at-lane*f]",
+			"\t\t\t\t}",
+			fmt.Sprintf("\t\t\t\tout[stride*(%d*p+i)+j] = sum", tokens),
+			"\t\t\t}",
+			"\t\t}",
+			"\t}",
+		)
+	}
 	Pragma("noescape")
-	Load(Param("start"), sums)
-	Load(Param("w"), src)
-	Load(Param("x"), dst)
-	Load(Param("steps"), left)
-	accs := panelVectors * tokens
-	for a := range accs {
-		VMOVUPS(at(a*s.bytes), s.r[a])
-	}
-	w, number := s.r[accs:accs+panelVectors], s.r[accs+panelVectors:]
-	number = number[:min(len(number), 4)]
-	TESTQ(left, left)
-	JZ(operand.LabelRef("end"))
-	Label("step")
-	for j := range w {
-		VMOVUPS(from(j*s.bytes), w[j])
-	}
-	for i := range tokens {
-		v := number[i%len(number)]
-		if bits == 32 {
-			VBROADCASTSS(to(4*i), v)
-		} else {
-			VBROADCASTSD(to(8*i), v)
-		}
-		for j := range w {
-			fma(bits, w[j], v, s.r[panelVectors*i+j])
-		}
-	}
-	ADDQ(operand.U32(panelVectors*s.bytes), src)
-	ADDQ(operand.U32(tokens*bits/8), dst)
-	DECQ(left)
-	JNZ(operand.LabelRef("step"))
-	Label("end")
+	var (
+		w, x              = reg.R8, reg.R9 // of the present panel
+		panels, wide      = reg.RBX, reg.RBX
+		out, outStride    = reg.R10, reg.R11
+		prefetched, pace  = reg.R12, reg.R13
+		again             = reg.RDX
+		done              = reg.R15 // bytes of accumulators of the panels before
+		pending, distance = w, x
+	)
+	scale := func(r reg.GPPhysical) { SHLQ(operand.Imm(uint64(bits/32+1)), r) }
 	Load(Param("acc"), sums)
-	for a := range accs {
-		VMOVUPS(s.r[a], at(a*s.bytes))
+	Load(Param("x"), dst)
+	if pairs {
+		Load(Param("pairs"), src)
+		Load(Param("w"), wide)
+	} else {
+		Load(Param("w"), src)
+		Load(Param("panels"), panels)
 	}
-	end()
-}
-
-// fold writes the kernel that sums lanes.
-func (s isa) fold(bits int) {
-	name := fmt.Sprintf("%sFold%d", s.name, bits)
-	rows := panelVectors * s.perVector(bits)
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(sum, acc *float%d, tokens, lane, stride int)", bits))
-	Doc(
-		fmt.Sprintf("%s folds the 16 lanes of %d rows and some tokens, at least one, as Dot%d does.", name, rows, bits),
-		"",
-		"\tfor i := range tokens {",
-		fmt.Sprintf("\t\tfor j := range %d {", rows),
-		"\t\t\tvar lanes [16]float"+fmt.Sprint(bits),
-		"\t\t\tfor l := range 16 {",
-		fmt.Sprintf("\t\t\t\tlanes[l] = acc[l*lane+i*%d+j]", rows),
-		"\t\t\t}",
-		"\t\t\tsum[i*stride+j] = tree(lanes)",
-		"\t\t}",
-		"\t}",
-	)
-	Pragma("noescape")
-	Load(Param("lane"), lane)
-	lanes16(bits, parameter("acc"))
-	Load(Param("sum"), offset)
-	Load(Param("tokens"), left)
-	Load(Param("stride"), stride)
-	SHLQ(operand.Imm(uint64(bits/32+1)), stride)
-	add := func(a, b, sum operand.Op) {
-		if bits == 32 {
-			VADDPS(a, b, sum)
-		} else {
-			VADDPD(a, b, sum)
-		}
+	Load(Param("again"), again.As8())
+	Load(Param("out"), out)
+	Load(Param("stride"), outStride)
+	scale(outStride)
+	Load(Param("ahead"), prefetched)
+	Load(Param("pace"), pace)
+	XORQ(done, done)
+	accs := s.r[:panelVectors*tokens]
+	weights, number := s.r[len(accs):len(accs)+panelVectors], s.r[len(accs)+panelVectors:]
+	number = number[:min(len(number), 4)]
+	stored := panelVectors * s.bytes // bytes of weights in a step
+	if pairs {
+		stored = 4 * rows
 	}
-	Label("token")
-	for v := range panelVectors {
-		disp := v * s.bytes
-		for l := range 8 {
-			VMOVUPS(laneAt(l, disp), s.r[l])
-			add(laneAt(l+8, disp), s.r[l], s.r[l])
+	step := func(k int, odd bool) {
+		if pairs {
+			s.widenPairs(bits, operand.Mem{Base: w, Disp: stored * k}, odd, weights)
 		}
-		for n := 4; n > 0; n /= 2 {
-			for l := range n {
-				add(s.r[l+n], s.r[l], s.r[l])
+		for j, r := range weights {
+			disp := (panelVectors*k + j) * s.bytes
+			if pairs {
+				VMOVUPS(r, operand.Mem{Base: wide, Disp: disp})
+			} else {
+				VMOVUPS(operand.Mem{Base: w, Disp: disp}, r)
 			}
 		}
-		VMOVUPS(s.r[0], operand.Mem{Base: offset, Disp: disp})
+		for i := range tokens {
+			v, m := number[i%len(number)], operand.Mem{Base: x, Disp: (tokens*k + i) * size}
+			if bits == 32 {
+				VBROADCASTSS(m, v)
+			} else {
+				VBROADCASTSD(m, v)
+			}
+			for j := range weights {
+				fma(bits, weights[j], v, accs[panelVectors*i+j])
+			}
+		}
+		if k%2 == 1 {
+			PREFETCHT1(operand.Mem{Base: prefetched})
+			ADDQ(pace, prefetched)
+		}
 	}
-	for _, q := range quads {
-		ADDQ(operand.Imm(uint64(panelVectors*s.bytes)), q)
+	// loop goes over all steps, 4 at once.
+	loop := func(label string, odd bool) {
+		const unrolled = 4
+		advance := func(steps int) {
+			ADDQ(operand.U32(steps*stored), w)
+			ADDQ(operand.U32(steps*tokens*size), x)
+			if pairs {
+				ADDQ(operand.U32(steps*panelVectors*s.bytes), wide)
+			}
+		}
+		Load(Param("steps"), left)
+		SHRQ(operand.Imm(2), left)
+		JZ(operand.LabelRef(label + "rest"))
+		Label(label + "steps")
+		for k := range unrolled {
+			step(k, odd)
+		}
+		advance(unrolled)
+		DECQ(left)
+		JNZ(operand.LabelRef(label + "steps"))
+		Label(label + "rest")
+		Load(Param("steps"), left)
+		ANDQ(operand.Imm(unrolled-1), left)
+		JZ(operand.LabelRef("fold"))
+		Label(label + "step")
+		step(0, odd)
+		advance(1)
+		DECQ(left)
+		JNZ(operand.LabelRef(label + "step"))
 	}
-	ADDQ(stride, offset)
+	Label("panel")
+	MOVQ(src, w)
+	MOVQ(dst, x)
+	TESTB(again.As8(), again.As8())
+	JNZ(operand.LabelRef("resume"))
+	for _, r := range accs {
+		if s.bytes == 64 {
+			VPXORD(r, r, r)
+		} else {
+			VXORPS(r, r, r)
+		}
+	}
+	JMP(operand.LabelRef("begin"))
+	Label("resume")
+	for a, r := range accs {
+		VMOVUPS(operand.Mem{Base: sums, Index: done, Scale: 1, Disp: a * s.bytes}, r)
+	}
+	Label("begin")
+	if pairs {
+		CMPB(parameter("odd"), operand.Imm(0))
+		JNE(operand.LabelRef("odd"))
+		loop("even", false)
+		JMP(operand.LabelRef("fold"))
+		Label("odd")
+		if s.bytes == 64 {
+			VPTERNLOGD(operand.U8(0xff), z[31], z[31], z[31])
+			VPSLLD(operand.Imm(16), z[31], z[31])
+		}
+	}
+	loop("", true)
+	Label("fold")
+	Load(Param("folds"), left)
+	TESTQ(left, left)
+	JZ(operand.LabelRef("write"))
+	Load(Param("lane"), distance)
+	scale(distance)
+	Load(Param("pending"), pending)
+	ADDQ(done, pending)
+	Label("folds")
+	for a, r := range accs {
+		m := operand.Mem{Base: pending, Disp: a * s.bytes}
+		if bits == 32 {
+			VADDPS(m, r, r)
+		} else {
+			VADDPD(m, r, r)
+		}
+	}
+	SUBQ(distance, pending)
 	DECQ(left)
-	JNZ(operand.LabelRef("token"))
+	JNZ(operand.LabelRef("folds"))
+	Label("write")
+	for i := range tokens {
+		for j := range weights {
+			VMOVUPS(accs[panelVectors*i+j], operand.Mem{Base: out, Disp: j * s.bytes})
+		}
+		ADDQ(outStride, out)
+	}
+	if !pairs {
+		ADDQ(operand.U32(len(accs)*s.bytes), done)
+		Load(Param("next"), left)
+		LEAQ(operand.Mem{Base: dst, Index: left, Scale: uint8(size)}, dst)
+		DECQ(panels)
+		JNZ(operand.LabelRef("panel"))
+	}
 	end()
+}
+
+// widenPairs reads the odd or even numbers of pairs of BF16 as float32 or float64. With
+// AVX-512, z31 masks the odd ones.
+func (s isa) widenPairs(bits int, m operand.Mem, odd bool, w []reg.VecPhysical) {
+	for _, r := range w[:64/bits] {
+		switch {
+		case s.bytes == 64 && odd:
+			VPANDD(m, z[31], r)
+		case s.bytes == 64:
+			VPSLLD(operand.Imm(16), m, r)
+		default:
+			VMOVUPS(m, r)
+			if odd {
+				VPSRLD(operand.Imm(16), r, r)
+			}
+			VPSLLD(operand.Imm(16), r, r)
+		}
+		m.Disp += s.bytes
+	}
+	if bits == 64 {
+		s.split(w[0], w[1])
+	}
 }
