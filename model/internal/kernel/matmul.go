@@ -69,7 +69,7 @@ func (j *job) prepare(dst, x []float32, w Matrix, bias []float32, acc Accumulato
 	if j.im.hasTiles() && !j.im.anyLength {
 		j.length = (w.Cols + Lanes - 1) / Lanes * Lanes
 	}
-	j.panels = j.im.panels32.has() && tokens >= panelTokens && w.Cols > 0
+	j.panels = j.im.panels32.has() && tokens >= panelTokens[acc] && w.Cols > 0
 	j.inPlace = w.inPlace(j.im)
 	if !j.inPlace {
 		j.format = F32
@@ -92,7 +92,11 @@ func (j *job) cut() {
 	if j.acc == Float64 {
 		bytes *= 2
 	}
-	j.tokenBlock = max(least, min(cache/max(bytes, 1), most)/step*step)
+	even := func(block int) int { // the smallest block that makes no more of them
+		blocks := max(1, (j.tokens+block-1)/block)
+		return max(step, (j.tokens+blocks*step-1)/(blocks*step)*step)
+	}
+	j.tokenBlock = even(max(least, min(cache/max(bytes, 1), most)/step*step))
 	j.rowBlock = max(rows, j.w.Rows)
 	// Waking a worker takes as long as this many products.
 	const alone = 1 << 19
@@ -101,7 +105,7 @@ func (j *job) cut() {
 	if want := j.workers * itemsPerWorker; j.workers > 1 && j.tokenBlocks < want {
 		j.rowBlock = max(4*tileRows, rows, j.w.Rows*j.tokenBlocks/want/rows*rows)
 		if rowBlocks := (j.w.Rows + j.rowBlock - 1) / j.rowBlock; rowBlocks*j.tokenBlocks < want {
-			j.tokenBlock = min(j.tokenBlock, max(least, j.tokens*rowBlocks/want/step*step))
+			j.tokenBlock = even(min(j.tokenBlock, max(least, j.tokens*rowBlocks/want/step*step)))
 		}
 		j.tokenBlocks = (j.tokens + j.tokenBlock - 1) / j.tokenBlock
 	}

@@ -59,14 +59,14 @@ func TestMatMulIsTheDotProduct(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
 		for cols := range 258 {
 			for _, f := range []Format{F32, F16, BF16, F8E4M3} {
-				rows, tokens, offset := 1+r.IntN(9), 1+r.IntN(2*panelTokens), r.IntN(5)
+				rows, tokens, offset := 1+r.IntN(9), 1+r.IntN(2*panelTokens[Float32]), r.IntN(5)
 				checkAll(t, r, stored(r, rows, cols, f, offset), tokens)
 			}
 		}
 		for _, cols := range []int{1408, 2048, 10944} {
 			for _, f := range []Format{F32, F16, BF16, F8E4M3} {
 				checkAll(t, r, stored(r, 5, cols, f, 1), 3)
-				checkAll(t, r, stored(r, 5, cols, f, 1), panelTokens+1)
+				checkAll(t, r, stored(r, 5, cols, f, 1), panelTokens[Float32]+1)
 			}
 		}
 	})
@@ -77,7 +77,7 @@ func TestMatMulCoversEveryTile(t *testing.T) {
 	each(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(3, 2))
 		for rows := 1; rows <= 9; rows++ {
-			for tokens := 1; tokens <= panelTokens+2*maxPanelWidth; tokens++ {
+			for tokens := 1; tokens <= panelTokens[Float32]+2*maxPanelWidth; tokens++ {
 				for _, f := range []Format{F32, F16, BF16} {
 					checkMatMul(t, awkward(r, tokens*32), stored(r, rows, 32, f, 0), nil, 1)
 				}
@@ -200,7 +200,7 @@ func TestMatMulOfNotANumber(t *testing.T) {
 		inf := float32(math.Inf(1))
 		for at := range 40 {
 			for _, v := range []float32{float32(math.NaN()), inf, -inf} {
-				for _, tokens := range []int{3, panelTokens + 3} {
+				for _, tokens := range []int{3, panelTokens[Float32] + 3} {
 					x := random(r, tokens*40)
 					x[40+at] = v
 					w := stored(r, 6, 40, BF16, 1)
@@ -233,7 +233,7 @@ func TestTilesReadNoFurther(t *testing.T) {
 			for cols := 1; cols < 70; cols++ {
 				w := stored(r, 3, cols, f, 0)
 				w.Data = atPageEnd(t, w.Data)
-				for _, tokens := range []int{1, 3, 5, panelTokens + 1} {
+				for _, tokens := range []int{1, 3, 5, panelTokens[Float32] + 1} {
 					x := floatsAtPageEnd(t, random(r, tokens*cols))
 					checkMatMul(t, x, w, nil, 1)
 				}

@@ -55,8 +55,6 @@ const (
 	// tokens of so many lie in the first-level cache together, and the weights of all
 	// lanes in the second-level one.
 	panelSteps = 128
-	// panelTokens is the number of tokens from which on packing pays.
-	panelTokens = 16
 	// Tokens that are packed at once; the weights are packed again for every so many.
 	leastPanelTokens = 96
 	mostPanelTokens  = 516
@@ -67,6 +65,9 @@ const (
 	// a group of rows spills over a narrower panel.
 	laneGap = 16
 )
+
+// panelTokens is the number of tokens from which on packing pays.
+var panelTokens = [...]int{Float64: 6, Float32: 9}
 
 // foldOrder is the order of lanes in which each sum of the tree in Dot32 follows what it
 // sums: after lane i of it, as many sums are due as i has ones at its end.
@@ -142,7 +143,11 @@ func panelled[F float32 | float64](j *job, k *panelKernels[F], s *panelScratch[F
 	s.sums = grow(s.sums, slots*s.slotSize())
 	for ; r < toR; r += k.rows {
 		rows := min(k.rows, toR-r)
-		s.look(r+rows, min(k.rows, toR-r-rows))
+		if next := r + rows; next < toR {
+			s.look(next)
+		} else {
+			s.look(next + (j.workers-1)*j.rowBlock) // likely to be this worker's next
+		}
 		s.decode(r, rows)
 		for step := 0; step < j.steps(); step += panelSteps {
 			steps := min(panelSteps, j.steps()-step)
@@ -177,10 +182,10 @@ func (s *panelScratch[F]) laneSize(steps int) int { return steps*s.k.rows + lane
 // distance is how far apart the lanes of tokens are.
 func (s *panelScratch[F]) distance() int { return s.j.steps()*s.tokens.tokens + laneGap }
 
-// look sets out to ask for n rows of weights from r on while others are multiplied.
-func (s *panelScratch[F]) look(r, n int) {
+// look sets out to ask for the panel of weights at row r while another is multiplied.
+func (s *panelScratch[F]) look(r int) {
 	s.ahead, s.pace = uintptr(unsafe.Pointer(&s.x[0])), 0
-	if n > 0 {
+	if n := min(s.k.rows, s.j.w.Rows-r); n > 0 {
 		turns := Lanes * s.tokens.panels * s.j.steps() / 2
 		s.ahead, s.pace = uintptr(s.j.w.start(r)), n*s.j.w.rowBytes()/turns+1
 	}

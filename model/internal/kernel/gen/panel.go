@@ -160,10 +160,6 @@ func (s isa) columns(f format, disp int) []reg.VecPhysical {
 			m := operand.Mem{Base: p, Index: offset, Scale: 1, Disp: disp + h*half}
 			loadHalf(m, half, row/4%2, a[n/2*h+row/8*4+row%4])
 		}
-		if disp%64 == 0 {
-			// So many streams are more than the processor fetches ahead by itself.
-			PREFETCHT0(operand.Mem{Base: p, Index: offset, Scale: 1, Disp: disp + 512})
-		}
 	}
 	if f.name == "F16" {
 		for _, r := range a {
