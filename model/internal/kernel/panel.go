@@ -40,7 +40,7 @@ type pack[D any] func(dst *D, src *[maxGroup]*byte, steps, stride, lane int)
 // of tokens, next apart, to acc, [token][row], or to 0 unless again. Then it adds pending
 // sums, the last of which is given and the ones before lane apart, folds of them, and
 // writes the sums to out, those of two tokens stride apart. Meanwhile it fills the
-// second-level cache with the memory from ahead on, pace bytes every step.
+// second-level cache with the memory from ahead on, pace bytes every 2 steps.
 type addPanels[F any] func(acc, w, x *F, steps, panels, next int, again bool, pending *F, folds, lane int, out *F, stride int, ahead uintptr, pace int)
 
 // addPairs is addPanels with one panel of tokens; it sets w to one lane of the pairs,
@@ -93,7 +93,7 @@ type panelScratch[F float32 | float64] struct {
 	sums []F
 
 	ahead uintptr // memory to ask for
-	pace  int     // bytes of it in a step
+	pace  int     // bytes of it in 2 steps
 
 	src  [maxGroup]*byte // used by arrange
 	tail [maxGroup][2 * Lanes * 4]byte
@@ -186,7 +186,7 @@ func (s *panelScratch[F]) distance() int { return s.j.steps()*s.tokens.tokens + 
 func (s *panelScratch[F]) look(r int) {
 	s.ahead, s.pace = uintptr(unsafe.Pointer(&s.x[0])), 0
 	if n := min(s.k.rows, s.j.w.Rows-r); n > 0 {
-		turns := Lanes * s.tokens.panels * s.j.steps()
+		turns := Lanes * s.tokens.panels * s.j.steps() / 2
 		s.ahead, s.pace = uintptr(s.j.w.start(r)), n*s.j.w.rowBytes()/turns+1
 	}
 }
@@ -230,7 +230,7 @@ func (s *panelScratch[F]) multiply(r, rows, step, steps int) {
 				k.add[width-1](acc, &w[0], x, n, next-p, width*j.steps(),
 					step > 0, pending, folds, s.slotSize(), out, stride, s.ahead, s.pace)
 			}
-			s.ahead += uintptr(n * (next - p) * s.pace)
+			s.ahead += uintptr(n / 4 * 2 * (next - p) * s.pace)
 			p = next
 		}
 	}

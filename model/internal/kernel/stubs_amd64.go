@@ -477,7 +477,7 @@ func avx512Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane i
 
 // avx512Add32x1 adds the products of one lane of 32 rows and panels of 1 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 1 {
@@ -511,7 +511,7 @@ func avx512AddPairs32x1(acc *float32, pairs *uint32, odd bool, w *float32, x *fl
 
 // avx512Add32x2 adds the products of one lane of 32 rows and panels of 2 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 2 {
@@ -545,7 +545,7 @@ func avx512AddPairs32x2(acc *float32, pairs *uint32, odd bool, w *float32, x *fl
 
 // avx512Add32x3 adds the products of one lane of 32 rows and panels of 3 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 3 {
@@ -579,7 +579,7 @@ func avx512AddPairs32x3(acc *float32, pairs *uint32, odd bool, w *float32, x *fl
 
 // avx512Add32x4 adds the products of one lane of 32 rows and panels of 4 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 4 {
@@ -613,7 +613,7 @@ func avx512AddPairs32x4(acc *float32, pairs *uint32, odd bool, w *float32, x *fl
 
 // avx512Add32x5 adds the products of one lane of 32 rows and panels of 5 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 5 {
@@ -647,7 +647,7 @@ func avx512AddPairs32x5(acc *float32, pairs *uint32, odd bool, w *float32, x *fl
 
 // avx512Add32x6 adds the products of one lane of 32 rows and panels of 6 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 6 {
@@ -681,7 +681,7 @@ func avx512AddPairs32x6(acc *float32, pairs *uint32, odd bool, w *float32, x *fl
 
 // avx512Add32x7 adds the products of one lane of 32 rows and panels of 7 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 7 {
@@ -715,7 +715,7 @@ func avx512AddPairs32x7(acc *float32, pairs *uint32, odd bool, w *float32, x *fl
 
 // avx512Add32x8 adds the products of one lane of 32 rows and panels of 8 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 8 {
@@ -749,7 +749,7 @@ func avx512AddPairs32x8(acc *float32, pairs *uint32, odd bool, w *float32, x *fl
 
 // avx512Add32x9 adds the products of one lane of 32 rows and panels of 9 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 9 {
@@ -783,7 +783,7 @@ func avx512AddPairs32x9(acc *float32, pairs *uint32, odd bool, w *float32, x *fl
 
 // avx512Add32x10 adds the products of one lane of 32 rows and panels of 10 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 10 {
@@ -817,7 +817,7 @@ func avx512AddPairs32x10(acc *float32, pairs *uint32, odd bool, w *float32, x *f
 
 // avx512Add32x11 adds the products of one lane of 32 rows and panels of 11 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 11 {
@@ -851,7 +851,7 @@ func avx512AddPairs32x11(acc *float32, pairs *uint32, odd bool, w *float32, x *f
 
 // avx512Add32x12 adds the products of one lane of 32 rows and panels of 12 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 12 {
@@ -911,7 +911,7 @@ func avx512Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane i
 
 // avx512Add64x1 adds the products of one lane of 16 rows and panels of 1 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 1 {
@@ -945,7 +945,7 @@ func avx512AddPairs64x1(acc *float64, pairs *uint32, odd bool, w *float64, x *fl
 
 // avx512Add64x2 adds the products of one lane of 16 rows and panels of 2 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 2 {
@@ -979,7 +979,7 @@ func avx512AddPairs64x2(acc *float64, pairs *uint32, odd bool, w *float64, x *fl
 
 // avx512Add64x3 adds the products of one lane of 16 rows and panels of 3 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 3 {
@@ -1013,7 +1013,7 @@ func avx512AddPairs64x3(acc *float64, pairs *uint32, odd bool, w *float64, x *fl
 
 // avx512Add64x4 adds the products of one lane of 16 rows and panels of 4 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 4 {
@@ -1047,7 +1047,7 @@ func avx512AddPairs64x4(acc *float64, pairs *uint32, odd bool, w *float64, x *fl
 
 // avx512Add64x5 adds the products of one lane of 16 rows and panels of 5 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 5 {
@@ -1081,7 +1081,7 @@ func avx512AddPairs64x5(acc *float64, pairs *uint32, odd bool, w *float64, x *fl
 
 // avx512Add64x6 adds the products of one lane of 16 rows and panels of 6 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 6 {
@@ -1115,7 +1115,7 @@ func avx512AddPairs64x6(acc *float64, pairs *uint32, odd bool, w *float64, x *fl
 
 // avx512Add64x7 adds the products of one lane of 16 rows and panels of 7 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 7 {
@@ -1149,7 +1149,7 @@ func avx512AddPairs64x7(acc *float64, pairs *uint32, odd bool, w *float64, x *fl
 
 // avx512Add64x8 adds the products of one lane of 16 rows and panels of 8 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 8 {
@@ -1183,7 +1183,7 @@ func avx512AddPairs64x8(acc *float64, pairs *uint32, odd bool, w *float64, x *fl
 
 // avx512Add64x9 adds the products of one lane of 16 rows and panels of 9 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 9 {
@@ -1217,7 +1217,7 @@ func avx512AddPairs64x9(acc *float64, pairs *uint32, odd bool, w *float64, x *fl
 
 // avx512Add64x10 adds the products of one lane of 16 rows and panels of 10 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 10 {
@@ -1251,7 +1251,7 @@ func avx512AddPairs64x10(acc *float64, pairs *uint32, odd bool, w *float64, x *f
 
 // avx512Add64x11 adds the products of one lane of 16 rows and panels of 11 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 11 {
@@ -1285,7 +1285,7 @@ func avx512AddPairs64x11(acc *float64, pairs *uint32, odd bool, w *float64, x *f
 
 // avx512Add64x12 adds the products of one lane of 16 rows and panels of 12 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 12 {
@@ -1358,7 +1358,7 @@ func avx2Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int
 
 // avx2Add32x1 adds the products of one lane of 16 rows and panels of 1 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 1 {
@@ -1392,7 +1392,7 @@ func avx2AddPairs32x1(acc *float32, pairs *uint32, odd bool, w *float32, x *floa
 
 // avx2Add32x2 adds the products of one lane of 16 rows and panels of 2 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 2 {
@@ -1426,7 +1426,7 @@ func avx2AddPairs32x2(acc *float32, pairs *uint32, odd bool, w *float32, x *floa
 
 // avx2Add32x3 adds the products of one lane of 16 rows and panels of 3 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 3 {
@@ -1460,7 +1460,7 @@ func avx2AddPairs32x3(acc *float32, pairs *uint32, odd bool, w *float32, x *floa
 
 // avx2Add32x4 adds the products of one lane of 16 rows and panels of 4 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 4 {
@@ -1494,7 +1494,7 @@ func avx2AddPairs32x4(acc *float32, pairs *uint32, odd bool, w *float32, x *floa
 
 // avx2Add32x5 adds the products of one lane of 16 rows and panels of 5 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 5 {
@@ -1528,7 +1528,7 @@ func avx2AddPairs32x5(acc *float32, pairs *uint32, odd bool, w *float32, x *floa
 
 // avx2Add32x6 adds the products of one lane of 16 rows and panels of 6 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 6 {
@@ -1588,7 +1588,7 @@ func avx2Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int
 
 // avx2Add64x1 adds the products of one lane of 8 rows and panels of 1 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 1 {
@@ -1622,7 +1622,7 @@ func avx2AddPairs64x1(acc *float64, pairs *uint32, odd bool, w *float64, x *floa
 
 // avx2Add64x2 adds the products of one lane of 8 rows and panels of 2 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 2 {
@@ -1656,7 +1656,7 @@ func avx2AddPairs64x2(acc *float64, pairs *uint32, odd bool, w *float64, x *floa
 
 // avx2Add64x3 adds the products of one lane of 8 rows and panels of 3 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 3 {
@@ -1690,7 +1690,7 @@ func avx2AddPairs64x3(acc *float64, pairs *uint32, odd bool, w *float64, x *floa
 
 // avx2Add64x4 adds the products of one lane of 8 rows and panels of 4 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 4 {
@@ -1724,7 +1724,7 @@ func avx2AddPairs64x4(acc *float64, pairs *uint32, odd bool, w *float64, x *floa
 
 // avx2Add64x5 adds the products of one lane of 8 rows and panels of 5 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 5 {
@@ -1758,7 +1758,7 @@ func avx2AddPairs64x5(acc *float64, pairs *uint32, odd bool, w *float64, x *floa
 
 // avx2Add64x6 adds the products of one lane of 8 rows and panels of 6 token(s) to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks
-// for the memory at ahead, the line pace bytes further on every step.
+// for the memory at ahead, the line pace bytes further on every 2 steps.
 //
 //	for p := range panels {
 //		for i := range 6 {

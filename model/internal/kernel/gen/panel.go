@@ -272,7 +272,7 @@ func (s isa) add(bits, tokens int, pairs bool) {
 		Doc(
 			fmt.Sprintf("%s adds the products of one lane of %d rows and panels of %d token(s) to acc,", name, rows, tokens),
 			"or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it asks",
-			"for the memory at ahead, the line pace bytes further on every step.",
+			"for the memory at ahead, the line pace bytes further on every 2 steps.",
 			"",
 			"\tfor p := range panels {",
 			fmt.Sprintf("\t\tfor i := range %d {", tokens),
@@ -348,8 +348,10 @@ func (s isa) add(bits, tokens int, pairs bool) {
 				fma(bits, weights[j], v, accs[panelVectors*i+j])
 			}
 		}
-		PREFETCHT1(operand.Mem{Base: prefetched})
-		ADDQ(pace, prefetched)
+		if k%2 == 1 {
+			PREFETCHT1(operand.Mem{Base: prefetched})
+			ADDQ(pace, prefetched)
+		}
 	}
 	// loop goes over all steps, 4 at once.
 	loop := func(label string, odd bool) {
