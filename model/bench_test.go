@@ -16,8 +16,7 @@ const benchConfig = `{"model_type":"deepseek","vocab_size":4096,"hidden_size":51
 "n_shared_experts":2,"n_routed_experts":64,"num_experts_per_tok":6,"first_k_dense_replace":1}`
 
 // BenchmarkForward runs the decoder on BF16 weights; GFLOP/s counts the matrix products
-// of the activated weights. What it allocates does not grow with the layers: they use
-// the same buffers.
+// of the activated weights.
 func BenchmarkForward(b *testing.B) {
 	c, err := config.Parse(strings.NewReader(benchConfig))
 	if err != nil {
@@ -48,7 +47,7 @@ func BenchmarkForward(b *testing.B) {
 }
 
 // held keeps a source's tensors in memory.
-func held(b *testing.B, src model.Source) memory {
+func held(b testing.TB, src model.Source) memory {
 	b.Helper()
 	m := memory{}
 	for i := range src.Tensors() {

@@ -171,7 +171,7 @@ func (m *DeepseekForCausalLM) newPass(in *Input, o Options) (*pass, error) {
 	if err := in.check(m.Config.VocabSize); err != nil {
 		return nil, err
 	}
-	p := &pass{Options: o, m: m, in: in, format: format, weights: format, arena: &arena{}}
+	p := &pass{Options: o, m: m, in: in, format: format, weights: format, arena: arenas.Get().(*arena)}
 	p.rotary = newRotaryTable(m.Config, in.Seq, format, angles)
 	p.mask = newMask(in, format)
 	return p, nil
@@ -193,7 +193,20 @@ func (m *DeepseekForCausalLM) Forward(ctx context.Context, in *Input, o Options)
 	if err != nil {
 		return nil, err
 	}
-	return p.decode(ctx)
+	logits, err := p.decode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return p.end(logits), nil
+}
+
+// end gives the pass's memory back, but for that of its result, which it returns.
+func (p *pass) end(result *Activation) *Activation {
+	p.arena.reset(result.Values)
+	p.arena.used = nil
+	arenas.Put(p.arena)
+	p.arena = nil
+	return result
 }
 
 func (p *pass) decode(ctx context.Context) (*Activation, error) {
@@ -219,7 +232,7 @@ func (m *DeepseekForCausalLM) ForwardLayer(l int, x *Activation, in *Input, o Op
 	if err != nil {
 		return nil, err
 	}
-	return p.layer(l, x), nil
+	return p.end(p.layer(l, x)), nil
 }
 
 // ForwardHead runs the final norm and the head on x [batch, seq, hidden_size], the
@@ -229,7 +242,7 @@ func (m *DeepseekForCausalLM) ForwardHead(x *Activation, in *Input, o Options) (
 	if err != nil {
 		return nil, err
 	}
-	return p.head(x), nil
+	return p.end(p.head(x)), nil
 }
 
 func (p *pass) layer(l int, x *Activation) *Activation {
@@ -284,6 +297,7 @@ func (d *DeepseekDecoderLayer) forward(p *pass, name string, x *Activation) *Act
 	return p.stage(name+".output", p.add(residual, x))
 }
 
+// activation returns one whose values are to be set: they are whatever was there.
 func (p *pass) activation(shape ...int) *Activation {
 	n := 1
 	for _, d := range shape {

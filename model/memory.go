@@ -1,6 +1,9 @@
 package model
 
-import "math/bits"
+import (
+	"math/bits"
+	"sync"
+)
 
 // Pages are the memory that weights are mapped into: see Options.Pages.
 type Pages interface {
@@ -79,19 +82,21 @@ func (p *pass) dontNeed(l int) {
 }
 
 // arena hands out the buffers of activations, so that a layer uses those of the layer
-// before. It belongs to one pass and one goroutine.
+// before. It belongs to one pass and one goroutine at a time.
 type arena struct {
 	free [64][][]float32 // by the logarithm of their capacity
 	used [][]float32
 }
 
-// get returns n zeros.
+// arenas keeps the memory of passes for the next ones.
+var arenas = sync.Pool{New: func() any { return new(arena) }}
+
+// get returns n numbers, whatever they are.
 func (a *arena) get(n int) []float32 {
-	class := bits.Len(uint(n))
+	class := bits.Len(uint(max(n, 1) - 1))
 	if last := len(a.free[class]) - 1; last >= 0 {
 		buf := a.free[class][last][:n]
 		a.free[class] = a.free[class][:last]
-		clear(buf)
 		a.used = append(a.used, buf)
 		return buf
 	}

@@ -42,6 +42,7 @@ func (m *DeepseekMoE) forward(p *pass, name string, x *Activation) *Activation {
 //	y[t] = Σ_e topk_weight[t, e] · experts[e](x[t])
 func (m *DeepseekMoE) MoEInfer(p *pass, x *Activation, r Routing) *Activation {
 	y := p.activation(x.Rows(), x.Width())
+	clear(y.Values)
 	y.Weights = p.union(nil, x, r.Weight)
 	byExpert := r.byExpert(len(m.Experts))
 	m.fetch(p, byExpert)

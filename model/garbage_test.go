@@ -1,0 +1,42 @@
+//go:build !race
+
+package model_test
+
+import (
+	"context"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model"
+)
+
+// The race detector makes sync.Pool forget at random, so this is not for it.
+
+// TestForwardMakesNoGarbage holds what a token costs in memory, once there was a pass as
+// large, at its logits and a part of one activation.
+func TestForwardMakesNoGarbage(t *testing.T) {
+	c, err := config.Parse(strings.NewReader(benchConfig))
+	require.NoError(t, err)
+	m, err := model.Load(c, held(t, model.NewSynthetic(c, 1)))
+	require.NoError(t, err)
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it empties pools
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))  // each processor has its own
+	allocated := func(tokens int) float64 {
+		in := &model.Input{Batch: 1, Seq: tokens, InputIDs: make([]int, tokens)}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := m.Forward(context.Background(), in, model.Options{Accumulate: model.Float32, Parallelism: 1})
+		runtime.ReadMemStats(&after)
+		require.NoError(t, err)
+		return float64(after.TotalAlloc - before.TotalAlloc)
+	}
+	const few, many = 16, 128
+	allocated(many)
+	perToken := (allocated(many) - allocated(few)) / (many - few)
+	require.Less(t, perToken, float64(4*c.VocabSize+2*c.HiddenSize))
+}
