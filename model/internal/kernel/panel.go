@@ -12,9 +12,9 @@ import (
 //	panel[lane·distance + step·rows + row]
 //
 // So each lane is a matrix product of its own, whose operands pass from the first-level
-// cache through the tile's registers, and the lanes are folded at the end. Rows of
-// weights make panels that fill two registers; tokens make panels as wide as a tile or
-// less.
+// cache through the tile's registers. The lanes take turns so that each one's sums are
+// folded with others while they are in registers. Rows of weights make panels that fill
+// two registers; tokens make panels as wide as a tile or less.
 
 // panelKernels work on panels.
 type panelKernels[F float32 | float64] struct {
@@ -56,6 +56,7 @@ const (
 	// lanes in the second-level one.
 	panelSteps = 128
 	// Tokens that are packed at once; the weights are packed again for every so many.
+	// They stream through the tiles from the third-level cache.
 	leastPanelTokens = 96
 	mostPanelTokens  = 516
 	tokenBytes       = 5 << 20
