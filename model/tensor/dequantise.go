@@ -53,10 +53,11 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, scales []float3
 	for len(src) > 0 {
 		row, col := at/b.Cols, at%b.Cols
 		n := min(b.Cols-col, len(wide), len(src))
+		if within := col % b.BlockCols; within > 0 {
+			n = min(n, b.BlockCols-within)
+		}
 		s := scales[(row/b.BlockRows-first)*width:][:width]
-		b.runs(col, n, func(i, j, block int) {
-			kernel.WidenScaled(wide[i:j], src[i:], kernel.F8E4M3, s[block])
-		})
+		kernel.WidenBlocks(wide[:n], src, kernel.F8E4M3, s[col/b.BlockCols:], b.BlockCols)
 		kernel.Narrow(dst, wide[:n], to)
 		if zero, infinite := census(dst[:n*size], to); zero+infinite > 0 {
 			b.runs(col, n, func(i, j, block int) {

@@ -13,10 +13,13 @@ const (
 	cacheLine  = 64
 )
 
+// unscaled is the scale of numbers that have none.
+var unscaled = []float32{1}
+
 // Widen decodes len(dst) numbers from src. Every value is exact; a NaN stays a NaN.
 func Widen(dst []float32, src []byte, f Format) {
 	if f == F8E4M3 {
-		WidenScaled(dst, src, f, 1)
+		WidenBlocks(dst, src, f, unscaled, max(1, len(dst)))
 		return
 	}
 	size := f.Size()
@@ -35,22 +38,32 @@ func Widen(dst []float32, src []byte, f Format) {
 	widenPortable(dst, src, f)
 }
 
-// WidenScaled is Widen with each number multiplied by scale, the product rounded
+// WidenBlocks is Widen with number i multiplied by scales[i/block], the product rounded
 // once to float32.
-func WidenScaled(dst []float32, src []byte, f Format, scale float32) {
-	size := f.Size()
+func WidenBlocks(dst []float32, src []byte, f Format, scales []float32, block int) {
+	size, widen := f.Size(), current().widenE4M3
 	src = src[:len(dst)*size]
-	if widen := current().widenE4M3; f == F8E4M3 && widen != nil {
-		done := whole(len(dst), func(i, n int) { widen(&dst[i], &src[i], n, scale) })
-		dst, src = dst[done:], src[done*size:]
-		widenPortable(dst, src, f)
-	} else if f == F8E4M3 {
-		widenPortable(dst, src, f)
-	} else {
-		Widen(dst, src, f)
-	}
-	for i := range dst {
-		dst[i] *= scale
+	for at := 0; at < len(dst); {
+		n, per := min(block-at%block, len(dst)-at, chunk), chunk // of one block
+		done := 0
+		if f == F8E4M3 && widen != nil {
+			if block%Lanes == 0 && block <= chunk && at%block == 0 { // of several
+				n, per = min(chunk/block*block, len(dst)-at), block
+			}
+			if done = n &^ (Lanes - 1); done > 0 {
+				widen(&dst[at], &src[at], done, &scales[at/block], per)
+			}
+		}
+		rest := dst[at+done : at+n]
+		if f == F8E4M3 {
+			widenPortable(rest, src[at+done:], f)
+		} else {
+			Widen(rest, src[at*size:], f)
+		}
+		at += n
+		for i, scale := 0, scales[(at-1)/block]; i < len(rest); i++ {
+			rest[i] *= scale
+		}
 	}
 }
 

@@ -26,9 +26,9 @@ func TestWidenIsPortable(t *testing.T) {
 	})
 }
 
-// TestWidenScaledIsTheProduct takes all FP8 patterns times scales from denormal to
+// TestWidenBlocksIsTheProduct takes all FP8 patterns times scales from denormal to
 // overflow.
-func TestWidenScaledIsTheProduct(t *testing.T) {
+func TestWidenBlocksIsTheProduct(t *testing.T) {
 	patterns := make([]byte, 256)
 	for i := range patterns {
 		patterns[i] = byte(i)
@@ -37,11 +37,40 @@ func TestWidenScaledIsTheProduct(t *testing.T) {
 	each(t, func(t *testing.T) {
 		for _, scale := range scales {
 			got, want := make([]float32, 256), make([]float32, 256)
-			WidenScaled(got, patterns, F8E4M3, scale)
+			WidenBlocks(got, patterns, F8E4M3, []float32{scale}, len(got))
 			for i := range want {
 				want[i] = float32(float64(float32FromE4M3(byte(i))) * float64(scale))
 			}
 			requireSame(t, want, got)
+		}
+	})
+}
+
+// TestWidenBlocksTakesTheScaleOfTheBlock has blocks that end anywhere, and some that are
+// longer than what is converted at once.
+func TestWidenBlocksTakesTheScaleOfTheBlock(t *testing.T) {
+	data := make([]byte, 2*chunk+5)
+	for i := range data {
+		data[i] = byte(i % 127)
+	}
+	each(t, func(t *testing.T) {
+		for _, block := range []int{1, 16, 31, 48, 100, 128, chunk, chunk + 16} {
+			for _, n := range []int{0, 1, 15, 16, 17, 127, 128, 200, 2*chunk + 3} {
+				var scales []float32
+				for i := range (n + block - 1) / block {
+					scales = append(scales, float32(i+1))
+				}
+				for _, f := range []Format{F8E4M3, BF16} {
+					n := n / f.Size()
+					want, got := make([]float32, n), make([]float32, n)
+					widenPortable(want, data, f)
+					for i := range want {
+						want[i] *= scales[i/block]
+					}
+					WidenBlocks(got, data[:n*f.Size()], f, scales, block)
+					requireSame(t, want, got)
+				}
+			}
 		}
 	})
 }

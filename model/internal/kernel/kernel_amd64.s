@@ -31513,12 +31513,14 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx512WidenE4M3(dst *float32, src *byte, n int, scale float32)
-// Requires: AVX, AVX2, AVX512F, SSE, SSE2
-TEXT ·avx512WidenE4M3(SB), NOSPLIT, $0-28
+// func avx512WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
+// Requires: AVX, AVX2, AVX512F, CMOV, SSE2
+TEXT ·avx512WidenE4M3(SB), NOSPLIT, $0-40
 	MOVQ         dst+0(FP), DI
 	MOVQ         src+8(FP), SI
 	MOVQ         n+16(FP), CX
+	MOVQ         scales+24(FP), R8
+	MOVQ         block+32(FP), R9
 	MOVL         $0x0000bf80, AX
 	MOVQ         AX, X5
 	VPBROADCASTW X5, Y5
@@ -31531,12 +31533,19 @@ TEXT ·avx512WidenE4M3(SB), NOSPLIT, $0-28
 	MOVL         $0x43800000, AX
 	MOVQ         AX, X9
 	VPBROADCASTD X9, Z9
-	MOVSS        scale+24(FP), X10
-	VBROADCASTSS X10, Z10
 	SHRQ         $0x04, CX
 	JZ           end
+	SHRQ         $0x04, R9
 
 block:
+	VBROADCASTSS (R8), Z10
+	ADDQ         $0x04, R8
+	MOVQ         R9, R10
+	CMPQ         R10, CX
+	CMOVQGT      CX, R10
+	SUBQ         R10, CX
+
+some:
 	VPMOVZXBW (SI), Y0
 	VPSLLW    $0x08, Y0, Y0
 	VPSRAW    $0x01, Y0, Y0
@@ -31550,8 +31559,10 @@ block:
 	VMULPS    Z10, Z0, Z0
 	VMOVUPS   Z0, (DI)
 	ADDQ      $0x10, SI
-	ADDQ      $0x00000040, DI
-	DECQ      CX
+	ADDQ      $0x40, DI
+	DECQ      R10
+	JNZ       some
+	TESTQ     CX, CX
 	JNZ       block
 
 end:
@@ -31833,12 +31844,14 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2WidenE4M3(dst *float32, src *byte, n int, scale float32)
-// Requires: AVX, AVX2, F16C, SSE, SSE2
-TEXT ·avx2WidenE4M3(SB), NOSPLIT, $0-28
+// func avx2WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
+// Requires: AVX, AVX2, CMOV, F16C, SSE2
+TEXT ·avx2WidenE4M3(SB), NOSPLIT, $0-40
 	MOVQ         dst+0(FP), DI
 	MOVQ         src+8(FP), SI
 	MOVQ         n+16(FP), CX
+	MOVQ         scales+24(FP), R8
+	MOVQ         block+32(FP), R9
 	MOVL         $0x0000bf80, AX
 	MOVQ         AX, X5
 	VPBROADCASTW X5, Y5
@@ -31851,12 +31864,19 @@ TEXT ·avx2WidenE4M3(SB), NOSPLIT, $0-28
 	MOVL         $0x43800000, AX
 	MOVQ         AX, X9
 	VPBROADCASTD X9, Y9
-	MOVSS        scale+24(FP), X10
-	VBROADCASTSS X10, Y10
 	SHRQ         $0x04, CX
 	JZ           end
+	SHRQ         $0x04, R9
 
 block:
+	VBROADCASTSS (R8), Y10
+	ADDQ         $0x04, R8
+	MOVQ         R9, R10
+	CMPQ         R10, CX
+	CMOVQGT      CX, R10
+	SUBQ         R10, CX
+
+some:
 	VPMOVZXBW    (SI), Y0
 	VPSLLW       $0x08, Y0, Y0
 	VPSRAW       $0x01, Y0, Y0
@@ -31875,8 +31895,10 @@ block:
 	VMULPS       Y10, Y1, Y1
 	VMOVUPS      Y1, 32(DI)
 	ADDQ         $0x10, SI
-	ADDQ         $0x00000040, DI
-	DECQ         CX
+	ADDQ         $0x40, DI
+	DECQ         R10
+	JNZ          some
+	TESTQ        CX, CX
 	JNZ          block
 
 end:

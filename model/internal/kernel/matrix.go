@@ -78,21 +78,11 @@ func (m *Matrix) Row(dst []float32, r int) []float32 {
 	if m.Scales == nil {
 		Widen(dst, src, m.Format)
 	} else {
-		m.widenScaled(dst, src, r)
+		blocks := (m.Cols + m.BlockCols - 1) / m.BlockCols
+		WidenBlocks(dst, src, m.Format, m.Scales[r/m.BlockRows*blocks:], m.BlockCols)
 	}
 	if m.Round {
 		RoundTo(dst, m.Via)
 	}
 	return dst
-}
-
-// widenScaled decodes row r block by block.
-func (m *Matrix) widenScaled(dst []float32, src []byte, r int) {
-	blocks := (m.Cols + m.BlockCols - 1) / m.BlockCols
-	size := m.Format.Size()
-	for _, s := range m.Scales[r/m.BlockRows*blocks:][:blocks] {
-		n := min(m.BlockCols, len(dst))
-		WidenScaled(dst[:n], src, m.Format, s)
-		dst, src = dst[n:], src[n*size:]
-	}
 }

@@ -1871,14 +1871,14 @@ func avx512NarrowF16Stream(dst *byte, src *float32, n int)
 //go:noescape
 func avx512Widen64(dst *float64, src *float32, n int)
 
-// avx512WidenE4M3 widens F8E4M3, times scale. n is a multiple of 16.
+// avx512WidenE4M3 widens F8E4M3, each block times its scale. n and block are multiples of 16.
 //
 //	for i := range n {
-//		dst[i] = float32FromE4M3(src[i]) * scale
+//		dst[i] = float32FromE4M3(src[i]) * scales[i/block]
 //	}
 //
 //go:noescape
-func avx512WidenE4M3(dst *float32, src *byte, n int, scale float32)
+func avx512WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 
 // avx2WidenBF16 widens BF16. n is a multiple of 16.
 //
@@ -1961,14 +1961,14 @@ func avx2NarrowF16Stream(dst *byte, src *float32, n int)
 //go:noescape
 func avx2Widen64(dst *float64, src *float32, n int)
 
-// avx2WidenE4M3 widens F8E4M3, times scale. n is a multiple of 16.
+// avx2WidenE4M3 widens F8E4M3, each block times its scale. n and block are multiples of 16.
 //
 //	for i := range n {
-//		dst[i] = float32FromE4M3(src[i]) * scale
+//		dst[i] = float32FromE4M3(src[i]) * scales[i/block]
 //	}
 //
 //go:noescape
-func avx2WidenE4M3(dst *float32, src *byte, n int, scale float32)
+func avx2WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 
 // avx512Exp raises e to powers. n is a multiple of 16.
 //

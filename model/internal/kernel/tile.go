@@ -39,7 +39,7 @@ type implementation struct {
 	// around the caches and want dst aligned to cacheLine.
 	element   elementKernels
 	stream    elementKernels
-	widenE4M3 func(dst *float32, src *byte, n int, scale float32)
+	widenE4M3 func(dst *float32, src *byte, n int, scales *float32, block int)
 	widen64   func(dst *float64, src *float32, n int)
 	exp       func(dst, src *float64, n int)
 }

@@ -255,25 +255,53 @@ func avx2Codecs() {
 // 2^8 too small; denormals come out right. The one NaN would become finite: it gets
 // the exponent of an F16 NaN. finish gets 16 F16 in y[0].
 func widenE4M3(name string, up, scale reg.VecPhysical, finish func()) {
-	doc := loop(name, "widens F8E4M3, times scale", "dst[i] = float32FromE4M3(src[i]) * scale")
-	element(name, "func(dst *float32, src *byte, n int, scale float32)", 4, 1, doc, func() {
-		constant16(y[5], 0xbf80)
-		constant16(y[6], 0x3f80)
-		constant16(y[7], 0x7c00)
-		constant32(up, 0x43800000) // 256
-		Load(Param("scale"), x(scale))
-		VBROADCASTSS(x(scale), scale)
-	}, func() {
-		VPMOVZXBW(from(0), y[0])
-		VPSLLW(operand.Imm(8), y[0], y[0])
-		VPSRAW(operand.Imm(1), y[0], y[0]) // the sign goes to bits 15 and 14
-		VPAND(y[5], y[0], y[0])
-		VPAND(y[6], y[0], y[1])
-		VPCMPEQW(y[6], y[1], y[1])
-		VPAND(y[7], y[1], y[1])
-		VPOR(y[1], y[0], y[0])
-		finish()
-	})
+	TEXT(name, attr.NOSPLIT, "func(dst *float32, src *byte, n int, scales *float32, block int)")
+	Doc(
+		fmt.Sprintf("%s widens F8E4M3, each block times its scale. n and block are multiples of 16.", name),
+		"",
+		"\tfor i := range n {",
+		"\t\tdst[i] = float32FromE4M3(src[i]) * scales[i/block]",
+		"\t}",
+	)
+	Pragma("noescape")
+	scales, block, here := reg.R8, reg.R9, reg.R10
+	Load(Param("dst"), dst)
+	Load(Param("src"), src)
+	Load(Param("n"), left)
+	Load(Param("scales"), scales)
+	Load(Param("block"), block)
+	constant16(y[5], 0xbf80)
+	constant16(y[6], 0x3f80)
+	constant16(y[7], 0x7c00)
+	constant32(up, 0x43800000) // 256
+	SHRQ(operand.Imm(4), left)
+	JZ(operand.LabelRef("end"))
+	SHRQ(operand.Imm(4), block)
+	Label("block")
+	VBROADCASTSS(operand.Mem{Base: scales}, scale)
+	ADDQ(operand.Imm(4), scales)
+	MOVQ(block, here)
+	CMPQ(here, left)
+	CMOVQGT(left, here)
+	SUBQ(here, left)
+	Label("some")
+	VPMOVZXBW(from(0), y[0])
+	VPSLLW(operand.Imm(8), y[0], y[0])
+	VPSRAW(operand.Imm(1), y[0], y[0]) // the sign goes to bits 15 and 14
+	VPAND(y[5], y[0], y[0])
+	VPAND(y[6], y[0], y[1])
+	VPCMPEQW(y[6], y[1], y[1])
+	VPAND(y[7], y[1], y[1])
+	VPOR(y[1], y[0], y[0])
+	finish()
+	ADDQ(operand.Imm(16), src)
+	ADDQ(operand.Imm(64), dst)
+	DECQ(here)
+	JNZ(operand.LabelRef("some"))
+	TESTQ(left, left)
+	JNZ(operand.LabelRef("block"))
+	Label("end")
+	end()
 }
 
 // peaks writes loops of nothing but independent fused multiply-adds, 12 per round,
