@@ -31514,7 +31514,7 @@ end:
 	RET
 
 // func avx512WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
-// Requires: AVX, AVX2, AVX512F, CMOV, SSE2
+// Requires: AVX, AVX2, AVX512BW, AVX512F, CMOV, SSE2
 TEXT ·avx512WidenE4M3(SB), NOSPLIT, $0-40
 	MOVQ         dst+0(FP), DI
 	MOVQ         src+8(FP), SI
@@ -31533,6 +31533,15 @@ TEXT ·avx512WidenE4M3(SB), NOSPLIT, $0-40
 	MOVL         $0x43800000, AX
 	MOVQ         AX, X9
 	VPBROADCASTD X9, Z9
+	MOVL         $0x0000bf80, AX
+	MOVQ         AX, X11
+	VPBROADCASTW X11, Z11
+	MOVL         $0x00003f80, AX
+	MOVQ         AX, X12
+	VPBROADCASTW X12, Z12
+	MOVL         $0x00004000, AX
+	MOVQ         AX, X13
+	VPBROADCASTW X13, Z13
 	SHRQ         $0x04, CX
 	JZ           end
 	SHRQ         $0x04, R9
@@ -31544,6 +31553,34 @@ block:
 	CMPQ         R10, CX
 	CMOVQGT      CX, R10
 	SUBQ         R10, CX
+	SUBQ         $0x02, R10
+	JL           odd
+
+two:
+	VPMOVZXBW     (SI), Z0
+	VPSLLW        $0x08, Z0, Z0
+	VPSRAW        $0x01, Z0, Z0
+	VPANDD        Z11, Z0, Z0
+	VPANDD        Z12, Z0, Z1
+	VPCMPEQW      Z12, Z1, K1
+	VPADDW        Z13, Z0, K1, Z0
+	VEXTRACTI64X4 $0x01, Z0, Y1
+	VCVTPH2PS     Y0, Z0
+	VMULPS        Z9, Z0, Z0
+	VMULPS        Z10, Z0, Z0
+	VMOVUPS       Z0, (DI)
+	VCVTPH2PS     Y1, Z1
+	VMULPS        Z9, Z1, Z1
+	VMULPS        Z10, Z1, Z1
+	VMOVUPS       Z1, 64(DI)
+	ADDQ          $0x20, SI
+	ADDQ          $0x00000080, DI
+	SUBQ          $0x02, R10
+	JGE           two
+
+odd:
+	ADDQ $0x02, R10
+	JZ   next
 
 some:
 	VPMOVZXBW (SI), Y0
@@ -31562,8 +31599,10 @@ some:
 	ADDQ      $0x40, DI
 	DECQ      R10
 	JNZ       some
-	TESTQ     CX, CX
-	JNZ       block
+
+next:
+	TESTQ CX, CX
+	JNZ   block
 
 end:
 	VZEROUPPER

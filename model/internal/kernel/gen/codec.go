@@ -223,6 +223,26 @@ func avx512Codecs() {
 		VMOVUPD(z[1], to(64))
 	})
 	widenE4M3("avx512WidenE4M3", z[9], z[10], func() {
+		// Two blocks of 16 at once, while there are.
+		constant16(z[11], 0xbf80)
+		constant16(z[12], 0x3f80)
+		constant16(z[13], 0x4000)
+	}, func() {
+		VPMOVZXBW(from(0), z[0])
+		VPSLLW(operand.Imm(8), z[0], z[0])
+		VPSRAW(operand.Imm(1), z[0], z[0])
+		VPANDD(z[11], z[0], z[0])
+		VPANDD(z[12], z[0], z[1])
+		VPCMPEQW(z[12], z[1], reg.K1)
+		VPADDW(z[13], z[0], reg.K1, z[0]) // 0x3f80 + 0x4000 is a NaN, too
+		VEXTRACTI64X4(operand.Imm(1), z[0], y[1])
+		for h, half := range []reg.VecPhysical{y[0], y[1]} {
+			VCVTPH2PS(half, z[h])
+			VMULPS(z[9], z[h], z[h])
+			VMULPS(z[10], z[h], z[h])
+			VMOVUPS(z[h], to(64*h))
+		}
+	}, func() {
 		VCVTPH2PS(y[0], z[0])
 		VMULPS(z[9], z[0], z[0])
 		VMULPS(z[10], z[0], z[0])
@@ -239,7 +259,7 @@ func avx2Codecs() {
 			VMOVUPD(y[q], to(32*q))
 		}
 	})
-	widenE4M3("avx2WidenE4M3", y[9], y[10], func() {
+	widenE4M3("avx2WidenE4M3", y[9], y[10], nil, nil, func() {
 		VEXTRACTI128(operand.Imm(1), y[0], x(y[1]))
 		VCVTPH2PS(x(y[0]), y[0])
 		VCVTPH2PS(x(y[1]), y[1])
@@ -253,8 +273,9 @@ func avx2Codecs() {
 
 // widenE4M3 moves the bits of e4m3 to where F16 has them, which makes each value
 // 2^8 too small; denormals come out right. The one NaN would become finite: it gets
-// the exponent of an F16 NaN. finish gets 16 F16 in y[0].
-func widenE4M3(name string, up, scale reg.VecPhysical, finish func()) {
+// the exponent of an F16 NaN. finish gets 16 F16 in y[0]; two, if there is one, converts
+// 32 numbers after prepare.
+func widenE4M3(name string, up, scale reg.VecPhysical, prepare, two, finish func()) {
 	TEXT(name, attr.NOSPLIT, "func(dst *float32, src *byte, n int, scales *float32, block int)")
 	Doc(
 		fmt.Sprintf("%s widens F8E4M3, each block times its scale. n and block are multiples of 16.", name),
@@ -274,6 +295,9 @@ func widenE4M3(name string, up, scale reg.VecPhysical, finish func()) {
 	constant16(y[6], 0x3f80)
 	constant16(y[7], 0x7c00)
 	constant32(up, 0x43800000) // 256
+	if two != nil {
+		prepare()
+	}
 	SHRQ(operand.Imm(4), left)
 	JZ(operand.LabelRef("end"))
 	SHRQ(operand.Imm(4), block)
@@ -284,6 +308,19 @@ func widenE4M3(name string, up, scale reg.VecPhysical, finish func()) {
 	CMPQ(here, left)
 	CMOVQGT(left, here)
 	SUBQ(here, left)
+	if two != nil {
+		SUBQ(operand.Imm(2), here)
+		JL(operand.LabelRef("odd"))
+		Label("two")
+		two()
+		ADDQ(operand.Imm(32), src)
+		ADDQ(operand.U32(128), dst)
+		SUBQ(operand.Imm(2), here)
+		JGE(operand.LabelRef("two"))
+		Label("odd")
+		ADDQ(operand.Imm(2), here)
+		JZ(operand.LabelRef("next"))
+	}
 	Label("some")
 	VPMOVZXBW(from(0), y[0])
 	VPSLLW(operand.Imm(8), y[0], y[0])
@@ -298,6 +335,9 @@ func widenE4M3(name string, up, scale reg.VecPhysical, finish func()) {
 	ADDQ(operand.Imm(64), dst)
 	DECQ(here)
 	JNZ(operand.LabelRef("some"))
+	if two != nil {
+		Label("next")
+	}
 	TESTQ(left, left)
 	JNZ(operand.LabelRef("block"))
 	Label("end")
