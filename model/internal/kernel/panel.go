@@ -231,7 +231,7 @@ func (s *panelScratch[F]) multiply(r, rows, step, steps int) {
 				k.add[width-1](acc, &w[0], x, n, next-p, width*j.steps(),
 					step > 0, pending, folds, s.slotSize(), out, stride, s.ahead, s.pace)
 			}
-			s.ahead += uintptr(n / 4 * 2 * (next - p) * s.pace)
+			s.ahead += uintptr(n / 2 * (next - p) * s.pace)
 			p = next
 		}
 	}

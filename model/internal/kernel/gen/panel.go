@@ -353,9 +353,9 @@ func (s isa) add(bits, tokens int, pairs bool) {
 			ADDQ(pace, prefetched)
 		}
 	}
-	// loop goes over all steps, 4 at once.
+	// loop goes over all steps, two at once.
 	loop := func(label string, odd bool) {
-		const unrolled = 4
+		const unrolled = 2
 		advance := func(steps int) {
 			ADDQ(operand.U32(steps*stored), w)
 			ADDQ(operand.U32(steps*tokens*size), x)
@@ -364,7 +364,7 @@ func (s isa) add(bits, tokens int, pairs bool) {
 			}
 		}
 		Load(Param("steps"), left)
-		SHRQ(operand.Imm(2), left)
+		SHRQ(operand.Imm(1), left)
 		JZ(operand.LabelRef(label + "rest"))
 		Label(label + "steps")
 		for k := range unrolled {
@@ -377,11 +377,7 @@ func (s isa) add(bits, tokens int, pairs bool) {
 		Load(Param("steps"), left)
 		ANDQ(operand.Imm(unrolled-1), left)
 		JZ(operand.LabelRef("fold"))
-		Label(label + "step")
 		step(0, odd)
-		advance(1)
-		DECQ(left)
-		JNZ(operand.LabelRef(label + "step"))
 	}
 	Label("panel")
 	MOVQ(src, w)
