@@ -8087,11 +8087,12 @@ resume:
 	VMOVUPS 64(AX)(R15*1), Z1
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z2
@@ -8332,11 +8333,12 @@ resume:
 	VMOVUPS 192(AX)(R15*1), Z3
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z4
@@ -8622,11 +8624,12 @@ resume:
 	VMOVUPS 320(AX)(R15*1), Z5
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z6
@@ -8957,11 +8960,12 @@ resume:
 	VMOVUPS 448(AX)(R15*1), Z7
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z8
@@ -9337,11 +9341,12 @@ resume:
 	VMOVUPS 576(AX)(R15*1), Z9
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z10
@@ -9762,11 +9767,12 @@ resume:
 	VMOVUPS 704(AX)(R15*1), Z11
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z12
@@ -10232,11 +10238,12 @@ resume:
 	VMOVUPS 832(AX)(R15*1), Z13
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z14
@@ -10747,11 +10754,12 @@ resume:
 	VMOVUPS 960(AX)(R15*1), Z15
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z16
@@ -11307,11 +11315,12 @@ resume:
 	VMOVUPS 1088(AX)(R15*1), Z17
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z18
@@ -11912,11 +11921,12 @@ resume:
 	VMOVUPS 1216(AX)(R15*1), Z19
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z20
@@ -12562,11 +12572,12 @@ resume:
 	VMOVUPS 1344(AX)(R15*1), Z21
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z22
@@ -13257,11 +13268,12 @@ resume:
 	VMOVUPS 1472(AX)(R15*1), Z23
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD       $0x10, (R8), Z24
@@ -14539,11 +14551,12 @@ resume:
 	VMOVUPS 64(AX)(R15*1), Z1
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z2
@@ -14796,11 +14809,12 @@ resume:
 	VMOVUPS 192(AX)(R15*1), Z3
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z4
@@ -15098,11 +15112,12 @@ resume:
 	VMOVUPS 320(AX)(R15*1), Z5
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z6
@@ -15445,11 +15460,12 @@ resume:
 	VMOVUPS 448(AX)(R15*1), Z7
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z8
@@ -15837,11 +15853,12 @@ resume:
 	VMOVUPS 576(AX)(R15*1), Z9
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z10
@@ -16274,11 +16291,12 @@ resume:
 	VMOVUPS 704(AX)(R15*1), Z11
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z12
@@ -16756,11 +16774,12 @@ resume:
 	VMOVUPS 832(AX)(R15*1), Z13
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z14
@@ -17283,11 +17302,12 @@ resume:
 	VMOVUPS 960(AX)(R15*1), Z15
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z16
@@ -17855,11 +17875,12 @@ resume:
 	VMOVUPS 1088(AX)(R15*1), Z17
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z18
@@ -18472,11 +18493,12 @@ resume:
 	VMOVUPS 1216(AX)(R15*1), Z19
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z20
@@ -19134,11 +19156,12 @@ resume:
 	VMOVUPS 1344(AX)(R15*1), Z21
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z22
@@ -19841,11 +19864,12 @@ resume:
 	VMOVUPS 1472(AX)(R15*1), Z23
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VPSLLD        $0x10, (R8), Z24
@@ -20946,11 +20970,12 @@ resume:
 	VMOVUPS 32(AX)(R15*1), Y1
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y2
@@ -21207,11 +21232,12 @@ resume:
 	VMOVUPS 96(AX)(R15*1), Y3
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y4
@@ -21513,11 +21539,12 @@ resume:
 	VMOVUPS 160(AX)(R15*1), Y5
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y6
@@ -21864,11 +21891,12 @@ resume:
 	VMOVUPS 224(AX)(R15*1), Y7
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y8
@@ -22260,11 +22288,12 @@ resume:
 	VMOVUPS 288(AX)(R15*1), Y9
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y10
@@ -22701,11 +22730,12 @@ resume:
 	VMOVUPS 352(AX)(R15*1), Y11
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y12
@@ -23797,11 +23827,12 @@ resume:
 	VMOVUPS 32(AX)(R15*1), Y1
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y2
@@ -24061,11 +24092,12 @@ resume:
 	VMOVUPS 96(AX)(R15*1), Y3
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y4
@@ -24370,11 +24402,12 @@ resume:
 	VMOVUPS 160(AX)(R15*1), Y5
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y6
@@ -24724,11 +24757,12 @@ resume:
 	VMOVUPS 224(AX)(R15*1), Y7
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y8
@@ -25123,11 +25157,12 @@ resume:
 	VMOVUPS 288(AX)(R15*1), Y9
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y10
@@ -25567,11 +25602,12 @@ resume:
 	VMOVUPS 352(AX)(R15*1), Y11
 
 begin:
-	CMPB odd+16(FP), $0x00
-	JNE  odd
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   evenrest
+	MOVB  odd+16(FP), CL
+	TESTB CL, CL
+	JNZ   odd
+	MOVQ  steps+40(FP), CX
+	SHRQ  $0x01, CX
+	JZ    evenrest
 
 evensteps:
 	VMOVUPS      (R8), Y12
@@ -26051,25 +26087,16 @@ TEXT ·avx512WidenE4M3(SB), NOSPLIT, $0-40
 	MOVQ         block+32(FP), R9
 	MOVL         $0x0000bf80, AX
 	MOVQ         AX, X5
-	VPBROADCASTW X5, Y5
+	VPBROADCASTW X5, Z5
 	MOVL         $0x00003f80, AX
 	MOVQ         AX, X6
-	VPBROADCASTW X6, Y6
-	MOVL         $0x00007c00, AX
+	VPBROADCASTW X6, Z6
+	MOVL         $0x00004000, AX
 	MOVQ         AX, X7
-	VPBROADCASTW X7, Y7
+	VPBROADCASTW X7, Z7
 	MOVL         $0x43800000, AX
 	MOVQ         AX, X9
 	VPBROADCASTD X9, Z9
-	MOVL         $0x0000bf80, AX
-	MOVQ         AX, X11
-	VPBROADCASTW X11, Z11
-	MOVL         $0x00003f80, AX
-	MOVQ         AX, X12
-	VPBROADCASTW X12, Z12
-	MOVL         $0x00004000, AX
-	MOVQ         AX, X13
-	VPBROADCASTW X13, Z13
 	SHRQ         $0x04, CX
 	JZ           end
 	SHRQ         $0x04, R9
@@ -26088,10 +26115,10 @@ two:
 	VPMOVZXBW     (SI), Z0
 	VPSLLW        $0x08, Z0, Z0
 	VPSRAW        $0x01, Z0, Z0
-	VPANDD        Z11, Z0, Z0
-	VPANDD        Z12, Z0, Z1
-	VPCMPEQW      Z12, Z1, K1
-	VPADDW        Z13, Z0, K1, Z0
+	VPANDD        Z5, Z0, Z0
+	VPANDD        Z6, Z0, Z1
+	VPCMPEQW      Z6, Z1, K1
+	VPADDW        Z7, Z0, K1, Z0
 	VEXTRACTI64X4 $0x01, Z0, Y1
 	VCVTPH2PS     Y0, Z0
 	VMULPS        Z9, Z0, Z0
@@ -26425,7 +26452,7 @@ TEXT ·avx2WidenE4M3(SB), NOSPLIT, $0-40
 	MOVL         $0x00003f80, AX
 	MOVQ         AX, X6
 	VPBROADCASTW X6, Y6
-	MOVL         $0x00007c00, AX
+	MOVL         $0x00004000, AX
 	MOVQ         AX, X7
 	VPBROADCASTW X7, Y7
 	MOVL         $0x43800000, AX

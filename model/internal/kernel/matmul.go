@@ -159,17 +159,16 @@ func (j *job) weights(s *scratch, r, rows int) {
 	}
 	for k := range tileRows {
 		row := min(k, rows-1)
-		switch {
-		case j.inPlace:
+		if j.inPlace {
 			s.w[k] = (*byte)(j.w.start(r + row))
-		default:
-			dst := s.rows[row*j.length:][:j.length]
-			if k == row {
-				copy(dst, j.w.Row(dst, r+row))
-				fill(dst[j.w.Cols:], 0)
-			}
-			s.w[k] = (*byte)(unsafe.Pointer(&dst[0]))
+			continue
 		}
+		dst := s.rows[row*j.length:][:j.length]
+		if k == row {
+			copy(dst, j.w.Row(dst, r+row))
+			fill(dst[j.w.Cols:], 0)
+		}
+		s.w[k] = (*byte)(unsafe.Pointer(&dst[0]))
 	}
 }
 

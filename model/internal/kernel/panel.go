@@ -287,6 +287,11 @@ func (s *panelScratch[F]) packWeights(r, rows, step, steps int) {
 	j, k, format := s.j, s.k, s.j.packed()
 	lane, first := s.laneSize(steps), step*Lanes
 	n := min(steps*Lanes, j.w.Cols-first)
+	if format == BF16 {
+		s.w, s.pairs = grow(s.w, lane), grow(s.pairs, Lanes/2*lane)
+	} else {
+		s.w = grow(s.w, Lanes*lane)
+	}
 	for g := 0; g < k.rows; g += k.group {
 		for i := range k.group {
 			row := min(g+i, rows-1)
@@ -297,10 +302,8 @@ func (s *panelScratch[F]) packWeights(r, rows, step, steps int) {
 			}
 		}
 		if format == BF16 {
-			s.w, s.pairs = grow(s.w, lane), grow(s.pairs, Lanes/2*lane)
 			arrange(s, k.packPairs, s.pairs[g:], format, n, k.rows, lane)
 		} else {
-			s.w = grow(s.w, Lanes*lane)
 			arrange(s, k.pack[format], s.w[g:], format, n, k.rows, lane)
 		}
 	}

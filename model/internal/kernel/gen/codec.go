@@ -222,19 +222,14 @@ func avx512Codecs() {
 		VMOVUPD(z[0], to(0))
 		VMOVUPD(z[1], to(64))
 	})
-	widenE4M3("avx512WidenE4M3", z[9], z[10], func() {
-		// Two blocks of 16 at once, while there are.
-		constant16(z[11], 0xbf80)
-		constant16(z[12], 0x3f80)
-		constant16(z[13], 0x4000)
-	}, func() {
+	widenE4M3("avx512WidenE4M3", z, func() {
 		VPMOVZXBW(from(0), z[0])
 		VPSLLW(operand.Imm(8), z[0], z[0])
 		VPSRAW(operand.Imm(1), z[0], z[0])
-		VPANDD(z[11], z[0], z[0])
-		VPANDD(z[12], z[0], z[1])
-		VPCMPEQW(z[12], z[1], reg.K1)
-		VPADDW(z[13], z[0], reg.K1, z[0]) // 0x3f80 + 0x4000 is a NaN, too
+		VPANDD(z[5], z[0], z[0])
+		VPANDD(z[6], z[0], z[1])
+		VPCMPEQW(z[6], z[1], reg.K1)
+		VPADDW(z[7], z[0], reg.K1, z[0])
 		VEXTRACTI64X4(operand.Imm(1), z[0], y[1])
 		for h, half := range []reg.VecPhysical{y[0], y[1]} {
 			VCVTPH2PS(half, z[h])
@@ -259,7 +254,7 @@ func avx2Codecs() {
 			VMOVUPD(y[q], to(32*q))
 		}
 	})
-	widenE4M3("avx2WidenE4M3", y[9], y[10], nil, nil, func() {
+	widenE4M3("avx2WidenE4M3", y, nil, func() {
 		VEXTRACTI128(operand.Imm(1), y[0], x(y[1]))
 		VCVTPH2PS(x(y[0]), y[0])
 		VCVTPH2PS(x(y[1]), y[1])
@@ -274,8 +269,8 @@ func avx2Codecs() {
 // widenE4M3 moves the bits of e4m3 to where F16 has them, which makes each value
 // 2^8 too small; denormals come out right. The one NaN would become finite: it gets
 // the exponent of an F16 NaN. finish gets 16 F16 in y[0]; two, if there is one, converts
-// 32 numbers after prepare.
-func widenE4M3(name string, up, scale reg.VecPhysical, prepare, two, finish func()) {
+// 32 numbers. Registers 5 to 7 of r hold 16-bit constants, 9 holds 256 and 10 the scale.
+func widenE4M3(name string, r []reg.VecPhysical, two, finish func()) {
 	TEXT(name, attr.NOSPLIT, "func(dst *float32, src *byte, n int, scales *float32, block int)")
 	Doc(
 		fmt.Sprintf("%s widens F8E4M3, each block times its scale. n and block are multiples of 16.", name),
@@ -291,18 +286,15 @@ func widenE4M3(name string, up, scale reg.VecPhysical, prepare, two, finish func
 	Load(Param("n"), left)
 	Load(Param("scales"), scales)
 	Load(Param("block"), block)
-	constant16(y[5], 0xbf80)
-	constant16(y[6], 0x3f80)
-	constant16(y[7], 0x7c00)
-	constant32(up, 0x43800000) // 256
-	if two != nil {
-		prepare()
-	}
+	constant16(r[5], 0xbf80)
+	constant16(r[6], 0x3f80)
+	constant16(r[7], 0x4000)
+	constant32(r[9], 0x43800000) // 256
 	SHRQ(operand.Imm(4), left)
 	JZ(operand.LabelRef("end"))
 	SHRQ(operand.Imm(4), block)
 	Label("block")
-	VBROADCASTSS(operand.Mem{Base: scales}, scale)
+	VBROADCASTSS(operand.Mem{Base: scales}, r[10])
 	ADDQ(operand.Imm(4), scales)
 	MOVQ(block, here)
 	CMPQ(here, left)

@@ -54,11 +54,15 @@ func (s isa) panels() {
 // perVector is how many numbers a register holds.
 func (s isa) perVector(bits int) int { return 8 * s.bytes / bits }
 
-// lanes16 sets lane and quads from a stride in numbers and a pointer, so that laneAt
-// reaches all lanes.
-func lanes16(bits int, pointer operand.Mem) {
-	MOVQ(pointer, quads[0])
-	SHLQ(operand.Imm(uint64(bits/32+1)), lane)
+// toBytes turns a count of numbers into one of bytes.
+func toBytes(bits int, r reg.GPPhysical) { SHLQ(operand.Imm(uint64(bits/32+1)), r) }
+
+// lanesAt sets lane and quads from the parameters lane, a distance in numbers, and dst,
+// so that laneAt reaches all lanes.
+func lanesAt(bits int) {
+	Load(Param("lane"), lane)
+	Load(Param("dst"), quads[0])
+	toBytes(bits, lane)
 	LEAQ(operand.Mem{Base: lane, Index: lane, Scale: 2}, lane3)
 	for q := range 3 {
 		LEAQ(operand.Mem{Base: quads[q], Index: lane, Scale: 4}, quads[q+1])
@@ -75,15 +79,6 @@ func laneAt(l, disp int) operand.Mem {
 		m.Index, m.Scale = lane3, 1
 	}
 	return m
-}
-
-// parameter is a parameter's place.
-func parameter(name string) operand.Mem {
-	b, err := Param(name).Resolve()
-	if err != nil {
-		panic(err)
-	}
-	return b.Addr
 }
 
 // pack writes the kernel that transposes rows and widens them, but for those of BF16.
@@ -110,12 +105,11 @@ func (s isa) pack(f format, bits int) {
 		"\t}",
 	)
 	Pragma("noescape")
-	Load(Param("lane"), lane)
-	lanes16(bits, parameter("dst"))
+	lanesAt(bits)
 	Load(Param("src"), table)
 	Load(Param("steps"), left)
 	Load(Param("stride"), stride)
-	SHLQ(operand.Imm(uint64(bits/32+1)), stride)
+	toBytes(bits, stride)
 	SHRQ(operand.Imm(1), left)
 	JZ(operand.LabelRef("end"))
 	XORQ(offset, offset)
@@ -301,7 +295,6 @@ func (s isa) add(bits, tokens int, pairs bool) {
 		done              = reg.R15 // bytes of accumulators of the panels before
 		pending, distance = w, x
 	)
-	scale := func(r reg.GPPhysical) { SHLQ(operand.Imm(uint64(bits/32+1)), r) }
 	Load(Param("acc"), sums)
 	Load(Param("x"), dst)
 	if pairs {
@@ -314,7 +307,7 @@ func (s isa) add(bits, tokens int, pairs bool) {
 	Load(Param("again"), again.As8())
 	Load(Param("out"), out)
 	Load(Param("stride"), outStride)
-	scale(outStride)
+	toBytes(bits, outStride)
 	Load(Param("ahead"), prefetched)
 	Load(Param("pace"), pace)
 	XORQ(done, done)
@@ -398,8 +391,9 @@ func (s isa) add(bits, tokens int, pairs bool) {
 	}
 	Label("begin")
 	if pairs {
-		CMPB(parameter("odd"), operand.Imm(0))
-		JNE(operand.LabelRef("odd"))
+		Load(Param("odd"), left.As8())
+		TESTB(left.As8(), left.As8())
+		JNZ(operand.LabelRef("odd"))
 		loop("even", false)
 		JMP(operand.LabelRef("fold"))
 		Label("odd")
@@ -414,7 +408,7 @@ func (s isa) add(bits, tokens int, pairs bool) {
 	TESTQ(left, left)
 	JZ(operand.LabelRef("write"))
 	Load(Param("lane"), distance)
-	scale(distance)
+	toBytes(bits, distance)
 	Load(Param("pending"), pending)
 	ADDQ(done, pending)
 	Label("folds")
