@@ -1,0 +1,42 @@
+package text
+
+import (
+	"fmt"
+	"iter"
+	"strconv"
+	"strings"
+)
+
+// Ranges writes ascending numbers, such as those of layers or experts, for a sentence.
+// Three or more in a row are written as a range: "0-3, 7", "4, 5".
+func Ranges(n []int) string {
+	var parts []string
+	for first, last := range Runs(n) {
+		switch last - first {
+		case 0:
+			parts = append(parts, strconv.Itoa(first))
+		case 1:
+			parts = append(parts, strconv.Itoa(first), strconv.Itoa(last))
+		default:
+			parts = append(parts, fmt.Sprintf("%d-%d", first, last))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Runs yields the first and the last number of each run of consecutive numbers in n,
+// which is ascending: 0, 1, 2, 7 gives (0, 2) and (7, 7).
+func Runs(n []int) iter.Seq2[int, int] {
+	return func(yield func(first, last int) bool) {
+		for len(n) > 0 {
+			k := 1
+			for k < len(n) && n[k] == n[0]+k {
+				k++
+			}
+			if !yield(n[0], n[k-1]) {
+				return
+			}
+			n = n[k:]
+		}
+	}
+}

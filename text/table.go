@@ -1,0 +1,58 @@
+package text
+
+import (
+	"io"
+	"strings"
+	"unicode/utf8"
+)
+
+// Table is rows of cells in aligned columns, two spaces apart.
+type Table struct {
+	Align  string // a byte per column: 'r' aligns it to the right, any other to the left
+	Indent string // begins every line
+
+	rows [][]string
+}
+
+// Add appends a row of at most len(Align) cells. Cells are printed as they are: foreign
+// text among them has to be quoted.
+func (t *Table) Add(cells ...string) {
+	if len(cells) > len(t.Align) {
+		panic("text: Table.Add: more cells than columns")
+	}
+	t.rows = append(t.rows, cells)
+}
+
+// WriteText writes a line per row. A column is as wide as its widest cell, in runes; no
+// line ends in a space.
+func (t *Table) WriteText(w io.Writer) error {
+	widths := t.widths()
+	var b strings.Builder
+	for _, row := range t.rows {
+		b.WriteString(strings.TrimRight(t.line(row, widths), " ") + "\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (t *Table) line(row []string, widths []int) string {
+	line := t.Indent
+	for i, cell := range row {
+		pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+		if t.Align[i] == 'r' {
+			cell, pad = pad+cell, ""
+		}
+		line += cell + pad + "  "
+	}
+	return line
+}
+
+func (t *Table) widths() []int {
+	widths := make([]int, len(t.Align))
+	for _, row := range t.rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	return widths
+}
