@@ -2,22 +2,22 @@ package config
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/text"
 )
 
 const (
 	maxListed = 20 // problems that Error spells out
-	maxQuoted = 40 // runes of foreign text in a problem
+	maxQuoted = 40 // bytes of a foreign text in a problem
 )
 
 // Error holds everything that is wrong with one config.json, in the order of the
 // family's table of fields. Which file it was, the caller knows.
 type Error struct {
-	Problems []Problem
+	Problems []Problem // at least one
 }
 
 // Problem is one broken rule.
@@ -38,14 +38,14 @@ func (e *Error) Error() string {
 	for i, p := range listed {
 		lines[i] = p.String()
 	}
-	text := strings.Join(lines, "; ")
+	message := strings.Join(lines, "; ")
 	if more := len(e.Problems) - len(listed); more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
+		message += fmt.Sprintf("; and %d more", more)
 	}
 	if len(e.Problems) == 1 {
-		return text
+		return message
 	}
-	return fmt.Sprintf("%d problems: %s", len(e.Problems), text)
+	return fmt.Sprintf("%d problems: %s", len(e.Problems), message)
 }
 
 // String returns "field: cause".
@@ -61,35 +61,12 @@ func documentError(format string, args ...any) error {
 	return &Error{Problems: []Problem{{Cause: fmt.Sprintf(format, args...)}}}
 }
 
-// quote makes foreign text safe to print: escaped, on one line, clipped.
-func quote(text string) string {
-	if clipped, ok := cut(text, maxQuoted); ok {
-		return strconv.Quote(clipped) + "…"
-	}
-	return strconv.Quote(text)
-}
+// quote shows foreign text, such as a key or a string of the document, as a string
+// literal of limited length.
+func quote(s string) string { return text.Literal(s, maxQuoted) }
 
 // clip keeps a message of the JSON library short and on one line.
-func clip(text string) string {
-	clipped, _ := cut(text, 4*maxQuoted)
-	return strings.Map(func(r rune) rune {
-		if !strconv.IsPrint(r) {
-			return utf8.RuneError
-		}
-		return r
-	}, clipped)
-}
-
-// cut returns the first n runes and whether there were more.
-func cut(text string, n int) (string, bool) {
-	for i := range text {
-		if n == 0 {
-			return text[:i], true
-		}
-		n--
-	}
-	return text, false
-}
+func clip(message string) string { return text.Line(text.Clip(message, 4*maxQuoted)) }
 
 // show renders a JSON value for a problem.
 func show(v jsontext.Value) string {
@@ -97,10 +74,7 @@ func show(v jsontext.Value) string {
 	case '"':
 		return quote(unquote(v))
 	case '0':
-		if digits, ok := cut(string(v), maxQuoted); ok {
-			return digits + "…"
-		}
-		return string(v)
+		return text.Clip(string(v), maxQuoted)
 	}
 	return kindName(v.Kind())
 }

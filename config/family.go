@@ -72,7 +72,7 @@ const (
 
 // v1Fields are the keys of DeepseekConfig that the model or its training depend on.
 var v1Fields = []field{
-	{"model_type", text(func(c *Config) *string { return &c.ModelType })},
+	{"model_type", str(func(c *Config) *string { return &c.ModelType })},
 	{"vocab_size", integer(func(c *Config) *int { return &c.VocabSize }, 1, maxDim)},
 	{"hidden_size", integer(func(c *Config) *int { return &c.HiddenSize }, 1, maxDim)},
 	{"intermediate_size", integer(func(c *Config) *int { return &c.IntermediateSize }, 1, maxDim)},
@@ -86,10 +86,10 @@ var v1Fields = []field{
 	{"moe_layer_freq", integer(func(c *Config) *int { return &c.MoELayerFreq }, 1, maxLayers)},
 	{"first_k_dense_replace", integer(func(c *Config) *int { return &c.FirstKDenseReplace }, 0, maxLayers)},
 	{"norm_topk_prob", boolean(func(c *Config) *bool { return &c.NormTopKProb })},
-	{"scoring_func", text(func(c *Config) *string { return &c.ScoringFunc })},
+	{"scoring_func", str(func(c *Config) *string { return &c.ScoringFunc })},
 	{"aux_loss_alpha", number(func(c *Config) *float64 { return &c.AuxLossAlpha }, notNegative)},
 	{"seq_aux", boolean(func(c *Config) *bool { return &c.SeqAux })},
-	{"hidden_act", text(func(c *Config) *string { return &c.HiddenAct })},
+	{"hidden_act", str(func(c *Config) *string { return &c.HiddenAct })},
 	{"max_position_embeddings", integer(func(c *Config) *int { return &c.MaxPositionEmbeddings }, 1, maxDim)},
 	{"initializer_range", number(func(c *Config) *float64 { return &c.InitializerRange }, notNegative)},
 	{"rms_norm_eps", number(func(c *Config) *float64 { return &c.RMSNormEps }, positive)},

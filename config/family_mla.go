@@ -88,7 +88,7 @@ var mlaFields = append(append([]field{}, v1Fields...), []field{
 	{"qk_nope_head_dim", integer(func(c *Config) *int { return &c.QKNopeHeadDim }, 1, maxDim)},
 	{"qk_rope_head_dim", integer(func(c *Config) *int { return &c.QKRopeHeadDim }, 1, maxDim)},
 	{"v_head_dim", integer(func(c *Config) *int { return &c.VHeadDim }, 1, maxDim)},
-	{"topk_method", text(func(c *Config) *string { return &c.TopKMethod })},
+	{"topk_method", str(func(c *Config) *string { return &c.TopKMethod })},
 	{"n_group", optional(func(c *Config) *int { return &c.NGroup }, maxExperts)},
 	{"topk_group", optional(func(c *Config) *int { return &c.TopKGroup }, maxExperts)},
 	{"routed_scaling_factor", number(func(c *Config) *float64 { return &c.RoutedScalingFactor }, positive)},

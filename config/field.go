@@ -52,8 +52,8 @@ func boolean(get func(*Config) *bool) reader {
 	}
 }
 
-// text reads a field that must be a string.
-func text(get func(*Config) *string) reader {
+// str reads a field that must be a string.
+func str(get func(*Config) *string) reader {
 	return func(d *decoding, key string, value jsontext.Value) {
 		store(d, key, get(&d.config), func() (string, error) { return parseString(value) })
 	}
