@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
-	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -138,10 +138,10 @@ func TestDecoderSavedWithoutItsHead(t *testing.T) {
 // TestFusedExpertsAreViews: the fused checkpoint's experts are the other's, and no byte
 // is copied.
 func TestFusedExpertsAreViews(t *testing.T) {
-	apart, err := convert.Open("../fixtures/v3/checkpoint")
+	apart, err := checkpoint.Open("../fixtures/v3/checkpoint")
 	require.NoError(t, err)
 	defer apart.Close()
-	fused, err := convert.Open("../fixtures/v3/checkpoint-fused")
+	fused, err := checkpoint.Open("../fixtures/v3/checkpoint-fused")
 	require.NoError(t, err)
 	defer fused.Close()
 	c := fused.Config
@@ -163,7 +163,7 @@ func TestFusedExpertsAreViews(t *testing.T) {
 
 // TestDequantizedIsTheReferences: bit for bit, after the cast to BF16.
 func TestDequantizedIsTheReferences(t *testing.T) {
-	src, err := convert.Open("../fixtures/v3-fp8/checkpoint")
+	src, err := checkpoint.Open("../fixtures/v3-fp8/checkpoint")
 	require.NoError(t, err)
 	defer src.Close()
 	plain := model.Dequantized(src.Config, src, tensor.BF16)
@@ -193,7 +193,7 @@ func TestDequantizedIsTheReferences(t *testing.T) {
 // TestScalesAreChecked: missing, misshapen, of another dtype, without a config that
 // announces them.
 func TestScalesAreChecked(t *testing.T) {
-	src, err := convert.Open("../fixtures/v3-fp8/checkpoint")
+	src, err := checkpoint.Open("../fixtures/v3-fp8/checkpoint")
 	require.NoError(t, err)
 	defer src.Close()
 	const name = "model.layers.1.self_attn.o_proj.weight"

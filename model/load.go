@@ -7,23 +7,24 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // MismatchError lists every way in which a source's tensors differ from the
 // weights that its config implies: Missing and Wrong in the model's order,
 // Unexpected in the source's.
 type MismatchError struct {
-	Missing    []Slot
-	Wrong      []Wrong
-	Unexpected []tensor.Info
+	Missing    []Slot        // weights that no tensor holds
+	Wrong      []Wrong       // tensors that cannot be used as the weight they are named after
+	Unexpected []tensor.Info // tensors that the table does not know
 }
 
 // Wrong is a tensor that has the right name but not the right shape, or a dtype
 // that the model does not compute with.
 type Wrong struct {
-	Got   tensor.Info
-	Want  []int
-	Cause string // what is wrong beside the shape
+	Got   tensor.Info // the tensor, by the name that the table has for it
+	Want  []int       // the shape that the config implies; nil if Cause is about the shape
+	Cause string      // what is wrong beside the shape; empty if it is the shape alone
 }
 
 // maxFindings is how many findings of a MismatchError its message spells out.
@@ -43,7 +44,7 @@ func (e *MismatchError) Error() string {
 func (e *MismatchError) Findings() []string {
 	var lines []string
 	for _, s := range e.Missing {
-		lines = append(lines, fmt.Sprintf("%s: missing, shape %v is due", s.Name, s.Shape))
+		lines = append(lines, fmt.Sprintf("%s: missing, shape %v is expected", s.Name, s.Shape))
 	}
 	for _, w := range e.Wrong {
 		lines = append(lines, w.String())
@@ -56,24 +57,24 @@ func (e *MismatchError) Findings() []string {
 
 // String says what is wrong with the tensor.
 func (w Wrong) String() string {
-	if !slices.Equal(w.Got.Shape, w.Want) {
+	if w.Cause == "" {
 		return fmt.Sprintf("%s: shape %v, config says %v", w.Got.Name, w.Got.Shape, w.Want)
 	}
 	return w.Got.Name + ": " + w.Cause
 }
 
-// Load binds every weight that c implies to src's tensors, in any form that Canonical
-// knows, as views: nothing is read but the scales of FP8 weights. If a weight is missing, has another shape or an unsupported dtype, or if src
-// holds tensors that the table does not know, the error is a *MismatchError with all
-// of them.
-func Load(c *config.Config, src Source) (*DeepseekForCausalLM, error) {
-	src = Canonical(src)
-	if err := Check(c, src); err != nil {
+// Load binds every weight that c implies to src's tensors, in any form that
+// weights.New knows, as views: nothing is read but the scales of FP8 weights. If a
+// weight is missing, has another shape or an unsupported dtype, or if src holds tensors
+// that the table does not know, the error is a *MismatchError with all of them.
+func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
+	set := weights.New(c, src)
+	if err := CheckSet(c, set); err != nil {
 		return nil, err
 	}
 	m := newModel(c)
 	for s := range FamilyOf(c).Slots(c) {
-		w, err := loadWeight(c, src, s.Name)
+		w, err := bind(src, set.Find(s.Name))
 		if err != nil {
 			return nil, err
 		}
@@ -85,30 +86,29 @@ func Load(c *config.Config, src Source) (*DeepseekForCausalLM, error) {
 	return m, nil
 }
 
-// loadWeight views a tensor, and reads its scales if it is FP8.
-func loadWeight(c *config.Config, src Source, name string) (Weight, error) {
-	t, err := src.Tensor(name)
-	w := Weight{Name: name, Tensor: t}
-	if err != nil || t.DType != tensor.F8E4M3 {
-		return w, err
+// bind views a weight, and reads its scales if it is FP8.
+func bind(src weights.Source, w *weights.Weight) (Weight, error) {
+	t, err := w.View(src)
+	bound := Weight{Name: w.Name, Tensor: t}
+	if err != nil || w.DType != tensor.F8E4M3 {
+		return bound, err
 	}
-	w.Block = c.FP8Block
-	scales, err := src.Tensor(name + scaleSuffix)
+	bound.Block = w.Block
+	scales, err := w.Scales.View(src)
 	if err != nil {
-		return w, err
+		return bound, err
 	}
-	w.Scales, err = scales.Float32s(nil)
-	return w, err
+	bound.Scales, err = scales.Float32s(nil)
+	return bound, err
 }
 
-// Check compares src's headers, in any form that Canonical knows, with the weights
-// that c implies and returns nil or a *MismatchError. It reads no data.
-func Check(c *config.Config, src Source) error {
-	k := &checker{c: c, f: FamilyOf(c), held: map[string]tensor.Info{}, known: map[string]bool{}}
-	src = Canonical(src)
-	for i := range src.Tensors() {
-		k.held[i.Name] = i
-	}
+// Check compares the headers of a checkpoint, in any form that weights.New knows, with
+// the weights that c implies and returns nil or a *MismatchError. It reads no data.
+func Check(c *config.Config, h weights.Headers) error { return CheckSet(c, weights.New(c, h)) }
+
+// CheckSet is Check for tensors whose names are known already.
+func CheckSet(c *config.Config, set *weights.Set) error {
+	k := &checker{c: c, f: FamilyOf(c), set: set, known: map[string]bool{}}
 	for s := range k.f.Slots(c) {
 		k.check(s, true)
 	}
@@ -118,9 +118,12 @@ func Check(c *config.Config, src Source) error {
 	for s := range expand(k.f.Ignored, c, 0, c.NumHiddenLayers) {
 		k.known[s.Name] = true
 	}
-	for i := range src.Tensors() {
-		if !k.known[i.Name] {
-			k.found.Unexpected = append(k.found.Unexpected, i)
+	for _, x := range set.Misfits {
+		k.found.Wrong = append(k.found.Wrong, Wrong{Got: x.Info, Cause: x.Cause})
+	}
+	for _, w := range set.All() {
+		if !k.known[w.Name] {
+			k.found.Unexpected = append(k.found.Unexpected, w.Info)
 		}
 	}
 	if e := &k.found; len(e.Missing)+len(e.Wrong)+len(e.Unexpected) > 0 {
@@ -129,57 +132,46 @@ func Check(c *config.Config, src Source) error {
 	return nil
 }
 
-// checker compares headers with slots.
+// checker compares weights with slots.
 type checker struct {
 	c     *config.Config
 	f     *Family
-	held  map[string]tensor.Info
+	set   *weights.Set
 	known map[string]bool
 	found MismatchError
 }
 
-// check looks for one slot, which must be there if it is due.
-func (k *checker) check(s Slot, due bool) {
+// check looks for one slot, which must be there if it is expected.
+func (k *checker) check(s Slot, expected bool) {
 	k.known[s.Name] = true
-	got, ok := k.held[s.Name]
+	w := k.set.Find(s.Name)
 	switch {
-	case !ok && due:
+	case w == nil && expected:
 		k.found.Missing = append(k.found.Missing, s)
-	case !ok:
-	case !slices.Equal(got.Shape, s.Shape):
-		k.found.Wrong = append(k.found.Wrong, Wrong{Got: got, Want: s.Shape})
-	case got.DType == tensor.F8E4M3:
-		k.checkFP8(s, got)
+	case w == nil:
+	case !slices.Equal(w.Shape, s.Shape):
+		k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape})
+	case w.DType == tensor.F8E4M3:
+		k.checkFP8(s, w)
 	default:
-		if _, ok := got.DType.Format(); !ok {
-			k.wrong(s, got, fmt.Sprintf("dtype %s, the model computes with F32, F16, BF16 and F8_E4M3", got.DType))
+		if _, ok := w.DType.Format(); !ok {
+			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with F32, F16, BF16 and F8_E4M3", w.DType))
 		}
 	}
 }
 
-func (k *checker) wrong(s Slot, got tensor.Info, cause string) {
-	k.found.Wrong = append(k.found.Wrong, Wrong{Got: got, Want: s.Shape, Cause: cause})
+func (k *checker) wrong(s Slot, w *weights.Weight, cause string) {
+	k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape, Cause: cause})
 }
 
 // checkFP8 looks for an FP8 weight's scales, wherever they are.
-func (k *checker) checkFP8(s Slot, got tensor.Info) {
-	block := k.c.FP8Block
-	name := s.Name + scaleSuffix
-	scale, ok := k.held[name]
-	k.known[name] = true
-	switch {
-	case block[0] == 0:
-		k.wrong(s, got, "dtype F8_E4M3, but config.json has no quantization_config")
-	case len(s.Shape) != 2 || s.Param.Module == Embedding:
-		k.wrong(s, got, "dtype F8_E4M3, which only matrix products take")
-	case !ok:
-		k.wrong(s, got, "dtype F8_E4M3, but its scales, weight_scale_inv, are in no shard")
-	case scale.DType != tensor.F32:
-		k.wrong(s, got, fmt.Sprintf("weight_scale_inv has dtype %s, F32 is due", scale.DType))
-	default:
-		rows, cols := tensor.Blocks{Rows: s.Shape[0], Cols: s.Shape[1], BlockRows: block[0], BlockCols: block[1]}.Grid()
-		if !slices.Equal(scale.Shape, []int{rows, cols}) {
-			k.wrong(s, got, fmt.Sprintf("weight_scale_inv has shape %v, blocks of %v give [%d %d]", scale.Shape, block, rows, cols))
-		}
+func (k *checker) checkFP8(s Slot, w *weights.Weight) {
+	k.known[s.Name+weights.ScaleSuffix] = true
+	if k.c.FP8Block[0] == 0 {
+		k.wrong(s, w, "dtype F8_E4M3, but config.json has no quantization_config")
+	} else if s.Param.Module == Embedding {
+		k.wrong(s, w, "dtype F8_E4M3, which only matrix products take")
+	} else if err := w.CheckScales(); err != nil {
+		k.wrong(s, w, err.Error())
 	}
 }

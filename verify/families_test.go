@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
-	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
@@ -23,7 +23,7 @@ import (
 
 // TestFusedCheckpointPasses: the same weights, fused, against the same packs.
 func TestFusedCheckpointPasses(t *testing.T) {
-	c, err := convert.Open(fixture("v3/checkpoint-fused"))
+	c, err := checkpoint.Open(fixture("v3/checkpoint-fused"))
 	require.NoError(t, err)
 	defer c.Close()
 	for _, pack := range []string{"v3/golden-f32", "v3/golden-bf16"} {

@@ -95,7 +95,7 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 	if c.Reference == config.Native && c.KVLoraRank == 0 {
 		return nil, pack.error(fmt.Sprintf("model_type %s has no native reference", c.ModelType))
 	}
-	src = model.Canonical(src)
+	src = model.Canonical(c, src)
 	m, err := model.Load(c, src)
 	if err != nil {
 		return nil, err

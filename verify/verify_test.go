@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
-	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
@@ -35,9 +35,9 @@ var packs = []string{
 
 func fixture(name string) string { return filepath.Join("..", "fixtures", filepath.FromSlash(name)) }
 
-func open(t *testing.T, pack string) (*convert.Checkpoint, *verify.Pack) {
+func open(t *testing.T, pack string) (*checkpoint.Checkpoint, *verify.Pack) {
 	t.Helper()
-	c, err := convert.Open(fixture(filepath.Dir(pack) + "/checkpoint"))
+	c, err := checkpoint.Open(fixture(filepath.Dir(pack) + "/checkpoint"))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	p, err := verify.OpenPack(fixture(pack))

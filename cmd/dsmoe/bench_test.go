@@ -8,17 +8,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 )
 
-var checkpoint = flag.String("checkpoint", "../../fixtures/v1-base/checkpoint", "`DIR` of the model that BenchmarkForward runs")
+var benchmarked = flag.String("checkpoint", "../../fixtures/v1-base/checkpoint", "`DIR` of the model that BenchmarkForward runs")
 
 // BenchmarkForward runs whole forward passes on as many cores as -cpu says. With the
 // fixture's small model it only shows that it works; scripts/bench gives it the
 // widths of DeepSeekMoE-16B.
 func BenchmarkForward(b *testing.B) {
-	ckpt, err := convert.Open(*checkpoint)
+	ckpt, err := checkpoint.Open(*benchmarked)
 	require.NoError(b, err)
 	defer func() { require.NoError(b, ckpt.Close()) }()
 	m, err := model.Load(ckpt.Config, ckpt)

@@ -4,26 +4,31 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
-	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 )
 
 // convertFlags are the flags of convert.
 type convertFlags struct {
-	convert.Options
-	dtype  weightType
-	shard  shardSize
-	memory byteSize
-	verify bool
-	dryRun bool
-	check  bool
-	json   *bool
+	dtype         weightType
+	experts       expertsFlag
+	shard         shardSize
+	layers        layersFlag
+	include       []string
+	exclude       []string
+	memory        byteSize
+	allowOverflow bool
+	verify        bool
+	noResume      bool
+	dryRun        bool
+	check         bool
+	json          *bool
 }
 
 func newConvert() *cobra.Command {
@@ -39,7 +44,7 @@ Everything is planned from the headers first: --dry-run prints the plan. The out
 is assembled in a hidden directory beside DST, read again, compared with the source,
 and renamed: DST is complete or not there. An interrupted run, however it ended, goes
 on when the same command is given again, and gives the same bytes. DST holds
-dsmoe.manifest.json, which binds its tensors to the source's by sha256; --check DST
+dsmoe.manifest.json, which binds its tensors to the source's by BLAKE3 hashes; --check DST
 hashes everything again and names what changed.
 
 --type casts F32, F16 and BF16 weights and dequantises FP8 ones; config.json follows.
@@ -66,15 +71,15 @@ that makes a number infinite or zero is refused, unless --allow-overflow is give
 func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.Var(&f.dtype, "type", "dtype of float weights: f32, f16, bf16 or keep")
-	flags.Var(&f.Experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
+	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
 	flags.Var(&f.shard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 2GiB, or none for one file")
-	flags.Var(&f.Layers, "layers", "keep only these decoder `layers`: 0-3,7")
-	flags.StringArrayVar(&f.Include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
-	flags.StringArrayVar(&f.Exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
+	flags.Var(&f.layers, "layers", "keep only these decoder `layers`: 0-3,7")
+	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
+	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.Var(&f.memory, "max-memory", "memory to stay below, a `size`")
-	flags.BoolVar(&f.AllowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite or zero")
+	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite or zero")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
-	flags.BoolVar(&f.NoResume, "no-resume", false, "start over, even if an interrupted run could go on")
+	flags.BoolVar(&f.noResume, "no-resume", false, "start over, even if an interrupted run could go on")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
 }
@@ -92,21 +97,19 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	debug.SetMemoryLimit(int64(f.memory))
-	moreThreads()
 	b := phaseBar{w: cmd.ErrOrStderr()}
 	defer b.clear()
-	f.Progress = b.set
+	settings := convert.Settings{Memory: int64(f.memory), Unverified: !f.verify, StartOver: f.noResume,
+		KeepLosses: f.allowOverflow, Tool: version(), Progress: b.set}
 	if f.check {
-		return f.runCheck(cmd, args[0], &b)
+		return f.runCheck(cmd, args[0], settings, &b)
 	}
-	src, err := convert.Open(args[0])
+	src, err := checkpoint.Open(args[0])
 	if err != nil {
 		return err
 	}
 	defer src.Close()
-	f.MaxShardBytes, f.MaxMemory, f.DType = int64(f.shard), int64(f.memory), tensor.DType(f.dtype)
-	f.NoVerify, f.Version = !f.verify, version()
-	r, err := f.convert(cmd.Context(), src, args)
+	r, err := f.convert(cmd.Context(), src, args, settings)
 	if err != nil {
 		return err
 	}
@@ -114,29 +117,18 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	return printReport(cmd, r, *f.json)
 }
 
-// moreThreads lets goroutines that wait for the disk have threads of their own, as long
-// as the user has not said how many there may be: see convert.Run.
-func moreThreads() {
-	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(8 * runtime.GOMAXPROCS(0))
-	}
-}
-
 // convert plans or converts.
-func (f *convertFlags) convert(ctx context.Context, src *convert.Checkpoint, args []string) (report, error) {
-	if !f.dryRun {
-		return convert.Run(ctx, args[1], src, f.Options)
+func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string, s convert.Settings) (report, error) {
+	o := plan.Options{DType: tensor.DType(f.dtype), Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
+		Layers: plan.Layers(f.layers), Include: f.include, Exclude: f.exclude}
+	if f.dryRun {
+		return plan.Conversion(src, o)
 	}
-	v, err := convert.NewView(src)
-	if err != nil {
-		return nil, err
-	}
-	defer v.Close()
-	return convert.NewPlan(v, f.Options)
+	return convert.Run(ctx, args[1], src, convert.Options{Options: o, Settings: s})
 }
 
-func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, b *phaseBar) error {
-	r, err := convert.Check(cmd.Context(), dir, b.set)
+func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settings, b *phaseBar) error {
+	r, err := convert.Check(cmd.Context(), dir, s)
 	if err != nil {
 		return err
 	}
@@ -220,3 +212,35 @@ func (s *shardSize) String() string {
 
 // Type names the flag's type in the help.
 func (s *shardSize) Type() string { return "size" }
+
+// expertsFlag is a flag: a layout of routed experts.
+type expertsFlag plan.Experts
+
+// Set reads a layout.
+func (e *expertsFlag) Set(text string) error {
+	layout, err := plan.ParseExperts(text)
+	*e = expertsFlag(layout)
+	return err
+}
+
+// String returns what Set reads.
+func (e *expertsFlag) String() string { return plan.Experts(*e).String() }
+
+// Type names the flag's values in the help.
+func (e *expertsFlag) Type() string { return "layout" }
+
+// layersFlag is a flag: a set of decoder layers.
+type layersFlag plan.Layers
+
+// Set reads layers.
+func (l *layersFlag) Set(text string) error {
+	layers, err := plan.ParseLayers(text)
+	*l = layersFlag(layers)
+	return err
+}
+
+// String returns what Set reads.
+func (l *layersFlag) String() string { return plan.Layers(*l).String() }
+
+// Type names the flag's values in the help.
+func (l *layersFlag) Type() string { return "layers" }

@@ -6,7 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/model"
+	"dsmoe/model/weights"
 	"dsmoe/verify/diff"
 )
 
@@ -50,24 +52,32 @@ The configs are not compared.`,
 
 // compareWeights opens both sides and compares them.
 func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.Writer) (*diff.Report, error) {
-	left, err := openView(a)
+	left, err := checkpoint.Open(a)
 	if err != nil {
 		return nil, err
 	}
-	defer left.close()
-	right, err := openView(b)
+	defer left.Close()
+	right, err := checkpoint.Open(b)
 	if err != nil {
 		return nil, err
 	}
-	defer right.close()
+	defer right.Close()
+	x, err := sideOf(left)
+	if err != nil {
+		return nil, err
+	}
+	y, err := sideOf(right)
+	if err != nil {
+		return nil, err
+	}
 	total := int64(0)
-	for info := range left.Tensors() {
-		total += info.Bytes()
+	for _, w := range x.Weights {
+		total += w.Bytes()
 	}
 	bar := newBar(stderr, "comparing", total, true)
 	defer bar.clear()
 	o.Progress = bar.add
-	r, err := diff.Compare(ctx, left, right, o)
+	r, err := diff.Compare(ctx, x, y, o)
 	if err != nil {
 		return nil, err
 	}
@@ -75,26 +85,15 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 	return r, nil
 }
 
-// openedView is a checkpoint seen per expert.
-type openedView struct {
-	*convert.View
-	checkpoint *convert.Checkpoint
-}
-
-func openView(path string) (openedView, error) {
-	c, err := convert.Open(path)
-	if err != nil {
-		return openedView{}, err
+// sideOf is a checkpoint seen per expert, in the order of the model.
+func sideOf(c *checkpoint.Checkpoint) (diff.Side, error) {
+	set := weights.New(c.Config, c)
+	var problems []checkpoint.Problem
+	for _, m := range set.Misfits {
+		problems = append(problems, checkpoint.Problem{Tensor: m.Name, Cause: m.Cause})
 	}
-	v, err := convert.NewView(c)
-	if err != nil {
-		c.Close()
-		return openedView{}, err
+	if problems != nil {
+		return diff.Side{}, &checkpoint.Error{Path: c.Path, Problems: problems}
 	}
-	return openedView{v, c}, nil
-}
-
-func (v openedView) close() {
-	v.View.Close()
-	v.checkpoint.Close()
+	return diff.Side{Weights: model.Ordered(c.Config, set), Reader: c}, nil
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/verify/inspect"
 )
 
@@ -127,12 +127,12 @@ func configPath(path string) string {
 
 // scan reads everything but the weights of the checkpoint at path.
 func scan(path string) (*inspect.Checkpoint, error) {
-	inv, err := convert.Scan(path)
+	inv, err := checkpoint.Scan(path)
 	if err != nil {
 		return nil, err
 	}
 	if isNothing(inv) {
-		return nil, &convert.Error{Path: path, Problems: inv.Problems}
+		return nil, &checkpoint.Error{Path: path, Problems: inv.Problems}
 	}
 	c := &inspect.Checkpoint{Path: path, Config: inv.Config}
 	if x := inv.Index; x != nil {
@@ -146,12 +146,12 @@ func scan(path string) (*inspect.Checkpoint, error) {
 }
 
 // isNothing says of a directory that it has no part of a checkpoint.
-func isNothing(inv *convert.Inventory) bool {
+func isNothing(inv *checkpoint.Inventory) bool {
 	return errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 &&
-		!slices.ContainsFunc(inv.Problems, func(p convert.Problem) bool { return p.File != "" && p.File != "config.json" })
+		!slices.ContainsFunc(inv.Problems, func(p checkpoint.Problem) bool { return p.File != "" && p.File != "config.json" })
 }
 
-func findings(kind inspect.Kind, problems []convert.Problem) (found []inspect.Finding) {
+func findings(kind inspect.Kind, problems []checkpoint.Problem) (found []inspect.Finding) {
 	for _, p := range problems {
 		found = append(found, inspect.Finding{Kind: kind, File: p.File, Tensor: p.Tensor, Cause: p.Cause, Hint: p.Hint})
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/safetensors"
 )
 
@@ -257,11 +257,11 @@ func TestByteSize(t *testing.T) {
 func TestSynthShards(t *testing.T) {
 	dir := t.TempDir()
 	config := filepath.Join("..", "..", "fixtures", "v1-base", "checkpoint", "config.json")
-	open := func(name string, args ...string) *convert.Checkpoint {
+	open := func(name string, args ...string) *checkpoint.Checkpoint {
 		path := filepath.Join(dir, name)
 		status, _, stderr := dsmoe(t.Context(), append([]string{"synth", config, path, "--seed", "3"}, args...)...)
 		require.Equal(t, exitYes, status, stderr)
-		c, err := convert.Open(path)
+		c, err := checkpoint.Open(path)
 		require.NoError(t, err)
 		t.Cleanup(func() { c.Close() })
 		return c

@@ -15,8 +15,10 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert"
+	"dsmoe/convert/plan"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 func newSynth() *cobra.Command {
@@ -73,6 +75,9 @@ func (o synthOptions) source(c *config.Config) *model.Synthetic {
 	return model.NewSynthetic(c, o.seed)
 }
 
+// rule names what the values follow from.
+func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.seed, o.gates) }
+
 // gateInit is a flag: how the gates' weights are drawn.
 type gateInit string
 
@@ -103,17 +108,17 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 		return nil, err
 	}
 	source := o.source(c)
-	out := convert.Output{
-		Tensors: slices.Collect(source.Tensors()),
-		Config:  document,
-		Fill: func(_ context.Context, t tensor.Info, dst []byte, offset int64) error {
-			return source.Fill(t, dst, offset)
-		},
+	s := plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: document, Rule: o.rule(), Fill: source.Fill}
+	p, err := plan.Synthesis(s, int64(o.maxShard))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", text.Quote(configFile), err)
 	}
-	r := describeSynthetic(dst, o, c, out.Tensors)
-	b := newBar(stderr, "writing", r.Bytes, true)
+	b := phaseBar{w: stderr}
 	defer b.clear()
-	return r, convert.Write(ctx, dst, out, convert.WriteOptions{MaxShardBytes: int64(o.maxShard), Progress: b.add})
+	if _, err := convert.Synthesise(ctx, dst, p, convert.Settings{Tool: version(), Progress: b.set}); err != nil {
+		return nil, err
+	}
+	return describeSynthetic(dst, o, c, s.Tensors), nil
 }
 
 // synthesised says what was written.
@@ -158,7 +163,7 @@ func readConfig(path string) (*config.Config, []byte, error) {
 		return nil, nil, fileError(path, err)
 	}
 	if !stat.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("%q: not a file, a config.json is due", path)
+		return nil, nil, fmt.Errorf("%q: not a file, a config.json is expected", path)
 	}
 	f, err := os.Open(path)
 	if err != nil {

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/term"
 
 	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 )
 
@@ -82,7 +83,7 @@ func fileError(path string, err error) error {
 // hintOf returns what the user can do about err, if anything is known.
 func hintOf(err error) string {
 	var usage *usageError
-	var bad *convert.Error
+	var bad *checkpoint.Error
 	var mismatch *model.MismatchError
 	var loss *convert.LossError
 	switch {

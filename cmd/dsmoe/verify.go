@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/config"
-	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
@@ -106,8 +106,8 @@ func (o *verifyOptions) options(progress func(done, total int)) verify.Options {
 	return options
 }
 
-func (o *verifyOptions) verify(ctx context.Context, checkpoint, golden string, stderr io.Writer) (*verified, error) {
-	c, err := convert.Open(checkpoint)
+func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr io.Writer) (*verified, error) {
+	c, err := checkpoint.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -123,12 +123,12 @@ func (o *verifyOptions) verify(ctx context.Context, checkpoint, golden string, s
 	report, err := verify.Run(ctx, c.Config, c, pack, options)
 	var mismatch *model.MismatchError
 	if errors.As(err, &mismatch) {
-		err = fmt.Errorf("%s: %w", checkpoint, err)
+		err = fmt.Errorf("%s: %w", path, err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	r := &verified{Report: report, Checkpoint: checkpointFiles{Path: checkpoint, Golden: golden}}
+	r := &verified{Report: report, Checkpoint: checkpointFiles{Path: path, Golden: golden}}
 	return r, r.Checkpoint.compare(c, pack, o.hash)
 }
 
@@ -151,7 +151,7 @@ type checkpointFiles struct {
 
 // compare hashes config.json, and the weights if asked to, for every file that the
 // pack lists.
-func (f *checkpointFiles) compare(c *convert.Checkpoint, pack *verify.Pack, weights bool) error {
+func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, weights bool) error {
 	f.Files = map[string]string{}
 	dir := filepath.Dir(configPath(f.Path))
 	held := map[string]bool{"config.json": true}

@@ -2,28 +2,59 @@ package safetensors
 
 import (
 	"fmt"
-	"math"
+	"io"
+	"path/filepath"
+	"strings"
 
-	"github.com/edsrzf/mmap-go"
-
+	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 )
 
+// Format is safetensors: read strictly, written as Python's save_file writes it.
+func Format() *format.Format {
+	return &format.Format{
+		Name:      "safetensors",
+		Recognise: isWeights,
+		Single:    "model.safetensors",
+		Shard:     func(i, n int) string { return fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, n) },
+		Index:     "model.safetensors.index.json",
+		IsIndex:   isIndex,
+		Belongs:   isWeights,
+		Open:      func(path string) (format.File, error) { return asFile(Open(path)) },
+		Layout: func(tensors []tensor.Info, metadata map[string]string) (format.Layout, error) {
+			Sort(tensors)
+			return NewLayout(tensors, metadata)
+		},
+	}
+}
+
+func isWeights(file string) bool { return filepath.Ext(file) == ".safetensors" }
+
+// isIndex accepts model.safetensors.index.json and its variants, such as
+// model.safetensors.index.fp16.json.
+func isIndex(file string) bool {
+	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".safetensors.index.")
+}
+
+// asFile keeps a nil *File from becoming a format.File that is not nil.
+func asFile(f *File, err error) (format.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
 // File is an open, mapped safetensors file whose header was checked. It is safe
-// for concurrent use. The file must not be cut shorter while it is open: touching
-// the lost part of a mapping kills the process (SIGBUS), as for every mapped file.
+// for concurrent use.
 type File struct {
 	*Header
-	Path string
-	Size int64
-
-	data mmap.MMap
+	*format.Mapping
 }
 
 // Open checks the header of the file at path and maps the file. It touches no
-// page of the weights. Errors are of type *FormatError and wrap the system's.
+// page of the weights. Errors are of type *format.Error and wrap the system's.
 func Open(path string) (*File, error) {
-	f, size, err := OpenRegular(path)
+	f, size, err := format.OpenRegular(path)
 	if err != nil {
 		return nil, err
 	}
@@ -32,35 +63,26 @@ func Open(path string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if size > math.MaxInt {
-		return nil, &FormatError{File: path, Cause: fmt.Sprintf("%d bytes do not fit in the address space of this platform", size)}
-	}
-	data, err := mmap.MapRegion(f, int(size), mmap.RDONLY, 0, 0)
+	m, err := format.Map(f, size, path)
 	if err != nil {
-		return nil, systemError(path, fmt.Sprintf("mapping %d bytes", size), err)
+		return nil, err
 	}
-	return &File{Header: h, Path: path, Size: size, data: data}, nil
+	return &File{h, m}, nil
 }
 
-// Tensor returns a view of the named tensor, valid until Close. Its data starts
-// at any byte: the format does not align it.
+// Tensor returns a view of the named tensor, valid until Close.
 func (f *File) Tensor(name string) (tensor.Tensor, error) {
 	info, offset, ok := f.Lookup(name)
-	switch {
-	case !ok:
-		return tensor.Tensor{}, &FormatError{File: f.Path, Tensor: name, Cause: "no such tensor in this file"}
-	case f.data == nil:
-		return tensor.Tensor{}, &FormatError{File: f.Path, Tensor: name, Cause: "file is closed"}
-	}
-	end := offset + info.Bytes()
-	return tensor.Tensor{DType: info.DType, Shape: info.Shape, Data: f.data[offset:end:end]}, nil
+	return f.View(name, info, offset, ok)
 }
 
-// Close unmaps the file; views of its tensors must not be used any more. A
-// second Close does nothing.
-func (f *File) Close() error {
-	if f.data == nil {
-		return nil
-	}
-	return f.data.Unmap()
+// Stat describes the file.
+func (f *File) Stat() format.Stat {
+	return format.Stat{Size: f.Size(), Tensors: f.Len(), Metadata: f.Metadata}
+}
+
+// Identify writes the header's bytes.
+func (f *File) Identify(w io.Writer) error {
+	_, err := w.Write(f.Head(f.DataStart))
+	return err
 }

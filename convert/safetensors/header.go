@@ -17,7 +17,9 @@ import (
 	"slices"
 	"strings"
 
+	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // The limits on a header. No model comes near them; a hostile file would
@@ -56,7 +58,7 @@ type entry struct {
 // ReadHeader reads the header of the safetensors file of the given size from r
 // and checks everything that can be checked without the data. It reads the length
 // and the header only (a few bytes more to tell what a file is that is no
-// safetensors file). file is the name for errors, which are of type *FormatError.
+// safetensors file). file is the name for errors, which are of type *format.Error.
 func ReadHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
 	n, err := headerLength(r, size, file)
 	if err != nil {
@@ -83,7 +85,7 @@ func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
 	}
 	var prefix [prefixSize]byte
 	if _, err := r.ReadAt(prefix[:], 0); err != nil {
-		return 0, systemError(file, "header length", err)
+		return 0, format.SystemError(file, "header length", err)
 	}
 	n := binary.LittleEndian.Uint64(prefix[:])
 	if n == 0 || n > MaxHeader || int64(n) > size-prefixSize && !beginsJSON(r) {
@@ -93,11 +95,11 @@ func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
 	}
 	switch {
 	case n == 0:
-		return 0, &FormatError{File: file, Cause: "header is empty: its length is 0"}
+		return 0, &format.Error{File: file, Cause: "header is empty: its length is 0"}
 	case n > MaxHeader:
-		return 0, &FormatError{File: file, Cause: fmt.Sprintf("not a safetensors file: it would have a header of %d bytes, more than the limit of %d", n, MaxHeader)}
+		return 0, &format.Error{File: file, Cause: fmt.Sprintf("not a safetensors file: it would have a header of %d bytes, more than the limit of %d", n, MaxHeader)}
 	case int64(n) > size-prefixSize:
-		return 0, &FormatError{File: file, Hint: hintDownload,
+		return 0, &format.Error{File: file, Hint: hintDownload,
 			Cause: fmt.Sprintf("file is cut off inside its header: the header has %d bytes, the file %d in all", n, size)}
 	}
 	return int64(n), nil
@@ -125,7 +127,7 @@ func (h *Header) index(file string) error {
 	for i := 1; i < len(h.byName); i++ {
 		name := h.entries[h.byName[i]].info.Name
 		if name == h.entries[h.byName[i-1]].info.Name {
-			return &FormatError{File: file, Tensor: name, Cause: "name occurs twice in the header"}
+			return &format.Error{File: file, Tensor: name, Cause: "name occurs twice in the header"}
 		}
 	}
 	return nil
@@ -142,13 +144,13 @@ func (h *Header) checkContiguous(size int64, file string) error {
 		}
 		before := "the data begins"
 		if i > 0 {
-			before = fmt.Sprintf("tensor %s ends", Quote(h.entries[i-1].info.Name))
+			before = fmt.Sprintf("tensor %s ends", text.Quote(h.entries[i-1].info.Name))
 		}
 		kind, n := "a hole", e.begin-end
 		if n < 0 {
 			kind, n = "an overlap", -n
 		}
-		return &FormatError{File: file, Tensor: e.info.Name,
+		return &format.Error{File: file, Tensor: e.info.Name,
 			Cause: fmt.Sprintf("data begins at offset %d, but %s at %d: %s of %d bytes", e.begin, before, end, kind, n)}
 	}
 	return h.checkEnd(end, size, file)
@@ -162,12 +164,12 @@ func (h *Header) checkEnd(end, size int64, file string) error {
 	if end < size {
 		after := "the header, which names no tensor"
 		if n := len(h.entries); n > 0 {
-			after = "the last tensor, " + Quote(h.entries[n-1].info.Name)
+			after = "the last tensor, " + text.Quote(h.entries[n-1].info.Name)
 		}
-		return &FormatError{File: file, Cause: fmt.Sprintf("%d bytes too many: they follow %s", size-end, after)}
+		return &format.Error{File: file, Cause: fmt.Sprintf("%d bytes too many: they follow %s", size-end, after)}
 	}
 	i := slices.IndexFunc(h.entries, func(e entry) bool { return e.end > size })
-	return &FormatError{File: file, Tensor: h.entries[i].info.Name, Hint: hintDownload,
+	return &format.Error{File: file, Tensor: h.entries[i].info.Name, Hint: hintDownload,
 		Cause: fmt.Sprintf("file is cut off: %d of %d data bytes are missing, and this is the first tensor that is not whole", end-size, end)}
 }
 
@@ -206,7 +208,7 @@ func CheckName(name string) error {
 		return fmt.Errorf("name is empty")
 	case len(name) > MaxName:
 		return fmt.Errorf("name has %d bytes, more than the limit of %d", len(name), MaxName)
-	case !printable(name):
+	case !text.Printable(name):
 		return fmt.Errorf("name has characters that cannot be printed")
 	case name == metadataName:
 		return fmt.Errorf("name is reserved")

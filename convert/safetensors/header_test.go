@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 func read(t testing.TB, data []byte) *Header {
@@ -220,7 +221,7 @@ func TestOpenRefusesWhatIsNoFile(t *testing.T) {
 		dangling: "is a link to ../../blobs/0123abcd, which does not exist", filepath.Join(dir, "none"): "no such file",
 	} {
 		_, err := Open(path)
-		require.ErrorContains(t, err, Quote(path)+": "+want)
+		require.ErrorContains(t, err, text.Quote(path)+": "+want)
 	}
 }
 
@@ -319,12 +320,12 @@ func TestLayoutRefuses(t *testing.T) {
 }
 
 func TestQuote(t *testing.T) {
-	require.Equal(t, "model.layers.0", Quote("model.layers.0"))
-	require.Equal(t, `""`, Quote(""))
-	require.Equal(t, `"a b"`, Quote("a b"))
-	require.Equal(t, `"\x1b[31m"`, Quote("\x1b[31m"))
-	require.Equal(t, `"\xff"`, Quote("\xff"))
-	require.Equal(t, strings.Repeat("é", 100)+"… (2000 bytes)", Quote(strings.Repeat("é", 1000)))
+	require.Equal(t, "model.layers.0", text.Quote("model.layers.0"))
+	require.Equal(t, `""`, text.Quote(""))
+	require.Equal(t, `"a b"`, text.Quote("a b"))
+	require.Equal(t, `"\x1b[31m"`, text.Quote("\x1b[31m"))
+	require.Equal(t, `"\xff"`, text.Quote("\xff"))
+	require.Equal(t, strings.Repeat("é", 100)+"… (2000 bytes)", text.Quote(strings.Repeat("é", 1000)))
 }
 
 func BenchmarkReadHeader(b *testing.B) {

@@ -12,6 +12,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/format"
+	"dsmoe/text"
 )
 
 // pack makes a file of a header and n data bytes.
@@ -260,13 +263,13 @@ func TestHostileHeaders(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := ReadHeader(bytes.NewReader(c.data), int64(len(c.data)), "dir/model.safetensors")
 			require.Error(t, err)
-			var format *FormatError
-			require.ErrorAs(t, err, &format)
-			require.Equal(t, "dir/model.safetensors", format.File)
+			var refused *format.Error
+			require.ErrorAs(t, err, &refused)
+			require.Equal(t, "dir/model.safetensors", refused.File)
 			require.Contains(t, err.Error(), "dir/model.safetensors: ")
 			require.Contains(t, err.Error(), c.want)
 			if c.tensor != "" {
-				require.Equal(t, c.tensor, format.Tensor)
+				require.Equal(t, c.tensor, refused.Tensor)
 			}
 			requireOneLine(t, err.Error())
 		})
@@ -274,8 +277,8 @@ func TestHostileHeaders(t *testing.T) {
 }
 
 // requireOneLine demands text that is safe to print: short, and no controls.
-func requireOneLine(t *testing.T, text string) {
+func requireOneLine(t *testing.T, line string) {
 	t.Helper()
-	require.Less(t, len(text), 1000)
-	require.True(t, printable(text), "%q", text)
+	require.Less(t, len(line), 1000)
+	require.True(t, text.Printable(line), "%q", line)
 }

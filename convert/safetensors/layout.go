@@ -12,6 +12,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Layout is a safetensors file before its data is written: every byte of the
@@ -64,7 +65,7 @@ func (l *Layout) place() (end int64, err error) {
 			err = fmt.Errorf("file would exceed 2^62 bytes")
 		}
 		if err != nil {
-			return 0, fmt.Errorf("layout: tensor %s: %w", Quote(info.Name), err)
+			return 0, fmt.Errorf("layout: tensor %s: %w", text.Quote(info.Name), err)
 		}
 		names[info.Name] = true
 		l.offsets = append(l.offsets, end)
@@ -132,7 +133,7 @@ func appendMetadata(b []byte, metadata map[string]string) ([]byte, error) {
 		b, err1 = jsontext.AppendQuote(b, k)
 		b, err2 = jsontext.AppendQuote(append(b, ':'), metadata[k])
 		if err := cmp.Or(err1, err2); err != nil {
-			return nil, fmt.Errorf("layout: metadata %s: not valid UTF-8", Quote(k))
+			return nil, fmt.Errorf("layout: metadata %s: not valid UTF-8", text.Quote(k))
 		}
 		if size += len(k) + len(metadata[k]) + 64; size > MaxMetadata {
 			return nil, fmt.Errorf("layout: metadata exceeds %d bytes", MaxMetadata)

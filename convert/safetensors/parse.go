@@ -16,7 +16,9 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 type parser struct {
@@ -143,7 +145,7 @@ type fields [len(fieldNames)]bool
 func (p *parser) field(key string, seen *fields, e *entry) (err error) {
 	i := slices.Index(fieldNames[:], key)
 	if i < 0 {
-		return p.fail("unknown key %s", Quote(key))
+		return p.fail("unknown key %s", text.Quote(key))
 	}
 	if seen[i] {
 		return p.fail("key %s occurs twice", key)
@@ -247,9 +249,9 @@ func (p *parser) parseMetadata() error {
 			return err
 		}
 		if _, ok := p.metadata[key]; ok {
-			return p.fail("__metadata__: key %s occurs twice", Quote(key))
+			return p.fail("__metadata__: key %s occurs twice", text.Quote(key))
 		}
-		value, err := p.text("__metadata__: value of " + Quote(key))
+		value, err := p.text("__metadata__: value of " + text.Quote(key))
 		if err != nil {
 			return err
 		}
@@ -268,7 +270,7 @@ func (p *parser) trailing() error {
 		n, err := rest.Read(buf)
 		for i, c := range buf[:n] {
 			if !isSpace(c) {
-				return &FormatError{File: p.file, Offset: at + int64(i), Cause: fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c)}
+				return &format.Error{File: p.file, Offset: at + int64(i), Cause: fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c)}
 			}
 		}
 		at += int64(n)
@@ -337,10 +339,10 @@ func (p *parser) element(what string, limit int64) (v int64, more bool, err erro
 	raw := tok.String()
 	u, err := strconv.ParseUint(raw, 10, 64)
 	if err != nil && !errors.Is(err, strconv.ErrRange) {
-		return 0, false, p.fail("%s %s is not a plain non-negative integer", what, Quote(raw))
+		return 0, false, p.fail("%s %s is not a plain non-negative integer", what, text.Quote(raw))
 	}
 	if err != nil || u > uint64(limit) {
-		return 0, false, p.fail("%s %s exceeds the limit of %d", what, Quote(raw), limit)
+		return 0, false, p.fail("%s %s exceeds the limit of %d", what, text.Quote(raw), limit)
 	}
 	return int64(u), true, nil
 }
@@ -361,19 +363,19 @@ func kindName(k jsontext.Kind) string {
 	return "an array"
 }
 
-// fail makes a FormatError at the last token.
-func (p *parser) fail(format string, args ...any) error {
-	return &FormatError{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.dec.InputOffset(), Cause: fmt.Sprintf(format, args...)}
+// fail makes a format.Error at the last token.
+func (p *parser) fail(cause string, args ...any) error {
+	return &format.Error{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.dec.InputOffset(), Cause: fmt.Sprintf(cause, args...)}
 }
 
-// syntax turns an error of the decoder or the reader into one of this package.
+// syntax turns an error of the decoder or the reader into a format.Error.
 func (p *parser) syntax(err error) error {
-	e := &FormatError{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.src.used}
+	e := &format.Error{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.src.used}
 	var syntactic *jsontext.SyntacticError
 	switch {
 	case errors.As(err, &syntactic) && !errors.Is(err, io.ErrUnexpectedEOF):
 		e.Offset = p.src.base + syntactic.ByteOffset
-		e.Cause = "header is not valid JSON: " + clip(syntactic.Err.Error(), quoteMax)
+		e.Cause = "header is not valid JSON: " + text.Clip(syntactic.Err.Error(), 200)
 	case errors.Is(err, errLongToken):
 		e.Cause = "header has " + errLongToken.Error()
 	case errors.Is(err, io.EOF):
@@ -381,7 +383,7 @@ func (p *parser) syntax(err error) error {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e.Cause = "header is not valid JSON: it ends too early"
 	default:
-		return systemError(p.file, "header", err)
+		return format.SystemError(p.file, "header", err)
 	}
 	return e
 }

@@ -7,8 +7,8 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
+
+	"dsmoe/convert/format"
 )
 
 const hintDownload = "the download did not finish: fetch the file again"
@@ -43,17 +43,17 @@ func sniff(r io.ReaderAt, size int64, file string) error {
 	head := make([]byte, min(size, 4096))
 	n, err := r.ReadAt(head, 0)
 	if err != nil && err != io.EOF {
-		return systemError(file, "first bytes", err)
+		return format.SystemError(file, "first bytes", err)
 	}
 	head = head[:n]
 	if len(bytes.Trim(head, "\x00")) == 0 {
-		return &FormatError{File: file, Hint: hintDownload,
+		return &format.Error{File: file, Hint: hintDownload,
 			Cause: fmt.Sprintf("not a safetensors file: its first %d bytes are zero", n)}
 	}
 	text := bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
 	for _, l := range lookalikes {
 		if hasPrefixFold(head, l.magic) || hasPrefixFold(text, l.magic) {
-			return &FormatError{File: file, Cause: l.cause, Hint: l.hint}
+			return &format.Error{File: file, Cause: l.cause, Hint: l.hint}
 		}
 	}
 	return nil
@@ -67,64 +67,11 @@ func hasPrefixFold(b []byte, prefix string) bool {
 // tooSmall is the error for a file without room for a header length.
 func tooSmall(r io.ReaderAt, size int64, file string) error {
 	if size == 0 {
-		return &FormatError{File: file, Cause: "file is empty", Hint: hintDownload}
+		return &format.Error{File: file, Cause: "file is empty", Hint: hintDownload}
 	}
 	if err := sniff(r, size, file); err != nil {
 		return err
 	}
-	return &FormatError{File: file, Hint: hintDownload,
+	return &format.Error{File: file, Hint: hintDownload,
 		Cause: fmt.Sprintf("file has %d bytes, too few for a safetensors header", size)}
-}
-
-// OpenRegular opens a regular file, or a link to one, for reading. Anything else
-// (a FIFO, a device, a directory) is refused before it is opened, because opening
-// or reading it may never end. A dangling link is named with its target. It returns the size too;
-// errors are of type *FormatError.
-func OpenRegular(path string) (*os.File, int64, error) {
-	stat, err := os.Stat(path)
-	if err != nil {
-		return nil, 0, statError(path, err)
-	}
-	if !stat.Mode().IsRegular() {
-		return nil, 0, &FormatError{File: path, Cause: "is " + modeName(stat.Mode()) + ", not a regular file"}
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, 0, systemError(path, "", err)
-	}
-	stat, err = f.Stat()
-	switch {
-	case err != nil:
-		err = systemError(path, "", err)
-	case !stat.Mode().IsRegular():
-		err = &FormatError{File: path, Cause: "changed while it was opened"}
-	}
-	if err != nil {
-		f.Close()
-		return nil, 0, err
-	}
-	return f, stat.Size(), nil
-}
-
-// statError explains why there is nothing at path.
-func statError(path string, err error) error {
-	if target, lerr := os.Readlink(path); lerr == nil && os.IsNotExist(err) {
-		return &FormatError{File: path, Cause: "is a link to " + Quote(filepath.ToSlash(target)) + ", which does not exist",
-			Hint: "a Hugging Face cache keeps the data in blobs/ beside snapshots/: copy it with `cp -L`, or download again"}
-	}
-	return systemError(path, "", err)
-}
-
-func modeName(m os.FileMode) string {
-	switch {
-	case m.IsDir():
-		return "a directory"
-	case m&os.ModeNamedPipe != 0:
-		return "a FIFO"
-	case m&os.ModeSocket != 0:
-		return "a socket"
-	case m&os.ModeDevice != 0:
-		return "a device"
-	}
-	return "a special file"
 }

@@ -16,14 +16,13 @@ import (
 	"io"
 	"iter"
 	"math"
-	"os"
 	"path"
-	"strconv"
+	"path/filepath"
 	"strings"
 
-	"github.com/edsrzf/mmap-go"
-
+	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // The limits on a file, far above those of any checkpoint.
@@ -32,15 +31,53 @@ const (
 	maxEntries = 1 << 19  // files in the archive
 )
 
+// Format is what torch.save writes: only read.
+func Format() *format.Format {
+	return &format.Format{
+		Name:      "PyTorch",
+		Recognise: isWeights,
+		Single:    "pytorch_model.bin",
+		Shard:     func(i, n int) string { return fmt.Sprintf("pytorch_model-%05d-of-%05d.bin", i+1, n) },
+		Index:     "pytorch_model.bin.index.json",
+		IsIndex:   isIndex,
+		Belongs:   belongs,
+		Open:      func(path string) (format.File, error) { return asFile(Open(path)) },
+	}
+}
+
+func isWeights(file string) bool {
+	switch filepath.Ext(file) {
+	case ".bin", ".pt", ".pth":
+		return true
+	}
+	return false
+}
+
+// isIndex accepts pytorch_model.bin.index.json and its variants.
+func isIndex(file string) bool {
+	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".bin.index.")
+}
+
+// belongs knows the names that transformers gives: a directory may hold other pickles,
+// such as the state of an optimiser.
+func belongs(file string) bool {
+	return strings.HasPrefix(file, "pytorch_model") && strings.HasSuffix(file, ".bin")
+}
+
+// asFile keeps a nil *File from becoming a format.File that is not nil.
+func asFile(f *File, err error) (format.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
 // File is an open, mapped file whose pickle and archive were checked. It is safe
 // for concurrent use.
 type File struct {
-	Path string
-	Size int64
-
+	*format.Mapping
 	entries []entry
 	byName  map[string]int
-	data    mmap.MMap
 }
 
 // entry is a tensor and its place in the file.
@@ -49,79 +86,38 @@ type entry struct {
 	offset int64
 }
 
-// FormatError says why a file cannot be read.
-type FormatError struct {
-	File   string // the path as it was given
-	Tensor string // the tensor at fault; empty when it is the whole file
-	Cause  string
-	Hint   string
-
-	err error
-}
-
-// Error returns "file: tensor: cause".
-func (e *FormatError) Error() string {
-	text := quote(e.File) + ": "
-	if e.Tensor != "" {
-		text += "tensor " + quote(e.Tensor) + ": "
-	}
-	return text + e.Cause
-}
-
-// Unwrap returns the system's error, if there is one.
-func (e *FormatError) Unwrap() error { return e.err }
-
 const hintSafe = "save the model with safe_serialization=True, or load it where you trust it and save it again"
 
 // Open reads the archive and the pickle of the file at path and maps the file. It
-// touches no weight. Errors are of type *FormatError.
+// touches no weight. Errors are of type *format.Error.
 func Open(path string) (*File, error) {
-	f, size, err := openRegular(path)
+	f, size, err := format.OpenRegular(path)
 	if err != nil {
-		return nil, wrap(path, err)
+		return nil, err
 	}
 	defer f.Close() // the mapping outlives the descriptor
 	entries, err := read(f, size)
 	if err != nil {
-		return nil, wrap(path, err)
+		return nil, named(path, err)
 	}
-	file := &File{Path: path, Size: size, entries: entries, byName: make(map[string]int, len(entries))}
+	file := &File{entries: entries, byName: make(map[string]int, len(entries))}
 	for i, e := range entries {
 		file.byName[e.info.Name] = i
 	}
-	if size > math.MaxInt {
-		return nil, wrap(path, fmt.Errorf("%d bytes do not fit in the address space of this platform", size))
-	}
-	if file.data, err = mmap.MapRegion(f, int(size), mmap.RDONLY, 0, 0); err != nil {
-		return nil, wrap(path, err)
+	if file.Mapping, err = format.Map(f, size, path); err != nil {
+		return nil, err
 	}
 	return file, nil
 }
 
-func openRegular(path string) (*os.File, int64, error) {
-	stat, err := os.Stat(path)
-	if err != nil {
-		return nil, 0, err
+// named gives an error the file's name.
+func named(path string, err error) error {
+	var known *format.Error
+	if errors.As(err, &known) {
+		known.File = path
+		return known
 	}
-	if !stat.Mode().IsRegular() {
-		return nil, 0, errors.New("is not a regular file")
-	}
-	f, err := os.Open(path)
-	return f, stat.Size(), err
-}
-
-func wrap(path string, err error) error {
-	var format *FormatError
-	if errors.As(err, &format) {
-		format.File = path
-		return format
-	}
-	cause := err
-	var perr *os.PathError
-	if errors.As(err, &perr) {
-		cause = perr.Err
-	}
-	return &FormatError{File: path, Cause: cause.Error(), err: err}
+	return format.SystemError(path, "", err)
 }
 
 // read checks the archive and the pickle, and finds every tensor's bytes.
@@ -130,18 +126,18 @@ func read(f io.ReaderAt, size int64) ([]entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := z.pickle()
+	program, err := z.pickle()
 	if err != nil {
 		return nil, err
 	}
-	tensors, err := unpickle(text)
+	tensors, err := unpickle(program)
 	if err != nil {
 		return nil, err
 	}
 	entries := make([]entry, len(tensors))
 	for i, t := range tensors {
 		if entries[i], err = z.place(t); err != nil {
-			return nil, &FormatError{Tensor: t.name, Cause: err.Error()}
+			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
 		}
 	}
 	return entries, nil
@@ -169,10 +165,10 @@ func openArchive(f io.ReaderAt, size int64) (*archive, error) {
 			root = folder
 		}
 		if folder != root || rest == "" {
-			return nil, fmt.Errorf("archive entry %s is outside the folder %s that torch.save puts all in", quote(e.Name), quote(root))
+			return nil, fmt.Errorf("archive entry %s is outside the folder %s that torch.save puts all in", text.Quote(e.Name), text.Quote(root))
 		}
 		if a.entries[rest] != nil {
-			return nil, fmt.Errorf("archive entry %s is there twice", quote(e.Name))
+			return nil, fmt.Errorf("archive entry %s is there twice", text.Quote(e.Name))
 		}
 		a.entries[rest] = e
 	}
@@ -181,17 +177,17 @@ func openArchive(f io.ReaderAt, size int64) (*archive, error) {
 
 // notArchive says what a file is that is no zip archive.
 func notArchive(f io.ReaderAt, size int64) error {
-	var head [4]byte
+	var head [64]byte
 	n, _ := f.ReadAt(head[:], 0)
 	switch {
 	case size == 0:
 		return errors.New("file is empty")
 	case n > 1 && head[0] == 0x80 && head[1] <= 5:
-		return &FormatError{Cause: "is a bare pickle, as torch.save wrote before version 1.6: not read", Hint: hintSafe}
-	case n == 4 && string(head[:]) == "PK\x03\x04":
-		return &FormatError{Cause: "archive is cut off: its directory is missing", Hint: "the download did not finish: fetch the file again"}
-	case strings.HasPrefix("version https://git-lfs", string(head[:n])):
-		return &FormatError{Cause: "is a Git LFS pointer: the weights were not downloaded", Hint: "run `git lfs pull` in the checkpoint's repository"}
+		return &format.Error{Cause: "is a bare pickle, as torch.save wrote before version 1.6: not read", Hint: hintSafe}
+	case strings.HasPrefix(string(head[:n]), "PK\x03\x04"):
+		return &format.Error{Cause: "archive is cut off: its directory is missing", Hint: "the download did not finish: fetch the file again"}
+	case strings.HasPrefix(string(head[:n]), "version https://git-lfs"):
+		return &format.Error{Cause: "is a Git LFS pointer: the weights were not downloaded", Hint: "run `git lfs pull` in the checkpoint's repository"}
 	}
 	return errors.New("is not a zip archive, as torch.save writes")
 }
@@ -204,7 +200,7 @@ func (a *archive) checkByteOrder() error {
 	}
 	order, err := a.content(e, 16)
 	if err == nil && string(order) != "little" {
-		err = fmt.Errorf("byte order is %s, not little", quote(string(order)))
+		err = fmt.Errorf("byte order is %s, not little", text.Quote(string(order)))
 	}
 	return err
 }
@@ -220,18 +216,18 @@ func (a *archive) pickle() ([]byte, error) {
 // content reads an entry of at most limit bytes and checks its checksum.
 func (a *archive) content(e *zip.File, limit uint64) ([]byte, error) {
 	if e.UncompressedSize64 > limit {
-		return nil, fmt.Errorf("archive entry %s has %d bytes, more than the limit of %d", quote(e.Name), e.UncompressedSize64, limit)
+		return nil, fmt.Errorf("archive entry %s has %d bytes, more than the limit of %d", text.Quote(e.Name), e.UncompressedSize64, limit)
 	}
 	r, err := e.Open()
 	if err != nil {
-		return nil, fmt.Errorf("archive entry %s: %w", quote(e.Name), err)
+		return nil, fmt.Errorf("archive entry %s: %w", text.Quote(e.Name), err)
 	}
 	defer r.Close()
-	text, err := io.ReadAll(io.LimitReader(r, int64(limit)))
+	data, err := io.ReadAll(io.LimitReader(r, int64(limit)))
 	if err != nil {
-		return nil, fmt.Errorf("archive entry %s: %w", quote(e.Name), err)
+		return nil, fmt.Errorf("archive entry %s: %w", text.Quote(e.Name), err)
 	}
-	return text, nil
+	return data, nil
 }
 
 // place finds the bytes of a tensor.
@@ -247,22 +243,22 @@ func (a *archive) place(t pickled) (entry, error) {
 	name := path.Join("data", t.storage.key)
 	z := a.entries[name]
 	if z == nil {
-		return e, fmt.Errorf("its storage %s is not in the archive", quote(name))
+		return e, fmt.Errorf("its storage %s is not in the archive", text.Quote(name))
 	}
 	if z.Method != zip.Store || z.CompressedSize64 != z.UncompressedSize64 {
-		return e, fmt.Errorf("its storage %s is compressed, which torch.save never does", quote(name))
+		return e, fmt.Errorf("its storage %s is compressed, which torch.save never does", text.Quote(name))
 	}
 	start, err := z.DataOffset()
 	if err != nil {
-		return e, fmt.Errorf("its storage %s: %w", quote(name), err)
+		return e, fmt.Errorf("its storage %s: %w", text.Quote(name), err)
 	}
 	held := z.UncompressedSize64
 	if start < 0 || held > uint64(a.size) || start > a.size-int64(held) {
-		return e, fmt.Errorf("its storage %s lies beyond the end of the file", quote(name))
+		return e, fmt.Errorf("its storage %s lies beyond the end of the file", text.Quote(name))
 	}
 	width := int64(t.dtype.Bits() / 8)
 	if t.offset > math.MaxInt64/8/width || t.offset*width+size > int64(held) {
-		return e, fmt.Errorf("it needs %d bytes from element %d of its storage %s on, which has %d", size, t.offset, quote(name), held)
+		return e, fmt.Errorf("it needs %d bytes from element %d of its storage %s on, which has %d", size, t.offset, text.Quote(name), held)
 	}
 	e.offset = start + t.offset*width
 	return e, nil
@@ -279,9 +275,6 @@ func (f *File) Tensors() iter.Seq[tensor.Info] {
 	}
 }
 
-// Len returns the number of tensors.
-func (f *File) Len() int { return len(f.entries) }
-
 // Lookup returns the named tensor and the offset of its first byte in the file.
 func (f *File) Lookup(name string) (info tensor.Info, offset int64, ok bool) {
 	i, ok := f.byName[name]
@@ -294,32 +287,18 @@ func (f *File) Lookup(name string) (info tensor.Info, offset int64, ok bool) {
 // Tensor returns a view of the named tensor, valid until Close.
 func (f *File) Tensor(name string) (tensor.Tensor, error) {
 	info, offset, ok := f.Lookup(name)
-	switch {
-	case !ok:
-		return tensor.Tensor{}, &FormatError{File: f.Path, Tensor: name, Cause: "no such tensor in this file"}
-	case f.data == nil:
-		return tensor.Tensor{}, &FormatError{File: f.Path, Tensor: name, Cause: "file is closed"}
-	}
-	end := offset + info.Bytes()
-	return tensor.Tensor{DType: info.DType, Shape: info.Shape, Data: f.data[offset:end:end]}, nil
+	return f.View(name, info, offset, ok)
 }
 
-// Close unmaps the file; views of its tensors must not be used any more.
-func (f *File) Close() error {
-	if f.data == nil {
-		return nil
-	}
-	return f.data.Unmap()
-}
+// Stat describes the file.
+func (f *File) Stat() format.Stat { return format.Stat{Size: f.Size(), Tensors: len(f.entries)} }
 
-// quote makes untrusted text fit for one line of an error.
-func quote(s string) string {
-	if len(s) > 200 {
-		s = strings.ToValidUTF8(s[:200], "") + "…"
+// Identify writes the tensors and their places.
+func (f *File) Identify(w io.Writer) error {
+	for _, e := range f.entries {
+		if _, err := fmt.Fprintf(w, "%q %s %v %d\n", e.info.Name, e.info.DType, e.info.Shape, e.offset); err != nil {
+			return err
+		}
 	}
-	q := strconv.Quote(s)
-	if q[1:len(q)-1] == s && s != "" && !strings.ContainsAny(s, " '") {
-		return s
-	}
-	return q
+	return nil
 }

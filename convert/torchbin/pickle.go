@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"math"
 
+	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Values on the machine's stack are nil, bool, int64, float64, string, tuple,
@@ -72,17 +74,17 @@ const maxRank = 16
 
 // machine runs a pickle.
 type machine struct {
-	text  []byte
-	at    int
-	stack []any
-	memo  map[int]any
+	program []byte
+	at      int
+	stack   []any
+	memo    map[int]any
 }
 
-// unpickle returns the tensors of the state dict in text, in its order.
-func unpickle(text []byte) ([]pickled, error) {
-	m := &machine{text: text, memo: map[int]any{}}
+// unpickle returns the tensors of the state dict in a pickle, in its order.
+func unpickle(program []byte) ([]pickled, error) {
+	m := &machine{program: program, memo: map[int]any{}}
 	for {
-		op, err := m.byte()
+		op, err := m.readByte()
 		if err != nil {
 			return nil, err
 		}
@@ -91,8 +93,8 @@ func unpickle(text []byte) ([]pickled, error) {
 		}
 		start := m.at - 1
 		if err := m.step(op); err != nil {
-			var format *FormatError
-			if errors.As(err, &format) {
+			var known *format.Error
+			if errors.As(err, &known) {
 				return nil, err
 			}
 			return nil, fmt.Errorf("data.pkl: byte %d: %w", start, err)
@@ -104,7 +106,7 @@ func unpickle(text []byte) ([]pickled, error) {
 func (m *machine) step(op byte) error {
 	switch op {
 	case 0x80: // PROTO
-		v, err := m.byte()
+		v, err := m.readByte()
 		if err == nil && v > 5 {
 			err = fmt.Errorf("pickle protocol %d is not known", v)
 		}
@@ -143,7 +145,7 @@ func (m *machine) step(op byte) error {
 	case 'b':
 		return m.build()
 	}
-	return &FormatError{Cause: fmt.Sprintf("data.pkl: byte %d: opcode %s is not allowed: no state dict needs it", m.at-1, opcodeName(op)), Hint: hintSafe}
+	return &format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: opcode %s is not allowed: no state dict needs it", m.at-1, opcodeName(op)), Hint: hintSafe}
 }
 
 // opcodeName names the opcodes that hostile pickles use.
@@ -158,7 +160,7 @@ func opcodeName(op byte) string {
 	return fmt.Sprintf("0x%02x", op)
 }
 
-func (m *machine) byte() (byte, error) {
+func (m *machine) readByte() (byte, error) {
 	b, err := m.take(1)
 	if err != nil {
 		return 0, err
@@ -167,15 +169,15 @@ func (m *machine) byte() (byte, error) {
 }
 
 func (m *machine) take(n int) ([]byte, error) {
-	if n < 0 || n > len(m.text)-m.at {
+	if n < 0 || n > len(m.program)-m.at {
 		return nil, errors.New("data.pkl: ends too early")
 	}
 	m.at += n
-	return m.text[m.at-n : m.at], nil
+	return m.program[m.at-n : m.at], nil
 }
 
 func (m *machine) line() (string, error) {
-	n := bytes.IndexByte(m.text[m.at:], '\n')
+	n := bytes.IndexByte(m.program[m.at:], '\n')
 	if n < 0 {
 		return "", errors.New("a line does not end")
 	}
@@ -386,7 +388,7 @@ func (m *machine) global(op byte) error {
 	}
 	full := module + "." + name
 	if _, ok := globals[full]; !ok {
-		return &FormatError{Cause: fmt.Sprintf("data.pkl: byte %d: refers to %s, which is not allowed: loading it could run code", m.at, quote(full)), Hint: hintSafe}
+		return &format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: refers to %s, which is not allowed: loading it could run code", m.at, text.Quote(full)), Hint: hintSafe}
 	}
 	return m.push(global(full))
 }
@@ -529,12 +531,12 @@ func (m *machine) result() ([]pickled, error) {
 			return nil, errors.New("data.pkl: a key of the state dict is no string")
 		}
 		if seen[name] {
-			return nil, &FormatError{Tensor: name, Cause: "name occurs twice"}
+			return nil, &format.Error{Tensor: name, Cause: "name occurs twice"}
 		}
 		seen[name] = true
 		t, ok := d.values[i].(*pickled)
 		if !ok {
-			return nil, &FormatError{Tensor: name, Cause: "is no tensor", Hint: "only a plain state dict is read: save model.state_dict() itself"}
+			return nil, &format.Error{Tensor: name, Cause: "is no tensor", Hint: "only a plain state dict is read: save model.state_dict() itself"}
 		}
 		tensors[i] = *t
 		tensors[i].name = name

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 )
 
@@ -30,7 +31,7 @@ func TestCases(t *testing.T) {
 	f, err := Open(filepath.Join(fixtures, "cases.bin"))
 	require.NoError(t, err)
 	defer f.Close()
-	require.Equal(t, len(want), f.Len())
+	require.Equal(t, len(want), f.Stat().Tensors)
 	for info := range f.Tensors() {
 		x, err := f.Tensor(info.Name)
 		require.NoError(t, err)
@@ -55,13 +56,29 @@ func TestRefusedFiles(t *testing.T) {
 		"legacy.bin":     "is a bare pickle, as torch.save wrote before version 1.6",
 		"transposed.bin": "tensor turned: shape [4 6] with strides [1 4] is not contiguous",
 		"cases.json":     "is not a zip archive",
-		"checkpoint":     "is not a regular file",
+		"checkpoint":     "is a directory, not a regular file",
 		"none":           "no such file",
 	} {
 		_, err := Open(filepath.Join(fixtures, name))
-		var format *FormatError
-		require.ErrorAs(t, err, &format, name)
+		var refused *format.Error
+		require.ErrorAs(t, err, &refused, name)
 		require.ErrorContains(t, err, want, name)
+	}
+}
+
+// TestLookalikes: what is no archive is named for what it is.
+func TestLookalikes(t *testing.T) {
+	for data, want := range map[string]string{
+		"":                  "file is empty",
+		"PK\x03\x04 and on": "archive is cut off",
+		"version https://git-lfs.github.com/spec/v1\noid sha256:0": "is a Git LFS pointer",
+		"ver":        "is not a zip archive",
+		"\x80\x02}.": "is a bare pickle",
+	} {
+		path := filepath.Join(t.TempDir(), "pytorch_model.bin")
+		require.NoError(t, os.WriteFile(path, []byte(data), 0o600))
+		_, err := Open(path)
+		require.ErrorContains(t, err, want)
 	}
 }
 
@@ -85,7 +102,7 @@ func archiveOf(t testing.TB, pickle string, entries map[string]string) []byte {
 }
 
 // Parts of pickles.
-func text(s string) string {
+func utf8(s string) string {
 	return "X" + string(binary.LittleEndian.AppendUint32(nil, uint32(len(s)))) + s
 }
 
@@ -93,7 +110,7 @@ func call(module, name string) string { return "c" + module + "\n" + name + "\n"
 
 // tensorOf is the pickle of a tensor on storage key.
 func tensorOf(storage, key string, offset byte, shape, strides string) string {
-	return call("torch._utils", "_rebuild_tensor_v2") + "((" + text("storage") + call("torch", storage) + text(key) + text("cpu") + "K\x04tQ" +
+	return call("torch._utils", "_rebuild_tensor_v2") + "((" + utf8("storage") + call("torch", storage) + utf8(key) + utf8("cpu") + "K\x04tQ" +
 		"K" + string(offset) + "(" + shape + "t(" + strides + "t\x89" + call("collections", "OrderedDict") + ")RtR"
 }
 
@@ -102,7 +119,7 @@ func stateOf(items ...string) string { return "\x80\x02}(" + strings.Join(items,
 var fourFloats = map[string]string{"archive/data/0": strings.Repeat("\x00", 16)}
 
 func TestCraftedIsRead(t *testing.T) {
-	data := archiveOf(t, stateOf(text("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01")), fourFloats)
+	data := archiveOf(t, stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01")), fourFloats)
 	entries, err := read(bytes.NewReader(data), int64(len(data)))
 	require.NoError(t, err)
 	require.Equal(t, tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, entries[0].info)
@@ -111,23 +128,23 @@ func TestCraftedIsRead(t *testing.T) {
 // TestHostile: whatever asks for anything but tensors is refused by its name, and
 // broken files are refused.
 func TestHostile(t *testing.T) {
-	w := text("w")
+	w := utf8("w")
 	ok := tensorOf("FloatStorage", "0", 0, "K\x04", "K\x01")
 	for name, c := range map[string]struct{ pickle, want string }{
-		"os.system":          {stateOf(w, call("os", "system")+"("+text("touch /tmp/pwned")+"tR"), "refers to os.system, which is not allowed"},
-		"posix.system":       {stateOf(w, call("posix", "system")+"("+text("id")+"tR"), "refers to posix.system"},
-		"builtins.eval":      {stateOf(w, call("builtins", "eval")+"("+text("1")+"tR"), "refers to builtins.eval"},
-		"builtins.exec":      {stateOf(w, call("__builtin__", "exec")+"("+text("1")+"tR"), "refers to __builtin__.exec"},
+		"os.system":          {stateOf(w, call("os", "system")+"("+utf8("touch /tmp/pwned")+"tR"), "refers to os.system, which is not allowed"},
+		"posix.system":       {stateOf(w, call("posix", "system")+"("+utf8("id")+"tR"), "refers to posix.system"},
+		"builtins.eval":      {stateOf(w, call("builtins", "eval")+"("+utf8("1")+"tR"), "refers to builtins.eval"},
+		"builtins.exec":      {stateOf(w, call("__builtin__", "exec")+"("+utf8("1")+"tR"), "refers to __builtin__.exec"},
 		"getattr":            {stateOf(w, call("builtins", "getattr")+")R"), "refers to builtins.getattr"},
 		"subprocess":         {stateOf(w, call("subprocess", "Popen")+")R"), "refers to subprocess.Popen"},
-		"torch.load":         {stateOf(w, call("torch", "load")+"("+text("x")+"tR"), "refers to torch.load"},
+		"torch.load":         {stateOf(w, call("torch", "load")+"("+utf8("x")+"tR"), "refers to torch.load"},
 		"torch.hub":          {stateOf(w, call("torch.hub", "load")+")R"), "refers to torch.hub.load"},
 		"numpy scalar":       {stateOf(w, call("numpy.core.multiarray", "scalar")+")R"), "refers to numpy.core.multiarray.scalar"},
 		"codecs":             {stateOf(w, call("_codecs", "encode")+")R"), "refers to _codecs.encode"},
 		"dotted name":        {stateOf(w, call("torch", "_utils.os.system")+")R"), "is not allowed"},
 		"stack global":       {stateOf(w, "\x8c\x02os\x8c\x06system\x93)R"), "refers to os.system"},
 		"control bytes":      {stateOf(w, call("os\x1b[2J", "system")+")R"), `refers to "os\x1b[2J.system"`},
-		"INST":               {"\x80\x02(" + text("id") + "ios\nsystem\n.", "opcode INST is not allowed"},
+		"INST":               {"\x80\x02(" + utf8("id") + "ios\nsystem\n.", "opcode INST is not allowed"},
 		"OBJ":                {"\x80\x02(" + "o.", "opcode OBJ is not allowed"},
 		"NEWOBJ":             {"\x80\x02)\x81.", "opcode NEWOBJ is not allowed"},
 		"EXT1":               {"\x80\x02\x82\x01.", "opcode EXT1 is not allowed"},
@@ -142,7 +159,7 @@ func TestHostile(t *testing.T) {
 		"empty stack":        {"\x80\x02.", "the stack is empty"},
 		"no dict":            {"\x80\x02K\x01.", "holds no state dict"},
 		"no memo":            {"\x80\x02h\x05.", "nothing is kept under 5"},
-		"no tensor":          {stateOf(text("epoch"), "K\x05"), "tensor epoch: is no tensor"},
+		"no tensor":          {stateOf(utf8("epoch"), "K\x05"), "tensor epoch: is no tensor"},
 		"twice":              {stateOf(w, ok, w, ok), "tensor w: name occurs twice"},
 		"number as name":     {stateOf("K\x05", ok), "a key of the state dict is no string"},
 		"beyond the storage": {stateOf(w, tensorOf("FloatStorage", "0", 1, "K\x04", "K\x01")), "needs 16 bytes from element 1"},
@@ -166,7 +183,7 @@ func TestHostile(t *testing.T) {
 }
 
 func TestHostileArchives(t *testing.T) {
-	good := stateOf(text("w"), tensorOf("FloatStorage", "0", 0, "K\x04", "K\x01"))
+	good := stateOf(utf8("w"), tensorOf("FloatStorage", "0", 0, "K\x04", "K\x01"))
 	for name, c := range map[string]struct {
 		entries map[string]string
 		want    string
@@ -199,8 +216,8 @@ func TestHostileArchives(t *testing.T) {
 
 // FuzzUnpickle: whatever the pickle, an error or tensors inside the file.
 func FuzzUnpickle(f *testing.F) {
-	f.Add([]byte(stateOf(text("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01"))))
-	f.Add([]byte(stateOf(text("w"), call("os", "system")+")R")))
+	f.Add([]byte(stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01"))))
+	f.Add([]byte(stateOf(utf8("w"), call("os", "system")+")R")))
 	f.Fuzz(func(t *testing.T, pickle []byte) {
 		data := archiveOf(t, string(pickle), fourFloats)
 		entries, err := read(bytes.NewReader(data), int64(len(data)))
@@ -217,7 +234,7 @@ func FuzzUnpickle(f *testing.F) {
 
 // FuzzArchive: whatever the file.
 func FuzzArchive(f *testing.F) {
-	f.Add(archiveOf(f, stateOf(text("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01")), fourFloats))
+	f.Add(archiveOf(f, stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01")), fourFloats))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		entries, err := read(bytes.NewReader(data), int64(len(data)))
 		for _, e := range entries {

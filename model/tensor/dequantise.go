@@ -20,6 +20,9 @@ func (b Blocks) Grid() (rows, cols int) {
 	return (b.Rows + b.BlockRows - 1) / b.BlockRows, (b.Cols + b.BlockCols - 1) / b.BlockCols
 }
 
+// GridRow returns the row of the scales for an element, counted row by row.
+func (b Blocks) GridRow(element int64) int { return int(element / int64(b.Cols) / int64(b.BlockRows)) }
+
 // Dequantiser turns F8_E4M3 in blocks into a float dtype, as the reference does:
 // the product is rounded to F32, that to the dtype. A NaN of E4M3 stays itself,
 // whatever its scale. It is safe for concurrent use.
@@ -46,7 +49,7 @@ func E4M3(b byte) float32 {
 // of element at on.
 func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, scales []float32) (lost Loss) {
 	_, width := b.Grid()
-	first := at / b.Cols / b.BlockRows
+	first := b.GridRow(int64(at))
 	to, _ := q.To.Format()
 	size := to.Size()
 	wide := make([]float32, min(piece, b.Cols, len(src)))

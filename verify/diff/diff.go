@@ -1,29 +1,24 @@
 // Package diff compares the weights of two checkpoints, tensor by tensor, whatever
 // their dtypes. Compare streams both sides in tiles, so its memory does not depend
-// on their size; it never asks how a checkpoint is stored: a Source gives the
+// on their size; it never asks how a checkpoint is stored: package weights gives the
 // tensors under their per-expert names.
 package diff
 
 import (
 	"context"
-	"iter"
 	"runtime"
-	"slices"
-	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
-// Source is one side: tensors under their per-expert names, in the order of the
-// model, read piece by piece. It is safe for concurrent use.
-type Source interface {
-	Tensors() iter.Seq[tensor.Info]
-	// ReadAt fills dst with the tensor's bytes from offset on.
-	ReadAt(name string, dst []byte, offset int64) error
-	// Block is the rows and columns of an FP8 weight that share a scale.
-	Block() [2]int
+// Side is one side: its weights in the order of the model, and what reads them.
+type Side struct {
+	Weights []*weights.Weight // scales of FP8 weights among them
+	Reader  weights.ReaderAt  // of their bytes
 }
 
 // Status says how a tensor of A stands to that of B.
@@ -82,7 +77,7 @@ type Finding struct {
 }
 
 // Compare compares every tensor of a with that of b.
-func Compare(ctx context.Context, a, b Source, o Options) (*Report, error) {
+func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 	pairs := match(a, b)
 	findings := make([]Finding, len(pairs))
 	progress := serial(o.Progress)
@@ -108,65 +103,39 @@ func serial(f func(int64)) func(int64) {
 	if f == nil {
 		return func(int64) {}
 	}
-	turn := make(chan struct{}, 1)
+	var mu sync.Mutex
 	return func(n int64) {
-		turn <- struct{}{}
+		mu.Lock()
+		defer mu.Unlock()
 		f(n)
-		<-turn
 	}
 }
 
-// pair is a tensor on both sides, or on one.
+// pair is a weight on both sides, or on one.
 type pair struct {
 	name string
-	a, b *weight
+	a, b *weights.Weight
 }
 
-// weight is a tensor of one side, with its scales if it is FP8.
-type weight struct {
-	tensor.Info
-	scale *tensor.Info
-}
-
-// match pairs the tensors in the order of a; those of b alone come last.
-func match(a, b Source) (pairs []pair) {
-	left, right := weights(a), weights(b)
-	for _, info := range left.order {
-		pairs = append(pairs, pair{info, left.byName[info], right.byName[info]})
+// match pairs the weights in the order of a; those of b alone come last. Scales are part
+// of their weight.
+func match(a, b Side) (pairs []pair) {
+	right, paired := map[string]*weights.Weight{}, map[string]bool{}
+	for _, w := range b.Weights {
+		right[w.Name] = w
 	}
-	for _, name := range right.order {
-		if left.byName[name] == nil {
-			pairs = append(pairs, pair{name, nil, right.byName[name]})
+	for _, w := range a.Weights {
+		if !w.IsScales() {
+			pairs = append(pairs, pair{w.Name, w, right[w.Name]})
+			paired[w.Name] = true
+		}
+	}
+	for _, w := range b.Weights {
+		if !w.IsScales() && !paired[w.Name] {
+			pairs = append(pairs, pair{w.Name, nil, w})
 		}
 	}
 	return pairs
-}
-
-// side is the weights of a source.
-type side struct {
-	order  []string
-	byName map[string]*weight
-}
-
-const scaleSuffix = "_scale_inv"
-
-// weights lists a source's tensors; scales are part of their FP8 weight.
-func weights(s Source) side {
-	all := side{byName: map[string]*weight{}}
-	for info := range s.Tensors() {
-		all.order = append(all.order, info.Name)
-		all.byName[info.Name] = &weight{Info: info}
-	}
-	all.order = slices.DeleteFunc(all.order, func(name string) bool {
-		w := all.byName[strings.TrimSuffix(name, scaleSuffix)]
-		if !strings.HasSuffix(name, scaleSuffix) || w == nil || w.DType != tensor.F8E4M3 || len(w.Shape) != 2 {
-			return false
-		}
-		w.scale = &all.byName[name].Info
-		delete(all.byName, name)
-		return true
-	})
-	return all
 }
 
 // summarise counts, and keeps what there is to say.

@@ -11,10 +11,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config"
 	"dsmoe/model/tensor"
+	"dsmoe/model/tensor/tensortest"
+	"dsmoe/model/weights"
 )
 
-// memory is a Source of tensors in memory.
+// memory is a checkpoint in memory.
 type memory struct {
 	names   []string
 	tensors map[string]tensor.Tensor
@@ -35,7 +38,10 @@ func (m *memory) ReadAt(name string, dst []byte, offset int64) error {
 	return nil
 }
 
-func (m *memory) Block() [2]int { return [2]int{2, 2} }
+// side maps the tensors' names, in blocks of 2 × 2 for FP8.
+func (m *memory) side() Side {
+	return Side{Weights: weights.New(&config.Config{FP8Block: [2]int{2, 2}}, m).All(), Reader: m}
+}
 
 func (m *memory) add(name string, t tensor.Tensor) *memory {
 	if m.tensors == nil {
@@ -46,17 +52,10 @@ func (m *memory) add(name string, t tensor.Tensor) *memory {
 	return m
 }
 
-func vector(t *testing.T, d tensor.DType, values ...float32) tensor.Tensor {
-	t.Helper()
-	v, err := tensor.FromFloat32s(d, []int{len(values)}, values)
-	require.NoError(t, err)
-	return v
-}
-
 // one compares two tensors of one name.
 func one(t *testing.T, a, b tensor.Tensor, o Options) (*Report, Finding) {
 	t.Helper()
-	r, err := Compare(t.Context(), new(memory).add("w", a), new(memory).add("w", b), o)
+	r, err := Compare(t.Context(), new(memory).add("w", a).side(), new(memory).add("w", b).side(), o)
 	require.NoError(t, err)
 	if len(r.Findings) == 0 {
 		return r, Finding{Status: Equal}
@@ -74,22 +73,22 @@ func TestStatus(t *testing.T) {
 		same  bool
 		exact bool
 	}{
-		"same":            {vector(t, tensor.BF16, x...), vector(t, tensor.BF16, x...), Equal, true, true},
-		"wider":           {vector(t, tensor.BF16, x...), vector(t, tensor.F32, x...), Equal, true, false},
-		"rounded":         {vector(t, tensor.F32, 1.001), vector(t, tensor.BF16, 1.001), Close, true, false},
-		"rounded back":    {vector(t, tensor.F16, 1.001), vector(t, tensor.F32, 1.001), Close, true, false},
-		"not rounded":     {vector(t, tensor.F32, 1.001), vector(t, tensor.BF16, 1.0078125), Differs, false, false},
-		"one step":        {vector(t, tensor.BF16, 1), vector(t, tensor.BF16, 1.0078125), Differs, false, false},
-		"minus zero":      {vector(t, tensor.F32, 0), vector(t, tensor.F32, float32(math.Copysign(0, -1))), Differs, false, false},
-		"NaN on both":     {vector(t, tensor.F32, nan), vector(t, tensor.BF16, nan), Equal, true, false},
-		"NaN on one":      {vector(t, tensor.F32, 1, nan), vector(t, tensor.F32, 1, 2), Differs, false, false},
-		"overflow":        {vector(t, tensor.F32, 1e30), vector(t, tensor.F16, inf), Close, true, false},
-		"shape":           {vector(t, tensor.F32, 1, 2), vector(t, tensor.F32, 1), Shape, false, false},
+		"same":            {tensortest.Vector(t, tensor.BF16, x...), tensortest.Vector(t, tensor.BF16, x...), Equal, true, true},
+		"wider":           {tensortest.Vector(t, tensor.BF16, x...), tensortest.Vector(t, tensor.F32, x...), Equal, true, false},
+		"rounded":         {tensortest.Vector(t, tensor.F32, 1.001), tensortest.Vector(t, tensor.BF16, 1.001), Close, true, false},
+		"rounded back":    {tensortest.Vector(t, tensor.F16, 1.001), tensortest.Vector(t, tensor.F32, 1.001), Close, true, false},
+		"not rounded":     {tensortest.Vector(t, tensor.F32, 1.001), tensortest.Vector(t, tensor.BF16, 1.0078125), Differs, false, false},
+		"one step":        {tensortest.Vector(t, tensor.BF16, 1), tensortest.Vector(t, tensor.BF16, 1.0078125), Differs, false, false},
+		"minus zero":      {tensortest.Vector(t, tensor.F32, 0), tensortest.Vector(t, tensor.F32, float32(math.Copysign(0, -1))), Differs, false, false},
+		"NaN on both":     {tensortest.Vector(t, tensor.F32, nan), tensortest.Vector(t, tensor.BF16, nan), Equal, true, false},
+		"NaN on one":      {tensortest.Vector(t, tensor.F32, 1, nan), tensortest.Vector(t, tensor.F32, 1, 2), Differs, false, false},
+		"overflow":        {tensortest.Vector(t, tensor.F32, 1e30), tensortest.Vector(t, tensor.F16, inf), Close, true, false},
+		"shape":           {tensortest.Vector(t, tensor.F32, 1, 2), tensortest.Vector(t, tensor.F32, 1), Shape, false, false},
 		"integers":        {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 3}}, Differs, false, false},
-		"integer, float":  {tensor.Tensor{DType: tensor.I32, Shape: []int{1}, Data: []byte{0, 0, 0, 0}}, vector(t, tensor.F32, 0), Differs, false, false},
+		"integer, float":  {tensor.Tensor{DType: tensor.I32, Shape: []int{1}, Data: []byte{0, 0, 0, 0}}, tensortest.Vector(t, tensor.F32, 0), Differs, false, false},
 		"equal integers":  {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, Equal, true, true},
 		"no elements":     {tensor.Tensor{DType: tensor.F32, Shape: []int{0}}, tensor.Tensor{DType: tensor.F32, Shape: []int{0}}, Equal, true, true},
-		"all zero, other": {vector(t, tensor.F32, 0, 0), vector(t, tensor.F32, 0, 1), Differs, false, false},
+		"all zero, other": {tensortest.Vector(t, tensor.F32, 0, 0), tensortest.Vector(t, tensor.F32, 0, 1), Differs, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, f := one(t, c.a, c.b, Options{})
@@ -106,14 +105,14 @@ func TestStatus(t *testing.T) {
 }
 
 func TestMeasures(t *testing.T) {
-	_, f := one(t, vector(t, tensor.BF16, 3, 4, 0, 1), vector(t, tensor.BF16, 3, 4.03125, 0, 2), Options{})
+	_, f := one(t, tensortest.Vector(t, tensor.BF16, 3, 4, 0, 1), tensortest.Vector(t, tensor.BF16, 3, 4.03125, 0, 2), Options{})
 	assert.EqualValues(t, 2, f.Different)
 	assert.Equal(t, 1.0, f.MaxAbs)
 	assert.EqualValues(t, 3, f.Worst)
 	assert.EqualValues(t, 128, f.MaxULP)
 	assert.InDelta(t, math.Sqrt((1+0.03125*0.03125)/26), f.RelRMS, 1e-12)
 	assert.InDelta(t, (9+4*4.03125+2)/math.Sqrt(26)/math.Sqrt(9+4.03125*4.03125+4), f.Cosine, 1e-12)
-	_, f = one(t, vector(t, tensor.F32, 1, float32(math.Inf(1))), vector(t, tensor.F32, 1, 5), Options{})
+	_, f = one(t, tensortest.Vector(t, tensor.F32, 1, float32(math.Inf(1))), tensortest.Vector(t, tensor.F32, 1, 5), Options{})
 	assert.EqualValues(t, 1, f.NonFinite)
 	assert.EqualValues(t, 1, f.Worst)
 }
@@ -124,9 +123,9 @@ func TestTiles(t *testing.T) {
 	for i := range values {
 		values[i] = float32(i % 7)
 	}
-	a := vector(t, tensor.BF16, values...)
+	a := tensortest.Vector(t, tensor.BF16, values...)
 	values[len(values)-1]++
-	_, f := one(t, a, vector(t, tensor.F16, values...), Options{})
+	_, f := one(t, a, tensortest.Vector(t, tensor.F16, values...), Options{})
 	assert.EqualValues(t, 1, f.Different)
 	assert.EqualValues(t, len(values)-1, f.Worst)
 }
@@ -136,7 +135,7 @@ func TestFP8(t *testing.T) {
 	codes := []byte{0x38, 0x40, 0x44, 0xb8, 0x01, 0x7e, 0, 0x39, 0x3a}
 	scales := []float32{1, 3, 0.7, 11}
 	weight := tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{3, 3}, Data: codes}
-	grid := vector(t, tensor.F32, scales...)
+	grid := tensortest.Vector(t, tensor.F32, scales...)
 	grid.Shape = []int{2, 2}
 	a := new(memory).add("w", weight).add("w_scale_inv", grid)
 	values := make([]float32, 9)
@@ -144,26 +143,26 @@ func TestFP8(t *testing.T) {
 		values[i] = tensor.E4M3(c) * scales[i/3/2*2+i%3/2]
 	}
 	plain := func(d tensor.DType) *memory {
-		v := vector(t, d, values...)
+		v := tensortest.Vector(t, d, values...)
 		v.Shape = []int{3, 3}
 		return new(memory).add("w", v)
 	}
 	for d, want := range map[tensor.DType]Status{tensor.F32: Equal, tensor.BF16: Close} {
-		r, err := Compare(t.Context(), a, plain(d), Options{})
+		r, err := Compare(t.Context(), a.side(), plain(d).side(), Options{})
 		require.NoError(t, err)
 		require.Len(t, r.Findings, 1)
 		assert.Equal(t, want, r.Findings[0].Status)
 		assert.True(t, r.Same())
 	}
 	scales[3] = 12
-	other := vector(t, tensor.F32, scales...)
+	other := tensortest.Vector(t, tensor.F32, scales...)
 	other.Shape = []int{2, 2}
-	r, err := Compare(t.Context(), a, new(memory).add("w", weight).add("w_scale_inv", other), Options{})
+	r, err := Compare(t.Context(), a.side(), new(memory).add("w", weight).add("w_scale_inv", other).side(), Options{})
 	require.NoError(t, err)
 	require.Len(t, r.Findings, 1)
 	assert.EqualValues(t, 1, r.Findings[0].Different)
 	alone := new(memory).add("w", weight)
-	r, err = Compare(t.Context(), a, alone, Options{})
+	r, err = Compare(t.Context(), a.side(), alone.side(), Options{})
 	require.NoError(t, err)
 	assert.False(t, r.Same())
 }
@@ -172,12 +171,12 @@ func TestAddedRemovedAndFolding(t *testing.T) {
 	a, b := new(memory), new(memory)
 	for e := range 4 {
 		name := "model.layers.1.mlp.experts." + string(rune('0'+e)) + ".up_proj.weight"
-		a.add(name, vector(t, tensor.F32, 1, 2))
-		b.add(name, vector(t, tensor.F32, 1, 2+float32(e%2)*float32(e)))
+		a.add(name, tensortest.Vector(t, tensor.F32, 1, 2))
+		b.add(name, tensortest.Vector(t, tensor.F32, 1, 2+float32(e%2)*float32(e)))
 	}
-	a.add("gone", vector(t, tensor.F32, 1))
-	b.add("new\x1b", vector(t, tensor.F32, 1))
-	r, err := Compare(t.Context(), a, b, Options{})
+	a.add("gone", tensortest.Vector(t, tensor.F32, 1))
+	b.add("new\x1b", tensortest.Vector(t, tensor.F32, 1))
+	r, err := Compare(t.Context(), a.side(), b.side(), Options{})
 	require.NoError(t, err)
 	assert.Equal(t, map[Status]int{Equal: 2, Differs: 2, Removed: 1, Added: 1}, r.Counts)
 	var text bytes.Buffer

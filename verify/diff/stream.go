@@ -8,13 +8,14 @@ import (
 	"slices"
 
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // tileElements is how many elements of each side are in memory at once, per worker.
 const tileElements = 1 << 17
 
 // compare measures one pair.
-func (p pair) compare(ctx context.Context, a, b Source, progress func(int64)) (Finding, error) {
+func (p pair) compare(ctx context.Context, a, b Side, progress func(int64)) (Finding, error) {
 	f := Finding{Name: p.name, Status: Equal}
 	if p.a != nil {
 		f.DTypeA, f.ShapeA = &p.a.DType, p.a.Shape
@@ -35,28 +36,27 @@ func (p pair) compare(ctx context.Context, a, b Source, progress func(int64)) (F
 	}
 	f.Elements = int64(p.a.Len())
 	f.Cosine = 1
-	left, right := newStream(a, p.a), newStream(b, p.b)
-	if !left.decodes() || !right.decodes() {
-		return f, p.compareBytes(ctx, &f, left, right)
+	if !decodes(p.a) || !decodes(p.b) {
+		return f, p.compareBytes(ctx, &f, a.Reader, b.Reader)
 	}
-	var m metrics
+	t := tiles{pair: p, left: weights.NewStream(a.Reader, p.a), right: weights.NewStream(b.Reader, p.b)}
 	for at := int64(0); at < f.Elements; at += tileElements {
 		if err := ctx.Err(); err != nil {
 			return f, err
 		}
 		n := min(tileElements, f.Elements-at)
-		if err := compareTile(&m, left, right, at, int(n)); err != nil {
+		if err := t.compare(at, int(n)); err != nil {
 			return f, fmt.Errorf("tensor %s: %w", p.name, err)
 		}
 		progress(n * int64(p.a.DType.Bits()) / 8)
 	}
-	m.report(&f)
+	t.report(&f)
 	return f, nil
 }
 
 // compareBytes compares tensors that have no float values: equal or not.
-func (p pair) compareBytes(ctx context.Context, f *Finding, left, right *stream) error {
-	if p.a.DType != p.b.DType || (p.a.scale == nil) != (p.b.scale == nil) {
+func (p pair) compareBytes(ctx context.Context, f *Finding, left, right weights.ReaderAt) error {
+	if p.a.DType != p.b.DType || (p.a.Scales == nil) != (p.b.Scales == nil) {
 		f.Status, f.Different = Differs, f.Elements
 		return nil
 	}
@@ -67,10 +67,10 @@ func (p pair) compareBytes(ctx context.Context, f *Finding, left, right *stream)
 			return err
 		}
 		x, y := make([]byte, n), make([]byte, n)
-		if err := left.source.ReadAt(p.name, x, at); err != nil {
+		if err := p.a.ReadAt(left, x, at); err != nil {
 			return err
 		}
-		if err := right.source.ReadAt(p.name, y, at); err != nil {
+		if err := p.b.ReadAt(right, y, at); err != nil {
 			return err
 		}
 		if !bytes.Equal(x, y) {
@@ -80,102 +80,41 @@ func (p pair) compareBytes(ctx context.Context, f *Finding, left, right *stream)
 	return nil
 }
 
-// stream reads one weight of one side as F32.
-type stream struct {
-	source Source
-	weight *weight
-	dtype  tensor.DType // of its values: F32 for dequantised FP8
-	raw    []byte
-	values []float32
-	wide   []byte
-	grid   []byte
-}
-
-func newStream(s Source, w *weight) *stream {
-	d := w.DType
-	if w.scale != nil {
-		d = tensor.F32
-	}
-	return &stream{source: s, weight: w, dtype: d}
-}
-
-// decodes says whether the weight has values that can be compared.
-func (s *stream) decodes() bool {
-	_, err := tensor.NewCast(s.dtype, tensor.F32)
+// decodes says whether a weight has values that can be compared.
+func decodes(w *weights.Weight) bool {
+	_, err := tensor.NewCast(w.NumberType(), tensor.F32)
 	return err == nil
 }
 
-// read reads n elements; their bytes are in raw.
-func (s *stream) read(at int64, n int) error {
-	bits := int64(s.weight.DType.Bits())
-	s.raw = sized(s.raw, int(int64(n)*bits/8))
-	return s.source.ReadAt(s.weight.Name, s.raw, at*bits/8)
+// tiles compares a pair tile by tile.
+type tiles struct {
+	pair
+	left, right *weights.Stream
+	metrics
 }
 
-// decode turns raw into values.
-func (s *stream) decode(at int64) error {
-	if s.weight.scale != nil {
-		return s.dequantise(at)
-	}
-	var err error
-	s.values, err = tensor.Tensor{DType: s.dtype, Shape: []int{len(s.raw) * 8 / s.dtype.Bits()}, Data: s.raw}.Float32s(s.values[:0])
-	return err
-}
-
-func (s *stream) dequantise(at int64) error {
-	block := s.source.Block()
-	b := tensor.Blocks{Rows: s.weight.Shape[0], Cols: s.weight.Shape[1], BlockRows: block[0], BlockCols: block[1]}
-	rows, width := b.Grid()
-	if !slices.Equal(s.weight.scale.Shape, []int{rows, width}) {
-		return fmt.Errorf("scales have shape %v, not %v", s.weight.scale.Shape, []int{rows, width})
-	}
-	first, last := int(at)/b.Cols/b.BlockRows, (int(at)+len(s.raw)-1)/b.Cols/b.BlockRows
-	size := width * s.weight.scale.DType.Bits() / 8
-	s.grid = sized(s.grid, (last-first+1)*size)
-	if err := s.source.ReadAt(s.weight.scale.Name, s.grid, int64(first*size)); err != nil {
+// compare compares n elements from at on.
+func (t *tiles) compare(at int64, n int) error {
+	if err := t.left.Load(at, n); err != nil {
 		return err
 	}
-	scales, err := tensor.Tensor{DType: s.weight.scale.DType, Shape: []int{last - first + 1, width}, Data: s.grid}.Float32s(nil)
+	if err := t.right.Load(at, n); err != nil {
+		return err
+	}
+	x, err := t.left.Values()
 	if err != nil {
 		return err
 	}
-	q, err := tensor.NewDequantiser(tensor.F32)
-	if err != nil {
-		return err
-	}
-	s.wide = sized(s.wide, 4*len(s.raw))
-	q.Convert(s.wide, s.raw, int(at), b, scales)
-	s.values, err = tensor.Tensor{DType: tensor.F32, Shape: []int{len(s.raw)}, Data: s.wide}.Float32s(s.values[:0])
-	return err
-}
-
-func sized(b []byte, n int) []byte {
-	if cap(b) < n {
-		return make([]byte, n)
-	}
-	return b[:n]
-}
-
-// compareTile compares n elements.
-func compareTile(m *metrics, left, right *stream, at int64, n int) error {
-	if err := left.read(at, n); err != nil {
-		return err
-	}
-	if err := right.read(at, n); err != nil {
-		return err
-	}
-	plain := left.weight.DType == right.weight.DType && left.weight.scale == nil && right.weight.scale == nil
-	if err := left.decode(at); err != nil {
-		return err
-	}
-	if plain && bytes.Equal(left.raw, right.raw) {
-		m.same(left.values)
+	plain := t.a.DType == t.b.DType && t.a.Scales == nil && t.b.Scales == nil
+	if plain && bytes.Equal(t.left.Raw, t.right.Raw) {
+		t.same(x)
 		return nil
 	}
-	if err := right.decode(at); err != nil {
+	y, err := t.right.Values()
+	if err != nil {
 		return err
 	}
-	m.add(left.values, right.values, at, left.dtype, right.dtype)
+	t.add(x, y, at, t.a.NumberType(), t.b.NumberType())
 	return nil
 }
 

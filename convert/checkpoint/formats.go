@@ -1,0 +1,56 @@
+package checkpoint
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"dsmoe/convert/format"
+	"dsmoe/convert/safetensors"
+	"dsmoe/convert/torchbin"
+)
+
+// formats lists the formats of weights that are read, in the order in which a directory
+// is searched for them.
+var formats = []*format.Format{safetensors.Format(), torchbin.Format()}
+
+// formatOf returns the first format for which is holds, nil if there is none.
+func formatOf(is func(*format.Format) bool) *format.Format {
+	if i := slices.IndexFunc(formats, is); i >= 0 {
+		return formats[i]
+	}
+	return nil
+}
+
+// FormatOf returns the format that a weight file of that name is read as, nil if it is
+// none.
+func FormatOf(file string) *format.Format {
+	return formatOf(func(f *format.Format) bool { return f.Recognise(file) })
+}
+
+// IsIndex says whether a file of that name is an index of weights.
+func IsIndex(file string) bool { return indexFormat(file) != nil }
+
+// indexFormat returns the format of the files that an index of that name lists.
+func indexFormat(file string) *format.Format {
+	return formatOf(func(f *format.Format) bool { return f.IsIndex(file) })
+}
+
+// IsWeights knows weight files by their names, those of formats that are not read too.
+func IsWeights(file string) bool { return FormatOf(file) != nil || foreignKind(file) != "" }
+
+// foreignKind names weight files that are not read, by their extension.
+func foreignKind(file string) string {
+	switch strings.ToLower(filepath.Ext(file)) {
+	case ".gguf":
+		return "a GGUF file"
+	case ".bin", ".pt", ".pth", ".ckpt":
+		return "a PyTorch pickle"
+	case ".h5", ".msgpack", ".onnx", ".npz":
+		return "a file of another framework"
+	}
+	return ""
+}
+
+// Written returns the format that checkpoints are written in.
+func Written() *format.Format { return formats[0] }

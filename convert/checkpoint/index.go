@@ -1,0 +1,221 @@
+package checkpoint
+
+// The index of a sharded checkpoint: which file holds which tensor.
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/convert/format"
+	"dsmoe/convert/safetensors"
+	"dsmoe/text"
+)
+
+// The limits on an index, far above those of any model.
+const (
+	maxIndexSize  = 64 << 20
+	maxIndexDepth = 64
+	maxShards     = 10_000
+)
+
+// Index is what model.safetensors.index.json says.
+type Index struct {
+	File      string   `json:"file"`                 // its own name
+	TotalSize string   `json:"total_size,omitempty"` // metadata.total_size as it was written; empty if absent
+	Tensors   int      `json:"tensors"`              // names in weight_map
+	Shards    []string `json:"shards"`               // files in weight_map, sorted
+
+	weights []weight // in the order of the file
+}
+
+// weight is one entry of an index's weight_map.
+type weight struct{ tensor, file string }
+
+// readIndex reads the index in dir.
+func readIndex(dir, file string, of *format.Format) (*Index, error) {
+	f, size, err := format.OpenRegular(filepath.Join(dir, file))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if size > maxIndexSize {
+		return nil, fmt.Errorf("%d bytes, more than the limit of %d", size, maxIndexSize)
+	}
+	return parseIndex(io.LimitReader(f, maxIndexSize), file, of)
+}
+
+// parseIndex reads an index strictly: exact keys, no key twice in any object,
+// nothing after the object. Keys that it does not know are ignored.
+func parseIndex(r io.Reader, file string, of *format.Format) (*Index, error) {
+	p := indexParser{format: of, dec: jsontext.NewDecoder(bufio.NewReader(r)), index: &Index{File: file}}
+	if err := p.parse(); err != nil {
+		return nil, p.explain(err)
+	}
+	return p.index, nil
+}
+
+type indexParser struct {
+	format *format.Format // of the files that it lists
+	dec    *jsontext.Decoder
+	index  *Index
+	has    bool // weight_map was seen
+}
+
+func (p *indexParser) parse() error {
+	if err := p.object("index", p.topLevel); err != nil {
+		return err
+	}
+	if !p.has {
+		return errors.New("weight_map is missing")
+	}
+	for _, w := range p.index.weights {
+		p.index.Shards = append(p.index.Shards, w.file)
+	}
+	slices.Sort(p.index.Shards)
+	p.index.Shards = slices.Compact(p.index.Shards)
+	p.index.Tensors = len(p.index.weights)
+	if n := len(p.index.Shards); n > maxShards {
+		return fmt.Errorf("weight_map names %d files, more than the limit of %d", n, maxShards)
+	}
+	if _, err := p.dec.ReadToken(); err != io.EOF {
+		return fmt.Errorf("text after the end of the JSON object")
+	}
+	return nil
+}
+
+func (p *indexParser) topLevel(key string) error {
+	switch key {
+	case "weight_map":
+		p.has = true
+		return p.object(key, p.weight)
+	case "metadata":
+		if p.dec.PeekKind() != 'n' {
+			return p.object(key, p.metadata)
+		}
+	}
+	return p.skip()
+}
+
+func (p *indexParser) metadata(key string) error {
+	if key == "total_size" && p.dec.PeekKind() == '0' {
+		tok, err := p.dec.ReadToken()
+		p.index.TotalSize = tok.String()
+		return err
+	}
+	return p.skip()
+}
+
+func (p *indexParser) weight(name string) error {
+	if err := safetensors.CheckName(name); err != nil {
+		return fmt.Errorf("weight_map: %s: %w", text.Quote(name), err)
+	}
+	if len(p.index.weights) == safetensors.MaxTensors {
+		return fmt.Errorf("weight_map: more than %d tensors", safetensors.MaxTensors)
+	}
+	tok, err := p.dec.ReadToken()
+	if err != nil {
+		return err
+	}
+	if tok.Kind() != '"' {
+		return fmt.Errorf("weight_map: %s: file name is not a string", text.Quote(name))
+	}
+	file := tok.String()
+	if err := checkShardName(file, p.format); err != nil {
+		return fmt.Errorf("weight_map: %s: %w", text.Quote(name), err)
+	}
+	if n := len(p.index.weights); n > 0 && p.index.weights[n-1].file == file {
+		file = p.index.weights[n-1].file // share the string
+	}
+	p.index.weights = append(p.index.weights, weight{name, file})
+	return nil
+}
+
+// checkShardName refuses a file name that could lead out of the directory, or to a
+// file of another format than the index's.
+func checkShardName(file string, of *format.Format) error {
+	switch {
+	case !of.Recognise(file) || filepath.Ext(file) == file:
+		return fmt.Errorf("%s is not the name of a %s file", text.Quote(file), of.Name)
+	case strings.ContainsAny(file, `/\`) || !filepath.IsLocal(file):
+		return fmt.Errorf("%s leads out of the checkpoint's directory", text.Quote(file))
+	case len(file) > 255 || safetensors.CheckName(file) != nil:
+		return fmt.Errorf("%s is not a usable file name", text.Quote(file))
+	}
+	return nil
+}
+
+// object calls member for each key of the next object; member reads the value.
+func (p *indexParser) object(what string, member func(key string) error) error {
+	tok, err := p.dec.ReadToken()
+	if err != nil {
+		return err
+	}
+	if tok.Kind() != '{' {
+		return fmt.Errorf("%s is not an object", what)
+	}
+	for {
+		tok, err := p.dec.ReadToken()
+		if err != nil || tok.Kind() == '}' {
+			return err
+		}
+		if err := member(tok.String()); err != nil {
+			return err
+		}
+	}
+}
+
+// skip reads over one value that is not too deep.
+func (p *indexParser) skip() error {
+	for depth := p.dec.StackDepth(); ; {
+		if _, err := p.dec.ReadToken(); err != nil {
+			return err
+		}
+		if p.dec.StackDepth() == depth {
+			return nil
+		}
+		if p.dec.StackDepth() > maxIndexDepth {
+			return fmt.Errorf("nested more than %d levels", maxIndexDepth)
+		}
+	}
+}
+
+// explain shortens the decoder's errors and names a key that occurs twice.
+func (p *indexParser) explain(err error) error {
+	var syntactic *jsontext.SyntacticError
+	switch {
+	case err == io.EOF:
+		return errors.New("file is empty")
+	case !errors.As(err, &syntactic):
+		return err
+	case errors.Is(err, jsontext.ErrDuplicateName):
+		return fmt.Errorf("key %s occurs twice", text.Quote(syntactic.JSONPointer.LastToken()))
+	}
+	cause := syntactic.Err.Error()
+	if !text.Printable(cause) || len(cause) > 200 {
+		cause = text.Quote(cause)
+	}
+	return fmt.Errorf("byte %d: not valid JSON: %s", syntactic.ByteOffset, cause)
+}
+
+// totalSizeNote compares metadata.total_size with the bytes of all tensors. Some
+// writers give a float, so 12.0 counts as 12.
+func (x *Index) totalSizeNote(sum int64) []Problem {
+	if x.TotalSize == "" {
+		return []Problem{{File: x.File, Cause: "metadata.total_size is missing",
+			Hint: "some versions of transformers cannot load the checkpoint without it"}}
+	}
+	v, err := strconv.ParseFloat(x.TotalSize, 64)
+	if x.TotalSize == strconv.FormatInt(sum, 10) || err == nil && v == float64(sum) && strings.ContainsAny(x.TotalSize, ".eE") {
+		return nil
+	}
+	return []Problem{{File: x.File, Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %d bytes",
+		text.Quote(x.TotalSize), sum)}}
+}

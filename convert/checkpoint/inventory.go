@@ -1,0 +1,273 @@
+package checkpoint
+
+import (
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"dsmoe/config"
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// Inventory is everything that can be told about a checkpoint without reading
+// its weights. Problems keep it from being opened; Notes are findings that a
+// reader can live with, such as a wrong total_size or a file that nothing names.
+type Inventory struct {
+	Path      string         `json:"path"`             // as it was given
+	Config    *config.Config `json:"config,omitempty"` // nil if it cannot be read
+	ConfigErr error          `json:"-"`                // why Config is nil; in Problems too
+	Index     *Index         `json:"index,omitempty"`  // nil if there is none, or it cannot be read
+	Files     []FileInfo     `json:"files"`            // in reading order, those that could be read
+	Problems  []Problem      `json:"problems"`         // what keeps the checkpoint from being opened
+	Notes     []Problem      `json:"notes"`            // what a reader can live with
+}
+
+// FileInfo describes one weight file.
+type FileInfo struct {
+	Name     string            `json:"name"`               // in the checkpoint's directory
+	Size     int64             `json:"size"`               // bytes of the file
+	Tensors  int               `json:"tensors"`            // how many it holds
+	Bytes    int64             `json:"bytes"`              // of tensor data
+	DTypes   []DTypeCount      `json:"dtypes"`             // in the order of their constants
+	Metadata map[string]string `json:"metadata,omitempty"` // free-form texts of its header
+	Infos    []tensor.Info     `json:"-"`                  // its tensors, in file order
+}
+
+// DTypeCount says how much of a file is of one dtype.
+type DTypeCount struct {
+	DType   tensor.DType `json:"dtype"`   // as it is stored
+	Tensors int          `json:"tensors"` // of that dtype
+	Bytes   int64        `json:"bytes"`   // of their data
+}
+
+// Scan reads the config, the index and every header of the checkpoint at path
+// (see Open for what path can be) and collects what is wrong. It returns an error,
+// of type *Error, only if path is no checkpoint at all.
+func Scan(path string) (*Inventory, error) {
+	s, err := scan(path)
+	if err != nil {
+		return nil, err
+	}
+	s.close()
+	return s.inv, nil
+}
+
+// scanner collects an inventory and keeps the weight files open.
+type scanner struct {
+	location
+	inv    *Inventory
+	opened []format.File  // as inv.Files
+	where  map[string]int // the first of the files that hold a tensor
+}
+
+func scan(path string) (*scanner, error) {
+	loc, err := locate(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &scanner{location: *loc, inv: &Inventory{Path: path, Files: []FileInfo{}, Problems: []Problem{}, Notes: []Problem{}}}
+	s.readConfig()
+	s.readIndex()
+	s.inv.Problems = append(s.inv.Problems, s.problems...)
+	s.inv.Notes = append(s.inv.Notes, s.notes...)
+	s.openFiles()
+	s.indexTensors()
+	if s.inv.Index != nil {
+		s.checkIndex()
+		s.checkStrays()
+	}
+	return s, nil
+}
+
+func (s *scanner) close() {
+	for _, f := range s.opened {
+		f.Close()
+	}
+}
+
+func (s *scanner) problem(p ...Problem) { s.inv.Problems = append(s.inv.Problems, p...) }
+
+func (s *scanner) note(p ...Problem) { s.inv.Notes = append(s.inv.Notes, p...) }
+
+func (s *scanner) readConfig() {
+	s.inv.Config, s.inv.ConfigErr = openConfig(filepath.Join(s.dir, ConfigName))
+	if s.inv.ConfigErr != nil {
+		s.problem(ProblemsOf(ConfigName, s.inv.ConfigErr)...)
+	}
+}
+
+func openConfig(path string) (*config.Config, error) {
+	f, _, err := format.OpenRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return config.Parse(f)
+}
+
+// readIndex reads the index, if there is one, and takes the list of files from
+// it. Without a usable index, all shards in the directory are looked at.
+func (s *scanner) readIndex() {
+	if s.index == "" {
+		return
+	}
+	index, err := readIndex(s.dir, s.index, s.format)
+	if err != nil {
+		s.problem(ProblemsOf(s.index, err)...)
+		s.files = s.weightFiles
+		return
+	}
+	s.inv.Index = index
+	s.files = index.Shards
+}
+
+// openFiles opens all weight files at once and describes each.
+func (s *scanner) openFiles() {
+	names := s.files
+	opened := make([]format.File, len(names))
+	errs := make([]error, len(names))
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i, name := range names {
+		g.Go(func() error {
+			opened[i], errs[i] = s.format.Open(filepath.Join(s.dir, name))
+			return nil
+		})
+	}
+	g.Wait()
+	for i, f := range opened {
+		if errs[i] != nil {
+			s.problem(s.explain(names[i], errs[i])...)
+			continue
+		}
+		s.opened = append(s.opened, f)
+		s.inv.Files = append(s.inv.Files, describe(names[i], f))
+	}
+}
+
+// explain says of a file that cannot be read how many tensors it should hold.
+func (s *scanner) explain(name string, err error) []Problem {
+	problems := ProblemsOf(name, err)
+	if s.inv.Index == nil || slices.Contains(s.weightFiles, name) {
+		return problems
+	}
+	n := 0
+	for _, w := range s.inv.Index.weights {
+		if w.file == name {
+			n++
+		}
+	}
+	problems[0].Cause = fmt.Sprintf("missing, and %s names it for %d tensors", s.inv.Index.File, n)
+	problems[0].Hint = "download the file again"
+	return problems
+}
+
+func describe(name string, f format.File) FileInfo {
+	stat := f.Stat()
+	info := FileInfo{Name: name, Size: stat.Size, Tensors: stat.Tensors, Metadata: stat.Metadata,
+		DTypes: []DTypeCount{}, Infos: slices.Collect(f.Tensors())}
+	for _, t := range info.Infos {
+		info.Bytes += t.Bytes()
+		i := slices.IndexFunc(info.DTypes, func(c DTypeCount) bool { return c.DType == t.DType })
+		if i < 0 {
+			i = len(info.DTypes)
+			info.DTypes = append(info.DTypes, DTypeCount{DType: t.DType})
+		}
+		info.DTypes[i].Tensors++
+		info.DTypes[i].Bytes += t.Bytes()
+	}
+	slices.SortFunc(info.DTypes, func(a, b DTypeCount) int { return int(a.DType) - int(b.DType) })
+	return info
+}
+
+// indexTensors finds out where each tensor is. One that two files of a checkpoint
+// hold is a problem; files that do not belong together may share names.
+func (s *scanner) indexTensors() {
+	n := 0
+	for _, f := range s.inv.Files {
+		n += f.Tensors
+	}
+	s.where = make(map[string]int, n)
+	for i, f := range s.inv.Files {
+		for _, t := range f.Infos {
+			first, twin := s.where[t.Name]
+			if !twin {
+				s.where[t.Name] = i
+			} else if s.inv.Index != nil {
+				s.problem(Problem{File: f.Name, Tensor: t.Name, Cause: "is in " + text.Quote(s.inv.Files[first].Name) + " too"})
+			}
+		}
+	}
+}
+
+// checkIndex compares the index with what the files hold. A file that cannot be
+// read has its own problem; its tensors are not complained about.
+func (s *scanner) checkIndex() {
+	readable := map[string]int{}
+	for i, f := range s.inv.Files {
+		readable[f.Name] = i
+	}
+	listed := make(map[string]bool, len(s.inv.Index.weights))
+	for _, w := range s.inv.Index.weights {
+		listed[w.tensor] = true
+		if i, ok := readable[w.file]; ok && !s.holds(i, w.tensor) {
+			s.problem(Problem{File: w.file, Tensor: w.tensor, Cause: "missing, though " + s.inv.Index.File + " puts it here" + s.elsewhere(w.tensor)})
+		}
+	}
+	sum := int64(0)
+	for _, f := range s.inv.Files {
+		sum += f.Bytes
+		for _, t := range f.Infos {
+			if !listed[t.Name] {
+				s.problem(Problem{File: f.Name, Tensor: t.Name, Cause: "not listed in " + s.inv.Index.File})
+			}
+		}
+	}
+	if len(s.inv.Files) == len(s.inv.Index.Shards) {
+		s.note(s.inv.Index.totalSizeNote(sum)...)
+	}
+}
+
+// holds says whether file i holds the tensor.
+func (s *scanner) holds(i int, name string) bool {
+	if first, ok := s.where[name]; !ok || first == i {
+		return ok
+	}
+	_, _, ok := s.opened[i].Lookup(name)
+	return ok
+}
+
+func (s *scanner) elsewhere(name string) string {
+	if i, ok := s.where[name]; ok {
+		return "; it is in " + text.Quote(s.inv.Files[i].Name)
+	}
+	return ""
+}
+
+// checkStrays looks for weight files that the index does not name: a problem if
+// they belong to the same set of shards, a finding otherwise.
+func (s *scanner) checkStrays() {
+	families := map[string]bool{}
+	for _, name := range s.inv.Index.Shards {
+		if family, _, ok := shardFamily(name); ok {
+			families[family] = true
+		}
+	}
+	for _, name := range s.weightFiles {
+		if slices.Contains(s.inv.Index.Shards, name) {
+			continue
+		}
+		family, _, ok := shardFamily(name)
+		if ok && families[family] {
+			s.problem(Problem{File: name, Cause: "a shard of this checkpoint that " + s.inv.Index.File + " does not name",
+				Hint: "the index is of another version of the checkpoint"})
+			continue
+		}
+		s.note(Problem{File: name, Cause: "not read: " + s.inv.Index.File + " does not name it"})
+	}
+}

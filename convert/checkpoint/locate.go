@@ -1,0 +1,195 @@
+package checkpoint
+
+// Where a checkpoint is: which files of a directory count, as transformers
+// decides it, and what to say when none does.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+
+	"dsmoe/convert/format"
+	"dsmoe/text"
+)
+
+// ConfigName is the file name of a config.
+const ConfigName = "config.json"
+
+// location is a path resolved to files.
+type location struct {
+	dir         string
+	format      *format.Format // of the weight files
+	index       string         // the index to read; empty if there is none
+	files       []string       // the weight files to read
+	weightFiles []string       // all of the directory that belong to the format, sorted
+	problems    []Problem
+	notes       []Problem
+}
+
+// locate resolves the path that the user gave.
+func locate(path string) (*location, error) {
+	stat, err := os.Stat(path)
+	if err != nil {
+		// OpenRegular words the error, a dangling link among others.
+		_, _, err = format.OpenRegular(path)
+		return nil, &Error{Path: path, Problems: ProblemsOf("", err)}
+	}
+	switch {
+	case stat.IsDir():
+		return locateDir(path)
+	case !stat.Mode().IsRegular():
+		return nil, unusable(path, "is neither a directory nor a regular file", "")
+	}
+	return locateFile(path)
+}
+
+// locateFile takes a weight file or an index.
+func locateFile(path string) (*location, error) {
+	dir, name := filepath.Dir(path), filepath.Base(path)
+	if f := FormatOf(name); f != nil {
+		l := &location{dir: dir, format: f, files: []string{name}}
+		if _, part, ok := shardFamily(name); ok {
+			l.notes = []Problem{{File: name, Cause: "only this file is read, of a set of shards: it is " + part}}
+		}
+		return l, nil
+	}
+	f := indexFormat(name)
+	if f == nil {
+		return nil, refuseFile(path, name)
+	}
+	entries, err := readDir(dir)
+	return &location{dir: dir, format: f, index: name, weightFiles: belonging(f, entries)}, err
+}
+
+// refuseFile names a file that is no checkpoint for what it is.
+func refuseFile(path, name string) error {
+	if kind := foreignKind(name); kind != "" {
+		return unusable(path, "is "+kind+", not a safetensors checkpoint", foreignHint)
+	}
+	if name == ConfigName {
+		return unusable(path, "is a config, not a checkpoint", "give the directory that it is in")
+	}
+	return unusable(path, "is not a checkpoint", "give a directory, a .safetensors file or a "+formats[0].Index)
+}
+
+const foreignHint = "convert it to safetensors first, with the tool that wrote it"
+
+// locateDir finds the weights of a directory: of the first format that has any.
+func locateDir(dir string) (*location, error) {
+	entries, err := readDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	l := &location{dir: dir, format: formats[0]}
+	for _, f := range formats {
+		if l.find(f, entries) {
+			return l, nil
+		}
+	}
+	l.problems = append(l.problems, noWeights(entries))
+	return l, nil
+}
+
+// find looks for weights of a format: in one file, which goes first, by an index, or in
+// files that no loader would find.
+func (l *location) find(f *format.Format, entries []string) bool {
+	l.format, l.weightFiles = f, belonging(f, entries)
+	switch {
+	case slices.Contains(entries, f.Single):
+		l.single(slices.Contains(entries, f.Index))
+	case slices.Contains(entries, f.Index):
+		l.index = f.Index
+	case len(l.weightFiles) > 0:
+		l.unnamed()
+	default:
+		return false
+	}
+	return true
+}
+
+// belonging lists the files that belong to a checkpoint in the format.
+func belonging(f *format.Format, entries []string) (names []string) {
+	for _, name := range entries {
+		if f.Belongs(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// readDir lists the names in a directory, sorted.
+func readDir(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		var perr *os.PathError
+		if errors.As(err, &perr) {
+			err = perr.Err
+		}
+		return nil, unusable(dir, err.Error(), "")
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, nil
+}
+
+// single takes the format's one file, which wins over everything else.
+func (l *location) single(hasIndex bool) {
+	one := l.format.Single
+	l.files = []string{one}
+	if hasIndex {
+		l.notes = append(l.notes, Problem{File: l.format.Index, Cause: "not read: " + one + " is there and goes first"})
+	}
+	for _, name := range l.weightFiles {
+		if name != one {
+			l.notes = append(l.notes, Problem{File: name, Cause: "not read: " + one + " is there and goes first"})
+		}
+	}
+}
+
+// unnamed deals with weight files that no loader would find. Their headers are
+// looked at all the same.
+func (l *location) unnamed() {
+	l.files = l.weightFiles
+	shards := 0
+	for _, name := range l.weightFiles {
+		if _, _, ok := shardFamily(name); ok {
+			shards++
+		}
+	}
+	if shards > 0 {
+		l.problems = append(l.problems, Problem{File: l.format.Index, Cause: fmt.Sprintf("missing, but there are %d shards", shards),
+			Hint: "download the index; without it a missing shard goes unnoticed"})
+		return
+	}
+	l.problems = append(l.problems, Problem{File: l.format.Single, Cause: fmt.Sprintf("missing, but there is %s", text.Quote(l.weightFiles[0])),
+		Hint: "rename the file, or give its own path"})
+}
+
+// noWeights says what a directory holds instead of weights.
+func noWeights(entries []string) Problem {
+	for _, name := range entries {
+		if kind := foreignKind(name); kind != "" {
+			return Problem{Cause: "holds no safetensors; " + text.Quote(name) + " is " + kind + ", which cannot be read", Hint: foreignHint}
+		}
+	}
+	if len(entries) == 0 {
+		return Problem{Cause: "directory is empty"}
+	}
+	return Problem{Cause: "directory holds no " + formats[0].Single + " and no " + formats[0].Index}
+}
+
+var shardPattern = regexp.MustCompile(`^(.*)-([0-9]{5,})-of-([0-9]{5,})\.[a-z]+$`)
+
+// shardFamily splits a shard's file name into what it shares with the other
+// shards of its set, and "N of M".
+func shardFamily(name string) (family, part string, ok bool) {
+	m := shardPattern.FindStringSubmatch(name)
+	if m == nil {
+		return "", "", false
+	}
+	return m[1] + "-of-" + m[3], m[2] + " of " + m[3], true
+}

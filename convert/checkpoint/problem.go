@@ -1,0 +1,85 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/convert/format"
+	"dsmoe/text"
+)
+
+// Problem is one thing that is wrong with a checkpoint, and where.
+type Problem struct {
+	File   string `json:"file,omitempty"`   // relative to the checkpoint's directory; empty for the directory
+	Tensor string `json:"tensor,omitempty"` // empty when it is about the whole file
+	Cause  string `json:"cause"`            // what is wrong
+	Hint   string `json:"hint,omitempty"`   // what the user can do about it
+}
+
+// String returns "file: tensor: cause" on one line.
+func (p Problem) String() string {
+	var b strings.Builder
+	if p.File != "" {
+		b.WriteString(text.Quote(p.File) + ": ")
+	}
+	if p.Tensor != "" {
+		b.WriteString("tensor " + text.Quote(p.Tensor) + ": ")
+	}
+	return b.String() + p.Cause
+}
+
+// Error holds everything that is wrong with one checkpoint, files in reading order.
+type Error struct {
+	Path     string    // as it was given
+	Problems []Problem // at least one
+}
+
+// maxListed is the number of problems that an error spells out.
+const maxListed = 20
+
+// Error returns one line that spells out at most 20 problems:
+//
+//	path: config.json: missing
+//	path: 2 problems: config.json: missing; model.safetensors: file is empty
+func (e *Error) Error() string {
+	lines := make([]string, min(len(e.Problems), maxListed))
+	for i := range lines {
+		lines[i] = e.Problems[i].String()
+	}
+	all := strings.Join(lines, "; ")
+	if more := len(e.Problems) - len(lines); more > 0 {
+		all += fmt.Sprintf("; and %d more", more)
+	}
+	if len(e.Problems) > 1 {
+		all = fmt.Sprintf("%d problems: %s", len(e.Problems), all)
+	}
+	return text.Quote(e.Path) + ": " + all
+}
+
+// unusable is the error for a path that is no checkpoint at all.
+func unusable(path, cause, hint string) error {
+	return &Error{Path: path, Problems: []Problem{{Cause: cause, Hint: hint}}}
+}
+
+// ProblemsOf turns an error about one file into problems.
+func ProblemsOf(file string, err error) []Problem {
+	var bad *format.Error
+	if errors.As(err, &bad) {
+		cause := bad.Cause
+		if bad.Offset > 0 {
+			cause = fmt.Sprintf("byte %d: %s", bad.Offset, cause)
+		}
+		return []Problem{{File: file, Tensor: bad.Tensor, Cause: cause, Hint: bad.Hint}}
+	}
+	var fields *config.Error
+	if errors.As(err, &fields) {
+		problems := make([]Problem, len(fields.Problems))
+		for i, p := range fields.Problems {
+			problems[i] = Problem{File: file, Cause: p.String()}
+		}
+		return problems
+	}
+	return []Problem{{File: file, Cause: err.Error()}}
+}

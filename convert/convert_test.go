@@ -1,0 +1,244 @@
+package convert
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/plan"
+	"dsmoe/convert/safetensors"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+)
+
+func open(t testing.TB, path string) *checkpoint.Checkpoint {
+	t.Helper()
+	c, err := checkpoint.Open(path)
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// inMemory are settings under which nothing is synced: no test here is about crashes.
+func inMemory() Settings { return Settings{Disk: &disk.Disk{NoSync: true}} }
+
+// converted converts the checkpoint at src into a new directory.
+func converted(t testing.TB, src string, o plan.Options) string {
+	t.Helper()
+	dst := filepath.Join(t.TempDir(), "out")
+	r, err := Run(t.Context(), dst, open(t, src), Options{o, inMemory()})
+	require.NoError(t, err)
+	require.True(t, r.Verified)
+	c, err := Check(t.Context(), dst, Settings{})
+	require.NoError(t, err)
+	require.Empty(t, c.Problems)
+	require.Equal(t, r.Bytes, c.Bytes)
+	require.Equal(t, r.Tensors, c.Tensors)
+	fixture.RequireEntries(t, filepath.Dir(dst), "out")
+	return dst
+}
+
+// TestThereAndBack: other shards, fused, per expert again: every tensor's bytes are
+// the source's.
+func TestThereAndBack(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"v1-base", "v2-lite", "v3", "v3-fp8"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			src := fixture.Path(t, name+"/checkpoint")
+			sharded := converted(t, src, plan.Options{MaxShardBytes: 100_000})
+			fused := converted(t, sharded, plan.Options{Experts: plan.FusedExperts, MaxShardBytes: -1})
+			for info := range open(t, fused).Tensors() {
+				_, expert := weights.ParseExpert(info.Name)
+				require.False(t, expert, info.Name)
+			}
+			fixture.RequireSameTensors(t, open(t, src), open(t, sharded))
+			fixture.RequireSameTensors(t, open(t, src), open(t, converted(t, fused, plan.Options{Experts: plan.PerExpert})))
+			require.Equal(t, fixture.Read(t, src, checkpoint.ConfigName), fixture.Read(t, fused, checkpoint.ConfigName))
+		})
+	}
+}
+
+// TestFusedIsTransformers: fused experts are what transformers 5 writes.
+func TestFusedIsTransformers(t *testing.T) {
+	t.Parallel()
+	want, apart := fixture.Path(t, "v3/checkpoint-fused"), fixture.Path(t, "v3/checkpoint")
+	fixture.RequireSameTensors(t, open(t, want), open(t, converted(t, apart, plan.Options{Experts: plan.FusedExperts})))
+	fixture.RequireSameTensors(t, open(t, want), open(t, converted(t, want, plan.Options{})))
+	fixture.RequireSameTensors(t, open(t, apart), open(t, converted(t, want, plan.Options{Experts: plan.PerExpert})))
+}
+
+// TestDequantised: FP8 becomes what the reference makes of it, per expert or fused
+// on the way, and the config no longer promises FP8.
+func TestDequantised(t *testing.T) {
+	t.Parallel()
+	src := fixture.Path(t, "v3-fp8/checkpoint")
+	direct := converted(t, src, plan.Options{DType: tensor.BF16})
+	by := converted(t, converted(t, src, plan.Options{Experts: plan.FusedExperts}), plan.Options{DType: tensor.BF16, Experts: plan.PerExpert})
+	got := open(t, direct)
+	fixture.RequireSameTensors(t, got, open(t, by))
+	require.NotContains(t, fixture.Read(t, direct, checkpoint.ConfigName), "quantization_config")
+	sample, err := safetensors.Open(fixture.Path(t, "v3-fp8/dequantised-bf16/sample.safetensors"))
+	require.NoError(t, err)
+	defer sample.Close()
+	for info := range sample.Tensors() {
+		want, err := sample.Tensor(info.Name)
+		require.NoError(t, err)
+		have, err := got.Tensor(info.Name)
+		require.NoError(t, err)
+		require.Equal(t, string(want.Data), string(have.Data), info.Name)
+	}
+}
+
+// TestCastThereAndBack: what F32 can hold comes back.
+func TestCastThereAndBack(t *testing.T) {
+	t.Parallel()
+	for name, d := range map[string]tensor.DType{"v3": tensor.BF16, "v1-top1-noshared": tensor.F16} {
+		src := fixture.Path(t, name+"/checkpoint")
+		wide := converted(t, src, plan.Options{DType: tensor.F32})
+		back := converted(t, wide, plan.Options{DType: d})
+		fixture.RequireSameTensors(t, open(t, src), open(t, back))
+		require.Contains(t, fixture.Read(t, wide, checkpoint.ConfigName), `dtype": "float32"`)
+		require.Equal(t, fixture.Read(t, src, checkpoint.ConfigName), fixture.Read(t, back, checkpoint.ConfigName))
+	}
+}
+
+// TestBitsSurvive: NaNs of any payload and −0 go through copies and fusing.
+func TestBitsSurvive(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v3/checkpoint"))
+	const odd = "\x81\x7f\xff\xff\x00\x80\x80\xff\x01\x00"
+	const expert = "model.layers.3.mlp.experts.5.up_proj.weight"
+	src := open(t, dir)
+	for _, name := range []string{"model.embed_tokens.weight", expert} {
+		file, offset, err := src.Place(name)
+		require.NoError(t, err)
+		fixture.Poke(t, filepath.Join(dir, src.Inventory.Files[file].Name), offset, odd)
+	}
+	out := converted(t, converted(t, dir, plan.Options{Experts: plan.FusedExperts}), plan.Options{Experts: plan.PerExpert, MaxShardBytes: 1 << 18})
+	fixture.RequireSameTensors(t, open(t, dir), open(t, out))
+	wide := open(t, converted(t, dir, plan.Options{DType: tensor.F32}))
+	got, err := wide.Tensor(expert)
+	require.NoError(t, err)
+	require.Equal(t, "\x00\x00\x81\x7f\x00\x00\xff\xff\x00\x00\x00\x80\x00\x00\x80\xff\x00\x00\x01\x00", string(got.Data[:20]))
+}
+
+// TestDecoderAlone: a decoder saved without its head and without "model." before its
+// names is the same weights, under the table's names.
+func TestDecoderAlone(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	dir := fixture.Clone(t, src.Dir)
+	data := fixture.Read(t, dir, "model.safetensors")
+	// Other tensors of the same total length of names keep the header's length.
+	data = strings.ReplaceAll(data, `"model.`, `"`)
+	header := strings.LastIndex(data[:100_000], "}}") + 2
+	padding := strings.Count(fixture.Read(t, src.Dir, "model.safetensors")[:header+10_000], `"model.`) * len("model.")
+	data = data[:header] + strings.Repeat(" ", padding) + data[header:]
+	fixture.Write(t, dir, "model.safetensors", data)
+	fixture.RequireSameTensors(t, src, open(t, converted(t, dir, plan.Options{})))
+}
+
+// TestFewerLayers is a smaller model, which opens and fits its config.
+func TestFewerLayers(t *testing.T) {
+	t.Parallel()
+	c := open(t, converted(t, fixture.Path(t, "v3/checkpoint"), plan.Options{Layers: plan.Layers{{From: 0, To: 2}}}))
+	require.Equal(t, 3, c.Config.NumHiddenLayers)
+	require.Zero(t, c.Config.NumNextNPredictLayers)
+	require.NoError(t, model.Check(c.Config, c))
+}
+
+func TestCarriedFiles(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v3/checkpoint"))
+	for _, name := range []string{"tokenizer.json", "README.md", "modeling_deepseek.py", "optimizer.pt", "rng.bin", "other.gguf", ".gitattributes"} {
+		fixture.Write(t, dir, name, name)
+	}
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "figures"), 0o755))
+	fixture.Link(t, filepath.Join(dir, "README.md"), filepath.Join(dir, "LICENSE"))
+	dst := filepath.Join(t.TempDir(), "out")
+	r, err := Run(t.Context(), dst, open(t, dir), Options{Settings: inMemory()})
+	require.NoError(t, err)
+	require.Equal(t, []string{"LICENSE", "README.md", "generation_config.json", "modeling_deepseek.py", "tokenizer.json"}, r.Carried)
+	require.Equal(t, []string{".gitattributes", "figures", "optimizer.pt", "other.gguf", "rng.bin"}, r.Left)
+	require.Equal(t, "README.md", fixture.Read(t, dst, "LICENSE"))
+	fixture.RequireEntries(t, dst, "LICENSE", "README.md", checkpoint.ConfigName, plan.ManifestName, "generation_config.json", "model.safetensors", "modeling_deepseek.py", "tokenizer.json")
+}
+
+func TestOverlapIsRefused(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v3/checkpoint"))
+	src := open(t, dir)
+	before := fixture.Sums(t, dir)
+	elsewhere := t.TempDir()
+	fixture.Link(t, dir, filepath.Join(elsewhere, "link"))
+	for dst, want := range map[string]string{
+		dir:                                         "is the source itself",
+		filepath.Join(dir, "out"):                   "is inside the source",
+		filepath.Join(dir, "a", "out"):              "is inside the source",
+		filepath.Join(elsewhere, "link"):            "is the source itself",
+		filepath.Join(elsewhere, "link", "out"):     "is inside the source",
+		filepath.Dir(dir):                           "directory is not empty",
+		filepath.Join(elsewhere, "no", "such"):      "does not exist",
+		filepath.Join(dir, "..", "checkpoint", "x"): "is inside the source",
+	} {
+		_, err := Run(t.Context(), dst, src, Options{})
+		require.ErrorContains(t, err, want, dst)
+	}
+	require.Equal(t, before, fixture.Sums(t, dir))
+	_, err := Run(t.Context(), filepath.Join(elsewhere, "out"), src, Options{Settings: Settings{Memory: 1000}})
+	require.ErrorContains(t, err, "are too few")
+}
+
+// TestSynthesise: the same rule gives the same bytes in any shards, and the output says
+// that it was not compared with anything.
+func TestSynthesise(t *testing.T) {
+	t.Parallel()
+	document := fixture.Read(t, fixture.Path(t, "v1-base/checkpoint"), checkpoint.ConfigName)
+	c, err := config.Parse(strings.NewReader(document))
+	require.NoError(t, err)
+	source := model.NewSynthetic(c, 3)
+	s := plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: []byte(document), Rule: "seed 3", Fill: source.Fill}
+	var made []*checkpoint.Checkpoint
+	for _, limit := range []int64{0, 100_000, -1} {
+		p, err := plan.Synthesis(s, limit)
+		require.NoError(t, err)
+		dst := filepath.Join(t.TempDir(), "out")
+		r, err := Synthesise(t.Context(), dst, p, inMemory())
+		require.NoError(t, err)
+		require.False(t, r.Verified)
+		require.Equal(t, map[string]int{"make seed 3": len(s.Tensors)}, r.Operations)
+		again, err := Synthesise(t.Context(), dst, p, inMemory())
+		require.NoError(t, err)
+		require.True(t, again.Already)
+		made = append(made, open(t, dst))
+	}
+	for _, m := range made[1:] {
+		fixture.RequireSameTensors(t, made[0], m)
+	}
+	for info := range made[0].Tensors() {
+		want, err := source.Tensor(info.Name)
+		require.NoError(t, err)
+		got, err := made[0].Tensor(info.Name)
+		require.NoError(t, err)
+		require.Equal(t, want, got, info.Name)
+	}
+}
+
+// TestReproducesPython writes a checkpoint that Python wrote, byte by byte.
+func TestReproducesPython(t *testing.T) {
+	t.Parallel()
+	src := fixture.Path(t, "v1-dense/checkpoint")
+	dst := converted(t, src, plan.Options{})
+	fixture.Remove(t, dst, plan.ManifestName)
+	require.Equal(t, fixture.Sums(t, src), fixture.Sums(t, dst))
+}

@@ -1,0 +1,82 @@
+// Package format says what a file format of weights is to the rest of convert: a Format,
+// a value with the names that its files have and the functions that open and lay out
+// one. Each format is a package of its own that makes such a value; package checkpoint
+// lists them.
+package format
+
+import (
+	"io"
+	"iter"
+
+	"dsmoe/model/tensor"
+)
+
+// Format is a file format of weights.
+type Format struct {
+	Name string // in messages: "safetensors"
+
+	// Recognise says whether a file of that name holds weights in this format.
+	Recognise func(file string) bool
+	// Single is the file name of a checkpoint in one file.
+	Single string
+	// Shard returns the name of shard i of n, counted from 0.
+	Shard func(i, n int) string
+	// Index is the file name of the index of a checkpoint in shards.
+	Index string
+	// IsIndex accepts the name of an index of this format, its variants too.
+	IsIndex func(file string) bool
+	// Belongs says whether a file may be a part of a checkpoint that was found in its
+	// directory, rather than by its own path.
+	Belongs func(file string) bool
+
+	// Open opens a file and checks everything but the weights themselves. Errors are of
+	// type *Error.
+	Open func(path string) (File, error)
+	// Layout lays out the tensors of a new file, in the order that the format's own
+	// library writes them in. Nil metadata is the format's default. It is nil for a format
+	// that is only read.
+	Layout func(tensors []tensor.Info, metadata map[string]string) (Layout, error)
+}
+
+// File is an open weight file. It is safe for concurrent use.
+type File interface {
+	// Tensors yields the tensors in the order of the file.
+	Tensors() iter.Seq[tensor.Info]
+	// Lookup returns the named tensor and the offset of its first byte in the file.
+	Lookup(name string) (info tensor.Info, offset int64, ok bool)
+	// Tensor returns a view of the named tensor's mapped bytes, valid until Close.
+	Tensor(name string) (tensor.Tensor, error)
+	// Stat says what the file is beside its tensors.
+	Stat() Stat
+	// Identify writes what tells the file from one with other tensors, or with the same
+	// at other places: the header, as a rule. It reads no weights.
+	Identify(w io.Writer) error
+	// WillNeed tells the system that data, a part of a view, is about to be read, and
+	// DontNeed that it is not for a while. Both say whether data is of this file.
+	WillNeed(data []byte) bool
+	DontNeed(data []byte) bool
+	// Close unmaps the file; views of its tensors must not be used any more.
+	Close() error
+}
+
+// Stat describes a file.
+type Stat struct {
+	Size     int64             // bytes of the file
+	Tensors  int               // tensors in it
+	Metadata map[string]string // free-form texts of the header; nil if there are none
+}
+
+// Layout is a file before its data is written: every byte of the header and the place of
+// every tensor are known.
+type Layout interface {
+	// Header returns the first bytes of the file.
+	Header() []byte
+	// Len returns the number of tensors.
+	Len() int
+	// Info returns tensor i, in the order of their data.
+	Info(i int) tensor.Info
+	// Offset returns the place of tensor i's first byte in the file.
+	Offset(i int) int64
+	// Size returns the size of the file in bytes.
+	Size() int64
+}

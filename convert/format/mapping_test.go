@@ -1,0 +1,56 @@
+package format
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model/tensor"
+)
+
+// TestAdviceLeavesTheBytes: views read the same after their pages were let go, and
+// memory that is not the file's is not touched.
+func TestAdviceLeavesTheBytes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, make([]byte, 100_000), 0o600))
+	f, size, err := OpenRegular(path)
+	require.NoError(t, err)
+	m, err := Map(f, size, path)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	info := tensor.Info{Name: "x", DType: tensor.U8, Shape: []int{90_000}}
+	view, err := m.View("x", info, 5000, true)
+	require.NoError(t, err)
+	require.True(t, m.WillNeed(view.Data))
+	require.True(t, m.DontNeed(view.Data))
+	require.Equal(t, make([]byte, 90_000), view.Data)
+	own := []byte{1, 2, 3}
+	require.False(t, m.DontNeed(own))
+	require.False(t, m.DontNeed(nil))
+	require.Equal(t, []byte{1, 2, 3}, own)
+
+	_, err = m.View("y", tensor.Info{}, 0, false)
+	require.ErrorContains(t, err, "tensor y: no such tensor in this file")
+	require.NoError(t, m.Close())
+	require.NoError(t, m.Close())
+	_, err = m.View("x", info, 5000, true)
+	require.ErrorContains(t, err, "file is closed")
+}
+
+// TestOpenRegularRefuses all that is no regular file, and names a link's target.
+func TestOpenRegularRefuses(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Symlink("nowhere", filepath.Join(dir, "link")))
+	for name, want := range map[string]string{
+		".":    "is a directory, not a regular file",
+		"none": "no such file",
+		"link": "is a link to nowhere, which does not exist",
+	} {
+		_, _, err := OpenRegular(filepath.Join(dir, name))
+		var e *Error
+		require.ErrorAs(t, err, &e, name)
+		require.ErrorContains(t, err, want)
+	}
+}

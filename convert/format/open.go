@@ -1,0 +1,61 @@
+package format
+
+import (
+	"os"
+	"path/filepath"
+
+	"dsmoe/text"
+)
+
+// OpenRegular opens a regular file, or a link to one, for reading. Anything else
+// (a FIFO, a device, a directory) is refused before it is opened, because opening
+// or reading it may never end. A dangling link is named with its target. It returns
+// the size too; errors are of type *Error.
+func OpenRegular(path string) (*os.File, int64, error) {
+	stat, err := os.Stat(path)
+	if err != nil {
+		return nil, 0, statError(path, err)
+	}
+	if !stat.Mode().IsRegular() {
+		return nil, 0, &Error{File: path, Cause: "is " + modeName(stat.Mode()) + ", not a regular file"}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, 0, SystemError(path, "", err)
+	}
+	stat, err = f.Stat()
+	switch {
+	case err != nil:
+		err = SystemError(path, "", err)
+	case !stat.Mode().IsRegular():
+		err = &Error{File: path, Cause: "changed while it was opened"}
+	}
+	if err != nil {
+		f.Close()
+		return nil, 0, err
+	}
+	return f, stat.Size(), nil
+}
+
+// statError explains why there is nothing at path.
+func statError(path string, err error) error {
+	if target, lerr := os.Readlink(path); lerr == nil && os.IsNotExist(err) {
+		return &Error{File: path, Cause: "is a link to " + text.Quote(filepath.ToSlash(target)) + ", which does not exist",
+			Hint: "a Hugging Face cache keeps the data in blobs/ beside snapshots/: copy it with `cp -L`, or download again"}
+	}
+	return SystemError(path, "", err)
+}
+
+func modeName(m os.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "a directory"
+	case m&os.ModeNamedPipe != 0:
+		return "a FIFO"
+	case m&os.ModeSocket != 0:
+		return "a socket"
+	case m&os.ModeDevice != 0:
+		return "a device"
+	}
+	return "a special file"
+}

@@ -1,0 +1,34 @@
+package digest
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestKnownNames: the reference's test vectors; its input is 0, 1, …, 250, 0, 1, ….
+func TestKnownNames(t *testing.T) {
+	for n, want := range map[int]string{
+		0:    "blake3:af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262",
+		1:    "blake3:2d3adedff11b61f14c886e35afa036736dcd87a74d27b5c1510225d0f592e213",
+		1023: "blake3:10108970eeda3eb932baac1428c7a2163b0e924c9a9e25b35bba72b28f70bd11",
+		1024: "blake3:42214739f095a406f3fc83deb889744ac00df831c10daa55189b5d121c855af7",
+		1025: "blake3:d00278ae47eb27b34faecf67b4fe263f82d5412916c1ffd97c8cb7fb814b8444",
+	} {
+		data := make([]byte, n)
+		for i := range data {
+			data[i] = byte(i % 251)
+		}
+		require.Equal(t, want, Of(data), n)
+		h := New()
+		for _, b := range data {
+			h.Write([]byte{b})
+		}
+		require.Equal(t, want, h.Name(), n)
+		name, read, err := Reader(strings.NewReader(string(data)))
+		require.NoError(t, err)
+		require.EqualValues(t, n, read)
+		require.Equal(t, want, name)
+	}
+}

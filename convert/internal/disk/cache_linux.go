@@ -1,0 +1,21 @@
+package disk
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// directFlag returns the flag that opens a file past the page cache, zero if pages
+// or the file system's blocks are larger than ours.
+func directFlag(f *os.File) int {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || int64(st.Blksize) > Block || os.Getpagesize() > Block {
+		return 0
+	}
+	return unix.O_DIRECT
+}
+
+// dropCache asks the system to forget the file's pages, which are on disk, so that
+// the next reader gets what the disk holds.
+func dropCache(f *os.File) { unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) }

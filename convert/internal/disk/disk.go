@@ -1,0 +1,172 @@
+// Package disk is every call that an engine makes to change the file system, and what the
+// systems differ in: locks, free space, reserved blocks, files that pass the page cache
+// by. A Disk makes the calls; a test can make any of them fail.
+package disk
+
+import (
+	"errors"
+	"io"
+	"os"
+)
+
+// Disk makes the calls that change the file system. The zero value is the real disk.
+type Disk struct {
+	// Fail is asked before each call, with the name of the system call and the path,
+	// and may refuse it. Tests set it.
+	Fail func(call, path string) error
+	// NoSync leaves out what makes data durable. A test that crashes no machine sets it.
+	NoSync bool
+}
+
+func (d *Disk) ask(call, path string) error {
+	if d.Fail == nil {
+		return nil
+	}
+	if err := d.Fail(call, path); err != nil {
+		return &os.PathError{Op: call, Path: path, Err: err}
+	}
+	return nil
+}
+
+// Open opens a file for reading and writing, and makes it if it is not there.
+func (d *Disk) Open(path string) (*File, error) { return d.openWith(path, os.O_CREATE) }
+
+// openWith opens a file for reading and writing.
+func (d *Disk) openWith(path string, flag int) (*File, error) {
+	if err := d.ask("open", path); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|flag, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	return &File{f, d}, nil
+}
+
+// Mkdir makes a directory, whose parent must be there.
+func (d *Disk) Mkdir(path string) error {
+	if err := d.ask("mkdir", path); err != nil {
+		return err
+	}
+	return os.Mkdir(path, 0o777)
+}
+
+// Rename gives a file or directory another name.
+func (d *Disk) Rename(from, to string) error {
+	if err := d.ask("rename", to); err != nil {
+		return err
+	}
+	return os.Rename(from, to)
+}
+
+// Remove removes a file or an empty directory.
+func (d *Disk) Remove(path string) error {
+	if err := d.ask("remove", path); err != nil {
+		return err
+	}
+	return os.Remove(path)
+}
+
+// RemoveAll removes a directory and all that is in it.
+func (d *Disk) RemoveAll(path string) error {
+	if err := d.ask("remove", path); err != nil {
+		return err
+	}
+	return os.RemoveAll(path)
+}
+
+// SyncDir makes the names in a directory durable.
+func (d *Disk) SyncDir(path string) error {
+	if err := d.ask("fsync", path); err != nil || d.NoSync {
+		return err
+	}
+	return syncDir(path)
+}
+
+// WriteFile makes a file with the content that fill writes, durably.
+func (d *Disk) WriteFile(path string, fill func(w io.Writer) error) error {
+	f, err := d.Open(path)
+	if err != nil {
+		return err
+	}
+	err = f.Truncate(0)
+	if err == nil {
+		err = fill(f)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Finish())
+}
+
+// File is a file that is written.
+type File struct {
+	file *os.File
+	disk *Disk
+}
+
+// Name returns the path that the file was opened by.
+func (f *File) Name() string { return f.file.Name() }
+
+// Stat describes the file.
+func (f *File) Stat() (os.FileInfo, error) { return f.file.Stat() }
+
+// Write implements io.Writer.
+func (f *File) Write(b []byte) (int, error) {
+	if err := f.disk.ask("write", f.Name()); err != nil {
+		return 0, err
+	}
+	return f.file.Write(b)
+}
+
+// WriteAt implements io.WriterAt.
+func (f *File) WriteAt(b []byte, at int64) (int, error) {
+	if err := f.disk.ask("write", f.Name()); err != nil {
+		return 0, err
+	}
+	return f.file.WriteAt(b, at)
+}
+
+// ReadAt implements io.ReaderAt.
+func (f *File) ReadAt(b []byte, at int64) (int, error) { return f.file.ReadAt(b, at) }
+
+// Sync makes what was written durable.
+func (f *File) Sync() error {
+	if err := f.disk.ask("fsync", f.Name()); err != nil || f.disk.NoSync {
+		return err
+	}
+	return f.file.Sync()
+}
+
+// Truncate sets the file's size.
+func (f *File) Truncate(size int64) error {
+	if err := f.disk.ask("ftruncate", f.Name()); err != nil {
+		return err
+	}
+	return f.file.Truncate(size)
+}
+
+// Reserve gives the file its size and, where the system can, its place on disk.
+func (f *File) Reserve(size int64) error {
+	if err := f.disk.ask("fallocate", f.Name()); err != nil {
+		return err
+	}
+	return reserve(f.file, size)
+}
+
+// TryLock locks the file for this process alone; it is let go when the file is closed,
+// or when the process ends however it ends.
+func (f *File) TryLock() (locked bool, err error) { return tryLock(f.file) }
+
+// DropCache asks the system to forget the file's pages, which are on disk, so that
+// the next reader gets what the disk holds.
+func (f *File) DropCache() { dropCache(f.file) }
+
+// Finish closes a file that was written: an error may mean that something is lost.
+func (f *File) Finish() error {
+	err := f.disk.ask("close", f.Name())
+	return errors.Join(err, f.file.Close())
+}
+
+// Close closes a file whose content does not matter any more.
+func (f *File) Close() error { return f.file.Close() }

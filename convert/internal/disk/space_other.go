@@ -1,0 +1,9 @@
+//go:build !(linux || darwin || freebsd)
+
+package disk
+
+// FreeSpace is not known on this system.
+func FreeSpace(string) (free uint64, ok bool) { return 0, false }
+
+// syncDir does nothing: on this system a directory cannot be synced.
+func syncDir(string) error { return nil }

@@ -1,0 +1,540 @@
+package engine
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/plan"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// inMemory are settings for tests that are not about what a crash leaves: nothing is
+// synced.
+func inMemory() Settings { return Settings{Disk: &disk.Disk{NoSync: true}} }
+
+// manyTiles writes a checkpoint some of whose tensors are several tiles, none of them
+// whole, in BF16.
+func manyTiles(t testing.TB) string {
+	document := strings.Replace(fixture.Read(t, fixture.Path(t, "v1-dense/checkpoint"), checkpoint.ConfigName), `"vocab_size": 256`, `"vocab_size": 10007`, 1)
+	c, err := config.Parse(strings.NewReader(document))
+	require.NoError(t, err)
+	source := model.NewSynthetic(c, 1)
+	dst := filepath.Join(t.TempDir(), "tiles", "checkpoint")
+	require.NoError(t, os.Mkdir(filepath.Dir(dst), 0o755))
+	p, err := plan.Synthesis(plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: []byte(document), Rule: "seed 1", Fill: source.Fill}, 0)
+	require.NoError(t, err)
+	s := inMemory()
+	s.Unverified = true
+	_, err = Run(t.Context(), dst, p, open(t, fixture.Path(t, "v1-dense/checkpoint")), s)
+	require.NoError(t, err)
+	return dst
+}
+
+func open(t testing.TB, path string) *checkpoint.Checkpoint {
+	t.Helper()
+	c, err := checkpoint.Open(path)
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// convert runs the conversion of src into dst.
+func convert(ctx context.Context, t testing.TB, dst string, src *checkpoint.Checkpoint, o plan.Options, s Settings) (*Result, error) {
+	t.Helper()
+	p, err := plan.Conversion(src, o)
+	require.NoError(t, err)
+	return Run(ctx, dst, p, src, s)
+}
+
+// converted converts the checkpoint at src into a new directory.
+func converted(t testing.TB, src string, o plan.Options, s Settings) string {
+	t.Helper()
+	dst := filepath.Join(t.TempDir(), "out")
+	_, err := convert(t.Context(), t, dst, open(t, src), o, s)
+	require.NoError(t, err)
+	requireChecked(t, dst)
+	fixture.RequireEntries(t, filepath.Dir(dst), "out")
+	return dst
+}
+
+// requireChecked demands that a directory fits its manifest.
+func requireChecked(t testing.TB, dst string) {
+	t.Helper()
+	_, problems, err := Check(t.Context(), dst, Settings{})
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+// TestSameBytes: neither the number of goroutines, nor memory, nor the way to the disk,
+// nor verification, nor the run decides about a byte; only the manifest knows whether it
+// was verified.
+func TestSameBytes(t *testing.T) {
+	t.Parallel()
+	for name, src := range map[string]string{"FP8": fixture.Path(t, "v3-fp8/checkpoint"), "tiles": manyTiles(t)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			requireSameBytes(t, src)
+		})
+	}
+}
+
+func requireSameBytes(t *testing.T, src string) {
+	o := plan.Options{DType: tensor.F16, Experts: plan.FusedExperts, MaxShardBytes: 300_000}
+	var want map[string][32]byte
+	manifest := ""
+	for _, goroutines := range []int{1, 2, 8} {
+		for memory, fail := range map[int64]func(string, string) error{MinMemory: refuseDirect, 0: nil} {
+			for _, unverified := range []bool{false, true} {
+				s := Settings{Memory: memory, Compute: goroutines, IO: goroutines, KeepLosses: true, Unverified: unverified, Disk: &disk.Disk{Fail: fail, NoSync: true}}
+				dst := converted(t, src, o, s)
+				if unverified {
+					fixture.Write(t, dst, plan.ManifestName, manifest)
+				}
+				manifest = fixture.Read(t, dst, plan.ManifestName)
+				if want == nil {
+					want = fixture.Sums(t, dst)
+				}
+				require.Equal(t, want, fixture.Sums(t, dst))
+			}
+		}
+	}
+}
+
+// refuseDirect lets every file through the page cache.
+func refuseDirect(call, _ string) error {
+	if call == "direct" {
+		return syscall.EINVAL
+	}
+	return nil
+}
+
+// crash lets a disk work until its n-th call; from then on nothing works, as if
+// the machine had stopped. Tiles go through the page cache, which is quicker here.
+func crash(n int64, err error) (*disk.Disk, *atomic.Int64) {
+	var calls atomic.Int64
+	return &disk.Disk{NoSync: true, Fail: func(call, path string) error {
+		if calls.Add(1) > n {
+			return err
+		}
+		return refuseDirect(call, path)
+	}}, &calls
+}
+
+// crashOptions leave few tensors, so that every call can be the one at which a run ends:
+// copied, cast, dequantised and fused ones, in several shards.
+var crashOptions = plan.Options{DType: tensor.BF16, Experts: plan.FusedExperts, MaxShardBytes: 250_000,
+	Layers: plan.Layers{{From: 0, To: 1}}, Exclude: []string{"*.mlp.down_proj.weight"}}
+
+// everyCrash is set by the long gate, scripts/check.sh.
+var everyCrash = flag.Bool("every-crash", false, "crash at every call to the disk, not at some 25 of each run")
+
+// TestResumeAfterCrash stops the disk at calls all along a run. The same call goes on
+// then, and ends with the same bytes.
+func TestResumeAfterCrash(t *testing.T) {
+	t.Parallel()
+	for name, src := range map[string]string{"FP8": fixture.Path(t, "v3-fp8/checkpoint"), "tiles": manyTiles(t)} {
+		for _, unverified := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, not verified %t", name, unverified), func(t *testing.T) {
+				t.Parallel()
+				requireResumes(t, open(t, src), unverified)
+			})
+		}
+	}
+}
+
+func requireResumes(t *testing.T, src *checkpoint.Checkpoint, unverified bool) {
+	d, count := crash(1<<60, nil)
+	dst := filepath.Join(t.TempDir(), "out")
+	_, err := convert(t.Context(), t, dst, src, crashOptions, Settings{Disk: d, Unverified: unverified, IO: 2})
+	require.NoError(t, err)
+	want, resumed := fixture.Sums(t, dst), 0
+	step := max(count.Load()/25, 1)
+	if *everyCrash {
+		step = 1
+	}
+	for n := int64(0); n < count.Load(); n += step {
+		resumed += crashAndResume(t, src, unverified, n, want)
+	}
+	require.Greater(t, resumed, 3, "runs that went on from something")
+}
+
+// crashAndResume crashes at call n, runs again and returns 1 if that took anything
+// over.
+func crashAndResume(t *testing.T, src *checkpoint.Checkpoint, unverified bool, n int64, want map[string][32]byte) int {
+	dst := filepath.Join(t.TempDir(), "out")
+	boom := errors.New("boom")
+	s := Settings{Unverified: unverified, IO: 2}
+	s.Disk, _ = crash(n, boom)
+	_, err := convert(t.Context(), t, dst, src, crashOptions, s)
+	require.ErrorIs(t, err, boom, "call %d", n)
+	require.ErrorContains(t, err, filepath.Dir(dst))
+	if _, err := os.Stat(dst); err == nil {
+		requireChecked(t, dst) // only what came after the rename was lost
+	}
+	s.Disk = &disk.Disk{NoSync: true, Fail: refuseDirect}
+	r, err := convert(t.Context(), t, dst, src, crashOptions, s)
+	require.NoError(t, err, "call %d", n)
+	require.Equal(t, want, fixture.Sums(t, dst), "call %d", n)
+	fixture.RequireEntries(t, filepath.Dir(dst), "out")
+	if r.Resumed > 0 {
+		return 1
+	}
+	return 0
+}
+
+// TestOneFault: one call fails, those after it work: the error names path and
+// cause, nothing has the final name, and the same call ends well.
+func TestOneFault(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
+	want := fixture.Sums(t, converted(t, src.Path, crashOptions, inMemory()))
+	for _, call := range []string{"open", "fallocate", "direct", "write", "fsync", "close", "ftruncate", "mkdir", "rename"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			for _, cause := range []error{syscall.ENOSPC, syscall.EIO, syscall.EDQUOT} {
+				for n := int64(1); requireOneFault(t, src, call, cause, n, want); n = n*4 + 1 {
+				}
+			}
+		})
+	}
+}
+
+// requireOneFault lets the n-th call of a kind fail; false if there is no such call.
+func requireOneFault(t *testing.T, src *checkpoint.Checkpoint, call string, cause error, n int64, want map[string][32]byte) bool {
+	dst := filepath.Join(t.TempDir(), "out")
+	var calls atomic.Int64
+	_, err := convert(t.Context(), t, dst, src, crashOptions, Settings{Disk: &disk.Disk{NoSync: true, Fail: func(c, _ string) error {
+		if c == call && calls.Add(1) == n {
+			return cause
+		}
+		return nil
+	}}})
+	if calls.Load() < n {
+		return false
+	}
+	require.ErrorIs(t, err, cause, "%s %d", call, n)
+	require.ErrorContains(t, err, filepath.Dir(dst))
+	if _, err := os.Stat(dst); err == nil {
+		requireChecked(t, dst)
+	}
+	_, err = convert(t.Context(), t, dst, src, crashOptions, inMemory())
+	require.NoError(t, err)
+	require.Equal(t, want, fixture.Sums(t, dst))
+	return true
+}
+
+// counted is a source that tells of every read.
+type counted struct {
+	*checkpoint.Checkpoint
+	reads atomic.Int64
+}
+
+// ReadFile counts and reads.
+func (c *counted) ReadFile(file int, dst []byte, offset int64) error {
+	c.reads.Add(1)
+	return c.Checkpoint.ReadFile(file, dst, offset)
+}
+
+// TestResumeReadsNothingTwice: tensors that the journal has are not read again.
+func TestResumeReadsNothingTwice(t *testing.T) {
+	t.Parallel()
+	src := &counted{Checkpoint: open(t, fixture.Path(t, "v3-fp8/checkpoint"))}
+	p, err := plan.Conversion(src.Checkpoint, plan.Options{})
+	require.NoError(t, err)
+	dst := filepath.Join(t.TempDir(), "out")
+	var stop atomic.Bool
+	s := Settings{Unverified: true, Disk: &disk.Disk{Fail: func(call, path string) error {
+		if call == "write" && strings.HasSuffix(path, checkpoint.ConfigName) {
+			stop.Store(true)
+		}
+		if stop.Load() {
+			return syscall.EIO
+		}
+		return nil
+	}}}
+	_, err = Run(t.Context(), dst, p, src, s)
+	require.ErrorIs(t, err, syscall.EIO)
+	require.Positive(t, src.reads.Swap(0))
+	s.Disk = nil
+	r, err := Run(t.Context(), dst, p, src, s)
+	require.NoError(t, err)
+	require.Zero(t, src.reads.Load())
+	_, out := p.Bytes()
+	require.Equal(t, out, r.Resumed)
+}
+
+// TestInterruptedRunGoesOn: what was done before the interruption is taken over.
+func TestInterruptedRunGoesOn(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3/checkpoint"))
+	dst := filepath.Join(t.TempDir(), "out")
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := convert(ctx, t, dst, src, plan.Options{}, Settings{Progress: func(phase string, n, of int64) {
+		if n > of/2 {
+			cancel()
+		}
+	}})
+	require.ErrorIs(t, err, context.Canceled)
+	fixture.RequireEntries(t, filepath.Dir(dst), ".out.journal", ".out.partial")
+	_, err = convert(t.Context(), t, dst, src, plan.Options{DType: tensor.F32}, Settings{})
+	require.ErrorContains(t, err, "with other options")
+	r, err := convert(t.Context(), t, dst, src, plan.Options{}, Settings{})
+	require.NoError(t, err)
+	require.Positive(t, r.Resumed)
+	require.Less(t, r.Resumed, int64(763008))
+	fixture.RequireSameTensors(t, src, open(t, dst))
+}
+
+func TestStartOver(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v3/checkpoint"))
+	src := open(t, dir)
+	dst := filepath.Join(t.TempDir(), "out")
+	var s Settings
+	s.Disk, _ = crash(30, syscall.EIO)
+	_, err := convert(t.Context(), t, dst, src, plan.Options{}, s)
+	require.Error(t, err)
+	stat, err := os.Stat(filepath.Join(dir, "model-00001-of-00007.safetensors"))
+	require.NoError(t, err)
+	require.NoError(t, os.Chtimes(filepath.Join(dir, stat.Name()), stat.ModTime(), stat.ModTime().Add(1)))
+	_, err = convert(t.Context(), t, dst, src, plan.Options{}, Settings{})
+	require.ErrorContains(t, err, "which were changed since")
+	r, err := convert(t.Context(), t, dst, src, plan.Options{}, Settings{StartOver: true})
+	require.NoError(t, err)
+	require.Zero(t, r.Resumed)
+	r, err = convert(t.Context(), t, dst, src, plan.Options{}, Settings{})
+	require.NoError(t, err)
+	require.True(t, r.Already)
+	_, err = convert(t.Context(), t, dst, src, plan.Options{DType: tensor.F32}, Settings{})
+	require.ErrorContains(t, err, "directory is not empty")
+}
+
+// TestForeignLeftovers: what no run wrote is never removed.
+func TestForeignLeftovers(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3/checkpoint"))
+	dir := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, ".out.partial"), 0o755))
+	fixture.Write(t, dir, ".out.partial/mine", "x")
+	_, err := convert(t.Context(), t, filepath.Join(dir, "out"), src, plan.Options{}, Settings{StartOver: true})
+	require.ErrorContains(t, err, "no journal says that it was left by a conversion")
+	require.Equal(t, "x", fixture.Read(t, dir, ".out.partial/mine"))
+	require.NoError(t, os.RemoveAll(filepath.Join(dir, ".out.partial")))
+	fixture.Write(t, dir, ".out.journal", "my diary")
+	_, err = convert(t.Context(), t, filepath.Join(dir, "out"), src, plan.Options{}, Settings{StartOver: true})
+	require.ErrorContains(t, err, "is no journal")
+	require.Equal(t, "my diary", fixture.Read(t, dir, ".out.journal"))
+}
+
+func TestSecondRunIsRefused(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3/checkpoint"))
+	dst := filepath.Join(t.TempDir(), "out")
+	var second error
+	var once atomic.Bool
+	_, err := convert(t.Context(), t, dst, src, plan.Options{}, Settings{Progress: func(string, int64, int64) {
+		if once.CompareAndSwap(false, true) {
+			_, second = convert(context.Background(), t, dst, src, plan.Options{}, Settings{})
+		}
+	}})
+	require.NoError(t, err)
+	require.ErrorIs(t, second, errBusy)
+	fixture.RequireSameTensors(t, src, open(t, dst))
+}
+
+// TestTargets: what may be in the target's place, and what not.
+func TestTargets(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	parent := t.TempDir()
+	fixture.Write(t, parent, "file", "kept")
+	for _, dir := range []string{"full/sub", "empty"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(parent, dir), 0o755))
+	}
+	fixture.Link(t, "empty", filepath.Join(parent, "link"))
+	for name, want := range map[string]string{
+		"full": "directory is not empty: it holds sub", "file": "exists and is not", "link": "exists and is not", "none/out": "does not exist",
+	} {
+		_, err := convert(t.Context(), t, filepath.Join(parent, name), src, plan.Options{}, inMemory())
+		require.ErrorContains(t, err, want)
+	}
+	fixture.RequireEntries(t, parent, "empty", "file", "full", "link")
+	_, err := convert(t.Context(), t, filepath.Join(parent, "empty"), src, plan.Options{}, inMemory())
+	require.NoError(t, err)
+	fixture.RequireSameTensors(t, src, open(t, filepath.Join(parent, "empty")))
+	fixture.RequireEntries(t, parent, "empty", "file", "full", "link")
+}
+
+// TestTargetThatAppears has somebody else create the target meanwhile.
+func TestTargetThatAppears(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	for name, appear := range map[string]func(dst string) error{
+		"directory": func(dst string) error { return os.MkdirAll(filepath.Join(dst, "precious"), 0o755) },
+		"file":      func(dst string) error { return os.WriteFile(dst, []byte("precious"), 0o644) },
+	} {
+		dst := filepath.Join(t.TempDir(), "out")
+		s := inMemory()
+		s.Progress = func(string, int64, int64) { require.NoError(t, appear(dst)) }
+		_, err := convert(t.Context(), t, dst, src, plan.Options{}, s)
+		require.Error(t, err, name)
+		_, err = os.Stat(dst)
+		require.NoError(t, err)
+		fixture.RequireEntries(t, filepath.Dir(dst), ".out.journal", ".out.partial", "out")
+	}
+}
+
+// TestLossIsRefused: a value beyond F16's range and one below it.
+func TestLossIsRefused(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v1-base/checkpoint"))
+	const embed = "model.embed_tokens.weight"
+	src := open(t, dir)
+	poke(t, src, embed, "\x80\x47\x01\x00\xc0\x7f") // BF16 65536, the least subnormal, NaN
+	dst := filepath.Join(t.TempDir(), "out")
+	_, err := convert(t.Context(), t, dst, src, plan.Options{DType: tensor.F16}, inMemory())
+	var loss *LossError
+	require.ErrorAs(t, err, &loss)
+	var counts tensor.Loss
+	for _, l := range loss.Tensors {
+		counts.Add(l.Loss)
+	}
+	require.GreaterOrEqual(t, counts.Overflow, int64(1))
+	require.GreaterOrEqual(t, counts.Flushed, int64(1))
+	require.ErrorContains(t, err, embed)
+	_, err = os.Stat(dst)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	s := inMemory()
+	s.KeepLosses = true
+	r, err := convert(t.Context(), t, dst, src, plan.Options{DType: tensor.F16}, s)
+	require.NoError(t, err)
+	require.EqualValues(t, 763008, r.Resumed)
+	require.Equal(t, loss.Tensors, r.Lost)
+	require.Contains(t, fixture.Read(t, dst, plan.ManifestName), `"lost":{"overflow":1,"flushed":1}`)
+}
+
+// poke overwrites the first bytes of a tensor in a checkpoint's files.
+func poke(t testing.TB, c *checkpoint.Checkpoint, name, data string) {
+	t.Helper()
+	file, offset, err := c.Place(name)
+	require.NoError(t, err)
+	fixture.Poke(t, filepath.Join(c.Dir, c.Inventory.Files[file].Name), offset, data)
+}
+
+// TestProofFindsEveryChange writes, changes one byte on disk, and proves.
+func TestProofFindsEveryChange(t *testing.T) {
+	t.Parallel()
+	for _, src := range []string{fixture.Path(t, "v3-fp8/checkpoint"), manyTiles(t)} {
+		for _, o := range []plan.Options{{}, {Experts: plan.FusedExperts}, {DType: tensor.BF16}, {DType: tensor.F32}} {
+			t.Run(fmt.Sprintf("%s to %s %s", filepath.Base(filepath.Dir(src)), o.Experts, o.DType), func(t *testing.T) {
+				t.Parallel()
+				c := open(t, src)
+				p, err := plan.Conversion(c, o)
+				require.NoError(t, err)
+				requireProof(t, p, c)
+			})
+		}
+	}
+}
+
+func requireProof(t *testing.T, p *plan.Plan, src Source) {
+	e := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
+	require.NoError(t, e.begin())
+	defer e.close()
+	require.NoError(t, e.write(t.Context()))
+	for i := range p.Tensors {
+		x := &p.Tensors[i]
+		path, middle := filepath.Join(e.dir, p.Files[x.File].Name), x.Bytes()/2
+		fixture.Flip(t, path, x.Offset+middle)
+		err := e.proveTensor(t.Context(), e.newWorker(), i)
+		element := middle * 8 / int64(x.DType.Bits())
+		require.ErrorContains(t, err, fmt.Sprintf("element %d reads ", element), "%s", x.Name)
+		require.ErrorContains(t, err, ", but the source gives ")
+		require.ErrorContains(t, err, path)
+		require.Zero(t, e.states[i].done)
+		fixture.Flip(t, path, x.Offset+middle)
+	}
+	require.NoError(t, e.prove(t.Context()))
+}
+
+// TestCheckNamesWhatChanged flips single bytes all over a converted checkpoint.
+func TestCheckNamesWhatChanged(t *testing.T) {
+	t.Parallel()
+	dst := converted(t, fixture.Path(t, "v3/checkpoint"), plan.Options{MaxShardBytes: 300_000, Experts: plan.FusedExperts}, inMemory())
+	for _, f := range open(t, dst).Inventory.Files {
+		header := int64(binary.LittleEndian.Uint64([]byte(fixture.Read(t, dst, f.Name)))) + 8
+		for j := range 8 {
+			at := f.Size * int64(2*j+1) / 16
+			fixture.Flip(t, filepath.Join(dst, f.Name), at)
+			_, problems, err := Check(t.Context(), dst, Settings{})
+			require.NoError(t, err)
+			require.Len(t, problems, 1)
+			require.Equal(t, f.Name, problems[0].File)
+			require.Equal(t, at < header, problems[0].Tensor == "", problems[0])
+			fixture.Flip(t, filepath.Join(dst, f.Name), at)
+		}
+	}
+	fixture.Replace(t, dst, checkpoint.ConfigName, "deepseek_v3", "deepseek_v2")
+	fixture.Remove(t, dst, "generation_config.json")
+	fixture.Write(t, dst, "model-9.safetensors", "")
+	_, problems, err := Check(t.Context(), dst, Settings{})
+	require.NoError(t, err)
+	require.Len(t, problems, 3)
+	_, _, err = Check(t.Context(), fixture.Path(t, "v3/checkpoint"), Settings{})
+	require.ErrorContains(t, err, plan.ManifestName)
+}
+
+// TestSourceChangedOnTheWay: a carried file that is no longer what was planned.
+func TestSourceChangedOnTheWay(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v3/checkpoint"))
+	dst := filepath.Join(t.TempDir(), "out")
+	s := inMemory()
+	s.Progress = func(string, int64, int64) { fixture.Write(t, dir, "generation_config.json", "{}") }
+	_, err := convert(t.Context(), t, dst, open(t, dir), plan.Options{}, s)
+	require.ErrorContains(t, err, "changed while the conversion ran")
+	_, err = os.Stat(dst)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+func TestShortenedSource(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v3/checkpoint"))
+	src := open(t, dir)
+	require.NoError(t, os.Truncate(filepath.Join(dir, "model-00003-of-00007.safetensors"), 90_000))
+	_, err := convert(t.Context(), t, filepath.Join(t.TempDir(), "out"), src, plan.Options{}, inMemory())
+	require.ErrorContains(t, err, "unexpected EOF")
+	require.ErrorContains(t, err, "model-00003-of-00007.safetensors")
+}
+
+// TestSettings: too little memory is refused, more than enough workers are fed.
+func TestSettings(t *testing.T) {
+	require.ErrorContains(t, Settings{Memory: 1000}.Check(), "are too few")
+	require.NoError(t, Settings{}.Check())
+	p := &plan.Plan{Tensors: []plan.Tensor{{DType: tensor.BF16, Shape: []int{1 << 20, 1 << 10}}}}
+	for _, memory := range []int64{MinMemory, DefaultMemory} {
+		for _, goroutines := range []int{1, 8, 1000} {
+			h := newShape(p, Settings{Memory: memory, IO: goroutines})
+			require.Positive(t, h.workers)
+			require.LessOrEqual(t, int64(h.workers*(h.largest+3*maxPiece)), memory/2)
+		}
+	}
+}

@@ -1,0 +1,171 @@
+package engine
+
+// The proof: the output is read again, each operation asked whether the source gives
+// that, and everything hashed. It shares no code with writing: which elements of the
+// source a piece is made of is found by the definition of a view, element by element.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/operation"
+	"dsmoe/convert/plan"
+	"dsmoe/text"
+)
+
+// proof is what is known of a finished tensor.
+type proof struct {
+	Hash     string   `json:"hash"`
+	Segments []string `json:"segments,omitempty"` // hashes of the sources' elements; nil if they were not hashed
+	Compared bool     `json:"compared"`           // with the source, after it was written
+}
+
+// prove reads every tensor again and compares it with the source. One that differs
+// is forgotten, so that the next run writes it anew.
+func (e *execution) prove(ctx context.Context) error {
+	for _, f := range e.files {
+		f.DropCache()
+	}
+	e.phase, e.done = "verifying", 0
+	var todo []int
+	for i := range e.states {
+		if p := e.states[i].proof; p == nil || !p.Compared {
+			todo = append(todo, i)
+		} else {
+			e.done += e.plan.Tensors[i].Bytes()
+		}
+	}
+	return e.journaled(ctx, todo, e.proveTensor)
+}
+
+func (e *execution) proveTensor(ctx context.Context, w *worker, i int) error {
+	t, s := &e.plan.Tensors[i], e.state(i)
+	v := &prover{worker: w, tensor: t, whole: digest.New(), segment: digest.New()}
+	for at, end := int64(0), int64(0); at < t.Bytes(); at = end {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		end = e.shape.tileEnd(t, at)
+		tile := w.memory.Tile(t.Offset+at, t.Offset+end)
+		if err := e.files[t.File].ReadTile(tile, t.Offset+at); err != nil {
+			return err
+		}
+		if err := v.tile(ctx, tile, at); err != nil {
+			e.mark(i, tensorState{})
+			return fmt.Errorf("%s: %w", text.Quote(filepath.Join(e.dir, e.plan.Files[t.File].Name)), err)
+		}
+		e.advance(int64(len(tile)))
+	}
+	s.proof = v.finish()
+	e.mark(i, s)
+	return nil
+}
+
+// prover compares one tensor with its source, from its begin to its end, and hashes both.
+type prover struct {
+	*worker
+	tensor  *plan.Tensor
+	whole   digest.Hash
+	segment digest.Hash
+	index   int      // of the segment that segment is of
+	hashes  []string // of the segments before it
+}
+
+// tile compares a tile that was read again.
+func (v *prover) tile(ctx context.Context, tile []byte, offset int64) error {
+	if err := v.computing(ctx, func() error { v.whole.Write(tile); return nil }); err != nil {
+		return err
+	}
+	return pieces(v.tensor, offset, int64(len(tile)), func(p piece) error {
+		src, out := v.room(p), tile[p.at-offset:][:p.size]
+		if err := v.load(p, src); err != nil {
+			return err
+		}
+		if err := v.computing(ctx, func() error { v.hashSource(p, src); return nil }); err != nil {
+			return err
+		}
+		unit := int64(p.segment.Operation.Unit().Out) / int64(p.segment.Operation.Unit().Elements)
+		return v.eachRun(p, out, src, func(part []byte, in operation.Input) error {
+			before := (p.at + int64(cap(out)-cap(part))) / unit
+			return v.computing(ctx, func() error { return located(p.segment.Operation.Prove(part, in), before) })
+		})
+	})
+}
+
+// located counts a mismatch's element from the begin of the tensor.
+func located(err error, before int64) error {
+	var m *operation.Mismatch
+	if errors.As(err, &m) {
+		return errors.New(m.Differs(before + int64(m.Element)))
+	}
+	return err
+}
+
+// load reads a piece's source into dst, by the definition of its view.
+func (v *prover) load(p piece, dst []byte) error {
+	s := p.segment
+	if len(dst) == 0 {
+		return nil
+	}
+	if s.View == nil {
+		return v.source.ReadFile(s.File, dst, s.Offset+elementBytes(s, p.from))
+	}
+	for i := p.from; i < p.to; {
+		at, n := s.View.Element(i), int64(1)
+		for i+n < p.to && s.View.Element(i+n) == at+n {
+			n++
+		}
+		size := elementBytes(s, n)
+		if err := v.source.ReadFile(s.File, dst[:size], s.Offset+elementBytes(s, at)); err != nil {
+			return err
+		}
+		dst = dst[size:]
+		i += n
+	}
+	return nil
+}
+
+// hashSource takes the source bytes of a piece.
+func (v *prover) hashSource(p piece, src []byte) {
+	if v.tensor.Copies() {
+		return // it is the output's hash
+	}
+	for v.index < p.index { // segments without elements
+		v.next()
+	}
+	v.segment.Write(src)
+	if p.at+p.size == v.end(p.index) {
+		v.next()
+	}
+}
+
+// end returns where a segment ends in the tensor.
+func (v *prover) end(index int) (end int64) {
+	for i := range index + 1 {
+		end += v.tensor.Segments[i].Bytes
+	}
+	return end
+}
+
+func (v *prover) next() {
+	v.hashes = append(v.hashes, v.segment.Name())
+	v.segment.Reset()
+	v.index++
+}
+
+// finish returns the hashes of a tensor that was compared with its source.
+func (v *prover) finish() *proof {
+	p := &proof{Hash: v.whole.Name(), Compared: true}
+	if v.tensor.Copies() {
+		p.Segments = []string{p.Hash}
+		return p
+	}
+	for v.index < len(v.tensor.Segments) {
+		v.next()
+	}
+	p.Segments = v.hashes
+	return p
+}

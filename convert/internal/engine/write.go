@@ -1,0 +1,259 @@
+package engine
+
+// Writing: any run of bytes of any output tensor, from the segments that it is made of.
+
+import (
+	"context"
+
+	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/internal/operation"
+	"dsmoe/convert/plan"
+	"dsmoe/model/tensor"
+)
+
+// worker is one goroutine's buffers.
+type worker struct {
+	*execution
+	memory disk.TileMemory
+	piece  []byte   // source bytes of a piece
+	window []byte   // source bytes around a view's elements
+	sides  [][]byte // of a piece
+}
+
+func (e *execution) newWorker() *worker {
+	return &worker{execution: e, memory: disk.NewTileMemory(e.shape.largest)}
+}
+
+// computing runs f while the worker counts as one that computes.
+func (w *worker) computing(ctx context.Context, f func() error) error {
+	if err := w.compute.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer w.compute.Release(1)
+	return f()
+}
+
+// writeTensor writes what is left of a tensor, tile by tile. Without verification its
+// hash is made on the way; with verification the proof makes it of what it reads.
+func (e *execution) writeTensor(ctx context.Context, w *worker, i int) error {
+	t, s := &e.plan.Tensors[i], e.state(i)
+	var hash *digest.Hash
+	if e.Unverified {
+		h := digest.New()
+		if err := w.hashWritten(ctx, t, s.done, h); err != nil {
+			return err
+		}
+		hash = &h
+	}
+	for size := t.Bytes(); s.done < size; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		end := e.shape.tileEnd(t, s.done)
+		tile := w.memory.Tile(t.Offset+s.done, t.Offset+end)
+		lost, err := w.fill(ctx, t, tile, s.done)
+		if err != nil {
+			return err
+		}
+		if err := w.writeTile(ctx, t, tile, s.done, hash); err != nil {
+			return err
+		}
+		e.advance(end - s.done)
+		s.done = end
+		s.lost.Add(lost)
+		e.mark(i, s)
+	}
+	if hash != nil {
+		s.proof = proofOfWriting(t, hash.Name())
+		e.mark(i, s)
+	}
+	return nil
+}
+
+// hashWritten takes the bytes of t that an earlier run has written into its hash.
+func (w *worker) hashWritten(ctx context.Context, t *plan.Tensor, done int64, h digest.Hash) error {
+	for at, end := int64(0), int64(0); at < done; at = end {
+		end = min(w.shape.tileEnd(t, at), done)
+		tile := w.memory.Tile(t.Offset+at, t.Offset+end)
+		if err := w.files[t.File].ReadTile(tile, t.Offset+at); err != nil {
+			return err
+		}
+		if err := w.computing(ctx, func() error { h.Write(tile); return nil }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeTile writes a tile, and hashes it meanwhile if there is a hash.
+func (w *worker) writeTile(ctx context.Context, t *plan.Tensor, tile []byte, at int64, hash *digest.Hash) error {
+	f := w.files[t.File]
+	if hash == nil {
+		return f.WriteTile(tile, t.Offset+at)
+	}
+	written := make(chan error, 1)
+	go func() { written <- f.WriteTile(tile, t.Offset+at) }()
+	err := w.computing(ctx, func() error { hash.Write(tile); return nil })
+	if writeErr := <-written; writeErr != nil {
+		return writeErr
+	}
+	return err
+}
+
+// proofOfWriting is what is known without verification: the output's hash and,
+// where that is the same, the source's.
+func proofOfWriting(t *plan.Tensor, hash string) *proof {
+	p := &proof{Hash: hash}
+	if t.Copies() {
+		p.Segments = []string{hash}
+	}
+	return p
+}
+
+// piece is a run of a tensor's bytes that comes from one segment.
+type piece struct {
+	segment  *plan.Segment
+	index    int   // of the segment
+	from, to int64 // elements, counted in the order in which the segment uses them
+	at       int64 // first byte in the tensor
+	size     int64 // bytes in the tensor
+}
+
+// pieces calls do for the pieces of n bytes of t from offset on, both a whole number of
+// units of their operations.
+func pieces(t *plan.Tensor, offset, n int64, do func(piece) error) error {
+	begin := int64(0) // of the segment in the tensor
+	for i := range t.Segments {
+		s := &t.Segments[i]
+		u := s.Operation.Unit()
+		most := int64(max(maxPiece/max(u.In, u.Out), 1) * u.Out)
+		for at := max(offset, begin); at < min(offset+n, begin+s.Bytes); {
+			p := piece{segment: s, index: i, at: at, size: min(offset+n-at, begin+s.Bytes-at, most)}
+			p.from = (at - begin) / int64(u.Out) * int64(u.Elements)
+			p.to = p.from + p.size/int64(u.Out)*int64(u.Elements)
+			if err := do(p); err != nil {
+				return err
+			}
+			at += p.size
+		}
+		begin += s.Bytes
+	}
+	return nil
+}
+
+// elementBytes returns how many bytes n elements of the segment have in the source.
+func elementBytes(s *plan.Segment, n int64) int64 {
+	u := s.Operation.Unit()
+	return n / int64(u.Elements) * int64(u.In)
+}
+
+// fill writes the bytes of t from offset on into dst.
+func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64) (lost tensor.Loss, err error) {
+	err = pieces(t, offset, int64(len(dst)), func(p piece) error {
+		out := dst[p.at-offset:][:p.size]
+		if p.segment.Copies() {
+			return w.gather(p, out)
+		}
+		src := w.room(p)
+		if err := w.gather(p, src); err != nil {
+			return err
+		}
+		return w.eachRun(p, out, src, func(out []byte, in operation.Input) error {
+			return w.computing(ctx, func() error {
+				l, err := p.segment.Operation.Apply(out, in)
+				lost.Add(l)
+				return err
+			})
+		})
+	})
+	return lost, err
+}
+
+// room returns memory for the source bytes of a piece.
+func (w *worker) room(p piece) []byte {
+	if w.piece == nil {
+		w.piece = make([]byte, maxPiece)
+	}
+	return w.piece[:elementBytes(p.segment, p.to-p.from)]
+}
+
+// gather reads a piece's source into dst, in the order in which the segment uses it.
+func (w *worker) gather(p piece, dst []byte) error {
+	s := p.segment
+	if len(dst) == 0 {
+		return nil
+	}
+	if s.View == nil {
+		return w.source.ReadFile(s.File, dst, s.Offset+elementBytes(s, p.from))
+	}
+	first, last := int64(1<<62), int64(0)
+	for r := range s.View.Runs(p.from, p.to) {
+		first, last = min(first, r.At), max(last, r.At+r.N)
+	}
+	begin, end := elementBytes(s, first), elementBytes(s, last)
+	if end-begin > 2*maxPiece {
+		return w.gatherRuns(p, dst)
+	}
+	if w.window == nil {
+		w.window = make([]byte, 2*maxPiece)
+	}
+	if err := w.source.ReadFile(s.File, w.window[:end-begin], s.Offset+begin); err != nil {
+		return err
+	}
+	for r := range s.View.Runs(p.from, p.to) {
+		n := copy(dst, w.window[elementBytes(s, r.At)-begin:][:elementBytes(s, r.N)])
+		dst = dst[n:]
+	}
+	return nil
+}
+
+// gatherRuns reads run after run of a view that is spread too widely for one read.
+func (w *worker) gatherRuns(p piece, dst []byte) error {
+	s := p.segment
+	for r := range s.View.Runs(p.from, p.to) {
+		n := elementBytes(s, r.N)
+		if err := w.source.ReadFile(s.File, dst[:n], s.Offset+elementBytes(s, r.At)); err != nil {
+			return err
+		}
+		dst = dst[n:]
+	}
+	return nil
+}
+
+// eachRun calls do for the parts of a piece for which the operation needs to know where
+// in the matrix they lie: runs of a view, if there are tensors beside it, or else the
+// whole piece. Whatever is needed beside it is read first.
+func (w *worker) eachRun(p piece, out, src []byte, do func(out []byte, in operation.Input) error) error {
+	s := p.segment
+	if s.View == nil || len(s.Sides) == 0 {
+		return w.withSides(s, s.First+p.from, p.to-p.from, out, src, do)
+	}
+	u := s.Operation.Unit()
+	for r := range s.View.Runs(p.from, p.to) {
+		in, n := elementBytes(s, r.N), r.N/int64(u.Elements)*int64(u.Out)
+		if err := w.withSides(s, s.First+r.At, r.N, out[:n], src[:in], do); err != nil {
+			return err
+		}
+		out, src = out[n:], src[in:]
+	}
+	return nil
+}
+
+// withSides reads what n elements from at on need beside them and calls do.
+func (w *worker) withSides(s *plan.Segment, at, n int64, out, src []byte, do func(out []byte, in operation.Input) error) error {
+	spans := s.Operation.Sides(at, n)
+	for len(w.sides) < len(spans) {
+		w.sides = append(w.sides, nil)
+	}
+	for i, span := range spans {
+		if need := int(span.End - span.Begin); cap(w.sides[i]) < need {
+			w.sides[i] = make([]byte, need)
+		}
+		w.sides[i] = w.sides[i][:span.End-span.Begin]
+		if err := w.source.ReadFile(s.Sides[i].File, w.sides[i], s.Sides[i].Offset+span.Begin); err != nil {
+			return err
+		}
+	}
+	return do(out, operation.Input{Data: src, At: at, Sides: w.sides[:len(spans)]})
+}

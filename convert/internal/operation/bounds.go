@@ -1,0 +1,192 @@
+package operation
+
+// The proof of operations that round. It does not repeat them: it decodes what was
+// written and asks whether the exact value could have been rounded to it.
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"sync"
+
+	"dsmoe/model/tensor"
+)
+
+// bounds holds, for every pattern of a 16-bit dtype, the values that round to it.
+type bounds struct {
+	dtype     tensor.DType
+	low, high []float64 // by the pattern without its sign; exact half-way points
+}
+
+func newBounds(d tensor.DType) *bounds {
+	b := &bounds{dtype: d}
+	if d == tensor.F32 {
+		return b
+	}
+	inf := patternOfInf(d)
+	b.low, b.high = make([]float64, inf+1), make([]float64, inf+1)
+	for i := range inf {
+		half := (magnitude(i+1, d) - magnitude(i, d)) / 2
+		b.high[i] = magnitude(i, d) + half
+		b.low[i+1] = b.high[i]
+	}
+	b.high[inf] = math.Inf(1)
+	return b
+}
+
+func patternOfInf(d tensor.DType) int {
+	if d == tensor.BF16 {
+		return 0x7f80
+	}
+	return 0x7c00
+}
+
+// magnitude is the value of a pattern by the definition of the dtype; infinity's is
+// what would follow the largest number.
+func magnitude(pattern int, d tensor.DType) float64 {
+	mantissa, bias := 10, 15
+	if d == tensor.BF16 {
+		mantissa, bias = 7, 127
+	}
+	exponent, fraction := pattern>>mantissa, pattern&(1<<mantissa-1)
+	if exponent == 0 {
+		return math.Ldexp(float64(fraction), 1-bias-mantissa)
+	}
+	return math.Ldexp(float64(fraction+1<<mantissa), exponent-bias-mantissa)
+}
+
+// check says whether exact may be written as the element at i of out. slack widens
+// the bounds by that share, for operations that round more than once.
+func (b *bounds) check(exact float64, out []byte, i int, slack float64) bool {
+	if b.dtype == tensor.F32 {
+		return b.checkF32(exact, math.Float32frombits(binary.LittleEndian.Uint32(out[4*i:])))
+	}
+	h := binary.LittleEndian.Uint16(out[2*i:])
+	pattern := int(h & 0x7fff)
+	if exact != exact || pattern >= len(b.low) {
+		return exact != exact && pattern >= len(b.low)
+	}
+	abs := math.Abs(exact)
+	return math.Signbit(exact) == (h&0x8000 != 0) && b.low[pattern]*(1-slack) <= abs && abs <= b.high[pattern]*(1+slack)
+}
+
+// checkF32 accepts the one value that a product, exact in float64, rounds to.
+func (b *bounds) checkF32(exact float64, got float32) bool {
+	if exact != exact {
+		return got != got
+	}
+	want := float32(exact)
+	return math.Float32bits(want) == math.Float32bits(got)
+}
+
+// checkAll checks n elements of out. exact gives the value that element i was made of;
+// rounded sets v to those from i on, rounded to F32, and is asked first.
+func (b *bounds) checkAll(out []byte, n int, slack float64, exact func(i int) float64, rounded func(v []float32, i int)) error {
+	var values [512]float32
+	size := b.dtype.Bits() / 8
+	for i := 0; i < n; {
+		v := values[:min(len(values), n-i)]
+		rounded(v, i)
+		for end := i + len(v); i < end; i++ {
+			i += b.plain(v[len(v)-(end-i):], out[size*i:])
+			if i < end && !b.check(exact(i), out, i, slack) {
+				return &Mismatch{i, hexOf(out[size*i : size*(i+1)]), fmt.Sprint(exact(i))}
+			}
+		}
+	}
+	return nil
+}
+
+// plain returns how many of the first elements of out need no look at the bounds: v is
+// the very F32 that was written, or lies less than half a step from a normal number of
+// the other dtypes.
+func (b *bounds) plain(v []float32, out []byte) int {
+	switch b.dtype {
+	case tensor.F32:
+		for i, x := range v {
+			if math.Float32bits(x) != binary.LittleEndian.Uint32(out[4*i:]) {
+				return i
+			}
+		}
+	case tensor.BF16:
+		for i, x := range v {
+			h := uint32(binary.LittleEndian.Uint16(out[2*i:]))
+			exponent := h & 0x7f80
+			if math.Float32bits(x)-h<<16+0x7fff >= 0xffff || exponent == 0 || exponent == 0x7f80 {
+				return i
+			}
+		}
+	default:
+		for i, x := range v {
+			h := uint32(binary.LittleEndian.Uint16(out[2*i:]))
+			exponent, bits := h&0x7c00, h&0x8000<<16|h&0x7fff<<13+112<<23
+			if math.Float32bits(x)-bits+0xfff >= 0x1fff || exponent == 0 || exponent == 0x7c00 {
+				return i
+			}
+		}
+	}
+	return len(v)
+}
+
+// valueF16 is the value of an F16.
+func valueF16(h uint16) float64 {
+	abs := int(h & 0x7fff)
+	v := math.NaN()
+	switch {
+	case abs < 0x7c00:
+		v = magnitude(abs, tensor.F16)
+	case abs == 0x7c00:
+		v = math.Inf(1)
+	}
+	if h&0x8000 != 0 {
+		v = -v
+	}
+	return v
+}
+
+// The tables of values, made when they are first needed.
+var (
+	boundsF32  = sync.OnceValue(func() *bounds { return newBounds(tensor.F32) })
+	boundsF16  = sync.OnceValue(func() *bounds { return newBounds(tensor.F16) })
+	boundsBF16 = sync.OnceValue(func() *bounds { return newBounds(tensor.BF16) })
+
+	// valuesF16 lists the values of all patterns of F16, valuesE4M3 those of F8E4M3.
+	valuesF16  = sync.OnceValue(func() []float64 { return valuesOf(1<<16, func(i int) float64 { return valueF16(uint16(i)) }) })
+	valuesE4M3 = sync.OnceValue(func() []float64 { return valuesOf(1<<8, func(i int) float64 { return valueE4M3(byte(i)) }) })
+)
+
+// boundsOf returns the bounds of F32, F16 or BF16.
+func boundsOf(d tensor.DType) *bounds {
+	switch d {
+	case tensor.F32:
+		return boundsF32()
+	case tensor.F16:
+		return boundsF16()
+	}
+	return boundsBF16()
+}
+
+func valuesOf(patterns int, value func(i int) float64) []float64 {
+	values := make([]float64, patterns)
+	for i := range values {
+		values[i] = value(i)
+	}
+	return values
+}
+
+// valueE4M3 is the value of the bits s eeee mmm: (-1)^s · 2^(e-7) · 1.m, or
+// (-1)^s · 2^-6 · 0.m for e = 0; all ones but the sign is NaN.
+func valueE4M3(b byte) float64 {
+	exponent, fraction := int(b>>3&15), float64(b&7)
+	v := math.Ldexp(8+fraction, exponent-10)
+	switch {
+	case b&0x7f == 0x7f:
+		v = math.NaN()
+	case exponent == 0:
+		v = math.Ldexp(fraction, -9)
+	}
+	if b&0x80 != 0 {
+		v = -v
+	}
+	return v
+}

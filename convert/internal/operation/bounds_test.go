@@ -1,0 +1,102 @@
+package operation
+
+import (
+	"encoding/binary"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model/tensor"
+)
+
+// TestBoundsAcceptOnlyTheRounding: around every boundary between two neighbours the
+// proof accepts what the cast gives, and none of its neighbours.
+func TestBoundsAcceptOnlyTheRounding(t *testing.T) {
+	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
+		b := newBounds(d)
+		c, err := tensor.NewCast(tensor.F32, d)
+		require.NoError(t, err)
+		for pattern := 0; pattern < patternOfInf(d); pattern++ {
+			edge := float32(b.high[pattern])
+			for _, v := range []float32{math.Nextafter32(edge, 0), math.Nextafter32(edge, math.MaxFloat32), -math.Nextafter32(edge, 0)} {
+				requireOneRounding(t, b, c, v)
+			}
+		}
+	}
+}
+
+func requireOneRounding(t *testing.T, b *bounds, c *tensor.Cast, v float32) {
+	src := binary.LittleEndian.AppendUint32(nil, math.Float32bits(v))
+	var out [2]byte
+	c.Convert(out[:], src)
+	right := binary.LittleEndian.Uint16(out[:])
+	for _, h := range []uint16{right, right - 1, right + 1, right ^ 0x8000} {
+		binary.LittleEndian.PutUint16(out[:], h)
+		if b.check(float64(v), out[:], 0, 0) != (h == right) {
+			t.Fatalf("%s: %g as %04x: accepted %v, right is %04x", b.dtype, v, h, h != right, right)
+		}
+	}
+}
+
+// TestPlainIsAccepted: what needs no look at the bounds is what check accepts, around the
+// edges of every pattern, and most of it is.
+func TestPlainIsAccepted(t *testing.T) {
+	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
+		b := newBounds(d)
+		plain := 0
+		for pattern := range 1 << 16 {
+			out := binary.LittleEndian.AppendUint16(nil, uint16(pattern))
+			middle, half := uint32(pattern)<<16, uint32(1)<<15
+			if d == tensor.F16 {
+				middle, half = math.Float32bits(float32(valueF16(uint16(pattern)))), 1<<12
+			}
+			for _, bits := range []uint32{middle, middle + half - 1, middle + half, middle + half + 1, middle - half + 1, middle - half, middle - half - 1, middle ^ 1<<31, ^middle, 0x7fc00000, 0x7f800000} {
+				v := math.Float32frombits(bits)
+				if b.plain([]float32{v}, out) == 1 {
+					plain++
+					require.True(t, b.check(float64(v), out, 0, 0), "%s %04x: %x", d, pattern, bits)
+				}
+			}
+		}
+		require.Greater(t, plain, 3*60_000)
+	}
+}
+
+// TestBoundsSpecial: infinities, NaN and zeros only as themselves.
+func TestBoundsSpecial(t *testing.T) {
+	b := newBounds(tensor.F16)
+	for _, c := range []struct {
+		v    float64
+		h    uint16
+		want bool
+	}{
+		{math.Inf(1), 0x7c00, true}, {math.Inf(-1), 0x7c00, false}, {math.Inf(1), 0x7bff, false}, {65520, 0x7c00, true}, {65504, 0x7c00, false},
+		{math.NaN(), 0x7e00, true}, {math.NaN(), 0xfe01, true}, {math.NaN(), 0x7c00, false}, {1, 0x7e00, false},
+		{0, 0, true}, {0, 0x8000, false}, {math.Copysign(0, -1), 0x8000, true}, {0x1p-26, 0, true}, {0x1p-24, 0, false},
+	} {
+		require.Equal(t, c.want, b.check(c.v, binary.LittleEndian.AppendUint16(nil, c.h), 0, 0), "%g as %04x", c.v, c.h)
+	}
+	f := newBounds(tensor.F32)
+	require.True(t, f.check(1e300, binary.LittleEndian.AppendUint32(nil, 0x7f800000), 0, 0))
+	require.False(t, f.check(1, binary.LittleEndian.AppendUint32(nil, 0x3f800001), 0, 0))
+}
+
+// TestWideningProof: every F16, and one bit off.
+func TestWideningProof(t *testing.T) {
+	for _, d := range []tensor.DType{tensor.F16, tensor.BF16} {
+		c, err := tensor.NewCast(d, tensor.F32)
+		require.NoError(t, err)
+		src, out := make([]byte, 2<<16), make([]byte, 4<<16)
+		for i := range 1 << 16 {
+			binary.LittleEndian.PutUint16(src[2*i:], uint16(i))
+		}
+		c.Convert(out, src)
+		require.NoError(t, proveWidening(d, out, src))
+		for i := 0; i < len(out); i += 257 {
+			out[i] ^= 4
+			require.Error(t, proveWidening(d, out, src), "%s byte %d", d, i)
+			out[i] ^= 4
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package operation
+
+import (
+	"dsmoe/model/tensor"
+)
+
+// Dequantise multiplies FP8 by the scale of its block and rounds to F32, F16 or BF16. The
+// tensor beside the source holds the scales, a row for each row of blocks.
+type Dequantise struct {
+	To     tensor.DType  `json:"to"`     // dtype of the output
+	Scales tensor.DType  `json:"scales"` // dtype of the scales
+	Blocks tensor.Blocks `json:"blocks"` // the shape of the matrix and of its blocks
+
+	codec *tensor.Dequantiser
+}
+
+// NewDequantise prepares the operation, or says why there is none.
+func NewDequantise(to, scales tensor.DType, b tensor.Blocks) (*Dequantise, error) {
+	codec, err := tensor.NewDequantiser(to)
+	if err != nil {
+		return nil, err
+	}
+	return &Dequantise{to, scales, b, codec}, nil
+}
+
+// Name returns "fp8-dequantise" and the dtype of the output.
+func (d *Dequantise) Name() string { return "fp8-dequantise " + d.To.String() }
+
+// Unit returns one element.
+func (d *Dequantise) Unit() Unit { return Unit{1, 1, d.To.Bits() / 8} }
+
+// Sides returns the rows of the scales that the elements need.
+func (d *Dequantise) Sides(at, n int64) []Span {
+	row := d.scaleRow()
+	return []Span{{int64(d.Blocks.GridRow(at)) * row, int64(d.Blocks.GridRow(at+n-1)+1) * row}}
+}
+
+// scaleRow returns the bytes of a row of the scales.
+func (d *Dequantise) scaleRow() int64 {
+	_, width := d.Blocks.Grid()
+	return int64(width * d.Scales.Bits() / 8)
+}
+
+// scales decodes the rows of the scales that came with the input.
+func (d *Dequantise) scales(in Input) ([]float32, error) {
+	data := in.Sides[0]
+	return tensor.Tensor{DType: d.Scales, Shape: []int{len(data) * 8 / d.Scales.Bits()}, Data: data}.Float32s(nil)
+}
+
+// Apply multiplies and rounds every element.
+func (d *Dequantise) Apply(dst []byte, in Input) (tensor.Loss, error) {
+	scales, err := d.scales(in)
+	if err != nil {
+		return tensor.Loss{}, err
+	}
+	return d.codec.Convert(dst, in.Data, int(in.At), d.Blocks, scales), nil
+}
+
+// productSlack is the share by which a product that is rounded to F32 before it is
+// rounded to 16 bits may miss the bounds of one rounding.
+const productSlack = 0x1p-23
+
+// Prove decodes what was written and asks of each element whether the exact product
+// could have been rounded to it.
+func (d *Dequantise) Prove(out []byte, in Input) error {
+	scales, err := d.scales(in)
+	if err != nil {
+		return err
+	}
+	p := products{d.Blocks, scales, d.Blocks.GridRow(in.At), in.At, in.Data, valuesE4M3()}
+	return boundsOf(d.To).checkAll(out, len(in.Data), productSlack, p.exact, p.rounded)
+}
+
+// products are the exact products of a piece of FP8 and its scales.
+type products struct {
+	blocks tensor.Blocks
+	scales []float32
+	first  int   // row of the grid that scales begin with
+	at     int64 // first element of the piece in the matrix
+	codes  []byte
+	values []float64 // of the codes
+}
+
+// run returns the scale of element i of the piece, and how many elements from it on
+// share that.
+func (p *products) run(i int) (scale float64, n int) {
+	row, col := (int(p.at)+i)/p.blocks.Cols, (int(p.at)+i)%p.blocks.Cols
+	block := col / p.blocks.BlockCols
+	end := min((block+1)*p.blocks.BlockCols, p.blocks.Cols)
+	_, width := p.blocks.Grid()
+	return float64(p.scales[(row/p.blocks.BlockRows-p.first)*width+block]), end - col
+}
+
+// exact returns the product of element i.
+func (p *products) exact(i int) float64 {
+	scale, _ := p.run(i)
+	return p.values[p.codes[i]] * scale
+}
+
+// rounded sets v to the products from element i on, rounded to F32.
+func (p *products) rounded(v []float32, i int) {
+	for len(v) > 0 {
+		scale, n := p.run(i)
+		n = min(n, len(v))
+		for k, code := range p.codes[i : i+n] {
+			v[k] = float32(p.values[code] * scale)
+		}
+		v, i = v[n:], i+n
+	}
+}

@@ -1,0 +1,154 @@
+// Package operation holds what is done to the elements of a tensor on their way from the
+// source to the output: copy, cast, dequantise, make. An Operation is a value that a plan
+// holds per segment: it fills pieces of the output, proves pieces that were read again,
+// and counts what was lost. Apply and Prove share no code, so that a mistake in one shows
+// in the other.
+package operation
+
+import (
+	"fmt"
+
+	"dsmoe/model/tensor"
+)
+
+// Operation turns elements of a source tensor into elements of an output tensor. It is
+// safe for concurrent use.
+type Operation interface {
+	// Name is what plans and manifests call it: "cast BF16".
+	Name() string
+	// Unit is the least that it works on.
+	Unit() Unit
+	// Sides says which bytes of the tensors beside the source, such as scales, n elements
+	// from at on need, in the order in which the plan lists those tensors. Elements are
+	// counted row by row in the matrix that the source is.
+	Sides(at, n int64) []Span
+	// Apply fills dst with what becomes of in, and counts what is lost. Both are whole
+	// units.
+	Apply(dst []byte, in Input) (tensor.Loss, error)
+	// Prove says whether out, as it was read again, can be what becomes of in. An element
+	// for which it cannot is a *Mismatch.
+	Prove(out []byte, in Input) error
+}
+
+// Unit is the least number of elements that an operation works on.
+type Unit struct {
+	Elements int // of the source and of the output alike
+	In       int // bytes of the source that they take; 0 for what is made from nothing
+	Out      int // bytes of the output
+}
+
+// Span is a run of bytes.
+type Span struct{ Begin, End int64 }
+
+// Input is a piece of the source.
+type Input struct {
+	Data  []byte   // its bytes
+	At    int64    // its first element, counted in the matrix that the source is
+	Sides [][]byte // what Sides asked for
+}
+
+// Mismatch is the first element of a piece that the source does not give.
+type Mismatch struct {
+	Element int    // its index in the piece
+	Got     string // what was read
+	Want    string // what the source gives
+}
+
+// Error says what differs.
+func (m *Mismatch) Error() string { return m.Differs(int64(m.Element)) }
+
+// Differs says what differs, the element having that index in the tensor.
+func (m *Mismatch) Differs(element int64) string {
+	return fmt.Sprintf("element %d reads %s, but the source gives %s", element, m.Got, m.Want)
+}
+
+// Copy keeps elements as they are.
+type Copy struct {
+	DType tensor.DType `json:"dtype"` // of the elements
+}
+
+// Name returns "copy".
+func (Copy) Name() string { return "copy" }
+
+// Unit returns the fewest elements that fill whole bytes.
+func (c Copy) Unit() Unit {
+	elements, size := wholeBytes(c.DType)
+	return Unit{elements, size, size}
+}
+
+// wholeBytes returns the fewest elements of d that fill whole bytes, and these bytes.
+func wholeBytes(d tensor.DType) (elements, size int) {
+	for elements = 1; d.Bits()*elements%8 != 0; elements++ {
+	}
+	return elements, d.Bits() * elements / 8
+}
+
+// Sides returns nothing.
+func (Copy) Sides(_, _ int64) []Span { return nil }
+
+// Apply copies.
+func (Copy) Apply(dst []byte, in Input) (tensor.Loss, error) {
+	copy(dst, in.Data)
+	return tensor.Loss{}, nil
+}
+
+// Prove demands equal bytes.
+func (c Copy) Prove(out []byte, in Input) error {
+	if string(out) == string(in.Data) {
+		return nil
+	}
+	u := c.Unit()
+	for i := 0; i < len(out); i += u.Out {
+		if got, want := out[i:i+u.Out], in.Data[i:i+u.In]; string(got) != string(want) {
+			return &Mismatch{i / u.Out * u.Elements, hexOf(got), hexOf(want)}
+		}
+	}
+	return nil
+}
+
+// hexOf prints an element's bits, its highest byte first.
+func hexOf(element []byte) string {
+	digits := ""
+	for _, b := range element {
+		digits = fmt.Sprintf("%02x", b) + digits
+	}
+	return digits
+}
+
+// Make fills a tensor from nothing but the places of its elements.
+type Make struct {
+	Rule string      `json:"rule"` // what Name adds: "seed 7"
+	Info tensor.Info `json:"-"`    // the tensor
+
+	// Fill writes the tensor's bytes from offset on to dst.
+	Fill func(info tensor.Info, dst []byte, offset int64) error `json:"-"`
+}
+
+// Name returns "make" and the rule.
+func (m Make) Name() string { return "make " + m.Rule }
+
+// Unit returns the fewest elements that fill whole bytes, made of nothing.
+func (m Make) Unit() Unit {
+	elements, size := wholeBytes(m.Info.DType)
+	return Unit{elements, 0, size}
+}
+
+// Sides returns nothing.
+func (Make) Sides(_, _ int64) []Span { return nil }
+
+// Apply fills dst.
+func (m Make) Apply(dst []byte, in Input) (tensor.Loss, error) {
+	return tensor.Loss{}, m.Fill(m.Info, dst, m.offset(in.At))
+}
+
+// Prove makes the elements once more and demands the same bytes.
+func (m Make) Prove(out []byte, in Input) error {
+	again := make([]byte, len(out))
+	if err := m.Fill(m.Info, again, m.offset(in.At)); err != nil {
+		return err
+	}
+	return Copy{m.Info.DType}.Prove(out, Input{Data: again})
+}
+
+// offset returns where in the tensor an element begins.
+func (m Make) offset(element int64) int64 { return element * int64(m.Info.DType.Bits()) / 8 }

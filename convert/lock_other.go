@@ -1,8 +1,0 @@
-//go:build !(linux || darwin || freebsd)
-
-package convert
-
-import "os"
-
-// tryLock is not known on this system: two runs into one target are not noticed.
-func tryLock(*os.File) (locked bool, err error) { return true, nil }

@@ -1,0 +1,206 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+)
+
+// Options are what a conversion changes; the zero value copies every tensor, in shards
+// of 5 GB.
+type Options struct {
+	DType         tensor.DType // of all float weights: F32, F16 or BF16; Invalid keeps each one's own
+	Experts       Experts      // the layout of routed experts
+	MaxShardBytes int64        // tensor bytes of one file; 0 is 5 GB, negative is one file for all
+	Layers        Layers       // keep only these decoder layers; empty keeps all
+	Include       []string     // keep only tensors whose per-expert name one of these globs matches
+	Exclude       []string     // drop those that one of these matches
+}
+
+// DefaultShardBytes is the tensor bytes of one file unless options say otherwise.
+const DefaultShardBytes = 5_000_000_000
+
+// shardBytes returns the limit that a MaxShardBytes stands for.
+func shardBytes(n int64) int64 {
+	switch {
+	case n == 0:
+		return DefaultShardBytes
+	case n < 0:
+		return 1 << 62
+	}
+	return n
+}
+
+// check refuses options that make no sense.
+func (o Options) check() error {
+	if o.DType != tensor.Invalid {
+		if _, err := tensor.NewDequantiser(o.DType); err != nil {
+			return fmt.Errorf("dtype %s: weights are written as F32, F16 or BF16", o.DType)
+		}
+	}
+	for _, glob := range slices.Concat(o.Include, o.Exclude) {
+		if _, err := path.Match(glob, ""); err != nil {
+			return fmt.Errorf("%q is not a glob: * stands for anything, ? for a character, [a-z] for one of a set", glob)
+		}
+	}
+	return nil
+}
+
+// recordedOptions are Options as a plan and a manifest hold them.
+type recordedOptions struct {
+	DType         string   `json:"dtype"` // "keep", or a dtype
+	Experts       string   `json:"experts"`
+	MaxShardBytes int64    `json:"max_shard_bytes"`
+	Layers        string   `json:"layers,omitempty"`
+	Include       []string `json:"include,omitempty"`
+	Exclude       []string `json:"exclude,omitempty"`
+}
+
+func (o Options) recorded() recordedOptions {
+	dtype := "keep"
+	if o.DType != tensor.Invalid {
+		dtype = o.DType.String()
+	}
+	return recordedOptions{dtype, o.Experts.String(), shardBytes(o.MaxShardBytes), o.Layers.String(), o.Include, o.Exclude}
+}
+
+// Experts is a layout of routed experts.
+type Experts string
+
+// The layouts.
+const (
+	KeepExperts  Experts = ""           // as they are
+	FusedExperts Experts = "fused"      // one gate_up_proj and one down_proj per layer
+	PerExpert    Experts = "per-expert" // three projections per expert
+)
+
+// ParseExperts reads what String writes.
+func ParseExperts(s string) (Experts, error) {
+	switch s {
+	case "keep":
+		return KeepExperts, nil
+	case string(FusedExperts), string(PerExpert):
+		return Experts(s), nil
+	}
+	return KeepExperts, errors.New("not fused, per-expert or keep")
+}
+
+// String returns "fused", "per-expert" or "keep".
+func (e Experts) String() string {
+	if e == KeepExperts {
+		return "keep"
+	}
+	return string(e)
+}
+
+// Layers is a set of decoder layers; empty, it is all of them.
+type Layers []LayerRange
+
+// LayerRange is the layers From to To, both included.
+type LayerRange struct {
+	From int `json:"from"` // the first
+	To   int `json:"to"`   // the last
+}
+
+// ParseLayers reads "0-3,7".
+func ParseLayers(s string) (Layers, error) {
+	var ranges Layers
+	for one := range strings.SplitSeq(s, ",") {
+		from, to, isRange := strings.Cut(strings.TrimSpace(one), "-")
+		if !isRange {
+			to = from
+		}
+		a, errA := strconv.ParseUint(from, 10, 20)
+		b, errB := strconv.ParseUint(to, 10, 20)
+		if errA != nil || errB != nil || a > b {
+			return nil, errors.New("not layers such as 0-3,7")
+		}
+		ranges = append(ranges, LayerRange{int(a), int(b)})
+	}
+	return ranges, nil
+}
+
+// String returns what ParseLayers reads.
+func (l Layers) String() string {
+	var parts []string
+	for _, r := range l {
+		part := strconv.Itoa(r.From)
+		if r.To != r.From {
+			part += "-" + strconv.Itoa(r.To)
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, ",")
+}
+
+// has says whether a layer is in the set.
+func (l Layers) has(layer int) bool {
+	return len(l) == 0 || slices.ContainsFunc(l, func(r LayerRange) bool { return r.From <= layer && layer <= r.To })
+}
+
+// prefix returns n if the set is the layers 0 to n-1.
+func (l Layers) prefix() (n int, ok bool) {
+	if len(l) == 0 {
+		return 0, false
+	}
+	for l.has(n) {
+		n++
+	}
+	ok = n > 0 && !slices.ContainsFunc(l, func(r LayerRange) bool { return r.To >= n })
+	return n, ok
+}
+
+// filter decides which tensors are kept, and remembers which globs did anything.
+type filter struct {
+	layers           Layers
+	include, exclude []string
+	used             map[string]bool
+}
+
+func newFilter(o Options) *filter {
+	return &filter{layers: o.Layers, include: o.Include, exclude: o.Exclude, used: map[string]bool{}}
+}
+
+// keeps decides about a tensor by its per-expert name. Scales go with their weight.
+func (f *filter) keeps(name string) bool {
+	name = strings.TrimSuffix(name, weights.ScaleSuffix)
+	if layer, ok := layerOf(name); ok && !f.layers.has(layer) {
+		return false
+	}
+	return (len(f.include) == 0 || f.match(f.include, name)) && !f.match(f.exclude, name)
+}
+
+func (f *filter) match(globs []string, name string) (any bool) {
+	for _, glob := range globs {
+		if ok, _ := path.Match(glob, name); ok {
+			f.used[glob] = true
+			any = true
+		}
+	}
+	return any
+}
+
+// unused are the globs that matched nothing, most likely for a typing mistake.
+func (f *filter) unused() (problems []checkpoint.Problem) {
+	for _, glob := range slices.Concat(f.include, f.exclude) {
+		if !f.used[glob] {
+			problems = append(problems, checkpoint.Problem{Cause: fmt.Sprintf("the glob %q matches no tensor", glob)})
+		}
+	}
+	return problems
+}
+
+// layerOf returns the layer in "model.layers.17.…".
+func layerOf(name string) (int, bool) {
+	rest, ok := strings.CutPrefix(name, "model.layers.")
+	digits, _, _ := strings.Cut(rest, ".")
+	n, err := strconv.Atoi(digits)
+	return n, ok && err == nil
+}

@@ -1,0 +1,174 @@
+// Package plan settles everything that writing a checkpoint will do before the first
+// weight is read: the same sources and options give the same plan, and a plan gives the
+// same bytes. Conversion plans the output from a checkpoint's headers, Synthesis from a
+// config. A Plan can be printed and hashed; package engine carries it out.
+package plan
+
+import (
+	"encoding/json"
+	"io"
+
+	"dsmoe/convert/format"
+	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/operation"
+	"dsmoe/model/tensor"
+)
+
+// ManifestName is the file that binds the sources of an output to what was written.
+const ManifestName = "dsmoe.manifest.json"
+
+// Plan is everything that will be done. It is JSON as it stands.
+type Plan struct {
+	Hash    string   `json:"plan"`            // names the rest
+	Options any      `json:"options"`         // that decide the bytes of the output
+	Sources []Source `json:"sources"`         // weight files that are read
+	Files   []File   `json:"files"`           // weight files to be written
+	Others  []Other  `json:"others"`          // config.json, the index and what is carried along
+	Left    []string `json:"left_behind"`     // files of the source that are neither read nor copied
+	Dropped int      `json:"dropped_tensors"` // left out on request
+	Notes   []string `json:"notes"`           // what the user should know
+	Tensors []Tensor `json:"tensors"`         // by file, then offset
+
+	// Order is the tensors in the order of the model.
+	Order []tensor.Info `json:"-"`
+	// Shards are Files with the bytes of their headers.
+	Shards []format.Shard `json:"-"`
+	// Index is the name among Others of the index of the shards, which is written last;
+	// empty if there is none.
+	Index string `json:"-"`
+}
+
+// Source is a weight file that is read.
+type Source struct {
+	Name     string `json:"file"`     // in the source's directory
+	Size     int64  `json:"size"`     // bytes of the file
+	Identity string `json:"identity"` // hash of its header, or of what stands for one
+}
+
+// File is a weight file to be written.
+type File struct {
+	Name    string `json:"file"`    // in the output's directory
+	Size    int64  `json:"size"`    // bytes of the file
+	Tensors int    `json:"tensors"` // how many it holds
+	Header  string `json:"header"`  // hash of the bytes before the data
+}
+
+// Other is a file that holds no weights. Its bytes are known to the plan.
+type Other struct {
+	Name    string `json:"file"`              // in the output's directory
+	Size    int64  `json:"size"`              // bytes of the file
+	Hash    string `json:"hash"`              // of its bytes
+	Carried bool   `json:"carried,omitempty"` // copied from the source's directory
+	Text    []byte `json:"-"`                 // the bytes of a file that is not carried
+}
+
+// Tensor is a tensor to be written: its segments one after the other.
+type Tensor struct {
+	Name       string       `json:"name"`       // as it is written
+	DType      tensor.DType `json:"dtype"`      // as it is written
+	Shape      []int        `json:"shape"`      // as it is written
+	File       int          `json:"file"`       // index in Files
+	Offset     int64        `json:"offset"`     // of its first byte in the file
+	Operations []string     `json:"operations"` // what is done, for a reader: "stack-experts", "cast BF16"
+	Segments   []Segment    `json:"segments"`   // where its elements come from
+}
+
+// Info returns the tensor's header entry.
+func (t *Tensor) Info() tensor.Info {
+	return tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}
+}
+
+// Bytes returns the size of the tensor's data.
+func (t *Tensor) Bytes() int64 { return t.Info().Bytes() }
+
+// Copies says whether the tensor's bytes are those of one run of the source.
+func (t *Tensor) Copies() bool {
+	return len(t.Segments) == 1 && t.Segments[0].Copies() && t.Segments[0].View == nil
+}
+
+// Segment is a run of the output's elements that come from one stored tensor, put
+// through one operation.
+type Segment struct {
+	Tensor    string              `json:"tensor,omitempty"` // as it is stored; empty if nothing is read
+	DType     tensor.DType        `json:"dtype"`            // as it is stored
+	File      int                 `json:"file"`             // index in Sources
+	Offset    int64               `json:"offset"`           // in the file, of the first byte that the segment may read
+	Begin     int64               `json:"begin"`            // that byte in the stored tensor
+	End       int64               `json:"end"`              // the byte behind the last
+	First     int64               `json:"first"`            // index of the first element in the matrix that the operation sees
+	View      *View               `json:"view,omitempty"`   // which of these elements, in which order; nil for all as they lie
+	Sides     []Side              `json:"sides,omitempty"`  // tensors that the operation needs beside the elements
+	Bytes     int64               `json:"bytes"`            // that it has in the output
+	Operation operation.Operation `json:"operation"`        // what is done to each element
+}
+
+// Copies says whether the operation keeps elements as they are.
+func (s *Segment) Copies() bool {
+	_, is := s.Operation.(operation.Copy)
+	return is
+}
+
+// Side is a stored tensor beside the elements, such as the scales of FP8.
+type Side struct {
+	Tensor string `json:"tensor"` // as it is stored
+	File   int    `json:"file"`   // index in Sources
+	Offset int64  `json:"offset"` // of its first byte in the file
+}
+
+// Bytes returns the bytes of weights that are read, sides left out, and written.
+func (p *Plan) Bytes() (in, out int64) {
+	for i := range p.Tensors {
+		out += p.Tensors[i].Bytes()
+		for _, s := range p.Tensors[i].Segments {
+			in += s.End - s.Begin
+		}
+	}
+	return in, out
+}
+
+// Size returns the bytes of disk that the output needs, the manifest left out.
+func (p *Plan) Size() (n int64) {
+	for _, f := range p.Files {
+		n += f.Size
+	}
+	for _, f := range p.Others {
+		n += f.Size
+	}
+	return n
+}
+
+// OperationCounts returns how many tensors each operation is done to.
+func (p *Plan) OperationCounts() map[string]int {
+	counts := map[string]int{}
+	for _, t := range p.Tensors {
+		for _, op := range t.Operations {
+			counts[op]++
+		}
+	}
+	return counts
+}
+
+// CarriedNames lists the files that are copied from the source's directory.
+func (p *Plan) CarriedNames() []string {
+	names := []string{}
+	for _, f := range p.Others {
+		if f.Carried {
+			names = append(names, f.Name)
+		}
+	}
+	return names
+}
+
+// seal gives the plan its hash, over the canonical encoding: its parts as JSON.
+func (p *Plan) seal() {
+	h := digest.New()
+	e := json.NewEncoder(h)
+	io.WriteString(h, "dsmoe plan 1\n")
+	for _, part := range []any{p.Options, p.Sources, p.Files, p.Others} {
+		e.Encode(part) // plain structs: nothing can fail
+	}
+	for i := range p.Tensors {
+		e.Encode(&p.Tensors[i])
+	}
+	p.Hash = h.Name()
+}

@@ -1,0 +1,54 @@
+package plan
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"dsmoe/text"
+)
+
+// WriteText writes the plan for a reader: what would be written, and how.
+func (p *Plan) WriteText(w io.Writer) error {
+	in, out := p.Bytes()
+	var b strings.Builder
+	fmt.Fprintf(&b, "plan %s\n", p.Hash)
+	fmt.Fprintf(&b, "reads %d bytes of weights from %s, writes %d bytes: %s in %s\n", in, text.Plural(len(p.Sources), "file"), out,
+		text.Plural(len(p.Tensors), "tensor"), text.Plural(len(p.Files), "file"))
+	fmt.Fprintf(&b, "needs %d bytes of disk\n", p.Size())
+	WriteOperations(&b, p.OperationCounts())
+	if p.Dropped > 0 {
+		fmt.Fprintf(&b, "drops: %s\n", text.Plural(p.Dropped, "tensor"))
+	}
+	WriteNames(&b, "carries along", p.CarriedNames())
+	WriteNames(&b, "leaves behind", p.Left)
+	for _, n := range p.Notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
+	for _, f := range p.Files {
+		fmt.Fprintf(&b, "%s\t%s\t%d bytes\n", text.Quote(f.Name), text.Plural(f.Tensors, "tensor"), f.Size)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// WriteOperations writes a line for each operation: how many tensors it is done to.
+func WriteOperations(b *strings.Builder, counts map[string]int) {
+	for _, op := range slices.Sorted(maps.Keys(counts)) {
+		fmt.Fprintf(b, "%s: %s\n", op, text.Plural(counts[op], "tensor"))
+	}
+}
+
+// WriteNames writes one line with the names of files, nothing if there are none.
+func WriteNames(b *strings.Builder, what string, names []string) {
+	if len(names) == 0 {
+		return
+	}
+	quoted := make([]string, len(names))
+	for i, n := range names {
+		quoted[i] = text.Quote(n)
+	}
+	fmt.Fprintf(b, "%s: %s\n", what, strings.Join(quoted, ", "))
+}

@@ -1,8 +1,0 @@
-//go:build !linux
-
-package convert
-
-import "os"
-
-// reserve gives the file its size; its blocks come as they are written.
-func reserve(f *os.File, size int64) error { return f.Truncate(size) }

@@ -1,0 +1,94 @@
+package weights
+
+import (
+	"fmt"
+
+	"dsmoe/model/tensor"
+)
+
+// Stream reads a weight's numbers a part at a time, as float32, FP8 ones multiplied by
+// their scales. It is for one goroutine.
+type Stream struct {
+	// Raw is the bytes of the part that was loaded last, as they are stored. Equal bytes
+	// of weights of one dtype without scales are equal numbers.
+	Raw []byte
+
+	src    ReaderAt
+	w      *Weight
+	at     int64
+	grid   []byte
+	scales []float32
+	wide   []byte
+	values []float32
+}
+
+// NewStream returns a stream of w, whose bytes src reads.
+func NewStream(src ReaderAt, w *Weight) *Stream { return &Stream{src: src, w: w} }
+
+// NumberType is the dtype of the weight's numbers: its own, or F32 for FP8 with scales.
+func (w *Weight) NumberType() tensor.DType {
+	if w.Scales != nil {
+		return tensor.F32
+	}
+	return w.DType
+}
+
+// Load reads the n elements from at on into Raw.
+func (s *Stream) Load(at int64, n int) error {
+	bits := int64(s.w.DType.Bits())
+	s.at, s.Raw = at, sized(s.Raw, int(int64(n)*bits/8))
+	return s.w.ReadAt(s.src, s.Raw, at*bits/8)
+}
+
+// Values decodes what was loaded last. The slice is valid until the next call.
+func (s *Stream) Values() ([]float32, error) {
+	data, d := s.Raw, s.w.DType
+	if s.w.Scales != nil {
+		if err := s.dequantise(); err != nil {
+			return nil, err
+		}
+		data, d = s.wide, tensor.F32
+	}
+	var err error
+	s.values, err = tensor.Tensor{DType: d, Shape: []int{len(data) * 8 / d.Bits()}, Data: data}.Float32s(s.values[:0])
+	return s.values, err
+}
+
+// dequantise fills wide with Raw's numbers times their scales.
+func (s *Stream) dequantise() error {
+	if err := s.w.CheckScales(); err != nil {
+		return err
+	}
+	if len(s.Raw) == 0 {
+		s.wide = s.wide[:0]
+		return nil
+	}
+	b, scales := s.w.Blocks(), s.w.Scales
+	_, width := b.Grid()
+	first, last := b.GridRow(s.at), b.GridRow(s.at+int64(len(s.Raw))-1)
+	row := width * scales.DType.Bits() / 8
+	s.grid = sized(s.grid, (last-first+1)*row)
+	if err := scales.ReadAt(s.src, s.grid, int64(first*row)); err != nil {
+		return fmt.Errorf("%s: %w", scales.Name, err)
+	}
+	var err error
+	s.scales, err = tensor.Tensor{DType: scales.DType, Shape: []int{last - first + 1, width}, Data: s.grid}.Float32s(s.scales[:0])
+	if err != nil {
+		return err
+	}
+	q, err := tensor.NewDequantiser(tensor.F32)
+	if err != nil {
+		return err
+	}
+	s.wide = sized(s.wide, 4*len(s.Raw))
+	q.Convert(s.wide, s.Raw, int(s.at), b, s.scales)
+	return nil
+}
+
+// sized returns n bytes, whatever they are, in b's memory if that is enough.
+func sized(b []byte, n int) []byte {
+	if cap(b) < n {
+		return make([]byte, n)
+	}
+	return b[:n]
+}

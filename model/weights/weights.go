@@ -1,0 +1,213 @@
+// Package weights is the one reader of a checkpoint's tensors. A checkpoint names and
+// arranges them in several ways: experts apart or fused, the decoder with or without
+// the "model." before its names, FP8 with scales per block. New maps all of these to
+// the names and shapes of the table, one Weight each; a Weight is viewed in place, read
+// in parts, or streamed as numbers. The package opens no file.
+package weights
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model/tensor"
+)
+
+// Headers are the header entries of a checkpoint.
+type Headers interface {
+	// Tensors yields the header entries, in a fixed order; it reads no data.
+	Tensors() iter.Seq[tensor.Info]
+}
+
+// Source is any set of named tensors: an opened checkpoint, a synthetic model. It is
+// safe for concurrent use.
+type Source interface {
+	Headers
+	// Tensor returns a view of the named tensor, valid until the owner is closed,
+	// or an error that names the file and the tensor.
+	Tensor(name string) (tensor.Tensor, error)
+}
+
+// ReaderAt reads the bytes of stored tensors into memory of the caller's, so that what is
+// in memory at once is the caller's choice. It is safe for concurrent use.
+type ReaderAt interface {
+	// ReadAt fills dst with the named tensor's bytes from offset on.
+	ReadAt(name string, dst []byte, offset int64) error
+}
+
+// Weight is one tensor of a checkpoint, as the table has it: a run of the elements of a
+// stored tensor.
+type Weight struct {
+	tensor.Info // the table's name and the shape of this weight alone; the dtype as it is stored
+
+	Stored string  // name of the tensor that holds it, as it is in the file
+	First  int64   // its first element there
+	Shared bool    // Stored holds other weights too: experts that are fused
+	Scales *Weight // weight_scale_inv of an FP8 weight; nil if there is none
+	Block  [2]int  // rows and columns of an FP8 weight that share a scale
+	scales bool
+}
+
+// IsScales says whether the weight is the Scales of another.
+func (w *Weight) IsScales() bool { return w.scales }
+
+// Blocks says how an FP8 matrix is scaled.
+func (w *Weight) Blocks() tensor.Blocks {
+	return tensor.Blocks{Rows: w.Shape[0], Cols: w.Shape[1], BlockRows: w.Block[0], BlockCols: w.Block[1]}
+}
+
+// CheckScales says why an FP8 weight cannot be read as numbers: it is no matrix, or its
+// scales are missing or are not one float per block. Other weights have no scales to
+// check.
+func (w *Weight) CheckScales() error {
+	if w.DType != tensor.F8E4M3 {
+		return nil
+	}
+	if w.Scales == nil {
+		return fmt.Errorf("dtype F8_E4M3, but its scales, %s, are missing", w.Name+ScaleSuffix)
+	}
+	if len(w.Shape) != 2 {
+		return fmt.Errorf("dtype F8_E4M3, shape %v: only a matrix can have a scale per block", w.Shape)
+	}
+	rows, cols := w.Blocks().Grid()
+	if !slices.Equal(w.Scales.Shape, []int{rows, cols}) {
+		return fmt.Errorf("dtype F8_E4M3, but its scales have shape %v: blocks of %v give [%d %d]", w.Scales.Shape, w.Block, rows, cols)
+	}
+	switch w.Scales.DType {
+	case tensor.F32, tensor.F16, tensor.BF16:
+		return nil
+	}
+	return fmt.Errorf("dtype F8_E4M3, but its scales have dtype %s: F32, F16 or BF16 is expected", w.Scales.DType)
+}
+
+// View returns the weight's elements as src holds them, without copying any.
+func (w *Weight) View(src Source) (tensor.Tensor, error) {
+	t, err := src.Tensor(w.Stored)
+	if err != nil {
+		return tensor.Tensor{}, err
+	}
+	begin := w.offset()
+	end := begin + w.Bytes()
+	return tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: t.Data[begin:end:end]}, nil
+}
+
+// ReadAt fills dst with the weight's bytes from offset on.
+func (w *Weight) ReadAt(src ReaderAt, dst []byte, offset int64) error {
+	return src.ReadAt(w.Stored, dst, w.offset()+offset)
+}
+
+// offset is where the weight's bytes begin in the stored tensor.
+func (w *Weight) offset() int64 { return w.First * int64(w.DType.Bits()) / 8 }
+
+// Set is the tensors of a checkpoint under the names of the table. It is not changed
+// once made.
+type Set struct {
+	// Misfits are stored tensors that look like fused experts but cannot be taken apart,
+	// and weights that are there twice.
+	Misfits []Misfit
+
+	list   []*Weight
+	byName map[string]*Weight
+}
+
+// Misfit is a stored tensor that cannot be understood, and why.
+type Misfit struct {
+	tensor.Info
+	Cause string // what is wrong: "shape [3 4]: 3 experts, config says 8"
+}
+
+// defaultBlock is the block of DeepSeek-V3, for a config that does not say.
+var defaultBlock = [2]int{128, 128}
+
+// New maps the tensors of h to the names of the table. c says how many experts a fused
+// tensor holds and how large the blocks of FP8 weights are. These forms are known:
+//
+//	layers.0.…                              the decoder saved without its head: "model." is put before
+//	….mlp.experts.gate_up_proj [E, 2I, H]   all experts in one: taken apart
+//	….weight_scale_inv                      of an FP8 weight: its Scales
+//
+// All other tensors keep their names.
+func New(c *config.Config, h Headers) *Set {
+	s := &Set{byName: map[string]*Weight{}}
+	block := c.FP8Block
+	if block == [2]int{} {
+		block = defaultBlock
+	}
+	prefix := missingPrefix(h)
+	for info := range h.Tensors() {
+		name := info.Name
+		if !strings.HasPrefix(name, "lm_head.") {
+			name = prefix + name
+		}
+		f, ok := ParseFused(name)
+		if !ok {
+			s.add(&Weight{Info: tensor.Info{Name: name, DType: info.DType, Shape: info.Shape}, Stored: info.Name, Block: block})
+		} else if err := s.split(f, info, c.NRoutedExperts, block); err != nil {
+			s.Misfits = append(s.Misfits, Misfit{info, err.Error()})
+		}
+	}
+	s.linkScales()
+	return s
+}
+
+// missingPrefix returns "model." if h's names lack it.
+func missingPrefix(h Headers) string {
+	prefix := ""
+	for info := range h.Tensors() {
+		switch {
+		case strings.HasPrefix(info.Name, "model."):
+			return ""
+		case strings.HasPrefix(info.Name, "layers."):
+			prefix = "model."
+		}
+	}
+	return prefix
+}
+
+func (s *Set) add(w *Weight) {
+	if first := s.byName[w.Name]; first != nil {
+		s.Misfits = append(s.Misfits, Misfit{w.Info, fmt.Sprintf("is there twice: in %s and in %s", first.Stored, w.Stored)})
+		return
+	}
+	s.list = append(s.list, w)
+	s.byName[w.Name] = w
+}
+
+// split adds the weights that a fused tensor consists of, in the order of its elements.
+func (s *Set) split(f Fused, info tensor.Info, experts int, block [2]int) error {
+	if len(info.Shape) != 3 || info.Shape[1]%len(f.Parts) != 0 {
+		return fmt.Errorf("shape %v is not that of fused experts", info.Shape)
+	}
+	if info.Shape[0] != experts {
+		return fmt.Errorf("shape %v: %d experts, config says %d", info.Shape, info.Shape[0], experts)
+	}
+	shape := []int{info.Shape[1] / len(f.Parts), info.Shape[2]}
+	size := int64(shape[0]) * int64(shape[1])
+	for e := range experts {
+		for i, part := range f.Parts {
+			s.add(&Weight{Info: tensor.Info{Name: f.ExpertName(e, part), DType: info.DType, Shape: shape},
+				Stored: info.Name, First: int64(e*len(f.Parts)+i) * size, Shared: true, Block: block})
+		}
+	}
+	return nil
+}
+
+func (s *Set) linkScales() {
+	for _, w := range s.list {
+		if w.DType != tensor.F8E4M3 {
+			continue
+		}
+		if scales := s.byName[w.Name+ScaleSuffix]; scales != nil {
+			w.Scales, scales.scales = scales, true
+		}
+	}
+}
+
+// All returns every weight, those that are Scales of others too, in the order of the
+// stored tensors. The slice is shared: do not change it.
+func (s *Set) All() []*Weight { return s.list }
+
+// Find returns the weight of that name, nil if there is none.
+func (s *Set) Find(name string) *Weight { return s.byName[name] }
