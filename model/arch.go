@@ -84,7 +84,7 @@ func (p *Param) layers(c *config.Config) (n int64) {
 		first, end = -1, 0
 	}
 	for l := first; l < end; l++ {
-		if p.When == nil || p.When(c, l) {
+		if p.holds(c, l) {
 			n++
 		}
 	}

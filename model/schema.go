@@ -13,32 +13,37 @@ import (
 // Family is the weights of one model_type: a row per weight, in the order of the
 // reference's state_dict.
 type Family struct {
-	ModelType string
-	Params    []Param
-	// Ignored are names a checkpoint may hold beyond the table: values that the
-	// reference derives anew. "{l}" stands for a layer.
+	ModelType string  // model_type of config.json
+	Params    []Param // the weights of the forward pass
+	// Ignored are tensors of any shape that a checkpoint may hold beyond the table:
+	// values that the reference derives anew.
 	Ignored []Param
 	// MTP are the rows of a multi-token prediction layer beside those of a decoder
 	// layer. A checkpoint may hold such layers behind the decoder's, or leave them out.
 	MTP []Param
 }
 
-// Param is a row of the table. In Name, "{l}" stands for a decoder layer and "{e}"
-// for a routed expert; the row holds for every layer and expert for which When is
-// true (nil: for all).
+// Param is a row of the table. It holds for every layer and expert for which When is
+// true.
 type Param struct {
-	Name   string
+	Name   string // "{l}" stands for a decoder layer, "{e}" for a routed expert
 	Module Module
-	When   When
-	Shape  []Dim
-	place  place
+	When   *When // nil: every layer has the weight
+	Shape  []Dim // outermost first, as torch has it: [out_features, in_features]
+	place  place // nil: no part of the forward pass
 }
 
-// When says whether layer has the weight (layer is -1 for rows without "{l}").
-type When func(c *config.Config, layer int) bool
+// When is a condition of the table.
+type When struct {
+	Keys  []string                               // of config.json: all that Holds depends on
+	Holds func(c *config.Config, layer int) bool // whether layer has the weight; it is -1 for rows without "{l}"
+}
 
 // Dim is a dimension of a weight.
-type Dim func(c *config.Config) int
+type Dim struct {
+	Keys []string                   // of config.json: all that Size depends on
+	Size func(c *config.Config) int // number of elements
+}
 
 // place finds where a weight is bound.
 type place func(m *DeepseekForCausalLM, layer, expert int) *Weight
@@ -62,11 +67,11 @@ const (
 
 // Slot is one weight that a config implies: an expanded row.
 type Slot struct {
-	Name   string
-	Shape  []int
-	Layer  int // -1 outside the decoder layers
-	Expert int // -1 outside the routed experts
-	Param  *Param
+	Name   string // HuggingFace's, such as "model.layers.1.mlp.experts.7.up_proj.weight"
+	Shape  []int  // outermost first, as torch has it: [out_features, in_features]
+	Layer  int    // counted from 0; -1 outside the decoder layers
+	Expert int    // counted from 0; -1 outside the routed experts
+	Param  *Param // the row that it is expanded from
 }
 
 // Info returns the slot as a header entry of dtype d.
@@ -154,7 +159,7 @@ func expandRows(params []Param, c *config.Config, layer int, yield func(Slot) bo
 		}
 		for e := range experts {
 			for i := range params[:n] {
-				if p := &params[i]; p.When == nil || p.When(c, layer) {
+				if p := &params[i]; p.holds(c, layer) {
 					if !yield(p.slot(c, layer, e)) {
 						return false
 					}
@@ -173,7 +178,33 @@ func (p *Param) slot(c *config.Config, layer, expert int) Slot {
 	}
 	s.Name = strings.NewReplacer("{l}", strconv.Itoa(layer), "{e}", strconv.Itoa(expert)).Replace(p.Name)
 	for i, d := range p.Shape {
-		s.Shape[i] = d(c)
+		s.Shape[i] = d.Size(c)
 	}
 	return s
+}
+
+// holds says whether layer has the row's weight.
+func (p *Param) holds(c *config.Config, layer int) bool {
+	return p.When == nil || p.When.Holds(c, layer)
+}
+
+// Keys returns the keys of config.json that say which weights the row has in the layers
+// that there are, and of what shape: those of its condition, then those of its shape in
+// the order of the alphabet. Rows that differ only in the order of their dimensions
+// have the same.
+func (p *Param) Keys() []string {
+	var keys, sizes []string
+	if p.When != nil {
+		keys = append(keys, p.When.Keys...)
+	}
+	for _, d := range p.Shape {
+		sizes = append(sizes, d.Keys...)
+	}
+	slices.Sort(sizes)
+	for _, key := range sizes {
+		if !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
