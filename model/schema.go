@@ -90,7 +90,7 @@ func (f *Family) Slots(c *config.Config) iter.Seq[Slot] {
 func (f *Family) MTPSlots(c *config.Config) iter.Seq[Slot] {
 	rows := slices.Clone(f.MTP)
 	for _, p := range f.Params {
-		if strings.Contains(p.Name, "{l}") {
+		if p.PerLayer() {
 			rows = append(rows, p)
 		}
 	}
@@ -116,7 +116,7 @@ func FamilyOf(c *config.Config) *Family {
 func expand(params []Param, c *config.Config, first, end int) iter.Seq[Slot] {
 	return func(yield func(Slot) bool) {
 		for len(params) > 0 {
-			n := run(params, "{l}")
+			n := run(params, (*Param).PerLayer)
 			if !expandRun(params[:n], c, first, end, yield) {
 				return
 			}
@@ -125,11 +125,10 @@ func expand(params []Param, c *config.Config, first, end int) iter.Seq[Slot] {
 	}
 }
 
-// run returns how many leading rows agree with the first on holding mark.
-func run(params []Param, mark string) int {
-	has := strings.Contains(params[0].Name, mark)
-	for n, p := range params {
-		if strings.Contains(p.Name, mark) != has {
+// run returns how many leading rows agree with the first on a property.
+func run(params []Param, property func(*Param) bool) int {
+	for n := range params {
+		if property(&params[n]) != property(&params[0]) {
 			return n
 		}
 	}
@@ -137,7 +136,7 @@ func run(params []Param, mark string) int {
 }
 
 func expandRun(params []Param, c *config.Config, first, end int, yield func(Slot) bool) bool {
-	if !strings.Contains(params[0].Name, "{l}") {
+	if !params[0].PerLayer() {
 		return expandRows(params, c, -1, yield)
 	}
 	for l := first; l < end; l++ {
@@ -152,14 +151,14 @@ func expandRun(params []Param, c *config.Config, first, end int, yield func(Slot
 // expert by expert.
 func expandRows(params []Param, c *config.Config, layer int, yield func(Slot) bool) bool {
 	for len(params) > 0 {
-		n := run(params, "{e}")
+		n := run(params, (*Param).PerExpert)
 		experts := 1
-		if strings.Contains(params[0].Name, "{e}") {
+		if params[0].PerExpert() {
 			experts = c.NRoutedExperts
 		}
 		for e := range experts {
 			for i := range params[:n] {
-				if p := &params[i]; p.holds(c, layer) {
+				if p := &params[i]; p.Holds(c, layer) {
 					if !yield(p.slot(c, layer, e)) {
 						return false
 					}
@@ -172,19 +171,31 @@ func expandRows(params []Param, c *config.Config, layer int, yield func(Slot) bo
 }
 
 func (p *Param) slot(c *config.Config, layer, expert int) Slot {
-	s := Slot{Layer: layer, Expert: -1, Param: p, Shape: make([]int, len(p.Shape))}
-	if strings.Contains(p.Name, "{e}") {
+	s := Slot{Layer: layer, Expert: -1, Param: p, Shape: p.Sizes(c)}
+	if p.PerExpert() {
 		s.Expert = expert
 	}
 	s.Name = strings.NewReplacer("{l}", strconv.Itoa(layer), "{e}", strconv.Itoa(expert)).Replace(p.Name)
-	for i, d := range p.Shape {
-		s.Shape[i] = d.Size(c)
-	}
 	return s
 }
 
-// holds says whether layer has the row's weight.
-func (p *Param) holds(c *config.Config, layer int) bool {
+// Sizes returns the shape of one weight.
+func (p *Param) Sizes(c *config.Config) []int {
+	shape := make([]int, len(p.Shape))
+	for i, d := range p.Shape {
+		shape[i] = d.Size(c)
+	}
+	return shape
+}
+
+// PerLayer says whether the row stands for a weight of each decoder layer.
+func (p *Param) PerLayer() bool { return strings.Contains(p.Name, "{l}") }
+
+// PerExpert says whether the row stands for a weight of each routed expert.
+func (p *Param) PerExpert() bool { return strings.Contains(p.Name, "{e}") }
+
+// Holds says whether layer has the row's weight; layer is -1 if not PerLayer.
+func (p *Param) Holds(c *config.Config, layer int) bool {
 	return p.When == nil || p.When.Holds(c, layer)
 }
 

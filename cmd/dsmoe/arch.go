@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"dsmoe/model"
+	"dsmoe/model/count"
 	"dsmoe/verify/inspect"
 )
 
@@ -138,7 +138,7 @@ func (f *compareFlags) report(cmd *cobra.Command, given []string) (report, error
 	if cmd.Flags().Changed("seq") {
 		err = errors.Join(err, errors.New("--seq: no part of --compare"))
 	}
-	s, wrong := model.Segment(f.n, f.k, f.m, f.shared, f.hidden, f.intermediate)
+	s, wrong := count.Segment(f.n, f.k, f.m, f.shared, f.hidden, f.intermediate)
 	if len(given) == 0 || f.m < 1 {
 		err = errors.Join(err, wrong)
 	}
@@ -159,7 +159,7 @@ func compareConfig(path string, m int, names []string) (report, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := model.SegmentationOf(c, m)
+	s, err := count.SegmentationOf(c, m)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}

@@ -23,16 +23,17 @@ import (
 func TestLayers(t *testing.T) {
 	format := []string{"model/tensor"}
 	layers := map[string][]string{
-		"cmd/dsmoe":              {"convert", "verify", "verify/inspect", "verify/diff", "model", "config", "model/tensor"},
+		"cmd/dsmoe":              {"convert", "verify", "verify/inspect", "verify/diff", "model", "model/count", "config", "model/tensor"},
 		"convert":                {"convert/internal/lanes", "convert/safetensors", "convert/gguf", "convert/torchbin", "model", "config", "model/tensor"},
 		"convert/internal/lanes": {},
 		"convert/safetensors":    format,
 		"convert/gguf":           format,
 		"convert/torchbin":       format,
 		"verify":                 {"model", "config", "model/tensor"},
-		"verify/inspect":         {"model", "config", "model/tensor"},
+		"verify/inspect":         {"model", "model/count", "config", "model/tensor"},
 		"verify/diff":            format,
 		"model":                  {"config", "model/tensor", "model/internal/kernel"},
+		"model/count":            {"model", "config", "model/tensor"},
 		"model/tensor":           {"model/internal/kernel"},
 		"model/internal/kernel":  {},
 		"config":                 {},
