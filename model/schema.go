@@ -171,11 +171,14 @@ func expandRows(params []Param, c *config.Config, layer int, yield func(Slot) bo
 }
 
 func (p *Param) slot(c *config.Config, layer, expert int) Slot {
-	s := Slot{Layer: layer, Expert: -1, Param: p, Shape: p.Sizes(c)}
+	s := Slot{Name: p.Name, Shape: p.Sizes(c), Layer: layer, Expert: -1, Param: p}
+	if p.PerLayer() {
+		s.Name = strings.Replace(s.Name, "{l}", strconv.Itoa(layer), 1)
+	}
 	if p.PerExpert() {
+		s.Name = strings.Replace(s.Name, "{e}", strconv.Itoa(expert), 1)
 		s.Expert = expert
 	}
-	s.Name = strings.NewReplacer("{l}", strconv.Itoa(layer), "{e}", strconv.Itoa(expert)).Replace(p.Name)
 	return s
 }
 
