@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/model/count"
+	"dsmoe/text"
 	"dsmoe/verify/inspect"
 )
 
@@ -106,7 +107,7 @@ func (f *compareFlags) args(cmd *cobra.Command, given []string) error {
 	if f.wanted(cmd) && len(given) == 0 {
 		return nil
 	}
-	if err := args("CONFIG or CHECKPOINT")(cmd, given); err != nil {
+	if err := expect("CONFIG or CHECKPOINT")(cmd, given); err != nil {
 		return err
 	}
 	if f.wanted(cmd) {
@@ -161,7 +162,7 @@ func compareConfig(path string, m int, names []string) (report, error) {
 	}
 	s, err := count.SegmentationOf(c, m)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	return inspect.Compare(path, s, names), nil
 }

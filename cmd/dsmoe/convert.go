@@ -83,18 +83,18 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 	switch {
 	case f.check:
-		return args("DST")(cmd, given)
+		return expect("DST")(cmd, given)
 	case f.dryRun && len(given) == 1:
 		return nil
 	}
-	return args("SRC", "DST")(cmd, given)
+	return expect("SRC", "DST")(cmd, given)
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	debug.SetMemoryLimit(int64(f.memory))
 	moreThreads()
 	b := phaseBar{w: cmd.ErrOrStderr()}
-	defer b.clear()
+	defer b.remove()
 	f.Progress = b.set
 	if f.check {
 		return f.runCheck(cmd, args[0], &b)
@@ -110,7 +110,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	b.clear()
+	b.remove()
 	return printReport(cmd, r, *f.json)
 }
 
@@ -140,7 +140,7 @@ func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, b *phaseBar) err
 	if err != nil {
 		return err
 	}
-	b.clear()
+	b.remove()
 	if err := printReport(cmd, r, *f.json); err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ type phaseBar struct {
 
 func (p *phaseBar) set(phase string, n, of int64) {
 	if phase != p.phase {
-		p.clear()
+		p.remove()
 		p.bar, p.phase, p.done = newBar(p.w, phase, of, true), phase, 0
 	}
 	p.add(n - p.done)

@@ -41,7 +41,7 @@ DST must not exist, or be an empty directory; it is complete or not there.`,
 		Example: `  dsmoe synth fixtures/v1-16b-slice/checkpoint/config.json /tmp/slice --seed 7
   dsmoe synth config.json /tmp/sharded --max-shard-size 500MB
   dsmoe synth config.json /tmp/fresh --init torch --seed 1234`,
-		Args:        args("CONFIG", "DST"),
+		Args:        expect("CONFIG", "DST"),
 		Annotations: exits("the checkpoint is written", ""),
 	}
 	asJSON := jsonFlag(cmd)
@@ -112,7 +112,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	}
 	r := describeSynthetic(dst, o, c, out.Tensors)
 	b := newBar(stderr, "writing", r.Bytes, true)
-	defer b.clear()
+	defer b.remove()
 	return r, convert.Write(ctx, dst, out, convert.WriteOptions{MaxShardBytes: int64(o.maxShard), Progress: b.add})
 }
 
