@@ -35,7 +35,7 @@ type Arch struct {
 // ModuleCount is one module over all layers.
 type ModuleCount struct {
 	Module        string `json:"module"`          // a model.Module, such as "mlp.experts"
-	Tensors       int64  `json:"tensors"`         // weights
+	Tensors       int64  `json:"tensors"`         // number of weights
 	Parameters    int64  `json:"parameters"`      // elements of the weights
 	Activated     int64  `json:"activated"`       // parameters that one token uses
 	FLOPsPerToken int64  `json:"flops_per_token"` // of its matrix products: 2 · activated matrix elements

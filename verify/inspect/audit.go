@@ -58,7 +58,8 @@ func (c *Checkpoint) mismatches() []Finding {
 	return found
 }
 
-// wrong is the finding about a tensor, in file, that has its name alone from the table.
+// wrong is the finding about a tensor of the table, held by file, whose shape is another
+// or with which the model cannot compute.
 func wrong(w model.Wrong, file string, hint *hints) Finding {
 	if !slices.Equal(w.Got.Shape, w.Want) {
 		return Finding{Shape, file, w.Got.Name, fmt.Sprintf("%v, the config asks for %v", w.Got.Shape, w.Want), hint.of(w.Got.Name)}

@@ -110,7 +110,7 @@ func foldAlike(alike []Tensor) []Pattern {
 type Patterns struct {
 	Path     string    `json:"path"`     // of the checkpoint, as it was given
 	Patterns []Pattern `json:"patterns"` // in the order of the first of their names
-	Tensors  int       `json:"tensors"`  // of all patterns
+	Tensors  int       `json:"tensors"`  // number of tensors in all patterns
 	Bytes    int64     `json:"bytes"`    // of all tensors
 	Broken   []Finding `json:"broken"`   // as in Listing
 }
@@ -121,13 +121,13 @@ type Patterns struct {
 //	model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight
 type Pattern struct {
 	Name  string       `json:"pattern"` // with sets of numbers
-	Count int          `json:"count"`   // tensors, those that several files hold once for each
+	Count int          `json:"count"`   // number of tensors; one that several files hold counts once for each file
 	DType tensor.DType `json:"dtype"`   // of each
 	Shape []int        `json:"shape"`   // of each
 	Bytes int64        `json:"bytes"`   // of all of them
-	Files []string     `json:"files"`   // that hold them, sorted
+	Files []string     `json:"files"`   // files that hold them, sorted
 
-	first string // of the names
+	first string // of the names, for the order of rows
 }
 
 // WriteText writes a line per pattern and a total.

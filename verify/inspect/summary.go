@@ -19,8 +19,8 @@ type Summary struct {
 	ModelType  string      `json:"model_type,omitempty"` // the family
 	Layers     *Layers     `json:"layers,omitempty"`     // the decoder's
 	Experts    *Experts    `json:"experts,omitempty"`    // absent if the model is dense
-	Parameters *Parameters `json:"parameters,omitempty"` // that the config implies
-	Tensors    int         `json:"tensors"`              // that the files hold
+	Parameters *Parameters `json:"parameters,omitempty"` // of the weights that the config implies
+	Tensors    int         `json:"tensors"`              // number of tensors that the files hold
 	Bytes      int64       `json:"bytes"`                // of all tensors
 	DTypes     []DTypeSum  `json:"dtypes"`               // most bytes first
 	Files      []FileSum   `json:"files"`                // in reading order
@@ -51,14 +51,14 @@ type Parameters struct {
 // DTypeSum is how much of a checkpoint is of one dtype.
 type DTypeSum struct {
 	DType   tensor.DType `json:"dtype"`   // of the tensors
-	Tensors int          `json:"tensors"` // how many there are
+	Tensors int          `json:"tensors"` // number of them
 	Bytes   int64        `json:"bytes"`   // of all of them
 }
 
 // FileSum is one weight file.
 type FileSum struct {
 	Name    string `json:"name"`    // relative to the checkpoint
-	Tensors int    `json:"tensors"` // that it holds
+	Tensors int    `json:"tensors"` // number of tensors that it holds
 	Size    int64  `json:"size"`    // in bytes, header included
 }
 
