@@ -96,12 +96,12 @@ var v1Fields = []field{
 	{"pretraining_tp", integer(func(c *Config) *int { return &c.PretrainingTP }, 1, maxDim)},
 	{"tie_word_embeddings", boolean(func(c *Config) *bool { return &c.TieWordEmbeddings })},
 	{"rope_theta", number(func(c *Config) *float64 { return &c.RopeTheta }, positive)},
-	{"rope_scaling", readRopeScaling},
-	{"rope_parameters", readRopeParameters},
+	{"rope_scaling", reader{read: readRopeScaling}},
+	{"rope_parameters", reader{read: readRopeParameters}},
 	{"attention_bias", boolean(func(c *Config) *bool { return &c.AttentionBias })},
-	{"torch_dtype", readTorchDType},
-	{"dtype", readTorchDType},
-	{"quantization_config", readQuantization},
+	{"torch_dtype", reader{read: readTorchDType}},
+	{"dtype", reader{read: readTorchDType}},
+	{"quantization_config", reader{read: readQuantization}},
 }
 
 // v1Rules are checked between fields that are each in order.

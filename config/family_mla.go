@@ -94,8 +94,8 @@ var mlaFields = append(append([]field{}, v1Fields...), []field{
 	{"routed_scaling_factor", number(func(c *Config) *float64 { return &c.RoutedScalingFactor }, positive)},
 	{"rope_interleave", boolean(func(c *Config) *bool { return &c.RopeInterleave })},
 	{"num_nextn_predict_layers", natural(func(c *Config) *int { return &c.NumNextNPredictLayers }, 64)},
-	{"mlp_bias", readNoBias},
-	{"auto_map", readAutoMap},
+	{"mlp_bias", reader{read: readNoBias}},
+	{"auto_map", reader{read: readAutoMap}},
 }...)
 
 // sharedMLARules hold for V2 and V3.
@@ -121,13 +121,12 @@ var v3Rules = append([]rule{
 
 // natural reads an integer in 0..max, or null as 0.
 func natural(get func(*Config) *int, max int) reader {
-	return func(d *decoding, key string, value jsontext.Value) {
-		if value.Kind() == 'n' {
-			*get(&d.config) = 0
-			return
+	return single(get, func(v jsontext.Value) (int, error) {
+		if v.Kind() == 'n' {
+			return 0, nil
 		}
-		store(d, key, get(&d.config), func() (int, error) { return parseInteger(value, 0, max) })
-	}
+		return parseInteger(v, 0, max)
+	})
 }
 
 // readNoBias refuses mlp_bias true: no published model has it.

@@ -13,49 +13,58 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// field is a row of a family's table: a key and how its value is read.
+// field is a row of a family's table: a key, and how its value is read and shown.
 type field struct {
-	key  string
-	read reader
+	key string
+	reader
 }
 
-// reader stores value in d.config, or says with d.fail what is wrong with it.
-type reader func(d *decoding, key string, value jsontext.Value)
+// reader is the way between the JSON value of a key and the Config.
+type reader struct {
+	// read stores value in d.config, or says with d.fail what is wrong with it.
+	read func(d *decoding, key string, value jsontext.Value)
+	// value returns what c holds under the key: an integer, a number, a truth value, a
+	// string, or nil for null. It is nil where no single field of Config is the key's.
+	value func(c *Config) any
+}
 
 // integer reads a field that must be an integer in min..max.
 func integer(get func(*Config) *int, min, max int) reader {
-	return func(d *decoding, key string, value jsontext.Value) {
-		store(d, key, get(&d.config), func() (int, error) { return parseInteger(value, min, max) })
-	}
+	return single(get, func(v jsontext.Value) (int, error) { return parseInteger(v, min, max) })
 }
 
 // optional reads an integer in 1..max that may be null: Python's None, our 0. A 0
 // in the text is refused: no shared experts is null to the reference, and 0 would
 // make it build empty ones.
 func optional(get func(*Config) *int, max int) reader {
-	return func(d *decoding, key string, value jsontext.Value) {
-		store(d, key, get(&d.config), func() (int, error) { return parseOptional(value, max) })
+	r := single(get, func(v jsontext.Value) (int, error) { return parseOptional(v, max) })
+	r.value = func(c *Config) any {
+		if n := *get(c); n != 0 {
+			return n
+		}
+		return nil
 	}
+	return r
 }
 
 // number reads a field that must be a finite number that fits accepts.
 func number(get func(*Config) *float64, fits bound) reader {
-	return func(d *decoding, key string, value jsontext.Value) {
-		store(d, key, get(&d.config), func() (float64, error) { return parseNumber(value, fits) })
-	}
+	return single(get, func(v jsontext.Value) (float64, error) { return parseNumber(v, fits) })
 }
 
 // boolean reads a field that must be true or false.
-func boolean(get func(*Config) *bool) reader {
-	return func(d *decoding, key string, value jsontext.Value) {
-		store(d, key, get(&d.config), func() (bool, error) { return parseBoolean(value) })
-	}
-}
+func boolean(get func(*Config) *bool) reader { return single(get, parseBoolean) }
 
 // str reads a field that must be a string.
-func str(get func(*Config) *string) reader {
-	return func(d *decoding, key string, value jsontext.Value) {
-		store(d, key, get(&d.config), func() (string, error) { return parseString(value) })
+func str(get func(*Config) *string) reader { return single(get, parseString) }
+
+// single is the reader of a key whose value is one field of Config, as parse returns it.
+func single[T any](get func(*Config) *T, parse func(jsontext.Value) (T, error)) reader {
+	return reader{
+		read: func(d *decoding, key string, value jsontext.Value) {
+			store(d, key, get(&d.config), func() (T, error) { return parse(value) })
+		},
+		value: func(c *Config) any { return *get(c) },
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/count"
 )
 
 // benchConfig has the proportions of DeepSeekMoE-16B at a quarter of its widths.
@@ -26,7 +27,7 @@ func BenchmarkForward(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	flop := 2 * float64(model.CountModules(c).Sum().MACs)
+	flop := 2 * float64(count.Modules(c).Sum().MACs)
 	for _, acc := range []model.Accumulator{model.Float64, model.Float32} {
 		for _, tokens := range []int{1, 16, 128} {
 			b.Run(fmt.Sprintf("float%d/tokens=%d", 64-32*int(acc), tokens), func(b *testing.B) {

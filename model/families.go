@@ -1,65 +1,65 @@
 package model
 
-import "dsmoe/config"
+import (
+	"slices"
+
+	"dsmoe/config"
+)
 
 // families is the list of all tables; a new family is a file and a line here.
 var families = []*Family{&familyV1, &familyV2, &familyV3}
 
+// moeLayers are the keys that Config.IsMoE depends on.
+var moeLayers = []string{"n_routed_experts", "first_k_dense_replace", "moe_layer_freq"}
+
 // Conditions of the table.
+var (
+	dense  = &When{moeLayers, func(c *config.Config, layer int) bool { return !c.IsMoE(layer) }}
+	moe    = &When{moeLayers, (*config.Config).IsMoE}
+	shared = &When{append(slices.Clip(moeLayers), "n_shared_experts"),
+		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.NSharedExperts > 0 }}
 
-func dense(c *config.Config, layer int) bool { return !c.IsMoE(layer) }
+	bias   = &When{[]string{"attention_bias"}, func(c *config.Config, _ int) bool { return c.AttentionBias }}
+	wholeQ = &When{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.QLoraRank == 0 }}
+	loraQ  = &When{[]string{"q_lora_rank"}, func(c *config.Config, _ int) bool { return c.QLoraRank > 0 }}
 
-func moe(c *config.Config, layer int) bool { return c.IsMoE(layer) }
+	loraQBias = &When{[]string{"q_lora_rank", "attention_bias"},
+		func(c *config.Config, _ int) bool { return c.QLoraRank > 0 && c.AttentionBias }}
 
-func shared(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.NSharedExperts > 0 }
-
-func bias(c *config.Config, _ int) bool { return c.AttentionBias }
-
-func tied(c *config.Config, _ int) bool { return c.TieWordEmbeddings }
-
-func untied(c *config.Config, _ int) bool { return !c.TieWordEmbeddings }
-
-func wholeQ(c *config.Config, _ int) bool { return c.QLoraRank == 0 }
-
-func loraQ(c *config.Config, _ int) bool { return c.QLoraRank > 0 }
-
-func loraQBias(c *config.Config, _ int) bool { return c.QLoraRank > 0 && c.AttentionBias }
+	tied   = &When{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return c.TieWordEmbeddings }}
+	untied = &When{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return !c.TieWordEmbeddings }}
+)
 
 // Dimensions of the table.
+var (
+	vocab     = Dim{[]string{"vocab_size"}, func(c *config.Config) int { return c.VocabSize }}
+	hidden    = Dim{[]string{"hidden_size"}, func(c *config.Config) int { return c.HiddenSize }}
+	twoHidden = Dim{[]string{"hidden_size"}, func(c *config.Config) int { return 2 * c.HiddenSize }}
 
-func vocab(c *config.Config) int { return c.VocabSize }
+	denseFF  = Dim{[]string{"intermediate_size"}, func(c *config.Config) int { return c.IntermediateSize }}
+	expertFF = Dim{[]string{"moe_intermediate_size"}, func(c *config.Config) int { return c.MoEIntermediateSize }}
+	sharedFF = Dim{[]string{"moe_intermediate_size", "n_shared_experts"},
+		func(c *config.Config) int { return c.MoEIntermediateSize * c.NSharedExperts }}
+	routed = Dim{[]string{"n_routed_experts"}, func(c *config.Config) int { return c.NRoutedExperts }}
 
-func hidden(c *config.Config) int { return c.HiddenSize }
+	// DeepseekAttention: HeadDim is hidden_size / num_attention_heads.
+	queries = Dim{[]string{"hidden_size", "num_attention_heads"},
+		func(c *config.Config) int { return c.NumAttentionHeads * c.HeadDim() }}
+	keys = Dim{[]string{"hidden_size", "num_attention_heads", "num_key_value_heads"},
+		func(c *config.Config) int { return c.NumKeyValueHeads * c.HeadDim() }}
 
-func denseFF(c *config.Config) int { return c.IntermediateSize }
-
-func expertFF(c *config.Config) int { return c.MoEIntermediateSize }
-
-func sharedFF(c *config.Config) int { return c.MoEIntermediateSize * c.NSharedExperts }
-
-func queries(c *config.Config) int { return c.NumAttentionHeads * c.HeadDim() }
-
-func keys(c *config.Config) int { return c.NumKeyValueHeads * c.HeadDim() }
-
-func qRank(c *config.Config) int { return c.QLoraRank }
-
-func kvRank(c *config.Config) int { return c.KVLoraRank }
-
-func kvRankRope(c *config.Config) int { return c.KVLoraRank + c.QKRopeHeadDim }
-
-func latentQueries(c *config.Config) int { return c.NumAttentionHeads * c.QKHeadDim() }
-
-func latentKeysValues(c *config.Config) int {
-	return c.NumAttentionHeads * (c.QKNopeHeadDim + c.VHeadDim)
-}
-
-func latentContext(c *config.Config) int { return c.NumAttentionHeads * c.VHeadDim }
-
-func twoHidden(c *config.Config) int { return 2 * c.HiddenSize }
-
-func rotary(c *config.Config) int { return c.HeadDim() / 2 }
-
-func routed(c *config.Config) int { return c.NRoutedExperts }
+	// DeepseekV2Attention.
+	qRank      = Dim{[]string{"q_lora_rank"}, func(c *config.Config) int { return c.QLoraRank }}
+	kvRank     = Dim{[]string{"kv_lora_rank"}, func(c *config.Config) int { return c.KVLoraRank }}
+	kvRankRope = Dim{[]string{"kv_lora_rank", "qk_rope_head_dim"},
+		func(c *config.Config) int { return c.KVLoraRank + c.QKRopeHeadDim }}
+	latentQueries = Dim{[]string{"num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim"},
+		func(c *config.Config) int { return c.NumAttentionHeads * c.QKHeadDim() }}
+	latentKeysValues = Dim{[]string{"num_attention_heads", "qk_nope_head_dim", "v_head_dim"},
+		func(c *config.Config) int { return c.NumAttentionHeads * (c.QKNopeHeadDim + c.VHeadDim) }}
+	latentContext = Dim{[]string{"num_attention_heads", "v_head_dim"},
+		func(c *config.Config) int { return c.NumAttentionHeads * c.VHeadDim }}
+)
 
 // Places of the table.
 

@@ -13,32 +13,37 @@ import (
 // Family is the weights of one model_type: a row per weight, in the order of the
 // reference's state_dict.
 type Family struct {
-	ModelType string
-	Params    []Param
-	// Ignored are names a checkpoint may hold beyond the table: values that the
-	// reference derives anew. "{l}" stands for a layer.
+	ModelType string  // model_type of config.json
+	Params    []Param // the weights of the forward pass
+	// Ignored are tensors of any shape that a checkpoint may hold beyond the table:
+	// values that the reference derives anew.
 	Ignored []Param
 	// MTP are the rows of a multi-token prediction layer beside those of a decoder
 	// layer. A checkpoint may hold such layers behind the decoder's, or leave them out.
 	MTP []Param
 }
 
-// Param is a row of the table. In Name, "{l}" stands for a decoder layer and "{e}"
-// for a routed expert; the row holds for every layer and expert for which When is
-// true (nil: for all).
+// Param is a row of the table. It holds for every layer and expert for which When is
+// true.
 type Param struct {
-	Name   string
+	Name   string // "{l}" stands for a decoder layer, "{e}" for a routed expert
 	Module Module
-	When   When
-	Shape  []Dim
-	place  place
+	When   *When // nil: every layer has the weight
+	Shape  []Dim // outermost first, as torch has it: [out_features, in_features]
+	place  place // nil: no part of the forward pass
 }
 
-// When says whether layer has the weight (layer is -1 for rows without "{l}").
-type When func(c *config.Config, layer int) bool
+// When is a condition of the table.
+type When struct {
+	Keys  []string                               // of config.json: all that Holds depends on
+	Holds func(c *config.Config, layer int) bool // whether layer has the weight; it is -1 for rows without "{l}"
+}
 
 // Dim is a dimension of a weight.
-type Dim func(c *config.Config) int
+type Dim struct {
+	Keys []string                   // of config.json: all that Size depends on
+	Size func(c *config.Config) int // number of elements
+}
 
 // place finds where a weight is bound.
 type place func(m *DeepseekForCausalLM, layer, expert int) *Weight
@@ -62,11 +67,11 @@ const (
 
 // Slot is one weight that a config implies: an expanded row.
 type Slot struct {
-	Name   string
-	Shape  []int
-	Layer  int // -1 outside the decoder layers
-	Expert int // -1 outside the routed experts
-	Param  *Param
+	Name   string // HuggingFace's, such as "model.layers.1.mlp.experts.7.up_proj.weight"
+	Shape  []int  // outermost first, as torch has it: [out_features, in_features]
+	Layer  int    // counted from 0; -1 outside the decoder layers
+	Expert int    // counted from 0; -1 outside the routed experts
+	Param  *Param // the row that it is expanded from
 }
 
 // Info returns the slot as a header entry of dtype d.
@@ -85,7 +90,7 @@ func (f *Family) Slots(c *config.Config) iter.Seq[Slot] {
 func (f *Family) MTPSlots(c *config.Config) iter.Seq[Slot] {
 	rows := slices.Clone(f.MTP)
 	for _, p := range f.Params {
-		if strings.Contains(p.Name, "{l}") {
+		if p.PerLayer() {
 			rows = append(rows, p)
 		}
 	}
@@ -111,7 +116,7 @@ func FamilyOf(c *config.Config) *Family {
 func expand(params []Param, c *config.Config, first, end int) iter.Seq[Slot] {
 	return func(yield func(Slot) bool) {
 		for len(params) > 0 {
-			n := run(params, "{l}")
+			n := run(params, (*Param).PerLayer)
 			if !expandRun(params[:n], c, first, end, yield) {
 				return
 			}
@@ -120,11 +125,10 @@ func expand(params []Param, c *config.Config, first, end int) iter.Seq[Slot] {
 	}
 }
 
-// run returns how many leading rows agree with the first on holding mark.
-func run(params []Param, mark string) int {
-	has := strings.Contains(params[0].Name, mark)
-	for n, p := range params {
-		if strings.Contains(p.Name, mark) != has {
+// run returns how many leading rows agree with the first on a property.
+func run(params []Param, property func(*Param) bool) int {
+	for n := range params {
+		if property(&params[n]) != property(&params[0]) {
 			return n
 		}
 	}
@@ -132,7 +136,7 @@ func run(params []Param, mark string) int {
 }
 
 func expandRun(params []Param, c *config.Config, first, end int, yield func(Slot) bool) bool {
-	if !strings.Contains(params[0].Name, "{l}") {
+	if !params[0].PerLayer() {
 		return expandRows(params, c, -1, yield)
 	}
 	for l := first; l < end; l++ {
@@ -147,14 +151,14 @@ func expandRun(params []Param, c *config.Config, first, end int, yield func(Slot
 // expert by expert.
 func expandRows(params []Param, c *config.Config, layer int, yield func(Slot) bool) bool {
 	for len(params) > 0 {
-		n := run(params, "{e}")
+		n := run(params, (*Param).PerExpert)
 		experts := 1
-		if strings.Contains(params[0].Name, "{e}") {
+		if params[0].PerExpert() {
 			experts = c.NRoutedExperts
 		}
 		for e := range experts {
 			for i := range params[:n] {
-				if p := &params[i]; p.When == nil || p.When(c, layer) {
+				if p := &params[i]; p.Holds(c, layer) {
 					if !yield(p.slot(c, layer, e)) {
 						return false
 					}
@@ -167,13 +171,54 @@ func expandRows(params []Param, c *config.Config, layer int, yield func(Slot) bo
 }
 
 func (p *Param) slot(c *config.Config, layer, expert int) Slot {
-	s := Slot{Layer: layer, Expert: -1, Param: p, Shape: make([]int, len(p.Shape))}
-	if strings.Contains(p.Name, "{e}") {
+	s := Slot{Name: p.Name, Shape: p.Sizes(c), Layer: layer, Expert: -1, Param: p}
+	if p.PerLayer() {
+		s.Name = strings.Replace(s.Name, "{l}", strconv.Itoa(layer), 1)
+	}
+	if p.PerExpert() {
+		s.Name = strings.Replace(s.Name, "{e}", strconv.Itoa(expert), 1)
 		s.Expert = expert
 	}
-	s.Name = strings.NewReplacer("{l}", strconv.Itoa(layer), "{e}", strconv.Itoa(expert)).Replace(p.Name)
-	for i, d := range p.Shape {
-		s.Shape[i] = d(c)
-	}
 	return s
+}
+
+// Sizes returns the shape of one weight.
+func (p *Param) Sizes(c *config.Config) []int {
+	shape := make([]int, len(p.Shape))
+	for i, d := range p.Shape {
+		shape[i] = d.Size(c)
+	}
+	return shape
+}
+
+// PerLayer says whether the row stands for a weight of each decoder layer.
+func (p *Param) PerLayer() bool { return strings.Contains(p.Name, "{l}") }
+
+// PerExpert says whether the row stands for a weight of each routed expert.
+func (p *Param) PerExpert() bool { return strings.Contains(p.Name, "{e}") }
+
+// Holds says whether layer has the row's weight; layer is -1 if not PerLayer.
+func (p *Param) Holds(c *config.Config, layer int) bool {
+	return p.When == nil || p.When.Holds(c, layer)
+}
+
+// Keys returns the keys of config.json that say which weights the row has in the layers
+// that there are, and of what shape: those of its condition, then those of its shape in
+// the order of the alphabet. Rows that differ only in the order of their dimensions
+// have the same.
+func (p *Param) Keys() []string {
+	var keys, sizes []string
+	if p.When != nil {
+		keys = append(keys, p.When.Keys...)
+	}
+	for _, d := range p.Shape {
+		sizes = append(sizes, d.Keys...)
+	}
+	slices.Sort(sizes)
+	for _, key := range sizes {
+		if !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }

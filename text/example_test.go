@@ -23,7 +23,7 @@ func ExampleRanges() {
 func ExampleTable() {
 	t := text.Table{Align: "lr"}
 	t.Add("MODULE", "PARAMETERS")
-	t.Add("mlp.experts", text.Grouped(14_948_499_456))
+	t.Add("mlp.experts", text.Grouped(int64(14_948_499_456)))
 	t.Add("mlp.gate", text.Grouped(3_538_944))
 	t.WriteText(os.Stdout)
 	// Output:

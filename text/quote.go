@@ -14,19 +14,23 @@ import (
 const maxQuoted = 200
 
 // Quote prepares a foreign word, such as a name or a path, for an error or a
-// terminal. Printable text without spaces, quotation marks and backslashes stays as it
-// is; any other, the empty one included, becomes a string literal of Go. Of more than
-// 200 bytes the first are quoted, and the number of all is added: "… (1234 bytes)".
+// terminal, as Word does. Of more than 200 bytes the first are quoted, and the number of
+// all is added: "… (1234 bytes)".
 func Quote(s string) string {
-	head := cut(s, maxQuoted)
-	q := strconv.Quote(head)
-	if head != "" && q == `"`+head+`"` && !strings.ContainsAny(head, " '`") {
-		q = head
+	if len(s) > maxQuoted {
+		return fmt.Sprintf("%s… (%d bytes)", Word(cut(s, maxQuoted)), len(s))
 	}
-	if len(head) < len(s) {
-		return fmt.Sprintf("%s… (%d bytes)", q, len(s))
+	return Word(s)
+}
+
+// Word is a foreign word in full, for a listing that leaves nothing out. Printable text
+// without spaces, quotation marks and backslashes stays as it is; any other, the empty
+// one included, becomes a string literal of Go.
+func Word(s string) string {
+	if q := strconv.Quote(s); s == "" || q != `"`+s+`"` || strings.ContainsAny(s, " '`") {
+		return q
 	}
-	return q
+	return s
 }
 
 // Literal returns s as a string literal of Go, in quotation marks even if it is plain,

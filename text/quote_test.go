@@ -37,6 +37,13 @@ func TestQuote(t *testing.T) {
 	}
 }
 
+func TestWordIsWhole(t *testing.T) {
+	long := strings.Repeat("x", 1000)
+	assert.Equal(t, long, Word(long))
+	assert.Equal(t, `" `+long+`"`, Word(" "+long))
+	assert.Equal(t, `""`, Word(""))
+}
+
 func TestLiteral(t *testing.T) {
 	assert.Equal(t, `"softmax"`, Literal("softmax", 40))
 	assert.Equal(t, `""`, Literal("", 40))
@@ -69,7 +76,7 @@ func FuzzForeignText(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		for _, out := range []string{Quote(s), Literal(s, 200), Line(s)} {
+		for _, out := range []string{Quote(s), Word(s), Literal(s, 200), Line(s)} {
 			require.True(t, Printable(out), "%q", out)
 		}
 		require.Less(t, len(Quote(s)), 10*maxQuoted)

@@ -7,7 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"dsmoe/model"
+	"dsmoe/model/count"
+	"dsmoe/text"
 	"dsmoe/verify/inspect"
 )
 
@@ -106,7 +107,7 @@ func (f *compareFlags) args(cmd *cobra.Command, given []string) error {
 	if f.wanted(cmd) && len(given) == 0 {
 		return nil
 	}
-	if err := args("CONFIG or CHECKPOINT")(cmd, given); err != nil {
+	if err := expect("CONFIG or CHECKPOINT")(cmd, given); err != nil {
 		return err
 	}
 	if f.wanted(cmd) {
@@ -138,7 +139,7 @@ func (f *compareFlags) report(cmd *cobra.Command, given []string) (report, error
 	if cmd.Flags().Changed("seq") {
 		err = errors.Join(err, errors.New("--seq: no part of --compare"))
 	}
-	s, wrong := model.Segment(f.n, f.k, f.m, f.shared, f.hidden, f.intermediate)
+	s, wrong := count.Segment(f.n, f.k, f.m, f.shared, f.hidden, f.intermediate)
 	if len(given) == 0 || f.m < 1 {
 		err = errors.Join(err, wrong)
 	}
@@ -159,9 +160,9 @@ func compareConfig(path string, m int, names []string) (report, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := model.SegmentationOf(c, m)
+	s, err := count.SegmentationOf(c, m)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	return inspect.Compare(path, s, names), nil
 }

@@ -88,17 +88,17 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 	switch {
 	case f.check:
-		return args("DST")(cmd, given)
+		return expect("DST")(cmd, given)
 	case f.dryRun && len(given) == 1:
 		return nil
 	}
-	return args("SRC", "DST")(cmd, given)
+	return expect("SRC", "DST")(cmd, given)
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	debug.SetMemoryLimit(int64(f.memory))
 	b := phaseBar{w: cmd.ErrOrStderr()}
-	defer b.clear()
+	defer b.remove()
 	settings := convert.Settings{Memory: int64(f.memory), Unverified: !f.verify, StartOver: f.noResume,
 		KeepLosses: f.allowOverflow, Tool: version(), Progress: b.set}
 	if f.check {
@@ -113,7 +113,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	b.clear()
+	b.remove()
 	return printReport(cmd, r, *f.json)
 }
 
@@ -132,7 +132,7 @@ func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settin
 	if err != nil {
 		return err
 	}
-	b.clear()
+	b.remove()
 	if err := printReport(cmd, r, *f.json); err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ type phaseBar struct {
 
 func (p *phaseBar) set(phase string, n, of int64) {
 	if phase != p.phase {
-		p.clear()
+		p.remove()
 		p.bar, p.phase, p.done = newBar(p.w, phase, of, true), phase, 0
 	}
 	p.add(n - p.done)

@@ -28,7 +28,7 @@ The configs are not compared.`,
 		Example: `  dsmoe diff model converted
   dsmoe diff base finetuned --json
   dsmoe diff --exact checkpoint checkpoint-fused`,
-		Args:        args("A", "B"),
+		Args:        expect("A", "B"),
 		Annotations: exits("the weights are the same", "the weights differ"),
 	}
 	asJSON := jsonFlag(cmd)
@@ -39,13 +39,7 @@ The configs are not compared.`,
 		if err != nil {
 			return err
 		}
-		if err := printReport(cmd, r, *asJSON); err != nil {
-			return err
-		}
-		if !r.Same() {
-			return errNo
-		}
-		return nil
+		return answer(printReport(cmd, r, *asJSON), r.Same())
 	}
 	return cmd
 }
@@ -74,9 +68,9 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 	for _, w := range x.Weights {
 		total += w.Bytes()
 	}
-	bar := newBar(stderr, "comparing", total, true)
-	defer bar.clear()
-	o.Progress = bar.add
+	progress := newBar(stderr, "comparing", total, true)
+	defer progress.remove()
+	o.Progress = progress.add
 	r, err := diff.Compare(ctx, x, y, o)
 	if err != nil {
 		return nil, err

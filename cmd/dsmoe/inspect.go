@@ -26,7 +26,7 @@ model.safetensors.index.json; or one .safetensors file beside its config.json. O
 headers are read, never a weight.`,
 		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
   dsmoe inspect --json fixtures/v1-base/checkpoint | jq .parameters.activated`,
-		Args:        args("CHECKPOINT"),
+		Args:        expect("CHECKPOINT"),
 		Annotations: exits("the checkpoint can be used", "it was read, and there are problems"),
 	}
 	asJSON := jsonFlag(cmd)
@@ -55,7 +55,7 @@ them. The config plays no part: ls works where it is missing or does not fit.`,
 		Example: `  dsmoe inspect ls fixtures/v1-base/checkpoint
   dsmoe inspect ls --fold fixtures/v1-base/checkpoint
   diff <(dsmoe inspect ls A) <(dsmoe inspect ls B)`,
-		Args:        args("CHECKPOINT"),
+		Args:        expect("CHECKPOINT"),
 		Annotations: exits("all tensors are listed", "some files cannot be read, or disagree with the index"),
 	}
 	asJSON := jsonFlag(cmd)
@@ -90,7 +90,7 @@ is broken is audited as far as it can be read; the report says what was not chec
 The values of the weights never are: see dsmoe verify.`,
 		Example: `  dsmoe inspect audit fixtures/v1-base/checkpoint
   dsmoe inspect audit --json CHECKPOINT | jq -r '.findings[].tensor'`,
-		Args:        args("CHECKPOINT"),
+		Args:        expect("CHECKPOINT"),
 		Annotations: exits("clean", "there are findings, notes included"),
 	}
 	asJSON := jsonFlag(cmd)

@@ -21,22 +21,35 @@ import (
 // and none other; package text every one may import. A package that is not in the list
 // is a new layer: draw it there first.
 func TestLayers(t *testing.T) {
-	format := []string{"model/tensor"}
 	layers := map[string][]string{
-		"cmd/dsmoe":              {"convert", "verify", "verify/inspect", "verify/diff", "model", "config", "model/tensor"},
-		"convert":                {"convert/internal/lanes", "convert/safetensors", "convert/gguf", "convert/torchbin", "model", "config", "model/tensor"},
-		"convert/internal/lanes": {},
-		"convert/safetensors":    format,
-		"convert/gguf":           format,
-		"convert/torchbin":       format,
-		"verify":                 {"model", "config", "model/tensor"},
-		"verify/inspect":         {"model", "config", "model/tensor"},
-		"verify/diff":            format,
-		"model":                  {"config", "model/tensor", "model/internal/kernel"},
-		"model/tensor":           {"model/internal/kernel"},
-		"model/internal/kernel":  {},
-		"config":                 {},
-		"text":                   {},
+		"cmd/dsmoe": {"convert", "convert/checkpoint", "convert/plan", "verify", "verify/inspect", "verify/diff",
+			"model", "model/count", "model/weights", "config", "model/tensor"},
+
+		"convert":                    {"convert/internal/engine", "convert/plan", "convert/checkpoint"},
+		"convert/internal/engine":    {"convert/plan", "convert/internal/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
+		"convert/plan":               {"convert/internal/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model", "model/weights", "config", "model/tensor"},
+		"convert/internal/operation": {"model/tensor"},
+		"convert/checkpoint":         {"convert/safetensors", "convert/torchbin", "convert/format", "convert/internal/digest", "model/weights", "config", "model/tensor"},
+		"convert/safetensors":        {"convert/format", "model/tensor"},
+		"convert/torchbin":           {"convert/format", "model/tensor"},
+		"convert/format":             {"model/tensor"},
+		"convert/internal/disk":      {},
+		"convert/internal/digest":    {},
+		"convert/internal/fixture":   {"model/weights", "model/tensor"}, // for tests
+
+		"verify":         {"model", "model/weights", "config", "model/tensor"},
+		"verify/inspect": {"model", "model/count", "config", "model/tensor"},
+		"verify/diff":    {"model/weights", "model/tensor"},
+
+		"model":                   {"model/weights", "config", "model/tensor", "model/internal/kernel"},
+		"model/count":             {"model", "config", "model/tensor"},
+		"model/weights":           {"config", "model/tensor"},
+		"model/tensor":            {"model/internal/kernel"},
+		"model/tensor/tensortest": {"model/tensor"}, // for tests
+		"model/internal/kernel":   {},
+
+		"config": {},
+		"text":   {},
 	}
 	for pkg, imports := range imports(t, filepath.Join("..", "..")) {
 		allowed, known := layers[pkg]

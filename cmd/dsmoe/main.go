@@ -87,24 +87,24 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return misuse(cmd, "a command is missing")
 	}
-	text := fmt.Sprintf("unknown command %q", args[0])
+	cause := fmt.Sprintf("unknown command %q", args[0])
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		text += ", is it " + strings.Join(near, " or ") + "?"
+		cause += ", is it " + strings.Join(near, " or ") + "?"
 	}
-	return misuse(cmd, text)
+	return misuse(cmd, cause)
 }
 
 // version says which build this is: the module's version, which names the commit,
 // and the compiler.
 func version() string {
-	text := "(unknown)"
+	build := "(unknown)"
 	if info, ok := debug.ReadBuildInfo(); ok {
-		text = info.Main.Version
+		build = info.Main.Version
 		for _, s := range info.Settings {
 			if s.Key == "vcs.revision" {
-				text += ", revision " + s.Value
+				build += ", revision " + s.Value
 			}
 		}
 	}
-	return fmt.Sprintf("%s, %s %s/%s", text, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("%s, %s %s/%s", build, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

@@ -235,6 +235,20 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 	}
 }
 
+// TestErrorsAreSafeToPrint: what a command line holds is quoted, and one line.
+func TestErrorsAreSafeToPrint(t *testing.T) {
+	const hostile = "a\x1b[2J\nb"
+	for _, args := range [][]string{{"inspect", hostile}, {"inspect", "arch", hostile}, {"synth", hostile, "x"}, {hostile}, {"--" + hostile}} {
+		status, stdout, stderr := dsmoe(t.Context(), args...)
+		assert.Equal(t, exitUnknown, status, "%q", args)
+		assert.Empty(t, stdout, "%q", args)
+		assert.NotContains(t, stderr, "\x1b", "%q", args)
+		lines := strings.Split(strings.TrimSuffix(stderr, "\n"), "\n")
+		assert.LessOrEqual(t, len(lines), 2, "%q", args)
+		assert.Contains(t, lines[0], `\x1b[2J`, "%q", args)
+	}
+}
+
 func TestByteSize(t *testing.T) {
 	for text, want := range map[string]int64{
 		"5GB": 5e9, "500MB": 5e8, "2GiB": 2 << 30, "1KiB": 1024, "7": 7, "7B": 7, "3 TB": 3e12, "1TiB": 1 << 40,

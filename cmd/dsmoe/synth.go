@@ -43,7 +43,7 @@ DST must not exist, or be an empty directory; it is complete or not there.`,
 		Example: `  dsmoe synth fixtures/v1-16b-slice/checkpoint/config.json /tmp/slice --seed 7
   dsmoe synth config.json /tmp/sharded --max-shard-size 500MB
   dsmoe synth config.json /tmp/fresh --init torch --seed 1234`,
-		Args:        args("CONFIG", "DST"),
+		Args:        expect("CONFIG", "DST"),
 		Annotations: exits("the checkpoint is written", ""),
 	}
 	asJSON := jsonFlag(cmd)
@@ -114,7 +114,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 		return nil, fmt.Errorf("%s: %w", text.Quote(configFile), err)
 	}
 	b := phaseBar{w: stderr}
-	defer b.clear()
+	defer b.remove()
 	if _, err := convert.Synthesise(ctx, dst, p, convert.Settings{Tool: version(), Progress: b.set}); err != nil {
 		return nil, err
 	}

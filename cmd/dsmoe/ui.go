@@ -30,6 +30,7 @@ import (
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
+	"dsmoe/text"
 )
 
 // report is what a command has found out. It is JSON as it stands.
@@ -64,10 +65,10 @@ func jsonFlag(cmd *cobra.Command) *bool {
 
 // printError writes the line that says why there is no answer, and the hint.
 func printError(w io.Writer, err error) {
-	text := strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
-	fmt.Fprintln(w, "dsmoe:", text)
+	lines := strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' })
+	fmt.Fprintln(w, "dsmoe:", text.Line(strings.Join(lines, "; ")))
 	if hint := hintOf(err); hint != "" {
-		fmt.Fprintln(w, "hint:", hint)
+		fmt.Fprintln(w, "hint:", text.Line(hint))
 	}
 }
 
@@ -77,7 +78,7 @@ func fileError(path string, err error) error {
 	if errors.As(err, &p) {
 		err = p.Err
 	}
-	return fmt.Errorf("%s: %w", path, err)
+	return fmt.Errorf("%s: %w", text.Quote(path), err)
 }
 
 // hintOf returns what the user can do about err, if anything is known.
@@ -104,21 +105,21 @@ func hintOf(err error) string {
 }
 
 // usageError is a command line that makes no sense.
-type usageError struct{ text, hint string }
+type usageError struct{ cause, hint string }
 
-func (e *usageError) Error() string { return e.text }
+func (e *usageError) Error() string { return e.cause }
 
 // misuse says what is wrong with a command line.
-func misuse(cmd *cobra.Command, text string) error {
+func misuse(cmd *cobra.Command, cause string) error {
 	path := cmd.CommandPath()
 	if _, sub, ok := strings.Cut(path, " "); ok {
-		text = sub + ": " + text
+		cause = sub + ": " + cause
 	}
-	return &usageError{text, path + " --help shows how it is used"}
+	return &usageError{cause, path + " --help shows how it is used"}
 }
 
-// args demands exactly the named arguments.
-func args(names ...string) cobra.PositionalArgs {
+// expect demands exactly the named arguments.
+func expect(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != len(names) {
 			return misuse(cmd, fmt.Sprintf("want %s, but %d given", strings.Join(names, " and "), len(args)))
@@ -140,19 +141,19 @@ EXIT STATUS
 
 // exits documents the exit statuses 0 and, where it is not empty, 1.
 func exits(yes, no string) map[string]string {
-	text := "  0    " + yes
+	statuses := "  0    " + yes
 	if no != "" {
-		text += "\n  1    " + no
+		statuses += "\n  1    " + no
 	}
-	return map[string]string{exitStatus: text}
+	return map[string]string{exitStatus: statuses}
 }
 
-// bar is the progress of a command; nil, and silent, if nobody would see it.
-type bar struct{ bar *progressbar.ProgressBar }
+// bar is the progress of a command. It draws nothing where nobody would see it.
+type bar struct{ drawn *progressbar.ProgressBar }
 
-// newBar shows progress towards total, a number of bytes or of things, if w is a
+// newBar shows progress towards total, a number of bytes or else of things, if w is a
 // terminal.
-func newBar(w io.Writer, what string, total int64, bytes bool) bar {
+func newBar(w io.Writer, what string, total int64, inBytes bool) bar {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return bar{}
@@ -160,23 +161,23 @@ func newBar(w io.Writer, what string, total int64, bytes bool) bar {
 	return bar{progressbar.NewOptions64(total,
 		progressbar.OptionSetWriter(f),
 		progressbar.OptionSetDescription(what),
-		progressbar.OptionShowBytes(bytes),
+		progressbar.OptionShowBytes(inBytes),
 		progressbar.OptionUseIECUnits(true),
 		progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionFullWidth(),
 		progressbar.OptionClearOnFinish())}
 }
 
-// add advances the bar.
+// add advances the bar by n.
 func (b bar) add(n int64) {
-	if b.bar != nil {
-		b.bar.Add64(n)
+	if b.drawn != nil {
+		b.drawn.Add64(n)
 	}
 }
 
-// clear removes the bar.
-func (b bar) clear() {
-	if b.bar != nil {
-		b.bar.Clear()
+// remove leaves an empty line where the bar was.
+func (b bar) remove() {
+	if b.drawn != nil {
+		b.drawn.Clear()
 	}
 }

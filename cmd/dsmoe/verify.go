@@ -53,7 +53,7 @@ for experts that no token reached, which are listed.`,
   dsmoe verify --mode chained CHECKPOINT GOLDEN
   dsmoe verify --json CHECKPOINT GOLDEN | jq .first_divergence
   dsmoe verify --limit mlp.experts.output=1e-5 CHECKPOINT GOLDEN`,
-		Args:        args("CHECKPOINT", "GOLDEN"),
+		Args:        expect("CHECKPOINT", "GOLDEN"),
 		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: the first stage that differs is named"),
 	}
 	asJSON := jsonFlag(cmd)
@@ -117,7 +117,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		return nil, err
 	}
 	b := newBar(stderr, "verifying", int64(len(pack.Manifest.Tensors)), false)
-	defer b.clear()
+	defer b.remove()
 	options := o.options(func(_, _ int) { b.add(1) })
 	options.Pages = c
 	report, err := verify.Run(ctx, c.Config, c, pack, options)

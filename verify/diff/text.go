@@ -5,15 +5,18 @@ import (
 	"io"
 	"strconv"
 	"strings"
+
+	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // group is findings that differ in the number of an expert alone.
 type group struct {
-	name    string // with {e} for the expert
-	first   Finding
-	worst   Finding
-	experts []int
-	count   int
+	name    string  // with {e} for the expert
+	first   Finding // in the order of the model
+	worst   Finding // by relative RMS, or by elements that are not finite
+	experts []int   // ascending; empty for a tensor outside the experts
+	count   int     // of findings
 }
 
 // WriteText writes a line per finding, experts of one layer together, and a summary.
@@ -34,29 +37,35 @@ func (r *Report) groups() []*group {
 	at := map[string]*group{}
 	for _, f := range r.Findings {
 		name, expert := fold(f.Name)
-		key := fmt.Sprint(name, f.Status, text(f.DTypeA), text(f.DTypeB), f.ShapeA, f.ShapeB)
+		key := fmt.Sprint(name, f.Status, dtype(f.DTypeA), dtype(f.DTypeB), f.ShapeA, f.ShapeB)
 		g := at[key]
 		if g == nil {
 			g = &group{name: name, first: f, worst: f}
 			at[key] = g
 			groups = append(groups, g)
 		}
-		g.count++
-		if expert >= 0 {
-			g.experts = append(g.experts, expert)
-		}
-		if f.RelRMS > g.worst.RelRMS || f.NonFinite > g.worst.NonFinite {
-			g.worst = f
-		}
+		g.add(f, expert)
 	}
 	return groups
 }
 
-func text(d fmt.Stringer) string {
-	if s := fmt.Sprint(d); s != "<nil>" {
-		return s
+// dtype names a side's dtype; the side that lacks the tensor has none.
+func dtype(d *tensor.DType) string {
+	if d == nil {
+		return "none"
 	}
-	return ""
+	return d.String()
+}
+
+// add counts f, which is about an expert or, if that is -1, about none.
+func (g *group) add(f Finding, expert int) {
+	g.count++
+	if expert >= 0 {
+		g.experts = append(g.experts, expert)
+	}
+	if f.RelRMS > g.worst.RelRMS || f.NonFinite > g.worst.NonFinite {
+		g.worst = f
+	}
 }
 
 // fold takes the expert's number out of a name; -1 is none.
@@ -74,65 +83,41 @@ func fold(name string) (string, int) {
 	return name[:i+len(mark)] + "{e}." + rest, n
 }
 
-// String is the group's line.
+// String is the group's line: "NAME: STATUS", and what there is to say of the status.
 func (g *group) String() string {
-	name := quote(g.first.Name)
+	name := text.Word(g.first.Name)
 	if g.count > 1 {
-		name = strings.Replace(quote(g.name), "{e}", "{"+ranges(g.experts)+"}", 1)
+		experts := strings.ReplaceAll(text.Ranges(g.experts), " ", "") // the name stays one word
+		name = strings.Replace(text.Word(g.name), "{e}", "{"+experts+"}", 1)
 	}
 	line := name + ": " + string(g.first.Status)
-	switch f := g.worst; g.first.Status {
+	switch g.first.Status {
 	case Removed:
 		return fmt.Sprintf("%s: %s %v", line, *g.first.DTypeA, g.first.ShapeA)
 	case Added:
 		return fmt.Sprintf("%s: %s %v", line, *g.first.DTypeB, g.first.ShapeB)
 	case Shape:
 		return fmt.Sprintf("%s: %v, then %v", line, g.first.ShapeA, g.first.ShapeB)
-	default:
-		if *f.DTypeA != *f.DTypeB {
-			line += fmt.Sprintf(", %s then %s", *f.DTypeA, *f.DTypeB)
-		}
-		if f.Status == Equal {
-			return line
-		}
-		if g.count > 1 {
-			line += ", at worst in " + quote(f.Name)
-		}
-		return line + fmt.Sprintf(": %d of %d values, rel RMS %.3g, max abs %.3g at %d, %d ulp, cosine %.9f%s",
-			f.Different, f.Elements, f.RelRMS, f.MaxAbs, f.Worst, f.MaxULP, f.Cosine, nonFinite(f.NonFinite))
 	}
+	return line + g.values()
 }
 
-func nonFinite(n int64) string {
-	if n == 0 {
-		return ""
+// values says how the values of the worst of the group differ.
+func (g *group) values() string {
+	f, line := g.worst, ""
+	if *f.DTypeA != *f.DTypeB {
+		line = fmt.Sprintf(", %s then %s", *f.DTypeA, *f.DTypeB)
 	}
-	return fmt.Sprintf(", %d not finite", n)
-}
-
-// ranges writes ascending numbers as "0-3,7".
-func ranges(n []int) string {
-	var parts []string
-	for len(n) > 0 {
-		k := 1
-		for k < len(n) && n[k] == n[0]+k {
-			k++
-		}
-		text := strconv.Itoa(n[0])
-		if k > 1 {
-			text += "-" + strconv.Itoa(n[k-1])
-		}
-		parts = append(parts, text)
-		n = n[k:]
+	if f.Status == Equal {
+		return line
 	}
-	return strings.Join(parts, ",")
-}
-
-// quote makes a name from a file fit for a terminal.
-func quote(name string) string {
-	q := strconv.Quote(name)
-	if q == `"`+name+`"` {
-		return name
+	if g.count > 1 {
+		line += ", at worst in " + text.Word(f.Name)
 	}
-	return q
+	line += fmt.Sprintf(": %d of %d values, rel RMS %.3g, max abs %.3g at %d, %d ulp, cosine %.9f",
+		f.Different, f.Elements, f.RelRMS, f.MaxAbs, f.Worst, f.MaxULP, f.Cosine)
+	if f.NonFinite > 0 {
+		line += fmt.Sprintf(", %d not finite", f.NonFinite)
+	}
+	return line
 }

@@ -5,24 +5,27 @@ import (
 	"io"
 	"math"
 	"math/big"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/count"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Arch is what a config implies, exactly and with no weight at hand.
 type Arch struct {
-	Path      string          `json:"path"`
-	ModelType string          `json:"model_type"`
-	Layers    *Layers         `json:"layers"`
-	Modules   []ModuleCount   `json:"modules"`
-	Total     ModuleCount     `json:"total"`
-	Activated ActivatedCounts `json:"activated"`
-	Weights   WeightBytes     `json:"weights"`
-	Forward   ForwardFLOPs    `json:"flops_per_token"`
-	Training  TrainingFLOPs   `json:"training_flops"`
-	KVCache   KVCache         `json:"kv_cache"`
+	Path      string          `json:"path"`              // of the config, as it was given
+	ModelType string          `json:"model_type"`        // the family
+	Layers    *Layers         `json:"layers"`            // the decoder's
+	Modules   []ModuleCount   `json:"modules"`           // in the order of the table of weights
+	Total     ModuleCount     `json:"total"`             // of Modules; its Module is "total"
+	Activated ActivatedCounts `json:"activated"`         // of all modules
+	Weights   WeightBytes     `json:"weights"`           // of all modules
+	Forward   ForwardFLOPs    `json:"flops_per_token"`   // compute of one token
+	Training  TrainingFLOPs   `json:"training_flops"`    // compute of one sequence
+	KVCache   KVCache         `json:"kv_cache"`          // memory of one sequence
 	Experts   *Experts        `json:"experts,omitempty"` // absent if the model is dense
 	Choice    *Choice         `json:"choice,omitempty"`  // absent if the model is dense
 	MTP       *ModuleCount    `json:"mtp,omitempty"`     // prediction layers, not part of the forward pass nor of Total
@@ -31,66 +34,67 @@ type Arch struct {
 
 // ModuleCount is one module over all layers.
 type ModuleCount struct {
-	Module        string `json:"module"`
-	Tensors       int64  `json:"tensors"`
-	Parameters    int64  `json:"parameters"`
+	Module        string `json:"module"`          // a model.Module, such as "mlp.experts"
+	Tensors       int64  `json:"tensors"`         // number of weights
+	Parameters    int64  `json:"parameters"`      // elements of the weights
 	Activated     int64  `json:"activated"`       // parameters that one token uses
 	FLOPsPerToken int64  `json:"flops_per_token"` // of its matrix products: 2 · activated matrix elements
 }
 
 // ActivatedCounts are the parameters that one token uses, by what is counted.
 type ActivatedCounts struct {
-	All                     int64 `json:"all"`
-	WithoutEmbedding        int64 `json:"without_embedding"`
-	WithoutEmbeddingAndHead int64 `json:"without_embedding_and_head"`
+	All                     int64 `json:"all"`                        // of all modules
+	WithoutEmbedding        int64 `json:"without_embedding"`          // but for embed_tokens
+	WithoutEmbeddingAndHead int64 `json:"without_embedding_and_head"` // but for embed_tokens and lm_head
 }
 
 // WeightBytes is the size of all weights in one dtype.
 type WeightBytes struct {
 	DType tensor.DType `json:"dtype"` // torch_dtype
-	Bytes int64        `json:"bytes"`
+	Bytes int64        `json:"bytes"` // parameters times the dtype's size
 }
 
 // ForwardFLOPs are the floating point operations of one token's forward pass, two
 // per multiply-add: matrix products with the activated weights, router and head
-// included, and the attention of the last of Positions tokens, 4 · Positions · heads ·
-// head_dim a layer. Norms, softmax, activations and biases are not counted.
+// included, and attention. Norms, softmax, activations and biases are not counted.
 type ForwardFLOPs struct {
-	Positions int   `json:"positions"`
-	Matmul    int64 `json:"matmul"`
-	Attention int64 `json:"attention"`
-	Total     int64 `json:"total"`
+	Positions int   `json:"positions"` // tokens of the sequence whose last token it is
+	Matmul    int64 `json:"matmul"`    // of the products with weights
+	Attention int64 `json:"attention"` // 2 · count.AttentionMACs over Positions
+	Total     int64 `json:"total"`     // Matmul + Attention
 }
 
 // TrainingFLOPs are the floating point operations of training on one sequence, counted
 // in two ways, both as three forward passes: one forward, two for the backward.
 type TrainingFLOPs struct {
-	Positions int     `json:"positions"`
-	Exact     float64 `json:"exact"` // 3 · Positions · ForwardFLOPs.Total, rounded only beyond 2^53
-	Paper     float64 `json:"paper"` // model.PaperModel.FLOPs, the convention of the DeepSeekMoE paper's tables
-	// What the paper's convention takes the FFNs for, in standard FFNs of 8·d²: see
-	// model.StandardFFNs. One that no layer has is 0.
+	Positions int     `json:"positions"` // tokens of the sequence
+	Exact     float64 `json:"exact"`     // 3 · Positions · ForwardFLOPs.Total, rounded only beyond 2^53
+	Paper     float64 `json:"paper"`     // count.PaperModel.FLOPs, the convention of the DeepSeekMoE paper's tables
+	// PaperExpert is what the paper's convention takes an expert for, in standard FFNs
+	// of 8·d²: see count.StandardFFNs. It is 0 if no layer has experts.
 	PaperExpert float64 `json:"paper_expert_ffns"`
-	PaperDense  float64 `json:"paper_dense_ffns"`
+	// PaperDense is the same for a dense layer's MLP. It is 0 if no layer is dense.
+	PaperDense float64 `json:"paper_dense_ffns"`
 }
 
 // KVCache is the key-value cache of one sequence.
 type KVCache struct {
-	DType         tensor.DType `json:"dtype"` // torch_dtype
-	BytesPerToken int64        `json:"bytes_per_token"`
-	Positions     int          `json:"positions"`
-	Bytes         int64        `json:"bytes"`
+	DType         tensor.DType `json:"dtype"`           // torch_dtype
+	BytesPerToken int64        `json:"bytes_per_token"` // count.KVBytes
+	Positions     int          `json:"positions"`       // tokens of the sequence
+	Bytes         int64        `json:"bytes"`           // BytesPerToken · Positions
 }
 
 // Choice is how many ways a gate has to route a token.
 type Choice struct {
 	Combinations string  `json:"combinations"` // C(n_routed_experts, num_experts_per_tok), in digits: it can exceed 64 bits
-	Log2         float64 `json:"log2"`
-	Sparsity     float64 `json:"sparsity"` // num_experts_per_tok / n_routed_experts, the share of gates that are not zero
-	// With a group-limited method a token chooses from TopKGroup of Groups groups, and
-	// some of the combinations do not occur; 0 without groups.
+	Log2         float64 `json:"log2"`         // of Combinations
+	Sparsity     float64 `json:"sparsity"`     // num_experts_per_tok / n_routed_experts, the share of gates that are not zero
+	// Groups is n_group with a group-limited method, by which a token chooses from
+	// TopKGroup of the groups, so that some of the combinations do not occur; 0 without
+	// groups.
 	Groups    int `json:"groups,omitempty"`
-	TopKGroup int `json:"topk_group,omitempty"`
+	TopKGroup int `json:"topk_group,omitempty"` // topk_group; 0 without groups
 }
 
 // Describe works out what c implies. seq is the number of positions that attention
@@ -99,7 +103,7 @@ func Describe(path string, c *config.Config, seq int) *Arch {
 	if seq == 0 {
 		seq = c.MaxPositionEmbeddings
 	}
-	counts := model.CountModules(c)
+	counts := count.Modules(c)
 	total := counts.Sum()
 	total.Module = "total"
 	d := model.TorchDType(c)
@@ -108,37 +112,37 @@ func Describe(path string, c *config.Config, seq int) *Arch {
 	for _, x := range counts {
 		a.Modules = append(a.Modules, moduleCount(x))
 	}
-	if mtp := moduleCount(model.CountMTP(c)); mtp.Tensors > 0 {
+	if mtp := moduleCount(count.MTP(c)); mtp.Tensors > 0 {
 		a.MTP = &mtp
 	}
 	a.Activated = ActivatedCounts{total.Activated, counts.Sum(model.Embedding).Activated, counts.Sum(model.Embedding, model.Head).Activated}
 	a.Weights = WeightBytes{d, total.Parameters * int64(d.Bits()) / 8}
-	attention := 2 * model.AttentionMACs(c, seq)
+	attention := 2 * count.AttentionMACs(c, seq)
 	a.Forward = ForwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
 	a.Training = trainingOf(c, a.Forward)
-	a.KVCache = KVCache{d, model.KVBytes(c), seq, model.KVBytes(c) * int64(seq)}
+	a.KVCache = KVCache{d, count.KVBytes(c), seq, count.KVBytes(c) * int64(seq)}
 	return a
 }
 
-func moduleCount(x model.Count) ModuleCount {
+func moduleCount(x count.Total) ModuleCount {
 	return ModuleCount{string(x.Module), x.Tensors, x.Parameters, x.Activated, 2 * x.MACs}
 }
 
 func trainingOf(c *config.Config, forward ForwardFLOPs) TrainingFLOPs {
 	t := TrainingFLOPs{Positions: forward.Positions, Exact: 3 * float64(forward.Positions) * float64(forward.Total),
-		Paper: model.PaperModelOf(c, forward.Positions).FLOPs()}
+		Paper: count.PaperModelOf(c, forward.Positions).FLOPs()}
 	layers := layersOf(c)
 	if layers.MoE > 0 {
-		t.PaperExpert = model.StandardFFNs(c.MoEIntermediateSize, c.HiddenSize)
+		t.PaperExpert = count.StandardFFNs(c.MoEIntermediateSize, c.HiddenSize)
 	}
 	if layers.Dense > 0 {
-		t.PaperDense = model.StandardFFNs(c.IntermediateSize, c.HiddenSize)
+		t.PaperDense = count.StandardFFNs(c.IntermediateSize, c.HiddenSize)
 	}
 	return t
 }
 
 func choiceOf(c *config.Config) *Choice {
-	n := model.Combinations(c)
+	n := count.Combinations(c)
 	if n == nil {
 		return nil
 	}
@@ -159,69 +163,80 @@ func log2(n *big.Int) float64 {
 
 // WriteText writes the table of modules and a line per derived number.
 func (a *Arch) WriteText(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, "%s: %s, %s\n\n", plain(a.Path), a.ModelType, a.layers()); err != nil {
-		return err
-	}
-	modules, facts := a.moduleTable(), a.factTable()
-	if err := modules.write(w); err != nil {
-		return err
-	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
-	return facts.write(w)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s, %s\n\n", text.Word(a.Path), a.ModelType, a.layers())
+	a.moduleTable().WriteText(&b)
+	fmt.Fprintln(&b)
+	a.factTable().WriteText(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 func (a *Arch) layers() string {
 	return fmt.Sprintf("%d layers (%d dense, %d MoE)", a.Layers.Total, a.Layers.Dense, a.Layers.MoE)
 }
 
-func (a *Arch) moduleTable() *table {
-	t := &table{align: "lrrrrr"}
-	t.add("MODULE", "TENSORS", "PARAMETERS", "SHARE", "ACTIVATED", "FLOP A TOKEN")
+func (a *Arch) moduleTable() *text.Table {
+	t := &text.Table{Align: "lrrrrr"}
+	t.Add("MODULE", "TENSORS", "PARAMETERS", "SHARE", "ACTIVATED", "FLOP A TOKEN")
 	for _, x := range append(a.Modules, a.Total) {
-		t.add(x.Module, grouped(x.Tensors), grouped(x.Parameters), percent(x.Parameters, a.Total.Parameters),
-			grouped(x.Activated), grouped(x.FLOPsPerToken))
+		t.Add(x.Module, text.Grouped(x.Tensors), text.Grouped(x.Parameters), text.Percent(x.Parameters, a.Total.Parameters),
+			text.Grouped(x.Activated), text.Grouped(x.FLOPsPerToken))
 	}
-	t.add("without embed_tokens", "", "", "", grouped(a.Activated.WithoutEmbedding), "")
-	t.add("without embed_tokens, lm_head", "", "", "", grouped(a.Activated.WithoutEmbeddingAndHead), "")
+	t.Add("without embed_tokens", "", "", "", text.Grouped(a.Activated.WithoutEmbedding), "")
+	t.Add("without embed_tokens, lm_head", "", "", "", text.Grouped(a.Activated.WithoutEmbeddingAndHead), "")
 	return t
 }
 
-func (a *Arch) factTable() *table {
-	t := &table{align: "ll"}
-	t.add("weights", fmt.Sprintf("%s in %s", iec(a.Weights.Bytes), a.dtype()))
-	t.add("forward", fmt.Sprintf("%s a token, %s of it attention over %s positions",
-		flop(a.Forward.Total), flop(a.Forward.Attention), grouped(a.Forward.Positions)))
-	t.add("training", fmt.Sprintf("%s for a sequence of %s, 3 times forward", flop(a.Training.Exact), plural(a.Training.Positions, "token")))
-	t.add("", fmt.Sprintf("%s as the paper counts: no router, FFN 8·d²%s", flop(a.Training.Paper), a.Training.idealised()))
-	t.add("KV cache", fmt.Sprintf("%s bytes a token in %s, %s for %s positions",
-		grouped(a.KVCache.BytesPerToken), a.KVCache.DType, iec(a.KVCache.Bytes), grouped(a.KVCache.Positions)))
-	t.add("experts", a.Experts.String())
+func (a *Arch) factTable() *text.Table {
+	t := &text.Table{Align: "ll"}
+	t.Add("weights", fmt.Sprintf("%s in %s", text.Bytes(a.Weights.Bytes), a.dtype()))
+	t.Add("forward", a.Forward.String())
+	t.Add("training", fmt.Sprintf("%s for a sequence of %s, 3 times forward", text.FLOP(a.Training.Exact), text.Plural(a.Training.Positions, "token")))
+	t.Add("", fmt.Sprintf("%s as the paper counts: no router, FFN 8·d²%s", text.FLOP(a.Training.Paper), a.Training.idealised()))
+	t.Add("KV cache", a.KVCache.String())
+	t.Add("experts", a.Experts.String())
 	if a.Choice != nil {
-		t.add("routing", fmt.Sprintf("%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed, 100*a.Choice.Sparsity))
-		t.add("choices", fmt.Sprintf("C(%d,%d) = %s2^%.1f sets of experts in each MoE layer",
-			a.Experts.Routed, a.Experts.PerToken, a.Choice.digits(), a.Choice.Log2))
-		if a.Choice.Groups > 0 {
-			t.add("", fmt.Sprintf("fewer of them occur: a token chooses from %d of %d groups", a.Choice.TopKGroup, a.Choice.Groups))
-		}
+		a.addChoice(t)
 	}
 	if a.MTP != nil {
-		t.add("MTP", fmt.Sprintf("%s parameters in %s for multi-token prediction, not part of the forward pass and not counted above",
-			grouped(a.MTP.Parameters), plural(int(a.MTP.Tensors), "tensor")))
+		t.Add("MTP", fmt.Sprintf("%s parameters in %s for multi-token prediction, not part of the forward pass and not counted above",
+			text.Grouped(a.MTP.Parameters), text.Plural(a.MTP.Tensors, "tensor")))
 	}
 	return t
+}
+
+// addChoice adds how many ways the gate has.
+func (a *Arch) addChoice(t *text.Table) {
+	t.Add("routing", fmt.Sprintf("%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed, 100*a.Choice.Sparsity))
+	t.Add("choices", fmt.Sprintf("C(%d,%d) = %s2^%.1f sets of experts in each MoE layer",
+		a.Experts.Routed, a.Experts.PerToken, a.Choice.digits(), a.Choice.Log2))
+	if a.Choice.Groups > 0 {
+		t.Add("", fmt.Sprintf("fewer of them occur: a token chooses from %d of %d groups", a.Choice.TopKGroup, a.Choice.Groups))
+	}
+}
+
+// String returns "6.18 GFLOP a token, 939.52 MFLOP of it attention over 4,096 positions".
+func (f ForwardFLOPs) String() string {
+	return fmt.Sprintf("%s a token, %s of it attention over %s positions",
+		text.FLOP(float64(f.Total)), text.FLOP(float64(f.Attention)), text.Grouped(f.Positions))
+}
+
+// String returns "229,376 bytes a token in BF16, 896.00 MiB for 4,096 positions".
+func (k KVCache) String() string {
+	return fmt.Sprintf("%s bytes a token in %s, %s for %s positions",
+		text.Grouped(k.BytesPerToken), k.DType, text.Bytes(k.Bytes), text.Grouped(k.Positions))
 }
 
 // idealised returns ", an expert 1/4 of it, a dense layer 2".
-func (t TrainingFLOPs) idealised() (text string) {
+func (t TrainingFLOPs) idealised() (sizes string) {
 	if t.PaperExpert > 0 {
-		text = ", an expert " + fraction(t.PaperExpert) + " of it"
+		sizes = ", an expert " + fraction(t.PaperExpert) + " of it"
 	}
 	if t.PaperDense > 0 {
-		text += ", a dense layer " + fraction(t.PaperDense)
+		sizes += ", a dense layer " + fraction(t.PaperDense)
 	}
-	return text
+	return sizes
 }
 
 // fraction returns a whole number as it is, and one below 1 as 1/n.
@@ -247,5 +262,5 @@ func (c *Choice) digits() string {
 	if len(c.Combinations) > maxDigits {
 		return ""
 	}
-	return groupDigits(c.Combinations) + " = "
+	return text.GroupDigits(c.Combinations) + " = "
 }

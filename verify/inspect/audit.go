@@ -7,17 +7,18 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/count"
+	"dsmoe/text"
 )
 
 // AuditReport says what was checked, what could not be, and everything found.
 type AuditReport struct {
-	Path       string    `json:"path"`
-	Clean      bool      `json:"clean"` // no findings
-	Checked    []string  `json:"checked"`
-	NotChecked []string  `json:"not_checked"`
-	Findings   []Finding `json:"findings"`
+	Path       string    `json:"path"`        // of the checkpoint, as it was given
+	Clean      bool      `json:"clean"`       // no findings, notes included
+	Checked    []string  `json:"checked"`     // a sentence for each part
+	NotChecked []string  `json:"not_checked"` // a sentence for each part, with the reason
+	Findings   []Finding `json:"findings"`    // of reading the files, then of the comparison
 }
 
 // Audit holds the parts of a checkpoint against each other: the index against the
@@ -43,25 +44,27 @@ func (c *Checkpoint) mismatches() []Finding {
 	if !c.complete() {
 		e.Missing = nil
 	}
-	files := c.holders()
+	files, hint := c.holders(), newHints(c.Config)
 	var found []Finding
-	for _, s := range e.Missing {
-		found = append(found, Finding{Missing, "", s.Name, fmt.Sprintf("the config asks for it, shape %v", s.Shape), c.hint(s.Name)})
+	for _, m := range e.Missing {
+		found = append(found, Finding{Missing, "", m.Name, fmt.Sprintf("the config asks for it, shape %v", m.Shape), hint.of(m.Name)})
 	}
-	for _, x := range e.Wrong {
-		found = append(found, c.wrong(x, files[x.Got.Name]))
+	for _, w := range e.Wrong {
+		found = append(found, wrong(w, files[w.Got.Name], hint))
 	}
-	for _, i := range e.Unexpected {
-		found = append(found, Finding{Unexpected, files[i.Name], i.Name, fmt.Sprintf("the config has no use for it, shape %v", i.Shape), c.hint(i.Name)})
+	for _, u := range e.Unexpected {
+		found = append(found, Finding{Unexpected, files[u.Name], u.Name, fmt.Sprintf("the config has no use for it, shape %v", u.Shape), hint.of(u.Name)})
 	}
 	return found
 }
 
-func (c *Checkpoint) wrong(x model.Wrong, file string) Finding {
-	if !slices.Equal(x.Got.Shape, x.Want) {
-		return Finding{Shape, file, x.Got.Name, fmt.Sprintf("%v, the config asks for %v", x.Got.Shape, x.Want), c.hint(x.Got.Name)}
+// wrong is the finding about a tensor of the table, held by file, whose shape is another
+// or with which the model cannot compute.
+func wrong(w model.Wrong, file string, hint *hints) Finding {
+	if !slices.Equal(w.Got.Shape, w.Want) {
+		return Finding{Shape, file, w.Got.Name, fmt.Sprintf("%v, the config asks for %v", w.Got.Shape, w.Want), hint.of(w.Got.Name)}
 	}
-	return Finding{DType, file, x.Got.Name, fmt.Sprintf("%s, the model computes with F32, F16 and BF16", x.Got.DType), ""}
+	return Finding{DType, file, w.Got.Name, w.Cause, ""}
 }
 
 // holders maps each tensor to the file that holds it.
@@ -117,70 +120,15 @@ func (c *Checkpoint) dtypes() string {
 	return strings.Join(names, ", ")
 }
 
-// hint says on which fields of the config it depends whether a tensor is due.
-func (c *Checkpoint) hint(name string) string {
-	template, numbers := split(name)
-	for _, p := range model.FamilyOf(c.Config).Params {
-		if strings.NewReplacer("{l}", hole, "{e}", hole).Replace(p.Name) == template {
-			if len(numbers) > 0 && numbers[0] >= c.Config.NumHiddenLayers {
-				return fmt.Sprintf("num_hidden_layers is %d", c.Config.NumHiddenLayers)
-			}
-			return "see " + settings(c.Config, p.Module)
-		}
-	}
-	return fmt.Sprintf("no weight of model_type %s has this name", c.Config.ModelType)
-}
-
-// setting is a field of the config and its value.
-type setting struct {
-	key   string
-	value any
-}
-
-// settings lists the fields of the config that decide about a module's weights.
-func settings(c *config.Config, m model.Module) string {
-	var text []string
-	for _, s := range deciding(c, m) {
-		text = append(text, fmt.Sprintf("%s %v", s.key, s.value))
-	}
-	return strings.Join(text, ", ")
-}
-
-func deciding(c *config.Config, m model.Module) []setting {
-	hidden := setting{"hidden_size", c.HiddenSize}
-	vocab := setting{"vocab_size", c.VocabSize}
-	width := setting{"moe_intermediate_size", c.MoEIntermediateSize}
-	layers := []setting{{"n_routed_experts", c.NRoutedExperts},
-		{"first_k_dense_replace", c.FirstKDenseReplace}, {"moe_layer_freq", c.MoELayerFreq}}
-	switch m {
-	case model.Embedding:
-		return []setting{vocab, hidden}
-	case model.Head:
-		return []setting{{"tie_word_embeddings", c.TieWordEmbeddings}, vocab, hidden}
-	case model.Attention:
-		return []setting{{"num_attention_heads", c.NumAttentionHeads}, {"num_key_value_heads", c.NumKeyValueHeads},
-			{"attention_bias", c.AttentionBias}, hidden}
-	case model.DenseMLP:
-		return append(layers, setting{"intermediate_size", c.IntermediateSize}, hidden)
-	case model.Router:
-		return append(layers, hidden)
-	case model.RoutedExperts:
-		return append(layers, width, hidden)
-	case model.SharedExperts:
-		return append(layers, setting{"n_shared_experts", c.NSharedExperts}, width, hidden)
-	}
-	return []setting{hidden}
-}
-
 // scope says what Audit could check of c, and what it could not.
 func (c *Checkpoint) scope() (checked, not []string) {
 	checked, not = []string{}, []string{}
 	tensors := len(c.tensors())
 	if c.Index != nil {
-		checked = append(checked, fmt.Sprintf("%s: %s in %s", plain(c.Index.File), plural(c.Index.Tensors, "name"), plural(c.Index.Shards, "file")))
+		checked = append(checked, fmt.Sprintf("%s: %s in %s", text.Word(c.Index.File), text.Plural(c.Index.Tensors, "name"), text.Plural(c.Index.Shards, "file")))
 	}
 	if len(c.Files) > 0 {
-		checked = append(checked, fmt.Sprintf("headers of %s: %s, %s", plural(len(c.Files), "file"), plural(tensors, "tensor"), iec(c.bytes())))
+		checked = append(checked, fmt.Sprintf("headers of %s: %s, %s", text.Plural(len(c.Files), "file"), text.Plural(tensors, "tensor"), text.Bytes(c.bytes())))
 	}
 	switch {
 	case c.Config == nil:
@@ -189,7 +137,7 @@ func (c *Checkpoint) scope() (checked, not []string) {
 		not = append(not, "the tensors against the config: there are none")
 	default:
 		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json",
-			plural(int(model.CountModules(c.Config).Sum().Tensors), "weight")))
+			text.Plural(count.Modules(c.Config).Sum().Tensors, "weight")))
 	}
 	if c.Config != nil && tensors > 0 && !c.complete() {
 		not = append(not, "which weights are missing: not every file could be read")
@@ -208,20 +156,20 @@ func (c *Checkpoint) bytes() (n int64) {
 // WriteText writes the findings, those of a kind that differ only in numbers as
 // one, and what was checked.
 func (a *AuditReport) WriteText(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, "%s: %s\n", plain(a.Path), verdict(a.Findings)); err != nil {
+	if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(a.Path), verdict(a.Findings)); err != nil {
 		return err
 	}
 	if err := writeFindings(w, a.Findings, maxLines); err != nil {
 		return err
 	}
-	t := table{align: "ll"}
-	for _, text := range a.Checked {
-		t.add("checked", text)
+	t := text.Table{Align: "ll"}
+	for _, what := range a.Checked {
+		t.Add("checked", what)
 	}
-	for _, text := range a.NotChecked {
-		t.add("not checked", text)
+	for _, what := range a.NotChecked {
+		t.Add("not checked", what)
 	}
-	return t.write(w)
+	return t.WriteText(w)
 }
 
 // verdict counts findings, notes apart.
@@ -236,10 +184,10 @@ func verdict(findings []Finding) string {
 	case len(findings) == 0:
 		return "clean"
 	case notes == 0:
-		return plural(n, "problem")
+		return text.Plural(n, "problem")
 	case n == 0:
-		return "no problems, " + plural(notes, "note")
+		return "no problems, " + text.Plural(notes, "note")
 	default:
-		return plural(n, "problem") + ", " + plural(notes, "note")
+		return text.Plural(n, "problem") + ", " + text.Plural(notes, "note")
 	}
 }

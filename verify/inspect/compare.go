@@ -8,7 +8,8 @@ import (
 	"strconv"
 	"strings"
 
-	"dsmoe/model"
+	"dsmoe/model/count"
+	"dsmoe/text"
 )
 
 // The layers that Compare knows by name.
@@ -22,42 +23,46 @@ const (
 // of N experts, split into mN, with K_s of them shared, each with the same expert
 // parameters and compute.
 type Comparison struct {
-	Path            string        `json:"path,omitempty"` // the config; absent if the layer was given by its numbers
-	M               int           `json:"m"`
-	Experts         int           `json:"mN"`
-	PerToken        int           `json:"mK"`
-	Shared          int           `json:"K_s"`
-	Hidden          int           `json:"hidden_size,omitempty"` // d, if known
-	Intermediate    int           `json:"d_ff,omitempty"`        // the width of a conventional expert, if known
-	EqualParameters bool          `json:"equal_parameters"`      // of the experts, in all layers; top2 is rounded down if N is not whole
-	EqualCompute    bool          `json:"equal_compute"`         // likewise, and if K is not whole
-	Layers          []ComparedRow `json:"layers"`
+	Path         string `json:"path,omitempty"`        // the config; absent if the layer was given by its numbers
+	M            int    `json:"m"`                     // parts that a conventional expert is split into
+	Experts      int    `json:"mN"`                    // n_routed_experts + n_shared_experts
+	PerToken     int    `json:"mK"`                    // num_experts_per_tok + n_shared_experts
+	Shared       int    `json:"K_s"`                   // n_shared_experts
+	Hidden       int    `json:"hidden_size,omitempty"` // d; absent if not known
+	Intermediate int    `json:"d_ff,omitempty"`        // the width of a conventional expert; absent if not known
+	// EqualParameters says that the experts of all Layers have as many parameters. It is
+	// false if m does not divide mN, and the layer top2 has N rounded down.
+	EqualParameters bool `json:"equal_parameters"`
+	// EqualCompute says that a token uses as many expert parameters in all Layers. It is
+	// false if m does not divide mK, and the layer top2 has K rounded down.
+	EqualCompute bool          `json:"equal_compute"`
+	Layers       []ComparedRow `json:"layers"` // in the order that was asked for
 }
 
 // ComparedRow is one of the layers compared. An FFN is a conventional expert.
 type ComparedRow struct {
-	Name          string     `json:"name"` // top2, fine or shared
-	SharedExperts int        `json:"shared_experts"`
-	RoutedExperts int        `json:"routed_experts"` // also the rows of the router
-	ActiveRouted  int        `json:"active_routed_experts"`
-	WidthDivisor  int        `json:"width_divisor"` // the experts' width is d_ff divided by it
-	ExpertFFNs    float64    `json:"expert_ffns"`   // the experts' parameters, in FFNs
-	ActivatedFFNs float64    `json:"activated_ffns"`
-	Combinations  string     `json:"combinations"` // C(routed_experts, active_routed_experts) in digits: it can exceed 64 bits
-	Log2          float64    `json:"log2"`
-	Nonzero       float64    `json:"nonzero"`        // the share of the gates g that are not zero
-	Cost          *LayerCost `json:"cost,omitempty"` // absent if the dimensions are not known
+	Name          string     `json:"name"`                  // top2, fine or shared
+	SharedExperts int        `json:"shared_experts"`        // experts that every token uses
+	RoutedExperts int        `json:"routed_experts"`        // experts that the gate chooses from, the rows of the router
+	ActiveRouted  int        `json:"active_routed_experts"` // experts that it chooses for a token
+	WidthDivisor  int        `json:"width_divisor"`         // the experts' width is d_ff divided by it
+	ExpertFFNs    float64    `json:"expert_ffns"`           // parameters of all experts, in FFNs
+	ActivatedFFNs float64    `json:"activated_ffns"`        // parameters of the experts that a token uses, in FFNs
+	Combinations  string     `json:"combinations"`          // C(routed_experts, active_routed_experts) in digits: it can exceed 64 bits
+	Log2          float64    `json:"log2"`                  // of Combinations
+	Nonzero       float64    `json:"nonzero"`               // active_routed_experts / routed_experts: the share of the gates g that are not zero
+	Cost          *LayerCost `json:"cost,omitempty"`        // absent if the dimensions are not known
 }
 
 // LayerCost is what a layer costs. FLOPs are those of a token's forward pass, two
 // per multiply-add.
 type LayerCost struct {
-	Width               int   `json:"width"`
-	ExpertParameters    int64 `json:"expert_parameters"`
-	ActivatedParameters int64 `json:"activated_parameters"` // of the experts
-	ExpertFLOPs         int64 `json:"expert_flops"`
-	RouterParameters    int64 `json:"router_parameters"`
-	RouterFLOPs         int64 `json:"router_flops"`
+	Width               int   `json:"width"`                // of one expert: d_ff / m
+	ExpertParameters    int64 `json:"expert_parameters"`    // of all experts: each has 3 · d · Width
+	ActivatedParameters int64 `json:"activated_parameters"` // of the experts that a token uses
+	ExpertFLOPs         int64 `json:"expert_flops"`         // 2 · ActivatedParameters
+	RouterParameters    int64 `json:"router_parameters"`    // routed_experts · d
+	RouterFLOPs         int64 `json:"router_flops"`         // 2 · RouterParameters
 }
 
 // ParseLayers reads the names of layers, separated by commas. All that is wrong with
@@ -81,7 +86,7 @@ func ParseLayers(list string) ([]string, error) {
 
 // Compare works out the layers of s that names, from ParseLayers, lists; path is
 // that of the config, if there is one.
-func Compare(path string, s model.Segmentation, names []string) *Comparison {
+func Compare(path string, s count.Segmentation, names []string) *Comparison {
 	c := &Comparison{Path: path, M: s.M, Experts: s.Experts, PerToken: s.PerToken, Shared: s.Shared,
 		Hidden: s.Hidden, Intermediate: s.Intermediate, EqualParameters: true, EqualCompute: true}
 	for _, name := range names {
@@ -93,7 +98,7 @@ func Compare(path string, s model.Segmentation, names []string) *Comparison {
 	return c
 }
 
-func layerOf(s model.Segmentation, name string) model.PaperLayer {
+func layerOf(s count.Segmentation, name string) count.PaperLayer {
 	switch name {
 	case Top2:
 		return s.Conventional()
@@ -105,7 +110,7 @@ func layerOf(s model.Segmentation, name string) model.PaperLayer {
 	panic("inspect: Compare: no layer " + strconv.Quote(name))
 }
 
-func comparedRow(name string, l model.PaperLayer) ComparedRow {
+func comparedRow(name string, l count.PaperLayer) ComparedRow {
 	n := l.Combinations()
 	row := ComparedRow{Name: name, SharedExperts: l.Shared, RoutedExperts: l.Routed, ActiveRouted: l.Active,
 		WidthDivisor: l.M, ExpertFFNs: l.Experts(), ActivatedFFNs: l.Activated(),
@@ -120,43 +125,43 @@ func comparedRow(name string, l model.PaperLayer) ComparedRow {
 // WriteText writes a row per layer, a second table of costs if the dimensions are
 // known, and what is equal and what is not.
 func (c *Comparison) WriteText(w io.Writer) error {
-	var text strings.Builder
-	fmt.Fprintf(&text, "%s\n\n", c.title())
-	c.choiceTable().write(&text)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", c.title())
+	c.choiceTable().WriteText(&b)
 	if c.Layers[0].Cost != nil {
-		fmt.Fprintln(&text)
-		c.costTable().write(&text)
+		fmt.Fprintln(&b)
+		c.costTable().WriteText(&b)
 	}
-	fmt.Fprintf(&text, "\n%s", c.conclusion())
-	_, err := io.WriteString(w, text.String())
+	fmt.Fprintf(&b, "\n%s", c.conclusion())
+	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 func (c *Comparison) title() string {
 	if c.Path != "" {
 		return fmt.Sprintf("%s: mN = %d experts, mK = %d active, K_s = %d of them shared; split by m = %d",
-			plain(c.Path), c.Experts, c.PerToken, c.Shared, c.M)
+			text.Word(c.Path), c.Experts, c.PerToken, c.Shared, c.M)
 	}
 	return fmt.Sprintf("N = %d experts, K = %d active, split by m = %d, K_s = %d shared",
 		c.Experts/c.M, c.PerToken/c.M, c.M, c.Shared)
 }
 
-func (c *Comparison) choiceTable() *table {
-	t := &table{align: "lrrlrrrrl"}
-	t.add("LAYER", "EXPERTS", "ACTIVE", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "ROUTER", "NOT ZERO IN g", "SETS OF ROUTED EXPERTS")
+func (c *Comparison) choiceTable() *text.Table {
+	t := &text.Table{Align: "lrrlrrrrl"}
+	t.Add("LAYER", "EXPERTS", "ACTIVE", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "ROUTER", "NOT ZERO IN g", "SETS OF ROUTED EXPERTS")
 	for _, x := range c.Layers {
-		t.add(c.label(x), x.count(x.RoutedExperts), x.count(x.ActiveRouted), x.width(), ffns(x.ExpertFFNs), ffns(x.ActivatedFFNs),
+		t.Add(c.label(x), x.count(x.RoutedExperts), x.count(x.ActiveRouted), x.width(), ffns(x.ExpertFFNs), ffns(x.ActivatedFFNs),
 			fmt.Sprintf("%d·d", x.RoutedExperts), fmt.Sprintf("%d/%d = %.2f %%", x.ActiveRouted, x.RoutedExperts, 100*x.Nonzero), x.sets())
 	}
 	return t
 }
 
-func (c *Comparison) costTable() *table {
-	t := &table{align: "lrrrrrr"}
-	t.add("LAYER", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "EXPERT FLOP A TOKEN", "ROUTER PARAMETERS", "ROUTER FLOP A TOKEN")
+func (c *Comparison) costTable() *text.Table {
+	t := &text.Table{Align: "lrrrrrr"}
+	t.Add("LAYER", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "EXPERT FLOP A TOKEN", "ROUTER PARAMETERS", "ROUTER FLOP A TOKEN")
 	for _, x := range c.Layers {
-		t.add(c.label(x), strconv.Itoa(x.Cost.Width), grouped(x.Cost.ExpertParameters), grouped(x.Cost.ActivatedParameters),
-			grouped(x.Cost.ExpertFLOPs), grouped(x.Cost.RouterParameters), grouped(x.Cost.RouterFLOPs))
+		t.Add(c.label(x), strconv.Itoa(x.Cost.Width), text.Grouped(x.Cost.ExpertParameters), text.Grouped(x.Cost.ActivatedParameters),
+			text.Grouped(x.Cost.ExpertFLOPs), text.Grouped(x.Cost.RouterParameters), text.Grouped(x.Cost.RouterFLOPs))
 	}
 	return t
 }
@@ -169,7 +174,7 @@ func (c *Comparison) label(x ComparedRow) string {
 	case Fine:
 		return fmt.Sprintf("fine-grained, m = %d", c.M)
 	}
-	return "+ " + plural(x.SharedExperts, "shared expert")
+	return "+ " + text.Plural(x.SharedExperts, "shared expert")
 }
 
 // count returns "64", or "1+63" with the shared experts before the routed ones.
@@ -198,19 +203,17 @@ func ffns(n float64) string { return strconv.FormatFloat(n, 'g', 6, 64) + " FFN"
 
 // conclusion says what is equal in all rows, and what is not.
 func (c *Comparison) conclusion() string {
-	text := "An FFN is a conventional expert: 3·d·d_ff parameters, 2 FLOP each for a token that uses it.\n"
+	var b strings.Builder
+	b.WriteString("An FFN is a conventional expert: 3·d·d_ff parameters, 2 FLOP each for a token that uses it.\n")
 	if c.Path != "" {
-		text += fmt.Sprintf("The config says how wide an expert is, moe_intermediate_size; m times that is d_ff = %d.\n", c.Intermediate)
+		fmt.Fprintf(&b, "The config says how wide an expert is, moe_intermediate_size; m times that is d_ff = %d.\n", c.Intermediate)
 	}
 	if len(c.Layers) > 1 {
-		text += c.equality() + c.growth()
+		b.WriteString(compared(c.EqualParameters, "expert parameters", "mN", c.Experts, c.M))
+		b.WriteString(compared(c.EqualCompute, "activated expert parameters, and so expert FLOP", "mK", c.PerToken, c.M))
+		b.WriteString(c.growth())
 	}
-	return text + c.isolation()
-}
-
-func (c *Comparison) equality() string {
-	text := compared(c.EqualParameters, "expert parameters", "mN", c.Experts, c.M)
-	return text + compared(c.EqualCompute, "activated expert parameters, and so expert FLOP", "mK", c.PerToken, c.M)
+	return b.String() + c.isolation()
 }
 
 // compared says that a quantity is equal, or which division by m was not even.
@@ -229,7 +232,7 @@ func (c *Comparison) isolation() string {
 		return ""
 	}
 	factor := power(c.Layers[fine].Log2 - c.Layers[shared].Log2)
-	return fmt.Sprintf("Isolating %s divides the sets of experts by %s.\n", plural(c.Shared, "shared expert"), factor)
+	return fmt.Sprintf("Isolating %s divides the sets of experts by %s.\n", text.Plural(c.Shared, "shared expert"), factor)
 }
 
 // power returns 2 to the given power, spelled out if it is below a million.
@@ -247,11 +250,11 @@ func (c *Comparison) growth() string {
 	if low.RoutedExperts == high.RoutedExperts {
 		return "Equal in all rows: the router.\n"
 	}
-	text := fmt.Sprintf("Not equal: the router, a row of d per routed expert: %d·d to %d·d parameters", low.RoutedExperts, high.RoutedExperts)
+	growth := fmt.Sprintf("Not equal: the router, a row of d per routed expert: %d·d to %d·d parameters", low.RoutedExperts, high.RoutedExperts)
 	if high.Cost == nil {
-		return text + ".\n"
+		return growth + ".\n"
 	}
-	return fmt.Sprintf("%s,\n%s to %s of the experts', and %s to %s of the experts' FLOP a token.\n", text,
+	return fmt.Sprintf("%s,\n%s to %s of the experts', and %s to %s of the experts' FLOP a token.\n", growth,
 		tiny(low.Cost.RouterParameters, low.Cost.ExpertParameters), tiny(high.Cost.RouterParameters, high.Cost.ExpertParameters),
 		tiny(low.Cost.RouterFLOPs, low.Cost.ExpertFLOPs), tiny(high.Cost.RouterFLOPs, high.Cost.ExpertFLOPs))
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/model"
+	"dsmoe/model/count"
 )
 
 func TestParseLayers(t *testing.T) {
@@ -25,16 +25,16 @@ func TestParseLayers(t *testing.T) {
 }
 
 // compareText returns the text of a comparison whose numbers do not come from a config.
-func compareText(t *testing.T, s model.Segmentation, names ...string) string {
+func compareText(t *testing.T, s count.Segmentation, names ...string) string {
 	t.Helper()
-	var text strings.Builder
-	require.NoError(t, Compare("", s, names).WriteText(&text))
-	return text.String()
+	var out strings.Builder
+	require.NoError(t, Compare("", s, names).WriteText(&out))
+	return out.String()
 }
 
 // TestCompareSaysWhatIsEqual, and only of rows that are shown.
 func TestCompareSaysWhatIsEqual(t *testing.T) {
-	uneven := model.Segmentation{Experts: 66, PerToken: 9, M: 4, Shared: 2}
+	uneven := count.Segmentation{Experts: 66, PerToken: 9, M: 4, Shared: 2}
 	all := compareText(t, uneven, Top2, Fine, Shared)
 	assert.Contains(t, all, "Not equal: expert parameters, as mN/m = 66/4 is not whole; the conventional layer has 16.\n")
 	assert.Contains(t, all, "expert FLOP, as mK/m = 9/4 is not whole; the conventional layer has 2.\n")
@@ -53,7 +53,7 @@ func TestCompareSaysWhatIsEqual(t *testing.T) {
 
 // TestCompareKeepsLargeNumbersReadable: text names the power of two, JSON has all digits.
 func TestCompareKeepsLargeNumbersReadable(t *testing.T) {
-	s, err := model.Segment(1000, 500, 1, 0, 0, 0)
+	s, err := count.Segment(1000, 500, 1, 0, 0, 0)
 	require.NoError(t, err)
 	assert.Contains(t, compareText(t, s, Top2), "C(1000,500) = 2^994.7\n")
 	s.Shared = 499

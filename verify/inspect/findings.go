@@ -3,6 +3,9 @@ package inspect
 import (
 	"fmt"
 	"io"
+	"strings"
+
+	"dsmoe/text"
 )
 
 // maxLines is how many lines of findings a report spells out.
@@ -38,45 +41,46 @@ func groups(findings []Finding) []group {
 	return all
 }
 
+// line is a line of a report and the hint below it, or none.
+type line struct{ text, hint string }
+
 // lines returns a line per pattern of names, "missing: FILE: NAME: cause".
-func (g *group) lines() []string {
+func (g *group) lines() []line {
 	prefix := string(g.Kind) + ": "
 	if g.File != "" {
-		prefix += plain(g.File) + ": "
+		prefix += text.Word(g.File) + ": "
 	}
 	if len(g.names) == 0 {
-		return []string{prefix + g.Cause}
+		return []line{{prefix + g.Cause, g.Hint}}
 	}
-	var lines []string
+	var lines []line
 	for _, p := range fold(g.names) {
-		name := plain(p.text)
+		name := text.Word(p.name)
 		if len(p.names) > 1 {
-			name += fmt.Sprintf(" (%s tensors)", grouped(len(p.names)))
+			name += fmt.Sprintf(" (%s)", text.Plural(len(p.names), "tensor"))
 		}
-		lines = append(lines, prefix+name+": "+g.Cause)
+		lines = append(lines, line{prefix + name + ": " + g.Cause, g.Hint})
 	}
 	return lines
 }
 
 // writeFindings writes at most limit lines, each hint below the last line it is for.
 func writeFindings(w io.Writer, findings []Finding, limit int) error {
-	var lines, hints []string
+	var lines []line
 	for _, g := range groups(findings) {
-		for _, line := range g.lines() {
-			lines, hints = append(lines, line), append(hints, g.Hint)
-		}
+		lines = append(lines, g.lines()...)
 	}
-	for i, line := range lines[:min(limit, len(lines))] {
-		if h := hints[i]; h != "" && (i+1 == min(limit, len(lines)) || hints[i+1] != h) {
-			line += "\n    hint: " + h
-		}
-		if _, err := fmt.Fprintln(w, "  "+line); err != nil {
-			return err
+	var b strings.Builder
+	shown := lines[:min(limit, len(lines))]
+	for i, l := range shown {
+		fmt.Fprintf(&b, "  %s\n", l.text)
+		if last := i+1 == len(shown) || shown[i+1].hint != l.hint; last && l.hint != "" {
+			fmt.Fprintf(&b, "    hint: %s\n", l.hint)
 		}
 	}
 	if more := len(lines) - limit; more > 0 {
-		_, err := fmt.Fprintf(w, "  … and %d more; dsmoe inspect audit --json lists every finding\n", more)
-		return err
+		fmt.Fprintf(&b, "  … and %d more; dsmoe inspect audit --json lists every finding\n", more)
 	}
-	return nil
+	_, err := io.WriteString(w, b.String())
+	return err
 }

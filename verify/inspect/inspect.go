@@ -6,11 +6,9 @@
 package inspect
 
 import (
-	"errors"
 	"iter"
 
 	"dsmoe/config"
-	"dsmoe/model"
 	"dsmoe/model/tensor"
 )
 
@@ -26,25 +24,25 @@ type Checkpoint struct {
 
 // Index is the index of a sharded checkpoint.
 type Index struct {
-	File    string `json:"file"`
+	File    string `json:"file"`    // relative to the checkpoint
 	Tensors int    `json:"tensors"` // names that it lists
 	Shards  int    `json:"shards"`  // files that it names
 }
 
 // File is a weight file, by its header.
 type File struct {
-	Name    string
-	Size    int64 // in bytes
-	Tensors []tensor.Info
+	Name    string        // relative to the checkpoint
+	Size    int64         // in bytes, header included
+	Tensors []tensor.Info // in file order
 }
 
 // Finding is one thing that is wrong, or odd, and where.
 type Finding struct {
-	Kind   Kind   `json:"kind"`
+	Kind   Kind   `json:"kind"`             // how the parts of the checkpoint disagree
 	File   string `json:"file,omitempty"`   // relative to the checkpoint; empty for all of it
 	Tensor string `json:"tensor,omitempty"` // empty when it is not about one
-	Cause  string `json:"cause"`
-	Hint   string `json:"hint,omitempty"`
+	Cause  string `json:"cause"`            // what is wrong
+	Hint   string `json:"hint,omitempty"`   // where to look, or what can be done about it
 }
 
 // Kind says how config, index and files disagree.
@@ -55,18 +53,18 @@ const (
 	Broken     Kind = "broken"     // a file cannot be read, or contradicts the index
 	Missing    Kind = "missing"    // the config asks for a tensor that no file holds
 	Shape      Kind = "shape"      // a tensor has another shape than the config asks for
-	DType      Kind = "dtype"      // a tensor has a dtype that the model does not compute with
+	DType      Kind = "dtype"      // the model does not compute with a tensor's dtype, or not without the scales that it lacks
 	Unexpected Kind = "unexpected" // the config has no use for a tensor
 	Note       Kind = "note"       // odd, but a reader can live with it
 )
 
 // Tensor is one tensor of a checkpoint.
 type Tensor struct {
-	Name  string       `json:"name"`
-	DType tensor.DType `json:"dtype"`
-	Shape []int        `json:"shape"`
-	Bytes int64        `json:"bytes"`
-	File  string       `json:"file"`
+	Name  string       `json:"name"`  // as the file spells it
+	DType tensor.DType `json:"dtype"` // of its elements
+	Shape []int        `json:"shape"` // outermost first
+	Bytes int64        `json:"bytes"` // of its data
+	File  string       `json:"file"`  // relative to the checkpoint
 }
 
 // tensors returns all tensors, file after file.
@@ -80,10 +78,8 @@ func (c *Checkpoint) tensors() []Tensor {
 	return all
 }
 
-// headers is the checkpoint as a source that has no data.
+// headers is the checkpoint as weights.Headers.
 type headers struct{ *Checkpoint }
-
-var _ model.Source = headers{}
 
 // Tensors yields the header entries, file after file.
 func (h headers) Tensors() iter.Seq[tensor.Info] {
@@ -96,9 +92,4 @@ func (h headers) Tensors() iter.Seq[tensor.Info] {
 			}
 		}
 	}
-}
-
-// Tensor is an error always.
-func (headers) Tensor(string) (tensor.Tensor, error) {
-	return tensor.Tensor{}, errors.New("only headers were read")
 }

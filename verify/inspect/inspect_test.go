@@ -19,6 +19,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 func parse(t *testing.T, text string) *config.Config {
@@ -40,7 +41,15 @@ func whole(c *config.Config) *Checkpoint {
 	infos := slices.Collect(model.NewSynthetic(c, 0).Tensors())
 	half := len(infos) / 2
 	return &Checkpoint{Path: "ckpt", Config: c, Index: &Index{"model.safetensors.index.json", len(infos), 2},
-		Files: []File{{"a.safetensors", 1 << 20, infos[:half]}, {"b.safetensors", 1 << 20, infos[half:]}}}
+		Files: []File{{"a.safetensors", 1 << 20, infos[:half:half]}, {"b.safetensors", 1 << 20, infos[half:]}}}
+}
+
+// override returns c with another value of one key.
+func override(t *testing.T, c *config.Config, key, value string) *config.Config {
+	t.Helper()
+	c, err := c.Override(map[string]jsontext.Value{key: jsontext.Value(value)})
+	require.NoError(t, err)
+	return c
 }
 
 // printed returns a report as text.
@@ -49,108 +58,6 @@ func printed(t *testing.T, report interface{ WriteText(io.Writer) error }) strin
 	var out strings.Builder
 	require.NoError(t, report.WriteText(&out))
 	return out.String()
-}
-
-func TestWholeCheckpointIsClean(t *testing.T) {
-	for _, name := range []string{"v1-base", "v1-dense", "v1-rope-linear-tied-bias", "v1-16b-slice"} {
-		c := whole(fixture(t, name, "checkpoint", "config.json"))
-		a := Audit(c)
-		assert.True(t, a.Clean, name)
-		assert.Empty(t, a.Findings, name)
-		assert.Len(t, a.Checked, 3, name)
-		assert.Equal(t, []string{"the values of the weights"}, a.NotChecked, name)
-		assert.True(t, strings.HasPrefix(printed(t, a), "ckpt: clean\n"), name)
-	}
-}
-
-func TestAuditFindings(t *testing.T) {
-	base := func(t *testing.T) *config.Config { return fixture(t, "v1-base", "checkpoint", "config.json") }
-	with := func(t *testing.T, key, value string) *config.Config {
-		c, err := base(t).Override(map[string]jsontext.Value{key: jsontext.Value(value)})
-		require.NoError(t, err)
-		return c
-	}
-	for name, test := range map[string]struct {
-		damage func(t *testing.T, c *Checkpoint)
-		want   []string // rows of the text
-		lacks  string
-	}{
-		"more experts in the config": {
-			func(t *testing.T, c *Checkpoint) { c.Config = with(t, "n_routed_experts", "18") },
-			[]string{
-				"missing: model.layers.{1..3}.mlp.experts.{16..17}.up_proj.weight (6 tensors): the config asks for it, shape [24 64]",
-				"shape: model.layers.{1..3}.mlp.gate.weight (3 tensors): [16 64], the config asks for [18 64]",
-				"hint: see n_routed_experts 18, first_k_dense_replace 1, moe_layer_freq 1, hidden_size 64",
-			}, "unexpected",
-		},
-		"fewer layers in the config": {
-			func(t *testing.T, c *Checkpoint) { c.Config = with(t, "num_hidden_layers", "3") },
-			[]string{"unexpected: model.layers.3.mlp.experts.{0..15}.down_proj.weight (16 tensors): the config has no use for it, shape [64 24]",
-				"hint: num_hidden_layers is 3"}, "missing",
-		},
-		"tied head": {
-			func(t *testing.T, c *Checkpoint) {
-				c.Files[1].Tensors = slices.DeleteFunc(slices.Clone(c.Files[1].Tensors), func(i tensor.Info) bool { return i.Name == "lm_head.weight" })
-			},
-			[]string{"missing: lm_head.weight: the config asks for it, shape [256 64]", "hint: see tie_word_embeddings false"}, "unexpected",
-		},
-		"dtype that the model does not compute with": {
-			func(t *testing.T, c *Checkpoint) { c.Files[0].Tensors[0].DType = tensor.I8 },
-			[]string{"dtype: model.embed_tokens.weight: I8, the model computes with F32, F16 and BF16"}, "missing",
-		},
-		"foreign name": {
-			func(t *testing.T, c *Checkpoint) {
-				c.Files[1].Tensors = append(slices.Clone(c.Files[1].Tensors), tensor.Info{Name: "\x1b[2J", DType: tensor.BF16, Shape: []int{1}})
-			},
-			[]string{`unexpected: "\x1b[2J": the config has no use for it, shape [1]`, "hint: no weight of model_type deepseek has this name"}, "missing",
-		},
-		"torch_dtype of another checkpoint": {
-			func(t *testing.T, c *Checkpoint) { c.Config = with(t, "torch_dtype", `"float16"`) },
-			[]string{"no problems, 1 note", "note: config.json: torch_dtype is float16, but no tensor is F16"}, "missing",
-		},
-		"file that cannot be read": {
-			func(t *testing.T, c *Checkpoint) {
-				c.Files = c.Files[:1]
-				c.Findings = []Finding{{Kind: Broken, File: "b.safetensors", Cause: "file is empty"}}
-			},
-			[]string{"1 problem\n", "broken: b.safetensors: file is empty", "not checked  which weights are missing: not every file could be read"}, "missing: model",
-		},
-		"config that cannot be read": {
-			func(t *testing.T, c *Checkpoint) {
-				c.Config = nil
-				c.Findings = []Finding{{Kind: Broken, File: "config.json", Cause: "missing"}}
-			},
-			[]string{"1 problem\n", "broken: config.json: missing", "not checked  the tensors against the config: config.json cannot be used"}, "missing: model",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := whole(base(t))
-			test.damage(t, c)
-			a := Audit(c)
-			assert.False(t, a.Clean)
-			got := printed(t, a)
-			for _, want := range test.want {
-				assert.Contains(t, got, want)
-			}
-			assert.NotContains(t, got, test.lacks)
-		})
-	}
-}
-
-// TestBrokenTensorDoesNotHideMissingOnes: a finding about a file that was read says
-// nothing about what is missing.
-func TestBrokenTensorDoesNotHideMissingOnes(t *testing.T) {
-	c := whole(fixture(t, "v1-base", "checkpoint", "config.json"))
-	c.Files[0].Tensors = c.Files[0].Tensors[1:]
-	c.Findings = []Finding{
-		{Broken, "a.safetensors", "model.embed_tokens.weight", "missing, though the index puts it here", ""},
-		{Broken, "model.safetensors.index.json", "", "odd", ""},
-	}
-	kinds := []Kind{}
-	for _, f := range Audit(c).Findings {
-		kinds = append(kinds, f.Kind)
-	}
-	assert.Equal(t, []Kind{Broken, Broken, Missing}, kinds)
 }
 
 func TestManyFindingsAreCutInText(t *testing.T) {
@@ -170,7 +77,7 @@ func TestListNeedsNoConfig(t *testing.T) {
 	c.Findings = []Finding{{Kind: Broken, File: "config.json", Cause: "missing"}}
 	l := List(c)
 	assert.Empty(t, l.Broken)
-	assert.True(t, slices.IsSortedFunc(l.Tensors, func(a, b Tensor) int { return compareNames(a.Name, b.Name) }))
+	assert.True(t, slices.IsSortedFunc(l.Tensors, func(a, b Tensor) int { return text.CompareNames(a.Name, b.Name) }))
 
 	p := l.Fold()
 	sum, bytes := 0, int64(0)

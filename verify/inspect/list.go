@@ -7,22 +7,23 @@ import (
 	"strconv"
 
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Listing is every tensor whose header could be read, in the order of names,
 // numbers by value. It does not need a config.
 type Listing struct {
-	Path    string    `json:"path"`
-	Tensors []Tensor  `json:"tensors"`
-	Bytes   int64     `json:"bytes"` // of all tensors
-	Broken  []Finding `json:"broken"`
+	Path    string    `json:"path"`    // of the checkpoint, as it was given
+	Tensors []Tensor  `json:"tensors"` // by text.CompareNames
+	Bytes   int64     `json:"bytes"`   // of all tensors
+	Broken  []Finding `json:"broken"`  // why the list is not complete, or not what the index has
 }
 
 // List lists the tensors of c. Broken says which files are not in the list, or not
 // as the index has them; what the config says does not matter.
 func List(c *Checkpoint) *Listing {
 	l := &Listing{Path: c.Path, Tensors: c.tensors(), Broken: c.brokenFiles()}
-	slices.SortStableFunc(l.Tensors, func(a, b Tensor) int { return compareNames(a.Name, b.Name) })
+	slices.SortStableFunc(l.Tensors, func(a, b Tensor) int { return text.CompareNames(a.Name, b.Name) })
 	for _, t := range l.Tensors {
 		l.Bytes += t.Bytes
 	}
@@ -44,11 +45,11 @@ const configFile = "config.json"
 
 // WriteText writes a line per tensor and a total.
 func (l *Listing) WriteText(w io.Writer) error {
-	t := table{align: "lllrl"}
+	t := text.Table{Align: "lllrl"}
 	for _, x := range l.Tensors {
-		t.add(plain(x.Name), x.DType.String(), fmt.Sprint(x.Shape), iec(x.Bytes), plain(x.File))
+		t.Add(text.Word(x.Name), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes), text.Word(x.File))
 	}
-	if err := t.write(w); err != nil {
+	if err := t.WriteText(w); err != nil {
 		return err
 	}
 	return writeTotal(w, len(l.Tensors), l.Bytes, l.Broken)
@@ -60,7 +61,7 @@ func (l *Listing) Fold() *Patterns {
 	for _, alike := range l.alike() {
 		p.Patterns = append(p.Patterns, foldAlike(alike)...)
 	}
-	slices.SortStableFunc(p.Patterns, func(a, b Pattern) int { return compareNames(a.first, b.first) })
+	slices.SortStableFunc(p.Patterns, func(a, b Pattern) int { return text.CompareNames(a.first, b.first) })
 	return p
 }
 
@@ -91,7 +92,7 @@ func foldAlike(alike []Tensor) []Pattern {
 	}
 	var rows []Pattern
 	for _, p := range fold(names) {
-		row := Pattern{Name: p.text, DType: alike[0].DType, Shape: alike[0].Shape, first: p.names[0]}
+		row := Pattern{Name: p.name, DType: alike[0].DType, Shape: alike[0].Shape, first: p.names[0]}
 		for _, name := range p.names {
 			row.Files = append(row.Files, files[name]...)
 		}
@@ -107,11 +108,11 @@ func foldAlike(alike []Tensor) []Pattern {
 // Patterns is a listing in which tensors that differ only in the numbers of their
 // names share a row.
 type Patterns struct {
-	Path     string    `json:"path"`
-	Patterns []Pattern `json:"patterns"`
-	Tensors  int       `json:"tensors"`
-	Bytes    int64     `json:"bytes"` // of all tensors
-	Broken   []Finding `json:"broken"`
+	Path     string    `json:"path"`     // of the checkpoint, as it was given
+	Patterns []Pattern `json:"patterns"` // in the order of the first of their names
+	Tensors  int       `json:"tensors"`  // number of tensors in all patterns
+	Bytes    int64     `json:"bytes"`    // of all tensors
+	Broken   []Finding `json:"broken"`   // as in Listing
 }
 
 // Pattern is tensors of one dtype and one shape. Name holds sets of numbers, each
@@ -119,23 +120,23 @@ type Patterns struct {
 //
 //	model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight
 type Pattern struct {
-	Name  string       `json:"pattern"`
-	Count int          `json:"count"`
-	DType tensor.DType `json:"dtype"`
-	Shape []int        `json:"shape"` // of one tensor
-	Bytes int64        `json:"bytes"` // of all of them
-	Files []string     `json:"files"`
+	Name  string       `json:"pattern"` // with sets of numbers
+	Count int          `json:"count"`   // number of tensors; one that several files hold counts once for each file
+	DType tensor.DType `json:"dtype"`   // of each
+	Shape []int        `json:"shape"`   // of each
+	Bytes int64        `json:"bytes"`   // of all of them
+	Files []string     `json:"files"`   // files that hold them, sorted
 
-	first string // of the names
+	first string // of the names, for the order of rows
 }
 
 // WriteText writes a line per pattern and a total.
 func (p *Patterns) WriteText(w io.Writer) error {
-	t := table{align: "lrllrl"}
+	t := text.Table{Align: "lrllrl"}
 	for _, x := range p.Patterns {
-		t.add(plain(x.Name), "x"+strconv.Itoa(x.Count), x.DType.String(), fmt.Sprint(x.Shape), iec(x.Bytes), x.where())
+		t.Add(text.Word(x.Name), "x"+strconv.Itoa(x.Count), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes), x.where())
 	}
-	if err := t.write(w); err != nil {
+	if err := t.WriteText(w); err != nil {
 		return err
 	}
 	return writeTotal(w, p.Tensors, p.Bytes, p.Broken)
@@ -144,14 +145,14 @@ func (p *Patterns) WriteText(w io.Writer) error {
 // where names the file that holds the pattern, or how many do.
 func (p *Pattern) where() string {
 	if len(p.Files) == 1 {
-		return plain(p.Files[0])
+		return text.Word(p.Files[0])
 	}
-	return plural(len(p.Files), "shard")
+	return text.Plural(len(p.Files), "shard")
 }
 
 // writeTotal ends a listing.
 func writeTotal(w io.Writer, tensors int, bytes int64, broken []Finding) error {
-	if _, err := fmt.Fprintf(w, "%s, %s\n", plural(tensors, "tensor"), iec(bytes)); err != nil {
+	if _, err := fmt.Fprintf(w, "%s, %s\n", text.Plural(tensors, "tensor"), text.Bytes(bytes)); err != nil {
 		return err
 	}
 	return writeFindings(w, broken, maxLines)

@@ -1,14 +1,15 @@
 package inspect
 
-// Tensor names and the numbers in them: layers and experts. Names are compared
-// number by number, and many are folded into one pattern.
+// Tensor names and the numbers in them, of layers and experts: many names are folded
+// into one pattern.
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+
+	"dsmoe/text"
 )
 
 // hole stands for a number in a template. No tensor name holds it.
@@ -33,25 +34,6 @@ func number(part string) (int, bool) {
 	return n, err == nil && n >= 0 && strconv.Itoa(n) == part
 }
 
-// compareNames orders names component by component: numbers by value, before text.
-func compareNames(a, b string) int {
-	return slices.CompareFunc(strings.Split(a, "."), strings.Split(b, "."), compareParts)
-}
-
-func compareParts(a, b string) int {
-	x, isX := number(a)
-	y, isY := number(b)
-	switch {
-	case isX && isY:
-		return cmp.Compare(x, y)
-	case isX:
-		return -1
-	case isY:
-		return 1
-	}
-	return cmp.Compare(a, b)
-}
-
 // box is the product of sets of numbers, one set per hole of a template. The sets
 // are ascending.
 type box [][]int
@@ -70,20 +52,15 @@ func formatSet(set []int) string {
 	if len(set) == 1 {
 		return strconv.Itoa(set[0])
 	}
-	var ranges []string
-	for len(set) > 0 {
-		n := 1
-		for n < len(set) && set[n] == set[0]+n {
-			n++
-		}
-		if n == 1 {
-			ranges = append(ranges, strconv.Itoa(set[0]))
+	var runs []string
+	for first, last := range text.Runs(set) {
+		if first == last {
+			runs = append(runs, strconv.Itoa(first))
 		} else {
-			ranges = append(ranges, fmt.Sprintf("%d..%d", set[0], set[n-1]))
+			runs = append(runs, fmt.Sprintf("%d..%d", first, last))
 		}
-		set = set[n:]
 	}
-	return "{" + strings.Join(ranges, ",") + "}"
+	return "{" + strings.Join(runs, ",") + "}"
 }
 
 // boxes divides tuples of the same length, ascending and distinct, into boxes:
@@ -140,13 +117,13 @@ func (b box) names(template string) []string {
 
 // pattern is a set of names that differ in numbers only.
 type pattern struct {
-	text  string // as box.fill writes it
+	name  string // as box.fill writes it
 	names []string
 }
 
 // fold writes names, in any order, as patterns in the order of their first names.
 func fold(names []string) []pattern {
-	names = slices.SortedFunc(slices.Values(names), compareNames)
+	names = slices.SortedFunc(slices.Values(names), text.CompareNames)
 	var templates []string
 	tuples := map[string][][]int{}
 	for _, name := range slices.Compact(names) {
@@ -162,6 +139,6 @@ func fold(names []string) []pattern {
 			all = append(all, pattern{b.fill(t), b.names(t)})
 		}
 	}
-	slices.SortFunc(all, func(a, b pattern) int { return compareNames(a.names[0], b.names[0]) })
+	slices.SortFunc(all, func(a, b pattern) int { return text.CompareNames(a.names[0], b.names[0]) })
 	return all
 }

@@ -7,31 +7,32 @@ import (
 	"slices"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/count"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Summary is a checkpoint at a glance. What the config tells is absent if the
 // config cannot be used.
 type Summary struct {
-	Path       string      `json:"path"`
-	ModelType  string      `json:"model_type,omitempty"`
-	Layers     *Layers     `json:"layers,omitempty"`
-	Experts    *Experts    `json:"experts,omitempty"` // absent if the model is dense
-	Parameters *Parameters `json:"parameters,omitempty"`
-	Tensors    int         `json:"tensors"`
-	Bytes      int64       `json:"bytes"` // of all tensors
-	DTypes     []DTypeSum  `json:"dtypes"`
-	Files      []FileSum   `json:"files"`
-	Problems   int         `json:"problems"` // findings that are not notes
-	Findings   []Finding   `json:"findings"` // as Audit reports them
+	Path       string      `json:"path"`                 // of the checkpoint, as it was given
+	ModelType  string      `json:"model_type,omitempty"` // the family
+	Layers     *Layers     `json:"layers,omitempty"`     // the decoder's
+	Experts    *Experts    `json:"experts,omitempty"`    // absent if the model is dense
+	Parameters *Parameters `json:"parameters,omitempty"` // of the weights that the config implies
+	Tensors    int         `json:"tensors"`              // number of tensors that the files hold
+	Bytes      int64       `json:"bytes"`                // of all tensors
+	DTypes     []DTypeSum  `json:"dtypes"`               // most bytes first
+	Files      []FileSum   `json:"files"`                // in reading order
+	Problems   int         `json:"problems"`             // findings that are not notes
+	Findings   []Finding   `json:"findings"`             // as Audit reports them
 }
 
 // Layers counts the decoder layers.
 type Layers struct {
-	Total int `json:"total"`
-	Dense int `json:"dense"`
-	MoE   int `json:"moe"`
+	Total int `json:"total"` // num_hidden_layers
+	Dense int `json:"dense"` // with a DeepseekMLP
+	MoE   int `json:"moe"`   // with a DeepseekMoE: see config.Config.IsMoE
 }
 
 // Experts is the shape of a mixture.
@@ -43,22 +44,22 @@ type Experts struct {
 
 // Parameters counts the weights that the config implies.
 type Parameters struct {
-	Total     int64 `json:"total"`
+	Total     int64 `json:"total"`     // of all modules
 	Activated int64 `json:"activated"` // that one token uses, embeddings included
 }
 
 // DTypeSum is how much of a checkpoint is of one dtype.
 type DTypeSum struct {
-	DType   tensor.DType `json:"dtype"`
-	Tensors int          `json:"tensors"`
-	Bytes   int64        `json:"bytes"`
+	DType   tensor.DType `json:"dtype"`   // of the tensors
+	Tensors int          `json:"tensors"` // number of them
+	Bytes   int64        `json:"bytes"`   // of all of them
 }
 
 // FileSum is one weight file.
 type FileSum struct {
-	Name    string `json:"name"`
-	Tensors int    `json:"tensors"`
-	Size    int64  `json:"size"` // in bytes, header included
+	Name    string `json:"name"`    // relative to the checkpoint
+	Tensors int    `json:"tensors"` // number of tensors that it holds
+	Size    int64  `json:"size"`    // in bytes, header included
 }
 
 // Summarize sums up c, and audits it.
@@ -69,7 +70,7 @@ func Summarize(c *Checkpoint) *Summary {
 		s.Files = append(s.Files, FileSum{f.Name, len(f.Tensors), f.Size})
 	}
 	if c.Config != nil {
-		sum := model.CountModules(c.Config).Sum()
+		sum := count.Modules(c.Config).Sum()
 		s.ModelType = c.Config.ModelType
 		s.Layers, s.Experts = layersOf(c.Config), expertsOf(c.Config)
 		s.Parameters = &Parameters{sum.Parameters, sum.Activated}
@@ -124,22 +125,22 @@ const summaryLines = 5
 
 // WriteText writes a line per fact, then the first findings.
 func (s *Summary) WriteText(w io.Writer) error {
-	if _, err := fmt.Fprintln(w, plain(s.Path)); err != nil {
+	if _, err := fmt.Fprintln(w, text.Word(s.Path)); err != nil {
 		return err
 	}
-	t := table{align: "ll", indent: "  "}
-	t.add("family", s.family())
+	t := text.Table{Align: "ll", Indent: "  "}
+	t.Add("family", s.family())
 	if s.ModelType != "" {
-		t.add("layers", s.Layers.String())
-		t.add("experts", s.Experts.String())
-		t.add("parameters", s.Parameters.String())
+		t.Add("layers", s.Layers.String())
+		t.Add("experts", s.Experts.String())
+		t.Add("parameters", s.Parameters.String())
 	}
-	t.add("weights", fmt.Sprintf("%s in %s, %s", plural(s.Tensors, "tensor"), plural(len(s.Files), "file"), iec(s.Bytes)))
+	t.Add("weights", fmt.Sprintf("%s in %s, %s", text.Plural(s.Tensors, "tensor"), text.Plural(len(s.Files), "file"), text.Bytes(s.Bytes)))
 	for i, d := range s.DTypes {
-		t.add([]string{"dtypes", ""}[min(i, 1)], fmt.Sprintf("%s %s, %s", d.DType, plural(d.Tensors, "tensor"), iec(d.Bytes)))
+		t.Add([]string{"dtypes", ""}[min(i, 1)], fmt.Sprintf("%s %s, %s", d.DType, text.Plural(d.Tensors, "tensor"), text.Bytes(d.Bytes)))
 	}
-	t.add("audit", verdict(s.Findings))
-	if err := t.write(w); err != nil {
+	t.Add("audit", verdict(s.Findings))
+	if err := t.WriteText(w); err != nil {
 		return err
 	}
 	return writeFindings(w, s.Findings, summaryLines)
@@ -167,5 +168,5 @@ func (e *Experts) String() string {
 
 // String returns "16,375,728,128, of which a token uses 2,828,650,496 (17.27 %)".
 func (p *Parameters) String() string {
-	return fmt.Sprintf("%s, of which a token uses %s (%s)", grouped(p.Total), grouped(p.Activated), percent(p.Activated, p.Total))
+	return fmt.Sprintf("%s, of which a token uses %s (%s)", text.Grouped(p.Total), text.Grouped(p.Activated), text.Percent(p.Activated, p.Total))
 }

@@ -1,8 +1,6 @@
-package model
+package count
 
 import (
-	"compress/gzip"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,12 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/model"
 )
 
 // configAt parses a config.json under fixtures.
 func configAt(t testing.TB, path ...string) *config.Config {
 	t.Helper()
-	f, err := os.Open(filepath.Join(append([]string{"..", "fixtures"}, path...)...))
+	f, err := os.Open(filepath.Join(append([]string{"..", "..", "fixtures"}, path...)...))
 	require.NoError(t, err)
 	defer f.Close()
 	c, err := config.Parse(f)
@@ -26,98 +25,64 @@ func configAt(t testing.TB, path ...string) *config.Config {
 	return c
 }
 
-// named is a tensor's name and shape.
-type named struct {
-	Name  string
-	Shape []int
-}
-
-// readShapes reads a states/*/tensors.json.gz: an object of name to shape, in the
-// order of the reference's state_dict.
-func readShapes(t *testing.T, path string) []named {
-	t.Helper()
-	f, err := os.Open(path)
-	require.NoError(t, err)
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	require.NoError(t, err)
-	d := json.NewDecoder(z)
-	token(t, d)
-	var all []named
-	for d.More() {
-		x := named{Name: token(t, d).(string)}
-		require.NoError(t, d.Decode(&x.Shape))
-		all = append(all, x)
-	}
-	return all
-}
-
-func token(t *testing.T, d *json.Decoder) json.Token {
-	t.Helper()
-	tok, err := d.Token()
-	require.NoError(t, err)
-	return tok
-}
-
-func TestTableExpandsToTheStateDictOf16B(t *testing.T) {
-	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
-	want := readShapes(t, filepath.Join("..", "fixtures", "states", "deepseek-moe-16b", "tensors.json.gz"))
-	var got []named
-	for s := range FamilyOf(c).Slots(c) {
-		got = append(got, named{s.Name, s.Shape})
-	}
-	require.Len(t, got, len(want))
-	for i := range want {
-		require.Equal(t, want[i], got[i])
-	}
-}
-
 func TestCountsOf16B(t *testing.T) {
 	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
 	const embed, expert = 102400 * 2048, 3 * 1408 * 2048
-	assert.Equal(t, Counts{
-		{Embedding, 1, embed, embed, 0},
-		{Attention, 28 * 4, 469_762_048, 469_762_048, 469_762_048},
-		{DenseMLP, 3, 67_239_936, 67_239_936, 67_239_936},
-		{RoutedExperts, 27 * 64 * 3, 14_948_499_456, 27 * 6 * expert, 27 * 6 * expert},
-		{Router, 27, 3_538_944, 3_538_944, 3_538_944},
-		{SharedExperts, 27 * 3, 467_140_608, 467_140_608, 467_140_608},
-		{Norms, 28*2 + 1, 116_736, 116_736, 0},
-		{Head, 1, embed, embed, embed},
-	}, CountModules(c))
+	assert.Equal(t, Totals{
+		{model.Embedding, 1, embed, embed, 0},
+		{model.Attention, 28 * 4, 469_762_048, 469_762_048, 469_762_048},
+		{model.DenseMLP, 3, 67_239_936, 67_239_936, 67_239_936},
+		{model.RoutedExperts, 27 * 64 * 3, 14_948_499_456, 27 * 6 * expert, 27 * 6 * expert},
+		{model.Router, 27, 3_538_944, 3_538_944, 3_538_944},
+		{model.SharedExperts, 27 * 3, 467_140_608, 467_140_608, 467_140_608},
+		{model.Norms, 28*2 + 1, 116_736, 116_736, 0},
+		{model.Head, 1, embed, embed, embed},
+	}, Modules(c))
 
-	all := CountModules(c).Sum()
+	all := Modules(c).Sum()
 	assert.Equal(t, int64(16_375_728_128), all.Parameters)
 	assert.EqualValues(t, 5466, all.Tensors)
 	assert.Equal(t, int64(2_828_650_496), all.Activated)
-	assert.Equal(t, int64(2_618_935_296), CountModules(c).Sum(Embedding).Activated)
-	assert.Equal(t, int64(2_409_220_096), CountModules(c).Sum(Embedding, Head).Activated)
+	assert.Equal(t, int64(2_618_935_296), Modules(c).Sum(model.Embedding).Activated)
+	assert.Equal(t, int64(2_409_220_096), Modules(c).Sum(model.Embedding, model.Head).Activated)
 	assert.Equal(t, int64(2_618_818_560), all.MACs, "2.41e9 without the norms, and the head")
 	assert.EqualValues(t, 939_524_096, 2*AttentionMACs(c, 4096))
 	assert.EqualValues(t, 229_376, KVBytes(c))
 	assert.Equal(t, "74974368", Combinations(c).String())
 }
 
+func TestCountsOfLatentModels(t *testing.T) {
+	for name, want := range map[string]struct{ tensors, parameters, activated int64 }{
+		"deepseek-v2-lite": {5291, 15_706_484_224, 2_661_150_208},
+		"deepseek-v3":      {45_395, 671_026_419_200, 37_552_297_472},
+	} {
+		sum := Modules(configAt(t, "states", name, "config.json")).Sum()
+		assert.Equal(t, want.tensors, sum.Tensors, name)
+		assert.Equal(t, want.parameters, sum.Parameters, name)
+		assert.Equal(t, want.activated, sum.Activated, name)
+	}
+}
+
 // TestCountsAreSumsOfSlots adds up what the table expands to, weight by weight.
 func TestCountsAreSumsOfSlots(t *testing.T) {
-	configs, err := filepath.Glob(filepath.Join("..", "fixtures", "*", "checkpoint", "config.json"))
+	configs, err := filepath.Glob(filepath.Join("..", "..", "fixtures", "*", "checkpoint", "config.json"))
 	require.NoError(t, err)
 	require.NotEmpty(t, configs)
 	for _, path := range configs {
 		t.Run(filepath.Base(filepath.Dir(filepath.Dir(path))), func(t *testing.T) {
-			c := configAt(t, strings.TrimPrefix(path, filepath.Join("..", "fixtures")))
-			want := map[Module]Count{}
-			for s := range FamilyOf(c).Slots(c) {
+			c := configAt(t, strings.TrimPrefix(path, filepath.Join("..", "..", "fixtures")))
+			want := map[model.Module]Total{}
+			for s := range model.FamilyOf(c).Slots(c) {
 				x := want[s.Param.Module]
 				used := int64(1)
 				if s.Expert >= c.NumExpertsPerTok {
 					used = 0 // any num_experts_per_tok of them: the first
 				}
 				x.Module = s.Param.Module
-				x.add(s.Shape, 1, used, len(s.Shape) == 2 && (x.Module != Embedding || c.TieWordEmbeddings))
+				x.add(s.Shape, 1, used, len(s.Shape) == 2 && (x.Module != model.Embedding || c.TieWordEmbeddings))
 				want[x.Module] = x
 			}
-			got := CountModules(c)
+			got := Modules(c)
 			require.Len(t, got, len(want))
 			for _, x := range got {
 				assert.Equal(t, want[x.Module], x)
@@ -128,14 +93,14 @@ func TestCountsAreSumsOfSlots(t *testing.T) {
 
 func TestTiedHeadIsMultipliedButNotCountedTwice(t *testing.T) {
 	c := configAt(t, "v1-rope-linear-tied-bias", "checkpoint", "config.json")
-	embedding := CountModules(c)[0]
-	assert.Equal(t, Count{Embedding, 1, 256 * 64, 256 * 64, 256 * 64}, embedding)
-	assert.Equal(t, CountModules(c).Sum(), CountModules(c).Sum(Head))
+	embedding := Modules(c)[0]
+	assert.Equal(t, Total{model.Embedding, 1, 256 * 64, 256 * 64, 256 * 64}, embedding)
+	assert.Equal(t, Modules(c).Sum(), Modules(c).Sum(model.Head))
 }
 
-func TestArchOfADenseModel(t *testing.T) {
+func TestDenseModel(t *testing.T) {
 	c := configAt(t, "v1-dense", "checkpoint", "config.json")
-	sum := CountModules(c).Sum()
+	sum := Modules(c).Sum()
 	assert.Equal(t, sum.Parameters, sum.Activated)
 	assert.Nil(t, Combinations(c))
 }

@@ -1,4 +1,4 @@
-package model
+package count
 
 // The arithmetic of the DeepSeekMoE paper (arXiv:2401.06066): experts that are split
 // (fine-grained segmentation) and shared (shared expert isolation) at equal cost, and

@@ -1,4 +1,4 @@
-package model
+package count
 
 import (
 	"math"
@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/model"
 )
 
 // TestPaperTables: the numbers that the paper prints, each within the rounding of
@@ -121,15 +123,15 @@ func TestSegmentation(t *testing.T) {
 	assert.Equal(t, 7.0/63, s.SharedIsolated().Nonzero())
 }
 
-// TestSegmentationOf16B: the layer of the config, as Counts has it; N is not whole.
+// TestSegmentationOf16B: the layer of the config, as Modules counts it; N is not whole.
 func TestSegmentationOf16B(t *testing.T) {
 	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
 	s, err := SegmentationOf(c, 4)
 	require.NoError(t, err)
 	assert.Equal(t, PaperLayer{0, 16, 2, 1, 2048, 5632}, s.Conventional())
 	assert.Equal(t, PaperLayer{2, 64, 6, 4, 2048, 1408}, s.SharedIsolated())
-	counts := CountModules(c)
-	experts := counts.Sum(Embedding, Attention, DenseMLP, Norms, Head, Router)
+	counts := Modules(c)
+	experts := counts.Sum(model.Embedding, model.Attention, model.DenseMLP, model.Norms, model.Head, model.Router)
 	assert.Equal(t, experts.Parameters, 27*s.SharedIsolated().ExpertParameters())
 	assert.Equal(t, experts.Activated, 27*s.SharedIsolated().ActivatedParameters())
 	assert.Equal(t, 0.09375, s.SharedIsolated().Nonzero())

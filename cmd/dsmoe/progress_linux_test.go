@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// terminal is a terminal of the system, and what was drawn on it.
+type terminal struct {
+	*os.File
+	drawn chan string
+}
+
+// openTerminal opens a pseudo-terminal of 80 columns.
+func openTerminal(t *testing.T) terminal {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	require.NoError(t, err)
+	fd := int(master.Fd())
+	require.NoError(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
+	require.NoError(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}))
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	require.NoError(t, err)
+	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	x := terminal{slave, make(chan string, 1)}
+	go func() {
+		var drawn bytes.Buffer
+		io.Copy(&drawn, master) // ends with an error when the other side is closed
+		master.Close()
+		x.drawn <- drawn.String()
+	}()
+	return x
+}
+
+// close returns what was drawn.
+func (x terminal) close(t *testing.T) string {
+	t.Helper()
+	require.NoError(t, x.File.Close())
+	return <-x.drawn
+}
+
+// TestProgressIsForTerminalsOnly: a command draws its progress on stderr if that is a
+// terminal, and removes it in the end; a file gets not a byte. The result on stdout is
+// the same.
+func TestProgressIsForTerminalsOnly(t *testing.T) {
+	fixture := func(name string) string { return filepath.Join("..", "..", "fixtures", "v1-base", name) }
+	checkpoint := fixture("checkpoint")
+	for what, command := range map[string]func(dst string) []string{
+		"comparing": func(string) []string { return []string{"diff", checkpoint, checkpoint} },
+		"writing":   func(dst string) []string { return []string{"synth", fixture("checkpoint/config.json"), dst, "--json"} },
+		"verifying": func(string) []string { return []string{"verify", checkpoint, fixture("golden-f32")} },
+	} {
+		t.Run(what, func(t *testing.T) {
+			x := openTerminal(t)
+			dst := filepath.Join(t.TempDir(), "out")
+			var stdout bytes.Buffer
+			status := run(t.Context(), command(dst), &stdout, x.File)
+			drawn := x.close(t)
+			require.Equal(t, exitYes, status, drawn)
+			assert.Contains(t, drawn, what)
+			left := drawn[strings.LastIndex(strings.TrimSuffix(drawn, "\r"), "\r")+1:]
+			assert.Empty(t, strings.Trim(left, " \r"), "the last line is empty")
+
+			require.NoError(t, os.RemoveAll(dst))
+			file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+			require.NoError(t, err)
+			defer file.Close()
+			var plain bytes.Buffer
+			require.Equal(t, exitYes, run(t.Context(), command(dst), &plain, file))
+			assert.Equal(t, withoutTime(plain.String()), withoutTime(stdout.String()))
+			stat, err := file.Stat()
+			require.NoError(t, err)
+			assert.Zero(t, stat.Size())
+		})
+	}
+}
+
+// withoutTime cuts the line of verify that says how long it took.
+func withoutTime(report string) string {
+	before, _, _ := strings.Cut(report, "\ntook ")
+	return before
+}

@@ -1,0 +1,152 @@
+// Package count is the arithmetic of a config: how many weights and parameters each
+// module has and a token uses, what its products cost, and the numbers of the
+// DeepSeekMoE paper. Modules and MTP count, Segment and SegmentationOf lead to the paper's
+// layers, PaperModelOf to its FLOPs. Everything follows from the table of package model;
+// no weight is read.
+package count
+
+import (
+	"math/big"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// Total is what a module of the model amounts to, over all layers.
+type Total struct {
+	Module     model.Module // empty for the sum of several
+	Tensors    int64        // weights
+	Parameters int64        // elements of the tensors
+	// Activated are the parameters that one token uses: all of them, and of the
+	// routed experts num_experts_per_tok / n_routed_experts.
+	Activated int64
+	// MACs are the multiplications in the matrix products of one token with the
+	// activated weights. Looking up an embedding is none; a tied head's product is
+	// counted with the embedding, whose weight it is.
+	MACs int64
+}
+
+// Totals are the modules that a config has, in the order of the table.
+type Totals []Total
+
+// Modules adds up the table's rows by module, as the weights that Family.Slots yields
+// would. It takes a time that does not depend on the number of experts.
+func Modules(c *config.Config) Totals {
+	var totals Totals
+	rows := model.FamilyOf(c).Params
+	for i := range rows {
+		if n := repeats(c, &rows[i]); n > 0 {
+			totals.of(rows[i].Module).addRow(c, &rows[i], n)
+		}
+	}
+	return totals
+}
+
+// MTP adds up the multi-token prediction layers, num_nextn_predict_layers of them. They
+// take no part in the forward pass: nothing of them is activated.
+func MTP(c *config.Config) Total {
+	sum := Total{Module: model.MTP}
+	for s := range model.FamilyOf(c).MTPSlots(c) {
+		sum.add(s.Shape, 1, 0, false)
+	}
+	return sum
+}
+
+// Sum adds up all modules but those excepted.
+func (ts Totals) Sum(except ...model.Module) Total {
+	var sum Total
+	for _, t := range ts {
+		if !slices.Contains(except, t.Module) {
+			sum.Tensors += t.Tensors
+			sum.Parameters += t.Parameters
+			sum.Activated += t.Activated
+			sum.MACs += t.MACs
+		}
+	}
+	return sum
+}
+
+// of returns the module's total, a new one at the end if there is none.
+func (ts *Totals) of(m model.Module) *Total {
+	i := slices.IndexFunc(*ts, func(t Total) bool { return t.Module == m })
+	if i < 0 {
+		i = len(*ts)
+		*ts = append(*ts, Total{Module: m})
+	}
+	return &(*ts)[i]
+}
+
+// addRow adds a row that stands for n weights.
+func (t *Total) addRow(c *config.Config, p *model.Param, n int64) {
+	used := n
+	if p.PerExpert() {
+		used = n / int64(c.NRoutedExperts) * int64(c.NumExpertsPerTok)
+	}
+	multiplies := len(p.Shape) == 2 && (p.Module != model.Embedding || c.TieWordEmbeddings)
+	t.add(p.Sizes(c), n, used, multiplies)
+}
+
+// add counts n tensors of the given shape, of which a token uses some. A token is
+// multiplied with those that multiply.
+func (t *Total) add(shape []int, n, used int64, multiply bool) {
+	size := int64(tensor.Info{Shape: shape}.Len())
+	t.Tensors += n
+	t.Parameters += n * size
+	t.Activated += used * size
+	if multiply {
+		t.MACs += used * size
+	}
+}
+
+// repeats returns how many weights the row stands for, over all layers and experts.
+func repeats(c *config.Config, p *model.Param) (n int64) {
+	first, end := 0, c.NumHiddenLayers
+	if !p.PerLayer() {
+		first, end = -1, 0
+	}
+	for l := first; l < end; l++ {
+		if p.Holds(c, l) {
+			n++
+		}
+	}
+	if p.PerExpert() {
+		n *= int64(c.NRoutedExperts)
+	}
+	return n
+}
+
+// AttentionMACs returns the multiplications of one token's attention scores and of
+// the sum of values over seq positions, in all layers:
+//
+//	num_hidden_layers · seq · num_attention_heads · (qk_head_dim + v_head_dim)
+//
+// It is full attention, as the reference computes it: a causal mask does not halve it.
+func AttentionMACs(c *config.Config, seq int) int64 {
+	return int64(c.NumHiddenLayers) * int64(seq) * int64(c.NumAttentionHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
+}
+
+// KVBytes returns the key-value cache of one token in bytes, in torch_dtype:
+//
+//	2 · num_hidden_layers · num_key_value_heads · head_dim · bytes of model.TorchDType
+//
+// Latent attention caches what all heads' keys and values come from:
+//
+//	num_hidden_layers · (kv_lora_rank + qk_rope_head_dim) · bytes of model.TorchDType
+func KVBytes(c *config.Config) int64 {
+	values := 2 * int64(c.NumKeyValueHeads) * int64(c.HeadDim())
+	if c.KVLoraRank > 0 {
+		values = int64(c.KVLoraRank + c.QKRopeHeadDim)
+	}
+	return int64(c.NumHiddenLayers) * values * int64(model.TorchDType(c).Bits()) / 8
+}
+
+// Combinations returns C(n_routed_experts, num_experts_per_tok), the number of sets
+// of experts that a gate can choose for a token, or nil if there are no experts.
+func Combinations(c *config.Config) *big.Int {
+	if c.NRoutedExperts == 0 {
+		return nil
+	}
+	return new(big.Int).Binomial(int64(c.NRoutedExperts), int64(c.NumExpertsPerTok))
+}

@@ -1,0 +1,147 @@
+package model_test
+
+import (
+	"bytes"
+	"iter"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"dsmoe/config"
+	"dsmoe/model"
+)
+
+// TestKeysAreWhatTheRowsDependOn changes one field of a config after the other: a row's
+// condition or shape changes if, and for some config only if, the field's key is among
+// those that the row names.
+func TestKeysAreWhatTheRowsDependOn(t *testing.T) {
+	for _, fixtures := range [][]string{
+		{"v1-base", "v1-dense", "v1-top1-noshared", "v1-rope-linear-tied-bias", "v1-freq3-first2"},
+		{"v2-lite", "v2-group-yarn"},
+		{"v3", "v3-yarn"},
+	} {
+		rows := rowsOf(model.FamilyOf(parseFile(t, fixtures[0]+"/checkpoint/config.json")))
+		seen := map[dependence]bool{}
+		for _, name := range fixtures {
+			c := parseFile(t, name+"/checkpoint/config.json")
+			for _, r := range []config.Reference{config.Remote, config.Native} {
+				dependences(c.As(r), rows, seen)
+			}
+		}
+		for _, p := range rows {
+			for _, key := range p.Keys() {
+				assert.True(t, seen[dependence{p, key}], "%s: %s names %s", fixtures[0], p.Name, key)
+				delete(seen, dependence{p, key})
+			}
+		}
+		for d := range seen {
+			assert.Fail(t, "a key is not named", "%s: %s depends on %q", fixtures[0], d.row.Name, d.key)
+		}
+	}
+}
+
+// dependence says that a row changes with a field. key is empty if no row names the
+// field's.
+type dependence struct {
+	row *model.Param
+	key string
+}
+
+// dependences adds the rows that change with a field of c.
+func dependences(c *config.Config, rows []*model.Param, seen map[dependence]bool) {
+	for key, changed := range variants(c, rows) {
+		for _, p := range rows {
+			if !slices.Equal(expansion(p, c), expansion(p, changed)) {
+				seen[dependence{p, key}] = true
+			}
+		}
+	}
+}
+
+// variants yields copies of c with one integer or truth value changed to another that
+// the family can have, and its key.
+func variants(c *config.Config, rows []*model.Param) iter.Seq2[string, *config.Config] {
+	return func(yield func(string, *config.Config) bool) {
+		for i := range reflect.TypeFor[config.Config]().NumField() {
+			for _, change := range []func(v reflect.Value) bool{increment, double, zero, toggle} {
+				changed := *c
+				if f := reflect.ValueOf(&changed).Elem().Field(i); !f.CanSet() || !change(f) {
+					continue
+				}
+				key := keyOf(c, &changed, rows)
+				if string(changed.Value(key)) == "0" || (changed.KVLoraRank > 0) != (c.KVLoraRank > 0) {
+					continue
+				}
+				if !yield(key, &changed) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func increment(v reflect.Value) bool {
+	if v.CanInt() {
+		v.SetInt(v.Int() + 1)
+	}
+	return v.CanInt()
+}
+
+func double(v reflect.Value) bool {
+	if v.CanInt() {
+		v.SetInt(v.Int() * 2)
+	}
+	return v.CanInt()
+}
+
+// zero is null to an optional integer; to others it is not a value.
+func zero(v reflect.Value) bool {
+	if v.CanInt() {
+		v.SetInt(0)
+	}
+	return v.CanInt()
+}
+
+func toggle(v reflect.Value) bool {
+	if v.Kind() != reflect.Bool {
+		return false
+	}
+	v.SetBool(!v.Bool())
+	return true
+}
+
+// keyOf finds the key, of those that rows name, under which two configs differ.
+func keyOf(a, b *config.Config, rows []*model.Param) string {
+	for _, p := range rows {
+		for _, key := range p.Keys() {
+			if !bytes.Equal(a.Value(key), b.Value(key)) {
+				return key
+			}
+		}
+	}
+	return ""
+}
+
+func rowsOf(f *model.Family) (rows []*model.Param) {
+	for _, list := range [][]model.Param{f.Params, f.MTP} {
+		for i := range list {
+			rows = append(rows, &list[i])
+		}
+	}
+	return rows
+}
+
+// expansion is all that a config says of a row: in which layers it is, and its shape.
+func expansion(p *model.Param, c *config.Config) (n []int) {
+	for l := range 12 {
+		if p.When != nil && p.When.Holds(c, l) {
+			n = append(n, l)
+		}
+	}
+	for _, d := range p.Shape {
+		n = append(n, -d.Size(c))
+	}
+	return n
+}
