@@ -44,8 +44,8 @@ Everything is planned from the headers first: --dry-run prints the plan. The out
 is assembled in a hidden directory beside DST, read again, compared with the source,
 and renamed: DST is complete or not there. An interrupted run, however it ended, goes
 on when the same command is given again, and gives the same bytes. DST holds
-dsmoe.manifest.json, which binds its tensors to the source's by BLAKE3 hashes; --check DST
-hashes everything again and names what changed.
+dsmoe.manifest.json, which binds its tensors to the source's by their BLAKE3 hashes;
+--check DST hashes everything again and names what changed.
 
 --type casts F32, F16 and BF16 weights and dequantises FP8 ones; config.json follows.
 Integers stay, and so does e_score_correction_bias, which decides the routing. A cast

@@ -201,18 +201,39 @@ func dsmoe(ctx context.Context, args ...string) (status int, stdout, stderr stri
 	return status, out.String(), errs.String()
 }
 
-func TestInterruptedSynthLeavesNothing(t *testing.T) {
+// TestInterruptedRunsGoOn: an interruption leaves nothing under the final name, and the
+// same command then ends as if there had been none.
+func TestInterruptedRunsGoOn(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	dir := t.TempDir()
-	config := filepath.Join("..", "..", "fixtures", "v1-base", "checkpoint", "config.json")
-	status, stdout, stderr := dsmoe(ctx, "synth", config, filepath.Join(dir, "out"))
-	assert.Equal(t, exitInterrupted, status)
-	assert.Empty(t, stdout)
-	assert.Equal(t, "dsmoe: interrupted\n", stderr)
-	left, err := os.ReadDir(dir)
+	fixture := filepath.Join("..", "..", "fixtures", "v1-base", "checkpoint")
+	for command, args := range map[string][]string{
+		"synth":   {"synth", filepath.Join(fixture, "config.json")},
+		"convert": {"convert", fixture},
+	} {
+		dir := t.TempDir()
+		args = append(args, filepath.Join(dir, "out"))
+		status, stdout, stderr := dsmoe(ctx, args...)
+		assert.Equal(t, exitInterrupted, status, command)
+		assert.Empty(t, stdout)
+		assert.Equal(t, "dsmoe: interrupted\n", stderr)
+		assert.Equal(t, []string{".out.journal", ".out.partial"}, entries(t, dir))
+		status, _, stderr = dsmoe(context.Background(), args...)
+		assert.Equal(t, exitYes, status, stderr)
+		assert.Equal(t, []string{"out"}, entries(t, dir))
+		status, _, stderr = dsmoe(context.Background(), "convert", "--check", filepath.Join(dir, "out"))
+		assert.Equal(t, exitYes, status, stderr)
+	}
+}
+
+// entries lists a directory.
+func entries(t *testing.T, dir string) (names []string) {
+	list, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	assert.Empty(t, left)
+	for _, e := range list {
+		names = append(names, e.Name())
+	}
+	return names
 }
 
 // TestEveryCommandIsDocumented: examples, exit status, --json.

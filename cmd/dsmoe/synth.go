@@ -39,7 +39,9 @@ other, rounded to BF16; all other tensors stay as they are:
       kaiming_uniform_(torch.empty(n_routed_experts, hidden_size), a=sqrt(5)).bfloat16()
 
 The weights are BF16, always. config.json is copied as it is, torch_dtype included.
-DST must not exist, or be an empty directory; it is complete or not there.`,
+DST must not exist, or be an empty directory; it is complete or not there. An
+interrupted run goes on when the same command is given again. DST holds
+dsmoe.manifest.json: dsmoe convert --check DST hashes everything again.`,
 		Example: `  dsmoe synth fixtures/v1-16b-slice/checkpoint/config.json /tmp/slice --seed 7
   dsmoe synth config.json /tmp/sharded --max-shard-size 500MB
   dsmoe synth config.json /tmp/fresh --init torch --seed 1234`,

@@ -172,9 +172,10 @@ func TestAuditOfFP8(t *testing.T) {
 		want   string       // "": no findings
 	}{
 		{fp8, name, &tensor.Info{DType: tensor.F32, Shape: []int{2, 1}}, ""},
-		{fp8, name, nil, "dtype F8_E4M3, but its scales, weight_scale_inv, are in no shard"},
-		{fp8, name, &tensor.Info{DType: tensor.F32, Shape: []int{1, 2}}, "weight_scale_inv has shape [1 2], blocks of [128 128] give [2 1]"},
-		{fp8, name, &tensor.Info{DType: tensor.BF16, Shape: []int{2, 1}}, "weight_scale_inv has dtype BF16, F32 is "},
+		{fp8, name, nil, "dtype F8_E4M3, but its scales, model.layers.1.self_attn.o_proj.weight_scale_inv, are missing"},
+		{fp8, name, &tensor.Info{DType: tensor.F32, Shape: []int{1, 2}}, "dtype F8_E4M3, but its scales have shape [1 2]: blocks of [128 128] give [2 1]"},
+		{fp8, name, &tensor.Info{DType: tensor.BF16, Shape: []int{2, 1}}, ""},
+		{fp8, name, &tensor.Info{DType: tensor.I32, Shape: []int{2, 1}}, "dtype F8_E4M3, but its scales have dtype I32"},
 		{fp8, "model.embed_tokens.weight", nil, "dtype F8_E4M3, which only matrix products take"},
 		{fixture(t, "v3", "checkpoint", "config.json"), name, nil, "dtype F8_E4M3, but config.json has no quantization_config"},
 	} {
