@@ -784,13 +784,3 @@ func TestTextIsPlain(t *testing.T) {
 	require.NotContains(t, text.String(), "\x1b")
 	require.Equal(t, 1, strings.Count(text.String(), "\nverdict"))
 }
-
-// TestExpertsOfNoWeightAreNotReached: what a gate weighs with nothing was not verified.
-func TestExpertsOfNoWeightAreNotReached(t *testing.T) {
-	a := &model.Activation{Shape: []int{2, 2}, Values: []float32{1, 0, 0.5, 0.4999}}
-	var matter []bool
-	for i := range a.Values {
-		matter = append(matter, model.Matters(a, i))
-	}
-	require.Equal(t, []bool{true, false, true, true}, matter)
-}
