@@ -21,14 +21,14 @@ import (
 // The gradients are those of loss + Σ aux_loss: AddAuxiliaryLoss hands each gate's
 // auxiliary loss a gradient of 1 without adding it to the output. There is no
 // dropout. Gradients are float32, whatever the compute dtype. Models with latent
-// attention are refused: no reference's gradients were compared.
+// attention are refused: their gradients were held against no reference's.
 func Train(ctx context.Context, n *Network[*Activation], tape *Tape) (loss float64, err error) {
 	c, in := n.Model.Config, n.Input
 	if in.Seq < 2 {
 		return 0, fmt.Errorf("input: sequences of %d token have no next token to learn", in.Seq)
 	}
 	if c.KVLoraRank > 0 {
-		return 0, fmt.Errorf("model_type %s: the gradient of latent attention is not computed", c.ModelType)
+		return 0, fmt.Errorf("model_type %s: the gradients of latent attention were held against no reference's", c.ModelType)
 	}
 	training := *n
 	training.Options.Training = true
