@@ -83,8 +83,8 @@ type Config struct {
 // as _rope_scaling_validation of the first reference demands it; or "yarn", from
 // DeepSeek-V2 on (DeepseekV2YarnRotaryEmbedding).
 type RopeScaling struct {
-	Type   string
-	Factor float64
+	Type   string  // type or rope_type: linear, dynamic or yarn
+	Factor float64 // factor: by how much the trained length is stretched
 
 	OriginalMaxPositionEmbeddings int     // yarn: the length before scaling
 	BetaFast, BetaSlow            float64 // yarn: rotations that bound the ramp, 32 and 1 by default

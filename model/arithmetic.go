@@ -80,7 +80,7 @@ type AttentionArithmetic[V any] interface {
 type Scoring struct {
 	By      float32 // the scale
 	Divides bool    // scores are divided by By, not multiplied
-	Mask    *Mask
+	Mask    *Mask   // added to the scores
 }
 
 // RoutingArithmetic is the part of Arithmetic that only a mixture of experts uses.
@@ -123,7 +123,7 @@ type RoutingArithmetic[V any] interface {
 
 // Part is what one expert gave for the tokens that chose it.
 type Part[V any] struct {
-	Expert int
+	Expert int // its number
 	// Slots are the positions in topk_idx [tokens, k] that hold Expert, ascending.
 	Slots []int
 	Out   V // [len(Slots), hidden_size], row i for the token Slots[i]/k

@@ -63,11 +63,11 @@ func (o *Options) check() error {
 // Network is a model's decoder on one input: the formulas of the reference's Python over
 // the operations of an Arithmetic, whose values they neither know nor change.
 type Network[V any] struct {
-	Model      *DeepseekForCausalLM
-	Input      *Input
-	Options    Options
-	Arithmetic Arithmetic[V] // carries the operations out
-	Trace      Trace[V]      // sees every stage; may be nil
+	Model      *DeepseekForCausalLM // its config and weights
+	Input      *Input               // the tokens
+	Options    Options              // how the reference ran
+	Arithmetic Arithmetic[V]        // carries the operations out
+	Trace      Trace[V]             // sees every stage; may be nil
 }
 
 // Trace sees the stages of a pass, in the reference's order, under the name of the

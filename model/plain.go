@@ -60,8 +60,8 @@ func (a *Activation) format() kernel.Format {
 	return f
 }
 
-// each calls f(0) … f(n-1), at once if the work, in numbers that are touched, is worth
-// waking others for.
+// each calls f(0) … f(n-1), at once if the work is worth waking other goroutines for. It
+// is counted in numbers that are copied; an exponential is as much work as eight.
 func (p *Plain) each(n, work int, f func(i int)) {
 	const alone = 1 << 14
 	workers := p.o.Parallelism
@@ -140,7 +140,7 @@ func (p *Plain) Product(a, b []float32, k int) []float32 {
 func (p *Plain) RMSNorm(x *Activation, weight *Weight, eps float64) *Activation {
 	w := p.Values(weight)
 	y := p.activation(x.DType, x.Shape...)
-	kernel.Parallel(x.Rows(), p.o.Parallelism, func(i int) {
+	p.each(x.Rows(), 4*len(y.Values), func(i int) {
 		in, out := x.Row(i), y.Row(i)
 		scale := inverseRMS(in, eps)
 		for k, v := range in {
@@ -163,7 +163,7 @@ func inverseRMS(x []float32, eps float64) float64 {
 // Add implements Arithmetic.
 func (p *Plain) Add(a, b *Activation) *Activation {
 	sum := p.activation(a.DType, a.Shape...)
-	kernel.Parallel(a.Rows(), p.o.Parallelism, func(t int) {
+	p.each(a.Rows(), len(sum.Values), func(t int) {
 		out, b := sum.Row(t), b.Row(t)
 		for i, v := range a.Row(t) {
 			out[i] = v + b[i]
@@ -176,7 +176,7 @@ func (p *Plain) Add(a, b *Activation) *Activation {
 // SwiGLU implements Arithmetic. The exponential is computed in float64.
 func (p *Plain) SwiGLU(gate, up *Activation) *Activation {
 	y := p.activation(gate.DType, gate.Shape...)
-	kernel.Parallel(gate.Rows(), p.o.Parallelism, func(t int) {
+	p.each(gate.Rows(), 8*len(y.Values), func(t int) {
 		out := y.Row(t)
 		kernel.SiLU(out, gate.Row(t))
 		kernel.RoundTo(out, y.format())
@@ -191,7 +191,7 @@ func (p *Plain) SwiGLU(gate, up *Activation) *Activation {
 // Softmax implements Arithmetic. It is computed in float64.
 func (p *Plain) Softmax(x *Activation) *Activation {
 	y := p.activation(x.DType, x.Shape...)
-	p.each(y.Rows(), len(y.Values), func(t int) {
+	p.each(y.Rows(), 8*len(y.Values), func(t int) {
 		out := y.Row(t)
 		copy(out, x.Row(t))
 		kernel.Softmax(out)

@@ -153,7 +153,7 @@ func (p *Plain) sumByExpert(y, weight *Activation, parts []Part[*Activation]) {
 	for _, part := range parts {
 		mark := p.arena.mark()
 		weighted := p.activation(y.DType, part.Out.Shape...)
-		kernel.Parallel(len(part.Slots), p.o.Parallelism, func(i int) {
+		p.each(len(part.Slots), 2*len(part.Out.Values), func(i int) {
 			slot, product := part.Slots[i], weighted.Row(i)
 			for c, v := range part.Out.Row(i) {
 				product[c] = v * weight.Values[slot]

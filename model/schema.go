@@ -13,8 +13,8 @@ import (
 // Family is the weights of one model_type: a row per weight, in the order of the
 // reference's state_dict.
 type Family struct {
-	ModelType string
-	Params    []Param
+	ModelType string  // model_type of config.json
+	Params    []Param // a row per weight
 	// Ignored are names a checkpoint may hold beyond the table: values that the
 	// reference derives anew. "{l}" stands for a layer.
 	Ignored []Param
@@ -27,11 +27,11 @@ type Family struct {
 // for a routed expert; the row holds for every layer and expert for which When is
 // true (nil: for all).
 type Param struct {
-	Name   string
-	Module Module
-	When   When
-	Shape  []Dim
-	place  place
+	Name   string // as HuggingFace spells it
+	Module Module // that it is a part of
+	When   When   // which layers have it
+	Shape  []Dim  // its dimensions
+	place  place  // where a model holds it
 }
 
 // When says whether layer has the weight (layer is -1 for rows without "{l}").
@@ -62,11 +62,11 @@ const (
 
 // Slot is one weight that a config implies: an expanded row.
 type Slot struct {
-	Name   string
-	Shape  []int
-	Layer  int // -1 outside the decoder layers
-	Expert int // -1 outside the routed experts
-	Param  *Param
+	Name   string // without placeholders
+	Shape  []int  // in numbers of elements
+	Layer  int    // -1 outside the decoder layers
+	Expert int    // -1 outside the routed experts
+	Param  *Param // the row
 }
 
 // Info returns the slot as a header entry of dtype d.

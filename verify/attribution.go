@@ -66,9 +66,12 @@ func (c *attribution) with(y, x *model.Activation, weights ...*model.Weight) *mo
 	return y
 }
 
+// The operations give their results the weights of their operands, and those that they
+// multiply with.
+
+// Embed implements model.Arithmetic, and so do the operations below.
 func (c *attribution) Embed(w *model.Weight, ids []int) *model.Activation {
-	y := c.arithmetic.Embed(w, ids)
-	return c.with(y, nil, w)
+	return c.with(c.arithmetic.Embed(w, ids), nil, w)
 }
 
 func (c *attribution) Linear(x *model.Activation, l *model.Linear) *model.Activation {

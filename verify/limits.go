@@ -12,12 +12,12 @@ import (
 // Limits are what the metrics of a stage may be at most (the shares: at least). A
 // zero share is not asked for.
 type Limits struct {
-	RelRMS   float64 `json:"rel_rms"`
-	RowRMS   float64 `json:"row_rms"`
-	MaxRMS   float64 `json:"max_rms"`
-	BitEqual float64 `json:"bit_equal,omitzero"`
-	OneULP   float64 `json:"one_ulp,omitzero"`
-	From     string  `json:"from"` // why these
+	RelRMS   float64 `json:"rel_rms"`            // of Metrics.RelRMS
+	RowRMS   float64 `json:"row_rms"`            // of Metrics.RowRMS
+	MaxRMS   float64 `json:"max_rms"`            // of Metrics.MaxRMS
+	BitEqual float64 `json:"bit_equal,omitzero"` // of Metrics.BitEqual, at least
+	OneULP   float64 `json:"one_ulp,omitzero"`   // of Metrics.OneULP, at least
+	From     string  `json:"from"`               // why these
 }
 
 // Limits of local mode against a float32 pack with float64 sums: each stage is then

@@ -24,39 +24,39 @@ import (
 // Manifest is a golden pack's manifest.json: which reference ran, how, on what, and
 // where each tensor is.
 type Manifest struct {
-	Format          string                    `json:"format"`
-	Reference       Reference                 `json:"reference"`
-	Mode            string                    `json:"mode"`          // "eval" or "train"
-	ComputeDType    string                    `json:"compute_dtype"` // as torch spells it
-	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"`
-	Checkpoint      map[string]string         `json:"checkpoint"` // file -> "sha256:…"
-	Weights         string                    `json:"weights"`    // said of them where there are no files
-	Files           map[string]string         `json:"files"`      // file -> "sha256:…"
-	Tensors         map[string]Entry          `json:"tensors"`
+	Format          string                    `json:"format"`           // "golden/1"
+	Reference       Reference                 `json:"reference"`        // the Python that ran
+	Mode            string                    `json:"mode"`             // "eval" or "train"
+	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
+	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // keys of config.json that the reference ran with
+	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> "sha256:…"
+	Weights         string                    `json:"weights"`          // said of them where there are no files
+	Files           map[string]string         `json:"files"`            // file -> "sha256:…"
+	Tensors         map[string]Entry          `json:"tensors"`          // by name: HuggingFace's module and what it gave
 }
 
 // Reference says which Python made the pack.
 type Reference struct {
-	Model        string `json:"model"`
-	Kind         string `json:"kind"`
-	File         string `json:"file"`
-	Transformers string `json:"transformers"`
-	Torch        string `json:"torch"`
-	Device       string `json:"device"`
-	Threads      int    `json:"threads"`
+	Model        string `json:"model"`        // class, such as DeepseekForCausalLM
+	Kind         string `json:"kind"`         // "remote code", or "transformers …" for its own classes
+	File         string `json:"file"`         // that defines the class
+	Transformers string `json:"transformers"` // version
+	Torch        string `json:"torch"`        // version
+	Device       string `json:"device"`       // as torch spells it
+	Threads      int    `json:"threads"`      // of torch
 }
 
 // Entry is where a golden tensor is and what it holds.
 type Entry struct {
-	File  string       `json:"file"`
-	DType tensor.DType `json:"dtype"`
-	Shape []int        `json:"shape"`
+	File  string       `json:"file"`  // a key of Manifest.Files
+	DType tensor.DType `json:"dtype"` // of its elements
+	Shape []int        `json:"shape"` // in numbers of elements
 }
 
 // Pack is an opened golden pack.
 type Pack struct {
-	Dir      string
-	Manifest Manifest
+	Dir      string       // as OpenPack was given it
+	Manifest Manifest     // what manifest.json says
 	DType    tensor.DType // the reference's compute dtype
 
 	mu     sync.Mutex

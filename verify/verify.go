@@ -32,8 +32,8 @@ const (
 
 // Options are how to verify. The zero value is local mode with float64 sums.
 type Options struct {
-	Mode       Mode
-	Accumulate model.Accumulator
+	Mode       Mode              // how stages are fed; "" is Local
+	Accumulate model.Accumulator // of our own dot products
 	// RotaryDType is the dtype in which the reference kept RoPE's inv_freq and
 	// angles: Invalid means the compute dtype, as model.to(dtype) leaves them.
 	RotaryDType tensor.DType
