@@ -9,33 +9,32 @@ import (
 
 // Mistakes in what the reference ran with: config.json, the pack's inputs, dtypes.
 
-func undoEps(eps float64) func(x *trial) string {
+// undoNumber sets a number of config.json to one that others run with.
+func undoNumber(key string, at func(*config.Config) *float64, ran float64) func(x *trial) string {
 	return func(x *trial) string {
-		was := x.config.RMSNormEps
-		x.config.RMSNormEps = eps
-		if was == eps {
+		number := at(&x.config)
+		was := *number
+		*number = ran
+		if was == ran {
 			return ""
 		}
-		return fmt.Sprintf("the reference ran with rms_norm_eps %g, here it is %g", eps, was)
+		return fmt.Sprintf("the reference ran with %s %g, here it is %g", key, ran, was)
 	}
 }
 
+func undoEps(eps float64) func(x *trial) string {
+	return undoNumber("rms_norm_eps", func(c *config.Config) *float64 { return &c.RMSNormEps }, eps)
+}
+
 func undoTheta(theta float64) func(x *trial) string {
-	return func(x *trial) string {
-		was := x.config.RopeTheta
-		x.config.RopeTheta = theta
-		if was == theta {
-			return ""
-		}
-		return fmt.Sprintf("the reference ran with rope_theta %g, here it is %g", theta, was)
-	}
+	return undoNumber("rope_theta", func(c *config.Config) *float64 { return &c.RopeTheta }, theta)
 }
 
 func undoRopeScaling(x *trial) string {
 	if x.config.RopeScaling == nil {
 		return ""
 	}
-	x.config.RopeScaling = (*config.RopeScaling)(nil)
+	x.config.RopeScaling = nil
 	return "the reference ran without the rope_scaling of config.json"
 }
 

@@ -3,7 +3,6 @@ package verify
 import (
 	"fmt"
 	"slices"
-	"sort"
 	"strconv"
 
 	"dsmoe/model"
@@ -36,7 +35,7 @@ func undoLexicographic(x *trial) string {
 	for e := range names {
 		names[e] = strconv.Itoa(e)
 	}
-	sort.Strings(names)
+	slices.Sort(names)
 	sorted := make([]model.DeepseekMLP, len(experts))
 	for at, name := range names {
 		e, _ := strconv.Atoi(name)
