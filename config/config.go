@@ -72,7 +72,7 @@ type Config struct {
 	FP8Block [2]int
 
 	// Reference is whose behaviour to follow where the published remote code and
-	// transformers' own classes differ: see As.
+	// transformers' own classes differ: see Rules.
 	Reference Reference
 
 	doc document // what was parsed

@@ -13,9 +13,10 @@ func (p *pass[V]) attention(name string, a *DeepseekAttention, x V) V {
 	v := p.linear(name+".v_proj", &a.VProj, x)
 	context := p.Scope(q, func(q V) V {
 		heads, groups, dim := p.config.NumAttentionHeads, p.config.NumKeyValueHeads, p.config.HeadDim()
-		q, k := p.RoPE(p.Heads(q, heads, 0, dim), p.rotary), p.RoPE(p.Heads(k, groups, 0, dim), p.rotary)
-		root := float32(math.Sqrt(float64(dim)))
-		return p.attend(q, k, p.Heads(v, groups, 0, dim), &Scoring{By: root, Divides: true, Mask: p.mask})
+		q = p.RoPE(p.Heads(q, heads, 0, dim), p.rotary)
+		k = p.RoPE(p.Heads(k, groups, 0, dim), p.rotary)
+		v = p.Heads(v, groups, 0, dim)
+		return p.attend(q, k, v, &Scoring{By: float32(math.Sqrt(float64(dim))), Divides: true, Mask: p.mask})
 	})
 	context = p.stage(name+".o_proj.input", context)
 	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
@@ -40,7 +41,7 @@ func (p *pass[V]) latentAttention(name string, a *DeepseekV2Attention, x V) V {
 	context := p.Scope(q, func(q V) V {
 		heads, nope := c.NumAttentionHeads, c.QKNopeHeadDim
 		q = p.RoPE(p.Heads(q, heads, 0, c.QKHeadDim()), p.rotary)
-		kRope := p.RoPE(p.Heads(kRope, 1, 0, c.QKRopeHeadDim), p.rotary)
+		kRope = p.RoPE(p.Heads(kRope, 1, 0, c.QKRopeHeadDim), p.rotary)
 		k := p.Concat(p.Heads(kv, heads, 0, nope), kRope)
 		v := p.Heads(kv, heads, nope, nope+c.VHeadDim)
 		return p.attend(q, k, v, &Scoring{By: softmaxScale(c), Mask: p.mask})

@@ -38,26 +38,24 @@ type Options struct {
 }
 
 // dtypes returns the compute dtype and that of RoPE's angles.
-func (o *Options) dtypes() (compute, rotary tensor.DType) {
-	compute, rotary = o.DType, o.RotaryDType
+func (o *Options) dtypes() (compute, angles tensor.DType) {
+	compute, angles = o.DType, o.RotaryDType
 	if compute == tensor.Invalid {
 		compute = tensor.F32
 	}
-	if rotary == tensor.Invalid {
-		rotary = compute
+	if angles == tensor.Invalid {
+		angles = compute
 	}
-	return compute, rotary
+	return compute, angles
 }
 
 // check says what is wrong with the options.
 func (o *Options) check() error {
-	compute, rotary := o.dtypes()
-	if _, ok := lowest[compute]; ok {
-		if _, ok = lowest[rotary]; ok {
-			return nil
-		}
+	compute, angles := o.dtypes()
+	if lowest[compute] == 0 || lowest[angles] == 0 {
+		return fmt.Errorf("compute dtypes %s and %s: not F32, BF16 or F16", compute, angles)
 	}
-	return fmt.Errorf("compute dtypes %s and %s: not F32, BF16 or F16", compute, rotary)
+	return nil
 }
 
 // Network is a model's decoder on one input: the formulas of the reference's Python over
@@ -159,7 +157,7 @@ func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err erro
 	if err := n.Input.check(c.VocabSize); err != nil {
 		return y, err
 	}
-	compute, rotary := n.Options.dtypes()
+	compute, angles := n.Options.dtypes()
 	defer func() {
 		switch s := recover().(type) {
 		case nil:
@@ -171,7 +169,7 @@ func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err erro
 	}()
 	return f(&pass[V]{
 		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
-		trace: n.Trace, rotary: NewRotary(c, n.Input.Seq, compute, rotary), mask: &Mask{lowest[compute], n.Input},
+		trace: n.Trace, rotary: NewRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
 	}), nil
 }
 

@@ -24,8 +24,8 @@ func NewPlain(o Options) *Plain {
 	return &Plain{o: o, compute: compute, weights: format, arena: arenas.Get().(*arena)}
 }
 
-// Close takes all memory back, but for that of result, which may be nil. The arithmetic
-// and its other activations must not be used any more.
+// Close takes all memory back, but for that of result, which may be nil. It is called
+// once: the arithmetic and its other activations must not be used any more.
 func (p *Plain) Close(result *Activation) {
 	var keep []float32
 	if result != nil {

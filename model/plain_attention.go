@@ -69,8 +69,8 @@ func (p *Plain) Scores(q, k *Activation, first, n int, s *Scoring) *Activation {
 	y := p.activation(q.DType, q.Shape[0], heads, n, seq)
 	p.each(q.Shape[0]*heads, len(y.Values)*dim, func(i int) {
 		scores, format := y.Matrix(i), y.format()
-		keys := kernel.Matrix{Rows: seq, Cols: dim, Values: k.Matrix(headOf(i, q, k))}
-		kernel.MatMul(scores, q.Matrix(i)[first*dim:(first+n)*dim], keys, nil, p.o.Accumulate, 1)
+		w := kernel.Matrix{Rows: seq, Cols: dim, Values: k.Matrix(headOf(i, q, k))}
+		kernel.MatMul(scores, q.Matrix(i)[first*dim:(first+n)*dim], w, nil, p.o.Accumulate, 1)
 		kernel.RoundTo(scores, format)
 		s.scale(scores)
 		kernel.RoundTo(scores, format)
@@ -100,8 +100,8 @@ func (p *Plain) Context(probs, vT *Activation) *Activation {
 	n, seq, width := probs.Shape[2], probs.Width(), vT.Shape[2]
 	y := p.activation(probs.DType, probs.Shape[0], probs.Shape[1], n, width)
 	p.each(probs.Shape[0]*probs.Shape[1], len(y.Values)*seq, func(i int) {
-		values := kernel.Matrix{Rows: width, Cols: seq, Values: vT.Matrix(headOf(i, probs, vT))}
-		kernel.MatMul(y.Matrix(i), probs.Matrix(i), values, nil, p.o.Accumulate, 1)
+		w := kernel.Matrix{Rows: width, Cols: seq, Values: vT.Matrix(headOf(i, probs, vT))}
+		kernel.MatMul(y.Matrix(i), probs.Matrix(i), w, nil, p.o.Accumulate, 1)
 		kernel.RoundTo(y.Matrix(i), y.format())
 	})
 	return y

@@ -66,10 +66,10 @@ func (t *Tape) Scores(q, k *Activation, first, n int, s *Scoring) *Activation {
 			ds := append([]float32{}, dy[i*n*seq:(i+1)*n*seq]...)
 			s.scale(ds)
 			group := headOf(i, q, k)
-			queries := q.Matrix(i)[first*dim : (first+n)*dim]
+			block := q.Matrix(i)[first*dim : (first+n)*dim]
 			dq, dk := t.of(q)[(i*seq+first)*dim:], t.of(k)[group*seq*dim:]
 			dq.add(t.Product(ds, transposed(k.Matrix(group), seq, dim), seq))
-			dk.add(t.Product(transposed(ds, n, seq), transposed(queries, n, dim), n))
+			dk.add(t.Product(transposed(ds, n, seq), transposed(block, n, dim), n))
 		}
 	})
 }

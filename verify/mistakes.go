@@ -16,7 +16,7 @@ const expertsOutput = "mlp.experts.output"
 
 // mistakes are tried in this order; what can be seen without guessing comes first.
 func mistakes(f *failure) []mistake {
-	const context = "self_attn.o_proj.input"
+	const attended = "self_attn.o_proj.input"
 	norms := []string{"input_layernorm.output", "post_attention_layernorm.output", "model.norm.output"}
 	mlps := []string{"mlp.output", expertsOutput, "mlp.shared_experts.output"}
 	list := []mistake{
@@ -36,13 +36,13 @@ func mistakes(f *failure) []mistake {
 	}
 	list = append(list, []mistake{
 		{"router-rows", []string{"mlp.gate.logits"}, undoRouterRows},
-		{"rotary-dtype", []string{context}, undoRotaryDType},
-		{"rope-layout", []string{context}, undoLayout},
-		{"rope-scaling", []string{context}, undoRopeScaling},
-		{"padding-mask", []string{context}, undoPaddingMask},
+		{"rotary-dtype", []string{attended}, undoRotaryDType},
+		{"rope-layout", []string{attended}, undoLayout},
+		{"rope-scaling", []string{attended}, undoRopeScaling},
+		{"padding-mask", []string{attended}, undoPaddingMask},
 	}...)
 	for _, mscale := range []float64{1, 0.707, 0} {
-		list = append(list, mistake{"yarn-mscale", []string{context}, undoMScale(mscale)})
+		list = append(list, mistake{"yarn-mscale", []string{attended}, undoMScale(mscale)})
 	}
 	for _, proj := range []string{"q_proj", "k_proj", "v_proj", "o_proj"} {
 		list = append(list, mistake{"transposed", stageOf(proj), undoTransposed(proj)})
@@ -55,7 +55,7 @@ func mistakes(f *failure) []mistake {
 		list = append(list, mistake{"norm-eps", norms, undoEps(eps)})
 	}
 	for _, theta := range []float64{1e4, 1e5, 5e5, 1e6} {
-		list = append(list, mistake{"rope-theta", []string{context}, undoTheta(theta)})
+		list = append(list, mistake{"rope-theta", []string{attended}, undoTheta(theta)})
 	}
 	return list
 }

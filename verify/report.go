@@ -97,12 +97,14 @@ type Routing struct {
 	NearRowsAllowed int `json:"near_rows_allowed"` // more of them fail
 }
 
-// Rules are those in force where references differ: see config.Config.As.
+// Rules are those in force where references differ: see config.Rules.
 type Rules struct {
 	Reference     config.Reference `json:"reference"`      // whose
 	NormaliseTopK bool             `json:"normalise_topk"` // top-k weights are divided by their sum
 	TopKScale     float64          `json:"topk_scale"`     // and multiplied by this
 	MoELayerFreq  int              `json:"moe_layer_freq"` // 1 if ignored
+	// IgnoresMoELayerFreq: every layer from first_k_dense_replace on has experts.
+	IgnoresMoELayerFreq bool `json:"-"`
 }
 
 // Golden says what the pack was made from.

@@ -119,19 +119,19 @@ func (r *rowChoice) count(kind tieKind, expert int) {
 
 // compareRow compares one token's experts. Those that only we chose and those that only
 // the golden chose are paired by score, best with best: every pair has to tie.
-func (t *tracer) compareRow(choice *choice, theirs []int, row int) rowChoice {
+func (t *tracer) compareRow(ours *choice, theirs []int, row int) rowChoice {
 	k := len(theirs)
-	r := rowChoice{ours: choice.Idx[row*k : (row+1)*k]}
-	scores := choice.Scores.Row(row)
-	if groups, kind := t.otherGroups(choice, theirs, row); kind != noTie {
-		g := choice.Groups
+	r := rowChoice{ours: ours.Idx[row*k : (row+1)*k]}
+	scores := ours.Scores.Row(row)
+	if groups, kind := t.otherGroups(ours, theirs, row); kind != noTie {
+		g := ours.Groups
 		scores = model.MaskGroups(g.Scores.Row(row), g.Worth.Width(), groups, g.Masked)
 		r.ours = model.TopK(scores, k)
 		r.count(kind, -1)
 	}
 	dropped := only(r.ours, theirs, scores)
 	for i, e := range only(theirs, r.ours, scores) {
-		r.count(t.tie(scores[dropped[i]], scores[e], choice.Scores.DType, row), e)
+		r.count(t.tie(scores[dropped[i]], scores[e], ours.Scores.DType, row), e)
 	}
 	return r
 }
@@ -182,30 +182,30 @@ const (
 // otherGroups returns the groups that the golden's experts come from, filled up with the
 // best of ours, if they are others than ours and tie with those they stand for: paired
 // by worth, best with best. noTie means that there is nothing to excuse.
-func (t *tracer) otherGroups(choice *choice, theirs []int, row int) ([]int, tieKind) {
-	g := choice.Groups
+func (t *tracer) otherGroups(ours *choice, theirs []int, row int) ([]int, tieKind) {
+	g := ours.Groups
 	if g == nil {
 		return nil, noTie
 	}
 	count := len(g.Chosen) / g.Worth.Rows()
-	ours, worth := g.Chosen[row*count:(row+1)*count], g.Worth.Row(row)
-	size := choice.Scores.Width() / g.Worth.Width()
+	chosen, worth := g.Chosen[row*count:(row+1)*count], g.Worth.Row(row)
+	size := ours.Scores.Width() / g.Worth.Width()
 	var golden []int
 	for _, e := range theirs {
 		if !slices.Contains(golden, e/size) {
 			golden = append(golden, e/size)
 		}
 	}
-	added := only(golden, ours, worth)
+	added := only(golden, chosen, worth)
 	if len(added) == 0 || len(golden) > count {
 		return nil, noTie
 	}
-	dropped := only(ours, golden, worth)
+	dropped := only(chosen, golden, worth)
 	kept := dropped[:len(dropped)-len(added)]
 	kind := exactTie
 	for i, group := range added {
 		out := dropped[len(kept)+i]
-		switch t.tie(worth[out], worth[group], choice.Scores.DType, row) {
+		switch t.tie(worth[out], worth[group], ours.Scores.DType, row) {
 		case noTie:
 			return nil, noTie
 		case nearTie:

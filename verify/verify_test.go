@@ -547,7 +547,7 @@ func TestPackThatContradictsItsFiles(t *testing.T) {
 	require.Contains(t, r.Checks[len(r.Checks)-1].Reason, "shape: golden [17 2 256], model [2 17 256]")
 }
 
-// TestMissingAndExtraGoldenTensors: what the pack has in other layers is due in all;
+// TestMissingAndExtraGoldenTensors: what the pack has in other layers is expected in all;
 // what the model has no stage for was not checked. A pack without router tensors
 // proves nothing about the routing.
 func TestMissingAndExtraGoldenTensors(t *testing.T) {
