@@ -72,58 +72,10 @@ type Config struct {
 	FP8Block [2]int
 
 	// Reference is whose behaviour to follow where the published remote code and
-	// transformers' own classes differ: see As.
+	// transformers' own classes differ: see Rules.
 	Reference Reference
-	// RouterFloat32: the gate computes in float32, whatever the compute dtype.
-	RouterFloat32 bool
 
 	doc document // what was parsed
-}
-
-// Reference names an implementation of a family in Python.
-type Reference string
-
-// The implementations. The first DeepSeekMoE has no native one.
-const (
-	Remote Reference = "remote" // the modeling_*.py published with the checkpoint
-	Native Reference = "native" // transformers' models/deepseek_v2, models/deepseek_v3
-)
-
-// As returns c following another reference. What they do differently:
-//
-//	                         remote                              native
-//	moe_layer_freq           honoured                            ignored
-//	V2's top-k weights       normalised (norm_topk_prob, k > 1)  never normalised,
-//	                         or else scaled                      always scaled
-//	V3's top-k weights       normalised if k > 1                 normalised for any k
-//	routed sum               in the order of topk_idx, float32   in the order of experts
-//	RoPE in BF16, F16        each product rounded                V2: the rotation rounded once
-func (c *Config) As(r Reference) *Config {
-	copied := *c
-	copied.Reference = r
-	return &copied
-}
-
-// TopKWeights says what a gate does with the scores of the chosen experts: divide
-// them by their sum + 1e-20 if normalise is set, then multiply them by scale.
-//
-//	V1         norm_topk_prob and num_experts_per_tok > 1, 1
-//	V2 remote  the same; routed_scaling_factor if not normalised
-//	V2 native  false, routed_scaling_factor
-//	V3 remote  norm_topk_prob and num_experts_per_tok > 1, routed_scaling_factor
-//	V3 native  norm_topk_prob, routed_scaling_factor
-func (c *Config) TopKWeights() (normalise bool, scale float64) {
-	normalise, scale = c.NormTopKProb && c.NumExpertsPerTok > 1, c.RoutedScalingFactor
-	sigmoid := c.ScoringFunc == "sigmoid"
-	switch {
-	case c.Reference == Native && sigmoid:
-		normalise = c.NormTopKProb
-	case c.Reference == Native:
-		normalise = false
-	case !sigmoid && normalise:
-		scale = 1
-	}
-	return normalise, scale
 }
 
 // RopeScaling is rope_scaling. Type is "linear" (DeepseekLinearScalingRotaryEmbedding)
@@ -131,8 +83,8 @@ func (c *Config) TopKWeights() (normalise bool, scale float64) {
 // as _rope_scaling_validation of the first reference demands it; or "yarn", from
 // DeepSeek-V2 on (DeepseekV2YarnRotaryEmbedding).
 type RopeScaling struct {
-	Type   string
-	Factor float64
+	Type   string  // type or rope_type: linear, dynamic or yarn
+	Factor float64 // factor: by how much the trained length is stretched
 
 	OriginalMaxPositionEmbeddings int     // yarn: the length before scaling
 	BetaFast, BetaSlow            float64 // yarn: rotations that bound the ramp, 32 and 1 by default
@@ -157,17 +109,6 @@ func Parse(r io.Reader) (*Config, error) {
 		return nil, err
 	}
 	return decode(doc)
-}
-
-// IsMoE says whether a layer, counted from 0, has a DeepseekMoE where a dense
-// layer has a DeepseekMLP. It is the condition of DeepseekDecoderLayer.__init__:
-//
-//	n_routed_experts is not None and
-//	layer_idx >= first_k_dense_replace and layer_idx % moe_layer_freq == 0
-//
-// transformers' own classes leave the last condition out.
-func (c *Config) IsMoE(layer int) bool {
-	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace && (c.Reference == Native || layer%c.MoELayerFreq == 0)
 }
 
 // HeadDim is the width that RoPE rotates in one attention head, the reference's

@@ -17,7 +17,7 @@ const (
 // Error holds everything that is wrong with one config.json, in the order of the
 // family's table of fields. Which file it was, the caller knows.
 type Error struct {
-	Problems []Problem // at least one
+	Problems []Problem // at least one, in the order of the family's fields
 }
 
 // Problem is one broken rule.

@@ -12,6 +12,8 @@ type family struct {
 	fields   []field // its keys; an alias stands after the key it spells anew
 	rules    []rule
 	rope     ropeForm
+
+	references map[Reference]Rules // what each implementation does in its own way
 }
 
 // ropeForm is what a family's rope_scaling and rope_parameters may hold.
@@ -24,9 +26,9 @@ type ropeForm struct {
 
 // families lists every model_type that Parse accepts.
 var families = []family{
-	{defaults: v1Defaults, fields: v1Fields, rules: v1Rules, rope: ropeForm{types: []string{"linear", "dynamic"}, number: parseFloat}},
-	{defaults: v2Defaults, fields: mlaFields, rules: v2Rules, rope: yarnForm},
-	{defaults: v3Defaults, fields: mlaFields, rules: v3Rules, rope: yarnForm},
+	{defaults: v1Defaults, fields: v1Fields, rules: v1Rules, rope: ropeForm{types: []string{"linear", "dynamic"}, number: parseFloat}, references: v1References},
+	{defaults: v2Defaults, fields: mlaFields, rules: v2Rules, rope: yarnForm, references: v2References},
+	{defaults: v3Defaults, fields: mlaFields, rules: v3Rules, rope: yarnForm, references: v3References},
 }
 
 // v1Defaults are those of DeepseekConfig.__init__ (configuration_deepseek.py).

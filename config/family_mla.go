@@ -37,7 +37,6 @@ var v2Defaults = Config{
 	RoutedScalingFactor:   1,
 	RopeInterleave:        true,
 	Reference:             Native,
-	RouterFloat32:         true,
 }
 
 // v3Defaults are those of transformers' DeepseekV3Config.
@@ -77,7 +76,6 @@ var v3Defaults = Config{
 	RopeInterleave:        true,
 	NumNextNPredictLayers: 1,
 	Reference:             Native,
-	RouterFloat32:         true,
 }
 
 // mlaFields are the keys of DeepseekV2Config and DeepseekV3Config: those of the first

@@ -22,7 +22,7 @@ func mlaFixture(change func(*Config)) Config {
 		RopeTheta: 10000, TorchDType: "bfloat16",
 		KVLoraRank: 32, QLoraRank: 48, QKNopeHeadDim: 24, QKRopeHeadDim: 16, VHeadDim: 20,
 		TopKMethod: "noaux_tc", NGroup: 4, TopKGroup: 2, RoutedScalingFactor: 2.5, RopeInterleave: true,
-		NumNextNPredictLayers: 1, Reference: Native, RouterFloat32: true,
+		NumNextNPredictLayers: 1, Reference: Native,
 	}
 	change(&c)
 	return c
@@ -109,7 +109,7 @@ func TestMLAProblems(t *testing.T) {
 	}
 }
 
-// TestReferencesDiffer pins the table of Config.As.
+// TestReferencesDiffer pins the table of Config.TopKWeights, and IsMoE.
 func TestReferencesDiffer(t *testing.T) {
 	const v2 = `{"model_type":"deepseek_v2","routed_scaling_factor":16.0,"moe_layer_freq":2,"num_experts_per_tok":`
 	const v3 = `{"model_type":"deepseek_v3","num_experts_per_tok":`
@@ -132,7 +132,9 @@ func TestReferencesDiffer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, err := Parse(strings.NewReader(test.text))
 			require.NoError(t, err)
-			normalise, scale := c.As(test.ref).TopKWeights()
+			c, err = c.As(test.ref)
+			require.NoError(t, err)
+			normalise, scale := c.TopKWeights()
 			assert.Equal(t, test.normalise, normalise)
 			assert.Equal(t, test.scale, scale)
 		})
@@ -140,5 +142,11 @@ func TestReferencesDiffer(t *testing.T) {
 	c, err := Parse(strings.NewReader(v2 + `2}`))
 	require.NoError(t, err)
 	assert.Equal(t, []bool{true, true}, []bool{c.IsMoE(0), c.IsMoE(1)}, "native ignores moe_layer_freq")
-	assert.Equal(t, []bool{true, false}, []bool{c.As(Remote).IsMoE(0), c.As(Remote).IsMoE(1)})
+	c, err = c.As(Remote)
+	require.NoError(t, err)
+	assert.Equal(t, []bool{true, false}, []bool{c.IsMoE(0), c.IsMoE(1)})
+	c, err = Parse(strings.NewReader(`{"model_type":"deepseek"}`))
+	require.NoError(t, err)
+	_, err = c.As(Native)
+	assert.EqualError(t, err, "model_type deepseek has no native reference")
 }

@@ -1,10 +1,12 @@
 // Package model is the mathematics of DeepSeekMoE and the table of its weights.
 //
 // Families are the table: Family.Slots expands one to every weight that a config
-// implies, and Load binds them to the tensors of a Source. Forward runs the
-// decoder as the reference's Python does; a Trace sees every stage under its
-// HuggingFace name. Types and methods carry the reference's names, so that both
-// files can be read side by side. The package opens no file.
+// implies, and Load binds them to the tensors of a Source. A Network is the decoder as
+// the reference's Python has it, written once over the operations of an Arithmetic:
+// Plain computes them, Tape does so and carries gradients back, others are written
+// elsewhere. A Trace sees every stage under its HuggingFace name. Types and methods
+// carry the reference's names, so that both files can be read side by side. The package
+// opens no file.
 package model
 
 import (
@@ -18,36 +20,36 @@ import (
 // FP8 weights have a scale per block, weight_scale_inv of the checkpoint: see
 // kernel.Matrix.
 type Weight struct {
-	Name string
-	tensor.Tensor
-	Scales []float32
-	Block  [2]int
+	Name          string    // of the table; "" for a weight that is not there
+	tensor.Tensor           // as stored
+	Scales        []float32 // weight_scale_inv, row by row of blocks; nil without
+	Block         [2]int    // rows and columns that share a scale
 }
 
 // DeepseekForCausalLM is the decoder with its language-model head.
 type DeepseekForCausalLM struct {
-	Config *config.Config
-	Model  DeepseekModel
-	LMHead Linear // [vocab_size, hidden_size]; the embedding's weight if tied
+	Config *config.Config // that the modules follow
+	Model  DeepseekModel  // model: everything but the head
+	LMHead Linear         // [vocab_size, hidden_size]; the embedding's weight if tied
 }
 
 // DeepseekModel is the decoder without its head.
 type DeepseekModel struct {
-	EmbedTokens Weight // [vocab_size, hidden_size]
-	Layers      []DeepseekDecoderLayer
-	Norm        DeepseekRMSNorm
+	EmbedTokens Weight                 // [vocab_size, hidden_size]
+	Layers      []DeepseekDecoderLayer // num_hidden_layers
+	Norm        DeepseekRMSNorm        // before the head
 }
 
 // DeepseekDecoderLayer is x + self_attn(input_layernorm(x)), then the same with the
 // MLP: a dense one, or a mixture of experts where config.IsMoE says so. One of MLP
 // and MoE is nil, and one of SelfAttn and MLA: latent attention came with DeepSeek-V2.
 type DeepseekDecoderLayer struct {
-	InputLayernorm         DeepseekRMSNorm
-	SelfAttn               *DeepseekAttention
-	MLA                    *DeepseekV2Attention
-	PostAttentionLayernorm DeepseekRMSNorm
-	MLP                    *DeepseekMLP
-	MoE                    *DeepseekMoE
+	InputLayernorm         DeepseekRMSNorm      // before attention
+	SelfAttn               *DeepseekAttention   // self_attn of the first DeepSeekMoE
+	MLA                    *DeepseekV2Attention // self_attn of later ones
+	PostAttentionLayernorm DeepseekRMSNorm      // before the MLP
+	MLP                    *DeepseekMLP         // mlp of a dense layer
+	MoE                    *DeepseekMoE         // mlp of the others
 }
 
 // DeepseekAttention is multi-head attention with rotary positions; several query
@@ -85,9 +87,9 @@ type DeepseekMLP struct {
 // summed, plus the shared experts, one MLP of width moe_intermediate_size ·
 // n_shared_experts (nil if the config has none).
 type DeepseekMoE struct {
-	Gate          MoEGate
-	Experts       []DeepseekMLP
-	SharedExperts *DeepseekMLP
+	Gate          MoEGate       // the router
+	Experts       []DeepseekMLP // n_routed_experts, of width moe_intermediate_size
+	SharedExperts *DeepseekMLP  // for every token
 }
 
 // MoEGate is the router: one row per routed expert. From DeepSeek-V3 on, a bias

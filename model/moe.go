@@ -1,16 +1,15 @@
 package model
 
 import (
-	"maps"
+	"math"
 
 	"dsmoe/config"
-	"dsmoe/model/internal/kernel"
 )
 
-// forward is the mixture of experts, mirroring DeepseekMoE.forward:
+// moe is the mixture of experts of layer l, mirroring DeepseekMoE.forward:
 //
 //	topk_idx, topk_weight = gate(x)
-//	y = MoEInfer(x, topk_idx, topk_weight) + shared_experts(x)
+//	y = moe_infer(x, topk_idx, topk_weight) + shared_experts(x)
 //
 // With the residual connection of the decoder layer around it, this is the paper's
 // equation (9), u being a token's input to the block and h its output:
@@ -22,186 +21,134 @@ import (
 // n_shared_experts; mN-Ks = n_routed_experts, mK-Ks = num_experts_per_tok, s is
 // scores, g topk_weight and eᵢ row i of gate.weight. In the code u is the residual
 // stream and FFN sees its norm.
-func (m *DeepseekMoE) forward(p *pass, name string, x *Activation) *Activation {
-	r := m.Gate.forward(p, name+".gate", x)
-	route := m.MoEInfer
-	if p.Training || p.m.Config.Reference == config.Remote && p.m.Config.RouterFloat32 {
-		route = m.moeTrain
-	}
-	y := p.stage(name+".experts.output", route(p, x, r)).reshaped(x.Shape...)
+func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
+	flat := p.Reshape(x, p.in.Batch*p.in.Seq, p.config.HiddenSize)
+	idx, weight := p.gate(name+".gate", &m.Gate, flat)
+	y := p.stage(name+".experts.output", p.moeInfer(l, m, flat, idx, weight))
+	y = p.Reshape(y, p.in.Batch, p.in.Seq, p.config.HiddenSize)
 	if m.SharedExperts != nil {
-		y = p.add(y, p.stage(name+".shared_experts.output", m.SharedExperts.forward(p, x)))
+		y = p.Add(y, p.stage(name+".shared_experts.output", p.mlp(m.SharedExperts, x)))
 	}
 	return p.stage(name+".output", y)
 }
 
-// MoEInfer returns each token's routed sum [tokens, hidden_size], mirroring
-// moe_infer: tokens are grouped by expert, an expert runs once on its tokens, and
-// its weighted outputs are added in the order of the experts:
-//
-//	y[t] = Σ_e topk_weight[t, e] · experts[e](x[t])
-func (m *DeepseekMoE) MoEInfer(p *pass, x *Activation, r Routing) *Activation {
-	y := p.activation(x.Rows(), x.Width())
-	clear(y.Values)
-	y.Weights = p.union(nil, x, r.Weight)
-	byExpert := r.byExpert(len(m.Experts))
-	m.fetch(p, byExpert)
-	for e, slots := range byExpert {
-		if len(slots) == 0 {
-			continue
-		}
-		mark := p.arena.mark()
-		out := m.Experts[e].forward(p, p.gather(x, slots, r.K))
-		kernel.Parallel(len(slots), p.Parallelism, func(i int) {
-			p.addScaled(y.Row(slots[i]/r.K), out.Row(i), r.Weight.Values[slots[i]])
-		})
-		if r.counts(slots) {
-			maps.Copy(y.Weights, out.Weights)
-		}
-		p.arena.release(mark)
-	}
-	return y
-}
-
-// fetch fetches the experts ahead that some token was routed to.
-func (m *DeepseekMoE) fetch(p *pass, byExpert [][]int) {
-	for e, slots := range byExpert {
-		if len(slots) > 0 {
-			p.fetch(m.Experts[e].weights()...)
-		}
-	}
-}
-
-// gather copies the token of each slot, slot/k, into a row of its own.
-func (p *pass) gather(x *Activation, slots []int, k int) *Activation {
-	in := p.activation(len(slots), x.Width())
-	in.Weights = x.Weights
-	for i, slot := range slots {
-		copy(in.Row(i), x.Row(slot/k))
-	}
-	p.record(func() {
-		n := x.Width()
-		for i, slot := range slots {
-			token := gradient{x.grad.values[slot/k*n : (slot/k+1)*n]}
-			token.add(in.grad.values[i*n : (i+1)*n])
-		}
-	})
-	return in
-}
-
-// addScaled sets x to weight·x and adds that to y, rounding the product and the sum.
-func (p *pass) addScaled(y, x []float32, weight float32) {
-	for i := range x {
-		x[i] *= weight
-	}
-	kernel.RoundTo(x, p.format)
-	for i, v := range x {
-		y[i] += v
-	}
-	kernel.RoundTo(y, p.format)
-}
-
-// moeTrain returns the same sum as MoEInfer in the order of training, which is also
-// that of moe_infer in the published code of DeepSeek-V2 and V3: every token is
-// repeated num_experts_per_tok times, each copy goes through its expert, and the
-// weighted outputs are added in the order of topk_idx:
+// moeInfer returns each token's routed sum [tokens, hidden_size], mirroring moe_infer:
+// tokens are grouped by expert, and an expert runs once on its tokens.
 //
 //	y[t] = Σ_i topk_weight[t, i] · experts[topk_idx[t, i]](x[t])
-func (m *DeepseekMoE) moeTrain(p *pass, x *Activation, r Routing) *Activation {
-	outs := p.activation(len(r.Idx), x.Width()) // of each copy
-	outs.Weights = p.union(nil, x, r.Weight)
-	byExpert := r.byExpert(len(m.Experts))
-	m.fetch(p, byExpert)
+//
+// In training every reference sums in the order of topk_idx.
+func (p *pass[V]) moeInfer(l int, m *DeepseekMoE, x V, idx []int, weight V) V {
+	order := p.rules.RoutedSum
+	if p.o.Training {
+		order = config.ByChoice
+	}
+	k := p.config.NumExpertsPerTok
+	byExpert := slotsByExpert(idx, len(m.Experts))
+	p.fetchExperts(l, byExpert)
+	var parts []Part[V]
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
-			out := m.Experts[e].forward(p, p.gather(x, slots, r.K))
-			p.scatter(outs, out, slots)
-			if r.counts(slots) {
-				maps.Copy(outs.Weights, out.Weights)
-			}
+			in := p.Rows(x, tokensOf(slots, k))
+			out := p.Scope(in, func(in V) V { return p.mlp(&m.Experts[e], in) })
+			parts = append(parts, Part[V]{e, slots, out})
 		}
 	}
-	return p.combine(outs, r)
+	return p.Combine(weight, parts, order)
 }
 
-// scatter copies row i of out to row slots[i] of outs.
-func (p *pass) scatter(outs, out *Activation, slots []int) {
-	n := out.Width()
+// slotsByExpert returns, for each expert, the positions in idx that chose it, ascending.
+func slotsByExpert(idx []int, experts int) [][]int {
+	slots := make([][]int, experts)
+	for i, e := range idx {
+		slots[e] = append(slots[e], i)
+	}
+	return slots
+}
+
+// tokensOf returns the token of each slot of topk_idx [tokens, k].
+func tokensOf(slots []int, k int) []int {
+	tokens := make([]int, len(slots))
 	for i, slot := range slots {
-		copy(outs.Row(slot), out.Row(i))
+		tokens[i] = slot / k
 	}
-	p.record(func() {
-		for i, slot := range slots {
-			row := gradient{out.grad.values[i*n : (i+1)*n]}
-			row.add(outs.grad.values[slot*n : (slot+1)*n])
-		}
-	})
+	return tokens
 }
 
-// combine returns y[t] = Σ_i weight[t, i] · outs[t·k + i], each product rounded to the
-// weights' dtype, the sum to the compute dtype. Its gradients are
+// gate routes each row of x, mirroring MoEGate.forward and DeepseekV3TopkRouter:
 //
-//	∂outs[t·k + i]  = weight[t, i] · ∂y[t]
-//	∂weight[t, i]   = ∂y[t] · outs[t·k + i]
-func (p *pass) combine(outs *Activation, r Routing) *Activation {
-	y := p.activation(len(r.Idx)/r.K, outs.Width())
-	y.Weights = outs.Weights
-	n := y.Width()
-	product, _ := r.Weight.DType.Format()
-	sum := make([]float64, n)
-	for t := range y.Rows() {
-		clear(sum)
-		for slot := t * r.K; slot < (t+1)*r.K; slot++ {
-			for c, v := range outs.Row(slot) {
-				sum[c] += float64(kernel.Rounded(float32(v*r.Weight.Values[slot]), product))
-			}
-		}
-		for c, v := range sum {
-			y.Row(t)[c] = p.rounded(float32(v))
-		}
+//	logits      = x·weightᵀ                             [tokens, n_routed_experts]
+//	scores      = softmax(logits), or sigmoid(logits)
+//	topk_idx    = the num_experts_per_tok largest of choice(scores)
+//	topk_weight = scores[topk_idx], normalised and scaled: config.TopKWeights
+//	aux_loss    in training with aux_loss_alpha > 0: see AuxLoss
+//
+// Among equal scores the lowest expert id wins; the reference leaves that open. The
+// order of a token's experts has no meaning. The auxiliary loss is per sequence if
+// seq_aux is set, else over the batch as one sequence.
+func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
+	c, k := p.config, p.config.NumExpertsPerTok
+	if p.rules.RouterFloat32 {
+		x = p.Float32(x)
 	}
-	p.record(func() {
-		for slot, w := range r.Weight.Values {
-			dy := y.grad.values[slot/r.K*n : (slot/r.K+1)*n]
-			r.Weight.grad.values[slot] += float32(kernel.Dot64(dy, outs.Row(slot)))
-			d := outs.grad.values[slot*n : (slot+1)*n]
-			for c, g := range dy {
-				d[c] += float32(w * g)
-			}
+	logits := p.stage(name+".logits", p.Linear(x, &Linear{Weight: g.Weight}))
+	scores := p.gateScores(logits)
+	choice := p.choice(g, scores)
+	choice.Idx = p.TopK(choice.Scores, k)
+	if p.trace != nil {
+		p.stopIf(p.trace.TopK(name+".topk_idx", choice))
+	}
+	weight = p.Gather(scores, choice.Idx, k)
+	normalise, scale := c.TopKWeights()
+	if normalise {
+		weight = p.Normalise(weight)
+	}
+	if scale != 1 {
+		weight = p.Scale(weight, float32(scale))
+	}
+	weight = p.stage(name+".topk_weight", weight)
+	if p.o.Training && c.AuxLossAlpha > 0 {
+		sequences := 1
+		if c.SeqAux {
+			sequences = p.in.Batch
 		}
-	})
-	return y
+		p.stage(name+".aux_loss", p.AuxLoss(scores, choice.Idx, sequences, c.AuxLossAlpha))
+	}
+	return choice.Idx, weight
 }
 
-// forward mirrors DeepseekMLP.forward: down_proj(silu(gate_proj(x)) · up_proj(x)).
-func (m *DeepseekMLP) forward(p *pass, x *Activation) *Activation {
-	return m.DownProj.forward(p, p.swiGLU(m.GateProj.forward(p, x), m.UpProj.forward(p, x)))
+func (p *pass[V]) gateScores(logits V) V {
+	if p.config.ScoringFunc == "sigmoid" {
+		return p.Sigmoid(logits)
+	}
+	return p.Softmax(logits)
 }
 
-// swiGLU returns silu(gate) · up, rounding both. With σ the logistic function, its
-// gradients are
+// choice returns what the experts are chosen by. With a greedy method that is the
+// scores. With the others a token may only choose from its topk_group best groups of
+// experts; a group is as good as
 //
-//	∂up   = ∂y · silu(gate)
-//	∂gate = ∂y · up · σ(gate) · (1 + gate·(1 - σ(gate)))
-func (p *pass) swiGLU(gate, up *Activation) *Activation {
-	y := p.activation(gate.Shape...)
-	y.Weights = p.union(nil, gate, up)
-	kernel.Parallel(gate.Rows(), p.Parallelism, func(t int) {
-		out := y.Row(t)
-		kernel.SiLU(out, gate.Row(t))
-		kernel.RoundTo(out, p.format)
-		for i, u := range up.Row(t) {
-			out[i] *= u
-		}
-		kernel.RoundTo(out, p.format)
-	})
-	p.record(func() {
-		for i, dy := range y.grad.values {
-			g, u := float64(gate.Values[i]), float64(up.Values[i])
-			s := 1 / (1 + kernel.Exp(-g))
-			up.grad.values[i] += float32(float64(dy) * g * s)
-			gate.grad.values[i] += float32(float64(dy) * u * s * (1 + float64(g*(1-s))))
-		}
-	})
-	return y
+//	group_limited_greedy  its best score; other groups' scores become 0
+//	noaux_tc              the sum of its two best of scores + e_score_correction_bias;
+//	                      other groups' become -inf
+func (p *pass[V]) choice(g *MoEGate, scores V) *Choice[V] {
+	switch p.config.TopKMethod {
+	case "group_limited_greedy":
+		return p.limited(scores, 1, 0)
+	case "noaux_tc":
+		return p.limited(p.AddBias(scores, &g.EScoreCorrectionBias), 2, float32(math.Inf(-1)))
+	}
+	return &Choice[V]{Scores: scores}
+}
+
+// limited masks all but the topk_group best groups of each token, a group's worth being
+// the sum of its best scores.
+func (p *pass[V]) limited(scores V, best int, masked float32) *Choice[V] {
+	n := p.config.NGroup
+	worth := p.GroupWorth(scores, n, best)
+	chosen := p.TopK(worth, p.config.TopKGroup)
+	return &Choice[V]{
+		Scores: p.MaskGroups(scores, n, chosen, masked),
+		Groups: &Groups[V]{Scores: scores, Worth: worth, Chosen: chosen, Masked: masked},
+	}
 }

@@ -5,68 +5,82 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model/internal/kernel"
+	"dsmoe/model/tensor"
 )
 
-// rotaryTable holds cos and sin of position · inv_freq, [seq, half] each, half being
-// head_dim/2, and how they are applied.
-type rotaryTable struct {
-	cos, sin   []float32
-	half       int
-	interleave bool // pairs are (2i, 2i+1), not (i, i+half)
-	whole      bool // the rotation is computed in float32 and rounded once
+// Rotary is the table of RoPE, mirroring DeepseekRotaryEmbedding and its scaled forms:
+// row pos rotates the pairs of the last 2·Half values of a head by position pos.
+//
+//	x[a] = x[a]·cos - x[b]·sin
+//	x[b] = x[b]·cos + x[a]·sin
+//
+// Each product is exact and a rounding point, and so is each sum; with Whole the four
+// products and two sums are float32, and only the results are rounded. The reference
+// moves interleaved pairs to halves, in queries and keys alike; here they stay, which
+// leaves their product the same.
+type Rotary struct {
+	Angles []float32 // [seq, Half], in float32 or the dtype of inv_freq
+	// Cos and Sin [seq, Half] are those of the angles, times Factor, each rounded to
+	// float32 and then to DType.
+	Cos, Sin   []float32
+	Factor     float32      // YaRN's attention factor; else 1
+	DType      tensor.DType // to which the reference casts Cos and Sin
+	Half       int          // pairs of a head
+	Interleave bool         // a pair is (2i, 2i+1), not (i, i+Half)
+	Whole      bool         // config.Rules.RotatesInFloat32
 }
 
-// rotaryRounding says where the reference rounds on its way to cos and sin.
-type rotaryRounding struct {
-	frequencies kernel.Format // inv_freq, a buffer
-	angles      kernel.Format // position · inv_freq
-	table       kernel.Format // cos and sin
-}
-
-// roundingOf returns the rounding points of a reference that computes in format and
-// keeps inv_freq in buffer. The published code has angles in the buffer's dtype and
-// casts cos and sin. transformers' own classes have angles in float32; DeepseekV2's
-// rotates by complex numbers in float32 too.
-func roundingOf(c *config.Config, format, buffer kernel.Format) (r rotaryRounding, whole bool) {
-	switch {
-	case c.Reference != config.Native:
-		return rotaryRounding{buffer, buffer, format}, false
-	case c.ScoringFunc == "sigmoid":
-		return rotaryRounding{buffer, kernel.F32, format}, false
-	}
-	return rotaryRounding{buffer, kernel.F32, kernel.F32}, true
-}
-
-// newRotaryTable mirrors DeepseekRotaryEmbedding and its scaled forms for positions 0 …
-// seq-1, with the reference's float32 steps:
+// NewRotary returns the table for positions 0 … seq-1, with the reference's float32
+// steps. compute is the reference's compute dtype and buffer that of inv_freq: both F32,
+// BF16 or F16.
 //
 //	inv_freq[i] = 1 / theta^(2i/head_dim)
 //	angle       = position · inv_freq                        (linear: position/factor)
 //	cos, sin    = of the angle                               (yarn: · attention factor)
 //	theta       = rope_theta, or past max_position_embeddings with dynamic NTK
 //	              rope_theta · (factor·seq/max - (factor-1))^(head_dim/(head_dim-2))
-func newRotaryTable(c *config.Config, seq int, format, buffer kernel.Format) rotaryTable {
-	t := rotaryTable{half: c.HeadDim() / 2, interleave: c.RopeInterleave}
-	var r rotaryRounding
-	r, t.whole = roundingOf(c, format, buffer)
-	scale := float32(1)
-	if s := c.RopeScaling; s != nil && s.Type == "yarn" {
-		scale = float32(yarnAttentionFactor(s))
+//
+// inv_freq is rounded to buffer. Positions and angles are rounded to buffer too, cos and
+// sin to compute, unless config.Rules says float32.
+func NewRotary(c *config.Config, seq int, compute, buffer tensor.DType) *Rotary {
+	rules, n := c.Rules(), seq*c.HeadDim()/2
+	r := &Rotary{
+		Angles: make([]float32, 0, n), Cos: make([]float32, 0, n), Sin: make([]float32, 0, n),
+		Factor: 1, DType: compute, Half: c.HeadDim() / 2, Interleave: c.RopeInterleave, Whole: rules.RotatesInFloat32,
 	}
+	if r.Whole {
+		r.DType = tensor.F32
+	}
+	if s := c.RopeScaling; s != nil && s.Type == "yarn" {
+		r.Factor = float32(yarnAttentionFactor(s))
+	}
+	frequencies, _ := buffer.Format()
+	angles := frequencies
+	if rules.AnglesInFloat32 {
+		angles = kernel.F32
+	}
+	r.fill(c, seq, frequencies, angles)
+	return r
+}
+
+// fill computes the rows, rounding inv_freq and the angles.
+func (r *Rotary) fill(c *config.Config, seq int, frequencies, angles kernel.Format) {
+	table, _ := r.DType.Format()
 	freq := inverseFrequencies(c, seq)
-	kernel.RoundTo(freq, r.frequencies)
+	kernel.RoundTo(freq, frequencies)
 	for pos := range seq {
-		position := kernel.Rounded(float32(pos), r.angles)
+		position := kernel.Rounded(float32(pos), angles)
 		if c.RopeScaling != nil && c.RopeScaling.Type == "linear" {
-			position = kernel.Rounded(position/float32(c.RopeScaling.Factor), r.angles)
+			position = kernel.Rounded(position/float32(c.RopeScaling.Factor), angles)
 		}
 		for _, f := range freq {
-			sin, cos := math.Sincos(float64(kernel.Rounded(position*f, r.angles)))
-			t.cos = append(t.cos, kernel.Rounded(float32(cos)*scale, r.table))
-			t.sin = append(t.sin, kernel.Rounded(float32(sin)*scale, r.table))
+			angle := kernel.Rounded(position*f, angles)
+			sin, cos := math.Sincos(float64(angle))
+			r.Angles = append(r.Angles, angle)
+			r.Cos = append(r.Cos, kernel.Rounded(float32(cos)*r.Factor, table))
+			r.Sin = append(r.Sin, kernel.Rounded(float32(sin)*r.Factor, table))
 		}
 	}
-	return t
 }
 
 func inverseFrequencies(c *config.Config, seq int) []float32 {
@@ -143,44 +157,35 @@ func softmaxScale(c *config.Config) float32 {
 	return float32(scale)
 }
 
-// pair returns where the i-th rotated pair of a head lies.
-func (t *rotaryTable) pair(i int) (a, b int) {
-	if t.interleave {
+// Pair returns where the i-th rotated pair of a head lies.
+func (r *Rotary) Pair(i int) (a, b int) {
+	if r.Interleave {
 		return 2 * i, 2*i + 1
 	}
-	return i, i + t.half
+	return i, i + r.Half
 }
 
-// rotate applies the rotation of position pos to one head in place, mirroring
-// apply_rotary_pos_emb:
-//
-//	x[a] = x[a]·cos - x[b]·sin
-//	x[b] = x[b]·cos + x[a]·sin
-//
-// The reference moves interleaved pairs to halves, in queries and keys alike; here
-// they stay, which leaves their product the same.
-func (p *pass) rotate(x []float32, pos int) {
-	t := &p.rotary
-	format := p.format
-	if t.whole {
-		format = kernel.F32
+// rotate rotates x, the last values of a head, in place, rounding to format.
+func (r *Rotary) rotate(x []float32, pos int, format kernel.Format) {
+	products := format
+	if r.Whole {
+		products = kernel.F32
 	}
-	for i := range t.half {
-		cos, sin := t.cos[pos*t.half+i], t.sin[pos*t.half+i]
-		ia, ib := t.pair(i)
+	for i := range r.Half {
+		cos, sin := r.Cos[pos*r.Half+i], r.Sin[pos*r.Half+i]
+		ia, ib := r.Pair(i)
 		a, b := x[ia], x[ib]
-		ac, bs := kernel.Rounded(float32(a*cos), format), kernel.Rounded(float32(b*sin), format)
-		bc, as := kernel.Rounded(float32(b*cos), format), kernel.Rounded(float32(a*sin), format)
-		x[ia], x[ib] = p.rounded(ac-bs), p.rounded(bc+as)
+		ac, bs := kernel.Rounded(float32(a*cos), products), kernel.Rounded(float32(b*sin), products)
+		bc, as := kernel.Rounded(float32(b*cos), products), kernel.Rounded(float32(a*sin), products)
+		x[ia], x[ib] = kernel.Rounded(ac-bs, format), kernel.Rounded(bc+as, format)
 	}
 }
 
 // unrotate carries a gradient back through rotate, in place: the inverse rotation.
-func (p *pass) unrotate(g []float32, pos int) {
-	t := &p.rotary
-	for i := range t.half {
-		cos, sin := t.cos[pos*t.half+i], t.sin[pos*t.half+i]
-		ia, ib := t.pair(i)
+func (r *Rotary) unrotate(g []float32, pos int) {
+	for i := range r.Half {
+		cos, sin := r.Cos[pos*r.Half+i], r.Sin[pos*r.Half+i]
+		ia, ib := r.Pair(i)
 		a, b := g[ia], g[ib]
 		g[ia] = float32(a*cos) + float32(b*sin)
 		g[ib] = float32(b*cos) - float32(a*sin)

@@ -112,6 +112,49 @@ func FamilyOf(c *config.Config) *Family {
 	panic("model: no table for model_type " + strconv.Quote(c.ModelType))
 }
 
+// StageModule returns the module of the weight that gives a stage, named as the stage
+// is within its layer: "self_attn.q_proj.output" and "mlp.gate.logits" are q_proj's and
+// the gate's. "" if the stage is not what a weight gives by itself.
+func (f *Family) StageModule(stage string) Module {
+	for _, row := range f.Params {
+		module := strings.TrimSuffix(strings.TrimPrefix(row.Name, "model.layers.{l}."), ".weight")
+		if stage == module+".output" || stage == module+".logits" {
+			return row.Module
+		}
+	}
+	return ""
+}
+
+// layerWeights yields the weights bound in decoder layer l, with their rows, in the
+// order of the table.
+func (m *DeepseekForCausalLM) layerWeights(l int) iter.Seq2[*Param, *Weight] {
+	f := FamilyOf(m.Config)
+	return func(yield func(*Param, *Weight) bool) {
+		for i := range f.Params {
+			row := &f.Params[i]
+			if !row.PerLayer() || !row.Holds(m.Config, l) {
+				continue
+			}
+			for e := range row.experts(m.Config) {
+				if !yield(row, row.place(m, l, e)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// expertRows are the rows of one routed expert.
+func (f *Family) expertRows() []*Param {
+	var rows []*Param
+	for i := range f.Params {
+		if f.Params[i].PerExpert() {
+			rows = append(rows, &f.Params[i])
+		}
+	}
+	return rows
+}
+
 // expand yields the slots of params for the decoder layers first … end-1.
 func expand(params []Param, c *config.Config, first, end int) iter.Seq[Slot] {
 	return func(yield func(Slot) bool) {
@@ -152,11 +195,7 @@ func expandRun(params []Param, c *config.Config, first, end int, yield func(Slot
 func expandRows(params []Param, c *config.Config, layer int, yield func(Slot) bool) bool {
 	for len(params) > 0 {
 		n := run(params, (*Param).PerExpert)
-		experts := 1
-		if params[0].PerExpert() {
-			experts = c.NRoutedExperts
-		}
-		for e := range experts {
+		for e := range params[0].experts(c) {
 			for i := range params[:n] {
 				if p := &params[i]; p.Holds(c, layer) {
 					if !yield(p.slot(c, layer, e)) {
@@ -168,6 +207,14 @@ func expandRows(params []Param, c *config.Config, layer int, yield func(Slot) bo
 		params = params[n:]
 	}
 	return true
+}
+
+// experts returns how many weights of a layer the row stands for.
+func (p *Param) experts(c *config.Config) int {
+	if p.PerExpert() {
+		return c.NRoutedExperts
+	}
+	return 1
 }
 
 func (p *Param) slot(c *config.Config, layer, expert int) Slot {

@@ -6,95 +6,243 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// tape records a training forward: for each step, in order, the function that adds
-// to the gradients of the step's inputs, given that of its output. Gradients are
-// float32, each contribution summed as Options.Accumulate says.
+// Tape is the arithmetic of training: the same activations as Plain computes, and for
+// each operation, in order, the function that adds to the gradients of its operands,
+// given that of its result. Gradients are float32, each contribution summed as
+// Options.Accumulate says, and rounding points are passed as if they did nothing.
 //
-// With L the loss, the gradient of x is ∂L/∂x, of x's shape.
-type tape struct {
-	wants func(weight string) bool
-	steps []func()
-	due   int // steps that add to the gradient of a wanted weight
-	grads map[string]*gradient
+// With L the loss, the gradient ∂x of an activation or a weight is ∂L/∂x, of x's shape.
+type Tape struct {
+	*Plain
+	wants       func(weight string) bool
+	steps       []func()
+	outstanding int // steps that have yet to add to the gradient of a wanted weight
+	activations map[*Activation]gradient
+	weights     map[string]gradient
 }
 
-// gradient is ∂L/∂x of an activation or a weight. Views of one activation share it.
-type gradient struct{ values []float32 }
+// gradient is that of an activation or a weight, as a flat list.
+type gradient []float32
 
-// add adds g to the gradient.
-func (d *gradient) add(g []float32) {
-	for i, v := range g {
-		d.values[i] += v
+// add adds x to the gradient.
+func (g gradient) add(x []float32) {
+	for i, v := range x {
+		g[i] += v
 	}
 }
 
-// record adds a step to the tape. Without a tape nothing is recorded.
-func (p *pass) record(step func()) {
-	if p.tape != nil {
-		p.tape.steps = append(p.tape.steps, step)
+// row returns the gradient of row i of a.
+func (g gradient) row(i int, a *Activation) gradient { return g[i*a.Width() : (i+1)*a.Width()] }
+
+// NewTape returns a tape around plain. It keeps the gradients of the weights for which
+// wants is true.
+func NewTape(plain *Plain, wants func(weight string) bool) *Tape {
+	return &Tape{Plain: plain, wants: wants, activations: map[*Activation]gradient{}, weights: map[string]gradient{}}
+}
+
+// Scope implements Arithmetic. Whatever was computed is needed again.
+func (t *Tape) Scope(x *Activation, f func(x *Activation) *Activation) *Activation { return f(x) }
+
+// of returns ∂a, zeros at first.
+func (t *Tape) of(a *Activation) gradient {
+	if t.activations[a] == nil {
+		t.activations[a] = make(gradient, len(a.Values))
 	}
+	return t.activations[a]
+}
+
+// record adds a step to the tape, and returns the step's result.
+func (t *Tape) record(y *Activation, step func(dy gradient)) *Activation {
+	t.steps = append(t.steps, func() { step(t.of(y)) })
+	return y
+}
+
+// view records that y has the values of x, and so its gradient.
+func (t *Tape) view(y, x *Activation) *Activation {
+	t.activations[y] = t.of(x)
+	return y
 }
 
 // wanted returns the gradient of a weight to add to, nil if nobody asked for it. It
 // is called while recording, once for each step that will add to it.
-func (p *pass) wanted(w Weight) *gradient {
-	if p.tape == nil || w.Name == "" || !p.tape.wants(w.Name) {
+func (t *Tape) wanted(w *Weight) gradient {
+	if w.Name == "" || !t.wants(w.Name) {
 		return nil
 	}
-	p.tape.due++
-	if p.tape.grads[w.Name] == nil {
-		p.tape.grads[w.Name] = &gradient{make([]float32, w.Len())}
+	t.outstanding++
+	if t.weights[w.Name] == nil {
+		t.weights[w.Name] = make(gradient, w.Len())
 	}
-	return p.tape.grads[w.Name]
+	return t.weights[w.Name]
 }
 
-// done says that a step has added to a wanted weight's gradient.
-func (t *tape) done() { t.due-- }
-
-// rewind runs the steps from the last to the first, as far as a wanted weight is
-// still due: gradients further down are nobody's.
-func (t *tape) rewind() {
+// rewind runs the steps from the last to the first, until no gradient of a wanted weight
+// is outstanding: those further down are nobody's.
+func (t *Tape) rewind() {
 	for _, step := range slices.Backward(t.steps) {
-		if t.due == 0 {
+		if t.outstanding == 0 {
 			return
 		}
 		step()
 	}
 }
 
-// reshaped returns a with another shape, sharing values and gradient.
-func (a *Activation) reshaped(shape ...int) *Activation {
-	return &Activation{Shape: shape, Values: a.Values, DType: a.DType, Weights: a.Weights, grad: a.grad}
+// Embed adds
+//
+//	∂w[ids[i]] += ∂y[i]
+func (t *Tape) Embed(w *Weight, ids []int) *Activation {
+	y, dw := t.Plain.Embed(w, ids), t.wanted(w)
+	return t.record(y, func(dy gradient) {
+		if dw == nil {
+			return
+		}
+		for i, id := range ids {
+			dw.row(id, y).add(dy.row(i, y))
+		}
+		t.outstanding--
+	})
 }
 
-// backward adds the gradients of y = x·weightᵀ + bias:
+// Linear adds
 //
-//	∂x      = ∂y·weight
-//	∂weight = ∂yᵀ·x
-//	∂bias   = Σ_t ∂y[t]
-func (l *Linear) backward(p *pass, x, y *Activation) func() {
-	weight, bias := p.wanted(l.Weight), p.wanted(l.Bias)
-	return func() {
+//	∂x      += ∂y·weight
+//	∂weight += ∂yᵀ·x
+//	∂bias   += Σ_t ∂y[t]
+func (t *Tape) Linear(x *Activation, l *Linear) *Activation {
+	y, dw, db := t.Plain.Linear(x, l), t.wanted(&l.Weight), t.wanted(&l.Bias)
+	return t.record(y, func(dy gradient) {
 		in, out, rows := x.Width(), y.Width(), x.Rows()
-		if weight != nil {
-			weight.add(p.product(transposed(nil, y.grad.values, rows, out), transposed(nil, x.Values, rows, in), rows))
-			p.tape.done()
+		dyT := transposed(dy, rows, out)
+		if dw != nil {
+			dw.add(t.Product(dyT, transposed(x.Values, rows, in), rows))
+			t.outstanding--
 		}
-		if bias != nil {
-			bias.add(p.product(onesRow(rows), transposed(nil, y.grad.values, rows, out), rows))
-			p.tape.done()
+		if db != nil {
+			db.add(t.Product(slices.Repeat([]float32{1}, rows), dyT, rows))
+			t.outstanding--
 		}
-		stored := make([]float32, 0, in*out)
-		stored, _ = l.Weight.Float32s(stored) // Load has checked the dtype
-		x.grad.add(p.product(y.grad.values, transposed(nil, stored, out, in), out))
+		t.of(x).add(t.Product(dy, transposed(t.Values(&l.Weight), out, in), out))
+	})
+}
+
+// transposed returns x [rows, cols] as [cols, rows].
+func transposed(x []float32, rows, cols int) []float32 {
+	y := make([]float32, len(x))
+	transpose(y, x, rows, cols)
+	return y
+}
+
+// RMSNorm adds, with n = x·r and r = 1/sqrt(mean(x²) + eps),
+//
+//	∂weight += Σ_t ∂y[t] · n[t]
+//	∂x      += r · (g - n · mean(g·n)),  g = ∂y · weight
+func (t *Tape) RMSNorm(x *Activation, weight *Weight, eps float64) *Activation {
+	y, dw, w := t.Plain.RMSNorm(x, weight, eps), t.wanted(weight), t.Values(weight)
+	return t.record(y, func(dy gradient) {
+		sum := make([]float64, x.Width()) // ∂weight
+		for i := range x.Rows() {
+			normBackward(t.of(x).row(i, x), sum, x.Row(i), dy.row(i, x), w, inverseRMS(x.Row(i), eps))
+		}
+		if dw != nil {
+			for k, v := range sum {
+				dw[k] += float32(v)
+			}
+			t.outstanding--
+		}
+	})
+}
+
+// normBackward adds what one row of an RMSNorm adds to ∂x and ∂weight.
+func normBackward(dx gradient, dw []float64, x, dy, weight []float32, r float64) {
+	mean := 0.0
+	for k, v := range x {
+		norm := float64(v) * r
+		mean += float64(float64(dy[k]) * float64(weight[k]) * norm)
+		dw[k] += float64(float64(dy[k]) * norm)
+	}
+	mean /= float64(len(x))
+	for k, v := range x {
+		g := float64(dy[k]) * float64(weight[k])
+		dx[k] += float32(r * (g - float64(float64(v)*r*mean)))
 	}
 }
 
-// product returns a·bᵀ, both with rows of k numbers.
-func (p *pass) product(a, b []float32, k int) []float32 {
-	dst := make([]float32, len(a)/k*(len(b)/k))
-	kernel.MatMul(dst, a, kernel.Matrix{Rows: len(b) / k, Cols: k, Values: b}, nil, p.Accumulate, p.Parallelism)
-	return dst
+// Add adds
+//
+//	∂a += ∂y,  ∂b += ∂y
+func (t *Tape) Add(a, b *Activation) *Activation {
+	return t.record(t.Plain.Add(a, b), func(dy gradient) {
+		t.of(a).add(dy)
+		t.of(b).add(dy)
+	})
 }
 
-func onesRow(n int) []float32 { return slices.Repeat([]float32{1}, n) }
+// SwiGLU adds, with σ the logistic function,
+//
+//	∂up   += ∂y · silu(gate)
+//	∂gate += ∂y · up · σ(gate) · (1 + gate·(1 - σ(gate)))
+func (t *Tape) SwiGLU(gate, up *Activation) *Activation {
+	return t.record(t.Plain.SwiGLU(gate, up), func(dy gradient) {
+		dgate, dup := t.of(gate), t.of(up)
+		for i, d := range dy {
+			g, u := float64(gate.Values[i]), float64(up.Values[i])
+			s := 1 / (1 + kernel.Exp(-g))
+			dup[i] += float32(float64(d) * g * s)
+			dgate[i] += float32(float64(d) * u * s * (1 + float64(g*(1-s))))
+		}
+	})
+}
+
+// Softmax adds, row by row,
+//
+//	∂x += y · (∂y - Σ y·∂y)
+func (t *Tape) Softmax(x *Activation) *Activation {
+	y := t.Plain.Softmax(x)
+	return t.record(y, func(dy gradient) {
+		for i := range y.Rows() {
+			softmaxBackward(t.of(x).row(i, x), dy.row(i, y), y.Row(i))
+		}
+	})
+}
+
+func softmaxBackward(dx, dy gradient, y []float32) {
+	sum := 0.0
+	for i, v := range y {
+		sum += float64(v) * float64(dy[i])
+	}
+	for i, v := range y {
+		dx[i] += float32(float64(v) * (float64(dy[i]) - sum))
+	}
+}
+
+// Float32 shares the gradient.
+func (t *Tape) Float32(x *Activation) *Activation { return t.view(t.Plain.Float32(x), x) }
+
+// Reshape shares the gradient.
+func (t *Tape) Reshape(x *Activation, shape ...int) *Activation {
+	return t.view(t.Plain.Reshape(x, shape...), x)
+}
+
+// Columns adds
+//
+//	∂x[t, from … to-1] += ∂y[t]
+func (t *Tape) Columns(x *Activation, from, to int) *Activation {
+	y := t.Plain.Columns(x, from, to)
+	return t.record(y, func(dy gradient) {
+		for i := range y.Rows() {
+			t.of(x).row(i, x)[from:to].add(dy.row(i, y))
+		}
+	})
+}
+
+// Rows adds
+//
+//	∂x[rows[i]] += ∂y[i]
+func (t *Tape) Rows(x *Activation, rows []int) *Activation {
+	y := t.Plain.Rows(x, rows)
+	return t.record(y, func(dy gradient) {
+		for i, row := range rows {
+			t.of(x).row(row, x).add(dy.row(i, y))
+		}
+	})
+}

@@ -229,7 +229,7 @@ type listener struct {
 	loss  float64
 }
 
-func (l *listener) Stage(name string, a *model.Activation) {
+func (l *listener) Stage(name string, a *model.Activation) error {
 	switch {
 	case strings.HasSuffix(name, ".grad"):
 		l.grads[strings.TrimSuffix(name, ".grad")] = a.Values
@@ -238,11 +238,21 @@ func (l *listener) Stage(name string, a *model.Activation) {
 	case name == "loss":
 		l.loss = float64(a.Values[0])
 	}
+	return nil
 }
 
-func (l *listener) TopK(name string, choice *model.Choice) {
+func (l *listener) TopK(name string, choice *model.Choice[*model.Activation]) error {
 	layer, _ := strconv.Atoi(strings.Split(name, ".")[2])
 	l.idx[layer] = slices.Clone(choice.Idx)
+	return nil
+}
+
+// train runs m in training mode, heard by l, and returns the error.
+func (l *listener) train(m *model.DeepseekForCausalLM, in *model.Input, wants func(weight string) bool) error {
+	tape := model.NewTape(model.NewPlain(model.Options{}), wants)
+	defer tape.Close(nil)
+	_, err := model.Train(context.Background(), &model.Network[*model.Activation]{Model: m, Input: in, Arithmetic: tape, Trace: l}, tape)
+	return err
 }
 
 // TestGradientsByFiniteDifferences compares every weight's gradient with central
@@ -277,8 +287,7 @@ func checkGradients(t *testing.T, c *config.Config) {
 	require.NoError(t, err)
 	heard := &listener{idx: map[int][]int{}, grads: map[string][]float32{}}
 	in := &model.Input{Batch: 2, Seq: seq, InputIDs: o.ids, AttentionMask: o.mask}
-	_, err = m.Train(context.Background(), in, model.Options{Trace: heard}, func(string) bool { return true })
-	require.NoError(t, err)
+	require.NoError(t, heard.train(m, in, func(string) bool { return true }))
 	o.idx = heard.idx
 	require.InDelta(t, o.loss(), heard.loss+heard.aux, 1e-6)
 	require.Len(t, heard.grads, len(o.w))
@@ -317,11 +326,10 @@ func TestOnlyWantedGradients(t *testing.T) {
 	heard := &listener{idx: map[int][]int{}, grads: map[string][]float32{}}
 	in := &model.Input{Batch: 1, Seq: 3, InputIDs: []int{1, 2, 3}}
 	want := "model.layers.1.mlp.gate.weight"
-	_, err = m.Train(context.Background(), in, model.Options{Trace: heard}, func(name string) bool { return name == want })
-	require.NoError(t, err)
+	require.NoError(t, heard.train(m, in, func(name string) bool { return name == want }))
 	require.Len(t, heard.grads, 1)
 	require.Contains(t, heard.grads, want)
-	_, err = m.Train(context.Background(), &model.Input{Batch: 1, Seq: 1, InputIDs: []int{1}}, model.Options{}, func(string) bool { return false })
+	err = heard.train(m, &model.Input{Batch: 1, Seq: 1, InputIDs: []int{1}}, func(string) bool { return false })
 	require.ErrorContains(t, err, "no next token")
 }
 

@@ -6,24 +6,20 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Metrics say how far got is from want, both of shape [rows, width]. With d = got -
-// want and rms(x) = sqrt(mean(x²)) over the whole tensor or one row:
-//
-//	RelRMS   rms(d) / rms(want)
-//	RowRMS   the largest rms(d[row]) / max(rms(want[row]), rms(want)/8)
-//	MaxRMS   max|d| / rms(want)
-//	MaxAbs   max|d|
-//	BitEqual share of elements that are equal
-//	OneULP   share of elements that are equal or neighbours in the dtype
-//
-// A row far below the tensor's average is measured against an eighth of that: it
-// is the difference of larger numbers, and carries their rounding errors.
+// Metrics say how far got is from want, both of shape [rows, width], with d = got -
+// want and rms(x) = sqrt(mean(x²)) over the whole tensor or one row. A row far below
+// the tensor's average is measured against an eighth of that: it is the difference of
+// larger numbers, and carries their rounding errors.
 type Metrics struct {
-	RelRMS, RowRMS, MaxRMS, MaxAbs float64
-	BitEqual, OneULP               float64
-	WorstRow                       int  // of RowRMS
-	Worst                          int  // flat index of MaxAbs, or of the first non-finite element
-	Finite                         bool // got and want are finite everywhere; if not, only Worst is set
+	RelRMS   float64 // rms(d) / rms(want)
+	RowRMS   float64 // the largest rms(d[row]) / max(rms(want[row]), rms(want)/8)
+	MaxRMS   float64 // max|d| / rms(want)
+	MaxAbs   float64 // max|d|
+	BitEqual float64 // share of elements that are equal
+	OneULP   float64 // share of elements that are equal or neighbours in the dtype
+	WorstRow int     // of RowRMS
+	Worst    int     // flat index of MaxAbs, or of the first non-finite element
+	Finite   bool    // got and want are finite everywhere; if not, only Worst is set
 }
 
 // rowFloor is the share of the tensor's RMS below which a row's own is not used.

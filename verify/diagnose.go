@@ -3,9 +3,7 @@ package verify
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
@@ -15,13 +13,16 @@ import (
 // failure is the first divergence of a local run, and what it takes to run its
 // stage again.
 type failure struct {
-	*tracer
-	in     *model.Input
-	hidden []float32 // golden input of the layer, or of the head
-	layer  int       // -1 for the final norm and the head
-	name   string    // of the golden tensor
-	got    *model.Activation
-	want   []float32
+	tracer  *tracer
+	in      *model.Input
+	hidden  []float32 // golden input of the layer, or of the head
+	layer   int       // -1 for the final norm and the head
+	name    string    // of the golden tensor
+	kind    string    // of the stage
+	got     *model.Activation
+	weights []string // that took part in got
+	want    []float32
+	idx     []int // golden choice of experts, if the routed sum failed and the pack has it
 }
 
 // diagnose looks for the mistake behind the first divergence: it runs that layer
@@ -31,22 +32,18 @@ func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error
 	if r.FirstDivergence == nil || t.o.Mode != Local {
 		return nil
 	}
-	f, err := t.failure(in, *r.FirstDivergence)
+	f, err := t.failure(ctx, in, *r.FirstDivergence)
 	if err != nil || f == nil {
 		return err
 	}
 	if r.Cause, err = f.notFiniteWeight(); err != nil || r.Cause != nil {
 		return err
 	}
-	_, kind := split(f.name)
-	for _, m := range mistakes() {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if !slices.Contains(m.kinds, kind) {
+	for _, m := range mistakes(f) {
+		if !slices.Contains(m.kinds, f.kind) {
 			continue
 		}
-		if r.Cause, err = f.try(m); err != nil || r.Cause != nil {
+		if r.Cause, err = f.try(ctx, m); err != nil || r.Cause != nil {
 			return err
 		}
 	}
@@ -57,9 +54,9 @@ func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error
 // failure runs the failed stage once more and keeps what it gave. It is nil if the
 // stage cannot be run alone or compared with the golden; a choice of experts has
 // nothing to keep.
-func (t *tracer) failure(in *model.Input, name string) (*failure, error) {
+func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*failure, error) {
 	f := &failure{tracer: t, in: in, name: name}
-	f.layer, _ = split(name)
+	f.layer, f.kind = split(name)
 	if f.layer >= len(t.m.Model.Layers) {
 		return nil, nil // a layer that the model has not
 	}
@@ -67,37 +64,41 @@ func (t *tracer) failure(in *model.Input, name string) (*failure, error) {
 	if f.hidden, err = f.input(); err != nil || f.hidden == nil || !t.pack.Has(name) {
 		return nil, err
 	}
-	if strings.HasSuffix(name, ".topk_idx") {
+	if f.kind == "mlp.gate.topk_idx" {
 		f.got = &model.Activation{}
 		if !slices.ContainsFunc(t.checks, func(c Check) bool { return c.Tensor == name }) {
 			return nil, nil // a dense layer
 		}
 		return f, nil
 	}
-	if _, err = f.run(f.trial()); err != nil || f.got == nil {
+	if _, err = f.run(ctx, f.trial()); err != nil || f.got == nil {
 		return nil, err
 	}
 	if f.want, err = t.pack.Float32s(name); err != nil || len(f.want) != len(f.got.Values) {
 		return nil, nil // ids, or another shape: what is wrong is plain
 	}
-	return f, nil
+	if routing := fmt.Sprintf("model.layers.%d.mlp.gate.topk_idx", f.layer); f.kind == expertsOutput && t.pack.Has(routing) {
+		f.idx, err = t.pack.Ints(routing)
+	}
+	return f, err
 }
 
 // input returns the golden input of the layer or head; nil if the pack lacks it.
 func (f *failure) input() ([]float32, error) {
+	m, pack := f.tracer.m, f.tracer.pack
 	before := f.layer - 1
 	if f.layer < 0 {
-		before = len(f.m.Model.Layers) - 1
+		before = len(m.Model.Layers) - 1
 	}
 	name := fmt.Sprintf("model.layers.%d.output", before)
 	if before < 0 {
 		name = "model.embed_tokens.output"
 	}
-	if f.name == "model.embed_tokens.output" || !f.pack.Has(name) {
+	if f.name == "model.embed_tokens.output" || !pack.Has(name) {
 		return nil, nil
 	}
-	values, err := f.pack.Float32s(name)
-	if len(values) != len(f.in.InputIDs)*f.m.Config.HiddenSize {
+	values, err := pack.Float32s(name)
+	if len(values) != len(f.in.InputIDs)*m.Config.HiddenSize {
 		return nil, err
 	}
 	return values, err
@@ -129,8 +130,8 @@ func (f *failure) zeroWeight() (*Cause, error) {
 
 // findWeight goes through the weights of the stage, by name.
 func (f *failure) findWeight(cause func(name string, w tensor.Tensor) *Cause) (*Cause, error) {
-	for _, name := range slices.Sorted(maps.Keys(f.got.Weights)) {
-		w, err := f.src.Tensor(name)
+	for _, name := range f.weights {
+		w, err := f.tracer.src.Tensor(name)
 		if err != nil {
 			return nil, err
 		}
@@ -155,13 +156,13 @@ func firstNotFinite(w tensor.Tensor) (int, float32) {
 }
 
 // try returns the mistake as the cause if the stage passes with it undone.
-func (f *failure) try(m mistake) (*Cause, error) {
+func (f *failure) try(ctx context.Context, m mistake) (*Cause, error) {
 	x := f.trial()
-	text, err := m.undo(x)
-	if err != nil || text == "" {
-		return nil, err
+	text := m.undo(x)
+	if text == "" {
+		return nil, ctx.Err()
 	}
-	passes, err := f.run(x)
+	passes, err := f.run(ctx, x)
 	if err != nil || !passes {
 		return nil, err
 	}
@@ -169,49 +170,60 @@ func (f *failure) try(m mistake) (*Cause, error) {
 }
 
 // run runs the trial's layer or head and says whether the stage passes.
-func (f *failure) run(x *trial) (passes bool, err error) {
-	o := *f.o
+func (f *failure) run(ctx context.Context, x *trial) (passes bool, err error) {
+	o := *f.tracer.o
 	o.Progress = nil
-	again := newTracer(f.pack, &x.m, f.src, &o)
-	x.options.Trace = &witness{again, f}
-	hidden := &model.Activation{Shape: []int{f.in.Batch, f.in.Seq, f.m.Config.HiddenSize}, Values: slices.Clone(f.hidden)}
+	again := newTracer(f.tracer.pack, &x.m, f.tracer.src, &o)
+	plain := model.NewPlain(x.options)
+	defer plain.Close(nil)
+	net := again.network(&x.in, x.options, plain)
+	net.Arithmetic, net.Trace = x.around(net.Arithmetic), &witness{again, f}
+	hidden := &model.Activation{Shape: []int{f.in.Batch, f.in.Seq, x.config.HiddenSize}, Values: slices.Clone(f.hidden), DType: again.pack.DType}
 	if f.layer >= 0 {
-		_, err = x.m.ForwardLayer(f.layer, hidden, &x.in, x.options)
+		_, err = net.Layer(ctx, f.layer, hidden)
 	} else {
-		_, err = x.m.ForwardHead(hidden, &x.in, x.options)
+		_, err = net.Head(ctx, hidden)
 	}
 	passes = slices.ContainsFunc(again.checks, func(c Check) bool { return c.Tensor == f.name && c.Verdict == Pass })
 	return passes, err
 }
 
-// witness is a tracer that keeps what the failed stage gave at first.
+// witness hands all stages on to a tracer, and keeps what the failed one gave at first.
 type witness struct {
-	*tracer
-	f *failure
+	tracer  *tracer
+	failure *failure
 }
 
-func (w *witness) Stage(name string, a *model.Activation) {
-	if name == w.f.name && w.f.got == nil {
-		w.f.got = &model.Activation{Shape: a.Shape, Values: slices.Clone(a.Values), DType: a.DType, Weights: a.Weights}
+// Stage implements model.Trace.
+func (w *witness) Stage(name string, a *model.Activation) error {
+	if f := w.failure; name == f.name && f.got == nil {
+		f.got = &model.Activation{Shape: a.Shape, Values: slices.Clone(a.Values), DType: a.DType}
+		f.weights = w.tracer.attribution.weights(a)
 	}
-	w.tracer.Stage(name, a)
+	return w.tracer.Stage(name, a)
 }
+
+// TopK implements model.Trace.
+func (w *witness) TopK(name string, ours *choice) error { return w.tracer.TopK(name, ours) }
 
 // trial is the model with a mistake undone: a copy of the parts that one may touch,
 // so that the model itself stays as it is.
 type trial struct {
-	*failure
+	failed  *failure
 	m       model.DeepseekForCausalLM
 	config  config.Config
 	layer   *model.DeepseekDecoderLayer // nil outside the layers
 	in      model.Input
 	options model.Options
+	around  func(arithmetic) arithmetic // puts an operation in another's place
 }
 
 func (f *failure) trial() *trial {
-	x := &trial{failure: f, m: *f.m, config: *f.m.Config, in: *f.in, options: f.options()}
+	t := f.tracer
+	x := &trial{failed: f, m: *t.m, config: *t.m.Config, in: *f.in, options: t.options()}
+	x.around = func(a arithmetic) arithmetic { return a }
 	x.m.Config = &x.config
-	x.m.Model.Layers = slices.Clone(f.m.Model.Layers)
+	x.m.Model.Layers = slices.Clone(t.m.Model.Layers)
 	if f.layer < 0 {
 		return x
 	}

@@ -152,7 +152,7 @@ func TestReferenceOverride(t *testing.T) {
 	cfg := override(t, c.Config, "norm_topk_prob", "true")
 	r := run(t, cfg, c, p, verify.Options{})
 	require.Equal(t, verify.Pass, r.Verdict, "transformers' own V2 ignores norm_topk_prob")
-	require.Equal(t, verify.Rules{Reference: config.Native, TopKScale: 1, MoELayerFreq: 1}, r.Rules)
+	require.Equal(t, verify.Rules{Reference: config.Native, TopKScale: 1, MoELayerFreq: 1, IgnoresMoELayerFreq: true}, r.Rules)
 	var text strings.Builder
 	require.NoError(t, r.WriteText(&text))
 	require.Contains(t, text.String(), "native reference: top-k weights not normalised, times 1; moe_layer_freq ignored")

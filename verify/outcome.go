@@ -44,9 +44,9 @@ func (t *tracer) report(in *model.Input) *Report {
 }
 
 func rulesOf(c *config.Config) Rules {
-	r := Rules{Reference: c.Reference, MoELayerFreq: c.MoELayerFreq}
+	r := Rules{Reference: c.Reference, MoELayerFreq: c.MoELayerFreq, IgnoresMoELayerFreq: c.Rules().IgnoresMoELayerFreq}
 	r.NormaliseTopK, r.TopKScale = c.TopKWeights()
-	if c.Reference == config.Native {
+	if r.IgnoresMoELayerFreq {
 		r.MoELayerFreq = 1
 	}
 	return r

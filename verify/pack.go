@@ -24,39 +24,39 @@ import (
 // Manifest is a golden pack's manifest.json: which reference ran, how, on what, and
 // where each tensor is.
 type Manifest struct {
-	Format          string                    `json:"format"`
-	Reference       Reference                 `json:"reference"`
-	Mode            string                    `json:"mode"`          // "eval" or "train"
-	ComputeDType    string                    `json:"compute_dtype"` // as torch spells it
-	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"`
-	Checkpoint      map[string]string         `json:"checkpoint"` // file -> "sha256:…"
-	Weights         string                    `json:"weights"`    // said of them where there are no files
-	Files           map[string]string         `json:"files"`      // file -> "sha256:…"
-	Tensors         map[string]Entry          `json:"tensors"`
+	Format          string                    `json:"format"`           // "golden/1"
+	Reference       Reference                 `json:"reference"`        // the Python that ran
+	Mode            string                    `json:"mode"`             // "eval" or "train"
+	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
+	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // keys of config.json that the reference ran with
+	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> "sha256:…"
+	Weights         string                    `json:"weights"`          // said of them where there are no files
+	Files           map[string]string         `json:"files"`            // file -> "sha256:…"
+	Tensors         map[string]Entry          `json:"tensors"`          // by name: HuggingFace's module and what it gave
 }
 
 // Reference says which Python made the pack.
 type Reference struct {
-	Model        string `json:"model"`
-	Kind         string `json:"kind"`
-	File         string `json:"file"`
-	Transformers string `json:"transformers"`
-	Torch        string `json:"torch"`
-	Device       string `json:"device"`
-	Threads      int    `json:"threads"`
+	Model        string `json:"model"`        // class, such as DeepseekForCausalLM
+	Kind         string `json:"kind"`         // "remote code", or "transformers …" for its own classes
+	File         string `json:"file"`         // that defines the class
+	Transformers string `json:"transformers"` // version
+	Torch        string `json:"torch"`        // version
+	Device       string `json:"device"`       // as torch spells it
+	Threads      int    `json:"threads"`      // of torch
 }
 
 // Entry is where a golden tensor is and what it holds.
 type Entry struct {
-	File  string       `json:"file"`
-	DType tensor.DType `json:"dtype"`
-	Shape []int        `json:"shape"`
+	File  string       `json:"file"`  // a key of Manifest.Files
+	DType tensor.DType `json:"dtype"` // of its elements
+	Shape []int        `json:"shape"` // in numbers of elements
 }
 
 // Pack is an opened golden pack.
 type Pack struct {
-	Dir      string
-	Manifest Manifest
+	Dir      string       // as OpenPack was given it
+	Manifest Manifest     // what manifest.json says
 	DType    tensor.DType // the reference's compute dtype
 
 	mu     sync.Mutex
@@ -86,13 +86,13 @@ func OpenPack(dir string) (*Pack, error) {
 		problems = p.rehash()
 	}
 	if len(problems) > 0 {
-		return nil, p.error(problems...)
+		return nil, p.fault(problems...)
 	}
 	return p, nil
 }
 
-// error is one error about the pack, naming at most 20 problems.
-func (p *Pack) error(problems ...string) error {
+// fault is one error about the pack, naming at most 20 problems.
+func (p *Pack) fault(problems ...string) error {
 	if n := len(problems); n > 20 {
 		problems = append(problems[:20], fmt.Sprintf("and %d more", n-20))
 	}
@@ -209,20 +209,20 @@ func (p *Pack) Has(name string) bool {
 func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 	e, ok := p.Manifest.Tensors[name]
 	if !ok {
-		return tensor.Tensor{}, p.error(fmt.Sprintf("there is no tensor %q", name))
+		return tensor.Tensor{}, p.fault(fmt.Sprintf("there is no tensor %q", name))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.file != e.File {
 		loaded, err := p.load(e.File)
 		if err != nil {
-			return tensor.Tensor{}, p.error(fmt.Sprintf("%s: %v", e.File, err))
+			return tensor.Tensor{}, p.fault(fmt.Sprintf("%s: %v", e.File, err))
 		}
 		p.file, p.loaded = e.File, loaded
 	}
 	t, ok := p.loaded[name]
 	if !ok || t.DType != e.DType || !slices.Equal(t.Shape, e.Shape) {
-		return tensor.Tensor{}, p.error(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", e.File, name, t.DType, t.Shape, e.DType, e.Shape))
+		return tensor.Tensor{}, p.fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", e.File, name, t.DType, t.Shape, e.DType, e.Shape))
 	}
 	return t, nil
 }
@@ -230,14 +230,14 @@ func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 // load reads one file of the pack whole: it holds one layer's activations.
 func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
 	path := filepath.Join(p.Dir, name)
-	due := int64(8 + maxHeader)
+	most := int64(8 + maxHeader)
 	for _, e := range p.Manifest.Tensors {
 		if e.File == name {
 			size, _ := tensor.Size(e.DType, e.Shape) // check has seen it
-			due += size
+			most += size
 		}
 	}
-	if info, err := os.Stat(path); err != nil || info.Size() > due {
+	if info, err := os.Stat(path); err != nil || info.Size() > most {
 		return nil, fmt.Errorf("larger than the tensors that manifest.json puts there")
 	}
 	data, err := os.ReadFile(path)
@@ -277,7 +277,7 @@ func (p *Pack) Float32s(name string) ([]float32, error) {
 	}
 	values, err := t.Float32s(nil)
 	if err != nil {
-		return nil, p.error(fmt.Sprintf("%s: %v", name, err))
+		return nil, p.fault(fmt.Sprintf("%s: %v", name, err))
 	}
 	return values, nil
 }
@@ -289,7 +289,7 @@ func (p *Pack) Ints(name string) ([]int, error) {
 		return nil, err
 	}
 	if t.DType != tensor.I64 {
-		return nil, p.error(fmt.Sprintf("%s: dtype %s, I64 is due", name, t.DType))
+		return nil, p.fault(fmt.Sprintf("%s: dtype %s, I64 expected", name, t.DType))
 	}
 	values := make([]int, t.Len())
 	for i := range values {

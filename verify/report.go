@@ -19,61 +19,61 @@ const (
 
 // Report is what a verification found. Its JSON is the command's --json document.
 type Report struct {
-	Verdict         Verdict  `json:"verdict"`
-	Mode            Mode     `json:"mode"`
-	FirstDivergence *string  `json:"first_divergence"` // golden tensor of the first failed check
-	Cause           *Cause   `json:"cause"`
+	Verdict         Verdict  `json:"verdict"`           // of the whole run
+	Mode            Mode     `json:"mode"`              // how stages were fed
+	FirstDivergence *string  `json:"first_divergence"`  // golden tensor of the first failed check
+	Cause           *Cause   `json:"cause"`             // nil if no known mistake explains it
 	Reasons         []string `json:"reasons,omitempty"` // why the verdict is not a pass, beside failed checks
-	Coverage        Coverage `json:"coverage"`
-	Routing         Routing  `json:"routing"`
-	Golden          Golden   `json:"golden"`
-	Rules           Rules    `json:"rules"`
-	Accumulate      string   `json:"accumulate"`
-	Checks          []Check  `json:"checks"` // in model order
+	Coverage        Coverage `json:"coverage"`          // what was checked
+	Routing         Routing  `json:"routing"`           // how experts were chosen
+	Golden          Golden   `json:"golden"`            // the pack
+	Rules           Rules    `json:"rules"`             // of the reference
+	Accumulate      string   `json:"accumulate"`        // our dot products: "float64" or "float32"
+	Checks          []Check  `json:"checks"`            // in model order
 }
 
 // Cause names a mistake under which the first divergence goes away.
 type Cause struct {
-	ID   string `json:"id"`
-	Text string `json:"text"`
+	ID   string `json:"id"`   // of the mistake, such as "norm-eps"
+	Text string `json:"text"` // what is wrong, for people
 }
 
 // Check is one golden tensor against the model's.
 type Check struct {
-	Tensor   string   `json:"tensor"`
-	Verdict  Verdict  `json:"verdict"`
+	Tensor   string   `json:"tensor"`           // as the pack names it
+	Verdict  Verdict  `json:"verdict"`          // Pass, Fail or Skipped
 	Reason   string   `json:"reason,omitempty"` // why it failed other than by a limit, or was skipped
-	DType    string   `json:"dtype,omitempty"`
-	Shape    []int    `json:"shape,omitempty"`
-	RelRMS   *float64 `json:"rel_rms"` // null where nothing could be measured
-	RowRMS   *float64 `json:"row_rms"`
-	MaxRMS   *float64 `json:"max_rms"`
-	MaxAbs   *float64 `json:"max_abs"`
-	BitEqual *float64 `json:"bit_equal"`
-	OneULP   *float64 `json:"one_ulp"`
-	WorstRow int      `json:"worst_row"`
-	Index    []int    `json:"index,omitempty"` // of max_abs, or of the first non-finite element
-	Got      string   `json:"got,omitempty"`   // there
-	Want     string   `json:"want,omitempty"`
-	Limit    *float64 `json:"limit"`  // of rel_rms
-	Limits   *Limits  `json:"limits"` // all of them
-	Margin   *float64 `json:"margin"` // the largest metric/limit; at most 1 passes
+	DType    string   `json:"dtype,omitempty"`  // the golden's
+	Shape    []int    `json:"shape,omitempty"`  // the golden's
+	RelRMS   *float64 `json:"rel_rms"`          // see Metrics for this and those below; null where nothing could be measured
+	RowRMS   *float64 `json:"row_rms"`          // of Metrics
+	MaxRMS   *float64 `json:"max_rms"`          // of Metrics
+	MaxAbs   *float64 `json:"max_abs"`          // of Metrics
+	BitEqual *float64 `json:"bit_equal"`        // of Metrics
+	OneULP   *float64 `json:"one_ulp"`          // of Metrics
+	WorstRow int      `json:"worst_row"`        // of row_rms
+	Index    []int    `json:"index,omitempty"`  // of max_abs, or of the first non-finite element
+	Got      string   `json:"got,omitempty"`    // ours at Index
+	Want     string   `json:"want,omitempty"`   // the golden's at Index
+	Limit    *float64 `json:"limit"`            // of rel_rms
+	Limits   *Limits  `json:"limits"`           // all of them
+	Margin   *float64 `json:"margin"`           // the largest metric/limit; at most 1 passes
 
 	layer int // -1 outside the layers
 }
 
 // Coverage says what took part in a checked stage.
 type Coverage struct {
-	GoldenTensors    int      `json:"golden_tensors"`
-	GoldenChecked    int      `json:"golden_checked"`
-	GoldenUnchecked  []string `json:"golden_unchecked"`
-	Weights          int      `json:"weights"`
-	WeightsChecked   int      `json:"weights_checked"`
+	GoldenTensors    int      `json:"golden_tensors"`    // of the pack, beside its inputs
+	GoldenChecked    int      `json:"golden_checked"`    // of these, held to a limit
+	GoldenUnchecked  []string `json:"golden_unchecked"`  // of these, measured only
+	Weights          int      `json:"weights"`           // that the config implies
+	WeightsChecked   int      `json:"weights_checked"`   // that took part in a checked stage
 	WeightsUnchecked []string `json:"weights_unchecked"` // beside those of experts not reached
 	EmbeddingRows    int      `json:"embedding_rows"`    // of embed_tokens, that the input reads
 	VocabSize        int      `json:"vocab_size"`        // rows that there are
 	Experts          int      `json:"experts"`           // routed, over all layers
-	ExpertsReached   int      `json:"experts_reached"`
+	ExpertsReached   int      `json:"experts_reached"`   // of these, whose output shows for some token
 	Unreached        []Layer  `json:"experts_unreached"` // experts that no token was routed to
 	// OutsideForward counts the weights of multi-token prediction layers that the
 	// checkpoint holds. They take no part in the forward pass and were not verified.
@@ -82,36 +82,38 @@ type Coverage struct {
 
 // Layer lists experts of one layer.
 type Layer struct {
-	Layer   string `json:"layer"`
-	Experts []int  `json:"experts"`
+	Layer   string `json:"layer"`   // such as "model.layers.3"
+	Experts []int  `json:"experts"` // ascending
 }
 
 // Routing counts the choices of experts.
 type Routing struct {
-	Choices         int `json:"choices"`    // tokens × layers × k
-	ExactTies       int `json:"exact_ties"` // other experts, whose scores are equal to the bit
-	NearTies        int `json:"near_ties"`  // other experts, whose scores tie within the measured noise
-	Mismatches      int `json:"mismatches"` // other experts, for no such reason
-	Rows            int `json:"rows"`       // tokens × layers
-	NearRows        int `json:"near_rows"`  // rows with near ties
-	NearRowsAllowed int `json:"near_rows_allowed"`
+	Choices         int `json:"choices"`           // tokens × layers × k
+	ExactTies       int `json:"exact_ties"`        // other experts, whose scores are equal to the bit
+	NearTies        int `json:"near_ties"`         // other experts, whose scores tie within the measured noise
+	Mismatches      int `json:"mismatches"`        // other experts, for no such reason
+	Rows            int `json:"rows"`              // tokens × layers
+	NearRows        int `json:"near_rows"`         // rows with near ties
+	NearRowsAllowed int `json:"near_rows_allowed"` // more of them fail
 }
 
-// Rules are those in force where references differ: see config.Config.As.
+// Rules are those in force where references differ: see config.Rules.
 type Rules struct {
-	Reference     config.Reference `json:"reference"`
-	NormaliseTopK bool             `json:"normalise_topk"`
-	TopKScale     float64          `json:"topk_scale"`
+	Reference     config.Reference `json:"reference"`      // whose
+	NormaliseTopK bool             `json:"normalise_topk"` // top-k weights are divided by their sum
+	TopKScale     float64          `json:"topk_scale"`     // and multiplied by this
 	MoELayerFreq  int              `json:"moe_layer_freq"` // 1 if ignored
+	// IgnoresMoELayerFreq: every layer from first_k_dense_replace on has experts.
+	IgnoresMoELayerFreq bool `json:"-"`
 }
 
 // Golden says what the pack was made from.
 type Golden struct {
-	Reference       Reference                 `json:"reference"`
+	Reference       Reference                 `json:"reference"`        // the Python that ran
 	Mode            string                    `json:"mode"`             // "eval" or "train"
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // config.json keys that the reference ran with
-	ComputeDType    string                    `json:"compute_dtype"`
-	Batch           int                       `json:"batch"`
-	Seq             int                       `json:"seq"`
-	Checkpoint      map[string]string         `json:"checkpoint"` // file -> hash
+	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
+	Batch           int                       `json:"batch"`            // sequences
+	Seq             int                       `json:"seq"`              // tokens of each
+	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> hash
 }

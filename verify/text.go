@@ -63,7 +63,7 @@ func (r Rules) String() string {
 		text += "not "
 	}
 	text += fmt.Sprintf("normalised, times %g", r.TopKScale)
-	if r.Reference == config.Native {
+	if r.IgnoresMoELayerFreq {
 		text += "; moe_layer_freq ignored"
 	}
 	return text

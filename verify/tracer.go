@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -12,22 +13,22 @@ import (
 )
 
 // tracer compares each stage of a forward pass with the pack. In local mode it puts
-// the golden tensor in the stage's place.
+// the golden tensor in the stage's place. It implements model.Trace.
 type tracer struct {
-	pack   *Pack
-	m      *model.DeepseekForCausalLM
-	src    model.Source // of m's weights
-	o      *Options
-	checks []Check
-	seen   map[string]bool // golden tensors
-	kinds  map[string]bool // stages that the pack has in some layer
-	used   model.WeightSet // weights behind a checked stage
+	pack        *Pack
+	m           *model.DeepseekForCausalLM
+	src         model.Source // of m's weights
+	o           *Options
+	attribution *attribution // of the pass under way
+	checks      []Check
+	seen        map[string]bool // golden tensors
+	kinds       map[string]bool // stages that the pack has in some layer
+	used        weightSet       // weights behind a checked stage
 
 	routing   Routing
 	chosen    []int                // by the last gate
 	reached   map[int]map[int]bool // layer -> expert
 	logitsErr []float64            // of the last gate, per token: max |logit - golden|
-	err       error                // the first tensor of the pack that could not be read
 }
 
 func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src model.Source, o *Options) *tracer {
@@ -35,7 +36,7 @@ func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src model.Source, o *Op
 		pack: pack, m: m, src: src, o: o,
 		seen:    map[string]bool{"input_ids": true, "attention_mask": true},
 		kinds:   map[string]bool{},
-		used:    model.WeightSet{},
+		used:    weightSet{},
 		reached: map[int]map[int]bool{},
 	}
 	for name := range pack.Manifest.Tensors {
@@ -43,6 +44,38 @@ func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src model.Source, o *Op
 		t.kinds[kind] = true
 	}
 	return t
+}
+
+// run runs the model over in, and backward if the pack is one of training.
+func (t *tracer) run(ctx context.Context, in *model.Input) error {
+	o := t.options()
+	plain := model.NewPlain(o)
+	defer plain.Close(nil)
+	if !o.Training {
+		_, err := t.network(in, o, plain).Forward(ctx)
+		return err
+	}
+	tape := model.NewTape(plain, func(weight string) bool { return t.pack.Has(weight + grad) })
+	_, err := model.Train(ctx, t.network(in, o, tape), tape)
+	return err
+}
+
+// options are those of a pass.
+func (t *tracer) options() model.Options {
+	return model.Options{
+		DType:       t.pack.DType,
+		RotaryDType: t.o.RotaryDType,
+		Training:    t.pack.Manifest.Mode == "train",
+		Accumulate:  t.o.Accumulate,
+		Parallelism: t.o.Parallelism,
+		Pages:       t.o.Pages,
+	}
+}
+
+// network is the model over what computes, watched by t.
+func (t *tracer) network(in *model.Input, o model.Options, computes arithmetic) *network {
+	t.attribution = newAttribution(computes)
+	return &network{Model: t.m, Input: in, Options: o, Arithmetic: t.attribution, Trace: t}
 }
 
 // split cuts "model.layers.3.mlp.output" into 3 and "mlp.output"; names outside the
@@ -63,15 +96,11 @@ func split(name string) (layer int, kind string) {
 // golden says whether the pack has the stage. If it lacks the stage in this layer
 // only, that is a failed check.
 func (t *tracer) golden(name string) bool {
-	layer, kind := split(name)
-	if t.err != nil {
-		return false
-	}
 	if t.pack.Has(name) {
 		t.seen[name] = true
 		return true
 	}
-	if t.kinds[kind] {
+	if layer, kind := split(name); t.kinds[kind] {
 		t.add(Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the pack has no such tensor for this layer, though it has for others"})
 	}
 	return false
@@ -84,53 +113,50 @@ func (t *tracer) add(c Check) {
 	}
 }
 
-// Stage compares one stage's output; it implements model.Trace.
-func (t *tracer) Stage(name string, a *model.Activation) {
-	layer, kind := split(name)
-	if kind == "mlp.gate.topk_weight" {
-		defer t.reach(layer, a)
+// Stage compares one stage's output.
+func (t *tracer) Stage(name string, a *model.Activation) error {
+	if t.golden(name) {
+		c, err := t.compare(name, a)
+		if err != nil {
+			return err
+		}
+		t.add(c)
+		if c.Verdict != Skipped {
+			for _, w := range t.attribution.weights(a) {
+				t.used[w] = struct{}{}
+			}
+			t.attribution.checked(a)
+		}
 	}
-	if !t.golden(name) {
-		return
+	if layer, kind := split(name); kind == "mlp.gate.topk_weight" {
+		t.reach(layer, a)
 	}
-	c := t.compare(name, a)
-	if t.err != nil {
-		return
-	}
-	t.add(c)
-	if c.Verdict == Skipped {
-		return
-	}
-	for w := range a.Weights {
-		t.used[w] = struct{}{}
-	}
-	a.Weights = nil
+	return nil
 }
 
 // compare checks a against the golden tensor and, in local mode, replaces it.
-func (t *tracer) compare(name string, a *model.Activation) Check {
+func (t *tracer) compare(name string, a *model.Activation) (Check, error) {
 	layer, kind := split(name)
 	e := t.pack.Manifest.Tensors[name]
 	c := Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape, layer: layer}
 	if reason := unfit(e, a.Shape, a.DType); reason != "" {
 		c.Verdict, c.Reason = Fail, reason
-		return c
+		return c, nil
 	}
 	want, err := t.pack.Float32s(name)
 	if err != nil {
-		t.err = err
-		return c
+		return c, err
 	}
 	if kind == "mlp.gate.logits" {
 		t.logitsErr = rowErrors(a, want)
 	}
 	m := Compare(a.Values, want, a.Width(), a.DType)
 	c.measure(m, a, want)
-	c.judge(m, limitsFor(name, layer, a.DType, t.o), t.gate(name))
+	c.judge(m, t.limits(name, a.DType), t.unjudged(name))
 	if t.o.Mode == Local && finiteAll(want) {
 		copy(a.Values, want)
 	}
-	return c
+	return c, nil
 }
 
 // unfit says why a golden tensor cannot be compared at all. Axes of length 1 do not
@@ -146,8 +172,8 @@ func unfit(e Entry, shape []int, d tensor.DType) string {
 	return ""
 }
 
-// gate says why a stage is measured but not judged in this mode, if so.
-func (t *tracer) gate(name string) string {
+// unjudged says why a stage is measured but not judged in this mode, if so.
+func (t *tracer) unjudged(name string) string {
 	if t.o.Mode == Local {
 		return ""
 	}

@@ -32,8 +32,8 @@ const (
 
 // Options are how to verify. The zero value is local mode with float64 sums.
 type Options struct {
-	Mode       Mode
-	Accumulate model.Accumulator
+	Mode       Mode              // how stages are fed; "" is Local
+	Accumulate model.Accumulator // of our own dot products
 	// RotaryDType is the dtype in which the reference kept RoPE's inv_freq and
 	// angles: Invalid means the compute dtype, as model.to(dtype) leaves them.
 	RotaryDType tensor.DType
@@ -88,12 +88,12 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 	if len(pack.Manifest.ConfigOverrides) > 0 {
 		var err error
 		if c, err = c.Override(pack.Manifest.ConfigOverrides); err != nil {
-			return nil, pack.error(fmt.Sprintf("config_overrides: %v", err))
+			return nil, pack.fault(fmt.Sprintf("config_overrides: %v", err))
 		}
 	}
-	c = c.As(pack.reference(o.Reference))
-	if c.Reference == config.Native && c.KVLoraRank == 0 {
-		return nil, pack.error(fmt.Sprintf("model_type %s has no native reference", c.ModelType))
+	c, err := c.As(pack.reference(o.Reference))
+	if err != nil {
+		return nil, pack.fault(err.Error())
 	}
 	src = model.Canonical(c, src)
 	m, err := model.Load(c, src)
@@ -105,16 +105,8 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 		return nil, err
 	}
 	t := newTracer(pack, m, src, &o)
-	if pack.Manifest.Mode == "train" {
-		_, err = m.Train(ctx, in, t.options(), func(weight string) bool { return pack.Has(weight + grad) })
-	} else {
-		_, err = m.Forward(ctx, in, t.options())
-	}
-	if err != nil {
+	if err := t.run(ctx, in); err != nil {
 		return nil, err
-	}
-	if t.err != nil {
-		return nil, t.err
 	}
 	if err := t.unusedLimits(); err != nil {
 		return nil, err
@@ -137,19 +129,6 @@ func (p *Pack) reference(override config.Reference) config.Reference {
 	return config.Remote
 }
 
-// options are the forward pass's.
-func (t *tracer) options() model.Options {
-	return model.Options{
-		DType:       t.pack.DType,
-		RotaryDType: t.o.RotaryDType,
-		Accumulate:  t.o.Accumulate,
-		Parallelism: t.o.Parallelism,
-		Pages:       t.o.Pages,
-		Training:    t.pack.Manifest.Mode == "train",
-		Trace:       t,
-	}
-}
-
 // input reads input_ids and attention_mask.
 func (p *Pack) input() (*model.Input, error) {
 	ids, err := p.Ints("input_ids")
@@ -158,18 +137,18 @@ func (p *Pack) input() (*model.Input, error) {
 	}
 	shape := p.Manifest.Tensors["input_ids"].Shape
 	if len(shape) != 2 {
-		return nil, p.error(fmt.Sprintf("input_ids: shape %v, [batch, seq] is due", shape))
+		return nil, p.fault(fmt.Sprintf("input_ids: shape %v, [batch, seq] expected", shape))
 	}
 	in := &model.Input{Batch: shape[0], Seq: shape[1], InputIDs: ids}
 	if !p.Has("attention_mask") {
 		return in, nil
 	}
 	if got := p.Manifest.Tensors["attention_mask"].Shape; !slices.Equal(got, shape) {
-		return nil, p.error(fmt.Sprintf("attention_mask: shape %v, input_ids has %v", got, shape))
+		return nil, p.fault(fmt.Sprintf("attention_mask: shape %v, input_ids has %v", got, shape))
 	}
 	in.AttentionMask, err = p.Ints("attention_mask")
 	if i := slices.IndexFunc(in.AttentionMask, func(m int) bool { return m != 0 && m != 1 }); err == nil && i >= 0 {
-		err = p.error(fmt.Sprintf("attention_mask[%d, %d]: %d is not 0 or 1", i/in.Seq, i%in.Seq, in.AttentionMask[i]))
+		err = p.fault(fmt.Sprintf("attention_mask[%d, %d]: %d is not 0 or 1", i/in.Seq, i%in.Seq, in.AttentionMask[i]))
 	}
 	return in, err
 }

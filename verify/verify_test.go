@@ -547,7 +547,7 @@ func TestPackThatContradictsItsFiles(t *testing.T) {
 	require.Contains(t, r.Checks[len(r.Checks)-1].Reason, "shape: golden [17 2 256], model [2 17 256]")
 }
 
-// TestMissingAndExtraGoldenTensors: what the pack has in other layers is due in all;
+// TestMissingAndExtraGoldenTensors: what the pack has in other layers is expected in all;
 // what the model has no stage for was not checked. A pack without router tensors
 // proves nothing about the routing.
 func TestMissingAndExtraGoldenTensors(t *testing.T) {
@@ -783,14 +783,4 @@ func TestTextIsPlain(t *testing.T) {
 	require.NoError(t, run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{}).WriteText(&text))
 	require.NotContains(t, text.String(), "\x1b")
 	require.Equal(t, 1, strings.Count(text.String(), "\nverdict"))
-}
-
-// TestExpertsOfNoWeightAreNotReached: what a gate weighs with nothing was not verified.
-func TestExpertsOfNoWeightAreNotReached(t *testing.T) {
-	a := &model.Activation{Shape: []int{2, 2}, Values: []float32{1, 0, 0.5, 0.4999}}
-	var matter []bool
-	for i := range a.Values {
-		matter = append(matter, model.Matters(a, i))
-	}
-	require.Equal(t, []bool{true, false, true, true}, matter)
 }

@@ -1,0 +1,147 @@
+package config
+
+import "fmt"
+
+// Reference names an implementation of a family in Python.
+type Reference string
+
+// The implementations. The first DeepSeekMoE has no native one.
+const (
+	Remote Reference = "remote" // the modeling_*.py published with the checkpoint
+	Native Reference = "native" // transformers' models/deepseek_v2, models/deepseek_v3
+)
+
+// Rules are what a family's references do differently from each other, and from those
+// of other families, beyond what config.json says. The zero value is the first
+// DeepSeekMoE's modeling_deepseek.py.
+//
+//	                      V1 remote  V2 remote  V2 native  V3 remote  V3 native
+//	RouterFloat32         no         yes        yes        yes        yes
+//	IgnoresMoELayerFreq   no         no         yes        no         yes
+//	NormTopK              if k > 1   if k > 1   never      if k > 1   for any k
+//	ScalesNormalised      no         no         yes        yes        yes
+//	RoutedSum             by expert  by choice  by expert  by choice  by expert
+//	AnglesInFloat32       no         no         yes        no         yes
+//	RotatesInFloat32      no         no         yes        no         no
+type Rules struct {
+	// RouterFloat32: the gate computes in float32, whatever the compute dtype.
+	RouterFloat32 bool
+	// IgnoresMoELayerFreq: moe_layer_freq does not count, see IsMoE.
+	IgnoresMoELayerFreq bool
+	// NormTopK is when norm_topk_prob normalises the top-k weights, see TopKWeights.
+	NormTopK NormTopK
+	// ScalesNormalised: top-k weights are scaled by routed_scaling_factor though they
+	// were normalised; otherwise they are scaled only if they were not.
+	ScalesNormalised bool
+	// RoutedSum is the order in which the experts' outputs are added.
+	RoutedSum RoutedSum
+	// AnglesInFloat32: RoPE's positions and angles are float32, whatever inv_freq's
+	// dtype; otherwise they have that.
+	AnglesInFloat32 bool
+	// RotatesInFloat32: the rotation is computed in float32, by cos and sin in float32,
+	// and rounded once; otherwise cos, sin and each product are rounded to the compute
+	// dtype.
+	RotatesInFloat32 bool
+}
+
+// NormTopK says when norm_topk_prob is heeded.
+type NormTopK uint8
+
+// The conditions under which norm_topk_prob normalises.
+const (
+	NormAboveOne NormTopK = iota // if num_experts_per_tok > 1
+	NormAlways                   // for any num_experts_per_tok
+	NormNever                    // not at all
+)
+
+// RoutedSum is an order of adding up what a token's experts gave.
+type RoutedSum uint8
+
+// The orders of the routed sum.
+const (
+	// ByExpert adds in the order of ascending experts in the compute dtype, rounding
+	// each product and each partial sum: moe_infer's scatter_reduce_ or index_add_.
+	ByExpert RoutedSum = iota
+	// ByChoice sums in the order of topk_idx, rounding each product to the dtype of the
+	// weights and the sum to the compute dtype once.
+	ByChoice
+)
+
+// The rules of each reference: see Rules for the table.
+var (
+	v1References = map[Reference]Rules{Remote: {}}
+	v2References = map[Reference]Rules{
+		Remote: {RouterFloat32: true, RoutedSum: ByChoice},
+		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormNever, ScalesNormalised: true, AnglesInFloat32: true, RotatesInFloat32: true},
+	}
+	v3References = map[Reference]Rules{
+		Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice},
+		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormAlways, ScalesNormalised: true, AnglesInFloat32: true},
+	}
+)
+
+// Rules returns those of c's family and reference.
+func (c *Config) Rules() Rules {
+	rules, _ := c.rulesOf(c.Reference)
+	return rules
+}
+
+// HasReference says whether c's family has the reference.
+func (c *Config) HasReference(r Reference) bool {
+	_, ok := c.rulesOf(r)
+	return ok
+}
+
+func (c *Config) rulesOf(r Reference) (rules Rules, ok bool) {
+	for i := range families {
+		if families[i].defaults.ModelType == c.ModelType {
+			rules, ok = families[i].references[r]
+		}
+	}
+	return rules, ok
+}
+
+// As returns c following another reference of its family: see Rules. It fails if there
+// is none.
+func (c *Config) As(r Reference) (*Config, error) {
+	if !c.HasReference(r) {
+		return nil, fmt.Errorf("model_type %s has no %s reference", c.ModelType, r)
+	}
+	copied := *c
+	copied.Reference = r
+	return &copied, nil
+}
+
+// TopKWeights says what a gate does with the scores of the chosen experts: divide
+// them by their sum + 1e-20 if normalise is set, then multiply them by scale.
+//
+//	V1         norm_topk_prob and num_experts_per_tok > 1, 1
+//	V2 remote  the same; routed_scaling_factor if not normalised
+//	V2 native  false, routed_scaling_factor
+//	V3 remote  norm_topk_prob and num_experts_per_tok > 1, routed_scaling_factor
+//	V3 native  norm_topk_prob, routed_scaling_factor
+func (c *Config) TopKWeights() (normalise bool, scale float64) {
+	rules := c.Rules()
+	switch rules.NormTopK {
+	case NormAboveOne:
+		normalise = c.NormTopKProb && c.NumExpertsPerTok > 1
+	case NormAlways:
+		normalise = c.NormTopKProb
+	}
+	if normalise && !rules.ScalesNormalised {
+		return true, 1
+	}
+	return normalise, c.RoutedScalingFactor
+}
+
+// IsMoE says whether a layer, counted from 0, has a DeepseekMoE where a dense
+// layer has a DeepseekMLP. It is the condition of DeepseekDecoderLayer.__init__:
+//
+//	n_routed_experts is not None and
+//	layer_idx >= first_k_dense_replace and layer_idx % moe_layer_freq == 0
+//
+// transformers' own classes leave the last condition out.
+func (c *Config) IsMoE(layer int) bool {
+	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace &&
+		(c.Rules().IgnoresMoELayerFreq || layer%c.MoELayerFreq == 0)
+}

@@ -1,0 +1,65 @@
+package model
+
+import (
+	"math/bits"
+	"sync"
+)
+
+// arena hands out the buffers of activations, so that a layer uses those of the layer
+// before. It belongs to one pass and one goroutine at a time.
+type arena struct {
+	free [64][][]float32 // by the logarithm of their capacity
+	used [][]float32
+}
+
+// arenas keeps the memory of passes for the next ones.
+var arenas = sync.Pool{New: func() any { return new(arena) }}
+
+// get returns n numbers, whatever they are.
+func (a *arena) get(n int) []float32 {
+	class := bits.Len(uint(max(n, 1) - 1))
+	if last := len(a.free[class]) - 1; last >= 0 {
+		buf := a.free[class][last][:n]
+		a.free[class] = a.free[class][:last]
+		a.used = append(a.used, buf)
+		return buf
+	}
+	buf := make([]float32, n, 1<<class)
+	a.used = append(a.used, buf)
+	return buf
+}
+
+// mark returns where the buffers handed out from here on begin.
+func (a *arena) mark() int { return len(a.used) }
+
+// release takes back the buffers handed out since mark, and that of dropped wherever it
+// is, but not that of keep.
+func (a *arena) release(mark int, dropped, keep []float32) {
+	if i := a.find(mark, dropped); i >= 0 && !sameBuffer(dropped, keep) {
+		mark--
+		a.used[i], a.used[mark] = a.used[mark], a.used[i]
+	}
+	kept := a.used[:mark]
+	for _, buf := range a.used[mark:] {
+		if sameBuffer(buf, keep) {
+			kept = append(kept, buf)
+		} else {
+			class := bits.Len(uint(cap(buf))) - 1
+			a.free[class] = append(a.free[class], buf)
+		}
+	}
+	a.used = kept
+}
+
+// find returns which of the first n buffers in use holds values, -1 if none does.
+func (a *arena) find(n int, values []float32) int {
+	for i := n - 1; i >= 0; i-- {
+		if sameBuffer(a.used[i], values) {
+			return i
+		}
+	}
+	return -1
+}
+
+// sameBuffer says whether two slices begin at the same number.
+func sameBuffer(a, b []float32) bool { return len(a) > 0 && len(b) > 0 && &a[0] == &b[0] }

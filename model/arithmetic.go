@@ -1,0 +1,130 @@
+package model
+
+import "dsmoe/config"
+
+// Arithmetic carries out the operations of the network on values of its own type V. The
+// network is written once, over these; Plain computes them in float32, Tape does so
+// and remembers what the gradients need, and others can be written elsewhere, from
+// nothing or around one of these two: such a one embeds it and has other methods for
+// the operations that it changes.
+//
+// A value is a tensor with a shape and a dtype. An operation does not change its
+// operands. As in PyTorch its result has the dtype of its first operand, and is rounded
+// to that once, unless the operation says where else the reference rounds. Formulas
+// stand for what is computed between these rounding points: "exact" ones are one
+// correctly rounded float32 operation per element, and need no second rounding in F32.
+// "Data movement" computes nothing. Weights are cast to the compute dtype first, as
+// model.to(dtype) does.
+//
+// An arithmetic serves one pass of one network, and no two operations at a time.
+type Arithmetic[V any] interface {
+	// Scope returns f(x). Afterwards neither x nor what f made is used, but for the
+	// result, so that an arithmetic can take memory back.
+	Scope(x V, f func(x V) V) V
+
+	// Embed looks token ids up in w [vocab, hidden]: [tokens, hidden] in the compute dtype.
+	Embed(w *Weight, ids []int) V
+	// Linear is y = x·weightᵀ + bias, mirroring torch.nn.functional.linear.
+	Linear(x V, l *Linear) V
+	// RMSNorm normalises each row: y = weight · n, exact, with
+	// n = x / sqrt(mean(x²) + eps) a rounding point.
+	RMSNorm(x V, weight *Weight, eps float64) V
+	// Add is a + b, exact.
+	Add(a, b V) V
+	// SwiGLU is silu(gate) · up, exact, with silu(g) = g / (1 + e^-g) a rounding point.
+	SwiGLU(gate, up V) V
+	// Softmax is e^(x - max) / Σ e^(x - max) of each row, in float32 or better. Scores of
+	// attention are among its operands, and logits of a gate.
+	Softmax(x V) V
+	// Float32 is x in dtype F32, mirroring x.type(torch.float32). Exact.
+	Float32(x V) V
+
+	// Reshape is x in another shape of as many elements. Data movement.
+	Reshape(x V, shape ...int) V
+	// Columns are the columns from … to-1 of every row. Data movement.
+	Columns(x V, from, to int) V
+	// Rows are the given rows of x, in that order. Data movement.
+	Rows(x V, rows []int) V
+
+	AttentionArithmetic[V]
+	RoutingArithmetic[V]
+}
+
+// AttentionArithmetic is the part of Arithmetic that only attention uses. Heads are
+// apart there: q is [batch, heads, seq, qk_head_dim], k [batch, groups, seq, qk_head_dim],
+// and heads/groups heads in a row share a group's keys and values (repeat_kv).
+type AttentionArithmetic[V any] interface {
+	// Heads cuts rows [batch, seq, heads·w] into heads and takes the columns from … to-1
+	// of each: [batch, heads, seq, to-from]. Data movement.
+	Heads(x V, heads, from, to int) V
+	// Concat is each row of a with the same row of b behind it. If b has one head, it
+	// stands behind all of a's. Data movement.
+	Concat(a, b V) V
+	// Transpose swaps the last two axes. Data movement.
+	Transpose(x V) V
+	// RoPE rotates the last columns of each row by its position: see Rotary.
+	RoPE(x V, r *Rotary) V
+	// Scores are the scaled and masked scores of n queries from the first on, [batch,
+	// heads, n, seq]: s = q·kᵀ, a rounding point; s·scale or s/scale, exact, a rounding
+	// point; plus the mask.
+	Scores(q, k V, first, n int, s *Scoring) V
+	// Context is probs·v of each head, [batch, heads, n, v_head_dim]. vT is v transposed,
+	// [batch, groups, v_head_dim, seq].
+	Context(probs, vT V) V
+	// Merge puts blocks of queries one after the other, and their heads side by side:
+	// [batch, seq, heads·v_head_dim]. Data movement.
+	Merge(blocks []V) V
+}
+
+// Scoring is how scores of attention are scaled and masked.
+type Scoring struct {
+	By      float32 // the scale
+	Divides bool    // scores are divided by By, not multiplied
+	Mask    *Mask   // added to the scores
+}
+
+// RoutingArithmetic is the part of Arithmetic that only a mixture of experts uses.
+type RoutingArithmetic[V any] interface {
+	// Sigmoid is 1 / (1 + e^-x).
+	Sigmoid(x V) V
+	// AddBias adds a bias per column in float32, exact. The bias is not cast to the
+	// compute dtype. The result serves the choice of experts only.
+	AddBias(scores V, bias *Weight) V
+	// GroupWorth is the worth of each of the equal groups of experts, [tokens, groups]:
+	// the sum of the best scores in it, in float32. With best 1 that is exact.
+	GroupWorth(scores V, groups, best int) V
+	// MaskGroups sets the scores of all groups but the chosen ones, [tokens, n], to masked.
+	MaskGroups(scores V, groups int, chosen []int, masked float32) V
+	// TopK are the columns of the k largest values of each row, [tokens, k], largest
+	// first, the lower column first among equals: see the function TopK.
+	TopK(scores V, k int) []int
+	// Gather takes k columns of each row, idx [tokens, k]. Data movement.
+	Gather(scores V, idx []int, k int) V
+	// Normalise divides each row by its sum + 1e-20. The sum is a rounding point, and so
+	// is adding 1e-20; the division is exact.
+	Normalise(w V) V
+	// Scale is x · factor, exact.
+	Scale(x V, factor float32) V
+	// Combine is the weighted sum of what the experts gave, [tokens, hidden_size], in
+	// the dtype of parts: y[t] = Σ_i weight[t, i] · expert_i(x[t]). weight is [tokens, k].
+	// The order says where the reference rounds:
+	//
+	//	ByExpert  each product, and after it each partial sum, in the order of
+	//	          ascending experts; both exact
+	//	ByChoice  each product to weight's dtype, exact; their sum, once
+	Combine(weight V, parts []Part[V], order config.RoutedSum) V
+	// AuxLoss is a gate's auxiliary loss for a batch of sequences of equal length, a
+	// tensor of one element. With k choices of n experts per token, T tokens per sequence:
+	//
+	//	ce[b, e] = count of e among sequence b's choices / (T·k/n)
+	//	aux_loss = alpha · mean_b Σ_e ce[b, e] · mean_t scores[b, t, e]
+	AuxLoss(scores V, idx []int, sequences int, alpha float64) V
+}
+
+// Part is what one expert gave for the tokens that chose it.
+type Part[V any] struct {
+	Expert int // its number
+	// Slots are the positions in topk_idx [tokens, k] that hold Expert, ascending.
+	Slots []int
+	Out   V // [len(Slots), hidden_size], row i for the token Slots[i]/k
+}

@@ -1,0 +1,60 @@
+package model
+
+import (
+	"fmt"
+	"math"
+
+	"dsmoe/model/tensor"
+)
+
+// Input is a batch of token sequences.
+type Input struct {
+	Batch         int   // sequences
+	Seq           int   // tokens of each
+	InputIDs      []int // [batch, seq]
+	AttentionMask []int // [batch, seq], 0 for padding; nil for none
+}
+
+// check says what is wrong with the input.
+func (in *Input) check(vocab int) error {
+	n := in.Batch * in.Seq
+	if in.Batch < 1 || in.Seq < 1 || len(in.InputIDs) != n || in.AttentionMask != nil && len(in.AttentionMask) != n {
+		return fmt.Errorf("input: %d ids and %d mask values for a batch of %d × %d", len(in.InputIDs), len(in.AttentionMask), in.Batch, in.Seq)
+	}
+	for i, id := range in.InputIDs {
+		if id < 0 || id >= vocab {
+			return fmt.Errorf("input_ids[%d, %d]: %d is not in the vocabulary of %d", i/in.Seq, i%in.Seq, id, vocab)
+		}
+	}
+	return nil
+}
+
+// Mask is the causal mask with padding, mirroring _prepare_4d_causal_attention_mask:
+// 0 where a query may look, Lowest where it may not. Adding that to a score gives
+// Lowest, whatever the score was, so that a query with all its keys masked attends to
+// all keys alike, later ones too.
+type Mask struct {
+	Lowest float32 // the lowest finite value of the compute dtype
+	in     *Input
+}
+
+// lowest are the lowest finite values of the compute dtypes, torch.finfo(dtype).min.
+var lowest = map[tensor.DType]float32{
+	tensor.F32:  -math.MaxFloat32,
+	tensor.F16:  -65504,
+	tensor.BF16: -0x1.fep127,
+}
+
+// Masked says whether the query at a position of a sequence may not look at a key.
+func (m *Mask) Masked(batch, query, key int) bool {
+	return key > query || m.in.AttentionMask != nil && m.in.AttentionMask[batch*m.in.Seq+key] == 0
+}
+
+// add adds the mask to the scores of a query, one for each key position.
+func (m *Mask) add(scores []float32, batch, query int) {
+	for key := range scores {
+		if m.Masked(batch, query, key) {
+			scores[key] += m.Lowest
+		}
+	}
+}

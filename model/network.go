@@ -1,0 +1,256 @@
+package model
+
+import (
+	"context"
+	"fmt"
+
+	"dsmoe/config"
+	"dsmoe/model/internal/kernel"
+	"dsmoe/model/tensor"
+)
+
+// Accumulator says in what precision dot products are summed.
+type Accumulator = kernel.Accumulator
+
+// The accumulators. With Float64 every dot product is exact up to one rounding to
+// float32; Float32 is faster where the machine has vector instructions for it.
+const (
+	Float64 = kernel.Float64
+	Float32 = kernel.Float32
+)
+
+// Options are how the reference ran, and how to compute. The zero value computes in
+// float32 with float64 sums on all cores.
+type Options struct {
+	// DType is the compute dtype of the reference: every module's output is rounded
+	// to it where the reference's is. F32 (also the zero value), BF16 or F16.
+	DType tensor.DType
+	// RotaryDType is the dtype of RoPE's inv_freq and angles. Invalid means DType, as
+	// the reference has them after model.to(dtype); F32 is what it has when
+	// from_pretrained made the model in dtype, which leaves inv_freq alone.
+	RotaryDType tensor.DType
+	Training    bool        // run as the reference does when self.training, without dropout
+	Accumulate  Accumulator // of the dot products
+	Parallelism int         // goroutines; 0 means GOMAXPROCS. It does not change any result.
+	// Pages, if not nil, are told which weights are read next and which no more, so
+	// that a mapped checkpoint is read ahead and only a layer of it stays in memory.
+	Pages Pages
+}
+
+// dtypes returns the compute dtype and that of RoPE's angles.
+func (o *Options) dtypes() (compute, angles tensor.DType) {
+	compute, angles = o.DType, o.RotaryDType
+	if compute == tensor.Invalid {
+		compute = tensor.F32
+	}
+	if angles == tensor.Invalid {
+		angles = compute
+	}
+	return compute, angles
+}
+
+// check says what is wrong with the options.
+func (o *Options) check() error {
+	compute, angles := o.dtypes()
+	if lowest[compute] == 0 || lowest[angles] == 0 {
+		return fmt.Errorf("compute dtypes %s and %s: not F32, BF16 or F16", compute, angles)
+	}
+	return nil
+}
+
+// Network is a model's decoder on one input: the formulas of the reference's Python over
+// the operations of an Arithmetic, whose values they neither know nor change.
+type Network[V any] struct {
+	Model      *DeepseekForCausalLM // its config and weights
+	Input      *Input               // the tokens
+	Options    Options              // how the reference ran
+	Arithmetic Arithmetic[V]        // carries the operations out
+	Trace      Trace[V]             // sees every stage; may be nil
+}
+
+// Trace sees the stages of a pass, in the reference's order, under the name of the
+// HuggingFace module and what it produced: "model.layers.3.mlp.output". It may change
+// what it sees; the pass goes on with that. At its first error the pass stops, and
+// returns it. What a Trace sees is valid during the call only.
+type Trace[V any] interface {
+	// Stage is called with each stage's output.
+	Stage(name string, x V) error
+	// TopK is called with a gate's choice, before it is used.
+	TopK(name string, choice *Choice[V]) error
+}
+
+// Choice is how a gate chooses experts.
+type Choice[V any] struct {
+	// Scores [tokens, n_routed_experts] are what the experts are chosen by, with bias
+	// and group mask.
+	Scores V
+	Idx    []int // [tokens, k], the experts chosen; a Trace may set others
+	// Groups is how a group-limited method came to the mask; nil without groups.
+	Groups *Groups[V]
+}
+
+// Groups are the groups of experts that each token may choose from.
+type Groups[V any] struct {
+	Scores V       // [tokens, n_routed_experts], before the mask
+	Worth  V       // [tokens, n_group]
+	Chosen []int   // [tokens, topk_group]
+	Masked float32 // what the scores of other groups become
+}
+
+// Forward runs the decoder on in, in evaluation mode unless o says otherwise, and
+// returns the logits [batch, seq, vocab_size] as Plain computes them: see
+// Network.Forward.
+func (m *DeepseekForCausalLM) Forward(ctx context.Context, in *Input, o Options) (*Activation, error) {
+	plain := NewPlain(o)
+	net := &Network[*Activation]{Model: m, Input: in, Options: o, Arithmetic: plain}
+	logits, err := net.Forward(ctx)
+	plain.Close(logits)
+	return logits, err
+}
+
+// Forward returns the logits [batch, seq, vocab_size], mirroring
+// DeepseekForCausalLM.forward with eager attention:
+//
+//	x = embed_tokens[input_ids]
+//	for each layer:
+//		x = x + self_attn(input_layernorm(x))
+//		x = x + mlp(post_attention_layernorm(x))
+//	logits = norm(x)·lm_headᵀ
+//
+// It fails on ids outside the vocabulary, when the Trace does, and when ctx is done.
+func (n *Network[V]) Forward(ctx context.Context) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V { return p.head(p.decode(p.embed())) })
+}
+
+// Layer runs decoder layer l alone on x [batch, seq, hidden_size], as Forward would.
+func (n *Network[V]) Layer(ctx context.Context, l int, x V) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V { return p.layer(l, x) })
+}
+
+// Head runs the final norm and the head on x [batch, seq, hidden_size], the last
+// layer's output, as Forward would.
+func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V { return p.head(x) })
+}
+
+// pass is one run of a network: its arithmetic, and what the modules share.
+type pass[V any] struct {
+	Arithmetic[V]
+	ctx    context.Context
+	m      *DeepseekForCausalLM
+	config *config.Config
+	rules  config.Rules
+	in     *Input
+	o      *Options
+	trace  Trace[V]
+	rotary *Rotary
+	mask   *Mask
+}
+
+// run checks what the caller gave, and calls f with a pass. An error of the Trace, or of
+// ctx, ends f.
+func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err error) {
+	if err := n.Options.check(); err != nil {
+		return y, err
+	}
+	c := n.Model.Config
+	if err := n.Input.check(c.VocabSize); err != nil {
+		return y, err
+	}
+	compute, angles := n.Options.dtypes()
+	defer func() {
+		switch s := recover().(type) {
+		case nil:
+		case stop:
+			err = s.err
+		default:
+			panic(s)
+		}
+	}()
+	return f(&pass[V]{
+		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
+		trace: n.Trace, rotary: NewRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
+	}), nil
+}
+
+// stop is what a pass panics with to end before its time. It does not leave the package.
+type stop struct{ err error }
+
+// stopIf ends the pass if err is not nil.
+func (p *pass[V]) stopIf(err error) {
+	if err != nil {
+		panic(stop{err})
+	}
+}
+
+// stage shows x to the trace, and returns it.
+func (p *pass[V]) stage(name string, x V) V {
+	p.stopIf(p.ctx.Err())
+	if p.trace != nil {
+		p.stopIf(p.trace.Stage(name, x))
+	}
+	return x
+}
+
+// embed looks the input ids up in embed_tokens: [batch, seq, hidden_size].
+func (p *pass[V]) embed() V {
+	x := p.Embed(&p.m.Model.EmbedTokens, p.in.InputIDs)
+	return p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize))
+}
+
+// decode runs all layers.
+func (p *pass[V]) decode(x V) V {
+	for l := range p.m.Model.Layers {
+		p.willNeed(l + 1)
+		x = p.Scope(x, func(x V) V { return p.layer(l, x) })
+		p.dontNeed(l)
+	}
+	return x
+}
+
+// layer mirrors DeepseekDecoderLayer.forward.
+func (p *pass[V]) layer(l int, x V) V {
+	d, name := &p.m.Model.Layers[l], fmt.Sprintf("model.layers.%d", l)
+	residual := x
+	x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
+	if d.MLA != nil {
+		x = p.latentAttention(name+".self_attn", d.MLA, x)
+	} else {
+		x = p.attention(name+".self_attn", d.SelfAttn, x)
+	}
+	x = p.Add(residual, x)
+
+	residual = x
+	x = p.norm(name+".post_attention_layernorm", &d.PostAttentionLayernorm, x)
+	if d.MoE != nil {
+		x = p.moe(l, name+".mlp", d.MoE, x)
+	} else {
+		x = p.stage(name+".mlp.output", p.mlp(d.MLP, x))
+	}
+	return p.stage(name+".output", p.Add(residual, x))
+}
+
+// head returns the logits.
+func (p *pass[V]) head(x V) V {
+	x = p.norm("model.norm", &p.m.Model.Norm, x)
+	return p.linear("lm_head", &p.m.LMHead, x)
+}
+
+// norm mirrors DeepseekRMSNorm.forward as a stage.
+func (p *pass[V]) norm(name string, n *DeepseekRMSNorm, x V) V {
+	eps := n.VarianceEpsilon
+	if eps == 0 {
+		eps = p.config.RMSNormEps
+	}
+	return p.stage(name+".output", p.RMSNorm(x, &n.Weight, float64(float32(eps))))
+}
+
+// linear is a projection as a stage.
+func (p *pass[V]) linear(name string, l *Linear, x V) V {
+	return p.stage(name+".output", p.Linear(x, l))
+}
+
+// mlp mirrors DeepseekMLP.forward: down_proj(silu(gate_proj(x)) · up_proj(x)).
+func (p *pass[V]) mlp(m *DeepseekMLP, x V) V {
+	return p.Linear(p.SwiGLU(p.Linear(x, &m.GateProj), p.Linear(x, &m.UpProj)), &m.DownProj)
+}

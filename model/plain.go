@@ -1,0 +1,229 @@
+package model
+
+import (
+	"math"
+
+	"dsmoe/model/internal/kernel"
+	"dsmoe/model/tensor"
+)
+
+// Plain is the arithmetic of inference: float32 activations, in memory that later
+// operations use again. It rounds where the reference does, and gives the same bits on
+// every machine. An arithmetic in another package can embed one, or ask one.
+type Plain struct {
+	o       Options
+	weights kernel.Format // that the reference cast its weights to
+	compute tensor.DType
+	arena   *arena
+}
+
+// NewPlain returns an arithmetic for one pass.
+func NewPlain(o Options) *Plain {
+	compute, _ := o.dtypes()
+	format, _ := compute.Format()
+	return &Plain{o: o, compute: compute, weights: format, arena: arenas.Get().(*arena)}
+}
+
+// Close takes all memory back, but for that of result, which may be nil. It is called
+// once: the arithmetic and its other activations must not be used any more.
+func (p *Plain) Close(result *Activation) {
+	var keep []float32
+	if result != nil {
+		keep = result.Values
+	}
+	p.arena.release(0, nil, keep)
+	p.arena.used = nil
+	arenas.Put(p.arena)
+	p.arena = nil
+}
+
+// Scope implements Arithmetic.
+func (p *Plain) Scope(x *Activation, f func(x *Activation) *Activation) *Activation {
+	mark := p.arena.mark()
+	y := f(x)
+	p.arena.release(mark, x.Values, y.Values)
+	return y
+}
+
+// activation returns one whose values are to be set: they are whatever was there.
+func (p *Plain) activation(d tensor.DType, shape ...int) *Activation {
+	n := 1
+	for _, dim := range shape {
+		n *= dim
+	}
+	return &Activation{Shape: shape, Values: p.arena.get(n), DType: d}
+}
+
+// format is the format that a's values are rounded to.
+func (a *Activation) format() kernel.Format {
+	f, _ := a.DType.Format()
+	return f
+}
+
+// each calls f(0) … f(n-1), at once if the work is worth waking other goroutines for. It
+// is counted in numbers that are copied; an exponential is as much work as eight.
+func (p *Plain) each(n, work int, f func(i int)) {
+	const alone = 1 << 14
+	workers := p.o.Parallelism
+	if work < alone {
+		workers = 1
+	}
+	kernel.Parallel(n, workers, f)
+}
+
+// Embed implements Arithmetic.
+func (p *Plain) Embed(w *Weight, ids []int) *Activation {
+	x := p.activation(p.compute, len(ids), w.Shape[1])
+	format, _ := w.DType.Format()
+	for i, id := range ids {
+		kernel.Widen(x.Row(i), w.Row(id).Data, format)
+	}
+	kernel.RoundTo(x.Values, x.format())
+	return x
+}
+
+// Linear implements Arithmetic.
+func (p *Plain) Linear(x *Activation, l *Linear) *Activation {
+	y := p.activation(x.DType, x.sized(l.Weight.Shape[0])...)
+	var bias []float32
+	if l.Bias.Name != "" {
+		bias = p.Values(&l.Bias)
+	}
+	kernel.MatMul(y.Values, x.Values, p.matrix(&l.Weight), bias, p.o.Accumulate, p.o.Parallelism)
+	kernel.RoundTo(y.Values, y.format())
+	return y
+}
+
+// matrix returns w for the kernels: as stored, cast to the compute dtype on the way
+// if that holds fewer values.
+func (p *Plain) matrix(w *Weight) kernel.Matrix {
+	m := w.matrix()
+	m.Round, m.Via = p.weights != kernel.F32 && m.Format != p.weights, p.weights
+	return m
+}
+
+// matrix returns w for the kernels, as it is stored. A vector is a matrix of one row.
+func (w *Weight) matrix() kernel.Matrix {
+	format, _ := w.DType.Format()
+	rows, cols := 1, w.Shape[0]
+	if len(w.Shape) == 2 {
+		rows, cols = w.Shape[0], w.Shape[1]
+	}
+	return kernel.Matrix{
+		Format: format, Rows: rows, Cols: cols, Data: w.Data,
+		Scales: w.Scales, BlockRows: w.Block[0], BlockCols: w.Block[1],
+	}
+}
+
+// Values returns w's numbers as the reference multiplies with them: FP8 ones scaled,
+// all cast to the compute dtype.
+func (p *Plain) Values(w *Weight) []float32 { return decoded(p.matrix(w)) }
+
+// decoded returns m's numbers, row by row.
+func decoded(m kernel.Matrix) []float32 {
+	values := make([]float32, m.Rows*m.Cols)
+	for r := range m.Rows {
+		m.Row(values[r*m.Cols:], r)
+	}
+	return values
+}
+
+// Product returns a·bᵀ for rows of k numbers, summed as Options.Accumulate says:
+// [len(a)/k, len(b)/k].
+func (p *Plain) Product(a, b []float32, k int) []float32 {
+	dst := make([]float32, len(a)/k*(len(b)/k))
+	kernel.MatMul(dst, a, kernel.Matrix{Rows: len(b) / k, Cols: k, Values: b}, nil, p.o.Accumulate, p.o.Parallelism)
+	return dst
+}
+
+// RMSNorm implements Arithmetic. The mean is summed in float64.
+func (p *Plain) RMSNorm(x *Activation, weight *Weight, eps float64) *Activation {
+	w := p.Values(weight)
+	y := p.activation(x.DType, x.Shape...)
+	p.each(x.Rows(), 4*len(y.Values), func(i int) {
+		in, out := x.Row(i), y.Row(i)
+		scale := inverseRMS(in, eps)
+		for k, v := range in {
+			out[k] = float32(float64(v) * scale)
+		}
+		kernel.RoundTo(out, y.format())
+		for k, v := range w {
+			out[k] *= v
+		}
+		kernel.RoundTo(out, y.format())
+	})
+	return y
+}
+
+// inverseRMS is 1/sqrt(mean(x²) + eps).
+func inverseRMS(x []float32, eps float64) float64 {
+	return 1 / math.Sqrt(kernel.Dot64(x, x)/float64(len(x))+eps)
+}
+
+// Add implements Arithmetic.
+func (p *Plain) Add(a, b *Activation) *Activation {
+	sum := p.activation(a.DType, a.Shape...)
+	p.each(a.Rows(), len(sum.Values), func(t int) {
+		out, b := sum.Row(t), b.Row(t)
+		for i, v := range a.Row(t) {
+			out[i] = v + b[i]
+		}
+		kernel.RoundTo(out, sum.format())
+	})
+	return sum
+}
+
+// SwiGLU implements Arithmetic. The exponential is computed in float64.
+func (p *Plain) SwiGLU(gate, up *Activation) *Activation {
+	y := p.activation(gate.DType, gate.Shape...)
+	p.each(gate.Rows(), 8*len(y.Values), func(t int) {
+		out := y.Row(t)
+		kernel.SiLU(out, gate.Row(t))
+		kernel.RoundTo(out, y.format())
+		for i, u := range up.Row(t) {
+			out[i] *= u
+		}
+		kernel.RoundTo(out, y.format())
+	})
+	return y
+}
+
+// Softmax implements Arithmetic. It is computed in float64.
+func (p *Plain) Softmax(x *Activation) *Activation {
+	y := p.activation(x.DType, x.Shape...)
+	p.each(y.Rows(), 8*len(y.Values), func(t int) {
+		out := y.Row(t)
+		copy(out, x.Row(t))
+		kernel.Softmax(out)
+		kernel.RoundTo(out, y.format())
+	})
+	return y
+}
+
+// Float32 implements Arithmetic.
+func (p *Plain) Float32(x *Activation) *Activation {
+	return &Activation{Shape: x.Shape, Values: x.Values, DType: tensor.F32}
+}
+
+// Reshape implements Arithmetic.
+func (p *Plain) Reshape(x *Activation, shape ...int) *Activation {
+	return &Activation{Shape: shape, Values: x.Values, DType: x.DType}
+}
+
+// Columns implements Arithmetic.
+func (p *Plain) Columns(x *Activation, from, to int) *Activation {
+	y := p.activation(x.DType, x.sized(to-from)...)
+	for i := range y.Rows() {
+		copy(y.Row(i), x.Row(i)[from:to])
+	}
+	return y
+}
+
+// Rows implements Arithmetic.
+func (p *Plain) Rows(x *Activation, rows []int) *Activation {
+	y := p.activation(x.DType, len(rows), x.Width())
+	for i, row := range rows {
+		copy(y.Row(i), x.Row(row))
+	}
+	return y
+}

@@ -1,0 +1,218 @@
+package model
+
+import (
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model/internal/kernel"
+)
+
+// Sigmoid implements Arithmetic. The exponential is computed in float64.
+func (p *Plain) Sigmoid(x *Activation) *Activation {
+	y := p.activation(x.DType, x.Shape...)
+	for i, v := range x.Values {
+		y.Values[i] = float32(1 / (1 + kernel.Exp(-float64(v))))
+	}
+	kernel.RoundTo(y.Values, y.format())
+	return y
+}
+
+// AddBias implements Arithmetic.
+func (p *Plain) AddBias(scores *Activation, bias *Weight) *Activation {
+	b := decoded(bias.matrix())
+	y := p.activation(scores.DType, scores.Shape...)
+	for t := range y.Rows() {
+		for e, v := range scores.Row(t) {
+			y.Row(t)[e] = v + b[e]
+		}
+	}
+	return y
+}
+
+// GroupWorth implements Arithmetic. The best scores are added in ascending order.
+func (p *Plain) GroupWorth(scores *Activation, groups, best int) *Activation {
+	y := p.activation(scores.DType, scores.Rows(), groups)
+	size := scores.Width() / groups
+	for i := range y.Values {
+		sorted := slices.Sorted(slices.Values(scores.Values[i*size : (i+1)*size]))
+		sum := float32(0)
+		for _, v := range sorted[size-best:] {
+			sum += v
+		}
+		y.Values[i] = sum
+	}
+	return y
+}
+
+// MaskGroups implements Arithmetic.
+func (p *Plain) MaskGroups(scores *Activation, groups int, chosen []int, masked float32) *Activation {
+	y := p.activation(scores.DType, scores.Shape...)
+	k := len(chosen) / scores.Rows()
+	for t := range y.Rows() {
+		copy(y.Row(t), MaskGroups(scores.Row(t), groups, chosen[t*k:(t+1)*k], masked))
+	}
+	return y
+}
+
+// MaskGroups returns a token's scores with those of all groups but the chosen ones set
+// to masked.
+func MaskGroups(scores []float32, groups int, chosen []int, masked float32) []float32 {
+	left, size := slices.Clone(scores), len(scores)/groups
+	for e := range left {
+		if !slices.Contains(chosen, e/size) {
+			left[e] = masked
+		}
+	}
+	return left
+}
+
+// TopK implements Arithmetic.
+func (p *Plain) TopK(scores *Activation, k int) []int {
+	idx := make([]int, 0, scores.Rows()*k)
+	for t := range scores.Rows() {
+		idx = append(idx, TopK(scores.Row(t), k)...)
+	}
+	return idx
+}
+
+// TopK returns the positions of the k largest of x, largest first, the lower position
+// first among equals.
+func TopK(x []float32, k int) []int {
+	order := make([]int, len(x))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		switch {
+		case x[a] > x[b]:
+			return -1
+		case x[a] < x[b]:
+			return 1
+		}
+		return 0
+	})
+	return order[:k]
+}
+
+// Gather implements Arithmetic.
+func (p *Plain) Gather(scores *Activation, idx []int, k int) *Activation {
+	y := p.activation(scores.DType, len(idx)/k, k)
+	for i, e := range idx {
+		y.Values[i] = scores.Row(i / k)[e]
+	}
+	return y
+}
+
+// Normalise implements Arithmetic. The sum is taken in float64.
+func (p *Plain) Normalise(w *Activation) *Activation {
+	y := p.activation(w.DType, w.Shape...)
+	for t := range y.Rows() {
+		total := rowTotal(w.Row(t), w.format())
+		for i, v := range w.Row(t) {
+			y.Row(t)[i] = kernel.Rounded(v/total, y.format())
+		}
+	}
+	return y
+}
+
+// rowTotal returns the sum of w + 1e-20, rounded to f after either addition.
+func rowTotal(w []float32, f kernel.Format) float32 {
+	sum := 0.0
+	for _, v := range w {
+		sum += float64(v)
+	}
+	return kernel.Rounded(kernel.Rounded(float32(sum), f)+1e-20, f)
+}
+
+// Scale implements Arithmetic.
+func (p *Plain) Scale(x *Activation, factor float32) *Activation {
+	y := p.activation(x.DType, x.Shape...)
+	for i, v := range x.Values {
+		y.Values[i] = v * factor
+	}
+	kernel.RoundTo(y.Values, y.format())
+	return y
+}
+
+// Combine implements Arithmetic.
+func (p *Plain) Combine(weight *Activation, parts []Part[*Activation], order config.RoutedSum) *Activation {
+	out := parts[0].Out
+	y := p.activation(out.DType, weight.Rows(), out.Width())
+	if order == config.ByChoice {
+		p.sumByChoice(y, weight, parts)
+	} else {
+		p.sumByExpert(y, weight, parts)
+	}
+	return y
+}
+
+// sumByExpert adds the weighted parts to y one after the other.
+func (p *Plain) sumByExpert(y, weight *Activation, parts []Part[*Activation]) {
+	clear(y.Values)
+	k, format := weight.Width(), y.format()
+	for _, part := range parts {
+		mark := p.arena.mark()
+		weighted := p.activation(y.DType, part.Out.Shape...)
+		p.each(len(part.Slots), 2*len(part.Out.Values), func(i int) {
+			slot, product := part.Slots[i], weighted.Row(i)
+			for c, v := range part.Out.Row(i) {
+				product[c] = v * weight.Values[slot]
+			}
+			kernel.RoundTo(product, format)
+			sum := y.Row(slot / k)
+			for c, v := range product {
+				sum[c] += v
+			}
+			kernel.RoundTo(sum, format)
+		})
+		p.arena.release(mark, nil, nil)
+	}
+}
+
+// sumByChoice sums each token's weighted parts in float64, in the order of its choices.
+func (p *Plain) sumByChoice(y, weight *Activation, parts []Part[*Activation]) {
+	outs := make([][]float32, len(weight.Values)) // by slot
+	for _, part := range parts {
+		for i, slot := range part.Slots {
+			outs[slot] = part.Out.Row(i)
+		}
+	}
+	k, product, sum := weight.Width(), weight.format(), make([]float64, y.Width())
+	for t := range y.Rows() {
+		clear(sum)
+		for slot := t * k; slot < (t+1)*k; slot++ {
+			for c, v := range outs[slot] {
+				sum[c] += float64(kernel.Rounded(float32(v*weight.Values[slot]), product))
+			}
+		}
+		for c, v := range sum {
+			y.Row(t)[c] = kernel.Rounded(float32(v), y.format())
+		}
+	}
+}
+
+// AuxLoss implements Arithmetic. The sums are float64.
+func (p *Plain) AuxLoss(scores *Activation, idx []int, sequences int, alpha float64) *Activation {
+	ce, loss := expertLoad(scores, idx, sequences), 0.0
+	for i, s := range scores.Values {
+		loss += float64(ce(i) * float64(s))
+	}
+	y := &Activation{Shape: []int{1}, Values: []float32{float32(loss * (alpha / float64(scores.Rows())))}, DType: scores.DType}
+	kernel.RoundTo(y.Values, y.format())
+	return y
+}
+
+// expertLoad returns, for the position of a score, the ce of its sequence and expert: how
+// often the expert was chosen in the sequence, over its fair share.
+func expertLoad(scores *Activation, idx []int, sequences int) func(i int) float64 {
+	n, tokens := scores.Width(), scores.Rows()/sequences
+	k := len(idx) / scores.Rows()
+	ce := make([]float64, sequences*n)
+	for i, e := range idx {
+		ce[i/k/tokens*n+e]++
+	}
+	for i := range ce {
+		ce[i] /= float64(tokens*k) / float64(n)
+	}
+	return func(i int) float64 { return ce[i/n/tokens*n+i%n] }
+}

@@ -1,0 +1,19 @@
+package verify
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model"
+)
+
+// TestExpertsOfNoWeightDoNotShow: what a gate weighs with nothing was not verified.
+func TestExpertsOfNoWeightDoNotShow(t *testing.T) {
+	a := &model.Activation{Shape: []int{2, 2}, Values: []float32{1, 0, 0.5, 0.4999}}
+	var seen []bool
+	for slot := range a.Values {
+		seen = append(seen, shows(a, slot))
+	}
+	require.Equal(t, []bool{true, false, true, true}, seen)
+}

@@ -1,0 +1,162 @@
+package verify
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model"
+)
+
+// Mistakes of the gate: its weights, groups and auxiliary loss, and the order of its rows.
+
+func undoNormTopK(x *trial) string {
+	x.config.NormTopKProb = !x.config.NormTopKProb
+	return fmt.Sprintf("the reference ran with norm_topk_prob %v, here it is %v", x.config.NormTopKProb, !x.config.NormTopKProb)
+}
+
+func undoGroups(x *trial) string {
+	if x.config.TopKMethod != "group_limited_greedy" && x.config.TopKMethod != "noaux_tc" {
+		return ""
+	}
+	was := x.config.NGroup
+	x.config.NGroup, x.config.TopKGroup = 1, 1
+	return fmt.Sprintf("the reference chose among all experts, here there are %d groups", was)
+}
+
+func undoReference(x *trial) string {
+	other := config.Remote
+	if x.config.Reference == config.Remote {
+		other = config.Native
+	}
+	if !x.config.HasReference(other) {
+		return ""
+	}
+	x.config.Reference = other
+	return fmt.Sprintf("the pack follows the rules of the %s reference: verify with --reference %[1]s", other)
+}
+
+// undoScale takes routed_scaling_factor from the golden: the ratio of all weights.
+func undoScale(x *trial) string {
+	was := x.config.RoutedScalingFactor
+	scale := round3(was * float64(x.failed.want[0]) / float64(x.failed.got.Values[0]))
+	x.config.RoutedScalingFactor = scale
+	if _, applied := x.config.TopKWeights(); applied != scale {
+		return ""
+	}
+	return fmt.Sprintf("the reference ran with routed_scaling_factor %g, here it is %g", scale, was)
+}
+
+// undoBiasLeak takes the weights from what the experts are chosen by.
+func undoBiasLeak(x *trial) string {
+	if x.config.TopKMethod != "noaux_tc" {
+		return ""
+	}
+	x.around = func(a arithmetic) arithmetic { return &biasLeak{arithmetic: a} }
+	return "e_score_correction_bias, which is for the choice of experts only, is in their weights"
+}
+
+// biasLeak is an arithmetic with a mistake: the top-k weights are taken from the scores
+// with e_score_correction_bias.
+type biasLeak struct {
+	arithmetic
+	biased *model.Activation
+}
+
+func (b *biasLeak) AddBias(scores *model.Activation, bias *model.Weight) *model.Activation {
+	b.biased = b.arithmetic.AddBias(scores, bias)
+	return b.biased
+}
+
+func (b *biasLeak) Gather(_ *model.Activation, idx []int, k int) *model.Activation {
+	return b.arithmetic.Gather(b.biased, idx, k)
+}
+
+// round3 rounds to three digits, as somebody would have written a number.
+func round3(v float64) float64 {
+	written, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 3, 64), 64)
+	if err != nil {
+		return v
+	}
+	return written
+}
+
+func undoSeqAux(x *trial) string {
+	x.config.SeqAux = !x.config.SeqAux
+	return fmt.Sprintf("the reference ran with seq_aux %v, here it is %v", x.config.SeqAux, !x.config.SeqAux)
+}
+
+// undoCounts leaves the division of the experts' counts by their fair share out.
+func undoCounts(x *trial) string {
+	tokens := x.in.Seq
+	if !x.config.SeqAux {
+		tokens *= x.in.Batch
+	}
+	x.config.AuxLossAlpha *= float64(tokens*x.config.NumExpertsPerTok) / float64(x.config.NRoutedExperts)
+	return "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts"
+}
+
+// undoAlpha takes aux_loss_alpha from the golden, if that gives a number that
+// somebody would have written: three digits.
+func undoAlpha(x *trial) string {
+	was := x.config.AuxLossAlpha
+	written := round3(was * float64(x.failed.want[0]) / float64(x.failed.got.Values[0]))
+	if !(written > 0) {
+		return ""
+	}
+	x.config.AuxLossAlpha = written
+	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", written, was)
+}
+
+// undoRouterRows looks for the expert whose logits each of the gate's rows gives.
+func undoRouterRows(x *trial) string {
+	n := x.failed.got.Width()
+	order := make([]int, n) // golden column -> ours
+	for e := range order {
+		if order[e] = x.failed.column(e); order[e] < 0 {
+			return ""
+		}
+	}
+	w := &x.layer.MoE.Gate.Weight
+	rows := make([]byte, 0, len(w.Data))
+	for _, from := range order {
+		rows = append(rows, w.Row(from).Data...)
+	}
+	w.Data = rows
+	return "the router's rows are in another order than the experts: " + rowOrder(order)
+}
+
+// column returns which column of got is nearest to golden column e, -1 if none is
+// near.
+func (f *failure) column(e int) int {
+	n := f.got.Width()
+	best, at := math.Inf(1), -1
+	for c := range n {
+		sum, scale := 0.0, 0.0
+		for r := range f.got.Rows() {
+			want := float64(f.want[r*n+e])
+			diff := float64(f.got.Values[r*n+c]) - want
+			sum += float64(diff * diff)
+			scale += float64(want * want)
+		}
+		if sum < best && sum <= 1e-4*scale {
+			best, at = sum, c
+		}
+	}
+	return at
+}
+
+func rowOrder(order []int) string {
+	var moved []string
+	for e, from := range order {
+		if e != from {
+			moved = append(moved, fmt.Sprintf("expert %d is row %d", e, from))
+		}
+	}
+	if n := len(moved); n > 4 {
+		moved = append(moved[:4], fmt.Sprintf("and %d more", n-4))
+	}
+	return strings.Join(moved, ", ")
+}
