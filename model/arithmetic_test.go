@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/count"
 )
 
 // tinyLatentConfig is a DeepSeek-V3 with everything that it has: low-rank queries, groups,
@@ -158,7 +159,7 @@ func TestNetworkOverShapes(t *testing.T) {
 			logits, err := net.Forward(context.Background())
 			require.NoError(t, err)
 			require.Equal(t, shape{2, tokens, m.Config.VocabSize}, logits)
-			require.EqualValues(t, model.CountModules(m.Config).Sum().MACs*2*tokens, counted.macs)
+			require.EqualValues(t, count.Modules(m.Config).Sum().MACs*2*tokens, counted.macs)
 
 			plain, err := tracePlain(m, in, o, "")
 			require.NoError(t, err)

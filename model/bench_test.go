@@ -9,6 +9,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/count"
+	"dsmoe/model/weights"
 )
 
 // benchConfig has the proportions of DeepSeekMoE-16B at a quarter of its widths.
@@ -48,7 +49,7 @@ func BenchmarkForward(b *testing.B) {
 }
 
 // held keeps a source's tensors in memory.
-func held(b testing.TB, src model.Source) memory {
+func held(b testing.TB, src weights.Source) memory {
 	b.Helper()
 	m := memory{}
 	for i := range src.Tensors() {

@@ -14,6 +14,7 @@ import (
 
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
+	"dsmoe/model/tensor/tensortest"
 )
 
 // TestGeneratorIsMT19937 holds the check value that the C++ standard gives for
@@ -52,9 +53,7 @@ func kaiming(t *testing.T, seed uint64, shape ...int) tensor.Tensor {
 	t.Helper()
 	values := make([]float32, shape[0]*shape[1])
 	NewGenerator(seed).KaimingUniform(values, shape[1])
-	w, err := tensor.FromFloat32s(tensor.F32, shape, values)
-	require.NoError(t, err)
-	return w
+	return tensortest.New(t, tensor.F32, shape, values)
 }
 
 // TestKaimingUniformIsTorch: every bit of the weights that torch drew.

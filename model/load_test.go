@@ -13,6 +13,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/tensor/tensortest"
 )
 
 const tinyConfig = `{"model_type":"deepseek","vocab_size":11,"hidden_size":8,"intermediate_size":12,
@@ -69,8 +70,8 @@ func TestLoadListsEveryMismatch(t *testing.T) {
 	var mismatch *model.MismatchError
 	require.ErrorAs(t, err, &mismatch)
 	require.Equal(t, []string{
-		experts + "3.up_proj.weight: missing, shape [4 8] is due",
-		"model.norm.weight: missing, shape [8] is due",
+		experts + "3.up_proj.weight: missing, shape [4 8] is expected",
+		"model.norm.weight: missing, shape [8] is expected",
 		"model.layers.0.self_attn.q_proj.weight: shape [8 4], config says [8 8]",
 		"lm_head.weight: dtype F64, the model computes with F32, F16, BF16 and F8_E4M3",
 		`"` + experts + `5.up_proj.weight": unexpected, shape [4 8]`,
@@ -138,10 +139,8 @@ func TestWeightsAreCastToTheComputeDType(t *testing.T) {
 		for i := range values {
 			values[i] *= 1.0007
 		}
-		wide[name], err = tensor.FromFloat32s(tensor.F32, w.Shape, values)
-		require.NoError(t, err)
-		narrow[name], err = tensor.FromFloat32s(tensor.BF16, w.Shape, values)
-		require.NoError(t, err)
+		wide[name] = tensortest.New(t, tensor.F32, w.Shape, values)
+		narrow[name] = tensortest.New(t, tensor.BF16, w.Shape, values)
 	}
 	in := &model.Input{Batch: 1, Seq: 5, InputIDs: []int{1, 2, 3, 4, 5}}
 	var logits [2][]float32

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model/tensor"
+	"dsmoe/model/tensor/tensortest"
 )
 
 // TestSyntheticCheckValues holds the values of the format's definition, and of each
@@ -47,9 +48,7 @@ func TestSyntheticFollowsItsFormula(t *testing.T) {
 			for i := range values {
 				values[i] = w(float32(float32(mix(key+uint64(i+1)*0x9E3779B97F4A7C15)>>40)*0x1p-23) - 1)
 			}
-			want, err := tensor.FromFloat32s(tensor.BF16, got.Shape, values)
-			require.NoError(t, err)
-			assert.Equal(t, want, got)
+			assert.Equal(t, tensortest.New(t, tensor.BF16, got.Shape, values), got)
 		})
 	}
 }

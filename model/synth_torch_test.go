@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model/tensor"
+	"dsmoe/model/tensor/tensortest"
 )
 
 // TestTorchGatesAreOneStream: layer by layer in the order of the model, as if drawn
@@ -25,8 +26,7 @@ func TestTorchGatesAreOneStream(t *testing.T) {
 				if s.gates.has(info.Name) {
 					values := make([]float32, want.Len())
 					g.KaimingUniform(values, c.HiddenSize)
-					want, err = tensor.FromFloat32s(tensor.BF16, want.Shape, values)
-					require.NoError(t, err)
+					want = tensortest.New(t, tensor.BF16, want.Shape, values)
 				}
 				require.Equal(t, want, got, info.Name)
 			}
@@ -64,7 +64,6 @@ func TestTorchGatesSkipAhead(t *testing.T) {
 
 	values := make([]float32, 27*64*2048)
 	NewGenerator(1).KaimingUniform(values, 2048)
-	last, err := tensor.FromFloat32s(tensor.BF16, info.Shape, values[26*64*2048:])
-	require.NoError(t, err)
+	last := tensortest.New(t, tensor.BF16, info.Shape, values[26*64*2048:])
 	assert.Equal(t, last.Data[1000:5000], got)
 }

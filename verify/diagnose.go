@@ -131,7 +131,7 @@ func (f *failure) zeroWeight() (*Cause, error) {
 // findWeight goes through the weights of the stage, by name.
 func (f *failure) findWeight(cause func(name string, w tensor.Tensor) *Cause) (*Cause, error) {
 	for _, name := range f.weights {
-		w, err := f.tracer.src.Tensor(name)
+		w, err := f.tracer.set.Find(name).View(f.tracer.src)
 		if err != nil {
 			return nil, err
 		}

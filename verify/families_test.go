@@ -18,6 +18,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/verify"
 )
 
@@ -188,7 +189,7 @@ func TestPredictionLayersAreReported(t *testing.T) {
 
 // mtp is a source with more headers.
 type mtp struct {
-	model.Source
+	weights.Source
 	infos map[string]tensor.Info
 }
 
@@ -225,7 +226,7 @@ func TestTiesBetweenGroups(t *testing.T) {
 			rewriteTensor(t, dir, m, "layer-002.safetensors", gate+"logits", make([]float32, 16*tokens))
 		})))
 	}
-	verdict := func(src model.Source, p *verify.Pack) verify.Verdict {
+	verdict := func(src weights.Source, p *verify.Pack) verify.Verdict {
 		for _, check := range run(t, c.Config, src, p, verify.Options{}).Checks {
 			if check.Tensor == gate+"topk_idx" {
 				return check.Verdict

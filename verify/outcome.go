@@ -127,8 +127,8 @@ func (t *tracer) outsideForward() (n int) {
 	for s := range model.FamilyOf(t.m.Config).MTPSlots(t.m.Config) {
 		known[s.Name] = true
 	}
-	for i := range t.src.Tensors() {
-		if known[i.Name] {
+	for _, w := range t.set.All() {
+		if known[w.Name] {
 			n++
 		}
 	}

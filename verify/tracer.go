@@ -10,6 +10,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // tracer compares each stage of a forward pass with the pack. In local mode it puts
@@ -17,7 +18,8 @@ import (
 type tracer struct {
 	pack        *Pack
 	m           *model.DeepseekForCausalLM
-	src         model.Source // of m's weights
+	src         weights.Source // of m's weights
+	set         *weights.Set   // the same under the names of the table
 	o           *Options
 	attribution *attribution // of the pass under way
 	checks      []Check
@@ -31,9 +33,9 @@ type tracer struct {
 	logitsErr []float64            // of the last gate, per token: max |logit - golden|
 }
 
-func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src model.Source, o *Options) *tracer {
+func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src weights.Source, o *Options) *tracer {
 	t := &tracer{
-		pack: pack, m: m, src: src, o: o,
+		pack: pack, m: m, src: src, set: weights.New(m.Config, src), o: o,
 		seen:    map[string]bool{"input_ids": true, "attention_mask": true},
 		kinds:   map[string]bool{},
 		used:    weightSet{},

@@ -16,6 +16,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // Mode is how a run feeds its stages.
@@ -78,7 +79,7 @@ const grad = ".grad"
 // config_overrides in force, against pack. The error says why no comparison could
 // be made: tensors that do not fit the config (*model.MismatchError), an input
 // that is not one, a broken pack.
-func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o Options) (*Report, error) {
+func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, o Options) (*Report, error) {
 	if o.Mode == "" {
 		o.Mode = Local
 	}
@@ -95,7 +96,6 @@ func Run(ctx context.Context, c *config.Config, src model.Source, pack *Pack, o 
 	if err != nil {
 		return nil, pack.fault(err.Error())
 	}
-	src = model.Canonical(c, src)
 	m, err := model.Load(c, src)
 	if err != nil {
 		return nil, err

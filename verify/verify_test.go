@@ -20,6 +20,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/verify"
 )
 
@@ -45,7 +46,7 @@ func open(t *testing.T, pack string) (*checkpoint.Checkpoint, *verify.Pack) {
 	return c, p
 }
 
-func run(t *testing.T, c *config.Config, src model.Source, p *verify.Pack, o verify.Options) *verify.Report {
+func run(t *testing.T, c *config.Config, src weights.Source, p *verify.Pack, o verify.Options) *verify.Report {
 	t.Helper()
 	r, err := verify.Run(context.Background(), c, src, p, o)
 	require.NoError(t, err)
@@ -194,7 +195,7 @@ func TestSameReportOnAnyNumberOfThreads(t *testing.T) {
 
 // altered is a source with some tensors replaced.
 type altered struct {
-	model.Source
+	weights.Source
 	tensors map[string]tensor.Tensor
 	missing string
 }
@@ -220,7 +221,7 @@ func (a altered) Tensor(name string) (tensor.Tensor, error) {
 }
 
 // get returns a tensor with data of its own.
-func get(t *testing.T, src model.Source, name string) tensor.Tensor {
+func get(t *testing.T, src weights.Source, name string) tensor.Tensor {
 	t.Helper()
 	w, err := src.Tensor(name)
 	require.NoError(t, err)
@@ -230,7 +231,7 @@ func get(t *testing.T, src model.Source, name string) tensor.Tensor {
 
 const moe1 = "model.layers.1.mlp."
 
-func swap(t *testing.T, src model.Source, pairs ...string) altered {
+func swap(t *testing.T, src weights.Source, pairs ...string) altered {
 	a := altered{Source: src, tensors: map[string]tensor.Tensor{}}
 	for i := 0; i < len(pairs); i += 2 {
 		a.tensors[pairs[i]], a.tensors[pairs[i+1]] = get(t, src, pairs[i+1]), get(t, src, pairs[i])
@@ -238,7 +239,7 @@ func swap(t *testing.T, src model.Source, pairs ...string) altered {
 	return a
 }
 
-func replace(src model.Source, name string, w tensor.Tensor) altered {
+func replace(src weights.Source, name string, w tensor.Tensor) altered {
 	return altered{Source: src, tensors: map[string]tensor.Tensor{name: w}}
 }
 
@@ -260,7 +261,7 @@ func rotateRows(w tensor.Tensor) tensor.Tensor {
 	return w
 }
 
-func lexicographic(t *testing.T, src model.Source, c *config.Config) altered {
+func lexicographic(t *testing.T, src weights.Source, c *config.Config) altered {
 	a := altered{Source: src, tensors: map[string]tensor.Tensor{}}
 	for l := range c.NumHiddenLayers {
 		var names []string
@@ -294,46 +295,46 @@ func override(t *testing.T, c *config.Config, key, value string) *config.Config 
 func TestMistakesAreFoundAndNamed(t *testing.T) {
 	type mistake struct {
 		name, pack, stage, cause string
-		alter                    func(t *testing.T, c *config.Config, src model.Source) (*config.Config, model.Source)
+		alter                    func(t *testing.T, c *config.Config, src weights.Source) (*config.Config, weights.Source)
 	}
-	weights := func(f func(t *testing.T, src model.Source) altered) func(*testing.T, *config.Config, model.Source) (*config.Config, model.Source) {
-		return func(t *testing.T, c *config.Config, src model.Source) (*config.Config, model.Source) {
+	altering := func(f func(t *testing.T, src weights.Source) altered) func(*testing.T, *config.Config, weights.Source) (*config.Config, weights.Source) {
+		return func(t *testing.T, c *config.Config, src weights.Source) (*config.Config, weights.Source) {
 			return c, f(t, src)
 		}
 	}
-	setting := func(key, value string) func(*testing.T, *config.Config, model.Source) (*config.Config, model.Source) {
-		return func(t *testing.T, c *config.Config, src model.Source) (*config.Config, model.Source) {
+	setting := func(key, value string) func(*testing.T, *config.Config, weights.Source) (*config.Config, weights.Source) {
+		return func(t *testing.T, c *config.Config, src weights.Source) (*config.Config, weights.Source) {
 			return override(t, c, key, value), src
 		}
 	}
 	const base, bf16 = "v1-base/golden-f32", "v1-base/golden-bf16"
 	for _, m := range []mistake{
-		{"two experts swapped", base, moe1 + "experts.output", "experts-swapped", weights(func(t *testing.T, src model.Source) altered {
+		{"two experts swapped", base, moe1 + "experts.output", "experts-swapped", altering(func(t *testing.T, src weights.Source) altered {
 			e := moe1 + "experts."
 			return swap(t, src, e+"3.gate_proj.weight", e+"9.gate_proj.weight", e+"3.up_proj.weight", e+"9.up_proj.weight", e+"3.down_proj.weight", e+"9.down_proj.weight")
 		})},
-		{"two experts swapped, bf16", bf16, moe1 + "experts.output", "experts-swapped", weights(func(t *testing.T, src model.Source) altered {
+		{"two experts swapped, bf16", bf16, moe1 + "experts.output", "experts-swapped", altering(func(t *testing.T, src weights.Source) altered {
 			e := moe1 + "experts."
 			return swap(t, src, e+"3.gate_proj.weight", e+"9.gate_proj.weight", e+"3.up_proj.weight", e+"9.up_proj.weight", e+"3.down_proj.weight", e+"9.down_proj.weight")
 		})},
-		{"one expert's up_proj swapped with another's", base, moe1 + "experts.output", "", weights(func(t *testing.T, src model.Source) altered {
+		{"one expert's up_proj swapped with another's", base, moe1 + "experts.output", "", altering(func(t *testing.T, src weights.Source) altered {
 			return swap(t, src, moe1+"experts.3.up_proj.weight", moe1+"experts.9.up_proj.weight")
 		})},
-		{"gate and up swapped", base, "model.layers.0.mlp.output", "gate-up-swapped", weights(func(t *testing.T, src model.Source) altered {
+		{"gate and up swapped", base, "model.layers.0.mlp.output", "gate-up-swapped", altering(func(t *testing.T, src weights.Source) altered {
 			return swap(t, src, "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight")
 		})},
-		{"gate and up of the shared experts swapped", base, moe1 + "shared_experts.output", "gate-up-swapped", weights(func(t *testing.T, src model.Source) altered {
+		{"gate and up of the shared experts swapped", base, moe1 + "shared_experts.output", "gate-up-swapped", altering(func(t *testing.T, src weights.Source) altered {
 			return swap(t, src, moe1+"shared_experts.gate_proj.weight", moe1+"shared_experts.up_proj.weight")
 		})},
 		{"experts in the order of their names", base, moe1 + "experts.output", "expert-order",
-			func(t *testing.T, c *config.Config, src model.Source) (*config.Config, model.Source) {
+			func(t *testing.T, c *config.Config, src weights.Source) (*config.Config, weights.Source) {
 				return c, lexicographic(t, src, c)
 			}},
-		{"q permuted for interleaved RoPE", base, "model.layers.2.self_attn.q_proj.output", "rope-permutation", weights(func(t *testing.T, src model.Source) altered {
+		{"q permuted for interleaved RoPE", base, "model.layers.2.self_attn.q_proj.output", "rope-permutation", altering(func(t *testing.T, src weights.Source) altered {
 			name := "model.layers.2.self_attn.q_proj.weight"
 			return replace(src, name, interleave(get(t, src, name), 16))
 		})},
-		{"v transposed", base, "model.layers.0.self_attn.v_proj.output", "transposed", weights(func(t *testing.T, src model.Source) altered {
+		{"v transposed", base, "model.layers.0.self_attn.v_proj.output", "transposed", altering(func(t *testing.T, src weights.Source) altered {
 			name := "model.layers.0.self_attn.v_proj.weight"
 			w := get(t, src, name)
 			for r := range 64 {
@@ -343,7 +344,7 @@ func TestMistakesAreFoundAndNamed(t *testing.T) {
 			}
 			return replace(src, name, w)
 		})},
-		{"q and k swapped", base, "model.layers.1.self_attn.q_proj.output", "", weights(func(t *testing.T, src model.Source) altered {
+		{"q and k swapped", base, "model.layers.1.self_attn.q_proj.output", "", altering(func(t *testing.T, src weights.Source) altered {
 			return swap(t, src, "model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight")
 		})},
 		{"eps 1e-5", base, "model.layers.0.input_layernorm.output", "norm-eps", setting("rms_norm_eps", "1e-5")},
@@ -352,27 +353,27 @@ func TestMistakesAreFoundAndNamed(t *testing.T) {
 		{"norm_topk_prob flipped back", "v1-gqa-norm-freq2/golden-f32", "model.layers.0.mlp.gate.topk_weight", "norm-topk", setting("norm_topk_prob", "false")},
 		{"rope_theta 1 % off", base, "model.layers.0.self_attn.o_proj.input", "rope-theta", setting("rope_theta", "10100.0")},
 		{"rope scaled", base, "model.layers.0.self_attn.o_proj.input", "rope-scaling", setting("rope_scaling", `{"type":"linear","factor":2.0}`)},
-		{"one expert zeroed", base, moe1 + "experts.output", "weight-zero", weights(func(t *testing.T, src model.Source) altered {
+		{"one expert zeroed", base, moe1 + "experts.output", "weight-zero", altering(func(t *testing.T, src weights.Source) altered {
 			name := moe1 + "experts.5.down_proj.weight"
 			w := get(t, src, name)
 			clear(w.Data)
 			return replace(src, name, w)
 		})},
-		{"router rows rotated", base, moe1 + "gate.logits", "router-rows", weights(func(t *testing.T, src model.Source) altered {
+		{"router rows rotated", base, moe1 + "gate.logits", "router-rows", altering(func(t *testing.T, src weights.Source) altered {
 			return replace(src, moe1+"gate.weight", rotateRows(get(t, src, moe1+"gate.weight")))
 		})},
-		{"NaN in a weight", base, "model.layers.3.self_attn.o_proj.output", "weight-not-finite", weights(func(t *testing.T, src model.Source) altered {
+		{"NaN in a weight", base, "model.layers.3.self_attn.o_proj.output", "weight-not-finite", altering(func(t *testing.T, src weights.Source) altered {
 			name := "model.layers.3.self_attn.o_proj.weight"
 			w := get(t, src, name)
 			w.Data[2*(64*10+7)], w.Data[2*(64*10+7)+1] = 0xc0, 0x7f
 			return replace(src, name, w)
 		})},
-		{"one weight of the head changed", base, "lm_head.output", "", weights(func(t *testing.T, src model.Source) altered {
+		{"one weight of the head changed", base, "lm_head.output", "", altering(func(t *testing.T, src weights.Source) altered {
 			w := get(t, src, "lm_head.weight")
 			w.Data[1] ^= 0x80
 			return replace(src, "lm_head.weight", w)
 		})},
-		{"embedding rows rotated", base, "model.embed_tokens.output", "", weights(func(t *testing.T, src model.Source) altered {
+		{"embedding rows rotated", base, "model.embed_tokens.output", "", altering(func(t *testing.T, src weights.Source) altered {
 			return replace(src, "model.embed_tokens.weight", rotateRows(get(t, src, "model.embed_tokens.weight")))
 		})},
 	} {
@@ -658,7 +659,7 @@ func TestPackOfALargerModel(t *testing.T) {
 }
 
 // shallow is a source without layer 3.
-type shallow struct{ model.Source }
+type shallow struct{ weights.Source }
 
 func (s shallow) Tensors() iter.Seq[tensor.Info] {
 	return func(yield func(tensor.Info) bool) {

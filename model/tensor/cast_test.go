@@ -336,9 +336,11 @@ func weights(b *testing.B, d DType) []byte {
 	for i := range values {
 		values[i] = float32(r.NormFloat64() * 0.02)
 	}
-	w, err := FromFloat32s(d, []int{len(values)}, values)
-	require.NoError(b, err)
-	return w.Data
+	f, ok := d.Format()
+	require.True(b, ok)
+	data := make([]byte, len(values)*f.Size())
+	kernel.Narrow(data, values, f)
+	return data
 }
 
 // against reports how fast f goes through data, and a copy of data beside it.

@@ -33,15 +33,3 @@ func (t Tensor) Float32s(dst []float32) ([]float32, error) {
 	kernel.Widen(dst[n:], t.Data, f)
 	return dst, nil
 }
-
-// FromFloat32s encodes values as the elements of a tensor of dtype d and the given
-// shape, rounded to nearest, ties to even. d is F32, F16 or BF16.
-func FromFloat32s(d DType, shape []int, values []float32) (Tensor, error) {
-	f, ok := d.Format()
-	if !ok || d == F8E4M3 || len(values) != product(shape) {
-		return Tensor{}, fmt.Errorf("%d values do not encode as %s %v", len(values), d, shape)
-	}
-	data := make([]byte, len(values)*f.Size())
-	kernel.Narrow(data, values, f)
-	return Tensor{DType: d, Shape: shape, Data: data}, nil
-}

@@ -1,0 +1,177 @@
+package weights
+
+import (
+	"bytes"
+	"errors"
+	"iter"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model/tensor"
+	"dsmoe/model/tensor/tensortest"
+)
+
+// memory is a checkpoint in memory, its tensors in the order of their names.
+type memory map[string]tensor.Tensor
+
+func (m memory) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for _, name := range slices.Sorted(maps.Keys(m)) {
+			if !yield(tensor.Info{Name: name, DType: m[name].DType, Shape: m[name].Shape}) {
+				return
+			}
+		}
+	}
+}
+
+func (m memory) Tensor(name string) (tensor.Tensor, error) {
+	if t, ok := m[name]; ok {
+		return t, nil
+	}
+	return tensor.Tensor{}, errors.New("no such tensor")
+}
+
+func (m memory) ReadAt(name string, dst []byte, offset int64) error {
+	t, err := m.Tensor(name)
+	copy(dst, t.Data[offset:])
+	return err
+}
+
+// counting returns a tensor of bytes 0, 1, 2, ….
+func counting(d tensor.DType, shape ...int) tensor.Tensor {
+	t := tensor.Tensor{DType: d, Shape: shape}
+	t.Data = make([]byte, t.Len()*d.Bits()/8)
+	for i := range t.Data {
+		t.Data[i] = byte(i)
+	}
+	return t
+}
+
+// TestFusedExpertsAreTakenApart: gate's rows, then up's, expert by expert; scales alike.
+func TestFusedExpertsAreTakenApart(t *testing.T) {
+	const group = "model.layers.0.mlp.experts"
+	src := memory{group + ".gate_up_proj": counting(tensor.U8, 3, 4, 5), group + ".down_proj": counting(tensor.U8, 3, 5, 2)}
+	set := New(&config.Config{NRoutedExperts: 3}, src)
+	require.Empty(t, set.Misfits)
+	require.Len(t, set.All(), 9)
+	for e := range 3 {
+		for i, part := range []string{"gate_proj", "up_proj"} {
+			w := set.Find(Fused{Group: group}.ExpertName(e, part))
+			require.Equal(t, []int{2, 5}, w.Shape)
+			require.True(t, w.Shared)
+			view, err := w.View(src)
+			require.NoError(t, err)
+			require.Equal(t, src[group+".gate_up_proj"].Data[(2*e+i)*10:][:10], view.Data)
+			read := make([]byte, 3)
+			require.NoError(t, w.ReadAt(src, read, 4))
+			require.Equal(t, view.Data[4:7], read)
+		}
+	}
+	down, err := set.Find(group + ".2.down_proj.weight").View(src)
+	require.NoError(t, err)
+	require.Equal(t, src[group+".down_proj"].Data[20:], down.Data)
+	require.Nil(t, set.Find(group+".gate_up_proj"))
+}
+
+// TestMisfits: what looks fused and is not, and what is there twice.
+func TestMisfits(t *testing.T) {
+	const group = "model.layers.0.mlp.experts"
+	for name, c := range map[string]struct {
+		src  memory
+		want string
+	}{
+		"rank":    {memory{group + ".down_proj": counting(tensor.U8, 3, 5)}, "shape [3 5] is not that of fused experts"},
+		"odd":     {memory{group + ".gate_up_proj": counting(tensor.U8, 2, 3, 1)}, "shape [2 3 1] is not that of fused experts"},
+		"experts": {memory{group + ".down_proj": counting(tensor.U8, 3, 5, 2)}, "3 experts, config says 2"},
+		"twice": {memory{group + ".down_proj": counting(tensor.U8, 2, 5, 2), group + ".1.down_proj.weight": counting(tensor.U8, 5, 2)},
+			"is there twice: in " + group + ".1.down_proj.weight and in " + group + ".down_proj"},
+	} {
+		set := New(&config.Config{NRoutedExperts: 2}, c.src)
+		require.Len(t, set.Misfits, 1, name)
+		require.Contains(t, set.Misfits[0].Cause, c.want)
+	}
+}
+
+// TestDecoderNames: "model." is put before the names of a decoder saved alone, and before
+// no others.
+func TestDecoderNames(t *testing.T) {
+	one := counting(tensor.U8, 1)
+	for name, c := range map[string]struct {
+		src  memory
+		want []string
+	}{
+		"decoder": {memory{"layers.0.x": one, "norm.weight": one, "lm_head.weight": one}, []string{"model.layers.0.x", "lm_head.weight", "model.norm.weight"}},
+		"model":   {memory{"model.layers.0.x": one, "other": one}, []string{"model.layers.0.x", "other"}},
+		"neither": {memory{"a": one, "b": one}, []string{"a", "b"}},
+	} {
+		var got []string
+		for _, w := range New(&config.Config{}, c.src).All() {
+			got = append(got, w.Name)
+			require.Contains(t, c.src, w.Stored)
+		}
+		require.Equal(t, c.want, got, name)
+	}
+}
+
+// fp8 is a matrix of FP8 in blocks of 2 × 2, ragged, and its scales.
+func fp8(t *testing.T, scales tensor.DType) memory {
+	return memory{
+		"w":           {DType: tensor.F8E4M3, Shape: []int{3, 3}, Data: []byte{0x38, 0x40, 0x44, 0xb8, 0x01, 0x7e, 0, 0x39, 0x3a}},
+		"w_scale_inv": tensortest.New(t, scales, []int{2, 2}, []float32{1, 3, 0.5, 8}),
+	}
+}
+
+// TestStream: numbers come in parts of any size, FP8 times its scales whatever their
+// dtype.
+func TestStream(t *testing.T) {
+	for _, d := range []tensor.DType{tensor.F32, tensor.F16, tensor.BF16} {
+		src := fp8(t, d)
+		w := New(&config.Config{FP8Block: [2]int{2, 2}}, src).Find("w")
+		require.Equal(t, tensor.F32, w.NumberType())
+		require.NoError(t, w.CheckScales())
+		scales := []float32{1, 1, 3, 1, 1, 3, 0.5, 0.5, 8}
+		for n := 1; n <= 9; n++ {
+			s := NewStream(src, w)
+			for at := 0; at < 9; at += n {
+				part := min(n, 9-at)
+				require.NoError(t, s.Load(int64(at), part))
+				require.Equal(t, src["w"].Data[at:at+part], s.Raw)
+				values, err := s.Values()
+				require.NoError(t, err)
+				for i, v := range values {
+					require.Equal(t, tensor.E4M3(s.Raw[i])*scales[at+i], v)
+				}
+				require.Len(t, values, part)
+			}
+		}
+	}
+	plain := memory{"x": tensortest.Vector(t, tensor.BF16, 1, -2, 3)}
+	s := NewStream(plain, New(&config.Config{}, plain).Find("x"))
+	require.NoError(t, s.Load(1, 2))
+	values, err := s.Values()
+	require.NoError(t, err)
+	require.Equal(t, []float32{-2, 3}, values)
+	require.True(t, bytes.Equal(plain["x"].Data[2:], s.Raw))
+}
+
+// TestCheckScales: what keeps FP8 from being read as numbers.
+func TestCheckScales(t *testing.T) {
+	for want, change := range map[string]func(m memory){
+		"its scales, w_scale_inv, are missing":                func(m memory) { delete(m, "w_scale_inv") },
+		"shape [9]: only a matrix can have a scale":           func(m memory) { m["w"] = counting(tensor.F8E4M3, 9) },
+		"scales have shape [1 4]: blocks of [2 2] give [2 2]": func(m memory) { m["w_scale_inv"] = counting(tensor.F32, 1, 4) },
+		"scales have dtype U8: F32, F16 or BF16 is expected":  func(m memory) { m["w_scale_inv"] = counting(tensor.U8, 2, 2) },
+	} {
+		src := fp8(t, tensor.F32)
+		change(src)
+		w := New(&config.Config{FP8Block: [2]int{2, 2}}, src).Find("w")
+		require.ErrorContains(t, w.CheckScales(), want)
+	}
+	src := fp8(t, tensor.F32)
+	require.NoError(t, New(&config.Config{FP8Block: [2]int{2, 2}}, src).Find("w_scale_inv").CheckScales(), "no FP8")
+	require.Equal(t, [2]int{128, 128}, New(&config.Config{}, src).Find("w").Block, "DeepSeek-V3's, if the config does not say")
+}
