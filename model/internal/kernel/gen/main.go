@@ -129,8 +129,8 @@ func fma(bits int, a, b, acc operand.Op) {
 // toBytes turns a count of numbers into one of bytes.
 func toBytes(bits int, r reg.GPPhysical) { SHLQ(operand.Imm(uint64(bits/32+1)), r) }
 
-// left counts what is left to do, in all kernels. It is RCX, whose lower byte is the only
-// register that gives a variable shift.
+// left counts what is left to do. It is RCX, whose lower byte is the only register that
+// gives a variable shift.
 var left = reg.RCX
 
 // end returns from a kernel.

@@ -20,13 +20,12 @@ var (
 	}
 )
 
-// bank hands out the registers of one kernel, each once: the tiles use nearly all there
-// are, so that they are chosen by hand, and a kernel that takes too many is a panic of the
-// generator.
+// bank hands out the registers of one kernel, each once. Kernels use nearly all there are,
+// so that nothing is left to an allocator; one that takes too many makes the generator
+// panic.
 type bank[R comparable] struct{ free []R }
 
-// general is a bank of general registers. RCX, the only one that shifts by a variable,
-// is not in it: it counts what is left to do.
+// general is a bank of general registers but for left.
 func general() *bank[reg.GPPhysical] {
 	b := newBank(generalRegisters)
 	b.reserve(left)
