@@ -2,12 +2,12 @@ package kernel
 
 import "unsafe"
 
-// chunk is how many elements one call into assembly converts at most: it cannot be
-// interrupted, and the garbage collector waits for it.
+// chunk is how many numbers one call into assembly converts at most: assembly cannot be
+// interrupted, and the garbage collector waits for it. It is a multiple of lanes.
 const chunk = 1 << 15
 
-// streamFrom is the size in bytes of an output that the caches cannot keep, so that
-// it is stored around them; cacheLine is the alignment that such stores want.
+// streamFrom is the size in bytes of an output that the caches cannot hold, so that it is
+// written around them, from the next multiple of cacheLine on.
 const (
 	streamFrom = 16 << 20
 	cacheLine  = 64
@@ -16,7 +16,8 @@ const (
 // unscaled is the scale of numbers that have none.
 var unscaled = []float32{1}
 
-// Widen decodes len(dst) numbers from src. Every value is exact; a NaN stays a NaN.
+// Widen decodes len(dst) numbers from src. Every value is exact; a NaN stays a NaN. It
+// panics if src is too short.
 func Widen(dst []float32, src []byte, f Format) {
 	if f == F8E4M3 {
 		WidenBlocks(dst, src, f, unscaled, max(1, len(dst)))
@@ -25,51 +26,66 @@ func Widen(dst []float32, src []byte, f Format) {
 	size := f.Size()
 	src = src[:len(dst)*size]
 	im := current()
-	if widen := im.stream.widen[f]; widen != nil && 4*len(dst) >= streamFrom {
-		head := unaligned(unsafe.Pointer(&dst[0])) / 4
-		widenPortable(dst[:head], src, f)
-		dst, src = dst[head:], src[head*size:]
-		done := whole(len(dst), func(i, n int) { widen(&dst[i], &src[i*size], n) })
-		dst, src = dst[done:], src[done*size:]
-	} else if widen := im.element.widen[f]; widen != nil {
-		done := whole(len(dst), func(i, n int) { widen(&dst[i], &src[i*size], n) })
-		dst, src = dst[done:], src[done*size:]
+	widen, head := im.element.widen[f], 0
+	if stream := im.stream.widen[f]; stream != nil && 4*len(dst) >= streamFrom {
+		widen, head = stream, toCacheLine(unsafe.Pointer(&dst[0]))/4
 	}
-	widenPortable(dst, src, f)
+	widenPortable(dst[:head], src, f)
+	dst, src = dst[head:], src[head*size:]
+	done := 0
+	if widen != nil {
+		done = inChunks(len(dst), func(i, n int) { widen(&dst[i], &src[i*size], n) })
+	}
+	widenPortable(dst[done:], src[done*size:], f)
 }
 
 // WidenBlocks is Widen with number i multiplied by scales[i/block], the product rounded
 // once to float32.
 func WidenBlocks(dst []float32, src []byte, f Format, scales []float32, block int) {
-	size, widen := f.Size(), current().widenE4M3
-	src = src[:len(dst)*size]
+	src = src[:len(dst)*f.Size()]
+	if f == F8E4M3 {
+		widenE4M3Blocks(dst, src, scales, block)
+		return
+	}
+	for i := 0; i*block < len(dst); i++ {
+		part := dst[i*block : min((i+1)*block, len(dst))]
+		Widen(part, src[i*block*f.Size():], f)
+		multiply(part, scales[i])
+	}
+}
+
+// widenE4M3Blocks is WidenBlocks for F8E4M3. One call of the kernel takes as many blocks
+// as a chunk holds, or, if blocks are longer or no multiple of lanes, a piece of one.
+func widenE4M3Blocks(dst []float32, src []byte, scales []float32, block int) {
+	widen := current().widenE4M3
+	whole := widen != nil && block%lanes == 0 && block <= chunk
 	for at := 0; at < len(dst); {
-		n, per := min(block-at%block, len(dst)-at, chunk), chunk // of one block
+		n, perScale := min(block-at%block, len(dst)-at, chunk), chunk
+		if whole {
+			n, perScale = min(chunk/block*block, len(dst)-at), block
+		}
 		done := 0
-		if f == F8E4M3 && widen != nil {
-			if block%Lanes == 0 && block <= chunk && at%block == 0 { // of several
-				n, per = min(chunk/block*block, len(dst)-at), block
-			}
-			if done = n &^ (Lanes - 1); done > 0 {
-				widen(&dst[at], &src[at], done, &scales[at/block], per)
-			}
+		if widen != nil && n >= lanes {
+			done = n &^ (lanes - 1)
+			widen(&dst[at], &src[at], done, &scales[at/block], perScale)
 		}
-		rest := dst[at+done : at+n]
-		if f == F8E4M3 {
-			widenPortable(rest, src[at+done:], f)
-		} else {
-			Widen(rest, src[at*size:], f)
-		}
+		rest := dst[at+done : at+n] // all of one block
+		widenPortable(rest, src[at+done:], F8E4M3)
 		at += n
-		for i, scale := 0, scales[(at-1)/block]; i < len(rest); i++ {
-			rest[i] *= scale
-		}
+		multiply(rest, scales[(at-1)/block])
+	}
+}
+
+// multiply multiplies each x by scale.
+func multiply(x []float32, scale float32) {
+	for i := range x {
+		x[i] *= scale
 	}
 }
 
 // Narrow encodes src into dst, rounding to nearest, ties to even. Values beyond
 // the format's range become infinite, a NaN stays a (quiet) NaN. f is F32, F16 or
-// BF16.
+// BF16. It panics if dst is too short or f is F8E4M3.
 func Narrow(dst []byte, src []float32, f Format) {
 	if f == F8E4M3 {
 		panic("kernel: Narrow: F8E4M3 is read only")
@@ -77,34 +93,36 @@ func Narrow(dst []byte, src []float32, f Format) {
 	size := f.Size()
 	dst = dst[:len(src)*size]
 	im := current()
-	if narrow := im.stream.narrow[f]; narrow != nil && len(dst) >= streamFrom && unaligned(unsafe.Pointer(&dst[0]))%size == 0 {
-		head := unaligned(unsafe.Pointer(&dst[0])) / size
-		narrowPortable(dst, src[:head], f)
-		dst, src = dst[head*size:], src[head:]
-		done := whole(len(src), func(i, n int) { narrow(&dst[i*size], &src[i], n) })
-		dst, src = dst[done*size:], src[done:]
-	} else if narrow := im.element.narrow[f]; narrow != nil {
-		done := whole(len(src), func(i, n int) { narrow(&dst[i*size], &src[i], n) })
-		dst, src = dst[done*size:], src[done:]
+	narrow, head := im.element.narrow[f], 0
+	if stream := im.stream.narrow[f]; stream != nil && len(dst) >= streamFrom {
+		if bytes := toCacheLine(unsafe.Pointer(&dst[0])); bytes%size == 0 {
+			narrow, head = stream, bytes/size
+		}
 	}
-	narrowPortable(dst, src, f)
+	narrowPortable(dst, src[:head], f)
+	dst, src = dst[head*size:], src[head:]
+	done := 0
+	if narrow != nil {
+		done = inChunks(len(src), func(i, n int) { narrow(&dst[i*size], &src[i], n) })
+	}
+	narrowPortable(dst[done*size:], src[done:], f)
 }
 
-// unaligned returns the number of bytes from p to the next cache line.
-func unaligned(p unsafe.Pointer) int { return int(-uintptr(p) % cacheLine) }
+// toCacheLine returns the number of bytes from p to the next cache line, 0 at its start.
+func toCacheLine(p unsafe.Pointer) int { return int(-uintptr(p) % cacheLine) }
 
-// RoundTo rounds x in place to the nearest value of f (F32, F16 or BF16), ties to
-// even.
+// RoundTo rounds x in place to the nearest values of f (F32, F16 or BF16), ties to even.
+// A NaN stays a (quiet) NaN. A number beyond the range becomes infinite.
 func RoundTo(x []float32, f Format) {
 	if f == F32 {
 		return
 	}
 	im, size, done := current(), f.Size(), 0
-	if im.element.narrow[f] != nil && im.element.widen[f] != nil && len(x) >= Lanes {
+	if im.element.narrow[f] != nil && im.element.widen[f] != nil && len(x) >= lanes {
 		s := scratches.Get().(*scratch)
 		defer scratches.Put(s)
-		for done+Lanes <= len(x) {
-			n := min(len(s.stored)/size, len(x)-done) &^ (Lanes - 1)
+		for done+lanes <= len(x) {
+			n := min(len(s.stored)/size, len(x)-done) &^ (lanes - 1)
 			im.element.narrow[f](&s.stored[0], &x[done], n)
 			im.element.widen[f](&x[done], &s.stored[0], n)
 			done += n
@@ -115,21 +133,21 @@ func RoundTo(x []float32, f Format) {
 	}
 }
 
-// widen64 converts src to float64, exactly.
+// widen64 converts src to float64, which is exact, with the kernels of im.
 func widen64(im *implementation, dst []float64, src []float32) {
 	done := 0
 	if im.widen64 != nil {
-		done = whole(len(src), func(i, n int) { im.widen64(&dst[i], &src[i], n) })
+		done = inChunks(len(src), func(i, n int) { im.widen64(&dst[i], &src[i], n) })
 	}
 	for i, v := range src[done:] {
 		dst[done+i] = float64(v)
 	}
 }
 
-// whole calls f(i, m) for the pieces i … i+m of the largest multiple of Lanes up to
-// n, and returns that multiple.
-func whole(n int, f func(i, n int)) int {
-	n &^= Lanes - 1
+// inChunks calls f(i, m) for the pieces i … i+m, at most chunk long, of the largest
+// multiple of lanes up to n, and returns that multiple.
+func inChunks(n int, f func(i, n int)) int {
+	n &^= lanes - 1
 	for i := 0; i < n; i += chunk {
 		f(i, min(chunk, n-i))
 	}

@@ -2,10 +2,10 @@ package kernel
 
 import "math"
 
-// Exp returns e**x. It is Remez-based after FreeBSD's e_exp.c, as math.Exp is in
-// portable Go, but with every product rounded before it is added, so that the
-// bits are the same on machines whose compiler or library fuses them. The error
-// is below 1 unit in the last place of float64.
+// Exp returns e^x with an error below 1 unit in the last place. It is the algorithm of
+// FreeBSD's e_exp.c, as math.Exp in portable Go, but every product is rounded before it is
+// added, so that the bits are the same on machines whose compiler or library fuses them.
+// Exp(NaN) is NaN, Exp(-Inf) is 0, and what is too large for float64 is +Inf.
 //
 //	x = k·ln2 + r, |r| ≤ ln2/2;  exp(x) = 2^k · exp(r)
 //	exp(r) = 1 + r + r·c/(2-c),  c = r - r²·P(r²)
@@ -42,11 +42,11 @@ func Exp(x float64) float64 {
 	return math.Ldexp(y, int(k))
 }
 
-// Exps replaces each x by Exp(x).
-func Exps(x []float64) {
+// exps replaces each x by Exp(x).
+func exps(x []float64) {
 	n := 0
 	if im := current(); im.exp != nil {
-		n = len(x) &^ (Lanes - 1)
+		n = len(x) &^ (lanes - 1)
 		for i := 0; i < n; i += chunk {
 			im.exp(&x[i], &x[i], min(chunk, n-i))
 		}
@@ -57,7 +57,7 @@ func Exps(x []float64) {
 }
 
 // Softmax replaces x by exp(x - max x) / Σ exp(x - max x), computed in float64 and
-// rounded once. The sum is taken from the first to the last.
+// rounded once to float32. The sum is taken from the first to the last.
 func Softmax(x []float32) {
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
@@ -69,7 +69,7 @@ func Softmax(x []float32) {
 	for i, v := range x {
 		s.exps[i] = float64(v) - float64(top)
 	}
-	Exps(s.exps)
+	exps(s.exps)
 	sum := 0.0
 	for _, e := range s.exps {
 		sum += e
@@ -79,7 +79,8 @@ func Softmax(x []float32) {
 	}
 }
 
-// SiLU sets dst[i] = x / (1 + exp(-x)), x = src[i], computed in float64 and rounded once.
+// SiLU sets dst[i] = x / (1 + exp(-x)), x = src[i], computed in float64 and
+// rounded once to float32. dst may be src; it is as long or longer.
 func SiLU(dst, src []float32) {
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
@@ -87,7 +88,7 @@ func SiLU(dst, src []float32) {
 	for i, v := range src {
 		s.exps[i] = -float64(v)
 	}
-	Exps(s.exps)
+	exps(s.exps)
 	for i, v := range src {
 		dst[i] = float32(float64(v) / (1 + s.exps[i]))
 	}

@@ -6,6 +6,41 @@ import (
 	"sync/atomic"
 )
 
+// implementation is a set of kernels for one kind of processor. What is nil or empty is
+// done in portable Go, which gives the same bits.
+type implementation struct {
+	name string
+
+	// tile is indexed by the format of the weights. An implementation has tiles for F32,
+	// among them one of width 1, or none at all.
+	tile [F8E4M3]tiles
+	// anyLength says that the tiles take rows of any length n. Otherwise n is a multiple
+	// of lanes, and shorter rows are padded.
+	anyLength bool
+
+	panels32 panelKernels[float32] // float32 sums
+	panels64 panelKernels[float64] // float64 sums
+
+	// The kernels below convert n numbers, a multiple of lanes.
+	element elementKernels
+	// stream holds the kernels whose stores go around the caches; dst is aligned to
+	// cacheLine.
+	stream elementKernels
+	// widenE4M3 multiplies each block of F8E4M3 with its scale; block is a multiple of lanes.
+	widenE4M3 func(dst *float32, src *byte, n int, scales *float32, block int)
+	widen64   func(dst *float64, src *float32, n int)
+	exp       func(dst, src *float64, n int) // dst[i] = Exp(src[i])
+}
+
+// elementKernels holds conversions between float32 and the format that is their index.
+type elementKernels struct {
+	widen  [F8E4M3]func(dst *float32, src *byte, n int)
+	narrow [F8E4M3]func(dst *byte, src *float32, n int)
+}
+
+// hasTiles says whether im multiplies matrices other than in portable Go.
+func (im *implementation) hasTiles() bool { return im.tile[F32].float32[0] != nil }
+
 // portable is the definition of all results: no assembly at all.
 var portable = implementation{name: "portable"}
 
@@ -37,7 +72,8 @@ func Implementations() []string {
 }
 
 // Use makes the named implementation the one in use, for tests and benchmarks,
-// and returns a function that undoes it. No result depends on it.
+// and returns a function that undoes it. No result depends on it. It panics if the
+// machine does not run that implementation.
 func Use(name string) (restore func()) {
 	all := supported()
 	i := slices.IndexFunc(all, func(im *implementation) bool { return im.name == name })

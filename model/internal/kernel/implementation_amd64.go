@@ -22,38 +22,36 @@ var avx512 = implementation{
 	anyLength: true,
 	tile: [...]tiles{
 		F32: {
-			[...]tile32{avx512Tile32F32x1, avx512Tile32F32x2, nil, avx512Tile32F32x4},
-			[...]tile64{avx512Tile64F32x1, avx512Tile64F32x2, nil, avx512Tile64F32x4},
+			[...]tileKernel[float32]{avx512Tile32F32x1, avx512Tile32F32x2, nil, avx512Tile32F32x4},
+			[...]tileKernel[float64]{avx512Tile64F32x1, avx512Tile64F32x2, nil, avx512Tile64F32x4},
 		},
 		BF16: {
-			[...]tile32{avx512Tile32BF16x1, avx512Tile32BF16x2, nil, avx512Tile32BF16x4},
-			[...]tile64{avx512Tile64BF16x1, avx512Tile64BF16x2, nil, avx512Tile64BF16x4},
+			[...]tileKernel[float32]{avx512Tile32BF16x1, avx512Tile32BF16x2, nil, avx512Tile32BF16x4},
+			[...]tileKernel[float64]{avx512Tile64BF16x1, avx512Tile64BF16x2, nil, avx512Tile64BF16x4},
 		},
 		F16: {
-			[...]tile32{avx512Tile32F16x1, avx512Tile32F16x2, nil, avx512Tile32F16x4},
-			[...]tile64{avx512Tile64F16x1, avx512Tile64F16x2, nil, avx512Tile64F16x4},
+			[...]tileKernel[float32]{avx512Tile32F16x1, avx512Tile32F16x2, nil, avx512Tile32F16x4},
+			[...]tileKernel[float64]{avx512Tile64F16x1, avx512Tile64F16x2, nil, avx512Tile64F16x4},
 		},
 	},
 	panels32: panelKernels[float32]{
-		group: 16, rows: 32, width: 12,
-		pack:      [...]pack[float32]{F32: avx512Pack32F32, F16: avx512Pack32F16},
+		group: 16, rows: 32,
+		pack:      [...]packKernel[float32]{F32: avx512Pack32F32, F16: avx512Pack32F16},
 		packPairs: avx512PackPairs,
-		add: [maxPanelWidth]addPanels[float32]{
-			avx512Add32x1, avx512Add32x2, avx512Add32x3, avx512Add32x4, avx512Add32x5, avx512Add32x6, avx512Add32x7, avx512Add32x8, avx512Add32x9, avx512Add32x10, avx512Add32x11, avx512Add32x12,
-		},
-		addPairs: [maxPanelWidth]addPairs[float32]{
-			avx512AddPairs32x1, avx512AddPairs32x2, avx512AddPairs32x3, avx512AddPairs32x4, avx512AddPairs32x5, avx512AddPairs32x6, avx512AddPairs32x7, avx512AddPairs32x8, avx512AddPairs32x9, avx512AddPairs32x10, avx512AddPairs32x11, avx512AddPairs32x12,
+		tiles: []panelTile[float32]{
+			{4, avx512Add32x4, avx512AddPairs32x4},
+			{8, avx512Add32x8, avx512AddPairs32x8},
+			{12, avx512Add32x12, avx512AddPairs32x12},
 		},
 	},
 	panels64: panelKernels[float64]{
-		group: 16, rows: 16, width: 12,
-		pack:      [...]pack[float64]{F32: avx512Pack64F32, F16: avx512Pack64F16},
+		group: 16, rows: 16,
+		pack:      [...]packKernel[float64]{F32: avx512Pack64F32, F16: avx512Pack64F16},
 		packPairs: avx512PackPairs,
-		add: [maxPanelWidth]addPanels[float64]{
-			avx512Add64x1, avx512Add64x2, avx512Add64x3, avx512Add64x4, avx512Add64x5, avx512Add64x6, avx512Add64x7, avx512Add64x8, avx512Add64x9, avx512Add64x10, avx512Add64x11, avx512Add64x12,
-		},
-		addPairs: [maxPanelWidth]addPairs[float64]{
-			avx512AddPairs64x1, avx512AddPairs64x2, avx512AddPairs64x3, avx512AddPairs64x4, avx512AddPairs64x5, avx512AddPairs64x6, avx512AddPairs64x7, avx512AddPairs64x8, avx512AddPairs64x9, avx512AddPairs64x10, avx512AddPairs64x11, avx512AddPairs64x12,
+		tiles: []panelTile[float64]{
+			{4, avx512Add64x4, avx512AddPairs64x4},
+			{8, avx512Add64x8, avx512AddPairs64x8},
+			{12, avx512Add64x12, avx512AddPairs64x12},
 		},
 	},
 	element: elementKernels{
@@ -74,38 +72,34 @@ var avx2 = implementation{
 	name: "avx2",
 	tile: [...]tiles{
 		F32: {
-			[...]tile32{avx2Tile32F32x1, avx2Tile32F32x2, avx2Tile32F32x3, nil},
-			[...]tile64{avx2Tile64F32x1, avx2Tile64F32x2, avx2Tile64F32x3, nil},
+			[...]tileKernel[float32]{avx2Tile32F32x1, avx2Tile32F32x2, avx2Tile32F32x3, nil},
+			[...]tileKernel[float64]{avx2Tile64F32x1, avx2Tile64F32x2, avx2Tile64F32x3, nil},
 		},
 		BF16: {
-			[...]tile32{avx2Tile32BF16x1, avx2Tile32BF16x2, avx2Tile32BF16x3, nil},
-			[...]tile64{avx2Tile64BF16x1, avx2Tile64BF16x2, avx2Tile64BF16x3, nil},
+			[...]tileKernel[float32]{avx2Tile32BF16x1, avx2Tile32BF16x2, avx2Tile32BF16x3, nil},
+			[...]tileKernel[float64]{avx2Tile64BF16x1, avx2Tile64BF16x2, avx2Tile64BF16x3, nil},
 		},
 		F16: {
-			[...]tile32{avx2Tile32F16x1, avx2Tile32F16x2, avx2Tile32F16x3, nil},
-			[...]tile64{avx2Tile64F16x1, avx2Tile64F16x2, avx2Tile64F16x3, nil},
+			[...]tileKernel[float32]{avx2Tile32F16x1, avx2Tile32F16x2, avx2Tile32F16x3, nil},
+			[...]tileKernel[float64]{avx2Tile64F16x1, avx2Tile64F16x2, avx2Tile64F16x3, nil},
 		},
 	},
 	panels32: panelKernels[float32]{
-		group: 8, rows: 16, width: 6,
-		pack:      [...]pack[float32]{F32: avx2Pack32F32, F16: avx2Pack32F16},
+		group: 8, rows: 16,
+		pack:      [...]packKernel[float32]{F32: avx2Pack32F32, F16: avx2Pack32F16},
 		packPairs: avx2PackPairs,
-		add: [maxPanelWidth]addPanels[float32]{
-			avx2Add32x1, avx2Add32x2, avx2Add32x3, avx2Add32x4, avx2Add32x5, avx2Add32x6,
-		},
-		addPairs: [maxPanelWidth]addPairs[float32]{
-			avx2AddPairs32x1, avx2AddPairs32x2, avx2AddPairs32x3, avx2AddPairs32x4, avx2AddPairs32x5, avx2AddPairs32x6,
+		tiles: []panelTile[float32]{
+			{3, avx2Add32x3, avx2AddPairs32x3},
+			{6, avx2Add32x6, avx2AddPairs32x6},
 		},
 	},
 	panels64: panelKernels[float64]{
-		group: 8, rows: 8, width: 6,
-		pack:      [...]pack[float64]{F32: avx2Pack64F32, F16: avx2Pack64F16},
+		group: 8, rows: 8,
+		pack:      [...]packKernel[float64]{F32: avx2Pack64F32, F16: avx2Pack64F16},
 		packPairs: avx2PackPairs,
-		add: [maxPanelWidth]addPanels[float64]{
-			avx2Add64x1, avx2Add64x2, avx2Add64x3, avx2Add64x4, avx2Add64x5, avx2Add64x6,
-		},
-		addPairs: [maxPanelWidth]addPairs[float64]{
-			avx2AddPairs64x1, avx2AddPairs64x2, avx2AddPairs64x3, avx2AddPairs64x4, avx2AddPairs64x5, avx2AddPairs64x6,
+		tiles: []panelTile[float64]{
+			{3, avx2Add64x3, avx2AddPairs64x3},
+			{6, avx2Add64x6, avx2AddPairs64x6},
 		},
 	},
 	element: elementKernels{

@@ -9,16 +9,16 @@ var neon = implementation{
 	name: "neon",
 	tile: [...]tiles{
 		F32: {
-			[...]tile32{neonTile32F32x1, neonTile32F32x2, nil, neonTile32F32x4},
-			[...]tile64{neonTile64F32x1, neonTile64F32x2, nil, neonTile64F32x4},
+			[...]tileKernel[float32]{neonTile32F32x1, neonTile32F32x2, nil, neonTile32F32x4},
+			[...]tileKernel[float64]{neonTile64F32x1, neonTile64F32x2, nil, neonTile64F32x4},
 		},
 		BF16: {
-			[...]tile32{neonTile32BF16x1, neonTile32BF16x2, nil, neonTile32BF16x4},
-			[...]tile64{neonTile64BF16x1, neonTile64BF16x2, nil, neonTile64BF16x4},
+			[...]tileKernel[float32]{neonTile32BF16x1, neonTile32BF16x2, nil, neonTile32BF16x4},
+			[...]tileKernel[float64]{neonTile64BF16x1, neonTile64BF16x2, nil, neonTile64BF16x4},
 		},
 		F16: {
-			[...]tile32{neonTile32F16x1, neonTile32F16x2, nil, neonTile32F16x4},
-			[...]tile64{neonTile64F16x1, neonTile64F16x2, nil, neonTile64F16x4},
+			[...]tileKernel[float32]{neonTile32F16x1, neonTile32F16x2, nil, neonTile32F16x4},
+			[...]tileKernel[float64]{neonTile64F16x1, neonTile64F16x2, nil, neonTile64F16x4},
 		},
 	},
 	element: elementKernels{ // the others in portable Go

@@ -1,39 +1,35 @@
-// Package kernel holds the inner loops: dot products, matrix products, the
-// widening and narrowing of 8- and 16-bit floats, and exp. Every result is defined to
-// the bit, so that it depends neither on the machine, nor on the number of
-// threads, nor on how a batch is cut.
+// Package kernel holds the inner loops: dot products, matrix products, the widening and
+// narrowing of 8- and 16-bit floats, and exponentials. Every result is defined to the
+// bit: it depends neither on the machine, nor on the number of threads, nor on how a
+// batch is cut.
 //
-// The entry points are MatMul (the one that takes the time), Dot32 and Dot64
-// (whose comments define the order of every sum), Widen and Narrow.
+// The entry points are MatMul, which takes most of the time; Dot32 and Dot64, which
+// define the order of every sum; Widen and Narrow. KERNELS.md explains how the assembly
+// works, how it is generated and how to add to it.
 //
 // Lengths that do not fit are a programmer's mistake and panic.
 package kernel
 
-// Lanes is the number of partial sums of a dot product; element k belongs to
-// lane k mod Lanes.
-const Lanes = 16
+// lanes is the number of partial sums of a dot product; element k belongs to lane k mod
+// lanes.
+const lanes = 16
 
 // Format is a storage format of floating point numbers.
 type Format uint8
 
 // The formats that the kernels read and write, all little-endian.
 const (
-	F32 Format = iota
-	F16
-	BF16
-	F8E4M3 // OCP e4m3fn: no infinities, NaN is S.1111.111 alone, largest 448; read only
+	F32  Format = iota // IEEE binary32: 8 bits of exponent, 23 of mantissa
+	F16                // IEEE binary16: 5 bits of exponent, 10 of mantissa
+	BF16               // bfloat16, the upper half of an F32: 8 bits of exponent, 7 of mantissa
+
+	// F8E4M3 is OCP e4m3fn: 4 bits of exponent, 3 of mantissa, no infinities, NaN is
+	// S.1111.111 alone, the largest number 448. It is read only.
+	F8E4M3
 )
 
 // Size returns the size of one number in bytes.
-func (f Format) Size() int {
-	switch f {
-	case F32:
-		return 4
-	case F8E4M3:
-		return 1
-	}
-	return 2
-}
+func (f Format) Size() int { return [...]int{F32: 4, F16: 2, BF16: 2, F8E4M3: 1}[f] }
 
 // String returns the name that safetensors uses, but for the underscore of F8_E4M3.
 func (f Format) String() string { return [...]string{"F32", "F16", "BF16", "F8E4M3"}[f] }

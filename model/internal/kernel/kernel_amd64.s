@@ -7277,70 +7277,70 @@ fold:
 // func avx512PackPairs(dst *uint32, src *[16]*byte, steps int, stride int, lane int)
 // Requires: AVX, AVX512F
 TEXT ·avx512PackPairs(SB), NOSPLIT, $0-40
-	MOVQ lane+32(FP), R8
-	MOVQ dst+0(FP), DI
-	SHLQ $0x02, R8
-	LEAQ (R8)(R8*2), R9
-	LEAQ (DI)(R8*4), AX
-	LEAQ (AX)(R8*4), BX
-	LEAQ (BX)(R8*4), R12
-	MOVQ src+8(FP), SI
+	MOVQ lane+32(FP), DX
+	MOVQ dst+0(FP), R8
+	SHLQ $0x02, DX
+	LEAQ (DX)(DX*2), SI
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ src+8(FP), AX
 	MOVQ steps+16(FP), CX
-	MOVQ stride+24(FP), R10
-	SHLQ $0x02, R10
+	MOVQ stride+24(FP), DI
+	SHLQ $0x02, DI
 	SHRQ $0x01, CX
 	JZ   end
-	XORQ DX, DX
+	XORQ BX, BX
 
 steps:
-	MOVQ         (SI), R11
-	VMOVUPS      (R11)(DX*1), Y0
-	VMOVUPS      32(R11)(DX*1), Y8
-	MOVQ         8(SI), R13
-	VMOVUPS      (R13)(DX*1), Y1
-	VMOVUPS      32(R13)(DX*1), Y9
-	MOVQ         16(SI), R15
-	VMOVUPS      (R15)(DX*1), Y2
-	VMOVUPS      32(R15)(DX*1), Y10
-	MOVQ         24(SI), R11
-	VMOVUPS      (R11)(DX*1), Y3
-	VMOVUPS      32(R11)(DX*1), Y11
-	MOVQ         32(SI), R13
-	VINSERTF64X4 $0x01, (R13)(DX*1), Z0, Z0
-	VINSERTF64X4 $0x01, 32(R13)(DX*1), Z8, Z8
-	MOVQ         40(SI), R15
-	VINSERTF64X4 $0x01, (R15)(DX*1), Z1, Z1
-	VINSERTF64X4 $0x01, 32(R15)(DX*1), Z9, Z9
-	MOVQ         48(SI), R11
-	VINSERTF64X4 $0x01, (R11)(DX*1), Z2, Z2
-	VINSERTF64X4 $0x01, 32(R11)(DX*1), Z10, Z10
-	MOVQ         56(SI), R13
-	VINSERTF64X4 $0x01, (R13)(DX*1), Z3, Z3
-	VINSERTF64X4 $0x01, 32(R13)(DX*1), Z11, Z11
-	MOVQ         64(SI), R15
-	VMOVUPS      (R15)(DX*1), Y4
-	VMOVUPS      32(R15)(DX*1), Y12
-	MOVQ         72(SI), R11
-	VMOVUPS      (R11)(DX*1), Y5
-	VMOVUPS      32(R11)(DX*1), Y13
-	MOVQ         80(SI), R13
-	VMOVUPS      (R13)(DX*1), Y6
-	VMOVUPS      32(R13)(DX*1), Y14
-	MOVQ         88(SI), R15
-	VMOVUPS      (R15)(DX*1), Y7
-	VMOVUPS      32(R15)(DX*1), Y15
-	MOVQ         96(SI), R11
-	VINSERTF64X4 $0x01, (R11)(DX*1), Z4, Z4
-	VINSERTF64X4 $0x01, 32(R11)(DX*1), Z12, Z12
-	MOVQ         104(SI), R13
-	VINSERTF64X4 $0x01, (R13)(DX*1), Z5, Z5
-	VINSERTF64X4 $0x01, 32(R13)(DX*1), Z13, Z13
-	MOVQ         112(SI), R15
-	VINSERTF64X4 $0x01, (R15)(DX*1), Z6, Z6
-	VINSERTF64X4 $0x01, 32(R15)(DX*1), Z14, Z14
-	MOVQ         120(SI), R11
-	VINSERTF64X4 $0x01, (R11)(DX*1), Z7, Z7
-	VINSERTF64X4 $0x01, 32(R11)(DX*1), Z15, Z15
+	MOVQ         (AX), R12
+	VMOVUPS      (R12)(BX*1), Y0
+	VMOVUPS      32(R12)(BX*1), Y8
+	MOVQ         8(AX), R13
+	VMOVUPS      (R13)(BX*1), Y1
+	VMOVUPS      32(R13)(BX*1), Y9
+	MOVQ         16(AX), R15
+	VMOVUPS      (R15)(BX*1), Y2
+	VMOVUPS      32(R15)(BX*1), Y10
+	MOVQ         24(AX), R12
+	VMOVUPS      (R12)(BX*1), Y3
+	VMOVUPS      32(R12)(BX*1), Y11
+	MOVQ         32(AX), R13
+	VINSERTF64X4 $0x01, (R13)(BX*1), Z0, Z0
+	VINSERTF64X4 $0x01, 32(R13)(BX*1), Z8, Z8
+	MOVQ         40(AX), R15
+	VINSERTF64X4 $0x01, (R15)(BX*1), Z1, Z1
+	VINSERTF64X4 $0x01, 32(R15)(BX*1), Z9, Z9
+	MOVQ         48(AX), R12
+	VINSERTF64X4 $0x01, (R12)(BX*1), Z2, Z2
+	VINSERTF64X4 $0x01, 32(R12)(BX*1), Z10, Z10
+	MOVQ         56(AX), R13
+	VINSERTF64X4 $0x01, (R13)(BX*1), Z3, Z3
+	VINSERTF64X4 $0x01, 32(R13)(BX*1), Z11, Z11
+	MOVQ         64(AX), R15
+	VMOVUPS      (R15)(BX*1), Y4
+	VMOVUPS      32(R15)(BX*1), Y12
+	MOVQ         72(AX), R12
+	VMOVUPS      (R12)(BX*1), Y5
+	VMOVUPS      32(R12)(BX*1), Y13
+	MOVQ         80(AX), R13
+	VMOVUPS      (R13)(BX*1), Y6
+	VMOVUPS      32(R13)(BX*1), Y14
+	MOVQ         88(AX), R15
+	VMOVUPS      (R15)(BX*1), Y7
+	VMOVUPS      32(R15)(BX*1), Y15
+	MOVQ         96(AX), R12
+	VINSERTF64X4 $0x01, (R12)(BX*1), Z4, Z4
+	VINSERTF64X4 $0x01, 32(R12)(BX*1), Z12, Z12
+	MOVQ         104(AX), R13
+	VINSERTF64X4 $0x01, (R13)(BX*1), Z5, Z5
+	VINSERTF64X4 $0x01, 32(R13)(BX*1), Z13, Z13
+	MOVQ         112(AX), R15
+	VINSERTF64X4 $0x01, (R15)(BX*1), Z6, Z6
+	VINSERTF64X4 $0x01, 32(R15)(BX*1), Z14, Z14
+	MOVQ         120(AX), R12
+	VINSERTF64X4 $0x01, (R12)(BX*1), Z7, Z7
+	VINSERTF64X4 $0x01, 32(R12)(BX*1), Z15, Z15
 	VUNPCKLPS    Z1, Z0, Z16
 	VUNPCKHPS    Z1, Z0, Z17
 	VUNPCKLPS    Z3, Z2, Z18
@@ -7389,31 +7389,31 @@ steps:
 	VSHUFF32X4   $0xdd, Z14, Z10, Z30
 	VSHUFF32X4   $0x88, Z15, Z11, Z27
 	VSHUFF32X4   $0xdd, Z15, Z11, Z31
-	VMOVUPS      Z16, (DI)
-	VMOVUPS      Z17, (DI)(R8*1)
-	VMOVUPS      Z18, (DI)(R8*2)
-	VMOVUPS      Z19, (DI)(R9*1)
-	VMOVUPS      Z20, (AX)
-	VMOVUPS      Z21, (AX)(R8*1)
-	VMOVUPS      Z22, (AX)(R8*2)
-	VMOVUPS      Z23, (AX)(R9*1)
-	ADDQ         R10, DI
-	ADDQ         R10, AX
-	ADDQ         R10, BX
-	ADDQ         R10, R12
-	VMOVUPS      Z24, (DI)
-	VMOVUPS      Z25, (DI)(R8*1)
-	VMOVUPS      Z26, (DI)(R8*2)
-	VMOVUPS      Z27, (DI)(R9*1)
-	VMOVUPS      Z28, (AX)
-	VMOVUPS      Z29, (AX)(R8*1)
-	VMOVUPS      Z30, (AX)(R8*2)
-	VMOVUPS      Z31, (AX)(R9*1)
-	ADDQ         R10, DI
-	ADDQ         R10, AX
-	ADDQ         R10, BX
-	ADDQ         R10, R12
-	ADDQ         $0x40, DX
+	VMOVUPS      Z16, (R8)
+	VMOVUPS      Z17, (R8)(DX*1)
+	VMOVUPS      Z18, (R8)(DX*2)
+	VMOVUPS      Z19, (R8)(SI*1)
+	VMOVUPS      Z20, (R9)
+	VMOVUPS      Z21, (R9)(DX*1)
+	VMOVUPS      Z22, (R9)(DX*2)
+	VMOVUPS      Z23, (R9)(SI*1)
+	ADDQ         DI, R8
+	ADDQ         DI, R9
+	ADDQ         DI, R10
+	ADDQ         DI, R11
+	VMOVUPS      Z24, (R8)
+	VMOVUPS      Z25, (R8)(DX*1)
+	VMOVUPS      Z26, (R8)(DX*2)
+	VMOVUPS      Z27, (R8)(SI*1)
+	VMOVUPS      Z28, (R9)
+	VMOVUPS      Z29, (R9)(DX*1)
+	VMOVUPS      Z30, (R9)(DX*2)
+	VMOVUPS      Z31, (R9)(SI*1)
+	ADDQ         DI, R8
+	ADDQ         DI, R9
+	ADDQ         DI, R10
+	ADDQ         DI, R11
+	ADDQ         $0x40, BX
 	DECQ         CX
 	JNZ          steps
 
@@ -7424,70 +7424,70 @@ end:
 // func avx512Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 // Requires: AVX, AVX512F
 TEXT ·avx512Pack32F32(SB), NOSPLIT, $0-40
-	MOVQ lane+32(FP), R8
-	MOVQ dst+0(FP), DI
-	SHLQ $0x02, R8
-	LEAQ (R8)(R8*2), R9
-	LEAQ (DI)(R8*4), AX
-	LEAQ (AX)(R8*4), BX
-	LEAQ (BX)(R8*4), R12
-	MOVQ src+8(FP), SI
+	MOVQ lane+32(FP), DX
+	MOVQ dst+0(FP), R8
+	SHLQ $0x02, DX
+	LEAQ (DX)(DX*2), SI
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ src+8(FP), AX
 	MOVQ steps+16(FP), CX
-	MOVQ stride+24(FP), R10
-	SHLQ $0x02, R10
+	MOVQ stride+24(FP), DI
+	SHLQ $0x02, DI
 	SHRQ $0x01, CX
 	JZ   end
-	XORQ DX, DX
+	XORQ BX, BX
 
 steps:
-	MOVQ         (SI), R11
-	VMOVUPS      (R11)(DX*1), Y0
-	VMOVUPS      32(R11)(DX*1), Y8
-	MOVQ         8(SI), R13
-	VMOVUPS      (R13)(DX*1), Y1
-	VMOVUPS      32(R13)(DX*1), Y9
-	MOVQ         16(SI), R15
-	VMOVUPS      (R15)(DX*1), Y2
-	VMOVUPS      32(R15)(DX*1), Y10
-	MOVQ         24(SI), R11
-	VMOVUPS      (R11)(DX*1), Y3
-	VMOVUPS      32(R11)(DX*1), Y11
-	MOVQ         32(SI), R13
-	VINSERTF64X4 $0x01, (R13)(DX*1), Z0, Z0
-	VINSERTF64X4 $0x01, 32(R13)(DX*1), Z8, Z8
-	MOVQ         40(SI), R15
-	VINSERTF64X4 $0x01, (R15)(DX*1), Z1, Z1
-	VINSERTF64X4 $0x01, 32(R15)(DX*1), Z9, Z9
-	MOVQ         48(SI), R11
-	VINSERTF64X4 $0x01, (R11)(DX*1), Z2, Z2
-	VINSERTF64X4 $0x01, 32(R11)(DX*1), Z10, Z10
-	MOVQ         56(SI), R13
-	VINSERTF64X4 $0x01, (R13)(DX*1), Z3, Z3
-	VINSERTF64X4 $0x01, 32(R13)(DX*1), Z11, Z11
-	MOVQ         64(SI), R15
-	VMOVUPS      (R15)(DX*1), Y4
-	VMOVUPS      32(R15)(DX*1), Y12
-	MOVQ         72(SI), R11
-	VMOVUPS      (R11)(DX*1), Y5
-	VMOVUPS      32(R11)(DX*1), Y13
-	MOVQ         80(SI), R13
-	VMOVUPS      (R13)(DX*1), Y6
-	VMOVUPS      32(R13)(DX*1), Y14
-	MOVQ         88(SI), R15
-	VMOVUPS      (R15)(DX*1), Y7
-	VMOVUPS      32(R15)(DX*1), Y15
-	MOVQ         96(SI), R11
-	VINSERTF64X4 $0x01, (R11)(DX*1), Z4, Z4
-	VINSERTF64X4 $0x01, 32(R11)(DX*1), Z12, Z12
-	MOVQ         104(SI), R13
-	VINSERTF64X4 $0x01, (R13)(DX*1), Z5, Z5
-	VINSERTF64X4 $0x01, 32(R13)(DX*1), Z13, Z13
-	MOVQ         112(SI), R15
-	VINSERTF64X4 $0x01, (R15)(DX*1), Z6, Z6
-	VINSERTF64X4 $0x01, 32(R15)(DX*1), Z14, Z14
-	MOVQ         120(SI), R11
-	VINSERTF64X4 $0x01, (R11)(DX*1), Z7, Z7
-	VINSERTF64X4 $0x01, 32(R11)(DX*1), Z15, Z15
+	MOVQ         (AX), R12
+	VMOVUPS      (R12)(BX*1), Y0
+	VMOVUPS      32(R12)(BX*1), Y8
+	MOVQ         8(AX), R13
+	VMOVUPS      (R13)(BX*1), Y1
+	VMOVUPS      32(R13)(BX*1), Y9
+	MOVQ         16(AX), R15
+	VMOVUPS      (R15)(BX*1), Y2
+	VMOVUPS      32(R15)(BX*1), Y10
+	MOVQ         24(AX), R12
+	VMOVUPS      (R12)(BX*1), Y3
+	VMOVUPS      32(R12)(BX*1), Y11
+	MOVQ         32(AX), R13
+	VINSERTF64X4 $0x01, (R13)(BX*1), Z0, Z0
+	VINSERTF64X4 $0x01, 32(R13)(BX*1), Z8, Z8
+	MOVQ         40(AX), R15
+	VINSERTF64X4 $0x01, (R15)(BX*1), Z1, Z1
+	VINSERTF64X4 $0x01, 32(R15)(BX*1), Z9, Z9
+	MOVQ         48(AX), R12
+	VINSERTF64X4 $0x01, (R12)(BX*1), Z2, Z2
+	VINSERTF64X4 $0x01, 32(R12)(BX*1), Z10, Z10
+	MOVQ         56(AX), R13
+	VINSERTF64X4 $0x01, (R13)(BX*1), Z3, Z3
+	VINSERTF64X4 $0x01, 32(R13)(BX*1), Z11, Z11
+	MOVQ         64(AX), R15
+	VMOVUPS      (R15)(BX*1), Y4
+	VMOVUPS      32(R15)(BX*1), Y12
+	MOVQ         72(AX), R12
+	VMOVUPS      (R12)(BX*1), Y5
+	VMOVUPS      32(R12)(BX*1), Y13
+	MOVQ         80(AX), R13
+	VMOVUPS      (R13)(BX*1), Y6
+	VMOVUPS      32(R13)(BX*1), Y14
+	MOVQ         88(AX), R15
+	VMOVUPS      (R15)(BX*1), Y7
+	VMOVUPS      32(R15)(BX*1), Y15
+	MOVQ         96(AX), R12
+	VINSERTF64X4 $0x01, (R12)(BX*1), Z4, Z4
+	VINSERTF64X4 $0x01, 32(R12)(BX*1), Z12, Z12
+	MOVQ         104(AX), R13
+	VINSERTF64X4 $0x01, (R13)(BX*1), Z5, Z5
+	VINSERTF64X4 $0x01, 32(R13)(BX*1), Z13, Z13
+	MOVQ         112(AX), R15
+	VINSERTF64X4 $0x01, (R15)(BX*1), Z6, Z6
+	VINSERTF64X4 $0x01, 32(R15)(BX*1), Z14, Z14
+	MOVQ         120(AX), R12
+	VINSERTF64X4 $0x01, (R12)(BX*1), Z7, Z7
+	VINSERTF64X4 $0x01, 32(R12)(BX*1), Z15, Z15
 	VUNPCKLPS    Z1, Z0, Z16
 	VUNPCKHPS    Z1, Z0, Z17
 	VUNPCKLPS    Z3, Z2, Z18
@@ -7536,74 +7536,74 @@ steps:
 	VSHUFF32X4   $0xdd, Z14, Z10, Z30
 	VSHUFF32X4   $0x88, Z15, Z11, Z27
 	VSHUFF32X4   $0xdd, Z15, Z11, Z31
-	VMOVUPS      Z16, (DI)
-	VMOVUPS      Z17, (DI)(R8*1)
-	VMOVUPS      Z18, (DI)(R8*2)
-	VMOVUPS      Z19, (DI)(R9*1)
-	VMOVUPS      Z20, (AX)
-	VMOVUPS      Z21, (AX)(R8*1)
-	VMOVUPS      Z22, (AX)(R8*2)
-	VMOVUPS      Z23, (AX)(R9*1)
-	VMOVUPS      Z24, (BX)
-	VMOVUPS      Z25, (BX)(R8*1)
-	VMOVUPS      Z26, (BX)(R8*2)
-	VMOVUPS      Z27, (BX)(R9*1)
-	VMOVUPS      Z28, (R12)
-	VMOVUPS      Z29, (R12)(R8*1)
-	VMOVUPS      Z30, (R12)(R8*2)
-	VMOVUPS      Z31, (R12)(R9*1)
-	ADDQ         R10, DI
-	ADDQ         R10, AX
-	ADDQ         R10, BX
-	ADDQ         R10, R12
-	MOVQ         (SI), R11
-	VMOVUPS      64(R11)(DX*1), Y0
-	VMOVUPS      96(R11)(DX*1), Y8
-	MOVQ         8(SI), R13
-	VMOVUPS      64(R13)(DX*1), Y1
-	VMOVUPS      96(R13)(DX*1), Y9
-	MOVQ         16(SI), R15
-	VMOVUPS      64(R15)(DX*1), Y2
-	VMOVUPS      96(R15)(DX*1), Y10
-	MOVQ         24(SI), R11
-	VMOVUPS      64(R11)(DX*1), Y3
-	VMOVUPS      96(R11)(DX*1), Y11
-	MOVQ         32(SI), R13
-	VINSERTF64X4 $0x01, 64(R13)(DX*1), Z0, Z0
-	VINSERTF64X4 $0x01, 96(R13)(DX*1), Z8, Z8
-	MOVQ         40(SI), R15
-	VINSERTF64X4 $0x01, 64(R15)(DX*1), Z1, Z1
-	VINSERTF64X4 $0x01, 96(R15)(DX*1), Z9, Z9
-	MOVQ         48(SI), R11
-	VINSERTF64X4 $0x01, 64(R11)(DX*1), Z2, Z2
-	VINSERTF64X4 $0x01, 96(R11)(DX*1), Z10, Z10
-	MOVQ         56(SI), R13
-	VINSERTF64X4 $0x01, 64(R13)(DX*1), Z3, Z3
-	VINSERTF64X4 $0x01, 96(R13)(DX*1), Z11, Z11
-	MOVQ         64(SI), R15
-	VMOVUPS      64(R15)(DX*1), Y4
-	VMOVUPS      96(R15)(DX*1), Y12
-	MOVQ         72(SI), R11
-	VMOVUPS      64(R11)(DX*1), Y5
-	VMOVUPS      96(R11)(DX*1), Y13
-	MOVQ         80(SI), R13
-	VMOVUPS      64(R13)(DX*1), Y6
-	VMOVUPS      96(R13)(DX*1), Y14
-	MOVQ         88(SI), R15
-	VMOVUPS      64(R15)(DX*1), Y7
-	VMOVUPS      96(R15)(DX*1), Y15
-	MOVQ         96(SI), R11
-	VINSERTF64X4 $0x01, 64(R11)(DX*1), Z4, Z4
-	VINSERTF64X4 $0x01, 96(R11)(DX*1), Z12, Z12
-	MOVQ         104(SI), R13
-	VINSERTF64X4 $0x01, 64(R13)(DX*1), Z5, Z5
-	VINSERTF64X4 $0x01, 96(R13)(DX*1), Z13, Z13
-	MOVQ         112(SI), R15
-	VINSERTF64X4 $0x01, 64(R15)(DX*1), Z6, Z6
-	VINSERTF64X4 $0x01, 96(R15)(DX*1), Z14, Z14
-	MOVQ         120(SI), R11
-	VINSERTF64X4 $0x01, 64(R11)(DX*1), Z7, Z7
-	VINSERTF64X4 $0x01, 96(R11)(DX*1), Z15, Z15
+	VMOVUPS      Z16, (R8)
+	VMOVUPS      Z17, (R8)(DX*1)
+	VMOVUPS      Z18, (R8)(DX*2)
+	VMOVUPS      Z19, (R8)(SI*1)
+	VMOVUPS      Z20, (R9)
+	VMOVUPS      Z21, (R9)(DX*1)
+	VMOVUPS      Z22, (R9)(DX*2)
+	VMOVUPS      Z23, (R9)(SI*1)
+	VMOVUPS      Z24, (R10)
+	VMOVUPS      Z25, (R10)(DX*1)
+	VMOVUPS      Z26, (R10)(DX*2)
+	VMOVUPS      Z27, (R10)(SI*1)
+	VMOVUPS      Z28, (R11)
+	VMOVUPS      Z29, (R11)(DX*1)
+	VMOVUPS      Z30, (R11)(DX*2)
+	VMOVUPS      Z31, (R11)(SI*1)
+	ADDQ         DI, R8
+	ADDQ         DI, R9
+	ADDQ         DI, R10
+	ADDQ         DI, R11
+	MOVQ         (AX), R12
+	VMOVUPS      64(R12)(BX*1), Y0
+	VMOVUPS      96(R12)(BX*1), Y8
+	MOVQ         8(AX), R13
+	VMOVUPS      64(R13)(BX*1), Y1
+	VMOVUPS      96(R13)(BX*1), Y9
+	MOVQ         16(AX), R15
+	VMOVUPS      64(R15)(BX*1), Y2
+	VMOVUPS      96(R15)(BX*1), Y10
+	MOVQ         24(AX), R12
+	VMOVUPS      64(R12)(BX*1), Y3
+	VMOVUPS      96(R12)(BX*1), Y11
+	MOVQ         32(AX), R13
+	VINSERTF64X4 $0x01, 64(R13)(BX*1), Z0, Z0
+	VINSERTF64X4 $0x01, 96(R13)(BX*1), Z8, Z8
+	MOVQ         40(AX), R15
+	VINSERTF64X4 $0x01, 64(R15)(BX*1), Z1, Z1
+	VINSERTF64X4 $0x01, 96(R15)(BX*1), Z9, Z9
+	MOVQ         48(AX), R12
+	VINSERTF64X4 $0x01, 64(R12)(BX*1), Z2, Z2
+	VINSERTF64X4 $0x01, 96(R12)(BX*1), Z10, Z10
+	MOVQ         56(AX), R13
+	VINSERTF64X4 $0x01, 64(R13)(BX*1), Z3, Z3
+	VINSERTF64X4 $0x01, 96(R13)(BX*1), Z11, Z11
+	MOVQ         64(AX), R15
+	VMOVUPS      64(R15)(BX*1), Y4
+	VMOVUPS      96(R15)(BX*1), Y12
+	MOVQ         72(AX), R12
+	VMOVUPS      64(R12)(BX*1), Y5
+	VMOVUPS      96(R12)(BX*1), Y13
+	MOVQ         80(AX), R13
+	VMOVUPS      64(R13)(BX*1), Y6
+	VMOVUPS      96(R13)(BX*1), Y14
+	MOVQ         88(AX), R15
+	VMOVUPS      64(R15)(BX*1), Y7
+	VMOVUPS      96(R15)(BX*1), Y15
+	MOVQ         96(AX), R12
+	VINSERTF64X4 $0x01, 64(R12)(BX*1), Z4, Z4
+	VINSERTF64X4 $0x01, 96(R12)(BX*1), Z12, Z12
+	MOVQ         104(AX), R13
+	VINSERTF64X4 $0x01, 64(R13)(BX*1), Z5, Z5
+	VINSERTF64X4 $0x01, 96(R13)(BX*1), Z13, Z13
+	MOVQ         112(AX), R15
+	VINSERTF64X4 $0x01, 64(R15)(BX*1), Z6, Z6
+	VINSERTF64X4 $0x01, 96(R15)(BX*1), Z14, Z14
+	MOVQ         120(AX), R12
+	VINSERTF64X4 $0x01, 64(R12)(BX*1), Z7, Z7
+	VINSERTF64X4 $0x01, 96(R12)(BX*1), Z15, Z15
 	VUNPCKLPS    Z1, Z0, Z16
 	VUNPCKHPS    Z1, Z0, Z17
 	VUNPCKLPS    Z3, Z2, Z18
@@ -7652,27 +7652,27 @@ steps:
 	VSHUFF32X4   $0xdd, Z14, Z10, Z30
 	VSHUFF32X4   $0x88, Z15, Z11, Z27
 	VSHUFF32X4   $0xdd, Z15, Z11, Z31
-	VMOVUPS      Z16, (DI)
-	VMOVUPS      Z17, (DI)(R8*1)
-	VMOVUPS      Z18, (DI)(R8*2)
-	VMOVUPS      Z19, (DI)(R9*1)
-	VMOVUPS      Z20, (AX)
-	VMOVUPS      Z21, (AX)(R8*1)
-	VMOVUPS      Z22, (AX)(R8*2)
-	VMOVUPS      Z23, (AX)(R9*1)
-	VMOVUPS      Z24, (BX)
-	VMOVUPS      Z25, (BX)(R8*1)
-	VMOVUPS      Z26, (BX)(R8*2)
-	VMOVUPS      Z27, (BX)(R9*1)
-	VMOVUPS      Z28, (R12)
-	VMOVUPS      Z29, (R12)(R8*1)
-	VMOVUPS      Z30, (R12)(R8*2)
-	VMOVUPS      Z31, (R12)(R9*1)
-	ADDQ         R10, DI
-	ADDQ         R10, AX
-	ADDQ         R10, BX
-	ADDQ         R10, R12
-	ADDQ         $0x80, DX
+	VMOVUPS      Z16, (R8)
+	VMOVUPS      Z17, (R8)(DX*1)
+	VMOVUPS      Z18, (R8)(DX*2)
+	VMOVUPS      Z19, (R8)(SI*1)
+	VMOVUPS      Z20, (R9)
+	VMOVUPS      Z21, (R9)(DX*1)
+	VMOVUPS      Z22, (R9)(DX*2)
+	VMOVUPS      Z23, (R9)(SI*1)
+	VMOVUPS      Z24, (R10)
+	VMOVUPS      Z25, (R10)(DX*1)
+	VMOVUPS      Z26, (R10)(DX*2)
+	VMOVUPS      Z27, (R10)(SI*1)
+	VMOVUPS      Z28, (R11)
+	VMOVUPS      Z29, (R11)(DX*1)
+	VMOVUPS      Z30, (R11)(DX*2)
+	VMOVUPS      Z31, (R11)(SI*1)
+	ADDQ         DI, R8
+	ADDQ         DI, R9
+	ADDQ         DI, R10
+	ADDQ         DI, R11
+	ADDQ         $0x80, BX
 	DECQ         CX
 	JNZ          steps
 
@@ -7683,70 +7683,70 @@ end:
 // func avx512Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 // Requires: AVX, AVX512F
 TEXT ·avx512Pack32F16(SB), NOSPLIT, $0-40
-	MOVQ lane+32(FP), R8
-	MOVQ dst+0(FP), DI
-	SHLQ $0x02, R8
-	LEAQ (R8)(R8*2), R9
-	LEAQ (DI)(R8*4), AX
-	LEAQ (AX)(R8*4), BX
-	LEAQ (BX)(R8*4), R12
-	MOVQ src+8(FP), SI
+	MOVQ lane+32(FP), DX
+	MOVQ dst+0(FP), R8
+	SHLQ $0x02, DX
+	LEAQ (DX)(DX*2), SI
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ src+8(FP), AX
 	MOVQ steps+16(FP), CX
-	MOVQ stride+24(FP), R10
-	SHLQ $0x02, R10
+	MOVQ stride+24(FP), DI
+	SHLQ $0x02, DI
 	SHRQ $0x01, CX
 	JZ   end
-	XORQ DX, DX
+	XORQ BX, BX
 
 steps:
-	MOVQ        (SI), R11
-	VMOVUPS     (R11)(DX*1), X0
-	VMOVUPS     16(R11)(DX*1), X8
-	MOVQ        8(SI), R13
-	VMOVUPS     (R13)(DX*1), X1
-	VMOVUPS     16(R13)(DX*1), X9
-	MOVQ        16(SI), R15
-	VMOVUPS     (R15)(DX*1), X2
-	VMOVUPS     16(R15)(DX*1), X10
-	MOVQ        24(SI), R11
-	VMOVUPS     (R11)(DX*1), X3
-	VMOVUPS     16(R11)(DX*1), X11
-	MOVQ        32(SI), R13
-	VINSERTF128 $0x01, (R13)(DX*1), Y0, Y0
-	VINSERTF128 $0x01, 16(R13)(DX*1), Y8, Y8
-	MOVQ        40(SI), R15
-	VINSERTF128 $0x01, (R15)(DX*1), Y1, Y1
-	VINSERTF128 $0x01, 16(R15)(DX*1), Y9, Y9
-	MOVQ        48(SI), R11
-	VINSERTF128 $0x01, (R11)(DX*1), Y2, Y2
-	VINSERTF128 $0x01, 16(R11)(DX*1), Y10, Y10
-	MOVQ        56(SI), R13
-	VINSERTF128 $0x01, (R13)(DX*1), Y3, Y3
-	VINSERTF128 $0x01, 16(R13)(DX*1), Y11, Y11
-	MOVQ        64(SI), R15
-	VMOVUPS     (R15)(DX*1), X4
-	VMOVUPS     16(R15)(DX*1), X12
-	MOVQ        72(SI), R11
-	VMOVUPS     (R11)(DX*1), X5
-	VMOVUPS     16(R11)(DX*1), X13
-	MOVQ        80(SI), R13
-	VMOVUPS     (R13)(DX*1), X6
-	VMOVUPS     16(R13)(DX*1), X14
-	MOVQ        88(SI), R15
-	VMOVUPS     (R15)(DX*1), X7
-	VMOVUPS     16(R15)(DX*1), X15
-	MOVQ        96(SI), R11
-	VINSERTF128 $0x01, (R11)(DX*1), Y4, Y4
-	VINSERTF128 $0x01, 16(R11)(DX*1), Y12, Y12
-	MOVQ        104(SI), R13
-	VINSERTF128 $0x01, (R13)(DX*1), Y5, Y5
-	VINSERTF128 $0x01, 16(R13)(DX*1), Y13, Y13
-	MOVQ        112(SI), R15
-	VINSERTF128 $0x01, (R15)(DX*1), Y6, Y6
-	VINSERTF128 $0x01, 16(R15)(DX*1), Y14, Y14
-	MOVQ        120(SI), R11
-	VINSERTF128 $0x01, (R11)(DX*1), Y7, Y7
-	VINSERTF128 $0x01, 16(R11)(DX*1), Y15, Y15
+	MOVQ        (AX), R12
+	VMOVUPS     (R12)(BX*1), X0
+	VMOVUPS     16(R12)(BX*1), X8
+	MOVQ        8(AX), R13
+	VMOVUPS     (R13)(BX*1), X1
+	VMOVUPS     16(R13)(BX*1), X9
+	MOVQ        16(AX), R15
+	VMOVUPS     (R15)(BX*1), X2
+	VMOVUPS     16(R15)(BX*1), X10
+	MOVQ        24(AX), R12
+	VMOVUPS     (R12)(BX*1), X3
+	VMOVUPS     16(R12)(BX*1), X11
+	MOVQ        32(AX), R13
+	VINSERTF128 $0x01, (R13)(BX*1), Y0, Y0
+	VINSERTF128 $0x01, 16(R13)(BX*1), Y8, Y8
+	MOVQ        40(AX), R15
+	VINSERTF128 $0x01, (R15)(BX*1), Y1, Y1
+	VINSERTF128 $0x01, 16(R15)(BX*1), Y9, Y9
+	MOVQ        48(AX), R12
+	VINSERTF128 $0x01, (R12)(BX*1), Y2, Y2
+	VINSERTF128 $0x01, 16(R12)(BX*1), Y10, Y10
+	MOVQ        56(AX), R13
+	VINSERTF128 $0x01, (R13)(BX*1), Y3, Y3
+	VINSERTF128 $0x01, 16(R13)(BX*1), Y11, Y11
+	MOVQ        64(AX), R15
+	VMOVUPS     (R15)(BX*1), X4
+	VMOVUPS     16(R15)(BX*1), X12
+	MOVQ        72(AX), R12
+	VMOVUPS     (R12)(BX*1), X5
+	VMOVUPS     16(R12)(BX*1), X13
+	MOVQ        80(AX), R13
+	VMOVUPS     (R13)(BX*1), X6
+	VMOVUPS     16(R13)(BX*1), X14
+	MOVQ        88(AX), R15
+	VMOVUPS     (R15)(BX*1), X7
+	VMOVUPS     16(R15)(BX*1), X15
+	MOVQ        96(AX), R12
+	VINSERTF128 $0x01, (R12)(BX*1), Y4, Y4
+	VINSERTF128 $0x01, 16(R12)(BX*1), Y12, Y12
+	MOVQ        104(AX), R13
+	VINSERTF128 $0x01, (R13)(BX*1), Y5, Y5
+	VINSERTF128 $0x01, 16(R13)(BX*1), Y13, Y13
+	MOVQ        112(AX), R15
+	VINSERTF128 $0x01, (R15)(BX*1), Y6, Y6
+	VINSERTF128 $0x01, 16(R15)(BX*1), Y14, Y14
+	MOVQ        120(AX), R12
+	VINSERTF128 $0x01, (R12)(BX*1), Y7, Y7
+	VINSERTF128 $0x01, 16(R12)(BX*1), Y15, Y15
 	VCVTPH2PS   Y0, Z0
 	VCVTPH2PS   Y1, Z1
 	VCVTPH2PS   Y2, Z2
@@ -7811,74 +7811,74 @@ steps:
 	VSHUFF32X4  $0xdd, Z14, Z10, Z30
 	VSHUFF32X4  $0x88, Z15, Z11, Z27
 	VSHUFF32X4  $0xdd, Z15, Z11, Z31
-	VMOVUPS     Z16, (DI)
-	VMOVUPS     Z17, (DI)(R8*1)
-	VMOVUPS     Z18, (DI)(R8*2)
-	VMOVUPS     Z19, (DI)(R9*1)
-	VMOVUPS     Z20, (AX)
-	VMOVUPS     Z21, (AX)(R8*1)
-	VMOVUPS     Z22, (AX)(R8*2)
-	VMOVUPS     Z23, (AX)(R9*1)
-	VMOVUPS     Z24, (BX)
-	VMOVUPS     Z25, (BX)(R8*1)
-	VMOVUPS     Z26, (BX)(R8*2)
-	VMOVUPS     Z27, (BX)(R9*1)
-	VMOVUPS     Z28, (R12)
-	VMOVUPS     Z29, (R12)(R8*1)
-	VMOVUPS     Z30, (R12)(R8*2)
-	VMOVUPS     Z31, (R12)(R9*1)
-	ADDQ        R10, DI
-	ADDQ        R10, AX
-	ADDQ        R10, BX
-	ADDQ        R10, R12
-	MOVQ        (SI), R11
-	VMOVUPS     32(R11)(DX*1), X0
-	VMOVUPS     48(R11)(DX*1), X8
-	MOVQ        8(SI), R13
-	VMOVUPS     32(R13)(DX*1), X1
-	VMOVUPS     48(R13)(DX*1), X9
-	MOVQ        16(SI), R15
-	VMOVUPS     32(R15)(DX*1), X2
-	VMOVUPS     48(R15)(DX*1), X10
-	MOVQ        24(SI), R11
-	VMOVUPS     32(R11)(DX*1), X3
-	VMOVUPS     48(R11)(DX*1), X11
-	MOVQ        32(SI), R13
-	VINSERTF128 $0x01, 32(R13)(DX*1), Y0, Y0
-	VINSERTF128 $0x01, 48(R13)(DX*1), Y8, Y8
-	MOVQ        40(SI), R15
-	VINSERTF128 $0x01, 32(R15)(DX*1), Y1, Y1
-	VINSERTF128 $0x01, 48(R15)(DX*1), Y9, Y9
-	MOVQ        48(SI), R11
-	VINSERTF128 $0x01, 32(R11)(DX*1), Y2, Y2
-	VINSERTF128 $0x01, 48(R11)(DX*1), Y10, Y10
-	MOVQ        56(SI), R13
-	VINSERTF128 $0x01, 32(R13)(DX*1), Y3, Y3
-	VINSERTF128 $0x01, 48(R13)(DX*1), Y11, Y11
-	MOVQ        64(SI), R15
-	VMOVUPS     32(R15)(DX*1), X4
-	VMOVUPS     48(R15)(DX*1), X12
-	MOVQ        72(SI), R11
-	VMOVUPS     32(R11)(DX*1), X5
-	VMOVUPS     48(R11)(DX*1), X13
-	MOVQ        80(SI), R13
-	VMOVUPS     32(R13)(DX*1), X6
-	VMOVUPS     48(R13)(DX*1), X14
-	MOVQ        88(SI), R15
-	VMOVUPS     32(R15)(DX*1), X7
-	VMOVUPS     48(R15)(DX*1), X15
-	MOVQ        96(SI), R11
-	VINSERTF128 $0x01, 32(R11)(DX*1), Y4, Y4
-	VINSERTF128 $0x01, 48(R11)(DX*1), Y12, Y12
-	MOVQ        104(SI), R13
-	VINSERTF128 $0x01, 32(R13)(DX*1), Y5, Y5
-	VINSERTF128 $0x01, 48(R13)(DX*1), Y13, Y13
-	MOVQ        112(SI), R15
-	VINSERTF128 $0x01, 32(R15)(DX*1), Y6, Y6
-	VINSERTF128 $0x01, 48(R15)(DX*1), Y14, Y14
-	MOVQ        120(SI), R11
-	VINSERTF128 $0x01, 32(R11)(DX*1), Y7, Y7
-	VINSERTF128 $0x01, 48(R11)(DX*1), Y15, Y15
+	VMOVUPS     Z16, (R8)
+	VMOVUPS     Z17, (R8)(DX*1)
+	VMOVUPS     Z18, (R8)(DX*2)
+	VMOVUPS     Z19, (R8)(SI*1)
+	VMOVUPS     Z20, (R9)
+	VMOVUPS     Z21, (R9)(DX*1)
+	VMOVUPS     Z22, (R9)(DX*2)
+	VMOVUPS     Z23, (R9)(SI*1)
+	VMOVUPS     Z24, (R10)
+	VMOVUPS     Z25, (R10)(DX*1)
+	VMOVUPS     Z26, (R10)(DX*2)
+	VMOVUPS     Z27, (R10)(SI*1)
+	VMOVUPS     Z28, (R11)
+	VMOVUPS     Z29, (R11)(DX*1)
+	VMOVUPS     Z30, (R11)(DX*2)
+	VMOVUPS     Z31, (R11)(SI*1)
+	ADDQ        DI, R8
+	ADDQ        DI, R9
+	ADDQ        DI, R10
+	ADDQ        DI, R11
+	MOVQ        (AX), R12
+	VMOVUPS     32(R12)(BX*1), X0
+	VMOVUPS     48(R12)(BX*1), X8
+	MOVQ        8(AX), R13
+	VMOVUPS     32(R13)(BX*1), X1
+	VMOVUPS     48(R13)(BX*1), X9
+	MOVQ        16(AX), R15
+	VMOVUPS     32(R15)(BX*1), X2
+	VMOVUPS     48(R15)(BX*1), X10
+	MOVQ        24(AX), R12
+	VMOVUPS     32(R12)(BX*1), X3
+	VMOVUPS     48(R12)(BX*1), X11
+	MOVQ        32(AX), R13
+	VINSERTF128 $0x01, 32(R13)(BX*1), Y0, Y0
+	VINSERTF128 $0x01, 48(R13)(BX*1), Y8, Y8
+	MOVQ        40(AX), R15
+	VINSERTF128 $0x01, 32(R15)(BX*1), Y1, Y1
+	VINSERTF128 $0x01, 48(R15)(BX*1), Y9, Y9
+	MOVQ        48(AX), R12
+	VINSERTF128 $0x01, 32(R12)(BX*1), Y2, Y2
+	VINSERTF128 $0x01, 48(R12)(BX*1), Y10, Y10
+	MOVQ        56(AX), R13
+	VINSERTF128 $0x01, 32(R13)(BX*1), Y3, Y3
+	VINSERTF128 $0x01, 48(R13)(BX*1), Y11, Y11
+	MOVQ        64(AX), R15
+	VMOVUPS     32(R15)(BX*1), X4
+	VMOVUPS     48(R15)(BX*1), X12
+	MOVQ        72(AX), R12
+	VMOVUPS     32(R12)(BX*1), X5
+	VMOVUPS     48(R12)(BX*1), X13
+	MOVQ        80(AX), R13
+	VMOVUPS     32(R13)(BX*1), X6
+	VMOVUPS     48(R13)(BX*1), X14
+	MOVQ        88(AX), R15
+	VMOVUPS     32(R15)(BX*1), X7
+	VMOVUPS     48(R15)(BX*1), X15
+	MOVQ        96(AX), R12
+	VINSERTF128 $0x01, 32(R12)(BX*1), Y4, Y4
+	VINSERTF128 $0x01, 48(R12)(BX*1), Y12, Y12
+	MOVQ        104(AX), R13
+	VINSERTF128 $0x01, 32(R13)(BX*1), Y5, Y5
+	VINSERTF128 $0x01, 48(R13)(BX*1), Y13, Y13
+	MOVQ        112(AX), R15
+	VINSERTF128 $0x01, 32(R15)(BX*1), Y6, Y6
+	VINSERTF128 $0x01, 48(R15)(BX*1), Y14, Y14
+	MOVQ        120(AX), R12
+	VINSERTF128 $0x01, 32(R12)(BX*1), Y7, Y7
+	VINSERTF128 $0x01, 48(R12)(BX*1), Y15, Y15
 	VCVTPH2PS   Y0, Z0
 	VCVTPH2PS   Y1, Z1
 	VCVTPH2PS   Y2, Z2
@@ -7943,838 +7943,31 @@ steps:
 	VSHUFF32X4  $0xdd, Z14, Z10, Z30
 	VSHUFF32X4  $0x88, Z15, Z11, Z27
 	VSHUFF32X4  $0xdd, Z15, Z11, Z31
-	VMOVUPS     Z16, (DI)
-	VMOVUPS     Z17, (DI)(R8*1)
-	VMOVUPS     Z18, (DI)(R8*2)
-	VMOVUPS     Z19, (DI)(R9*1)
-	VMOVUPS     Z20, (AX)
-	VMOVUPS     Z21, (AX)(R8*1)
-	VMOVUPS     Z22, (AX)(R8*2)
-	VMOVUPS     Z23, (AX)(R9*1)
-	VMOVUPS     Z24, (BX)
-	VMOVUPS     Z25, (BX)(R8*1)
-	VMOVUPS     Z26, (BX)(R8*2)
-	VMOVUPS     Z27, (BX)(R9*1)
-	VMOVUPS     Z28, (R12)
-	VMOVUPS     Z29, (R12)(R8*1)
-	VMOVUPS     Z30, (R12)(R8*2)
-	VMOVUPS     Z31, (R12)(R9*1)
-	ADDQ        R10, DI
-	ADDQ        R10, AX
-	ADDQ        R10, BX
-	ADDQ        R10, R12
-	ADDQ        $0x40, DX
+	VMOVUPS     Z16, (R8)
+	VMOVUPS     Z17, (R8)(DX*1)
+	VMOVUPS     Z18, (R8)(DX*2)
+	VMOVUPS     Z19, (R8)(SI*1)
+	VMOVUPS     Z20, (R9)
+	VMOVUPS     Z21, (R9)(DX*1)
+	VMOVUPS     Z22, (R9)(DX*2)
+	VMOVUPS     Z23, (R9)(SI*1)
+	VMOVUPS     Z24, (R10)
+	VMOVUPS     Z25, (R10)(DX*1)
+	VMOVUPS     Z26, (R10)(DX*2)
+	VMOVUPS     Z27, (R10)(SI*1)
+	VMOVUPS     Z28, (R11)
+	VMOVUPS     Z29, (R11)(DX*1)
+	VMOVUPS     Z30, (R11)(DX*2)
+	VMOVUPS     Z31, (R11)(SI*1)
+	ADDQ        DI, R8
+	ADDQ        DI, R9
+	ADDQ        DI, R10
+	ADDQ        DI, R11
+	ADDQ        $0x40, BX
 	DECQ        CX
 	JNZ         steps
 
 end:
-	VZEROUPPER
-	RET
-
-// func avx512Add32x1(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x1(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z2
-	VMOVUPS      64(R8), Z3
-	VBROADCASTSS (R9), Z4
-	VFMADD231PS  Z2, Z4, Z0
-	VFMADD231PS  Z3, Z4, Z1
-	VMOVUPS      128(R8), Z2
-	VMOVUPS      192(R8), Z3
-	VBROADCASTSS 4(R9), Z4
-	VFMADD231PS  Z2, Z4, Z0
-	VFMADD231PS  Z3, Z4, Z1
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000008, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z2
-	VMOVUPS      64(R8), Z3
-	VBROADCASTSS (R9), Z4
-	VFMADD231PS  Z2, Z4, Z0
-	VFMADD231PS  Z3, Z4, Z1
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000080, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs32x1(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs32x1(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD       $0x10, (R8), Z2
-	VPSLLD       $0x10, 64(R8), Z3
-	VMOVUPS      Z2, (BX)
-	VMOVUPS      Z3, 64(BX)
-	VBROADCASTSS (R9), Z4
-	VFMADD231PS  Z2, Z4, Z0
-	VFMADD231PS  Z3, Z4, Z1
-	VPSLLD       $0x10, 128(R8), Z2
-	VPSLLD       $0x10, 192(R8), Z3
-	VMOVUPS      Z2, 128(BX)
-	VMOVUPS      Z3, 192(BX)
-	VBROADCASTSS 4(R9), Z4
-	VFMADD231PS  Z2, Z4, Z0
-	VFMADD231PS  Z3, Z4, Z1
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000008, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPSLLD       $0x10, (R8), Z2
-	VPSLLD       $0x10, 64(R8), Z3
-	VMOVUPS      Z2, (BX)
-	VMOVUPS      Z3, 64(BX)
-	VBROADCASTSS (R9), Z4
-	VFMADD231PS  Z2, Z4, Z0
-	VFMADD231PS  Z3, Z4, Z1
-	JMP          fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD       (R8), Z31, Z2
-	VPANDD       64(R8), Z31, Z3
-	VMOVUPS      Z2, (BX)
-	VMOVUPS      Z3, 64(BX)
-	VBROADCASTSS (R9), Z4
-	VFMADD231PS  Z2, Z4, Z0
-	VFMADD231PS  Z3, Z4, Z1
-	VPANDD       128(R8), Z31, Z2
-	VPANDD       192(R8), Z31, Z3
-	VMOVUPS      Z2, 128(BX)
-	VMOVUPS      Z3, 192(BX)
-	VBROADCASTSS 4(R9), Z4
-	VFMADD231PS  Z2, Z4, Z0
-	VFMADD231PS  Z3, Z4, Z1
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000008, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPANDD       (R8), Z31, Z2
-	VPANDD       64(R8), Z31, Z3
-	VMOVUPS      Z2, (BX)
-	VMOVUPS      Z3, 64(BX)
-	VBROADCASTSS (R9), Z4
-	VFMADD231PS  Z2, Z4, Z0
-	VFMADD231PS  Z3, Z4, Z1
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add32x2(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x2(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z4
-	VMOVUPS      64(R8), Z5
-	VBROADCASTSS (R9), Z6
-	VFMADD231PS  Z4, Z6, Z0
-	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS 4(R9), Z7
-	VFMADD231PS  Z4, Z7, Z2
-	VFMADD231PS  Z5, Z7, Z3
-	VMOVUPS      128(R8), Z4
-	VMOVUPS      192(R8), Z5
-	VBROADCASTSS 8(R9), Z6
-	VFMADD231PS  Z4, Z6, Z0
-	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS 12(R9), Z7
-	VFMADD231PS  Z4, Z7, Z2
-	VFMADD231PS  Z5, Z7, Z3
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000010, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z4
-	VMOVUPS      64(R8), Z5
-	VBROADCASTSS (R9), Z6
-	VFMADD231PS  Z4, Z6, Z0
-	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS 4(R9), Z7
-	VFMADD231PS  Z4, Z7, Z2
-	VFMADD231PS  Z5, Z7, Z3
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000100, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs32x2(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs32x2(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD       $0x10, (R8), Z4
-	VPSLLD       $0x10, 64(R8), Z5
-	VMOVUPS      Z4, (BX)
-	VMOVUPS      Z5, 64(BX)
-	VBROADCASTSS (R9), Z6
-	VFMADD231PS  Z4, Z6, Z0
-	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS 4(R9), Z7
-	VFMADD231PS  Z4, Z7, Z2
-	VFMADD231PS  Z5, Z7, Z3
-	VPSLLD       $0x10, 128(R8), Z4
-	VPSLLD       $0x10, 192(R8), Z5
-	VMOVUPS      Z4, 128(BX)
-	VMOVUPS      Z5, 192(BX)
-	VBROADCASTSS 8(R9), Z6
-	VFMADD231PS  Z4, Z6, Z0
-	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS 12(R9), Z7
-	VFMADD231PS  Z4, Z7, Z2
-	VFMADD231PS  Z5, Z7, Z3
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPSLLD       $0x10, (R8), Z4
-	VPSLLD       $0x10, 64(R8), Z5
-	VMOVUPS      Z4, (BX)
-	VMOVUPS      Z5, 64(BX)
-	VBROADCASTSS (R9), Z6
-	VFMADD231PS  Z4, Z6, Z0
-	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS 4(R9), Z7
-	VFMADD231PS  Z4, Z7, Z2
-	VFMADD231PS  Z5, Z7, Z3
-	JMP          fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD       (R8), Z31, Z4
-	VPANDD       64(R8), Z31, Z5
-	VMOVUPS      Z4, (BX)
-	VMOVUPS      Z5, 64(BX)
-	VBROADCASTSS (R9), Z6
-	VFMADD231PS  Z4, Z6, Z0
-	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS 4(R9), Z7
-	VFMADD231PS  Z4, Z7, Z2
-	VFMADD231PS  Z5, Z7, Z3
-	VPANDD       128(R8), Z31, Z4
-	VPANDD       192(R8), Z31, Z5
-	VMOVUPS      Z4, 128(BX)
-	VMOVUPS      Z5, 192(BX)
-	VBROADCASTSS 8(R9), Z6
-	VFMADD231PS  Z4, Z6, Z0
-	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS 12(R9), Z7
-	VFMADD231PS  Z4, Z7, Z2
-	VFMADD231PS  Z5, Z7, Z3
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPANDD       (R8), Z31, Z4
-	VPANDD       64(R8), Z31, Z5
-	VMOVUPS      Z4, (BX)
-	VMOVUPS      Z5, 64(BX)
-	VBROADCASTSS (R9), Z6
-	VFMADD231PS  Z4, Z6, Z0
-	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS 4(R9), Z7
-	VFMADD231PS  Z4, Z7, Z2
-	VFMADD231PS  Z5, Z7, Z3
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add32x3(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x3(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z6
-	VMOVUPS      64(R8), Z7
-	VBROADCASTSS (R9), Z8
-	VFMADD231PS  Z6, Z8, Z0
-	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS 4(R9), Z9
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z7, Z9, Z3
-	VBROADCASTSS 8(R9), Z10
-	VFMADD231PS  Z6, Z10, Z4
-	VFMADD231PS  Z7, Z10, Z5
-	VMOVUPS      128(R8), Z6
-	VMOVUPS      192(R8), Z7
-	VBROADCASTSS 12(R9), Z8
-	VFMADD231PS  Z6, Z8, Z0
-	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS 16(R9), Z9
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z7, Z9, Z3
-	VBROADCASTSS 20(R9), Z10
-	VFMADD231PS  Z6, Z10, Z4
-	VFMADD231PS  Z7, Z10, Z5
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000018, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z6
-	VMOVUPS      64(R8), Z7
-	VBROADCASTSS (R9), Z8
-	VFMADD231PS  Z6, Z8, Z0
-	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS 4(R9), Z9
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z7, Z9, Z3
-	VBROADCASTSS 8(R9), Z10
-	VFMADD231PS  Z6, Z10, Z4
-	VFMADD231PS  Z7, Z10, Z5
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000180, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs32x3(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs32x3(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD       $0x10, (R8), Z6
-	VPSLLD       $0x10, 64(R8), Z7
-	VMOVUPS      Z6, (BX)
-	VMOVUPS      Z7, 64(BX)
-	VBROADCASTSS (R9), Z8
-	VFMADD231PS  Z6, Z8, Z0
-	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS 4(R9), Z9
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z7, Z9, Z3
-	VBROADCASTSS 8(R9), Z10
-	VFMADD231PS  Z6, Z10, Z4
-	VFMADD231PS  Z7, Z10, Z5
-	VPSLLD       $0x10, 128(R8), Z6
-	VPSLLD       $0x10, 192(R8), Z7
-	VMOVUPS      Z6, 128(BX)
-	VMOVUPS      Z7, 192(BX)
-	VBROADCASTSS 12(R9), Z8
-	VFMADD231PS  Z6, Z8, Z0
-	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS 16(R9), Z9
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z7, Z9, Z3
-	VBROADCASTSS 20(R9), Z10
-	VFMADD231PS  Z6, Z10, Z4
-	VFMADD231PS  Z7, Z10, Z5
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000018, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPSLLD       $0x10, (R8), Z6
-	VPSLLD       $0x10, 64(R8), Z7
-	VMOVUPS      Z6, (BX)
-	VMOVUPS      Z7, 64(BX)
-	VBROADCASTSS (R9), Z8
-	VFMADD231PS  Z6, Z8, Z0
-	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS 4(R9), Z9
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z7, Z9, Z3
-	VBROADCASTSS 8(R9), Z10
-	VFMADD231PS  Z6, Z10, Z4
-	VFMADD231PS  Z7, Z10, Z5
-	JMP          fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD       (R8), Z31, Z6
-	VPANDD       64(R8), Z31, Z7
-	VMOVUPS      Z6, (BX)
-	VMOVUPS      Z7, 64(BX)
-	VBROADCASTSS (R9), Z8
-	VFMADD231PS  Z6, Z8, Z0
-	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS 4(R9), Z9
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z7, Z9, Z3
-	VBROADCASTSS 8(R9), Z10
-	VFMADD231PS  Z6, Z10, Z4
-	VFMADD231PS  Z7, Z10, Z5
-	VPANDD       128(R8), Z31, Z6
-	VPANDD       192(R8), Z31, Z7
-	VMOVUPS      Z6, 128(BX)
-	VMOVUPS      Z7, 192(BX)
-	VBROADCASTSS 12(R9), Z8
-	VFMADD231PS  Z6, Z8, Z0
-	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS 16(R9), Z9
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z7, Z9, Z3
-	VBROADCASTSS 20(R9), Z10
-	VFMADD231PS  Z6, Z10, Z4
-	VFMADD231PS  Z7, Z10, Z5
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000018, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPANDD       (R8), Z31, Z6
-	VPANDD       64(R8), Z31, Z7
-	VMOVUPS      Z6, (BX)
-	VMOVUPS      Z7, 64(BX)
-	VBROADCASTSS (R9), Z8
-	VFMADD231PS  Z6, Z8, Z0
-	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS 4(R9), Z9
-	VFMADD231PS  Z6, Z9, Z2
-	VFMADD231PS  Z7, Z9, Z3
-	VBROADCASTSS 8(R9), Z10
-	VFMADD231PS  Z6, Z10, Z4
-	VFMADD231PS  Z7, Z10, Z5
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
 	VZEROUPPER
 	RET
 
@@ -8972,34 +8165,34 @@ evensteps:
 	VPSLLD       $0x10, 64(R8), Z9
 	VMOVUPS      Z8, (BX)
 	VMOVUPS      Z9, 64(BX)
-	VBROADCASTSS (R9), Z10
-	VFMADD231PS  Z8, Z10, Z0
-	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 4(R9), Z11
-	VFMADD231PS  Z8, Z11, Z2
-	VFMADD231PS  Z9, Z11, Z3
-	VBROADCASTSS 8(R9), Z12
-	VFMADD231PS  Z8, Z12, Z4
-	VFMADD231PS  Z9, Z12, Z5
-	VBROADCASTSS 12(R9), Z13
-	VFMADD231PS  Z8, Z13, Z6
-	VFMADD231PS  Z9, Z13, Z7
+	VBROADCASTSS (R9), Z11
+	VFMADD231PS  Z8, Z11, Z0
+	VFMADD231PS  Z9, Z11, Z1
+	VBROADCASTSS 4(R9), Z12
+	VFMADD231PS  Z8, Z12, Z2
+	VFMADD231PS  Z9, Z12, Z3
+	VBROADCASTSS 8(R9), Z13
+	VFMADD231PS  Z8, Z13, Z4
+	VFMADD231PS  Z9, Z13, Z5
+	VBROADCASTSS 12(R9), Z14
+	VFMADD231PS  Z8, Z14, Z6
+	VFMADD231PS  Z9, Z14, Z7
 	VPSLLD       $0x10, 128(R8), Z8
 	VPSLLD       $0x10, 192(R8), Z9
 	VMOVUPS      Z8, 128(BX)
 	VMOVUPS      Z9, 192(BX)
-	VBROADCASTSS 16(R9), Z10
-	VFMADD231PS  Z8, Z10, Z0
-	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 20(R9), Z11
-	VFMADD231PS  Z8, Z11, Z2
-	VFMADD231PS  Z9, Z11, Z3
-	VBROADCASTSS 24(R9), Z12
-	VFMADD231PS  Z8, Z12, Z4
-	VFMADD231PS  Z9, Z12, Z5
-	VBROADCASTSS 28(R9), Z13
-	VFMADD231PS  Z8, Z13, Z6
-	VFMADD231PS  Z9, Z13, Z7
+	VBROADCASTSS 16(R9), Z11
+	VFMADD231PS  Z8, Z11, Z0
+	VFMADD231PS  Z9, Z11, Z1
+	VBROADCASTSS 20(R9), Z12
+	VFMADD231PS  Z8, Z12, Z2
+	VFMADD231PS  Z9, Z12, Z3
+	VBROADCASTSS 24(R9), Z13
+	VFMADD231PS  Z8, Z13, Z4
+	VFMADD231PS  Z9, Z13, Z5
+	VBROADCASTSS 28(R9), Z14
+	VFMADD231PS  Z8, Z14, Z6
+	VFMADD231PS  Z9, Z14, Z7
 	PREFETCHT1   (R12)
 	ADDQ         R13, R12
 	ADDQ         $0x00000100, R8
@@ -9016,60 +8209,60 @@ evenrest:
 	VPSLLD       $0x10, 64(R8), Z9
 	VMOVUPS      Z8, (BX)
 	VMOVUPS      Z9, 64(BX)
-	VBROADCASTSS (R9), Z10
-	VFMADD231PS  Z8, Z10, Z0
-	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 4(R9), Z11
-	VFMADD231PS  Z8, Z11, Z2
-	VFMADD231PS  Z9, Z11, Z3
-	VBROADCASTSS 8(R9), Z12
-	VFMADD231PS  Z8, Z12, Z4
-	VFMADD231PS  Z9, Z12, Z5
-	VBROADCASTSS 12(R9), Z13
-	VFMADD231PS  Z8, Z13, Z6
-	VFMADD231PS  Z9, Z13, Z7
+	VBROADCASTSS (R9), Z11
+	VFMADD231PS  Z8, Z11, Z0
+	VFMADD231PS  Z9, Z11, Z1
+	VBROADCASTSS 4(R9), Z12
+	VFMADD231PS  Z8, Z12, Z2
+	VFMADD231PS  Z9, Z12, Z3
+	VBROADCASTSS 8(R9), Z13
+	VFMADD231PS  Z8, Z13, Z4
+	VFMADD231PS  Z9, Z13, Z5
+	VBROADCASTSS 12(R9), Z14
+	VFMADD231PS  Z8, Z14, Z6
+	VFMADD231PS  Z9, Z14, Z7
 	JMP          fold
 
 odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
+	VPTERNLOGD $0xff, Z10, Z10, Z10
+	VPSLLD     $0x10, Z10, Z10
 	MOVQ       steps+40(FP), CX
 	SHRQ       $0x01, CX
 	JZ         rest
 
 steps:
-	VPANDD       (R8), Z31, Z8
-	VPANDD       64(R8), Z31, Z9
+	VPANDD       (R8), Z10, Z8
+	VPANDD       64(R8), Z10, Z9
 	VMOVUPS      Z8, (BX)
 	VMOVUPS      Z9, 64(BX)
-	VBROADCASTSS (R9), Z10
-	VFMADD231PS  Z8, Z10, Z0
-	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 4(R9), Z11
-	VFMADD231PS  Z8, Z11, Z2
-	VFMADD231PS  Z9, Z11, Z3
-	VBROADCASTSS 8(R9), Z12
-	VFMADD231PS  Z8, Z12, Z4
-	VFMADD231PS  Z9, Z12, Z5
-	VBROADCASTSS 12(R9), Z13
-	VFMADD231PS  Z8, Z13, Z6
-	VFMADD231PS  Z9, Z13, Z7
-	VPANDD       128(R8), Z31, Z8
-	VPANDD       192(R8), Z31, Z9
+	VBROADCASTSS (R9), Z11
+	VFMADD231PS  Z8, Z11, Z0
+	VFMADD231PS  Z9, Z11, Z1
+	VBROADCASTSS 4(R9), Z12
+	VFMADD231PS  Z8, Z12, Z2
+	VFMADD231PS  Z9, Z12, Z3
+	VBROADCASTSS 8(R9), Z13
+	VFMADD231PS  Z8, Z13, Z4
+	VFMADD231PS  Z9, Z13, Z5
+	VBROADCASTSS 12(R9), Z14
+	VFMADD231PS  Z8, Z14, Z6
+	VFMADD231PS  Z9, Z14, Z7
+	VPANDD       128(R8), Z10, Z8
+	VPANDD       192(R8), Z10, Z9
 	VMOVUPS      Z8, 128(BX)
 	VMOVUPS      Z9, 192(BX)
-	VBROADCASTSS 16(R9), Z10
-	VFMADD231PS  Z8, Z10, Z0
-	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 20(R9), Z11
-	VFMADD231PS  Z8, Z11, Z2
-	VFMADD231PS  Z9, Z11, Z3
-	VBROADCASTSS 24(R9), Z12
-	VFMADD231PS  Z8, Z12, Z4
-	VFMADD231PS  Z9, Z12, Z5
-	VBROADCASTSS 28(R9), Z13
-	VFMADD231PS  Z8, Z13, Z6
-	VFMADD231PS  Z9, Z13, Z7
+	VBROADCASTSS 16(R9), Z11
+	VFMADD231PS  Z8, Z11, Z0
+	VFMADD231PS  Z9, Z11, Z1
+	VBROADCASTSS 20(R9), Z12
+	VFMADD231PS  Z8, Z12, Z2
+	VFMADD231PS  Z9, Z12, Z3
+	VBROADCASTSS 24(R9), Z13
+	VFMADD231PS  Z8, Z13, Z4
+	VFMADD231PS  Z9, Z13, Z5
+	VBROADCASTSS 28(R9), Z14
+	VFMADD231PS  Z8, Z14, Z6
+	VFMADD231PS  Z9, Z14, Z7
 	PREFETCHT1   (R12)
 	ADDQ         R13, R12
 	ADDQ         $0x00000100, R8
@@ -9082,22 +8275,22 @@ rest:
 	MOVQ         steps+40(FP), CX
 	ANDQ         $0x01, CX
 	JZ           fold
-	VPANDD       (R8), Z31, Z8
-	VPANDD       64(R8), Z31, Z9
+	VPANDD       (R8), Z10, Z8
+	VPANDD       64(R8), Z10, Z9
 	VMOVUPS      Z8, (BX)
 	VMOVUPS      Z9, 64(BX)
-	VBROADCASTSS (R9), Z10
-	VFMADD231PS  Z8, Z10, Z0
-	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 4(R9), Z11
-	VFMADD231PS  Z8, Z11, Z2
-	VFMADD231PS  Z9, Z11, Z3
-	VBROADCASTSS 8(R9), Z12
-	VFMADD231PS  Z8, Z12, Z4
-	VFMADD231PS  Z9, Z12, Z5
-	VBROADCASTSS 12(R9), Z13
-	VFMADD231PS  Z8, Z13, Z6
-	VFMADD231PS  Z9, Z13, Z7
+	VBROADCASTSS (R9), Z11
+	VFMADD231PS  Z8, Z11, Z0
+	VFMADD231PS  Z9, Z11, Z1
+	VBROADCASTSS 4(R9), Z12
+	VFMADD231PS  Z8, Z12, Z2
+	VFMADD231PS  Z9, Z12, Z3
+	VBROADCASTSS 8(R9), Z13
+	VFMADD231PS  Z8, Z13, Z4
+	VFMADD231PS  Z9, Z13, Z5
+	VBROADCASTSS 12(R9), Z14
+	VFMADD231PS  Z8, Z14, Z6
+	VFMADD231PS  Z9, Z14, Z7
 
 fold:
 	MOVQ  folds+64(FP), CX
@@ -9133,1353 +8326,6 @@ write:
 	ADDQ    R11, R10
 	VMOVUPS Z6, (R10)
 	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add32x5(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x5(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z10
-	VMOVUPS      64(R8), Z11
-	VBROADCASTSS (R9), Z12
-	VFMADD231PS  Z10, Z12, Z0
-	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS 4(R9), Z13
-	VFMADD231PS  Z10, Z13, Z2
-	VFMADD231PS  Z11, Z13, Z3
-	VBROADCASTSS 8(R9), Z14
-	VFMADD231PS  Z10, Z14, Z4
-	VFMADD231PS  Z11, Z14, Z5
-	VBROADCASTSS 12(R9), Z15
-	VFMADD231PS  Z10, Z15, Z6
-	VFMADD231PS  Z11, Z15, Z7
-	VBROADCASTSS 16(R9), Z12
-	VFMADD231PS  Z10, Z12, Z8
-	VFMADD231PS  Z11, Z12, Z9
-	VMOVUPS      128(R8), Z10
-	VMOVUPS      192(R8), Z11
-	VBROADCASTSS 20(R9), Z12
-	VFMADD231PS  Z10, Z12, Z0
-	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS 24(R9), Z13
-	VFMADD231PS  Z10, Z13, Z2
-	VFMADD231PS  Z11, Z13, Z3
-	VBROADCASTSS 28(R9), Z14
-	VFMADD231PS  Z10, Z14, Z4
-	VFMADD231PS  Z11, Z14, Z5
-	VBROADCASTSS 32(R9), Z15
-	VFMADD231PS  Z10, Z15, Z6
-	VFMADD231PS  Z11, Z15, Z7
-	VBROADCASTSS 36(R9), Z12
-	VFMADD231PS  Z10, Z12, Z8
-	VFMADD231PS  Z11, Z12, Z9
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000028, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z10
-	VMOVUPS      64(R8), Z11
-	VBROADCASTSS (R9), Z12
-	VFMADD231PS  Z10, Z12, Z0
-	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS 4(R9), Z13
-	VFMADD231PS  Z10, Z13, Z2
-	VFMADD231PS  Z11, Z13, Z3
-	VBROADCASTSS 8(R9), Z14
-	VFMADD231PS  Z10, Z14, Z4
-	VFMADD231PS  Z11, Z14, Z5
-	VBROADCASTSS 12(R9), Z15
-	VFMADD231PS  Z10, Z15, Z6
-	VFMADD231PS  Z11, Z15, Z7
-	VBROADCASTSS 16(R9), Z12
-	VFMADD231PS  Z10, Z12, Z8
-	VFMADD231PS  Z11, Z12, Z9
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000280, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs32x5(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs32x5(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD       $0x10, (R8), Z10
-	VPSLLD       $0x10, 64(R8), Z11
-	VMOVUPS      Z10, (BX)
-	VMOVUPS      Z11, 64(BX)
-	VBROADCASTSS (R9), Z12
-	VFMADD231PS  Z10, Z12, Z0
-	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS 4(R9), Z13
-	VFMADD231PS  Z10, Z13, Z2
-	VFMADD231PS  Z11, Z13, Z3
-	VBROADCASTSS 8(R9), Z14
-	VFMADD231PS  Z10, Z14, Z4
-	VFMADD231PS  Z11, Z14, Z5
-	VBROADCASTSS 12(R9), Z15
-	VFMADD231PS  Z10, Z15, Z6
-	VFMADD231PS  Z11, Z15, Z7
-	VBROADCASTSS 16(R9), Z12
-	VFMADD231PS  Z10, Z12, Z8
-	VFMADD231PS  Z11, Z12, Z9
-	VPSLLD       $0x10, 128(R8), Z10
-	VPSLLD       $0x10, 192(R8), Z11
-	VMOVUPS      Z10, 128(BX)
-	VMOVUPS      Z11, 192(BX)
-	VBROADCASTSS 20(R9), Z12
-	VFMADD231PS  Z10, Z12, Z0
-	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS 24(R9), Z13
-	VFMADD231PS  Z10, Z13, Z2
-	VFMADD231PS  Z11, Z13, Z3
-	VBROADCASTSS 28(R9), Z14
-	VFMADD231PS  Z10, Z14, Z4
-	VFMADD231PS  Z11, Z14, Z5
-	VBROADCASTSS 32(R9), Z15
-	VFMADD231PS  Z10, Z15, Z6
-	VFMADD231PS  Z11, Z15, Z7
-	VBROADCASTSS 36(R9), Z12
-	VFMADD231PS  Z10, Z12, Z8
-	VFMADD231PS  Z11, Z12, Z9
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000028, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPSLLD       $0x10, (R8), Z10
-	VPSLLD       $0x10, 64(R8), Z11
-	VMOVUPS      Z10, (BX)
-	VMOVUPS      Z11, 64(BX)
-	VBROADCASTSS (R9), Z12
-	VFMADD231PS  Z10, Z12, Z0
-	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS 4(R9), Z13
-	VFMADD231PS  Z10, Z13, Z2
-	VFMADD231PS  Z11, Z13, Z3
-	VBROADCASTSS 8(R9), Z14
-	VFMADD231PS  Z10, Z14, Z4
-	VFMADD231PS  Z11, Z14, Z5
-	VBROADCASTSS 12(R9), Z15
-	VFMADD231PS  Z10, Z15, Z6
-	VFMADD231PS  Z11, Z15, Z7
-	VBROADCASTSS 16(R9), Z12
-	VFMADD231PS  Z10, Z12, Z8
-	VFMADD231PS  Z11, Z12, Z9
-	JMP          fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD       (R8), Z31, Z10
-	VPANDD       64(R8), Z31, Z11
-	VMOVUPS      Z10, (BX)
-	VMOVUPS      Z11, 64(BX)
-	VBROADCASTSS (R9), Z12
-	VFMADD231PS  Z10, Z12, Z0
-	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS 4(R9), Z13
-	VFMADD231PS  Z10, Z13, Z2
-	VFMADD231PS  Z11, Z13, Z3
-	VBROADCASTSS 8(R9), Z14
-	VFMADD231PS  Z10, Z14, Z4
-	VFMADD231PS  Z11, Z14, Z5
-	VBROADCASTSS 12(R9), Z15
-	VFMADD231PS  Z10, Z15, Z6
-	VFMADD231PS  Z11, Z15, Z7
-	VBROADCASTSS 16(R9), Z12
-	VFMADD231PS  Z10, Z12, Z8
-	VFMADD231PS  Z11, Z12, Z9
-	VPANDD       128(R8), Z31, Z10
-	VPANDD       192(R8), Z31, Z11
-	VMOVUPS      Z10, 128(BX)
-	VMOVUPS      Z11, 192(BX)
-	VBROADCASTSS 20(R9), Z12
-	VFMADD231PS  Z10, Z12, Z0
-	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS 24(R9), Z13
-	VFMADD231PS  Z10, Z13, Z2
-	VFMADD231PS  Z11, Z13, Z3
-	VBROADCASTSS 28(R9), Z14
-	VFMADD231PS  Z10, Z14, Z4
-	VFMADD231PS  Z11, Z14, Z5
-	VBROADCASTSS 32(R9), Z15
-	VFMADD231PS  Z10, Z15, Z6
-	VFMADD231PS  Z11, Z15, Z7
-	VBROADCASTSS 36(R9), Z12
-	VFMADD231PS  Z10, Z12, Z8
-	VFMADD231PS  Z11, Z12, Z9
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000028, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPANDD       (R8), Z31, Z10
-	VPANDD       64(R8), Z31, Z11
-	VMOVUPS      Z10, (BX)
-	VMOVUPS      Z11, 64(BX)
-	VBROADCASTSS (R9), Z12
-	VFMADD231PS  Z10, Z12, Z0
-	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS 4(R9), Z13
-	VFMADD231PS  Z10, Z13, Z2
-	VFMADD231PS  Z11, Z13, Z3
-	VBROADCASTSS 8(R9), Z14
-	VFMADD231PS  Z10, Z14, Z4
-	VFMADD231PS  Z11, Z14, Z5
-	VBROADCASTSS 12(R9), Z15
-	VFMADD231PS  Z10, Z15, Z6
-	VFMADD231PS  Z11, Z15, Z7
-	VBROADCASTSS 16(R9), Z12
-	VFMADD231PS  Z10, Z12, Z8
-	VFMADD231PS  Z11, Z12, Z9
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add32x6(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x6(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z12
-	VMOVUPS      64(R8), Z13
-	VBROADCASTSS (R9), Z14
-	VFMADD231PS  Z12, Z14, Z0
-	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS 4(R9), Z15
-	VFMADD231PS  Z12, Z15, Z2
-	VFMADD231PS  Z13, Z15, Z3
-	VBROADCASTSS 8(R9), Z16
-	VFMADD231PS  Z12, Z16, Z4
-	VFMADD231PS  Z13, Z16, Z5
-	VBROADCASTSS 12(R9), Z17
-	VFMADD231PS  Z12, Z17, Z6
-	VFMADD231PS  Z13, Z17, Z7
-	VBROADCASTSS 16(R9), Z14
-	VFMADD231PS  Z12, Z14, Z8
-	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS 20(R9), Z15
-	VFMADD231PS  Z12, Z15, Z10
-	VFMADD231PS  Z13, Z15, Z11
-	VMOVUPS      128(R8), Z12
-	VMOVUPS      192(R8), Z13
-	VBROADCASTSS 24(R9), Z14
-	VFMADD231PS  Z12, Z14, Z0
-	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS 28(R9), Z15
-	VFMADD231PS  Z12, Z15, Z2
-	VFMADD231PS  Z13, Z15, Z3
-	VBROADCASTSS 32(R9), Z16
-	VFMADD231PS  Z12, Z16, Z4
-	VFMADD231PS  Z13, Z16, Z5
-	VBROADCASTSS 36(R9), Z17
-	VFMADD231PS  Z12, Z17, Z6
-	VFMADD231PS  Z13, Z17, Z7
-	VBROADCASTSS 40(R9), Z14
-	VFMADD231PS  Z12, Z14, Z8
-	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS 44(R9), Z15
-	VFMADD231PS  Z12, Z15, Z10
-	VFMADD231PS  Z13, Z15, Z11
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000030, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z12
-	VMOVUPS      64(R8), Z13
-	VBROADCASTSS (R9), Z14
-	VFMADD231PS  Z12, Z14, Z0
-	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS 4(R9), Z15
-	VFMADD231PS  Z12, Z15, Z2
-	VFMADD231PS  Z13, Z15, Z3
-	VBROADCASTSS 8(R9), Z16
-	VFMADD231PS  Z12, Z16, Z4
-	VFMADD231PS  Z13, Z16, Z5
-	VBROADCASTSS 12(R9), Z17
-	VFMADD231PS  Z12, Z17, Z6
-	VFMADD231PS  Z13, Z17, Z7
-	VBROADCASTSS 16(R9), Z14
-	VFMADD231PS  Z12, Z14, Z8
-	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS 20(R9), Z15
-	VFMADD231PS  Z12, Z15, Z10
-	VFMADD231PS  Z13, Z15, Z11
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	VADDPS 640(R8), Z10, Z10
-	VADDPS 704(R8), Z11, Z11
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000300, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs32x6(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs32x6(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD       $0x10, (R8), Z12
-	VPSLLD       $0x10, 64(R8), Z13
-	VMOVUPS      Z12, (BX)
-	VMOVUPS      Z13, 64(BX)
-	VBROADCASTSS (R9), Z14
-	VFMADD231PS  Z12, Z14, Z0
-	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS 4(R9), Z15
-	VFMADD231PS  Z12, Z15, Z2
-	VFMADD231PS  Z13, Z15, Z3
-	VBROADCASTSS 8(R9), Z16
-	VFMADD231PS  Z12, Z16, Z4
-	VFMADD231PS  Z13, Z16, Z5
-	VBROADCASTSS 12(R9), Z17
-	VFMADD231PS  Z12, Z17, Z6
-	VFMADD231PS  Z13, Z17, Z7
-	VBROADCASTSS 16(R9), Z14
-	VFMADD231PS  Z12, Z14, Z8
-	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS 20(R9), Z15
-	VFMADD231PS  Z12, Z15, Z10
-	VFMADD231PS  Z13, Z15, Z11
-	VPSLLD       $0x10, 128(R8), Z12
-	VPSLLD       $0x10, 192(R8), Z13
-	VMOVUPS      Z12, 128(BX)
-	VMOVUPS      Z13, 192(BX)
-	VBROADCASTSS 24(R9), Z14
-	VFMADD231PS  Z12, Z14, Z0
-	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS 28(R9), Z15
-	VFMADD231PS  Z12, Z15, Z2
-	VFMADD231PS  Z13, Z15, Z3
-	VBROADCASTSS 32(R9), Z16
-	VFMADD231PS  Z12, Z16, Z4
-	VFMADD231PS  Z13, Z16, Z5
-	VBROADCASTSS 36(R9), Z17
-	VFMADD231PS  Z12, Z17, Z6
-	VFMADD231PS  Z13, Z17, Z7
-	VBROADCASTSS 40(R9), Z14
-	VFMADD231PS  Z12, Z14, Z8
-	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS 44(R9), Z15
-	VFMADD231PS  Z12, Z15, Z10
-	VFMADD231PS  Z13, Z15, Z11
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000030, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPSLLD       $0x10, (R8), Z12
-	VPSLLD       $0x10, 64(R8), Z13
-	VMOVUPS      Z12, (BX)
-	VMOVUPS      Z13, 64(BX)
-	VBROADCASTSS (R9), Z14
-	VFMADD231PS  Z12, Z14, Z0
-	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS 4(R9), Z15
-	VFMADD231PS  Z12, Z15, Z2
-	VFMADD231PS  Z13, Z15, Z3
-	VBROADCASTSS 8(R9), Z16
-	VFMADD231PS  Z12, Z16, Z4
-	VFMADD231PS  Z13, Z16, Z5
-	VBROADCASTSS 12(R9), Z17
-	VFMADD231PS  Z12, Z17, Z6
-	VFMADD231PS  Z13, Z17, Z7
-	VBROADCASTSS 16(R9), Z14
-	VFMADD231PS  Z12, Z14, Z8
-	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS 20(R9), Z15
-	VFMADD231PS  Z12, Z15, Z10
-	VFMADD231PS  Z13, Z15, Z11
-	JMP          fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD       (R8), Z31, Z12
-	VPANDD       64(R8), Z31, Z13
-	VMOVUPS      Z12, (BX)
-	VMOVUPS      Z13, 64(BX)
-	VBROADCASTSS (R9), Z14
-	VFMADD231PS  Z12, Z14, Z0
-	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS 4(R9), Z15
-	VFMADD231PS  Z12, Z15, Z2
-	VFMADD231PS  Z13, Z15, Z3
-	VBROADCASTSS 8(R9), Z16
-	VFMADD231PS  Z12, Z16, Z4
-	VFMADD231PS  Z13, Z16, Z5
-	VBROADCASTSS 12(R9), Z17
-	VFMADD231PS  Z12, Z17, Z6
-	VFMADD231PS  Z13, Z17, Z7
-	VBROADCASTSS 16(R9), Z14
-	VFMADD231PS  Z12, Z14, Z8
-	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS 20(R9), Z15
-	VFMADD231PS  Z12, Z15, Z10
-	VFMADD231PS  Z13, Z15, Z11
-	VPANDD       128(R8), Z31, Z12
-	VPANDD       192(R8), Z31, Z13
-	VMOVUPS      Z12, 128(BX)
-	VMOVUPS      Z13, 192(BX)
-	VBROADCASTSS 24(R9), Z14
-	VFMADD231PS  Z12, Z14, Z0
-	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS 28(R9), Z15
-	VFMADD231PS  Z12, Z15, Z2
-	VFMADD231PS  Z13, Z15, Z3
-	VBROADCASTSS 32(R9), Z16
-	VFMADD231PS  Z12, Z16, Z4
-	VFMADD231PS  Z13, Z16, Z5
-	VBROADCASTSS 36(R9), Z17
-	VFMADD231PS  Z12, Z17, Z6
-	VFMADD231PS  Z13, Z17, Z7
-	VBROADCASTSS 40(R9), Z14
-	VFMADD231PS  Z12, Z14, Z8
-	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS 44(R9), Z15
-	VFMADD231PS  Z12, Z15, Z10
-	VFMADD231PS  Z13, Z15, Z11
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000030, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPANDD       (R8), Z31, Z12
-	VPANDD       64(R8), Z31, Z13
-	VMOVUPS      Z12, (BX)
-	VMOVUPS      Z13, 64(BX)
-	VBROADCASTSS (R9), Z14
-	VFMADD231PS  Z12, Z14, Z0
-	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS 4(R9), Z15
-	VFMADD231PS  Z12, Z15, Z2
-	VFMADD231PS  Z13, Z15, Z3
-	VBROADCASTSS 8(R9), Z16
-	VFMADD231PS  Z12, Z16, Z4
-	VFMADD231PS  Z13, Z16, Z5
-	VBROADCASTSS 12(R9), Z17
-	VFMADD231PS  Z12, Z17, Z6
-	VFMADD231PS  Z13, Z17, Z7
-	VBROADCASTSS 16(R9), Z14
-	VFMADD231PS  Z12, Z14, Z8
-	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS 20(R9), Z15
-	VFMADD231PS  Z12, Z15, Z10
-	VFMADD231PS  Z13, Z15, Z11
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	VADDPS 640(R8), Z10, Z10
-	VADDPS 704(R8), Z11, Z11
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add32x7(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x7(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z14
-	VMOVUPS      64(R8), Z15
-	VBROADCASTSS (R9), Z16
-	VFMADD231PS  Z14, Z16, Z0
-	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS 4(R9), Z17
-	VFMADD231PS  Z14, Z17, Z2
-	VFMADD231PS  Z15, Z17, Z3
-	VBROADCASTSS 8(R9), Z18
-	VFMADD231PS  Z14, Z18, Z4
-	VFMADD231PS  Z15, Z18, Z5
-	VBROADCASTSS 12(R9), Z19
-	VFMADD231PS  Z14, Z19, Z6
-	VFMADD231PS  Z15, Z19, Z7
-	VBROADCASTSS 16(R9), Z16
-	VFMADD231PS  Z14, Z16, Z8
-	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS 20(R9), Z17
-	VFMADD231PS  Z14, Z17, Z10
-	VFMADD231PS  Z15, Z17, Z11
-	VBROADCASTSS 24(R9), Z18
-	VFMADD231PS  Z14, Z18, Z12
-	VFMADD231PS  Z15, Z18, Z13
-	VMOVUPS      128(R8), Z14
-	VMOVUPS      192(R8), Z15
-	VBROADCASTSS 28(R9), Z16
-	VFMADD231PS  Z14, Z16, Z0
-	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS 32(R9), Z17
-	VFMADD231PS  Z14, Z17, Z2
-	VFMADD231PS  Z15, Z17, Z3
-	VBROADCASTSS 36(R9), Z18
-	VFMADD231PS  Z14, Z18, Z4
-	VFMADD231PS  Z15, Z18, Z5
-	VBROADCASTSS 40(R9), Z19
-	VFMADD231PS  Z14, Z19, Z6
-	VFMADD231PS  Z15, Z19, Z7
-	VBROADCASTSS 44(R9), Z16
-	VFMADD231PS  Z14, Z16, Z8
-	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS 48(R9), Z17
-	VFMADD231PS  Z14, Z17, Z10
-	VFMADD231PS  Z15, Z17, Z11
-	VBROADCASTSS 52(R9), Z18
-	VFMADD231PS  Z14, Z18, Z12
-	VFMADD231PS  Z15, Z18, Z13
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000038, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z14
-	VMOVUPS      64(R8), Z15
-	VBROADCASTSS (R9), Z16
-	VFMADD231PS  Z14, Z16, Z0
-	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS 4(R9), Z17
-	VFMADD231PS  Z14, Z17, Z2
-	VFMADD231PS  Z15, Z17, Z3
-	VBROADCASTSS 8(R9), Z18
-	VFMADD231PS  Z14, Z18, Z4
-	VFMADD231PS  Z15, Z18, Z5
-	VBROADCASTSS 12(R9), Z19
-	VFMADD231PS  Z14, Z19, Z6
-	VFMADD231PS  Z15, Z19, Z7
-	VBROADCASTSS 16(R9), Z16
-	VFMADD231PS  Z14, Z16, Z8
-	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS 20(R9), Z17
-	VFMADD231PS  Z14, Z17, Z10
-	VFMADD231PS  Z15, Z17, Z11
-	VBROADCASTSS 24(R9), Z18
-	VFMADD231PS  Z14, Z18, Z12
-	VFMADD231PS  Z15, Z18, Z13
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	VADDPS 640(R8), Z10, Z10
-	VADDPS 704(R8), Z11, Z11
-	VADDPS 768(R8), Z12, Z12
-	VADDPS 832(R8), Z13, Z13
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000380, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs32x7(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs32x7(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD       $0x10, (R8), Z14
-	VPSLLD       $0x10, 64(R8), Z15
-	VMOVUPS      Z14, (BX)
-	VMOVUPS      Z15, 64(BX)
-	VBROADCASTSS (R9), Z16
-	VFMADD231PS  Z14, Z16, Z0
-	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS 4(R9), Z17
-	VFMADD231PS  Z14, Z17, Z2
-	VFMADD231PS  Z15, Z17, Z3
-	VBROADCASTSS 8(R9), Z18
-	VFMADD231PS  Z14, Z18, Z4
-	VFMADD231PS  Z15, Z18, Z5
-	VBROADCASTSS 12(R9), Z19
-	VFMADD231PS  Z14, Z19, Z6
-	VFMADD231PS  Z15, Z19, Z7
-	VBROADCASTSS 16(R9), Z16
-	VFMADD231PS  Z14, Z16, Z8
-	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS 20(R9), Z17
-	VFMADD231PS  Z14, Z17, Z10
-	VFMADD231PS  Z15, Z17, Z11
-	VBROADCASTSS 24(R9), Z18
-	VFMADD231PS  Z14, Z18, Z12
-	VFMADD231PS  Z15, Z18, Z13
-	VPSLLD       $0x10, 128(R8), Z14
-	VPSLLD       $0x10, 192(R8), Z15
-	VMOVUPS      Z14, 128(BX)
-	VMOVUPS      Z15, 192(BX)
-	VBROADCASTSS 28(R9), Z16
-	VFMADD231PS  Z14, Z16, Z0
-	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS 32(R9), Z17
-	VFMADD231PS  Z14, Z17, Z2
-	VFMADD231PS  Z15, Z17, Z3
-	VBROADCASTSS 36(R9), Z18
-	VFMADD231PS  Z14, Z18, Z4
-	VFMADD231PS  Z15, Z18, Z5
-	VBROADCASTSS 40(R9), Z19
-	VFMADD231PS  Z14, Z19, Z6
-	VFMADD231PS  Z15, Z19, Z7
-	VBROADCASTSS 44(R9), Z16
-	VFMADD231PS  Z14, Z16, Z8
-	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS 48(R9), Z17
-	VFMADD231PS  Z14, Z17, Z10
-	VFMADD231PS  Z15, Z17, Z11
-	VBROADCASTSS 52(R9), Z18
-	VFMADD231PS  Z14, Z18, Z12
-	VFMADD231PS  Z15, Z18, Z13
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000038, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPSLLD       $0x10, (R8), Z14
-	VPSLLD       $0x10, 64(R8), Z15
-	VMOVUPS      Z14, (BX)
-	VMOVUPS      Z15, 64(BX)
-	VBROADCASTSS (R9), Z16
-	VFMADD231PS  Z14, Z16, Z0
-	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS 4(R9), Z17
-	VFMADD231PS  Z14, Z17, Z2
-	VFMADD231PS  Z15, Z17, Z3
-	VBROADCASTSS 8(R9), Z18
-	VFMADD231PS  Z14, Z18, Z4
-	VFMADD231PS  Z15, Z18, Z5
-	VBROADCASTSS 12(R9), Z19
-	VFMADD231PS  Z14, Z19, Z6
-	VFMADD231PS  Z15, Z19, Z7
-	VBROADCASTSS 16(R9), Z16
-	VFMADD231PS  Z14, Z16, Z8
-	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS 20(R9), Z17
-	VFMADD231PS  Z14, Z17, Z10
-	VFMADD231PS  Z15, Z17, Z11
-	VBROADCASTSS 24(R9), Z18
-	VFMADD231PS  Z14, Z18, Z12
-	VFMADD231PS  Z15, Z18, Z13
-	JMP          fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD       (R8), Z31, Z14
-	VPANDD       64(R8), Z31, Z15
-	VMOVUPS      Z14, (BX)
-	VMOVUPS      Z15, 64(BX)
-	VBROADCASTSS (R9), Z16
-	VFMADD231PS  Z14, Z16, Z0
-	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS 4(R9), Z17
-	VFMADD231PS  Z14, Z17, Z2
-	VFMADD231PS  Z15, Z17, Z3
-	VBROADCASTSS 8(R9), Z18
-	VFMADD231PS  Z14, Z18, Z4
-	VFMADD231PS  Z15, Z18, Z5
-	VBROADCASTSS 12(R9), Z19
-	VFMADD231PS  Z14, Z19, Z6
-	VFMADD231PS  Z15, Z19, Z7
-	VBROADCASTSS 16(R9), Z16
-	VFMADD231PS  Z14, Z16, Z8
-	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS 20(R9), Z17
-	VFMADD231PS  Z14, Z17, Z10
-	VFMADD231PS  Z15, Z17, Z11
-	VBROADCASTSS 24(R9), Z18
-	VFMADD231PS  Z14, Z18, Z12
-	VFMADD231PS  Z15, Z18, Z13
-	VPANDD       128(R8), Z31, Z14
-	VPANDD       192(R8), Z31, Z15
-	VMOVUPS      Z14, 128(BX)
-	VMOVUPS      Z15, 192(BX)
-	VBROADCASTSS 28(R9), Z16
-	VFMADD231PS  Z14, Z16, Z0
-	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS 32(R9), Z17
-	VFMADD231PS  Z14, Z17, Z2
-	VFMADD231PS  Z15, Z17, Z3
-	VBROADCASTSS 36(R9), Z18
-	VFMADD231PS  Z14, Z18, Z4
-	VFMADD231PS  Z15, Z18, Z5
-	VBROADCASTSS 40(R9), Z19
-	VFMADD231PS  Z14, Z19, Z6
-	VFMADD231PS  Z15, Z19, Z7
-	VBROADCASTSS 44(R9), Z16
-	VFMADD231PS  Z14, Z16, Z8
-	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS 48(R9), Z17
-	VFMADD231PS  Z14, Z17, Z10
-	VFMADD231PS  Z15, Z17, Z11
-	VBROADCASTSS 52(R9), Z18
-	VFMADD231PS  Z14, Z18, Z12
-	VFMADD231PS  Z15, Z18, Z13
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000038, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPANDD       (R8), Z31, Z14
-	VPANDD       64(R8), Z31, Z15
-	VMOVUPS      Z14, (BX)
-	VMOVUPS      Z15, 64(BX)
-	VBROADCASTSS (R9), Z16
-	VFMADD231PS  Z14, Z16, Z0
-	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS 4(R9), Z17
-	VFMADD231PS  Z14, Z17, Z2
-	VFMADD231PS  Z15, Z17, Z3
-	VBROADCASTSS 8(R9), Z18
-	VFMADD231PS  Z14, Z18, Z4
-	VFMADD231PS  Z15, Z18, Z5
-	VBROADCASTSS 12(R9), Z19
-	VFMADD231PS  Z14, Z19, Z6
-	VFMADD231PS  Z15, Z19, Z7
-	VBROADCASTSS 16(R9), Z16
-	VFMADD231PS  Z14, Z16, Z8
-	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS 20(R9), Z17
-	VFMADD231PS  Z14, Z17, Z10
-	VFMADD231PS  Z15, Z17, Z11
-	VBROADCASTSS 24(R9), Z18
-	VFMADD231PS  Z14, Z18, Z12
-	VFMADD231PS  Z15, Z18, Z13
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	VADDPS 640(R8), Z10, Z10
-	VADDPS 704(R8), Z11, Z11
-	VADDPS 768(R8), Z12, Z12
-	VADDPS 832(R8), Z13, Z13
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
 	ADDQ    R11, R10
 	VZEROUPPER
 	RET
@@ -10766,58 +8612,58 @@ evensteps:
 	VPSLLD       $0x10, 64(R8), Z17
 	VMOVUPS      Z16, (BX)
 	VMOVUPS      Z17, 64(BX)
-	VBROADCASTSS (R9), Z18
-	VFMADD231PS  Z16, Z18, Z0
-	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 4(R9), Z19
-	VFMADD231PS  Z16, Z19, Z2
-	VFMADD231PS  Z17, Z19, Z3
-	VBROADCASTSS 8(R9), Z20
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z17, Z20, Z5
-	VBROADCASTSS 12(R9), Z21
-	VFMADD231PS  Z16, Z21, Z6
-	VFMADD231PS  Z17, Z21, Z7
-	VBROADCASTSS 16(R9), Z18
-	VFMADD231PS  Z16, Z18, Z8
-	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 20(R9), Z19
-	VFMADD231PS  Z16, Z19, Z10
-	VFMADD231PS  Z17, Z19, Z11
-	VBROADCASTSS 24(R9), Z20
-	VFMADD231PS  Z16, Z20, Z12
-	VFMADD231PS  Z17, Z20, Z13
-	VBROADCASTSS 28(R9), Z21
-	VFMADD231PS  Z16, Z21, Z14
-	VFMADD231PS  Z17, Z21, Z15
+	VBROADCASTSS (R9), Z19
+	VFMADD231PS  Z16, Z19, Z0
+	VFMADD231PS  Z17, Z19, Z1
+	VBROADCASTSS 4(R9), Z20
+	VFMADD231PS  Z16, Z20, Z2
+	VFMADD231PS  Z17, Z20, Z3
+	VBROADCASTSS 8(R9), Z21
+	VFMADD231PS  Z16, Z21, Z4
+	VFMADD231PS  Z17, Z21, Z5
+	VBROADCASTSS 12(R9), Z22
+	VFMADD231PS  Z16, Z22, Z6
+	VFMADD231PS  Z17, Z22, Z7
+	VBROADCASTSS 16(R9), Z19
+	VFMADD231PS  Z16, Z19, Z8
+	VFMADD231PS  Z17, Z19, Z9
+	VBROADCASTSS 20(R9), Z20
+	VFMADD231PS  Z16, Z20, Z10
+	VFMADD231PS  Z17, Z20, Z11
+	VBROADCASTSS 24(R9), Z21
+	VFMADD231PS  Z16, Z21, Z12
+	VFMADD231PS  Z17, Z21, Z13
+	VBROADCASTSS 28(R9), Z22
+	VFMADD231PS  Z16, Z22, Z14
+	VFMADD231PS  Z17, Z22, Z15
 	VPSLLD       $0x10, 128(R8), Z16
 	VPSLLD       $0x10, 192(R8), Z17
 	VMOVUPS      Z16, 128(BX)
 	VMOVUPS      Z17, 192(BX)
-	VBROADCASTSS 32(R9), Z18
-	VFMADD231PS  Z16, Z18, Z0
-	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 36(R9), Z19
-	VFMADD231PS  Z16, Z19, Z2
-	VFMADD231PS  Z17, Z19, Z3
-	VBROADCASTSS 40(R9), Z20
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z17, Z20, Z5
-	VBROADCASTSS 44(R9), Z21
-	VFMADD231PS  Z16, Z21, Z6
-	VFMADD231PS  Z17, Z21, Z7
-	VBROADCASTSS 48(R9), Z18
-	VFMADD231PS  Z16, Z18, Z8
-	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 52(R9), Z19
-	VFMADD231PS  Z16, Z19, Z10
-	VFMADD231PS  Z17, Z19, Z11
-	VBROADCASTSS 56(R9), Z20
-	VFMADD231PS  Z16, Z20, Z12
-	VFMADD231PS  Z17, Z20, Z13
-	VBROADCASTSS 60(R9), Z21
-	VFMADD231PS  Z16, Z21, Z14
-	VFMADD231PS  Z17, Z21, Z15
+	VBROADCASTSS 32(R9), Z19
+	VFMADD231PS  Z16, Z19, Z0
+	VFMADD231PS  Z17, Z19, Z1
+	VBROADCASTSS 36(R9), Z20
+	VFMADD231PS  Z16, Z20, Z2
+	VFMADD231PS  Z17, Z20, Z3
+	VBROADCASTSS 40(R9), Z21
+	VFMADD231PS  Z16, Z21, Z4
+	VFMADD231PS  Z17, Z21, Z5
+	VBROADCASTSS 44(R9), Z22
+	VFMADD231PS  Z16, Z22, Z6
+	VFMADD231PS  Z17, Z22, Z7
+	VBROADCASTSS 48(R9), Z19
+	VFMADD231PS  Z16, Z19, Z8
+	VFMADD231PS  Z17, Z19, Z9
+	VBROADCASTSS 52(R9), Z20
+	VFMADD231PS  Z16, Z20, Z10
+	VFMADD231PS  Z17, Z20, Z11
+	VBROADCASTSS 56(R9), Z21
+	VFMADD231PS  Z16, Z21, Z12
+	VFMADD231PS  Z17, Z21, Z13
+	VBROADCASTSS 60(R9), Z22
+	VFMADD231PS  Z16, Z22, Z14
+	VFMADD231PS  Z17, Z22, Z15
 	PREFETCHT1   (R12)
 	ADDQ         R13, R12
 	ADDQ         $0x00000100, R8
@@ -10834,96 +8680,96 @@ evenrest:
 	VPSLLD       $0x10, 64(R8), Z17
 	VMOVUPS      Z16, (BX)
 	VMOVUPS      Z17, 64(BX)
-	VBROADCASTSS (R9), Z18
-	VFMADD231PS  Z16, Z18, Z0
-	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 4(R9), Z19
-	VFMADD231PS  Z16, Z19, Z2
-	VFMADD231PS  Z17, Z19, Z3
-	VBROADCASTSS 8(R9), Z20
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z17, Z20, Z5
-	VBROADCASTSS 12(R9), Z21
-	VFMADD231PS  Z16, Z21, Z6
-	VFMADD231PS  Z17, Z21, Z7
-	VBROADCASTSS 16(R9), Z18
-	VFMADD231PS  Z16, Z18, Z8
-	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 20(R9), Z19
-	VFMADD231PS  Z16, Z19, Z10
-	VFMADD231PS  Z17, Z19, Z11
-	VBROADCASTSS 24(R9), Z20
-	VFMADD231PS  Z16, Z20, Z12
-	VFMADD231PS  Z17, Z20, Z13
-	VBROADCASTSS 28(R9), Z21
-	VFMADD231PS  Z16, Z21, Z14
-	VFMADD231PS  Z17, Z21, Z15
+	VBROADCASTSS (R9), Z19
+	VFMADD231PS  Z16, Z19, Z0
+	VFMADD231PS  Z17, Z19, Z1
+	VBROADCASTSS 4(R9), Z20
+	VFMADD231PS  Z16, Z20, Z2
+	VFMADD231PS  Z17, Z20, Z3
+	VBROADCASTSS 8(R9), Z21
+	VFMADD231PS  Z16, Z21, Z4
+	VFMADD231PS  Z17, Z21, Z5
+	VBROADCASTSS 12(R9), Z22
+	VFMADD231PS  Z16, Z22, Z6
+	VFMADD231PS  Z17, Z22, Z7
+	VBROADCASTSS 16(R9), Z19
+	VFMADD231PS  Z16, Z19, Z8
+	VFMADD231PS  Z17, Z19, Z9
+	VBROADCASTSS 20(R9), Z20
+	VFMADD231PS  Z16, Z20, Z10
+	VFMADD231PS  Z17, Z20, Z11
+	VBROADCASTSS 24(R9), Z21
+	VFMADD231PS  Z16, Z21, Z12
+	VFMADD231PS  Z17, Z21, Z13
+	VBROADCASTSS 28(R9), Z22
+	VFMADD231PS  Z16, Z22, Z14
+	VFMADD231PS  Z17, Z22, Z15
 	JMP          fold
 
 odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
+	VPTERNLOGD $0xff, Z18, Z18, Z18
+	VPSLLD     $0x10, Z18, Z18
 	MOVQ       steps+40(FP), CX
 	SHRQ       $0x01, CX
 	JZ         rest
 
 steps:
-	VPANDD       (R8), Z31, Z16
-	VPANDD       64(R8), Z31, Z17
+	VPANDD       (R8), Z18, Z16
+	VPANDD       64(R8), Z18, Z17
 	VMOVUPS      Z16, (BX)
 	VMOVUPS      Z17, 64(BX)
-	VBROADCASTSS (R9), Z18
-	VFMADD231PS  Z16, Z18, Z0
-	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 4(R9), Z19
-	VFMADD231PS  Z16, Z19, Z2
-	VFMADD231PS  Z17, Z19, Z3
-	VBROADCASTSS 8(R9), Z20
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z17, Z20, Z5
-	VBROADCASTSS 12(R9), Z21
-	VFMADD231PS  Z16, Z21, Z6
-	VFMADD231PS  Z17, Z21, Z7
-	VBROADCASTSS 16(R9), Z18
-	VFMADD231PS  Z16, Z18, Z8
-	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 20(R9), Z19
-	VFMADD231PS  Z16, Z19, Z10
-	VFMADD231PS  Z17, Z19, Z11
-	VBROADCASTSS 24(R9), Z20
-	VFMADD231PS  Z16, Z20, Z12
-	VFMADD231PS  Z17, Z20, Z13
-	VBROADCASTSS 28(R9), Z21
-	VFMADD231PS  Z16, Z21, Z14
-	VFMADD231PS  Z17, Z21, Z15
-	VPANDD       128(R8), Z31, Z16
-	VPANDD       192(R8), Z31, Z17
+	VBROADCASTSS (R9), Z19
+	VFMADD231PS  Z16, Z19, Z0
+	VFMADD231PS  Z17, Z19, Z1
+	VBROADCASTSS 4(R9), Z20
+	VFMADD231PS  Z16, Z20, Z2
+	VFMADD231PS  Z17, Z20, Z3
+	VBROADCASTSS 8(R9), Z21
+	VFMADD231PS  Z16, Z21, Z4
+	VFMADD231PS  Z17, Z21, Z5
+	VBROADCASTSS 12(R9), Z22
+	VFMADD231PS  Z16, Z22, Z6
+	VFMADD231PS  Z17, Z22, Z7
+	VBROADCASTSS 16(R9), Z19
+	VFMADD231PS  Z16, Z19, Z8
+	VFMADD231PS  Z17, Z19, Z9
+	VBROADCASTSS 20(R9), Z20
+	VFMADD231PS  Z16, Z20, Z10
+	VFMADD231PS  Z17, Z20, Z11
+	VBROADCASTSS 24(R9), Z21
+	VFMADD231PS  Z16, Z21, Z12
+	VFMADD231PS  Z17, Z21, Z13
+	VBROADCASTSS 28(R9), Z22
+	VFMADD231PS  Z16, Z22, Z14
+	VFMADD231PS  Z17, Z22, Z15
+	VPANDD       128(R8), Z18, Z16
+	VPANDD       192(R8), Z18, Z17
 	VMOVUPS      Z16, 128(BX)
 	VMOVUPS      Z17, 192(BX)
-	VBROADCASTSS 32(R9), Z18
-	VFMADD231PS  Z16, Z18, Z0
-	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 36(R9), Z19
-	VFMADD231PS  Z16, Z19, Z2
-	VFMADD231PS  Z17, Z19, Z3
-	VBROADCASTSS 40(R9), Z20
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z17, Z20, Z5
-	VBROADCASTSS 44(R9), Z21
-	VFMADD231PS  Z16, Z21, Z6
-	VFMADD231PS  Z17, Z21, Z7
-	VBROADCASTSS 48(R9), Z18
-	VFMADD231PS  Z16, Z18, Z8
-	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 52(R9), Z19
-	VFMADD231PS  Z16, Z19, Z10
-	VFMADD231PS  Z17, Z19, Z11
-	VBROADCASTSS 56(R9), Z20
-	VFMADD231PS  Z16, Z20, Z12
-	VFMADD231PS  Z17, Z20, Z13
-	VBROADCASTSS 60(R9), Z21
-	VFMADD231PS  Z16, Z21, Z14
-	VFMADD231PS  Z17, Z21, Z15
+	VBROADCASTSS 32(R9), Z19
+	VFMADD231PS  Z16, Z19, Z0
+	VFMADD231PS  Z17, Z19, Z1
+	VBROADCASTSS 36(R9), Z20
+	VFMADD231PS  Z16, Z20, Z2
+	VFMADD231PS  Z17, Z20, Z3
+	VBROADCASTSS 40(R9), Z21
+	VFMADD231PS  Z16, Z21, Z4
+	VFMADD231PS  Z17, Z21, Z5
+	VBROADCASTSS 44(R9), Z22
+	VFMADD231PS  Z16, Z22, Z6
+	VFMADD231PS  Z17, Z22, Z7
+	VBROADCASTSS 48(R9), Z19
+	VFMADD231PS  Z16, Z19, Z8
+	VFMADD231PS  Z17, Z19, Z9
+	VBROADCASTSS 52(R9), Z20
+	VFMADD231PS  Z16, Z20, Z10
+	VFMADD231PS  Z17, Z20, Z11
+	VBROADCASTSS 56(R9), Z21
+	VFMADD231PS  Z16, Z21, Z12
+	VFMADD231PS  Z17, Z21, Z13
+	VBROADCASTSS 60(R9), Z22
+	VFMADD231PS  Z16, Z22, Z14
+	VFMADD231PS  Z17, Z22, Z15
 	PREFETCHT1   (R12)
 	ADDQ         R13, R12
 	ADDQ         $0x00000100, R8
@@ -10936,34 +8782,34 @@ rest:
 	MOVQ         steps+40(FP), CX
 	ANDQ         $0x01, CX
 	JZ           fold
-	VPANDD       (R8), Z31, Z16
-	VPANDD       64(R8), Z31, Z17
+	VPANDD       (R8), Z18, Z16
+	VPANDD       64(R8), Z18, Z17
 	VMOVUPS      Z16, (BX)
 	VMOVUPS      Z17, 64(BX)
-	VBROADCASTSS (R9), Z18
-	VFMADD231PS  Z16, Z18, Z0
-	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 4(R9), Z19
-	VFMADD231PS  Z16, Z19, Z2
-	VFMADD231PS  Z17, Z19, Z3
-	VBROADCASTSS 8(R9), Z20
-	VFMADD231PS  Z16, Z20, Z4
-	VFMADD231PS  Z17, Z20, Z5
-	VBROADCASTSS 12(R9), Z21
-	VFMADD231PS  Z16, Z21, Z6
-	VFMADD231PS  Z17, Z21, Z7
-	VBROADCASTSS 16(R9), Z18
-	VFMADD231PS  Z16, Z18, Z8
-	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 20(R9), Z19
-	VFMADD231PS  Z16, Z19, Z10
-	VFMADD231PS  Z17, Z19, Z11
-	VBROADCASTSS 24(R9), Z20
-	VFMADD231PS  Z16, Z20, Z12
-	VFMADD231PS  Z17, Z20, Z13
-	VBROADCASTSS 28(R9), Z21
-	VFMADD231PS  Z16, Z21, Z14
-	VFMADD231PS  Z17, Z21, Z15
+	VBROADCASTSS (R9), Z19
+	VFMADD231PS  Z16, Z19, Z0
+	VFMADD231PS  Z17, Z19, Z1
+	VBROADCASTSS 4(R9), Z20
+	VFMADD231PS  Z16, Z20, Z2
+	VFMADD231PS  Z17, Z20, Z3
+	VBROADCASTSS 8(R9), Z21
+	VFMADD231PS  Z16, Z21, Z4
+	VFMADD231PS  Z17, Z21, Z5
+	VBROADCASTSS 12(R9), Z22
+	VFMADD231PS  Z16, Z22, Z6
+	VFMADD231PS  Z17, Z22, Z7
+	VBROADCASTSS 16(R9), Z19
+	VFMADD231PS  Z16, Z19, Z8
+	VFMADD231PS  Z17, Z19, Z9
+	VBROADCASTSS 20(R9), Z20
+	VFMADD231PS  Z16, Z20, Z10
+	VFMADD231PS  Z17, Z20, Z11
+	VBROADCASTSS 24(R9), Z21
+	VFMADD231PS  Z16, Z21, Z12
+	VFMADD231PS  Z17, Z21, Z13
+	VBROADCASTSS 28(R9), Z22
+	VFMADD231PS  Z16, Z22, Z14
+	VFMADD231PS  Z17, Z22, Z15
 
 fold:
 	MOVQ  folds+64(FP), CX
@@ -11019,1893 +8865,6 @@ write:
 	ADDQ    R11, R10
 	VMOVUPS Z14, (R10)
 	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add32x9(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x9(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z18
-	VMOVUPS      64(R8), Z19
-	VBROADCASTSS (R9), Z20
-	VFMADD231PS  Z18, Z20, Z0
-	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS 4(R9), Z21
-	VFMADD231PS  Z18, Z21, Z2
-	VFMADD231PS  Z19, Z21, Z3
-	VBROADCASTSS 8(R9), Z22
-	VFMADD231PS  Z18, Z22, Z4
-	VFMADD231PS  Z19, Z22, Z5
-	VBROADCASTSS 12(R9), Z23
-	VFMADD231PS  Z18, Z23, Z6
-	VFMADD231PS  Z19, Z23, Z7
-	VBROADCASTSS 16(R9), Z20
-	VFMADD231PS  Z18, Z20, Z8
-	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS 20(R9), Z21
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 24(R9), Z22
-	VFMADD231PS  Z18, Z22, Z12
-	VFMADD231PS  Z19, Z22, Z13
-	VBROADCASTSS 28(R9), Z23
-	VFMADD231PS  Z18, Z23, Z14
-	VFMADD231PS  Z19, Z23, Z15
-	VBROADCASTSS 32(R9), Z20
-	VFMADD231PS  Z18, Z20, Z16
-	VFMADD231PS  Z19, Z20, Z17
-	VMOVUPS      128(R8), Z18
-	VMOVUPS      192(R8), Z19
-	VBROADCASTSS 36(R9), Z20
-	VFMADD231PS  Z18, Z20, Z0
-	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS 40(R9), Z21
-	VFMADD231PS  Z18, Z21, Z2
-	VFMADD231PS  Z19, Z21, Z3
-	VBROADCASTSS 44(R9), Z22
-	VFMADD231PS  Z18, Z22, Z4
-	VFMADD231PS  Z19, Z22, Z5
-	VBROADCASTSS 48(R9), Z23
-	VFMADD231PS  Z18, Z23, Z6
-	VFMADD231PS  Z19, Z23, Z7
-	VBROADCASTSS 52(R9), Z20
-	VFMADD231PS  Z18, Z20, Z8
-	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS 56(R9), Z21
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 60(R9), Z22
-	VFMADD231PS  Z18, Z22, Z12
-	VFMADD231PS  Z19, Z22, Z13
-	VBROADCASTSS 64(R9), Z23
-	VFMADD231PS  Z18, Z23, Z14
-	VFMADD231PS  Z19, Z23, Z15
-	VBROADCASTSS 68(R9), Z20
-	VFMADD231PS  Z18, Z20, Z16
-	VFMADD231PS  Z19, Z20, Z17
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000048, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z18
-	VMOVUPS      64(R8), Z19
-	VBROADCASTSS (R9), Z20
-	VFMADD231PS  Z18, Z20, Z0
-	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS 4(R9), Z21
-	VFMADD231PS  Z18, Z21, Z2
-	VFMADD231PS  Z19, Z21, Z3
-	VBROADCASTSS 8(R9), Z22
-	VFMADD231PS  Z18, Z22, Z4
-	VFMADD231PS  Z19, Z22, Z5
-	VBROADCASTSS 12(R9), Z23
-	VFMADD231PS  Z18, Z23, Z6
-	VFMADD231PS  Z19, Z23, Z7
-	VBROADCASTSS 16(R9), Z20
-	VFMADD231PS  Z18, Z20, Z8
-	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS 20(R9), Z21
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 24(R9), Z22
-	VFMADD231PS  Z18, Z22, Z12
-	VFMADD231PS  Z19, Z22, Z13
-	VBROADCASTSS 28(R9), Z23
-	VFMADD231PS  Z18, Z23, Z14
-	VFMADD231PS  Z19, Z23, Z15
-	VBROADCASTSS 32(R9), Z20
-	VFMADD231PS  Z18, Z20, Z16
-	VFMADD231PS  Z19, Z20, Z17
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	VADDPS 640(R8), Z10, Z10
-	VADDPS 704(R8), Z11, Z11
-	VADDPS 768(R8), Z12, Z12
-	VADDPS 832(R8), Z13, Z13
-	VADDPS 896(R8), Z14, Z14
-	VADDPS 960(R8), Z15, Z15
-	VADDPS 1024(R8), Z16, Z16
-	VADDPS 1088(R8), Z17, Z17
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000480, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs32x9(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs32x9(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD       $0x10, (R8), Z18
-	VPSLLD       $0x10, 64(R8), Z19
-	VMOVUPS      Z18, (BX)
-	VMOVUPS      Z19, 64(BX)
-	VBROADCASTSS (R9), Z20
-	VFMADD231PS  Z18, Z20, Z0
-	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS 4(R9), Z21
-	VFMADD231PS  Z18, Z21, Z2
-	VFMADD231PS  Z19, Z21, Z3
-	VBROADCASTSS 8(R9), Z22
-	VFMADD231PS  Z18, Z22, Z4
-	VFMADD231PS  Z19, Z22, Z5
-	VBROADCASTSS 12(R9), Z23
-	VFMADD231PS  Z18, Z23, Z6
-	VFMADD231PS  Z19, Z23, Z7
-	VBROADCASTSS 16(R9), Z20
-	VFMADD231PS  Z18, Z20, Z8
-	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS 20(R9), Z21
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 24(R9), Z22
-	VFMADD231PS  Z18, Z22, Z12
-	VFMADD231PS  Z19, Z22, Z13
-	VBROADCASTSS 28(R9), Z23
-	VFMADD231PS  Z18, Z23, Z14
-	VFMADD231PS  Z19, Z23, Z15
-	VBROADCASTSS 32(R9), Z20
-	VFMADD231PS  Z18, Z20, Z16
-	VFMADD231PS  Z19, Z20, Z17
-	VPSLLD       $0x10, 128(R8), Z18
-	VPSLLD       $0x10, 192(R8), Z19
-	VMOVUPS      Z18, 128(BX)
-	VMOVUPS      Z19, 192(BX)
-	VBROADCASTSS 36(R9), Z20
-	VFMADD231PS  Z18, Z20, Z0
-	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS 40(R9), Z21
-	VFMADD231PS  Z18, Z21, Z2
-	VFMADD231PS  Z19, Z21, Z3
-	VBROADCASTSS 44(R9), Z22
-	VFMADD231PS  Z18, Z22, Z4
-	VFMADD231PS  Z19, Z22, Z5
-	VBROADCASTSS 48(R9), Z23
-	VFMADD231PS  Z18, Z23, Z6
-	VFMADD231PS  Z19, Z23, Z7
-	VBROADCASTSS 52(R9), Z20
-	VFMADD231PS  Z18, Z20, Z8
-	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS 56(R9), Z21
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 60(R9), Z22
-	VFMADD231PS  Z18, Z22, Z12
-	VFMADD231PS  Z19, Z22, Z13
-	VBROADCASTSS 64(R9), Z23
-	VFMADD231PS  Z18, Z23, Z14
-	VFMADD231PS  Z19, Z23, Z15
-	VBROADCASTSS 68(R9), Z20
-	VFMADD231PS  Z18, Z20, Z16
-	VFMADD231PS  Z19, Z20, Z17
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000048, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPSLLD       $0x10, (R8), Z18
-	VPSLLD       $0x10, 64(R8), Z19
-	VMOVUPS      Z18, (BX)
-	VMOVUPS      Z19, 64(BX)
-	VBROADCASTSS (R9), Z20
-	VFMADD231PS  Z18, Z20, Z0
-	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS 4(R9), Z21
-	VFMADD231PS  Z18, Z21, Z2
-	VFMADD231PS  Z19, Z21, Z3
-	VBROADCASTSS 8(R9), Z22
-	VFMADD231PS  Z18, Z22, Z4
-	VFMADD231PS  Z19, Z22, Z5
-	VBROADCASTSS 12(R9), Z23
-	VFMADD231PS  Z18, Z23, Z6
-	VFMADD231PS  Z19, Z23, Z7
-	VBROADCASTSS 16(R9), Z20
-	VFMADD231PS  Z18, Z20, Z8
-	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS 20(R9), Z21
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 24(R9), Z22
-	VFMADD231PS  Z18, Z22, Z12
-	VFMADD231PS  Z19, Z22, Z13
-	VBROADCASTSS 28(R9), Z23
-	VFMADD231PS  Z18, Z23, Z14
-	VFMADD231PS  Z19, Z23, Z15
-	VBROADCASTSS 32(R9), Z20
-	VFMADD231PS  Z18, Z20, Z16
-	VFMADD231PS  Z19, Z20, Z17
-	JMP          fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD       (R8), Z31, Z18
-	VPANDD       64(R8), Z31, Z19
-	VMOVUPS      Z18, (BX)
-	VMOVUPS      Z19, 64(BX)
-	VBROADCASTSS (R9), Z20
-	VFMADD231PS  Z18, Z20, Z0
-	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS 4(R9), Z21
-	VFMADD231PS  Z18, Z21, Z2
-	VFMADD231PS  Z19, Z21, Z3
-	VBROADCASTSS 8(R9), Z22
-	VFMADD231PS  Z18, Z22, Z4
-	VFMADD231PS  Z19, Z22, Z5
-	VBROADCASTSS 12(R9), Z23
-	VFMADD231PS  Z18, Z23, Z6
-	VFMADD231PS  Z19, Z23, Z7
-	VBROADCASTSS 16(R9), Z20
-	VFMADD231PS  Z18, Z20, Z8
-	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS 20(R9), Z21
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 24(R9), Z22
-	VFMADD231PS  Z18, Z22, Z12
-	VFMADD231PS  Z19, Z22, Z13
-	VBROADCASTSS 28(R9), Z23
-	VFMADD231PS  Z18, Z23, Z14
-	VFMADD231PS  Z19, Z23, Z15
-	VBROADCASTSS 32(R9), Z20
-	VFMADD231PS  Z18, Z20, Z16
-	VFMADD231PS  Z19, Z20, Z17
-	VPANDD       128(R8), Z31, Z18
-	VPANDD       192(R8), Z31, Z19
-	VMOVUPS      Z18, 128(BX)
-	VMOVUPS      Z19, 192(BX)
-	VBROADCASTSS 36(R9), Z20
-	VFMADD231PS  Z18, Z20, Z0
-	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS 40(R9), Z21
-	VFMADD231PS  Z18, Z21, Z2
-	VFMADD231PS  Z19, Z21, Z3
-	VBROADCASTSS 44(R9), Z22
-	VFMADD231PS  Z18, Z22, Z4
-	VFMADD231PS  Z19, Z22, Z5
-	VBROADCASTSS 48(R9), Z23
-	VFMADD231PS  Z18, Z23, Z6
-	VFMADD231PS  Z19, Z23, Z7
-	VBROADCASTSS 52(R9), Z20
-	VFMADD231PS  Z18, Z20, Z8
-	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS 56(R9), Z21
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 60(R9), Z22
-	VFMADD231PS  Z18, Z22, Z12
-	VFMADD231PS  Z19, Z22, Z13
-	VBROADCASTSS 64(R9), Z23
-	VFMADD231PS  Z18, Z23, Z14
-	VFMADD231PS  Z19, Z23, Z15
-	VBROADCASTSS 68(R9), Z20
-	VFMADD231PS  Z18, Z20, Z16
-	VFMADD231PS  Z19, Z20, Z17
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000048, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPANDD       (R8), Z31, Z18
-	VPANDD       64(R8), Z31, Z19
-	VMOVUPS      Z18, (BX)
-	VMOVUPS      Z19, 64(BX)
-	VBROADCASTSS (R9), Z20
-	VFMADD231PS  Z18, Z20, Z0
-	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS 4(R9), Z21
-	VFMADD231PS  Z18, Z21, Z2
-	VFMADD231PS  Z19, Z21, Z3
-	VBROADCASTSS 8(R9), Z22
-	VFMADD231PS  Z18, Z22, Z4
-	VFMADD231PS  Z19, Z22, Z5
-	VBROADCASTSS 12(R9), Z23
-	VFMADD231PS  Z18, Z23, Z6
-	VFMADD231PS  Z19, Z23, Z7
-	VBROADCASTSS 16(R9), Z20
-	VFMADD231PS  Z18, Z20, Z8
-	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS 20(R9), Z21
-	VFMADD231PS  Z18, Z21, Z10
-	VFMADD231PS  Z19, Z21, Z11
-	VBROADCASTSS 24(R9), Z22
-	VFMADD231PS  Z18, Z22, Z12
-	VFMADD231PS  Z19, Z22, Z13
-	VBROADCASTSS 28(R9), Z23
-	VFMADD231PS  Z18, Z23, Z14
-	VFMADD231PS  Z19, Z23, Z15
-	VBROADCASTSS 32(R9), Z20
-	VFMADD231PS  Z18, Z20, Z16
-	VFMADD231PS  Z19, Z20, Z17
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	VADDPS 640(R8), Z10, Z10
-	VADDPS 704(R8), Z11, Z11
-	VADDPS 768(R8), Z12, Z12
-	VADDPS 832(R8), Z13, Z13
-	VADDPS 896(R8), Z14, Z14
-	VADDPS 960(R8), Z15, Z15
-	VADDPS 1024(R8), Z16, Z16
-	VADDPS 1088(R8), Z17, Z17
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add32x10(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x10(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-	VMOVUPS 1152(AX)(R15*1), Z18
-	VMOVUPS 1216(AX)(R15*1), Z19
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z20
-	VMOVUPS      64(R8), Z21
-	VBROADCASTSS (R9), Z22
-	VFMADD231PS  Z20, Z22, Z0
-	VFMADD231PS  Z21, Z22, Z1
-	VBROADCASTSS 4(R9), Z23
-	VFMADD231PS  Z20, Z23, Z2
-	VFMADD231PS  Z21, Z23, Z3
-	VBROADCASTSS 8(R9), Z24
-	VFMADD231PS  Z20, Z24, Z4
-	VFMADD231PS  Z21, Z24, Z5
-	VBROADCASTSS 12(R9), Z25
-	VFMADD231PS  Z20, Z25, Z6
-	VFMADD231PS  Z21, Z25, Z7
-	VBROADCASTSS 16(R9), Z22
-	VFMADD231PS  Z20, Z22, Z8
-	VFMADD231PS  Z21, Z22, Z9
-	VBROADCASTSS 20(R9), Z23
-	VFMADD231PS  Z20, Z23, Z10
-	VFMADD231PS  Z21, Z23, Z11
-	VBROADCASTSS 24(R9), Z24
-	VFMADD231PS  Z20, Z24, Z12
-	VFMADD231PS  Z21, Z24, Z13
-	VBROADCASTSS 28(R9), Z25
-	VFMADD231PS  Z20, Z25, Z14
-	VFMADD231PS  Z21, Z25, Z15
-	VBROADCASTSS 32(R9), Z22
-	VFMADD231PS  Z20, Z22, Z16
-	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS 36(R9), Z23
-	VFMADD231PS  Z20, Z23, Z18
-	VFMADD231PS  Z21, Z23, Z19
-	VMOVUPS      128(R8), Z20
-	VMOVUPS      192(R8), Z21
-	VBROADCASTSS 40(R9), Z22
-	VFMADD231PS  Z20, Z22, Z0
-	VFMADD231PS  Z21, Z22, Z1
-	VBROADCASTSS 44(R9), Z23
-	VFMADD231PS  Z20, Z23, Z2
-	VFMADD231PS  Z21, Z23, Z3
-	VBROADCASTSS 48(R9), Z24
-	VFMADD231PS  Z20, Z24, Z4
-	VFMADD231PS  Z21, Z24, Z5
-	VBROADCASTSS 52(R9), Z25
-	VFMADD231PS  Z20, Z25, Z6
-	VFMADD231PS  Z21, Z25, Z7
-	VBROADCASTSS 56(R9), Z22
-	VFMADD231PS  Z20, Z22, Z8
-	VFMADD231PS  Z21, Z22, Z9
-	VBROADCASTSS 60(R9), Z23
-	VFMADD231PS  Z20, Z23, Z10
-	VFMADD231PS  Z21, Z23, Z11
-	VBROADCASTSS 64(R9), Z24
-	VFMADD231PS  Z20, Z24, Z12
-	VFMADD231PS  Z21, Z24, Z13
-	VBROADCASTSS 68(R9), Z25
-	VFMADD231PS  Z20, Z25, Z14
-	VFMADD231PS  Z21, Z25, Z15
-	VBROADCASTSS 72(R9), Z22
-	VFMADD231PS  Z20, Z22, Z16
-	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS 76(R9), Z23
-	VFMADD231PS  Z20, Z23, Z18
-	VFMADD231PS  Z21, Z23, Z19
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000050, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z20
-	VMOVUPS      64(R8), Z21
-	VBROADCASTSS (R9), Z22
-	VFMADD231PS  Z20, Z22, Z0
-	VFMADD231PS  Z21, Z22, Z1
-	VBROADCASTSS 4(R9), Z23
-	VFMADD231PS  Z20, Z23, Z2
-	VFMADD231PS  Z21, Z23, Z3
-	VBROADCASTSS 8(R9), Z24
-	VFMADD231PS  Z20, Z24, Z4
-	VFMADD231PS  Z21, Z24, Z5
-	VBROADCASTSS 12(R9), Z25
-	VFMADD231PS  Z20, Z25, Z6
-	VFMADD231PS  Z21, Z25, Z7
-	VBROADCASTSS 16(R9), Z22
-	VFMADD231PS  Z20, Z22, Z8
-	VFMADD231PS  Z21, Z22, Z9
-	VBROADCASTSS 20(R9), Z23
-	VFMADD231PS  Z20, Z23, Z10
-	VFMADD231PS  Z21, Z23, Z11
-	VBROADCASTSS 24(R9), Z24
-	VFMADD231PS  Z20, Z24, Z12
-	VFMADD231PS  Z21, Z24, Z13
-	VBROADCASTSS 28(R9), Z25
-	VFMADD231PS  Z20, Z25, Z14
-	VFMADD231PS  Z21, Z25, Z15
-	VBROADCASTSS 32(R9), Z22
-	VFMADD231PS  Z20, Z22, Z16
-	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS 36(R9), Z23
-	VFMADD231PS  Z20, Z23, Z18
-	VFMADD231PS  Z21, Z23, Z19
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	VADDPS 640(R8), Z10, Z10
-	VADDPS 704(R8), Z11, Z11
-	VADDPS 768(R8), Z12, Z12
-	VADDPS 832(R8), Z13, Z13
-	VADDPS 896(R8), Z14, Z14
-	VADDPS 960(R8), Z15, Z15
-	VADDPS 1024(R8), Z16, Z16
-	VADDPS 1088(R8), Z17, Z17
-	VADDPS 1152(R8), Z18, Z18
-	VADDPS 1216(R8), Z19, Z19
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z18, (R10)
-	VMOVUPS Z19, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000500, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs32x10(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs32x10(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-	VMOVUPS 1152(AX)(R15*1), Z18
-	VMOVUPS 1216(AX)(R15*1), Z19
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD       $0x10, (R8), Z20
-	VPSLLD       $0x10, 64(R8), Z21
-	VMOVUPS      Z20, (BX)
-	VMOVUPS      Z21, 64(BX)
-	VBROADCASTSS (R9), Z22
-	VFMADD231PS  Z20, Z22, Z0
-	VFMADD231PS  Z21, Z22, Z1
-	VBROADCASTSS 4(R9), Z23
-	VFMADD231PS  Z20, Z23, Z2
-	VFMADD231PS  Z21, Z23, Z3
-	VBROADCASTSS 8(R9), Z24
-	VFMADD231PS  Z20, Z24, Z4
-	VFMADD231PS  Z21, Z24, Z5
-	VBROADCASTSS 12(R9), Z25
-	VFMADD231PS  Z20, Z25, Z6
-	VFMADD231PS  Z21, Z25, Z7
-	VBROADCASTSS 16(R9), Z22
-	VFMADD231PS  Z20, Z22, Z8
-	VFMADD231PS  Z21, Z22, Z9
-	VBROADCASTSS 20(R9), Z23
-	VFMADD231PS  Z20, Z23, Z10
-	VFMADD231PS  Z21, Z23, Z11
-	VBROADCASTSS 24(R9), Z24
-	VFMADD231PS  Z20, Z24, Z12
-	VFMADD231PS  Z21, Z24, Z13
-	VBROADCASTSS 28(R9), Z25
-	VFMADD231PS  Z20, Z25, Z14
-	VFMADD231PS  Z21, Z25, Z15
-	VBROADCASTSS 32(R9), Z22
-	VFMADD231PS  Z20, Z22, Z16
-	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS 36(R9), Z23
-	VFMADD231PS  Z20, Z23, Z18
-	VFMADD231PS  Z21, Z23, Z19
-	VPSLLD       $0x10, 128(R8), Z20
-	VPSLLD       $0x10, 192(R8), Z21
-	VMOVUPS      Z20, 128(BX)
-	VMOVUPS      Z21, 192(BX)
-	VBROADCASTSS 40(R9), Z22
-	VFMADD231PS  Z20, Z22, Z0
-	VFMADD231PS  Z21, Z22, Z1
-	VBROADCASTSS 44(R9), Z23
-	VFMADD231PS  Z20, Z23, Z2
-	VFMADD231PS  Z21, Z23, Z3
-	VBROADCASTSS 48(R9), Z24
-	VFMADD231PS  Z20, Z24, Z4
-	VFMADD231PS  Z21, Z24, Z5
-	VBROADCASTSS 52(R9), Z25
-	VFMADD231PS  Z20, Z25, Z6
-	VFMADD231PS  Z21, Z25, Z7
-	VBROADCASTSS 56(R9), Z22
-	VFMADD231PS  Z20, Z22, Z8
-	VFMADD231PS  Z21, Z22, Z9
-	VBROADCASTSS 60(R9), Z23
-	VFMADD231PS  Z20, Z23, Z10
-	VFMADD231PS  Z21, Z23, Z11
-	VBROADCASTSS 64(R9), Z24
-	VFMADD231PS  Z20, Z24, Z12
-	VFMADD231PS  Z21, Z24, Z13
-	VBROADCASTSS 68(R9), Z25
-	VFMADD231PS  Z20, Z25, Z14
-	VFMADD231PS  Z21, Z25, Z15
-	VBROADCASTSS 72(R9), Z22
-	VFMADD231PS  Z20, Z22, Z16
-	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS 76(R9), Z23
-	VFMADD231PS  Z20, Z23, Z18
-	VFMADD231PS  Z21, Z23, Z19
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000050, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPSLLD       $0x10, (R8), Z20
-	VPSLLD       $0x10, 64(R8), Z21
-	VMOVUPS      Z20, (BX)
-	VMOVUPS      Z21, 64(BX)
-	VBROADCASTSS (R9), Z22
-	VFMADD231PS  Z20, Z22, Z0
-	VFMADD231PS  Z21, Z22, Z1
-	VBROADCASTSS 4(R9), Z23
-	VFMADD231PS  Z20, Z23, Z2
-	VFMADD231PS  Z21, Z23, Z3
-	VBROADCASTSS 8(R9), Z24
-	VFMADD231PS  Z20, Z24, Z4
-	VFMADD231PS  Z21, Z24, Z5
-	VBROADCASTSS 12(R9), Z25
-	VFMADD231PS  Z20, Z25, Z6
-	VFMADD231PS  Z21, Z25, Z7
-	VBROADCASTSS 16(R9), Z22
-	VFMADD231PS  Z20, Z22, Z8
-	VFMADD231PS  Z21, Z22, Z9
-	VBROADCASTSS 20(R9), Z23
-	VFMADD231PS  Z20, Z23, Z10
-	VFMADD231PS  Z21, Z23, Z11
-	VBROADCASTSS 24(R9), Z24
-	VFMADD231PS  Z20, Z24, Z12
-	VFMADD231PS  Z21, Z24, Z13
-	VBROADCASTSS 28(R9), Z25
-	VFMADD231PS  Z20, Z25, Z14
-	VFMADD231PS  Z21, Z25, Z15
-	VBROADCASTSS 32(R9), Z22
-	VFMADD231PS  Z20, Z22, Z16
-	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS 36(R9), Z23
-	VFMADD231PS  Z20, Z23, Z18
-	VFMADD231PS  Z21, Z23, Z19
-	JMP          fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD       (R8), Z31, Z20
-	VPANDD       64(R8), Z31, Z21
-	VMOVUPS      Z20, (BX)
-	VMOVUPS      Z21, 64(BX)
-	VBROADCASTSS (R9), Z22
-	VFMADD231PS  Z20, Z22, Z0
-	VFMADD231PS  Z21, Z22, Z1
-	VBROADCASTSS 4(R9), Z23
-	VFMADD231PS  Z20, Z23, Z2
-	VFMADD231PS  Z21, Z23, Z3
-	VBROADCASTSS 8(R9), Z24
-	VFMADD231PS  Z20, Z24, Z4
-	VFMADD231PS  Z21, Z24, Z5
-	VBROADCASTSS 12(R9), Z25
-	VFMADD231PS  Z20, Z25, Z6
-	VFMADD231PS  Z21, Z25, Z7
-	VBROADCASTSS 16(R9), Z22
-	VFMADD231PS  Z20, Z22, Z8
-	VFMADD231PS  Z21, Z22, Z9
-	VBROADCASTSS 20(R9), Z23
-	VFMADD231PS  Z20, Z23, Z10
-	VFMADD231PS  Z21, Z23, Z11
-	VBROADCASTSS 24(R9), Z24
-	VFMADD231PS  Z20, Z24, Z12
-	VFMADD231PS  Z21, Z24, Z13
-	VBROADCASTSS 28(R9), Z25
-	VFMADD231PS  Z20, Z25, Z14
-	VFMADD231PS  Z21, Z25, Z15
-	VBROADCASTSS 32(R9), Z22
-	VFMADD231PS  Z20, Z22, Z16
-	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS 36(R9), Z23
-	VFMADD231PS  Z20, Z23, Z18
-	VFMADD231PS  Z21, Z23, Z19
-	VPANDD       128(R8), Z31, Z20
-	VPANDD       192(R8), Z31, Z21
-	VMOVUPS      Z20, 128(BX)
-	VMOVUPS      Z21, 192(BX)
-	VBROADCASTSS 40(R9), Z22
-	VFMADD231PS  Z20, Z22, Z0
-	VFMADD231PS  Z21, Z22, Z1
-	VBROADCASTSS 44(R9), Z23
-	VFMADD231PS  Z20, Z23, Z2
-	VFMADD231PS  Z21, Z23, Z3
-	VBROADCASTSS 48(R9), Z24
-	VFMADD231PS  Z20, Z24, Z4
-	VFMADD231PS  Z21, Z24, Z5
-	VBROADCASTSS 52(R9), Z25
-	VFMADD231PS  Z20, Z25, Z6
-	VFMADD231PS  Z21, Z25, Z7
-	VBROADCASTSS 56(R9), Z22
-	VFMADD231PS  Z20, Z22, Z8
-	VFMADD231PS  Z21, Z22, Z9
-	VBROADCASTSS 60(R9), Z23
-	VFMADD231PS  Z20, Z23, Z10
-	VFMADD231PS  Z21, Z23, Z11
-	VBROADCASTSS 64(R9), Z24
-	VFMADD231PS  Z20, Z24, Z12
-	VFMADD231PS  Z21, Z24, Z13
-	VBROADCASTSS 68(R9), Z25
-	VFMADD231PS  Z20, Z25, Z14
-	VFMADD231PS  Z21, Z25, Z15
-	VBROADCASTSS 72(R9), Z22
-	VFMADD231PS  Z20, Z22, Z16
-	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS 76(R9), Z23
-	VFMADD231PS  Z20, Z23, Z18
-	VFMADD231PS  Z21, Z23, Z19
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000050, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPANDD       (R8), Z31, Z20
-	VPANDD       64(R8), Z31, Z21
-	VMOVUPS      Z20, (BX)
-	VMOVUPS      Z21, 64(BX)
-	VBROADCASTSS (R9), Z22
-	VFMADD231PS  Z20, Z22, Z0
-	VFMADD231PS  Z21, Z22, Z1
-	VBROADCASTSS 4(R9), Z23
-	VFMADD231PS  Z20, Z23, Z2
-	VFMADD231PS  Z21, Z23, Z3
-	VBROADCASTSS 8(R9), Z24
-	VFMADD231PS  Z20, Z24, Z4
-	VFMADD231PS  Z21, Z24, Z5
-	VBROADCASTSS 12(R9), Z25
-	VFMADD231PS  Z20, Z25, Z6
-	VFMADD231PS  Z21, Z25, Z7
-	VBROADCASTSS 16(R9), Z22
-	VFMADD231PS  Z20, Z22, Z8
-	VFMADD231PS  Z21, Z22, Z9
-	VBROADCASTSS 20(R9), Z23
-	VFMADD231PS  Z20, Z23, Z10
-	VFMADD231PS  Z21, Z23, Z11
-	VBROADCASTSS 24(R9), Z24
-	VFMADD231PS  Z20, Z24, Z12
-	VFMADD231PS  Z21, Z24, Z13
-	VBROADCASTSS 28(R9), Z25
-	VFMADD231PS  Z20, Z25, Z14
-	VFMADD231PS  Z21, Z25, Z15
-	VBROADCASTSS 32(R9), Z22
-	VFMADD231PS  Z20, Z22, Z16
-	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS 36(R9), Z23
-	VFMADD231PS  Z20, Z23, Z18
-	VFMADD231PS  Z21, Z23, Z19
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	VADDPS 640(R8), Z10, Z10
-	VADDPS 704(R8), Z11, Z11
-	VADDPS 768(R8), Z12, Z12
-	VADDPS 832(R8), Z13, Z13
-	VADDPS 896(R8), Z14, Z14
-	VADDPS 960(R8), Z15, Z15
-	VADDPS 1024(R8), Z16, Z16
-	VADDPS 1088(R8), Z17, Z17
-	VADDPS 1152(R8), Z18, Z18
-	VADDPS 1216(R8), Z19, Z19
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z18, (R10)
-	VMOVUPS Z19, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add32x11(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add32x11(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-	VMOVUPS 1152(AX)(R15*1), Z18
-	VMOVUPS 1216(AX)(R15*1), Z19
-	VMOVUPS 1280(AX)(R15*1), Z20
-	VMOVUPS 1344(AX)(R15*1), Z21
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z22
-	VMOVUPS      64(R8), Z23
-	VBROADCASTSS (R9), Z24
-	VFMADD231PS  Z22, Z24, Z0
-	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS 4(R9), Z25
-	VFMADD231PS  Z22, Z25, Z2
-	VFMADD231PS  Z23, Z25, Z3
-	VBROADCASTSS 8(R9), Z26
-	VFMADD231PS  Z22, Z26, Z4
-	VFMADD231PS  Z23, Z26, Z5
-	VBROADCASTSS 12(R9), Z27
-	VFMADD231PS  Z22, Z27, Z6
-	VFMADD231PS  Z23, Z27, Z7
-	VBROADCASTSS 16(R9), Z24
-	VFMADD231PS  Z22, Z24, Z8
-	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS 20(R9), Z25
-	VFMADD231PS  Z22, Z25, Z10
-	VFMADD231PS  Z23, Z25, Z11
-	VBROADCASTSS 24(R9), Z26
-	VFMADD231PS  Z22, Z26, Z12
-	VFMADD231PS  Z23, Z26, Z13
-	VBROADCASTSS 28(R9), Z27
-	VFMADD231PS  Z22, Z27, Z14
-	VFMADD231PS  Z23, Z27, Z15
-	VBROADCASTSS 32(R9), Z24
-	VFMADD231PS  Z22, Z24, Z16
-	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS 36(R9), Z25
-	VFMADD231PS  Z22, Z25, Z18
-	VFMADD231PS  Z23, Z25, Z19
-	VBROADCASTSS 40(R9), Z26
-	VFMADD231PS  Z22, Z26, Z20
-	VFMADD231PS  Z23, Z26, Z21
-	VMOVUPS      128(R8), Z22
-	VMOVUPS      192(R8), Z23
-	VBROADCASTSS 44(R9), Z24
-	VFMADD231PS  Z22, Z24, Z0
-	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS 48(R9), Z25
-	VFMADD231PS  Z22, Z25, Z2
-	VFMADD231PS  Z23, Z25, Z3
-	VBROADCASTSS 52(R9), Z26
-	VFMADD231PS  Z22, Z26, Z4
-	VFMADD231PS  Z23, Z26, Z5
-	VBROADCASTSS 56(R9), Z27
-	VFMADD231PS  Z22, Z27, Z6
-	VFMADD231PS  Z23, Z27, Z7
-	VBROADCASTSS 60(R9), Z24
-	VFMADD231PS  Z22, Z24, Z8
-	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS 64(R9), Z25
-	VFMADD231PS  Z22, Z25, Z10
-	VFMADD231PS  Z23, Z25, Z11
-	VBROADCASTSS 68(R9), Z26
-	VFMADD231PS  Z22, Z26, Z12
-	VFMADD231PS  Z23, Z26, Z13
-	VBROADCASTSS 72(R9), Z27
-	VFMADD231PS  Z22, Z27, Z14
-	VFMADD231PS  Z23, Z27, Z15
-	VBROADCASTSS 76(R9), Z24
-	VFMADD231PS  Z22, Z24, Z16
-	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS 80(R9), Z25
-	VFMADD231PS  Z22, Z25, Z18
-	VFMADD231PS  Z23, Z25, Z19
-	VBROADCASTSS 84(R9), Z26
-	VFMADD231PS  Z22, Z26, Z20
-	VFMADD231PS  Z23, Z26, Z21
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000058, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z22
-	VMOVUPS      64(R8), Z23
-	VBROADCASTSS (R9), Z24
-	VFMADD231PS  Z22, Z24, Z0
-	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS 4(R9), Z25
-	VFMADD231PS  Z22, Z25, Z2
-	VFMADD231PS  Z23, Z25, Z3
-	VBROADCASTSS 8(R9), Z26
-	VFMADD231PS  Z22, Z26, Z4
-	VFMADD231PS  Z23, Z26, Z5
-	VBROADCASTSS 12(R9), Z27
-	VFMADD231PS  Z22, Z27, Z6
-	VFMADD231PS  Z23, Z27, Z7
-	VBROADCASTSS 16(R9), Z24
-	VFMADD231PS  Z22, Z24, Z8
-	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS 20(R9), Z25
-	VFMADD231PS  Z22, Z25, Z10
-	VFMADD231PS  Z23, Z25, Z11
-	VBROADCASTSS 24(R9), Z26
-	VFMADD231PS  Z22, Z26, Z12
-	VFMADD231PS  Z23, Z26, Z13
-	VBROADCASTSS 28(R9), Z27
-	VFMADD231PS  Z22, Z27, Z14
-	VFMADD231PS  Z23, Z27, Z15
-	VBROADCASTSS 32(R9), Z24
-	VFMADD231PS  Z22, Z24, Z16
-	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS 36(R9), Z25
-	VFMADD231PS  Z22, Z25, Z18
-	VFMADD231PS  Z23, Z25, Z19
-	VBROADCASTSS 40(R9), Z26
-	VFMADD231PS  Z22, Z26, Z20
-	VFMADD231PS  Z23, Z26, Z21
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	VADDPS 640(R8), Z10, Z10
-	VADDPS 704(R8), Z11, Z11
-	VADDPS 768(R8), Z12, Z12
-	VADDPS 832(R8), Z13, Z13
-	VADDPS 896(R8), Z14, Z14
-	VADDPS 960(R8), Z15, Z15
-	VADDPS 1024(R8), Z16, Z16
-	VADDPS 1088(R8), Z17, Z17
-	VADDPS 1152(R8), Z18, Z18
-	VADDPS 1216(R8), Z19, Z19
-	VADDPS 1280(R8), Z20, Z20
-	VADDPS 1344(R8), Z21, Z21
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z18, (R10)
-	VMOVUPS Z19, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z20, (R10)
-	VMOVUPS Z21, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000580, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs32x11(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs32x11(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-	VMOVUPS 1152(AX)(R15*1), Z18
-	VMOVUPS 1216(AX)(R15*1), Z19
-	VMOVUPS 1280(AX)(R15*1), Z20
-	VMOVUPS 1344(AX)(R15*1), Z21
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD       $0x10, (R8), Z22
-	VPSLLD       $0x10, 64(R8), Z23
-	VMOVUPS      Z22, (BX)
-	VMOVUPS      Z23, 64(BX)
-	VBROADCASTSS (R9), Z24
-	VFMADD231PS  Z22, Z24, Z0
-	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS 4(R9), Z25
-	VFMADD231PS  Z22, Z25, Z2
-	VFMADD231PS  Z23, Z25, Z3
-	VBROADCASTSS 8(R9), Z26
-	VFMADD231PS  Z22, Z26, Z4
-	VFMADD231PS  Z23, Z26, Z5
-	VBROADCASTSS 12(R9), Z27
-	VFMADD231PS  Z22, Z27, Z6
-	VFMADD231PS  Z23, Z27, Z7
-	VBROADCASTSS 16(R9), Z24
-	VFMADD231PS  Z22, Z24, Z8
-	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS 20(R9), Z25
-	VFMADD231PS  Z22, Z25, Z10
-	VFMADD231PS  Z23, Z25, Z11
-	VBROADCASTSS 24(R9), Z26
-	VFMADD231PS  Z22, Z26, Z12
-	VFMADD231PS  Z23, Z26, Z13
-	VBROADCASTSS 28(R9), Z27
-	VFMADD231PS  Z22, Z27, Z14
-	VFMADD231PS  Z23, Z27, Z15
-	VBROADCASTSS 32(R9), Z24
-	VFMADD231PS  Z22, Z24, Z16
-	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS 36(R9), Z25
-	VFMADD231PS  Z22, Z25, Z18
-	VFMADD231PS  Z23, Z25, Z19
-	VBROADCASTSS 40(R9), Z26
-	VFMADD231PS  Z22, Z26, Z20
-	VFMADD231PS  Z23, Z26, Z21
-	VPSLLD       $0x10, 128(R8), Z22
-	VPSLLD       $0x10, 192(R8), Z23
-	VMOVUPS      Z22, 128(BX)
-	VMOVUPS      Z23, 192(BX)
-	VBROADCASTSS 44(R9), Z24
-	VFMADD231PS  Z22, Z24, Z0
-	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS 48(R9), Z25
-	VFMADD231PS  Z22, Z25, Z2
-	VFMADD231PS  Z23, Z25, Z3
-	VBROADCASTSS 52(R9), Z26
-	VFMADD231PS  Z22, Z26, Z4
-	VFMADD231PS  Z23, Z26, Z5
-	VBROADCASTSS 56(R9), Z27
-	VFMADD231PS  Z22, Z27, Z6
-	VFMADD231PS  Z23, Z27, Z7
-	VBROADCASTSS 60(R9), Z24
-	VFMADD231PS  Z22, Z24, Z8
-	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS 64(R9), Z25
-	VFMADD231PS  Z22, Z25, Z10
-	VFMADD231PS  Z23, Z25, Z11
-	VBROADCASTSS 68(R9), Z26
-	VFMADD231PS  Z22, Z26, Z12
-	VFMADD231PS  Z23, Z26, Z13
-	VBROADCASTSS 72(R9), Z27
-	VFMADD231PS  Z22, Z27, Z14
-	VFMADD231PS  Z23, Z27, Z15
-	VBROADCASTSS 76(R9), Z24
-	VFMADD231PS  Z22, Z24, Z16
-	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS 80(R9), Z25
-	VFMADD231PS  Z22, Z25, Z18
-	VFMADD231PS  Z23, Z25, Z19
-	VBROADCASTSS 84(R9), Z26
-	VFMADD231PS  Z22, Z26, Z20
-	VFMADD231PS  Z23, Z26, Z21
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000058, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPSLLD       $0x10, (R8), Z22
-	VPSLLD       $0x10, 64(R8), Z23
-	VMOVUPS      Z22, (BX)
-	VMOVUPS      Z23, 64(BX)
-	VBROADCASTSS (R9), Z24
-	VFMADD231PS  Z22, Z24, Z0
-	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS 4(R9), Z25
-	VFMADD231PS  Z22, Z25, Z2
-	VFMADD231PS  Z23, Z25, Z3
-	VBROADCASTSS 8(R9), Z26
-	VFMADD231PS  Z22, Z26, Z4
-	VFMADD231PS  Z23, Z26, Z5
-	VBROADCASTSS 12(R9), Z27
-	VFMADD231PS  Z22, Z27, Z6
-	VFMADD231PS  Z23, Z27, Z7
-	VBROADCASTSS 16(R9), Z24
-	VFMADD231PS  Z22, Z24, Z8
-	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS 20(R9), Z25
-	VFMADD231PS  Z22, Z25, Z10
-	VFMADD231PS  Z23, Z25, Z11
-	VBROADCASTSS 24(R9), Z26
-	VFMADD231PS  Z22, Z26, Z12
-	VFMADD231PS  Z23, Z26, Z13
-	VBROADCASTSS 28(R9), Z27
-	VFMADD231PS  Z22, Z27, Z14
-	VFMADD231PS  Z23, Z27, Z15
-	VBROADCASTSS 32(R9), Z24
-	VFMADD231PS  Z22, Z24, Z16
-	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS 36(R9), Z25
-	VFMADD231PS  Z22, Z25, Z18
-	VFMADD231PS  Z23, Z25, Z19
-	VBROADCASTSS 40(R9), Z26
-	VFMADD231PS  Z22, Z26, Z20
-	VFMADD231PS  Z23, Z26, Z21
-	JMP          fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD       (R8), Z31, Z22
-	VPANDD       64(R8), Z31, Z23
-	VMOVUPS      Z22, (BX)
-	VMOVUPS      Z23, 64(BX)
-	VBROADCASTSS (R9), Z24
-	VFMADD231PS  Z22, Z24, Z0
-	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS 4(R9), Z25
-	VFMADD231PS  Z22, Z25, Z2
-	VFMADD231PS  Z23, Z25, Z3
-	VBROADCASTSS 8(R9), Z26
-	VFMADD231PS  Z22, Z26, Z4
-	VFMADD231PS  Z23, Z26, Z5
-	VBROADCASTSS 12(R9), Z27
-	VFMADD231PS  Z22, Z27, Z6
-	VFMADD231PS  Z23, Z27, Z7
-	VBROADCASTSS 16(R9), Z24
-	VFMADD231PS  Z22, Z24, Z8
-	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS 20(R9), Z25
-	VFMADD231PS  Z22, Z25, Z10
-	VFMADD231PS  Z23, Z25, Z11
-	VBROADCASTSS 24(R9), Z26
-	VFMADD231PS  Z22, Z26, Z12
-	VFMADD231PS  Z23, Z26, Z13
-	VBROADCASTSS 28(R9), Z27
-	VFMADD231PS  Z22, Z27, Z14
-	VFMADD231PS  Z23, Z27, Z15
-	VBROADCASTSS 32(R9), Z24
-	VFMADD231PS  Z22, Z24, Z16
-	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS 36(R9), Z25
-	VFMADD231PS  Z22, Z25, Z18
-	VFMADD231PS  Z23, Z25, Z19
-	VBROADCASTSS 40(R9), Z26
-	VFMADD231PS  Z22, Z26, Z20
-	VFMADD231PS  Z23, Z26, Z21
-	VPANDD       128(R8), Z31, Z22
-	VPANDD       192(R8), Z31, Z23
-	VMOVUPS      Z22, 128(BX)
-	VMOVUPS      Z23, 192(BX)
-	VBROADCASTSS 44(R9), Z24
-	VFMADD231PS  Z22, Z24, Z0
-	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS 48(R9), Z25
-	VFMADD231PS  Z22, Z25, Z2
-	VFMADD231PS  Z23, Z25, Z3
-	VBROADCASTSS 52(R9), Z26
-	VFMADD231PS  Z22, Z26, Z4
-	VFMADD231PS  Z23, Z26, Z5
-	VBROADCASTSS 56(R9), Z27
-	VFMADD231PS  Z22, Z27, Z6
-	VFMADD231PS  Z23, Z27, Z7
-	VBROADCASTSS 60(R9), Z24
-	VFMADD231PS  Z22, Z24, Z8
-	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS 64(R9), Z25
-	VFMADD231PS  Z22, Z25, Z10
-	VFMADD231PS  Z23, Z25, Z11
-	VBROADCASTSS 68(R9), Z26
-	VFMADD231PS  Z22, Z26, Z12
-	VFMADD231PS  Z23, Z26, Z13
-	VBROADCASTSS 72(R9), Z27
-	VFMADD231PS  Z22, Z27, Z14
-	VFMADD231PS  Z23, Z27, Z15
-	VBROADCASTSS 76(R9), Z24
-	VFMADD231PS  Z22, Z24, Z16
-	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS 80(R9), Z25
-	VFMADD231PS  Z22, Z25, Z18
-	VFMADD231PS  Z23, Z25, Z19
-	VBROADCASTSS 84(R9), Z26
-	VFMADD231PS  Z22, Z26, Z20
-	VFMADD231PS  Z23, Z26, Z21
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000058, R9
-	ADDQ         $0x00000100, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VPANDD       (R8), Z31, Z22
-	VPANDD       64(R8), Z31, Z23
-	VMOVUPS      Z22, (BX)
-	VMOVUPS      Z23, 64(BX)
-	VBROADCASTSS (R9), Z24
-	VFMADD231PS  Z22, Z24, Z0
-	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS 4(R9), Z25
-	VFMADD231PS  Z22, Z25, Z2
-	VFMADD231PS  Z23, Z25, Z3
-	VBROADCASTSS 8(R9), Z26
-	VFMADD231PS  Z22, Z26, Z4
-	VFMADD231PS  Z23, Z26, Z5
-	VBROADCASTSS 12(R9), Z27
-	VFMADD231PS  Z22, Z27, Z6
-	VFMADD231PS  Z23, Z27, Z7
-	VBROADCASTSS 16(R9), Z24
-	VFMADD231PS  Z22, Z24, Z8
-	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS 20(R9), Z25
-	VFMADD231PS  Z22, Z25, Z10
-	VFMADD231PS  Z23, Z25, Z11
-	VBROADCASTSS 24(R9), Z26
-	VFMADD231PS  Z22, Z26, Z12
-	VFMADD231PS  Z23, Z26, Z13
-	VBROADCASTSS 28(R9), Z27
-	VFMADD231PS  Z22, Z27, Z14
-	VFMADD231PS  Z23, Z27, Z15
-	VBROADCASTSS 32(R9), Z24
-	VFMADD231PS  Z22, Z24, Z16
-	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS 36(R9), Z25
-	VFMADD231PS  Z22, Z25, Z18
-	VFMADD231PS  Z23, Z25, Z19
-	VBROADCASTSS 40(R9), Z26
-	VFMADD231PS  Z22, Z26, Z20
-	VFMADD231PS  Z23, Z26, Z21
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Z0, Z0
-	VADDPS 64(R8), Z1, Z1
-	VADDPS 128(R8), Z2, Z2
-	VADDPS 192(R8), Z3, Z3
-	VADDPS 256(R8), Z4, Z4
-	VADDPS 320(R8), Z5, Z5
-	VADDPS 384(R8), Z6, Z6
-	VADDPS 448(R8), Z7, Z7
-	VADDPS 512(R8), Z8, Z8
-	VADDPS 576(R8), Z9, Z9
-	VADDPS 640(R8), Z10, Z10
-	VADDPS 704(R8), Z11, Z11
-	VADDPS 768(R8), Z12, Z12
-	VADDPS 832(R8), Z13, Z13
-	VADDPS 896(R8), Z14, Z14
-	VADDPS 960(R8), Z15, Z15
-	VADDPS 1024(R8), Z16, Z16
-	VADDPS 1088(R8), Z17, Z17
-	VADDPS 1152(R8), Z18, Z18
-	VADDPS 1216(R8), Z19, Z19
-	VADDPS 1280(R8), Z20, Z20
-	VADDPS 1344(R8), Z21, Z21
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z18, (R10)
-	VMOVUPS Z19, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z20, (R10)
-	VMOVUPS Z21, 64(R10)
 	ADDQ    R11, R10
 	VZEROUPPER
 	RET
@@ -13280,82 +9239,82 @@ evensteps:
 	VPSLLD       $0x10, 64(R8), Z25
 	VMOVUPS      Z24, (BX)
 	VMOVUPS      Z25, 64(BX)
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS 4(R9), Z27
-	VFMADD231PS  Z24, Z27, Z2
-	VFMADD231PS  Z25, Z27, Z3
-	VBROADCASTSS 8(R9), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VFMADD231PS  Z25, Z28, Z5
-	VBROADCASTSS 12(R9), Z29
-	VFMADD231PS  Z24, Z29, Z6
-	VFMADD231PS  Z25, Z29, Z7
-	VBROADCASTSS 16(R9), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS 20(R9), Z27
-	VFMADD231PS  Z24, Z27, Z10
-	VFMADD231PS  Z25, Z27, Z11
-	VBROADCASTSS 24(R9), Z28
-	VFMADD231PS  Z24, Z28, Z12
-	VFMADD231PS  Z25, Z28, Z13
-	VBROADCASTSS 28(R9), Z29
-	VFMADD231PS  Z24, Z29, Z14
-	VFMADD231PS  Z25, Z29, Z15
-	VBROADCASTSS 32(R9), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS 36(R9), Z27
-	VFMADD231PS  Z24, Z27, Z18
-	VFMADD231PS  Z25, Z27, Z19
-	VBROADCASTSS 40(R9), Z28
-	VFMADD231PS  Z24, Z28, Z20
-	VFMADD231PS  Z25, Z28, Z21
-	VBROADCASTSS 44(R9), Z29
-	VFMADD231PS  Z24, Z29, Z22
-	VFMADD231PS  Z25, Z29, Z23
+	VBROADCASTSS (R9), Z27
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z25, Z27, Z1
+	VBROADCASTSS 4(R9), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VFMADD231PS  Z25, Z28, Z3
+	VBROADCASTSS 8(R9), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VBROADCASTSS 12(R9), Z30
+	VFMADD231PS  Z24, Z30, Z6
+	VFMADD231PS  Z25, Z30, Z7
+	VBROADCASTSS 16(R9), Z27
+	VFMADD231PS  Z24, Z27, Z8
+	VFMADD231PS  Z25, Z27, Z9
+	VBROADCASTSS 20(R9), Z28
+	VFMADD231PS  Z24, Z28, Z10
+	VFMADD231PS  Z25, Z28, Z11
+	VBROADCASTSS 24(R9), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VBROADCASTSS 28(R9), Z30
+	VFMADD231PS  Z24, Z30, Z14
+	VFMADD231PS  Z25, Z30, Z15
+	VBROADCASTSS 32(R9), Z27
+	VFMADD231PS  Z24, Z27, Z16
+	VFMADD231PS  Z25, Z27, Z17
+	VBROADCASTSS 36(R9), Z28
+	VFMADD231PS  Z24, Z28, Z18
+	VFMADD231PS  Z25, Z28, Z19
+	VBROADCASTSS 40(R9), Z29
+	VFMADD231PS  Z24, Z29, Z20
+	VFMADD231PS  Z25, Z29, Z21
+	VBROADCASTSS 44(R9), Z30
+	VFMADD231PS  Z24, Z30, Z22
+	VFMADD231PS  Z25, Z30, Z23
 	VPSLLD       $0x10, 128(R8), Z24
 	VPSLLD       $0x10, 192(R8), Z25
 	VMOVUPS      Z24, 128(BX)
 	VMOVUPS      Z25, 192(BX)
-	VBROADCASTSS 48(R9), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS 52(R9), Z27
-	VFMADD231PS  Z24, Z27, Z2
-	VFMADD231PS  Z25, Z27, Z3
-	VBROADCASTSS 56(R9), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VFMADD231PS  Z25, Z28, Z5
-	VBROADCASTSS 60(R9), Z29
-	VFMADD231PS  Z24, Z29, Z6
-	VFMADD231PS  Z25, Z29, Z7
-	VBROADCASTSS 64(R9), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS 68(R9), Z27
-	VFMADD231PS  Z24, Z27, Z10
-	VFMADD231PS  Z25, Z27, Z11
-	VBROADCASTSS 72(R9), Z28
-	VFMADD231PS  Z24, Z28, Z12
-	VFMADD231PS  Z25, Z28, Z13
-	VBROADCASTSS 76(R9), Z29
-	VFMADD231PS  Z24, Z29, Z14
-	VFMADD231PS  Z25, Z29, Z15
-	VBROADCASTSS 80(R9), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS 84(R9), Z27
-	VFMADD231PS  Z24, Z27, Z18
-	VFMADD231PS  Z25, Z27, Z19
-	VBROADCASTSS 88(R9), Z28
-	VFMADD231PS  Z24, Z28, Z20
-	VFMADD231PS  Z25, Z28, Z21
-	VBROADCASTSS 92(R9), Z29
-	VFMADD231PS  Z24, Z29, Z22
-	VFMADD231PS  Z25, Z29, Z23
+	VBROADCASTSS 48(R9), Z27
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z25, Z27, Z1
+	VBROADCASTSS 52(R9), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VFMADD231PS  Z25, Z28, Z3
+	VBROADCASTSS 56(R9), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VBROADCASTSS 60(R9), Z30
+	VFMADD231PS  Z24, Z30, Z6
+	VFMADD231PS  Z25, Z30, Z7
+	VBROADCASTSS 64(R9), Z27
+	VFMADD231PS  Z24, Z27, Z8
+	VFMADD231PS  Z25, Z27, Z9
+	VBROADCASTSS 68(R9), Z28
+	VFMADD231PS  Z24, Z28, Z10
+	VFMADD231PS  Z25, Z28, Z11
+	VBROADCASTSS 72(R9), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VBROADCASTSS 76(R9), Z30
+	VFMADD231PS  Z24, Z30, Z14
+	VFMADD231PS  Z25, Z30, Z15
+	VBROADCASTSS 80(R9), Z27
+	VFMADD231PS  Z24, Z27, Z16
+	VFMADD231PS  Z25, Z27, Z17
+	VBROADCASTSS 84(R9), Z28
+	VFMADD231PS  Z24, Z28, Z18
+	VFMADD231PS  Z25, Z28, Z19
+	VBROADCASTSS 88(R9), Z29
+	VFMADD231PS  Z24, Z29, Z20
+	VFMADD231PS  Z25, Z29, Z21
+	VBROADCASTSS 92(R9), Z30
+	VFMADD231PS  Z24, Z30, Z22
+	VFMADD231PS  Z25, Z30, Z23
 	PREFETCHT1   (R12)
 	ADDQ         R13, R12
 	ADDQ         $0x00000100, R8
@@ -13372,132 +9331,132 @@ evenrest:
 	VPSLLD       $0x10, 64(R8), Z25
 	VMOVUPS      Z24, (BX)
 	VMOVUPS      Z25, 64(BX)
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS 4(R9), Z27
-	VFMADD231PS  Z24, Z27, Z2
-	VFMADD231PS  Z25, Z27, Z3
-	VBROADCASTSS 8(R9), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VFMADD231PS  Z25, Z28, Z5
-	VBROADCASTSS 12(R9), Z29
-	VFMADD231PS  Z24, Z29, Z6
-	VFMADD231PS  Z25, Z29, Z7
-	VBROADCASTSS 16(R9), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS 20(R9), Z27
-	VFMADD231PS  Z24, Z27, Z10
-	VFMADD231PS  Z25, Z27, Z11
-	VBROADCASTSS 24(R9), Z28
-	VFMADD231PS  Z24, Z28, Z12
-	VFMADD231PS  Z25, Z28, Z13
-	VBROADCASTSS 28(R9), Z29
-	VFMADD231PS  Z24, Z29, Z14
-	VFMADD231PS  Z25, Z29, Z15
-	VBROADCASTSS 32(R9), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS 36(R9), Z27
-	VFMADD231PS  Z24, Z27, Z18
-	VFMADD231PS  Z25, Z27, Z19
-	VBROADCASTSS 40(R9), Z28
-	VFMADD231PS  Z24, Z28, Z20
-	VFMADD231PS  Z25, Z28, Z21
-	VBROADCASTSS 44(R9), Z29
-	VFMADD231PS  Z24, Z29, Z22
-	VFMADD231PS  Z25, Z29, Z23
+	VBROADCASTSS (R9), Z27
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z25, Z27, Z1
+	VBROADCASTSS 4(R9), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VFMADD231PS  Z25, Z28, Z3
+	VBROADCASTSS 8(R9), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VBROADCASTSS 12(R9), Z30
+	VFMADD231PS  Z24, Z30, Z6
+	VFMADD231PS  Z25, Z30, Z7
+	VBROADCASTSS 16(R9), Z27
+	VFMADD231PS  Z24, Z27, Z8
+	VFMADD231PS  Z25, Z27, Z9
+	VBROADCASTSS 20(R9), Z28
+	VFMADD231PS  Z24, Z28, Z10
+	VFMADD231PS  Z25, Z28, Z11
+	VBROADCASTSS 24(R9), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VBROADCASTSS 28(R9), Z30
+	VFMADD231PS  Z24, Z30, Z14
+	VFMADD231PS  Z25, Z30, Z15
+	VBROADCASTSS 32(R9), Z27
+	VFMADD231PS  Z24, Z27, Z16
+	VFMADD231PS  Z25, Z27, Z17
+	VBROADCASTSS 36(R9), Z28
+	VFMADD231PS  Z24, Z28, Z18
+	VFMADD231PS  Z25, Z28, Z19
+	VBROADCASTSS 40(R9), Z29
+	VFMADD231PS  Z24, Z29, Z20
+	VFMADD231PS  Z25, Z29, Z21
+	VBROADCASTSS 44(R9), Z30
+	VFMADD231PS  Z24, Z30, Z22
+	VFMADD231PS  Z25, Z30, Z23
 	JMP          fold
 
 odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
+	VPTERNLOGD $0xff, Z26, Z26, Z26
+	VPSLLD     $0x10, Z26, Z26
 	MOVQ       steps+40(FP), CX
 	SHRQ       $0x01, CX
 	JZ         rest
 
 steps:
-	VPANDD       (R8), Z31, Z24
-	VPANDD       64(R8), Z31, Z25
+	VPANDD       (R8), Z26, Z24
+	VPANDD       64(R8), Z26, Z25
 	VMOVUPS      Z24, (BX)
 	VMOVUPS      Z25, 64(BX)
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS 4(R9), Z27
-	VFMADD231PS  Z24, Z27, Z2
-	VFMADD231PS  Z25, Z27, Z3
-	VBROADCASTSS 8(R9), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VFMADD231PS  Z25, Z28, Z5
-	VBROADCASTSS 12(R9), Z29
-	VFMADD231PS  Z24, Z29, Z6
-	VFMADD231PS  Z25, Z29, Z7
-	VBROADCASTSS 16(R9), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS 20(R9), Z27
-	VFMADD231PS  Z24, Z27, Z10
-	VFMADD231PS  Z25, Z27, Z11
-	VBROADCASTSS 24(R9), Z28
-	VFMADD231PS  Z24, Z28, Z12
-	VFMADD231PS  Z25, Z28, Z13
-	VBROADCASTSS 28(R9), Z29
-	VFMADD231PS  Z24, Z29, Z14
-	VFMADD231PS  Z25, Z29, Z15
-	VBROADCASTSS 32(R9), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS 36(R9), Z27
-	VFMADD231PS  Z24, Z27, Z18
-	VFMADD231PS  Z25, Z27, Z19
-	VBROADCASTSS 40(R9), Z28
-	VFMADD231PS  Z24, Z28, Z20
-	VFMADD231PS  Z25, Z28, Z21
-	VBROADCASTSS 44(R9), Z29
-	VFMADD231PS  Z24, Z29, Z22
-	VFMADD231PS  Z25, Z29, Z23
-	VPANDD       128(R8), Z31, Z24
-	VPANDD       192(R8), Z31, Z25
+	VBROADCASTSS (R9), Z27
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z25, Z27, Z1
+	VBROADCASTSS 4(R9), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VFMADD231PS  Z25, Z28, Z3
+	VBROADCASTSS 8(R9), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VBROADCASTSS 12(R9), Z30
+	VFMADD231PS  Z24, Z30, Z6
+	VFMADD231PS  Z25, Z30, Z7
+	VBROADCASTSS 16(R9), Z27
+	VFMADD231PS  Z24, Z27, Z8
+	VFMADD231PS  Z25, Z27, Z9
+	VBROADCASTSS 20(R9), Z28
+	VFMADD231PS  Z24, Z28, Z10
+	VFMADD231PS  Z25, Z28, Z11
+	VBROADCASTSS 24(R9), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VBROADCASTSS 28(R9), Z30
+	VFMADD231PS  Z24, Z30, Z14
+	VFMADD231PS  Z25, Z30, Z15
+	VBROADCASTSS 32(R9), Z27
+	VFMADD231PS  Z24, Z27, Z16
+	VFMADD231PS  Z25, Z27, Z17
+	VBROADCASTSS 36(R9), Z28
+	VFMADD231PS  Z24, Z28, Z18
+	VFMADD231PS  Z25, Z28, Z19
+	VBROADCASTSS 40(R9), Z29
+	VFMADD231PS  Z24, Z29, Z20
+	VFMADD231PS  Z25, Z29, Z21
+	VBROADCASTSS 44(R9), Z30
+	VFMADD231PS  Z24, Z30, Z22
+	VFMADD231PS  Z25, Z30, Z23
+	VPANDD       128(R8), Z26, Z24
+	VPANDD       192(R8), Z26, Z25
 	VMOVUPS      Z24, 128(BX)
 	VMOVUPS      Z25, 192(BX)
-	VBROADCASTSS 48(R9), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS 52(R9), Z27
-	VFMADD231PS  Z24, Z27, Z2
-	VFMADD231PS  Z25, Z27, Z3
-	VBROADCASTSS 56(R9), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VFMADD231PS  Z25, Z28, Z5
-	VBROADCASTSS 60(R9), Z29
-	VFMADD231PS  Z24, Z29, Z6
-	VFMADD231PS  Z25, Z29, Z7
-	VBROADCASTSS 64(R9), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS 68(R9), Z27
-	VFMADD231PS  Z24, Z27, Z10
-	VFMADD231PS  Z25, Z27, Z11
-	VBROADCASTSS 72(R9), Z28
-	VFMADD231PS  Z24, Z28, Z12
-	VFMADD231PS  Z25, Z28, Z13
-	VBROADCASTSS 76(R9), Z29
-	VFMADD231PS  Z24, Z29, Z14
-	VFMADD231PS  Z25, Z29, Z15
-	VBROADCASTSS 80(R9), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS 84(R9), Z27
-	VFMADD231PS  Z24, Z27, Z18
-	VFMADD231PS  Z25, Z27, Z19
-	VBROADCASTSS 88(R9), Z28
-	VFMADD231PS  Z24, Z28, Z20
-	VFMADD231PS  Z25, Z28, Z21
-	VBROADCASTSS 92(R9), Z29
-	VFMADD231PS  Z24, Z29, Z22
-	VFMADD231PS  Z25, Z29, Z23
+	VBROADCASTSS 48(R9), Z27
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z25, Z27, Z1
+	VBROADCASTSS 52(R9), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VFMADD231PS  Z25, Z28, Z3
+	VBROADCASTSS 56(R9), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VBROADCASTSS 60(R9), Z30
+	VFMADD231PS  Z24, Z30, Z6
+	VFMADD231PS  Z25, Z30, Z7
+	VBROADCASTSS 64(R9), Z27
+	VFMADD231PS  Z24, Z27, Z8
+	VFMADD231PS  Z25, Z27, Z9
+	VBROADCASTSS 68(R9), Z28
+	VFMADD231PS  Z24, Z28, Z10
+	VFMADD231PS  Z25, Z28, Z11
+	VBROADCASTSS 72(R9), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VBROADCASTSS 76(R9), Z30
+	VFMADD231PS  Z24, Z30, Z14
+	VFMADD231PS  Z25, Z30, Z15
+	VBROADCASTSS 80(R9), Z27
+	VFMADD231PS  Z24, Z27, Z16
+	VFMADD231PS  Z25, Z27, Z17
+	VBROADCASTSS 84(R9), Z28
+	VFMADD231PS  Z24, Z28, Z18
+	VFMADD231PS  Z25, Z28, Z19
+	VBROADCASTSS 88(R9), Z29
+	VFMADD231PS  Z24, Z29, Z20
+	VFMADD231PS  Z25, Z29, Z21
+	VBROADCASTSS 92(R9), Z30
+	VFMADD231PS  Z24, Z30, Z22
+	VFMADD231PS  Z25, Z30, Z23
 	PREFETCHT1   (R12)
 	ADDQ         R13, R12
 	ADDQ         $0x00000100, R8
@@ -13510,46 +9469,46 @@ rest:
 	MOVQ         steps+40(FP), CX
 	ANDQ         $0x01, CX
 	JZ           fold
-	VPANDD       (R8), Z31, Z24
-	VPANDD       64(R8), Z31, Z25
+	VPANDD       (R8), Z26, Z24
+	VPANDD       64(R8), Z26, Z25
 	VMOVUPS      Z24, (BX)
 	VMOVUPS      Z25, 64(BX)
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS 4(R9), Z27
-	VFMADD231PS  Z24, Z27, Z2
-	VFMADD231PS  Z25, Z27, Z3
-	VBROADCASTSS 8(R9), Z28
-	VFMADD231PS  Z24, Z28, Z4
-	VFMADD231PS  Z25, Z28, Z5
-	VBROADCASTSS 12(R9), Z29
-	VFMADD231PS  Z24, Z29, Z6
-	VFMADD231PS  Z25, Z29, Z7
-	VBROADCASTSS 16(R9), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS 20(R9), Z27
-	VFMADD231PS  Z24, Z27, Z10
-	VFMADD231PS  Z25, Z27, Z11
-	VBROADCASTSS 24(R9), Z28
-	VFMADD231PS  Z24, Z28, Z12
-	VFMADD231PS  Z25, Z28, Z13
-	VBROADCASTSS 28(R9), Z29
-	VFMADD231PS  Z24, Z29, Z14
-	VFMADD231PS  Z25, Z29, Z15
-	VBROADCASTSS 32(R9), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS 36(R9), Z27
-	VFMADD231PS  Z24, Z27, Z18
-	VFMADD231PS  Z25, Z27, Z19
-	VBROADCASTSS 40(R9), Z28
-	VFMADD231PS  Z24, Z28, Z20
-	VFMADD231PS  Z25, Z28, Z21
-	VBROADCASTSS 44(R9), Z29
-	VFMADD231PS  Z24, Z29, Z22
-	VFMADD231PS  Z25, Z29, Z23
+	VBROADCASTSS (R9), Z27
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z25, Z27, Z1
+	VBROADCASTSS 4(R9), Z28
+	VFMADD231PS  Z24, Z28, Z2
+	VFMADD231PS  Z25, Z28, Z3
+	VBROADCASTSS 8(R9), Z29
+	VFMADD231PS  Z24, Z29, Z4
+	VFMADD231PS  Z25, Z29, Z5
+	VBROADCASTSS 12(R9), Z30
+	VFMADD231PS  Z24, Z30, Z6
+	VFMADD231PS  Z25, Z30, Z7
+	VBROADCASTSS 16(R9), Z27
+	VFMADD231PS  Z24, Z27, Z8
+	VFMADD231PS  Z25, Z27, Z9
+	VBROADCASTSS 20(R9), Z28
+	VFMADD231PS  Z24, Z28, Z10
+	VFMADD231PS  Z25, Z28, Z11
+	VBROADCASTSS 24(R9), Z29
+	VFMADD231PS  Z24, Z29, Z12
+	VFMADD231PS  Z25, Z29, Z13
+	VBROADCASTSS 28(R9), Z30
+	VFMADD231PS  Z24, Z30, Z14
+	VFMADD231PS  Z25, Z30, Z15
+	VBROADCASTSS 32(R9), Z27
+	VFMADD231PS  Z24, Z27, Z16
+	VFMADD231PS  Z25, Z27, Z17
+	VBROADCASTSS 36(R9), Z28
+	VFMADD231PS  Z24, Z28, Z18
+	VFMADD231PS  Z25, Z28, Z19
+	VBROADCASTSS 40(R9), Z29
+	VFMADD231PS  Z24, Z29, Z20
+	VFMADD231PS  Z25, Z29, Z21
+	VBROADCASTSS 44(R9), Z30
+	VFMADD231PS  Z24, Z30, Z22
+	VFMADD231PS  Z25, Z30, Z23
 
 fold:
 	MOVQ  folds+64(FP), CX
@@ -13632,70 +9591,70 @@ write:
 // func avx512Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 // Requires: AVX, AVX512F
 TEXT ·avx512Pack64F32(SB), NOSPLIT, $0-40
-	MOVQ lane+32(FP), R8
-	MOVQ dst+0(FP), DI
-	SHLQ $0x03, R8
-	LEAQ (R8)(R8*2), R9
-	LEAQ (DI)(R8*4), AX
-	LEAQ (AX)(R8*4), BX
-	LEAQ (BX)(R8*4), R12
-	MOVQ src+8(FP), SI
+	MOVQ lane+32(FP), DX
+	MOVQ dst+0(FP), R8
+	SHLQ $0x03, DX
+	LEAQ (DX)(DX*2), SI
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ src+8(FP), AX
 	MOVQ steps+16(FP), CX
-	MOVQ stride+24(FP), R10
-	SHLQ $0x03, R10
+	MOVQ stride+24(FP), DI
+	SHLQ $0x03, DI
 	SHRQ $0x01, CX
 	JZ   end
-	XORQ DX, DX
+	XORQ BX, BX
 
 steps:
-	MOVQ          (SI), R11
-	VMOVUPS       (R11)(DX*1), Y0
-	VMOVUPS       32(R11)(DX*1), Y8
-	MOVQ          8(SI), R13
-	VMOVUPS       (R13)(DX*1), Y1
-	VMOVUPS       32(R13)(DX*1), Y9
-	MOVQ          16(SI), R15
-	VMOVUPS       (R15)(DX*1), Y2
-	VMOVUPS       32(R15)(DX*1), Y10
-	MOVQ          24(SI), R11
-	VMOVUPS       (R11)(DX*1), Y3
-	VMOVUPS       32(R11)(DX*1), Y11
-	MOVQ          32(SI), R13
-	VINSERTF64X4  $0x01, (R13)(DX*1), Z0, Z0
-	VINSERTF64X4  $0x01, 32(R13)(DX*1), Z8, Z8
-	MOVQ          40(SI), R15
-	VINSERTF64X4  $0x01, (R15)(DX*1), Z1, Z1
-	VINSERTF64X4  $0x01, 32(R15)(DX*1), Z9, Z9
-	MOVQ          48(SI), R11
-	VINSERTF64X4  $0x01, (R11)(DX*1), Z2, Z2
-	VINSERTF64X4  $0x01, 32(R11)(DX*1), Z10, Z10
-	MOVQ          56(SI), R13
-	VINSERTF64X4  $0x01, (R13)(DX*1), Z3, Z3
-	VINSERTF64X4  $0x01, 32(R13)(DX*1), Z11, Z11
-	MOVQ          64(SI), R15
-	VMOVUPS       (R15)(DX*1), Y4
-	VMOVUPS       32(R15)(DX*1), Y12
-	MOVQ          72(SI), R11
-	VMOVUPS       (R11)(DX*1), Y5
-	VMOVUPS       32(R11)(DX*1), Y13
-	MOVQ          80(SI), R13
-	VMOVUPS       (R13)(DX*1), Y6
-	VMOVUPS       32(R13)(DX*1), Y14
-	MOVQ          88(SI), R15
-	VMOVUPS       (R15)(DX*1), Y7
-	VMOVUPS       32(R15)(DX*1), Y15
-	MOVQ          96(SI), R11
-	VINSERTF64X4  $0x01, (R11)(DX*1), Z4, Z4
-	VINSERTF64X4  $0x01, 32(R11)(DX*1), Z12, Z12
-	MOVQ          104(SI), R13
-	VINSERTF64X4  $0x01, (R13)(DX*1), Z5, Z5
-	VINSERTF64X4  $0x01, 32(R13)(DX*1), Z13, Z13
-	MOVQ          112(SI), R15
-	VINSERTF64X4  $0x01, (R15)(DX*1), Z6, Z6
-	VINSERTF64X4  $0x01, 32(R15)(DX*1), Z14, Z14
-	MOVQ          120(SI), R11
-	VINSERTF64X4  $0x01, (R11)(DX*1), Z7, Z7
-	VINSERTF64X4  $0x01, 32(R11)(DX*1), Z15, Z15
+	MOVQ          (AX), R12
+	VMOVUPS       (R12)(BX*1), Y0
+	VMOVUPS       32(R12)(BX*1), Y8
+	MOVQ          8(AX), R13
+	VMOVUPS       (R13)(BX*1), Y1
+	VMOVUPS       32(R13)(BX*1), Y9
+	MOVQ          16(AX), R15
+	VMOVUPS       (R15)(BX*1), Y2
+	VMOVUPS       32(R15)(BX*1), Y10
+	MOVQ          24(AX), R12
+	VMOVUPS       (R12)(BX*1), Y3
+	VMOVUPS       32(R12)(BX*1), Y11
+	MOVQ          32(AX), R13
+	VINSERTF64X4  $0x01, (R13)(BX*1), Z0, Z0
+	VINSERTF64X4  $0x01, 32(R13)(BX*1), Z8, Z8
+	MOVQ          40(AX), R15
+	VINSERTF64X4  $0x01, (R15)(BX*1), Z1, Z1
+	VINSERTF64X4  $0x01, 32(R15)(BX*1), Z9, Z9
+	MOVQ          48(AX), R12
+	VINSERTF64X4  $0x01, (R12)(BX*1), Z2, Z2
+	VINSERTF64X4  $0x01, 32(R12)(BX*1), Z10, Z10
+	MOVQ          56(AX), R13
+	VINSERTF64X4  $0x01, (R13)(BX*1), Z3, Z3
+	VINSERTF64X4  $0x01, 32(R13)(BX*1), Z11, Z11
+	MOVQ          64(AX), R15
+	VMOVUPS       (R15)(BX*1), Y4
+	VMOVUPS       32(R15)(BX*1), Y12
+	MOVQ          72(AX), R12
+	VMOVUPS       (R12)(BX*1), Y5
+	VMOVUPS       32(R12)(BX*1), Y13
+	MOVQ          80(AX), R13
+	VMOVUPS       (R13)(BX*1), Y6
+	VMOVUPS       32(R13)(BX*1), Y14
+	MOVQ          88(AX), R15
+	VMOVUPS       (R15)(BX*1), Y7
+	VMOVUPS       32(R15)(BX*1), Y15
+	MOVQ          96(AX), R12
+	VINSERTF64X4  $0x01, (R12)(BX*1), Z4, Z4
+	VINSERTF64X4  $0x01, 32(R12)(BX*1), Z12, Z12
+	MOVQ          104(AX), R13
+	VINSERTF64X4  $0x01, (R13)(BX*1), Z5, Z5
+	VINSERTF64X4  $0x01, 32(R13)(BX*1), Z13, Z13
+	MOVQ          112(AX), R15
+	VINSERTF64X4  $0x01, (R15)(BX*1), Z6, Z6
+	VINSERTF64X4  $0x01, 32(R15)(BX*1), Z14, Z14
+	MOVQ          120(AX), R12
+	VINSERTF64X4  $0x01, (R12)(BX*1), Z7, Z7
+	VINSERTF64X4  $0x01, 32(R12)(BX*1), Z15, Z15
 	VUNPCKLPS     Z1, Z0, Z16
 	VUNPCKHPS     Z1, Z0, Z17
 	VUNPCKLPS     Z3, Z2, Z18
@@ -13747,135 +9706,135 @@ steps:
 	VEXTRACTF64X4 $0x01, Z16, Y0
 	VCVTPS2PD     Y16, Z16
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z16, (DI)
-	VMOVUPD       Z0, 64(DI)
+	VMOVUPD       Z16, (R8)
+	VMOVUPD       Z0, 64(R8)
 	VEXTRACTF64X4 $0x01, Z17, Y0
 	VCVTPS2PD     Y17, Z17
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z17, (DI)(R8*1)
-	VMOVUPD       Z0, 64(DI)(R8*1)
+	VMOVUPD       Z17, (R8)(DX*1)
+	VMOVUPD       Z0, 64(R8)(DX*1)
 	VEXTRACTF64X4 $0x01, Z18, Y0
 	VCVTPS2PD     Y18, Z18
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z18, (DI)(R8*2)
-	VMOVUPD       Z0, 64(DI)(R8*2)
+	VMOVUPD       Z18, (R8)(DX*2)
+	VMOVUPD       Z0, 64(R8)(DX*2)
 	VEXTRACTF64X4 $0x01, Z19, Y0
 	VCVTPS2PD     Y19, Z19
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z19, (DI)(R9*1)
-	VMOVUPD       Z0, 64(DI)(R9*1)
+	VMOVUPD       Z19, (R8)(SI*1)
+	VMOVUPD       Z0, 64(R8)(SI*1)
 	VEXTRACTF64X4 $0x01, Z20, Y0
 	VCVTPS2PD     Y20, Z20
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z20, (AX)
-	VMOVUPD       Z0, 64(AX)
+	VMOVUPD       Z20, (R9)
+	VMOVUPD       Z0, 64(R9)
 	VEXTRACTF64X4 $0x01, Z21, Y0
 	VCVTPS2PD     Y21, Z21
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z21, (AX)(R8*1)
-	VMOVUPD       Z0, 64(AX)(R8*1)
+	VMOVUPD       Z21, (R9)(DX*1)
+	VMOVUPD       Z0, 64(R9)(DX*1)
 	VEXTRACTF64X4 $0x01, Z22, Y0
 	VCVTPS2PD     Y22, Z22
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z22, (AX)(R8*2)
-	VMOVUPD       Z0, 64(AX)(R8*2)
+	VMOVUPD       Z22, (R9)(DX*2)
+	VMOVUPD       Z0, 64(R9)(DX*2)
 	VEXTRACTF64X4 $0x01, Z23, Y0
 	VCVTPS2PD     Y23, Z23
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z23, (AX)(R9*1)
-	VMOVUPD       Z0, 64(AX)(R9*1)
+	VMOVUPD       Z23, (R9)(SI*1)
+	VMOVUPD       Z0, 64(R9)(SI*1)
 	VEXTRACTF64X4 $0x01, Z24, Y0
 	VCVTPS2PD     Y24, Z24
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z24, (BX)
-	VMOVUPD       Z0, 64(BX)
+	VMOVUPD       Z24, (R10)
+	VMOVUPD       Z0, 64(R10)
 	VEXTRACTF64X4 $0x01, Z25, Y0
 	VCVTPS2PD     Y25, Z25
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z25, (BX)(R8*1)
-	VMOVUPD       Z0, 64(BX)(R8*1)
+	VMOVUPD       Z25, (R10)(DX*1)
+	VMOVUPD       Z0, 64(R10)(DX*1)
 	VEXTRACTF64X4 $0x01, Z26, Y0
 	VCVTPS2PD     Y26, Z26
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z26, (BX)(R8*2)
-	VMOVUPD       Z0, 64(BX)(R8*2)
+	VMOVUPD       Z26, (R10)(DX*2)
+	VMOVUPD       Z0, 64(R10)(DX*2)
 	VEXTRACTF64X4 $0x01, Z27, Y0
 	VCVTPS2PD     Y27, Z27
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z27, (BX)(R9*1)
-	VMOVUPD       Z0, 64(BX)(R9*1)
+	VMOVUPD       Z27, (R10)(SI*1)
+	VMOVUPD       Z0, 64(R10)(SI*1)
 	VEXTRACTF64X4 $0x01, Z28, Y0
 	VCVTPS2PD     Y28, Z28
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z28, (R12)
-	VMOVUPD       Z0, 64(R12)
+	VMOVUPD       Z28, (R11)
+	VMOVUPD       Z0, 64(R11)
 	VEXTRACTF64X4 $0x01, Z29, Y0
 	VCVTPS2PD     Y29, Z29
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z29, (R12)(R8*1)
-	VMOVUPD       Z0, 64(R12)(R8*1)
+	VMOVUPD       Z29, (R11)(DX*1)
+	VMOVUPD       Z0, 64(R11)(DX*1)
 	VEXTRACTF64X4 $0x01, Z30, Y0
 	VCVTPS2PD     Y30, Z30
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z30, (R12)(R8*2)
-	VMOVUPD       Z0, 64(R12)(R8*2)
+	VMOVUPD       Z30, (R11)(DX*2)
+	VMOVUPD       Z0, 64(R11)(DX*2)
 	VEXTRACTF64X4 $0x01, Z31, Y0
 	VCVTPS2PD     Y31, Z31
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z31, (R12)(R9*1)
-	VMOVUPD       Z0, 64(R12)(R9*1)
-	ADDQ          R10, DI
-	ADDQ          R10, AX
-	ADDQ          R10, BX
-	ADDQ          R10, R12
-	MOVQ          (SI), R11
-	VMOVUPS       64(R11)(DX*1), Y0
-	VMOVUPS       96(R11)(DX*1), Y8
-	MOVQ          8(SI), R13
-	VMOVUPS       64(R13)(DX*1), Y1
-	VMOVUPS       96(R13)(DX*1), Y9
-	MOVQ          16(SI), R15
-	VMOVUPS       64(R15)(DX*1), Y2
-	VMOVUPS       96(R15)(DX*1), Y10
-	MOVQ          24(SI), R11
-	VMOVUPS       64(R11)(DX*1), Y3
-	VMOVUPS       96(R11)(DX*1), Y11
-	MOVQ          32(SI), R13
-	VINSERTF64X4  $0x01, 64(R13)(DX*1), Z0, Z0
-	VINSERTF64X4  $0x01, 96(R13)(DX*1), Z8, Z8
-	MOVQ          40(SI), R15
-	VINSERTF64X4  $0x01, 64(R15)(DX*1), Z1, Z1
-	VINSERTF64X4  $0x01, 96(R15)(DX*1), Z9, Z9
-	MOVQ          48(SI), R11
-	VINSERTF64X4  $0x01, 64(R11)(DX*1), Z2, Z2
-	VINSERTF64X4  $0x01, 96(R11)(DX*1), Z10, Z10
-	MOVQ          56(SI), R13
-	VINSERTF64X4  $0x01, 64(R13)(DX*1), Z3, Z3
-	VINSERTF64X4  $0x01, 96(R13)(DX*1), Z11, Z11
-	MOVQ          64(SI), R15
-	VMOVUPS       64(R15)(DX*1), Y4
-	VMOVUPS       96(R15)(DX*1), Y12
-	MOVQ          72(SI), R11
-	VMOVUPS       64(R11)(DX*1), Y5
-	VMOVUPS       96(R11)(DX*1), Y13
-	MOVQ          80(SI), R13
-	VMOVUPS       64(R13)(DX*1), Y6
-	VMOVUPS       96(R13)(DX*1), Y14
-	MOVQ          88(SI), R15
-	VMOVUPS       64(R15)(DX*1), Y7
-	VMOVUPS       96(R15)(DX*1), Y15
-	MOVQ          96(SI), R11
-	VINSERTF64X4  $0x01, 64(R11)(DX*1), Z4, Z4
-	VINSERTF64X4  $0x01, 96(R11)(DX*1), Z12, Z12
-	MOVQ          104(SI), R13
-	VINSERTF64X4  $0x01, 64(R13)(DX*1), Z5, Z5
-	VINSERTF64X4  $0x01, 96(R13)(DX*1), Z13, Z13
-	MOVQ          112(SI), R15
-	VINSERTF64X4  $0x01, 64(R15)(DX*1), Z6, Z6
-	VINSERTF64X4  $0x01, 96(R15)(DX*1), Z14, Z14
-	MOVQ          120(SI), R11
-	VINSERTF64X4  $0x01, 64(R11)(DX*1), Z7, Z7
-	VINSERTF64X4  $0x01, 96(R11)(DX*1), Z15, Z15
+	VMOVUPD       Z31, (R11)(SI*1)
+	VMOVUPD       Z0, 64(R11)(SI*1)
+	ADDQ          DI, R8
+	ADDQ          DI, R9
+	ADDQ          DI, R10
+	ADDQ          DI, R11
+	MOVQ          (AX), R12
+	VMOVUPS       64(R12)(BX*1), Y0
+	VMOVUPS       96(R12)(BX*1), Y8
+	MOVQ          8(AX), R13
+	VMOVUPS       64(R13)(BX*1), Y1
+	VMOVUPS       96(R13)(BX*1), Y9
+	MOVQ          16(AX), R15
+	VMOVUPS       64(R15)(BX*1), Y2
+	VMOVUPS       96(R15)(BX*1), Y10
+	MOVQ          24(AX), R12
+	VMOVUPS       64(R12)(BX*1), Y3
+	VMOVUPS       96(R12)(BX*1), Y11
+	MOVQ          32(AX), R13
+	VINSERTF64X4  $0x01, 64(R13)(BX*1), Z0, Z0
+	VINSERTF64X4  $0x01, 96(R13)(BX*1), Z8, Z8
+	MOVQ          40(AX), R15
+	VINSERTF64X4  $0x01, 64(R15)(BX*1), Z1, Z1
+	VINSERTF64X4  $0x01, 96(R15)(BX*1), Z9, Z9
+	MOVQ          48(AX), R12
+	VINSERTF64X4  $0x01, 64(R12)(BX*1), Z2, Z2
+	VINSERTF64X4  $0x01, 96(R12)(BX*1), Z10, Z10
+	MOVQ          56(AX), R13
+	VINSERTF64X4  $0x01, 64(R13)(BX*1), Z3, Z3
+	VINSERTF64X4  $0x01, 96(R13)(BX*1), Z11, Z11
+	MOVQ          64(AX), R15
+	VMOVUPS       64(R15)(BX*1), Y4
+	VMOVUPS       96(R15)(BX*1), Y12
+	MOVQ          72(AX), R12
+	VMOVUPS       64(R12)(BX*1), Y5
+	VMOVUPS       96(R12)(BX*1), Y13
+	MOVQ          80(AX), R13
+	VMOVUPS       64(R13)(BX*1), Y6
+	VMOVUPS       96(R13)(BX*1), Y14
+	MOVQ          88(AX), R15
+	VMOVUPS       64(R15)(BX*1), Y7
+	VMOVUPS       96(R15)(BX*1), Y15
+	MOVQ          96(AX), R12
+	VINSERTF64X4  $0x01, 64(R12)(BX*1), Z4, Z4
+	VINSERTF64X4  $0x01, 96(R12)(BX*1), Z12, Z12
+	MOVQ          104(AX), R13
+	VINSERTF64X4  $0x01, 64(R13)(BX*1), Z5, Z5
+	VINSERTF64X4  $0x01, 96(R13)(BX*1), Z13, Z13
+	MOVQ          112(AX), R15
+	VINSERTF64X4  $0x01, 64(R15)(BX*1), Z6, Z6
+	VINSERTF64X4  $0x01, 96(R15)(BX*1), Z14, Z14
+	MOVQ          120(AX), R12
+	VINSERTF64X4  $0x01, 64(R12)(BX*1), Z7, Z7
+	VINSERTF64X4  $0x01, 96(R12)(BX*1), Z15, Z15
 	VUNPCKLPS     Z1, Z0, Z16
 	VUNPCKHPS     Z1, Z0, Z17
 	VUNPCKLPS     Z3, Z2, Z18
@@ -13927,88 +9886,88 @@ steps:
 	VEXTRACTF64X4 $0x01, Z16, Y0
 	VCVTPS2PD     Y16, Z16
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z16, (DI)
-	VMOVUPD       Z0, 64(DI)
+	VMOVUPD       Z16, (R8)
+	VMOVUPD       Z0, 64(R8)
 	VEXTRACTF64X4 $0x01, Z17, Y0
 	VCVTPS2PD     Y17, Z17
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z17, (DI)(R8*1)
-	VMOVUPD       Z0, 64(DI)(R8*1)
+	VMOVUPD       Z17, (R8)(DX*1)
+	VMOVUPD       Z0, 64(R8)(DX*1)
 	VEXTRACTF64X4 $0x01, Z18, Y0
 	VCVTPS2PD     Y18, Z18
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z18, (DI)(R8*2)
-	VMOVUPD       Z0, 64(DI)(R8*2)
+	VMOVUPD       Z18, (R8)(DX*2)
+	VMOVUPD       Z0, 64(R8)(DX*2)
 	VEXTRACTF64X4 $0x01, Z19, Y0
 	VCVTPS2PD     Y19, Z19
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z19, (DI)(R9*1)
-	VMOVUPD       Z0, 64(DI)(R9*1)
+	VMOVUPD       Z19, (R8)(SI*1)
+	VMOVUPD       Z0, 64(R8)(SI*1)
 	VEXTRACTF64X4 $0x01, Z20, Y0
 	VCVTPS2PD     Y20, Z20
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z20, (AX)
-	VMOVUPD       Z0, 64(AX)
+	VMOVUPD       Z20, (R9)
+	VMOVUPD       Z0, 64(R9)
 	VEXTRACTF64X4 $0x01, Z21, Y0
 	VCVTPS2PD     Y21, Z21
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z21, (AX)(R8*1)
-	VMOVUPD       Z0, 64(AX)(R8*1)
+	VMOVUPD       Z21, (R9)(DX*1)
+	VMOVUPD       Z0, 64(R9)(DX*1)
 	VEXTRACTF64X4 $0x01, Z22, Y0
 	VCVTPS2PD     Y22, Z22
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z22, (AX)(R8*2)
-	VMOVUPD       Z0, 64(AX)(R8*2)
+	VMOVUPD       Z22, (R9)(DX*2)
+	VMOVUPD       Z0, 64(R9)(DX*2)
 	VEXTRACTF64X4 $0x01, Z23, Y0
 	VCVTPS2PD     Y23, Z23
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z23, (AX)(R9*1)
-	VMOVUPD       Z0, 64(AX)(R9*1)
+	VMOVUPD       Z23, (R9)(SI*1)
+	VMOVUPD       Z0, 64(R9)(SI*1)
 	VEXTRACTF64X4 $0x01, Z24, Y0
 	VCVTPS2PD     Y24, Z24
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z24, (BX)
-	VMOVUPD       Z0, 64(BX)
+	VMOVUPD       Z24, (R10)
+	VMOVUPD       Z0, 64(R10)
 	VEXTRACTF64X4 $0x01, Z25, Y0
 	VCVTPS2PD     Y25, Z25
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z25, (BX)(R8*1)
-	VMOVUPD       Z0, 64(BX)(R8*1)
+	VMOVUPD       Z25, (R10)(DX*1)
+	VMOVUPD       Z0, 64(R10)(DX*1)
 	VEXTRACTF64X4 $0x01, Z26, Y0
 	VCVTPS2PD     Y26, Z26
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z26, (BX)(R8*2)
-	VMOVUPD       Z0, 64(BX)(R8*2)
+	VMOVUPD       Z26, (R10)(DX*2)
+	VMOVUPD       Z0, 64(R10)(DX*2)
 	VEXTRACTF64X4 $0x01, Z27, Y0
 	VCVTPS2PD     Y27, Z27
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z27, (BX)(R9*1)
-	VMOVUPD       Z0, 64(BX)(R9*1)
+	VMOVUPD       Z27, (R10)(SI*1)
+	VMOVUPD       Z0, 64(R10)(SI*1)
 	VEXTRACTF64X4 $0x01, Z28, Y0
 	VCVTPS2PD     Y28, Z28
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z28, (R12)
-	VMOVUPD       Z0, 64(R12)
+	VMOVUPD       Z28, (R11)
+	VMOVUPD       Z0, 64(R11)
 	VEXTRACTF64X4 $0x01, Z29, Y0
 	VCVTPS2PD     Y29, Z29
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z29, (R12)(R8*1)
-	VMOVUPD       Z0, 64(R12)(R8*1)
+	VMOVUPD       Z29, (R11)(DX*1)
+	VMOVUPD       Z0, 64(R11)(DX*1)
 	VEXTRACTF64X4 $0x01, Z30, Y0
 	VCVTPS2PD     Y30, Z30
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z30, (R12)(R8*2)
-	VMOVUPD       Z0, 64(R12)(R8*2)
+	VMOVUPD       Z30, (R11)(DX*2)
+	VMOVUPD       Z0, 64(R11)(DX*2)
 	VEXTRACTF64X4 $0x01, Z31, Y0
 	VCVTPS2PD     Y31, Z31
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z31, (R12)(R9*1)
-	VMOVUPD       Z0, 64(R12)(R9*1)
-	ADDQ          R10, DI
-	ADDQ          R10, AX
-	ADDQ          R10, BX
-	ADDQ          R10, R12
-	ADDQ          $0x80, DX
+	VMOVUPD       Z31, (R11)(SI*1)
+	VMOVUPD       Z0, 64(R11)(SI*1)
+	ADDQ          DI, R8
+	ADDQ          DI, R9
+	ADDQ          DI, R10
+	ADDQ          DI, R11
+	ADDQ          $0x80, BX
 	DECQ          CX
 	JNZ           steps
 
@@ -14019,70 +9978,70 @@ end:
 // func avx512Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 // Requires: AVX, AVX512F
 TEXT ·avx512Pack64F16(SB), NOSPLIT, $0-40
-	MOVQ lane+32(FP), R8
-	MOVQ dst+0(FP), DI
-	SHLQ $0x03, R8
-	LEAQ (R8)(R8*2), R9
-	LEAQ (DI)(R8*4), AX
-	LEAQ (AX)(R8*4), BX
-	LEAQ (BX)(R8*4), R12
-	MOVQ src+8(FP), SI
+	MOVQ lane+32(FP), DX
+	MOVQ dst+0(FP), R8
+	SHLQ $0x03, DX
+	LEAQ (DX)(DX*2), SI
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ src+8(FP), AX
 	MOVQ steps+16(FP), CX
-	MOVQ stride+24(FP), R10
-	SHLQ $0x03, R10
+	MOVQ stride+24(FP), DI
+	SHLQ $0x03, DI
 	SHRQ $0x01, CX
 	JZ   end
-	XORQ DX, DX
+	XORQ BX, BX
 
 steps:
-	MOVQ          (SI), R11
-	VMOVUPS       (R11)(DX*1), X0
-	VMOVUPS       16(R11)(DX*1), X8
-	MOVQ          8(SI), R13
-	VMOVUPS       (R13)(DX*1), X1
-	VMOVUPS       16(R13)(DX*1), X9
-	MOVQ          16(SI), R15
-	VMOVUPS       (R15)(DX*1), X2
-	VMOVUPS       16(R15)(DX*1), X10
-	MOVQ          24(SI), R11
-	VMOVUPS       (R11)(DX*1), X3
-	VMOVUPS       16(R11)(DX*1), X11
-	MOVQ          32(SI), R13
-	VINSERTF128   $0x01, (R13)(DX*1), Y0, Y0
-	VINSERTF128   $0x01, 16(R13)(DX*1), Y8, Y8
-	MOVQ          40(SI), R15
-	VINSERTF128   $0x01, (R15)(DX*1), Y1, Y1
-	VINSERTF128   $0x01, 16(R15)(DX*1), Y9, Y9
-	MOVQ          48(SI), R11
-	VINSERTF128   $0x01, (R11)(DX*1), Y2, Y2
-	VINSERTF128   $0x01, 16(R11)(DX*1), Y10, Y10
-	MOVQ          56(SI), R13
-	VINSERTF128   $0x01, (R13)(DX*1), Y3, Y3
-	VINSERTF128   $0x01, 16(R13)(DX*1), Y11, Y11
-	MOVQ          64(SI), R15
-	VMOVUPS       (R15)(DX*1), X4
-	VMOVUPS       16(R15)(DX*1), X12
-	MOVQ          72(SI), R11
-	VMOVUPS       (R11)(DX*1), X5
-	VMOVUPS       16(R11)(DX*1), X13
-	MOVQ          80(SI), R13
-	VMOVUPS       (R13)(DX*1), X6
-	VMOVUPS       16(R13)(DX*1), X14
-	MOVQ          88(SI), R15
-	VMOVUPS       (R15)(DX*1), X7
-	VMOVUPS       16(R15)(DX*1), X15
-	MOVQ          96(SI), R11
-	VINSERTF128   $0x01, (R11)(DX*1), Y4, Y4
-	VINSERTF128   $0x01, 16(R11)(DX*1), Y12, Y12
-	MOVQ          104(SI), R13
-	VINSERTF128   $0x01, (R13)(DX*1), Y5, Y5
-	VINSERTF128   $0x01, 16(R13)(DX*1), Y13, Y13
-	MOVQ          112(SI), R15
-	VINSERTF128   $0x01, (R15)(DX*1), Y6, Y6
-	VINSERTF128   $0x01, 16(R15)(DX*1), Y14, Y14
-	MOVQ          120(SI), R11
-	VINSERTF128   $0x01, (R11)(DX*1), Y7, Y7
-	VINSERTF128   $0x01, 16(R11)(DX*1), Y15, Y15
+	MOVQ          (AX), R12
+	VMOVUPS       (R12)(BX*1), X0
+	VMOVUPS       16(R12)(BX*1), X8
+	MOVQ          8(AX), R13
+	VMOVUPS       (R13)(BX*1), X1
+	VMOVUPS       16(R13)(BX*1), X9
+	MOVQ          16(AX), R15
+	VMOVUPS       (R15)(BX*1), X2
+	VMOVUPS       16(R15)(BX*1), X10
+	MOVQ          24(AX), R12
+	VMOVUPS       (R12)(BX*1), X3
+	VMOVUPS       16(R12)(BX*1), X11
+	MOVQ          32(AX), R13
+	VINSERTF128   $0x01, (R13)(BX*1), Y0, Y0
+	VINSERTF128   $0x01, 16(R13)(BX*1), Y8, Y8
+	MOVQ          40(AX), R15
+	VINSERTF128   $0x01, (R15)(BX*1), Y1, Y1
+	VINSERTF128   $0x01, 16(R15)(BX*1), Y9, Y9
+	MOVQ          48(AX), R12
+	VINSERTF128   $0x01, (R12)(BX*1), Y2, Y2
+	VINSERTF128   $0x01, 16(R12)(BX*1), Y10, Y10
+	MOVQ          56(AX), R13
+	VINSERTF128   $0x01, (R13)(BX*1), Y3, Y3
+	VINSERTF128   $0x01, 16(R13)(BX*1), Y11, Y11
+	MOVQ          64(AX), R15
+	VMOVUPS       (R15)(BX*1), X4
+	VMOVUPS       16(R15)(BX*1), X12
+	MOVQ          72(AX), R12
+	VMOVUPS       (R12)(BX*1), X5
+	VMOVUPS       16(R12)(BX*1), X13
+	MOVQ          80(AX), R13
+	VMOVUPS       (R13)(BX*1), X6
+	VMOVUPS       16(R13)(BX*1), X14
+	MOVQ          88(AX), R15
+	VMOVUPS       (R15)(BX*1), X7
+	VMOVUPS       16(R15)(BX*1), X15
+	MOVQ          96(AX), R12
+	VINSERTF128   $0x01, (R12)(BX*1), Y4, Y4
+	VINSERTF128   $0x01, 16(R12)(BX*1), Y12, Y12
+	MOVQ          104(AX), R13
+	VINSERTF128   $0x01, (R13)(BX*1), Y5, Y5
+	VINSERTF128   $0x01, 16(R13)(BX*1), Y13, Y13
+	MOVQ          112(AX), R15
+	VINSERTF128   $0x01, (R15)(BX*1), Y6, Y6
+	VINSERTF128   $0x01, 16(R15)(BX*1), Y14, Y14
+	MOVQ          120(AX), R12
+	VINSERTF128   $0x01, (R12)(BX*1), Y7, Y7
+	VINSERTF128   $0x01, 16(R12)(BX*1), Y15, Y15
 	VCVTPH2PS     Y0, Z0
 	VCVTPH2PS     Y1, Z1
 	VCVTPH2PS     Y2, Z2
@@ -14150,135 +10109,135 @@ steps:
 	VEXTRACTF64X4 $0x01, Z16, Y0
 	VCVTPS2PD     Y16, Z16
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z16, (DI)
-	VMOVUPD       Z0, 64(DI)
+	VMOVUPD       Z16, (R8)
+	VMOVUPD       Z0, 64(R8)
 	VEXTRACTF64X4 $0x01, Z17, Y0
 	VCVTPS2PD     Y17, Z17
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z17, (DI)(R8*1)
-	VMOVUPD       Z0, 64(DI)(R8*1)
+	VMOVUPD       Z17, (R8)(DX*1)
+	VMOVUPD       Z0, 64(R8)(DX*1)
 	VEXTRACTF64X4 $0x01, Z18, Y0
 	VCVTPS2PD     Y18, Z18
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z18, (DI)(R8*2)
-	VMOVUPD       Z0, 64(DI)(R8*2)
+	VMOVUPD       Z18, (R8)(DX*2)
+	VMOVUPD       Z0, 64(R8)(DX*2)
 	VEXTRACTF64X4 $0x01, Z19, Y0
 	VCVTPS2PD     Y19, Z19
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z19, (DI)(R9*1)
-	VMOVUPD       Z0, 64(DI)(R9*1)
+	VMOVUPD       Z19, (R8)(SI*1)
+	VMOVUPD       Z0, 64(R8)(SI*1)
 	VEXTRACTF64X4 $0x01, Z20, Y0
 	VCVTPS2PD     Y20, Z20
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z20, (AX)
-	VMOVUPD       Z0, 64(AX)
+	VMOVUPD       Z20, (R9)
+	VMOVUPD       Z0, 64(R9)
 	VEXTRACTF64X4 $0x01, Z21, Y0
 	VCVTPS2PD     Y21, Z21
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z21, (AX)(R8*1)
-	VMOVUPD       Z0, 64(AX)(R8*1)
+	VMOVUPD       Z21, (R9)(DX*1)
+	VMOVUPD       Z0, 64(R9)(DX*1)
 	VEXTRACTF64X4 $0x01, Z22, Y0
 	VCVTPS2PD     Y22, Z22
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z22, (AX)(R8*2)
-	VMOVUPD       Z0, 64(AX)(R8*2)
+	VMOVUPD       Z22, (R9)(DX*2)
+	VMOVUPD       Z0, 64(R9)(DX*2)
 	VEXTRACTF64X4 $0x01, Z23, Y0
 	VCVTPS2PD     Y23, Z23
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z23, (AX)(R9*1)
-	VMOVUPD       Z0, 64(AX)(R9*1)
+	VMOVUPD       Z23, (R9)(SI*1)
+	VMOVUPD       Z0, 64(R9)(SI*1)
 	VEXTRACTF64X4 $0x01, Z24, Y0
 	VCVTPS2PD     Y24, Z24
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z24, (BX)
-	VMOVUPD       Z0, 64(BX)
+	VMOVUPD       Z24, (R10)
+	VMOVUPD       Z0, 64(R10)
 	VEXTRACTF64X4 $0x01, Z25, Y0
 	VCVTPS2PD     Y25, Z25
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z25, (BX)(R8*1)
-	VMOVUPD       Z0, 64(BX)(R8*1)
+	VMOVUPD       Z25, (R10)(DX*1)
+	VMOVUPD       Z0, 64(R10)(DX*1)
 	VEXTRACTF64X4 $0x01, Z26, Y0
 	VCVTPS2PD     Y26, Z26
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z26, (BX)(R8*2)
-	VMOVUPD       Z0, 64(BX)(R8*2)
+	VMOVUPD       Z26, (R10)(DX*2)
+	VMOVUPD       Z0, 64(R10)(DX*2)
 	VEXTRACTF64X4 $0x01, Z27, Y0
 	VCVTPS2PD     Y27, Z27
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z27, (BX)(R9*1)
-	VMOVUPD       Z0, 64(BX)(R9*1)
+	VMOVUPD       Z27, (R10)(SI*1)
+	VMOVUPD       Z0, 64(R10)(SI*1)
 	VEXTRACTF64X4 $0x01, Z28, Y0
 	VCVTPS2PD     Y28, Z28
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z28, (R12)
-	VMOVUPD       Z0, 64(R12)
+	VMOVUPD       Z28, (R11)
+	VMOVUPD       Z0, 64(R11)
 	VEXTRACTF64X4 $0x01, Z29, Y0
 	VCVTPS2PD     Y29, Z29
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z29, (R12)(R8*1)
-	VMOVUPD       Z0, 64(R12)(R8*1)
+	VMOVUPD       Z29, (R11)(DX*1)
+	VMOVUPD       Z0, 64(R11)(DX*1)
 	VEXTRACTF64X4 $0x01, Z30, Y0
 	VCVTPS2PD     Y30, Z30
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z30, (R12)(R8*2)
-	VMOVUPD       Z0, 64(R12)(R8*2)
+	VMOVUPD       Z30, (R11)(DX*2)
+	VMOVUPD       Z0, 64(R11)(DX*2)
 	VEXTRACTF64X4 $0x01, Z31, Y0
 	VCVTPS2PD     Y31, Z31
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z31, (R12)(R9*1)
-	VMOVUPD       Z0, 64(R12)(R9*1)
-	ADDQ          R10, DI
-	ADDQ          R10, AX
-	ADDQ          R10, BX
-	ADDQ          R10, R12
-	MOVQ          (SI), R11
-	VMOVUPS       32(R11)(DX*1), X0
-	VMOVUPS       48(R11)(DX*1), X8
-	MOVQ          8(SI), R13
-	VMOVUPS       32(R13)(DX*1), X1
-	VMOVUPS       48(R13)(DX*1), X9
-	MOVQ          16(SI), R15
-	VMOVUPS       32(R15)(DX*1), X2
-	VMOVUPS       48(R15)(DX*1), X10
-	MOVQ          24(SI), R11
-	VMOVUPS       32(R11)(DX*1), X3
-	VMOVUPS       48(R11)(DX*1), X11
-	MOVQ          32(SI), R13
-	VINSERTF128   $0x01, 32(R13)(DX*1), Y0, Y0
-	VINSERTF128   $0x01, 48(R13)(DX*1), Y8, Y8
-	MOVQ          40(SI), R15
-	VINSERTF128   $0x01, 32(R15)(DX*1), Y1, Y1
-	VINSERTF128   $0x01, 48(R15)(DX*1), Y9, Y9
-	MOVQ          48(SI), R11
-	VINSERTF128   $0x01, 32(R11)(DX*1), Y2, Y2
-	VINSERTF128   $0x01, 48(R11)(DX*1), Y10, Y10
-	MOVQ          56(SI), R13
-	VINSERTF128   $0x01, 32(R13)(DX*1), Y3, Y3
-	VINSERTF128   $0x01, 48(R13)(DX*1), Y11, Y11
-	MOVQ          64(SI), R15
-	VMOVUPS       32(R15)(DX*1), X4
-	VMOVUPS       48(R15)(DX*1), X12
-	MOVQ          72(SI), R11
-	VMOVUPS       32(R11)(DX*1), X5
-	VMOVUPS       48(R11)(DX*1), X13
-	MOVQ          80(SI), R13
-	VMOVUPS       32(R13)(DX*1), X6
-	VMOVUPS       48(R13)(DX*1), X14
-	MOVQ          88(SI), R15
-	VMOVUPS       32(R15)(DX*1), X7
-	VMOVUPS       48(R15)(DX*1), X15
-	MOVQ          96(SI), R11
-	VINSERTF128   $0x01, 32(R11)(DX*1), Y4, Y4
-	VINSERTF128   $0x01, 48(R11)(DX*1), Y12, Y12
-	MOVQ          104(SI), R13
-	VINSERTF128   $0x01, 32(R13)(DX*1), Y5, Y5
-	VINSERTF128   $0x01, 48(R13)(DX*1), Y13, Y13
-	MOVQ          112(SI), R15
-	VINSERTF128   $0x01, 32(R15)(DX*1), Y6, Y6
-	VINSERTF128   $0x01, 48(R15)(DX*1), Y14, Y14
-	MOVQ          120(SI), R11
-	VINSERTF128   $0x01, 32(R11)(DX*1), Y7, Y7
-	VINSERTF128   $0x01, 48(R11)(DX*1), Y15, Y15
+	VMOVUPD       Z31, (R11)(SI*1)
+	VMOVUPD       Z0, 64(R11)(SI*1)
+	ADDQ          DI, R8
+	ADDQ          DI, R9
+	ADDQ          DI, R10
+	ADDQ          DI, R11
+	MOVQ          (AX), R12
+	VMOVUPS       32(R12)(BX*1), X0
+	VMOVUPS       48(R12)(BX*1), X8
+	MOVQ          8(AX), R13
+	VMOVUPS       32(R13)(BX*1), X1
+	VMOVUPS       48(R13)(BX*1), X9
+	MOVQ          16(AX), R15
+	VMOVUPS       32(R15)(BX*1), X2
+	VMOVUPS       48(R15)(BX*1), X10
+	MOVQ          24(AX), R12
+	VMOVUPS       32(R12)(BX*1), X3
+	VMOVUPS       48(R12)(BX*1), X11
+	MOVQ          32(AX), R13
+	VINSERTF128   $0x01, 32(R13)(BX*1), Y0, Y0
+	VINSERTF128   $0x01, 48(R13)(BX*1), Y8, Y8
+	MOVQ          40(AX), R15
+	VINSERTF128   $0x01, 32(R15)(BX*1), Y1, Y1
+	VINSERTF128   $0x01, 48(R15)(BX*1), Y9, Y9
+	MOVQ          48(AX), R12
+	VINSERTF128   $0x01, 32(R12)(BX*1), Y2, Y2
+	VINSERTF128   $0x01, 48(R12)(BX*1), Y10, Y10
+	MOVQ          56(AX), R13
+	VINSERTF128   $0x01, 32(R13)(BX*1), Y3, Y3
+	VINSERTF128   $0x01, 48(R13)(BX*1), Y11, Y11
+	MOVQ          64(AX), R15
+	VMOVUPS       32(R15)(BX*1), X4
+	VMOVUPS       48(R15)(BX*1), X12
+	MOVQ          72(AX), R12
+	VMOVUPS       32(R12)(BX*1), X5
+	VMOVUPS       48(R12)(BX*1), X13
+	MOVQ          80(AX), R13
+	VMOVUPS       32(R13)(BX*1), X6
+	VMOVUPS       48(R13)(BX*1), X14
+	MOVQ          88(AX), R15
+	VMOVUPS       32(R15)(BX*1), X7
+	VMOVUPS       48(R15)(BX*1), X15
+	MOVQ          96(AX), R12
+	VINSERTF128   $0x01, 32(R12)(BX*1), Y4, Y4
+	VINSERTF128   $0x01, 48(R12)(BX*1), Y12, Y12
+	MOVQ          104(AX), R13
+	VINSERTF128   $0x01, 32(R13)(BX*1), Y5, Y5
+	VINSERTF128   $0x01, 48(R13)(BX*1), Y13, Y13
+	MOVQ          112(AX), R15
+	VINSERTF128   $0x01, 32(R15)(BX*1), Y6, Y6
+	VINSERTF128   $0x01, 48(R15)(BX*1), Y14, Y14
+	MOVQ          120(AX), R12
+	VINSERTF128   $0x01, 32(R12)(BX*1), Y7, Y7
+	VINSERTF128   $0x01, 48(R12)(BX*1), Y15, Y15
 	VCVTPH2PS     Y0, Z0
 	VCVTPH2PS     Y1, Z1
 	VCVTPH2PS     Y2, Z2
@@ -14346,935 +10305,92 @@ steps:
 	VEXTRACTF64X4 $0x01, Z16, Y0
 	VCVTPS2PD     Y16, Z16
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z16, (DI)
-	VMOVUPD       Z0, 64(DI)
+	VMOVUPD       Z16, (R8)
+	VMOVUPD       Z0, 64(R8)
 	VEXTRACTF64X4 $0x01, Z17, Y0
 	VCVTPS2PD     Y17, Z17
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z17, (DI)(R8*1)
-	VMOVUPD       Z0, 64(DI)(R8*1)
+	VMOVUPD       Z17, (R8)(DX*1)
+	VMOVUPD       Z0, 64(R8)(DX*1)
 	VEXTRACTF64X4 $0x01, Z18, Y0
 	VCVTPS2PD     Y18, Z18
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z18, (DI)(R8*2)
-	VMOVUPD       Z0, 64(DI)(R8*2)
+	VMOVUPD       Z18, (R8)(DX*2)
+	VMOVUPD       Z0, 64(R8)(DX*2)
 	VEXTRACTF64X4 $0x01, Z19, Y0
 	VCVTPS2PD     Y19, Z19
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z19, (DI)(R9*1)
-	VMOVUPD       Z0, 64(DI)(R9*1)
+	VMOVUPD       Z19, (R8)(SI*1)
+	VMOVUPD       Z0, 64(R8)(SI*1)
 	VEXTRACTF64X4 $0x01, Z20, Y0
 	VCVTPS2PD     Y20, Z20
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z20, (AX)
-	VMOVUPD       Z0, 64(AX)
+	VMOVUPD       Z20, (R9)
+	VMOVUPD       Z0, 64(R9)
 	VEXTRACTF64X4 $0x01, Z21, Y0
 	VCVTPS2PD     Y21, Z21
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z21, (AX)(R8*1)
-	VMOVUPD       Z0, 64(AX)(R8*1)
+	VMOVUPD       Z21, (R9)(DX*1)
+	VMOVUPD       Z0, 64(R9)(DX*1)
 	VEXTRACTF64X4 $0x01, Z22, Y0
 	VCVTPS2PD     Y22, Z22
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z22, (AX)(R8*2)
-	VMOVUPD       Z0, 64(AX)(R8*2)
+	VMOVUPD       Z22, (R9)(DX*2)
+	VMOVUPD       Z0, 64(R9)(DX*2)
 	VEXTRACTF64X4 $0x01, Z23, Y0
 	VCVTPS2PD     Y23, Z23
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z23, (AX)(R9*1)
-	VMOVUPD       Z0, 64(AX)(R9*1)
+	VMOVUPD       Z23, (R9)(SI*1)
+	VMOVUPD       Z0, 64(R9)(SI*1)
 	VEXTRACTF64X4 $0x01, Z24, Y0
 	VCVTPS2PD     Y24, Z24
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z24, (BX)
-	VMOVUPD       Z0, 64(BX)
+	VMOVUPD       Z24, (R10)
+	VMOVUPD       Z0, 64(R10)
 	VEXTRACTF64X4 $0x01, Z25, Y0
 	VCVTPS2PD     Y25, Z25
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z25, (BX)(R8*1)
-	VMOVUPD       Z0, 64(BX)(R8*1)
+	VMOVUPD       Z25, (R10)(DX*1)
+	VMOVUPD       Z0, 64(R10)(DX*1)
 	VEXTRACTF64X4 $0x01, Z26, Y0
 	VCVTPS2PD     Y26, Z26
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z26, (BX)(R8*2)
-	VMOVUPD       Z0, 64(BX)(R8*2)
+	VMOVUPD       Z26, (R10)(DX*2)
+	VMOVUPD       Z0, 64(R10)(DX*2)
 	VEXTRACTF64X4 $0x01, Z27, Y0
 	VCVTPS2PD     Y27, Z27
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z27, (BX)(R9*1)
-	VMOVUPD       Z0, 64(BX)(R9*1)
+	VMOVUPD       Z27, (R10)(SI*1)
+	VMOVUPD       Z0, 64(R10)(SI*1)
 	VEXTRACTF64X4 $0x01, Z28, Y0
 	VCVTPS2PD     Y28, Z28
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z28, (R12)
-	VMOVUPD       Z0, 64(R12)
+	VMOVUPD       Z28, (R11)
+	VMOVUPD       Z0, 64(R11)
 	VEXTRACTF64X4 $0x01, Z29, Y0
 	VCVTPS2PD     Y29, Z29
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z29, (R12)(R8*1)
-	VMOVUPD       Z0, 64(R12)(R8*1)
+	VMOVUPD       Z29, (R11)(DX*1)
+	VMOVUPD       Z0, 64(R11)(DX*1)
 	VEXTRACTF64X4 $0x01, Z30, Y0
 	VCVTPS2PD     Y30, Z30
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z30, (R12)(R8*2)
-	VMOVUPD       Z0, 64(R12)(R8*2)
+	VMOVUPD       Z30, (R11)(DX*2)
+	VMOVUPD       Z0, 64(R11)(DX*2)
 	VEXTRACTF64X4 $0x01, Z31, Y0
 	VCVTPS2PD     Y31, Z31
 	VCVTPS2PD     Y0, Z0
-	VMOVUPD       Z31, (R12)(R9*1)
-	VMOVUPD       Z0, 64(R12)(R9*1)
-	ADDQ          R10, DI
-	ADDQ          R10, AX
-	ADDQ          R10, BX
-	ADDQ          R10, R12
-	ADDQ          $0x40, DX
+	VMOVUPD       Z31, (R11)(SI*1)
+	VMOVUPD       Z0, 64(R11)(SI*1)
+	ADDQ          DI, R8
+	ADDQ          DI, R9
+	ADDQ          DI, R10
+	ADDQ          DI, R11
+	ADDQ          $0x40, BX
 	DECQ          CX
 	JNZ           steps
 
 end:
-	VZEROUPPER
-	RET
-
-// func avx512Add64x1(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x1(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z2
-	VMOVUPS      64(R8), Z3
-	VBROADCASTSD (R9), Z4
-	VFMADD231PD  Z2, Z4, Z0
-	VFMADD231PD  Z3, Z4, Z1
-	VMOVUPS      128(R8), Z2
-	VMOVUPS      192(R8), Z3
-	VBROADCASTSD 8(R9), Z4
-	VFMADD231PD  Z2, Z4, Z0
-	VFMADD231PD  Z3, Z4, Z1
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000010, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z2
-	VMOVUPS      64(R8), Z3
-	VBROADCASTSD (R9), Z4
-	VFMADD231PD  Z2, Z4, Z0
-	VFMADD231PD  Z3, Z4, Z1
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000080, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs64x1(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs64x1(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD        $0x10, (R8), Z2
-	VEXTRACTF64X4 $0x01, Z2, Y3
-	VCVTPS2PD     Y2, Z2
-	VCVTPS2PD     Y3, Z3
-	VMOVUPS       Z2, (BX)
-	VMOVUPS       Z3, 64(BX)
-	VBROADCASTSD  (R9), Z4
-	VFMADD231PD   Z2, Z4, Z0
-	VFMADD231PD   Z3, Z4, Z1
-	VPSLLD        $0x10, 64(R8), Z2
-	VEXTRACTF64X4 $0x01, Z2, Y3
-	VCVTPS2PD     Y2, Z2
-	VCVTPS2PD     Y3, Z3
-	VMOVUPS       Z2, 128(BX)
-	VMOVUPS       Z3, 192(BX)
-	VBROADCASTSD  8(R9), Z4
-	VFMADD231PD   Z2, Z4, Z0
-	VFMADD231PD   Z3, Z4, Z1
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000010, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           evensteps
-
-evenrest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPSLLD        $0x10, (R8), Z2
-	VEXTRACTF64X4 $0x01, Z2, Y3
-	VCVTPS2PD     Y2, Z2
-	VCVTPS2PD     Y3, Z3
-	VMOVUPS       Z2, (BX)
-	VMOVUPS       Z3, 64(BX)
-	VBROADCASTSD  (R9), Z4
-	VFMADD231PD   Z2, Z4, Z0
-	VFMADD231PD   Z3, Z4, Z1
-	JMP           fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD        (R8), Z31, Z2
-	VEXTRACTF64X4 $0x01, Z2, Y3
-	VCVTPS2PD     Y2, Z2
-	VCVTPS2PD     Y3, Z3
-	VMOVUPS       Z2, (BX)
-	VMOVUPS       Z3, 64(BX)
-	VBROADCASTSD  (R9), Z4
-	VFMADD231PD   Z2, Z4, Z0
-	VFMADD231PD   Z3, Z4, Z1
-	VPANDD        64(R8), Z31, Z2
-	VEXTRACTF64X4 $0x01, Z2, Y3
-	VCVTPS2PD     Y2, Z2
-	VCVTPS2PD     Y3, Z3
-	VMOVUPS       Z2, 128(BX)
-	VMOVUPS       Z3, 192(BX)
-	VBROADCASTSD  8(R9), Z4
-	VFMADD231PD   Z2, Z4, Z0
-	VFMADD231PD   Z3, Z4, Z1
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000010, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           steps
-
-rest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPANDD        (R8), Z31, Z2
-	VEXTRACTF64X4 $0x01, Z2, Y3
-	VCVTPS2PD     Y2, Z2
-	VCVTPS2PD     Y3, Z3
-	VMOVUPS       Z2, (BX)
-	VMOVUPS       Z3, 64(BX)
-	VBROADCASTSD  (R9), Z4
-	VFMADD231PD   Z2, Z4, Z0
-	VFMADD231PD   Z3, Z4, Z1
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add64x2(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x2(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z4
-	VMOVUPS      64(R8), Z5
-	VBROADCASTSD (R9), Z6
-	VFMADD231PD  Z4, Z6, Z0
-	VFMADD231PD  Z5, Z6, Z1
-	VBROADCASTSD 8(R9), Z7
-	VFMADD231PD  Z4, Z7, Z2
-	VFMADD231PD  Z5, Z7, Z3
-	VMOVUPS      128(R8), Z4
-	VMOVUPS      192(R8), Z5
-	VBROADCASTSD 16(R9), Z6
-	VFMADD231PD  Z4, Z6, Z0
-	VFMADD231PD  Z5, Z6, Z1
-	VBROADCASTSD 24(R9), Z7
-	VFMADD231PD  Z4, Z7, Z2
-	VFMADD231PD  Z5, Z7, Z3
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000020, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z4
-	VMOVUPS      64(R8), Z5
-	VBROADCASTSD (R9), Z6
-	VFMADD231PD  Z4, Z6, Z0
-	VFMADD231PD  Z5, Z6, Z1
-	VBROADCASTSD 8(R9), Z7
-	VFMADD231PD  Z4, Z7, Z2
-	VFMADD231PD  Z5, Z7, Z3
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000100, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs64x2(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs64x2(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD        $0x10, (R8), Z4
-	VEXTRACTF64X4 $0x01, Z4, Y5
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y5, Z5
-	VMOVUPS       Z4, (BX)
-	VMOVUPS       Z5, 64(BX)
-	VBROADCASTSD  (R9), Z6
-	VFMADD231PD   Z4, Z6, Z0
-	VFMADD231PD   Z5, Z6, Z1
-	VBROADCASTSD  8(R9), Z7
-	VFMADD231PD   Z4, Z7, Z2
-	VFMADD231PD   Z5, Z7, Z3
-	VPSLLD        $0x10, 64(R8), Z4
-	VEXTRACTF64X4 $0x01, Z4, Y5
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y5, Z5
-	VMOVUPS       Z4, 128(BX)
-	VMOVUPS       Z5, 192(BX)
-	VBROADCASTSD  16(R9), Z6
-	VFMADD231PD   Z4, Z6, Z0
-	VFMADD231PD   Z5, Z6, Z1
-	VBROADCASTSD  24(R9), Z7
-	VFMADD231PD   Z4, Z7, Z2
-	VFMADD231PD   Z5, Z7, Z3
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000020, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           evensteps
-
-evenrest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPSLLD        $0x10, (R8), Z4
-	VEXTRACTF64X4 $0x01, Z4, Y5
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y5, Z5
-	VMOVUPS       Z4, (BX)
-	VMOVUPS       Z5, 64(BX)
-	VBROADCASTSD  (R9), Z6
-	VFMADD231PD   Z4, Z6, Z0
-	VFMADD231PD   Z5, Z6, Z1
-	VBROADCASTSD  8(R9), Z7
-	VFMADD231PD   Z4, Z7, Z2
-	VFMADD231PD   Z5, Z7, Z3
-	JMP           fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD        (R8), Z31, Z4
-	VEXTRACTF64X4 $0x01, Z4, Y5
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y5, Z5
-	VMOVUPS       Z4, (BX)
-	VMOVUPS       Z5, 64(BX)
-	VBROADCASTSD  (R9), Z6
-	VFMADD231PD   Z4, Z6, Z0
-	VFMADD231PD   Z5, Z6, Z1
-	VBROADCASTSD  8(R9), Z7
-	VFMADD231PD   Z4, Z7, Z2
-	VFMADD231PD   Z5, Z7, Z3
-	VPANDD        64(R8), Z31, Z4
-	VEXTRACTF64X4 $0x01, Z4, Y5
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y5, Z5
-	VMOVUPS       Z4, 128(BX)
-	VMOVUPS       Z5, 192(BX)
-	VBROADCASTSD  16(R9), Z6
-	VFMADD231PD   Z4, Z6, Z0
-	VFMADD231PD   Z5, Z6, Z1
-	VBROADCASTSD  24(R9), Z7
-	VFMADD231PD   Z4, Z7, Z2
-	VFMADD231PD   Z5, Z7, Z3
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000020, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           steps
-
-rest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPANDD        (R8), Z31, Z4
-	VEXTRACTF64X4 $0x01, Z4, Y5
-	VCVTPS2PD     Y4, Z4
-	VCVTPS2PD     Y5, Z5
-	VMOVUPS       Z4, (BX)
-	VMOVUPS       Z5, 64(BX)
-	VBROADCASTSD  (R9), Z6
-	VFMADD231PD   Z4, Z6, Z0
-	VFMADD231PD   Z5, Z6, Z1
-	VBROADCASTSD  8(R9), Z7
-	VFMADD231PD   Z4, Z7, Z2
-	VFMADD231PD   Z5, Z7, Z3
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add64x3(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x3(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z6
-	VMOVUPS      64(R8), Z7
-	VBROADCASTSD (R9), Z8
-	VFMADD231PD  Z6, Z8, Z0
-	VFMADD231PD  Z7, Z8, Z1
-	VBROADCASTSD 8(R9), Z9
-	VFMADD231PD  Z6, Z9, Z2
-	VFMADD231PD  Z7, Z9, Z3
-	VBROADCASTSD 16(R9), Z10
-	VFMADD231PD  Z6, Z10, Z4
-	VFMADD231PD  Z7, Z10, Z5
-	VMOVUPS      128(R8), Z6
-	VMOVUPS      192(R8), Z7
-	VBROADCASTSD 24(R9), Z8
-	VFMADD231PD  Z6, Z8, Z0
-	VFMADD231PD  Z7, Z8, Z1
-	VBROADCASTSD 32(R9), Z9
-	VFMADD231PD  Z6, Z9, Z2
-	VFMADD231PD  Z7, Z9, Z3
-	VBROADCASTSD 40(R9), Z10
-	VFMADD231PD  Z6, Z10, Z4
-	VFMADD231PD  Z7, Z10, Z5
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000030, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z6
-	VMOVUPS      64(R8), Z7
-	VBROADCASTSD (R9), Z8
-	VFMADD231PD  Z6, Z8, Z0
-	VFMADD231PD  Z7, Z8, Z1
-	VBROADCASTSD 8(R9), Z9
-	VFMADD231PD  Z6, Z9, Z2
-	VFMADD231PD  Z7, Z9, Z3
-	VBROADCASTSD 16(R9), Z10
-	VFMADD231PD  Z6, Z10, Z4
-	VFMADD231PD  Z7, Z10, Z5
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000180, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs64x3(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs64x3(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD        $0x10, (R8), Z6
-	VEXTRACTF64X4 $0x01, Z6, Y7
-	VCVTPS2PD     Y6, Z6
-	VCVTPS2PD     Y7, Z7
-	VMOVUPS       Z6, (BX)
-	VMOVUPS       Z7, 64(BX)
-	VBROADCASTSD  (R9), Z8
-	VFMADD231PD   Z6, Z8, Z0
-	VFMADD231PD   Z7, Z8, Z1
-	VBROADCASTSD  8(R9), Z9
-	VFMADD231PD   Z6, Z9, Z2
-	VFMADD231PD   Z7, Z9, Z3
-	VBROADCASTSD  16(R9), Z10
-	VFMADD231PD   Z6, Z10, Z4
-	VFMADD231PD   Z7, Z10, Z5
-	VPSLLD        $0x10, 64(R8), Z6
-	VEXTRACTF64X4 $0x01, Z6, Y7
-	VCVTPS2PD     Y6, Z6
-	VCVTPS2PD     Y7, Z7
-	VMOVUPS       Z6, 128(BX)
-	VMOVUPS       Z7, 192(BX)
-	VBROADCASTSD  24(R9), Z8
-	VFMADD231PD   Z6, Z8, Z0
-	VFMADD231PD   Z7, Z8, Z1
-	VBROADCASTSD  32(R9), Z9
-	VFMADD231PD   Z6, Z9, Z2
-	VFMADD231PD   Z7, Z9, Z3
-	VBROADCASTSD  40(R9), Z10
-	VFMADD231PD   Z6, Z10, Z4
-	VFMADD231PD   Z7, Z10, Z5
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000030, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           evensteps
-
-evenrest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPSLLD        $0x10, (R8), Z6
-	VEXTRACTF64X4 $0x01, Z6, Y7
-	VCVTPS2PD     Y6, Z6
-	VCVTPS2PD     Y7, Z7
-	VMOVUPS       Z6, (BX)
-	VMOVUPS       Z7, 64(BX)
-	VBROADCASTSD  (R9), Z8
-	VFMADD231PD   Z6, Z8, Z0
-	VFMADD231PD   Z7, Z8, Z1
-	VBROADCASTSD  8(R9), Z9
-	VFMADD231PD   Z6, Z9, Z2
-	VFMADD231PD   Z7, Z9, Z3
-	VBROADCASTSD  16(R9), Z10
-	VFMADD231PD   Z6, Z10, Z4
-	VFMADD231PD   Z7, Z10, Z5
-	JMP           fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD        (R8), Z31, Z6
-	VEXTRACTF64X4 $0x01, Z6, Y7
-	VCVTPS2PD     Y6, Z6
-	VCVTPS2PD     Y7, Z7
-	VMOVUPS       Z6, (BX)
-	VMOVUPS       Z7, 64(BX)
-	VBROADCASTSD  (R9), Z8
-	VFMADD231PD   Z6, Z8, Z0
-	VFMADD231PD   Z7, Z8, Z1
-	VBROADCASTSD  8(R9), Z9
-	VFMADD231PD   Z6, Z9, Z2
-	VFMADD231PD   Z7, Z9, Z3
-	VBROADCASTSD  16(R9), Z10
-	VFMADD231PD   Z6, Z10, Z4
-	VFMADD231PD   Z7, Z10, Z5
-	VPANDD        64(R8), Z31, Z6
-	VEXTRACTF64X4 $0x01, Z6, Y7
-	VCVTPS2PD     Y6, Z6
-	VCVTPS2PD     Y7, Z7
-	VMOVUPS       Z6, 128(BX)
-	VMOVUPS       Z7, 192(BX)
-	VBROADCASTSD  24(R9), Z8
-	VFMADD231PD   Z6, Z8, Z0
-	VFMADD231PD   Z7, Z8, Z1
-	VBROADCASTSD  32(R9), Z9
-	VFMADD231PD   Z6, Z9, Z2
-	VFMADD231PD   Z7, Z9, Z3
-	VBROADCASTSD  40(R9), Z10
-	VFMADD231PD   Z6, Z10, Z4
-	VFMADD231PD   Z7, Z10, Z5
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000030, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           steps
-
-rest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPANDD        (R8), Z31, Z6
-	VEXTRACTF64X4 $0x01, Z6, Y7
-	VCVTPS2PD     Y6, Z6
-	VCVTPS2PD     Y7, Z7
-	VMOVUPS       Z6, (BX)
-	VMOVUPS       Z7, 64(BX)
-	VBROADCASTSD  (R9), Z8
-	VFMADD231PD   Z6, Z8, Z0
-	VFMADD231PD   Z7, Z8, Z1
-	VBROADCASTSD  8(R9), Z9
-	VFMADD231PD   Z6, Z9, Z2
-	VFMADD231PD   Z7, Z9, Z3
-	VBROADCASTSD  16(R9), Z10
-	VFMADD231PD   Z6, Z10, Z4
-	VFMADD231PD   Z7, Z10, Z5
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
 	VZEROUPPER
 	RET
 
@@ -15474,36 +10590,36 @@ evensteps:
 	VCVTPS2PD     Y9, Z9
 	VMOVUPS       Z8, (BX)
 	VMOVUPS       Z9, 64(BX)
-	VBROADCASTSD  (R9), Z10
-	VFMADD231PD   Z8, Z10, Z0
-	VFMADD231PD   Z9, Z10, Z1
-	VBROADCASTSD  8(R9), Z11
-	VFMADD231PD   Z8, Z11, Z2
-	VFMADD231PD   Z9, Z11, Z3
-	VBROADCASTSD  16(R9), Z12
-	VFMADD231PD   Z8, Z12, Z4
-	VFMADD231PD   Z9, Z12, Z5
-	VBROADCASTSD  24(R9), Z13
-	VFMADD231PD   Z8, Z13, Z6
-	VFMADD231PD   Z9, Z13, Z7
+	VBROADCASTSD  (R9), Z11
+	VFMADD231PD   Z8, Z11, Z0
+	VFMADD231PD   Z9, Z11, Z1
+	VBROADCASTSD  8(R9), Z12
+	VFMADD231PD   Z8, Z12, Z2
+	VFMADD231PD   Z9, Z12, Z3
+	VBROADCASTSD  16(R9), Z13
+	VFMADD231PD   Z8, Z13, Z4
+	VFMADD231PD   Z9, Z13, Z5
+	VBROADCASTSD  24(R9), Z14
+	VFMADD231PD   Z8, Z14, Z6
+	VFMADD231PD   Z9, Z14, Z7
 	VPSLLD        $0x10, 64(R8), Z8
 	VEXTRACTF64X4 $0x01, Z8, Y9
 	VCVTPS2PD     Y8, Z8
 	VCVTPS2PD     Y9, Z9
 	VMOVUPS       Z8, 128(BX)
 	VMOVUPS       Z9, 192(BX)
-	VBROADCASTSD  32(R9), Z10
-	VFMADD231PD   Z8, Z10, Z0
-	VFMADD231PD   Z9, Z10, Z1
-	VBROADCASTSD  40(R9), Z11
-	VFMADD231PD   Z8, Z11, Z2
-	VFMADD231PD   Z9, Z11, Z3
-	VBROADCASTSD  48(R9), Z12
-	VFMADD231PD   Z8, Z12, Z4
-	VFMADD231PD   Z9, Z12, Z5
-	VBROADCASTSD  56(R9), Z13
-	VFMADD231PD   Z8, Z13, Z6
-	VFMADD231PD   Z9, Z13, Z7
+	VBROADCASTSD  32(R9), Z11
+	VFMADD231PD   Z8, Z11, Z0
+	VFMADD231PD   Z9, Z11, Z1
+	VBROADCASTSD  40(R9), Z12
+	VFMADD231PD   Z8, Z12, Z2
+	VFMADD231PD   Z9, Z12, Z3
+	VBROADCASTSD  48(R9), Z13
+	VFMADD231PD   Z8, Z13, Z4
+	VFMADD231PD   Z9, Z13, Z5
+	VBROADCASTSD  56(R9), Z14
+	VFMADD231PD   Z8, Z14, Z6
+	VFMADD231PD   Z9, Z14, Z7
 	PREFETCHT1    (R12)
 	ADDQ          R13, R12
 	ADDQ          $0x00000080, R8
@@ -15522,64 +10638,64 @@ evenrest:
 	VCVTPS2PD     Y9, Z9
 	VMOVUPS       Z8, (BX)
 	VMOVUPS       Z9, 64(BX)
-	VBROADCASTSD  (R9), Z10
-	VFMADD231PD   Z8, Z10, Z0
-	VFMADD231PD   Z9, Z10, Z1
-	VBROADCASTSD  8(R9), Z11
-	VFMADD231PD   Z8, Z11, Z2
-	VFMADD231PD   Z9, Z11, Z3
-	VBROADCASTSD  16(R9), Z12
-	VFMADD231PD   Z8, Z12, Z4
-	VFMADD231PD   Z9, Z12, Z5
-	VBROADCASTSD  24(R9), Z13
-	VFMADD231PD   Z8, Z13, Z6
-	VFMADD231PD   Z9, Z13, Z7
+	VBROADCASTSD  (R9), Z11
+	VFMADD231PD   Z8, Z11, Z0
+	VFMADD231PD   Z9, Z11, Z1
+	VBROADCASTSD  8(R9), Z12
+	VFMADD231PD   Z8, Z12, Z2
+	VFMADD231PD   Z9, Z12, Z3
+	VBROADCASTSD  16(R9), Z13
+	VFMADD231PD   Z8, Z13, Z4
+	VFMADD231PD   Z9, Z13, Z5
+	VBROADCASTSD  24(R9), Z14
+	VFMADD231PD   Z8, Z14, Z6
+	VFMADD231PD   Z9, Z14, Z7
 	JMP           fold
 
 odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
+	VPTERNLOGD $0xff, Z10, Z10, Z10
+	VPSLLD     $0x10, Z10, Z10
 	MOVQ       steps+40(FP), CX
 	SHRQ       $0x01, CX
 	JZ         rest
 
 steps:
-	VPANDD        (R8), Z31, Z8
+	VPANDD        (R8), Z10, Z8
 	VEXTRACTF64X4 $0x01, Z8, Y9
 	VCVTPS2PD     Y8, Z8
 	VCVTPS2PD     Y9, Z9
 	VMOVUPS       Z8, (BX)
 	VMOVUPS       Z9, 64(BX)
-	VBROADCASTSD  (R9), Z10
-	VFMADD231PD   Z8, Z10, Z0
-	VFMADD231PD   Z9, Z10, Z1
-	VBROADCASTSD  8(R9), Z11
-	VFMADD231PD   Z8, Z11, Z2
-	VFMADD231PD   Z9, Z11, Z3
-	VBROADCASTSD  16(R9), Z12
-	VFMADD231PD   Z8, Z12, Z4
-	VFMADD231PD   Z9, Z12, Z5
-	VBROADCASTSD  24(R9), Z13
-	VFMADD231PD   Z8, Z13, Z6
-	VFMADD231PD   Z9, Z13, Z7
-	VPANDD        64(R8), Z31, Z8
+	VBROADCASTSD  (R9), Z11
+	VFMADD231PD   Z8, Z11, Z0
+	VFMADD231PD   Z9, Z11, Z1
+	VBROADCASTSD  8(R9), Z12
+	VFMADD231PD   Z8, Z12, Z2
+	VFMADD231PD   Z9, Z12, Z3
+	VBROADCASTSD  16(R9), Z13
+	VFMADD231PD   Z8, Z13, Z4
+	VFMADD231PD   Z9, Z13, Z5
+	VBROADCASTSD  24(R9), Z14
+	VFMADD231PD   Z8, Z14, Z6
+	VFMADD231PD   Z9, Z14, Z7
+	VPANDD        64(R8), Z10, Z8
 	VEXTRACTF64X4 $0x01, Z8, Y9
 	VCVTPS2PD     Y8, Z8
 	VCVTPS2PD     Y9, Z9
 	VMOVUPS       Z8, 128(BX)
 	VMOVUPS       Z9, 192(BX)
-	VBROADCASTSD  32(R9), Z10
-	VFMADD231PD   Z8, Z10, Z0
-	VFMADD231PD   Z9, Z10, Z1
-	VBROADCASTSD  40(R9), Z11
-	VFMADD231PD   Z8, Z11, Z2
-	VFMADD231PD   Z9, Z11, Z3
-	VBROADCASTSD  48(R9), Z12
-	VFMADD231PD   Z8, Z12, Z4
-	VFMADD231PD   Z9, Z12, Z5
-	VBROADCASTSD  56(R9), Z13
-	VFMADD231PD   Z8, Z13, Z6
-	VFMADD231PD   Z9, Z13, Z7
+	VBROADCASTSD  32(R9), Z11
+	VFMADD231PD   Z8, Z11, Z0
+	VFMADD231PD   Z9, Z11, Z1
+	VBROADCASTSD  40(R9), Z12
+	VFMADD231PD   Z8, Z12, Z2
+	VFMADD231PD   Z9, Z12, Z3
+	VBROADCASTSD  48(R9), Z13
+	VFMADD231PD   Z8, Z13, Z4
+	VFMADD231PD   Z9, Z13, Z5
+	VBROADCASTSD  56(R9), Z14
+	VFMADD231PD   Z8, Z14, Z6
+	VFMADD231PD   Z9, Z14, Z7
 	PREFETCHT1    (R12)
 	ADDQ          R13, R12
 	ADDQ          $0x00000080, R8
@@ -15592,24 +10708,24 @@ rest:
 	MOVQ          steps+40(FP), CX
 	ANDQ          $0x01, CX
 	JZ            fold
-	VPANDD        (R8), Z31, Z8
+	VPANDD        (R8), Z10, Z8
 	VEXTRACTF64X4 $0x01, Z8, Y9
 	VCVTPS2PD     Y8, Z8
 	VCVTPS2PD     Y9, Z9
 	VMOVUPS       Z8, (BX)
 	VMOVUPS       Z9, 64(BX)
-	VBROADCASTSD  (R9), Z10
-	VFMADD231PD   Z8, Z10, Z0
-	VFMADD231PD   Z9, Z10, Z1
-	VBROADCASTSD  8(R9), Z11
-	VFMADD231PD   Z8, Z11, Z2
-	VFMADD231PD   Z9, Z11, Z3
-	VBROADCASTSD  16(R9), Z12
-	VFMADD231PD   Z8, Z12, Z4
-	VFMADD231PD   Z9, Z12, Z5
-	VBROADCASTSD  24(R9), Z13
-	VFMADD231PD   Z8, Z13, Z6
-	VFMADD231PD   Z9, Z13, Z7
+	VBROADCASTSD  (R9), Z11
+	VFMADD231PD   Z8, Z11, Z0
+	VFMADD231PD   Z9, Z11, Z1
+	VBROADCASTSD  8(R9), Z12
+	VFMADD231PD   Z8, Z12, Z2
+	VFMADD231PD   Z9, Z12, Z3
+	VBROADCASTSD  16(R9), Z13
+	VFMADD231PD   Z8, Z13, Z4
+	VFMADD231PD   Z9, Z13, Z5
+	VBROADCASTSD  24(R9), Z14
+	VFMADD231PD   Z8, Z14, Z6
+	VFMADD231PD   Z9, Z14, Z7
 
 fold:
 	MOVQ  folds+64(FP), CX
@@ -15645,1389 +10761,6 @@ write:
 	ADDQ    R11, R10
 	VMOVUPS Z6, (R10)
 	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add64x5(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x5(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z10
-	VMOVUPS      64(R8), Z11
-	VBROADCASTSD (R9), Z12
-	VFMADD231PD  Z10, Z12, Z0
-	VFMADD231PD  Z11, Z12, Z1
-	VBROADCASTSD 8(R9), Z13
-	VFMADD231PD  Z10, Z13, Z2
-	VFMADD231PD  Z11, Z13, Z3
-	VBROADCASTSD 16(R9), Z14
-	VFMADD231PD  Z10, Z14, Z4
-	VFMADD231PD  Z11, Z14, Z5
-	VBROADCASTSD 24(R9), Z15
-	VFMADD231PD  Z10, Z15, Z6
-	VFMADD231PD  Z11, Z15, Z7
-	VBROADCASTSD 32(R9), Z12
-	VFMADD231PD  Z10, Z12, Z8
-	VFMADD231PD  Z11, Z12, Z9
-	VMOVUPS      128(R8), Z10
-	VMOVUPS      192(R8), Z11
-	VBROADCASTSD 40(R9), Z12
-	VFMADD231PD  Z10, Z12, Z0
-	VFMADD231PD  Z11, Z12, Z1
-	VBROADCASTSD 48(R9), Z13
-	VFMADD231PD  Z10, Z13, Z2
-	VFMADD231PD  Z11, Z13, Z3
-	VBROADCASTSD 56(R9), Z14
-	VFMADD231PD  Z10, Z14, Z4
-	VFMADD231PD  Z11, Z14, Z5
-	VBROADCASTSD 64(R9), Z15
-	VFMADD231PD  Z10, Z15, Z6
-	VFMADD231PD  Z11, Z15, Z7
-	VBROADCASTSD 72(R9), Z12
-	VFMADD231PD  Z10, Z12, Z8
-	VFMADD231PD  Z11, Z12, Z9
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000050, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z10
-	VMOVUPS      64(R8), Z11
-	VBROADCASTSD (R9), Z12
-	VFMADD231PD  Z10, Z12, Z0
-	VFMADD231PD  Z11, Z12, Z1
-	VBROADCASTSD 8(R9), Z13
-	VFMADD231PD  Z10, Z13, Z2
-	VFMADD231PD  Z11, Z13, Z3
-	VBROADCASTSD 16(R9), Z14
-	VFMADD231PD  Z10, Z14, Z4
-	VFMADD231PD  Z11, Z14, Z5
-	VBROADCASTSD 24(R9), Z15
-	VFMADD231PD  Z10, Z15, Z6
-	VFMADD231PD  Z11, Z15, Z7
-	VBROADCASTSD 32(R9), Z12
-	VFMADD231PD  Z10, Z12, Z8
-	VFMADD231PD  Z11, Z12, Z9
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000280, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs64x5(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs64x5(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD        $0x10, (R8), Z10
-	VEXTRACTF64X4 $0x01, Z10, Y11
-	VCVTPS2PD     Y10, Z10
-	VCVTPS2PD     Y11, Z11
-	VMOVUPS       Z10, (BX)
-	VMOVUPS       Z11, 64(BX)
-	VBROADCASTSD  (R9), Z12
-	VFMADD231PD   Z10, Z12, Z0
-	VFMADD231PD   Z11, Z12, Z1
-	VBROADCASTSD  8(R9), Z13
-	VFMADD231PD   Z10, Z13, Z2
-	VFMADD231PD   Z11, Z13, Z3
-	VBROADCASTSD  16(R9), Z14
-	VFMADD231PD   Z10, Z14, Z4
-	VFMADD231PD   Z11, Z14, Z5
-	VBROADCASTSD  24(R9), Z15
-	VFMADD231PD   Z10, Z15, Z6
-	VFMADD231PD   Z11, Z15, Z7
-	VBROADCASTSD  32(R9), Z12
-	VFMADD231PD   Z10, Z12, Z8
-	VFMADD231PD   Z11, Z12, Z9
-	VPSLLD        $0x10, 64(R8), Z10
-	VEXTRACTF64X4 $0x01, Z10, Y11
-	VCVTPS2PD     Y10, Z10
-	VCVTPS2PD     Y11, Z11
-	VMOVUPS       Z10, 128(BX)
-	VMOVUPS       Z11, 192(BX)
-	VBROADCASTSD  40(R9), Z12
-	VFMADD231PD   Z10, Z12, Z0
-	VFMADD231PD   Z11, Z12, Z1
-	VBROADCASTSD  48(R9), Z13
-	VFMADD231PD   Z10, Z13, Z2
-	VFMADD231PD   Z11, Z13, Z3
-	VBROADCASTSD  56(R9), Z14
-	VFMADD231PD   Z10, Z14, Z4
-	VFMADD231PD   Z11, Z14, Z5
-	VBROADCASTSD  64(R9), Z15
-	VFMADD231PD   Z10, Z15, Z6
-	VFMADD231PD   Z11, Z15, Z7
-	VBROADCASTSD  72(R9), Z12
-	VFMADD231PD   Z10, Z12, Z8
-	VFMADD231PD   Z11, Z12, Z9
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000050, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           evensteps
-
-evenrest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPSLLD        $0x10, (R8), Z10
-	VEXTRACTF64X4 $0x01, Z10, Y11
-	VCVTPS2PD     Y10, Z10
-	VCVTPS2PD     Y11, Z11
-	VMOVUPS       Z10, (BX)
-	VMOVUPS       Z11, 64(BX)
-	VBROADCASTSD  (R9), Z12
-	VFMADD231PD   Z10, Z12, Z0
-	VFMADD231PD   Z11, Z12, Z1
-	VBROADCASTSD  8(R9), Z13
-	VFMADD231PD   Z10, Z13, Z2
-	VFMADD231PD   Z11, Z13, Z3
-	VBROADCASTSD  16(R9), Z14
-	VFMADD231PD   Z10, Z14, Z4
-	VFMADD231PD   Z11, Z14, Z5
-	VBROADCASTSD  24(R9), Z15
-	VFMADD231PD   Z10, Z15, Z6
-	VFMADD231PD   Z11, Z15, Z7
-	VBROADCASTSD  32(R9), Z12
-	VFMADD231PD   Z10, Z12, Z8
-	VFMADD231PD   Z11, Z12, Z9
-	JMP           fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD        (R8), Z31, Z10
-	VEXTRACTF64X4 $0x01, Z10, Y11
-	VCVTPS2PD     Y10, Z10
-	VCVTPS2PD     Y11, Z11
-	VMOVUPS       Z10, (BX)
-	VMOVUPS       Z11, 64(BX)
-	VBROADCASTSD  (R9), Z12
-	VFMADD231PD   Z10, Z12, Z0
-	VFMADD231PD   Z11, Z12, Z1
-	VBROADCASTSD  8(R9), Z13
-	VFMADD231PD   Z10, Z13, Z2
-	VFMADD231PD   Z11, Z13, Z3
-	VBROADCASTSD  16(R9), Z14
-	VFMADD231PD   Z10, Z14, Z4
-	VFMADD231PD   Z11, Z14, Z5
-	VBROADCASTSD  24(R9), Z15
-	VFMADD231PD   Z10, Z15, Z6
-	VFMADD231PD   Z11, Z15, Z7
-	VBROADCASTSD  32(R9), Z12
-	VFMADD231PD   Z10, Z12, Z8
-	VFMADD231PD   Z11, Z12, Z9
-	VPANDD        64(R8), Z31, Z10
-	VEXTRACTF64X4 $0x01, Z10, Y11
-	VCVTPS2PD     Y10, Z10
-	VCVTPS2PD     Y11, Z11
-	VMOVUPS       Z10, 128(BX)
-	VMOVUPS       Z11, 192(BX)
-	VBROADCASTSD  40(R9), Z12
-	VFMADD231PD   Z10, Z12, Z0
-	VFMADD231PD   Z11, Z12, Z1
-	VBROADCASTSD  48(R9), Z13
-	VFMADD231PD   Z10, Z13, Z2
-	VFMADD231PD   Z11, Z13, Z3
-	VBROADCASTSD  56(R9), Z14
-	VFMADD231PD   Z10, Z14, Z4
-	VFMADD231PD   Z11, Z14, Z5
-	VBROADCASTSD  64(R9), Z15
-	VFMADD231PD   Z10, Z15, Z6
-	VFMADD231PD   Z11, Z15, Z7
-	VBROADCASTSD  72(R9), Z12
-	VFMADD231PD   Z10, Z12, Z8
-	VFMADD231PD   Z11, Z12, Z9
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000050, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           steps
-
-rest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPANDD        (R8), Z31, Z10
-	VEXTRACTF64X4 $0x01, Z10, Y11
-	VCVTPS2PD     Y10, Z10
-	VCVTPS2PD     Y11, Z11
-	VMOVUPS       Z10, (BX)
-	VMOVUPS       Z11, 64(BX)
-	VBROADCASTSD  (R9), Z12
-	VFMADD231PD   Z10, Z12, Z0
-	VFMADD231PD   Z11, Z12, Z1
-	VBROADCASTSD  8(R9), Z13
-	VFMADD231PD   Z10, Z13, Z2
-	VFMADD231PD   Z11, Z13, Z3
-	VBROADCASTSD  16(R9), Z14
-	VFMADD231PD   Z10, Z14, Z4
-	VFMADD231PD   Z11, Z14, Z5
-	VBROADCASTSD  24(R9), Z15
-	VFMADD231PD   Z10, Z15, Z6
-	VFMADD231PD   Z11, Z15, Z7
-	VBROADCASTSD  32(R9), Z12
-	VFMADD231PD   Z10, Z12, Z8
-	VFMADD231PD   Z11, Z12, Z9
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add64x6(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x6(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z12
-	VMOVUPS      64(R8), Z13
-	VBROADCASTSD (R9), Z14
-	VFMADD231PD  Z12, Z14, Z0
-	VFMADD231PD  Z13, Z14, Z1
-	VBROADCASTSD 8(R9), Z15
-	VFMADD231PD  Z12, Z15, Z2
-	VFMADD231PD  Z13, Z15, Z3
-	VBROADCASTSD 16(R9), Z16
-	VFMADD231PD  Z12, Z16, Z4
-	VFMADD231PD  Z13, Z16, Z5
-	VBROADCASTSD 24(R9), Z17
-	VFMADD231PD  Z12, Z17, Z6
-	VFMADD231PD  Z13, Z17, Z7
-	VBROADCASTSD 32(R9), Z14
-	VFMADD231PD  Z12, Z14, Z8
-	VFMADD231PD  Z13, Z14, Z9
-	VBROADCASTSD 40(R9), Z15
-	VFMADD231PD  Z12, Z15, Z10
-	VFMADD231PD  Z13, Z15, Z11
-	VMOVUPS      128(R8), Z12
-	VMOVUPS      192(R8), Z13
-	VBROADCASTSD 48(R9), Z14
-	VFMADD231PD  Z12, Z14, Z0
-	VFMADD231PD  Z13, Z14, Z1
-	VBROADCASTSD 56(R9), Z15
-	VFMADD231PD  Z12, Z15, Z2
-	VFMADD231PD  Z13, Z15, Z3
-	VBROADCASTSD 64(R9), Z16
-	VFMADD231PD  Z12, Z16, Z4
-	VFMADD231PD  Z13, Z16, Z5
-	VBROADCASTSD 72(R9), Z17
-	VFMADD231PD  Z12, Z17, Z6
-	VFMADD231PD  Z13, Z17, Z7
-	VBROADCASTSD 80(R9), Z14
-	VFMADD231PD  Z12, Z14, Z8
-	VFMADD231PD  Z13, Z14, Z9
-	VBROADCASTSD 88(R9), Z15
-	VFMADD231PD  Z12, Z15, Z10
-	VFMADD231PD  Z13, Z15, Z11
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000060, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z12
-	VMOVUPS      64(R8), Z13
-	VBROADCASTSD (R9), Z14
-	VFMADD231PD  Z12, Z14, Z0
-	VFMADD231PD  Z13, Z14, Z1
-	VBROADCASTSD 8(R9), Z15
-	VFMADD231PD  Z12, Z15, Z2
-	VFMADD231PD  Z13, Z15, Z3
-	VBROADCASTSD 16(R9), Z16
-	VFMADD231PD  Z12, Z16, Z4
-	VFMADD231PD  Z13, Z16, Z5
-	VBROADCASTSD 24(R9), Z17
-	VFMADD231PD  Z12, Z17, Z6
-	VFMADD231PD  Z13, Z17, Z7
-	VBROADCASTSD 32(R9), Z14
-	VFMADD231PD  Z12, Z14, Z8
-	VFMADD231PD  Z13, Z14, Z9
-	VBROADCASTSD 40(R9), Z15
-	VFMADD231PD  Z12, Z15, Z10
-	VFMADD231PD  Z13, Z15, Z11
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	VADDPD 640(R8), Z10, Z10
-	VADDPD 704(R8), Z11, Z11
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000300, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs64x6(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs64x6(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD        $0x10, (R8), Z12
-	VEXTRACTF64X4 $0x01, Z12, Y13
-	VCVTPS2PD     Y12, Z12
-	VCVTPS2PD     Y13, Z13
-	VMOVUPS       Z12, (BX)
-	VMOVUPS       Z13, 64(BX)
-	VBROADCASTSD  (R9), Z14
-	VFMADD231PD   Z12, Z14, Z0
-	VFMADD231PD   Z13, Z14, Z1
-	VBROADCASTSD  8(R9), Z15
-	VFMADD231PD   Z12, Z15, Z2
-	VFMADD231PD   Z13, Z15, Z3
-	VBROADCASTSD  16(R9), Z16
-	VFMADD231PD   Z12, Z16, Z4
-	VFMADD231PD   Z13, Z16, Z5
-	VBROADCASTSD  24(R9), Z17
-	VFMADD231PD   Z12, Z17, Z6
-	VFMADD231PD   Z13, Z17, Z7
-	VBROADCASTSD  32(R9), Z14
-	VFMADD231PD   Z12, Z14, Z8
-	VFMADD231PD   Z13, Z14, Z9
-	VBROADCASTSD  40(R9), Z15
-	VFMADD231PD   Z12, Z15, Z10
-	VFMADD231PD   Z13, Z15, Z11
-	VPSLLD        $0x10, 64(R8), Z12
-	VEXTRACTF64X4 $0x01, Z12, Y13
-	VCVTPS2PD     Y12, Z12
-	VCVTPS2PD     Y13, Z13
-	VMOVUPS       Z12, 128(BX)
-	VMOVUPS       Z13, 192(BX)
-	VBROADCASTSD  48(R9), Z14
-	VFMADD231PD   Z12, Z14, Z0
-	VFMADD231PD   Z13, Z14, Z1
-	VBROADCASTSD  56(R9), Z15
-	VFMADD231PD   Z12, Z15, Z2
-	VFMADD231PD   Z13, Z15, Z3
-	VBROADCASTSD  64(R9), Z16
-	VFMADD231PD   Z12, Z16, Z4
-	VFMADD231PD   Z13, Z16, Z5
-	VBROADCASTSD  72(R9), Z17
-	VFMADD231PD   Z12, Z17, Z6
-	VFMADD231PD   Z13, Z17, Z7
-	VBROADCASTSD  80(R9), Z14
-	VFMADD231PD   Z12, Z14, Z8
-	VFMADD231PD   Z13, Z14, Z9
-	VBROADCASTSD  88(R9), Z15
-	VFMADD231PD   Z12, Z15, Z10
-	VFMADD231PD   Z13, Z15, Z11
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000060, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           evensteps
-
-evenrest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPSLLD        $0x10, (R8), Z12
-	VEXTRACTF64X4 $0x01, Z12, Y13
-	VCVTPS2PD     Y12, Z12
-	VCVTPS2PD     Y13, Z13
-	VMOVUPS       Z12, (BX)
-	VMOVUPS       Z13, 64(BX)
-	VBROADCASTSD  (R9), Z14
-	VFMADD231PD   Z12, Z14, Z0
-	VFMADD231PD   Z13, Z14, Z1
-	VBROADCASTSD  8(R9), Z15
-	VFMADD231PD   Z12, Z15, Z2
-	VFMADD231PD   Z13, Z15, Z3
-	VBROADCASTSD  16(R9), Z16
-	VFMADD231PD   Z12, Z16, Z4
-	VFMADD231PD   Z13, Z16, Z5
-	VBROADCASTSD  24(R9), Z17
-	VFMADD231PD   Z12, Z17, Z6
-	VFMADD231PD   Z13, Z17, Z7
-	VBROADCASTSD  32(R9), Z14
-	VFMADD231PD   Z12, Z14, Z8
-	VFMADD231PD   Z13, Z14, Z9
-	VBROADCASTSD  40(R9), Z15
-	VFMADD231PD   Z12, Z15, Z10
-	VFMADD231PD   Z13, Z15, Z11
-	JMP           fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD        (R8), Z31, Z12
-	VEXTRACTF64X4 $0x01, Z12, Y13
-	VCVTPS2PD     Y12, Z12
-	VCVTPS2PD     Y13, Z13
-	VMOVUPS       Z12, (BX)
-	VMOVUPS       Z13, 64(BX)
-	VBROADCASTSD  (R9), Z14
-	VFMADD231PD   Z12, Z14, Z0
-	VFMADD231PD   Z13, Z14, Z1
-	VBROADCASTSD  8(R9), Z15
-	VFMADD231PD   Z12, Z15, Z2
-	VFMADD231PD   Z13, Z15, Z3
-	VBROADCASTSD  16(R9), Z16
-	VFMADD231PD   Z12, Z16, Z4
-	VFMADD231PD   Z13, Z16, Z5
-	VBROADCASTSD  24(R9), Z17
-	VFMADD231PD   Z12, Z17, Z6
-	VFMADD231PD   Z13, Z17, Z7
-	VBROADCASTSD  32(R9), Z14
-	VFMADD231PD   Z12, Z14, Z8
-	VFMADD231PD   Z13, Z14, Z9
-	VBROADCASTSD  40(R9), Z15
-	VFMADD231PD   Z12, Z15, Z10
-	VFMADD231PD   Z13, Z15, Z11
-	VPANDD        64(R8), Z31, Z12
-	VEXTRACTF64X4 $0x01, Z12, Y13
-	VCVTPS2PD     Y12, Z12
-	VCVTPS2PD     Y13, Z13
-	VMOVUPS       Z12, 128(BX)
-	VMOVUPS       Z13, 192(BX)
-	VBROADCASTSD  48(R9), Z14
-	VFMADD231PD   Z12, Z14, Z0
-	VFMADD231PD   Z13, Z14, Z1
-	VBROADCASTSD  56(R9), Z15
-	VFMADD231PD   Z12, Z15, Z2
-	VFMADD231PD   Z13, Z15, Z3
-	VBROADCASTSD  64(R9), Z16
-	VFMADD231PD   Z12, Z16, Z4
-	VFMADD231PD   Z13, Z16, Z5
-	VBROADCASTSD  72(R9), Z17
-	VFMADD231PD   Z12, Z17, Z6
-	VFMADD231PD   Z13, Z17, Z7
-	VBROADCASTSD  80(R9), Z14
-	VFMADD231PD   Z12, Z14, Z8
-	VFMADD231PD   Z13, Z14, Z9
-	VBROADCASTSD  88(R9), Z15
-	VFMADD231PD   Z12, Z15, Z10
-	VFMADD231PD   Z13, Z15, Z11
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000060, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           steps
-
-rest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPANDD        (R8), Z31, Z12
-	VEXTRACTF64X4 $0x01, Z12, Y13
-	VCVTPS2PD     Y12, Z12
-	VCVTPS2PD     Y13, Z13
-	VMOVUPS       Z12, (BX)
-	VMOVUPS       Z13, 64(BX)
-	VBROADCASTSD  (R9), Z14
-	VFMADD231PD   Z12, Z14, Z0
-	VFMADD231PD   Z13, Z14, Z1
-	VBROADCASTSD  8(R9), Z15
-	VFMADD231PD   Z12, Z15, Z2
-	VFMADD231PD   Z13, Z15, Z3
-	VBROADCASTSD  16(R9), Z16
-	VFMADD231PD   Z12, Z16, Z4
-	VFMADD231PD   Z13, Z16, Z5
-	VBROADCASTSD  24(R9), Z17
-	VFMADD231PD   Z12, Z17, Z6
-	VFMADD231PD   Z13, Z17, Z7
-	VBROADCASTSD  32(R9), Z14
-	VFMADD231PD   Z12, Z14, Z8
-	VFMADD231PD   Z13, Z14, Z9
-	VBROADCASTSD  40(R9), Z15
-	VFMADD231PD   Z12, Z15, Z10
-	VFMADD231PD   Z13, Z15, Z11
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	VADDPD 640(R8), Z10, Z10
-	VADDPD 704(R8), Z11, Z11
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add64x7(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x7(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z14
-	VMOVUPS      64(R8), Z15
-	VBROADCASTSD (R9), Z16
-	VFMADD231PD  Z14, Z16, Z0
-	VFMADD231PD  Z15, Z16, Z1
-	VBROADCASTSD 8(R9), Z17
-	VFMADD231PD  Z14, Z17, Z2
-	VFMADD231PD  Z15, Z17, Z3
-	VBROADCASTSD 16(R9), Z18
-	VFMADD231PD  Z14, Z18, Z4
-	VFMADD231PD  Z15, Z18, Z5
-	VBROADCASTSD 24(R9), Z19
-	VFMADD231PD  Z14, Z19, Z6
-	VFMADD231PD  Z15, Z19, Z7
-	VBROADCASTSD 32(R9), Z16
-	VFMADD231PD  Z14, Z16, Z8
-	VFMADD231PD  Z15, Z16, Z9
-	VBROADCASTSD 40(R9), Z17
-	VFMADD231PD  Z14, Z17, Z10
-	VFMADD231PD  Z15, Z17, Z11
-	VBROADCASTSD 48(R9), Z18
-	VFMADD231PD  Z14, Z18, Z12
-	VFMADD231PD  Z15, Z18, Z13
-	VMOVUPS      128(R8), Z14
-	VMOVUPS      192(R8), Z15
-	VBROADCASTSD 56(R9), Z16
-	VFMADD231PD  Z14, Z16, Z0
-	VFMADD231PD  Z15, Z16, Z1
-	VBROADCASTSD 64(R9), Z17
-	VFMADD231PD  Z14, Z17, Z2
-	VFMADD231PD  Z15, Z17, Z3
-	VBROADCASTSD 72(R9), Z18
-	VFMADD231PD  Z14, Z18, Z4
-	VFMADD231PD  Z15, Z18, Z5
-	VBROADCASTSD 80(R9), Z19
-	VFMADD231PD  Z14, Z19, Z6
-	VFMADD231PD  Z15, Z19, Z7
-	VBROADCASTSD 88(R9), Z16
-	VFMADD231PD  Z14, Z16, Z8
-	VFMADD231PD  Z15, Z16, Z9
-	VBROADCASTSD 96(R9), Z17
-	VFMADD231PD  Z14, Z17, Z10
-	VFMADD231PD  Z15, Z17, Z11
-	VBROADCASTSD 104(R9), Z18
-	VFMADD231PD  Z14, Z18, Z12
-	VFMADD231PD  Z15, Z18, Z13
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000070, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z14
-	VMOVUPS      64(R8), Z15
-	VBROADCASTSD (R9), Z16
-	VFMADD231PD  Z14, Z16, Z0
-	VFMADD231PD  Z15, Z16, Z1
-	VBROADCASTSD 8(R9), Z17
-	VFMADD231PD  Z14, Z17, Z2
-	VFMADD231PD  Z15, Z17, Z3
-	VBROADCASTSD 16(R9), Z18
-	VFMADD231PD  Z14, Z18, Z4
-	VFMADD231PD  Z15, Z18, Z5
-	VBROADCASTSD 24(R9), Z19
-	VFMADD231PD  Z14, Z19, Z6
-	VFMADD231PD  Z15, Z19, Z7
-	VBROADCASTSD 32(R9), Z16
-	VFMADD231PD  Z14, Z16, Z8
-	VFMADD231PD  Z15, Z16, Z9
-	VBROADCASTSD 40(R9), Z17
-	VFMADD231PD  Z14, Z17, Z10
-	VFMADD231PD  Z15, Z17, Z11
-	VBROADCASTSD 48(R9), Z18
-	VFMADD231PD  Z14, Z18, Z12
-	VFMADD231PD  Z15, Z18, Z13
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	VADDPD 640(R8), Z10, Z10
-	VADDPD 704(R8), Z11, Z11
-	VADDPD 768(R8), Z12, Z12
-	VADDPD 832(R8), Z13, Z13
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000380, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs64x7(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs64x7(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD        $0x10, (R8), Z14
-	VEXTRACTF64X4 $0x01, Z14, Y15
-	VCVTPS2PD     Y14, Z14
-	VCVTPS2PD     Y15, Z15
-	VMOVUPS       Z14, (BX)
-	VMOVUPS       Z15, 64(BX)
-	VBROADCASTSD  (R9), Z16
-	VFMADD231PD   Z14, Z16, Z0
-	VFMADD231PD   Z15, Z16, Z1
-	VBROADCASTSD  8(R9), Z17
-	VFMADD231PD   Z14, Z17, Z2
-	VFMADD231PD   Z15, Z17, Z3
-	VBROADCASTSD  16(R9), Z18
-	VFMADD231PD   Z14, Z18, Z4
-	VFMADD231PD   Z15, Z18, Z5
-	VBROADCASTSD  24(R9), Z19
-	VFMADD231PD   Z14, Z19, Z6
-	VFMADD231PD   Z15, Z19, Z7
-	VBROADCASTSD  32(R9), Z16
-	VFMADD231PD   Z14, Z16, Z8
-	VFMADD231PD   Z15, Z16, Z9
-	VBROADCASTSD  40(R9), Z17
-	VFMADD231PD   Z14, Z17, Z10
-	VFMADD231PD   Z15, Z17, Z11
-	VBROADCASTSD  48(R9), Z18
-	VFMADD231PD   Z14, Z18, Z12
-	VFMADD231PD   Z15, Z18, Z13
-	VPSLLD        $0x10, 64(R8), Z14
-	VEXTRACTF64X4 $0x01, Z14, Y15
-	VCVTPS2PD     Y14, Z14
-	VCVTPS2PD     Y15, Z15
-	VMOVUPS       Z14, 128(BX)
-	VMOVUPS       Z15, 192(BX)
-	VBROADCASTSD  56(R9), Z16
-	VFMADD231PD   Z14, Z16, Z0
-	VFMADD231PD   Z15, Z16, Z1
-	VBROADCASTSD  64(R9), Z17
-	VFMADD231PD   Z14, Z17, Z2
-	VFMADD231PD   Z15, Z17, Z3
-	VBROADCASTSD  72(R9), Z18
-	VFMADD231PD   Z14, Z18, Z4
-	VFMADD231PD   Z15, Z18, Z5
-	VBROADCASTSD  80(R9), Z19
-	VFMADD231PD   Z14, Z19, Z6
-	VFMADD231PD   Z15, Z19, Z7
-	VBROADCASTSD  88(R9), Z16
-	VFMADD231PD   Z14, Z16, Z8
-	VFMADD231PD   Z15, Z16, Z9
-	VBROADCASTSD  96(R9), Z17
-	VFMADD231PD   Z14, Z17, Z10
-	VFMADD231PD   Z15, Z17, Z11
-	VBROADCASTSD  104(R9), Z18
-	VFMADD231PD   Z14, Z18, Z12
-	VFMADD231PD   Z15, Z18, Z13
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000070, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           evensteps
-
-evenrest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPSLLD        $0x10, (R8), Z14
-	VEXTRACTF64X4 $0x01, Z14, Y15
-	VCVTPS2PD     Y14, Z14
-	VCVTPS2PD     Y15, Z15
-	VMOVUPS       Z14, (BX)
-	VMOVUPS       Z15, 64(BX)
-	VBROADCASTSD  (R9), Z16
-	VFMADD231PD   Z14, Z16, Z0
-	VFMADD231PD   Z15, Z16, Z1
-	VBROADCASTSD  8(R9), Z17
-	VFMADD231PD   Z14, Z17, Z2
-	VFMADD231PD   Z15, Z17, Z3
-	VBROADCASTSD  16(R9), Z18
-	VFMADD231PD   Z14, Z18, Z4
-	VFMADD231PD   Z15, Z18, Z5
-	VBROADCASTSD  24(R9), Z19
-	VFMADD231PD   Z14, Z19, Z6
-	VFMADD231PD   Z15, Z19, Z7
-	VBROADCASTSD  32(R9), Z16
-	VFMADD231PD   Z14, Z16, Z8
-	VFMADD231PD   Z15, Z16, Z9
-	VBROADCASTSD  40(R9), Z17
-	VFMADD231PD   Z14, Z17, Z10
-	VFMADD231PD   Z15, Z17, Z11
-	VBROADCASTSD  48(R9), Z18
-	VFMADD231PD   Z14, Z18, Z12
-	VFMADD231PD   Z15, Z18, Z13
-	JMP           fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD        (R8), Z31, Z14
-	VEXTRACTF64X4 $0x01, Z14, Y15
-	VCVTPS2PD     Y14, Z14
-	VCVTPS2PD     Y15, Z15
-	VMOVUPS       Z14, (BX)
-	VMOVUPS       Z15, 64(BX)
-	VBROADCASTSD  (R9), Z16
-	VFMADD231PD   Z14, Z16, Z0
-	VFMADD231PD   Z15, Z16, Z1
-	VBROADCASTSD  8(R9), Z17
-	VFMADD231PD   Z14, Z17, Z2
-	VFMADD231PD   Z15, Z17, Z3
-	VBROADCASTSD  16(R9), Z18
-	VFMADD231PD   Z14, Z18, Z4
-	VFMADD231PD   Z15, Z18, Z5
-	VBROADCASTSD  24(R9), Z19
-	VFMADD231PD   Z14, Z19, Z6
-	VFMADD231PD   Z15, Z19, Z7
-	VBROADCASTSD  32(R9), Z16
-	VFMADD231PD   Z14, Z16, Z8
-	VFMADD231PD   Z15, Z16, Z9
-	VBROADCASTSD  40(R9), Z17
-	VFMADD231PD   Z14, Z17, Z10
-	VFMADD231PD   Z15, Z17, Z11
-	VBROADCASTSD  48(R9), Z18
-	VFMADD231PD   Z14, Z18, Z12
-	VFMADD231PD   Z15, Z18, Z13
-	VPANDD        64(R8), Z31, Z14
-	VEXTRACTF64X4 $0x01, Z14, Y15
-	VCVTPS2PD     Y14, Z14
-	VCVTPS2PD     Y15, Z15
-	VMOVUPS       Z14, 128(BX)
-	VMOVUPS       Z15, 192(BX)
-	VBROADCASTSD  56(R9), Z16
-	VFMADD231PD   Z14, Z16, Z0
-	VFMADD231PD   Z15, Z16, Z1
-	VBROADCASTSD  64(R9), Z17
-	VFMADD231PD   Z14, Z17, Z2
-	VFMADD231PD   Z15, Z17, Z3
-	VBROADCASTSD  72(R9), Z18
-	VFMADD231PD   Z14, Z18, Z4
-	VFMADD231PD   Z15, Z18, Z5
-	VBROADCASTSD  80(R9), Z19
-	VFMADD231PD   Z14, Z19, Z6
-	VFMADD231PD   Z15, Z19, Z7
-	VBROADCASTSD  88(R9), Z16
-	VFMADD231PD   Z14, Z16, Z8
-	VFMADD231PD   Z15, Z16, Z9
-	VBROADCASTSD  96(R9), Z17
-	VFMADD231PD   Z14, Z17, Z10
-	VFMADD231PD   Z15, Z17, Z11
-	VBROADCASTSD  104(R9), Z18
-	VFMADD231PD   Z14, Z18, Z12
-	VFMADD231PD   Z15, Z18, Z13
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000070, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           steps
-
-rest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPANDD        (R8), Z31, Z14
-	VEXTRACTF64X4 $0x01, Z14, Y15
-	VCVTPS2PD     Y14, Z14
-	VCVTPS2PD     Y15, Z15
-	VMOVUPS       Z14, (BX)
-	VMOVUPS       Z15, 64(BX)
-	VBROADCASTSD  (R9), Z16
-	VFMADD231PD   Z14, Z16, Z0
-	VFMADD231PD   Z15, Z16, Z1
-	VBROADCASTSD  8(R9), Z17
-	VFMADD231PD   Z14, Z17, Z2
-	VFMADD231PD   Z15, Z17, Z3
-	VBROADCASTSD  16(R9), Z18
-	VFMADD231PD   Z14, Z18, Z4
-	VFMADD231PD   Z15, Z18, Z5
-	VBROADCASTSD  24(R9), Z19
-	VFMADD231PD   Z14, Z19, Z6
-	VFMADD231PD   Z15, Z19, Z7
-	VBROADCASTSD  32(R9), Z16
-	VFMADD231PD   Z14, Z16, Z8
-	VFMADD231PD   Z15, Z16, Z9
-	VBROADCASTSD  40(R9), Z17
-	VFMADD231PD   Z14, Z17, Z10
-	VFMADD231PD   Z15, Z17, Z11
-	VBROADCASTSD  48(R9), Z18
-	VFMADD231PD   Z14, Z18, Z12
-	VFMADD231PD   Z15, Z18, Z13
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	VADDPD 640(R8), Z10, Z10
-	VADDPD 704(R8), Z11, Z11
-	VADDPD 768(R8), Z12, Z12
-	VADDPD 832(R8), Z13, Z13
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
 	ADDQ    R11, R10
 	VZEROUPPER
 	RET
@@ -17316,60 +11049,60 @@ evensteps:
 	VCVTPS2PD     Y17, Z17
 	VMOVUPS       Z16, (BX)
 	VMOVUPS       Z17, 64(BX)
-	VBROADCASTSD  (R9), Z18
-	VFMADD231PD   Z16, Z18, Z0
-	VFMADD231PD   Z17, Z18, Z1
-	VBROADCASTSD  8(R9), Z19
-	VFMADD231PD   Z16, Z19, Z2
-	VFMADD231PD   Z17, Z19, Z3
-	VBROADCASTSD  16(R9), Z20
-	VFMADD231PD   Z16, Z20, Z4
-	VFMADD231PD   Z17, Z20, Z5
-	VBROADCASTSD  24(R9), Z21
-	VFMADD231PD   Z16, Z21, Z6
-	VFMADD231PD   Z17, Z21, Z7
-	VBROADCASTSD  32(R9), Z18
-	VFMADD231PD   Z16, Z18, Z8
-	VFMADD231PD   Z17, Z18, Z9
-	VBROADCASTSD  40(R9), Z19
-	VFMADD231PD   Z16, Z19, Z10
-	VFMADD231PD   Z17, Z19, Z11
-	VBROADCASTSD  48(R9), Z20
-	VFMADD231PD   Z16, Z20, Z12
-	VFMADD231PD   Z17, Z20, Z13
-	VBROADCASTSD  56(R9), Z21
-	VFMADD231PD   Z16, Z21, Z14
-	VFMADD231PD   Z17, Z21, Z15
+	VBROADCASTSD  (R9), Z19
+	VFMADD231PD   Z16, Z19, Z0
+	VFMADD231PD   Z17, Z19, Z1
+	VBROADCASTSD  8(R9), Z20
+	VFMADD231PD   Z16, Z20, Z2
+	VFMADD231PD   Z17, Z20, Z3
+	VBROADCASTSD  16(R9), Z21
+	VFMADD231PD   Z16, Z21, Z4
+	VFMADD231PD   Z17, Z21, Z5
+	VBROADCASTSD  24(R9), Z22
+	VFMADD231PD   Z16, Z22, Z6
+	VFMADD231PD   Z17, Z22, Z7
+	VBROADCASTSD  32(R9), Z19
+	VFMADD231PD   Z16, Z19, Z8
+	VFMADD231PD   Z17, Z19, Z9
+	VBROADCASTSD  40(R9), Z20
+	VFMADD231PD   Z16, Z20, Z10
+	VFMADD231PD   Z17, Z20, Z11
+	VBROADCASTSD  48(R9), Z21
+	VFMADD231PD   Z16, Z21, Z12
+	VFMADD231PD   Z17, Z21, Z13
+	VBROADCASTSD  56(R9), Z22
+	VFMADD231PD   Z16, Z22, Z14
+	VFMADD231PD   Z17, Z22, Z15
 	VPSLLD        $0x10, 64(R8), Z16
 	VEXTRACTF64X4 $0x01, Z16, Y17
 	VCVTPS2PD     Y16, Z16
 	VCVTPS2PD     Y17, Z17
 	VMOVUPS       Z16, 128(BX)
 	VMOVUPS       Z17, 192(BX)
-	VBROADCASTSD  64(R9), Z18
-	VFMADD231PD   Z16, Z18, Z0
-	VFMADD231PD   Z17, Z18, Z1
-	VBROADCASTSD  72(R9), Z19
-	VFMADD231PD   Z16, Z19, Z2
-	VFMADD231PD   Z17, Z19, Z3
-	VBROADCASTSD  80(R9), Z20
-	VFMADD231PD   Z16, Z20, Z4
-	VFMADD231PD   Z17, Z20, Z5
-	VBROADCASTSD  88(R9), Z21
-	VFMADD231PD   Z16, Z21, Z6
-	VFMADD231PD   Z17, Z21, Z7
-	VBROADCASTSD  96(R9), Z18
-	VFMADD231PD   Z16, Z18, Z8
-	VFMADD231PD   Z17, Z18, Z9
-	VBROADCASTSD  104(R9), Z19
-	VFMADD231PD   Z16, Z19, Z10
-	VFMADD231PD   Z17, Z19, Z11
-	VBROADCASTSD  112(R9), Z20
-	VFMADD231PD   Z16, Z20, Z12
-	VFMADD231PD   Z17, Z20, Z13
-	VBROADCASTSD  120(R9), Z21
-	VFMADD231PD   Z16, Z21, Z14
-	VFMADD231PD   Z17, Z21, Z15
+	VBROADCASTSD  64(R9), Z19
+	VFMADD231PD   Z16, Z19, Z0
+	VFMADD231PD   Z17, Z19, Z1
+	VBROADCASTSD  72(R9), Z20
+	VFMADD231PD   Z16, Z20, Z2
+	VFMADD231PD   Z17, Z20, Z3
+	VBROADCASTSD  80(R9), Z21
+	VFMADD231PD   Z16, Z21, Z4
+	VFMADD231PD   Z17, Z21, Z5
+	VBROADCASTSD  88(R9), Z22
+	VFMADD231PD   Z16, Z22, Z6
+	VFMADD231PD   Z17, Z22, Z7
+	VBROADCASTSD  96(R9), Z19
+	VFMADD231PD   Z16, Z19, Z8
+	VFMADD231PD   Z17, Z19, Z9
+	VBROADCASTSD  104(R9), Z20
+	VFMADD231PD   Z16, Z20, Z10
+	VFMADD231PD   Z17, Z20, Z11
+	VBROADCASTSD  112(R9), Z21
+	VFMADD231PD   Z16, Z21, Z12
+	VFMADD231PD   Z17, Z21, Z13
+	VBROADCASTSD  120(R9), Z22
+	VFMADD231PD   Z16, Z22, Z14
+	VFMADD231PD   Z17, Z22, Z15
 	PREFETCHT1    (R12)
 	ADDQ          R13, R12
 	ADDQ          $0x00000080, R8
@@ -17388,100 +11121,100 @@ evenrest:
 	VCVTPS2PD     Y17, Z17
 	VMOVUPS       Z16, (BX)
 	VMOVUPS       Z17, 64(BX)
-	VBROADCASTSD  (R9), Z18
-	VFMADD231PD   Z16, Z18, Z0
-	VFMADD231PD   Z17, Z18, Z1
-	VBROADCASTSD  8(R9), Z19
-	VFMADD231PD   Z16, Z19, Z2
-	VFMADD231PD   Z17, Z19, Z3
-	VBROADCASTSD  16(R9), Z20
-	VFMADD231PD   Z16, Z20, Z4
-	VFMADD231PD   Z17, Z20, Z5
-	VBROADCASTSD  24(R9), Z21
-	VFMADD231PD   Z16, Z21, Z6
-	VFMADD231PD   Z17, Z21, Z7
-	VBROADCASTSD  32(R9), Z18
-	VFMADD231PD   Z16, Z18, Z8
-	VFMADD231PD   Z17, Z18, Z9
-	VBROADCASTSD  40(R9), Z19
-	VFMADD231PD   Z16, Z19, Z10
-	VFMADD231PD   Z17, Z19, Z11
-	VBROADCASTSD  48(R9), Z20
-	VFMADD231PD   Z16, Z20, Z12
-	VFMADD231PD   Z17, Z20, Z13
-	VBROADCASTSD  56(R9), Z21
-	VFMADD231PD   Z16, Z21, Z14
-	VFMADD231PD   Z17, Z21, Z15
+	VBROADCASTSD  (R9), Z19
+	VFMADD231PD   Z16, Z19, Z0
+	VFMADD231PD   Z17, Z19, Z1
+	VBROADCASTSD  8(R9), Z20
+	VFMADD231PD   Z16, Z20, Z2
+	VFMADD231PD   Z17, Z20, Z3
+	VBROADCASTSD  16(R9), Z21
+	VFMADD231PD   Z16, Z21, Z4
+	VFMADD231PD   Z17, Z21, Z5
+	VBROADCASTSD  24(R9), Z22
+	VFMADD231PD   Z16, Z22, Z6
+	VFMADD231PD   Z17, Z22, Z7
+	VBROADCASTSD  32(R9), Z19
+	VFMADD231PD   Z16, Z19, Z8
+	VFMADD231PD   Z17, Z19, Z9
+	VBROADCASTSD  40(R9), Z20
+	VFMADD231PD   Z16, Z20, Z10
+	VFMADD231PD   Z17, Z20, Z11
+	VBROADCASTSD  48(R9), Z21
+	VFMADD231PD   Z16, Z21, Z12
+	VFMADD231PD   Z17, Z21, Z13
+	VBROADCASTSD  56(R9), Z22
+	VFMADD231PD   Z16, Z22, Z14
+	VFMADD231PD   Z17, Z22, Z15
 	JMP           fold
 
 odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
+	VPTERNLOGD $0xff, Z18, Z18, Z18
+	VPSLLD     $0x10, Z18, Z18
 	MOVQ       steps+40(FP), CX
 	SHRQ       $0x01, CX
 	JZ         rest
 
 steps:
-	VPANDD        (R8), Z31, Z16
+	VPANDD        (R8), Z18, Z16
 	VEXTRACTF64X4 $0x01, Z16, Y17
 	VCVTPS2PD     Y16, Z16
 	VCVTPS2PD     Y17, Z17
 	VMOVUPS       Z16, (BX)
 	VMOVUPS       Z17, 64(BX)
-	VBROADCASTSD  (R9), Z18
-	VFMADD231PD   Z16, Z18, Z0
-	VFMADD231PD   Z17, Z18, Z1
-	VBROADCASTSD  8(R9), Z19
-	VFMADD231PD   Z16, Z19, Z2
-	VFMADD231PD   Z17, Z19, Z3
-	VBROADCASTSD  16(R9), Z20
-	VFMADD231PD   Z16, Z20, Z4
-	VFMADD231PD   Z17, Z20, Z5
-	VBROADCASTSD  24(R9), Z21
-	VFMADD231PD   Z16, Z21, Z6
-	VFMADD231PD   Z17, Z21, Z7
-	VBROADCASTSD  32(R9), Z18
-	VFMADD231PD   Z16, Z18, Z8
-	VFMADD231PD   Z17, Z18, Z9
-	VBROADCASTSD  40(R9), Z19
-	VFMADD231PD   Z16, Z19, Z10
-	VFMADD231PD   Z17, Z19, Z11
-	VBROADCASTSD  48(R9), Z20
-	VFMADD231PD   Z16, Z20, Z12
-	VFMADD231PD   Z17, Z20, Z13
-	VBROADCASTSD  56(R9), Z21
-	VFMADD231PD   Z16, Z21, Z14
-	VFMADD231PD   Z17, Z21, Z15
-	VPANDD        64(R8), Z31, Z16
+	VBROADCASTSD  (R9), Z19
+	VFMADD231PD   Z16, Z19, Z0
+	VFMADD231PD   Z17, Z19, Z1
+	VBROADCASTSD  8(R9), Z20
+	VFMADD231PD   Z16, Z20, Z2
+	VFMADD231PD   Z17, Z20, Z3
+	VBROADCASTSD  16(R9), Z21
+	VFMADD231PD   Z16, Z21, Z4
+	VFMADD231PD   Z17, Z21, Z5
+	VBROADCASTSD  24(R9), Z22
+	VFMADD231PD   Z16, Z22, Z6
+	VFMADD231PD   Z17, Z22, Z7
+	VBROADCASTSD  32(R9), Z19
+	VFMADD231PD   Z16, Z19, Z8
+	VFMADD231PD   Z17, Z19, Z9
+	VBROADCASTSD  40(R9), Z20
+	VFMADD231PD   Z16, Z20, Z10
+	VFMADD231PD   Z17, Z20, Z11
+	VBROADCASTSD  48(R9), Z21
+	VFMADD231PD   Z16, Z21, Z12
+	VFMADD231PD   Z17, Z21, Z13
+	VBROADCASTSD  56(R9), Z22
+	VFMADD231PD   Z16, Z22, Z14
+	VFMADD231PD   Z17, Z22, Z15
+	VPANDD        64(R8), Z18, Z16
 	VEXTRACTF64X4 $0x01, Z16, Y17
 	VCVTPS2PD     Y16, Z16
 	VCVTPS2PD     Y17, Z17
 	VMOVUPS       Z16, 128(BX)
 	VMOVUPS       Z17, 192(BX)
-	VBROADCASTSD  64(R9), Z18
-	VFMADD231PD   Z16, Z18, Z0
-	VFMADD231PD   Z17, Z18, Z1
-	VBROADCASTSD  72(R9), Z19
-	VFMADD231PD   Z16, Z19, Z2
-	VFMADD231PD   Z17, Z19, Z3
-	VBROADCASTSD  80(R9), Z20
-	VFMADD231PD   Z16, Z20, Z4
-	VFMADD231PD   Z17, Z20, Z5
-	VBROADCASTSD  88(R9), Z21
-	VFMADD231PD   Z16, Z21, Z6
-	VFMADD231PD   Z17, Z21, Z7
-	VBROADCASTSD  96(R9), Z18
-	VFMADD231PD   Z16, Z18, Z8
-	VFMADD231PD   Z17, Z18, Z9
-	VBROADCASTSD  104(R9), Z19
-	VFMADD231PD   Z16, Z19, Z10
-	VFMADD231PD   Z17, Z19, Z11
-	VBROADCASTSD  112(R9), Z20
-	VFMADD231PD   Z16, Z20, Z12
-	VFMADD231PD   Z17, Z20, Z13
-	VBROADCASTSD  120(R9), Z21
-	VFMADD231PD   Z16, Z21, Z14
-	VFMADD231PD   Z17, Z21, Z15
+	VBROADCASTSD  64(R9), Z19
+	VFMADD231PD   Z16, Z19, Z0
+	VFMADD231PD   Z17, Z19, Z1
+	VBROADCASTSD  72(R9), Z20
+	VFMADD231PD   Z16, Z20, Z2
+	VFMADD231PD   Z17, Z20, Z3
+	VBROADCASTSD  80(R9), Z21
+	VFMADD231PD   Z16, Z21, Z4
+	VFMADD231PD   Z17, Z21, Z5
+	VBROADCASTSD  88(R9), Z22
+	VFMADD231PD   Z16, Z22, Z6
+	VFMADD231PD   Z17, Z22, Z7
+	VBROADCASTSD  96(R9), Z19
+	VFMADD231PD   Z16, Z19, Z8
+	VFMADD231PD   Z17, Z19, Z9
+	VBROADCASTSD  104(R9), Z20
+	VFMADD231PD   Z16, Z20, Z10
+	VFMADD231PD   Z17, Z20, Z11
+	VBROADCASTSD  112(R9), Z21
+	VFMADD231PD   Z16, Z21, Z12
+	VFMADD231PD   Z17, Z21, Z13
+	VBROADCASTSD  120(R9), Z22
+	VFMADD231PD   Z16, Z22, Z14
+	VFMADD231PD   Z17, Z22, Z15
 	PREFETCHT1    (R12)
 	ADDQ          R13, R12
 	ADDQ          $0x00000080, R8
@@ -17494,36 +11227,36 @@ rest:
 	MOVQ          steps+40(FP), CX
 	ANDQ          $0x01, CX
 	JZ            fold
-	VPANDD        (R8), Z31, Z16
+	VPANDD        (R8), Z18, Z16
 	VEXTRACTF64X4 $0x01, Z16, Y17
 	VCVTPS2PD     Y16, Z16
 	VCVTPS2PD     Y17, Z17
 	VMOVUPS       Z16, (BX)
 	VMOVUPS       Z17, 64(BX)
-	VBROADCASTSD  (R9), Z18
-	VFMADD231PD   Z16, Z18, Z0
-	VFMADD231PD   Z17, Z18, Z1
-	VBROADCASTSD  8(R9), Z19
-	VFMADD231PD   Z16, Z19, Z2
-	VFMADD231PD   Z17, Z19, Z3
-	VBROADCASTSD  16(R9), Z20
-	VFMADD231PD   Z16, Z20, Z4
-	VFMADD231PD   Z17, Z20, Z5
-	VBROADCASTSD  24(R9), Z21
-	VFMADD231PD   Z16, Z21, Z6
-	VFMADD231PD   Z17, Z21, Z7
-	VBROADCASTSD  32(R9), Z18
-	VFMADD231PD   Z16, Z18, Z8
-	VFMADD231PD   Z17, Z18, Z9
-	VBROADCASTSD  40(R9), Z19
-	VFMADD231PD   Z16, Z19, Z10
-	VFMADD231PD   Z17, Z19, Z11
-	VBROADCASTSD  48(R9), Z20
-	VFMADD231PD   Z16, Z20, Z12
-	VFMADD231PD   Z17, Z20, Z13
-	VBROADCASTSD  56(R9), Z21
-	VFMADD231PD   Z16, Z21, Z14
-	VFMADD231PD   Z17, Z21, Z15
+	VBROADCASTSD  (R9), Z19
+	VFMADD231PD   Z16, Z19, Z0
+	VFMADD231PD   Z17, Z19, Z1
+	VBROADCASTSD  8(R9), Z20
+	VFMADD231PD   Z16, Z20, Z2
+	VFMADD231PD   Z17, Z20, Z3
+	VBROADCASTSD  16(R9), Z21
+	VFMADD231PD   Z16, Z21, Z4
+	VFMADD231PD   Z17, Z21, Z5
+	VBROADCASTSD  24(R9), Z22
+	VFMADD231PD   Z16, Z22, Z6
+	VFMADD231PD   Z17, Z22, Z7
+	VBROADCASTSD  32(R9), Z19
+	VFMADD231PD   Z16, Z19, Z8
+	VFMADD231PD   Z17, Z19, Z9
+	VBROADCASTSD  40(R9), Z20
+	VFMADD231PD   Z16, Z20, Z10
+	VFMADD231PD   Z17, Z20, Z11
+	VBROADCASTSD  48(R9), Z21
+	VFMADD231PD   Z16, Z21, Z12
+	VFMADD231PD   Z17, Z21, Z13
+	VBROADCASTSD  56(R9), Z22
+	VFMADD231PD   Z16, Z22, Z14
+	VFMADD231PD   Z17, Z22, Z15
 
 fold:
 	MOVQ  folds+64(FP), CX
@@ -17579,1929 +11312,6 @@ write:
 	ADDQ    R11, R10
 	VMOVUPS Z14, (R10)
 	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add64x9(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x9(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z18
-	VMOVUPS      64(R8), Z19
-	VBROADCASTSD (R9), Z20
-	VFMADD231PD  Z18, Z20, Z0
-	VFMADD231PD  Z19, Z20, Z1
-	VBROADCASTSD 8(R9), Z21
-	VFMADD231PD  Z18, Z21, Z2
-	VFMADD231PD  Z19, Z21, Z3
-	VBROADCASTSD 16(R9), Z22
-	VFMADD231PD  Z18, Z22, Z4
-	VFMADD231PD  Z19, Z22, Z5
-	VBROADCASTSD 24(R9), Z23
-	VFMADD231PD  Z18, Z23, Z6
-	VFMADD231PD  Z19, Z23, Z7
-	VBROADCASTSD 32(R9), Z20
-	VFMADD231PD  Z18, Z20, Z8
-	VFMADD231PD  Z19, Z20, Z9
-	VBROADCASTSD 40(R9), Z21
-	VFMADD231PD  Z18, Z21, Z10
-	VFMADD231PD  Z19, Z21, Z11
-	VBROADCASTSD 48(R9), Z22
-	VFMADD231PD  Z18, Z22, Z12
-	VFMADD231PD  Z19, Z22, Z13
-	VBROADCASTSD 56(R9), Z23
-	VFMADD231PD  Z18, Z23, Z14
-	VFMADD231PD  Z19, Z23, Z15
-	VBROADCASTSD 64(R9), Z20
-	VFMADD231PD  Z18, Z20, Z16
-	VFMADD231PD  Z19, Z20, Z17
-	VMOVUPS      128(R8), Z18
-	VMOVUPS      192(R8), Z19
-	VBROADCASTSD 72(R9), Z20
-	VFMADD231PD  Z18, Z20, Z0
-	VFMADD231PD  Z19, Z20, Z1
-	VBROADCASTSD 80(R9), Z21
-	VFMADD231PD  Z18, Z21, Z2
-	VFMADD231PD  Z19, Z21, Z3
-	VBROADCASTSD 88(R9), Z22
-	VFMADD231PD  Z18, Z22, Z4
-	VFMADD231PD  Z19, Z22, Z5
-	VBROADCASTSD 96(R9), Z23
-	VFMADD231PD  Z18, Z23, Z6
-	VFMADD231PD  Z19, Z23, Z7
-	VBROADCASTSD 104(R9), Z20
-	VFMADD231PD  Z18, Z20, Z8
-	VFMADD231PD  Z19, Z20, Z9
-	VBROADCASTSD 112(R9), Z21
-	VFMADD231PD  Z18, Z21, Z10
-	VFMADD231PD  Z19, Z21, Z11
-	VBROADCASTSD 120(R9), Z22
-	VFMADD231PD  Z18, Z22, Z12
-	VFMADD231PD  Z19, Z22, Z13
-	VBROADCASTSD 128(R9), Z23
-	VFMADD231PD  Z18, Z23, Z14
-	VFMADD231PD  Z19, Z23, Z15
-	VBROADCASTSD 136(R9), Z20
-	VFMADD231PD  Z18, Z20, Z16
-	VFMADD231PD  Z19, Z20, Z17
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x00000090, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z18
-	VMOVUPS      64(R8), Z19
-	VBROADCASTSD (R9), Z20
-	VFMADD231PD  Z18, Z20, Z0
-	VFMADD231PD  Z19, Z20, Z1
-	VBROADCASTSD 8(R9), Z21
-	VFMADD231PD  Z18, Z21, Z2
-	VFMADD231PD  Z19, Z21, Z3
-	VBROADCASTSD 16(R9), Z22
-	VFMADD231PD  Z18, Z22, Z4
-	VFMADD231PD  Z19, Z22, Z5
-	VBROADCASTSD 24(R9), Z23
-	VFMADD231PD  Z18, Z23, Z6
-	VFMADD231PD  Z19, Z23, Z7
-	VBROADCASTSD 32(R9), Z20
-	VFMADD231PD  Z18, Z20, Z8
-	VFMADD231PD  Z19, Z20, Z9
-	VBROADCASTSD 40(R9), Z21
-	VFMADD231PD  Z18, Z21, Z10
-	VFMADD231PD  Z19, Z21, Z11
-	VBROADCASTSD 48(R9), Z22
-	VFMADD231PD  Z18, Z22, Z12
-	VFMADD231PD  Z19, Z22, Z13
-	VBROADCASTSD 56(R9), Z23
-	VFMADD231PD  Z18, Z23, Z14
-	VFMADD231PD  Z19, Z23, Z15
-	VBROADCASTSD 64(R9), Z20
-	VFMADD231PD  Z18, Z20, Z16
-	VFMADD231PD  Z19, Z20, Z17
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	VADDPD 640(R8), Z10, Z10
-	VADDPD 704(R8), Z11, Z11
-	VADDPD 768(R8), Z12, Z12
-	VADDPD 832(R8), Z13, Z13
-	VADDPD 896(R8), Z14, Z14
-	VADDPD 960(R8), Z15, Z15
-	VADDPD 1024(R8), Z16, Z16
-	VADDPD 1088(R8), Z17, Z17
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000480, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs64x9(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs64x9(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD        $0x10, (R8), Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VCVTPS2PD     Y18, Z18
-	VCVTPS2PD     Y19, Z19
-	VMOVUPS       Z18, (BX)
-	VMOVUPS       Z19, 64(BX)
-	VBROADCASTSD  (R9), Z20
-	VFMADD231PD   Z18, Z20, Z0
-	VFMADD231PD   Z19, Z20, Z1
-	VBROADCASTSD  8(R9), Z21
-	VFMADD231PD   Z18, Z21, Z2
-	VFMADD231PD   Z19, Z21, Z3
-	VBROADCASTSD  16(R9), Z22
-	VFMADD231PD   Z18, Z22, Z4
-	VFMADD231PD   Z19, Z22, Z5
-	VBROADCASTSD  24(R9), Z23
-	VFMADD231PD   Z18, Z23, Z6
-	VFMADD231PD   Z19, Z23, Z7
-	VBROADCASTSD  32(R9), Z20
-	VFMADD231PD   Z18, Z20, Z8
-	VFMADD231PD   Z19, Z20, Z9
-	VBROADCASTSD  40(R9), Z21
-	VFMADD231PD   Z18, Z21, Z10
-	VFMADD231PD   Z19, Z21, Z11
-	VBROADCASTSD  48(R9), Z22
-	VFMADD231PD   Z18, Z22, Z12
-	VFMADD231PD   Z19, Z22, Z13
-	VBROADCASTSD  56(R9), Z23
-	VFMADD231PD   Z18, Z23, Z14
-	VFMADD231PD   Z19, Z23, Z15
-	VBROADCASTSD  64(R9), Z20
-	VFMADD231PD   Z18, Z20, Z16
-	VFMADD231PD   Z19, Z20, Z17
-	VPSLLD        $0x10, 64(R8), Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VCVTPS2PD     Y18, Z18
-	VCVTPS2PD     Y19, Z19
-	VMOVUPS       Z18, 128(BX)
-	VMOVUPS       Z19, 192(BX)
-	VBROADCASTSD  72(R9), Z20
-	VFMADD231PD   Z18, Z20, Z0
-	VFMADD231PD   Z19, Z20, Z1
-	VBROADCASTSD  80(R9), Z21
-	VFMADD231PD   Z18, Z21, Z2
-	VFMADD231PD   Z19, Z21, Z3
-	VBROADCASTSD  88(R9), Z22
-	VFMADD231PD   Z18, Z22, Z4
-	VFMADD231PD   Z19, Z22, Z5
-	VBROADCASTSD  96(R9), Z23
-	VFMADD231PD   Z18, Z23, Z6
-	VFMADD231PD   Z19, Z23, Z7
-	VBROADCASTSD  104(R9), Z20
-	VFMADD231PD   Z18, Z20, Z8
-	VFMADD231PD   Z19, Z20, Z9
-	VBROADCASTSD  112(R9), Z21
-	VFMADD231PD   Z18, Z21, Z10
-	VFMADD231PD   Z19, Z21, Z11
-	VBROADCASTSD  120(R9), Z22
-	VFMADD231PD   Z18, Z22, Z12
-	VFMADD231PD   Z19, Z22, Z13
-	VBROADCASTSD  128(R9), Z23
-	VFMADD231PD   Z18, Z23, Z14
-	VFMADD231PD   Z19, Z23, Z15
-	VBROADCASTSD  136(R9), Z20
-	VFMADD231PD   Z18, Z20, Z16
-	VFMADD231PD   Z19, Z20, Z17
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000090, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           evensteps
-
-evenrest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPSLLD        $0x10, (R8), Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VCVTPS2PD     Y18, Z18
-	VCVTPS2PD     Y19, Z19
-	VMOVUPS       Z18, (BX)
-	VMOVUPS       Z19, 64(BX)
-	VBROADCASTSD  (R9), Z20
-	VFMADD231PD   Z18, Z20, Z0
-	VFMADD231PD   Z19, Z20, Z1
-	VBROADCASTSD  8(R9), Z21
-	VFMADD231PD   Z18, Z21, Z2
-	VFMADD231PD   Z19, Z21, Z3
-	VBROADCASTSD  16(R9), Z22
-	VFMADD231PD   Z18, Z22, Z4
-	VFMADD231PD   Z19, Z22, Z5
-	VBROADCASTSD  24(R9), Z23
-	VFMADD231PD   Z18, Z23, Z6
-	VFMADD231PD   Z19, Z23, Z7
-	VBROADCASTSD  32(R9), Z20
-	VFMADD231PD   Z18, Z20, Z8
-	VFMADD231PD   Z19, Z20, Z9
-	VBROADCASTSD  40(R9), Z21
-	VFMADD231PD   Z18, Z21, Z10
-	VFMADD231PD   Z19, Z21, Z11
-	VBROADCASTSD  48(R9), Z22
-	VFMADD231PD   Z18, Z22, Z12
-	VFMADD231PD   Z19, Z22, Z13
-	VBROADCASTSD  56(R9), Z23
-	VFMADD231PD   Z18, Z23, Z14
-	VFMADD231PD   Z19, Z23, Z15
-	VBROADCASTSD  64(R9), Z20
-	VFMADD231PD   Z18, Z20, Z16
-	VFMADD231PD   Z19, Z20, Z17
-	JMP           fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD        (R8), Z31, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VCVTPS2PD     Y18, Z18
-	VCVTPS2PD     Y19, Z19
-	VMOVUPS       Z18, (BX)
-	VMOVUPS       Z19, 64(BX)
-	VBROADCASTSD  (R9), Z20
-	VFMADD231PD   Z18, Z20, Z0
-	VFMADD231PD   Z19, Z20, Z1
-	VBROADCASTSD  8(R9), Z21
-	VFMADD231PD   Z18, Z21, Z2
-	VFMADD231PD   Z19, Z21, Z3
-	VBROADCASTSD  16(R9), Z22
-	VFMADD231PD   Z18, Z22, Z4
-	VFMADD231PD   Z19, Z22, Z5
-	VBROADCASTSD  24(R9), Z23
-	VFMADD231PD   Z18, Z23, Z6
-	VFMADD231PD   Z19, Z23, Z7
-	VBROADCASTSD  32(R9), Z20
-	VFMADD231PD   Z18, Z20, Z8
-	VFMADD231PD   Z19, Z20, Z9
-	VBROADCASTSD  40(R9), Z21
-	VFMADD231PD   Z18, Z21, Z10
-	VFMADD231PD   Z19, Z21, Z11
-	VBROADCASTSD  48(R9), Z22
-	VFMADD231PD   Z18, Z22, Z12
-	VFMADD231PD   Z19, Z22, Z13
-	VBROADCASTSD  56(R9), Z23
-	VFMADD231PD   Z18, Z23, Z14
-	VFMADD231PD   Z19, Z23, Z15
-	VBROADCASTSD  64(R9), Z20
-	VFMADD231PD   Z18, Z20, Z16
-	VFMADD231PD   Z19, Z20, Z17
-	VPANDD        64(R8), Z31, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VCVTPS2PD     Y18, Z18
-	VCVTPS2PD     Y19, Z19
-	VMOVUPS       Z18, 128(BX)
-	VMOVUPS       Z19, 192(BX)
-	VBROADCASTSD  72(R9), Z20
-	VFMADD231PD   Z18, Z20, Z0
-	VFMADD231PD   Z19, Z20, Z1
-	VBROADCASTSD  80(R9), Z21
-	VFMADD231PD   Z18, Z21, Z2
-	VFMADD231PD   Z19, Z21, Z3
-	VBROADCASTSD  88(R9), Z22
-	VFMADD231PD   Z18, Z22, Z4
-	VFMADD231PD   Z19, Z22, Z5
-	VBROADCASTSD  96(R9), Z23
-	VFMADD231PD   Z18, Z23, Z6
-	VFMADD231PD   Z19, Z23, Z7
-	VBROADCASTSD  104(R9), Z20
-	VFMADD231PD   Z18, Z20, Z8
-	VFMADD231PD   Z19, Z20, Z9
-	VBROADCASTSD  112(R9), Z21
-	VFMADD231PD   Z18, Z21, Z10
-	VFMADD231PD   Z19, Z21, Z11
-	VBROADCASTSD  120(R9), Z22
-	VFMADD231PD   Z18, Z22, Z12
-	VFMADD231PD   Z19, Z22, Z13
-	VBROADCASTSD  128(R9), Z23
-	VFMADD231PD   Z18, Z23, Z14
-	VFMADD231PD   Z19, Z23, Z15
-	VBROADCASTSD  136(R9), Z20
-	VFMADD231PD   Z18, Z20, Z16
-	VFMADD231PD   Z19, Z20, Z17
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x00000090, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           steps
-
-rest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPANDD        (R8), Z31, Z18
-	VEXTRACTF64X4 $0x01, Z18, Y19
-	VCVTPS2PD     Y18, Z18
-	VCVTPS2PD     Y19, Z19
-	VMOVUPS       Z18, (BX)
-	VMOVUPS       Z19, 64(BX)
-	VBROADCASTSD  (R9), Z20
-	VFMADD231PD   Z18, Z20, Z0
-	VFMADD231PD   Z19, Z20, Z1
-	VBROADCASTSD  8(R9), Z21
-	VFMADD231PD   Z18, Z21, Z2
-	VFMADD231PD   Z19, Z21, Z3
-	VBROADCASTSD  16(R9), Z22
-	VFMADD231PD   Z18, Z22, Z4
-	VFMADD231PD   Z19, Z22, Z5
-	VBROADCASTSD  24(R9), Z23
-	VFMADD231PD   Z18, Z23, Z6
-	VFMADD231PD   Z19, Z23, Z7
-	VBROADCASTSD  32(R9), Z20
-	VFMADD231PD   Z18, Z20, Z8
-	VFMADD231PD   Z19, Z20, Z9
-	VBROADCASTSD  40(R9), Z21
-	VFMADD231PD   Z18, Z21, Z10
-	VFMADD231PD   Z19, Z21, Z11
-	VBROADCASTSD  48(R9), Z22
-	VFMADD231PD   Z18, Z22, Z12
-	VFMADD231PD   Z19, Z22, Z13
-	VBROADCASTSD  56(R9), Z23
-	VFMADD231PD   Z18, Z23, Z14
-	VFMADD231PD   Z19, Z23, Z15
-	VBROADCASTSD  64(R9), Z20
-	VFMADD231PD   Z18, Z20, Z16
-	VFMADD231PD   Z19, Z20, Z17
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	VADDPD 640(R8), Z10, Z10
-	VADDPD 704(R8), Z11, Z11
-	VADDPD 768(R8), Z12, Z12
-	VADDPD 832(R8), Z13, Z13
-	VADDPD 896(R8), Z14, Z14
-	VADDPD 960(R8), Z15, Z15
-	VADDPD 1024(R8), Z16, Z16
-	VADDPD 1088(R8), Z17, Z17
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add64x10(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x10(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-	VMOVUPS 1152(AX)(R15*1), Z18
-	VMOVUPS 1216(AX)(R15*1), Z19
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z20
-	VMOVUPS      64(R8), Z21
-	VBROADCASTSD (R9), Z22
-	VFMADD231PD  Z20, Z22, Z0
-	VFMADD231PD  Z21, Z22, Z1
-	VBROADCASTSD 8(R9), Z23
-	VFMADD231PD  Z20, Z23, Z2
-	VFMADD231PD  Z21, Z23, Z3
-	VBROADCASTSD 16(R9), Z24
-	VFMADD231PD  Z20, Z24, Z4
-	VFMADD231PD  Z21, Z24, Z5
-	VBROADCASTSD 24(R9), Z25
-	VFMADD231PD  Z20, Z25, Z6
-	VFMADD231PD  Z21, Z25, Z7
-	VBROADCASTSD 32(R9), Z22
-	VFMADD231PD  Z20, Z22, Z8
-	VFMADD231PD  Z21, Z22, Z9
-	VBROADCASTSD 40(R9), Z23
-	VFMADD231PD  Z20, Z23, Z10
-	VFMADD231PD  Z21, Z23, Z11
-	VBROADCASTSD 48(R9), Z24
-	VFMADD231PD  Z20, Z24, Z12
-	VFMADD231PD  Z21, Z24, Z13
-	VBROADCASTSD 56(R9), Z25
-	VFMADD231PD  Z20, Z25, Z14
-	VFMADD231PD  Z21, Z25, Z15
-	VBROADCASTSD 64(R9), Z22
-	VFMADD231PD  Z20, Z22, Z16
-	VFMADD231PD  Z21, Z22, Z17
-	VBROADCASTSD 72(R9), Z23
-	VFMADD231PD  Z20, Z23, Z18
-	VFMADD231PD  Z21, Z23, Z19
-	VMOVUPS      128(R8), Z20
-	VMOVUPS      192(R8), Z21
-	VBROADCASTSD 80(R9), Z22
-	VFMADD231PD  Z20, Z22, Z0
-	VFMADD231PD  Z21, Z22, Z1
-	VBROADCASTSD 88(R9), Z23
-	VFMADD231PD  Z20, Z23, Z2
-	VFMADD231PD  Z21, Z23, Z3
-	VBROADCASTSD 96(R9), Z24
-	VFMADD231PD  Z20, Z24, Z4
-	VFMADD231PD  Z21, Z24, Z5
-	VBROADCASTSD 104(R9), Z25
-	VFMADD231PD  Z20, Z25, Z6
-	VFMADD231PD  Z21, Z25, Z7
-	VBROADCASTSD 112(R9), Z22
-	VFMADD231PD  Z20, Z22, Z8
-	VFMADD231PD  Z21, Z22, Z9
-	VBROADCASTSD 120(R9), Z23
-	VFMADD231PD  Z20, Z23, Z10
-	VFMADD231PD  Z21, Z23, Z11
-	VBROADCASTSD 128(R9), Z24
-	VFMADD231PD  Z20, Z24, Z12
-	VFMADD231PD  Z21, Z24, Z13
-	VBROADCASTSD 136(R9), Z25
-	VFMADD231PD  Z20, Z25, Z14
-	VFMADD231PD  Z21, Z25, Z15
-	VBROADCASTSD 144(R9), Z22
-	VFMADD231PD  Z20, Z22, Z16
-	VFMADD231PD  Z21, Z22, Z17
-	VBROADCASTSD 152(R9), Z23
-	VFMADD231PD  Z20, Z23, Z18
-	VFMADD231PD  Z21, Z23, Z19
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x000000a0, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z20
-	VMOVUPS      64(R8), Z21
-	VBROADCASTSD (R9), Z22
-	VFMADD231PD  Z20, Z22, Z0
-	VFMADD231PD  Z21, Z22, Z1
-	VBROADCASTSD 8(R9), Z23
-	VFMADD231PD  Z20, Z23, Z2
-	VFMADD231PD  Z21, Z23, Z3
-	VBROADCASTSD 16(R9), Z24
-	VFMADD231PD  Z20, Z24, Z4
-	VFMADD231PD  Z21, Z24, Z5
-	VBROADCASTSD 24(R9), Z25
-	VFMADD231PD  Z20, Z25, Z6
-	VFMADD231PD  Z21, Z25, Z7
-	VBROADCASTSD 32(R9), Z22
-	VFMADD231PD  Z20, Z22, Z8
-	VFMADD231PD  Z21, Z22, Z9
-	VBROADCASTSD 40(R9), Z23
-	VFMADD231PD  Z20, Z23, Z10
-	VFMADD231PD  Z21, Z23, Z11
-	VBROADCASTSD 48(R9), Z24
-	VFMADD231PD  Z20, Z24, Z12
-	VFMADD231PD  Z21, Z24, Z13
-	VBROADCASTSD 56(R9), Z25
-	VFMADD231PD  Z20, Z25, Z14
-	VFMADD231PD  Z21, Z25, Z15
-	VBROADCASTSD 64(R9), Z22
-	VFMADD231PD  Z20, Z22, Z16
-	VFMADD231PD  Z21, Z22, Z17
-	VBROADCASTSD 72(R9), Z23
-	VFMADD231PD  Z20, Z23, Z18
-	VFMADD231PD  Z21, Z23, Z19
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	VADDPD 640(R8), Z10, Z10
-	VADDPD 704(R8), Z11, Z11
-	VADDPD 768(R8), Z12, Z12
-	VADDPD 832(R8), Z13, Z13
-	VADDPD 896(R8), Z14, Z14
-	VADDPD 960(R8), Z15, Z15
-	VADDPD 1024(R8), Z16, Z16
-	VADDPD 1088(R8), Z17, Z17
-	VADDPD 1152(R8), Z18, Z18
-	VADDPD 1216(R8), Z19, Z19
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z18, (R10)
-	VMOVUPS Z19, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000500, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs64x10(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs64x10(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-	VMOVUPS 1152(AX)(R15*1), Z18
-	VMOVUPS 1216(AX)(R15*1), Z19
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD        $0x10, (R8), Z20
-	VEXTRACTF64X4 $0x01, Z20, Y21
-	VCVTPS2PD     Y20, Z20
-	VCVTPS2PD     Y21, Z21
-	VMOVUPS       Z20, (BX)
-	VMOVUPS       Z21, 64(BX)
-	VBROADCASTSD  (R9), Z22
-	VFMADD231PD   Z20, Z22, Z0
-	VFMADD231PD   Z21, Z22, Z1
-	VBROADCASTSD  8(R9), Z23
-	VFMADD231PD   Z20, Z23, Z2
-	VFMADD231PD   Z21, Z23, Z3
-	VBROADCASTSD  16(R9), Z24
-	VFMADD231PD   Z20, Z24, Z4
-	VFMADD231PD   Z21, Z24, Z5
-	VBROADCASTSD  24(R9), Z25
-	VFMADD231PD   Z20, Z25, Z6
-	VFMADD231PD   Z21, Z25, Z7
-	VBROADCASTSD  32(R9), Z22
-	VFMADD231PD   Z20, Z22, Z8
-	VFMADD231PD   Z21, Z22, Z9
-	VBROADCASTSD  40(R9), Z23
-	VFMADD231PD   Z20, Z23, Z10
-	VFMADD231PD   Z21, Z23, Z11
-	VBROADCASTSD  48(R9), Z24
-	VFMADD231PD   Z20, Z24, Z12
-	VFMADD231PD   Z21, Z24, Z13
-	VBROADCASTSD  56(R9), Z25
-	VFMADD231PD   Z20, Z25, Z14
-	VFMADD231PD   Z21, Z25, Z15
-	VBROADCASTSD  64(R9), Z22
-	VFMADD231PD   Z20, Z22, Z16
-	VFMADD231PD   Z21, Z22, Z17
-	VBROADCASTSD  72(R9), Z23
-	VFMADD231PD   Z20, Z23, Z18
-	VFMADD231PD   Z21, Z23, Z19
-	VPSLLD        $0x10, 64(R8), Z20
-	VEXTRACTF64X4 $0x01, Z20, Y21
-	VCVTPS2PD     Y20, Z20
-	VCVTPS2PD     Y21, Z21
-	VMOVUPS       Z20, 128(BX)
-	VMOVUPS       Z21, 192(BX)
-	VBROADCASTSD  80(R9), Z22
-	VFMADD231PD   Z20, Z22, Z0
-	VFMADD231PD   Z21, Z22, Z1
-	VBROADCASTSD  88(R9), Z23
-	VFMADD231PD   Z20, Z23, Z2
-	VFMADD231PD   Z21, Z23, Z3
-	VBROADCASTSD  96(R9), Z24
-	VFMADD231PD   Z20, Z24, Z4
-	VFMADD231PD   Z21, Z24, Z5
-	VBROADCASTSD  104(R9), Z25
-	VFMADD231PD   Z20, Z25, Z6
-	VFMADD231PD   Z21, Z25, Z7
-	VBROADCASTSD  112(R9), Z22
-	VFMADD231PD   Z20, Z22, Z8
-	VFMADD231PD   Z21, Z22, Z9
-	VBROADCASTSD  120(R9), Z23
-	VFMADD231PD   Z20, Z23, Z10
-	VFMADD231PD   Z21, Z23, Z11
-	VBROADCASTSD  128(R9), Z24
-	VFMADD231PD   Z20, Z24, Z12
-	VFMADD231PD   Z21, Z24, Z13
-	VBROADCASTSD  136(R9), Z25
-	VFMADD231PD   Z20, Z25, Z14
-	VFMADD231PD   Z21, Z25, Z15
-	VBROADCASTSD  144(R9), Z22
-	VFMADD231PD   Z20, Z22, Z16
-	VFMADD231PD   Z21, Z22, Z17
-	VBROADCASTSD  152(R9), Z23
-	VFMADD231PD   Z20, Z23, Z18
-	VFMADD231PD   Z21, Z23, Z19
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x000000a0, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           evensteps
-
-evenrest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPSLLD        $0x10, (R8), Z20
-	VEXTRACTF64X4 $0x01, Z20, Y21
-	VCVTPS2PD     Y20, Z20
-	VCVTPS2PD     Y21, Z21
-	VMOVUPS       Z20, (BX)
-	VMOVUPS       Z21, 64(BX)
-	VBROADCASTSD  (R9), Z22
-	VFMADD231PD   Z20, Z22, Z0
-	VFMADD231PD   Z21, Z22, Z1
-	VBROADCASTSD  8(R9), Z23
-	VFMADD231PD   Z20, Z23, Z2
-	VFMADD231PD   Z21, Z23, Z3
-	VBROADCASTSD  16(R9), Z24
-	VFMADD231PD   Z20, Z24, Z4
-	VFMADD231PD   Z21, Z24, Z5
-	VBROADCASTSD  24(R9), Z25
-	VFMADD231PD   Z20, Z25, Z6
-	VFMADD231PD   Z21, Z25, Z7
-	VBROADCASTSD  32(R9), Z22
-	VFMADD231PD   Z20, Z22, Z8
-	VFMADD231PD   Z21, Z22, Z9
-	VBROADCASTSD  40(R9), Z23
-	VFMADD231PD   Z20, Z23, Z10
-	VFMADD231PD   Z21, Z23, Z11
-	VBROADCASTSD  48(R9), Z24
-	VFMADD231PD   Z20, Z24, Z12
-	VFMADD231PD   Z21, Z24, Z13
-	VBROADCASTSD  56(R9), Z25
-	VFMADD231PD   Z20, Z25, Z14
-	VFMADD231PD   Z21, Z25, Z15
-	VBROADCASTSD  64(R9), Z22
-	VFMADD231PD   Z20, Z22, Z16
-	VFMADD231PD   Z21, Z22, Z17
-	VBROADCASTSD  72(R9), Z23
-	VFMADD231PD   Z20, Z23, Z18
-	VFMADD231PD   Z21, Z23, Z19
-	JMP           fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD        (R8), Z31, Z20
-	VEXTRACTF64X4 $0x01, Z20, Y21
-	VCVTPS2PD     Y20, Z20
-	VCVTPS2PD     Y21, Z21
-	VMOVUPS       Z20, (BX)
-	VMOVUPS       Z21, 64(BX)
-	VBROADCASTSD  (R9), Z22
-	VFMADD231PD   Z20, Z22, Z0
-	VFMADD231PD   Z21, Z22, Z1
-	VBROADCASTSD  8(R9), Z23
-	VFMADD231PD   Z20, Z23, Z2
-	VFMADD231PD   Z21, Z23, Z3
-	VBROADCASTSD  16(R9), Z24
-	VFMADD231PD   Z20, Z24, Z4
-	VFMADD231PD   Z21, Z24, Z5
-	VBROADCASTSD  24(R9), Z25
-	VFMADD231PD   Z20, Z25, Z6
-	VFMADD231PD   Z21, Z25, Z7
-	VBROADCASTSD  32(R9), Z22
-	VFMADD231PD   Z20, Z22, Z8
-	VFMADD231PD   Z21, Z22, Z9
-	VBROADCASTSD  40(R9), Z23
-	VFMADD231PD   Z20, Z23, Z10
-	VFMADD231PD   Z21, Z23, Z11
-	VBROADCASTSD  48(R9), Z24
-	VFMADD231PD   Z20, Z24, Z12
-	VFMADD231PD   Z21, Z24, Z13
-	VBROADCASTSD  56(R9), Z25
-	VFMADD231PD   Z20, Z25, Z14
-	VFMADD231PD   Z21, Z25, Z15
-	VBROADCASTSD  64(R9), Z22
-	VFMADD231PD   Z20, Z22, Z16
-	VFMADD231PD   Z21, Z22, Z17
-	VBROADCASTSD  72(R9), Z23
-	VFMADD231PD   Z20, Z23, Z18
-	VFMADD231PD   Z21, Z23, Z19
-	VPANDD        64(R8), Z31, Z20
-	VEXTRACTF64X4 $0x01, Z20, Y21
-	VCVTPS2PD     Y20, Z20
-	VCVTPS2PD     Y21, Z21
-	VMOVUPS       Z20, 128(BX)
-	VMOVUPS       Z21, 192(BX)
-	VBROADCASTSD  80(R9), Z22
-	VFMADD231PD   Z20, Z22, Z0
-	VFMADD231PD   Z21, Z22, Z1
-	VBROADCASTSD  88(R9), Z23
-	VFMADD231PD   Z20, Z23, Z2
-	VFMADD231PD   Z21, Z23, Z3
-	VBROADCASTSD  96(R9), Z24
-	VFMADD231PD   Z20, Z24, Z4
-	VFMADD231PD   Z21, Z24, Z5
-	VBROADCASTSD  104(R9), Z25
-	VFMADD231PD   Z20, Z25, Z6
-	VFMADD231PD   Z21, Z25, Z7
-	VBROADCASTSD  112(R9), Z22
-	VFMADD231PD   Z20, Z22, Z8
-	VFMADD231PD   Z21, Z22, Z9
-	VBROADCASTSD  120(R9), Z23
-	VFMADD231PD   Z20, Z23, Z10
-	VFMADD231PD   Z21, Z23, Z11
-	VBROADCASTSD  128(R9), Z24
-	VFMADD231PD   Z20, Z24, Z12
-	VFMADD231PD   Z21, Z24, Z13
-	VBROADCASTSD  136(R9), Z25
-	VFMADD231PD   Z20, Z25, Z14
-	VFMADD231PD   Z21, Z25, Z15
-	VBROADCASTSD  144(R9), Z22
-	VFMADD231PD   Z20, Z22, Z16
-	VFMADD231PD   Z21, Z22, Z17
-	VBROADCASTSD  152(R9), Z23
-	VFMADD231PD   Z20, Z23, Z18
-	VFMADD231PD   Z21, Z23, Z19
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x000000a0, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           steps
-
-rest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPANDD        (R8), Z31, Z20
-	VEXTRACTF64X4 $0x01, Z20, Y21
-	VCVTPS2PD     Y20, Z20
-	VCVTPS2PD     Y21, Z21
-	VMOVUPS       Z20, (BX)
-	VMOVUPS       Z21, 64(BX)
-	VBROADCASTSD  (R9), Z22
-	VFMADD231PD   Z20, Z22, Z0
-	VFMADD231PD   Z21, Z22, Z1
-	VBROADCASTSD  8(R9), Z23
-	VFMADD231PD   Z20, Z23, Z2
-	VFMADD231PD   Z21, Z23, Z3
-	VBROADCASTSD  16(R9), Z24
-	VFMADD231PD   Z20, Z24, Z4
-	VFMADD231PD   Z21, Z24, Z5
-	VBROADCASTSD  24(R9), Z25
-	VFMADD231PD   Z20, Z25, Z6
-	VFMADD231PD   Z21, Z25, Z7
-	VBROADCASTSD  32(R9), Z22
-	VFMADD231PD   Z20, Z22, Z8
-	VFMADD231PD   Z21, Z22, Z9
-	VBROADCASTSD  40(R9), Z23
-	VFMADD231PD   Z20, Z23, Z10
-	VFMADD231PD   Z21, Z23, Z11
-	VBROADCASTSD  48(R9), Z24
-	VFMADD231PD   Z20, Z24, Z12
-	VFMADD231PD   Z21, Z24, Z13
-	VBROADCASTSD  56(R9), Z25
-	VFMADD231PD   Z20, Z25, Z14
-	VFMADD231PD   Z21, Z25, Z15
-	VBROADCASTSD  64(R9), Z22
-	VFMADD231PD   Z20, Z22, Z16
-	VFMADD231PD   Z21, Z22, Z17
-	VBROADCASTSD  72(R9), Z23
-	VFMADD231PD   Z20, Z23, Z18
-	VFMADD231PD   Z21, Z23, Z19
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	VADDPD 640(R8), Z10, Z10
-	VADDPD 704(R8), Z11, Z11
-	VADDPD 768(R8), Z12, Z12
-	VADDPD 832(R8), Z13, Z13
-	VADDPD 896(R8), Z14, Z14
-	VADDPD 960(R8), Z15, Z15
-	VADDPD 1024(R8), Z16, Z16
-	VADDPD 1088(R8), Z17, Z17
-	VADDPD 1152(R8), Z18, Z18
-	VADDPD 1216(R8), Z19, Z19
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z18, (R10)
-	VMOVUPS Z19, 64(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx512Add64x11(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512Add64x11(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-	VMOVUPS 1152(AX)(R15*1), Z18
-	VMOVUPS 1216(AX)(R15*1), Z19
-	VMOVUPS 1280(AX)(R15*1), Z20
-	VMOVUPS 1344(AX)(R15*1), Z21
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Z22
-	VMOVUPS      64(R8), Z23
-	VBROADCASTSD (R9), Z24
-	VFMADD231PD  Z22, Z24, Z0
-	VFMADD231PD  Z23, Z24, Z1
-	VBROADCASTSD 8(R9), Z25
-	VFMADD231PD  Z22, Z25, Z2
-	VFMADD231PD  Z23, Z25, Z3
-	VBROADCASTSD 16(R9), Z26
-	VFMADD231PD  Z22, Z26, Z4
-	VFMADD231PD  Z23, Z26, Z5
-	VBROADCASTSD 24(R9), Z27
-	VFMADD231PD  Z22, Z27, Z6
-	VFMADD231PD  Z23, Z27, Z7
-	VBROADCASTSD 32(R9), Z24
-	VFMADD231PD  Z22, Z24, Z8
-	VFMADD231PD  Z23, Z24, Z9
-	VBROADCASTSD 40(R9), Z25
-	VFMADD231PD  Z22, Z25, Z10
-	VFMADD231PD  Z23, Z25, Z11
-	VBROADCASTSD 48(R9), Z26
-	VFMADD231PD  Z22, Z26, Z12
-	VFMADD231PD  Z23, Z26, Z13
-	VBROADCASTSD 56(R9), Z27
-	VFMADD231PD  Z22, Z27, Z14
-	VFMADD231PD  Z23, Z27, Z15
-	VBROADCASTSD 64(R9), Z24
-	VFMADD231PD  Z22, Z24, Z16
-	VFMADD231PD  Z23, Z24, Z17
-	VBROADCASTSD 72(R9), Z25
-	VFMADD231PD  Z22, Z25, Z18
-	VFMADD231PD  Z23, Z25, Z19
-	VBROADCASTSD 80(R9), Z26
-	VFMADD231PD  Z22, Z26, Z20
-	VFMADD231PD  Z23, Z26, Z21
-	VMOVUPS      128(R8), Z22
-	VMOVUPS      192(R8), Z23
-	VBROADCASTSD 88(R9), Z24
-	VFMADD231PD  Z22, Z24, Z0
-	VFMADD231PD  Z23, Z24, Z1
-	VBROADCASTSD 96(R9), Z25
-	VFMADD231PD  Z22, Z25, Z2
-	VFMADD231PD  Z23, Z25, Z3
-	VBROADCASTSD 104(R9), Z26
-	VFMADD231PD  Z22, Z26, Z4
-	VFMADD231PD  Z23, Z26, Z5
-	VBROADCASTSD 112(R9), Z27
-	VFMADD231PD  Z22, Z27, Z6
-	VFMADD231PD  Z23, Z27, Z7
-	VBROADCASTSD 120(R9), Z24
-	VFMADD231PD  Z22, Z24, Z8
-	VFMADD231PD  Z23, Z24, Z9
-	VBROADCASTSD 128(R9), Z25
-	VFMADD231PD  Z22, Z25, Z10
-	VFMADD231PD  Z23, Z25, Z11
-	VBROADCASTSD 136(R9), Z26
-	VFMADD231PD  Z22, Z26, Z12
-	VFMADD231PD  Z23, Z26, Z13
-	VBROADCASTSD 144(R9), Z27
-	VFMADD231PD  Z22, Z27, Z14
-	VFMADD231PD  Z23, Z27, Z15
-	VBROADCASTSD 152(R9), Z24
-	VFMADD231PD  Z22, Z24, Z16
-	VFMADD231PD  Z23, Z24, Z17
-	VBROADCASTSD 160(R9), Z25
-	VFMADD231PD  Z22, Z25, Z18
-	VFMADD231PD  Z23, Z25, Z19
-	VBROADCASTSD 168(R9), Z26
-	VFMADD231PD  Z22, Z26, Z20
-	VFMADD231PD  Z23, Z26, Z21
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000100, R8
-	ADDQ         $0x000000b0, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Z22
-	VMOVUPS      64(R8), Z23
-	VBROADCASTSD (R9), Z24
-	VFMADD231PD  Z22, Z24, Z0
-	VFMADD231PD  Z23, Z24, Z1
-	VBROADCASTSD 8(R9), Z25
-	VFMADD231PD  Z22, Z25, Z2
-	VFMADD231PD  Z23, Z25, Z3
-	VBROADCASTSD 16(R9), Z26
-	VFMADD231PD  Z22, Z26, Z4
-	VFMADD231PD  Z23, Z26, Z5
-	VBROADCASTSD 24(R9), Z27
-	VFMADD231PD  Z22, Z27, Z6
-	VFMADD231PD  Z23, Z27, Z7
-	VBROADCASTSD 32(R9), Z24
-	VFMADD231PD  Z22, Z24, Z8
-	VFMADD231PD  Z23, Z24, Z9
-	VBROADCASTSD 40(R9), Z25
-	VFMADD231PD  Z22, Z25, Z10
-	VFMADD231PD  Z23, Z25, Z11
-	VBROADCASTSD 48(R9), Z26
-	VFMADD231PD  Z22, Z26, Z12
-	VFMADD231PD  Z23, Z26, Z13
-	VBROADCASTSD 56(R9), Z27
-	VFMADD231PD  Z22, Z27, Z14
-	VFMADD231PD  Z23, Z27, Z15
-	VBROADCASTSD 64(R9), Z24
-	VFMADD231PD  Z22, Z24, Z16
-	VFMADD231PD  Z23, Z24, Z17
-	VBROADCASTSD 72(R9), Z25
-	VFMADD231PD  Z22, Z25, Z18
-	VFMADD231PD  Z23, Z25, Z19
-	VBROADCASTSD 80(R9), Z26
-	VFMADD231PD  Z22, Z26, Z20
-	VFMADD231PD  Z23, Z26, Z21
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	VADDPD 640(R8), Z10, Z10
-	VADDPD 704(R8), Z11, Z11
-	VADDPD 768(R8), Z12, Z12
-	VADDPD 832(R8), Z13, Z13
-	VADDPD 896(R8), Z14, Z14
-	VADDPD 960(R8), Z15, Z15
-	VADDPD 1024(R8), Z16, Z16
-	VADDPD 1088(R8), Z17, Z17
-	VADDPD 1152(R8), Z18, Z18
-	VADDPD 1216(R8), Z19, Z19
-	VADDPD 1280(R8), Z20, Z20
-	VADDPD 1344(R8), Z21, Z21
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z18, (R10)
-	VMOVUPS Z19, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z20, (R10)
-	VMOVUPS Z21, 64(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000580, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx512AddPairs64x11(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX512F, MMX+
-TEXT ·avx512AddPairs64x11(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Z0
-	VMOVUPS 64(AX)(R15*1), Z1
-	VMOVUPS 128(AX)(R15*1), Z2
-	VMOVUPS 192(AX)(R15*1), Z3
-	VMOVUPS 256(AX)(R15*1), Z4
-	VMOVUPS 320(AX)(R15*1), Z5
-	VMOVUPS 384(AX)(R15*1), Z6
-	VMOVUPS 448(AX)(R15*1), Z7
-	VMOVUPS 512(AX)(R15*1), Z8
-	VMOVUPS 576(AX)(R15*1), Z9
-	VMOVUPS 640(AX)(R15*1), Z10
-	VMOVUPS 704(AX)(R15*1), Z11
-	VMOVUPS 768(AX)(R15*1), Z12
-	VMOVUPS 832(AX)(R15*1), Z13
-	VMOVUPS 896(AX)(R15*1), Z14
-	VMOVUPS 960(AX)(R15*1), Z15
-	VMOVUPS 1024(AX)(R15*1), Z16
-	VMOVUPS 1088(AX)(R15*1), Z17
-	VMOVUPS 1152(AX)(R15*1), Z18
-	VMOVUPS 1216(AX)(R15*1), Z19
-	VMOVUPS 1280(AX)(R15*1), Z20
-	VMOVUPS 1344(AX)(R15*1), Z21
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VPSLLD        $0x10, (R8), Z22
-	VEXTRACTF64X4 $0x01, Z22, Y23
-	VCVTPS2PD     Y22, Z22
-	VCVTPS2PD     Y23, Z23
-	VMOVUPS       Z22, (BX)
-	VMOVUPS       Z23, 64(BX)
-	VBROADCASTSD  (R9), Z24
-	VFMADD231PD   Z22, Z24, Z0
-	VFMADD231PD   Z23, Z24, Z1
-	VBROADCASTSD  8(R9), Z25
-	VFMADD231PD   Z22, Z25, Z2
-	VFMADD231PD   Z23, Z25, Z3
-	VBROADCASTSD  16(R9), Z26
-	VFMADD231PD   Z22, Z26, Z4
-	VFMADD231PD   Z23, Z26, Z5
-	VBROADCASTSD  24(R9), Z27
-	VFMADD231PD   Z22, Z27, Z6
-	VFMADD231PD   Z23, Z27, Z7
-	VBROADCASTSD  32(R9), Z24
-	VFMADD231PD   Z22, Z24, Z8
-	VFMADD231PD   Z23, Z24, Z9
-	VBROADCASTSD  40(R9), Z25
-	VFMADD231PD   Z22, Z25, Z10
-	VFMADD231PD   Z23, Z25, Z11
-	VBROADCASTSD  48(R9), Z26
-	VFMADD231PD   Z22, Z26, Z12
-	VFMADD231PD   Z23, Z26, Z13
-	VBROADCASTSD  56(R9), Z27
-	VFMADD231PD   Z22, Z27, Z14
-	VFMADD231PD   Z23, Z27, Z15
-	VBROADCASTSD  64(R9), Z24
-	VFMADD231PD   Z22, Z24, Z16
-	VFMADD231PD   Z23, Z24, Z17
-	VBROADCASTSD  72(R9), Z25
-	VFMADD231PD   Z22, Z25, Z18
-	VFMADD231PD   Z23, Z25, Z19
-	VBROADCASTSD  80(R9), Z26
-	VFMADD231PD   Z22, Z26, Z20
-	VFMADD231PD   Z23, Z26, Z21
-	VPSLLD        $0x10, 64(R8), Z22
-	VEXTRACTF64X4 $0x01, Z22, Y23
-	VCVTPS2PD     Y22, Z22
-	VCVTPS2PD     Y23, Z23
-	VMOVUPS       Z22, 128(BX)
-	VMOVUPS       Z23, 192(BX)
-	VBROADCASTSD  88(R9), Z24
-	VFMADD231PD   Z22, Z24, Z0
-	VFMADD231PD   Z23, Z24, Z1
-	VBROADCASTSD  96(R9), Z25
-	VFMADD231PD   Z22, Z25, Z2
-	VFMADD231PD   Z23, Z25, Z3
-	VBROADCASTSD  104(R9), Z26
-	VFMADD231PD   Z22, Z26, Z4
-	VFMADD231PD   Z23, Z26, Z5
-	VBROADCASTSD  112(R9), Z27
-	VFMADD231PD   Z22, Z27, Z6
-	VFMADD231PD   Z23, Z27, Z7
-	VBROADCASTSD  120(R9), Z24
-	VFMADD231PD   Z22, Z24, Z8
-	VFMADD231PD   Z23, Z24, Z9
-	VBROADCASTSD  128(R9), Z25
-	VFMADD231PD   Z22, Z25, Z10
-	VFMADD231PD   Z23, Z25, Z11
-	VBROADCASTSD  136(R9), Z26
-	VFMADD231PD   Z22, Z26, Z12
-	VFMADD231PD   Z23, Z26, Z13
-	VBROADCASTSD  144(R9), Z27
-	VFMADD231PD   Z22, Z27, Z14
-	VFMADD231PD   Z23, Z27, Z15
-	VBROADCASTSD  152(R9), Z24
-	VFMADD231PD   Z22, Z24, Z16
-	VFMADD231PD   Z23, Z24, Z17
-	VBROADCASTSD  160(R9), Z25
-	VFMADD231PD   Z22, Z25, Z18
-	VFMADD231PD   Z23, Z25, Z19
-	VBROADCASTSD  168(R9), Z26
-	VFMADD231PD   Z22, Z26, Z20
-	VFMADD231PD   Z23, Z26, Z21
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x000000b0, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           evensteps
-
-evenrest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPSLLD        $0x10, (R8), Z22
-	VEXTRACTF64X4 $0x01, Z22, Y23
-	VCVTPS2PD     Y22, Z22
-	VCVTPS2PD     Y23, Z23
-	VMOVUPS       Z22, (BX)
-	VMOVUPS       Z23, 64(BX)
-	VBROADCASTSD  (R9), Z24
-	VFMADD231PD   Z22, Z24, Z0
-	VFMADD231PD   Z23, Z24, Z1
-	VBROADCASTSD  8(R9), Z25
-	VFMADD231PD   Z22, Z25, Z2
-	VFMADD231PD   Z23, Z25, Z3
-	VBROADCASTSD  16(R9), Z26
-	VFMADD231PD   Z22, Z26, Z4
-	VFMADD231PD   Z23, Z26, Z5
-	VBROADCASTSD  24(R9), Z27
-	VFMADD231PD   Z22, Z27, Z6
-	VFMADD231PD   Z23, Z27, Z7
-	VBROADCASTSD  32(R9), Z24
-	VFMADD231PD   Z22, Z24, Z8
-	VFMADD231PD   Z23, Z24, Z9
-	VBROADCASTSD  40(R9), Z25
-	VFMADD231PD   Z22, Z25, Z10
-	VFMADD231PD   Z23, Z25, Z11
-	VBROADCASTSD  48(R9), Z26
-	VFMADD231PD   Z22, Z26, Z12
-	VFMADD231PD   Z23, Z26, Z13
-	VBROADCASTSD  56(R9), Z27
-	VFMADD231PD   Z22, Z27, Z14
-	VFMADD231PD   Z23, Z27, Z15
-	VBROADCASTSD  64(R9), Z24
-	VFMADD231PD   Z22, Z24, Z16
-	VFMADD231PD   Z23, Z24, Z17
-	VBROADCASTSD  72(R9), Z25
-	VFMADD231PD   Z22, Z25, Z18
-	VFMADD231PD   Z23, Z25, Z19
-	VBROADCASTSD  80(R9), Z26
-	VFMADD231PD   Z22, Z26, Z20
-	VFMADD231PD   Z23, Z26, Z21
-	JMP           fold
-
-odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
-	MOVQ       steps+40(FP), CX
-	SHRQ       $0x01, CX
-	JZ         rest
-
-steps:
-	VPANDD        (R8), Z31, Z22
-	VEXTRACTF64X4 $0x01, Z22, Y23
-	VCVTPS2PD     Y22, Z22
-	VCVTPS2PD     Y23, Z23
-	VMOVUPS       Z22, (BX)
-	VMOVUPS       Z23, 64(BX)
-	VBROADCASTSD  (R9), Z24
-	VFMADD231PD   Z22, Z24, Z0
-	VFMADD231PD   Z23, Z24, Z1
-	VBROADCASTSD  8(R9), Z25
-	VFMADD231PD   Z22, Z25, Z2
-	VFMADD231PD   Z23, Z25, Z3
-	VBROADCASTSD  16(R9), Z26
-	VFMADD231PD   Z22, Z26, Z4
-	VFMADD231PD   Z23, Z26, Z5
-	VBROADCASTSD  24(R9), Z27
-	VFMADD231PD   Z22, Z27, Z6
-	VFMADD231PD   Z23, Z27, Z7
-	VBROADCASTSD  32(R9), Z24
-	VFMADD231PD   Z22, Z24, Z8
-	VFMADD231PD   Z23, Z24, Z9
-	VBROADCASTSD  40(R9), Z25
-	VFMADD231PD   Z22, Z25, Z10
-	VFMADD231PD   Z23, Z25, Z11
-	VBROADCASTSD  48(R9), Z26
-	VFMADD231PD   Z22, Z26, Z12
-	VFMADD231PD   Z23, Z26, Z13
-	VBROADCASTSD  56(R9), Z27
-	VFMADD231PD   Z22, Z27, Z14
-	VFMADD231PD   Z23, Z27, Z15
-	VBROADCASTSD  64(R9), Z24
-	VFMADD231PD   Z22, Z24, Z16
-	VFMADD231PD   Z23, Z24, Z17
-	VBROADCASTSD  72(R9), Z25
-	VFMADD231PD   Z22, Z25, Z18
-	VFMADD231PD   Z23, Z25, Z19
-	VBROADCASTSD  80(R9), Z26
-	VFMADD231PD   Z22, Z26, Z20
-	VFMADD231PD   Z23, Z26, Z21
-	VPANDD        64(R8), Z31, Z22
-	VEXTRACTF64X4 $0x01, Z22, Y23
-	VCVTPS2PD     Y22, Z22
-	VCVTPS2PD     Y23, Z23
-	VMOVUPS       Z22, 128(BX)
-	VMOVUPS       Z23, 192(BX)
-	VBROADCASTSD  88(R9), Z24
-	VFMADD231PD   Z22, Z24, Z0
-	VFMADD231PD   Z23, Z24, Z1
-	VBROADCASTSD  96(R9), Z25
-	VFMADD231PD   Z22, Z25, Z2
-	VFMADD231PD   Z23, Z25, Z3
-	VBROADCASTSD  104(R9), Z26
-	VFMADD231PD   Z22, Z26, Z4
-	VFMADD231PD   Z23, Z26, Z5
-	VBROADCASTSD  112(R9), Z27
-	VFMADD231PD   Z22, Z27, Z6
-	VFMADD231PD   Z23, Z27, Z7
-	VBROADCASTSD  120(R9), Z24
-	VFMADD231PD   Z22, Z24, Z8
-	VFMADD231PD   Z23, Z24, Z9
-	VBROADCASTSD  128(R9), Z25
-	VFMADD231PD   Z22, Z25, Z10
-	VFMADD231PD   Z23, Z25, Z11
-	VBROADCASTSD  136(R9), Z26
-	VFMADD231PD   Z22, Z26, Z12
-	VFMADD231PD   Z23, Z26, Z13
-	VBROADCASTSD  144(R9), Z27
-	VFMADD231PD   Z22, Z27, Z14
-	VFMADD231PD   Z23, Z27, Z15
-	VBROADCASTSD  152(R9), Z24
-	VFMADD231PD   Z22, Z24, Z16
-	VFMADD231PD   Z23, Z24, Z17
-	VBROADCASTSD  160(R9), Z25
-	VFMADD231PD   Z22, Z25, Z18
-	VFMADD231PD   Z23, Z25, Z19
-	VBROADCASTSD  168(R9), Z26
-	VFMADD231PD   Z22, Z26, Z20
-	VFMADD231PD   Z23, Z26, Z21
-	PREFETCHT1    (R12)
-	ADDQ          R13, R12
-	ADDQ          $0x00000080, R8
-	ADDQ          $0x000000b0, R9
-	ADDQ          $0x00000100, BX
-	DECQ          CX
-	JNZ           steps
-
-rest:
-	MOVQ          steps+40(FP), CX
-	ANDQ          $0x01, CX
-	JZ            fold
-	VPANDD        (R8), Z31, Z22
-	VEXTRACTF64X4 $0x01, Z22, Y23
-	VCVTPS2PD     Y22, Z22
-	VCVTPS2PD     Y23, Z23
-	VMOVUPS       Z22, (BX)
-	VMOVUPS       Z23, 64(BX)
-	VBROADCASTSD  (R9), Z24
-	VFMADD231PD   Z22, Z24, Z0
-	VFMADD231PD   Z23, Z24, Z1
-	VBROADCASTSD  8(R9), Z25
-	VFMADD231PD   Z22, Z25, Z2
-	VFMADD231PD   Z23, Z25, Z3
-	VBROADCASTSD  16(R9), Z26
-	VFMADD231PD   Z22, Z26, Z4
-	VFMADD231PD   Z23, Z26, Z5
-	VBROADCASTSD  24(R9), Z27
-	VFMADD231PD   Z22, Z27, Z6
-	VFMADD231PD   Z23, Z27, Z7
-	VBROADCASTSD  32(R9), Z24
-	VFMADD231PD   Z22, Z24, Z8
-	VFMADD231PD   Z23, Z24, Z9
-	VBROADCASTSD  40(R9), Z25
-	VFMADD231PD   Z22, Z25, Z10
-	VFMADD231PD   Z23, Z25, Z11
-	VBROADCASTSD  48(R9), Z26
-	VFMADD231PD   Z22, Z26, Z12
-	VFMADD231PD   Z23, Z26, Z13
-	VBROADCASTSD  56(R9), Z27
-	VFMADD231PD   Z22, Z27, Z14
-	VFMADD231PD   Z23, Z27, Z15
-	VBROADCASTSD  64(R9), Z24
-	VFMADD231PD   Z22, Z24, Z16
-	VFMADD231PD   Z23, Z24, Z17
-	VBROADCASTSD  72(R9), Z25
-	VFMADD231PD   Z22, Z25, Z18
-	VFMADD231PD   Z23, Z25, Z19
-	VBROADCASTSD  80(R9), Z26
-	VFMADD231PD   Z22, Z26, Z20
-	VFMADD231PD   Z23, Z26, Z21
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Z0, Z0
-	VADDPD 64(R8), Z1, Z1
-	VADDPD 128(R8), Z2, Z2
-	VADDPD 192(R8), Z3, Z3
-	VADDPD 256(R8), Z4, Z4
-	VADDPD 320(R8), Z5, Z5
-	VADDPD 384(R8), Z6, Z6
-	VADDPD 448(R8), Z7, Z7
-	VADDPD 512(R8), Z8, Z8
-	VADDPD 576(R8), Z9, Z9
-	VADDPD 640(R8), Z10, Z10
-	VADDPD 704(R8), Z11, Z11
-	VADDPD 768(R8), Z12, Z12
-	VADDPD 832(R8), Z13, Z13
-	VADDPD 896(R8), Z14, Z14
-	VADDPD 960(R8), Z15, Z15
-	VADDPD 1024(R8), Z16, Z16
-	VADDPD 1088(R8), Z17, Z17
-	VADDPD 1152(R8), Z18, Z18
-	VADDPD 1216(R8), Z19, Z19
-	VADDPD 1280(R8), Z20, Z20
-	VADDPD 1344(R8), Z21, Z21
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Z0, (R10)
-	VMOVUPS Z1, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z2, (R10)
-	VMOVUPS Z3, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z4, (R10)
-	VMOVUPS Z5, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z6, (R10)
-	VMOVUPS Z7, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z8, (R10)
-	VMOVUPS Z9, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z10, (R10)
-	VMOVUPS Z11, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z12, (R10)
-	VMOVUPS Z13, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z14, (R10)
-	VMOVUPS Z15, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z16, (R10)
-	VMOVUPS Z17, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z18, (R10)
-	VMOVUPS Z19, 64(R10)
-	ADDQ    R11, R10
-	VMOVUPS Z20, (R10)
-	VMOVUPS Z21, 64(R10)
 	ADDQ    R11, R10
 	VZEROUPPER
 	RET
@@ -19878,84 +11688,84 @@ evensteps:
 	VCVTPS2PD     Y25, Z25
 	VMOVUPS       Z24, (BX)
 	VMOVUPS       Z25, 64(BX)
-	VBROADCASTSD  (R9), Z26
-	VFMADD231PD   Z24, Z26, Z0
-	VFMADD231PD   Z25, Z26, Z1
-	VBROADCASTSD  8(R9), Z27
-	VFMADD231PD   Z24, Z27, Z2
-	VFMADD231PD   Z25, Z27, Z3
-	VBROADCASTSD  16(R9), Z28
-	VFMADD231PD   Z24, Z28, Z4
-	VFMADD231PD   Z25, Z28, Z5
-	VBROADCASTSD  24(R9), Z29
-	VFMADD231PD   Z24, Z29, Z6
-	VFMADD231PD   Z25, Z29, Z7
-	VBROADCASTSD  32(R9), Z26
-	VFMADD231PD   Z24, Z26, Z8
-	VFMADD231PD   Z25, Z26, Z9
-	VBROADCASTSD  40(R9), Z27
-	VFMADD231PD   Z24, Z27, Z10
-	VFMADD231PD   Z25, Z27, Z11
-	VBROADCASTSD  48(R9), Z28
-	VFMADD231PD   Z24, Z28, Z12
-	VFMADD231PD   Z25, Z28, Z13
-	VBROADCASTSD  56(R9), Z29
-	VFMADD231PD   Z24, Z29, Z14
-	VFMADD231PD   Z25, Z29, Z15
-	VBROADCASTSD  64(R9), Z26
-	VFMADD231PD   Z24, Z26, Z16
-	VFMADD231PD   Z25, Z26, Z17
-	VBROADCASTSD  72(R9), Z27
-	VFMADD231PD   Z24, Z27, Z18
-	VFMADD231PD   Z25, Z27, Z19
-	VBROADCASTSD  80(R9), Z28
-	VFMADD231PD   Z24, Z28, Z20
-	VFMADD231PD   Z25, Z28, Z21
-	VBROADCASTSD  88(R9), Z29
-	VFMADD231PD   Z24, Z29, Z22
-	VFMADD231PD   Z25, Z29, Z23
+	VBROADCASTSD  (R9), Z27
+	VFMADD231PD   Z24, Z27, Z0
+	VFMADD231PD   Z25, Z27, Z1
+	VBROADCASTSD  8(R9), Z28
+	VFMADD231PD   Z24, Z28, Z2
+	VFMADD231PD   Z25, Z28, Z3
+	VBROADCASTSD  16(R9), Z29
+	VFMADD231PD   Z24, Z29, Z4
+	VFMADD231PD   Z25, Z29, Z5
+	VBROADCASTSD  24(R9), Z30
+	VFMADD231PD   Z24, Z30, Z6
+	VFMADD231PD   Z25, Z30, Z7
+	VBROADCASTSD  32(R9), Z27
+	VFMADD231PD   Z24, Z27, Z8
+	VFMADD231PD   Z25, Z27, Z9
+	VBROADCASTSD  40(R9), Z28
+	VFMADD231PD   Z24, Z28, Z10
+	VFMADD231PD   Z25, Z28, Z11
+	VBROADCASTSD  48(R9), Z29
+	VFMADD231PD   Z24, Z29, Z12
+	VFMADD231PD   Z25, Z29, Z13
+	VBROADCASTSD  56(R9), Z30
+	VFMADD231PD   Z24, Z30, Z14
+	VFMADD231PD   Z25, Z30, Z15
+	VBROADCASTSD  64(R9), Z27
+	VFMADD231PD   Z24, Z27, Z16
+	VFMADD231PD   Z25, Z27, Z17
+	VBROADCASTSD  72(R9), Z28
+	VFMADD231PD   Z24, Z28, Z18
+	VFMADD231PD   Z25, Z28, Z19
+	VBROADCASTSD  80(R9), Z29
+	VFMADD231PD   Z24, Z29, Z20
+	VFMADD231PD   Z25, Z29, Z21
+	VBROADCASTSD  88(R9), Z30
+	VFMADD231PD   Z24, Z30, Z22
+	VFMADD231PD   Z25, Z30, Z23
 	VPSLLD        $0x10, 64(R8), Z24
 	VEXTRACTF64X4 $0x01, Z24, Y25
 	VCVTPS2PD     Y24, Z24
 	VCVTPS2PD     Y25, Z25
 	VMOVUPS       Z24, 128(BX)
 	VMOVUPS       Z25, 192(BX)
-	VBROADCASTSD  96(R9), Z26
-	VFMADD231PD   Z24, Z26, Z0
-	VFMADD231PD   Z25, Z26, Z1
-	VBROADCASTSD  104(R9), Z27
-	VFMADD231PD   Z24, Z27, Z2
-	VFMADD231PD   Z25, Z27, Z3
-	VBROADCASTSD  112(R9), Z28
-	VFMADD231PD   Z24, Z28, Z4
-	VFMADD231PD   Z25, Z28, Z5
-	VBROADCASTSD  120(R9), Z29
-	VFMADD231PD   Z24, Z29, Z6
-	VFMADD231PD   Z25, Z29, Z7
-	VBROADCASTSD  128(R9), Z26
-	VFMADD231PD   Z24, Z26, Z8
-	VFMADD231PD   Z25, Z26, Z9
-	VBROADCASTSD  136(R9), Z27
-	VFMADD231PD   Z24, Z27, Z10
-	VFMADD231PD   Z25, Z27, Z11
-	VBROADCASTSD  144(R9), Z28
-	VFMADD231PD   Z24, Z28, Z12
-	VFMADD231PD   Z25, Z28, Z13
-	VBROADCASTSD  152(R9), Z29
-	VFMADD231PD   Z24, Z29, Z14
-	VFMADD231PD   Z25, Z29, Z15
-	VBROADCASTSD  160(R9), Z26
-	VFMADD231PD   Z24, Z26, Z16
-	VFMADD231PD   Z25, Z26, Z17
-	VBROADCASTSD  168(R9), Z27
-	VFMADD231PD   Z24, Z27, Z18
-	VFMADD231PD   Z25, Z27, Z19
-	VBROADCASTSD  176(R9), Z28
-	VFMADD231PD   Z24, Z28, Z20
-	VFMADD231PD   Z25, Z28, Z21
-	VBROADCASTSD  184(R9), Z29
-	VFMADD231PD   Z24, Z29, Z22
-	VFMADD231PD   Z25, Z29, Z23
+	VBROADCASTSD  96(R9), Z27
+	VFMADD231PD   Z24, Z27, Z0
+	VFMADD231PD   Z25, Z27, Z1
+	VBROADCASTSD  104(R9), Z28
+	VFMADD231PD   Z24, Z28, Z2
+	VFMADD231PD   Z25, Z28, Z3
+	VBROADCASTSD  112(R9), Z29
+	VFMADD231PD   Z24, Z29, Z4
+	VFMADD231PD   Z25, Z29, Z5
+	VBROADCASTSD  120(R9), Z30
+	VFMADD231PD   Z24, Z30, Z6
+	VFMADD231PD   Z25, Z30, Z7
+	VBROADCASTSD  128(R9), Z27
+	VFMADD231PD   Z24, Z27, Z8
+	VFMADD231PD   Z25, Z27, Z9
+	VBROADCASTSD  136(R9), Z28
+	VFMADD231PD   Z24, Z28, Z10
+	VFMADD231PD   Z25, Z28, Z11
+	VBROADCASTSD  144(R9), Z29
+	VFMADD231PD   Z24, Z29, Z12
+	VFMADD231PD   Z25, Z29, Z13
+	VBROADCASTSD  152(R9), Z30
+	VFMADD231PD   Z24, Z30, Z14
+	VFMADD231PD   Z25, Z30, Z15
+	VBROADCASTSD  160(R9), Z27
+	VFMADD231PD   Z24, Z27, Z16
+	VFMADD231PD   Z25, Z27, Z17
+	VBROADCASTSD  168(R9), Z28
+	VFMADD231PD   Z24, Z28, Z18
+	VFMADD231PD   Z25, Z28, Z19
+	VBROADCASTSD  176(R9), Z29
+	VFMADD231PD   Z24, Z29, Z20
+	VFMADD231PD   Z25, Z29, Z21
+	VBROADCASTSD  184(R9), Z30
+	VFMADD231PD   Z24, Z30, Z22
+	VFMADD231PD   Z25, Z30, Z23
 	PREFETCHT1    (R12)
 	ADDQ          R13, R12
 	ADDQ          $0x00000080, R8
@@ -19974,136 +11784,136 @@ evenrest:
 	VCVTPS2PD     Y25, Z25
 	VMOVUPS       Z24, (BX)
 	VMOVUPS       Z25, 64(BX)
-	VBROADCASTSD  (R9), Z26
-	VFMADD231PD   Z24, Z26, Z0
-	VFMADD231PD   Z25, Z26, Z1
-	VBROADCASTSD  8(R9), Z27
-	VFMADD231PD   Z24, Z27, Z2
-	VFMADD231PD   Z25, Z27, Z3
-	VBROADCASTSD  16(R9), Z28
-	VFMADD231PD   Z24, Z28, Z4
-	VFMADD231PD   Z25, Z28, Z5
-	VBROADCASTSD  24(R9), Z29
-	VFMADD231PD   Z24, Z29, Z6
-	VFMADD231PD   Z25, Z29, Z7
-	VBROADCASTSD  32(R9), Z26
-	VFMADD231PD   Z24, Z26, Z8
-	VFMADD231PD   Z25, Z26, Z9
-	VBROADCASTSD  40(R9), Z27
-	VFMADD231PD   Z24, Z27, Z10
-	VFMADD231PD   Z25, Z27, Z11
-	VBROADCASTSD  48(R9), Z28
-	VFMADD231PD   Z24, Z28, Z12
-	VFMADD231PD   Z25, Z28, Z13
-	VBROADCASTSD  56(R9), Z29
-	VFMADD231PD   Z24, Z29, Z14
-	VFMADD231PD   Z25, Z29, Z15
-	VBROADCASTSD  64(R9), Z26
-	VFMADD231PD   Z24, Z26, Z16
-	VFMADD231PD   Z25, Z26, Z17
-	VBROADCASTSD  72(R9), Z27
-	VFMADD231PD   Z24, Z27, Z18
-	VFMADD231PD   Z25, Z27, Z19
-	VBROADCASTSD  80(R9), Z28
-	VFMADD231PD   Z24, Z28, Z20
-	VFMADD231PD   Z25, Z28, Z21
-	VBROADCASTSD  88(R9), Z29
-	VFMADD231PD   Z24, Z29, Z22
-	VFMADD231PD   Z25, Z29, Z23
+	VBROADCASTSD  (R9), Z27
+	VFMADD231PD   Z24, Z27, Z0
+	VFMADD231PD   Z25, Z27, Z1
+	VBROADCASTSD  8(R9), Z28
+	VFMADD231PD   Z24, Z28, Z2
+	VFMADD231PD   Z25, Z28, Z3
+	VBROADCASTSD  16(R9), Z29
+	VFMADD231PD   Z24, Z29, Z4
+	VFMADD231PD   Z25, Z29, Z5
+	VBROADCASTSD  24(R9), Z30
+	VFMADD231PD   Z24, Z30, Z6
+	VFMADD231PD   Z25, Z30, Z7
+	VBROADCASTSD  32(R9), Z27
+	VFMADD231PD   Z24, Z27, Z8
+	VFMADD231PD   Z25, Z27, Z9
+	VBROADCASTSD  40(R9), Z28
+	VFMADD231PD   Z24, Z28, Z10
+	VFMADD231PD   Z25, Z28, Z11
+	VBROADCASTSD  48(R9), Z29
+	VFMADD231PD   Z24, Z29, Z12
+	VFMADD231PD   Z25, Z29, Z13
+	VBROADCASTSD  56(R9), Z30
+	VFMADD231PD   Z24, Z30, Z14
+	VFMADD231PD   Z25, Z30, Z15
+	VBROADCASTSD  64(R9), Z27
+	VFMADD231PD   Z24, Z27, Z16
+	VFMADD231PD   Z25, Z27, Z17
+	VBROADCASTSD  72(R9), Z28
+	VFMADD231PD   Z24, Z28, Z18
+	VFMADD231PD   Z25, Z28, Z19
+	VBROADCASTSD  80(R9), Z29
+	VFMADD231PD   Z24, Z29, Z20
+	VFMADD231PD   Z25, Z29, Z21
+	VBROADCASTSD  88(R9), Z30
+	VFMADD231PD   Z24, Z30, Z22
+	VFMADD231PD   Z25, Z30, Z23
 	JMP           fold
 
 odd:
-	VPTERNLOGD $0xff, Z31, Z31, Z31
-	VPSLLD     $0x10, Z31, Z31
+	VPTERNLOGD $0xff, Z26, Z26, Z26
+	VPSLLD     $0x10, Z26, Z26
 	MOVQ       steps+40(FP), CX
 	SHRQ       $0x01, CX
 	JZ         rest
 
 steps:
-	VPANDD        (R8), Z31, Z24
+	VPANDD        (R8), Z26, Z24
 	VEXTRACTF64X4 $0x01, Z24, Y25
 	VCVTPS2PD     Y24, Z24
 	VCVTPS2PD     Y25, Z25
 	VMOVUPS       Z24, (BX)
 	VMOVUPS       Z25, 64(BX)
-	VBROADCASTSD  (R9), Z26
-	VFMADD231PD   Z24, Z26, Z0
-	VFMADD231PD   Z25, Z26, Z1
-	VBROADCASTSD  8(R9), Z27
-	VFMADD231PD   Z24, Z27, Z2
-	VFMADD231PD   Z25, Z27, Z3
-	VBROADCASTSD  16(R9), Z28
-	VFMADD231PD   Z24, Z28, Z4
-	VFMADD231PD   Z25, Z28, Z5
-	VBROADCASTSD  24(R9), Z29
-	VFMADD231PD   Z24, Z29, Z6
-	VFMADD231PD   Z25, Z29, Z7
-	VBROADCASTSD  32(R9), Z26
-	VFMADD231PD   Z24, Z26, Z8
-	VFMADD231PD   Z25, Z26, Z9
-	VBROADCASTSD  40(R9), Z27
-	VFMADD231PD   Z24, Z27, Z10
-	VFMADD231PD   Z25, Z27, Z11
-	VBROADCASTSD  48(R9), Z28
-	VFMADD231PD   Z24, Z28, Z12
-	VFMADD231PD   Z25, Z28, Z13
-	VBROADCASTSD  56(R9), Z29
-	VFMADD231PD   Z24, Z29, Z14
-	VFMADD231PD   Z25, Z29, Z15
-	VBROADCASTSD  64(R9), Z26
-	VFMADD231PD   Z24, Z26, Z16
-	VFMADD231PD   Z25, Z26, Z17
-	VBROADCASTSD  72(R9), Z27
-	VFMADD231PD   Z24, Z27, Z18
-	VFMADD231PD   Z25, Z27, Z19
-	VBROADCASTSD  80(R9), Z28
-	VFMADD231PD   Z24, Z28, Z20
-	VFMADD231PD   Z25, Z28, Z21
-	VBROADCASTSD  88(R9), Z29
-	VFMADD231PD   Z24, Z29, Z22
-	VFMADD231PD   Z25, Z29, Z23
-	VPANDD        64(R8), Z31, Z24
+	VBROADCASTSD  (R9), Z27
+	VFMADD231PD   Z24, Z27, Z0
+	VFMADD231PD   Z25, Z27, Z1
+	VBROADCASTSD  8(R9), Z28
+	VFMADD231PD   Z24, Z28, Z2
+	VFMADD231PD   Z25, Z28, Z3
+	VBROADCASTSD  16(R9), Z29
+	VFMADD231PD   Z24, Z29, Z4
+	VFMADD231PD   Z25, Z29, Z5
+	VBROADCASTSD  24(R9), Z30
+	VFMADD231PD   Z24, Z30, Z6
+	VFMADD231PD   Z25, Z30, Z7
+	VBROADCASTSD  32(R9), Z27
+	VFMADD231PD   Z24, Z27, Z8
+	VFMADD231PD   Z25, Z27, Z9
+	VBROADCASTSD  40(R9), Z28
+	VFMADD231PD   Z24, Z28, Z10
+	VFMADD231PD   Z25, Z28, Z11
+	VBROADCASTSD  48(R9), Z29
+	VFMADD231PD   Z24, Z29, Z12
+	VFMADD231PD   Z25, Z29, Z13
+	VBROADCASTSD  56(R9), Z30
+	VFMADD231PD   Z24, Z30, Z14
+	VFMADD231PD   Z25, Z30, Z15
+	VBROADCASTSD  64(R9), Z27
+	VFMADD231PD   Z24, Z27, Z16
+	VFMADD231PD   Z25, Z27, Z17
+	VBROADCASTSD  72(R9), Z28
+	VFMADD231PD   Z24, Z28, Z18
+	VFMADD231PD   Z25, Z28, Z19
+	VBROADCASTSD  80(R9), Z29
+	VFMADD231PD   Z24, Z29, Z20
+	VFMADD231PD   Z25, Z29, Z21
+	VBROADCASTSD  88(R9), Z30
+	VFMADD231PD   Z24, Z30, Z22
+	VFMADD231PD   Z25, Z30, Z23
+	VPANDD        64(R8), Z26, Z24
 	VEXTRACTF64X4 $0x01, Z24, Y25
 	VCVTPS2PD     Y24, Z24
 	VCVTPS2PD     Y25, Z25
 	VMOVUPS       Z24, 128(BX)
 	VMOVUPS       Z25, 192(BX)
-	VBROADCASTSD  96(R9), Z26
-	VFMADD231PD   Z24, Z26, Z0
-	VFMADD231PD   Z25, Z26, Z1
-	VBROADCASTSD  104(R9), Z27
-	VFMADD231PD   Z24, Z27, Z2
-	VFMADD231PD   Z25, Z27, Z3
-	VBROADCASTSD  112(R9), Z28
-	VFMADD231PD   Z24, Z28, Z4
-	VFMADD231PD   Z25, Z28, Z5
-	VBROADCASTSD  120(R9), Z29
-	VFMADD231PD   Z24, Z29, Z6
-	VFMADD231PD   Z25, Z29, Z7
-	VBROADCASTSD  128(R9), Z26
-	VFMADD231PD   Z24, Z26, Z8
-	VFMADD231PD   Z25, Z26, Z9
-	VBROADCASTSD  136(R9), Z27
-	VFMADD231PD   Z24, Z27, Z10
-	VFMADD231PD   Z25, Z27, Z11
-	VBROADCASTSD  144(R9), Z28
-	VFMADD231PD   Z24, Z28, Z12
-	VFMADD231PD   Z25, Z28, Z13
-	VBROADCASTSD  152(R9), Z29
-	VFMADD231PD   Z24, Z29, Z14
-	VFMADD231PD   Z25, Z29, Z15
-	VBROADCASTSD  160(R9), Z26
-	VFMADD231PD   Z24, Z26, Z16
-	VFMADD231PD   Z25, Z26, Z17
-	VBROADCASTSD  168(R9), Z27
-	VFMADD231PD   Z24, Z27, Z18
-	VFMADD231PD   Z25, Z27, Z19
-	VBROADCASTSD  176(R9), Z28
-	VFMADD231PD   Z24, Z28, Z20
-	VFMADD231PD   Z25, Z28, Z21
-	VBROADCASTSD  184(R9), Z29
-	VFMADD231PD   Z24, Z29, Z22
-	VFMADD231PD   Z25, Z29, Z23
+	VBROADCASTSD  96(R9), Z27
+	VFMADD231PD   Z24, Z27, Z0
+	VFMADD231PD   Z25, Z27, Z1
+	VBROADCASTSD  104(R9), Z28
+	VFMADD231PD   Z24, Z28, Z2
+	VFMADD231PD   Z25, Z28, Z3
+	VBROADCASTSD  112(R9), Z29
+	VFMADD231PD   Z24, Z29, Z4
+	VFMADD231PD   Z25, Z29, Z5
+	VBROADCASTSD  120(R9), Z30
+	VFMADD231PD   Z24, Z30, Z6
+	VFMADD231PD   Z25, Z30, Z7
+	VBROADCASTSD  128(R9), Z27
+	VFMADD231PD   Z24, Z27, Z8
+	VFMADD231PD   Z25, Z27, Z9
+	VBROADCASTSD  136(R9), Z28
+	VFMADD231PD   Z24, Z28, Z10
+	VFMADD231PD   Z25, Z28, Z11
+	VBROADCASTSD  144(R9), Z29
+	VFMADD231PD   Z24, Z29, Z12
+	VFMADD231PD   Z25, Z29, Z13
+	VBROADCASTSD  152(R9), Z30
+	VFMADD231PD   Z24, Z30, Z14
+	VFMADD231PD   Z25, Z30, Z15
+	VBROADCASTSD  160(R9), Z27
+	VFMADD231PD   Z24, Z27, Z16
+	VFMADD231PD   Z25, Z27, Z17
+	VBROADCASTSD  168(R9), Z28
+	VFMADD231PD   Z24, Z28, Z18
+	VFMADD231PD   Z25, Z28, Z19
+	VBROADCASTSD  176(R9), Z29
+	VFMADD231PD   Z24, Z29, Z20
+	VFMADD231PD   Z25, Z29, Z21
+	VBROADCASTSD  184(R9), Z30
+	VFMADD231PD   Z24, Z30, Z22
+	VFMADD231PD   Z25, Z30, Z23
 	PREFETCHT1    (R12)
 	ADDQ          R13, R12
 	ADDQ          $0x00000080, R8
@@ -20116,48 +11926,48 @@ rest:
 	MOVQ          steps+40(FP), CX
 	ANDQ          $0x01, CX
 	JZ            fold
-	VPANDD        (R8), Z31, Z24
+	VPANDD        (R8), Z26, Z24
 	VEXTRACTF64X4 $0x01, Z24, Y25
 	VCVTPS2PD     Y24, Z24
 	VCVTPS2PD     Y25, Z25
 	VMOVUPS       Z24, (BX)
 	VMOVUPS       Z25, 64(BX)
-	VBROADCASTSD  (R9), Z26
-	VFMADD231PD   Z24, Z26, Z0
-	VFMADD231PD   Z25, Z26, Z1
-	VBROADCASTSD  8(R9), Z27
-	VFMADD231PD   Z24, Z27, Z2
-	VFMADD231PD   Z25, Z27, Z3
-	VBROADCASTSD  16(R9), Z28
-	VFMADD231PD   Z24, Z28, Z4
-	VFMADD231PD   Z25, Z28, Z5
-	VBROADCASTSD  24(R9), Z29
-	VFMADD231PD   Z24, Z29, Z6
-	VFMADD231PD   Z25, Z29, Z7
-	VBROADCASTSD  32(R9), Z26
-	VFMADD231PD   Z24, Z26, Z8
-	VFMADD231PD   Z25, Z26, Z9
-	VBROADCASTSD  40(R9), Z27
-	VFMADD231PD   Z24, Z27, Z10
-	VFMADD231PD   Z25, Z27, Z11
-	VBROADCASTSD  48(R9), Z28
-	VFMADD231PD   Z24, Z28, Z12
-	VFMADD231PD   Z25, Z28, Z13
-	VBROADCASTSD  56(R9), Z29
-	VFMADD231PD   Z24, Z29, Z14
-	VFMADD231PD   Z25, Z29, Z15
-	VBROADCASTSD  64(R9), Z26
-	VFMADD231PD   Z24, Z26, Z16
-	VFMADD231PD   Z25, Z26, Z17
-	VBROADCASTSD  72(R9), Z27
-	VFMADD231PD   Z24, Z27, Z18
-	VFMADD231PD   Z25, Z27, Z19
-	VBROADCASTSD  80(R9), Z28
-	VFMADD231PD   Z24, Z28, Z20
-	VFMADD231PD   Z25, Z28, Z21
-	VBROADCASTSD  88(R9), Z29
-	VFMADD231PD   Z24, Z29, Z22
-	VFMADD231PD   Z25, Z29, Z23
+	VBROADCASTSD  (R9), Z27
+	VFMADD231PD   Z24, Z27, Z0
+	VFMADD231PD   Z25, Z27, Z1
+	VBROADCASTSD  8(R9), Z28
+	VFMADD231PD   Z24, Z28, Z2
+	VFMADD231PD   Z25, Z28, Z3
+	VBROADCASTSD  16(R9), Z29
+	VFMADD231PD   Z24, Z29, Z4
+	VFMADD231PD   Z25, Z29, Z5
+	VBROADCASTSD  24(R9), Z30
+	VFMADD231PD   Z24, Z30, Z6
+	VFMADD231PD   Z25, Z30, Z7
+	VBROADCASTSD  32(R9), Z27
+	VFMADD231PD   Z24, Z27, Z8
+	VFMADD231PD   Z25, Z27, Z9
+	VBROADCASTSD  40(R9), Z28
+	VFMADD231PD   Z24, Z28, Z10
+	VFMADD231PD   Z25, Z28, Z11
+	VBROADCASTSD  48(R9), Z29
+	VFMADD231PD   Z24, Z29, Z12
+	VFMADD231PD   Z25, Z29, Z13
+	VBROADCASTSD  56(R9), Z30
+	VFMADD231PD   Z24, Z30, Z14
+	VFMADD231PD   Z25, Z30, Z15
+	VBROADCASTSD  64(R9), Z27
+	VFMADD231PD   Z24, Z27, Z16
+	VFMADD231PD   Z25, Z27, Z17
+	VBROADCASTSD  72(R9), Z28
+	VFMADD231PD   Z24, Z28, Z18
+	VFMADD231PD   Z25, Z28, Z19
+	VBROADCASTSD  80(R9), Z29
+	VFMADD231PD   Z24, Z29, Z20
+	VFMADD231PD   Z25, Z29, Z21
+	VBROADCASTSD  88(R9), Z30
+	VFMADD231PD   Z24, Z30, Z22
+	VFMADD231PD   Z25, Z30, Z23
 
 fold:
 	MOVQ  folds+64(FP), CX
@@ -20240,46 +12050,46 @@ write:
 // func avx2PackPairs(dst *uint32, src *[16]*byte, steps int, stride int, lane int)
 // Requires: AVX
 TEXT ·avx2PackPairs(SB), NOSPLIT, $0-40
-	MOVQ lane+32(FP), R8
-	MOVQ dst+0(FP), DI
-	SHLQ $0x02, R8
-	LEAQ (R8)(R8*2), R9
-	LEAQ (DI)(R8*4), AX
-	LEAQ (AX)(R8*4), BX
-	LEAQ (BX)(R8*4), R12
-	MOVQ src+8(FP), SI
+	MOVQ lane+32(FP), DX
+	MOVQ dst+0(FP), R8
+	SHLQ $0x02, DX
+	LEAQ (DX)(DX*2), SI
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ src+8(FP), AX
 	MOVQ steps+16(FP), CX
-	MOVQ stride+24(FP), R10
-	SHLQ $0x02, R10
+	MOVQ stride+24(FP), DI
+	SHLQ $0x02, DI
 	SHRQ $0x01, CX
 	JZ   end
-	XORQ DX, DX
+	XORQ BX, BX
 
 steps:
-	MOVQ        (SI), R11
-	VMOVUPS     (R11)(DX*1), X0
-	VMOVUPS     16(R11)(DX*1), X4
-	MOVQ        8(SI), R13
-	VMOVUPS     (R13)(DX*1), X1
-	VMOVUPS     16(R13)(DX*1), X5
-	MOVQ        16(SI), R15
-	VMOVUPS     (R15)(DX*1), X2
-	VMOVUPS     16(R15)(DX*1), X6
-	MOVQ        24(SI), R11
-	VMOVUPS     (R11)(DX*1), X3
-	VMOVUPS     16(R11)(DX*1), X7
-	MOVQ        32(SI), R13
-	VINSERTF128 $0x01, (R13)(DX*1), Y0, Y0
-	VINSERTF128 $0x01, 16(R13)(DX*1), Y4, Y4
-	MOVQ        40(SI), R15
-	VINSERTF128 $0x01, (R15)(DX*1), Y1, Y1
-	VINSERTF128 $0x01, 16(R15)(DX*1), Y5, Y5
-	MOVQ        48(SI), R11
-	VINSERTF128 $0x01, (R11)(DX*1), Y2, Y2
-	VINSERTF128 $0x01, 16(R11)(DX*1), Y6, Y6
-	MOVQ        56(SI), R13
-	VINSERTF128 $0x01, (R13)(DX*1), Y3, Y3
-	VINSERTF128 $0x01, 16(R13)(DX*1), Y7, Y7
+	MOVQ        (AX), R12
+	VMOVUPS     (R12)(BX*1), X0
+	VMOVUPS     16(R12)(BX*1), X4
+	MOVQ        8(AX), R13
+	VMOVUPS     (R13)(BX*1), X1
+	VMOVUPS     16(R13)(BX*1), X5
+	MOVQ        16(AX), R15
+	VMOVUPS     (R15)(BX*1), X2
+	VMOVUPS     16(R15)(BX*1), X6
+	MOVQ        24(AX), R12
+	VMOVUPS     (R12)(BX*1), X3
+	VMOVUPS     16(R12)(BX*1), X7
+	MOVQ        32(AX), R13
+	VINSERTF128 $0x01, (R13)(BX*1), Y0, Y0
+	VINSERTF128 $0x01, 16(R13)(BX*1), Y4, Y4
+	MOVQ        40(AX), R15
+	VINSERTF128 $0x01, (R15)(BX*1), Y1, Y1
+	VINSERTF128 $0x01, 16(R15)(BX*1), Y5, Y5
+	MOVQ        48(AX), R12
+	VINSERTF128 $0x01, (R12)(BX*1), Y2, Y2
+	VINSERTF128 $0x01, 16(R12)(BX*1), Y6, Y6
+	MOVQ        56(AX), R13
+	VINSERTF128 $0x01, (R13)(BX*1), Y3, Y3
+	VINSERTF128 $0x01, 16(R13)(BX*1), Y7, Y7
 	VUNPCKLPS   Y1, Y0, Y8
 	VUNPCKHPS   Y1, Y0, Y9
 	VUNPCKLPS   Y3, Y2, Y10
@@ -20296,42 +12106,42 @@ steps:
 	VUNPCKHPD   Y14, Y12, Y5
 	VUNPCKLPD   Y15, Y13, Y6
 	VUNPCKHPD   Y15, Y13, Y7
-	VMOVUPS     Y0, (DI)
-	VMOVUPS     Y1, (DI)(R8*1)
-	VMOVUPS     Y2, (DI)(R8*2)
-	VMOVUPS     Y3, (DI)(R9*1)
-	VMOVUPS     Y4, (AX)
-	VMOVUPS     Y5, (AX)(R8*1)
-	VMOVUPS     Y6, (AX)(R8*2)
-	VMOVUPS     Y7, (AX)(R9*1)
-	ADDQ        R10, DI
-	ADDQ        R10, AX
-	ADDQ        R10, BX
-	ADDQ        R10, R12
-	MOVQ        (SI), R11
-	VMOVUPS     32(R11)(DX*1), X0
-	VMOVUPS     48(R11)(DX*1), X4
-	MOVQ        8(SI), R13
-	VMOVUPS     32(R13)(DX*1), X1
-	VMOVUPS     48(R13)(DX*1), X5
-	MOVQ        16(SI), R15
-	VMOVUPS     32(R15)(DX*1), X2
-	VMOVUPS     48(R15)(DX*1), X6
-	MOVQ        24(SI), R11
-	VMOVUPS     32(R11)(DX*1), X3
-	VMOVUPS     48(R11)(DX*1), X7
-	MOVQ        32(SI), R13
-	VINSERTF128 $0x01, 32(R13)(DX*1), Y0, Y0
-	VINSERTF128 $0x01, 48(R13)(DX*1), Y4, Y4
-	MOVQ        40(SI), R15
-	VINSERTF128 $0x01, 32(R15)(DX*1), Y1, Y1
-	VINSERTF128 $0x01, 48(R15)(DX*1), Y5, Y5
-	MOVQ        48(SI), R11
-	VINSERTF128 $0x01, 32(R11)(DX*1), Y2, Y2
-	VINSERTF128 $0x01, 48(R11)(DX*1), Y6, Y6
-	MOVQ        56(SI), R13
-	VINSERTF128 $0x01, 32(R13)(DX*1), Y3, Y3
-	VINSERTF128 $0x01, 48(R13)(DX*1), Y7, Y7
+	VMOVUPS     Y0, (R8)
+	VMOVUPS     Y1, (R8)(DX*1)
+	VMOVUPS     Y2, (R8)(DX*2)
+	VMOVUPS     Y3, (R8)(SI*1)
+	VMOVUPS     Y4, (R9)
+	VMOVUPS     Y5, (R9)(DX*1)
+	VMOVUPS     Y6, (R9)(DX*2)
+	VMOVUPS     Y7, (R9)(SI*1)
+	ADDQ        DI, R8
+	ADDQ        DI, R9
+	ADDQ        DI, R10
+	ADDQ        DI, R11
+	MOVQ        (AX), R12
+	VMOVUPS     32(R12)(BX*1), X0
+	VMOVUPS     48(R12)(BX*1), X4
+	MOVQ        8(AX), R13
+	VMOVUPS     32(R13)(BX*1), X1
+	VMOVUPS     48(R13)(BX*1), X5
+	MOVQ        16(AX), R15
+	VMOVUPS     32(R15)(BX*1), X2
+	VMOVUPS     48(R15)(BX*1), X6
+	MOVQ        24(AX), R12
+	VMOVUPS     32(R12)(BX*1), X3
+	VMOVUPS     48(R12)(BX*1), X7
+	MOVQ        32(AX), R13
+	VINSERTF128 $0x01, 32(R13)(BX*1), Y0, Y0
+	VINSERTF128 $0x01, 48(R13)(BX*1), Y4, Y4
+	MOVQ        40(AX), R15
+	VINSERTF128 $0x01, 32(R15)(BX*1), Y1, Y1
+	VINSERTF128 $0x01, 48(R15)(BX*1), Y5, Y5
+	MOVQ        48(AX), R12
+	VINSERTF128 $0x01, 32(R12)(BX*1), Y2, Y2
+	VINSERTF128 $0x01, 48(R12)(BX*1), Y6, Y6
+	MOVQ        56(AX), R13
+	VINSERTF128 $0x01, 32(R13)(BX*1), Y3, Y3
+	VINSERTF128 $0x01, 48(R13)(BX*1), Y7, Y7
 	VUNPCKLPS   Y1, Y0, Y8
 	VUNPCKHPS   Y1, Y0, Y9
 	VUNPCKLPS   Y3, Y2, Y10
@@ -20348,19 +12158,19 @@ steps:
 	VUNPCKHPD   Y14, Y12, Y5
 	VUNPCKLPD   Y15, Y13, Y6
 	VUNPCKHPD   Y15, Y13, Y7
-	VMOVUPS     Y0, (DI)
-	VMOVUPS     Y1, (DI)(R8*1)
-	VMOVUPS     Y2, (DI)(R8*2)
-	VMOVUPS     Y3, (DI)(R9*1)
-	VMOVUPS     Y4, (AX)
-	VMOVUPS     Y5, (AX)(R8*1)
-	VMOVUPS     Y6, (AX)(R8*2)
-	VMOVUPS     Y7, (AX)(R9*1)
-	ADDQ        R10, DI
-	ADDQ        R10, AX
-	ADDQ        R10, BX
-	ADDQ        R10, R12
-	ADDQ        $0x40, DX
+	VMOVUPS     Y0, (R8)
+	VMOVUPS     Y1, (R8)(DX*1)
+	VMOVUPS     Y2, (R8)(DX*2)
+	VMOVUPS     Y3, (R8)(SI*1)
+	VMOVUPS     Y4, (R9)
+	VMOVUPS     Y5, (R9)(DX*1)
+	VMOVUPS     Y6, (R9)(DX*2)
+	VMOVUPS     Y7, (R9)(SI*1)
+	ADDQ        DI, R8
+	ADDQ        DI, R9
+	ADDQ        DI, R10
+	ADDQ        DI, R11
+	ADDQ        $0x40, BX
 	DECQ        CX
 	JNZ         steps
 
@@ -20371,46 +12181,46 @@ end:
 // func avx2Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 // Requires: AVX
 TEXT ·avx2Pack32F32(SB), NOSPLIT, $0-40
-	MOVQ lane+32(FP), R8
-	MOVQ dst+0(FP), DI
-	SHLQ $0x02, R8
-	LEAQ (R8)(R8*2), R9
-	LEAQ (DI)(R8*4), AX
-	LEAQ (AX)(R8*4), BX
-	LEAQ (BX)(R8*4), R12
-	MOVQ src+8(FP), SI
+	MOVQ lane+32(FP), DX
+	MOVQ dst+0(FP), R8
+	SHLQ $0x02, DX
+	LEAQ (DX)(DX*2), SI
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ src+8(FP), AX
 	MOVQ steps+16(FP), CX
-	MOVQ stride+24(FP), R10
-	SHLQ $0x02, R10
+	MOVQ stride+24(FP), DI
+	SHLQ $0x02, DI
 	SHRQ $0x01, CX
 	JZ   end
-	XORQ DX, DX
+	XORQ BX, BX
 
 steps:
-	MOVQ        (SI), R11
-	VMOVUPS     (R11)(DX*1), X0
-	VMOVUPS     16(R11)(DX*1), X4
-	MOVQ        8(SI), R13
-	VMOVUPS     (R13)(DX*1), X1
-	VMOVUPS     16(R13)(DX*1), X5
-	MOVQ        16(SI), R15
-	VMOVUPS     (R15)(DX*1), X2
-	VMOVUPS     16(R15)(DX*1), X6
-	MOVQ        24(SI), R11
-	VMOVUPS     (R11)(DX*1), X3
-	VMOVUPS     16(R11)(DX*1), X7
-	MOVQ        32(SI), R13
-	VINSERTF128 $0x01, (R13)(DX*1), Y0, Y0
-	VINSERTF128 $0x01, 16(R13)(DX*1), Y4, Y4
-	MOVQ        40(SI), R15
-	VINSERTF128 $0x01, (R15)(DX*1), Y1, Y1
-	VINSERTF128 $0x01, 16(R15)(DX*1), Y5, Y5
-	MOVQ        48(SI), R11
-	VINSERTF128 $0x01, (R11)(DX*1), Y2, Y2
-	VINSERTF128 $0x01, 16(R11)(DX*1), Y6, Y6
-	MOVQ        56(SI), R13
-	VINSERTF128 $0x01, (R13)(DX*1), Y3, Y3
-	VINSERTF128 $0x01, 16(R13)(DX*1), Y7, Y7
+	MOVQ        (AX), R12
+	VMOVUPS     (R12)(BX*1), X0
+	VMOVUPS     16(R12)(BX*1), X4
+	MOVQ        8(AX), R13
+	VMOVUPS     (R13)(BX*1), X1
+	VMOVUPS     16(R13)(BX*1), X5
+	MOVQ        16(AX), R15
+	VMOVUPS     (R15)(BX*1), X2
+	VMOVUPS     16(R15)(BX*1), X6
+	MOVQ        24(AX), R12
+	VMOVUPS     (R12)(BX*1), X3
+	VMOVUPS     16(R12)(BX*1), X7
+	MOVQ        32(AX), R13
+	VINSERTF128 $0x01, (R13)(BX*1), Y0, Y0
+	VINSERTF128 $0x01, 16(R13)(BX*1), Y4, Y4
+	MOVQ        40(AX), R15
+	VINSERTF128 $0x01, (R15)(BX*1), Y1, Y1
+	VINSERTF128 $0x01, 16(R15)(BX*1), Y5, Y5
+	MOVQ        48(AX), R12
+	VINSERTF128 $0x01, (R12)(BX*1), Y2, Y2
+	VINSERTF128 $0x01, 16(R12)(BX*1), Y6, Y6
+	MOVQ        56(AX), R13
+	VINSERTF128 $0x01, (R13)(BX*1), Y3, Y3
+	VINSERTF128 $0x01, 16(R13)(BX*1), Y7, Y7
 	VUNPCKLPS   Y1, Y0, Y8
 	VUNPCKHPS   Y1, Y0, Y9
 	VUNPCKLPS   Y3, Y2, Y10
@@ -20427,38 +12237,38 @@ steps:
 	VUNPCKHPD   Y14, Y12, Y5
 	VUNPCKLPD   Y15, Y13, Y6
 	VUNPCKHPD   Y15, Y13, Y7
-	VMOVUPS     Y0, (DI)
-	VMOVUPS     Y1, (DI)(R8*1)
-	VMOVUPS     Y2, (DI)(R8*2)
-	VMOVUPS     Y3, (DI)(R9*1)
-	VMOVUPS     Y4, (AX)
-	VMOVUPS     Y5, (AX)(R8*1)
-	VMOVUPS     Y6, (AX)(R8*2)
-	VMOVUPS     Y7, (AX)(R9*1)
-	MOVQ        (SI), R11
-	VMOVUPS     32(R11)(DX*1), X0
-	VMOVUPS     48(R11)(DX*1), X4
-	MOVQ        8(SI), R13
-	VMOVUPS     32(R13)(DX*1), X1
-	VMOVUPS     48(R13)(DX*1), X5
-	MOVQ        16(SI), R15
-	VMOVUPS     32(R15)(DX*1), X2
-	VMOVUPS     48(R15)(DX*1), X6
-	MOVQ        24(SI), R11
-	VMOVUPS     32(R11)(DX*1), X3
-	VMOVUPS     48(R11)(DX*1), X7
-	MOVQ        32(SI), R13
-	VINSERTF128 $0x01, 32(R13)(DX*1), Y0, Y0
-	VINSERTF128 $0x01, 48(R13)(DX*1), Y4, Y4
-	MOVQ        40(SI), R15
-	VINSERTF128 $0x01, 32(R15)(DX*1), Y1, Y1
-	VINSERTF128 $0x01, 48(R15)(DX*1), Y5, Y5
-	MOVQ        48(SI), R11
-	VINSERTF128 $0x01, 32(R11)(DX*1), Y2, Y2
-	VINSERTF128 $0x01, 48(R11)(DX*1), Y6, Y6
-	MOVQ        56(SI), R13
-	VINSERTF128 $0x01, 32(R13)(DX*1), Y3, Y3
-	VINSERTF128 $0x01, 48(R13)(DX*1), Y7, Y7
+	VMOVUPS     Y0, (R8)
+	VMOVUPS     Y1, (R8)(DX*1)
+	VMOVUPS     Y2, (R8)(DX*2)
+	VMOVUPS     Y3, (R8)(SI*1)
+	VMOVUPS     Y4, (R9)
+	VMOVUPS     Y5, (R9)(DX*1)
+	VMOVUPS     Y6, (R9)(DX*2)
+	VMOVUPS     Y7, (R9)(SI*1)
+	MOVQ        (AX), R12
+	VMOVUPS     32(R12)(BX*1), X0
+	VMOVUPS     48(R12)(BX*1), X4
+	MOVQ        8(AX), R13
+	VMOVUPS     32(R13)(BX*1), X1
+	VMOVUPS     48(R13)(BX*1), X5
+	MOVQ        16(AX), R15
+	VMOVUPS     32(R15)(BX*1), X2
+	VMOVUPS     48(R15)(BX*1), X6
+	MOVQ        24(AX), R12
+	VMOVUPS     32(R12)(BX*1), X3
+	VMOVUPS     48(R12)(BX*1), X7
+	MOVQ        32(AX), R13
+	VINSERTF128 $0x01, 32(R13)(BX*1), Y0, Y0
+	VINSERTF128 $0x01, 48(R13)(BX*1), Y4, Y4
+	MOVQ        40(AX), R15
+	VINSERTF128 $0x01, 32(R15)(BX*1), Y1, Y1
+	VINSERTF128 $0x01, 48(R15)(BX*1), Y5, Y5
+	MOVQ        48(AX), R12
+	VINSERTF128 $0x01, 32(R12)(BX*1), Y2, Y2
+	VINSERTF128 $0x01, 48(R12)(BX*1), Y6, Y6
+	MOVQ        56(AX), R13
+	VINSERTF128 $0x01, 32(R13)(BX*1), Y3, Y3
+	VINSERTF128 $0x01, 48(R13)(BX*1), Y7, Y7
 	VUNPCKLPS   Y1, Y0, Y8
 	VUNPCKHPS   Y1, Y0, Y9
 	VUNPCKLPS   Y3, Y2, Y10
@@ -20475,42 +12285,42 @@ steps:
 	VUNPCKHPD   Y14, Y12, Y5
 	VUNPCKLPD   Y15, Y13, Y6
 	VUNPCKHPD   Y15, Y13, Y7
-	VMOVUPS     Y0, (BX)
-	VMOVUPS     Y1, (BX)(R8*1)
-	VMOVUPS     Y2, (BX)(R8*2)
-	VMOVUPS     Y3, (BX)(R9*1)
-	VMOVUPS     Y4, (R12)
-	VMOVUPS     Y5, (R12)(R8*1)
-	VMOVUPS     Y6, (R12)(R8*2)
-	VMOVUPS     Y7, (R12)(R9*1)
-	ADDQ        R10, DI
-	ADDQ        R10, AX
-	ADDQ        R10, BX
-	ADDQ        R10, R12
-	MOVQ        (SI), R11
-	VMOVUPS     64(R11)(DX*1), X0
-	VMOVUPS     80(R11)(DX*1), X4
-	MOVQ        8(SI), R13
-	VMOVUPS     64(R13)(DX*1), X1
-	VMOVUPS     80(R13)(DX*1), X5
-	MOVQ        16(SI), R15
-	VMOVUPS     64(R15)(DX*1), X2
-	VMOVUPS     80(R15)(DX*1), X6
-	MOVQ        24(SI), R11
-	VMOVUPS     64(R11)(DX*1), X3
-	VMOVUPS     80(R11)(DX*1), X7
-	MOVQ        32(SI), R13
-	VINSERTF128 $0x01, 64(R13)(DX*1), Y0, Y0
-	VINSERTF128 $0x01, 80(R13)(DX*1), Y4, Y4
-	MOVQ        40(SI), R15
-	VINSERTF128 $0x01, 64(R15)(DX*1), Y1, Y1
-	VINSERTF128 $0x01, 80(R15)(DX*1), Y5, Y5
-	MOVQ        48(SI), R11
-	VINSERTF128 $0x01, 64(R11)(DX*1), Y2, Y2
-	VINSERTF128 $0x01, 80(R11)(DX*1), Y6, Y6
-	MOVQ        56(SI), R13
-	VINSERTF128 $0x01, 64(R13)(DX*1), Y3, Y3
-	VINSERTF128 $0x01, 80(R13)(DX*1), Y7, Y7
+	VMOVUPS     Y0, (R10)
+	VMOVUPS     Y1, (R10)(DX*1)
+	VMOVUPS     Y2, (R10)(DX*2)
+	VMOVUPS     Y3, (R10)(SI*1)
+	VMOVUPS     Y4, (R11)
+	VMOVUPS     Y5, (R11)(DX*1)
+	VMOVUPS     Y6, (R11)(DX*2)
+	VMOVUPS     Y7, (R11)(SI*1)
+	ADDQ        DI, R8
+	ADDQ        DI, R9
+	ADDQ        DI, R10
+	ADDQ        DI, R11
+	MOVQ        (AX), R12
+	VMOVUPS     64(R12)(BX*1), X0
+	VMOVUPS     80(R12)(BX*1), X4
+	MOVQ        8(AX), R13
+	VMOVUPS     64(R13)(BX*1), X1
+	VMOVUPS     80(R13)(BX*1), X5
+	MOVQ        16(AX), R15
+	VMOVUPS     64(R15)(BX*1), X2
+	VMOVUPS     80(R15)(BX*1), X6
+	MOVQ        24(AX), R12
+	VMOVUPS     64(R12)(BX*1), X3
+	VMOVUPS     80(R12)(BX*1), X7
+	MOVQ        32(AX), R13
+	VINSERTF128 $0x01, 64(R13)(BX*1), Y0, Y0
+	VINSERTF128 $0x01, 80(R13)(BX*1), Y4, Y4
+	MOVQ        40(AX), R15
+	VINSERTF128 $0x01, 64(R15)(BX*1), Y1, Y1
+	VINSERTF128 $0x01, 80(R15)(BX*1), Y5, Y5
+	MOVQ        48(AX), R12
+	VINSERTF128 $0x01, 64(R12)(BX*1), Y2, Y2
+	VINSERTF128 $0x01, 80(R12)(BX*1), Y6, Y6
+	MOVQ        56(AX), R13
+	VINSERTF128 $0x01, 64(R13)(BX*1), Y3, Y3
+	VINSERTF128 $0x01, 80(R13)(BX*1), Y7, Y7
 	VUNPCKLPS   Y1, Y0, Y8
 	VUNPCKHPS   Y1, Y0, Y9
 	VUNPCKLPS   Y3, Y2, Y10
@@ -20527,38 +12337,38 @@ steps:
 	VUNPCKHPD   Y14, Y12, Y5
 	VUNPCKLPD   Y15, Y13, Y6
 	VUNPCKHPD   Y15, Y13, Y7
-	VMOVUPS     Y0, (DI)
-	VMOVUPS     Y1, (DI)(R8*1)
-	VMOVUPS     Y2, (DI)(R8*2)
-	VMOVUPS     Y3, (DI)(R9*1)
-	VMOVUPS     Y4, (AX)
-	VMOVUPS     Y5, (AX)(R8*1)
-	VMOVUPS     Y6, (AX)(R8*2)
-	VMOVUPS     Y7, (AX)(R9*1)
-	MOVQ        (SI), R11
-	VMOVUPS     96(R11)(DX*1), X0
-	VMOVUPS     112(R11)(DX*1), X4
-	MOVQ        8(SI), R13
-	VMOVUPS     96(R13)(DX*1), X1
-	VMOVUPS     112(R13)(DX*1), X5
-	MOVQ        16(SI), R15
-	VMOVUPS     96(R15)(DX*1), X2
-	VMOVUPS     112(R15)(DX*1), X6
-	MOVQ        24(SI), R11
-	VMOVUPS     96(R11)(DX*1), X3
-	VMOVUPS     112(R11)(DX*1), X7
-	MOVQ        32(SI), R13
-	VINSERTF128 $0x01, 96(R13)(DX*1), Y0, Y0
-	VINSERTF128 $0x01, 112(R13)(DX*1), Y4, Y4
-	MOVQ        40(SI), R15
-	VINSERTF128 $0x01, 96(R15)(DX*1), Y1, Y1
-	VINSERTF128 $0x01, 112(R15)(DX*1), Y5, Y5
-	MOVQ        48(SI), R11
-	VINSERTF128 $0x01, 96(R11)(DX*1), Y2, Y2
-	VINSERTF128 $0x01, 112(R11)(DX*1), Y6, Y6
-	MOVQ        56(SI), R13
-	VINSERTF128 $0x01, 96(R13)(DX*1), Y3, Y3
-	VINSERTF128 $0x01, 112(R13)(DX*1), Y7, Y7
+	VMOVUPS     Y0, (R8)
+	VMOVUPS     Y1, (R8)(DX*1)
+	VMOVUPS     Y2, (R8)(DX*2)
+	VMOVUPS     Y3, (R8)(SI*1)
+	VMOVUPS     Y4, (R9)
+	VMOVUPS     Y5, (R9)(DX*1)
+	VMOVUPS     Y6, (R9)(DX*2)
+	VMOVUPS     Y7, (R9)(SI*1)
+	MOVQ        (AX), R12
+	VMOVUPS     96(R12)(BX*1), X0
+	VMOVUPS     112(R12)(BX*1), X4
+	MOVQ        8(AX), R13
+	VMOVUPS     96(R13)(BX*1), X1
+	VMOVUPS     112(R13)(BX*1), X5
+	MOVQ        16(AX), R15
+	VMOVUPS     96(R15)(BX*1), X2
+	VMOVUPS     112(R15)(BX*1), X6
+	MOVQ        24(AX), R12
+	VMOVUPS     96(R12)(BX*1), X3
+	VMOVUPS     112(R12)(BX*1), X7
+	MOVQ        32(AX), R13
+	VINSERTF128 $0x01, 96(R13)(BX*1), Y0, Y0
+	VINSERTF128 $0x01, 112(R13)(BX*1), Y4, Y4
+	MOVQ        40(AX), R15
+	VINSERTF128 $0x01, 96(R15)(BX*1), Y1, Y1
+	VINSERTF128 $0x01, 112(R15)(BX*1), Y5, Y5
+	MOVQ        48(AX), R12
+	VINSERTF128 $0x01, 96(R12)(BX*1), Y2, Y2
+	VINSERTF128 $0x01, 112(R12)(BX*1), Y6, Y6
+	MOVQ        56(AX), R13
+	VINSERTF128 $0x01, 96(R13)(BX*1), Y3, Y3
+	VINSERTF128 $0x01, 112(R13)(BX*1), Y7, Y7
 	VUNPCKLPS   Y1, Y0, Y8
 	VUNPCKHPS   Y1, Y0, Y9
 	VUNPCKLPS   Y3, Y2, Y10
@@ -20575,19 +12385,19 @@ steps:
 	VUNPCKHPD   Y14, Y12, Y5
 	VUNPCKLPD   Y15, Y13, Y6
 	VUNPCKHPD   Y15, Y13, Y7
-	VMOVUPS     Y0, (BX)
-	VMOVUPS     Y1, (BX)(R8*1)
-	VMOVUPS     Y2, (BX)(R8*2)
-	VMOVUPS     Y3, (BX)(R9*1)
-	VMOVUPS     Y4, (R12)
-	VMOVUPS     Y5, (R12)(R8*1)
-	VMOVUPS     Y6, (R12)(R8*2)
-	VMOVUPS     Y7, (R12)(R9*1)
-	ADDQ        R10, DI
-	ADDQ        R10, AX
-	ADDQ        R10, BX
-	ADDQ        R10, R12
-	ADDQ        $0x80, DX
+	VMOVUPS     Y0, (R10)
+	VMOVUPS     Y1, (R10)(DX*1)
+	VMOVUPS     Y2, (R10)(DX*2)
+	VMOVUPS     Y3, (R10)(SI*1)
+	VMOVUPS     Y4, (R11)
+	VMOVUPS     Y5, (R11)(DX*1)
+	VMOVUPS     Y6, (R11)(DX*2)
+	VMOVUPS     Y7, (R11)(SI*1)
+	ADDQ        DI, R8
+	ADDQ        DI, R9
+	ADDQ        DI, R10
+	ADDQ        DI, R11
+	ADDQ        $0x80, BX
 	DECQ        CX
 	JNZ         steps
 
@@ -20598,46 +12408,46 @@ end:
 // func avx2Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 // Requires: AVX, F16C
 TEXT ·avx2Pack32F16(SB), NOSPLIT, $0-40
-	MOVQ lane+32(FP), R8
-	MOVQ dst+0(FP), DI
-	SHLQ $0x02, R8
-	LEAQ (R8)(R8*2), R9
-	LEAQ (DI)(R8*4), AX
-	LEAQ (AX)(R8*4), BX
-	LEAQ (BX)(R8*4), R12
-	MOVQ src+8(FP), SI
+	MOVQ lane+32(FP), DX
+	MOVQ dst+0(FP), R8
+	SHLQ $0x02, DX
+	LEAQ (DX)(DX*2), SI
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ src+8(FP), AX
 	MOVQ steps+16(FP), CX
-	MOVQ stride+24(FP), R10
-	SHLQ $0x02, R10
+	MOVQ stride+24(FP), DI
+	SHLQ $0x02, DI
 	SHRQ $0x01, CX
 	JZ   end
-	XORQ DX, DX
+	XORQ BX, BX
 
 steps:
-	MOVQ      (SI), R11
-	VMOVSD    (R11)(DX*1), X0
-	VMOVSD    8(R11)(DX*1), X4
-	MOVQ      8(SI), R13
-	VMOVSD    (R13)(DX*1), X1
-	VMOVSD    8(R13)(DX*1), X5
-	MOVQ      16(SI), R15
-	VMOVSD    (R15)(DX*1), X2
-	VMOVSD    8(R15)(DX*1), X6
-	MOVQ      24(SI), R11
-	VMOVSD    (R11)(DX*1), X3
-	VMOVSD    8(R11)(DX*1), X7
-	MOVQ      32(SI), R13
-	VMOVHPD   (R13)(DX*1), X0, X0
-	VMOVHPD   8(R13)(DX*1), X4, X4
-	MOVQ      40(SI), R15
-	VMOVHPD   (R15)(DX*1), X1, X1
-	VMOVHPD   8(R15)(DX*1), X5, X5
-	MOVQ      48(SI), R11
-	VMOVHPD   (R11)(DX*1), X2, X2
-	VMOVHPD   8(R11)(DX*1), X6, X6
-	MOVQ      56(SI), R13
-	VMOVHPD   (R13)(DX*1), X3, X3
-	VMOVHPD   8(R13)(DX*1), X7, X7
+	MOVQ      (AX), R12
+	VMOVSD    (R12)(BX*1), X0
+	VMOVSD    8(R12)(BX*1), X4
+	MOVQ      8(AX), R13
+	VMOVSD    (R13)(BX*1), X1
+	VMOVSD    8(R13)(BX*1), X5
+	MOVQ      16(AX), R15
+	VMOVSD    (R15)(BX*1), X2
+	VMOVSD    8(R15)(BX*1), X6
+	MOVQ      24(AX), R12
+	VMOVSD    (R12)(BX*1), X3
+	VMOVSD    8(R12)(BX*1), X7
+	MOVQ      32(AX), R13
+	VMOVHPD   (R13)(BX*1), X0, X0
+	VMOVHPD   8(R13)(BX*1), X4, X4
+	MOVQ      40(AX), R15
+	VMOVHPD   (R15)(BX*1), X1, X1
+	VMOVHPD   8(R15)(BX*1), X5, X5
+	MOVQ      48(AX), R12
+	VMOVHPD   (R12)(BX*1), X2, X2
+	VMOVHPD   8(R12)(BX*1), X6, X6
+	MOVQ      56(AX), R13
+	VMOVHPD   (R13)(BX*1), X3, X3
+	VMOVHPD   8(R13)(BX*1), X7, X7
 	VCVTPH2PS X0, Y0
 	VCVTPH2PS X1, Y1
 	VCVTPH2PS X2, Y2
@@ -20662,38 +12472,38 @@ steps:
 	VUNPCKHPD Y14, Y12, Y5
 	VUNPCKLPD Y15, Y13, Y6
 	VUNPCKHPD Y15, Y13, Y7
-	VMOVUPS   Y0, (DI)
-	VMOVUPS   Y1, (DI)(R8*1)
-	VMOVUPS   Y2, (DI)(R8*2)
-	VMOVUPS   Y3, (DI)(R9*1)
-	VMOVUPS   Y4, (AX)
-	VMOVUPS   Y5, (AX)(R8*1)
-	VMOVUPS   Y6, (AX)(R8*2)
-	VMOVUPS   Y7, (AX)(R9*1)
-	MOVQ      (SI), R11
-	VMOVSD    16(R11)(DX*1), X0
-	VMOVSD    24(R11)(DX*1), X4
-	MOVQ      8(SI), R13
-	VMOVSD    16(R13)(DX*1), X1
-	VMOVSD    24(R13)(DX*1), X5
-	MOVQ      16(SI), R15
-	VMOVSD    16(R15)(DX*1), X2
-	VMOVSD    24(R15)(DX*1), X6
-	MOVQ      24(SI), R11
-	VMOVSD    16(R11)(DX*1), X3
-	VMOVSD    24(R11)(DX*1), X7
-	MOVQ      32(SI), R13
-	VMOVHPD   16(R13)(DX*1), X0, X0
-	VMOVHPD   24(R13)(DX*1), X4, X4
-	MOVQ      40(SI), R15
-	VMOVHPD   16(R15)(DX*1), X1, X1
-	VMOVHPD   24(R15)(DX*1), X5, X5
-	MOVQ      48(SI), R11
-	VMOVHPD   16(R11)(DX*1), X2, X2
-	VMOVHPD   24(R11)(DX*1), X6, X6
-	MOVQ      56(SI), R13
-	VMOVHPD   16(R13)(DX*1), X3, X3
-	VMOVHPD   24(R13)(DX*1), X7, X7
+	VMOVUPS   Y0, (R8)
+	VMOVUPS   Y1, (R8)(DX*1)
+	VMOVUPS   Y2, (R8)(DX*2)
+	VMOVUPS   Y3, (R8)(SI*1)
+	VMOVUPS   Y4, (R9)
+	VMOVUPS   Y5, (R9)(DX*1)
+	VMOVUPS   Y6, (R9)(DX*2)
+	VMOVUPS   Y7, (R9)(SI*1)
+	MOVQ      (AX), R12
+	VMOVSD    16(R12)(BX*1), X0
+	VMOVSD    24(R12)(BX*1), X4
+	MOVQ      8(AX), R13
+	VMOVSD    16(R13)(BX*1), X1
+	VMOVSD    24(R13)(BX*1), X5
+	MOVQ      16(AX), R15
+	VMOVSD    16(R15)(BX*1), X2
+	VMOVSD    24(R15)(BX*1), X6
+	MOVQ      24(AX), R12
+	VMOVSD    16(R12)(BX*1), X3
+	VMOVSD    24(R12)(BX*1), X7
+	MOVQ      32(AX), R13
+	VMOVHPD   16(R13)(BX*1), X0, X0
+	VMOVHPD   24(R13)(BX*1), X4, X4
+	MOVQ      40(AX), R15
+	VMOVHPD   16(R15)(BX*1), X1, X1
+	VMOVHPD   24(R15)(BX*1), X5, X5
+	MOVQ      48(AX), R12
+	VMOVHPD   16(R12)(BX*1), X2, X2
+	VMOVHPD   24(R12)(BX*1), X6, X6
+	MOVQ      56(AX), R13
+	VMOVHPD   16(R13)(BX*1), X3, X3
+	VMOVHPD   24(R13)(BX*1), X7, X7
 	VCVTPH2PS X0, Y0
 	VCVTPH2PS X1, Y1
 	VCVTPH2PS X2, Y2
@@ -20718,42 +12528,42 @@ steps:
 	VUNPCKHPD Y14, Y12, Y5
 	VUNPCKLPD Y15, Y13, Y6
 	VUNPCKHPD Y15, Y13, Y7
-	VMOVUPS   Y0, (BX)
-	VMOVUPS   Y1, (BX)(R8*1)
-	VMOVUPS   Y2, (BX)(R8*2)
-	VMOVUPS   Y3, (BX)(R9*1)
-	VMOVUPS   Y4, (R12)
-	VMOVUPS   Y5, (R12)(R8*1)
-	VMOVUPS   Y6, (R12)(R8*2)
-	VMOVUPS   Y7, (R12)(R9*1)
-	ADDQ      R10, DI
-	ADDQ      R10, AX
-	ADDQ      R10, BX
-	ADDQ      R10, R12
-	MOVQ      (SI), R11
-	VMOVSD    32(R11)(DX*1), X0
-	VMOVSD    40(R11)(DX*1), X4
-	MOVQ      8(SI), R13
-	VMOVSD    32(R13)(DX*1), X1
-	VMOVSD    40(R13)(DX*1), X5
-	MOVQ      16(SI), R15
-	VMOVSD    32(R15)(DX*1), X2
-	VMOVSD    40(R15)(DX*1), X6
-	MOVQ      24(SI), R11
-	VMOVSD    32(R11)(DX*1), X3
-	VMOVSD    40(R11)(DX*1), X7
-	MOVQ      32(SI), R13
-	VMOVHPD   32(R13)(DX*1), X0, X0
-	VMOVHPD   40(R13)(DX*1), X4, X4
-	MOVQ      40(SI), R15
-	VMOVHPD   32(R15)(DX*1), X1, X1
-	VMOVHPD   40(R15)(DX*1), X5, X5
-	MOVQ      48(SI), R11
-	VMOVHPD   32(R11)(DX*1), X2, X2
-	VMOVHPD   40(R11)(DX*1), X6, X6
-	MOVQ      56(SI), R13
-	VMOVHPD   32(R13)(DX*1), X3, X3
-	VMOVHPD   40(R13)(DX*1), X7, X7
+	VMOVUPS   Y0, (R10)
+	VMOVUPS   Y1, (R10)(DX*1)
+	VMOVUPS   Y2, (R10)(DX*2)
+	VMOVUPS   Y3, (R10)(SI*1)
+	VMOVUPS   Y4, (R11)
+	VMOVUPS   Y5, (R11)(DX*1)
+	VMOVUPS   Y6, (R11)(DX*2)
+	VMOVUPS   Y7, (R11)(SI*1)
+	ADDQ      DI, R8
+	ADDQ      DI, R9
+	ADDQ      DI, R10
+	ADDQ      DI, R11
+	MOVQ      (AX), R12
+	VMOVSD    32(R12)(BX*1), X0
+	VMOVSD    40(R12)(BX*1), X4
+	MOVQ      8(AX), R13
+	VMOVSD    32(R13)(BX*1), X1
+	VMOVSD    40(R13)(BX*1), X5
+	MOVQ      16(AX), R15
+	VMOVSD    32(R15)(BX*1), X2
+	VMOVSD    40(R15)(BX*1), X6
+	MOVQ      24(AX), R12
+	VMOVSD    32(R12)(BX*1), X3
+	VMOVSD    40(R12)(BX*1), X7
+	MOVQ      32(AX), R13
+	VMOVHPD   32(R13)(BX*1), X0, X0
+	VMOVHPD   40(R13)(BX*1), X4, X4
+	MOVQ      40(AX), R15
+	VMOVHPD   32(R15)(BX*1), X1, X1
+	VMOVHPD   40(R15)(BX*1), X5, X5
+	MOVQ      48(AX), R12
+	VMOVHPD   32(R12)(BX*1), X2, X2
+	VMOVHPD   40(R12)(BX*1), X6, X6
+	MOVQ      56(AX), R13
+	VMOVHPD   32(R13)(BX*1), X3, X3
+	VMOVHPD   40(R13)(BX*1), X7, X7
 	VCVTPH2PS X0, Y0
 	VCVTPH2PS X1, Y1
 	VCVTPH2PS X2, Y2
@@ -20778,38 +12588,38 @@ steps:
 	VUNPCKHPD Y14, Y12, Y5
 	VUNPCKLPD Y15, Y13, Y6
 	VUNPCKHPD Y15, Y13, Y7
-	VMOVUPS   Y0, (DI)
-	VMOVUPS   Y1, (DI)(R8*1)
-	VMOVUPS   Y2, (DI)(R8*2)
-	VMOVUPS   Y3, (DI)(R9*1)
-	VMOVUPS   Y4, (AX)
-	VMOVUPS   Y5, (AX)(R8*1)
-	VMOVUPS   Y6, (AX)(R8*2)
-	VMOVUPS   Y7, (AX)(R9*1)
-	MOVQ      (SI), R11
-	VMOVSD    48(R11)(DX*1), X0
-	VMOVSD    56(R11)(DX*1), X4
-	MOVQ      8(SI), R13
-	VMOVSD    48(R13)(DX*1), X1
-	VMOVSD    56(R13)(DX*1), X5
-	MOVQ      16(SI), R15
-	VMOVSD    48(R15)(DX*1), X2
-	VMOVSD    56(R15)(DX*1), X6
-	MOVQ      24(SI), R11
-	VMOVSD    48(R11)(DX*1), X3
-	VMOVSD    56(R11)(DX*1), X7
-	MOVQ      32(SI), R13
-	VMOVHPD   48(R13)(DX*1), X0, X0
-	VMOVHPD   56(R13)(DX*1), X4, X4
-	MOVQ      40(SI), R15
-	VMOVHPD   48(R15)(DX*1), X1, X1
-	VMOVHPD   56(R15)(DX*1), X5, X5
-	MOVQ      48(SI), R11
-	VMOVHPD   48(R11)(DX*1), X2, X2
-	VMOVHPD   56(R11)(DX*1), X6, X6
-	MOVQ      56(SI), R13
-	VMOVHPD   48(R13)(DX*1), X3, X3
-	VMOVHPD   56(R13)(DX*1), X7, X7
+	VMOVUPS   Y0, (R8)
+	VMOVUPS   Y1, (R8)(DX*1)
+	VMOVUPS   Y2, (R8)(DX*2)
+	VMOVUPS   Y3, (R8)(SI*1)
+	VMOVUPS   Y4, (R9)
+	VMOVUPS   Y5, (R9)(DX*1)
+	VMOVUPS   Y6, (R9)(DX*2)
+	VMOVUPS   Y7, (R9)(SI*1)
+	MOVQ      (AX), R12
+	VMOVSD    48(R12)(BX*1), X0
+	VMOVSD    56(R12)(BX*1), X4
+	MOVQ      8(AX), R13
+	VMOVSD    48(R13)(BX*1), X1
+	VMOVSD    56(R13)(BX*1), X5
+	MOVQ      16(AX), R15
+	VMOVSD    48(R15)(BX*1), X2
+	VMOVSD    56(R15)(BX*1), X6
+	MOVQ      24(AX), R12
+	VMOVSD    48(R12)(BX*1), X3
+	VMOVSD    56(R12)(BX*1), X7
+	MOVQ      32(AX), R13
+	VMOVHPD   48(R13)(BX*1), X0, X0
+	VMOVHPD   56(R13)(BX*1), X4, X4
+	MOVQ      40(AX), R15
+	VMOVHPD   48(R15)(BX*1), X1, X1
+	VMOVHPD   56(R15)(BX*1), X5, X5
+	MOVQ      48(AX), R12
+	VMOVHPD   48(R12)(BX*1), X2, X2
+	VMOVHPD   56(R12)(BX*1), X6, X6
+	MOVQ      56(AX), R13
+	VMOVHPD   48(R13)(BX*1), X3, X3
+	VMOVHPD   56(R13)(BX*1), X7, X7
 	VCVTPH2PS X0, Y0
 	VCVTPH2PS X1, Y1
 	VCVTPH2PS X2, Y2
@@ -20834,548 +12644,23 @@ steps:
 	VUNPCKHPD Y14, Y12, Y5
 	VUNPCKLPD Y15, Y13, Y6
 	VUNPCKHPD Y15, Y13, Y7
-	VMOVUPS   Y0, (BX)
-	VMOVUPS   Y1, (BX)(R8*1)
-	VMOVUPS   Y2, (BX)(R8*2)
-	VMOVUPS   Y3, (BX)(R9*1)
-	VMOVUPS   Y4, (R12)
-	VMOVUPS   Y5, (R12)(R8*1)
-	VMOVUPS   Y6, (R12)(R8*2)
-	VMOVUPS   Y7, (R12)(R9*1)
-	ADDQ      R10, DI
-	ADDQ      R10, AX
-	ADDQ      R10, BX
-	ADDQ      R10, R12
-	ADDQ      $0x40, DX
+	VMOVUPS   Y0, (R10)
+	VMOVUPS   Y1, (R10)(DX*1)
+	VMOVUPS   Y2, (R10)(DX*2)
+	VMOVUPS   Y3, (R10)(SI*1)
+	VMOVUPS   Y4, (R11)
+	VMOVUPS   Y5, (R11)(DX*1)
+	VMOVUPS   Y6, (R11)(DX*2)
+	VMOVUPS   Y7, (R11)(SI*1)
+	ADDQ      DI, R8
+	ADDQ      DI, R9
+	ADDQ      DI, R10
+	ADDQ      DI, R11
+	ADDQ      $0x40, BX
 	DECQ      CX
 	JNZ       steps
 
 end:
-	VZEROUPPER
-	RET
-
-// func avx2Add32x1(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add32x1(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y2
-	VMOVUPS      32(R8), Y3
-	VBROADCASTSS (R9), Y4
-	VFMADD231PS  Y2, Y4, Y0
-	VFMADD231PS  Y3, Y4, Y1
-	VMOVUPS      64(R8), Y2
-	VMOVUPS      96(R8), Y3
-	VBROADCASTSS 4(R9), Y4
-	VFMADD231PS  Y2, Y4, Y0
-	VFMADD231PS  Y3, Y4, Y1
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000008, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y2
-	VMOVUPS      32(R8), Y3
-	VBROADCASTSS (R9), Y4
-	VFMADD231PS  Y2, Y4, Y0
-	VFMADD231PS  Y3, Y4, Y1
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Y0, Y0
-	VADDPS 32(R8), Y1, Y1
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000040, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx2AddPairs32x1(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·avx2AddPairs32x1(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VMOVUPS      (R8), Y2
-	VPSLLD       $0x10, Y2, Y2
-	VMOVUPS      32(R8), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VMOVUPS      Y2, (BX)
-	VMOVUPS      Y3, 32(BX)
-	VBROADCASTSS (R9), Y4
-	VFMADD231PS  Y2, Y4, Y0
-	VFMADD231PS  Y3, Y4, Y1
-	VMOVUPS      64(R8), Y2
-	VPSLLD       $0x10, Y2, Y2
-	VMOVUPS      96(R8), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VMOVUPS      Y2, 64(BX)
-	VMOVUPS      Y3, 96(BX)
-	VBROADCASTSS 4(R9), Y4
-	VFMADD231PS  Y2, Y4, Y0
-	VFMADD231PS  Y3, Y4, Y1
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000008, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y2
-	VPSLLD       $0x10, Y2, Y2
-	VMOVUPS      32(R8), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VMOVUPS      Y2, (BX)
-	VMOVUPS      Y3, 32(BX)
-	VBROADCASTSS (R9), Y4
-	VFMADD231PS  Y2, Y4, Y0
-	VFMADD231PS  Y3, Y4, Y1
-	JMP          fold
-
-odd:
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y2
-	VPSRLD       $0x10, Y2, Y2
-	VPSLLD       $0x10, Y2, Y2
-	VMOVUPS      32(R8), Y3
-	VPSRLD       $0x10, Y3, Y3
-	VPSLLD       $0x10, Y3, Y3
-	VMOVUPS      Y2, (BX)
-	VMOVUPS      Y3, 32(BX)
-	VBROADCASTSS (R9), Y4
-	VFMADD231PS  Y2, Y4, Y0
-	VFMADD231PS  Y3, Y4, Y1
-	VMOVUPS      64(R8), Y2
-	VPSRLD       $0x10, Y2, Y2
-	VPSLLD       $0x10, Y2, Y2
-	VMOVUPS      96(R8), Y3
-	VPSRLD       $0x10, Y3, Y3
-	VPSLLD       $0x10, Y3, Y3
-	VMOVUPS      Y2, 64(BX)
-	VMOVUPS      Y3, 96(BX)
-	VBROADCASTSS 4(R9), Y4
-	VFMADD231PS  Y2, Y4, Y0
-	VFMADD231PS  Y3, Y4, Y1
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000008, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y2
-	VPSRLD       $0x10, Y2, Y2
-	VPSLLD       $0x10, Y2, Y2
-	VMOVUPS      32(R8), Y3
-	VPSRLD       $0x10, Y3, Y3
-	VPSLLD       $0x10, Y3, Y3
-	VMOVUPS      Y2, (BX)
-	VMOVUPS      Y3, 32(BX)
-	VBROADCASTSS (R9), Y4
-	VFMADD231PS  Y2, Y4, Y0
-	VFMADD231PS  Y3, Y4, Y1
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Y0, Y0
-	VADDPS 32(R8), Y1, Y1
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx2Add32x2(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add32x2(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y4
-	VMOVUPS      32(R8), Y5
-	VBROADCASTSS (R9), Y6
-	VFMADD231PS  Y4, Y6, Y0
-	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS 4(R9), Y7
-	VFMADD231PS  Y4, Y7, Y2
-	VFMADD231PS  Y5, Y7, Y3
-	VMOVUPS      64(R8), Y4
-	VMOVUPS      96(R8), Y5
-	VBROADCASTSS 8(R9), Y6
-	VFMADD231PS  Y4, Y6, Y0
-	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS 12(R9), Y7
-	VFMADD231PS  Y4, Y7, Y2
-	VFMADD231PS  Y5, Y7, Y3
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000010, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y4
-	VMOVUPS      32(R8), Y5
-	VBROADCASTSS (R9), Y6
-	VFMADD231PS  Y4, Y6, Y0
-	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS 4(R9), Y7
-	VFMADD231PS  Y4, Y7, Y2
-	VFMADD231PS  Y5, Y7, Y3
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Y0, Y0
-	VADDPS 32(R8), Y1, Y1
-	VADDPS 64(R8), Y2, Y2
-	VADDPS 96(R8), Y3, Y3
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000080, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx2AddPairs32x2(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·avx2AddPairs32x2(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VMOVUPS      (R8), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMOVUPS      32(R8), Y5
-	VPSLLD       $0x10, Y5, Y5
-	VMOVUPS      Y4, (BX)
-	VMOVUPS      Y5, 32(BX)
-	VBROADCASTSS (R9), Y6
-	VFMADD231PS  Y4, Y6, Y0
-	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS 4(R9), Y7
-	VFMADD231PS  Y4, Y7, Y2
-	VFMADD231PS  Y5, Y7, Y3
-	VMOVUPS      64(R8), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMOVUPS      96(R8), Y5
-	VPSLLD       $0x10, Y5, Y5
-	VMOVUPS      Y4, 64(BX)
-	VMOVUPS      Y5, 96(BX)
-	VBROADCASTSS 8(R9), Y6
-	VFMADD231PS  Y4, Y6, Y0
-	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS 12(R9), Y7
-	VFMADD231PS  Y4, Y7, Y2
-	VFMADD231PS  Y5, Y7, Y3
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMOVUPS      32(R8), Y5
-	VPSLLD       $0x10, Y5, Y5
-	VMOVUPS      Y4, (BX)
-	VMOVUPS      Y5, 32(BX)
-	VBROADCASTSS (R9), Y6
-	VFMADD231PS  Y4, Y6, Y0
-	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS 4(R9), Y7
-	VFMADD231PS  Y4, Y7, Y2
-	VFMADD231PS  Y5, Y7, Y3
-	JMP          fold
-
-odd:
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y4
-	VPSRLD       $0x10, Y4, Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMOVUPS      32(R8), Y5
-	VPSRLD       $0x10, Y5, Y5
-	VPSLLD       $0x10, Y5, Y5
-	VMOVUPS      Y4, (BX)
-	VMOVUPS      Y5, 32(BX)
-	VBROADCASTSS (R9), Y6
-	VFMADD231PS  Y4, Y6, Y0
-	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS 4(R9), Y7
-	VFMADD231PS  Y4, Y7, Y2
-	VFMADD231PS  Y5, Y7, Y3
-	VMOVUPS      64(R8), Y4
-	VPSRLD       $0x10, Y4, Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMOVUPS      96(R8), Y5
-	VPSRLD       $0x10, Y5, Y5
-	VPSLLD       $0x10, Y5, Y5
-	VMOVUPS      Y4, 64(BX)
-	VMOVUPS      Y5, 96(BX)
-	VBROADCASTSS 8(R9), Y6
-	VFMADD231PS  Y4, Y6, Y0
-	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS 12(R9), Y7
-	VFMADD231PS  Y4, Y7, Y2
-	VFMADD231PS  Y5, Y7, Y3
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y4
-	VPSRLD       $0x10, Y4, Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMOVUPS      32(R8), Y5
-	VPSRLD       $0x10, Y5, Y5
-	VPSLLD       $0x10, Y5, Y5
-	VMOVUPS      Y4, (BX)
-	VMOVUPS      Y5, 32(BX)
-	VBROADCASTSS (R9), Y6
-	VFMADD231PS  Y4, Y6, Y0
-	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS 4(R9), Y7
-	VFMADD231PS  Y4, Y7, Y2
-	VFMADD231PS  Y5, Y7, Y3
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Y0, Y0
-	VADDPS 32(R8), Y1, Y1
-	VADDPS 64(R8), Y2, Y2
-	VADDPS 96(R8), Y3, Y3
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
 	VZEROUPPER
 	RET
 
@@ -21705,801 +12990,6 @@ write:
 	ADDQ    R11, R10
 	VMOVUPS Y4, (R10)
 	VMOVUPS Y5, 32(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx2Add32x4(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add32x4(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-	VMOVUPS 128(AX)(R15*1), Y4
-	VMOVUPS 160(AX)(R15*1), Y5
-	VMOVUPS 192(AX)(R15*1), Y6
-	VMOVUPS 224(AX)(R15*1), Y7
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y8
-	VMOVUPS      32(R8), Y9
-	VBROADCASTSS (R9), Y10
-	VFMADD231PS  Y8, Y10, Y0
-	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(R9), Y11
-	VFMADD231PS  Y8, Y11, Y2
-	VFMADD231PS  Y9, Y11, Y3
-	VBROADCASTSS 8(R9), Y12
-	VFMADD231PS  Y8, Y12, Y4
-	VFMADD231PS  Y9, Y12, Y5
-	VBROADCASTSS 12(R9), Y13
-	VFMADD231PS  Y8, Y13, Y6
-	VFMADD231PS  Y9, Y13, Y7
-	VMOVUPS      64(R8), Y8
-	VMOVUPS      96(R8), Y9
-	VBROADCASTSS 16(R9), Y10
-	VFMADD231PS  Y8, Y10, Y0
-	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 20(R9), Y11
-	VFMADD231PS  Y8, Y11, Y2
-	VFMADD231PS  Y9, Y11, Y3
-	VBROADCASTSS 24(R9), Y12
-	VFMADD231PS  Y8, Y12, Y4
-	VFMADD231PS  Y9, Y12, Y5
-	VBROADCASTSS 28(R9), Y13
-	VFMADD231PS  Y8, Y13, Y6
-	VFMADD231PS  Y9, Y13, Y7
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000020, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y8
-	VMOVUPS      32(R8), Y9
-	VBROADCASTSS (R9), Y10
-	VFMADD231PS  Y8, Y10, Y0
-	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(R9), Y11
-	VFMADD231PS  Y8, Y11, Y2
-	VFMADD231PS  Y9, Y11, Y3
-	VBROADCASTSS 8(R9), Y12
-	VFMADD231PS  Y8, Y12, Y4
-	VFMADD231PS  Y9, Y12, Y5
-	VBROADCASTSS 12(R9), Y13
-	VFMADD231PS  Y8, Y13, Y6
-	VFMADD231PS  Y9, Y13, Y7
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Y0, Y0
-	VADDPS 32(R8), Y1, Y1
-	VADDPS 64(R8), Y2, Y2
-	VADDPS 96(R8), Y3, Y3
-	VADDPS 128(R8), Y4, Y4
-	VADDPS 160(R8), Y5, Y5
-	VADDPS 192(R8), Y6, Y6
-	VADDPS 224(R8), Y7, Y7
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y4, (R10)
-	VMOVUPS Y5, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y6, (R10)
-	VMOVUPS Y7, 32(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000100, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx2AddPairs32x4(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·avx2AddPairs32x4(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-	VMOVUPS 128(AX)(R15*1), Y4
-	VMOVUPS 160(AX)(R15*1), Y5
-	VMOVUPS 192(AX)(R15*1), Y6
-	VMOVUPS 224(AX)(R15*1), Y7
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VMOVUPS      (R8), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VMOVUPS      32(R8), Y9
-	VPSLLD       $0x10, Y9, Y9
-	VMOVUPS      Y8, (BX)
-	VMOVUPS      Y9, 32(BX)
-	VBROADCASTSS (R9), Y10
-	VFMADD231PS  Y8, Y10, Y0
-	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(R9), Y11
-	VFMADD231PS  Y8, Y11, Y2
-	VFMADD231PS  Y9, Y11, Y3
-	VBROADCASTSS 8(R9), Y12
-	VFMADD231PS  Y8, Y12, Y4
-	VFMADD231PS  Y9, Y12, Y5
-	VBROADCASTSS 12(R9), Y13
-	VFMADD231PS  Y8, Y13, Y6
-	VFMADD231PS  Y9, Y13, Y7
-	VMOVUPS      64(R8), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VMOVUPS      96(R8), Y9
-	VPSLLD       $0x10, Y9, Y9
-	VMOVUPS      Y8, 64(BX)
-	VMOVUPS      Y9, 96(BX)
-	VBROADCASTSS 16(R9), Y10
-	VFMADD231PS  Y8, Y10, Y0
-	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 20(R9), Y11
-	VFMADD231PS  Y8, Y11, Y2
-	VFMADD231PS  Y9, Y11, Y3
-	VBROADCASTSS 24(R9), Y12
-	VFMADD231PS  Y8, Y12, Y4
-	VFMADD231PS  Y9, Y12, Y5
-	VBROADCASTSS 28(R9), Y13
-	VFMADD231PS  Y8, Y13, Y6
-	VFMADD231PS  Y9, Y13, Y7
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000020, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VMOVUPS      32(R8), Y9
-	VPSLLD       $0x10, Y9, Y9
-	VMOVUPS      Y8, (BX)
-	VMOVUPS      Y9, 32(BX)
-	VBROADCASTSS (R9), Y10
-	VFMADD231PS  Y8, Y10, Y0
-	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(R9), Y11
-	VFMADD231PS  Y8, Y11, Y2
-	VFMADD231PS  Y9, Y11, Y3
-	VBROADCASTSS 8(R9), Y12
-	VFMADD231PS  Y8, Y12, Y4
-	VFMADD231PS  Y9, Y12, Y5
-	VBROADCASTSS 12(R9), Y13
-	VFMADD231PS  Y8, Y13, Y6
-	VFMADD231PS  Y9, Y13, Y7
-	JMP          fold
-
-odd:
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y8
-	VPSRLD       $0x10, Y8, Y8
-	VPSLLD       $0x10, Y8, Y8
-	VMOVUPS      32(R8), Y9
-	VPSRLD       $0x10, Y9, Y9
-	VPSLLD       $0x10, Y9, Y9
-	VMOVUPS      Y8, (BX)
-	VMOVUPS      Y9, 32(BX)
-	VBROADCASTSS (R9), Y10
-	VFMADD231PS  Y8, Y10, Y0
-	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(R9), Y11
-	VFMADD231PS  Y8, Y11, Y2
-	VFMADD231PS  Y9, Y11, Y3
-	VBROADCASTSS 8(R9), Y12
-	VFMADD231PS  Y8, Y12, Y4
-	VFMADD231PS  Y9, Y12, Y5
-	VBROADCASTSS 12(R9), Y13
-	VFMADD231PS  Y8, Y13, Y6
-	VFMADD231PS  Y9, Y13, Y7
-	VMOVUPS      64(R8), Y8
-	VPSRLD       $0x10, Y8, Y8
-	VPSLLD       $0x10, Y8, Y8
-	VMOVUPS      96(R8), Y9
-	VPSRLD       $0x10, Y9, Y9
-	VPSLLD       $0x10, Y9, Y9
-	VMOVUPS      Y8, 64(BX)
-	VMOVUPS      Y9, 96(BX)
-	VBROADCASTSS 16(R9), Y10
-	VFMADD231PS  Y8, Y10, Y0
-	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 20(R9), Y11
-	VFMADD231PS  Y8, Y11, Y2
-	VFMADD231PS  Y9, Y11, Y3
-	VBROADCASTSS 24(R9), Y12
-	VFMADD231PS  Y8, Y12, Y4
-	VFMADD231PS  Y9, Y12, Y5
-	VBROADCASTSS 28(R9), Y13
-	VFMADD231PS  Y8, Y13, Y6
-	VFMADD231PS  Y9, Y13, Y7
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000020, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y8
-	VPSRLD       $0x10, Y8, Y8
-	VPSLLD       $0x10, Y8, Y8
-	VMOVUPS      32(R8), Y9
-	VPSRLD       $0x10, Y9, Y9
-	VPSLLD       $0x10, Y9, Y9
-	VMOVUPS      Y8, (BX)
-	VMOVUPS      Y9, 32(BX)
-	VBROADCASTSS (R9), Y10
-	VFMADD231PS  Y8, Y10, Y0
-	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(R9), Y11
-	VFMADD231PS  Y8, Y11, Y2
-	VFMADD231PS  Y9, Y11, Y3
-	VBROADCASTSS 8(R9), Y12
-	VFMADD231PS  Y8, Y12, Y4
-	VFMADD231PS  Y9, Y12, Y5
-	VBROADCASTSS 12(R9), Y13
-	VFMADD231PS  Y8, Y13, Y6
-	VFMADD231PS  Y9, Y13, Y7
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Y0, Y0
-	VADDPS 32(R8), Y1, Y1
-	VADDPS 64(R8), Y2, Y2
-	VADDPS 96(R8), Y3, Y3
-	VADDPS 128(R8), Y4, Y4
-	VADDPS 160(R8), Y5, Y5
-	VADDPS 192(R8), Y6, Y6
-	VADDPS 224(R8), Y7, Y7
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y4, (R10)
-	VMOVUPS Y5, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y6, (R10)
-	VMOVUPS Y7, 32(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx2Add32x5(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add32x5(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x02, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-	VMOVUPS 128(AX)(R15*1), Y4
-	VMOVUPS 160(AX)(R15*1), Y5
-	VMOVUPS 192(AX)(R15*1), Y6
-	VMOVUPS 224(AX)(R15*1), Y7
-	VMOVUPS 256(AX)(R15*1), Y8
-	VMOVUPS 288(AX)(R15*1), Y9
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y10
-	VMOVUPS      32(R8), Y11
-	VBROADCASTSS (R9), Y12
-	VFMADD231PS  Y10, Y12, Y0
-	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 4(R9), Y13
-	VFMADD231PS  Y10, Y13, Y2
-	VFMADD231PS  Y11, Y13, Y3
-	VBROADCASTSS 8(R9), Y14
-	VFMADD231PS  Y10, Y14, Y4
-	VFMADD231PS  Y11, Y14, Y5
-	VBROADCASTSS 12(R9), Y15
-	VFMADD231PS  Y10, Y15, Y6
-	VFMADD231PS  Y11, Y15, Y7
-	VBROADCASTSS 16(R9), Y12
-	VFMADD231PS  Y10, Y12, Y8
-	VFMADD231PS  Y11, Y12, Y9
-	VMOVUPS      64(R8), Y10
-	VMOVUPS      96(R8), Y11
-	VBROADCASTSS 20(R9), Y12
-	VFMADD231PS  Y10, Y12, Y0
-	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 24(R9), Y13
-	VFMADD231PS  Y10, Y13, Y2
-	VFMADD231PS  Y11, Y13, Y3
-	VBROADCASTSS 28(R9), Y14
-	VFMADD231PS  Y10, Y14, Y4
-	VFMADD231PS  Y11, Y14, Y5
-	VBROADCASTSS 32(R9), Y15
-	VFMADD231PS  Y10, Y15, Y6
-	VFMADD231PS  Y11, Y15, Y7
-	VBROADCASTSS 36(R9), Y12
-	VFMADD231PS  Y10, Y12, Y8
-	VFMADD231PS  Y11, Y12, Y9
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000028, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y10
-	VMOVUPS      32(R8), Y11
-	VBROADCASTSS (R9), Y12
-	VFMADD231PS  Y10, Y12, Y0
-	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 4(R9), Y13
-	VFMADD231PS  Y10, Y13, Y2
-	VFMADD231PS  Y11, Y13, Y3
-	VBROADCASTSS 8(R9), Y14
-	VFMADD231PS  Y10, Y14, Y4
-	VFMADD231PS  Y11, Y14, Y5
-	VBROADCASTSS 12(R9), Y15
-	VFMADD231PS  Y10, Y15, Y6
-	VFMADD231PS  Y11, Y15, Y7
-	VBROADCASTSS 16(R9), Y12
-	VFMADD231PS  Y10, Y12, Y8
-	VFMADD231PS  Y11, Y12, Y9
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Y0, Y0
-	VADDPS 32(R8), Y1, Y1
-	VADDPS 64(R8), Y2, Y2
-	VADDPS 96(R8), Y3, Y3
-	VADDPS 128(R8), Y4, Y4
-	VADDPS 160(R8), Y5, Y5
-	VADDPS 192(R8), Y6, Y6
-	VADDPS 224(R8), Y7, Y7
-	VADDPS 256(R8), Y8, Y8
-	VADDPS 288(R8), Y9, Y9
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y4, (R10)
-	VMOVUPS Y5, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y6, (R10)
-	VMOVUPS Y7, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y8, (R10)
-	VMOVUPS Y9, 32(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000140, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*4), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx2AddPairs32x5(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·avx2AddPairs32x5(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x02, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-	VMOVUPS 128(AX)(R15*1), Y4
-	VMOVUPS 160(AX)(R15*1), Y5
-	VMOVUPS 192(AX)(R15*1), Y6
-	VMOVUPS 224(AX)(R15*1), Y7
-	VMOVUPS 256(AX)(R15*1), Y8
-	VMOVUPS 288(AX)(R15*1), Y9
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VMOVUPS      (R8), Y10
-	VPSLLD       $0x10, Y10, Y10
-	VMOVUPS      32(R8), Y11
-	VPSLLD       $0x10, Y11, Y11
-	VMOVUPS      Y10, (BX)
-	VMOVUPS      Y11, 32(BX)
-	VBROADCASTSS (R9), Y12
-	VFMADD231PS  Y10, Y12, Y0
-	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 4(R9), Y13
-	VFMADD231PS  Y10, Y13, Y2
-	VFMADD231PS  Y11, Y13, Y3
-	VBROADCASTSS 8(R9), Y14
-	VFMADD231PS  Y10, Y14, Y4
-	VFMADD231PS  Y11, Y14, Y5
-	VBROADCASTSS 12(R9), Y15
-	VFMADD231PS  Y10, Y15, Y6
-	VFMADD231PS  Y11, Y15, Y7
-	VBROADCASTSS 16(R9), Y12
-	VFMADD231PS  Y10, Y12, Y8
-	VFMADD231PS  Y11, Y12, Y9
-	VMOVUPS      64(R8), Y10
-	VPSLLD       $0x10, Y10, Y10
-	VMOVUPS      96(R8), Y11
-	VPSLLD       $0x10, Y11, Y11
-	VMOVUPS      Y10, 64(BX)
-	VMOVUPS      Y11, 96(BX)
-	VBROADCASTSS 20(R9), Y12
-	VFMADD231PS  Y10, Y12, Y0
-	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 24(R9), Y13
-	VFMADD231PS  Y10, Y13, Y2
-	VFMADD231PS  Y11, Y13, Y3
-	VBROADCASTSS 28(R9), Y14
-	VFMADD231PS  Y10, Y14, Y4
-	VFMADD231PS  Y11, Y14, Y5
-	VBROADCASTSS 32(R9), Y15
-	VFMADD231PS  Y10, Y15, Y6
-	VFMADD231PS  Y11, Y15, Y7
-	VBROADCASTSS 36(R9), Y12
-	VFMADD231PS  Y10, Y12, Y8
-	VFMADD231PS  Y11, Y12, Y9
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000028, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y10
-	VPSLLD       $0x10, Y10, Y10
-	VMOVUPS      32(R8), Y11
-	VPSLLD       $0x10, Y11, Y11
-	VMOVUPS      Y10, (BX)
-	VMOVUPS      Y11, 32(BX)
-	VBROADCASTSS (R9), Y12
-	VFMADD231PS  Y10, Y12, Y0
-	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 4(R9), Y13
-	VFMADD231PS  Y10, Y13, Y2
-	VFMADD231PS  Y11, Y13, Y3
-	VBROADCASTSS 8(R9), Y14
-	VFMADD231PS  Y10, Y14, Y4
-	VFMADD231PS  Y11, Y14, Y5
-	VBROADCASTSS 12(R9), Y15
-	VFMADD231PS  Y10, Y15, Y6
-	VFMADD231PS  Y11, Y15, Y7
-	VBROADCASTSS 16(R9), Y12
-	VFMADD231PS  Y10, Y12, Y8
-	VFMADD231PS  Y11, Y12, Y9
-	JMP          fold
-
-odd:
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y10
-	VPSRLD       $0x10, Y10, Y10
-	VPSLLD       $0x10, Y10, Y10
-	VMOVUPS      32(R8), Y11
-	VPSRLD       $0x10, Y11, Y11
-	VPSLLD       $0x10, Y11, Y11
-	VMOVUPS      Y10, (BX)
-	VMOVUPS      Y11, 32(BX)
-	VBROADCASTSS (R9), Y12
-	VFMADD231PS  Y10, Y12, Y0
-	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 4(R9), Y13
-	VFMADD231PS  Y10, Y13, Y2
-	VFMADD231PS  Y11, Y13, Y3
-	VBROADCASTSS 8(R9), Y14
-	VFMADD231PS  Y10, Y14, Y4
-	VFMADD231PS  Y11, Y14, Y5
-	VBROADCASTSS 12(R9), Y15
-	VFMADD231PS  Y10, Y15, Y6
-	VFMADD231PS  Y11, Y15, Y7
-	VBROADCASTSS 16(R9), Y12
-	VFMADD231PS  Y10, Y12, Y8
-	VFMADD231PS  Y11, Y12, Y9
-	VMOVUPS      64(R8), Y10
-	VPSRLD       $0x10, Y10, Y10
-	VPSLLD       $0x10, Y10, Y10
-	VMOVUPS      96(R8), Y11
-	VPSRLD       $0x10, Y11, Y11
-	VPSLLD       $0x10, Y11, Y11
-	VMOVUPS      Y10, 64(BX)
-	VMOVUPS      Y11, 96(BX)
-	VBROADCASTSS 20(R9), Y12
-	VFMADD231PS  Y10, Y12, Y0
-	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 24(R9), Y13
-	VFMADD231PS  Y10, Y13, Y2
-	VFMADD231PS  Y11, Y13, Y3
-	VBROADCASTSS 28(R9), Y14
-	VFMADD231PS  Y10, Y14, Y4
-	VFMADD231PS  Y11, Y14, Y5
-	VBROADCASTSS 32(R9), Y15
-	VFMADD231PS  Y10, Y15, Y6
-	VFMADD231PS  Y11, Y15, Y7
-	VBROADCASTSS 36(R9), Y12
-	VFMADD231PS  Y10, Y12, Y8
-	VFMADD231PS  Y11, Y12, Y9
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000028, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y10
-	VPSRLD       $0x10, Y10, Y10
-	VPSLLD       $0x10, Y10, Y10
-	VMOVUPS      32(R8), Y11
-	VPSRLD       $0x10, Y11, Y11
-	VPSLLD       $0x10, Y11, Y11
-	VMOVUPS      Y10, (BX)
-	VMOVUPS      Y11, 32(BX)
-	VBROADCASTSS (R9), Y12
-	VFMADD231PS  Y10, Y12, Y0
-	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS 4(R9), Y13
-	VFMADD231PS  Y10, Y13, Y2
-	VFMADD231PS  Y11, Y13, Y3
-	VBROADCASTSS 8(R9), Y14
-	VFMADD231PS  Y10, Y14, Y4
-	VFMADD231PS  Y11, Y14, Y5
-	VBROADCASTSS 12(R9), Y15
-	VFMADD231PS  Y10, Y15, Y6
-	VFMADD231PS  Y11, Y15, Y7
-	VBROADCASTSS 16(R9), Y12
-	VFMADD231PS  Y10, Y12, Y8
-	VFMADD231PS  Y11, Y12, Y9
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x02, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPS (R8), Y0, Y0
-	VADDPS 32(R8), Y1, Y1
-	VADDPS 64(R8), Y2, Y2
-	VADDPS 96(R8), Y3, Y3
-	VADDPS 128(R8), Y4, Y4
-	VADDPS 160(R8), Y5, Y5
-	VADDPS 192(R8), Y6, Y6
-	VADDPS 224(R8), Y7, Y7
-	VADDPS 256(R8), Y8, Y8
-	VADDPS 288(R8), Y9, Y9
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y4, (R10)
-	VMOVUPS Y5, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y6, (R10)
-	VMOVUPS Y7, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y8, (R10)
-	VMOVUPS Y9, 32(R10)
 	ADDQ    R11, R10
 	VZEROUPPER
 	RET
@@ -22972,46 +13462,46 @@ write:
 // func avx2Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 // Requires: AVX
 TEXT ·avx2Pack64F32(SB), NOSPLIT, $0-40
-	MOVQ lane+32(FP), R8
-	MOVQ dst+0(FP), DI
-	SHLQ $0x03, R8
-	LEAQ (R8)(R8*2), R9
-	LEAQ (DI)(R8*4), AX
-	LEAQ (AX)(R8*4), BX
-	LEAQ (BX)(R8*4), R12
-	MOVQ src+8(FP), SI
+	MOVQ lane+32(FP), DX
+	MOVQ dst+0(FP), R8
+	SHLQ $0x03, DX
+	LEAQ (DX)(DX*2), SI
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ src+8(FP), AX
 	MOVQ steps+16(FP), CX
-	MOVQ stride+24(FP), R10
-	SHLQ $0x03, R10
+	MOVQ stride+24(FP), DI
+	SHLQ $0x03, DI
 	SHRQ $0x01, CX
 	JZ   end
-	XORQ DX, DX
+	XORQ BX, BX
 
 steps:
-	MOVQ         (SI), R11
-	VMOVUPS      (R11)(DX*1), X0
-	VMOVUPS      16(R11)(DX*1), X4
-	MOVQ         8(SI), R13
-	VMOVUPS      (R13)(DX*1), X1
-	VMOVUPS      16(R13)(DX*1), X5
-	MOVQ         16(SI), R15
-	VMOVUPS      (R15)(DX*1), X2
-	VMOVUPS      16(R15)(DX*1), X6
-	MOVQ         24(SI), R11
-	VMOVUPS      (R11)(DX*1), X3
-	VMOVUPS      16(R11)(DX*1), X7
-	MOVQ         32(SI), R13
-	VINSERTF128  $0x01, (R13)(DX*1), Y0, Y0
-	VINSERTF128  $0x01, 16(R13)(DX*1), Y4, Y4
-	MOVQ         40(SI), R15
-	VINSERTF128  $0x01, (R15)(DX*1), Y1, Y1
-	VINSERTF128  $0x01, 16(R15)(DX*1), Y5, Y5
-	MOVQ         48(SI), R11
-	VINSERTF128  $0x01, (R11)(DX*1), Y2, Y2
-	VINSERTF128  $0x01, 16(R11)(DX*1), Y6, Y6
-	MOVQ         56(SI), R13
-	VINSERTF128  $0x01, (R13)(DX*1), Y3, Y3
-	VINSERTF128  $0x01, 16(R13)(DX*1), Y7, Y7
+	MOVQ         (AX), R12
+	VMOVUPS      (R12)(BX*1), X0
+	VMOVUPS      16(R12)(BX*1), X4
+	MOVQ         8(AX), R13
+	VMOVUPS      (R13)(BX*1), X1
+	VMOVUPS      16(R13)(BX*1), X5
+	MOVQ         16(AX), R15
+	VMOVUPS      (R15)(BX*1), X2
+	VMOVUPS      16(R15)(BX*1), X6
+	MOVQ         24(AX), R12
+	VMOVUPS      (R12)(BX*1), X3
+	VMOVUPS      16(R12)(BX*1), X7
+	MOVQ         32(AX), R13
+	VINSERTF128  $0x01, (R13)(BX*1), Y0, Y0
+	VINSERTF128  $0x01, 16(R13)(BX*1), Y4, Y4
+	MOVQ         40(AX), R15
+	VINSERTF128  $0x01, (R15)(BX*1), Y1, Y1
+	VINSERTF128  $0x01, 16(R15)(BX*1), Y5, Y5
+	MOVQ         48(AX), R12
+	VINSERTF128  $0x01, (R12)(BX*1), Y2, Y2
+	VINSERTF128  $0x01, 16(R12)(BX*1), Y6, Y6
+	MOVQ         56(AX), R13
+	VINSERTF128  $0x01, (R13)(BX*1), Y3, Y3
+	VINSERTF128  $0x01, 16(R13)(BX*1), Y7, Y7
 	VUNPCKLPS    Y1, Y0, Y8
 	VUNPCKHPS    Y1, Y0, Y9
 	VUNPCKLPS    Y3, Y2, Y10
@@ -23031,67 +13521,67 @@ steps:
 	VEXTRACTF128 $0x01, Y0, X8
 	VCVTPS2PD    X0, Y0
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y0, (DI)
-	VMOVUPD      Y8, 32(DI)
+	VMOVUPD      Y0, (R8)
+	VMOVUPD      Y8, 32(R8)
 	VEXTRACTF128 $0x01, Y1, X8
 	VCVTPS2PD    X1, Y1
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y1, (DI)(R8*1)
-	VMOVUPD      Y8, 32(DI)(R8*1)
+	VMOVUPD      Y1, (R8)(DX*1)
+	VMOVUPD      Y8, 32(R8)(DX*1)
 	VEXTRACTF128 $0x01, Y2, X8
 	VCVTPS2PD    X2, Y2
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y2, (DI)(R8*2)
-	VMOVUPD      Y8, 32(DI)(R8*2)
+	VMOVUPD      Y2, (R8)(DX*2)
+	VMOVUPD      Y8, 32(R8)(DX*2)
 	VEXTRACTF128 $0x01, Y3, X8
 	VCVTPS2PD    X3, Y3
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y3, (DI)(R9*1)
-	VMOVUPD      Y8, 32(DI)(R9*1)
+	VMOVUPD      Y3, (R8)(SI*1)
+	VMOVUPD      Y8, 32(R8)(SI*1)
 	VEXTRACTF128 $0x01, Y4, X8
 	VCVTPS2PD    X4, Y4
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y4, (AX)
-	VMOVUPD      Y8, 32(AX)
+	VMOVUPD      Y4, (R9)
+	VMOVUPD      Y8, 32(R9)
 	VEXTRACTF128 $0x01, Y5, X8
 	VCVTPS2PD    X5, Y5
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y5, (AX)(R8*1)
-	VMOVUPD      Y8, 32(AX)(R8*1)
+	VMOVUPD      Y5, (R9)(DX*1)
+	VMOVUPD      Y8, 32(R9)(DX*1)
 	VEXTRACTF128 $0x01, Y6, X8
 	VCVTPS2PD    X6, Y6
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y6, (AX)(R8*2)
-	VMOVUPD      Y8, 32(AX)(R8*2)
+	VMOVUPD      Y6, (R9)(DX*2)
+	VMOVUPD      Y8, 32(R9)(DX*2)
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y7, (AX)(R9*1)
-	VMOVUPD      Y8, 32(AX)(R9*1)
-	MOVQ         (SI), R11
-	VMOVUPS      32(R11)(DX*1), X0
-	VMOVUPS      48(R11)(DX*1), X4
-	MOVQ         8(SI), R13
-	VMOVUPS      32(R13)(DX*1), X1
-	VMOVUPS      48(R13)(DX*1), X5
-	MOVQ         16(SI), R15
-	VMOVUPS      32(R15)(DX*1), X2
-	VMOVUPS      48(R15)(DX*1), X6
-	MOVQ         24(SI), R11
-	VMOVUPS      32(R11)(DX*1), X3
-	VMOVUPS      48(R11)(DX*1), X7
-	MOVQ         32(SI), R13
-	VINSERTF128  $0x01, 32(R13)(DX*1), Y0, Y0
-	VINSERTF128  $0x01, 48(R13)(DX*1), Y4, Y4
-	MOVQ         40(SI), R15
-	VINSERTF128  $0x01, 32(R15)(DX*1), Y1, Y1
-	VINSERTF128  $0x01, 48(R15)(DX*1), Y5, Y5
-	MOVQ         48(SI), R11
-	VINSERTF128  $0x01, 32(R11)(DX*1), Y2, Y2
-	VINSERTF128  $0x01, 48(R11)(DX*1), Y6, Y6
-	MOVQ         56(SI), R13
-	VINSERTF128  $0x01, 32(R13)(DX*1), Y3, Y3
-	VINSERTF128  $0x01, 48(R13)(DX*1), Y7, Y7
+	VMOVUPD      Y7, (R9)(SI*1)
+	VMOVUPD      Y8, 32(R9)(SI*1)
+	MOVQ         (AX), R12
+	VMOVUPS      32(R12)(BX*1), X0
+	VMOVUPS      48(R12)(BX*1), X4
+	MOVQ         8(AX), R13
+	VMOVUPS      32(R13)(BX*1), X1
+	VMOVUPS      48(R13)(BX*1), X5
+	MOVQ         16(AX), R15
+	VMOVUPS      32(R15)(BX*1), X2
+	VMOVUPS      48(R15)(BX*1), X6
+	MOVQ         24(AX), R12
+	VMOVUPS      32(R12)(BX*1), X3
+	VMOVUPS      48(R12)(BX*1), X7
+	MOVQ         32(AX), R13
+	VINSERTF128  $0x01, 32(R13)(BX*1), Y0, Y0
+	VINSERTF128  $0x01, 48(R13)(BX*1), Y4, Y4
+	MOVQ         40(AX), R15
+	VINSERTF128  $0x01, 32(R15)(BX*1), Y1, Y1
+	VINSERTF128  $0x01, 48(R15)(BX*1), Y5, Y5
+	MOVQ         48(AX), R12
+	VINSERTF128  $0x01, 32(R12)(BX*1), Y2, Y2
+	VINSERTF128  $0x01, 48(R12)(BX*1), Y6, Y6
+	MOVQ         56(AX), R13
+	VINSERTF128  $0x01, 32(R13)(BX*1), Y3, Y3
+	VINSERTF128  $0x01, 48(R13)(BX*1), Y7, Y7
 	VUNPCKLPS    Y1, Y0, Y8
 	VUNPCKHPS    Y1, Y0, Y9
 	VUNPCKLPS    Y3, Y2, Y10
@@ -23111,71 +13601,71 @@ steps:
 	VEXTRACTF128 $0x01, Y0, X8
 	VCVTPS2PD    X0, Y0
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y0, (BX)
-	VMOVUPD      Y8, 32(BX)
+	VMOVUPD      Y0, (R10)
+	VMOVUPD      Y8, 32(R10)
 	VEXTRACTF128 $0x01, Y1, X8
 	VCVTPS2PD    X1, Y1
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y1, (BX)(R8*1)
-	VMOVUPD      Y8, 32(BX)(R8*1)
+	VMOVUPD      Y1, (R10)(DX*1)
+	VMOVUPD      Y8, 32(R10)(DX*1)
 	VEXTRACTF128 $0x01, Y2, X8
 	VCVTPS2PD    X2, Y2
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y2, (BX)(R8*2)
-	VMOVUPD      Y8, 32(BX)(R8*2)
+	VMOVUPD      Y2, (R10)(DX*2)
+	VMOVUPD      Y8, 32(R10)(DX*2)
 	VEXTRACTF128 $0x01, Y3, X8
 	VCVTPS2PD    X3, Y3
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y3, (BX)(R9*1)
-	VMOVUPD      Y8, 32(BX)(R9*1)
+	VMOVUPD      Y3, (R10)(SI*1)
+	VMOVUPD      Y8, 32(R10)(SI*1)
 	VEXTRACTF128 $0x01, Y4, X8
 	VCVTPS2PD    X4, Y4
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y4, (R12)
-	VMOVUPD      Y8, 32(R12)
+	VMOVUPD      Y4, (R11)
+	VMOVUPD      Y8, 32(R11)
 	VEXTRACTF128 $0x01, Y5, X8
 	VCVTPS2PD    X5, Y5
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y5, (R12)(R8*1)
-	VMOVUPD      Y8, 32(R12)(R8*1)
+	VMOVUPD      Y5, (R11)(DX*1)
+	VMOVUPD      Y8, 32(R11)(DX*1)
 	VEXTRACTF128 $0x01, Y6, X8
 	VCVTPS2PD    X6, Y6
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y6, (R12)(R8*2)
-	VMOVUPD      Y8, 32(R12)(R8*2)
+	VMOVUPD      Y6, (R11)(DX*2)
+	VMOVUPD      Y8, 32(R11)(DX*2)
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y7, (R12)(R9*1)
-	VMOVUPD      Y8, 32(R12)(R9*1)
-	ADDQ         R10, DI
-	ADDQ         R10, AX
-	ADDQ         R10, BX
-	ADDQ         R10, R12
-	MOVQ         (SI), R11
-	VMOVUPS      64(R11)(DX*1), X0
-	VMOVUPS      80(R11)(DX*1), X4
-	MOVQ         8(SI), R13
-	VMOVUPS      64(R13)(DX*1), X1
-	VMOVUPS      80(R13)(DX*1), X5
-	MOVQ         16(SI), R15
-	VMOVUPS      64(R15)(DX*1), X2
-	VMOVUPS      80(R15)(DX*1), X6
-	MOVQ         24(SI), R11
-	VMOVUPS      64(R11)(DX*1), X3
-	VMOVUPS      80(R11)(DX*1), X7
-	MOVQ         32(SI), R13
-	VINSERTF128  $0x01, 64(R13)(DX*1), Y0, Y0
-	VINSERTF128  $0x01, 80(R13)(DX*1), Y4, Y4
-	MOVQ         40(SI), R15
-	VINSERTF128  $0x01, 64(R15)(DX*1), Y1, Y1
-	VINSERTF128  $0x01, 80(R15)(DX*1), Y5, Y5
-	MOVQ         48(SI), R11
-	VINSERTF128  $0x01, 64(R11)(DX*1), Y2, Y2
-	VINSERTF128  $0x01, 80(R11)(DX*1), Y6, Y6
-	MOVQ         56(SI), R13
-	VINSERTF128  $0x01, 64(R13)(DX*1), Y3, Y3
-	VINSERTF128  $0x01, 80(R13)(DX*1), Y7, Y7
+	VMOVUPD      Y7, (R11)(SI*1)
+	VMOVUPD      Y8, 32(R11)(SI*1)
+	ADDQ         DI, R8
+	ADDQ         DI, R9
+	ADDQ         DI, R10
+	ADDQ         DI, R11
+	MOVQ         (AX), R12
+	VMOVUPS      64(R12)(BX*1), X0
+	VMOVUPS      80(R12)(BX*1), X4
+	MOVQ         8(AX), R13
+	VMOVUPS      64(R13)(BX*1), X1
+	VMOVUPS      80(R13)(BX*1), X5
+	MOVQ         16(AX), R15
+	VMOVUPS      64(R15)(BX*1), X2
+	VMOVUPS      80(R15)(BX*1), X6
+	MOVQ         24(AX), R12
+	VMOVUPS      64(R12)(BX*1), X3
+	VMOVUPS      80(R12)(BX*1), X7
+	MOVQ         32(AX), R13
+	VINSERTF128  $0x01, 64(R13)(BX*1), Y0, Y0
+	VINSERTF128  $0x01, 80(R13)(BX*1), Y4, Y4
+	MOVQ         40(AX), R15
+	VINSERTF128  $0x01, 64(R15)(BX*1), Y1, Y1
+	VINSERTF128  $0x01, 80(R15)(BX*1), Y5, Y5
+	MOVQ         48(AX), R12
+	VINSERTF128  $0x01, 64(R12)(BX*1), Y2, Y2
+	VINSERTF128  $0x01, 80(R12)(BX*1), Y6, Y6
+	MOVQ         56(AX), R13
+	VINSERTF128  $0x01, 64(R13)(BX*1), Y3, Y3
+	VINSERTF128  $0x01, 80(R13)(BX*1), Y7, Y7
 	VUNPCKLPS    Y1, Y0, Y8
 	VUNPCKHPS    Y1, Y0, Y9
 	VUNPCKLPS    Y3, Y2, Y10
@@ -23195,67 +13685,67 @@ steps:
 	VEXTRACTF128 $0x01, Y0, X8
 	VCVTPS2PD    X0, Y0
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y0, (DI)
-	VMOVUPD      Y8, 32(DI)
+	VMOVUPD      Y0, (R8)
+	VMOVUPD      Y8, 32(R8)
 	VEXTRACTF128 $0x01, Y1, X8
 	VCVTPS2PD    X1, Y1
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y1, (DI)(R8*1)
-	VMOVUPD      Y8, 32(DI)(R8*1)
+	VMOVUPD      Y1, (R8)(DX*1)
+	VMOVUPD      Y8, 32(R8)(DX*1)
 	VEXTRACTF128 $0x01, Y2, X8
 	VCVTPS2PD    X2, Y2
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y2, (DI)(R8*2)
-	VMOVUPD      Y8, 32(DI)(R8*2)
+	VMOVUPD      Y2, (R8)(DX*2)
+	VMOVUPD      Y8, 32(R8)(DX*2)
 	VEXTRACTF128 $0x01, Y3, X8
 	VCVTPS2PD    X3, Y3
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y3, (DI)(R9*1)
-	VMOVUPD      Y8, 32(DI)(R9*1)
+	VMOVUPD      Y3, (R8)(SI*1)
+	VMOVUPD      Y8, 32(R8)(SI*1)
 	VEXTRACTF128 $0x01, Y4, X8
 	VCVTPS2PD    X4, Y4
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y4, (AX)
-	VMOVUPD      Y8, 32(AX)
+	VMOVUPD      Y4, (R9)
+	VMOVUPD      Y8, 32(R9)
 	VEXTRACTF128 $0x01, Y5, X8
 	VCVTPS2PD    X5, Y5
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y5, (AX)(R8*1)
-	VMOVUPD      Y8, 32(AX)(R8*1)
+	VMOVUPD      Y5, (R9)(DX*1)
+	VMOVUPD      Y8, 32(R9)(DX*1)
 	VEXTRACTF128 $0x01, Y6, X8
 	VCVTPS2PD    X6, Y6
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y6, (AX)(R8*2)
-	VMOVUPD      Y8, 32(AX)(R8*2)
+	VMOVUPD      Y6, (R9)(DX*2)
+	VMOVUPD      Y8, 32(R9)(DX*2)
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y7, (AX)(R9*1)
-	VMOVUPD      Y8, 32(AX)(R9*1)
-	MOVQ         (SI), R11
-	VMOVUPS      96(R11)(DX*1), X0
-	VMOVUPS      112(R11)(DX*1), X4
-	MOVQ         8(SI), R13
-	VMOVUPS      96(R13)(DX*1), X1
-	VMOVUPS      112(R13)(DX*1), X5
-	MOVQ         16(SI), R15
-	VMOVUPS      96(R15)(DX*1), X2
-	VMOVUPS      112(R15)(DX*1), X6
-	MOVQ         24(SI), R11
-	VMOVUPS      96(R11)(DX*1), X3
-	VMOVUPS      112(R11)(DX*1), X7
-	MOVQ         32(SI), R13
-	VINSERTF128  $0x01, 96(R13)(DX*1), Y0, Y0
-	VINSERTF128  $0x01, 112(R13)(DX*1), Y4, Y4
-	MOVQ         40(SI), R15
-	VINSERTF128  $0x01, 96(R15)(DX*1), Y1, Y1
-	VINSERTF128  $0x01, 112(R15)(DX*1), Y5, Y5
-	MOVQ         48(SI), R11
-	VINSERTF128  $0x01, 96(R11)(DX*1), Y2, Y2
-	VINSERTF128  $0x01, 112(R11)(DX*1), Y6, Y6
-	MOVQ         56(SI), R13
-	VINSERTF128  $0x01, 96(R13)(DX*1), Y3, Y3
-	VINSERTF128  $0x01, 112(R13)(DX*1), Y7, Y7
+	VMOVUPD      Y7, (R9)(SI*1)
+	VMOVUPD      Y8, 32(R9)(SI*1)
+	MOVQ         (AX), R12
+	VMOVUPS      96(R12)(BX*1), X0
+	VMOVUPS      112(R12)(BX*1), X4
+	MOVQ         8(AX), R13
+	VMOVUPS      96(R13)(BX*1), X1
+	VMOVUPS      112(R13)(BX*1), X5
+	MOVQ         16(AX), R15
+	VMOVUPS      96(R15)(BX*1), X2
+	VMOVUPS      112(R15)(BX*1), X6
+	MOVQ         24(AX), R12
+	VMOVUPS      96(R12)(BX*1), X3
+	VMOVUPS      112(R12)(BX*1), X7
+	MOVQ         32(AX), R13
+	VINSERTF128  $0x01, 96(R13)(BX*1), Y0, Y0
+	VINSERTF128  $0x01, 112(R13)(BX*1), Y4, Y4
+	MOVQ         40(AX), R15
+	VINSERTF128  $0x01, 96(R15)(BX*1), Y1, Y1
+	VINSERTF128  $0x01, 112(R15)(BX*1), Y5, Y5
+	MOVQ         48(AX), R12
+	VINSERTF128  $0x01, 96(R12)(BX*1), Y2, Y2
+	VINSERTF128  $0x01, 112(R12)(BX*1), Y6, Y6
+	MOVQ         56(AX), R13
+	VINSERTF128  $0x01, 96(R13)(BX*1), Y3, Y3
+	VINSERTF128  $0x01, 112(R13)(BX*1), Y7, Y7
 	VUNPCKLPS    Y1, Y0, Y8
 	VUNPCKHPS    Y1, Y0, Y9
 	VUNPCKLPS    Y3, Y2, Y10
@@ -23275,48 +13765,48 @@ steps:
 	VEXTRACTF128 $0x01, Y0, X8
 	VCVTPS2PD    X0, Y0
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y0, (BX)
-	VMOVUPD      Y8, 32(BX)
+	VMOVUPD      Y0, (R10)
+	VMOVUPD      Y8, 32(R10)
 	VEXTRACTF128 $0x01, Y1, X8
 	VCVTPS2PD    X1, Y1
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y1, (BX)(R8*1)
-	VMOVUPD      Y8, 32(BX)(R8*1)
+	VMOVUPD      Y1, (R10)(DX*1)
+	VMOVUPD      Y8, 32(R10)(DX*1)
 	VEXTRACTF128 $0x01, Y2, X8
 	VCVTPS2PD    X2, Y2
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y2, (BX)(R8*2)
-	VMOVUPD      Y8, 32(BX)(R8*2)
+	VMOVUPD      Y2, (R10)(DX*2)
+	VMOVUPD      Y8, 32(R10)(DX*2)
 	VEXTRACTF128 $0x01, Y3, X8
 	VCVTPS2PD    X3, Y3
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y3, (BX)(R9*1)
-	VMOVUPD      Y8, 32(BX)(R9*1)
+	VMOVUPD      Y3, (R10)(SI*1)
+	VMOVUPD      Y8, 32(R10)(SI*1)
 	VEXTRACTF128 $0x01, Y4, X8
 	VCVTPS2PD    X4, Y4
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y4, (R12)
-	VMOVUPD      Y8, 32(R12)
+	VMOVUPD      Y4, (R11)
+	VMOVUPD      Y8, 32(R11)
 	VEXTRACTF128 $0x01, Y5, X8
 	VCVTPS2PD    X5, Y5
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y5, (R12)(R8*1)
-	VMOVUPD      Y8, 32(R12)(R8*1)
+	VMOVUPD      Y5, (R11)(DX*1)
+	VMOVUPD      Y8, 32(R11)(DX*1)
 	VEXTRACTF128 $0x01, Y6, X8
 	VCVTPS2PD    X6, Y6
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y6, (R12)(R8*2)
-	VMOVUPD      Y8, 32(R12)(R8*2)
+	VMOVUPD      Y6, (R11)(DX*2)
+	VMOVUPD      Y8, 32(R11)(DX*2)
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y7, (R12)(R9*1)
-	VMOVUPD      Y8, 32(R12)(R9*1)
-	ADDQ         R10, DI
-	ADDQ         R10, AX
-	ADDQ         R10, BX
-	ADDQ         R10, R12
-	ADDQ         $0x80, DX
+	VMOVUPD      Y7, (R11)(SI*1)
+	VMOVUPD      Y8, 32(R11)(SI*1)
+	ADDQ         DI, R8
+	ADDQ         DI, R9
+	ADDQ         DI, R10
+	ADDQ         DI, R11
+	ADDQ         $0x80, BX
 	DECQ         CX
 	JNZ          steps
 
@@ -23327,46 +13817,46 @@ end:
 // func avx2Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 // Requires: AVX, F16C
 TEXT ·avx2Pack64F16(SB), NOSPLIT, $0-40
-	MOVQ lane+32(FP), R8
-	MOVQ dst+0(FP), DI
-	SHLQ $0x03, R8
-	LEAQ (R8)(R8*2), R9
-	LEAQ (DI)(R8*4), AX
-	LEAQ (AX)(R8*4), BX
-	LEAQ (BX)(R8*4), R12
-	MOVQ src+8(FP), SI
+	MOVQ lane+32(FP), DX
+	MOVQ dst+0(FP), R8
+	SHLQ $0x03, DX
+	LEAQ (DX)(DX*2), SI
+	LEAQ (R8)(DX*4), R9
+	LEAQ (R9)(DX*4), R10
+	LEAQ (R10)(DX*4), R11
+	MOVQ src+8(FP), AX
 	MOVQ steps+16(FP), CX
-	MOVQ stride+24(FP), R10
-	SHLQ $0x03, R10
+	MOVQ stride+24(FP), DI
+	SHLQ $0x03, DI
 	SHRQ $0x01, CX
 	JZ   end
-	XORQ DX, DX
+	XORQ BX, BX
 
 steps:
-	MOVQ         (SI), R11
-	VMOVSD       (R11)(DX*1), X0
-	VMOVSD       8(R11)(DX*1), X4
-	MOVQ         8(SI), R13
-	VMOVSD       (R13)(DX*1), X1
-	VMOVSD       8(R13)(DX*1), X5
-	MOVQ         16(SI), R15
-	VMOVSD       (R15)(DX*1), X2
-	VMOVSD       8(R15)(DX*1), X6
-	MOVQ         24(SI), R11
-	VMOVSD       (R11)(DX*1), X3
-	VMOVSD       8(R11)(DX*1), X7
-	MOVQ         32(SI), R13
-	VMOVHPD      (R13)(DX*1), X0, X0
-	VMOVHPD      8(R13)(DX*1), X4, X4
-	MOVQ         40(SI), R15
-	VMOVHPD      (R15)(DX*1), X1, X1
-	VMOVHPD      8(R15)(DX*1), X5, X5
-	MOVQ         48(SI), R11
-	VMOVHPD      (R11)(DX*1), X2, X2
-	VMOVHPD      8(R11)(DX*1), X6, X6
-	MOVQ         56(SI), R13
-	VMOVHPD      (R13)(DX*1), X3, X3
-	VMOVHPD      8(R13)(DX*1), X7, X7
+	MOVQ         (AX), R12
+	VMOVSD       (R12)(BX*1), X0
+	VMOVSD       8(R12)(BX*1), X4
+	MOVQ         8(AX), R13
+	VMOVSD       (R13)(BX*1), X1
+	VMOVSD       8(R13)(BX*1), X5
+	MOVQ         16(AX), R15
+	VMOVSD       (R15)(BX*1), X2
+	VMOVSD       8(R15)(BX*1), X6
+	MOVQ         24(AX), R12
+	VMOVSD       (R12)(BX*1), X3
+	VMOVSD       8(R12)(BX*1), X7
+	MOVQ         32(AX), R13
+	VMOVHPD      (R13)(BX*1), X0, X0
+	VMOVHPD      8(R13)(BX*1), X4, X4
+	MOVQ         40(AX), R15
+	VMOVHPD      (R15)(BX*1), X1, X1
+	VMOVHPD      8(R15)(BX*1), X5, X5
+	MOVQ         48(AX), R12
+	VMOVHPD      (R12)(BX*1), X2, X2
+	VMOVHPD      8(R12)(BX*1), X6, X6
+	MOVQ         56(AX), R13
+	VMOVHPD      (R13)(BX*1), X3, X3
+	VMOVHPD      8(R13)(BX*1), X7, X7
 	VCVTPH2PS    X0, Y0
 	VCVTPH2PS    X1, Y1
 	VCVTPH2PS    X2, Y2
@@ -23394,67 +13884,67 @@ steps:
 	VEXTRACTF128 $0x01, Y0, X8
 	VCVTPS2PD    X0, Y0
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y0, (DI)
-	VMOVUPD      Y8, 32(DI)
+	VMOVUPD      Y0, (R8)
+	VMOVUPD      Y8, 32(R8)
 	VEXTRACTF128 $0x01, Y1, X8
 	VCVTPS2PD    X1, Y1
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y1, (DI)(R8*1)
-	VMOVUPD      Y8, 32(DI)(R8*1)
+	VMOVUPD      Y1, (R8)(DX*1)
+	VMOVUPD      Y8, 32(R8)(DX*1)
 	VEXTRACTF128 $0x01, Y2, X8
 	VCVTPS2PD    X2, Y2
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y2, (DI)(R8*2)
-	VMOVUPD      Y8, 32(DI)(R8*2)
+	VMOVUPD      Y2, (R8)(DX*2)
+	VMOVUPD      Y8, 32(R8)(DX*2)
 	VEXTRACTF128 $0x01, Y3, X8
 	VCVTPS2PD    X3, Y3
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y3, (DI)(R9*1)
-	VMOVUPD      Y8, 32(DI)(R9*1)
+	VMOVUPD      Y3, (R8)(SI*1)
+	VMOVUPD      Y8, 32(R8)(SI*1)
 	VEXTRACTF128 $0x01, Y4, X8
 	VCVTPS2PD    X4, Y4
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y4, (AX)
-	VMOVUPD      Y8, 32(AX)
+	VMOVUPD      Y4, (R9)
+	VMOVUPD      Y8, 32(R9)
 	VEXTRACTF128 $0x01, Y5, X8
 	VCVTPS2PD    X5, Y5
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y5, (AX)(R8*1)
-	VMOVUPD      Y8, 32(AX)(R8*1)
+	VMOVUPD      Y5, (R9)(DX*1)
+	VMOVUPD      Y8, 32(R9)(DX*1)
 	VEXTRACTF128 $0x01, Y6, X8
 	VCVTPS2PD    X6, Y6
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y6, (AX)(R8*2)
-	VMOVUPD      Y8, 32(AX)(R8*2)
+	VMOVUPD      Y6, (R9)(DX*2)
+	VMOVUPD      Y8, 32(R9)(DX*2)
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y7, (AX)(R9*1)
-	VMOVUPD      Y8, 32(AX)(R9*1)
-	MOVQ         (SI), R11
-	VMOVSD       16(R11)(DX*1), X0
-	VMOVSD       24(R11)(DX*1), X4
-	MOVQ         8(SI), R13
-	VMOVSD       16(R13)(DX*1), X1
-	VMOVSD       24(R13)(DX*1), X5
-	MOVQ         16(SI), R15
-	VMOVSD       16(R15)(DX*1), X2
-	VMOVSD       24(R15)(DX*1), X6
-	MOVQ         24(SI), R11
-	VMOVSD       16(R11)(DX*1), X3
-	VMOVSD       24(R11)(DX*1), X7
-	MOVQ         32(SI), R13
-	VMOVHPD      16(R13)(DX*1), X0, X0
-	VMOVHPD      24(R13)(DX*1), X4, X4
-	MOVQ         40(SI), R15
-	VMOVHPD      16(R15)(DX*1), X1, X1
-	VMOVHPD      24(R15)(DX*1), X5, X5
-	MOVQ         48(SI), R11
-	VMOVHPD      16(R11)(DX*1), X2, X2
-	VMOVHPD      24(R11)(DX*1), X6, X6
-	MOVQ         56(SI), R13
-	VMOVHPD      16(R13)(DX*1), X3, X3
-	VMOVHPD      24(R13)(DX*1), X7, X7
+	VMOVUPD      Y7, (R9)(SI*1)
+	VMOVUPD      Y8, 32(R9)(SI*1)
+	MOVQ         (AX), R12
+	VMOVSD       16(R12)(BX*1), X0
+	VMOVSD       24(R12)(BX*1), X4
+	MOVQ         8(AX), R13
+	VMOVSD       16(R13)(BX*1), X1
+	VMOVSD       24(R13)(BX*1), X5
+	MOVQ         16(AX), R15
+	VMOVSD       16(R15)(BX*1), X2
+	VMOVSD       24(R15)(BX*1), X6
+	MOVQ         24(AX), R12
+	VMOVSD       16(R12)(BX*1), X3
+	VMOVSD       24(R12)(BX*1), X7
+	MOVQ         32(AX), R13
+	VMOVHPD      16(R13)(BX*1), X0, X0
+	VMOVHPD      24(R13)(BX*1), X4, X4
+	MOVQ         40(AX), R15
+	VMOVHPD      16(R15)(BX*1), X1, X1
+	VMOVHPD      24(R15)(BX*1), X5, X5
+	MOVQ         48(AX), R12
+	VMOVHPD      16(R12)(BX*1), X2, X2
+	VMOVHPD      24(R12)(BX*1), X6, X6
+	MOVQ         56(AX), R13
+	VMOVHPD      16(R13)(BX*1), X3, X3
+	VMOVHPD      24(R13)(BX*1), X7, X7
 	VCVTPH2PS    X0, Y0
 	VCVTPH2PS    X1, Y1
 	VCVTPH2PS    X2, Y2
@@ -23482,71 +13972,71 @@ steps:
 	VEXTRACTF128 $0x01, Y0, X8
 	VCVTPS2PD    X0, Y0
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y0, (BX)
-	VMOVUPD      Y8, 32(BX)
+	VMOVUPD      Y0, (R10)
+	VMOVUPD      Y8, 32(R10)
 	VEXTRACTF128 $0x01, Y1, X8
 	VCVTPS2PD    X1, Y1
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y1, (BX)(R8*1)
-	VMOVUPD      Y8, 32(BX)(R8*1)
+	VMOVUPD      Y1, (R10)(DX*1)
+	VMOVUPD      Y8, 32(R10)(DX*1)
 	VEXTRACTF128 $0x01, Y2, X8
 	VCVTPS2PD    X2, Y2
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y2, (BX)(R8*2)
-	VMOVUPD      Y8, 32(BX)(R8*2)
+	VMOVUPD      Y2, (R10)(DX*2)
+	VMOVUPD      Y8, 32(R10)(DX*2)
 	VEXTRACTF128 $0x01, Y3, X8
 	VCVTPS2PD    X3, Y3
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y3, (BX)(R9*1)
-	VMOVUPD      Y8, 32(BX)(R9*1)
+	VMOVUPD      Y3, (R10)(SI*1)
+	VMOVUPD      Y8, 32(R10)(SI*1)
 	VEXTRACTF128 $0x01, Y4, X8
 	VCVTPS2PD    X4, Y4
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y4, (R12)
-	VMOVUPD      Y8, 32(R12)
+	VMOVUPD      Y4, (R11)
+	VMOVUPD      Y8, 32(R11)
 	VEXTRACTF128 $0x01, Y5, X8
 	VCVTPS2PD    X5, Y5
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y5, (R12)(R8*1)
-	VMOVUPD      Y8, 32(R12)(R8*1)
+	VMOVUPD      Y5, (R11)(DX*1)
+	VMOVUPD      Y8, 32(R11)(DX*1)
 	VEXTRACTF128 $0x01, Y6, X8
 	VCVTPS2PD    X6, Y6
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y6, (R12)(R8*2)
-	VMOVUPD      Y8, 32(R12)(R8*2)
+	VMOVUPD      Y6, (R11)(DX*2)
+	VMOVUPD      Y8, 32(R11)(DX*2)
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y7, (R12)(R9*1)
-	VMOVUPD      Y8, 32(R12)(R9*1)
-	ADDQ         R10, DI
-	ADDQ         R10, AX
-	ADDQ         R10, BX
-	ADDQ         R10, R12
-	MOVQ         (SI), R11
-	VMOVSD       32(R11)(DX*1), X0
-	VMOVSD       40(R11)(DX*1), X4
-	MOVQ         8(SI), R13
-	VMOVSD       32(R13)(DX*1), X1
-	VMOVSD       40(R13)(DX*1), X5
-	MOVQ         16(SI), R15
-	VMOVSD       32(R15)(DX*1), X2
-	VMOVSD       40(R15)(DX*1), X6
-	MOVQ         24(SI), R11
-	VMOVSD       32(R11)(DX*1), X3
-	VMOVSD       40(R11)(DX*1), X7
-	MOVQ         32(SI), R13
-	VMOVHPD      32(R13)(DX*1), X0, X0
-	VMOVHPD      40(R13)(DX*1), X4, X4
-	MOVQ         40(SI), R15
-	VMOVHPD      32(R15)(DX*1), X1, X1
-	VMOVHPD      40(R15)(DX*1), X5, X5
-	MOVQ         48(SI), R11
-	VMOVHPD      32(R11)(DX*1), X2, X2
-	VMOVHPD      40(R11)(DX*1), X6, X6
-	MOVQ         56(SI), R13
-	VMOVHPD      32(R13)(DX*1), X3, X3
-	VMOVHPD      40(R13)(DX*1), X7, X7
+	VMOVUPD      Y7, (R11)(SI*1)
+	VMOVUPD      Y8, 32(R11)(SI*1)
+	ADDQ         DI, R8
+	ADDQ         DI, R9
+	ADDQ         DI, R10
+	ADDQ         DI, R11
+	MOVQ         (AX), R12
+	VMOVSD       32(R12)(BX*1), X0
+	VMOVSD       40(R12)(BX*1), X4
+	MOVQ         8(AX), R13
+	VMOVSD       32(R13)(BX*1), X1
+	VMOVSD       40(R13)(BX*1), X5
+	MOVQ         16(AX), R15
+	VMOVSD       32(R15)(BX*1), X2
+	VMOVSD       40(R15)(BX*1), X6
+	MOVQ         24(AX), R12
+	VMOVSD       32(R12)(BX*1), X3
+	VMOVSD       40(R12)(BX*1), X7
+	MOVQ         32(AX), R13
+	VMOVHPD      32(R13)(BX*1), X0, X0
+	VMOVHPD      40(R13)(BX*1), X4, X4
+	MOVQ         40(AX), R15
+	VMOVHPD      32(R15)(BX*1), X1, X1
+	VMOVHPD      40(R15)(BX*1), X5, X5
+	MOVQ         48(AX), R12
+	VMOVHPD      32(R12)(BX*1), X2, X2
+	VMOVHPD      40(R12)(BX*1), X6, X6
+	MOVQ         56(AX), R13
+	VMOVHPD      32(R13)(BX*1), X3, X3
+	VMOVHPD      40(R13)(BX*1), X7, X7
 	VCVTPH2PS    X0, Y0
 	VCVTPH2PS    X1, Y1
 	VCVTPH2PS    X2, Y2
@@ -23574,67 +14064,67 @@ steps:
 	VEXTRACTF128 $0x01, Y0, X8
 	VCVTPS2PD    X0, Y0
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y0, (DI)
-	VMOVUPD      Y8, 32(DI)
+	VMOVUPD      Y0, (R8)
+	VMOVUPD      Y8, 32(R8)
 	VEXTRACTF128 $0x01, Y1, X8
 	VCVTPS2PD    X1, Y1
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y1, (DI)(R8*1)
-	VMOVUPD      Y8, 32(DI)(R8*1)
+	VMOVUPD      Y1, (R8)(DX*1)
+	VMOVUPD      Y8, 32(R8)(DX*1)
 	VEXTRACTF128 $0x01, Y2, X8
 	VCVTPS2PD    X2, Y2
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y2, (DI)(R8*2)
-	VMOVUPD      Y8, 32(DI)(R8*2)
+	VMOVUPD      Y2, (R8)(DX*2)
+	VMOVUPD      Y8, 32(R8)(DX*2)
 	VEXTRACTF128 $0x01, Y3, X8
 	VCVTPS2PD    X3, Y3
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y3, (DI)(R9*1)
-	VMOVUPD      Y8, 32(DI)(R9*1)
+	VMOVUPD      Y3, (R8)(SI*1)
+	VMOVUPD      Y8, 32(R8)(SI*1)
 	VEXTRACTF128 $0x01, Y4, X8
 	VCVTPS2PD    X4, Y4
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y4, (AX)
-	VMOVUPD      Y8, 32(AX)
+	VMOVUPD      Y4, (R9)
+	VMOVUPD      Y8, 32(R9)
 	VEXTRACTF128 $0x01, Y5, X8
 	VCVTPS2PD    X5, Y5
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y5, (AX)(R8*1)
-	VMOVUPD      Y8, 32(AX)(R8*1)
+	VMOVUPD      Y5, (R9)(DX*1)
+	VMOVUPD      Y8, 32(R9)(DX*1)
 	VEXTRACTF128 $0x01, Y6, X8
 	VCVTPS2PD    X6, Y6
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y6, (AX)(R8*2)
-	VMOVUPD      Y8, 32(AX)(R8*2)
+	VMOVUPD      Y6, (R9)(DX*2)
+	VMOVUPD      Y8, 32(R9)(DX*2)
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y7, (AX)(R9*1)
-	VMOVUPD      Y8, 32(AX)(R9*1)
-	MOVQ         (SI), R11
-	VMOVSD       48(R11)(DX*1), X0
-	VMOVSD       56(R11)(DX*1), X4
-	MOVQ         8(SI), R13
-	VMOVSD       48(R13)(DX*1), X1
-	VMOVSD       56(R13)(DX*1), X5
-	MOVQ         16(SI), R15
-	VMOVSD       48(R15)(DX*1), X2
-	VMOVSD       56(R15)(DX*1), X6
-	MOVQ         24(SI), R11
-	VMOVSD       48(R11)(DX*1), X3
-	VMOVSD       56(R11)(DX*1), X7
-	MOVQ         32(SI), R13
-	VMOVHPD      48(R13)(DX*1), X0, X0
-	VMOVHPD      56(R13)(DX*1), X4, X4
-	MOVQ         40(SI), R15
-	VMOVHPD      48(R15)(DX*1), X1, X1
-	VMOVHPD      56(R15)(DX*1), X5, X5
-	MOVQ         48(SI), R11
-	VMOVHPD      48(R11)(DX*1), X2, X2
-	VMOVHPD      56(R11)(DX*1), X6, X6
-	MOVQ         56(SI), R13
-	VMOVHPD      48(R13)(DX*1), X3, X3
-	VMOVHPD      56(R13)(DX*1), X7, X7
+	VMOVUPD      Y7, (R9)(SI*1)
+	VMOVUPD      Y8, 32(R9)(SI*1)
+	MOVQ         (AX), R12
+	VMOVSD       48(R12)(BX*1), X0
+	VMOVSD       56(R12)(BX*1), X4
+	MOVQ         8(AX), R13
+	VMOVSD       48(R13)(BX*1), X1
+	VMOVSD       56(R13)(BX*1), X5
+	MOVQ         16(AX), R15
+	VMOVSD       48(R15)(BX*1), X2
+	VMOVSD       56(R15)(BX*1), X6
+	MOVQ         24(AX), R12
+	VMOVSD       48(R12)(BX*1), X3
+	VMOVSD       56(R12)(BX*1), X7
+	MOVQ         32(AX), R13
+	VMOVHPD      48(R13)(BX*1), X0, X0
+	VMOVHPD      56(R13)(BX*1), X4, X4
+	MOVQ         40(AX), R15
+	VMOVHPD      48(R15)(BX*1), X1, X1
+	VMOVHPD      56(R15)(BX*1), X5, X5
+	MOVQ         48(AX), R12
+	VMOVHPD      48(R12)(BX*1), X2, X2
+	VMOVHPD      56(R12)(BX*1), X6, X6
+	MOVQ         56(AX), R13
+	VMOVHPD      48(R13)(BX*1), X3, X3
+	VMOVHPD      56(R13)(BX*1), X7, X7
 	VCVTPH2PS    X0, Y0
 	VCVTPH2PS    X1, Y1
 	VCVTPH2PS    X2, Y2
@@ -23662,583 +14152,52 @@ steps:
 	VEXTRACTF128 $0x01, Y0, X8
 	VCVTPS2PD    X0, Y0
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y0, (BX)
-	VMOVUPD      Y8, 32(BX)
+	VMOVUPD      Y0, (R10)
+	VMOVUPD      Y8, 32(R10)
 	VEXTRACTF128 $0x01, Y1, X8
 	VCVTPS2PD    X1, Y1
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y1, (BX)(R8*1)
-	VMOVUPD      Y8, 32(BX)(R8*1)
+	VMOVUPD      Y1, (R10)(DX*1)
+	VMOVUPD      Y8, 32(R10)(DX*1)
 	VEXTRACTF128 $0x01, Y2, X8
 	VCVTPS2PD    X2, Y2
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y2, (BX)(R8*2)
-	VMOVUPD      Y8, 32(BX)(R8*2)
+	VMOVUPD      Y2, (R10)(DX*2)
+	VMOVUPD      Y8, 32(R10)(DX*2)
 	VEXTRACTF128 $0x01, Y3, X8
 	VCVTPS2PD    X3, Y3
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y3, (BX)(R9*1)
-	VMOVUPD      Y8, 32(BX)(R9*1)
+	VMOVUPD      Y3, (R10)(SI*1)
+	VMOVUPD      Y8, 32(R10)(SI*1)
 	VEXTRACTF128 $0x01, Y4, X8
 	VCVTPS2PD    X4, Y4
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y4, (R12)
-	VMOVUPD      Y8, 32(R12)
+	VMOVUPD      Y4, (R11)
+	VMOVUPD      Y8, 32(R11)
 	VEXTRACTF128 $0x01, Y5, X8
 	VCVTPS2PD    X5, Y5
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y5, (R12)(R8*1)
-	VMOVUPD      Y8, 32(R12)(R8*1)
+	VMOVUPD      Y5, (R11)(DX*1)
+	VMOVUPD      Y8, 32(R11)(DX*1)
 	VEXTRACTF128 $0x01, Y6, X8
 	VCVTPS2PD    X6, Y6
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y6, (R12)(R8*2)
-	VMOVUPD      Y8, 32(R12)(R8*2)
+	VMOVUPD      Y6, (R11)(DX*2)
+	VMOVUPD      Y8, 32(R11)(DX*2)
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
 	VCVTPS2PD    X8, Y8
-	VMOVUPD      Y7, (R12)(R9*1)
-	VMOVUPD      Y8, 32(R12)(R9*1)
-	ADDQ         R10, DI
-	ADDQ         R10, AX
-	ADDQ         R10, BX
-	ADDQ         R10, R12
-	ADDQ         $0x40, DX
+	VMOVUPD      Y7, (R11)(SI*1)
+	VMOVUPD      Y8, 32(R11)(SI*1)
+	ADDQ         DI, R8
+	ADDQ         DI, R9
+	ADDQ         DI, R10
+	ADDQ         DI, R11
+	ADDQ         $0x40, BX
 	DECQ         CX
 	JNZ          steps
 
 end:
-	VZEROUPPER
-	RET
-
-// func avx2Add64x1(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add64x1(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y2
-	VMOVUPS      32(R8), Y3
-	VBROADCASTSD (R9), Y4
-	VFMADD231PD  Y2, Y4, Y0
-	VFMADD231PD  Y3, Y4, Y1
-	VMOVUPS      64(R8), Y2
-	VMOVUPS      96(R8), Y3
-	VBROADCASTSD 8(R9), Y4
-	VFMADD231PD  Y2, Y4, Y0
-	VFMADD231PD  Y3, Y4, Y1
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000010, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y2
-	VMOVUPS      32(R8), Y3
-	VBROADCASTSD (R9), Y4
-	VFMADD231PD  Y2, Y4, Y0
-	VFMADD231PD  Y3, Y4, Y1
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Y0, Y0
-	VADDPD 32(R8), Y1, Y1
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000040, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx2AddPairs64x1(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·avx2AddPairs64x1(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VMOVUPS      (R8), Y2
-	VPSLLD       $0x10, Y2, Y2
-	VEXTRACTF128 $0x01, Y2, X3
-	VCVTPS2PD    X2, Y2
-	VCVTPS2PD    X3, Y3
-	VMOVUPS      Y2, (BX)
-	VMOVUPS      Y3, 32(BX)
-	VBROADCASTSD (R9), Y4
-	VFMADD231PD  Y2, Y4, Y0
-	VFMADD231PD  Y3, Y4, Y1
-	VMOVUPS      32(R8), Y2
-	VPSLLD       $0x10, Y2, Y2
-	VEXTRACTF128 $0x01, Y2, X3
-	VCVTPS2PD    X2, Y2
-	VCVTPS2PD    X3, Y3
-	VMOVUPS      Y2, 64(BX)
-	VMOVUPS      Y3, 96(BX)
-	VBROADCASTSD 8(R9), Y4
-	VFMADD231PD  Y2, Y4, Y0
-	VFMADD231PD  Y3, Y4, Y1
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000040, R8
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y2
-	VPSLLD       $0x10, Y2, Y2
-	VEXTRACTF128 $0x01, Y2, X3
-	VCVTPS2PD    X2, Y2
-	VCVTPS2PD    X3, Y3
-	VMOVUPS      Y2, (BX)
-	VMOVUPS      Y3, 32(BX)
-	VBROADCASTSD (R9), Y4
-	VFMADD231PD  Y2, Y4, Y0
-	VFMADD231PD  Y3, Y4, Y1
-	JMP          fold
-
-odd:
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y2
-	VPSRLD       $0x10, Y2, Y2
-	VPSLLD       $0x10, Y2, Y2
-	VEXTRACTF128 $0x01, Y2, X3
-	VCVTPS2PD    X2, Y2
-	VCVTPS2PD    X3, Y3
-	VMOVUPS      Y2, (BX)
-	VMOVUPS      Y3, 32(BX)
-	VBROADCASTSD (R9), Y4
-	VFMADD231PD  Y2, Y4, Y0
-	VFMADD231PD  Y3, Y4, Y1
-	VMOVUPS      32(R8), Y2
-	VPSRLD       $0x10, Y2, Y2
-	VPSLLD       $0x10, Y2, Y2
-	VEXTRACTF128 $0x01, Y2, X3
-	VCVTPS2PD    X2, Y2
-	VCVTPS2PD    X3, Y3
-	VMOVUPS      Y2, 64(BX)
-	VMOVUPS      Y3, 96(BX)
-	VBROADCASTSD 8(R9), Y4
-	VFMADD231PD  Y2, Y4, Y0
-	VFMADD231PD  Y3, Y4, Y1
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000040, R8
-	ADDQ         $0x00000010, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y2
-	VPSRLD       $0x10, Y2, Y2
-	VPSLLD       $0x10, Y2, Y2
-	VEXTRACTF128 $0x01, Y2, X3
-	VCVTPS2PD    X2, Y2
-	VCVTPS2PD    X3, Y3
-	VMOVUPS      Y2, (BX)
-	VMOVUPS      Y3, 32(BX)
-	VBROADCASTSD (R9), Y4
-	VFMADD231PD  Y2, Y4, Y0
-	VFMADD231PD  Y3, Y4, Y1
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Y0, Y0
-	VADDPD 32(R8), Y1, Y1
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx2Add64x2(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add64x2(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y4
-	VMOVUPS      32(R8), Y5
-	VBROADCASTSD (R9), Y6
-	VFMADD231PD  Y4, Y6, Y0
-	VFMADD231PD  Y5, Y6, Y1
-	VBROADCASTSD 8(R9), Y7
-	VFMADD231PD  Y4, Y7, Y2
-	VFMADD231PD  Y5, Y7, Y3
-	VMOVUPS      64(R8), Y4
-	VMOVUPS      96(R8), Y5
-	VBROADCASTSD 16(R9), Y6
-	VFMADD231PD  Y4, Y6, Y0
-	VFMADD231PD  Y5, Y6, Y1
-	VBROADCASTSD 24(R9), Y7
-	VFMADD231PD  Y4, Y7, Y2
-	VFMADD231PD  Y5, Y7, Y3
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000020, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y4
-	VMOVUPS      32(R8), Y5
-	VBROADCASTSD (R9), Y6
-	VFMADD231PD  Y4, Y6, Y0
-	VFMADD231PD  Y5, Y6, Y1
-	VBROADCASTSD 8(R9), Y7
-	VFMADD231PD  Y4, Y7, Y2
-	VFMADD231PD  Y5, Y7, Y3
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Y0, Y0
-	VADDPD 32(R8), Y1, Y1
-	VADDPD 64(R8), Y2, Y2
-	VADDPD 96(R8), Y3, Y3
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000080, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx2AddPairs64x2(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·avx2AddPairs64x2(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VMOVUPS      (R8), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VEXTRACTF128 $0x01, Y4, X5
-	VCVTPS2PD    X4, Y4
-	VCVTPS2PD    X5, Y5
-	VMOVUPS      Y4, (BX)
-	VMOVUPS      Y5, 32(BX)
-	VBROADCASTSD (R9), Y6
-	VFMADD231PD  Y4, Y6, Y0
-	VFMADD231PD  Y5, Y6, Y1
-	VBROADCASTSD 8(R9), Y7
-	VFMADD231PD  Y4, Y7, Y2
-	VFMADD231PD  Y5, Y7, Y3
-	VMOVUPS      32(R8), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VEXTRACTF128 $0x01, Y4, X5
-	VCVTPS2PD    X4, Y4
-	VCVTPS2PD    X5, Y5
-	VMOVUPS      Y4, 64(BX)
-	VMOVUPS      Y5, 96(BX)
-	VBROADCASTSD 16(R9), Y6
-	VFMADD231PD  Y4, Y6, Y0
-	VFMADD231PD  Y5, Y6, Y1
-	VBROADCASTSD 24(R9), Y7
-	VFMADD231PD  Y4, Y7, Y2
-	VFMADD231PD  Y5, Y7, Y3
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000040, R8
-	ADDQ         $0x00000020, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VEXTRACTF128 $0x01, Y4, X5
-	VCVTPS2PD    X4, Y4
-	VCVTPS2PD    X5, Y5
-	VMOVUPS      Y4, (BX)
-	VMOVUPS      Y5, 32(BX)
-	VBROADCASTSD (R9), Y6
-	VFMADD231PD  Y4, Y6, Y0
-	VFMADD231PD  Y5, Y6, Y1
-	VBROADCASTSD 8(R9), Y7
-	VFMADD231PD  Y4, Y7, Y2
-	VFMADD231PD  Y5, Y7, Y3
-	JMP          fold
-
-odd:
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y4
-	VPSRLD       $0x10, Y4, Y4
-	VPSLLD       $0x10, Y4, Y4
-	VEXTRACTF128 $0x01, Y4, X5
-	VCVTPS2PD    X4, Y4
-	VCVTPS2PD    X5, Y5
-	VMOVUPS      Y4, (BX)
-	VMOVUPS      Y5, 32(BX)
-	VBROADCASTSD (R9), Y6
-	VFMADD231PD  Y4, Y6, Y0
-	VFMADD231PD  Y5, Y6, Y1
-	VBROADCASTSD 8(R9), Y7
-	VFMADD231PD  Y4, Y7, Y2
-	VFMADD231PD  Y5, Y7, Y3
-	VMOVUPS      32(R8), Y4
-	VPSRLD       $0x10, Y4, Y4
-	VPSLLD       $0x10, Y4, Y4
-	VEXTRACTF128 $0x01, Y4, X5
-	VCVTPS2PD    X4, Y4
-	VCVTPS2PD    X5, Y5
-	VMOVUPS      Y4, 64(BX)
-	VMOVUPS      Y5, 96(BX)
-	VBROADCASTSD 16(R9), Y6
-	VFMADD231PD  Y4, Y6, Y0
-	VFMADD231PD  Y5, Y6, Y1
-	VBROADCASTSD 24(R9), Y7
-	VFMADD231PD  Y4, Y7, Y2
-	VFMADD231PD  Y5, Y7, Y3
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000040, R8
-	ADDQ         $0x00000020, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y4
-	VPSRLD       $0x10, Y4, Y4
-	VPSLLD       $0x10, Y4, Y4
-	VEXTRACTF128 $0x01, Y4, X5
-	VCVTPS2PD    X4, Y4
-	VCVTPS2PD    X5, Y5
-	VMOVUPS      Y4, (BX)
-	VMOVUPS      Y5, 32(BX)
-	VBROADCASTSD (R9), Y6
-	VFMADD231PD  Y4, Y6, Y0
-	VFMADD231PD  Y5, Y6, Y1
-	VBROADCASTSD 8(R9), Y7
-	VFMADD231PD  Y4, Y7, Y2
-	VFMADD231PD  Y5, Y7, Y3
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Y0, Y0
-	VADDPD 32(R8), Y1, Y1
-	VADDPD 64(R8), Y2, Y2
-	VADDPD 96(R8), Y3, Y3
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
 	VZEROUPPER
 	RET
 
@@ -24571,807 +14530,6 @@ write:
 	ADDQ    R11, R10
 	VMOVUPS Y4, (R10)
 	VMOVUPS Y5, 32(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx2Add64x4(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add64x4(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-	VMOVUPS 128(AX)(R15*1), Y4
-	VMOVUPS 160(AX)(R15*1), Y5
-	VMOVUPS 192(AX)(R15*1), Y6
-	VMOVUPS 224(AX)(R15*1), Y7
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y8
-	VMOVUPS      32(R8), Y9
-	VBROADCASTSD (R9), Y10
-	VFMADD231PD  Y8, Y10, Y0
-	VFMADD231PD  Y9, Y10, Y1
-	VBROADCASTSD 8(R9), Y11
-	VFMADD231PD  Y8, Y11, Y2
-	VFMADD231PD  Y9, Y11, Y3
-	VBROADCASTSD 16(R9), Y12
-	VFMADD231PD  Y8, Y12, Y4
-	VFMADD231PD  Y9, Y12, Y5
-	VBROADCASTSD 24(R9), Y13
-	VFMADD231PD  Y8, Y13, Y6
-	VFMADD231PD  Y9, Y13, Y7
-	VMOVUPS      64(R8), Y8
-	VMOVUPS      96(R8), Y9
-	VBROADCASTSD 32(R9), Y10
-	VFMADD231PD  Y8, Y10, Y0
-	VFMADD231PD  Y9, Y10, Y1
-	VBROADCASTSD 40(R9), Y11
-	VFMADD231PD  Y8, Y11, Y2
-	VFMADD231PD  Y9, Y11, Y3
-	VBROADCASTSD 48(R9), Y12
-	VFMADD231PD  Y8, Y12, Y4
-	VFMADD231PD  Y9, Y12, Y5
-	VBROADCASTSD 56(R9), Y13
-	VFMADD231PD  Y8, Y13, Y6
-	VFMADD231PD  Y9, Y13, Y7
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000040, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y8
-	VMOVUPS      32(R8), Y9
-	VBROADCASTSD (R9), Y10
-	VFMADD231PD  Y8, Y10, Y0
-	VFMADD231PD  Y9, Y10, Y1
-	VBROADCASTSD 8(R9), Y11
-	VFMADD231PD  Y8, Y11, Y2
-	VFMADD231PD  Y9, Y11, Y3
-	VBROADCASTSD 16(R9), Y12
-	VFMADD231PD  Y8, Y12, Y4
-	VFMADD231PD  Y9, Y12, Y5
-	VBROADCASTSD 24(R9), Y13
-	VFMADD231PD  Y8, Y13, Y6
-	VFMADD231PD  Y9, Y13, Y7
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Y0, Y0
-	VADDPD 32(R8), Y1, Y1
-	VADDPD 64(R8), Y2, Y2
-	VADDPD 96(R8), Y3, Y3
-	VADDPD 128(R8), Y4, Y4
-	VADDPD 160(R8), Y5, Y5
-	VADDPD 192(R8), Y6, Y6
-	VADDPD 224(R8), Y7, Y7
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y4, (R10)
-	VMOVUPS Y5, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y6, (R10)
-	VMOVUPS Y7, 32(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000100, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx2AddPairs64x4(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·avx2AddPairs64x4(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-	VMOVUPS 128(AX)(R15*1), Y4
-	VMOVUPS 160(AX)(R15*1), Y5
-	VMOVUPS 192(AX)(R15*1), Y6
-	VMOVUPS 224(AX)(R15*1), Y7
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VMOVUPS      (R8), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VMOVUPS      Y8, (BX)
-	VMOVUPS      Y9, 32(BX)
-	VBROADCASTSD (R9), Y10
-	VFMADD231PD  Y8, Y10, Y0
-	VFMADD231PD  Y9, Y10, Y1
-	VBROADCASTSD 8(R9), Y11
-	VFMADD231PD  Y8, Y11, Y2
-	VFMADD231PD  Y9, Y11, Y3
-	VBROADCASTSD 16(R9), Y12
-	VFMADD231PD  Y8, Y12, Y4
-	VFMADD231PD  Y9, Y12, Y5
-	VBROADCASTSD 24(R9), Y13
-	VFMADD231PD  Y8, Y13, Y6
-	VFMADD231PD  Y9, Y13, Y7
-	VMOVUPS      32(R8), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VMOVUPS      Y8, 64(BX)
-	VMOVUPS      Y9, 96(BX)
-	VBROADCASTSD 32(R9), Y10
-	VFMADD231PD  Y8, Y10, Y0
-	VFMADD231PD  Y9, Y10, Y1
-	VBROADCASTSD 40(R9), Y11
-	VFMADD231PD  Y8, Y11, Y2
-	VFMADD231PD  Y9, Y11, Y3
-	VBROADCASTSD 48(R9), Y12
-	VFMADD231PD  Y8, Y12, Y4
-	VFMADD231PD  Y9, Y12, Y5
-	VBROADCASTSD 56(R9), Y13
-	VFMADD231PD  Y8, Y13, Y6
-	VFMADD231PD  Y9, Y13, Y7
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000040, R8
-	ADDQ         $0x00000040, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y8
-	VPSLLD       $0x10, Y8, Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VMOVUPS      Y8, (BX)
-	VMOVUPS      Y9, 32(BX)
-	VBROADCASTSD (R9), Y10
-	VFMADD231PD  Y8, Y10, Y0
-	VFMADD231PD  Y9, Y10, Y1
-	VBROADCASTSD 8(R9), Y11
-	VFMADD231PD  Y8, Y11, Y2
-	VFMADD231PD  Y9, Y11, Y3
-	VBROADCASTSD 16(R9), Y12
-	VFMADD231PD  Y8, Y12, Y4
-	VFMADD231PD  Y9, Y12, Y5
-	VBROADCASTSD 24(R9), Y13
-	VFMADD231PD  Y8, Y13, Y6
-	VFMADD231PD  Y9, Y13, Y7
-	JMP          fold
-
-odd:
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y8
-	VPSRLD       $0x10, Y8, Y8
-	VPSLLD       $0x10, Y8, Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VMOVUPS      Y8, (BX)
-	VMOVUPS      Y9, 32(BX)
-	VBROADCASTSD (R9), Y10
-	VFMADD231PD  Y8, Y10, Y0
-	VFMADD231PD  Y9, Y10, Y1
-	VBROADCASTSD 8(R9), Y11
-	VFMADD231PD  Y8, Y11, Y2
-	VFMADD231PD  Y9, Y11, Y3
-	VBROADCASTSD 16(R9), Y12
-	VFMADD231PD  Y8, Y12, Y4
-	VFMADD231PD  Y9, Y12, Y5
-	VBROADCASTSD 24(R9), Y13
-	VFMADD231PD  Y8, Y13, Y6
-	VFMADD231PD  Y9, Y13, Y7
-	VMOVUPS      32(R8), Y8
-	VPSRLD       $0x10, Y8, Y8
-	VPSLLD       $0x10, Y8, Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VMOVUPS      Y8, 64(BX)
-	VMOVUPS      Y9, 96(BX)
-	VBROADCASTSD 32(R9), Y10
-	VFMADD231PD  Y8, Y10, Y0
-	VFMADD231PD  Y9, Y10, Y1
-	VBROADCASTSD 40(R9), Y11
-	VFMADD231PD  Y8, Y11, Y2
-	VFMADD231PD  Y9, Y11, Y3
-	VBROADCASTSD 48(R9), Y12
-	VFMADD231PD  Y8, Y12, Y4
-	VFMADD231PD  Y9, Y12, Y5
-	VBROADCASTSD 56(R9), Y13
-	VFMADD231PD  Y8, Y13, Y6
-	VFMADD231PD  Y9, Y13, Y7
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000040, R8
-	ADDQ         $0x00000040, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y8
-	VPSRLD       $0x10, Y8, Y8
-	VPSLLD       $0x10, Y8, Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VMOVUPS      Y8, (BX)
-	VMOVUPS      Y9, 32(BX)
-	VBROADCASTSD (R9), Y10
-	VFMADD231PD  Y8, Y10, Y0
-	VFMADD231PD  Y9, Y10, Y1
-	VBROADCASTSD 8(R9), Y11
-	VFMADD231PD  Y8, Y11, Y2
-	VFMADD231PD  Y9, Y11, Y3
-	VBROADCASTSD 16(R9), Y12
-	VFMADD231PD  Y8, Y12, Y4
-	VFMADD231PD  Y9, Y12, Y5
-	VBROADCASTSD 24(R9), Y13
-	VFMADD231PD  Y8, Y13, Y6
-	VFMADD231PD  Y9, Y13, Y7
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Y0, Y0
-	VADDPD 32(R8), Y1, Y1
-	VADDPD 64(R8), Y2, Y2
-	VADDPD 96(R8), Y3, Y3
-	VADDPD 128(R8), Y4, Y4
-	VADDPD 160(R8), Y5, Y5
-	VADDPD 192(R8), Y6, Y6
-	VADDPD 224(R8), Y7, Y7
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y4, (R10)
-	VMOVUPS Y5, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y6, (R10)
-	VMOVUPS Y7, 32(R10)
-	ADDQ    R11, R10
-	VZEROUPPER
-	RET
-
-// func avx2Add64x5(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, FMA3, MMX+
-TEXT ·avx2Add64x5(SB), NOSPLIT, $0-112
-	MOVQ acc+0(FP), AX
-	MOVQ x+16(FP), DI
-	MOVQ w+8(FP), SI
-	MOVQ panels+32(FP), BX
-	MOVB again+48(FP), DL
-	MOVQ out+80(FP), R10
-	MOVQ stride+88(FP), R11
-	SHLQ $0x03, R11
-	MOVQ ahead+96(FP), R12
-	MOVQ pace+104(FP), R13
-	XORQ R15, R15
-
-panel:
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-	VMOVUPS 128(AX)(R15*1), Y4
-	VMOVUPS 160(AX)(R15*1), Y5
-	VMOVUPS 192(AX)(R15*1), Y6
-	VMOVUPS 224(AX)(R15*1), Y7
-	VMOVUPS 256(AX)(R15*1), Y8
-	VMOVUPS 288(AX)(R15*1), Y9
-
-begin:
-	MOVQ steps+24(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y10
-	VMOVUPS      32(R8), Y11
-	VBROADCASTSD (R9), Y12
-	VFMADD231PD  Y10, Y12, Y0
-	VFMADD231PD  Y11, Y12, Y1
-	VBROADCASTSD 8(R9), Y13
-	VFMADD231PD  Y10, Y13, Y2
-	VFMADD231PD  Y11, Y13, Y3
-	VBROADCASTSD 16(R9), Y14
-	VFMADD231PD  Y10, Y14, Y4
-	VFMADD231PD  Y11, Y14, Y5
-	VBROADCASTSD 24(R9), Y15
-	VFMADD231PD  Y10, Y15, Y6
-	VFMADD231PD  Y11, Y15, Y7
-	VBROADCASTSD 32(R9), Y12
-	VFMADD231PD  Y10, Y12, Y8
-	VFMADD231PD  Y11, Y12, Y9
-	VMOVUPS      64(R8), Y10
-	VMOVUPS      96(R8), Y11
-	VBROADCASTSD 40(R9), Y12
-	VFMADD231PD  Y10, Y12, Y0
-	VFMADD231PD  Y11, Y12, Y1
-	VBROADCASTSD 48(R9), Y13
-	VFMADD231PD  Y10, Y13, Y2
-	VFMADD231PD  Y11, Y13, Y3
-	VBROADCASTSD 56(R9), Y14
-	VFMADD231PD  Y10, Y14, Y4
-	VFMADD231PD  Y11, Y14, Y5
-	VBROADCASTSD 64(R9), Y15
-	VFMADD231PD  Y10, Y15, Y6
-	VFMADD231PD  Y11, Y15, Y7
-	VBROADCASTSD 72(R9), Y12
-	VFMADD231PD  Y10, Y12, Y8
-	VFMADD231PD  Y11, Y12, Y9
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000080, R8
-	ADDQ         $0x00000050, R9
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+24(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y10
-	VMOVUPS      32(R8), Y11
-	VBROADCASTSD (R9), Y12
-	VFMADD231PD  Y10, Y12, Y0
-	VFMADD231PD  Y11, Y12, Y1
-	VBROADCASTSD 8(R9), Y13
-	VFMADD231PD  Y10, Y13, Y2
-	VFMADD231PD  Y11, Y13, Y3
-	VBROADCASTSD 16(R9), Y14
-	VFMADD231PD  Y10, Y14, Y4
-	VFMADD231PD  Y11, Y14, Y5
-	VBROADCASTSD 24(R9), Y15
-	VFMADD231PD  Y10, Y15, Y6
-	VFMADD231PD  Y11, Y15, Y7
-	VBROADCASTSD 32(R9), Y12
-	VFMADD231PD  Y10, Y12, Y8
-	VFMADD231PD  Y11, Y12, Y9
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Y0, Y0
-	VADDPD 32(R8), Y1, Y1
-	VADDPD 64(R8), Y2, Y2
-	VADDPD 96(R8), Y3, Y3
-	VADDPD 128(R8), Y4, Y4
-	VADDPD 160(R8), Y5, Y5
-	VADDPD 192(R8), Y6, Y6
-	VADDPD 224(R8), Y7, Y7
-	VADDPD 256(R8), Y8, Y8
-	VADDPD 288(R8), Y9, Y9
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y4, (R10)
-	VMOVUPS Y5, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y6, (R10)
-	VMOVUPS Y7, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y8, (R10)
-	VMOVUPS Y9, 32(R10)
-	ADDQ    R11, R10
-	ADDQ    $0x00000140, R15
-	MOVQ    next+40(FP), CX
-	LEAQ    (DI)(CX*8), DI
-	DECQ    BX
-	JNZ     panel
-	VZEROUPPER
-	RET
-
-// func avx2AddPairs64x5(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
-// Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·avx2AddPairs64x5(SB), NOSPLIT, $0-112
-	MOVQ   acc+0(FP), AX
-	MOVQ   x+32(FP), DI
-	MOVQ   pairs+8(FP), SI
-	MOVQ   w+24(FP), BX
-	MOVB   again+48(FP), DL
-	MOVQ   out+80(FP), R10
-	MOVQ   stride+88(FP), R11
-	SHLQ   $0x03, R11
-	MOVQ   ahead+96(FP), R12
-	MOVQ   pace+104(FP), R13
-	XORQ   R15, R15
-	MOVQ   SI, R8
-	MOVQ   DI, R9
-	TESTB  DL, DL
-	JNZ    resume
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	JMP    begin
-
-resume:
-	VMOVUPS (AX)(R15*1), Y0
-	VMOVUPS 32(AX)(R15*1), Y1
-	VMOVUPS 64(AX)(R15*1), Y2
-	VMOVUPS 96(AX)(R15*1), Y3
-	VMOVUPS 128(AX)(R15*1), Y4
-	VMOVUPS 160(AX)(R15*1), Y5
-	VMOVUPS 192(AX)(R15*1), Y6
-	VMOVUPS 224(AX)(R15*1), Y7
-	VMOVUPS 256(AX)(R15*1), Y8
-	VMOVUPS 288(AX)(R15*1), Y9
-
-begin:
-	MOVB  odd+16(FP), CL
-	TESTB CL, CL
-	JNZ   odd
-	MOVQ  steps+40(FP), CX
-	SHRQ  $0x01, CX
-	JZ    evenrest
-
-evensteps:
-	VMOVUPS      (R8), Y10
-	VPSLLD       $0x10, Y10, Y10
-	VEXTRACTF128 $0x01, Y10, X11
-	VCVTPS2PD    X10, Y10
-	VCVTPS2PD    X11, Y11
-	VMOVUPS      Y10, (BX)
-	VMOVUPS      Y11, 32(BX)
-	VBROADCASTSD (R9), Y12
-	VFMADD231PD  Y10, Y12, Y0
-	VFMADD231PD  Y11, Y12, Y1
-	VBROADCASTSD 8(R9), Y13
-	VFMADD231PD  Y10, Y13, Y2
-	VFMADD231PD  Y11, Y13, Y3
-	VBROADCASTSD 16(R9), Y14
-	VFMADD231PD  Y10, Y14, Y4
-	VFMADD231PD  Y11, Y14, Y5
-	VBROADCASTSD 24(R9), Y15
-	VFMADD231PD  Y10, Y15, Y6
-	VFMADD231PD  Y11, Y15, Y7
-	VBROADCASTSD 32(R9), Y12
-	VFMADD231PD  Y10, Y12, Y8
-	VFMADD231PD  Y11, Y12, Y9
-	VMOVUPS      32(R8), Y10
-	VPSLLD       $0x10, Y10, Y10
-	VEXTRACTF128 $0x01, Y10, X11
-	VCVTPS2PD    X10, Y10
-	VCVTPS2PD    X11, Y11
-	VMOVUPS      Y10, 64(BX)
-	VMOVUPS      Y11, 96(BX)
-	VBROADCASTSD 40(R9), Y12
-	VFMADD231PD  Y10, Y12, Y0
-	VFMADD231PD  Y11, Y12, Y1
-	VBROADCASTSD 48(R9), Y13
-	VFMADD231PD  Y10, Y13, Y2
-	VFMADD231PD  Y11, Y13, Y3
-	VBROADCASTSD 56(R9), Y14
-	VFMADD231PD  Y10, Y14, Y4
-	VFMADD231PD  Y11, Y14, Y5
-	VBROADCASTSD 64(R9), Y15
-	VFMADD231PD  Y10, Y15, Y6
-	VFMADD231PD  Y11, Y15, Y7
-	VBROADCASTSD 72(R9), Y12
-	VFMADD231PD  Y10, Y12, Y8
-	VFMADD231PD  Y11, Y12, Y9
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000040, R8
-	ADDQ         $0x00000050, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          evensteps
-
-evenrest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y10
-	VPSLLD       $0x10, Y10, Y10
-	VEXTRACTF128 $0x01, Y10, X11
-	VCVTPS2PD    X10, Y10
-	VCVTPS2PD    X11, Y11
-	VMOVUPS      Y10, (BX)
-	VMOVUPS      Y11, 32(BX)
-	VBROADCASTSD (R9), Y12
-	VFMADD231PD  Y10, Y12, Y0
-	VFMADD231PD  Y11, Y12, Y1
-	VBROADCASTSD 8(R9), Y13
-	VFMADD231PD  Y10, Y13, Y2
-	VFMADD231PD  Y11, Y13, Y3
-	VBROADCASTSD 16(R9), Y14
-	VFMADD231PD  Y10, Y14, Y4
-	VFMADD231PD  Y11, Y14, Y5
-	VBROADCASTSD 24(R9), Y15
-	VFMADD231PD  Y10, Y15, Y6
-	VFMADD231PD  Y11, Y15, Y7
-	VBROADCASTSD 32(R9), Y12
-	VFMADD231PD  Y10, Y12, Y8
-	VFMADD231PD  Y11, Y12, Y9
-	JMP          fold
-
-odd:
-	MOVQ steps+40(FP), CX
-	SHRQ $0x01, CX
-	JZ   rest
-
-steps:
-	VMOVUPS      (R8), Y10
-	VPSRLD       $0x10, Y10, Y10
-	VPSLLD       $0x10, Y10, Y10
-	VEXTRACTF128 $0x01, Y10, X11
-	VCVTPS2PD    X10, Y10
-	VCVTPS2PD    X11, Y11
-	VMOVUPS      Y10, (BX)
-	VMOVUPS      Y11, 32(BX)
-	VBROADCASTSD (R9), Y12
-	VFMADD231PD  Y10, Y12, Y0
-	VFMADD231PD  Y11, Y12, Y1
-	VBROADCASTSD 8(R9), Y13
-	VFMADD231PD  Y10, Y13, Y2
-	VFMADD231PD  Y11, Y13, Y3
-	VBROADCASTSD 16(R9), Y14
-	VFMADD231PD  Y10, Y14, Y4
-	VFMADD231PD  Y11, Y14, Y5
-	VBROADCASTSD 24(R9), Y15
-	VFMADD231PD  Y10, Y15, Y6
-	VFMADD231PD  Y11, Y15, Y7
-	VBROADCASTSD 32(R9), Y12
-	VFMADD231PD  Y10, Y12, Y8
-	VFMADD231PD  Y11, Y12, Y9
-	VMOVUPS      32(R8), Y10
-	VPSRLD       $0x10, Y10, Y10
-	VPSLLD       $0x10, Y10, Y10
-	VEXTRACTF128 $0x01, Y10, X11
-	VCVTPS2PD    X10, Y10
-	VCVTPS2PD    X11, Y11
-	VMOVUPS      Y10, 64(BX)
-	VMOVUPS      Y11, 96(BX)
-	VBROADCASTSD 40(R9), Y12
-	VFMADD231PD  Y10, Y12, Y0
-	VFMADD231PD  Y11, Y12, Y1
-	VBROADCASTSD 48(R9), Y13
-	VFMADD231PD  Y10, Y13, Y2
-	VFMADD231PD  Y11, Y13, Y3
-	VBROADCASTSD 56(R9), Y14
-	VFMADD231PD  Y10, Y14, Y4
-	VFMADD231PD  Y11, Y14, Y5
-	VBROADCASTSD 64(R9), Y15
-	VFMADD231PD  Y10, Y15, Y6
-	VFMADD231PD  Y11, Y15, Y7
-	VBROADCASTSD 72(R9), Y12
-	VFMADD231PD  Y10, Y12, Y8
-	VFMADD231PD  Y11, Y12, Y9
-	PREFETCHT1   (R12)
-	ADDQ         R13, R12
-	ADDQ         $0x00000040, R8
-	ADDQ         $0x00000050, R9
-	ADDQ         $0x00000080, BX
-	DECQ         CX
-	JNZ          steps
-
-rest:
-	MOVQ         steps+40(FP), CX
-	ANDQ         $0x01, CX
-	JZ           fold
-	VMOVUPS      (R8), Y10
-	VPSRLD       $0x10, Y10, Y10
-	VPSLLD       $0x10, Y10, Y10
-	VEXTRACTF128 $0x01, Y10, X11
-	VCVTPS2PD    X10, Y10
-	VCVTPS2PD    X11, Y11
-	VMOVUPS      Y10, (BX)
-	VMOVUPS      Y11, 32(BX)
-	VBROADCASTSD (R9), Y12
-	VFMADD231PD  Y10, Y12, Y0
-	VFMADD231PD  Y11, Y12, Y1
-	VBROADCASTSD 8(R9), Y13
-	VFMADD231PD  Y10, Y13, Y2
-	VFMADD231PD  Y11, Y13, Y3
-	VBROADCASTSD 16(R9), Y14
-	VFMADD231PD  Y10, Y14, Y4
-	VFMADD231PD  Y11, Y14, Y5
-	VBROADCASTSD 24(R9), Y15
-	VFMADD231PD  Y10, Y15, Y6
-	VFMADD231PD  Y11, Y15, Y7
-	VBROADCASTSD 32(R9), Y12
-	VFMADD231PD  Y10, Y12, Y8
-	VFMADD231PD  Y11, Y12, Y9
-
-fold:
-	MOVQ  folds+64(FP), CX
-	TESTQ CX, CX
-	JZ    write
-	MOVQ  lane+72(FP), R9
-	SHLQ  $0x03, R9
-	MOVQ  pending+56(FP), R8
-	ADDQ  R15, R8
-
-folds:
-	VADDPD (R8), Y0, Y0
-	VADDPD 32(R8), Y1, Y1
-	VADDPD 64(R8), Y2, Y2
-	VADDPD 96(R8), Y3, Y3
-	VADDPD 128(R8), Y4, Y4
-	VADDPD 160(R8), Y5, Y5
-	VADDPD 192(R8), Y6, Y6
-	VADDPD 224(R8), Y7, Y7
-	VADDPD 256(R8), Y8, Y8
-	VADDPD 288(R8), Y9, Y9
-	SUBQ   R9, R8
-	DECQ   CX
-	JNZ    folds
-
-write:
-	VMOVUPS Y0, (R10)
-	VMOVUPS Y1, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y2, (R10)
-	VMOVUPS Y3, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y4, (R10)
-	VMOVUPS Y5, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y6, (R10)
-	VMOVUPS Y7, 32(R10)
-	ADDQ    R11, R10
-	VMOVUPS Y8, (R10)
-	VMOVUPS Y9, 32(R10)
 	ADDQ    R11, R10
 	VZEROUPPER
 	RET
@@ -25847,18 +15005,18 @@ write:
 // func avx512WidenBF16(dst *float32, src *byte, n int)
 // Requires: AVX, AVX512F
 TEXT ·avx512WidenBF16(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VPMOVZXWD (SI), Z0
+	VPMOVZXWD (BX), Z0
 	VPSLLD    $0x10, Z0, Z0
-	VMOVUPS   Z0, (DI)
-	ADDQ      $0x20, SI
-	ADDQ      $0x00000040, DI
+	VMOVUPS   Z0, (AX)
+	ADDQ      $0x20, BX
+	ADDQ      $0x00000040, AX
 	DECQ      CX
 	JNZ       block
 
@@ -25869,17 +15027,17 @@ end:
 // func avx512WidenF16(dst *float32, src *byte, n int)
 // Requires: AVX, AVX512F
 TEXT ·avx512WidenF16(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VCVTPH2PS (SI), Z0
-	VMOVUPS   Z0, (DI)
-	ADDQ      $0x20, SI
-	ADDQ      $0x00000040, DI
+	VCVTPH2PS (BX), Z0
+	VMOVUPS   Z0, (AX)
+	ADDQ      $0x20, BX
+	ADDQ      $0x00000040, AX
 	DECQ      CX
 	JNZ       block
 
@@ -25890,34 +15048,34 @@ end:
 // func avx512NarrowBF16(dst *byte, src *float32, n int)
 // Requires: AVX, AVX512F, SSE2
 TEXT ·avx512NarrowBF16(SB), NOSPLIT, $0-24
-	MOVQ         dst+0(FP), DI
-	MOVQ         src+8(FP), SI
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
-	MOVL         $0x00000001, AX
-	MOVQ         AX, X4
+	MOVL         $0x00000001, DX
+	MOVQ         DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0x00007fff, DX
+	MOVQ         DX, X4
 	VPBROADCASTD X4, Z4
-	MOVL         $0x00007fff, AX
-	MOVQ         AX, X5
+	MOVL         $0x00000040, DX
+	MOVQ         DX, X5
 	VPBROADCASTD X5, Z5
-	MOVL         $0x00000040, AX
-	MOVQ         AX, X6
-	VPBROADCASTD X6, Z6
 	SHRQ         $0x04, CX
 	JZ           end
 
 block:
-	VMOVUPS (SI), Z0
+	VMOVUPS (BX), Z0
 	VPSRLD  $0x10, Z0, Z1
-	VPANDD  Z4, Z1, Z2
-	VPADDD  Z5, Z2, Z2
+	VPANDD  Z3, Z1, Z2
+	VPADDD  Z4, Z2, Z2
 	VPADDD  Z0, Z2, Z2
 	VPSRLD  $0x10, Z2, Z2
 	VCMPPS  $0x03, Z0, Z0, K1
-	VPORD   Z6, Z1, K1, Z2
+	VPORD   Z5, Z1, K1, Z2
 	VPMOVDW Z2, Y2
-	VMOVUPS Y2, (DI)
-	ADDQ    $0x40, SI
-	ADDQ    $0x00000020, DI
+	VMOVUPS Y2, (AX)
+	ADDQ    $0x40, BX
+	ADDQ    $0x00000020, AX
 	DECQ    CX
 	JNZ     block
 
@@ -25928,18 +15086,18 @@ end:
 // func avx512NarrowF16(dst *byte, src *float32, n int)
 // Requires: AVX, AVX512F
 TEXT ·avx512NarrowF16(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VMOVUPS   (SI), Z0
+	VMOVUPS   (BX), Z0
 	VCVTPS2PH $0x00, Z0, Y0
-	VMOVUPS   Y0, (DI)
-	ADDQ      $0x40, SI
-	ADDQ      $0x00000020, DI
+	VMOVUPS   Y0, (AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000020, AX
 	DECQ      CX
 	JNZ       block
 
@@ -25950,18 +15108,18 @@ end:
 // func avx512WidenBF16Stream(dst *float32, src *byte, n int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·avx512WidenBF16Stream(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VPMOVZXWD (SI), Z0
+	VPMOVZXWD (BX), Z0
 	VPSLLD    $0x10, Z0, Z0
-	VMOVNTPS  Z0, (DI)
-	ADDQ      $0x20, SI
-	ADDQ      $0x00000040, DI
+	VMOVNTPS  Z0, (AX)
+	ADDQ      $0x20, BX
+	ADDQ      $0x00000040, AX
 	DECQ      CX
 	JNZ       block
 
@@ -25973,17 +15131,17 @@ end:
 // func avx512WidenF16Stream(dst *float32, src *byte, n int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·avx512WidenF16Stream(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VCVTPH2PS (SI), Z0
-	VMOVNTPS  Z0, (DI)
-	ADDQ      $0x20, SI
-	ADDQ      $0x00000040, DI
+	VCVTPH2PS (BX), Z0
+	VMOVNTPS  Z0, (AX)
+	ADDQ      $0x20, BX
+	ADDQ      $0x00000040, AX
 	DECQ      CX
 	JNZ       block
 
@@ -25995,34 +15153,34 @@ end:
 // func avx512NarrowBF16Stream(dst *byte, src *float32, n int)
 // Requires: AVX, AVX512F, MMX+, SSE2
 TEXT ·avx512NarrowBF16Stream(SB), NOSPLIT, $0-24
-	MOVQ         dst+0(FP), DI
-	MOVQ         src+8(FP), SI
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
-	MOVL         $0x00000001, AX
-	MOVQ         AX, X4
+	MOVL         $0x00000001, DX
+	MOVQ         DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0x00007fff, DX
+	MOVQ         DX, X4
 	VPBROADCASTD X4, Z4
-	MOVL         $0x00007fff, AX
-	MOVQ         AX, X5
+	MOVL         $0x00000040, DX
+	MOVQ         DX, X5
 	VPBROADCASTD X5, Z5
-	MOVL         $0x00000040, AX
-	MOVQ         AX, X6
-	VPBROADCASTD X6, Z6
 	SHRQ         $0x04, CX
 	JZ           end
 
 block:
-	VMOVUPS  (SI), Z0
+	VMOVUPS  (BX), Z0
 	VPSRLD   $0x10, Z0, Z1
-	VPANDD   Z4, Z1, Z2
-	VPADDD   Z5, Z2, Z2
+	VPANDD   Z3, Z1, Z2
+	VPADDD   Z4, Z2, Z2
 	VPADDD   Z0, Z2, Z2
 	VPSRLD   $0x10, Z2, Z2
 	VCMPPS   $0x03, Z0, Z0, K1
-	VPORD    Z6, Z1, K1, Z2
+	VPORD    Z5, Z1, K1, Z2
 	VPMOVDW  Z2, Y2
-	VMOVNTDQ Y2, (DI)
-	ADDQ     $0x40, SI
-	ADDQ     $0x00000020, DI
+	VMOVNTDQ Y2, (AX)
+	ADDQ     $0x40, BX
+	ADDQ     $0x00000020, AX
 	DECQ     CX
 	JNZ      block
 
@@ -26034,18 +15192,18 @@ end:
 // func avx512NarrowF16Stream(dst *byte, src *float32, n int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·avx512NarrowF16Stream(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VMOVUPS   (SI), Z0
+	VMOVUPS   (BX), Z0
 	VCVTPS2PH $0x00, Z0, Y0
-	VMOVNTDQ  Y0, (DI)
-	ADDQ      $0x40, SI
-	ADDQ      $0x00000020, DI
+	VMOVNTDQ  Y0, (AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000020, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26057,19 +15215,19 @@ end:
 // func avx512Widen64(dst *float64, src *float32, n int)
 // Requires: AVX, AVX512F
 TEXT ·avx512Widen64(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VCVTPS2PD (SI), Z0
-	VCVTPS2PD 32(SI), Z1
-	VMOVUPD   Z0, (DI)
-	VMOVUPD   Z1, 64(DI)
-	ADDQ      $0x40, SI
-	ADDQ      $0x00000080, DI
+	VCVTPS2PD (BX), Z0
+	VMOVUPD   Z0, (AX)
+	VCVTPS2PD 32(BX), Z1
+	VMOVUPD   Z1, 64(AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000080, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26080,79 +15238,79 @@ end:
 // func avx512WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 // Requires: AVX, AVX2, AVX512BW, AVX512F, CMOV, SSE2
 TEXT ·avx512WidenE4M3(SB), NOSPLIT, $0-40
-	MOVQ         dst+0(FP), DI
-	MOVQ         src+8(FP), SI
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
-	MOVQ         scales+24(FP), R8
-	MOVQ         block+32(FP), R9
-	MOVL         $0x0000bf80, AX
-	MOVQ         AX, X5
-	VPBROADCASTW X5, Z5
-	MOVL         $0x00003f80, AX
-	MOVQ         AX, X6
-	VPBROADCASTW X6, Z6
-	MOVL         $0x00004000, AX
-	MOVQ         AX, X7
-	VPBROADCASTW X7, Z7
-	MOVL         $0x43800000, AX
-	MOVQ         AX, X9
-	VPBROADCASTD X9, Z9
+	MOVQ         scales+24(FP), SI
+	MOVQ         block+32(FP), DI
+	MOVL         $0x0000bf80, DX
+	MOVQ         DX, X2
+	VPBROADCASTW X2, Z2
+	MOVL         $0x00003f80, DX
+	MOVQ         DX, X3
+	VPBROADCASTW X3, Z3
+	MOVL         $0x00004000, DX
+	MOVQ         DX, X4
+	VPBROADCASTW X4, Z4
+	MOVL         $0x43800000, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Z5
 	SHRQ         $0x04, CX
 	JZ           end
-	SHRQ         $0x04, R9
+	SHRQ         $0x04, DI
 
 block:
-	VBROADCASTSS (R8), Z10
-	ADDQ         $0x04, R8
-	MOVQ         R9, R10
-	CMPQ         R10, CX
-	CMOVQGT      CX, R10
-	SUBQ         R10, CX
-	SUBQ         $0x02, R10
+	VBROADCASTSS (SI), Z6
+	ADDQ         $0x04, SI
+	MOVQ         DI, R8
+	CMPQ         R8, CX
+	CMOVQGT      CX, R8
+	SUBQ         R8, CX
+	SUBQ         $0x02, R8
 	JL           odd
 
 two:
-	VPMOVZXBW     (SI), Z0
+	VPMOVZXBW     (BX), Z0
 	VPSLLW        $0x08, Z0, Z0
 	VPSRAW        $0x01, Z0, Z0
-	VPANDD        Z5, Z0, Z0
-	VPANDD        Z6, Z0, Z1
-	VPCMPEQW      Z6, Z1, K1
-	VPADDW        Z7, Z0, K1, Z0
+	VPANDD        Z2, Z0, Z0
+	VPANDD        Z3, Z0, Z1
+	VPCMPEQW      Z3, Z1, K1
+	VPADDW        Z4, Z0, K1, Z0
 	VEXTRACTI64X4 $0x01, Z0, Y1
 	VCVTPH2PS     Y0, Z0
-	VMULPS        Z9, Z0, Z0
-	VMULPS        Z10, Z0, Z0
-	VMOVUPS       Z0, (DI)
+	VMULPS        Z5, Z0, Z0
+	VMULPS        Z6, Z0, Z0
+	VMOVUPS       Z0, (AX)
 	VCVTPH2PS     Y1, Z1
-	VMULPS        Z9, Z1, Z1
-	VMULPS        Z10, Z1, Z1
-	VMOVUPS       Z1, 64(DI)
-	ADDQ          $0x20, SI
-	ADDQ          $0x00000080, DI
-	SUBQ          $0x02, R10
+	VMULPS        Z5, Z1, Z1
+	VMULPS        Z6, Z1, Z1
+	VMOVUPS       Z1, 64(AX)
+	ADDQ          $0x20, BX
+	ADDQ          $0x00000080, AX
+	SUBQ          $0x02, R8
 	JGE           two
 
 odd:
-	ADDQ $0x02, R10
+	ADDQ $0x02, R8
 	JZ   next
 
 some:
-	VPMOVZXBW (SI), Y0
+	VPMOVZXBW (BX), Y0
 	VPSLLW    $0x08, Y0, Y0
 	VPSRAW    $0x01, Y0, Y0
-	VPAND     Y5, Y0, Y0
-	VPAND     Y6, Y0, Y1
-	VPCMPEQW  Y6, Y1, Y1
-	VPAND     Y7, Y1, Y1
+	VPAND     Y2, Y0, Y0
+	VPAND     Y3, Y0, Y1
+	VPCMPEQW  Y3, Y1, Y1
+	VPAND     Y4, Y1, Y1
 	VPOR      Y1, Y0, Y0
 	VCVTPH2PS Y0, Z0
-	VMULPS    Z9, Z0, Z0
-	VMULPS    Z10, Z0, Z0
-	VMOVUPS   Z0, (DI)
-	ADDQ      $0x10, SI
-	ADDQ      $0x40, DI
-	DECQ      R10
+	VMULPS    Z5, Z0, Z0
+	VMULPS    Z6, Z0, Z0
+	VMOVUPS   Z0, (AX)
+	ADDQ      $0x10, BX
+	ADDQ      $0x40, AX
+	DECQ      R8
 	JNZ       some
 
 next:
@@ -26166,21 +15324,21 @@ end:
 // func avx2WidenBF16(dst *float32, src *byte, n int)
 // Requires: AVX, AVX2
 TEXT ·avx2WidenBF16(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VPMOVZXWD (SI), Y0
+	VPMOVZXWD (BX), Y0
 	VPSLLD    $0x10, Y0, Y0
-	VMOVUPS   Y0, (DI)
-	VPMOVZXWD 16(SI), Y1
+	VMOVUPS   Y0, (AX)
+	VPMOVZXWD 16(BX), Y1
 	VPSLLD    $0x10, Y1, Y1
-	VMOVUPS   Y1, 32(DI)
-	ADDQ      $0x20, SI
-	ADDQ      $0x00000040, DI
+	VMOVUPS   Y1, 32(AX)
+	ADDQ      $0x20, BX
+	ADDQ      $0x00000040, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26191,19 +15349,19 @@ end:
 // func avx2WidenF16(dst *float32, src *byte, n int)
 // Requires: AVX, F16C
 TEXT ·avx2WidenF16(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VCVTPH2PS (SI), Y0
-	VMOVUPS   Y0, (DI)
-	VCVTPH2PS 16(SI), Y1
-	VMOVUPS   Y1, 32(DI)
-	ADDQ      $0x20, SI
-	ADDQ      $0x00000040, DI
+	VCVTPH2PS (BX), Y0
+	VMOVUPS   Y0, (AX)
+	VCVTPH2PS 16(BX), Y1
+	VMOVUPS   Y1, 32(AX)
+	ADDQ      $0x20, BX
+	ADDQ      $0x00000040, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26214,45 +15372,45 @@ end:
 // func avx2NarrowBF16(dst *byte, src *float32, n int)
 // Requires: AVX, AVX2, SSE2
 TEXT ·avx2NarrowBF16(SB), NOSPLIT, $0-24
-	MOVQ         dst+0(FP), DI
-	MOVQ         src+8(FP), SI
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
-	MOVL         $0x00000001, AX
-	MOVQ         AX, X8
+	MOVL         $0x00000001, DX
+	MOVQ         DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0x00007fff, DX
+	MOVQ         DX, X8
 	VPBROADCASTD X8, Y8
-	MOVL         $0x00007fff, AX
-	MOVQ         AX, X9
+	MOVL         $0x00000040, DX
+	MOVQ         DX, X9
 	VPBROADCASTD X9, Y9
-	MOVL         $0x00000040, AX
-	MOVQ         AX, X10
-	VPBROADCASTD X10, Y10
 	SHRQ         $0x04, CX
 	JZ           end
 
 block:
-	VMOVUPS   (SI), Y0
+	VMOVUPS   (BX), Y0
 	VPSRLD    $0x10, Y0, Y2
-	VPAND     Y8, Y2, Y4
-	VPADDD    Y9, Y4, Y4
+	VPAND     Y7, Y2, Y4
+	VPADDD    Y8, Y4, Y4
 	VPADDD    Y0, Y4, Y4
 	VPSRLD    $0x10, Y4, Y4
-	VPOR      Y10, Y2, Y2
+	VPOR      Y9, Y2, Y2
 	VCMPPS    $0x03, Y0, Y0, Y6
 	VBLENDVPS Y6, Y2, Y4, Y4
-	VMOVUPS   32(SI), Y1
+	VMOVUPS   32(BX), Y1
 	VPSRLD    $0x10, Y1, Y3
-	VPAND     Y8, Y3, Y5
-	VPADDD    Y9, Y5, Y5
+	VPAND     Y7, Y3, Y5
+	VPADDD    Y8, Y5, Y5
 	VPADDD    Y1, Y5, Y5
 	VPSRLD    $0x10, Y5, Y5
-	VPOR      Y10, Y3, Y3
-	VCMPPS    $0x03, Y1, Y1, Y7
-	VBLENDVPS Y7, Y3, Y5, Y5
+	VPOR      Y9, Y3, Y3
+	VCMPPS    $0x03, Y1, Y1, Y6
+	VBLENDVPS Y6, Y3, Y5, Y5
 	VPACKUSDW Y5, Y4, Y4
 	VPERMQ    $0xd8, Y4, Y4
-	VMOVUPS   Y4, (DI)
-	ADDQ      $0x40, SI
-	ADDQ      $0x00000020, DI
+	VMOVUPS   Y4, (AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000020, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26263,21 +15421,21 @@ end:
 // func avx2NarrowF16(dst *byte, src *float32, n int)
 // Requires: AVX, F16C
 TEXT ·avx2NarrowF16(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VMOVUPS   (SI), Y0
+	VMOVUPS   (BX), Y0
 	VCVTPS2PH $0x00, Y0, X0
-	VMOVUPS   X0, (DI)
-	VMOVUPS   32(SI), Y1
+	VMOVUPS   X0, (AX)
+	VMOVUPS   32(BX), Y1
 	VCVTPS2PH $0x00, Y1, X1
-	VMOVUPS   X1, 16(DI)
-	ADDQ      $0x40, SI
-	ADDQ      $0x00000020, DI
+	VMOVUPS   X1, 16(AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000020, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26288,21 +15446,21 @@ end:
 // func avx2WidenBF16Stream(dst *float32, src *byte, n int)
 // Requires: AVX, AVX2, MMX+
 TEXT ·avx2WidenBF16Stream(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VPMOVZXWD (SI), Y0
+	VPMOVZXWD (BX), Y0
 	VPSLLD    $0x10, Y0, Y0
-	VMOVNTPS  Y0, (DI)
-	VPMOVZXWD 16(SI), Y1
+	VMOVNTPS  Y0, (AX)
+	VPMOVZXWD 16(BX), Y1
 	VPSLLD    $0x10, Y1, Y1
-	VMOVNTPS  Y1, 32(DI)
-	ADDQ      $0x20, SI
-	ADDQ      $0x00000040, DI
+	VMOVNTPS  Y1, 32(AX)
+	ADDQ      $0x20, BX
+	ADDQ      $0x00000040, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26314,19 +15472,19 @@ end:
 // func avx2WidenF16Stream(dst *float32, src *byte, n int)
 // Requires: AVX, F16C, MMX+
 TEXT ·avx2WidenF16Stream(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VCVTPH2PS (SI), Y0
-	VMOVNTPS  Y0, (DI)
-	VCVTPH2PS 16(SI), Y1
-	VMOVNTPS  Y1, 32(DI)
-	ADDQ      $0x20, SI
-	ADDQ      $0x00000040, DI
+	VCVTPH2PS (BX), Y0
+	VMOVNTPS  Y0, (AX)
+	VCVTPH2PS 16(BX), Y1
+	VMOVNTPS  Y1, 32(AX)
+	ADDQ      $0x20, BX
+	ADDQ      $0x00000040, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26338,45 +15496,45 @@ end:
 // func avx2NarrowBF16Stream(dst *byte, src *float32, n int)
 // Requires: AVX, AVX2, MMX+, SSE2
 TEXT ·avx2NarrowBF16Stream(SB), NOSPLIT, $0-24
-	MOVQ         dst+0(FP), DI
-	MOVQ         src+8(FP), SI
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
-	MOVL         $0x00000001, AX
-	MOVQ         AX, X8
+	MOVL         $0x00000001, DX
+	MOVQ         DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0x00007fff, DX
+	MOVQ         DX, X8
 	VPBROADCASTD X8, Y8
-	MOVL         $0x00007fff, AX
-	MOVQ         AX, X9
+	MOVL         $0x00000040, DX
+	MOVQ         DX, X9
 	VPBROADCASTD X9, Y9
-	MOVL         $0x00000040, AX
-	MOVQ         AX, X10
-	VPBROADCASTD X10, Y10
 	SHRQ         $0x04, CX
 	JZ           end
 
 block:
-	VMOVUPS   (SI), Y0
+	VMOVUPS   (BX), Y0
 	VPSRLD    $0x10, Y0, Y2
-	VPAND     Y8, Y2, Y4
-	VPADDD    Y9, Y4, Y4
+	VPAND     Y7, Y2, Y4
+	VPADDD    Y8, Y4, Y4
 	VPADDD    Y0, Y4, Y4
 	VPSRLD    $0x10, Y4, Y4
-	VPOR      Y10, Y2, Y2
+	VPOR      Y9, Y2, Y2
 	VCMPPS    $0x03, Y0, Y0, Y6
 	VBLENDVPS Y6, Y2, Y4, Y4
-	VMOVUPS   32(SI), Y1
+	VMOVUPS   32(BX), Y1
 	VPSRLD    $0x10, Y1, Y3
-	VPAND     Y8, Y3, Y5
-	VPADDD    Y9, Y5, Y5
+	VPAND     Y7, Y3, Y5
+	VPADDD    Y8, Y5, Y5
 	VPADDD    Y1, Y5, Y5
 	VPSRLD    $0x10, Y5, Y5
-	VPOR      Y10, Y3, Y3
-	VCMPPS    $0x03, Y1, Y1, Y7
-	VBLENDVPS Y7, Y3, Y5, Y5
+	VPOR      Y9, Y3, Y3
+	VCMPPS    $0x03, Y1, Y1, Y6
+	VBLENDVPS Y6, Y3, Y5, Y5
 	VPACKUSDW Y5, Y4, Y4
 	VPERMQ    $0xd8, Y4, Y4
-	VMOVNTDQ  Y4, (DI)
-	ADDQ      $0x40, SI
-	ADDQ      $0x00000020, DI
+	VMOVNTDQ  Y4, (AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000020, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26388,21 +15546,21 @@ end:
 // func avx2NarrowF16Stream(dst *byte, src *float32, n int)
 // Requires: AVX, F16C, MMX+
 TEXT ·avx2NarrowF16Stream(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VMOVUPS   (SI), Y0
+	VMOVUPS   (BX), Y0
 	VCVTPS2PH $0x00, Y0, X0
-	VMOVNTDQ  X0, (DI)
-	VMOVUPS   32(SI), Y1
+	VMOVNTDQ  X0, (AX)
+	VMOVUPS   32(BX), Y1
 	VCVTPS2PH $0x00, Y1, X1
-	VMOVNTDQ  X1, 16(DI)
-	ADDQ      $0x40, SI
-	ADDQ      $0x00000020, DI
+	VMOVNTDQ  X1, 16(AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000020, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26414,23 +15572,23 @@ end:
 // func avx2Widen64(dst *float64, src *float32, n int)
 // Requires: AVX
 TEXT ·avx2Widen64(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VCVTPS2PD (SI), Y0
-	VMOVUPD   Y0, (DI)
-	VCVTPS2PD 16(SI), Y1
-	VMOVUPD   Y1, 32(DI)
-	VCVTPS2PD 32(SI), Y2
-	VMOVUPD   Y2, 64(DI)
-	VCVTPS2PD 48(SI), Y3
-	VMOVUPD   Y3, 96(DI)
-	ADDQ      $0x40, SI
-	ADDQ      $0x00000080, DI
+	VCVTPS2PD (BX), Y0
+	VMOVUPD   Y0, (AX)
+	VCVTPS2PD 16(BX), Y1
+	VMOVUPD   Y1, 32(AX)
+	VCVTPS2PD 32(BX), Y2
+	VMOVUPD   Y2, 64(AX)
+	VCVTPS2PD 48(BX), Y3
+	VMOVUPD   Y3, 96(AX)
+	ADDQ      $0x40, BX
+	ADDQ      $0x00000080, AX
 	DECQ      CX
 	JNZ       block
 
@@ -26441,56 +15599,56 @@ end:
 // func avx2WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 // Requires: AVX, AVX2, CMOV, F16C, SSE2
 TEXT ·avx2WidenE4M3(SB), NOSPLIT, $0-40
-	MOVQ         dst+0(FP), DI
-	MOVQ         src+8(FP), SI
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
-	MOVQ         scales+24(FP), R8
-	MOVQ         block+32(FP), R9
-	MOVL         $0x0000bf80, AX
-	MOVQ         AX, X5
-	VPBROADCASTW X5, Y5
-	MOVL         $0x00003f80, AX
-	MOVQ         AX, X6
-	VPBROADCASTW X6, Y6
-	MOVL         $0x00004000, AX
-	MOVQ         AX, X7
-	VPBROADCASTW X7, Y7
-	MOVL         $0x43800000, AX
-	MOVQ         AX, X9
-	VPBROADCASTD X9, Y9
+	MOVQ         scales+24(FP), SI
+	MOVQ         block+32(FP), DI
+	MOVL         $0x0000bf80, DX
+	MOVQ         DX, X2
+	VPBROADCASTW X2, Y2
+	MOVL         $0x00003f80, DX
+	MOVQ         DX, X3
+	VPBROADCASTW X3, Y3
+	MOVL         $0x00004000, DX
+	MOVQ         DX, X4
+	VPBROADCASTW X4, Y4
+	MOVL         $0x43800000, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Y5
 	SHRQ         $0x04, CX
 	JZ           end
-	SHRQ         $0x04, R9
+	SHRQ         $0x04, DI
 
 block:
-	VBROADCASTSS (R8), Y10
-	ADDQ         $0x04, R8
-	MOVQ         R9, R10
-	CMPQ         R10, CX
-	CMOVQGT      CX, R10
-	SUBQ         R10, CX
+	VBROADCASTSS (SI), Y6
+	ADDQ         $0x04, SI
+	MOVQ         DI, R8
+	CMPQ         R8, CX
+	CMOVQGT      CX, R8
+	SUBQ         R8, CX
 
 some:
-	VPMOVZXBW    (SI), Y0
+	VPMOVZXBW    (BX), Y0
 	VPSLLW       $0x08, Y0, Y0
 	VPSRAW       $0x01, Y0, Y0
-	VPAND        Y5, Y0, Y0
-	VPAND        Y6, Y0, Y1
-	VPCMPEQW     Y6, Y1, Y1
-	VPAND        Y7, Y1, Y1
+	VPAND        Y2, Y0, Y0
+	VPAND        Y3, Y0, Y1
+	VPCMPEQW     Y3, Y1, Y1
+	VPAND        Y4, Y1, Y1
 	VPOR         Y1, Y0, Y0
 	VEXTRACTI128 $0x01, Y0, X1
 	VCVTPH2PS    X0, Y0
+	VMULPS       Y5, Y0, Y0
+	VMULPS       Y6, Y0, Y0
+	VMOVUPS      Y0, (AX)
 	VCVTPH2PS    X1, Y1
-	VMULPS       Y9, Y0, Y0
-	VMULPS       Y10, Y0, Y0
-	VMOVUPS      Y0, (DI)
-	VMULPS       Y9, Y1, Y1
-	VMULPS       Y10, Y1, Y1
-	VMOVUPS      Y1, 32(DI)
-	ADDQ         $0x10, SI
-	ADDQ         $0x40, DI
-	DECQ         R10
+	VMULPS       Y5, Y1, Y1
+	VMULPS       Y6, Y1, Y1
+	VMOVUPS      Y1, 32(AX)
+	ADDQ         $0x10, BX
+	ADDQ         $0x40, AX
+	DECQ         R8
 	JNZ          some
 	TESTQ        CX, CX
 	JNZ          block
@@ -26518,99 +15676,99 @@ GLOBL expTable<>(SB), RODATA|NOPTR, $112
 // func avx512Exp(dst *float64, src *float64, n int)
 // Requires: AVX, AVX512F
 TEXT ·avx512Exp(SB), NOSPLIT, $0-24
-	MOVQ         dst+0(FP), DI
-	MOVQ         src+8(FP), SI
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
-	VBROADCASTSD expTable<>+0(SB), Z16
-	VBROADCASTSD expTable<>+8(SB), Z17
-	VBROADCASTSD expTable<>+16(SB), Z18
-	VBROADCASTSD expTable<>+24(SB), Z19
-	VBROADCASTSD expTable<>+32(SB), Z20
-	VBROADCASTSD expTable<>+40(SB), Z21
-	VBROADCASTSD expTable<>+48(SB), Z22
-	VBROADCASTSD expTable<>+56(SB), Z23
-	VBROADCASTSD expTable<>+64(SB), Z24
-	VBROADCASTSD expTable<>+72(SB), Z25
-	VBROADCASTSD expTable<>+80(SB), Z26
-	VBROADCASTSD expTable<>+88(SB), Z27
-	VBROADCASTSD expTable<>+96(SB), Z28
-	VBROADCASTSD expTable<>+104(SB), Z29
+	VBROADCASTSD expTable<>+0(SB), Z14
+	VBROADCASTSD expTable<>+8(SB), Z15
+	VBROADCASTSD expTable<>+16(SB), Z16
+	VBROADCASTSD expTable<>+24(SB), Z17
+	VBROADCASTSD expTable<>+32(SB), Z18
+	VBROADCASTSD expTable<>+40(SB), Z19
+	VBROADCASTSD expTable<>+48(SB), Z20
+	VBROADCASTSD expTable<>+56(SB), Z21
+	VBROADCASTSD expTable<>+64(SB), Z22
+	VBROADCASTSD expTable<>+72(SB), Z23
+	VBROADCASTSD expTable<>+80(SB), Z24
+	VBROADCASTSD expTable<>+88(SB), Z25
+	VBROADCASTSD expTable<>+96(SB), Z26
+	VBROADCASTSD expTable<>+104(SB), Z27
 	SHRQ         $0x04, CX
 	JZ           end
 
 block:
-	VMOVUPD     (SI), Z0
-	VMULPD      Z18, Z0, Z1
-	VADDPD      Z24, Z1, Z1
+	VMOVUPD     (BX), Z0
+	VMULPD      Z16, Z0, Z1
+	VADDPD      Z22, Z1, Z1
 	VRNDSCALEPD $0x01, Z1, Z1
-	VMULPD      Z16, Z1, Z2
+	VMULPD      Z14, Z1, Z2
 	VSUBPD      Z2, Z0, Z2
-	VMULPD      Z17, Z1, Z3
+	VMULPD      Z15, Z1, Z3
 	VSUBPD      Z3, Z2, Z4
 	VMULPD      Z4, Z4, Z5
-	VMULPD      Z23, Z5, Z6
-	VADDPD      Z22, Z6, Z6
-	VMULPD      Z6, Z5, Z6
-	VADDPD      Z21, Z6, Z6
-	VMULPD      Z6, Z5, Z6
+	VMULPD      Z21, Z5, Z6
 	VADDPD      Z20, Z6, Z6
 	VMULPD      Z6, Z5, Z6
 	VADDPD      Z19, Z6, Z6
 	VMULPD      Z6, Z5, Z6
+	VADDPD      Z18, Z6, Z6
+	VMULPD      Z6, Z5, Z6
+	VADDPD      Z17, Z6, Z6
+	VMULPD      Z6, Z5, Z6
 	VSUBPD      Z6, Z4, Z6
 	VMULPD      Z6, Z4, Z4
-	VMOVUPD     Z26, Z5
+	VMOVUPD     Z24, Z5
 	VSUBPD      Z6, Z5, Z5
 	VDIVPD      Z5, Z4, Z4
 	VSUBPD      Z4, Z3, Z3
 	VSUBPD      Z2, Z3, Z3
-	VMOVUPD     Z25, Z5
+	VMOVUPD     Z23, Z5
 	VSUBPD      Z3, Z5, Z4
 	VSCALEFPD   Z1, Z4, Z4
-	VCMPPD      $0x1e, Z27, Z0, K1
-	VMOVAPD     Z29, K1, Z4
-	VCMPPD      $0x11, Z28, Z0, K1
+	VCMPPD      $0x1e, Z25, Z0, K1
+	VMOVAPD     Z27, K1, Z4
+	VCMPPD      $0x11, Z26, Z0, K1
 	VPXORQ      Z2, Z2, K1, Z4
 	VCMPPD      $0x03, Z0, Z0, K1
 	VMOVAPD     Z0, K1, Z4
-	VMOVUPD     Z4, (DI)
-	VMOVUPD     64(SI), Z8
-	VMULPD      Z18, Z8, Z9
-	VADDPD      Z24, Z9, Z9
-	VRNDSCALEPD $0x01, Z9, Z9
-	VMULPD      Z16, Z9, Z10
-	VSUBPD      Z10, Z8, Z10
-	VMULPD      Z17, Z9, Z11
-	VSUBPD      Z11, Z10, Z12
-	VMULPD      Z12, Z12, Z13
-	VMULPD      Z23, Z13, Z14
-	VADDPD      Z22, Z14, Z14
-	VMULPD      Z14, Z13, Z14
-	VADDPD      Z21, Z14, Z14
-	VMULPD      Z14, Z13, Z14
-	VADDPD      Z20, Z14, Z14
-	VMULPD      Z14, Z13, Z14
-	VADDPD      Z19, Z14, Z14
-	VMULPD      Z14, Z13, Z14
-	VSUBPD      Z14, Z12, Z14
-	VMULPD      Z14, Z12, Z12
-	VMOVUPD     Z26, Z13
-	VSUBPD      Z14, Z13, Z13
-	VDIVPD      Z13, Z12, Z12
-	VSUBPD      Z12, Z11, Z11
-	VSUBPD      Z10, Z11, Z11
-	VMOVUPD     Z25, Z13
-	VSUBPD      Z11, Z13, Z12
-	VSCALEFPD   Z9, Z12, Z12
-	VCMPPD      $0x1e, Z27, Z8, K1
-	VMOVAPD     Z29, K1, Z12
-	VCMPPD      $0x11, Z28, Z8, K1
-	VPXORQ      Z10, Z10, K1, Z12
-	VCMPPD      $0x03, Z8, Z8, K1
-	VMOVAPD     Z8, K1, Z12
-	VMOVUPD     Z12, 64(DI)
-	ADDQ        $0x80, SI
-	ADDQ        $0x00000080, DI
+	VMOVUPD     Z4, (AX)
+	VMOVUPD     64(BX), Z7
+	VMULPD      Z16, Z7, Z8
+	VADDPD      Z22, Z8, Z8
+	VRNDSCALEPD $0x01, Z8, Z8
+	VMULPD      Z14, Z8, Z9
+	VSUBPD      Z9, Z7, Z9
+	VMULPD      Z15, Z8, Z10
+	VSUBPD      Z10, Z9, Z11
+	VMULPD      Z11, Z11, Z12
+	VMULPD      Z21, Z12, Z13
+	VADDPD      Z20, Z13, Z13
+	VMULPD      Z13, Z12, Z13
+	VADDPD      Z19, Z13, Z13
+	VMULPD      Z13, Z12, Z13
+	VADDPD      Z18, Z13, Z13
+	VMULPD      Z13, Z12, Z13
+	VADDPD      Z17, Z13, Z13
+	VMULPD      Z13, Z12, Z13
+	VSUBPD      Z13, Z11, Z13
+	VMULPD      Z13, Z11, Z11
+	VMOVUPD     Z24, Z12
+	VSUBPD      Z13, Z12, Z12
+	VDIVPD      Z12, Z11, Z11
+	VSUBPD      Z11, Z10, Z10
+	VSUBPD      Z9, Z10, Z10
+	VMOVUPD     Z23, Z12
+	VSUBPD      Z10, Z12, Z11
+	VSCALEFPD   Z8, Z11, Z11
+	VCMPPD      $0x1e, Z25, Z7, K1
+	VMOVAPD     Z27, K1, Z11
+	VCMPPD      $0x11, Z26, Z7, K1
+	VPXORQ      Z9, Z9, K1, Z11
+	VCMPPD      $0x03, Z7, Z7, K1
+	VMOVAPD     Z7, K1, Z11
+	VMOVUPD     Z11, 64(AX)
+	ADDQ        $0x80, BX
+	ADDQ        $0x00000080, AX
 	DECQ        CX
 	JNZ         block
 
@@ -26621,259 +15779,259 @@ end:
 // func avx2Exp(dst *float64, src *float64, n int)
 // Requires: AVX, AVX2
 TEXT ·avx2Exp(SB), NOSPLIT, $0-24
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
 	MOVQ n+16(FP), CX
 	SHRQ $0x04, CX
 	JZ   end
 
 block:
-	VMOVUPD      (SI), Y0
-	VBROADCASTSD expTable<>+16(SB), Y8
-	VMULPD       Y8, Y0, Y1
-	VBROADCASTSD expTable<>+64(SB), Y8
-	VADDPD       Y8, Y1, Y1
+	VMOVUPD      (BX), Y0
+	VBROADCASTSD expTable<>+16(SB), Y7
+	VMULPD       Y7, Y0, Y1
+	VBROADCASTSD expTable<>+64(SB), Y7
+	VADDPD       Y7, Y1, Y1
 	VROUNDPD     $0x01, Y1, Y1
-	VBROADCASTSD expTable<>+0(SB), Y8
-	VMULPD       Y8, Y1, Y2
+	VBROADCASTSD expTable<>+0(SB), Y7
+	VMULPD       Y7, Y1, Y2
 	VSUBPD       Y2, Y0, Y2
-	VBROADCASTSD expTable<>+8(SB), Y8
-	VMULPD       Y8, Y1, Y3
+	VBROADCASTSD expTable<>+8(SB), Y7
+	VMULPD       Y7, Y1, Y3
 	VSUBPD       Y3, Y2, Y4
 	VMULPD       Y4, Y4, Y5
-	VBROADCASTSD expTable<>+56(SB), Y8
-	VMULPD       Y8, Y5, Y6
-	VBROADCASTSD expTable<>+48(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+56(SB), Y7
+	VMULPD       Y7, Y5, Y6
+	VBROADCASTSD expTable<>+48(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+40(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+40(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+32(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+32(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+24(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+24(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
 	VSUBPD       Y6, Y4, Y6
 	VMULPD       Y6, Y4, Y4
-	VBROADCASTSD expTable<>+80(SB), Y8
-	VMOVUPD      Y8, Y5
+	VBROADCASTSD expTable<>+80(SB), Y7
+	VMOVUPD      Y7, Y5
 	VSUBPD       Y6, Y5, Y5
 	VDIVPD       Y5, Y4, Y4
 	VSUBPD       Y4, Y3, Y3
 	VSUBPD       Y2, Y3, Y3
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VMOVUPD      Y8, Y5
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VMOVUPD      Y7, Y5
 	VSUBPD       Y3, Y5, Y4
 	VCVTPD2DQY   Y1, X1
 	VPSRAD       $0x01, X1, X2
 	VPSUBD       X2, X1, X1
 	VPMOVSXDQ    X2, Y2
 	VPSLLQ       $0x34, Y2, Y2
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VPADDQ       Y8, Y2, Y2
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VPADDQ       Y7, Y2, Y2
 	VMULPD       Y2, Y4, Y4
 	VPMOVSXDQ    X1, Y1
 	VPSLLQ       $0x34, Y1, Y1
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VPADDQ       Y8, Y1, Y1
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VPADDQ       Y7, Y1, Y1
 	VMULPD       Y1, Y4, Y4
-	VBROADCASTSD expTable<>+88(SB), Y8
-	VCMPPD       $0x1e, Y8, Y0, Y3
-	VBROADCASTSD expTable<>+104(SB), Y8
-	VBLENDVPD    Y3, Y8, Y4, Y4
-	VBROADCASTSD expTable<>+96(SB), Y8
-	VCMPPD       $0x11, Y8, Y0, Y3
+	VBROADCASTSD expTable<>+88(SB), Y7
+	VCMPPD       $0x1e, Y7, Y0, Y3
+	VBROADCASTSD expTable<>+104(SB), Y7
+	VBLENDVPD    Y3, Y7, Y4, Y4
+	VBROADCASTSD expTable<>+96(SB), Y7
+	VCMPPD       $0x11, Y7, Y0, Y3
 	VANDNPD      Y4, Y3, Y4
 	VCMPPD       $0x03, Y0, Y0, Y3
 	VBLENDVPD    Y3, Y0, Y4, Y4
-	VMOVUPD      Y4, (DI)
-	VMOVUPD      32(SI), Y0
-	VBROADCASTSD expTable<>+16(SB), Y8
-	VMULPD       Y8, Y0, Y1
-	VBROADCASTSD expTable<>+64(SB), Y8
-	VADDPD       Y8, Y1, Y1
+	VMOVUPD      Y4, (AX)
+	VMOVUPD      32(BX), Y0
+	VBROADCASTSD expTable<>+16(SB), Y7
+	VMULPD       Y7, Y0, Y1
+	VBROADCASTSD expTable<>+64(SB), Y7
+	VADDPD       Y7, Y1, Y1
 	VROUNDPD     $0x01, Y1, Y1
-	VBROADCASTSD expTable<>+0(SB), Y8
-	VMULPD       Y8, Y1, Y2
+	VBROADCASTSD expTable<>+0(SB), Y7
+	VMULPD       Y7, Y1, Y2
 	VSUBPD       Y2, Y0, Y2
-	VBROADCASTSD expTable<>+8(SB), Y8
-	VMULPD       Y8, Y1, Y3
+	VBROADCASTSD expTable<>+8(SB), Y7
+	VMULPD       Y7, Y1, Y3
 	VSUBPD       Y3, Y2, Y4
 	VMULPD       Y4, Y4, Y5
-	VBROADCASTSD expTable<>+56(SB), Y8
-	VMULPD       Y8, Y5, Y6
-	VBROADCASTSD expTable<>+48(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+56(SB), Y7
+	VMULPD       Y7, Y5, Y6
+	VBROADCASTSD expTable<>+48(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+40(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+40(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+32(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+32(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+24(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+24(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
 	VSUBPD       Y6, Y4, Y6
 	VMULPD       Y6, Y4, Y4
-	VBROADCASTSD expTable<>+80(SB), Y8
-	VMOVUPD      Y8, Y5
+	VBROADCASTSD expTable<>+80(SB), Y7
+	VMOVUPD      Y7, Y5
 	VSUBPD       Y6, Y5, Y5
 	VDIVPD       Y5, Y4, Y4
 	VSUBPD       Y4, Y3, Y3
 	VSUBPD       Y2, Y3, Y3
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VMOVUPD      Y8, Y5
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VMOVUPD      Y7, Y5
 	VSUBPD       Y3, Y5, Y4
 	VCVTPD2DQY   Y1, X1
 	VPSRAD       $0x01, X1, X2
 	VPSUBD       X2, X1, X1
 	VPMOVSXDQ    X2, Y2
 	VPSLLQ       $0x34, Y2, Y2
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VPADDQ       Y8, Y2, Y2
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VPADDQ       Y7, Y2, Y2
 	VMULPD       Y2, Y4, Y4
 	VPMOVSXDQ    X1, Y1
 	VPSLLQ       $0x34, Y1, Y1
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VPADDQ       Y8, Y1, Y1
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VPADDQ       Y7, Y1, Y1
 	VMULPD       Y1, Y4, Y4
-	VBROADCASTSD expTable<>+88(SB), Y8
-	VCMPPD       $0x1e, Y8, Y0, Y3
-	VBROADCASTSD expTable<>+104(SB), Y8
-	VBLENDVPD    Y3, Y8, Y4, Y4
-	VBROADCASTSD expTable<>+96(SB), Y8
-	VCMPPD       $0x11, Y8, Y0, Y3
+	VBROADCASTSD expTable<>+88(SB), Y7
+	VCMPPD       $0x1e, Y7, Y0, Y3
+	VBROADCASTSD expTable<>+104(SB), Y7
+	VBLENDVPD    Y3, Y7, Y4, Y4
+	VBROADCASTSD expTable<>+96(SB), Y7
+	VCMPPD       $0x11, Y7, Y0, Y3
 	VANDNPD      Y4, Y3, Y4
 	VCMPPD       $0x03, Y0, Y0, Y3
 	VBLENDVPD    Y3, Y0, Y4, Y4
-	VMOVUPD      Y4, 32(DI)
-	VMOVUPD      64(SI), Y0
-	VBROADCASTSD expTable<>+16(SB), Y8
-	VMULPD       Y8, Y0, Y1
-	VBROADCASTSD expTable<>+64(SB), Y8
-	VADDPD       Y8, Y1, Y1
+	VMOVUPD      Y4, 32(AX)
+	VMOVUPD      64(BX), Y0
+	VBROADCASTSD expTable<>+16(SB), Y7
+	VMULPD       Y7, Y0, Y1
+	VBROADCASTSD expTable<>+64(SB), Y7
+	VADDPD       Y7, Y1, Y1
 	VROUNDPD     $0x01, Y1, Y1
-	VBROADCASTSD expTable<>+0(SB), Y8
-	VMULPD       Y8, Y1, Y2
+	VBROADCASTSD expTable<>+0(SB), Y7
+	VMULPD       Y7, Y1, Y2
 	VSUBPD       Y2, Y0, Y2
-	VBROADCASTSD expTable<>+8(SB), Y8
-	VMULPD       Y8, Y1, Y3
+	VBROADCASTSD expTable<>+8(SB), Y7
+	VMULPD       Y7, Y1, Y3
 	VSUBPD       Y3, Y2, Y4
 	VMULPD       Y4, Y4, Y5
-	VBROADCASTSD expTable<>+56(SB), Y8
-	VMULPD       Y8, Y5, Y6
-	VBROADCASTSD expTable<>+48(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+56(SB), Y7
+	VMULPD       Y7, Y5, Y6
+	VBROADCASTSD expTable<>+48(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+40(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+40(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+32(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+32(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+24(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+24(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
 	VSUBPD       Y6, Y4, Y6
 	VMULPD       Y6, Y4, Y4
-	VBROADCASTSD expTable<>+80(SB), Y8
-	VMOVUPD      Y8, Y5
+	VBROADCASTSD expTable<>+80(SB), Y7
+	VMOVUPD      Y7, Y5
 	VSUBPD       Y6, Y5, Y5
 	VDIVPD       Y5, Y4, Y4
 	VSUBPD       Y4, Y3, Y3
 	VSUBPD       Y2, Y3, Y3
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VMOVUPD      Y8, Y5
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VMOVUPD      Y7, Y5
 	VSUBPD       Y3, Y5, Y4
 	VCVTPD2DQY   Y1, X1
 	VPSRAD       $0x01, X1, X2
 	VPSUBD       X2, X1, X1
 	VPMOVSXDQ    X2, Y2
 	VPSLLQ       $0x34, Y2, Y2
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VPADDQ       Y8, Y2, Y2
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VPADDQ       Y7, Y2, Y2
 	VMULPD       Y2, Y4, Y4
 	VPMOVSXDQ    X1, Y1
 	VPSLLQ       $0x34, Y1, Y1
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VPADDQ       Y8, Y1, Y1
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VPADDQ       Y7, Y1, Y1
 	VMULPD       Y1, Y4, Y4
-	VBROADCASTSD expTable<>+88(SB), Y8
-	VCMPPD       $0x1e, Y8, Y0, Y3
-	VBROADCASTSD expTable<>+104(SB), Y8
-	VBLENDVPD    Y3, Y8, Y4, Y4
-	VBROADCASTSD expTable<>+96(SB), Y8
-	VCMPPD       $0x11, Y8, Y0, Y3
+	VBROADCASTSD expTable<>+88(SB), Y7
+	VCMPPD       $0x1e, Y7, Y0, Y3
+	VBROADCASTSD expTable<>+104(SB), Y7
+	VBLENDVPD    Y3, Y7, Y4, Y4
+	VBROADCASTSD expTable<>+96(SB), Y7
+	VCMPPD       $0x11, Y7, Y0, Y3
 	VANDNPD      Y4, Y3, Y4
 	VCMPPD       $0x03, Y0, Y0, Y3
 	VBLENDVPD    Y3, Y0, Y4, Y4
-	VMOVUPD      Y4, 64(DI)
-	VMOVUPD      96(SI), Y0
-	VBROADCASTSD expTable<>+16(SB), Y8
-	VMULPD       Y8, Y0, Y1
-	VBROADCASTSD expTable<>+64(SB), Y8
-	VADDPD       Y8, Y1, Y1
+	VMOVUPD      Y4, 64(AX)
+	VMOVUPD      96(BX), Y0
+	VBROADCASTSD expTable<>+16(SB), Y7
+	VMULPD       Y7, Y0, Y1
+	VBROADCASTSD expTable<>+64(SB), Y7
+	VADDPD       Y7, Y1, Y1
 	VROUNDPD     $0x01, Y1, Y1
-	VBROADCASTSD expTable<>+0(SB), Y8
-	VMULPD       Y8, Y1, Y2
+	VBROADCASTSD expTable<>+0(SB), Y7
+	VMULPD       Y7, Y1, Y2
 	VSUBPD       Y2, Y0, Y2
-	VBROADCASTSD expTable<>+8(SB), Y8
-	VMULPD       Y8, Y1, Y3
+	VBROADCASTSD expTable<>+8(SB), Y7
+	VMULPD       Y7, Y1, Y3
 	VSUBPD       Y3, Y2, Y4
 	VMULPD       Y4, Y4, Y5
-	VBROADCASTSD expTable<>+56(SB), Y8
-	VMULPD       Y8, Y5, Y6
-	VBROADCASTSD expTable<>+48(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+56(SB), Y7
+	VMULPD       Y7, Y5, Y6
+	VBROADCASTSD expTable<>+48(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+40(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+40(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+32(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+32(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
-	VBROADCASTSD expTable<>+24(SB), Y8
-	VADDPD       Y8, Y6, Y6
+	VBROADCASTSD expTable<>+24(SB), Y7
+	VADDPD       Y7, Y6, Y6
 	VMULPD       Y6, Y5, Y6
 	VSUBPD       Y6, Y4, Y6
 	VMULPD       Y6, Y4, Y4
-	VBROADCASTSD expTable<>+80(SB), Y8
-	VMOVUPD      Y8, Y5
+	VBROADCASTSD expTable<>+80(SB), Y7
+	VMOVUPD      Y7, Y5
 	VSUBPD       Y6, Y5, Y5
 	VDIVPD       Y5, Y4, Y4
 	VSUBPD       Y4, Y3, Y3
 	VSUBPD       Y2, Y3, Y3
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VMOVUPD      Y8, Y5
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VMOVUPD      Y7, Y5
 	VSUBPD       Y3, Y5, Y4
 	VCVTPD2DQY   Y1, X1
 	VPSRAD       $0x01, X1, X2
 	VPSUBD       X2, X1, X1
 	VPMOVSXDQ    X2, Y2
 	VPSLLQ       $0x34, Y2, Y2
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VPADDQ       Y8, Y2, Y2
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VPADDQ       Y7, Y2, Y2
 	VMULPD       Y2, Y4, Y4
 	VPMOVSXDQ    X1, Y1
 	VPSLLQ       $0x34, Y1, Y1
-	VBROADCASTSD expTable<>+72(SB), Y8
-	VPADDQ       Y8, Y1, Y1
+	VBROADCASTSD expTable<>+72(SB), Y7
+	VPADDQ       Y7, Y1, Y1
 	VMULPD       Y1, Y4, Y4
-	VBROADCASTSD expTable<>+88(SB), Y8
-	VCMPPD       $0x1e, Y8, Y0, Y3
-	VBROADCASTSD expTable<>+104(SB), Y8
-	VBLENDVPD    Y3, Y8, Y4, Y4
-	VBROADCASTSD expTable<>+96(SB), Y8
-	VCMPPD       $0x11, Y8, Y0, Y3
+	VBROADCASTSD expTable<>+88(SB), Y7
+	VCMPPD       $0x1e, Y7, Y0, Y3
+	VBROADCASTSD expTable<>+104(SB), Y7
+	VBLENDVPD    Y3, Y7, Y4, Y4
+	VBROADCASTSD expTable<>+96(SB), Y7
+	VCMPPD       $0x11, Y7, Y0, Y3
 	VANDNPD      Y4, Y3, Y4
 	VCMPPD       $0x03, Y0, Y0, Y3
 	VBLENDVPD    Y3, Y0, Y4, Y4
-	VMOVUPD      Y4, 96(DI)
-	ADDQ         $0x80, SI
-	ADDQ         $0x00000080, DI
+	VMOVUPD      Y4, 96(AX)
+	ADDQ         $0x80, BX
+	ADDQ         $0x00000080, AX
 	DECQ         CX
 	JNZ          block
 
@@ -26885,20 +16043,20 @@ end:
 // Requires: AVX, AVX512F
 TEXT ·avx512Peak32(SB), NOSPLIT, $0-8
 	MOVQ   n+0(FP), CX
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
-	VXORPS Y12, Y12, Y12
-	VXORPS Y13, Y13, Y13
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
 
 round:
 	VFMADD231PS Z12, Z13, Z0
@@ -26959,20 +16117,20 @@ round:
 // Requires: AVX, AVX512F
 TEXT ·avx512Peak64(SB), NOSPLIT, $0-8
 	MOVQ   n+0(FP), CX
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
-	VXORPS Y12, Y12, Y12
-	VXORPS Y13, Y13, Y13
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
 
 round:
 	VFMADD231PD Z12, Z13, Z0

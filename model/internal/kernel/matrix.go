@@ -2,30 +2,29 @@ package kernel
 
 import "unsafe"
 
-// Matrix is a row-major matrix of Rows × Cols numbers: either as it is stored, in
-// Data, which need not be aligned, or, if Data is nil, in Values.
+// Matrix is a row-major matrix of Rows × Cols numbers, either as stored, in Data, or, if
+// Data is nil, as float32, in Values.
 //
-// Scales, if not nil, holds one factor per block of BlockRows × BlockCols numbers
-// (ragged at the edges), and the number at (r, c) is
+// The number at (r, c) is the stored one, decoded; times a scale, if there are Scales:
 //
 //	float32(stored * Scales[r/BlockRows*blocks + c/BlockCols]),  blocks = ⌈Cols/BlockCols⌉
 //
-// the product rounded once. If Round is set, each number is then rounded to Via, as
-// the reference does when it casts its weights to the compute dtype.
+// the product rounded once; and then rounded to Via, if Round is set.
 type Matrix struct {
-	Format Format
-	Rows   int
-	Cols   int
-	Data   []byte
+	Rows int // r < Rows; of weights, the output features
+	Cols int // c < Cols; of weights, the input features
 
-	Scales    []float32
-	BlockRows int
-	BlockCols int
+	Format Format // of Data
+	Data   []byte // at least Rows × Cols numbers of Format, at any alignment
 
-	Round bool
-	Via   Format
+	Scales    []float32 // one factor per block, [⌈Rows/BlockRows⌉, ⌈Cols/BlockCols⌉], or nil
+	BlockRows int       // rows of a block, fewer at the lower edge
+	BlockCols int       // columns of a block, fewer at the right edge
 
-	Values []float32
+	Round bool   // numbers of Data are rounded to Via, as a reference does that casts its weights
+	Via   Format // F32, F16 or BF16
+
+	Values []float32 // at least Rows × Cols numbers, if Data is nil
 }
 
 // check panics if the lengths do not fit.
@@ -36,15 +35,16 @@ func (m *Matrix) check() {
 	}
 }
 
-// inPlace says whether im's tiles read m where it is.
+// inPlace says whether the tiles of im read m as it is in memory.
 func (m *Matrix) inPlace(im *implementation) bool {
-	if m.Cols%Lanes != 0 && !im.anyLength {
+	if m.Cols%lanes != 0 && !im.anyLength {
 		return false
 	}
 	return m.raw() && im.tile[m.format()].float32[0] != nil
 }
 
-// raw says whether the numbers in memory are those of the matrix.
+// raw says whether the numbers in memory, decoded, are those of the matrix, in a format
+// that tiles and panels know.
 func (m *Matrix) raw() bool {
 	return m.Data == nil || m.Scales == nil && !m.Round && m.Format < F8E4M3
 }
@@ -60,7 +60,7 @@ func (m *Matrix) format() Format {
 // rowBytes is the size of a row in memory.
 func (m *Matrix) rowBytes() int { return m.Cols * m.format().Size() }
 
-// start returns where row r is in memory, and those after it.
+// start returns where row r begins in memory; the rows after it follow.
 func (m *Matrix) start(r int) unsafe.Pointer {
 	if m.Data == nil {
 		return unsafe.Pointer(&m.Values[r*m.Cols])
@@ -68,7 +68,7 @@ func (m *Matrix) start(r int) unsafe.Pointer {
 	return unsafe.Pointer(&m.Data[r*m.rowBytes()])
 }
 
-// Row returns row r as float32, decoded into dst[:Cols] if it is stored.
+// Row returns row r as float32: decoded into dst[:Cols], or a part of Values.
 func (m *Matrix) Row(dst []float32, r int) []float32 {
 	if m.Data == nil {
 		return m.Values[r*m.Cols : (r+1)*m.Cols]
@@ -78,7 +78,7 @@ func (m *Matrix) Row(dst []float32, r int) []float32 {
 	if m.Scales == nil {
 		Widen(dst, src, m.Format)
 	} else {
-		blocks := (m.Cols + m.BlockCols - 1) / m.BlockCols
+		blocks := ceilDiv(m.Cols, m.BlockCols)
 		WidenBlocks(dst, src, m.Format, m.Scales[r/m.BlockRows*blocks:], m.BlockCols)
 	}
 	if m.Round {

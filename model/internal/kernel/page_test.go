@@ -27,6 +27,7 @@ func atPageEnd(t *testing.T, data []byte) []byte {
 	return end
 }
 
+// floatsAtPageEnd is atPageEnd of float32.
 func floatsAtPageEnd(t *testing.T, values []float32) []float32 {
 	t.Helper()
 	var data []byte

@@ -5,103 +5,166 @@ import (
 	"unsafe"
 )
 
-// A panel holds rows of numbers, widened and transposed, in the order in which a tile
-// reads them: one lane of the dot product after the other, and the number that is next
-// in a lane, k = 16·step + lane, of all its rows side by side:
+// Products of many tokens run on panels. A panel is a few rows, of weights or of
+// tokens, widened and rearranged so that the numbers that meet in one instruction lie
+// side by side. Number k of a row belongs to lane k mod 16 and is step k / 16 of that
+// lane. A panel holds one lane after the other, in a lane one step after the other, and
+// in a step the numbers of all its rows:
 //
-//	panel[lane·distance + step·rows + row]
+//	panel[lane·distance + step·rows + row] = row[16·step + lane]
 //
-// So each lane is a matrix product of its own, whose operands pass from the first-level
-// cache through the tile's registers. The lanes take turns so that each one's sums are
-// folded with others while they are in registers. Rows of weights make panels that fill
-// two registers; tokens make panels as wide as a tile or less.
+// Each lane is therefore a matrix product of its own, over every 16th number, and its
+// sums are the lane's partial sums in the definition of Dot32 and Dot64. KERNELS.md has
+// a drawing.
 
-// panelKernels work on panels.
+// panelKernels are the kernels that work on panels with sums of type F.
 type panelKernels[F float32 | float64] struct {
-	group int // rows that are packed at once, at most 16
-	rows  int // of weights in a panel, a multiple of group
-	width int // of the widest tile, in tokens
+	group int // rows that one call of a pack kernel rearranges, at most maxGroup
+	rows  int // rows of weights in a panel, a multiple of group; 0 means no kernels
 
-	// pack arranges a group of rows as they are stored, or in pairs if that is BF16:
-	// widening takes less than storing twice the bytes and is left to addPairs.
-	pack      [BF16]pack[F]
-	packPairs pack[uint32]
-	// add and addPairs are indexed by the width of the panels less 1.
-	add      [maxPanelWidth]addPanels[F]
-	addPairs [maxPanelWidth]addPairs[F]
+	// pack rearranges rows of the format that is its index, packPairs those of BF16.
+	// BF16 is packed in pairs: two neighbouring numbers of a row stay together in one
+	// uint32, and so do their lanes. That writes half the bytes that widened numbers
+	// take; an addPairs kernel widens them later.
+	pack      [BF16]packKernel[F]
+	packPairs packKernel[uint32]
+
+	// tiles multiply panels, narrowest first; the last is the widest.
+	tiles []panelTile[F]
 }
 
-// pack arranges a group of rows: for s < steps, an even number, l < 16 and i < group,
-// dst[l*lane + s*stride + i] = src[i][16*s + l]; pairs make 8 lanes. The steps come one
-// after the other.
-type pack[D any] func(dst *D, src *[maxGroup]*byte, steps, stride, lane int)
+// panelTile holds the kernels for panels of width tokens.
+type panelTile[F float32 | float64] struct {
+	width int
+	add   addKernel[F]
+	pairs addPairsKernel[F]
+}
 
-// addPanels adds the products of some steps of one lane of a panel of weights and panels
-// of tokens, next apart, to acc, [token][row], or to 0 unless again. Then it adds pending
-// sums, the last of which is given and the ones before lane apart, folds of them, and
-// writes the sums to out, those of two tokens stride apart. Meanwhile it fills the
-// second-level cache with the memory from ahead on, pace bytes every 2 steps.
-type addPanels[F any] func(acc, w, x *F, steps, panels, next int, again bool, pending *F, folds, lane int, out *F, stride int, ahead uintptr, pace int)
+// packKernel rearranges a group of rows:
+//
+//	dst[l*lane + s*stride + i] = src[i][lanes*s + l],  s < steps, l < lanes, i < group
+//
+// lanes is 16, or 8 if D is uint32 (src is then read as pairs of BF16). steps is even. A
+// group wider than stride overwrites the steps that follow, which are written later.
+type packKernel[D any] func(dst *D, src *[maxGroup]*byte, steps, stride, lane int)
 
-// addPairs is addPanels with one panel of tokens; it sets w to one lane of the pairs,
-// the even or the odd one.
-type addPairs[F any] func(acc *F, pairs *uint32, odd bool, w, x *F, steps int, again bool, pending *F, folds, lane int, out *F, stride int, ahead uintptr, pace int)
+// addKernel multiplies one lane of a panel of weights, w, with the same lane of panels
+// of tokens, the first at x and each next numbers after the one before:
+//
+//	sum[token][row] = acc[token][row], or 0 unless again
+//	sum[token][row] += x[s][token] * w[s][row],        s < steps, fused, in this order
+//	sum[token][row] += (pending - f*lane)[token][row], f < folds
+//	out[token*stride + row] = sum[token][row]
+//
+// acc and pending have the layout [token][row of the panel]. While it multiplies, the
+// kernel prefetches into the second-level cache what lies from ahead on, pace bytes
+// further every 2 steps.
+type addKernel[F any] func(acc, w, x *F, steps, panels, next int, again bool, pending *F, folds, lane int, out *F, stride int, ahead uintptr, pace int)
+
+// addPairsKernel is addKernel for a single panel of tokens. It takes one lane of the
+// weights from pairs, the upper half of each if odd, and leaves it widened in w, for the
+// calls of an addKernel that follow.
+type addPairsKernel[F any] func(acc *F, pairs *uint32, odd bool, w, x *F, steps int, again bool, pending *F, folds, lane int, out *F, stride int, ahead uintptr, pace int)
 
 const (
-	maxGroup      = 16
-	maxPanelWidth = 12
+	// maxGroup is the largest group of a pack kernel.
+	maxGroup = 16
 
-	// panelSteps is how many steps of a lane a tile goes over at once: weights and
-	// tokens of so many lie in the first-level cache together, and the weights of all
-	// lanes in the second-level one.
+	// panelSteps is how many steps of a lane are multiplied at once. The weights and a
+	// panel of tokens of so many steps share the first-level cache, and the weights of
+	// all lanes fit the second-level cache.
 	panelSteps = 128
-	// Tokens that are packed at once; the weights are packed again for every so many.
-	// They stream through the tiles from the third-level cache.
-	leastPanelTokens = 96
-	mostPanelTokens  = 516
-	tokenBytes       = 5 << 20
-	// waitingSums is how many sums wait at most for those that they are folded with.
+
+	// laneGap is the distance in numbers between the end of a lane and the next lane. It
+	// keeps that of lanes from being a power of two, which would make them compete for
+	// the same lines of the cache, and takes what the last step of a group that is wider
+	// than its panel writes too much.
+	laneGap = maxGroup
+
+	// waitingSums is how many partial sums wait at most until they can be added: one on
+	// each level of the tree.
 	waitingSums = 4
-	// laneGap sets lanes apart, whose distance would be a power of two, and takes what
-	// a group of rows spills over a narrower panel.
-	laneGap = 16
 )
 
-// panelTokens is the number of tokens from which on packing pays.
-var panelTokens = [...]int{Float64: 5, Float32: 8}
+// panelTokens is the number of tokens from which on packing takes less time than it
+// saves: a full panel with float32 sums, half of one with float64 sums, where a multiply
+// takes twice the time.
+var panelTokens = [...]int{Float64: 6, Float32: 12}
 
-// foldOrder is the order of lanes in which each sum of the tree in Dot32 follows what it
-// sums: after lane i of it, as many sums are due as i has ones at its end.
-var foldOrder = [Lanes]int{0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15}
+// foldOrder is the order in which the lanes are multiplied: a walk through the tree of
+// Dot32 in which a sum follows closely on the one that it is added to, so that few have
+// to wait. To the lane at place i as many waiting sums are added, the latest first, as i
+// has ones at its end in binary: to lane 8 that of lane 0; to lane 12 that of lane 4,
+// then that of lanes 0 and 8.
+var foldOrder = [lanes]int{0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15}
 
-// panelScratch is what one worker needs of panels.
+// panelScratch is the memory of one worker for panels, and what it computes at present.
 type panelScratch[F float32 | float64] struct {
-	// What is being computed: tokens from t on.
-	j      *job
-	k      *panelKernels[F]
-	tokens tokenPanels
-	t      int
+	j *job
+	k *panelKernels[F]
 
-	x    []F    // panels of the tokens
-	of   uint64 // of this job
-	from int    // the first of them
+	// A block of tokens, from token first on, as panels.
+	first, tokens int
+	runs          []tokenRun
+	x             []F    // its panels
+	packedFor     uint64 // the serial of the job that x belongs to
+	packedFrom    int    // and the first token in x
 
-	w     []F       // a panel of weights, or one lane of it
-	pairs []uint32  // a panel of weights of BF16
-	rows  []float32 // of one panel of weights, decoded if need be
-	// Sums, slots of [token][row]: those that wait, then those of all lanes if a panel
-	// of weights comes in several parts.
+	// A panel of weights, or the part of its steps that is multiplied at once.
+	w     []F       // all lanes, or if they come in pairs the present one
+	pairs []uint32  // all lanes, in pairs
+	rows  []float32 // the rows, decoded, where the kernels do not read their format
+
+	// sums is slots of [token][row]: waitingSums for the sums that wait, and if the steps
+	// are multiplied in several parts one for each lane.
 	sums []F
 
-	ahead uintptr // memory to ask for
+	ahead uintptr // what to prefetch next
 	pace  int     // bytes of it in 2 steps
 
-	src  [maxGroup]*byte // used by arrange
-	tail [maxGroup][2 * Lanes * 4]byte
+	src  [maxGroup]*byte               // the rows that a pack kernel rearranges
+	tail [maxGroup][2 * lanes * 4]byte // the ends of rows; no product takes what is behind them
 }
 
-// has says whether there are any kernels.
-func (k *panelKernels[F]) has() bool { return k.rows > 0 }
+// tokenRun is a row of panels of equal width, next to each other.
+type tokenRun struct {
+	first  int // token of the block
+	width  int // tokens in each panel
+	panels int
+}
+
+// end is the token after those of the run.
+func (run tokenRun) end() int { return run.first + run.width*run.panels }
+
+// available says whether there are any kernels.
+func (k *panelKernels[F]) available() bool { return k.rows > 0 }
+
+// widest is the tile for most tokens.
+func (k *panelKernels[F]) widest() *panelTile[F] { return &k.tiles[len(k.tiles)-1] }
+
+// tile returns the narrowest tile that holds n tokens, or else the widest.
+func (k *panelKernels[F]) tile(n int) *panelTile[F] {
+	for i := range k.tiles {
+		if k.tiles[i].width >= n {
+			return &k.tiles[i]
+		}
+	}
+	return k.widest()
+}
+
+// cut appends to runs a cut of tokens into panels: the first panel by itself, the others
+// of the widest kind, and for what is left the narrowest panel that holds it. In that
+// one, the last token is repeated in the place of those that are missing.
+func (k *panelKernels[F]) cut(runs []tokenRun, tokens int) []tokenRun {
+	for at := 0; at < tokens; {
+		run := tokenRun{first: at, width: k.tile(tokens - at).width, panels: 1}
+		if full := (tokens - at) / run.width; at > 0 && full > 1 {
+			run.panels = full
+		}
+		runs, at = append(runs, run), run.end()
+	}
+	return runs
+}
 
 // panelRows is how many rows of weights a panel has.
 func (im *implementation) panelRows(acc Accumulator) int {
@@ -111,217 +174,135 @@ func (im *implementation) panelRows(acc Accumulator) int {
 	return im.panels64.rows
 }
 
-// tokenPanels is a cut of tokens into panels that are as even as can be.
-type tokenPanels struct {
-	tokens, panels int
-	width, wider   int // tokens of a panel; so many of the first have one more
-}
-
-func (k *panelKernels[F]) cut(tokens int) tokenPanels {
-	panels := (tokens + k.width - 1) / k.width
-	return tokenPanels{tokens, panels, tokens / panels, tokens % panels}
-}
-
-// begin returns the first token of panel p.
-func (c tokenPanels) begin(p int) int { return p*c.width + min(p, c.wider) }
-
-// even returns the panel after p that is not as wide any more.
-func (c tokenPanels) even(p int) int {
-	if p < c.wider {
-		return c.wider
-	}
-	return c.panels
-}
-
 // panelled computes the rows r … toR of the tokens t … toT on panels.
 func panelled[F float32 | float64](j *job, k *panelKernels[F], s *panelScratch[F], r, toR, t, toT int) {
-	s.j, s.k, s.tokens, s.t = j, k, k.cut(toT-t), t
+	s.j, s.k, s.first, s.tokens = j, k, t, toT-t
+	s.runs = k.cut(s.runs[:0], s.tokens)
 	s.packTokens()
 	slots := waitingSums
 	if j.steps() > panelSteps {
-		slots += Lanes
+		slots += lanes
 	}
 	s.sums = grow(s.sums, slots*s.slotSize())
 	for ; r < toR; r += k.rows {
-		rows := min(k.rows, toR-r)
-		if next := r + rows; next < toR {
-			s.look(next)
-		} else {
-			s.look(next + (j.workers-1)*j.rowBlock) // likely to be this worker's next
-		}
-		s.decode(r, rows)
-		for step := 0; step < j.steps(); step += panelSteps {
-			steps := min(panelSteps, j.steps()-step)
-			s.packWeights(r, rows, step, steps)
-			s.multiply(r, rows, step, steps)
-		}
-		s.finish(r, rows)
+		s.panel(r, min(k.rows, toR-r), toR)
 	}
 	s.j, s.k = nil, nil
 }
 
-// steps is how many numbers the longest lane has, and one more if that is odd: packing
-// takes two at a time.
-func (j *job) steps() int { return (j.w.Cols + 2*Lanes - 1) / (2 * Lanes) * 2 }
-
-// packed returns the format in which rows are packed, that of memory if possible.
-func (j *job) packed() Format {
-	if j.w.raw() {
-		return j.w.format()
+// panel computes the rows r … r+rows, one panel of weights.
+func (s *panelScratch[F]) panel(r, rows, toR int) {
+	next := r + rows
+	if next == toR { // the next item of this worker is likely to begin so far on
+		next += (s.j.workers - 1) * s.j.rowBlock
 	}
-	return F32
+	s.prefetch(next)
+	s.decode(r, rows)
+	for step := 0; step < s.j.steps(); step += panelSteps {
+		p := part{r, rows, step, min(panelSteps, s.j.steps()-step)}
+		s.packWeights(p)
+		for turn := range foldOrder {
+			for i := range s.runs {
+				s.multiply(p, turn, i)
+			}
+		}
+	}
+	s.finish(r, rows)
 }
 
-// slotSize is how many numbers are between two slots of sums, and slot is the place of a
-// token in one.
-func (s *panelScratch[F]) slotSize() int        { return s.tokens.tokens*s.k.rows + laneGap }
+// part is the steps step … step+steps of the rows r … r+rows, which make one panel.
+type part struct{ r, rows, step, steps int }
+
+// steps is the number of steps of the longest lane, rounded up to an even number: pack
+// kernels take two at a time.
+func (j *job) steps() int { return ceilDiv(j.w.Cols, 2*lanes) * 2 }
+
+// slotSize is how many numbers a slot of sums takes.
+func (s *panelScratch[F]) slotSize() int { return s.padded()*s.k.rows + laneGap }
+
+// slot is the place of a token of the block in slot i of the sums.
 func (s *panelScratch[F]) slot(i, token int) *F { return &s.sums[i*s.slotSize()+token*s.k.rows] }
 
-// laneSize is how many numbers, or pairs, are between two lanes of a panel of weights.
-func (s *panelScratch[F]) laneSize(steps int) int { return steps*s.k.rows + laneGap }
+// padded is how many tokens the panels of the block hold, repeated ones included.
+func (s *panelScratch[F]) padded() int { return s.runs[len(s.runs)-1].end() }
 
-// distance is how far apart the lanes of tokens are.
-func (s *panelScratch[F]) distance() int { return s.j.steps()*s.tokens.tokens + laneGap }
+// tokenLane is how many numbers of x a lane takes.
+func (s *panelScratch[F]) tokenLane() int { return s.j.steps()*s.padded() + laneGap }
 
-// look sets out to ask for the panel of weights at row r while another is multiplied.
-func (s *panelScratch[F]) look(r int) {
-	s.ahead, s.pace = uintptr(unsafe.Pointer(&s.x[0])), 0
-	if n := min(s.k.rows, s.j.w.Rows-r); n > 0 {
-		turns := Lanes * s.tokens.panels * s.j.steps() / 2
-		s.ahead, s.pace = uintptr(s.j.w.start(r)), n*s.j.w.rowBytes()/turns+1
+// weightLane is how many numbers, or pairs, of so many steps a lane of weights takes.
+func (s *panelScratch[F]) weightLane(steps int) int { return steps*s.k.rows + laneGap }
+
+// prefetch sets ahead and pace so that the panel of weights at row r is in the cache
+// when the present one has been multiplied.
+func (s *panelScratch[F]) prefetch(r int) {
+	s.ahead, s.pace = uintptr(unsafe.Pointer(&s.x[0])), 0 // any memory there is
+	rows := min(s.k.rows, s.j.w.Rows-r)
+	if rows <= 0 {
+		return
 	}
-}
-
-// multiply adds the products of the steps step … step+steps of a panel of weights with
-// the tokens. At the last steps the sums of lanes are folded, too.
-func (s *panelScratch[F]) multiply(r, rows, step, steps int) {
-	j, k := s.j, s.k
-	last, pairs := step+steps == j.steps(), j.packed() == BF16
-	for i, lane := range foldOrder {
-		n := min(steps, (j.w.Cols-lane+Lanes-1)/Lanes-step)
-		waiting, folds := bits.OnesCount(uint(i)), 0
-		if last {
-			folds = bits.TrailingZeros(uint(i + 1))
-		}
-		w := s.w
-		if !pairs {
-			w = w[lane*s.laneSize(steps):]
-		}
-		for p := 0; p < s.tokens.panels; {
-			from, next := s.tokens.begin(p), s.tokens.even(p)
-			width := s.tokens.begin(p+1) - from
-			x := &s.x[lane*s.distance()+from*j.steps()+step*width]
-			out, stride := s.slot(waiting-folds, from), k.rows
-			acc := out
-			if j.steps() > panelSteps {
-				acc = s.slot(waitingSums+i, from)
-			}
-			switch {
-			case !last:
-				out = acc
-			case i == Lanes-1 && s.direct(rows):
-				out, stride = (*F)(unsafe.Pointer(&j.dst[(s.t+from)*j.w.Rows+r])), j.w.Rows
-			}
-			pending := s.slot(max(waiting-1, 0), from)
-			if pairs && p == 0 {
-				next = 1
-				k.addPairs[width-1](acc, &s.pairs[lane/2*s.laneSize(steps)], lane%2 == 1, &w[0], x, n,
-					step > 0, pending, folds, s.slotSize(), out, stride, s.ahead, s.pace)
-			} else {
-				k.add[width-1](acc, &w[0], x, n, next-p, width*j.steps(),
-					step > 0, pending, folds, s.slotSize(), out, stride, s.ahead, s.pace)
-			}
-			s.ahead += uintptr(n / 2 * (next - p) * s.pace)
-			p = next
-		}
+	panels := 0
+	for _, run := range s.runs {
+		panels += run.panels
 	}
+	prefetches := lanes * panels * s.j.steps() / 2
+	s.ahead, s.pace = uintptr(s.j.w.start(r)), rows*s.j.w.rowBytes()/prefetches+1
 }
 
-// direct says whether the sums of a panel with so many rows are what is to be written.
-func (s *panelScratch[F]) direct(rows int) bool {
-	return unsafe.Sizeof(s.sums[0]) == unsafe.Sizeof(s.j.dst[0]) && s.j.bias == nil && rows == s.k.rows
+// multiply adds the products of one lane of a part of the weights, the one whose turn it
+// is in foldOrder, and one run of the tokens. With the last part the lane's sums are
+// complete, and those that wait for them are added.
+func (s *panelScratch[F]) multiply(p part, turn, i int) {
+	j, k, run, lane := s.j, s.k, s.runs[i], foldOrder[turn]
+	tile := k.tile(run.width)
+	steps := min(p.steps, ceilDiv(j.w.Cols-lane, lanes)-p.step) // the last step may lack this lane
+	last := p.step+p.steps == j.steps()
+	waiting, folds := bits.OnesCount(uint(turn)), 0
+	if last {
+		folds = bits.TrailingZeros(uint(turn + 1))
+	}
+	pending := s.slot(max(waiting-1, 0), run.first)
+	sum := s.slot(waiting-folds, run.first)
+	acc := sum
+	if j.steps() > panelSteps {
+		acc = s.slot(waitingSums+turn, run.first)
+	}
+	out, stride := sum, k.rows
+	switch {
+	case !last:
+		out = acc
+	case turn == lanes-1 && s.direct(run, p.rows):
+		out, stride = (*F)(unsafe.Pointer(&j.dst[(s.first+run.first)*j.w.Rows+p.r])), j.w.Rows
+	}
+	x := &s.x[lane*s.tokenLane()+run.first*j.steps()+p.step*run.width]
+	switch {
+	case j.packedFormat() != BF16:
+		tile.add(acc, &s.w[lane*s.weightLane(p.steps)], x, steps, run.panels, run.width*j.steps(),
+			p.step > 0, pending, folds, s.slotSize(), out, stride, s.ahead, s.pace)
+	case i == 0:
+		tile.pairs(acc, &s.pairs[lane/2*s.weightLane(p.steps)], lane%2 == 1, &s.w[0], x, steps,
+			p.step > 0, pending, folds, s.slotSize(), out, stride, s.ahead, s.pace)
+	default:
+		tile.add(acc, &s.w[0], x, steps, run.panels, run.width*j.steps(),
+			p.step > 0, pending, folds, s.slotSize(), out, stride, s.ahead, s.pace)
+	}
+	s.ahead += uintptr(steps / 2 * run.panels * s.pace)
 }
 
-// finish writes the results, unless that was done.
+// direct says whether the kernels write the last sums of a run straight to dst: they are
+// results as they are, and none is of a repeated row or token.
+func (s *panelScratch[F]) direct(run tokenRun, rows int) bool {
+	sameType := unsafe.Sizeof(s.sums[0]) == unsafe.Sizeof(s.j.dst[0])
+	return sameType && s.j.bias == nil && rows == s.k.rows && run.end() <= s.tokens
+}
+
+// finish writes the results of the runs that were not written directly.
 func (s *panelScratch[F]) finish(r, rows int) {
-	if s.direct(rows) {
-		return
-	}
-	for i := range s.tokens.tokens {
-		finish(s.j.dst[(s.t+i)*s.j.w.Rows+r:][:rows], s.sums[i*s.k.rows:], s.j.bias, r)
-	}
-}
-
-// packTokens sets s.x to panels of the tokens, unless the last item did so.
-func (s *panelScratch[F]) packTokens() {
-	if s.of == s.j.serial && s.from == s.t {
-		return
-	}
-	s.of, s.from = s.j.serial, s.t
-	s.x = grow(s.x, Lanes*s.distance())
-	cols, steps := s.j.w.Cols, s.j.steps()
-	for p := range s.tokens.panels {
-		from, to := s.tokens.begin(p), s.tokens.begin(p+1)
-		for i := range s.k.group {
-			s.src[i] = (*byte)(unsafe.Pointer(&s.j.x[(s.t+min(from+i, to-1))*cols]))
+	for _, run := range s.runs {
+		if s.direct(run, rows) {
+			continue
 		}
-		arrange(s, s.k.pack[F32], s.x[from*steps:], F32, cols, to-from, s.distance())
-	}
-}
-
-// decode decodes rows of weights, unless they are packed as they are stored.
-func (s *panelScratch[F]) decode(r, rows int) {
-	m := &s.j.w
-	if m.raw() {
-		return
-	}
-	s.rows = grow(s.rows, rows*m.Cols)
-	for i := range rows {
-		m.Row(s.rows[i*m.Cols:], r+i)
-	}
-}
-
-// packWeights packs the steps step … step+steps of the rows from r on, which were
-// decoded; the missing ones are the last again.
-func (s *panelScratch[F]) packWeights(r, rows, step, steps int) {
-	j, k, format := s.j, s.k, s.j.packed()
-	lane, first := s.laneSize(steps), step*Lanes
-	n := min(steps*Lanes, j.w.Cols-first)
-	if format == BF16 {
-		s.w, s.pairs = grow(s.w, lane), grow(s.pairs, Lanes/2*lane)
-	} else {
-		s.w = grow(s.w, Lanes*lane)
-	}
-	for g := 0; g < k.rows; g += k.group {
-		for i := range k.group {
-			row := min(g+i, rows-1)
-			if j.w.raw() {
-				s.src[i] = (*byte)(unsafe.Add(j.w.start(r+row), first*format.Size()))
-			} else {
-				s.src[i] = (*byte)(unsafe.Pointer(&s.rows[row*j.w.Cols+first]))
-			}
-		}
-		if format == BF16 {
-			arrange(s, k.packPairs, s.pairs[g:], format, n, k.rows, lane)
-		} else {
-			arrange(s, k.pack[format], s.w[g:], format, n, k.rows, lane)
+		for token := run.first; token < min(run.end(), s.tokens); token++ {
+			finish(s.j.dst[(s.first+token)*s.j.w.Rows+r:][:rows], s.sums[token*s.k.rows:], s.j.bias, r)
 		}
 	}
-}
-
-// arrange packs n numbers of each row of s.src, which it clears: it is the caller's
-// memory.
-func arrange[F float32 | float64, D any](s *panelScratch[F], kernel pack[D], dst []D, format Format, n, stride, lane int) {
-	src, size := &s.src, format.Size()
-	whole := n / (2 * Lanes) * 2
-	kernel(&dst[0], src, whole, stride, lane)
-	if left := (n - whole*Lanes) * size; left > 0 {
-		for g := range s.k.group {
-			rest := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(src[g]), whole*Lanes*size)), left)
-			copy(s.tail[g][:], rest)
-			src[g] = &s.tail[g][0]
-		}
-		kernel(&dst[whole*stride], src, 2, stride, lane)
-	}
-	clear(src[:])
 }

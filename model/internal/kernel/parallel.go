@@ -9,7 +9,7 @@ import (
 // Parallel calls f(0) … f(n-1) on at most workers goroutines (0 means GOMAXPROCS)
 // and waits for all of them. The calls must write to disjoint places.
 func Parallel(n, workers int, f func(i int)) {
-	workers = min(Workers(workers), n)
+	workers = min(workerCount(workers), n)
 	if workers <= 1 {
 		for i := range n {
 			f(i)
@@ -26,13 +26,16 @@ func Parallel(n, workers int, f func(i int)) {
 	for range workers - 1 {
 		wg.Go(work)
 	}
-	wg.Go(func() {}) // the newest goroutine waits for this processor, the others can be stolen at once
-	work()           // the caller is one of them: it need not be woken
+	// The scheduler reserves the goroutine that was started last for the processor that
+	// started it, and other processors steal it only after a while. An empty goroutine
+	// takes that place, so that idle processors take up the workers at once.
+	wg.Go(func() {})
+	work() // this goroutine is one of the workers
 	wg.Wait()
 }
 
-// Workers returns n, or GOMAXPROCS if n is not positive.
-func Workers(n int) int {
+// workerCount returns n, or GOMAXPROCS if n is not positive.
+func workerCount(n int) int {
 	if n <= 0 {
 		return runtime.GOMAXPROCS(0)
 	}

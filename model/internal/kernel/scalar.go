@@ -5,11 +5,12 @@ import (
 	"math"
 )
 
-// The conversions of single numbers, the definition of every format, and their loops
-// in portable Go, the definition of what the element kernels compute.
+// This file defines every format by the conversion of one number, and by loops over these
+// what the element kernels compute.
 
-// Decode returns the bits of the float32 that pattern p of f stands for, which is
-// exact. A NaN keeps its sign and payload, and stays quiet or signalling.
+// Decode returns the bits of the float32 that the pattern p of f stands for, which is
+// exact. A NaN of F16 or BF16 keeps its sign and payload and stays quiet or signalling;
+// F8E4M3 has one NaN, which is decoded as the quiet one of its sign.
 func Decode(p uint32, f Format) uint32 {
 	switch f {
 	case F16:
@@ -85,21 +86,21 @@ func encodeBF16(b uint32) uint16 {
 	return payload(uint16(b>>16), 0x7f, 0x40)
 }
 
+// encodeF16 rounds to 11 significant bits, or to multiples of 2^-24.
 func encodeF16(b uint32) uint16 {
 	sign, abs := uint16(b>>16&0x8000), b&0x7fffffff
 	switch {
-	case abs < 0x38800000: // below 2^-14: a multiple of 2^-24, which adding 2^-1 rounds to
+	case abs < 0x38800000: // below 2^-14: the last place of a sum with 0.5 is 2^-24
 		r := math.Float32frombits(abs) + 0.5
 		return sign | uint16(math.Float32bits(r)-0x3f000000)
 	case abs > 0x7f800000:
 		return payload(sign|0x7c00|uint16(abs>>13&0x3ff), 0x3ff, 0x200)
 	}
-	abs = min(abs, 0x47800000) // 2^16, where infinity is
+	abs = min(abs, 0x47800000) // 2^16, which is encoded as infinity
 	return sign | uint16((abs-0x38000000+0xfff+abs>>13&1)>>13)
 }
 
-// payload sets the quiet bit of a NaN that has nothing left in its mantissa and would
-// read as infinity.
+// payload sets the quiet bit of a NaN whose mantissa has become 0, which would be infinity.
 func payload(nan, mantissa, quiet uint16) uint16 {
 	if nan&mantissa == 0 {
 		return nan | quiet
@@ -107,13 +108,17 @@ func payload(nan, mantissa, quiet uint16) uint16 {
 	return nan
 }
 
-// The element kernels' own words for the above. As processors do, they make a NaN
-// quiet when they narrow it; of a NaN that they widen only that it is one is defined.
+// The conversions below are those of the element kernels. They differ from Decode and
+// Encode in NaNs: as processors do, the kernels make a NaN quiet when they narrow it, and of
+// a NaN that they widen nothing is defined but that it is one.
 
+// float32FromF16 widens an F16.
 func float32FromF16(h uint16) float32 { return math.Float32frombits(decodeF16(h)) }
 
+// float32FromE4M3 widens an F8E4M3.
 func float32FromE4M3(b byte) float32 { return math.Float32frombits(decodeE4M3(b)) }
 
+// f16FromFloat32 narrows to F16.
 func f16FromFloat32(v float32) uint16 {
 	h := encodeF16(math.Float32bits(v))
 	if v != v {
@@ -122,6 +127,7 @@ func f16FromFloat32(v float32) uint16 {
 	return h
 }
 
+// bf16FromFloat32 narrows to BF16.
 func bf16FromFloat32(v float32) uint16 {
 	h := encodeBF16(math.Float32bits(v))
 	if v != v {
@@ -130,6 +136,7 @@ func bf16FromFloat32(v float32) uint16 {
 	return h
 }
 
+// widenPortable is Widen in portable Go.
 func widenPortable(dst []float32, src []byte, f Format) {
 	switch f {
 	case F32:
@@ -151,6 +158,7 @@ func widenPortable(dst []float32, src []byte, f Format) {
 	}
 }
 
+// narrowPortable is Narrow in portable Go.
 func narrowPortable(dst []byte, src []float32, f Format) {
 	switch f {
 	case F32:

@@ -5,36 +5,36 @@ import (
 	"sync"
 )
 
-// scratch is what one worker needs.
+// scratch is the memory that one worker needs. A worker takes one from scratches for each
+// item, so that buffers grow to what the largest product needs and are allocated once.
 type scratch struct {
-	w     [tileRows]*byte
-	x32   [maxWidth]*float32
-	x64   [maxWidth]*float64
-	sum32 [256]float32
-	sum64 [256]float64
+	w      [tileRows]*byte // the rows of a tile
+	tile32 tileScratch[float32]
+	tile64 tileScratch[float64]
 
-	// The activations of a block of tokens, length apart: x in float32, wide in float64.
+	// A block of tokens, each job.length numbers long: x, which is the caller's memory or
+	// padded, for float32 sums, and wide for float64 sums.
 	x, padded []float32
 	wide      []float64
-	of        uint64 // the job that padded or wide belongs to
-	from      int    // and its first token there
+	heldFor   uint64 // the serial of the job that padded or wide belongs to
+	heldFrom  int    // and the first token in it
 
-	rows     []float32 // weights widened
-	rowsWide []float64
+	rows    []float32 // weights decoded for a tile, or one row in portable Go
+	rowWide []float64 // that row as float64
 
 	panels32 panelScratch[float32]
 	panels64 panelScratch[float64]
 
-	exps   []float64
-	stored [4096]byte // for RoundTo
+	exps   []float64  // exponents of Softmax and SiLU
+	stored [4096]byte // numbers on their way through RoundTo
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
-// activate sets x or wide to the tokens t … toT, unless the last item did so. Padding
-// is -0: its product with a padding weight, 0, is -0, and adding that changes no lane,
-// not even one that holds -0.
-func (s *scratch) activate(j *job, t, toT int) {
+// setTokens sets x or wide to the tokens t … toT, unless it holds them already. They are
+// padded to whole steps of lanes with -0: its product with the padding of weights, which
+// is 0, is -0, and adding that changes no sum, not even one that is -0.
+func (s *scratch) setTokens(j *job, t, toT int) {
 	cols, length := j.w.Cols, j.length
 	if j.acc == Float32 && cols == length {
 		s.x = j.x[t*cols : toT*cols]
@@ -42,15 +42,15 @@ func (s *scratch) activate(j *job, t, toT int) {
 	}
 	n := (toT - t) * length
 	if j.acc == Float32 {
-		s.x = grow(s.padded, n)
-		s.padded = s.x
+		s.padded = grow(s.padded, n)
+		s.x = s.padded
 	} else {
 		s.wide = grow(s.wide, n)
 	}
-	if s.of == j.serial && s.from == t {
+	if s.heldFor == j.serial && s.heldFrom == t {
 		return
 	}
-	s.of, s.from = j.serial, t
+	s.heldFor, s.heldFrom = j.serial, t
 	for i := range toT - t {
 		src := j.x[(t+i)*cols:][:cols]
 		if j.acc == Float32 {
@@ -63,7 +63,8 @@ func (s *scratch) activate(j *job, t, toT int) {
 	}
 }
 
-// grow returns a slice of n elements, in buf's memory if it is large enough.
+// grow returns a slice of n elements, in buf's memory if it is large enough. What the
+// elements hold is not defined.
 func grow[T any](buf []T, n int) []T {
 	if cap(buf) < n {
 		return make([]T, n)
@@ -71,6 +72,7 @@ func grow[T any](buf []T, n int) []T {
 	return buf[:n]
 }
 
+// fill sets all elements of x to v.
 func fill[T any](x []T, v T) {
 	for i := range x {
 		x[i] = v

@@ -1,66 +1,111 @@
 package kernel
 
-// tileRows is the number of weight rows in a tile.
+import "unsafe"
+
+// Products of few tokens run on tiles: a kernel that multiplies tileRows rows of weights,
+// as they lie in memory, with a few tokens, and holds one sum per lane in registers.
+
+// tileRows is the number of rows of weights that a tile multiplies.
 const tileRows = 4
 
-// tile32 multiplies tileRows rows of weights with a fixed number of tokens, the
-// tile's width: sum[tileRows*i+j] = Dot32(x[i][:n], w[j][:n]). The rest of sum is
-// scratch. The weights are stored in the format that the tile was made for and
-// need not be aligned.
-type tile32 func(w *[tileRows]*byte, x *[maxWidth]*float32, n int, sum *[256]float32)
-
-// tile64 is tile32 with Dot64, on activations that were widened before.
-type tile64 func(w *[tileRows]*byte, x *[maxWidth]*float64, n int, sum *[256]float64)
-
-// maxWidth is the largest width of a tile.
+// maxWidth is the largest width of a tile, in tokens.
 const maxWidth = 4
 
-// tiles holds one tile per width that an implementation has; index width-1.
+// tileKernel multiplies tileRows rows of weights with a fixed number of tokens, the
+// tile's width:
+//
+//	sum[tileRows*i+j] = Dot32(x[i][:n], w[j][:n])
+//
+// or Dot64, on tokens that were widened first, if F is float64. The rest of sum is scratch.
+// The weights have the format that the tile is for, at any alignment.
+type tileKernel[F float32 | float64] func(w *[tileRows]*byte, x *[maxWidth]*F, n int, sum *[256]F)
+
+// tiles holds the tiles for one format of weights. The tile of width n is at index n-1,
+// nil where there is none; float32 and float64 have the same widths.
 type tiles struct {
-	float32 [maxWidth]tile32
-	float64 [maxWidth]tile64
+	float32 [maxWidth]tileKernel[float32]
+	float64 [maxWidth]tileKernel[float64]
 }
 
-// implementation is a set of kernels for one kind of processor. What is nil falls
-// back to portable Go, which gives the same bits.
-type implementation struct {
-	name string
-
-	// tile is indexed by the format of the weights. Nil widths are skipped; if
-	// there are any, there are some for F32.
-	tile [F8E4M3]tiles
-	// anyLength says that the tiles take any n; otherwise n is a multiple of Lanes.
-	anyLength bool
-
-	panels32 panelKernels[float32]
-	panels64 panelKernels[float64]
-
-	// The element kernels take n that is a multiple of Lanes. Those of stream store
-	// around the caches and want dst aligned to cacheLine.
-	element   elementKernels
-	stream    elementKernels
-	widenE4M3 func(dst *float32, src *byte, n int, scales *float32, block int)
-	widen64   func(dst *float64, src *float32, n int)
-	exp       func(dst, src *float64, n int)
-}
-
-// elementKernels is indexed by the format that is not float32 in memory.
-type elementKernels struct {
-	widen  [F8E4M3]func(dst *float32, src *byte, n int)
-	narrow [F8E4M3]func(dst *byte, src *float32, n int)
-}
-
-// hasTiles says whether im multiplies matrices other than in portable Go.
-func (im *implementation) hasTiles() bool { return im.tile[F32].float32[0] != nil }
-
-// width returns the smallest width of a tile for m tokens or, if there is none, the
+// width returns the smallest width of a tile for n tokens or, if there is none, the
 // largest.
-func (t *tiles) width(m int) int {
+func (t *tiles) width(n int) int {
 	best := 1
-	for width := 1; width <= maxWidth && best < m; width++ {
+	for width := 2; width <= maxWidth && best < n; width++ {
 		if t.float32[width-1] != nil {
 			best = width
 		}
 	}
 	return best
+}
+
+// tileScratch is the memory of one worker for tiles with sums of type F.
+type tileScratch[F float32 | float64] struct {
+	x   [maxWidth]*F // the tokens of one tile
+	sum [256]F
+}
+
+// tiled computes the rows r … toR of the tokens t … toT with tiles.
+func (j *job) tiled(s *scratch, r, toR, t, toT int) {
+	for ; r < toR; r += tileRows {
+		rows := min(tileRows, toR-r)
+		j.tileWeights(s, r, rows)
+		for i := t; i < toT; {
+			i += j.tile(s, r, rows, t, i, toT-i)
+		}
+	}
+	s.w, s.tile32.x = [tileRows]*byte{}, [maxWidth]*float32{} // the caller's memory
+}
+
+// tileWeights points s.w to the rows r … r+rows, decoded if the tiles do not read them as
+// stored. The last row is repeated in the place of those that are missing.
+func (j *job) tileWeights(s *scratch, r, rows int) {
+	if !j.inPlace {
+		s.rows = grow(s.rows, tileRows*j.length)
+	}
+	for k := range tileRows {
+		row := min(k, rows-1)
+		if j.inPlace {
+			s.w[k] = (*byte)(j.w.start(r + row))
+			continue
+		}
+		dst := s.rows[row*j.length:][:j.length]
+		if k == row {
+			copy(dst, j.w.Row(dst, r+row))
+			fill(dst[j.w.Cols:], 0)
+		}
+		s.w[k] = (*byte)(unsafe.Pointer(&dst[0]))
+	}
+}
+
+// tile multiplies rows of weights with the first of the tokens t … t+left and returns how
+// many tokens that were. The block of tokens that s holds begins at token first.
+func (j *job) tile(s *scratch, r, rows, first, t, left int) int {
+	set, at := &j.im.tile[j.format], (t-first)*j.length
+	width := set.width(left)
+	n := min(width, left)
+	if j.acc == Float32 {
+		s.tile32.run(set.float32[width-1], &s.w, s.x[at:], width, n, j.length)
+		s.tile32.finish(j, t, n, r, rows)
+	} else {
+		s.tile64.run(set.float64[width-1], &s.w, s.wide[at:], width, n, j.length)
+		s.tile64.finish(j, t, n, r, rows)
+	}
+	return n
+}
+
+// run runs the kernel of a width on n tokens of a length. The last token is repeated in
+// the place of those that are missing.
+func (s *tileScratch[F]) run(kernel tileKernel[F], w *[tileRows]*byte, tokens []F, width, n, length int) {
+	for i := range width {
+		s.x[i] = &tokens[min(i, n-1)*length]
+	}
+	kernel(w, &s.x, length, &s.sum)
+}
+
+// finish writes the results of n tokens from t on and rows from r on.
+func (s *tileScratch[F]) finish(j *job, t, n, r, rows int) {
+	for i := range n {
+		finish(j.dst[(t+i)*j.w.Rows+r:][:rows], s.sum[tileRows*i:], j.bias, r)
+	}
 }

@@ -8,153 +8,144 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-var y = []reg.VecPhysical{
-	reg.Y0, reg.Y1, reg.Y2, reg.Y3, reg.Y4, reg.Y5, reg.Y6, reg.Y7,
-	reg.Y8, reg.Y9, reg.Y10, reg.Y11, reg.Y12, reg.Y13, reg.Y14, reg.Y15,
-}
-
-// Vector registers: accumulators y[4*token+row], then activations, then one weight;
-// the last four are the temporaries of the final sum.
-const (
-	yX = 12
-	yW = 15
-	yT = 12
-)
-
-// avx2Chunk is how many elements all passes go over before they go on: the later
-// passes find them in the first-level cache.
-const avx2Chunk = 512
-
-// avx2Sum sums lane groups of one register each, one pass per group, into the slots
-// of the scratch: slot(g, a) holds lanes g·16/groups … of accumulator a. n is a
-// multiple of 16.
-func avx2Sum(f format, tokens, bits int) {
-	groups := 16 * bits / 256
-	VXORPS(y[0], y[0], y[0])
+// beginAVX2 starts a tile's kernel and sums the lanes, a group that fits one register in
+// each pass, into slots of scratch: slot(g, a) holds the lanes g·16/groups … of
+// accumulator a. n is a multiple of 16.
+func beginAVX2(f format, bits, tokens int) *tile {
+	t, v := avx2.begin(f, bits, tokens), avx2.vectors()
+	t.acc = v.take(12)[:tileRows*tokens]
+	t.token, t.weight = v.take(3), v.take(1)
+	t.scratch = t.token // free when the final sum is made
+	groups := lanes * bits / (8 * avx2.bytes)
+	avx2.zero(t.acc[0])
 	for g := range groups {
-		for a := range 4 * tokens {
-			VMOVUPS(y[0], avx2Slot(tokens, g, a))
+		for a := range t.acc {
+			VMOVUPS(t.acc[0], t.slot(g, a))
 		}
 	}
-	XORQ(start, start)
+	XORQ(t.start, t.start)
 	Label("chunk")
-	LEAQ(operand.Mem{Base: start, Disp: avx2Chunk}, limit)
-	Load(Param("n"), index)
-	CMPQ(limit, index)
-	CMOVQGT(index, limit)
-	CMPQ(start, limit)
+	LEAQ(operand.Mem{Base: t.start, Disp: passChunk}, t.limit)
+	Load(Param("n"), t.index)
+	CMPQ(t.limit, t.index)
+	CMOVQGT(t.index, t.limit)
+	CMPQ(t.start, t.limit)
 	JGE(operand.LabelRef("fold"))
 	for g := range groups {
-		avx2Pass(f, tokens, bits, g)
+		t.avx2Pass(g)
 	}
-	MOVQ(limit, start)
+	MOVQ(t.limit, t.start)
 	JMP(operand.LabelRef("chunk"))
 	Label("fold")
+	return t
 }
 
-func avx2Slot(tokens, group, a int) operand.Mem { return at(32 * (group*4*tokens + a)) }
+// slot is the place of one register of accumulator a.
+func (t *tile) slot(group, a int) operand.Mem {
+	return t.at(avx2.bytes * (group*len(t.acc) + a))
+}
 
 // avx2Pass adds the elements start … limit to the lanes of one group.
-func avx2Pass(f format, tokens, bits, group int) {
-	from := group * 256 / bits
+func (t *tile) avx2Pass(group int) {
+	from := group * avx2.perVector(t.bits)
 	label := fmt.Sprintf("group%d", group)
-	for a := range 4 * tokens {
-		VMOVUPS(avx2Slot(tokens, group, a), y[a])
+	for i, a := range t.acc {
+		VMOVUPS(t.slot(group, i), a)
 	}
-	MOVQ(start, index)
+	MOVQ(t.start, t.index)
 	if group == 0 {
-		ahead(f)
-		ADDQ(start, next)
+		t.ahead()
+		ADDQ(t.start, t.next)
 	}
 	Label(label)
 	if group == 0 {
-		prefetch(f)
+		t.prefetch()
 	}
-	for i := range tokens {
-		VMOVUPS(xAt(bits/8, i, from), y[yX+i])
+	for i := range t.tokens {
+		VMOVUPS(t.xAt(i, from), t.token[i])
 	}
-	for j := range rows {
-		avx2Widen(f, bits, wAt(f, j, from), y[yW])
-		for i := range tokens {
-			fma(bits, y[yW], y[yX+i], y[4*i+j])
+	for j := range tileRows {
+		t.avx2Widen(t.wAt(j, from), t.weight[0])
+		for i := range t.tokens {
+			fma(t.bits, t.weight[0], t.token[i], t.acc[tileRows*i+j])
 		}
 	}
-	ADDQ(operand.Imm(16), index)
-	CMPQ(index, limit)
+	ADDQ(operand.Imm(lanes), t.index)
+	CMPQ(t.index, t.limit)
 	JLT(operand.LabelRef(label))
-	for a := range 4 * tokens {
-		VMOVUPS(y[a], avx2Slot(tokens, group, a))
+	for i, a := range t.acc {
+		VMOVUPS(a, t.slot(group, i))
 	}
 }
 
-// avx2Widen reads one register of numbers.
-func avx2Widen(f format, bits int, m operand.Mem, w reg.VecPhysical) {
-	if bits == 32 {
-		widen32(f, m, w)
+// avx2Widen reads one register of weights.
+func (t *tile) avx2Widen(m operand.Mem, w reg.VecPhysical) {
+	if t.bits == 32 {
+		widen32(t.f, m, w)
 	} else {
-		widen64(f, m, w, x(w))
+		widen64(t.f, m, w, x(w))
 	}
 }
 
+// avx2Tile32 writes a tile with float32 sums.
 func avx2Tile32(f format, tokens int) {
-	begin("avx2", f.name, 32, tokens)
-	avx2Sum(f, tokens, 32)
-	for a := range 4 * tokens {
-		VMOVUPS(avx2Slot(tokens, 0, a), y[a])
-		VADDPS(avx2Slot(tokens, 1, a), y[a], y[a])
+	t := beginAVX2(f, 32, tokens)
+	for i, a := range t.acc {
+		VMOVUPS(t.slot(0, i), a)
+		VADDPS(t.slot(1, i), a, a)
 	}
 	for i := range tokens {
-		avx2Sum32(i)
+		t.avx2Sum32(i)
 	}
 	end()
 }
 
 // avx2Sum32 folds the 8 lanes left of each of token i's four accumulators.
-func avx2Sum32(i int) {
-	a, t, u := y[4*i:], y[yT], y[yT+1]
+func (t *tile) avx2Sum32(i int) {
+	a, low, high := t.acc[tileRows*i:], t.scratch[0], t.scratch[1]
 	for j := 0; j < 4; j += 2 {
-		VPERM2F128(operand.Imm(0x20), a[j+1], a[j], t)
-		VPERM2F128(operand.Imm(0x31), a[j+1], a[j], u)
-		VADDPS(t, u, a[j])
+		VPERM2F128(operand.Imm(0x20), a[j+1], a[j], low)
+		VPERM2F128(operand.Imm(0x31), a[j+1], a[j], high)
+		VADDPS(low, high, a[j])
 	}
-	VSHUFPS(operand.Imm(0x44), a[2], a[0], t)
-	VSHUFPS(operand.Imm(0xEE), a[2], a[0], u)
-	VADDPS(t, u, a[0]) // rows 0 and 2 in the low half, 1 and 3 in the high one
-	VSHUFPS(operand.Imm(0x88), a[0], a[0], t)
-	VSHUFPS(operand.Imm(0xDD), a[0], a[0], u)
-	VADDPS(t, u, t)
-	VEXTRACTF128(operand.Imm(1), t, x(u))
-	VUNPCKLPS(x(u), x(t), x(t))
-	VMOVUPS(x(t), at(16*i))
+	VSHUFPS(operand.Imm(0x44), a[2], a[0], low)
+	VSHUFPS(operand.Imm(0xEE), a[2], a[0], high)
+	VADDPS(low, high, a[0]) // rows 0 and 2 in the low half, 1 and 3 in the high one
+	VSHUFPS(operand.Imm(0x88), a[0], a[0], low)
+	VSHUFPS(operand.Imm(0xDD), a[0], a[0], high)
+	VADDPS(low, high, low)
+	VEXTRACTF128(operand.Imm(1), low, x(high))
+	VUNPCKLPS(x(high), x(low), x(low))
+	VMOVUPS(x(low), t.at(16*i))
 }
 
+// avx2Tile64 writes a tile with float64 sums.
 func avx2Tile64(f format, tokens int) {
-	begin("avx2", f.name, 64, tokens)
-	avx2Sum(f, tokens, 64)
-	for a := range 4 * tokens {
-		VMOVUPD(avx2Slot(tokens, 0, a), y[a])
-		VADDPD(avx2Slot(tokens, 2, a), y[a], y[a])
-		VMOVUPD(avx2Slot(tokens, 1, a), y[yT])
-		VADDPD(avx2Slot(tokens, 3, a), y[yT], y[yT])
-		VADDPD(y[yT], y[a], y[a])
+	t := beginAVX2(f, 64, tokens)
+	for i, a := range t.acc {
+		VMOVUPD(t.slot(0, i), a)
+		VADDPD(t.slot(2, i), a, a)
+		VMOVUPD(t.slot(1, i), t.scratch[0])
+		VADDPD(t.slot(3, i), t.scratch[0], t.scratch[0])
+		VADDPD(t.scratch[0], a, a)
 	}
 	for i := range tokens {
-		avx2Sum64(i)
+		t.avx2Sum64(i)
 	}
 	end()
 }
 
 // avx2Sum64 folds the 4 lanes left of each of token i's four accumulators.
-func avx2Sum64(i int) {
-	a, t, u := y[4*i:], y[yT], y[yT+1]
+func (t *tile) avx2Sum64(i int) {
+	a, low, high := t.acc[tileRows*i:], t.scratch[0], t.scratch[1]
 	for j := 0; j < 4; j += 2 {
-		VPERM2F128(operand.Imm(0x20), a[j+1], a[j], t)
-		VPERM2F128(operand.Imm(0x31), a[j+1], a[j], u)
-		VADDPD(t, u, a[j])
+		VPERM2F128(operand.Imm(0x20), a[j+1], a[j], low)
+		VPERM2F128(operand.Imm(0x31), a[j+1], a[j], high)
+		VADDPD(low, high, a[j])
 	}
-	VUNPCKLPD(a[2], a[0], t)
-	VUNPCKHPD(a[2], a[0], u)
-	VADDPD(t, u, t)
-	VPERMPD(operand.Imm(0xD8), t, t)
-	VMOVUPD(t, at(32*i))
+	VUNPCKLPD(a[2], a[0], low)
+	VUNPCKHPD(a[2], a[0], high)
+	VADDPD(low, high, low)
+	VPERMPD(operand.Imm(0xD8), low, low)
+	VMOVUPD(low, t.at(32*i))
 }

@@ -3,100 +3,97 @@ package main
 import (
 	"fmt"
 
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 )
 
-var z = []reg.VecPhysical{
-	reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7,
-	reg.Z8, reg.Z9, reg.Z10, reg.Z11, reg.Z12, reg.Z13, reg.Z14, reg.Z15,
-	reg.Z16, reg.Z17, reg.Z18, reg.Z19, reg.Z20, reg.Z21, reg.Z22, reg.Z23,
-	reg.Z24, reg.Z25, reg.Z26, reg.Z27, reg.Z28, reg.Z29, reg.Z30, reg.Z31,
+// beginAVX512 starts a tile's kernel whose sums stay in registers.
+func beginAVX512(f format, bits, tokens int) *tile {
+	t, v := avx512.begin(f, bits, tokens), avx512.vectors()
+	t.acc = v.take(tileRows * mostTokens)[:tileRows*tokens]
+	t.weight, t.token, t.scratch = v.take(tileRows), v.take(mostTokens), v.take(2)
+	return t
 }
 
-// Vector registers: accumulators z[4*token+row], then weights, then activations.
-const (
-	zW = 16
-	zX = 20
-	zT = 24 // temporaries of the final sum
-)
-
-// begin starts a tile function.
-func begin(isa, f string, bits, tokens int) {
-	name := fmt.Sprintf("%sTile%d%sx%d", isa, bits, f, tokens)
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(w *[4]*byte, x *[4]*float%d, n int, sum *[256]float%d)", bits, bits))
-	Doc(tileDoc(name, isa, f, bits, tokens)...)
-	Pragma("noescape")
-	header(tokens)
-}
-
-func end() {
-	VZEROUPPER()
-	RET()
+// whole runs step for index = 0, 16, … below n rounded down to a step of all lanes.
+func (t *tile) whole(label string, step func()) {
+	Load(Param("n"), t.limit)
+	ANDQ(operand.I32(-lanes), t.limit)
+	XORQ(t.index, t.index)
+	CMPQ(t.index, t.limit)
+	JGE(operand.LabelRef(label + "_end"))
+	t.ahead()
+	Label(label)
+	t.prefetch()
+	step()
+	ADDQ(operand.Imm(lanes), t.index)
+	CMPQ(t.index, t.limit)
+	JLT(operand.LabelRef(label))
+	Label(label + "_end")
 }
 
 // mask sets K1 to the elements of the tail that belong to lanes skip, skip+1, …
 // and jumps to done if there are none.
-func mask(skip int, done string) {
-	Load(Param("n"), count)
-	ANDQ(operand.Imm(15), count)
-	SUBQ(operand.Imm(uint64(skip)), count)
+func (t *tile) mask(skip int, done string) {
+	Load(Param("n"), left)
+	ANDQ(operand.Imm(lanes-1), left)
+	SUBQ(operand.Imm(uint64(skip)), left)
 	JLE(operand.LabelRef(done))
-	MOVL(operand.U32(1), limit.As32())
-	SHLL(reg.CL, limit.As32())
-	DECL(limit.As32())
-	KMOVW(limit.As32(), reg.K1)
+	MOVL(operand.U32(1), t.limit.As32())
+	SHLL(reg.CL, t.limit.As32())
+	DECL(t.limit.As32())
+	KMOVW(t.limit.As32(), reg.K1)
 }
 
+// avx512Tile32 writes a tile with float32 sums: a register has all lanes of one sum.
 func avx512Tile32(f format, tokens int) {
-	begin("avx512", f.name, 32, tokens)
-	for a := range 4 * tokens {
-		VPXORD(z[a], z[a], z[a])
+	t := beginAVX512(f, 32, tokens)
+	for _, a := range t.acc {
+		avx512.zero(a)
 	}
-	whole(f, "block", func() {
-		for j := range rows {
-			widen32(f, wAt(f, j, 0), z[zW+j])
+	t.whole("block", func() {
+		for j, w := range t.weight {
+			widen32(f, t.wAt(j, 0), w)
 		}
 		for i := range tokens {
-			VMOVUPS(xAt(4, i, 0), z[zX+i])
-			for j := range rows {
-				VFMADD231PS(z[zW+j], z[zX+i], z[4*i+j])
+			VMOVUPS(t.xAt(i, 0), t.token[i])
+			for j, w := range t.weight {
+				VFMADD231PS(w, t.token[i], t.acc[tileRows*i+j])
 			}
 		}
 	})
-	mask(0, "sum")
-	for j := range rows {
-		switch f.name {
-		case "F32":
-			VMOVUPS_Z(wAt(f, j, 0), reg.K1, z[zW+j])
-		case "BF16":
-			VPMOVZXWD_Z(wAt(f, j, 0), reg.K1, z[zW+j])
-			VPSLLD(operand.Imm(16), z[zW+j], z[zW+j])
-		case "F16":
-			VCVTPH2PS_Z(wAt(f, j, 0), reg.K1, z[zW+j])
+	t.mask(0, "sum")
+	for j, w := range t.weight {
+		switch f {
+		case f32:
+			VMOVUPS_Z(t.wAt(j, 0), reg.K1, w)
+		case bf16:
+			VPMOVZXWD_Z(t.wAt(j, 0), reg.K1, w)
+			VPSLLD(operand.Imm(16), w, w)
+		case f16:
+			VCVTPH2PS_Z(t.wAt(j, 0), reg.K1, w)
 		}
 	}
 	for i := range tokens {
-		VMOVUPS_Z(xAt(4, i, 0), reg.K1, z[zX+i])
-		for j := range rows {
-			VFMADD231PS(z[zW+j], z[zX+i], reg.K1, z[4*i+j])
+		VMOVUPS_Z(t.xAt(i, 0), reg.K1, t.token[i])
+		for j, w := range t.weight {
+			VFMADD231PS(w, t.token[i], reg.K1, t.acc[tileRows*i+j])
 		}
 	}
 	Label("sum")
-	avx512Sum32(tokens)
+	t.avx512Sum32()
 	end()
 }
 
 // avx512Sum32 folds the 16 lanes of each accumulator, all at once: after each step
 // a register holds twice as many sums of half as many lanes.
-func avx512Sum32(tokens int) {
-	t := z[zT]
+func (t *tile) avx512Sum32() {
+	z, temp, tokens := t.acc, t.scratch[0], t.tokens
 	fold := func(shuffle func(imm operand.U8, a, b, dst operand.Op), low, high operand.U8, a, b, dst int) {
-		shuffle(low, z[b], z[a], t)
+		shuffle(low, z[b], z[a], temp)
 		shuffle(high, z[b], z[a], z[dst])
-		VADDPS(t, z[dst], z[dst])
+		VADDPS(temp, z[dst], z[dst])
 	}
 	halves := func(imm operand.U8, a, b, dst operand.Op) { VSHUFF64X2(imm, a, b, dst) }
 	quarters := func(imm operand.U8, a, b, dst operand.Op) { VSHUFF32X4(imm, a, b, dst) }
@@ -114,88 +111,89 @@ func avx512Sum32(tokens int) {
 		fold(within, 0x44, 0xEE, last(2), last(3), second)
 	}
 	fold(within, 0x88, 0xDD, 0, second, 0)
-	VMOVUPS(permute32, t)
-	VPERMPS(z[0], t, z[0])
-	VMOVUPS(z[0], at(0))
+	VMOVUPS(permute32, temp)
+	VPERMPS(z[0], temp, z[0])
+	VMOVUPS(z[0], t.at(0))
 }
 
+// avx512Tile64 writes a tile with float64 sums: one pass for each half of the lanes.
 func avx512Tile64(f format, tokens int) {
-	begin("avx512", f.name, 64, tokens)
+	t := beginAVX512(f, 64, tokens)
 	for pass := range 2 {
-		avx512Half64(f, tokens, pass)
+		t.avx512Half64(pass)
 		if pass == 0 {
-			for a := range 4 * tokens {
-				VMOVUPD(z[a], at(64*a))
+			for i, a := range t.acc {
+				VMOVUPD(a, t.at(64*i))
 			}
 		}
 	}
-	for a := range 4 * tokens {
-		VADDPD(at(64*a), z[a], z[a])
+	for i, a := range t.acc {
+		VADDPD(t.at(64*i), a, a)
 	}
-	avx512Sum64(tokens)
+	t.avx512Sum64()
 	end()
 }
 
 // avx512Half64 sums the lanes 8*pass … 8*pass+7.
-func avx512Half64(f format, tokens, pass int) {
-	label := fmt.Sprintf("half%d", pass)
-	for a := range 4 * tokens {
-		VPXORD(z[a], z[a], z[a])
+func (t *tile) avx512Half64(pass int) {
+	label, first := fmt.Sprintf("half%d", pass), 8*pass
+	for _, a := range t.acc {
+		avx512.zero(a)
 	}
-	whole(f, label, func() {
-		for j := range rows {
-			widen64(f, wAt(f, j, 8*pass), z[zW+j], z[zW+j].(reg.Vec).AsY())
+	t.whole(label, func() {
+		for j, w := range t.weight {
+			widen64(t.f, t.wAt(j, first), w, y(w))
 		}
-		for i := range tokens {
-			VMOVUPD(xAt(8, i, 8*pass), z[zX+i])
-			for j := range rows {
-				VFMADD231PD(z[zW+j], z[zX+i], z[4*i+j])
+		for i := range t.tokens {
+			VMOVUPD(t.xAt(i, first), t.token[i])
+			for j, w := range t.weight {
+				VFMADD231PD(w, t.token[i], t.acc[tileRows*i+j])
 			}
 		}
 	})
-	mask(8*pass, label+"_sum")
-	for j := range rows {
-		w, half := wAt(f, j, 8*pass), z[zW+j].(reg.Vec).AsY()
-		switch f.name {
-		case "F32":
-			VCVTPS2PD_Z(w, reg.K1, z[zW+j])
+	t.mask(first, label+"_sum")
+	for j, w := range t.weight {
+		switch t.f {
+		case f32:
+			VCVTPS2PD_Z(t.wAt(j, first), reg.K1, w)
 			continue
-		case "BF16":
-			VPMOVZXWD_Z(w, reg.K1, half)
-			VPSLLD(operand.Imm(16), half, half)
-		case "F16":
-			VCVTPH2PS_Z(w, reg.K1, half)
+		case bf16:
+			VPMOVZXWD_Z(t.wAt(j, first), reg.K1, y(w))
+			VPSLLD(operand.Imm(16), y(w), y(w))
+		case f16:
+			VCVTPH2PS_Z(t.wAt(j, first), reg.K1, y(w))
 		}
-		VCVTPS2PD(half, z[zW+j])
+		VCVTPS2PD(y(w), w)
 	}
-	for i := range tokens {
-		VMOVUPD_Z(xAt(8, i, 8*pass), reg.K1, z[zX+i])
-		for j := range rows {
-			VFMADD231PD(z[zW+j], z[zX+i], reg.K1, z[4*i+j])
+	for i := range t.tokens {
+		VMOVUPD_Z(t.xAt(i, first), reg.K1, t.token[i])
+		for j, w := range t.weight {
+			VFMADD231PD(w, t.token[i], reg.K1, t.acc[tileRows*i+j])
 		}
 	}
 	Label(label + "_sum")
 }
 
-func avx512Sum64(tokens int) {
-	t := z[zT]
+// avx512Sum64 folds the 8 lanes left of each accumulator.
+func (t *tile) avx512Sum64() {
+	z, temp, order := t.acc, t.scratch[0], t.scratch[1]
 	fold := func(low, high operand.U8, a, b, dst int) {
-		VSHUFF64X2(low, z[b], z[a], t)
+		VSHUFF64X2(low, z[b], z[a], temp)
 		VSHUFF64X2(high, z[b], z[a], z[dst])
-		VADDPD(t, z[dst], z[dst])
+		VADDPD(temp, z[dst], z[dst])
 	}
-	for i := range tokens {
+	for i := range t.tokens {
 		fold(0x44, 0xEE, 4*i, 4*i+1, 4*i)
 		fold(0x44, 0xEE, 4*i+2, 4*i+3, 4*i+2)
 		fold(0x88, 0xDD, 4*i, 4*i+2, 4*i)
 	}
-	VMOVUPD(permute64, z[zT+1])
-	for i := 0; i < tokens; i += 2 {
-		a, b := 4*i, 4*min(i+1, tokens-1)
-		VUNPCKLPD(z[b], z[a], t)
+	VMOVUPD(permute64, order)
+	for i := 0; i < t.tokens; i += 2 {
+		a, b := 4*i, 4*min(i+1, t.tokens-1)
+		VUNPCKLPD(z[b], z[a], temp)
 		VUNPCKHPD(z[b], z[a], z[a])
-		VADDPD(t, z[a], z[a])
-		VPERMPD(z[a], z[zT+1], z[a])
-		VMOVUPD(z[a], at(32*i))
+		VADDPD(temp, z[a], z[a])
+		VPERMPD(z[a], order, z[a])
+		VMOVUPD(z[a], t.at(32*i))
 	}
 }

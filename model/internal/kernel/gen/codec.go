@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
@@ -10,49 +9,79 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// General registers of the element kernels.
-var (
-	dst  = reg.RDI
-	src  = reg.RSI
-	left = reg.RCX
-)
+// element is a kernel that converts numbers one by one, 16 at a time, and its registers.
+type element struct {
+	isa
+	dst, src reg.GPPhysical // where it writes and reads at present
+	constant reg.GPPhysical // on its way to a vector register
+	general  *bank[reg.GPPhysical]
+	vector   *bank[reg.VecPhysical]
+	stream   bool // stores go around the caches
+}
 
-// x is the low 128 bits of a vector register.
-func x(r reg.VecPhysical) reg.VecPhysical { return r.(reg.Vec).AsX().(reg.VecPhysical) }
-
-// element writes a kernel that runs step on 16 elements at a time. Step reads at
-// src and writes at dst; the sizes say how far they move.
-func element(name, signature string, dstSize, srcSize int, doc []string, setup, step func()) {
+// beginElement starts an element kernel and loads its first parameters.
+func (s isa) beginElement(name, signature string, doc []string) *element {
 	TEXT(name, attr.NOSPLIT, signature)
 	Doc(doc...)
 	Pragma("noescape")
-	Load(Param("dst"), dst)
-	Load(Param("src"), src)
+	g := general()
+	e := &element{isa: s, dst: g.one(), src: g.one(), constant: g.one(), general: g, vector: s.vectors()}
+	Load(Param("dst"), e.dst)
+	Load(Param("src"), e.src)
 	Load(Param("n"), left)
-	setup()
+	return e
+}
+
+// loop runs step, which converts the 16 numbers at src to dst, until none are left. The
+// sizes of a number say how far dst and src move.
+func (e *element) loop(dstSize, srcSize int, step func()) {
 	SHRQ(operand.Imm(4), left)
 	JZ(operand.LabelRef("end"))
 	Label("block")
 	step()
-	ADDQ(operand.Imm(uint64(16*srcSize)), src)
-	ADDQ(operand.U32(16*dstSize), dst)
+	ADDQ(operand.Imm(uint64(lanes*srcSize)), e.src)
+	ADDQ(operand.U32(lanes*dstSize), e.dst)
 	DECQ(left)
 	JNZ(operand.LabelRef("block"))
 	Label("end")
-	if strings.HasSuffix(name, "Stream") {
+	if e.stream {
 		SFENCE()
 	}
 	end()
 }
 
-func from(offset int) operand.Mem { return operand.Mem{Base: src, Disp: offset} }
-func to(offset int) operand.Mem   { return operand.Mem{Base: dst, Disp: offset} }
-func none()                       {}
+// from and to are a byte of what is read and written.
+func (e *element) from(offset int) operand.Mem { return operand.Mem{Base: e.src, Disp: offset} }
+func (e *element) to(offset int) operand.Mem   { return operand.Mem{Base: e.dst, Disp: offset} }
 
-// loop is the documentation of an element kernel: its reference loop.
-func loop(name, what, body string) []string {
+// constant32 and constant16 return a register that holds v in all places.
+func (e *element) constant32(v uint32) reg.VecPhysical { return e.broadcast(v, VPBROADCASTD) }
+func (e *element) constant16(v uint32) reg.VecPhysical { return e.broadcast(v, VPBROADCASTW) }
+
+func (e *element) broadcast(v uint32, broadcast func(...operand.Op)) reg.VecPhysical {
+	r := e.vector.one()
+	MOVL(operand.U32(v), e.constant.As32())
+	MOVQ(e.constant, x(r))
+	broadcast(x(r), r)
+	return r
+}
+
+// storeFloats and storeIntegers write r, around the caches if e does.
+func (e *element) storeFloats(r reg.VecPhysical, offset int)   { e.store(r, offset, VMOVNTPS) }
+func (e *element) storeIntegers(r reg.VecPhysical, offset int) { e.store(r, offset, VMOVNTDQ) }
+
+func (e *element) store(r reg.VecPhysical, offset int, around func(src, dst operand.Op)) {
+	if e.stream {
+		around(r, e.to(offset))
+	} else {
+		VMOVUPS(r, e.to(offset))
+	}
+}
+
+// loopDoc is the documentation of an element kernel: its reference loop.
+func loopDoc(name, what, body string) []string {
 	return []string{
-		fmt.Sprintf("%s %s. n is a multiple of 16.", name, what),
+		fmt.Sprintf("%s %s. n is a multiple of %d.", name, what, lanes),
 		"",
 		"\tfor i := range n {",
 		"\t\t" + body,
@@ -60,303 +89,171 @@ func loop(name, what, body string) []string {
 	}
 }
 
-const (
-	widenType  = "func(dst *float32, src *byte, n int)"
-	narrowType = "func(dst *byte, src *float32, n int)"
-)
-
-func constant32(r reg.VecPhysical, v uint32) {
-	MOVL(operand.U32(v), reg.EAX)
-	MOVQ(reg.RAX, x(r))
-	VPBROADCASTD(x(r), r)
-}
-
-func constant16(r reg.VecPhysical, v uint32) {
-	MOVL(operand.U32(v), reg.EAX)
-	MOVQ(reg.RAX, x(r))
-	VPBROADCASTW(x(r), r)
-}
-
-// codecs writes the conversions of one instruction set, each as it is and with
-// stores that go around the caches, for outputs much larger than those.
-func codecs(isa string, halves func(stream bool) []conversion) {
-	for _, stream := range []bool{false, true} {
-		for _, c := range halves(stream) {
-			name := isa + c.name
-			doc := loop(name, c.what, c.body)
-			if stream {
-				name += "Stream"
-				doc = loop(name, c.what+" around the caches, dst being aligned to a register", c.body)
-			}
-			signature, dstSize, srcSize := widenType, 4, 2
-			if c.narrow {
-				signature, dstSize, srcSize = narrowType, 2, 4
-			}
-			element(name, signature, dstSize, srcSize, doc, c.setup, c.step)
-		}
-	}
-}
-
-// conversion is the step of one element kernel.
+// conversion is what differs between the kernels that widen and narrow 16-bit formats.
+// prepare makes the constants that the step needs.
 type conversion struct {
 	name, what, body string
 	narrow           bool
-	setup, step      func()
+	prepare          func(e *element) (step func())
 }
 
-// store writes r, which holds float32 or, if integer is set, anything else.
-func store(stream, integer bool, r, m operand.Op) {
-	switch {
-	case stream && integer:
-		VMOVNTDQ(r, m)
-	case stream:
-		VMOVNTPS(r, m)
-	default:
-		VMOVUPS(r, m)
+func widenBF16(prepare func(e *element) func()) conversion {
+	return conversion{"WidenBF16", "widens BF16", "dst[i] = math.Float32frombits(uint32(src[i]) << 16)", false, prepare}
+}
+
+func widenF16(prepare func(e *element) func()) conversion {
+	return conversion{"WidenF16", "widens F16", "dst[i] = float32FromF16(src[i])", false, prepare}
+}
+
+func narrowBF16(prepare func(e *element) func()) conversion {
+	return conversion{"NarrowBF16", "narrows to BF16", "dst[i] = bf16FromFloat32(src[i])", true, prepare}
+}
+
+func narrowF16(prepare func(e *element) func()) conversion {
+	return conversion{"NarrowF16", "narrows to F16", "dst[i] = f16FromFloat32(src[i])", true, prepare}
+}
+
+// convert writes a conversion, as it is or with stores that go around the caches.
+func (s isa) convert(c conversion, stream bool) {
+	name := s.name + c.name
+	doc := loopDoc(name, c.what, c.body)
+	if stream {
+		name += "Stream"
+		doc = loopDoc(name, c.what+" around the caches, dst being aligned to a register", c.body)
 	}
-}
-
-func widenBF16(setup, step func()) conversion {
-	return conversion{"WidenBF16", "widens BF16", "dst[i] = math.Float32frombits(uint32(src[i]) << 16)", false, setup, step}
-}
-
-func widenF16(setup, step func()) conversion {
-	return conversion{"WidenF16", "widens F16", "dst[i] = float32FromF16(src[i])", false, setup, step}
-}
-
-func narrowBF16(setup, step func()) conversion {
-	return conversion{"NarrowBF16", "narrows to BF16", "dst[i] = bf16FromFloat32(src[i])", true, setup, step}
-}
-
-func narrowF16(setup, step func()) conversion {
-	return conversion{"NarrowF16", "narrows to F16", "dst[i] = f16FromFloat32(src[i])", true, setup, step}
-}
-
-func avx512Conversions(stream bool) []conversion {
-	return []conversion{
-		widenBF16(none, func() {
-			VPMOVZXWD(from(0), z[0])
-			VPSLLD(operand.Imm(16), z[0], z[0])
-			store(stream, false, z[0], to(0))
-		}),
-		widenF16(none, func() {
-			VCVTPH2PS(from(0), z[0])
-			store(stream, false, z[0], to(0))
-		}),
-		narrowBF16(func() {
-			constant32(z[4], 1)
-			constant32(z[5], 0x7fff)
-			constant32(z[6], 0x40)
-		}, func() {
-			VMOVUPS(from(0), z[0])
-			VPSRLD(operand.Imm(16), z[0], z[1])
-			VPANDD(z[4], z[1], z[2])
-			VPADDD(z[5], z[2], z[2])
-			VPADDD(z[0], z[2], z[2])
-			VPSRLD(operand.Imm(16), z[2], z[2])
-			VCMPPS(operand.Imm(3), z[0], z[0], reg.K1) // unordered: NaN
-			VPORD(z[6], z[1], reg.K1, z[2])
-			VPMOVDW(z[2], y[2])
-			store(stream, true, y[2], to(0))
-		}),
-		narrowF16(none, func() {
-			VMOVUPS(from(0), z[0])
-			VCVTPS2PH(operand.Imm(0), z[0], y[0])
-			store(stream, true, y[0], to(0))
-		}),
+	signature, dstSize, srcSize := "func(dst *float32, src *byte, n int)", 4, 2
+	if c.narrow {
+		signature, dstSize, srcSize = "func(dst *byte, src *float32, n int)", 2, 4
 	}
+	e := s.beginElement(name, signature, doc)
+	e.stream = stream
+	e.loop(dstSize, srcSize, c.prepare(e))
 }
 
-func avx2Conversions(stream bool) []conversion {
-	return []conversion{
-		widenBF16(none, func() {
-			for h := range 2 {
-				VPMOVZXWD(from(16*h), y[h])
-				VPSLLD(operand.Imm(16), y[h], y[h])
-				store(stream, false, y[h], to(32*h))
-			}
-		}),
-		widenF16(none, func() {
-			for h := range 2 {
-				VCVTPH2PS(from(16*h), y[h])
-				store(stream, false, y[h], to(32*h))
-			}
-		}),
-		narrowBF16(func() {
-			constant32(y[8], 1)
-			constant32(y[9], 0x7fff)
-			constant32(y[10], 0x40)
-		}, func() {
-			for h := range 2 {
-				v, top, sum, isNaN := y[h], y[2+h], y[4+h], y[6+h]
-				VMOVUPS(from(32*h), v)
-				VPSRLD(operand.Imm(16), v, top)
-				VPAND(y[8], top, sum)
-				VPADDD(y[9], sum, sum)
-				VPADDD(v, sum, sum)
-				VPSRLD(operand.Imm(16), sum, sum)
-				VPOR(y[10], top, top)
-				VCMPPS(operand.Imm(3), v, v, isNaN)
-				VBLENDVPS(isNaN, top, sum, sum)
-			}
-			VPACKUSDW(y[5], y[4], y[4])
-			VPERMQ(operand.Imm(0xD8), y[4], y[4])
-			store(stream, true, y[4], to(0))
-		}),
-		narrowF16(none, func() {
-			for h := range 2 {
-				VMOVUPS(from(32*h), y[h])
-				VCVTPS2PH(operand.Imm(0), y[h], x(y[h]))
-				store(stream, true, x(y[h]), to(16*h))
-			}
-		}),
+// codecs writes the kernels of one instruction set that convert numbers.
+func (s isa) codecs(conversions []conversion, wide int) {
+	for _, stream := range []bool{false, true} {
+		for _, c := range conversions {
+			s.convert(c, stream)
+		}
 	}
+	name := s.name + "Widen64"
+	e := s.beginElement(name, "func(dst *float64, src *float32, n int)", loopDoc(name, "widens float32 to float64", "dst[i] = float64(src[i])"))
+	v := e.vector.take(wide)
+	e.loop(8, 4, func() {
+		for i, r := range v {
+			VCVTPS2PD(e.from(i*s.bytes/2), r)
+			VMOVUPD(r, e.to(i*s.bytes))
+		}
+	})
 }
 
 func avx512Codecs() {
-	codecs("avx512", avx512Conversions)
-	name := "avx512Widen64"
-	element(name, "func(dst *float64, src *float32, n int)", 8, 4, loop(name, "widens float32 to float64", "dst[i] = float64(src[i])"), none, func() {
-		VCVTPS2PD(from(0), z[0])
-		VCVTPS2PD(from(32), z[1])
-		VMOVUPD(z[0], to(0))
-		VMOVUPD(z[1], to(64))
-	})
-	widenE4M3("avx512WidenE4M3", z, func() {
-		VPMOVZXBW(from(0), z[0])
-		VPSLLW(operand.Imm(8), z[0], z[0])
-		VPSRAW(operand.Imm(1), z[0], z[0])
-		VPANDD(z[5], z[0], z[0])
-		VPANDD(z[6], z[0], z[1])
-		VPCMPEQW(z[6], z[1], reg.K1)
-		VPADDW(z[7], z[0], reg.K1, z[0])
-		VEXTRACTI64X4(operand.Imm(1), z[0], y[1])
-		for h, half := range []reg.VecPhysical{y[0], y[1]} {
-			VCVTPH2PS(half, z[h])
-			VMULPS(z[9], z[h], z[h])
-			VMULPS(z[10], z[h], z[h])
-			VMOVUPS(z[h], to(64*h))
-		}
-	}, func() {
-		VCVTPH2PS(y[0], z[0])
-		VMULPS(z[9], z[0], z[0])
-		VMULPS(z[10], z[0], z[0])
-		VMOVUPS(z[0], to(0))
-	})
+	avx512.codecs([]conversion{
+		widenBF16(func(e *element) func() {
+			v := e.vector.one()
+			return func() {
+				VPMOVZXWD(e.from(0), v)
+				VPSLLD(operand.Imm(16), v, v)
+				e.storeFloats(v, 0)
+			}
+		}),
+		widenF16(func(e *element) func() {
+			v := e.vector.one()
+			return func() {
+				VCVTPH2PS(e.from(0), v)
+				e.storeFloats(v, 0)
+			}
+		}),
+		narrowBF16(func(e *element) func() {
+			v, top, sum := e.vector.one(), e.vector.one(), e.vector.one()
+			one, half, quiet := e.constant32(1), e.constant32(0x7fff), e.constant32(0x40)
+			return func() {
+				VMOVUPS(e.from(0), v)
+				VPSRLD(operand.Imm(16), v, top)
+				VPANDD(one, top, sum)
+				VPADDD(half, sum, sum)
+				VPADDD(v, sum, sum)
+				VPSRLD(operand.Imm(16), sum, sum)
+				VCMPPS(operand.Imm(unordered), v, v, reg.K1)
+				VPORD(quiet, top, reg.K1, sum)
+				VPMOVDW(sum, y(sum))
+				e.storeIntegers(y(sum), 0)
+			}
+		}),
+		narrowF16(func(e *element) func() {
+			v := e.vector.one()
+			return func() {
+				VMOVUPS(e.from(0), v)
+				VCVTPS2PH(operand.Imm(toNearestEven), v, y(v))
+				e.storeIntegers(y(v), 0)
+			}
+		}),
+	}, 2)
+	avx512E4M3()
 }
 
 func avx2Codecs() {
-	codecs("avx2", avx2Conversions)
-	name := "avx2Widen64"
-	element(name, "func(dst *float64, src *float32, n int)", 8, 4, loop(name, "widens float32 to float64", "dst[i] = float64(src[i])"), none, func() {
-		for q := range 4 {
-			VCVTPS2PD(from(16*q), y[q])
-			VMOVUPD(y[q], to(32*q))
-		}
-	})
-	widenE4M3("avx2WidenE4M3", y, nil, func() {
-		VEXTRACTI128(operand.Imm(1), y[0], x(y[1]))
-		VCVTPH2PS(x(y[0]), y[0])
-		VCVTPH2PS(x(y[1]), y[1])
-		for h := range 2 {
-			VMULPS(y[9], y[h], y[h])
-			VMULPS(y[10], y[h], y[h])
-			VMOVUPS(y[h], to(32*h))
-		}
-	})
+	avx2.codecs([]conversion{
+		widenBF16(func(e *element) func() {
+			v := e.vector.take(2)
+			return func() {
+				for h, r := range v {
+					VPMOVZXWD(e.from(16*h), r)
+					VPSLLD(operand.Imm(16), r, r)
+					e.storeFloats(r, 32*h)
+				}
+			}
+		}),
+		widenF16(func(e *element) func() {
+			v := e.vector.take(2)
+			return func() {
+				for h, r := range v {
+					VCVTPH2PS(e.from(16*h), r)
+					e.storeFloats(r, 32*h)
+				}
+			}
+		}),
+		narrowBF16(func(e *element) func() {
+			v, top, sum, isNaN := e.vector.take(2), e.vector.take(2), e.vector.take(2), e.vector.one()
+			one, half, quiet := e.constant32(1), e.constant32(0x7fff), e.constant32(0x40)
+			return func() {
+				for h := range 2 {
+					VMOVUPS(e.from(32*h), v[h])
+					VPSRLD(operand.Imm(16), v[h], top[h])
+					VPAND(one, top[h], sum[h])
+					VPADDD(half, sum[h], sum[h])
+					VPADDD(v[h], sum[h], sum[h])
+					VPSRLD(operand.Imm(16), sum[h], sum[h])
+					VPOR(quiet, top[h], top[h])
+					VCMPPS(operand.Imm(unordered), v[h], v[h], isNaN)
+					VBLENDVPS(isNaN, top[h], sum[h], sum[h])
+				}
+				VPACKUSDW(sum[1], sum[0], sum[0])
+				VPERMQ(operand.Imm(0xD8), sum[0], sum[0])
+				e.storeIntegers(sum[0], 0)
+			}
+		}),
+		narrowF16(func(e *element) func() {
+			v := e.vector.take(2)
+			return func() {
+				for h, r := range v {
+					VMOVUPS(e.from(32*h), r)
+					VCVTPS2PH(operand.Imm(toNearestEven), r, x(r))
+					e.storeIntegers(x(r), 16*h)
+				}
+			}
+		}),
+	}, 4)
+	avx2E4M3()
 }
 
-// widenE4M3 moves the bits of e4m3 to where F16 has them, which makes each value
-// 2^8 too small; denormals come out right. The one NaN would become finite: it gets
-// the exponent of an F16 NaN. finish gets 16 F16 in y[0]; two, if there is one, converts
-// 32 numbers. Registers 5 to 7 of r hold 16-bit constants, 9 holds 256 and 10 the scale.
-func widenE4M3(name string, r []reg.VecPhysical, two, finish func()) {
-	TEXT(name, attr.NOSPLIT, "func(dst *float32, src *byte, n int, scales *float32, block int)")
-	Doc(
-		fmt.Sprintf("%s widens F8E4M3, each block times its scale. n and block are multiples of 16.", name),
-		"",
-		"\tfor i := range n {",
-		"\t\tdst[i] = float32FromE4M3(src[i]) * scales[i/block]",
-		"\t}",
-	)
-	Pragma("noescape")
-	scales, block, here := reg.R8, reg.R9, reg.R10
-	Load(Param("dst"), dst)
-	Load(Param("src"), src)
-	Load(Param("n"), left)
-	Load(Param("scales"), scales)
-	Load(Param("block"), block)
-	constant16(r[5], 0xbf80)
-	constant16(r[6], 0x3f80)
-	constant16(r[7], 0x4000)
-	constant32(r[9], 0x43800000) // 256
-	SHRQ(operand.Imm(4), left)
-	JZ(operand.LabelRef("end"))
-	SHRQ(operand.Imm(4), block)
-	Label("block")
-	VBROADCASTSS(operand.Mem{Base: scales}, r[10])
-	ADDQ(operand.Imm(4), scales)
-	MOVQ(block, here)
-	CMPQ(here, left)
-	CMOVQGT(left, here)
-	SUBQ(here, left)
-	if two != nil {
-		SUBQ(operand.Imm(2), here)
-		JL(operand.LabelRef("odd"))
-		Label("two")
-		two()
-		ADDQ(operand.Imm(32), src)
-		ADDQ(operand.U32(128), dst)
-		SUBQ(operand.Imm(2), here)
-		JGE(operand.LabelRef("two"))
-		Label("odd")
-		ADDQ(operand.Imm(2), here)
-		JZ(operand.LabelRef("next"))
-	}
-	Label("some")
-	VPMOVZXBW(from(0), y[0])
-	VPSLLW(operand.Imm(8), y[0], y[0])
-	VPSRAW(operand.Imm(1), y[0], y[0]) // the sign goes to bits 15 and 14
-	VPAND(y[5], y[0], y[0])
-	VPAND(y[6], y[0], y[1])
-	VPCMPEQW(y[6], y[1], y[1])
-	VPAND(y[7], y[1], y[1])
-	VPOR(y[1], y[0], y[0])
-	finish()
-	ADDQ(operand.Imm(16), src)
-	ADDQ(operand.Imm(64), dst)
-	DECQ(here)
-	JNZ(operand.LabelRef("some"))
-	if two != nil {
-		Label("next")
-	}
-	TESTQ(left, left)
-	JNZ(operand.LabelRef("block"))
-	Label("end")
-	end()
-}
+// toNearestEven is the rounding of VCVTPS2PH.
+const toNearestEven = 0
 
-// peaks writes loops of nothing but independent fused multiply-adds, 12 per round,
-// which measure what the processor can do at most.
-func peaks() {
-	for _, bits := range []int{32, 64} {
-		peak(fmt.Sprintf("avx512Peak%d", bits), bits, z)
-		peak(fmt.Sprintf("avx2Peak%d", bits), bits, y)
-	}
-}
-
-func peak(name string, bits int, r []reg.VecPhysical) {
-	TEXT(name, attr.NOSPLIT, "func(n int)")
-	Doc(fmt.Sprintf("%s runs n rounds of 12 independent fused multiply-adds of full registers of float%d.", name, bits))
-	Load(Param("n"), left)
-	for i := range 14 {
-		VXORPS(y[i], y[i], y[i])
-	}
-	Label("round")
-	for i := range 12 {
-		fma(bits, r[12], r[13], r[i])
-	}
-	DECQ(left)
-	JNZ(operand.LabelRef("round"))
-	end()
-}
+// Predicates of comparisons. Unordered is true for NaN.
+const (
+	unordered = 0x03
+	less      = 0x11
+	greater   = 0x1e
+)

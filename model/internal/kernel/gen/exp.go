@@ -41,74 +41,101 @@ const (
 	infinity
 )
 
-// exps writes the kernels of Exps: the steps of Exp, one by one.
+// exponential is a kernel of exps.
+type exponential struct {
+	*element
+	table operand.Mem // of expConstants
+}
+
+// exps writes the kernels of package kernel's exps: the steps of Exp, one by one.
 func exps() {
 	table := GLOBL("expTable", 8|16)
 	for i, v := range expConstants {
 		DATA(8*i, operand.U64(math.Float64bits(v)))
 	}
-	constant := func(i int) operand.Mem { return table.Offset(8 * i) }
-	exp("avx512Exp", 8, func(i int) {
-		c := func(i int) reg.VecPhysical { return z[16+i] }
-		v := z[8*i:]
-		power, result := expReduced(from(64*i), v, c, func(power operand.Op) { VRNDSCALEPD(operand.Imm(1), power, power) })
-		VSCALEFPD(power, result, result)
-		VCMPPD(operand.Imm(greater), c(upper), v[0], reg.K1)
-		VMOVAPD(c(infinity), reg.K1, result)
-		VCMPPD(operand.Imm(less), c(lower), v[0], reg.K1)
-		VPXORQ(v[2], v[2], reg.K1, result)
-		VCMPPD(operand.Imm(unordered), v[0], v[0], reg.K1)
-		VMOVAPD(v[0], reg.K1, result)
-		VMOVUPD(result, to(64*i))
-	}, func() {
-		for i := range expConstants {
-			VBROADCASTSD(constant(i), z[16+i])
-		}
-	})
-	exp("avx2Exp", 4, func(i int) {
-		c := func(i int) reg.VecPhysical {
-			VBROADCASTSD(constant(i), y[8])
-			return y[8]
-		}
-		power, result := expReduced(from(32*i), y, c, func(power operand.Op) { VROUNDPD(operand.Imm(1), power, power) })
-		// 2^k in two factors, so that a denormal result is rounded once.
-		first, mask := y[2], y[3]
-		VCVTPD2DQY(power, x(power))
-		VPSRAD(operand.Imm(1), x(power), x(first))
-		VPSUBD(x(first), x(power), x(power))
-		for _, k := range []reg.VecPhysical{first, power} {
-			VPMOVSXDQ(x(k), k)
-			VPSLLQ(operand.Imm(52), k, k)
-			VPADDQ(c(one), k, k) // to the exponent of 1
-			VMULPD(k, result, result)
-		}
-		VCMPPD(operand.Imm(greater), c(upper), y[0], mask)
-		VBLENDVPD(mask, c(infinity), result, result)
-		VCMPPD(operand.Imm(less), c(lower), y[0], mask)
-		VANDNPD(result, mask, result)
-		VCMPPD(operand.Imm(unordered), y[0], y[0], mask)
-		VBLENDVPD(mask, y[0], result, result)
-		VMOVUPD(result, to(32*i))
-	}, none)
+	avx512Exp(table)
+	avx2Exp(table)
 }
 
-// Predicates of comparisons.
-const (
-	unordered = 0x03 // is NaN
-	less      = 0x11
-	greater   = 0x1e
-)
+// beginExp starts the kernel of one instruction set.
+func (s isa) beginExp(table operand.Mem) *exponential {
+	name := s.name + "Exp"
+	doc := loopDoc(name, "raises e to powers", "dst[i] = Exp(src[i])")
+	return &exponential{s.beginElement(name, "func(dst, src *float64, n int)", doc), table}
+}
 
-func exp(name string, lanes int, step func(i int), setup func()) {
-	doc := loop(name, "raises e to powers", "dst[i] = Exp(src[i])")
-	element(name, "func(dst, src *float64, n int)", 8, 8, doc, setup, func() {
-		for i := range 16 / lanes {
-			step(i)
+// broadcast sets r to a constant.
+func (e *exponential) broadcast(i int, r reg.VecPhysical) reg.VecPhysical {
+	VBROADCASTSD(e.table.Offset(8*i), r)
+	return r
+}
+
+// avx512Exp keeps all constants in registers.
+func avx512Exp(table operand.Mem) {
+	e := avx512.beginExp(table)
+	halves := [][]reg.VecPhysical{e.vector.take(expRegisters), e.vector.take(expRegisters)}
+	constants := e.vector.take(len(expConstants))
+	for i, r := range constants {
+		e.broadcast(i, r)
+	}
+	c := func(i int) reg.VecPhysical { return constants[i] }
+	e.loop(8, 8, func() {
+		for i, v := range halves {
+			power, result := expReduced(e.from(64*i), v, c, func(power operand.Op) { VRNDSCALEPD(operand.Imm(down), power, power) })
+			VSCALEFPD(power, result, result)
+			VCMPPD(operand.Imm(greater), c(upper), v[0], reg.K1)
+			VMOVAPD(c(infinity), reg.K1, result)
+			VCMPPD(operand.Imm(less), c(lower), v[0], reg.K1)
+			VPXORQ(v[2], v[2], reg.K1, result)
+			VCMPPD(operand.Imm(unordered), v[0], v[0], reg.K1)
+			VMOVAPD(v[0], reg.K1, result)
+			VMOVUPD(result, e.to(64*i))
 		}
 	})
 }
 
-// expReduced reads x into v[0] and returns k and exp(x - k·ln2), using v[0] … v[7].
+// avx2Exp reads the constants from memory.
+func avx2Exp(table operand.Mem) {
+	e := avx2.beginExp(table)
+	v, constant := e.vector.take(expRegisters), e.vector.one()
+	c := func(i int) reg.VecPhysical { return e.broadcast(i, constant) }
+	e.loop(8, 8, func() {
+		for i := range 4 {
+			power, result := expReduced(e.from(32*i), v, c, func(power operand.Op) { VROUNDPD(operand.Imm(down), power, power) })
+			avx2Scale(result, power, v[2], c)
+			mask := v[3]
+			VCMPPD(operand.Imm(greater), c(upper), v[0], mask)
+			VBLENDVPD(mask, c(infinity), result, result)
+			VCMPPD(operand.Imm(less), c(lower), v[0], mask)
+			VANDNPD(result, mask, result)
+			VCMPPD(operand.Imm(unordered), v[0], v[0], mask)
+			VBLENDVPD(mask, v[0], result, result)
+			VMOVUPD(result, e.to(32*i))
+		}
+	})
+}
+
+// avx2Scale multiplies result by 2^power in two factors, so that a denormal result is
+// rounded once: the first product is exact.
+func avx2Scale(result, power, first reg.VecPhysical, c func(i int) reg.VecPhysical) {
+	VCVTPD2DQY(power, x(power))
+	VPSRAD(operand.Imm(1), x(power), x(first))
+	VPSUBD(x(first), x(power), x(power))
+	for _, k := range []reg.VecPhysical{first, power} {
+		VPMOVSXDQ(x(k), k)
+		VPSLLQ(operand.Imm(52), k, k)
+		VPADDQ(c(one), k, k) // to the exponent of 1
+		VMULPD(k, result, result)
+	}
+}
+
+// down is the rounding of VROUNDPD and VRNDSCALEPD towards -∞, to integers.
+const down = 1
+
+// expRegisters is how many registers expReduced uses.
+const expRegisters = 7
+
+// expReduced reads x into v[0] and returns k and exp(x - k·ln2), in two others of v.
 func expReduced(m operand.Mem, v []reg.VecPhysical, c func(i int) reg.VecPhysical, floor func(operand.Op)) (power, result reg.VecPhysical) {
 	x, k, hi, lo, r, t, p := v[0], v[1], v[2], v[3], v[4], v[5], v[6]
 	VMOVUPD(m, x)

@@ -1,13 +1,11 @@
 // Command gen writes the assembly of package kernel and its stubs; scripts/kernels.sh
-// runs it.
+// runs it, and KERNELS.md explains what it writes.
 //
-// It is a module of its own so that nobody who uses dsmoe needs avo. All
-// registers are chosen by hand: the tiles use every one there is.
+// It is a module of its own so that nobody who uses dsmoe needs avo.
 package main
 
 import (
 	"flag"
-	"fmt"
 	"log"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -27,17 +25,17 @@ func main() {
 	ConstraintExpr("!purego")
 	constants()
 	for _, f := range formats {
-		for _, tokens := range []int{1, 2, 4} {
+		for _, tokens := range avx512.tileWidths {
 			avx512Tile32(f, tokens)
 			avx512Tile64(f, tokens)
 		}
-		for _, tokens := range []int{1, 2, 3} {
+		for _, tokens := range avx2.tileWidths {
 			avx2Tile32(f, tokens)
 			avx2Tile64(f, tokens)
 		}
 	}
-	avx512ISA.panels()
-	avx2ISA.panels()
+	avx512.panels()
+	avx2.panels()
 	avx512Codecs()
 	avx2Codecs()
 	exps()
@@ -45,30 +43,73 @@ func main() {
 	Generate()
 }
 
-// format is a storage format that the tiles widen in registers.
+// lanes is the number of partial sums of a dot product.
+const lanes = 16
+
+// isa is an instruction set of amd64.
+type isa struct {
+	name        string
+	bytes       int // of a vector register
+	registers   int // of that size
+	tileWidths  []int
+	panelWidths []int
+}
+
+var (
+	avx512 = isa{"avx512", 64, 32, []int{1, 2, 4}, []int{4, 8, 12}}
+	avx2   = isa{"avx2", 32, 16, []int{1, 2, 3}, []int{3, 6}}
+)
+
+// vectors is a bank of the vector registers of s.
+func (s isa) vectors() *bank[reg.VecPhysical] {
+	b := newBank(zRegisters[:s.registers])
+	for i, r := range b.free {
+		b.free[i] = part(r, s.bytes)
+	}
+	return b
+}
+
+// perVector is how many numbers of so many bits a register holds.
+func (s isa) perVector(bits int) int { return 8 * s.bytes / bits }
+
+// zero sets a register to 0.
+func (s isa) zero(r reg.VecPhysical) {
+	if s.bytes == 64 {
+		VPXORD(r, r, r) // of 64 bytes, VXORPS belongs to another extension
+	} else {
+		VXORPS(r, r, r)
+	}
+}
+
+// format is a storage format that kernels widen in registers.
 type format struct {
 	name string
 	size int
 }
 
-var formats = []format{{"F32", 4}, {"BF16", 2}, {"F16", 2}}
+var (
+	f32     = format{"F32", 4}
+	bf16    = format{"BF16", 2}
+	f16     = format{"F16", 2}
+	formats = []format{f32, bf16, f16}
+)
 
 // widen32 reads one register of numbers as float32.
 func widen32(f format, m operand.Mem, w operand.Op) {
-	switch f.name {
-	case "F32":
+	switch f {
+	case f32:
 		VMOVUPS(m, w)
-	case "BF16":
+	case bf16:
 		VPMOVZXWD(m, w)
 		VPSLLD(operand.Imm(16), w, w)
-	case "F16":
+	case f16:
 		VCVTPH2PS(m, w)
 	}
 }
 
 // widen64 reads one register of numbers as float64; half is the lower half of w.
 func widen64(f format, m operand.Mem, w, half operand.Op) {
-	if f.name == "F32" {
+	if f == f32 {
 		VCVTPS2PD(m, w)
 		return
 	}
@@ -85,100 +126,20 @@ func fma(bits int, a, b, acc operand.Op) {
 	}
 }
 
-const rows = 4 // of weights in a tile
+// toBytes turns a count of numbers into one of bytes.
+func toBytes(bits int, r reg.GPPhysical) { SHLQ(operand.Imm(uint64(bits/32+1)), r) }
 
-// tileDoc is the documentation of a tile: its reference loop.
-func tileDoc(name, isa, f string, bits, tokens int) []string {
-	multiple := ""
-	if isa != "avx512" {
-		multiple = " n is a multiple of 16."
-	}
-	return []string{
-		fmt.Sprintf("%s multiplies %d rows of %s with %d row(s) of x, all n long.%s", name, rows, f, tokens, multiple),
-		"The part of sum that holds no result is scratch.",
-		"",
-		fmt.Sprintf("\tfor i := range %d {", tokens),
-		fmt.Sprintf("\t\tfor j := range %d {", rows),
-		fmt.Sprintf("\t\t\tsum[4*i+j] = Dot%d(x[i][:n], w[j][:n])", bits),
-		"\t\t}",
-		"\t}",
-	}
+// left counts what is left to do. It is RCX, whose lower byte is the only register that
+// gives a variable shift.
+var left = reg.RCX
+
+// end returns from a kernel.
+func end() {
+	VZEROUPPER()
+	RET()
 }
 
-// General registers of the tiles.
-var (
-	sums  = reg.RAX
-	wBase = []reg.GPPhysical{reg.RBX, reg.RDX, reg.RSI, reg.RDI}
-	xBase = []reg.GPPhysical{reg.R8, reg.R9, reg.R10, reg.R11}
-	index = reg.R12 // element of K
-	limit = reg.R13 // n, then its whole blocks
-	count = reg.RCX
-	next  = reg.RCX // element of the rows to come
-	start = reg.R15 // of a chunk
-)
-
-// header loads the pointers.
-func header(tokens int) {
-	Load(Param("w"), sums)
-	for j, r := range wBase {
-		MOVQ(at(8*j), r)
-	}
-	Load(Param("x"), sums)
-	for i, r := range xBase[:tokens] {
-		MOVQ(at(8*i), r)
-	}
-	Load(Param("sum"), sums)
-}
-
-// at is the place of the sums or of scratch at a byte offset.
-func at(offset int) operand.Mem { return operand.Mem{Base: sums, Disp: offset} }
-
-// wAt is element index+k of row j.
-func wAt(f format, j, k int) operand.Mem {
-	return operand.Mem{Base: wBase[j], Index: index, Scale: uint8(f.size), Disp: k * f.size}
-}
-
-// xAt is element index+k, of the given size, of token i.
-func xAt(size, i, k int) operand.Mem {
-	return operand.Mem{Base: xBase[i], Index: index, Scale: uint8(size), Disp: k * size}
-}
-
-// ahead sets next to the distance, in elements, of the rows that come after these
-// if a matrix has them at equal strides, so that they can be asked for meanwhile.
-func ahead(f format) {
-	MOVQ(wBase[1], next)
-	SUBQ(wBase[0], next)
-	if shift := map[int]uint64{1: 2, 2: 1}[f.size]; shift > 0 {
-		SHLQ(operand.Imm(shift), next)
-	}
-}
-
-// prefetch asks for the next 16 elements of the rows to come, for the second-level
-// cache: in the first they would displace what is being used.
-func prefetch(f format) {
-	for j := range rows {
-		PREFETCHT1(operand.Mem{Base: wBase[j], Index: next, Scale: uint8(f.size)})
-	}
-	ADDQ(operand.Imm(16), next)
-}
-
-// whole runs step for index = 0, 16, … below n rounded down to a block.
-func whole(f format, label string, step func()) {
-	Load(Param("n"), limit)
-	ANDQ(operand.I32(-16), limit)
-	XORQ(index, index)
-	CMPQ(index, limit)
-	JGE(operand.LabelRef(label + "_end"))
-	ahead(f)
-	Label(label)
-	prefetch(f)
-	step()
-	ADDQ(operand.Imm(16), index)
-	CMPQ(index, limit)
-	JLT(operand.LabelRef(label))
-	Label(label + "_end")
-}
-
+// The tables that the last step of the tiles' sums permutes by.
 var permute32, permute64 operand.Mem
 
 // constants declares the read-only data.

@@ -4,41 +4,30 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"strings"
 )
 
 // avo knows amd64 only, so the NEON tiles are written as text. The assembler lacks
 // some vector instructions, which appear as words.
 
-// neonChunk is avx2Chunk for NEON.
-const neonChunk = 512
-
-// Registers of the NEON tiles: accumulators V0 … V15 as 4*token+row, activations
-// from V16, one weight V20, zero V21.
-const (
-	neonX    = 16
-	neonW    = 20
-	neonZero = 21
-)
-
-// Pointers as given, and as they move along a pass.
+// The registers of arm64. Left out of the general ones are R16 to R18, which belong to the
+// linker and the platform, and those from R26 on, which belong to Go.
 var (
-	neonWBase = []string{"R1", "R2", "R3", "R4"}
-	neonXBase = []string{"R5", "R6", "R7", "R8"}
-	neonWNow  = []string{"R9", "R10", "R11", "R12"}
-	neonXNow  = []string{"R13", "R14", "R15", "R19"}
+	armRegisters = []string{
+		"R0", "R1", "R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9", "R10", "R11", "R12", "R13", "R14", "R15",
+		"R19", "R20", "R21", "R22", "R23", "R24", "R25",
+	}
+	neonRegisters = []int{
+		0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+		16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+	}
 )
+
+// neonBytes is the size of a vector register.
+const neonBytes = 16
 
 // neon collects the text of the assembly and of the stubs.
 type neon struct{ asm, stubs bytes.Buffer }
-
-func (n *neon) op(format string, args ...any) { fmt.Fprintf(&n.asm, "\t"+format+"\n", args...) }
-
-func (n *neon) label(format string, args ...any) { fmt.Fprintf(&n.asm, "\n"+format+":\n", args...) }
-
-// word is an instruction on three vector registers that the assembler lacks.
-func (n *neon) word(code uint32, m, nn, d int, text string) {
-	n.op("WORD $0x%08x // %s V%d, V%d, V%d", code|uint32(m)<<16|uint32(nn)<<5|uint32(d), text, m, nn, d)
-}
 
 // writeNEON writes the assembly and its stubs.
 func writeNEON(asm, stubs string) error {
@@ -58,172 +47,244 @@ func writeNEON(asm, stubs string) error {
 	return os.WriteFile(stubs, n.stubs.Bytes(), 0o644)
 }
 
-func (n *neon) tile(f format, tokens, bits int) {
-	name := fmt.Sprintf("neonTile%d%sx%d", bits, f.name, tokens)
-	signature := fmt.Sprintf("(w *[4]*byte, x *[4]*float%d, n int, sum *[256]float%d)", bits, bits)
-	n.stubs.WriteString("\n")
-	for _, line := range tileDoc(name, "neon", f.name, bits, tokens) {
-		if line != "" && line[0] != '\t' {
-			line = " " + line
-		}
-		fmt.Fprintf(&n.stubs, "//%s\n", line)
-	}
-	fmt.Fprintf(&n.stubs, "//\n//go:noescape\nfunc %s%s\n", name, signature)
-	fmt.Fprintf(&n.asm, "\n// func %s%s\nTEXT ·%s(SB), NOSPLIT, $0-32\n", name, signature, name)
-	n.op("MOVD w+0(FP), R0")
-	n.op("LDP (R0), (R1, R2)")
-	n.op("LDP 16(R0), (R3, R4)")
-	n.op("MOVD x+8(FP), R0")
-	n.op("LDP (R0), (R5, R6)")
-	n.op("LDP 16(R0), (R7, R8)")
-	n.op("MOVD n+16(FP), R22")
-	n.op("MOVD sum+24(FP), R0")
-	n.op("MOVD $64, R24")
-	n.op("MOVD $128, R25")
-	n.op("VEOR V%d.B16, V%d.B16, V%d.B16", neonZero, neonZero, neonZero)
-	n.sum(f, tokens, bits)
-	for i := range tokens {
-		if bits == 32 {
-			n.fold32(tokens, i)
-		} else {
-			n.fold64(tokens, i)
-		}
-	}
-	n.op("RET")
-}
+// op writes an instruction.
+func (n *neon) op(format string, args ...any) { fmt.Fprintf(&n.asm, "\t"+format+"\n", args...) }
 
-// sum is avx2Sum for registers of 128 bits.
-func (n *neon) sum(f format, tokens, bits int) {
-	groups := bits / 8
-	n.op("MOVD R0, R23")
-	for a := range 4 {
-		n.op("VEOR V%d.B16, V%d.B16, V%d.B16", a, a, a)
-	}
-	for range groups * tokens {
-		n.op("VST1.P [V0.B16, V1.B16, V2.B16, V3.B16], 64(R23)")
-	}
-	n.op("MOVD $0, R20")
-	n.label("chunk")
-	n.op("ADD $%d, R20, R21", neonChunk)
-	n.op("CMP R22, R21")
-	n.op("CSEL LT, R21, R22, R21")
-	n.op("CMP R21, R20")
-	n.op("BGE fold")
-	for g := range groups {
-		n.pass(f, tokens, bits, g)
-	}
-	n.op("MOVD R21, R20")
-	n.op("B chunk")
-	n.label("fold")
-}
+// label writes a label.
+func (n *neon) label(format string, args ...any) { fmt.Fprintf(&n.asm, "\n"+format+":\n", args...) }
 
-// slot sets R23 to the place of accumulator 0 of a group.
-func (n *neon) slot(tokens, group, a int) { n.op("ADD $%d, R0, R23", 16*(group*4*tokens+a)) }
-
-func (n *neon) pass(f format, tokens, bits, group int) {
-	from, xSize := group*128/bits, bits/8
-	n.slot(tokens, group, 0)
-	for i := range tokens {
-		n.op("VLD1.P 64(R23), [V%d.B16, V%d.B16, V%d.B16, V%d.B16]", 4*i, 4*i+1, 4*i+2, 4*i+3)
-	}
-	shift := map[int]int{1: 0, 2: 1, 4: 2, 8: 3}
-	for j := range rows {
-		n.op("ADD R20<<%d, %s, %s", shift[f.size], neonWBase[j], neonWNow[j])
-		n.op("ADD $%d, %s", from*f.size, neonWNow[j])
-	}
-	for i := range tokens {
-		n.op("ADD R20<<%d, %s, %s", shift[xSize], neonXBase[i], neonXNow[i])
-		n.op("ADD $%d, %s", from*xSize, neonXNow[i])
-	}
-	n.op("SUB R20, R21, R23")
-	n.label("group%d", group)
-	for i := range tokens {
-		n.op("VLD1.P (%s)(R%d), [V%d.B16]", neonXNow[i], map[int]int{4: 24, 8: 25}[xSize], neonX+i)
-	}
-	for j := range rows {
-		n.weight(f, bits, neonWNow[j])
-		for i := range tokens {
-			arrangement := map[int]string{32: "S4", 64: "D2"}[bits]
-			n.op("VFMLA V%d.%s, V%d.%s, V%d.%s", neonW, arrangement, neonX+i, arrangement, 4*i+j, arrangement)
-		}
-	}
-	n.op("SUBS $16, R23")
-	n.op("BGT group%d", group)
-	n.slot(tokens, group, 0)
-	for i := range tokens {
-		n.op("VST1.P [V%d.B16, V%d.B16, V%d.B16, V%d.B16], 64(R23)", 4*i, 4*i+1, 4*i+2, 4*i+3)
-	}
-}
-
-// weight loads and widens the next weights of a row into V20: 4 for float32, 2 for
-// float64, and steps over the 16 elements of a block.
-func (n *neon) weight(f format, bits int, pointer string) {
-	switch f.size * 128 / bits {
-	case 16:
-		n.op("VLD1.P (%s)(R24), [V%d.B16]", pointer, neonW)
-	case 8:
-		n.op("FMOVD.P %d(%s), F%d", 16*f.size, pointer, neonW)
-	case 4:
-		n.op("FMOVS.P %d(%s), F%d", 16*f.size, pointer, neonW)
-	}
-	switch f.name {
-	case "BF16":
-		n.op("VZIP1 V%d.H8, V%d.H8, V%d.H8", neonW, neonZero, neonW) // the value in the upper halves
-	case "F16":
-		n.op("WORD $0x%08x // FCVTL V%d.H4, V%d.S4", 0x0e217800|neonW<<5|neonW, neonW, neonW)
-	}
-	if bits == 64 {
-		n.op("WORD $0x%08x // FCVTL V%d.S2, V%d.D2", 0x0e617800|neonW<<5|neonW, neonW, neonW)
-	}
-}
-
+// Instructions on vector registers that the assembler lacks.
 const (
 	fadd32  = 0x4e20d400
 	fadd64  = 0x4e60d400
 	faddp32 = 0x6e20d400
 	faddp64 = 0x6e60d400
+	fcvtl32 = 0x0e217800 // float16 to float32
+	fcvtl64 = 0x0e617800 // float32 to float64
 )
 
-// fold32 folds the lanes of token i's four accumulators.
-func (n *neon) fold32(tokens, i int) {
+// word is an instruction on three vector registers that the assembler lacks.
+func (n *neon) word(code uint32, m, nn, d int, text string) {
+	n.op("WORD $0x%08x // %s V%d, V%d, V%d", code|uint32(m)<<16|uint32(nn)<<5|uint32(d), text, m, nn, d)
+}
+
+// widen is an instruction that widens the lower half of a vector register.
+func (n *neon) widen(code uint32, v int, text string) {
+	n.op("WORD $0x%08x // FCVTL V%d.%s, V%d.%s", code|uint32(v)<<5|uint32(v), v, text[:2], v, text[2:])
+}
+
+// four is a list of four vector registers.
+func four(v []int) string {
+	return fmt.Sprintf("[V%d.B16, V%d.B16, V%d.B16, V%d.B16]", v[0], v[1], v[2], v[3])
+}
+
+// neonTile is a tile's kernel and its registers.
+type neonTile struct {
+	*neon
+	f            format
+	tokens, bits int
+
+	sums         string   // the result, and scratch
+	w, x         []string // rows and tokens
+	wNow, xNow   []string // the same, at the present element
+	start, limit string   // of a chunk, in elements
+	n            string
+	slot         string // a place in scratch; what is left of a chunk
+	step32       string // bytes of 16 float32
+	step64       string // bytes of 16 float64
+
+	acc    []int // sums of token i and row j at 4*i + j
+	token  []int
+	weight int
+	zero   int
+}
+
+// tile writes a tile.
+func (n *neon) tile(f format, tokens, bits int) {
+	t := &neonTile{neon: n, f: f, tokens: tokens, bits: bits}
+	g, v := newBank(armRegisters), newBank(neonRegisters)
+	t.sums, t.w, t.x = g.one(), g.take(tileRows), g.take(mostTokens)
+	t.wNow, t.xNow = g.take(tileRows), g.take(mostTokens)
+	t.start, t.limit, t.n, t.slot, t.step32, t.step64 = g.one(), g.one(), g.one(), g.one(), g.one(), g.one()
+	t.acc, t.token = v.take(tileRows*mostTokens), v.take(mostTokens)
+	t.weight, t.zero = v.one(), v.one()
+	t.begin()
+	t.sum()
+	for i := range tokens {
+		if bits == 32 {
+			t.fold32(i)
+		} else {
+			t.fold64(i)
+		}
+	}
+	t.op("RET")
+}
+
+// begin writes the stub and what comes before the sums.
+func (t *neonTile) begin() {
+	name := tileName("neon", t.f, t.bits, t.tokens)
+	signature := tileSignature(t.bits)
+	t.stubs.WriteString("\n")
+	for _, line := range tileDoc(name, "neon", t.f, t.bits, t.tokens) {
+		if line != "" && !strings.HasPrefix(line, "\t") {
+			line = " " + line
+		}
+		fmt.Fprintf(&t.stubs, "//%s\n", line)
+	}
+	fmt.Fprintf(&t.stubs, "//\n//go:noescape\nfunc %s%s\n", name, signature)
+	fmt.Fprintf(&t.asm, "\n// func %s%s\nTEXT ·%s(SB), NOSPLIT, $0-32\n", name, signature, name)
+	t.op("MOVD w+0(FP), %s", t.sums)
+	t.op("LDP (%s), (%s, %s)", t.sums, t.w[0], t.w[1])
+	t.op("LDP 16(%s), (%s, %s)", t.sums, t.w[2], t.w[3])
+	t.op("MOVD x+8(FP), %s", t.sums)
+	t.op("LDP (%s), (%s, %s)", t.sums, t.x[0], t.x[1])
+	t.op("LDP 16(%s), (%s, %s)", t.sums, t.x[2], t.x[3])
+	t.op("MOVD n+16(FP), %s", t.n)
+	t.op("MOVD sum+24(FP), %s", t.sums)
+	t.op("MOVD $%d, %s", 4*lanes, t.step32)
+	t.op("MOVD $%d, %s", 8*lanes, t.step64)
+	t.op("VEOR V%d.B16, V%[1]d.B16, V%[1]d.B16", t.zero)
+}
+
+// perVector is how many numbers a register holds.
+func (t *neonTile) perVector() int { return 8 * neonBytes / t.bits }
+
+// sum sums the lanes, a group that fits one register in each pass, into slots of scratch,
+// as the AVX2 tiles do. n is a multiple of 16.
+func (t *neonTile) sum() {
+	groups := lanes / t.perVector()
+	t.op("MOVD %s, %s", t.sums, t.slot)
+	for _, a := range t.acc[:tileRows] {
+		t.op("VEOR V%d.B16, V%[1]d.B16, V%[1]d.B16", a)
+	}
+	for range groups * t.tokens {
+		t.op("VST1.P %s, 64(%s)", four(t.acc), t.slot)
+	}
+	t.op("MOVD $0, %s", t.start)
+	t.label("chunk")
+	t.op("ADD $%d, %s, %s", passChunk, t.start, t.limit)
+	t.op("CMP %s, %s", t.n, t.limit)
+	t.op("CSEL LT, %s, %s, %s", t.limit, t.n, t.limit)
+	t.op("CMP %s, %s", t.limit, t.start)
+	t.op("BGE fold")
+	for g := range groups {
+		t.pass(g)
+	}
+	t.op("MOVD %s, %s", t.limit, t.start)
+	t.op("B chunk")
+	t.label("fold")
+}
+
+// toSlot sets slot to the place of one register of accumulator a, which those of the
+// accumulators after it follow.
+func (t *neonTile) toSlot(group, a int) {
+	t.op("ADD $%d, %s, %s", neonBytes*(group*tileRows*t.tokens+a), t.sums, t.slot)
+}
+
+// pass adds the elements start … limit to the lanes of one group.
+func (t *neonTile) pass(group int) {
+	from, xSize := group*t.perVector(), t.bits/8
+	t.toSlot(group, 0)
+	for i := range t.tokens {
+		t.op("VLD1.P 64(%s), %s", t.slot, four(t.acc[tileRows*i:]))
+	}
+	for j := range tileRows {
+		t.pointer(t.w[j], t.wNow[j], from, t.f.size)
+	}
+	for i := range t.tokens {
+		t.pointer(t.x[i], t.xNow[i], from, xSize)
+	}
+	t.op("SUB %s, %s, %s", t.start, t.limit, t.slot)
+	t.label("group%d", group)
+	for i := range t.tokens {
+		t.op("VLD1.P (%s)(%s), [V%d.B16]", t.xNow[i], map[int]string{4: t.step32, 8: t.step64}[xSize], t.token[i])
+	}
+	for j := range tileRows {
+		t.loadWeight(t.wNow[j])
+		for i := range t.tokens {
+			arrangement := map[int]string{32: "S4", 64: "D2"}[t.bits]
+			t.op("VFMLA V%d.%s, V%d.%s, V%d.%s", t.weight, arrangement, t.token[i], arrangement, t.acc[tileRows*i+j], arrangement)
+		}
+	}
+	t.op("SUBS $%d, %s", lanes, t.slot)
+	t.op("BGT group%d", group)
+	t.toSlot(group, 0)
+	for i := range t.tokens {
+		t.op("VST1.P %s, 64(%s)", four(t.acc[tileRows*i:]), t.slot)
+	}
+}
+
+// pointer sets now to element start+from of a row.
+func (t *neonTile) pointer(row, now string, from, size int) {
+	shift := map[int]int{2: 1, 4: 2, 8: 3}[size]
+	t.op("ADD %s<<%d, %s, %s", t.start, shift, row, now)
+	t.op("ADD $%d, %s", from*size, now)
+}
+
+// loadWeight loads and widens the next weights of a row, 4 for float32 sums, 2 for
+// float64, and steps over the 16 elements of all lanes.
+func (t *neonTile) loadWeight(pointer string) {
+	switch t.f.size * t.perVector() {
+	case 16:
+		t.op("VLD1.P (%s)(%s), [V%d.B16]", pointer, t.step32, t.weight)
+	case 8:
+		t.op("FMOVD.P %d(%s), F%d", lanes*t.f.size, pointer, t.weight)
+	case 4:
+		t.op("FMOVS.P %d(%s), F%d", lanes*t.f.size, pointer, t.weight)
+	}
+	switch t.f {
+	case bf16:
+		t.op("VZIP1 V%d.H8, V%d.H8, V%[1]d.H8", t.weight, t.zero) // the value in the upper halves
+	case f16:
+		t.widen(fcvtl32, t.weight, "H4S4")
+	}
+	if t.bits == 64 {
+		t.widen(fcvtl64, t.weight, "S2D2")
+	}
+}
+
+// fold32 folds the lanes of token i's four accumulators. All registers are free.
+func (t *neonTile) fold32(i int) {
+	v := newBank(neonRegisters).take(20)
 	for g := range 4 {
-		n.slot(tokens, g, 4*i)
-		n.op("VLD1 (R23), [V%d.B16, V%d.B16, V%d.B16, V%d.B16]", 4*g, 4*g+1, 4*g+2, 4*g+3)
+		t.toSlot(g, tileRows*i)
+		t.op("VLD1 (%s), %s", t.slot, four(v[4*g:]))
 	}
 	for j := range 8 {
-		n.word(fadd32, j+8, j, j, "FADD.S4")
+		t.word(fadd32, v[j+8], v[j], v[j], "FADD.S4")
 	}
 	for j := range 4 {
-		n.word(fadd32, j+4, j, j, "FADD.S4")
+		t.word(fadd32, v[j+4], v[j], v[j], "FADD.S4")
 	}
 	for j := 0; j < 4; j += 2 {
-		n.op("VZIP1 V%d.D2, V%d.D2, V%d.D2", j+1, j, 16+j)
-		n.op("VZIP2 V%d.D2, V%d.D2, V%d.D2", j+1, j, 17+j)
-		n.word(fadd32, 17+j, 16+j, 16+j, "FADD.S4")
+		t.op("VZIP1 V%d.D2, V%d.D2, V%d.D2", v[j+1], v[j], v[16+j])
+		t.op("VZIP2 V%d.D2, V%d.D2, V%d.D2", v[j+1], v[j], v[17+j])
+		t.word(fadd32, v[17+j], v[16+j], v[16+j], "FADD.S4")
 	}
-	n.word(faddp32, 18, 16, 16, "FADDP.S4")
-	n.op("ADD $%d, R0, R23", 16*i)
-	n.op("VST1 [V16.B16], (R23)")
+	t.word(faddp32, v[18], v[16], v[16], "FADDP.S4")
+	t.op("ADD $%d, %s, %s", 16*i, t.sums, t.slot)
+	t.op("VST1 [V%d.B16], (%s)", v[16], t.slot)
 }
 
 // fold64 is fold32 for eight groups of two lanes.
-func (n *neon) fold64(tokens, i int) {
+func (t *neonTile) fold64(i int) {
+	v := newBank(neonRegisters).take(24)
 	for half := range 2 {
 		for k, g := range []int{half, half + 4, half + 2, half + 6} {
-			n.slot(tokens, g, 4*i)
-			n.op("VLD1 (R23), [V%d.B16, V%d.B16, V%d.B16, V%d.B16]", 4*k, 4*k+1, 4*k+2, 4*k+3)
+			t.toSlot(g, tileRows*i)
+			t.op("VLD1 (%s), %s", t.slot, four(v[4*k:]))
 		}
 		for j := range 4 {
-			n.word(fadd64, 4+j, j, j, "FADD.D2")
-			n.word(fadd64, 12+j, 8+j, 8+j, "FADD.D2")
-			n.word(fadd64, 8+j, j, 16+4*half+j, "FADD.D2")
+			t.word(fadd64, v[4+j], v[j], v[j], "FADD.D2")
+			t.word(fadd64, v[12+j], v[8+j], v[8+j], "FADD.D2")
+			t.word(fadd64, v[8+j], v[j], v[16+4*half+j], "FADD.D2")
 		}
 	}
 	for j := range 4 {
-		n.word(fadd64, 20+j, 16+j, 16+j, "FADD.D2")
+		t.word(fadd64, v[20+j], v[16+j], v[16+j], "FADD.D2")
 	}
-	n.word(faddp64, 17, 16, 16, "FADDP.D2")
-	n.word(faddp64, 19, 18, 17, "FADDP.D2")
-	n.op("ADD $%d, R0, R23", 32*i)
-	n.op("VST1 [V16.B16, V17.B16], (R23)")
+	t.word(faddp64, v[17], v[16], v[16], "FADDP.D2")
+	t.word(faddp64, v[19], v[18], v[17], "FADDP.D2")
+	t.op("ADD $%d, %s, %s", 32*i, t.sums, t.slot)
+	t.op("VST1 [V%d.B16, V%d.B16], (%s)", v[16], v[17], t.slot)
 }

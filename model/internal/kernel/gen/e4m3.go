@@ -1,0 +1,138 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// The kernels that widen F8E4M3 move the bits of a number to where F16 has them. The
+// value of the F16 is 2^8 too small, as the formats' exponents are biased differently;
+// denormals come out right. The one NaN, whose exponent would be an ordinary one, gets that
+// of an F16 NaN. F16 is then converted, and multiplied by 256 and by the block's scale.
+
+// e4m3 is such a kernel and its registers.
+type e4m3 struct {
+	*element
+	scales reg.GPPhysical // of the next block
+	block  reg.GPPhysical // length of a block, in 16 numbers
+	here   reg.GPPhysical // what is left of the present block, in 16 numbers
+
+	v        []reg.VecPhysical // two registers of numbers
+	bits     reg.VecPhysical   // 16-bit constants: the sign and the 7 bits that are kept,
+	isNaN    reg.VecPhysical   // those bits of a NaN,
+	exponent reg.VecPhysical   // and the bit that its exponent lacks
+	unbias   reg.VecPhysical   // 256
+	scale    reg.VecPhysical   // of the present block
+}
+
+// beginE4M3 starts the kernel and sets its constants.
+func (s isa) beginE4M3() *e4m3 {
+	name := s.name + "WidenE4M3"
+	k := &e4m3{element: s.beginElement(name, "func(dst *float32, src *byte, n int, scales *float32, block int)", []string{
+		fmt.Sprintf("%s widens F8E4M3, each block times its scale. n and block are multiples of %d.", name, lanes),
+		"",
+		"\tfor i := range n {",
+		"\t\tdst[i] = float32FromE4M3(src[i]) * scales[i/block]",
+		"\t}",
+	})}
+	k.scales, k.block, k.here = k.general.one(), k.general.one(), k.general.one()
+	Load(Param("scales"), k.scales)
+	Load(Param("block"), k.block)
+	k.v = k.vector.take(2)
+	k.bits, k.isNaN, k.exponent = k.constant16(0xbf80), k.constant16(0x3f80), k.constant16(0x4000)
+	k.unbias, k.scale = k.constant32(0x43800000), k.vector.one()
+	return k
+}
+
+// blocks writes the loop over blocks; a piece converts what is left of one, here.
+func (k *e4m3) blocks(piece func()) {
+	SHRQ(operand.Imm(4), left)
+	JZ(operand.LabelRef("end"))
+	SHRQ(operand.Imm(4), k.block)
+	Label("block")
+	VBROADCASTSS(operand.Mem{Base: k.scales}, k.scale)
+	ADDQ(operand.Imm(4), k.scales)
+	MOVQ(k.block, k.here)
+	CMPQ(k.here, left)
+	CMOVQGT(left, k.here)
+	SUBQ(k.here, left)
+	piece()
+	TESTQ(left, left)
+	JNZ(operand.LabelRef("block"))
+	Label("end")
+	end()
+}
+
+// sixteen writes the loop that converts 16 numbers at a time, widened to F16 in the first
+// 32 bytes of v[0]; finish takes them from there.
+func (k *e4m3) sixteen(finish func()) {
+	v, isNaN := y(k.v[0]), y(k.v[1])
+	Label("some")
+	VPMOVZXBW(k.from(0), v)
+	VPSLLW(operand.Imm(8), v, v)
+	VPSRAW(operand.Imm(1), v, v) // the sign goes to bits 15 and 14
+	VPAND(y(k.bits), v, v)
+	VPAND(y(k.isNaN), v, isNaN)
+	VPCMPEQW(y(k.isNaN), isNaN, isNaN)
+	VPAND(y(k.exponent), isNaN, isNaN)
+	VPOR(isNaN, v, v)
+	finish()
+	ADDQ(operand.Imm(16), k.src)
+	ADDQ(operand.Imm(64), k.dst)
+	DECQ(k.here)
+	JNZ(operand.LabelRef("some"))
+}
+
+// scaled converts a register of F16, half as wide as dst, multiplies it and writes it.
+func (k *e4m3) scaled(half, dst reg.VecPhysical, offset int) {
+	VCVTPH2PS(half, dst)
+	VMULPS(k.unbias, dst, dst)
+	VMULPS(k.scale, dst, dst)
+	VMOVUPS(dst, k.to(offset))
+}
+
+// avx2E4M3 converts 16 numbers in two registers.
+func avx2E4M3() {
+	k := avx2.beginE4M3()
+	k.blocks(func() {
+		k.sixteen(func() {
+			VEXTRACTI128(operand.Imm(1), k.v[0], x(k.v[1]))
+			for h, r := range k.v {
+				k.scaled(x(r), r, 32*h)
+			}
+		})
+	})
+}
+
+// avx512E4M3 converts 32 numbers at once, and what is left of a block 16.
+func avx512E4M3() {
+	k := avx512.beginE4M3()
+	k.blocks(func() {
+		SUBQ(operand.Imm(2), k.here)
+		JL(operand.LabelRef("odd"))
+		Label("two")
+		VPMOVZXBW(k.from(0), k.v[0])
+		VPSLLW(operand.Imm(8), k.v[0], k.v[0])
+		VPSRAW(operand.Imm(1), k.v[0], k.v[0])
+		VPANDD(k.bits, k.v[0], k.v[0])
+		VPANDD(k.isNaN, k.v[0], k.v[1])
+		VPCMPEQW(k.isNaN, k.v[1], reg.K1)
+		VPADDW(k.exponent, k.v[0], reg.K1, k.v[0])
+		VEXTRACTI64X4(operand.Imm(1), k.v[0], y(k.v[1]))
+		for h, r := range k.v {
+			k.scaled(y(r), r, 64*h)
+		}
+		ADDQ(operand.Imm(32), k.src)
+		ADDQ(operand.U32(128), k.dst)
+		SUBQ(operand.Imm(2), k.here)
+		JGE(operand.LabelRef("two"))
+		Label("odd")
+		ADDQ(operand.Imm(2), k.here)
+		JZ(operand.LabelRef("next"))
+		k.sixteen(func() { k.scaled(y(k.v[0]), k.v[0], 0) })
+		Label("next")
+	})
+}

@@ -1,0 +1,97 @@
+package kernel
+
+import "unsafe"
+
+// packedFormat returns the format in which rows of weights are packed: that of memory, or
+// F32 for what is decoded first.
+func (j *job) packedFormat() Format {
+	if j.w.raw() {
+		return j.w.format()
+	}
+	return F32
+}
+
+// packTokens sets x to the panels of the block of tokens, unless it holds them already.
+func (s *panelScratch[F]) packTokens() {
+	if s.packedFor == s.j.serial && s.packedFrom == s.first {
+		return
+	}
+	s.packedFor, s.packedFrom = s.j.serial, s.first
+	s.x = grow(s.x, lanes*s.tokenLane())
+	for _, run := range s.runs {
+		for at := run.first; at < run.end(); at += run.width {
+			s.packPanel(at, run.width)
+		}
+	}
+}
+
+// packPanel packs width tokens of the block from token at on.
+func (s *panelScratch[F]) packPanel(at, width int) {
+	cols := s.j.w.Cols
+	for i := range s.k.group {
+		token := s.first + min(at+min(i, width-1), s.tokens-1)
+		s.src[i] = (*byte)(unsafe.Pointer(&s.j.x[token*cols]))
+	}
+	arrange(s, s.k.pack[F32], s.x[at*s.j.steps():], F32, cols, width, s.tokenLane())
+}
+
+// decode sets rows to the weights r … r+rows, unless the kernels read them as stored.
+func (s *panelScratch[F]) decode(r, rows int) {
+	m := &s.j.w
+	if m.raw() {
+		return
+	}
+	s.rows = grow(s.rows, rows*m.Cols)
+	for i := range rows {
+		m.Row(s.rows[i*m.Cols:], r+i)
+	}
+}
+
+// packWeights packs a part of the weights. The last row is repeated in the place of those
+// that are missing.
+func (s *panelScratch[F]) packWeights(p part) {
+	format, lane := s.j.packedFormat(), s.weightLane(p.steps)
+	n := min(p.steps*lanes, s.j.w.Cols-p.step*lanes)
+	if format == BF16 {
+		s.w, s.pairs = grow(s.w, lane), grow(s.pairs, lanes/2*lane)
+	} else {
+		s.w = grow(s.w, lanes*lane)
+	}
+	for at := 0; at < s.k.rows; at += s.k.group {
+		for i := range s.k.group {
+			s.src[i] = s.weight(p, min(at+i, p.rows-1))
+		}
+		if format == BF16 {
+			arrange(s, s.k.packPairs, s.pairs[at:], format, n, s.k.rows, lane)
+		} else {
+			arrange(s, s.k.pack[format], s.w[at:], format, n, s.k.rows, lane)
+		}
+	}
+}
+
+// weight is the first number of row i of a part, in the format in which it is packed.
+func (s *panelScratch[F]) weight(p part, i int) *byte {
+	m, first := &s.j.w, p.step*lanes
+	if m.raw() {
+		return (*byte)(unsafe.Add(m.start(p.r+i), first*m.format().Size()))
+	}
+	return (*byte)(unsafe.Pointer(&s.rows[i*m.Cols+first]))
+}
+
+// arrange runs a pack kernel on n numbers of each row of s.src. The kernel takes pairs
+// of steps; what is left over at the ends of rows is copied first, so that nothing behind
+// them is read. s.src is cleared: it points to the caller's memory.
+func arrange[F float32 | float64, D any](s *panelScratch[F], kernel packKernel[D], dst []D, format Format, n, stride, lane int) {
+	src, size := &s.src, format.Size()
+	steps := n / (2 * lanes) * 2
+	kernel(&dst[0], src, steps, stride, lane)
+	if left := (n - steps*lanes) * size; left > 0 {
+		for i := range s.k.group {
+			end := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(src[i]), steps*lanes*size)), left)
+			copy(s.tail[i][:], end)
+			src[i] = &s.tail[i][0]
+		}
+		kernel(&dst[steps*stride], src, 2, stride, lane)
+	}
+	clear(src[:])
+}
