@@ -1,15 +1,22 @@
 #!/usr/bin/env bash
 # The speed of convert against `cp` and sync of the same bytes, in one alternating
-# run: the 2.5 GB slice, ROUNDS times (default 5), each round cp, re-shard, cast, cp …
-# Prints each median and its ratio to cp's (1 is as fast as cp, more is faster), and
-# the peak memory under --max-memory 128MiB. Needs 8 GB of disk in $TMPDIR.
+# run: the 2.5 GB slice and the same in FP8, ROUNDS times (default 5), each round cp,
+# re-shard, cp, cast, cp, …. Prints each median and its ratio to the median of its cp
+# (1 is as fast as cp, more is faster; dequantising writes twice what it reads, and is
+# held against cp of what it writes), and the peak memory under --max-memory 128MiB.
+# Needs 12 GB of disk in $TMPDIR, and Python. DSMOE names another binary to measure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-go build -o "$work/dsmoe" ./cmd/dsmoe
-"$work/dsmoe" synth fixtures/v1-16b-slice/checkpoint/config.json "$work/src" --seed 7 > /dev/null
-timed() { # NAME COMMAND…: appends the seconds to $work/NAME
+binary=${DSMOE:-$work/dsmoe}
+[ -n "${DSMOE:-}" ] || go build -o "$binary" ./cmd/dsmoe
+"$binary" synth fixtures/v1-16b-slice/checkpoint/config.json "$work/src" --seed 7 > /dev/null
+rm -f "$work/src/dsmoe.manifest.json"
+python3 scripts/fp8.py "$work/src" "$work/fp8"
+cat "$work"/src/* "$work"/fp8/* > /dev/null # into the page cache, for all alike
+
+timed() { # NAME COMMAND…: appends the milliseconds to $work/NAME
   local name=$1 start
   shift
   sync
@@ -19,22 +26,20 @@ timed() { # NAME COMMAND…: appends the seconds to $work/NAME
   echo $(( ($(date +%s%N) - start) / 1000000 )) >> "$work/$name"
   rm -rf "$work/out"
 }
-dsmoe() { "$work/dsmoe" convert "$work/src" "$work/out" "$@"; }
-cat "$work"/src/* > /dev/null # into the page cache, for all alike
+copy() { timed cp cp -r "$work/src" "$work/out"; }
+convert() { timed "$1" "$binary" convert "$work/$2" "$work/out" "${@:3}"; } # NAME SOURCE OPTION…
 timed warm cp -r "$work/src" "$work/out"
 for _ in $(seq "${ROUNDS:-5}"); do
-  timed cp cp -r "$work/src" "$work/out"
-  timed reshard dsmoe --verify=false --max-shard-size 500MB
-  timed cp cp -r "$work/src" "$work/out"
-  timed cast dsmoe --verify=false --type f16 --allow-overflow
-  timed cp cp -r "$work/src" "$work/out"
-  timed fuse dsmoe --verify=false --experts fused
-  timed verified dsmoe --max-shard-size 500MB
+  copy; convert reshard src --verify=false --max-shard-size 500MB
+  copy; convert cast src --verify=false --type f16 --allow-overflow
+  copy; convert fuse src --verify=false --experts fused
+  copy; convert dequantise fp8 --verify=false --type bf16
+  copy; convert verified src --max-shard-size 500MB
 done
 median() { sort -n "$work/$1" | awk '{a[NR] = $1} END {print a[int((NR + 1) / 2)]}'; }
 base=$(median cp)
-for name in cp reshard cast fuse verified; do
-  awk -v n=$name -v t="$(median $name)" -v b="$base" 'BEGIN {printf "%-9s %6.2f s  %.2f × cp\n", n, t / 1000, b / t}'
+for name in cp reshard cast fuse dequantise verified; do
+  awk -v n=$name -v t="$(median $name)" -v b="$base" 'BEGIN {printf "%-10s %6.2f s  %.2f × cp\n", n, t / 1000, b / t}'
 done
-peak=$( { /usr/bin/time -f %M "$work/dsmoe" convert "$work/src" "$work/out" --max-memory 128MiB > /dev/null; } 2>&1 )
-echo "peak      $((peak / 1024)) MiB with --max-memory 128MiB"
+peak=$( { /usr/bin/time -f %M "$binary" convert "$work/src" "$work/out" --max-memory 128MiB > /dev/null; } 2>&1 )
+echo "peak       $((peak / 1024)) MiB with --max-memory 128MiB"
