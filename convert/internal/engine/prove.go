@@ -79,7 +79,7 @@ func (v *prover) tile(ctx context.Context, tile []byte, offset int64) error {
 	if err := v.computing(ctx, func() error { v.whole.Write(tile); return nil }); err != nil {
 		return err
 	}
-	return pieces(v.tensor, offset, int64(len(tile)), func(p piece) error {
+	return pieces(v.tensor, offset, int64(len(tile)), buffered, func(p piece) error {
 		src, out := v.room(p), tile[p.at-offset:][:p.size]
 		if err := v.load(p, src); err != nil {
 			return err

@@ -121,13 +121,12 @@ type piece struct {
 }
 
 // pieces calls do for the pieces of n bytes of t from offset on, both a whole number of
-// units of their operations.
-func pieces(t *plan.Tensor, offset, n int64, do func(piece) error) error {
+// units of their operations. most says how many bytes a piece of a segment may have.
+func pieces(t *plan.Tensor, offset, n int64, most func(*plan.Segment) int64, do func(piece) error) error {
 	begin := int64(0) // of the segment in the tensor
 	for i := range t.Segments {
 		s := &t.Segments[i]
-		u := s.Operation.Unit()
-		most := int64(max(maxPiece/max(u.In, u.Out), 1) * u.Out)
+		u, most := s.Operation.Unit(), most(s)
 		for at := max(offset, begin); at < min(offset+n, begin+s.Bytes); {
 			p := piece{segment: s, index: i, at: at, size: min(offset+n-at, begin+s.Bytes-at, most)}
 			p.from = (at - begin) / int64(u.Out) * int64(u.Elements)
@@ -142,6 +141,21 @@ func pieces(t *plan.Tensor, offset, n int64, do func(piece) error) error {
 	return nil
 }
 
+// buffered is the most bytes of a piece whose source is read into a worker's buffer.
+func buffered(s *plan.Segment) int64 {
+	u := s.Operation.Unit()
+	return int64(max(maxPiece/max(u.In, u.Out), 1) * u.Out)
+}
+
+// direct is buffered, but a run of bytes that is only copied is one piece: it is read
+// straight into the tile.
+func direct(s *plan.Segment) int64 {
+	if s.Copies() && s.View == nil {
+		return s.Bytes
+	}
+	return buffered(s)
+}
+
 // elementBytes returns how many bytes n elements of the segment have in the source.
 func elementBytes(s *plan.Segment, n int64) int64 {
 	u := s.Operation.Unit()
@@ -150,7 +164,7 @@ func elementBytes(s *plan.Segment, n int64) int64 {
 
 // fill writes the bytes of t from offset on into dst.
 func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64) (lost tensor.Loss, err error) {
-	err = pieces(t, offset, int64(len(dst)), func(p piece) error {
+	err = pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
 		out := dst[p.at-offset:][:p.size]
 		if p.segment.Copies() {
 			return w.gather(p, out)
