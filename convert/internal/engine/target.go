@@ -114,6 +114,9 @@ func (e *execution) reopen() bool {
 		}
 	}
 	for i := range e.states {
+		if e.Unverified && e.states[i].proof == nil {
+			e.states[i] = tensorState{} // it is written, and hashed, from its begin
+		}
 		e.done += e.states[i].done
 	}
 	return e.openFiles() == nil
