@@ -16,10 +16,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLayers holds the imports of every package, tests aside, against DESIGN.md
-// section 3: a package may import those of the module that stand beside it here,
-// and none other; package text every one may import. A package that is not in the list
-// is a new layer: draw it there first.
+// TestLayers holds the imports of every package, tests aside, against the layers: a
+// package may import those of the module that stand beside it here, and none other;
+// package text every one may import. A package that is not in the list is a new layer:
+// draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
 		"cmd/dsmoe": {"convert", "convert/checkpoint", "convert/plan", "verify", "verify/inspect", "verify/diff",
