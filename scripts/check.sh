@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The one gate: everything that must hold before a change lands. Run from anywhere;
-# needs Go and the module proxy, nothing else. FUZZTIME sets how long each fuzz
+# needs Go, the module proxy and, for the race detector, a C compiler. FUZZTIME sets how long each fuzz
 # target runs (default 10s).
 set -euo pipefail
 cd "$(dirname "$0")/.."
