@@ -29,6 +29,11 @@ type Options struct {
 // They are described in package engine.
 type Settings = engine.Settings
 
+// DefaultIO is the number of goroutines that read and write unless Settings.IO says
+// otherwise. One that waits in a system call keeps a processor of Go's scheduler for a
+// while: a program whose GOMAXPROCS is Settings.Compute + Settings.IO converts faster.
+const DefaultIO = engine.DefaultIO
+
 // LossError refuses an output whose casts made numbers infinite or zero.
 type LossError = engine.LossError
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -99,8 +101,9 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	debug.SetMemoryLimit(int64(f.memory))
 	b := phaseBar{w: cmd.ErrOrStderr()}
 	defer b.remove()
-	settings := convert.Settings{Memory: int64(f.memory), Unverified: !f.verify, StartOver: f.noResume,
-		KeepLosses: f.allowOverflow, Tool: version(), Progress: b.set}
+	settings := engineSettings(b.set)
+	settings.Memory, settings.Unverified = int64(f.memory), !f.verify
+	settings.StartOver, settings.KeepLosses = f.noResume, f.allowOverflow
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)
 	}
@@ -115,6 +118,17 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	b.remove()
 	return printReport(cmd, r, *f.json)
+}
+
+// engineSettings are the settings that convert and synth share. Goroutines that wait for
+// the disk get processors of the scheduler beside those that compute, unless the user has
+// said by GOMAXPROCS how many there may be.
+func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
+	s := convert.Settings{Compute: min(runtime.GOMAXPROCS(0), runtime.NumCPU()), IO: convert.DefaultIO, Tool: version(), Progress: progress}
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(s.Compute + s.IO)
+	}
+	return s
 }
 
 // convert plans or converts.

@@ -117,7 +117,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	}
 	b := phaseBar{w: stderr}
 	defer b.remove()
-	if _, err := convert.Synthesise(ctx, dst, p, convert.Settings{Tool: version(), Progress: b.set}); err != nil {
+	if _, err := convert.Synthesise(ctx, dst, p, engineSettings(b.set)); err != nil {
 		return nil, err
 	}
 	return describeSynthetic(dst, o, c, s.Tensors), nil

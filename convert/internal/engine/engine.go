@@ -32,7 +32,7 @@ type Source interface {
 type Settings struct {
 	Memory     int64 // bytes to stay below; 0 is 512 MiB
 	Compute    int   // goroutines that cast, hash and compare at once; 0 is GOMAXPROCS
-	IO         int   // goroutines that read and write, each a tensor at a time; 0 is 8
+	IO         int   // goroutines that read and write, each a tensor at a time; 0 is DefaultIO
 	Unverified bool  // do not read the output again and compare it with the source
 	StartOver  bool  // do not go on from an unfinished output
 	KeepLosses bool  // write numbers that became infinite or zero in a cast
@@ -48,8 +48,8 @@ const (
 	MinMemory     = 64 << 20
 )
 
-// defaultIO is how many tensors are on their way to or from the disk at once.
-const defaultIO = 8
+// DefaultIO is how many tensors are on their way to or from the disk at once.
+const DefaultIO = 8
 
 func (s Settings) withDefaults() Settings {
 	if s.Memory == 0 {
@@ -59,7 +59,7 @@ func (s Settings) withDefaults() Settings {
 		s.Compute = runtime.GOMAXPROCS(0)
 	}
 	if s.IO == 0 {
-		s.IO = defaultIO
+		s.IO = DefaultIO
 	}
 	if s.Progress == nil {
 		s.Progress = func(string, int64, int64) {}
