@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -38,7 +38,7 @@ func fixture(t *testing.T, path ...string) *config.Config {
 
 // whole returns a checkpoint of two files that fits its config.
 func whole(c *config.Config) *Checkpoint {
-	infos := slices.Collect(model.NewSynthetic(c, 0).Tensors())
+	infos := slices.Collect(synth.New(c, 0).Tensors())
 	half := len(infos) / 2
 	return &Checkpoint{Path: "ckpt", Config: c, Index: &Index{"model.safetensors.index.json", len(infos), 2},
 		Files: []File{{"a.safetensors", 1 << 20, infos[:half:half]}, {"b.safetensors", 1 << 20, infos[half:]}}}

@@ -1,4 +1,4 @@
-package model
+package synth
 
 import (
 	"crypto/sha256"
@@ -58,7 +58,7 @@ func kaiming(t *testing.T, seed uint64, shape ...int) tensor.Tensor {
 
 // TestKaimingUniformIsTorch: every bit of the weights that torch drew.
 func TestKaimingUniformIsTorch(t *testing.T) {
-	dir := filepath.Join("..", "fixtures", "torch-init")
+	dir := filepath.Join("..", "..", "fixtures", "torch-init")
 	text, err := os.ReadFile(filepath.Join(dir, "README.json"))
 	require.NoError(t, err)
 	var want torchInit

@@ -1,7 +1,4 @@
-package model
-
-// How the reference's weights begin, to the bit: MoEGate.reset_parameters, and the
-// random numbers of torch's CPU generator that it consumes.
+package synth
 
 import "math"
 

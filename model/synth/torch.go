@@ -1,13 +1,14 @@
-package model
+package synth
 
 import (
 	"encoding/binary"
 	"sync"
 
 	"dsmoe/config"
+	"dsmoe/model"
 )
 
-// NewTorchSynthetic returns the synthetic weights of c, but with the gates as
+// Torch returns the synthetic weights of c, but with the gates as
 // MoEGate.reset_parameters draws them, layer by layer from one stream, rounded to BF16:
 //
 //	torch.manual_seed(seed)
@@ -19,8 +20,8 @@ import (
 // A model that is built by the reference draws for its other modules in between, so
 // that its gates differ from these. Fill stays free in the order of its calls; it
 // remembers the generator at every 2^20th value of the stream.
-func NewTorchSynthetic(c *config.Config, seed uint64) *Synthetic {
-	s := NewSynthetic(c, seed)
+func Torch(c *config.Config, seed uint64) *Source {
+	s := New(c, seed)
 	s.gates = newTorchGates(c, seed)
 	return s
 }
@@ -40,8 +41,8 @@ const markEvery = 1 << 20
 func newTorchGates(c *config.Config, seed uint64) *torchGates {
 	t := &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []Generator{*NewGenerator(seed)}}
 	next := int64(0)
-	for slot := range FamilyOf(c).Slots(c) {
-		if slot.Param.Module == Router {
+	for slot := range model.FamilyOf(c).Slots(c) {
+		if slot.Param.Module == model.Router {
 			t.first[slot.Name] = next
 			next += int64(c.NRoutedExperts) * int64(c.HiddenSize)
 		}
