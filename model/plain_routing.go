@@ -94,15 +94,6 @@ func TopK(x []float32, k int) []int {
 	return order[:k]
 }
 
-// Gather implements Arithmetic.
-func (p *Plain) Gather(scores *Activation, idx []int, k int) *Activation {
-	y := p.activation(scores.DType, len(idx)/k, k)
-	for i, e := range idx {
-		y.Values[i] = scores.Row(i / k)[e]
-	}
-	return y
-}
-
 // Normalise implements Arithmetic. The sum is taken in float64.
 func (p *Plain) Normalise(w *Activation) *Activation {
 	y := p.activation(w.DType, w.Shape...)

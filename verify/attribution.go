@@ -102,24 +102,8 @@ func (c *attribution) Reshape(x *model.Activation, shape ...int) *model.Activati
 	return c.like(c.arithmetic.Reshape(x, shape...), x)
 }
 
-func (c *attribution) Columns(x *model.Activation, from, to int) *model.Activation {
-	return c.like(c.arithmetic.Columns(x, from, to), x)
-}
-
-func (c *attribution) Rows(x *model.Activation, rows []int) *model.Activation {
-	return c.like(c.arithmetic.Rows(x, rows), x)
-}
-
-func (c *attribution) Heads(x *model.Activation, heads, from, to int) *model.Activation {
-	return c.like(c.arithmetic.Heads(x, heads, from, to), x)
-}
-
-func (c *attribution) Concat(a, b *model.Activation) *model.Activation {
-	return c.join(c.arithmetic.Concat(a, b), a, b)
-}
-
-func (c *attribution) Transpose(x *model.Activation) *model.Activation {
-	return c.like(c.arithmetic.Transpose(x), x)
+func (c *attribution) Move(m *model.Move, operands ...*model.Activation) *model.Activation {
+	return c.join(c.arithmetic.Move(m, operands...), operands...)
 }
 
 func (c *attribution) RoPE(x *model.Activation, r *model.Rotary) *model.Activation {
@@ -134,10 +118,6 @@ func (c *attribution) Context(probs, vT *model.Activation) *model.Activation {
 	return c.join(c.arithmetic.Context(probs, vT), probs, vT)
 }
 
-func (c *attribution) Merge(blocks []*model.Activation) *model.Activation {
-	return c.join(c.arithmetic.Merge(blocks), blocks...)
-}
-
 func (c *attribution) Sigmoid(x *model.Activation) *model.Activation {
 	return c.like(c.arithmetic.Sigmoid(x), x)
 }
@@ -147,10 +127,6 @@ func (c *attribution) Sigmoid(x *model.Activation) *model.Activation {
 func (c *attribution) AddBias(scores *model.Activation, bias *model.Weight) *model.Activation {
 	c.with(scores, scores, bias)
 	return c.arithmetic.AddBias(scores, bias)
-}
-
-func (c *attribution) Gather(scores *model.Activation, idx []int, k int) *model.Activation {
-	return c.like(c.arithmetic.Gather(scores, idx, k), scores)
 }
 
 func (c *attribution) Normalise(w *model.Activation) *model.Activation {

@@ -62,16 +62,21 @@ func undoBiasLeak(x *trial) string {
 // with e_score_correction_bias.
 type biasLeak struct {
 	arithmetic
-	biased *model.Activation
+	scores, biased *model.Activation
 }
 
+// AddBias remembers what the scores become with the bias.
 func (b *biasLeak) AddBias(scores *model.Activation, bias *model.Weight) *model.Activation {
-	b.biased = b.arithmetic.AddBias(scores, bias)
+	b.scores, b.biased = scores, b.arithmetic.AddBias(scores, bias)
 	return b.biased
 }
 
-func (b *biasLeak) Gather(_ *model.Activation, idx []int, k int) *model.Activation {
-	return b.arithmetic.Gather(b.biased, idx, k)
+// Move takes from the biased scores what is taken from the scores.
+func (b *biasLeak) Move(m *model.Move, operands ...*model.Activation) *model.Activation {
+	if operands[0] == b.scores {
+		operands = []*model.Activation{b.biased}
+	}
+	return b.arithmetic.Move(m, operands...)
 }
 
 // round3 rounds to three digits, as somebody would have written a number.
