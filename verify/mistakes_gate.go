@@ -54,29 +54,29 @@ func undoBiasLeak(x *trial) string {
 	if x.config.TopKMethod != "noaux_tc" {
 		return ""
 	}
-	x.around = func(a arithmetic) arithmetic { return &biasLeak{arithmetic: a} }
+	x.around = func(a arithmetic) arithmetic { return &biasLeak[value]{Arithmetic: a} }
 	return "e_score_correction_bias, which is for the choice of experts only, is in their weights"
 }
 
 // biasLeak is an arithmetic with a mistake: the top-k weights are taken from the scores
 // with e_score_correction_bias.
-type biasLeak struct {
-	arithmetic
-	scores, biased *model.Activation
+type biasLeak[V comparable] struct {
+	model.Arithmetic[V]
+	scores, biased V
 }
 
 // AddBias remembers what the scores become with the bias.
-func (b *biasLeak) AddBias(scores *model.Activation, bias *model.Weight) *model.Activation {
-	b.scores, b.biased = scores, b.arithmetic.AddBias(scores, bias)
+func (b *biasLeak[V]) AddBias(scores V, bias *model.Weight) V {
+	b.scores, b.biased = scores, b.Arithmetic.AddBias(scores, bias)
 	return b.biased
 }
 
 // Move takes from the biased scores what is taken from the scores.
-func (b *biasLeak) Move(m *model.Move, operands ...*model.Activation) *model.Activation {
+func (b *biasLeak[V]) Move(m *model.Move, operands ...V) V {
 	if operands[0] == b.scores {
-		operands = []*model.Activation{b.biased}
+		operands = []V{b.biased}
 	}
-	return b.arithmetic.Move(m, operands...)
+	return b.Arithmetic.Move(m, operands...)
 }
 
 // round3 rounds to three digits, as somebody would have written a number.

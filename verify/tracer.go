@@ -13,6 +13,14 @@ import (
 	"dsmoe/model/weights"
 )
 
+// What verification computes with, and what a trace of it sees.
+type (
+	value      = *model.Activation
+	arithmetic = model.Arithmetic[value]
+	network    = model.Network[value]
+	choice     = model.Choice[value]
+)
+
 // tracer compares each stage of a forward pass with the pack. In local mode it puts
 // the golden tensor in the stage's place. It implements model.Trace.
 type tracer struct {
@@ -21,7 +29,7 @@ type tracer struct {
 	src         weights.Source // of m's weights
 	set         *weights.Set   // the same under the names of the table
 	o           *Options
-	attribution *attribution // of the pass under way
+	attribution *attribution[value] // of the pass under way
 	checks      []Check
 	seen        map[string]bool // golden tensors
 	kinds       map[string]bool // stages that the pack has in some layer
@@ -76,7 +84,7 @@ func (t *tracer) options() model.Options {
 
 // network is the model over what computes, watched by t.
 func (t *tracer) network(in *model.Input, o model.Options, computes arithmetic) *network {
-	t.attribution = newAttribution(computes)
+	t.attribution = newAttribution(computes, func(x value) *model.Activation { return x })
 	return &network{Model: t.m, Input: in, Options: o, Arithmetic: t.attribution, Trace: t}
 }
 
