@@ -16,6 +16,9 @@ import "dsmoe/config"
 // "Data movement" computes nothing. Weights are cast to the compute dtype first, as
 // model.to(dtype) does.
 //
+// An arithmetic may put the last rounding of a result off until an operation takes the
+// result as its operand: a Trace then sees what was computed before that rounding.
+//
 // An arithmetic serves one pass of one network, and no two operations at a time.
 type Arithmetic[V any] interface {
 	// Scope returns f(x). Afterwards neither x nor what f made is used, but for the
