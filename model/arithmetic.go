@@ -48,8 +48,8 @@ type Arithmetic[V any] interface {
 	// dtype. Data movement.
 	Move(m *Move, operands ...V) V
 
-	AttentionArithmetic[V]
-	RoutingArithmetic[V]
+	AttentionArithmetic[V] // operations of attention
+	RoutingArithmetic[V]   // operations of a mixture of experts
 }
 
 // AttentionArithmetic is the part of Arithmetic that only attention uses. Heads are

@@ -123,13 +123,13 @@ func newModel(c *config.Config) *DeepseekForCausalLM {
 	m.Model.Layers = make([]DeepseekDecoderLayer, c.NumHiddenLayers)
 	for l := range m.Model.Layers {
 		layer := &m.Model.Layers[l]
-		if c.KVLoraRank == 0 {
-			layer.SelfAttn = &DeepseekAttention{}
-		} else {
+		if c.LatentAttention() {
 			layer.MLA = &DeepseekV2Attention{
 				QALayernorm:  DeepseekRMSNorm{VarianceEpsilon: latentEps},
 				KVALayernorm: DeepseekRMSNorm{VarianceEpsilon: latentEps},
 			}
+		} else {
+			layer.SelfAttn = &DeepseekAttention{}
 		}
 		if !c.IsMoE(l) {
 			layer.MLP = &DeepseekMLP{}

@@ -27,10 +27,10 @@ type Family struct {
 // true.
 type Param struct {
 	Name   string // "{l}" stands for a decoder layer, "{e}" for a routed expert
-	Module Module
-	When   *When // nil: every layer has the weight
-	Shape  []Dim // outermost first, as torch has it: [out_features, in_features]
-	place  place // nil: no part of the forward pass
+	Module Module // that the weight belongs to
+	When   *When  // nil: every layer has the weight
+	Shape  []Dim  // outermost first, as torch has it: [out_features, in_features]
+	place  place  // nil: no part of the forward pass
 }
 
 // When is a condition of the table.

@@ -13,7 +13,7 @@ import (
 //
 // With L the loss, the gradient ∂x of an activation or a weight is ∂L/∂x, of x's shape.
 type Tape struct {
-	*Plain
+	*Plain      // computes the activations
 	wants       func(weight string) bool
 	steps       []func()
 	outstanding int // steps that have yet to add to the gradient of a wanted weight

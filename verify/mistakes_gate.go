@@ -18,7 +18,7 @@ func undoNormTopK(x *trial) string {
 }
 
 func undoGroups(x *trial) string {
-	if x.config.TopKMethod != "group_limited_greedy" && x.config.TopKMethod != "noaux_tc" {
+	if !x.config.LimitsGroups() {
 		return ""
 	}
 	was := x.config.NGroup
@@ -51,7 +51,7 @@ func undoScale(x *trial) string {
 
 // undoBiasLeak takes the weights from what the experts are chosen by.
 func undoBiasLeak(x *trial) string {
-	if x.config.TopKMethod != "noaux_tc" {
+	if x.layer.MoE.Gate.EScoreCorrectionBias.Name == "" {
 		return ""
 	}
 	x.around = func(a arithmetic) arithmetic { return &biasLeak[value]{Arithmetic: a} }

@@ -145,6 +145,19 @@ func TestArchOfADenseModelHasNoExperts(t *testing.T) {
 	assert.NotContains(t, printed(t, a), "C(")
 }
 
+// TestArchOfGroups: a token chooses from some groups only where topk_method says so.
+func TestArchOfGroups(t *testing.T) {
+	v3 := Describe("x", fixture(t, "v3", "checkpoint", "config.json"), 0)
+	assert.Equal(t, []int{4, 2}, []int{v3.Choice.Groups, v3.Choice.TopKGroup})
+	assert.Contains(t, printed(t, v3), "fewer of them occur: a token chooses from 2 of 4 groups\n")
+
+	greedy := fixture(t, "v2-group-yarn", "checkpoint", "config.json")
+	assert.Equal(t, 4, Describe("x", greedy, 0).Choice.Groups)
+	v2 := Describe("x", override(t, greedy, "topk_method", `"greedy"`), 0)
+	assert.Zero(t, v2.Choice.Groups)
+	assert.NotContains(t, printed(t, v2), "groups")
+}
+
 func TestArchSaysWhenItAssumesADType(t *testing.T) {
 	a := Describe("x", parse(t, `{"model_type": "deepseek"}`), 0)
 	assert.Equal(t, tensor.F32, a.Weights.DType)
