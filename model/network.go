@@ -169,7 +169,7 @@ func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err erro
 	}()
 	return f(&pass[V]{
 		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
-		trace: n.Trace, rotary: NewRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
+		trace: n.Trace, rotary: newRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
 	}), nil
 }
 

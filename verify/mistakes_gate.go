@@ -38,12 +38,12 @@ func undoReference(x *trial) string {
 	return fmt.Sprintf("the pack follows the rules of the %s reference: verify with --reference %[1]s", other)
 }
 
-// undoScale takes routed_scaling_factor from the golden: the ratio of all weights.
+// undoScale takes routed_scaling_factor from the golden.
 func undoScale(x *trial) string {
 	was := x.config.RoutedScalingFactor
-	scale := round3(was * float64(x.failed.want[0]) / float64(x.failed.got.Values[0]))
+	scale := x.failed.scaled(was)
 	x.config.RoutedScalingFactor = scale
-	if _, applied := x.config.TopKWeights(); applied != scale {
+	if _, applied := x.config.TopKWeights(); applied != scale || !(scale > 0) {
 		return ""
 	}
 	return fmt.Sprintf("the reference ran with routed_scaling_factor %g, here it is %g", scale, was)
@@ -79,12 +79,12 @@ func (b *biasLeak[V]) Move(m *model.Move, operands ...V) V {
 	return b.Arithmetic.Move(m, operands...)
 }
 
-// round3 rounds to three digits, as somebody would have written a number.
-func round3(v float64) float64 {
-	written, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 3, 64), 64)
-	if err != nil {
-		return v
-	}
+// scaled returns the factor that the failed stage is multiplied by, had it been such that
+// the stage's first value is the golden's, in three digits: a number that somebody would
+// have written.
+func (f *failure) scaled(factor float64) float64 {
+	ratio := float64(f.want[0]) / float64(f.got.Values[0])
+	written, _ := strconv.ParseFloat(strconv.FormatFloat(factor*ratio, 'g', 3, 64), 64)
 	return written
 }
 
@@ -103,16 +103,11 @@ func undoCounts(x *trial) string {
 	return "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts"
 }
 
-// undoAlpha takes aux_loss_alpha from the golden, if that gives a number that
-// somebody would have written: three digits.
+// undoAlpha takes aux_loss_alpha from the golden.
 func undoAlpha(x *trial) string {
 	was := x.config.AuxLossAlpha
-	written := round3(was * float64(x.failed.want[0]) / float64(x.failed.got.Values[0]))
-	if !(written > 0) {
-		return ""
-	}
-	x.config.AuxLossAlpha = written
-	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", written, was)
+	x.config.AuxLossAlpha = x.failed.scaled(was)
+	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", x.config.AuxLossAlpha, was)
 }
 
 // undoRouterRows looks for the expert whose logits each of the gate's rows gives.

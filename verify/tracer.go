@@ -31,6 +31,7 @@ type tracer struct {
 	o           *Options
 	attribution *attribution[value] // of the pass under way
 	checks      []Check
+	expected    int             // golden tensors beside the inputs
 	seen        map[string]bool // golden tensors
 	kinds       map[string]bool // stages that the pack has in some layer
 	used        weightSet       // weights behind a checked stage
@@ -52,6 +53,9 @@ func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src weights.Source, o *
 	for name := range pack.Manifest.Tensors {
 		_, kind := split(name)
 		t.kinds[kind] = true
+		if !t.seen[name] {
+			t.expected++
+		}
 	}
 	return t
 }
@@ -119,7 +123,7 @@ func (t *tracer) golden(name string) bool {
 func (t *tracer) add(c Check) {
 	t.checks = append(t.checks, c)
 	if t.o.Progress != nil {
-		t.o.Progress(len(t.checks), len(t.pack.Manifest.Tensors)-2)
+		t.o.Progress(len(t.checks), t.expected)
 	}
 }
 

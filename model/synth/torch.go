@@ -32,14 +32,14 @@ type torchGates struct {
 	fanIn int
 
 	lock  sync.Mutex
-	marks []Generator // marks[i] has drawn i·markEvery values
+	marks []mt19937 // marks[i] has drawn i·markEvery values
 }
 
 // markEvery is how far a generator at a mark may have to skip: a few milliseconds.
 const markEvery = 1 << 20
 
 func newTorchGates(c *config.Config, seed uint64) *torchGates {
-	t := &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []Generator{*NewGenerator(seed)}}
+	t := &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []mt19937{*newMT19937(seed)}}
 	next := int64(0)
 	for slot := range model.FamilyOf(c).Slots(c) {
 		if slot.Param.Module == model.Router {
@@ -66,7 +66,7 @@ func (t *torchGates) fill(name string, dst []byte, offset int64) {
 	var data [2 * len(values)]byte
 	g := t.at(t.first[name] + offset/2)
 	for from := offset % 2; len(dst) > 0; from = 0 {
-		g.KaimingUniform(values[:], t.fanIn)
+		g.kaimingUniform(values[:], t.fanIn)
 		for i, v := range values {
 			binary.LittleEndian.PutUint16(data[2*i:], bf16(v))
 		}
@@ -75,18 +75,18 @@ func (t *torchGates) fill(name string, dst []byte, offset int64) {
 }
 
 // at returns the generator that has drawn i values of the stream.
-func (t *torchGates) at(i int64) Generator {
+func (t *torchGates) at(i int64) mt19937 {
 	g := t.mark(int(i / markEvery))
-	g.Skip(i % markEvery)
+	g.skip(i % markEvery)
 	return g
 }
 
-func (t *torchGates) mark(n int) Generator {
+func (t *torchGates) mark(n int) mt19937 {
 	t.lock.Lock()
 	defer t.lock.Unlock()
 	for len(t.marks) <= n {
 		g := t.marks[len(t.marks)-1]
-		g.Skip(markEvery)
+		g.skip(markEvery)
 		t.marks = append(t.marks, g)
 	}
 	return t.marks[n]

@@ -17,7 +17,7 @@ func TestTorchGatesAreOneStream(t *testing.T) {
 	for _, fixture := range []string{"v1-base", "v1-gqa-norm-freq2", "v1-freq3-first2", "v1-dense"} {
 		t.Run(fixture, func(t *testing.T) {
 			c := configAt(t, fixture, "checkpoint", "config.json")
-			s, plain, g := Torch(c, 5), New(c, 5), NewGenerator(5)
+			s, plain, g := Torch(c, 5), New(c, 5), newMT19937(5)
 			for info := range s.Tensors() {
 				got, err := s.Tensor(info.Name)
 				require.NoError(t, err)
@@ -25,7 +25,7 @@ func TestTorchGatesAreOneStream(t *testing.T) {
 				require.NoError(t, err)
 				if s.gates.has(info.Name) {
 					values := make([]float32, want.Len())
-					g.KaimingUniform(values, c.HiddenSize)
+					g.kaimingUniform(values, c.HiddenSize)
 					want = tensortest.New(t, tensor.BF16, want.Shape, values)
 				}
 				require.Equal(t, want, got, info.Name)
@@ -48,7 +48,7 @@ func TestTorchGatesSkipAhead(t *testing.T) {
 	assert.Len(t, s.gates.marks, 4)
 
 	values := make([]float32, 27*64*2048)
-	NewGenerator(1).KaimingUniform(values, 2048)
+	newMT19937(1).kaimingUniform(values, 2048)
 	last := tensortest.New(t, tensor.BF16, info.Shape, values[26*64*2048:])
 	assert.Equal(t, last.Data[1000:5000], got)
 }
