@@ -1,15 +1,13 @@
 package model
 
-import "iter"
-
 // Move is data movement: a result whose values are values of the operands, unchanged.
 // An arithmetic that keeps several numbers for a value moves each of them alike:
 // MoveValues does it for a list of anything.
 type Move struct {
 	Shape []int // of the result
 
-	parts int                               // of the result, one behind the other
-	part  func(i int, yield func(Run) bool) // yields the runs that make up part i
+	parts int                      // of the result, one behind the other
+	part  func(i int, f func(Run)) // yields the runs that make up part i
 }
 
 // Run is values that come to stand side by side: the result's value To+i is the
@@ -22,24 +20,16 @@ type Run struct {
 	N       int // how many
 }
 
-// Runs yields all runs, part by part. Every value of the result is in one of them.
-func (m *Move) Runs() iter.Seq[Run] {
-	return func(yield func(Run) bool) {
-		more := true
-		for i := 0; i < m.parts && more; i++ {
-			m.part(i, func(r Run) bool {
-				more = yield(r)
-				return more
-			})
-		}
+// Each calls f with all runs, part by part. Every value of the result is in one of them.
+func (m *Move) Each(f func(Run)) {
+	for i := range m.parts {
+		m.part(i, f)
 	}
 }
 
 // MoveValues sets dst, as many values as m.Shape says, to what m makes of the operands'.
 func MoveValues[T any](m *Move, dst []T, operands ...[]T) {
-	for r := range m.Runs() {
-		moveRun(dst, operands[r.Operand], r)
-	}
+	m.Each(func(r Run) { moveRun(dst, operands[r.Operand], r) })
 }
 
 func moveRun[T any](dst, x []T, r Run) {
@@ -56,12 +46,10 @@ func moveRun[T any](dst, x []T, r Run) {
 // to-1 of each: [batch, heads, seq, to-from].
 func splitHeads(in *Input, heads, width, from, to int) *Move {
 	n := to - from
-	return &Move{[]int{in.Batch, heads, in.Seq, n}, in.Batch * heads, func(i int, yield func(Run) bool) {
+	return &Move{[]int{in.Batch, heads, in.Seq, n}, in.Batch * heads, func(i int, f func(Run)) {
 		first := i/heads*in.Seq*heads*width + i%heads*width + from
 		for t := range in.Seq {
-			if !yield(Run{To: (i*in.Seq + t) * n, From: first + t*heads*width, Step: 1, N: n}) {
-				return
-			}
+			f(Run{To: (i*in.Seq + t) * n, From: first + t*heads*width, Step: 1, N: n})
 		}
 	}}
 }
@@ -70,12 +58,10 @@ func splitHeads(in *Input, heads, width, from, to int) *Move {
 // to-from, seq].
 func splitHeadsT(in *Input, heads, width, from, to int) *Move {
 	n := to - from
-	return &Move{[]int{in.Batch, heads, n, in.Seq}, in.Batch * heads, func(i int, yield func(Run) bool) {
+	return &Move{[]int{in.Batch, heads, n, in.Seq}, in.Batch * heads, func(i int, f func(Run)) {
 		first := i/heads*in.Seq*heads*width + i%heads*width + from
 		for c := range n {
-			if !yield(Run{To: (i*n + c) * in.Seq, From: first + c, Step: heads * width, N: in.Seq}) {
-				return
-			}
+			f(Run{To: (i*n + c) * in.Seq, From: first + c, Step: heads * width, N: in.Seq})
 		}
 	}}
 }
@@ -84,13 +70,11 @@ func splitHeadsT(in *Input, heads, width, from, to int) *Move {
 // and their heads side by side: [batch, seq, heads·width]. All blocks but the last have
 // block queries.
 func mergeHeads(in *Input, heads, width, block int) *Move {
-	return &Move{[]int{in.Batch, in.Seq, heads * width}, in.Batch * heads, func(i int, yield func(Run) bool) {
+	return &Move{[]int{in.Batch, in.Seq, heads * width}, in.Batch * heads, func(i int, f func(Run)) {
 		first := i/heads*in.Seq*heads*width + i%heads*width
 		for t := range in.Seq {
 			n := min(block, in.Seq-t/block*block)
-			if !yield(Run{Operand: t / block, To: first + t*heads*width, From: (i*n + t%block) * width, Step: 1, N: width}) {
-				return
-			}
+			f(Run{Operand: t / block, To: first + t*heads*width, From: (i*n + t%block) * width, Step: 1, N: width})
 		}
 	}}
 }
@@ -100,13 +84,11 @@ func mergeHeads(in *Input, heads, width, block int) *Move {
 // width+shared].
 func joinHeads(in *Input, heads, width, shared int) *Move {
 	n := width + shared
-	return &Move{[]int{in.Batch, heads, in.Seq, n}, in.Batch * heads, func(i int, yield func(Run) bool) {
+	return &Move{[]int{in.Batch, heads, in.Seq, n}, in.Batch * heads, func(i int, f func(Run)) {
 		for t := range in.Seq {
 			row := i*in.Seq + t
-			if !yield(Run{To: row * n, From: row * width, Step: 1, N: width}) ||
-				!yield(Run{Operand: 1, To: row*n + width, From: (i/heads*in.Seq + t) * shared, Step: 1, N: shared}) {
-				return
-			}
+			f(Run{To: row * n, From: row * width, Step: 1, N: width})
+			f(Run{Operand: 1, To: row*n + width, From: (i/heads*in.Seq + t) * shared, Step: 1, N: shared})
 		}
 	}}
 }
@@ -120,22 +102,18 @@ func takeColumns(in *Input, width, from, to int) *Move {
 
 // takeRows takes the given rows of width values, in that order: [len(rows), width].
 func takeRows(rows []int, width int) *Move {
-	return &Move{[]int{len(rows), width}, 1, func(_ int, yield func(Run) bool) {
+	return &Move{[]int{len(rows), width}, 1, func(_ int, f func(Run)) {
 		for i, row := range rows {
-			if !yield(Run{To: i * width, From: row * width, Step: 1, N: width}) {
-				return
-			}
+			f(Run{To: i * width, From: row * width, Step: 1, N: width})
 		}
 	}}
 }
 
 // gather takes the columns idx [tokens, k] of each row of width values.
 func gather(idx []int, k, width int) *Move {
-	return &Move{[]int{len(idx) / k, k}, 1, func(_ int, yield func(Run) bool) {
+	return &Move{[]int{len(idx) / k, k}, 1, func(_ int, f func(Run)) {
 		for i, column := range idx {
-			if !yield(Run{To: i, From: i/k*width + column, Step: 1, N: 1}) {
-				return
-			}
+			f(Run{To: i, From: i/k*width + column, Step: 1, N: 1})
 		}
 	}}
 }

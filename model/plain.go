@@ -215,10 +215,7 @@ func (p *Plain) Reshape(x *Activation, shape ...int) *Activation {
 func (p *Plain) Move(m *Move, operands ...*Activation) *Activation {
 	y := p.activation(operands[0].DType, m.Shape...)
 	p.each(m.parts, len(y.Values), func(i int) {
-		m.part(i, func(r Run) bool {
-			moveRun(y.Values, operands[r.Operand].Values, r)
-			return true
-		})
+		m.part(i, func(r Run) { moveRun(y.Values, operands[r.Operand].Values, r) })
 	})
 	return y
 }

@@ -232,11 +232,11 @@ func (t *Tape) Reshape(x *Activation, shape ...int) *Activation {
 //	∂operand[From + i·Step] += ∂y[To + i]
 func (t *Tape) Move(m *Move, operands ...*Activation) *Activation {
 	return t.record(t.Plain.Move(m, operands...), func(dy gradient) {
-		for r := range m.Runs() {
+		m.Each(func(r Run) {
 			dx := t.of(operands[r.Operand])
 			for i, d := range dy[r.To : r.To+r.N] {
 				dx[r.From+i*r.Step] += d
 			}
-		}
+		})
 	})
 }
