@@ -65,9 +65,9 @@ func (o *oracle) rotated(x []float64, pos int) []float64 {
 }
 
 func softmax64(x []float64) []float64 {
-	out, sum := make([]float64, len(x)), 0.0
+	out, top, sum := make([]float64, len(x)), slices.Max(x), 0.0
 	for i, v := range x {
-		out[i] = math.Exp(v - slices.Max(x))
+		out[i] = math.Exp(v - top)
 		sum += out[i]
 	}
 	for i := range out {
@@ -265,6 +265,7 @@ func TestGradientsByFiniteDifferences(t *testing.T) {
 		"biases":            `"attention_bias":true,"aux_loss_alpha":0.1,`,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			checkGradients(t, parse(t, strings.Replace(tinyConfig, "{", "{"+fields, 1)))
 		})
 	}

@@ -24,6 +24,7 @@ import (
 
 // TestFusedCheckpointPasses: the same weights, fused, against the same packs.
 func TestFusedCheckpointPasses(t *testing.T) {
+	t.Parallel()
 	c, err := checkpoint.Open(fixture("v3/checkpoint-fused"))
 	require.NoError(t, err)
 	defer c.Close()
@@ -36,6 +37,7 @@ func TestFusedCheckpointPasses(t *testing.T) {
 // TestMistakesOfLatentModels change what the reference ran with, or what the
 // checkpoint holds, in the ways that DeepSeek-V2 and V3 invite.
 func TestMistakesOfLatentModels(t *testing.T) {
+	t.Parallel()
 	const yarn = `{"rope_type":"yarn","rope_theta":10000.0,"factor":%,"original_max_position_embeddings":32,"mscale":0,"mscale_all_dim":0}`
 	for name, test := range map[string]struct{ pack, key, value, stage, cause string }{
 		"groups ignored, V3":  {"v3/golden-f32", "topk_group,n_group", "1", "model.layers.2.mlp.gate.topk_idx", ""},
@@ -50,6 +52,7 @@ func TestMistakesOfLatentModels(t *testing.T) {
 		"yarn missing":        {"v3-yarn/golden-f32", "rope_parameters", `{"rope_type":"default","rope_theta":10000.0}`, "model.layers.0.self_attn.o_proj.input", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			c, p := open(t, test.pack)
 			cfg := c.Config
 			for key := range strings.SplitSeq(test.key, ",") {
@@ -74,6 +77,7 @@ func requireFails(t *testing.T, r *verify.Report, stage, cause string) {
 
 // TestScaleBlocksTransposed: the scales of a weight of four blocks, rows for columns.
 func TestScaleBlocksTransposed(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v3-fp8/golden-f32")
 	const name = "model.layers.1.self_attn.q_b_proj.weight_scale_inv"
 	w := get(t, c, name)
@@ -86,6 +90,7 @@ func TestScaleBlocksTransposed(t *testing.T) {
 
 // TestKeysPermutedForHalves: the rotary rows of kv_a_proj_with_mqa in the other layout.
 func TestKeysPermutedForHalves(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v3/golden-f32")
 	const name = "model.layers.1.self_attn.kv_a_proj_with_mqa.weight"
 	w := get(t, c, name)
@@ -103,6 +108,7 @@ func TestKeysPermutedForHalves(t *testing.T) {
 
 // TestBiasLeakedIntoTheWeights: a reference whose top-k weights hold the correction bias.
 func TestBiasLeakedIntoTheWeights(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v3/golden-f32")
 	const gate = "model.layers.2.mlp.gate."
 	logits, err := p.Float32s(gate + "logits")
@@ -149,6 +155,7 @@ func rewriteTensor(t *testing.T, dir string, m map[string]any, file, name string
 // TestReferenceOverride: the rules of the other reference fail, and the report names
 // the ones in force.
 func TestReferenceOverride(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v2-lite/golden-f32")
 	cfg := override(t, c.Config, "norm_topk_prob", "true")
 	r := run(t, cfg, c, p, verify.Options{})
@@ -166,6 +173,7 @@ func TestReferenceOverride(t *testing.T) {
 // TestRemoteSumsInTheOrderOfChoices: the published code's order of the routed sum agrees
 // within the limits where nothing else differs.
 func TestRemoteSumsInTheOrderOfChoices(t *testing.T) {
+	t.Parallel()
 	for _, pack := range []string{"v2-lite/golden-f32", "v3/golden-f32"} {
 		c, p := open(t, pack)
 		require.Equal(t, verify.Pass, run(t, c.Config, c, p, verify.Options{Reference: config.Remote}).Verdict, pack)
@@ -174,6 +182,7 @@ func TestRemoteSumsInTheOrderOfChoices(t *testing.T) {
 
 // TestPredictionLayersAreReported, and not run.
 func TestPredictionLayersAreReported(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v3/golden-f32")
 	extra := mtp{c, map[string]tensor.Info{}}
 	for s := range model.FamilyOf(c.Config).MTPSlots(c.Config) {
@@ -211,6 +220,7 @@ func (m mtp) Tensors() iter.Seq[tensor.Info] {
 // TestTiesBetweenGroups: with a router of zeros all groups tie, and the reference may
 // choose any; which of ours the golden's stand for is found by their worth.
 func TestTiesBetweenGroups(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v3/golden-f32")
 	const gate = "model.layers.2.mlp.gate."
 	zero := altered{Source: c, tensors: map[string]tensor.Tensor{}}

@@ -56,9 +56,11 @@ func run(t *testing.T, c *config.Config, src weights.Source, p *verify.Pack, o v
 // TestPacksPassStageByStage verifies every pack in local mode with both
 // accumulators: everything is checked and within its limits.
 func TestPacksPassStageByStage(t *testing.T) {
+	t.Parallel()
 	for _, pack := range packs {
 		for _, acc := range []model.Accumulator{model.Float64, model.Float32} {
 			t.Run(pack, func(t *testing.T) {
+				t.Parallel()
 				c, p := open(t, pack)
 				r := run(t, c.Config, c, p, verify.Options{Accumulate: acc})
 				require.Equal(t, verify.Pass, r.Verdict, "%v", r.FirstDivergence)
@@ -96,6 +98,7 @@ func requireModelOrder(t *testing.T, r *verify.Report) {
 
 // TestTrainingPacksCoverLossAndGradients counts what the packs are there for.
 func TestTrainingPacksCoverLossAndGradients(t *testing.T) {
+	t.Parallel()
 	for pack, gradients := range map[string]int{"v1-base/golden-train-seq": 186, "v1-base/golden-train-batch": 52} {
 		c, p := open(t, pack)
 		got := map[string]int{}
@@ -117,6 +120,7 @@ func TestTrainingPacksCoverLossAndGradients(t *testing.T) {
 // with: the auxiliary loss is the first to differ, and the gradients of the router
 // differ with it.
 func TestMistakesOfTheAuxiliaryLoss(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		pack, key string
 		value     any
@@ -129,6 +133,7 @@ func TestMistakesOfTheAuxiliaryLoss(t *testing.T) {
 		"counts not divided": {"v1-base/golden-train-seq", "aux_loss_alpha", 0.05 / 4.25, "aux-loss-counts"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			dir := rewritten(t, test.pack, func(_ string, m map[string]any) {
 				m["config_overrides"].(map[string]any)[test.key] = test.value
 			})
@@ -151,8 +156,10 @@ func TestMistakesOfTheAuxiliaryLoss(t *testing.T) {
 
 // TestPacksPassEndToEnd verifies every pack in chained mode; BF16 is a report only.
 func TestPacksPassEndToEnd(t *testing.T) {
+	t.Parallel()
 	for _, pack := range packs {
 		t.Run(pack, func(t *testing.T) {
+			t.Parallel()
 			c, p := open(t, pack)
 			r := run(t, c.Config, c, p, verify.Options{Mode: verify.Chained})
 			require.Nil(t, r.FirstDivergence)
@@ -170,6 +177,7 @@ func TestPacksPassEndToEnd(t *testing.T) {
 
 // TestTiesAreExcusedAndCounted: the pack has two identical router rows.
 func TestTiesAreExcusedAndCounted(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v1-router-ties/golden-f32")
 	r := run(t, c.Config, c, p, verify.Options{})
 	require.Positive(t, r.Routing.ExactTies)
@@ -178,6 +186,7 @@ func TestTiesAreExcusedAndCounted(t *testing.T) {
 
 // TestSameReportOnAnyNumberOfThreads compares the JSON to the byte.
 func TestSameReportOnAnyNumberOfThreads(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v1-base/golden-f32")
 	var first []byte
 	for _, threads := range []int{1, 2, 3, 7} {
@@ -293,6 +302,7 @@ func override(t *testing.T, c *config.Config, key, value string) *config.Config 
 // TestMistakesAreFoundAndNamed alters a good checkpoint or its config in one way each,
 // and demands the stage at fault and the name of the mistake.
 func TestMistakesAreFoundAndNamed(t *testing.T) {
+	t.Parallel()
 	type mistake struct {
 		name, pack, stage, cause string
 		alter                    func(t *testing.T, c *config.Config, src weights.Source) (*config.Config, weights.Source)
@@ -378,6 +388,7 @@ func TestMistakesAreFoundAndNamed(t *testing.T) {
 		})},
 	} {
 		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
 			c, p := open(t, m.pack)
 			cfg, src := m.alter(t, c.Config, c)
 			r := run(t, cfg, src, p, verify.Options{})
@@ -407,6 +418,7 @@ func must[T any](v T, err error) T {
 
 // TestChainedModeFails when only the end is looked at, too.
 func TestChainedModeFails(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v1-base/golden-f32")
 	src := swap(t, c, moe1+"experts.3.up_proj.weight", moe1+"experts.9.up_proj.weight")
 	r := run(t, c.Config, src, p, verify.Options{Mode: verify.Chained})
@@ -416,6 +428,7 @@ func TestChainedModeFails(t *testing.T) {
 
 // TestTensorsThatDoNotFitAreAnError with every mismatch in it.
 func TestTensorsThatDoNotFitAreAnError(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v1-base/golden-f32")
 	cfg := override(t, c.Config, "first_k_dense_replace", "2")
 	_, err := verify.Run(context.Background(), cfg, c, p, verify.Options{})
@@ -428,6 +441,7 @@ func TestTensorsThatDoNotFitAreAnError(t *testing.T) {
 // TestRotaryDType: the pack was made after model.to(bfloat16); told otherwise, the
 // attention differs, and the cause says what to do.
 func TestRotaryDType(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v1-base/golden-bf16")
 	r := run(t, c.Config, c, p, verify.Options{RotaryDType: tensor.F32})
 	require.Equal(t, "model.layers.0.self_attn.o_proj.input", *r.FirstDivergence)
@@ -436,6 +450,7 @@ func TestRotaryDType(t *testing.T) {
 
 // TestLimitOverride applies to the stages that end with the key.
 func TestLimitOverride(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v1-base/golden-f32")
 	r := run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{"mlp.experts.output": 1e-12, "output": 1}})
 	require.Equal(t, moe1+"experts.output", *r.FirstDivergence)
@@ -489,6 +504,7 @@ func prune(t *testing.T, dir string, m map[string]any) {
 
 // TestBrokenPacksAreRefused with the file and the cause.
 func TestBrokenPacksAreRefused(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		edit func(dir string, m map[string]any)
 		want string
@@ -526,6 +542,7 @@ func TestBrokenPacksAreRefused(t *testing.T) {
 		}, `"lm_head.output": shape [-1 17]`},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			_, err := verify.OpenPack(rewritten(t, "v1-base/golden-f32", test.edit))
 			require.ErrorContains(t, err, test.want)
 		})
@@ -536,6 +553,7 @@ func TestBrokenPacksAreRefused(t *testing.T) {
 
 // TestPackThatContradictsItsFiles passes its hashes, but a file holds another shape.
 func TestPackThatContradictsItsFiles(t *testing.T) {
+	t.Parallel()
 	dir := rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
 		m["tensors"].(map[string]any)["lm_head.output"].(map[string]any)["shape"] = []int{17, 2, 256}
 	})
@@ -552,6 +570,7 @@ func TestPackThatContradictsItsFiles(t *testing.T) {
 // what the model has no stage for was not checked. A pack without router tensors
 // proves nothing about the routing.
 func TestMissingAndExtraGoldenTensors(t *testing.T) {
+	t.Parallel()
 	const gone = "model.layers.2.self_attn.q_proj.output"
 	for name, test := range map[string]struct {
 		edit    func(tensors map[string]any)
@@ -585,6 +604,7 @@ func TestMissingAndExtraGoldenTensors(t *testing.T) {
 		}, verify.Pass, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) {
 				test.edit(m["tensors"].(map[string]any))
 				prune(t, dir, m)
@@ -603,6 +623,7 @@ func TestMissingAndExtraGoldenTensors(t *testing.T) {
 
 // TestUncheckedWeightsAreInconclusive: with layer 3 cut off the pack, nothing checks it.
 func TestUncheckedWeightsAreInconclusive(t *testing.T) {
+	t.Parallel()
 	dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) {
 		for k := range m["tensors"].(map[string]any) {
 			if k == "lm_head.output" || k == "model.norm.output" {
@@ -619,6 +640,7 @@ func TestUncheckedWeightsAreInconclusive(t *testing.T) {
 
 // TestCompare pins the metrics by hand-made cases.
 func TestCompare(t *testing.T) {
+	t.Parallel()
 	want := []float32{1, -1, 1, -1, 0.01, 0, 0, 0}
 	got := slices.Clone(want)
 	m := verify.Compare(got, want, 4, tensor.F32)
@@ -649,6 +671,7 @@ func TestCompare(t *testing.T) {
 
 // TestPackOfALargerModel: a golden of a layer that the model has not is a failed check.
 func TestPackOfALargerModel(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v1-base/golden-f32")
 	cfg := override(t, c.Config, "num_hidden_layers", "3")
 	r, err := verify.Run(context.Background(), cfg, shallow{c}, p, verify.Options{})
@@ -674,6 +697,7 @@ func (s shallow) Tensors() iter.Seq[tensor.Info] {
 // TestTieExcusesTheExpertThatTies, and no other: a router that chooses a tied expert in
 // place of the best one is wrong, though the one it did choose ties with the last.
 func TestTieExcusesTheExpertThatTies(t *testing.T) {
+	t.Parallel()
 	const gate = "model.layers.1.mlp.gate."
 	c, p := open(t, "v1-router-ties/golden-f32")
 	idx := must(p.Ints(gate + "topk_idx"))
@@ -731,8 +755,10 @@ func rewriteInts(t *testing.T, dir string, m map[string]any, file, name string, 
 
 // TestAttentionMustBeExercised: one token sees nobody, and proves nothing of RoPE.
 func TestAttentionMustBeExercised(t *testing.T) {
+	t.Parallel()
 	for name, masked := range map[string]bool{"one id": false, "all masked": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			c, p := open(t, "v1-base/golden-f32")
 			dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) {
 				ids := must(p.Ints("input_ids"))
@@ -754,6 +780,7 @@ func TestAttentionMustBeExercised(t *testing.T) {
 // TestOptionsAreChecked: limits out of range or for no stage, a mode that is none, a
 // mask that is no mask.
 func TestOptionsAreChecked(t *testing.T) {
+	t.Parallel()
 	c, p := open(t, "v1-base/golden-f32")
 	for want, o := range map[string]verify.Options{
 		"limit output=-1: not above 0":                {Limits: map[string]float64{"output": -1}},
@@ -776,6 +803,7 @@ func TestOptionsAreChecked(t *testing.T) {
 
 // TestTextIsPlain: a pack cannot forge lines of the report.
 func TestTextIsPlain(t *testing.T) {
+	t.Parallel()
 	dir := rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
 		m["reference"].(map[string]any)["model"] = "x\x1b[2K\nverdict    PASS"
 	})
