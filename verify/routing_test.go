@@ -57,7 +57,7 @@ func TestTieExcusesTheExpertThatTies(t *testing.T) {
 				break
 			}
 		}
-		rewriteInts(t, dir, m, "layer-001.safetensors", gate+"topk_idx", chosen)
+		rewrite(t, dir, m, gate+"topk_idx", chosen)
 	})
 	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
 	require.Equal(t, verify.Fail, r.Verdict)
@@ -80,8 +80,8 @@ func TestTiesBetweenGroups(t *testing.T) {
 	tokens := p.Manifest.Tensors[gate+"topk_idx"].Shape[0]
 	golden := func(experts ...int) *verify.Pack {
 		return must(verify.OpenPack(rewritten(t, "v3/golden-f32", func(dir string, m map[string]any) {
-			rewriteInts(t, dir, m, "layer-002.safetensors", gate+"topk_idx", slices.Repeat(experts, tokens))
-			rewriteTensor(t, dir, m, "layer-002.safetensors", gate+"logits", make([]float32, 16*tokens))
+			rewrite(t, dir, m, gate+"topk_idx", slices.Repeat(experts, tokens))
+			rewrite(t, dir, m, gate+"logits", make([]float32, 16*tokens))
 		})))
 	}
 	verdict := func(src weights.Source, p *verify.Pack) verify.Verdict {

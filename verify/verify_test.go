@@ -280,9 +280,9 @@ func TestAttentionMustBeExercised(t *testing.T) {
 					ids[i] = 7
 				}
 				if !masked {
-					rewriteInts(t, dir, m, "inputs.safetensors", "input_ids", ids)
+					rewrite(t, dir, m, "input_ids", ids)
 				} else {
-					rewriteInts(t, dir, m, "inputs.safetensors", "attention_mask", make([]int, len(ids)))
+					rewrite(t, dir, m, "attention_mask", make([]int, len(ids)))
 				}
 			})
 			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
@@ -309,7 +309,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) {
 		mask := must(p.Ints("attention_mask"))
 		mask[20] = 2
-		rewriteInts(t, dir, m, "inputs.safetensors", "attention_mask", mask)
+		rewrite(t, dir, m, "attention_mask", mask)
 	})
 	_, err := verify.Run(context.Background(), c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
 	require.ErrorContains(t, err, "attention_mask[1, 3]: 2 is not 0 or 1")
