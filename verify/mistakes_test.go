@@ -2,7 +2,11 @@ package verify_test
 
 import (
 	"encoding/json"
+	"fmt"
+	"maps"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -273,4 +277,182 @@ func TestRotaryDType(t *testing.T) {
 	r := run(t, c.Config, c, p, verify.Options{RotaryDType: tensor.F32})
 	require.Equal(t, "model.layers.0.self_attn.o_proj.input", *r.FirstDivergence)
 	require.Equal(t, "rotary-dtype", r.Cause.ID)
+	require.Equal(t, "the reference kept RoPE's inv_freq in BF16: verify with --rotary-dtype compute", r.Cause.Text)
+}
+
+// TestMistakesInPacks alters what the pack says that the reference ran with.
+func TestMistakesInPacks(t *testing.T) {
+	t.Parallel()
+	const attended = "model.layers.0.self_attn.o_proj.input"
+	for name, test := range map[string]struct {
+		pack, stage, cause, text string
+		edit                     func(t *testing.T, dir string, m map[string]any)
+		key, value               string // of our config
+		options                  verify.Options
+	}{
+		"a mask that the reference did not have": {pack: "v1-gqa-norm-freq2/golden-f32", stage: attended, cause: "padding-mask",
+			text: "the reference ran without the attention_mask of the pack",
+			edit: func(t *testing.T, dir string, m map[string]any) {
+				tensors := m["tensors"].(map[string]any)
+				ids := tensors["input_ids"].(map[string]any)
+				tensors["attention_mask"] = map[string]any{"file": ids["file"], "dtype": "I64", "shape": ids["shape"]}
+				refile(t, dir, m, ids["file"].(string), func(x map[string]view) {
+					mask := view{"I64", x["input_ids"].shape, make([]byte, len(x["input_ids"].data))}
+					for i := 8; i < len(mask.data); i += 8 { // all but the first
+						mask.data[i] = 1
+					}
+					x["attention_mask"] = mask
+				})
+			}},
+		"groups that the reference did not have": {pack: "v2-lite/golden-f32", stage: "model.layers.1.mlp.gate.topk_idx", cause: "group-mask",
+			text: "the reference chose among all experts, here there are 4 groups",
+			key:  "topk_method,n_group,topk_group", value: `"group_limited_greedy",4,1`},
+		"the order of the routed sum": {pack: "v3/golden-bf16", stage: "model.layers.2.mlp.experts.output", cause: "reference",
+			text:    "the pack follows the rules of the native reference: verify with --reference native",
+			options: verify.Options{Reference: config.Remote, Limits: map[string]float64{"self_attn.o_proj.input": 1}}},
+		"counts not divided, batch form": {pack: "v1-base/golden-train-batch", stage: "model.layers.1.mlp.gate.aux_loss", cause: "aux-loss-counts",
+			text: "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts",
+			edit: func(_ *testing.T, _ string, m map[string]any) {
+				ran := m["config_overrides"].(map[string]any)
+				ran["aux_loss_alpha"] = ran["aux_loss_alpha"].(float64) * 16 / (34 * 4)
+			}},
+		"top-k weights of zero": {pack: "v3/golden-f32", stage: "model.layers.2.mlp.gate.topk_weight",
+			edit: func(t *testing.T, dir string, m map[string]any) {
+				rewrite(t, dir, m, "model.layers.2.mlp.gate.topk_weight", make([]float32, 34*4))
+			}},
+		"a scale that is not applied": {pack: "v1-gqa-norm-freq2/golden-f32", stage: "model.layers.0.mlp.gate.topk_weight",
+			edit: func(t *testing.T, dir string, m map[string]any) {
+				const name = "model.layers.0.mlp.gate.topk_weight"
+				w := must(must(verify.OpenPack(fixture("v1-gqa-norm-freq2/golden-f32"))).Float32s(name))
+				for i := range w {
+					w[i] *= 2
+				}
+				rewrite(t, dir, m, name, w)
+			}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := rewritten(t, test.pack, func(dir string, m map[string]any) {
+				if test.edit != nil {
+					test.edit(t, dir, m)
+				}
+			})
+			c, _ := open(t, test.pack)
+			cfg, values := c.Config, strings.Split(test.value, ",")
+			for i, key := range strings.Split(test.key, ",") {
+				if key != "" {
+					cfg = override(t, cfg, key, values[i])
+				}
+			}
+			r := run(t, cfg, c, must(verify.OpenPack(dir)), test.options)
+			requireFails(t, r, test.stage, test.cause)
+			if r.Cause != nil {
+				require.Equal(t, test.text, r.Cause.Text)
+			}
+		})
+	}
+}
+
+// TestProjectionsTransposedOrPermuted: each projection of either attention in turn.
+func TestProjectionsTransposedOrPermuted(t *testing.T) {
+	t.Parallel()
+	const layer = "model.layers.1.self_attn."
+	transpose := func(w tensor.Tensor) tensor.Tensor {
+		n, data := w.Shape[0], make([]byte, 0, len(w.Data))
+		for i := range n * n {
+			at := 2 * (i%n*n + i/n)
+			data = append(data, w.Data[at:at+2]...)
+		}
+		w.Data = data
+		return w
+	}
+	halves := func(w tensor.Tensor) tensor.Tensor { // the inverse of interleave, of heads of 16
+		var rows []byte
+		for r := range w.Shape[0] {
+			i := r % 16
+			rows = append(rows, w.Row(r-i+i%8*2+i/8).Data...)
+		}
+		w.Data = rows
+		return w
+	}
+	pairs := func(w tensor.Tensor) tensor.Tensor { return interleave(w, 16) }
+	rotary := func(w tensor.Tensor) tensor.Tensor { // the last 16 rows of heads of 40
+		for head := range w.Shape[0] / 40 {
+			from, size := head*40+24, len(w.Data)/w.Shape[0]
+			part := tensor.Tensor{DType: w.DType, Shape: []int{16, w.Shape[1]}, Data: slices.Clone(w.Data[from*size : (from+16)*size])}
+			copy(w.Data[from*size:], halves(part).Data)
+		}
+		return w
+	}
+	for _, test := range []struct {
+		pack, proj, cause string
+		alter             func(tensor.Tensor) tensor.Tensor
+	}{
+		{"v1-base/golden-f32", "q_proj", "transposed", transpose},
+		{"v1-base/golden-f32", "k_proj", "transposed", transpose},
+		{"v1-base/golden-f32", "v_proj", "transposed", transpose},
+		{"v1-base/golden-f32", "o_proj", "transposed", transpose},
+		{"v1-base/golden-f32", "q_proj", "rope-permutation", pairs},
+		{"v1-base/golden-f32", "k_proj", "rope-permutation", pairs},
+		{"v1-base/golden-f32", "k_proj", "rope-permutation", halves},
+		{"v1-base/golden-f32", "v_proj", "", pairs}, // values are not rotated
+		{"v3/golden-f32", "q_b_proj", "rope-permutation", rotary},
+		{"v2-lite/golden-f32", "q_proj", "rope-permutation", rotary},
+	} {
+		t.Run(test.pack+" "+test.proj+" "+test.cause, func(t *testing.T) {
+			t.Parallel()
+			c, p := open(t, test.pack)
+			name := layer + test.proj + ".weight"
+			r := run(t, c.Config, replace(c, name, test.alter(get(t, c, name))), p, verify.Options{})
+			requireFails(t, r, layer+test.proj+".output", test.cause)
+			if r.Cause != nil {
+				require.Contains(t, r.Cause.Text, test.proj)
+			}
+		})
+	}
+}
+
+// TestBiasIsPermutedWithItsRows: rows of q_proj with a bias, in the other RoPE layout.
+func TestBiasIsPermutedWithItsRows(t *testing.T) {
+	t.Parallel()
+	const name = "model.layers.1.self_attn.q_proj."
+	c, p := open(t, "v1-rope-linear-tied-bias/golden-f32")
+	src := replace(c, name+"weight", interleave(get(t, c, name+"weight"), 16))
+	src.tensors[name+"bias"] = interleave(get(t, c, name+"bias"), 16)
+	requireFails(t, run(t, c.Config, src, p, verify.Options{}), name+"output", "rope-permutation")
+}
+
+// TestExpertsSwappedAmongFew: fewer than eleven experts cannot be in the order of their
+// names, and the pair is found.
+func TestExpertsSwappedAmongFew(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-top1-noshared/golden-f32")
+	chosen := must(p.Ints(moe1 + "gate.topk_idx"))
+	a := chosen[0]
+	b := chosen[slices.IndexFunc(chosen, func(e int) bool { return e != a })]
+	var pairs []string
+	for _, proj := range []string{"gate_proj", "up_proj", "down_proj"} {
+		for _, e := range []int{a, b} {
+			pairs = append(pairs, moe1+"experts."+strconv.Itoa(e)+"."+proj+".weight")
+		}
+	}
+	r := run(t, c.Config, swap(t, c, pairs...), p, verify.Options{})
+	requireFails(t, r, moe1+"experts.output", "experts-swapped")
+	require.Equal(t, fmt.Sprintf("experts %d and %d are exchanged", min(a, b), max(a, b)), r.Cause.Text)
+}
+
+// TestNoCauseWithoutTheLayersInput: a pack that does not hold the input of the layer at
+// fault leaves nothing to try mistakes with.
+func TestNoCauseWithoutTheLayersInput(t *testing.T) {
+	t.Parallel()
+	dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) {
+		maps.DeleteFunc(m["tensors"].(map[string]any), func(name string, _ any) bool {
+			return strings.HasPrefix(name, "model.layers.") && strings.Count(name, ".") == 3 // model.layers.3.output
+		})
+		prune(t, dir, m)
+	})
+	c, _ := open(t, "v1-base/golden-f32")
+	name := "model.layers.2.self_attn.q_proj.weight"
+	src := replace(c, name, interleave(get(t, c, name), 16))
+	requireFails(t, run(t, c.Config, src, must(verify.OpenPack(dir)), verify.Options{}), "model.layers.2.self_attn.q_proj.output", "")
 }
