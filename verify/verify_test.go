@@ -3,6 +3,7 @@ package verify_test
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -117,6 +118,55 @@ func TestTrainingPacksCoverLossAndGradients(t *testing.T) {
 	}
 }
 
+// TestTrainingPacksMustHoldWhatTrainingGives: the loss, each auxiliary loss, gradients.
+func TestTrainingPacksMustHoldWhatTrainingGives(t *testing.T) {
+	t.Parallel()
+	for _, part := range []string{"loss", "mlp.gate.aux_loss", ".grad"} {
+		t.Run(part, func(t *testing.T) {
+			t.Parallel()
+			dir := rewritten(t, "v1-base/golden-train-batch", func(dir string, m map[string]any) {
+				maps.DeleteFunc(m["tensors"].(map[string]any), func(name string, _ any) bool {
+					return name == part || part != "loss" && strings.HasSuffix(name, part)
+				})
+				prune(t, dir, m)
+			})
+			c, _ := open(t, "v1-base/golden-train-batch")
+			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+			require.Equal(t, verify.Inconclusive, r.Verdict, r.FirstDivergence)
+			require.Equal(t, []string{"a training pack without loss, auxiliary losses or gradients: that part was not checked"}, r.Reasons)
+		})
+	}
+}
+
+// TestProgress counts to the number of golden tensors, with an attention mask among the
+// inputs or without.
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	for _, pack := range []string{"v1-base/golden-f32", "v1-dense/golden-f32"} {
+		c, p := open(t, pack)
+		calls := 0
+		r := run(t, c.Config, c, p, verify.Options{Progress: func(done, total int) {
+			calls++
+			require.Equal(t, calls, done)
+			require.Equal(t, len(p.Manifest.Tensors)-inputs(p), total)
+		}})
+		require.Equal(t, r.Coverage.GoldenTensors, calls)
+	}
+}
+
+// TestRunStopsWithItsContext and gives no report.
+func TestRunStopsWithItsContext(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-base/golden-f32")
+	ctx, cancel := context.WithCancel(context.Background())
+	_, err := verify.Run(ctx, c.Config, c, p, verify.Options{Progress: func(done, _ int) {
+		if done == 20 {
+			cancel()
+		}
+	}})
+	require.ErrorIs(t, err, context.Canceled)
+}
+
 // TestPacksPassEndToEnd verifies every pack in chained mode; BF16 is a report only.
 func TestPacksPassEndToEnd(t *testing.T) {
 	t.Parallel()
@@ -206,10 +256,11 @@ func TestPredictionLayersAreReported(t *testing.T) {
 	}
 	r := run(t, c.Config, extra, p, verify.Options{})
 	require.Equal(t, verify.Pass, r.Verdict)
-	require.Equal(t, len(extra.infos), r.Coverage.OutsideForward)
+	require.Equal(t, 68, r.Coverage.OutsideForward)
 	data, err := json.Marshal(r.Coverage)
 	require.NoError(t, err)
-	require.Contains(t, string(data), `"outside_forward":`)
+	require.Contains(t, string(data), `"outside_forward":68`)
+	require.Contains(t, printed(t, r), "\n           68 weights of multi-token prediction layers are not part of the forward pass, and not verified\n")
 }
 
 // TestChainedModeFails when only the end is looked at, too.
