@@ -38,6 +38,7 @@ func TestForwardIsTheFormula(t *testing.T) {
 		"V2, published, divided": `{"model_type":"deepseek_v2","auto_map":{},` + latentFields + `"q_lora_rank":5,"norm_topk_prob":true,"routed_scaling_factor":2.0}`,
 		"V3, halves":             `{"model_type":"deepseek_v3",` + latentFields + `"q_lora_rank":5,"rope_interleave":false}`,
 		"V3, biases, YaRN":       `{"model_type":"deepseek_v3",` + latentFields + `"q_lora_rank":5,"attention_bias":true,` + yarnFields + `}`,
+		"V3, YaRN, no mscale":    `{"model_type":"deepseek_v3",` + latentFields + `"q_lora_rank":5,` + strings.Replace(yarnFields, `,"mscale":1,"mscale_all_dim":0.5`, "", 1) + `}`,
 		"V3, published":          `{"model_type":"deepseek_v3","auto_map":{},` + latentFields + `"q_lora_rank":5}`,
 	} {
 		t.Run(name, func(t *testing.T) {

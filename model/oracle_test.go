@@ -115,6 +115,9 @@ func (o *oracle) angle(i, n, position int) (angle, factor float64) {
 		low, high := max(math.Floor(turns(s.BetaFast)), 0), min(math.Ceil(turns(s.BetaSlow)), float64(n-1))
 		slow := min(max((float64(i)-low)/(high-low), 0), 1)
 		frequency := math.Pow(theta, -exponent) * (slow/s.Factor + 1 - slow)
+		if s.MScale == 0 || s.MScaleAllDim == 0 {
+			return pos * frequency, o.mscale(1)
+		}
 		return pos * frequency, o.mscale(s.MScale) / o.mscale(s.MScaleAllDim)
 	}
 }

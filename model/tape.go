@@ -92,10 +92,10 @@ func (t *Tape) rewind() {
 //	∂w[ids[i]] += ∂y[i]
 func (t *Tape) Embed(w *Weight, ids []int) *Activation {
 	y, dw := t.Plain.Embed(w, ids), t.wanted(w)
+	if dw == nil {
+		return y
+	}
 	return t.record(y, func(dy gradient) {
-		if dw == nil {
-			return
-		}
 		for i, id := range ids {
 			dw.row(id, y).add(dy.row(i, y))
 		}

@@ -130,3 +130,30 @@ func TestTrainingAndEvaluationAgree(t *testing.T) {
 	require.NoError(t, err)
 	require.InDeltaSlice(t, eval.Values, train.Values, 1e-5)
 }
+
+// TestTrainStopsWithItsTrace: at the loss, and at a gradient; without a trace it returns
+// the loss.
+func TestTrainStopsWithItsTrace(t *testing.T) {
+	c := parse(t, tinyConfig)
+	m, err := model.Load(c, synthetic(t, c))
+	require.NoError(t, err)
+	train := func(trace model.Trace[*model.Activation]) (float64, error) {
+		tape := model.NewTape(model.NewPlain(model.Options{}), func(weight string) bool { return strings.HasPrefix(weight, "model.layers.1.mlp.gate") })
+		defer tape.Close(nil)
+		in := &model.Input{Batch: 1, Seq: 3, InputIDs: []int{1, 2, 3}}
+		net := &model.Network[*model.Activation]{Model: m, Input: in, Arithmetic: tape, Trace: trace}
+		return model.Train(context.Background(), net, tape)
+	}
+	for _, last := range []string{"model.layers.0.output", "loss", "model.layers.1.mlp.gate.weight.grad"} {
+		_, err := train(watch{stage: func(name string) error {
+			if name == last {
+				return errEnough
+			}
+			return nil
+		}})
+		require.ErrorIs(t, err, errEnough, last)
+	}
+	loss, err := train(nil)
+	require.NoError(t, err)
+	require.InDelta(t, math.Log(11), loss, 2, "about what guessing among 11 tokens costs")
+}
