@@ -111,11 +111,21 @@ func Parse(r io.Reader) (*Config, error) {
 	return decode(doc)
 }
 
+// LatentAttention says whether attention is multi-head latent attention,
+// DeepseekV2Attention: keys and values come from kv_lora_rank compressed values.
+func (c *Config) LatentAttention() bool { return c.KVLoraRank > 0 }
+
+// LimitsGroups says whether a token may choose from topk_group of the n_group groups of
+// experts only. With topk_method greedy, or none, n_group and topk_group mean nothing.
+func (c *Config) LimitsGroups() bool {
+	return c.TopKMethod == "group_limited_greedy" || c.TopKMethod == "noaux_tc"
+}
+
 // HeadDim is the width that RoPE rotates in one attention head, the reference's
-// head_dim: qk_rope_head_dim with MLA, else hidden_size / num_attention_heads. It is
-// even.
+// head_dim: qk_rope_head_dim with latent attention, else hidden_size /
+// num_attention_heads. It is even.
 func (c *Config) HeadDim() int {
-	if c.KVLoraRank > 0 {
+	if c.LatentAttention() {
 		return c.QKRopeHeadDim
 	}
 	return c.HiddenSize / c.NumAttentionHeads
@@ -126,7 +136,7 @@ func (c *Config) QKHeadDim() int { return c.QKNopeHeadDim + c.HeadDim() }
 
 // ValueHeadDim is the width of one value head.
 func (c *Config) ValueHeadDim() int {
-	if c.KVLoraRank > 0 {
+	if c.LatentAttention() {
 		return c.VHeadDim
 	}
 	return c.HeadDim()

@@ -91,6 +91,15 @@ func TestMLAProblems(t *testing.T) {
 		"odd rotary":            {v3 + `"qk_rope_head_dim":63`, `qk_rope_head_dim: 63 is odd: RoPE rotates pairs`},
 		"V2 halves":             {v2 + `"rope_interleave":false`, `rope_interleave: false: DeepSeek-V2 rotates interleaved pairs`},
 		"mlp bias":              {v2 + `"mlp_bias":true`, `mlp_bias: true: biases of the MLPs are not supported, no published model has them`},
+		"yarn without a factor": {v3 + `"rope_scaling":{"type":"yarn","original_max_position_embeddings":4096}`, `rope_scaling.factor: missing`},
+		"yarn, beta zero":       {v3 + `"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":4096,"beta_fast":0}`, `rope_scaling.beta_fast: 0 is not above 0`},
+		"yarn, mscale negative": {v3 + `"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":4096,"mscale":-1}`, `rope_scaling.mscale: -1 is not 0 or above`},
+		"yarn disagrees": {v3 + `"rope_scaling":{"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096},
+			"rope_parameters":{"rope_type":"yarn","factor":20,"original_max_position_embeddings":4096,"mscale":1}`,
+			`rope_parameters: {"type": "yarn", "factor": 20, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1, "mscale": 1, "mscale_all_dim": 0} ` +
+				`disagrees with rope_scaling {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1, "mscale": 0, "mscale_all_dim": 0}`},
+		"bias a number":         {v2 + `"mlp_bias":1`, `mlp_bias: 1 is not true or false`},
+		"V3 without k":          {v3 + `"num_experts_per_tok":null`, `num_experts_per_tok: null, but n_routed_experts is 256`},
 		"linear":                {v3 + `"rope_scaling":{"type":"linear","factor":2.0}`, `rope_scaling.type: "linear" is not one of yarn`},
 		"yarn without length":   {v3 + `"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":0}`, `rope_scaling.original_max_position_embeddings: 0 is not in 1..16777216`},
 		"another quantization":  {v3 + `"quantization_config":{"quant_method":"gptq","weight_block_size":[128,128]}`, `quantization_config.quant_method: "gptq" is not one of fp8`},
@@ -98,6 +107,10 @@ func TestMLAProblems(t *testing.T) {
 		"no block":              {v3 + `"quantization_config":{"quant_method":"fp8"}`, `quantization_config.weight_block_size: missing`},
 		"block of one":          {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128]}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
 		"block of zero":         {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}`, `quantization_config.weight_block_size: 0 is not in 1..16777216`},
+		"block of three":        {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128,1]}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
+		"block a number":        {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":128}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
+		"block of fractions":    {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,1.5]}`, `quantization_config.weight_block_size: 1.5 is a float, not an integer`},
+		"method missing":        {v3 + `"quantization_config":{"weight_block_size":[128,128]}`, `quantization_config.quant_method: missing`},
 		"quantization a string": {v3 + `"quantization_config":"fp8"`, `quantization_config: "fp8" is not null or an object`},
 		"too many MTP layers":   {v3 + `"num_nextn_predict_layers":65`, `num_nextn_predict_layers: 65 is not in 0..64`},
 	} {
@@ -107,6 +120,51 @@ func TestMLAProblems(t *testing.T) {
 			assert.Equal(t, test.want, got[0].String())
 		})
 	}
+}
+
+// TestMLASpellings: null, and values that mean nothing in a model.
+func TestMLASpellings(t *testing.T) {
+	const v3 = `{"model_type":"deepseek_v3"`
+	c := parse(t, v3+`,"num_nextn_predict_layers":null,"quantization_config":null,"q_lora_rank":null,"mlp_bias":false,"auto_map":null}`)
+	assert.Zero(t, c.NumNextNPredictLayers)
+	assert.Zero(t, c.FP8Block)
+	assert.Zero(t, c.QLoraRank)
+	assert.Equal(t, Native, c.Reference)
+	c = parse(t, `{"model_type":"deepseek_v2","n_routed_experts":null,"topk_method":"group_limited_greedy"}`)
+	assert.False(t, c.IsMoE(0), "a dense model has no groups to fit")
+	c = parse(t, v3+`,"rope_scaling":{"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096}}`)
+	assert.Equal(t, &RopeScaling{Type: "yarn", Factor: 40, OriginalMaxPositionEmbeddings: 4096, BetaFast: 32, BetaSlow: 1}, c.RopeScaling)
+}
+
+// TestWidths of heads, and which rules make them.
+func TestWidths(t *testing.T) {
+	for name, test := range map[string]struct {
+		text            string
+		latent, groups  bool
+		rotary, qk, val int
+	}{
+		"V1":             {`{"model_type":"deepseek"}`, false, false, 128, 128, 128},
+		"V2, greedy":     {`{"model_type":"deepseek_v2","num_experts_per_tok":6,"n_group":8,"topk_group":3}`, true, false, 64, 192, 128},
+		"V2, with group": {`{"model_type":"deepseek_v2","num_experts_per_tok":6,"n_group":8,"topk_group":3,"topk_method":"group_limited_greedy"}`, true, true, 64, 192, 128},
+		"V3":             {`{"model_type":"deepseek_v3","qk_nope_head_dim":32,"v_head_dim":48}`, true, true, 64, 96, 48},
+	} {
+		c := parse(t, test.text)
+		assert.Equal(t, test.latent, c.LatentAttention(), name)
+		assert.Equal(t, test.groups, c.LimitsGroups(), name)
+		assert.Equal(t, []int{test.rotary, test.qk, test.val}, []int{c.HeadDim(), c.QKHeadDim(), c.ValueHeadDim()}, name)
+	}
+}
+
+// TestRulesOfReferences pins the table of Rules.
+func TestRulesOfReferences(t *testing.T) {
+	of := func(model string, r Reference) Rules { return (&Config{ModelType: model, Reference: r}).Rules() }
+	assert.Equal(t, Rules{}, of("deepseek", Remote))
+	assert.Equal(t, Rules{RouterFloat32: true, RoutedSum: ByChoice}, of("deepseek_v2", Remote))
+	assert.Equal(t, Rules{RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormNever, ScalesNormalised: true,
+		AnglesInFloat32: true, RotatesInFloat32: true}, of("deepseek_v2", Native))
+	assert.Equal(t, Rules{RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice}, of("deepseek_v3", Remote))
+	assert.Equal(t, Rules{RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormAlways, ScalesNormalised: true,
+		AnglesInFloat32: true}, of("deepseek_v3", Native))
 }
 
 // TestReferencesDiffer pins the table of Config.TopKWeights, and IsMoE.

@@ -1,10 +1,10 @@
 package config
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 )
 
@@ -44,10 +44,7 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 // parseBlock reads [rows, columns].
 func parseBlock(v jsontext.Value) (block [2]int, err error) {
 	var parts []jsontext.Value
-	if v.Kind() == '[' {
-		parts, err = elements(v)
-	}
-	if err != nil || len(parts) != 2 {
+	if v.Kind() != '[' || json.Unmarshal(v, &parts) != nil || len(parts) != 2 {
 		return block, errors.New("not two integers, such as [128, 128]")
 	}
 	for i, part := range parts {
@@ -56,20 +53,4 @@ func parseBlock(v jsontext.Value) (block [2]int, err error) {
 		}
 	}
 	return block, nil
-}
-
-// elements returns the values of an array.
-func elements(array jsontext.Value) (values []jsontext.Value, err error) {
-	dec := jsontext.NewDecoder(bytes.NewReader(array))
-	if _, err := dec.ReadToken(); err != nil {
-		return nil, err
-	}
-	for dec.PeekKind() != ']' {
-		v, err := dec.ReadValue()
-		if err != nil {
-			return nil, err
-		}
-		values = append(values, v.Clone())
-	}
-	return values, nil
 }

@@ -16,6 +16,7 @@ import (
 	"dsmoe/convert/plan"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model"
+	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 )
@@ -206,7 +207,7 @@ func TestSynthesise(t *testing.T) {
 	document := fixture.Read(t, fixture.Path(t, "v1-base/checkpoint"), checkpoint.ConfigName)
 	c, err := config.Parse(strings.NewReader(document))
 	require.NoError(t, err)
-	source := model.NewSynthetic(c, 3)
+	source := synth.New(c, 3)
 	s := plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: []byte(document), Rule: "seed 3", Fill: source.Fill}
 	var made []*checkpoint.Checkpoint
 	for _, limit := range []int64{0, 100_000, -1} {

@@ -27,10 +27,3 @@ func (a *Activation) Matrix(i int) []float32 {
 	n := a.Shape[len(a.Shape)-2] * a.Width()
 	return a.Values[i*n : (i+1)*n]
 }
-
-// sized returns the shape of a with another last dimension.
-func (a *Activation) sized(width int) []int {
-	shape := append([]int{}, a.Shape...)
-	shape[len(shape)-1] = width
-	return shape
-}

@@ -16,6 +16,9 @@ import "dsmoe/config"
 // "Data movement" computes nothing. Weights are cast to the compute dtype first, as
 // model.to(dtype) does.
 //
+// An arithmetic may put the last rounding of a result off until an operation takes the
+// result as its operand: a Trace then sees what was computed before that rounding.
+//
 // An arithmetic serves one pass of one network, and no two operations at a time.
 type Arithmetic[V any] interface {
 	// Scope returns f(x). Afterwards neither x nor what f made is used, but for the
@@ -41,27 +44,18 @@ type Arithmetic[V any] interface {
 
 	// Reshape is x in another shape of as many elements. Data movement.
 	Reshape(x V, shape ...int) V
-	// Columns are the columns from … to-1 of every row. Data movement.
-	Columns(x V, from, to int) V
-	// Rows are the given rows of x, in that order. Data movement.
-	Rows(x V, rows []int) V
+	// Move carries a Move out: the result is values of the operands, which are of one
+	// dtype. Data movement.
+	Move(m *Move, operands ...V) V
 
-	AttentionArithmetic[V]
-	RoutingArithmetic[V]
+	AttentionArithmetic[V] // operations of attention
+	RoutingArithmetic[V]   // operations of a mixture of experts
 }
 
 // AttentionArithmetic is the part of Arithmetic that only attention uses. Heads are
 // apart there: q is [batch, heads, seq, qk_head_dim], k [batch, groups, seq, qk_head_dim],
 // and heads/groups heads in a row share a group's keys and values (repeat_kv).
 type AttentionArithmetic[V any] interface {
-	// Heads cuts rows [batch, seq, heads·w] into heads and takes the columns from … to-1
-	// of each: [batch, heads, seq, to-from]. Data movement.
-	Heads(x V, heads, from, to int) V
-	// Concat is each row of a with the same row of b behind it. If b has one head, it
-	// stands behind all of a's. Data movement.
-	Concat(a, b V) V
-	// Transpose swaps the last two axes. Data movement.
-	Transpose(x V) V
 	// RoPE rotates the last columns of each row by its position: see Rotary.
 	RoPE(x V, r *Rotary) V
 	// Scores are the scaled and masked scores of n queries from the first on, [batch,
@@ -71,9 +65,6 @@ type AttentionArithmetic[V any] interface {
 	// Context is probs·v of each head, [batch, heads, n, v_head_dim]. vT is v transposed,
 	// [batch, groups, v_head_dim, seq].
 	Context(probs, vT V) V
-	// Merge puts blocks of queries one after the other, and their heads side by side:
-	// [batch, seq, heads·v_head_dim]. Data movement.
-	Merge(blocks []V) V
 }
 
 // Scoring is how scores of attention are scaled and masked.
@@ -98,8 +89,6 @@ type RoutingArithmetic[V any] interface {
 	// TopK are the columns of the k largest values of each row, [tokens, k], largest
 	// first, the lower column first among equals: see the function TopK.
 	TopK(scores V, k int) []int
-	// Gather takes k columns of each row, idx [tokens, k]. Data movement.
-	Gather(scores V, idx []int, k int) V
 	// Normalise divides each row by its sum + 1e-20. The sum is a rounding point, and so
 	// is adding 1e-20; the division is exact.
 	Normalise(w V) V

@@ -52,33 +52,17 @@ func (a *shapes) SwiGLU(gate, _ shape) shape                        { return gat
 func (a *shapes) Softmax(x shape) shape                             { return x }
 func (a *shapes) Float32(x shape) shape                             { return x }
 func (a *shapes) Reshape(_ shape, dims ...int) shape                { return dims }
-func (a *shapes) Columns(x shape, from, to int) shape               { return x.sized(to - from) }
-func (a *shapes) Rows(x shape, rows []int) shape                    { return shape{len(rows), x[1]} }
-
-func (a *shapes) Heads(x shape, heads, from, to int) shape {
-	return shape{x[0], heads, x[1], to - from}
-}
-func (a *shapes) Concat(x, y shape) shape             { return x.sized(x[3] + y[3]) }
-func (a *shapes) Transpose(x shape) shape             { return shape{x[0], x[1], x[3], x[2]} }
-func (a *shapes) RoPE(x shape, _ *model.Rotary) shape { return x }
+func (a *shapes) Move(m *model.Move, _ ...shape) shape              { return m.Shape }
+func (a *shapes) RoPE(x shape, _ *model.Rotary) shape               { return x }
 
 func (a *shapes) Scores(q, k shape, _, n int, _ *model.Scoring) shape {
 	return shape{q[0], q[1], n, k[2]}
 }
 func (a *shapes) Context(probs, vT shape) shape { return probs.sized(vT[2]) }
 
-func (a *shapes) Merge(blocks []shape) shape {
-	y := shape{blocks[0][0], 0, blocks[0][1] * blocks[0][3]}
-	for _, b := range blocks {
-		y[1] += b[2]
-	}
-	return y
-}
-
 func (a *shapes) Sigmoid(x shape) shape                    { return x }
 func (a *shapes) AddBias(x shape, _ *model.Weight) shape   { return x }
 func (a *shapes) GroupWorth(x shape, groups, _ int) shape  { return x.sized(groups) }
-func (a *shapes) Gather(x shape, _ []int, k int) shape     { return x.sized(k) }
 func (a *shapes) Normalise(w shape) shape                  { return w }
 func (a *shapes) Scale(x shape, _ float32) shape           { return x }
 func (a *shapes) AuxLoss(shape, []int, int, float64) shape { return shape{1} }

@@ -13,10 +13,10 @@ func (p *pass[V]) attention(name string, a *DeepseekAttention, x V) V {
 	v := p.linear(name+".v_proj", &a.VProj, x)
 	context := p.Scope(q, func(q V) V {
 		heads, groups, dim := p.config.NumAttentionHeads, p.config.NumKeyValueHeads, p.config.HeadDim()
-		q = p.RoPE(p.Heads(q, heads, 0, dim), p.rotary)
-		k = p.RoPE(p.Heads(k, groups, 0, dim), p.rotary)
-		v = p.Heads(v, groups, 0, dim)
-		return p.attend(q, k, v, &Scoring{By: float32(math.Sqrt(float64(dim))), Divides: true, Mask: p.mask})
+		q = p.RoPE(p.Move(splitHeads(p.in, heads, dim, 0, dim), q), p.rotary)
+		k = p.RoPE(p.Move(splitHeads(p.in, groups, dim, 0, dim), k), p.rotary)
+		vT := p.Move(splitHeadsT(p.in, groups, dim, 0, dim), v)
+		return p.attend(q, k, vT, &Scoring{By: float32(math.Sqrt(float64(dim))), Divides: true, Mask: p.mask})
 	})
 	context = p.stage(name+".o_proj.input", context)
 	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
@@ -35,16 +35,17 @@ func (p *pass[V]) latentAttention(name string, a *DeepseekV2Attention, x V) V {
 	c := p.config
 	q := p.latentQueries(name, a, x)
 	latent := p.linear(name+".kv_a_proj_with_mqa", &a.KVAProjWithMQA, x)
-	normed := p.norm(name+".kv_a_layernorm", &a.KVALayernorm, p.Columns(latent, 0, c.KVLoraRank))
-	kRope := p.Columns(latent, c.KVLoraRank, c.KVLoraRank+c.QKRopeHeadDim)
+	rank, width := c.KVLoraRank, c.KVLoraRank+c.QKRopeHeadDim
+	normed := p.norm(name+".kv_a_layernorm", &a.KVALayernorm, p.Move(takeColumns(p.in, width, 0, rank), latent))
 	kv := p.linear(name+".kv_b_proj", &a.KVBProj, normed)
 	context := p.Scope(q, func(q V) V {
 		heads, nope := c.NumAttentionHeads, c.QKNopeHeadDim
-		q = p.RoPE(p.Heads(q, heads, 0, c.QKHeadDim()), p.rotary)
-		kRope = p.RoPE(p.Heads(kRope, 1, 0, c.QKRopeHeadDim), p.rotary)
-		k := p.Concat(p.Heads(kv, heads, 0, nope), kRope)
-		v := p.Heads(kv, heads, nope, nope+c.VHeadDim)
-		return p.attend(q, k, v, &Scoring{By: softmaxScale(c), Mask: p.mask})
+		q = p.RoPE(p.Move(splitHeads(p.in, heads, c.QKHeadDim(), 0, c.QKHeadDim()), q), p.rotary)
+		kRope := p.RoPE(p.Move(splitHeads(p.in, 1, width, rank, width), latent), p.rotary)
+		kNope := p.Move(splitHeads(p.in, heads, nope+c.VHeadDim, 0, nope), kv)
+		k := p.Move(joinHeads(p.in, heads, nope, c.QKRopeHeadDim), kNope, kRope)
+		vT := p.Move(splitHeadsT(p.in, heads, nope+c.VHeadDim, nope, nope+c.VHeadDim), kv)
+		return p.attend(q, k, vT, &Scoring{By: softmaxScale(c), Mask: p.mask})
 	})
 	context = p.stage(name+".o_proj.input", context)
 	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
@@ -63,13 +64,13 @@ func (p *pass[V]) latentQueries(name string, a *DeepseekV2Attention, x V) V {
 const queryBlock = 64
 
 // attend returns softmax(scores(q, k))·v of all heads, mirroring
-// eager_attention_forward: [batch, seq, heads·v_head_dim].
-func (p *pass[V]) attend(q, k, v V, s *Scoring) V {
-	vT := p.Transpose(v)
+// eager_attention_forward: [batch, seq, heads·v_head_dim]. vT is v transposed, [batch,
+// groups, v_head_dim, seq].
+func (p *pass[V]) attend(q, k, vT V, s *Scoring) V {
 	var blocks []V
 	for first := 0; first < p.in.Seq; first += queryBlock {
 		scores := p.Scores(q, k, first, min(queryBlock, p.in.Seq-first), s)
 		blocks = append(blocks, p.Scope(scores, func(scores V) V { return p.Context(p.Softmax(scores), vT) }))
 	}
-	return p.Merge(blocks)
+	return p.Move(mergeHeads(p.in, p.config.NumAttentionHeads, p.config.ValueHeadDim(), queryBlock), blocks...)
 }

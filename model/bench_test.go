@@ -9,6 +9,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/count"
+	"dsmoe/model/synth"
 	"dsmoe/model/weights"
 )
 
@@ -24,7 +25,7 @@ func BenchmarkForward(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	m, err := model.Load(c, held(b, model.NewSynthetic(c, 1)))
+	m, err := model.Load(c, held(b, synth.New(c, 1)))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -202,3 +202,25 @@ func TestScalesAreChecked(t *testing.T) {
 	m["lm_head.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{256, 64}}
 	require.ErrorContains(t, model.Check(plain, m), "lm_head.weight: dtype F8_E4M3, but config.json has no quantization_config")
 }
+
+// TestEmbeddingInFP8 is refused: rows are looked up in it, and no product scales them.
+func TestEmbeddingInFP8(t *testing.T) {
+	c := parseFile(t, "v3-fp8/checkpoint/config.json")
+	src := synthetic(t, c)
+	src["model.embed_tokens.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: src["model.embed_tokens.weight"].Shape}
+	require.ErrorContains(t, model.Check(c, src), "1 findings: model.embed_tokens.weight: dtype F8_E4M3, which only matrix products take")
+}
+
+// TestTorchDType: a config without one has what torch creates weights in.
+func TestTorchDType(t *testing.T) {
+	for field, want := range map[string]tensor.DType{
+		``:                          tensor.F32,
+		`,"torch_dtype":null`:       tensor.F32,
+		`,"torch_dtype":"bfloat16"`: tensor.BF16,
+		`,"torch_dtype":"float16"`:  tensor.F16,
+		`,"dtype":"float32"`:        tensor.F32,
+		`,"torch_dtype":"float64"`:  tensor.F64,
+	} {
+		require.Equal(t, want, model.TorchDType(parse(t, `{"model_type":"deepseek"`+field+`}`)), field)
+	}
+}

@@ -13,6 +13,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/synth"
 )
 
 // The race detector makes sync.Pool forget at random, so this is not for it.
@@ -22,7 +23,7 @@ import (
 func TestForwardMakesNoGarbage(t *testing.T) {
 	c, err := config.Parse(strings.NewReader(benchConfig))
 	require.NoError(t, err)
-	m, err := model.Load(c, held(t, model.NewSynthetic(c, 1)))
+	m, err := model.Load(c, held(t, synth.New(c, 1)))
 	require.NoError(t, err)
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it empties pools
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))  // each processor has its own

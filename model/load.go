@@ -69,7 +69,7 @@ func (w Wrong) String() string {
 // that the table does not know, the error is a *MismatchError with all of them.
 func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
 	set := weights.New(c, src)
-	if err := CheckSet(c, set); err != nil {
+	if err := checkSet(c, set); err != nil {
 		return nil, err
 	}
 	m := newModel(c)
@@ -104,10 +104,10 @@ func bind(src weights.Source, w *weights.Weight) (Weight, error) {
 
 // Check compares the headers of a checkpoint, in any form that weights.New knows, with
 // the weights that c implies and returns nil or a *MismatchError. It reads no data.
-func Check(c *config.Config, h weights.Headers) error { return CheckSet(c, weights.New(c, h)) }
+func Check(c *config.Config, h weights.Headers) error { return checkSet(c, weights.New(c, h)) }
 
-// CheckSet is Check for tensors whose names are known already.
-func CheckSet(c *config.Config, set *weights.Set) error {
+// checkSet is Check for tensors whose names are known already.
+func checkSet(c *config.Config, set *weights.Set) error {
 	k := &checker{c: c, f: FamilyOf(c), set: set, known: map[string]bool{}}
 	for s := range k.f.Slots(c) {
 		k.check(s, true)

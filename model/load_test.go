@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
 	"dsmoe/model/tensor/tensortest"
 )
@@ -45,7 +46,7 @@ func (m memory) Tensor(name string) (tensor.Tensor, error) { return m[name], nil
 // synthetic is a source of a config's synthetic weights that can be changed.
 func synthetic(t *testing.T, c *config.Config) memory {
 	t.Helper()
-	s, m := model.NewSynthetic(c, 1), memory{}
+	s, m := synth.New(c, 1), memory{}
 	for i := range s.Tensors() {
 		w, err := s.Tensor(i.Name)
 		require.NoError(t, err)

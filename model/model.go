@@ -1,7 +1,7 @@
 // Package model is the mathematics of DeepSeekMoE and the table of its weights.
 //
 // Families are the table: Family.Slots expands one to every weight that a config
-// implies, and Load binds them to the tensors of a Source. A Network is the decoder as
+// implies, and Load binds them to the tensors of a weights.Source. A Network is the decoder as
 // the reference's Python has it, written once over the operations of an Arithmetic:
 // Plain computes them, Tape does so and carries gradients back, others are written
 // elsewhere. A Trace sees every stage under its HuggingFace name. Types and methods
@@ -123,13 +123,13 @@ func newModel(c *config.Config) *DeepseekForCausalLM {
 	m.Model.Layers = make([]DeepseekDecoderLayer, c.NumHiddenLayers)
 	for l := range m.Model.Layers {
 		layer := &m.Model.Layers[l]
-		if c.KVLoraRank == 0 {
-			layer.SelfAttn = &DeepseekAttention{}
-		} else {
+		if c.LatentAttention() {
 			layer.MLA = &DeepseekV2Attention{
 				QALayernorm:  DeepseekRMSNorm{VarianceEpsilon: latentEps},
 				KVALayernorm: DeepseekRMSNorm{VarianceEpsilon: latentEps},
 			}
+		} else {
+			layer.SelfAttn = &DeepseekAttention{}
 		}
 		if !c.IsMoE(l) {
 			layer.MLP = &DeepseekMLP{}

@@ -49,7 +49,7 @@ func (p *pass[V]) moeInfer(l int, m *DeepseekMoE, x V, idx []int, weight V) V {
 	var parts []Part[V]
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
-			in := p.Rows(x, tokensOf(slots, k))
+			in := p.Move(takeRows(tokensOf(slots, k), p.config.HiddenSize), x)
 			out := p.Scope(in, func(in V) V { return p.mlp(&m.Experts[e], in) })
 			parts = append(parts, Part[V]{e, slots, out})
 		}
@@ -98,7 +98,7 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	if p.trace != nil {
 		p.stopIf(p.trace.TopK(name+".topk_idx", choice))
 	}
-	weight = p.Gather(scores, choice.Idx, k)
+	weight = p.Move(gather(choice.Idx, k, c.NRoutedExperts), scores)
 	normalise, scale := c.TopKWeights()
 	if normalise {
 		weight = p.Normalise(weight)

@@ -70,8 +70,8 @@ type Network[V any] struct {
 
 // Trace sees the stages of a pass, in the reference's order, under the name of the
 // HuggingFace module and what it produced: "model.layers.3.mlp.output". It may change
-// what it sees; the pass goes on with that. At its first error the pass stops, and
-// returns it. What a Trace sees is valid during the call only.
+// what it sees, in place; the pass goes on with that. At its first error the pass stops,
+// and returns it. What a Trace sees is valid during the call only.
 type Trace[V any] interface {
 	// Stage is called with each stage's output.
 	Stage(name string, x V) error
@@ -169,7 +169,7 @@ func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err erro
 	}()
 	return f(&pass[V]{
 		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
-		trace: n.Trace, rotary: NewRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
+		trace: n.Trace, rotary: newRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
 	}), nil
 }
 

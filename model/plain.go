@@ -2,6 +2,7 @@ package model
 
 import (
 	"math"
+	"slices"
 
 	"dsmoe/model/internal/kernel"
 	"dsmoe/model/tensor"
@@ -84,7 +85,7 @@ func (p *Plain) Embed(w *Weight, ids []int) *Activation {
 
 // Linear implements Arithmetic.
 func (p *Plain) Linear(x *Activation, l *Linear) *Activation {
-	y := p.activation(x.DType, x.sized(l.Weight.Shape[0])...)
+	y := p.activation(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
 	var bias []float32
 	if l.Bias.Name != "" {
 		bias = p.Values(&l.Bias)
@@ -210,20 +211,11 @@ func (p *Plain) Reshape(x *Activation, shape ...int) *Activation {
 	return &Activation{Shape: shape, Values: x.Values, DType: x.DType}
 }
 
-// Columns implements Arithmetic.
-func (p *Plain) Columns(x *Activation, from, to int) *Activation {
-	y := p.activation(x.DType, x.sized(to-from)...)
-	for i := range y.Rows() {
-		copy(y.Row(i), x.Row(i)[from:to])
-	}
-	return y
-}
-
-// Rows implements Arithmetic.
-func (p *Plain) Rows(x *Activation, rows []int) *Activation {
-	y := p.activation(x.DType, len(rows), x.Width())
-	for i, row := range rows {
-		copy(y.Row(i), x.Row(row))
-	}
+// Move implements Arithmetic.
+func (p *Plain) Move(m *Move, operands ...*Activation) *Activation {
+	y := p.activation(operands[0].DType, m.Shape...)
+	p.each(m.parts, len(y.Values), func(i int) {
+		m.part(i, func(r Run) { moveRun(y.Values, operands[r.Operand].Values, r) })
+	})
 	return y
 }

@@ -2,54 +2,9 @@ package model
 
 import "dsmoe/model/internal/kernel"
 
-// Heads implements Arithmetic.
-func (p *Plain) Heads(x *Activation, heads, from, to int) *Activation {
-	batch, seq, width := x.Shape[0], x.Shape[1], x.Width()/heads
-	y := p.activation(x.DType, batch, heads, seq, to-from)
-	p.each(batch*heads, len(y.Values), func(i int) {
-		head := i % heads * width
-		for t := range seq {
-			copy(y.Row(i*seq+t), x.Row(i/heads*seq + t)[head+from:head+to])
-		}
-	})
-	return y
-}
-
-// Concat implements Arithmetic.
-func (p *Plain) Concat(a, b *Activation) *Activation {
-	y := p.activation(a.DType, a.sized(a.Width()+b.Width())...)
-	p.each(y.Shape[0]*y.Shape[1], len(y.Values), func(i int) {
-		seq := y.Shape[2]
-		shared := headOf(i, a, b) * seq
-		for t := range seq {
-			row := y.Row(i*seq + t)
-			copy(row, a.Row(i*seq+t))
-			copy(row[a.Width():], b.Row(shared+t))
-		}
-	})
-	return y
-}
-
 // headOf returns which matrix of shared [batch, groups, …] belongs to matrix i of x
 // [batch, heads, …]: heads/groups heads in a row have the same.
 func headOf(i int, x, shared *Activation) int { return i / (x.Shape[1] / shared.Shape[1]) }
-
-// Transpose implements Arithmetic.
-func (p *Plain) Transpose(x *Activation) *Activation {
-	rows, cols := x.Shape[2], x.Shape[3]
-	y := p.activation(x.DType, x.Shape[0], x.Shape[1], cols, rows)
-	p.each(x.Shape[0]*x.Shape[1], len(y.Values), func(i int) { transpose(y.Matrix(i), x.Matrix(i), rows, cols) })
-	return y
-}
-
-// transpose sets dst [cols, rows] to x [rows, cols].
-func transpose(dst, x []float32, rows, cols int) {
-	for r := range rows {
-		for c := range cols {
-			dst[c*rows+r] = x[r*cols+c]
-		}
-	}
-}
 
 // RoPE implements Arithmetic.
 func (p *Plain) RoPE(x *Activation, r *Rotary) *Activation {
@@ -104,26 +59,5 @@ func (p *Plain) Context(probs, vT *Activation) *Activation {
 		kernel.MatMul(y.Matrix(i), probs.Matrix(i), w, nil, p.o.Accumulate, 1)
 		kernel.RoundTo(y.Matrix(i), y.format())
 	})
-	return y
-}
-
-// Merge implements Arithmetic.
-func (p *Plain) Merge(blocks []*Activation) *Activation {
-	seq := 0
-	for _, b := range blocks {
-		seq += b.Shape[2]
-	}
-	batch, heads, width := blocks[0].Shape[0], blocks[0].Shape[1], blocks[0].Width()
-	y := p.activation(blocks[0].DType, batch, seq, heads*width)
-	first := 0
-	for _, b := range blocks {
-		n := b.Shape[2]
-		for i := range batch * heads {
-			for t := range n {
-				copy(y.Row(i/heads*seq + first + t)[i%heads*width:], b.Row(i*n+t))
-			}
-		}
-		first += n
-	}
 	return y
 }

@@ -56,7 +56,7 @@ func (p *Plain) MaskGroups(scores *Activation, groups int, chosen []int, masked 
 
 // MaskGroups returns a token's scores with those of all groups but the chosen ones set
 // to masked.
-func MaskGroups(scores []float32, groups int, chosen []int, masked float32) []float32 {
+func MaskGroups[F float32 | float64](scores []F, groups int, chosen []int, masked F) []F {
 	left, size := slices.Clone(scores), len(scores)/groups
 	for e := range left {
 		if !slices.Contains(chosen, e/size) {
@@ -77,7 +77,7 @@ func (p *Plain) TopK(scores *Activation, k int) []int {
 
 // TopK returns the positions of the k largest of x, largest first, the lower position
 // first among equals.
-func TopK(x []float32, k int) []int {
+func TopK[F float32 | float64](x []F, k int) []int {
 	order := make([]int, len(x))
 	for i := range order {
 		order[i] = i
@@ -92,15 +92,6 @@ func TopK(x []float32, k int) []int {
 		return 0
 	})
 	return order[:k]
-}
-
-// Gather implements Arithmetic.
-func (p *Plain) Gather(scores *Activation, idx []int, k int) *Activation {
-	y := p.activation(scores.DType, len(idx)/k, k)
-	for i, e := range idx {
-		y.Values[i] = scores.Row(i / k)[e]
-	}
-	return y
 }
 
 // Normalise implements Arithmetic. The sum is taken in float64.

@@ -30,7 +30,7 @@ type Rotary struct {
 	Whole      bool         // config.Rules.RotatesInFloat32
 }
 
-// NewRotary returns the table for positions 0 … seq-1, with the reference's float32
+// newRotary returns the table for positions 0 … seq-1, with the reference's float32
 // steps. compute is the reference's compute dtype and buffer that of inv_freq: both F32,
 // BF16 or F16.
 //
@@ -42,7 +42,7 @@ type Rotary struct {
 //
 // inv_freq is rounded to buffer. Positions and angles are rounded to buffer too, cos and
 // sin to compute, unless config.Rules says float32.
-func NewRotary(c *config.Config, seq int, compute, buffer tensor.DType) *Rotary {
+func newRotary(c *config.Config, seq int, compute, buffer tensor.DType) *Rotary {
 	rules, n := c.Rules(), seq*c.HeadDim()/2
 	r := &Rotary{
 		Angles: make([]float32, 0, n), Cos: make([]float32, 0, n), Sin: make([]float32, 0, n),

@@ -27,10 +27,10 @@ type Family struct {
 // true.
 type Param struct {
 	Name   string // "{l}" stands for a decoder layer, "{e}" for a routed expert
-	Module Module
-	When   *When // nil: every layer has the weight
-	Shape  []Dim // outermost first, as torch has it: [out_features, in_features]
-	place  place // nil: no part of the forward pass
+	Module Module // that the weight belongs to
+	When   *When  // nil: every layer has the weight
+	Shape  []Dim  // outermost first, as torch has it: [out_features, in_features]
+	place  place  // nil: no part of the forward pass
 }
 
 // When is a condition of the table.
@@ -159,8 +159,8 @@ func (f *Family) expertRows() []*Param {
 func expand(params []Param, c *config.Config, first, end int) iter.Seq[Slot] {
 	return func(yield func(Slot) bool) {
 		for len(params) > 0 {
-			n := run(params, (*Param).PerLayer)
-			if !expandRun(params[:n], c, first, end, yield) {
+			n := leading(params, (*Param).PerLayer)
+			if !expandLayers(params[:n], c, first, end, yield) {
 				return
 			}
 			params = params[n:]
@@ -168,8 +168,8 @@ func expand(params []Param, c *config.Config, first, end int) iter.Seq[Slot] {
 	}
 }
 
-// run returns how many leading rows agree with the first on a property.
-func run(params []Param, property func(*Param) bool) int {
+// leading returns how many rows, from the first on, agree with it on a property.
+func leading(params []Param, property func(*Param) bool) int {
 	for n := range params {
 		if property(&params[n]) != property(&params[0]) {
 			return n
@@ -178,7 +178,8 @@ func run(params []Param, property func(*Param) bool) int {
 	return len(params)
 }
 
-func expandRun(params []Param, c *config.Config, first, end int, yield func(Slot) bool) bool {
+// expandLayers yields the rows layer by layer; rows that are not per layer, once.
+func expandLayers(params []Param, c *config.Config, first, end int, yield func(Slot) bool) bool {
 	if !params[0].PerLayer() {
 		return expandRows(params, c, -1, yield)
 	}
@@ -194,7 +195,7 @@ func expandRun(params []Param, c *config.Config, first, end int, yield func(Slot
 // expert by expert.
 func expandRows(params []Param, c *config.Config, layer int, yield func(Slot) bool) bool {
 	for len(params) > 0 {
-		n := run(params, (*Param).PerExpert)
+		n := leading(params, (*Param).PerExpert)
 		for e := range params[0].experts(c) {
 			for i := range params[:n] {
 				if p := &params[i]; p.Holds(c, layer) {

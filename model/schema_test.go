@@ -150,3 +150,32 @@ func expansion(p *model.Param, c *config.Config) (n []int) {
 	}
 	return n
 }
+
+// TestStageModule: the stages that one weight gives.
+func TestStageModule(t *testing.T) {
+	v1, v3 := model.FamilyOf(parse(t, tinyConfig)), model.FamilyOf(parse(t, tinyLatentConfig))
+	for stage, want := range map[string]model.Module{
+		"self_attn.k_proj.output": model.Attention, "mlp.gate.logits": model.Router, "input_layernorm.output": model.Norms,
+		"model.embed_tokens.output": model.Embedding, "lm_head.output": model.Head,
+		"mlp.output": "", "output": "", "self_attn.o_proj.input": "", "mlp.gate.topk_weight": "", "self_attn.kv_b_proj.output": "",
+	} {
+		require.Equal(t, want, v1.StageModule(stage), stage)
+	}
+	require.Equal(t, model.Attention, v3.StageModule("self_attn.kv_b_proj.output"))
+	require.Equal(t, model.Norms, v3.StageModule("self_attn.q_a_layernorm.output"))
+}
+
+// TestSlotsCanBeLeft: a loop over them ends where its body says, in every part of the table.
+func TestSlotsCanBeLeft(t *testing.T) {
+	c := parse(t, tinyConfig)
+	all := slices.Collect(model.FamilyOf(c).Slots(c))
+	for n := range all {
+		var seen []string
+		for s := range model.FamilyOf(c).Slots(c) {
+			if seen = append(seen, s.Name); len(seen) == n+1 {
+				break
+			}
+		}
+		require.Equal(t, all[n].Name, seen[n])
+	}
+}

@@ -13,7 +13,7 @@ import (
 //
 // With L the loss, the gradient ∂x of an activation or a weight is ∂L/∂x, of x's shape.
 type Tape struct {
-	*Plain
+	*Plain      // computes the activations
 	wants       func(weight string) bool
 	steps       []func()
 	outstanding int // steps that have yet to add to the gradient of a wanted weight
@@ -92,10 +92,10 @@ func (t *Tape) rewind() {
 //	∂w[ids[i]] += ∂y[i]
 func (t *Tape) Embed(w *Weight, ids []int) *Activation {
 	y, dw := t.Plain.Embed(w, ids), t.wanted(w)
+	if dw == nil {
+		return y
+	}
 	return t.record(y, func(dy gradient) {
-		if dw == nil {
-			return
-		}
 		for i, id := range ids {
 			dw.row(id, y).add(dy.row(i, y))
 		}
@@ -128,7 +128,11 @@ func (t *Tape) Linear(x *Activation, l *Linear) *Activation {
 // transposed returns x [rows, cols] as [cols, rows].
 func transposed(x []float32, rows, cols int) []float32 {
 	y := make([]float32, len(x))
-	transpose(y, x, rows, cols)
+	for r := range rows {
+		for c := range cols {
+			y[c*rows+r] = x[r*cols+c]
+		}
+	}
 	return y
 }
 
@@ -223,26 +227,16 @@ func (t *Tape) Reshape(x *Activation, shape ...int) *Activation {
 	return t.view(t.Plain.Reshape(x, shape...), x)
 }
 
-// Columns adds
+// Move adds, for the values of each run,
 //
-//	∂x[t, from … to-1] += ∂y[t]
-func (t *Tape) Columns(x *Activation, from, to int) *Activation {
-	y := t.Plain.Columns(x, from, to)
-	return t.record(y, func(dy gradient) {
-		for i := range y.Rows() {
-			t.of(x).row(i, x)[from:to].add(dy.row(i, y))
-		}
-	})
-}
-
-// Rows adds
-//
-//	∂x[rows[i]] += ∂y[i]
-func (t *Tape) Rows(x *Activation, rows []int) *Activation {
-	y := t.Plain.Rows(x, rows)
-	return t.record(y, func(dy gradient) {
-		for i, row := range rows {
-			t.of(x).row(row, x).add(dy.row(i, y))
-		}
+//	∂operand[From + i·Step] += ∂y[To + i]
+func (t *Tape) Move(m *Move, operands ...*Activation) *Activation {
+	return t.record(t.Plain.Move(m, operands...), func(dy gradient) {
+		m.Each(func(r Run) {
+			dx := t.of(operands[r.Operand])
+			for i, d := range dy[r.To : r.To+r.N] {
+				dx[r.From+i*r.Step] += d
+			}
+		})
 	})
 }

@@ -1,47 +1,5 @@
 package model
 
-// Heads adds
-//
-//	∂x[b, t, head·w + from + c] += ∂y[b, head, t, c]
-func (t *Tape) Heads(x *Activation, heads, from, to int) *Activation {
-	y := t.Plain.Heads(x, heads, from, to)
-	return t.record(y, func(dy gradient) {
-		seq, width := x.Shape[1], x.Width()/heads
-		for i := range y.Rows() {
-			row := t.of(x).row(i/seq/heads*seq+i%seq, x)
-			row[i/seq%heads*width+from:][:to-from].add(dy.row(i, y))
-		}
-	})
-}
-
-// Concat adds
-//
-//	∂a += the first columns of ∂y,  ∂b += the others
-func (t *Tape) Concat(a, b *Activation) *Activation {
-	y := t.Plain.Concat(a, b)
-	return t.record(y, func(dy gradient) {
-		seq := y.Shape[2]
-		for i := range y.Rows() {
-			d := dy.row(i, y)
-			t.of(a).row(i, a).add(d[:a.Width()])
-			t.of(b).row(headOf(i/seq, a, b)*seq+i%seq, b).add(d[a.Width():])
-		}
-	})
-}
-
-// Transpose adds
-//
-//	∂x += ∂yᵀ
-func (t *Tape) Transpose(x *Activation) *Activation {
-	y := t.Plain.Transpose(x)
-	return t.record(y, func(dy gradient) {
-		n := x.Shape[2] * x.Width()
-		for at := 0; at < len(dy); at += n {
-			t.of(x)[at : at+n].add(transposed(dy[at:at+n], x.Width(), x.Shape[2]))
-		}
-	})
-}
-
 // RoPE adds ∂y rotated back.
 func (t *Tape) RoPE(x *Activation, r *Rotary) *Activation {
 	y := t.Plain.RoPE(x, r)
@@ -86,22 +44,6 @@ func (t *Tape) Context(probs, vT *Activation) *Activation {
 			dv := t.of(vT)[group*width*seq:]
 			dv.add(t.Product(transposed(d, n, width), transposed(probs.Matrix(i), n, seq), n))
 			t.of(probs)[i*n*seq:].add(t.Product(d, transposed(vT.Matrix(group), width, seq), width))
-		}
-	})
-}
-
-// Merge adds to each block its part of ∂y.
-func (t *Tape) Merge(blocks []*Activation) *Activation {
-	y := t.Plain.Merge(blocks)
-	return t.record(y, func(dy gradient) {
-		first := 0
-		for _, b := range blocks {
-			heads, n, width := b.Shape[1], b.Shape[2], b.Width()
-			for i := range b.Rows() {
-				row := dy.row(i/n/heads*y.Shape[1]+first+i%n, y)
-				t.of(b).row(i, b).add(row[i/n%heads*width:][:width])
-			}
-			first += n
 		}
 	})
 }

@@ -21,17 +21,6 @@ func (t *Tape) Sigmoid(x *Activation) *Activation {
 	})
 }
 
-// Gather adds
-//
-//	∂scores[t, idx[t, i]] += ∂y[t, i]
-func (t *Tape) Gather(scores *Activation, idx []int, k int) *Activation {
-	return t.record(t.Plain.Gather(scores, idx, k), func(dy gradient) {
-		for i, e := range idx {
-			t.of(scores).row(i/k, scores)[e] += dy[i]
-		}
-	})
-}
-
 // Normalise adds, total being a row's sum + 1e-20,
 //
 //	∂w[i] += (∂y[i] - Σ_j ∂y[j]·y[j]) / total

@@ -19,15 +19,16 @@ import (
 func TestGradientsOfOperations(t *testing.T) {
 	type operation = func(a Arithmetic[*Activation], x []*Activation) *Activation
 	rotary := &Rotary{Cos: []float32{1, 0.5, 0.25}, Sin: []float32{0, 0.75, -0.5}, Half: 1, DType: tensor.F32}
-	mask := &Mask{Lowest: lowest[tensor.F32], in: &Input{Batch: 2, Seq: 3, AttentionMask: []int{1, 1, 1, 1, 0, 1}}}
+	in := &Input{Batch: 2, Seq: 3, AttentionMask: []int{1, 1, 1, 1, 0, 1}}
+	mask := &Mask{Lowest: lowest[tensor.F32], in: in}
 	attend := func(s *Scoring) operation {
 		return func(a Arithmetic[*Activation], x []*Activation) *Activation {
 			var blocks []*Activation
-			for first := range 2 { // of one query, and of two
-				scores := a.Scores(x[0], x[1], first, 1+first, s)
-				blocks = append(blocks, a.Scope(scores, func(x2 *Activation) *Activation { return a.Context(a.Softmax(x2), a.Transpose(x[2])) }))
+			for _, first := range []int{0, 2} { // of two queries, and of one
+				scores := a.Scores(x[0], x[1], first, min(2, 3-first), s)
+				blocks = append(blocks, a.Scope(scores, func(x2 *Activation) *Activation { return a.Context(a.Softmax(x2), x[2]) }))
 			}
-			return a.Merge(blocks)
+			return a.Move(mergeHeads(in, x[0].Shape[1], x[2].Shape[2], 2), blocks...)
 		}
 	}
 	for name, test := range map[string]struct {
@@ -43,19 +44,27 @@ func TestGradientsOfOperations(t *testing.T) {
 		"views": {[][]int{{2, 6}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
 			return a.Add(a.Reshape(a.Float32(x[0]), 3, 4), a.Reshape(x[0], 3, 4))
 		}},
-		"columns": {[][]int{{2, 6}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Columns(x[0], 1, 4) }},
-		"rows":    {[][]int{{3, 2}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Rows(x[0], []int{2, 0, 2}) }},
+		"columns": {[][]int{{2, 6}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
+			return a.Move(takeColumns(&Input{Batch: 1, Seq: 2}, 6, 1, 4), x[0])
+		}},
+		"rows": {[][]int{{3, 2}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
+			return a.Move(takeRows([]int{2, 0, 2}, 2), x[0])
+		}},
 		"gather": {[][]int{{2, 4}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
-			return a.Gather(x[0], []int{3, 1, 0, 2}, 2)
+			return a.Move(gather([]int{3, 1, 0, 2}, 2, 4), x[0])
 		}},
 		"normalise": {[][]int{{2, 4}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Normalise(x[0]) }},
-		"heads":     {[][]int{{2, 3, 8}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Heads(x[0], 2, 1, 3) }},
-		"concat": {[][]int{{2, 2, 3, 4}, {2, 1, 3, 2}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
-			return a.Concat(x[0], x[1])
+		"heads": {[][]int{{2, 3, 8}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
+			return a.Move(splitHeads(in, 2, 4, 1, 3), x[0])
 		}},
-		"transpose":          {[][]int{{2, 2, 3, 4}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.Transpose(x[0]) }},
+		"heads, transposed": {[][]int{{2, 3, 8}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
+			return a.Move(splitHeadsT(in, 2, 4, 1, 3), x[0])
+		}},
+		"heads, joined": {[][]int{{2, 2, 3, 4}, {2, 1, 3, 2}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
+			return a.Move(joinHeads(in, 2, 4, 2), x[0], x[1])
+		}},
 		"rope":               {[][]int{{2, 2, 3, 4}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.RoPE(x[0], rotary) }},
-		"attention, divided": {[][]int{{2, 4, 3, 2}, {2, 2, 3, 2}, {2, 2, 3, 5}}, attend(&Scoring{By: 1.5, Divides: true, Mask: mask})},
+		"attention, divided": {[][]int{{2, 4, 3, 2}, {2, 2, 3, 2}, {2, 2, 5, 3}}, attend(&Scoring{By: 1.5, Divides: true, Mask: mask})},
 		"attention, scaled":  {[][]int{{2, 2, 3, 2}, {2, 2, 3, 2}, {2, 2, 3, 3}}, attend(&Scoring{By: 0.5, Mask: mask})},
 		"routed sum": {[][]int{{2, 2}, {1, 3}, {3, 3}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
 			parts := []Part[*Activation]{{Expert: 1, Slots: []int{1}, Out: x[1]}, {Expert: 4, Slots: []int{0, 2, 3}, Out: x[2]}}
@@ -123,7 +132,7 @@ func TestRotaryTable(t *testing.T) {
 	c := &config.Config{ModelType: "deepseek_v2", HiddenSize: 4, NumAttentionHeads: 2, RopeTheta: 10000, RopeInterleave: true}
 	for ref, dtype := range map[config.Reference]tensor.DType{config.Remote: tensor.BF16, config.Native: tensor.F32} {
 		c.Reference = ref
-		r := NewRotary(c, 5, tensor.BF16, tensor.F32)
+		r := newRotary(c, 5, tensor.BF16, tensor.F32)
 		require.Equal(t, dtype, r.DType)
 		format, _ := dtype.Format()
 		for pos := range 5 {

@@ -27,7 +27,7 @@ func Train(ctx context.Context, n *Network[*Activation], tape *Tape) (loss float
 	if in.Seq < 2 {
 		return 0, fmt.Errorf("input: sequences of %d token have no next token to learn", in.Seq)
 	}
-	if c.KVLoraRank > 0 {
+	if c.LatentAttention() {
 		return 0, fmt.Errorf("model_type %s: the gradients of latent attention were held against no reference's", c.ModelType)
 	}
 	training := *n

@@ -8,169 +8,139 @@ import (
 	"dsmoe/model"
 )
 
-// The arithmetic that verification runs on, and what a trace of it sees.
-type (
-	arithmetic = model.Arithmetic[*model.Activation]
-	network    = model.Network[*model.Activation]
-	choice     = model.Choice[*model.Activation]
-	part       = model.Part[*model.Activation]
-)
-
-// attribution is an arithmetic around another one. It computes what that computes, and
-// knows for each activation which weights took part in it since the last checked
-// stage.
-type attribution struct {
-	arithmetic
-	sets map[*model.Activation]weightSet
+// attribution is an arithmetic around another one, for values of any type. It computes
+// what that computes, and knows for each value which weights took part in it since the
+// last checked stage.
+type attribution[V comparable] struct {
+	model.Arithmetic[V]
+	numbers func(x V) *model.Activation // what x amounts to
+	sets    map[V]weightSet
 }
 
-// weightSet is a set of weights' names. It is not changed once an activation has it.
+// weightSet is a set of weights' names. It is not changed once a value has it.
 type weightSet map[string]struct{}
 
-func newAttribution(inner arithmetic) *attribution {
-	return &attribution{inner, map[*model.Activation]weightSet{}}
+func newAttribution[V comparable](inner model.Arithmetic[V], numbers func(V) *model.Activation) *attribution[V] {
+	return &attribution[V]{inner, numbers, map[V]weightSet{}}
 }
 
 // weights are the names of the weights that took part in x, sorted.
-func (c *attribution) weights(x *model.Activation) []string {
-	return slices.Sorted(maps.Keys(c.sets[x]))
-}
+func (a *attribution[V]) weights(x V) []string { return slices.Sorted(maps.Keys(a.sets[x])) }
 
 // checked forgets the weights of x: they took part in a checked stage.
-func (c *attribution) checked(x *model.Activation) { delete(c.sets, x) }
+func (a *attribution[V]) checked(x V) { delete(a.sets, x) }
 
 // like gives y the weights of x, and returns it.
-func (c *attribution) like(y, x *model.Activation) *model.Activation {
-	c.sets[y] = c.sets[x]
+func (a *attribution[V]) like(y, x V) V {
+	a.sets[y] = a.sets[x]
 	return y
 }
 
 // join gives y the weights of all operands, and returns it.
-func (c *attribution) join(y *model.Activation, operands ...*model.Activation) *model.Activation {
+func (a *attribution[V]) join(y V, operands ...V) V {
+	if len(operands) == 1 {
+		return a.like(y, operands[0])
+	}
 	set := weightSet{}
 	for _, x := range operands {
-		maps.Copy(set, c.sets[x])
+		maps.Copy(set, a.sets[x])
 	}
-	c.sets[y] = set
+	a.sets[y] = set
 	return y
 }
 
-// with gives y the weights of x and those given, and returns it.
-func (c *attribution) with(y, x *model.Activation, weights ...*model.Weight) *model.Activation {
-	c.join(y, x)
-	for _, w := range weights {
+// with gives y the weights added beside those that it has, and returns it.
+func (a *attribution[V]) with(y V, added ...*model.Weight) V {
+	set := weightSet{}
+	maps.Copy(set, a.sets[y])
+	for _, w := range added {
 		if w.Name != "" {
-			c.sets[y][w.Name] = struct{}{}
+			set[w.Name] = struct{}{}
 		}
 	}
+	a.sets[y] = set
 	return y
 }
 
-// The operations give their results the weights of their operands, and those that they
-// multiply with.
-
-// Embed implements model.Arithmetic, and so do the operations below.
-func (c *attribution) Embed(w *model.Weight, ids []int) *model.Activation {
-	return c.with(c.arithmetic.Embed(w, ids), nil, w)
+// Embed gives its result the weight w.
+func (a *attribution[V]) Embed(w *model.Weight, ids []int) V {
+	return a.with(a.Arithmetic.Embed(w, ids), w)
 }
 
-func (c *attribution) Linear(x *model.Activation, l *model.Linear) *model.Activation {
-	return c.with(c.arithmetic.Linear(x, l), x, &l.Weight, &l.Bias)
+// Linear gives its result the weights of x, and those of l.
+func (a *attribution[V]) Linear(x V, l *model.Linear) V {
+	return a.with(a.like(a.Arithmetic.Linear(x, l), x), &l.Weight, &l.Bias)
 }
 
-func (c *attribution) RMSNorm(x *model.Activation, weight *model.Weight, eps float64) *model.Activation {
-	return c.with(c.arithmetic.RMSNorm(x, weight, eps), x, weight)
+// RMSNorm gives its result the weights of x, and weight.
+func (a *attribution[V]) RMSNorm(x V, weight *model.Weight, eps float64) V {
+	return a.with(a.like(a.Arithmetic.RMSNorm(x, weight, eps), x), weight)
 }
 
-func (c *attribution) Add(a, b *model.Activation) *model.Activation {
-	return c.join(c.arithmetic.Add(a, b), a, b)
+// Add gives its result the weights of both operands.
+func (a *attribution[V]) Add(x, y V) V { return a.join(a.Arithmetic.Add(x, y), x, y) }
+
+// SwiGLU gives its result the weights of both operands.
+func (a *attribution[V]) SwiGLU(gate, up V) V { return a.join(a.Arithmetic.SwiGLU(gate, up), gate, up) }
+
+// Softmax gives its result the weights of x.
+func (a *attribution[V]) Softmax(x V) V { return a.like(a.Arithmetic.Softmax(x), x) }
+
+// Float32 gives its result the weights of x.
+func (a *attribution[V]) Float32(x V) V { return a.like(a.Arithmetic.Float32(x), x) }
+
+// Reshape gives its result the weights of x.
+func (a *attribution[V]) Reshape(x V, shape ...int) V {
+	return a.like(a.Arithmetic.Reshape(x, shape...), x)
 }
 
-func (c *attribution) SwiGLU(gate, up *model.Activation) *model.Activation {
-	return c.join(c.arithmetic.SwiGLU(gate, up), gate, up)
+// Move gives its result the weights of all operands.
+func (a *attribution[V]) Move(m *model.Move, operands ...V) V {
+	return a.join(a.Arithmetic.Move(m, operands...), operands...)
 }
 
-func (c *attribution) Softmax(x *model.Activation) *model.Activation {
-	return c.like(c.arithmetic.Softmax(x), x)
+// RoPE gives its result the weights of x.
+func (a *attribution[V]) RoPE(x V, r *model.Rotary) V { return a.like(a.Arithmetic.RoPE(x, r), x) }
+
+// Scores gives its result the weights of queries and keys.
+func (a *attribution[V]) Scores(q, k V, first, n int, s *model.Scoring) V {
+	return a.join(a.Arithmetic.Scores(q, k, first, n, s), q, k)
 }
 
-func (c *attribution) Float32(x *model.Activation) *model.Activation {
-	return c.like(c.arithmetic.Float32(x), x)
+// Context gives its result the weights of probabilities and values.
+func (a *attribution[V]) Context(probs, vT V) V {
+	return a.join(a.Arithmetic.Context(probs, vT), probs, vT)
 }
 
-func (c *attribution) Reshape(x *model.Activation, shape ...int) *model.Activation {
-	return c.like(c.arithmetic.Reshape(x, shape...), x)
+// Sigmoid gives its result the weights of x.
+func (a *attribution[V]) Sigmoid(x V) V { return a.like(a.Arithmetic.Sigmoid(x), x) }
+
+// AddBias gives the bias to the scores themselves: it decides which of them become the
+// top-k weights. Its result serves the choice of experts only, and has no weights.
+func (a *attribution[V]) AddBias(scores V, bias *model.Weight) V {
+	a.with(scores, bias)
+	return a.Arithmetic.AddBias(scores, bias)
 }
 
-func (c *attribution) Columns(x *model.Activation, from, to int) *model.Activation {
-	return c.like(c.arithmetic.Columns(x, from, to), x)
+// Normalise gives its result the weights of w.
+func (a *attribution[V]) Normalise(w V) V { return a.like(a.Arithmetic.Normalise(w), w) }
+
+// Scale gives its result the weights of x.
+func (a *attribution[V]) Scale(x V, factor float32) V {
+	return a.like(a.Arithmetic.Scale(x, factor), x)
 }
 
-func (c *attribution) Rows(x *model.Activation, rows []int) *model.Activation {
-	return c.like(c.arithmetic.Rows(x, rows), x)
-}
-
-func (c *attribution) Heads(x *model.Activation, heads, from, to int) *model.Activation {
-	return c.like(c.arithmetic.Heads(x, heads, from, to), x)
-}
-
-func (c *attribution) Concat(a, b *model.Activation) *model.Activation {
-	return c.join(c.arithmetic.Concat(a, b), a, b)
-}
-
-func (c *attribution) Transpose(x *model.Activation) *model.Activation {
-	return c.like(c.arithmetic.Transpose(x), x)
-}
-
-func (c *attribution) RoPE(x *model.Activation, r *model.Rotary) *model.Activation {
-	return c.like(c.arithmetic.RoPE(x, r), x)
-}
-
-func (c *attribution) Scores(q, k *model.Activation, first, n int, s *model.Scoring) *model.Activation {
-	return c.join(c.arithmetic.Scores(q, k, first, n, s), q, k)
-}
-
-func (c *attribution) Context(probs, vT *model.Activation) *model.Activation {
-	return c.join(c.arithmetic.Context(probs, vT), probs, vT)
-}
-
-func (c *attribution) Merge(blocks []*model.Activation) *model.Activation {
-	return c.join(c.arithmetic.Merge(blocks), blocks...)
-}
-
-func (c *attribution) Sigmoid(x *model.Activation) *model.Activation {
-	return c.like(c.arithmetic.Sigmoid(x), x)
-}
-
-// AddBias counts the bias among the weights of the scores themselves: it decides which
-// of them become the top-k weights.
-func (c *attribution) AddBias(scores *model.Activation, bias *model.Weight) *model.Activation {
-	c.with(scores, scores, bias)
-	return c.arithmetic.AddBias(scores, bias)
-}
-
-func (c *attribution) Gather(scores *model.Activation, idx []int, k int) *model.Activation {
-	return c.like(c.arithmetic.Gather(scores, idx, k), scores)
-}
-
-func (c *attribution) Normalise(w *model.Activation) *model.Activation {
-	return c.like(c.arithmetic.Normalise(w), w)
-}
-
-func (c *attribution) Scale(x *model.Activation, factor float32) *model.Activation {
-	return c.like(c.arithmetic.Scale(x, factor), x)
-}
-
-// Combine leaves out the experts whose outputs are weighted with next to nothing
-// wherever they were chosen: their weights hardly show in the sum.
-func (c *attribution) Combine(weight *model.Activation, parts []part, order config.RoutedSum) *model.Activation {
-	operands := []*model.Activation{weight}
+// Combine gives its result the weights of weight and of the parts. It leaves out the
+// experts whose outputs are weighted with next to nothing wherever they were chosen:
+// their weights hardly show in the sum.
+func (a *attribution[V]) Combine(weight V, parts []model.Part[V], order config.RoutedSum) V {
+	operands := []V{weight}
 	for _, p := range parts {
-		if slices.ContainsFunc(p.Slots, func(slot int) bool { return shows(weight, slot) }) {
+		if slices.ContainsFunc(p.Slots, func(slot int) bool { return shows(a.numbers(weight), slot) }) {
 			operands = append(operands, p.Out)
 		}
 	}
-	return c.join(c.arithmetic.Combine(weight, parts, order), operands...)
+	return a.join(a.Arithmetic.Combine(weight, parts, order), operands...)
 }
 
 // shows says whether the top-k weight at a position of topk_idx is more than a thousandth
@@ -179,6 +149,7 @@ func shows(weights *model.Activation, slot int) bool {
 	return weights.Values[slot] > slices.Max(weights.Row(slot/weights.Width()))/1000
 }
 
-func (c *attribution) AuxLoss(scores *model.Activation, idx []int, sequences int, alpha float64) *model.Activation {
-	return c.like(c.arithmetic.AuxLoss(scores, idx, sequences, alpha), scores)
+// AuxLoss gives its result the weights of the scores.
+func (a *attribution[V]) AuxLoss(scores V, idx []int, sequences int, alpha float64) V {
+	return a.like(a.Arithmetic.AuxLoss(scores, idx, sequences, alpha), scores)
 }

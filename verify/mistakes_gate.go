@@ -18,7 +18,7 @@ func undoNormTopK(x *trial) string {
 }
 
 func undoGroups(x *trial) string {
-	if x.config.TopKMethod != "group_limited_greedy" && x.config.TopKMethod != "noaux_tc" {
+	if !x.config.LimitsGroups() {
 		return ""
 	}
 	was := x.config.NGroup
@@ -38,12 +38,12 @@ func undoReference(x *trial) string {
 	return fmt.Sprintf("the pack follows the rules of the %s reference: verify with --reference %[1]s", other)
 }
 
-// undoScale takes routed_scaling_factor from the golden: the ratio of all weights.
+// undoScale takes routed_scaling_factor from the golden.
 func undoScale(x *trial) string {
 	was := x.config.RoutedScalingFactor
-	scale := round3(was * float64(x.failed.want[0]) / float64(x.failed.got.Values[0]))
+	scale := x.failed.scaled(was)
 	x.config.RoutedScalingFactor = scale
-	if _, applied := x.config.TopKWeights(); applied != scale {
+	if _, applied := x.config.TopKWeights(); applied != scale || !(scale > 0) {
 		return ""
 	}
 	return fmt.Sprintf("the reference ran with routed_scaling_factor %g, here it is %g", scale, was)
@@ -51,35 +51,40 @@ func undoScale(x *trial) string {
 
 // undoBiasLeak takes the weights from what the experts are chosen by.
 func undoBiasLeak(x *trial) string {
-	if x.config.TopKMethod != "noaux_tc" {
+	if x.layer.MoE.Gate.EScoreCorrectionBias.Name == "" {
 		return ""
 	}
-	x.around = func(a arithmetic) arithmetic { return &biasLeak{arithmetic: a} }
+	x.around = func(a arithmetic) arithmetic { return &biasLeak[value]{Arithmetic: a} }
 	return "e_score_correction_bias, which is for the choice of experts only, is in their weights"
 }
 
 // biasLeak is an arithmetic with a mistake: the top-k weights are taken from the scores
 // with e_score_correction_bias.
-type biasLeak struct {
-	arithmetic
-	biased *model.Activation
+type biasLeak[V comparable] struct {
+	model.Arithmetic[V]
+	scores, biased V
 }
 
-func (b *biasLeak) AddBias(scores *model.Activation, bias *model.Weight) *model.Activation {
-	b.biased = b.arithmetic.AddBias(scores, bias)
+// AddBias remembers what the scores become with the bias.
+func (b *biasLeak[V]) AddBias(scores V, bias *model.Weight) V {
+	b.scores, b.biased = scores, b.Arithmetic.AddBias(scores, bias)
 	return b.biased
 }
 
-func (b *biasLeak) Gather(_ *model.Activation, idx []int, k int) *model.Activation {
-	return b.arithmetic.Gather(b.biased, idx, k)
+// Move takes from the biased scores what is taken from the scores.
+func (b *biasLeak[V]) Move(m *model.Move, operands ...V) V {
+	if operands[0] == b.scores {
+		operands = []V{b.biased}
+	}
+	return b.Arithmetic.Move(m, operands...)
 }
 
-// round3 rounds to three digits, as somebody would have written a number.
-func round3(v float64) float64 {
-	written, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 3, 64), 64)
-	if err != nil {
-		return v
-	}
+// scaled returns the factor that the failed stage is multiplied by, had it been such that
+// the stage's first value is the golden's, in three digits: a number that somebody would
+// have written.
+func (f *failure) scaled(factor float64) float64 {
+	ratio := float64(f.want[0]) / float64(f.got.Values[0])
+	written, _ := strconv.ParseFloat(strconv.FormatFloat(factor*ratio, 'g', 3, 64), 64)
 	return written
 }
 
@@ -98,16 +103,11 @@ func undoCounts(x *trial) string {
 	return "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts"
 }
 
-// undoAlpha takes aux_loss_alpha from the golden, if that gives a number that
-// somebody would have written: three digits.
+// undoAlpha takes aux_loss_alpha from the golden.
 func undoAlpha(x *trial) string {
 	was := x.config.AuxLossAlpha
-	written := round3(was * float64(x.failed.want[0]) / float64(x.failed.got.Values[0]))
-	if !(written > 0) {
-		return ""
-	}
-	x.config.AuxLossAlpha = written
-	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", written, was)
+	x.config.AuxLossAlpha = x.failed.scaled(was)
+	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", x.config.AuxLossAlpha, was)
 }
 
 // undoRouterRows looks for the expert whose logits each of the gate's rows gives.

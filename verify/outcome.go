@@ -56,7 +56,7 @@ func rulesOf(c *config.Config) Rules {
 // tensor that the model has no stage for: ahead of its layer's, for the rest of
 // that layer cannot be trusted.
 func (t *tracer) inOrder() []Check {
-	var checks []Check
+	checks := []Check{}
 	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
 		if !t.seen[name] {
 			layer, _ := split(name)
@@ -82,7 +82,7 @@ func (t *tracer) inOrder() []Check {
 
 // coverage counts what the checks cover.
 func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
-	c := Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []Layer{}}
+	c := Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []LayerExperts{}}
 	ids := slices.Clone(in.InputIDs)
 	slices.Sort(ids)
 	c.EmbeddingRows, c.VocabSize = len(slices.Compact(ids)), t.m.Config.VocabSize
@@ -109,7 +109,7 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		}
 	}
 	for _, l := range slices.Sorted(maps.Keys(unreached)) {
-		c.Unreached = append(c.Unreached, Layer{"model.layers." + strconv.Itoa(l), unreached[l]})
+		c.Unreached = append(c.Unreached, LayerExperts{"model.layers." + strconv.Itoa(l), unreached[l]})
 	}
 	c.OutsideForward = t.outsideForward()
 	for l := range t.m.Model.Layers {
@@ -150,7 +150,7 @@ func (t *tracer) gaps(c *Coverage, in *model.Input) []string {
 	if !attends(in) {
 		reasons = append(reasons, "no token attends to a different one: attention and RoPE were not exercised")
 	}
-	if t.pack.Manifest.Mode == "train" && !(t.seen["loss"] && t.anyGradient() && t.auxDue()) {
+	if t.pack.Manifest.Mode == "train" && !(t.seen["loss"] && t.anyGradient() && t.auxExpected()) {
 		reasons = append(reasons, "a training pack without loss, auxiliary losses or gradients: that part was not checked")
 	}
 	return reasons
@@ -177,8 +177,9 @@ func (t *tracer) anyGradient() bool {
 	return slices.ContainsFunc(t.checks, func(c Check) bool { return strings.HasSuffix(c.Tensor, grad) })
 }
 
-// auxDue says whether the pack has the auxiliary losses that the config gives rise to.
-func (t *tracer) auxDue() bool {
+// auxExpected says whether the pack has the auxiliary losses that the config gives rise
+// to.
+func (t *tracer) auxExpected() bool {
 	c := t.m.Config
 	return c.NRoutedExperts == 0 || c.AuxLossAlpha == 0 || t.kinds["mlp.gate.aux_loss"]
 }

@@ -91,6 +91,9 @@ func OpenPack(dir string) (*Pack, error) {
 	return p, nil
 }
 
+// wrap is an error about something in the pack.
+func (p *Pack) wrap(what string, err error) error { return fmt.Errorf("%s: %s: %w", p.Dir, what, err) }
+
 // fault is one error about the pack, naming at most 20 problems.
 func (p *Pack) fault(problems ...string) error {
 	if n := len(problems); n > 20 {
@@ -216,7 +219,7 @@ func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 	if p.file != e.File {
 		loaded, err := p.load(e.File)
 		if err != nil {
-			return tensor.Tensor{}, p.fault(fmt.Sprintf("%s: %v", e.File, err))
+			return tensor.Tensor{}, p.wrap(e.File, err)
 		}
 		p.file, p.loaded = e.File, loaded
 	}
@@ -237,8 +240,12 @@ func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
 			most += size
 		}
 	}
-	if info, err := os.Stat(path); err != nil || info.Size() > most {
-		return nil, fmt.Errorf("larger than the tensors that manifest.json puts there")
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > most {
+		return nil, errors.New("larger than the tensors that manifest.json puts there")
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -277,7 +284,7 @@ func (p *Pack) Float32s(name string) ([]float32, error) {
 	}
 	values, err := t.Float32s(nil)
 	if err != nil {
-		return nil, p.fault(fmt.Sprintf("%s: %v", name, err))
+		return nil, p.wrap(name, err)
 	}
 	return values, nil
 }

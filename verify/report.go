@@ -64,24 +64,24 @@ type Check struct {
 
 // Coverage says what took part in a checked stage.
 type Coverage struct {
-	GoldenTensors    int      `json:"golden_tensors"`    // of the pack, beside its inputs
-	GoldenChecked    int      `json:"golden_checked"`    // of these, held to a limit
-	GoldenUnchecked  []string `json:"golden_unchecked"`  // of these, measured only
-	Weights          int      `json:"weights"`           // that the config implies
-	WeightsChecked   int      `json:"weights_checked"`   // that took part in a checked stage
-	WeightsUnchecked []string `json:"weights_unchecked"` // beside those of experts not reached
-	EmbeddingRows    int      `json:"embedding_rows"`    // of embed_tokens, that the input reads
-	VocabSize        int      `json:"vocab_size"`        // rows that there are
-	Experts          int      `json:"experts"`           // routed, over all layers
-	ExpertsReached   int      `json:"experts_reached"`   // of these, whose output shows for some token
-	Unreached        []Layer  `json:"experts_unreached"` // experts that no token was routed to
+	GoldenTensors    int            `json:"golden_tensors"`    // of the pack, beside its inputs
+	GoldenChecked    int            `json:"golden_checked"`    // of these, held to a limit
+	GoldenUnchecked  []string       `json:"golden_unchecked"`  // of these, measured only
+	Weights          int            `json:"weights"`           // that the config implies
+	WeightsChecked   int            `json:"weights_checked"`   // that took part in a checked stage
+	WeightsUnchecked []string       `json:"weights_unchecked"` // beside those of experts not reached
+	EmbeddingRows    int            `json:"embedding_rows"`    // of embed_tokens, that the input reads
+	VocabSize        int            `json:"vocab_size"`        // rows that there are
+	Experts          int            `json:"experts"`           // routed, over all layers
+	ExpertsReached   int            `json:"experts_reached"`   // of these, whose output shows for some token
+	Unreached        []LayerExperts `json:"experts_unreached"` // experts that no token was routed to
 	// OutsideForward counts the weights of multi-token prediction layers that the
 	// checkpoint holds. They take no part in the forward pass and were not verified.
 	OutsideForward int `json:"outside_forward"`
 }
 
-// Layer lists experts of one layer.
-type Layer struct {
+// LayerExperts are experts of one layer.
+type LayerExperts struct {
 	Layer   string `json:"layer"`   // such as "model.layers.3"
 	Experts []int  `json:"experts"` // ascending
 }

@@ -6,14 +6,12 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
-	"text/tabwriter"
-	"unicode"
 
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/config"
+	"dsmoe/text"
 )
 
 // WriteText writes the report for people: what was compared, a line per layer with
@@ -34,13 +32,13 @@ func (r *Report) WriteText(w io.Writer) error {
 
 func (r *Report) writeHead(b *bytes.Buffer) {
 	ref := r.Golden.Reference
-	fmt.Fprintf(b, "%-11s%s\n", "reference", plain(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)))
+	fmt.Fprintf(b, "%-11s%s\n", "reference", text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)))
 	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
 	if r.Golden.Mode == "train" {
 		fmt.Fprintf(b, "%-11sforward in training mode, loss and gradients\n", "")
 	}
-	if text := overrides(r.Golden.ConfigOverrides); text != "" {
-		fmt.Fprintf(b, "%-11sthe reference ran %s\n", "", plain(text))
+	if ran := overrides(r.Golden.ConfigOverrides); ran != "" {
+		fmt.Fprintf(b, "%-11sthe reference ran %s\n", "", text.Line(ran))
 	}
 	how := "every stage is fed the golden's own input"
 	if r.Mode == Chained {
@@ -58,15 +56,15 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 
 // String says which reference's rules are in force, and what they are.
 func (r Rules) String() string {
-	text := fmt.Sprintf("%s reference: top-k weights ", r.Reference)
+	rules := fmt.Sprintf("%s reference: top-k weights ", r.Reference)
 	if !r.NormaliseTopK {
-		text += "not "
+		rules += "not "
 	}
-	text += fmt.Sprintf("normalised, times %g", r.TopKScale)
+	rules += fmt.Sprintf("normalised, times %g", r.TopKScale)
 	if r.IgnoresMoELayerFreq {
-		text += "; moe_layer_freq ignored"
+		rules += "; moe_layer_freq ignored"
 	}
-	return text
+	return rules
 }
 
 // overrides prints the configuration that the reference ran with, beside config.json.
@@ -81,14 +79,6 @@ func overrides(fields map[string]jsontext.Value) string {
 	return "with " + strings.Join(parts, ", ")
 }
 
-// plain quotes a text of the pack if it holds what a terminal would act on.
-func plain(text string) string {
-	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return strconv.Quote(text)
-	}
-	return text
-}
-
 // limits lists the distinct reasons of the limits that were applied.
 func (r *Report) limits() []string {
 	var from []string
@@ -96,11 +86,11 @@ func (r *Report) limits() []string {
 	for _, c := range r.Checks {
 		if c.Limits != nil && !seen[c.Limits.From] {
 			seen[c.Limits.From] = true
-			text := c.Limits.From
+			why := c.Limits.From
 			if c.Limits.BitEqual == 0 {
-				text += fmt.Sprintf(": rel RMS ≤ %.2g, a row's ≤ %.2g, max/RMS ≤ %.2g", c.Limits.RelRMS, c.Limits.RowRMS, c.Limits.MaxRMS)
+				why += fmt.Sprintf(": rel RMS ≤ %.2g, a row's ≤ %.2g, max/RMS ≤ %.2g", c.Limits.RelRMS, c.Limits.RowRMS, c.Limits.MaxRMS)
 			}
-			from = append(from, text)
+			from = append(from, why)
 		}
 	}
 	return from
@@ -108,17 +98,17 @@ func (r *Report) limits() []string {
 
 // writeLayers writes a line per layer: its stages and the one nearest to its limit.
 func (r *Report) writeLayers(b *bytes.Buffer) {
-	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\tchecked\tnearest to its limit\trel RMS\tmax/RMS\tequal\tof limit\t")
+	t := &text.Table{Align: "llllllll"}
+	t.Add("", "checked", "nearest to its limit", "rel RMS", "max/RMS", "equal", "of limit")
 	for i := 0; i < len(r.Checks); {
 		n := i
 		for n < len(r.Checks) && place(r.Checks[n]) == place(r.Checks[i]) {
 			n++
 		}
-		writeLayer(t, r.Checks[i:n])
+		t.Add(layerRow(r.Checks[i:n])...)
 		i = n
 	}
-	t.Flush()
+	t.WriteText(b)
 	fmt.Fprintln(b)
 }
 
@@ -134,7 +124,8 @@ func place(c Check) string {
 	return "head"
 }
 
-func writeLayer(w io.Writer, checks []Check) {
+// layerRow is the row of a layer's checks: how many there are, and the worst of them.
+func layerRow(checks []Check) []string {
 	worst, failed, checked := checks[0], 0, 0
 	for _, c := range checks {
 		if c.Verdict != Skipped {
@@ -151,14 +142,14 @@ func writeLayer(w io.Writer, checks []Check) {
 	if strings.HasSuffix(kind, grad) {
 		kind = worst.Tensor
 	}
-	kind = plain(kind)
+	kind = text.Line(kind)
 	kind = strings.TrimSuffix(strings.TrimPrefix(kind, "model."), ".output")
 	mark := ""
 	if failed > 0 {
 		mark = fmt.Sprintf("%d FAIL", failed)
 	}
-	fmt.Fprintf(w, "%s\t%d/%d\t%s\t%s\t%s\t%s\t%s\t%s\n", place(worst), checked, len(checks), kind,
-		short(worst.RelRMS, "%.1e"), short(worst.MaxRMS, "%.1e"), percent(worst.BitEqual), percent(worst.Margin), mark)
+	return []string{place(worst), fmt.Sprintf("%d/%d", checked, len(checks)), kind, short(worst.RelRMS, "%.1e"),
+		short(worst.MaxRMS, "%.1e"), percent(worst.BitEqual), percent(worst.Margin), mark}
 }
 
 // worse orders failed checks without a margin before all, then by margin.
@@ -217,7 +208,7 @@ func (r *Report) writeDivergence(b *bytes.Buffer) {
 }
 
 func (c *Check) write(b *bytes.Buffer) {
-	fmt.Fprintf(b, "%-11s%s  %s %v\n", "DIVERGES", plain(c.Tensor), c.DType, c.Shape)
+	fmt.Fprintf(b, "%-11s%s  %s %v\n", "DIVERGES", text.Line(c.Tensor), c.DType, c.Shape)
 	if c.Reason != "" {
 		fmt.Fprintf(b, "%-11s%s\n", "", c.Reason)
 	}
@@ -248,7 +239,7 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not verified\n", "", c.OutsideForward)
 	}
 	for _, l := range c.Unreached {
-		fmt.Fprintf(b, "%-11s%s: no token reached experts %s\n", "", l.Layer, list(l.Experts))
+		fmt.Fprintf(b, "%-11s%s: no token reached experts %s\n", "", l.Layer, text.Ranges(l.Experts))
 	}
 	if x := r.Routing; x.Choices > 0 {
 		fmt.Fprintf(b, "%-11s%d choices of experts: %d differ", "routing", x.Choices, x.Mismatches)
@@ -257,24 +248,4 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		}
 		fmt.Fprintln(b)
 	}
-}
-
-// list prints ascending numbers with runs folded: 0, 3–7, 9.
-func list(n []int) string {
-	var parts []string
-	for i := 0; i < len(n); {
-		j := i
-		for j+1 < len(n) && n[j+1] == n[j]+1 {
-			j++
-		}
-		if j > i+1 {
-			parts = append(parts, fmt.Sprintf("%d–%d", n[i], n[j]))
-		} else {
-			for k := i; k <= j; k++ {
-				parts = append(parts, fmt.Sprint(n[k]))
-			}
-		}
-		i = j + 1
-	}
-	return strings.Join(parts, ", ")
 }

@@ -13,6 +13,14 @@ import (
 	"dsmoe/model/weights"
 )
 
+// What verification computes with, and what a trace of it sees.
+type (
+	value      = *model.Activation
+	arithmetic = model.Arithmetic[value]
+	network    = model.Network[value]
+	choice     = model.Choice[value]
+)
+
 // tracer compares each stage of a forward pass with the pack. In local mode it puts
 // the golden tensor in the stage's place. It implements model.Trace.
 type tracer struct {
@@ -21,8 +29,9 @@ type tracer struct {
 	src         weights.Source // of m's weights
 	set         *weights.Set   // the same under the names of the table
 	o           *Options
-	attribution *attribution // of the pass under way
+	attribution *attribution[value] // of the pass under way
 	checks      []Check
+	expected    int             // golden tensors beside the inputs
 	seen        map[string]bool // golden tensors
 	kinds       map[string]bool // stages that the pack has in some layer
 	used        weightSet       // weights behind a checked stage
@@ -44,6 +53,9 @@ func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src weights.Source, o *
 	for name := range pack.Manifest.Tensors {
 		_, kind := split(name)
 		t.kinds[kind] = true
+		if !t.seen[name] {
+			t.expected++
+		}
 	}
 	return t
 }
@@ -76,7 +88,7 @@ func (t *tracer) options() model.Options {
 
 // network is the model over what computes, watched by t.
 func (t *tracer) network(in *model.Input, o model.Options, computes arithmetic) *network {
-	t.attribution = newAttribution(computes)
+	t.attribution = newAttribution(computes, func(x value) *model.Activation { return x })
 	return &network{Model: t.m, Input: in, Options: o, Arithmetic: t.attribution, Trace: t}
 }
 
@@ -111,7 +123,7 @@ func (t *tracer) golden(name string) bool {
 func (t *tracer) add(c Check) {
 	t.checks = append(t.checks, c)
 	if t.o.Progress != nil {
-		t.o.Progress(len(t.checks), len(t.pack.Manifest.Tensors)-2)
+		t.o.Progress(len(t.checks), t.expected)
 	}
 }
 

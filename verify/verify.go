@@ -89,7 +89,7 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 	if len(pack.Manifest.ConfigOverrides) > 0 {
 		var err error
 		if c, err = c.Override(pack.Manifest.ConfigOverrides); err != nil {
-			return nil, pack.fault(fmt.Sprintf("config_overrides: %v", err))
+			return nil, pack.wrap("config_overrides", err)
 		}
 	}
 	c, err := c.As(pack.reference(o.Reference))

@@ -23,7 +23,7 @@ import (
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
 		"cmd/dsmoe": {"convert", "convert/checkpoint", "convert/plan", "verify", "verify/inspect", "verify/diff",
-			"model", "model/count", "model/weights", "config", "model/tensor"},
+			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor"},
 
 		"convert":                    {"convert/internal/engine", "convert/plan", "convert/checkpoint"},
 		"convert/internal/engine":    {"convert/plan", "convert/internal/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
@@ -43,6 +43,7 @@ func TestLayers(t *testing.T) {
 
 		"model":                   {"model/weights", "config", "model/tensor", "model/internal/kernel"},
 		"model/count":             {"model", "config", "model/tensor"},
+		"model/synth":             {"model", "config", "model/tensor"},
 		"model/weights":           {"config", "model/tensor"},
 		"model/tensor":            {"model/internal/kernel"},
 		"model/tensor/tensortest": {"model/tensor"}, // for tests

@@ -17,6 +17,7 @@ import (
 	"dsmoe/convert"
 	"dsmoe/convert/plan"
 	"dsmoe/model"
+	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -70,11 +71,11 @@ type synthOptions struct {
 	maxShard byteSize
 }
 
-func (o synthOptions) source(c *config.Config) *model.Synthetic {
+func (o synthOptions) source(c *config.Config) *synth.Source {
 	if o.gates == torchGates {
-		return model.NewTorchSynthetic(c, o.seed)
+		return synth.Torch(c, o.seed)
 	}
-	return model.NewSynthetic(c, o.seed)
+	return synth.New(c, o.seed)
 }
 
 // rule names what the values follow from.

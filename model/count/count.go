@@ -136,7 +136,7 @@ func AttentionMACs(c *config.Config, seq int) int64 {
 //	num_hidden_layers · (kv_lora_rank + qk_rope_head_dim) · bytes of model.TorchDType
 func KVBytes(c *config.Config) int64 {
 	values := 2 * int64(c.NumKeyValueHeads) * int64(c.HeadDim())
-	if c.KVLoraRank > 0 {
+	if c.LatentAttention() {
 		values = int64(c.KVLoraRank + c.QKRopeHeadDim)
 	}
 	return int64(c.NumHiddenLayers) * values * int64(model.TorchDType(c).Bits()) / 8

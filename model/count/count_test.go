@@ -131,3 +131,21 @@ func TestKVBytesFollowHeadsAndDType(t *testing.T) {
 	base.TorchDType = ""
 	assert.EqualValues(t, 2*4*64*4, KVBytes(&base), "no torch_dtype: float32")
 }
+
+// TestKVBytesOfLatentAttention: what is cached is the compressed row, and the rotated part
+// of the keys that all heads share.
+func TestKVBytesOfLatentAttention(t *testing.T) {
+	c := configAt(t, "states", "deepseek-v3", "config.json")
+	assert.EqualValues(t, 61*(512+64)*4, KVBytes(c), "no torch_dtype: float32")
+}
+
+// TestMTP adds up DeepSeek-V3's prediction layer by hand: a decoder layer with experts,
+// and beside it an embedding, a head, three norms and a projection.
+func TestMTP(t *testing.T) {
+	const d, heads = 7168, 128
+	attention := int64(1536*d + 1536 + heads*192*1536 + (512+64)*d + 512 + heads*256*512 + d*heads*128)
+	experts := int64(257*3*2048*d + 256*d + 256)
+	got := MTP(configAt(t, "states", "deepseek-v3", "config.json"))
+	assert.Equal(t, Total{Module: model.MTP, Tensors: 6 + 7 + 2 + 2 + 257*3, Parameters: attention + experts + 2*d + 2*129280*d + 3*d + 2*d*d}, got)
+	assert.Zero(t, MTP(configAt(t, "states", "deepseek-v2-lite", "config.json")).Tensors)
+}

@@ -173,9 +173,9 @@ func (p PaperModel) FLOPs() float64 {
 	return seq * (layers + 6*float64(p.Vocab)*d + 6*p.ActiveFFN)
 }
 
-// StandardFFN returns 8·d², the parameters of the paper's standard FFN: three
+// standardFFN returns 8·d², the parameters of the paper's standard FFN: three
 // matrices of d × 8/3·d, with no regard to what 8/3·d is rounded to.
-func StandardFFN(hidden int) float64 { return 8 * float64(hidden) * float64(hidden) }
+func standardFFN(hidden int) float64 { return 8 * float64(hidden) * float64(hidden) }
 
 // StandardFFNs returns how many standard FFNs one of the given width is in the
 // paper's tables: the nearest whole number, or below one the nearest 1/n.
@@ -202,5 +202,5 @@ func PaperModelOf(c *config.Config, seq int) PaperModel {
 		}
 	}
 	return PaperModel{Layers: c.NumHiddenLayers, Hidden: c.HiddenSize, Vocab: c.VocabSize, Seq: seq,
-		ActiveFFN: ffns * StandardFFN(c.HiddenSize)}
+		ActiveFFN: ffns * standardFFN(c.HiddenSize)}
 }

@@ -17,11 +17,11 @@ func TestPaperTables(t *testing.T) {
 	const tera, billion = 1e12, 1e9
 	// Models of the paper by their dimensions; ffns is the standard FFNs active in each layer.
 	flops := func(layers, d, vocab, seq int, ffns float64) float64 {
-		return PaperModel{layers, d, vocab, seq, float64(layers) * ffns * StandardFFN(d)}.FLOPs() / tera
+		return PaperModel{layers, d, vocab, seq, float64(layers) * ffns * standardFFN(d)}.FLOPs() / tera
 	}
 	small := func(ffns float64) float64 { return flops(9, 1280, 8192, 2048, ffns) }
 	large := func(ffns float64) float64 { return flops(62, 4096, 102400, 4096, ffns) }
-	experts := func(ffns float64) float64 { return 9 * ffns * StandardFFN(1280) / billion }
+	experts := func(ffns float64) float64 { return 9 * ffns * standardFFN(1280) / billion }
 	half142B := PaperModel{62, 4096, 102400, 4096, 62 * (2 + 6) * 3 * 4096 * 1408}
 
 	for name, test := range map[string]struct{ got, printed, rounding float64 }{

@@ -147,7 +147,7 @@ func choiceOf(c *config.Config) *Choice {
 		return nil
 	}
 	choice := &Choice{Combinations: n.String(), Log2: log2(n), Sparsity: float64(c.NumExpertsPerTok) / float64(c.NRoutedExperts)}
-	if c.NGroup > c.TopKGroup {
+	if c.LimitsGroups() && c.NGroup > c.TopKGroup {
 		choice.Groups, choice.TopKGroup = c.NGroup, c.TopKGroup
 	}
 	return choice

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -38,7 +38,7 @@ func fixture(t *testing.T, path ...string) *config.Config {
 
 // whole returns a checkpoint of two files that fits its config.
 func whole(c *config.Config) *Checkpoint {
-	infos := slices.Collect(model.NewSynthetic(c, 0).Tensors())
+	infos := slices.Collect(synth.New(c, 0).Tensors())
 	half := len(infos) / 2
 	return &Checkpoint{Path: "ckpt", Config: c, Index: &Index{"model.safetensors.index.json", len(infos), 2},
 		Files: []File{{"a.safetensors", 1 << 20, infos[:half:half]}, {"b.safetensors", 1 << 20, infos[half:]}}}
@@ -143,6 +143,19 @@ func TestArchOfADenseModelHasNoExperts(t *testing.T) {
 	assert.Nil(t, a.Choice)
 	assert.Equal(t, 7, a.Forward.Positions)
 	assert.NotContains(t, printed(t, a), "C(")
+}
+
+// TestArchOfGroups: a token chooses from some groups only where topk_method says so.
+func TestArchOfGroups(t *testing.T) {
+	v3 := Describe("x", fixture(t, "v3", "checkpoint", "config.json"), 0)
+	assert.Equal(t, []int{4, 2}, []int{v3.Choice.Groups, v3.Choice.TopKGroup})
+	assert.Contains(t, printed(t, v3), "fewer of them occur: a token chooses from 2 of 4 groups\n")
+
+	greedy := fixture(t, "v2-group-yarn", "checkpoint", "config.json")
+	assert.Equal(t, 4, Describe("x", greedy, 0).Choice.Groups)
+	v2 := Describe("x", override(t, greedy, "topk_method", `"greedy"`), 0)
+	assert.Zero(t, v2.Choice.Groups)
+	assert.NotContains(t, printed(t, v2), "groups")
 }
 
 func TestArchSaysWhenItAssumesADType(t *testing.T) {

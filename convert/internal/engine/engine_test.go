@@ -22,7 +22,7 @@ import (
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
-	"dsmoe/model"
+	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
 )
 
@@ -36,7 +36,7 @@ func manyTiles(t testing.TB) string {
 	document := strings.Replace(fixture.Read(t, fixture.Path(t, "v1-dense/checkpoint"), checkpoint.ConfigName), `"vocab_size": 256`, `"vocab_size": 10007`, 1)
 	c, err := config.Parse(strings.NewReader(document))
 	require.NoError(t, err)
-	source := model.NewSynthetic(c, 1)
+	source := synth.New(c, 1)
 	dst := filepath.Join(t.TempDir(), "tiles", "checkpoint")
 	require.NoError(t, os.Mkdir(filepath.Dir(dst), 0o755))
 	p, err := plan.Synthesis(plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: []byte(document), Rule: "seed 1", Fill: source.Fill}, 0)

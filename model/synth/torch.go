@@ -1,13 +1,14 @@
-package model
+package synth
 
 import (
 	"encoding/binary"
 	"sync"
 
 	"dsmoe/config"
+	"dsmoe/model"
 )
 
-// NewTorchSynthetic returns the synthetic weights of c, but with the gates as
+// Torch returns the synthetic weights of c, but with the gates as
 // MoEGate.reset_parameters draws them, layer by layer from one stream, rounded to BF16:
 //
 //	torch.manual_seed(seed)
@@ -19,8 +20,8 @@ import (
 // A model that is built by the reference draws for its other modules in between, so
 // that its gates differ from these. Fill stays free in the order of its calls; it
 // remembers the generator at every 2^20th value of the stream.
-func NewTorchSynthetic(c *config.Config, seed uint64) *Synthetic {
-	s := NewSynthetic(c, seed)
+func Torch(c *config.Config, seed uint64) *Source {
+	s := New(c, seed)
 	s.gates = newTorchGates(c, seed)
 	return s
 }
@@ -31,17 +32,17 @@ type torchGates struct {
 	fanIn int
 
 	lock  sync.Mutex
-	marks []Generator // marks[i] has drawn i·markEvery values
+	marks []mt19937 // marks[i] has drawn i·markEvery values
 }
 
 // markEvery is how far a generator at a mark may have to skip: a few milliseconds.
 const markEvery = 1 << 20
 
 func newTorchGates(c *config.Config, seed uint64) *torchGates {
-	t := &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []Generator{*NewGenerator(seed)}}
+	t := &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []mt19937{*newMT19937(seed)}}
 	next := int64(0)
-	for slot := range FamilyOf(c).Slots(c) {
-		if slot.Param.Module == Router {
+	for slot := range model.FamilyOf(c).Slots(c) {
+		if slot.Param.Module == model.Router {
 			t.first[slot.Name] = next
 			next += int64(c.NRoutedExperts) * int64(c.HiddenSize)
 		}
@@ -65,7 +66,7 @@ func (t *torchGates) fill(name string, dst []byte, offset int64) {
 	var data [2 * len(values)]byte
 	g := t.at(t.first[name] + offset/2)
 	for from := offset % 2; len(dst) > 0; from = 0 {
-		g.KaimingUniform(values[:], t.fanIn)
+		g.kaimingUniform(values[:], t.fanIn)
 		for i, v := range values {
 			binary.LittleEndian.PutUint16(data[2*i:], bf16(v))
 		}
@@ -74,18 +75,18 @@ func (t *torchGates) fill(name string, dst []byte, offset int64) {
 }
 
 // at returns the generator that has drawn i values of the stream.
-func (t *torchGates) at(i int64) Generator {
+func (t *torchGates) at(i int64) mt19937 {
 	g := t.mark(int(i / markEvery))
-	g.Skip(i % markEvery)
+	g.skip(i % markEvery)
 	return g
 }
 
-func (t *torchGates) mark(n int) Generator {
+func (t *torchGates) mark(n int) mt19937 {
 	t.lock.Lock()
 	defer t.lock.Unlock()
 	for len(t.marks) <= n {
 		g := t.marks[len(t.marks)-1]
-		g.Skip(markEvery)
+		g.skip(markEvery)
 		t.marks = append(t.marks, g)
 	}
 	return t.marks[n]

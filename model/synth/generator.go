@@ -1,25 +1,22 @@
-package model
-
-// How the reference's weights begin, to the bit: MoEGate.reset_parameters, and the
-// random numbers of torch's CPU generator that it consumes.
+package synth
 
 import "math"
 
-// Generator is torch's generator of random numbers on the CPU: MT19937 of Matsumoto
+// mt19937 is torch's generator of random numbers on the CPU: MT19937 of Matsumoto
 // and Nishimura, as torch.manual_seed leaves it. A copy goes on independently, from
-// where the original was copied. Use NewGenerator; the zero Generator draws zeros.
-type Generator struct {
+// where the original was copied. Use newMT19937; the zero mt19937 draws zeros.
+type mt19937 struct {
 	state [624]uint32
 	next  int // the word to be drawn next; at the end the state is renewed first
 }
 
-// NewGenerator returns the generator after torch.manual_seed(seed). As in torch,
+// newMT19937 returns the generator after torch.manual_seed(seed). As in torch,
 // only the low 32 bits of the seed count:
 //
 //	state[0] = low 32 bits of seed
 //	state[i] = 1812433253 · (state[i-1] xor state[i-1] >> 30) + i
-func NewGenerator(seed uint64) *Generator {
-	g := &Generator{}
+func newMT19937(seed uint64) *mt19937 {
+	g := &mt19937{}
 	g.state[0] = uint32(seed)
 	for i := 1; i < len(g.state); i++ {
 		before := g.state[i-1]
@@ -29,8 +26,8 @@ func NewGenerator(seed uint64) *Generator {
 	return g
 }
 
-// Uint32 draws 32 bits: at::mt19937::operator().
-func (g *Generator) Uint32() uint32 {
+// draw returns the next 32 bits: at::mt19937::operator().
+func (g *mt19937) draw() uint32 {
 	if g.next == len(g.state) {
 		g.renew()
 	}
@@ -42,8 +39,8 @@ func (g *Generator) Uint32() uint32 {
 	return y ^ y>>18
 }
 
-// Skip draws n times and drops what it drew; n is not negative.
-func (g *Generator) Skip(n int64) {
+// skip draws n times and drops what it drew; n is not negative.
+func (g *mt19937) skip(n int64) {
 	for n > int64(len(g.state)-g.next) {
 		n -= int64(len(g.state) - g.next)
 		g.renew()
@@ -52,7 +49,7 @@ func (g *Generator) Skip(n int64) {
 }
 
 // renew computes the next 624 words of the recurrence, in place.
-func (g *Generator) renew() {
+func (g *mt19937) renew() {
 	const n, m = len(g.state), 397
 	s := &g.state
 	for i := range n - m {
@@ -78,15 +75,15 @@ func twist(u, v uint32) uint32 {
 // It is torch.Tensor.uniform_ on float32 tensors (at::transformation::uniform_real) as
 // torch computes it on x86-64 with AVX2 or more, with a fused multiply-add. Here
 // float64 takes its place: it holds the product and the sum exactly.
-func (g *Generator) uniform(dst []float32, bound float32) {
+func (g *mt19937) uniform(dst []float32, bound float32) {
 	b := float64(bound)
 	for i := range dst {
-		u := float64(g.Uint32()&(1<<24-1)) * 0x1p-24
+		u := float64(g.draw()&(1<<24-1)) * 0x1p-24
 		dst[i] = float32(u*(2*b) - b)
 	}
 }
 
-// KaimingUniform fills dst with the next values of a weight with rows of fanIn
+// kaimingUniform fills dst with the next values of a weight with rows of fanIn
 // values, as MoEGate.reset_parameters initialises [n_routed_experts, hidden_size]:
 // torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5)).
 //
@@ -95,7 +92,7 @@ func (g *Generator) uniform(dst []float32, bound float32) {
 //	v     = uniform in [-bound, bound]           in float32
 //
 // A weight may be filled in parts, one after the other.
-func (g *Generator) KaimingUniform(dst []float32, fanIn int) {
+func (g *mt19937) kaimingUniform(dst []float32, fanIn int) {
 	a := math.Sqrt(5)
 	gain := math.Sqrt(2 / (1 + float64(a*a)))
 	bound := math.Sqrt(3) * (gain / math.Sqrt(float64(fanIn)))

@@ -1,4 +1,4 @@
-package model
+package synth
 
 import (
 	"encoding/binary"
@@ -9,28 +9,29 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/tensor/tensortest"
 )
 
-// TestSyntheticCheckValues holds the values of the format's definition, and of each
+// TestCheckValues holds the values of the format's definition, and of each
 // rule the first ones as a float64 calculation gives them.
-func TestSyntheticCheckValues(t *testing.T) {
+func TestCheckValues(t *testing.T) {
 	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
 	info := tensor.Info{Name: "model.layers.1.mlp.experts.0.gate_proj.weight", DType: tensor.BF16, Shape: []int{1408, 2048}}
 	data := make([]byte, 16)
-	require.NoError(t, NewSynthetic(c, 7).Fill(info, data, 0))
+	require.NoError(t, New(c, 7).Fill(info, data, 0))
 	want := []uint16{15597, 48272, 48210, 48386, 48355, 48390, 48169, 48218}
 	for i, w := range want {
 		assert.Equal(t, w, binary.LittleEndian.Uint16(data[2*i:]), "value %d", i)
 	}
 }
 
-// TestSyntheticFollowsItsFormula compares a tensor of every rule with the formula,
+// TestFollowsItsFormula compares a tensor of every rule with the formula,
 // written out with the standard library's hash and no bit tricks.
-func TestSyntheticFollowsItsFormula(t *testing.T) {
+func TestFollowsItsFormula(t *testing.T) {
 	c := configAt(t, "v1-base", "checkpoint", "config.json")
-	s := NewSynthetic(c, 7)
+	s := New(c, 7)
 	for name, w := range map[string]func(u float32) float32{
 		"model.norm.weight":                           func(u float32) float32 { return 1 + float32(0.1*u) },
 		"model.embed_tokens.weight":                   func(u float32) float32 { return u * float32(math.Sqrt(3)) },
@@ -53,41 +54,42 @@ func TestSyntheticFollowsItsFormula(t *testing.T) {
 	}
 }
 
-func TestSyntheticHasEveryWeight(t *testing.T) {
+func TestHasEveryWeight(t *testing.T) {
 	for _, name := range []string{"v1-base", "v1-dense", "v1-rope-linear-tied-bias", "v1-top1-noshared"} {
 		c := configAt(t, name, "checkpoint", "config.json")
-		_, err := Load(c, NewSynthetic(c, 1))
+		_, err := model.Load(c, New(c, 1))
 		assert.NoError(t, err, name)
 	}
 }
 
-// TestSyntheticTilesAreTheTensor cuts a tensor at every byte.
-func TestSyntheticTilesAreTheTensor(t *testing.T) {
+// TestTilesAreTheTensor cuts a tensor of either rule at every byte, and makes the later
+// part first.
+func TestTilesAreTheTensor(t *testing.T) {
 	c := configAt(t, "v1-base", "checkpoint", "config.json")
-	s := NewSynthetic(c, 3)
-	info := s.infos["model.norm.weight"]
-	want, err := s.Tensor(info.Name)
-	require.NoError(t, err)
-	for cut := range len(want.Data) + 1 {
-		got := make([]byte, len(want.Data))
-		require.NoError(t, s.Fill(info, got[cut:], int64(cut)))
-		require.NoError(t, s.Fill(info, got[:cut], 0))
-		require.Equal(t, want.Data, got, "cut at byte %d", cut)
+	for name, s := range map[string]*Source{"model.norm.weight": New(c, 3), "model.layers.3.mlp.gate.weight": Torch(c, 3)} {
+		want, err := s.Tensor(name)
+		require.NoError(t, err)
+		for cut := range len(want.Data) + 1 {
+			got := make([]byte, len(want.Data))
+			require.NoError(t, s.Fill(s.infos[name], got[cut:], int64(cut)))
+			require.NoError(t, s.Fill(s.infos[name], got[:cut], 0))
+			require.Equal(t, want.Data, got, "%s, cut at byte %d", name, cut)
+		}
 	}
 }
 
-func TestSyntheticSeedsDiffer(t *testing.T) {
+func TestSeedsDiffer(t *testing.T) {
 	c := configAt(t, "v1-base", "checkpoint", "config.json")
-	a, err := NewSynthetic(c, 0).Tensor("lm_head.weight")
+	a, err := New(c, 0).Tensor("lm_head.weight")
 	require.NoError(t, err)
-	b, err := NewSynthetic(c, 1).Tensor("lm_head.weight")
+	b, err := New(c, 1).Tensor("lm_head.weight")
 	require.NoError(t, err)
 	assert.NotEqual(t, a.Data, b.Data)
 }
 
-func TestSyntheticRefusesWhatItDoesNotHave(t *testing.T) {
+func TestRefusesWhatItDoesNotHave(t *testing.T) {
 	c := configAt(t, "v1-base", "checkpoint", "config.json")
-	s := NewSynthetic(c, 0)
+	s := New(c, 0)
 	_, err := s.Tensor("model.layers.9.mlp.gate.weight")
 	assert.ErrorContains(t, err, "no such tensor")
 	norm := tensor.Info{Name: "model.norm.weight", DType: tensor.BF16, Shape: []int{64}}
@@ -98,9 +100,9 @@ func TestSyntheticRefusesWhatItDoesNotHave(t *testing.T) {
 	assert.ErrorContains(t, s.Fill(norm, nil, 0), "no such tensor of F32 [64]")
 }
 
-func BenchmarkSyntheticFill(b *testing.B) {
+func BenchmarkFill(b *testing.B) {
 	c := configAt(b, "states", "deepseek-moe-16b", "config.json")
-	s := NewSynthetic(c, 7)
+	s := New(c, 7)
 	info := s.infos["model.layers.1.mlp.experts.0.gate_proj.weight"]
 	dst := make([]byte, 1<<18)
 	for b.Loop() {

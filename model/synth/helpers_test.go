@@ -1,4 +1,4 @@
-package model
+package synth
 
 import (
 	"os"
@@ -13,7 +13,7 @@ import (
 // configAt parses a config.json under fixtures.
 func configAt(t testing.TB, path ...string) *config.Config {
 	t.Helper()
-	f, err := os.Open(filepath.Join(append([]string{"..", "fixtures"}, path...)...))
+	f, err := os.Open(filepath.Join(append([]string{"..", "..", "fixtures"}, path...)...))
 	require.NoError(t, err)
 	defer f.Close()
 	c, err := config.Parse(f)

@@ -1,4 +1,4 @@
-package model
+package synth
 
 import (
 	"crypto/sha256"
@@ -17,28 +17,28 @@ import (
 	"dsmoe/model/tensor/tensortest"
 )
 
-// TestGeneratorIsMT19937 holds the check value that the C++ standard gives for
+// TestDrawsAreMT19937 holds the check value that the C++ standard gives for
 // std::mt19937: with seed 5489, draw 10000. Draw 1 is widely published.
-func TestGeneratorIsMT19937(t *testing.T) {
-	g := NewGenerator(5489)
-	assert.EqualValues(t, 3499211612, g.Uint32())
-	g.Skip(9998)
-	assert.EqualValues(t, 4123659995, g.Uint32())
-	assert.Equal(t, NewGenerator(7), NewGenerator(7+3<<32), "the high half of the seed does not count")
+func TestDrawsAreMT19937(t *testing.T) {
+	g := newMT19937(5489)
+	assert.EqualValues(t, 3499211612, g.draw())
+	g.skip(9998)
+	assert.EqualValues(t, 4123659995, g.draw())
+	assert.Equal(t, newMT19937(7), newMT19937(7+3<<32), "the high half of the seed does not count")
 }
 
 func TestGeneratorSkipsWhatItWouldDraw(t *testing.T) {
 	for _, before := range []int{0, 1, 623, 624, 625} {
 		for _, n := range []int64{0, 1, 622, 623, 624, 625, 1248, 5000} {
-			skipped, drawn := NewGenerator(1), NewGenerator(1)
+			skipped, drawn := newMT19937(1), newMT19937(1)
 			for range before {
-				skipped.Uint32()
+				skipped.draw()
 			}
-			skipped.Skip(n)
+			skipped.skip(n)
 			for range int64(before) + n {
-				drawn.Uint32()
+				drawn.draw()
 			}
-			assert.Equal(t, drawn.Uint32(), skipped.Uint32(), "%d, then %d", before, n)
+			assert.Equal(t, drawn.draw(), skipped.draw(), "%d, then %d", before, n)
 		}
 	}
 }
@@ -52,13 +52,13 @@ type torchInit struct {
 func kaiming(t *testing.T, seed uint64, shape ...int) tensor.Tensor {
 	t.Helper()
 	values := make([]float32, shape[0]*shape[1])
-	NewGenerator(seed).KaimingUniform(values, shape[1])
+	newMT19937(seed).kaimingUniform(values, shape[1])
 	return tensortest.New(t, tensor.F32, shape, values)
 }
 
 // TestKaimingUniformIsTorch: every bit of the weights that torch drew.
 func TestKaimingUniformIsTorch(t *testing.T) {
-	dir := filepath.Join("..", "fixtures", "torch-init")
+	dir := filepath.Join("..", "..", "fixtures", "torch-init")
 	text, err := os.ReadFile(filepath.Join(dir, "README.json"))
 	require.NoError(t, err)
 	var want torchInit
@@ -88,18 +88,18 @@ func TestKaimingUniformIsTorch(t *testing.T) {
 // TestKaimingUniformInParts: a weight may be filled piece by piece.
 func TestKaimingUniformInParts(t *testing.T) {
 	whole, parts := make([]float32, 1500), make([]float32, 1500)
-	NewGenerator(3).KaimingUniform(whole, 50)
-	g := NewGenerator(3)
+	newMT19937(3).kaimingUniform(whole, 50)
+	g := newMT19937(3)
 	for _, cut := range [][2]int{{0, 1}, {1, 700}, {700, 700}, {700, 1500}} {
-		g.KaimingUniform(parts[cut[0]:cut[1]], 50)
+		g.kaimingUniform(parts[cut[0]:cut[1]], 50)
 	}
 	assert.Equal(t, whole, parts)
 }
 
 func BenchmarkKaimingUniform(b *testing.B) {
-	g, dst := NewGenerator(0), make([]float32, 1<<14)
+	g, dst := newMT19937(0), make([]float32, 1<<14)
 	for b.Loop() {
-		g.KaimingUniform(dst, 2048)
+		g.kaimingUniform(dst, 2048)
 	}
 	b.ReportMetric(float64(len(dst))*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mvalues/s")
 }

@@ -1,4 +1,8 @@
-package model
+// Package synth makes the weights of a config without storing any: New's values follow
+// from a seed and from where they stand, and Torch's gates are those that the
+// reference's MoEGate.reset_parameters draws from torch's generator. Both are a
+// weights.Source.
+package synth
 
 import (
 	"encoding/binary"
@@ -9,10 +13,11 @@ import (
 	"strings"
 
 	"dsmoe/config"
+	"dsmoe/model"
 	"dsmoe/model/tensor"
 )
 
-// Synthetic is a source of deterministic weights for a config, all BF16. Nothing is
+// Source is a source of deterministic weights for a config, all BF16. Nothing is
 // stored: a value follows from the seed, the tensor's name and the value's index,
 // so that any part of any tensor can be made at any time, with the same bits on
 // every machine. All arithmetic is float32 unless said otherwise:
@@ -29,17 +34,17 @@ import (
 // Square roots, and their product with 1.5, are float64. The scales keep the
 // variance of the residual stream near 1 and the gates decisive.
 //
-// NewTorchSynthetic has another rule for the gates.
-type Synthetic struct {
+// Torch has another rule for the gates.
+type Source struct {
 	config *config.Config
 	seed   uint64
 	infos  map[string]tensor.Info
 	gates  *torchGates // nil: the gates follow the rule above
 }
 
-// NewSynthetic returns the synthetic weights of c.
-func NewSynthetic(c *config.Config, seed uint64) *Synthetic {
-	s := &Synthetic{config: c, seed: seed, infos: map[string]tensor.Info{}}
+// New returns the synthetic weights of c.
+func New(c *config.Config, seed uint64) *Source {
+	s := &Source{config: c, seed: seed, infos: map[string]tensor.Info{}}
 	for i := range s.Tensors() {
 		s.infos[i.Name] = i
 	}
@@ -47,9 +52,9 @@ func NewSynthetic(c *config.Config, seed uint64) *Synthetic {
 }
 
 // Tensors yields every weight that the config implies, in the table's order.
-func (s *Synthetic) Tensors() iter.Seq[tensor.Info] {
+func (s *Source) Tensors() iter.Seq[tensor.Info] {
 	return func(yield func(tensor.Info) bool) {
-		for slot := range FamilyOf(s.config).Slots(s.config) {
+		for slot := range model.FamilyOf(s.config).Slots(s.config) {
 			if !yield(slot.Info(tensor.BF16)) {
 				return
 			}
@@ -58,7 +63,7 @@ func (s *Synthetic) Tensors() iter.Seq[tensor.Info] {
 }
 
 // Tensor makes a whole tensor in memory.
-func (s *Synthetic) Tensor(name string) (tensor.Tensor, error) {
+func (s *Source) Tensor(name string) (tensor.Tensor, error) {
 	info, ok := s.infos[name]
 	if !ok {
 		return tensor.Tensor{}, fmt.Errorf("synthetic weights: %.200q: the config has no such tensor", name)
@@ -69,7 +74,7 @@ func (s *Synthetic) Tensor(name string) (tensor.Tensor, error) {
 
 // Fill writes the bytes of the tensor from offset on to dst. A tensor may be made in
 // parts of any size, in any order; the bytes are the same.
-func (s *Synthetic) Fill(info tensor.Info, dst []byte, offset int64) error {
+func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
 	if own, ok := s.infos[info.Name]; !ok || own.DType != info.DType || !slices.Equal(own.Shape, info.Shape) {
 		return fmt.Errorf("synthetic weights: %.200q: the config has no such tensor of %s %v", info.Name, info.DType, info.Shape)
 	}

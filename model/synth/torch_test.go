@@ -1,4 +1,4 @@
-package model
+package synth
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ func TestTorchGatesAreOneStream(t *testing.T) {
 	for _, fixture := range []string{"v1-base", "v1-gqa-norm-freq2", "v1-freq3-first2", "v1-dense"} {
 		t.Run(fixture, func(t *testing.T) {
 			c := configAt(t, fixture, "checkpoint", "config.json")
-			s, plain, g := NewTorchSynthetic(c, 5), NewSynthetic(c, 5), NewGenerator(5)
+			s, plain, g := Torch(c, 5), New(c, 5), newMT19937(5)
 			for info := range s.Tensors() {
 				got, err := s.Tensor(info.Name)
 				require.NoError(t, err)
@@ -25,7 +25,7 @@ func TestTorchGatesAreOneStream(t *testing.T) {
 				require.NoError(t, err)
 				if s.gates.has(info.Name) {
 					values := make([]float32, want.Len())
-					g.KaimingUniform(values, c.HiddenSize)
+					g.kaimingUniform(values, c.HiddenSize)
 					want = tensortest.New(t, tensor.BF16, want.Shape, values)
 				}
 				require.Equal(t, want, got, info.Name)
@@ -37,33 +37,18 @@ func TestTorchGatesAreOneStream(t *testing.T) {
 	}
 }
 
-// TestTorchGateTilesAreTheTensor cuts a gate at every byte, the later part first.
-func TestTorchGateTilesAreTheTensor(t *testing.T) {
-	c := configAt(t, "v1-base", "checkpoint", "config.json")
-	s := NewTorchSynthetic(c, 3)
-	info := s.infos["model.layers.3.mlp.gate.weight"]
-	want, err := s.Tensor(info.Name)
-	require.NoError(t, err)
-	for cut := range len(want.Data) + 1 {
-		got := make([]byte, len(want.Data))
-		require.NoError(t, s.Fill(info, got[cut:], int64(cut)))
-		require.NoError(t, s.Fill(info, got[:cut], 0))
-		require.Equal(t, want.Data, got, "cut at byte %d", cut)
-	}
-}
-
 // TestTorchGatesSkipAhead: a tile in the last gate of 27, past several marks, whose
 // gates before it were not asked for.
 func TestTorchGatesSkipAhead(t *testing.T) {
 	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
 	info := tensor.Info{Name: "model.layers.27.mlp.gate.weight", DType: tensor.BF16, Shape: []int{64, 2048}}
 	got := make([]byte, 4000)
-	s := NewTorchSynthetic(c, 1)
+	s := Torch(c, 1)
 	require.NoError(t, s.Fill(info, got, 1000))
 	assert.Len(t, s.gates.marks, 4)
 
 	values := make([]float32, 27*64*2048)
-	NewGenerator(1).KaimingUniform(values, 2048)
+	newMT19937(1).kaimingUniform(values, 2048)
 	last := tensortest.New(t, tensor.BF16, info.Shape, values[26*64*2048:])
 	assert.Equal(t, last.Data[1000:5000], got)
 }

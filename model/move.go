@@ -1,0 +1,119 @@
+package model
+
+// Move is data movement: a result whose values are values of the operands, unchanged.
+// An arithmetic that keeps several numbers for a value moves each of them alike:
+// MoveValues does it for a list of anything.
+type Move struct {
+	Shape []int // of the result
+
+	parts int                      // of the result, one behind the other
+	part  func(i int, f func(Run)) // yields the runs that make up part i
+}
+
+// Run is values that come to stand side by side: the result's value To+i is the
+// operand's value From + i·Step, for i < N. All are row-major positions.
+type Run struct {
+	Operand int // its number among the operands
+	To      int // position in the result
+	From    int // position in the operand
+	Step    int // between the operand's values
+	N       int // how many
+}
+
+// Each calls f with all runs, part by part. Every value of the result is in one of them.
+func (m *Move) Each(f func(Run)) {
+	for i := range m.parts {
+		m.part(i, f)
+	}
+}
+
+// MoveValues sets dst, as many values as m.Shape says, to what m makes of the operands'.
+func MoveValues[T any](m *Move, dst []T, operands ...[]T) {
+	m.Each(func(r Run) { moveRun(dst, operands[r.Operand], r) })
+}
+
+func moveRun[T any](dst, x []T, r Run) {
+	if r.Step == 1 {
+		copy(dst[r.To:r.To+r.N], x[r.From:])
+		return
+	}
+	for i := range r.N {
+		dst[r.To+i] = x[r.From+i*r.Step]
+	}
+}
+
+// splitHeads cuts rows [batch, seq, heads·width] into heads, and takes the columns from …
+// to-1 of each: [batch, heads, seq, to-from].
+func splitHeads(in *Input, heads, width, from, to int) *Move {
+	n := to - from
+	return &Move{[]int{in.Batch, heads, in.Seq, n}, in.Batch * heads, func(i int, f func(Run)) {
+		first := i/heads*in.Seq*heads*width + i%heads*width + from
+		for t := range in.Seq {
+			f(Run{To: (i*in.Seq + t) * n, From: first + t*heads*width, Step: 1, N: n})
+		}
+	}}
+}
+
+// splitHeadsT is splitHeads with the last two axes of the result swapped: [batch, heads,
+// to-from, seq].
+func splitHeadsT(in *Input, heads, width, from, to int) *Move {
+	n := to - from
+	return &Move{[]int{in.Batch, heads, n, in.Seq}, in.Batch * heads, func(i int, f func(Run)) {
+		first := i/heads*in.Seq*heads*width + i%heads*width + from
+		for c := range n {
+			f(Run{To: (i*n + c) * in.Seq, From: first + c, Step: heads * width, N: in.Seq})
+		}
+	}}
+}
+
+// mergeHeads puts blocks of queries, [batch, heads, n, width] each, one after the other,
+// and their heads side by side: [batch, seq, heads·width]. All blocks but the last have
+// block queries.
+func mergeHeads(in *Input, heads, width, block int) *Move {
+	return &Move{[]int{in.Batch, in.Seq, heads * width}, in.Batch * heads, func(i int, f func(Run)) {
+		first := i/heads*in.Seq*heads*width + i%heads*width
+		for t := range in.Seq {
+			n := min(block, in.Seq-t/block*block)
+			f(Run{Operand: t / block, To: first + t*heads*width, From: (i*n + t%block) * width, Step: 1, N: width})
+		}
+	}}
+}
+
+// joinHeads puts behind each row of a [batch, heads, seq, width] the row of b [batch, 1,
+// seq, shared] of the same position, which all heads share: [batch, heads, seq,
+// width+shared].
+func joinHeads(in *Input, heads, width, shared int) *Move {
+	n := width + shared
+	return &Move{[]int{in.Batch, heads, in.Seq, n}, in.Batch * heads, func(i int, f func(Run)) {
+		for t := range in.Seq {
+			row := i*in.Seq + t
+			f(Run{To: row * n, From: row * width, Step: 1, N: width})
+			f(Run{Operand: 1, To: row*n + width, From: (i/heads*in.Seq + t) * shared, Step: 1, N: shared})
+		}
+	}}
+}
+
+// takeColumns takes the columns from … to-1 of rows [batch, seq, width].
+func takeColumns(in *Input, width, from, to int) *Move {
+	m := splitHeads(in, 1, width, from, to)
+	m.Shape = []int{in.Batch, in.Seq, to - from}
+	return m
+}
+
+// takeRows takes the given rows of width values, in that order: [len(rows), width].
+func takeRows(rows []int, width int) *Move {
+	return &Move{[]int{len(rows), width}, 1, func(_ int, f func(Run)) {
+		for i, row := range rows {
+			f(Run{To: i * width, From: row * width, Step: 1, N: width})
+		}
+	}}
+}
+
+// gather takes the columns idx [tokens, k] of each row of width values.
+func gather(idx []int, k, width int) *Move {
+	return &Move{[]int{len(idx) / k, k}, 1, func(_ int, f func(Run)) {
+		for i, column := range idx {
+			f(Run{To: i, From: i/k*width + column, Step: 1, N: 1})
+		}
+	}}
+}

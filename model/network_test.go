@@ -1,0 +1,185 @@
+package model_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model"
+)
+
+// watch is a trace that calls stage, and topK if it is not nil.
+type watch struct {
+	stage func(name string) error
+	topK  func(name string) error
+}
+
+func (w watch) Stage(name string, _ *model.Activation) error { return w.stage(name) }
+
+func (w watch) TopK(name string, _ *model.Choice[*model.Activation]) error {
+	if w.topK == nil {
+		return nil
+	}
+	return w.topK(name)
+}
+
+// watched runs the decoder over three tokens, watched by w.
+func watched(ctx context.Context, m *model.DeepseekForCausalLM, w watch) (*model.Activation, error) {
+	plain := model.NewPlain(model.Options{})
+	defer plain.Close(nil)
+	in := &model.Input{Batch: 1, Seq: 3, InputIDs: []int{1, 2, 3}}
+	net := &model.Network[*model.Activation]{Model: m, Input: in, Arithmetic: plain, Trace: w}
+	return net.Forward(ctx)
+}
+
+// TestPanicsAreNotErrors: what a trace or an arithmetic panics with leaves the pass as it
+// is, an error among it.
+func TestPanicsAreNotErrors(t *testing.T) {
+	m := loaded(t, tinyConfig)
+	for _, thrown := range []any{"a mistake of the programmer", errEnough} {
+		require.PanicsWithValue(t, thrown, func() {
+			watched(context.Background(), m, watch{stage: func(string) error { panic(thrown) }})
+		})
+		require.PanicsWithValue(t, thrown, func() {
+			watched(context.Background(), m, watch{stage: func(string) error { return nil }, topK: func(string) error { panic(thrown) }})
+		})
+	}
+	broken := loaded(t, tinyConfig)
+	broken.Model.Layers[1].MoE.Experts = nil
+	var runtimeError interface{ RuntimeError() }
+	defer func() {
+		err, _ := recover().(error)
+		require.ErrorAs(t, err, &runtimeError, "an index out of range stays one")
+	}()
+	watched(context.Background(), broken, watch{stage: func(string) error { return nil }})
+}
+
+// TestPassesStopOnTheirOwn: of passes at once, each returns the error of its own trace, or
+// none; so does a pass that a trace runs inside of another.
+func TestPassesStopOnTheirOwn(t *testing.T) {
+	m := loaded(t, tinyConfig)
+	var wait sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		wait.Go(func() {
+			_, errs[i] = watched(context.Background(), m, watch{stage: func(name string) error {
+				if i%2 == 0 && name == fmt.Sprintf("model.layers.%d.mlp.output", i/2%2) {
+					return fmt.Errorf("pass %d: %w", i, errEnough)
+				}
+				return nil
+			}})
+		})
+	}
+	wait.Wait()
+	for i, err := range errs {
+		if i%2 == 0 {
+			require.EqualError(t, err, fmt.Sprintf("pass %d: enough", i))
+			require.ErrorIs(t, err, errEnough)
+		} else {
+			require.NoError(t, err)
+		}
+	}
+
+	var inner error
+	_, err := watched(context.Background(), m, watch{stage: func(name string) error {
+		if name == "model.layers.0.output" {
+			_, inner = watched(context.Background(), m, watch{stage: func(string) error { return errEnough }})
+		}
+		return nil
+	}})
+	require.ErrorIs(t, inner, errEnough)
+	require.NoError(t, err, "the outer pass goes on")
+}
+
+// TestCancelledPass stops at the next stage.
+func TestCancelledPass(t *testing.T) {
+	m := loaded(t, tinyConfig)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	var last string
+	y, err := watched(ctx, m, watch{stage: func(name string) error {
+		last = name
+		if strings.HasSuffix(name, "layers.0.self_attn.k_proj.output") {
+			cancel(errors.New("for a reason"))
+		}
+		return nil
+	}})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Nil(t, y)
+	require.Equal(t, "model.layers.0.self_attn.k_proj.output", last)
+}
+
+// TestTraceChangesThePass: what a trace sets, values or experts, is what follows.
+func TestTraceChangesThePass(t *testing.T) {
+	m := loaded(t, tinyConfig)
+	in := &model.Input{Batch: 1, Seq: 3, InputIDs: []int{1, 2, 3}}
+	forward := func(trace model.Trace[*model.Activation]) []float32 {
+		plain := model.NewPlain(model.Options{})
+		net := &model.Network[*model.Activation]{Model: m, Input: in, Arithmetic: plain, Trace: trace}
+		y, err := net.Forward(context.Background())
+		require.NoError(t, err)
+		plain.Close(y)
+		return y.Values
+	}
+	plain := forward(nil)
+	same := forward(&setter{})
+	require.Equal(t, plain, same)
+	require.NotEqual(t, plain, forward(&setter{experts: []int{0, 1}}))
+	zero := forward(&setter{clears: "lm_head.output"})
+	require.Equal(t, make([]float32, len(plain)), zero)
+	require.NotEqual(t, plain, forward(&setter{clears: "model.layers.0.output"}))
+}
+
+// setter is a trace that sets one stage to zeros, or every token's experts.
+type setter struct {
+	clears  string
+	experts []int
+}
+
+func (s *setter) Stage(name string, x *model.Activation) error {
+	if name == s.clears {
+		clear(x.Values)
+	}
+	return nil
+}
+
+func (s *setter) TopK(_ string, choice *model.Choice[*model.Activation]) error {
+	for at := 0; s.experts != nil && at < len(choice.Idx); at += len(s.experts) {
+		copy(choice.Idx[at:], s.experts)
+	}
+	return nil
+}
+
+// TestPartsOfTheDecoder: the layers and the head one by one are the whole.
+func TestPartsOfTheDecoder(t *testing.T) {
+	for _, text := range []string{tinyConfig, tinyLatentConfig} {
+		m := loaded(t, text)
+		in := &model.Input{Batch: 2, Seq: 2, InputIDs: []int{1, 2, 3, 4}}
+		whole, err := m.Forward(context.Background(), in, model.Options{})
+		require.NoError(t, err)
+		plain := model.NewPlain(model.Options{})
+		net := &model.Network[*model.Activation]{Model: m, Input: in, Arithmetic: plain}
+		x := plain.Reshape(plain.Embed(&m.Model.EmbedTokens, in.InputIDs), 2, 2, m.Config.HiddenSize)
+		for l := range m.Model.Layers {
+			x, err = net.Layer(context.Background(), l, x)
+			require.NoError(t, err)
+		}
+		x, err = net.Head(context.Background(), x)
+		require.NoError(t, err)
+		require.Equal(t, whole.Shape, x.Shape)
+		require.Equal(t, whole.Values, x.Values)
+		plain.Close(nil)
+	}
+}
+
+// TestLatentModelsDoNotTrain: no reference's gradients speak for theirs.
+func TestLatentModelsDoNotTrain(t *testing.T) {
+	m := loaded(t, tinyLatentConfig)
+	heard := &listener{}
+	err := heard.train(m, &model.Input{Batch: 1, Seq: 2, InputIDs: []int{1, 2}}, func(string) bool { return true })
+	require.ErrorContains(t, err, "model_type deepseek_v3: the gradients of latent attention")
+}

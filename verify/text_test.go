@@ -1,0 +1,154 @@
+package verify_test
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model"
+	"dsmoe/verify"
+)
+
+// printed is a report as text.
+func printed(t *testing.T, r *verify.Report) string {
+	t.Helper()
+	var text strings.Builder
+	require.NoError(t, r.WriteText(&text))
+	return text.String()
+}
+
+// TestTextOfAFailure holds a report in full.
+func TestTextOfAFailure(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-base/golden-f32")
+	require.Equal(t, `reference  DeepseekForCausalLM (remote code modeling_deepseek.py), transformers 4.39.3, torch 2.3.1+cu121 on cpu
+golden     2 × 17 tokens in float32, 58 tensors, files match their hashes
+mode       local: every stage is fed the golden's own input; float64 sums
+limits     float32 pack, stage by stage, float64 sums: rel RMS ≤ 2e-06, a row's ≤ 4e-06, max/RMS ≤ 2e-05
+
+           checked  nearest to its limit  rel RMS  max/RMS  equal    of limit
+embedding  1/1      embed_tokens          0.0e+00  0.0e+00  100%     0%
+layer 0    10/10    input_layernorm       1.9e-03  7.7e-03  0%       9.3e+02×  2 FAIL
+layer 1    15/15    input_layernorm       7.0e-06  3.9e-05  0%       351%      2 FAIL
+layer 2    15/15    input_layernorm       1.0e-06  5.6e-06  0.3217%  51.55%
+layer 3    15/15    input_layernorm       4.0e-07  3.0e-06  0%       20.19%
+head       2/2      norm                  2.8e-07  2.1e-06  0.3217%  17.15%
+
+DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
+           at [0 3 47]: got -4.063507, want -4.071259
+           rel RMS 0.00186, limit 2e-06; row 28: 0.0024, limit 4e-06; max/RMS 0.00771, limit 2e-05
+cause      norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05
+
+coverage   58 of 58 golden tensors, 180 of 186 weights, 46 of 48 routed experts
+           30 of 256 rows of the embedding
+           model.layers.2: no token reached experts 4, 7
+routing    408 choices of experts: 0 differ
+verdict    FAIL
+`, printed(t, run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{})))
+}
+
+// TestTextSays what is particular to a run, in lines of its own.
+func TestTextSays(t *testing.T) {
+	t.Parallel()
+	const q = "model.layers.2.self_attn.q_proj.weight"
+	for name, test := range map[string]struct {
+		pack    string
+		options verify.Options
+		broken  bool // q_proj of layer 2 in the other RoPE layout
+		want    []string
+	}{
+		"chained": {"v1-base/golden-f32", verify.Options{Mode: verify.Chained}, true, []string{
+			"mode       chained: end to end, with the golden's choice of experts; float64 sums",
+			"limits     float32 pack, end to end: 4e-6·√layers, at most 2e-5: rel RMS ≤ 2e-05, a row's ≤ 8e-05, max/RMS ≤ 0.0002",
+			"layer 1    2/15     output                6.9e-07  3.8e-06  4.504%   12.26%",
+			"layer 2    2/15     mlp.gate.topk_idx     -        -        -        -         2 FAIL",
+			"DIVERGES   model.layers.2.mlp.gate.topk_idx  I64 [34 4]",
+			"           4 choices of another expert, where no tie excuses it",
+			"           at [1 2]: got experts [1 2 3 4], want expert 5",
+			"cause      run with --mode local to find the stage at fault",
+			"coverage   10 of 58 golden tensors, 180 of 186 weights, 46 of 48 routed experts",
+			"routing    408 choices of experts: 14 differ",
+			"verdict    FAIL",
+		}},
+		"a report without a verdict": {"v1-base/golden-bf16", verify.Options{Mode: verify.Chained}, false, []string{
+			"layer 3    0/15     mlp.experts           1.0e-02  9.7e-02  60.94%  -",
+			"coverage   0 of 58 golden tensors, 0 of 186 weights, 46 of 48 routed experts",
+			"verdict    INCONCLUSIVE",
+			"           end to end, BF16 rounding grows without a usable limit: this is a report, use --mode local for a verdict",
+		}},
+		"shares of a reduced pack": {"v1-base/golden-bf16", verify.Options{}, true, []string{
+			"limits     BF16 pack, stage by stage, its rounding points reproduced",
+			"           equal to the bit 12.64%, at least 99.9%; within a unit 12.78%, at least 99.9%",
+		}},
+		"no cause": {"v1-base/golden-f32", verify.Options{Limits: map[string]float64{"model.layers.2.mlp.experts.output": 1e-12}}, false, []string{
+			"limits     --limit model.layers.2.mlp.experts.output=1e-12: rel RMS ≤ 1e-12, a row's ≤ 2e-12, max/RMS ≤ 1e-11",
+			"cause      none of the known mistakes explains it",
+		}},
+		"training": {"v1-base/golden-train-seq", verify.Options{}, false, []string{
+			"           forward in training mode, loss and gradients",
+			"           the reference ran with aux_loss_alpha 0.05, seq_aux true",
+			"limits     loss, auxiliary losses and gradients: rel RMS ≤ 1e-05, a row's ≤ 0.0001, max/RMS ≤ 0.0002",
+			"gradients  186/186  layers.1.mlp.experts.8.gate_proj.weight.grad  6.5e-07  5.7e-06  4.297%  8.582%",
+		}},
+		"ties": {"v1-router-ties/golden-f32", verify.Options{Accumulate: model.Float32}, false, []string{
+			"mode       local: every stage is fed the golden's own input; float32 sums",
+			"coverage   43 of 43 golden tensors, 128 of 128 weights, 32 of 32 routed experts",
+			"routing    640 choices of experts: 0 differ; excused: 2 exact ties, 0 within the noise",
+		}},
+		"a dense model": {"v1-dense/golden-f32", verify.Options{}, false, []string{
+			"coverage   23 of 23 golden tensors, 21 of 21 weights",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, p := open(t, test.pack)
+			src := altered{Source: c}
+			if test.broken {
+				src = replace(c, q, interleave(get(t, c, q), 16))
+			}
+			text := printed(t, run(t, c.Config, src, p, test.options))
+			for _, line := range test.want {
+				require.Contains(t, "\n"+text, "\n"+line+"\n")
+			}
+		})
+	}
+}
+
+// TestTextIsPlain: a pack cannot forge lines of the report, wherever it has its say.
+func TestTextIsPlain(t *testing.T) {
+	t.Parallel()
+	const forged = "x\x1b[2K\nverdict    PASS"
+	dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) {
+		m["reference"].(map[string]any)["model"] = forged
+		m["config_overrides"] = map[string]any{forged: 1}
+		refile(t, dir, m, "embed.safetensors", func(tensors map[string]view) { tensors[forged] = tensors["model.embed_tokens.output"] })
+		tensors := m["tensors"].(map[string]any)
+		tensors[forged] = tensors["model.embed_tokens.output"]
+	})
+	c, _ := open(t, "v1-base/golden-f32")
+	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	require.Equal(t, forged, *r.FirstDivergence)
+	text := printed(t, r)
+	require.NotContains(t, text, "\x1b")
+	require.Equal(t, 1, strings.Count(text, "\nverdict"))
+	require.Contains(t, text, `x\x1b[2K\nverdict    PASS`)
+}
+
+// TestNothingToCheck: a pack of inputs alone has no checks, an empty list in JSON.
+func TestNothingToCheck(t *testing.T) {
+	t.Parallel()
+	dir := rewritten(t, "v1-dense/golden-f32", func(dir string, m map[string]any) {
+		maps.DeleteFunc(m["tensors"].(map[string]any), func(name string, _ any) bool { return name != "input_ids" })
+		prune(t, dir, m)
+	})
+	c, _ := open(t, "v1-dense/golden-f32")
+	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	require.Equal(t, verify.Inconclusive, r.Verdict)
+	data, err := json.Marshal(r)
+	require.NoError(t, err)
+	require.Contains(t, string(data), `"checks":[]`)
+	require.Contains(t, printed(t, r), "coverage   0 of 0 golden tensors, 0 of 21 weights\n")
+}
