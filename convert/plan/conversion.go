@@ -96,9 +96,11 @@ func (c *conversion) checkSlots() map[string]bool {
 		if !c.filter.keeps(slot.Name) {
 			continue
 		}
-		if w := c.set.Find(slot.Name); w == nil {
+		switch w := c.set.Find(slot.Name); {
+		case w == nil && c.set.InMisfit(slot.Name): // said already
+		case w == nil:
 			c.problem(slot.Name, "missing, shape %v is expected", slot.Shape)
-		} else if !slices.Equal(w.Shape, slot.Shape) {
+		case !slices.Equal(w.Shape, slot.Shape):
 			c.problem(slot.Name, "shape %v, config says %v", w.Shape, slot.Shape)
 		}
 	}

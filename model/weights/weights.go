@@ -47,7 +47,7 @@ type Weight struct {
 	Shared bool    // Stored holds other weights too: experts that are fused
 	Scales *Weight // weight_scale_inv of an FP8 weight; nil if there is none
 	Block  [2]int  // rows and columns of an FP8 weight that share a scale
-	scales bool
+	scales bool    // it is the Scales of another weight
 }
 
 // IsScales says whether the weight is the Scales of another.
@@ -112,10 +112,10 @@ type Set struct {
 	byName map[string]*Weight
 }
 
-// Misfit is a stored tensor that cannot be understood, and why.
+// Misfit is a tensor that cannot be understood, and why.
 type Misfit struct {
-	tensor.Info
-	Cause string // what is wrong: "shape [3 4]: 3 experts, config says 8"
+	tensor.Info        // the table's name; the dtype and shape as they are stored
+	Cause       string // what is wrong: "shape [3 4]: 3 experts, config says 8"
 }
 
 // defaultBlock is the block of DeepSeek-V3, for a config that does not say.
@@ -145,7 +145,7 @@ func New(c *config.Config, h Headers) *Set {
 		if !ok {
 			s.add(&Weight{Info: tensor.Info{Name: name, DType: info.DType, Shape: info.Shape}, Stored: info.Name, Block: block})
 		} else if err := s.split(f, info, c.NRoutedExperts, block); err != nil {
-			s.Misfits = append(s.Misfits, Misfit{info, err.Error()})
+			s.Misfits = append(s.Misfits, Misfit{tensor.Info{Name: name, DType: info.DType, Shape: info.Shape}, err.Error()})
 		}
 	}
 	s.linkScales()
@@ -211,3 +211,10 @@ func (s *Set) All() []*Weight { return s.list }
 
 // Find returns the weight of that name, nil if there is none.
 func (s *Set) Find(name string) *Weight { return s.byName[name] }
+
+// InMisfit says whether a weight that Find does not know is held by one of the Misfits.
+// Whoever tells of those need not call it missing.
+func (s *Set) InMisfit(name string) bool {
+	place, ok := ParseExpert(name)
+	return ok && slices.ContainsFunc(s.Misfits, func(m Misfit) bool { return m.Name == place.Fused })
+}
