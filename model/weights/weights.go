@@ -75,8 +75,7 @@ func (w *Weight) CheckScales() error {
 	if !slices.Equal(w.Scales.Shape, []int{rows, cols}) {
 		return fmt.Errorf("dtype F8_E4M3, but its scales have shape %v: blocks of %v give [%d %d]", w.Scales.Shape, w.Block, rows, cols)
 	}
-	switch w.Scales.DType {
-	case tensor.F32, tensor.F16, tensor.BF16:
+	if w.Scales.DType.Casts() {
 		return nil
 	}
 	return fmt.Errorf("dtype F8_E4M3, but its scales have dtype %s: F32, F16 or BF16 is expected", w.Scales.DType)
@@ -88,18 +87,18 @@ func (w *Weight) View(src Source) (tensor.Tensor, error) {
 	if err != nil {
 		return tensor.Tensor{}, err
 	}
-	begin := w.offset()
+	begin := w.Offset()
 	end := begin + w.Bytes()
 	return tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: t.Data[begin:end:end]}, nil
 }
 
 // ReadAt fills dst with the weight's bytes from offset on.
 func (w *Weight) ReadAt(src ReaderAt, dst []byte, offset int64) error {
-	return src.ReadAt(w.Stored, dst, w.offset()+offset)
+	return src.ReadAt(w.Stored, dst, w.Offset()+offset)
 }
 
-// offset is where the weight's bytes begin in the stored tensor.
-func (w *Weight) offset() int64 { return w.First * int64(w.DType.Bits()) / 8 }
+// Offset returns where in the stored tensor the weight's bytes begin.
+func (w *Weight) Offset() int64 { return w.DType.Bytes(w.First) }
 
 // Set is the tensors of a checkpoint under the names of the table. It is not changed
 // once made.

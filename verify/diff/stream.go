@@ -48,7 +48,7 @@ func (p pair) compare(ctx context.Context, a, b Side, progress func(int64)) (Fin
 		if err := t.compare(at, int(n)); err != nil {
 			return f, fmt.Errorf("tensor %s: %w", p.name, err)
 		}
-		progress(n * int64(p.a.DType.Bits()) / 8)
+		progress(p.a.DType.Bytes(n))
 	}
 	t.report(&f)
 	return f, nil
@@ -82,8 +82,7 @@ func (p pair) compareBytes(ctx context.Context, f *Finding, left, right weights.
 
 // decodes says whether a weight has values that can be compared.
 func decodes(w *weights.Weight) bool {
-	_, err := tensor.NewCast(w.NumberType(), tensor.F32)
-	return err == nil
+	return w.NumberType().Casts()
 }
 
 // tiles compares a pair tile by tile.
