@@ -29,6 +29,9 @@ type Options struct {
 // They are described in package engine.
 type Settings = engine.Settings
 
+// DefaultMemory is the Memory of Settings that do not say.
+const DefaultMemory = engine.DefaultMemory
+
 // LossError refuses an output whose casts made numbers infinite or zero.
 type LossError = engine.LossError
 
