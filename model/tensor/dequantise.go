@@ -11,10 +11,10 @@ import (
 // E4M3 value times the scale at (r/BlockRows, c/BlockCols) of a grid of
 // ⌈Rows/BlockRows⌉ × ⌈Cols/BlockCols⌉. Blocks at the edges may be ragged.
 type Blocks struct {
-	Rows      int // of the matrix
-	Cols      int // of the matrix
-	BlockRows int // rows that share a scale
-	BlockCols int // columns that share a scale
+	Rows      int `json:"rows"`       // of the matrix
+	Cols      int `json:"cols"`       // of the matrix
+	BlockRows int `json:"block_rows"` // rows that share a scale
+	BlockCols int `json:"block_cols"` // columns that share a scale
 }
 
 // Grid returns the shape of the scales.
