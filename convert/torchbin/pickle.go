@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
@@ -565,11 +566,11 @@ func (m *machine) result() ([]pickled, error) {
 
 // checkContiguous refuses a tensor whose elements do not lie one after the other.
 func (t pickled) checkContiguous() error {
+	if slices.Contains(t.shape, 0) {
+		return nil
+	}
 	step := 1
 	for i := len(t.shape) - 1; i >= 0; i-- {
-		if t.shape[i] == 0 {
-			return nil
-		}
 		if t.shape[i] > 1 && t.strides[i] != step {
 			return fmt.Errorf("shape %v with strides %v is not contiguous: save the tensor with .contiguous()", t.shape, t.strides)
 		}
