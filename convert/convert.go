@@ -34,6 +34,9 @@ type Settings = engine.Settings
 // while: a program whose GOMAXPROCS is Settings.Compute + Settings.IO converts faster.
 const DefaultIO = engine.DefaultIO
 
+// DefaultMemory is the Memory of Settings that do not say.
+const DefaultMemory = engine.DefaultMemory
+
 // LossError refuses an output whose casts made numbers infinite or zero.
 type LossError = engine.LossError
 

@@ -146,7 +146,7 @@ func (k *checker) check(s Slot, expected bool) {
 	k.known[s.Name] = true
 	w := k.set.Find(s.Name)
 	switch {
-	case w == nil && expected:
+	case w == nil && expected && !k.set.InMisfit(s.Name):
 		k.found.Missing = append(k.found.Missing, s)
 	case w == nil:
 	case !slices.Equal(w.Shape, s.Shape):

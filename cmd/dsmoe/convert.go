@@ -34,7 +34,7 @@ type convertFlags struct {
 }
 
 func newConvert() *cobra.Command {
-	f := convertFlags{shard: 5_000_000_000, memory: 512 << 20}
+	f := convertFlags{shard: plan.DefaultShardBytes, memory: convert.DefaultMemory}
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another dtype, shard size or expert layout",
@@ -177,9 +177,9 @@ func (p *phaseBar) set(phase string, n, of int64) {
 type weightType tensor.DType
 
 // Set reads a dtype.
-func (t *weightType) Set(text string) error {
+func (t *weightType) Set(word string) error {
 	types := map[string]tensor.DType{"keep": tensor.Invalid, "f32": tensor.F32, "f16": tensor.F16, "bf16": tensor.BF16}
-	d, ok := types[text]
+	d, ok := types[word]
 	if !ok {
 		return errors.New("not f32, f16, bf16 or keep")
 	}
@@ -202,13 +202,13 @@ func (t *weightType) Type() string { return "dtype" }
 type shardSize int64
 
 // Set reads a size, or none.
-func (s *shardSize) Set(text string) error {
-	if text == "none" {
+func (s *shardSize) Set(word string) error {
+	if word == "none" {
 		*s = -1
 		return nil
 	}
 	var size byteSize
-	if err := size.Set(text); err != nil {
+	if err := size.Set(word); err != nil {
 		return err
 	}
 	*s = shardSize(size)
@@ -231,8 +231,8 @@ func (s *shardSize) Type() string { return "size" }
 type expertsFlag plan.Experts
 
 // Set reads a layout.
-func (e *expertsFlag) Set(text string) error {
-	layout, err := plan.ParseExperts(text)
+func (e *expertsFlag) Set(word string) error {
+	layout, err := plan.ParseExperts(word)
 	*e = expertsFlag(layout)
 	return err
 }
@@ -247,8 +247,8 @@ func (e *expertsFlag) Type() string { return "layout" }
 type layersFlag plan.Layers
 
 // Set reads layers.
-func (l *layersFlag) Set(text string) error {
-	layers, err := plan.ParseLayers(text)
+func (l *layersFlag) Set(list string) error {
+	layers, err := plan.ParseLayers(list)
 	*l = layersFlag(layers)
 	return err
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -117,10 +116,10 @@ func answer(err error, yes bool) error {
 // beside the weight file or index at path. Any other path is a config itself.
 func configPath(path string) string {
 	if stat, err := os.Stat(path); err == nil && stat.IsDir() {
-		return filepath.Join(path, "config.json")
+		return filepath.Join(path, checkpoint.ConfigName)
 	}
-	if strings.HasSuffix(path, ".safetensors") || strings.HasSuffix(path, ".index.json") {
-		return filepath.Join(filepath.Dir(path), "config.json")
+	if name := filepath.Base(path); checkpoint.IsWeights(name) || checkpoint.IsIndex(name) {
+		return filepath.Join(filepath.Dir(path), checkpoint.ConfigName)
 	}
 	return path
 }
@@ -148,7 +147,7 @@ func scan(path string) (*inspect.Checkpoint, error) {
 // isNothing says of a directory that it has no part of a checkpoint.
 func isNothing(inv *checkpoint.Inventory) bool {
 	return errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 &&
-		!slices.ContainsFunc(inv.Problems, func(p checkpoint.Problem) bool { return p.File != "" && p.File != "config.json" })
+		!slices.ContainsFunc(inv.Problems, func(p checkpoint.Problem) bool { return p.File != "" && p.File != checkpoint.ConfigName })
 }
 
 func findings(kind inspect.Kind, problems []checkpoint.Problem) (found []inspect.Finding) {

@@ -50,7 +50,7 @@ dsmoe.manifest.json: dsmoe convert --check DST hashes everything again.`,
 		Annotations: exits("the checkpoint is written", ""),
 	}
 	asJSON := jsonFlag(cmd)
-	o := synthOptions{gates: syntheticGates, maxShard: 5_000_000_000}
+	o := synthOptions{gates: syntheticGates, maxShard: plan.DefaultShardBytes}
 	cmd.Flags().Uint64Var(&o.seed, "seed", 0, "seed of the values")
 	cmd.Flags().Var(&o.gates, "init", "`rule` of the gates: synthetic as all other tensors, or torch")
 	cmd.Flags().Var(&o.maxShard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes")
@@ -93,8 +93,8 @@ const (
 func (i *gateInit) String() string { return string(*i) }
 
 // Set reads the flag.
-func (i *gateInit) Set(text string) error {
-	*i = gateInit(text)
+func (i *gateInit) Set(word string) error {
+	*i = gateInit(word)
 	if *i != syntheticGates && *i != torchGates {
 		return fmt.Errorf("neither %s nor %s", syntheticGates, torchGates)
 	}
@@ -126,13 +126,13 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 
 // synthesised says what was written.
 type synthesised struct {
-	Path       string       `json:"path"`
-	Seed       uint64       `json:"seed"`
-	Init       gateInit     `json:"init"` // how the gates were drawn
-	Tensors    int          `json:"tensors"`
-	Parameters int64        `json:"parameters"`
-	DType      tensor.DType `json:"dtype"`
-	Bytes      int64        `json:"bytes"`
+	Path       string       `json:"path"`        // the target, as it was given
+	Seed       uint64       `json:"seed"`        // of the values
+	Init       gateInit     `json:"init"`        // how the gates were drawn
+	Tensors    int          `json:"tensors"`     // that were written
+	Parameters int64        `json:"parameters"`  // elements of all tensors
+	DType      tensor.DType `json:"dtype"`       // of all tensors
+	Bytes      int64        `json:"bytes"`       // of their data
 	TorchDType tensor.DType `json:"torch_dtype"` // that the config promises
 }
 
@@ -147,15 +147,15 @@ func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []t
 
 // WriteText writes one line, and another if the config promises another dtype.
 func (r *synthesised) WriteText(w io.Writer) error {
-	text := fmt.Sprintf("%s: %d tensors, %d parameters, %d bytes of %s, seed %d", r.Path, r.Tensors, r.Parameters, r.Bytes, r.DType, r.Seed)
+	line := fmt.Sprintf("%s: %d tensors, %d parameters, %d bytes of %s, seed %d", r.Path, r.Tensors, r.Parameters, r.Bytes, r.DType, r.Seed)
 	if r.Init == torchGates {
-		text += ", gates as torch draws them"
+		line += ", gates as torch draws them"
 	}
-	text += "\n"
+	line += "\n"
 	if r.TorchDType != r.DType {
-		text += fmt.Sprintf("its config.json, copied as it is, promises %s\n", r.TorchDType)
+		line += fmt.Sprintf("its config.json, copied as it is, promises %s\n", r.TorchDType)
 	}
-	_, err := io.WriteString(w, text)
+	_, err := io.WriteString(w, line)
 	return err
 }
 
@@ -206,9 +206,9 @@ func (s *byteSize) String() string {
 }
 
 // Set reads a size.
-func (s *byteSize) Set(text string) error {
+func (s *byteSize) Set(word string) error {
 	for _, u := range units {
-		digits, ok := strings.CutSuffix(text, u.name)
+		digits, ok := strings.CutSuffix(word, u.name)
 		if !ok {
 			continue
 		}

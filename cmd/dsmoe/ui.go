@@ -35,6 +35,7 @@ import (
 
 // report is what a command has found out. It is JSON as it stands.
 type report interface {
+	// WriteText writes it for a reader.
 	WriteText(w io.Writer) error
 }
 
@@ -107,6 +108,7 @@ func hintOf(err error) string {
 // usageError is a command line that makes no sense.
 type usageError struct{ cause, hint string }
 
+// Error says what is wrong.
 func (e *usageError) Error() string { return e.cause }
 
 // misuse says what is wrong with a command line.

@@ -135,28 +135,28 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 // verified is the report with the checkpoint it is about.
 type verified struct {
 	*verify.Report
-	Checkpoint checkpointFiles `json:"checkpoint"`
+	Checkpoint checkpointFiles `json:"checkpoint"` // that the report is about
 
-	time time.Duration
+	time time.Duration // that the verification took
 }
 
 // checkpointFiles says which checkpoint was verified, and whether its files are the
 // ones that the pack was made from. A converted checkpoint's are not.
 type checkpointFiles struct {
-	Path   string            `json:"path"`
-	Golden string            `json:"golden"`
-	Files  map[string]string `json:"files"` // "same", "differs" or "not hashed", by name
-	Mapped int64             `json:"mapped_bytes"`
+	Path   string            `json:"path"`         // as it was given
+	Golden string            `json:"golden"`       // path of the pack, as it was given
+	Files  map[string]string `json:"files"`        // "same", "differs", "not hashed" or "not there", by name
+	Mapped int64             `json:"mapped_bytes"` // of weights
 }
 
 // compare hashes config.json, and the weights if asked to, for every file that the
 // pack lists.
-func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, weights bool) error {
+func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, hashWeights bool) error {
 	f.Files = map[string]string{}
 	dir := filepath.Dir(configPath(f.Path))
-	held := map[string]bool{"config.json": true}
+	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
 	for _, file := range c.Inventory.Files {
-		held[file.Name] = weights
+		held[file.Name] = hashWeights
 		f.Mapped += file.Bytes
 	}
 	for name, want := range pack.Manifest.Checkpoint {
@@ -181,13 +181,13 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, w
 func (f *checkpointFiles) String() string {
 	count := map[string]int{}
 	for name, state := range f.Files {
-		if name != "config.json" {
+		if name != checkpoint.ConfigName {
 			count[state]++
 		}
 	}
 	var parts []string
-	if state, ok := f.Files["config.json"]; ok {
-		parts = append(parts, "config.json "+map[string]string{"same": "is the pack's", "differs": "differs from the pack's"}[state])
+	if state, ok := f.Files[checkpoint.ConfigName]; ok {
+		parts = append(parts, checkpoint.ConfigName+" "+map[string]string{"same": "is the pack's", "differs": "differs from the pack's"}[state])
 	}
 	for _, state := range slices.Sorted(maps.Keys(count)) {
 		if state != "not hashed" {
@@ -201,8 +201,8 @@ func (f *checkpointFiles) String() string {
 // WriteText writes the report, and what it took.
 func (r *verified) WriteText(w io.Writer) error {
 	fmt.Fprintf(w, "%-11s%s", "checkpoint", r.Checkpoint.Path)
-	if text := r.Checkpoint.String(); text != "" {
-		fmt.Fprintf(w, ": %s", text)
+	if files := r.Checkpoint.String(); files != "" {
+		fmt.Fprintf(w, ": %s", files)
 	}
 	fmt.Fprintln(w)
 	if err := r.Report.WriteText(w); err != nil {
@@ -232,8 +232,11 @@ type choice struct {
 	words []string
 }
 
+// String returns the word that was taken.
 func (c *choice) String() string { return c.value }
-func (c *choice) Type() string   { return "word" }
+
+// Type names the flag's type in the help.
+func (c *choice) Type() string { return "word" }
 
 // Set takes one of the words.
 func (c *choice) Set(word string) error {
@@ -247,6 +250,7 @@ func (c *choice) Set(word string) error {
 // limits is the flag --limit.
 type limits map[string]float64
 
+// Type names the flag's type in the help.
 func (l limits) Type() string { return "limit" }
 
 // String lists the limits.
@@ -259,8 +263,8 @@ func (l limits) String() string {
 }
 
 // Set adds STAGE=RELRMS.
-func (l limits) Set(text string) error {
-	stage, number, ok := strings.Cut(text, "=")
+func (l limits) Set(setting string) error {
+	stage, number, ok := strings.Cut(setting, "=")
 	v, err := strconv.ParseFloat(number, 64)
 	if !ok || err != nil || stage == "" || !(v > 0) || math.IsInf(v, 0) {
 		return errors.New("not STAGE=RELRMS, such as mlp.output=1e-5")

@@ -51,9 +51,10 @@ type File interface {
 	// Identify writes what tells the file from one with other tensors, or with the same
 	// at other places: the header, as a rule. It reads no weights.
 	Identify(w io.Writer) error
-	// WillNeed tells the system that data, a part of a view, is about to be read, and
-	// DontNeed that it is not for a while. Both say whether data is of this file.
+	// WillNeed tells the system that data, a part of a view, is about to be read. It says
+	// whether data is of this file.
 	WillNeed(data []byte) bool
+	// DontNeed tells the system that data is not read for a while, and says as much.
 	DontNeed(data []byte) bool
 	// Close unmaps the file; views of its tensors must not be used any more.
 	Close() error

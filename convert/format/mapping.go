@@ -33,9 +33,6 @@ func Map(f *os.File, size int64, path string) (*Mapping, error) {
 	return &Mapping{path: path, size: size, data: data}, nil
 }
 
-// Path returns the path as it was given.
-func (m *Mapping) Path() string { return m.path }
-
 // Size returns the bytes of the file.
 func (m *Mapping) Size() int64 { return m.size }
 

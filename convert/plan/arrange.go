@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"dsmoe/convert/internal/operation"
+	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -46,7 +47,7 @@ func (c *conversion) arrange() {
 func (c *conversion) target(w *weights.Weight) tensor.DType {
 	from, to := w.DType, c.o.DType
 	switch {
-	case to == tensor.Invalid || from == to:
+	case to == tensor.Invalid || from == to || from.Integer():
 		return from
 	case from == tensor.F8E4M3:
 		if err := w.CheckScales(); err != nil {
@@ -54,17 +55,23 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 			return from
 		}
 		return to
-	case strings.HasSuffix(w.Name, ".e_score_correction_bias"):
-		return from // it decides the routing; transformers keeps it apart too
-	}
-	switch from {
-	case tensor.F32, tensor.F16, tensor.BF16:
-		return to
-	case tensor.I64, tensor.I32, tensor.I16, tensor.I8, tensor.U64, tensor.U32, tensor.U16, tensor.U8, tensor.Bool:
+	case c.isRoutingBias(w.Name):
 		return from
+	case from.Casts():
+		return to
 	}
 	c.problem(w.Name, "dtype %s cannot be cast to %s", from, to)
 	return from
+}
+
+// isRoutingBias says whether a name is that of e_score_correction_bias, in a decoder layer
+// or one of multi-token prediction: the vector of the table's router. It decides which
+// experts are chosen, and stays in its dtype as in transformers.
+func (c *conversion) isRoutingBias(name string) bool {
+	return slices.ContainsFunc(model.FamilyOf(c.src.Config).Params, func(row model.Param) bool {
+		_, ofLayer, perLayer := strings.Cut(row.Name, "{l}")
+		return row.Module == model.Router && len(row.Shape) == 1 && perLayer && strings.HasSuffix(name, ofLayer)
+	})
 }
 
 // collect puts a weight in its place in a fused tensor; the tensor's own place is
@@ -153,7 +160,7 @@ func (c *conversion) segment(w *weights.Weight, to tensor.DType) (s Segment, err
 	if err != nil {
 		return s, err
 	}
-	begin := w.First * int64(w.DType.Bits()) / 8
+	begin := w.Offset()
 	s = Segment{Tensor: w.Stored, DType: w.DType, File: file, Offset: start + begin, Begin: begin, End: begin + w.Bytes(),
 		Bytes: tensor.Info{DType: to, Shape: w.Shape}.Bytes()}
 	switch {
@@ -177,7 +184,7 @@ func (c *conversion) sides(beside ...*weights.Weight) (sides []Side, err error) 
 		if err != nil {
 			return nil, err
 		}
-		sides = append(sides, Side{w.Stored, file, start + w.First*int64(w.DType.Bits())/8})
+		sides = append(sides, Side{w.Stored, file, start + w.Offset()})
 	}
 	return sides, nil
 }

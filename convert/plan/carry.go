@@ -8,12 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
+	"dsmoe/model"
 	"dsmoe/model/tensor"
 )
 
@@ -82,9 +84,6 @@ func hashFile(path string) (hash string, size int64, err error) {
 	return digest.Reader(f)
 }
 
-// torchNames are the dtypes as config.json spells them.
-var torchNames = map[tensor.DType]string{tensor.F32: `"float32"`, tensor.F16: `"float16"`, tensor.BF16: `"bfloat16"`}
-
 // configEdits are the changes that keep config.json true.
 func (c *conversion) configEdits(raw []byte) (edits []edit) {
 	members, _ := documentMembers(raw) // the config was parsed
@@ -98,7 +97,7 @@ func (c *conversion) configEdits(raw []byte) (edits []edit) {
 		}
 	}
 	if c.o.DType != tensor.Invalid {
-		name := torchNames[c.o.DType]
+		name := strconv.Quote(model.TorchName(c.o.DType))
 		if values["torch_dtype"] == "" && values["dtype"] == "" {
 			edits = append(edits, edit{"torch_dtype", []byte(name)})
 		}

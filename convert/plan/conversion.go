@@ -49,12 +49,12 @@ type conversion struct {
 	groups  map[string]int // fused tensor to its place in outputs
 }
 
-func (c *conversion) problem(name, format string, args ...any) {
-	c.problems = append(c.problems, checkpoint.Problem{Tensor: name, Cause: fmt.Sprintf(format, args...)})
+func (c *conversion) problem(name, cause string, args ...any) {
+	c.problems = append(c.problems, checkpoint.Problem{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
-func (c *conversion) note(format string, args ...any) {
-	c.plan.Notes = append(c.plan.Notes, fmt.Sprintf(format, args...))
+func (c *conversion) note(what string, args ...any) {
+	c.plan.Notes = append(c.plan.Notes, fmt.Sprintf(what, args...))
 }
 
 // choose applies the filter and compares what is kept with the table.
@@ -96,9 +96,11 @@ func (c *conversion) checkSlots() map[string]bool {
 		if !c.filter.keeps(slot.Name) {
 			continue
 		}
-		if w := c.set.Find(slot.Name); w == nil {
+		switch w := c.set.Find(slot.Name); {
+		case w == nil && c.set.InMisfit(slot.Name): // said already
+		case w == nil:
 			c.problem(slot.Name, "missing, shape %v is expected", slot.Shape)
-		} else if !slices.Equal(w.Shape, slot.Shape) {
+		case !slices.Equal(w.Shape, slot.Shape):
 			c.problem(slot.Name, "shape %v, config says %v", w.Shape, slot.Shape)
 		}
 	}

@@ -17,27 +17,29 @@ type edit struct {
 
 // documentMember is a key of a JSON object with its value, as places in the text.
 type documentMember struct {
-	key               string
-	start, value, end int
+	key   string
+	start int // of the key, with its quotation mark
+	value int // where the value begins
+	end   int // the byte behind the value
 }
 
-// editDocument applies edits to the object in text, which is valid JSON. Keys that
+// editDocument applies edits to the object in document, which is valid JSON. Keys that
 // are not there are added at the end, unless they are to be removed.
-func editDocument(text []byte, edits []edit) ([]byte, error) {
-	members, err := documentMembers(text)
+func editDocument(document []byte, edits []edit) ([]byte, error) {
+	members, err := documentMembers(document)
 	if err != nil || len(edits) == 0 {
-		return text, err
+		return document, err
 	}
 	if len(members) == 0 {
 		return append(appendMembers([]byte("{"), "", edits, true), "}\n"...), nil
 	}
-	out := bytes.Clone(text[:members[0].start])
+	out := bytes.Clone(document[:members[0].start])
 	separator, kept := "", 0
 	for i, m := range members {
 		if i > 0 {
-			separator = string(text[members[i-1].end:m.start])
+			separator = string(document[members[i-1].end:m.start])
 		}
-		value := text[m.value:m.end]
+		value := document[m.value:m.end]
 		if j := slices.IndexFunc(edits, func(e edit) bool { return e.key == m.key }); j >= 0 {
 			value = edits[j].value
 			edits = slices.Delete(slices.Clone(edits), j, j+1)
@@ -48,11 +50,11 @@ func editDocument(text []byte, edits []edit) ([]byte, error) {
 		if kept > 0 {
 			out = append(out, separator...)
 		}
-		out = append(append(out, text[m.start:m.value]...), value...)
+		out = append(append(out, document[m.start:m.value]...), value...)
 		kept++
 	}
-	out = appendMembers(out, indentOf(text, members[0].start), edits, kept == 0)
-	return append(out, text[members[len(members)-1].end:]...), nil
+	out = appendMembers(out, indentOf(document, members[0].start), edits, kept == 0)
+	return append(out, document[members[len(members)-1].end:]...), nil
 }
 
 // appendMembers adds the keys that edits set.
@@ -73,14 +75,14 @@ func appendMembers(out []byte, indent string, edits []edit, first bool) []byte {
 }
 
 // indentOf returns the white space before the first key.
-func indentOf(text []byte, start int) string {
-	space := text[:start]
+func indentOf(document []byte, start int) string {
+	space := document[:start]
 	return string(space[len(bytes.TrimRight(space, " \t\r\n")):])
 }
 
-// documentMembers finds the members of the object in text.
-func documentMembers(text []byte) (members []documentMember, err error) {
-	d := jsontext.NewDecoder(bytes.NewReader(text))
+// documentMembers finds the members of the object in document.
+func documentMembers(document []byte) (members []documentMember, err error) {
+	d := jsontext.NewDecoder(bytes.NewReader(document))
 	if _, err := d.ReadToken(); err != nil {
 		return nil, err
 	}

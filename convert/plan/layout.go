@@ -25,9 +25,10 @@ func (p *Plan) layOut(f *format.Format, maxShardBytes int64) (err error) {
 	return nil
 }
 
-// describe adds config.json and, for more than one file, their index.
-func (p *Plan) describe(config []byte) {
-	p.Others = append(p.Others, written(checkpoint.ConfigName, config))
+// describe adds config.json, whose text is document, and for more than one file their
+// index.
+func (p *Plan) describe(document []byte) {
+	p.Others = append(p.Others, written(checkpoint.ConfigName, document))
 	if p.Index != "" {
 		p.Others = append(p.Others, written(p.Index, format.IndexText(p.Order, p.Shards)))
 	}

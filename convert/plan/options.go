@@ -40,10 +40,8 @@ func shardBytes(n int64) int64 {
 
 // check refuses options that make no sense.
 func (o Options) check() error {
-	if o.DType != tensor.Invalid {
-		if _, err := tensor.NewDequantiser(o.DType); err != nil {
-			return fmt.Errorf("dtype %s: weights are written as F32, F16 or BF16", o.DType)
-		}
+	if o.DType != tensor.Invalid && !o.DType.Casts() {
+		return fmt.Errorf("dtype %s: weights are written as F32, F16 or BF16", o.DType)
 	}
 	for _, glob := range slices.Concat(o.Include, o.Exclude) {
 		if _, err := path.Match(glob, ""); err != nil {
@@ -55,12 +53,12 @@ func (o Options) check() error {
 
 // recordedOptions are Options as a plan and a manifest hold them.
 type recordedOptions struct {
-	DType         string   `json:"dtype"` // "keep", or a dtype
-	Experts       string   `json:"experts"`
-	MaxShardBytes int64    `json:"max_shard_bytes"`
-	Layers        string   `json:"layers,omitempty"`
-	Include       []string `json:"include,omitempty"`
-	Exclude       []string `json:"exclude,omitempty"`
+	DType         string   `json:"dtype"`             // "keep", or a dtype
+	Experts       string   `json:"experts"`           // "keep", or a layout
+	MaxShardBytes int64    `json:"max_shard_bytes"`   // as it is used, neither 0 nor negative
+	Layers        string   `json:"layers,omitempty"`  // as ParseLayers reads them; empty for all
+	Include       []string `json:"include,omitempty"` // globs
+	Exclude       []string `json:"exclude,omitempty"` // globs
 }
 
 func (o Options) recorded() recordedOptions {
@@ -177,14 +175,14 @@ func (f *filter) keeps(name string) bool {
 	return (len(f.include) == 0 || f.match(f.include, name)) && !f.match(f.exclude, name)
 }
 
-func (f *filter) match(globs []string, name string) (any bool) {
+func (f *filter) match(globs []string, name string) (matched bool) {
 	for _, glob := range globs {
 		if ok, _ := path.Match(glob, name); ok {
 			f.used[glob] = true
-			any = true
+			matched = true
 		}
 	}
-	return any
+	return matched
 }
 
 // unused are the globs that matched nothing, most likely for a typing mistake.

@@ -136,7 +136,7 @@ func TestPlanNeedsNoWeights(t *testing.T) {
 		p, err := Conversion(c, Options{Experts: experts, DType: tensor.F16})
 		require.NoError(t, err)
 		_, out := p.Bytes()
-		require.EqualValues(t, 2*671_026_419_200, out)
+		require.Equal(t, int64(2*671_026_419_200), out)
 		require.Greater(t, len(p.Files), 100)
 		require.Less(t, len(p.Files), 400)
 	}

@@ -18,8 +18,8 @@ type Synthetic struct {
 
 // recordedSynthesis is a Synthetic as a plan and a manifest hold it.
 type recordedSynthesis struct {
-	Rule          string `json:"rule"`
-	MaxShardBytes int64  `json:"max_shard_bytes"`
+	Rule          string `json:"rule"`            // of the values
+	MaxShardBytes int64  `json:"max_shard_bytes"` // as it is used, neither 0 nor negative
 }
 
 // Synthesis plans a checkpoint that is made from nothing, in shards of at most

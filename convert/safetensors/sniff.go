@@ -50,9 +50,9 @@ func sniff(r io.ReaderAt, size int64, file string) error {
 		return &format.Error{File: file, Hint: hintDownload,
 			Cause: fmt.Sprintf("not a safetensors file: its first %d bytes are zero", n)}
 	}
-	text := bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
+	trimmed := bytes.TrimLeft(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf")), " \t\r\n")
 	for _, l := range lookalikes {
-		if hasPrefixFold(head, l.magic) || hasPrefixFold(text, l.magic) {
+		if hasPrefixFold(head, l.magic) || hasPrefixFold(trimmed, l.magic) {
 			return &format.Error{File: file, Cause: l.cause, Hint: l.hint}
 		}
 	}

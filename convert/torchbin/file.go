@@ -41,7 +41,7 @@ func Format() *format.Format {
 		Index:     "pytorch_model.bin.index.json",
 		IsIndex:   isIndex,
 		Belongs:   belongs,
-		Open:      func(path string) (format.File, error) { return asFile(Open(path)) },
+		Open:      func(file string) (format.File, error) { return asFile(Open(file)) },
 	}
 }
 
@@ -88,36 +88,36 @@ type entry struct {
 
 const hintSafe = "save the model with safe_serialization=True, or load it where you trust it and save it again"
 
-// Open reads the archive and the pickle of the file at path and maps the file. It
+// Open reads the archive and the pickle of the file of that path and maps the file. It
 // touches no weight. Errors are of type *format.Error.
-func Open(path string) (*File, error) {
-	f, size, err := format.OpenRegular(path)
+func Open(name string) (*File, error) {
+	f, size, err := format.OpenRegular(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close() // the mapping outlives the descriptor
 	entries, err := read(f, size)
 	if err != nil {
-		return nil, named(path, err)
+		return nil, named(name, err)
 	}
 	file := &File{entries: entries, byName: make(map[string]int, len(entries))}
 	for i, e := range entries {
 		file.byName[e.info.Name] = i
 	}
-	if file.Mapping, err = format.Map(f, size, path); err != nil {
+	if file.Mapping, err = format.Map(f, size, name); err != nil {
 		return nil, err
 	}
 	return file, nil
 }
 
 // named gives an error the file's name.
-func named(path string, err error) error {
+func named(file string, err error) error {
 	var known *format.Error
 	if errors.As(err, &known) {
-		known.File = path
+		known.File = file
 		return known
 	}
-	return format.SystemError(path, "", err)
+	return format.SystemError(file, "", err)
 }
 
 // read checks the archive and the pickle, and finds every tensor's bytes.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
@@ -70,7 +71,11 @@ var globals = map[string]tensor.DType{
 	"torch.uint64":                    tensor.U64,
 }
 
-const maxRank = 16
+// The limits on a tensor, those of safetensors.
+const (
+	maxRank = 16      // dimensions
+	maxDim  = 1 << 40 // elements along one dimension
+)
 
 // machine runs a pickle.
 type machine struct {
@@ -115,17 +120,17 @@ func (m *machine) step(op byte) error {
 		_, err := m.take(8)
 		return err
 	case '}':
-		return m.push(&dict{})
+		m.push(&dict{})
 	case ']':
-		return m.push(&list{})
+		m.push(&list{})
 	case ')':
-		return m.push(tuple{})
+		m.push(tuple{})
 	case '(':
-		return m.push(mark{})
+		m.push(mark{})
 	case 'N':
-		return m.push(nil)
+		m.push(nil)
 	case 0x88, 0x89:
-		return m.push(op == 0x88)
+		m.push(op == 0x88)
 	case 'J', 'K', 'M', 0x8a, 'G':
 		return m.number(op)
 	case 'X', 0x8c:
@@ -144,8 +149,10 @@ func (m *machine) step(op byte) error {
 		return m.reduce()
 	case 'b':
 		return m.build()
+	default:
+		return &format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: opcode %s is not allowed: no state dict needs it", m.at-1, opcodeName(op)), Hint: hintSafe}
 	}
-	return &format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: opcode %s is not allowed: no state dict needs it", m.at-1, opcodeName(op)), Hint: hintSafe}
+	return nil
 }
 
 // opcodeName names the opcodes that hostile pickles use.
@@ -185,10 +192,7 @@ func (m *machine) line() (string, error) {
 	return string(b[:n]), err
 }
 
-func (m *machine) push(v any) error {
-	m.stack = append(m.stack, v)
-	return nil
-}
+func (m *machine) push(v any) { m.stack = append(m.stack, v) }
 
 func (m *machine) pop() (any, error) {
 	n := len(m.stack)
@@ -232,15 +236,17 @@ func (m *machine) number(op byte) error {
 	}
 	switch op {
 	case 'K':
-		return m.push(int64(b[0]))
+		m.push(int64(b[0]))
 	case 'M':
-		return m.push(int64(binary.LittleEndian.Uint16(b)))
+		m.push(int64(binary.LittleEndian.Uint16(b)))
 	case 'J':
-		return m.push(int64(int32(binary.LittleEndian.Uint32(b))))
+		m.push(int64(int32(binary.LittleEndian.Uint32(b))))
 	case 'G':
-		return m.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
+		m.push(math.Float64frombits(binary.BigEndian.Uint64(b)))
+	default:
+		return m.long(int(b[0]))
 	}
-	return m.long(int(b[0]))
+	return nil
 }
 
 // long pushes a two's complement integer of n bytes.
@@ -257,7 +263,8 @@ func (m *machine) long(n int) error {
 		wide = [8]byte{255, 255, 255, 255, 255, 255, 255, 255}
 	}
 	copy(wide[:], b)
-	return m.push(int64(binary.LittleEndian.Uint64(wide[:])))
+	m.push(int64(binary.LittleEndian.Uint64(wide[:])))
+	return nil
 }
 
 // text8 pushes a string.
@@ -277,7 +284,8 @@ func (m *machine) text8(op byte) error {
 	if b, err = m.take(n); err != nil {
 		return err
 	}
-	return m.push(string(b))
+	m.push(string(b))
+	return nil
 }
 
 // memoize keeps the top of the stack under a number, or pushes what was kept.
@@ -302,14 +310,16 @@ func (m *machine) memoize(op byte) error {
 		if !ok {
 			return fmt.Errorf("nothing is kept under %d", key)
 		}
-		return m.push(v)
+		m.push(v)
+		return nil
 	}
 	v, err := m.pop()
 	if err != nil {
 		return err
 	}
 	m.memo[key] = v
-	return m.push(v)
+	m.push(v)
+	return nil
 }
 
 // tuple makes a tuple of the top of the stack.
@@ -319,7 +329,8 @@ func (m *machine) tuple(op byte) error {
 		if err != nil {
 			return err
 		}
-		return m.push(tuple(items))
+		m.push(tuple(items))
+		return nil
 	}
 	items := make(tuple, op-0x84)
 	for i := len(items) - 1; i >= 0; i-- {
@@ -329,7 +340,8 @@ func (m *machine) tuple(op byte) error {
 		}
 		items[i] = v
 	}
-	return m.push(items)
+	m.push(items)
+	return nil
 }
 
 // fill appends to a list (APPEND, APPENDS) or adds to a dict (SETITEM, SETITEMS).
@@ -346,7 +358,8 @@ func (m *machine) fill(op byte) error {
 	case *list:
 		if op == 'a' || op == 'e' {
 			target.items = append(target.items, items...)
-			return m.push(target)
+			m.push(target)
+			return nil
 		}
 	case *dict:
 		if (op == 's' || op == 'u') && len(items)%2 == 0 {
@@ -354,7 +367,8 @@ func (m *machine) fill(op byte) error {
 				target.keys = append(target.keys, items[i])
 				target.values = append(target.values, items[i+1])
 			}
-			return m.push(target)
+			m.push(target)
+			return nil
 		}
 	}
 	return errors.New("items for what cannot take them")
@@ -390,7 +404,8 @@ func (m *machine) global(op byte) error {
 	if _, ok := globals[full]; !ok {
 		return &format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: refers to %s, which is not allowed: loading it could run code", m.at, text.Quote(full)), Hint: hintSafe}
 	}
-	return m.push(global(full))
+	m.push(global(full))
+	return nil
 }
 
 func (m *machine) stackGlobal() (module, name string, err error) {
@@ -419,7 +434,8 @@ func (m *machine) persistent() error {
 	if !okKind || !okKey || key == "" {
 		return errors.New("a persistent id that names no storage")
 	}
-	return m.push(storage{dtype: globals[string(kind)], key: key})
+	m.push(storage{dtype: globals[string(kind)], key: key})
+	return nil
 }
 
 // reduce answers a call.
@@ -440,14 +456,16 @@ func (m *machine) reduce() error {
 	switch name {
 	case "collections.OrderedDict":
 		if len(args) == 0 {
-			return m.push(&dict{})
+			m.push(&dict{})
+			return nil
 		}
 	case "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3":
 		return m.rebuild(string(name), args)
 	case "torch._utils._rebuild_parameter":
 		if len(args) >= 1 {
 			if t, ok := args[0].(*pickled); ok {
-				return m.push(t)
+				m.push(t)
+				return nil
 			}
 		}
 	}
@@ -475,7 +493,8 @@ func (m *machine) rebuild(name string, args tuple) error {
 	if t.dtype == tensor.Invalid {
 		return fmt.Errorf("a tensor of no known dtype")
 	}
-	return m.push(t)
+	m.push(t)
+	return nil
 }
 
 // dims reads a tuple of lengths.
@@ -487,7 +506,7 @@ func dims(v any) ([]int, bool) {
 	out := make([]int, len(items))
 	for i, item := range items {
 		n, ok := item.(int64)
-		if !ok || n < 0 || n > 1<<40 {
+		if !ok || n < 0 || n > min(maxDim, math.MaxInt) {
 			return nil, false
 		}
 		out[i] = int(n)
@@ -510,7 +529,8 @@ func (m *machine) build() error {
 	if !okState || !okTarget {
 		return errors.New("attributes for what has none")
 	}
-	return m.push(target)
+	m.push(target)
+	return nil
 }
 
 // result takes the state dict off the stack.
@@ -546,11 +566,11 @@ func (m *machine) result() ([]pickled, error) {
 
 // checkContiguous refuses a tensor whose elements do not lie one after the other.
 func (t pickled) checkContiguous() error {
+	if slices.Contains(t.shape, 0) {
+		return nil
+	}
 	step := 1
 	for i := len(t.shape) - 1; i >= 0; i-- {
-		if t.shape[i] == 0 {
-			return nil
-		}
 		if t.shape[i] > 1 && t.strides[i] != step {
 			return fmt.Errorf("shape %v with strides %v is not contiguous: save the tensor with .contiguous()", t.shape, t.strides)
 		}

@@ -31,25 +31,20 @@ func (l Loss) Any() bool { return l.Overflow+l.Flushed > 0 }
 // even. Signs stay, also that of zero. A NaN keeps the top of its payload, and is quiet
 // if nothing of that is left. A Cast is safe for concurrent use.
 type Cast struct {
-	From, To DType
+	From DType // dtype of what is converted
+	To   DType // dtype of what it becomes
 }
 
 // NewCast prepares the cast, or says that there is none.
 func NewCast(from, to DType) (*Cast, error) {
-	if !from.casts() {
+	if !from.Casts() {
 		return nil, fmt.Errorf("dtype %s cannot be cast", from)
 	}
-	if !to.casts() {
+	if !to.Casts() {
 		return nil, fmt.Errorf("nothing can be cast to dtype %s", to)
 	}
 	return &Cast{From: from, To: to}, nil
 }
-
-// casts says whether Cast knows d.
-func (d DType) casts() bool { return d == F32 || d == F16 || d == BF16 }
-
-// Exact says whether every value of From is one of To.
-func (c *Cast) Exact() bool { return c.From == c.To || c.To == F32 }
 
 // piece is how many elements are converted at a time: source, target and what they are
 // as float32 fit a level-1 cache together.

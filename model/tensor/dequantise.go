@@ -11,8 +11,10 @@ import (
 // E4M3 value times the scale at (r/BlockRows, c/BlockCols) of a grid of
 // ⌈Rows/BlockRows⌉ × ⌈Cols/BlockCols⌉. Blocks at the edges may be ragged.
 type Blocks struct {
-	Rows, Cols           int
-	BlockRows, BlockCols int
+	Rows      int `json:"rows"`       // of the matrix
+	Cols      int `json:"cols"`       // of the matrix
+	BlockRows int `json:"block_rows"` // rows that share a scale
+	BlockCols int `json:"block_cols"` // columns that share a scale
 }
 
 // Grid returns the shape of the scales.
@@ -27,12 +29,12 @@ func (b Blocks) GridRow(element int64) int { return int(element / int64(b.Cols) 
 // the product is rounded to F32, that to the dtype. A NaN of E4M3 stays itself,
 // whatever its scale. It is safe for concurrent use.
 type Dequantiser struct {
-	To DType
+	To DType // dtype of the products: F32, F16 or BF16
 }
 
 // NewDequantiser prepares the conversion to F32, F16 or BF16.
 func NewDequantiser(to DType) (*Dequantiser, error) {
-	if !to.casts() {
+	if !to.Casts() {
 		return nil, fmt.Errorf("FP8 cannot be dequantised to %s", to)
 	}
 	return &Dequantiser{To: to}, nil

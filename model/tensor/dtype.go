@@ -6,8 +6,8 @@ import "fmt"
 // safetensors format.
 type DType uint8
 
-// The element types that a checkpoint can hold. Compute says which of them the
-// model can multiply with.
+// The element types that a checkpoint can hold, those without a fraction last. Format
+// says which of them the kernels read, Casts which can be cast to each other.
 const (
 	Invalid DType = iota
 	F64
@@ -80,6 +80,17 @@ func (d DType) Bits() int {
 	return dtypes[d].bits
 }
 
+// Bytes returns the size of n elements, which fill whole bytes.
+func (d DType) Bytes(n int64) int64 { return n * int64(d.Bits()) / 8 }
+
+// Casts says whether elements of d can be cast to any other dtype that casts: F32, F16
+// and BF16.
+func (d DType) Casts() bool { return d == F32 || d == F16 || d == BF16 }
+
+// Integer says whether d holds integers or truth values, which a cast of weights leaves
+// as they are.
+func (d DType) Integer() bool { return I64 <= d && d <= Bool }
+
 // ParseDType returns the type that the safetensors format calls name (exact case).
 func ParseDType(name string) (DType, error) {
 	for d := Invalid + 1; int(d) < len(dtypes); d++ {
@@ -94,8 +105,8 @@ func ParseDType(name string) (DType, error) {
 func (d DType) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
 // UnmarshalText reads the safetensors name.
-func (d *DType) UnmarshalText(text []byte) error {
-	parsed, err := ParseDType(string(text))
+func (d *DType) UnmarshalText(name []byte) error {
+	parsed, err := ParseDType(string(name))
 	*d = parsed
 	return err
 }

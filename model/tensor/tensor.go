@@ -11,38 +11,39 @@ import (
 
 // Info is a tensor's header entry.
 type Info struct {
-	Name  string
-	DType DType
-	Shape []int
+	Name  string // as the file spells it
+	DType DType  // of each element
+	Shape []int  // outermost dimension first; empty for a scalar
 }
 
 // Len returns the number of elements, the product of the shape.
-func (i Info) Len() int { return product(i.Shape) }
+func (i Info) Len() int { return int(product(i.Shape)) }
 
 // Bytes returns the size of the data in bytes.
-func (i Info) Bytes() int64 { return int64(i.Len()) * int64(i.DType.Bits()) / 8 }
+func (i Info) Bytes() int64 { return i.DType.Bytes(product(i.Shape)) }
 
 // Tensor is a view of a tensor's elements: little-endian, row-major, not
 // necessarily aligned. Data may be a mapped file and must not be written to.
 type Tensor struct {
-	DType DType
-	Shape []int
-	Data  []byte
+	DType DType  // of each element
+	Shape []int  // outermost dimension first; empty for a scalar
+	Data  []byte // the elements, as many bytes as they need
 }
 
 // Len returns the number of elements.
-func (t Tensor) Len() int { return product(t.Shape) }
+func (t Tensor) Len() int { return int(product(t.Shape)) }
 
 // Row returns the view of row i along the first axis.
 func (t Tensor) Row(i int) Tensor {
-	n := product(t.Shape[1:]) * t.DType.Bits() / 8
+	n := int(t.DType.Bytes(product(t.Shape[1:])))
 	return Tensor{DType: t.DType, Shape: t.Shape[1:], Data: t.Data[i*n : (i+1)*n : (i+1)*n]}
 }
 
-func product(shape []int) int {
-	n := 1
+// product is in 64 bits, as a file may hold more than the address space of the platform.
+func product(shape []int) int64 {
+	n := int64(1)
 	for _, d := range shape {
-		n *= d
+		n *= int64(d)
 	}
 	return n
 }

@@ -71,26 +71,36 @@ type Place struct {
 	Part   int    // index of the projection among Fused.Parts
 }
 
-// ParseExpert reads "….mlp.experts.17.up_proj.weight" and its scales' name.
-func ParseExpert(name string) (p Place, ok bool) {
+// CutExpert takes the number of a routed expert out of a name: "….mlp.experts.", 17 and
+// ".up_proj.weight". A number with a sign or with zeros before it is none.
+func CutExpert(name string) (before string, expert int, after string, ok bool) {
 	at := strings.LastIndex(name, expertsMark)
 	if at < 0 {
-		return p, false
+		return name, 0, "", false
 	}
 	at += len(expertsMark)
-	digits, rest, _ := strings.Cut(name[at:], ".")
+	digits, _, _ := strings.Cut(name[at:], ".")
 	expert, err := strconv.Atoi(digits)
 	if err != nil || expert < 0 || strconv.Itoa(expert) != digits {
+		return name, 0, "", false
+	}
+	return name[:at], expert, name[at+len(digits):], true
+}
+
+// ParseExpert reads "….mlp.experts.17.up_proj.weight" and its scales' name.
+func ParseExpert(name string) (p Place, ok bool) {
+	experts, expert, rest, ok := CutExpert(name)
+	if !ok {
 		return p, false
 	}
-	rest, scale := strings.CutSuffix(rest, ScaleSuffix)
+	rest, scale := strings.CutSuffix(strings.TrimPrefix(rest, "."), ScaleSuffix)
 	projection, isWeight := strings.CutSuffix(rest, ".weight")
 	for _, fusion := range fusions {
 		i := slices.Index(fusion.parts, projection)
 		if i < 0 || !isWeight {
 			continue
 		}
-		p = Place{Fused: name[:at] + fusion.name, Expert: expert, Part: i}
+		p = Place{Fused: experts + fusion.name, Expert: expert, Part: i}
 		if scale {
 			p.Fused += ScaleSuffix
 		}

@@ -35,9 +35,8 @@ func (w *Weight) NumberType() tensor.DType {
 
 // Load reads the n elements from at on into Raw.
 func (s *Stream) Load(at int64, n int) error {
-	bits := int64(s.w.DType.Bits())
-	s.at, s.Raw = at, sized(s.Raw, int(int64(n)*bits/8))
-	return s.w.ReadAt(s.src, s.Raw, at*bits/8)
+	s.at, s.Raw = at, sized(s.Raw, int(s.w.DType.Bytes(int64(n))))
+	return s.w.ReadAt(s.src, s.Raw, s.w.DType.Bytes(at))
 }
 
 // Values decodes what was loaded last. The slice is valid until the next call.

@@ -47,7 +47,7 @@ type Weight struct {
 	Shared bool    // Stored holds other weights too: experts that are fused
 	Scales *Weight // weight_scale_inv of an FP8 weight; nil if there is none
 	Block  [2]int  // rows and columns of an FP8 weight that share a scale
-	scales bool
+	scales bool    // it is the Scales of another weight
 }
 
 // IsScales says whether the weight is the Scales of another.
@@ -75,8 +75,7 @@ func (w *Weight) CheckScales() error {
 	if !slices.Equal(w.Scales.Shape, []int{rows, cols}) {
 		return fmt.Errorf("dtype F8_E4M3, but its scales have shape %v: blocks of %v give [%d %d]", w.Scales.Shape, w.Block, rows, cols)
 	}
-	switch w.Scales.DType {
-	case tensor.F32, tensor.F16, tensor.BF16:
+	if w.Scales.DType.Casts() {
 		return nil
 	}
 	return fmt.Errorf("dtype F8_E4M3, but its scales have dtype %s: F32, F16 or BF16 is expected", w.Scales.DType)
@@ -88,18 +87,18 @@ func (w *Weight) View(src Source) (tensor.Tensor, error) {
 	if err != nil {
 		return tensor.Tensor{}, err
 	}
-	begin := w.offset()
+	begin := w.Offset()
 	end := begin + w.Bytes()
 	return tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: t.Data[begin:end:end]}, nil
 }
 
 // ReadAt fills dst with the weight's bytes from offset on.
 func (w *Weight) ReadAt(src ReaderAt, dst []byte, offset int64) error {
-	return src.ReadAt(w.Stored, dst, w.offset()+offset)
+	return src.ReadAt(w.Stored, dst, w.Offset()+offset)
 }
 
-// offset is where the weight's bytes begin in the stored tensor.
-func (w *Weight) offset() int64 { return w.First * int64(w.DType.Bits()) / 8 }
+// Offset returns where in the stored tensor the weight's bytes begin.
+func (w *Weight) Offset() int64 { return w.DType.Bytes(w.First) }
 
 // Set is the tensors of a checkpoint under the names of the table. It is not changed
 // once made.
@@ -112,10 +111,10 @@ type Set struct {
 	byName map[string]*Weight
 }
 
-// Misfit is a stored tensor that cannot be understood, and why.
+// Misfit is a tensor that cannot be understood, and why.
 type Misfit struct {
-	tensor.Info
-	Cause string // what is wrong: "shape [3 4]: 3 experts, config says 8"
+	tensor.Info        // the table's name; the dtype and shape as they are stored
+	Cause       string // what is wrong: "shape [3 4]: 3 experts, config says 8"
 }
 
 // defaultBlock is the block of DeepSeek-V3, for a config that does not say.
@@ -145,7 +144,7 @@ func New(c *config.Config, h Headers) *Set {
 		if !ok {
 			s.add(&Weight{Info: tensor.Info{Name: name, DType: info.DType, Shape: info.Shape}, Stored: info.Name, Block: block})
 		} else if err := s.split(f, info, c.NRoutedExperts, block); err != nil {
-			s.Misfits = append(s.Misfits, Misfit{info, err.Error()})
+			s.Misfits = append(s.Misfits, Misfit{tensor.Info{Name: name, DType: info.DType, Shape: info.Shape}, err.Error()})
 		}
 	}
 	s.linkScales()
@@ -211,3 +210,10 @@ func (s *Set) All() []*Weight { return s.list }
 
 // Find returns the weight of that name, nil if there is none.
 func (s *Set) Find(name string) *Weight { return s.byName[name] }
+
+// InMisfit says whether a weight that Find does not know is held by one of the Misfits.
+// Whoever tells of those need not call it missing.
+func (s *Set) InMisfit(name string) bool {
+	place, ok := ParseExpert(name)
+	return ok && slices.ContainsFunc(s.Misfits, func(m Misfit) bool { return m.Name == place.Fused })
+}

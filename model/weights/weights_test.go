@@ -96,6 +96,24 @@ func TestMisfits(t *testing.T) {
 	}
 }
 
+// TestInMisfit: the weights of a fused tensor that cannot be taken apart are not missing;
+// others are. Names are the table's, also those of a decoder alone.
+func TestInMisfit(t *testing.T) {
+	set := New(&config.Config{NRoutedExperts: 2}, memory{"layers.0.mlp.experts.down_proj": counting(tensor.U8, 3, 5, 2)})
+	require.Equal(t, "model.layers.0.mlp.experts.down_proj", set.Misfits[0].Name)
+	for name, want := range map[string]bool{
+		"model.layers.0.mlp.experts.1.down_proj.weight":           true,
+		"model.layers.0.mlp.experts.9.down_proj.weight":           true,
+		"model.layers.0.mlp.experts.1.down_proj.weight_scale_inv": false,
+		"model.layers.0.mlp.experts.1.up_proj.weight":             false,
+		"model.layers.1.mlp.experts.1.down_proj.weight":           false,
+		"model.layers.0.mlp.experts.down_proj":                    false,
+		"model.norm.weight":                                       false,
+	} {
+		require.Equal(t, want, set.InMisfit(name), name)
+	}
+}
+
 // TestDecoderNames: "model." is put before the names of a decoder saved alone, and before
 // no others.
 func TestDecoderNames(t *testing.T) {

@@ -44,11 +44,11 @@ type Options struct {
 
 // Report is what Compare found. It is JSON as it stands.
 type Report struct {
-	A        string         `json:"a"`
-	B        string         `json:"b"`
-	Verdict  string         `json:"verdict"` // "same" or "differs"
-	Compared int            `json:"compared"`
-	Counts   map[Status]int `json:"counts"`
+	A        string         `json:"a"`        // path of one side; the caller sets it
+	B        string         `json:"b"`        // path of the other
+	Verdict  string         `json:"verdict"`  // "same" or "differs"
+	Compared int            `json:"compared"` // tensors on both sides with one shape
+	Counts   map[Status]int `json:"counts"`   // tensors of each status
 	DTypes   int            `json:"dtypes"`   // tensors whose dtypes are not the same
 	Findings []Finding      `json:"findings"` // all that are not equal in value and dtype, in the order of the model
 }
@@ -60,20 +60,20 @@ type Report struct {
 //	Cosine  Σab / √(Σa² Σb²)
 //	MaxULP  the largest number of steps between two values, in the dtype in which it is least
 type Finding struct {
-	Name      string        `json:"name"`
-	Status    Status        `json:"status"`
-	DTypeA    *tensor.DType `json:"dtype_a,omitempty"`
-	DTypeB    *tensor.DType `json:"dtype_b,omitempty"`
-	ShapeA    []int         `json:"shape_a,omitempty"`
-	ShapeB    []int         `json:"shape_b,omitempty"`
-	Different int64         `json:"different"` // elements with another value
-	Elements  int64         `json:"elements"`
-	MaxAbs    float64       `json:"max_abs"`
-	RelRMS    float64       `json:"rel_rms"`
-	Cosine    float64       `json:"cosine"`
-	MaxULP    int64         `json:"max_ulp"`
-	NonFinite int64         `json:"non_finite"` // different elements of which one is not finite
-	Worst     int64         `json:"worst"`      // flat index of MaxAbs
+	Name      string        `json:"name"`              // of the table
+	Status    Status        `json:"status"`            // of B's tensor against A's
+	DTypeA    *tensor.DType `json:"dtype_a,omitempty"` // as it is stored; nil if A lacks the tensor
+	DTypeB    *tensor.DType `json:"dtype_b,omitempty"` // as it is stored; nil if B lacks the tensor
+	ShapeA    []int         `json:"shape_a,omitempty"` // nil if A lacks the tensor
+	ShapeB    []int         `json:"shape_b,omitempty"` // nil if B lacks the tensor
+	Different int64         `json:"different"`         // elements with another value
+	Elements  int64         `json:"elements"`          // of either side; 0 unless both have one shape
+	MaxAbs    float64       `json:"max_abs"`           // over finite elements
+	RelRMS    float64       `json:"rel_rms"`           // over finite elements
+	Cosine    float64       `json:"cosine"`            // over finite elements; 1 if no value differs
+	MaxULP    int64         `json:"max_ulp"`           // over finite elements
+	NonFinite int64         `json:"non_finite"`        // different elements of which one is not finite
+	Worst     int64         `json:"worst"`             // flat index of MaxAbs
 }
 
 // Compare compares every tensor of a with that of b.

@@ -2,10 +2,13 @@ package diff
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"iter"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -130,6 +133,21 @@ func TestTiles(t *testing.T) {
 	assert.EqualValues(t, len(values)-1, f.Worst)
 }
 
+// TestByteTiles: integers are compared to the last byte of many tiles.
+func TestByteTiles(t *testing.T) {
+	data := make([]byte, 2*tileElements+5)
+	for i := range data {
+		data[i] = byte(i / tileElements)
+	}
+	a := tensor.Tensor{DType: tensor.I8, Shape: []int{len(data)}, Data: data}
+	r, _ := one(t, a, tensor.Tensor{DType: tensor.I8, Shape: []int{len(data)}, Data: bytes.Clone(data)}, Options{})
+	assert.True(t, r.Same())
+	changed := bytes.Clone(data)
+	changed[len(data)-1]++
+	_, f := one(t, a, tensor.Tensor{DType: tensor.I8, Shape: []int{len(data)}, Data: changed}, Options{})
+	assert.Equal(t, Differs, f.Status)
+}
+
 // TestFP8 against its dequantised twin, ragged blocks and all.
 func TestFP8(t *testing.T) {
 	codes := []byte{0x38, 0x40, 0x44, 0xb8, 0x01, 0x7e, 0, 0x39, 0x3a}
@@ -187,4 +205,87 @@ gone: removed: F32 [1]
 differs: 4 tensors compared: 2 equal, 0 close, 2 differ; 0 of another dtype, 0 of another shape, 1 removed, 1 added
 `, text.String())
 	assert.True(t, slices.IsSortedFunc(r.Findings[:2], func(x, y Finding) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) }))
+}
+
+// TestFold: only the number of a routed expert, as it is usually written, is taken out of
+// a name.
+func TestFold(t *testing.T) {
+	for name, want := range map[string]struct {
+		folded string
+		expert int
+	}{
+		"model.layers.1.mlp.experts.17.up_proj.weight":          {"model.layers.1.mlp.experts.{e}.up_proj.weight", 17},
+		"model.layers.1.mlp.experts.0.up_proj.weight_scale_inv": {"model.layers.1.mlp.experts.{e}.up_proj.weight_scale_inv", 0},
+		"model.layers.1.mlp.experts.01.up_proj.weight":          {"model.layers.1.mlp.experts.01.up_proj.weight", -1},
+		"model.layers.1.mlp.experts.-1.up_proj.weight":          {"model.layers.1.mlp.experts.-1.up_proj.weight", -1},
+		"model.layers.1.mlp.experts.gate_up_proj":               {"model.layers.1.mlp.experts.gate_up_proj", -1},
+		"model.layers.1.mlp.shared_experts.up_proj.weight":      {"model.layers.1.mlp.shared_experts.up_proj.weight", -1},
+		"a.mlp.experts.3": {"a.mlp.experts.{e}", 3},
+	} {
+		folded, expert := fold(name)
+		assert.Equal(t, want.folded, folded)
+		assert.Equal(t, want.expert, expert)
+	}
+}
+
+// failing is a reader whose reads of one tensor fail.
+type failing struct {
+	*memory
+	name string
+}
+
+// ReadAt fails for the one tensor.
+func (f failing) ReadAt(name string, dst []byte, offset int64) error {
+	if name == f.name {
+		return errors.New("disk on fire")
+	}
+	return f.memory.ReadAt(name, dst, offset)
+}
+
+// TestReadErrors: what cannot be read is an error that names the tensor, on either side,
+// of numbers, of scales and of bytes.
+func TestReadErrors(t *testing.T) {
+	grid := tensortest.New(t, tensor.F32, []int{1, 1}, []float32{2})
+	code := tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{1, 1}, Data: []byte{0x38}}
+	number := tensortest.New(t, tensor.F32, []int{1, 1}, []float32{2})
+	whole := new(memory).add("w", code).add("w_scale_inv", grid).add("b", tensor.Tensor{DType: tensor.I8, Shape: []int{1}, Data: []byte{1}})
+	plain := new(memory).add("w", number).add("b", tensor.Tensor{DType: tensor.I8, Shape: []int{1}, Data: []byte{1}})
+	for _, name := range []string{"w", "w_scale_inv", "b"} {
+		a := whole.side()
+		a.Reader = failing{whole, name}
+		for _, sides := range [][2]Side{{a, whole.side()}, {whole.side(), a}, {a, plain.side()}, {plain.side(), a}} {
+			_, err := Compare(t.Context(), sides[0], sides[1], Options{})
+			require.ErrorContains(t, err, "disk on fire", name)
+			require.ErrorContains(t, err, "tensor "+strings.TrimSuffix(name, "_scale_inv")+": ")
+		}
+	}
+}
+
+// TestCancelled: no report comes of a comparison that was called off.
+func TestCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	m := new(memory).add("w", tensortest.Vector(t, tensor.F32, 1)).side()
+	r, err := Compare(ctx, m, m, Options{})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Nil(t, r)
+}
+
+// TestUnusableScales: FP8 whose scales are not those of its blocks has no numbers to
+// compare.
+func TestUnusableScales(t *testing.T) {
+	code := tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{2, 2}, Data: make([]byte, 4)}
+	m := new(memory).add("w", code).add("w_scale_inv", tensortest.Vector(t, tensor.F32, 1, 2, 3)).side()
+	_, err := Compare(t.Context(), m, m, Options{})
+	require.ErrorContains(t, err, "tensor w: dtype F8_E4M3, but its scales have shape [3]")
+}
+
+// TestProgress: every byte of A is told of, once, whatever becomes of it.
+func TestProgress(t *testing.T) {
+	m := new(memory).add("w", tensortest.Vector(t, tensor.BF16, make([]float32, 2*tileElements+3)...)).
+		add("x", tensortest.Vector(t, tensor.F32, 1, 2)).add("b", tensor.Tensor{DType: tensor.I8, Shape: []int{tileElements + 1}, Data: make([]byte, tileElements+1)})
+	total := int64(0)
+	_, err := Compare(t.Context(), m.side(), m.side(), Options{Progress: func(n int64) { total += n }})
+	require.NoError(t, err)
+	require.EqualValues(t, 2*(2*tileElements+3)+8+tileElements+1, total)
 }

@@ -3,6 +3,7 @@ package diff
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -37,7 +38,7 @@ func (p pair) compare(ctx context.Context, a, b Side, progress func(int64)) (Fin
 	f.Elements = int64(p.a.Len())
 	f.Cosine = 1
 	if !decodes(p.a) || !decodes(p.b) {
-		return f, p.compareBytes(ctx, &f, a.Reader, b.Reader)
+		return f, p.compareBytes(ctx, &f, a.Reader, b.Reader, progress)
 	}
 	t := tiles{pair: p, left: weights.NewStream(a.Reader, p.a), right: weights.NewStream(b.Reader, p.b)}
 	for at := int64(0); at < f.Elements; at += tileElements {
@@ -48,42 +49,39 @@ func (p pair) compare(ctx context.Context, a, b Side, progress func(int64)) (Fin
 		if err := t.compare(at, int(n)); err != nil {
 			return f, fmt.Errorf("tensor %s: %w", p.name, err)
 		}
-		progress(n * int64(p.a.DType.Bits()) / 8)
+		progress(p.a.DType.Bytes(n))
 	}
 	t.report(&f)
 	return f, nil
 }
 
 // compareBytes compares tensors that have no float values: equal or not.
-func (p pair) compareBytes(ctx context.Context, f *Finding, left, right weights.ReaderAt) error {
+func (p pair) compareBytes(ctx context.Context, f *Finding, left, right weights.ReaderAt, progress func(int64)) error {
 	if p.a.DType != p.b.DType || (p.a.Scales == nil) != (p.b.Scales == nil) {
 		f.Status, f.Different = Differs, f.Elements
 		return nil
 	}
 	size := p.a.Bytes()
+	x, y := make([]byte, min(tileElements, size)), make([]byte, min(tileElements, size))
 	for at := int64(0); at < size; at += tileElements {
 		n := min(tileElements, size-at)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		x, y := make([]byte, n), make([]byte, n)
-		if err := p.a.ReadAt(left, x, at); err != nil {
-			return err
+		if err := errors.Join(p.a.ReadAt(left, x[:n], at), p.b.ReadAt(right, y[:n], at)); err != nil {
+			return fmt.Errorf("tensor %s: %w", p.name, err)
 		}
-		if err := p.b.ReadAt(right, y, at); err != nil {
-			return err
-		}
-		if !bytes.Equal(x, y) {
+		if !bytes.Equal(x[:n], y[:n]) {
 			f.Status = Differs
 		}
+		progress(n)
 	}
 	return nil
 }
 
 // decodes says whether a weight has values that can be compared.
 func decodes(w *weights.Weight) bool {
-	_, err := tensor.NewCast(w.NumberType(), tensor.F32)
-	return err == nil
+	return w.NumberType().Casts()
 }
 
 // tiles compares a pair tile by tile.

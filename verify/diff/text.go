@@ -3,10 +3,10 @@ package diff
 import (
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -70,17 +70,11 @@ func (g *group) add(f Finding, expert int) {
 
 // fold takes the expert's number out of a name; -1 is none.
 func fold(name string) (string, int) {
-	const mark = ".mlp.experts."
-	i := strings.LastIndex(name, mark)
-	if i < 0 {
+	before, expert, after, ok := weights.CutExpert(name)
+	if !ok {
 		return name, -1
 	}
-	digits, rest, _ := strings.Cut(name[i+len(mark):], ".")
-	n, err := strconv.Atoi(digits)
-	if err != nil {
-		return name, -1
-	}
-	return name[:i+len(mark)] + "{e}." + rest, n
+	return before + "{e}" + after, expert
 }
 
 // String is the group's line: "NAME: STATUS", and what there is to say of the status.

@@ -58,11 +58,14 @@ func (c *Checkpoint) mismatches() []Finding {
 	return found
 }
 
-// wrong is the finding about a tensor of the table, held by file, whose shape is another
-// or with which the model cannot compute.
+// wrong is the finding about a tensor of the table, held by file, whose shape is another,
+// that is no weight for a reason of its own, or with which the model cannot compute.
 func wrong(w model.Wrong, file string, hint *hints) Finding {
-	if !slices.Equal(w.Got.Shape, w.Want) {
+	switch {
+	case w.Cause == "":
 		return Finding{Shape, file, w.Got.Name, fmt.Sprintf("%v, the config asks for %v", w.Got.Shape, w.Want), hint.of(w.Got.Name)}
+	case w.Want == nil:
+		return Finding{Unexpected, file, w.Got.Name, w.Cause, ""}
 	}
 	return Finding{DType, file, w.Got.Name, w.Cause, ""}
 }

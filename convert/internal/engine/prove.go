@@ -87,9 +87,9 @@ func (v *prover) tile(ctx context.Context, tile []byte, offset int64) error {
 		if err := v.computing(ctx, func() error { v.hashSource(p, src); return nil }); err != nil {
 			return err
 		}
-		unit := int64(p.segment.Operation.Unit().Out) / int64(p.segment.Operation.Unit().Elements)
+		u := p.segment.Operation.Unit()
 		return v.eachRun(p, out, src, func(part []byte, in operation.Input) error {
-			before := (p.at + int64(cap(out)-cap(part))) / unit
+			before := (p.at + int64(cap(out)-cap(part))) / int64(u.Out) * int64(u.Elements)
 			return v.computing(ctx, func() error { return located(p.segment.Operation.Prove(part, in), before) })
 		})
 	})

@@ -37,8 +37,11 @@ type Unit struct {
 	Out      int // bytes of the output
 }
 
-// Span is a run of bytes.
-type Span struct{ Begin, End int64 }
+// Span is a run of bytes of a stored tensor.
+type Span struct {
+	Begin int64 // the first
+	End   int64 // the one behind the last
+}
 
 // Input is a piece of the source.
 type Input struct {
@@ -151,4 +154,4 @@ func (m Make) Prove(out []byte, in Input) error {
 }
 
 // offset returns where in the tensor an element begins.
-func (m Make) offset(element int64) int64 { return element * int64(m.Info.DType.Bits()) / 8 }
+func (m Make) offset(element int64) int64 { return m.Info.DType.Bytes(element) }
