@@ -91,6 +91,9 @@ func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
 	return nil
 }
 
+// gateWeight ends the names of the gates' weights.
+const gateWeight = ".mlp.gate.weight"
+
 // affine returns the rule of a tensor's values, w = base + scale·u.
 func affine(info tensor.Info) (base, scale float32) {
 	switch d := info.Shape[len(info.Shape)-1]; {
@@ -98,7 +101,7 @@ func affine(info tensor.Info) (base, scale float32) {
 		return 1, 0.1
 	case info.Name == "model.embed_tokens.weight":
 		return 0, float32(math.Sqrt(3))
-	case strings.HasSuffix(info.Name, ".mlp.gate.weight"):
+	case strings.HasSuffix(info.Name, gateWeight):
 		return 0, float32(1.5 * math.Sqrt(3/float64(d)))
 	default:
 		return 0, float32(math.Sqrt(3 / float64(d)))
