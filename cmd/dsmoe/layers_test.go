@@ -25,17 +25,17 @@ func TestLayers(t *testing.T) {
 		"cmd/dsmoe": {"convert", "convert/checkpoint", "convert/plan", "verify", "verify/inspect", "verify/diff",
 			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor"},
 
-		"convert":                    {"convert/internal/engine", "convert/plan", "convert/checkpoint"},
-		"convert/internal/engine":    {"convert/plan", "convert/internal/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
-		"convert/plan":               {"convert/internal/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model", "model/weights", "config", "model/tensor"},
-		"convert/internal/operation": {"model/tensor"},
-		"convert/checkpoint":         {"convert/safetensors", "convert/torchbin", "convert/format", "convert/internal/digest", "model/weights", "config", "model/tensor"},
-		"convert/safetensors":        {"convert/format", "model/tensor"},
-		"convert/torchbin":           {"convert/format", "model/tensor"},
-		"convert/format":             {"model/tensor"},
-		"convert/internal/disk":      {},
-		"convert/internal/digest":    {},
-		"convert/internal/fixture":   {"model/weights", "model/tensor"}, // for tests
+		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint"},
+		"convert/internal/engine":  {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
+		"convert/plan":             {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model", "model/weights", "config", "model/tensor"},
+		"convert/operation":        {"model/tensor"},
+		"convert/checkpoint":       {"convert/safetensors", "convert/torchbin", "convert/format", "convert/internal/digest", "model/weights", "config", "model/tensor"},
+		"convert/safetensors":      {"convert/format", "model/tensor"},
+		"convert/torchbin":         {"convert/format", "model/tensor"},
+		"convert/format":           {"model/tensor"},
+		"convert/internal/disk":    {},
+		"convert/internal/digest":  {},
+		"convert/internal/fixture": {"model/weights", "model/tensor"}, // for tests
 
 		"verify":         {"model", "model/weights", "config", "model/tensor"},
 		"verify/inspect": {"model", "model/count", "config", "model/tensor"},

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/convert/internal/operation"
+	"dsmoe/convert/operation"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"

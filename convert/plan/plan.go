@@ -10,7 +10,7 @@ import (
 
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
-	"dsmoe/convert/internal/operation"
+	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
 )
 

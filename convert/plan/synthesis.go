@@ -2,7 +2,7 @@ package plan
 
 import (
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/internal/operation"
+	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
 )
 

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/internal/digest"
-	"dsmoe/convert/internal/operation"
+	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 
 	"dsmoe/convert/internal/digest"
-	"dsmoe/convert/internal/operation"
+	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )

@@ -12,7 +12,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
-	"dsmoe/convert/internal/operation"
+	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"

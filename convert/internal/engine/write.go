@@ -7,7 +7,7 @@ import (
 
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
-	"dsmoe/convert/internal/operation"
+	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 )
