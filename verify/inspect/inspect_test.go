@@ -165,3 +165,24 @@ func TestReportsHaveListsNotNull(t *testing.T) {
 		assert.NotContains(t, string(data), "null")
 	}
 }
+
+// TestListingSaysWhatItLacks: a line per tensor, the total, and the files that could not
+// be read.
+func TestListingSaysWhatItLacks(t *testing.T) {
+	c := &Checkpoint{Path: "x", Files: []File{{Name: "a b", Tensors: []tensor.Info{
+		{Name: "w.10", DType: tensor.BF16, Shape: []int{2, 3}},
+		{Name: "w.9", DType: tensor.F8E4M3, Shape: []int{1 << 20}},
+	}}}, Findings: []Finding{{Kind: Broken, File: "b", Cause: "cut off"}, {Kind: Broken, File: "config.json", Cause: "missing"}, {Kind: Note, Cause: "odd"}}}
+	assert.Equal(t, `w.9   F8_E4M3  [1048576]  1.00 MiB  "a b"
+w.10  BF16     [2 3]          12 B  "a b"
+2 tensors, 1.00 MiB
+  broken: b: cut off
+`, printed(t, List(c)))
+}
+
+// TestAuditOfNothing: without tensors there is nothing to hold against the config.
+func TestAuditOfNothing(t *testing.T) {
+	a := Audit(&Checkpoint{Path: "x", Config: configtest.Fixture(t, "v1-base/checkpoint")})
+	assert.Equal(t, []string{"the tensors against the config: there are none", "the values of the weights"}, a.NotChecked)
+	assert.Empty(t, a.Findings, "nobody knows what is missing")
+}
