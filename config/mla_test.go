@@ -95,8 +95,8 @@ func TestMLAProblems(t *testing.T) {
 		"yarn, beta zero":       {v3 + `"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":4096,"beta_fast":0}`, `rope_scaling.beta_fast: 0 is not above 0`},
 		"yarn, mscale negative": {v3 + `"rope_scaling":{"type":"yarn","factor":40,"original_max_position_embeddings":4096,"mscale":-1}`, `rope_scaling.mscale: -1 is not 0 or above`},
 		"yarn disagrees": {v3 + `"rope_scaling":{"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096},
-			"rope_parameters":{"rope_type":"yarn","factor":20,"original_max_position_embeddings":4096,"mscale":1}`,
-			`rope_parameters: {"type": "yarn", "factor": 20, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1, "mscale": 1, "mscale_all_dim": 0} ` +
+			"rope_parameters":{"rope_type":"yarn","factor":40,"original_max_position_embeddings":4096,"mscale":1}`,
+			`rope_parameters: {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1, "mscale": 1, "mscale_all_dim": 0} ` +
 				`disagrees with rope_scaling {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1, "mscale": 0, "mscale_all_dim": 0}`},
 		"bias a number":         {v2 + `"mlp_bias":1`, `mlp_bias: 1 is not true or false`},
 		"V3 without k":          {v3 + `"num_experts_per_tok":null`, `num_experts_per_tok: null, but n_routed_experts is 256`},

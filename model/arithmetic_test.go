@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 	"dsmoe/model/count"
 )
@@ -112,7 +113,7 @@ func (s *stages[V]) enough(name string) error {
 // loaded is a model of synthetic weights.
 func loaded(t *testing.T, text string) *model.DeepseekForCausalLM {
 	t.Helper()
-	c := parse(t, text)
+	c := configtest.Parse(t, text)
 	m, err := model.Load(c, synthetic(t, c))
 	require.NoError(t, err)
 	return m

@@ -13,24 +13,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 )
-
-func parseFile(t *testing.T, path string) *config.Config {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "fixtures", filepath.FromSlash(path)))
-	require.NoError(t, err)
-	return parse(t, string(text))
-}
 
 // TestTablesAreTheRealModels: names and shapes of the reference's modules, and where the
 // reference holds experts apart, its order.
 func TestTablesAreTheRealModels(t *testing.T) {
 	for name, ordered := range map[string]bool{"deepseek-moe-16b": true, "deepseek-v2-lite": false, "deepseek-v3": false} {
 		t.Run(name, func(t *testing.T) {
-			c := parseFile(t, "states/"+name+"/config.json")
+			c := configtest.Fixture(t, "states/"+name)
 			var got []named
 			for s := range model.FamilyOf(c).Slots(c) {
 				got = append(got, named{s.Name, s.Shape})
@@ -81,7 +75,7 @@ func readState(t *testing.T, name string) (all []named) {
 // TestPredictionLayers: DeepSeek-V3's MTP layer is a decoder layer and six weights more,
 // numbered on from the decoder's.
 func TestPredictionLayers(t *testing.T) {
-	c := parseFile(t, "states/deepseek-v3/config.json")
+	c := configtest.Fixture(t, "states/deepseek-v3")
 	names := map[string]bool{}
 	for s := range model.FamilyOf(c).MTPSlots(c) {
 		require.True(t, strings.HasPrefix(s.Name, "model.layers.61."), s.Name)
@@ -90,7 +84,7 @@ func TestPredictionLayers(t *testing.T) {
 	require.Len(t, names, 6+7+256*3+2+3+2)
 	require.Contains(t, names, "model.layers.61.eh_proj.weight")
 	require.Contains(t, names, "model.layers.61.mlp.experts.255.down_proj.weight")
-	v2 := parseFile(t, "states/deepseek-v2-lite/config.json")
+	v2 := configtest.Fixture(t, "states/deepseek-v2-lite")
 	for s := range model.FamilyOf(v2).MTPSlots(v2) {
 		t.Fatal(s.Name)
 	}
@@ -107,7 +101,7 @@ func withMTP(t *testing.T, c *config.Config) memory {
 
 // TestPredictionLayersAreOptionalButChecked: they may be absent; a wrong shape is found.
 func TestPredictionLayersAreOptionalButChecked(t *testing.T) {
-	c := parseFile(t, "v3/checkpoint/config.json")
+	c := configtest.Fixture(t, "v3/checkpoint")
 	require.NoError(t, model.Check(c, synthetic(t, c)))
 	src := withMTP(t, c)
 	require.NoError(t, model.Check(c, src))
@@ -144,7 +138,7 @@ func (r renamed) Tensor(name string) (tensor.Tensor, error) {
 // TestDecoderSavedWithoutItsHead: names without "model.", and the head missing by name
 // unless it is tied.
 func TestDecoderSavedWithoutItsHead(t *testing.T) {
-	c := parse(t, tinyConfig)
+	c := configtest.Parse(t, tinyConfig)
 	src := renamed{synthetic(t, c), func(name string) string { return strings.TrimPrefix(name, "model.") }}
 	m, err := model.Load(c, src)
 	require.NoError(t, err)
@@ -197,7 +191,7 @@ func TestScalesAreChecked(t *testing.T) {
 		change(m)
 		require.ErrorContains(t, model.Check(src.Config, m), "1 findings: "+name+": "+want)
 	}
-	plain := parseFile(t, "v3/checkpoint/config.json")
+	plain := configtest.Fixture(t, "v3/checkpoint")
 	m := synthetic(t, plain)
 	m["lm_head.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{256, 64}}
 	require.ErrorContains(t, model.Check(plain, m), "lm_head.weight: dtype F8_E4M3, but config.json has no quantization_config")
@@ -205,7 +199,7 @@ func TestScalesAreChecked(t *testing.T) {
 
 // TestEmbeddingInFP8 is refused: rows are looked up in it, and no product scales them.
 func TestEmbeddingInFP8(t *testing.T) {
-	c := parseFile(t, "v3-fp8/checkpoint/config.json")
+	c := configtest.Fixture(t, "v3-fp8/checkpoint")
 	src := synthetic(t, c)
 	src["model.embed_tokens.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: src["model.embed_tokens.weight"].Shape}
 	require.ErrorContains(t, model.Check(c, src), "1 findings: model.embed_tokens.weight: dtype F8_E4M3, which only matrix products take")
@@ -221,6 +215,6 @@ func TestTorchDType(t *testing.T) {
 		`,"dtype":"float32"`:        tensor.F32,
 		`,"torch_dtype":"float64"`:  tensor.F64,
 	} {
-		require.Equal(t, want, model.TorchDType(parse(t, `{"model_type":"deepseek"`+field+`}`)), field)
+		require.Equal(t, want, model.TorchDType(configtest.Parse(t, `{"model_type":"deepseek"`+field+`}`)), field)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 )
 
@@ -43,7 +44,7 @@ func TestForwardIsTheFormula(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := parse(t, text)
+			c := configtest.Parse(t, text)
 			src := synthetic(t, c)
 			m, err := model.Load(c, src)
 			require.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
@@ -20,13 +21,6 @@ import (
 const tinyConfig = `{"model_type":"deepseek","vocab_size":11,"hidden_size":8,"intermediate_size":12,
 "moe_intermediate_size":4,"num_hidden_layers":2,"num_attention_heads":2,"num_key_value_heads":1,
 "n_shared_experts":2,"n_routed_experts":5,"num_experts_per_tok":2,"first_k_dense_replace":1}`
-
-func parse(t *testing.T, text string) *config.Config {
-	t.Helper()
-	c, err := config.Parse(strings.NewReader(text))
-	require.NoError(t, err)
-	return c
-}
 
 // memory is a source of tensors in memory, in the order of their names.
 type memory map[string]tensor.Tensor
@@ -57,7 +51,7 @@ func synthetic(t *testing.T, c *config.Config) memory {
 
 // TestLoadListsEveryMismatch: all that is missing, wrong or unexpected, at once.
 func TestLoadListsEveryMismatch(t *testing.T) {
-	c := parse(t, tinyConfig)
+	c := configtest.Parse(t, tinyConfig)
 	src := synthetic(t, c)
 	const experts = "model.layers.1.mlp.experts."
 	delete(src, experts+"3.up_proj.weight")
@@ -83,7 +77,7 @@ func TestLoadListsEveryMismatch(t *testing.T) {
 
 // TestMismatchMessageIsBounded: twenty findings, then how many more.
 func TestMismatchMessageIsBounded(t *testing.T) {
-	_, err := model.Load(parse(t, tinyConfig), memory{})
+	_, err := model.Load(configtest.Parse(t, tinyConfig), memory{})
 	require.Contains(t, err.Error(), "37 findings")
 	require.Contains(t, err.Error(), "; and 17 more")
 }
@@ -91,7 +85,7 @@ func TestMismatchMessageIsBounded(t *testing.T) {
 // TestIgnoredTensors are accepted: buffers of old checkpoints, and the stored head of
 // a model that ties it to the embedding.
 func TestIgnoredTensors(t *testing.T) {
-	c := parse(t, strings.Replace(tinyConfig, "{", `{"tie_word_embeddings":true,`, 1))
+	c := configtest.Parse(t, strings.Replace(tinyConfig, "{", `{"tie_word_embeddings":true,`, 1))
 	src := synthetic(t, c)
 	require.NotContains(t, src, "lm_head.weight")
 	src["lm_head.weight"] = src["model.embed_tokens.weight"]
@@ -103,7 +97,7 @@ func TestIgnoredTensors(t *testing.T) {
 
 // TestForwardRefusesBadInput before it computes anything.
 func TestForwardRefusesBadInput(t *testing.T) {
-	c := parse(t, tinyConfig)
+	c := configtest.Parse(t, tinyConfig)
 	m, err := model.Load(c, synthetic(t, c))
 	require.NoError(t, err)
 	ctx := context.Background()
@@ -132,7 +126,7 @@ func TestForwardRefusesBadInput(t *testing.T) {
 // TestWeightsAreCastToTheComputeDType: weights that BF16 cannot hold are rounded to it
 // first, as model.to(torch.bfloat16) does.
 func TestWeightsAreCastToTheComputeDType(t *testing.T) {
-	c := parse(t, tinyConfig)
+	c := configtest.Parse(t, tinyConfig)
 	wide, narrow := memory{}, memory{}
 	for name, w := range synthetic(t, c) {
 		values, err := w.Float32s(nil)

@@ -10,7 +10,7 @@ import (
 
 // Plain is the arithmetic of inference: float32 activations, in memory that later
 // operations use again. It rounds where the reference does, and gives the same bits on
-// every machine. An arithmetic in another package can embed one, or ask one.
+// every machine. An arithmetic in another package can embed one, or call its operations.
 type Plain struct {
 	o       Options
 	weights kernel.Format // that the reference cast its weights to
@@ -64,9 +64,9 @@ func (a *Activation) format() kernel.Format {
 // each calls f(0) … f(n-1), at once if the work is worth waking other goroutines for. It
 // is counted in numbers that are copied; an exponential is as much work as eight.
 func (p *Plain) each(n, work int, f func(i int)) {
-	const alone = 1 << 14
+	const little = 1 << 14
 	workers := p.o.Parallelism
-	if work < alone {
+	if work < little {
 		workers = 1
 	}
 	kernel.Parallel(n, workers, f)

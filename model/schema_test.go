@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 )
 
@@ -23,10 +24,10 @@ func TestKeysAreWhatTheRowsDependOn(t *testing.T) {
 		{"v2-lite", "v2-group-yarn"},
 		{"v3", "v3-yarn"},
 	} {
-		rows := rowsOf(model.FamilyOf(parseFile(t, fixtures[0]+"/checkpoint/config.json")))
+		rows := rowsOf(model.FamilyOf(configtest.Fixture(t, fixtures[0]+"/checkpoint")))
 		seen := map[dependence]bool{}
 		for _, name := range fixtures {
-			c := parseFile(t, name+"/checkpoint/config.json")
+			c := configtest.Fixture(t, name+"/checkpoint")
 			for _, r := range []config.Reference{config.Remote, config.Native} {
 				if c.HasReference(r) {
 					as, err := c.As(r)
@@ -153,7 +154,7 @@ func expansion(p *model.Param, c *config.Config) (n []int) {
 
 // TestStageModule: the stages that one weight gives.
 func TestStageModule(t *testing.T) {
-	v1, v3 := model.FamilyOf(parse(t, tinyConfig)), model.FamilyOf(parse(t, tinyLatentConfig))
+	v1, v3 := model.FamilyOf(configtest.Parse(t, tinyConfig)), model.FamilyOf(configtest.Parse(t, tinyLatentConfig))
 	for stage, want := range map[string]model.Module{
 		"self_attn.k_proj.output": model.Attention, "mlp.gate.logits": model.Router, "input_layernorm.output": model.Norms,
 		"model.embed_tokens.output": model.Embedding, "lm_head.output": model.Head,
@@ -167,7 +168,7 @@ func TestStageModule(t *testing.T) {
 
 // TestSlotsCanBeLeft: a loop over them ends where its body says, in every part of the table.
 func TestSlotsCanBeLeft(t *testing.T) {
-	c := parse(t, tinyConfig)
+	c := configtest.Parse(t, tinyConfig)
 	all := slices.Collect(model.FamilyOf(c).Slots(c))
 	for n := range all {
 		var seen []string

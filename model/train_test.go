@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 )
 
@@ -60,7 +61,7 @@ func TestGradientsByFiniteDifferences(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			checkGradients(t, parse(t, strings.Replace(tinyConfig, "{", "{"+fields, 1)))
+			checkGradients(t, configtest.Parse(t, strings.Replace(tinyConfig, "{", "{"+fields, 1)))
 		})
 	}
 }
@@ -104,7 +105,7 @@ func (o *oracle) slope(name string, i int) float64 {
 
 // TestOnlyWantedGradients: the others are neither shown nor computed.
 func TestOnlyWantedGradients(t *testing.T) {
-	c := parse(t, tinyConfig)
+	c := configtest.Parse(t, tinyConfig)
 	m, err := model.Load(c, synthetic(t, c))
 	require.NoError(t, err)
 	heard := &listener{idx: map[int][]int{}, grads: map[string][]float32{}}
@@ -120,7 +121,7 @@ func TestOnlyWantedGradients(t *testing.T) {
 // TestTrainingAndEvaluationAgree: the routed sum is the same but for the order of its
 // terms.
 func TestTrainingAndEvaluationAgree(t *testing.T) {
-	c := parse(t, tinyConfig)
+	c := configtest.Parse(t, tinyConfig)
 	m, err := model.Load(c, synthetic(t, c))
 	require.NoError(t, err)
 	in := &model.Input{Batch: 1, Seq: 5, InputIDs: []int{1, 2, 3, 4, 5}}
@@ -134,7 +135,7 @@ func TestTrainingAndEvaluationAgree(t *testing.T) {
 // TestTrainStopsWithItsTrace: at the loss, and at a gradient; without a trace it returns
 // the loss.
 func TestTrainStopsWithItsTrace(t *testing.T) {
-	c := parse(t, tinyConfig)
+	c := configtest.Parse(t, tinyConfig)
 	m, err := model.Load(c, synthetic(t, c))
 	require.NoError(t, err)
 	train := func(trace model.Trace[*model.Activation]) (float64, error) {

@@ -64,7 +64,7 @@ func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*fa
 	if f.hidden, err = f.input(); err != nil || f.hidden == nil || !t.pack.Has(name) {
 		return nil, err
 	}
-	if f.kind == "mlp.gate.topk_idx" {
+	if f.kind == topKIdx {
 		f.got = &model.Activation{}
 		if !slices.ContainsFunc(t.checks, func(c Check) bool { return c.Tensor == name }) {
 			return nil, nil // a dense layer
@@ -77,7 +77,7 @@ func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*fa
 	if f.want, err = t.pack.Float32s(name); err != nil || len(f.want) != len(f.got.Values) {
 		return nil, nil // ids, or another shape: what is wrong is plain
 	}
-	if routing := fmt.Sprintf("model.layers.%d.mlp.gate.topk_idx", f.layer); f.kind == expertsOutput && t.pack.Has(routing) {
+	if routing := fmt.Sprintf("model.layers.%d.%s", f.layer, topKIdx); f.kind == expertsOutput && t.pack.Has(routing) {
 		f.idx, err = t.pack.Ints(routing)
 	}
 	return f, err
@@ -90,11 +90,11 @@ func (f *failure) input() ([]float32, error) {
 	if f.layer < 0 {
 		before = len(m.Model.Layers) - 1
 	}
-	name := fmt.Sprintf("model.layers.%d.output", before)
+	name := fmt.Sprintf("model.layers.%d.%s", before, layerOutput)
 	if before < 0 {
-		name = "model.embed_tokens.output"
+		name = embedded
 	}
-	if f.name == "model.embed_tokens.output" || !pack.Has(name) {
+	if f.name == embedded || !pack.Has(name) {
 		return nil, nil
 	}
 	values, err := pack.Float32s(name)

@@ -112,9 +112,9 @@ func (t *tracer) noiseOf(kind string) Limits {
 	switch kind {
 	case "self_attn.q_proj.output", "self_attn.k_proj.output", "self_attn.v_proj.output":
 		return quiet
-	case "self_attn.o_proj.input", "self_attn.o_proj.output", "self_attn.output":
+	case attended, "self_attn.o_proj.output", "self_attn.output":
 		return usual(1.5e-3)
-	case "mlp.gate.topk_weight":
+	case topKWeight:
 		return usual(3e-3)
 	}
 	switch model.FamilyOf(t.m.Config).StageModule(kind) {

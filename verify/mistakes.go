@@ -11,23 +11,19 @@ type mistake struct {
 	undo  func(x *trial) string
 }
 
-// expertsOutput is the stage of the routed sum.
-const expertsOutput = "mlp.experts.output"
-
 // mistakes are tried in this order; what can be seen without guessing comes first.
 func mistakes(f *failure) []mistake {
-	const attended = "self_attn.o_proj.input"
-	norms := []string{"input_layernorm.output", "post_attention_layernorm.output", "model.norm.output"}
+	norms := []string{"input_layernorm.output", "post_attention_layernorm.output", lastNorm}
 	mlps := []string{"mlp.output", expertsOutput, "mlp.shared_experts.output"}
 	list := []mistake{
-		{"group-mask", []string{"mlp.gate.topk_idx"}, undoGroups},
-		{"norm-topk", []string{"mlp.gate.topk_weight"}, undoNormTopK},
-		{"reference", []string{"mlp.gate.topk_weight", expertsOutput}, undoReference},
-		{"routed-scale", []string{"mlp.gate.topk_weight"}, undoScale},
-		{"bias-leak", []string{"mlp.gate.topk_weight"}, undoBiasLeak},
-		{"aux-loss-form", []string{"mlp.gate.aux_loss"}, undoSeqAux},
-		{"aux-loss-counts", []string{"mlp.gate.aux_loss"}, undoCounts},
-		{"aux-loss-alpha", []string{"mlp.gate.aux_loss"}, undoAlpha},
+		{"group-mask", []string{topKIdx}, undoGroups},
+		{"norm-topk", []string{topKWeight}, undoNormTopK},
+		{"reference", []string{topKWeight, expertsOutput}, undoReference},
+		{"routed-scale", []string{topKWeight}, undoScale},
+		{"bias-leak", []string{topKWeight}, undoBiasLeak},
+		{"aux-loss-form", []string{auxLoss}, undoSeqAux},
+		{"aux-loss-counts", []string{auxLoss}, undoCounts},
+		{"aux-loss-alpha", []string{auxLoss}, undoAlpha},
 		{"gate-up-swapped", mlps, undoGateUp},
 		{"expert-order", []string{expertsOutput}, undoLexicographic},
 	}
@@ -35,7 +31,7 @@ func mistakes(f *failure) []mistake {
 		list = append(list, mistake{"experts-swapped", []string{expertsOutput}, undoSwapped(pair)})
 	}
 	list = append(list, []mistake{
-		{"router-rows", []string{"mlp.gate.logits"}, undoRouterRows},
+		{"router-rows", []string{gateLogits}, undoRouterRows},
 		{"rotary-dtype", []string{attended}, undoRotaryDType},
 		{"rope-layout", []string{attended}, undoLayout},
 		{"rope-scaling", []string{attended}, undoRopeScaling},

@@ -43,7 +43,7 @@ func undoScale(x *trial) string {
 	was := x.config.RoutedScalingFactor
 	scale := x.failed.scaled(was)
 	x.config.RoutedScalingFactor = scale
-	if _, applied := x.config.TopKWeights(); applied != scale || !(scale > 0) {
+	if !(scale > 0) {
 		return ""
 	}
 	return fmt.Sprintf("the reference ran with routed_scaling_factor %g, here it is %g", scale, was)

@@ -71,7 +71,7 @@ func (t *tracer) inOrder() []Check {
 			return last + 1 // every gradient depends on the whole forward pass
 		case c.layer >= 0:
 			return c.layer
-		case c.Tensor == "model.embed_tokens.output":
+		case c.Tensor == embedded:
 			return -1
 		}
 		return last
@@ -144,13 +144,13 @@ func (t *tracer) gaps(c *Coverage, in *model.Input) []string {
 	if n := len(c.WeightsUnchecked); n > 0 && reasons == nil {
 		reasons = append(reasons, fmt.Sprintf("%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0]))
 	}
-	if c.Experts > 0 && !t.kinds["mlp.gate.topk_idx"] {
+	if c.Experts > 0 && !t.kinds[topKIdx] {
 		reasons = append(reasons, "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
 	}
 	if !attends(in) {
 		reasons = append(reasons, "no token attends to a different one: attention and RoPE were not exercised")
 	}
-	if t.pack.Manifest.Mode == "train" && !(t.seen["loss"] && t.anyGradient() && t.auxExpected()) {
+	if t.pack.Manifest.Mode == "train" && !(t.seen[loss] && t.anyGradient() && t.auxExpected()) {
 		reasons = append(reasons, "a training pack without loss, auxiliary losses or gradients: that part was not checked")
 	}
 	return reasons
@@ -181,5 +181,5 @@ func (t *tracer) anyGradient() bool {
 // to.
 func (t *tracer) auxExpected() bool {
 	c := t.m.Config
-	return c.NRoutedExperts == 0 || c.AuxLossAlpha == 0 || t.kinds["mlp.gate.aux_loss"]
+	return c.NRoutedExperts == 0 || c.AuxLossAlpha == 0 || t.kinds[auxLoss]
 }

@@ -118,7 +118,7 @@ func place(c Check) string {
 		return "gradients"
 	case c.layer >= 0:
 		return fmt.Sprintf("layer %d", c.layer)
-	case c.Tensor == "model.embed_tokens.output":
+	case c.Tensor == embedded:
 		return "embedding"
 	}
 	return "head"

@@ -92,21 +92,6 @@ func (t *tracer) network(in *model.Input, o model.Options, computes arithmetic) 
 	return &network{Model: t.m, Input: in, Options: o, Arithmetic: t.attribution, Trace: t}
 }
 
-// split cuts "model.layers.3.mlp.output" into 3 and "mlp.output"; names outside the
-// layers are kinds of their own, in layer -1.
-func split(name string) (layer int, kind string) {
-	rest, ok := strings.CutPrefix(name, "model.layers.")
-	if !ok {
-		return -1, name
-	}
-	number, kind, _ := strings.Cut(rest, ".")
-	layer, err := strconv.Atoi(number)
-	if err != nil {
-		return -1, name
-	}
-	return layer, kind
-}
-
 // golden says whether the pack has the stage. If it lacks the stage in this layer
 // only, that is a failed check.
 func (t *tracer) golden(name string) bool {
@@ -142,7 +127,7 @@ func (t *tracer) Stage(name string, a *model.Activation) error {
 			t.attribution.checked(a)
 		}
 	}
-	if layer, kind := split(name); kind == "mlp.gate.topk_weight" {
+	if layer, kind := split(name); kind == topKWeight {
 		t.reach(layer, a)
 	}
 	return nil
@@ -161,7 +146,7 @@ func (t *tracer) compare(name string, a *model.Activation) (Check, error) {
 	if err != nil {
 		return c, err
 	}
-	if kind == "mlp.gate.logits" {
+	if kind == gateLogits {
 		t.logitsErr = rowErrors(a, want)
 	}
 	m := Compare(a.Values, want, a.Width(), a.DType)
@@ -196,7 +181,7 @@ func (t *tracer) unjudged(name string) string {
 	}
 	_, kind := split(name)
 	switch kind {
-	case "output", "lm_head.output", "model.norm.output", "model.embed_tokens.output", "mlp.gate.aux_loss", "loss":
+	case layerOutput, logits, lastNorm, embedded, auxLoss, loss:
 		return ""
 	}
 	if strings.HasSuffix(name, grad) {

@@ -72,9 +72,6 @@ func (t *tracer) unusedLimits() error {
 	return nil
 }
 
-// grad ends the names of gradients.
-const grad = ".grad"
-
 // Run verifies the weights of src under the configuration c, with the pack's
 // config_overrides in force, against pack. The error says why no comparison could
 // be made: tensors that do not fit the config (*model.MismatchError), an input

@@ -49,8 +49,9 @@ func TestLayers(t *testing.T) {
 		"model/tensor/tensortest": {"model/tensor"}, // for tests
 		"model/internal/kernel":   {},
 
-		"config": {},
-		"text":   {},
+		"config":            {},
+		"config/configtest": {"config"}, // for tests
+		"text":              {},
 	}
 	for pkg, imports := range imports(t, filepath.Join("..", "..")) {
 		allowed, known := layers[pkg]

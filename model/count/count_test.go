@@ -2,7 +2,6 @@ package count
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,22 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 )
 
-// configAt parses a config.json under fixtures.
-func configAt(t testing.TB, path ...string) *config.Config {
-	t.Helper()
-	f, err := os.Open(filepath.Join(append([]string{"..", "..", "fixtures"}, path...)...))
-	require.NoError(t, err)
-	defer f.Close()
-	c, err := config.Parse(f)
-	require.NoError(t, err)
-	return c
-}
-
 func TestCountsOf16B(t *testing.T) {
-	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
+	c := configtest.Fixture(t, "states/deepseek-moe-16b")
 	const embed, expert = 102400 * 2048, 3 * 1408 * 2048
 	assert.Equal(t, Totals{
 		{model.Embedding, 1, embed, embed, 0},
@@ -56,7 +45,7 @@ func TestCountsOfLatentModels(t *testing.T) {
 		"deepseek-v2-lite": {5291, 15_706_484_224, 2_661_150_208},
 		"deepseek-v3":      {45_395, 671_026_419_200, 37_552_297_472},
 	} {
-		sum := Modules(configAt(t, "states", name, "config.json")).Sum()
+		sum := Modules(configtest.Fixture(t, "states/"+name)).Sum()
 		assert.Equal(t, want.tensors, sum.Tensors, name)
 		assert.Equal(t, want.parameters, sum.Parameters, name)
 		assert.Equal(t, want.activated, sum.Activated, name)
@@ -70,7 +59,7 @@ func TestCountsAreSumsOfSlots(t *testing.T) {
 	require.NotEmpty(t, configs)
 	for _, path := range configs {
 		t.Run(filepath.Base(filepath.Dir(filepath.Dir(path))), func(t *testing.T) {
-			c := configAt(t, strings.TrimPrefix(path, filepath.Join("..", "..", "fixtures")))
+			c := configtest.Fixture(t, strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), "../../fixtures/"))
 			want := map[model.Module]Total{}
 			for s := range model.FamilyOf(c).Slots(c) {
 				x := want[s.Param.Module]
@@ -92,14 +81,14 @@ func TestCountsAreSumsOfSlots(t *testing.T) {
 }
 
 func TestTiedHeadIsMultipliedButNotCountedTwice(t *testing.T) {
-	c := configAt(t, "v1-rope-linear-tied-bias", "checkpoint", "config.json")
+	c := configtest.Fixture(t, "v1-rope-linear-tied-bias/checkpoint")
 	embedding := Modules(c)[0]
 	assert.Equal(t, Total{model.Embedding, 1, 256 * 64, 256 * 64, 256 * 64}, embedding)
 	assert.Equal(t, Modules(c).Sum(), Modules(c).Sum(model.Head))
 }
 
 func TestDenseModel(t *testing.T) {
-	c := configAt(t, "v1-dense", "checkpoint", "config.json")
+	c := configtest.Fixture(t, "v1-dense/checkpoint")
 	sum := Modules(c).Sum()
 	assert.Equal(t, sum.Parameters, sum.Activated)
 	assert.Nil(t, Combinations(c))
@@ -124,9 +113,9 @@ func TestCombinationsAreExact(t *testing.T) {
 }
 
 func TestKVBytesFollowHeadsAndDType(t *testing.T) {
-	gqa := configAt(t, "v1-gqa-norm-freq2", "checkpoint", "config.json")
+	gqa := configtest.Fixture(t, "v1-gqa-norm-freq2/checkpoint")
 	assert.EqualValues(t, 2*5*2*16*4, KVBytes(gqa), "float32, 2 of 4 heads")
-	base := *configAt(t, "v1-base", "checkpoint", "config.json")
+	base := *configtest.Fixture(t, "v1-base/checkpoint")
 	assert.EqualValues(t, 2*4*64*2, KVBytes(&base), "bfloat16")
 	base.TorchDType = ""
 	assert.EqualValues(t, 2*4*64*4, KVBytes(&base), "no torch_dtype: float32")
@@ -135,7 +124,7 @@ func TestKVBytesFollowHeadsAndDType(t *testing.T) {
 // TestKVBytesOfLatentAttention: what is cached is the compressed row, and the rotated part
 // of the keys that all heads share.
 func TestKVBytesOfLatentAttention(t *testing.T) {
-	c := configAt(t, "states", "deepseek-v3", "config.json")
+	c := configtest.Fixture(t, "states/deepseek-v3")
 	assert.EqualValues(t, 61*(512+64)*4, KVBytes(c), "no torch_dtype: float32")
 }
 
@@ -145,7 +134,7 @@ func TestMTP(t *testing.T) {
 	const d, heads = 7168, 128
 	attention := int64(1536*d + 1536 + heads*192*1536 + (512+64)*d + 512 + heads*256*512 + d*heads*128)
 	experts := int64(257*3*2048*d + 256*d + 256)
-	got := MTP(configAt(t, "states", "deepseek-v3", "config.json"))
+	got := MTP(configtest.Fixture(t, "states/deepseek-v3"))
 	assert.Equal(t, Total{Module: model.MTP, Tensors: 6 + 7 + 2 + 2 + 257*3, Parameters: attention + experts + 2*d + 2*129280*d + 3*d + 2*d*d}, got)
-	assert.Zero(t, MTP(configAt(t, "states", "deepseek-v2-lite", "config.json")).Tensors)
+	assert.Zero(t, MTP(configtest.Fixture(t, "states/deepseek-v2-lite")).Tensors)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 )
 
@@ -48,7 +49,7 @@ func TestPaperTables(t *testing.T) {
 // TestPaperModelOf16B: the config's widths, 1408 and 10944, are a quarter of a
 // standard FFN and two; so the paper's 74.4 T follow from config.json.
 func TestPaperModelOf16B(t *testing.T) {
-	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
+	c := configtest.Fixture(t, "states/deepseek-moe-16b")
 	assert.Equal(t, 0.25, StandardFFNs(c.MoEIntermediateSize, c.HiddenSize))
 	assert.Equal(t, 2.0, StandardFFNs(c.IntermediateSize, c.HiddenSize))
 	p := PaperModelOf(c, 4096)
@@ -82,7 +83,7 @@ func TestPaperConstancy(t *testing.T) {
 		require.NoError(t, err)
 		return s
 	}
-	moe16B, err := SegmentationOf(configAt(t, "states", "deepseek-moe-16b", "config.json"), 4)
+	moe16B, err := SegmentationOf(configtest.Fixture(t, "states/deepseek-moe-16b"), 4)
 	require.NoError(t, err)
 	moe145B := Segmentation{Experts: 4 + 128, PerToken: 4 + 12, M: 8, Shared: 4}
 
@@ -125,7 +126,7 @@ func TestSegmentation(t *testing.T) {
 
 // TestSegmentationOf16B: the layer of the config, as Modules counts it; N is not whole.
 func TestSegmentationOf16B(t *testing.T) {
-	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
+	c := configtest.Fixture(t, "states/deepseek-moe-16b")
 	s, err := SegmentationOf(c, 4)
 	require.NoError(t, err)
 	assert.Equal(t, PaperLayer{0, 16, 2, 1, 2048, 5632}, s.Conventional())
@@ -143,11 +144,11 @@ func TestSegmentationOf16B(t *testing.T) {
 	byDefault, err := SegmentationOf(c, 0)
 	require.NoError(t, err)
 	assert.Equal(t, s, byDefault)
-	top1, err := SegmentationOf(configAt(t, "v1-top1-noshared", "checkpoint", "config.json"), 0)
+	top1, err := SegmentationOf(configtest.Fixture(t, "v1-top1-noshared/checkpoint"), 0)
 	require.NoError(t, err)
 	assert.Equal(t, 1, top1.M)
 	assert.Equal(t, top1.Conventional(), top1.SharedIsolated())
-	_, err = SegmentationOf(configAt(t, "v1-dense", "checkpoint", "config.json"), 4)
+	_, err = SegmentationOf(configtest.Fixture(t, "v1-dense/checkpoint"), 4)
 	assert.ErrorContains(t, err, "dense")
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/tensor/tensortest"
@@ -17,7 +18,7 @@ import (
 // TestCheckValues holds the values of the format's definition, and of each
 // rule the first ones as a float64 calculation gives them.
 func TestCheckValues(t *testing.T) {
-	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
+	c := configtest.Fixture(t, "states/deepseek-moe-16b")
 	info := tensor.Info{Name: "model.layers.1.mlp.experts.0.gate_proj.weight", DType: tensor.BF16, Shape: []int{1408, 2048}}
 	data := make([]byte, 16)
 	require.NoError(t, New(c, 7).Fill(info, data, 0))
@@ -30,7 +31,7 @@ func TestCheckValues(t *testing.T) {
 // TestFollowsItsFormula compares a tensor of every rule with the formula,
 // written out with the standard library's hash and no bit tricks.
 func TestFollowsItsFormula(t *testing.T) {
-	c := configAt(t, "v1-base", "checkpoint", "config.json")
+	c := configtest.Fixture(t, "v1-base/checkpoint")
 	s := New(c, 7)
 	for name, w := range map[string]func(u float32) float32{
 		"model.norm.weight":                           func(u float32) float32 { return 1 + float32(0.1*u) },
@@ -56,7 +57,7 @@ func TestFollowsItsFormula(t *testing.T) {
 
 func TestHasEveryWeight(t *testing.T) {
 	for _, name := range []string{"v1-base", "v1-dense", "v1-rope-linear-tied-bias", "v1-top1-noshared"} {
-		c := configAt(t, name, "checkpoint", "config.json")
+		c := configtest.Fixture(t, name+"/checkpoint")
 		_, err := model.Load(c, New(c, 1))
 		assert.NoError(t, err, name)
 	}
@@ -65,7 +66,7 @@ func TestHasEveryWeight(t *testing.T) {
 // TestTilesAreTheTensor cuts a tensor of either rule at every byte, and makes the later
 // part first.
 func TestTilesAreTheTensor(t *testing.T) {
-	c := configAt(t, "v1-base", "checkpoint", "config.json")
+	c := configtest.Fixture(t, "v1-base/checkpoint")
 	for name, s := range map[string]*Source{"model.norm.weight": New(c, 3), "model.layers.3.mlp.gate.weight": Torch(c, 3)} {
 		want, err := s.Tensor(name)
 		require.NoError(t, err)
@@ -79,7 +80,7 @@ func TestTilesAreTheTensor(t *testing.T) {
 }
 
 func TestSeedsDiffer(t *testing.T) {
-	c := configAt(t, "v1-base", "checkpoint", "config.json")
+	c := configtest.Fixture(t, "v1-base/checkpoint")
 	a, err := New(c, 0).Tensor("lm_head.weight")
 	require.NoError(t, err)
 	b, err := New(c, 1).Tensor("lm_head.weight")
@@ -88,7 +89,7 @@ func TestSeedsDiffer(t *testing.T) {
 }
 
 func TestRefusesWhatItDoesNotHave(t *testing.T) {
-	c := configAt(t, "v1-base", "checkpoint", "config.json")
+	c := configtest.Fixture(t, "v1-base/checkpoint")
 	s := New(c, 0)
 	_, err := s.Tensor("model.layers.9.mlp.gate.weight")
 	assert.ErrorContains(t, err, "no such tensor")
@@ -101,7 +102,7 @@ func TestRefusesWhatItDoesNotHave(t *testing.T) {
 }
 
 func BenchmarkFill(b *testing.B) {
-	c := configAt(b, "states", "deepseek-moe-16b", "config.json")
+	c := configtest.Fixture(b, "states/deepseek-moe-16b")
 	s := New(c, 7)
 	info := s.infos["model.layers.1.mlp.experts.0.gate_proj.weight"]
 	dst := make([]byte, 1<<18)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
 	"dsmoe/model/tensor/tensortest"
 )
@@ -17,7 +18,7 @@ import (
 func TestTorchGatesAreOneStream(t *testing.T) {
 	for _, fixture := range []string{"v1-base", "v1-gqa-norm-freq2", "v1-freq3-first2", "v1-dense", "v2-lite", "v3"} {
 		t.Run(fixture, func(t *testing.T) {
-			c := configAt(t, fixture, "checkpoint", "config.json")
+			c := configtest.Fixture(t, fixture+"/checkpoint")
 			s, plain, g := Torch(c, 5), New(c, 5), newMT19937(5)
 			for info := range s.Tensors() {
 				got, err := s.Tensor(info.Name)
@@ -41,7 +42,7 @@ func TestTorchGatesAreOneStream(t *testing.T) {
 // TestTorchGatesSkipAhead: a tile in the last gate of 27, past several marks, whose
 // gates before it were not asked for.
 func TestTorchGatesSkipAhead(t *testing.T) {
-	c := configAt(t, "states", "deepseek-moe-16b", "config.json")
+	c := configtest.Fixture(t, "states/deepseek-moe-16b")
 	info := tensor.Info{Name: "model.layers.27.mlp.gate.weight", DType: tensor.BF16, Shape: []int{64, 2048}}
 	got := make([]byte, 4000)
 	s := Torch(c, 1)

@@ -9,12 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
 )
 
 func TestWholeCheckpointIsClean(t *testing.T) {
 	for _, name := range []string{"v1-base", "v1-dense", "v1-rope-linear-tied-bias", "v1-16b-slice", "v2-lite", "v2-group-yarn", "v3", "v3-fp8"} {
-		c := whole(fixture(t, name, "checkpoint", "config.json"))
+		c := whole(configtest.Fixture(t, name+"/checkpoint"))
 		a := Audit(c)
 		assert.True(t, a.Clean, name)
 		assert.Empty(t, a.Findings, name)
@@ -25,7 +26,7 @@ func TestWholeCheckpointIsClean(t *testing.T) {
 }
 
 func TestAuditFindings(t *testing.T) {
-	base := func(t *testing.T) *config.Config { return fixture(t, "v1-base", "checkpoint", "config.json") }
+	base := func(t *testing.T) *config.Config { return configtest.Fixture(t, "v1-base/checkpoint") }
 	with := func(t *testing.T, key, value string) *config.Config { return override(t, base(t), key, value) }
 	for name, test := range map[string]struct {
 		damage func(t *testing.T, c *Checkpoint)
@@ -97,7 +98,7 @@ func TestAuditFindings(t *testing.T) {
 // TestBrokenTensorDoesNotHideMissingOnes: a finding about a file that was read says
 // nothing about what is missing.
 func TestBrokenTensorDoesNotHideMissingOnes(t *testing.T) {
-	c := whole(fixture(t, "v1-base", "checkpoint", "config.json"))
+	c := whole(configtest.Fixture(t, "v1-base/checkpoint"))
 	c.Files[0].Tensors = c.Files[0].Tensors[1:]
 	c.Findings = []Finding{
 		{Broken, "a.safetensors", "model.embed_tokens.weight", "missing, though the index puts it here", ""},
@@ -130,7 +131,7 @@ func TestHintsFollowFromTheTable(t *testing.T) {
 		{"v3", "n_routed_experts", "8", "model.layers.2.mlp.gate.e_score_correction_bias", "see n_routed_experts 8, first_k_dense_replace 2, moe_layer_freq 1"},
 		{"v3", "num_hidden_layers", "3", "model.layers.4.mlp.gate.weight", "num_hidden_layers is 3, num_nextn_predict_layers is 1"},
 	} {
-		c := whole(fixture(t, test.fixture, "checkpoint", "config.json"))
+		c := whole(configtest.Fixture(t, test.fixture+"/checkpoint"))
 		c.Config = override(t, c.Config, test.key, test.value)
 		found := findingsAbout(c, test.tensor)
 		require.Len(t, found, 1, "%s: %s", test.fixture, test.tensor)
@@ -148,7 +149,7 @@ func TestHintsOfPredictionLayers(t *testing.T) {
 		"model.layers.4.eh_proj.weight":          "num_hidden_layers is 5, num_nextn_predict_layers is 1",
 		"model.layers.5.eh_proj.bias":            "no weight of model_type deepseek_v3 has this name",
 	} {
-		c := whole(fixture(t, "v3", "checkpoint", "config.json"))
+		c := whole(configtest.Fixture(t, "v3/checkpoint"))
 		c.Files[1].Tensors = append(slices.Clone(c.Files[1].Tensors), tensor.Info{Name: name, DType: tensor.BF16, Shape: []int{1}})
 		found := findingsAbout(c, name)
 		require.Len(t, found, 1, name)
@@ -164,7 +165,7 @@ func findingsAbout(c *Checkpoint, name string) []Finding {
 // in the words of model.Check.
 func TestAuditOfFP8(t *testing.T) {
 	const name = "model.layers.1.self_attn.o_proj.weight"
-	fp8 := fixture(t, "v3-fp8", "checkpoint", "config.json")
+	fp8 := configtest.Fixture(t, "v3-fp8/checkpoint")
 	for _, test := range []struct {
 		config *config.Config
 		weight string
@@ -177,7 +178,7 @@ func TestAuditOfFP8(t *testing.T) {
 		{fp8, name, &tensor.Info{DType: tensor.BF16, Shape: []int{2, 1}}, ""},
 		{fp8, name, &tensor.Info{DType: tensor.I32, Shape: []int{2, 1}}, "dtype F8_E4M3, but its scales have dtype I32"},
 		{fp8, "model.embed_tokens.weight", nil, "dtype F8_E4M3, which only matrix products take"},
-		{fixture(t, "v3", "checkpoint", "config.json"), name, nil, "dtype F8_E4M3, but config.json has no quantization_config"},
+		{configtest.Fixture(t, "v3/checkpoint"), name, nil, "dtype F8_E4M3, but config.json has no quantization_config"},
 	} {
 		c := whole(test.config)
 		retype(t, c, test.weight, tensor.F8E4M3)

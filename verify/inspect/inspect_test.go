@@ -6,8 +6,6 @@ import (
 	"io"
 	"math"
 	"math/big"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,24 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
-
-func parse(t *testing.T, text string) *config.Config {
-	t.Helper()
-	c, err := config.Parse(strings.NewReader(text))
-	require.NoError(t, err)
-	return c
-}
-
-func fixture(t *testing.T, path ...string) *config.Config {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(append([]string{"..", "..", "fixtures"}, path...)...))
-	require.NoError(t, err)
-	return parse(t, string(data))
-}
 
 // whole returns a checkpoint of two files that fits its config.
 func whole(c *config.Config) *Checkpoint {
@@ -72,7 +57,7 @@ func TestManyFindingsAreCutInText(t *testing.T) {
 }
 
 func TestListNeedsNoConfig(t *testing.T) {
-	c := whole(fixture(t, "v1-base", "checkpoint", "config.json"))
+	c := whole(configtest.Fixture(t, "v1-base/checkpoint"))
 	c.Config = nil
 	c.Findings = []Finding{{Kind: Broken, File: "config.json", Cause: "missing"}}
 	l := List(c)
@@ -106,7 +91,7 @@ func TestFoldKeepsShapesAndDTypesApart(t *testing.T) {
 }
 
 func TestSummary(t *testing.T) {
-	c := whole(fixture(t, "v1-base", "checkpoint", "config.json"))
+	c := whole(configtest.Fixture(t, "v1-base/checkpoint"))
 	c.Files[0].Tensors[0].DType = tensor.F32
 	s := Summarize(c)
 	assert.Equal(t, &Layers{4, 1, 3}, s.Layers)
@@ -125,7 +110,7 @@ func TestSummary(t *testing.T) {
 }
 
 func TestArchOf16B(t *testing.T) {
-	a := Describe("config.json", fixture(t, "states", "deepseek-moe-16b", "config.json"), 0)
+	a := Describe("config.json", configtest.Fixture(t, "states/deepseek-moe-16b"), 0)
 	assert.Equal(t, ModuleCount{"total", 5466, 16_375_728_128, 2_828_650_496, 5_237_637_120}, a.Total)
 	assert.Equal(t, ActivatedCounts{2_828_650_496, 2_618_935_296, 2_409_220_096}, a.Activated)
 	assert.Equal(t, WeightBytes{tensor.BF16, 32_751_456_256}, a.Weights)
@@ -138,7 +123,7 @@ func TestArchOf16B(t *testing.T) {
 }
 
 func TestArchOfADenseModelHasNoExperts(t *testing.T) {
-	a := Describe("x", fixture(t, "v1-dense", "checkpoint", "config.json"), 7)
+	a := Describe("x", configtest.Fixture(t, "v1-dense/checkpoint"), 7)
 	assert.Nil(t, a.Experts)
 	assert.Nil(t, a.Choice)
 	assert.Equal(t, 7, a.Forward.Positions)
@@ -147,11 +132,11 @@ func TestArchOfADenseModelHasNoExperts(t *testing.T) {
 
 // TestArchOfGroups: a token chooses from some groups only where topk_method says so.
 func TestArchOfGroups(t *testing.T) {
-	v3 := Describe("x", fixture(t, "v3", "checkpoint", "config.json"), 0)
+	v3 := Describe("x", configtest.Fixture(t, "v3/checkpoint"), 0)
 	assert.Equal(t, []int{4, 2}, []int{v3.Choice.Groups, v3.Choice.TopKGroup})
 	assert.Contains(t, printed(t, v3), "fewer of them occur: a token chooses from 2 of 4 groups\n")
 
-	greedy := fixture(t, "v2-group-yarn", "checkpoint", "config.json")
+	greedy := configtest.Fixture(t, "v2-group-yarn/checkpoint")
 	assert.Equal(t, 4, Describe("x", greedy, 0).Choice.Groups)
 	v2 := Describe("x", override(t, greedy, "topk_method", `"greedy"`), 0)
 	assert.Zero(t, v2.Choice.Groups)
@@ -159,7 +144,7 @@ func TestArchOfGroups(t *testing.T) {
 }
 
 func TestArchSaysWhenItAssumesADType(t *testing.T) {
-	a := Describe("x", parse(t, `{"model_type": "deepseek"}`), 0)
+	a := Describe("x", configtest.Parse(t, `{"model_type": "deepseek"}`), 0)
 	assert.Equal(t, tensor.F32, a.Weights.DType)
 	assert.Contains(t, printed(t, a), "assumed: the config has no torch_dtype")
 }
@@ -179,4 +164,25 @@ func TestReportsHaveListsNotNull(t *testing.T) {
 		require.NoError(t, err)
 		assert.NotContains(t, string(data), "null")
 	}
+}
+
+// TestListingSaysWhatItLacks: a line per tensor, the total, and the files that could not
+// be read.
+func TestListingSaysWhatItLacks(t *testing.T) {
+	c := &Checkpoint{Path: "x", Files: []File{{Name: "a b", Tensors: []tensor.Info{
+		{Name: "w.10", DType: tensor.BF16, Shape: []int{2, 3}},
+		{Name: "w.9", DType: tensor.F8E4M3, Shape: []int{1 << 20}},
+	}}}, Findings: []Finding{{Kind: Broken, File: "b", Cause: "cut off"}, {Kind: Broken, File: "config.json", Cause: "missing"}, {Kind: Note, Cause: "odd"}}}
+	assert.Equal(t, `w.9   F8_E4M3  [1048576]  1.00 MiB  "a b"
+w.10  BF16     [2 3]          12 B  "a b"
+2 tensors, 1.00 MiB
+  broken: b: cut off
+`, printed(t, List(c)))
+}
+
+// TestAuditOfNothing: without tensors there is nothing to hold against the config.
+func TestAuditOfNothing(t *testing.T) {
+	a := Audit(&Checkpoint{Path: "x", Config: configtest.Fixture(t, "v1-base/checkpoint")})
+	assert.Equal(t, []string{"the tensors against the config: there are none", "the values of the weights"}, a.NotChecked)
+	assert.Empty(t, a.Findings, "nobody knows what is missing")
 }

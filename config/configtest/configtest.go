@@ -1,0 +1,38 @@
+// Package configtest reads configs for tests. Only tests import it.
+package configtest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+)
+
+// Parse returns the config of a config.json's text.
+func Parse(t testing.TB, text string) *config.Config {
+	t.Helper()
+	c, err := config.Parse(strings.NewReader(text))
+	require.NoError(t, err)
+	return c
+}
+
+// Fixture returns the config of a directory under fixtures.
+func Fixture(t testing.TB, name string) *config.Config {
+	t.Helper()
+	dir, err := os.Getwd()
+	require.NoError(t, err)
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			break
+		}
+		require.NotEqual(t, filepath.Dir(dir), dir, "the test runs outside the module")
+		dir = filepath.Dir(dir)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "fixtures", filepath.FromSlash(name), "config.json"))
+	require.NoError(t, err)
+	return Parse(t, string(text))
+}
