@@ -243,3 +243,21 @@ func FuzzArchive(f *testing.F) {
 		}
 	})
 }
+
+// TestIdentify: the tensors, and where each begins.
+func TestIdentify(t *testing.T) {
+	identity := func(entries ...entry) string {
+		var b bytes.Buffer
+		require.NoError(t, (&File{entries: entries}).Identify(&b))
+		return b.String()
+	}
+	one := entry{tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, 64}
+	seen := map[string]bool{identity(one): true, identity(one, one): true, identity(): true}
+	for _, other := range []entry{
+		{tensor.Info{Name: "x", DType: tensor.F32, Shape: []int{3}}, 64}, {tensor.Info{Name: "w", DType: tensor.F16, Shape: []int{3}}, 64},
+		{tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3, 1}}, 64}, {tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, 65},
+	} {
+		require.False(t, seen[identity(other)], other)
+		seen[identity(other)] = true
+	}
+}

@@ -80,8 +80,9 @@ func (d DType) Bits() int {
 	return dtypes[d].bits
 }
 
-// Bytes returns the size of n elements, which fill whole bytes.
-func (d DType) Bytes(n int64) int64 { return n * int64(d.Bits()) / 8 }
+// Bytes returns the size of n elements, which fill whole bytes: as many bits as Size
+// accepts do not overflow.
+func (d DType) Bytes(n int64) int64 { return n/8*int64(d.Bits()) + n%8*int64(d.Bits())/8 }
 
 // Casts says whether elements of d can be cast to any other dtype that casts: F32, F16
 // and BF16.

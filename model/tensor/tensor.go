@@ -49,8 +49,8 @@ func product(shape []int) int64 {
 }
 
 // Size returns the number of bytes that shape needs in dtype d, or an error if a
-// dimension is negative, the size does not fit in 63 bits, or the elements do
-// not fill whole bytes.
+// dimension is negative, the number of elements or of their bits does not fit in 64
+// bits, or the elements do not fill whole bytes.
 func Size(d DType, shape []int) (int64, error) {
 	n := uint64(1)
 	for _, dim := range shape {
@@ -64,8 +64,8 @@ func Size(d DType, shape []int) (int64, error) {
 		n = lo
 	}
 	hi, lo := bits.Mul64(n, uint64(d.Bits()))
-	if hi != 0 || lo/8 > 1<<62 {
-		return 0, fmt.Errorf("size in bytes overflows 63 bits")
+	if hi != 0 {
+		return 0, fmt.Errorf("number of bits overflows 64 bits")
 	}
 	if lo%8 != 0 {
 		return 0, fmt.Errorf("%d elements of %s do not fill whole bytes", n, d)

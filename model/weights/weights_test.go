@@ -193,3 +193,89 @@ func TestCheckScales(t *testing.T) {
 	require.NoError(t, New(&config.Config{FP8Block: [2]int{2, 2}}, src).Find("w_scale_inv").CheckScales(), "no FP8")
 	require.Equal(t, [2]int{128, 128}, New(&config.Config{}, src).Find("w").Block, "DeepSeek-V3's, if the config does not say")
 }
+
+// failing is a source whose reads of one tensor fail.
+type failing struct {
+	memory
+	name string
+}
+
+// ReadAt fails for the one tensor.
+func (f failing) ReadAt(name string, dst []byte, offset int64) error {
+	if name == f.name {
+		return errors.New("disk on fire")
+	}
+	return f.memory.ReadAt(name, dst, offset)
+}
+
+// TestStreamErrors: what cannot be read, or has no numbers, is the error of its step, and
+// one about scales names them.
+func TestStreamErrors(t *testing.T) {
+	c := &config.Config{FP8Block: [2]int{2, 2}}
+	src := fp8(t, tensor.F32)
+	s := NewStream(failing{src, "w"}, New(c, src).Find("w"))
+	require.ErrorContains(t, s.Load(0, 3), "disk on fire")
+	s = NewStream(failing{src, "w_scale_inv"}, New(c, src).Find("w"))
+	require.NoError(t, s.Load(0, 3))
+	_, err := s.Values()
+	require.EqualError(t, err, "w_scale_inv: disk on fire")
+
+	src["w_scale_inv"] = counting(tensor.F32, 1, 4)
+	s = NewStream(src, New(c, src).Find("w"))
+	require.NoError(t, s.Load(0, 3))
+	_, err = s.Values()
+	require.ErrorContains(t, err, "blocks of [2 2] give [2 2]")
+
+	whole := memory{"x": counting(tensor.I32, 2)}
+	s = NewStream(whole, New(c, whole).Find("x"))
+	require.NoError(t, s.Load(0, 2))
+	_, err = s.Values()
+	require.ErrorContains(t, err, "dtype I32 does not decode")
+
+	w := New(c, whole).Find("x")
+	_, err = w.View(memory{})
+	require.ErrorContains(t, err, "no such tensor")
+}
+
+// TestNoElements: a part without elements has no numbers, with scales or without.
+func TestNoElements(t *testing.T) {
+	src := fp8(t, tensor.F32)
+	src["x"], src["y"], src["y_scale_inv"] = counting(tensor.BF16, 0, 3), counting(tensor.F8E4M3, 3, 0), counting(tensor.F32, 2, 0)
+	for _, name := range []string{"w", "x", "y"} {
+		s := NewStream(src, New(&config.Config{FP8Block: [2]int{2, 2}}, src).Find(name))
+		require.NoError(t, s.Load(0, 0))
+		values, err := s.Values()
+		require.NoError(t, err)
+		require.Empty(t, values)
+		require.Empty(t, s.Raw)
+	}
+	view, err := New(&config.Config{}, src).Find("x").View(src)
+	require.NoError(t, err)
+	require.Empty(t, view.Data)
+}
+
+// TestFusedScales: the scales of fused FP8 experts are taken apart as their weights are,
+// and each weight has its own.
+func TestFusedScales(t *testing.T) {
+	const group = "model.layers.0.mlp.experts"
+	src := memory{
+		group + ".gate_up_proj":           counting(tensor.F8E4M3, 2, 4, 2),
+		group + ".gate_up_proj_scale_inv": tensortest.New(t, tensor.F32, []int{2, 2, 1}, []float32{1, 2, 4, 8}),
+	}
+	set := New(&config.Config{NRoutedExperts: 2, FP8Block: [2]int{2, 2}}, src)
+	require.Empty(t, set.Misfits)
+	for i, name := range []string{group + ".0.gate_proj.weight", group + ".0.up_proj.weight", group + ".1.gate_proj.weight", group + ".1.up_proj.weight"} {
+		w := set.Find(name)
+		require.NoError(t, w.CheckScales())
+		require.True(t, w.Scales.IsScales())
+		require.Equal(t, name+ScaleSuffix, w.Scales.Name)
+		require.Equal(t, int64(4*i), w.Offset())
+		require.Equal(t, int64(4*i), w.Scales.Offset())
+		s := NewStream(src, w)
+		require.NoError(t, s.Load(1, 2))
+		values, err := s.Values()
+		require.NoError(t, err)
+		scale := []float32{1, 2, 4, 8}[i]
+		require.Equal(t, []float32{tensor.E4M3(byte(4*i+1)) * scale, tensor.E4M3(byte(4*i+2)) * scale}, values)
+	}
+}

@@ -1,0 +1,101 @@
+package tensor
+
+import (
+	"encoding/json"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestDTypes: every dtype has a name that reads as itself, a size, and is one of those
+// that cast, integers, or neither.
+func TestDTypes(t *testing.T) {
+	casts, integers := map[DType]bool{F32: true, F16: true, BF16: true}, 0
+	for d := Invalid + 1; d <= Bool; d++ {
+		parsed, err := ParseDType(d.String())
+		require.NoError(t, err)
+		require.Equal(t, d, parsed)
+		text, err := json.Marshal(d)
+		require.NoError(t, err)
+		var again DType
+		require.NoError(t, json.Unmarshal(text, &again))
+		require.Equal(t, d, again)
+		require.Contains(t, []int{4, 6, 8, 16, 32, 64}, d.Bits())
+		require.Equal(t, casts[d], d.Casts(), d)
+		require.False(t, d.Casts() && d.Integer(), d)
+		_, err = NewCast(d, F32)
+		require.Equal(t, casts[d], err == nil, d)
+		_, err = NewDequantiser(d)
+		require.Equal(t, casts[d], err == nil, d)
+		if d.Integer() {
+			integers++
+			require.Contains(t, "IUB", d.String()[:1])
+		}
+	}
+	require.Equal(t, 9, integers)
+	require.False(t, F64.Integer() || C64.Integer() || Invalid.Integer() || DType(99).Integer())
+	require.Equal(t, "DType(99)", DType(99).String())
+	require.Zero(t, DType(99).Bits())
+	for _, name := range []string{"", "invalid", "f32", "F32 ", "DType(99)"} {
+		_, err := ParseDType(name)
+		require.ErrorContains(t, err, "unknown dtype")
+	}
+}
+
+// TestSize: the bytes of a shape, or why it has none.
+func TestSize(t *testing.T) {
+	for _, c := range []struct {
+		dtype DType
+		shape []int
+		want  int64
+		cause string
+	}{
+		{F32, nil, 4, ""},
+		{F32, []int{2, 3}, 24, ""},
+		{BF16, []int{0, math.MaxInt}, 0, ""},
+		{F4, []int{3, 2}, 3, ""},
+		{F6E2M3, []int{4}, 3, ""},
+		{Invalid, []int{5}, 0, ""},
+		{F4, []int{3}, 0, "3 elements of F4 do not fill whole bytes"},
+		{F6E3M2, []int{2}, 0, "do not fill whole bytes"},
+		{U8, []int{-1}, 0, "negative dimension -1"},
+		{U8, []int{0, -1}, 0, "negative dimension -1"},
+		{U8, []int{1 << 30, 1 << 30, 1 << 30}, 0, "number of elements overflows 64 bits"},
+		{F64, []int{1 << 30, 1 << 30, 8}, 0, "number of bits overflows 64 bits"},
+		{U8, []int{1 << 30, 1 << 30, 1}, 1 << 60, ""},
+		{U8, []int{1 << 30, 1 << 30, 2}, 0, "number of bits overflows 64 bits"},
+	} {
+		got, err := Size(c.dtype, c.shape)
+		if c.cause != "" {
+			require.ErrorContains(t, err, c.cause)
+			continue
+		}
+		require.NoError(t, err, "%s %v", c.dtype, c.shape)
+		require.Equal(t, c.want, got, "%s %v", c.dtype, c.shape)
+		require.Equal(t, c.want, Info{DType: c.dtype, Shape: c.shape}.Bytes(), "%s %v", c.dtype, c.shape)
+	}
+}
+
+// TestRow: a view of one row along the first axis, which cannot grow into the next.
+func TestRow(t *testing.T) {
+	x := Tensor{DType: U16, Shape: []int{3, 2}, Data: []byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}}
+	row := x.Row(1)
+	require.Equal(t, Tensor{DType: U16, Shape: []int{2}, Data: []byte{4, 5, 6, 7}}, row)
+	require.Equal(t, 4, cap(row.Data))
+	require.Equal(t, 2, row.Len())
+	require.Equal(t, []byte{10, 11}, x.Row(2).Row(1).Data)
+	require.Equal(t, 1, x.Row(2).Row(1).Len())
+}
+
+// TestFloat32s: numbers are appended; what is no number is an error and appends nothing.
+func TestFloat32s(t *testing.T) {
+	got, err := Tensor{DType: BF16, Shape: []int{2}, Data: []byte{0x80, 0x3f, 0x00, 0xc0}}.Float32s([]float32{7})
+	require.NoError(t, err)
+	require.Equal(t, []float32{7, 1, -2}, got)
+	for _, d := range []DType{F64, I32, Bool, F8E5M2, F4, C64} {
+		got, err := Tensor{DType: d, Shape: []int{1}, Data: make([]byte, 8)}.Float32s([]float32{7})
+		require.ErrorContains(t, err, "dtype "+d.String()+" does not decode to float32")
+		require.Equal(t, []float32{7}, got)
+	}
+}
