@@ -25,23 +25,23 @@ func (p *pass[V]) attention(name string, a *DeepseekAttention, x V) V {
 // latentAttention is causal latent attention, mirroring DeepseekV2Attention.forward and
 // DeepseekV3Attention.forward:
 //
-//	q               = q_proj(x), or q_b_proj(q_a_layernorm(q_a_proj(x)))
-//	latent, k_rope  = kv_a_proj_with_mqa(x)            kv_lora_rank and qk_rope_head_dim wide
-//	[k_nope, v]     = kv_b_proj(kv_a_layernorm(latent))    of each head
-//	k               = [k_nope, rotated k_rope]; the last qk_rope_head_dim of q rotated
-//	context         = softmax(q·kᵀ · softmaxScale + mask)·v
-//	y               = o_proj(context)
+//	q                = q_proj(x), or q_b_proj(q_a_layernorm(q_a_proj(x)))
+//	[latent, k_rope] = kv_a_proj_with_mqa(x)           kv_lora_rank and qk_rope_head_dim wide
+//	[k_nope, v]      = kv_b_proj(kv_a_layernorm(latent))    of each head
+//	k                = [k_nope, rotated k_rope]; the last qk_rope_head_dim of q rotated
+//	context          = softmax(q·kᵀ · softmaxScale + mask)·v
+//	y                = o_proj(context)
 func (p *pass[V]) latentAttention(name string, a *DeepseekV2Attention, x V) V {
 	c := p.config
 	q := p.latentQueries(name, a, x)
-	latent := p.linear(name+".kv_a_proj_with_mqa", &a.KVAProjWithMQA, x)
+	latentRope := p.linear(name+".kv_a_proj_with_mqa", &a.KVAProjWithMQA, x)
 	rank, width := c.KVLoraRank, c.KVLoraRank+c.QKRopeHeadDim
-	normed := p.norm(name+".kv_a_layernorm", &a.KVALayernorm, p.Move(takeColumns(p.in, width, 0, rank), latent))
+	normed := p.norm(name+".kv_a_layernorm", &a.KVALayernorm, p.Move(takeColumns(p.in, width, 0, rank), latentRope))
 	kv := p.linear(name+".kv_b_proj", &a.KVBProj, normed)
 	context := p.Scope(q, func(q V) V {
 		heads, nope := c.NumAttentionHeads, c.QKNopeHeadDim
 		q = p.RoPE(p.Move(splitHeads(p.in, heads, c.QKHeadDim(), 0, c.QKHeadDim()), q), p.rotary)
-		kRope := p.RoPE(p.Move(splitHeads(p.in, 1, width, rank, width), latent), p.rotary)
+		kRope := p.RoPE(p.Move(splitHeads(p.in, 1, width, rank, width), latentRope), p.rotary)
 		kNope := p.Move(splitHeads(p.in, heads, nope+c.VHeadDim, 0, nope), kv)
 		k := p.Move(joinHeads(p.in, heads, nope, c.QKRopeHeadDim), kNope, kRope)
 		vT := p.Move(splitHeadsT(p.in, heads, nope+c.VHeadDim, nope, nope+c.VHeadDim), kv)
