@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +13,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
 	"dsmoe/model"
 	"dsmoe/model/synth"
@@ -94,10 +93,11 @@ func (i *gateInit) String() string { return string(*i) }
 
 // Set reads the flag.
 func (i *gateInit) Set(word string) error {
-	*i = gateInit(word)
-	if *i != syntheticGates && *i != torchGates {
+	rule := gateInit(word)
+	if rule != syntheticGates && rule != torchGates {
 		return fmt.Errorf("neither %s nor %s", syntheticGates, torchGates)
 	}
+	*i = rule
 	return nil
 }
 
@@ -159,26 +159,14 @@ func (r *synthesised) WriteText(w io.Writer) error {
 	return err
 }
 
-// readConfig reads the config at path, and returns its bytes too.
+// readConfig reads the config at path, and returns its text too.
 func readConfig(path string) (*config.Config, []byte, error) {
-	stat, err := os.Stat(path)
-	if err != nil {
-		return nil, nil, fileError(path, err)
+	c, document, err := checkpoint.ReadConfig(path)
+	var fields *config.Error
+	if errors.As(err, &fields) {
+		err = fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
-	if !stat.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("%q: not a file, a config.json is expected", path)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, nil, fileError(path, err)
-	}
-	defer f.Close()
-	var document bytes.Buffer
-	c, err := config.Parse(io.TeeReader(f, &document))
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return c, document.Bytes(), nil
+	return c, document, err
 }
 
 // byteSize is a flag: a number of bytes with a unit, decimal as Hugging Face counts

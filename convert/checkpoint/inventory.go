@@ -1,7 +1,10 @@
 package checkpoint
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -95,19 +98,28 @@ func (s *scanner) problem(p ...Problem) { s.inv.Problems = append(s.inv.Problems
 func (s *scanner) note(p ...Problem) { s.inv.Notes = append(s.inv.Notes, p...) }
 
 func (s *scanner) readConfig() {
-	s.inv.Config, s.inv.ConfigErr = openConfig(filepath.Join(s.dir, ConfigName))
+	s.inv.Config, _, s.inv.ConfigErr = ReadConfig(filepath.Join(s.dir, ConfigName))
 	if s.inv.ConfigErr != nil {
 		s.problem(ProblemsOf(ConfigName, s.inv.ConfigErr)...)
 	}
 }
 
-func openConfig(path string) (*config.Config, error) {
+// ReadConfig reads the config.json at path, and returns its text too. Its error is a
+// *format.Error if the file cannot be read, and the *config.Error about its fields if it
+// can, which does not name the file.
+func ReadConfig(path string) (*config.Config, []byte, error) {
 	f, _, err := format.OpenRegular(path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer f.Close()
-	return config.Parse(f)
+	var document bytes.Buffer
+	c, err := config.Parse(io.TeeReader(f, &document))
+	var fields *config.Error
+	if err != nil && !errors.As(err, &fields) {
+		err = format.SystemError(path, "", err)
+	}
+	return c, document.Bytes(), err
 }
 
 // readIndex reads the index, if there is one, and takes the list of files from

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// flagValue is what all flags with a text of their own are.
+type flagValue interface {
+	Set(word string) error
+	String() string
+	Type() string
+}
+
+// TestFlagValues: what each flag reads, what it then says of itself, and what it refuses.
+func TestFlagValues(t *testing.T) {
+	for name, c := range map[string]struct {
+		flag   func() flagValue
+		reads  map[string]string // to what the flag then says
+		refuse []string
+	}{
+		"dtype": {func() flagValue { return new(weightType) },
+			map[string]string{"keep": "keep", "f32": "F32", "f16": "F16", "bf16": "BF16"}, []string{"", "F32", "q8", "fp8"}},
+		"experts": {func() flagValue { return new(expertsFlag) },
+			map[string]string{"keep": "keep", "fused": "fused", "per-expert": "per-expert"}, []string{"", "Fused", "apart"}},
+		"shard": {func() flagValue { return new(shardSize) },
+			map[string]string{"none": "none", "5GB": "5GB", "2GiB": "2GiB", "1500": "1500B"}, []string{"", "0", "None", "-1", "x"}},
+		"layers": {func() flagValue { return new(layersFlag) },
+			map[string]string{"0-3,7": "0-3,7", "1, 2-2": "1,2", "5": "5"}, []string{"", "3-1", "a"}},
+		"init": {func() flagValue { return new(gateInit) },
+			map[string]string{"synthetic": "synthetic", "torch": "torch"}, []string{"", "kaiming"}},
+		"limit": {func() flagValue { return limits{} },
+			map[string]string{"mlp.output=1e-5": "mlp.output=1e-05", "a=2": "a=2"}, []string{"", "a", "a=", "=1", "a=0", "a=-1", "a=NaN", "a=Inf"}},
+		"choice": {func() flagValue { return &choice{"local", []string{"local", "chained"}} },
+			map[string]string{"local": "local", "chained": "chained"}, []string{"", "Local"}},
+	} {
+		for word, want := range c.reads {
+			v := c.flag()
+			require.NoError(t, v.Set(word), "%s %q", name, word)
+			require.Equal(t, want, v.String(), name)
+			require.NotEmpty(t, v.Type(), name)
+		}
+		before := c.flag().String()
+		for _, word := range c.refuse {
+			v := c.flag()
+			require.Error(t, v.Set(word), "%s %q", name, word)
+			require.Equal(t, before, v.String(), "%s %q", name, word)
+		}
+	}
+	l := limits{}
+	require.NoError(t, l.Set("b=1"))
+	require.NoError(t, l.Set("a=2"))
+	require.Equal(t, "a=2,b=1", l.String())
+}
+
+// TestDefaultsAreShown: the help says what a flag is if it is not given.
+func TestDefaultsAreShown(t *testing.T) {
+	_, help, _ := dsmoe(t.Context(), "convert", "--help")
+	for _, part := range []string{"(default keep)", "(default 5GB)", "(default 512MiB)", "(default true)"} {
+		require.Contains(t, help, part)
+	}
+	_, help, _ = dsmoe(t.Context(), "synth", "--help")
+	for _, part := range []string{"(default synthetic)", "(default 5GB)"} {
+		require.Contains(t, help, part)
+	}
+}
