@@ -23,16 +23,22 @@ func Parse(t testing.TB, text string) *config.Config {
 // Fixture returns the config of a directory under fixtures.
 func Fixture(t testing.TB, name string) *config.Config {
 	t.Helper()
+	text, err := os.ReadFile(filepath.Join(Path(t, name), "config.json"))
+	require.NoError(t, err)
+	return Parse(t, string(text))
+}
+
+// Path returns the path of a file or directory under fixtures, whichever package the test
+// is of.
+func Path(t testing.TB, name string) string {
+	t.Helper()
 	dir, err := os.Getwd()
 	require.NoError(t, err)
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			break
+			return filepath.Join(dir, "fixtures", filepath.FromSlash(name))
 		}
 		require.NotEqual(t, filepath.Dir(dir), dir, "the test runs outside the module")
 		dir = filepath.Dir(dir)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "fixtures", filepath.FromSlash(name), "config.json"))
-	require.NoError(t, err)
-	return Parse(t, string(text))
 }
