@@ -49,7 +49,7 @@ const (
 )
 
 // DefaultIO is how many tensors are on their way to or from the disk at once.
-const DefaultIO = 8
+const DefaultIO = 16
 
 func (s Settings) withDefaults() Settings {
 	if s.Memory == 0 {
