@@ -38,6 +38,18 @@ type Format struct {
 	Layout func(tensors []tensor.Info, metadata map[string]string) (Layout, error)
 }
 
+// Opener makes a Format's Open of a package's own Open. A nil F that comes with an error is
+// a nil File.
+func Opener[F File](open func(path string) (F, error)) func(path string) (File, error) {
+	return func(path string) (File, error) {
+		f, err := open(path)
+		if err != nil {
+			return nil, err
+		}
+		return f, nil
+	}
+}
+
 // File is an open weight file. It is safe for concurrent use.
 type File interface {
 	// Tensors yields the tensors in the order of the file.

@@ -1,8 +1,10 @@
 // Package operation holds what is done to the elements of a tensor on their way from the
 // source to the output: copy, cast, dequantise, make. An Operation is a value that a plan
 // holds per segment: it fills pieces of the output, proves pieces that were read again,
-// and counts what was lost. Apply and Prove share no code, so that a mistake in one shows
-// in the other.
+// and counts what was lost. Prove does not compute what Apply computes and compare: it
+// decodes what was written and asks whether it may stand for the source, so that a mistake
+// in one shows in the other. Shared are the decoding of a dequantisation's scales, and all
+// of Make, whose elements have no source: its proof makes them a second time.
 package operation
 
 import (

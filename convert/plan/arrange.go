@@ -169,7 +169,7 @@ func (c *conversion) segment(w *weights.Weight, to tensor.DType) (s Segment, err
 	case w.DType == tensor.F8E4M3:
 		s.Operation, err = operation.NewDequantise(to, w.Scales.DType, w.Blocks())
 		if err == nil {
-			s.Sides, err = c.sides(w.Scales)
+			s.Sides, err = c.scales(w.Scales)
 		}
 	default:
 		s.Operation, err = operation.NewCast(w.DType, to)
@@ -177,16 +177,13 @@ func (c *conversion) segment(w *weights.Weight, to tensor.DType) (s Segment, err
 	return s, err
 }
 
-// sides finds the tensors beside a weight.
-func (c *conversion) sides(beside ...*weights.Weight) (sides []Side, err error) {
-	for _, w := range beside {
-		file, start, err := c.src.Place(w.Stored)
-		if err != nil {
-			return nil, err
-		}
-		sides = append(sides, Side{w.Stored, file, start + w.Offset()})
+// scales finds where the scales of a weight are.
+func (c *conversion) scales(w *weights.Weight) ([]Side, error) {
+	file, start, err := c.src.Place(w.Stored)
+	if err != nil {
+		return nil, err
 	}
-	return sides, nil
+	return []Side{{w.Stored, file, start + w.Offset()}}, nil
 }
 
 // operationNames names what is done to a tensor: how its parts are arranged, then what

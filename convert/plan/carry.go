@@ -13,7 +13,6 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -60,7 +59,7 @@ func (c *conversion) carry() error {
 			c.plan.Left = append(c.plan.Left, name)
 			continue
 		}
-		hash, size, err := hashFile(filepath.Join(c.src.Dir, name))
+		hash, size, err := c.hashOther(name)
 		if err != nil {
 			return err
 		}
@@ -75,8 +74,9 @@ func (c *conversion) isReplaced(name string) bool {
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })
 }
 
-func hashFile(path string) (hash string, size int64, err error) {
-	f, _, err := format.OpenRegular(path)
+// hashOther hashes a file of the source that holds no weights.
+func (c *conversion) hashOther(name string) (hash string, size int64, err error) {
+	f, err := c.src.OpenOther(name)
 	if err != nil {
 		return "", 0, err
 	}

@@ -20,7 +20,7 @@ func Format() *format.Format {
 		Index:     "model.safetensors.index.json",
 		IsIndex:   isIndex,
 		Belongs:   isWeights,
-		Open:      func(path string) (format.File, error) { return asFile(Open(path)) },
+		Open:      format.Opener(Open),
 		Layout: func(tensors []tensor.Info, metadata map[string]string) (format.Layout, error) {
 			Sort(tensors)
 			return NewLayout(tensors, metadata)
@@ -34,14 +34,6 @@ func isWeights(file string) bool { return filepath.Ext(file) == ".safetensors" }
 // model.safetensors.index.fp16.json.
 func isIndex(file string) bool {
 	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".safetensors.index.")
-}
-
-// asFile keeps a nil *File from becoming a format.File that is not nil.
-func asFile(f *File, err error) (format.File, error) {
-	if err != nil {
-		return nil, err
-	}
-	return f, nil
 }
 
 // File is an open, mapped safetensors file whose header was checked. It is safe

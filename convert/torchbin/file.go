@@ -41,7 +41,7 @@ func Format() *format.Format {
 		Index:     "pytorch_model.bin.index.json",
 		IsIndex:   isIndex,
 		Belongs:   belongs,
-		Open:      func(file string) (format.File, error) { return asFile(Open(file)) },
+		Open:      format.Opener(Open),
 	}
 }
 
@@ -62,14 +62,6 @@ func isIndex(file string) bool {
 // such as the state of an optimiser.
 func belongs(file string) bool {
 	return strings.HasPrefix(file, "pytorch_model") && strings.HasSuffix(file, ".bin")
-}
-
-// asFile keeps a nil *File from becoming a format.File that is not nil.
-func asFile(f *File, err error) (format.File, error) {
-	if err != nil {
-		return nil, err
-	}
-	return f, nil
 }
 
 // File is an open, mapped file whose pickle and archive were checked. It is safe

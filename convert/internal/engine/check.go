@@ -128,8 +128,8 @@ func (c *checker) close() {
 	}
 }
 
-func (c *checker) problem(file, tensor, format string, args ...any) {
-	c.problems = append(c.problems, checkpoint.Problem{File: file, Tensor: tensor, Cause: fmt.Sprintf(format, args...)})
+func (c *checker) problem(file, name, cause string, args ...any) {
+	c.problems = append(c.problems, checkpoint.Problem{File: file, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
 // open opens a file that must be there.

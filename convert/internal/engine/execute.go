@@ -236,9 +236,9 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 		case <-tick.C:
 		}
 		e.mu.Lock()
-		expected := e.ahead >= flushBytes || e.ahead > 0 && time.Since(last) > flushTime
+		due := e.ahead >= flushBytes || e.ahead > 0 && time.Since(last) > flushTime
 		e.mu.Unlock()
-		if !expected {
+		if !due {
 			continue
 		}
 		if err := e.flush(); err != nil {

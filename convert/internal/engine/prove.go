@@ -1,8 +1,10 @@
 package engine
 
 // The proof: the output is read again, each operation asked whether the source gives
-// that, and everything hashed. It shares no code with writing: which elements of the
-// source a piece is made of is found by the definition of a view, element by element.
+// that, and everything hashed. Which elements of the source a piece is made of is found by
+// the definition of a view, element by element, not by the runs that writing copies; what
+// is shared with writing is how a tensor is split into pieces, and which part of the
+// tensors beside the source, such as scales, goes with a piece.
 
 import (
 	"context"
@@ -137,17 +139,9 @@ func (v *prover) hashSource(p piece, src []byte) {
 		v.next()
 	}
 	v.segment.Write(src)
-	if p.at+p.size == v.end(p.index) {
+	if u := p.segment.Operation.Unit(); p.to == p.segment.Bytes/int64(u.Out)*int64(u.Elements) {
 		v.next()
 	}
-}
-
-// end returns where a segment ends in the tensor.
-func (v *prover) end(index int) (end int64) {
-	for i := range index + 1 {
-		end += v.tensor.Segments[i].Bytes
-	}
-	return end
 }
 
 func (v *prover) next() {
