@@ -54,9 +54,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		state = "was complete already, matches its manifest"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %d tensors, %d bytes in %s, %s\n", text.Quote(r.Path), r.Tensors, r.Bytes, text.Plural(len(r.Files), "file"), state)
+	fmt.Fprintf(&b, "%s: %s, %s in %s, %s\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Bytes(r.Bytes), text.Plural(len(r.Files), "file"), state)
 	if r.Resumed > 0 {
-		fmt.Fprintf(&b, "resumed: %d bytes were there\n", r.Resumed)
+		fmt.Fprintf(&b, "resumed: %s were there\n", text.Bytes(r.Resumed))
 	}
 	plan.WriteOperations(&b, r.Operations)
 	plan.WriteNames(&b, "carried along", r.Carried)
@@ -106,7 +106,7 @@ func (r *CheckReport) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "%s\n", p)
 	}
 	if len(r.Problems) == 0 {
-		fmt.Fprintf(&b, "%s: %s, %d bytes match the manifest\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), r.Bytes)
+		fmt.Fprintf(&b, "%s: %s, %s match the manifest\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Bytes(r.Bytes))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -103,7 +103,7 @@ func brokenFiles() []broken {
 		{"trailing bytes", whole, func(t *testing.T, dir string) {
 			fixture.Write(t, dir, "model.safetensors", fixture.Read(t, dir, "model.safetensors")+"x")
 		},
-			[]string{"model.safetensors" + ": 1 bytes too many"}, nil},
+			[]string{"model.safetensors" + ": 1 byte too many"}, nil},
 		{"missing shard", sharded, func(t *testing.T, dir string) { fixture.Remove(t, dir, shard3) },
 			[]string{dirError(shard3 + ": missing, and " + "model.safetensors.index.json" + " names it for ")}, nil},
 		{"all shards missing", sharded, func(t *testing.T, dir string) { fixture.Remove(t, dir, shard1, shard2, shard3) },

@@ -47,7 +47,7 @@ func readIndex(dir, file string, of *format.Format) (*Index, error) {
 	}
 	defer f.Close()
 	if size > maxIndexSize {
-		return nil, fmt.Errorf("%d bytes, more than the limit of %d", size, maxIndexSize)
+		return nil, fmt.Errorf("%s, more than the limit of %s", text.ExactBytes(size), text.Bytes(maxIndexSize))
 	}
 	return parseIndex(io.LimitReader(f, maxIndexSize), file, of)
 }

@@ -227,7 +227,7 @@ func addOffsets(add adder) { // 25-27
 	add("truncated by 1", "b", "1 of 16 data bytes are missing", pack(obj(f("a", "[0,8]"), f("b", "[8,16]")), 15))
 	add("truncated to nothing", "a", "16 of 16 data bytes are missing", pack(obj(f("a", "[0,8]"), f("b", "[8,16]")), 0))
 	add("truncated, out of order", "b", "3 of 16 data bytes are missing", pack(obj(f("b", "[8,16]"), f("a", "[0,8]")), 13))
-	add("trailing byte", "", "1 bytes too many: they follow the last tensor, a", pack(obj(f("a", "[0,8]")), 9))
+	add("trailing byte", "", "1 byte too many, behind the last tensor, a", pack(obj(f("a", "[0,8]")), 9))
 	add("data without tensors", "", "8 bytes too many", pack("{}", 8))
 	wrap := make([]string, 8) // their sizes add up to just below 2^64
 	for i := range wrap {

@@ -114,7 +114,7 @@ func (l *Layout) appendHeader(metadata map[string]string) ([]byte, error) {
 	}
 	n := len(b) - prefixSize
 	if n > MaxHeader {
-		return nil, fmt.Errorf("layout: header of %d bytes, more than the limit of %d", n, MaxHeader)
+		return nil, fmt.Errorf("layout: header of %s, more than the limit of %s", text.Bytes(int64(n)), text.Bytes(MaxHeader))
 	}
 	binary.LittleEndian.PutUint64(b, uint64(n))
 	return b, nil

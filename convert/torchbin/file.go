@@ -208,7 +208,7 @@ func (a *archive) pickle() ([]byte, error) {
 // content reads an entry of at most limit bytes and checks its checksum.
 func (a *archive) content(e *zip.File, limit uint64) ([]byte, error) {
 	if e.UncompressedSize64 > limit {
-		return nil, fmt.Errorf("archive entry %s has %d bytes, more than the limit of %d", text.Quote(e.Name), e.UncompressedSize64, limit)
+		return nil, fmt.Errorf("archive entry %s has %s, more than the limit of %s", text.Quote(e.Name), text.ExactBytes(int64(e.UncompressedSize64)), text.Bytes(int64(limit)))
 	}
 	r, err := e.Open()
 	if err != nil {

@@ -200,7 +200,7 @@ func TestCompressedArchives(t *testing.T) {
 
 	data = archive(zip.Deflate, strings.Repeat("\x00", maxPickle+1), "")
 	_, err = read(bytes.NewReader(data), int64(len(data)))
-	require.ErrorContains(t, err, "archive entry archive/data.pkl has 67108865 bytes, more than the limit of 67108864")
+	require.ErrorContains(t, err, "archive entry archive/data.pkl has 64.00 MiB (67,108,865 bytes), more than the limit of 64.00 MiB")
 
 	data = archive(zip.Store, good, strings.Repeat("\x00", 16))
 	broken := bytes.Replace(data, []byte("FloatStorage"), []byte("FloatStorags"), 1)

@@ -15,6 +15,7 @@ import (
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Source reads what a plan's segments name. It is safe for concurrent use.
@@ -73,7 +74,7 @@ func (s Settings) withDefaults() Settings {
 // Check says what is wrong with the settings.
 func (s Settings) Check() error {
 	if s.Memory != 0 && s.Memory < MinMemory {
-		return fmt.Errorf("%d bytes of memory are too few: %d are the least", s.Memory, MinMemory)
+		return fmt.Errorf("%s of memory are too few: %s are the least", text.Bytes(s.Memory), text.Bytes(MinMemory))
 	}
 	return nil
 }

@@ -190,7 +190,7 @@ func (e *execution) layOut() error {
 // checkFree compares what is needed with the free space of the disk.
 func checkFree(dir string, need int64) error {
 	if free, ok := disk.FreeSpace(dir); ok && free < uint64(need) {
-		return fmt.Errorf("needs %d bytes of disk, but only %d are free", need, free)
+		return fmt.Errorf("needs %s of disk, but only %s are free", text.ExactBytes(need), text.ExactBytes(int64(free)))
 	}
 	return nil
 }
