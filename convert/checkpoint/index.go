@@ -216,6 +216,6 @@ func (x *Index) totalSizeNote(sum int64) []Problem {
 	if x.TotalSize == strconv.FormatInt(sum, 10) || err == nil && v == float64(sum) && strings.ContainsAny(x.TotalSize, ".eE") {
 		return nil
 	}
-	return []Problem{{File: x.File, Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %d bytes",
-		text.Quote(x.TotalSize), sum)}}
+	return []Problem{{File: x.File, Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %s",
+		text.Quote(x.TotalSize), text.ExactBytes(sum))}}
 }

@@ -170,7 +170,7 @@ func (h *Header) checkEnd(end, size int64, file string) error {
 	}
 	i := slices.IndexFunc(h.entries, func(e entry) bool { return e.end > size })
 	return &format.Error{File: file, Tensor: h.entries[i].info.Name, Hint: hintDownload,
-		Cause: fmt.Sprintf("file is cut off: %d of %d data bytes are missing, and this is the first tensor that is not whole", end-size, end)}
+		Cause: fmt.Sprintf("file is cut off: %s of its %s of data are missing, and this is the first tensor that is not whole", text.ExactBytes(end-size), text.ExactBytes(end))}
 }
 
 // Len returns the number of tensors.

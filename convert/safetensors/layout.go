@@ -136,7 +136,7 @@ func appendMetadata(b []byte, metadata map[string]string) ([]byte, error) {
 			return nil, fmt.Errorf("layout: metadata %s: not valid UTF-8", text.Quote(k))
 		}
 		if size += len(k) + len(metadata[k]) + 64; size > MaxMetadata {
-			return nil, fmt.Errorf("layout: metadata exceeds %d bytes", MaxMetadata)
+			return nil, fmt.Errorf("layout: metadata exceeds %s", text.Bytes(MaxMetadata))
 		}
 		sep = ','
 	}

@@ -250,7 +250,7 @@ func (a *archive) place(t pickled) (entry, error) {
 	}
 	width := int64(t.dtype.Bits() / 8)
 	if t.offset > math.MaxInt64/8/width || t.offset*width+size > int64(held) {
-		return e, fmt.Errorf("it needs %d bytes from element %d of its storage %s on, which has %d", size, t.offset, text.Quote(name), held)
+		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size), t.offset, text.Quote(name), text.ExactBytes(int64(held)))
 	}
 	e.offset = start + t.offset*width
 	return e, nil

@@ -166,7 +166,7 @@ func TestShapes(t *testing.T) {
 		"rank":                {strings.Repeat("K\x01", 17), strings.Repeat("K\x01", 17), "wrong arguments"},
 		"length":              {"\x8a\x06\x01\x00\x00\x00\x00\x01", "K\x01", "wrong arguments"},
 		"stride":              {"K\x02", "\x8a\x06\x01\x00\x00\x00\x00\x01", "wrong arguments"},
-		"beyond 32 bits":      {"\x8a\x05\x01\x00\x00\x00\x01", "K\x01", "needs 17179869188 bytes"},
+		"beyond 32 bits":      {"\x8a\x05\x01\x00\x00\x00\x01", "K\x01", "needs 16.00 GiB (17,179,869,188 bytes)"},
 		"a length of no sort": {"N", "K\x01", "wrong arguments"},
 	} {
 		data := archiveOf(t, stateOf(utf8("w"), tensorOf("FloatStorage", "0", 0, c.shape, c.strides)), fourFloats)
