@@ -17,6 +17,7 @@ type Report struct {
 	Path       string              `json:"path"`             // the target, as it was given
 	Plan       string              `json:"plan"`             // hash of the plan
 	Already    bool                `json:"already_complete"` // the target was the finished output of this plan, and still is
+	Replaced   bool                `json:"replaced"`         // the target was an older output, which is gone
 	Resumed    int64               `json:"resumed_bytes"`    // that an earlier, interrupted run had written
 	Verified   bool                `json:"verified"`         // read again and compared with the source
 	Tensors    int                 `json:"tensors"`          // that were written
@@ -31,7 +32,7 @@ type Report struct {
 }
 
 func newReport(dst string, p *plan.Plan, done *engine.Result, s Settings) *Report {
-	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Resumed: done.Resumed, Verified: !s.Unverified,
+	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Replaced: done.Replaced, Resumed: done.Resumed, Verified: !s.Unverified,
 		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left, Dropped: p.Dropped,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
 	_, r.Bytes = p.Bytes()
@@ -55,6 +56,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s, %s in %s, %s\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Bytes(r.Bytes), text.Plural(len(r.Files), "file"), state)
+	if r.Replaced {
+		b.WriteString("replaced: the older output that was there\n")
+	}
 	if r.Resumed > 0 {
 		fmt.Fprintf(&b, "resumed: %s were there\n", text.Bytes(r.Resumed))
 	}

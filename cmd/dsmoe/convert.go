@@ -27,6 +27,7 @@ type convertFlags struct {
 	allowOverflow bool
 	verify        bool
 	noResume      bool
+	overwrite     bool
 	dryRun        bool
 	check         bool
 	json          *bool
@@ -43,7 +44,8 @@ the routed experts, or a part of it, in any combination. SRC is a directory, a
 
 Everything is planned from the headers first: --dry-run prints the plan. The output
 is assembled in a hidden directory beside DST, read again, compared with the source,
-and renamed: DST is complete or not there. An interrupted run, however it ended, goes
+and renamed: DST is complete or not there. --overwrite replaces a DST that is such an
+output and holds nothing else; the old one or the new one is whole. An interrupted run, however it ended, goes
 on when the same command is given again, and gives the same bytes. DST holds
 dsmoe.manifest.json, which binds its tensors to the source's by their BLAKE3 hashes;
 --check DST hashes everything again and names what changed.
@@ -81,6 +83,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite or zero")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
 	flags.BoolVar(&f.noResume, "no-resume", false, "start over, even if an interrupted run could go on")
+	overwriteFlag(cmd, &f.overwrite)
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
 }
@@ -103,6 +106,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	settings := engineSettings(b.set)
 	settings.Memory, settings.Unverified = int64(f.memory), !f.verify
 	settings.StartOver, settings.KeepLosses = f.noResume, f.allowOverflow
+	settings.Overwrite = f.overwrite
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)
 	}

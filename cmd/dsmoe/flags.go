@@ -75,6 +75,11 @@ func numberFlag[T int | uint64](flags *pflag.FlagSet, value *T, name, short, usa
 	flags.VarP(number[T]{value}, name, short, usage)
 }
 
+// overwriteFlag adds --overwrite to a command.
+func overwriteFlag(cmd *cobra.Command, value *bool) {
+	cmd.Flags().BoolVar(value, "overwrite", false, "replace DST if it is a finished output of dsmoe")
+}
+
 // addCompletion tells the shell, for a command and those below it, what its arguments and
 // the values of its flags can be.
 func addCompletion(cmd *cobra.Command) {

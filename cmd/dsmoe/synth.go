@@ -37,7 +37,8 @@ other, rounded to BF16; all other tensors stay as they are:
       kaiming_uniform_(torch.empty(n_routed_experts, hidden_size), a=sqrt(5)).bfloat16()
 
 The weights are BF16, always. config.json is copied as it is, torch_dtype included.
-DST must not exist, or be an empty directory; it is complete or not there. An
+DST must not exist, or be an empty directory; it is complete or not there. With
+--overwrite it may be an output of dsmoe, which is replaced. An
 interrupted run goes on when the same command is given again. DST holds
 dsmoe.manifest.json: dsmoe convert --check DST hashes everything again.`,
 		Example: `  dsmoe synth fixtures/v2-lite/checkpoint/config.json lite --seed 7
@@ -51,6 +52,7 @@ dsmoe.manifest.json: dsmoe convert --check DST hashes everything again.`,
 	numberFlag(cmd.Flags(), &o.seed, "seed", "", "seed of the values, decimal or 0x…")
 	cmd.Flags().Var(&o.gates, "init", "`rule` of the gates: synthetic as all other tensors, or torch")
 	cmd.Flags().Var(&o.maxShard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes")
+	overwriteFlag(cmd, &o.replace)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		r, err := synthesise(cmd.Context(), args[0], args[1], o, cmd.ErrOrStderr())
 		if err != nil {
@@ -66,6 +68,7 @@ type synthOptions struct {
 	seed     uint64
 	gates    gateInit
 	maxShard byteSize
+	replace  bool
 }
 
 func (o synthOptions) source(c *config.Config) *synth.Source {
@@ -92,7 +95,9 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	}
 	b := phaseBar{w: stderr}
 	defer b.remove()
-	if _, err := convert.Synthesise(ctx, dst, p, engineSettings(b.set)); err != nil {
+	settings := engineSettings(b.set)
+	settings.Overwrite = o.replace
+	if _, err := convert.Synthesise(ctx, dst, p, settings); err != nil {
 		return nil, err
 	}
 	return describeSynthetic(dst, o, c, s.Tensors), nil

@@ -36,6 +36,7 @@ type Settings struct {
 	IO         int   // goroutines that read and write, each a tensor at a time; 0 is DefaultIO
 	Unverified bool  // do not read the output again and compare it with the source
 	StartOver  bool  // do not go on from an unfinished output
+	Overwrite  bool  // replace a finished output, of whatever plan, that is in the target's place
 	KeepLosses bool  // write numbers that became infinite or zero in a cast
 
 	Tool     string                          // name and version of the program, for the manifest
@@ -81,9 +82,10 @@ func (s Settings) Check() error {
 
 // Result is what Run did.
 type Result struct {
-	Already bool         // the target was the finished output of this plan, and still is
-	Resumed int64        // bytes that an earlier, interrupted run had written
-	Lost    []LostTensor // tensors that a cast could not keep whole
+	Already  bool         // the target was the finished output of this plan, and still is
+	Resumed  int64        // bytes that an earlier, interrupted run had written
+	Lost     []LostTensor // tensors that a cast could not keep whole
+	Replaced bool         // an older output was in the target's place
 }
 
 // LostTensor says how many elements of a tensor a cast could not keep.
@@ -107,9 +109,9 @@ func (e *LossError) Error() string {
 }
 
 // Run writes the plan's output to a new directory dst, an absolute path, which must not
-// exist or be empty. It is assembled in a hidden directory beside dst. An interrupted run,
-// however it ended, leaves that and a journal; the same call goes on from there and gives
-// the same bytes. If dst is the finished output of the same plan, Run checks it against
+// exist or be empty, or, with Overwrite, hold an output and nothing else. It is assembled
+// in a hidden directory beside dst. An interrupted run, however it ended, leaves that and a
+// journal; the same call goes on from there and gives the same bytes. If dst is the finished output of the same plan, Run checks it against
 // its manifest and reports so.
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
@@ -134,7 +136,9 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 			return nil, err
 		}
 	}
-	return r, e.commit(ctx)
+	err := e.commit(ctx)
+	r.Replaced = e.replaces
+	return r, err
 }
 
 // alreadyDone says whether dst is the finished output of the plan. If it is, but
@@ -148,6 +152,9 @@ func alreadyDone(ctx context.Context, dst string, p *plan.Plan, s Settings) (boo
 	if err != nil {
 		return false, err
 	}
+	if len(problems) > 0 && s.Overwrite {
+		return false, nil
+	}
 	if len(problems) > 0 {
 		return false, &checkpoint.Error{Path: dst, Problems: append([]checkpoint.Problem{{Cause: "is the output of this very conversion, but was changed since"}}, problems...)}
 	}
@@ -156,6 +163,13 @@ func alreadyDone(ctx context.Context, dst string, p *plan.Plan, s Settings) (boo
 		return true, nil
 	}
 	defer j.f.Close()
+	old, err := j.read(func(record) {})
+	if err == nil && old != nil && old.Plan == p.Hash { // it died while it removed what it replaced
+		err = removeReplaced(s.Disk, dst)
+	}
+	if err != nil {
+		return true, err
+	}
 	return true, s.Disk.Remove(journalName(dst))
 }
 

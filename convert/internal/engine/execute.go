@@ -30,9 +30,11 @@ type execution struct {
 	dst     string // the target
 	dir     string // the hidden directory beside it
 	journal *journal
-	files   []*disk.TileFile    // as plan.Files
-	compute *semaphore.Weighted // held by a goroutine while it computes
-	shape   shape
+	// replaces says that an older output is in the target's place, and is to be overwritten.
+	replaces bool
+	files    []*disk.TileFile    // as plan.Files
+	compute  *semaphore.Weighted // held by a goroutine while it computes
+	shape    shape
 
 	mu      sync.Mutex
 	states  []tensorState // as plan.Tensors

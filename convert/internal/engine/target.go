@@ -19,8 +19,11 @@ import (
 	"dsmoe/text"
 )
 
-// checkTarget refuses a target that holds anything.
-func checkTarget(dst string) error {
+// checkTarget refuses a target that holds anything, but for an output that is to be
+// overwritten.
+func (e *execution) checkTarget() error {
+	dst := e.dst
+	e.replaces = false
 	stat, err := os.Lstat(dst)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -37,6 +40,10 @@ func checkTarget(dst string) error {
 	if err != nil {
 		return err
 	}
+	e.replaces = len(entries) > 0 && e.Overwrite
+	if e.replaces {
+		return checkReplaceable(dst)
+	}
 	if len(entries) > 0 {
 		return fmt.Errorf("directory is not empty: it holds %s", text.Quote(entries[0].Name()))
 	}
@@ -46,7 +53,7 @@ func checkTarget(dst string) error {
 // begin locks the target, takes up an unfinished output of the same plan, or lays out
 // a new one.
 func (e *execution) begin() (err error) {
-	if err := checkTarget(e.dst); err != nil {
+	if err := e.checkTarget(); err != nil {
 		return err
 	}
 	if e.journal, err = lockJournal(e.Disk, journalName(e.dst)); err != nil {
@@ -54,7 +61,7 @@ func (e *execution) begin() (err error) {
 	}
 	err = e.resume()
 	if err == nil {
-		err = checkTarget(e.dst) // another run may have finished meanwhile
+		err = e.checkTarget() // another run may have finished meanwhile
 	}
 	if err != nil {
 		e.close()
@@ -87,7 +94,7 @@ func (e *execution) resume() error {
 	head := journalHead{journalFormat, e.plan.Hash, key}
 	ready := false
 	old, err := e.journal.read(func(r record) {
-		ready = ready || r.Ready
+		ready = (ready || r.Ready) && !r.Void
 		e.apply(r)
 	})
 	if err != nil {
@@ -95,6 +102,11 @@ func (e *execution) resume() error {
 	}
 	if old == nil && !e.journal.isOurs() {
 		return fmt.Errorf("%s is no journal of an unfinished conversion: remove it", text.Quote(journalName(e.dst)))
+	}
+	if old != nil {
+		if err := takeBack(e.Disk, e.dst); err != nil {
+			return err
+		}
 	}
 	if old != nil && *old != head && !e.StartOver {
 		return old.mismatch(head, e.dst)
@@ -247,13 +259,19 @@ func (e *execution) writeOther(f plan.Other) error {
 }
 
 // publish renames the finished directory and removes the journal. An empty
-// directory in the target's place is replaced.
+// directory in the target's place is replaced, and so is an output if it is to be.
 func (e *execution) publish() error {
 	if err := e.Disk.SyncDir(e.dir); err != nil {
 		return err
 	}
-	if err := checkTarget(e.dst); err != nil {
+	if err := e.checkTarget(); err != nil {
 		return err
+	}
+	if e.replaces {
+		if err := e.replace(); err != nil {
+			return err
+		}
+		return e.Disk.Remove(journalName(e.dst))
 	}
 	if stat, err := os.Lstat(e.dst); err == nil && stat.IsDir() {
 		if err := e.Disk.Remove(e.dst); err != nil {
