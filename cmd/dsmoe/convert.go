@@ -44,11 +44,12 @@ the routed experts, or a part of it, in any combination. SRC is a directory, a
 
 Everything is planned from the headers first: --dry-run prints the plan. The output
 is assembled in a hidden directory beside DST, read again, compared with the source,
-and renamed: DST is complete or not there. --overwrite replaces a DST that is such an
-output and holds nothing else; the old one or the new one is whole. An interrupted run, however it ended, goes
+and renamed: DST is complete or not there. An interrupted run, however it ended, goes
 on when the same command is given again, and gives the same bytes. DST holds
 dsmoe.manifest.json, which binds its tensors to the source's by their BLAKE3 hashes;
---check DST hashes everything again and names what changed.
+--check DST hashes everything again and names what changed. --overwrite replaces a DST
+that has such a manifest and holds nothing that it does not list: when the new output
+is complete, it takes the name and the old one is removed.
 
 --type casts F32, F16 and BF16 weights and dequantises FP8 ones; config.json follows.
 Integers stay, and so does e_score_correction_bias, which decides the routing. A cast

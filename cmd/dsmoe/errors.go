@@ -105,13 +105,11 @@ func faultsOf(err error) []fault {
 func knownFaults(err error) (problems []fault) {
 	switch e := err.(type) {
 	case *checkpoint.Error:
-		for _, p := range e.Problems {
-			problems = append(problems, fault{e.Path, p.Place(), p.Cause, p.Hint})
-		}
+		problems = faults(e.Path, e.Problems)
 	case *format.Error:
-		for _, p := range checkpoint.ProblemsOf("", e) {
-			problems = append(problems, fault{e.File, p.Place(), p.Cause, p.Hint})
-		}
+		problems = faults(e.File, checkpoint.ProblemsOf("", e))
+	case *convert.LossError:
+		problems = faults("", e.Problems())
 	case *config.Error:
 		for _, p := range e.Problems {
 			problems = append(problems, fault{Coordinate: p.Field, Cause: p.Cause})
@@ -125,6 +123,14 @@ func knownFaults(err error) (problems []fault) {
 		problems = []fault{{Thing: e.Path, Cause: e.Err.Error()}}
 	}
 	return problems
+}
+
+// faults are the problems of one thing.
+func faults(thing string, problems []checkpoint.Problem) (list []fault) {
+	for _, p := range problems {
+		list = append(list, fault{thing, p.Place(), p.Cause, p.Hint})
+	}
+	return list
 }
 
 // joinParts joins the parts of a coordinate that are known.

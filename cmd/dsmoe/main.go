@@ -81,6 +81,8 @@ ones.`,
 	root.SetUsageTemplate(root.UsageTemplate() + exitStatusTemplate)
 	root.AddCommand(newVerify(), newConvert(), newInspect(), newDiff(), newSynth(), newVersion())
 	root.SetHelpCommand(newHelp())
+	root.InitDefaultCompletionCmd()
+	refuseUnknown(root, "completion")
 	addCompletion(root)
 	return root
 }
@@ -91,6 +93,21 @@ func noCommand(cmd *cobra.Command, args []string) error {
 		return misuse(cmd, "a command is missing")
 	}
 	return misuse(cmd, unknownCommand(cmd, args[0]))
+}
+
+// refuseUnknown makes a command that has none but commands below it refuse other words.
+func refuseUnknown(root *cobra.Command, name string) {
+	cmd, _, err := root.Find([]string{name})
+	if err != nil {
+		return
+	}
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return misuse(cmd, unknownCommand(cmd, args[0]))
+		}
+		return cmd.Help()
+	}
 }
 
 // newHelp is the command help: what --help prints, by the name of the command.

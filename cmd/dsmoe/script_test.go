@@ -218,6 +218,15 @@ func TestInterruptedRunsGoOn(t *testing.T) {
 		assert.Empty(t, stdout)
 		assert.Equal(t, "dsmoe: interrupted\nhint: the same command goes on from what was done\n", stderr)
 		assert.Equal(t, []string{".out.journal", ".out.partial"}, entries(t, dir))
+		status, stdout, _ = dsmoe(ctx, append(args, "--json")...)
+		assert.Equal(t, exitInterrupted, status, command)
+		assert.JSONEq(t, `{"error": {"thing": "`+command+`", "coordinate": "", "cause": "interrupted", "hint": "the same command goes on from what was done"}}`, stdout)
+		if command == "convert" {
+			_, _, stderr = dsmoe(ctx, append(args, "--no-resume")...)
+			assert.Equal(t, "dsmoe: interrupted\nhint: the same command without --no-resume goes on from what was done\n", stderr)
+			_, _, stderr = dsmoe(ctx, append(args, "--dry-run")...)
+			assert.Empty(t, stderr)
+		}
 		status, _, stderr = dsmoe(context.Background(), args...)
 		assert.Equal(t, exitYes, status, stderr)
 		assert.Equal(t, []string{"out"}, entries(t, dir))
@@ -238,8 +247,8 @@ func entries(t *testing.T, dir string) (names []string) {
 
 // TestEveryCommandIsDocumented: examples, exit status, --json.
 func TestEveryCommandIsDocumented(t *testing.T) {
-	commands := append([]string{""}, "version", "inspect", "inspect ls", "inspect audit", "inspect arch", "synth", "verify", "convert", "diff")
-	for _, name := range commands {
+	for _, cmd := range everyCommand(newRoot()) {
+		name := strings.TrimPrefix(strings.TrimPrefix(cmd.CommandPath(), "dsmoe"), " ")
 		t.Run(name, func(t *testing.T) {
 			status, help, stderr := dsmoe(t.Context(), append(strings.Fields(name), "--help")...)
 			assert.Equal(t, exitYes, status)

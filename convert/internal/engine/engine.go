@@ -99,13 +99,18 @@ type LossError struct {
 	Tensors []LostTensor // at least one
 }
 
-// Error names the first tensors and counts the rest.
-func (e *LossError) Error() string {
+// Problems returns one for each tensor.
+func (e *LossError) Problems() []checkpoint.Problem {
 	problems := make([]checkpoint.Problem, len(e.Tensors))
 	for i, t := range e.Tensors {
 		problems[i] = checkpoint.Problem{Tensor: t.Name, Cause: fmt.Sprintf("%d elements would become infinite, %d zero", t.Overflow, t.Flushed)}
 	}
-	return (&checkpoint.Error{Path: "cast", Problems: problems}).Error()
+	return problems
+}
+
+// Error names the first tensors and counts the rest.
+func (e *LossError) Error() string {
+	return (&checkpoint.Error{Path: "cast", Problems: e.Problems()}).Error()
 }
 
 // Run writes the plan's output to a new directory dst, an absolute path, which must not

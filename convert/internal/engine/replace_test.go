@@ -208,3 +208,35 @@ func TestOverwriteOneFault(t *testing.T) {
 		}
 	}
 }
+
+// TestOverwriteResumesNothingOld: a run that ended between the replacement and the removal
+// of the old output leaves that where unfinished ones lie; its bytes are not taken for those
+// of the new one, though the plan is the same.
+func TestOverwriteResumesNothingOld(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	dst := converted(t, src.Path, newer, inMemory())
+	want := fixture.Sums(t, dst)
+	weights := filepath.Join(dst, "model-00001-of-00002.safetensors")
+	data, err := os.ReadFile(weights)
+	require.NoError(t, err)
+	data[len(data)-1] ^= 1
+	require.NoError(t, os.WriteFile(weights, data, 0o666))
+	s := inMemory()
+	s.Overwrite = true
+	s.Disk.Fail = func(call, _ string) error {
+		if call == "remove" {
+			return syscall.EIO
+		}
+		return nil
+	}
+	_, err = convert(t.Context(), t, dst, src, newer, s)
+	require.ErrorIs(t, err, syscall.EIO)
+	require.Equal(t, want, fixture.Sums(t, dst))
+	fixture.Write(t, dst, checkpoint.ConfigName, "{}")
+	s.Disk.Fail = nil
+	_, err = convert(t.Context(), t, dst, src, newer, s)
+	require.NoError(t, err)
+	require.Equal(t, want, fixture.Sums(t, dst))
+	fixture.RequireEntries(t, filepath.Dir(dst), "out")
+}
