@@ -311,6 +311,19 @@ func TestOrdinal(t *testing.T) {
 }
 
 // BenchmarkCast reports GB/s of source, beside copying as many bytes.
+// BenchmarkNotFinite counts in weights that are all finite.
+func BenchmarkNotFinite(b *testing.B) {
+	data := make([]byte, 1<<20)
+	for _, d := range []DType{BF16, F32, F8E4M3} {
+		b.Run(d.String(), func(b *testing.B) {
+			b.SetBytes(int64(len(data)))
+			for b.Loop() {
+				NotFinite(data, d)
+			}
+		})
+	}
+}
+
 func BenchmarkCast(b *testing.B) {
 	for _, name := range kernel.Implementations() {
 		for _, c := range [][2]DType{{BF16, BF16}, {BF16, F32}, {BF16, F16}, {F16, BF16}, {F16, F32}, {F32, BF16}, {F32, F16}} {
