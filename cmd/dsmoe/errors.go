@@ -80,6 +80,13 @@ func faultsOf(err error) []fault {
 	if problems := knownFaults(err); problems != nil {
 		return problems
 	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var problems []fault
+		for _, inner := range joined.Unwrap() {
+			problems = append(problems, faultsOf(inner)...)
+		}
+		return problems
+	}
 	inner := errors.Unwrap(err)
 	if inner == nil {
 		return []fault{{Cause: text.Line(err.Error())}}
@@ -108,8 +115,6 @@ func knownFaults(err error) (problems []fault) {
 		problems = faults(e.Path, e.Problems)
 	case *format.Error:
 		problems = faults(e.File, checkpoint.ProblemsOf("", e))
-	case *convert.LossError:
-		problems = faults("", e.Problems())
 	case *config.Error:
 		for _, p := range e.Problems {
 			problems = append(problems, fault{Coordinate: p.Field, Cause: p.Cause})
@@ -161,10 +166,10 @@ func hintOf(err error) string {
 	var known *hinted
 	var bad *checkpoint.Error
 	var mismatch *model.MismatchError
-	var loss *convert.LossError
+	var overflow *convert.OverflowError
 	switch {
-	case errors.As(err, &loss):
-		return "--allow-overflow writes them all the same, and goes on with what is done"
+	case errors.As(err, &overflow):
+		return "--type bf16 and f32 keep them; --allow-overflow writes infinities, and goes on from what is done"
 	case errors.As(err, &known):
 		return known.hint
 	case errors.As(err, &mismatch):

@@ -6,6 +6,7 @@ package engine
 // beside the target, hidden; the next run gives it its name back.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,8 +24,25 @@ func replacedName(dst string) string {
 	return filepath.Join(filepath.Dir(dst), "."+filepath.Base(dst)+".replaced")
 }
 
+// checkTarget refuses a target that holds anything but the files named own; an output that
+// is to be overwritten may be there too.
+func (e *execution) checkTarget(own []string) error {
+	e.replaces = e.Overwrite && !e.place.inside && exists(filepath.Join(e.dst, plan.ManifestName))
+	if e.replaces {
+		return checkReplaceable(e.dst)
+	}
+	err := e.place.check(own)
+	if err != nil && e.Overwrite {
+		err = cmp.Or(checkReplaceable(e.dst), err)
+	}
+	return err
+}
+
 // checkReplaceable demands that dst is an output of this program and holds nothing else.
 func checkReplaceable(dst string) error {
+	if stat, err := os.Lstat(dst); err == nil && !stat.IsDir() {
+		return errors.New("cannot be overwritten, as it is no directory")
+	}
 	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
 	if err != nil {
 		return fmt.Errorf("cannot be overwritten, as it is no finished output: %w", err)
@@ -76,7 +94,7 @@ func (e *execution) renameAside() error {
 
 // removeReplaced removes what was replaced, from either place, when dst is whole.
 func removeReplaced(d *disk.Disk, dst string) error {
-	return errors.Join(d.RemoveAll(partialName(dst)), d.RemoveAll(replacedName(dst)))
+	return errors.Join(d.RemoveAll(besideOf(dst).dir), d.RemoveAll(replacedName(dst)))
 }
 
 // takeBack undoes a replacement that a crash cut short: an output that waits beside the
