@@ -72,6 +72,14 @@ func (d *Disk) Rename(from, to string) error {
 	return os.Rename(from, to)
 }
 
+// Chmod sets the mode of a directory.
+func (d *Disk) Chmod(path string, mode os.FileMode) error {
+	if err := d.ask("chmod", path); err != nil {
+		return err
+	}
+	return os.Chmod(path, mode)
+}
+
 // Exchange gives two names, which both must be there, to each other's directories at one
 // instant; the error is errors.ErrUnsupported where the system cannot.
 func (d *Disk) Exchange(a, b string) error {

@@ -40,8 +40,15 @@ func (e *execution) checkTarget(own []string) error {
 
 // checkReplaceable demands that dst is an output of this program and holds nothing else.
 func checkReplaceable(dst string) error {
-	if stat, err := os.Lstat(dst); err == nil && !stat.IsDir() {
+	stat, err := os.Lstat(dst)
+	if err != nil {
+		return err
+	}
+	if !stat.IsDir() {
 		return errors.New("cannot be overwritten, as it is no directory")
+	}
+	if here, err := os.Stat("."); err == nil && os.SameFile(here, stat) {
+		return errors.New("cannot be overwritten, as it is the current directory")
 	}
 	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
 	if err != nil {
@@ -61,13 +68,20 @@ func checkReplaceable(dst string) error {
 }
 
 // replace puts the finished directory in the place of an older output, and removes that.
-// The journal is told before: what it says was done is about to be in the directory with
+// The new directory gets the old one's mode. The journal is told before: what it says was done is about to be in the directory with
 // the final name, and must not be looked for in the other.
 func (e *execution) replace() error {
 	if err := e.journal.append(record{Void: true, Tensor: -1}); err != nil {
 		return err
 	}
-	err := e.Disk.Exchange(e.dir, e.dst)
+	stat, err := os.Stat(e.dst)
+	if err != nil {
+		return err
+	}
+	if err := e.Disk.Chmod(e.dir, stat.Mode().Perm()); err != nil {
+		return err
+	}
+	err = e.Disk.Exchange(e.dir, e.dst)
 	if errors.Is(err, errors.ErrUnsupported) {
 		err = e.renameAside()
 	}

@@ -47,8 +47,12 @@ func TestOverwrite(t *testing.T) {
 	for name, fail := range map[string]func(call, path string) error{"exchange": refuseDirect, "two renames": noExchange} {
 		s := Settings{Overwrite: true, Disk: &disk.Disk{NoSync: true, Fail: fail}}
 		dst := olderOutput(t, src, older)
+		require.NoError(t, os.Chmod(dst, 0o750))
 		r, err := convert(t.Context(), t, dst, src, newer, s)
 		require.NoError(t, err, name)
+		stat, err := os.Stat(dst)
+		require.NoError(t, err)
+		require.Equal(t, fs.FileMode(0o750), stat.Mode().Perm())
 		require.True(t, r.Replaced)
 		require.Equal(t, want, fixture.Sums(t, dst))
 		fixture.RequireEntries(t, filepath.Dir(dst), "out")
