@@ -159,6 +159,9 @@ func (s *scanner) openFiles() {
 		}
 		s.opened = append(s.opened, f)
 		s.inv.Files = append(s.inv.Files, describe(names[i], f))
+		for _, n := range f.Stat().Notes {
+			s.note(Problem{File: names[i], Cause: n})
+		}
 	}
 }
 

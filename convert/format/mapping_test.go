@@ -15,9 +15,9 @@ import (
 func TestAdviceLeavesTheBytes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, make([]byte, 100_000), 0o600))
-	f, size, err := OpenRegular(path)
+	f, _, err := OpenRegular(path)
 	require.NoError(t, err)
-	m, err := Map(f, size, path)
+	m, err := NewMapping(f, path)
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	info := tensor.Info{Name: "x", DType: tensor.U8, Shape: []int{90_000}}
