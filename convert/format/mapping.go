@@ -39,23 +39,17 @@ func NewMapping(f *os.File, path string) (*Mapping, error) {
 // Size returns the bytes of the file.
 func (m *Mapping) Size() int64 { return m.stat.Size() }
 
-// Reopen opens the file again. One that was put in its place since, or cut, is an error.
+// Reopen opens the file again. One that was put in its place since is an error.
 func (m *Mapping) Reopen() (*os.File, error) {
 	f, _, err := OpenRegular(m.path)
 	if err != nil {
 		return nil, err
 	}
-	stat, err := f.Stat()
-	switch {
-	case err != nil:
-		err = SystemError(m.path, "", err)
-	case !os.SameFile(stat, m.stat) || stat.Size() != m.stat.Size():
-		err = &Error{File: m.path, Cause: "was replaced since its header was read"}
-	default:
-		return f, nil
+	if stat, err := f.Stat(); err != nil || !os.SameFile(stat, m.stat) {
+		f.Close()
+		return nil, &Error{File: m.path, Cause: "was replaced since its header was read"}
 	}
-	f.Close()
-	return nil, err
+	return f, nil
 }
 
 // View returns the tensor that info describes, whose data begins at offset. found says
@@ -87,6 +81,9 @@ func (m *Mapping) mapped() (mmap.MMap, error) {
 		return nil, err
 	}
 	defer f.Close() // the mapping outlives the descriptor
+	if stat, err := f.Stat(); err != nil || stat.Size() != m.Size() {
+		return nil, &Error{File: m.path, Cause: fmt.Sprintf("had %d bytes when its header was read, and has another size now", m.Size())}
+	}
 	if err := roomFor(m.Size()); err != nil {
 		return nil, &Error{File: m.path, Cause: err.Error(), Hint: hintAddressSpace}
 	}
