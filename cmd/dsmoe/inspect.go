@@ -115,6 +115,9 @@ func answer(err error, yes bool) error {
 // configPath returns the config.json of a checkpoint: in the directory at path, or
 // beside the weight file or index at path. Any other path is a config itself.
 func configPath(path string) string {
+	if snapshot, err := checkpoint.Snapshot(path); err == nil {
+		path = snapshot
+	}
 	if stat, err := os.Stat(path); err == nil && stat.IsDir() {
 		return filepath.Join(path, checkpoint.ConfigName)
 	}

@@ -153,7 +153,7 @@ type checkpointFiles struct {
 // pack lists.
 func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, hashWeights bool) error {
 	f.Files = map[string]string{}
-	dir := filepath.Dir(configPath(f.Path))
+	dir := c.Dir
 	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
 	for _, file := range c.Inventory.Files {
 		held[file.Name] = hashWeights

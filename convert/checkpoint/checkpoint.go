@@ -20,11 +20,12 @@ import (
 	"dsmoe/text"
 )
 
-// Checkpoint is an open checkpoint: its config and, as a weights.Source, its mapped
-// weights. It is safe for concurrent use.
+// Checkpoint is an open checkpoint: its config and, as a weights.Source, views
+// of its weights, whose files are mapped when they are first viewed. It is safe for concurrent use.
 type Checkpoint struct {
 	Path      string         // as it was given
 	Dir       string         // the directory of its files
+	Alone     bool           // Path is that of one weight file: what lies beside it is not meant
 	Config    *config.Config // its config.json
 	Inventory *Inventory     // what it consists of, with Notes and without Problems
 
@@ -42,8 +43,10 @@ var (
 
 // Open opens the checkpoint at path: a directory with config.json and either
 // model.safetensors or shards with model.safetensors.index.json, the path of one
-// .safetensors file, or that of an index; likewise for PyTorch's files. Links, as in a
-// Hugging Face cache, are followed. It reads the headers and touches no weight.
+// .safetensors file, or that of an index; likewise for PyTorch's files. Shards without an
+// index are read if their names say that there are all of them. Links, as in a Hugging
+// Face cache, are followed, and of the cache itself (models--x--y) a snapshot is opened:
+// see Snapshot. It reads the headers and touches no weight.
 //
 // Everything that is wrong, in all files, is in the one *Error that it returns:
 // a bad config, index or header, a missing shard, a tensor that is missing from
@@ -58,7 +61,7 @@ func Open(path string) (*Checkpoint, error) {
 		s.close()
 		return nil, &Error{Path: path, Problems: s.inv.Problems}
 	}
-	return &Checkpoint{Path: path, Dir: s.dir, Config: s.inv.Config, Inventory: s.inv,
+	return &Checkpoint{Path: path, Dir: s.dir, Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
 		files: s.opened, where: s.where, readers: make([]*os.File, len(s.opened))}, nil
 }
 

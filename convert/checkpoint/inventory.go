@@ -213,7 +213,7 @@ func (s *scanner) indexTensors() {
 			first, twin := s.where[t.Name]
 			if !twin {
 				s.where[t.Name] = i
-			} else if s.inv.Index != nil {
+			} else if s.inv.Index != nil || s.together {
 				s.problem(Problem{File: f.Name, Tensor: t.Name, Cause: "is in " + text.Quote(s.inv.Files[first].Name) + " too"})
 			}
 		}

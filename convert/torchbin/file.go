@@ -16,6 +16,7 @@ import (
 	"iter"
 	"math"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"dsmoe/convert/format"
@@ -55,11 +56,13 @@ func isIndex(file string) bool {
 	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".bin.index.")
 }
 
-// belongs knows the names that transformers gives: a directory may hold other pickles,
-// such as the state of an optimiser.
+// belongs knows the names that transformers gives, and those of shards: a directory may
+// hold other pickles, such as the state of an optimiser.
 func belongs(file string) bool {
-	return strings.HasPrefix(file, "pytorch_model") && strings.HasSuffix(file, ".bin")
+	return strings.HasSuffix(file, ".bin") && (strings.HasPrefix(file, "pytorch_model") || shard.MatchString(file))
 }
+
+var shard = regexp.MustCompile(`-[0-9]{5,}-of-[0-9]{5,}\.bin$`)
 
 // File is an open file whose pickle and storages were checked. It is safe
 // for concurrent use.

@@ -1,0 +1,117 @@
+package checkpoint
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/internal/fixture"
+)
+
+// cacheOf makes a hub's cache with the fixture under each revision, and refs/main if it is
+// not empty.
+func cacheOf(t *testing.T, main string, revisions ...string) string {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "models--deepseek-ai--tiny")
+	require.NoError(t, os.CopyFS(filepath.Join(root, "blobs"), os.DirFS(whole)))
+	for _, revision := range revisions {
+		for _, name := range []string{ConfigName, "model.safetensors"} {
+			fixture.Link(t, "../../blobs/"+name, filepath.Join(root, "snapshots", revision, name))
+		}
+	}
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "snapshots"), 0o755))
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "refs"), 0o755))
+	if main != "" {
+		fixture.Write(t, root, "refs/main", main)
+	}
+	return root
+}
+
+// TestCacheRoot: the root of a hub's cache stands for the snapshot that refs/main names,
+// or for the only one, and which it is is said; where there is a choice, it is the user's.
+func TestCacheRoot(t *testing.T) {
+	for name, c := range map[string]struct{ root, snapshot, want string }{
+		"main":         {cacheOf(t, "bb", "aa", "bb"), "bb", ""},
+		"newline":      {cacheOf(t, "aa\n", "aa", "bb"), "aa", ""},
+		"only one":     {cacheOf(t, "", "cc"), "cc", ""},
+		"several":      {cacheOf(t, "", "aa", "bb"), "", "is a cache of the hub without refs/main: there is aa, bb"},
+		"gone":         {cacheOf(t, "dd", "aa"), "", "refs/main names the snapshot dd, which is not there: there is aa"},
+		"leads out":    {cacheOf(t, "../..", "aa"), "", "refs/main names the snapshot ../.., which is not there"},
+		"no snapshots": {cacheOf(t, ""), "", "is a cache of the hub without a snapshot"},
+	} {
+		got, err := Open(c.root)
+		if c.want != "" {
+			var e *Error
+			require.ErrorAs(t, err, &e, name)
+			require.ErrorContains(t, err, c.want, name)
+			require.NotEmpty(t, e.Problems[0].Hint)
+			continue
+		}
+		require.NoError(t, err, name)
+		require.Equal(t, filepath.Join(c.root, "snapshots", c.snapshot), got.Dir)
+		require.Equal(t, c.root, got.Path)
+		require.Contains(t, toJSON(t, got.Inventory.Notes), "is a cache of the hub: "+c.snapshot+" is the snapshot that is read")
+		require.NoError(t, got.Close())
+	}
+	for _, path := range []string{whole, filepath.Join(whole, "model.safetensors"), "none"} {
+		got, err := Snapshot(path)
+		require.NoError(t, err)
+		require.Equal(t, path, got)
+	}
+}
+
+// TestAdapters: an adapter is no model, and is said to be none; beside a model it is no
+// weight file of it.
+func TestAdapters(t *testing.T) {
+	dir := t.TempDir()
+	fixture.Write(t, dir, "adapter_config.json", "{}")
+	fixture.Write(t, dir, "adapter_model.safetensors", tinyFile("base_model.model.x.lora_A.weight"))
+	for _, path := range []string{dir, filepath.Join(dir, "adapter_model.safetensors")} {
+		_, err := Open(path)
+		var e *Error
+		require.ErrorAs(t, err, &e)
+		last := e.Problems[len(e.Problems)-1]
+		require.Contains(t, last.Cause, "belongs to a PEFT adapter")
+		require.Contains(t, last.Hint, "merge it into its base model first")
+		require.NotContains(t, err.Error(), "rename")
+	}
+	model := fixture.Clone(t, whole)
+	fixture.Write(t, model, "adapter_model.safetensors", tinyFile("x"))
+	require.Empty(t, opened(t, model).Inventory.Notes)
+}
+
+// TestShardsWithoutIndex: PyTorch's too, whatever is before their numbers.
+func TestShardsWithoutIndex(t *testing.T) {
+	const torch = "../../fixtures/torch-bin/checkpoint"
+	want := opened(t, torch)
+	for _, prefix := range []string{"pytorch_model", "model"} {
+		dir := fixture.Clone(t, torch)
+		fixture.Remove(t, dir, "pytorch_model.bin.index.json")
+		for _, part := range []string{"-00001-of-00002.bin", "-00002-of-00002.bin"} {
+			require.NoError(t, os.Rename(filepath.Join(dir, "pytorch_model"+part), filepath.Join(dir, prefix+part)))
+		}
+		fixture.Write(t, dir, "optimizer.bin", "state")
+		got, err := Open(dir)
+		require.NoError(t, err)
+		fixture.RequireSameTensors(t, want, got)
+		require.Contains(t, toJSON(t, got.Inventory.Notes), "pytorch_model.bin.index.json")
+		require.NoError(t, got.Close())
+		fixture.Remove(t, dir, prefix+"-00002-of-00002.bin")
+		_, err = Open(dir)
+		require.ErrorContains(t, err, "pytorch_model.bin.index.json: missing, but there are 1 shards")
+	}
+}
+
+// TestOtherNames: weights that can be read, under a name that nothing looks for, are not
+// called unreadable.
+func TestOtherNames(t *testing.T) {
+	dir := t.TempDir()
+	fixture.Write(t, dir, "optimizer.pt", "state")
+	_, err := Open(dir)
+	require.ErrorContains(t, err, "directory holds no model.safetensors")
+	fixture.Write(t, dir, "consolidated.00.pth", "weights")
+	_, err = Open(dir)
+	require.ErrorContains(t, err, "pytorch_model.bin: missing, but there is consolidated.00.pth")
+}
