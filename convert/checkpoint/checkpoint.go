@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"os"
 	"path/filepath"
@@ -162,12 +163,42 @@ func (c *Checkpoint) Key() (string, error) {
 }
 
 // OpenOther opens a file of the checkpoint's directory that holds no weights.
-func (c *Checkpoint) OpenOther(name string) (io.ReadCloser, error) {
+func (c *Checkpoint) OpenOther(name string) (fs.File, error) {
 	f, _, err := format.OpenRegular(filepath.Join(c.Dir, name))
 	if err != nil {
 		return nil, err
 	}
 	return f, nil
+}
+
+// CheckLink refuses a file of the directory that is a link to a place outside of it, other
+// than the blobs of the hub's cache that the directory is a snapshot of, or to nothing.
+// The error is a *format.Error.
+func (c *Checkpoint) CheckLink(name string) error {
+	path := filepath.Join(c.Dir, name)
+	dir, err := filepath.EvalSymlinks(c.Dir)
+	if err != nil {
+		return format.SystemError(path, "", err)
+	}
+	target, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		f, _, err := format.OpenRegular(path) // words the error
+		if err == nil {
+			f.Close()
+		}
+		return err
+	}
+	if isIn(dir, target) || filepath.Base(filepath.Dir(dir)) == hubSnapshots && isIn(filepath.Join(dir, "..", "..", hubBlobs), target) {
+		return nil
+	}
+	return &format.Error{File: path, Cause: "is a link to " + text.Quote(target) + ", outside the checkpoint",
+		Hint: "if the file belongs to the checkpoint, put a copy in the link's place"}
+}
+
+// isIn says whether the file at path is in dir or below it.
+func isIn(dir, path string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && filepath.IsLocal(rel)
 }
 
 // ConfigText returns config.json as it is written.

@@ -7,7 +7,7 @@ package engine
 import (
 	"context"
 	"fmt"
-	"io"
+	"io/fs"
 	"path/filepath"
 	"runtime"
 
@@ -22,7 +22,7 @@ type Source interface {
 	// ReadFile fills dst from a weight file, an index in Plan.Sources.
 	ReadFile(file int, dst []byte, offset int64) error
 	// OpenOther opens a file without weights that is carried along.
-	OpenOther(name string) (io.ReadCloser, error)
+	OpenOther(name string) (fs.File, error)
 	// Key names the state that the source is in. Two states must not be mixed in one
 	// output.
 	Key() (string, error)
@@ -112,7 +112,7 @@ func (e *LossError) Error() string {
 // its manifest and reports so.
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
-	if done, err := alreadyDone(ctx, dst, p, s); done || err != nil {
+	if done, err := alreadyDone(ctx, dst, p, src, s); done || err != nil {
 		return &Result{Already: true}, err
 	}
 	e := newExecution(dst, p, src, s)
@@ -138,7 +138,7 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 
 // alreadyDone says whether dst is the finished output of the plan. If it is, but
 // was changed since, that is an error.
-func alreadyDone(ctx context.Context, dst string, p *plan.Plan, s Settings) (bool, error) {
+func alreadyDone(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (bool, error) {
 	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
 	if err != nil || m.Plan != p.Hash {
 		return false, nil
@@ -149,6 +149,9 @@ func alreadyDone(ctx context.Context, dst string, p *plan.Plan, s Settings) (boo
 	}
 	if len(problems) > 0 {
 		return false, &checkpoint.Error{Path: dst, Problems: append([]checkpoint.Problem{{Cause: "is the output of this very conversion, but was changed since"}}, problems...)}
+	}
+	if err := checkCarried(dst, m.Others, src); err != nil {
+		return false, err
 	}
 	j, err := lockJournal(s.Disk, journalName(dst)) // an orphan, if the last run died just before its end
 	if err != nil {

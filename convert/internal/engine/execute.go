@@ -33,6 +33,7 @@ type execution struct {
 	files   []*disk.TileFile    // as plan.Files
 	compute *semaphore.Weighted // held by a goroutine while it computes
 	shape   shape
+	carried map[string]string // hashes of the files that were copied from the source, by name
 
 	mu      sync.Mutex
 	states  []tensorState // as plan.Tensors
@@ -53,7 +54,7 @@ type tensorState struct {
 
 func newExecution(dst string, p *plan.Plan, src Source, s Settings) *execution {
 	e := &execution{Settings: s, plan: p, source: src, dst: dst, dir: partialName(dst), shape: newShape(p, s),
-		compute: semaphore.NewWeighted(int64(s.Compute)), states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}}
+		compute: semaphore.NewWeighted(int64(s.Compute)), states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}, carried: map[string]string{}}
 	_, e.total = p.Bytes()
 	return e
 }
