@@ -157,7 +157,9 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, h
 	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
 	for _, file := range c.Inventory.Files {
 		held[file.Name] = hashWeights
-		f.Mapped += file.Bytes
+		if c.HasViews() {
+			f.Mapped += file.Bytes
+		}
 	}
 	for name, want := range pack.Manifest.Checkpoint {
 		hash, ok := held[name]

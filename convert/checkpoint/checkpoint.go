@@ -33,6 +33,8 @@ type Checkpoint struct {
 	files []format.File
 	where map[string]int // the file of each tensor
 
+	hasViews func() bool
+
 	mu      sync.Mutex
 	readers []*os.File // as files; opened when they are read
 }
@@ -40,6 +42,7 @@ type Checkpoint struct {
 var (
 	_ weights.Source   = (*Checkpoint)(nil)
 	_ weights.ReaderAt = (*Checkpoint)(nil)
+	_ weights.Unviewed = (*Checkpoint)(nil)
 )
 
 // Open opens the checkpoint at path: a directory with config.json and either
@@ -62,7 +65,11 @@ func Open(path string) (*Checkpoint, error) {
 		s.close()
 		return nil, &Error{Path: path, Problems: s.inv.Problems}
 	}
-	return &Checkpoint{Path: path, Dir: s.dir, Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
+	total := int64(0)
+	for _, f := range s.inv.Files {
+		total += f.Size
+	}
+	return &Checkpoint{Path: path, hasViews: sync.OnceValue(func() bool { return format.Room(2*total) == nil }), Dir: s.dir, Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
 		files: s.opened, where: s.where, readers: make([]*os.File, len(s.opened))}, nil
 }
 
@@ -87,6 +94,13 @@ func (c *Checkpoint) Tensor(name string) (tensor.Tensor, error) {
 	}
 	return c.files[i].Tensor(name)
 }
+
+// HasViews says whether the address space has room for all files and as much again. If not,
+// package weights reads tensors instead of viewing them.
+func (c *Checkpoint) HasViews() bool { return c.hasViews() }
+
+// Room says why n bytes cannot be read into memory; nil if they can.
+func (c *Checkpoint) Room(n int64) error { return format.Room(n) }
 
 func (c *Checkpoint) unknown(name string) error {
 	return fmt.Errorf("%s: tensor %s: not in this checkpoint", text.Quote(c.Path), text.Quote(name))

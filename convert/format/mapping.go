@@ -84,8 +84,8 @@ func (m *Mapping) mapped() (mmap.MMap, error) {
 	if stat, err := f.Stat(); err != nil || stat.Size() != m.Size() {
 		return nil, &Error{File: m.path, Cause: fmt.Sprintf("had %d bytes when its header was read, and has another size now", m.Size())}
 	}
-	if err := roomFor(m.Size()); err != nil {
-		return nil, &Error{File: m.path, Cause: err.Error(), Hint: hintAddressSpace}
+	if err := Room(m.Size()); err != nil {
+		return nil, &Error{File: m.path, Cause: err.Error(), Hint: "`ulimit -v unlimited` lifts the shell's limit"}
 	}
 	if m.data, err = mmap.MapRegion(f, int(m.Size()), mmap.RDONLY, 0, 0); err != nil {
 		return nil, SystemError(m.path, fmt.Sprintf("mapping %d bytes", m.Size()), err)
@@ -93,20 +93,19 @@ func (m *Mapping) mapped() (mmap.MMap, error) {
 	return m.data, nil
 }
 
-// hintAddressSpace is what to do where weights cannot be mapped.
-const hintAddressSpace = "`ulimit -v unlimited` lifts a limit of the shell's; convert, diff and inspect need no mapping"
+// spareSpace is the address space that is left to everything else: the Go runtime ends the
+// process where it gets none.
+const spareSpace = 512 << 20
 
-// spareSpace is the address space that is left to everything but mappings: the Go
-// runtime ends the process where it gets none.
-const spareSpace = 1 << 30
-
-// roomFor says why n more bytes cannot be mapped.
-func roomFor(n int64) error {
-	if n > math.MaxInt {
-		return fmt.Errorf("%s do not fit in the address space of this platform", text.Bytes(n))
+// Room says why n more bytes, mapped or in memory, do not fit in the address space. What
+// the runtime has taken and does not use counts as free.
+func Room(n int64) error {
+	free, limit, ok := freeSpace()
+	if !ok {
+		free, limit = math.MaxInt, math.MaxInt
 	}
-	if free, limit, ok := freeSpace(); ok && n > free-spareSpace {
-		return fmt.Errorf("%d bytes cannot be mapped: the address space is limited to %d bytes, of which %d are free", n, limit, max(free, 0))
+	if n > free-spareSpace {
+		return fmt.Errorf("no room for %s: the address space is limited to %s (ulimit -v), of which %s are free", text.Bytes(n), text.Bytes(limit), text.Bytes(max(free, 0)))
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package format
 
 import (
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -21,5 +22,7 @@ func freeSpace() (free, limit int64, ok bool) {
 	if err != nil || perr != nil {
 		return 0, 0, false
 	}
-	return int64(r.Cur) - used*int64(os.Getpagesize()), int64(r.Cur), true
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(r.Cur) - used*int64(os.Getpagesize()) + int64(m.HeapIdle), int64(r.Cur), true
 }

@@ -142,7 +142,7 @@ func TestMetadataIsMissed(t *testing.T) {
 	for want, metadata := range map[string]map[string]string{
 		"": {"format": "pt"},
 		"__metadata__ of the weight files is not carried over: \"a b\", author": {"format": "pt", "author": "me", "a b": "x"},
-		"__metadata__ of the weight files is not carried over: format":      {"format": "mlx"},
+		"__metadata__ of the weight files is not carried over: format":          {"format": "mlx"},
 	} {
 		dir := fixture.Clone(t, fixture.Path(t, "v1-dense/checkpoint"))
 		c := open(t, dir)
