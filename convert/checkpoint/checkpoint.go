@@ -189,8 +189,11 @@ func (c *Checkpoint) OpenOther(name string) (fs.File, error) {
 // than the blobs of the hub's cache that the directory is a snapshot of, or to nothing.
 // The error is a *format.Error.
 func (c *Checkpoint) CheckLink(name string) error {
-	path := filepath.Join(c.Dir, name)
-	dir, err := filepath.EvalSymlinks(c.Dir)
+	dir, err := filepath.Abs(c.Dir)
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
+	path := filepath.Join(dir, name)
 	if err != nil {
 		return format.SystemError(path, "", err)
 	}

@@ -18,6 +18,7 @@ import (
 const (
 	hubSnapshots = "snapshots"
 	hubBlobs     = "blobs"
+	hubRefs      = "refs"
 	hubMain      = "main" // in refs: the revision that is used unless another is asked for
 )
 
@@ -30,11 +31,15 @@ func Snapshot(path string) (string, error) {
 	if _, err := os.Stat(filepath.Join(path, ConfigName)); err == nil {
 		return path, nil
 	}
-	there, err := subdirectories(filepath.Join(path, hubSnapshots))
-	if err != nil {
+	beside, _ := subdirectories(path)
+	if !slices.Contains(beside, hubSnapshots) || !slices.Contains(beside, hubBlobs) && !slices.Contains(beside, hubRefs) {
 		return path, nil // no cache
 	}
-	main, err := os.ReadFile(filepath.Join(path, "refs", hubMain))
+	there, err := subdirectories(filepath.Join(path, hubSnapshots))
+	if err != nil {
+		return "", unusable(path, err.Error(), "")
+	}
+	main, err := os.ReadFile(filepath.Join(path, hubRefs, hubMain))
 	revision := strings.TrimSpace(string(main))
 	switch {
 	case err == nil && slices.Contains(there, revision):

@@ -102,6 +102,9 @@ func locateDir(path string) (*location, error) {
 			return l, nil
 		}
 	}
+	if i := slices.IndexFunc(entries, IsAdapter); i >= 0 {
+		return nil, &Error{Path: path, Problems: []Problem{{File: entries[i], Cause: isAdapter, Hint: adapterHint}}}
+	}
 	l.problems = append(l.problems, noWeights(entries))
 	return l, nil
 }
@@ -209,11 +212,6 @@ func isWholeSet(names []string) bool {
 
 // noWeights says what a directory holds instead of weights.
 func noWeights(entries []string) Problem {
-	for _, name := range entries {
-		if IsAdapter(name) {
-			return Problem{File: name, Cause: isAdapter, Hint: adapterHint}
-		}
-	}
 	for _, name := range entries {
 		if f := FormatOf(name); f != nil && !isTrainingState(name) {
 			return misnamed(f, name)

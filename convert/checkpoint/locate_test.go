@@ -115,3 +115,40 @@ func TestOtherNames(t *testing.T) {
 	_, err = Open(dir)
 	require.ErrorContains(t, err, "pytorch_model.bin: missing, but there is consolidated.00.pth")
 }
+
+// TestCheckLink: a link is judged by where it leads, however it and the checkpoint's path
+// are written.
+func TestCheckLink(t *testing.T) {
+	dir := fixture.Clone(t, whole)
+	other := t.TempDir()
+	fixture.Write(t, dir, "a", "x")
+	fixture.Write(t, other, "b", "x")
+	fixture.Link(t, filepath.Join(dir, "a"), filepath.Join(dir, "absolute"))
+	fixture.Link(t, "a", filepath.Join(dir, "relative"))
+	fixture.Link(t, "out", filepath.Join(dir, "over"))
+	fixture.Link(t, filepath.Join(other, "b"), filepath.Join(dir, "out"))
+	fixture.Link(t, dir, filepath.Join(other, "link"))
+	t.Chdir(dir)
+	for _, path := range []string{".", dir, filepath.Join(other, "link"), filepath.Join("..", filepath.Base(dir))} {
+		c, err := Open(path)
+		require.NoError(t, err)
+		for _, name := range []string{"a", "absolute", "relative", ConfigName} {
+			require.NoError(t, c.CheckLink(name), "%s in %s", name, path)
+		}
+		for _, name := range []string{"out", "over"} {
+			require.ErrorContains(t, c.CheckLink(name), "outside the checkpoint", "%s in %s", name, path)
+		}
+		require.NoError(t, c.Close())
+	}
+}
+
+// TestNoCache: a directory of snapshots alone is not the hub's.
+func TestNoCache(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "snapshots", "step-100"), 0o755))
+	got, err := Snapshot(dir)
+	require.NoError(t, err)
+	require.Equal(t, dir, got)
+	_, err = Open(dir)
+	require.ErrorContains(t, err, "holds no model.safetensors")
+}

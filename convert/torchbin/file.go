@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"math"
 	"path/filepath"
@@ -99,14 +100,20 @@ func Open(name string) (*File, error) {
 	return file, nil
 }
 
-// named gives an error the file's name.
+const hintDamaged = "the file is damaged, or another program than torch.save wrote it: fetch it again"
+
+// named gives an error the file's name and, where only the file can be at fault, a hint.
 func named(file string, err error) error {
 	var known *format.Error
+	var system *fs.PathError
 	if errors.As(err, &known) {
 		known.File = file
 		return known
 	}
-	return format.SystemError(file, "", err)
+	if errors.As(err, &system) {
+		return format.SystemError(file, "", err)
+	}
+	return &format.Error{File: file, Cause: err.Error(), Hint: hintDamaged}
 }
 
 // read checks the storages and the pickle, and finds every tensor's bytes.
