@@ -21,7 +21,8 @@ func newInspect() *cobra.Command {
 by one token, tensors, dtypes, sizes, and the first findings of inspect audit.
 
 CHECKPOINT is a directory with config.json and model.safetensors, or shards with
-model.safetensors.index.json; or one .safetensors file beside its config.json. Only
+model.safetensors.index.json; the index or one .safetensors file beside its config.json;
+or the hub's cache of a model (models--x--y). PyTorch's .bin files are read too. Only
 headers are read, never a weight.`,
 		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
   dsmoe inspect --json fixtures/v1-base/checkpoint | jq .parameters.activated`,
