@@ -43,7 +43,7 @@ func padded(t *testing.T, fixture string) string {
 	c, err := checkpoint.Open(dir)
 	require.NoError(t, err)
 	defer c.Close()
-	infos := []tensor.Info{{Name: "model.layers.0.self_attn.rotary_emb.inv_freq", DType: tensor.F32, Shape: []int{8 << 30}}}
+	infos := []tensor.Info{{Name: "model.layers.0.self_attn.rotary_emb.inv_freq", DType: tensor.F32, Shape: []int{8 << 20, 1 << 10}}}
 	for info := range c.Tensors() {
 		infos = append(infos, info)
 	}

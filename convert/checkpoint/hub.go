@@ -31,9 +31,8 @@ func Snapshot(path string) (string, error) {
 	if _, err := os.Stat(filepath.Join(path, ConfigName)); err == nil {
 		return path, nil
 	}
-	beside, _ := subdirectories(path)
-	if !slices.Contains(beside, hubSnapshots) || !slices.Contains(beside, hubBlobs) && !slices.Contains(beside, hubRefs) {
-		return path, nil // no cache
+	if !isCache(path) {
+		return path, nil
 	}
 	there, err := subdirectories(filepath.Join(path, hubSnapshots))
 	if err != nil {
@@ -55,6 +54,13 @@ func Snapshot(path string) (string, error) {
 		return "", unusable(path, "is a cache of the hub without refs/main"+listed(there), snapshotHint)
 	}
 	return filepath.Join(path, hubSnapshots, revision), nil
+}
+
+// isCache knows a cache by its name, or by what is beside the snapshots.
+func isCache(path string) bool {
+	beside, _ := subdirectories(path)
+	return slices.Contains(beside, hubSnapshots) &&
+		(strings.HasPrefix(filepath.Base(path), "models--") || slices.Contains(beside, hubBlobs) || slices.Contains(beside, hubRefs))
 }
 
 // listed names snapshots behind a message.

@@ -4,7 +4,6 @@ package plan
 // says then.
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -17,6 +16,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -70,7 +70,11 @@ func (c *conversion) carry() error {
 		case strings.HasPrefix(name, "."), checkpoint.IsWeights(name), err == nil && !stat.Mode().IsRegular():
 			c.plan.Left = append(c.plan.Left, name)
 		default:
-			c.carryFile(name)
+			f, err := c.carried(name)
+			if err != nil {
+				c.problems = append(c.problems, checkpoint.ProblemsOf(name, err)...)
+			}
+			c.plan.Others = append(c.plan.Others, f)
 		}
 	}
 	if adapter != nil {
@@ -92,42 +96,29 @@ func (c *conversion) isReplaced(name string) bool {
 // downloaded.
 const lfsPointer = "version https://git-lfs"
 
-// carryFile plans a file that goes along. It is read when it is copied; only its first
-// bytes are looked at here.
-func (c *conversion) carryFile(name string) {
+// carried plans a file that goes along. It is read when it is copied; only its first bytes
+// are looked at here.
+func (c *conversion) carried(name string) (Other, error) {
 	if !utf8.ValidString(name) {
-		c.problems = append(c.problems, checkpoint.Problem{File: name, Cause: "its name is not UTF-8, which a manifest cannot hold", Hint: "rename the file, or move it away"})
-		return
+		return Other{}, &format.Error{Cause: "its name is not UTF-8, which a manifest cannot hold", Hint: "rename the file, or move it away"}
 	}
 	if err := c.src.CheckLink(name); err != nil {
-		c.problems = append(c.problems, checkpoint.ProblemsOf(name, err)...)
-		return
+		return Other{}, err
 	}
 	f, err := c.src.OpenOther(name)
 	if err != nil {
-		c.problems = append(c.problems, checkpoint.ProblemsOf(name, err)...)
-		return
+		return Other{}, err
 	}
 	defer f.Close()
-	head := make([]byte, len(lfsPointer))
-	n, err := io.ReadFull(f, head)
-	stat, serr := f.Stat()
-	if err = cmp.Or(ignoreEnd(err), serr); err != nil {
-		c.problems = append(c.problems, checkpoint.ProblemsOf(name, err)...)
-		return
+	stat, err := f.Stat()
+	if err != nil {
+		return Other{}, err
 	}
-	if string(head[:n]) == lfsPointer {
+	head, err := io.ReadAll(io.LimitReader(f, int64(len(lfsPointer))))
+	if string(head) == lfsPointer {
 		c.note("%s is a Git LFS pointer and goes along as one: `git lfs pull` in the source's repository downloads the file", text.Quote(name))
 	}
-	c.plan.Others = append(c.plan.Others, Other{Name: name, Size: stat.Size(), Carried: true, ModTime: stat.ModTime()})
-}
-
-// ignoreEnd is err, unless it is that of a file that ended.
-func ignoreEnd(err error) error {
-	if err == io.EOF || err == io.ErrUnexpectedEOF {
-		return nil
-	}
-	return err
+	return Other{Name: name, Size: stat.Size(), Carried: true, ModTime: stat.ModTime()}, err
 }
 
 // noteMetadata names the texts in the headers of weight files that the output does not have.

@@ -35,7 +35,7 @@ func TestPlanReadsNoCarriedFile(t *testing.T) {
 	p, err := planOf(t, dir, Options{})
 	require.NoError(t, err)
 	f := other(t, p, "tokenizer.json")
-	require.EqualValues(t, 1<<40, f.Size)
+	require.Equal(t, int64(1<<40), f.Size)
 	require.Empty(t, f.Hash)
 	require.NotEmpty(t, other(t, p, checkpoint.ConfigName).Hash)
 
