@@ -1,4 +1,8 @@
+//go:build !race
+
 package main
+
+// The race detector needs more address space than these tests allow.
 
 import (
 	"encoding/json"

@@ -67,7 +67,7 @@ func (c *conversion) carry() error {
 		case checkpoint.IsAdapter(name):
 			adapter = append(adapter, text.Quote(name))
 			fallthrough
-		case strings.HasPrefix(name, "."), checkpoint.IsWeights(name), err == nil && !stat.Mode().IsRegular():
+		case strings.HasPrefix(name, "."), checkpoint.IsWeights(name), checkpoint.IsIndex(name), err == nil && !stat.Mode().IsRegular():
 			c.plan.Left = append(c.plan.Left, name)
 		default:
 			f, err := c.carried(name)
@@ -88,7 +88,8 @@ func (c *conversion) carry() error {
 
 // isReplaced says whether a file is read, and the output has its own.
 func (c *conversion) isReplaced(name string) bool {
-	return name == checkpoint.ConfigName || name == ManifestName || checkpoint.IsIndex(name) ||
+	index := c.src.Inventory.Index
+	return name == checkpoint.ConfigName || name == ManifestName || index != nil && name == index.File ||
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })
 }
 

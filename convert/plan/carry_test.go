@@ -129,11 +129,13 @@ func TestWhatIsSaid(t *testing.T) {
 
 	fixture.Write(t, dir, "adapter_config.json", "{}")
 	fixture.Write(t, dir, "adapter_model.safetensors", "x")
+	fixture.Write(t, dir, "adapter_model.safetensors.index.json", "x")
+	fixture.Write(t, dir, "pytorch_model.bin.index.json", "x")
 	p, err := planOf(t, dir, Options{})
 	require.NoError(t, err)
-	require.Contains(t, strings.Join(p.Notes, "\n"), "adapter_config.json, adapter_model.safetensors stay behind")
+	require.Contains(t, strings.Join(p.Notes, "\n"), "adapter_config.json, adapter_model.safetensors, adapter_model.safetensors.index.json stay behind")
 	require.Equal(t, []string{"tiny.txt", "tokenizer.json"}, p.CarriedNames())
-	require.Equal(t, []string{"adapter_config.json", "adapter_model.safetensors"}, p.Left)
+	require.Equal(t, []string{"adapter_config.json", "adapter_model.safetensors", "adapter_model.safetensors.index.json", "pytorch_model.bin.index.json"}, p.Left)
 }
 
 // TestMetadataIsMissed: texts of a header beyond the one that is written are named.
