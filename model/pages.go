@@ -75,7 +75,7 @@ func (m *DeepseekForCausalLM) Hold(l int) error {
 			continue
 		}
 		if err := w.unread.src.Room(need); err != nil {
-			return fmt.Errorf("layer %d: %w", l, err)
+			return fmt.Errorf("%w: layer %d needs it", err, l)
 		}
 		t, err := w.unread.w.View(w.unread.src)
 		if err != nil {

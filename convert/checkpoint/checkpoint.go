@@ -99,8 +99,13 @@ func (c *Checkpoint) Tensor(name string) (tensor.Tensor, error) {
 // package weights reads tensors instead of viewing them.
 func (c *Checkpoint) HasViews() bool { return c.hasViews() }
 
-// Room says why n bytes cannot be read into memory; nil if they can.
-func (c *Checkpoint) Room(n int64) error { return format.Room(n) }
+// Room says why n bytes cannot be read into memory; nil if they can. The error is an *Error.
+func (c *Checkpoint) Room(n int64) error {
+	if err := format.Room(n); err != nil {
+		return unusable(c.Path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
+	}
+	return nil
+}
 
 func (c *Checkpoint) unknown(name string) error {
 	return fmt.Errorf("%s: tensor %s: not in this checkpoint", text.Quote(c.Path), text.Quote(name))
