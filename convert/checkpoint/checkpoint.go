@@ -16,6 +16,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/disk"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -47,10 +48,10 @@ var (
 
 // Open opens the checkpoint at path: a directory with config.json and either
 // model.safetensors or shards with model.safetensors.index.json, the path of one
-// .safetensors file, or that of an index; likewise for PyTorch's files. Shards without an
-// index are read if their names say that there are all of them. Links, as in a Hugging
-// Face cache, are followed, and of the cache itself (models--x--y) a snapshot is opened:
-// see Snapshot. It reads the headers and touches no weight.
+// .safetensors file, or that of an index; likewise for PyTorch's files, whose shards
+// are read without an index if their names say that there are all of them. Links, as in a
+// Hugging Face cache, are followed, and of the cache itself (models--x--y) a snapshot is
+// opened: see Snapshot. It reads the headers and touches no weight.
 //
 // Everything that is wrong, in all files, is in the one *Error that it returns:
 // a bad config, index or header, a missing shard, a tensor that is missing from
@@ -167,16 +168,16 @@ func (c *Checkpoint) Identity(file int) (string, error) {
 	return h.Name(), nil
 }
 
-// Key names the state that the weight files are in: it follows from their names, sizes
-// and times.
+// Key names the state that the weight files are in, as cheaply as it can be told: see
+// disk.State. Another key may mean other weights.
 func (c *Checkpoint) Key() (string, error) {
 	h := digest.New()
 	for _, f := range c.Inventory.Files {
-		stat, err := os.Stat(filepath.Join(c.Dir, f.Name))
+		state, err := disk.State(filepath.Join(c.Dir, f.Name))
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(h, "%q %d %d\n", f.Name, stat.Size(), stat.ModTime().UnixNano())
+		fmt.Fprintf(h, "%q %s\n", f.Name, state)
 	}
 	return h.Name(), nil
 }

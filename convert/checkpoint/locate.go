@@ -167,8 +167,9 @@ func (l *location) single(hasIndex bool) {
 }
 
 // unnamed deals with weight files that no index lists. Shards whose names say that there
-// are all of them are the checkpoint, unless there is an index of another name. The
-// headers of others are looked at all the same.
+// are all of them are the checkpoint, unless there is an index of another name, or the
+// format is one that is written: its index comes last, and an output without is
+// unfinished. The headers of others are looked at all the same.
 func (l *location) unnamed(hasVariant bool) {
 	l.files = l.weightFiles
 	shards := 0
@@ -178,7 +179,7 @@ func (l *location) unnamed(hasVariant bool) {
 		}
 	}
 	switch {
-	case !hasVariant && isWholeSet(l.weightFiles):
+	case l.format.Layout == nil && !hasVariant && isWholeSet(l.weightFiles):
 		l.together = true
 		l.notes = append(l.notes, Problem{File: l.format.Index, Cause: fmt.Sprintf("missing: all %d shards are read, as their names count them", shards),
 			Hint: "transformers does not find shards without their index; dsmoe convert writes one"})

@@ -82,25 +82,55 @@ func TestAdapters(t *testing.T) {
 	require.Empty(t, opened(t, model).Inventory.Notes)
 }
 
-// TestShardsWithoutIndex: PyTorch's too, whatever is before their numbers.
+// torchShards is a fixture's checkpoint in PyTorch's shards, without their index and with
+// another prefix.
+func torchShards(t *testing.T, prefix string) string {
+	t.Helper()
+	dir := fixture.Clone(t, "../../fixtures/torch-bin/checkpoint")
+	fixture.Remove(t, dir, "pytorch_model.bin.index.json")
+	for _, part := range []string{"-00001-of-00002.bin", "-00002-of-00002.bin"} {
+		require.NoError(t, os.Rename(filepath.Join(dir, "pytorch_model"+part), filepath.Join(dir, prefix+part)))
+	}
+	return dir
+}
+
+// TestShardsWithoutIndex: PyTorch's shards are read if their names count all of them,
+// whatever is before the numbers.
 func TestShardsWithoutIndex(t *testing.T) {
-	const torch = "../../fixtures/torch-bin/checkpoint"
-	want := opened(t, torch)
+	want := opened(t, "../../fixtures/torch-bin/checkpoint")
 	for _, prefix := range []string{"pytorch_model", "model"} {
-		dir := fixture.Clone(t, torch)
-		fixture.Remove(t, dir, "pytorch_model.bin.index.json")
-		for _, part := range []string{"-00001-of-00002.bin", "-00002-of-00002.bin"} {
-			require.NoError(t, os.Rename(filepath.Join(dir, "pytorch_model"+part), filepath.Join(dir, prefix+part)))
-		}
+		dir := torchShards(t, prefix)
 		fixture.Write(t, dir, "optimizer.bin", "state")
 		got, err := Open(dir)
 		require.NoError(t, err)
 		fixture.RequireSameTensors(t, want, got)
-		require.Contains(t, toJSON(t, got.Inventory.Notes), "pytorch_model.bin.index.json")
+		require.Contains(t, toJSON(t, got.Inventory.Notes), "missing: all 2 shards are read, as their names count them")
 		require.NoError(t, got.Close())
-		fixture.Remove(t, dir, prefix+"-00002-of-00002.bin")
-		_, err = Open(dir)
-		require.ErrorContains(t, err, "pytorch_model.bin.index.json: missing, but there are 1 shards")
+	}
+}
+
+// TestUnclearShards: what no index lists is not read where a file is missing, too many, of
+// another set, or holds what another does, or where there is an index of another name.
+func TestUnclearShards(t *testing.T) {
+	const first, second = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
+	for name, c := range map[string]struct {
+		change func(dir string)
+		want   string
+	}{
+		"missing":    {func(dir string) { fixture.Remove(t, dir, second) }, "pytorch_model.bin.index.json: missing, but there are 1 shards"},
+		"too many":   {func(dir string) { fixture.Write(t, dir, "pytorch_model-00003-of-00002.bin", "") }, "missing, but there are 3 shards"},
+		"other set":  {func(dir string) { fixture.Write(t, dir, "model-00001-of-00001.bin", "") }, "missing, but there are 3 shards"},
+		"other name": {func(dir string) { fixture.Write(t, dir, "pytorch_model_old.bin", "") }, "missing, but there are 2 shards"},
+		"same number": {func(dir string) {
+			require.NoError(t, os.Rename(filepath.Join(dir, second), filepath.Join(dir, "pytorch_model-000001-of-00002.bin")))
+		}, "missing, but there are 2 shards"},
+		"variant": {func(dir string) { fixture.Write(t, dir, "pytorch_model.bin.index.fp16.json", "{}") }, "missing, but there are 2 shards"},
+		"twins":   {func(dir string) { fixture.Write(t, dir, second, fixture.Read(t, dir, first)) }, "is in " + first + " too"},
+	} {
+		dir := torchShards(t, "pytorch_model")
+		c.change(dir)
+		_, err := Open(dir)
+		require.ErrorContains(t, err, c.want, name)
 	}
 }
 

@@ -32,16 +32,16 @@ func copyCarried(w io.Writer, f plan.Other, from Source) (hash string, err error
 	return hash, err
 }
 
-// checkCarried compares the source's files with what a finished output in dst holds of
-// them. A *checkpoint.Error names all that changed since.
-func checkCarried(dst string, others []plan.Other, src Source) error {
+// sameCarried compares the source's files with what a finished output holds of them, and
+// takes their hashes over. A *checkpoint.Error names all that changed since.
+func (e *execution) sameCarried(m *Manifest) error {
 	problems := []checkpoint.Problem{{Cause: "is the output of this very conversion, but files that went along changed in the source since",
 		Hint: "remove it, or give another DST"}}
-	for _, f := range others {
+	for _, f := range m.Others {
 		if !f.Carried {
 			continue
 		}
-		file, err := src.OpenOther(f.Name)
+		file, err := e.source.OpenOther(f.Name)
 		if err != nil {
 			return err
 		}
@@ -53,9 +53,10 @@ func checkCarried(dst string, others []plan.Other, src Source) error {
 		if hash != f.Hash {
 			problems = append(problems, checkpoint.Problem{File: f.Name, Cause: "is " + hash + " now, not " + f.Hash})
 		}
+		e.carried[f.Name] = f.Hash
 	}
 	if len(problems) > 1 {
-		return &checkpoint.Error{Path: dst, Problems: problems}
+		return &checkpoint.Error{Path: e.dst, Problems: problems}
 	}
 	return nil
 }
