@@ -93,10 +93,6 @@ func (c *conversion) isReplaced(name string) bool {
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })
 }
 
-// lfsPointer is what a file of a Git repository begins with whose content was not
-// downloaded.
-const lfsPointer = "version https://git-lfs"
-
 // carried plans a file that goes along. It is read when it is copied; only its first bytes
 // are looked at here.
 func (c *conversion) carried(name string) (Other, error) {
@@ -115,8 +111,8 @@ func (c *conversion) carried(name string) (Other, error) {
 	if err != nil {
 		return Other{}, err
 	}
-	head, err := io.ReadAll(io.LimitReader(f, int64(len(lfsPointer))))
-	if string(head) == lfsPointer {
+	head, err := io.ReadAll(io.LimitReader(f, int64(len(format.LFSPointer))))
+	if string(head) == format.LFSPointer {
 		c.note("%s is a Git LFS pointer and goes along as one: `git lfs pull` in the source's repository downloads the file", text.Quote(name))
 	}
 	return Other{Name: name, Size: stat.Size(), Carried: true, ModTime: stat.ModTime()}, err

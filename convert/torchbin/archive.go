@@ -68,8 +68,8 @@ func notArchive(f io.ReaderAt, size int64) error {
 	case size == 0:
 		return errors.New("file is empty")
 	case strings.HasPrefix(string(head[:n]), "PK\x03\x04"):
-		return &format.Error{Cause: "archive is cut off: its directory is missing", Hint: "the download did not finish: fetch the file again"}
-	case strings.HasPrefix(string(head[:n]), "version https://git-lfs"):
+		return &format.Error{Cause: "archive is cut off: its directory is missing", Hint: hintDownload}
+	case strings.HasPrefix(string(head[:n]), format.LFSPointer):
 		return &format.Error{Cause: "is a Git LFS pointer: the weights were not downloaded", Hint: "run `git lfs pull` in the checkpoint's repository"}
 	}
 	return errors.New("is not a zip archive, as torch.save writes")

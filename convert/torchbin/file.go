@@ -100,6 +100,8 @@ func Open(name string) (*File, error) {
 	return file, nil
 }
 
+const hintDownload = "the download did not finish: fetch the file again"
+
 const hintDamaged = "the file is damaged, or another program than torch.save wrote it: fetch it again"
 
 // named gives an error the file's name and, where only the file can be at fault, a hint.

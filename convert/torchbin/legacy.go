@@ -163,6 +163,5 @@ func findStorages(f io.ReaderAt, at, size int64, keys []any, known map[string]st
 
 // cutOff says that the file ends before a storage does.
 func cutOff(s storage) error {
-	return &format.Error{Cause: fmt.Sprintf("file is cut off: storage %s of %d elements of %d bytes is not whole", text.Quote(s.key), s.elements, s.width()),
-		Hint: "the download did not finish: fetch the file again"}
+	return &format.Error{Cause: fmt.Sprintf("file is cut off: storage %s of %d elements of %d bytes is not whole", text.Quote(s.key), s.elements, s.width()), Hint: hintDownload}
 }
