@@ -8,7 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -112,22 +112,38 @@ type nothing struct{}
 func (nothing) ReadFile(int, []byte, int64) error { return errors.New("there is no source") }
 
 // OpenOther is never called.
-func (nothing) OpenOther(string) (io.ReadCloser, error) {
+func (nothing) OpenOther(string) (fs.File, error) {
 	return nil, errors.New("there is no source")
 }
 
 // Key is that of nothing: the plan names the rule.
 func (nothing) Key() (string, error) { return "", nil }
 
-// checkOverlap refuses a target that is the source, or inside it.
+// checkOverlap refuses a target that is the source, or inside it, whether that was given as
+// a directory, an index or a hub's cache. Beside a single weight file there may be anything.
 func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
-	stat, err := os.Stat(src.Path)
-	if err != nil || !stat.IsDir() {
-		return err
+	if src.Alone {
+		return nil
 	}
+	for _, path := range []string{src.Path, src.Dir} {
+		stat, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		if stat.IsDir() {
+			if err := checkOutside(stat, dst); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// checkOutside refuses a target that is the directory source, or inside it.
+func checkOutside(source os.FileInfo, dst string) error {
 	for dir := dst; ; dir = filepath.Dir(dir) {
 		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
-			return checkAncestors(stat, resolved, dir == dst)
+			return checkAncestors(source, resolved, dir == dst)
 		}
 		if dir == filepath.Dir(dir) {
 			return nil

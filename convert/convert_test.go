@@ -195,6 +195,17 @@ func TestOverlapIsRefused(t *testing.T) {
 		_, err := Run(t.Context(), dst, src, Options{})
 		require.ErrorContains(t, err, want, dst)
 	}
+	index := open(t, filepath.Join(dir, checkpoint.Written().Index))
+	for _, dst := range []string{dir, filepath.Join(dir, "out"), filepath.Join(elsewhere, "link", "out")} {
+		_, err := Run(t.Context(), dst, index, Options{})
+		require.ErrorContains(t, err, "the source", "given by its index")
+	}
+	cache := filepath.Join(t.TempDir(), "models--x--y")
+	require.NoError(t, os.CopyFS(filepath.Join(cache, "snapshots", "aa"), os.DirFS(dir)))
+	for _, dst := range []string{filepath.Join(cache, "out"), filepath.Join(cache, "snapshots", "aa", "out")} {
+		_, err := Run(t.Context(), dst, open(t, cache), Options{})
+		require.ErrorContains(t, err, "is inside the source")
+	}
 	require.Equal(t, before, fixture.Sums(t, dir))
 	_, err := Run(t.Context(), filepath.Join(elsewhere, "out"), src, Options{Settings: Settings{Memory: 1000}})
 	require.ErrorContains(t, err, "are too few")

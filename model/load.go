@@ -64,7 +64,8 @@ func (w Wrong) String() string {
 }
 
 // Load binds every weight that c implies to src's tensors, in any form that
-// weights.New knows, as views: nothing is read but the scales of FP8 weights. If a
+// weights.New knows, as views: nothing is read but the scales of FP8 weights. Where src has
+// no views (weights.Unviewed), a layer's weights are read when it runs. If a
 // weight is missing, has another shape or an unsupported dtype, or if src holds tensors
 // that the table does not know, the error is a *MismatchError with all of them.
 func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
@@ -74,7 +75,7 @@ func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
 	}
 	m := newModel(c)
 	for s := range FamilyOf(c).Slots(c) {
-		w, err := bind(src, set.Find(s.Name))
+		w, err := bind(src, set.Find(s.Name), s.Param.PerLayer())
 		if err != nil {
 			return nil, err
 		}
@@ -86,10 +87,15 @@ func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
 	return m, nil
 }
 
-// bind views a weight, and reads its scales if it is FP8.
-func bind(src weights.Source, w *weights.Weight) (Weight, error) {
-	t, err := w.View(src)
-	bound := Weight{Name: w.Name, Tensor: t}
+// bind views a weight, and reads its scales if it is FP8. One of a layer whose source has
+// no views is read when the layer runs.
+func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, err error) {
+	bound.Name = w.Name
+	if u, ok := weights.AsUnviewed(src); ok && ofLayer {
+		bound.Tensor, bound.unread = tensor.Tensor{DType: w.DType, Shape: w.Shape}, &unread{w, u}
+	} else {
+		bound.Tensor, err = w.View(src)
+	}
 	if err != nil || w.DType != tensor.F8E4M3 {
 		return bound, err
 	}

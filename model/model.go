@@ -24,6 +24,8 @@ type Weight struct {
 	tensor.Tensor           // as stored
 	Scales        []float32 // weight_scale_inv, row by row of blocks; nil without
 	Block         [2]int    // rows and columns that share a scale
+
+	unread *unread // where Data comes from while a layer runs; nil if it is always there
 }
 
 // DeepseekForCausalLM is the decoder with its language-model head.

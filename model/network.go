@@ -204,12 +204,14 @@ func (p *pass[V]) decode(x V) V {
 		p.willNeed(l + 1)
 		x = p.Scope(x, func(x V) V { return p.layer(l, x) })
 		p.dontNeed(l)
+		p.drop(l)
 	}
 	return x
 }
 
 // layer mirrors DeepseekDecoderLayer.forward.
 func (p *pass[V]) layer(l int, x V) V {
+	p.stopIf(p.m.Hold(l))
 	d, name := &p.m.Model.Layers[l], fmt.Sprintf("model.layers.%d", l)
 	residual := x
 	x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)

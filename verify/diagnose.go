@@ -61,6 +61,11 @@ func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*fa
 		return nil, nil // a layer that the model has not
 	}
 	var err error
+	if f.layer >= 0 {
+		if err = t.m.Hold(f.layer); err != nil {
+			return nil, err
+		}
+	}
 	if f.hidden, err = f.input(); err != nil || f.hidden == nil || !t.pack.Has(name) {
 		return nil, err
 	}

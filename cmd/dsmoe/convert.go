@@ -39,8 +39,10 @@ func newConvert() *cobra.Command {
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another dtype, shard size or expert layout",
 		Long: `Writes the checkpoint SRC anew: in other shards, another dtype or another layout of
-the routed experts, or a part of it, in any combination. SRC is a directory, a
-.safetensors or .bin file, or an index; nothing in a .bin file is ever executed.
+the routed experts, or a part of it, in any combination. SRC is a directory, an index,
+the hub's cache of a model, or a .safetensors or .bin file; nothing in a .bin file is
+ever executed. The other files of SRC's directory, such as the tokenizer, go along, but
+not with a single weight file.
 
 Everything is planned from the headers first: --dry-run prints the plan. The output
 is assembled in a hidden directory beside DST, read again, compared with the source,

@@ -21,7 +21,8 @@ func newInspect() *cobra.Command {
 by one token, tensors, dtypes, sizes, and the first findings of inspect audit.
 
 CHECKPOINT is a directory with config.json and model.safetensors, or shards with
-model.safetensors.index.json; or one .safetensors file beside its config.json. Only
+model.safetensors.index.json; the index or one .safetensors file beside its config.json;
+or the hub's cache of a model (models--x--y). PyTorch's .bin files are read too. Only
 headers are read, never a weight.`,
 		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
   dsmoe inspect --json fixtures/v1-base/checkpoint`,
@@ -115,6 +116,9 @@ func answer(err error, yes bool) error {
 // configPath returns the config.json of a checkpoint: in the directory at path, or
 // beside the weight file or index at path. Any other path is a config itself.
 func configPath(path string) string {
+	if snapshot, err := checkpoint.Snapshot(path); err == nil {
+		path = snapshot
+	}
 	if stat, err := os.Stat(path); err == nil && stat.IsDir() {
 		return filepath.Join(path, checkpoint.ConfigName)
 	}

@@ -154,11 +154,13 @@ type checkpointFiles struct {
 // pack lists.
 func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, hashWeights bool) error {
 	f.Files = map[string]string{}
-	dir := filepath.Dir(configPath(f.Path))
+	dir := c.Dir
 	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
 	for _, file := range c.Inventory.Files {
 		held[file.Name] = hashWeights
-		f.Mapped += file.Bytes
+		if c.HasViews() {
+			f.Mapped += file.Bytes
+		}
 	}
 	for name, want := range pack.Manifest.Checkpoint {
 		hash, ok := held[name]

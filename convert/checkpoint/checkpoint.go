@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"os"
 	"path/filepath"
@@ -21,16 +22,19 @@ import (
 	"dsmoe/text"
 )
 
-// Checkpoint is an open checkpoint: its config and, as a weights.Source, its mapped
-// weights. It is safe for concurrent use.
+// Checkpoint is an open checkpoint: its config and, as a weights.Source, views
+// of its weights, whose files are mapped when they are first viewed. It is safe for concurrent use.
 type Checkpoint struct {
 	Path      string         // as it was given
 	Dir       string         // the directory of its files
+	Alone     bool           // Path is that of one weight file: what lies beside it is not meant
 	Config    *config.Config // its config.json
 	Inventory *Inventory     // what it consists of, with Notes and without Problems
 
 	files []format.File
 	where map[string]int // the file of each tensor
+
+	hasViews func() bool
 
 	mu      sync.Mutex
 	readers []*os.File // as files; opened when they are read
@@ -39,12 +43,15 @@ type Checkpoint struct {
 var (
 	_ weights.Source   = (*Checkpoint)(nil)
 	_ weights.ReaderAt = (*Checkpoint)(nil)
+	_ weights.Unviewed = (*Checkpoint)(nil)
 )
 
 // Open opens the checkpoint at path: a directory with config.json and either
 // model.safetensors or shards with model.safetensors.index.json, the path of one
-// .safetensors file, or that of an index; likewise for PyTorch's files. Links, as in a
-// Hugging Face cache, are followed. It reads the headers and touches no weight.
+// .safetensors file, or that of an index; likewise for PyTorch's files, whose shards
+// are read without an index if their names say that there are all of them. Links, as in a
+// Hugging Face cache, are followed, and of the cache itself (models--x--y) a snapshot is
+// opened: see Snapshot. It reads the headers and touches no weight.
 //
 // Everything that is wrong, in all files, is in the one *Error that it returns:
 // a bad config, index or header, a missing shard, a tensor that is missing from
@@ -59,7 +66,11 @@ func Open(path string) (*Checkpoint, error) {
 		s.close()
 		return nil, &Error{Path: path, Problems: s.inv.Problems}
 	}
-	return &Checkpoint{Path: path, Dir: s.dir, Config: s.inv.Config, Inventory: s.inv,
+	total := int64(0)
+	for _, f := range s.inv.Files {
+		total += f.Size
+	}
+	return &Checkpoint{Path: path, hasViews: sync.OnceValue(func() bool { return format.Room(2*total) == nil }), Dir: s.dir, Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
 		files: s.opened, where: s.where, readers: make([]*os.File, len(s.opened))}, nil
 }
 
@@ -83,6 +94,18 @@ func (c *Checkpoint) Tensor(name string) (tensor.Tensor, error) {
 		return tensor.Tensor{}, c.unknown(name)
 	}
 	return c.files[i].Tensor(name)
+}
+
+// HasViews says whether the address space has room for all files and as much again. If not,
+// package weights reads tensors instead of viewing them.
+func (c *Checkpoint) HasViews() bool { return c.hasViews() }
+
+// Room says why n bytes cannot be read into memory; nil if they can. The error is an *Error.
+func (c *Checkpoint) Room(n int64) error {
+	if err := format.Room(n); err != nil {
+		return unusable(c.Path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
+	}
+	return nil
 }
 
 func (c *Checkpoint) unknown(name string) error {
@@ -160,12 +183,45 @@ func (c *Checkpoint) Key() (string, error) {
 }
 
 // OpenOther opens a file of the checkpoint's directory that holds no weights.
-func (c *Checkpoint) OpenOther(name string) (io.ReadCloser, error) {
+func (c *Checkpoint) OpenOther(name string) (fs.File, error) {
 	f, _, err := format.OpenRegular(filepath.Join(c.Dir, name))
 	if err != nil {
 		return nil, err
 	}
 	return f, nil
+}
+
+// CheckLink refuses a file of the directory that is a link to a place outside of it, other
+// than the blobs of the hub's cache that the directory is a snapshot of, or to nothing.
+// The error is a *format.Error.
+func (c *Checkpoint) CheckLink(name string) error {
+	dir, err := filepath.Abs(c.Dir)
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
+	path := filepath.Join(dir, name)
+	if err != nil {
+		return format.SystemError(path, "", err)
+	}
+	target, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		f, _, err := format.OpenRegular(path) // words the error
+		if err == nil {
+			f.Close()
+		}
+		return err
+	}
+	if isIn(dir, target) || filepath.Base(filepath.Dir(dir)) == hubSnapshots && isIn(filepath.Join(dir, "..", "..", hubBlobs), target) {
+		return nil
+	}
+	return &format.Error{File: path, Cause: "is a link to " + text.Quote(target) + ", outside the checkpoint",
+		Hint: "if the file belongs to the checkpoint, put a copy in the link's place"}
+}
+
+// isIn says whether the file at path is in dir or below it.
+func isIn(dir, path string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && filepath.IsLocal(rel)
 }
 
 // ConfigText returns config.json as it is written.

@@ -159,6 +159,9 @@ func (s *scanner) openFiles() {
 		}
 		s.opened = append(s.opened, f)
 		s.inv.Files = append(s.inv.Files, describe(names[i], f))
+		for _, n := range f.Stat().Notes {
+			s.note(Problem{File: names[i], Cause: n})
+		}
 	}
 }
 
@@ -210,7 +213,7 @@ func (s *scanner) indexTensors() {
 			first, twin := s.where[t.Name]
 			if !twin {
 				s.where[t.Name] = i
-			} else if s.inv.Index != nil {
+			} else if s.inv.Index != nil || s.together {
 				s.problem(Problem{File: f.Name, Tensor: t.Name, Cause: "is in " + text.Quote(s.inv.Files[first].Name) + " too"})
 			}
 		}

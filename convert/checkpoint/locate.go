@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 
 	"dsmoe/convert/format"
 	"dsmoe/text"
@@ -24,6 +25,8 @@ type location struct {
 	format      *format.Format // of the weight files
 	index       string         // the index to read; empty if there is none
 	files       []string       // the weight files to read
+	together    bool           // they are all of one checkpoint, even without an index
+	alone       bool           // the path is that of one weight file
 	weightFiles []string       // all of the directory that belong to the format, sorted
 	problems    []Problem
 	notes       []Problem
@@ -49,8 +52,11 @@ func locate(path string) (*location, error) {
 // locateFile takes a weight file or an index.
 func locateFile(path string) (*location, error) {
 	dir, name := filepath.Dir(path), filepath.Base(path)
+	if IsAdapter(name) {
+		return nil, unusable(path, isAdapter, adapterHint)
+	}
 	if f := FormatOf(name); f != nil {
-		l := &location{dir: dir, format: f, files: []string{name}}
+		l := &location{dir: dir, format: f, files: []string{name}, alone: true}
 		if _, part, ok := shardFamily(name); ok {
 			l.notes = []Problem{{File: name, Cause: "only this file is read, of a set of shards: it is " + part}}
 		}
@@ -78,16 +84,26 @@ func refuseFile(path, name string) error {
 const foreignHint = "convert it to safetensors first, with the tool that wrote it"
 
 // locateDir finds the weights of a directory: of the first format that has any.
-func locateDir(dir string) (*location, error) {
+func locateDir(path string) (*location, error) {
+	dir, err := Snapshot(path)
+	if err != nil {
+		return nil, err
+	}
 	entries, err := readDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	l := &location{dir: dir, format: formats[0]}
+	if dir != path {
+		l.notes = []Problem{{Cause: "is a cache of the hub: " + text.Quote(filepath.Base(dir)) + " is the snapshot that is read"}}
+	}
 	for _, f := range formats {
 		if l.find(f, entries) {
 			return l, nil
 		}
+	}
+	if i := slices.IndexFunc(entries, IsAdapter); i >= 0 {
+		return nil, &Error{Path: path, Problems: []Problem{{File: entries[i], Cause: isAdapter, Hint: adapterHint}}}
 	}
 	l.problems = append(l.problems, noWeights(entries))
 	return l, nil
@@ -103,7 +119,7 @@ func (l *location) find(f *format.Format, entries []string) bool {
 	case slices.Contains(entries, f.Index):
 		l.index = f.Index
 	case len(l.weightFiles) > 0:
-		l.unnamed()
+		l.unnamed(slices.ContainsFunc(entries, f.IsIndex))
 	default:
 		return false
 	}
@@ -113,7 +129,7 @@ func (l *location) find(f *format.Format, entries []string) bool {
 // belonging lists the files that belong to a checkpoint in the format.
 func belonging(f *format.Format, entries []string) (names []string) {
 	for _, name := range entries {
-		if f.Belongs(name) {
+		if f.Belongs(name) && !IsAdapter(name) {
 			names = append(names, name)
 		}
 	}
@@ -150,9 +166,11 @@ func (l *location) single(hasIndex bool) {
 	}
 }
 
-// unnamed deals with weight files that no loader would find. Their headers are
-// looked at all the same.
-func (l *location) unnamed() {
+// unnamed deals with weight files that no index lists. Shards whose names say that there
+// are all of them are the checkpoint, unless there is an index of another name, or the
+// format is one that is written: its index comes last, and an output without is
+// unfinished. The headers of others are looked at all the same.
+func (l *location) unnamed(hasVariant bool) {
 	l.files = l.weightFiles
 	shards := 0
 	for _, name := range l.weightFiles {
@@ -160,19 +178,48 @@ func (l *location) unnamed() {
 			shards++
 		}
 	}
-	if shards > 0 {
+	switch {
+	case l.format.Layout == nil && !hasVariant && isWholeSet(l.weightFiles):
+		l.together = true
+		l.notes = append(l.notes, Problem{File: l.format.Index, Cause: fmt.Sprintf("missing: all %d shards are read, as their names count them", shards),
+			Hint: "transformers does not find shards without their index; dsmoe convert writes one"})
+	case shards > 0:
 		l.problems = append(l.problems, Problem{File: l.format.Index, Cause: fmt.Sprintf("missing, but there are %d shards", shards),
 			Hint: "download the index; without it a missing shard goes unnoticed"})
-		return
+	default:
+		l.problems = append(l.problems, misnamed(l.format, l.weightFiles[0]))
 	}
-	l.problems = append(l.problems, Problem{File: l.format.Single, Cause: fmt.Sprintf("missing, but there is %s", text.Quote(l.weightFiles[0])),
-		Hint: "rename the file, or give its own path"})
+}
+
+// misnamed says that a weight file has a name that no loader looks for.
+func misnamed(f *format.Format, name string) Problem {
+	return Problem{File: f.Single, Cause: "missing, but there is " + text.Quote(name), Hint: "rename the file, or give its own path"}
+}
+
+// isWholeSet says whether the files are exactly the shards 1 to M "of M".
+func isWholeSet(names []string) bool {
+	first, _, _ := shardFamily(names[0])
+	seen := map[int]bool{}
+	for _, name := range names {
+		family, part, ok := shardFamily(name)
+		var i, of int
+		if _, err := fmt.Sscanf(part, "%d of %d", &i, &of); !ok || err != nil || family != first || i < 1 || i > of || of != len(names) {
+			return false
+		}
+		seen[i] = true
+	}
+	return len(seen) == len(names)
 }
 
 // noWeights says what a directory holds instead of weights.
 func noWeights(entries []string) Problem {
 	for _, name := range entries {
-		if kind := foreignKind(name); kind != "" {
+		if f := FormatOf(name); f != nil && !isTrainingState(name) {
+			return misnamed(f, name)
+		}
+	}
+	for _, name := range entries {
+		if kind := foreignKind(name); kind != "" && FormatOf(name) == nil {
 			return Problem{Cause: "holds no safetensors; " + text.Quote(name) + " is " + kind + ", which cannot be read", Hint: foreignHint}
 		}
 	}
@@ -180,6 +227,23 @@ func noWeights(entries []string) Problem {
 		return Problem{Cause: "directory is empty"}
 	}
 	return Problem{Cause: "directory holds no " + formats[0].Single + " and no " + formats[0].Index}
+}
+
+// isTrainingState knows the files that trainers leave beside a model's weights.
+func isTrainingState(name string) bool {
+	return slices.ContainsFunc([]string{"optimizer", "scheduler", "rng_state", "training_args", "scaler"},
+		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// What is said of an adapter in a model's place.
+const (
+	isAdapter   = "belongs to a PEFT adapter such as LoRA, not to a model: it holds changes to the weights of another"
+	adapterHint = "merge it into its base model first, with merge_and_unload() of peft, and give what that saves"
+)
+
+// IsAdapter knows the files of a PEFT adapter by their names: its config and its weights.
+func IsAdapter(file string) bool {
+	return strings.HasPrefix(file, "adapter_config.") || strings.HasPrefix(file, "adapter_model.") || strings.HasPrefix(file, "adapter_model-")
 }
 
 var shardPattern = regexp.MustCompile(`^(.*)-([0-9]{5,})-of-([0-9]{5,})\.[a-z]+$`)

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -229,4 +230,17 @@ func TestPlacesOfFaults(t *testing.T) {
 	require.ErrorAs(t, err, &all)
 	require.Regexp(t, `^byte \d+: unknown dtype "BF15"$`, all.Problems[0].Cause)
 	require.NotEmpty(t, all.Problems[0].Tensor)
+}
+
+// TestRoom: what does not fit is said of the checkpoint, with what to do.
+func TestRoom(t *testing.T) {
+	t.Parallel()
+	c := opened(t, whole)
+	require.NoError(t, c.Room(1))
+	require.True(t, c.HasViews())
+	err := c.Room(math.MaxInt64)
+	var e *Error
+	require.ErrorAs(t, err, &e)
+	require.ErrorContains(t, err, c.Path+": no room for ")
+	require.Contains(t, e.Problems[0].Hint, "ulimit -v unlimited")
 }

@@ -56,7 +56,8 @@ type File interface {
 	Tensors() iter.Seq[tensor.Info]
 	// Lookup returns the named tensor and the offset of its first byte in the file.
 	Lookup(name string) (info tensor.Info, offset int64, ok bool)
-	// Tensor returns a view of the named tensor's mapped bytes, valid until Close.
+	// Tensor returns a view of the named tensor's mapped bytes, valid until Close. The
+	// first view maps the file: what only reads it needs no address space for that.
 	Tensor(name string) (tensor.Tensor, error)
 	// Stat says what the file is beside its tensors.
 	Stat() Stat
@@ -77,6 +78,7 @@ type Stat struct {
 	Size     int64             // bytes of the file
 	Tensors  int               // tensors in it
 	Metadata map[string]string // free-form texts of the header; nil if there are none
+	Notes    []string          // what of the file is not read
 }
 
 // Layout is a file before its data is written: every byte of the header and the place of

@@ -15,9 +15,9 @@ import (
 func TestAdviceLeavesTheBytes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, make([]byte, 100_000), 0o600))
-	f, size, err := OpenRegular(path)
+	f, _, err := OpenRegular(path)
 	require.NoError(t, err)
-	m, err := Map(f, size, path)
+	m, err := NewMapping(f, path)
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	info := tensor.Info{Name: "x", DType: tensor.U8, Shape: []int{90_000}}
@@ -52,5 +52,30 @@ func TestOpenRegularRefuses(t *testing.T) {
 		var e *Error
 		require.ErrorAs(t, err, &e, name)
 		require.ErrorContains(t, err, want)
+	}
+}
+
+// TestFilesThatChange: a file that was cut or put in another's place after its header was
+// read is not mapped: its views would be of other bytes, or kill the process.
+func TestFilesThatChange(t *testing.T) {
+	for want, change := range map[string]func(path string) error{
+		"was replaced since its header was read":      func(path string) error { return os.Rename(path+".new", path) },
+		"had 100 B when its header was read, and": func(path string) error { return os.Truncate(path, 50) },
+		"no such file": func(path string) error { return os.Remove(path) },
+	} {
+		path := filepath.Join(t.TempDir(), "file")
+		require.NoError(t, os.WriteFile(path, make([]byte, 100), 0o600))
+		require.NoError(t, os.WriteFile(path+".new", make([]byte, 100), 0o600))
+		f, _, err := OpenRegular(path)
+		require.NoError(t, err)
+		m, err := NewMapping(f, path)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		require.NoError(t, change(path))
+		_, err = m.View("x", tensor.Info{Name: "x", DType: tensor.U8, Shape: []int{10}}, 80, true)
+		var e *Error
+		require.ErrorAs(t, err, &e)
+		require.ErrorContains(t, err, want)
+		require.NoError(t, m.Close())
 	}
 }

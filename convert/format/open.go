@@ -7,6 +7,10 @@ import (
 	"dsmoe/text"
 )
 
+// LFSPointer is what a file begins with that stands in a Git repository for one that was
+// not downloaded.
+const LFSPointer = "version https://git-lfs.github.com/spec/"
+
 // OpenRegular opens a regular file, or a link to one, for reading. Anything else
 // (a FIFO, a device, a directory) is refused before it is opened, because opening
 // or reading it may never end. A dangling link is named with its target. It returns

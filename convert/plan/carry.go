@@ -5,17 +5,21 @@ package plan
 
 import (
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/format"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // others plans the files without weights.
@@ -38,50 +42,100 @@ func (c *conversion) others() error {
 	return nil
 }
 
-// carry finds the files that go along: those in the checkpoint's directory itself
-// that are neither hidden, nor weights of any format, nor an index or manifest of
-// weights. Nothing goes along with a single weight file.
+// carry finds the files that go along: those in the checkpoint's directory itself that are
+// neither hidden, nor weights of any format, nor an index or manifest of weights, nor of an
+// adapter. Nothing goes along with a single weight file. A file that cannot go along as it
+// should is a problem.
 func (c *conversion) carry() error {
-	if stat, err := os.Stat(c.src.Path); err != nil || !stat.IsDir() {
-		return err
-	}
 	entries, err := os.ReadDir(c.src.Dir)
 	if err != nil {
 		return err
 	}
+	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return c.isReplaced(e.Name()) })
+	c.noteMetadata()
+	if c.src.Alone {
+		if len(entries) > 0 {
+			c.note("only %s is converted: what lies beside it, such as a tokenizer, does not go along", text.Quote(filepath.Base(c.src.Path)))
+		}
+		return nil
+	}
+	var adapter []string
 	for _, e := range entries {
 		name := e.Name()
-		if c.isReplaced(name) {
-			continue
-		}
 		stat, err := os.Stat(filepath.Join(c.src.Dir, name))
-		if err != nil || !stat.Mode().IsRegular() || strings.HasPrefix(name, ".") || checkpoint.IsWeights(name) {
+		switch {
+		case checkpoint.IsAdapter(name):
+			adapter = append(adapter, text.Quote(name))
+			fallthrough
+		case strings.HasPrefix(name, "."), checkpoint.IsWeights(name), checkpoint.IsIndex(name), err == nil && !stat.Mode().IsRegular():
 			c.plan.Left = append(c.plan.Left, name)
-			continue
+		default:
+			f, err := c.carried(name)
+			if err != nil {
+				c.problems = append(c.problems, checkpoint.ProblemsOf(name, err)...)
+			}
+			c.plan.Others = append(c.plan.Others, f)
 		}
-		hash, size, err := c.hashOther(name)
-		if err != nil {
-			return err
-		}
-		c.plan.Others = append(c.plan.Others, Other{Name: name, Size: size, Hash: hash, Carried: true})
+	}
+	if adapter != nil {
+		c.note("%s stay behind: an adapter is made for the weights as they were; merge it before converting if it should have effect", strings.Join(adapter, ", "))
+	}
+	if c.problems != nil {
+		return &checkpoint.Error{Path: c.src.Path, Problems: c.problems}
 	}
 	return nil
 }
 
 // isReplaced says whether a file is read, and the output has its own.
 func (c *conversion) isReplaced(name string) bool {
-	return name == checkpoint.ConfigName || name == ManifestName || checkpoint.IsIndex(name) ||
+	index := c.src.Inventory.Index
+	return name == checkpoint.ConfigName || name == ManifestName || index != nil && name == index.File ||
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })
 }
 
-// hashOther hashes a file of the source that holds no weights.
-func (c *conversion) hashOther(name string) (hash string, size int64, err error) {
+// carried plans a file that goes along. It is read when it is copied; only its first bytes
+// are looked at here.
+func (c *conversion) carried(name string) (Other, error) {
+	if !utf8.ValidString(name) {
+		return Other{}, &format.Error{Cause: "its name is not UTF-8, which a manifest cannot hold", Hint: "rename the file, or move it away"}
+	}
+	if err := c.src.CheckLink(name); err != nil {
+		return Other{}, err
+	}
 	f, err := c.src.OpenOther(name)
 	if err != nil {
-		return "", 0, err
+		return Other{}, err
 	}
 	defer f.Close()
-	return digest.Reader(f)
+	stat, err := f.Stat()
+	if err != nil {
+		return Other{}, err
+	}
+	head, err := io.ReadAll(io.LimitReader(f, int64(len(format.LFSPointer))))
+	if string(head) == format.LFSPointer {
+		c.note("%s is a Git LFS pointer and goes along as one: `git lfs pull` in the source's repository downloads the file", text.Quote(name))
+	}
+	return Other{Name: name, Size: stat.Size(), Carried: true, ModTime: stat.ModTime()}, err
+}
+
+// noteMetadata names the texts in the headers of weight files that the output does not have.
+func (c *conversion) noteMetadata() {
+	lost := map[string]bool{}
+	for _, f := range c.src.Inventory.Files {
+		for key, value := range f.Metadata {
+			if key != "format" || value != "pt" {
+				lost[text.Quote(key)] = true
+			}
+		}
+	}
+	if len(lost) > 0 {
+		const most = 10
+		keys := slices.Sorted(maps.Keys(lost))
+		if more := len(keys) - most; more > 0 {
+			keys = append(keys[:most], fmt.Sprintf("and %d more", more))
+		}
+		c.note("__metadata__ of the weight files is not carried over: %s", strings.Join(keys, ", "))
+	}
 }
 
 // configEdits are the changes that keep config.json true.

@@ -7,6 +7,7 @@ package plan
 import (
 	"encoding/json"
 	"io"
+	"time"
 
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
@@ -53,13 +54,14 @@ type File struct {
 	Header  string `json:"header"`  // hash of the bytes before the data
 }
 
-// Other is a file that holds no weights. Its bytes are known to the plan.
+// Other is a file that holds no weights.
 type Other struct {
-	Name    string `json:"file"`              // in the output's directory
-	Size    int64  `json:"size"`              // bytes of the file
-	Hash    string `json:"hash"`              // of its bytes
-	Carried bool   `json:"carried,omitempty"` // copied from the source's directory
-	Text    []byte `json:"-"`                 // the bytes of a file that is not carried
+	Name    string    `json:"file"`              // in the output's directory
+	Size    int64     `json:"size"`              // bytes of the file
+	Hash    string    `json:"hash,omitempty"`    // of its bytes; a plan does not know that of a file that is carried
+	Carried bool      `json:"carried,omitempty"` // copied from the source's directory
+	Text    []byte    `json:"-"`                 // the bytes of a file that is not carried
+	ModTime time.Time `json:"-"`                 // of a file that is carried, when it was planned
 }
 
 // Tensor is a tensor to be written: its segments one after the other.

@@ -36,26 +36,26 @@ func isIndex(file string) bool {
 	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".safetensors.index.")
 }
 
-// File is an open, mapped safetensors file whose header was checked. It is safe
-// for concurrent use.
+// File is an open safetensors file whose header was checked. It is safe for concurrent
+// use.
 type File struct {
 	*Header
 	*format.Mapping
 }
 
-// Open checks the header of the file at path and maps the file. It touches no
-// page of the weights. Errors are of type *format.Error and wrap the system's.
+// Open checks the header of the file at path. It reads nothing of the weights; the first
+// view of one maps the file. Errors are of type *format.Error and wrap the system's.
 func Open(path string) (*File, error) {
 	f, size, err := format.OpenRegular(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() // the mapping outlives the descriptor
+	defer f.Close()
 	h, err := ReadHeader(f, size, path)
 	if err != nil {
 		return nil, err
 	}
-	m, err := format.Map(f, size, path)
+	m, err := format.NewMapping(f, path)
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +75,11 @@ func (f *File) Stat() format.Stat {
 
 // Identify writes the header's bytes.
 func (f *File) Identify(w io.Writer) error {
-	_, err := w.Write(f.Head(f.DataStart))
+	file, err := f.Reopen()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.CopyN(w, file, f.DataStart)
 	return err
 }

@@ -1,5 +1,5 @@
-// Package safetensors reads and lays out safetensors files. Open maps a file and
-// checks its whole header first; ReadHeader is the same check without a file;
+// Package safetensors reads and lays out safetensors files. Open checks a file's whole
+// header; ReadHeader is the same check without a file;
 // NewLayout gives the header bytes and the data offsets of a file to be written.
 //
 // The reader is stricter than the format's own library: it accepts nothing that

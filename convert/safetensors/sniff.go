@@ -16,7 +16,7 @@ const hintDownload = "the download did not finish: fetch the file again"
 // lookalikes are the beginnings of files that are found in place of weights.
 // The first that matches counts.
 var lookalikes = []struct{ magic, cause, hint string }{
-	{"version https://git-lfs.github.com/spec/", "is a Git LFS pointer: the weights were not downloaded", "run `git lfs pull` in the checkpoint's repository"},
+	{format.LFSPointer, "is a Git LFS pointer: the weights were not downloaded", "run `git lfs pull` in the checkpoint's repository"},
 	{"version https://hawser.github.com/spec/", "is a Git LFS pointer: the weights were not downloaded", "run `git lfs pull` in the checkpoint's repository"},
 	{"GGUF", "is a GGUF file, not safetensors", "convert from the original safetensors checkpoint"},
 	{"FUGG", "is a big-endian GGUF file, not safetensors", "convert from the original safetensors checkpoint"},

@@ -1,7 +1,7 @@
 // Package torchbin reads the files that torch.save writes of a state dict
-// (pytorch_model.bin): a zip archive of raw storages and one pickle that says
-// which tensor is where. Open gives a File whose tensors are views of the mapped
-// file.
+// (pytorch_model.bin): raw storages, and a pickle that says which tensor is where. Since
+// version 1.6 of torch they are parts of a zip archive; before, they follow each other.
+// Open gives a File whose tensors are views of the mapped file.
 //
 // A pickle is a program, and loading one the usual way runs it. This package runs
 // nothing: it knows the few opcodes and names that a state dict needs, and refuses
@@ -10,14 +10,14 @@
 package torchbin
 
 import (
-	"archive/zip"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"math"
-	"path"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"dsmoe/convert/format"
@@ -58,18 +58,21 @@ func isIndex(file string) bool {
 	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".bin.index.")
 }
 
-// belongs knows the names that transformers gives: a directory may hold other pickles,
-// such as the state of an optimiser.
+// belongs knows the names that transformers gives, and those of shards: a directory may
+// hold other pickles, such as the state of an optimiser.
 func belongs(file string) bool {
-	return strings.HasPrefix(file, "pytorch_model") && strings.HasSuffix(file, ".bin")
+	return strings.HasSuffix(file, ".bin") && (strings.HasPrefix(file, "pytorch_model") || shard.MatchString(file))
 }
 
-// File is an open, mapped file whose pickle and archive were checked. It is safe
+var shard = regexp.MustCompile(`-[0-9]{5,}-of-[0-9]{5,}\.bin$`)
+
+// File is an open file whose pickle and storages were checked. It is safe
 // for concurrent use.
 type File struct {
 	*format.Mapping
 	entries []entry
 	byName  map[string]int
+	notes   []string // what of the pickle is not read
 }
 
 // entry is a tensor and its place in the file.
@@ -80,150 +83,75 @@ type entry struct {
 
 const hintSafe = "save the model with safe_serialization=True, or load it where you trust it and save it again"
 
-// Open reads the archive and the pickle of the file of that path and maps the file. It
-// touches no weight. Errors are of type *format.Error.
+// Open reads the archive and the pickle of the file of that path. It touches no weight.
+// Errors are of type *format.Error.
 func Open(name string) (*File, error) {
 	f, size, err := format.OpenRegular(name)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() // the mapping outlives the descriptor
-	entries, err := read(f, size)
+	defer f.Close()
+	file, err := read(f, size)
 	if err != nil {
 		return nil, named(name, err)
 	}
-	file := &File{entries: entries, byName: make(map[string]int, len(entries))}
-	for i, e := range entries {
-		file.byName[e.info.Name] = i
-	}
-	if file.Mapping, err = format.Map(f, size, name); err != nil {
+	if file.Mapping, err = format.NewMapping(f, name); err != nil {
 		return nil, err
 	}
 	return file, nil
 }
 
-// named gives an error the file's name.
+const hintDownload = "the download did not finish: fetch the file again"
+
+const hintDamaged = "the file is damaged, or another program than torch.save wrote it: fetch it again"
+
+// named gives an error the file's name and, where only the file can be at fault, a hint.
 func named(file string, err error) error {
 	var known *format.Error
+	var system *fs.PathError
 	if errors.As(err, &known) {
 		known.File = file
 		return known
 	}
-	return format.SystemError(file, "", err)
+	if errors.As(err, &system) {
+		return format.SystemError(file, "", err)
+	}
+	return &format.Error{File: file, Cause: err.Error(), Hint: hintDamaged}
 }
 
-// read checks the archive and the pickle, and finds every tensor's bytes.
-func read(f io.ReaderAt, size int64) ([]entry, error) {
-	z, err := openArchive(f, size)
-	if err != nil {
-		return nil, err
-	}
-	program, err := z.pickle()
-	if err != nil {
-		return nil, err
-	}
-	tensors, err := unpickle(program)
-	if err != nil {
-		return nil, err
-	}
-	entries := make([]entry, len(tensors))
-	for i, t := range tensors {
-		if entries[i], err = z.place(t); err != nil {
-			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
-		}
-	}
-	return entries, nil
-}
-
-// archive is the zip file: its entries by name, without the folder they all share.
-type archive struct {
-	size    int64
-	entries map[string]*zip.File
-}
-
-func openArchive(f io.ReaderAt, size int64) (*archive, error) {
-	z, err := zip.NewReader(f, size)
-	if err != nil {
-		return nil, notArchive(f, size)
-	}
-	if len(z.File) > maxEntries {
-		return nil, fmt.Errorf("archive has %d entries, more than the limit of %d", len(z.File), maxEntries)
-	}
-	a := &archive{size: size, entries: map[string]*zip.File{}}
-	root := ""
-	for i, e := range z.File {
-		folder, rest, _ := strings.Cut(e.Name, "/")
-		if i == 0 {
-			root = folder
-		}
-		if folder != root || rest == "" {
-			return nil, fmt.Errorf("archive entry %s is outside the folder %s that torch.save puts all in", text.Quote(e.Name), text.Quote(root))
-		}
-		if a.entries[rest] != nil {
-			return nil, fmt.Errorf("archive entry %s is there twice", text.Quote(e.Name))
-		}
-		a.entries[rest] = e
-	}
-	return a, a.checkByteOrder()
-}
-
-// notArchive says what a file is that is no zip archive.
-func notArchive(f io.ReaderAt, size int64) error {
+// read checks the storages and the pickle, and finds every tensor's bytes.
+func read(f io.ReaderAt, size int64) (*File, error) {
 	var head [64]byte
 	n, _ := f.ReadAt(head[:], 0)
-	switch {
-	case size == 0:
-		return errors.New("file is empty")
-	case n > 1 && head[0] == 0x80 && head[1] <= 5:
-		return &format.Error{Cause: "is a bare pickle, as torch.save wrote before version 1.6: not read", Hint: hintSafe}
-	case strings.HasPrefix(string(head[:n]), "PK\x03\x04"):
-		return &format.Error{Cause: "archive is cut off: its directory is missing", Hint: "the download did not finish: fetch the file again"}
-	case strings.HasPrefix(string(head[:n]), "version https://git-lfs"):
-		return &format.Error{Cause: "is a Git LFS pointer: the weights were not downloaded", Hint: "run `git lfs pull` in the checkpoint's repository"}
+	open := readArchive
+	if isPickle(head[:n]) {
+		open = readLegacy
 	}
-	return errors.New("is not a zip archive, as torch.save writes")
-}
-
-// checkByteOrder refuses files written on big-endian machines.
-func (a *archive) checkByteOrder() error {
-	e := a.entries["byteorder"]
-	if e == nil {
-		return nil
-	}
-	order, err := a.content(e, 16)
-	if err == nil && string(order) != "little" {
-		err = fmt.Errorf("byte order is %s, not little", text.Quote(string(order)))
-	}
-	return err
-}
-
-func (a *archive) pickle() ([]byte, error) {
-	e := a.entries["data.pkl"]
-	if e == nil {
-		return nil, errors.New("archive holds no data.pkl: not written by torch.save")
-	}
-	return a.content(e, maxPickle)
-}
-
-// content reads an entry of at most limit bytes and checks its checksum.
-func (a *archive) content(e *zip.File, limit uint64) ([]byte, error) {
-	if e.UncompressedSize64 > limit {
-		return nil, fmt.Errorf("archive entry %s has %s, more than the limit of %s", text.Quote(e.Name), text.ExactBytes(int64(e.UncompressedSize64)), text.Bytes(int64(limit)))
-	}
-	r, err := e.Open()
+	s, held, err := open(f, size)
 	if err != nil {
-		return nil, fmt.Errorf("archive entry %s: %w", text.Quote(e.Name), err)
+		return nil, err
 	}
-	defer r.Close()
-	data, err := io.ReadAll(io.LimitReader(r, int64(limit)))
-	if err != nil {
-		return nil, fmt.Errorf("archive entry %s: %w", text.Quote(e.Name), err)
+	file := &File{entries: make([]entry, len(s.tensors)), byName: make(map[string]int, len(s.tensors)), notes: s.notes}
+	for i, t := range s.tensors {
+		e, err := place(t, held)
+		if err != nil {
+			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
+		}
+		file.entries[i], file.byName[t.name] = e, i
 	}
-	return data, nil
+	return file, nil
+}
+
+// storages finds the bytes of storages in a file.
+type storages interface {
+	// extent returns where the storage lies and how many bytes it has.
+	extent(s storage) (start, held int64, err error)
+	// title names the storage in messages.
+	title(s storage) string
 }
 
 // place finds the bytes of a tensor.
-func (a *archive) place(t pickled) (entry, error) {
+func place(t pickled, in storages) (entry, error) {
 	e := entry{info: tensor.Info{Name: t.name, DType: t.dtype, Shape: t.shape}}
 	size, err := tensor.Size(t.dtype, t.shape)
 	if err != nil {
@@ -232,25 +160,17 @@ func (a *archive) place(t pickled) (entry, error) {
 	if err := t.checkContiguous(); err != nil {
 		return e, err
 	}
-	name := path.Join("data", t.storage.key)
-	z := a.entries[name]
-	if z == nil {
-		return e, fmt.Errorf("its storage %s is not in the archive", text.Quote(name))
-	}
-	if z.Method != zip.Store || z.CompressedSize64 != z.UncompressedSize64 {
-		return e, fmt.Errorf("its storage %s is compressed, which torch.save never does", text.Quote(name))
-	}
-	start, err := z.DataOffset()
+	start, held, err := in.extent(t.storage)
 	if err != nil {
-		return e, fmt.Errorf("its storage %s: %w", text.Quote(name), err)
+		return e, fmt.Errorf("its storage %s %w", in.title(t.storage), err)
 	}
-	held := z.UncompressedSize64
-	if start < 0 || held > uint64(a.size) || start > a.size-int64(held) {
-		return e, fmt.Errorf("its storage %s lies beyond the end of the file", text.Quote(name))
+	said, ok := t.storage.bytes()
+	if !ok || said > held {
+		return e, fmt.Errorf("its storage %s has %d bytes, but the pickle says %d elements of %d bytes", in.title(t.storage), held, t.storage.elements, t.storage.width())
 	}
 	width := int64(t.dtype.Bits() / 8)
-	if t.offset > math.MaxInt64/8/width || t.offset*width+size > int64(held) {
-		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size), t.offset, text.Quote(name), text.ExactBytes(int64(held)))
+	if t.offset > math.MaxInt64/8/width || t.offset*width > said || size > said-t.offset*width {
+		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size), t.offset, in.title(t.storage), text.ExactBytes(int64(said)))
 	}
 	e.offset = start + t.offset*width
 	return e, nil
@@ -283,7 +203,9 @@ func (f *File) Tensor(name string) (tensor.Tensor, error) {
 }
 
 // Stat describes the file.
-func (f *File) Stat() format.Stat { return format.Stat{Size: f.Size(), Tensors: len(f.entries)} }
+func (f *File) Stat() format.Stat {
+	return format.Stat{Size: f.Size(), Tensors: len(f.entries), Notes: f.notes}
+}
 
 // Identify writes the tensors and their places.
 func (f *File) Identify(w io.Writer) error {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
@@ -26,10 +27,31 @@ type (
 	mark   struct{}
 )
 
-// storage is what a persistent id names: an entry of the archive.
+// storage is what a persistent id names: bytes elsewhere in the file.
 type storage struct {
-	dtype tensor.DType // Invalid for untyped storages
-	key   string
+	dtype    tensor.DType // Invalid for untyped storages
+	key      string
+	elements int64 // of the dtype; bytes for untyped storages
+}
+
+// width is the bytes of an element.
+func (s storage) width() int64 {
+	if s.dtype == tensor.Invalid {
+		return 1
+	}
+	return int64(s.dtype.Bits() / 8)
+}
+
+// bytes is the size of the storage, if that is a number of bytes that can be.
+func (s storage) bytes() (n int64, ok bool) {
+	ok = s.elements >= 0 && s.elements <= math.MaxInt64/s.width()
+	return s.elements * s.width(), ok
+}
+
+// state is a state dict: its tensors, in its order.
+type state struct {
+	tensors []pickled
+	notes   []string // what of the pickle is not read
 }
 
 // pickled is a tensor as the pickle describes it.
@@ -79,32 +101,64 @@ const (
 
 // machine runs a pickle.
 type machine struct {
-	program []byte
-	at      int
-	stack   []any
-	memo    map[int]any
+	name     string // of what holds the pickle, for errors
+	program  []byte // from at on
+	at       int
+	stack    []any
+	memo     map[int]any
+	storages map[string]storage // all that the pickle names
 }
 
-// unpickle returns the tensors of the state dict in a pickle, in its order.
-func unpickle(program []byte) ([]pickled, error) {
-	m := &machine{program: program, memo: map[int]any{}}
+var errEndsEarly = errors.New("ends too early")
+
+func newMachine(name string, program []byte) *machine {
+	return &machine{name: name, program: program, memo: map[int]any{}, storages: map[string]storage{}}
+}
+
+// unpickle returns the state dict in data.pkl.
+func unpickle(program []byte) (*state, error) {
+	m := newMachine("data.pkl", program)
+	v, err := m.run()
+	if err != nil {
+		return nil, err
+	}
+	if rest := len(program) - m.at; rest > 0 {
+		return nil, fmt.Errorf("data.pkl: byte %d: the pickle ends here, and %d bytes follow", m.at, rest)
+	}
+	return m.state(v)
+}
+
+// run runs the pickle that begins at at, and returns the one value that it leaves.
+func (m *machine) run() (any, error) {
 	for {
+		start := m.at
 		op, err := m.readByte()
-		if err != nil {
-			return nil, err
-		}
-		if op == '.' {
+		if err == nil && op == '.' {
 			return m.result()
 		}
-		start := m.at - 1
-		if err := m.step(op); err != nil {
+		if err == nil {
+			err = m.step(op)
+		}
+		if err != nil {
 			var known *format.Error
 			if errors.As(err, &known) {
 				return nil, err
 			}
-			return nil, fmt.Errorf("data.pkl: byte %d: %w", start, err)
+			return nil, fmt.Errorf("%s: byte %d: %w", m.name, start, err)
 		}
 	}
+}
+
+// result takes the pickle's value off the stack, which must hold nothing else.
+func (m *machine) result() (any, error) {
+	v, err := m.pop()
+	if err == nil && len(m.stack) > 0 {
+		err = errors.New("the pickle ends in the middle of a value")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: byte %d: %w", m.name, m.at-1, err)
+	}
+	return v, nil
 }
 
 // step runs one opcode.
@@ -150,7 +204,7 @@ func (m *machine) step(op byte) error {
 	case 'b':
 		return m.build()
 	default:
-		return &format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: opcode %s is not allowed: no state dict needs it", m.at-1, opcodeName(op)), Hint: hintSafe}
+		return &format.Error{Cause: fmt.Sprintf("%s: byte %d: opcode %s is not allowed: no state dict needs it", m.name, m.at-1, opcodeName(op)), Hint: hintSafe}
 	}
 	return nil
 }
@@ -177,7 +231,7 @@ func (m *machine) readByte() (byte, error) {
 
 func (m *machine) take(n int) ([]byte, error) {
 	if n < 0 || n > len(m.program)-m.at {
-		return nil, errors.New("data.pkl: ends too early")
+		return nil, errEndsEarly
 	}
 	m.at += n
 	return m.program[m.at-n : m.at], nil
@@ -402,7 +456,7 @@ func (m *machine) global(op byte) error {
 	}
 	full := module + "." + name
 	if _, ok := globals[full]; !ok {
-		return &format.Error{Cause: fmt.Sprintf("data.pkl: byte %d: refers to %s, which is not allowed: loading it could run code", m.at, text.Quote(full)), Hint: hintSafe}
+		return &format.Error{Cause: fmt.Sprintf("%s: byte %d: refers to %s, which is not allowed: loading it could run code", m.name, m.at, text.Quote(full)), Hint: hintSafe}
 	}
 	m.push(global(full))
 	return nil
@@ -419,7 +473,8 @@ func (m *machine) stackGlobal() (module, name string, err error) {
 	return module, name, err
 }
 
-// persistent answers ("storage", type, key, location, elements) with the storage.
+// persistent answers ("storage", type, key, location, elements) with the storage. Before
+// version 1.6 of torch a sixth part says of which other storage it is a part, None here.
 func (m *machine) persistent() error {
 	v, err := m.pop()
 	if err != nil {
@@ -431,10 +486,19 @@ func (m *machine) persistent() error {
 	}
 	kind, okKind := id[1].(global)
 	key, okKey := id[2].(string)
-	if !okKind || !okKey || key == "" {
+	elements, okElements := id[4].(int64)
+	if !okKind || !okKey || !okElements || key == "" || elements < 0 {
 		return errors.New("a persistent id that names no storage")
 	}
-	m.push(storage{dtype: globals[string(kind)], key: key})
+	if len(id) > 5 && id[5] != nil {
+		return errors.New("a storage that is a part of another")
+	}
+	s := storage{dtype: globals[string(kind)], key: key, elements: elements}
+	if first, ok := m.storages[key]; ok && first != s {
+		return fmt.Errorf("storage %s is not what it was before: %d elements of %d bytes, then %d of %d", text.Quote(key), first.elements, first.width(), elements, s.width())
+	}
+	m.storages[key] = s
+	m.push(s)
 	return nil
 }
 
@@ -533,22 +597,30 @@ func (m *machine) build() error {
 	return nil
 }
 
-// result takes the state dict off the stack.
-func (m *machine) result() ([]pickled, error) {
-	v, err := m.pop()
-	if err != nil {
-		return nil, fmt.Errorf("data.pkl: %w", err)
-	}
+// nest is the key under which trainers put the state dict beside a state of their own.
+const nest = "state_dict"
+
+// state takes the tensors out of a state dict, or of one in a dict under nest.
+func (m *machine) state(v any) (*state, error) {
 	d, ok := v.(*dict)
 	if !ok {
-		return nil, errors.New("data.pkl: holds no state dict")
+		return nil, fmt.Errorf("%s: holds no state dict", m.name)
 	}
-	tensors := make([]pickled, len(d.keys))
+	s := &state{}
+	if inner, others := d.nested(); inner != nil {
+		d = inner
+		if len(others) > 0 {
+			s.notes = []string{"the weights are those under " + nest + "; not read: " + strings.Join(others, ", ")}
+		}
+	}
+	if len(d.keys) == 0 {
+		return nil, fmt.Errorf("%s: the state dict is empty", m.name)
+	}
 	seen := map[string]bool{}
 	for i, key := range d.keys {
 		name, ok := key.(string)
 		if !ok {
-			return nil, errors.New("data.pkl: a key of the state dict is no string")
+			return nil, fmt.Errorf("%s: a key of the state dict is no string", m.name)
 		}
 		if seen[name] {
 			return nil, &format.Error{Tensor: name, Cause: "name occurs twice"}
@@ -556,12 +628,37 @@ func (m *machine) result() ([]pickled, error) {
 		seen[name] = true
 		t, ok := d.values[i].(*pickled)
 		if !ok {
-			return nil, &format.Error{Tensor: name, Cause: "is no tensor", Hint: "only a plain state dict is read: save model.state_dict() itself"}
+			return nil, &format.Error{Tensor: name, Cause: "is no tensor", Hint: "a plain state dict is read, or one under " + nest + ": save model.state_dict() itself"}
 		}
-		tensors[i] = *t
-		tensors[i].name = name
+		s.tensors = append(s.tensors, *t)
+		s.tensors[i].name = name
 	}
-	return tensors, nil
+	return s, nil
+}
+
+// maxOthers is how many keys beside the state dict are named.
+const maxOthers = 10
+
+// nested returns the dict under nest and the keys beside it, nil if there is none or if a
+// tensor is beside it.
+func (d *dict) nested() (inner *dict, others []string) {
+	for i, v := range d.values {
+		switch v := v.(type) {
+		case *pickled:
+			return nil, nil
+		case *dict:
+			if d.keys[i] == nest && inner == nil {
+				inner = v
+				continue
+			}
+		}
+		if len(others) == maxOthers {
+			others = append(others, "…")
+		} else if key, ok := d.keys[i].(string); ok && len(others) < maxOthers {
+			others = append(others, text.Quote(key))
+		}
+	}
+	return inner, others
 }
 
 // checkContiguous refuses a tensor whose elements do not lie one after the other.

@@ -12,23 +12,7 @@ import (
 )
 
 // run is the value that a pickle leaves, and the error if it is none.
-func run(t *testing.T, program string) (v any, err error) {
-	t.Helper()
-	m := &machine{program: []byte(program), memo: map[int]any{}}
-	for {
-		op, err := m.readByte()
-		if err != nil {
-			return nil, err
-		}
-		if op == '.' {
-			require.Len(t, m.stack, 1, "%q", program)
-			return m.pop()
-		}
-		if err := m.step(op); err != nil {
-			return nil, err
-		}
-	}
-}
+func run(program string) (any, error) { return newMachine("data.pkl", []byte(program)).run() }
 
 // TestValues: every opcode that makes a value makes the one that Python's pickle names.
 func TestValues(t *testing.T) {
@@ -64,7 +48,7 @@ func TestValues(t *testing.T) {
 		"\x8c\x05torch\x8c\x0cFloatStorage\x93.":       global("torch.FloatStorage"),
 		"ccollections\nOrderedDict\n)R}b.":             &dict{},
 	} {
-		got, err := run(t, program)
+		got, err := run(program)
 		require.NoError(t, err, "%q", program)
 		require.Equal(t, want, got, "%q", program)
 	}
@@ -115,14 +99,14 @@ func TestWrongPrograms(t *testing.T) {
 		"}K\x01b":  "attributes for what has none",
 		"\x80\x06": "pickle protocol 6 is not known",
 	} {
-		_, err := run(t, program)
+		_, err := run(program)
 		require.ErrorContains(t, err, want, "%q", program)
 	}
 }
 
 // rebuilt is the pickle of a tensor by version 3, with the dtype by itself.
 func rebuilt(dtype, storage string) string {
-	return call("torch._utils", "_rebuild_tensor_v3") + "((" + utf8("storage") + call("torch", storage) + utf8("0") + utf8("cpu") + "K\x04tQ" +
+	return call("torch._utils", "_rebuild_tensor_v3") + "((" + utf8("storage") + call("torch", storage) + utf8("0") + utf8("cpu") + "K" + string(numel[storage]) + "tQ" +
 		"K\x01(K\x03t(K\x01t\x89" + call("collections", "OrderedDict") + ")R" + dtype + "tR"
 }
 
@@ -139,10 +123,10 @@ func TestVersion3(t *testing.T) {
 		parameter: {tensor.F16, "456789abcdef"},
 	} {
 		data := archiveOf(t, stateOf(utf8("w"), item), map[string]string{"archive/data/0": "0123456789abcdef"})
-		entries, err := read(bytes.NewReader(data), int64(len(data)))
+		f, err := read(bytes.NewReader(data), int64(len(data)))
 		require.NoError(t, err)
-		require.Equal(t, want.dtype, entries[0].info.DType)
-		require.Equal(t, want.bytes, string(data[entries[0].offset:][:entries[0].info.Bytes()]), "the offset counts elements")
+		require.Equal(t, want.dtype, f.entries[0].info.DType)
+		require.Equal(t, want.bytes, string(data[f.entries[0].offset:][:f.entries[0].info.Bytes()]), "the offset counts elements")
 	}
 	for item, want := range map[string]string{
 		rebuilt("N", "UntypedStorage"):                     "a tensor of no known dtype",

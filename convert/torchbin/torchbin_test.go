@@ -53,7 +53,6 @@ func TestCases(t *testing.T) {
 
 func TestRefusedFiles(t *testing.T) {
 	for name, want := range map[string]string{
-		"legacy.bin":     "is a bare pickle, as torch.save wrote before version 1.6",
 		"transposed.bin": "tensor turned: shape [4 6] with strides [1 4] is not contiguous",
 		"cases.json":     "is not a zip archive",
 		"checkpoint":     "is a directory, not a regular file",
@@ -73,7 +72,7 @@ func TestLookalikes(t *testing.T) {
 		"PK\x03\x04 and on": "archive is cut off",
 		"version https://git-lfs.github.com/spec/v1\noid sha256:0": "is a Git LFS pointer",
 		"ver":        "is not a zip archive",
-		"\x80\x02}.": "is a bare pickle",
+		"\x80\x02}.": "is a plain pickle, not written by torch.save",
 	} {
 		path := filepath.Join(t.TempDir(), "pytorch_model.bin")
 		require.NoError(t, os.WriteFile(path, []byte(data), 0o600))
@@ -108,10 +107,13 @@ func utf8(s string) string {
 
 func call(module, name string) string { return "c" + module + "\n" + name + "\n" }
 
-// tensorOf is the pickle of a tensor on storage key.
+// numel is how many elements of a storage type are 16 bytes.
+var numel = map[string]byte{"FloatStorage": 4, "HalfStorage": 8, "UntypedStorage": 16}
+
+// tensorOf is the pickle of a tensor on storage key, of 16 bytes.
 func tensorOf(storage, key string, offset byte, shape, strides string) string {
-	return call("torch._utils", "_rebuild_tensor_v2") + "((" + utf8("storage") + call("torch", storage) + utf8(key) + utf8("cpu") + "K\x04tQ" +
-		"K" + string(offset) + "(" + shape + "t(" + strides + "t\x89" + call("collections", "OrderedDict") + ")RtR"
+	return call("torch._utils", "_rebuild_tensor_v2") + "((" + utf8("storage") + call("torch", storage) + utf8(key) + utf8("cpu") + "K" + string([]byte{numel[storage]}) + "tQ" +
+		"K" + string([]byte{offset}) + "(" + shape + "t(" + strides + "t\x89" + call("collections", "OrderedDict") + ")RtR"
 }
 
 func stateOf(items ...string) string { return "\x80\x02}(" + strings.Join(items, "") + "u." }
@@ -120,9 +122,9 @@ var fourFloats = map[string]string{"archive/data/0": strings.Repeat("\x00", 16)}
 
 func TestCraftedIsRead(t *testing.T) {
 	data := archiveOf(t, stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01")), fourFloats)
-	entries, err := read(bytes.NewReader(data), int64(len(data)))
+	f, err := read(bytes.NewReader(data), int64(len(data)))
 	require.NoError(t, err)
-	require.Equal(t, tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, entries[0].info)
+	require.Equal(t, tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, f.entries[0].info)
 }
 
 // TestHostile: whatever asks for anything but tensors is refused by its name, and
@@ -214,34 +216,33 @@ func TestHostileArchives(t *testing.T) {
 	require.ErrorContains(t, err, "is there twice")
 }
 
+// requireInside demands an error of one line, or tensors inside the file.
+func requireInside(t *testing.T, data []byte) {
+	t.Helper()
+	f, err := read(bytes.NewReader(data), int64(len(data)))
+	if err != nil {
+		require.NotContains(t, err.Error(), "\n")
+		return
+	}
+	for _, e := range f.entries {
+		require.GreaterOrEqual(t, e.offset, int64(0))
+		require.LessOrEqual(t, e.offset+e.info.Bytes(), int64(len(data)))
+	}
+}
+
 // FuzzUnpickle: whatever the pickle, an error or tensors inside the file.
 func FuzzUnpickle(f *testing.F) {
 	f.Add([]byte(stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01"))))
 	f.Add([]byte(stateOf(utf8("w"), call("os", "system")+")R")))
-	f.Fuzz(func(t *testing.T, pickle []byte) {
-		data := archiveOf(t, string(pickle), fourFloats)
-		entries, err := read(bytes.NewReader(data), int64(len(data)))
-		if err != nil {
-			require.NotContains(t, err.Error(), "\n")
-			return
-		}
-		for _, e := range entries {
-			require.GreaterOrEqual(t, e.offset, int64(0))
-			require.LessOrEqual(t, e.offset+e.info.Bytes(), int64(len(data)))
-		}
-	})
+	f.Add([]byte("\x80\x02}" + utf8("state_dict") + "}" + utf8("w") + tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01") + "ss."))
+	f.Fuzz(func(t *testing.T, pickle []byte) { requireInside(t, archiveOf(t, string(pickle), fourFloats)) })
 }
 
-// FuzzArchive: whatever the file.
+// FuzzArchive: whatever the file, an archive or pickles one after the other.
 func FuzzArchive(f *testing.F) {
 	f.Add(archiveOf(f, stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01")), fourFloats))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		entries, err := read(bytes.NewReader(data), int64(len(data)))
-		for _, e := range entries {
-			require.NoError(t, err)
-			require.LessOrEqual(t, e.offset+e.info.Bytes(), int64(len(data)))
-		}
-	})
+	f.Add([]byte(legacyOf(oneTensor, "](X\x01\x00\x00\x000e.", fourLegacy)))
+	f.Fuzz(func(t *testing.T, data []byte) { requireInside(t, data) })
 }
 
 // TestIdentify: the tensors, and where each begins.

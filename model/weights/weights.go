@@ -30,6 +30,23 @@ type Source interface {
 	Tensor(name string) (tensor.Tensor, error)
 }
 
+// Unviewed is a Source that may have too many bytes for the address space: then its tensors
+// are read into memory, by Weight.View, when they are needed.
+type Unviewed interface {
+	Source
+	ReaderAt
+	// HasViews says whether all tensors can be viewed at once. The answer does not change.
+	HasViews() bool
+	// Room says why n bytes cannot be read into memory; nil if they can.
+	Room(n int64) error
+}
+
+// AsUnviewed returns src if its tensors have to be read.
+func AsUnviewed(src Source) (u Unviewed, ok bool) {
+	u, ok = src.(Unviewed)
+	return u, ok && !u.HasViews()
+}
+
 // ReaderAt reads the bytes of stored tensors into memory of the caller's, so that what is
 // in memory at once is the caller's choice. It is safe for concurrent use.
 type ReaderAt interface {
@@ -81,8 +98,16 @@ func (w *Weight) CheckScales() error {
 	return fmt.Errorf("dtype F8_E4M3, but its scales have dtype %s: F32, F16 or BF16 is expected", w.Scales.DType)
 }
 
-// View returns the weight's elements as src holds them, without copying any.
+// View returns the weight's elements as src holds them, without copying any unless src is
+// Unviewed and has no views.
 func (w *Weight) View(src Source) (tensor.Tensor, error) {
+	if u, ok := AsUnviewed(src); ok {
+		if err := u.Room(w.Bytes()); err != nil {
+			return tensor.Tensor{}, fmt.Errorf("tensor %s: %w", w.Name, err)
+		}
+		t := tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: make([]byte, w.Bytes())}
+		return t, w.ReadAt(u, t.Data, 0)
+	}
 	t, err := src.Tensor(w.Stored)
 	if err != nil {
 		return tensor.Tensor{}, err

@@ -8,7 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"runtime"
 
 	"dsmoe/convert/checkpoint"
@@ -23,7 +23,7 @@ type Source interface {
 	// ReadFile fills dst from a weight file, an index in Plan.Sources.
 	ReadFile(file int, dst []byte, offset int64) error
 	// OpenOther opens a file without weights that is carried along.
-	OpenOther(name string) (io.ReadCloser, error)
+	OpenOther(name string) (fs.File, error)
 	// Key names the state that the source is in. Two states must not be mixed in one
 	// output.
 	Key() (string, error)

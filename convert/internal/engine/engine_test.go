@@ -727,3 +727,42 @@ func TestSettings(t *testing.T) {
 		}
 	}
 }
+
+// TestCarriedFileChanges: a file that goes along is written and recorded as it is when it is
+// copied; a finished output whose source has another one since is not called complete.
+func TestCarriedFileChanges(t *testing.T) {
+	t.Parallel()
+	const name = "generation_config.json"
+	dir := fixture.Clone(t, fixture.Path(t, "v3/checkpoint"))
+	path, old := filepath.Join(dir, name), fixture.Read(t, dir, name)
+	changed := strings.ToUpper(old)
+	stat, err := os.Stat(path)
+	require.NoError(t, err)
+	write := func(text string) { // with the same size and time: only its bytes tell
+		fixture.Write(t, dir, name, text)
+		require.NoError(t, os.Chtimes(path, stat.ModTime(), stat.ModTime()))
+	}
+	dst := filepath.Join(t.TempDir(), "out")
+	d, _ := crash(20, errors.New("boom"))
+	_, err = convert(t.Context(), t, dst, open(t, dir), plan.Options{}, Settings{Disk: d})
+	require.ErrorContains(t, err, "boom")
+	write(changed)
+	_, err = convert(t.Context(), t, dst, open(t, dir), plan.Options{}, inMemory())
+	require.NoError(t, err)
+	require.Equal(t, changed, fixture.Read(t, dst, name))
+	requireChecked(t, dst)
+
+	r, err := convert(t.Context(), t, dst, open(t, dir), plan.Options{}, inMemory())
+	require.NoError(t, err)
+	require.True(t, r.Already)
+	write(old)
+	_, err = convert(t.Context(), t, dst, open(t, dir), plan.Options{}, inMemory())
+	require.ErrorContains(t, err, "files that went along changed in the source since")
+	require.ErrorContains(t, err, name+": is blake3:")
+	require.Equal(t, changed, fixture.Read(t, dst, name))
+
+	s := inMemory()
+	s.Progress = func(string, int64, int64) { fixture.Write(t, dir, name, changed) } // another time
+	_, err = convert(t.Context(), t, filepath.Join(t.TempDir(), "out"), open(t, dir), plan.Options{}, s)
+	require.ErrorContains(t, err, "changed while the conversion ran")
+}

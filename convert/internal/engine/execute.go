@@ -30,6 +30,7 @@ type execution struct {
 	published []string            // files that a run has begun to move into the target; nil if it has not come so far
 	compute   *semaphore.Weighted // held by a goroutine while it computes
 	shape     shape
+	carried   map[string]string // hashes of the files that were copied from the source, by name
 
 	mu      sync.Mutex
 	states  []tensorState // as plan.Tensors
@@ -56,7 +57,7 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 		return nil, err
 	}
 	e := &execution{Settings: s, plan: p, source: src, key: key, place: placeOf(dst), shape: newShape(p, s), phase: "writing",
-		compute: semaphore.NewWeighted(int64(s.Compute)), states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}}
+		compute: semaphore.NewWeighted(int64(s.Compute)), states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}, carried: map[string]string{}}
 	if s.Overwrite && checkReplaceable(dst) == nil {
 		e.place = besideOf(dst)
 	}

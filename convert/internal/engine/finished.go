@@ -22,6 +22,9 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 	if err := e.unchanged(ctx, m); err != nil {
 		return nil, err
 	}
+	if err := e.sameCarried(m); err != nil {
+		return nil, err
+	}
 	r := &Result{Already: true, Verified: m.Verified}
 	if m.State != e.key || !m.Verified && !e.Unverified {
 		if err := e.proveAgain(ctx, m); err != nil {

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
@@ -61,7 +62,7 @@ func (e *execution) writeManifest(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	p := e.plan
 	head, err := json.MarshalIndent(Manifest{Format: manifestFormat, Tool: e.Tool, Plan: p.Hash, Options: p.Options,
-		Verified: !e.Unverified, Sources: p.Sources, State: e.key, Files: p.Files, Others: p.Others, Tensors: []ManifestTensor{}}, "", "  ")
+		Verified: !e.Unverified, Sources: p.Sources, State: e.key, Files: p.Files, Others: e.others(), Tensors: []ManifestTensor{}}, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -80,6 +81,17 @@ func (e *execution) writeManifest(w io.Writer) error {
 	}
 	b.WriteString("\n  " + end + "\n")
 	return b.Flush()
+}
+
+// others are the files without weights, with the hashes of those that were carried.
+func (e *execution) others() []plan.Other {
+	others := slices.Clone(e.plan.Others)
+	for i := range others {
+		if others[i].Carried {
+			others[i].Hash = e.carried[others[i].Name]
+		}
+	}
+	return others
 }
 
 func (e *execution) manifestTensor(i int) ManifestTensor {

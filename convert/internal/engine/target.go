@@ -14,7 +14,6 @@ import (
 	"slices"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
@@ -297,23 +296,14 @@ func (e *execution) writeSmall(name string) error {
 	return nil
 }
 
-// writeOther writes a file without weights; one that is carried must be what the
-// plan saw.
+// writeOther writes a file without weights, and notes what was written for the manifest.
 func (e *execution) writeOther(f plan.Other) error {
-	return e.Disk.WriteFile(filepath.Join(e.dir, f.Name), func(w io.Writer) error {
-		if !f.Carried {
-			_, err := w.Write(f.Text)
+	return e.Disk.WriteFile(filepath.Join(e.dir, f.Name), func(w io.Writer) (err error) {
+		if f.Carried {
+			e.carried[f.Name], err = copyCarried(w, f, e.source)
 			return err
 		}
-		src, err := e.source.OpenOther(f.Name)
-		if err != nil {
-			return err
-		}
-		defer src.Close()
-		hash, _, err := digest.Reader(io.TeeReader(src, w))
-		if err == nil && hash != f.Hash {
-			err = fmt.Errorf("%s: changed while the conversion ran", text.Quote(f.Name))
-		}
+		_, err = w.Write(f.Text)
 		return err
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"path/filepath"
 	"testing"
@@ -30,7 +31,7 @@ func (b bytesSource) ReadFile(_ int, dst []byte, offset int64) error {
 }
 
 // OpenOther is never called.
-func (bytesSource) OpenOther(string) (io.ReadCloser, error) { return nil, errors.New("no such file") }
+func (bytesSource) OpenOther(string) (fs.File, error) { return nil, errors.New("no such file") }
 
 // Key is constant.
 func (bytesSource) Key() (string, error) { return "memory", nil }

@@ -1,0 +1,135 @@
+package torchbin
+
+// The archive of torch 1.6 and later: a zip file with data.pkl and a file per storage.
+
+import (
+	"archive/zip"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"dsmoe/convert/format"
+	"dsmoe/text"
+)
+
+// readArchive reads the archive's directory and its pickle.
+func readArchive(f io.ReaderAt, size int64) (*state, storages, error) {
+	z, err := openArchive(f, size)
+	if err != nil {
+		return nil, nil, err
+	}
+	program, err := z.pickle()
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := unpickle(program)
+	return s, z, err
+}
+
+// archive is the zip file: its entries by name, without the folder they all share.
+type archive struct {
+	size    int64
+	entries map[string]*zip.File
+}
+
+func openArchive(f io.ReaderAt, size int64) (*archive, error) {
+	z, err := zip.NewReader(f, size)
+	if err != nil {
+		return nil, notArchive(f, size)
+	}
+	if len(z.File) > maxEntries {
+		return nil, fmt.Errorf("archive has %d entries, more than the limit of %d", len(z.File), maxEntries)
+	}
+	a := &archive{size: size, entries: map[string]*zip.File{}}
+	root := ""
+	for i, e := range z.File {
+		folder, rest, _ := strings.Cut(e.Name, "/")
+		if i == 0 {
+			root = folder
+		}
+		if folder != root || rest == "" {
+			return nil, fmt.Errorf("archive entry %s is outside the folder %s that torch.save puts all in", text.Quote(e.Name), text.Quote(root))
+		}
+		if a.entries[rest] != nil {
+			return nil, fmt.Errorf("archive entry %s is there twice", text.Quote(e.Name))
+		}
+		a.entries[rest] = e
+	}
+	return a, a.checkByteOrder()
+}
+
+// notArchive says what a file is that is no zip archive.
+func notArchive(f io.ReaderAt, size int64) error {
+	var head [64]byte
+	n, _ := f.ReadAt(head[:], 0)
+	switch {
+	case size == 0:
+		return errors.New("file is empty")
+	case strings.HasPrefix(string(head[:n]), "PK\x03\x04"):
+		return &format.Error{Cause: "archive is cut off: its directory is missing", Hint: hintDownload}
+	case strings.HasPrefix(string(head[:n]), format.LFSPointer):
+		return &format.Error{Cause: "is a Git LFS pointer: the weights were not downloaded", Hint: "run `git lfs pull` in the checkpoint's repository"}
+	}
+	return errors.New("is not a zip archive, as torch.save writes")
+}
+
+// checkByteOrder refuses files written on big-endian machines.
+func (a *archive) checkByteOrder() error {
+	e := a.entries["byteorder"]
+	if e == nil {
+		return nil
+	}
+	order, err := a.content(e, 16)
+	if err == nil && string(order) != "little" {
+		err = fmt.Errorf("byte order is %s, not little", text.Quote(string(order)))
+	}
+	return err
+}
+
+func (a *archive) pickle() ([]byte, error) {
+	e := a.entries["data.pkl"]
+	if e == nil {
+		return nil, errors.New("archive holds no data.pkl: not written by torch.save")
+	}
+	return a.content(e, maxPickle)
+}
+
+// content reads an entry of at most limit bytes and checks its checksum.
+func (a *archive) content(e *zip.File, limit uint64) ([]byte, error) {
+	if e.UncompressedSize64 > limit {
+		return nil, fmt.Errorf("archive entry %s has %s, more than the limit of %s", text.Quote(e.Name), text.ExactBytes(int64(e.UncompressedSize64)), text.Bytes(int64(limit)))
+	}
+	r, err := e.Open()
+	if err != nil {
+		return nil, fmt.Errorf("archive entry %s: %w", text.Quote(e.Name), err)
+	}
+	defer r.Close()
+	data, err := io.ReadAll(io.LimitReader(r, int64(limit)))
+	if err != nil {
+		return nil, fmt.Errorf("archive entry %s: %w", text.Quote(e.Name), err)
+	}
+	return data, nil
+}
+
+// title is the name of the storage's entry.
+func (a *archive) title(s storage) string { return text.Quote(path.Join("data", s.key)) }
+
+// extent finds the storage's entry, which must lie in the file as it is.
+func (a *archive) extent(s storage) (start, held int64, err error) {
+	z := a.entries[path.Join("data", s.key)]
+	if z == nil {
+		return 0, 0, errors.New("is not in the archive")
+	}
+	if z.Method != zip.Store || z.CompressedSize64 != z.UncompressedSize64 {
+		return 0, 0, errors.New("is compressed, which torch.save never does")
+	}
+	if start, err = z.DataOffset(); err != nil {
+		return 0, 0, fmt.Errorf("cannot be found: %w", err)
+	}
+	if n := z.UncompressedSize64; start < 0 || n > uint64(a.size) || start > a.size-int64(n) {
+		return 0, 0, errors.New("lies beyond the end of the file")
+	}
+	return start, int64(z.UncompressedSize64), nil
+}
