@@ -60,7 +60,7 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 		return nil, err
 	}
 	err = checkOverlap(src, target)
-	if err == nil && o.Overwrite {
+	if err == nil && (o.Overwrite || o.StartOver) {
 		err = checkSpared(src, target)
 	}
 	if err != nil {

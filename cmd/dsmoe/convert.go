@@ -89,7 +89,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.Var(&f.memory, "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
-	flags.BoolVar(&f.noResume, "no-resume", false, "start over, even if an interrupted run could go on")
+	flags.BoolVar(&f.noResume, "no-resume", false, "start over, whether DST was begun or finished")
 	overwriteFlag(cmd, &f.overwrite)
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")

@@ -59,7 +59,7 @@ func TestOpenRegularRefuses(t *testing.T) {
 // read is not mapped: its views would be of other bytes, or kill the process.
 func TestFilesThatChange(t *testing.T) {
 	for want, change := range map[string]func(path string) error{
-		"was replaced since its header was read":      func(path string) error { return os.Rename(path+".new", path) },
+		"was replaced since its header was read":  func(path string) error { return os.Rename(path+".new", path) },
 		"had 100 B when its header was read, and": func(path string) error { return os.Truncate(path, 50) },
 		"no such file": func(path string) error { return os.Remove(path) },
 	} {

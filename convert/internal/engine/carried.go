@@ -36,7 +36,7 @@ func copyCarried(w io.Writer, f plan.Other, from Source) (hash string, err error
 // takes their hashes over. A *checkpoint.Error names all that changed since.
 func (e *execution) sameCarried(m *Manifest) error {
 	problems := []checkpoint.Problem{{Cause: "is the output of this very conversion, but files that went along changed in the source since",
-		Hint: "remove it, or give another DST"}}
+		Hint: anew}}
 	for _, f := range m.Others {
 		if !f.Carried {
 			continue

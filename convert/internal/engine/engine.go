@@ -6,12 +6,10 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"runtime"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
@@ -109,28 +107,24 @@ func (e *OverflowError) Error() string {
 // Run writes the plan's output to the directory dst, an absolute path. If that does not
 // exist, it is assembled in a hidden directory beside it and renamed; a directory that is
 // there must be empty, and is filled from a hidden one in it, what makes it a checkpoint
-// last; with Overwrite it may hold a finished output and nothing else, and is replaced. An interrupted run, however it ended, leaves the hidden directory and a journal;
-// the same call goes on from there and gives the same bytes.
+// last; with Overwrite it may hold a finished output and nothing else, and is replaced. An
+// interrupted run, however it ended, leaves the hidden directory and a journal; the same
+// call goes on from there and gives the same bytes.
 //
 // If dst is the finished output of the same plan, Run checks it against its manifest. If
 // the source may have changed since it was made, or it was not verified and is to be, it is
-// compared with the source.
+// compared with the source. With StartOver it is made anew, and replaced.
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
+	s.Overwrite = s.Overwrite || s.StartOver && isOutputOf(dst, p)
+	if !s.StartOver {
+		if r, err := finished(ctx, dst, p, src, s); r != nil || err != nil {
+			return r, err
+		}
+	}
 	e, err := newExecution(dst, p, src, s)
 	if err != nil {
 		return nil, err
-	}
-	if !e.unfinished() {
-		r, err := e.finished(ctx)
-		var stale *checkpoint.Error
-		if s.Overwrite && errors.As(err, &stale) {
-			r = nil
-			e, err = newExecution(dst, p, src, s)
-		}
-		if r != nil || err != nil {
-			return r, err
-		}
 	}
 	if err := e.begin(); err != nil {
 		return nil, err
@@ -140,7 +134,7 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		if err := e.publish(); err != nil {
 			return nil, err
 		}
-		return e.finished(ctx)
+		return finished(ctx, dst, p, src, s)
 	}
 	if err := e.journaled(ctx); err != nil {
 		return nil, err
@@ -148,6 +142,3 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 	err = e.commit(ctx)
 	return &Result{Verified: !s.Unverified, Replaced: e.replaces, Resumed: e.resumed, Lost: e.lost()}, err
 }
-
-// unfinished says whether a run was interrupted while it filled the target.
-func (e *execution) unfinished() bool { return e.place.inside && exists(e.place.journal) }

@@ -11,14 +11,35 @@ import (
 	"dsmoe/convert/plan"
 )
 
-// finished says whether the target is the finished output of the plan; a nil Result says
-// that it is not. If it is, but was changed since, or is not what the source gives any
-// more, that is an error.
-func (e *execution) finished(ctx context.Context) (*Result, error) {
-	m, err := readManifest(filepath.Join(e.dst, plan.ManifestName))
-	if err != nil || m.Plan != e.plan.Hash || len(m.Tensors) != len(e.plan.Tensors) {
+// isOutputOf says whether dst is, or was, the finished output of the plan.
+func isOutputOf(dst string, p *plan.Plan) bool {
+	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
+	return err == nil && m.Plan == p.Hash
+}
+
+// finished says what dst is if it is the finished output of the plan; a nil Result says that
+// it is not. If it was changed since, or is not what the source gives any more, that is an
+// error, unless it is to be overwritten.
+func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
+	e, err := newExecution(dst, p, src, s)
+	if err != nil || e.place.inside && exists(e.place.journal) { // a run was interrupted while it filled dst
+		return nil, err
+	}
+	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
+	if err != nil || m.Plan != p.Hash || len(m.Tensors) != len(p.Tensors) {
 		return nil, nil
 	}
+	r, err := e.compare(ctx, m)
+	var stale *checkpoint.Error
+	if s.Overwrite && errors.As(err, &stale) {
+		return nil, nil
+	}
+	return r, err
+}
+
+// compare compares the target with its manifest and, where that does not tell, with the
+// source.
+func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
 	if err := e.unchanged(ctx, m); err != nil {
 		return nil, err
 	}
@@ -40,11 +61,15 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 	return r, e.removeOrphan()
 }
 
+// anew is what can be done about a finished output that is not what it should be.
+const anew = "--overwrite makes it anew"
+
 // unchanged compares the target with its manifest.
 func (e *execution) unchanged(ctx context.Context, m *Manifest) error {
 	problems, err := checkManifest(ctx, e.dst, m, e.Settings)
 	if err == nil && len(problems) > 0 {
-		err = &checkpoint.Error{Path: e.dst, Problems: append([]checkpoint.Problem{{Cause: "is the output of this very conversion, but was changed since"}}, problems...)}
+		err = &checkpoint.Error{Path: e.dst, Problems: append([]checkpoint.Problem{{
+			Cause: "is the output of this very conversion, but was changed since", Hint: anew}}, problems...)}
 	}
 	return err
 }
@@ -77,7 +102,7 @@ func differs(dst string, err error) error {
 	}
 	return &checkpoint.Error{Path: dst, Problems: []checkpoint.Problem{{
 		Cause: "is the output of this very conversion, but of other weights: " + err.Error(),
-		Hint:  "--no-resume makes it anew",
+		Hint:  anew,
 	}}}
 }
 
