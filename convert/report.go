@@ -25,6 +25,7 @@ type Report struct {
 	Carried    []string            `json:"carried"`          // files copied from the source's directory
 	Left       []string            `json:"left_behind"`      // files neither read nor copied
 	Dropped    int                 `json:"dropped_tensors"`  // left out on request
+	Missing    []plan.Missing      `json:"missing"`          // weights that the output lacks to be a model
 	Operations map[string]int      `json:"operations"`       // tensors per operation
 	Lost       []engine.LostTensor `json:"lost"`             // tensors that a cast could not keep whole
 	Notes      []string            `json:"notes"`            // what the user should know
@@ -32,7 +33,7 @@ type Report struct {
 
 func newReport(dst string, p *plan.Plan, done *engine.Result, s Settings) *Report {
 	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Resumed: done.Resumed, Verified: !s.Unverified,
-		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left, Dropped: p.Dropped,
+		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left, Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
 	_, r.Bytes = p.Bytes()
 	for _, f := range p.Files {
@@ -64,6 +65,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Dropped > 0 {
 		fmt.Fprintf(&b, "dropped: %s\n", text.Plural(r.Dropped, "tensor"))
 	}
+	plan.WriteMissing(&b, r.Missing)
 	for _, t := range r.Lost {
 		fmt.Fprintf(&b, "lost: %s: %d elements became infinite, %d zero\n", text.Quote(t.Name), t.Overflow, t.Flushed)
 	}

@@ -24,6 +24,7 @@ type convertFlags struct {
 	layers        layersFlag
 	include       []string
 	exclude       []string
+	noMTP         bool
 	memory        byteSize
 	allowOverflow bool
 	verify        bool
@@ -54,7 +55,10 @@ Integers stay, and so does e_score_correction_bias, which decides the routing. A
 that makes a number infinite or zero is refused, unless --allow-overflow is given.
 
 --include and --exclude take globs (*, ?, [a-z]) of Hugging Face's per-expert names.
---layers 0-3 makes a smaller model; layers keep their numbers.`,
+--layers 0-3 makes a smaller model; layers keep their numbers. --no-mtp drops the
+multi-token prediction layers of DeepSeek-V3. config.json's numbers of layers follow.
+What remains may be a part of a model, which does not load: the report says so, and
+what is not there.`,
 		Example: `  dsmoe convert model out --max-shard-size 2GB
   dsmoe convert model out --max-shard-size none     one file
   dsmoe convert v3-fp8 v3-bf16 --type bf16          dequantise
@@ -78,6 +82,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.Var(&f.layers, "layers", "keep only these decoder `layers`: 0-3,7")
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
+	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
 	flags.Var(&f.memory, "max-memory", "memory to stay below, a `size`")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite or zero")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
@@ -134,7 +139,7 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 // convert plans or converts.
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string, s convert.Settings) (report, error) {
 	o := plan.Options{DType: tensor.DType(f.dtype), Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
-		Layers: plan.Layers(f.layers), Include: f.include, Exclude: f.exclude}
+		Layers: plan.Layers(f.layers), Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP}
 	if f.dryRun {
 		return plan.Conversion(src, o)
 	}

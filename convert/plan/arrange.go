@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/convert/operation"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -118,6 +119,26 @@ func (c *conversion) fuseGroups() {
 		if f.Scale {
 			c.noteRagged(out)
 		}
+	}
+	c.checkReaders()
+}
+
+// checkReaders says what cannot read the fused tensors that are written: only transformers'
+// own classes, from transformers 5 on, can.
+func (c *conversion) checkReaders() {
+	i := slices.IndexFunc(c.outputs, func(out output) bool { _, ok := c.groups[out.Name]; return ok })
+	have := c.src.Config
+	switch {
+	case i < 0:
+	case have.HasReference(config.Native):
+		if have.Reference == config.Remote {
+			c.note("the code that auto_map in config.json names cannot read fused experts, such as %s; transformers' own classes can, from transformers 5 on", c.outputs[i].Name)
+		}
+	case c.o.Experts == FusedExperts:
+		c.problem(c.outputs[i].Name, "nothing can read fused experts of model_type %s: its published code fills experts that it does not find with random numbers, and transformers has no class for it; leave the experts as they are, or ask for %s",
+			have.ModelType, PerExpert)
+	default:
+		c.note("nothing can read fused experts of model_type %s, such as %s: ask for %s experts", have.ModelType, c.outputs[i].Name, PerExpert)
 	}
 }
 

@@ -2,11 +2,9 @@ package plan
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/model"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -17,8 +15,8 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	c := conversion{src: src, o: o, filter: newFilter(o), set: weights.New(src.Config, src), groups: map[string]int{},
-		plan: &Plan{Options: o.recorded(), Left: []string{}, Notes: []string{}}}
+	c := conversion{src: src, o: o, filter: newFilter(src.Config, o), set: weights.New(src.Config, src), groups: map[string]int{},
+		plan: &Plan{Options: o.recorded(), Left: []string{}, Notes: []string{}, Missing: []Missing{}}}
 	c.choose()
 	if c.problems == nil {
 		c.arrange()
@@ -55,56 +53,6 @@ func (c *conversion) problem(name, cause string, args ...any) {
 
 func (c *conversion) note(what string, args ...any) {
 	c.plan.Notes = append(c.plan.Notes, fmt.Sprintf(what, args...))
-}
-
-// choose applies the filter and compares what is kept with the table.
-func (c *conversion) choose() {
-	for _, n := range c.src.Inventory.Notes {
-		c.note("%s", n)
-	}
-	for _, m := range c.set.Misfits {
-		c.problem(m.Name, "%s", m.Cause)
-	}
-	for _, w := range model.Ordered(c.src.Config, c.set) {
-		if c.filter.keeps(w.Name) {
-			c.kept = append(c.kept, w)
-		} else {
-			c.plan.Dropped++
-		}
-	}
-	c.problems = append(c.problems, c.filter.unused()...)
-	known := c.checkSlots()
-	if len(c.kept) == 0 && len(c.problems) == 0 {
-		c.problems = append(c.problems, checkpoint.Problem{Cause: "the filters leave no tensor"})
-	}
-	extra := 0
-	for _, w := range c.kept {
-		if !known[w.Name] && !w.IsScales() {
-			extra++
-		}
-	}
-	if extra > 0 {
-		c.note("%d tensors beyond what config.json implies are converted too, such as those of MTP layers", extra)
-	}
-}
-
-// checkSlots demands every weight that the config implies, and returns their names.
-func (c *conversion) checkSlots() map[string]bool {
-	known := map[string]bool{}
-	for slot := range model.FamilyOf(c.src.Config).Slots(c.src.Config) {
-		known[slot.Name] = true
-		if !c.filter.keeps(slot.Name) {
-			continue
-		}
-		switch w := c.set.Find(slot.Name); {
-		case w == nil && c.set.InMisfit(slot.Name): // said already
-		case w == nil:
-			c.problem(slot.Name, "missing, shape %v is expected", slot.Shape)
-		case !slices.Equal(w.Shape, slot.Shape):
-			c.problem(slot.Name, "shape %v, config says %v", w.Shape, slot.Shape)
-		}
-	}
-	return known
 }
 
 // layout divides the tensors among files and gives each its place.

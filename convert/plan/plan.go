@@ -26,8 +26,11 @@ type Plan struct {
 	Others  []Other  `json:"others"`          // config.json, the index and what is carried along
 	Left    []string `json:"left_behind"`     // files of the source that are neither read nor copied
 	Dropped int      `json:"dropped_tensors"` // left out on request
-	Notes   []string `json:"notes"`           // what the user should know
-	Tensors []Tensor `json:"tensors"`         // by file, then offset
+	// Missing are the weights that the output's config.json implies and the output does not
+	// have; if there are any, it is a part of a model, and does not load.
+	Missing []Missing `json:"missing"`
+	Notes   []string  `json:"notes"`   // what the user should know
+	Tensors []Tensor  `json:"tensors"` // by file, then offset
 
 	// Order is the tensors in the order of the model.
 	Order []tensor.Info `json:"-"`
@@ -60,6 +63,12 @@ type Other struct {
 	Hash    string `json:"hash"`              // of its bytes
 	Carried bool   `json:"carried,omitempty"` // copied from the source's directory
 	Text    []byte `json:"-"`                 // the bytes of a file that is not carried
+}
+
+// Missing counts weights of one kind.
+type Missing struct {
+	Module  string `json:"module"`  // as the table has it: "mlp.experts"; "mtp" is all of a multi-token prediction layer
+	Tensors int    `json:"tensors"` // how many, experts counted one by one
 }
 
 // Tensor is a tensor to be written: its segments one after the other.

@@ -25,7 +25,7 @@ type recordedSynthesis struct {
 // Synthesis plans a checkpoint that is made from nothing, in shards of at most
 // maxShardBytes of tensor data: 0 is 5 GB, negative is one file for all.
 func Synthesis(s Synthetic, maxShardBytes int64) (*Plan, error) {
-	p := &Plan{Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Order: s.Tensors}
+	p := &Plan{Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Missing: []Missing{}, Order: s.Tensors}
 	if err := p.layOut(checkpoint.Written(), shardBytes(maxShardBytes)); err != nil {
 		return nil, err
 	}

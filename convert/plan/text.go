@@ -22,6 +22,7 @@ func (p *Plan) WriteText(w io.Writer) error {
 	if p.Dropped > 0 {
 		fmt.Fprintf(&b, "drops: %s\n", text.Plural(p.Dropped, "tensor"))
 	}
+	WriteMissing(&b, p.Missing)
 	WriteNames(&b, "carries along", p.CarriedNames())
 	WriteNames(&b, "leaves behind", p.Left)
 	for _, n := range p.Notes {
@@ -39,6 +40,20 @@ func WriteOperations(b *strings.Builder, counts map[string]int) {
 	for _, op := range slices.Sorted(maps.Keys(counts)) {
 		fmt.Fprintf(b, "%s: %s\n", op, text.Plural(counts[op], "tensor"))
 	}
+}
+
+// WriteMissing writes one line that says what an output lacks to be a model, nothing if it
+// is one.
+func WriteMissing(b *strings.Builder, missing []Missing) {
+	if len(missing) == 0 {
+		return
+	}
+	sum, parts := 0, make([]string, len(missing))
+	for i, m := range missing {
+		sum += m.Tensors
+		parts[i] = fmt.Sprintf("%s %s", m.Module, text.Grouped(m.Tensors))
+	}
+	fmt.Fprintf(b, "not a whole model: %s that config.json implies are not there (%s); it will not load as one\n", text.Plural(sum, "weight"), strings.Join(parts, ", "))
 }
 
 // WriteNames writes one line with the names of files, nothing if there are none.
