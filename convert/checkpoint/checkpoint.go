@@ -58,6 +58,9 @@ func Open(path string) (*Checkpoint, error) {
 		s.close()
 		return nil, &Error{Path: path, Problems: s.inv.Problems}
 	}
+	for i := range s.inv.Files {
+		s.inv.Files[i].Infos = nil
+	}
 	return &Checkpoint{Path: path, Dir: s.dir, Config: s.inv.Config, Inventory: s.inv,
 		files: s.opened, where: s.where, readers: make([]*os.File, len(s.opened))}, nil
 }

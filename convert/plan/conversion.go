@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/operation"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -42,9 +44,10 @@ type conversion struct {
 	plan     *Plan
 	problems []checkpoint.Problem
 
-	kept    []*weights.Weight // what the filter keeps, in the order of the model
-	outputs []output
-	groups  map[string]int // fused tensor to its place in outputs
+	kept    []*weights.Weight   // what the filter keeps, in the order of the model
+	outputs []tensor.Info       // what is written, in the order of the model
+	parts   [][]*weights.Weight // what each output is made of
+	groups  map[string]int      // fused tensor to its place in outputs
 }
 
 func (c *conversion) problem(name, cause string, args ...any) {
@@ -57,17 +60,19 @@ func (c *conversion) note(what string, args ...any) {
 
 // layout divides the tensors among files and gives each its place.
 func (c *conversion) layout() error {
-	parts := make(map[string][]*weights.Weight, len(c.outputs))
-	for _, out := range c.outputs {
-		c.plan.Order = append(c.plan.Order, out.Info)
-		parts[out.Name] = out.parts
-	}
-	if err := c.plan.layOut(checkpoint.Written(), shardBytes(c.o.MaxShardBytes)); err != nil {
+	given, err := c.plan.layOut(checkpoint.Written(), c.outputs, shardBytes(c.o.MaxShardBytes))
+	if err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(c.src.Path), err)
 	}
+	n := 0
+	for _, parts := range c.parts {
+		n += len(parts)
+	}
+	c.outputs = nil // the plan has them
+	a := assembler{conversion: c, segments: make([]Segment, 0, n), operations: map[elementwise]operation.Operation{}}
 	for i := range c.plan.Tensors {
 		t := &c.plan.Tensors[i]
-		if err := c.assemble(t, parts[t.Name]); err != nil {
+		if err := a.assemble(t, c.parts[given[i]]); err != nil {
 			return fmt.Errorf("%s: tensor %s: %w", text.Quote(c.src.Path), text.Quote(t.Name), err)
 		}
 	}
@@ -87,10 +92,10 @@ func (c *conversion) sources() error {
 }
 
 // noteRagged warns of what other readers would make of fused scales.
-func (c *conversion) noteRagged(out *output) {
-	w := c.set.Find(strings.TrimSuffix(out.parts[0].Name, weights.ScaleSuffix))
-	if w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 && strings.HasSuffix(out.Name, "gate_up_proj"+weights.ScaleSuffix) {
+func (c *conversion) noteRagged(fused string, part *weights.Weight) {
+	w := c.set.Find(strings.TrimSuffix(part.Name, weights.ScaleSuffix))
+	if w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 && strings.HasSuffix(fused, "gate_up_proj"+weights.ScaleSuffix) {
 		c.note("%s: %d rows per projection are not whole blocks of %d: the scales of gate and up stay apart, and a reader that takes both for one matrix misreads them",
-			out.Name, w.Shape[0], w.Block[0])
+			fused, w.Shape[0], w.Block[0])
 	}
 }

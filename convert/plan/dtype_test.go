@@ -44,7 +44,7 @@ func put(infos map[string]tensor.Info, name string, d tensor.DType, shape ...int
 // dtypesOf returns the dtype of each output.
 func dtypesOf(p *Plan) map[string]tensor.DType {
 	dtypes := map[string]tensor.DType{}
-	for _, x := range p.Order {
+	for x := range p.InOrder() {
 		dtypes[x.Name] = x.DType
 	}
 	return dtypes

@@ -96,7 +96,7 @@ func TestWithoutMTP(t *testing.T) {
 		require.Empty(t, p.Notes, name)
 		require.Empty(t, p.Missing, name)
 		require.GreaterOrEqual(t, p.Dropped, 68, name)
-		for _, x := range p.Order {
+		for x := range p.InOrder() {
 			require.NotContains(t, x.Name, "layers.5.", name)
 		}
 	}

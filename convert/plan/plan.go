@@ -7,8 +7,8 @@ package plan
 import (
 	"encoding/json"
 	"io"
+	"iter"
 
-	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
@@ -32,13 +32,12 @@ type Plan struct {
 	Notes   []string  `json:"notes"`   // what the user should know
 	Tensors []Tensor  `json:"tensors"` // by file, then offset
 
-	// Order is the tensors in the order of the model.
-	Order []tensor.Info `json:"-"`
-	// Shards are Files with the bytes of their headers.
-	Shards []format.Shard `json:"-"`
 	// Index is the name among Others of the index of the shards, which is written last;
 	// empty if there is none.
 	Index string `json:"-"`
+
+	order  []int32 // Tensors in the order of the model
+	source int64   // bytes of memory that the headers of the source take
 }
 
 // Source is a weight file that is read.
@@ -62,7 +61,7 @@ type Other struct {
 	Size    int64  `json:"size"`              // bytes of the file
 	Hash    string `json:"hash"`              // of its bytes
 	Carried bool   `json:"carried,omitempty"` // copied from the source's directory
-	Text    []byte `json:"-"`                 // the bytes of a file that is not carried
+	Text    []byte `json:"-"`                 // the bytes of a file that is neither carried nor the index
 }
 
 // Missing counts weights of one kind.
@@ -122,6 +121,17 @@ type Side struct {
 	Tensor string `json:"tensor"` // as it is stored
 	File   int    `json:"file"`   // index in Sources
 	Offset int64  `json:"offset"` // of its first byte in the file
+}
+
+// InOrder yields the tensors in the order of the model.
+func (p *Plan) InOrder() iter.Seq[*Tensor] {
+	return func(yield func(*Tensor) bool) {
+		for _, i := range p.order {
+			if !yield(&p.Tensors[i]) {
+				return
+			}
+		}
+	}
 }
 
 // Bytes returns the bytes of weights that are read, sides left out, and written.

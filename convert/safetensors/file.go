@@ -75,6 +75,8 @@ func (f *File) Stat() format.Stat {
 
 // Identify writes the header's bytes.
 func (f *File) Identify(w io.Writer) error {
-	_, err := w.Write(f.Head(f.DataStart))
+	head := f.Head(f.DataStart)
+	defer f.DontNeed(head)
+	_, err := w.Write(head)
 	return err
 }

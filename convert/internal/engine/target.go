@@ -174,7 +174,11 @@ func (e *execution) layOut() error {
 		if err := f.Reserve(e.plan.Files[i].Size); err != nil {
 			return err
 		}
-		if _, err := f.WriteAt(e.plan.Shards[i].Layout.Header(), 0); err != nil {
+		header, err := e.plan.Header(i)
+		if err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(header, 0); err != nil {
 			return err
 		}
 		if err := f.Sync(); err != nil {
@@ -230,8 +234,7 @@ func (e *execution) commit(ctx context.Context) error {
 func (e *execution) writeOther(f plan.Other) error {
 	return e.Disk.WriteFile(filepath.Join(e.dir, f.Name), func(w io.Writer) error {
 		if !f.Carried {
-			_, err := w.Write(f.Text)
-			return err
+			return e.plan.WriteOther(w, f)
 		}
 		src, err := e.source.OpenOther(f.Name)
 		if err != nil {
