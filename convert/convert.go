@@ -37,6 +37,9 @@ const DefaultIO = engine.DefaultIO
 // DefaultMemory is the Memory of Settings that do not say.
 const DefaultMemory = engine.DefaultMemory
 
+// ProgramMemory is the part of Settings.Memory that is not for Go's heap.
+const ProgramMemory = engine.ProgramMemory
+
 // LossError refuses an output whose casts made numbers infinite or zero.
 type LossError = engine.LossError
 
@@ -58,6 +61,9 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 	if err := checkOverlap(src, target); err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(dst), err)
 	}
+	if err := o.Settings.CheckPlanning(src.Path, plan.PlanningMemory(src)); err != nil {
+		return nil, err
+	}
 	p, err := plan.Conversion(src, o.Options)
 	if err != nil {
 		return nil, err
@@ -78,6 +84,9 @@ func Synthesise(ctx context.Context, dst string, p *plan.Plan, s Settings) (*Rep
 
 // execute has a plan carried out and reports.
 func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.Source, s Settings) (*Report, error) {
+	if err := s.CheckPlan(dst, p); err != nil {
+		return nil, err
+	}
 	r, err := engine.Run(ctx, target, p, src, s)
 	var known *checkpoint.Error
 	if errors.As(err, &known) {

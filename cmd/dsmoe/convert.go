@@ -103,7 +103,7 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
-	debug.SetMemoryLimit(int64(f.memory))
+	debug.SetMemoryLimit(int64(f.memory) - convert.ProgramMemory)
 	b := phaseBar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	settings := engineSettings(b.set)

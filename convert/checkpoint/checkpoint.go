@@ -180,6 +180,22 @@ func (c *Checkpoint) ConfigText() ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, config.MaxSize+1))
 }
 
+// perTensor is the bytes of memory that an opened checkpoint keeps of a tensor beside its
+// name and shape: its entry in the header, and where it is found by name.
+const perTensor = 136
+
+// Memory returns the bytes of memory that the headers take at most while c is open.
+func (c *Checkpoint) Memory() (n int64) {
+	for info := range c.Tensors() {
+		n += perTensor + NameMemory(info.Name) + 8*int64(len(info.Shape))
+	}
+	return n
+}
+
+// NameMemory returns the bytes of memory that a name takes at most, beside what points to
+// it.
+func NameMemory(name string) int64 { return int64(len(name)+15) &^ 15 }
+
 // WillNeed tells the system that a part of a tensor's view is about to be read.
 func (c *Checkpoint) WillNeed(data []byte) { c.advise(data, format.File.WillNeed) }
 

@@ -81,6 +81,7 @@ func (c *conversion) layout() error {
 
 // sources names the files that are read, by what is in them.
 func (c *conversion) sources() error {
+	c.plan.source = c.src.Memory()
 	for i, f := range c.src.Inventory.Files {
 		identity, err := c.src.Identity(i)
 		if err != nil {

@@ -130,26 +130,33 @@ func (j *journal) begin(head journalHead) error {
 	return j.append(head)
 }
 
+// writeSize is the bytes of lines that are written at once, if there are so many.
+const writeSize = 1 << 20
+
 // append adds lines and makes them durable.
 func (j *journal) append(lines ...any) error {
+	if err := j.f.Truncate(j.at); err != nil {
+		return err
+	}
 	var b []byte
-	for _, line := range lines {
+	at := j.at
+	for i, line := range lines {
 		payload, err := json.Marshal(line)
 		if err != nil {
 			return err
 		}
-		b = seal(b, payload)
-	}
-	if err := j.f.Truncate(j.at); err != nil {
-		return err
-	}
-	if _, err := j.f.WriteAt(b, j.at); err != nil {
-		return err
+		if b = seal(b, payload); len(b) < writeSize && i < len(lines)-1 {
+			continue
+		}
+		if _, err := j.f.WriteAt(b, at); err != nil {
+			return err
+		}
+		at, b = at+int64(len(b)), b[:0]
 	}
 	if err := j.f.Sync(); err != nil {
 		return err
 	}
-	j.at += int64(len(b))
+	j.at = at
 	return nil
 }
 
