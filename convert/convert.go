@@ -40,21 +40,24 @@ const DefaultMemory = engine.DefaultMemory
 // ProgramMemory is the part of Settings.Memory that is not for Go's heap.
 const ProgramMemory = engine.ProgramMemory
 
-// LossError refuses an output whose casts made numbers infinite or zero.
-type LossError = engine.LossError
+// OverflowError refuses a cast that makes numbers infinite.
+type OverflowError = engine.OverflowError
 
-// Run converts src into a new directory dst, which must not exist or be empty. The
-// output is assembled in a hidden directory beside dst and renamed to dst when it is
-// complete and, unless Unverified is set, proven against the source.
+// Run converts src into the directory dst, which must not exist or be empty. The output
+// is assembled in a hidden directory, beside dst or, if dst exists, in it. It gets its
+// name, or its files theirs, when it is complete and, unless Unverified is set, proven
+// against the source.
 //
 // An interrupted run, however it ended, leaves that hidden directory and a journal;
 // the same call goes on from there and gives the same bytes. If dst is the finished
-// output of the same plan, Run checks it against its manifest and reports so.
+// output of the same plan, Run checks it against its manifest and reports so; where the
+// source may have changed since, or the output was not verified, it is compared with the
+// source.
 func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options) (*Report, error) {
 	if err := o.Settings.Check(); err != nil {
 		return nil, err
 	}
-	target, err := filepath.Abs(dst)
+	target, err := targetOf(dst)
 	if err != nil {
 		return nil, err
 	}
@@ -74,12 +77,20 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 // Synthesise writes a checkpoint from a rule into a new directory dst, as Run does. Its
 // values are hashed on the way; they have no source to be compared with.
 func Synthesise(ctx context.Context, dst string, p *plan.Plan, s Settings) (*Report, error) {
-	target, err := filepath.Abs(dst)
+	target, err := targetOf(dst)
 	if err != nil {
 		return nil, err
 	}
 	s.Unverified = true
 	return execute(ctx, dst, target, p, nothing{}, s)
+}
+
+// targetOf returns the absolute path of dst, which must be said.
+func targetOf(dst string) (string, error) {
+	if dst == "" {
+		return "", errors.New("DST is empty: say where to write, or . for this directory")
+	}
+	return filepath.Abs(dst)
 }
 
 // execute has a plan carried out and reports.
@@ -95,7 +106,7 @@ func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.S
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(dst), err)
 	}
-	return newReport(dst, p, r, s), nil
+	return newReport(dst, p, r), nil
 }
 
 // nothing is the source of what is made by a rule: there are no files.

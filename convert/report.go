@@ -1,9 +1,11 @@
 package convert
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"dsmoe/convert/checkpoint"
@@ -27,12 +29,12 @@ type Report struct {
 	Dropped    int                 `json:"dropped_tensors"`  // left out on request
 	Missing    []plan.Missing      `json:"missing"`          // weights that the output lacks to be a model
 	Operations map[string]int      `json:"operations"`       // tensors per operation
-	Lost       []engine.LostTensor `json:"lost"`             // tensors that a cast could not keep whole
+	Lost       []engine.LostTensor `json:"lost"`             // tensors with elements that a cast could not keep, or that are not finite
 	Notes      []string            `json:"notes"`            // what the user should know
 }
 
-func newReport(dst string, p *plan.Plan, done *engine.Result, s Settings) *Report {
-	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Resumed: done.Resumed, Verified: !s.Unverified,
+func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
+	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Resumed: done.Resumed, Verified: done.Verified,
 		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left, Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
 	_, r.Bytes = p.Bytes()
@@ -52,7 +54,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		state = "verified"
 	}
 	if r.Already {
-		state = "was complete already, matches its manifest"
+		state += ", was complete already, matches its manifest"
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %d tensors, %d bytes in %s, %s\n", text.Quote(r.Path), r.Tensors, r.Bytes, text.Plural(len(r.Files), "file"), state)
@@ -66,14 +68,44 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "dropped: %s\n", text.Plural(r.Dropped, "tensor"))
 	}
 	plan.WriteMissing(&b, r.Missing)
-	for _, t := range r.Lost {
-		fmt.Fprintf(&b, "lost: %s: %d elements became infinite, %d zero\n", text.Quote(t.Name), t.Overflow, t.Flushed)
-	}
+	r.writeLost(&b)
 	for _, n := range r.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// writeLost writes a line for each kind of elements that are no numbers or lost theirs: how
+// many there are, and the tensors that have most.
+func (r *Report) writeLost(w io.Writer) {
+	for _, kind := range []struct {
+		text  string
+		count func(*engine.LostTensor) int64
+	}{
+		{"elements that became infinite", func(t *engine.LostTensor) int64 { return t.Overflow }},
+		{"elements that became zero", func(t *engine.LostTensor) int64 { return t.Flushed }},
+		{"elements that are infinite or NaN in the source", func(t *engine.LostTensor) int64 { return t.NotFinite }},
+	} {
+		total, having := int64(0), []*engine.LostTensor{}
+		for i := range r.Lost {
+			if n := kind.count(&r.Lost[i]); n > 0 {
+				total += n
+				having = append(having, &r.Lost[i])
+			}
+		}
+		slices.SortStableFunc(having, func(a, b *engine.LostTensor) int { return cmp.Compare(kind.count(b), kind.count(a)) })
+		var most []string
+		for _, t := range having[:min(len(having), 3)] {
+			most = append(most, fmt.Sprintf("%s (%s)", text.Quote(t.Name), text.Grouped(kind.count(t))))
+		}
+		if rest := len(having) - len(most); rest > 0 {
+			most = append(most, fmt.Sprintf("and %s more", text.Plural(rest, "tensor")))
+		}
+		if total > 0 {
+			fmt.Fprintf(w, "%s: %s, in %s\n", kind.text, text.Grouped(total), strings.Join(most, ", "))
+		}
+	}
 }
 
 // CheckReport is what Check found. It is JSON as it stands.

@@ -45,14 +45,18 @@ the routed experts, or a part of it, in any combination. SRC is a directory, a
 
 Everything is planned from the headers first: --dry-run prints the plan. The output
 is assembled in a hidden directory beside DST, read again, compared with the source,
-and renamed: DST is complete or not there. An interrupted run, however it ended, goes
-on when the same command is given again, and gives the same bytes. DST holds
+and renamed: DST is complete or not there. If DST is an empty directory, the hidden one
+is in it, and its files move into DST when all are complete. An interrupted run, however
+it ended, goes on when the same command is given again, and gives the same bytes. Given
+again after that, the command checks DST, and compares it with SRC unless the weights'
+files are those that it was verified with. DST holds
 dsmoe.manifest.json, which binds its tensors to the source's by their BLAKE3 hashes;
 --check DST hashes everything again and names what changed.
 
 --type casts F32, F16 and BF16 weights and dequantises FP8 ones; config.json follows.
 Integers stay, and so does e_score_correction_bias, which decides the routing. A cast
-that makes a number infinite or zero is refused, unless --allow-overflow is given.
+that makes a number infinite is refused, unless --allow-overflow is given. Numbers that
+become zero, and those that are infinite or NaN in SRC, are counted.
 
 --include and --exclude take globs (*, ?, [a-z]) of Hugging Face's per-expert names.
 --layers 0-3 makes a smaller model; layers keep their numbers. --no-mtp drops the
@@ -84,7 +88,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
 	flags.Var(&f.memory, "max-memory", "memory to stay below, a `size`")
-	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite or zero")
+	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
 	flags.BoolVar(&f.noResume, "no-resume", false, "start over, even if an interrupted run could go on")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
@@ -108,7 +112,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	defer b.remove()
 	settings := engineSettings(b.set)
 	settings.Memory, settings.Unverified = int64(f.memory), !f.verify
-	settings.StartOver, settings.KeepLosses = f.noResume, f.allowOverflow
+	settings.StartOver, settings.AllowOverflow = f.noResume, f.allowOverflow
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)
 	}

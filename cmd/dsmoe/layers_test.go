@@ -29,7 +29,7 @@ func TestLayers(t *testing.T) {
 		"convert/internal/engine":  {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
 		"convert/plan":             {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model", "model/weights", "config", "model/tensor"},
 		"convert/operation":        {"model/tensor"},
-		"convert/checkpoint":       {"convert/safetensors", "convert/torchbin", "convert/format", "convert/internal/digest", "model/weights", "config", "model/tensor"},
+		"convert/checkpoint":       {"convert/safetensors", "convert/torchbin", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/weights", "config", "model/tensor"},
 		"convert/safetensors":      {"convert/format", "model/tensor"},
 		"convert/torchbin":         {"convert/format", "model/tensor"},
 		"convert/format":           {"model/tensor"},

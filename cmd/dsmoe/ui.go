@@ -87,10 +87,10 @@ func hintOf(err error) string {
 	var usage *usageError
 	var bad *checkpoint.Error
 	var mismatch *model.MismatchError
-	var loss *convert.LossError
+	var overflow *convert.OverflowError
 	switch {
-	case errors.As(err, &loss):
-		return "--allow-overflow writes them all the same, and goes on with what is done"
+	case errors.As(err, &overflow):
+		return "--type bf16 and f32 keep them; --allow-overflow writes infinities, and goes on from what is done"
 	case errors.As(err, &usage):
 		return usage.hint
 	case errors.As(err, &mismatch):

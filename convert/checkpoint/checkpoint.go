@@ -15,6 +15,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/disk"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -147,16 +148,16 @@ func (c *Checkpoint) Identity(file int) (string, error) {
 	return h.Name(), nil
 }
 
-// Key names the state that the weight files are in: it follows from their names, sizes
-// and times.
+// Key names the state that the weight files are in, as cheaply as it can be told: see
+// disk.State. Another key may mean other weights.
 func (c *Checkpoint) Key() (string, error) {
 	h := digest.New()
 	for _, f := range c.Inventory.Files {
-		stat, err := os.Stat(filepath.Join(c.Dir, f.Name))
+		state, err := disk.State(filepath.Join(c.Dir, f.Name))
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(h, "%q %d %d\n", f.Name, stat.Size(), stat.ModTime().UnixNano())
+		fmt.Fprintf(h, "%q %s\n", f.Name, state)
 	}
 	return h.Name(), nil
 }

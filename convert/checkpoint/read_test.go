@@ -76,9 +76,10 @@ func TestIdentity(t *testing.T) {
 	fixture.Flip(t, path, offset)
 	require.NoError(t, os.Chtimes(path, time.Now(), stat.ModTime()))
 	require.Equal(t, before, identities(c))
-	require.Equal(t, key, keyOf(t, c))
+	changed := keyOf(t, c)
+	require.NotEqual(t, key, changed, "the time of modification was set back")
 	require.NoError(t, os.Chtimes(path, time.Now(), stat.ModTime().Add(time.Nanosecond)))
-	require.NotEqual(t, key, keyOf(t, c))
+	require.NotEqual(t, changed, keyOf(t, c))
 
 	torch := opened(t, "../../fixtures/torch-bin/checkpoint")
 	ids := identities(torch)

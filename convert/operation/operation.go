@@ -1,7 +1,7 @@
 // Package operation holds what is done to the elements of a tensor on their way from the
 // source to the output: copy, cast, dequantise, make. An Operation is a value that a plan
 // holds per segment: it fills pieces of the output, proves pieces that were read again,
-// and counts what was lost. Prove does not compute what Apply computes and compare: it
+// and counts what was lost or is not finite. Prove does not compute what Apply computes and compare: it
 // decodes what was written and asks whether it may stand for the source, so that a mistake
 // in one shows in the other. Shared are the decoding of a dequantisation's scales, and all
 // of Make, whose elements have no source: its proof makes them a second time.
@@ -24,8 +24,8 @@ type Operation interface {
 	// from at on need, in the order in which the plan lists those tensors. Elements are
 	// counted row by row in the matrix that the source is.
 	Sides(at, n int64) []Span
-	// Apply fills dst with what becomes of in, and counts what is lost. Both are whole
-	// units.
+	// Apply fills dst with what becomes of in, and counts what is lost and what is not
+	// finite. Both are whole units.
 	Apply(dst []byte, in Input) (tensor.Loss, error)
 	// Prove says whether out, as it was read again, can be what becomes of in. An element
 	// for which it cannot is a *Mismatch.
@@ -91,10 +91,12 @@ func wholeBytes(d tensor.DType) (elements, size int) {
 // Sides returns nothing.
 func (Copy) Sides(_, _ int64) []Span { return nil }
 
-// Apply copies.
-func (Copy) Apply(dst []byte, in Input) (tensor.Loss, error) {
-	copy(dst, in.Data)
-	return tensor.Loss{}, nil
+// Apply copies, unless dst is the piece of the source itself.
+func (c Copy) Apply(dst []byte, in Input) (tensor.Loss, error) {
+	if len(dst) > 0 && &dst[0] != &in.Data[0] {
+		copy(dst, in.Data)
+	}
+	return tensor.Loss{NotFinite: tensor.NotFinite(dst, c.DType)}, nil
 }
 
 // Prove demands equal bytes.

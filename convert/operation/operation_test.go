@@ -176,14 +176,17 @@ func TestMakeFails(t *testing.T) {
 	require.ErrorIs(t, m.Prove(make([]byte, 1), Input{}), boom)
 }
 
-// TestCopyCountsNothing: NaNs, infinities and zeros are bytes like others.
-func TestCopyCountsNothing(t *testing.T) {
+// TestCopyCounts: NaNs and infinities are copied like other bytes, and counted.
+func TestCopyCounts(t *testing.T) {
 	src := binary.LittleEndian.AppendUint32(nil, 0x7f800001)
 	out := make([]byte, 4)
 	lost, err := Copy{tensor.F32}.Apply(out, Input{Data: src})
 	require.NoError(t, err)
-	require.Equal(t, tensor.Loss{}, lost)
+	require.Equal(t, tensor.Loss{NotFinite: 1}, lost)
 	require.Equal(t, src, out)
+	lost, err = Copy{tensor.F32}.Apply(out, Input{Data: out})
+	require.NoError(t, err)
+	require.Equal(t, tensor.Loss{NotFinite: 1}, lost)
 	out[3] = 0xff
 	require.EqualError(t, Copy{tensor.F32}.Prove(out, Input{Data: src}), "element 0 reads ff800001, but the source gives 7f800001")
 }

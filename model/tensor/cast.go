@@ -12,20 +12,23 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// Loss counts the elements that a cast could not keep even approximately.
+// Loss counts the elements that a conversion could not keep even approximately, and those
+// that were no numbers to begin with.
 type Loss struct {
-	Overflow int64 `json:"overflow"` // finite, but infinite in the target dtype
-	Flushed  int64 `json:"flushed"`  // not zero, but zero in the target dtype
+	Overflow  int64 `json:"overflow"`   // finite in the source, but infinite in the target dtype
+	Flushed   int64 `json:"flushed"`    // not zero in the source, but zero in the target dtype
+	NotFinite int64 `json:"not_finite"` // infinite or NaN in the source, and so in the output
 }
 
 // Add adds the counts of o.
 func (l *Loss) Add(o Loss) {
 	l.Overflow += o.Overflow
 	l.Flushed += o.Flushed
+	l.NotFinite += o.NotFinite
 }
 
-// Any says whether anything was lost.
-func (l Loss) Any() bool { return l.Overflow+l.Flushed > 0 }
+// Any says whether anything was counted.
+func (l Loss) Any() bool { return l != Loss{} }
 
 // Cast converts elements between F32, F16 and BF16, rounding to nearest, ties to
 // even. Signs stay, also that of zero. A NaN keeps the top of its payload, and is quiet
@@ -55,7 +58,7 @@ const piece = 2048
 func (c *Cast) Convert(dst, src []byte) (lost Loss) {
 	if c.From == c.To {
 		copy(dst, src)
-		return Loss{}
+		return Loss{NotFinite: NotFinite(src, c.From)}
 	}
 	from, _ := c.From.Format()
 	to, _ := c.To.Format()
@@ -66,7 +69,9 @@ func (c *Cast) Convert(dst, src []byte) (lost Loss) {
 		n, m := len(wide)*to.Size(), len(wide)*from.Size()
 		kernel.Widen(wide, src[:m], from)
 		kernel.Narrow(dst[:n], wide, to)
-		if !moves && lost.compare(dst[:n], to, src[:m], from) {
+		if moves {
+			lost.NotFinite += NotFinite(src[:m], c.From)
+		} else if lost.compare(dst[:n], to, src[:m], from) {
 			keepNaN(dst[:n], to, src[:m], from)
 		}
 		src, dst = src[m:], dst[n:]
@@ -84,6 +89,7 @@ func (l *Loss) compare(dst []byte, to kernel.Format, src []byte, from kernel.For
 	zeros, infinities := census(src, from)
 	l.Flushed += zero - zeros
 	l.Overflow += infinite - infinities
+	l.NotFinite += infinities
 	return infinities > 0
 }
 

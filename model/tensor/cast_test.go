@@ -3,6 +3,7 @@ package tensor
 import (
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -149,17 +150,21 @@ func TestCastKeepsNaN(t *testing.T) {
 	} {
 		got, lost := cast(t, c.from, c.to, c.in)
 		require.Equal(t, c.want, got[0], "%s %x to %s", c.from, c.in, c.to)
-		require.False(t, lost.Any())
+		require.Equal(t, Loss{NotFinite: lost.NotFinite}, lost)
 	}
 }
 
 func TestCastCountsLosses(t *testing.T) {
 	const big, inf, tiny, zero, one, nan = 0x4780, 0x7f80, 0x3300, 0, 0x3f80, 0x7fc0 // BF16: 65536, ∞, 2^-25
 	_, lost := cast(t, BF16, F16, big, big|0x8000, inf, tiny, tiny|0x8000, zero, 0x8000, one, nan, 0x3301, big)
-	require.Equal(t, Loss{Overflow: 3, Flushed: 2}, lost)
+	require.Equal(t, Loss{Overflow: 3, Flushed: 2, NotFinite: 2}, lost)
 	_, lost = cast(t, F32, BF16, 0x7f7fffff, 1, 0x7f800000, 0, 0x3f800000)
-	require.Equal(t, Loss{Overflow: 1, Flushed: 1}, lost)
+	require.Equal(t, Loss{Overflow: 1, Flushed: 1, NotFinite: 1}, lost)
 	_, lost = cast(t, F16, F32, 0x7c00, 1, 0)
+	require.Equal(t, Loss{NotFinite: 1}, lost)
+	_, lost = cast(t, BF16, F32, big, nan, inf)
+	require.Equal(t, Loss{NotFinite: 2}, lost)
+	_, lost = cast(t, BF16, F32, big, tiny, zero)
 	require.False(t, lost.Any())
 	for _, d := range []DType{F64, I32, F8E4M3, Bool} {
 		_, err := NewCast(d, F32)
@@ -244,6 +249,32 @@ func FuzzDequantise(f *testing.F) {
 	})
 }
 
+// TestNotFinite: infinities and NaNs of every dtype that has them, at all places.
+func TestNotFinite(t *testing.T) {
+	for d, patterns := range map[DType]struct{ finite, not []string }{
+		F64:        {[]string{"\x00\x00\x00\x00\x00\x00\xef\x7f", "\xff\xff\xff\xff\xff\xff\xef\xff"}, []string{"\x00\x00\x00\x00\x00\x00\xf0\x7f", "\x01\x00\x00\x00\x00\x00\xf0\xff"}},
+		F32:        {[]string{"\xff\xff\x7f\x7f", "\x00\x00\x00\x80"}, []string{"\x00\x00\x80\x7f", "\x01\x00\x80\xff"}},
+		C64:        {[]string{"\xff\xff\x7f\x7f\x00\x00\x00\x00"}, []string{"\xff\xff\x7f\x7f\x00\x00\xc0\xff"}},
+		F16:        {[]string{"\xff\x7b", "\x00\x80"}, []string{"\x00\x7c", "\x01\xfc"}},
+		BF16:       {[]string{"\x7f\x7f", "\x00\x80"}, []string{"\x80\x7f", "\xc0\xff"}},
+		F8E4M3:     {[]string{"\x7e", "\x80"}, []string{"\x7f", "\xff"}},
+		F8E5M2:     {[]string{"\x7b", "\x80", "\xfb"}, []string{"\x7c", "\x7f", "\xfd"}},
+		F8E4M3FNUZ: {[]string{"\x7f", "\xff"}, []string{"\x80"}},
+		F8E5M2FNUZ: {[]string{"\x7f", "\xff"}, []string{"\x80"}},
+		F8E8M0:     {[]string{"\x00", "\xfe", "\x7f", "\x80"}, []string{"\xff"}},
+		I16:        {[]string{"\xff\xff", "\x80\x7f"}, nil},
+		F4:         {[]string{"\xff"}, nil},
+	} {
+		for n := range 20 {
+			data := strings.Repeat(strings.Join(patterns.finite, ""), n)
+			require.Zero(t, NotFinite([]byte(data), d), d)
+			for i, p := range patterns.not {
+				require.EqualValues(t, n+1, NotFinite([]byte(strings.Repeat(p, n)+data+p), d), "%s %d", d, i)
+			}
+		}
+	}
+}
+
 func TestDequantiseCountsLosses(t *testing.T) {
 	b := Blocks{Rows: 1, Cols: 4, BlockRows: 1, BlockCols: 1}
 	src := []byte{0x7e, 0x01, 0x7f, 0x00} // 448, 2^-9, NaN, 0
@@ -251,7 +282,11 @@ func TestDequantiseCountsLosses(t *testing.T) {
 		to    DType
 		scale float32
 		want  Loss
-	}{{F16, 1000, Loss{Overflow: 1}}, {F16, 1e-6, Loss{Flushed: 1}}, {F32, 1, Loss{}}, {F32, 1e38, Loss{Overflow: 1}}, {BF16, 1e-44, Loss{Flushed: 2}}} {
+	}{
+		{F16, 1000, Loss{Overflow: 1, NotFinite: 1}}, {F16, 1e-6, Loss{Flushed: 1, NotFinite: 1}}, {F32, 1, Loss{NotFinite: 1}},
+		{F32, 1e38, Loss{Overflow: 1, NotFinite: 1}}, {BF16, 1e-44, Loss{Flushed: 2, NotFinite: 1}}, {F16, 0, Loss{NotFinite: 1}},
+		{BF16, float32(math.Inf(1)), Loss{NotFinite: 4}}, {F32, float32(math.NaN()), Loss{NotFinite: 4}},
+	} {
 		q, err := NewDequantiser(c.to)
 		require.NoError(t, err)
 		lost := q.Convert(make([]byte, 4*c.to.Bits()/8), src, 0, b, []float32{c.scale, c.scale, c.scale, c.scale})
@@ -276,6 +311,19 @@ func TestOrdinal(t *testing.T) {
 }
 
 // BenchmarkCast reports GB/s of source, beside copying as many bytes.
+// BenchmarkNotFinite counts in weights that are all finite.
+func BenchmarkNotFinite(b *testing.B) {
+	data := make([]byte, 1<<20)
+	for _, d := range []DType{BF16, F32, F8E4M3} {
+		b.Run(d.String(), func(b *testing.B) {
+			b.SetBytes(int64(len(data)))
+			for b.Loop() {
+				NotFinite(data, d)
+			}
+		})
+	}
+}
+
 func BenchmarkCast(b *testing.B) {
 	for _, name := range kernel.Implementations() {
 		for _, c := range [][2]DType{{BF16, BF16}, {BF16, F32}, {BF16, F16}, {F16, BF16}, {F16, F32}, {F32, BF16}, {F32, F16}} {

@@ -3,6 +3,7 @@ package tensor
 // The search for what a conversion may lose or spoil: zeros, infinities and NaNs.
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
 
@@ -50,6 +51,22 @@ func (w word) ordinary(data []byte) bool {
 	return nonzero == sign && infinite&sign == 0
 }
 
+// finite says whether all elements of data, a multiple of 8 bytes, are finite.
+func (w word) finite(data []byte) bool {
+	sign, gap, any := w.sign, w.gap, uint64(0)
+	for ; len(data) >= 32; data = data[32:] {
+		b := (*[32]byte)(data)
+		any |= binary.LittleEndian.Uint64(b[0:])&^sign + gap
+		any |= binary.LittleEndian.Uint64(b[8:])&^sign + gap
+		any |= binary.LittleEndian.Uint64(b[16:])&^sign + gap
+		any |= binary.LittleEndian.Uint64(b[24:])&^sign + gap
+	}
+	for ; len(data) >= 8; data = data[8:] {
+		any |= binary.LittleEndian.Uint64(data)&^sign + gap
+	}
+	return any&sign == 0
+}
+
 // census counts the elements of data that are zero and those that are infinite or NaN.
 func census(data []byte, f kernel.Format) (zero, infinite int64) {
 	w := wordOf(f)
@@ -70,6 +87,45 @@ func census(data []byte, f kernel.Format) (zero, infinite int64) {
 		}
 	}
 	return zero, infinite
+}
+
+// NotFinite counts the elements of data, of dtype d, that are infinite or NaN. Of C64 it
+// counts real and imaginary parts. Integers are finite, and so are dtypes without such
+// patterns.
+func NotFinite(data []byte, d DType) (n int64) {
+	switch d {
+	case F64:
+		return word{1 << 63, (0x8000 - 0x7ff0) << 48}.count(data)
+	case C64:
+		return wordOf(kernel.F32).count(data)
+	case F8E5M2:
+		return word{0x8080_8080_8080_8080, 0x0404_0404_0404_0404}.count(data)
+	case F8E4M3FNUZ, F8E5M2FNUZ:
+		return int64(bytes.Count(data, []byte{0x80}))
+	case F8E8M0:
+		return int64(bytes.Count(data, []byte{0xff}))
+	}
+	if f, ok := d.Format(); ok {
+		return wordOf(f).count(data)
+	}
+	return 0
+}
+
+// count counts the elements that are infinite or NaN.
+func (w word) count(data []byte) (n int64) {
+	for len(data) >= 8 {
+		whole := data[:min(len(data), 4<<10)&^7]
+		data = data[len(whole):]
+		if w.finite(whole) {
+			continue
+		}
+		for ; len(whole) > 0; whole = whole[8:] {
+			n += int64(bits.OnesCount64(w.infinite(binary.LittleEndian.Uint64(whole))))
+		}
+	}
+	var rest [8]byte // what is missing is zero
+	copy(rest[:], data)
+	return n + int64(bits.OnesCount64(w.infinite(binary.LittleEndian.Uint64(rest[:]))))
 }
 
 // load returns the bits of element i.

@@ -15,6 +15,8 @@ func defined(p uint32, from, to DType) (uint32, Loss) {
 		lost.Flushed++
 	} else if before < inf && after == inf {
 		lost.Overflow++
+	} else if before >= inf {
+		lost.NotFinite++
 	}
 	return out, lost
 }
@@ -45,7 +47,7 @@ func definedProduct(code byte, scale float32, to DType) (uint32, Loss) {
 	case product == 0 && v != 0 && scale != 0:
 		lost.Flushed++ // before the cast
 	case math.IsInf(float64(product), 0) && !math.IsInf(float64(scale), 0):
-		lost.Overflow++
+		lost = Loss{Overflow: 1}
 	}
 	return out, lost
 }

@@ -86,7 +86,8 @@ func (b *Blocks) runs(col, n int, f func(i, j, block int)) {
 // scaled counts what src lost when it was multiplied by scale and became dst, which
 // has numbers that are zero, infinite or NaN. NaNs are done again by the definition.
 func (l *Loss) scaled(dst []byte, to kernel.Format, src []byte, scale float32) {
-	if scale != 0 && scale-scale == 0 && !l.compare(dst, to, src, kernel.F8E4M3) {
+	ordinary := scale != 0 && scale-scale == 0
+	if ordinary && !l.compare(dst, to, src, kernel.F8E4M3) {
 		return
 	}
 	for i, code := range src {
@@ -95,5 +96,8 @@ func (l *Loss) scaled(dst []byte, to kernel.Format, src []byte, scale float32) {
 			v *= scale
 		}
 		store(dst, i, to, kernel.Encode(math.Float32bits(v), to))
+	}
+	if !ordinary {
+		l.NotFinite += wordOf(to).count(dst)
 	}
 }

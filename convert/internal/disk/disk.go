@@ -5,9 +5,23 @@ package disk
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 )
+
+// State names the state that a file is in, without reading it: another state may mean other
+// bytes. It is made of the file's size and times and, where the system has them, its inode
+// and the time at which anything about it last changed.
+func State(path string) (string, error) {
+	stat, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	id, err := identity(path)
+	return fmt.Sprintf("%d %d %s", stat.Size(), stat.ModTime().UnixNano(), id), err
+}
 
 // Disk makes the calls that change the file system. The zero value is the real disk.
 type Disk struct {
@@ -29,14 +43,13 @@ func (d *Disk) ask(call, path string) error {
 }
 
 // Open opens a file for reading and writing, and makes it if it is not there.
-func (d *Disk) Open(path string) (*File, error) { return d.openWith(path, os.O_CREATE) }
+func (d *Disk) Open(path string) (*File, error) { return d.openWith(path, os.O_RDWR|os.O_CREATE) }
 
-// openWith opens a file for reading and writing.
 func (d *Disk) openWith(path string, flag int) (*File, error) {
 	if err := d.ask("open", path); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|flag, 0o666)
+	f, err := os.OpenFile(path, flag, 0o666)
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +110,20 @@ func (d *Disk) WriteFile(path string, fill func(w io.Writer) error) error {
 		err = f.Sync()
 	}
 	return errors.Join(err, f.Finish())
+}
+
+// ReplaceFile is WriteFile for a file that may be there: it is the old or the new one,
+// whatever happens.
+func (d *Disk) ReplaceFile(path string, fill func(w io.Writer) error) error {
+	dir, name := filepath.Split(path)
+	partial := filepath.Join(dir, "."+name+".partial")
+	if err := d.WriteFile(partial, fill); err != nil {
+		return errors.Join(err, d.Remove(partial))
+	}
+	if err := d.Rename(partial, path); err != nil {
+		return errors.Join(err, d.Remove(partial))
+	}
+	return d.SyncDir(dir)
 }
 
 // File is a file that is written.

@@ -7,3 +7,6 @@ func FreeSpace(string) (free uint64, ok bool) { return 0, false }
 
 // syncDir does nothing: on this system a directory cannot be synced.
 func syncDir(string) error { return nil }
+
+// identity is not known.
+func identity(string) (string, error) { return "", nil }

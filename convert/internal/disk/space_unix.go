@@ -4,9 +4,23 @@ package disk
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
+
+// identity says which file stat is of, and when it was last changed in any way: what
+// writes to a file can set its time of modification back, but not this.
+func identity(path string) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return "", &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	sec, nsec := st.Ctim.Unix()
+	return fmt.Sprintf("%d %d.%09d", st.Ino, sec, nsec), nil
+}
 
 // FreeSpace returns the bytes that can still be written to the disk of dir; ok is
 // false where that is not known.

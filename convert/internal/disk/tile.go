@@ -5,6 +5,7 @@ package disk
 
 import (
 	"errors"
+	"os"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -29,16 +30,25 @@ type TileFile struct {
 
 // OpenTiles is Open for a file of tiles.
 func (d *Disk) OpenTiles(path string) (*TileFile, error) {
-	f, err := d.Open(path)
+	return d.openTiles(path, os.O_RDWR|os.O_CREATE)
+}
+
+// OpenTilesToRead opens a file of tiles that is there and is not written.
+func (d *Disk) OpenTilesToRead(path string) (*TileFile, error) {
+	return d.openTiles(path, os.O_RDONLY)
+}
+
+func (d *Disk) openTiles(path string, flag int) (*TileFile, error) {
+	f, err := d.openWith(path, flag)
 	if err != nil {
 		return nil, err
 	}
 	t := &TileFile{File: f}
-	flag := directFlag(f.file)
-	if flag == 0 {
+	direct := directFlag(f.file)
+	if direct == 0 {
 		return t, nil
 	}
-	t.direct, err = d.openWith(path, flag)
+	t.direct, err = d.openWith(path, flag&^os.O_CREATE|direct)
 	if err != nil && !refuses(err) {
 		f.Close()
 		return nil, err

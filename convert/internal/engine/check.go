@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -83,13 +85,17 @@ func checkManifest(ctx context.Context, dir string, m *Manifest, s Settings) ([]
 		t := &m.Tensors[i]
 		c.byFile[t.File] = append(c.byFile[t.File], t)
 	}
-	for _, f := range m.Files {
-		c.total += f.Size
-	}
 	defer c.close()
 	for _, f := range m.Files {
+		c.total += f.Size
 		if err := c.weights(f); err != nil {
 			return nil, err
+		}
+		delete(c.byFile, f.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.byFile)) {
+		for _, t := range c.byFile[name] {
+			c.problem(name, t.Name, "the manifest lists the tensor, but not the file")
 		}
 	}
 	if err := c.data(ctx); err != nil {
@@ -135,12 +141,21 @@ func (c *checker) problem(file, name, cause string, args ...any) {
 // open opens a file that must be there.
 func (c *checker) open(name string) (f *os.File, size int64, err error) {
 	f, size, err = format.OpenRegular(filepath.Join(c.dir, name))
-	var bad *format.Error
-	if errors.As(err, &bad) {
-		c.problems = append(c.problems, checkpoint.Problem{File: name, Cause: bad.Cause})
-		return nil, 0, nil
+	if err != nil {
+		return nil, 0, c.found(name, err)
 	}
-	return f, size, err
+	return f, size, nil
+}
+
+// found takes note of what is wrong with a file. That the system could not read it is not
+// known to be wrong with the file: that is an error.
+func (c *checker) found(name string, err error) error {
+	var bad *format.Error
+	if !errors.As(err, &bad) || bad.Unwrap() != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	c.problems = append(c.problems, checkpoint.ProblemsOf(name, err)...)
+	return nil
 }
 
 // weights checks the header of a weight file and finds its tensors.
@@ -160,8 +175,7 @@ func (c *checker) weights(want plan.File) error {
 	}
 	held, err := of.Open(filepath.Join(c.dir, want.Name))
 	if err != nil {
-		c.problems = append(c.problems, checkpoint.ProblemsOf(want.Name, err)...)
-		return nil
+		return c.found(want.Name, err)
 	}
 	defer held.Close()
 	identity := digest.New()

@@ -8,13 +8,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"path/filepath"
 	"runtime"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Source reads what a plan's segments name. It is safe for concurrent use.
@@ -30,12 +29,12 @@ type Source interface {
 
 // Settings are how a plan is carried out. They decide no byte of the output's weights.
 type Settings struct {
-	Memory     int64 // bytes to stay below; 0 is 512 MiB
-	Compute    int   // goroutines that cast, hash and compare at once; 0 is GOMAXPROCS
-	IO         int   // goroutines that read and write, each a tensor at a time; 0 is DefaultIO
-	Unverified bool  // do not read the output again and compare it with the source
-	StartOver  bool  // do not go on from an unfinished output
-	KeepLosses bool  // write numbers that became infinite or zero in a cast
+	Memory        int64 // bytes to stay below; 0 is 512 MiB
+	Compute       int   // goroutines that cast, hash and compare at once; 0 is GOMAXPROCS
+	IO            int   // goroutines that read and write, each a tensor at a time; 0 is DefaultIO
+	Unverified    bool  // do not read the output again and compare it with the source
+	StartOver     bool  // do not go on from an unfinished output
+	AllowOverflow bool  // write numbers that a cast makes infinite
 
 	Tool     string                          // name and version of the program, for the manifest
 	Progress func(phase string, n, of int64) // told of bytes as they are done, one call at a time; nil is nobody
@@ -80,90 +79,64 @@ func (s Settings) Check() error {
 
 // Result is what Run did.
 type Result struct {
-	Already bool         // the target was the finished output of this plan, and still is
-	Resumed int64        // bytes that an earlier, interrupted run had written
-	Lost    []LostTensor // tensors that a cast could not keep whole
+	Already  bool         // the target was the finished output of this plan, and still is
+	Verified bool         // the output was read again and compared with the source, by this run or the one that wrote it
+	Resumed  int64        // bytes that an earlier, interrupted run had written
+	Lost     []LostTensor // tensors with elements that are not finite, or that a cast could not keep
 }
 
-// LostTensor says how many elements of a tensor a cast could not keep.
+// LostTensor says how many elements of a tensor are not finite, or could not be kept.
 type LostTensor struct {
 	Name string `json:"name"` // of the tensor
 	tensor.Loss
 }
 
-// LossError refuses an output whose casts made numbers infinite or zero.
-type LossError struct {
-	Tensors []LostTensor // at least one
+// OverflowError refuses a cast that makes numbers infinite.
+type OverflowError struct {
+	Count int64        // elements, of the first part of a tensor that has any
+	DType tensor.DType // that they do not fit
 }
 
-// Error names the first tensors and counts the rest.
-func (e *LossError) Error() string {
-	problems := make([]checkpoint.Problem, len(e.Tensors))
-	for i, t := range e.Tensors {
-		problems[i] = checkpoint.Problem{Tensor: t.Name, Cause: fmt.Sprintf("%d elements would become infinite, %d zero", t.Overflow, t.Flushed)}
-	}
-	return (&checkpoint.Error{Path: "cast", Problems: problems}).Error()
+// Error says how many elements do not fit which dtype.
+func (e *OverflowError) Error() string {
+	return fmt.Sprintf("at least %s would become infinite in %s", text.Plural(int(e.Count), "element"), e.DType)
 }
 
-// Run writes the plan's output to a new directory dst, an absolute path, which must not
-// exist or be empty. It is assembled in a hidden directory beside dst. An interrupted run,
-// however it ended, leaves that and a journal; the same call goes on from there and gives
-// the same bytes. If dst is the finished output of the same plan, Run checks it against
-// its manifest and reports so.
+// Run writes the plan's output to the directory dst, an absolute path. If that does not
+// exist, it is assembled in a hidden directory beside it and renamed; a directory that is
+// there must be empty, and is filled from a hidden one in it, what makes it a checkpoint
+// last. An interrupted run, however it ended, leaves the hidden directory and a journal;
+// the same call goes on from there and gives the same bytes.
+//
+// If dst is the finished output of the same plan, Run checks it against its manifest. If
+// the source may have changed since it was made, or it was not verified and is to be, it is
+// compared with the source.
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
-	if done, err := alreadyDone(ctx, dst, p, s); done || err != nil {
-		return &Result{Already: true}, err
+	e, err := newExecution(dst, p, src, s)
+	if err != nil {
+		return nil, err
 	}
-	e := newExecution(dst, p, src, s)
+	if !e.unfinished() {
+		if r, err := e.finished(ctx); r != nil || err != nil {
+			return r, err
+		}
+	}
 	if err := e.begin(); err != nil {
 		return nil, err
 	}
 	defer e.close()
-	r := &Result{Resumed: e.done}
-	if err := e.write(ctx); err != nil {
-		return nil, err
-	}
-	r.Lost = e.lost()
-	if len(r.Lost) > 0 && !s.KeepLosses {
-		return nil, &LossError{r.Lost}
-	}
-	if !s.Unverified {
-		if err := e.prove(ctx); err != nil {
+	if e.published != nil {
+		if err := e.publish(); err != nil {
 			return nil, err
 		}
+		return e.finished(ctx)
 	}
-	return r, e.commit(ctx)
+	if err := e.journaled(ctx); err != nil {
+		return nil, err
+	}
+	return &Result{Verified: !s.Unverified, Resumed: e.resumed, Lost: e.lost()}, e.commit(ctx)
 }
 
-// alreadyDone says whether dst is the finished output of the plan. If it is, but
-// was changed since, that is an error.
-func alreadyDone(ctx context.Context, dst string, p *plan.Plan, s Settings) (bool, error) {
-	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
-	if err != nil || m.Plan != p.Hash {
-		return false, nil
-	}
-	problems, err := checkManifest(ctx, dst, m, s)
-	if err != nil {
-		return false, err
-	}
-	if len(problems) > 0 {
-		return false, &checkpoint.Error{Path: dst, Problems: append([]checkpoint.Problem{{Cause: "is the output of this very conversion, but was changed since"}}, problems...)}
-	}
-	j, err := lockJournal(s.Disk, journalName(dst)) // an orphan, if the last run died just before its end
-	if err != nil {
-		return true, nil
-	}
-	defer j.f.Close()
-	return true, s.Disk.Remove(journalName(dst))
-}
-
-// partialName and journalName are what an unfinished run leaves beside its target:
-// hidden, and never mistaken for a checkpoint.
-func partialName(dst string) string {
-	return filepath.Join(filepath.Dir(dst), "."+filepath.Base(dst)+".partial")
-}
-
-func journalName(dst string) string {
-	return filepath.Join(filepath.Dir(dst), "."+filepath.Base(dst)+".journal")
-}
+// unfinished says whether a run was interrupted while it filled the target.
+func (e *execution) unfinished() bool { return e.place.inside && exists(e.place.journal) }

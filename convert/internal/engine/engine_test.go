@@ -103,7 +103,7 @@ func requireSameBytes(t *testing.T, src string) {
 	for _, goroutines := range []int{1, 2, 8} {
 		for memory, fail := range map[int64]func(string, string) error{MinMemory: refuseDirect, 0: nil} {
 			for _, unverified := range []bool{false, true} {
-				s := Settings{Memory: memory, Compute: goroutines, IO: goroutines, KeepLosses: true, Unverified: unverified, Disk: &disk.Disk{Fail: fail, NoSync: true}}
+				s := Settings{Memory: memory, Compute: goroutines, IO: goroutines, AllowOverflow: true, Unverified: unverified, Disk: &disk.Disk{Fail: fail, NoSync: true}}
 				dst := converted(t, src, o, s)
 				if unverified {
 					fixture.Write(t, dst, plan.ManifestName, manifest)
@@ -152,17 +152,28 @@ func TestResumeAfterCrash(t *testing.T) {
 	t.Parallel()
 	for name, src := range map[string]string{"FP8": fixture.Path(t, "v3-fp8/checkpoint"), "tiles": manyTiles(t)} {
 		for _, unverified := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, not verified %t", name, unverified), func(t *testing.T) {
-				t.Parallel()
-				requireResumes(t, open(t, src), unverified)
-			})
+			for _, place := range []string{"beside", "inside"} {
+				t.Run(fmt.Sprintf("%s, not verified %t, %s the target", name, unverified, place), func(t *testing.T) {
+					t.Parallel()
+					requireResumes(t, open(t, src), unverified, place)
+				})
+			}
 		}
 	}
 }
 
-func requireResumes(t *testing.T, src *checkpoint.Checkpoint, unverified bool) {
-	d, count := crash(1<<60, nil)
+// target returns a target that is not there, or with place "inside" an empty directory.
+func target(t *testing.T, place string) string {
 	dst := filepath.Join(t.TempDir(), "out")
+	if place == "inside" {
+		require.NoError(t, os.Mkdir(dst, 0o755))
+	}
+	return dst
+}
+
+func requireResumes(t *testing.T, src *checkpoint.Checkpoint, unverified bool, place string) {
+	d, count := crash(1<<60, nil)
+	dst := target(t, place)
 	_, err := convert(t.Context(), t, dst, src, crashOptions, Settings{Disk: d, Unverified: unverified, IO: 2})
 	require.NoError(t, err)
 	want, resumed := fixture.Sums(t, dst), 0
@@ -170,34 +181,39 @@ func requireResumes(t *testing.T, src *checkpoint.Checkpoint, unverified bool) {
 	if *everyCrash {
 		step = 1
 	}
-	for n := int64(0); n < count.Load(); n += step {
-		resumed += crashAndResume(t, src, unverified, n, want)
+	n := int64(0)
+	for crashed := true; crashed; n += step {
+		var took bool
+		if crashed, took = crashAndResume(t, src, unverified, place, n, want); took {
+			resumed++
+		}
 	}
+	require.Greater(t, n, count.Load()/2, "calls before which a run crashed: some runs do with fewer than others")
 	require.Greater(t, resumed, 3, "runs that went on from something")
 }
 
-// crashAndResume crashes at call n, runs again and returns 1 if that took anything
-// over.
-func crashAndResume(t *testing.T, src *checkpoint.Checkpoint, unverified bool, n int64, want map[string][32]byte) int {
-	dst := filepath.Join(t.TempDir(), "out")
+// crashAndResume crashes before call n, if a run makes as many, and runs again. It says
+// whether it crashed, and whether the second run took anything over.
+func crashAndResume(t *testing.T, src *checkpoint.Checkpoint, unverified bool, place string, n int64, want map[string][32]byte) (crashed, took bool) {
+	dst := target(t, place)
 	boom := errors.New("boom")
 	s := Settings{Unverified: unverified, IO: 2}
 	s.Disk, _ = crash(n, boom)
 	_, err := convert(t.Context(), t, dst, src, crashOptions, s)
-	require.ErrorIs(t, err, boom, "call %d", n)
-	require.ErrorContains(t, err, filepath.Dir(dst))
-	if _, err := os.Stat(dst); err == nil {
-		requireChecked(t, dst) // only what came after the rename was lost
+	if crashed = err != nil; crashed {
+		require.ErrorIs(t, err, boom, "call %d", n)
+		require.ErrorContains(t, err, filepath.Dir(dst))
+	}
+	if c, err := checkpoint.Open(dst); err == nil {
+		c.Close()
+		requireChecked(t, dst) // only what came after the last rename was lost
 	}
 	s.Disk = &disk.Disk{NoSync: true, Fail: refuseDirect}
 	r, err := convert(t.Context(), t, dst, src, crashOptions, s)
 	require.NoError(t, err, "call %d", n)
 	require.Equal(t, want, fixture.Sums(t, dst), "call %d", n)
 	fixture.RequireEntries(t, filepath.Dir(dst), "out")
-	if r.Resumed > 0 {
-		return 1
-	}
-	return 0
+	return crashed, r.Resumed > 0
 }
 
 // TestOneFault: one call fails, those after it work: the error names path and
@@ -288,7 +304,7 @@ func TestInterruptedRunGoesOn(t *testing.T) {
 	dst := filepath.Join(t.TempDir(), "out")
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := convert(ctx, t, dst, src, plan.Options{}, Settings{Progress: func(phase string, n, of int64) {
-		if n > of/2 {
+		if n > of/4 {
 			cancel()
 		}
 	}})
@@ -299,7 +315,7 @@ func TestInterruptedRunGoesOn(t *testing.T) {
 	r, err := convert(t.Context(), t, dst, src, plan.Options{}, Settings{})
 	require.NoError(t, err)
 	require.Positive(t, r.Resumed)
-	require.Less(t, r.Resumed, int64(763008))
+	require.Less(t, r.Resumed, int64(912640))
 	fixture.RequireSameTensors(t, src, open(t, dst))
 }
 
@@ -370,17 +386,74 @@ func TestTargets(t *testing.T) {
 		require.NoError(t, os.MkdirAll(filepath.Join(parent, dir), 0o755))
 	}
 	fixture.Link(t, "empty", filepath.Join(parent, "link"))
+	fixture.Link(t, "none", filepath.Join(parent, "nowhere"))
 	for name, want := range map[string]string{
-		"full": "directory is not empty: it holds sub", "file": "exists and is not", "link": "exists and is not", "none/out": "does not exist",
+		"full": "directory is not empty: it holds sub", "file": "exists and is not", "none/out": "does not exist",
+		"nowhere": "is a link to a place that does not exist",
 	} {
 		_, err := convert(t.Context(), t, filepath.Join(parent, name), src, plan.Options{}, inMemory())
 		require.ErrorContains(t, err, want)
 	}
-	fixture.RequireEntries(t, parent, "empty", "file", "full", "link")
-	_, err := convert(t.Context(), t, filepath.Join(parent, "empty"), src, plan.Options{}, inMemory())
+	fixture.RequireEntries(t, parent, "empty", "file", "full", "link", "nowhere")
+}
+
+// TestEmptyDirectoryIsFilled: a directory that is there stays the same one, with its mode,
+// also behind a link, where its parent cannot be written to, and where a new file system
+// has its own directory.
+func TestEmptyDirectoryIsFilled(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3/checkpoint"))
+	parent := t.TempDir()
+	dir, link := filepath.Join(parent, "dir"), filepath.Join(parent, "link")
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "lost+found"), 0o755))
+	require.NoError(t, os.Chmod(dir, 0o2750))
+	fixture.Link(t, "dir", link)
+	before, err := os.Stat(dir)
 	require.NoError(t, err)
-	fixture.RequireSameTensors(t, src, open(t, filepath.Join(parent, "empty")))
-	fixture.RequireEntries(t, parent, "empty", "file", "full", "link")
+	require.NoError(t, os.Chmod(parent, 0o555))
+	t.Cleanup(func() { os.Chmod(parent, 0o755) })
+	_, err = convert(t.Context(), t, link, src, plan.Options{MaxShardBytes: 300_000}, inMemory())
+	require.NoError(t, err)
+	after, err := os.Stat(dir)
+	require.NoError(t, err)
+	require.True(t, os.SameFile(before, after))
+	require.Equal(t, before.Mode(), after.Mode())
+	require.NoError(t, os.Remove(filepath.Join(dir, "lost+found")))
+	require.Equal(t, fixture.Sums(t, converted(t, src.Path, plan.Options{MaxShardBytes: 300_000}, inMemory())), fixture.Sums(t, dir))
+	requireChecked(t, dir)
+}
+
+// TestStartOverWhileFilling: files that an interrupted run has moved into the target are
+// its own, and nobody else's.
+func TestStartOverWhileFilling(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3/checkpoint"))
+	dst := t.TempDir()
+	renames := 0
+	s := Settings{Disk: &disk.Disk{NoSync: true, Fail: func(call, _ string) error {
+		if call == "rename" {
+			renames++
+		}
+		if renames > 2 {
+			return syscall.EIO
+		}
+		return nil
+	}}}
+	_, err := convert(t.Context(), t, dst, src, plan.Options{}, s)
+	require.ErrorIs(t, err, syscall.EIO)
+	fixture.RequireEntries(t, dst, ".dsmoe.journal", ".dsmoe.partial", "generation_config.json", "model.safetensors")
+	_, err = checkpoint.Open(dst)
+	require.Error(t, err)
+	other := plan.Options{DType: tensor.F32}
+	_, err = convert(t.Context(), t, dst, src, other, inMemory())
+	require.ErrorContains(t, err, "an unfinished conversion with other options")
+	fixture.Write(t, dst, "mine", "x")
+	_, err = convert(t.Context(), t, dst, src, other, Settings{StartOver: true})
+	require.ErrorContains(t, err, "it holds mine")
+	fixture.Remove(t, dst, "mine")
+	_, err = convert(t.Context(), t, dst, src, other, Settings{StartOver: true})
+	require.NoError(t, err)
+	require.Equal(t, fixture.Sums(t, converted(t, src.Path, other, inMemory())), fixture.Sums(t, dst))
 }
 
 // TestTargetThatAppears has somebody else create the target meanwhile.
@@ -402,33 +475,123 @@ func TestTargetThatAppears(t *testing.T) {
 	}
 }
 
-// TestLossIsRefused: a value beyond F16's range and one below it.
-func TestLossIsRefused(t *testing.T) {
+// TestOverflowIsRefused: a number beyond F16's range stops the run before the rest is
+// written, and nothing has the final name; with leave to do so it goes on. What becomes zero
+// or is NaN is counted.
+func TestOverflowIsRefused(t *testing.T) {
 	t.Parallel()
 	dir := fixture.Clone(t, fixture.Path(t, "v1-base/checkpoint"))
 	const embed = "model.embed_tokens.weight"
 	src := open(t, dir)
 	poke(t, src, embed, "\x80\x47\x01\x00\xc0\x7f") // BF16 65536, the least subnormal, NaN
 	dst := filepath.Join(t.TempDir(), "out")
-	_, err := convert(t.Context(), t, dst, src, plan.Options{DType: tensor.F16}, inMemory())
-	var loss *LossError
-	require.ErrorAs(t, err, &loss)
-	var counts tensor.Loss
-	for _, l := range loss.Tensors {
-		counts.Add(l.Loss)
-	}
-	require.GreaterOrEqual(t, counts.Overflow, int64(1))
-	require.GreaterOrEqual(t, counts.Flushed, int64(1))
-	require.ErrorContains(t, err, embed)
+	s := inMemory()
+	s.IO = 1
+	written, all := int64(0), int64(0)
+	s.Progress = func(_ string, n, of int64) { written, all = n, of }
+	_, err := convert(t.Context(), t, dst, src, plan.Options{DType: tensor.F16}, s)
+	var overflow *OverflowError
+	require.ErrorAs(t, err, &overflow)
+	require.EqualValues(t, 1, overflow.Count)
+	require.ErrorContains(t, err, "tensor "+embed+": at least 1 element would become infinite in F16")
+	require.Less(t, written, all/10)
 	_, err = os.Stat(dst)
 	require.ErrorIs(t, err, fs.ErrNotExist)
-	s := inMemory()
-	s.KeepLosses = true
+	s.AllowOverflow = true
 	r, err := convert(t.Context(), t, dst, src, plan.Options{DType: tensor.F16}, s)
 	require.NoError(t, err)
-	require.EqualValues(t, 763008, r.Resumed)
-	require.Equal(t, loss.Tensors, r.Lost)
-	require.Contains(t, fixture.Read(t, dst, plan.ManifestName), `"lost":{"overflow":1,"flushed":1}`)
+	require.Equal(t, []LostTensor{{embed, tensor.Loss{Overflow: 1, Flushed: 1, NotFinite: 1}}}, r.Lost)
+	require.Contains(t, fixture.Read(t, dst, plan.ManifestName), `"lost":{"overflow":1,"flushed":1,"not_finite":1}`)
+	again, err := convert(t.Context(), t, dst, src, plan.Options{DType: tensor.F16}, s)
+	require.NoError(t, err)
+	require.True(t, again.Already)
+	require.Equal(t, r.Lost, again.Lost)
+}
+
+// TestFlushedIsReported: numbers that become zero stop nothing.
+func TestFlushedIsReported(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Clone(t, fixture.Path(t, "v1-base/checkpoint")))
+	poke(t, src, "model.embed_tokens.weight", "\x01\x00\x02\x80")
+	r, err := convert(t.Context(), t, filepath.Join(t.TempDir(), "out"), src, plan.Options{DType: tensor.F16}, inMemory())
+	require.NoError(t, err)
+	require.Equal(t, []LostTensor{{"model.embed_tokens.weight", tensor.Loss{Flushed: 2}}}, r.Lost)
+}
+
+// TestNotFiniteIsCounted: infinities and NaNs in copies, in FP8 and in its scales, with
+// and without verification.
+func TestNotFiniteIsCounted(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Clone(t, fixture.Path(t, "v3-fp8/checkpoint")))
+	const expert, other = "model.layers.1.mlp.experts.3.up_proj.weight", "model.layers.1.mlp.experts.4.up_proj.weight"
+	poke(t, src, "model.norm.weight", "\xc0\x7f\x80\xff")                // BF16 NaN, −∞
+	poke(t, src, expert, "\x7f\xff\x01")                                 // E4M3 NaN twice
+	poke(t, src, other+"_scale_inv", "\x00\x00\x80\x7f\x00\x00\xc0\x7f") // F32 ∞, NaN
+	for _, unverified := range []bool{false, true} {
+		for d, want := range map[tensor.DType][]LostTensor{
+			tensor.Invalid: {{expert, tensor.Loss{NotFinite: 2}}, {other + "_scale_inv", tensor.Loss{NotFinite: 2}}, {"model.norm.weight", tensor.Loss{NotFinite: 2}}},
+			tensor.BF16:    {{expert, tensor.Loss{NotFinite: 2}}, {other, tensor.Loss{NotFinite: 72 * 192}}, {"model.norm.weight", tensor.Loss{NotFinite: 2}}},
+		} {
+			s := inMemory()
+			s.Unverified = unverified
+			r, err := convert(t.Context(), t, filepath.Join(t.TempDir(), "out"), src, plan.Options{DType: d}, s)
+			require.NoError(t, err)
+			require.ElementsMatch(t, want, r.Lost, "%s, not verified %t", d, unverified)
+		}
+	}
+}
+
+// TestFinished: a target that is there already is complete if it was made from these very
+// bytes, and verified if it was compared with them.
+func TestFinished(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v3-fp8/checkpoint"))
+	src := open(t, dir)
+	o := plan.Options{DType: tensor.BF16}
+	dst := filepath.Join(t.TempDir(), "out")
+	run := func(unverified bool) (*Result, error) {
+		s := inMemory()
+		s.Unverified = unverified
+		return convert(t.Context(), t, dst, src, o, s)
+	}
+	r, err := run(true)
+	require.NoError(t, err)
+	require.Equal(t, &Result{}, r)
+	r, err = run(true)
+	require.NoError(t, err)
+	require.Equal(t, &Result{Already: true}, r)
+	require.Contains(t, fixture.Read(t, dst, plan.ManifestName), `"verified": false`)
+	r, err = run(false)
+	require.NoError(t, err)
+	require.Equal(t, &Result{Already: true, Verified: true}, r)
+	require.Equal(t, fixture.Read(t, converted(t, dir, o, inMemory()), plan.ManifestName), fixture.Read(t, dst, plan.ManifestName))
+	r, err = run(true)
+	require.NoError(t, err)
+	require.Equal(t, &Result{Already: true, Verified: true}, r)
+
+	// Other times of the same bytes are looked into.
+	const weight = "model.layers.1.mlp.experts.3.up_proj.weight"
+	file, _, err := src.Place(weight)
+	require.NoError(t, err)
+	path := filepath.Join(dir, src.Inventory.Files[file].Name)
+	stat, err := os.Stat(path)
+	require.NoError(t, err)
+	require.NoError(t, os.Chtimes(path, stat.ModTime(), stat.ModTime().Add(1)))
+	before := fixture.Read(t, dst, plan.ManifestName)
+	r, err = run(true)
+	require.NoError(t, err)
+	require.Equal(t, &Result{Already: true, Verified: true}, r)
+	require.NotEqual(t, before, fixture.Read(t, dst, plan.ManifestName))
+
+	// Other bytes are found, even behind the same time.
+	poke(t, src, weight, "\x01")
+	require.NoError(t, os.Chtimes(path, stat.ModTime(), stat.ModTime().Add(1)))
+	for range 2 {
+		_, err = run(false)
+		require.ErrorContains(t, err, "is the output of this very conversion, but of other weights: tensor "+weight)
+		require.ErrorContains(t, err, "element 0 reads 3d9a, but the source gives ")
+	}
+	fixture.RequireEntries(t, filepath.Dir(dst), "out")
 }
 
 // poke overwrites the first bytes of a tensor in a checkpoint's files.
@@ -456,23 +619,32 @@ func TestProofFindsEveryChange(t *testing.T) {
 }
 
 func requireProof(t *testing.T, p *plan.Plan, src Source) {
-	e := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
+	s := inMemory().withDefaults()
+	s.Unverified = true
+	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, s)
+	require.NoError(t, err)
 	require.NoError(t, e.begin())
 	defer e.close()
-	require.NoError(t, e.write(t.Context()))
+	require.NoError(t, e.journaled(t.Context()))
+	e.Unverified = false
 	for i := range p.Tensors {
 		x := &p.Tensors[i]
 		path, middle := filepath.Join(e.dir, p.Files[x.File].Name), x.Bytes()/2
 		fixture.Flip(t, path, x.Offset+middle)
-		err := e.proveTensor(t.Context(), e.newWorker(), i)
+		state := e.state(i)
+		err := e.newWorker().proveTensor(t.Context(), i)
 		element := middle * 8 / int64(x.DType.Bits())
 		require.ErrorContains(t, err, fmt.Sprintf("element %d reads ", element), "%s", x.Name)
 		require.ErrorContains(t, err, ", but the source gives ")
 		require.ErrorContains(t, err, path)
 		require.Zero(t, e.states[i].done)
 		fixture.Flip(t, path, x.Offset+middle)
+		e.mark(i, state)
 	}
-	require.NoError(t, e.prove(t.Context()))
+	require.NoError(t, e.journaled(t.Context()))
+	for i := range p.Tensors {
+		require.True(t, e.states[i].proof.Compared)
+	}
 }
 
 // TestCheckNamesWhatChanged flips single bytes all over a converted checkpoint.
@@ -500,6 +672,23 @@ func TestCheckNamesWhatChanged(t *testing.T) {
 	require.Len(t, problems, 3)
 	_, _, err = Check(t.Context(), fixture.Path(t, "v3/checkpoint"), Settings{})
 	require.ErrorContains(t, err, plan.ManifestName)
+}
+
+// TestCheckSaysWhatItDidNotSee: a file that the system does not let read is an error, and a
+// tensor of a file that the manifest does not list is a problem.
+func TestCheckSaysWhatItDidNotSee(t *testing.T) {
+	t.Parallel()
+	dst := converted(t, fixture.Path(t, "v3/checkpoint"), plan.Options{}, inMemory())
+	loop := filepath.Join(dst, "generation_config.json")
+	fixture.Remove(t, dst, "generation_config.json")
+	fixture.Link(t, loop, loop)
+	_, _, err := Check(t.Context(), dst, Settings{})
+	require.ErrorContains(t, err, "too many levels of symbolic links")
+	fixture.Remove(t, dst, "generation_config.json")
+	fixture.Replace(t, dst, plan.ManifestName, `"file": "model.safetensors"`, `"file": "other.safetensors"`)
+	_, problems, err := Check(t.Context(), dst, Settings{})
+	require.NoError(t, err)
+	require.Contains(t, problems, checkpoint.Problem{File: "model.safetensors", Tensor: "model.norm.weight", Cause: "the manifest lists the tensor, but not the file"})
 }
 
 // TestSourceChangedOnTheWay: a carried file that is no longer what was planned.

@@ -1,46 +1,44 @@
 package engine
 
-// The work on tensors: who does what, with how much memory, and what the journal is told.
+// The work on tensors: how it is cut, how far it is, and what the journal is told of it.
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
-	"dsmoe/text"
 )
 
 // execution is a plan that is being carried out.
 type execution struct {
 	Settings
-	plan    *plan.Plan
-	source  Source
-	dst     string // the target
-	dir     string // the hidden directory beside it
-	journal *journal
-	files   []*disk.TileFile    // as plan.Files
-	compute *semaphore.Weighted // held by a goroutine while it computes
-	shape   shape
+	plan      *plan.Plan
+	source    Source
+	key       string // of the source's state
+	place            // of the target
+	journal   *journal
+	files     []*disk.TileFile    // as plan.Files
+	published []string            // files that a run has begun to move into the target; nil if it has not come so far
+	compute   *semaphore.Weighted // held by a goroutine while it computes
+	shape     shape
 
 	mu      sync.Mutex
 	states  []tensorState // as plan.Tensors
 	changed map[int]bool  // tensors whose state the journal does not have
-	phase   string        // for Progress
-	ahead   int64         // bytes written or compared since the journal was last told
-	done    int64         // bytes, for Progress
-	total   int64
+	queue   *queue
+	phase   string // for Progress
+	ahead   int64  // bytes written or compared since the journal was last told
+	done    int64  // bytes written and bytes compared, for Progress
+	total   int64  // that done grows to
+	resumed int64  // bytes that an earlier run wrote
 	flushMu sync.Mutex
 }
 
@@ -51,11 +49,19 @@ type tensorState struct {
 	proof *proof // nil until all is written and, with verification, compared
 }
 
-func newExecution(dst string, p *plan.Plan, src Source, s Settings) *execution {
-	e := &execution{Settings: s, plan: p, source: src, dst: dst, dir: partialName(dst), shape: newShape(p, s),
+func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution, error) {
+	key, err := src.Key()
+	if err != nil {
+		return nil, err
+	}
+	e := &execution{Settings: s, plan: p, source: src, key: key, place: placeOf(dst), shape: newShape(p, s), phase: "writing",
 		compute: semaphore.NewWeighted(int64(s.Compute)), states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}}
 	_, e.total = p.Bytes()
-	return e
+	if !s.Unverified {
+		e.phase = "writing and verifying"
+		e.total *= 2
+	}
+	return e, nil
 }
 
 // shape is how the work is cut: how many tensors at once, and into which tiles.
@@ -112,65 +118,14 @@ func (h *shape) tileEnd(t *plan.Tensor, from int64) int64 {
 	return end
 }
 
-// task is what is done to one tensor, by its index in the plan.
-type task func(ctx context.Context, w *worker, i int) error
-
-// each does a task for the tensors of todo, some at once: in their order, but for those
-// with more than a worker's share of all bytes, which go first, as each is done by one
-// worker from its begin to its end.
-func (e *execution) each(ctx context.Context, todo []int, do task) error {
-	g, ctx := errgroup.WithContext(ctx)
-	todo = largeFirst(todo, e.shape.workers, func(i int) int64 { return e.plan.Tensors[i].Bytes() })
-	var next atomic.Int64
-	for range min(e.shape.workers, len(todo)) {
-		g.Go(func() error {
-			w := e.newWorker()
-			for {
-				n := int(next.Add(1)) - 1
-				if n >= len(todo) || ctx.Err() != nil {
-					return ctx.Err()
-				}
-				if err := do(ctx, w, todo[n]); err != nil {
-					return fmt.Errorf("tensor %s: %w", text.Quote(e.plan.Tensors[todo[n]].Name), err)
-				}
-			}
-		})
-	}
-	return g.Wait()
-}
-
-// largeFirst sorts what is larger than a worker's share of all to the front.
-func largeFirst(todo []int, workers int, size func(i int) int64) []int {
-	all := int64(0)
-	for _, i := range todo {
-		all += size(i)
-	}
-	share := all / int64(workers)
-	todo = slices.Clone(todo)
-	slices.SortStableFunc(todo, func(a, b int) int { return cmp.Compare(max(size(b), share), max(size(a), share)) })
-	return todo
-}
-
-// write writes all tensors that are not complete.
-func (e *execution) write(ctx context.Context) error {
-	e.phase = "writing"
-	var todo []int
-	for i := range e.states {
-		if e.states[i].done < e.plan.Tensors[i].Bytes() || e.Unverified && e.states[i].proof == nil {
-			todo = append(todo, i)
-		}
-	}
-	return e.journaled(ctx, todo, e.writeTensor)
-}
-
 // When the journal is told.
 const (
 	flushBytes = 256 << 20
 	flushTime  = 5 * time.Second
 )
 
-// journaled does a task for each tensor of todo, and tells the journal as it goes.
-func (e *execution) journaled(ctx context.Context, todo []int, do task) error {
+// journaled writes and proves all that is left, and tells the journal as it goes.
+func (e *execution) journaled(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stop := make(chan struct{})
@@ -181,7 +136,7 @@ func (e *execution) journaled(ctx context.Context, todo []int, do task) error {
 			cancel(err)
 		}
 	}()
-	err := e.each(ctx, todo, do)
+	err := e.work(ctx)
 	close(stop)
 	<-stopped
 	if cause := context.Cause(ctx); err != nil && cause != nil {
@@ -214,7 +169,7 @@ func (e *execution) advance(n int64) {
 	e.Progress(e.phase, e.done, e.total)
 }
 
-// lost lists the tensors that a cast could not keep whole.
+// lost lists the tensors with elements that are not finite, or that a cast could not keep.
 func (e *execution) lost() (lost []LostTensor) {
 	for i := range e.states {
 		if e.states[i].lost.Any() {
@@ -248,39 +203,58 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 	}
 }
 
-// flush makes what was written durable, then says so in the journal.
+// flush makes what was written durable, then says so in the journal. What is to be proven
+// is then read from the disk.
 func (e *execution) flush() error {
 	e.flushMu.Lock()
 	defer e.flushMu.Unlock()
-	lines, files := e.news()
-	if lines == nil {
+	n := e.news()
+	if n.lines == nil {
 		return nil
 	}
-	for _, i := range files {
+	for _, i := range n.files {
 		if err := e.files[i].Sync(); err != nil {
 			return err
 		}
+		e.files[i].DropCache()
 	}
-	return e.journal.append(lines...)
+	if err := e.journal.append(n.lines...); err != nil {
+		return err
+	}
+	e.queue.durable(n.written)
+	return nil
 }
 
-// news returns what the journal does not know, and which files it is about.
-func (e *execution) news() (lines []any, files []int) {
+// news is what the journal does not know.
+type news struct {
+	lines   []any // for the journal
+	files   []int // that hold the tensors
+	written []int // tensors that are complete and to be proven
+}
+
+func (e *execution) news() (n news) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	inFile := map[int]bool{}
 	for _, i := range slices.Sorted(maps.Keys(e.changed)) {
-		s := &e.states[i]
-		lines = append(lines, record{Tensor: i, Done: s.done, Lost: s.lost, Proof: s.proof})
-		inFile[e.plan.Tensors[i].File] = true
+		s, t := &e.states[i], &e.plan.Tensors[i]
+		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: s.lost, Proof: s.proof})
+		inFile[t.File] = true
+		if !e.Unverified && s.proof == nil && s.done == t.Bytes() {
+			n.written = append(n.written, i)
+		}
 	}
 	clear(e.changed)
 	e.ahead = 0
-	return lines, slices.Sorted(maps.Keys(inFile))
+	n.files = slices.Sorted(maps.Keys(inFile))
+	return n
 }
 
 // apply takes over what a journal says.
 func (e *execution) apply(r record) {
+	if r.Published != nil {
+		e.published = r.Published
+	}
 	if r.Ready || r.Tensor < 0 || r.Tensor >= len(e.states) {
 		return
 	}

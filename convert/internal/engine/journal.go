@@ -44,6 +44,8 @@ type record struct {
 	Done   int64       `json:"n"`               // bytes written
 	Lost   tensor.Loss `json:"lost"`            // by casts so far
 	Proof  *proof      `json:"proof,omitempty"` // what is known of a finished tensor
+
+	Published []string `json:"published,omitempty"` // all is complete, and these files are being moved into the target
 }
 
 var errBusy = errors.New("another run is writing it")
@@ -172,11 +174,11 @@ func unseal(line []byte) (payload []byte, ok bool) {
 }
 
 // mismatch says why an unfinished conversion cannot go on.
-func (h *journalHead) mismatch(want journalHead, dst string) error {
+func (h *journalHead) mismatch(want journalHead, p *place) error {
 	what := "with other options, or of another source"
 	if h.Plan == want.Plan {
 		what = "of these files, which were changed since"
 	}
-	return &checkpoint.Error{Path: dst, Problems: []checkpoint.Problem{{Cause: "an unfinished conversion " + what + " is in " + text.Quote(partialName(dst)),
+	return &checkpoint.Error{Path: p.dst, Problems: []checkpoint.Problem{{Cause: "an unfinished conversion " + what + " is in " + text.Quote(p.dir),
 		Hint: "--no-resume starts over"}}}
 }

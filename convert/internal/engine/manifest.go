@@ -1,7 +1,8 @@
 package engine
 
 // dsmoe.manifest.json: which bytes of which source, put through what, gave which
-// bytes. It holds neither times nor paths: the same conversion gives the same file.
+// bytes. It holds no paths, and of times only a hash: the same conversion of the same files
+// gives the same file.
 
 import (
 	"bufio"
@@ -24,6 +25,7 @@ type Manifest struct {
 	Options  any              `json:"options"`  // that decided the bytes
 	Verified bool             `json:"verified"` // the output was read again and compared with the source
 	Sources  []plan.Source    `json:"sources"`  // weight files that were read
+	State    string           `json:"state"`    // names the state that these were in when the output was last compared with them: Source.Key
 	Files    []plan.File      `json:"files"`    // weight files that were written
 	Others   []plan.Other     `json:"others"`   // files without weights
 	Tensors  []ManifestTensor `json:"tensors"`  // by file, then offset
@@ -37,7 +39,7 @@ type ManifestTensor struct {
 	File       string           `json:"file"`           // that holds it
 	Hash       string           `json:"hash"`           // of its bytes
 	Operations []string         `json:"operations"`     // what was done
-	Lost       *tensor.Loss     `json:"lost,omitempty"` // by a cast; nil if nothing was
+	Lost       *tensor.Loss     `json:"lost,omitempty"` // elements that a cast could not keep, or that are not finite; nil if there are none
 	Sources    []ManifestSource `json:"sources"`        // what it was made of, in this order
 }
 
@@ -59,7 +61,7 @@ func (e *execution) writeManifest(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	p := e.plan
 	head, err := json.MarshalIndent(Manifest{Format: manifestFormat, Tool: e.Tool, Plan: p.Hash, Options: p.Options,
-		Verified: !e.Unverified, Sources: p.Sources, Files: p.Files, Others: p.Others, Tensors: []ManifestTensor{}}, "", "  ")
+		Verified: !e.Unverified, Sources: p.Sources, State: e.key, Files: p.Files, Others: p.Others, Tensors: []ManifestTensor{}}, "", "  ")
 	if err != nil {
 		return err
 	}

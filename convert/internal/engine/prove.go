@@ -25,44 +25,28 @@ type proof struct {
 	Compared bool     `json:"compared"`           // with the source, after it was written
 }
 
-// prove reads every tensor again and compares it with the source. One that differs
-// is forgotten, so that the next run writes it anew.
-func (e *execution) prove(ctx context.Context) error {
-	for _, f := range e.files {
-		f.DropCache()
-	}
-	e.phase, e.done = "verifying", 0
-	var todo []int
-	for i := range e.states {
-		if p := e.states[i].proof; p == nil || !p.Compared {
-			todo = append(todo, i)
-		} else {
-			e.done += e.plan.Tensors[i].Bytes()
-		}
-	}
-	return e.journaled(ctx, todo, e.proveTensor)
-}
-
-func (e *execution) proveTensor(ctx context.Context, w *worker, i int) error {
-	t, s := &e.plan.Tensors[i], e.state(i)
+// proveTensor reads a tensor again and compares it with the source. One that differs is
+// forgotten, so that the next run writes it anew.
+func (w *worker) proveTensor(ctx context.Context, i int) error {
+	t, s := &w.plan.Tensors[i], w.state(i)
 	v := &prover{worker: w, tensor: t, whole: digest.New(), segment: digest.New()}
 	for at, end := int64(0), int64(0); at < t.Bytes(); at = end {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		end = e.shape.tileEnd(t, at)
+		end = w.shape.tileEnd(t, at)
 		tile := w.memory.Tile(t.Offset+at, t.Offset+end)
-		if err := e.files[t.File].ReadTile(tile, t.Offset+at); err != nil {
+		if err := w.files[t.File].ReadTile(tile, t.Offset+at); err != nil {
 			return err
 		}
 		if err := v.tile(ctx, tile, at); err != nil {
-			e.mark(i, tensorState{})
-			return fmt.Errorf("%s: %w", text.Quote(filepath.Join(e.dir, e.plan.Files[t.File].Name)), err)
+			w.mark(i, tensorState{})
+			return fmt.Errorf("%s: %w", text.Quote(filepath.Join(w.dir, w.plan.Files[t.File].Name)), err)
 		}
-		e.advance(int64(len(tile)))
+		w.advance(int64(len(tile)))
 	}
 	s.proof = v.finish()
-	e.mark(i, s)
+	w.mark(i, s)
 	return nil
 }
 

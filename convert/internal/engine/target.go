@@ -13,48 +13,91 @@ import (
 	"path/filepath"
 	"slices"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
 
-// checkTarget refuses a target that holds anything.
-func checkTarget(dst string) error {
-	stat, err := os.Lstat(dst)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		if _, err := os.Stat(filepath.Dir(dst)); errors.Is(err, fs.ErrNotExist) {
+// place says where a target is assembled: beside it, or in it, if it is there. A directory
+// that is there may be the root of a file system, somebody's working directory or a link,
+// and it has an owner and a mode: it is filled, not replaced.
+type place struct {
+	dst     string // the target, an absolute path
+	dir     string // the hidden directory in which it is assembled
+	journal string // the path of the journal
+	inside  bool   // dir is in dst
+}
+
+func placeOf(dst string) place {
+	parent, name := filepath.Split(dst)
+	beside := place{dst, filepath.Join(parent, "."+name+".partial"), filepath.Join(parent, "."+name+".journal"), false}
+	stat, err := os.Stat(dst)
+	if err != nil || !stat.IsDir() || exists(beside.journal) {
+		return beside
+	}
+	return place{dst, filepath.Join(dst, ".dsmoe.partial"), filepath.Join(dst, ".dsmoe.journal"), true}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// check refuses a target that holds anything but the files named own, and what a run
+// leaves in it.
+func (p *place) check(own []string) error {
+	if !exists(p.dst) {
+		if _, err := os.Stat(filepath.Dir(p.dst)); errors.Is(err, fs.ErrNotExist) {
 			return errors.New("the directory to write it in does not exist")
 		}
 		return nil
+	}
+	stat, err := os.Stat(p.dst)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return errors.New("is a link to a place that does not exist")
 	case err != nil:
 		return err
 	case !stat.IsDir():
 		return errors.New("exists and is not an empty directory")
 	}
-	entries, err := os.ReadDir(dst)
+	entries, err := os.ReadDir(p.dst)
 	if err != nil {
 		return err
 	}
-	if len(entries) > 0 {
-		return fmt.Errorf("directory is not empty: it holds %s", text.Quote(entries[0].Name()))
+	for _, e := range entries {
+		if !slices.Contains(own, e.Name()) && !p.leaves(e) {
+			return fmt.Errorf("directory is not empty: it holds %s", text.Quote(e.Name()))
+		}
 	}
 	return nil
+}
+
+// leaves says whether an entry of the target is what a run or a new file system leaves
+// there.
+func (p *place) leaves(e fs.DirEntry) bool {
+	path := filepath.Join(p.dst, e.Name())
+	return path == p.dir || path == p.journal || e.Name() == "lost+found" && e.IsDir()
 }
 
 // begin locks the target, takes up an unfinished output of the same plan, or lays out
 // a new one.
 func (e *execution) begin() (err error) {
-	if err := checkTarget(e.dst); err != nil {
+	var own []string
+	if exists(e.place.journal) {
+		own = e.names()
+	}
+	if err := e.place.check(own); err != nil {
 		return err
 	}
-	if e.journal, err = lockJournal(e.Disk, journalName(e.dst)); err != nil {
+	if e.journal, err = lockJournal(e.Disk, e.place.journal); err != nil {
 		return err
 	}
 	err = e.resume()
 	if err == nil {
-		err = checkTarget(e.dst) // another run may have finished meanwhile
+		err = e.place.check(e.published) // another run may have finished meanwhile
 	}
 	if err != nil {
 		e.close()
@@ -80,11 +123,7 @@ func (e *execution) closeFiles() {
 
 // resume reads the journal and prepares the files.
 func (e *execution) resume() error {
-	key, err := e.source.Key()
-	if err != nil {
-		return err
-	}
-	head := journalHead{journalFormat, e.plan.Hash, key}
+	head := journalHead{journalFormat, e.plan.Hash, e.key}
 	ready := false
 	old, err := e.journal.read(func(r record) {
 		ready = ready || r.Ready
@@ -94,12 +133,12 @@ func (e *execution) resume() error {
 		return err
 	}
 	if old == nil && !e.journal.isOurs() {
-		return fmt.Errorf("%s is no journal of an unfinished conversion: remove it", text.Quote(journalName(e.dst)))
+		return fmt.Errorf("%s is no journal of an unfinished conversion: remove it", text.Quote(e.place.journal))
 	}
 	if old != nil && *old != head && !e.StartOver {
-		return old.mismatch(head, e.dst)
+		return old.mismatch(head, &e.place)
 	}
-	if old != nil && *old == head && !e.StartOver && ready && e.reopen() {
+	if old != nil && *old == head && !e.StartOver && ready && (e.published != nil || e.reopen()) {
 		return nil
 	}
 	return e.startOver(head, old != nil)
@@ -117,16 +156,22 @@ func (e *execution) reopen() bool {
 		if e.Unverified && e.states[i].proof == nil {
 			e.states[i] = tensorState{} // it is written, and hashed, from its begin
 		}
-		e.done += e.states[i].done
+		s := &e.states[i]
+		e.resumed += s.done
+		if s.proof != nil && s.proof.Compared {
+			e.done += s.done
+		}
 	}
-	return e.openFiles() == nil
+	e.done += e.resumed
+	return e.openFiles(e.Disk.OpenTiles) == nil
 }
 
-func (e *execution) openFiles() error {
+// openFiles opens the weight files of the output by open.
+func (e *execution) openFiles(open func(path string) (*disk.TileFile, error)) error {
 	e.closeFiles()
 	e.files = make([]*disk.TileFile, len(e.plan.Files))
 	for i, planned := range e.plan.Files {
-		f, err := e.Disk.OpenTiles(filepath.Join(e.dir, planned.Name))
+		f, err := open(filepath.Join(e.dir, planned.Name))
 		if err != nil {
 			return err
 		}
@@ -138,13 +183,13 @@ func (e *execution) openFiles() error {
 // startOver makes the files anew. What is there is removed only if the journal says
 // that a run left it.
 func (e *execution) startOver(head journalHead, ours bool) error {
-	e.states = make([]tensorState, len(e.plan.Tensors))
-	e.done = 0
 	if ours {
-		if err := e.Disk.RemoveAll(e.dir); err != nil {
+		if err := e.discard(); err != nil {
 			return err
 		}
 	}
+	e.states, e.published = make([]tensorState, len(e.plan.Tensors)), nil
+	e.done, e.resumed = 0, 0
 	if err := checkFree(filepath.Dir(e.dir), e.plan.Size()); err != nil {
 		e.Disk.Remove(e.journal.f.Name())
 		return err
@@ -165,9 +210,19 @@ func (e *execution) startOver(head journalHead, ours bool) error {
 	return e.layOut()
 }
 
+// discard removes what a run left.
+func (e *execution) discard() error {
+	for _, name := range e.published {
+		if err := e.Disk.Remove(filepath.Join(e.dst, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return e.Disk.RemoveAll(e.dir)
+}
+
 // layOut gives every file its size and its header, then tells the journal.
 func (e *execution) layOut() error {
-	if err := e.openFiles(); err != nil {
+	if err := e.openFiles(e.Disk.OpenTiles); err != nil {
 		return err
 	}
 	for i, f := range e.files {
@@ -199,8 +254,7 @@ func checkFree(dir string, need int64) error {
 	return nil
 }
 
-// commit adds the files without weights, the index last, and gives the directory
-// its name.
+// commit adds the files without weights and the manifest, and gives the output its name.
 func (e *execution) commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -212,19 +266,18 @@ func (e *execution) commit(ctx context.Context) error {
 		}
 	}
 	for _, f := range e.plan.Others {
-		if f.Name != e.plan.Index {
-			if err := e.writeOther(f); err != nil {
-				return err
-			}
+		if err := e.writeOther(f); err != nil {
+			return err
 		}
 	}
 	if err := e.Disk.WriteFile(filepath.Join(e.dir, plan.ManifestName), e.writeManifest); err != nil {
 		return err
 	}
-	if i := slices.IndexFunc(e.plan.Others, func(f plan.Other) bool { return f.Name == e.plan.Index }); i >= 0 {
-		if err := e.writeOther(e.plan.Others[i]); err != nil {
-			return err
-		}
+	if err := e.Disk.SyncDir(e.dir); err != nil {
+		return err
+	}
+	if err := e.place.check(nil); err != nil {
+		return err
 	}
 	return e.publish()
 }
@@ -249,16 +302,42 @@ func (e *execution) writeOther(f plan.Other) error {
 	})
 }
 
-// publish renames the finished directory and removes the journal. An empty
-// directory in the target's place is replaced.
+// names lists the files of the output in the order in which they appear in a directory
+// that is filled: config.json and the index last, without which nothing takes the others
+// for a checkpoint.
+func (e *execution) names() (names []string) {
+	last := []string{plan.ManifestName, checkpoint.ConfigName, e.plan.Index}
+	for _, f := range e.plan.Others {
+		if !slices.Contains(last, f.Name) {
+			names = append(names, f.Name)
+		}
+	}
+	for _, f := range e.plan.Files {
+		names = append(names, f.Name)
+	}
+	names = append(names, last[:2]...)
+	if e.plan.Index != "" {
+		names = append(names, e.plan.Index)
+	}
+	return names
+}
+
+// publish gives the finished output its name and removes the journal.
 func (e *execution) publish() error {
-	if err := e.Disk.SyncDir(e.dir); err != nil {
+	appear := e.rename
+	if e.place.inside {
+		appear = e.fill
+	}
+	if err := appear(); err != nil {
 		return err
 	}
-	if err := checkTarget(e.dst); err != nil {
-		return err
-	}
-	if stat, err := os.Lstat(e.dst); err == nil && stat.IsDir() {
+	return e.Disk.Remove(e.place.journal)
+}
+
+// rename gives the directory that was assembled beside the target the target's name. An
+// empty directory in its place is replaced.
+func (e *execution) rename() error {
+	if exists(e.dst) {
 		if err := e.Disk.Remove(e.dst); err != nil {
 			return err
 		}
@@ -266,8 +345,34 @@ func (e *execution) publish() error {
 	if err := e.Disk.Rename(e.dir, e.dst); err != nil {
 		return err
 	}
-	if err := e.Disk.SyncDir(filepath.Dir(e.dst)); err != nil {
+	return e.Disk.SyncDir(filepath.Dir(e.dst))
+}
+
+// fill moves the files from the hidden directory into the target around it. The journal
+// is told first: a run that finds it so goes on here.
+func (e *execution) fill() error {
+	if e.published == nil {
+		e.published = e.names()
+		if err := e.journal.append(record{Published: e.published, Tensor: -1}); err != nil {
+			return err
+		}
+	}
+	for i, name := range e.published {
+		if i == len(e.published)-1 {
+			if err := e.Disk.SyncDir(e.dst); err != nil {
+				return err
+			}
+		}
+		err := e.Disk.Rename(filepath.Join(e.dir, name), filepath.Join(e.dst, name))
+		if err != nil && !(errors.Is(err, fs.ErrNotExist) && exists(filepath.Join(e.dst, name))) {
+			return err
+		}
+	}
+	if err := e.Disk.SyncDir(e.dst); err != nil {
 		return err
 	}
-	return e.Disk.Remove(journalName(e.dst))
+	if err := e.Disk.Remove(e.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return e.Disk.SyncDir(e.dst)
 }

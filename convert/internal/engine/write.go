@@ -36,10 +36,10 @@ func (w *worker) computing(ctx context.Context, f func() error) error {
 
 // writeTensor writes what is left of a tensor, tile by tile. Without verification its
 // hash is made on the way; with verification the proof makes it of what it reads.
-func (e *execution) writeTensor(ctx context.Context, w *worker, i int) error {
-	t, s := &e.plan.Tensors[i], e.state(i)
+func (w *worker) writeTensor(ctx context.Context, i int) error {
+	t, s := &w.plan.Tensors[i], w.state(i)
 	var hash *digest.Hash
-	if e.Unverified {
+	if w.Unverified {
 		h := digest.New()
 		hash = &h // of all of it: reopen has forgotten what was written of it without a hash
 	}
@@ -47,23 +47,26 @@ func (e *execution) writeTensor(ctx context.Context, w *worker, i int) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		end := e.shape.tileEnd(t, s.done)
+		end := w.shape.tileEnd(t, s.done)
 		tile := w.memory.Tile(t.Offset+s.done, t.Offset+end)
 		lost, err := w.fill(ctx, t, tile, s.done)
+		if err == nil && lost.Overflow > 0 && !w.AllowOverflow {
+			err = &OverflowError{lost.Overflow, t.DType}
+		}
 		if err != nil {
 			return err
 		}
 		if err := w.writeTile(ctx, t, tile, s.done, hash); err != nil {
 			return err
 		}
-		e.advance(end - s.done)
+		w.advance(end - s.done)
 		s.done = end
 		s.lost.Add(lost)
-		e.mark(i, s)
+		w.mark(i, s)
 	}
 	if hash != nil {
 		s.proof = proofOfWriting(t, hash.Name())
-		e.mark(i, s)
+		w.mark(i, s)
 	}
 	return nil
 }
@@ -148,10 +151,10 @@ func elementBytes(s *plan.Segment, n int64) int64 {
 func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64) (lost tensor.Loss, err error) {
 	err = pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
 		out := dst[p.at-offset:][:p.size]
-		if p.segment.Copies() {
-			return w.gather(p, out)
+		src := out
+		if !p.segment.Copies() {
+			src = w.room(p)
 		}
-		src := w.room(p)
 		if err := w.gather(p, src); err != nil {
 			return err
 		}
