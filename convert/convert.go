@@ -37,11 +37,21 @@ const DefaultIO = engine.DefaultIO
 // DefaultMemory is the Memory of Settings that do not say.
 const DefaultMemory = engine.DefaultMemory
 
-// ProgramMemory is the part of Settings.Memory that is not for Go's heap.
-const ProgramMemory = engine.ProgramMemory
+// HeapLimit returns what Go's heap is to stay below, for debug.SetMemoryLimit, so that the
+// program stays below a Memory of Settings.
+func HeapLimit(memory int64) int64 { return engine.HeapLimit(memory) }
 
 // OverflowError refuses a cast that makes numbers infinite.
 type OverflowError = engine.OverflowError
+
+// Plan plans what Run does. A src whose list of tensors does not fit in o.Memory is
+// refused.
+func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
+	if err := o.CheckPlanning(src.Path, plan.PlanningMemory(src)); err != nil {
+		return nil, err
+	}
+	return plan.Conversion(src, o.Options)
+}
 
 // Run converts src into the directory dst, which must not exist or be empty. The output
 // is assembled in a hidden directory, beside dst or, if dst exists, in it. It gets its
@@ -64,10 +74,7 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 	if err := checkOverlap(src, target); err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(dst), err)
 	}
-	if err := o.Settings.CheckPlanning(src.Path, plan.PlanningMemory(src)); err != nil {
-		return nil, err
-	}
-	p, err := plan.Conversion(src, o.Options)
+	p, err := Plan(src, o)
 	if err != nil {
 		return nil, err
 	}

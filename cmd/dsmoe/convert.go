@@ -107,7 +107,7 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
-	debug.SetMemoryLimit(int64(f.memory) - convert.ProgramMemory)
+	debug.SetMemoryLimit(convert.HeapLimit(int64(f.memory)))
 	b := phaseBar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	settings := engineSettings(b.set)
@@ -142,12 +142,12 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 
 // convert plans or converts.
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string, s convert.Settings) (report, error) {
-	o := plan.Options{DType: tensor.DType(f.dtype), Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
-		Layers: plan.Layers(f.layers), Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP}
+	o := convert.Options{Settings: s, Options: plan.Options{DType: tensor.DType(f.dtype), Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
+		Layers: plan.Layers(f.layers), Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP}}
 	if f.dryRun {
-		return plan.Conversion(src, o)
+		return convert.Plan(src, o)
 	}
-	return convert.Run(ctx, args[1], src, convert.Options{Options: o, Settings: s})
+	return convert.Run(ctx, args[1], src, o)
 }
 
 func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settings, b *phaseBar) error {

@@ -83,7 +83,7 @@ const (
 // newShape divides half the memory, or what the plan itself leaves of it if that is less,
 // among workers, each with a tile, a piece of source and room to gather one.
 func newShape(p *plan.Plan, s Settings) (h shape) {
-	room := int(min(s.Memory/2, s.Memory-held(p)))
+	room := int(min(s.Memory/2, usable(s.Memory)-held(p)))
 	h.workers = max(min(s.IO, room/(minTile+3*maxPiece)), 1)
 	h.limit = max(min(room/h.workers-3*maxPiece, maxTile)&^(disk.Block-1), disk.Block)
 	for i := range p.Tensors {

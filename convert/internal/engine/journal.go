@@ -141,13 +141,14 @@ func (j *journal) append(lines ...any) error {
 		return err
 	}
 	var b []byte
-	at := j.at
+	var payload bytes.Buffer
+	encoder, at := json.NewEncoder(&payload), j.at
 	for i, line := range lines {
-		payload, err := json.Marshal(line)
-		if err != nil {
+		payload.Reset()
+		if err := encoder.Encode(line); err != nil {
 			return err
 		}
-		if b = seal(b, payload); len(b) < writeSize && i < len(lines)-1 {
+		if b = seal(b, bytes.TrimSuffix(payload.Bytes(), []byte("\n"))); len(b) < writeSize && i < len(lines)-1 {
 			continue
 		}
 		if _, err := j.f.WriteAt(b, at); err != nil {
