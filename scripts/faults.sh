@@ -4,8 +4,9 @@
 # namespaces). Prints a line per kind of fault and fails at the first that is not
 # held:
 #
-#   kill    kill -9 at KILLS random moments (default 100); the same command then ends
-#           with identical hashes, and DST is never there unless --check passes
+#   kill    kill -9 at KILLS random moments (default 100) of a conversion, of one into a
+#           directory that is there, and of a synthesis; the same command then ends with
+#           identical hashes, and DST holds no checkpoint unless --check passes
 #   inject  ENOSPC, EIO and EDQUOT at the first POINTS calls of each kind (default 6);
 #           exit status 2, path and cause named, nothing under the final name, and the
 #           same command then ends with identical hashes
@@ -28,31 +29,41 @@ c.update(hidden_size=512, intermediate_size=2048, moe_intermediate_size=512, voc
 json.dump(c, open(sys.argv[1], "w"))
 PY
 "$dsmoe" synth "$work/config.json" "$work/src" --seed 1 > /dev/null
-options="--type f32 --experts fused --max-shard-size 50MB"
-start=$(date +%s%N)
-"$dsmoe" convert "$work/src" "$work/reference" $options > /dev/null
-took=$(( ($(date +%s%N) - start) / 1000 ))
-hashes "$work/reference" > "$work/want"
-killed=0 seen=0
-for i in $(seq 1 "${KILLS:-100}"); do
-  "$dsmoe" convert "$work/src" "$work/dst" $options > /dev/null 2>&1 &
-  pid=$!
-  sleep "$(printf '%d.%06d' 0 $(( (RANDOM * 32768 + RANDOM) % (took + took / 10 < 999999 ? took + took / 10 : 999999) )))"
-  kill -9 $pid 2> /dev/null && killed=$((killed + 1))
-  wait $pid 2> /dev/null || true
-  if [ -e "$work/dst" ]; then
-    seen=$((seen + 1))
-    "$dsmoe" convert --check "$work/dst" > /dev/null || die "kill $i: $work/dst is there but fails --check"
-  fi
-  # Every third time, the next run is killed too: progress over several crashes.
-  [ $((i % 3)) = 0 ] && continue
-  "$dsmoe" convert "$work/src" "$work/dst" $options > /dev/null || die "kill $i: the same command fails"
-  hashes "$work/dst" | cmp - "$work/want" || die "kill $i: other bytes"
-  rm -rf "$work/dst"
-  [ -z "$(find "$work" -maxdepth 1 -name '.dst*')" ] || die "kill $i: something is left behind"
-done
-rm -rf "$work/dst" "$work"/.dst*
-echo "kill: $killed of ${KILLS:-100} runs killed within $((took / 1000)) ms, $seen after the rename; same bytes every time"
+complete() { [ -e "$1/model.safetensors.index.json" ]; }
+
+kills() { # NAME BEFORE COMMAND…: kills COMMAND… DST, made ready by BEFORE DST, again and again
+  local name=$1 before=$2 start took killed=0 seen=0
+  shift 2
+  start=$(date +%s%N)
+  "$@" "$work/reference" > /dev/null
+  took=$(( ($(date +%s%N) - start) / 1000 ))
+  hashes "$work/reference" > "$work/want"
+  rm -rf "$work/reference"
+  $before "$work/dst"
+  for i in $(seq 1 "${KILLS:-100}"); do
+    "$@" "$work/dst" > /dev/null 2>&1 &
+    pid=$!
+    sleep "$(printf '%d.%06d' 0 $(( (RANDOM * 32768 + RANDOM) % (took + took / 10 < 999999 ? took + took / 10 : 999999) )))"
+    kill -9 $pid 2> /dev/null && killed=$((killed + 1))
+    wait $pid 2> /dev/null || true
+    if complete "$work/dst"; then
+      seen=$((seen + 1))
+      "$dsmoe" convert --check "$work/dst" > /dev/null || die "$name, kill $i: $work/dst is there but fails --check"
+    fi
+    # Every third time, the next run is killed too: progress over several crashes.
+    [ $((i % 3)) = 0 ] && continue
+    "$@" "$work/dst" > /dev/null || die "$name, kill $i: the same command fails"
+    hashes "$work/dst" | cmp - "$work/want" || die "$name, kill $i: other bytes"
+    rm -rf "$work/dst"
+    [ -z "$(find "$work" -maxdepth 1 -name '.dst*')" ] || die "$name, kill $i: something is left behind"
+    $before "$work/dst"
+  done
+  rm -rf "$work/dst" "$work"/.dst*
+  echo "kill: $name: $killed of ${KILLS:-100} runs killed within $((took / 1000)) ms, $seen after the end; same bytes every time"
+}
+kills convert true "$dsmoe" convert --type f32 --experts fused --max-shard-size 50MB "$work/src"
+kills 'convert into a directory' mkdir "$dsmoe" convert --type f32 --experts fused --max-shard-size 50MB "$work/src"
+kills synth true "$dsmoe" synth --seed 1 --max-shard-size 30MB "$work/config.json"
 
 # inject: a small conversion, every call in turn.
 src=fixtures/v3-fp8/checkpoint

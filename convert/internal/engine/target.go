@@ -265,13 +265,10 @@ func (e *execution) commit(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, f := range e.plan.Others {
-		if err := e.writeOther(f); err != nil {
+	for _, name := range e.names() {
+		if err := e.writeSmall(name); err != nil {
 			return err
 		}
-	}
-	if err := e.Disk.WriteFile(filepath.Join(e.dir, plan.ManifestName), e.writeManifest); err != nil {
-		return err
 	}
 	if err := e.Disk.SyncDir(e.dir); err != nil {
 		return err
@@ -280,6 +277,19 @@ func (e *execution) commit(ctx context.Context) error {
 		return err
 	}
 	return e.publish()
+}
+
+// writeSmall writes a file that holds no weights; those that do are written.
+func (e *execution) writeSmall(name string) error {
+	if name == plan.ManifestName {
+		return e.Disk.WriteFile(filepath.Join(e.dir, name), e.writeManifest)
+	}
+	for _, f := range e.plan.Others {
+		if f.Name == name {
+			return e.writeOther(f)
+		}
+	}
+	return nil
 }
 
 // writeOther writes a file without weights; one that is carried must be what the
@@ -302,9 +312,9 @@ func (e *execution) writeOther(f plan.Other) error {
 	})
 }
 
-// names lists the files of the output in the order in which they appear in a directory
-// that is filled: config.json and the index last, without which nothing takes the others
-// for a checkpoint.
+// names lists the files of the output in the order in which they are finished and, in a
+// directory that is filled, appear: config.json and the index last, without which nothing
+// takes the others for a checkpoint.
 func (e *execution) names() (names []string) {
 	last := []string{plan.ManifestName, checkpoint.ConfigName, e.plan.Index}
 	for _, f := range e.plan.Others {
