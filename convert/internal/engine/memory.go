@@ -14,7 +14,7 @@ const (
 	// the tables of Go's runtime.
 	program = 16 << 20
 	// leastBuffers are the bytes of buffers with which a few workers can go on.
-	leastBuffers = 8 << 20
+	leastBuffers = 12 << 20
 	// perState is the bytes that are kept of a tensor: how far it has come, and its proof.
 	perState = 180
 	// perHash is the bytes that are kept of the hash of a segment that is no plain copy.
