@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The speed of convert against `cp` and sync of the same bytes, in one alternating
-# run: the 2.5 GB slice, the same in FP8, and three layers of V2-Lite to be fused, ROUNDS times (default 5), each round cp,
-# re-shard, cp, cast, cp, …. Prints each median and its ratio to the median of its cp
+# run: the 2.5 GB slice, the same in FP8, and three layers of V2-Lite to be fused, ROUNDS
+# times (default 5), each round cp, re-shard, cp, cast, cp, …. Prints each median and its ratio to the median of its cp
 # (1 is as fast as cp, more is faster; dequantising writes twice what it reads, and is
 # held against cp of what it writes), and the peak memory under --max-memory 128MiB.
 # Needs 17 GB of disk in $TMPDIR, and Python. DSMOE names another binary to measure.

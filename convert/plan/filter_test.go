@@ -112,6 +112,28 @@ func TestWithoutMTP(t *testing.T) {
 	require.Equal(t, []Missing{{"mtp", 1}}, p.Missing)
 }
 
+// TestOneOfTwoPredictionLayers: the last may be left out; without the first, the second is
+// no first one.
+func TestOneOfTwoPredictionLayers(t *testing.T) {
+	dir := withTensors(t, "v3/checkpoint", func(infos map[string]tensor.Info) {
+		putMTP(t, infos)
+		for name, info := range maps.Clone(infos) {
+			if rest, ok := strings.CutPrefix(name, "model.layers.5."); ok {
+				put(infos, "model.layers.6."+rest, info.DType, info.Shape...)
+			}
+		}
+	})
+	fixture.Replace(t, dir, checkpoint.ConfigName, `"num_nextn_predict_layers": 1`, `"num_nextn_predict_layers": 2`)
+	src := open(t, dir)
+	for glob, want := range map[string]string{"model.layers.6.*": `"num_nextn_predict_layers": 1`, "model.layers.5.*": `"num_nextn_predict_layers": 2`, "model.layers.[56].*": `"num_nextn_predict_layers": 0`} {
+		p, err := Conversion(src, Options{Exclude: []string{glob}})
+		require.NoError(t, err)
+		require.Contains(t, configText(p), want)
+		require.Equal(t, glob == "model.layers.5.*", slices.Equal(p.Notes, []string{"num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers 5"}))
+		require.Empty(t, p.Missing)
+	}
+}
+
 // TestPartOfAModel: what config.json implies and the output has not is counted by kind, in
 // the plan, which is JSON as it stands, and in its text.
 func TestPartOfAModel(t *testing.T) {

@@ -24,7 +24,7 @@ func PlanningMemory(src *checkpoint.Checkpoint) int64 {
 	for info := range src.Tensors() {
 		n++
 		if f, fused := weights.ParseFused(info.Name); fused && len(info.Shape) > 0 {
-			n += int64(info.Shape[0])*int64(len(f.Parts)) - 1
+			n += int64(min(info.Shape[0], src.Config.NRoutedExperts)*len(f.Parts)) - 1
 		}
 	}
 	return src.Memory() + n*perWeight
