@@ -45,6 +45,9 @@ func printReport(cmd *cobra.Command, r report, asJSON bool) error {
 	write := r.WriteText
 	if asJSON {
 		write = func(w io.Writer) error { return writeJSON(w, r) }
+		if large, ok := r.(interface{ WriteJSON(io.Writer) error }); ok {
+			write = large.WriteJSON
+		}
 	}
 	if err := write(w); err != nil {
 		return err

@@ -226,3 +226,18 @@ func TestPlanHashFollowsEverything(t *testing.T) {
 		seen[p.Hash] = name
 	}
 }
+
+// TestWriteJSON: tensor by tensor, and the same as all at once.
+func TestWriteJSON(t *testing.T) {
+	p, err := planOf(t, fixture.Path(t, "v3-fp8/checkpoint"), Options{DType: tensor.BF16, Experts: FusedExperts})
+	require.NoError(t, err)
+	for _, n := range []int{len(p.Tensors), 1, 0} {
+		p.Tensors = p.Tensors[:n]
+		var got, want strings.Builder
+		require.NoError(t, p.WriteJSON(&got))
+		e := json.NewEncoder(&want)
+		e.SetIndent("", "  ")
+		require.NoError(t, e.Encode(p))
+		require.Equal(t, want.String(), got.String())
+	}
+}

@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -32,6 +34,41 @@ func (p *Plan) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "%s\t%s\t%d bytes\n", text.Quote(f.Name), text.Plural(f.Tensors, "tensor"), f.Size)
 	}
 	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// WriteJSON writes the plan as JSON, indented by two spaces, a tensor at a time.
+func (p *Plan) WriteJSON(w io.Writer) error {
+	head := *p
+	head.Tensors = []Tensor{}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(head); err != nil {
+		return err
+	}
+	const end = "]\n}\n" // of the list of tensors, which comes last
+	b.Truncate(b.Len() - len(end))
+	e.SetIndent("    ", "  ")
+	for i := range p.Tensors {
+		if i > 0 {
+			b.Truncate(b.Len() - len("\n"))
+			b.WriteByte(',')
+		}
+		b.WriteString("\n    ")
+		if err := e.Encode(&p.Tensors[i]); err != nil {
+			return err
+		}
+		if _, err := w.Write(b.Next(b.Len() - len("\n"))); err != nil {
+			return err
+		}
+	}
+	if len(p.Tensors) > 0 {
+		b.WriteString("  ")
+	}
+	b.WriteString(end)
+	_, err := b.WriteTo(w)
 	return err
 }
 
