@@ -11,6 +11,8 @@ import (
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/text"
 )
 
 // MaxSize is the largest config.json that Parse reads, in bytes.
@@ -102,7 +104,7 @@ func Parse(r io.Reader) (*Config, error) {
 		return nil, err
 	}
 	if len(data) > MaxSize {
-		return nil, documentError("larger than %d bytes", MaxSize)
+		return nil, documentError("larger than %s", text.Bytes(MaxSize))
 	}
 	doc, err := readDocument(data)
 	if err != nil {

@@ -63,7 +63,7 @@ func TestLimits(t *testing.T) {
 	_, err := Parse(strings.NewReader(many))
 	require.NoError(t, err)
 	_, err = Parse(strings.NewReader(many + " "))
-	assert.EqualError(t, err, `larger than 16777216 bytes`)
+	assert.EqualError(t, err, `larger than 16.00 MiB`)
 
 	deep := head + `,"x":` + strings.Repeat("[", 63) + strings.Repeat("]", 63) + "}"
 	_, err = Parse(strings.NewReader(deep))

@@ -56,7 +56,8 @@ func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
 // Run converts src into the directory dst, which must not exist or be empty. The output
 // is assembled in a hidden directory, beside dst or, if dst exists, in it. It gets its
 // name, or its files theirs, when it is complete and, unless Unverified is set, proven
-// against the source.
+// against the source. With Overwrite, dst may also hold a finished output and nothing else,
+// which is replaced.
 //
 // An interrupted run, however it ended, leaves that hidden directory and a journal;
 // the same call goes on from there and gives the same bytes. If dst is the finished
@@ -71,7 +72,11 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkOverlap(src, target); err != nil {
+	err = checkOverlap(src, target)
+	if err == nil && o.Overwrite {
+		err = checkSpared(src, target)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(dst), err)
 	}
 	p, err := Plan(src, o)
@@ -144,6 +149,29 @@ func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
 			return nil
 		}
 	}
+}
+
+// checkSpared refuses to overwrite a target that holds a file of the source, be it by a
+// link from there.
+func checkSpared(src *checkpoint.Checkpoint, dst string) error {
+	target, err := os.Stat(dst)
+	if err != nil {
+		return nil // there is nothing to overwrite
+	}
+	files, err := os.ReadDir(src.Dir)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		path, err := filepath.EvalSymlinks(filepath.Join(src.Dir, f.Name()))
+		if err != nil {
+			continue // a link that leads nowhere holds nothing
+		}
+		if stat, err := os.Stat(filepath.Dir(path)); err == nil && os.SameFile(stat, target) {
+			return fmt.Errorf("cannot be overwritten: it holds the source's %s", text.Quote(f.Name()))
+		}
+	}
+	return nil
 }
 
 // checkAncestors looks for the source among dir and the directories it is in.

@@ -19,6 +19,7 @@ type Report struct {
 	Path       string              `json:"path"`             // the target, as it was given
 	Plan       string              `json:"plan"`             // hash of the plan
 	Already    bool                `json:"already_complete"` // the target was the finished output of this plan, and still is
+	Replaced   bool                `json:"replaced"`         // the target was an older output, which is gone
 	Resumed    int64               `json:"resumed_bytes"`    // that an earlier, interrupted run had written
 	Verified   bool                `json:"verified"`         // read again and compared with the source
 	Tensors    int                 `json:"tensors"`          // that were written
@@ -34,7 +35,7 @@ type Report struct {
 }
 
 func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
-	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Resumed: done.Resumed, Verified: done.Verified,
+	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Replaced: done.Replaced, Resumed: done.Resumed, Verified: done.Verified,
 		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left, Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
 	_, r.Bytes = p.Bytes()
@@ -57,9 +58,12 @@ func (r *Report) WriteText(w io.Writer) error {
 		state += ", was complete already, matches its manifest"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %d tensors, %d bytes in %s, %s\n", text.Quote(r.Path), r.Tensors, r.Bytes, text.Plural(len(r.Files), "file"), state)
+	fmt.Fprintf(&b, "%s: %s, %s in %s, %s\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Bytes(r.Bytes), text.Plural(len(r.Files), "file"), state)
+	if r.Replaced {
+		b.WriteString("replaced: the older output that was there\n")
+	}
 	if r.Resumed > 0 {
-		fmt.Fprintf(&b, "resumed: %d bytes were there\n", r.Resumed)
+		fmt.Fprintf(&b, "resumed: %s were there\n", text.Bytes(r.Resumed))
 	}
 	plan.WriteOperations(&b, r.Operations)
 	plan.WriteNames(&b, "carried along", r.Carried)
@@ -140,7 +144,7 @@ func (r *CheckReport) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "%s\n", p)
 	}
 	if len(r.Problems) == 0 {
-		fmt.Fprintf(&b, "%s: %s, %d bytes match the manifest\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), r.Bytes)
+		fmt.Fprintf(&b, "%s: %s, %s match the manifest\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Bytes(r.Bytes))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

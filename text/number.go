@@ -31,6 +31,15 @@ func Bytes(n int64) string {
 	return scaled(float64(n), 1024, "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 }
 
+// ExactBytes is Bytes with the exact number, where two sizes are held against each other:
+// "5.29 MiB (5,551,376 bytes)"; "512 bytes".
+func ExactBytes(n int64) string {
+	if -1024 < n && n < 1024 {
+		return Plural(n, "byte")
+	}
+	return fmt.Sprintf("%s (%s)", Bytes(n), Plural(n, "byte"))
+}
+
 // FLOP returns a number of floating point operations in the largest decimal unit that
 // it fills: "5.24 GFLOP".
 func FLOP(n float64) string {

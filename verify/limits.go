@@ -7,6 +7,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Limits are what the metrics of a stage may be at most (the shares: at least). A
@@ -47,7 +48,7 @@ func (t *tracer) limits(name string, d tensor.DType) Limits {
 	}
 	if best != "" {
 		l = l.scaledTo(t.o.Limits[best])
-		l.From = fmt.Sprintf("--limit %s=%g", best, t.o.Limits[best])
+		l.From = fmt.Sprintf("--limit %s=%g", text.Quote(best), t.o.Limits[best])
 	}
 	return l
 }

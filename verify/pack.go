@@ -19,6 +19,7 @@ import (
 	"github.com/nlpodyssey/safetensors"
 
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Manifest is a golden pack's manifest.json: which reference ran, how, on what, and
@@ -92,14 +93,16 @@ func OpenPack(dir string) (*Pack, error) {
 }
 
 // wrap is an error about something in the pack.
-func (p *Pack) wrap(what string, err error) error { return fmt.Errorf("%s: %s: %w", p.Dir, what, err) }
+func (p *Pack) wrap(what string, err error) error {
+	return fmt.Errorf("%s: %w", text.Quote(p.Dir), fmt.Errorf("%s: %w", text.Quote(what), err))
+}
 
 // fault is one error about the pack, naming at most 20 problems.
 func (p *Pack) fault(problems ...string) error {
 	if n := len(problems); n > 20 {
 		problems = append(problems[:20], fmt.Sprintf("and %d more", n-20))
 	}
-	return fmt.Errorf("%s: %s", p.Dir, strings.Join(problems, "; "))
+	return fmt.Errorf("%s: %w", text.Quote(p.Dir), errors.New(strings.Join(problems, "; ")))
 }
 
 func (p *Pack) readManifest() error {
@@ -107,18 +110,18 @@ func (p *Pack) readManifest() error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("%s: not a golden pack: there is no manifest.json", p.Dir)
+		return fmt.Errorf("%s: %w", text.Quote(p.Dir), errors.New("not a golden pack: there is no manifest.json"))
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular() || info.Size() > maxManifest:
-		return fmt.Errorf("%s: not a regular file of at most %d bytes", path, maxManifest)
+		return fmt.Errorf("%s: %w", text.Quote(path), fmt.Errorf("not a regular file of at most %s", text.Bytes(maxManifest)))
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(data, &p.Manifest); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	return nil
 }
@@ -170,11 +173,11 @@ func (p *Pack) rehash() []string {
 		got, err := HashFile(filepath.Join(p.Dir, name))
 		switch {
 		case errors.Is(err, os.ErrNotExist):
-			problems = append(problems, name+": missing")
+			problems = append(problems, text.Quote(name)+": missing")
 		case err != nil:
-			problems = append(problems, fmt.Sprintf("%s: %v", name, err))
+			problems = append(problems, fmt.Sprintf("%s: %v", text.Quote(name), err))
 		case got != p.Manifest.Files[name]:
-			problems = append(problems, fmt.Sprintf("%s: is %s, manifest.json says %.80s", name, got, p.Manifest.Files[name]))
+			problems = append(problems, fmt.Sprintf("%s: is %s, manifest.json says %s", text.Quote(name), got, text.Quote(p.Manifest.Files[name])))
 		}
 	}
 	return problems
@@ -225,7 +228,7 @@ func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 	}
 	t, ok := p.loaded[name]
 	if !ok || t.DType != e.DType || !slices.Equal(t.Shape, e.Shape) {
-		return tensor.Tensor{}, p.fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", e.File, name, t.DType, t.Shape, e.DType, e.Shape))
+		return tensor.Tensor{}, p.fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", text.Quote(e.File), text.Quote(name), t.DType, t.Shape, e.DType, e.Shape))
 	}
 	return t, nil
 }
@@ -252,7 +255,7 @@ func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
 		return nil, err
 	}
 	if len(data) < 8 || binary.LittleEndian.Uint64(data) > maxHeader {
-		return nil, fmt.Errorf("not a safetensors file with a header of at most %d bytes", maxHeader)
+		return nil, fmt.Errorf("not a safetensors file with a header of at most %s", text.Bytes(maxHeader))
 	}
 	parsed, err := safetensors.Deserialize(data)
 	if err != nil {
@@ -296,7 +299,7 @@ func (p *Pack) Ints(name string) ([]int, error) {
 		return nil, err
 	}
 	if t.DType != tensor.I64 {
-		return nil, p.fault(fmt.Sprintf("%s: dtype %s, I64 expected", name, t.DType))
+		return nil, p.fault(fmt.Sprintf("%s: dtype %s, I64 expected", text.Quote(name), t.DType))
 	}
 	values := make([]int, t.Len())
 	for i := range values {

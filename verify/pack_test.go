@@ -178,7 +178,7 @@ func TestBrokenPacksAreRefused(t *testing.T) {
 	require.NoError(t, os.WriteFile(manifest, nil, 0o600))
 	require.NoError(t, os.Truncate(manifest, 16<<20+1))
 	_, err = verify.OpenPack(dir)
-	require.EqualError(t, err, manifest+": not a regular file of at most 16777216 bytes")
+	require.EqualError(t, err, manifest+": not a regular file of at most 16.00 MiB")
 }
 
 // TestFilesThatAreNotWhatTheManifestSays have the hashes that it says: what is wrong is
@@ -194,7 +194,7 @@ func TestFilesThatAreNotWhatTheManifestSays(t *testing.T) {
 			"embed.safetensors: not a safetensors file with a header"},
 		"endless header": {func(t *testing.T, dir string, m map[string]any) {
 			write(t, dir, m, file, binary.LittleEndian.AppendUint64(nil, 1<<40))
-		}, "embed.safetensors: not a safetensors file with a header of at most 16777216 bytes"},
+		}, "embed.safetensors: not a safetensors file with a header of at most 16.00 MiB"},
 		"no header": {func(t *testing.T, dir string, m map[string]any) {
 			write(t, dir, m, file, append(binary.LittleEndian.AppendUint64(nil, 4), "none"...))
 		}, "embed.safetensors: "},

@@ -17,6 +17,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text"
 )
 
 // Mode is how a run feeds its stages.
@@ -55,7 +56,7 @@ func (o *Options) check() error {
 	}
 	for _, stage := range slices.Sorted(maps.Keys(o.Limits)) {
 		if l := o.Limits[stage]; !(l > 0 && l <= 1) {
-			return fmt.Errorf("limit %s=%g: not above 0 and at most 1", stage, l)
+			return fmt.Errorf("limit %s=%g: not above 0 and at most 1", text.Quote(stage), l)
 		}
 	}
 	return nil
@@ -66,7 +67,7 @@ func (o *Options) check() error {
 func (t *tracer) unusedLimits() error {
 	for _, stage := range slices.Sorted(maps.Keys(t.o.Limits)) {
 		if !slices.ContainsFunc(t.checks, func(c Check) bool { return c.RelRMS != nil && strings.HasSuffix(c.Tensor, stage) }) {
-			return fmt.Errorf("limit %s: no stage that was measured ends so", stage)
+			return fmt.Errorf("limit %s: no stage that was measured ends so", text.Quote(stage))
 		}
 	}
 	return nil

@@ -34,24 +34,25 @@ and compute are equal in all three; what differs is the router's size, and by fa
 number of sets of experts that a token can get. The numbers come from the flags; or
 from a config, whose experts are taken for the outcome of a split by m.`,
 		Example: `  dsmoe inspect arch fixtures/states/deepseek-moe-16b/config.json
-  dsmoe inspect arch --seq 32768 CHECKPOINT
-  dsmoe inspect arch --json CONFIG | jq .total.parameters
+  dsmoe inspect arch --seq 32768 fixtures/v1-base/checkpoint
+  dsmoe inspect arch --json fixtures/states/deepseek-v3/config.json
   dsmoe inspect arch --compare top2,fine,shared -N 16 -K 2 -m 4 --shared 1
   dsmoe inspect arch --compare top2,shared --hidden 2048 --intermediate 5632
-  dsmoe inspect arch --compare top2,fine,shared CONFIG`,
+  dsmoe inspect arch --compare top2,fine fixtures/states/deepseek-moe-16b/config.json`,
 		Annotations: exits("done", ""),
 	}
 	asJSON := jsonFlag(cmd)
-	seq := cmd.Flags().Int("seq", 0, "`positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
+	seq := 0
+	numberFlag(cmd.Flags(), &seq, "seq", "", "`positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
 	compare := addCompareFlags(cmd)
-	cmd.Args = compare.args
+	cmd.Args, cmd.ValidArgsFunction = compare.args, completeArguments("arch CONFIG")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var r report
 		var err error
 		if compare.wanted(cmd) {
 			r, err = compare.report(cmd, args)
 		} else {
-			r, err = describe(cmd, args[0], *seq)
+			r, err = describe(cmd, args[0], seq)
 		}
 		if err != nil {
 			return err
@@ -88,15 +89,16 @@ const splitFlag = "split"
 func layerFlags() []string { return []string{"experts", "active", "shared", "hidden", "intermediate"} }
 
 func addCompareFlags(cmd *cobra.Command) *compareFlags {
-	f := &compareFlags{}
+	f := &compareFlags{n: 16, k: 2, m: 4, shared: 1}
 	flags := cmd.Flags()
 	flags.StringVar(&f.layers, "compare", "", "compare `layers`: any of top2,fine,shared, in the order to print")
-	flags.IntVarP(&f.n, "experts", "N", 16, "experts of the conventional layer")
-	flags.IntVarP(&f.k, "active", "K", 2, "experts of it that a token uses")
-	flags.IntVarP(&f.m, splitFlag, "m", 4, "parts that each expert is split into; never more than a config's active experts")
-	flags.IntVar(&f.shared, "shared", 1, "experts isolated as shared, of those after the split")
-	flags.IntVar(&f.hidden, "hidden", 0, "hidden_size d, for absolute costs; with --intermediate")
-	flags.IntVar(&f.intermediate, "intermediate", 0, "width d_ff of a conventional expert")
+	cmd.RegisterFlagCompletionFunc("compare", completeList(inspect.Top2, inspect.Fine, inspect.Shared))
+	numberFlag(flags, &f.n, "experts", "N", "experts of the conventional layer")
+	numberFlag(flags, &f.k, "active", "K", "experts of it that a token uses")
+	numberFlag(flags, &f.m, splitFlag, "m", "parts that each expert is split into; never more than a config's active experts")
+	numberFlag(flags, &f.shared, "shared", "", "experts isolated as shared, of those after the split")
+	numberFlag(flags, &f.hidden, "hidden", "", "hidden_size d, for absolute costs; with --intermediate")
+	numberFlag(flags, &f.intermediate, "intermediate", "", "width d_ff of a conventional expert")
 	return f
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"os"
 	"runtime"
@@ -29,6 +28,7 @@ type convertFlags struct {
 	allowOverflow bool
 	verify        bool
 	noResume      bool
+	overwrite     bool
 	dryRun        bool
 	check         bool
 	json          *bool
@@ -51,7 +51,9 @@ it ended, goes on when the same command is given again, and gives the same bytes
 again after that, the command checks DST, and compares it with SRC unless the weights'
 files are those that it was verified with. DST holds
 dsmoe.manifest.json, which binds its tensors to the source's by their BLAKE3 hashes;
---check DST hashes everything again and names what changed.
+--check DST hashes everything again and names what changed. --overwrite replaces a DST
+that has such a manifest and holds nothing that it does not list: when the new output
+is complete, it takes the name and the old one is removed.
 
 --type casts F32, F16 and BF16 weights and dequantises FP8 ones; config.json follows.
 Integers stay, and so does e_score_correction_bias, which decides the routing. A cast
@@ -63,12 +65,12 @@ become zero, and those that are infinite or NaN in SRC, are counted.
 multi-token prediction layers of DeepSeek-V3. config.json's numbers of layers follow.
 What remains may be a part of a model, which does not load: the report says so, and
 what is not there.`,
-		Example: `  dsmoe convert model out --max-shard-size 2GB
-  dsmoe convert model out --max-shard-size none     one file
-  dsmoe convert v3-fp8 v3-bf16 --type bf16          dequantise
-  dsmoe convert model out --experts fused           as transformers 5 holds them
-  dsmoe convert model part --exclude '*.mlp.experts.*' --dry-run
-  dsmoe convert --check out`,
+		Example: `  dsmoe convert fixtures/v3/checkpoint shards --max-shard-size 300KB
+  dsmoe convert fixtures/v3/checkpoint one-file --max-shard-size none
+  dsmoe convert fixtures/v3-fp8/checkpoint v3-bf16 --type bf16
+  dsmoe convert fixtures/v3/checkpoint fused --experts fused
+  dsmoe convert fixtures/v3/checkpoint --exclude '*.mlp.experts.*' --dry-run
+  dsmoe convert --check fused`,
 		Args:        f.args,
 		Annotations: exits("the output is complete, or --check found it unchanged", "--check found it changed"),
 	}
@@ -80,17 +82,18 @@ what is not there.`,
 
 func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.Var(&f.dtype, "type", "dtype of float weights: f32, f16, bf16 or keep")
+	flags.Var(&f.dtype, "type", "dtype of float weights: f32, f16, bf16 or keep; float32, fp16, half, … will do")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
-	flags.Var(&f.shard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 2GiB, or none for one file")
+	flags.Var(&f.shard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file")
 	flags.Var(&f.layers, "layers", "keep only these decoder `layers`: 0-3,7")
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
-	flags.Var(&f.memory, "max-memory", "memory to stay below, a `size`")
+	flags.Var(&f.memory, "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
 	flags.BoolVar(&f.noResume, "no-resume", false, "start over, even if an interrupted run could go on")
+	overwriteFlag(cmd, &f.overwrite)
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
 }
@@ -113,6 +116,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	settings := engineSettings(b.set)
 	settings.Memory, settings.Unverified = int64(f.memory), !f.verify
 	settings.StartOver, settings.AllowOverflow = f.noResume, f.allowOverflow
+	settings.Overwrite = f.overwrite
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)
 	}
@@ -123,7 +127,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	defer src.Close()
 	r, err := f.convert(cmd.Context(), src, args, settings)
 	if err != nil {
-		return err
+		return f.interrupted(err)
 	}
 	b.remove()
 	return printReport(cmd, r, *f.json)
@@ -148,6 +152,17 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 		return convert.Plan(src, o)
 	}
 	return convert.Run(ctx, args[1], src, o)
+}
+
+// interrupted says how an interrupted conversion goes on.
+func (f *convertFlags) interrupted(err error) error {
+	switch {
+	case f.dryRun:
+		return err
+	case f.noResume:
+		return interrupted(err, "the same command without --no-resume")
+	}
+	return interrupted(err, "the same command")
 }
 
 func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settings, b *phaseBar) error {
@@ -181,89 +196,3 @@ func (p *phaseBar) set(phase string, n, of int64) {
 	p.add(n - p.done)
 	p.done = n
 }
-
-// weightType is a flag: the dtype of weights.
-type weightType tensor.DType
-
-// Set reads a dtype.
-func (t *weightType) Set(word string) error {
-	types := map[string]tensor.DType{"keep": tensor.Invalid, "f32": tensor.F32, "f16": tensor.F16, "bf16": tensor.BF16}
-	d, ok := types[word]
-	if !ok {
-		return errors.New("not f32, f16, bf16 or keep")
-	}
-	*t = weightType(d)
-	return nil
-}
-
-// String returns the dtype as the format spells it.
-func (t *weightType) String() string {
-	if tensor.DType(*t) == tensor.Invalid {
-		return "keep"
-	}
-	return tensor.DType(*t).String()
-}
-
-// Type names the flag's values in the help.
-func (t *weightType) Type() string { return "dtype" }
-
-// shardSize is a byteSize that can be none: no limit.
-type shardSize int64
-
-// Set reads a size, or none.
-func (s *shardSize) Set(word string) error {
-	if word == "none" {
-		*s = -1
-		return nil
-	}
-	var size byteSize
-	if err := size.Set(word); err != nil {
-		return err
-	}
-	*s = shardSize(size)
-	return nil
-}
-
-// String returns what Set reads.
-func (s *shardSize) String() string {
-	if *s < 0 {
-		return "none"
-	}
-	size := byteSize(*s)
-	return size.String()
-}
-
-// Type names the flag's type in the help.
-func (s *shardSize) Type() string { return "size" }
-
-// expertsFlag is a flag: a layout of routed experts.
-type expertsFlag plan.Experts
-
-// Set reads a layout.
-func (e *expertsFlag) Set(word string) error {
-	layout, err := plan.ParseExperts(word)
-	*e = expertsFlag(layout)
-	return err
-}
-
-// String returns what Set reads.
-func (e *expertsFlag) String() string { return plan.Experts(*e).String() }
-
-// Type names the flag's values in the help.
-func (e *expertsFlag) Type() string { return "layout" }
-
-// layersFlag is a flag: a set of decoder layers.
-type layersFlag plan.Layers
-
-// Set reads layers.
-func (l *layersFlag) Set(list string) error {
-	layers, err := plan.ParseLayers(list)
-	*l = layersFlag(layers)
-	return err
-}
-
-// String returns what Set reads.
-func (l *layersFlag) String() string { return plan.Layers(*l).String() }
-
-// Type names the flag's values in the help.
-func (l *layersFlag) Type() string { return "layers" }

@@ -25,9 +25,9 @@ their scales. Experts that differ alike are folded into one line, with the worst
 
 Equal and close tensors are the same; with --exact, another dtype is a difference too.
 The configs are not compared.`,
-		Example: `  dsmoe diff model converted
-  dsmoe diff base finetuned --json
-  dsmoe diff --exact checkpoint checkpoint-fused`,
+		Example: `  dsmoe convert fixtures/v3/checkpoint fused --experts fused
+  dsmoe diff --exact fixtures/v3/checkpoint fused
+  dsmoe diff --json fixtures/v3/checkpoint fused`,
 		Args:        expect("A", "B"),
 		Annotations: exits("the weights are the same", "the weights differ"),
 	}

@@ -21,7 +21,8 @@ func TestFlagValues(t *testing.T) {
 		refuse []string
 	}{
 		"dtype": {func() flagValue { return new(weightType) },
-			map[string]string{"keep": "keep", "f32": "F32", "f16": "F16", "bf16": "BF16"}, []string{"", "F32", "q8", "fp8"}},
+			map[string]string{"keep": "keep", "f32": "F32", "f16": "F16", "bf16": "BF16", "F32": "F32", "fp32": "F32", "float32": "F32", "torch.float32": "F32",
+				"fp16": "F16", "float16": "F16", "half": "F16", "bfloat16": "BF16", "torch.bfloat16": "BF16"}, []string{"", "Keep", "f64", "double", "q8", "fp8"}},
 		"experts": {func() flagValue { return new(expertsFlag) },
 			map[string]string{"keep": "keep", "fused": "fused", "per-expert": "per-expert"}, []string{"", "Fused", "apart"}},
 		"shard": {func() flagValue { return new(shardSize) },
@@ -32,6 +33,13 @@ func TestFlagValues(t *testing.T) {
 			map[string]string{"synthetic": "synthetic", "torch": "torch"}, []string{"", "kaiming"}},
 		"limit": {func() flagValue { return limits{} },
 			map[string]string{"mlp.output=1e-5": "mlp.output=1e-05", "a=2": "a=2"}, []string{"", "a", "a=", "=1", "a=0", "a=-1", "a=NaN", "a=Inf"}},
+		"dtype choice": {func() flagValue { return &choice{"f64", []string{"f64", "f32"}} },
+			map[string]string{"f64": "f64", "float64": "f64", "double": "f64", "fp32": "f32", "F32": "f32"}, []string{"", "f16", "float"[:3]}},
+		"seed": {func() flagValue { return number[uint64]{new(uint64)} },
+			map[string]string{"010": "10", "7": "7", "0x1F": "31", "0X1f": "31", "18446744073709551615": "18446744073709551615"},
+			[]string{"", "0o10", "0b1", "1_000", "-1", "1f", "0x", "1e3", "+1", "18446744073709551616"}},
+		"number": {func() flagValue { return number[int]{new(int)} },
+			map[string]string{"010": "10", "0": "0"}, []string{"", "-1", "9223372036854775808"}},
 		"choice": {func() flagValue { return &choice{"local", []string{"local", "chained"}} },
 			map[string]string{"local": "local", "chained": "chained"}, []string{"", "Local"}},
 	} {

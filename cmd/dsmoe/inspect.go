@@ -24,7 +24,7 @@ CHECKPOINT is a directory with config.json and model.safetensors, or shards with
 model.safetensors.index.json; or one .safetensors file beside its config.json. Only
 headers are read, never a weight.`,
 		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
-  dsmoe inspect --json fixtures/v1-base/checkpoint | jq .parameters.activated`,
+  dsmoe inspect --json fixtures/v1-base/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("the checkpoint can be used", "it was read, and there are problems"),
 	}
@@ -53,7 +53,7 @@ a row: model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight stands for 1728 o
 them. The config plays no part: ls works where it is missing or does not fit.`,
 		Example: `  dsmoe inspect ls fixtures/v1-base/checkpoint
   dsmoe inspect ls --fold fixtures/v1-base/checkpoint
-  diff <(dsmoe inspect ls A) <(dsmoe inspect ls B)`,
+  dsmoe inspect ls fixtures/v3/checkpoint > v3.txt`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("all tensors are listed", "some files cannot be read, or disagree with the index"),
 	}
@@ -88,7 +88,7 @@ differ only in numbers share a line; --json has one entry for each. A checkpoint
 is broken is audited as far as it can be read; the report says what was not checked.
 The values of the weights never are: see dsmoe verify.`,
 		Example: `  dsmoe inspect audit fixtures/v1-base/checkpoint
-  dsmoe inspect audit --json CHECKPOINT | jq -r '.findings[].tensor'`,
+  dsmoe inspect audit --json fixtures/v1-base/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("clean", "there are problems; a note is none"),
 	}

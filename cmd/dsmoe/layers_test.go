@@ -22,7 +22,7 @@ import (
 // draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
-		"cmd/dsmoe": {"convert", "convert/checkpoint", "convert/plan", "verify", "verify/inspect", "verify/diff",
+		"cmd/dsmoe": {"convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/inspect", "verify/diff",
 			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor"},
 
 		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint"},

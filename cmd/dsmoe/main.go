@@ -6,13 +6,9 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
-	"runtime/debug"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -42,16 +38,20 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	switch err := root.ExecuteContext(ctx); {
+	cmd, err := root.ExecuteContextC(ctx)
+	switch {
 	case err == nil:
 		return exitYes
 	case errors.Is(err, errNo):
 		return exitNo
+	case errors.Is(err, errInconclusive):
+		printError(stderr, err)
+		return exitUnknown
 	case errors.Is(err, context.Canceled):
-		printError(stderr, errors.New("interrupted"))
+		fail(cmd, args, &hinted{errInterrupted, hintOf(err)}, stdout, stderr)
 		return exitInterrupted
 	default:
-		printError(stderr, err)
+		fail(cmd, args, err, stdout, stderr)
 		return exitUnknown
 	}
 }
@@ -63,22 +63,27 @@ func newRoot() *cobra.Command {
 		Long: `dsmoe verifies DeepSeekMoE checkpoints against golden tensors of the reference
 implementation, converts and compares them, tells what is in them and makes synthetic
 ones.`,
-		Example: `  dsmoe verify  CHECKPOINT GOLDEN    compare every stage with the reference's tensors
-  dsmoe convert SRC DST              write another dtype, shard size or expert layout
-  dsmoe inspect CHECKPOINT           say what is in a checkpoint
-  dsmoe diff    A B                  compare two checkpoints tensor by tensor
-  dsmoe synth   CONFIG DST           write a synthetic checkpoint of any size`,
+		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
+  dsmoe convert fixtures/v3-fp8/checkpoint v3-f32 --type f32
+  dsmoe inspect v3-f32
+  dsmoe diff fixtures/v3-fp8/checkpoint v3-f32
+  dsmoe synth fixtures/v1-base/checkpoint/config.json random`,
 		Version:       version(),
 		Args:          noCommand,
 		RunE:          func(*cobra.Command, []string) error { return nil },
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.SuggestionsMinimumDistance = 2
+	jsonFlag(root) // so that an error has a document
+	root.Flags().MarkHidden("json")
 	root.SetVersionTemplate("dsmoe {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misuse(cmd, err.Error()) })
 	root.SetUsageTemplate(root.UsageTemplate() + exitStatusTemplate)
-	root.AddCommand(newVerify(), newConvert(), newInspect(), newDiff(), newSynth())
+	root.AddCommand(newVerify(), newConvert(), newInspect(), newDiff(), newSynth(), newVersion())
+	root.SetHelpCommand(newHelp())
+	root.InitDefaultCompletionCmd()
+	refuseUnknown(root, "completion")
+	addCompletion(root)
 	return root
 }
 
@@ -87,24 +92,49 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return misuse(cmd, "a command is missing")
 	}
-	cause := fmt.Sprintf("unknown command %q", args[0])
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		cause += ", is it " + strings.Join(near, " or ") + "?"
-	}
-	return misuse(cmd, cause)
+	return misuse(cmd, unknownCommand(cmd, args[0]))
 }
 
-// version says which build this is: the module's version, which names the commit,
-// and the compiler.
-func version() string {
-	build := "(unknown)"
-	if info, ok := debug.ReadBuildInfo(); ok {
-		build = info.Main.Version
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				build += ", revision " + s.Value
-			}
-		}
+// refuseUnknown makes a command that has none but commands below it refuse other words.
+func refuseUnknown(root *cobra.Command, name string) {
+	cmd, _, err := root.Find([]string{name})
+	if err != nil {
+		return
 	}
-	return fmt.Sprintf("%s, %s %s/%s", build, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return misuse(cmd, unknownCommand(cmd, args[0]))
+		}
+		return cmd.Help()
+	}
+}
+
+// newHelp is the command help: what --help prints, by the name of the command.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Explain a command",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			topic, rest, err := cmd.Root().Find(args)
+			if err != nil {
+				return err
+			}
+			if len(rest) > 0 {
+				return misuse(cmd, unknownCommand(topic, rest[0]))
+			}
+			topic.InitDefaultHelpFlag()
+			return topic.Help()
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
+			if topic, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
+				for _, sub := range topic.Commands() {
+					if sub.IsAvailableCommand() {
+						names = append(names, cobra.CompletionWithDesc(sub.Name(), sub.Short))
+					}
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
 }

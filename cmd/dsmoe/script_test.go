@@ -216,8 +216,17 @@ func TestInterruptedRunsGoOn(t *testing.T) {
 		status, stdout, stderr := dsmoe(ctx, args...)
 		assert.Equal(t, exitInterrupted, status, command)
 		assert.Empty(t, stdout)
-		assert.Equal(t, "dsmoe: interrupted\n", stderr)
+		assert.Equal(t, "dsmoe: interrupted\nhint: the same command goes on from what was done\n", stderr)
 		assert.Equal(t, []string{".out.journal", ".out.partial"}, entries(t, dir))
+		status, stdout, _ = dsmoe(ctx, append(args, "--json")...)
+		assert.Equal(t, exitInterrupted, status, command)
+		assert.JSONEq(t, `{"error": {"thing": "`+command+`", "coordinate": "", "cause": "interrupted", "hint": "the same command goes on from what was done"}}`, stdout)
+		if command == "convert" {
+			_, _, stderr = dsmoe(ctx, append(args, "--no-resume")...)
+			assert.Equal(t, "dsmoe: interrupted\nhint: the same command without --no-resume goes on from what was done\n", stderr)
+			_, _, stderr = dsmoe(ctx, append(args, "--dry-run")...)
+			assert.Empty(t, stderr)
+		}
 		status, _, stderr = dsmoe(context.Background(), args...)
 		assert.Equal(t, exitYes, status, stderr)
 		assert.Equal(t, []string{"out"}, entries(t, dir))
@@ -238,8 +247,8 @@ func entries(t *testing.T, dir string) (names []string) {
 
 // TestEveryCommandIsDocumented: examples, exit status, --json.
 func TestEveryCommandIsDocumented(t *testing.T) {
-	commands := append([]string{""}, "inspect", "inspect ls", "inspect audit", "inspect arch", "synth", "verify", "convert", "diff")
-	for _, name := range commands {
+	for _, cmd := range everyCommand(newRoot()) {
+		name := strings.TrimPrefix(strings.TrimPrefix(cmd.CommandPath(), "dsmoe"), " ")
 		t.Run(name, func(t *testing.T) {
 			status, help, stderr := dsmoe(t.Context(), append(strings.Fields(name), "--help")...)
 			assert.Equal(t, exitYes, status)
@@ -273,12 +282,13 @@ func TestErrorsAreSafeToPrint(t *testing.T) {
 func TestByteSize(t *testing.T) {
 	for text, want := range map[string]int64{
 		"5GB": 5e9, "500MB": 5e8, "2GiB": 2 << 30, "1KiB": 1024, "7": 7, "7B": 7, "3 TB": 3e12, "1TiB": 1 << 40,
+		"5G": 5e9, "5g": 5e9, "5gb": 5e9, "5Gi": 5 << 30, "512mib": 512 << 20, "1.5GB": 15e8, "1.1GB": 11e8, "1.5GiB": 3 << 29, "0.5K": 500, "010": 10, "1.5": 1,
 	} {
 		var s byteSize
 		require.NoError(t, s.Set(text), text)
 		assert.EqualValues(t, want, s, text)
 	}
-	for _, text := range []string{"", "GB", "0", "-1", "5Gb", "1.5GB", "5 XB", "99999999999TiB", "99999999999999999999"} {
+	for _, text := range []string{"", "GB", "0", "-1", "5Gb", "5Gib", "5 XB", "0.1", "1.2.3GB", "1e3", "1/2GB", "0x10", ".", "5iB", "G5", "9999999999TiB", "99999999999TiB", "99999999999999999999"} {
 		var s byteSize
 		assert.Error(t, s.Set(text), text)
 	}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -39,24 +37,26 @@ other, rounded to BF16; all other tensors stay as they are:
       kaiming_uniform_(torch.empty(n_routed_experts, hidden_size), a=sqrt(5)).bfloat16()
 
 The weights are BF16, always. config.json is copied as it is, torch_dtype included.
-DST must not exist, or be an empty directory; it is complete or not there. An
+DST must not exist, or be an empty directory; it is complete or not there. With
+--overwrite it may be an output of dsmoe, which is replaced. An
 interrupted run goes on when the same command is given again. DST holds
 dsmoe.manifest.json: dsmoe convert --check DST hashes everything again.`,
-		Example: `  dsmoe synth fixtures/v1-16b-slice/checkpoint/config.json /tmp/slice --seed 7
-  dsmoe synth config.json /tmp/sharded --max-shard-size 500MB
-  dsmoe synth config.json /tmp/fresh --init torch --seed 1234`,
+		Example: `  dsmoe synth fixtures/v2-lite/checkpoint/config.json lite --seed 7
+  dsmoe synth fixtures/v1-base/checkpoint/config.json sharded --max-shard-size 200KB
+  dsmoe synth fixtures/v1-base/checkpoint fresh --init torch --seed 1234`,
 		Args:        expect("CONFIG", "DST"),
 		Annotations: exits("the checkpoint is written", ""),
 	}
 	asJSON := jsonFlag(cmd)
 	o := synthOptions{gates: syntheticGates, maxShard: plan.DefaultShardBytes}
-	cmd.Flags().Uint64Var(&o.seed, "seed", 0, "seed of the values")
+	numberFlag(cmd.Flags(), &o.seed, "seed", "", "seed of the values, decimal or 0x…")
 	cmd.Flags().Var(&o.gates, "init", "`rule` of the gates: synthetic as all other tensors, or torch")
 	cmd.Flags().Var(&o.maxShard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes")
+	overwriteFlag(cmd, &o.replace)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		r, err := synthesise(cmd.Context(), args[0], args[1], o, cmd.ErrOrStderr())
 		if err != nil {
-			return err
+			return interrupted(err, "the same command")
 		}
 		return printReport(cmd, r, *asJSON)
 	}
@@ -68,6 +68,7 @@ type synthOptions struct {
 	seed     uint64
 	gates    gateInit
 	maxShard byteSize
+	replace  bool
 }
 
 func (o synthOptions) source(c *config.Config) *synth.Source {
@@ -79,30 +80,6 @@ func (o synthOptions) source(c *config.Config) *synth.Source {
 
 // rule names what the values follow from.
 func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.seed, o.gates) }
-
-// gateInit is a flag: how the gates' weights are drawn.
-type gateInit string
-
-const (
-	syntheticGates gateInit = "synthetic"
-	torchGates     gateInit = "torch"
-)
-
-// String returns the flag's text.
-func (i *gateInit) String() string { return string(*i) }
-
-// Set reads the flag.
-func (i *gateInit) Set(word string) error {
-	rule := gateInit(word)
-	if rule != syntheticGates && rule != torchGates {
-		return fmt.Errorf("neither %s nor %s", syntheticGates, torchGates)
-	}
-	*i = rule
-	return nil
-}
-
-// Type names the flag's type in the help.
-func (i *gateInit) Type() string { return "rule" }
 
 // synthesise writes the synthetic checkpoint.
 func synthesise(ctx context.Context, configFile, dst string, o synthOptions, stderr io.Writer) (*synthesised, error) {
@@ -118,7 +95,9 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	}
 	b := phaseBar{w: stderr}
 	defer b.remove()
-	if _, err := convert.Synthesise(ctx, dst, p, engineSettings(b.set)); err != nil {
+	settings := engineSettings(b.set)
+	settings.Overwrite = o.replace
+	if _, err := convert.Synthesise(ctx, dst, p, settings); err != nil {
 		return nil, err
 	}
 	return describeSynthetic(dst, o, c, s.Tensors), nil
@@ -147,7 +126,7 @@ func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []t
 
 // WriteText writes one line, and another if the config promises another dtype.
 func (r *synthesised) WriteText(w io.Writer) error {
-	line := fmt.Sprintf("%s: %d tensors, %d parameters, %d bytes of %s, seed %d", r.Path, r.Tensors, r.Parameters, r.Bytes, r.DType, r.Seed)
+	line := fmt.Sprintf("%s: %s, %s, %s of %s, seed %d", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Plural(r.Parameters, "parameter"), text.Bytes(r.Bytes), r.DType, r.Seed)
 	if r.Init == torchGates {
 		line += ", gates as torch draws them"
 	}
@@ -168,47 +147,3 @@ func readConfig(path string) (*config.Config, []byte, error) {
 	}
 	return c, document, err
 }
-
-// byteSize is a flag: a number of bytes with a unit, decimal as Hugging Face counts
-// (1GB is 10^9), or binary (1GiB is 2^30).
-type byteSize int64
-
-// units are the units of a byteSize; none is a suffix of one before it.
-var units = []struct {
-	name  string
-	bytes int64
-}{
-	{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
-	{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3},
-	{"B", 1}, {"", 1},
-}
-
-// String returns the size in the first unit that it is a multiple of.
-func (s *byteSize) String() string {
-	for _, u := range units {
-		if *s > 0 && int64(*s)%u.bytes == 0 {
-			return strconv.FormatInt(int64(*s)/u.bytes, 10) + u.name
-		}
-	}
-	return strconv.FormatInt(int64(*s), 10)
-}
-
-// Set reads a size.
-func (s *byteSize) Set(word string) error {
-	for _, u := range units {
-		digits, ok := strings.CutSuffix(word, u.name)
-		if !ok {
-			continue
-		}
-		n, err := strconv.ParseUint(strings.TrimSpace(digits), 10, 63)
-		if err != nil || n == 0 || int64(n) > (1<<62)/u.bytes {
-			break
-		}
-		*s = byteSize(int64(n) * u.bytes)
-		return nil
-	}
-	return errors.New("not a size such as 5GB, 500MB or 2GiB")
-}
-
-// Type names the flag's type in the help.
-func (s *byteSize) Type() string { return "size" }

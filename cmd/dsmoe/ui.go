@@ -6,7 +6,8 @@ package main
 //     document, indented by two spaces.
 //   - stderr carries errors, one line each, "dsmoe: thing: coordinate: cause", and
 //     below it a line "hint: …" where one helps. Nothing prints a stack trace or the
-//     usage that was not asked for.
+//     usage that was not asked for. With --json, the error is the document on stdout too.
+//   - What a terminal would act on, in a path, a name or a value, is shown escaped.
 //   - Progress goes to stderr, and only if that is a terminal. It is gone when the
 //     command ends.
 //   - No colour is used, so NO_COLOR has nothing to switch off.
@@ -15,10 +16,8 @@ package main
 import (
 	"bufio"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -27,9 +26,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"dsmoe/convert"
-	"dsmoe/convert/checkpoint"
-	"dsmoe/model"
 	"dsmoe/text"
 )
 
@@ -39,18 +35,26 @@ type report interface {
 	WriteText(w io.Writer) error
 }
 
-// printReport writes r to stdout, as text or as JSON.
+// printReport writes r to stdout, as text or as JSON. Foreign words are quoted where they
+// stand in a text; whatever should have slipped through is escaped here.
 func printReport(cmd *cobra.Command, r report, asJSON bool) error {
 	w := bufio.NewWriter(cmd.OutOrStdout())
-	write := r.WriteText
 	if asJSON {
-		write = func(w io.Writer) error { return writeJSON(w, r) }
+		write := func(w io.Writer) error { return writeJSON(w, r) }
 		if large, ok := r.(interface{ WriteJSON(io.Writer) error }); ok {
 			write = large.WriteJSON
 		}
+		if err := write(w); err != nil {
+			return err
+		}
+		return w.Flush()
 	}
-	if err := write(w); err != nil {
+	var b strings.Builder
+	if err := r.WriteText(&b); err != nil {
 		return err
+	}
+	for line := range strings.Lines(b.String()) {
+		fmt.Fprintln(w, text.Line(strings.TrimSuffix(line, "\n")))
 	}
 	return w.Flush()
 }
@@ -67,67 +71,21 @@ func jsonFlag(cmd *cobra.Command) *bool {
 	return cmd.Flags().Bool("json", false, "print one JSON document")
 }
 
-// printError writes the line that says why there is no answer, and the hint.
-func printError(w io.Writer, err error) {
-	lines := strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' })
-	fmt.Fprintln(w, "dsmoe:", text.Line(strings.Join(lines, "; ")))
-	if hint := hintOf(err); hint != "" {
-		fmt.Fprintln(w, "hint:", text.Line(hint))
+// expect demands exactly the named arguments. A first argument that is near to the name of
+// a command below this one, and is no file, was meant for that.
+func expect(names ...string) cobra.PositionalArgs {
+	wanted := strings.Join(names, " and ")
+	if wanted == "" {
+		wanted = "no argument"
 	}
-}
-
-// fileError is an error of the system about the file at path: "path: cause".
-func fileError(path string, err error) error {
-	var p *fs.PathError
-	if errors.As(err, &p) {
-		err = p.Err
-	}
-	return fmt.Errorf("%s: %w", text.Quote(path), err)
-}
-
-// hintOf returns what the user can do about err, if anything is known.
-func hintOf(err error) string {
-	var usage *usageError
-	var bad *checkpoint.Error
-	var mismatch *model.MismatchError
-	var overflow *convert.OverflowError
-	switch {
-	case errors.As(err, &overflow):
-		return "--type bf16 and f32 keep them; --allow-overflow writes infinities, and goes on from what is done"
-	case errors.As(err, &usage):
-		return usage.hint
-	case errors.As(err, &mismatch):
-		return "dsmoe inspect audit CHECKPOINT lists every finding"
-	case errors.As(err, &bad):
-		for _, p := range bad.Problems {
-			if p.Hint != "" {
-				return p.Hint
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 && nearCommands(cmd, args[0]) != "" {
+			if _, err := os.Lstat(args[0]); err != nil {
+				return misuse(cmd, unknownCommand(cmd, args[0]))
 			}
 		}
-	}
-	return ""
-}
-
-// usageError is a command line that makes no sense.
-type usageError struct{ cause, hint string }
-
-// Error says what is wrong.
-func (e *usageError) Error() string { return e.cause }
-
-// misuse says what is wrong with a command line.
-func misuse(cmd *cobra.Command, cause string) error {
-	path := cmd.CommandPath()
-	if _, sub, ok := strings.Cut(path, " "); ok {
-		cause = sub + ": " + cause
-	}
-	return &usageError{cause, path + " --help shows how it is used"}
-}
-
-// expect demands exactly the named arguments.
-func expect(names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != len(names) {
-			return misuse(cmd, fmt.Sprintf("want %s, but %d given", strings.Join(names, " and "), len(args)))
+			return misuse(cmd, fmt.Sprintf("want %s, but %d given", wanted, len(args)))
 		}
 		return nil
 	}

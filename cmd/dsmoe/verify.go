@@ -20,6 +20,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify"
 )
 
@@ -50,9 +51,9 @@ A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but for proven ties, and that every weight took part, but
 for experts that no token reached, which are listed.`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
-  dsmoe verify --mode chained CHECKPOINT GOLDEN
-  dsmoe verify --json CHECKPOINT GOLDEN | jq .first_divergence
-  dsmoe verify --limit mlp.experts.output=1e-5 CHECKPOINT GOLDEN`,
+  dsmoe verify --mode chained fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
+  dsmoe verify --json fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
+  dsmoe verify --limit mlp.output=1e-5 fixtures/v3/checkpoint fixtures/v3/golden-f32`,
 		Args:        expect("CHECKPOINT", "GOLDEN"),
 		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: the first stage that differs is named"),
 	}
@@ -123,7 +124,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	report, err := verify.Run(ctx, c.Config, c, pack, options)
 	var mismatch *model.MismatchError
 	if errors.As(err, &mismatch) {
-		err = fmt.Errorf("%s: %w", path, err)
+		err = fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	if err != nil {
 		return nil, err
@@ -200,7 +201,7 @@ func (f *checkpointFiles) String() string {
 
 // WriteText writes the report, and what it took.
 func (r *verified) WriteText(w io.Writer) error {
-	fmt.Fprintf(w, "%-11s%s", "checkpoint", r.Checkpoint.Path)
+	fmt.Fprintf(w, "%-11s%s", "checkpoint", text.Quote(r.Checkpoint.Path))
 	if files := r.Checkpoint.String(); files != "" {
 		fmt.Fprintf(w, ": %s", files)
 	}
@@ -224,27 +225,6 @@ func (r *verified) err() error {
 		return errNo
 	}
 	return errInconclusive
-}
-
-// choice is a flag that takes one of a few words.
-type choice struct {
-	value string
-	words []string
-}
-
-// String returns the word that was taken.
-func (c *choice) String() string { return c.value }
-
-// Type names the flag's type in the help.
-func (c *choice) Type() string { return "word" }
-
-// Set takes one of the words.
-func (c *choice) Set(word string) error {
-	if !slices.Contains(c.words, word) {
-		return fmt.Errorf("not one of %s", strings.Join(c.words, ", "))
-	}
-	c.value = word
-	return nil
 }
 
 // limits is the flag --limit.

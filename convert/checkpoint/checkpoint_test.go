@@ -94,7 +94,7 @@ func brokenFiles() []broken {
 		{"truncated shard", sharded, func(t *testing.T, dir string) {
 			data := fixture.Read(t, dir, shard2)
 			fixture.Write(t, dir, shard2, data[:len(data)-1000])
-		}, []string{shard2 + ": tensor model.layers.", "file is cut off: 1000 of"}, nil},
+		}, []string{shard2 + ": tensor model.layers.", "file is cut off: 1,000 bytes of"}, nil},
 		{"shard of headers only", sharded, func(t *testing.T, dir string) {
 			data := fixture.Read(t, dir, shard1)
 			fixture.Write(t, dir, shard1, data[:headerLength(data)])
@@ -102,7 +102,7 @@ func brokenFiles() []broken {
 		{"trailing bytes", whole, func(t *testing.T, dir string) {
 			fixture.Write(t, dir, "model.safetensors", fixture.Read(t, dir, "model.safetensors")+"x")
 		},
-			[]string{"model.safetensors" + ": 1 bytes too many"}, nil},
+			[]string{"model.safetensors" + ": 1 byte too many"}, nil},
 		{"missing shard", sharded, func(t *testing.T, dir string) { fixture.Remove(t, dir, shard3) },
 			[]string{dirError(shard3 + ": missing, and " + "model.safetensors.index.json" + " names it for ")}, nil},
 		{"all shards missing", sharded, func(t *testing.T, dir string) { fixture.Remove(t, dir, shard1, shard2, shard3) },
@@ -195,7 +195,7 @@ func brokenIndexes() []broken {
 			fixture.Write(t, dir, "twin.safetensors", tinyFile(embed, "new"))
 			fixture.Replace(t, dir, "model.safetensors.index.json", `"`+lmHead+`"`, `"new": "twin.safetensors", "`+lmHead+`"`)
 		}, []string{"twin.safetensors: tensor " + embed + ": is in " + shard1 + " too"}, nil},
-		{"total_size", sharded, edit(`"total_size": 763008`, `"total_size": 763009`), nil, []string{"metadata.total_size is 763009, but the tensors have 763008 bytes"}},
+		{"total_size", sharded, edit(`"total_size": 763008`, `"total_size": 763009`), nil, []string{"metadata.total_size is 763009, but the tensors have 745.12 KiB (763,008 bytes)"}},
 		{"total_size as float", sharded, edit(`"total_size": 763008`, `"total_size": 763008.0`), nil, nil},
 		{"total_size as string", sharded, edit(`"total_size": 763008`, `"total_size": "763008"`), nil, []string{"total_size is missing"}},
 		{"no metadata", sharded, edit(`"metadata"`, `"other"`), nil, []string{"total_size is missing"}},

@@ -47,7 +47,7 @@ func readIndex(dir, file string, of *format.Format) (*Index, error) {
 	}
 	defer f.Close()
 	if size > maxIndexSize {
-		return nil, fmt.Errorf("%d bytes, more than the limit of %d", size, maxIndexSize)
+		return nil, fmt.Errorf("%s, more than the limit of %s", text.ExactBytes(size), text.Bytes(maxIndexSize))
 	}
 	return parseIndex(io.LimitReader(f, maxIndexSize), file, of)
 }
@@ -216,6 +216,6 @@ func (x *Index) totalSizeNote(sum int64) []Problem {
 	if x.TotalSize == strconv.FormatInt(sum, 10) || err == nil && v == float64(sum) && strings.ContainsAny(x.TotalSize, ".eE") {
 		return nil
 	}
-	return []Problem{{File: x.File, Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %d bytes",
-		text.Quote(x.TotalSize), sum)}}
+	return []Problem{{File: x.File, Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %s",
+		text.Quote(x.TotalSize), text.ExactBytes(sum))}}
 }

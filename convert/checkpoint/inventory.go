@@ -175,7 +175,7 @@ func (s *scanner) explain(name string, err error) []Problem {
 			n++
 		}
 	}
-	problems[0].Cause = fmt.Sprintf("missing, and %s names it for %d tensors", s.inv.Index.File, n)
+	problems[0].Cause = fmt.Sprintf("missing, and %s names it for %s", text.Quote(s.inv.Index.File), text.Plural(n, "tensor"))
 	problems[0].Hint = "download the file again"
 	return problems
 }

@@ -18,16 +18,24 @@ type Problem struct {
 	Hint   string `json:"hint,omitempty"`   // what the user can do about it
 }
 
-// String returns "file: tensor: cause" on one line.
-func (p Problem) String() string {
-	var b strings.Builder
+// Place returns "file: tensor name", without the parts that are not known.
+func (p Problem) Place() string {
+	var parts []string
 	if p.File != "" {
-		b.WriteString(text.Quote(p.File) + ": ")
+		parts = append(parts, text.Quote(p.File))
 	}
 	if p.Tensor != "" {
-		b.WriteString("tensor " + text.Quote(p.Tensor) + ": ")
+		parts = append(parts, "tensor "+text.Quote(p.Tensor))
 	}
-	return b.String() + p.Cause
+	return strings.Join(parts, ": ")
+}
+
+// String returns "file: tensor name: cause" on one line.
+func (p Problem) String() string {
+	if place := p.Place(); place != "" {
+		return place + ": " + p.Cause
+	}
+	return p.Cause
 }
 
 // Error holds everything that is wrong with one checkpoint, files in reading order.

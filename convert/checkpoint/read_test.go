@@ -201,7 +201,7 @@ func TestLargeIndex(t *testing.T) {
 	dir := fixture.Clone(t, sharded)
 	require.NoError(t, os.Truncate(filepath.Join(dir, formats[0].Index), maxIndexSize+1))
 	_, err := Open(dir)
-	require.ErrorContains(t, err, "67108865 bytes, more than the limit of 67108864")
+	require.ErrorContains(t, err, "64.00 MiB (67,108,865 bytes), more than the limit of 64.00 MiB")
 
 	var b strings.Builder
 	b.WriteString(`{"weight_map":{`)

@@ -1,7 +1,6 @@
 package format
 
 import (
-	"fmt"
 	"math"
 	"os"
 	"unsafe"
@@ -9,6 +8,7 @@ import (
 	"github.com/edsrzf/mmap-go"
 
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Mapping is a weight file in the address space: reading a view of it reads the file.
@@ -24,11 +24,11 @@ type Mapping struct {
 // of type *Error.
 func Map(f *os.File, size int64, path string) (*Mapping, error) {
 	if size > math.MaxInt {
-		return nil, &Error{File: path, Cause: fmt.Sprintf("%d bytes do not fit in the address space of this platform", size)}
+		return nil, &Error{File: path, Cause: text.Bytes(size) + " do not fit in the address space of this platform"}
 	}
 	data, err := mmap.MapRegion(f, int(size), mmap.RDONLY, 0, 0)
 	if err != nil {
-		return nil, SystemError(path, fmt.Sprintf("mapping %d bytes", size), err)
+		return nil, SystemError(path, "mapping "+text.Bytes(size), err)
 	}
 	return &Mapping{path: path, size: size, data: data}, nil
 }

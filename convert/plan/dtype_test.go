@@ -187,7 +187,7 @@ func TestPlanText(t *testing.T) {
 	lines := strings.Split(b.String(), "\n")
 	require.Equal(t, []string{
 		"plan " + p.Hash,
-		"reads 384992 bytes of weights from 7 files, writes 769952 bytes: 77 tensors in 6 files",
+		"reads 375.97 KiB of weights from 7 files, writes 751.91 KiB: 77 tensors in 6 files",
 	}, lines[:2])
 	require.Equal(t, []string{
 		"cast F32: 76 tensors",
@@ -200,7 +200,7 @@ func TestPlanText(t *testing.T) {
 		"note: stray.safetensors: not read: model.safetensors.index.json does not name it",
 		"note: the layers kept are not the first ones: they keep their numbers, and config.json its number of layers",
 	}, lines[3:11])
-	require.Regexp(t, `^model-00001-of-00006.safetensors\t\d+ tensors?\t\d+ bytes$`, lines[11])
+	require.Regexp(t, `^model-00001-of-00006.safetensors +\d+ tensors? +[\d.]+ KiB$`, lines[11])
 	require.Len(t, lines, 18)
 	require.Empty(t, lines[17])
 }

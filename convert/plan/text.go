@@ -17,9 +17,9 @@ func (p *Plan) WriteText(w io.Writer) error {
 	in, out := p.Bytes()
 	var b strings.Builder
 	fmt.Fprintf(&b, "plan %s\n", p.Hash)
-	fmt.Fprintf(&b, "reads %d bytes of weights from %s, writes %d bytes: %s in %s\n", in, text.Plural(len(p.Sources), "file"), out,
+	fmt.Fprintf(&b, "reads %s of weights from %s, writes %s: %s in %s\n", text.Bytes(in), text.Plural(len(p.Sources), "file"), text.Bytes(out),
 		text.Plural(len(p.Tensors), "tensor"), text.Plural(len(p.Files), "file"))
-	fmt.Fprintf(&b, "needs %d bytes of disk\n", p.Size())
+	fmt.Fprintf(&b, "needs %s of disk\n", text.ExactBytes(p.Size()))
 	WriteOperations(&b, p.OperationCounts())
 	if p.Dropped > 0 {
 		fmt.Fprintf(&b, "drops: %s\n", text.Plural(p.Dropped, "tensor"))
@@ -30,11 +30,14 @@ func (p *Plan) WriteText(w io.Writer) error {
 	for _, n := range p.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
 	}
-	for _, f := range p.Files {
-		fmt.Fprintf(&b, "%s\t%s\t%d bytes\n", text.Quote(f.Name), text.Plural(f.Tensors, "tensor"), f.Size)
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return err
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	files := text.Table{Align: "lrr"}
+	for _, f := range p.Files {
+		files.Add(text.Quote(f.Name), text.Plural(f.Tensors, "tensor"), text.Bytes(f.Size))
+	}
+	return files.WriteText(w)
 }
 
 // WriteJSON writes the plan as JSON, indented by two spaces, a tensor at a time.

@@ -224,10 +224,10 @@ func addOffsets(add adder) { // 25-27
 	add("all at the far end", "a", "a hole", pack(obj(f("a", "[4611686018427387896,4611686018427387904]")), 8))
 	add("empty tensor past the end", "b", "a hole", pack(obj(f("a", "[0,8]"), entryOf("b", "U8", "[0]", "[9,9]")), 8))
 	add("empty tensor inside", "b", "an overlap", pack(obj(f("a", "[0,8]"), entryOf("b", "U8", "[0]", "[4,4]"), f("c", "[8,16]")), 16))
-	add("truncated by 1", "b", "1 of 16 data bytes are missing", pack(obj(f("a", "[0,8]"), f("b", "[8,16]")), 15))
-	add("truncated to nothing", "a", "16 of 16 data bytes are missing", pack(obj(f("a", "[0,8]"), f("b", "[8,16]")), 0))
-	add("truncated, out of order", "b", "3 of 16 data bytes are missing", pack(obj(f("b", "[8,16]"), f("a", "[0,8]")), 13))
-	add("trailing byte", "", "1 bytes too many: they follow the last tensor, a", pack(obj(f("a", "[0,8]")), 9))
+	add("truncated by 1", "b", "1 byte of its 16 bytes of data are missing", pack(obj(f("a", "[0,8]"), f("b", "[8,16]")), 15))
+	add("truncated to nothing", "a", "16 bytes of its 16 bytes of data are missing", pack(obj(f("a", "[0,8]"), f("b", "[8,16]")), 0))
+	add("truncated, out of order", "b", "3 bytes of its 16 bytes of data are missing", pack(obj(f("b", "[8,16]"), f("a", "[0,8]")), 13))
+	add("trailing byte", "", "1 byte too many, behind the last tensor, a", pack(obj(f("a", "[0,8]")), 9))
 	add("data without tensors", "", "8 bytes too many", pack("{}", 8))
 	wrap := make([]string, 8) // their sizes add up to just below 2^64
 	for i := range wrap {
@@ -239,7 +239,7 @@ func addOffsets(add adder) { // 25-27
 	for i := range uint64(5) { // 2^60 bytes each
 		far = append(far, entryOf(fmt.Sprintf("t%d", i), "U8", "[1099511627776,1048576]", fmt.Sprintf("[%d,%d]", i<<60, (i+1)<<60)))
 	}
-	add("ends at 2^62", "t0", "data bytes are missing", pack(obj(far[:4]...), 8))
+	add("ends at 2^62", "t0", "of data are missing", pack(obj(far[:4]...), 8))
 	add("ends past 2^62", "t4", "exceeds the limit", pack(obj(far...), 8))
 }
 

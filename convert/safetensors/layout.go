@@ -120,7 +120,7 @@ func (l *Layout) encode() ([]byte, error) {
 	}
 	n := len(b) - prefixSize
 	if n > MaxHeader {
-		return nil, fmt.Errorf("layout: header of %d bytes, more than the limit of %d", n, MaxHeader)
+		return nil, fmt.Errorf("layout: header of %s, more than the limit of %s", text.Bytes(int64(n)), text.Bytes(MaxHeader))
 	}
 	binary.LittleEndian.PutUint64(b, uint64(n))
 	return b, nil
@@ -142,7 +142,7 @@ func appendMetadata(b []byte, metadata map[string]string) ([]byte, error) {
 			return nil, fmt.Errorf("layout: metadata %s: not valid UTF-8", text.Quote(k))
 		}
 		if size += len(k) + len(metadata[k]) + 64; size > MaxMetadata {
-			return nil, fmt.Errorf("layout: metadata exceeds %d bytes", MaxMetadata)
+			return nil, fmt.Errorf("layout: metadata exceeds %s", text.Bytes(MaxMetadata))
 		}
 		sep = ','
 	}

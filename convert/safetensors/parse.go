@@ -256,7 +256,7 @@ func (p *parser) parseMetadata() error {
 			return err
 		}
 		if size += len(key) + len(value) + 64; size > MaxMetadata {
-			return p.fail("__metadata__ exceeds %d bytes", MaxMetadata)
+			return p.fail("__metadata__ exceeds %s", text.Bytes(MaxMetadata))
 		}
 		p.metadata[key] = value
 	}

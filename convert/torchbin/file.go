@@ -208,7 +208,7 @@ func (a *archive) pickle() ([]byte, error) {
 // content reads an entry of at most limit bytes and checks its checksum.
 func (a *archive) content(e *zip.File, limit uint64) ([]byte, error) {
 	if e.UncompressedSize64 > limit {
-		return nil, fmt.Errorf("archive entry %s has %d bytes, more than the limit of %d", text.Quote(e.Name), e.UncompressedSize64, limit)
+		return nil, fmt.Errorf("archive entry %s has %s, more than the limit of %s", text.Quote(e.Name), text.ExactBytes(int64(e.UncompressedSize64)), text.Bytes(int64(limit)))
 	}
 	r, err := e.Open()
 	if err != nil {
@@ -250,7 +250,7 @@ func (a *archive) place(t pickled) (entry, error) {
 	}
 	width := int64(t.dtype.Bits() / 8)
 	if t.offset > math.MaxInt64/8/width || t.offset*width+size > int64(held) {
-		return e, fmt.Errorf("it needs %d bytes from element %d of its storage %s on, which has %d", size, t.offset, text.Quote(name), held)
+		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size), t.offset, text.Quote(name), text.ExactBytes(int64(held)))
 	}
 	e.offset = start + t.offset*width
 	return e, nil

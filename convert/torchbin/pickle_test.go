@@ -166,7 +166,7 @@ func TestShapes(t *testing.T) {
 		"rank":                {strings.Repeat("K\x01", 17), strings.Repeat("K\x01", 17), "wrong arguments"},
 		"length":              {"\x8a\x06\x01\x00\x00\x00\x00\x01", "K\x01", "wrong arguments"},
 		"stride":              {"K\x02", "\x8a\x06\x01\x00\x00\x00\x00\x01", "wrong arguments"},
-		"beyond 32 bits":      {"\x8a\x05\x01\x00\x00\x00\x01", "K\x01", "needs 17179869188 bytes"},
+		"beyond 32 bits":      {"\x8a\x05\x01\x00\x00\x00\x01", "K\x01", "needs 16.00 GiB (17,179,869,188 bytes)"},
 		"a length of no sort": {"N", "K\x01", "wrong arguments"},
 	} {
 		data := archiveOf(t, stateOf(utf8("w"), tensorOf("FloatStorage", "0", 0, c.shape, c.strides)), fourFloats)
@@ -200,7 +200,7 @@ func TestCompressedArchives(t *testing.T) {
 
 	data = archive(zip.Deflate, strings.Repeat("\x00", maxPickle+1), "")
 	_, err = read(bytes.NewReader(data), int64(len(data)))
-	require.ErrorContains(t, err, "archive entry archive/data.pkl has 67108865 bytes, more than the limit of 67108864")
+	require.ErrorContains(t, err, "archive entry archive/data.pkl has 64.00 MiB (67,108,865 bytes), more than the limit of 64.00 MiB")
 
 	data = archive(zip.Store, good, strings.Repeat("\x00", 16))
 	broken := bytes.Replace(data, []byte("FloatStorage"), []byte("FloatStorags"), 1)

@@ -72,6 +72,26 @@ func (d *Disk) Rename(from, to string) error {
 	return os.Rename(from, to)
 }
 
+// Chmod sets the mode of a directory.
+func (d *Disk) Chmod(path string, mode os.FileMode) error {
+	if err := d.ask("chmod", path); err != nil {
+		return err
+	}
+	return os.Chmod(path, mode)
+}
+
+// Exchange gives two names, which both must be there, to each other's directories at one
+// instant; the error is errors.ErrUnsupported where the system cannot.
+func (d *Disk) Exchange(a, b string) error {
+	if err := d.ask("exchange", b); err != nil {
+		return err
+	}
+	if err := exchange(a, b); err != nil {
+		return &os.LinkError{Op: "exchange", Old: a, New: b, Err: err}
+	}
+	return nil
+}
+
 // Remove removes a file or an empty directory.
 func (d *Disk) Remove(path string) error {
 	if err := d.ask("remove", path); err != nil {

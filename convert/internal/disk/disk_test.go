@@ -180,3 +180,27 @@ func TestTileEnd(t *testing.T) {
 		require.Equal(t, c.want, TileEnd(c.from, c.n, c.end), "%+v", c)
 	}
 }
+
+// TestExchange: two directories take each other's names, or the disk says that it cannot.
+func TestExchange(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	require.NoError(t, os.MkdirAll(filepath.Join(a, "was a"), 0o755))
+	require.NoError(t, os.Mkdir(b, 0o755))
+	d := &Disk{}
+	err := d.Exchange(a, b)
+	if errors.Is(err, errors.ErrUnsupported) {
+		require.DirExists(t, filepath.Join(a, "was a"))
+		return
+	}
+	require.NoError(t, err)
+	require.DirExists(t, filepath.Join(b, "was a"))
+	require.NoDirExists(t, filepath.Join(a, "was a"))
+	require.ErrorIs(t, d.Exchange(a, filepath.Join(dir, "none")), fs.ErrNotExist)
+	d.Fail = func(call, path string) error {
+		require.Equal(t, []string{"exchange", b}, []string{call, path})
+		return fs.ErrPermission
+	}
+	require.ErrorIs(t, d.Exchange(a, b), fs.ErrPermission)
+	require.DirExists(t, filepath.Join(b, "was a"))
+}

@@ -51,7 +51,7 @@ func readManifest(path string) (*Manifest, error) {
 	}
 	defer f.Close()
 	if size > maxManifest {
-		return nil, fmt.Errorf("%s: %d bytes, more than the limit of %d", text.Quote(path), size, maxManifest)
+		return nil, fmt.Errorf("%s: %s, more than the limit of %s", text.Quote(path), text.ExactBytes(size), text.Bytes(maxManifest))
 	}
 	var m Manifest
 	if err := json.UnmarshalRead(f, &m); err != nil {
@@ -166,7 +166,7 @@ func (c *checker) weights(want plan.File) error {
 	}
 	c.files = append(c.files, f)
 	if size != want.Size {
-		c.problem(want.Name, "", "has %d bytes, not %d", size, want.Size)
+		c.problem(want.Name, "", "has %s, not %s", text.ExactBytes(size), text.ExactBytes(want.Size))
 	}
 	of := checkpoint.FormatOf(want.Name)
 	if of == nil {
@@ -222,7 +222,7 @@ func (c *checker) data(ctx context.Context) error {
 	}
 	for i, x := range c.extents {
 		if t := x.tensor; hashes[i] != t.Hash {
-			c.problem(t.File, t.Name, "the data changed: %s, not %s", hashes[i], t.Hash)
+			c.problem(t.File, t.Name, "the data changed: %s, not %s", hashes[i], text.Quote(t.Hash))
 		}
 	}
 	return nil
@@ -261,7 +261,7 @@ func (c *checker) other(want plan.Other) error {
 	defer f.Close()
 	got, _, err := digest.Reader(f)
 	if err == nil && got != want.Hash {
-		c.problem(want.Name, "", "changed: %s, not %s", got, want.Hash)
+		c.problem(want.Name, "", "changed: %s, not %s", got, text.Quote(want.Hash))
 	}
 	return err
 }

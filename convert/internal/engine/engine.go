@@ -6,10 +6,12 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"runtime"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
@@ -34,6 +36,7 @@ type Settings struct {
 	IO            int   // goroutines that read and write, each a tensor at a time; 0 is DefaultIO
 	Unverified    bool  // do not read the output again and compare it with the source
 	StartOver     bool  // do not go on from an unfinished output
+	Overwrite     bool  // replace a finished output, of whatever plan, that is in the target's place
 	AllowOverflow bool  // write numbers that a cast makes infinite
 
 	Tool     string                          // name and version of the program, for the manifest
@@ -72,7 +75,7 @@ func (s Settings) withDefaults() Settings {
 // Check says what is wrong with the settings.
 func (s Settings) Check() error {
 	if s.Memory != 0 && s.Memory < MinMemory {
-		return fmt.Errorf("%d bytes of memory are too few: %d are the least", s.Memory, MinMemory)
+		return fmt.Errorf("%s of memory are too few: %s are the least", text.Bytes(s.Memory), text.Bytes(MinMemory))
 	}
 	return nil
 }
@@ -82,6 +85,7 @@ type Result struct {
 	Already  bool         // the target was the finished output of this plan, and still is
 	Verified bool         // the output was read again and compared with the source, by this run or the one that wrote it
 	Resumed  int64        // bytes that an earlier, interrupted run had written
+	Replaced bool         // an older output was in the target's place
 	Lost     []LostTensor // tensors with elements that are not finite, or that a cast could not keep
 }
 
@@ -105,7 +109,7 @@ func (e *OverflowError) Error() string {
 // Run writes the plan's output to the directory dst, an absolute path. If that does not
 // exist, it is assembled in a hidden directory beside it and renamed; a directory that is
 // there must be empty, and is filled from a hidden one in it, what makes it a checkpoint
-// last. An interrupted run, however it ended, leaves the hidden directory and a journal;
+// last; with Overwrite it may hold a finished output and nothing else, and is replaced. An interrupted run, however it ended, leaves the hidden directory and a journal;
 // the same call goes on from there and gives the same bytes.
 //
 // If dst is the finished output of the same plan, Run checks it against its manifest. If
@@ -118,7 +122,13 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		return nil, err
 	}
 	if !e.unfinished() {
-		if r, err := e.finished(ctx); r != nil || err != nil {
+		r, err := e.finished(ctx)
+		var stale *checkpoint.Error
+		if s.Overwrite && errors.As(err, &stale) {
+			r = nil
+			e, err = newExecution(dst, p, src, s)
+		}
+		if r != nil || err != nil {
 			return r, err
 		}
 	}
@@ -135,7 +145,8 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 	if err := e.journaled(ctx); err != nil {
 		return nil, err
 	}
-	return &Result{Verified: !s.Unverified, Resumed: e.resumed, Lost: e.lost()}, e.commit(ctx)
+	err = e.commit(ctx)
+	return &Result{Verified: !s.Unverified, Replaced: e.replaces, Resumed: e.resumed, Lost: e.lost()}, err
 }
 
 // unfinished says whether a run was interrupted while it filled the target.

@@ -24,6 +24,7 @@ type execution struct {
 	source    Source
 	key       string // of the source's state
 	place            // of the target
+	replaces  bool   // an older output is in the target's place, and is to be replaced
 	journal   *journal
 	files     []*disk.TileFile    // as plan.Files
 	published []string            // files that a run has begun to move into the target; nil if it has not come so far
@@ -56,6 +57,9 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 	}
 	e := &execution{Settings: s, plan: p, source: src, key: key, place: placeOf(dst), shape: newShape(p, s), phase: "writing",
 		compute: semaphore.NewWeighted(int64(s.Compute)), states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}}
+	if s.Overwrite && checkReplaceable(dst) == nil {
+		e.place = besideOf(dst)
+	}
 	_, e.total = p.Bytes()
 	if !s.Unverified {
 		e.phase = "writing and verifying"

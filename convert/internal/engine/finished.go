@@ -86,5 +86,12 @@ func (e *execution) removeOrphan() error {
 		return nil
 	}
 	defer j.f.Close()
+	old, err := j.read(func(record) {})
+	if err == nil && old != nil && old.Plan == e.plan.Hash && !e.place.inside {
+		err = removeReplaced(e.Disk, e.dst) // it died while it removed what it replaced
+	}
+	if err != nil {
+		return err
+	}
 	return e.Disk.Remove(e.place.journal)
 }

@@ -40,6 +40,7 @@ const (
 // record is a line. A later line about a tensor replaces an earlier one.
 type record struct {
 	Ready  bool        `json:"ready,omitempty"` // all files have their size and header
+	Void   bool        `json:"void,omitempty"`  // nothing said so far counts: an older output is being replaced
 	Tensor int         `json:"t"`               // index in the plan; -1 if it is about none
 	Done   int64       `json:"n"`               // bytes written
 	Lost   tensor.Loss `json:"lost"`            // by casts so far

@@ -31,13 +31,17 @@ type place struct {
 }
 
 func placeOf(dst string) place {
-	parent, name := filepath.Split(dst)
-	beside := place{dst, filepath.Join(parent, "."+name+".partial"), filepath.Join(parent, "."+name+".journal"), false}
+	beside := besideOf(dst)
 	stat, err := os.Stat(dst)
 	if err != nil || !stat.IsDir() || exists(beside.journal) {
 		return beside
 	}
 	return place{dst, filepath.Join(dst, ".dsmoe.partial"), filepath.Join(dst, ".dsmoe.journal"), true}
+}
+
+func besideOf(dst string) place {
+	parent, name := filepath.Split(dst)
+	return place{dst, filepath.Join(parent, "."+name+".partial"), filepath.Join(parent, "."+name+".journal"), false}
 }
 
 func exists(path string) bool {
@@ -89,7 +93,7 @@ func (e *execution) begin() (err error) {
 	if exists(e.place.journal) {
 		own = e.names()
 	}
-	if err := e.place.check(own); err != nil {
+	if err := e.checkTarget(own); err != nil {
 		return err
 	}
 	if e.journal, err = lockJournal(e.Disk, e.place.journal); err != nil {
@@ -97,7 +101,7 @@ func (e *execution) begin() (err error) {
 	}
 	err = e.resume()
 	if err == nil {
-		err = e.place.check(e.published) // another run may have finished meanwhile
+		err = e.checkTarget(e.published) // another run may have finished meanwhile
 	}
 	if err != nil {
 		e.close()
@@ -126,7 +130,7 @@ func (e *execution) resume() error {
 	head := journalHead{journalFormat, e.plan.Hash, e.key}
 	ready := false
 	old, err := e.journal.read(func(r record) {
-		ready = ready || r.Ready
+		ready = (ready || r.Ready) && !r.Void
 		e.apply(r)
 	})
 	if err != nil {
@@ -134,6 +138,11 @@ func (e *execution) resume() error {
 	}
 	if old == nil && !e.journal.isOurs() {
 		return fmt.Errorf("%s is no journal of an unfinished conversion: remove it", text.Quote(e.place.journal))
+	}
+	if old != nil && !e.place.inside {
+		if err := takeBack(e.Disk, e.dst); err != nil {
+			return err
+		}
 	}
 	if old != nil && *old != head && !e.StartOver {
 		return old.mismatch(head, &e.place)
@@ -249,7 +258,7 @@ func (e *execution) layOut() error {
 // checkFree compares what is needed with the free space of the disk.
 func checkFree(dir string, need int64) error {
 	if free, ok := disk.FreeSpace(dir); ok && free < uint64(need) {
-		return fmt.Errorf("needs %d bytes of disk, but only %d are free", need, free)
+		return fmt.Errorf("needs %s of disk, but only %s are free", text.ExactBytes(need), text.ExactBytes(int64(free)))
 	}
 	return nil
 }
@@ -273,7 +282,7 @@ func (e *execution) commit(ctx context.Context) error {
 	if err := e.Disk.SyncDir(e.dir); err != nil {
 		return err
 	}
-	if err := e.place.check(nil); err != nil {
+	if err := e.checkTarget(nil); err != nil {
 		return err
 	}
 	return e.publish()
@@ -335,7 +344,10 @@ func (e *execution) names() (names []string) {
 // publish gives the finished output its name and removes the journal.
 func (e *execution) publish() error {
 	appear := e.rename
-	if e.place.inside {
+	switch {
+	case e.replaces:
+		appear = e.replace
+	case e.place.inside:
 		appear = e.fill
 	}
 	if err := appear(); err != nil {

@@ -1,0 +1,231 @@
+package main
+
+// Errors: a line on stderr, "dsmoe: thing: coordinate: cause", a hint below it where one
+// helps, and with --json the same in parts as a document on stdout.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"dsmoe/config"
+	"dsmoe/convert"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
+	"dsmoe/model"
+	"dsmoe/text"
+)
+
+// fault is an error in parts, as --json shows it.
+type fault struct {
+	Thing      string `json:"thing"`      // what the error is about: a path as it was given, or a command
+	Coordinate string `json:"coordinate"` // the place in it, "file: tensor name"; empty if it is the whole
+	Cause      string `json:"cause"`      // what is wrong
+	Hint       string `json:"hint"`       // what the user can do about it; empty if nothing is known
+}
+
+// errorDocument is the document that takes the place of a report.
+type errorDocument struct {
+	Error struct {
+		fault
+		Problems []fault `json:"problems,omitempty"` // each of them, if there are several
+	} `json:"error"`
+}
+
+// fail tells the user why a command has no answer.
+func fail(cmd *cobra.Command, args []string, err error, stdout, stderr io.Writer) {
+	printError(stderr, err)
+	if asksJSON(cmd, args) {
+		writeJSON(stdout, describeError(cmd, err))
+	}
+}
+
+// asksJSON says whether the command line asks for JSON, even if it makes no sense.
+func asksJSON(cmd *cobra.Command, args []string) bool {
+	if f := cmd.Flags().Lookup("json"); f != nil && f.Changed {
+		return f.Value.String() == "true"
+	}
+	if end := slices.Index(args, "--"); end >= 0 {
+		args = args[:end]
+	}
+	return slices.Contains(args, "--json")
+}
+
+// describeError takes an error apart.
+func describeError(cmd *cobra.Command, err error) (d errorDocument) {
+	problems := faultsOf(err)
+	d.Error.fault = problems[0]
+	if len(problems) > 1 {
+		cause := strings.TrimPrefix(err.Error(), text.Quote(problems[0].Thing)+": ")
+		d.Error.fault = fault{Thing: problems[0].Thing, Cause: text.Line(cause)}
+		d.Error.Problems = problems
+	}
+	if d.Error.Thing == "" {
+		d.Error.Thing = cmd.Name()
+	}
+	d.Error.Hint = hintOf(err)
+	return d
+}
+
+// faultsOf takes an error apart into its problems, at least one. A layer that wraps an
+// error has put what it knows before it, "thing: …"; the innermost knows the cause.
+func faultsOf(err error) []fault {
+	if problems := knownFaults(err); problems != nil {
+		return problems
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var problems []fault
+		for _, inner := range joined.Unwrap() {
+			problems = append(problems, faultsOf(inner)...)
+		}
+		return problems
+	}
+	inner := errors.Unwrap(err)
+	if inner == nil {
+		return []fault{{Cause: text.Line(err.Error())}}
+	}
+	problems := faultsOf(inner)
+	before, ok := strings.CutSuffix(err.Error(), inner.Error())
+	if !ok {
+		return []fault{{Cause: text.Line(err.Error())}}
+	}
+	if before = strings.TrimSuffix(before, ": "); before == "" {
+		return problems
+	}
+	if whole, err := strconv.Unquote(before); err == nil {
+		before = whole
+	}
+	for i, p := range problems {
+		problems[i].Thing, problems[i].Coordinate = before, joinParts(p.Thing, p.Coordinate)
+	}
+	return problems
+}
+
+// knownFaults takes apart an error of a type that has parts; nil is any other.
+func knownFaults(err error) (problems []fault) {
+	switch e := err.(type) {
+	case *checkpoint.Error:
+		problems = faults(e.Path, e.Problems)
+	case *format.Error:
+		problems = faults(e.File, checkpoint.ProblemsOf("", e))
+	case *config.Error:
+		for _, p := range e.Problems {
+			problems = append(problems, fault{Coordinate: p.Field, Cause: p.Cause})
+		}
+	case *model.MismatchError:
+		for _, line := range e.Findings() {
+			tensor, cause, _ := strings.Cut(line, ": ")
+			problems = append(problems, fault{Coordinate: "tensor " + tensor, Cause: cause})
+		}
+	case *fs.PathError:
+		problems = []fault{{Thing: e.Path, Cause: e.Err.Error()}}
+	}
+	return problems
+}
+
+// faults are the problems of one thing.
+func faults(thing string, problems []checkpoint.Problem) (list []fault) {
+	for _, p := range problems {
+		list = append(list, fault{thing, p.Place(), p.Cause, p.Hint})
+	}
+	return list
+}
+
+// joinParts joins the parts of a coordinate that are known.
+func joinParts(parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
+}
+
+// printError writes the line that says why there is no answer, and the hint.
+func printError(w io.Writer, err error) {
+	lines := strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' })
+	fmt.Fprintln(w, "dsmoe:", text.Line(strings.Join(lines, "; ")))
+	if hint := hintOf(err); hint != "" {
+		fmt.Fprintln(w, "hint:", text.Line(hint))
+	}
+}
+
+// fileError is an error of the system about the file at path: "path: cause".
+func fileError(path string, err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		err = p.Err
+	}
+	return fmt.Errorf("%s: %w", text.Quote(path), err)
+}
+
+// hintOf returns what the user can do about err, if anything is known.
+func hintOf(err error) string {
+	var known *hinted
+	var bad *checkpoint.Error
+	var mismatch *model.MismatchError
+	var overflow *convert.OverflowError
+	switch {
+	case errors.As(err, &overflow):
+		return "--type bf16 and f32 keep them; --allow-overflow writes infinities, and goes on from what is done"
+	case errors.As(err, &known):
+		return known.hint
+	case errors.As(err, &mismatch):
+		return "dsmoe inspect audit CHECKPOINT lists every finding"
+	case errors.As(err, &bad):
+		for _, p := range bad.Problems {
+			if p.Hint != "" {
+				return p.Hint
+			}
+		}
+	}
+	return ""
+}
+
+// hinted is an error, and what the user can do about it.
+type hinted struct {
+	error
+	hint string
+}
+
+// Unwrap returns the error without its hint.
+func (e *hinted) Unwrap() error { return e.error }
+
+// misuse says what is wrong with a command line.
+func misuse(cmd *cobra.Command, cause string) error {
+	err := errors.New(cause)
+	path := cmd.CommandPath()
+	if _, sub, ok := strings.Cut(path, " "); ok {
+		err = fmt.Errorf("%s: %w", sub, err)
+	}
+	return &hinted{err, path + " --help shows how it is used"}
+}
+
+// unknownCommand says that word is no command below cmd, and which are near.
+func unknownCommand(cmd *cobra.Command, word string) string {
+	cause := fmt.Sprintf("unknown command %q", word)
+	if near := nearCommands(cmd, word); near != "" {
+		cause += ", is it " + near + "?"
+	}
+	return cause
+}
+
+// nearCommands names the commands below cmd that word may have been meant for.
+func nearCommands(cmd *cobra.Command, word string) string {
+	cmd.SuggestionsMinimumDistance = 2
+	return strings.Join(cmd.SuggestionsFor(word), " or ")
+}
+
+// errInterrupted is an interruption by the user.
+var errInterrupted = errors.New("interrupted")
+
+// interrupted tells the user of convert and synth how to go on after an interruption; any
+// other error stays as it is.
+func interrupted(err error, how string) error {
+	if errors.Is(err, context.Canceled) {
+		return &hinted{err, how + " goes on from what was done"}
+	}
+	return err
+}

@@ -1,0 +1,341 @@
+package main
+
+// The values that flags take: what each reads, what it then says of itself, and which
+// words the shell completes.
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"dsmoe/convert/plan"
+	"dsmoe/model/tensor"
+)
+
+// dtypeNamed returns the dtype that a user calls word, by any of the names that it has in
+// torch, numpy and Hugging Face, in any case: bf16, bfloat16, torch.bfloat16.
+func dtypeNamed(word string) (tensor.DType, bool) {
+	switch strings.TrimPrefix(strings.ToLower(word), "torch.") {
+	case "f64", "fp64", "float64", "double":
+		return tensor.F64, true
+	case "f32", "fp32", "float32", "float":
+		return tensor.F32, true
+	case "f16", "fp16", "float16", "half":
+		return tensor.F16, true
+	case "bf16", "bfloat16":
+		return tensor.BF16, true
+	}
+	return tensor.Invalid, false
+}
+
+// sameDType says whether two words name one dtype.
+func sameDType(a, b string) bool {
+	x, known := dtypeNamed(a)
+	y, _ := dtypeNamed(b)
+	return known && x == y
+}
+
+// number is a flag: a whole number, decimal whatever zeros it begins with, or hexadecimal
+// behind 0x.
+type number[T int | uint64] struct{ value *T }
+
+// String returns the number.
+func (n number[T]) String() string {
+	if n.value == nil {
+		return ""
+	}
+	return fmt.Sprint(*n.value)
+}
+
+// Set reads a number.
+func (n number[T]) Set(word string) error {
+	digits, base := strings.ToLower(word), 10
+	if hex, ok := strings.CutPrefix(digits, "0x"); ok {
+		digits, base = hex, 16
+	}
+	v, err := strconv.ParseUint(digits, base, 64)
+	if err != nil || T(v) < 0 || uint64(T(v)) != v {
+		return errors.New("not a whole number such as 7 or 0x2a")
+	}
+	*n.value = T(v)
+	return nil
+}
+
+// Type names the flag's type in the help.
+func (n number[T]) Type() string { return "number" }
+
+// numberFlag adds a flag that sets *value, which holds its default.
+func numberFlag[T int | uint64](flags *pflag.FlagSet, value *T, name, short, usage string) {
+	flags.VarP(number[T]{value}, name, short, usage)
+}
+
+// overwriteFlag adds --overwrite to a command.
+func overwriteFlag(cmd *cobra.Command, value *bool) {
+	cmd.Flags().BoolVar(value, "overwrite", false, "replace DST if it is a finished output of dsmoe")
+}
+
+// addCompletion tells the shell, for a command and those below it, what its arguments and
+// the values of its flags can be.
+func addCompletion(cmd *cobra.Command) {
+	if cmd.HasParent() && cmd.ValidArgsFunction == nil {
+		cmd.ValidArgsFunction = completeArguments(cmd.Use)
+	}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		_, done := cmd.GetFlagCompletionFunc(f.Name)
+		var words []cobra.Completion
+		switch v := f.Value.(type) {
+		case interface{ completions() []string }:
+			words = v.completions()
+		default:
+			done = done || f.Value.Type() == "string" || f.Value.Type() == "bool" // files, or nothing
+		}
+		if !done {
+			cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+		}
+	})
+	for _, sub := range cmd.Commands() {
+		addCompletion(sub)
+	}
+}
+
+// completeArguments completes the arguments that a line of usage names: directories for
+// those that are always one, files for others, and nothing behind the last.
+func completeArguments(usage string) cobra.CompletionFunc {
+	names := strings.Fields(usage)[1:]
+	return func(_ *cobra.Command, given []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		switch {
+		case len(given) >= len(names):
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		case names[len(given)] == "DST" || names[len(given)] == "GOLDEN":
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		}
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+}
+
+// completeList completes words with commas between, each of which can be given once.
+func completeList(words ...string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, _ []string, typed string) (list []cobra.Completion, _ cobra.ShellCompDirective) {
+		given := strings.Split(typed, ",")
+		before := strings.Join(append(given[:len(given)-1:len(given)-1], ""), ",")
+		for _, w := range words {
+			if !slices.Contains(given[:len(given)-1], w) {
+				list = append(list, before+w)
+			}
+		}
+		return list, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	}
+}
+
+// choice is a flag that takes one of a few words.
+type choice struct {
+	value string
+	words []string
+}
+
+// String returns the word that was taken.
+func (c *choice) String() string { return c.value }
+
+// Type names the flag's type in the help.
+func (c *choice) Type() string { return "word" }
+
+// Set takes one of the words, a dtype among them under any of its names.
+func (c *choice) Set(word string) error {
+	i := slices.IndexFunc(c.words, func(w string) bool { return w == word || sameDType(w, word) })
+	if i < 0 {
+		return fmt.Errorf("not one of %s", strings.Join(c.words, ", "))
+	}
+	c.value = c.words[i]
+	return nil
+}
+
+func (c *choice) completions() []string { return c.words }
+
+// weightType is a flag: the dtype of weights.
+type weightType tensor.DType
+
+// Set reads a dtype.
+func (t *weightType) Set(word string) error {
+	d, ok := dtypeNamed(word)
+	if word != "keep" && (!ok || !d.Casts()) {
+		return errors.New("not f32, f16, bf16 or keep")
+	}
+	*t = weightType(d)
+	return nil
+}
+
+// String returns the dtype as the format spells it.
+func (t *weightType) String() string {
+	if tensor.DType(*t) == tensor.Invalid {
+		return "keep"
+	}
+	return tensor.DType(*t).String()
+}
+
+// Type names the flag's values in the help.
+func (t *weightType) Type() string { return "dtype" }
+
+func (t *weightType) completions() []string { return []string{"bf16", "f16", "f32", "keep"} }
+
+// shardSize is a byteSize that can be none: no limit.
+type shardSize int64
+
+// Set reads a size, or none.
+func (s *shardSize) Set(word string) error {
+	if word == "none" {
+		*s = -1
+		return nil
+	}
+	var size byteSize
+	if err := size.Set(word); err != nil {
+		return err
+	}
+	*s = shardSize(size)
+	return nil
+}
+
+// String returns what Set reads.
+func (s *shardSize) String() string {
+	if *s < 0 {
+		return "none"
+	}
+	size := byteSize(*s)
+	return size.String()
+}
+
+// Type names the flag's type in the help.
+func (s *shardSize) Type() string { return "size" }
+
+func (s *shardSize) completions() []string { return []string{"5GB", "none"} }
+
+// expertsFlag is a flag: a layout of routed experts.
+type expertsFlag plan.Experts
+
+// Set reads a layout.
+func (e *expertsFlag) Set(word string) error {
+	layout, err := plan.ParseExperts(word)
+	*e = expertsFlag(layout)
+	return err
+}
+
+// String returns what Set reads.
+func (e *expertsFlag) String() string { return plan.Experts(*e).String() }
+
+// Type names the flag's values in the help.
+func (e *expertsFlag) Type() string { return "layout" }
+
+func (e *expertsFlag) completions() []string { return []string{"fused", "keep", "per-expert"} }
+
+// layersFlag is a flag: a set of decoder layers.
+type layersFlag plan.Layers
+
+// Set reads layers.
+func (l *layersFlag) Set(list string) error {
+	layers, err := plan.ParseLayers(list)
+	*l = layersFlag(layers)
+	return err
+}
+
+// String returns what Set reads.
+func (l *layersFlag) String() string { return plan.Layers(*l).String() }
+
+// Type names the flag's values in the help.
+func (l *layersFlag) Type() string { return "layers" }
+
+// gateInit is a flag: how the gates' weights are drawn.
+type gateInit string
+
+const (
+	syntheticGates gateInit = "synthetic"
+	torchGates     gateInit = "torch"
+)
+
+// String returns the flag's text.
+func (i *gateInit) String() string { return string(*i) }
+
+// Set reads the flag.
+func (i *gateInit) Set(word string) error {
+	rule := gateInit(word)
+	if rule != syntheticGates && rule != torchGates {
+		return fmt.Errorf("neither %s nor %s", syntheticGates, torchGates)
+	}
+	*i = rule
+	return nil
+}
+
+// Type names the flag's type in the help.
+func (i *gateInit) Type() string { return "rule" }
+
+func (i *gateInit) completions() []string {
+	return []string{string(syntheticGates), string(torchGates)}
+}
+
+// byteSize is a flag: a number of bytes with a unit, decimal as Hugging Face counts
+// (1GB, or 1G, is 10^9), or binary (1GiB, or 1Gi, is 2^30).
+type byteSize int64
+
+// units are the units of a byteSize, the largest first.
+var units = []struct {
+	name  string
+	bytes int64
+}{
+	{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
+	{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3},
+	{"B", 1},
+}
+
+// String returns the size in the first unit that it is a multiple of.
+func (s *byteSize) String() string {
+	for _, u := range units {
+		if *s > 0 && int64(*s)%u.bytes == 0 {
+			return strconv.FormatInt(int64(*s)/u.bytes, 10) + u.name
+		}
+	}
+	return strconv.FormatInt(int64(*s), 10)
+}
+
+// Set reads a size: 5GB, 5G, 5gb, 1.5GiB, 500000. What is less than a byte is dropped.
+func (s *byteSize) Set(word string) error {
+	digits := strings.TrimRight(word, "TGMKBtgmkbi ")
+	unit, ok := unitBytes(strings.TrimLeft(word[len(digits):], " "))
+	n, isNumber := new(big.Rat).SetString(digits)
+	if !ok || !isNumber || strings.Trim(digits, "0123456789.") != "" {
+		return errNoSize
+	}
+	n.Mul(n, new(big.Rat).SetInt64(unit))
+	whole := new(big.Int).Quo(n.Num(), n.Denom())
+	if whole.Sign() <= 0 || whole.BitLen() > 62 {
+		return errNoSize
+	}
+	*s = byteSize(whole.Int64())
+	return nil
+}
+
+var errNoSize = errors.New("not a size such as 5GB, 1.5GiB or 500MB")
+
+// unitBytes returns what a unit stands for. A small b behind a large prefix is refused:
+// Hugging Face takes 5Gb for bits.
+func unitBytes(name string) (int64, bool) {
+	if strings.HasSuffix(name, "b") && name != strings.ToLower(name) {
+		return 0, false
+	}
+	full := strings.ToUpper(name)
+	if !strings.HasSuffix(full, "B") {
+		full += "B"
+	}
+	for _, u := range units {
+		if strings.ToUpper(u.name) == full {
+			return u.bytes, true
+		}
+	}
+	return 0, false
+}
+
+// Type names the flag's type in the help.
+func (s *byteSize) Type() string { return "size" }

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package disk
+
+import "errors"
+
+// exchange is not known on this system.
+func exchange(_, _ string) error { return errors.ErrUnsupported }
