@@ -37,8 +37,21 @@ const DefaultIO = engine.DefaultIO
 // DefaultMemory is the Memory of Settings that do not say.
 const DefaultMemory = engine.DefaultMemory
 
+// HeapLimit returns what Go's heap is to stay below, for debug.SetMemoryLimit, so that the
+// program stays below a Memory of Settings.
+func HeapLimit(memory int64) int64 { return engine.HeapLimit(memory) }
+
 // OverflowError refuses a cast that makes numbers infinite.
 type OverflowError = engine.OverflowError
+
+// Plan plans what Run does. A src whose list of tensors does not fit in o.Memory is
+// refused.
+func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
+	if err := o.CheckPlanning(src.Path, plan.PlanningMemory(src)); err != nil {
+		return nil, err
+	}
+	return plan.Conversion(src, o.Options)
+}
 
 // Run converts src into the directory dst, which must not exist or be empty. The output
 // is assembled in a hidden directory, beside dst or, if dst exists, in it. It gets its
@@ -66,7 +79,7 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(dst), err)
 	}
-	p, err := plan.Conversion(src, o.Options)
+	p, err := Plan(src, o)
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +107,9 @@ func targetOf(dst string) (string, error) {
 
 // execute has a plan carried out and reports.
 func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.Source, s Settings) (*Report, error) {
+	if err := s.CheckPlan(dst, p); err != nil {
+		return nil, err
+	}
 	r, err := engine.Run(ctx, target, p, src, s)
 	var known *checkpoint.Error
 	if errors.As(err, &known) {

@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
@@ -52,7 +54,7 @@ func converted(t testing.TB, src string, o plan.Options) string {
 // the source's.
 func TestThereAndBack(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"v1-base", "v2-lite", "v3", "v3-fp8"} {
+	for _, name := range []string{"v2-lite", "v3", "v3-fp8"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			src := fixture.Path(t, name+"/checkpoint")
@@ -253,4 +255,47 @@ func TestReproducesPython(t *testing.T) {
 	dst := converted(t, src, plan.Options{})
 	fixture.Remove(t, dst, plan.ManifestName)
 	require.Equal(t, fixture.Sums(t, src), fixture.Sums(t, dst))
+}
+
+// TestListOfTensorsFitsMemory: a model with too many tensors for the memory is refused with
+// the size that is enough before it is planned, and a synthesis before anything is written.
+func TestListOfTensorsFitsMemory(t *testing.T) {
+	t.Parallel()
+	c := configtest.Fixture(t, "states/deepseek-v3")
+	dir, elsewhere := t.TempDir(), t.TempDir()
+	var infos []tensor.Info
+	for s := range model.FamilyOf(c).Slots(c) {
+		infos = append(infos, s.Info(tensor.BF16))
+	}
+	fixture.Sparse(t, dir, checkpoint.Written(), infos, 5_000_000_000)
+	fixture.Write(t, dir, checkpoint.ConfigName, string(c.JSON()))
+	src := open(t, dir)
+	tight := Settings{Memory: 64 << 20}
+	refused := func(err error) (enough int64) {
+		t.Helper()
+		var e *checkpoint.Error
+		require.ErrorAs(t, err, &e)
+		require.ErrorContains(t, err, "its list of tensors does not fit in 64.00 MiB of memory")
+		_, err = fmt.Sscanf(e.Problems[0].Hint, "--max-memory %dMiB is enough", &enough)
+		require.NoError(t, err)
+		return enough << 20
+	}
+	_, err := Run(t.Context(), filepath.Join(elsewhere, "out"), src, Options{Settings: tight})
+	enough := refused(err)
+	_, err = Plan(src, Options{Settings: tight})
+	require.Equal(t, enough, refused(err))
+	for _, o := range []plan.Options{{DType: tensor.F32}, {Experts: plan.FusedExperts, DType: tensor.F16}} {
+		p, err := Plan(src, Options{o, Settings{Memory: enough}})
+		require.NoError(t, err)
+		require.NoError(t, Settings{Memory: enough}.CheckPlan("out", p))
+	}
+
+	for _, x := range infos[:20_000] {
+		infos = append(infos, tensor.Info{Name: "further." + x.Name, DType: x.DType, Shape: x.Shape})
+	}
+	p, err := plan.Synthesis(plan.Synthetic{Tensors: infos, Config: []byte("{}"), Rule: "none"}, -1)
+	require.NoError(t, err)
+	_, err = Synthesise(t.Context(), filepath.Join(elsewhere, "out"), p, tight)
+	require.NoError(t, Settings{Memory: refused(err)}.CheckPlan("out", p))
+	fixture.RequireEntries(t, elsewhere)
 }

@@ -28,6 +28,7 @@ type Report struct {
 	Carried    []string            `json:"carried"`          // files copied from the source's directory
 	Left       []string            `json:"left_behind"`      // files neither read nor copied
 	Dropped    int                 `json:"dropped_tensors"`  // left out on request
+	Missing    []plan.Missing      `json:"missing"`          // weights that the output lacks to be a model
 	Operations map[string]int      `json:"operations"`       // tensors per operation
 	Lost       []engine.LostTensor `json:"lost"`             // tensors with elements that a cast could not keep, or that are not finite
 	Notes      []string            `json:"notes"`            // what the user should know
@@ -35,7 +36,7 @@ type Report struct {
 
 func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Replaced: done.Replaced, Resumed: done.Resumed, Verified: done.Verified,
-		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left, Dropped: p.Dropped,
+		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left, Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
 	_, r.Bytes = p.Bytes()
 	for _, f := range p.Files {
@@ -70,6 +71,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Dropped > 0 {
 		fmt.Fprintf(&b, "dropped: %s\n", text.Plural(r.Dropped, "tensor"))
 	}
+	plan.WriteMissing(&b, r.Missing)
 	r.writeLost(&b)
 	for _, n := range r.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)

@@ -26,6 +26,10 @@ var (
 	loraQBias = &When{[]string{"q_lora_rank", "attention_bias"},
 		func(c *config.Config, _ int) bool { return c.QLoraRank > 0 && c.AttentionBias }}
 
+	// copied is that of a prediction layer's copy of a weight of the main model, see
+	// Param.Copied: no key of the config says whether a checkpoint has it.
+	copied = &When{nil, func(*config.Config, int) bool { return true }}
+
 	tied   = &When{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return c.TieWordEmbeddings }}
 	untied = &When{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return !c.TieWordEmbeddings }}
 )

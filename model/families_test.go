@@ -3,7 +3,9 @@ package model_test
 import (
 	"compress/gzip"
 	"encoding/json"
+	"fmt"
 	"iter"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -217,4 +219,31 @@ func TestTorchDType(t *testing.T) {
 	} {
 		require.Equal(t, want, model.TorchDType(configtest.Parse(t, `{"model_type":"deepseek"`+field+`}`)), field)
 	}
+}
+
+// TestPredictionLayersAreWholeOrAbsent: of a layer that is there nothing but the copies of
+// the main model's weights may be missing; layers that are not there are noted.
+func TestPredictionLayersAreWholeOrAbsent(t *testing.T) {
+	c := configtest.Parse(t, strings.Replace(tinyLatentConfig, "{", `{"num_nextn_predict_layers":2,`, 1))
+	require.Equal(t, 2, c.NumNextNPredictLayers)
+	layer := func(l int) string { return fmt.Sprintf("model.layers.%d.", c.NumHiddenLayers+l) }
+	src := withMTP(t, c)
+	require.NoError(t, model.Check(c, src))
+	require.Empty(t, model.Notes(c, src))
+
+	delete(src, layer(1)+"embed_tokens.weight")
+	delete(src, layer(1)+"shared_head.head.weight")
+	src[layer(1)+"self_attn.rotary_emb.inv_freq"] = tensor.Tensor{DType: tensor.F32, Shape: []int{2}}
+	require.NoError(t, model.Check(c, src))
+
+	delete(src, layer(1)+"hnorm.weight")
+	_, err := model.Load(c, src)
+	require.ErrorContains(t, err, "1 findings: "+layer(1)+"hnorm.weight: missing, shape [")
+	require.Empty(t, model.Notes(c, src))
+
+	maps.DeleteFunc(src, func(name string, _ tensor.Tensor) bool { return strings.HasPrefix(name, layer(1)) })
+	require.NoError(t, model.Check(c, src))
+	require.Equal(t, []string{fmt.Sprintf("num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers %d", c.NumHiddenLayers+1)}, model.Notes(c, src))
+	maps.DeleteFunc(src, func(name string, _ tensor.Tensor) bool { return strings.HasPrefix(name, layer(0)) })
+	require.Equal(t, []string{"num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers"}, model.Notes(c, src))
 }

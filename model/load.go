@@ -63,7 +63,7 @@ func (w Wrong) String() string {
 	return w.Got.Name + ": " + w.Cause
 }
 
-// Load binds every weight that c implies to src's tensors, in any form that
+// Load binds every weight of the decoder that c implies to src's tensors, in any form that
 // weights.New knows, as views: nothing is read but the scales of FP8 weights. Where src has
 // no views (weights.Unviewed), a layer's weights are read when it runs. If a
 // weight is missing, has another shape or an unsupported dtype, or if src holds tensors
@@ -109,19 +109,17 @@ func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, er
 }
 
 // Check compares the headers of a checkpoint, in any form that weights.New knows, with
-// the weights that c implies and returns nil or a *MismatchError. It reads no data.
+// the weights that c implies, see Family.Required, and returns nil or a *MismatchError. It
+// reads no data.
 func Check(c *config.Config, h weights.Headers) error { return checkSet(c, weights.New(c, h)) }
 
 // checkSet is Check for tensors whose names are known already.
 func checkSet(c *config.Config, set *weights.Set) error {
 	k := &checker{c: c, f: FamilyOf(c), set: set, known: map[string]bool{}}
-	for s := range k.f.Slots(c) {
-		k.check(s, true)
+	for s := range k.f.Required(c, set.Has) {
+		k.check(s)
 	}
-	for s := range k.f.MTPSlots(c) {
-		k.check(s, false)
-	}
-	for s := range expand(k.f.Ignored, c, 0, c.NumHiddenLayers) {
+	for s := range expand(k.f.Ignored, c, 0, c.NumHiddenLayers+c.NumNextNPredictLayers) {
 		k.known[s.Name] = true
 	}
 	for _, x := range set.Misfits {
@@ -147,14 +145,14 @@ type checker struct {
 	found MismatchError
 }
 
-// check looks for one slot, which must be there if it is expected.
-func (k *checker) check(s Slot, expected bool) {
+// check looks for one slot.
+func (k *checker) check(s Slot) {
 	k.known[s.Name] = true
 	w := k.set.Find(s.Name)
 	switch {
-	case w == nil && expected && !k.set.InMisfit(s.Name):
-		k.found.Missing = append(k.found.Missing, s)
+	case w == nil && k.set.InMisfit(s.Name): // said of the misfit
 	case w == nil:
+		k.found.Missing = append(k.found.Missing, s)
 	case !slices.Equal(w.Shape, s.Shape):
 		k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape})
 	case w.DType == tensor.F8E4M3:

@@ -14,20 +14,25 @@ import (
 // that of the reference's state_dict: scales behind their weight, and names that the
 // table does not have last, numbers in them by value.
 func Ordered(c *config.Config, s *weights.Set) []*weights.Weight {
-	rank := map[string]int{}
+	list := make([]*weights.Weight, 0, len(s.All()))
+	placed := make(map[*weights.Weight]bool, len(s.All()))
 	for slot := range FamilyOf(c).Slots(c) {
-		rank[slot.Name] = len(rank)
-	}
-	place := func(name string) int {
-		if i, ok := rank[name]; ok {
-			return i
+		for _, name := range []string{slot.Name, slot.Name + weights.ScaleSuffix} {
+			if w := s.Find(name); w != nil {
+				list = append(list, w)
+				placed[w] = true
+			}
 		}
-		return len(rank)
 	}
-	list := slices.Clone(s.All())
-	slices.SortStableFunc(list, func(a, b *weights.Weight) int {
+	known := len(list)
+	for _, w := range s.All() {
+		if !placed[w] {
+			list = append(list, w)
+		}
+	}
+	slices.SortStableFunc(list[known:], func(a, b *weights.Weight) int {
 		x, y := strings.TrimSuffix(a.Name, weights.ScaleSuffix), strings.TrimSuffix(b.Name, weights.ScaleSuffix)
-		return cmp.Or(cmp.Compare(place(x), place(y)), text.CompareNames(x, y), cmp.Compare(len(a.Name), len(b.Name)))
+		return cmp.Or(text.CompareNames(x, y), cmp.Compare(len(a.Name), len(b.Name)))
 	})
 	return list
 }

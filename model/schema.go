@@ -19,7 +19,8 @@ type Family struct {
 	// values that the reference derives anew.
 	Ignored []Param
 	// MTP are the rows of a multi-token prediction layer beside those of a decoder
-	// layer. A checkpoint may hold such layers behind the decoder's, or leave them out.
+	// layer. A checkpoint may hold such layers behind the decoder's, each of them whole, or
+	// leave them out.
 	MTP []Param
 }
 

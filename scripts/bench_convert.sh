@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The speed of convert against `cp` and sync of the same bytes, in one alternating
-# run: the 2.5 GB slice and the same in FP8, ROUNDS times (default 5), each round cp,
-# re-shard, cp, cast, cp, …. Prints each median and its ratio to the median of its cp
+# run: the 2.5 GB slice, the same in FP8, and three layers of V2-Lite to be fused, ROUNDS
+# times (default 5), each round cp, re-shard, cp, cast, cp, …. Prints each median and its ratio to the median of its cp
 # (1 is as fast as cp, more is faster; dequantising writes twice what it reads, and is
 # held against cp of what it writes), and the peak memory under --max-memory 128MiB.
-# Needs 12 GB of disk in $TMPDIR, and Python. DSMOE names another binary to measure.
+# Needs 17 GB of disk in $TMPDIR, and Python. DSMOE names another binary to measure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -14,7 +14,15 @@ binary=${DSMOE:-$work/dsmoe}
 "$binary" synth fixtures/v1-16b-slice/checkpoint/config.json "$work/src" --seed 7 > /dev/null
 rm -f "$work/src/dsmoe.manifest.json"
 python3 scripts/fp8.py "$work/src" "$work/fp8"
-cat "$work"/src/* "$work"/fp8/* > /dev/null # into the page cache, for all alike
+python3 - "$work/v2.json" << 'PY' # experts that can be read fused
+import json, sys
+c = json.load(open("fixtures/states/deepseek-v2-lite/config.json"))
+c.update(num_hidden_layers=3)
+json.dump(c, open(sys.argv[1], "w"))
+PY
+"$binary" synth "$work/v2.json" "$work/v2" --seed 7 > /dev/null
+rm -f "$work/v2/dsmoe.manifest.json"
+cat "$work"/src/* "$work"/fp8/* "$work"/v2/* > /dev/null # into the page cache, for all alike
 
 timed() { # NAME COMMAND…: appends the milliseconds to $work/NAME
   local name=$1 start
@@ -26,19 +34,19 @@ timed() { # NAME COMMAND…: appends the milliseconds to $work/NAME
   echo $(( ($(date +%s%N) - start) / 1000000 )) >> "$work/$name"
   rm -rf "$work/out"
 }
-copy() { timed cp cp -r "$work/src" "$work/out"; }
+copy() { timed "${2:-cp}" cp -r "$work/${1:-src}" "$work/out"; } # SOURCE NAME
 convert() { timed "$1" "$binary" convert "$work/$2" "$work/out" "${@:3}"; } # NAME SOURCE OPTION…
 timed warm cp -r "$work/src" "$work/out"
 for _ in $(seq "${ROUNDS:-5}"); do
   copy; convert reshard src --verify=false --max-shard-size 500MB
   copy; convert cast src --verify=false --type f16 --allow-overflow
-  copy; convert fuse src --verify=false --experts fused
+  copy v2 cp2; convert fuse v2 --verify=false --experts fused
   copy; convert dequantise fp8 --verify=false --type bf16
   copy; convert verified src --max-shard-size 500MB
 done
 median() { sort -n "$work/$1" | awk '{a[NR] = $1} END {print a[int((NR + 1) / 2)]}'; }
-base=$(median cp)
 for name in cp reshard cast fuse dequantise verified; do
+  base=$(median $([ $name = fuse ] && echo cp2 || echo cp))
   awk -v n=$name -v t="$(median $name)" -v b="$base" 'BEGIN {printf "%-10s %6.2f s  %.2f × cp\n", n, t / 1000, b / t}'
 done
 peak=$( { /usr/bin/time -f %M "$binary" convert "$work/src" "$work/out" --max-memory 128MiB > /dev/null; } 2>&1 )

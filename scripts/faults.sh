@@ -24,7 +24,7 @@ hashes() { (cd "$1" && find . -type f | LC_ALL=C sort | xargs -d '\n' sha256sum)
 # kill: a conversion that takes long enough to be hit everywhere.
 python3 - "$work/config.json" << 'PY'
 import json, sys
-c = json.load(open("fixtures/v1-base/checkpoint/config.json"))
+c = json.load(open("fixtures/v3/checkpoint/config.json"))
 c.update(hidden_size=512, intermediate_size=2048, moe_intermediate_size=512, vocab_size=20000, num_hidden_layers=6, n_routed_experts=16)
 json.dump(c, open(sys.argv[1], "w"))
 PY

@@ -23,6 +23,7 @@ type convertFlags struct {
 	layers        layersFlag
 	include       []string
 	exclude       []string
+	noMTP         bool
 	memory        byteSize
 	allowOverflow bool
 	verify        bool
@@ -62,7 +63,10 @@ that makes a number infinite is refused, unless --allow-overflow is given. Numbe
 become zero, and those that are infinite or NaN in SRC, are counted.
 
 --include and --exclude take globs (*, ?, [a-z]) of Hugging Face's per-expert names.
---layers 0-3 makes a smaller model; layers keep their numbers.`,
+--layers 0-3 makes a smaller model; layers keep their numbers. --no-mtp drops the
+multi-token prediction layers of DeepSeek-V3. config.json's numbers of layers follow.
+What remains may be a part of a model, which does not load: the report says so, and
+what is not there.`,
 		Example: `  dsmoe convert fixtures/v3/checkpoint shards --max-shard-size 300KB
   dsmoe convert fixtures/v3/checkpoint one-file --max-shard-size none
   dsmoe convert fixtures/v3-fp8/checkpoint v3-bf16 --type bf16
@@ -86,6 +90,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.Var(&f.layers, "layers", "keep only these decoder `layers`: 0-3,7")
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
+	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
 	flags.Var(&f.memory, "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
@@ -107,7 +112,7 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
-	debug.SetMemoryLimit(int64(f.memory))
+	debug.SetMemoryLimit(convert.HeapLimit(int64(f.memory)))
 	b := phaseBar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	settings := engineSettings(b.set)
@@ -143,12 +148,12 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 
 // convert plans or converts.
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string, s convert.Settings) (report, error) {
-	o := plan.Options{DType: tensor.DType(f.dtype), Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
-		Layers: plan.Layers(f.layers), Include: f.include, Exclude: f.exclude}
+	o := convert.Options{Settings: s, Options: plan.Options{DType: tensor.DType(f.dtype), Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
+		Layers: plan.Layers(f.layers), Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP}}
 	if f.dryRun {
-		return plan.Conversion(src, o)
+		return convert.Plan(src, o)
 	}
-	return convert.Run(ctx, args[1], src, convert.Options{Options: o, Settings: s})
+	return convert.Run(ctx, args[1], src, o)
 }
 
 // interrupted says how an interrupted conversion goes on.

@@ -91,7 +91,7 @@ The values of the weights never are: see dsmoe verify.`,
 		Example: `  dsmoe inspect audit fixtures/v1-base/checkpoint
   dsmoe inspect audit --json fixtures/v1-base/checkpoint`,
 		Args:        expect("CHECKPOINT"),
-		Annotations: exits("clean", "there are findings, notes included"),
+		Annotations: exits("clean", "there are problems; a note is none"),
 	}
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

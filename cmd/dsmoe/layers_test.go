@@ -35,7 +35,7 @@ func TestLayers(t *testing.T) {
 		"convert/format":           {"model/tensor"},
 		"convert/internal/disk":    {},
 		"convert/internal/digest":  {},
-		"convert/internal/fixture": {"config/configtest", "model/weights", "model/tensor"}, // for tests
+		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
 		"verify":         {"model", "model/weights", "config", "model/tensor"},
 		"verify/inspect": {"model", "model/count", "config", "model/tensor"},

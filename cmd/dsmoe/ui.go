@@ -40,7 +40,11 @@ type report interface {
 func printReport(cmd *cobra.Command, r report, asJSON bool) error {
 	w := bufio.NewWriter(cmd.OutOrStdout())
 	if asJSON {
-		if err := writeJSON(w, r); err != nil {
+		write := func(w io.Writer) error { return writeJSON(w, r) }
+		if large, ok := r.(interface{ WriteJSON(io.Writer) error }); ok {
+			write = large.WriteJSON
+		}
+		if err := write(w); err != nil {
 			return err
 		}
 		return w.Flush()

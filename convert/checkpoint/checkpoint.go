@@ -67,11 +67,13 @@ func Open(path string) (*Checkpoint, error) {
 		return nil, &Error{Path: path, Problems: s.inv.Problems}
 	}
 	total := int64(0)
-	for _, f := range s.inv.Files {
-		total += f.Size
+	for i := range s.inv.Files {
+		total += s.inv.Files[i].Size
+		s.inv.Files[i].Infos = nil
 	}
-	return &Checkpoint{Path: path, hasViews: sync.OnceValue(func() bool { return format.Room(2*total) == nil }), Dir: s.dir, Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
-		files: s.opened, where: s.where, readers: make([]*os.File, len(s.opened))}, nil
+	return &Checkpoint{Path: path, Dir: s.dir, Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
+		hasViews: sync.OnceValue(func() bool { return format.Room(2*total) == nil }),
+		files:    s.opened, where: s.where, readers: make([]*os.File, len(s.opened))}, nil
 }
 
 // Tensors yields the tensors of one file after the other, each in file order.
@@ -233,6 +235,22 @@ func (c *Checkpoint) ConfigText() ([]byte, error) {
 	defer f.Close()
 	return io.ReadAll(io.LimitReader(f, config.MaxSize+1))
 }
+
+// perTensor is the bytes of memory that an opened checkpoint keeps of a tensor beside its
+// name and shape: its entry in the header, and where it is found by name.
+const perTensor = 136
+
+// Memory returns the bytes of memory that the headers take at most while c is open.
+func (c *Checkpoint) Memory() (n int64) {
+	for info := range c.Tensors() {
+		n += perTensor + NameMemory(info.Name) + 8*int64(len(info.Shape))
+	}
+	return n
+}
+
+// NameMemory returns the bytes of memory that a name takes at most, beside what points to
+// it.
+func NameMemory(name string) int64 { return int64(len(name)+15) &^ 15 }
 
 // WillNeed tells the system that a part of a tensor's view is about to be read.
 func (c *Checkpoint) WillNeed(data []byte) { c.advise(data, format.File.WillNeed) }

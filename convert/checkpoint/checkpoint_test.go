@@ -15,7 +15,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/convert/format"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/model/tensor"
 )
@@ -317,14 +316,7 @@ func state(t testing.TB) []tensor.Info {
 func sparse(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	tensors := state(t)
-	shards, err := formats[0].Shards(tensors, 5_000_000_000, nil)
-	require.NoError(t, err)
-	for _, s := range shards {
-		fixture.Write(t, dir, s.Name, string(s.Layout.Header()))
-		require.NoError(t, os.Truncate(filepath.Join(dir, s.Name), s.Layout.Size()))
-	}
-	fixture.Write(t, dir, "model.safetensors.index.json", string(format.IndexText(tensors, shards)))
+	fixture.Sparse(t, dir, formats[0], state(t), 5_000_000_000)
 	fixture.Write(t, dir, ConfigName, fixture.Read(t, "../../fixtures/states/deepseek-moe-16b", ConfigName))
 	return dir
 }

@@ -33,7 +33,7 @@ type Index struct {
 	Tensors   int      `json:"tensors"`              // names in weight_map
 	Shards    []string `json:"shards"`               // files in weight_map, sorted
 
-	weights []weight // in the order of the file
+	weights []weight // in the order of the file; nil once the files were compared with it
 }
 
 // weight is one entry of an index's weight_map.

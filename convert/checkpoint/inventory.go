@@ -38,7 +38,7 @@ type FileInfo struct {
 	Bytes    int64             `json:"bytes"`              // of tensor data
 	DTypes   []DTypeCount      `json:"dtypes"`             // in the order of their constants
 	Metadata map[string]string `json:"metadata,omitempty"` // free-form texts of its header
-	Infos    []tensor.Info     `json:"-"`                  // its tensors, in file order
+	Infos    []tensor.Info     `json:"-"`                  // its tensors, in file order; nil in a Checkpoint, which yields them itself
 }
 
 // DTypeCount says how much of a file is of one dtype.
@@ -83,6 +83,7 @@ func scan(path string) (*scanner, error) {
 	if s.inv.Index != nil {
 		s.checkIndex()
 		s.checkStrays()
+		s.inv.Index.weights = nil
 	}
 	return s, nil
 }
@@ -185,7 +186,7 @@ func (s *scanner) explain(name string, err error) []Problem {
 func describe(name string, f format.File) FileInfo {
 	stat := f.Stat()
 	info := FileInfo{Name: name, Size: stat.Size, Tensors: stat.Tensors, Metadata: stat.Metadata,
-		DTypes: []DTypeCount{}, Infos: slices.Collect(f.Tensors())}
+		DTypes: []DTypeCount{}, Infos: slices.AppendSeq(make([]tensor.Info, 0, stat.Tensors), f.Tensors())}
 	for _, t := range info.Infos {
 		info.Bytes += t.Bytes()
 		i := slices.IndexFunc(info.DTypes, func(c DTypeCount) bool { return c.DType == t.DType })

@@ -84,7 +84,7 @@ type Stat struct {
 // Layout is a file before its data is written: every byte of the header and the place of
 // every tensor are known.
 type Layout interface {
-	// Header returns the first bytes of the file.
+	// Header makes the first bytes of the file.
 	Header() []byte
 	// Len returns the number of tensors.
 	Len() int

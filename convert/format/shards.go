@@ -1,8 +1,11 @@
 package format
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
+	"iter"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -85,26 +88,18 @@ func divide(tensors []tensor.Info, maxBytes int64) (groups [][]tensor.Info) {
 	return groups
 }
 
-// IndexText returns the index of shards as Python's json.dumps(indent=2) writes it,
-// tensors in the given order.
-func IndexText(tensors []tensor.Info, shards []Shard) []byte {
-	files := make(map[string]string, len(tensors))
-	for _, s := range shards {
-		for i := range s.Layout.Len() {
-			files[s.Layout.Info(i).Name] = s.Name
-		}
+// WriteIndex writes the index of shards as Python's json.dumps(indent=2) writes it: of
+// tensors with total bytes, the name of each with that of its file.
+func WriteIndex(w io.Writer, total int64, files iter.Seq2[string, string]) error {
+	b := bufio.NewWriter(w)
+	fmt.Fprintf(b, "{\n  \"metadata\": {\n    \"total_size\": %d\n  },\n  \"weight_map\": {", total)
+	separator, line := "", []byte{}
+	for name, file := range files {
+		line, _ = jsontext.AppendQuote(append(line[:0], separator+"\n    "...), name) // names were checked
+		line, _ = jsontext.AppendQuote(append(line, ": "...), file)
+		b.Write(line)
+		separator = ","
 	}
-	total := int64(0)
-	for _, info := range tensors {
-		total += info.Bytes()
-	}
-	b := fmt.Appendf(nil, "{\n  \"metadata\": {\n    \"total_size\": %d\n  },\n  \"weight_map\": {", total)
-	for i, info := range tensors {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b, _ = jsontext.AppendQuote(append(b, "\n    "...), info.Name) // names were checked
-		b, _ = jsontext.AppendQuote(append(b, ": "...), files[info.Name])
-	}
-	return append(b, "\n  }\n}"...)
+	b.WriteString("\n  }\n}")
+	return b.Flush()
 }

@@ -7,18 +7,12 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/convert/operation"
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
-
-// output is a tensor to be written and the weights that it is made of.
-type output struct {
-	tensor.Info
-	parts []*weights.Weight
-}
 
 // arrange decides the tensors to be written, in the order of the model.
 func (c *conversion) arrange() {
@@ -28,19 +22,25 @@ func (c *conversion) arrange() {
 			shared[place.Fused] = true
 		}
 	}
-	for _, w := range c.kept {
+	for i, w := range c.kept {
 		if c.o.DType != tensor.Invalid && w.IsScales() {
 			continue // it goes into the weight
 		}
 		to := c.target(w)
 		place, ok := weights.ParseExpert(w.Name)
 		if !ok || c.o.Experts == PerExpert || c.o.Experts == KeepExperts && !shared[place.Fused] {
-			c.outputs = append(c.outputs, output{tensor.Info{Name: w.Name, DType: to, Shape: w.Shape}, []*weights.Weight{w}})
+			c.output(tensor.Info{Name: w.Name, DType: to, Shape: w.Shape}, c.kept[i:i+1:i+1])
 			continue
 		}
 		c.collect(place, to, w)
 	}
 	c.fuseGroups()
+}
+
+// output adds a tensor to be written, and the weights that it is made of.
+func (c *conversion) output(info tensor.Info, parts []*weights.Weight) {
+	c.outputs = append(c.outputs, info)
+	c.parts = append(c.parts, parts)
 }
 
 // target is the dtype that a weight is written in.
@@ -83,7 +83,7 @@ func (c *conversion) collect(place weights.Place, to tensor.DType, w *weights.We
 	if !seen {
 		at = len(c.outputs)
 		c.groups[place.Fused] = at
-		c.outputs = append(c.outputs, output{tensor.Info{Name: place.Fused}, make([]*weights.Weight, experts*len(f.Parts))})
+		c.output(tensor.Info{Name: place.Fused}, make([]*weights.Weight, experts*len(f.Parts)))
 	}
 	if place.Expert >= experts {
 		c.problem(w.Name, "cannot be fused: config says %d experts", experts)
@@ -94,30 +94,50 @@ func (c *conversion) collect(place weights.Place, to tensor.DType, w *weights.We
 		c.problem(w.Name, "cannot be fused: it would be %s, but others of %s %s", to, place.Fused, out.DType)
 	}
 	out.DType = to
-	out.parts[place.Expert*len(f.Parts)+place.Part] = w
+	c.parts[at][place.Expert*len(f.Parts)+place.Part] = w
 }
 
 // fuseGroups completes the fused tensors.
 func (c *conversion) fuseGroups() {
 	for i := range c.outputs {
-		out := &c.outputs[i]
+		out, parts := &c.outputs[i], c.parts[i]
 		if _, ok := c.groups[out.Name]; !ok {
 			continue
 		}
 		f, _ := weights.ParseFused(out.Name)
-		if absent := slices.Index(out.parts, nil); absent >= 0 {
+		if absent := slices.Index(parts, nil); absent >= 0 {
 			c.problem(out.Name, "cannot be fused: %s is not among the tensors", f.ExpertName(absent/len(f.Parts), f.Parts[absent%len(f.Parts)]))
 			continue
 		}
-		shape, err := fusedShape(out.parts, c.src.Config.NRoutedExperts)
+		shape, err := fusedShape(parts, c.src.Config.NRoutedExperts)
 		if err != nil {
 			c.problem(out.Name, "%v", err)
 			continue
 		}
 		out.Shape = shape
 		if f.Scale {
-			c.noteRagged(out)
+			c.noteRagged(out.Name, parts[0])
 		}
+	}
+	c.checkReaders()
+}
+
+// checkReaders says what cannot read the fused tensors that are written: only transformers'
+// own classes, from transformers 5 on, can.
+func (c *conversion) checkReaders() {
+	i := slices.IndexFunc(c.outputs, func(out tensor.Info) bool { _, ok := c.groups[out.Name]; return ok })
+	have := c.src.Config
+	switch {
+	case i < 0:
+	case have.HasReference(config.Native):
+		if have.Reference == config.Remote {
+			c.note("the code that auto_map in config.json names cannot read fused experts, such as %s; transformers' own classes can, from transformers 5 on", c.outputs[i].Name)
+		}
+	case c.o.Experts == FusedExperts:
+		c.problem(c.outputs[i].Name, "nothing can read fused experts of model_type %s: its published code fills experts that it does not find with random numbers, and transformers has no class for it; leave the experts as they are, or ask for %s",
+			have.ModelType, PerExpert)
+	default:
+		c.note("nothing can read fused experts of model_type %s, such as %s: ask for %s experts", have.ModelType, c.outputs[i].Name, PerExpert)
 	}
 }
 
@@ -132,76 +152,4 @@ func fusedShape(parts []*weights.Weight, experts int) ([]int, error) {
 		}
 	}
 	return []int{experts, first.Shape[0] * len(parts) / experts, first.Shape[1]}, nil
-}
-
-// The operations that arrange whole weights, as a plan names them.
-const (
-	stackExperts   = "stack-experts"
-	unstackExperts = "unstack-experts"
-)
-
-// assemble fills in where a tensor's elements come from, and what is done to them.
-func (c *conversion) assemble(t *Tensor, parts []*weights.Weight) error {
-	for _, w := range parts {
-		s, err := c.segment(w, t.DType)
-		if err != nil {
-			return err
-		}
-		t.Segments = append(t.Segments, s)
-	}
-	_, fused := weights.ParseFused(t.Name)
-	t.Operations = operationNames(t.Segments, fused, parts[0].Shared)
-	return nil
-}
-
-// segment is a weight on its way to an output of dtype to.
-func (c *conversion) segment(w *weights.Weight, to tensor.DType) (s Segment, err error) {
-	file, start, err := c.src.Place(w.Stored)
-	if err != nil {
-		return s, err
-	}
-	begin := w.Offset()
-	s = Segment{Tensor: w.Stored, DType: w.DType, File: file, Offset: start + begin, Begin: begin, End: begin + w.Bytes(),
-		Bytes: tensor.Info{DType: to, Shape: w.Shape}.Bytes()}
-	switch {
-	case w.DType == to:
-		s.Operation = operation.Copy{DType: to}
-	case w.DType == tensor.F8E4M3:
-		s.Operation, err = operation.NewDequantise(to, w.Scales.DType, w.Blocks())
-		if err == nil {
-			s.Sides, err = c.scales(w.Scales)
-		}
-	default:
-		s.Operation, err = operation.NewCast(w.DType, to)
-	}
-	return s, err
-}
-
-// scales finds where the scales of a weight are.
-func (c *conversion) scales(w *weights.Weight) ([]Side, error) {
-	file, start, err := c.src.Place(w.Stored)
-	if err != nil {
-		return nil, err
-	}
-	return []Side{{w.Stored, file, start + w.Offset()}}, nil
-}
-
-// operationNames names what is done to a tensor: how its parts are arranged, then what
-// is done to elements; copies count only if there is nothing else.
-func operationNames(segments []Segment, fused, wasFused bool) (names []string) {
-	switch {
-	case fused && !wasFused:
-		names = append(names, stackExperts)
-	case !fused && wasFused:
-		names = append(names, unstackExperts)
-	}
-	for i := range segments {
-		if name := segments[i].Operation.Name(); !segments[i].Copies() && !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	if names == nil {
-		names = []string{segments[0].Operation.Name()}
-	}
-	return names
 }

@@ -4,6 +4,7 @@ package plan
 // says then.
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"maps"
@@ -32,9 +33,11 @@ func (c *conversion) others() error {
 	if err != nil {
 		return err
 	}
-	if _, err := config.Parse(strings.NewReader(string(edited))); err != nil {
+	written, err := config.Parse(bytes.NewReader(edited))
+	if err != nil {
 		return fmt.Errorf("%s as it would be written: %w", checkpoint.ConfigName, err)
 	}
+	c.compareWith(written)
 	if err := c.carry(); err != nil {
 		return err
 	}
@@ -161,11 +164,25 @@ func (c *conversion) configEdits(raw []byte) (edits []edit) {
 			edits = append(edits, edit{"quantization_config", nil})
 		}
 	}
-	if n, ok := c.o.Layers.prefix(); ok && n < c.src.Config.NumHiddenLayers {
-		set("num_hidden_layers", fmt.Sprint(n))
-		set("num_nextn_predict_layers", "0")
-	} else if len(c.o.Layers) > 0 {
-		c.note("the layers kept are not the first ones: they keep their numbers and config.json its number of layers, so the output is a part of a model")
+	return append(edits, c.layerEdits()...)
+}
+
+// layerEdits are the changes to the numbers of layers. A key that is not there has a
+// default, so it is added.
+func (c *conversion) layerEdits() (edits []edit) {
+	have := c.src.Config
+	put := func(key string, n int) { edits = append(edits, edit{key, []byte(strconv.Itoa(n))}) }
+	if n, ok := c.o.Layers.prefix(); ok && n < have.NumHiddenLayers {
+		put("num_hidden_layers", n)
+	} else if len(c.o.Layers) > 0 && !ok {
+		c.note("the layers kept are not the first ones: they keep their numbers, and config.json its number of layers")
+	}
+	f := model.FamilyOf(have)
+	absent := f.AbsentMTP(have, c.writes)
+	filtered := c.o.NoMTP || len(c.o.Layers) > 0 || len(absent) > len(f.AbsentMTP(have, c.set.Has))
+	n := have.NumNextNPredictLayers - len(absent)
+	if filtered && len(absent) > 0 && absent[0] == have.NumHiddenLayers+n {
+		put("num_nextn_predict_layers", n)
 	}
 	return edits
 }

@@ -2,11 +2,11 @@ package plan
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/model"
+	"dsmoe/convert/operation"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -17,8 +17,8 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	c := conversion{src: src, o: o, filter: newFilter(o), set: weights.New(src.Config, src), groups: map[string]int{},
-		plan: &Plan{Options: o.recorded(), Left: []string{}, Notes: []string{}}}
+	c := conversion{src: src, o: o, filter: newFilter(src.Config, o), set: weights.New(src.Config, src), groups: map[string]int{},
+		plan: &Plan{Options: o.recorded(), Left: []string{}, Notes: []string{}, Missing: []Missing{}}}
 	c.choose()
 	if c.problems == nil {
 		c.arrange()
@@ -44,9 +44,10 @@ type conversion struct {
 	plan     *Plan
 	problems []checkpoint.Problem
 
-	kept    []*weights.Weight // what the filter keeps, in the order of the model
-	outputs []output
-	groups  map[string]int // fused tensor to its place in outputs
+	kept    []*weights.Weight   // what the filter keeps, in the order of the model
+	outputs []tensor.Info       // what is written, in the order of the model
+	parts   [][]*weights.Weight // what each output is made of
+	groups  map[string]int      // fused tensor to its place in outputs
 }
 
 func (c *conversion) problem(name, cause string, args ...any) {
@@ -57,69 +58,21 @@ func (c *conversion) note(what string, args ...any) {
 	c.plan.Notes = append(c.plan.Notes, fmt.Sprintf(what, args...))
 }
 
-// choose applies the filter and compares what is kept with the table.
-func (c *conversion) choose() {
-	for _, n := range c.src.Inventory.Notes {
-		c.note("%s", n)
-	}
-	for _, m := range c.set.Misfits {
-		c.problem(m.Name, "%s", m.Cause)
-	}
-	for _, w := range model.Ordered(c.src.Config, c.set) {
-		if c.filter.keeps(w.Name) {
-			c.kept = append(c.kept, w)
-		} else {
-			c.plan.Dropped++
-		}
-	}
-	c.problems = append(c.problems, c.filter.unused()...)
-	known := c.checkSlots()
-	if len(c.kept) == 0 && len(c.problems) == 0 {
-		c.problems = append(c.problems, checkpoint.Problem{Cause: "the filters leave no tensor"})
-	}
-	extra := 0
-	for _, w := range c.kept {
-		if !known[w.Name] && !w.IsScales() {
-			extra++
-		}
-	}
-	if extra > 0 {
-		c.note("%d tensors beyond what config.json implies are converted too, such as those of MTP layers", extra)
-	}
-}
-
-// checkSlots demands every weight that the config implies, and returns their names.
-func (c *conversion) checkSlots() map[string]bool {
-	known := map[string]bool{}
-	for slot := range model.FamilyOf(c.src.Config).Slots(c.src.Config) {
-		known[slot.Name] = true
-		if !c.filter.keeps(slot.Name) {
-			continue
-		}
-		switch w := c.set.Find(slot.Name); {
-		case w == nil && c.set.InMisfit(slot.Name): // said already
-		case w == nil:
-			c.problem(slot.Name, "missing, shape %v is expected", slot.Shape)
-		case !slices.Equal(w.Shape, slot.Shape):
-			c.problem(slot.Name, "shape %v, config says %v", w.Shape, slot.Shape)
-		}
-	}
-	return known
-}
-
 // layout divides the tensors among files and gives each its place.
 func (c *conversion) layout() error {
-	parts := make(map[string][]*weights.Weight, len(c.outputs))
-	for _, out := range c.outputs {
-		c.plan.Order = append(c.plan.Order, out.Info)
-		parts[out.Name] = out.parts
-	}
-	if err := c.plan.layOut(checkpoint.Written(), shardBytes(c.o.MaxShardBytes)); err != nil {
+	given, err := c.plan.layOut(checkpoint.Written(), c.outputs, shardBytes(c.o.MaxShardBytes))
+	if err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(c.src.Path), err)
 	}
+	n := 0
+	for _, parts := range c.parts {
+		n += len(parts)
+	}
+	c.outputs = nil // the plan has them
+	a := assembler{conversion: c, segments: make([]Segment, 0, n), operations: map[elementwise]operation.Operation{}}
 	for i := range c.plan.Tensors {
 		t := &c.plan.Tensors[i]
-		if err := c.assemble(t, parts[t.Name]); err != nil {
+		if err := a.assemble(t, c.parts[given[i]]); err != nil {
 			return fmt.Errorf("%s: tensor %s: %w", text.Quote(c.src.Path), text.Quote(t.Name), err)
 		}
 	}
@@ -128,6 +81,7 @@ func (c *conversion) layout() error {
 
 // sources names the files that are read, by what is in them.
 func (c *conversion) sources() error {
+	c.plan.source = c.src.Memory()
 	for i, f := range c.src.Inventory.Files {
 		identity, err := c.src.Identity(i)
 		if err != nil {
@@ -139,10 +93,10 @@ func (c *conversion) sources() error {
 }
 
 // noteRagged warns of what other readers would make of fused scales.
-func (c *conversion) noteRagged(out *output) {
-	w := c.set.Find(strings.TrimSuffix(out.parts[0].Name, weights.ScaleSuffix))
-	if w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 && strings.HasSuffix(out.Name, "gate_up_proj"+weights.ScaleSuffix) {
+func (c *conversion) noteRagged(fused string, part *weights.Weight) {
+	w := c.set.Find(strings.TrimSuffix(part.Name, weights.ScaleSuffix))
+	if w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 && strings.HasSuffix(fused, "gate_up_proj"+weights.ScaleSuffix) {
 		c.note("%s: %d rows per projection are not whole blocks of %d: the scales of gate and up stay apart, and a reader that takes both for one matrix misreads them",
-			out.Name, w.Shape[0], w.Block[0])
+			fused, w.Shape[0], w.Block[0])
 	}
 }

@@ -44,7 +44,7 @@ func put(infos map[string]tensor.Info, name string, d tensor.DType, shape ...int
 // dtypesOf returns the dtype of each output.
 func dtypesOf(p *Plan) map[string]tensor.DType {
 	dtypes := map[string]tensor.DType{}
-	for _, x := range p.Order {
+	for x := range p.InOrder() {
 		dtypes[x.Name] = x.DType
 	}
 	return dtypes
@@ -56,6 +56,7 @@ func TestWhatIsCast(t *testing.T) {
 	const bias, mtpBias = "model.layers.2.mlp.gate.e_score_correction_bias", "model.layers.5.mlp.gate.e_score_correction_bias"
 	whole := []tensor.DType{tensor.I64, tensor.I32, tensor.I16, tensor.I8, tensor.U64, tensor.U32, tensor.U16, tensor.U8, tensor.Bool}
 	dir := withTensors(t, "v3/checkpoint", func(infos map[string]tensor.Info) {
+		putMTP(t, infos)
 		put(infos, mtpBias, tensor.F32, 16)
 		put(infos, "half", tensor.F16, 3)
 		put(infos, "full", tensor.F32, 3)
@@ -140,14 +141,17 @@ func TestConfigFollows(t *testing.T) {
 		o                 Options
 		has, hasNot       []string
 	}{
-		"kept":               {"v3-fp8/checkpoint", "", "", Options{}, []string{`"quantization_config"`}, nil},
-		"dequantised":        {"v3-fp8/checkpoint", "", "", Options{DType: tensor.F16}, []string{`"float16"`}, []string{"quantization_config", `"bfloat16"`}},
-		"no key":             {"v1-base/checkpoint", `"torch_dtype"`, `"x_dtype"`, Options{DType: tensor.F32}, []string{`"torch_dtype": "float32"`, `"x_dtype": "bfloat16"`}, nil},
-		"transformers 5":     {"v1-base/checkpoint", `"torch_dtype"`, `"dtype"`, Options{DType: tensor.F32}, []string{`"dtype": "float32"`}, []string{"torch_dtype", "bfloat16"}},
-		"both":               {"v1-base/checkpoint", `"torch_dtype": "bfloat16"`, `"dtype": "bfloat16", "torch_dtype": "bfloat16"`, Options{DType: tensor.F16}, []string{`"dtype": "float16", "torch_dtype": "float16"`}, []string{"bfloat16"}},
-		"first layers":       {"v3/checkpoint", "", "", Options{Layers: Layers{{0, 2}}}, []string{`"num_hidden_layers": 3`}, []string{`"num_nextn_predict_layers": 1`}},
-		"other layers":       {"v3/checkpoint", "", "", Options{Layers: Layers{{1, 2}}}, []string{`"num_hidden_layers": 5`}, nil},
-		"all layers, and on": {"v3/checkpoint", "", "", Options{Layers: Layers{{0, 40}}}, []string{`"num_hidden_layers": 5`}, nil},
+		"kept":           {"v3-fp8/checkpoint", "", "", Options{}, []string{`"quantization_config"`}, nil},
+		"dequantised":    {"v3-fp8/checkpoint", "", "", Options{DType: tensor.F16}, []string{`"float16"`}, []string{"quantization_config", `"bfloat16"`}},
+		"no key":         {"v1-base/checkpoint", `"torch_dtype"`, `"x_dtype"`, Options{DType: tensor.F32}, []string{`"torch_dtype": "float32"`, `"x_dtype": "bfloat16"`}, nil},
+		"transformers 5": {"v1-base/checkpoint", `"torch_dtype"`, `"dtype"`, Options{DType: tensor.F32}, []string{`"dtype": "float32"`}, []string{"torch_dtype", "bfloat16"}},
+		"both":           {"v1-base/checkpoint", `"torch_dtype": "bfloat16"`, `"dtype": "bfloat16", "torch_dtype": "bfloat16"`, Options{DType: tensor.F16}, []string{`"dtype": "float16", "torch_dtype": "float16"`}, []string{"bfloat16"}},
+		"first layers":   {"v3/checkpoint", "", "", Options{Layers: Layers{{0, 2}}}, []string{`"num_hidden_layers": 3`}, []string{`"num_nextn_predict_layers": 1`}},
+		"other layers":   {"v3/checkpoint", "", "", Options{Layers: Layers{{1, 2}}}, []string{`"num_hidden_layers": 5`}, nil},
+		"all layers":     {"v3/checkpoint", "", "", Options{Layers: Layers{{0, 4}}}, []string{`"num_hidden_layers": 5`, `"num_nextn_predict_layers": 0`}, nil},
+		"no MTP":         {"v3/checkpoint", "", "", Options{NoMTP: true}, []string{`"num_hidden_layers": 5`, `"num_nextn_predict_layers": 0`}, nil},
+		"by default 1":   {"v3/checkpoint", `"num_nextn_predict_layers": 1`, `"x": 1`, Options{NoMTP: true}, []string{`"num_nextn_predict_layers": 0`}, nil},
+		"no MTP in V1":   {"v1-base/checkpoint", "", "", Options{NoMTP: true}, nil, []string{"num_nextn_predict_layers"}},
 	} {
 		dir := fixture.Clone(t, fixture.Path(t, c.fixture))
 		if c.old != "" {
@@ -189,14 +193,16 @@ func TestPlanText(t *testing.T) {
 		"cast F32: 76 tensors",
 		"copy: 1 tensor",
 		"drops: 136 tensors",
+		"not a whole model: 136 weights that config.json implies are not there " +
+			"(mlp (dense) 3, mlp.experts 96, mlp.gate 4, mlp.shared_experts 6, norms 12, self_attn 15); it will not load as one",
 		`carries along: "a b.txt", generation_config.json`,
 		"leaves behind: model.gguf, stray.safetensors",
 		"note: stray.safetensors: not read: model.safetensors.index.json does not name it",
-		"note: the layers kept are not the first ones: they keep their numbers and config.json its number of layers, so the output is a part of a model",
-	}, lines[3:10])
-	require.Regexp(t, `^model-00001-of-00006.safetensors +\d+ tensors? +[\d.]+ KiB$`, lines[10])
-	require.Len(t, lines, 17)
-	require.Empty(t, lines[16])
+		"note: the layers kept are not the first ones: they keep their numbers, and config.json its number of layers",
+	}, lines[3:11])
+	require.Regexp(t, `^model-00001-of-00006.safetensors +\d+ tensors? +[\d.]+ KiB$`, lines[11])
+	require.Len(t, lines, 18)
+	require.Empty(t, lines[17])
 }
 
 // TestSynthesisRefusals: what no file could hold is refused before anything is written.

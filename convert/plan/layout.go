@@ -1,40 +1,96 @@
 package plan
 
 import (
+	"io"
+
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
+	"dsmoe/model/tensor"
 )
 
-// layOut divides Order among files in the given format and fills in Files, Shards and
-// the places of Tensors.
-func (p *Plan) layOut(f *format.Format, maxShardBytes int64) (err error) {
-	if p.Shards, err = f.Shards(p.Order, maxShardBytes, nil); err != nil {
-		return err
+// layOut divides tensors, given in the order of the model, among files in the given format
+// and fills in Files, Tensors and their places. It returns which of the given ones each of
+// Tensors is. What the headers hold is in the plan, and Header makes them of that.
+func (p *Plan) layOut(f *format.Format, tensors []tensor.Info, maxShardBytes int64) (given []int32, err error) {
+	shards, err := f.Shards(tensors, maxShardBytes, nil)
+	if err != nil {
+		return nil, err
 	}
-	if len(p.Shards) > 1 {
+	if len(shards) > 1 {
 		p.Index = f.Index
 	}
-	for i, s := range p.Shards {
+	index := make(map[string]int32, len(tensors))
+	for i := range tensors {
+		index[tensors[i].Name] = int32(i)
+	}
+	p.order, p.Tensors = make([]int32, len(tensors)), make([]Tensor, 0, len(tensors))
+	for i, s := range shards {
 		p.Files = append(p.Files, File{s.Name, s.Layout.Size(), s.Layout.Len(), digest.Of(s.Layout.Header())})
 		for j := range s.Layout.Len() {
 			info := s.Layout.Info(j)
+			at := index[info.Name]
+			p.order[at] = int32(len(p.Tensors))
+			given = append(given, at)
 			p.Tensors = append(p.Tensors, Tensor{Name: info.Name, DType: info.DType, Shape: info.Shape, File: i, Offset: s.Layout.Offset(j)})
 		}
 	}
-	return nil
+	return given, nil
+}
+
+// Header makes the bytes before the data of a file, an index in Files.
+func (p *Plan) Header(file int) ([]byte, error) {
+	var infos []tensor.Info
+	for i := range p.Tensors {
+		if t := &p.Tensors[i]; t.File == file {
+			infos = append(infos, t.Info())
+		}
+	}
+	l, err := checkpoint.Written().Layout(infos, nil)
+	if err != nil {
+		return nil, err
+	}
+	return l.Header(), nil
+}
+
+// WriteOther writes a file that is not carried.
+func (p *Plan) WriteOther(w io.Writer, f Other) error {
+	if f.Name == p.Index {
+		return p.writeIndex(w)
+	}
+	_, err := w.Write(f.Text)
+	return err
+}
+
+// writeIndex writes the index of the shards.
+func (p *Plan) writeIndex(w io.Writer) error {
+	_, total := p.Bytes()
+	return format.WriteIndex(w, total, func(yield func(name, file string) bool) {
+		for t := range p.InOrder() {
+			if !yield(t.Name, p.Files[t.File].Name) {
+				return
+			}
+		}
+	})
 }
 
 // describe adds config.json, whose text is document, and for more than one file their
 // index.
 func (p *Plan) describe(document []byte) {
-	p.Others = append(p.Others, written(checkpoint.ConfigName, document))
+	p.Others = append(p.Others, Other{Name: checkpoint.ConfigName, Size: int64(len(document)), Hash: digest.Of(document), Text: document})
 	if p.Index != "" {
-		p.Others = append(p.Others, written(p.Index, format.IndexText(p.Order, p.Shards)))
+		h := digest.New()
+		var size countedBytes
+		p.writeIndex(io.MultiWriter(h, &size)) // neither fails
+		p.Others = append(p.Others, Other{Name: p.Index, Size: int64(size), Hash: h.Name()})
 	}
 }
 
-// written is a file with the given text.
-func written(name string, data []byte) Other {
-	return Other{Name: name, Size: int64(len(data)), Hash: digest.Of(data), Text: data}
+// countedBytes counts what is written to it.
+type countedBytes int64
+
+// Write counts.
+func (c *countedBytes) Write(b []byte) (int, error) {
+	*c += countedBytes(len(b))
+	return len(b), nil
 }

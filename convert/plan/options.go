@@ -8,9 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/model/tensor"
-	"dsmoe/model/weights"
 )
 
 // Options are what a conversion changes; the zero value copies every tensor, in shards
@@ -22,6 +20,7 @@ type Options struct {
 	Layers        Layers       // keep only these decoder layers; empty keeps all
 	Include       []string     // keep only tensors whose per-expert name one of these globs matches
 	Exclude       []string     // drop those that one of these matches
+	NoMTP         bool         // drop the multi-token prediction layers, which follow the decoder's
 }
 
 // DefaultShardBytes is the tensor bytes of one file unless options say otherwise.
@@ -59,6 +58,7 @@ type recordedOptions struct {
 	Layers        string   `json:"layers,omitempty"`  // as ParseLayers reads them; empty for all
 	Include       []string `json:"include,omitempty"` // globs
 	Exclude       []string `json:"exclude,omitempty"` // globs
+	NoMTP         bool     `json:"no_mtp,omitempty"`  // without multi-token prediction layers
 }
 
 func (o Options) recorded() recordedOptions {
@@ -66,7 +66,7 @@ func (o Options) recorded() recordedOptions {
 	if o.DType != tensor.Invalid {
 		dtype = o.DType.String()
 	}
-	return recordedOptions{dtype, o.Experts.String(), shardBytes(o.MaxShardBytes), o.Layers.String(), o.Include, o.Exclude}
+	return recordedOptions{dtype, o.Experts.String(), shardBytes(o.MaxShardBytes), o.Layers.String(), o.Include, o.Exclude, o.NoMTP}
 }
 
 // Experts is a layout of routed experts.
@@ -153,52 +153,4 @@ func (l Layers) prefix() (n int, ok bool) {
 	}
 	ok = n > 0 && !slices.ContainsFunc(l, func(r LayerRange) bool { return r.To >= n })
 	return n, ok
-}
-
-// filter decides which tensors are kept, and remembers which globs did anything.
-type filter struct {
-	layers           Layers
-	include, exclude []string
-	used             map[string]bool
-}
-
-func newFilter(o Options) *filter {
-	return &filter{layers: o.Layers, include: o.Include, exclude: o.Exclude, used: map[string]bool{}}
-}
-
-// keeps decides about a tensor by its per-expert name. Scales go with their weight.
-func (f *filter) keeps(name string) bool {
-	name = strings.TrimSuffix(name, weights.ScaleSuffix)
-	if layer, ok := layerOf(name); ok && !f.layers.has(layer) {
-		return false
-	}
-	return (len(f.include) == 0 || f.match(f.include, name)) && !f.match(f.exclude, name)
-}
-
-func (f *filter) match(globs []string, name string) (matched bool) {
-	for _, glob := range globs {
-		if ok, _ := path.Match(glob, name); ok {
-			f.used[glob] = true
-			matched = true
-		}
-	}
-	return matched
-}
-
-// unused are the globs that matched nothing, most likely for a typing mistake.
-func (f *filter) unused() (problems []checkpoint.Problem) {
-	for _, glob := range slices.Concat(f.include, f.exclude) {
-		if !f.used[glob] {
-			problems = append(problems, checkpoint.Problem{Cause: fmt.Sprintf("the glob %q matches no tensor", glob)})
-		}
-	}
-	return problems
-}
-
-// layerOf returns the layer in "model.layers.17.…".
-func layerOf(name string) (int, bool) {
-	rest, ok := strings.CutPrefix(name, "model.layers.")
-	digits, _, _ := strings.Cut(rest, ".")
-	n, err := strconv.Atoi(digits)
-	return n, ok && err == nil
 }

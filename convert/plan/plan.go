@@ -7,9 +7,9 @@ package plan
 import (
 	"encoding/json"
 	"io"
+	"iter"
 	"time"
 
-	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
@@ -27,16 +27,18 @@ type Plan struct {
 	Others  []Other  `json:"others"`          // config.json, the index and what is carried along
 	Left    []string `json:"left_behind"`     // files of the source that are neither read nor copied
 	Dropped int      `json:"dropped_tensors"` // left out on request
-	Notes   []string `json:"notes"`           // what the user should know
-	Tensors []Tensor `json:"tensors"`         // by file, then offset
+	// Missing are the weights that the output's config.json implies and the output does not
+	// have; if there are any, it is a part of a model, and does not load.
+	Missing []Missing `json:"missing"`
+	Notes   []string  `json:"notes"`   // what the user should know
+	Tensors []Tensor  `json:"tensors"` // by file, then offset
 
-	// Order is the tensors in the order of the model.
-	Order []tensor.Info `json:"-"`
-	// Shards are Files with the bytes of their headers.
-	Shards []format.Shard `json:"-"`
 	// Index is the name among Others of the index of the shards, which is written last;
 	// empty if there is none.
 	Index string `json:"-"`
+
+	order  []int32 // Tensors in the order of the model
+	source int64   // bytes of memory that the headers of the source take
 }
 
 // Source is a weight file that is read.
@@ -60,8 +62,14 @@ type Other struct {
 	Size    int64     `json:"size"`              // bytes of the file
 	Hash    string    `json:"hash,omitempty"`    // of its bytes; a plan does not know that of a file that is carried
 	Carried bool      `json:"carried,omitempty"` // copied from the source's directory
-	Text    []byte    `json:"-"`                 // the bytes of a file that is not carried
+	Text    []byte    `json:"-"`                 // the bytes of a file that is neither carried nor the index
 	ModTime time.Time `json:"-"`                 // of a file that is carried, when it was planned
+}
+
+// Missing counts weights of one kind.
+type Missing struct {
+	Module  string `json:"module"`  // as the table has it: "mlp.experts"; "mtp" is all of a multi-token prediction layer
+	Tensors int    `json:"tensors"` // how many, experts counted one by one
 }
 
 // Tensor is a tensor to be written: its segments one after the other.
@@ -115,6 +123,17 @@ type Side struct {
 	Tensor string `json:"tensor"` // as it is stored
 	File   int    `json:"file"`   // index in Sources
 	Offset int64  `json:"offset"` // of its first byte in the file
+}
+
+// InOrder yields the tensors in the order of the model.
+func (p *Plan) InOrder() iter.Seq[*Tensor] {
+	return func(yield func(*Tensor) bool) {
+		for _, i := range p.order {
+			if !yield(&p.Tensors[i]) {
+				return
+			}
+		}
+	}
 }
 
 // Bytes returns the bytes of weights that are read, sides left out, and written.

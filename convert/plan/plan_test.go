@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/format"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -53,16 +52,16 @@ func TestFilters(t *testing.T) {
 		p, err := planOf(t, src, c.o)
 		require.NoError(t, err, name)
 		var got, want []string
-		for _, x := range p.Order {
+		for x := range p.InOrder() {
 			got = append(got, x.Name)
 		}
-		for _, x := range all.Order {
+		for x := range all.InOrder() {
 			if c.keep(x.Name) {
 				want = append(want, x.Name)
 			}
 		}
 		require.Equal(t, want, got, name)
-		require.Equal(t, len(all.Order)-len(want), p.Dropped)
+		require.Equal(t, len(all.Tensors)-len(want), p.Dropped)
 	}
 }
 
@@ -161,13 +160,7 @@ func sparseModel(t *testing.T, state string) string {
 		infos = append(infos, tensor.Info{Name: name, DType: tensor.BF16, Shape: shape})
 	}
 	slices.SortFunc(infos, func(a, b tensor.Info) int { return text.CompareNames(a.Name, b.Name) })
-	shards, err := checkpoint.Written().Shards(infos, 8_000_000_000, nil)
-	require.NoError(t, err)
-	for _, s := range shards {
-		fixture.Write(t, dir, s.Name, string(s.Layout.Header()))
-		require.NoError(t, os.Truncate(filepath.Join(dir, s.Name), s.Layout.Size()))
-	}
-	fixture.Write(t, dir, checkpoint.Written().Index, string(format.IndexText(infos, shards)))
+	fixture.Sparse(t, dir, checkpoint.Written(), infos, 8_000_000_000)
 	fixture.Write(t, dir, checkpoint.ConfigName, fixture.Read(t, state, checkpoint.ConfigName))
 	return dir
 }
@@ -231,5 +224,20 @@ func TestPlanHashFollowsEverything(t *testing.T) {
 		require.Equal(t, p.Hash, again.Hash)
 		require.Empty(t, seen[p.Hash], name)
 		seen[p.Hash] = name
+	}
+}
+
+// TestWriteJSON: tensor by tensor, and the same as all at once.
+func TestWriteJSON(t *testing.T) {
+	p, err := planOf(t, fixture.Path(t, "v3-fp8/checkpoint"), Options{DType: tensor.BF16, Experts: FusedExperts})
+	require.NoError(t, err)
+	for _, n := range []int{len(p.Tensors), 1, 0} {
+		p.Tensors = p.Tensors[:n]
+		var got, want strings.Builder
+		require.NoError(t, p.WriteJSON(&got))
+		e := json.NewEncoder(&want)
+		e.SetIndent("", "  ")
+		require.NoError(t, e.Encode(p))
+		require.Equal(t, want.String(), got.String())
 	}
 }

@@ -25,15 +25,16 @@ type recordedSynthesis struct {
 // Synthesis plans a checkpoint that is made from nothing, in shards of at most
 // maxShardBytes of tensor data: 0 is 5 GB, negative is one file for all.
 func Synthesis(s Synthetic, maxShardBytes int64) (*Plan, error) {
-	p := &Plan{Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Order: s.Tensors}
-	if err := p.layOut(checkpoint.Written(), shardBytes(maxShardBytes)); err != nil {
+	p := &Plan{Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Missing: []Missing{}}
+	if _, err := p.layOut(checkpoint.Written(), s.Tensors, shardBytes(maxShardBytes)); err != nil {
 		return nil, err
 	}
+	name := []string{operation.Make{Rule: s.Rule}.Name()}
+	segments := make([]Segment, len(p.Tensors))
 	for i := range p.Tensors {
 		t := &p.Tensors[i]
-		rule := operation.Make{Rule: s.Rule, Info: t.Info(), Fill: s.Fill}
-		t.Operations = []string{rule.Name()}
-		t.Segments = []Segment{{DType: t.DType, Bytes: t.Bytes(), Operation: rule}}
+		segments[i] = Segment{DType: t.DType, Bytes: t.Bytes(), Operation: operation.Make{Rule: s.Rule, Info: t.Info(), Fill: s.Fill}}
+		t.Operations, t.Segments = name, segments[i:i+1:i+1]
 	}
 	p.describe(s.Config)
 	p.seal()

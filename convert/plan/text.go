@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -22,6 +24,7 @@ func (p *Plan) WriteText(w io.Writer) error {
 	if p.Dropped > 0 {
 		fmt.Fprintf(&b, "drops: %s\n", text.Plural(p.Dropped, "tensor"))
 	}
+	WriteMissing(&b, p.Missing)
 	WriteNames(&b, "carries along", p.CarriedNames())
 	WriteNames(&b, "leaves behind", p.Left)
 	for _, n := range p.Notes {
@@ -37,11 +40,60 @@ func (p *Plan) WriteText(w io.Writer) error {
 	return files.WriteText(w)
 }
 
+// WriteJSON writes the plan as JSON, indented by two spaces, a tensor at a time.
+func (p *Plan) WriteJSON(w io.Writer) error {
+	head := *p
+	head.Tensors = []Tensor{}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(head); err != nil {
+		return err
+	}
+	const end = "]\n}\n" // of the list of tensors, which comes last
+	b.Truncate(b.Len() - len(end))
+	e.SetIndent("    ", "  ")
+	for i := range p.Tensors {
+		if i > 0 {
+			b.Truncate(b.Len() - len("\n"))
+			b.WriteByte(',')
+		}
+		b.WriteString("\n    ")
+		if err := e.Encode(&p.Tensors[i]); err != nil {
+			return err
+		}
+		if _, err := w.Write(b.Next(b.Len() - len("\n"))); err != nil {
+			return err
+		}
+	}
+	if len(p.Tensors) > 0 {
+		b.WriteString("  ")
+	}
+	b.WriteString(end)
+	_, err := b.WriteTo(w)
+	return err
+}
+
 // WriteOperations writes a line for each operation: how many tensors it is done to.
 func WriteOperations(b *strings.Builder, counts map[string]int) {
 	for _, op := range slices.Sorted(maps.Keys(counts)) {
 		fmt.Fprintf(b, "%s: %s\n", op, text.Plural(counts[op], "tensor"))
 	}
+}
+
+// WriteMissing writes one line that says what an output lacks to be a model, nothing if it
+// is one.
+func WriteMissing(b *strings.Builder, missing []Missing) {
+	if len(missing) == 0 {
+		return
+	}
+	sum, parts := 0, make([]string, len(missing))
+	for i, m := range missing {
+		sum += m.Tensors
+		parts[i] = fmt.Sprintf("%s %s", m.Module, text.Grouped(m.Tensors))
+	}
+	fmt.Fprintf(b, "not a whole model: %s that config.json implies are not there (%s); it will not load as one\n", text.Plural(sum, "weight"), strings.Join(parts, ", "))
 }
 
 // WriteNames writes one line with the names of files, nothing if there are none.

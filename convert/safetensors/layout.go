@@ -18,9 +18,9 @@ import (
 // Layout is a safetensors file before its data is written: every byte of the
 // header and the place of every tensor are known.
 type Layout struct {
-	header  []byte
-	infos   []tensor.Info
-	offsets []int64 // of each tensor, and of the file's end
+	metadata map[string]string
+	infos    []tensor.Info
+	offsets  []int64 // of each tensor, and of the file's end
 }
 
 // DefaultMetadata is what Python writes for PyTorch weights. Files without it
@@ -38,17 +38,18 @@ func NewLayout(infos []tensor.Info, metadata map[string]string) (*Layout, error)
 	if len(infos) > MaxTensors {
 		return nil, fmt.Errorf("layout: %d tensors, more than the limit of %d", len(infos), MaxTensors)
 	}
-	l := &Layout{infos: infos, offsets: make([]int64, 0, len(infos)+1)}
+	l := &Layout{metadata: metadata, infos: infos, offsets: make([]int64, 0, len(infos)+1)}
 	end, err := l.place()
 	if err != nil {
 		return nil, err
 	}
-	if l.header, err = l.appendHeader(metadata); err != nil {
+	l.offsets = append(l.offsets, end)
+	header, err := l.encode()
+	if err != nil {
 		return nil, err
 	}
-	l.offsets = append(l.offsets, end)
 	for i := range l.offsets {
-		l.offsets[i] += int64(len(l.header))
+		l.offsets[i] += int64(len(header))
 	}
 	return l, nil
 }
@@ -93,20 +94,25 @@ func checkInfo(info tensor.Info) (int64, error) {
 	return tensor.Size(info.DType, info.Shape)
 }
 
-// appendHeader returns the length prefix and the JSON, padded with spaces to a
-// multiple of eight bytes.
-func (l *Layout) appendHeader(metadata map[string]string) ([]byte, error) {
-	b := append(make([]byte, prefixSize, 4096), '{')
-	b, err := appendMetadata(b, metadata)
+// encode returns the length prefix and the JSON, padded with spaces to a multiple of
+// eight bytes.
+func (l *Layout) encode() ([]byte, error) {
+	size := 4096
+	for _, info := range l.infos {
+		size += len(info.Name) + 128
+	}
+	b := append(make([]byte, prefixSize, size), '{')
+	b, err := appendMetadata(b, l.metadata)
 	if err != nil {
 		return nil, err
 	}
+	start := l.offsets[0]
 	for i, info := range l.infos {
 		if len(b) > prefixSize+1 {
 			b = append(b, ',')
 		}
 		b, _ = jsontext.AppendQuote(b, info.Name) // CheckName saw valid UTF-8
-		b = appendEntry(b, info, l.offsets[i])
+		b = appendEntry(b, info, l.offsets[i]-start)
 	}
 	b = append(b, '}')
 	for len(b)%8 != 0 {
@@ -161,8 +167,11 @@ func appendEntry(b []byte, info tensor.Info, offset int64) []byte {
 }
 
 // Header returns the first bytes of the file: the length prefix and the JSON.
-// The data follows at once.
-func (l *Layout) Header() []byte { return l.header }
+// The data follows at once. They are made anew at each call, and not kept.
+func (l *Layout) Header() []byte {
+	b, _ := l.encode() // NewLayout saw that nothing fails
+	return b
+}
 
 // Len returns the number of tensors.
 func (l *Layout) Len() int { return len(l.infos) }

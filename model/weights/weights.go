@@ -236,6 +236,9 @@ func (s *Set) All() []*Weight { return s.list }
 // Find returns the weight of that name, nil if there is none.
 func (s *Set) Find(name string) *Weight { return s.byName[name] }
 
+// Has says whether there is a weight of that name, be it in one of the Misfits.
+func (s *Set) Has(name string) bool { return s.Find(name) != nil || s.InMisfit(name) }
+
 // InMisfit says whether a weight that Find does not know is held by one of the Misfits.
 // Whoever tells of those need not call it missing.
 func (s *Set) InMisfit(name string) bool {

@@ -15,7 +15,7 @@ import (
 // AuditReport says what was checked, what could not be, and everything found.
 type AuditReport struct {
 	Path       string    `json:"path"`        // of the checkpoint, as it was given
-	Clean      bool      `json:"clean"`       // no findings, notes included
+	Clean      bool      `json:"clean"`       // no finding is a problem; there may be notes
 	Checked    []string  `json:"checked"`     // a sentence for each part
 	NotChecked []string  `json:"not_checked"` // a sentence for each part, with the reason
 	Findings   []Finding `json:"findings"`    // of reading the files, then of the comparison
@@ -28,8 +28,9 @@ func Audit(c *Checkpoint) *AuditReport {
 	found := append([]Finding{}, c.Findings...)
 	found = append(found, c.mismatches()...)
 	found = append(found, c.torchDType()...)
+	found = append(found, c.absent()...)
 	a := &AuditReport{Path: c.Path, Findings: found}
-	a.Clean = len(a.Findings) == 0
+	a.Clean = !slices.ContainsFunc(found, func(f Finding) bool { return f.Kind != Note })
 	a.Checked, a.NotChecked = c.scope()
 	return a
 }
@@ -109,6 +110,17 @@ func (c *Checkpoint) torchDType() []Finding {
 	}
 	return []Finding{{Note, configFile, "", fmt.Sprintf("torch_dtype is %s, but no tensor is %s", c.Config.TorchDType, want),
 		fmt.Sprintf("transformers will convert the weights when it loads them; they are %s", c.dtypes())}}
+}
+
+// absent notes what the config announces and no reader needs.
+func (c *Checkpoint) absent() (found []Finding) {
+	if c.Config == nil || !c.complete() {
+		return nil
+	}
+	for _, note := range model.Notes(c.Config, headers{c}) {
+		found = append(found, Finding{Note, configFile, "", note, "the model computes the same without them, but cannot draft tokens by multi-token prediction"})
+	}
+	return found
 }
 
 // dtypes names the dtypes of the tensors.

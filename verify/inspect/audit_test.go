@@ -15,7 +15,7 @@ import (
 
 func TestWholeCheckpointIsClean(t *testing.T) {
 	for _, name := range []string{"v1-base", "v1-dense", "v1-rope-linear-tied-bias", "v1-16b-slice", "v2-lite", "v2-group-yarn", "v3", "v3-fp8"} {
-		c := whole(configtest.Fixture(t, name+"/checkpoint"))
+		c := whole(override(t, configtest.Fixture(t, name+"/checkpoint"), "num_nextn_predict_layers", "0"))
 		a := Audit(c)
 		assert.True(t, a.Clean, name)
 		assert.Empty(t, a.Findings, name)
@@ -23,6 +23,26 @@ func TestWholeCheckpointIsClean(t *testing.T) {
 		assert.Equal(t, []string{"the values of the weights"}, a.NotChecked, name)
 		assert.True(t, strings.HasPrefix(printed(t, a), "ckpt: clean\n"), name)
 	}
+}
+
+// TestAbsentMTP: prediction layers that the config announces may be absent, which is a
+// note; of one that is there nothing may be.
+func TestAbsentMTP(t *testing.T) {
+	c := whole(configtest.Fixture(t, "v3/checkpoint"))
+	a := Audit(c)
+	assert.True(t, a.Clean)
+	assert.Contains(t, printed(t, a), "ckpt: no problems, 1 note\n  note: config.json: num_nextn_predict_layers is 1, but there are no tensors of multi-token prediction layers\n")
+	c.Findings = []Finding{{Kind: Broken, File: "c.safetensors", Cause: "file is empty"}}
+	assert.Equal(t, c.Findings, Audit(c).Findings, "nobody knows what is missing")
+
+	c = whole(configtest.Fixture(t, "v3/checkpoint"))
+	c.Files[0].Tensors = append(c.Files[0].Tensors, tensor.Info{Name: "model.layers.5.eh_proj.weight", DType: tensor.BF16, Shape: []int{64, 64}})
+	a = Audit(c)
+	assert.False(t, a.Clean)
+	got := printed(t, a)
+	assert.Contains(t, got, "missing: model.layers.5.enorm.weight: the config asks for it, shape [64]")
+	assert.Contains(t, got, "shape: model.layers.5.eh_proj.weight: [64 64], the config asks for [64 128]")
+	assert.NotContains(t, got, "note")
 }
 
 func TestAuditFindings(t *testing.T) {
@@ -85,7 +105,7 @@ func TestAuditFindings(t *testing.T) {
 			c := whole(base(t))
 			test.damage(t, c)
 			a := Audit(c)
-			assert.False(t, a.Clean)
+			assert.Equal(t, strings.HasPrefix(name, "torch_dtype"), a.Clean)
 			got := printed(t, a)
 			for _, want := range test.want {
 				assert.Contains(t, got, want)
@@ -165,7 +185,7 @@ func findingsAbout(c *Checkpoint, name string) []Finding {
 // in the words of model.Check.
 func TestAuditOfFP8(t *testing.T) {
 	const name = "model.layers.1.self_attn.o_proj.weight"
-	fp8 := configtest.Fixture(t, "v3-fp8/checkpoint")
+	fp8 := override(t, configtest.Fixture(t, "v3-fp8/checkpoint"), "num_nextn_predict_layers", "0")
 	for _, test := range []struct {
 		config *config.Config
 		weight string
@@ -178,7 +198,7 @@ func TestAuditOfFP8(t *testing.T) {
 		{fp8, name, &tensor.Info{DType: tensor.BF16, Shape: []int{2, 1}}, ""},
 		{fp8, name, &tensor.Info{DType: tensor.I32, Shape: []int{2, 1}}, "dtype F8_E4M3, but its scales have dtype I32"},
 		{fp8, "model.embed_tokens.weight", nil, "dtype F8_E4M3, which only matrix products take"},
-		{configtest.Fixture(t, "v3/checkpoint"), name, nil, "dtype F8_E4M3, but config.json has no quantization_config"},
+		{override(t, configtest.Fixture(t, "v3/checkpoint"), "num_nextn_predict_layers", "0"), name, nil, "dtype F8_E4M3, but config.json has no quantization_config"},
 	} {
 		c := whole(test.config)
 		retype(t, c, test.weight, tensor.F8E4M3)

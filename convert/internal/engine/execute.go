@@ -85,12 +85,12 @@ const (
 	maxPiece = 256 << 10 // bytes of source at a time: what a level-2 cache holds
 )
 
-// newShape divides half the memory among workers, each with a tile, a piece of
-// source and room to gather one; the other half stays for what the plan itself holds.
+// newShape divides half the memory, or what the plan itself leaves of it if that is less,
+// among workers, each with a tile, a piece of source and room to gather one.
 func newShape(p *plan.Plan, s Settings) (h shape) {
-	half := int(s.Memory / 2)
-	h.workers = max(min(s.IO, half/(minTile+3*maxPiece)), 1)
-	h.limit = max(min(half/h.workers-3*maxPiece, maxTile)&^(disk.Block-1), disk.Block)
+	room := int(min(s.Memory/2, usable(s.Memory)-held(p)))
+	h.workers = max(min(s.IO, room/(minTile+3*maxPiece)), 1)
+	h.limit = max(min(room/h.workers-3*maxPiece, maxTile)&^(disk.Block-1), disk.Block)
 	for i := range p.Tensors {
 		h.largest = max(h.largest, h.tileBytes(p.Tensors[i].Bytes()))
 	}

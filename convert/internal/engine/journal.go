@@ -133,26 +133,34 @@ func (j *journal) begin(head journalHead) error {
 	return j.append(head)
 }
 
+// writeSize is the bytes of lines that are written at once, if there are so many.
+const writeSize = 1 << 20
+
 // append adds lines and makes them durable.
 func (j *journal) append(lines ...any) error {
-	var b []byte
-	for _, line := range lines {
-		payload, err := json.Marshal(line)
-		if err != nil {
-			return err
-		}
-		b = seal(b, payload)
-	}
 	if err := j.f.Truncate(j.at); err != nil {
 		return err
 	}
-	if _, err := j.f.WriteAt(b, j.at); err != nil {
-		return err
+	var b []byte
+	var payload bytes.Buffer
+	encoder, at := json.NewEncoder(&payload), j.at
+	for i, line := range lines {
+		payload.Reset()
+		if err := encoder.Encode(line); err != nil {
+			return err
+		}
+		if b = seal(b, bytes.TrimSuffix(payload.Bytes(), []byte("\n"))); len(b) < writeSize && i < len(lines)-1 {
+			continue
+		}
+		if _, err := j.f.WriteAt(b, at); err != nil {
+			return err
+		}
+		at, b = at+int64(len(b)), b[:0]
 	}
 	if err := j.f.Sync(); err != nil {
 		return err
 	}
-	j.at += int64(len(b))
+	j.at = at
 	return nil
 }
 

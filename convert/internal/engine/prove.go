@@ -29,7 +29,9 @@ type proof struct {
 // forgotten, so that the next run writes it anew.
 func (w *worker) proveTensor(ctx context.Context, i int) error {
 	t, s := &w.plan.Tensors[i], w.state(i)
-	v := &prover{worker: w, tensor: t, whole: digest.New(), segment: digest.New()}
+	w.whole.Reset()
+	w.part.Reset()
+	v := &prover{worker: w, tensor: t, whole: w.whole, segment: w.part}
 	for at, end := int64(0), int64(0); at < t.Bytes(); at = end {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -237,7 +237,11 @@ func (e *execution) layOut() error {
 		if err := f.Reserve(e.plan.Files[i].Size); err != nil {
 			return err
 		}
-		if _, err := f.WriteAt(e.plan.Shards[i].Layout.Header(), 0); err != nil {
+		header, err := e.plan.Header(i)
+		if err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(header, 0); err != nil {
 			return err
 		}
 		if err := f.Sync(); err != nil {
@@ -303,8 +307,7 @@ func (e *execution) writeOther(f plan.Other) error {
 			e.carried[f.Name], err = copyCarried(w, f, e.source)
 			return err
 		}
-		_, err = w.Write(f.Text)
-		return err
+		return e.plan.WriteOther(w, f)
 	})
 }
 

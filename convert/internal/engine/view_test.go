@@ -39,12 +39,12 @@ func (bytesSource) Key() (string, error) { return "memory", nil }
 // planOf plans tensors whose segments are given.
 func planOf(t *testing.T, tensors ...plan.Tensor) *plan.Plan {
 	p := &plan.Plan{Hash: "test", Options: "test"}
+	var infos []tensor.Info
 	for _, x := range tensors {
-		p.Order = append(p.Order, x.Info())
+		infos = append(infos, x.Info())
 	}
-	shards, err := safetensors.Format().Shards(p.Order, 1<<40, nil)
+	shards, err := safetensors.Format().Shards(infos, 1<<40, nil)
 	require.NoError(t, err)
-	p.Shards = shards
 	l := shards[0].Layout
 	p.Files = []plan.File{{Name: shards[0].Name, Size: l.Size(), Tensors: l.Len()}}
 	for i := range l.Len() {

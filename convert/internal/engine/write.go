@@ -16,13 +16,15 @@ import (
 type worker struct {
 	*execution
 	memory disk.TileMemory
-	piece  []byte   // source bytes of a piece
-	window []byte   // source bytes around a view's elements
-	sides  [][]byte // of a piece
+	piece  []byte      // source bytes of a piece
+	window []byte      // source bytes around a view's elements
+	sides  [][]byte    // of a piece
+	whole  digest.Hash // of the tensor that is proven
+	part   digest.Hash // of a segment of its source
 }
 
 func (e *execution) newWorker() *worker {
-	return &worker{execution: e, memory: disk.NewTileMemory(e.shape.largest)}
+	return &worker{execution: e, memory: disk.NewTileMemory(e.shape.largest), whole: digest.New(), part: digest.New()}
 }
 
 // computing runs f while the worker counts as one that computes.

@@ -1,0 +1,132 @@
+package plan
+
+// What each tensor of a conversion is made of. What many tensors have alike is kept once,
+// and what there is one of per tensor is kept side by side: plans of 100,000 tensors must
+// be small.
+
+import (
+	"slices"
+
+	"dsmoe/convert/operation"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+)
+
+// The operations that arrange whole weights, as a plan names them.
+const (
+	stackExperts   = "stack-experts"
+	unstackExperts = "unstack-experts"
+)
+
+// assembler fills in the segments of a conversion's tensors.
+type assembler struct {
+	*conversion
+	segments   []Segment // of all tensors, one behind the other
+	sides      []Side    // room for those of further segments
+	operations map[elementwise]operation.Operation
+	names      [][]string // the different Operations of tensors
+}
+
+// elementwise is all that an operation depends on.
+type elementwise struct {
+	from, to, scales tensor.DType
+	blocks           tensor.Blocks
+}
+
+// assemble fills in where a tensor's elements come from, and what is done to them.
+func (a *assembler) assemble(t *Tensor, parts []*weights.Weight) error {
+	first := len(a.segments)
+	for _, w := range parts {
+		s, err := a.segment(w, t.DType)
+		if err != nil {
+			return err
+		}
+		a.segments = append(a.segments, s)
+	}
+	t.Segments = a.segments[first:len(a.segments):len(a.segments)]
+	_, fused := weights.ParseFused(t.Name)
+	t.Operations = a.shared(operationNames(t.Segments, fused, parts[0].Shared))
+	return nil
+}
+
+// segment is a weight on its way to an output of dtype to.
+func (a *assembler) segment(w *weights.Weight, to tensor.DType) (s Segment, err error) {
+	file, start, err := a.src.Place(w.Stored)
+	if err != nil {
+		return s, err
+	}
+	begin := w.Offset()
+	s = Segment{Tensor: w.Stored, DType: w.DType, File: file, Offset: start + begin, Begin: begin, End: begin + w.Bytes(),
+		Bytes: tensor.Info{DType: to, Shape: w.Shape}.Bytes()}
+	key := elementwise{from: w.DType, to: to}
+	if w.DType == tensor.F8E4M3 && to != w.DType {
+		key.scales, key.blocks = w.Scales.DType, w.Blocks()
+		if s.Sides, err = a.scales(w.Scales); err != nil {
+			return s, err
+		}
+	}
+	s.Operation, err = a.operation(key)
+	return s, err
+}
+
+// operation returns the one operation of its kind.
+func (a *assembler) operation(key elementwise) (op operation.Operation, err error) {
+	if known := a.operations[key]; known != nil {
+		return known, nil
+	}
+	switch {
+	case key.from == key.to:
+		op = operation.Copy{DType: key.to}
+	case key.from == tensor.F8E4M3:
+		op, err = operation.NewDequantise(key.to, key.scales, key.blocks)
+	default:
+		op, err = operation.NewCast(key.from, key.to)
+	}
+	a.operations[key] = op
+	return op, err
+}
+
+// scales finds where the scales of a weight are.
+func (a *assembler) scales(w *weights.Weight) ([]Side, error) {
+	file, start, err := a.src.Place(w.Stored)
+	if err != nil {
+		return nil, err
+	}
+	const room = 1024
+	if len(a.sides) == cap(a.sides) {
+		a.sides = make([]Side, 0, room)
+	}
+	n := len(a.sides)
+	a.sides = append(a.sides, Side{w.Stored, file, start + w.Offset()})
+	return a.sides[n : n+1 : n+1], nil
+}
+
+// shared returns names, or the same that another tensor has.
+func (a *assembler) shared(names []string) []string {
+	i := slices.IndexFunc(a.names, func(known []string) bool { return slices.Equal(known, names) })
+	if i < 0 {
+		i = len(a.names)
+		a.names = append(a.names, names)
+	}
+	return a.names[i]
+}
+
+// operationNames names what is done to a tensor: how its parts are arranged, then what
+// is done to elements; copies count only if there is nothing else.
+func operationNames(segments []Segment, fused, wasFused bool) (names []string) {
+	switch {
+	case fused && !wasFused:
+		names = append(names, stackExperts)
+	case !fused && wasFused:
+		names = append(names, unstackExperts)
+	}
+	for i := range segments {
+		if name := segments[i].Operation.Name(); !segments[i].Copies() && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if names == nil {
+		names = []string{segments[0].Operation.Name()}
+	}
+	return names
+}

@@ -1,0 +1,194 @@
+package plan
+
+// Which tensors a conversion keeps, and what an output is that lacks some of a model.
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/model"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// filter decides which tensors are kept, and remembers what each glob did.
+type filter struct {
+	layers           Layers
+	decoder          int // how many layers are kept at most: those behind them predict further tokens
+	include, exclude []string
+	matched          map[string]match
+}
+
+// match is what a glob did so far, the least first.
+type match uint8
+
+const (
+	nothing match = iota // it matched no name
+	dropped              // it matched only what is left out for another reason
+	decided              // it decided about a tensor
+)
+
+func newFilter(c *config.Config, o Options) *filter {
+	f := &filter{layers: o.Layers, decoder: 1 << 30, include: o.Include, exclude: o.Exclude, matched: map[string]match{}}
+	if o.NoMTP {
+		f.decoder = c.NumHiddenLayers
+	}
+	return f
+}
+
+// keeps decides about a tensor by its per-expert name. Scales go with their weight.
+func (f *filter) keeps(name string) bool {
+	name = strings.TrimSuffix(name, weights.ScaleSuffix)
+	layer, ok := layerOf(name)
+	in := !ok || f.layers.has(layer) && layer < f.decoder
+	included := f.match(f.include, name, in) || len(f.include) == 0
+	excluded := f.match(f.exclude, name, in && included)
+	return in && included && !excluded
+}
+
+// match says whether one of globs matches a name. open says whether that decides.
+func (f *filter) match(globs []string, name string, open bool) (matched bool) {
+	did := dropped
+	if open {
+		did = decided
+	}
+	for _, glob := range globs {
+		if ok, _ := path.Match(glob, name); ok {
+			f.matched[glob] = max(f.matched[glob], did)
+			matched = true
+		}
+	}
+	return matched
+}
+
+// choose applies the filter and compares what is kept with the table.
+func (c *conversion) choose() {
+	for _, n := range c.src.Inventory.Notes {
+		c.note("%s", n)
+	}
+	for _, m := range c.set.Misfits {
+		c.problem(m.Name, "%s", m.Cause)
+	}
+	for _, w := range model.Ordered(c.src.Config, c.set) {
+		if c.filter.keeps(w.Name) {
+			c.kept = append(c.kept, w)
+		} else {
+			c.plan.Dropped++
+		}
+	}
+	c.checkLayers()
+	c.checkGlobs()
+	beyond := c.checkSlots()
+	if len(c.kept) == 0 && len(c.problems) == 0 {
+		c.problem("", "the filters leave no tensor")
+	}
+	if beyond > 0 {
+		c.note("%s that config.json does not imply are converted too", text.Plural(beyond, "tensor"))
+	}
+}
+
+// checkLayers refuses layers that the checkpoint does not have.
+func (c *conversion) checkLayers() {
+	if len(c.o.Layers) == 0 {
+		return
+	}
+	there := make(map[int]bool, c.src.Config.NumHiddenLayers)
+	for l := range c.src.Config.NumHiddenLayers {
+		there[l] = true
+	}
+	for _, w := range c.set.All() {
+		if l, ok := layerOf(w.Name); ok {
+			there[l] = true
+		}
+	}
+	var absent []int
+	for _, r := range c.o.Layers {
+		for l := r.From; l <= r.To; l++ {
+			if !there[l] {
+				absent = append(absent, l)
+			}
+		}
+	}
+	if absent == nil {
+		return
+	}
+	slices.Sort(absent)
+	have := text.Ranges(slices.Sorted(maps.Keys(there)))
+	c.problem("", "layers %s: %s not there: the checkpoint has %s", c.o.Layers, text.Ranges(slices.Compact(absent)), have)
+}
+
+// checkGlobs refuses globs that match nothing, most likely for a typing mistake.
+func (c *conversion) checkGlobs() {
+	for _, glob := range slices.Concat(c.o.Include, c.o.Exclude) {
+		switch c.filter.matched[glob] {
+		case nothing:
+			c.problems = append(c.problems, checkpoint.Problem{Cause: fmt.Sprintf("the glob %q matches no tensor", glob),
+				Hint: "globs are of per-expert names such as model.layers.1.mlp.experts.0.up_proj.weight; scales go with their weight"})
+		case dropped:
+			c.note("the glob %q matches only tensors that are left out anyhow", glob)
+		}
+	}
+}
+
+// checkSlots demands every weight that the config implies and the filter keeps, and
+// returns how many weights are kept beyond these.
+func (c *conversion) checkSlots() (beyond int) {
+	for _, w := range c.kept {
+		if !w.IsScales() {
+			beyond++
+		}
+	}
+	for slot := range model.FamilyOf(c.src.Config).Required(c.src.Config, c.set.Has) {
+		if !c.filter.keeps(slot.Name) {
+			continue
+		}
+		switch w := c.set.Find(slot.Name); {
+		case w == nil && c.set.InMisfit(slot.Name): // said already
+		case w == nil:
+			c.problem(slot.Name, "missing, shape %v is expected", slot.Shape)
+		case !slices.Equal(w.Shape, slot.Shape):
+			c.problem(slot.Name, "shape %v, config says %v", w.Shape, slot.Shape)
+		default:
+			beyond--
+		}
+	}
+	return beyond
+}
+
+// writes says whether the output has a weight of the source.
+func (c *conversion) writes(name string) bool { return c.set.Find(name) != nil && c.filter.keeps(name) }
+
+// compareWith counts what the output's config implies and the output does not have.
+func (c *conversion) compareWith(written *config.Config) {
+	f := model.FamilyOf(written)
+	counts := map[model.Module]int{}
+	for slot := range f.Required(written, c.writes) {
+		if !c.writes(slot.Name) {
+			module := slot.Param.Module
+			if slot.Layer >= written.NumHiddenLayers {
+				module = model.MTP
+			}
+			counts[module]++
+		}
+	}
+	for _, module := range slices.Sorted(maps.Keys(counts)) {
+		c.plan.Missing = append(c.plan.Missing, Missing{string(module), counts[module]})
+	}
+	for _, n := range f.Notes(written, c.writes) {
+		c.note("%s", n)
+	}
+}
+
+// layerOf returns the layer in "model.layers.17.…".
+func layerOf(name string) (int, bool) {
+	rest, ok := strings.CutPrefix(name, "model.layers.")
+	digits, _, _ := strings.Cut(rest, ".")
+	n, err := strconv.Atoi(digits)
+	return n, ok && err == nil
+}

@@ -1,0 +1,77 @@
+package plan
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/config/configtest"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/fixture"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// quantised returns the tensors of DeepSeek-V3 as they are published: 2-D weights FP8 with
+// scales, but for the embedding, the head, the gates and what is the prediction layer's own.
+func quantised(c *config.Config) (infos []tensor.Info) {
+	add := func(s model.Slot) {
+		switch s.Param.Module {
+		case model.Embedding, model.Head, model.Router, model.Norms, model.MTP:
+			infos = append(infos, s.Info(tensor.BF16))
+			return
+		}
+		infos = append(infos, s.Info(tensor.F8E4M3), tensor.Info{Name: s.Name + "_scale_inv", DType: tensor.F32,
+			Shape: []int{(s.Shape[0] + 127) / 128, (s.Shape[1] + 127) / 128}})
+	}
+	for s := range model.FamilyOf(c).Slots(c) {
+		add(s)
+	}
+	for s := range model.FamilyOf(c).MTPSlots(c) {
+		add(s)
+	}
+	return infos
+}
+
+// heap returns the bytes that are in use.
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// TestMemory: plans of DeepSeek-V3's 91,991 tensors and the headers of their source take
+// what Memory says, or up to a quarter less; planning takes more, but not more than
+// PlanningMemory says.
+func TestMemory(t *testing.T) {
+	dir := t.TempDir()
+	c := configtest.Fixture(t, "states/deepseek-v3")
+	document := strings.Replace(fixture.Read(t, fixture.Path(t, "states/deepseek-v3"), checkpoint.ConfigName),
+		"{", `{"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},`, 1)
+	fixture.Write(t, dir, checkpoint.ConfigName, document)
+	fixture.Sparse(t, dir, checkpoint.Written(), quantised(c), 4_300_000_000)
+	before := heap()
+	src := open(t, dir)
+	require.LessOrEqual(t, heap()-before, src.Memory())
+	for name, o := range map[string]Options{
+		"copy": {}, "dequantise": {DType: tensor.BF16}, "fuse": {Experts: FusedExperts}, "part": {Include: []string{"*norm*"}},
+	} {
+		p, err := Conversion(src, o)
+		require.NoError(t, err, name)
+		if name == "copy" {
+			require.Len(t, p.Tensors, 91_991)
+		}
+		took := heap() - before
+		t.Logf("%s: %d bytes of %d, planning %d", name, took, p.Memory(), PlanningMemory(src))
+		require.LessOrEqual(t, took, p.Memory(), name)
+		require.Greater(t, took, p.Memory()*3/4, name)
+		require.Less(t, p.Memory(), PlanningMemory(src), name)
+		runtime.KeepAlive(p)
+	}
+	runtime.KeepAlive(src)
+}

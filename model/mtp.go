@@ -1,0 +1,74 @@
+package model
+
+// Which weights a checkpoint must hold, its multi-token prediction layers included.
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// Required yields the weights that a checkpoint of c must hold, given which it has: the
+// decoder's, and of each prediction layer of which it has any weight all that MTPSlots
+// yields, but copies of the main model's that it leaves out.
+func (f *Family) Required(c *config.Config, has func(name string) bool) iter.Seq[Slot] {
+	return func(yield func(Slot) bool) {
+		for s := range f.Slots(c) {
+			if !yield(s) {
+				return
+			}
+		}
+		absent := f.AbsentMTP(c, has)
+		for s := range f.MTPSlots(c) {
+			needed := !slices.Contains(absent, s.Layer) && (!s.Param.Copied() || has(s.Name))
+			if needed && !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+// AbsentMTP returns the prediction layers of c, by their numbers behind the decoder's, of
+// which a checkpoint has no weight.
+func (f *Family) AbsentMTP(c *config.Config, has func(name string) bool) (layers []int) {
+	for s := range f.MTPSlots(c) {
+		if n := len(layers); n == 0 || layers[n-1] != s.Layer {
+			layers = append(layers, s.Layer)
+		}
+	}
+	for s := range f.MTPSlots(c) {
+		if i, waiting := slices.BinarySearch(layers, s.Layer); waiting && has(s.Name) {
+			layers = slices.Delete(layers, i, i+1)
+		}
+	}
+	return layers
+}
+
+// Notes are what a reader of a checkpoint of c should know though it is no mistake: that
+// prediction layers which c announces are not there. Without them a model computes the
+// same.
+func (f *Family) Notes(c *config.Config, has func(name string) bool) []string {
+	absent := f.AbsentMTP(c, has)
+	switch len(absent) {
+	case 0:
+		return nil
+	case c.NumNextNPredictLayers:
+		return []string{fmt.Sprintf("num_nextn_predict_layers is %d, but there are no tensors of multi-token prediction layers", c.NumNextNPredictLayers)}
+	}
+	return []string{fmt.Sprintf("num_nextn_predict_layers is %d, but there are no tensors of multi-token prediction layers %s",
+		c.NumNextNPredictLayers, text.Ranges(absent))}
+}
+
+// Notes is Family.Notes for the headers of a checkpoint, in any form that weights.New
+// knows.
+func Notes(c *config.Config, h weights.Headers) []string {
+	return FamilyOf(c).Notes(c, weights.New(c, h).Has)
+}
+
+// Copied says whether the weight is a prediction layer's own copy of one of the main
+// model's, which takes its place. A checkpoint may leave it out.
+func (p *Param) Copied() bool { return p.When == copied }
