@@ -15,7 +15,6 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/convert/format"
-	"dsmoe/convert/safetensors"
 	"dsmoe/text"
 )
 
@@ -114,11 +113,11 @@ func (p *indexParser) metadata(key string) error {
 }
 
 func (p *indexParser) weight(name string) error {
-	if err := safetensors.CheckName(name); err != nil {
+	if err := format.CheckName(name); err != nil {
 		return fmt.Errorf("weight_map: %s: %w", text.Quote(name), err)
 	}
-	if len(p.index.weights) == safetensors.MaxTensors {
-		return fmt.Errorf("weight_map: more than %d tensors", safetensors.MaxTensors)
+	if len(p.index.weights) == format.MaxTensors {
+		return fmt.Errorf("weight_map: more than %d tensors", format.MaxTensors)
 	}
 	tok, err := p.dec.ReadToken()
 	if err != nil {
@@ -146,7 +145,7 @@ func checkShardName(file string, of *format.Format) error {
 		return fmt.Errorf("%s is not the name of a %s file", text.Quote(file), of.Name)
 	case strings.ContainsAny(file, `/\`) || !filepath.IsLocal(file):
 		return fmt.Errorf("%s leads out of the checkpoint's directory", text.Quote(file))
-	case len(file) > 255 || safetensors.CheckName(file) != nil:
+	case len(file) > 255 || format.CheckName(file) != nil:
 		return fmt.Errorf("%s is not a usable file name", text.Quote(file))
 	}
 	return nil

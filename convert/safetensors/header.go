@@ -11,6 +11,7 @@ package safetensors
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -26,10 +27,8 @@ import (
 // otherwise make its reader allocate gigabytes.
 const (
 	MaxHeader   = 100_000_000 // bytes of JSON, as in the format's own library
-	MaxTensors  = 1 << 19     // tensors in one file
 	MaxRank     = 16          // dimensions of a tensor
 	MaxDim      = 1 << 40     // elements along one dimension
-	MaxName     = 512         // bytes of a tensor's name
 	MaxMetadata = 32 << 20    // bytes of __metadata__, counting 64 for each pair
 	maxToken    = 16 << 20    // bytes of one string, and of white space between two tokens
 )
@@ -200,18 +199,10 @@ func (h *Header) Lookup(name string) (info tensor.Info, offset int64, ok bool) {
 	return e.info, h.DataStart + e.begin, true
 }
 
-// CheckName refuses a tensor name that is empty, longer than MaxName, not
-// printable UTF-8, or reserved.
-func CheckName(name string) error {
-	switch {
-	case name == "":
-		return fmt.Errorf("name is empty")
-	case len(name) > MaxName:
-		return fmt.Errorf("name has %d bytes, more than the limit of %d", len(name), MaxName)
-	case !text.Printable(name):
-		return fmt.Errorf("name has characters that cannot be printed")
-	case name == metadataName:
-		return fmt.Errorf("name is reserved")
+// checkName refuses what no tensor may be called, and the one name that is reserved.
+func checkName(name string) error {
+	if name == metadataName {
+		return errors.New("name is reserved")
 	}
-	return nil
+	return format.CheckName(name)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -35,8 +36,8 @@ func NewLayout(infos []tensor.Info, metadata map[string]string) (*Layout, error)
 	if metadata == nil {
 		metadata = DefaultMetadata()
 	}
-	if len(infos) > MaxTensors {
-		return nil, fmt.Errorf("layout: %d tensors, more than the limit of %d", len(infos), MaxTensors)
+	if len(infos) > format.MaxTensors {
+		return nil, fmt.Errorf("layout: %d tensors, more than the limit of %d", len(infos), format.MaxTensors)
 	}
 	l := &Layout{metadata: metadata, infos: infos, offsets: make([]int64, 0, len(infos)+1)}
 	end, err := l.place()
@@ -77,7 +78,7 @@ func (l *Layout) place() (end int64, err error) {
 
 // checkInfo refuses a tensor that ReadHeader would refuse and returns its size.
 func checkInfo(info tensor.Info) (int64, error) {
-	if err := CheckName(info.Name); err != nil {
+	if err := checkName(info.Name); err != nil {
 		return 0, err
 	}
 	if info.DType.Bits() == 0 {
@@ -111,7 +112,7 @@ func (l *Layout) encode() ([]byte, error) {
 		if len(b) > prefixSize+1 {
 			b = append(b, ',')
 		}
-		b, _ = jsontext.AppendQuote(b, info.Name) // CheckName saw valid UTF-8
+		b, _ = jsontext.AppendQuote(b, info.Name) // checkName saw valid UTF-8
 		b = appendEntry(b, info, l.offsets[i]-start)
 	}
 	b = append(b, '}')

@@ -105,11 +105,11 @@ func (p *parser) parse() error {
 // parseTensor reads {"dtype":…,"shape":…,"data_offsets":…}, in any order.
 func (p *parser) parseTensor(name string) error {
 	p.tensor = name
-	if err := CheckName(name); err != nil {
+	if err := checkName(name); err != nil {
 		return p.fail("%v", err)
 	}
-	if len(p.entries) == MaxTensors {
-		return p.fail("more than %d tensors in one file", MaxTensors)
+	if len(p.entries) == format.MaxTensors {
+		return p.fail("more than %d tensors in one file", format.MaxTensors)
 	}
 	if err := p.open('{', "entry"); err != nil {
 		return err

@@ -132,7 +132,13 @@ func read(f io.ReaderAt, size int64) (*File, error) {
 		return nil, err
 	}
 	file := &File{entries: make([]entry, len(s.tensors)), byName: make(map[string]int, len(s.tensors)), notes: s.notes}
+	if len(s.tensors) > format.MaxTensors {
+		return nil, fmt.Errorf("holds %d tensors, more than the limit of %d", len(s.tensors), format.MaxTensors)
+	}
 	for i, t := range s.tensors {
+		if err := format.CheckName(t.name); err != nil {
+			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
+		}
 		e, err := place(t, held)
 		if err != nil {
 			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
