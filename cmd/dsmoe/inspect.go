@@ -20,9 +20,10 @@ func newInspect() *cobra.Command {
 		Long: `Sums up a checkpoint: its family, layers and experts, parameters in total and used
 by one token, tensors, dtypes, sizes, and the first findings of inspect audit.
 
-CHECKPOINT is a directory with config.json and model.safetensors, or shards with
-model.safetensors.index.json; or one .safetensors file beside its config.json. Only
-headers are read, never a weight.`,
+CHECKPOINT is a directory with config.json and its weights: model.safetensors, or shards
+with model.safetensors.index.json; or PyTorch's pytorch_model.bin, or shards with
+pytorch_model.bin.index.json. Or it is one such file (.safetensors, .bin, .pt, .pth) or
+an index, beside its config.json. Only headers are read, never a weight.`,
 		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
   dsmoe inspect --json fixtures/v1-base/checkpoint | jq .parameters.activated`,
 		Args:        expect("CHECKPOINT"),
@@ -78,9 +79,10 @@ func newInspectAudit() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "audit CHECKPOINT",
 		Short: "Hold the config, the index and the tensors against each other",
-		Long: `Checks everything that headers can tell: that each file is a well-formed safetensors
-file of its full length; that the index and the shards name the same tensors; that
-the tensors have exactly the names and shapes that config.json implies.
+		Long: `Checks everything that headers can tell: that each file is well-formed and of its full
+length; that the index and the shards name the same tensors; that the tensors have
+exactly the names and shapes that config.json implies, and dtypes that its
+quantization_config does not contradict.
 
 A finding is broken (a file cannot be read, or contradicts the index), missing, shape,
 dtype or unexpected (a tensor is not what the config asks for), or a note. Those that
@@ -90,7 +92,7 @@ The values of the weights never are: see dsmoe verify.`,
 		Example: `  dsmoe inspect audit fixtures/v1-base/checkpoint
   dsmoe inspect audit --json CHECKPOINT | jq -r '.findings[].tensor'`,
 		Args:        expect("CHECKPOINT"),
-		Annotations: exits("clean", "there are findings, notes included"),
+		Annotations: exits("no problems; there may be notes", "there are problems"),
 	}
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -99,7 +101,7 @@ The values of the weights never are: see dsmoe verify.`,
 			return err
 		}
 		a := inspect.Audit(c)
-		return answer(printReport(cmd, a, *asJSON), a.Clean)
+		return answer(printReport(cmd, a, *asJSON), a.Problems == 0)
 	}
 	return cmd
 }
