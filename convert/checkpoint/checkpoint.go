@@ -58,8 +58,7 @@ func Open(path string) (*Checkpoint, error) {
 		s.close()
 		return nil, &Error{Path: path, Problems: s.inv.Problems}
 	}
-	return &Checkpoint{Path: path, Dir: s.dir, Config: s.inv.Config, Inventory: s.inv,
-		files: s.opened, where: s.where, readers: make([]*os.File, len(s.opened))}, nil
+	return s.checkpoint(), nil
 }
 
 // Tensors yields the tensors of one file after the other, each in file order.

@@ -403,7 +403,7 @@ func (r *Rearranged) consequence() string {
 	case r.Router == Along && r.Regrouped:
 		return "the router's rows are too, but the groups of n_group are others: tokens reach other experts"
 	case r.Router == Along:
-		return "the router's rows are too: the layer computes the same"
+		return "the router's rows are too: this alone changes nothing"
 	case r.Router == Stays:
 		return "the router's rows are not: tokens reach other experts"
 	}

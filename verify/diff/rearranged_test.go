@@ -74,21 +74,21 @@ func TestRearranged(t *testing.T) {
 	}{
 		"nothing": {ordered, ""},
 		"experts and rows": {layer{experts: []int{2, 0, 1, 3}, rows: []int{2, 0, 1, 3}, dtype: tensor.F32},
-			"model.layers.1.mlp.experts: 3 experts renumbered: 0 is 1, 1 is 2, 2 is 0 in B; the router's rows are too: the layer computes the same"},
+			"model.layers.1.mlp.experts: 3 experts renumbered: 0 is 1, 1 is 2, 2 is 0 in B; the router's rows are too: this alone changes nothing"},
 		"experts alone": {layer{experts: []int{1, 0, 2, 3}, rows: []int{0, 1, 2, 3}, dtype: tensor.F32},
 			"model.layers.1.mlp.experts: 2 experts renumbered: 0 is 1, 1 is 0 in B; the router's rows are not: tokens reach other experts"},
 		"other rows": {layer{experts: []int{1, 0, 2, 3}, rows: []int{1, 7, 2, 3}, dtype: tensor.F32},
 			"model.layers.1.mlp.experts: 2 experts renumbered: 0 is 1, 1 is 0 in B; the router's rows are others"},
 		"cast": {layer{experts: []int{1, 0, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.BF16},
-			"model.layers.1.mlp.experts: 2 experts renumbered: 0 is 1, 1 is 0 in B; the router's rows are too: the layer computes the same"},
+			"model.layers.1.mlp.experts: 2 experts renumbered: 0 is 1, 1 is 0 in B; the router's rows are too: this alone changes nothing"},
 		"exchanged": {layer{experts: []int{0, 1, 2, 3}, rows: []int{0, 1, 2, 3}, dtype: tensor.F32, exchanged: map[int]bool{0: true, 1: true, 2: true}},
 			"model.layers.1.mlp.experts.{0-2}: gate_proj and up_proj are exchanged in B"},
 		"both": {layer{experts: []int{1, 0, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.F16, exchanged: map[int]bool{1: true}},
-			"model.layers.1.mlp.experts: 2 experts renumbered: 0 is 1, 1 is 0 in B; the router's rows are too: the layer computes the same\n" +
+			"model.layers.1.mlp.experts: 2 experts renumbered: 0 is 1, 1 is 0 in B; the router's rows are too: this alone changes nothing\n" +
 				"model.layers.1.mlp.experts.0: gate_proj and up_proj are exchanged in B"},
 		"alike at first": {layer{experts: []int{1, 0, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.F32, last: 1}, ""},
 		"the same twice": {layer{experts: []int{1, 1, 0, 3}, rows: []int{1, 1, 0, 3}, dtype: tensor.F32},
-			"model.layers.1.mlp.experts: 1 expert renumbered: 0 is 2 in B; the router's rows are too: the layer computes the same"},
+			"model.layers.1.mlp.experts: 1 expert renumbered: 0 is 2 in B; the router's rows are too: this alone changes nothing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, lines := rearrangedOf(t, c.b)

@@ -1,0 +1,495 @@
+package inspect
+
+// The values of the weights: every byte is read once, in tiles, by as many goroutines as
+// there are processors. What is counted are whole numbers, so that neither their number
+// nor their order shows in the report.
+
+import (
+	"context"
+	"fmt"
+	"hash/crc32"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// Values is what AuditValues reads weights with.
+type Values struct {
+	Reader weights.ReaderAt // of the stored tensors
+	// ReadFile fills dst with bytes of a weight file, an index in Checkpoint.Files, for Parts.
+	ReadFile func(file int, dst []byte, offset int64) error
+	Parts    []Part                  // what the files say of their own bytes
+	Threads  int                     // that read at once; 0 is one per processor
+	Progress func(done, total int64) // told of bytes that were read, one call at a time; nil is nobody
+}
+
+// Part is a run of bytes of a weight file, and their checksum as the file has it.
+type Part struct {
+	File   int    // index in Checkpoint.Files
+	Name   string // of the part: an entry of an archive
+	Tensor string // the first tensor in it; "" if none is
+	Offset int64  // of the first byte in the file
+	Size   int64  // in bytes
+	CRC32  uint32 // of the bytes
+}
+
+// The sizes of what a goroutine takes on at a time, and of what it reads at a time, which
+// stays in the cache until it has been looked at.
+const (
+	jobBytes  = 8 << 20
+	tileBytes = 256 << 10
+)
+
+// AuditValues is Audit, and reads every weight. What cannot be read is a finding; an error
+// says that ctx ended.
+func AuditValues(ctx context.Context, c *Checkpoint, v Values) (*AuditReport, error) {
+	r := newReading(c, v)
+	for _, pass := range []func(context.Context) error{r.run, r.products} {
+		if err := pass(ctx); err != nil {
+			return nil, err
+		}
+	}
+	a := Audit(c)
+	a.Findings = append(a.Findings, r.findings()...)
+	a.Problems = problems(a.Findings)
+	a.Clean = a.Problems == 0
+	checked, not := r.scope()
+	a.Checked, a.NotChecked = append(a.Checked, checked...), append(a.NotChecked[:len(a.NotChecked)-1], not...)
+	return a, nil
+}
+
+// reading is the weights of a checkpoint and what was found in them.
+type reading struct {
+	c       *Checkpoint
+	v       Values
+	files   map[string]string // of tensors: see holders
+	weights []*read           // in the order of the files
+	byName  map[string]*read
+	twice   int     // tensors that a second file holds too
+	skipped []*read // of dtypes that are not looked into
+	parts   []checkedPart
+	tied    *comparison // lm_head against embed_tokens; nil if there is nothing to compare
+
+	mu          sync.Mutex // guards what follows, and what is found
+	done, total int64
+}
+
+// read is one weight: what was found in it.
+type read struct {
+	*weights.Weight
+	found       tensor.Anomalies
+	notPositive int64 // scales that are 0 or below
+	err         error // of reading it
+}
+
+// checkedPart is a Part and what was found.
+type checkedPart struct {
+	Part
+	got uint32
+	err error
+}
+
+// comparison is the values of two weights.
+type comparison struct {
+	a, b      *read
+	different int64
+	err       error
+}
+
+func newReading(c *Checkpoint, v Values) *reading {
+	r := &reading{c: c, v: v, files: c.holders(), byName: map[string]*read{}}
+	covered := map[string]bool{}
+	if c.Config != nil {
+		for _, w := range weights.New(c.Config, headers{c}).All() {
+			r.take(w)
+			covered[w.Stored] = true
+		}
+	}
+	seen := map[string]bool{}
+	for _, t := range c.tensors() {
+		switch {
+		case seen[t.Name]:
+			r.twice++
+		case !covered[t.Name]: // without a config, or fused experts that cannot be taken apart
+			r.take(&weights.Weight{Info: tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}, Stored: t.Name})
+		}
+		seen[t.Name] = true
+	}
+	for _, p := range v.Parts {
+		r.parts = append(r.parts, checkedPart{Part: p})
+		r.total += p.Size
+	}
+	r.tie()
+	return r
+}
+
+// take adds a weight to what is read.
+func (r *reading) take(w *weights.Weight) {
+	x := &read{Weight: w}
+	if _, ok := w.DType.Format(); !ok {
+		r.skipped = append(r.skipped, x)
+		return
+	}
+	r.weights = append(r.weights, x)
+	r.byName[w.Name] = x
+	r.total += w.Bytes()
+}
+
+// The tensors that tie_word_embeddings makes one.
+const (
+	embedding = "model.embed_tokens.weight"
+	head      = "lm_head.weight"
+)
+
+// tie prepares the comparison of a stored head that is said to be the embedding.
+func (r *reading) tie() {
+	a, b := r.byName[embedding], r.byName[head]
+	if r.isTied() && a != nil && b != nil && slices.Equal(a.Shape, b.Shape) && a.DType.Casts() && b.DType.Casts() {
+		r.tied = &comparison{a: a, b: b}
+		r.total += b.Bytes()
+	}
+}
+
+// isTied says whether the config makes head and embedding one.
+func (r *reading) isTied() bool { return r.c.Config != nil && r.c.Config.TieWordEmbeddings }
+
+// run reads everything once.
+func (r *reading) run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(threads(r.v.Threads))
+	buffers := sync.Pool{New: func() any { return new([tileBytes]byte) }}
+	do := func(f func(buffer []byte)) {
+		g.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			buffer := buffers.Get().(*[tileBytes]byte)
+			defer buffers.Put(buffer)
+			f(buffer[:])
+			return ctx.Err()
+		})
+	}
+	for _, w := range r.weights {
+		for at := int64(0); at < w.Bytes(); at += jobBytes {
+			do(func(buffer []byte) { r.look(ctx, w, at, min(jobBytes, w.Bytes()-at), buffer) })
+		}
+	}
+	for i := range r.parts {
+		do(func(buffer []byte) { r.sum(ctx, &r.parts[i], buffer) })
+	}
+	if r.tied != nil {
+		do(func([]byte) { r.compare(ctx, r.tied) })
+	}
+	return g.Wait()
+}
+
+func threads(n int) int {
+	if n == 0 {
+		return runtime.GOMAXPROCS(0)
+	}
+	return n
+}
+
+// progress tells of n bytes more.
+func (r *reading) progress(n int64) {
+	r.done += n
+	if r.v.Progress != nil {
+		r.v.Progress(r.done, r.total)
+	}
+}
+
+// look counts in n bytes of a weight from at on.
+func (r *reading) look(ctx context.Context, w *read, at, n int64, buffer []byte) {
+	var found tensor.Anomalies
+	var notPositive int64
+	var err error
+	for end := at + n; at < end && err == nil && ctx.Err() == nil; {
+		tile := buffer[:min(tileBytes, end-at)]
+		if err = w.ReadAt(r.v.Reader, tile, at); err == nil {
+			found.Add(tile, w.DType)
+			if w.IsScales() {
+				notPositive += countNotPositive(tile, w.DType)
+			}
+		}
+		at += int64(len(tile))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w.found.Merge(found)
+	w.notPositive += notPositive
+	if w.err == nil {
+		w.err = err
+	}
+	r.progress(n)
+}
+
+// countNotPositive counts the numbers that are 0 or below.
+func countNotPositive(data []byte, d tensor.DType) (n int64) {
+	values, err := tensor.Tensor{DType: d, Shape: []int{len(data) * 8 / d.Bits()}, Data: data}.Float32s(nil)
+	if err != nil {
+		return 0 // take asked for a format
+	}
+	for _, v := range values {
+		if v <= 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// sum computes the checksum of a part.
+func (r *reading) sum(ctx context.Context, p *checkedPart, buffer []byte) {
+	for at := int64(0); at < p.Size && p.err == nil && ctx.Err() == nil; {
+		tile := buffer[:min(tileBytes, p.Size-at)]
+		if p.err = r.v.ReadFile(p.File, tile, p.Offset+at); p.err == nil {
+			p.got = crc32.Update(p.got, crc32.IEEETable, tile)
+		}
+		at += int64(len(tile))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.progress(p.Size)
+}
+
+// compare counts the different elements of two weights of one shape.
+func (r *reading) compare(ctx context.Context, c *comparison) {
+	a, b := weights.NewStream(r.v.Reader, c.a.Weight), weights.NewStream(r.v.Reader, c.b.Weight)
+	n := int64(c.a.Len())
+	for at := int64(0); at < n && c.err == nil && ctx.Err() == nil; at += tileBytes {
+		var x, y []float32
+		if x, c.err = loaded(a, at, min(tileBytes, n-at)); c.err == nil {
+			y, c.err = loaded(b, at, min(tileBytes, n-at))
+		}
+		for i := range y {
+			if x[i] != y[i] && (x[i] == x[i] || y[i] == y[i]) {
+				c.different++
+			}
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.progress(c.b.Bytes())
+}
+
+// loaded returns n values of a stream from at on.
+func loaded(s *weights.Stream, at, n int64) ([]float32, error) {
+	if err := s.Load(at, int(n)); err != nil {
+		return nil, err
+	}
+	return s.Values()
+}
+
+// products counts what of FP8 weights is beyond F16 with its scales. Only weights with a
+// scale that is large enough are read again.
+func (r *reading) products(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(threads(r.v.Threads))
+	for _, w := range r.weights {
+		if w.Scales == nil || w.CheckScales() != nil || w.err != nil {
+			continue
+		}
+		g.Go(func() error {
+			if r.largeScales(w) {
+				w.err = r.product(ctx, w)
+			}
+			return ctx.Err()
+		})
+	}
+	return g.Wait()
+}
+
+// largestE4M3 is the largest number of F8_E4M3, beyondF16 the first that is infinite in F16.
+const (
+	largestE4M3 = 448
+	beyondF16   = 65520
+)
+
+// largeScales says whether a number of the FP8 weight may be beyond F16.
+func (r *reading) largeScales(w *read) bool {
+	scales, err := loaded(weights.NewStream(r.v.Reader, w.Scales), 0, int64(w.Scales.Len()))
+	return err == nil && slices.ContainsFunc(scales, func(s float32) bool { return max(s, -s)*largestE4M3 >= beyondF16 })
+}
+
+// product counts the products of an FP8 weight and its scales.
+func (r *reading) product(ctx context.Context, w *read) error {
+	s, n := weights.NewStream(r.v.Reader, w.Weight), int64(w.Len())
+	for at := int64(0); at < n && ctx.Err() == nil; at += tileBytes {
+		values, err := loaded(s, at, min(tileBytes, n-at))
+		if err != nil {
+			return err
+		}
+		for _, v := range values {
+			if m := max(v, -v); m >= beyondF16 && m-m == 0 {
+				w.found.BeyondF16++
+			}
+		}
+	}
+	return nil
+}
+
+// findings says what was found: weights in the order of the files, then what is about more
+// than one of them.
+func (r *reading) findings() (found []Finding) {
+	dead := r.deadExperts()
+	for _, w := range r.weights {
+		expert, _, isExpert := expertOf(w.Name)
+		found = append(found, r.about(w, isExpert && dead[expert])...)
+		if isExpert && dead[expert] && strings.HasSuffix(w.Name, ".down_proj.weight") {
+			found = append(found, Finding{Value, "", expert, "every weight of the expert is zero",
+				"padding, or an expert that a conversion lost: tokens that are sent to it get nothing"})
+		}
+	}
+	found = append(found, r.aboutHead()...)
+	for _, p := range r.parts {
+		found = append(found, r.aboutPart(p)...)
+	}
+	return found
+}
+
+// aboutHead says how a stored head differs from the embedding that it is said to be.
+func (r *reading) aboutHead() []Finding {
+	differs, t := "", r.tied
+	switch a, b := r.byName[embedding], r.byName[head]; {
+	case t != nil && t.err == nil && t.different > 0:
+		differs = fmt.Sprintf("%d of %d values are not those of %s", t.different, t.b.Len(), embedding)
+	case r.isTied() && a != nil && b != nil && !slices.Equal(a.Shape, b.Shape):
+		differs = fmt.Sprintf("shape %v, but %s has %v", b.Shape, embedding, a.Shape)
+	default:
+		return nil
+	}
+	return []Finding{{Value, r.files[head], head, differs + ", though tie_word_embeddings is true",
+		"readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"}}
+}
+
+// about says what was found in a weight; silent leaves out that all of it is zero.
+func (r *reading) about(w *read, silent bool) (found []Finding) {
+	add := func(kind Kind, hint, cause string, args ...any) {
+		found = append(found, Finding{kind, r.files[w.Name], w.Name, fmt.Sprintf(cause, args...), hint})
+	}
+	a, n := &w.found, w.Len()
+	if w.err != nil {
+		add(Broken, "what was read of the tensor is counted all the same", "cannot be read: %v", w.err)
+	}
+	if a.NaN > 0 {
+		add(Value, "", "%d of %d values are NaN", a.NaN, n)
+	}
+	if a.Infinite > 0 {
+		add(Value, "", "%d of %d values are infinite", a.Infinite, n)
+	}
+	switch {
+	case w.IsScales():
+		if w.notPositive > 0 {
+			add(Value, "the scales of FP8 weights are above 0", "%d of %d scales are 0 or below", w.notPositive, n)
+		}
+		return found
+	case n > 0 && !a.Nonzero && w.err == nil && !silent:
+		kind, hint := Value, "lost in a conversion, or never trained"
+		if strings.HasSuffix(w.Name, "bias") {
+			kind, hint = Note, "as biases are before training"
+		}
+		add(kind, hint, "every value is zero")
+	}
+	if a.BeyondF16 > 0 {
+		add(Note, "a cast to F16 makes them infinite", "%d of %d values are beyond the range of F16", a.BeyondF16, n)
+	}
+	return found
+}
+
+// aboutPart says what was found in a part of a file.
+func (r *reading) aboutPart(p checkedPart) []Finding {
+	file, what := r.c.Files[p.File].Name, "archive entry "+text.Quote(p.Name)
+	switch {
+	case p.err != nil:
+		return []Finding{{Broken, file, p.Tensor, fmt.Sprintf("%s cannot be read: %v", what, p.err), ""}}
+	case p.got != p.CRC32:
+		return []Finding{{Broken, file, p.Tensor, fmt.Sprintf("%s: CRC-32 is %08x, but the archive says %08x", what, p.got, p.CRC32),
+			"bytes are damaged: fetch the file again; or torch was told to write no checksums"}}
+	}
+	return nil
+}
+
+// expertOf returns the routed expert that a weight belongs to, and the weight's part.
+func expertOf(name string) (expert, part string, ok bool) {
+	before, e, after, ok := weights.CutExpert(name)
+	if !ok || strings.HasSuffix(name, weights.ScaleSuffix) {
+		return "", "", false
+	}
+	return fmt.Sprint(before, e), after, true
+}
+
+// deadExperts returns the routed experts all of whose weights were read and are zero.
+func (r *reading) deadExperts() map[string]bool {
+	dead, alive := map[string]int{}, map[string]bool{}
+	for _, w := range r.weights {
+		if expert, _, ok := expertOf(w.Name); ok {
+			dead[expert]++
+			alive[expert] = alive[expert] || w.found.Nonzero || w.err != nil || w.Len() == 0
+		}
+	}
+	all := map[string]bool{}
+	for expert, n := range dead {
+		if n == 3 && !alive[expert] {
+			all[expert] = true
+		}
+	}
+	return all
+}
+
+// scope says what was looked at, and what was not.
+func (r *reading) scope() (checked, not []string) {
+	bytes, unread, scales := int64(0), 0, 0
+	for _, w := range r.weights {
+		if w.err != nil {
+			unread++
+			continue
+		}
+		bytes += w.Bytes()
+		if w.IsScales() {
+			scales++
+		}
+	}
+	if n := len(r.weights) - unread; n > 0 {
+		checked = append(checked, fmt.Sprintf("every value of %s, %s: NaN, infinities, all zero, the range of F16", text.Plural(n, "weight"), text.Bytes(bytes)))
+	}
+	if scales > 0 {
+		checked = append(checked, fmt.Sprintf("the scales of FP8 weights, %s: finite and above 0", text.Plural(scales, "tensor")))
+	}
+	if r.tied != nil && r.tied.err == nil {
+		checked = append(checked, fmt.Sprintf("%s against %s, which it is tied to", head, embedding))
+	}
+	damaged := 0
+	for _, p := range r.parts {
+		if p.err != nil {
+			damaged++
+		}
+	}
+	if n := len(r.parts) - damaged; n > 0 {
+		checked = append(checked, text.Plural(n, "CRC-32 checksum")+" of archive entries")
+	}
+	if damaged > 0 {
+		not = append(not, text.Plural(damaged, "CRC-32 checksum")+" of archive entries that cannot be read")
+	}
+	if unread > 0 {
+		not = append(not, fmt.Sprintf("the values of %s that cannot be read", text.Plural(unread, "weight")))
+	}
+	if len(r.skipped) > 0 {
+		not = append(not, fmt.Sprintf("the values of %s of dtypes that the model does not compute with", text.Plural(len(r.skipped), "tensor")))
+	}
+	if r.twice > 0 {
+		not = append(not, fmt.Sprintf("the values of %s that a second file holds too, there", text.Plural(r.twice, "tensor")))
+	}
+	if !r.c.complete() {
+		not = append(not, "the values in files whose headers cannot be read")
+	}
+	if r.isTied() && r.files[head] != "" && (r.tied == nil || r.tied.err != nil) {
+		not = append(not, fmt.Sprintf("%s against %s: they cannot be compared", head, embedding))
+	}
+	return checked, not
+}
