@@ -154,3 +154,12 @@ func TestTopK(t *testing.T) {
 	require.Equal(t, []int{1, 2, 0}, model.TopK([]float32{0.1, 0.4, 0.4, 0.1}, 3))
 	require.Equal(t, []int{0, 1, 2}, model.TopK([]float32{0.25, 0.25, 0.25, 0.25}, 3))
 }
+
+// TestMismatchesCutNames: a name of any length takes a line that can be read.
+func TestMismatchesCutNames(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	e := &model.MismatchError{Missing: []model.Slot{{Name: long}}, Unexpected: []tensor.Info{{Name: long}},
+		Wrong: []model.Wrong{{Got: tensor.Info{Name: long}}, {Got: tensor.Info{Name: long}, Cause: "odd"}}}
+	require.Len(t, e.Findings(), 4)
+	require.Less(t, len(e.Error()), 1500)
+}
