@@ -161,6 +161,19 @@ type readerFunc func(name string, dst []byte, offset int64) error
 // ReadAt calls the function.
 func (f readerFunc) ReadAt(name string, dst []byte, offset int64) error { return f(name, dst, offset) }
 
+// TestOddRouters: a router of another shape, or none, is another router.
+func TestOddRouters(t *testing.T) {
+	for _, gate := range []tensor.Tensor{tensortest.New(t, tensor.F32, []int{}, []float32{1}), tensortest.New(t, tensor.F32, []int{1, 2}, []float32{1, 2}),
+		{DType: tensor.I8, Shape: []int{4, 2}, Data: make([]byte, 8)}, tensortest.New(t, tensor.F32, []int{0, 2}, nil)} {
+		m := layer{experts: []int{1, 0, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.F32}.memory(t)
+		m.tensors["model.layers.1.mlp.gate.weight"] = gate
+		r, err := Compare(t.Context(), ordered.memory(t).side(), m.side(), Options{})
+		require.NoError(t, err)
+		require.Len(t, r.Rearranged, 1)
+		assert.Equal(t, Other, r.Rearranged[0].Router)
+	}
+}
+
 // TestConfigsOfOneMeaning: a difference of meaning is one of the checkpoints, of storage
 // none.
 func TestConfigsOfOneMeaning(t *testing.T) {

@@ -43,8 +43,9 @@ type Part struct {
 // The sizes of what a goroutine takes on at a time, and of what it reads at a time, which
 // stays in the cache until it has been looked at.
 const (
-	jobBytes  = 8 << 20
-	tileBytes = 256 << 10
+	jobBytes     = 8 << 20
+	tileBytes    = 256 << 10
+	tileElements = tileBytes / 4 // of what is decoded
 )
 
 // AuditValues is Audit, and reads every weight. What cannot be read is a finding; an error
@@ -262,10 +263,10 @@ func (r *reading) sum(ctx context.Context, p *checkedPart, buffer []byte) {
 func (r *reading) compare(ctx context.Context, c *comparison) {
 	a, b := weights.NewStream(r.v.Reader, c.a.Weight), weights.NewStream(r.v.Reader, c.b.Weight)
 	n := int64(c.a.Len())
-	for at := int64(0); at < n && c.err == nil && ctx.Err() == nil; at += tileBytes {
+	for at := int64(0); at < n && c.err == nil && ctx.Err() == nil; at += tileElements {
 		var x, y []float32
-		if x, c.err = loaded(a, at, min(tileBytes, n-at)); c.err == nil {
-			y, c.err = loaded(b, at, min(tileBytes, n-at))
+		if x, c.err = loaded(a, at, min(tileElements, n-at)); c.err == nil {
+			y, c.err = loaded(b, at, min(tileElements, n-at))
 		}
 		for i := range y {
 			if x[i] != y[i] && (x[i] == x[i] || y[i] == y[i]) {
@@ -292,13 +293,11 @@ func (r *reading) products(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(threads(r.v.Threads))
 	for _, w := range r.weights {
-		if w.Scales == nil || w.CheckScales() != nil || w.err != nil {
+		if w.Scales == nil || w.CheckScales() != nil || w.err != nil || r.byName[w.Scales.Name].err != nil {
 			continue
 		}
 		g.Go(func() error {
-			if r.largeScales(w) {
-				w.err = r.product(ctx, w)
-			}
+			w.err = r.product(ctx, w)
 			return ctx.Err()
 		})
 	}
@@ -312,23 +311,33 @@ const (
 )
 
 // largeScales says whether a number of the FP8 weight may be beyond F16.
-func (r *reading) largeScales(w *read) bool {
-	scales, err := loaded(weights.NewStream(r.v.Reader, w.Scales), 0, int64(w.Scales.Len()))
-	return err == nil && slices.ContainsFunc(scales, func(s float32) bool { return max(s, -s)*largestE4M3 >= beyondF16 })
+func (r *reading) largeScales(ctx context.Context, w *read) (large bool, err error) {
+	err = r.each(ctx, w.Scales, func(s float32) { large = large || max(s, -s)*largestE4M3 >= beyondF16 })
+	return large, err
 }
 
-// product counts the products of an FP8 weight and its scales.
+// product counts the products of an FP8 weight and its scales, if some may be beyond F16.
 func (r *reading) product(ctx context.Context, w *read) error {
-	s, n := weights.NewStream(r.v.Reader, w.Weight), int64(w.Len())
-	for at := int64(0); at < n && ctx.Err() == nil; at += tileBytes {
-		values, err := loaded(s, at, min(tileBytes, n-at))
+	if large, err := r.largeScales(ctx, w); err != nil || !large {
+		return err
+	}
+	return r.each(ctx, w.Weight, func(v float32) {
+		if m := max(v, -v); m >= beyondF16 && m-m == 0 {
+			w.found.BeyondF16++
+		}
+	})
+}
+
+// each calls f for every number of a weight, until ctx ends.
+func (r *reading) each(ctx context.Context, w *weights.Weight, f func(v float32)) error {
+	s, n := weights.NewStream(r.v.Reader, w), int64(w.Len())
+	for at := int64(0); at < n && ctx.Err() == nil; at += tileElements {
+		values, err := loaded(s, at, min(tileElements, n-at))
 		if err != nil {
 			return err
 		}
 		for _, v := range values {
-			if m := max(v, -v); m >= beyondF16 && m-m == 0 {
-				w.found.BeyondF16++
-			}
+			f(v)
 		}
 	}
 	return nil

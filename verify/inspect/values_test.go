@@ -146,6 +146,8 @@ func TestValues(t *testing.T) {
 		"unreadable": {base, func(s *stored) { s.broken[normal] = true; s.put("model.norm.weight", 0, 0x7fc0) }, 2,
 			[]string{"broken: a.safetensors: " + normal + ": cannot be read: disk on fire", "value: model.norm.weight: 1 of 64 values are NaN",
 				"not checked  the values of 1 weight that cannot be read", "every value of 185 weights"}, "zero:"},
+		"unreadable scales": {fp8, func(s *stored) { s.broken["model.layers.1.mlp.experts.2.up_proj.weight_scale_inv"] = true }, 1,
+			[]string{"broken: a.safetensors: model.layers.1.mlp.experts.2.up_proj.weight_scale_inv: cannot be read: disk on fire", "1 weight that cannot be read"}, "up_proj.weight:"},
 		"another dtype": {base, func(s *stored) { s.store("odd", tensor.I8, []int{4}, make([]byte, 4)) }, 1,
 			[]string{"unexpected: odd", "not checked  the values of 1 tensor of dtypes that the model does not compute with"}, "zero:"},
 		"no config": {base, func(s *stored) {
