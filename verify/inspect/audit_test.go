@@ -167,7 +167,7 @@ func findingsAbout(c *Checkpoint, name string) []Finding {
 // its kind, about the weight or about its scales.
 func TestAuditOfFP8(t *testing.T) {
 	const name = "model.layers.1.self_attn.o_proj.weight"
-	fp8 := configtest.Fixture(t, "v3-fp8/checkpoint")
+	fp8 := override(t, configtest.Fixture(t, "v3-fp8/checkpoint"), "num_nextn_predict_layers", "0")
 	for _, test := range []struct {
 		config *config.Config
 		weight string
@@ -185,7 +185,7 @@ func TestAuditOfFP8(t *testing.T) {
 		{fp8, name, tensor.BF16, nil, Finding{Kind: DType, File: "a.safetensors", Tensor: name, Cause: "dtype BF16, but quantization_config says F8_E4M3 with scales"}},
 		{fp8, "model.embed_tokens.weight", tensor.F8E4M3, nil,
 			Finding{Kind: DType, File: "a.safetensors", Tensor: "model.embed_tokens.weight", Cause: "dtype F8_E4M3, which only matrix products take"}},
-		{configtest.Fixture(t, "v3/checkpoint"), name, tensor.F8E4M3, nil,
+		{override(t, configtest.Fixture(t, "v3/checkpoint"), "num_nextn_predict_layers", "0"), name, tensor.F8E4M3, nil,
 			Finding{Kind: DType, File: "a.safetensors", Tensor: name, Cause: "dtype F8_E4M3, but config.json has no quantization_config"}},
 	} {
 		c := whole(test.config)
@@ -212,7 +212,7 @@ func TestAuditOfFP8(t *testing.T) {
 // TestScalesOfAnUnreadableFile: where a file could not be read, nobody knows that the
 // scales are missing.
 func TestScalesOfAnUnreadableFile(t *testing.T) {
-	c := whole(configtest.Fixture(t, "v3-fp8/checkpoint"))
+	c := whole(override(t, configtest.Fixture(t, "v3-fp8/checkpoint"), "num_nextn_predict_layers", "0"))
 	for i := range c.Files {
 		c.Files[i].Tensors = slices.DeleteFunc(slices.Clone(c.Files[i].Tensors), func(x tensor.Info) bool { return strings.HasSuffix(x.Name, "_scale_inv") })
 	}

@@ -293,7 +293,7 @@ func (r *reading) products(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(threads(r.v.Threads))
 	for _, w := range r.weights {
-		if w.Scales == nil || w.CheckScales() != nil || w.err != nil || r.byName[w.Scales.Name].err != nil {
+		if w.DType != tensor.F8E4M3 || w.err != nil || !r.scaled(w) {
 			continue
 		}
 		g.Go(func() error {
@@ -302,6 +302,11 @@ func (r *reading) products(ctx context.Context) error {
 		})
 	}
 	return g.Wait()
+}
+
+// scaled says whether the numbers of an FP8 weight are known.
+func (r *reading) scaled(w *read) bool {
+	return w.Scales != nil && w.CheckScales() == nil && r.byName[w.Scales.Name].err == nil
 }
 
 // largestE4M3 is the largest number of F8_E4M3, beyondF16 the first that is infinite in F16.
@@ -322,7 +327,7 @@ func (r *reading) product(ctx context.Context, w *read) error {
 		return err
 	}
 	return r.each(ctx, w.Weight, func(v float32) {
-		if m := max(v, -v); m >= beyondF16 && m-m == 0 {
+		if max(v, -v) >= beyondF16 { // infinite ones too: their factors are finite, or a finding
 			w.found.BeyondF16++
 		}
 	})
@@ -453,52 +458,63 @@ func (r *reading) deadExperts() map[string]bool {
 
 // scope says what was looked at, and what was not.
 func (r *reading) scope() (checked, not []string) {
-	bytes, unread, scales := int64(0), 0, 0
+	t := r.tally()
+	say := func(list *[]string, n int, sentence string, args ...any) {
+		if n > 0 {
+			*list = append(*list, fmt.Sprintf(sentence, args...))
+		}
+	}
+	say(&checked, t.weights, "every value of %s, %s: NaN, infinities, all zero, the range of F16", text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
+	say(&checked, t.scales, "the scales of FP8 weights, %s: finite and above 0", text.Plural(t.scales, "tensor"))
+	say(&checked, t.tied, "%s against %s, which it is tied to", head, embedding)
+	say(&checked, t.parts, "%s of archive entries", text.Plural(t.parts, "CRC-32 checksum"))
+
+	say(&not, t.damaged, "%s of archive entries that cannot be read", text.Plural(t.damaged, "CRC-32 checksum"))
+	say(&not, t.unread, "the values of %s that cannot be read", text.Plural(t.unread, "weight"))
+	say(&not, t.codes, "the range of F16 for %s without usable scales", text.Plural(t.codes, "FP8 weight"))
+	say(&not, len(r.skipped), "the values of %s of dtypes that the model does not compute with", text.Plural(len(r.skipped), "tensor"))
+	say(&not, r.twice, "the values of %s that a second file holds too, there", text.Plural(r.twice, "tensor"))
+	say(&not, t.hidden, "the values in files whose headers cannot be read")
+	say(&not, t.untied, "%s against %s: they cannot be compared", head, embedding)
+	return checked, not
+}
+
+// tally is how many of each were looked at, or not.
+type tally struct {
+	weights, scales, tied, parts           int
+	damaged, unread, codes, hidden, untied int
+	bytes                                  int64 // of the weights
+}
+
+func (r *reading) tally() (t tally) {
 	for _, w := range r.weights {
 		if w.err != nil {
-			unread++
+			t.unread++
 			continue
 		}
-		bytes += w.Bytes()
+		t.weights++
+		t.bytes += w.Bytes()
 		if w.IsScales() {
-			scales++
+			t.scales++
+		}
+		if w.DType == tensor.F8E4M3 && !r.scaled(w) {
+			t.codes++
 		}
 	}
-	if n := len(r.weights) - unread; n > 0 {
-		checked = append(checked, fmt.Sprintf("every value of %s, %s: NaN, infinities, all zero, the range of F16", text.Plural(n, "weight"), text.Bytes(bytes)))
-	}
-	if scales > 0 {
-		checked = append(checked, fmt.Sprintf("the scales of FP8 weights, %s: finite and above 0", text.Plural(scales, "tensor")))
-	}
-	if r.tied != nil && r.tied.err == nil {
-		checked = append(checked, fmt.Sprintf("%s against %s, which it is tied to", head, embedding))
-	}
-	damaged := 0
 	for _, p := range r.parts {
 		if p.err != nil {
-			damaged++
+			t.damaged++
+		} else {
+			t.parts++
 		}
 	}
-	if n := len(r.parts) - damaged; n > 0 {
-		checked = append(checked, text.Plural(n, "CRC-32 checksum")+" of archive entries")
-	}
-	if damaged > 0 {
-		not = append(not, text.Plural(damaged, "CRC-32 checksum")+" of archive entries that cannot be read")
-	}
-	if unread > 0 {
-		not = append(not, fmt.Sprintf("the values of %s that cannot be read", text.Plural(unread, "weight")))
-	}
-	if len(r.skipped) > 0 {
-		not = append(not, fmt.Sprintf("the values of %s of dtypes that the model does not compute with", text.Plural(len(r.skipped), "tensor")))
-	}
-	if r.twice > 0 {
-		not = append(not, fmt.Sprintf("the values of %s that a second file holds too, there", text.Plural(r.twice, "tensor")))
+	if r.tied != nil && r.tied.err == nil {
+		t.tied = 1
+	} else if r.isTied() && r.files[head] != "" {
+		t.untied = 1
 	}
 	if !r.c.complete() {
-		not = append(not, "the values in files whose headers cannot be read")
+		t.hidden = 1
 	}
-	if r.isTied() && r.files[head] != "" && (r.tied == nil || r.tied.err != nil) {
-		not = append(not, fmt.Sprintf("%s against %s: they cannot be compared", head, embedding))
-	}
-	return checked, not
+	return t
 }

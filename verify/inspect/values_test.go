@@ -29,9 +29,11 @@ type stored struct {
 	largest int // bytes that were read at once
 }
 
-// fill returns a checkpoint that fits its config, and its weights.
+// fill returns a checkpoint that fits its config, and its weights, none of prediction
+// layers.
 func fill(t *testing.T, c *config.Config) *stored {
 	t.Helper()
+	c = override(t, c, "num_nextn_predict_layers", "0")
 	s := &stored{Checkpoint: whole(c), data: map[string][]byte{}, broken: map[string]bool{}}
 	source := synth.New(c, 3)
 	for info := range source.Tensors() {
@@ -127,12 +129,12 @@ func TestValues(t *testing.T) {
 		"FP8": {fp8, func(s *stored) {
 			s.data["model.layers.1.mlp.experts.2.up_proj.weight"][7] = 0xff
 			s.zero("model.layers.1.mlp.experts.4.up_proj.weight")
-			s.data["model.layers.1.mlp.experts.5.up_proj.weight"] = slices.Repeat([]byte{0x38}, 72*192) // 1
-			copy(s.data["model.layers.1.mlp.experts.5.up_proj.weight_scale_inv"], append(f32(1e5), f32(60000)...))
+			s.data["model.layers.1.mlp.experts.5.up_proj.weight"] = slices.Repeat([]byte{0x38, 0x40}, 72*96) // 1, 2; twice 3e38 is beyond F32
+			copy(s.data["model.layers.1.mlp.experts.5.up_proj.weight_scale_inv"], append(f32(3e38), f32(60000)...))
 		}, 2, []string{
 			"value: model.layers.1.mlp.experts.2.up_proj.weight: 1 of 13824 values are NaN",
 			"value: model.layers.1.mlp.experts.4.up_proj.weight: every value is zero",
-			"note: a.safetensors: model.layers.1.mlp.experts.5.up_proj.weight: 9216 of 13824 values are beyond the range of F16",
+			"note: a.safetensors: model.layers.1.mlp.experts.5.up_proj.weight: 11520 of 13824 values are beyond the range of F16",
 		}, "scales are"},
 		"tied, and not alike": {tied, func(s *stored) {
 			s.store("lm_head.weight", tensor.BF16, []int{256, 64}, slices.Clone(s.data["model.embed_tokens.weight"]))
@@ -147,7 +149,7 @@ func TestValues(t *testing.T) {
 			[]string{"broken: a.safetensors: " + normal + ": cannot be read: disk on fire", "value: model.norm.weight: 1 of 64 values are NaN",
 				"not checked  the values of 1 weight that cannot be read", "every value of 185 weights"}, "zero:"},
 		"unreadable scales": {fp8, func(s *stored) { s.broken["model.layers.1.mlp.experts.2.up_proj.weight_scale_inv"] = true }, 1,
-			[]string{"broken: a.safetensors: model.layers.1.mlp.experts.2.up_proj.weight_scale_inv: cannot be read: disk on fire", "1 weight that cannot be read"}, "up_proj.weight:"},
+			[]string{"broken: a.safetensors: model.layers.1.mlp.experts.2.up_proj.weight_scale_inv: cannot be read: disk on fire", "1 weight that cannot be read", "not checked  the range of F16 for 1 FP8 weight without usable scales"}, "up_proj.weight:"},
 		"another dtype": {base, func(s *stored) { s.store("odd", tensor.I8, []int{4}, make([]byte, 4)) }, 1,
 			[]string{"unexpected: odd", "not checked  the values of 1 tensor of dtypes that the model does not compute with"}, "zero:"},
 		"no config": {base, func(s *stored) {
