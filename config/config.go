@@ -72,6 +72,8 @@ type Config struct {
 	// FP8Block is quantization_config.weight_block_size, rows and columns that share a
 	// weight_scale_inv; zeros without quantization_config.
 	FP8Block [2]int
+	// FP8Except is quantization_config.modules_to_not_convert: see StaysUnquantised.
+	FP8Except []string
 
 	// Reference is whose behaviour to follow where the published remote code and
 	// transformers' own classes differ: see Rules.

@@ -110,6 +110,7 @@ func TestMLAProblems(t *testing.T) {
 		"block of three":        {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128,1]}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
 		"block a number":        {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":128}`, `quantization_config.weight_block_size: not two integers, such as [128, 128]`},
 		"block of fractions":    {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,1.5]}`, `quantization_config.weight_block_size: 1.5 is a float, not an integer`},
+		"exceptions a name":     {v3 + `"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128],"modules_to_not_convert":"lm_head"}`, `quantization_config.modules_to_not_convert: not a list of names, nor null`},
 		"method missing":        {v3 + `"quantization_config":{"weight_block_size":[128,128]}`, `quantization_config.quant_method: missing`},
 		"quantization a string": {v3 + `"quantization_config":"fp8"`, `quantization_config: "fp8" is not null or an object`},
 		"too many MTP layers":   {v3 + `"num_nextn_predict_layers":65`, `num_nextn_predict_layers: 65 is not in 0..64`},
@@ -207,4 +208,16 @@ func TestReferencesDiffer(t *testing.T) {
 	require.NoError(t, err)
 	_, err = c.As(Native)
 	assert.EqualError(t, err, "model_type deepseek has no native reference")
+}
+
+// TestStaysUnquantised: an entry of modules_to_not_convert names a module, what is in it,
+// or every module of that name.
+func TestStaysUnquantised(t *testing.T) {
+	c := Config{FP8Except: []string{"model.layers.1", "lm_head", "o_proj"}}
+	for module, want := range map[string]bool{
+		"model.layers.1": true, "model.layers.1.mlp.up_proj": true, "lm_head": true, "model.layers.0.self_attn.o_proj": true,
+		"model.layers.10.mlp.up_proj": false, "model.layers.0.mlp.up_proj": false, "my_o_proj": false,
+	} {
+		assert.Equal(t, want, c.StaysUnquantised(module), module)
+	}
 }

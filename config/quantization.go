@@ -3,6 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -35,10 +37,33 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 			return err
 		})
 	}
+	if _, ok := o["modules_to_not_convert"]; ok {
+		d.part(key, "modules_to_not_convert", o, func(v jsontext.Value) (err error) {
+			d.config.FP8Except, err = parseNames(v)
+			return err
+		})
+	}
 	d.part(key, "weight_block_size", o, func(v jsontext.Value) (err error) {
 		d.config.FP8Block, err = parseBlock(v)
 		return err
 	})
+}
+
+// StaysUnquantised says whether quantization_config.modules_to_not_convert names the module:
+// an entry is the module's name, one that the name begins with, or one that it ends in
+// ("model.layers.3", "lm_head").
+func (c *Config) StaysUnquantised(module string) bool {
+	return slices.ContainsFunc(c.FP8Except, func(entry string) bool {
+		return module == entry || strings.HasPrefix(module, entry+".") || strings.HasSuffix(module, "."+entry)
+	})
+}
+
+// parseNames reads null or a list of strings.
+func parseNames(v jsontext.Value) (names []string, err error) {
+	if v.Kind() != 'n' && v.Kind() != '[' || json.Unmarshal(v, &names) != nil {
+		return nil, errors.New("not a list of names, nor null")
+	}
+	return names, nil
 }
 
 // parseBlock reads [rows, columns].

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text"
 )
 
 // MismatchError lists every way in which a source's tensors differ from the
@@ -25,6 +27,8 @@ type Wrong struct {
 	Got   tensor.Info // the tensor, by the name that the table has for it
 	Want  []int       // the shape that the config implies; nil if Cause is about the shape
 	Cause string      // what is wrong beside the shape; empty if it is the shape alone
+
+	Scales *weights.ScalesError // what is wrong with its scales, if that is the cause; else nil
 }
 
 // maxFindings is how many findings of a MismatchError its message spells out.
@@ -44,13 +48,13 @@ func (e *MismatchError) Error() string {
 func (e *MismatchError) Findings() []string {
 	var lines []string
 	for _, s := range e.Missing {
-		lines = append(lines, fmt.Sprintf("%s: missing, shape %v is expected", s.Name, s.Shape))
+		lines = append(lines, fmt.Sprintf("%s: missing, shape %v is expected", text.Quote(s.Name), s.Shape))
 	}
 	for _, w := range e.Wrong {
 		lines = append(lines, w.String())
 	}
 	for _, i := range e.Unexpected {
-		lines = append(lines, fmt.Sprintf("%q: unexpected, shape %v", i.Name, i.Shape))
+		lines = append(lines, fmt.Sprintf("%s: unexpected, shape %v", text.Quote(i.Name), i.Shape))
 	}
 	return lines
 }
@@ -58,9 +62,9 @@ func (e *MismatchError) Findings() []string {
 // String says what is wrong with the tensor.
 func (w Wrong) String() string {
 	if w.Cause == "" {
-		return fmt.Sprintf("%s: shape %v, config says %v", w.Got.Name, w.Got.Shape, w.Want)
+		return fmt.Sprintf("%s: shape %v, config says %v", text.Quote(w.Got.Name), w.Got.Shape, w.Want)
 	}
-	return w.Got.Name + ": " + w.Cause
+	return text.Quote(w.Got.Name) + ": " + w.Cause
 }
 
 // Load binds every weight of the decoder that c implies to src's tensors, in any form that
@@ -177,5 +181,6 @@ func (k *checker) checkFP8(s Slot, w *weights.Weight) {
 		k.wrong(s, w, "dtype F8_E4M3, which only matrix products take")
 	} else if err := w.CheckScales(); err != nil {
 		k.wrong(s, w, err.Error())
+		errors.As(err, &k.found.Wrong[len(k.found.Wrong)-1].Scales)
 	}
 }

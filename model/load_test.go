@@ -69,8 +69,8 @@ func TestLoadListsEveryMismatch(t *testing.T) {
 		"model.norm.weight: missing, shape [8] is expected",
 		"model.layers.0.self_attn.q_proj.weight: shape [8 4], config says [8 8]",
 		"lm_head.weight: dtype F64, the model computes with F32, F16, BF16 and F8_E4M3",
-		`"` + experts + `5.up_proj.weight": unexpected, shape [4 8]`,
-		`"model.layers.2.input_layernorm.weight": unexpected, shape [8]`,
+		experts + "5.up_proj.weight: unexpected, shape [4 8]",
+		"model.layers.2.input_layernorm.weight: unexpected, shape [8]",
 	}, mismatch.Findings())
 	require.NotContains(t, err.Error(), "\n")
 }
@@ -153,4 +153,13 @@ func TestWeightsAreCastToTheComputeDType(t *testing.T) {
 func TestTopK(t *testing.T) {
 	require.Equal(t, []int{1, 2, 0}, model.TopK([]float32{0.1, 0.4, 0.4, 0.1}, 3))
 	require.Equal(t, []int{0, 1, 2}, model.TopK([]float32{0.25, 0.25, 0.25, 0.25}, 3))
+}
+
+// TestMismatchesCutNames: a name of any length takes a line that can be read.
+func TestMismatchesCutNames(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	e := &model.MismatchError{Missing: []model.Slot{{Name: long}}, Unexpected: []tensor.Info{{Name: long}},
+		Wrong: []model.Wrong{{Got: tensor.Info{Name: long}}, {Got: tensor.Info{Name: long}, Cause: "odd"}}}
+	require.Len(t, e.Findings(), 4)
+	require.Less(t, len(e.Error()), 1500)
 }

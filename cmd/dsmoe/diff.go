@@ -16,20 +16,25 @@ func newDiff() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff A B",
 		Short: "Compare two checkpoints tensor by tensor",
-		Long: `Compares the weights of two checkpoints, whatever their shards, formats, dtypes and
-layouts of experts. Every tensor is equal; or close: each value of one side is that
-of the other rounded to its dtype, as a cast leaves it; or it differs, and then the
-line gives the relative RMS, the largest difference and its place, the largest number
-of steps between two values of the dtype (ulp), and the cosine. FP8 weights count with
-their scales. Experts that differ alike are folded into one line, with the worst.
+		Long: `Compares two checkpoints, whatever their shards, formats, dtypes and layouts of experts.
 
-Equal and close tensors are the same; with --exact, another dtype is a difference too.
-The configs are not compared.`,
+Of the configs, all that decides what the model computes counts, after defaults and
+aliases; torch_dtype, quantization_config and the like are shown, and are no difference.
+
+Every tensor is equal; or close: each value of one side is that of the other rounded to
+its dtype, as a cast leaves it, and as finite; or it differs, and then the line gives the
+relative RMS, the largest difference and its place, the largest number of steps between
+two values of the dtype (ulp), the cosine, and how many elements are not finite in one
+only. FP8 weights count with their scales. Experts that differ alike are folded into one
+line, with the worst. Where the experts of a layer, or gate_proj and up_proj, are the
+other side's in another place, a line says so; they differ all the same.
+
+Equal and close tensors are the same; with --exact, another dtype is a difference too.`,
 		Example: `  dsmoe convert fixtures/v3/checkpoint fused --experts fused
   dsmoe diff --exact fixtures/v3/checkpoint fused
   dsmoe diff --json fixtures/v3/checkpoint fused`,
 		Args:        expect("A", "B"),
-		Annotations: exits("the weights are the same", "the weights differ"),
+		Annotations: exits("the same weights, and configs of the same meaning", "they differ"),
 	}
 	asJSON := jsonFlag(cmd)
 	var o diff.Options
@@ -89,5 +94,5 @@ func sideOf(c *checkpoint.Checkpoint) (diff.Side, error) {
 	if problems != nil {
 		return diff.Side{}, &checkpoint.Error{Path: c.Path, Problems: problems}
 	}
-	return diff.Side{Weights: model.Ordered(c.Config, set), Reader: c}, nil
+	return diff.Side{Weights: model.Ordered(c.Config, set), Reader: c, Config: c.Config}, nil
 }

@@ -20,9 +20,10 @@ func newInspect() *cobra.Command {
 		Long: `Sums up a checkpoint: its family, layers and experts, parameters in total and used
 by one token, tensors, dtypes, sizes, and the first findings of inspect audit.
 
-CHECKPOINT is a directory with config.json and model.safetensors, or shards with
-model.safetensors.index.json; the index or one .safetensors file beside its config.json;
-or the hub's cache of a model (models--x--y). PyTorch's .bin files are read too. Only
+CHECKPOINT is a directory with config.json and its weights: model.safetensors, or shards
+with model.safetensors.index.json; or PyTorch's pytorch_model.bin, or shards with
+pytorch_model.bin.index.json. Or it is one such file (.safetensors, .bin, .pt, .pth) or
+an index, beside its config.json; or the hub's cache of a model (models--x--y). Only
 headers are read, never a weight.`,
 		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
   dsmoe inspect --json fixtures/v1-base/checkpoint`,
@@ -79,30 +80,76 @@ func newInspectAudit() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "audit CHECKPOINT",
 		Short: "Hold the config, the index and the tensors against each other",
-		Long: `Checks everything that headers can tell: that each file is a well-formed safetensors
-file of its full length; that the index and the shards name the same tensors; that
-the tensors have exactly the names and shapes that config.json implies.
+		Long: `Checks everything that headers can tell: that each file is well-formed and of its full
+length; that the index and the shards name the same tensors; that the tensors have
+exactly the names and shapes that config.json implies, and dtypes that its
+quantization_config does not contradict.
 
 A finding is broken (a file cannot be read, or contradicts the index), missing, shape,
 dtype or unexpected (a tensor is not what the config asks for), or a note. Those that
 differ only in numbers share a line; --json has one entry for each. A checkpoint that
 is broken is audited as far as it can be read; the report says what was not checked.
-The values of the weights never are: see dsmoe verify.`,
+
+With --values every weight is read, too: NaN, infinities, tensors and experts that are
+all zero, scales of FP8 weights that are not finite or not above 0, a stored head that
+is not the embedding that it is tied to, and the checksums in .bin files are findings
+(value, or broken); numbers beyond the range of F16 are a note. Whether the model
+computes what the reference does only dsmoe verify can tell.`,
 		Example: `  dsmoe inspect audit fixtures/v1-base/checkpoint
+  dsmoe inspect audit --values fixtures/v1-base/checkpoint
   dsmoe inspect audit --json fixtures/v1-base/checkpoint`,
 		Args:        expect("CHECKPOINT"),
-		Annotations: exits("clean", "there are problems; a note is none"),
+		Annotations: exits("no problems; there may be notes", "there are problems"),
 	}
 	asJSON := jsonFlag(cmd)
+	values := cmd.Flags().Bool("values", false, "read every weight, and look into its values")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c, err := scan(args[0])
+		audit := auditHeaders
+		if *values {
+			audit = auditValues
+		}
+		a, err := audit(cmd, args[0])
 		if err != nil {
 			return err
 		}
-		a := inspect.Audit(c)
-		return answer(printReport(cmd, a, *asJSON), a.Clean)
+		return answer(printReport(cmd, a, *asJSON), a.Problems == 0)
 	}
 	return cmd
+}
+
+// auditHeaders audits what headers tell.
+func auditHeaders(_ *cobra.Command, path string) (*inspect.AuditReport, error) {
+	c, err := scan(path)
+	if err != nil {
+		return nil, err
+	}
+	return inspect.Audit(c), nil
+}
+
+// auditValues reads every weight.
+func auditValues(cmd *cobra.Command, path string) (*inspect.AuditReport, error) {
+	src, err := checkpoint.Examine(path)
+	if err != nil {
+		return nil, err
+	}
+	defer src.Close()
+	c, err := inspected(src.Inventory)
+	if err != nil {
+		return nil, err
+	}
+	b := phaseBar{w: cmd.ErrOrStderr()}
+	defer b.remove()
+	v := inspect.Values{Reader: src, ReadFile: src.ReadFile, Progress: func(done, total int64) { b.set("reading", done, total) }}
+	for i, f := range c.Files {
+		sums, err := src.Checksums(i)
+		if err != nil {
+			c.Findings = append(c.Findings, inspect.Finding{Kind: inspect.Broken, File: f.Name, Cause: "its checksums cannot be read: " + err.Error()})
+		}
+		for _, s := range sums {
+			v.Parts = append(v.Parts, inspect.Part{File: i, Name: s.Name, Tensor: s.Tensor, Offset: s.Offset, Size: s.Size, CRC32: s.CRC32})
+		}
+	}
+	return inspect.AuditValues(cmd.Context(), c, v)
 }
 
 // answer turns the outcome of a command whose report was printed into its error.
@@ -134,10 +181,15 @@ func scan(path string) (*inspect.Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	return inspected(inv)
+}
+
+// inspected is what an inventory tells.
+func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
 	if isNothing(inv) {
-		return nil, &checkpoint.Error{Path: path, Problems: inv.Problems}
+		return nil, &checkpoint.Error{Path: inv.Path, Problems: inv.Problems}
 	}
-	c := &inspect.Checkpoint{Path: path, Config: inv.Config}
+	c := &inspect.Checkpoint{Path: inv.Path, Config: inv.Config}
 	if x := inv.Index; x != nil {
 		c.Index = &inspect.Index{File: x.File, Tensors: x.Tensors, Shards: len(x.Shards)}
 	}

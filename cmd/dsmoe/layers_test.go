@@ -38,12 +38,12 @@ func TestLayers(t *testing.T) {
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
 		"verify":         {"model", "model/weights", "config", "model/tensor"},
-		"verify/inspect": {"model", "model/count", "config", "model/tensor"},
-		"verify/diff":    {"model/weights", "model/tensor"},
+		"verify/inspect": {"model", "model/count", "model/weights", "config", "model/tensor"},
+		"verify/diff":    {"model/weights", "config", "model/tensor"},
 
 		"model":                   {"model/weights", "config", "model/tensor", "model/internal/kernel"},
 		"model/count":             {"model", "config", "model/tensor"},
-		"model/synth":             {"model", "config", "model/tensor"},
+		"model/synth":             {"model", "model/weights", "config", "model/tensor"},
 		"model/weights":           {"config", "model/tensor"},
 		"model/tensor":            {"model/internal/kernel"},
 		"model/tensor/tensortest": {"model/tensor"}, // for tests

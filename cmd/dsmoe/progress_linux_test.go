@@ -58,6 +58,7 @@ func TestProgressIsForTerminalsOnly(t *testing.T) {
 	for what, command := range map[string]func(dst string) []string{
 		"comparing": func(string) []string { return []string{"diff", checkpoint, checkpoint} },
 		"writing":   func(dst string) []string { return []string{"synth", fixture("checkpoint/config.json"), dst, "--json"} },
+		"reading":   func(string) []string { return []string{"inspect", "audit", "--values", checkpoint} },
 		"verifying": func(string) []string { return []string{"verify", checkpoint, fixture("golden-f32")} },
 	} {
 		t.Run(what, func(t *testing.T) {

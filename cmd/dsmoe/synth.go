@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -16,6 +19,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -36,7 +40,10 @@ other, rounded to BF16; all other tensors stay as they are:
   for each MoE layer:
       kaiming_uniform_(torch.empty(n_routed_experts, hidden_size), a=sqrt(5)).bfloat16()
 
-The weights are BF16, always. config.json is copied as it is, torch_dtype included.
+The weights are BF16, whatever torch_dtype says. With quantization_config fp8, as
+DeepSeek-V3 has it, the matrices of attention, MLPs and experts are F8_E4M3, each with
+F32 scales per weight_block_size (weight_scale_inv); modules_to_not_convert is heeded,
+and embedding, head, gates and norms stay BF16. config.json is copied as it is.
 DST must not exist, or be an empty directory; it is complete or not there. With
 --overwrite it may be an output of dsmoe, which is replaced. An
 interrupted run goes on when the same command is given again. DST holds
@@ -97,41 +104,59 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	defer b.remove()
 	settings := engineSettings(b.set)
 	settings.Overwrite = o.replace
-	if _, err := convert.Synthesise(ctx, dst, p, settings); err != nil {
+	done, err := convert.Synthesise(ctx, dst, p, settings)
+	if err != nil {
 		return nil, err
 	}
-	return describeSynthetic(dst, o, c, s.Tensors), nil
+	r := describeSynthetic(dst, o, c, s.Tensors)
+	r.Already = done.Already
+	return r, nil
 }
 
 // synthesised says what was written.
 type synthesised struct {
-	Path       string       `json:"path"`        // the target, as it was given
-	Seed       uint64       `json:"seed"`        // of the values
-	Init       gateInit     `json:"init"`        // how the gates were drawn
-	Tensors    int          `json:"tensors"`     // that were written
-	Parameters int64        `json:"parameters"`  // elements of all tensors
-	DType      tensor.DType `json:"dtype"`       // of all tensors
-	Bytes      int64        `json:"bytes"`       // of their data
-	TorchDType tensor.DType `json:"torch_dtype"` // that the config promises
+	Path       string         `json:"path"`             // the target, as it was given
+	Already    bool           `json:"already_complete"` // the target was this checkpoint, and still is: nothing was written
+	Seed       uint64         `json:"seed"`             // of the values
+	Init       gateInit       `json:"init"`             // how the gates were drawn
+	Tensors    int            `json:"tensors"`          // that the checkpoint holds, scales among them
+	Parameters int64          `json:"parameters"`       // elements of all weights, scales left out
+	DTypes     []tensor.DType `json:"dtypes"`           // of the tensors, that of most bytes first
+	Bytes      int64          `json:"bytes"`            // of their data
+	TorchDType tensor.DType   `json:"torch_dtype"`      // that the config promises
 }
 
 func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []tensor.Info) *synthesised {
-	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates, Tensors: len(tensors), DType: tensor.BF16, TorchDType: model.TorchDType(c)}
+	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates, Tensors: len(tensors), TorchDType: model.TorchDType(c)}
+	bytes := map[tensor.DType]int64{}
 	for _, t := range tensors {
-		r.Parameters += int64(t.Len())
+		bytes[t.DType] += t.Bytes()
 		r.Bytes += t.Bytes()
+		if !strings.HasSuffix(t.Name, weights.ScaleSuffix) {
+			r.Parameters += int64(t.Len())
+		}
 	}
+	r.DTypes = slices.SortedFunc(maps.Keys(bytes), func(a, b tensor.DType) int {
+		return cmp.Or(cmp.Compare(bytes[b], bytes[a]), cmp.Compare(a, b))
+	})
 	return r
 }
 
 // WriteText writes one line, and another if the config promises another dtype.
 func (r *synthesised) WriteText(w io.Writer) error {
-	line := fmt.Sprintf("%s: %s, %s, %s of %s, seed %d", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Plural(r.Parameters, "parameter"), text.Bytes(r.Bytes), r.DType, r.Seed)
+	dtypes := make([]string, len(r.DTypes))
+	for i, d := range r.DTypes {
+		dtypes[i] = d.String()
+	}
+	line := fmt.Sprintf("%s: %s, %s, %s of %s, seed %d", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Plural(r.Parameters, "parameter"), text.Bytes(r.Bytes), strings.Join(dtypes, ", "), r.Seed)
 	if r.Init == torchGates {
 		line += ", gates as torch draws them"
 	}
+	if r.Already {
+		line += "; was complete already, matches its manifest: nothing was written"
+	}
 	line += "\n"
-	if r.TorchDType != r.DType {
+	if !slices.Contains(r.DTypes, r.TorchDType) {
 		line += fmt.Sprintf("its config.json, copied as it is, promises %s\n", r.TorchDType)
 	}
 	_, err := io.WriteString(w, line)

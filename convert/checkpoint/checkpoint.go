@@ -66,14 +66,11 @@ func Open(path string) (*Checkpoint, error) {
 		s.close()
 		return nil, &Error{Path: path, Problems: s.inv.Problems}
 	}
-	total := int64(0)
-	for i := range s.inv.Files {
-		total += s.inv.Files[i].Size
-		s.inv.Files[i].Infos = nil
+	c := s.checkpoint()
+	for i := range c.Inventory.Files {
+		c.Inventory.Files[i].Infos = nil
 	}
-	return &Checkpoint{Path: path, Dir: s.dir, Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
-		hasViews: sync.OnceValue(func() bool { return format.Room(2*total) == nil }),
-		files:    s.opened, where: s.where, readers: make([]*os.File, len(s.opened))}, nil
+	return c, nil
 }
 
 // Tensors yields the tensors of one file after the other, each in file order.

@@ -15,10 +15,11 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
-// Source is a source of deterministic weights for a config, all BF16. Nothing is
-// stored: a value follows from the seed, the tensor's name and the value's index,
+// Source is a source of deterministic weights for a config: BF16 and, where its
+// quantization_config says so, F8_E4M3 with F32 scales. Nothing is stored: a value follows from the seed, the tensor's name and the value's index,
 // so that any part of any tensor can be made at any time, with the same bits on
 // every machine. All arithmetic is float32 unless said otherwise:
 //
@@ -34,28 +35,58 @@ import (
 // Square roots, and their product with 1.5, are float64. The scales keep the
 // variance of the residual stream near 1 and the gates decisive.
 //
+// A matrix that model.Slot.FP8 says is F8_E4M3, and its weight_scale_inv, one F32 for each
+// block of weight_block_size, named and counted as a tensor of its own, are
+//
+//	w_i = E4M3, rounded to nearest, ties to even, of 448·u
+//	s_j = float32(sqrt(3/d)/448) · (1 + 0.1·u_j), d the last dimension of the matrix
+//
 // Torch has another rule for the gates.
 type Source struct {
 	config *config.Config
 	seed   uint64
 	infos  map[string]tensor.Info
-	gates  *torchGates // nil: the gates follow the rule above
+	widths map[string]int // of the FP8 matrix whose scales a tensor is
+	gates  *torchGates    // nil: the gates follow the rule above
 }
 
 // New returns the synthetic weights of c.
 func New(c *config.Config, seed uint64) *Source {
-	s := &Source{config: c, seed: seed, infos: map[string]tensor.Info{}}
-	for i := range s.Tensors() {
-		s.infos[i.Name] = i
+	s := &Source{config: c, seed: seed, infos: map[string]tensor.Info{}, widths: map[string]int{}}
+	for weight, scales := range s.weights() {
+		s.infos[weight.Name] = weight
+		if scales != nil {
+			s.infos[scales.Name], s.widths[scales.Name] = *scales, weight.Shape[1]
+		}
 	}
 	return s
 }
 
-// Tensors yields every weight that the config implies, in the table's order.
+// Tensors yields every weight that the config implies, in the table's order, scales behind
+// their weight.
 func (s *Source) Tensors() iter.Seq[tensor.Info] {
 	return func(yield func(tensor.Info) bool) {
+		for weight, scales := range s.weights() {
+			if !yield(weight) || scales != nil && !yield(*scales) {
+				return
+			}
+		}
+	}
+}
+
+// weights yields every weight that the config implies with its scales, nil for one that
+// has none.
+func (s *Source) weights() iter.Seq2[tensor.Info, *tensor.Info] {
+	return func(yield func(tensor.Info, *tensor.Info) bool) {
 		for slot := range model.FamilyOf(s.config).Slots(s.config) {
-			if !yield(slot.Info(tensor.BF16)) {
+			info, scales := slot.Info(tensor.BF16), (*tensor.Info)(nil)
+			if slot.FP8(s.config) {
+				info.DType = tensor.F8E4M3
+				b := tensor.Blocks{Rows: info.Shape[0], Cols: info.Shape[1], BlockRows: s.config.FP8Block[0], BlockCols: s.config.FP8Block[1]}
+				rows, cols := b.Grid()
+				scales = &tensor.Info{Name: info.Name + weights.ScaleSuffix, DType: tensor.F32, Shape: []int{rows, cols}}
+			}
+			if !yield(info, scales) {
 				return
 			}
 		}
@@ -86,8 +117,17 @@ func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
 		return nil
 	}
 	g := generator{key: fnv1a64(info.Name) ^ s.seed}
-	g.base, g.scale = affine(info)
-	g.fill(dst, uint64(offset))
+	switch d, isScales := s.widths[info.Name]; {
+	case isScales:
+		g.base = float32(math.Sqrt(3/float64(d)) / maxE4M3)
+		g.scale = 0.1
+		g.fillScales(dst, offset)
+	case info.DType == tensor.F8E4M3:
+		g.fillFP8(dst, uint64(offset))
+	default:
+		g.base, g.scale = affine(info)
+		g.fill(dst, uint64(offset))
+	}
 	return nil
 }
 
@@ -142,9 +182,11 @@ func (g generator) values(dst []byte, i uint64) {
 
 // at returns the bits of value i. Every product is rounded before it is added: a
 // fused one would differ in the last bit.
-func (g generator) at(i uint64) uint16 {
-	u := float32(float32(int32(mix(g.key+(i+1)*0x9E3779B97F4A7C15)>>40))*0x1p-23) - 1
-	return bf16(g.base + float32(g.scale*u))
+func (g generator) at(i uint64) uint16 { return bf16(g.base + float32(g.scale*g.u(i))) }
+
+// u returns the uniform number of value i, in [-1, 1).
+func (g generator) u(i uint64) float32 {
+	return float32(float32(int32(mix(g.key+(i+1)*0x9E3779B97F4A7C15)>>40))*0x1p-23) - 1
 }
 
 // bf16 rounds v, which is finite, to nearest, ties to even.

@@ -55,6 +55,77 @@ func TestFollowsItsFormula(t *testing.T) {
 	}
 }
 
+// TestFP8FollowsItsFormula compares an FP8 matrix and its scales with the formula; the
+// nearest code is searched for among all.
+func TestFP8FollowsItsFormula(t *testing.T) {
+	s := New(configtest.Fixture(t, "v3-fp8/checkpoint"), 7)
+	const name = "model.layers.1.mlp.experts.0.up_proj.weight"
+	u := func(name string, i int) float32 {
+		h := fnv.New64a()
+		h.Write([]byte(name))
+		return float32(float32(mix((h.Sum64()^7)+uint64(i+1)*0x9E3779B97F4A7C15)>>40)*0x1p-23) - 1
+	}
+	got, err := s.Tensor(name)
+	require.NoError(t, err)
+	require.Equal(t, tensor.F8E4M3, got.DType)
+	require.Equal(t, []int{72, 192}, got.Shape)
+	for i, code := range got.Data {
+		require.Equal(t, nearestE4M3(448*u(name, i)), code, "element %d", i)
+	}
+	scales, err := s.Tensor(name + "_scale_inv")
+	require.NoError(t, err)
+	want := make([]float32, 2)
+	for j := range want {
+		want[j] = float32(math.Sqrt(3.0/192)/448) * float32(1+float32(0.1*u(name+"_scale_inv", j)))
+	}
+	assert.Equal(t, tensortest.New(t, tensor.F32, []int{1, 2}, want), scales)
+
+	for _, name := range []string{name, name + "_scale_inv"} { // in parts of any size
+		whole, err := s.Tensor(name)
+		require.NoError(t, err)
+		for from := range 6 {
+			part := make([]byte, min(7, len(whole.Data)-from))
+			require.NoError(t, s.Fill(tensor.Info{Name: name, DType: whole.DType, Shape: whole.Shape}, part, int64(from)))
+			assert.Equal(t, whole.Data[from:from+len(part)], part)
+		}
+	}
+}
+
+// nearestE4M3 returns the code of the number nearest to v, of two the even one.
+func nearestE4M3(v float32) (nearest byte) {
+	best := math.Inf(1)
+	for code := range 256 {
+		x := tensor.E4M3(byte(code))
+		d := math.Abs(float64(x) - float64(v))
+		if math.Signbit(float64(x)) == math.Signbit(float64(v)) && (d < best || d == best && code%2 == 0) {
+			nearest, best = byte(code), d
+		}
+	}
+	return nearest
+}
+
+// TestE4M3 rounds numbers between all neighbours, and the ties.
+func TestE4M3(t *testing.T) {
+	for code := range 0x7e {
+		a, b := tensor.E4M3(byte(code)), tensor.E4M3(byte(code+1))
+		for _, v := range []float32{a, b, (a + b) / 2, a + (b-a)/8, b - (b-a)/8} {
+			assert.Equal(t, nearestE4M3(v), e4m3(v), "%v", v)
+			assert.Equal(t, nearestE4M3(-v), e4m3(-v), "%v", -v)
+		}
+	}
+}
+
+// TestFP8IsWhatTheConfigPromises: the same tensors as the published layout of the fixture.
+func TestFP8IsWhatTheConfigPromises(t *testing.T) {
+	c := configtest.Fixture(t, "v3-fp8/checkpoint")
+	counts := map[tensor.DType]int{}
+	for i := range New(c, 0).Tensors() {
+		counts[i.DType]++
+	}
+	assert.Equal(t, map[tensor.DType]int{tensor.F8E4M3: 72, tensor.F32: 72, tensor.BF16: 19}, counts)
+	require.NoError(t, model.Check(c, New(c, 0)))
+}
+
 func TestHasEveryWeight(t *testing.T) {
 	for _, name := range []string{"v1-base", "v1-dense", "v1-rope-linear-tied-bias", "v1-top1-noshared"} {
 		c := configtest.Fixture(t, name+"/checkpoint")

@@ -13,6 +13,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Headers are the header entries of a checkpoint.
@@ -76,26 +77,47 @@ func (w *Weight) Blocks() tensor.Blocks {
 }
 
 // CheckScales says why an FP8 weight cannot be read as numbers: it is no matrix, or its
-// scales are missing or are not one float per block. Other weights have no scales to
-// check.
+// scales are missing or are not one float per block, which is a *ScalesError. Other
+// weights have no scales to check.
 func (w *Weight) CheckScales() error {
 	if w.DType != tensor.F8E4M3 {
 		return nil
-	}
-	if w.Scales == nil {
-		return fmt.Errorf("dtype F8_E4M3, but its scales, %s, are missing", w.Name+ScaleSuffix)
 	}
 	if len(w.Shape) != 2 {
 		return fmt.Errorf("dtype F8_E4M3, shape %v: only a matrix can have a scale per block", w.Shape)
 	}
 	rows, cols := w.Blocks().Grid()
-	if !slices.Equal(w.Scales.Shape, []int{rows, cols}) {
-		return fmt.Errorf("dtype F8_E4M3, but its scales have shape %v: blocks of %v give [%d %d]", w.Scales.Shape, w.Block, rows, cols)
+	if e := (&ScalesError{Weight: w, Want: []int{rows, cols}}); e.Missing() || e.Misshapen() || !w.Scales.DType.Casts() {
+		return e
 	}
-	if w.Scales.DType.Casts() {
-		return nil
+	return nil
+}
+
+// ScalesError says why the scales of an FP8 weight cannot be used: they are missing, have
+// another shape than one scale per block, or are no floats.
+type ScalesError struct {
+	Weight *Weight // the FP8 weight
+	Want   []int   // the shape that its scales must have
+}
+
+// Missing says whether there are no scales.
+func (e *ScalesError) Missing() bool { return e.Weight.Scales == nil }
+
+// Misshapen says whether there are scales, of another shape.
+func (e *ScalesError) Misshapen() bool {
+	return !e.Missing() && !slices.Equal(e.Weight.Scales.Shape, e.Want)
+}
+
+// Error says what is wrong, as a fault of the weight.
+func (e *ScalesError) Error() string {
+	const what = "dtype F8_E4M3, but its scales"
+	switch {
+	case e.Missing():
+		return fmt.Sprintf("%s, %s, are missing", what, text.Quote(e.Weight.Name+ScaleSuffix))
+	case e.Misshapen():
+		return fmt.Sprintf("%s have shape %v: blocks of %v give %v", what, e.Weight.Scales.Shape, e.Weight.Block, e.Want)
 	}
-	return fmt.Errorf("dtype F8_E4M3, but its scales have dtype %s: F32, F16 or BF16 is expected", w.Scales.DType)
+	return fmt.Sprintf("%s have dtype %s: F32, F16 or BF16 is expected", what, e.Weight.Scales.DType)
 }
 
 // View returns the weight's elements as src holds them, without copying any unless src is
@@ -134,6 +156,7 @@ type Set struct {
 
 	list   []*Weight
 	byName map[string]*Weight
+	misfit map[string]bool // the names of Misfits
 }
 
 // Misfit is a tensor that cannot be understood, and why.
@@ -154,7 +177,7 @@ var defaultBlock = [2]int{128, 128}
 //
 // All other tensors keep their names.
 func New(c *config.Config, h Headers) *Set {
-	s := &Set{byName: map[string]*Weight{}}
+	s := &Set{byName: map[string]*Weight{}, misfit: map[string]bool{}}
 	block := c.FP8Block
 	if block == [2]int{} {
 		block = defaultBlock
@@ -169,7 +192,7 @@ func New(c *config.Config, h Headers) *Set {
 		if !ok {
 			s.add(&Weight{Info: tensor.Info{Name: name, DType: info.DType, Shape: info.Shape}, Stored: info.Name, Block: block})
 		} else if err := s.split(f, info, c.NRoutedExperts, block); err != nil {
-			s.Misfits = append(s.Misfits, Misfit{tensor.Info{Name: name, DType: info.DType, Shape: info.Shape}, err.Error()})
+			s.refuse(tensor.Info{Name: name, DType: info.DType, Shape: info.Shape}, err.Error())
 		}
 	}
 	s.linkScales()
@@ -192,11 +215,16 @@ func missingPrefix(h Headers) string {
 
 func (s *Set) add(w *Weight) {
 	if first := s.byName[w.Name]; first != nil {
-		s.Misfits = append(s.Misfits, Misfit{w.Info, fmt.Sprintf("is there twice: in %s and in %s", first.Stored, w.Stored)})
+		s.refuse(w.Info, fmt.Sprintf("is there twice: in %s and in %s", text.Quote(first.Stored), text.Quote(w.Stored)))
 		return
 	}
 	s.list = append(s.list, w)
 	s.byName[w.Name] = w
+}
+
+func (s *Set) refuse(t tensor.Info, cause string) {
+	s.Misfits = append(s.Misfits, Misfit{t, cause})
+	s.misfit[t.Name] = true
 }
 
 // split adds the weights that a fused tensor consists of, in the order of its elements.
@@ -243,5 +271,5 @@ func (s *Set) Has(name string) bool { return s.Find(name) != nil || s.InMisfit(n
 // Whoever tells of those need not call it missing.
 func (s *Set) InMisfit(name string) bool {
 	place, ok := ParseExpert(name)
-	return ok && slices.ContainsFunc(s.Misfits, func(m Misfit) bool { return m.Name == place.Fused })
+	return ok && s.misfit[place.Fused]
 }

@@ -1,7 +1,8 @@
-// Package diff compares the weights of two checkpoints, tensor by tensor, whatever
-// their dtypes. Compare streams both sides in tiles, so its memory does not depend
-// on their size; it never asks how a checkpoint is stored: package weights gives the
-// tensors under their per-expert names.
+// Package diff compares two checkpoints: what their configs mean, and their weights,
+// tensor by tensor, whatever their dtypes. Compare streams both sides in tiles, so its
+// memory does not depend on their size; it never asks how a checkpoint is stored: package
+// weights gives the tensors under their per-expert names. Of experts that differ it finds
+// out whether the other side holds them under other numbers.
 package diff
 
 import (
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"dsmoe/config"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 )
@@ -19,14 +21,15 @@ import (
 type Side struct {
 	Weights []*weights.Weight // scales of FP8 weights among them
 	Reader  weights.ReaderAt  // of their bytes
+	Config  *config.Config    // of the model; nil leaves the configs out
 }
 
 // Status says how a tensor of A stands to that of B.
 type Status string
 
 // The statuses, from best to worst. Equal is every value, to the bit (for FP8, the
-// dequantised ones). Close is every value of one side being that of the other
-// rounded to its dtype: what a cast leaves.
+// dequantised ones; all NaNs are one value). Close is every value of one side being that
+// of the other rounded to its dtype, what a cast leaves, and finite where that is finite.
 const (
 	Equal   Status = "equal"
 	Close   Status = "close"
@@ -51,6 +54,9 @@ type Report struct {
 	Counts   map[Status]int `json:"counts"`   // tensors of each status
 	DTypes   int            `json:"dtypes"`   // tensors whose dtypes are not the same
 	Findings []Finding      `json:"findings"` // all that are not equal in value and dtype, in the order of the model
+
+	Config     []config.Difference `json:"config"`     // keys under which the configs differ
+	Rearranged []Rearranged        `json:"rearranged"` // what of Findings is the same weights in other places
 }
 
 // Finding is one tensor. The numbers are of B against A:
@@ -59,6 +65,9 @@ type Report struct {
 //	RelRMS  rms(b - a) / rms(a)
 //	Cosine  Σab / √(Σa² Σb²)
 //	MaxULP  the largest number of steps between two values, in the dtype in which it is least
+//
+// They are over the elements that are finite on both sides, and mean nothing unless
+// Measured is set.
 type Finding struct {
 	Name      string        `json:"name"`              // of the table
 	Status    Status        `json:"status"`            // of B's tensor against A's
@@ -66,36 +75,64 @@ type Finding struct {
 	DTypeB    *tensor.DType `json:"dtype_b,omitempty"` // as it is stored; nil if B lacks the tensor
 	ShapeA    []int         `json:"shape_a,omitempty"` // nil if A lacks the tensor
 	ShapeB    []int         `json:"shape_b,omitempty"` // nil if B lacks the tensor
-	Different int64         `json:"different"`         // elements with another value
+	Different int64         `json:"different"`         // elements with another value; 0 if dtypes cannot be compared
 	Elements  int64         `json:"elements"`          // of either side; 0 unless both have one shape
-	MaxAbs    float64       `json:"max_abs"`           // over finite elements
-	RelRMS    float64       `json:"rel_rms"`           // over finite elements
-	Cosine    float64       `json:"cosine"`            // over finite elements; 1 if no value differs
-	MaxULP    int64         `json:"max_ulp"`           // over finite elements
-	NonFinite int64         `json:"non_finite"`        // different elements of which one is not finite
-	Worst     int64         `json:"worst"`             // flat index of MaxAbs
+	Measured  bool          `json:"measured"`          // both sides are floats, whose values were compared
+	MaxAbs    float64       `json:"max_abs"`           // see above
+	RelRMS    float64       `json:"rel_rms"`           // see above
+	Cosine    float64       `json:"cosine"`            // 1 if no finite value differs
+	MaxULP    int64         `json:"max_ulp"`           // see above
+	NonFinite int64         `json:"non_finite"`        // different elements of which one or both are not finite
+	OnlyA     int64         `json:"non_finite_a"`      // elements that are not finite in A alone
+	OnlyB     int64         `json:"non_finite_b"`      // elements that are not finite in B alone
+	Worst     int64         `json:"worst"`             // flat index of MaxAbs, or of the first different element if no finite one differs
 }
 
-// Compare compares every tensor of a with that of b.
+// Compare compares the configs, and every tensor of a with that of b.
 func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 	pairs := match(a, b)
 	findings := make([]Finding, len(pairs))
 	progress := serial(o.Progress)
+	err := each(ctx, len(pairs), func(ctx context.Context, i int) (err error) {
+		findings[i], err = pairs[i].compare(ctx, a, b, progress)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	r := summarise(findings, o)
+	if a.Config != nil && b.Config != nil {
+		r.compareConfigs(a.Config, b.Config)
+	}
+	if r.Rearranged, err = rearranged(ctx, a, b, r.Findings); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// each calls f for 0 … n-1, several at once, until one fails.
+func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
-	for i, p := range pairs {
-		g.Go(func() (err error) {
+	for i := range n {
+		g.Go(func() error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			findings[i], err = p.compare(ctx, a, b, progress)
-			return err
+			return f(ctx, i)
 		})
 	}
-	if err := g.Wait(); err != nil {
-		return nil, err
+	return g.Wait()
+}
+
+// compareConfigs takes a difference of meaning for one of the checkpoints.
+func (r *Report) compareConfigs(a, b *config.Config) {
+	r.Config = config.Differences(a, b)
+	for _, d := range r.Config {
+		if d.Meaning {
+			r.Verdict = "differs"
+		}
 	}
-	return summarise(findings, o), nil
 }
 
 // serial makes calls of f one at a time; nil is no call.
@@ -140,7 +177,7 @@ func match(a, b Side) (pairs []pair) {
 
 // summarise counts, and keeps what there is to say.
 func summarise(findings []Finding, o Options) *Report {
-	r := &Report{Verdict: "same", Counts: map[Status]int{}, Findings: []Finding{}}
+	r := &Report{Verdict: "same", Counts: map[Status]int{}, Findings: []Finding{}, Config: []config.Difference{}}
 	for _, f := range findings {
 		r.Counts[f.Status]++
 		dtypes := f.DTypeA != nil && f.DTypeB != nil && *f.DTypeA != *f.DTypeB

@@ -85,7 +85,9 @@ func TestStatus(t *testing.T) {
 		"minus zero":      {tensortest.Vector(t, tensor.F32, 0), tensortest.Vector(t, tensor.F32, float32(math.Copysign(0, -1))), Differs, false, false},
 		"NaN on both":     {tensortest.Vector(t, tensor.F32, nan), tensortest.Vector(t, tensor.BF16, nan), Equal, true, false},
 		"NaN on one":      {tensortest.Vector(t, tensor.F32, 1, nan), tensortest.Vector(t, tensor.F32, 1, 2), Differs, false, false},
-		"overflow":        {tensortest.Vector(t, tensor.F32, 1e30), tensortest.Vector(t, tensor.F16, inf), Close, true, false},
+		"overflow":        {tensortest.Vector(t, tensor.F32, 1e30), tensortest.Vector(t, tensor.F16, inf), Differs, false, false},
+		"infinities":      {tensortest.Vector(t, tensor.F32, inf), tensortest.Vector(t, tensor.BF16, inf), Equal, true, false},
+		"signs":           {tensortest.Vector(t, tensor.F32, inf), tensortest.Vector(t, tensor.F32, -inf), Differs, false, false},
 		"shape":           {tensortest.Vector(t, tensor.F32, 1, 2), tensortest.Vector(t, tensor.F32, 1), Shape, false, false},
 		"integers":        {tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 2}}, tensor.Tensor{DType: tensor.I8, Shape: []int{2}, Data: []byte{1, 3}}, Differs, false, false},
 		"integer, float":  {tensor.Tensor{DType: tensor.I32, Shape: []int{1}, Data: []byte{0, 0, 0, 0}}, tensortest.Vector(t, tensor.F32, 0), Differs, false, false},
@@ -118,6 +120,51 @@ func TestMeasures(t *testing.T) {
 	_, f = one(t, tensortest.Vector(t, tensor.F32, 1, float32(math.Inf(1))), tensortest.Vector(t, tensor.F32, 1, 5), Options{})
 	assert.EqualValues(t, 1, f.NonFinite)
 	assert.EqualValues(t, 1, f.Worst)
+}
+
+// TestLines: a line says what was measured, and nothing that was not.
+func TestLines(t *testing.T) {
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	ints := func(d tensor.DType, shape int, data ...byte) tensor.Tensor {
+		return tensor.Tensor{DType: d, Shape: []int{shape}, Data: data}
+	}
+	for _, c := range []struct {
+		a, b tensor.Tensor
+		want string
+	}{
+		{tensortest.Vector(t, tensor.F32, 1e30, 1), tensortest.Vector(t, tensor.F16, inf, 1), "w: differs, F32 then F16: 1 of 2 values, 1 element not finite in one only (0 in A, 1 in B)"},
+		{tensortest.Vector(t, tensor.F32, nan, 1, 2), tensortest.Vector(t, tensor.F32, 1, nan, 2), "w: differs: 2 of 3 values, 2 elements not finite in one only (1 in A, 1 in B)"},
+		{tensortest.Vector(t, tensor.F32, inf, nan), tensortest.Vector(t, tensor.F32, -inf, inf), "w: differs: 2 of 2 values, 2 elements not finite in both, but not alike"},
+		{tensortest.Vector(t, tensor.F32, 4, nan), tensortest.Vector(t, tensor.F32, 2, 1),
+			"w: differs: 2 of 2 values, rel RMS 0.5, max abs 2 at 0, 8388608 ulp, cosine 1.000000000, 1 element not finite in one only (1 in A, 0 in B)"},
+		{ints(tensor.I8, 3, 1, 2, 3), ints(tensor.I8, 3, 1, 9, 8), "w: differs: 2 of 3 values, the first at 1"},
+		{ints(tensor.I16, 3, 1, 0, 2, 0, 3, 0), ints(tensor.I16, 3, 1, 0, 2, 1, 3, 0), "w: differs: 1 of 3 values, the first at 1"},
+		{ints(tensor.F4, 4, 0x21, 0x43), ints(tensor.F4, 4, 0x21, 0x53), "w: differs: 1 of 4 values, the first at 3"},
+		{ints(tensor.F6E2M3, 4, 0, 0, 0), ints(tensor.F6E2M3, 4, 0x40, 0, 0x04), "w: differs: 2 of 4 values, the first at 1"},
+		{ints(tensor.I32, 1, 0, 0, 0, 0), tensortest.Vector(t, tensor.F32, 0), "w: differs, I32 then F32: dtypes that cannot be compared"},
+	} {
+		r, _ := one(t, c.a, c.b, Options{})
+		assert.False(t, r.Same())
+		assert.Equal(t, c.want, firstLine(t, r))
+	}
+}
+
+// firstLine is that of the report's text.
+func firstLine(t *testing.T, r *Report) string {
+	t.Helper()
+	var b bytes.Buffer
+	require.NoError(t, r.WriteText(&b))
+	line, _, _ := strings.Cut(b.String(), "\n")
+	return line
+}
+
+// TestLongNames are cut in lines.
+func TestLongNames(t *testing.T) {
+	name := strings.Repeat("x", 1<<20)
+	a, b := new(memory).add(name, tensortest.Vector(t, tensor.F32, 1)), new(memory).add(name, tensortest.Vector(t, tensor.F32, 2))
+	r, err := Compare(t.Context(), a.side(), b.side(), Options{})
+	require.NoError(t, err)
+	assert.Less(t, len(firstLine(t, r)), 400)
 }
 
 // TestTiles: a difference in the last element of many tiles.

@@ -3,6 +3,7 @@ package diff
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -10,6 +11,7 @@ import (
 
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text"
 )
 
 // tileElements is how many elements of each side are in memory at once, per worker.
@@ -36,10 +38,10 @@ func (p pair) compare(ctx context.Context, a, b Side, progress func(int64)) (Fin
 		return f, nil
 	}
 	f.Elements = int64(p.a.Len())
-	f.Cosine = 1
 	if !decodes(p.a) || !decodes(p.b) {
 		return f, p.compareBytes(ctx, &f, a.Reader, b.Reader, progress)
 	}
+	f.Cosine, f.Measured = 1, true
 	t := tiles{pair: p, left: weights.NewStream(a.Reader, p.a), right: weights.NewStream(b.Reader, p.b)}
 	for at := int64(0); at < f.Elements; at += tileElements {
 		if err := ctx.Err(); err != nil {
@@ -47,7 +49,7 @@ func (p pair) compare(ctx context.Context, a, b Side, progress func(int64)) (Fin
 		}
 		n := min(tileElements, f.Elements-at)
 		if err := t.compare(at, int(n)); err != nil {
-			return f, fmt.Errorf("tensor %s: %w", p.name, err)
+			return f, fmt.Errorf("tensor %s: %w", text.Quote(p.name), err)
 		}
 		progress(p.a.DType.Bytes(n))
 	}
@@ -55,28 +57,50 @@ func (p pair) compare(ctx context.Context, a, b Side, progress func(int64)) (Fin
 	return f, nil
 }
 
-// compareBytes compares tensors that have no float values: equal or not.
+// compareBytes compares tensors that are no floats, as integers are, or whose scales are
+// unknown: elements are equal or not. Those of two dtypes cannot be compared.
 func (p pair) compareBytes(ctx context.Context, f *Finding, left, right weights.ReaderAt, progress func(int64)) error {
-	if p.a.DType != p.b.DType || (p.a.Scales == nil) != (p.b.Scales == nil) {
-		f.Status, f.Different = Differs, f.Elements
+	d := p.a.DType
+	if d != p.b.DType || (p.a.Scales == nil) != (p.b.Scales == nil) {
+		f.Status = Differs
 		return nil
 	}
-	size := p.a.Bytes()
-	x, y := make([]byte, min(tileElements, size)), make([]byte, min(tileElements, size))
-	for at := int64(0); at < size; at += tileElements {
-		n := min(tileElements, size-at)
+	var x, y []byte
+	for at := int64(0); at < f.Elements; at += tileElements {
+		n := min(tileElements, f.Elements-at)
+		x, y = slices.Grow(x[:0], int(d.Bytes(n)))[:d.Bytes(n)], slices.Grow(y[:0], int(d.Bytes(n)))[:d.Bytes(n)]
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := errors.Join(p.a.ReadAt(left, x[:n], at), p.b.ReadAt(right, y[:n], at)); err != nil {
-			return fmt.Errorf("tensor %s: %w", p.name, err)
+		if err := errors.Join(p.a.ReadAt(left, x, d.Bytes(at)), p.b.ReadAt(right, y, d.Bytes(at))); err != nil {
+			return fmt.Errorf("tensor %s: %w", text.Quote(p.name), err)
 		}
-		if !bytes.Equal(x[:n], y[:n]) {
-			f.Status = Differs
+		if !bytes.Equal(x, y) {
+			f.count(x, y, at, int(n), d.Bits())
 		}
-		progress(n)
+		progress(d.Bytes(n))
 	}
 	return nil
+}
+
+// count counts the different elements among n of so many bits, the first of which has
+// index at.
+func (f *Finding) count(x, y []byte, at int64, n, bits int) {
+	for i := range n {
+		if element(x, i, bits) != element(y, i, bits) {
+			if f.Different++; f.Different == 1 {
+				f.Status, f.Worst = Differs, at+int64(i)
+			}
+		}
+	}
+}
+
+// element returns the bits of element i, which do not cross a word of eight bytes from its
+// first byte on.
+func element(data []byte, i, bits int) uint64 {
+	var word [8]byte
+	copy(word[:], data[i*bits/8:])
+	return binary.LittleEndian.Uint64(word[:]) >> (i * bits % 8) << (64 - bits)
 }
 
 // decodes says whether a weight has values that can be compared.
@@ -119,7 +143,8 @@ func (t *tiles) compare(at int64, n int) error {
 // metrics sums up a tensor. Sums are in float64, in the order of the elements.
 type metrics struct {
 	different, nonFinite int64
-	rounded              int64 // different elements of which one is the other's rounding
+	onlyA, onlyB         int64 // elements that are not finite on one side
+	rounded              int64 // different finite elements of which one is the other's rounding
 	maxAbs               float64
 	worst                int64
 	maxULP               int64
@@ -161,12 +186,17 @@ func (m *metrics) differ(x, y float32, at int64, da, db tensor.DType) {
 	if m.different++; m.different == 1 {
 		m.worst = at
 	}
+	if finiteA, finiteB := x-x == 0, y-y == 0; !finiteA || !finiteB {
+		m.nonFinite++
+		if finiteB {
+			m.onlyA++
+		} else if finiteA {
+			m.onlyB++
+		}
+		return
+	}
 	if da != db && (sameBits(tensor.Rounded(x, db), y) || sameBits(tensor.Rounded(y, da), x)) {
 		m.rounded++
-	}
-	if x-x != 0 || y-y != 0 {
-		m.nonFinite++
-		return
 	}
 	if d := math.Abs(float64(x) - float64(y)); d > m.maxAbs {
 		m.maxAbs, m.worst = d, at
@@ -184,7 +214,7 @@ func steps(x, y float32, d tensor.DType) int64 {
 
 // report fills in a finding.
 func (m *metrics) report(f *Finding) {
-	f.Different, f.NonFinite, f.MaxAbs, f.MaxULP = m.different, m.nonFinite, m.maxAbs, m.maxULP
+	f.Different, f.NonFinite, f.OnlyA, f.OnlyB, f.MaxAbs, f.MaxULP = m.different, m.nonFinite, m.onlyA, m.onlyB, m.maxAbs, m.maxULP
 	if m.different > 0 {
 		f.Status, f.Worst = Differs, m.worst
 	}

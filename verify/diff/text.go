@@ -1,10 +1,12 @@
 package diff
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -14,21 +16,50 @@ import (
 type group struct {
 	name    string  // with {e} for the expert
 	first   Finding // in the order of the model
-	worst   Finding // by relative RMS, or by elements that are not finite
+	worst   Finding // by elements that are not finite, then by relative RMS
 	experts []int   // ascending; empty for a tensor outside the experts
 	count   int     // of findings
 }
 
-// WriteText writes a line per finding, experts of one layer together, and a summary.
+// WriteText writes a line per key of the configs that differs, a line per finding, experts
+// of one layer together, what of that is the same weights elsewhere, and a summary.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
+	meaning := 0
+	for _, d := range r.Config {
+		fmt.Fprintf(&b, "config.json: %s\n", configLine(d))
+		if d.Meaning {
+			meaning++
+		}
+	}
 	for _, g := range r.groups() {
 		fmt.Fprintf(&b, "%s\n", g)
 	}
-	fmt.Fprintf(&b, "%s: %d tensors compared: %d equal, %d close, %d differ; %d of another dtype, %d of another shape, %d removed, %d added\n",
+	for _, x := range r.Rearranged {
+		for _, line := range x.lines() {
+			fmt.Fprintf(&b, "%s\n", line)
+		}
+	}
+	fmt.Fprintf(&b, "%s: %d tensors compared: %d equal, %d close, %d differ; %d of another dtype, %d of another shape, %d removed, %d added",
 		r.Verdict, r.Compared, r.Counts[Equal], r.Counts[Close], r.Counts[Differs], r.DTypes, r.Counts[Shape], r.Counts[Removed], r.Counts[Added])
-	_, err := io.WriteString(w, b.String())
+	if meaning > 0 {
+		fmt.Fprintf(&b, "; config.json differs in %s", text.Plural(meaning, "key"))
+	}
+	_, err := io.WriteString(w, b.String()+"\n")
 	return err
+}
+
+// maxValue is how much of a config's value a line shows.
+const maxValue = 200
+
+// configLine says what both configs hold under a key, and whether that matters.
+func configLine(d config.Difference) string {
+	show := func(v []byte) string { return text.Clip(text.Line(string(v)), maxValue) }
+	line := fmt.Sprintf("%s: %s, then %s", d.Key, show(d.A), show(d.B))
+	if !d.Meaning {
+		line += ": the model computes the same"
+	}
+	return line
 }
 
 // groups folds the findings by expert, in the order of their first.
@@ -63,7 +94,7 @@ func (g *group) add(f Finding, expert int) {
 	if expert >= 0 {
 		g.experts = append(g.experts, expert)
 	}
-	if f.RelRMS > g.worst.RelRMS || f.NonFinite > g.worst.NonFinite {
+	if cmp.Or(cmp.Compare(f.NonFinite, g.worst.NonFinite), cmp.Compare(f.RelRMS, g.worst.RelRMS), cmp.Compare(f.Different, g.worst.Different)) > 0 {
 		g.worst = f
 	}
 }
@@ -79,10 +110,10 @@ func fold(name string) (string, int) {
 
 // String is the group's line: "NAME: STATUS", and what there is to say of the status.
 func (g *group) String() string {
-	name := text.Word(g.first.Name)
+	name := text.Quote(g.first.Name)
 	if g.count > 1 {
 		experts := strings.ReplaceAll(text.Ranges(g.experts), " ", "") // the name stays one word
-		name = strings.Replace(text.Word(g.name), "{e}", "{"+experts+"}", 1)
+		name = strings.Replace(text.Quote(g.name), "{e}", "{"+experts+"}", 1)
 	}
 	line := name + ": " + string(g.first.Status)
 	switch g.first.Status {
@@ -106,12 +137,28 @@ func (g *group) values() string {
 		return line
 	}
 	if g.count > 1 {
-		line += ", at worst in " + text.Word(f.Name)
+		line += ", at worst in " + text.Quote(f.Name)
 	}
-	line += fmt.Sprintf(": %d of %d values, rel RMS %.3g, max abs %.3g at %d, %d ulp, cosine %.9f",
-		f.Different, f.Elements, f.RelRMS, f.MaxAbs, f.Worst, f.MaxULP, f.Cosine)
-	if f.NonFinite > 0 {
-		line += fmt.Sprintf(", %d not finite", f.NonFinite)
+	if f.Different == 0 {
+		return line + ": dtypes that cannot be compared"
+	}
+	line += fmt.Sprintf(": %d of %d values", f.Different, f.Elements)
+	switch {
+	case !f.Measured:
+		line += fmt.Sprintf(", the first at %d", f.Worst)
+	case f.Different > f.NonFinite:
+		line += fmt.Sprintf(", rel RMS %.3g, max abs %.3g at %d, %d ulp, cosine %.9f", f.RelRMS, f.MaxAbs, f.Worst, f.MaxULP, f.Cosine)
+	}
+	return line + f.notFinite()
+}
+
+// notFinite says how many elements are infinite or NaN, on which side.
+func (f *Finding) notFinite() (line string) {
+	if n := f.OnlyA + f.OnlyB; n > 0 {
+		line = fmt.Sprintf(", %s not finite in one only (%d in A, %d in B)", text.Plural(n, "element"), f.OnlyA, f.OnlyB)
+	}
+	if n := f.NonFinite - f.OnlyA - f.OnlyB; n > 0 {
+		line += fmt.Sprintf(", %s not finite in both, but not alike", text.Plural(n, "element"))
 	}
 	return line
 }

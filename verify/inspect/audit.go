@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"strings"
 
 	"dsmoe/model"
 	"dsmoe/model/count"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -16,6 +18,7 @@ import (
 type AuditReport struct {
 	Path       string    `json:"path"`        // of the checkpoint, as it was given
 	Clean      bool      `json:"clean"`       // no finding is a problem; there may be notes
+	Problems   int       `json:"problems"`    // findings that are not notes
 	Checked    []string  `json:"checked"`     // a sentence for each part
 	NotChecked []string  `json:"not_checked"` // a sentence for each part, with the reason
 	Findings   []Finding `json:"findings"`    // of reading the files, then of the comparison
@@ -27,10 +30,11 @@ type AuditReport struct {
 func Audit(c *Checkpoint) *AuditReport {
 	found := append([]Finding{}, c.Findings...)
 	found = append(found, c.mismatches()...)
+	found = append(found, c.unquantised()...)
 	found = append(found, c.torchDType()...)
 	found = append(found, c.absent()...)
-	a := &AuditReport{Path: c.Path, Findings: found}
-	a.Clean = !slices.ContainsFunc(found, func(f Finding) bool { return f.Kind != Note })
+	a := &AuditReport{Path: c.Path, Findings: found, Problems: problems(found)}
+	a.Clean = a.Problems == 0
 	a.Checked, a.NotChecked = c.scope()
 	return a
 }
@@ -51,7 +55,11 @@ func (c *Checkpoint) mismatches() []Finding {
 		found = append(found, Finding{Missing, "", m.Name, fmt.Sprintf("the config asks for it, shape %v", m.Shape), hint.of(m.Name)})
 	}
 	for _, w := range e.Wrong {
-		found = append(found, wrong(w, files[w.Got.Name], hint))
+		if w.Scales != nil {
+			found = append(found, c.wrongScales(w.Scales, files)...)
+		} else {
+			found = append(found, wrong(w, files[w.Got.Name], hint))
+		}
 	}
 	for _, u := range e.Unexpected {
 		found = append(found, Finding{Unexpected, files[u.Name], u.Name, fmt.Sprintf("the config has no use for it, shape %v", u.Shape), hint.of(u.Name)})
@@ -71,11 +79,50 @@ func wrong(w model.Wrong, file string, hint *hints) Finding {
 	return Finding{DType, file, w.Got.Name, w.Cause, ""}
 }
 
-// holders maps each tensor to the file that holds it.
+// wrongScales is the finding about the scales of an FP8 weight. If a file could not be
+// read, it may hold those that are missing.
+func (c *Checkpoint) wrongScales(e *weights.ScalesError, files map[string]string) []Finding {
+	const hint = "without its scales nobody knows the numbers of an FP8 weight"
+	w, s := e.Weight, e.Weight.Scales
+	switch {
+	case !e.Missing() && e.Misshapen():
+		return []Finding{{Shape, files[s.Stored], s.Name, fmt.Sprintf("%v, but one scale per block of %v of the FP8 weight is %v", s.Shape, w.Block, e.Want), hint}}
+	case !e.Missing():
+		return []Finding{{DType, files[s.Stored], s.Name, fmt.Sprintf("dtype %s: scales are F32, F16 or BF16", s.DType), hint}}
+	case c.complete():
+		return []Finding{{Missing, "", w.Name + weights.ScaleSuffix, fmt.Sprintf("the FP8 weight needs these scales, shape %v", e.Want), hint}}
+	}
+	return nil
+}
+
+// unquantised are the weights that quantization_config says are FP8 and that are not.
+func (c *Checkpoint) unquantised() (found []Finding) {
+	if c.Config == nil || c.Config.FP8Block[0] == 0 {
+		return nil
+	}
+	files := c.holders()
+	set, f := weights.New(c.Config, headers{c}), model.FamilyOf(c.Config)
+	for _, slots := range []iter.Seq[model.Slot]{f.Slots(c.Config), f.MTPSlots(c.Config)} {
+		for s := range slots {
+			if w := set.Find(s.Name); w != nil && w.DType.Casts() && s.FP8(c.Config) {
+				found = append(found, Finding{DType, files[w.Name], w.Name, fmt.Sprintf("dtype %s, but quantization_config says F8_E4M3 with scales", w.DType),
+					"take quantization_config out of config.json, or list the module in its modules_to_not_convert"})
+			}
+		}
+	}
+	return found
+}
+
+// holders maps each tensor, by its own name and by the table's, to the file that holds it.
 func (c *Checkpoint) holders() map[string]string {
 	files := map[string]string{}
 	for _, t := range c.tensors() {
 		files[t.Name] = t.File
+	}
+	if c.Config != nil {
+		for _, w := range weights.New(c.Config, headers{c}).All() {
+			files[w.Name] = files[w.Stored]
+		}
 	}
 	return files
 }
@@ -187,15 +234,21 @@ func (a *AuditReport) WriteText(w io.Writer) error {
 	return t.WriteText(w)
 }
 
-// verdict counts findings, notes apart.
-func verdict(findings []Finding) string {
-	notes := 0
+// problems counts the findings that are not notes.
+func problems(findings []Finding) (n int) {
 	for _, f := range findings {
-		if f.Kind == Note {
-			notes++
+		if f.Kind != Note {
+			n++
 		}
 	}
-	switch n := len(findings) - notes; {
+	return n
+}
+
+// verdict counts findings, notes apart.
+func verdict(findings []Finding) string {
+	n := problems(findings)
+	notes := len(findings) - n
+	switch {
 	case len(findings) == 0:
 		return "clean"
 	case notes == 0:

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -105,7 +106,8 @@ func TestAuditFindings(t *testing.T) {
 			c := whole(base(t))
 			test.damage(t, c)
 			a := Audit(c)
-			assert.Equal(t, strings.HasPrefix(name, "torch_dtype"), a.Clean)
+			assert.Equal(t, a.Problems == 0, a.Clean)
+			assert.NotEmpty(t, a.Findings)
 			got := printed(t, a)
 			for _, want := range test.want {
 				assert.Contains(t, got, want)
@@ -181,41 +183,83 @@ func findingsAbout(c *Checkpoint, name string) []Finding {
 	return slices.DeleteFunc(Audit(c).Findings, func(f Finding) bool { return f.Tensor != name })
 }
 
-// TestAuditOfFP8: what keeps the model from computing with an FP8 weight is the cause,
-// in the words of model.Check.
+// TestAuditOfFP8: what keeps the model from computing with an FP8 weight is a finding of
+// its kind, about the weight or about its scales.
 func TestAuditOfFP8(t *testing.T) {
 	const name = "model.layers.1.self_attn.o_proj.weight"
 	fp8 := override(t, configtest.Fixture(t, "v3-fp8/checkpoint"), "num_nextn_predict_layers", "0")
 	for _, test := range []struct {
 		config *config.Config
 		weight string
+		dtype  tensor.DType
 		scales *tensor.Info // nil: none
-		want   string       // "": no findings
+		want   Finding      // zero: none
 	}{
-		{fp8, name, &tensor.Info{DType: tensor.F32, Shape: []int{2, 1}}, ""},
-		{fp8, name, nil, "dtype F8_E4M3, but its scales, model.layers.1.self_attn.o_proj.weight_scale_inv, are missing"},
-		{fp8, name, &tensor.Info{DType: tensor.F32, Shape: []int{1, 2}}, "dtype F8_E4M3, but its scales have shape [1 2]: blocks of [128 128] give [2 1]"},
-		{fp8, name, &tensor.Info{DType: tensor.BF16, Shape: []int{2, 1}}, ""},
-		{fp8, name, &tensor.Info{DType: tensor.I32, Shape: []int{2, 1}}, "dtype F8_E4M3, but its scales have dtype I32"},
-		{fp8, "model.embed_tokens.weight", nil, "dtype F8_E4M3, which only matrix products take"},
-		{override(t, configtest.Fixture(t, "v3/checkpoint"), "num_nextn_predict_layers", "0"), name, nil, "dtype F8_E4M3, but config.json has no quantization_config"},
+		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.F32, Shape: []int{2, 1}}, Finding{}},
+		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.BF16, Shape: []int{2, 1}}, Finding{}},
+		{fp8, name, tensor.F8E4M3, nil, Finding{Kind: Missing, Tensor: name + "_scale_inv", Cause: "the FP8 weight needs these scales, shape [2 1]"}},
+		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.F32, Shape: []int{1, 2}},
+			Finding{Kind: Shape, File: "b.safetensors", Tensor: name + "_scale_inv", Cause: "[1 2], but one scale per block of [128 128] of the FP8 weight is [2 1]"}},
+		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.I32, Shape: []int{2, 1}},
+			Finding{Kind: DType, File: "b.safetensors", Tensor: name + "_scale_inv", Cause: "dtype I32: scales are F32, F16 or BF16"}},
+		{fp8, name, tensor.BF16, nil, Finding{Kind: DType, File: "a.safetensors", Tensor: name, Cause: "dtype BF16, but quantization_config says F8_E4M3 with scales"}},
+		{fp8, "model.embed_tokens.weight", tensor.F8E4M3, nil,
+			Finding{Kind: DType, File: "a.safetensors", Tensor: "model.embed_tokens.weight", Cause: "dtype F8_E4M3, which only matrix products take"}},
+		{override(t, configtest.Fixture(t, "v3/checkpoint"), "num_nextn_predict_layers", "0"), name, tensor.F8E4M3, nil,
+			Finding{Kind: DType, File: "a.safetensors", Tensor: name, Cause: "dtype F8_E4M3, but config.json has no quantization_config"}},
 	} {
 		c := whole(test.config)
-		retype(t, c, test.weight, tensor.F8E4M3)
+		retype(t, c, test.weight, test.dtype)
+		if test.weight == name {
+			for i := range c.Files {
+				c.Files[i].Tensors = slices.DeleteFunc(slices.Clone(c.Files[i].Tensors), func(x tensor.Info) bool { return x.Name == name+"_scale_inv" })
+			}
+		}
 		if test.scales != nil {
-			c.Files[0].Tensors = append(c.Files[0].Tensors, tensor.Info{Name: name + "_scale_inv", DType: test.scales.DType, Shape: test.scales.Shape})
+			c.Files[1].Tensors = append(c.Files[1].Tensors, tensor.Info{Name: name + "_scale_inv", DType: test.scales.DType, Shape: test.scales.Shape})
 		}
 		found := Audit(c).Findings
-		if test.want == "" {
+		if test.want == (Finding{}) {
 			assert.Empty(t, found)
 			continue
 		}
 		require.Len(t, found, 1, test.want)
-		assert.Equal(t, DType, found[0].Kind)
-		assert.Equal(t, test.weight, found[0].Tensor)
-		assert.Contains(t, found[0].Cause, test.want)
-		assert.Empty(t, found[0].Hint)
+		found[0].Hint = ""
+		assert.Equal(t, test.want, found[0])
 	}
+}
+
+// TestScalesOfAnUnreadableFile: where a file could not be read, nobody knows that the
+// scales are missing.
+func TestScalesOfAnUnreadableFile(t *testing.T) {
+	c := whole(override(t, configtest.Fixture(t, "v3-fp8/checkpoint"), "num_nextn_predict_layers", "0"))
+	for i := range c.Files {
+		c.Files[i].Tensors = slices.DeleteFunc(slices.Clone(c.Files[i].Tensors), func(x tensor.Info) bool { return strings.HasSuffix(x.Name, "_scale_inv") })
+	}
+	assert.Len(t, Audit(c).Findings, 72)
+	c.Findings = []Finding{{Kind: Broken, File: "c.safetensors", Cause: "file is empty"}}
+	assert.Len(t, Audit(c).Findings, 1)
+}
+
+// TestLongNamesAreCut: a name of any length, and a pattern of many numbers, take a line
+// that can be read.
+func TestLongNamesAreCut(t *testing.T) {
+	c := whole(configtest.Fixture(t, "v1-base/checkpoint"))
+	add := func(name string) {
+		c.Files[1].Tensors = append(c.Files[1].Tensors, tensor.Info{Name: name, DType: tensor.BF16, Shape: []int{1}})
+	}
+	add(strings.Repeat("x", 1<<20))
+	for e := range 300 {
+		add("model.layers.1.mlp.experts." + strconv.Itoa(100+2*e) + ".up_proj.weight")
+	}
+	for range 2 {
+		add("model." + strings.Repeat("y", 1<<20)) // there twice
+	}
+	got := printed(t, Audit(c))
+	assert.Less(t, len(got), 4000)
+	assert.Contains(t, got, "xxx… (1048576 bytes): the config has no use for it")
+	assert.Contains(t, got, "model.layers.1.mlp.experts.{100,102,104,106,108,110,112,…,698}.up_proj.weight (300 tensors): ")
+	assert.Contains(t, got, "yyy… (1048582 bytes): is there twice: in model.yyy")
 }
 
 // retype gives a tensor another dtype.

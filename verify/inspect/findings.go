@@ -48,14 +48,14 @@ type line struct{ text, hint string }
 func (g *group) lines() []line {
 	prefix := string(g.Kind) + ": "
 	if g.File != "" {
-		prefix += text.Word(g.File) + ": "
+		prefix += text.Quote(g.File) + ": "
 	}
 	if len(g.names) == 0 {
 		return []line{{prefix + g.Cause, g.Hint}}
 	}
 	var lines []line
 	for _, p := range fold(g.names) {
-		name := text.Word(p.name)
+		name := p.brief
 		if len(p.names) > 1 {
 			name += fmt.Sprintf(" (%s)", text.Plural(len(p.names), "tensor"))
 		}

@@ -1,8 +1,8 @@
 // Package inspect tells what is in a checkpoint: Summarize and List say what it
-// holds, Audit whether its parts fit together, Describe what its config implies,
-// Compare what the DeepSeekMoE paper says of its experts. Each returns a report that
-// is JSON as it stands and that WriteText prints. Only headers are looked at; the
-// package opens no file and reads no weight.
+// holds, Audit whether its parts fit together, AuditValues whether its numbers can be
+// weights, Describe what its config implies, Compare what the DeepSeekMoE paper says of
+// its experts. Each returns a report that is JSON as it stands and that WriteText prints.
+// The package opens no file; only AuditValues reads weights, through its caller's reader.
 package inspect
 
 import (
@@ -55,6 +55,7 @@ const (
 	Shape      Kind = "shape"      // a tensor has another shape than the config asks for
 	DType      Kind = "dtype"      // the model does not compute with a tensor's dtype, or not without the scales that it lacks
 	Unexpected Kind = "unexpected" // the config has no use for a tensor
+	Value      Kind = "value"      // numbers that weights cannot be, or that cannot be meant
 	Note       Kind = "note"       // odd, but a reader can live with it
 )
 

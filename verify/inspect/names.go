@@ -5,6 +5,7 @@ package inspect
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,16 +40,18 @@ func number(part string) (int, bool) {
 type box [][]int
 
 // fill writes the box into the holes of a template:
-// "layers.{1..27}.mlp.experts.{0..63}.up".
-func (b box) fill(template string) string {
+// "layers.{1..27}.mlp.experts.{0..63}.up". Of a set with more runs of numbers than most,
+// the first and the last are written.
+func (b box) fill(template string, most int) string {
 	for _, set := range b {
-		template = strings.Replace(template, hole, formatSet(set), 1)
+		template = strings.Replace(template, hole, formatSet(set, most), 1)
 	}
 	return template
 }
 
-// formatSet writes ascending numbers as "3", "{0..63}" or "{0,2..5}".
-func formatSet(set []int) string {
+// formatSet writes ascending numbers as "3", "{0..63}" or "{0,2..5}"; of more than most
+// runs, "{0,2,4,…,62}".
+func formatSet(set []int, most int) string {
 	if len(set) == 1 {
 		return strconv.Itoa(set[0])
 	}
@@ -59,6 +62,9 @@ func formatSet(set []int) string {
 		} else {
 			runs = append(runs, fmt.Sprintf("%d..%d", first, last))
 		}
+	}
+	if n := len(runs); n > most {
+		runs = append(runs[:most-1], "…", runs[n-1])
 	}
 	return "{" + strings.Join(runs, ",") + "}"
 }
@@ -117,9 +123,16 @@ func (b box) names(template string) []string {
 
 // pattern is a set of names that differ in numbers only.
 type pattern struct {
-	name  string // as box.fill writes it
+	name  string // as box.fill writes it, every number told
+	brief string // the same for a message: few numbers of each set, cut as text.Quote cuts
 	names []string
 }
+
+// The runs of numbers that a pattern's name and its brief form spell out.
+const (
+	allRuns   = math.MaxInt
+	briefRuns = 8
+)
 
 // fold writes names, in any order, as patterns in the order of their first names.
 func fold(names []string) []pattern {
@@ -136,7 +149,7 @@ func fold(names []string) []pattern {
 	var all []pattern
 	for _, t := range templates {
 		for _, b := range boxes(tuples[t]) {
-			all = append(all, pattern{b.fill(t), b.names(t)})
+			all = append(all, pattern{b.fill(t, allRuns), text.Quote(b.fill(t, briefRuns)), b.names(t)})
 		}
 	}
 	slices.SortFunc(all, func(a, b pattern) int { return text.CompareNames(a.names[0], b.names[0]) })

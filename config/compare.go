@@ -1,0 +1,109 @@
+package config
+
+// What two configs say differently, after defaults and aliases, and which of that decides
+// what the model computes.
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// Difference is a key of config.json under which two configs hold different values, be it
+// spelled out, left to the family's default, or said by another key.
+type Difference struct {
+	Key     string         `json:"key"`     // such as "rms_norm_eps"; "auto_map" where the references to follow differ
+	A       jsontext.Value `json:"a"`       // the one's value, as JSON
+	B       jsontext.Value `json:"b"`       // the other's
+	Meaning bool           `json:"meaning"` // it decides what the model computes, the loss of training included
+}
+
+// Differences compares all that a Config holds, in the order of the families' keys.
+func Differences(a, b *Config) []Difference {
+	differences, seen := []Difference{}, map[string]bool{}
+	for _, family := range families {
+		for _, row := range family.fields {
+			x, y := row.shown(a), row.shown(b)
+			if !seen[row.key] && !bytes.Equal(x, y) {
+				differences = append(differences, Difference{row.key, x, y, decides(row.key, a, b)})
+			}
+			seen[row.key] = true
+		}
+	}
+	return differences
+}
+
+// shown returns what c holds under the row's key, as JSON; nil under a key that is an alias
+// of one before it, or that no Config can hold a value of.
+func (row field) shown(c *Config) jsontext.Value {
+	var v any
+	switch {
+	case row.value != nil:
+		v = row.value(c)
+	case row.key == "rope_scaling":
+		return jsontext.Value(c.RopeScaling.String())
+	case row.key == "torch_dtype":
+		if c.TorchDType == "" {
+			return jsontext.Value("null")
+		}
+		v = c.TorchDType
+	case row.key == "quantization_config":
+		if c.FP8Block == [2]int{} {
+			return jsontext.Value("null")
+		}
+		v = map[string]any{"modules_to_not_convert": slices.Concat([]string{}, c.FP8Except), "weight_block_size": c.FP8Block}
+	case row.key == "auto_map":
+		v = c.Reference
+	default:
+		return nil
+	}
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic("config: Differences: " + row.key + ": " + err.Error()) // fields are finite numbers, strings and truth values
+	}
+	return text
+}
+
+// decides says whether a difference under a key is one of what the model computes.
+func decides(key string, a, b *Config) bool {
+	switch key {
+	case "torch_dtype", "quantization_config": // how weights are stored
+		return false
+	case "initializer_range", "pretraining_tp": // how they were drawn, how products are cut
+		return false
+	case "max_position_embeddings":
+		return a.scalesDynamically() || b.scalesDynamically()
+	case "n_group", "topk_group":
+		return a.LimitsGroups() || b.LimitsGroups()
+	case "norm_topk_prob", "routed_scaling_factor":
+		return !sameTopKWeights(a, b)
+	case "moe_layer_freq":
+		return !sameLayers(a, b)
+	case "auto_map":
+		return !sameTopKWeights(a, b) || !sameLayers(a, b)
+	}
+	return true
+}
+
+// scalesDynamically says whether RoPE changes beyond max_position_embeddings.
+func (c *Config) scalesDynamically() bool {
+	return c.RopeScaling != nil && c.RopeScaling.Type == "dynamic"
+}
+
+func sameTopKWeights(a, b *Config) bool {
+	normA, scaleA := a.TopKWeights()
+	normB, scaleB := b.TopKWeights()
+	return normA == normB && scaleA == scaleB
+}
+
+// sameLayers says whether the layers that both have are dense, or not, in both.
+func sameLayers(a, b *Config) bool {
+	for l := range min(a.NumHiddenLayers, b.NumHiddenLayers) {
+		if a.IsMoE(l) != b.IsMoE(l) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,40 @@
+package torchbin
+
+import (
+	"archive/zip"
+	"errors"
+	"io"
+
+	"dsmoe/convert/format"
+)
+
+var _ format.Checksummed = (*File)(nil)
+
+// Checksums returns those of the entries of the zip archive; a file that is none has none.
+func (f *File) Checksums(r io.ReaderAt) ([]format.Checksum, error) {
+	size := f.Stat().Size
+	z, err := zip.NewReader(r, size)
+	if errors.Is(err, zip.ErrFormat) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	tensors := make(map[int64]string, len(f.entries))
+	for i := len(f.entries) - 1; i >= 0; i-- {
+		tensors[f.entries[i].offset] = f.entries[i].info.Name
+	}
+	var all []format.Checksum
+	for _, e := range z.File {
+		start, err := e.DataOffset()
+		if err != nil {
+			return nil, err
+		}
+		held := int64(e.UncompressedSize64)
+		if e.Method != zip.Store || held <= 0 || held > size-start {
+			continue // a folder, or what no tensor lies in
+		}
+		all = append(all, format.Checksum{Name: e.Name, Tensor: tensors[start], Offset: start, Size: held, CRC32: e.CRC32})
+	}
+	return all, nil
+}

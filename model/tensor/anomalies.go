@@ -1,0 +1,109 @@
+package tensor
+
+// The search through stored weights for what no model's should hold, at the speed of
+// memory: eight bytes at a time, and elements are only counted where there is something.
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"dsmoe/model/internal/kernel"
+)
+
+// Anomalies counts elements that are not what weights are.
+type Anomalies struct {
+	NaN       int64 // not a number
+	Infinite  int64 // +∞ or -∞, which F8_E4M3 does not have
+	BeyondF16 int64 // finite, but infinite when rounded to F16: of magnitude 65520 or more
+	Nonzero   bool  // there is an element that is neither 0 nor -0
+}
+
+// The first magnitudes, as bits, that are NaN, and that are at least infinite in F16.
+var (
+	firstNaN  = [...]uint32{kernel.F32: 0x7f800001, kernel.F16: 0x7c01, kernel.BF16: 0x7f81, kernel.F8E4M3: 0x7f}
+	beyondF16 = [...]uint32{kernel.F32: 0x477ff000, kernel.F16: 0x7c00, kernel.BF16: 0x4780, kernel.F8E4M3: 0x7f}
+)
+
+// scanned is how many bytes are searched before what was found in them is counted.
+const scanned = 4096
+
+// Add counts the elements of data, whole ones of F32, F16, BF16 or F8_E4M3. The order in
+// which the parts of a tensor are added does not matter.
+func (a *Anomalies) Add(data []byte, d DType) {
+	f, ok := d.Format()
+	if !ok {
+		panic("tensor: Anomalies.Add: dtype " + d.String())
+	}
+	beyond := wordOf(f)
+	beyond.gap = beyond.gapTo(f, beyondF16[f])
+	for len(data) > 0 {
+		part := data[:min(scanned, len(data))]
+		some, found := beyond.search(part)
+		a.Nonzero = a.Nonzero || some
+		if found {
+			a.count(part, f)
+		}
+		data = data[len(part):]
+	}
+}
+
+// Merge adds what was counted in another part of the tensor.
+func (a *Anomalies) Merge(o Anomalies) {
+	a.NaN += o.NaN
+	a.Infinite += o.Infinite
+	a.BeyondF16 += o.BeyondF16
+	a.Nonzero = a.Nonzero || o.Nonzero
+}
+
+// gapTo returns how far below the sign bits a magnitude is, in every element.
+func (w word) gapTo(f kernel.Format, magnitude uint32) uint64 {
+	return w.sign / uint64(signBit[f]) * uint64(signBit[f]-magnitude)
+}
+
+// search says whether an element of data is not zero, and whether one has at least the
+// magnitude that w's gap stands for.
+func (w word) search(data []byte) (nonzero, found bool) {
+	largest, gap := ^w.sign, w.gap
+	var any, high uint64
+	for ; len(data) >= 32; data = data[32:] {
+		b := (*[32]byte)(data)
+		p, q := binary.LittleEndian.Uint64(b[0:])&largest, binary.LittleEndian.Uint64(b[8:])&largest
+		r, s := binary.LittleEndian.Uint64(b[16:])&largest, binary.LittleEndian.Uint64(b[24:])&largest
+		any |= p | q | r | s
+		high |= (p + gap) | (q + gap) | (r + gap) | (s + gap)
+	}
+	for ; len(data) > 0; data = data[min(8, len(data)):] {
+		x := wordAt(data) & largest
+		any |= x
+		high |= x + gap
+	}
+	return any != 0, high&w.sign != 0
+}
+
+// count counts the anomalies of data.
+func (a *Anomalies) count(data []byte, f kernel.Format) {
+	w := wordOf(f)
+	nan := w.atLeast(data, w.gapTo(f, firstNaN[f]))
+	infinite := w.atLeast(data, w.gap)
+	a.NaN += nan
+	a.Infinite += infinite - nan
+	a.BeyondF16 += w.atLeast(data, w.gapTo(f, beyondF16[f])) - infinite
+}
+
+// atLeast counts the elements of at least the magnitude that a gap stands for.
+func (w word) atLeast(data []byte, gap uint64) (n int64) {
+	for ; len(data) > 0; data = data[min(8, len(data)):] {
+		n += int64(bits.OnesCount64((wordAt(data)&^w.sign + gap) & w.sign))
+	}
+	return n
+}
+
+// wordAt returns the first eight bytes of data; those that it lacks are 0.
+func wordAt(data []byte) uint64 {
+	if len(data) >= 8 {
+		return binary.LittleEndian.Uint64(data)
+	}
+	var b [8]byte
+	copy(b[:], data)
+	return binary.LittleEndian.Uint64(b[:])
+}

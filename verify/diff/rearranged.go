@@ -1,0 +1,425 @@
+package diff
+
+// The same weights in other places: experts under other numbers, and gate_proj where the
+// other side has up_proj. What may have moved is found by hashes of the first values, and
+// then compared whole.
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"hash/maphash"
+	"math"
+	"strconv"
+	"strings"
+
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// Rearranged is weights of a layer that A and B hold in different places, each the other's
+// value or its rounding.
+type Rearranged struct {
+	Module    string       `json:"module"`           // of the MLPs: "model.layers.3.mlp"
+	Experts   []Renumbered `json:"experts"`          // whose number is another, by that of A
+	Router    Router       `json:"router,omitempty"` // whether its rows went along; "" if no expert is renumbered
+	Regrouped bool         `json:"regrouped"`        // experts of one of the n_group groups of A are of several in B
+	Exchanged []string     `json:"exchanged"`        // MLPs, named as in A, whose gate_proj is B's up_proj and the reverse
+}
+
+// Renumbered is a routed expert.
+type Renumbered struct {
+	A int `json:"a"` // its number in A
+	B int `json:"b"` // its number in B
+}
+
+// Router says how the rows of mlp.gate.weight, and of e_score_correction_bias, stand to
+// renumbered experts.
+type Router string
+
+// What the router's rows can have done.
+const (
+	Along Router = "along" // they have the same new numbers: the same function
+	Stays Router = "stays" // they have their numbers of before: tokens reach other experts
+	Other Router = "other" // neither
+)
+
+// mlp is the three projections of a DeepseekMLP on one side.
+type mlp struct {
+	module         string // "model.layers.3.mlp.experts.17"
+	gate, up, down *weights.Weight
+}
+
+// projections returns the weights of the two sides that are the same if b is a; exchanged
+// sets up against gate.
+func (a *mlp) projections(b *mlp, exchanged bool) []pair {
+	gate, up := b.gate, b.up
+	if exchanged {
+		gate, up = up, gate
+	}
+	return []pair{{a.gate.Name, a.gate, gate}, {a.up.Name, a.up, up}, {a.down.Name, a.down, b.down}}
+}
+
+// place is where an MLP of A is found in B.
+type place struct {
+	a, b      *mlp
+	exchanged bool
+}
+
+// rearranged looks for the MLPs that differ elsewhere in their layer.
+func rearranged(ctx context.Context, a, b Side, findings []Finding) ([]Rearranged, error) {
+	all := []Rearranged{}
+	differ := map[string]bool{}
+	for _, f := range findings {
+		if module, _, ok := cutProjection(f.Name); ok && f.Status == Differs {
+			differ[module] = true
+		}
+	}
+	left, order := mlps(a, differ)
+	right, _ := mlps(b, differ)
+	for _, layer := range order {
+		s := search{a: a, b: b, left: left[layer], right: right[layer]}
+		places, err := s.places(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if len(places) == 0 {
+			continue
+		}
+		r, err := s.describe(layer, places)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// cutProjection takes "….mlp.gate_proj.weight" apart.
+func cutProjection(name string) (module, projection string, ok bool) {
+	rest, isWeight := strings.CutSuffix(name, "_proj.weight")
+	at := strings.LastIndexByte(rest, '.')
+	if !isWeight || at < 0 || !strings.Contains(rest, ".mlp") {
+		return "", "", false
+	}
+	return rest[:at], rest[at+1:], true
+}
+
+// mlps returns the whole MLPs of a side among those that differ, by the layer's module or,
+// outside the experts, by their own; and these in the order of the model.
+func mlps(s Side, differ map[string]bool) (byLayer map[string][]*mlp, order []string) {
+	byModule := map[string]*mlp{}
+	var found []*mlp
+	for _, w := range s.Weights {
+		module, projection, ok := cutProjection(w.Name)
+		if !ok || !differ[module] || !decodes(w) || len(w.Shape) != 2 {
+			continue
+		}
+		m := byModule[module]
+		if m == nil {
+			m = &mlp{module: module}
+			byModule[module] = m
+			found = append(found, m)
+		}
+		switch projection {
+		case "gate":
+			m.gate = w
+		case "up":
+			m.up = w
+		case "down":
+			m.down = w
+		}
+	}
+	byLayer = map[string][]*mlp{}
+	for _, m := range found {
+		if m.gate == nil || m.up == nil || m.down == nil {
+			continue
+		}
+		layer := m.module
+		if before, _, _, ok := weights.CutExpert(m.module); ok {
+			layer = strings.TrimSuffix(before, ".experts.")
+		}
+		if byLayer[layer] == nil {
+			order = append(order, layer)
+		}
+		byLayer[layer] = append(byLayer[layer], m)
+	}
+	return byLayer, order
+}
+
+// search looks for the MLPs of one layer of A among those of B.
+type search struct {
+	a, b        Side
+	left, right []*mlp
+	seed        maphash.Seed
+	dtype       tensor.DType // that fingerprints are rounded to
+}
+
+// places returns where the MLPs of A are in B, in their order: whole, or with gate and up
+// exchanged.
+func (s *search) places(ctx context.Context) ([]place, error) {
+	s.seed, s.dtype = maphash.MakeSeed(), s.coarsest()
+	at, err := s.fingerprints(ctx, s.b, s.right)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := s.fingerprints(ctx, s.a, s.left)
+	if err != nil {
+		return nil, err
+	}
+	free := map[[3]uint64][]*mlp{}
+	for i, m := range s.right {
+		free[at[i]] = append(free[at[i]], m)
+	}
+	var candidates []place
+	for i, m := range s.left {
+		for _, exchanged := range []bool{false, true} {
+			key := keys[i]
+			if exchanged {
+				key[0], key[1] = key[1], key[0]
+			}
+			if twins := free[key]; len(twins) > 0 {
+				candidates = append(candidates, place{m, twins[0], exchanged})
+				free[key] = twins[1:]
+				break
+			}
+		}
+	}
+	return s.confirm(ctx, candidates)
+}
+
+// coarsest returns the dtype of the fewest digits among those of the numbers: rounded to
+// it, the numbers of a cast are those that were cast.
+func (s *search) coarsest() tensor.DType {
+	coarsest := tensor.F32
+	for _, m := range append(append([]*mlp{}, s.left...), s.right...) {
+		for _, w := range []*weights.Weight{m.gate, m.up, m.down} {
+			if d := w.NumberType(); d == tensor.BF16 || d == tensor.F16 && coarsest == tensor.F32 {
+				coarsest = d
+			}
+		}
+	}
+	return coarsest
+}
+
+// sampled is how many of the first values of a matrix a fingerprint is of.
+const sampled = 4096
+
+// fingerprints returns hashes of the first values of gate, up and down of each MLP.
+func (s *search) fingerprints(ctx context.Context, side Side, all []*mlp) ([][3]uint64, error) {
+	keys := make([][3]uint64, len(all))
+	return keys, each(ctx, len(all), func(_ context.Context, i int) error {
+		for k, w := range []*weights.Weight{all[i].gate, all[i].up, all[i].down} {
+			values, err := part(side, w, 0, min(sampled, w.Len()))
+			if err != nil {
+				return err
+			}
+			keys[i][k] = s.hash(w, values)
+		}
+		return nil
+	})
+}
+
+// hash hashes the shape of a weight and values of it, rounded.
+func (s *search) hash(w *weights.Weight, values []float32) uint64 {
+	data := fmt.Append(nil, w.Shape)
+	for _, v := range values {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(tensor.Rounded(v, s.dtype)))
+	}
+	return maphash.Bytes(s.seed, data)
+}
+
+// part reads n values of a weight from at on.
+func part(s Side, w *weights.Weight, at int64, n int) ([]float32, error) {
+	stream := weights.NewStream(s.Reader, w)
+	err := stream.Load(at, n)
+	var values []float32
+	if err == nil {
+		values, err = stream.Values()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tensor %s: %w", text.Quote(w.Name), err)
+	}
+	return values, nil
+}
+
+// confirm compares the candidates whole and returns those that are what they seem.
+func (s *search) confirm(ctx context.Context, candidates []place) ([]place, error) {
+	same := make([]bool, len(candidates))
+	err := each(ctx, len(candidates), func(ctx context.Context, i int) error {
+		c := candidates[i]
+		for _, p := range c.a.projections(c.b, c.exchanged) {
+			f, err := p.compare(ctx, s.a, s.b, func(int64) {})
+			if err != nil {
+				return err
+			}
+			if f.Status != Equal && f.Status != Close {
+				return nil
+			}
+		}
+		same[i] = true
+		return nil
+	})
+	var places []place
+	for i, c := range candidates {
+		if same[i] {
+			places = append(places, c)
+		}
+	}
+	return places, err
+}
+
+// describe says what the places mean.
+func (s *search) describe(layer string, places []place) (Rearranged, error) {
+	r := Rearranged{Module: layer, Experts: []Renumbered{}, Exchanged: []string{}}
+	for _, p := range places {
+		if p.exchanged {
+			r.Exchanged = append(r.Exchanged, p.a.module)
+		}
+		_, from, _, _ := weights.CutExpert(p.a.module)
+		if _, to, _, ok := weights.CutExpert(p.b.module); ok && from != to {
+			r.Experts = append(r.Experts, Renumbered{from, to})
+		}
+	}
+	if len(r.Experts) == 0 {
+		return r, nil
+	}
+	r.Regrouped = s.regrouped(r.Experts)
+	var err error
+	r.Router, err = s.router(layer, r.Experts)
+	return r, err
+}
+
+// regrouped says whether the new numbers divide experts among groups otherwise, where
+// groups limit a token's choice.
+func (s *search) regrouped(moved []Renumbered) bool {
+	c := s.a.Config
+	if c == nil || !c.LimitsGroups() || c.NGroup == 0 || c.NRoutedExperts < c.NGroup {
+		return false
+	}
+	size := c.NRoutedExperts / c.NGroup
+	numbers := make([]int, c.NRoutedExperts)
+	for e := range numbers {
+		numbers[e] = e
+	}
+	for _, m := range moved {
+		if m.A < len(numbers) {
+			numbers[m.A] = m.B
+		}
+	}
+	for e, n := range numbers {
+		if n/size != numbers[e/size*size]/size {
+			return true
+		}
+	}
+	return false
+}
+
+// router compares the rows of the layer's router, and the elements of its bias.
+func (s *search) router(layer string, moved []Renumbered) (Router, error) {
+	along, stays, found := true, true, false
+	for _, name := range []string{layer + ".gate.weight", layer + ".gate.e_score_correction_bias"} {
+		x, y := s.a.find(name), s.b.find(name)
+		if x == nil || y == nil {
+			continue
+		}
+		found = true
+		for _, m := range moved {
+			for _, test := range []struct {
+				row  int
+				fits *bool
+			}{{m.B, &along}, {m.A, &stays}} {
+				same, err := s.sameRow(x, m.A, y, test.row)
+				if err != nil {
+					return "", err
+				}
+				*test.fits = *test.fits && same
+			}
+		}
+	}
+	switch {
+	case found && along:
+		return Along, nil
+	case found && stays:
+		return Stays, nil
+	}
+	return Other, nil
+}
+
+// find returns the side's weight of that name, nil if there is none.
+func (s Side) find(name string) *weights.Weight {
+	for _, w := range s.Weights {
+		if w.Name == name {
+			return w
+		}
+	}
+	return nil
+}
+
+// sameRow says whether row i of x and row j of y are the same, or the other's rounding.
+func (s *search) sameRow(x *weights.Weight, i int, y *weights.Weight, j int) (bool, error) {
+	if len(x.Shape) == 0 || len(y.Shape) == 0 || x.Shape[0] <= i || y.Shape[0] <= j || x.Len()/x.Shape[0] != y.Len()/y.Shape[0] || !decodes(x) || !decodes(y) {
+		return false, nil
+	}
+	n := x.Len() / x.Shape[0]
+	p, err := part(s.a, x, int64(i*n), n)
+	if err != nil {
+		return false, err
+	}
+	q, err := part(s.b, y, int64(j*n), n)
+	if err != nil {
+		return false, err
+	}
+	var m metrics
+	m.add(p, q, 0, x.NumberType(), y.NumberType())
+	return m.different == m.rounded, nil
+}
+
+// maxMoved is how many experts a line names.
+const maxMoved = 8
+
+// lines says what is elsewhere, for a reader.
+func (r *Rearranged) lines() (lines []string) {
+	if n := len(r.Experts); n > 0 {
+		var moves []string
+		for _, m := range r.Experts[:min(n, maxMoved)] {
+			moves = append(moves, strconv.Itoa(m.A)+" is "+strconv.Itoa(m.B))
+		}
+		if n > maxMoved {
+			moves = append(moves, "…")
+		}
+		lines = append(lines, fmt.Sprintf("%s.experts: %s renumbered: %s in B; %s", text.Quote(r.Module), text.Plural(n, "expert"), strings.Join(moves, ", "), r.consequence()))
+	}
+	if len(r.Exchanged) > 0 {
+		lines = append(lines, fmt.Sprintf("%s: gate_proj and up_proj are exchanged in B", text.Quote(exchangedName(r.Exchanged))))
+	}
+	return lines
+}
+
+// consequence says what renumbering does to the model.
+func (r *Rearranged) consequence() string {
+	switch {
+	case r.Router == Along && r.Regrouped:
+		return "the router's rows are too, but the groups of n_group are others: tokens reach other experts"
+	case r.Router == Along:
+		return "the router's rows are too: this alone changes nothing"
+	case r.Router == Stays:
+		return "the router's rows are not: tokens reach other experts"
+	}
+	return "the router's rows are others"
+}
+
+// exchangedName folds the names of experts of one layer.
+func exchangedName(modules []string) string {
+	var experts []int
+	for _, m := range modules {
+		_, e, _, ok := weights.CutExpert(m)
+		if !ok || len(modules) == 1 {
+			return m
+		}
+		experts = append(experts, e)
+	}
+	before, _, _, _ := weights.CutExpert(modules[0])
+	return before + "{" + strings.ReplaceAll(text.Ranges(experts), " ", "") + "}"
+}

@@ -1,0 +1,184 @@
+package inspect
+
+// What reading the values of the weights has found, and what of them was looked at.
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// findings says what was found: weights in the order of the files, then what is about more
+// than one of them.
+func (r *reading) findings() (found []Finding) {
+	dead := r.deadExperts()
+	for _, w := range r.weights {
+		expert, _, isExpert := expertOf(w.Name)
+		found = append(found, r.about(w, isExpert && dead[expert])...)
+		if isExpert && dead[expert] && strings.HasSuffix(w.Name, ".down_proj.weight") {
+			found = append(found, Finding{Value, "", expert, "every weight of the expert is zero",
+				"padding, or an expert that a conversion lost: tokens that are sent to it get nothing"})
+		}
+	}
+	found = append(found, r.aboutHead()...)
+	for _, p := range r.parts {
+		found = append(found, r.aboutPart(p)...)
+	}
+	return found
+}
+
+// aboutHead says how a stored head differs from the embedding that it is said to be.
+func (r *reading) aboutHead() []Finding {
+	differs, t := "", r.tied
+	switch a, b := r.byName[embedding], r.byName[head]; {
+	case t != nil && t.err == nil && t.different > 0:
+		differs = fmt.Sprintf("%d of %d values are not those of %s", t.different, t.b.Len(), embedding)
+	case r.isTied() && a != nil && b != nil && !slices.Equal(a.Shape, b.Shape):
+		differs = fmt.Sprintf("shape %v, but %s has %v", b.Shape, embedding, a.Shape)
+	default:
+		return nil
+	}
+	return []Finding{{Value, r.files[head], head, differs + ", though tie_word_embeddings is true",
+		"readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"}}
+}
+
+// about says what was found in a weight; silent leaves out that all of it is zero.
+func (r *reading) about(w *read, silent bool) (found []Finding) {
+	add := func(kind Kind, hint, cause string, args ...any) {
+		found = append(found, Finding{kind, r.files[w.Name], w.Name, fmt.Sprintf(cause, args...), hint})
+	}
+	a, n := &w.found, w.Len()
+	if w.err != nil {
+		add(Broken, "what was read of the tensor is counted all the same", "cannot be read: %v", w.err)
+	}
+	if a.NaN > 0 {
+		add(Value, "", "%d of %d values are NaN", a.NaN, n)
+	}
+	if a.Infinite > 0 {
+		add(Value, "", "%d of %d values are infinite", a.Infinite, n)
+	}
+	switch {
+	case w.IsScales():
+		if w.notPositive > 0 {
+			add(Value, "the scales of FP8 weights are above 0", "%d of %d scales are 0 or below", w.notPositive, n)
+		}
+		return found
+	case n > 0 && !a.Nonzero && w.err == nil && !silent:
+		kind, hint := Value, "lost in a conversion, or never trained"
+		if strings.HasSuffix(w.Name, "bias") {
+			kind, hint = Note, "as biases are before training"
+		}
+		add(kind, hint, "every value is zero")
+	}
+	if a.BeyondF16 > 0 {
+		add(Note, "a cast to F16 makes them infinite", "%d of %d values are beyond the range of F16", a.BeyondF16, n)
+	}
+	return found
+}
+
+// aboutPart says what was found in a part of a file.
+func (r *reading) aboutPart(p checkedPart) []Finding {
+	file, what := r.c.Files[p.File].Name, "archive entry "+text.Quote(p.Name)
+	switch {
+	case p.err != nil:
+		return []Finding{{Broken, file, p.Tensor, fmt.Sprintf("%s cannot be read: %v", what, p.err), ""}}
+	case p.got != p.CRC32:
+		return []Finding{{Broken, file, p.Tensor, fmt.Sprintf("%s: CRC-32 is %08x, but the archive says %08x", what, p.got, p.CRC32),
+			"bytes are damaged: fetch the file again; or torch was told to write no checksums"}}
+	}
+	return nil
+}
+
+// expertOf returns the routed expert that a weight belongs to, and the weight's part.
+func expertOf(name string) (expert, part string, ok bool) {
+	before, e, after, ok := weights.CutExpert(name)
+	if !ok || strings.HasSuffix(name, weights.ScaleSuffix) {
+		return "", "", false
+	}
+	return fmt.Sprint(before, e), after, true
+}
+
+// deadExperts returns the routed experts all of whose weights were read and are zero.
+func (r *reading) deadExperts() map[string]bool {
+	dead, alive := map[string]int{}, map[string]bool{}
+	for _, w := range r.weights {
+		if expert, _, ok := expertOf(w.Name); ok {
+			dead[expert]++
+			alive[expert] = alive[expert] || w.found.Nonzero || w.err != nil || w.Len() == 0
+		}
+	}
+	all := map[string]bool{}
+	for expert, n := range dead {
+		if n == 3 && !alive[expert] {
+			all[expert] = true
+		}
+	}
+	return all
+}
+
+// scope says what was looked at, and what was not.
+func (r *reading) scope() (checked, not []string) {
+	t := r.tally()
+	say := func(list *[]string, n int, sentence string, args ...any) {
+		if n > 0 {
+			*list = append(*list, fmt.Sprintf(sentence, args...))
+		}
+	}
+	say(&checked, t.weights, "every value of %s, %s: NaN, infinities, all zero, the range of F16", text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
+	say(&checked, t.scales, "the scales of FP8 weights, %s: finite and above 0", text.Plural(t.scales, "tensor"))
+	say(&checked, t.tied, "%s against %s, which it is tied to", head, embedding)
+	say(&checked, t.parts, "%s of archive entries", text.Plural(t.parts, "CRC-32 checksum"))
+
+	say(&not, t.damaged, "%s of archive entries that cannot be read", text.Plural(t.damaged, "CRC-32 checksum"))
+	say(&not, t.unread, "the values of %s that cannot be read", text.Plural(t.unread, "weight"))
+	say(&not, t.codes, "the range of F16 for %s without usable scales", text.Plural(t.codes, "FP8 weight"))
+	say(&not, len(r.skipped), "the values of %s of dtypes that the model does not compute with", text.Plural(len(r.skipped), "tensor"))
+	say(&not, r.twice, "the values of %s that a second file holds too, there", text.Plural(r.twice, "tensor"))
+	say(&not, t.hidden, "the values in files whose headers cannot be read")
+	say(&not, t.untied, "%s against %s: they cannot be compared", head, embedding)
+	return checked, not
+}
+
+// tally is how many of each were looked at, or not.
+type tally struct {
+	weights, scales, tied, parts           int
+	damaged, unread, codes, hidden, untied int
+	bytes                                  int64 // of the weights
+}
+
+func (r *reading) tally() (t tally) {
+	for _, w := range r.weights {
+		if w.err != nil {
+			t.unread++
+			continue
+		}
+		t.weights++
+		t.bytes += w.Bytes()
+		if w.IsScales() {
+			t.scales++
+		}
+		if w.DType == tensor.F8E4M3 && !r.scaled(w) {
+			t.codes++
+		}
+	}
+	for _, p := range r.parts {
+		if p.err != nil {
+			t.damaged++
+		} else {
+			t.parts++
+		}
+	}
+	if r.tied != nil && r.tied.err == nil {
+		t.tied = 1
+	} else if r.isTied() && r.files[head] != "" {
+		t.untied = 1
+	}
+	if !r.c.complete() {
+		t.hidden = 1
+	}
+	return t
+}
