@@ -72,6 +72,26 @@ func census(data []byte, f kernel.Format) (zero, infinite int64) {
 	return zero, infinite
 }
 
+// Finite says whether no element of t is infinite or NaN. Of dtypes that the kernels do not
+// read it says so unseen.
+func (t Tensor) Finite() bool {
+	f, ok := t.DType.Format()
+	if !ok {
+		return true
+	}
+	w, data := wordOf(f), t.Data
+	gap, largest, infinite := w.gap, ^w.sign, uint64(0)
+	for ; len(data) >= 32; data = data[32:] {
+		b := (*[32]byte)(data)
+		infinite |= binary.LittleEndian.Uint64(b[0:])&largest + gap
+		infinite |= binary.LittleEndian.Uint64(b[8:])&largest + gap
+		infinite |= binary.LittleEndian.Uint64(b[16:])&largest + gap
+		infinite |= binary.LittleEndian.Uint64(b[24:])&largest + gap
+	}
+	_, rest := census(data, f)
+	return infinite&w.sign == 0 && rest == 0
+}
+
 // load returns the bits of element i.
 func load(data []byte, i int, f kernel.Format) uint32 {
 	switch f.Size() {
