@@ -1,9 +1,8 @@
 package model
 
 import (
-	"slices"
-
 	"dsmoe/model/internal/kernel"
+	"dsmoe/model/tensor"
 )
 
 // Operations that an arithmetic around Plain needs which computes errors beside values.
@@ -18,13 +17,16 @@ func (p *Plain) SiLU(x *Activation) *Activation {
 	return y
 }
 
-// Squares is x·(weight∘weight)ᵀ, the weight cast to the compute dtype before it is squared,
-// without the bias: [rows of x, out_features], in x's dtype and not rounded.
-func (p *Plain) Squares(x *Activation, l *Linear) *Activation {
-	y := p.Make(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
-	w := p.matrix(&l.Weight)
-	w.Square = true
-	kernel.MatMul(y.Values, x.Values, w, nil, p.o.Accumulate, p.o.Parallelism)
+// LinearSquares is Linear of x in float32, and sets sums, of as many values, to
+// terms·(weight∘weight)ᵀ: the weight is cast to the compute dtype before it is squared, the
+// sums are float32.
+func (p *Plain) LinearSquares(x *Activation, l *Linear, terms, sums *Activation) *Activation {
+	y := p.Make(tensor.F32, sums.Shape...)
+	var bias []float32
+	if l.Bias.Name != "" {
+		bias = p.Values(&l.Bias)
+	}
+	kernel.MatMulSquares(y.Values, x.Values, p.matrix(&l.Weight), bias, p.o.Accumulate, sums.Values, terms.Values, p.o.Parallelism)
 	return y
 }
 

@@ -205,14 +205,16 @@ func (a *analysis) Embed(w *model.Weight, ids []int) *value { return exact(a.pla
 //	v = Σ w²·(v_x + κx²) + κy²;  with a bias + y²/3 for the sum without it
 func (a *analysis) Linear(x *value, l *model.Linear) *value {
 	x = a.use(x)
-	y := &value{Activation: a.plain.Linear(x.wide(), l), unrounded: true}
-	y.DType = x.DType
+	y := &value{unrounded: true}
 	var scales []float64
-	y.sigma = a.scratch(func() (sums *model.Activation) {
+	y.sigma = a.scratch(func() *model.Activation {
+		sums := a.errors.Make(tensor.F32, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
 		var terms *model.Activation
 		terms, scales = a.terms(x)
-		return a.errors.Squares(terms, l)
+		y.Activation = a.plain.LinearSquares(x.Activation, l, terms, sums)
+		return sums
 	})
+	y.DType = x.DType
 	var bias []float32
 	if l.Bias.Name != "" {
 		bias = a.plain.Values(&l.Bias)

@@ -13,7 +13,7 @@ func TestSquaresAreTheDefinition(t *testing.T) {
 	each(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
 		for _, f := range []Format{F32, F16, BF16, F8E4M3} {
-			for _, shape := range [][3]int{{1, 5, 16}, {3, 7, 33}, {13, 34, 100}, {2, 3, 7}} {
+			for _, shape := range [][3]int{{1, 5, 16}, {3, 7, 33}, {13, 34, 100}, {2, 3, 7}, {2, 150, 2100}, {530, 40, 70}} {
 				tokens, rows, cols := shape[0], shape[1], shape[2]
 				w := stored(r, rows, cols, f, 3)
 				x := random(r, tokens*cols)
@@ -32,6 +32,16 @@ func TestSquaresAreTheDefinition(t *testing.T) {
 				got := make([]float32, tokens*rows)
 				MatMul(got, x, squared, nil, Float32, 2)
 				requireSame(t, want, got)
+
+				for _, acc := range []Accumulator{Float64, Float32} {
+					bias, y := random(r, rows), random(r, tokens*cols)
+					product, both := make([]float32, tokens*rows), random(r, tokens*rows)
+					MatMul(product, y, w, bias, acc, 1)
+					clear(got)
+					MatMulSquares(both, y, w, bias, acc, got, x, 2)
+					requireSame(t, product, both)
+					requireSame(t, want, got)
+				}
 
 				values := make([]float32, 0, rows*cols)
 				for row := range rows {
