@@ -37,6 +37,7 @@ func (t *tracer) report(in *model.Input) *Report {
 	if t.o.Accumulate == model.Float32 {
 		r.Accumulate = "float32"
 	}
+	r.Limits = limitsOf(r.Checks)
 	r.Coverage = t.coverage(r.Checks, in)
 	r.Reasons = t.gaps(&r.Coverage, in)
 	r.Reasons = append(r.Reasons, t.notFinite...)

@@ -31,6 +31,7 @@ type Report struct {
 	Rules           Rules    `json:"rules"`             // of the reference
 	Config          Settings `json:"config"`            // how config.json and what the reference ran with go together
 	Free            []string `json:"free"`              // kinds of stages that the pack has not: errors are carried on over them
+	Limits          []string `json:"limits"`            // what the checks are held to, in words; each has its own in numbers
 	Accumulate      string   `json:"accumulate"`        // our dot products: "float64" or "float32"
 	Checks          []Check  `json:"checks"`            // in model order
 }

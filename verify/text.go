@@ -59,7 +59,7 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 	if r.Rules.Reference == config.Native || r.Rules.TopKScale != 1 {
 		fmt.Fprintf(b, "%-11s%s\n", "rules", r.Rules)
 	}
-	for _, from := range r.limits() {
+	for _, from := range r.Limits {
 		fmt.Fprintf(b, "%-11s%s\n", "limits", from)
 	}
 	fmt.Fprintln(b)
@@ -100,11 +100,10 @@ func overrides(fields map[string]jsontext.Value) string {
 	return "with " + strings.Join(parts, ", ")
 }
 
-// limits lists the distinct reasons of the limits that were applied, and what they are.
-func (r *Report) limits() []string {
-	var from []string
-	seen := map[string]bool{}
-	for _, c := range r.Checks {
+// limitsOf lists the distinct reasons of the limits that were applied, and what they are.
+func limitsOf(checks []Check) []string {
+	from, seen := []string{}, map[string]bool{}
+	for _, c := range checks {
 		if c.Limits == nil || seen[c.Limits.From] {
 			continue
 		}
