@@ -89,7 +89,6 @@ const denormal = 0x1p-149 * 0x1p-149 / (unit * unit)
 type analysis struct {
 	plain  *model.Plain // computes values, unrounded
 	errors *model.Plain // computes variances, in float32
-	d      tensor.DType // of the reference
 	chain  bool         // the reference sums in one chain, not in blocks
 	noise  float64      // factor on the variance of products: 2 if our own sums are float32
 	tables map[*model.Rotary]*rotaryNoise
@@ -97,7 +96,7 @@ type analysis struct {
 
 // newAnalysis returns an arithmetic for one pass of a reference of dtype o.DType.
 func newAnalysis(o model.Options) *analysis {
-	a := &analysis{plain: model.NewPlain(o), d: o.DType, chain: o.DType == tensor.F16, noise: 1, tables: map[*model.Rotary]*rotaryNoise{}}
+	a := &analysis{plain: model.NewPlain(o), chain: o.DType == tensor.F16, noise: 1, tables: map[*model.Rotary]*rotaryNoise{}}
 	if o.Accumulate == model.Float32 {
 		a.noise = 2
 	}
@@ -358,7 +357,7 @@ func (a *analysis) Softmax(x *value) *value {
 		for i, xi := range row {
 			p := float64(y.Values[from+i])
 			if p == 0 { // z² may be infinite
-				y.sigma.Values[from+i] = 0
+				y.set(from+i, 0, denormal)
 				continue
 			}
 			own := float64(sq(p) * (x.v(from+i) + 1 + sq(float64(xi)-top)/3))
@@ -389,18 +388,18 @@ func (a *analysis) Reshape(x *value, shape ...int) *value {
 // Move implements model.Arithmetic. What is yet to be rounded in all operands is put off
 // further.
 func (a *analysis) Move(m *model.Move, operands ...*value) *value {
-	values, sigmas, any := make([]*model.Activation, len(operands)), make([]*model.Activation, len(operands)), false
-	put := !slices.ContainsFunc(operands, func(x *value) bool { return !x.unrounded })
+	values, sigmas, allExact := make([]*model.Activation, len(operands)), make([]*model.Activation, len(operands)), true
+	putOff := !slices.ContainsFunc(operands, func(x *value) bool { return !x.unrounded })
 	for i, x := range operands {
-		if x.spread(); !put {
+		if x.spread(); !putOff {
 			a.use(x)
 		}
 		values[i] = x.Activation
-		any = any || x.sigma != nil
+		allExact = allExact && x.sigma == nil
 	}
 	y := exact(a.plain.Move(m, values...))
-	y.unrounded = put
-	if !any {
+	y.unrounded = putOff
+	if allExact {
 		return y
 	}
 	for i, x := range operands {

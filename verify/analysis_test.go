@@ -166,8 +166,7 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 }
 
 // TestOwnForwardIsWithinTheBounds: what Plain computes with float32 sums is a right reference,
-// in every dtype, of models with and without latent attention and groups; and two runs with
-// one weight's sign changed are not.
+// in every dtype, of models with and without latent attention, groups and biases.
 func TestOwnForwardIsWithinTheBounds(t *testing.T) {
 	for _, name := range []string{"v1-base", "v2-group-yarn", "v3-yarn", "v1-rope-linear-tied-bias", "v3-fp8"} {
 		for _, d := range reduced {
