@@ -77,6 +77,16 @@ var v1Fixtures = map[string]Config{
 		c.NSharedExperts, c.NRoutedExperts, c.NumExpertsPerTok, c.FirstKDenseReplace = 0, 8, 1, 0
 		c.NormTopKProb, c.TorchDType = true, "float16"
 	}),
+	"v1-f16/checkpoint": fixture(func(c *Config) { c.TorchDType = "float16" }),
+	"v1-massive/checkpoint": fixture(func(c *Config) {
+		c.VocabSize, c.HiddenSize, c.IntermediateSize, c.NumHiddenLayers = 64, 128, 128, 2
+		c.NSharedExperts, c.NRoutedExperts, c.NumExpertsPerTok = 1, 6, 2
+	}),
+	"v1-bf16-wide/checkpoint": fixture(func(c *Config) {
+		widen16B(c, 512, 1)
+		c.MoEIntermediateSize = 24
+		c.NSharedExperts, c.NRoutedExperts, c.NumExpertsPerTok, c.FirstKDenseReplace = 0, 0, 0, 0
+	}),
 	"v1-16b-slice/checkpoint": fixture(func(c *Config) { widen16B(c, 4096, 3) }),
 	"states/deepseek-moe-16b": fixture(func(c *Config) { widen16B(c, 102400, 28) }),
 }

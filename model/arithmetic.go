@@ -71,7 +71,7 @@ type AttentionArithmetic[V any] interface {
 type Scoring struct {
 	By      float32 // the scale
 	Divides bool    // scores are divided by By, not multiplied
-	Mask    *Mask   // added to the scores
+	Mask    *Mask   // added to the scores; nil for none
 }
 
 // RoutingArithmetic is the part of Arithmetic that only a mixture of experts uses.

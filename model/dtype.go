@@ -11,12 +11,20 @@ var torchNames = map[tensor.DType]string{tensor.F64: "float64", tensor.F32: "flo
 // TorchDType returns torch_dtype as a dtype. A config without one means F32, the
 // type in which PyTorch creates weights.
 func TorchDType(c *config.Config) tensor.DType {
-	for d, name := range torchNames {
-		if name == c.TorchDType {
+	if d := ParseTorch(c.TorchDType); d != tensor.Invalid {
+		return d
+	}
+	return tensor.F32
+}
+
+// ParseTorch returns the dtype that torch_dtype spells so; Invalid if it is none of weights.
+func ParseTorch(name string) tensor.DType {
+	for d, torch := range torchNames {
+		if torch == name {
 			return d
 		}
 	}
-	return tensor.F32
+	return tensor.Invalid
 }
 
 // TorchName returns what torch_dtype is for weights of d, "bfloat16"; empty if it can

@@ -46,8 +46,8 @@ func (p *Plain) Scope(x *Activation, f func(x *Activation) *Activation) *Activat
 	return y
 }
 
-// activation returns one whose values are to be set: they are whatever was there.
-func (p *Plain) activation(d tensor.DType, shape ...int) *Activation {
+// Make returns an activation whose values are to be set: they are whatever was there.
+func (p *Plain) Make(d tensor.DType, shape ...int) *Activation {
 	n := 1
 	for _, dim := range shape {
 		n *= dim
@@ -61,9 +61,9 @@ func (a *Activation) format() kernel.Format {
 	return f
 }
 
-// each calls f(0) … f(n-1), at once if the work is worth waking other goroutines for. It
+// Each calls f(0) … f(n-1), at once if the work is worth waking other goroutines for. It
 // is counted in numbers that are copied; an exponential is as much work as eight.
-func (p *Plain) each(n, work int, f func(i int)) {
+func (p *Plain) Each(n, work int, f func(i int)) {
 	const little = 1 << 14
 	workers := p.o.Parallelism
 	if work < little {
@@ -74,7 +74,7 @@ func (p *Plain) each(n, work int, f func(i int)) {
 
 // Embed implements Arithmetic.
 func (p *Plain) Embed(w *Weight, ids []int) *Activation {
-	x := p.activation(p.compute, len(ids), w.Shape[1])
+	x := p.Make(p.compute, len(ids), w.Shape[1])
 	format, _ := w.DType.Format()
 	for i, id := range ids {
 		kernel.Widen(x.Row(i), w.Row(id).Data, format)
@@ -85,7 +85,7 @@ func (p *Plain) Embed(w *Weight, ids []int) *Activation {
 
 // Linear implements Arithmetic.
 func (p *Plain) Linear(x *Activation, l *Linear) *Activation {
-	y := p.activation(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
+	y := p.Make(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
 	var bias []float32
 	if l.Bias.Name != "" {
 		bias = p.Values(&l.Bias)
@@ -140,8 +140,8 @@ func (p *Plain) Product(a, b []float32, k int) []float32 {
 // RMSNorm implements Arithmetic. The mean is summed in float64.
 func (p *Plain) RMSNorm(x *Activation, weight *Weight, eps float64) *Activation {
 	w := p.Values(weight)
-	y := p.activation(x.DType, x.Shape...)
-	p.each(x.Rows(), 4*len(y.Values), func(i int) {
+	y := p.Make(x.DType, x.Shape...)
+	p.Each(x.Rows(), 4*len(y.Values), func(i int) {
 		in, out := x.Row(i), y.Row(i)
 		scale := inverseRMS(in, eps)
 		for k, v := range in {
@@ -163,8 +163,8 @@ func inverseRMS(x []float32, eps float64) float64 {
 
 // Add implements Arithmetic.
 func (p *Plain) Add(a, b *Activation) *Activation {
-	sum := p.activation(a.DType, a.Shape...)
-	p.each(a.Rows(), len(sum.Values), func(t int) {
+	sum := p.Make(a.DType, a.Shape...)
+	p.Each(a.Rows(), len(sum.Values), func(t int) {
 		out, b := sum.Row(t), b.Row(t)
 		for i, v := range a.Row(t) {
 			out[i] = v + b[i]
@@ -176,8 +176,8 @@ func (p *Plain) Add(a, b *Activation) *Activation {
 
 // SwiGLU implements Arithmetic. The exponential is computed in float64.
 func (p *Plain) SwiGLU(gate, up *Activation) *Activation {
-	y := p.activation(gate.DType, gate.Shape...)
-	p.each(gate.Rows(), 8*len(y.Values), func(t int) {
+	y := p.Make(gate.DType, gate.Shape...)
+	p.Each(gate.Rows(), 8*len(y.Values), func(t int) {
 		out := y.Row(t)
 		kernel.SiLU(out, gate.Row(t))
 		kernel.RoundTo(out, y.format())
@@ -191,8 +191,8 @@ func (p *Plain) SwiGLU(gate, up *Activation) *Activation {
 
 // Softmax implements Arithmetic. It is computed in float64.
 func (p *Plain) Softmax(x *Activation) *Activation {
-	y := p.activation(x.DType, x.Shape...)
-	p.each(y.Rows(), 8*len(y.Values), func(t int) {
+	y := p.Make(x.DType, x.Shape...)
+	p.Each(y.Rows(), 8*len(y.Values), func(t int) {
 		out := y.Row(t)
 		copy(out, x.Row(t))
 		kernel.Softmax(out)
@@ -213,8 +213,8 @@ func (p *Plain) Reshape(x *Activation, shape ...int) *Activation {
 
 // Move implements Arithmetic.
 func (p *Plain) Move(m *Move, operands ...*Activation) *Activation {
-	y := p.activation(operands[0].DType, m.Shape...)
-	p.each(m.parts, len(y.Values), func(i int) {
+	y := p.Make(operands[0].DType, m.Shape...)
+	p.Each(m.parts, len(y.Values), func(i int) {
 		m.part(i, func(r Run) { moveRun(y.Values, operands[r.Operand].Values, r) })
 	})
 	return y

@@ -8,8 +8,8 @@ func headOf(i int, x, shared *Activation) int { return i / (x.Shape[1] / shared.
 
 // RoPE implements Arithmetic.
 func (p *Plain) RoPE(x *Activation, r *Rotary) *Activation {
-	y := p.activation(x.DType, x.Shape...)
-	p.each(x.Shape[0]*x.Shape[1], len(y.Values), func(i int) {
+	y := p.Make(x.DType, x.Shape...)
+	p.Each(x.Shape[0]*x.Shape[1], len(y.Values), func(i int) {
 		copy(y.Matrix(i), x.Matrix(i))
 		for t := range x.Shape[2] {
 			r.rotate(y.Row(i*x.Shape[2] + t)[x.Width()-2*r.Half:], t, y.format())
@@ -21,14 +21,17 @@ func (p *Plain) RoPE(x *Activation, r *Rotary) *Activation {
 // Scores implements Arithmetic.
 func (p *Plain) Scores(q, k *Activation, first, n int, s *Scoring) *Activation {
 	heads, seq, dim := q.Shape[1], k.Shape[2], q.Width()
-	y := p.activation(q.DType, q.Shape[0], heads, n, seq)
-	p.each(q.Shape[0]*heads, len(y.Values)*dim, func(i int) {
+	y := p.Make(q.DType, q.Shape[0], heads, n, seq)
+	p.Each(q.Shape[0]*heads, len(y.Values)*dim, func(i int) {
 		scores, format := y.Matrix(i), y.format()
 		w := kernel.Matrix{Rows: seq, Cols: dim, Values: k.Matrix(headOf(i, q, k))}
 		kernel.MatMul(scores, q.Matrix(i)[first*dim:(first+n)*dim], w, nil, p.o.Accumulate, 1)
 		kernel.RoundTo(scores, format)
 		s.scale(scores)
 		kernel.RoundTo(scores, format)
+		if s.Mask == nil {
+			return
+		}
 		for t := range n {
 			s.Mask.add(scores[t*seq:(t+1)*seq], i/heads, first+t)
 		}
@@ -53,8 +56,8 @@ func (s *Scoring) scale(x []float32) {
 // Context implements Arithmetic.
 func (p *Plain) Context(probs, vT *Activation) *Activation {
 	n, seq, width := probs.Shape[2], probs.Width(), vT.Shape[2]
-	y := p.activation(probs.DType, probs.Shape[0], probs.Shape[1], n, width)
-	p.each(probs.Shape[0]*probs.Shape[1], len(y.Values)*seq, func(i int) {
+	y := p.Make(probs.DType, probs.Shape[0], probs.Shape[1], n, width)
+	p.Each(probs.Shape[0]*probs.Shape[1], len(y.Values)*seq, func(i int) {
 		w := kernel.Matrix{Rows: width, Cols: seq, Values: vT.Matrix(headOf(i, probs, vT))}
 		kernel.MatMul(y.Matrix(i), probs.Matrix(i), w, nil, p.o.Accumulate, 1)
 		kernel.RoundTo(y.Matrix(i), y.format())

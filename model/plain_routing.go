@@ -9,7 +9,7 @@ import (
 
 // Sigmoid implements Arithmetic. The exponential is computed in float64.
 func (p *Plain) Sigmoid(x *Activation) *Activation {
-	y := p.activation(x.DType, x.Shape...)
+	y := p.Make(x.DType, x.Shape...)
 	for i, v := range x.Values {
 		y.Values[i] = float32(1 / (1 + kernel.Exp(-float64(v))))
 	}
@@ -20,7 +20,7 @@ func (p *Plain) Sigmoid(x *Activation) *Activation {
 // AddBias implements Arithmetic.
 func (p *Plain) AddBias(scores *Activation, bias *Weight) *Activation {
 	b := decoded(bias.matrix())
-	y := p.activation(scores.DType, scores.Shape...)
+	y := p.Make(scores.DType, scores.Shape...)
 	for t := range y.Rows() {
 		for e, v := range scores.Row(t) {
 			y.Row(t)[e] = v + b[e]
@@ -31,7 +31,7 @@ func (p *Plain) AddBias(scores *Activation, bias *Weight) *Activation {
 
 // GroupWorth implements Arithmetic. The best scores are added in ascending order.
 func (p *Plain) GroupWorth(scores *Activation, groups, best int) *Activation {
-	y := p.activation(scores.DType, scores.Rows(), groups)
+	y := p.Make(scores.DType, scores.Rows(), groups)
 	size := scores.Width() / groups
 	for i := range y.Values {
 		sorted := slices.Sorted(slices.Values(scores.Values[i*size : (i+1)*size]))
@@ -46,7 +46,7 @@ func (p *Plain) GroupWorth(scores *Activation, groups, best int) *Activation {
 
 // MaskGroups implements Arithmetic.
 func (p *Plain) MaskGroups(scores *Activation, groups int, chosen []int, masked float32) *Activation {
-	y := p.activation(scores.DType, scores.Shape...)
+	y := p.Make(scores.DType, scores.Shape...)
 	k := len(chosen) / scores.Rows()
 	for t := range y.Rows() {
 		copy(y.Row(t), MaskGroups(scores.Row(t), groups, chosen[t*k:(t+1)*k], masked))
@@ -96,7 +96,7 @@ func TopK[F float32 | float64](x []F, k int) []int {
 
 // Normalise implements Arithmetic. The sum is taken in float64.
 func (p *Plain) Normalise(w *Activation) *Activation {
-	y := p.activation(w.DType, w.Shape...)
+	y := p.Make(w.DType, w.Shape...)
 	for t := range y.Rows() {
 		total := rowTotal(w.Row(t), w.format())
 		for i, v := range w.Row(t) {
@@ -117,7 +117,7 @@ func rowTotal(w []float32, f kernel.Format) float32 {
 
 // Scale implements Arithmetic.
 func (p *Plain) Scale(x *Activation, factor float32) *Activation {
-	y := p.activation(x.DType, x.Shape...)
+	y := p.Make(x.DType, x.Shape...)
 	for i, v := range x.Values {
 		y.Values[i] = v * factor
 	}
@@ -128,7 +128,7 @@ func (p *Plain) Scale(x *Activation, factor float32) *Activation {
 // Combine implements Arithmetic.
 func (p *Plain) Combine(weight *Activation, parts []Part[*Activation], order config.RoutedSum) *Activation {
 	out := parts[0].Out
-	y := p.activation(out.DType, weight.Rows(), out.Width())
+	y := p.Make(out.DType, weight.Rows(), out.Width())
 	if order == config.ByChoice {
 		p.sumByChoice(y, weight, parts)
 	} else {
@@ -143,8 +143,8 @@ func (p *Plain) sumByExpert(y, weight *Activation, parts []Part[*Activation]) {
 	k, format := weight.Width(), y.format()
 	for _, part := range parts {
 		mark := p.arena.mark()
-		weighted := p.activation(y.DType, part.Out.Shape...)
-		p.each(len(part.Slots), 2*len(part.Out.Values), func(i int) {
+		weighted := p.Make(y.DType, part.Out.Shape...)
+		p.Each(len(part.Slots), 2*len(part.Out.Values), func(i int) {
 			slot, product := part.Slots[i], weighted.Row(i)
 			for c, v := range part.Out.Row(i) {
 				product[c] = v * weight.Values[slot]

@@ -25,6 +25,7 @@ type Rotary struct {
 	Cos, Sin   []float32
 	Factor     float32      // YaRN's attention factor; else 1
 	DType      tensor.DType // to which the reference casts Cos and Sin
+	Buffer     tensor.DType // of inv_freq
 	Half       int          // pairs of a head
 	Interleave bool         // a pair is (2i, 2i+1), not (i, i+Half)
 	Whole      bool         // config.Rules.RotatesInFloat32
@@ -46,7 +47,7 @@ func newRotary(c *config.Config, seq int, compute, buffer tensor.DType) *Rotary 
 	rules, n := c.Rules(), seq*c.HeadDim()/2
 	r := &Rotary{
 		Angles: make([]float32, 0, n), Cos: make([]float32, 0, n), Sin: make([]float32, 0, n),
-		Factor: 1, DType: compute, Half: c.HeadDim() / 2, Interleave: c.RopeInterleave, Whole: rules.RotatesInFloat32,
+		Factor: 1, DType: compute, Buffer: buffer, Half: c.HeadDim() / 2, Interleave: c.RopeInterleave, Whole: rules.RotatesInFloat32,
 	}
 	if r.Whole {
 		r.DType = tensor.F32

@@ -21,6 +21,7 @@ type failure struct {
 	kind    string    // of the stage
 	got     *model.Activation
 	weights []string // that took part in got
+	beyond  []bool   // rows of got with elements beyond their limits
 	want    []float32
 	idx     []int // golden choice of experts, if the routed sum failed and the pack has it
 }
@@ -179,11 +180,11 @@ func (f *failure) run(ctx context.Context, x *trial) (passes bool, err error) {
 	o := *f.tracer.o
 	o.Progress = nil
 	again := newTracer(f.tracer.pack, &x.m, f.tracer.src, &o)
-	plain := model.NewPlain(x.options)
-	defer plain.Close(nil)
-	net := again.network(&x.in, x.options, plain)
-	net.Arithmetic, net.Trace = x.around(net.Arithmetic), &witness{again, f}
-	hidden := &model.Activation{Shape: []int{f.in.Batch, f.in.Seq, x.config.HiddenSize}, Values: slices.Clone(f.hidden), DType: again.pack.DType}
+	analysis := newAnalysis(x.options)
+	defer analysis.Close()
+	net := again.local(&x.in, x.options, analysis, analysis)
+	net.Arithmetic, net.Trace = x.around(net.Arithmetic), &witness{net.Trace.(*localTrace), f}
+	hidden := exact(&model.Activation{Shape: []int{f.in.Batch, f.in.Seq, x.config.HiddenSize}, Values: slices.Clone(f.hidden), DType: again.pack.DType})
 	if f.layer >= 0 {
 		_, err = net.Layer(ctx, f.layer, hidden)
 	} else {
@@ -193,23 +194,27 @@ func (f *failure) run(ctx context.Context, x *trial) (passes bool, err error) {
 	return passes, err
 }
 
-// witness hands all stages on to a tracer, and keeps what the failed one gave at first.
+// witness hands all stages on to a trace, and keeps what the failed one gave at first.
 type witness struct {
-	tracer  *tracer
+	*localTrace
 	failure *failure
 }
 
 // Stage implements model.Trace.
-func (w *witness) Stage(name string, a *model.Activation) error {
-	if f := w.failure; name == f.name && f.got == nil {
-		f.got = &model.Activation{Shape: a.Shape, Values: slices.Clone(a.Values), DType: a.DType}
-		f.weights = w.tracer.attribution.weights(a)
+func (w *witness) Stage(name string, x *value) error {
+	f := w.failure
+	if name != f.name || f.got != nil {
+		return w.localTrace.Stage(name, x)
 	}
-	return w.tracer.Stage(name, a)
+	f.got = &model.Activation{Shape: x.Shape, Values: slices.Clone(x.rounded()), DType: x.DType}
+	f.weights = w.attribution.weights(x)
+	w.last = nil
+	err := w.localTrace.Stage(name, x)
+	if w.last != nil {
+		f.beyond = w.last.rows
+	}
+	return err
 }
-
-// TopK implements model.Trace.
-func (w *witness) TopK(name string, ours *choice) error { return w.tracer.TopK(name, ours) }
 
 // trial is the model with a mistake undone: a copy of the parts that one may touch,
 // so that the model itself stays as it is.

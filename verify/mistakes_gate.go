@@ -54,7 +54,7 @@ func undoBiasLeak(x *trial) string {
 	if x.layer.MoE.Gate.EScoreCorrectionBias.Name == "" {
 		return ""
 	}
-	x.around = func(a arithmetic) arithmetic { return &biasLeak[value]{Arithmetic: a} }
+	x.around = func(a arithmetic) arithmetic { return &biasLeak[*value]{Arithmetic: a} }
 	return "e_score_correction_bias, which is for the choice of experts only, is in their weights"
 }
 

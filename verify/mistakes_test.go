@@ -309,7 +309,7 @@ func TestMistakesInPacks(t *testing.T) {
 			key:  "topk_method,n_group,topk_group", value: `"group_limited_greedy",4,1`},
 		"the order of the routed sum": {pack: "v3/golden-bf16", stage: "model.layers.2.mlp.experts.output", cause: "reference",
 			text:    "the pack follows the rules of the native reference: verify with --reference native",
-			options: verify.Options{Reference: config.Remote, Limits: map[string]float64{"self_attn.o_proj.input": 1}}},
+			options: verify.Options{Reference: config.Remote, Limits: map[string]float64{"self_attn.o_proj.input": 1e9}}},
 		"counts not divided, batch form": {pack: "v1-base/golden-train-batch", stage: "model.layers.1.mlp.gate.aux_loss", cause: "aux-loss-counts",
 			text: "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts",
 			edit: func(_ *testing.T, _ string, m map[string]any) {

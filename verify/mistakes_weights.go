@@ -94,11 +94,7 @@ func (f *failure) suspects() (suspects []int) {
 }
 
 // wrong says whether row of the failed stage is beyond its limits.
-func (f *failure) wrong(row int) bool {
-	w := f.got.Width()
-	m := Compare(f.got.Row(row), f.want[row*w:(row+1)*w], w, f.got.DType)
-	return !m.Finite || m.RelRMS > f.tracer.limits(f.name, f.got.DType).RowRMS
-}
+func (f *failure) wrong(row int) bool { return row < len(f.beyond) && f.beyond[row] }
 
 // linear finds a projection of the layer's attention.
 func (x *trial) linear(proj string) *model.Linear {

@@ -21,15 +21,26 @@ func (t *tracer) report(in *model.Input) *Report {
 		Mode:       t.o.Mode,
 		Accumulate: "float64",
 		Routing:    t.routing,
-		Golden:     Golden{m.Reference, m.Mode, m.ConfigOverrides, m.ComputeDType, in.Batch, in.Seq, m.Checkpoint},
+		Golden:     Golden{m.Reference, m.Mode, m.ConfigOverrides, m.ComputeDType, m.Partial, slices.Concat([]string{}, m.Absent), in.Batch, in.Seq, m.Checkpoint},
 		Rules:      rulesOf(t.m.Config),
+		Config:     t.settings,
+		Free:       slices.Sorted(maps.Keys(t.free)),
+		UserLimits: len(t.o.Limits) > 0,
 		Checks:     t.inOrder(),
+	}
+	if r.Free == nil {
+		r.Free = []string{}
+	}
+	if r.Routing.Biases == nil {
+		r.Routing.Biases = []BiasPins{}
 	}
 	if t.o.Accumulate == model.Float32 {
 		r.Accumulate = "float32"
 	}
+	r.Limits = limitsOf(r.Checks)
 	r.Coverage = t.coverage(r.Checks, in)
 	r.Reasons = t.gaps(&r.Coverage, in)
+	r.Reasons = append(r.Reasons, t.notFinite...)
 	r.Verdict = Pass
 	if len(r.Reasons) > 0 {
 		r.Verdict = Inconclusive
@@ -60,7 +71,11 @@ func (t *tracer) inOrder() []Check {
 	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
 		if !t.seen[name] {
 			layer, _ := split(name)
-			checks = append(checks, Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"})
+			c := Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"}
+			if n := t.m.Config.NumHiddenLayers; n <= layer && layer < n+t.m.Config.NumNextNPredictLayers {
+				c.Verdict, c.Reason = Skipped, predictionLayer
+			}
+			checks = append(checks, c)
 		}
 	}
 	checks = append(checks, t.checks...)
@@ -79,6 +94,9 @@ func (t *tracer) inOrder() []Check {
 	slices.SortStableFunc(checks, func(a, b Check) int { return place(a) - place(b) })
 	return checks
 }
+
+// predictionLayer says why stages of a multi-token prediction layer are not checked.
+const predictionLayer = "prediction layers are not part of the forward pass"
 
 // coverage counts what the checks cover.
 func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
@@ -138,22 +156,115 @@ func (t *tracer) outsideForward() (n int) {
 // gaps says why the run is no pass even if no check failed.
 func (t *tracer) gaps(c *Coverage, in *model.Input) []string {
 	var reasons []string
-	if t.o.Mode == Chained && t.pack.DType != tensor.F32 {
-		reasons = append(reasons, fmt.Sprintf("end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType))
+	add := func(holds bool, format string, args ...any) {
+		if holds {
+			reasons = append(reasons, fmt.Sprintf(format, args...))
+		}
 	}
-	if n := len(c.WeightsUnchecked); n > 0 && reasons == nil {
-		reasons = append(reasons, fmt.Sprintf("%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0]))
+	measured := t.o.Mode == Chained && t.pack.DType != tensor.F32 // but not judged
+	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType)
+	skipped := slices.DeleteFunc(t.inOrder(), func(c Check) bool { return c.Reason != predictionLayer })
+	add(len(skipped) > 0, "%d golden tensors are of prediction layers, which are not run", len(skipped))
+	if n := len(c.WeightsUnchecked); n > 0 && !measured {
+		add(true, "%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0])
 	}
-	if c.Experts > 0 && !t.kinds[topKIdx] {
-		reasons = append(reasons, "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
+	add(c.Experts > 0 && !t.kinds[topKIdx], "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
+	add(!attends(in), "no token attends to a different one: attention and RoPE were not exercised")
+	add(len(t.zeros) > 0, "%s", t.firstOf("golden tensors are all zero and prove nothing", t.zeros))
+	reasons = append(reasons, t.settings.reasons()...)
+	reasons = append(reasons, t.untrained()...)
+	if t.o.Mode == Local {
+		reasons = append(reasons, t.weak()...)
 	}
-	if !attends(in) {
-		reasons = append(reasons, "no token attends to a different one: attention and RoPE were not exercised")
+	return append(reasons, t.seldomReached()...)
+}
+
+// firstOf counts a list, and names its first.
+func (t *tracer) firstOf(what string, list []string) string {
+	if len(list) == 0 {
+		return ""
 	}
-	if t.pack.Manifest.Mode == "train" && !(t.seen[loss] && t.anyGradient() && t.auxExpected()) {
-		reasons = append(reasons, "a training pack without loss, auxiliary losses or gradients: that part was not checked")
+	return fmt.Sprintf("%d %s, the first is %s", len(list), what, list[0])
+}
+
+// leastPinned is the share of the choices of experts that rounding must not be able to change.
+const leastPinned = 0.9
+
+// weak says where the pack proves little of what was computed.
+func (t *tracer) weak() (reasons []string) {
+	if r := &t.routing; float64(r.Pinned) < leastPinned*float64(r.Choices) {
+		reasons = append(reasons, fmt.Sprintf("rounding could change %d of %d choices of experts: what decides them was not checked", r.Choices-r.Pinned, r.Choices))
+	}
+	var blind []string
+	for _, c := range t.checks {
+		if c.blind && c.Verdict == Pass {
+			blind = append(blind, c.Tensor)
+		}
+	}
+	if blind != nil {
+		reasons = append(reasons, t.firstOf("stages may be off by so much for rounding alone that they prove nothing", blind))
+	}
+	if absent := t.absent(); absent != nil && t.pack.Manifest.Partial == "" {
+		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+strings.Join(absent, ", "))
 	}
 	return reasons
+}
+
+// absent lists the kinds of stages that the pack has in no layer without saying so.
+func (t *tracer) absent() (kinds []string) {
+	for _, kind := range slices.Sorted(maps.Keys(t.free)) {
+		inTraining := kind == expertsOutput && t.pack.Manifest.Mode == "train" // it is no module's output there
+		if kind != topKIdx && !inTraining && !learned(kind) && !slices.Contains(t.pack.Manifest.Absent, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}
+
+// seldomReached lists the layers of which tokens reached fewer than half of the routed experts.
+func (t *tracer) seldomReached() (reasons []string) {
+	if t.pack.Manifest.Partial != "" {
+		return nil
+	}
+	for l := range t.m.Model.Layers {
+		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(t.reached[l]) < n {
+			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's tokens reach %d of %d routed experts", l, len(t.reached[l]), n))
+		}
+	}
+	return reasons
+}
+
+// untrained says what a training pack lacks: the loss, auxiliary losses, or gradients. It
+// may hold those of some modules only, but then all of them.
+func (t *tracer) untrained() []string {
+	if t.pack.Manifest.Mode != "train" {
+		return nil
+	}
+	if !t.seen[loss] || !t.anyGradient() || !t.auxExpected() {
+		return []string{"a training pack without loss, auxiliary losses or gradients: that part was not checked"}
+	}
+	type module struct {
+		layer int
+		name  model.Module
+	}
+	has, missing := map[module]bool{}, []model.Slot{}
+	for s := range model.FamilyOf(t.m.Config).Slots(t.m.Config) {
+		if t.pack.Has(s.Name + grad) {
+			has[module{s.Layer, s.Param.Module}] = true
+		} else {
+			missing = append(missing, s)
+		}
+	}
+	var names []string
+	for _, s := range missing {
+		if has[module{s.Layer, s.Param.Module}] {
+			names = append(names, s.Name)
+		}
+	}
+	if names == nil {
+		return nil
+	}
+	return []string{t.firstOf("weights have no gradient in the pack, though others of their module have", names)}
 }
 
 // attends says whether some token sees another one, of another id, before it.

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nlpodyssey/safetensors"
 
+	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -32,6 +34,8 @@ type Manifest struct {
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // keys of config.json that the reference ran with
 	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> "sha256:…"
 	Weights         string                    `json:"weights"`          // said of them where there are no files
+	Partial         string                    `json:"partial"`          // why the pack proves less on purpose; empty if it does not
+	Absent          []string                  `json:"absent"`           // kinds of stages that it has in no layer, such as "mlp.experts.output"
 	Files           map[string]string         `json:"files"`            // file -> "sha256:…"
 	Tensors         map[string]Entry          `json:"tensors"`          // by name: HuggingFace's module and what it gave
 }
@@ -71,9 +75,6 @@ const (
 	maxHeader   = 16 << 20
 )
 
-// computeDTypes are the compute dtypes as torch and transformers spell them.
-var computeDTypes = map[string]tensor.DType{"float32": tensor.F32, "bfloat16": tensor.BF16, "float16": tensor.F16}
-
 // OpenPack reads the manifest of the golden pack in dir, checks it, and re-hashes
 // every file it lists. All problems are in one error.
 func OpenPack(dir string) (*Pack, error) {
@@ -81,29 +82,46 @@ func OpenPack(dir string) (*Pack, error) {
 	if err := p.readManifest(); err != nil {
 		return nil, err
 	}
-	p.DType = computeDTypes[p.Manifest.ComputeDType]
+	p.DType = model.ParseTorch(p.Manifest.ComputeDType)
 	problems := p.Manifest.check()
 	if len(problems) == 0 {
 		problems = p.rehash()
 	}
 	if len(problems) > 0 {
-		return nil, p.fault(problems...)
+		return nil, &packError{dir, problems}
 	}
 	return p, nil
 }
+
+// packError is what is wrong with a pack.
+type packError struct {
+	dir      string
+	problems []error
+}
+
+// Error names at most 20 problems, on one line.
+func (e *packError) Error() string {
+	const most = 20
+	var texts []string
+	for _, problem := range e.problems[:min(most, len(e.problems))] {
+		texts = append(texts, problem.Error())
+	}
+	if n := len(e.problems) - most; n > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", n))
+	}
+	return text.Quote(e.dir) + ": " + strings.Join(texts, "; ")
+}
+
+// Unwrap returns the problems, which keep their causes.
+func (e *packError) Unwrap() []error { return e.problems }
 
 // wrap is an error about something in the pack.
 func (p *Pack) wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", text.Quote(p.Dir), fmt.Errorf("%s: %w", text.Quote(what), err))
 }
 
-// fault is one error about the pack, naming at most 20 problems.
-func (p *Pack) fault(problems ...string) error {
-	if n := len(problems); n > 20 {
-		problems = append(problems[:20], fmt.Sprintf("and %d more", n-20))
-	}
-	return fmt.Errorf("%s: %w", text.Quote(p.Dir), errors.New(strings.Join(problems, "; ")))
-}
+// fault is an error about the pack.
+func (p *Pack) fault(problem string) error { return &packError{p.Dir, []error{errors.New(problem)}} }
 
 func (p *Pack) readManifest() error {
 	path := filepath.Join(p.Dir, "manifest.json")
@@ -120,16 +138,31 @@ func (p *Pack) readManifest() error {
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(data, &p.Manifest); err != nil {
+	if err := json.Unmarshal(nulled(data), &p.Manifest); err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	return nil
 }
 
+// nulled returns a JSON text in which the literals NaN, Infinity and -Infinity are null.
+// Python's json module writes them, and JSON has none.
+func nulled(data []byte) []byte {
+	literal := regexp.MustCompile(`"(?:[^"\\]|\\.)*"|-?Infinity|NaN`)
+	return literal.ReplaceAllFunc(data, func(found []byte) []byte {
+		if found[0] == '"' {
+			return found
+		}
+		return []byte("null")
+	})
+}
+
 // check returns what is wrong with the manifest itself.
-func (m *Manifest) check() []string {
-	var problems []string
-	add := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
+func (m *Manifest) check() []error {
+	var problems []error
+	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if m.Reference.Kind == "" {
+		add("manifest.json: no reference, or none with a kind: whose rules the pack follows is not known")
+	}
 	if m.Format != "golden/1" {
 		add("manifest.json: format %.40q, not \"golden/1\"", m.Format)
 	}
@@ -139,7 +172,7 @@ func (m *Manifest) check() []string {
 	if m.Mode == "train" && m.ComputeDType != "float32" {
 		add("manifest.json: a training pack in %.40q: gradients are compared in float32 only", m.ComputeDType)
 	}
-	if _, ok := computeDTypes[m.ComputeDType]; !ok {
+	if d := model.ParseTorch(m.ComputeDType); !d.Casts() {
 		add("manifest.json: compute_dtype %.40q, not float32, bfloat16 or float16", m.ComputeDType)
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
@@ -167,21 +200,34 @@ func (m *Manifest) check() []string {
 }
 
 // rehash returns the files that are not what the manifest says.
-func (p *Pack) rehash() []string {
-	var problems []string
+func (p *Pack) rehash() []error {
+	var problems []error
+	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	for _, name := range slices.Sorted(maps.Keys(p.Manifest.Files)) {
 		got, err := HashFile(filepath.Join(p.Dir, name))
 		switch {
 		case errors.Is(err, os.ErrNotExist):
-			problems = append(problems, text.Quote(name)+": missing")
+			problems = append(problems, &missingFile{name, err})
 		case err != nil:
-			problems = append(problems, fmt.Sprintf("%s: %v", text.Quote(name), err))
+			add("%s: %w", text.Quote(name), err)
 		case got != p.Manifest.Files[name]:
-			problems = append(problems, fmt.Sprintf("%s: is %s, manifest.json says %s", text.Quote(name), got, text.Quote(p.Manifest.Files[name])))
+			add("%s: is %s, manifest.json says %s", text.Quote(name), got, text.Quote(p.Manifest.Files[name]))
 		}
 	}
 	return problems
 }
+
+// missingFile is a file of a pack that is not there.
+type missingFile struct {
+	name string
+	err  error
+}
+
+// Error names the file.
+func (e *missingFile) Error() string { return text.Quote(e.name) + ": missing" }
+
+// Unwrap returns what the system said.
+func (e *missingFile) Unwrap() error { return e.err }
 
 // HashFile returns "sha256:" and the hash of a regular file's bytes in hexadecimal.
 func HashFile(path string) (string, error) {
@@ -215,7 +261,7 @@ func (p *Pack) Has(name string) bool {
 func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 	e, ok := p.Manifest.Tensors[name]
 	if !ok {
-		return tensor.Tensor{}, p.fault(fmt.Sprintf("there is no tensor %q", name))
+		return tensor.Tensor{}, p.fault("there is no tensor " + text.Quote(name))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

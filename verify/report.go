@@ -23,11 +23,15 @@ type Report struct {
 	Mode            Mode     `json:"mode"`              // how stages were fed
 	FirstDivergence *string  `json:"first_divergence"`  // golden tensor of the first failed check
 	Cause           *Cause   `json:"cause"`             // nil if no known mistake explains it
+	UserLimits      bool     `json:"user_limits"`       // some limits are the user's: a pass is one by these
 	Reasons         []string `json:"reasons,omitempty"` // why the verdict is not a pass, beside failed checks
 	Coverage        Coverage `json:"coverage"`          // what was checked
 	Routing         Routing  `json:"routing"`           // how experts were chosen
 	Golden          Golden   `json:"golden"`            // the pack
 	Rules           Rules    `json:"rules"`             // of the reference
+	Config          Settings `json:"config"`            // how config.json and what the reference ran with go together
+	Free            []string `json:"free"`              // kinds of stages that the pack has not: errors are carried on over them
+	Limits          []string `json:"limits"`            // what the checks are held to, in words; each has its own in numbers
 	Accumulate      string   `json:"accumulate"`        // our dot products: "float64" or "float32"
 	Checks          []Check  `json:"checks"`            // in model order
 }
@@ -40,11 +44,25 @@ type Cause struct {
 
 // Check is one golden tensor against the model's.
 type Check struct {
-	Tensor   string   `json:"tensor"`           // as the pack names it
-	Verdict  Verdict  `json:"verdict"`          // Pass, Fail or Skipped
-	Reason   string   `json:"reason,omitempty"` // why it failed other than by a limit, or was skipped
-	DType    string   `json:"dtype,omitempty"`  // the golden's
-	Shape    []int    `json:"shape,omitempty"`  // the golden's
+	Tensor  string  `json:"tensor"`           // as the pack names it
+	Verdict Verdict `json:"verdict"`          // Pass, Fail or Skipped
+	Reason  string  `json:"reason,omitempty"` // why it failed other than by a limit, or was skipped
+	DType   string  `json:"dtype,omitempty"`  // the golden's
+	Shape   []int   `json:"shape,omitempty"`  // the golden's
+
+	// In local mode, in standard deviations of the rounding errors that the analysis
+	// expects; null where nothing could be measured.
+	Z         *float64 `json:"z"`                // the largest distance of an element
+	RMSZ      *float64 `json:"rms_z"`            // the root of the mean of their squares
+	RowZ      *float64 `json:"row_z"`            // the same of the row that has most; float32 goldens
+	ColumnZ   *float64 `json:"column_z"`         // of the column that has most; float32 goldens
+	NeuronZ   *float64 `json:"neuron_z"`         // the largest of a neuron, of MLPs
+	Neuron    *Neuron  `json:"neuron,omitempty"` // that has NeuronZ, where the check failed
+	Sees      *float64 `json:"sees"`             // 8 standard deviations over the golden, as RMS: what a deviation must be to be seen
+	Ambiguous *float64 `json:"ambiguous"`        // BF16, F16: share of elements that may round to either neighbour
+	Beyond    int      `json:"beyond"`           // elements beyond their limit
+	Where     string   `json:"where,omitempty"`  // rows or columns that they all lie in, if few
+
 	RelRMS   *float64 `json:"rel_rms"`          // see Metrics for this and those below; null where nothing could be measured
 	RowRMS   *float64 `json:"row_rms"`          // of Metrics
 	MaxRMS   *float64 `json:"max_rms"`          // of Metrics
@@ -52,14 +70,17 @@ type Check struct {
 	BitEqual *float64 `json:"bit_equal"`        // of Metrics
 	OneULP   *float64 `json:"one_ulp"`          // of Metrics
 	WorstRow int      `json:"worst_row"`        // of row_rms
-	Index    []int    `json:"index,omitempty"`  // of max_abs, or of the first non-finite element
-	Got      string   `json:"got,omitempty"`    // ours at Index
+	Index    []int    `json:"index,omitempty"`  // of z or max_abs, or of the first non-finite element
+	Got      string   `json:"got,omitempty"`    // ours at Index; in local mode before its last rounding
+	Sigma    *float64 `json:"sigma"`            // standard deviation of Got
+	Rounds   []string `json:"rounds,omitempty"` // BF16, F16: what Got, 8 standard deviations less or more, rounds to
 	Want     string   `json:"want,omitempty"`   // the golden's at Index
-	Limit    *float64 `json:"limit"`            // of rel_rms
+	Limit    *float64 `json:"limit"`            // of z, or of rel_rms
 	Limits   *Limits  `json:"limits"`           // all of them
 	Margin   *float64 `json:"margin"`           // the largest metric/limit; at most 1 passes
 
-	layer int // -1 outside the layers
+	layer int  // -1 outside the layers
+	blind bool // the bounds are too wide to say anything
 }
 
 // Coverage says what took part in a checked stage.
@@ -88,13 +109,23 @@ type LayerExperts struct {
 
 // Routing counts the choices of experts.
 type Routing struct {
-	Choices         int `json:"choices"`           // tokens × layers × k
-	ExactTies       int `json:"exact_ties"`        // other experts, whose scores are equal to the bit
-	NearTies        int `json:"near_ties"`         // other experts, whose scores tie within the measured noise
-	Mismatches      int `json:"mismatches"`        // other experts, for no such reason
-	Rows            int `json:"rows"`              // tokens × layers
-	NearRows        int `json:"near_rows"`         // rows with near ties
-	NearRowsAllowed int `json:"near_rows_allowed"` // more of them fail
+	Choices    int `json:"choices"`    // tokens × layers × k
+	Pinned     int `json:"pinned"`     // of these, that no rounding could change
+	ExactTies  int `json:"exact_ties"` // other experts, whose scores are equal to the bit
+	NearTies   int `json:"near_ties"`  // other experts, whose scores are within 8 standard deviations of ours
+	Mismatches int `json:"mismatches"` // other experts, for no such reason
+	// Biases say how far the choices pin each layer's e_score_correction_bias.
+	Biases []BiasPins `json:"biases"`
+}
+
+// BiasPins is how far the choices of a layer pin its e_score_correction_bias: by how much
+// the bias of one expert could move, towards the nearer side, without another choice.
+type BiasPins struct {
+	Layer  string  `json:"layer"`  // such as "model.layers.3"
+	Median float64 `json:"median"` // over the experts that some choice pins
+	Widest float64 `json:"widest"` // of these
+	Expert int     `json:"expert"` // that has it
+	Free   []int   `json:"free"`   // experts whose bias no choice pins on either side
 }
 
 // Rules are those in force where references differ: see config.Rules.
@@ -107,12 +138,34 @@ type Rules struct {
 	IgnoresMoELayerFreq bool `json:"-"`
 }
 
+// Settings are the keys of config.json that the verdict does not speak of.
+type Settings struct {
+	Overridden  []Override    `json:"overridden"`  // keys that the reference ran with otherwise
+	Unexercised []Unexercised `json:"unexercised"` // keys that change nothing on the pack's input
+}
+
+// Override is a key of config.json whose value is not what the reference ran with.
+type Override struct {
+	Key        string `json:"key"`        // of config.json
+	Checkpoint string `json:"checkpoint"` // its value there, as JSON; "not set" without one
+	Reference  string `json:"reference"`  // what the reference ran with
+	Training   bool   `json:"training"`   // concerns training alone
+}
+
+// Unexercised is a key of config.json that the pack proves nothing of.
+type Unexercised struct {
+	Key string `json:"key"` // of config.json
+	Why string `json:"why"` // the pack does not exercise it
+}
+
 // Golden says what the pack was made from.
 type Golden struct {
 	Reference       Reference                 `json:"reference"`        // the Python that ran
 	Mode            string                    `json:"mode"`             // "eval" or "train"
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // config.json keys that the reference ran with
 	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
+	Partial         string                    `json:"partial"`          // why it proves less on purpose; empty if it does not
+	Absent          []string                  `json:"absent"`           // kinds of stages that it says it has not
 	Batch           int                       `json:"batch"`            // sequences
 	Seq             int                       `json:"seq"`              // tokens of each
 	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> hash

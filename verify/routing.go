@@ -10,18 +10,10 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Shares of a gate's tokens that may choose another expert because two scores tie
-// within the measured noise. Choices whose scores are equal to the bit are not
-// counted: the reference's topk leaves them open.
-const (
-	nearShare        = 0.001 // float32
-	nearShareReduced = 0.01  // BF16, F16: scores have few bits
-)
-
-// TopK compares the experts chosen with the golden's, as sets per token, and puts
+// topK compares the experts chosen with the golden's, as sets per token, and puts
 // the golden's in their place, so that a difference is found once and the weights
 // pair up by expert.
-func (t *tracer) TopK(name string, ours *choice) error {
+func (t *tracer) topK(name string, ours *choice) error {
 	t.chosen = ours.Idx // what the pass goes on with
 	if !t.golden(name) {
 		return nil
@@ -64,6 +56,11 @@ func notRouting(ids []int, k int, ours *choice) string {
 	if i := slices.IndexFunc(ours.Scores.Values, func(v float32) bool { return v != v }); i >= 0 {
 		return fmt.Sprintf("the score of expert %d for token %d is not a number", i%experts, i/experts)
 	}
+	return notExperts(ids, k, experts)
+}
+
+// notExperts says why ids are no choice of k different experts per token.
+func notExperts(ids []int, k, experts int) string {
 	for i, e := range ids {
 		if e < 0 || e >= experts {
 			return fmt.Sprintf("golden expert %d of token %d is not one of %d", e, i/k, experts)
@@ -75,15 +72,13 @@ func notRouting(ids []int, k int, ours *choice) string {
 	return ""
 }
 
-// compareTopK counts the golden's choices that are not ours by what excuses them.
+// compareTopK counts the golden's choices that are not ours by what excuses them, and those
+// that no rounding could change.
 func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int) {
-	var near, wrong int
+	wrong := 0
 	for row := range ours.Scores.Rows() {
 		theirs := want[row*k : (row+1)*k]
-		found := t.compareRow(ours, theirs, row)
-		if found.nearTies > 0 {
-			near++
-		}
+		found := compareRow(ours, theirs, row)
 		if len(found.wrong) > 0 && wrong == 0 {
 			c.Index = []int{row, slices.Index(theirs, found.wrong[0])}
 			c.Want, c.Got = fmt.Sprintf("expert %d", found.wrong[0]), fmt.Sprintf("experts %v", found.ours)
@@ -91,12 +86,63 @@ func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int) {
 		wrong += len(found.wrong)
 		t.routing.ExactTies += found.exactTies
 		t.routing.NearTies += found.nearTies
+		t.routing.Pinned += pinned(ours, row, k)
+	}
+	if layer := t.m.Model.Layers[c.layer]; layer.MoE != nil && layer.MoE.Gate.EScoreCorrectionBias.Name != "" {
+		t.routing.Biases = append(t.routing.Biases, biasPins(c.layer, ours, want, k))
 	}
 	t.routing.Choices += len(ours.Idx)
-	t.routing.Rows += ours.Scores.Rows()
-	t.routing.NearRows += near
 	t.routing.Mismatches += wrong
-	t.judgeTopK(c, ours.Scores.DType, near, wrong, ours.Scores.Rows())
+	skip := ""
+	if t.o.Mode == Chained && t.pack.DType != tensor.F32 {
+		skip = t.unjudged(c.Tensor)
+	}
+	switch {
+	case skip != "":
+		c.Verdict, c.Reason = Skipped, skip
+	case wrong > 0:
+		c.Reason = fmt.Sprintf("%d choices of another expert, where rounding does not explain it", wrong)
+	default:
+		c.Verdict = Pass
+	}
+}
+
+// excess is by how many standard deviations of their difference x's element i exceeds j.
+func (x *value) excess(i, j int) float64 {
+	gap := float64(x.Values[i]) - float64(x.Values[j])
+	if gap == 0 {
+		return 0
+	}
+	return gap / (unit * math.Sqrt(x.v(i)+x.v(j)))
+}
+
+// pinned counts the choices of a row that no rounding could change: whose score exceeds
+// that of every expert not chosen, and whose group's worth that of every group not chosen,
+// by more than lambda.
+func pinned(ours *choice, row, k int) (n int) {
+	chosen, g := ours.Idx[row*k:(row+1)*k], ours.Groups
+	firm := func(x *value, i int, chosen []int) bool {
+		first := row * x.Width()
+		for j := range x.Width() {
+			if !slices.Contains(chosen, j) && !(x.excess(first+i, first+j) > lambda) {
+				return false
+			}
+		}
+		return true
+	}
+	for _, e := range chosen {
+		if !firm(ours.Scores, e, chosen) {
+			continue
+		}
+		if g != nil {
+			count, size := len(g.Chosen)/g.Worth.Rows(), ours.Scores.Width()/g.Worth.Width()
+			if !firm(g.Worth, e/size, g.Chosen[row*count:(row+1)*count]) {
+				continue
+			}
+		}
+		n++
+	}
+	return n
 }
 
 // rowChoice is how the golden's choice of a token's experts differs from ours.
@@ -119,19 +165,20 @@ func (r *rowChoice) count(kind tieKind, expert int) {
 
 // compareRow compares one token's experts. Those that only we chose and those that only
 // the golden chose are paired by score, best with best: every pair has to tie.
-func (t *tracer) compareRow(ours *choice, theirs []int, row int) rowChoice {
+func compareRow(ours *choice, theirs []int, row int) rowChoice {
 	k := len(theirs)
 	r := rowChoice{ours: ours.Idx[row*k : (row+1)*k]}
-	scores := ours.Scores.Row(row)
-	if groups, kind := t.otherGroups(ours, theirs, row); kind != noTie {
+	scores := ours.Scores
+	if groups, kind := otherGroups(ours, theirs, row); kind != noTie {
 		g := ours.Groups
-		scores = model.MaskGroups(g.Scores.Row(row), g.Worth.Width(), groups, g.Masked)
-		r.ours = model.TopK(scores, k)
+		masked := model.MaskGroups(g.Scores.Row(row), g.Worth.Width(), groups, g.Masked)
+		r.ours, scores = model.TopK(masked, k), g.Scores
 		r.count(kind, -1)
 	}
-	dropped := only(r.ours, theirs, scores)
-	for i, e := range only(theirs, r.ours, scores) {
-		r.count(t.tie(scores[dropped[i]], scores[e], ours.Scores.DType, row), e)
+	first := row * scores.Width()
+	dropped := only(r.ours, theirs, scores.Row(row))
+	for i, e := range only(theirs, r.ours, scores.Row(row)) {
+		r.count(scores.tie(first+dropped[i], first+e), e)
 	}
 	return r
 }
@@ -148,29 +195,6 @@ func only(a, b []int, scores []float32) []int {
 	return list
 }
 
-func (t *tracer) judgeTopK(c *Check, d tensor.DType, near, wrong, rows int) {
-	share := nearShare
-	if d != tensor.F32 {
-		share = nearShareReduced
-	}
-	allowed := max(1, int(share*float64(rows)))
-	t.routing.NearRowsAllowed += allowed
-	skip := ""
-	if t.o.Mode == Chained && t.pack.DType != tensor.F32 {
-		skip = t.unjudged(c.Tensor)
-	}
-	switch {
-	case skip != "":
-		c.Verdict, c.Reason = Skipped, skip
-	case wrong > 0:
-		c.Reason = fmt.Sprintf("%d choices of another expert, where no tie excuses it", wrong)
-	case near > allowed:
-		c.Reason = fmt.Sprintf("%d tokens choose another expert within the noise, %d may", near, allowed)
-	default:
-		c.Verdict = Pass
-	}
-}
-
 type tieKind int
 
 const (
@@ -182,7 +206,7 @@ const (
 // otherGroups returns the groups that the golden's experts come from, filled up with the
 // best of ours, if they are others than ours and tie with those they stand for: paired
 // by worth, best with best. noTie means that there is nothing to excuse.
-func (t *tracer) otherGroups(ours *choice, theirs []int, row int) ([]int, tieKind) {
+func otherGroups(ours *choice, theirs []int, row int) ([]int, tieKind) {
 	g := ours.Groups
 	if g == nil {
 		return nil, noTie
@@ -202,10 +226,9 @@ func (t *tracer) otherGroups(ours *choice, theirs []int, row int) ([]int, tieKin
 	}
 	dropped := only(chosen, golden, worth)
 	kept := dropped[:len(dropped)-len(added)]
-	kind := exactTie
+	kind, first := exactTie, row*g.Worth.Width()
 	for i, group := range added {
-		out := dropped[len(kept)+i]
-		switch t.tie(worth[out], worth[group], ours.Scores.DType, row) {
+		switch g.Worth.tie(first+dropped[len(kept)+i], first+group) {
 		case noTie:
 			return nil, noTie
 		case nearTie:
@@ -215,21 +238,55 @@ func (t *tracer) otherGroups(ours *choice, theirs []int, row int) ([]int, tieKin
 	return append(golden, kept...), kind
 }
 
-// tie says whether the golden's score, of an expert or a group, ties with ours, in whose
-// place it was chosen: exactly, or within twice the error that the scores of this row
-// may have. A score of dtype d moves by at most its own size times twice the error of
-// the logits (d softmax), plus its rounding.
-func (t *tracer) tie(ours, golden float32, d tensor.DType, row int) tieKind {
-	gap := float64(ours) - float64(golden)
-	noise := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11}[d]
-	if t.o.Mode == Chained && row < len(t.logitsErr) {
-		noise += float64(2 * t.logitsErr[row])
-	}
-	switch {
+// tie says whether the golden's score, at position golden of x, of an expert or a group,
+// ties with ours, in whose place it was chosen: exactly, or within lambda standard
+// deviations of their difference.
+func (x *value) tie(ours, golden int) tieKind {
+	switch gap := x.excess(ours, golden); {
 	case gap == 0:
 		return exactTie
-	case gap > 0 && gap <= float64(2*noise*math.Abs(float64(ours))):
+	case gap > 0 && gap <= lambda:
 		return nearTie
 	}
 	return noTie
+}
+
+// biasPins says how far the golden's choices pin the bias of each expert: an expert that was
+// chosen, by how much its score exceeds the best that was not; one that was not, by how much
+// the worst that was exceeds its. Experts of masked groups take no part.
+func biasPins(layer int, ours *choice, want []int, k int) BiasPins {
+	pins := slices.Repeat([]float64{math.Inf(1)}, ours.Scores.Width())
+	for row := range ours.Scores.Rows() {
+		scores, chosen := ours.Scores.Row(row), want[row*k:(row+1)*k]
+		least, most := math.Inf(1), math.Inf(-1) // of those chosen, and of the others
+		for e, s := range scores {
+			if slices.Contains(chosen, e) {
+				least = min(least, float64(s))
+			} else {
+				most = max(most, float64(s))
+			}
+		}
+		for e, s := range scores {
+			slack := least - float64(s)
+			if slices.Contains(chosen, e) {
+				slack = float64(s) - most
+			}
+			pins[e] = min(pins[e], max(0, slack))
+		}
+	}
+	p := BiasPins{Layer: fmt.Sprintf("model.layers.%d", layer), Free: []int{}}
+	var known []float64
+	for e, slack := range pins {
+		if math.IsInf(slack, 1) {
+			p.Free = append(p.Free, e)
+			continue
+		}
+		if known = append(known, slack); slack >= p.Widest {
+			p.Widest, p.Expert = slack, e
+		}
+	}
+	if slices.Sort(known); known != nil {
+		p.Median = known[len(known)/2]
+	}
+	return p
 }

@@ -22,7 +22,11 @@ func (r *Report) WriteText(w io.Writer) error {
 	r.writeLayers(&b)
 	r.writeDivergence(&b)
 	r.writeCoverage(&b)
-	fmt.Fprintf(&b, "%-11s%s\n", "verdict", strings.ToUpper(string(r.Verdict)))
+	verdict := strings.ToUpper(string(r.Verdict))
+	if r.UserLimits {
+		verdict += " with limits of the user's"
+	}
+	fmt.Fprintf(&b, "%-11s%s\n", "verdict", verdict)
 	for _, reason := range r.Reasons {
 		fmt.Fprintf(&b, "%-11s%s\n", "", reason)
 	}
@@ -34,6 +38,9 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 	ref := r.Golden.Reference
 	fmt.Fprintf(b, "%-11s%s\n", "reference", text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)))
 	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
+	if r.Golden.Partial != "" {
+		fmt.Fprintf(b, "%-11spartial: %s\n", "", text.Line(r.Golden.Partial))
+	}
 	if r.Golden.Mode == "train" {
 		fmt.Fprintf(b, "%-11sforward in training mode, loss and gradients\n", "")
 	}
@@ -41,17 +48,31 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 		fmt.Fprintf(b, "%-11sthe reference ran %s\n", "", text.Line(ran))
 	}
 	how := "every stage is fed the golden's own input"
+	if len(r.Free) > 0 {
+		how = "stages are fed the golden's own input; over what it lacks, errors are carried on: " + strings.Join(r.Free, ", ")
+	}
 	if r.Mode == Chained {
 		how = "end to end, with the golden's choice of experts"
 	}
 	fmt.Fprintf(b, "%-11s%s: %s; %s sums\n", "mode", r.Mode, how, r.Accumulate)
+	r.Config.write(b)
 	if r.Rules.Reference == config.Native || r.Rules.TopKScale != 1 {
 		fmt.Fprintf(b, "%-11s%s\n", "rules", r.Rules)
 	}
-	for _, from := range r.limits() {
+	for _, from := range r.Limits {
 		fmt.Fprintf(b, "%-11s%s\n", "limits", from)
 	}
 	fmt.Fprintln(b)
+}
+
+// write writes a line per key that the verdict does not speak of.
+func (s *Settings) write(b *bytes.Buffer) {
+	for _, o := range s.Overridden {
+		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s, the reference ran with %s", o.Key, o.Checkpoint, o.Reference)))
+	}
+	for _, u := range s.Unexercised {
+		fmt.Fprintf(b, "%-11s%s not exercised: %s\n", "config", u.Key, u.Why)
+	}
 }
 
 // String says which reference's rules are in force, and what they are.
@@ -79,33 +100,41 @@ func overrides(fields map[string]jsontext.Value) string {
 	return "with " + strings.Join(parts, ", ")
 }
 
-// limits lists the distinct reasons of the limits that were applied.
-func (r *Report) limits() []string {
-	var from []string
-	seen := map[string]bool{}
-	for _, c := range r.Checks {
-		if c.Limits != nil && !seen[c.Limits.From] {
-			seen[c.Limits.From] = true
-			why := c.Limits.From
-			if c.Limits.BitEqual == 0 {
-				why += fmt.Sprintf(": rel RMS ≤ %.2g, a row's ≤ %.2g, max/RMS ≤ %.2g", c.Limits.RelRMS, c.Limits.RowRMS, c.Limits.MaxRMS)
-			}
-			from = append(from, why)
+// limitsOf lists the distinct reasons of the limits that were applied, and what they are.
+func limitsOf(checks []Check) []string {
+	from, seen := []string{}, map[string]bool{}
+	for _, c := range checks {
+		if c.Limits == nil || seen[c.Limits.From] {
+			continue
 		}
+		seen[c.Limits.From] = true
+		from = append(from, c.Limits.String())
 	}
 	return from
 }
 
+// String says why the limits are these, and what they are.
+func (l *Limits) String() string {
+	if l.Z == 0 {
+		return fmt.Sprintf("%s: rel RMS ≤ %.2g, a row's ≤ %.2g, max/RMS ≤ %.2g", l.From, l.RelRMS, l.RowRMS, l.MaxRMS)
+	}
+	return l.From
+}
+
 // writeLayers writes a line per layer: its stages and the one nearest to its limit.
 func (r *Report) writeLayers(b *bytes.Buffer) {
-	t := &text.Table{Align: "llllllll"}
-	t.Add("", "checked", "nearest to its limit", "rel RMS", "max/RMS", "equal", "of limit")
+	t := &text.Table{Align: "lllllllll"}
+	if r.Mode == Local {
+		t.Add("", "checked", "nearest to its limit", "z", "RMS", "sees", "open", "of limit")
+	} else {
+		t.Add("", "checked", "nearest to its limit", "rel RMS", "max/RMS", "equal", "of limit")
+	}
 	for i := 0; i < len(r.Checks); {
 		n := i
 		for n < len(r.Checks) && place(r.Checks[n]) == place(r.Checks[i]) {
 			n++
 		}
-		t.Add(layerRow(r.Checks[i:n])...)
+		t.Add(r.layerRow(r.Checks[i:n])...)
 		i = n
 	}
 	t.WriteText(b)
@@ -125,7 +154,7 @@ func place(c Check) string {
 }
 
 // layerRow is the row of a layer's checks: how many there are, and the worst of them.
-func layerRow(checks []Check) []string {
+func (r *Report) layerRow(checks []Check) []string {
 	worst, failed, checked := checks[0], 0, 0
 	for _, c := range checks {
 		if c.Verdict != Skipped {
@@ -148,8 +177,13 @@ func layerRow(checks []Check) []string {
 	if failed > 0 {
 		mark = fmt.Sprintf("%d FAIL", failed)
 	}
-	return []string{place(worst), fmt.Sprintf("%d/%d", checked, len(checks)), kind, short(worst.RelRMS, "%.1e"),
-		short(worst.MaxRMS, "%.1e"), percent(worst.BitEqual), percent(worst.Margin), mark}
+	row := []string{place(worst), fmt.Sprintf("%d/%d", checked, len(checks)), kind}
+	if r.Mode == Local {
+		row = append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2f"), short(worst.Sees, "%.1e"), percent(worst.Ambiguous))
+	} else {
+		row = append(row, short(worst.RelRMS, "%.1e"), short(worst.MaxRMS, "%.1e"), percent(worst.BitEqual))
+	}
+	return append(row, percent(worst.Margin), mark)
 }
 
 // worse orders failed checks without a margin before all, then by margin.
@@ -209,22 +243,69 @@ func (r *Report) writeDivergence(b *bytes.Buffer) {
 
 func (c *Check) write(b *bytes.Buffer) {
 	fmt.Fprintf(b, "%-11s%s  %s %v\n", "DIVERGES", text.Line(c.Tensor), c.DType, c.Shape)
+	line := func(format string, args ...any) { fmt.Fprintf(b, "%-11s"+format+"\n", append([]any{""}, args...)...) }
 	if c.Reason != "" {
-		fmt.Fprintf(b, "%-11s%s\n", "", c.Reason)
+		line("%s", c.Reason)
 	}
-	if c.Got != "" {
-		fmt.Fprintf(b, "%-11sat %v: got %s, want %s\n", "", c.Index, c.Got, c.Want)
+	if c.Sees == nil && c.Got != "" {
+		line("at %v: got %s, want %s", c.Index, c.Got, c.Want)
 	}
-	if c.RelRMS == nil || c.Limits == nil {
-		return
+	switch l := c.Limits; {
+	case l == nil:
+	case c.Sees != nil:
+		c.writeDistances(line)
+	case c.RelRMS != nil:
+		line("rel RMS %.3g, limit %.2g; row %d: %s, limit %.2g; max/RMS %s, limit %.2g", *c.RelRMS, l.RelRMS,
+			c.WorstRow, short(c.RowRMS, "%.3g"), l.RowRMS, short(c.MaxRMS, "%.3g"), l.MaxRMS)
+	}
+}
+
+// writeDistances writes how far the golden is from what was computed.
+func (c *Check) writeDistances(line func(format string, args ...any)) {
+	at := fmt.Sprintf("at %v: golden %s, recomputed %s", c.Index, c.Want, c.Got)
+	if c.Sigma != nil && *c.Sigma > 0 {
+		at += fmt.Sprintf(" ± %.2g (8 σ)", lambda**c.Sigma)
+	} else {
+		at += ", exactly"
+	}
+	if c.Rounds != nil {
+		at += ", which rounds to " + strings.Join(c.Rounds, " or ")
+	}
+	line("%s", at)
+	n := 1
+	for _, dim := range c.Shape {
+		n *= dim
+	}
+	beyond := fmt.Sprintf("%d of %d elements beyond it", c.Beyond, n)
+	if c.Where != "" {
+		beyond += ", " + c.Where
 	}
 	l := c.Limits
-	fmt.Fprintf(b, "%-11srel RMS %.3g, limit %.2g; row %d: %s, limit %.2g; max/RMS %s, limit %.2g\n", "",
-		*c.RelRMS, l.RelRMS, c.WorstRow, short(c.RowRMS, "%.3g"), l.RowRMS, short(c.MaxRMS, "%.3g"), l.MaxRMS)
-	if l.BitEqual > 0 {
-		fmt.Fprintf(b, "%-11sequal to the bit %s, at least %g%%; within a unit %s, at least %g%%\n", "",
-			percent(c.BitEqual), 100*l.BitEqual, percent(c.OneULP), 100*l.OneULP)
+	line("z %s, limit %g; %s", orInfinite(c.Z), l.Z, beyond)
+	for _, m := range []struct {
+		what  string
+		z     *float64
+		limit float64
+	}{{"RMS of z", c.RMSZ, l.RMSZ}, {"RMS of z in a row", c.RowZ, l.RowZ}, {"RMS of z in a column", c.ColumnZ, l.ColumnZ}} {
+		if m.limit > 0 && m.z != nil && *m.z > m.limit {
+			line("%s %.3g, limit %.3g", m.what, *m.z, m.limit)
+		}
 	}
+	if n := c.Neuron; n != nil && n.Z > l.NeuronZ && c.Z != nil && n.Z > *c.Z {
+		of := ""
+		if n.Expert >= 0 {
+			of = fmt.Sprintf("expert %d, ", n.Expert)
+		}
+		line("%sneuron %d: z %.3g, limit %g", of, n.Index, n.Z, l.NeuronZ)
+	}
+}
+
+// orInfinite prints z; what is missing is infinite.
+func orInfinite(z *float64) string {
+	if z == nil {
+		return "infinite"
+	}
+	return fmt.Sprintf("%.3g", *z)
 }
 
 func (r *Report) writeCoverage(b *bytes.Buffer) {
@@ -246,6 +327,13 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		if x.ExactTies+x.NearTies > 0 {
 			fmt.Fprintf(b, "; excused: %d exact ties, %d within the noise", x.ExactTies, x.NearTies)
 		}
-		fmt.Fprintln(b)
+		fmt.Fprintf(b, "; %d could not be changed by rounding\n", x.Pinned)
+		for _, p := range x.Biases {
+			fmt.Fprintf(b, "%-11s%s: the choices pin e_score_correction_bias to %.2g in the median, expert %d's to %.2g", "", p.Layer, p.Median, p.Expert, p.Widest)
+			if len(p.Free) > 0 {
+				fmt.Fprintf(b, ", those of experts %s not at all", text.Ranges(p.Free))
+			}
+			fmt.Fprintln(b)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,52 +10,46 @@ import (
 	"dsmoe/model/tensor"
 )
 
+// uncertainly returns scores [rows, width] with a standard deviation of one float32 unit of
+// 1 each, so that 8 of their differences' are 11.3 such units.
+func uncertainly(width int, values ...float32) *value {
+	shape := []int{len(values) / width, width}
+	x := &value{Activation: &model.Activation{Shape: shape, Values: values, DType: tensor.F32},
+		sigma: &model.Activation{Shape: shape, Values: make([]float32, len(values))}}
+	for i := range values {
+		x.sigma.Values[i] = 1
+	}
+	return x
+}
+
 // TestChoicesOfExperts compares choices of two experts of four with the golden's, a row
 // of scores per token.
 func TestChoicesOfExperts(t *testing.T) {
-	const near = 0x1p-23 // of 1, a unit of float32 above it
+	const u = 0x1p-24
 	for name, test := range map[string]struct {
 		scores  []float32
 		golden  []int
-		dtype   tensor.DType
-		options Options
-		noise   []float64 // of the logits, for chained mode
 		want    Routing
 		verdict Verdict
 	}{
-		"the same": {[]float32{4, 3, 2, 1}, []int{0, 1}, tensor.F32, Options{Mode: Local}, nil,
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1}, Pass},
-		"the same in another order": {[]float32{4, 3, 2, 1}, []int{1, 0}, tensor.F32, Options{Mode: Local}, nil,
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1}, Pass},
-		"equal to the bit": {[]float32{4, 3, 3, 1}, []int{0, 2}, tensor.F32, Options{Mode: Local}, nil,
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1, ExactTies: 1}, Pass},
-		"a unit apart": {[]float32{4, 1 + near, 1, 0}, []int{0, 2}, tensor.F32, Options{Mode: Local}, nil,
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1, NearTies: 1, NearRows: 1}, Pass},
-		"too far apart": {[]float32{4, 1 + 8*near, 1, 0}, []int{0, 2}, tensor.F32, Options{Mode: Local}, nil,
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1, Mismatches: 1}, Fail},
-		"a unit apart in BF16": {[]float32{4, 1.0078125, 1, 0}, []int{0, 2}, tensor.BF16, Options{Mode: Local}, nil,
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1, NearTies: 1, NearRows: 1}, Pass},
-		"both of others": {[]float32{4, 3, 2, 1}, []int{2, 3}, tensor.F32, Options{Mode: Local}, nil,
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1, Mismatches: 2}, Fail},
-		"one for the best, though it ties with the second": {[]float32{4, 3, 3, 1}, []int{1, 2}, tensor.F32, Options{Mode: Local}, nil,
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1, Mismatches: 1}, Fail},
-		"as far as noise end to end": {[]float32{4, 1 + 8*near, 1, 0}, []int{0, 2}, tensor.F32, Options{Mode: Chained}, []float64{1e-6},
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1, NearTies: 1, NearRows: 1}, Pass},
-		"the noise counts in chained mode only": {[]float32{4, 1 + 8*near, 1, 0}, []int{0, 2}, tensor.F32, Options{Mode: Local}, []float64{1e-6},
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1, Mismatches: 1}, Fail},
-		"end to end in BF16": {[]float32{4, 3, 2, 1}, []int{2, 3}, tensor.BF16, Options{Mode: Chained}, nil,
-			Routing{Choices: 2, Rows: 1, NearRowsAllowed: 1, Mismatches: 2}, Skipped},
-		"more near ties than may be": {[]float32{4, 1 + near, 1, 0, 4, 1 + near, 1, 0}, []int{0, 2, 0, 2}, tensor.F32, Options{Mode: Local}, nil,
-			Routing{Choices: 4, Rows: 2, NearRowsAllowed: 1, NearTies: 2, NearRows: 2}, Fail},
+		"the same":                  {[]float32{4, 3, 2, 1}, []int{0, 1}, Routing{Choices: 2, Pinned: 2}, Pass},
+		"the same in another order": {[]float32{4, 3, 2, 1}, []int{1, 0}, Routing{Choices: 2, Pinned: 2}, Pass},
+		"equal to the bit":          {[]float32{4, 3, 3, 1}, []int{0, 2}, Routing{Choices: 2, Pinned: 1, ExactTies: 1}, Pass},
+		"8 σ apart":                 {[]float32{4, 0.5 + 11*u, 0.5, 0}, []int{0, 2}, Routing{Choices: 2, Pinned: 1, NearTies: 1}, Pass},
+		"as near, and the same":     {[]float32{4, 0.5 + 11*u, 0.5, 0}, []int{0, 1}, Routing{Choices: 2, Pinned: 1}, Pass},
+		"further":                   {[]float32{4, 0.5 + 12*u, 0.5, 0}, []int{0, 2}, Routing{Choices: 2, Pinned: 2, Mismatches: 1}, Fail},
+		"both of others":            {[]float32{4, 3, 2, 1}, []int{2, 3}, Routing{Choices: 2, Pinned: 2, Mismatches: 2}, Fail},
+		"one for the best, though it ties with the second": {[]float32{4, 3, 3, 1}, []int{1, 2},
+			Routing{Choices: 2, Pinned: 1, Mismatches: 1}, Fail},
+		"any number of tokens may tie": {[]float32{4, 0.5 + u, 0.5, 0, 4, 0.5 + u, 0.5, 0}, []int{0, 2, 0, 2},
+			Routing{Choices: 4, Pinned: 2, NearTies: 2}, Pass},
 	} {
 		t.Run(name, func(t *testing.T) {
-			scores := &model.Activation{Shape: []int{len(test.scores) / 4, 4}, Values: test.scores, DType: test.dtype}
-			ours := &choice{Scores: scores}
-			for row := range scores.Rows() {
-				ours.Idx = append(ours.Idx, model.TopK(scores.Row(row), 2)...)
+			ours := &choice{Scores: uncertainly(4, test.scores...)}
+			for row := range ours.Scores.Rows() {
+				ours.Idx = append(ours.Idx, model.TopK(ours.Scores.Row(row), 2)...)
 			}
-			tr := tracerOf(test.dtype, test.options)
-			tr.logitsErr = test.noise
+			tr := tracerOf(tensor.F32, Options{Mode: Local})
 			c := Check{Verdict: Fail}
 			tr.compareTopK(&c, ours, test.golden, 2)
 			require.Equal(t, test.want, tr.routing)
@@ -63,30 +58,32 @@ func TestChoicesOfExperts(t *testing.T) {
 	}
 }
 
-// TestNearTiesThatMayBe: one in a thousand tokens in float32, one in a hundred in BF16
-// and F16, and one in any case.
-func TestNearTiesThatMayBe(t *testing.T) {
-	for d, most := range map[tensor.DType]int{tensor.F32: 3, tensor.BF16: 30, tensor.F16: 30} {
-		for near, verdict := range map[int]Verdict{most: Pass, most + 1: Fail} {
-			c := Check{Verdict: Fail}
-			tracerOf(d, Options{Mode: Local}).judgeTopK(&c, d, near, 0, 3000)
-			require.Equal(t, verdict, c.Verdict, "%s: %d", d, near)
-		}
+// TestNoiseOfScoresEndToEnd: scores vary by their own size times twice the error of the
+// logits and their rounding; a difference of twice that ties.
+func TestNoiseOfScoresEndToEnd(t *testing.T) {
+	scores := &model.Activation{Shape: []int{2, 2}, Values: []float32{0.5, 0.25, 0.5, 0.25}, DType: tensor.F32}
+	tr := tracerOf(tensor.F32, Options{Mode: Chained})
+	tr.logitsErr = []float64{1e-6, 0}
+	x := tr.noisy(scores)
+	ties := func(row int) float64 { // of two scores of 0.5
+		s := unit * float64(x.sigma.Values[2*row])
+		return lambda * math.Sqrt2 * s
 	}
+	require.InEpsilon(t, 2*(0x1p-22+2e-6)*0.5, ties(0), 1e-6)
+	require.InEpsilon(t, 2*0x1p-22*0.5, ties(1), 1e-6)
 }
 
 // TestScoresThatAreNoNumbers cannot be compared.
 func TestScoresThatAreNoNumbers(t *testing.T) {
-	nan := float32(0)
-	nan /= nan
-	ours := &choice{Scores: &model.Activation{Shape: []int{2, 3}, Values: []float32{1, 2, 3, 4, nan, 6}}}
+	nan := float32(math.NaN())
+	ours := &choice{Scores: uncertainly(3, 1, 2, 3, 4, nan, 6)}
 	require.Equal(t, "the score of expert 1 for token 1 is not a number", notRouting([]int{0, 1}, 1, ours))
 }
 
 // TestGroupsThatTie: with groups {0, 1} {2, 3} {4, 5} of which two may be chosen, the
 // golden's experts may come from a group that ties with one of ours.
 func TestGroupsThatTie(t *testing.T) {
-	const near = 0x1p-23
+	const u = 0x1p-24
 	for name, test := range map[string]struct {
 		worth  []float32
 		golden []int
@@ -96,18 +93,38 @@ func TestGroupsThatTie(t *testing.T) {
 		"ours":                    {[]float32{3, 2, 1}, []int{0, 2}, noTie, nil},
 		"one of ours":             {[]float32{3, 2, 1}, []int{0, 1}, noTie, nil},
 		"another, that ties":      {[]float32{3, 2, 2}, []int{0, 4}, exactTie, []int{0, 2}},
-		"another, nearly tied":    {[]float32{3, 1 + near, 1}, []int{0, 4}, nearTie, []int{0, 2}},
-		"another, far off":        {[]float32{3, 2, 1}, []int{0, 4}, noTie, nil},
+		"another, nearly tied":    {[]float32{3, 0.5 + 11*u, 0.5}, []int{0, 4}, nearTie, []int{0, 2}},
+		"another, far off":        {[]float32{3, 0.5 + 12*u, 0.5}, []int{0, 4}, noTie, nil},
 		"another alone":           {[]float32{3, 2, 2}, []int{4, 5}, exactTie, []int{2, 0}},
 		"more groups than may be": {[]float32{3, 3, 3}, []int{0, 2, 4}, noTie, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			scores := &model.Activation{Shape: []int{1, 6}, Values: make([]float32, 6), DType: tensor.F32}
-			worth := &model.Activation{Shape: []int{1, 3}, Values: test.worth, DType: tensor.F32}
-			ours := &choice{Scores: scores, Groups: &model.Groups[value]{Scores: scores, Worth: worth, Chosen: model.TopK(test.worth, 2)}}
-			groups, kind := tracerOf(tensor.F32, Options{Mode: Local}).otherGroups(ours, test.golden, 0)
+			scores := uncertainly(6, make([]float32, 6)...)
+			ours := &choice{Scores: scores, Groups: &model.Groups[*value]{Scores: scores, Worth: uncertainly(3, test.worth...), Chosen: model.TopK(test.worth, 2)}}
+			groups, kind := otherGroups(ours, test.golden, 0)
 			require.Equal(t, test.want, kind)
 			require.Equal(t, test.groups, groups)
 		})
 	}
+}
+
+// TestGroupsPinTheirExperts: an expert whose score is far above all others' is not pinned
+// if its group might not have been chosen.
+func TestGroupsPinTheirExperts(t *testing.T) {
+	scores := uncertainly(4, 1, 0, 2, 0)
+	ours := &choice{Scores: scores, Idx: []int{2}, Groups: &model.Groups[*value]{Scores: scores, Worth: uncertainly(2, 1, 2), Chosen: []int{1}}}
+	require.Equal(t, 1, pinned(ours, 0, 1))
+	ours.Groups.Worth = uncertainly(2, 2, 2)
+	require.Equal(t, 0, pinned(ours, 0, 1))
+}
+
+// TestBiasPins: how far the bias of each expert may move without another choice.
+func TestBiasPins(t *testing.T) {
+	masked := float32(math.Inf(-1))
+	ours := &choice{Scores: uncertainly(5,
+		5, 4, 1, 0.5, masked,
+		1, 4, 5, masked, masked)}
+	p := biasPins(3, ours, []int{0, 1, 2, 1}, 2)
+	// 0: 5 - 1 chosen, 4 - 1 not; 1: 4 - 1; 2: 4 - 1, 5 - 1; 3: 4 - 0.5; 4 is always masked
+	require.Equal(t, BiasPins{Layer: "model.layers.3", Median: 3, Widest: 3.5, Expert: 3, Free: []int{4}}, p)
 }

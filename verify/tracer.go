@@ -13,33 +13,29 @@ import (
 	"dsmoe/model/weights"
 )
 
-// What verification computes with, and what a trace of it sees.
-type (
-	value      = *model.Activation
-	arithmetic = model.Arithmetic[value]
-	network    = model.Network[value]
-	choice     = model.Choice[value]
-)
-
-// tracer compares each stage of a forward pass with the pack. In local mode it puts
-// the golden tensor in the stage's place. It implements model.Trace.
+// tracer gathers what is found of a pack while the model runs.
 type tracer struct {
-	pack        *Pack
-	m           *model.DeepseekForCausalLM
-	src         weights.Source // of m's weights
-	set         *weights.Set   // the same under the names of the table
-	o           *Options
-	attribution *attribution[value] // of the pass under way
-	checks      []Check
-	expected    int             // golden tensors beside the inputs
-	seen        map[string]bool // golden tensors
-	kinds       map[string]bool // stages that the pack has in some layer
-	used        weightSet       // weights behind a checked stage
+	pack     *Pack
+	m        *model.DeepseekForCausalLM
+	src      weights.Source // of m's weights
+	set      *weights.Set   // the same under the names of the table
+	o        *Options
+	checks   []Check
+	expected int             // golden tensors beside the inputs
+	seen     map[string]bool // golden tensors
+	kinds    map[string]bool // stages that the pack has in some layer
+	free     map[string]bool // kinds of stages that the model has and the pack has not
+	zeros    []string        // golden tensors that are all zero
+	// notFinite says which weights that took part in no checked stage hold a NaN or an
+	// infinity.
+	notFinite []string
+	used      weightSet // weights behind a checked stage
 
+	settings  Settings
 	routing   Routing
 	chosen    []int                // by the last gate
 	reached   map[int]map[int]bool // layer -> expert
-	logitsErr []float64            // of the last gate, per token: max |logit - golden|
+	logitsErr []float64            // of the last gate in chained mode, per token: max |logit - golden|
 }
 
 func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src weights.Source, o *Options) *tracer {
@@ -47,6 +43,7 @@ func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src weights.Source, o *
 		pack: pack, m: m, src: src, set: weights.New(m.Config, src), o: o,
 		seen:    map[string]bool{"input_ids": true, "attention_mask": true},
 		kinds:   map[string]bool{},
+		free:    map[string]bool{},
 		used:    weightSet{},
 		reached: map[int]map[int]bool{},
 	}
@@ -60,18 +57,20 @@ func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src weights.Source, o *
 	return t
 }
 
-// run runs the model over in, and backward if the pack is one of training.
+// run runs the model over in, and backward if the pack is one of training. In local mode
+// that is a pass of its own.
 func (t *tracer) run(ctx context.Context, in *model.Input) error {
+	if t.o.Mode == Chained {
+		return t.chained(ctx, in, &chainedTrace{tracer: t})
+	}
 	o := t.options()
-	plain := model.NewPlain(o)
-	defer plain.Close(nil)
-	if !o.Training {
-		_, err := t.network(in, o, plain).Forward(ctx)
+	analysis := newAnalysis(o)
+	defer analysis.Close()
+	net := t.local(in, o, analysis, analysis)
+	if _, err := net.Forward(ctx); err != nil || !o.Training {
 		return err
 	}
-	tape := model.NewTape(plain, func(weight string) bool { return t.pack.Has(weight + grad) })
-	_, err := model.Train(ctx, t.network(in, o, tape), tape)
-	return err
+	return t.chained(ctx, in, &replay{t})
 }
 
 // options are those of a pass.
@@ -86,21 +85,18 @@ func (t *tracer) options() model.Options {
 	}
 }
 
-// network is the model over what computes, watched by t.
-func (t *tracer) network(in *model.Input, o model.Options, computes arithmetic) *network {
-	t.attribution = newAttribution(computes, func(x value) *model.Activation { return x })
-	return &network{Model: t.m, Input: in, Options: o, Arithmetic: t.attribution, Trace: t}
-}
-
 // golden says whether the pack has the stage. If it lacks the stage in this layer
 // only, that is a failed check.
 func (t *tracer) golden(name string) bool {
-	if t.pack.Has(name) {
+	layer, kind := split(name)
+	switch {
+	case t.pack.Has(name):
 		t.seen[name] = true
 		return true
-	}
-	if layer, kind := split(name); t.kinds[kind] {
+	case t.kinds[kind]:
 		t.add(Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the pack has no such tensor for this layer, though it has for others"})
+	default:
+		t.free[kind] = true
 	}
 	return false
 }
@@ -112,50 +108,20 @@ func (t *tracer) add(c Check) {
 	}
 }
 
-// Stage compares one stage's output.
-func (t *tracer) Stage(name string, a *model.Activation) error {
-	if t.golden(name) {
-		c, err := t.compare(name, a)
-		if err != nil {
-			return err
-		}
-		t.add(c)
-		if c.Verdict != Skipped {
-			for _, w := range t.attribution.weights(a) {
-				t.used[w] = struct{}{}
-			}
-			t.attribution.checked(a)
-		}
-	}
-	if layer, kind := split(name); kind == topKWeight {
-		t.reach(layer, a)
-	}
-	return nil
-}
-
-// compare checks a against the golden tensor and, in local mode, replaces it.
-func (t *tracer) compare(name string, a *model.Activation) (Check, error) {
-	layer, kind := split(name)
+// begin returns a check of a stage, failed if it cannot be compared, and the golden tensor.
+func (t *tracer) begin(name string, a *model.Activation) (c Check, want []float32, err error) {
+	layer, _ := split(name)
 	e := t.pack.Manifest.Tensors[name]
-	c := Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape, layer: layer}
-	if reason := unfit(e, a.Shape, a.DType); reason != "" {
-		c.Verdict, c.Reason = Fail, reason
-		return c, nil
+	c = Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape, layer: layer}
+	if c.Reason = unfit(e, a.Shape, a.DType); c.Reason != "" {
+		c.Verdict = Fail
+		return c, nil, nil
 	}
-	want, err := t.pack.Float32s(name)
-	if err != nil {
-		return c, err
+	want, err = t.pack.Float32s(name)
+	if !isLoss(name) && !slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
+		t.zeros = append(t.zeros, name)
 	}
-	if kind == gateLogits {
-		t.logitsErr = rowErrors(a, want)
-	}
-	m := Compare(a.Values, want, a.Width(), a.DType)
-	c.measure(m, a, want)
-	c.judge(m, t.limits(name, a.DType), t.unjudged(name))
-	if t.o.Mode == Local && finiteAll(want) {
-		copy(a.Values, want)
-	}
-	return c, nil
+	return c, want, err
 }
 
 // unfit says why a golden tensor cannot be compared at all. Axes of length 1 do not
@@ -171,29 +137,21 @@ func unfit(e Entry, shape []int, d tensor.DType) string {
 	return ""
 }
 
-// unjudged says why a stage is measured but not judged in this mode, if so.
-func (t *tracer) unjudged(name string) string {
-	if t.o.Mode == Local {
-		return ""
+// cover notes the weights behind a stage that was checked, by the arithmetic that knows them.
+func cover[V comparable](t *tracer, c Check, by *attribution[V], x V) {
+	if c.Verdict == Skipped {
+		return
 	}
-	if t.pack.DType != tensor.F32 {
-		return "chained mode has no usable limit in " + t.pack.DType.String()
+	for _, w := range by.weights(x) {
+		t.used[w] = struct{}{}
 	}
-	_, kind := split(name)
-	switch kind {
-	case layerOutput, logits, lastNorm, embedded, auxLoss, loss:
-		return ""
-	}
-	if strings.HasSuffix(name, grad) {
-		return ""
-	}
-	return "chained mode checks the layers' outputs"
+	by.checked(x)
 }
 
 // measure records m.
-func (c *Check) measure(m Metrics, a *model.Activation, want []float32) {
+func (c *Check) measure(m Metrics, got, want []float32) {
 	c.Index = unflatten(m.Worst, c.Shape)
-	c.Got, c.Want = number(a.Values[m.Worst]), number(want[m.Worst])
+	c.Got, c.Want = number(got[m.Worst]), number(want[m.Worst])
 	if !m.Finite {
 		return
 	}
@@ -212,7 +170,7 @@ func (c *Check) judge(m Metrics, l Limits, skip string) {
 		c.Reason = "not finite"
 		return
 	}
-	margin := l.margin(m, tensor.Info{Shape: c.Shape}.Len())
+	margin := l.margin(m)
 	c.Margin = known(margin)
 	if margin <= 1 {
 		c.Verdict = Pass
@@ -242,16 +200,5 @@ func finiteAll(x []float32) bool {
 	return !slices.ContainsFunc(x, func(v float32) bool { return !finite(v) })
 }
 
-// rowErrors returns the largest difference of each row, but no more than chained mode
-// lets pass: what is beyond is no noise.
-func rowErrors(a *model.Activation, want []float32) []float64 {
-	worst := make([]float64, a.Rows())
-	for r := range worst {
-		golden := want[r*a.Width() : (r+1)*a.Width()]
-		for i, v := range a.Row(r) {
-			worst[r] = max(worst[r], math.Abs(float64(v)-float64(golden[i])))
-		}
-		worst[r] = min(worst[r], 10*chainedCeiling*rms(golden))
-	}
-	return worst
-}
+// isLoss says whether a stage is one of training, forward or backward.
+func isLoss(name string) bool { return name == loss || strings.HasSuffix(name, grad) }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -41,9 +42,11 @@ type Options struct {
 	RotaryDType tensor.DType
 	// Reference overrides what the pack's manifest says of whose behaviour to follow.
 	Reference config.Reference
-	// Limits overrides the relative RMS limit of the stages whose name ends with a
-	// key, the longest one that fits.
+	// Limits multiplies the standard deviations of the stages that a key names, or in
+	// chained mode and of losses and gradients their limits, by a factor above 0. A key is
+	// a stage's whole name, or what follows a dot in it; the longest one counts.
 	Limits      map[string]float64
+	Undiagnosed bool                  // the cause of a failure is not looked for
 	Pages       model.Pages           // what src is mapped into; may be nil
 	Parallelism int                   // goroutines; 0 means GOMAXPROCS
 	Progress    func(done, total int) // called after each golden tensor; may be nil
@@ -55,19 +58,19 @@ func (o *Options) check() error {
 		return fmt.Errorf("mode %q: not local or chained", o.Mode)
 	}
 	for _, stage := range slices.Sorted(maps.Keys(o.Limits)) {
-		if l := o.Limits[stage]; !(l > 0 && l <= 1) {
-			return fmt.Errorf("limit %s=%g: not above 0 and at most 1", text.Quote(stage), l)
+		if l := o.Limits[stage]; !(l > 0) || math.IsInf(l, 0) {
+			return fmt.Errorf("limit %s=%g: not a number above 0", text.Quote(stage), l)
 		}
 	}
 	return nil
 }
 
-// unusedLimits refuses a limit that no measured stage's name ends with: a typo would
-// leave the stage that was meant at its default.
+// unusedLimits refuses a limit that names no measured stage: a typo would leave the stage
+// that was meant at its default.
 func (t *tracer) unusedLimits() error {
 	for _, stage := range slices.Sorted(maps.Keys(t.o.Limits)) {
-		if !slices.ContainsFunc(t.checks, func(c Check) bool { return c.RelRMS != nil && strings.HasSuffix(c.Tensor, stage) }) {
-			return fmt.Errorf("limit %s: no stage that was measured ends so", text.Quote(stage))
+		if !slices.ContainsFunc(t.checks, func(c Check) bool { return c.RelRMS != nil && matches(c.Tensor, stage) }) {
+			return fmt.Errorf("limit %s: no stage that was measured is named so", text.Quote(stage))
 		}
 	}
 	return nil
@@ -84,6 +87,7 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 	if err := o.check(); err != nil {
 		return nil, err
 	}
+	stored := c
 	if len(pack.Manifest.ConfigOverrides) > 0 {
 		var err error
 		if c, err = c.Override(pack.Manifest.ConfigOverrides); err != nil {
@@ -103,13 +107,20 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 		return nil, err
 	}
 	t := newTracer(pack, m, src, &o)
+	t.settings = settingsOf(stored, c, pack, in)
 	if err := t.run(ctx, in); err != nil {
 		return nil, err
 	}
 	if err := t.unusedLimits(); err != nil {
 		return nil, err
 	}
+	if err := t.scan(ctx); err != nil {
+		return nil, err
+	}
 	r := t.report(in)
+	if o.Undiagnosed {
+		return r, nil
+	}
 	if err := t.diagnose(ctx, in, r); err != nil {
 		return nil, err
 	}

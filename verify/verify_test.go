@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,7 +20,7 @@ import (
 	"dsmoe/verify"
 )
 
-// packs are all packs of tiny V1 models.
+// packs are all packs of tiny models.
 var packs = []string{
 	"v1-base/golden-f32", "v1-base/golden-bf16", "v1-gqa-norm-freq2/golden-f32", "v1-top1-noshared/golden-f32",
 	"v1-rope-linear-tied-bias/golden-f32", "v1-rope-dynamic/golden-f32", "v1-dense/golden-f32",
@@ -27,6 +28,7 @@ var packs = []string{
 	"v1-base/golden-train-seq", "v1-base/golden-train-batch",
 	"v2-lite/golden-f32", "v2-lite/golden-bf16", "v2-group-yarn/golden-f32",
 	"v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v3-fp8/golden-f32",
+	"v1-massive/golden-f32", "v1-massive/golden-bf16", "v1-f16/golden-f16", "v3-f16/golden-f16",
 }
 
 func fixture(name string) string { return filepath.Join("..", "fixtures", filepath.FromSlash(name)) }
@@ -71,8 +73,10 @@ func TestPacksPassStageByStage(t *testing.T) {
 				require.Equal(t, r.Coverage.GoldenTensors, r.Coverage.GoldenChecked)
 				require.Empty(t, r.Coverage.WeightsUnchecked)
 				require.Zero(t, r.Routing.Mismatches)
+				require.Equal(t, r.Routing.Choices, r.Routing.Pinned+r.Routing.ExactTies, "only ties are not pinned")
 				require.Len(t, r.Checks, len(p.Manifest.Tensors)-inputs(p))
 				requireModelOrder(t, r)
+				requireExactSums(t, r)
 			})
 		}
 	}
@@ -83,6 +87,17 @@ func inputs(p *verify.Pack) int {
 		return 2
 	}
 	return 1
+}
+
+// requireExactSums: the embedding and the residual sums are reproduced to the bit, with no
+// error to allow for.
+func requireExactSums(t *testing.T, r *verify.Report) {
+	t.Helper()
+	for _, c := range r.Checks {
+		if c.Tensor == "model.embed_tokens.output" || strings.HasPrefix(c.Tensor, "model.layers.") && strings.Count(c.Tensor, ".") == 3 {
+			require.Equal(t, []float64{0, 0, 1}, []float64{*c.Z, *c.Sees, *c.BitEqual}, c.Tensor)
+		}
+	}
 }
 
 func requireModelOrder(t *testing.T, r *verify.Report) {
@@ -285,20 +300,38 @@ func TestTensorsThatDoNotFitAreAnError(t *testing.T) {
 	require.Len(t, mismatch.Unexpected, 16*3+1+3)
 }
 
-// TestLimitOverride applies to the stages that end with the key.
+// TestLimitOverride scales the standard deviations of the stages that a key names, and
+// marks the verdict.
 func TestLimitOverride(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v1-base/golden-f32")
-	r := run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{"mlp.experts.output": 1e-12, "output": 1}})
+	own := run(t, c.Config, c, p, verify.Options{})
+	r := run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{"mlp.experts.output": 1e-3, "output": 2, "experts.output": 7}})
 	require.Equal(t, moe1+"experts.output", *r.FirstDivergence)
-	for _, check := range r.Checks {
+	for i, check := range r.Checks {
+		was, factor := own.Checks[i], 0.0
 		switch {
-		case strings.HasSuffix(check.Tensor, "mlp.experts.output"):
-			require.Equal(t, 1e-12, *check.Limit)
+		case strings.HasSuffix(check.Tensor, ".mlp.experts.output"):
+			factor = 1e-3
 		case strings.HasSuffix(check.Tensor, "output"):
-			require.Equal(t, 1.0, *check.Limit)
+			factor = 2
+		}
+		if was.Z == nil || was.Limits.Z == 0 {
+			continue
+		}
+		require.Equal(t, factor, check.Limits.Factor, check.Tensor)
+		if factor > 0 {
+			require.InDelta(t, *was.Z/factor, *check.Z, 1e-9**check.Z, check.Tensor)
+			require.InDelta(t, *was.Sees*factor, *check.Sees, 1e-9, check.Tensor)
+		} else {
+			require.Equal(t, was, check)
 		}
 	}
+	r = run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{"mlp.output": 2}})
+	require.Equal(t, verify.Pass, r.Verdict)
+	require.True(t, r.UserLimits)
+	require.Contains(t, printed(t, r), "\nverdict    PASS with limits of the user's\n")
+	require.False(t, own.UserLimits)
 }
 
 // TestUncheckedWeightsAreInconclusive: with layer 3 cut off the pack, nothing checks it.
@@ -348,9 +381,11 @@ func TestOptionsAreChecked(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v1-base/golden-f32")
 	for want, o := range map[string]verify.Options{
-		"limit output=-1: not above 0":                {Limits: map[string]float64{"output": -1}},
-		"limit output=2: not above 0":                 {Limits: map[string]float64{"output": 2}},
-		"limit mlp.expert.output: no stage":           {Limits: map[string]float64{"mlp.expert.output": 1e-5}},
+		"limit output=-1: not a number above 0":       {Limits: map[string]float64{"output": -1}},
+		"limit output=+Inf: not a number above 0":     {Limits: map[string]float64{"output": math.Inf(1)}},
+		"limit output=NaN: not a number above 0":      {Limits: map[string]float64{"output": math.NaN()}},
+		"limit mlp.expert.output: no stage":           {Limits: map[string]float64{"mlp.expert.output": 2}},
+		"limit lp.output: no stage":                   {Limits: map[string]float64{"lp.output": 2}},
 		`mode "sideways": not local`:                  {Mode: "sideways"},
 		"model_type deepseek has no native reference": {Reference: config.Native},
 	} {

@@ -49,6 +49,8 @@ func TestLayers(t *testing.T) {
 		"model/tensor/tensortest": {"model/tensor"}, // for tests
 		"model/internal/kernel":   {},
 
+		"scripts/sensitivity": {"convert/checkpoint", "verify", "model", "model/weights", "model/tensor"},
+
 		"config":            {},
 		"config/configtest": {"config"}, // for tests
 		"text":              {},

@@ -33,9 +33,12 @@ reference Python gave. Names the first stage that differs, and the mistake that
 explains it if it is one of those known.
 
 In local mode every stage is fed the golden's own input: no error travels, and the
-first stage that fails is the one at fault. In chained mode the model runs end to
-end, and the layers' outputs and the logits are checked; on BF16 and F16 packs that
-is a report without a verdict, for their rounding leaves no usable limit.
+first stage that fails is the one at fault. Beside each value runs the standard
+deviation of the rounding errors that a correct reference makes. What is further off
+than 8 of them fails; operations that round once are held to equality. In chained
+mode the model runs end to end, and the layers' outputs and the logits are checked;
+on BF16 and F16 packs that is a report without a verdict, for their rounding leaves
+no usable limit.
 
 A pack made in training mode has the loss, the auxiliary losses and gradients; the
 model is run backward for them.
@@ -48,12 +51,13 @@ A BF16 or F16 reference made by model.to(dtype) has RoPE's angles in that dtype;
 made by from_pretrained(torch_dtype=…) has them in float32: --rotary-dtype float32.
 
 A pass means that every golden tensor is within its limits, that the choice of
-experts is the golden's but for proven ties, and that every weight took part, but
-for experts that no token reached, which are listed.`,
+experts is the golden's but where rounding may decide, and that every weight took
+part, but for experts that no token reached, which are listed. A pack that proves
+little, or was made with another config, gives no pass: the reasons are listed.`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --mode chained fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --json fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
-  dsmoe verify --limit mlp.output=1e-5 fixtures/v3/checkpoint fixtures/v3/golden-f32`,
+  dsmoe verify --limit mlp.experts.output=2 fixtures/v3/checkpoint fixtures/v3/golden-f32`,
 		Args:        expect("CHECKPOINT", "GOLDEN"),
 		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: the first stage that differs is named"),
 	}
@@ -61,10 +65,10 @@ for experts that no token reached, which are listed.`,
 	o := verifyOptions{mode: choice{"local", []string{"local", "chained"}}, accumulate: choice{"f64", []string{"f64", "f32"}},
 		rotary: choice{"compute", []string{"compute", "float32"}}, reference: choice{"golden", []string{"golden", "remote", "native"}}, limits: limits{}}
 	cmd.Flags().Var(&o.mode, "mode", "how stages are fed: local or chained")
-	cmd.Flags().Var(&o.accumulate, "accumulate", "precision of the sums: f64, or f32 with looser limits")
+	cmd.Flags().Var(&o.accumulate, "accumulate", "precision of the sums: f64, or f32 with wider bounds")
 	cmd.Flags().Var(&o.rotary, "rotary-dtype", "`dtype` of the reference's RoPE angles: compute, or float32")
 	cmd.Flags().Var(&o.reference, "reference", "`whose` rules to follow: the golden's, or those of remote or native code")
-	cmd.Flags().Var(&o.limits, "limit", "`STAGE=RELRMS`: limit of the stages whose name ends so; repeatable")
+	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; repeatable")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		start := time.Now()
@@ -72,7 +76,7 @@ for experts that no token reached, which are listed.`,
 		if err != nil {
 			return err
 		}
-		r.time = time.Since(start)
+		r.Version, r.Duration = version(), time.Since(start).Seconds()
 		if err := printReport(cmd, r, *asJSON); err != nil {
 			return err
 		}
@@ -137,8 +141,8 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 type verified struct {
 	*verify.Report
 	Checkpoint checkpointFiles `json:"checkpoint"` // that the report is about
-
-	time time.Duration // that the verification took
+	Version    string          `json:"version"`    // of dsmoe
+	Duration   float64         `json:"duration_s"` // that the verification took, in seconds
 }
 
 // checkpointFiles says which checkpoint was verified, and whether its files are the
@@ -214,7 +218,7 @@ func (r *verified) WriteText(w io.Writer) error {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	_, err := fmt.Fprintf(w, "%-11s%.2f s, %d MiB of memory at most, beside %d MiB of mapped weights\n", "took",
-		r.time.Seconds(), m.Sys>>20, r.Checkpoint.Mapped>>20)
+		r.Duration, m.Sys>>20, r.Checkpoint.Mapped>>20)
 	return err
 }
 
@@ -244,12 +248,12 @@ func (l limits) String() string {
 	return strings.Join(parts, ",")
 }
 
-// Set adds STAGE=RELRMS.
+// Set adds STAGE=FACTOR.
 func (l limits) Set(setting string) error {
 	stage, number, ok := strings.Cut(setting, "=")
 	v, err := strconv.ParseFloat(number, 64)
 	if !ok || err != nil || stage == "" || !(v > 0) || math.IsInf(v, 0) {
-		return errors.New("not STAGE=RELRMS, such as mlp.output=1e-5")
+		return errors.New("not STAGE=FACTOR, such as mlp.output=2")
 	}
 	l[stage] = v
 	return nil

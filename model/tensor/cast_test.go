@@ -1,8 +1,10 @@
 package tensor
 
 import (
+	"bytes"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -403,4 +405,23 @@ func against(b *testing.B, data []byte, f func()) {
 	total := float64(len(data)) * float64(b.N) / 1e9
 	b.ReportMetric(total/(b.Elapsed()-copying).Seconds(), "GB/s")
 	b.ReportMetric(total/copying.Seconds(), "GB/s-copy")
+}
+
+// TestFinite: a NaN or an infinity at any place of rows of any length is found, and nothing
+// else is.
+func TestFinite(t *testing.T) {
+	t.Parallel()
+	for d, bad := range map[DType][]byte{F32: {0, 0, 0x80, 0xff}, F16: {1, 0x7c}, BF16: {0x80, 0x7f}, F8E4M3: {0xff}} {
+		largest := map[DType][]byte{F32: {0xff, 0xff, 0x7f, 0xff}, F16: {0xff, 0x7b}, BF16: {0x7f, 0x7f}, F8E4M3: {0xfe}}[d]
+		for n := range 70 {
+			x := Tensor{DType: d, Shape: []int{n}, Data: bytes.Repeat(largest, n)}
+			require.True(t, x.Finite(), "%s %d", d, n)
+			for i := range n {
+				y := Tensor{DType: d, Shape: x.Shape, Data: slices.Clone(x.Data)}
+				copy(y.Data[i*len(bad):], bad)
+				require.False(t, y.Finite(), "%s %d of %d", d, i, n)
+			}
+		}
+	}
+	require.True(t, Tensor{DType: I64, Shape: []int{1}, Data: make([]byte, 8)}.Finite())
 }

@@ -89,6 +89,9 @@ func census(data []byte, f kernel.Format) (zero, infinite int64) {
 	return zero, infinite
 }
 
+// Finite says whether no element of t is infinite or NaN: see NotFinite.
+func (t Tensor) Finite() bool { return NotFinite(t.Data, t.DType) == 0 }
+
 // NotFinite counts the elements of data, of dtype d, that are infinite or NaN. Of C64 it
 // counts real and imaginary parts. Integers are finite, and so are dtypes without such
 // patterns.

@@ -30,6 +30,9 @@ type implementation struct {
 	widenE4M3 func(dst *float32, src *byte, n int, scales *float32, block int)
 	widen64   func(dst *float64, src *float32, n int)
 	exp       func(dst, src *float64, n int) // dst[i] = Exp(src[i])
+
+	square      func(dst, src *float32, n int)                 // dst[i] = src[i] * src[i]
+	addMultiple func(dst, src *float32, n int, factor float32) // dst[i] += float32(factor * src[i])
 }
 
 // elementKernels holds conversions between float32 and the format that is their index.

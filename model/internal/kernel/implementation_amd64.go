@@ -65,6 +65,9 @@ var avx512 = implementation{
 	widenE4M3: avx512WidenE4M3,
 	widen64:   avx512Widen64,
 	exp:       avx512Exp,
+
+	square:      avx512Square,
+	addMultiple: avx512AddMultiple,
 }
 
 // avx2 also needs FMA and F16C.
@@ -113,4 +116,7 @@ var avx2 = implementation{
 	widenE4M3: avx2WidenE4M3,
 	widen64:   avx2Widen64,
 	exp:       avx2Exp,
+
+	square:      avx2Square,
+	addMultiple: avx2AddMultiple,
 }

@@ -15657,6 +15657,104 @@ end:
 	VZEROUPPER
 	RET
 
+// func avx512Square(dst *float32, src *float32, n int)
+// Requires: AVX, AVX512F
+TEXT ·avx512Square(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
+	MOVQ n+16(FP), CX
+	SHRQ $0x04, CX
+	JZ   end
+
+block:
+	VMOVUPS (BX), Z0
+	VMULPS  Z0, Z0, Z0
+	VMOVUPS Z0, (AX)
+	ADDQ    $0x40, BX
+	ADDQ    $0x00000040, AX
+	DECQ    CX
+	JNZ     block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx512AddMultiple(dst *float32, src *float32, n int, factor float32)
+// Requires: AVX, AVX512F, SSE
+TEXT ·avx512AddMultiple(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVSS        factor+24(FP), X0
+	VBROADCASTSS X0, Z0
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMULPS  (BX), Z0, Z1
+	VADDPS  (AX), Z1, Z1
+	VMOVUPS Z1, (AX)
+	ADDQ    $0x40, BX
+	ADDQ    $0x00000040, AX
+	DECQ    CX
+	JNZ     block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2Square(dst *float32, src *float32, n int)
+// Requires: AVX
+TEXT ·avx2Square(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), BX
+	MOVQ n+16(FP), CX
+	SHRQ $0x04, CX
+	JZ   end
+
+block:
+	VMOVUPS (BX), Y0
+	VMULPS  Y0, Y0, Y0
+	VMOVUPS Y0, (AX)
+	VMOVUPS 32(BX), Y1
+	VMULPS  Y1, Y1, Y1
+	VMOVUPS Y1, 32(AX)
+	ADDQ    $0x40, BX
+	ADDQ    $0x00000040, AX
+	DECQ    CX
+	JNZ     block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2AddMultiple(dst *float32, src *float32, n int, factor float32)
+// Requires: AVX, AVX2, SSE
+TEXT ·avx2AddMultiple(SB), NOSPLIT, $0-28
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVSS        factor+24(FP), X0
+	VBROADCASTSS X0, Y0
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMULPS  (BX), Y0, Y1
+	VADDPS  (AX), Y1, Y1
+	VMOVUPS Y1, (AX)
+	VMULPS  32(BX), Y0, Y2
+	VADDPS  32(AX), Y2, Y2
+	VMOVUPS Y2, 32(AX)
+	ADDQ    $0x40, BX
+	ADDQ    $0x00000040, AX
+	DECQ    CX
+	JNZ     block
+
+end:
+	VZEROUPPER
+	RET
+
 DATA expTable<>+0(SB)/8, $0x3fe62e42fee00000
 DATA expTable<>+8(SB)/8, $0x3dea39ef35793c76
 DATA expTable<>+16(SB)/8, $0x3ff71547652b82fe

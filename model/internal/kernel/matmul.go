@@ -15,6 +15,12 @@ func MatMul(dst, x []float32, w Matrix, bias []float32, acc Accumulator, workers
 	j := jobs.Get().(*job)
 	defer jobs.Put(j)
 	j.prepare(dst, x, w, bias, acc, workers)
+	j.run()
+	j.release()
+}
+
+// run computes all items.
+func (j *job) run() {
 	if j.items() == 1 || j.workers == 1 {
 		for i := range j.items() {
 			j.item(i)
@@ -22,7 +28,6 @@ func MatMul(dst, x []float32, w Matrix, bias []float32, acc Accumulator, workers
 	} else {
 		Parallel(j.items(), j.workers, j.item)
 	}
-	j.release()
 }
 
 // job is one call of MatMul, cut into a grid of items: blocks of tokens against

@@ -9,7 +9,8 @@ import "unsafe"
 //
 //	float32(stored * Scales[r/BlockRows*blocks + c/BlockCols]),  blocks = ⌈Cols/BlockCols⌉
 //
-// the product rounded once; and then rounded to Via, if Round is set.
+// the product rounded once; then rounded to Via, if Round is set; and then times itself,
+// rounded to float32, if Square is set.
 type Matrix struct {
 	Rows int // r < Rows; of weights, the output features
 	Cols int // c < Cols; of weights, the input features
@@ -23,6 +24,8 @@ type Matrix struct {
 
 	Round bool   // numbers of Data are rounded to Via, as a reference does that casts its weights
 	Via   Format // F32, F16 or BF16
+
+	Square bool // numbers are squared
 
 	Values []float32 // at least Rows × Cols numbers, if Data is nil
 }
@@ -46,7 +49,7 @@ func (m *Matrix) inPlace(im *implementation) bool {
 // raw says whether the numbers in memory, decoded, are those of the matrix, in a format
 // that tiles and panels know.
 func (m *Matrix) raw() bool {
-	return m.Data == nil || m.Scales == nil && !m.Round && m.Format < F8E4M3
+	return !m.Square && (m.Data == nil || m.Scales == nil && !m.Round && m.Format < F8E4M3)
 }
 
 // format is the format of the numbers in memory.
@@ -69,20 +72,32 @@ func (m *Matrix) start(r int) unsafe.Pointer {
 }
 
 // Row returns row r as float32: decoded into dst[:Cols], or a part of Values.
-func (m *Matrix) Row(dst []float32, r int) []float32 {
+func (m *Matrix) Row(dst []float32, r int) []float32 { return m.part(dst, r, 0, m.Cols) }
+
+// part returns the numbers from … to-1 of row r as float32: decoded into dst, or a part of
+// Values. Where there are scales, from is a multiple of BlockCols.
+func (m *Matrix) part(dst []float32, r, from, to int) []float32 {
+	first, n := r*m.Cols+from, to-from
 	if m.Data == nil {
-		return m.Values[r*m.Cols : (r+1)*m.Cols]
+		values := m.Values[first : first+n]
+		if m.Square {
+			return square(dst, values)
+		}
+		return values
 	}
-	n := m.Cols * m.Format.Size()
-	dst, src := dst[:m.Cols], m.Data[r*n:(r+1)*n]
+	size := m.Format.Size()
+	dst, src := dst[:n], m.Data[first*size:(first+n)*size]
 	if m.Scales == nil {
 		Widen(dst, src, m.Format)
 	} else {
 		blocks := ceilDiv(m.Cols, m.BlockCols)
-		WidenBlocks(dst, src, m.Format, m.Scales[r/m.BlockRows*blocks:], m.BlockCols)
+		WidenBlocks(dst, src, m.Format, m.Scales[r/m.BlockRows*blocks+from/m.BlockCols:], m.BlockCols)
 	}
 	if m.Round {
 		RoundTo(dst, m.Via)
+	}
+	if m.Square {
+		square(dst, dst)
 	}
 	return dst
 }

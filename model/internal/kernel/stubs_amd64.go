@@ -1086,6 +1086,42 @@ func avx2Widen64(dst *float64, src *float32, n int)
 //go:noescape
 func avx2WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 
+// avx512Square squares numbers. n is a multiple of 16.
+//
+//	for i := range n {
+//		dst[i] = src[i] * src[i]
+//	}
+//
+//go:noescape
+func avx512Square(dst *float32, src *float32, n int)
+
+// avx512AddMultiple adds a multiple of numbers. n is a multiple of 16.
+//
+//	for i := range n {
+//		dst[i] += float32(factor * src[i])
+//	}
+//
+//go:noescape
+func avx512AddMultiple(dst *float32, src *float32, n int, factor float32)
+
+// avx2Square squares numbers. n is a multiple of 16.
+//
+//	for i := range n {
+//		dst[i] = src[i] * src[i]
+//	}
+//
+//go:noescape
+func avx2Square(dst *float32, src *float32, n int)
+
+// avx2AddMultiple adds a multiple of numbers. n is a multiple of 16.
+//
+//	for i := range n {
+//		dst[i] += float32(factor * src[i])
+//	}
+//
+//go:noescape
+func avx2AddMultiple(dst *float32, src *float32, n int, factor float32)
+
 // avx512Exp raises e to powers. n is a multiple of 16.
 //
 //	for i := range n {

@@ -38,6 +38,8 @@ func main() {
 	avx2.panels()
 	avx512Codecs()
 	avx2Codecs()
+	avx512.squares()
+	avx2.squares()
 	exps()
 	peaks()
 	Generate()

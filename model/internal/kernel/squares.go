@@ -1,0 +1,105 @@
+package kernel
+
+// square sets dst to the squares of src, and returns it. They may be the same.
+func square(dst, src []float32) []float32 {
+	dst, done := dst[:len(src)], 0
+	if im := current(); im.square != nil {
+		done = inChunks(len(src), func(i, n int) { im.square(&dst[i], &src[i], n) })
+	}
+	for i, v := range src[done:] {
+		dst[done+i] = v * v
+	}
+	return dst
+}
+
+// MatMulSquares computes dst = x·wᵀ + bias as MatMul does, and squares = terms·(w∘w)ᵀ with
+// Dot32. For few tokens it goes through the weights once, for both.
+func MatMulSquares(dst, x []float32, w Matrix, bias []float32, acc Accumulator, squares, terms []float32, workers int) {
+	j, k := jobs.Get().(*job), jobs.Get().(*job)
+	defer jobs.Put(j)
+	defer jobs.Put(k)
+	j.prepare(dst, x, w, bias, acc, workers)
+	w.Square = true
+	k.prepare(squares, terms, w, nil, Float32, workers)
+	if j.tokenBlocks == 1 && k.tokenBlocks == 1 {
+		rows := j.sharedRows(k)
+		j.cutRows(rows)
+		k.cutRows(rows)
+		Parallel(j.rowBlocks, max(j.workers, k.workers), func(i int) {
+			j.item(i)
+			k.item(i)
+		})
+	} else {
+		j.run()
+		k.run()
+	}
+	j.release()
+	k.release()
+}
+
+// sharedBytes is how many bytes of weights two products read one after the other: they stay
+// in the second-level cache.
+const sharedBytes = 256 << 10
+
+// sharedRows is how many rows of weights j and k take at once: as many as either would at
+// most, and whole panels of both.
+func (j *job) sharedRows(k *job) int {
+	panel := max(tileRows, j.im.panelRows(j.acc), k.im.panelRows(k.acc)) // powers of two
+	rows := min(sharedBytes/max(1, j.w.rowBytes()), j.rowBlock, k.rowBlock)
+	return max(panel, rows/panel*panel)
+}
+
+// addMultiple adds factor·src, rounded before it is added, to dst, with the kernels of im.
+func addMultiple(im *implementation, dst, src []float32, factor float32) {
+	dst, done := dst[:len(src)], 0
+	if im.addMultiple != nil {
+		done = inChunks(len(src), func(i, n int) { im.addMultiple(&dst[i], &src[i], n, factor) })
+	}
+	for i, v := range src[done:] {
+		dst[done+i] += float32(factor * v)
+	}
+}
+
+// columnBlock is how many columns are added up at once: those of a few tokens stay in the
+// second-level cache.
+const columnBlock = 1024
+
+// Columns computes products = a·w and squares = b·(w∘w), for a and b of shape [tokens,
+// w.Rows] and products and squares [tokens, w.Cols], in float32:
+//
+//	for r := range w.Rows {
+//		products[t, c] += float32(a[t, r] * w[r, c])
+//		squares[t, c] += float32(b[t, r] * float32(w[r, c] * w[r, c]))
+//	}
+//
+// from +0. workers is the number of goroutines at most, 0 meaning GOMAXPROCS; it does not
+// change the result. It panics if lengths do not fit.
+func Columns(products, a, squares, b []float32, w Matrix, workers int) {
+	w.check()
+	if w.Rows == 0 || len(a)%w.Rows != 0 || len(b) != len(a) || len(products) != len(a)/w.Rows*w.Cols || len(squares) != len(products) {
+		panic("kernel: Columns: lengths do not fit")
+	}
+	block := roundUp(columnBlock, max(1, w.BlockCols))
+	clear(products)
+	clear(squares)
+	Parallel(ceilDiv(w.Cols, block), workers, func(i int) {
+		columns(products, a, squares, b, &w, i*block, min((i+1)*block, w.Cols))
+	})
+}
+
+// columns computes the columns from … to-1.
+func columns(products, a, squares, b []float32, w *Matrix, from, to int) {
+	s, im := scratches.Get().(*scratch), current()
+	defer scratches.Put(s)
+	n := to - from
+	s.rows = grow(s.rows, 2*n)
+	for r := range w.Rows {
+		part := w.part(s.rows, r, from, to)
+		squared := square(s.rows[n:2*n], part)
+		for t := range len(a) / w.Rows {
+			at, x := t*w.Cols+from, t*w.Rows+r
+			addMultiple(im, products[at:at+n], part, a[x])
+			addMultiple(im, squares[at:at+n], squared, b[x])
+		}
+	}
+}

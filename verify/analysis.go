@@ -1,0 +1,413 @@
+package verify
+
+import (
+	"math"
+	"slices"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// value is a tensor as the analysis has it: what was computed and, of each element, how far
+// a correct evaluation of the reference may be from that.
+type value struct {
+	*model.Activation // computed; in float32 if unrounded, whatever the dtype
+
+	// sigma are standard deviations in units of u, as many as values; nil where all
+	// elements are exact.
+	sigma *model.Activation
+	// shared is, of probabilities, the relative variance per row that all elements of the
+	// row have in common, in units of u²; nil of other values.
+	shared []float64
+	// unrounded says that the last rounding, to the dtype, is yet to be done.
+	unrounded bool
+	// products are those whose result the value is a (weighted) sum of.
+	products []product
+}
+
+// product is down_proj of an MLP: the neurons that went in and what they were multiplied by.
+type product struct {
+	expert int       // number of the routed expert, -1 for other MLPs
+	hidden []float32 // standard deviations of the neurons, in units of u; nil where exact
+	down   *model.Linear
+	// Of a routed expert: the tokens that chose it, and the weights of its outputs.
+	tokens  []int
+	weights []float32
+}
+
+// v is the variance of element i, in units of u².
+func (x *value) v(i int) float64 {
+	if x.sigma == nil {
+		return 0
+	}
+	return sq(float64(x.sigma.Values[i]))
+}
+
+// deviations are the standard deviations, in units of u; nil where all are 0.
+func (x *value) deviations() []float32 {
+	if x.sigma == nil {
+		return nil
+	}
+	return x.sigma.Values
+}
+
+// set sets element i to y, with variance v.
+func (x *value) set(i int, y, v float64) {
+	x.Values[i], x.sigma.Values[i] = float32(y), float32(math.Sqrt(v))
+}
+
+// wide is x for operations that do not round their result.
+func (x *value) wide() *model.Activation {
+	return &model.Activation{Shape: x.Shape, Values: x.Values, DType: tensor.F32}
+}
+
+// sq is x², rounded: no machine fuses it with a sum.
+func sq(x float64) float64 { return float64(x * x) }
+
+// exactly is the variance v of one correctly rounded float32 operation's result y: what is
+// computed of exact operands is reproduced, not bounded.
+func exactly(y, v float64) float64 {
+	if v == 0 {
+		return 0
+	}
+	return float64(v) + sq(y)/3 + denormal
+}
+
+// roughly is the variance of a result y beside v where the reference's float32 rounding and
+// our own may differ.
+func roughly(y, v float64) float64 { return float64(v) + 2*sq(y)/3 + denormal }
+
+// denormal is the variance of one unit of the smallest float32 values, which are spaced
+// wider than 2u of their size.
+const denormal = 0x1p-149 * 0x1p-149 / (unit * unit)
+
+// analysis is the arithmetic of running error analysis: Plain's values, and beside each a
+// variance. Formulas in its comments are in units of u² for variances.
+//
+// An operation's last rounding is put off until its result is used: a trace sees what was
+// computed before it, with its variance.
+type analysis struct {
+	plain  *model.Plain // computes values, unrounded
+	errors *model.Plain // computes variances, in float32
+	chain  bool         // the reference sums in one chain, not in blocks
+	noise  float64      // factor on the variance of products: 2 if our own sums are float32
+	tables map[*model.Rotary]*rotaryNoise
+}
+
+// newAnalysis returns an arithmetic for one pass of a reference of dtype o.DType.
+func newAnalysis(o model.Options) *analysis {
+	a := &analysis{plain: model.NewPlain(o), chain: o.DType == tensor.F16, noise: 1, tables: map[*model.Rotary]*rotaryNoise{}}
+	if o.Accumulate == model.Float32 {
+		a.noise = 2
+	}
+	o.Accumulate = model.Float32
+	a.errors = model.NewPlain(o)
+	return a
+}
+
+// Close takes all memory back. Nothing that the arithmetic gave must be used any more.
+func (a *analysis) Close() {
+	a.plain.Close(nil)
+	a.errors.Close(nil)
+}
+
+// kappa is κ(K): a float32 sum of K terms w·x has an error of variance κ·(Σ(w·x)² + y²). One
+// chain rounds K partial sums, each with variance 1/6 of it; blocks have at most 512, and
+// K/64 totals.
+func (a *analysis) kappa(k int) float64 {
+	terms := float64(k)
+	if !a.chain {
+		terms = min(terms, 512) + terms/64
+	}
+	return a.noise * terms / 6
+}
+
+// result returns a value whose elements are to be set.
+func (a *analysis) result(d tensor.DType, shape ...int) *value {
+	return &value{Activation: a.plain.Make(d, shape...), sigma: a.errors.Make(tensor.F32, shape...), unrounded: true}
+}
+
+// computed is what Plain computed in float32, as a value of dtype d whose variances are to
+// be set.
+func (a *analysis) computed(y *model.Activation, d tensor.DType) *value {
+	y.DType = d
+	return &value{Activation: y, sigma: a.errors.Make(tensor.F32, y.Shape...), unrounded: true}
+}
+
+// exact is a value without errors.
+func exact(y *model.Activation) *value { return &value{Activation: y} }
+
+// use does x's last rounding, if that is yet to be done, and spreads what its rows share.
+func (a *analysis) use(x *value) *value {
+	x.spread()
+	if x.unrounded && x.DType != tensor.F32 {
+		a.round(x)
+	}
+	x.unrounded = false
+	return x
+}
+
+// round makes each element of x a rounding point.
+func (a *analysis) round(x *value) {
+	p := precisionOf(x.DType)
+	if x.sigma == nil {
+		for i, y := range x.Values {
+			x.Values[i] = tensor.Rounded(y, x.DType)
+		}
+		return
+	}
+	a.plain.Each(x.Rows(), 4*len(x.Values), func(t int) {
+		for i := t * x.Width(); i < (t+1)*x.Width(); i++ {
+			r, v := p.point(float64(x.Values[i]), x.v(i))
+			x.set(i, r, v)
+		}
+	})
+}
+
+// point is a rounding point inside an operation on values of dtype d; in float32 there is
+// nothing to round.
+func point(d tensor.DType, y, v float64) (float64, float64) {
+	if d == tensor.F32 {
+		return y, v
+	}
+	return precisionOf(d).point(y, v)
+}
+
+// Scope implements model.Arithmetic.
+func (a *analysis) Scope(x *value, f func(x *value) *value) *value {
+	var y *value
+	a.plain.Scope(x.Activation, func(*model.Activation) *model.Activation {
+		a.errors.Scope(orNone(x.sigma), func(*model.Activation) *model.Activation {
+			y = f(x)
+			for i, p := range y.products {
+				y.products[i].hidden = slices.Clone(p.hidden)
+			}
+			return orNone(y.sigma)
+		})
+		return y.Activation
+	})
+	return y
+}
+
+func orNone(sigma *model.Activation) *model.Activation {
+	if sigma == nil {
+		return &model.Activation{}
+	}
+	return sigma
+}
+
+// Embed implements model.Arithmetic. Rounding a weight is exact.
+func (a *analysis) Embed(w *model.Weight, ids []int) *value { return exact(a.plain.Embed(w, ids)) }
+
+// Linear implements model.Arithmetic:
+//
+//	v = Σ w²·(v_x + κx²) + κy²;  with a bias + y²/3 for the sum without it
+func (a *analysis) Linear(x *value, l *model.Linear) *value {
+	x = a.use(x)
+	y := &value{unrounded: true}
+	var scales []float64
+	y.sigma = a.scratch(func() *model.Activation {
+		sums := a.errors.Make(tensor.F32, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
+		var terms *model.Activation
+		terms, scales = a.terms(x)
+		y.Activation = a.plain.LinearSquares(x.Activation, l, terms, sums)
+		return sums
+	})
+	y.DType = x.DType
+	var bias []float32
+	if l.Bias.Name != "" {
+		bias = a.plain.Values(&l.Bias)
+	}
+	kappa := a.kappa(x.Width())
+	a.plain.Each(y.Rows(), len(y.Values), func(t int) {
+		for c, w := range y.Row(t) {
+			i := t*y.Width() + c
+			v, sum := float64(y.sigma.Values[i])*scales[t], float64(w)
+			if bias != nil {
+				sum -= float64(bias[c])
+				v += sq(sum) / 3
+			}
+			v += float64(kappa * sq(sum))
+			y.sigma.Values[i] = float32(math.Sqrt(roughly(float64(w), v)))
+		}
+	})
+	y.products = []product{{expert: -1, hidden: x.deviations(), down: l}}
+	return y
+}
+
+// scratch returns what f made, and takes back what else f took from a.errors.
+func (a *analysis) scratch(f func() *model.Activation) *model.Activation {
+	return a.errors.Scope(&model.Activation{}, func(*model.Activation) *model.Activation { return f() })
+}
+
+// terms are v_x + κx² of each element, each row divided by a scale of its own, so that
+// squares of small numbers do not vanish.
+func (a *analysis) terms(x *value) (terms *model.Activation, scales []float64) {
+	kappa := a.kappa(x.Width())
+	terms, scales = a.errors.Make(tensor.F32, x.Shape...), make([]float64, x.Rows())
+	a.plain.Each(x.Rows(), 2*len(x.Values), func(t int) {
+		row, from := x.Row(t), t*x.Width()
+		scale := 0.0
+		for i, y := range row {
+			scale = max(scale, x.v(from+i), float64(kappa*sq(float64(y))))
+		}
+		if scale == 0 {
+			scale = 1
+		}
+		for i, y := range row {
+			terms.Values[from+i] = float32((x.v(from+i) + float64(kappa*sq(float64(y)))) / scale)
+		}
+		scales[t] = scale
+	})
+	return terms, scales
+}
+
+// RMSNorm implements model.Arithmetic, with r = 1/sqrt(mean(x²) + eps):
+//
+//	n = x·r:  v = r²·v_x + n²·(1.5² + Σ(x²·v_x)/(Σx²)²), a rounding point;  · weight, exact
+func (a *analysis) RMSNorm(x *value, weight *model.Weight, eps float64) *value {
+	x = a.use(x)
+	w := a.plain.Values(weight)
+	y := a.result(x.DType, x.Shape...)
+	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
+		row, from := x.Row(t), t*x.Width()
+		sum, moved := 0.0, 0.0
+		for i, v := range row {
+			square := sq(float64(v))
+			sum += square
+			moved += float64(square * x.v(from+i))
+		}
+		r2 := 1 / (sum/float64(len(row)) + eps)
+		r, common := math.Sqrt(r2), 2.25
+		if sum > 0 {
+			common += moved / sq(sum)
+		}
+		for i, xi := range row {
+			n := float64(float32(float64(xi) * r))
+			n, v := point(x.DType, n, roughly(n, float64(r2*x.v(from+i))+float64(sq(n)*common)))
+			wi := float64(w[i])
+			out := float64(float32(n * wi))
+			y.set(from+i, out, exactly(out, v*sq(wi)))
+		}
+	})
+	return y
+}
+
+// Add implements model.Arithmetic: v = v_a + v_b.
+func (a *analysis) Add(x, z *value) *value {
+	x, z = a.use(x), a.use(z)
+	sum := a.plain.Add(x.wide(), z.wide())
+	if x.sigma == nil && z.sigma == nil {
+		sum.DType = x.DType
+		return &value{Activation: sum, unrounded: true}
+	}
+	y := a.computed(sum, x.DType)
+	for i, s := range y.Values {
+		y.set(i, float64(s), exactly(float64(s), x.v(i)+z.v(i)))
+	}
+	return y
+}
+
+// times is the product of two uncertain values: v = v_a·b² + v_b·a² + v_a·v_b.
+func times(x, vx, z, vz float64) (float64, float64) {
+	y := float64(float32(x * z))
+	return y, exactly(y, float64(vx*sq(z))+float64(vz*sq(x))+float64(vx*vz*(unit*unit)))
+}
+
+// SwiGLU implements model.Arithmetic, with σ the logistic function and silu' = σ + silu·(1-σ):
+//
+//	silu(g):  v = silu'²·v_g + 0.3·v_g² + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
+//	· up, exact
+func (a *analysis) SwiGLU(gate, up *value) *value {
+	gate, up = a.use(gate), a.use(up)
+	y := a.computed(a.plain.SiLU(gate.wide()), gate.DType)
+	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
+		for i := t * y.Width(); i < (t+1)*y.Width(); i++ {
+			g, s, vg := float64(gate.Values[i]), float64(y.Values[i]), gate.v(i)
+			logistic := 0.5
+			if g != 0 {
+				logistic = s / g
+			}
+			slope := logistic + float64(s*(1-logistic))
+			v := float64(sq(slope)*vg) + float64(0.3*unit*unit*sq(vg)) + float64(2.25*sq(s)*(1+float64(0.1*sq(min(g, 0)))))
+			s, v = point(y.DType, s, roughly(s, v))
+			s, v = times(s, v, float64(up.Values[i]), up.v(i))
+			y.set(i, s, v)
+		}
+	})
+	return y
+}
+
+// Softmax implements model.Arithmetic, with z = x - max:
+//
+//	a = v_x + 1 + z²/3     what each element does on its own
+//	c = Σ p²·a + 1         what acts on the whole row, the denominator: shared
+//	v = p²·(a + c)
+func (a *analysis) Softmax(x *value) *value {
+	x = a.use(x)
+	y := a.computed(a.plain.Softmax(x.wide()), x.DType)
+	y.shared = make([]float64, y.Rows())
+	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
+		row, from := x.Row(t), t*x.Width()
+		top := math.Inf(-1)
+		for _, v := range row {
+			top = max(top, float64(v))
+		}
+		c := 1.0
+		for i, xi := range row {
+			p := float64(y.Values[from+i])
+			if p == 0 { // z² may be infinite
+				y.set(from+i, 0, denormal)
+				continue
+			}
+			own := float64(sq(p) * (x.v(from+i) + 1 + sq(float64(xi)-top)/3))
+			c += own
+			y.set(from+i, p, roughly(p, own))
+		}
+		y.shared[t] = c
+	})
+	return y
+}
+
+// Float32 implements model.Arithmetic.
+func (a *analysis) Float32(x *value) *value {
+	x = a.use(x)
+	return &value{Activation: a.plain.Float32(x.Activation), sigma: x.sigma}
+}
+
+// Reshape implements model.Arithmetic.
+func (a *analysis) Reshape(x *value, shape ...int) *value {
+	x = a.use(x)
+	y := exact(a.plain.Reshape(x.Activation, shape...))
+	if x.sigma != nil {
+		y.sigma = a.errors.Reshape(x.sigma, shape...)
+	}
+	return y
+}
+
+// Move implements model.Arithmetic. What is yet to be rounded in all operands is put off
+// further.
+func (a *analysis) Move(m *model.Move, operands ...*value) *value {
+	values, sigmas, allExact := make([]*model.Activation, len(operands)), make([]*model.Activation, len(operands)), true
+	putOff := !slices.ContainsFunc(operands, func(x *value) bool { return !x.unrounded })
+	for i, x := range operands {
+		if x.spread(); !putOff {
+			a.use(x)
+		}
+		values[i] = x.Activation
+		allExact = allExact && x.sigma == nil
+	}
+	y := exact(a.plain.Move(m, values...))
+	y.unrounded = putOff
+	if allExact {
+		return y
+	}
+	for i, x := range operands {
+		if sigmas[i] = x.sigma; x.sigma == nil {
+			sigmas[i] = a.errors.Make(tensor.F32, x.Shape...)
+			clear(sigmas[i].Values)
+		}
+	}
+	y.sigma = a.errors.Move(m, sigmas...)
+	return y
+}

@@ -1,0 +1,177 @@
+package verify
+
+import (
+	"math"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// rotaryNoise is what a Rotary's tables may be off by, [seq, half] each: the values as they
+// are rounded to the table's dtype, and their variances in units of u².
+type rotaryNoise struct{ cos, sin []uncertain }
+
+// uncertain is a number and its variance, in units of u².
+type uncertain struct{ y, v float64 }
+
+// noisy is y with variance v after a rounding point.
+func noisy(d tensor.DType, y, v float64) uncertain {
+	y, v = point(d, y, v)
+	return uncertain{y, v}
+}
+
+// noiseOf returns the noise of r's tables: one float32 unit each, v = cos², sin²; where
+// inv_freq is float32 half a unit of the angle beside it, v += sin²·(angle/2)²; and where
+// the table is cast, a rounding point.
+func (a *analysis) noiseOf(r *model.Rotary) *rotaryNoise {
+	if n := a.tables[r]; n != nil {
+		return n
+	}
+	n := &rotaryNoise{}
+	for _, angle := range r.Angles {
+		s, c := math.Sincos(float64(angle))
+		sin, cos := float64(float32(s)*r.Factor), float64(float32(c)*r.Factor)
+		turned := 0.0
+		if r.Buffer == tensor.F32 {
+			turned = sq(float64(angle)) / 4
+		}
+		n.cos = append(n.cos, noisy(r.DType, cos, sq(cos)+float64(sq(sin)*turned)))
+		n.sin = append(n.sin, noisy(r.DType, sin, sq(sin)+float64(sq(cos)*turned)))
+	}
+	a.tables[r] = n
+	return n
+}
+
+// RoPE implements model.Arithmetic: four products and two sums, all exact, with the noise of
+// the tables.
+func (a *analysis) RoPE(x *value, r *model.Rotary) *value {
+	x = a.use(x)
+	noise := a.noiseOf(r)
+	y := a.result(x.DType, x.Shape...)
+	y.unrounded = false
+	inner := x.DType
+	if r.Whole {
+		inner = tensor.F32
+	}
+	width, seq := x.Width(), x.Shape[2]
+	a.plain.Each(x.Rows(), 16*width, func(t int) {
+		for i := t * width; i < (t+1)*width-2*r.Half; i++ {
+			y.Values[i], y.sigma.Values[i] = x.Values[i], float32(math.Sqrt(x.v(i)))
+		}
+		first, table := (t+1)*width-2*r.Half, t%seq*r.Half
+		for i := range r.Half {
+			ia, ib := r.Pair(i)
+			ia, ib = first+ia, first+ib
+			xa, xb := uncertain{float64(x.Values[ia]), x.v(ia)}, uncertain{float64(x.Values[ib]), x.v(ib)}
+			cos, sin := noise.cos[table+i], noise.sin[table+i]
+			y.rotate(ia, inner, xa, cos, uncertain{-xb.y, xb.v}, sin)
+			y.rotate(ib, inner, xb, cos, xa, sin)
+		}
+	})
+	return y
+}
+
+// rotate sets element i to a·cos + b·sin, with products of dtype inner.
+func (x *value) rotate(i int, inner tensor.DType, a, cos, b, sin uncertain) {
+	ac, va := times(a.y, a.v, cos.y, cos.v)
+	bs, vb := times(b.y, b.v, sin.y, sin.v)
+	ac, va = point(inner, ac, va)
+	bs, vb = point(inner, bs, vb)
+	sum := float64(float32(ac + bs))
+	sum, v := point(x.DType, sum, exactly(sum, va+vb))
+	x.set(i, sum, v)
+}
+
+// Scores implements model.Arithmetic, of queries and keys of n dims:
+//
+//	s = q·k:  v = Σ (v_q + κq²)·k² + Σ q²·v_k + κs², a rounding point
+//	scale, exact, a rounding point; masked ones are exact
+func (a *analysis) Scores(q, k *value, first, n int, s *model.Scoring) *value {
+	q, k = a.use(q), a.use(k)
+	y := &value{Activation: a.plain.Scores(q.wide(), k.wide(), first, n, &model.Scoring{By: 1})}
+	y.DType = q.DType
+	kappa := a.kappa(q.Width())
+	y.sigma = a.scratch(func() *model.Activation {
+		return a.errors.Scores(a.doubled(q, kappa), a.halved(k), first, n, &model.Scoring{By: 1})
+	})
+	heads, seq := q.Shape[1], k.Shape[2]
+	a.plain.Each(q.Shape[0]*heads*n, 16*seq, func(t int) {
+		batch, query := t/(heads*n), first+t%n
+		for i := t * seq; i < (t+1)*seq; i++ {
+			y.score(i, kappa, s)
+			if s.Mask != nil && s.Mask.Masked(batch, query, i%seq) {
+				y.Values[i] = tensor.Rounded(y.Values[i]+s.Mask.Lowest, y.DType)
+				y.sigma.Values[i] = 0
+			}
+		}
+	})
+	return y
+}
+
+// score turns element i, a product of a query and a key beside Σ (v_q + κq²)·k² + Σ q²·v_k,
+// into a score.
+func (x *value) score(i int, kappa float64, s *model.Scoring) {
+	y := float64(x.Values[i])
+	y, v := point(x.DType, y, roughly(y, float64(x.sigma.Values[i])+float64(kappa*sq(y))))
+	by := float64(s.By)
+	if s.Divides {
+		y, v = y/by, v/sq(by)
+	} else {
+		y, v = y*by, v*sq(by)
+	}
+	y = float64(float32(y))
+	y, v = point(x.DType, y, exactly(y, v))
+	x.set(i, y, v)
+}
+
+// doubled is [v_x + κx², x²] of each row of x.
+func (a *analysis) doubled(x *value, kappa float64) *model.Activation {
+	return a.halves(x, func(y, v float64) (float64, float64) { return v + float64(kappa*sq(y)), sq(y) })
+}
+
+// halved is [x², v_x] of each row of x.
+func (a *analysis) halved(x *value) *model.Activation {
+	return a.halves(x, func(y, v float64) (float64, float64) { return sq(y), v })
+}
+
+// halves sets side by side the two numbers that f makes of each element of a row.
+func (a *analysis) halves(x *value, f func(y, v float64) (float64, float64)) *model.Activation {
+	shape, width := append([]int{}, x.Shape...), x.Width()
+	shape[len(shape)-1] *= 2
+	both := a.errors.Make(tensor.F32, shape...)
+	a.plain.Each(x.Rows(), 4*len(x.Values), func(t int) {
+		for i, y := range x.Row(t) {
+			left, right := f(float64(y), x.v(t*width+i))
+			both.Row(t)[i], both.Row(t)[width+i] = float32(left), float32(right)
+		}
+	})
+	return both
+}
+
+// Context implements model.Arithmetic. With p's own variance v_p and what its row shares, c:
+//
+//	ctx = p·V:  v = Σ (v_p + κp²)·V² + Σ p²·v_V + ctx²·(c + κ)
+//
+// In BF16 and F16 p is a rounding point first.
+func (a *analysis) Context(probs, vT *value) *value {
+	c, vT := probs.shared, a.use(vT)
+	if probs.DType == tensor.F32 {
+		probs.unrounded = false
+	} else {
+		a.use(probs)
+	}
+	y := &value{Activation: a.plain.Context(probs.wide(), vT.wide()), unrounded: true}
+	y.DType = probs.DType
+	kappa := a.kappa(probs.Width())
+	y.sigma = a.scratch(func() *model.Activation {
+		return a.errors.Context(a.doubled(probs, kappa), a.halved(vT))
+	})
+	width := y.Width()
+	a.plain.Each(y.Rows(), len(y.Values), func(t int) {
+		for i := t * width; i < (t+1)*width; i++ {
+			ctx := float64(y.Values[i])
+			y.sigma.Values[i] = float32(math.Sqrt(roughly(ctx, float64(y.sigma.Values[i])+float64(sq(ctx)*(c[t]+kappa)))))
+		}
+	})
+	return y
+}

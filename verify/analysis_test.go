@@ -1,0 +1,276 @@
+package verify
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// numbers returns n numbers around 0.
+func numbers(r *rand.Rand, n int) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	return x
+}
+
+// weight returns a weight of F32.
+func weight(r *rand.Rand, shape ...int) model.Weight {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	var data []byte
+	for _, v := range numbers(r, n) {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+	}
+	return model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: shape, Data: data}}
+}
+
+// TestProductsHaveTheVarianceOfTheFormula, with inputs that vary and a bias, and inputs so
+// small that their squares are no float32 numbers.
+func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	const rows, k, out = 3, 40, 5
+	l := &model.Linear{Weight: weight(r, out, k), Bias: weight(r, out)}
+	for _, scale := range []float32{1, 0x1p-70} {
+		a := newAnalysis(model.Options{DType: tensor.F32})
+		defer a.Close()
+		x := a.result(tensor.F32, rows, k)
+		for i, v := range numbers(r, rows*k) {
+			x.set(i, float64(v*scale), float64(sq(float64(v*scale))*100))
+		}
+		w, b := a.plain.Values(&l.Weight), a.plain.Values(&l.Bias)
+		y := a.Linear(x, l)
+		kappa := (40 + 40.0/64) / 6
+		for i := range y.Values {
+			sum, v := 0.0, 0.0
+			for c := range k {
+				at := i/out*k + c
+				wi, xi := float64(w[i%out*k+c]), float64(x.Values[at])
+				sum += wi * xi
+				v += sq(wi) * (x.v(at) + kappa*sq(xi))
+			}
+			v += (kappa + 1.0/3) * sq(sum)
+			sum += float64(b[i%out])
+			require.InEpsilon(t, sum, float64(y.Values[i]), 1e-6)
+			require.InEpsilon(t, v+2.0/3*sq(sum), y.v(i), 1e-4)
+		}
+	}
+}
+
+// TestKappa: blocks in float32 and BF16, one chain in F16, twice as much if our own sums
+// are float32.
+func TestKappa(t *testing.T) {
+	for _, test := range []struct {
+		o    model.Options
+		k    int
+		want float64
+	}{
+		{model.Options{DType: tensor.F32}, 64, 65.0 / 6}, {model.Options{DType: tensor.BF16}, 10944, (512 + 171.0) / 6},
+		{model.Options{DType: tensor.F16}, 10944, 10944.0 / 6}, {model.Options{DType: tensor.F32, Accumulate: model.Float32}, 64, 65.0 / 3},
+	} {
+		a := newAnalysis(test.o)
+		require.InEpsilon(t, test.want, a.kappa(test.k), 1e-12)
+		a.Close()
+	}
+}
+
+// TestErrorsAreCarriedOn: operands are moved at random by far more than rounding does; the
+// results move by as much as the analysis says.
+func TestErrorsAreCarriedOn(t *testing.T) {
+	const spread = 1e-4 // relative, of each element
+	r := rand.New(rand.NewPCG(5, 6))
+	linear := &model.Linear{Weight: weight(r, 24, 32)}
+	scale, bias := weight(r, 32), weight(r, 32)
+	part := func(e int, x *value, slots ...int) model.Part[*value] {
+		return model.Part[*value]{Expert: e, Slots: slots, Out: x}
+	}
+	for name, test := range map[string]struct {
+		shapes [][]int
+		f      func(a *analysis, x []*value) *value
+		least  float64 // predicted over observed, RMS
+		most   float64
+	}{
+		"Linear":    {[][]int{{8, 32}}, func(a *analysis, x []*value) *value { return a.Linear(x[0], linear) }, 0.9, 1.1},
+		"RMSNorm":   {[][]int{{8, 32}}, func(a *analysis, x []*value) *value { return a.RMSNorm(x[0], &scale, 1e-6) }, 0.9, 1.2},
+		"Add":       {[][]int{{8, 32}, {8, 32}}, func(a *analysis, x []*value) *value { return a.Add(x[0], x[1]) }, 0.9, 1.1},
+		"SwiGLU":    {[][]int{{8, 32}, {8, 32}}, func(a *analysis, x []*value) *value { return a.SwiGLU(x[0], x[1]) }, 0.9, 1.1},
+		"Softmax":   {[][]int{{8, 32}}, func(a *analysis, x []*value) *value { return a.use(a.Softmax(x[0])) }, 0.9, 1.6},
+		"Sigmoid":   {[][]int{{8, 32}}, func(a *analysis, x []*value) *value { return a.Sigmoid(x[0]) }, 0.9, 1.1},
+		"AddBias":   {[][]int{{8, 32}}, func(a *analysis, x []*value) *value { return a.AddBias(x[0], &bias) }, 0.9, 1.1},
+		"Scale":     {[][]int{{8, 32}}, func(a *analysis, x []*value) *value { return a.Scale(x[0], 2.5) }, 0.9, 1.1},
+		"Worth":     {[][]int{{8, 32}}, func(a *analysis, x []*value) *value { return a.GroupWorth(x[0], 4, 2) }, 0.9, 1.1},
+		"Normalise": {[][]int{{8, 6}}, func(a *analysis, x []*value) *value { return a.Normalise(a.Sigmoid(x[0])) }, 0.9, 1.4},
+		"Scores": {[][]int{{1, 4, 8, 16}, {1, 2, 8, 16}}, func(a *analysis, x []*value) *value {
+			return a.Scores(x[0], x[1], 0, 8, &model.Scoring{By: 5.5, Divides: true})
+		}, 0.9, 1.1},
+		"Context": {[][]int{{1, 4, 8, 8}, {1, 2, 16, 8}}, func(a *analysis, x []*value) *value { return a.Context(a.Softmax(x[0]), x[1]) }, 0.8, 2},
+		"Combine by expert": {[][]int{{4, 2}, {4, 16}, {4, 16}}, func(a *analysis, x []*value) *value {
+			return a.Combine(x[0], []model.Part[*value]{part(1, x[1], 0, 3, 4, 7), part(2, x[2], 1, 2, 5, 6)}, config.ByExpert)
+		}, 0.9, 1.1},
+		"Combine by choice": {[][]int{{4, 2}, {4, 16}, {4, 16}}, func(a *analysis, x []*value) *value {
+			return a.Combine(x[0], []model.Part[*value]{part(1, x[1], 0, 3, 4, 7), part(2, x[2], 1, 2, 5, 6)}, config.ByChoice)
+		}, 0.9, 1.1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(7, 8))
+			bases := make([][]float32, len(test.shapes))
+			for i, shape := range test.shapes {
+				n := 1
+				for _, d := range shape {
+					n *= d
+				}
+				bases[i] = numbers(r, n)
+			}
+			run := func(moved, sigma float64) *value {
+				a := newAnalysis(model.Options{DType: tensor.F32})
+				operands := make([]*value, len(bases))
+				for i, base := range bases {
+					operands[i] = a.result(tensor.F32, test.shapes[i]...)
+					for k, v := range base {
+						y := float64(v) * (1 + moved*r.NormFloat64())
+						operands[i].set(k, y, sq(sigma*float64(v)/unit))
+					}
+				}
+				return test.f(a, operands)
+			}
+			base := run(0, spread)
+			observed := 0.0
+			const samples = 200
+			for range samples {
+				for i, v := range run(spread, 0).Values {
+					observed += sq(float64(v)-float64(base.Values[i])) / samples
+				}
+			}
+			predicted := 0.0
+			for i := range base.Values {
+				predicted += base.v(i) * unit * unit
+			}
+			ratio := math.Sqrt(predicted / observed)
+			require.True(t, ratio >= test.least && ratio <= test.most, "predicted %g of what was observed", ratio)
+		})
+	}
+}
+
+// TestOwnForwardIsWithinTheBounds: what Plain computes with float32 sums is a right reference,
+// in every dtype, of models with and without latent attention, groups and biases.
+func TestOwnForwardIsWithinTheBounds(t *testing.T) {
+	for _, name := range []string{"v1-base", "v2-group-yarn", "v3-yarn", "v1-rope-linear-tied-bias", "v3-fp8"} {
+		for _, d := range reduced {
+			t.Run(fmt.Sprint(name, d), func(t *testing.T) {
+				t.Parallel()
+				c, err := checkpoint.Open(filepath.Join("..", "fixtures", name, "checkpoint"))
+				require.NoError(t, err)
+				defer c.Close()
+				in := &model.Input{Batch: 2, Seq: 24}
+				for i := range 48 {
+					in.InputIDs = append(in.InputIDs, (i*37+11)%c.Config.VocabSize)
+				}
+				pack := recorded(t, c.Config, c, in, d)
+				r, err := Run(context.Background(), c.Config, c, pack, Options{})
+				require.NoError(t, err)
+				require.NotEqual(t, Fail, r.Verdict, "%v", r.FirstDivergence)
+				for _, check := range r.Checks {
+					if check.Z != nil {
+						require.Less(t, *check.Z, 6.0, check.Tensor)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestExpertsMustBeReached: at least half of each layer's, unless the pack says that it is
+// partial.
+func TestExpertsMustBeReached(t *testing.T) {
+	c, err := checkpoint.Open(filepath.Join("..", "fixtures", "v1-base", "checkpoint"))
+	require.NoError(t, err)
+	defer c.Close()
+	pack := recorded(t, c.Config, c, &model.Input{Batch: 1, Seq: 2, InputIDs: []int{5, 7}}, tensor.F32)
+	r, err := Run(context.Background(), c.Config, c, pack, Options{})
+	require.NoError(t, err)
+	require.Equal(t, Inconclusive, r.Verdict)
+	require.Contains(t, r.Reasons[len(r.Reasons)-1], "the pack's tokens reach 5 of 16 routed experts")
+	pack.Manifest.Partial = "two tokens"
+	r, err = Run(context.Background(), c.Config, c, pack, Options{})
+	require.NoError(t, err)
+	require.Equal(t, Pass, r.Verdict, r.Reasons)
+}
+
+// recorded is a pack of what Plain computes with float32 sums, in memory.
+func recorded(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType) *Pack {
+	m, err := model.Load(c, src)
+	require.NoError(t, err)
+	torch := map[tensor.DType]string{tensor.F32: "float32", tensor.BF16: "bfloat16", tensor.F16: "float16"}[d]
+	p := &Pack{DType: d, file: "memory", loaded: map[string]tensor.Tensor{},
+		Manifest: Manifest{Mode: "eval", ComputeDType: torch, Reference: Reference{Kind: string(c.Reference)}, Tensors: map[string]Entry{}}}
+	if c.Reference == config.Native {
+		p.Manifest.Reference.Kind = "transformers native"
+	}
+	p.ints("input_ids", []int{in.Batch, in.Seq}, in.InputIDs)
+	o := model.Options{DType: d, Accumulate: model.Float32}
+	plain := model.NewPlain(o)
+	net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: plain, Trace: &recorder{p}}
+	_, err = net.Forward(context.Background())
+	require.NoError(t, err)
+	plain.Close(nil)
+	return p
+}
+
+// recorder is a trace that puts everything it sees into a pack.
+type recorder struct{ *Pack }
+
+func (p *Pack) ints(name string, shape, values []int) {
+	x := tensor.Tensor{DType: tensor.I64, Shape: shape}
+	for _, v := range values {
+		x.Data = binary.LittleEndian.AppendUint64(x.Data, uint64(v))
+	}
+	p.keep(name, x)
+}
+
+func (p *Pack) keep(name string, x tensor.Tensor) {
+	p.loaded[name], p.Manifest.Tensors[name] = x, Entry{"memory", x.DType, x.Shape}
+}
+
+func (r *recorder) Stage(name string, a *model.Activation) error {
+	x := tensor.Tensor{DType: a.DType, Shape: a.Shape}
+	for _, v := range a.Values {
+		switch a.DType {
+		case tensor.F32:
+			x.Data = binary.LittleEndian.AppendUint32(x.Data, math.Float32bits(v))
+		case tensor.BF16:
+			x.Data = binary.LittleEndian.AppendUint16(x.Data, uint16(math.Float32bits(v)>>16))
+		default:
+			x.Data = binary.LittleEndian.AppendUint16(x.Data, half(v))
+		}
+	}
+	r.keep(name, x)
+	return nil
+}
+
+// half is the F16 pattern of a number that F16 has.
+func half(v float32) uint16 {
+	n := tensor.Ordinal(v, tensor.F16)
+	if n < 0 {
+		return uint16(-n) | 1<<15
+	}
+	return uint16(n)
+}
+
+func (r *recorder) TopK(name string, c *model.Choice[*model.Activation]) error {
+	r.ints(name, []int{c.Scores.Rows(), len(c.Idx) / c.Scores.Rows()}, c.Idx)
+	return nil
+}

@@ -1,0 +1,99 @@
+package verify
+
+import (
+	"math"
+	"slices"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// Neuron is the neuron of an MLP on which most of a residual lies.
+type Neuron struct {
+	Expert int     `json:"expert"` // number of the routed expert, -1 for other MLPs
+	Index  int     `json:"index"`  // row of gate_proj and up_proj, column of down_proj
+	Token  int     `json:"token"`  // row of the stage
+	Z      float64 `json:"z"`      // how far the worst of the token is, in standard deviations
+}
+
+// neurons looks for a wrong neuron: one that is off changes all outputs a little, each
+// below its noise. The residual of a token, projected on the neuron's column of down_proj,
+// collects that. With D = down_proj [o, i], of a routed expert times its weight:
+//
+//	s_o² = v_o + ulp(g_o)²/12
+//	N_i  = Σ_o D_oi·(g_o - y_o)/s_o²,  E_i = Σ_o D_oi²/s_o²
+//	z_i  = |N_i| / √(E_i·(1 + v_hi·E_i)),  v_hi the neuron's own variance
+//
+// The one that is named is the one on which most of the residual lies, of largest N_i²/E_i.
+func (a *analysis) neurons(x *value, want []float32, factor float64) *Neuron {
+	worst := &Neuron{Expert: -1}
+	for _, p := range x.products {
+		if p.tokens == nil {
+			for t := range x.Rows() {
+				p.tokens = append(p.tokens, t)
+			}
+		}
+		a.errors.Scope(&model.Activation{}, func(*model.Activation) *model.Activation {
+			if n := a.projected(x, want, &p); n.Z > worst.Z {
+				worst = n
+			}
+			return &model.Activation{}
+		})
+	}
+	worst.Z /= factor
+	return worst
+}
+
+// projected is the worst neuron of one MLP.
+func (a *analysis) projected(x *value, want []float32, p *product) *Neuron {
+	residuals, inverse := a.errors.Make(tensor.F32, len(p.tokens), x.Width()), a.errors.Make(tensor.F32, len(p.tokens), x.Width())
+	scales := make([]float64, len(p.tokens)) // the smallest s² of a token, which the sums are in
+	for i, t := range p.tokens {
+		scales[i] = residual(residuals.Row(i), inverse.Row(i), x, want, t)
+	}
+	sums, energies := a.errors.Columns(residuals, inverse, &p.down.Weight)
+	worst := &Neuron{Expert: p.expert}
+	for i, t := range p.tokens {
+		weight, most, index, largest := 1.0, 0.0, 0, 0.0
+		if p.weights != nil {
+			weight = math.Abs(float64(p.weights[i]))
+		}
+		for k, n := range sums.Row(i) {
+			e := float64(energies.Row(i)[k]) * sq(weight)
+			if e == 0 {
+				continue
+			}
+			v := 0.0
+			if p.hidden != nil {
+				v = sq(unit * float64(p.hidden[i*sums.Width()+k]))
+			}
+			explained := weight * math.Abs(float64(n)) / math.Sqrt(e)
+			if explained > most {
+				most, index = explained, k
+			}
+			largest = max(largest, explained/math.Sqrt(1+float64(v*e)/scales[i]))
+		}
+		if largest > worst.Z {
+			worst.Index, worst.Token, worst.Z = index, t, largest
+		}
+	}
+	return worst
+}
+
+// residual sets the two rows to (g - y)·m/s² and m²/s² of a token, m² being the smallest s²,
+// which it returns.
+func residual(residuals, inverse []float32, x *value, want []float32, t int) float64 {
+	p, width := precisionOf(x.DType), x.Width()
+	variances := make([]float64, width)
+	for c := range variances {
+		i := t*width + c
+		variances[c] = float64(x.v(i)*(unit*unit)) + sq(p.ulp(float64(want[i])))/12
+	}
+	least := slices.Min(variances)
+	for c, s2 := range variances {
+		i := t*width + c
+		inverse[c] = float32(least / s2)
+		residuals[c] = float32((float64(want[i]) - float64(x.Values[i])) * math.Sqrt(least) / s2)
+	}
+	return least
+}

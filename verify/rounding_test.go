@@ -1,0 +1,132 @@
+package verify
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model/tensor"
+)
+
+var reduced = []tensor.DType{tensor.F32, tensor.BF16, tensor.F16}
+
+// TestRoundIsTheCast of every float32 that there is a kind of.
+func TestRoundIsTheCast(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 200_000 {
+		x := math.Float32frombits(r.Uint32())
+		if x != x {
+			continue
+		}
+		for _, d := range reduced {
+			require.Equal(t, float64(tensor.Rounded(x, d)), precisionOf(d).round(float64(x)), "%s %x", d, x)
+		}
+	}
+}
+
+// TestRoundTakesOneStep: through float32 these would become ties, and go to even.
+func TestRoundTakesOneStep(t *testing.T) {
+	for d, half := range map[tensor.DType]float64{tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11} {
+		y := 1 + half + 0x1p-40
+		require.Equal(t, 1+2*half, precisionOf(d).round(y))
+		require.Equal(t, 1.0, float64(tensor.Rounded(float32(y), d)))
+	}
+	require.Equal(t, math.Inf(-1), precisionOf(tensor.F16).round(-65520))
+	require.Equal(t, 65504.0, precisionOf(tensor.F16).round(65519.9))
+}
+
+func TestULP(t *testing.T) {
+	for _, test := range []struct {
+		d    tensor.DType
+		x, u float64
+	}{
+		{tensor.F32, 1, 0x1p-23}, {tensor.F32, 0x1.fffp0, 0x1p-23}, {tensor.F32, -2, 0x1p-22}, {tensor.F32, 0, 0x1p-149}, {tensor.F32, 0x1p-140, 0x1p-149},
+		{tensor.BF16, 1, 0x1p-7}, {tensor.BF16, 0, 0x1p-133}, {tensor.F16, 1000, 0.5}, {tensor.F16, 0x1p-20, 0x1p-24},
+	} {
+		require.Equal(t, test.u, precisionOf(test.d).ulp(test.x), "%s %g", test.d, test.x)
+	}
+}
+
+// TestPoint: what cannot round otherwise becomes exact; what can carries a flip, of
+// probability 1/16 at least, and its own error where that is large.
+func TestPoint(t *testing.T) {
+	p, ulp := precisionOf(tensor.BF16), 0x1p-7
+	inUnits := func(s float64) float64 { return sq(s / unit) }
+	for name, test := range map[string]struct {
+		y, s, r, v float64 // v in units of ulp²
+	}{
+		"exact":                       {1.001, 0, 1, 0},
+		"far from the boundary":       {1.001, ulp / 100, 1, 0},
+		"near the boundary":           {1 + ulp/2 - ulp/10, ulp / 50, 1, 1.0 / 16},
+		"at the boundary":             {1 + ulp/2 - ulp/1e6, ulp / 50, 1, math.Erfc(1e-6 * 50 / math.Sqrt2)},
+		"wide":                        {1.001, ulp, 1, math.Erfc((ulp/2-0.001)/(ulp*math.Sqrt2)) + 1},
+		"the narrow side of a binade": {1 - ulp/4 + ulp/100, ulp / 50, 1, 1.0 / 16},
+	} {
+		r, v := p.point(test.y, inUnits(test.s))
+		require.Equal(t, test.r, r, name)
+		require.InDelta(t, test.v, v*sq(unit)/sq(ulp), 1e-4, name)
+	}
+	for _, y := range []float64{math.Inf(1), math.NaN()} {
+		r, v := p.point(y, 1)
+		require.Zero(t, v)
+		require.True(t, r == y || r != r)
+	}
+}
+
+// TestDistances: each element's is its own, rows and columns are told, equality is demanded
+// of what is exact.
+func TestDistances(t *testing.T) {
+	const width, rows = 4, 8
+	x := uncertainly(width, make([]float32, width*rows)...)
+	for i := range x.Values {
+		x.Values[i] = 0.75
+	}
+	want := append([]float32{}, x.Values...)
+	d := measure(x, want, 1)
+	require.True(t, d.finite)
+	require.Zero(t, d.largest)
+	require.Equal(t, "", d.where())
+	require.InEpsilon(t, lambda*unit/0.75, d.sees, 1e-9)
+
+	want[6] += 21 * unit // the golden's own rounding takes half a unit of 2u
+	d = measure(x, want, 1)
+	require.InDelta(t, 21, d.largest, 1.01)
+	require.Equal(t, 6, d.worst)
+	require.Equal(t, 1, d.beyond)
+	require.Equal(t, "all in column 2", d.where())
+	require.InEpsilon(t, d.largest/math.Sqrt(width), d.rowRMS, 1e-9)
+	require.InEpsilon(t, d.largest/math.Sqrt(rows), d.columnRMS, 1e-9)
+	require.InEpsilon(t, d.largest/math.Sqrt(width*rows), d.rms, 1e-9)
+	require.InEpsilon(t, d.largest/4, measure(x, want, 4).largest, 1e-9)
+	want[7] = 1
+	require.Equal(t, "all in row 1", measure(x, want, 1).where())
+
+	x.sigma.Values[9] = 0
+	require.Equal(t, 0.0, measure(x, x.Values, 1).largest)
+	want[9] = math.Nextafter32(want[9], 1)
+	d = measure(x, want, 1)
+	require.True(t, math.IsInf(d.largest, 1), "an exact result one unit off")
+	require.Equal(t, 9, d.worst)
+
+	want[20] = float32(math.NaN())
+	d = measure(x, want, 1)
+	require.False(t, d.finite)
+	require.Equal(t, 20, d.worst)
+	x.Values[20], want[20] = float32(math.Inf(1)), float32(math.Inf(1))
+	require.True(t, agree(math.Inf(1), math.Inf(1)))
+	require.False(t, agree(math.Inf(1), math.Inf(-1)))
+	require.False(t, agree(math.NaN(), math.NaN()))
+}
+
+// TestErrorsThatAreNoNumbers hide nothing: the stage says nothing.
+func TestErrorsThatAreNoNumbers(t *testing.T) {
+	for _, s := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
+		x := uncertainly(2, 1, 2, 3, 4)
+		x.sigma.Values[2] = s
+		d := measure(x, []float32{1, 2, 7, 4}, 1)
+		require.True(t, d.finite)
+		require.True(t, d.saysNothing(tensor.F32))
+	}
+}

@@ -1,0 +1,94 @@
+package verify
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// scan looks for NaNs and infinities in the weights that were not multiplied with, or not
+// all of: experts that no token reached, rows of the embedding, layers outside the forward
+// pass. In the others they would show.
+func (t *tracer) scan(ctx context.Context) error {
+	all := t.unread()
+	found := make([]string, len(all))
+	g, ctx := errgroup.WithContext(ctx)
+	if g.SetLimit(t.o.Parallelism); t.o.Parallelism == 0 {
+		g.SetLimit(runtime.GOMAXPROCS(0))
+	}
+	for i, w := range all {
+		g.Go(func() (err error) {
+			found[i], err = t.notFiniteIn(ctx, w)
+			return err
+		})
+	}
+	err := g.Wait()
+	t.notFinite = slices.DeleteFunc(found, func(where string) bool { return where == "" })
+	return err
+}
+
+// unread lists the weights of the table that no product has shown whole, and their scales.
+func (t *tracer) unread() (all []*weights.Weight) {
+	for s := range model.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
+		w := t.set.Find(s.Name)
+		if _, used := t.used[s.Name]; w == nil || used && s.Name != t.m.Model.EmbedTokens.Name {
+			continue
+		}
+		all = append(all, w)
+		if w.Scales != nil {
+			all = append(all, w.Scales)
+		}
+	}
+	return all
+}
+
+// notFiniteIn says where a weight holds a NaN or an infinity, "" if it does not.
+func (t *tracer) notFiniteIn(ctx context.Context, w *weights.Weight) (where string, err error) {
+	at := int64(0)
+	for data, err := range t.pieces(w) {
+		if err := cmp.Or(err, ctx.Err()); err != nil {
+			return "", err
+		}
+		piece := tensor.Tensor{DType: w.DType, Shape: []int{1, len(data) * 8 / w.DType.Bits()}, Data: data}
+		if !piece.Finite() {
+			i, v := firstNotFinite(piece)
+			return fmt.Sprintf("%s holds %s at %v", text.Quote(w.Name), number(v), unflatten(int(at)+i, w.Shape)), nil
+		}
+		at += int64(piece.Shape[1])
+	}
+	return "", nil
+}
+
+// pieceSize is the bytes that are read at once of a weight that cannot be viewed.
+const pieceSize = 1 << 20
+
+// pieces yields the bytes of a weight: all at once, or where it has no view in parts.
+func (t *tracer) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		u, unviewed := weights.AsUnviewed(t.src)
+		if !unviewed {
+			x, err := w.View(t.src)
+			if yield(x.Data, err); t.o.Pages != nil && len(x.Data) > 0 {
+				t.o.Pages.DontNeed(x.Data)
+			}
+			return
+		}
+		buffer := make([]byte, min(w.Bytes(), pieceSize))
+		for at := int64(0); at < w.Bytes(); at += int64(len(buffer)) {
+			part := buffer[:min(int64(len(buffer)), w.Bytes()-at)]
+			if err := w.ReadAt(u, part, at); !yield(part, err) {
+				return
+			}
+		}
+	}
+}

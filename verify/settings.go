@@ -1,0 +1,85 @@
+package verify
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/config"
+	"dsmoe/model"
+)
+
+// training are the keys of config.json that mean nothing but in training, so that a pack may
+// be made with others than a checkpoint's.
+var training = []string{"aux_loss_alpha", "seq_aux"}
+
+// settingsOf compares a checkpoint's config with what the reference ran with, c.
+func settingsOf(stored, c *config.Config, pack *Pack, in *model.Input) Settings {
+	s := Settings{Overridden: []Override{}, Unexercised: unexercised(c, pack, in)}
+	var values map[string]jsontext.Value
+	_ = json.Unmarshal(stored.JSON(), &values) // config has parsed it
+	ran := pack.Manifest.ConfigOverrides
+	for _, key := range slices.Sorted(maps.Keys(ran)) {
+		if sameEffect(stored, key, ran[key]) {
+			continue
+		}
+		was := "not set"
+		if v, ok := values[key]; ok {
+			was = string(v)
+		}
+		s.Overridden = append(s.Overridden, Override{key, was, string(ran[key]), slices.Contains(training, key)})
+	}
+	return s
+}
+
+// sameEffect says whether a value of a key leaves everything that c says as it is.
+func sameEffect(c *config.Config, key string, value jsontext.Value) bool {
+	changed, err := c.Override(map[string]jsontext.Value{key: value})
+	if err != nil {
+		return false // it takes other keys to be valid
+	}
+	a, b := reflect.ValueOf(*c), reflect.ValueOf(*changed)
+	for i := range a.NumField() {
+		if a.Type().Field(i).IsExported() && !reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+			return false
+		}
+	}
+	return true
+}
+
+// unexercised lists the keys of c that change nothing on the input.
+func unexercised(c *config.Config, pack *Pack, in *model.Input) []Unexercised {
+	list := []Unexercised{}
+	add := func(holds bool, key, format string, args ...any) {
+		if holds {
+			list = append(list, Unexercised{key, fmt.Sprintf(format, args...)})
+		}
+	}
+	s := c.RopeScaling
+	if s == nil {
+		s = &config.RopeScaling{}
+	}
+	add(s.Type == "dynamic" && in.Seq <= c.MaxPositionEmbeddings, "rope_scaling",
+		"dynamic scaling begins beyond %d positions, the pack has %d", c.MaxPositionEmbeddings, in.Seq)
+	add(s.Type == "yarn" && in.Seq <= s.OriginalMaxPositionEmbeddings, "max_position_embeddings",
+		"the pack has %d positions, YaRN stretches %d", in.Seq, s.OriginalMaxPositionEmbeddings)
+	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == 1 && c.NormTopKProb, "norm_topk_prob", "one expert per token is not normalised")
+	add(pack.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack is not one of training")
+	add(c.NumNextNPredictLayers > 0, "num_nextn_predict_layers", "prediction layers are not part of the forward pass")
+	return list
+}
+
+// reason says why there can be no verdict about the checkpoint: the reference ran with
+// another config. It is empty if it did not.
+func (s *Settings) reasons() (reasons []string) {
+	for _, o := range s.Overridden {
+		if !o.Training {
+			reasons = append(reasons, fmt.Sprintf("config.json has %s %s, the reference ran with %s: this is no verdict about that config", o.Key, o.Checkpoint, o.Reference))
+		}
+	}
+	return reasons
+}

@@ -1,0 +1,157 @@
+package verify
+
+import (
+	"context"
+	"math"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// chainedTrace compares the stages of a pass that runs end to end by their Metrics.
+type chainedTrace struct {
+	*tracer
+	attribution *attribution[*model.Activation]
+}
+
+// chained runs the model without the error analysis, and backward if the pack is one of
+// training.
+func (t *tracer) chained(ctx context.Context, in *model.Input, trace model.Trace[*model.Activation]) error {
+	o := t.options()
+	plain := model.NewPlain(o)
+	defer plain.Close(nil)
+	tape := model.NewTape(plain, func(weight string) bool { return t.pack.Has(weight + grad) })
+	var computes model.Arithmetic[*model.Activation] = plain
+	if o.Training {
+		computes = tape
+	}
+	watched := newAttribution(computes, func(x *model.Activation) *model.Activation { return x })
+	if c, ok := trace.(*chainedTrace); ok {
+		c.attribution = watched
+	}
+	net := &model.Network[*model.Activation]{Model: t.m, Input: in, Options: o, Arithmetic: watched, Trace: trace}
+	var err error
+	if o.Training {
+		_, err = model.Train(ctx, net, tape)
+	} else {
+		_, err = net.Forward(ctx)
+	}
+	return err
+}
+
+// Stage implements model.Trace.
+func (t *chainedTrace) Stage(name string, a *model.Activation) error {
+	layer, kind := split(name)
+	if t.golden(name) {
+		c, want, err := t.begin(name, a)
+		if err != nil {
+			return err
+		}
+		if c.Verdict != Fail {
+			if kind == gateLogits {
+				t.logitsErr = rowErrors(a, want)
+			}
+			t.compare(&c, name, a, want)
+		}
+		t.add(c)
+		cover(t.tracer, c, t.attribution, a)
+	}
+	if kind == topKWeight {
+		t.reach(layer, a)
+	}
+	return nil
+}
+
+// compare judges a by its metrics.
+func (t *tracer) compare(c *Check, name string, a *model.Activation, want []float32) {
+	m := Compare(a.Values, want, a.Width(), a.DType)
+	c.measure(m, a.Values, want)
+	c.judge(m, t.metricLimits(name), t.unjudged(name))
+}
+
+// TopK implements model.Trace. Scores vary by as much as the logits were off, and their
+// rounding; exactly as much that two that are equal may differ by twice that.
+func (t *chainedTrace) TopK(name string, ours *model.Choice[*model.Activation]) error {
+	noisy := &choice{Scores: t.noisy(ours.Scores), Idx: ours.Idx}
+	if g := ours.Groups; g != nil {
+		noisy.Groups = &model.Groups[*value]{Scores: t.noisy(g.Scores), Worth: t.noisy(g.Worth), Chosen: g.Chosen, Masked: g.Masked}
+	}
+	return t.topK(name, noisy)
+}
+
+// noisy is a gate's scores with the errors that they have end to end: of each its own size
+// times twice the error of the logits (d softmax), and its rounding.
+func (t *tracer) noisy(scores *model.Activation) *value {
+	x := &value{Activation: scores, sigma: &model.Activation{Shape: scores.Shape, Values: make([]float32, len(scores.Values))}}
+	rounding := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11}[scores.DType]
+	for i, s := range scores.Values {
+		noise, row := rounding, i/scores.Width()
+		if row < len(t.logitsErr) {
+			noise += 2 * t.logitsErr[row]
+		}
+		x.sigma.Values[i] = float32(math.Sqrt2 * noise * math.Abs(float64(s)) / (lambda * unit))
+	}
+	return x
+}
+
+// unjudged says why a stage is measured but not judged in this mode, if so.
+func (t *tracer) unjudged(name string) string {
+	if t.o.Mode == Local {
+		return ""
+	}
+	if t.pack.DType != tensor.F32 {
+		return "chained mode has no usable limit in " + t.pack.DType.String()
+	}
+	_, kind := split(name)
+	switch kind {
+	case layerOutput, logits, lastNorm, embedded:
+		return ""
+	}
+	if learned(name) {
+		return ""
+	}
+	return "chained mode checks the layers' outputs"
+}
+
+// rowErrors returns the largest difference of each row, but no more than chained mode
+// lets pass: what is beyond is no noise.
+func rowErrors(a *model.Activation, want []float32) []float64 {
+	worst := make([]float64, a.Rows())
+	for r := range worst {
+		golden := want[r*a.Width() : (r+1)*a.Width()]
+		for i, v := range a.Row(r) {
+			worst[r] = max(worst[r], math.Abs(float64(v)-float64(golden[i])))
+		}
+		worst[r] = min(worst[r], 10*chainedCeiling*rms(golden))
+	}
+	return worst
+}
+
+// replay puts the pack's tensors in the place of the stages, which the error analysis has
+// checked, and compares the loss and the gradients.
+type replay struct{ *tracer }
+
+// Stage implements model.Trace.
+func (t *replay) Stage(name string, a *model.Activation) error {
+	if isLoss(name) {
+		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[*model.Activation](nil, nil)}).Stage(name, a)
+	}
+	if !t.pack.Has(name) || unfit(t.pack.Manifest.Tensors[name], a.Shape, a.DType) != "" {
+		return nil
+	}
+	want, err := t.pack.Float32s(name)
+	if err == nil && finiteAll(want) {
+		copy(a.Values, want)
+	}
+	return err
+}
+
+// TopK implements model.Trace.
+func (t *replay) TopK(name string, ours *model.Choice[*model.Activation]) error {
+	if t.pack.Has(name) {
+		if want, err := t.pack.Ints(name); err == nil && len(want) == len(ours.Idx) && notExperts(want, len(want)/ours.Scores.Rows(), ours.Scores.Width()) == "" {
+			copy(ours.Idx, want)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package verify
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// What local mode computes with, and what its trace sees.
+type (
+	arithmetic = model.Arithmetic[*value]
+	network    = model.Network[*value]
+	choice     = model.Choice[*value]
+)
+
+// localTrace holds each stage against the pack, and puts the golden tensor in the stage's
+// place: what follows is computed from that.
+type localTrace struct {
+	*tracer
+	analysis    *analysis
+	attribution *attribution[*value]
+	last        *distances // of the last stage that was compared
+}
+
+// local is the model over what computes, an analysis or one with a mistake around it,
+// watched by t.
+func (t *tracer) local(in *model.Input, o model.Options, a *analysis, computes arithmetic) *network {
+	watched := newAttribution(computes, func(x *value) *model.Activation { return x.Activation })
+	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
+}
+
+// Stage implements model.Trace.
+func (t *localTrace) Stage(name string, x *value) error {
+	if t.golden(name) {
+		c, err := t.compare(name, x)
+		if err != nil {
+			return err
+		}
+		t.add(c)
+		cover(t.tracer, c, t.attribution, x)
+	}
+	if layer, kind := split(name); kind == topKWeight {
+		t.reach(layer, x.Activation)
+	}
+	return nil
+}
+
+// compare checks x against the golden tensor, and replaces it.
+func (t *localTrace) compare(name string, x *value) (Check, error) {
+	c, want, err := t.begin(name, x.Activation)
+	if err != nil || c.Verdict == Fail {
+		return c, err
+	}
+	rounded := x.rounded()
+	m := Compare(rounded, want, x.Width(), x.DType)
+	c.measure(m, rounded, want)
+	if learned(name) {
+		c.judge(m, t.metricLimits(name), "")
+	} else {
+		t.hold(&c, x, want)
+	}
+	if finiteAll(want) {
+		*x = value{Activation: x.Activation}
+		copy(x.Values, want)
+	}
+	return c, nil
+}
+
+// rounded are x's values as the reference holds them: its own, if they are these.
+func (x *value) rounded() []float32 {
+	if !x.unrounded || x.DType == tensor.F32 {
+		return x.Values
+	}
+	rounded := make([]float32, len(x.Values))
+	for i, v := range x.Values {
+		rounded[i] = tensor.Rounded(v, x.DType)
+	}
+	return rounded
+}
+
+// hold judges x by the error analysis.
+func (t *localTrace) hold(c *Check, x *value, want []float32) {
+	factor, key := t.factor(c.Tensor)
+	l := Limits{Z: lambda, From: "8 σ of rounding errors for each element, 6 for a neuron"}
+	if x.DType == tensor.F32 {
+		l.From += "; float32: RMS ≤ 1, a row's ≤ 3, a column's ≤ 1 + 4/√rows"
+	}
+	if key != "" {
+		l.Factor, l.From = factor, fmt.Sprintf("--limit %s=%g: 8 σ, each times that", key, factor)
+	}
+	x.spread()
+	d := measure(x, want, factor)
+	t.last = d
+	c.Limit, c.Limits, c.Verdict = &l.Z, &l, Fail
+	c.Index = unflatten(d.worst, c.Shape)
+	c.Want = number(want[d.worst])
+	c.Got = number(x.Values[d.worst])
+	if !d.finite {
+		c.Got = number(x.rounded()[d.worst])
+		c.Reason = "not finite"
+		return
+	}
+	c.Z, c.RMSZ, c.Sees, c.Beyond = known(d.largest), known(d.rms), known(d.sees), d.beyond
+	c.Sigma = known(factor * unit * math.Sqrt(x.v(d.worst)))
+	c.blind = d.saysNothing(x.DType)
+	margin := d.largest / lambda
+	if x.DType == tensor.F32 {
+		margin = max(margin, c.lines(d, &l, x))
+	} else {
+		c.Ambiguous = known(d.ambiguous)
+		c.roundsTo(x, d.worst, factor)
+	}
+	if isMLP(c.Tensor) && x.products != nil && d.finite {
+		n := t.analysis.neurons(x, want, factor)
+		c.NeuronZ, l.NeuronZ, c.Neuron = known(n.Z), neuronZ, n
+		margin = max(margin, n.Z/neuronZ)
+	}
+	c.Margin = known(margin)
+	if margin <= 1 {
+		c.Verdict, c.Neuron = Pass, nil
+	} else {
+		c.Where = d.where()
+	}
+}
+
+// lines holds the RMS of the tensor, its rows and its columns to their limits, and returns
+// how close they come.
+func (c *Check) lines(d *distances, l *Limits, x *value) float64 {
+	l.RMSZ = tensorRMS
+	margin := d.rms / tensorRMS
+	if x.Width() >= leastRow {
+		c.RowZ, l.RowZ = known(d.rowRMS), rowRMS
+		margin = max(margin, d.rowRMS/rowRMS)
+	}
+	if x.Rows() >= leastColumn {
+		limit := columnRMS(x.Rows())
+		c.ColumnZ, l.ColumnZ = known(d.columnRMS), limit
+		margin = max(margin, d.columnRMS/limit)
+	}
+	return margin
+}
+
+// roundsTo says what element i of x may round to.
+func (c *Check) roundsTo(x *value, i int, factor float64) {
+	p, y, s := precisionOf(x.DType), float64(x.Values[i]), factor*unit*math.Sqrt(x.v(i))
+	for _, r := range []float64{p.round(y - lambda*s), p.round(y), p.round(y + lambda*s)} {
+		if text := number(float32(r)); !slices.Contains(c.Rounds, text) {
+			c.Rounds = append(c.Rounds, text)
+		}
+	}
+}
+
+// where says in which rows or columns the elements beyond the limit lie, if they are few.
+func (d *distances) where() string {
+	const few = 3
+	list := func(marked []bool) (at []string) {
+		for i, m := range marked {
+			if m {
+				at = append(at, fmt.Sprint(i))
+			}
+		}
+		return at
+	}
+	for _, axis := range []struct {
+		name   string
+		marked []bool
+	}{{"column", d.columns}, {"row", d.rows}} {
+		at := list(axis.marked)
+		switch {
+		case len(at) == 1:
+			return "all in " + axis.name + " " + at[0]
+		case len(at) > 1 && len(at) <= few && 2*len(at) < len(axis.marked):
+			return "all in " + axis.name + "s " + strings.Join(at, ", ")
+		}
+	}
+	return ""
+}
+
+// isMLP says whether a stage is the output of an MLP, or of the routed experts.
+func isMLP(name string) bool {
+	_, kind := split(name)
+	return kind == "mlp.output" || kind == expertsOutput || kind == "mlp.shared_experts.output"
+}
+
+// spread spreads what rows share over their elements.
+func (x *value) spread() {
+	for i, y := range x.Values {
+		if x.shared == nil {
+			return
+		}
+		x.set(i, float64(y), x.v(i)+float64(sq(float64(y))*x.shared[i/x.Width()]))
+	}
+	x.shared = nil
+}
+
+// TopK implements model.Trace.
+func (t *localTrace) TopK(name string, ours *choice) error { return t.topK(name, ours) }
