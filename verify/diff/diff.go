@@ -28,7 +28,7 @@ type Side struct {
 type Status string
 
 // The statuses, from best to worst. Equal is every value, to the bit (for FP8, the
-// dequantised ones; all NaNs are one value). Close is every value of one side being that
+// dequantised ones; a NaN of another dtype, and of FP8, is equal to any). Close is every value of one side being that
 // of the other rounded to its dtype, what a cast leaves, and finite where that is finite.
 const (
 	Equal   Status = "equal"

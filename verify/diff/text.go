@@ -57,7 +57,7 @@ func configLine(d config.Difference) string {
 	show := func(v []byte) string { return text.Clip(text.Line(string(v)), maxValue) }
 	line := fmt.Sprintf("%s: %s, then %s", d.Key, show(d.A), show(d.B))
 	if !d.Meaning {
-		line += ": the model computes the same"
+		line += ": does not count as a difference"
 	}
 	return line
 }
@@ -139,13 +139,17 @@ func (g *group) values() string {
 	if g.count > 1 {
 		line += ", at worst in " + text.Quote(f.Name)
 	}
-	if f.Different == 0 {
+	if f.Different == 0 && *f.DTypeA == *f.DTypeB {
+		return line + ": FP8 with scales in one only, whose values cannot be compared"
+	} else if f.Different == 0 {
 		return line + ": dtypes that cannot be compared"
 	}
 	line += fmt.Sprintf(": %d of %d values", f.Different, f.Elements)
 	switch {
 	case !f.Measured:
 		line += fmt.Sprintf(", the first at %d", f.Worst)
+	case f.Different > f.NonFinite && f.MaxAbs == 0:
+		line += ", by the sign of zero alone where they are finite"
 	case f.Different > f.NonFinite:
 		line += fmt.Sprintf(", rel RMS %.3g, max abs %.3g at %d, %d ulp, cosine %.9f", f.RelRMS, f.MaxAbs, f.Worst, f.MaxULP, f.Cosine)
 	}
