@@ -121,9 +121,10 @@ func TestValues(t *testing.T) {
 			const scales = "model.layers.1.mlp.experts.2.up_proj.weight_scale_inv"
 			copy(s.data[scales], append(f32(0), f32(math.Inf(1))...))
 			copy(s.data["model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"], append(f32(-1), f32(math.NaN())...))
-		}, 4, []string{
+		}, 5, []string{
 			"value: model.layers.1.mlp.experts.{2..3}.up_proj.weight_scale_inv (2 tensors): 1 of 2 scales are 0 or below",
 			"value: model.layers.1.mlp.experts.2.up_proj.weight_scale_inv: 1 of 2 values are infinite",
+			"value: model.layers.1.mlp.experts.2.up_proj.weight: ", // with it
 			"value: model.layers.1.mlp.experts.3.up_proj.weight_scale_inv: 1 of 2 values are NaN",
 		}, "F16: "},
 		"FP8": {fp8, func(s *stored) {
@@ -131,10 +132,11 @@ func TestValues(t *testing.T) {
 			s.zero("model.layers.1.mlp.experts.4.up_proj.weight")
 			s.data["model.layers.1.mlp.experts.5.up_proj.weight"] = slices.Repeat([]byte{0x38, 0x40}, 72*96) // 1, 2; twice 3e38 is beyond F32
 			copy(s.data["model.layers.1.mlp.experts.5.up_proj.weight_scale_inv"], append(f32(3e38), f32(60000)...))
-		}, 2, []string{
+		}, 3, []string{
 			"value: model.layers.1.mlp.experts.2.up_proj.weight: 1 of 13824 values are NaN",
+			"value: model.layers.1.mlp.experts.5.up_proj.weight: 4608 of 13824 values are infinite with their scales",
 			"value: model.layers.1.mlp.experts.4.up_proj.weight: every value is zero",
-			"note: a.safetensors: model.layers.1.mlp.experts.5.up_proj.weight: 11520 of 13824 values are beyond the range of F16",
+			"note: a.safetensors: model.layers.1.mlp.experts.5.up_proj.weight: 6912 of 13824 values are beyond the range of F16",
 		}, "scales are"},
 		"tied, and not alike": {tied, func(s *stored) {
 			s.store("lm_head.weight", tensor.BF16, []int{256, 64}, slices.Clone(s.data["model.embed_tokens.weight"]))
