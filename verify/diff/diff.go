@@ -62,7 +62,7 @@ type Report struct {
 // Finding is one tensor. The numbers are of B against A:
 //
 //	MaxAbs  max|b - a|
-//	RelRMS  rms(b - a) / rms(a)
+//	RelRMS  rms(b - a) / rms(a), or the largest float64 if that is more, as where a is 0
 //	Cosine  Σab / √(Σa² Σb²)
 //	MaxULP  the largest number of steps between two values, in the dtype in which it is least
 //

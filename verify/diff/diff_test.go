@@ -139,6 +139,7 @@ func TestLines(t *testing.T) {
 			"w: differs: 2 of 2 values, rel RMS 0.5, max abs 2 at 0, 8388608 ulp, cosine 1.000000000, 1 element not finite in one only (1 in A, 0 in B)"},
 		{ints(tensor.F32, 2, 0, 0, 0xc0, 0x7f, 1, 0, 0xc0, 0x7f), ints(tensor.F32, 2, 0, 0, 0xc0, 0x7f, 2, 0, 0xc0, 0x7f), "w: differs: 1 of 2 values, 1 element not finite in both, but not alike"},
 		{tensortest.Vector(t, tensor.F32, 0, 1), tensortest.Vector(t, tensor.F32, float32(math.Copysign(0, -1)), 1), "w: differs: 1 of 2 values, by the sign of zero alone where they are finite"},
+		{tensortest.Vector(t, tensor.F32, 0, 0), tensortest.Vector(t, tensor.F32, 0, 0x1p-149), "w: differs: 1 of 2 values, rel RMS infinite, max abs 1.4e-45 at 1, 1 ulp, cosine 0.000000000"},
 		{ints(tensor.I8, 3, 1, 2, 3), ints(tensor.I8, 3, 1, 9, 8), "w: differs: 2 of 3 values, the first at 1"},
 		{ints(tensor.I16, 3, 1, 0, 2, 0, 3, 0), ints(tensor.I16, 3, 1, 0, 2, 1, 3, 0), "w: differs: 1 of 3 values, the first at 1"},
 		{ints(tensor.F4, 4, 0x21, 0x43), ints(tensor.F4, 4, 0x21, 0x53), "w: differs: 1 of 4 values, the first at 3"},

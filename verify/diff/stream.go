@@ -224,7 +224,7 @@ func (m *metrics) report(f *Finding) {
 		f.Status = Close
 	}
 	if m.dd > 0 {
-		f.RelRMS = math.Sqrt(m.dd / max(m.aa, math.SmallestNonzeroFloat64))
+		f.RelRMS = math.Sqrt(m.dd / m.aa)
 		f.Cosine = 0
 		if m.aa > 0 && m.bb > 0 {
 			f.Cosine = m.ab / math.Sqrt(m.aa) / math.Sqrt(m.bb)

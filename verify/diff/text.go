@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"math"
+	"strconv"
 	"strings"
 
 	"dsmoe/config"
@@ -151,7 +153,11 @@ func (g *group) values() string {
 	case f.Different > f.NonFinite && f.MaxAbs == 0:
 		line += ", by the sign of zero alone where they are finite"
 	case f.Different > f.NonFinite:
-		line += fmt.Sprintf(", rel RMS %.3g, max abs %.3g at %d, %d ulp, cosine %.9f", f.RelRMS, f.MaxAbs, f.Worst, f.MaxULP, f.Cosine)
+		relative := strconv.FormatFloat(f.RelRMS, 'g', 3, 64)
+		if f.RelRMS == math.MaxFloat64 {
+			relative = "infinite"
+		}
+		line += fmt.Sprintf(", rel RMS %s, max abs %.3g at %d, %d ulp, cosine %.9f", relative, f.MaxAbs, f.Worst, f.MaxULP, f.Cosine)
 	}
 	return line + f.notFinite()
 }
