@@ -109,6 +109,26 @@ func TestRearranged(t *testing.T) {
 	}
 }
 
+// TestRowsAreComparedWhole: rows that begin like those of other numbers are not theirs.
+func TestRowsAreComparedWhole(t *testing.T) {
+	gate := func(first, last [2]float32) Side {
+		values := make([]float32, 2*(sampled+1))
+		for row := range 2 {
+			values[row*(sampled+1)], values[row*(sampled+1)+sampled] = first[row], last[row]
+		}
+		return new(memory).add("model.layers.1.mlp.gate.weight", tensortest.New(t, tensor.F32, []int{2, sampled + 1}, values)).side()
+	}
+	for last, want := range map[[2]float32]int{{6, 5}: 2, {5, 6}: 0} {
+		r, err := Compare(t.Context(), gate([2]float32{1, 2}, [2]float32{5, 6}), gate([2]float32{2, 1}, last), Options{})
+		require.NoError(t, err)
+		rows := 0
+		for _, x := range r.Rearranged {
+			rows += len(x.Rows)
+		}
+		assert.Equal(t, want, rows)
+	}
+}
+
 // TestRearrangedMLP: a dense layer's projections, and those of the shared experts.
 func TestRearrangedMLP(t *testing.T) {
 	a, b := new(memory), new(memory)
@@ -198,7 +218,7 @@ func TestConfigsOfOneMeaning(t *testing.T) {
 		config, want string
 		same         bool
 	}{
-		{`{"model_type":"deepseek","rms_norm_eps":1e-6}`, "same: 1 tensors compared", true},
+		{`{"model_type":"deepseek","rms_norm_eps":1e-6}`, "same: 1 tensor compared", true},
 		{`{"model_type":"deepseek","torch_dtype":"float16"}`, "config.json: torch_dtype: null, then \"float16\": does not count as a difference\nsame: ", true},
 		{`{"model_type":"deepseek","rms_norm_eps":1e-5}`, "config.json: rms_norm_eps: 0.000001, then 0.00001\ndiffers: ", false},
 		{`{"model_type":"deepseek_v2","num_experts_per_tok":6}`, "config.json: model_type: \"deepseek\", then \"deepseek_v2\"\n", false},

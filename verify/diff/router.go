@@ -65,7 +65,7 @@ func (s *search) router(layer string, moved []Renumbered) (Router, error) {
 // without says how the experts stand to rows that are renumbered though no expert is.
 func (s *search) without(layer string, rows []Renumbered) Router {
 	for _, m := range rows {
-		if s.unlike[layer+".experts."+strconv.Itoa(m.A)] || s.unlike[layer+".experts."+strconv.Itoa(m.B)] {
+		if s.unlike[layer+".experts."+strconv.Itoa(m.A)] {
 			return Other
 		}
 	}

@@ -42,8 +42,8 @@ func (r *Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(&b, "%s\n", line)
 		}
 	}
-	fmt.Fprintf(&b, "%s: %d tensors compared: %d equal, %d close, %d differ; %d of another dtype, %d of another shape, %d removed, %d added",
-		r.Verdict, r.Compared, r.Counts[Equal], r.Counts[Close], r.Counts[Differs], r.DTypes, r.Counts[Shape], r.Counts[Removed], r.Counts[Added])
+	fmt.Fprintf(&b, "%s: %s compared: %d equal, %d close, %d differ; %d of another dtype, %d of another shape, %d removed, %d added",
+		r.Verdict, text.Plural(r.Compared, "tensor"), r.Counts[Equal], r.Counts[Close], r.Counts[Differs], r.DTypes, r.Counts[Shape], r.Counts[Removed], r.Counts[Added])
 	if meaning > 0 {
 		fmt.Fprintf(&b, "; config.json differs in %s", text.Plural(meaning, "key"))
 	}
