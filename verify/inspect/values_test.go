@@ -117,6 +117,10 @@ func TestValues(t *testing.T) {
 			s.zero(dead+".gate_proj.weight", dead+".up_proj.weight", dead+".down_proj.weight")
 			s.zero("model.layers.2.mlp.experts.4.up_proj.weight")
 		}, 2, []string{"value: " + dead + ": every weight of the expert is zero", "value: model.layers.2.mlp.experts.4.up_proj.weight: every value is zero"}, dead + "."},
+		"an expert read in part": {base, func(s *stored) {
+			s.zero(dead+".gate_proj.weight", dead+".up_proj.weight", dead+".down_proj.weight")
+			s.broken[dead+".down_proj.weight"] = true
+		}, 3, []string{dead + ".down_proj.weight: cannot be read", "value: " + dead + ".up_proj.weight: every value is zero"}, "every weight"},
 		"part of an expert": {base, func(s *stored) {
 			for i := range s.Files {
 				s.Files[i].Tensors = slices.DeleteFunc(slices.Clone(s.Files[i].Tensors), func(x tensor.Info) bool { return x.Name == dead+".gate_proj.weight" })
