@@ -203,7 +203,11 @@ func (m *metrics) differ(x, y float32, at int64, da, db tensor.DType) {
 	if d := math.Abs(float64(x) - float64(y)); d > m.maxAbs {
 		m.maxAbs, m.worst = d, at
 	}
-	m.maxULP = max(m.maxULP, min(steps(x, y, da), steps(x, y, db)))
+	ulp := steps(x, y, da)
+	if da != db {
+		ulp = min(ulp, steps(x, y, db))
+	}
+	m.maxULP = max(m.maxULP, ulp)
 }
 
 func sameBits(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) }
