@@ -73,6 +73,8 @@ func decides(key string, a, b *Config) bool {
 		return false
 	case "initializer_range", "pretraining_tp": // how they were drawn, how products are cut
 		return false
+	case "num_nextn_predict_layers": // the forward pass leaves them out; their weights are compared as such
+		return false
 	case "max_position_embeddings":
 		return a.scalesDynamically() || b.scalesDynamically()
 	case "n_group", "topk_group":

@@ -62,6 +62,7 @@ func TestDifferences(t *testing.T) {
 		"frequency that is no use": {v3 + `}`, v3 + `,"moe_layer_freq":2}`, "(moe_layer_freq)"},
 		"reference, in rounding":   {v3 + `}`, v3 + `,"auto_map":{}}`, "(auto_map)"},
 		"reference, in the gate":   {v2 + `,"norm_topk_prob":true}`, v2 + `,"norm_topk_prob":true,"auto_map":{}}`, "auto_map"},
+		"prediction layers":        {v3 + `}`, v3 + `,"num_nextn_predict_layers":0}`, "(num_nextn_predict_layers)"},
 		"initialisation":           {v1 + `}`, v1 + `,"initializer_range":0.006,"pretraining_tp":2}`, "(initializer_range) (pretraining_tp)"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 // prediction layer has of its own keep torch_dtype, and so do the modules that
 // modules_to_not_convert lists. It is false for all without quantization_config.
 func (s Slot) FP8(c *config.Config) bool {
-	if c.FP8Block[0] == 0 || len(s.Shape) != 2 || c.StaysUnquantised(strings.TrimSuffix(s.Name, ".weight")) {
+	if c.FP8Block[0] == 0 || len(s.Shape) != 2 || s.Excepted(c) {
 		return false
 	}
 	switch s.Param.Module {
@@ -20,4 +20,9 @@ func (s Slot) FP8(c *config.Config) bool {
 		return true
 	}
 	return false
+}
+
+// Excepted says whether modules_to_not_convert lists the weight's module.
+func (s Slot) Excepted(c *config.Config) bool {
+	return c.StaysUnquantised(strings.TrimSuffix(s.Name, ".weight"))
 }

@@ -26,8 +26,9 @@ its dtype, as a cast leaves it, and as finite; or it differs, and then the line 
 relative RMS, the largest difference and its place, the largest number of steps between
 two values of the dtype (ulp), the cosine, and how many elements are not finite in one
 only. FP8 weights count with their scales. Experts that differ alike are folded into one
-line, with the worst. Where the experts of a layer, or gate_proj and up_proj, are the
-other side's in another place, a line says so; they differ all the same.
+line, with the worst. Where the experts of a layer, the rows of its router, or gate_proj
+and up_proj are the other side's in another place, a line says so; they differ all the
+same.
 
 Equal and close tensors are the same; with --exact, another dtype is a difference too.`,
 		Example: `  dsmoe convert fixtures/v3/checkpoint fused --experts fused

@@ -214,6 +214,9 @@ func unknownCommand(cmd *cobra.Command, word string) string {
 
 // nearCommands names the commands below cmd that word may have been meant for.
 func nearCommands(cmd *cobra.Command, word string) string {
+	if word == "" {
+		return "" // which every name begins with
+	}
 	cmd.SuggestionsMinimumDistance = 2
 	return strings.Join(cmd.SuggestionsFor(word), " or ")
 }

@@ -69,7 +69,7 @@ func TestHelpExamplesWork(t *testing.T) {
 
 // TestReadmeExamplesWork pastes every command of the README, and compares what it prints
 // with what stands below it; "…" stands for any lines, and time and memory are not compared.
-// Commands of Go, such as the one that runs this test, are left out.
+// Commands of Go are those of TestReadmeBuildsWork.
 func TestReadmeExamplesWork(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
@@ -99,6 +99,29 @@ func TestReadmeExamplesWork(t *testing.T) {
 	out, err := paste(dir, script)
 	assert.NoError(t, err, "%s\n%s", script, out)
 	assert.Greater(t, ran, 10)
+}
+
+// TestReadmeBuildsWork checks the README's commands of Go: go build takes its flags and
+// packages, as -n tells without building, and what go run is to run works.
+func TestReadmeBuildsWork(t *testing.T) {
+	t.Parallel()
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	require.NoError(t, err)
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	require.NoError(t, err)
+	builds := regexp.MustCompile("(CGO_ENABLED=0 )?go build [^`\n]+").FindAllString(string(readme), -1)
+	assert.Len(t, builds, 2)
+	for _, line := range builds {
+		out, err := paste(root, strings.Replace(line, "go build", "go build -n", 1))
+		assert.NoError(t, err, "%s\n%s", line, out)
+		assert.Contains(t, out, "dsmoe/cmd/dsmoe", line)
+	}
+	runs := regexp.MustCompile("go run ./cmd/dsmoe [^`\n]+").FindAllString(string(readme), -1)
+	assert.Len(t, runs, 1)
+	for _, line := range runs {
+		out, err := paste(clone(t), strings.Replace(line, "go run ./cmd/dsmoe", "./dsmoe", 1))
+		assert.NoError(t, err, "%s\n%s", line, out)
+	}
 }
 
 // indented divides a Markdown text into its indented blocks, without the indentation, and

@@ -248,33 +248,11 @@ func (l *layersFlag) String() string { return plan.Layers(*l).String() }
 // Type names the flag's values in the help.
 func (l *layersFlag) Type() string { return "layers" }
 
-// gateInit is a flag: how the gates' weights are drawn.
-type gateInit string
-
+// The rules by which synth draws the gates' weights.
 const (
-	syntheticGates gateInit = "synthetic"
-	torchGates     gateInit = "torch"
+	syntheticGates = "synthetic"
+	torchGates     = "torch"
 )
-
-// String returns the flag's text.
-func (i *gateInit) String() string { return string(*i) }
-
-// Set reads the flag.
-func (i *gateInit) Set(word string) error {
-	rule := gateInit(word)
-	if rule != syntheticGates && rule != torchGates {
-		return fmt.Errorf("neither %s nor %s", syntheticGates, torchGates)
-	}
-	*i = rule
-	return nil
-}
-
-// Type names the flag's type in the help.
-func (i *gateInit) Type() string { return "rule" }
-
-func (i *gateInit) completions() []string {
-	return []string{string(syntheticGates), string(torchGates)}
-}
 
 // byteSize is a flag: a number of bytes with a unit, decimal as Hugging Face counts
 // (1GB, or 1G, is 10^9), or binary (1GiB, or 1Gi, is 2^30).

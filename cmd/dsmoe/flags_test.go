@@ -29,8 +29,6 @@ func TestFlagValues(t *testing.T) {
 			map[string]string{"none": "none", "5GB": "5GB", "2GiB": "2GiB", "1500": "1500B"}, []string{"", "0", "None", "-1", "x"}},
 		"layers": {func() flagValue { return new(layersFlag) },
 			map[string]string{"0-3,7": "0-3,7", "1, 2-2": "1,2", "5": "5"}, []string{"", "3-1", "a"}},
-		"init": {func() flagValue { return new(gateInit) },
-			map[string]string{"synthetic": "synthetic", "torch": "torch"}, []string{"", "kaiming"}},
 		"limit": {func() flagValue { return limits{} },
 			map[string]string{"mlp.output=1e-5": "mlp.output=1e-05", "a=2": "a=2"}, []string{"", "a", "a=", "=1", "a=0", "a=-1", "a=NaN", "a=Inf"}},
 		"dtype choice": {func() flagValue { return &choice{"f64", []string{"f64", "f32"}} },

@@ -55,7 +55,7 @@ dsmoe.manifest.json: dsmoe convert --check DST hashes everything again.`,
 		Annotations: exits("the checkpoint is written", ""),
 	}
 	asJSON := jsonFlag(cmd)
-	o := synthOptions{gates: syntheticGates, maxShard: plan.DefaultShardBytes}
+	o := synthOptions{gates: choice{syntheticGates, []string{syntheticGates, torchGates}}, maxShard: plan.DefaultShardBytes}
 	numberFlag(cmd.Flags(), &o.seed, "seed", "", "seed of the values, decimal or 0x…")
 	cmd.Flags().Var(&o.gates, "init", "`rule` of the gates: synthetic as all other tensors, or torch")
 	cmd.Flags().Var(&o.maxShard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes")
@@ -73,20 +73,20 @@ dsmoe.manifest.json: dsmoe convert --check DST hashes everything again.`,
 // synthOptions are the flags of synth.
 type synthOptions struct {
 	seed     uint64
-	gates    gateInit
+	gates    choice
 	maxShard byteSize
 	replace  bool
 }
 
 func (o synthOptions) source(c *config.Config) *synth.Source {
-	if o.gates == torchGates {
+	if o.gates.value == torchGates {
 		return synth.Torch(c, o.seed)
 	}
 	return synth.New(c, o.seed)
 }
 
 // rule names what the values follow from.
-func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.seed, o.gates) }
+func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.seed, o.gates.value) }
 
 // synthesise writes the synthetic checkpoint.
 func synthesise(ctx context.Context, configFile, dst string, o synthOptions, stderr io.Writer) (*synthesised, error) {
@@ -118,7 +118,7 @@ type synthesised struct {
 	Path       string         `json:"path"`             // the target, as it was given
 	Already    bool           `json:"already_complete"` // the target was this checkpoint, and still is: nothing was written
 	Seed       uint64         `json:"seed"`             // of the values
-	Init       gateInit       `json:"init"`             // how the gates were drawn
+	Init       string         `json:"init"`             // how the gates were drawn
 	Tensors    int            `json:"tensors"`          // that the checkpoint holds, scales among them
 	Parameters int64          `json:"parameters"`       // elements of all weights, scales left out
 	DTypes     []tensor.DType `json:"dtypes"`           // of the tensors, that of most bytes first
@@ -127,7 +127,7 @@ type synthesised struct {
 }
 
 func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []tensor.Info) *synthesised {
-	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates, Tensors: len(tensors), TorchDType: model.TorchDType(c)}
+	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.value, Tensors: len(tensors), TorchDType: model.TorchDType(c)}
 	bytes := map[tensor.DType]int64{}
 	for _, t := range tensors {
 		bytes[t.DType] += t.Bytes()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -36,6 +37,23 @@ func TestDamagedArchive(t *testing.T) {
 	status, stdout, _ := dsmoe(t.Context(), "inspect", "audit", "--values", dir)
 	assert.Equal(t, exitNo, status)
 	assert.Regexp(t, `: 1 problem\n  broken: pytorch_model-0000\d-of-00002.bin: `+name+`: archive entry pytorch_model-0000\d-of-00002/data/\d+: CRC-32 is [0-9a-f]{8}, but the archive says [0-9a-f]{8}\n    hint: bytes are damaged`, stdout)
+}
+
+// TestUnreadableChecksums: an archive whose directory points at no entry, in a place that no
+// tensor needs, is not passed over.
+func TestUnreadableChecksums(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.CopyFS(dir, os.DirFS(filepath.Join("..", "..", "fixtures", "torch-bin", "checkpoint"))))
+	const name = "pytorch_model-00002-of-00002"
+	path := filepath.Join(dir, name+".bin")
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	const header = 30 // bytes of a local header before the name
+	data[bytes.Index(data, []byte(name+"/.format_version"))-header] ^= 1
+	require.NoError(t, os.WriteFile(path, data, 0o666))
+	status, stdout, _ := dsmoe(t.Context(), "inspect", "audit", "--values", dir)
+	assert.Equal(t, exitNo, status)
+	assert.Contains(t, stdout, "broken: "+name+".bin: its checksums cannot be read: zip: not a valid zip file")
 }
 
 // TestShortenedFile: bytes that are gone since the headers were read are findings.

@@ -91,7 +91,7 @@ func (c *conversion) collect(place weights.Place, to tensor.DType, w *weights.We
 	}
 	out := &c.outputs[at]
 	if out.DType != tensor.Invalid && out.DType != to {
-		c.problem(w.Name, "cannot be fused: it would be %s, but others of %s %s", to, place.Fused, out.DType)
+		c.problem(w.Name, "cannot be fused: it would be %s, but others of %s %s", to, text.Quote(place.Fused), out.DType)
 	}
 	out.DType = to
 	c.parts[at][place.Expert*len(f.Parts)+place.Part] = w
@@ -106,7 +106,7 @@ func (c *conversion) fuseGroups() {
 		}
 		f, _ := weights.ParseFused(out.Name)
 		if absent := slices.Index(parts, nil); absent >= 0 {
-			c.problem(out.Name, "cannot be fused: %s is not among the tensors", f.ExpertName(absent/len(f.Parts), f.Parts[absent%len(f.Parts)]))
+			c.problem(out.Name, "cannot be fused: %s is not among the tensors", text.Quote(f.ExpertName(absent/len(f.Parts), f.Parts[absent%len(f.Parts)])))
 			continue
 		}
 		shape, err := fusedShape(parts, c.src.Config.NRoutedExperts)
@@ -131,13 +131,13 @@ func (c *conversion) checkReaders() {
 	case i < 0:
 	case have.HasReference(config.Native):
 		if have.Reference == config.Remote {
-			c.note("the code that auto_map in config.json names cannot read fused experts, such as %s; transformers' own classes can, from transformers 5 on", c.outputs[i].Name)
+			c.note("the code that auto_map in config.json names cannot read fused experts, such as %s; transformers' own classes can, from transformers 5 on", text.Quote(c.outputs[i].Name))
 		}
 	case c.o.Experts == FusedExperts:
 		c.problem(c.outputs[i].Name, "nothing can read fused experts of model_type %s: its published code fills experts that it does not find with random numbers, and transformers has no class for it; leave the experts as they are, or ask for %s",
 			have.ModelType, PerExpert)
 	default:
-		c.note("nothing can read fused experts of model_type %s, such as %s: ask for %s experts", have.ModelType, c.outputs[i].Name, PerExpert)
+		c.note("nothing can read fused experts of model_type %s, such as %s: ask for %s experts", have.ModelType, text.Quote(c.outputs[i].Name), PerExpert)
 	}
 }
 

@@ -97,6 +97,6 @@ func (c *conversion) noteRagged(fused string, part *weights.Weight) {
 	w := c.set.Find(strings.TrimSuffix(part.Name, weights.ScaleSuffix))
 	if w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 && strings.HasSuffix(fused, "gate_up_proj"+weights.ScaleSuffix) {
 		c.note("%s: %d rows per projection are not whole blocks of %d: the scales of gate and up stay apart, and a reader that takes both for one matrix misreads them",
-			fused, w.Shape[0], w.Block[0])
+			text.Quote(fused), w.Shape[0], w.Block[0])
 	}
 }

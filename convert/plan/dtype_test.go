@@ -11,6 +11,7 @@ import (
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // withTensors writes a checkpoint with the fixture's config and tensors, some changed or
@@ -131,6 +132,23 @@ func TestWhatCannotBe(t *testing.T) {
 			_, err = planOf(t, withTensors(t, "v3/checkpoint", c.change), Options{})
 			require.NoError(t, err, "%s: as they are", name)
 		}
+	}
+}
+
+// TestNamesAreQuoted: a group of experts whose name is long, or has spaces, is cut and quoted
+// in what is said of it.
+func TestNamesAreQuoted(t *testing.T) {
+	for _, prefix := range []string{"my model", strings.Repeat("x", 300)} {
+		expert := func(part string) string { return prefix + ".mlp.experts.0." + part + ".weight" }
+		_, err := planOf(t, withTensors(t, "v3/checkpoint", func(infos map[string]tensor.Info) {
+			put(infos, expert("gate_proj"), tensor.BF16, 2, 4)
+			put(infos, expert("up_proj"), tensor.F32, 2, 4)
+		}), Options{Experts: FusedExperts})
+		require.Error(t, err)
+		quoted := text.Quote(prefix + ".mlp.experts.gate_up_proj")
+		require.ErrorContains(t, err, "but others of "+quoted+" BF16")
+		require.ErrorContains(t, err, "cannot be fused: "+text.Quote(prefix+".mlp.experts.1.gate_proj.weight")+" is not among")
+		require.NotContains(t, err.Error(), strings.Repeat("x", 201))
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text"
 )
 
 // Source is a source of deterministic weights for a config: BF16 and, where its
@@ -97,7 +98,7 @@ func (s *Source) weights() iter.Seq2[tensor.Info, *tensor.Info] {
 func (s *Source) Tensor(name string) (tensor.Tensor, error) {
 	info, ok := s.infos[name]
 	if !ok {
-		return tensor.Tensor{}, fmt.Errorf("synthetic weights: %.200q: the config has no such tensor", name)
+		return tensor.Tensor{}, fmt.Errorf("synthetic weights: %s: the config has no such tensor", text.Quote(name))
 	}
 	t := tensor.Tensor{DType: info.DType, Shape: info.Shape, Data: make([]byte, info.Bytes())}
 	return t, s.Fill(info, t.Data, 0)
@@ -107,10 +108,10 @@ func (s *Source) Tensor(name string) (tensor.Tensor, error) {
 // parts of any size, in any order; the bytes are the same.
 func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
 	if own, ok := s.infos[info.Name]; !ok || own.DType != info.DType || !slices.Equal(own.Shape, info.Shape) {
-		return fmt.Errorf("synthetic weights: %.200q: the config has no such tensor of %s %v", info.Name, info.DType, info.Shape)
+		return fmt.Errorf("synthetic weights: %s: the config has no such tensor of %s %v", text.Quote(info.Name), info.DType, info.Shape)
 	}
 	if offset < 0 || offset+int64(len(dst)) > info.Bytes() {
-		return fmt.Errorf("synthetic weights: %s: bytes %d..%d of %d", info.Name, offset, offset+int64(len(dst)), info.Bytes())
+		return fmt.Errorf("synthetic weights: %s: bytes %d..%d of %d", text.Quote(info.Name), offset, offset+int64(len(dst)), info.Bytes())
 	}
 	if s.gates.has(info.Name) {
 		s.gates.fill(info.Name, dst, offset)

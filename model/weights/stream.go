@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Stream reads a weight's numbers a part at a time, as float32, FP8 ones multiplied by
@@ -68,7 +69,7 @@ func (s *Stream) dequantise() error {
 	row := width * scales.DType.Bits() / 8
 	s.grid = sized(s.grid, (last-first+1)*row)
 	if err := scales.ReadAt(s.src, s.grid, int64(first*row)); err != nil {
-		return fmt.Errorf("%s: %w", scales.Name, err)
+		return fmt.Errorf("%s: %w", text.Quote(scales.Name), err)
 	}
 	var err error
 	s.scales, err = tensor.Tensor{DType: scales.DType, Shape: []int{last - first + 1, width}, Data: s.grid}.Float32s(s.scales[:0])

@@ -125,7 +125,7 @@ func (e *ScalesError) Error() string {
 func (w *Weight) View(src Source) (tensor.Tensor, error) {
 	if u, ok := AsUnviewed(src); ok {
 		if err := u.Room(w.Bytes()); err != nil {
-			return tensor.Tensor{}, fmt.Errorf("tensor %s: %w", w.Name, err)
+			return tensor.Tensor{}, fmt.Errorf("tensor %s: %w", text.Quote(w.Name), err)
 		}
 		t := tensor.Tensor{DType: w.DType, Shape: w.Shape, Data: make([]byte, w.Bytes())}
 		return t, w.ReadAt(u, t.Data, 0)

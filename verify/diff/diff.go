@@ -28,7 +28,7 @@ type Side struct {
 type Status string
 
 // The statuses, from best to worst. Equal is every value, to the bit (for FP8, the
-// dequantised ones; all NaNs are one value). Close is every value of one side being that
+// dequantised ones; a NaN of another dtype, and of FP8, is equal to any). Close is every value of one side being that
 // of the other rounded to its dtype, what a cast leaves, and finite where that is finite.
 const (
 	Equal   Status = "equal"
@@ -62,7 +62,7 @@ type Report struct {
 // Finding is one tensor. The numbers are of B against A:
 //
 //	MaxAbs  max|b - a|
-//	RelRMS  rms(b - a) / rms(a)
+//	RelRMS  rms(b - a) / rms(a), or the largest float64 if that is more, as where a is 0
 //	Cosine  Σab / √(Σa² Σb²)
 //	MaxULP  the largest number of steps between two values, in the dtype in which it is least
 //

@@ -137,6 +137,9 @@ func TestLines(t *testing.T) {
 		{tensortest.Vector(t, tensor.F32, inf, nan), tensortest.Vector(t, tensor.F32, -inf, inf), "w: differs: 2 of 2 values, 2 elements not finite in both, but not alike"},
 		{tensortest.Vector(t, tensor.F32, 4, nan), tensortest.Vector(t, tensor.F32, 2, 1),
 			"w: differs: 2 of 2 values, rel RMS 0.5, max abs 2 at 0, 8388608 ulp, cosine 1.000000000, 1 element not finite in one only (1 in A, 0 in B)"},
+		{ints(tensor.F32, 2, 0, 0, 0xc0, 0x7f, 1, 0, 0xc0, 0x7f), ints(tensor.F32, 2, 0, 0, 0xc0, 0x7f, 2, 0, 0xc0, 0x7f), "w: differs: 1 of 2 values, 1 element not finite in both, but not alike"},
+		{tensortest.Vector(t, tensor.F32, 0, 1), tensortest.Vector(t, tensor.F32, float32(math.Copysign(0, -1)), 1), "w: differs: 1 of 2 values, by the sign of zero alone where they are finite"},
+		{tensortest.Vector(t, tensor.F32, 0, 0), tensortest.Vector(t, tensor.F32, 0, 0x1p-149), "w: differs: 1 of 2 values, rel RMS infinite, max abs 1.4e-45 at 1, 1 ulp, cosine 0.000000000"},
 		{ints(tensor.I8, 3, 1, 2, 3), ints(tensor.I8, 3, 1, 9, 8), "w: differs: 2 of 3 values, the first at 1"},
 		{ints(tensor.I16, 3, 1, 0, 2, 0, 3, 0), ints(tensor.I16, 3, 1, 0, 2, 1, 3, 0), "w: differs: 1 of 3 values, the first at 1"},
 		{ints(tensor.F4, 4, 0x21, 0x43), ints(tensor.F4, 4, 0x21, 0x53), "w: differs: 1 of 4 values, the first at 3"},
@@ -325,6 +328,18 @@ func TestUnusableScales(t *testing.T) {
 	m := new(memory).add("w", code).add("w_scale_inv", tensortest.Vector(t, tensor.F32, 1, 2, 3)).side()
 	_, err := Compare(t.Context(), m, m, Options{})
 	require.ErrorContains(t, err, "tensor w: dtype F8_E4M3, but its scales have shape [3]")
+}
+
+// TestScalesOnOneSide: nobody knows whether the values are the same.
+func TestScalesOnOneSide(t *testing.T) {
+	code := tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{1, 1}, Data: []byte{0x38}}
+	a, b := new(memory).add("w", code).add("w_scale_inv", tensortest.New(t, tensor.F32, []int{1, 1}, []float32{1})), new(memory).add("w", code)
+	for _, sides := range [][2]*memory{{a, b}, {b, a}} {
+		r, err := Compare(t.Context(), sides[0].side(), sides[1].side(), Options{})
+		require.NoError(t, err)
+		require.False(t, r.Same())
+		require.Equal(t, "w: differs: FP8 with scales in one only, whose values cannot be compared", firstLine(t, r))
+	}
 }
 
 // TestProgress: every byte of A is told of, once, whatever becomes of it.

@@ -1,8 +1,8 @@
 package diff
 
-// The same weights in other places: experts under other numbers, and gate_proj where the
-// other side has up_proj. What may have moved is found by hashes of the first values, and
-// then compared whole.
+// The same weights in other places: experts under other numbers, gate_proj where the other
+// side has up_proj, rows of a router under other numbers. What may have moved is found by
+// hashes of the first values, and then compared whole.
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -23,27 +24,17 @@ import (
 type Rearranged struct {
 	Module    string       `json:"module"`           // of the MLPs: "model.layers.3.mlp"
 	Experts   []Renumbered `json:"experts"`          // whose number is another, by that of A
-	Router    Router       `json:"router,omitempty"` // whether its rows went along; "" if no expert is renumbered
+	Router    Router       `json:"router,omitempty"` // how its rows stand to renumbered experts; "" if neither are renumbered
 	Regrouped bool         `json:"regrouped"`        // experts of one of the n_group groups of A are of several in B
 	Exchanged []string     `json:"exchanged"`        // MLPs, named as in A, whose gate_proj is B's up_proj and the reverse
+	Rows      []Renumbered `json:"rows"`             // of the router, whose number is another though no expert's is
 }
 
-// Renumbered is a routed expert.
+// Renumbered is a routed expert, or its row of the router.
 type Renumbered struct {
 	A int `json:"a"` // its number in A
 	B int `json:"b"` // its number in B
 }
-
-// Router says how the rows of mlp.gate.weight, and of e_score_correction_bias, stand to
-// renumbered experts.
-type Router string
-
-// What the router's rows can have done.
-const (
-	Along Router = "along" // they have the same new numbers: the same function
-	Stays Router = "stays" // they have their numbers of before: tokens reach other experts
-	Other Router = "other" // neither
-)
 
 // mlp is the three projections of a DeepseekMLP on one side.
 type mlp struct {
@@ -70,30 +61,53 @@ type place struct {
 // rearranged looks for the MLPs that differ elsewhere in their layer.
 func rearranged(ctx context.Context, a, b Side, findings []Finding) ([]Rearranged, error) {
 	all := []Rearranged{}
-	differ := map[string]bool{}
+	differ, unlike := map[string]bool{}, map[string]bool{}
 	for _, f := range findings {
-		if module, _, ok := cutProjection(f.Name); ok && f.Status == Differs {
-			differ[module] = true
+		if module, _, ok := cutProjection(f.Name); ok && f.Status != Equal && f.Status != Close {
+			unlike[module], differ[module] = true, differ[module] || f.Status == Differs
 		}
 	}
-	left, order := mlps(a, differ)
-	right, _ := mlps(b, differ)
-	for _, layer := range order {
-		s := search{a: a, b: b, left: left[layer], right: right[layer]}
+	left, right := mlps(a, differ), mlps(b, differ)
+	for _, layer := range layers(findings) {
+		s := search{a: a, b: b, left: left[layer], right: right[layer], unlike: unlike}
 		places, err := s.places(ctx)
 		if err != nil {
 			return nil, err
-		}
-		if len(places) == 0 {
-			continue
 		}
 		r, err := s.describe(layer, places)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, r)
+		if len(r.Experts)+len(r.Exchanged)+len(r.Rows) > 0 {
+			all = append(all, r)
+		}
 	}
 	return all, nil
+}
+
+// layers returns the modules that tensors which differ belong to, in the order of the
+// findings: of a router and of experts that of the layer's MLPs, of another MLP its own.
+func layers(findings []Finding) (all []string) {
+	seen := map[string]bool{}
+	for _, f := range findings {
+		module, _, ok := cutProjection(f.Name)
+		if !ok {
+			module, _, ok = strings.Cut(f.Name, routerMark)
+		}
+		if layer := layerOf(module); ok && f.Status == Differs && !seen[layer] {
+			all, seen[layer] = append(all, layer), true
+		}
+	}
+	return all
+}
+
+// layerOf returns the module of a layer's MLPs for that of an expert; any other stays as it
+// is.
+func layerOf(module string) string {
+	if before, _, _, ok := weights.CutExpert(module); ok {
+		return strings.TrimSuffix(before, ".experts.")
+	}
+	return module
 }
 
 // cutProjection takes "….mlp.gate_proj.weight" apart.
@@ -106,9 +120,8 @@ func cutProjection(name string) (module, projection string, ok bool) {
 	return rest[:at], rest[at+1:], true
 }
 
-// mlps returns the whole MLPs of a side among those that differ, by the layer's module or,
-// outside the experts, by their own; and these in the order of the model.
-func mlps(s Side, differ map[string]bool) (byLayer map[string][]*mlp, order []string) {
+// mlps returns the whole MLPs of a side among those that differ, by layerOf.
+func mlps(s Side, differ map[string]bool) map[string][]*mlp {
 	byModule := map[string]*mlp{}
 	var found []*mlp
 	for _, w := range s.Weights {
@@ -131,27 +144,21 @@ func mlps(s Side, differ map[string]bool) (byLayer map[string][]*mlp, order []st
 			m.down = w
 		}
 	}
-	byLayer = map[string][]*mlp{}
+	byLayer := map[string][]*mlp{}
 	for _, m := range found {
-		if m.gate == nil || m.up == nil || m.down == nil {
-			continue
+		if m.gate != nil && m.up != nil && m.down != nil {
+			layer := layerOf(m.module)
+			byLayer[layer] = append(byLayer[layer], m)
 		}
-		layer := m.module
-		if before, _, _, ok := weights.CutExpert(m.module); ok {
-			layer = strings.TrimSuffix(before, ".experts.")
-		}
-		if byLayer[layer] == nil {
-			order = append(order, layer)
-		}
-		byLayer[layer] = append(byLayer[layer], m)
 	}
-	return byLayer, order
+	return byLayer
 }
 
 // search looks for the MLPs of one layer of A among those of B.
 type search struct {
 	a, b        Side
 	left, right []*mlp
+	unlike      map[string]bool // MLPs that are not the same on both sides, by their modules
 	seed        maphash.Seed
 	dtype       tensor.DType // that fingerprints are rounded to
 }
@@ -159,7 +166,11 @@ type search struct {
 // places returns where the MLPs of A are in B, in their order: whole, or with gate and up
 // exchanged.
 func (s *search) places(ctx context.Context) ([]place, error) {
-	s.seed, s.dtype = maphash.MakeSeed(), s.coarsest()
+	var all []*weights.Weight
+	for _, m := range slices.Concat(s.left, s.right) {
+		all = append(all, m.gate, m.up, m.down)
+	}
+	s.seed, s.dtype = maphash.MakeSeed(), coarsest(all...)
 	at, err := s.fingerprints(ctx, s.b, s.right)
 	if err != nil {
 		return nil, err
@@ -191,13 +202,11 @@ func (s *search) places(ctx context.Context) ([]place, error) {
 
 // coarsest returns the dtype of the fewest digits among those of the numbers: rounded to
 // it, the numbers of a cast are those that were cast.
-func (s *search) coarsest() tensor.DType {
+func coarsest(all ...*weights.Weight) tensor.DType {
 	coarsest := tensor.F32
-	for _, m := range append(append([]*mlp{}, s.left...), s.right...) {
-		for _, w := range []*weights.Weight{m.gate, m.up, m.down} {
-			if d := w.NumberType(); d == tensor.BF16 || d == tensor.F16 && coarsest == tensor.F32 {
-				coarsest = d
-			}
+	for _, w := range all {
+		if d := w.NumberType(); d == tensor.BF16 || d == tensor.F16 && coarsest == tensor.F32 {
+			coarsest = d
 		}
 	}
 	return coarsest
@@ -272,7 +281,7 @@ func (s *search) confirm(ctx context.Context, candidates []place) ([]place, erro
 
 // describe says what the places mean.
 func (s *search) describe(layer string, places []place) (Rearranged, error) {
-	r := Rearranged{Module: layer, Experts: []Renumbered{}, Exchanged: []string{}}
+	r := Rearranged{Module: layer, Experts: []Renumbered{}, Exchanged: []string{}, Rows: []Renumbered{}}
 	for _, p := range places {
 		if p.exchanged {
 			r.Exchanged = append(r.Exchanged, p.a.module)
@@ -283,6 +292,10 @@ func (s *search) describe(layer string, places []place) (Rearranged, error) {
 		}
 	}
 	if len(r.Experts) == 0 {
+		if rows, err := s.rows(layer); err != nil || len(rows) > 0 {
+			r.Rows, r.Router = rows, s.without(layer, rows)
+			return r, err
+		}
 		return r, nil
 	}
 	r.Regrouped = s.regrouped(r.Experts)
@@ -316,80 +329,16 @@ func (s *search) regrouped(moved []Renumbered) bool {
 	return false
 }
 
-// router compares the rows of the layer's router, and the elements of its bias.
-func (s *search) router(layer string, moved []Renumbered) (Router, error) {
-	along, stays, found := true, true, false
-	for _, name := range []string{layer + ".gate.weight", layer + ".gate.e_score_correction_bias"} {
-		x, y := s.a.find(name), s.b.find(name)
-		if x == nil || y == nil {
-			continue
-		}
-		found = true
-		for _, m := range moved {
-			for _, test := range []struct {
-				row  int
-				fits *bool
-			}{{m.B, &along}, {m.A, &stays}} {
-				same, err := s.sameRow(x, m.A, y, test.row)
-				if err != nil {
-					return "", err
-				}
-				*test.fits = *test.fits && same
-			}
-		}
-	}
-	switch {
-	case found && along:
-		return Along, nil
-	case found && stays:
-		return Stays, nil
-	}
-	return Other, nil
-}
-
-// find returns the side's weight of that name, nil if there is none.
-func (s Side) find(name string) *weights.Weight {
-	for _, w := range s.Weights {
-		if w.Name == name {
-			return w
-		}
-	}
-	return nil
-}
-
-// sameRow says whether row i of x and row j of y are the same, or the other's rounding.
-func (s *search) sameRow(x *weights.Weight, i int, y *weights.Weight, j int) (bool, error) {
-	if len(x.Shape) == 0 || len(y.Shape) == 0 || x.Shape[0] <= i || y.Shape[0] <= j || x.Len()/x.Shape[0] != y.Len()/y.Shape[0] || !decodes(x) || !decodes(y) {
-		return false, nil
-	}
-	n := x.Len() / x.Shape[0]
-	p, err := part(s.a, x, int64(i*n), n)
-	if err != nil {
-		return false, err
-	}
-	q, err := part(s.b, y, int64(j*n), n)
-	if err != nil {
-		return false, err
-	}
-	var m metrics
-	m.add(p, q, 0, x.NumberType(), y.NumberType())
-	return m.different == m.rounded, nil
-}
-
 // maxMoved is how many experts a line names.
 const maxMoved = 8
 
 // lines says what is elsewhere, for a reader.
 func (r *Rearranged) lines() (lines []string) {
 	if n := len(r.Experts); n > 0 {
-		var moves []string
-		for _, m := range r.Experts[:min(n, maxMoved)] {
-			moves = append(moves, strconv.Itoa(m.A)+" is "+strconv.Itoa(m.B))
-		}
-		if n > maxMoved {
-			moves = append(moves, "…")
-		}
-		lines = append(lines, fmt.Sprintf("%s.experts: %s renumbered: %s in B; %s", text.Quote(r.Module), text.Plural(n, "expert"), strings.Join(moves, ", "), r.consequence()))
+		lines = append(lines, fmt.Sprintf("%s.experts: %s renumbered: %s; %s", text.Quote(r.Module), text.Plural(n, "expert"), moves(r.Experts), r.consequence()))
+	}
+	if n := len(r.Rows); n > 0 {
+		lines = append(lines, fmt.Sprintf("%s.gate: %s renumbered: %s; %s", text.Quote(r.Module), text.Plural(n, "row"), moves(r.Rows), r.consequence()))
 	}
 	if len(r.Exchanged) > 0 {
 		lines = append(lines, fmt.Sprintf("%s: gate_proj and up_proj are exchanged in B", text.Quote(exchangedName(r.Exchanged))))
@@ -397,9 +346,25 @@ func (r *Rearranged) lines() (lines []string) {
 	return lines
 }
 
+// moves names the first of those that are elsewhere: "0 is 1, 1 is 0 in B".
+func moves(moved []Renumbered) string {
+	var all []string
+	for _, m := range moved[:min(len(moved), maxMoved)] {
+		all = append(all, strconv.Itoa(m.A)+" is "+strconv.Itoa(m.B))
+	}
+	if len(moved) > maxMoved {
+		all = append(all, "…")
+	}
+	return strings.Join(all, ", ") + " in B"
+}
+
 // consequence says what renumbering does to the model.
 func (r *Rearranged) consequence() string {
 	switch {
+	case r.Router == Alone:
+		return "the experts are not: tokens reach other experts"
+	case len(r.Rows) > 0:
+		return "the experts of these numbers differ"
 	case r.Router == Along && r.Regrouped:
 		return "the router's rows are too, but the groups of n_group are others: tokens reach other experts"
 	case r.Router == Along:

@@ -86,7 +86,18 @@ func TestRearranged(t *testing.T) {
 		"both": {layer{experts: []int{1, 0, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.F16, exchanged: map[int]bool{1: true}},
 			"model.layers.1.mlp.experts: 2 experts renumbered: 0 is 1, 1 is 0 in B; the router's rows are too: this alone changes nothing\n" +
 				"model.layers.1.mlp.experts.0: gate_proj and up_proj are exchanged in B"},
-		"alike at first": {layer{experts: []int{1, 0, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.F32, last: 1}, ""},
+		"alike at first": {layer{experts: []int{1, 0, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.F32, last: 1},
+			"model.layers.1.mlp.gate: 2 rows renumbered: 0 is 1, 1 is 0 in B; the experts of these numbers differ"},
+		"rows alone": {layer{experts: []int{0, 1, 2, 3}, rows: []int{2, 0, 1, 3}, dtype: tensor.F32},
+			"model.layers.1.mlp.gate: 3 rows renumbered: 0 is 1, 1 is 2, 2 is 0 in B; the experts are not: tokens reach other experts"},
+		"rows alone, experts exchanged": {layer{experts: []int{0, 1, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.BF16, exchanged: map[int]bool{3: true}},
+			"model.layers.1.mlp.gate: 2 rows renumbered: 0 is 1, 1 is 0 in B; the experts are not: tokens reach other experts\n" +
+				"model.layers.1.mlp.experts.3: gate_proj and up_proj are exchanged in B"},
+		"rows, of experts that differ": {layer{experts: []int{0, 1, 2, 3}, rows: []int{1, 0, 2, 3}, dtype: tensor.F32, last: 1},
+			"model.layers.1.mlp.gate: 2 rows renumbered: 0 is 1, 1 is 0 in B; the experts of these numbers differ"},
+		"some rows":          {layer{experts: []int{0, 1, 2, 3}, rows: []int{1, 0, 7, 3}, dtype: tensor.F32}, ""},
+		"a row lost":         {layer{experts: []int{0, 1, 2, 3}, rows: []int{1, 0, 2}, dtype: tensor.F32}, ""},
+		"one row, other row": {layer{experts: []int{0, 1, 2, 3}, rows: []int{0, 0, 2, 3}, dtype: tensor.F32}, ""},
 		"the same twice": {layer{experts: []int{1, 1, 0, 3}, rows: []int{1, 1, 0, 3}, dtype: tensor.F32},
 			"model.layers.1.mlp.experts: 1 expert renumbered: 0 is 2 in B; the router's rows are too: this alone changes nothing"},
 	} {
@@ -95,6 +106,26 @@ func TestRearranged(t *testing.T) {
 			assert.Equal(t, c.want, lines)
 			assert.Equal(t, name == "nothing", r.Same())
 		})
+	}
+}
+
+// TestRowsAreComparedWhole: rows that begin like those of other numbers are not theirs.
+func TestRowsAreComparedWhole(t *testing.T) {
+	gate := func(first, last [2]float32) Side {
+		values := make([]float32, 2*(sampled+1))
+		for row := range 2 {
+			values[row*(sampled+1)], values[row*(sampled+1)+sampled] = first[row], last[row]
+		}
+		return new(memory).add("model.layers.1.mlp.gate.weight", tensortest.New(t, tensor.F32, []int{2, sampled + 1}, values)).side()
+	}
+	for last, want := range map[[2]float32]int{{6, 5}: 2, {5, 6}: 0} {
+		r, err := Compare(t.Context(), gate([2]float32{1, 2}, [2]float32{5, 6}), gate([2]float32{2, 1}, last), Options{})
+		require.NoError(t, err)
+		rows := 0
+		for _, x := range r.Rearranged {
+			rows += len(x.Rows)
+		}
+		assert.Equal(t, want, rows)
 	}
 }
 
@@ -110,8 +141,8 @@ func TestRearrangedMLP(t *testing.T) {
 	require.NoError(t, err)
 	assert.False(t, r.Same())
 	assert.Equal(t, []Rearranged{
-		{Module: "model.layers.0.mlp", Experts: []Renumbered{}, Exchanged: []string{"model.layers.0.mlp"}},
-		{Module: "model.layers.1.mlp.shared_experts", Experts: []Renumbered{}, Exchanged: []string{"model.layers.1.mlp.shared_experts"}},
+		{Module: "model.layers.0.mlp", Experts: []Renumbered{}, Exchanged: []string{"model.layers.0.mlp"}, Rows: []Renumbered{}},
+		{Module: "model.layers.1.mlp.shared_experts", Experts: []Renumbered{}, Exchanged: []string{"model.layers.1.mlp.shared_experts"}, Rows: []Renumbered{}},
 	}, r.Rearranged)
 }
 
@@ -187,8 +218,8 @@ func TestConfigsOfOneMeaning(t *testing.T) {
 		config, want string
 		same         bool
 	}{
-		{`{"model_type":"deepseek","rms_norm_eps":1e-6}`, "same: 1 tensors compared", true},
-		{`{"model_type":"deepseek","torch_dtype":"float16"}`, "config.json: torch_dtype: null, then \"float16\": the model computes the same\nsame: ", true},
+		{`{"model_type":"deepseek","rms_norm_eps":1e-6}`, "same: 1 tensor compared", true},
+		{`{"model_type":"deepseek","torch_dtype":"float16"}`, "config.json: torch_dtype: null, then \"float16\": does not count as a difference\nsame: ", true},
 		{`{"model_type":"deepseek","rms_norm_eps":1e-5}`, "config.json: rms_norm_eps: 0.000001, then 0.00001\ndiffers: ", false},
 		{`{"model_type":"deepseek_v2","num_experts_per_tok":6}`, "config.json: model_type: \"deepseek\", then \"deepseek_v2\"\n", false},
 	} {

@@ -127,8 +127,8 @@ func (t *tiles) compare(at int64, n int) error {
 	if err != nil {
 		return err
 	}
-	plain := t.a.DType == t.b.DType && t.a.Scales == nil && t.b.Scales == nil
-	if plain && bytes.Equal(t.left.Raw, t.right.Raw) {
+	t.nanBits = t.a.DType == t.b.DType && t.a.Scales == nil && t.b.Scales == nil
+	if t.nanBits && bytes.Equal(t.left.Raw, t.right.Raw) {
 		t.same(x)
 		return nil
 	}
@@ -149,6 +149,8 @@ type metrics struct {
 	worst                int64
 	maxULP               int64
 	aa, bb, ab, dd       float64
+
+	nanBits bool // two NaNs differ unless their bits are the same; otherwise all NaNs are one value
 }
 
 // same adds values that are equal on both sides.
@@ -168,7 +170,7 @@ func (m *metrics) same(x []float32) {
 func (m *metrics) add(a, b []float32, at int64, da, db tensor.DType) {
 	for i, x := range a {
 		y := b[i]
-		if !sameBits(x, y) && !(x != x && y != y) {
+		if !sameBits(x, y) && (m.nanBits || x == x || y == y) {
 			m.differ(x, y, at+int64(i), da, db)
 		}
 		if x-x == 0 && y-y == 0 {
@@ -201,7 +203,11 @@ func (m *metrics) differ(x, y float32, at int64, da, db tensor.DType) {
 	if d := math.Abs(float64(x) - float64(y)); d > m.maxAbs {
 		m.maxAbs, m.worst = d, at
 	}
-	m.maxULP = max(m.maxULP, min(steps(x, y, da), steps(x, y, db)))
+	ulp := steps(x, y, da)
+	if da != db {
+		ulp = min(ulp, steps(x, y, db))
+	}
+	m.maxULP = max(m.maxULP, ulp)
 }
 
 func sameBits(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) }
@@ -222,7 +228,7 @@ func (m *metrics) report(f *Finding) {
 		f.Status = Close
 	}
 	if m.dd > 0 {
-		f.RelRMS = math.Sqrt(m.dd / max(m.aa, math.SmallestNonzeroFloat64))
+		f.RelRMS = math.Sqrt(m.dd / m.aa)
 		f.Cosine = 0
 		if m.aa > 0 && m.bb > 0 {
 			f.Cosine = m.ab / math.Sqrt(m.aa) / math.Sqrt(m.bb)

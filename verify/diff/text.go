@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"math"
+	"strconv"
 	"strings"
 
 	"dsmoe/config"
@@ -40,8 +42,8 @@ func (r *Report) WriteText(w io.Writer) error {
 			fmt.Fprintf(&b, "%s\n", line)
 		}
 	}
-	fmt.Fprintf(&b, "%s: %d tensors compared: %d equal, %d close, %d differ; %d of another dtype, %d of another shape, %d removed, %d added",
-		r.Verdict, r.Compared, r.Counts[Equal], r.Counts[Close], r.Counts[Differs], r.DTypes, r.Counts[Shape], r.Counts[Removed], r.Counts[Added])
+	fmt.Fprintf(&b, "%s: %s compared: %d equal, %d close, %d differ; %d of another dtype, %d of another shape, %d removed, %d added",
+		r.Verdict, text.Plural(r.Compared, "tensor"), r.Counts[Equal], r.Counts[Close], r.Counts[Differs], r.DTypes, r.Counts[Shape], r.Counts[Removed], r.Counts[Added])
 	if meaning > 0 {
 		fmt.Fprintf(&b, "; config.json differs in %s", text.Plural(meaning, "key"))
 	}
@@ -57,7 +59,7 @@ func configLine(d config.Difference) string {
 	show := func(v []byte) string { return text.Clip(text.Line(string(v)), maxValue) }
 	line := fmt.Sprintf("%s: %s, then %s", d.Key, show(d.A), show(d.B))
 	if !d.Meaning {
-		line += ": the model computes the same"
+		line += ": does not count as a difference"
 	}
 	return line
 }
@@ -139,15 +141,23 @@ func (g *group) values() string {
 	if g.count > 1 {
 		line += ", at worst in " + text.Quote(f.Name)
 	}
-	if f.Different == 0 {
+	if f.Different == 0 && *f.DTypeA == *f.DTypeB {
+		return line + ": FP8 with scales in one only, whose values cannot be compared"
+	} else if f.Different == 0 {
 		return line + ": dtypes that cannot be compared"
 	}
 	line += fmt.Sprintf(": %d of %d values", f.Different, f.Elements)
 	switch {
 	case !f.Measured:
 		line += fmt.Sprintf(", the first at %d", f.Worst)
+	case f.Different > f.NonFinite && f.MaxAbs == 0:
+		line += ", by the sign of zero alone where they are finite"
 	case f.Different > f.NonFinite:
-		line += fmt.Sprintf(", rel RMS %.3g, max abs %.3g at %d, %d ulp, cosine %.9f", f.RelRMS, f.MaxAbs, f.Worst, f.MaxULP, f.Cosine)
+		relative := strconv.FormatFloat(f.RelRMS, 'g', 3, 64)
+		if f.RelRMS == math.MaxFloat64 {
+			relative = "infinite"
+		}
+		line += fmt.Sprintf(", rel RMS %s, max abs %.3g at %d, %d ulp, cosine %.9f", relative, f.MaxAbs, f.Worst, f.MaxULP, f.Cosine)
 	}
 	return line + f.notFinite()
 }

@@ -4,12 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"slices"
 	"strings"
 
 	"dsmoe/model"
-	"dsmoe/model/count"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -30,7 +29,7 @@ type AuditReport struct {
 func Audit(c *Checkpoint) *AuditReport {
 	found := append([]Finding{}, c.Findings...)
 	found = append(found, c.mismatches()...)
-	found = append(found, c.unquantised()...)
+	found = append(found, c.quantised()...)
 	found = append(found, c.torchDType()...)
 	found = append(found, c.absent()...)
 	a := &AuditReport{Path: c.Path, Findings: found, Problems: problems(found)}
@@ -95,19 +94,24 @@ func (c *Checkpoint) wrongScales(e *weights.ScalesError, files map[string]string
 	return nil
 }
 
-// unquantised are the weights that quantization_config says are FP8 and that are not.
-func (c *Checkpoint) unquantised() (found []Finding) {
+// quantised are the weights that are not in FP8 though quantization_config says so, and
+// those that are though it lists them among its exceptions.
+func (c *Checkpoint) quantised() (found []Finding) {
 	if c.Config == nil || c.Config.FP8Block[0] == 0 {
 		return nil
 	}
 	files := c.holders()
-	set, f := weights.New(c.Config, headers{c}), model.FamilyOf(c.Config)
-	for _, slots := range []iter.Seq[model.Slot]{f.Slots(c.Config), f.MTPSlots(c.Config)} {
-		for s := range slots {
-			if w := set.Find(s.Name); w != nil && w.DType.Casts() && s.FP8(c.Config) {
-				found = append(found, Finding{DType, files[w.Name], w.Name, fmt.Sprintf("dtype %s, but quantization_config says F8_E4M3 with scales", w.DType),
-					"take quantization_config out of config.json, or list the module in its modules_to_not_convert"})
-			}
+	set := weights.New(c.Config, headers{c})
+	for s := range model.FamilyOf(c.Config).Required(c.Config, set.Has) {
+		w := set.Find(s.Name)
+		switch {
+		case w == nil:
+		case w.DType.Casts() && s.FP8(c.Config):
+			found = append(found, Finding{DType, files[w.Name], w.Name, fmt.Sprintf("dtype %s, but quantization_config says F8_E4M3 with scales", w.DType),
+				"take quantization_config out of config.json, or list the module in its modules_to_not_convert"})
+		case w.DType == tensor.F8E4M3 && s.Excepted(c.Config):
+			found = append(found, Finding{DType, files[w.Name], w.Name, "dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it",
+				"readers that heed the list take its codes for numbers, without their scales: take the module out of it"})
 		}
 	}
 	return found
@@ -198,13 +202,22 @@ func (c *Checkpoint) scope() (checked, not []string) {
 	case tensors == 0:
 		not = append(not, "the tensors against the config: there are none")
 	default:
-		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json",
-			text.Plural(count.Modules(c.Config).Sum().Tensors, "weight")))
+		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json", text.Plural(c.required(), "weight")))
 	}
 	if c.Config != nil && tensors > 0 && !c.complete() {
 		not = append(not, "which weights are missing: not every file could be read")
 	}
 	return checked, append(not, "the values of the weights")
+}
+
+// required counts the weights that the checkpoint must hold: those of the decoder, and of
+// the prediction layers that it has.
+func (c *Checkpoint) required() (n int) {
+	set := weights.New(c.Config, headers{c})
+	for range model.FamilyOf(c.Config).Required(c.Config, set.Has) {
+		n++
+	}
+	return n
 }
 
 // bytes returns the size of all tensors.

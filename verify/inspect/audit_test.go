@@ -44,6 +44,7 @@ func TestAbsentMTP(t *testing.T) {
 	assert.Contains(t, got, "missing: model.layers.5.enorm.weight: the config asks for it, shape [64]")
 	assert.Contains(t, got, "shape: model.layers.5.eh_proj.weight: [64 64], the config asks for [64 128]")
 	assert.NotContains(t, got, "note")
+	assert.Contains(t, got, "against the 279 weights of config.json", "those of the prediction layer, without its copies, are among them")
 }
 
 func TestAuditFindings(t *testing.T) {
@@ -188,6 +189,7 @@ func findingsAbout(c *Checkpoint, name string) []Finding {
 func TestAuditOfFP8(t *testing.T) {
 	const name = "model.layers.1.self_attn.o_proj.weight"
 	fp8 := override(t, configtest.Fixture(t, "v3-fp8/checkpoint"), "num_nextn_predict_layers", "0")
+	excepting := override(t, fp8, "quantization_config", `{"quant_method":"fp8","fmt":"e4m3","weight_block_size":[128,128],"modules_to_not_convert":["model.layers.1.self_attn.o_proj"]}`)
 	for _, test := range []struct {
 		config *config.Config
 		weight string
@@ -203,6 +205,9 @@ func TestAuditOfFP8(t *testing.T) {
 		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.I32, Shape: []int{2, 1}},
 			Finding{Kind: DType, File: "b.safetensors", Tensor: name + "_scale_inv", Cause: "dtype I32: scales are F32, F16 or BF16"}},
 		{fp8, name, tensor.BF16, nil, Finding{Kind: DType, File: "a.safetensors", Tensor: name, Cause: "dtype BF16, but quantization_config says F8_E4M3 with scales"}},
+		{excepting, name, tensor.BF16, nil, Finding{}},
+		{excepting, name, tensor.F8E4M3, &tensor.Info{DType: tensor.F32, Shape: []int{2, 1}},
+			Finding{Kind: DType, File: "a.safetensors", Tensor: name, Cause: "dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it"}},
 		{fp8, "model.embed_tokens.weight", tensor.F8E4M3, nil,
 			Finding{Kind: DType, File: "a.safetensors", Tensor: "model.embed_tokens.weight", Cause: "dtype F8_E4M3, which only matrix products take"}},
 		{override(t, configtest.Fixture(t, "v3/checkpoint"), "num_nextn_predict_layers", "0"), name, tensor.F8E4M3, nil,

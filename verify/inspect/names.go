@@ -16,12 +16,16 @@ import (
 // hole stands for a number in a template. No tensor name holds it.
 const hole = "\x00"
 
-// split takes the numbers out of a name: "layers.3.mlp.experts.17.up" gives
+// maxHoles is how many numbers of a name are taken out of it: more than any model's names
+// have, and few enough for boxes, whose work grows with the square.
+const maxHoles = 8
+
+// split takes the first numbers out of a name: "layers.3.mlp.experts.17.up" gives
 // "layers.H.mlp.experts.H.up", H the hole, and [3 17].
 func split(name string) (template string, numbers []int) {
 	parts := strings.Split(name, ".")
 	for i, part := range parts {
-		if n, ok := number(part); ok {
+		if n, ok := number(part); ok && len(numbers) < maxHoles {
 			numbers = append(numbers, n)
 			parts[i] = hole
 		}

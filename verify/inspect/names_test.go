@@ -35,6 +35,7 @@ func TestFold(t *testing.T) {
 		"not numbers":  {[]string{"a.01", "a.+1", "a.1"}, []string{"a.1", "a.+1", "a.01"}},
 		"first number": {[]string{"1.a", "0.a"}, []string{"{0..1}.a"}},
 		"by value":     {[]string{"b.10.x", "b.9.y", "b.2.x"}, []string{"b.{2,10}.x", "b.9.y"}},
+		"many numbers": {[]string{"1.1.1.1.1.1.1.1.2.3", "1.1.1.1.1.1.1.0.2.3", "1.1.1.1.1.1.1.1.2.4"}, []string{"1.1.1.1.1.1.1.{0..1}.2.3", "1.1.1.1.1.1.1.1.2.4"}},
 		"twice":        {[]string{"a.1", "a.1"}, []string{"a.1"}},
 	} {
 		t.Run(name, func(t *testing.T) {

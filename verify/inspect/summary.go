@@ -76,11 +76,7 @@ func Summarize(c *Checkpoint) *Summary {
 		s.Parameters = &Parameters{sum.Parameters, sum.Activated}
 	}
 	s.Findings = Audit(c).Findings
-	for _, f := range s.Findings {
-		if f.Kind != Note {
-			s.Problems++
-		}
-	}
+	s.Problems = problems(s.Findings)
 	return s
 }
 

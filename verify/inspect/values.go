@@ -284,7 +284,7 @@ func loaded(s *weights.Stream, at, n int64) ([]float32, error) {
 	return s.Values()
 }
 
-// products counts what of FP8 weights is beyond F16 with its scales. Only weights with a
+// products counts what of FP8 weights is infinite, or beyond F16, with its scales. Only weights with a
 // scale that is large enough are read again.
 func (r *reading) products(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
@@ -318,13 +318,16 @@ func (r *reading) largeScales(ctx context.Context, w *read) (large bool, err err
 	return large, err
 }
 
-// product counts the products of an FP8 weight and its scales, if some may be beyond F16.
+// product counts the products in F32 of an FP8 weight and its scales, if some may be beyond
+// F16.
 func (r *reading) product(ctx context.Context, w *read) error {
 	if large, err := r.largeScales(ctx, w); err != nil || !large {
 		return err
 	}
 	return r.each(ctx, w.Weight, func(v float32) {
-		if max(v, -v) >= beyondF16 { // infinite ones too: their factors are finite, or a finding
+		if v-v != 0 && v == v {
+			w.found.Infinite++
+		} else if max(v, -v) >= beyondF16 {
 			w.found.BeyondF16++
 		}
 	})

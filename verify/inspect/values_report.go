@@ -58,7 +58,10 @@ func (r *reading) about(w *read, silent bool) (found []Finding) {
 	if a.NaN > 0 {
 		add(Value, "", "%d of %d values are NaN", a.NaN, n)
 	}
-	if a.Infinite > 0 {
+	switch {
+	case a.Infinite > 0 && w.DType == tensor.F8E4M3:
+		add(Value, "a float32 cannot hold the product of code and scale", "%d of %d values are infinite with their scales", a.Infinite, n)
+	case a.Infinite > 0:
 		add(Value, "", "%d of %d values are infinite", a.Infinite, n)
 	}
 	switch {

@@ -117,24 +117,37 @@ func TestValues(t *testing.T) {
 			s.zero(dead+".gate_proj.weight", dead+".up_proj.weight", dead+".down_proj.weight")
 			s.zero("model.layers.2.mlp.experts.4.up_proj.weight")
 		}, 2, []string{"value: " + dead + ": every weight of the expert is zero", "value: model.layers.2.mlp.experts.4.up_proj.weight: every value is zero"}, dead + "."},
+		"an expert read in part": {base, func(s *stored) {
+			s.zero(dead+".gate_proj.weight", dead+".up_proj.weight", dead+".down_proj.weight")
+			s.broken[dead+".down_proj.weight"] = true
+		}, 3, []string{dead + ".down_proj.weight: cannot be read", "value: " + dead + ".up_proj.weight: every value is zero"}, "every weight"},
+		"part of an expert": {base, func(s *stored) {
+			for i := range s.Files {
+				s.Files[i].Tensors = slices.DeleteFunc(slices.Clone(s.Files[i].Tensors), func(x tensor.Info) bool { return x.Name == dead+".gate_proj.weight" })
+			}
+			s.zero(dead+".up_proj.weight", dead+".down_proj.weight")
+		}, 3, []string{"missing: " + dead + ".gate_proj.weight", "value: " + dead + ".down_proj.weight: every value is zero"}, "every weight"},
 		"scales": {fp8, func(s *stored) {
 			const scales = "model.layers.1.mlp.experts.2.up_proj.weight_scale_inv"
 			copy(s.data[scales], append(f32(0), f32(math.Inf(1))...))
 			copy(s.data["model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"], append(f32(-1), f32(math.NaN())...))
-		}, 4, []string{
+		}, 5, []string{
 			"value: model.layers.1.mlp.experts.{2..3}.up_proj.weight_scale_inv (2 tensors): 1 of 2 scales are 0 or below",
 			"value: model.layers.1.mlp.experts.2.up_proj.weight_scale_inv: 1 of 2 values are infinite",
+			"value: model.layers.1.mlp.experts.2.up_proj.weight: ", // with it
 			"value: model.layers.1.mlp.experts.3.up_proj.weight_scale_inv: 1 of 2 values are NaN",
 		}, "F16: "},
 		"FP8": {fp8, func(s *stored) {
 			s.data["model.layers.1.mlp.experts.2.up_proj.weight"][7] = 0xff
 			s.zero("model.layers.1.mlp.experts.4.up_proj.weight")
 			s.data["model.layers.1.mlp.experts.5.up_proj.weight"] = slices.Repeat([]byte{0x38, 0x40}, 72*96) // 1, 2; twice 3e38 is beyond F32
+			s.data["model.layers.1.mlp.experts.5.up_proj.weight"][0] = 0x7f
 			copy(s.data["model.layers.1.mlp.experts.5.up_proj.weight_scale_inv"], append(f32(3e38), f32(60000)...))
-		}, 2, []string{
-			"value: model.layers.1.mlp.experts.2.up_proj.weight: 1 of 13824 values are NaN",
+		}, 4, []string{
+			"value: model.layers.1.mlp.experts.{2,5}.up_proj.weight (2 tensors): 1 of 13824 values are NaN",
+			"value: model.layers.1.mlp.experts.5.up_proj.weight: 4608 of 13824 values are infinite with their scales",
 			"value: model.layers.1.mlp.experts.4.up_proj.weight: every value is zero",
-			"note: a.safetensors: model.layers.1.mlp.experts.5.up_proj.weight: 11520 of 13824 values are beyond the range of F16",
+			"note: a.safetensors: model.layers.1.mlp.experts.5.up_proj.weight: 6911 of 13824 values are beyond the range of F16",
 		}, "scales are"},
 		"tied, and not alike": {tied, func(s *stored) {
 			s.store("lm_head.weight", tensor.BF16, []int{256, 64}, slices.Clone(s.data["model.embed_tokens.weight"]))
@@ -142,6 +155,8 @@ func TestValues(t *testing.T) {
 		}, 1, []string{"value: lm_head.weight: 2 of 16384 values are not those of model.embed_tokens.weight, though tie_word_embeddings is true", "lm_head.weight against model.embed_tokens.weight, which it is tied to"}, "zero:"},
 		"tied, in another shape": {tied, func(s *stored) { s.store("lm_head.weight", tensor.BF16, []int{1, 2}, []byte{1, 1, 1, 1}) }, 1,
 			[]string{"value: lm_head.weight: shape [1 2], but model.embed_tokens.weight has [256 64]"}, "which it is tied to"},
+		"tied, and not to be compared": {tied, func(s *stored) { s.store("lm_head.weight", tensor.I16, []int{256, 64}, make([]byte, 2*256*64)) }, 0,
+			[]string{"not checked  lm_head.weight against model.embed_tokens.weight: they cannot be compared"}, "which it is tied to"},
 		"tied, and alike": {tied, func(s *stored) {
 			s.store("lm_head.weight", tensor.BF16, []int{256, 64}, slices.Clone(s.data["model.embed_tokens.weight"]))
 		}, 0, []string{"ckpt: clean", "lm_head.weight against model.embed_tokens.weight, which it is tied to"}, "value:"},
