@@ -78,9 +78,9 @@ func converted(t testing.TB, src string, o plan.Options, s Settings) string {
 // requireChecked demands that a directory fits its manifest.
 func requireChecked(t testing.TB, dst string) {
 	t.Helper()
-	_, problems, err := Check(t.Context(), dst, Settings{})
+	checked, err := Check(t.Context(), dst, Settings{})
 	require.NoError(t, err)
-	require.Empty(t, problems)
+	require.Empty(t, checked.Problems)
 }
 
 // TestSameBytes: neither the number of goroutines, nor memory, nor the way to the disk,
@@ -656,21 +656,21 @@ func TestCheckNamesWhatChanged(t *testing.T) {
 		for j := range 8 {
 			at := f.Size * int64(2*j+1) / 16
 			fixture.Flip(t, filepath.Join(dst, f.Name), at)
-			_, problems, err := Check(t.Context(), dst, Settings{})
+			checked, err := Check(t.Context(), dst, Settings{})
 			require.NoError(t, err)
-			require.Len(t, problems, 1)
-			require.Equal(t, f.Name, problems[0].File)
-			require.Equal(t, at < header, problems[0].Tensor == "", problems[0])
+			require.Len(t, checked.Problems, 1)
+			require.Equal(t, f.Name, checked.Problems[0].File)
+			require.Equal(t, at < header, checked.Problems[0].Tensor == "", checked.Problems[0])
 			fixture.Flip(t, filepath.Join(dst, f.Name), at)
 		}
 	}
 	fixture.Replace(t, dst, checkpoint.ConfigName, "deepseek_v3", "deepseek_v2")
 	fixture.Remove(t, dst, "generation_config.json")
 	fixture.Write(t, dst, "model-9.safetensors", "")
-	_, problems, err := Check(t.Context(), dst, Settings{})
+	checked, err := Check(t.Context(), dst, Settings{})
 	require.NoError(t, err)
-	require.Len(t, problems, 3)
-	_, _, err = Check(t.Context(), fixture.Path(t, "v3/checkpoint"), Settings{})
+	require.Len(t, checked.Problems, 3)
+	_, err = Check(t.Context(), fixture.Path(t, "v3/checkpoint"), Settings{})
 	require.ErrorContains(t, err, plan.ManifestName)
 }
 
@@ -682,13 +682,13 @@ func TestCheckSaysWhatItDidNotSee(t *testing.T) {
 	loop := filepath.Join(dst, "generation_config.json")
 	fixture.Remove(t, dst, "generation_config.json")
 	fixture.Link(t, loop, loop)
-	_, _, err := Check(t.Context(), dst, Settings{})
+	_, err := Check(t.Context(), dst, Settings{})
 	require.ErrorContains(t, err, "too many levels of symbolic links")
 	fixture.Remove(t, dst, "generation_config.json")
 	fixture.Replace(t, dst, plan.ManifestName, `"file": "model.safetensors"`, `"file": "other.safetensors"`)
-	_, problems, err := Check(t.Context(), dst, Settings{})
+	checked, err := Check(t.Context(), dst, Settings{})
 	require.NoError(t, err)
-	require.Contains(t, problems, checkpoint.Problem{File: "model.safetensors", Tensor: "model.norm.weight", Cause: "the manifest lists the tensor, but not the file"})
+	require.Contains(t, checked.Problems, checkpoint.Problem{File: "model.safetensors", Tensor: "model.norm.weight", Cause: "the manifest lists the tensor, but not the file"})
 }
 
 // TestSourceChangedOnTheWay: a carried file that is no longer what was planned.

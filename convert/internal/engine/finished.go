@@ -5,15 +5,17 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
+	"dsmoe/text"
 )
 
 // isOutputOf says whether dst is, or was, the finished output of the plan.
 func isOutputOf(dst string, p *plan.Plan) bool {
-	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
+	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
 	return err == nil && m.Plan == p.Hash
 }
 
@@ -25,8 +27,8 @@ func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Setti
 	if err != nil || e.place.inside && exists(e.place.journal) { // a run was interrupted while it filled dst
 		return nil, err
 	}
-	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
-	if err != nil || m.Plan != p.Hash || len(m.Tensors) != len(p.Tensors) {
+	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
+	if err != nil || m.Plan != p.Hash {
 		return nil, nil
 	}
 	r, err := e.compare(ctx, m)
@@ -48,25 +50,30 @@ func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
 	}
 	r := &Result{Already: true, Verified: m.Verified}
 	if m.State != e.key || !m.Verified && !e.Unverified {
-		if err := e.proveAgain(ctx, m); err != nil {
+		if err := e.proveAgain(ctx); err != nil {
 			return nil, err
 		}
 		r.Verified = true
 	}
-	for i := range m.Tensors {
-		if t := &m.Tensors[i]; t.Lost != nil {
-			r.Lost = append(r.Lost, LostTensor{t.Name, *t.Lost})
-		}
-	}
+	r.Lost = e.lost()
 	return r, e.removeOrphan()
 }
 
 // anew is what can be done about a finished output that is not what it should be.
 const anew = "--overwrite makes it anew"
 
-// unchanged compares the target with its manifest.
+// unchanged compares the target with its manifest, and takes over what that says of tensors.
 func (e *execution) unchanged(ctx context.Context, m *Manifest) error {
-	problems, err := checkManifest(ctx, e.dst, m, e.Settings)
+	n := 0
+	problems, err := checkManifest(ctx, e.dst, m, e.Settings, func(t *ManifestTensor) {
+		if n < len(e.states) && t.Lost != nil {
+			e.states[n].lost = *t.Lost
+		}
+		n++
+	})
+	if err == nil && n != len(e.states) {
+		problems = append(problems, checkpoint.Problem{File: plan.ManifestName, Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.states))})
+	}
 	if err == nil && len(problems) > 0 {
 		err = &checkpoint.Error{Path: e.dst, Problems: append([]checkpoint.Problem{{
 			Cause: "is the output of this very conversion, but was changed since", Hint: anew}}, problems...)}
@@ -76,14 +83,11 @@ func (e *execution) unchanged(ctx context.Context, m *Manifest) error {
 
 // proveAgain compares the target's weights with the source as that is now, and puts what
 // it found into the manifest.
-func (e *execution) proveAgain(ctx context.Context, m *Manifest) error {
+func (e *execution) proveAgain(ctx context.Context) error {
 	e.dir, e.Unverified, e.phase = e.dst, false, "verifying"
 	_, e.total = e.plan.Bytes()
 	for i := range e.states {
 		e.states[i].done = e.plan.Tensors[i].Bytes()
-		if lost := m.Tensors[i].Lost; lost != nil {
-			e.states[i].lost = *lost
-		}
 	}
 	if err := e.openFiles(e.Disk.OpenTilesToRead); err != nil {
 		return err

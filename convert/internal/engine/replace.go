@@ -50,7 +50,7 @@ func checkReplaceable(dst string) error {
 	if here, err := os.Stat("."); err == nil && os.SameFile(here, stat) {
 		return errors.New("cannot be overwritten, as it is the current directory")
 	}
-	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
+	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
 	if err != nil {
 		return fmt.Errorf("cannot be overwritten, as it is no finished output: %w", err)
 	}
