@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -45,7 +46,7 @@ func Check(ctx context.Context, dir string, s Settings) (*Checked, error) {
 		return nil, err
 	}
 	r := &Checked{Plan: m.Plan, Verified: m.Verified}
-	r.Problems, err = checkManifest(ctx, dir, m, s.withDefaults(), func(t *ManifestTensor) {
+	r.Problems, err = checkManifest(ctx, dir, m, nil, s.withDefaults(), func(t *ManifestTensor) {
 		r.Tensors++
 		r.Bytes += t.Info().Bytes()
 	})
@@ -132,11 +133,16 @@ func (m *Manifest) fileNames() (names []string) {
 }
 
 // checkManifest compares the files in dir with the manifest there, whose head m is. Each of
-// its tensors is told to each.
-func checkManifest(ctx context.Context, dir string, m *Manifest, s Settings, each func(*ManifestTensor)) ([]checkpoint.Problem, error) {
-	c := checker{Settings: s, dir: dir, files: map[string]*os.File{}, problems: []checkpoint.Problem{}}
+// its tensors is told to each. If p, the plan that dir is the output of, is not nil, it says
+// where tensors are, and no header needs to be in memory beside it.
+func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s Settings, each func(*ManifestTensor)) ([]checkpoint.Problem, error) {
+	c := checker{Settings: s, dir: dir, plan: p, files: map[string]*os.File{}, problems: []checkpoint.Problem{}}
 	defer c.close()
-	for _, f := range m.Files {
+	files := m.Files
+	if p != nil {
+		files = p.Files
+	}
+	for _, f := range files {
 		c.total += f.Size
 		c.files[f.Name] = nil
 		if err := c.weights(f); err != nil {
@@ -158,6 +164,7 @@ func checkManifest(ctx context.Context, dir string, m *Manifest, s Settings, eac
 type checker struct {
 	Settings
 	dir         string
+	plan        *plan.Plan          // nil if it is not known
 	files       map[string]*os.File // of weights, as the manifest lists them; nil if the header cannot be read
 	held        format.File         // the file whose header is in memory: those of all are not, at once
 	heldName    string              // of that file
@@ -209,23 +216,37 @@ func (c *checker) weights(want plan.File) error {
 	}
 	if size != want.Size {
 		c.problem(want.Name, "", "has %s, not %s", text.ExactBytes(size), text.ExactBytes(want.Size))
+		if c.plan != nil {
+			return f.Close() // the plan's places are not in it
+		}
 	}
 	if checkpoint.FormatOf(want.Name) == nil {
 		c.problem(want.Name, "", "is no weight file that can be read")
 		return f.Close()
 	}
-	if err := c.hold(want.Name); err != nil {
+	identity, err := c.identity(f, want.Name)
+	if err != nil {
 		return errors.Join(c.found(want.Name, err), f.Close())
 	}
 	c.files[want.Name] = f
-	identity := digest.New()
-	if err := c.held.Identify(identity); err != nil {
-		return err
-	}
-	if identity.Name() != want.Header {
+	if identity != want.Header {
 		c.problem(want.Name, "", "the header changed")
 	}
 	return nil
+}
+
+// identity hashes the header of a weight file.
+func (c *checker) identity(f *os.File, name string) (string, error) {
+	h := digest.New()
+	if c.plan != nil {
+		_, err := io.Copy(h, io.NewSectionReader(f, 0, c.plan.DataStart(name)))
+		return h.Name(), err
+	}
+	if err := c.hold(name); err != nil {
+		return "", err
+	}
+	err := c.held.Identify(h)
+	return h.Name(), err
 }
 
 // hold reads the header of a weight file, in place of the one that was read before.
@@ -251,7 +272,7 @@ func (c *checker) tensors(ctx context.Context, each func(*ManifestTensor)) error
 		i := n
 		n++
 		each(t)
-		f, offset, err := c.tensor(t)
+		f, offset, err := c.tensor(i, t)
 		if f == nil || err != nil {
 			return err
 		}
@@ -278,8 +299,8 @@ func (c *checker) tensors(ctx context.Context, each func(*ManifestTensor)) error
 	return err
 }
 
-// tensor looks a tensor up; without a file there is nothing to hash.
-func (c *checker) tensor(want *ManifestTensor) (f *os.File, offset int64, err error) {
+// tensor looks the i-th tensor of the manifest up; without a file there is nothing to hash.
+func (c *checker) tensor(i int, want *ManifestTensor) (f *os.File, offset int64, err error) {
 	f, listed := c.files[want.File]
 	if !listed {
 		c.problem(want.File, want.Name, "the manifest lists the tensor, but not the file")
@@ -287,11 +308,10 @@ func (c *checker) tensor(want *ManifestTensor) (f *os.File, offset int64, err er
 	if f == nil {
 		return nil, 0, nil
 	}
-	if err := c.hold(want.File); err != nil {
-		return nil, 0, err
-	}
-	info, offset, ok := c.held.Lookup(want.Name)
+	info, offset, ok, err := c.lookup(i, want)
 	switch {
+	case err != nil:
+		return nil, 0, err
 	case !ok:
 		c.problem(want.File, want.Name, "missing")
 	case info.DType != want.DType || !slices.Equal(info.Shape, want.Shape):
@@ -300,6 +320,21 @@ func (c *checker) tensor(want *ManifestTensor) (f *os.File, offset int64, err er
 		return f, offset, nil
 	}
 	return nil, 0, nil
+}
+
+// lookup says where the i-th tensor of the manifest is in its file.
+func (c *checker) lookup(i int, want *ManifestTensor) (info tensor.Info, offset int64, ok bool, err error) {
+	if c.plan != nil {
+		if ok = i < len(c.plan.Tensors) && c.plan.Tensors[i].Name == want.Name; ok {
+			info, offset = c.plan.Tensors[i].Info(), c.plan.Tensors[i].Offset
+		}
+		return info, offset, ok, nil
+	}
+	if err := c.hold(want.File); err != nil {
+		return tensor.Info{}, 0, false, err
+	}
+	info, offset, ok = c.held.Lookup(want.Name)
+	return info, offset, ok, nil
 }
 
 // hash names the bytes of a tensor.

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -360,6 +361,39 @@ func TestForeignLeftovers(t *testing.T) {
 	require.Equal(t, "my diary", fixture.Read(t, dir, ".out.journal"))
 }
 
+// TestJournalBesideAFinishedOutput: of the journals that may lie there, only one of the same
+// plan, or one that never began, goes. What another plan's run left can be gone on with.
+func TestJournalBesideAFinishedOutput(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	dst := converted(t, src.Path, plan.Options{}, inMemory())
+	parent := filepath.Dir(dst)
+	again := func(o plan.Options, s Settings) *Result {
+		t.Helper()
+		r, err := convert(t.Context(), t, dst, src, o, s)
+		require.NoError(t, err)
+		return r
+	}
+	fixture.Write(t, parent, ".out.journal", "my diary")
+	require.True(t, again(plan.Options{}, inMemory()).Already)
+	require.Equal(t, "my diary", fixture.Read(t, parent, ".out.journal"))
+	fixture.Write(t, parent, ".out.journal", "")
+	require.True(t, again(plan.Options{}, inMemory()).Already)
+	fixture.RequireEntries(t, parent, "out")
+
+	overwrite := inMemory()
+	overwrite.Overwrite = true
+	crashing := overwrite
+	crashing.Disk, _ = crash(20, syscall.EIO)
+	_, err := convert(t.Context(), t, dst, src, older, crashing)
+	require.ErrorIs(t, err, syscall.EIO)
+	fixture.RequireEntries(t, parent, ".out.journal", ".out.partial", "out")
+	require.True(t, again(plan.Options{}, inMemory()).Already)
+	fixture.RequireEntries(t, parent, ".out.journal", ".out.partial", "out")
+	require.True(t, again(older, overwrite).Replaced)
+	fixture.RequireEntries(t, parent, "out")
+}
+
 func TestSecondRunIsRefused(t *testing.T) {
 	t.Parallel()
 	src := open(t, fixture.Path(t, "v3/checkpoint"))
@@ -702,6 +736,42 @@ func TestSourceChangedOnTheWay(t *testing.T) {
 	require.ErrorContains(t, err, "changed while the conversion ran")
 	_, err = os.Stat(dst)
 	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// TestWeightsChangedOnTheWay: a run whose source's weights became others while it read them
+// has no output: a part may be of the old ones. A comparison with them does not count either.
+func TestWeightsChangedOnTheWay(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v1-dense/checkpoint"))
+	dst := filepath.Join(t.TempDir(), "out")
+	src := open(t, dir)
+	shard := filepath.Join(dir, src.Inventory.Files[0].Name)
+	times := int64(0)
+	touch := func(string, int64, int64) { // the same bytes, at other times
+		times++
+		require.NoError(t, os.Chtimes(shard, time.Unix(times, 0), time.Unix(times, 0)))
+	}
+	run := func(s Settings) error {
+		_, err := convert(t.Context(), t, dst, src, plan.Options{}, s)
+		return err
+	}
+	s := inMemory()
+	s.StartOver = true
+	for _, s.Unverified = range []bool{false, true} {
+		s.Progress = touch
+		require.ErrorContains(t, run(s), "the source's weight files changed while the conversion ran")
+		_, err := os.Stat(dst)
+		require.ErrorIs(t, err, fs.ErrNotExist)
+	}
+	s.Progress = nil
+	require.NoError(t, run(s))
+	s = inMemory()
+	s.Progress = func(phase string, n, of int64) {
+		if phase == "verifying" {
+			touch(phase, n, of)
+		}
+	}
+	require.ErrorContains(t, run(s), "changed while the conversion ran")
 }
 
 func TestShortenedSource(t *testing.T) {

@@ -50,7 +50,11 @@ func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
 	}
 	r := &Result{Already: true, Verified: m.Verified}
 	if m.State != e.key || !m.Verified && !e.Unverified {
-		if err := e.proveAgain(ctx); err != nil {
+		err := e.proveAgain(ctx)
+		if err == nil {
+			err = e.unmoved()
+		}
+		if err != nil {
 			return nil, err
 		}
 		r.Verified = true
@@ -65,7 +69,7 @@ const anew = "--overwrite makes it anew"
 // unchanged compares the target with its manifest, and takes over what that says of tensors.
 func (e *execution) unchanged(ctx context.Context, m *Manifest) error {
 	n := 0
-	problems, err := checkManifest(ctx, e.dst, m, e.Settings, func(t *ManifestTensor) {
+	problems, err := checkManifest(ctx, e.dst, m, e.plan, e.Settings, func(t *ManifestTensor) {
 		if n < len(e.states) && t.Lost != nil {
 			e.states[n].lost = *t.Lost
 		}
@@ -111,19 +115,25 @@ func differs(dst string, err error) error {
 }
 
 // removeOrphan removes the journal of a run that died between giving the output its name
-// and its own end.
+// and its own end. One of another conversion, or what is no journal, stays.
 func (e *execution) removeOrphan() error {
+	if !exists(e.place.journal) {
+		return nil
+	}
 	j, err := lockJournal(e.Disk, e.place.journal)
 	if err != nil {
 		return nil
 	}
 	defer j.f.Close()
 	old, err := j.read(func(record) {})
-	if err == nil && old != nil && old.Plan == e.plan.Hash && !e.place.inside {
-		err = removeReplaced(e.Disk, e.dst) // it died while it removed what it replaced
-	}
-	if err != nil {
+	ours := old != nil && old.Plan == e.plan.Hash
+	if err != nil || !ours && (old != nil || !j.isOurs()) {
 		return err
+	}
+	if ours && !e.place.inside {
+		if err := removeReplaced(e.Disk, e.dst); err != nil { // it died while it removed what it replaced
+			return err
+		}
 	}
 	return e.Disk.Remove(e.place.journal)
 }

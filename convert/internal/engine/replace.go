@@ -44,11 +44,16 @@ func checkReplaceable(dst string) error {
 	if err != nil {
 		return err
 	}
-	if !stat.IsDir() {
+	here, err := os.Stat(".")
+	switch {
+	case stat.Mode()&fs.ModeSymlink != 0:
+		return errors.New("cannot be overwritten, as it is a link: give the path of the directory itself")
+	case !stat.IsDir():
 		return errors.New("cannot be overwritten, as it is no directory")
-	}
-	if here, err := os.Stat("."); err == nil && os.SameFile(here, stat) {
+	case err == nil && os.SameFile(here, stat):
 		return errors.New("cannot be overwritten, as it is the current directory")
+	case disk.IsMountPoint(dst):
+		return errors.New("cannot be overwritten, as it is a mount point: remove what is in it, and it is filled")
 	}
 	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
 	if err != nil {
@@ -68,8 +73,9 @@ func checkReplaceable(dst string) error {
 }
 
 // replace puts the finished directory in the place of an older output, and removes that.
-// The new directory gets the old one's mode. The journal is told before: what it says was done is about to be in the directory with
-// the final name, and must not be looked for in the other.
+// The new directory gets the old one's mode. The journal is told before: what it says was
+// done is about to be in the directory with the final name, and must not be looked for in
+// the other.
 func (e *execution) replace() error {
 	if err := e.journal.append(record{Void: true, Tensor: -1}); err != nil {
 		return err

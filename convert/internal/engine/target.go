@@ -267,6 +267,9 @@ func (e *execution) commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if err := e.unmoved(); err != nil {
+		return err
+	}
 	for i, f := range e.files {
 		e.files[i] = nil
 		if err := f.Finish(); err != nil {
@@ -285,6 +288,16 @@ func (e *execution) commit(ctx context.Context) error {
 		return err
 	}
 	return e.publish()
+}
+
+// unmoved refuses what was made of a source whose weights changed meanwhile: a part may be
+// of the old ones.
+func (e *execution) unmoved() error {
+	key, err := e.source.Key()
+	if err == nil && key != e.key {
+		err = errors.New("the source's weight files changed while the conversion ran")
+	}
+	return err
 }
 
 // writeSmall writes a file that holds no weights; those that do are written.
