@@ -149,11 +149,14 @@ func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s
 			return nil, err
 		}
 	}
+	for _, f := range m.Others {
+		c.total += f.Size
+	}
 	if err := c.tensors(ctx, each); err != nil {
 		return nil, err
 	}
 	for _, f := range m.Others {
-		if err := c.other(f); err != nil {
+		if err := c.other(ctx, f); err != nil {
 			return nil, err
 		}
 	}
@@ -362,13 +365,13 @@ func (c *checker) advance(n int64) {
 	c.Progress("checking", c.done, c.total)
 }
 
-func (c *checker) other(want plan.Other) error {
+func (c *checker) other(ctx context.Context, want plan.Other) error {
 	f, _, err := c.open(want.Name)
 	if f == nil {
 		return err
 	}
 	defer f.Close()
-	got, _, err := digest.Reader(f)
+	got, _, err := digest.Reader(follow{f, ctx, c.advance})
 	if err == nil && got != want.Hash {
 		c.problem(want.Name, "", "changed: %s, not %s", got, text.Quote(want.Hash))
 	}

@@ -773,6 +773,47 @@ func TestCheckSaysWhatItDidNotSee(t *testing.T) {
 	require.Contains(t, checked.Problems, checkpoint.Problem{File: "model.safetensors", Tensor: "model.norm.weight", Cause: "the manifest lists the tensor, but not the file"})
 }
 
+// TestCarriedFilesAreFollowed: copying, comparing and checking the files without weights
+// tells of every byte, and can be interrupted.
+func TestCarriedFilesAreFollowed(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v1-dense/checkpoint"))
+	fixture.Write(t, dir, "tokenizer.json", strings.Repeat("x", 3<<20))
+	src, dst := open(t, dir), filepath.Join(t.TempDir(), "out")
+	told := map[string]int64{}
+	ctx, cancel := context.WithCancel(t.Context())
+	s := inMemory()
+	s.Progress = func(phase string, n, of int64) {
+		if phase == "copying other files" {
+			cancel()
+		}
+	}
+	_, err := convert(ctx, t, dst, src, plan.Options{}, s)
+	require.ErrorIs(t, err, context.Canceled)
+	s.Progress = func(phase string, n, of int64) {
+		require.LessOrEqual(t, n, of, phase)
+		told[phase] = of - n
+	}
+	for range 2 {
+		_, err = convert(t.Context(), t, dst, src, plan.Options{}, s)
+		require.NoError(t, err)
+	}
+	require.Zero(t, told["copying other files"])
+	require.Zero(t, told["comparing other files"])
+	require.Contains(t, told, "copying other files")
+	require.Contains(t, told, "comparing other files")
+	for phase := range map[string]bool{"comparing other files": true, "checking": true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		s.Progress = func(now string, n, of int64) {
+			if now == phase && of-n < 3<<20 {
+				cancel()
+			}
+		}
+		_, err = convert(ctx, t, dst, src, plan.Options{}, s)
+		require.ErrorIs(t, err, context.Canceled, phase)
+	}
+}
+
 // TestSourceChangedOnTheWay: a carried file that is no longer what was planned.
 func TestSourceChangedOnTheWay(t *testing.T) {
 	t.Parallel()

@@ -47,7 +47,7 @@ func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
 	if err := e.unchanged(ctx, m); err != nil {
 		return nil, err
 	}
-	if err := e.sameCarried(m); err != nil {
+	if err := e.sameCarried(ctx, m); err != nil {
 		return nil, err
 	}
 	r := &Result{Already: true, Verified: m.Verified}
@@ -91,6 +91,7 @@ func (e *execution) unchanged(ctx context.Context, m *Manifest) error {
 // it found into the manifest.
 func (e *execution) proveAgain(ctx context.Context) error {
 	e.dir, e.Unverified, e.phase = e.dst, false, "verifying"
+	e.done = 0
 	_, e.total = e.plan.Bytes()
 	for i := range e.states {
 		e.states[i].done = e.plan.Tensors[i].Bytes()

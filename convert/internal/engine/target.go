@@ -276,8 +276,9 @@ func (e *execution) commit(ctx context.Context) error {
 			return err
 		}
 	}
+	e.otherFiles("copying other files")
 	for _, name := range e.names() {
-		if err := e.writeSmall(name); err != nil {
+		if err := e.writeSmall(ctx, name); err != nil {
 			return err
 		}
 	}
@@ -301,23 +302,23 @@ func (e *execution) unmoved() error {
 }
 
 // writeSmall writes a file that holds no weights; those that do are written.
-func (e *execution) writeSmall(name string) error {
+func (e *execution) writeSmall(ctx context.Context, name string) error {
 	if name == plan.ManifestName {
 		return e.Disk.WriteFile(filepath.Join(e.dir, name), e.writeManifest)
 	}
 	for _, f := range e.plan.Others {
 		if f.Name == name {
-			return e.writeOther(f)
+			return e.writeOther(ctx, f)
 		}
 	}
 	return nil
 }
 
 // writeOther writes a file without weights, and notes what was written for the manifest.
-func (e *execution) writeOther(f plan.Other) error {
+func (e *execution) writeOther(ctx context.Context, f plan.Other) error {
 	return e.Disk.WriteFile(filepath.Join(e.dir, f.Name), func(w io.Writer) (err error) {
 		if f.Carried {
-			e.carried[f.Name], err = copyCarried(w, f, e.source)
+			e.carried[f.Name], err = e.copyCarried(ctx, w, f)
 			return err
 		}
 		return e.plan.WriteOther(w, f)
