@@ -172,6 +172,7 @@ type checker struct {
 	held        format.File         // the file whose header is in memory: those of all are not, at once
 	heldName    string              // of that file
 	problems    []checkpoint.Problem
+	buffers     sync.Pool  // of *[]byte, for hash
 	mu          sync.Mutex // of done and Progress
 	done, total int64
 }
@@ -342,12 +343,18 @@ func (c *checker) lookup(i int, want *ManifestTensor) (info tensor.Info, offset 
 
 // hash names the bytes of a tensor.
 func (c *checker) hash(ctx context.Context, f *os.File, offset, size int64) (string, error) {
-	h, buf := digest.New(), make([]byte, min(size, 1<<20))
+	buf, ok := c.buffers.Get().(*[]byte)
+	if !ok {
+		b := make([]byte, 1<<20)
+		buf = &b
+	}
+	defer c.buffers.Put(buf)
+	h := digest.New()
 	for at, end := offset, offset+size; at < end; {
 		if err := ctx.Err(); err != nil {
 			return "", err
 		}
-		b := buf[:min(int64(len(buf)), end-at)]
+		b := (*buf)[:min(int64(len(*buf)), end-at)]
 		if _, err := f.ReadAt(b, at); err != nil {
 			return "", err
 		}
