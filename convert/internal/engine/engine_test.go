@@ -359,7 +359,7 @@ func TestStartOver(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, r.Already)
 	_, err = convert(t.Context(), t, dst, src, plan.Options{DType: tensor.F32}, Settings{})
-	require.ErrorContains(t, err, "directory is not empty")
+	require.ErrorContains(t, err, "directory is not empty: it holds the finished output of another conversion")
 }
 
 // TestForeignLeftovers: what no run wrote is never removed.

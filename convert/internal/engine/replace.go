@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
@@ -32,8 +33,16 @@ func (e *execution) checkTarget(own []string) error {
 		return checkReplaceable(e.dst)
 	}
 	err := e.place.check(own)
-	if err != nil && e.Overwrite {
-		err = cmp.Or(checkReplaceable(e.dst), err)
+	if err == nil {
+		return nil
+	}
+	because := checkReplaceable(e.dst)
+	switch {
+	case e.Overwrite:
+		return cmp.Or(because, err)
+	case because == nil && own == nil:
+		return &checkpoint.Error{Path: e.dst, Problems: []checkpoint.Problem{{
+			Cause: "directory is not empty: it holds the finished output of another conversion", Hint: "--overwrite replaces it"}}}
 	}
 	return err
 }
