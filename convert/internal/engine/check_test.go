@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -43,4 +44,46 @@ func TestManifestIsStreamed(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, tensors, n)
 	require.Empty(t, m.Tensors)
+}
+
+// TestFinishedIsHeldAgainstThePlan: a finished output whose header changed, or that is
+// shorter, or whose manifest lists other tensors, is not complete.
+func TestFinishedIsHeldAgainstThePlan(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	const file = "model.safetensors"
+	for want, spoil := range map[string]func(dst string){
+		"the header changed":                  func(dst string) { fixture.Flip(t, filepath.Join(dst, file), 20) },
+		"model.norm.weight: the data changed": func(dst string) { flipLast(t, filepath.Join(dst, file)) },
+		"model.safetensors: has ":             func(dst string) { cutLast(t, filepath.Join(dst, file)) },
+		"model.norm.weights: missing": func(dst string) {
+			fixture.Replace(t, dst, plan.ManifestName, `"name":"model.norm.weight"`, `"name":"model.norm.weights"`)
+		},
+		"dsmoe.manifest.json: lists 0 tensors, not 21": func(dst string) { emptyList(t, dst) },
+	} {
+		dst := converted(t, src.Path, plan.Options{}, inMemory())
+		spoil(dst)
+		_, err := convert(t.Context(), t, dst, src, plan.Options{}, inMemory())
+		require.ErrorContains(t, err, "was changed since", want)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func flipLast(t *testing.T, path string) {
+	stat, err := os.Stat(path)
+	require.NoError(t, err)
+	fixture.Flip(t, path, stat.Size()-1)
+}
+
+func cutLast(t *testing.T, path string) {
+	stat, err := os.Stat(path)
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(path, stat.Size()-1))
+}
+
+// emptyList takes all tensors from a manifest.
+func emptyList(t *testing.T, dst string) {
+	head, _, found := strings.Cut(fixture.Read(t, dst, plan.ManifestName), `"tensors": [`)
+	require.True(t, found)
+	fixture.Write(t, dst, plan.ManifestName, head+`"tensors": []}`)
 }
