@@ -113,6 +113,9 @@ func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.S
 	r, err := engine.Run(ctx, target, p, src, s)
 	var known *checkpoint.Error
 	if errors.As(err, &known) {
+		if known.Path == target {
+			known.Path = dst // as the user knows it
+		}
 		return nil, err
 	}
 	if err != nil {

@@ -126,15 +126,11 @@ type CheckReport struct {
 // its manifest. Whatever changed is named in the report; an error means that it
 // could not be told.
 func Check(ctx context.Context, dir string, s Settings) (*CheckReport, error) {
-	m, problems, err := engine.Check(ctx, dir, s)
+	c, err := engine.Check(ctx, dir, s)
 	if err != nil {
 		return nil, err
 	}
-	r := &CheckReport{Path: dir, Plan: m.Plan, Verified: m.Verified, Tensors: len(m.Tensors), Problems: problems}
-	for _, t := range m.Tensors {
-		r.Bytes += t.Info().Bytes()
-	}
-	return r, nil
+	return &CheckReport{Path: dir, Plan: c.Plan, Verified: c.Verified, Tensors: c.Tensors, Bytes: c.Bytes, Problems: c.Problems}, nil
 }
 
 // WriteText writes what changed, a line each, or that nothing did.

@@ -41,7 +41,7 @@ step "tests with the race detector"
 go test -race ./...
 
 step "a crash at every call to the disk"
-go test -run "TestResumeAfterCrash|TestOverwriteCrashes" ./convert/internal/engine -every-crash
+go test -run "TestResumeAfterCrash|TestOverwriteCrashes|TestOneFault|TestSameBytes" ./convert/internal/engine -every-crash
 
 step "tests in portable Go"
 go test -tags purego ./...

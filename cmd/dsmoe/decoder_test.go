@@ -60,6 +60,7 @@ func TestDecoderAlone(t *testing.T) {
 		} {
 			status, stdout, stderr := dsmoe(t.Context(), args...)
 			assert.Equal(t, exitYes, status, "%q: %s%s", args, stdout, stderr)
+			assert.Equal(t, args[0] == "convert", strings.Contains(stdout, `note: the source's names lack "model.": it is put before them`), "%q", args)
 		}
 		want, err := checkpoint.Open(full)
 		require.NoError(t, err)

@@ -20,6 +20,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
@@ -161,6 +162,15 @@ func fileError(path string, err error) error {
 	return fmt.Errorf("%s: %w", text.Quote(path), err)
 }
 
+// overflowHint says what else can be done with numbers that a dtype cannot hold.
+func overflowHint(e *convert.OverflowError) string {
+	kept := "without --type they stay what they are"
+	if e.DType == tensor.F16 {
+		kept = "--type bf16 and f32 keep them"
+	}
+	return kept + ", with --no-resume; --allow-overflow writes infinities, and goes on from what is done"
+}
+
 // hintOf returns what the user can do about err, if anything is known.
 func hintOf(err error) string {
 	var known *hinted
@@ -169,7 +179,7 @@ func hintOf(err error) string {
 	var overflow *convert.OverflowError
 	switch {
 	case errors.As(err, &overflow):
-		return "--type bf16 and f32 keep them; --allow-overflow writes infinities, and goes on from what is done"
+		return overflowHint(overflow)
 	case errors.As(err, &known):
 		return known.hint
 	case errors.As(err, &mismatch):

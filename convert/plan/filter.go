@@ -72,6 +72,9 @@ func (c *conversion) choose() {
 	for _, n := range c.src.Inventory.Notes {
 		c.note("%s", n)
 	}
+	if slices.ContainsFunc(c.set.All(), func(w *weights.Weight) bool { return w.Name == "model."+w.Stored }) {
+		c.note("the source's names lack \"model.\": it is put before them")
+	}
 	for _, m := range c.set.Misfits {
 		c.problem(m.Name, "%s", m.Cause)
 	}

@@ -53,6 +53,23 @@ func (p *Plan) Header(file int) ([]byte, error) {
 	return l.Header(), nil
 }
 
+// DataStart returns how many bytes of a weight file to be written come before its tensors.
+func (p *Plan) DataStart(file string) int64 {
+	first := int64(0)
+	for i, f := range p.Files {
+		if f.Name != file {
+			continue
+		}
+		first = f.Size
+		for j := range p.Tensors {
+			if t := &p.Tensors[j]; t.File == i {
+				first = min(first, t.Offset)
+			}
+		}
+	}
+	return first
+}
+
 // WriteOther writes a file that is not carried.
 func (p *Plan) WriteOther(w io.Writer, f Other) error {
 	if f.Name == p.Index {

@@ -4,6 +4,7 @@ package plan
 // a collection, on conversions of DeepSeek-V3's 91,991 tensors; TestMemory measures again.
 
 import (
+	"strings"
 	"unsafe"
 
 	"dsmoe/convert/checkpoint"
@@ -20,14 +21,17 @@ const perWeight = 520
 // PlanningMemory returns the bytes of memory that the conversion of src takes at most
 // before a weight is read, src's headers included.
 func PlanningMemory(src *checkpoint.Checkpoint) int64 {
-	n := int64(0)
+	n, names := int64(0), int64(0)
 	for info := range src.Tensors() {
 		n++
+		if !strings.HasPrefix(info.Name, "model.") { // a decoder's alone, most likely: a name is made of it
+			names += checkpoint.NameMemory("model." + info.Name)
+		}
 		if f, fused := weights.ParseFused(info.Name); fused && len(info.Shape) > 0 {
 			n += int64(min(info.Shape[0], src.Config.NRoutedExperts)*len(f.Parts)) - 1
 		}
 	}
-	return src.Memory() + n*perWeight
+	return src.Memory() + n*perWeight + names
 }
 
 // Memory returns the bytes of memory that the plan takes at most, and the headers of the

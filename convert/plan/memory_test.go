@@ -75,3 +75,19 @@ func TestMemory(t *testing.T) {
 	}
 	runtime.KeepAlive(src)
 }
+
+// TestMemoryOfNames: the names that planning makes of a decoder's are counted with it.
+func TestMemoryOfNames(t *testing.T) {
+	c := configtest.Fixture(t, "states/deepseek-v3")
+	planning := func(prefix string) int64 {
+		dir := t.TempDir()
+		fixture.Write(t, dir, checkpoint.ConfigName, fixture.Read(t, fixture.Path(t, "states/deepseek-v3"), checkpoint.ConfigName))
+		infos := quantised(c)[:1000]
+		for i := range infos {
+			infos[i].Name = prefix + strings.TrimPrefix(infos[i].Name, "model.")
+		}
+		fixture.Sparse(t, dir, checkpoint.Written(), infos, 4_300_000_000)
+		return PlanningMemory(open(t, dir))
+	}
+	require.Greater(t, planning("")-planning("model."), 1000*int64(len("layers.0.")))
+}

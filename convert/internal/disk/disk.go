@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -137,13 +138,17 @@ func (d *Disk) WriteFile(path string, fill func(w io.Writer) error) error {
 func (d *Disk) ReplaceFile(path string, fill func(w io.Writer) error) error {
 	dir, name := filepath.Split(path)
 	partial := filepath.Join(dir, "."+name+".partial")
-	if err := d.WriteFile(partial, fill); err != nil {
-		return errors.Join(err, d.Remove(partial))
+	err := d.WriteFile(partial, fill)
+	if err == nil {
+		err = d.Rename(partial, path)
 	}
-	if err := d.Rename(partial, path); err != nil {
-		return errors.Join(err, d.Remove(partial))
+	if err == nil {
+		return d.SyncDir(dir)
 	}
-	return d.SyncDir(dir)
+	if gone := d.Remove(partial); !errors.Is(gone, fs.ErrNotExist) {
+		err = errors.Join(err, gone)
+	}
+	return err
 }
 
 // File is a file that is written.

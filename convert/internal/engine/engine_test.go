@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -78,9 +79,9 @@ func converted(t testing.TB, src string, o plan.Options, s Settings) string {
 // requireChecked demands that a directory fits its manifest.
 func requireChecked(t testing.TB, dst string) {
 	t.Helper()
-	_, problems, err := Check(t.Context(), dst, Settings{})
+	checked, err := Check(t.Context(), dst, Settings{})
 	require.NoError(t, err)
-	require.Empty(t, problems)
+	require.Empty(t, checked.Problems)
 }
 
 // TestSameBytes: neither the number of goroutines, nor memory, nor the way to the disk,
@@ -101,8 +102,15 @@ func requireSameBytes(t *testing.T, src string) {
 	var want map[string][32]byte
 	manifest := ""
 	for _, goroutines := range []int{1, 2, 8} {
-		for memory, fail := range map[int64]func(string, string) error{MinMemory: refuseDirect, 0: nil} {
+		for _, memory := range []int64{0, MinMemory} {
+			var fail func(call, path string) error
+			if memory == MinMemory {
+				fail = refuseDirect
+			}
 			for _, unverified := range []bool{false, true} {
+				if !*everyCrash && (goroutines == 2) != (unverified == (memory == 0)) {
+					continue // each pair of settings is there without it
+				}
 				s := Settings{Memory: memory, Compute: goroutines, IO: goroutines, AllowOverflow: true, Unverified: unverified, Disk: &disk.Disk{Fail: fail, NoSync: true}}
 				dst := converted(t, src, o, s)
 				if unverified {
@@ -144,7 +152,7 @@ var crashOptions = plan.Options{DType: tensor.BF16, Experts: plan.FusedExperts, 
 	Layers: plan.Layers{{From: 0, To: 1}}, Exclude: []string{"*.mlp.down_proj.weight"}}
 
 // everyCrash is set by the long gate, scripts/check.sh.
-var everyCrash = flag.Bool("every-crash", false, "crash at every call to the disk, not at some 25 of each run")
+var everyCrash = flag.Bool("every-crash", false, "crash at every call to the disk and with every setting, not at some 25 calls and with settings that cover each pair of them")
 
 // TestResumeAfterCrash stops the disk at calls all along a run. The same call goes on
 // then, and ends with the same bytes.
@@ -153,6 +161,9 @@ func TestResumeAfterCrash(t *testing.T) {
 	for name, src := range map[string]string{"FP8": fixture.Path(t, "v3-fp8/checkpoint"), "tiles": manyTiles(t)} {
 		for _, unverified := range []bool{false, true} {
 			for _, place := range []string{"beside", "inside"} {
+				if !*everyCrash && (name == "FP8") == (unverified == (place == "inside")) {
+					continue // each pair of the three is there without it
+				}
 				t.Run(fmt.Sprintf("%s, not verified %t, %s the target", name, unverified, place), func(t *testing.T) {
 					t.Parallel()
 					requireResumes(t, open(t, src), unverified, place)
@@ -225,8 +236,16 @@ func TestOneFault(t *testing.T) {
 	for _, call := range []string{"open", "fallocate", "direct", "write", "fsync", "close", "ftruncate", "mkdir", "rename"} {
 		t.Run(call, func(t *testing.T) {
 			t.Parallel()
-			for _, cause := range []error{syscall.ENOSPC, syscall.EIO, syscall.EDQUOT} {
-				for n := int64(1); requireOneFault(t, src, call, cause, n, want); n = n*4 + 1 {
+			causes := []error{syscall.ENOSPC, syscall.EIO, syscall.EDQUOT}
+			for n, turn := int64(1), 0; ; n, turn = n*4+1, turn+1 {
+				some := causes[turn%3:][:1]
+				if *everyCrash {
+					some = causes
+				}
+				for _, cause := range some {
+					if !requireOneFault(t, src, call, cause, n, want) {
+						return
+					}
 				}
 			}
 		})
@@ -340,7 +359,7 @@ func TestStartOver(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, r.Already)
 	_, err = convert(t.Context(), t, dst, src, plan.Options{DType: tensor.F32}, Settings{})
-	require.ErrorContains(t, err, "directory is not empty")
+	require.ErrorContains(t, err, "directory is not empty: it holds the finished output of another conversion")
 }
 
 // TestForeignLeftovers: what no run wrote is never removed.
@@ -358,6 +377,39 @@ func TestForeignLeftovers(t *testing.T) {
 	_, err = convert(t.Context(), t, filepath.Join(dir, "out"), src, plan.Options{}, Settings{StartOver: true})
 	require.ErrorContains(t, err, "is no journal")
 	require.Equal(t, "my diary", fixture.Read(t, dir, ".out.journal"))
+}
+
+// TestJournalBesideAFinishedOutput: of the journals that may lie there, only one of the same
+// plan, or one that never began, goes. What another plan's run left can be gone on with.
+func TestJournalBesideAFinishedOutput(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	dst := converted(t, src.Path, plan.Options{}, inMemory())
+	parent := filepath.Dir(dst)
+	again := func(o plan.Options, s Settings) *Result {
+		t.Helper()
+		r, err := convert(t.Context(), t, dst, src, o, s)
+		require.NoError(t, err)
+		return r
+	}
+	fixture.Write(t, parent, ".out.journal", "my diary")
+	require.True(t, again(plan.Options{}, inMemory()).Already)
+	require.Equal(t, "my diary", fixture.Read(t, parent, ".out.journal"))
+	fixture.Write(t, parent, ".out.journal", "")
+	require.True(t, again(plan.Options{}, inMemory()).Already)
+	fixture.RequireEntries(t, parent, "out")
+
+	overwrite := inMemory()
+	overwrite.Overwrite = true
+	crashing := overwrite
+	crashing.Disk, _ = crash(20, syscall.EIO)
+	_, err := convert(t.Context(), t, dst, src, older, crashing)
+	require.ErrorIs(t, err, syscall.EIO)
+	fixture.RequireEntries(t, parent, ".out.journal", ".out.partial", "out")
+	require.True(t, again(plan.Options{}, inMemory()).Already)
+	fixture.RequireEntries(t, parent, ".out.journal", ".out.partial", "out")
+	require.True(t, again(older, overwrite).Replaced)
+	fixture.RequireEntries(t, parent, "out")
 }
 
 func TestSecondRunIsRefused(t *testing.T) {
@@ -594,6 +646,36 @@ func TestFinished(t *testing.T) {
 	fixture.RequireEntries(t, filepath.Dir(dst), "out")
 }
 
+// TestFinishedThatCannotBeWritten: an output that was compared with its source is verified,
+// although its manifest cannot take note of it; any other failure is one.
+func TestFinishedThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	dst := filepath.Join(t.TempDir(), "out")
+	s := inMemory()
+	s.Unverified = true
+	_, err := convert(t.Context(), t, dst, src, plan.Options{}, s)
+	require.NoError(t, err)
+	s.Unverified = false
+	for _, cause := range []error{syscall.EACCES, syscall.EROFS, syscall.EIO} {
+		s.Disk = &disk.Disk{NoSync: true, Fail: func(call, path string) error {
+			if call == "open" && strings.Contains(path, plan.ManifestName) {
+				return cause
+			}
+			return nil
+		}}
+		r, err := convert(t.Context(), t, dst, src, plan.Options{}, s)
+		if cause == syscall.EIO {
+			require.ErrorIs(t, err, cause)
+			require.NotContains(t, err.Error(), "no such file", "nothing was begun")
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, &Result{Already: true, Verified: true}, r)
+	}
+	require.Contains(t, fixture.Read(t, dst, plan.ManifestName), `"verified": false`)
+}
+
 // poke overwrites the first bytes of a tensor in a checkpoint's files.
 func poke(t testing.TB, c *checkpoint.Checkpoint, name, data string) {
 	t.Helper()
@@ -656,21 +738,21 @@ func TestCheckNamesWhatChanged(t *testing.T) {
 		for j := range 8 {
 			at := f.Size * int64(2*j+1) / 16
 			fixture.Flip(t, filepath.Join(dst, f.Name), at)
-			_, problems, err := Check(t.Context(), dst, Settings{})
+			checked, err := Check(t.Context(), dst, Settings{})
 			require.NoError(t, err)
-			require.Len(t, problems, 1)
-			require.Equal(t, f.Name, problems[0].File)
-			require.Equal(t, at < header, problems[0].Tensor == "", problems[0])
+			require.Len(t, checked.Problems, 1)
+			require.Equal(t, f.Name, checked.Problems[0].File)
+			require.Equal(t, at < header, checked.Problems[0].Tensor == "", checked.Problems[0])
 			fixture.Flip(t, filepath.Join(dst, f.Name), at)
 		}
 	}
 	fixture.Replace(t, dst, checkpoint.ConfigName, "deepseek_v3", "deepseek_v2")
 	fixture.Remove(t, dst, "generation_config.json")
 	fixture.Write(t, dst, "model-9.safetensors", "")
-	_, problems, err := Check(t.Context(), dst, Settings{})
+	checked, err := Check(t.Context(), dst, Settings{})
 	require.NoError(t, err)
-	require.Len(t, problems, 3)
-	_, _, err = Check(t.Context(), fixture.Path(t, "v3/checkpoint"), Settings{})
+	require.Len(t, checked.Problems, 3)
+	_, err = Check(t.Context(), fixture.Path(t, "v3/checkpoint"), Settings{})
 	require.ErrorContains(t, err, plan.ManifestName)
 }
 
@@ -682,13 +764,54 @@ func TestCheckSaysWhatItDidNotSee(t *testing.T) {
 	loop := filepath.Join(dst, "generation_config.json")
 	fixture.Remove(t, dst, "generation_config.json")
 	fixture.Link(t, loop, loop)
-	_, _, err := Check(t.Context(), dst, Settings{})
+	_, err := Check(t.Context(), dst, Settings{})
 	require.ErrorContains(t, err, "too many levels of symbolic links")
 	fixture.Remove(t, dst, "generation_config.json")
 	fixture.Replace(t, dst, plan.ManifestName, `"file": "model.safetensors"`, `"file": "other.safetensors"`)
-	_, problems, err := Check(t.Context(), dst, Settings{})
+	checked, err := Check(t.Context(), dst, Settings{})
 	require.NoError(t, err)
-	require.Contains(t, problems, checkpoint.Problem{File: "model.safetensors", Tensor: "model.norm.weight", Cause: "the manifest lists the tensor, but not the file"})
+	require.Contains(t, checked.Problems, checkpoint.Problem{File: "model.safetensors", Tensor: "model.norm.weight", Cause: "the manifest lists the tensor, but not the file"})
+}
+
+// TestCarriedFilesAreFollowed: copying, comparing and checking the files without weights
+// tells of every byte, and can be interrupted.
+func TestCarriedFilesAreFollowed(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v1-dense/checkpoint"))
+	fixture.Write(t, dir, "tokenizer.json", strings.Repeat("x", 3<<20))
+	src, dst := open(t, dir), filepath.Join(t.TempDir(), "out")
+	told := map[string]int64{}
+	ctx, cancel := context.WithCancel(t.Context())
+	s := inMemory()
+	s.Progress = func(phase string, n, of int64) {
+		if phase == "copying other files" {
+			cancel()
+		}
+	}
+	_, err := convert(ctx, t, dst, src, plan.Options{}, s)
+	require.ErrorIs(t, err, context.Canceled)
+	s.Progress = func(phase string, n, of int64) {
+		require.LessOrEqual(t, n, of, phase)
+		told[phase] = of - n
+	}
+	for range 2 {
+		_, err = convert(t.Context(), t, dst, src, plan.Options{}, s)
+		require.NoError(t, err)
+	}
+	require.Zero(t, told["copying other files"])
+	require.Zero(t, told["comparing other files"])
+	require.Contains(t, told, "copying other files")
+	require.Contains(t, told, "comparing other files")
+	for phase := range map[string]bool{"comparing other files": true, "checking": true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		s.Progress = func(now string, n, of int64) {
+			if now == phase && of-n < 3<<20 {
+				cancel()
+			}
+		}
+		_, err = convert(ctx, t, dst, src, plan.Options{}, s)
+		require.ErrorIs(t, err, context.Canceled, phase)
+	}
 }
 
 // TestSourceChangedOnTheWay: a carried file that is no longer what was planned.
@@ -702,6 +825,42 @@ func TestSourceChangedOnTheWay(t *testing.T) {
 	require.ErrorContains(t, err, "changed while the conversion ran")
 	_, err = os.Stat(dst)
 	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+// TestWeightsChangedOnTheWay: a run whose source's weights became others while it read them
+// has no output: a part may be of the old ones. A comparison with them does not count either.
+func TestWeightsChangedOnTheWay(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v1-dense/checkpoint"))
+	dst := filepath.Join(t.TempDir(), "out")
+	src := open(t, dir)
+	shard := filepath.Join(dir, src.Inventory.Files[0].Name)
+	times := int64(0)
+	touch := func(string, int64, int64) { // the same bytes, at other times
+		times++
+		require.NoError(t, os.Chtimes(shard, time.Unix(times, 0), time.Unix(times, 0)))
+	}
+	run := func(s Settings) error {
+		_, err := convert(t.Context(), t, dst, src, plan.Options{}, s)
+		return err
+	}
+	s := inMemory()
+	s.StartOver = true
+	for _, s.Unverified = range []bool{false, true} {
+		s.Progress = touch
+		require.ErrorContains(t, run(s), "the source's weight files changed while the conversion ran")
+		_, err := os.Stat(dst)
+		require.ErrorIs(t, err, fs.ErrNotExist)
+	}
+	s.Progress = nil
+	require.NoError(t, run(s))
+	s = inMemory()
+	s.Progress = func(phase string, n, of int64) {
+		if phase == "verifying" {
+			touch(phase, n, of)
+		}
+	}
+	require.ErrorContains(t, run(s), "changed while the conversion ran")
 }
 
 func TestShortenedSource(t *testing.T) {

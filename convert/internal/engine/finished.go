@@ -5,15 +5,19 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"path/filepath"
+	"syscall"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
+	"dsmoe/text"
 )
 
 // isOutputOf says whether dst is, or was, the finished output of the plan.
 func isOutputOf(dst string, p *plan.Plan) bool {
-	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
+	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
 	return err == nil && m.Plan == p.Hash
 }
 
@@ -25,8 +29,8 @@ func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Setti
 	if err != nil || e.place.inside && exists(e.place.journal) { // a run was interrupted while it filled dst
 		return nil, err
 	}
-	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
-	if err != nil || m.Plan != p.Hash || len(m.Tensors) != len(p.Tensors) {
+	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
+	if err != nil || m.Plan != p.Hash {
 		return nil, nil
 	}
 	r, err := e.compare(ctx, m)
@@ -43,30 +47,39 @@ func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
 	if err := e.unchanged(ctx, m); err != nil {
 		return nil, err
 	}
-	if err := e.sameCarried(m); err != nil {
+	if err := e.sameCarried(ctx, m); err != nil {
 		return nil, err
 	}
 	r := &Result{Already: true, Verified: m.Verified}
 	if m.State != e.key || !m.Verified && !e.Unverified {
-		if err := e.proveAgain(ctx, m); err != nil {
+		err := e.proveAgain(ctx)
+		if err == nil {
+			err = e.unmoved()
+		}
+		if err != nil {
 			return nil, err
 		}
 		r.Verified = true
 	}
-	for i := range m.Tensors {
-		if t := &m.Tensors[i]; t.Lost != nil {
-			r.Lost = append(r.Lost, LostTensor{t.Name, *t.Lost})
-		}
-	}
+	r.Lost = e.lost()
 	return r, e.removeOrphan()
 }
 
 // anew is what can be done about a finished output that is not what it should be.
 const anew = "--overwrite makes it anew"
 
-// unchanged compares the target with its manifest.
+// unchanged compares the target with its manifest, and takes over what that says of tensors.
 func (e *execution) unchanged(ctx context.Context, m *Manifest) error {
-	problems, err := checkManifest(ctx, e.dst, m, e.Settings)
+	n := 0
+	problems, err := checkManifest(ctx, e.dst, m, e.plan, e.Settings, func(t *ManifestTensor) {
+		if n < len(e.states) && t.Lost != nil {
+			e.states[n].lost = *t.Lost
+		}
+		n++
+	})
+	if err == nil && n != len(e.states) {
+		problems = append(problems, checkpoint.Problem{File: plan.ManifestName, Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.states))})
+	}
 	if err == nil && len(problems) > 0 {
 		err = &checkpoint.Error{Path: e.dst, Problems: append([]checkpoint.Problem{{
 			Cause: "is the output of this very conversion, but was changed since", Hint: anew}}, problems...)}
@@ -76,14 +89,12 @@ func (e *execution) unchanged(ctx context.Context, m *Manifest) error {
 
 // proveAgain compares the target's weights with the source as that is now, and puts what
 // it found into the manifest.
-func (e *execution) proveAgain(ctx context.Context, m *Manifest) error {
+func (e *execution) proveAgain(ctx context.Context) error {
 	e.dir, e.Unverified, e.phase = e.dst, false, "verifying"
+	e.done = 0
 	_, e.total = e.plan.Bytes()
 	for i := range e.states {
 		e.states[i].done = e.plan.Tensors[i].Bytes()
-		if lost := m.Tensors[i].Lost; lost != nil {
-			e.states[i].lost = *lost
-		}
 	}
 	if err := e.openFiles(e.Disk.OpenTilesToRead); err != nil {
 		return err
@@ -92,7 +103,11 @@ func (e *execution) proveAgain(ctx context.Context, m *Manifest) error {
 	if err := e.work(ctx); err != nil {
 		return differs(e.dst, err)
 	}
-	return e.Disk.ReplaceFile(filepath.Join(e.dst, plan.ManifestName), e.writeManifest)
+	err := e.Disk.ReplaceFile(filepath.Join(e.dst, plan.ManifestName), e.writeManifest)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		return nil // what was found is true all the same; the next run compares again
+	}
+	return err
 }
 
 // differs says that a finished output is not what the source gives.
@@ -107,19 +122,25 @@ func differs(dst string, err error) error {
 }
 
 // removeOrphan removes the journal of a run that died between giving the output its name
-// and its own end.
+// and its own end. One of another conversion, or what is no journal, stays.
 func (e *execution) removeOrphan() error {
+	if !exists(e.place.journal) {
+		return nil
+	}
 	j, err := lockJournal(e.Disk, e.place.journal)
 	if err != nil {
 		return nil
 	}
 	defer j.f.Close()
 	old, err := j.read(func(record) {})
-	if err == nil && old != nil && old.Plan == e.plan.Hash && !e.place.inside {
-		err = removeReplaced(e.Disk, e.dst) // it died while it removed what it replaced
-	}
-	if err != nil {
+	ours := old != nil && old.Plan == e.plan.Hash
+	if err != nil || !ours && (old != nil || !j.isOurs()) {
 		return err
+	}
+	if ours && !e.place.inside {
+		if err := removeReplaced(e.Disk, e.dst); err != nil { // it died while it removed what it replaced
+			return err
+		}
 	}
 	return e.Disk.Remove(e.place.journal)
 }

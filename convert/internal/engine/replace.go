@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
@@ -32,8 +33,16 @@ func (e *execution) checkTarget(own []string) error {
 		return checkReplaceable(e.dst)
 	}
 	err := e.place.check(own)
-	if err != nil && e.Overwrite {
-		err = cmp.Or(checkReplaceable(e.dst), err)
+	if err == nil {
+		return nil
+	}
+	because := checkReplaceable(e.dst)
+	switch {
+	case e.Overwrite:
+		return cmp.Or(because, err)
+	case because == nil && own == nil:
+		return &checkpoint.Error{Path: e.dst, Problems: []checkpoint.Problem{{
+			Cause: "directory is not empty: it holds the finished output of another conversion", Hint: "--overwrite replaces it"}}}
 	}
 	return err
 }
@@ -44,13 +53,18 @@ func checkReplaceable(dst string) error {
 	if err != nil {
 		return err
 	}
-	if !stat.IsDir() {
+	here, err := os.Stat(".")
+	switch {
+	case stat.Mode()&fs.ModeSymlink != 0:
+		return errors.New("cannot be overwritten, as it is a link: give the path of the directory itself")
+	case !stat.IsDir():
 		return errors.New("cannot be overwritten, as it is no directory")
-	}
-	if here, err := os.Stat("."); err == nil && os.SameFile(here, stat) {
+	case err == nil && os.SameFile(here, stat):
 		return errors.New("cannot be overwritten, as it is the current directory")
+	case disk.IsMountPoint(dst):
+		return errors.New("cannot be overwritten, as it is a mount point: remove what is in it, and it is filled")
 	}
-	m, err := readManifest(filepath.Join(dst, plan.ManifestName))
+	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
 	if err != nil {
 		return fmt.Errorf("cannot be overwritten, as it is no finished output: %w", err)
 	}
@@ -68,8 +82,9 @@ func checkReplaceable(dst string) error {
 }
 
 // replace puts the finished directory in the place of an older output, and removes that.
-// The new directory gets the old one's mode. The journal is told before: what it says was done is about to be in the directory with
-// the final name, and must not be looked for in the other.
+// The new directory gets the old one's mode. The journal is told before: what it says was
+// done is about to be in the directory with the final name, and must not be looked for in
+// the other.
 func (e *execution) replace() error {
 	if err := e.journal.append(record{Void: true, Tensor: -1}); err != nil {
 		return err

@@ -100,6 +100,14 @@ func TestOverwriteSpares(t *testing.T) {
 	}
 }
 
+// TestLinkIsNotReplaced: a directory is not replaced by way of a link to it.
+func TestLinkIsNotReplaced(t *testing.T) {
+	t.Parallel()
+	link := filepath.Join(t.TempDir(), "link")
+	fixture.Link(t, t.TempDir(), link)
+	require.ErrorContains(t, checkReplaceable(link), "as it is a link")
+}
+
 // relink puts a link in the place of a file.
 func relink(t *testing.T, dst string) {
 	path := filepath.Join(dst, checkpoint.ConfigName)

@@ -267,14 +267,18 @@ func (e *execution) commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if err := e.unmoved(); err != nil {
+		return err
+	}
 	for i, f := range e.files {
 		e.files[i] = nil
 		if err := f.Finish(); err != nil {
 			return err
 		}
 	}
+	e.otherFiles("copying other files")
 	for _, name := range e.names() {
-		if err := e.writeSmall(name); err != nil {
+		if err := e.writeSmall(ctx, name); err != nil {
 			return err
 		}
 	}
@@ -287,24 +291,34 @@ func (e *execution) commit(ctx context.Context) error {
 	return e.publish()
 }
 
+// unmoved refuses what was made of a source whose weights changed meanwhile: a part may be
+// of the old ones.
+func (e *execution) unmoved() error {
+	key, err := e.source.Key()
+	if err == nil && key != e.key {
+		err = errors.New("the source's weight files changed while the conversion ran")
+	}
+	return err
+}
+
 // writeSmall writes a file that holds no weights; those that do are written.
-func (e *execution) writeSmall(name string) error {
+func (e *execution) writeSmall(ctx context.Context, name string) error {
 	if name == plan.ManifestName {
 		return e.Disk.WriteFile(filepath.Join(e.dir, name), e.writeManifest)
 	}
 	for _, f := range e.plan.Others {
 		if f.Name == name {
-			return e.writeOther(f)
+			return e.writeOther(ctx, f)
 		}
 	}
 	return nil
 }
 
 // writeOther writes a file without weights, and notes what was written for the manifest.
-func (e *execution) writeOther(f plan.Other) error {
+func (e *execution) writeOther(ctx context.Context, f plan.Other) error {
 	return e.Disk.WriteFile(filepath.Join(e.dir, f.Name), func(w io.Writer) (err error) {
 		if f.Carried {
-			e.carried[f.Name], err = copyCarried(w, f, e.source)
+			e.carried[f.Name], err = e.copyCarried(ctx, w, f)
 			return err
 		}
 		return e.plan.WriteOther(w, f)

@@ -1,0 +1,12 @@
+package engine
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestMountPointIsNotReplaced: it is refused before anything is written.
+func TestMountPointIsNotReplaced(t *testing.T) {
+	require.ErrorContains(t, checkReplaceable("/proc"), "as it is a mount point: remove what is in it, and it is filled")
+}
