@@ -88,32 +88,32 @@ func OpenPack(dir string) (*Pack, error) {
 		problems = p.rehash()
 	}
 	if len(problems) > 0 {
-		return nil, &packError{dir, problems}
+		return nil, &PackError{dir, problems}
 	}
 	return p, nil
 }
 
-// packError is what is wrong with a pack.
-type packError struct {
-	dir      string
-	problems []error
+// PackError is all that is wrong with a pack.
+type PackError struct {
+	Dir      string  // of the pack
+	Problems []error // at least one: "file: cause"
 }
 
 // Error names at most 20 problems, on one line.
-func (e *packError) Error() string {
+func (e *PackError) Error() string {
 	const most = 20
 	var texts []string
-	for _, problem := range e.problems[:min(most, len(e.problems))] {
+	for _, problem := range e.Problems[:min(most, len(e.Problems))] {
 		texts = append(texts, problem.Error())
 	}
-	if n := len(e.problems) - most; n > 0 {
+	if n := len(e.Problems) - most; n > 0 {
 		texts = append(texts, fmt.Sprintf("and %d more", n))
 	}
-	return text.Quote(e.dir) + ": " + strings.Join(texts, "; ")
+	return text.Quote(e.Dir) + ": " + strings.Join(texts, "; ")
 }
 
 // Unwrap returns the problems, which keep their causes.
-func (e *packError) Unwrap() []error { return e.problems }
+func (e *PackError) Unwrap() []error { return e.Problems }
 
 // wrap is an error about something in the pack.
 func (p *Pack) wrap(what string, err error) error {
@@ -121,7 +121,7 @@ func (p *Pack) wrap(what string, err error) error {
 }
 
 // fault is an error about the pack.
-func (p *Pack) fault(problem string) error { return &packError{p.Dir, []error{errors.New(problem)}} }
+func (p *Pack) fault(problem string) error { return &PackError{p.Dir, []error{errors.New(problem)}} }
 
 func (p *Pack) readManifest() error {
 	path := filepath.Join(p.Dir, "manifest.json")

@@ -22,6 +22,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/verify"
 )
 
 // fault is an error in parts, as --json shows it.
@@ -124,6 +125,14 @@ func knownFaults(err error) (problems []fault) {
 		for _, line := range e.Findings() {
 			tensor, cause, _ := strings.Cut(line, ": ")
 			problems = append(problems, fault{Coordinate: "tensor " + tensor, Cause: cause})
+		}
+	case *verify.PackError:
+		for _, p := range e.Problems {
+			file, cause, ok := strings.Cut(text.Line(p.Error()), ": ")
+			if !ok {
+				file, cause = "", file
+			}
+			problems = append(problems, fault{Thing: e.Dir, Coordinate: file, Cause: cause})
 		}
 	case *fs.PathError:
 		problems = []fault{{Thing: e.Path, Cause: e.Err.Error()}}
