@@ -21,6 +21,9 @@ const (
 	topKWeight    = "mlp.gate.topk_weight"
 	auxLoss       = "mlp.gate.aux_loss"
 	expertsOutput = "mlp.experts.output" // the routed sum
+
+	predictedNorm   = "shared_head.norm.output" // of prediction layers
+	predictedLogits = "shared_head.head.output"
 )
 
 // split cuts "model.layers.3.mlp.output" into 3 and "mlp.output"; names outside the
