@@ -34,6 +34,15 @@ func (n *Network[V]) ForwardMTP(ctx context.Context, layers int) (logits V, err 
 	})
 }
 
+// PredictionLayer runs prediction layer k alone on h [batch, seq-k, hidden_size], as
+// ForwardMTP would, and returns [batch, seq-1-k, hidden_size].
+func (n *Network[V]) PredictionLayer(ctx context.Context, k int, h V) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V {
+		p.stopIf(p.m.Hold(len(p.m.Model.Layers) + k))
+		return p.predict(k, h)
+	})
+}
+
 // predict runs prediction layer k on h [batch, seq-k, hidden_size]: the final norm, or what
 // the one before gives. It returns shared_head.norm's output, [batch, seq-1-k, hidden_size].
 func (p *pass[V]) predict(k int, h V) V {

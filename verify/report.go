@@ -97,8 +97,8 @@ type Coverage struct {
 	ExpertsReached   int            `json:"experts_reached"`   // of these, whose output shows for some token
 	Unreached        []LayerExperts `json:"experts_unreached"` // experts that no token was routed to
 	// OutsideForward counts the weights of multi-token prediction layers that the
-	// checkpoint holds and the pack has no stages of. The logits do not depend on them, and
-	// they were not verified.
+	// checkpoint holds and that were not run, as the pack has no stages of them. The logits
+	// do not depend on them, and they were not verified.
 	OutsideForward int `json:"outside_forward"`
 }
 

@@ -317,7 +317,7 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 	fmt.Fprintln(b)
 	fmt.Fprintf(b, "%-11s%d of %d rows of the embedding\n", "", c.EmbeddingRows, c.VocabSize)
 	if c.OutsideForward > 0 {
-		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers, of which the pack has no stages, are not part of the forward pass, and not verified\n", "", c.OutsideForward)
+		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not verified\n", "", c.OutsideForward)
 	}
 	for _, l := range c.Unreached {
 		fmt.Fprintf(b, "%-11s%s: no token reached experts %s\n", "", l.Layer, text.Ranges(l.Experts))
