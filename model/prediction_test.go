@@ -2,12 +2,15 @@ package model_test
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
@@ -175,4 +178,39 @@ func TestPredictionEmbeddingInFP8(t *testing.T) {
 	name := fmt.Sprintf("model.layers.%d.embed_tokens.weight", c.NumHiddenLayers)
 	src[name] = tensor.Tensor{DType: tensor.F8E4M3, Shape: src[name].Shape}
 	require.ErrorContains(t, model.Check(c, src), "1 findings: "+name+": dtype F8_E4M3, which only matrix products take")
+}
+
+// TestPredictionInFP8: with weights of a prediction layer in FP8, in blocks with scales, every
+// stage is to the bit what it is with their products in float32.
+func TestPredictionInFP8(t *testing.T) {
+	plainConfig, src := predicting(t)
+	c, err := plainConfig.Override(map[string]jsontext.Value{"quantization_config": jsontext.Value(`{"quant_method":"fp8","weight_block_size":[4,4]}`)})
+	require.NoError(t, err)
+	apart := maps.Clone(src)
+	for _, name := range []string{"eh_proj", "self_attn.q_b_proj", "mlp.shared_experts.up_proj", "mlp.experts.3.down_proj", "mlp.experts.5.gate_proj", "shared_head.head"} {
+		name = "model.layers.2." + name + ".weight"
+		rows, cols := src[name].Shape[0], src[name].Shape[1]
+		w := tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{rows, cols}}
+		wide := tensor.Tensor{DType: tensor.F32, Shape: w.Shape}
+		scales := tensor.Tensor{DType: tensor.F32, Shape: []int{(rows + 3) / 4, (cols + 3) / 4}}
+		scale := func(i int) float32 { return float32(math.Ldexp(1, -3-i%3)) }
+		for i := range scales.Shape[0] * scales.Shape[1] {
+			scales.Data = binary.LittleEndian.AppendUint32(scales.Data, math.Float32bits(scale(i)))
+		}
+		for i := range rows * cols {
+			w.Data = append(w.Data, byte(0x38+i%7)|byte(i%2<<7)) // ±(1 + i%7/8)
+			v := (1 + float32(i%7)/8) * scale(i/cols/4*scales.Shape[1]+i%cols/4) * float32(1-i%2*2)
+			wide.Data = binary.LittleEndian.AppendUint32(wide.Data, math.Float32bits(v))
+		}
+		src[name], src[name+"_scale_inv"], apart[name] = w, scales, wide
+	}
+	in := &model.Input{Batch: 2, Seq: 4, InputIDs: []int{1, 7, 3, 3, 10, 0, 5, 2}}
+	quantised, err := model.Load(c, src)
+	require.NoError(t, err)
+	dequantised, err := model.Load(plainConfig, apart)
+	require.NoError(t, err)
+	got, _ := recorded(t, quantised, in, 2, model.Options{})
+	want, _ := recorded(t, dequantised, in, 2, model.Options{})
+	require.Equal(t, want.stages, got.stages)
+	require.Contains(t, got.stages, "model.layers.3.shared_head.head.output")
 }

@@ -28,7 +28,7 @@ func mistakes(f *failure) []mistake {
 		{"expert-order", []string{expertsOutput}, undoLexicographic},
 		{"mtp-norms", []string{"enorm.output"}, undoPredictionNorms},
 		{"mtp-copy", []string{"enorm.output", predictedLogits}, undoCopies},
-		{"mtp-halves", []string{"eh_proj.output"}, undoHalves},
+		{"mtp-halves", []string{predictedFrom}, undoHalves},
 	}
 	for _, pair := range f.suspectPairs() {
 		list = append(list, mistake{"experts-swapped", []string{expertsOutput}, undoSwapped(pair)})

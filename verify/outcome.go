@@ -73,7 +73,7 @@ func (t *tracer) inOrder() []Check {
 		if !t.seen[name] {
 			layer, _ := split(name)
 			c := Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"}
-			if t.layers() <= layer && layer < t.m.Config.NumHiddenLayers+t.m.Config.NumNextNPredictLayers {
+			if t.predictedNowhere(layer) {
 				c.Verdict, c.Reason = Skipped, predictionLayer
 			}
 			checks = append(checks, c)
@@ -97,6 +97,13 @@ func (t *tracer) inOrder() []Check {
 	}
 	slices.SortStableFunc(checks, func(a, b Check) int { return cmp.Compare(place(a), place(b)) })
 	return checks
+}
+
+// predictedNowhere says whether the pack has stages of a prediction layer that was not run:
+// one that config.json announces, or that the pack shows to be one.
+func (t *tracer) predictedNowhere(layer int) bool {
+	announced := layer < t.m.Config.NumHiddenLayers+t.m.Config.NumNextNPredictLayers
+	return layer >= t.layers() && (announced || t.pack.Has(fmt.Sprintf("model.layers.%d.%s", layer, predictedFrom)))
 }
 
 // predictionLayer says why stages of a multi-token prediction layer are not checked.

@@ -196,18 +196,21 @@ func TestPredictionLayersWithoutCopies(t *testing.T) {
 	require.Equal(t, verify.Fail, last.Verdict)
 }
 
-// TestPredictionLayersThatAreNotThere: stages of one that the checkpoint lacks are not checked,
-// and that is no pass.
+// TestPredictionLayersThatAreNotThere: stages of one that the checkpoint lacks, whether
+// config.json announces it or not, are not checked, and that is no pass.
 func TestPredictionLayersThatAreNotThere(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v3-mtp/golden-f32")
 	src := lacking{c, func(name string) bool { return strings.HasPrefix(name, mtp2) }}
-	for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
-		r := run(t, c.Config, src, p, verify.Options{Mode: mode})
-		require.Equal(t, verify.Inconclusive, r.Verdict)
-		require.Equal(t, []string{"23 golden tensors are of prediction layers that the checkpoint lacks, or lacks one before"}, r.Reasons)
-		require.Subset(t, r.Coverage.GoldenUnchecked, []string{mtp2 + "eh_proj.output"})
-		require.Zero(t, r.Coverage.OutsideForward)
+	for _, announced := range []string{"1", "0"} {
+		cfg := override(t, c.Config, "num_nextn_predict_layers", announced)
+		for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+			r := run(t, cfg, src, p, verify.Options{Mode: mode})
+			require.Equal(t, verify.Inconclusive, r.Verdict)
+			require.Equal(t, []string{"23 golden tensors are of prediction layers that the checkpoint lacks, or lacks one before"}, r.Reasons)
+			require.Subset(t, r.Coverage.GoldenUnchecked, []string{mtp2 + "eh_proj.output"})
+			require.Zero(t, r.Coverage.OutsideForward)
+		}
 	}
 }
 

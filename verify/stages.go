@@ -22,7 +22,8 @@ const (
 	auxLoss       = "mlp.gate.aux_loss"
 	expertsOutput = "mlp.experts.output" // the routed sum
 
-	predictedNorm   = "shared_head.norm.output" // of prediction layers
+	predictedFrom   = "eh_proj.output" // of prediction layers, as those below
+	predictedNorm   = "shared_head.norm.output"
 	predictedLogits = "shared_head.head.output"
 )
 
