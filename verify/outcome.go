@@ -133,6 +133,9 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 			continue
 		}
 		c.Weights++
+		if s.Param.LookedUp() && s.Param.Copied() {
+			c.EmbeddingCopies++
+		}
 		if _, ok := t.used[s.Name]; ok {
 			c.WeightsChecked++
 		} else if s.Expert < 0 || t.reached[s.Layer][s.Expert] {

@@ -86,6 +86,8 @@ func TestEveryWeightOfAPredictionLayerIsHeld(t *testing.T) {
 	right := run(t, c.Config, c, p, verify.Options{})
 	require.Equal(t, verify.Pass, right.Verdict)
 	require.Equal(t, []verify.LayerExperts{{Layer: "model.layers.1", Experts: []int{0, 9, 12}}, {Layer: "model.layers.2", Experts: []int{0, 1, 2, 3, 15}}}, right.Coverage.Unreached)
+	require.Equal(t, 1, right.Coverage.EmbeddingCopies)
+	require.Contains(t, printed(t, right), "\n           15 of 80 rows of the embedding, and of prediction layers' copies of it no others\n")
 	held := 0
 	for s := range model.FamilyOf(c.Config).MTPSlots(c.Config) {
 		if slices.Contains([]int{0, 1, 2, 3, 15}, s.Expert) {

@@ -93,6 +93,7 @@ type Coverage struct {
 	WeightsUnchecked []string       `json:"weights_unchecked"` // beside those of experts not reached
 	EmbeddingRows    int            `json:"embedding_rows"`    // of embed_tokens, that the input reads
 	VocabSize        int            `json:"vocab_size"`        // rows that there are
+	EmbeddingCopies  int            `json:"embedding_copies"`  // that prediction layers have of it; no other rows of these are read
 	Experts          int            `json:"experts"`           // routed, over all layers
 	ExpertsReached   int            `json:"experts_reached"`   // of these, whose output shows for some token
 	Unreached        []LayerExperts `json:"experts_unreached"` // experts that no token was routed to
