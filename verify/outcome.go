@@ -167,7 +167,7 @@ func (t *tracer) gaps(c *Coverage, in *model.Input) []string {
 	measured := t.o.Mode == Chained && t.pack.DType != tensor.F32 // but not judged
 	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType)
 	skipped := slices.DeleteFunc(t.inOrder(), func(c Check) bool { return c.Reason != predictionLayer })
-	add(len(skipped) > 0, "%d golden tensors are of prediction layers that the checkpoint lacks, or lacks one before", len(skipped))
+	add(len(skipped) > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before", len(skipped))
 	if n := len(c.WeightsUnchecked); n > 0 && !measured {
 		add(true, "%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0])
 	}

@@ -209,7 +209,7 @@ func TestPredictionLayersThatAreNotThere(t *testing.T) {
 		for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
 			r := run(t, cfg, src, p, verify.Options{Mode: mode})
 			require.Equal(t, verify.Inconclusive, r.Verdict)
-			require.Equal(t, []string{"23 golden tensors are of prediction layers that the checkpoint lacks, or lacks one before"}, r.Reasons)
+			require.Equal(t, []string{"23 golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before"}, r.Reasons)
 			require.Subset(t, r.Coverage.GoldenUnchecked, []string{mtp2 + "eh_proj.output"})
 			require.Zero(t, r.Coverage.OutsideForward)
 		}
