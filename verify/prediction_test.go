@@ -231,3 +231,36 @@ func TestNotFiniteInAPredictionLayer(t *testing.T) {
 	require.Equal(t, verify.Inconclusive, r.Verdict)
 	require.Contains(t, r.Reasons[0], mtp2+"embed_tokens.weight holds NaN at [")
 }
+
+// TestMistakesInTheSecondPredictionLayer are named, too: it is run again from what the first
+// gives, one token less.
+func TestMistakesInTheSecondPredictionLayer(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v3-mtp-two/golden-bf16")
+	const mtp3 = "model.layers.3."
+	proj, gate := mtp3+"eh_proj.weight", mtp3+"mlp.gate.weight"
+	requireFails(t, run(t, c.Config, replace(c, proj, halved(get(t, c, proj))), p, verify.Options{}), mtp3+"eh_proj.output", "mtp-halves")
+	requireFails(t, run(t, c.Config, replace(c, gate, rotateRows(get(t, c, gate))), p, verify.Options{}), mtp3+"mlp.gate.logits", "router-rows")
+	requireFails(t, run(t, c.Config, swap(t, c, mtp3+"enorm.weight", mtp3+"hnorm.weight"), p, verify.Options{}), mtp3+"enorm.output", "mtp-norms")
+}
+
+// TestSecondPredictionLayerAlone: without the first in the checkpoint it cannot be run; without
+// the second in the pack the first is verified, and the second's weights are outside.
+func TestSecondPredictionLayerAlone(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v3-mtp-two/golden-bf16")
+	r := run(t, c.Config, lacking{c, func(name string) bool { return strings.HasPrefix(name, mtp2) }}, p, verify.Options{})
+	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, 68, r.Coverage.OutsideForward)
+	require.Contains(t, r.Reasons, "46 golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before")
+
+	dir := rewritten(t, "v3-mtp-two/golden-bf16", func(dir string, m map[string]any) {
+		maps.DeleteFunc(m["tensors"].(map[string]any), func(name string, _ any) bool { return strings.HasPrefix(name, "model.layers.3.") })
+		prune(t, dir, m)
+	})
+	r = run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, 68, r.Coverage.OutsideForward)
+	require.Equal(t, 145, r.Coverage.Weights)
+	require.Contains(t, r.Config.Unexercised, verify.Unexercised{Key: "num_nextn_predict_layers", Why: "the pack has stages of 1 of 2 prediction layers"})
+}
