@@ -72,9 +72,13 @@ func top(f func(*DeepseekForCausalLM) *Weight) place {
 }
 
 func layer(f func(*DeepseekDecoderLayer) *Weight) place {
-	return func(m *DeepseekForCausalLM, l, _ int) *Weight { return f(&m.Model.Layers[l]) }
+	return func(m *DeepseekForCausalLM, l, _ int) *Weight { return f(m.Layer(l)) }
 }
 
 func expert(f func(*DeepseekMLP) *Weight) place {
-	return func(m *DeepseekForCausalLM, l, e int) *Weight { return f(&m.Model.Layers[l].MoE.Experts[e]) }
+	return func(m *DeepseekForCausalLM, l, e int) *Weight { return f(&m.Layer(l).MoE.Experts[e]) }
+}
+
+func prediction(f func(*MtpLayer) *Weight) place {
+	return func(m *DeepseekForCausalLM, l, _ int) *Weight { return f(&m.Model.MTP[l-len(m.Model.Layers)]) }
 }

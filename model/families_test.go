@@ -2,10 +2,13 @@ package model_test
 
 import (
 	"compress/gzip"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"iter"
 	"maps"
+	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -92,11 +95,20 @@ func TestPredictionLayers(t *testing.T) {
 	}
 }
 
-// withMTP adds the prediction layers to a config's synthetic weights.
+// withMTP adds prediction layers to a config's synthetic weights: norms about 1, and matrices
+// of rows about as long.
 func withMTP(t *testing.T, c *config.Config) memory {
-	src := synthetic(t, c)
+	src, r := synthetic(t, c), rand.New(rand.NewPCG(1, 2))
 	for s := range model.FamilyOf(c).MTPSlots(c) {
-		src[s.Name] = tensor.Tensor{DType: tensor.BF16, Shape: s.Shape, Data: make([]byte, 2*s.Info(tensor.BF16).Len())}
+		w := tensor.Tensor{DType: tensor.BF16, Shape: s.Shape}
+		for range s.Info(tensor.BF16).Len() {
+			v := 1 + 0.2*(r.Float64()-0.5)
+			if len(s.Shape) > 1 {
+				v = 2 * math.Sqrt(3/float64(s.Shape[1])) * (r.Float64() - 0.5)
+			}
+			w.Data = binary.LittleEndian.AppendUint16(w.Data, uint16(math.Float32bits(float32(v))>>16))
+		}
+		src[s.Name] = w
 	}
 	return src
 }

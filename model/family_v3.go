@@ -7,15 +7,21 @@ var familyV3 = Family{
 		layer(func(x *DeepseekDecoderLayer) *Weight { return &x.MoE.Gate.EScoreCorrectionBias })}),
 	Ignored: familyV1.Ignored,
 	// A multi-token prediction layer is a decoder layer with these beside it. It
-	// predicts the token after the next and takes no part in the forward pass. DeepSeek's
-	// files hold the main model's embedding and head a second time in it; others leave these
-	// two out, as they are the main model's.
+	// predicts the token after the next, which the model's logits do not depend on.
+	// DeepSeek's files hold the main model's embedding and head a second time in it; others
+	// leave these two out, as they are the main model's.
 	MTP: []Param{
-		{Name: "model.layers.{l}.embed_tokens.weight", Module: MTP, When: copied, Shape: []Dim{vocab, hidden}},
-		{Name: "model.layers.{l}.enorm.weight", Module: MTP, Shape: []Dim{hidden}},
-		{Name: "model.layers.{l}.hnorm.weight", Module: MTP, Shape: []Dim{hidden}},
-		{Name: "model.layers.{l}.eh_proj.weight", Module: MTP, Shape: []Dim{hidden, twoHidden}},
-		{Name: "model.layers.{l}.shared_head.norm.weight", Module: MTP, Shape: []Dim{hidden}},
-		{Name: "model.layers.{l}.shared_head.head.weight", Module: MTP, When: copied, Shape: []Dim{vocab, hidden}},
+		{"model.layers.{l}.embed_tokens.weight", MTP, copied, []Dim{vocab, hidden},
+			prediction(func(x *MtpLayer) *Weight { return &x.EmbedTokens })},
+		{"model.layers.{l}.enorm.weight", MTP, nil, []Dim{hidden},
+			prediction(func(x *MtpLayer) *Weight { return &x.ENorm.Weight })},
+		{"model.layers.{l}.hnorm.weight", MTP, nil, []Dim{hidden},
+			prediction(func(x *MtpLayer) *Weight { return &x.HNorm.Weight })},
+		{"model.layers.{l}.eh_proj.weight", MTP, nil, []Dim{hidden, twoHidden},
+			prediction(func(x *MtpLayer) *Weight { return &x.EHProj.Weight })},
+		{"model.layers.{l}.shared_head.norm.weight", MTP, nil, []Dim{hidden},
+			prediction(func(x *MtpLayer) *Weight { return &x.SharedHead.Norm.Weight })},
+		{"model.layers.{l}.shared_head.head.weight", MTP, copied, []Dim{vocab, hidden},
+			prediction(func(x *MtpLayer) *Weight { return &x.SharedHead.Head.Weight })},
 	},
 }

@@ -29,6 +29,15 @@ func (in *Input) check(vocab int) error {
 	return nil
 }
 
+// from returns the tokens of each sequence from position first on, none of them padding.
+func (in *Input) from(first int) *Input {
+	later := &Input{Batch: in.Batch, Seq: in.Seq - first}
+	for b := range in.Batch {
+		later.InputIDs = append(later.InputIDs, in.InputIDs[b*in.Seq+first:(b+1)*in.Seq]...)
+	}
+	return later
+}
+
 // Mask is the causal mask with padding, mirroring _prepare_4d_causal_attention_mask:
 // 0 where a query may look, Lowest where it may not. Adding that to a score gives
 // Lowest, whatever the score was, so that a query with all its keys masked attends to

@@ -67,8 +67,8 @@ func (w Wrong) String() string {
 	return text.Quote(w.Got.Name) + ": " + w.Cause
 }
 
-// Load binds every weight of the decoder that c implies to src's tensors, in any form that
-// weights.New knows, as views: nothing is read but the scales of FP8 weights. Where src has
+// Load binds every weight of the decoder that c implies, and of the prediction layers that src
+// has, to src's tensors, in any form that weights.New knows, as views: nothing is read but the scales of FP8 weights. Where src has
 // no views (weights.Unviewed), a layer's weights are read when it runs. If a
 // weight is missing, has another shape or an unsupported dtype, or if src holds tensors
 // that the table does not know, the error is a *MismatchError with all of them.
@@ -78,7 +78,7 @@ func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
 		return nil, err
 	}
 	m := newModel(c)
-	for s := range FamilyOf(c).Slots(c) {
+	for s := range FamilyOf(c).Required(c, set.Has) {
 		w, err := bind(src, set.Find(s.Name), s.Param.PerLayer())
 		if err != nil {
 			return nil, err
@@ -88,7 +88,21 @@ func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
 	if c.TieWordEmbeddings {
 		m.LMHead.Weight = m.Model.EmbedTokens
 	}
+	m.shareCopies()
 	return m, nil
+}
+
+// shareCopies gives the model's embedding and head to prediction layers without their own.
+func (m *DeepseekForCausalLM) shareCopies() {
+	for k := range m.Model.MTP {
+		layer := &m.Model.MTP[k]
+		if layer.EmbedTokens.Name == "" {
+			layer.EmbedTokens = m.Model.EmbedTokens
+		}
+		if layer.SharedHead.Head.Weight.Name == "" {
+			layer.SharedHead.Head = m.LMHead
+		}
+	}
 }
 
 // bind views a weight, and reads its scales if it is FP8. One of a layer whose source has
@@ -177,7 +191,7 @@ func (k *checker) checkFP8(s Slot, w *weights.Weight) {
 	k.known[s.Name+weights.ScaleSuffix] = true
 	if k.c.FP8Block[0] == 0 {
 		k.wrong(s, w, "dtype F8_E4M3, but config.json has no quantization_config")
-	} else if s.Param.Module == Embedding {
+	} else if s.Param.LookedUp() {
 		k.wrong(s, w, "dtype F8_E4M3, which only matrix products take")
 	} else if err := w.CheckScales(); err != nil {
 		k.wrong(s, w, err.Error())

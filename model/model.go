@@ -40,6 +40,46 @@ type DeepseekModel struct {
 	EmbedTokens Weight                 // [vocab_size, hidden_size]
 	Layers      []DeepseekDecoderLayer // num_hidden_layers
 	Norm        DeepseekRMSNorm        // before the head
+	// MTP are the multi-token prediction layers, num_nextn_predict_layers, numbered on
+	// from Layers. Those that the checkpoint has not have no weights.
+	MTP []MtpLayer
+}
+
+// MtpLayer is a multi-token prediction layer: a decoder layer that makes of a hidden state
+// and the embedding of a later token the hidden state from which the head predicts the
+// token after that.
+type MtpLayer struct {
+	DeepseekDecoderLayer                 // mtp_block
+	EmbedTokens          Weight          // [vocab_size, hidden_size]; the model's if the layer has none
+	ENorm                DeepseekRMSNorm // of the embedding
+	HNorm                DeepseekRMSNorm // of the hidden state
+	EHProj               Linear          // [hidden_size, 2·hidden_size], the embedding's columns first
+	SharedHead           SharedHead      // what predicts
+}
+
+// SharedHead is a norm and a language-model head.
+type SharedHead struct {
+	Norm DeepseekRMSNorm // before the head, and before the next prediction layer
+	Head Linear          // [vocab_size, hidden_size]; the model's if the layer has none
+}
+
+// Layer returns decoder layer l, or, from num_hidden_layers on, that of a prediction layer.
+func (m *DeepseekForCausalLM) Layer(l int) *DeepseekDecoderLayer {
+	if n := len(m.Model.Layers); l >= n {
+		return &m.Model.MTP[l-n].DeepseekDecoderLayer
+	}
+	return &m.Model.Layers[l]
+}
+
+// PredictionLayers returns how many prediction layers can be run: each takes what the one
+// before gives, so they end where the checkpoint lacks one.
+func (m *DeepseekForCausalLM) PredictionLayers() int {
+	for k := range m.Model.MTP {
+		if m.Model.MTP[k].EHProj.Weight.Name == "" {
+			return k
+		}
+	}
+	return len(m.Model.MTP)
 }
 
 // DeepseekDecoderLayer is x + self_attn(input_layernorm(x)), then the same with the
@@ -124,23 +164,32 @@ func newModel(c *config.Config) *DeepseekForCausalLM {
 	m := &DeepseekForCausalLM{Config: c}
 	m.Model.Layers = make([]DeepseekDecoderLayer, c.NumHiddenLayers)
 	for l := range m.Model.Layers {
-		layer := &m.Model.Layers[l]
-		if c.LatentAttention() {
-			layer.MLA = &DeepseekV2Attention{
-				QALayernorm:  DeepseekRMSNorm{VarianceEpsilon: latentEps},
-				KVALayernorm: DeepseekRMSNorm{VarianceEpsilon: latentEps},
-			}
-		} else {
-			layer.SelfAttn = &DeepseekAttention{}
-		}
-		if !c.IsMoE(l) {
-			layer.MLP = &DeepseekMLP{}
-			continue
-		}
-		layer.MoE = &DeepseekMoE{Experts: make([]DeepseekMLP, c.NRoutedExperts)}
-		if c.NSharedExperts > 0 {
-			layer.MoE.SharedExperts = &DeepseekMLP{}
-		}
+		m.Model.Layers[l] = newLayer(c, l)
+	}
+	m.Model.MTP = make([]MtpLayer, FamilyOf(c).predictionLayers(c))
+	for k := range m.Model.MTP {
+		m.Model.MTP[k].DeepseekDecoderLayer = newLayer(c, c.NumHiddenLayers+k)
 	}
 	return m
+}
+
+// newLayer returns the modules of decoder layer l.
+func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
+	if c.LatentAttention() {
+		layer.MLA = &DeepseekV2Attention{
+			QALayernorm:  DeepseekRMSNorm{VarianceEpsilon: latentEps},
+			KVALayernorm: DeepseekRMSNorm{VarianceEpsilon: latentEps},
+		}
+	} else {
+		layer.SelfAttn = &DeepseekAttention{}
+	}
+	if !c.IsMoE(l) {
+		layer.MLP = &DeepseekMLP{}
+		return layer
+	}
+	layer.MoE = &DeepseekMoE{Experts: make([]DeepseekMLP, c.NRoutedExperts)}
+	if c.NSharedExperts > 0 {
+		layer.MoE.SharedExperts = &DeepseekMLP{}
+	}
+	return layer
 }

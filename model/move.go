@@ -100,6 +100,21 @@ func takeColumns(in *Input, width, from, to int) *Move {
 	return m
 }
 
+// joinColumns puts rows of a [batch, seq, width] and of b [batch, seq, other] side by side:
+// [batch, seq, width+other].
+func joinColumns(in *Input, width, other int) *Move {
+	m := joinHeads(in, 1, width, other)
+	m.Shape = []int{in.Batch, in.Seq, width + other}
+	return m
+}
+
+// takeFirst takes the first in.Seq of each sequence's rows [batch, seq, width].
+func takeFirst(in *Input, seq, width int) *Move {
+	return &Move{[]int{in.Batch, in.Seq, width}, in.Batch, func(i int, f func(Run)) {
+		f(Run{To: i * in.Seq * width, From: i * seq * width, Step: 1, N: in.Seq * width})
+	}}
+}
+
 // takeRows takes the given rows of width values, in that order: [len(rows), width].
 func takeRows(rows []int, width int) *Move {
 	return &Move{[]int{len(rows), width}, 1, func(_ int, f func(Run)) {

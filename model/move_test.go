@@ -34,8 +34,15 @@ func TestMoves(t *testing.T) {
 			return name("b", i[0], 0, i[2], i[3]-width)
 		}},
 		"columns": {takeColumns(in, 7, 2, 6), [][]int{{2, 5, 7}}, func(i []int) string { return name("a", i[0], i[1], 2+i[2]) }},
-		"rows":    {takeRows([]int{3, 0, 3}, 4), [][]int{{5, 4}}, func(i []int) string { return name("a", []int{3, 0, 3}[i[0]], i[1]) }},
-		"gather":  {gather([]int{2, 0, 1, 1}, 2, 3), [][]int{{2, 3}}, func(i []int) string { return name("a", i[0], []int{2, 0, 1, 1}[2*i[0]+i[1]]) }},
+		"join columns": {joinColumns(in, 4, 2), [][]int{{2, 5, 4}, {2, 5, 2}}, func(i []int) string {
+			if i[2] < 4 {
+				return name("a", i...)
+			}
+			return name("b", i[0], i[1], i[2]-4)
+		}},
+		"first":  {takeFirst(in, 7, 3), [][]int{{2, 7, 3}}, func(i []int) string { return name("a", i...) }},
+		"rows":   {takeRows([]int{3, 0, 3}, 4), [][]int{{5, 4}}, func(i []int) string { return name("a", []int{3, 0, 3}[i[0]], i[1]) }},
+		"gather": {gather([]int{2, 0, 1, 1}, 2, 3), [][]int{{2, 3}}, func(i []int) string { return name("a", i[0], []int{2, 0, 1, 1}[2*i[0]+i[1]]) }},
 	} {
 		t.Run(what, func(t *testing.T) {
 			var operands [][]string

@@ -118,25 +118,30 @@ func (m *DeepseekForCausalLM) Forward(ctx context.Context, in *Input, o Options)
 //	logits = norm(x)·lm_headᵀ
 //
 // It fails on ids outside the vocabulary, when the Trace does, and when ctx is done.
-func (n *Network[V]) Forward(ctx context.Context) (V, error) {
-	return n.run(ctx, func(p *pass[V]) V { return p.head(p.decode(p.embed())) })
-}
+func (n *Network[V]) Forward(ctx context.Context) (V, error) { return n.ForwardMTP(ctx, 0) }
 
 // Layer runs decoder layer l alone on x [batch, seq, hidden_size], as Forward would.
 func (n *Network[V]) Layer(ctx context.Context, l int, x V) (V, error) {
-	return n.run(ctx, func(p *pass[V]) V { return p.layer(l, x) })
+	return n.run(ctx, func(p *pass[V]) V {
+		p.stopIf(p.m.Hold(l))
+		return p.layer(l, x)
+	})
 }
 
 // Head runs the final norm and the head on x [batch, seq, hidden_size], the last
 // layer's output, as Forward would.
 func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
-	return n.run(ctx, func(p *pass[V]) V { return p.head(x) })
+	return n.run(ctx, func(p *pass[V]) V {
+		logits, _ := p.head(x)
+		return logits
+	})
 }
 
 // pass is one run of a network: its arithmetic, and what the modules share.
 type pass[V any] struct {
 	Arithmetic[V]
 	ctx    context.Context
+	layers int // that are run: the decoder's, and prediction layers
 	m      *DeepseekForCausalLM
 	config *config.Config
 	rules  config.Rules
@@ -168,7 +173,7 @@ func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err erro
 		}
 	}()
 	return f(&pass[V]{
-		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
+		Arithmetic: n.Arithmetic, ctx: ctx, layers: len(n.Model.Model.Layers), m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
 		trace: n.Trace, rotary: newRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
 	}), nil
 }
@@ -201,18 +206,25 @@ func (p *pass[V]) embed() V {
 // decode runs all layers.
 func (p *pass[V]) decode(x V) V {
 	for l := range p.m.Model.Layers {
-		p.willNeed(l + 1)
-		x = p.Scope(x, func(x V) V { return p.layer(l, x) })
-		p.dontNeed(l)
-		p.drop(l)
+		x = p.within(l, x, func(x V) V { return p.layer(l, x) })
 	}
+	return x
+}
+
+// within runs f, which reads the weights of layer l, while they are in memory, and those of
+// the next layer are fetched.
+func (p *pass[V]) within(l int, x V, f func(x V) V) V {
+	p.stopIf(p.m.Hold(l))
+	p.willNeed(l + 1)
+	x = p.Scope(x, f)
+	p.dontNeed(l)
+	p.drop(l)
 	return x
 }
 
 // layer mirrors DeepseekDecoderLayer.forward.
 func (p *pass[V]) layer(l int, x V) V {
-	p.stopIf(p.m.Hold(l))
-	d, name := &p.m.Model.Layers[l], fmt.Sprintf("model.layers.%d", l)
+	d, name := p.m.Layer(l), fmt.Sprintf("model.layers.%d", l)
 	residual := x
 	x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
 	if d.MLA != nil {
@@ -232,10 +244,10 @@ func (p *pass[V]) layer(l int, x V) V {
 	return p.stage(name+".output", p.Add(residual, x))
 }
 
-// head returns the logits.
-func (p *pass[V]) head(x V) V {
-	x = p.norm("model.norm", &p.m.Model.Norm, x)
-	return p.linear("lm_head", &p.m.LMHead, x)
+// head returns the logits, and the final norm of which they are made.
+func (p *pass[V]) head(x V) (logits, normed V) {
+	normed = p.norm("model.norm", &p.m.Model.Norm, x)
+	return p.linear("lm_head", &p.m.LMHead, normed), normed
 }
 
 // norm mirrors DeepseekRMSNorm.forward as a stage.

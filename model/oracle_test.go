@@ -300,39 +300,75 @@ func (o *oracle) moe(name string, x []float64, idx []int) (y, scores []float64) 
 
 // hidden returns what the last layer gives, and the auxiliary losses of all layers.
 func (o *oracle) hidden() (x [][]float64, aux float64) {
-	batch, h := len(o.ids)/o.seq, o.c.HiddenSize
-	x = make([][]float64, len(o.ids))
-	for t, id := range o.ids {
-		x[t] = o.w["model.embed_tokens.weight"][id*h : (id+1)*h]
+	for _, id := range o.ids {
+		x = append(x, o.embedded("model.", id))
 	}
 	for l := range o.c.NumHiddenLayers {
-		name := "model.layers." + strconv.Itoa(l)
-		for b := range batch {
-			var normed [][]float64
-			for t := range o.seq {
-				normed = append(normed, o.norm(name+".input_layernorm", x[b*o.seq+t]))
-			}
-			for t, y := range o.attention(name+".self_attn", normed, o.mask[b*o.seq:(b+1)*o.seq]) {
-				x[b*o.seq+t] = add64(x[b*o.seq+t], y, 1)
-			}
-		}
-		scores := make([][]float64, len(x))
-		for t := range x {
-			in := o.norm(name+".post_attention_layernorm", x[t])
-			var y []float64
-			if k := o.c.NumExpertsPerTok; o.c.IsMoE(l) {
-				y, scores[t] = o.moe(name+".mlp", in, o.idx[l][t*k:(t+1)*k])
-			} else {
-				y = o.mlp(name+".mlp", in)
-			}
-			x[t] = add64(x[t], y, 1)
-		}
-		if o.c.IsMoE(l) {
-			o.seen(l, scores)
+		if scores := o.layer(l, x, o.seq, o.mask); o.c.IsMoE(l) {
 			aux += o.aux(scores, o.idx[l])
 		}
 	}
 	return x, aux
+}
+
+func (o *oracle) embedded(module string, id int) []float64 {
+	return o.w[module+"embed_tokens.weight"][id*o.c.HiddenSize : (id+1)*o.c.HiddenSize]
+}
+
+// layer runs layer l on sequences of seq tokens, in place, and returns the scores of its experts.
+func (o *oracle) layer(l int, x [][]float64, seq int, mask []int) (scores [][]float64) {
+	name := "model.layers." + strconv.Itoa(l)
+	for first := 0; first < len(x); first += seq {
+		var normed [][]float64
+		for _, row := range x[first : first+seq] {
+			normed = append(normed, o.norm(name+".input_layernorm", row))
+		}
+		for t, y := range o.attention(name+".self_attn", normed, mask[first:first+seq]) {
+			x[first+t] = add64(x[first+t], y, 1)
+		}
+	}
+	scores = make([][]float64, len(x))
+	for t := range x {
+		in := o.norm(name+".post_attention_layernorm", x[t])
+		var y []float64
+		if k := o.c.NumExpertsPerTok; o.c.IsMoE(l) {
+			y, scores[t] = o.moe(name+".mlp", in, o.idx[l][t*k:(t+1)*k])
+		} else {
+			y = o.mlp(name+".mlp", in)
+		}
+		x[t] = add64(x[t], y, 1)
+	}
+	if o.c.IsMoE(l) {
+		o.seen(l, scores)
+	}
+	return scores
+}
+
+// predicted returns the logits of every prediction layer, sequence by sequence, given what
+// hidden returned: that of depth k has seq-1-k rows for each.
+func (o *oracle) predicted(x [][]float64) (logits [][][]float64) {
+	var h [][]float64
+	for _, row := range x {
+		h = append(h, o.norm("model.norm", row))
+	}
+	for k := range o.c.NumNextNPredictLayers {
+		l, seq := o.c.NumHiddenLayers+k, o.seq-k
+		name := "model.layers." + strconv.Itoa(l) + "."
+		var next, predicted [][]float64
+		for row := range h {
+			if b, t := row/seq, row%seq; t < seq-1 {
+				e := o.norm(name+"enorm", o.embedded(name, o.ids[b*o.seq+t+1+k]))
+				next = append(next, o.matrix(name+"eh_proj", slices.Concat(e, o.norm(name+"hnorm", h[row]))))
+			}
+		}
+		o.layer(l, next, seq-1, slices.Repeat([]int{1}, len(next)))
+		for t := range next {
+			next[t] = o.norm(name+"shared_head.norm", next[t])
+			predicted = append(predicted, o.matrix(name+"shared_head.head", next[t]))
+		}
+		h, logits = next, append(logits, predicted)
+	}
+	return logits
 }
 
 // seen compares the experts that are given with the oracle's own choice, if it has a test.

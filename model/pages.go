@@ -13,14 +13,14 @@ type Pages interface {
 	DontNeed(data []byte) // is not read for a while
 }
 
-// willNeed fetches ahead what layer l reads whatever its gate decides; which experts
-// it reads is known, and fetched, after that.
+// willNeed fetches ahead what layer l reads whatever its gate decides, but for an
+// embedding, of which it reads rows; which experts it reads is known, and fetched, after that.
 func (p *pass[V]) willNeed(l int) {
-	if p.o.Pages == nil || l >= len(p.m.Model.Layers) {
+	if p.o.Pages == nil || l >= p.layers {
 		return
 	}
 	for row, w := range p.m.layerWeights(l) {
-		if row.Module != RoutedExperts {
+		if row.Module != RoutedExperts && !row.LookedUp() {
 			fetch(p.o.Pages, w)
 		}
 	}

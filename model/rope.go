@@ -19,8 +19,8 @@ import (
 // moves interleaved pairs to halves, in queries and keys alike; here they stay, which
 // leaves their product the same.
 type Rotary struct {
-	Angles []float32 // [seq, Half], in float32 or the dtype of inv_freq
-	// Cos and Sin [seq, Half] are those of the angles, times Factor, each rounded to
+	Angles []float32 // [positions, Half], in float32 or the dtype of inv_freq
+	// Cos and Sin [positions, Half] are those of the angles, times Factor, each rounded to
 	// float32 and then to DType.
 	Cos, Sin   []float32
 	Factor     float32      // YaRN's attention factor; else 1
@@ -62,6 +62,13 @@ func newRotary(c *config.Config, seq int, compute, buffer tensor.DType) *Rotary 
 	}
 	r.fill(c, seq, frequencies, angles)
 	return r
+}
+
+// from returns the table for the positions from first on.
+func (r *Rotary) from(first int) *Rotary {
+	later, n := *r, first*r.Half
+	later.Angles, later.Cos, later.Sin = r.Angles[n:], r.Cos[n:], r.Sin[n:]
+	return &later
 }
 
 // fill computes the rows, rounding inv_freq and the angles.

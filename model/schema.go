@@ -14,7 +14,7 @@ import (
 // reference's state_dict.
 type Family struct {
 	ModelType string  // model_type of config.json
-	Params    []Param // the weights of the forward pass
+	Params    []Param // the weights that the logits depend on
 	// Ignored are tensors of any shape that a checkpoint may hold beyond the table:
 	// values that the reference derives anew.
 	Ignored []Param
@@ -31,7 +31,7 @@ type Param struct {
 	Module Module // that the weight belongs to
 	When   *When  // nil: every layer has the weight
 	Shape  []Dim  // outermost first, as torch has it: [out_features, in_features]
-	place  place  // nil: no part of the forward pass
+	place  place  // nil: the model does not use it
 }
 
 // When is a condition of the table.
@@ -63,7 +63,7 @@ const (
 	RoutedExperts Module = "mlp.experts"
 	SharedExperts Module = "mlp.shared_experts"
 	Head          Module = "lm_head"
-	MTP           Module = "mtp" // not part of the forward pass
+	MTP           Module = "mtp" // of prediction layers, which the logits do not depend on
 )
 
 // Slot is one weight that a config implies: an expanded row.
@@ -89,17 +89,26 @@ func (f *Family) Slots(c *config.Config) iter.Seq[Slot] {
 // MTPSlots yields the weights of the num_nextn_predict_layers prediction layers, which
 // are numbered on from num_hidden_layers.
 func (f *Family) MTPSlots(c *config.Config) iter.Seq[Slot] {
+	return expand(f.mtpRows(), c, c.NumHiddenLayers, c.NumHiddenLayers+f.predictionLayers(c))
+}
+
+// mtpRows are all rows of a prediction layer.
+func (f *Family) mtpRows() []Param {
 	rows := slices.Clone(f.MTP)
 	for _, p := range f.Params {
 		if p.PerLayer() {
 			rows = append(rows, p)
 		}
 	}
-	layers := c.NumNextNPredictLayers
+	return rows
+}
+
+// predictionLayers returns how many prediction layers c announces, if the family has any.
+func (f *Family) predictionLayers(c *config.Config) int {
 	if f.MTP == nil {
-		layers = 0
+		return 0
 	}
-	return expand(rows, c, c.NumHiddenLayers, c.NumHiddenLayers+layers)
+	return c.NumNextNPredictLayers
 }
 
 // FamilyOf returns the table of c's model_type. Every model_type that package
@@ -126,13 +135,16 @@ func (f *Family) StageModule(stage string) Module {
 	return ""
 }
 
-// layerWeights yields the weights bound in decoder layer l, with their rows, in the
-// order of the table.
+// layerWeights yields the weights bound in layer l, one of the decoder or a prediction
+// layer, with their rows, in the order of the table.
 func (m *DeepseekForCausalLM) layerWeights(l int) iter.Seq2[*Param, *Weight] {
-	f := FamilyOf(m.Config)
+	rows := FamilyOf(m.Config).Params
+	if l >= len(m.Model.Layers) {
+		rows = FamilyOf(m.Config).mtpRows()
+	}
 	return func(yield func(*Param, *Weight) bool) {
-		for i := range f.Params {
-			row := &f.Params[i]
+		for i := range rows {
+			row := &rows[i]
 			if !row.PerLayer() || !row.Holds(m.Config, l) {
 				continue
 			}
@@ -239,6 +251,10 @@ func (p *Param) Sizes(c *config.Config) []int {
 	}
 	return shape
 }
+
+// LookedUp says whether the weight is an embedding: only the rows of the input's tokens are
+// read.
+func (p *Param) LookedUp() bool { return strings.HasSuffix(p.Name, "embed_tokens.weight") }
 
 // PerLayer says whether the row stands for a weight of each decoder layer.
 func (p *Param) PerLayer() bool { return strings.Contains(p.Name, "{l}") }

@@ -58,8 +58,8 @@ func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error
 func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*failure, error) {
 	f := &failure{tracer: t, in: in, name: name}
 	f.layer, f.kind = split(name)
-	if f.layer >= len(t.m.Model.Layers) {
-		return nil, nil // a layer that the model has not
+	if f.layer >= t.layers() {
+		return nil, nil // a layer that the model has not, or that was not run
 	}
 	var err error
 	if f.layer >= 0 {
@@ -92,23 +92,35 @@ func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*fa
 // input returns the golden input of the layer or head; nil if the pack lacks it.
 func (f *failure) input() ([]float32, error) {
 	m, pack := f.tracer.m, f.tracer.pack
-	before := f.layer - 1
+	before, kind := f.layer-1, layerOutput
 	if f.layer < 0 {
 		before = len(m.Model.Layers) - 1
 	}
-	name := fmt.Sprintf("model.layers.%d.%s", before, layerOutput)
-	if before < 0 {
+	if before >= len(m.Model.Layers) {
+		kind = predictedNorm
+	}
+	name := fmt.Sprintf("model.layers.%d.%s", before, kind)
+	switch {
+	case before < 0:
 		name = embedded
+	case f.layer == len(m.Model.Layers):
+		name = lastNorm
 	}
 	if f.name == embedded || !pack.Has(name) {
 		return nil, nil
 	}
 	values, err := pack.Float32s(name)
-	if len(values) != len(f.in.InputIDs)*m.Config.HiddenSize {
+	if len(values) != f.in.Batch*f.seq()*m.Config.HiddenSize {
 		return nil, err
 	}
 	return values, err
 }
+
+// predicts returns the depth of the failed prediction layer, below 0 for other layers.
+func (f *failure) predicts() int { return f.layer - len(f.tracer.m.Model.Layers) }
+
+// seq returns how many tokens of a sequence the failed layer's input has.
+func (f *failure) seq() int { return f.in.Seq - max(0, f.predicts()) }
 
 // notFiniteWeight looks for a NaN or an infinity among the weights of a stage that is
 // not finite.
@@ -184,10 +196,13 @@ func (f *failure) run(ctx context.Context, x *trial) (passes bool, err error) {
 	defer analysis.Close()
 	net := again.local(&x.in, x.options, analysis, analysis)
 	net.Arithmetic, net.Trace = x.around(net.Arithmetic), &witness{net.Trace.(*localTrace), f}
-	hidden := exact(&model.Activation{Shape: []int{f.in.Batch, f.in.Seq, x.config.HiddenSize}, Values: slices.Clone(f.hidden), DType: again.pack.DType})
-	if f.layer >= 0 {
+	hidden := exact(&model.Activation{Shape: []int{f.in.Batch, f.seq(), x.config.HiddenSize}, Values: slices.Clone(f.hidden), DType: again.pack.DType})
+	switch k := f.predicts(); {
+	case k >= 0:
+		_, err = net.PredictionLayer(ctx, k, hidden)
+	case f.layer >= 0:
 		_, err = net.Layer(ctx, f.layer, hidden)
-	} else {
+	default:
 		_, err = net.Head(ctx, hidden)
 	}
 	passes = slices.ContainsFunc(again.checks, func(c Check) bool { return c.Tensor == f.name && c.Verdict == Pass })
@@ -233,11 +248,11 @@ func (f *failure) trial() *trial {
 	x := &trial{failed: f, m: *t.m, config: *t.m.Config, in: *f.in, options: t.options()}
 	x.around = func(a arithmetic) arithmetic { return a }
 	x.m.Config = &x.config
-	x.m.Model.Layers = slices.Clone(t.m.Model.Layers)
+	x.m.Model.Layers, x.m.Model.MTP = slices.Clone(t.m.Model.Layers), slices.Clone(t.m.Model.MTP)
 	if f.layer < 0 {
 		return x
 	}
-	x.layer = &x.m.Model.Layers[f.layer]
+	x.layer = x.m.Layer(f.layer)
 	x.layer.MLP, x.layer.MoE = clone(x.layer.MLP), clone(x.layer.MoE)
 	x.layer.SelfAttn, x.layer.MLA = clone(x.layer.SelfAttn), clone(x.layer.MLA)
 	if moe := x.layer.MoE; moe != nil {

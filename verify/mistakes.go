@@ -26,6 +26,9 @@ func mistakes(f *failure) []mistake {
 		{"aux-loss-alpha", []string{auxLoss}, undoAlpha},
 		{"gate-up-swapped", mlps, undoGateUp},
 		{"expert-order", []string{expertsOutput}, undoLexicographic},
+		{"mtp-norms", []string{"enorm.output"}, undoPredictionNorms},
+		{"mtp-copy", []string{"enorm.output", predictedLogits}, undoCopies},
+		{"mtp-halves", []string{predictedFrom}, undoHalves},
 	}
 	for _, pair := range f.suspectPairs() {
 		list = append(list, mistake{"experts-swapped", []string{expertsOutput}, undoSwapped(pair)})

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -72,31 +73,41 @@ func (t *tracer) inOrder() []Check {
 		if !t.seen[name] {
 			layer, _ := split(name)
 			c := Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"}
-			if n := t.m.Config.NumHiddenLayers; n <= layer && layer < n+t.m.Config.NumNextNPredictLayers {
+			if t.predictedNowhere(layer) {
 				c.Verdict, c.Reason = Skipped, predictionLayer
 			}
 			checks = append(checks, c)
 		}
 	}
 	checks = append(checks, t.checks...)
-	const last = math.MaxInt - 1 // the pack may have layers that the model has not
+	const head = math.MaxInt / 2 // the pack may have layers that the model has not
+	first := len(t.m.Model.Layers)
 	place := func(c Check) int {
 		switch {
 		case strings.HasSuffix(c.Tensor, grad):
-			return last + 1 // every gradient depends on the whole forward pass
+			return math.MaxInt // every gradient depends on the whole forward pass
+		case first <= c.layer && c.layer < first+len(t.m.Model.MTP):
+			return head + 1 + c.layer - first // prediction layers follow the head
 		case c.layer >= 0:
-			return c.layer
+			return min(c.layer, head-1)
 		case c.Tensor == embedded:
 			return -1
 		}
-		return last
+		return head
 	}
-	slices.SortStableFunc(checks, func(a, b Check) int { return place(a) - place(b) })
+	slices.SortStableFunc(checks, func(a, b Check) int { return cmp.Compare(place(a), place(b)) })
 	return checks
 }
 
+// predictedNowhere says whether the pack has stages of a prediction layer that was not run:
+// one that config.json announces, or that the pack shows to be one.
+func (t *tracer) predictedNowhere(layer int) bool {
+	announced := layer < t.m.Config.NumHiddenLayers+t.m.Config.NumNextNPredictLayers
+	return layer >= t.layers() && (announced || t.pack.Has(fmt.Sprintf("model.layers.%d.%s", layer, predictedFrom)))
+}
+
 // predictionLayer says why stages of a multi-token prediction layer are not checked.
-const predictionLayer = "prediction layers are not part of the forward pass"
+const predictionLayer = "the checkpoint lacks this prediction layer, or one before it"
 
 // coverage counts what the checks cover.
 func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
@@ -116,8 +127,15 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		}
 	}
 	unreached := map[int][]int{}
-	for s := range model.FamilyOf(t.m.Config).Slots(t.m.Config) {
+	for s := range model.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
+		if s.Layer >= t.layers() {
+			c.OutsideForward++
+			continue
+		}
 		c.Weights++
+		if s.Param.LookedUp() && s.Param.Copied() {
+			c.EmbeddingCopies++
+		}
 		if _, ok := t.used[s.Name]; ok {
 			c.WeightsChecked++
 		} else if s.Expert < 0 || t.reached[s.Layer][s.Expert] {
@@ -129,28 +147,13 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 	for _, l := range slices.Sorted(maps.Keys(unreached)) {
 		c.Unreached = append(c.Unreached, LayerExperts{"model.layers." + strconv.Itoa(l), unreached[l]})
 	}
-	c.OutsideForward = t.outsideForward()
-	for l := range t.m.Model.Layers {
+	for l := range t.layers() {
 		if t.m.Config.IsMoE(l) {
 			c.Experts += t.m.Config.NRoutedExperts
 			c.ExpertsReached += len(t.reached[l])
 		}
 	}
 	return c
-}
-
-// outsideForward counts the prediction layers' weights that the source holds.
-func (t *tracer) outsideForward() (n int) {
-	known := map[string]bool{}
-	for s := range model.FamilyOf(t.m.Config).MTPSlots(t.m.Config) {
-		known[s.Name] = true
-	}
-	for _, w := range t.set.All() {
-		if known[w.Name] {
-			n++
-		}
-	}
-	return n
 }
 
 // gaps says why the run is no pass even if no check failed.
@@ -164,7 +167,7 @@ func (t *tracer) gaps(c *Coverage, in *model.Input) []string {
 	measured := t.o.Mode == Chained && t.pack.DType != tensor.F32 // but not judged
 	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType)
 	skipped := slices.DeleteFunc(t.inOrder(), func(c Check) bool { return c.Reason != predictionLayer })
-	add(len(skipped) > 0, "%d golden tensors are of prediction layers, which are not run", len(skipped))
+	add(len(skipped) > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before", len(skipped))
 	if n := len(c.WeightsUnchecked); n > 0 && !measured {
 		add(true, "%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0])
 	}
@@ -226,7 +229,7 @@ func (t *tracer) seldomReached() (reasons []string) {
 	if t.pack.Manifest.Partial != "" {
 		return nil
 	}
-	for l := range t.m.Model.Layers {
+	for l := range t.layers() {
 		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(t.reached[l]) < n {
 			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's tokens reach %d of %d routed experts", l, len(t.reached[l]), n))
 		}

@@ -88,16 +88,18 @@ type Coverage struct {
 	GoldenTensors    int            `json:"golden_tensors"`    // of the pack, beside its inputs
 	GoldenChecked    int            `json:"golden_checked"`    // of these, held to a limit
 	GoldenUnchecked  []string       `json:"golden_unchecked"`  // of these, measured only
-	Weights          int            `json:"weights"`           // that the config implies
+	Weights          int            `json:"weights"`           // that the config implies, but those of OutsideForward
 	WeightsChecked   int            `json:"weights_checked"`   // that took part in a checked stage
 	WeightsUnchecked []string       `json:"weights_unchecked"` // beside those of experts not reached
 	EmbeddingRows    int            `json:"embedding_rows"`    // of embed_tokens, that the input reads
 	VocabSize        int            `json:"vocab_size"`        // rows that there are
+	EmbeddingCopies  int            `json:"embedding_copies"`  // that prediction layers have of it; no other rows of these are read
 	Experts          int            `json:"experts"`           // routed, over all layers
 	ExpertsReached   int            `json:"experts_reached"`   // of these, whose output shows for some token
 	Unreached        []LayerExperts `json:"experts_unreached"` // experts that no token was routed to
 	// OutsideForward counts the weights of multi-token prediction layers that the
-	// checkpoint holds. They take no part in the forward pass and were not verified.
+	// checkpoint holds and that were not run, as the pack has no stages of them. The logits
+	// do not depend on them, and they were not verified.
 	OutsideForward int `json:"outside_forward"`
 }
 

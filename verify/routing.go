@@ -88,7 +88,7 @@ func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int) {
 		t.routing.NearTies += found.nearTies
 		t.routing.Pinned += pinned(ours, row, k)
 	}
-	if layer := t.m.Model.Layers[c.layer]; layer.MoE != nil && layer.MoE.Gate.EScoreCorrectionBias.Name != "" {
+	if layer := t.m.Layer(c.layer); layer.MoE != nil && layer.MoE.Gate.EScoreCorrectionBias.Name != "" {
 		t.routing.Biases = append(t.routing.Biases, biasPins(c.layer, ours, want, k))
 	}
 	t.routing.Choices += len(ours.Idx)

@@ -69,7 +69,8 @@ func unexercised(c *config.Config, pack *Pack, in *model.Input) []Unexercised {
 		"the pack has %d positions, YaRN stretches %d", in.Seq, s.OriginalMaxPositionEmbeddings)
 	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == 1 && c.NormTopKProb, "norm_topk_prob", "one expert per token is not normalised")
 	add(pack.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack is not one of training")
-	add(c.NumNextNPredictLayers > 0, "num_nextn_predict_layers", "prediction layers are not part of the forward pass")
+	n := predictions(c, pack)
+	add(n < c.NumNextNPredictLayers, "num_nextn_predict_layers", "the pack has stages of %d of %d prediction layers", n, c.NumNextNPredictLayers)
 	return list
 }
 

@@ -21,6 +21,10 @@ const (
 	topKWeight    = "mlp.gate.topk_weight"
 	auxLoss       = "mlp.gate.aux_loss"
 	expertsOutput = "mlp.experts.output" // the routed sum
+
+	predictedFrom   = "eh_proj.output" // of prediction layers, as those below
+	predictedNorm   = "shared_head.norm.output"
+	predictedLogits = "shared_head.head.output"
 )
 
 // split cuts "model.layers.3.mlp.output" into 3 and "mlp.output"; names outside the

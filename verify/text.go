@@ -315,7 +315,11 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		fmt.Fprintf(b, ", %d of %d routed experts", c.ExpertsReached, c.Experts)
 	}
 	fmt.Fprintln(b)
-	fmt.Fprintf(b, "%-11s%d of %d rows of the embedding\n", "", c.EmbeddingRows, c.VocabSize)
+	fmt.Fprintf(b, "%-11s%d of %d rows of the embedding", "", c.EmbeddingRows, c.VocabSize)
+	if c.EmbeddingCopies > 0 {
+		fmt.Fprint(b, ", and of prediction layers' copies of it no others")
+	}
+	fmt.Fprintln(b)
 	if c.OutsideForward > 0 {
 		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not verified\n", "", c.OutsideForward)
 	}

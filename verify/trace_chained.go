@@ -34,7 +34,7 @@ func (t *tracer) chained(ctx context.Context, in *model.Input, trace model.Trace
 	if o.Training {
 		_, err = model.Train(ctx, net, tape)
 	} else {
-		_, err = net.Forward(ctx)
+		_, err = net.ForwardMTP(ctx, t.predicts)
 	}
 	return err
 }
@@ -104,7 +104,7 @@ func (t *tracer) unjudged(name string) string {
 	}
 	_, kind := split(name)
 	switch kind {
-	case layerOutput, logits, lastNorm, embedded:
+	case layerOutput, logits, lastNorm, embedded, predictedNorm, predictedLogits:
 		return ""
 	}
 	if learned(name) {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -19,6 +20,7 @@ type tracer struct {
 	m        *model.DeepseekForCausalLM
 	src      weights.Source // of m's weights
 	set      *weights.Set   // the same under the names of the table
+	predicts int            // prediction layers that are run: those that the pack has stages of, if m can run them
 	o        *Options
 	checks   []Check
 	expected int             // golden tensors beside the inputs
@@ -54,8 +56,23 @@ func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src weights.Source, o *
 			t.expected++
 		}
 	}
+	t.predicts = min(predictions(m.Config, pack), m.PredictionLayers())
 	return t
 }
+
+// predictions returns how many prediction layers there are up to the last that the pack has a
+// stage of.
+func predictions(c *config.Config, pack *Pack) (n int) {
+	for name := range pack.Manifest.Tensors {
+		if layer, _ := split(name); layer < c.NumHiddenLayers+c.NumNextNPredictLayers {
+			n = max(n, layer-c.NumHiddenLayers+1)
+		}
+	}
+	return n
+}
+
+// layers returns how many layers are run, prediction layers among them.
+func (t *tracer) layers() int { return len(t.m.Model.Layers) + t.predicts }
 
 // run runs the model over in, and backward if the pack is one of training. In local mode
 // that is a pass of its own.
@@ -67,7 +84,7 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 	analysis := newAnalysis(o)
 	defer analysis.Close()
 	net := t.local(in, o, analysis, analysis)
-	if _, err := net.Forward(ctx); err != nil || !o.Training {
+	if _, err := net.ForwardMTP(ctx, t.predicts); err != nil || !o.Training {
 		return err
 	}
 	return t.chained(ctx, in, &replay{t})

@@ -27,7 +27,7 @@ var packs = []string{
 	"v1-freq3-first2/golden-f32", "v1-router-ties/golden-f32", "v1-router-ties/golden-bf16",
 	"v1-base/golden-train-seq", "v1-base/golden-train-batch",
 	"v2-lite/golden-f32", "v2-lite/golden-bf16", "v2-group-yarn/golden-f32",
-	"v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v3-fp8/golden-f32",
+	"v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v3-fp8/golden-f32", "v3-mtp/golden-f32", "v3-mtp-two/golden-bf16",
 	"v1-massive/golden-f32", "v1-massive/golden-bf16", "v1-f16/golden-f16", "v3-f16/golden-f16",
 }
 
@@ -107,7 +107,14 @@ func requireModelOrder(t *testing.T, r *verify.Report) {
 	forward := slices.DeleteFunc(slices.Clone(r.Checks), func(c verify.Check) bool {
 		return strings.HasSuffix(c.Tensor, ".grad") || c.Tensor == "loss"
 	})
-	require.Equal(t, "lm_head.output", forward[len(forward)-1].Tensor)
+	last := slices.IndexFunc(forward, func(c verify.Check) bool { return c.Tensor == "lm_head.output" })
+	for _, c := range forward[last+1:] {
+		require.Regexp(t, `^model\.layers\.[23]\.`, c.Tensor, "prediction layers follow the head")
+	}
+	if predicts := len(forward) - last - 1; predicts > 0 {
+		require.Equal(t, "model.layers.2.enorm.output", forward[last+1].Tensor)
+		require.Regexp(t, `\.shared_head\.head\.output$`, forward[len(forward)-1].Tensor)
+	}
 	for i, c := range forward {
 		require.Equal(t, r.Checks[i].Tensor, c.Tensor, "the loss and the gradients come last")
 	}

@@ -52,7 +52,8 @@ made by from_pretrained(torch_dtype=…) has them in float32: --rotary-dtype flo
 
 A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but where rounding may decide, and that every weight took
-part, but for experts that no token reached, which are listed. A pack that proves
+part, but for experts that no token reached, which are listed, and for multi-token
+prediction layers if the pack has no stages of them. A pack that proves
 little, or was made with another config, gives no pass: the reasons are listed.`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --mode chained fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
