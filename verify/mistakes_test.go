@@ -278,6 +278,14 @@ func TestRotaryDType(t *testing.T) {
 	require.Equal(t, "model.layers.0.self_attn.o_proj.input", *r.FirstDivergence)
 	require.Equal(t, "rotary-dtype", r.Cause.ID)
 	require.Equal(t, "the reference kept RoPE's inv_freq in BF16: verify with --rotary-dtype compute", r.Cause.Text)
+
+	saysOtherwise := must(verify.OpenPack(rewritten(t, "v1-base/golden-bf16", func(_ string, m map[string]any) {
+		m["made_by"] = "from_pretrained(checkpoint, dtype)"
+	})))
+	r = run(t, c.Config, c, saysOtherwise, verify.Options{})
+	require.Equal(t, "model.layers.0.self_attn.o_proj.input", *r.FirstDivergence)
+	require.Equal(t, "rotary-dtype", r.Cause.ID)
+	require.Equal(t, verify.Pass, run(t, c.Config, c, saysOtherwise, verify.Options{RotaryDType: tensor.BF16}).Verdict)
 }
 
 // TestMistakesInPacks alters what the pack says that the reference ran with.

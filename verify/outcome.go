@@ -22,7 +22,7 @@ func (t *tracer) report(in *model.Input) *Report {
 		Mode:       t.o.Mode,
 		Accumulate: "float64",
 		Routing:    t.routing,
-		Golden:     Golden{m.Reference, m.Mode, m.ConfigOverrides, m.ComputeDType, m.Partial, slices.Concat([]string{}, m.Absent), in.Batch, in.Seq, m.Checkpoint},
+		Golden:     Golden{m.Reference, m.Mode, m.ConfigOverrides, m.ComputeDType, m.Partial, m.Absent, in.Batch, in.Seq, m.Checkpoint},
 		Rules:      rulesOf(t.m.Config),
 		Config:     t.settings,
 		Free:       slices.Sorted(maps.Keys(t.free)),
@@ -217,7 +217,7 @@ func (t *tracer) weak() (reasons []string) {
 func (t *tracer) absent() (kinds []string) {
 	for _, kind := range slices.Sorted(maps.Keys(t.free)) {
 		inTraining := kind == expertsOutput && t.pack.Manifest.Mode == "train" // it is no module's output there
-		if kind != topKIdx && !inTraining && !learned(kind) && !slices.Contains(t.pack.Manifest.Absent, kind) {
+		if kind != topKIdx && !inTraining && !learned(kind) && !slices.Contains(t.pack.Manifest.Absent.Stages, kind) {
 			kinds = append(kinds, kind)
 		}
 	}

@@ -35,9 +35,25 @@ type Manifest struct {
 	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> "sha256:…"
 	Weights         string                    `json:"weights"`          // said of them where there are no files
 	Partial         string                    `json:"partial"`          // why the pack proves less on purpose; empty if it does not
-	Absent          []string                  `json:"absent"`           // kinds of stages that it has in no layer, such as "mlp.experts.output"
+	Absent          Absent                    `json:"absent"`           // what was left out on purpose
+	MadeBy          string                    `json:"made_by"`          // how the model got its dtype: "from_pretrained(…)", or "model.to(dtype)"
 	Files           map[string]string         `json:"files"`            // file -> "sha256:…"
 	Tensors         map[string]Entry          `json:"tensors"`          // by name: HuggingFace's module and what it gave
+}
+
+// Absent is what a pack leaves out on purpose.
+type Absent struct {
+	Layers []int    `json:"layers,omitempty"` // of the model
+	Stages []string `json:"stages,omitempty"` // kinds that it has in no layer, such as "mlp.experts.output"
+}
+
+// rotaryDType is the dtype in which the reference kept RoPE's inv_freq: from_pretrained leaves
+// it in float32, model.to(dtype) casts it. Invalid is the compute dtype.
+func (m *Manifest) rotaryDType() tensor.DType {
+	if strings.HasPrefix(m.MadeBy, "from_pretrained") {
+		return tensor.F32
+	}
+	return tensor.Invalid
 }
 
 // Reference says which Python made the pack.

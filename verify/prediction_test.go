@@ -125,7 +125,7 @@ func without(t *testing.T, lacks func(name string) bool, absent ...string) *veri
 	return must(verify.OpenPack(rewritten(t, "v3-mtp/golden-f32", func(dir string, m map[string]any) {
 		maps.DeleteFunc(m["tensors"].(map[string]any), func(name string, _ any) bool { return lacks(name) })
 		prune(t, dir, m)
-		m["absent"] = absent
+		m["absent"] = verify.Absent{Stages: absent}
 	})))
 }
 

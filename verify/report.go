@@ -167,7 +167,7 @@ type Golden struct {
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // config.json keys that the reference ran with
 	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
 	Partial         string                    `json:"partial"`          // why it proves less on purpose; empty if it does not
-	Absent          []string                  `json:"absent"`           // kinds of stages that it says it has not
+	Absent          Absent                    `json:"absent"`           // what it says it has not
 	Batch           int                       `json:"batch"`            // sequences
 	Seq             int                       `json:"seq"`              // tokens of each
 	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> hash

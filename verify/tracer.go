@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -94,7 +95,7 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 func (t *tracer) options() model.Options {
 	return model.Options{
 		DType:       t.pack.DType,
-		RotaryDType: t.o.RotaryDType,
+		RotaryDType: cmp.Or(t.o.RotaryDType, t.pack.Manifest.rotaryDType()),
 		Training:    t.pack.Manifest.Mode == "train",
 		Accumulate:  t.o.Accumulate,
 		Parallelism: t.o.Parallelism,

@@ -37,8 +37,9 @@ const (
 type Options struct {
 	Mode       Mode              // how stages are fed; "" is Local
 	Accumulate model.Accumulator // of our own dot products
-	// RotaryDType is the dtype in which the reference kept RoPE's inv_freq and
-	// angles: Invalid means the compute dtype, as model.to(dtype) leaves them.
+	// RotaryDType is the dtype in which the reference kept RoPE's inv_freq and angles:
+	// Invalid means what the pack's manifest says (made_by), and where it says nothing the
+	// compute dtype, as model.to(dtype) leaves them.
 	RotaryDType tensor.DType
 	// Reference overrides what the pack's manifest says of whose behaviour to follow.
 	Reference config.Reference

@@ -48,7 +48,8 @@ some rules (norm_topk_prob, moe_layer_freq, …). The pack says which one made i
 --reference overrides that, and the report names the rules in force.
 
 A BF16 or F16 reference made by model.to(dtype) has RoPE's angles in that dtype; one
-made by from_pretrained(torch_dtype=…) has them in float32: --rotary-dtype float32.
+made by from_pretrained(torch_dtype=…) has them in float32. The pack says by made_by
+which it is; --rotary-dtype overrides that.
 
 A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but where rounding may decide, and that every weight took
@@ -64,10 +65,10 @@ little, or was made with another config, gives no pass: the reasons are listed.`
 	}
 	asJSON := jsonFlag(cmd)
 	o := verifyOptions{mode: choice{"local", []string{"local", "chained"}}, accumulate: choice{"f64", []string{"f64", "f32"}},
-		rotary: choice{"compute", []string{"compute", "float32"}}, reference: choice{"golden", []string{"golden", "remote", "native"}}, limits: limits{}}
+		rotary: choice{"golden", []string{"golden", "compute", "float32"}}, reference: choice{"golden", []string{"golden", "remote", "native"}}, limits: limits{}}
 	cmd.Flags().Var(&o.mode, "mode", "how stages are fed: local or chained")
 	cmd.Flags().Var(&o.accumulate, "accumulate", "precision of the sums: f64, or f32 with wider bounds")
-	cmd.Flags().Var(&o.rotary, "rotary-dtype", "`dtype` of the reference's RoPE angles: compute, or float32")
+	cmd.Flags().Var(&o.rotary, "rotary-dtype", "`dtype` of the reference's RoPE angles: what the golden says, compute, or float32")
 	cmd.Flags().Var(&o.reference, "reference", "`whose` rules to follow: the golden's, or those of remote or native code")
 	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; repeatable")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
@@ -98,13 +99,16 @@ type verifyOptions struct {
 }
 
 // options turns the flags into those of the library.
-func (o *verifyOptions) options(progress func(done, total int)) verify.Options {
+func (o *verifyOptions) options(compute tensor.DType, progress func(done, total int)) verify.Options {
 	options := verify.Options{Mode: verify.Mode(o.mode.value), Limits: o.limits, Progress: progress}
 	if o.accumulate.value == "f32" {
 		options.Accumulate = model.Float32
 	}
-	if o.rotary.value == "float32" {
+	switch o.rotary.value {
+	case "float32":
 		options.RotaryDType = tensor.F32
+	case "compute":
+		options.RotaryDType = compute
 	}
 	if o.reference.value != "golden" {
 		options.Reference = config.Reference(o.reference.value)
@@ -124,7 +128,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	}
 	b := newBar(stderr, "verifying", int64(len(pack.Manifest.Tensors)), false)
 	defer b.remove()
-	options := o.options(func(_, _ int) { b.add(1) })
+	options := o.options(pack.DType, func(_, _ int) { b.add(1) })
 	options.Pages = c
 	report, err := verify.Run(ctx, c.Config, c, pack, options)
 	var mismatch *model.MismatchError
