@@ -25,7 +25,7 @@ func FuzzLayers(f *testing.F) {
 		require.Equal(t, l, again)
 		for _, r := range l {
 			require.LessOrEqual(t, r.From, r.To)
-			require.True(t, l.has(r.From) && l.has(r.To))
+			require.True(t, l.Has(r.From) && l.Has(r.To))
 		}
 	})
 }

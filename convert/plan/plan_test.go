@@ -202,7 +202,7 @@ func TestLayersFlag(t *testing.T) {
 	for list, n := range map[string]int{"0-3": 4, "0,1,2": 3, "2-3,0-1": 4, "1-3": 0, "0-1,3": 0} {
 		l, err := ParseLayers(list)
 		require.NoError(t, err)
-		got, ok := l.prefix()
+		got, ok := l.Prefix()
 		require.Equal(t, n > 0, ok, list)
 		if ok {
 			require.Equal(t, n, got)
