@@ -28,7 +28,7 @@ type Sheet struct {
 
 // Column is a column of a Sheet.
 type Column struct {
-	Name  string // in the first line: lower case, for programs too
+	Name  string // in the first line: one word of lower case, for programs too
 	Right bool   // aligned to the right, as numbers are
 }
 
@@ -65,6 +65,14 @@ func Whole[T ~int | ~int64](n T) Cell { return Cell{Grouped(n), strconv.FormatIn
 
 // Size is a cell of a number of bytes.
 func Size(n int64) Cell { return Cell{Bytes(n), strconv.FormatInt(n, 10)} }
+
+// Share is a cell of part / whole: in per cent for readers.
+func Share(part, whole int64) Cell {
+	if whole == 0 {
+		return Cell{"-", ""}
+	}
+	return Cell{Percent(part, whole), strconv.FormatFloat(float64(part)/float64(whole), 'g', -1, 64)}
+}
 
 // Real is a cell of a number: four digits for readers, the shortest text that reads as the
 // same float64 for programs. nil is a number that there is none of: "-", and nothing for
@@ -121,7 +129,7 @@ func (s *Sheet) writeTable(w io.Writer) error {
 			t.Align += "l"
 		}
 	}
-	t.Add(strings.Split(strings.ToUpper(strings.Join(s.names(), "\t")), "\t")...)
+	t.Add(strings.Fields(strings.ToUpper(strings.Join(s.names(), " ")))...)
 	for _, row := range s.rows {
 		t.Add(shown(row)...)
 	}

@@ -11,11 +11,8 @@ import (
 // empty one is all numbers.
 type Spans []Span
 
-// Span is the numbers From to To, both included.
-type Span struct {
-	From int // the first
-	To   int // the last
-}
+// Span is the first and the last of consecutive numbers.
+type Span [2]int
 
 // ParseSpans reads "0-3,7". The error says what is wanted: "not layers such as 0-3,7".
 func ParseSpans(s, what string) (Spans, error) {
@@ -39,9 +36,9 @@ func ParseSpans(s, what string) (Spans, error) {
 func (s Spans) String() string {
 	var parts []string
 	for _, r := range s {
-		part := strconv.Itoa(r.From)
-		if r.To != r.From {
-			part += "-" + strconv.Itoa(r.To)
+		part := strconv.Itoa(r[0])
+		if r[1] != r[0] {
+			part += "-" + strconv.Itoa(r[1])
 		}
 		parts = append(parts, part)
 	}
@@ -50,7 +47,7 @@ func (s Spans) String() string {
 
 // Has says whether n is in the set.
 func (s Spans) Has(n int) bool {
-	return len(s) == 0 || slices.ContainsFunc(s, func(r Span) bool { return r.From <= n && n <= r.To })
+	return len(s) == 0 || slices.ContainsFunc(s, func(r Span) bool { return r[0] <= n && n <= r[1] })
 }
 
 // Prefix returns n if the set is the numbers 0 to n-1.
@@ -61,14 +58,14 @@ func (s Spans) Prefix() (n int, ok bool) {
 	for s.Has(n) {
 		n++
 	}
-	ok = n > 0 && !slices.ContainsFunc(s, func(r Span) bool { return r.To >= n })
+	ok = n > 0 && !slices.ContainsFunc(s, func(r Span) bool { return r[1] >= n })
 	return n, ok
 }
 
 // Absent returns those numbers of the set for which there says no, ascending.
 func (s Spans) Absent(there func(n int) bool) (absent []int) {
 	for _, r := range s {
-		for n := r.From; n <= r.To; n++ {
+		for n := r[0]; n <= r[1]; n++ {
 			if !there(n) {
 				absent = append(absent, n)
 			}

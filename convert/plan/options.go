@@ -99,6 +99,3 @@ func (e Experts) String() string {
 
 // Layers is a set of decoder layers; empty, it is all of them.
 type Layers = text.Spans
-
-// ParseLayers reads "0-3,7".
-func ParseLayers(s string) (Layers, error) { return text.ParseSpans(s, "layers") }
