@@ -126,7 +126,8 @@ func (h *hashing) hash(ctx context.Context, w *weights.Weight, buffer []byte) (s
 	sum := blake3.New(32, nil)
 	if _, ok := w.DType.Format(); !ok {
 		io.WriteString(sum, heading(w.DType, w.Shape))
-		return nameOf(sum.Sum(nil)), h.raw(ctx, w, buffer, sum)
+		err := h.raw(ctx, w, buffer, sum)
+		return nameOf(sum.Sum(nil)), err
 	}
 	if err := w.CheckScales(); err != nil {
 		return "", err

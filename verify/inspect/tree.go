@@ -91,9 +91,9 @@ func tensorNode(name string, t *Tensor) *TreeNode {
 }
 
 // alone returns the tensor that is all there is in a module, under both names; any other
-// node as it is.
+// node, and one that others may be alike, as it is.
 func (n *TreeNode) alone() *TreeNode {
-	if len(n.Children) != 1 || n.Children[0].tensor == nil {
+	if _, numbered := number(n.Name); numbered || len(n.Children) != 1 || n.Children[0].tensor == nil {
 		return n
 	}
 	t := *n.Children[0]
@@ -176,7 +176,11 @@ func (r *TreeReport) addRows(s *text.Sheet, n *TreeNode, path string, depth int)
 		return
 	}
 	for _, c := range n.Children {
-		r.addRows(s, c, strings.TrimPrefix(path+"."+c.Name, "."), depth+1)
+		inner := c.Name
+		if depth > 0 {
+			inner = path + "." + c.Name
+		}
+		r.addRows(s, c, inner, depth+1)
 	}
 }
 
