@@ -29,14 +29,21 @@ const (
 // magnitude of those that are finite.
 func (p *Patterns) Add(data []byte, d DType) (largest float32) {
 	f, _ := d.Format()
-	limit := uint16(top[f])
+	for rest := data; len(rest) > 0; {
+		part := rest[:min(scanned, len(rest))] // stays in the nearest cache for the second loop
+		p.count(part)
+		largest = max(largest, patternValue(largest16(part, uint16(top[f])), f))
+		rest = rest[len(part):]
+	}
+	return largest
+}
+
+// count counts the elements of data.
+func (p *Patterns) count(data []byte) {
 	even, odd := &p.lanes[0], &p.lanes[1]
-	record := uint16(0)
-	gap := uint64(0x7fff * each16) // reaches the sign from the first magnitude above record on
-	for ; len(data) >= 32; data = data[32:] {
-		b := (*[32]byte)(data)
+	for ; len(data) >= 16; data = data[16:] {
+		b := (*[16]byte)(data)
 		x, y := binary.LittleEndian.Uint64(b[0:]), binary.LittleEndian.Uint64(b[8:])
-		z, w := binary.LittleEndian.Uint64(b[16:]), binary.LittleEndian.Uint64(b[24:])
 		even[uint16(x)]++
 		odd[uint16(x>>16)]++
 		even[uint16(x>>32)]++
@@ -45,23 +52,32 @@ func (p *Patterns) Add(data []byte, d DType) (largest float32) {
 		odd[uint16(y>>16)]++
 		even[uint16(y>>32)]++
 		odd[y>>48]++
-		even[uint16(z)]++
-		odd[uint16(z>>16)]++
-		even[uint16(z>>32)]++
-		odd[z>>48]++
-		even[uint16(w)]++
-		odd[uint16(w>>16)]++
-		even[uint16(w>>32)]++
-		odd[w>>48]++
-		if ((x&^sign16+gap)|(y&^sign16+gap)|(z&^sign16+gap)|(w&^sign16+gap))&sign16 != 0 {
+	}
+	for ; len(data) >= 2; data = data[2:] {
+		even[binary.LittleEndian.Uint16(data)]++
+	}
+}
+
+// largest16 returns the largest magnitude in data below limit. Few blocks hold a larger one
+// than those before them.
+func largest16(data []byte, limit uint16) (record uint16) {
+	gap := uint64(0x7fff * each16) // reaches the sign from the first magnitude above record on
+	for ; len(data) >= 64; data = data[64:] {
+		b := (*[64]byte)(data)
+		above := binary.LittleEndian.Uint64(b[0:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[8:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[16:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[24:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[32:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[40:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[48:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[56:])&^sign16 + gap
+		if above&sign16 != 0 {
 			record = magnitude16(b[:], record, limit)
 			gap = uint64(0x7fff-record) * each16
 		}
 	}
-	for rest := data; len(rest) >= 2; rest = rest[2:] {
-		even[binary.LittleEndian.Uint16(rest)]++
-	}
-	return patternValue(magnitude16(data, record, limit), f)
+	return magnitude16(data, record, limit)
 }
 
 // magnitude16 returns the largest of record and the magnitudes in data below limit.

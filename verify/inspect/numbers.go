@@ -127,25 +127,25 @@ type counted struct {
 	n int64
 }
 
-// addCounts adds numbers in the order of their patterns, and returns the finite ones.
-func (t *sums) addCounts(counts *[1 << 16]int64, values *[1 << 16]float32) []counted {
-	var finite []counted
+// addCounts adds numbers in the order of their patterns, and appends the finite ones to known.
+func (t *sums) addCounts(counts *[halves]int64, values *[halves]float32, known []counted) []counted {
+	before := len(known)
 	m, sum, squares := moments{}, series{}, series{}
 	for p, n := range counts {
 		if n > 0 && t.add(values[p], n) {
-			finite = append(finite, counted{values[p], n})
+			known = append(known, counted{values[p], n})
 			m.n += n
 			sum.add(float64(values[p]) * float64(n))
 		}
 	}
 	m.mean = sum.total() / float64(max(m.n, 1))
-	for _, c := range finite {
+	for _, c := range known[before:] {
 		d := float64(c.v) - m.mean
 		squares.add(float64(d*d) * float64(c.n))
 	}
 	m.m2 = squares.total()
 	t.moments.merge(m)
-	return finite
+	return known
 }
 
 // series is a sum in which no rounding is lost: A. Neumaier, Rundungsfehleranalyse einiger

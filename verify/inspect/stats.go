@@ -293,6 +293,7 @@ func (l *load) elements(i int) (at, n int64) {
 type scratch struct {
 	patterns tensor.Patterns
 	upper    [halves]int64
+	known    []counted // of sumUp
 }
 
 // count reads everything once.
@@ -340,7 +341,7 @@ func (s *counting) job(ctx context.Context, h *heap, l *load, i int, buffer []by
 		}
 	}
 	if h.left--; h.left == 0 {
-		s.sumUp(h)
+		s.sumUp(h, table)
 	}
 	s.progress(l.DType.Bytes(n))
 }
@@ -421,14 +422,15 @@ func (w *Weights) each(ctx context.Context, x *weights.Weight, at, n int64, f fu
 }
 
 // sumUp turns the counts of a heap into its numbers, and gives their memory back.
-func (s *counting) sumUp(h *heap) {
-	all, known := newSums(), []counted(nil)
+func (s *counting) sumUp(h *heap, table *scratch) {
+	all, known := newSums(), table.known[:0]
 	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
 		if counts := h.patterns[d]; counts != nil {
-			known = append(known, all.addCounts(counts, s.values[d])...)
+			known = all.addCounts(counts, s.values[d], known)
 			s.giveBack(counts)
 		}
 	}
+	table.known = known
 	for i := range h.parts {
 		all.merge(&h.parts[i])
 	}
