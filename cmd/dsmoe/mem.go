@@ -1,9 +1,6 @@
 package main
 
 import (
-	"errors"
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"dsmoe/text"
@@ -55,23 +52,11 @@ Allocators, fragmentation and workspaces of kernels are not counted.`,
 		if len(*contexts) == 0 {
 			*contexts = []int{c.MaxPositionEmbeddings}
 		}
-		if err := checkTokens(*contexts, *batches); err != nil {
+		r, err := inspect.MemoryOf(args[0], c, *contexts, *batches)
+		if err != nil {
 			return misuse(cmd, err.Error())
 		}
-		return out.print(cmd, inspect.MemoryOf(args[0], c, *contexts, *batches))
+		return out.print(cmd, r)
 	}
 	return cmd
-}
-
-// checkTokens refuses numbers that make no sense, or too large ones.
-func checkTokens(contexts, batches []int) error {
-	var errs []error
-	for _, c := range contexts {
-		for _, b := range batches {
-			if c < 1 || b < 1 || int64(c) > inspect.MaxTokens/int64(b) {
-				errs = append(errs, fmt.Errorf("--context %d with --batch %d is not 1 to %s tokens", c, b, text.Grouped(inspect.MaxTokens)))
-			}
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -77,6 +77,9 @@ func Hash(ctx context.Context, w Weights, s Selection, by HashLevel) (*HashRepor
 		return nil, err
 	}
 	list = slices.DeleteFunc(list, (*weights.Weight).IsScales)
+	if len(list) == 0 {
+		return nil, errors.New("nothing to hash: no weight is selected; scales have no hash of their own")
+	}
 	h := hashing{Weights: w, sums: make([]TensorHash, len(list)), errs: make([]error, len(list))}
 	for _, x := range list {
 		h.total += x.Bytes()

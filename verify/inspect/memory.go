@@ -1,8 +1,10 @@
 package inspect
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 
@@ -36,17 +38,17 @@ type Memory struct {
 	Batch   int   `json:"batch"`    // sequences at once
 	Weights int64 `json:"weights"`  // MemoryReport.Weights
 	KVCache int64 `json:"kv_cache"` // count.KVBytes · Context · Batch
-	Prefill int64 `json:"prefill"`  // ActivationBytes of Context · Batch tokens: all at once
-	Decode  int64 `json:"decode"`   // ActivationBytes of Batch tokens: one of each sequence
+	Prefill int64 `json:"prefill"`  // activations of all tokens at once, or the logits of the last of each sequence
+	Decode  int64 `json:"decode"`   // activations of one token of each sequence, or its logits
 	Total   int64 `json:"total"`    // Weights + KVCache + Prefill
 }
 
-// MaxTokens is the largest Context · Batch: bytes then fit 64 bits for any config.
-const MaxTokens = 100_000_000
+// MaxTokens is the largest Context · Batch.
+const MaxTokens = 1_000_000_000
 
-// MemoryOf works out the memory of c for each context with each batch, all of them above 0
-// and with products of at most MaxTokens.
-func MemoryOf(path string, c *config.Config, contexts, batches []int) *MemoryReport {
+// MemoryOf works out the memory of c for each context with each batch. What is not 1 to MaxTokens
+// tokens, or too much memory for 64 bits, is an error that names all of it.
+func MemoryOf(path string, c *config.Config, contexts, batches []int) (*MemoryReport, error) {
 	r := &MemoryReport{Path: path, ModelType: c.ModelType, DType: model.TorchDType(c), Assumed: c.TorchDType == "", Rows: []Memory{}}
 	r.Modules = moduleMemory(c)
 	for _, m := range r.Modules {
@@ -54,16 +56,35 @@ func MemoryOf(path string, c *config.Config, contexts, batches []int) *MemoryRep
 			r.Weights += m.Bytes
 		}
 	}
+	var errs []error
 	for _, context := range contexts {
 		for _, batch := range batches {
-			tokens := int64(context) * int64(batch)
-			m := Memory{Context: context, Batch: batch, Weights: r.Weights, KVCache: count.KVBytes(c) * tokens,
-				Prefill: ActivationBytes(c, tokens, int64(batch)), Decode: ActivationBytes(c, int64(batch), int64(batch))}
-			m.Total = m.Weights + m.KVCache + m.Prefill
+			m, err := r.row(c, int64(context), int64(batch))
+			if err != nil {
+				errs = append(errs, fmt.Errorf("context %d with batch %d: %w", context, batch, err))
+			}
 			r.Rows = append(r.Rows, m)
 		}
 	}
-	return r
+	return r, errors.Join(errs...)
+}
+
+// row is the memory of batch sequences.
+func (r *MemoryReport) row(c *config.Config, context, batch int64) (Memory, error) {
+	if context < 1 || batch < 1 || context > MaxTokens/batch {
+		return Memory{}, fmt.Errorf("not 1 to %s tokens", text.Grouped(MaxTokens))
+	}
+	tokens := context * batch
+	token, logits := activations(c)
+	for _, n := range []int64{count.KVBytes(c), token, logits} {
+		if n > math.MaxInt64/4/tokens {
+			return Memory{}, errors.New("more bytes than 64 bits can count")
+		}
+	}
+	m := Memory{Context: int(context), Batch: int(batch), Weights: r.Weights, KVCache: count.KVBytes(c) * tokens,
+		Prefill: max(tokens*token, batch*logits), Decode: batch * max(token, logits)}
+	m.Total = m.Weights + m.KVCache + m.Prefill
+	return m, nil
 }
 
 // moduleMemory adds up the weights that c implies.
@@ -95,34 +116,33 @@ func slotBytes(c *config.Config, s model.Slot) int64 {
 	return s.Info(tensor.F8E4M3).Bytes() + 4*int64(rows)*int64(cols)
 }
 
-// ActivationBytes returns the largest number of bytes of activations that exist at once
-// while tokens pass one layer, or while the logits of the last tokens, one of each of
-// batch sequences, are computed in F32:
+// activations returns the bytes of activations that exist at once for each token that
+// passes one layer, and for the logits, in F32, of one:
 //
-//	max(tokens · (2·hidden_size + max(attention, dense, routed, shared)) · bytes of torch_dtype,
-//	    batch · (hidden_size · bytes of torch_dtype + 4·vocab_size))
+//	token     = (2·hidden_size + max(attention, dense, routed, shared)) · bytes of torch_dtype
 //	attention = num_attention_heads · 2·(qk_head_dim + v_head_dim)
 //	dense     = 3·intermediate_size
 //	routed    = num_experts_per_tok · (2·hidden_size + 3·moe_intermediate_size)
 //	shared    = n_shared_experts · 3·moe_intermediate_size + hidden_size
+//	logits    = hidden_size · bytes of torch_dtype + 4·vocab_size
 //
 // 2·hidden_size is the residual stream and its norm. Attention holds queries, keys, values
-// and what comes of them; an MLP gate, up and their product; routed experts also what goes into them and
-// what comes out; shared ones the routed sum. Scores are not stored, as FlashAttention does not: the
-// reference's eager attention takes 4 · batch · num_attention_heads · context² more.
-func ActivationBytes(c *config.Config, tokens, batch int64) int64 {
-	attention := c.NumAttentionHeads * 2 * (c.QKHeadDim() + c.ValueHeadDim())
-	dense, routed, shared := 0, 0, 0
-	if l := layersOf(c); l.Dense > 0 {
-		dense = 3 * c.IntermediateSize
+// and what comes of them; an MLP gate, up and their product; routed experts also what goes
+// into them and what comes out; shared ones the routed sum. Scores are not stored, as in
+// FlashAttention: the reference's eager attention takes 4 · batch · num_attention_heads ·
+// context² more.
+func activations(c *config.Config) (token, logits int64) {
+	hidden, expert := int64(c.HiddenSize), int64(c.MoEIntermediateSize)
+	widest := 2 * int64(c.NumAttentionHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
+	layers := layersOf(c)
+	if layers.Dense > 0 {
+		widest = max(widest, 3*int64(c.IntermediateSize))
 	}
-	if l := layersOf(c); l.MoE > 0 {
-		routed = c.NumExpertsPerTok * (2*c.HiddenSize + 3*c.MoEIntermediateSize)
-		shared = c.NSharedExperts*3*c.MoEIntermediateSize + c.HiddenSize
+	if layers.MoE > 0 {
+		widest = max(widest, int64(c.NumExpertsPerTok)*(2*hidden+3*expert), 3*int64(c.NSharedExperts)*expert+hidden)
 	}
 	size := int64(model.TorchDType(c).Bits()) / 8
-	layer := tokens * int64(2*c.HiddenSize+max(attention, dense, routed, shared)) * size
-	return max(layer, batch*(int64(c.HiddenSize)*size+4*int64(c.VocabSize)))
+	return (2*hidden + widest) * size, hidden*size + 4*int64(c.VocabSize)
 }
 
 // Sheet is a row per context and batch.

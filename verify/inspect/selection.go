@@ -39,8 +39,9 @@ func (s Selection) Has(name string) bool {
 
 // matches says whether a glob matches a tensor, or the weight whose scales it holds.
 func matches(glob, name string) bool {
-	ok, _ := path.Match(glob, strings.TrimSuffix(name, weights.ScaleSuffix))
-	return ok
+	itself, _ := path.Match(glob, name)
+	weight, _ := path.Match(glob, strings.TrimSuffix(name, weights.ScaleSuffix))
+	return itself || weight
 }
 
 // place is where in the model a tensor is.

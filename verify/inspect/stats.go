@@ -143,6 +143,9 @@ func Stats(ctx context.Context, w Weights, o StatsOptions) (*StatsReport, error)
 		}
 		s.take(at[group], x)
 	}
+	if len(s.heaps)+len(r.NotCounted) == 0 && len(list) > 0 {
+		return nil, fmt.Errorf("nothing to count by %s: none of the selected tensors is in one", o.By)
+	}
 	for _, pass := range []func(context.Context) error{s.count, s.again} {
 		if err := errors.Join(pass(ctx), s.errors()); err != nil {
 			return nil, err

@@ -376,6 +376,18 @@ func TestStatsThatCannotBe(t *testing.T) {
 		require.ErrorContains(t, err, "tensor bf16: disk on fire")
 		require.ErrorContains(t, err, "tensor f32: disk on fire")
 	}
+	whole := fill(t, configtest.Fixture(t, "v3-fp8/checkpoint")).weights()
+	_, err = Stats(t.Context(), whole, StatsOptions{By: ByExpert, Selection: Selection{Layers: text.Spans{{0, 0}}}})
+	require.EqualError(t, err, "nothing to count by expert: none of the selected tensors is in one")
+	scales := Selection{Match: []string{"*_scale_inv"}}
+	r, err = Stats(t.Context(), whole, StatsOptions{Selection: scales})
+	require.NoError(t, err)
+	assert.Len(t, r.Tensors, 72)
+	_, err = Stats(t.Context(), whole, StatsOptions{By: ByLayer, Selection: scales})
+	require.ErrorContains(t, err, "nothing to count by layer")
+	_, err = Hash(t.Context(), whole, scales, HashTensors)
+	require.ErrorContains(t, err, "scales have no hash of their own")
+
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = Stats(ctx, only(t, tensors).weights(), StatsOptions{})
