@@ -96,20 +96,40 @@ type target struct {
 }
 
 // newSearch begins with numbers that are counted one by one, and with others counted by the
-// upper half of their keys. It returns nil if there are none.
+// upper half of their keys; nil is no others. It returns nil if there are no numbers.
 func newSearch(quantiles []Quantile, known []counted, others *[halves]int64) *search {
-	upper, n := *others, int64(0)
+	slices.SortFunc(known, func(a, b counted) int { return cmp.Compare(keyOf(a.v), keyOf(b.v)) })
+	n := int64(0)
+	for _, c := range known {
+		n += c.n
+	}
+	s := &search{quantiles: quantiles, found: make([]QuantileValue, len(quantiles))}
+	if others != nil {
+		return s.narrow(known, n, others)
+	}
+	if n == 0 {
+		return nil
+	}
+	for i, q := range quantiles {
+		s.found[i] = q.is(nth(known, q.rank(n)))
+	}
+	return s
+}
+
+// narrow finds the quantiles among n known numbers in order and others, or the upper half
+// of their keys.
+func (s *search) narrow(known []counted, n int64, others *[halves]int64) *search {
+	upper := *others
 	for _, c := range known {
 		upper[keyOf(c.v)>>16] += c.n
 	}
-	for _, count := range upper {
+	for _, count := range others {
 		n += count
 	}
 	if n == 0 {
 		return nil
 	}
-	s := &search{quantiles: quantiles, found: make([]QuantileValue, len(quantiles))}
-	for i, q := range quantiles {
+	for i, q := range s.quantiles {
 		t := target{index: i, rank: q.rank(n)}
 		for ; t.rank > upper[t.upper]; t.upper++ {
 			t.rank -= upper[t.upper]
@@ -130,9 +150,8 @@ func newSearch(quantiles []Quantile, known []counted, others *[halves]int64) *se
 // is says what the quantile is; -0 is 0.
 func (q Quantile) is(v float32) QuantileValue { return QuantileValue{q.text, float64(v) + 0} }
 
-// nth returns the number of a rank.
+// nth returns the number of a rank, of numbers in ascending order.
 func nth(numbers []counted, rank int64) float32 {
-	slices.SortFunc(numbers, func(a, b counted) int { return cmp.Compare(keyOf(a.v), keyOf(b.v)) })
 	i := 0
 	for ; rank > numbers[i].n; i++ {
 		rank -= numbers[i].n

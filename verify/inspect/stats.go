@@ -231,8 +231,8 @@ type counting struct {
 	o      StatsOptions
 	heaps  []*heap
 	values map[tensor.DType]*[halves]float32 // what patterns stand for
-	tables sync.Pool                         // of *scratch
-	counts sync.Pool                         // of *[halves]int64, zeros
+	tables spare[scratch]
+	counts spare[[halves]int64] // zeros
 
 	mu          sync.Mutex // guards what follows
 	done, total int64
@@ -241,13 +241,15 @@ type counting struct {
 // heap is weights that are counted together. Only while some of them are read it takes
 // memory.
 type heap struct {
-	name string
-	list []*load
+	name   string
+	list   []*load
+	values int64 // number of elements that are not counted by patterns
 
 	mu       sync.Mutex // guards what follows
 	left     int        // jobs that are not done
 	patterns map[tensor.DType]*[halves]int64
 	upper    *[halves]int64 // of the keys of numbers that are not counted by patterns; for quantiles
+	few      []counted      // those numbers instead, of a small heap
 	parts    []sums         // of those numbers, job by job
 	numbers  Numbers
 	rows     *RowStats
@@ -257,6 +259,9 @@ type heap struct {
 func newHeap(name string) *heap {
 	return &heap{name: name, patterns: map[tensor.DType]*[halves]int64{}}
 }
+
+// isSmall says whether quantiles are looked for among all numbers at once.
+func (h *heap) isSmall() bool { return h.values <= halves }
 
 // load is a weight that is counted.
 type load struct {
@@ -275,6 +280,7 @@ func (s *counting) take(h *heap, w *weights.Weight) {
 	h.left += jobs
 	if !l.patterns {
 		h.parts = append(h.parts, make([]sums, jobs)...)
+		h.values += int64(w.Len())
 	}
 	s.total += w.Bytes()
 	if !l.patterns && len(s.o.Quantiles) > 0 { // they may be read again
@@ -299,17 +305,41 @@ type scratch struct {
 	known    []counted // of sumUp
 }
 
+// spare is memory that is used again.
+type spare[T any] struct {
+	mu   sync.Mutex
+	free []*T
+}
+
+// get returns memory that was put back, or new one.
+func (s *spare[T]) get() *T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.free)
+	if n == 0 {
+		return new(T)
+	}
+	x := s.free[n-1]
+	s.free = s.free[:n-1]
+	return x
+}
+
+// put gives it back.
+func (s *spare[T]) put(x *T) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, x)
+}
+
 // count reads everything once.
 func (s *counting) count(ctx context.Context) error {
-	s.tables.New = func() any { return new(scratch) }
-	s.counts.New = func() any { return new([halves]int64) }
 	t := newTeam(ctx, s.Threads)
 	for _, h := range s.heaps {
 		for _, l := range h.list {
 			for i := range l.jobs() {
 				t.do(func(buffer []byte) {
-					table := s.tables.Get().(*scratch)
-					defer s.tables.Put(table)
+					table := s.tables.get()
+					defer s.tables.put(table)
 					s.job(t.ctx, h, l, i, buffer, table)
 				})
 			}
@@ -323,11 +353,12 @@ func (s *counting) job(ctx context.Context, h *heap, l *load, i int, buffer []by
 	at, n := l.elements(i)
 	rows := newRowPeaks(l, at, n, s.o.By == ByTensor)
 	var part sums
+	var few []counted
 	var err error
 	if l.patterns {
 		err = s.byPattern(ctx, l, at, n, buffer, table, rows)
 	} else {
-		part, err = s.byNumber(ctx, l, at, n, table, rows)
+		part, few, err = s.byNumber(ctx, h, l, at, n, table, rows)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -339,7 +370,10 @@ func (s *counting) job(ctx context.Context, h *heap, l *load, i int, buffer []by
 		table.patterns.Take(s.zeros(&h.patterns, l.DType))
 	} else {
 		h.parts[l.part+i] = part
-		if len(s.o.Quantiles) > 0 {
+		switch {
+		case h.isSmall():
+			h.few = append(h.few, few...)
+		case len(s.o.Quantiles) > 0:
 			h.addUpper(s, table)
 		}
 	}
@@ -352,7 +386,7 @@ func (s *counting) job(ctx context.Context, h *heap, l *load, i int, buffer []by
 // zeros returns the counts of a dtype, zeros at first.
 func (s *counting) zeros(counts *map[tensor.DType]*[halves]int64, d tensor.DType) *[halves]int64 {
 	if (*counts)[d] == nil {
-		(*counts)[d] = s.counts.Get().(*[halves]int64)
+		(*counts)[d] = s.counts.get()
 	}
 	return (*counts)[d]
 }
@@ -360,7 +394,7 @@ func (s *counting) zeros(counts *map[tensor.DType]*[halves]int64, d tensor.DType
 // addUpper moves what a job counted for quantiles into the heap.
 func (h *heap) addUpper(s *counting, table *scratch) {
 	if h.upper == nil {
-		h.upper = s.counts.Get().(*[halves]int64)
+		h.upper = s.counts.get()
 	}
 	for i, n := range table.upper {
 		h.upper[i] += n
@@ -395,20 +429,26 @@ func (s *counting) byPattern(ctx context.Context, l *load, at, n int64, buffer [
 }
 
 // byNumber is byPattern for the dtypes that are decoded.
-func (s *counting) byNumber(ctx context.Context, l *load, at, n int64, table *scratch, rows *rowPeaks) (sums, error) {
-	part := newSums()
-	err := s.each(ctx, l.Weight, at, n, func(at int64, values []float32) {
+// Numbers of a small heap are kept for quantiles.
+func (s *counting) byNumber(ctx context.Context, h *heap, l *load, at, n int64, table *scratch, rows *rowPeaks) (part sums, few []counted, err error) {
+	part = newSums()
+	err = s.each(ctx, l.Weight, at, n, func(at int64, values []float32) {
 		part.addValues(values)
-		if len(s.o.Quantiles) > 0 {
-			for _, v := range values {
-				if v-v == 0 {
-					table.upper[keyOf(v)>>16]++
-				}
+		rows.seeAll(at, values)
+		if len(s.o.Quantiles) == 0 {
+			return
+		}
+		for _, v := range values {
+			switch {
+			case v-v != 0:
+			case h.isSmall():
+				few = append(few, counted{v, 1})
+			default:
+				table.upper[keyOf(v)>>16]++
 			}
 		}
-		rows.seeAll(at, values)
 	})
-	return part, err
+	return part, few, err
 }
 
 // each calls f for tiles of a weight's numbers.
@@ -439,23 +479,22 @@ func (s *counting) sumUp(h *heap, table *scratch) {
 	}
 	h.numbers = all.numbers()
 	if len(s.o.Quantiles) > 0 {
-		if h.upper == nil {
-			h.upper = s.counts.Get().(*[halves]int64)
+		h.search = newSearch(s.o.Quantiles, append(known, h.few...), h.upper)
+		if h.upper != nil {
+			s.giveBack(h.upper)
 		}
-		h.search = newSearch(s.o.Quantiles, known, h.upper)
-		s.giveBack(h.upper)
 	}
 	if len(h.list) == 1 && s.o.By == ByTensor {
 		h.rows = rowStats(h.list[0].rows)
 		h.list[0].rows = nil
 	}
-	h.patterns, h.parts, h.upper = nil, nil, nil
+	h.patterns, h.parts, h.upper, h.few = nil, nil, nil, nil
 }
 
 // giveBack keeps counts for the next heap.
 func (s *counting) giveBack(counts *[halves]int64) {
 	clear(counts[:])
-	s.counts.Put(counts)
+	s.counts.put(counts)
 }
 
 // again reads the numbers among which quantiles are.
