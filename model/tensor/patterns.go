@@ -25,21 +25,8 @@ const (
 	sign16 = 0x8000 * each16
 )
 
-// Add counts the elements of data, whole ones of F16 or BF16, and returns the largest
-// magnitude of those that are finite.
-func (p *Patterns) Add(data []byte, d DType) (largest float32) {
-	f, _ := d.Format()
-	for rest := data; len(rest) > 0; {
-		part := rest[:min(scanned, len(rest))] // stays in the nearest cache for the second loop
-		p.count(part)
-		largest = max(largest, patternValue(largest16(part, uint16(top[f])), f))
-		rest = rest[len(part):]
-	}
-	return largest
-}
-
-// count counts the elements of data.
-func (p *Patterns) count(data []byte) {
+// Add counts the elements of data, whole ones of 16 bits.
+func (p *Patterns) Add(data []byte) {
 	even, odd := &p.lanes[0], &p.lanes[1]
 	for ; len(data) >= 16; data = data[16:] {
 		b := (*[16]byte)(data)
@@ -56,6 +43,13 @@ func (p *Patterns) count(data []byte) {
 	for ; len(data) >= 2; data = data[2:] {
 		even[binary.LittleEndian.Uint16(data)]++
 	}
+}
+
+// LargestFinite returns the largest magnitude of the finite elements of data, whole ones of
+// F16 or BF16; 0 if there are none.
+func LargestFinite(data []byte, d DType) float32 {
+	f, _ := d.Format()
+	return patternValue(largest16(data, uint16(top[f])), f)
 }
 
 // largest16 returns the largest magnitude in data below limit. Few blocks hold a larger one

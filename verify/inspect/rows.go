@@ -22,7 +22,7 @@ func newRowPeaks(l *load, at, n int64, wanted bool) *rowPeaks {
 	}
 	width := int64(l.Len() / l.Shape[0])
 	first, last := at/width, (at+n-1)/width
-	return &rowPeaks{width, first, make([]float32, last-first+1)}
+	return &rowPeaks{width: width, first: first, peaks: make([]float32, last-first+1)}
 }
 
 // rest returns how many elements there are from at on to the end of its row.
@@ -75,7 +75,8 @@ func rowStats(peaks []float32) *RowStats {
 	if len(peaks) == 0 {
 		return nil
 	}
-	sorted := slices.Sorted(slices.Values(peaks))
+	sorted := slices.Clone(peaks)
+	slices.Sort(sorted)
 	s := &RowStats{Count: len(peaks), Median: float64(sorted[(len(sorted)-1)/2]), Largest: []RowPeak{}}
 	for i, p := range peaks {
 		if float64(p) > OutlierRatio*s.Median {

@@ -420,8 +420,11 @@ func (s *counting) byPattern(ctx context.Context, l *load, at, n int64, buffer [
 			return err
 		}
 		for len(tile) > 0 {
-			row := min(int64(len(tile)), size*rows.rest(at))
-			rows.see(at, table.patterns.Add(tile[:row], l.DType))
+			row := min(int64(len(tile)), size*rows.rest(at)) // stays in the nearest cache for the second look
+			table.patterns.Add(tile[:row])
+			if rows != nil {
+				rows.see(at, tensor.LargestFinite(tile[:row], l.DType))
+			}
 			tile, at, n = tile[row:], at+row/size, n-row/size
 		}
 	}
