@@ -28,9 +28,9 @@ shared ones), layer or module. FP8 weights count as numbers: code times scale in
               outlier_rows counts rows with more than 4 times that, and largest_row is
               the most extreme of those. --json lists up to 8 of them
 
-All numbers are the same whatever the number of threads. Memory is bounded: a few
-megabytes for each processor beside the headers. Weights are read once, F32 and FP8
-ones twice with --quantiles. Tensors of other dtypes, and FP8 weights without usable
+All numbers are the same whatever the number of threads. Beside the headers and the rows,
+memory is a few megabytes for each processor. Weights are read once, with --quantiles F32
+and FP8 ones at most twice. Tensors of other dtypes, and FP8 weights without usable
 scales, are listed as not counted.`,
 		Example: `  dsmoe inspect stats fixtures/v1-base/checkpoint
   dsmoe inspect stats --by expert --layers 1 --experts 0,5-9 fixtures/v1-base/checkpoint

@@ -16,7 +16,7 @@ import (
 func TestMemoryOf16B(t *testing.T) {
 	r, err := MemoryOf("x", configtest.Fixture(t, "states/deepseek-moe-16b"), []int{4096, 1}, []int{1, 8})
 	require.NoError(t, err)
-	assert.EqualValues(t, 32_751_456_256, r.Weights)
+	assert.Equal(t, int64(32_751_456_256), r.Weights)
 	assert.Equal(t, tensor.BF16, r.DType)
 	assert.False(t, r.Assumed)
 	const kv = 2 * 28 * 16 * 128 * 2
@@ -44,7 +44,7 @@ func TestMemoryOfLatentAttention(t *testing.T) {
 	c := override(t, configtest.Fixture(t, "states/deepseek-v3"), "torch_dtype", `"bfloat16"`)
 	r, err := MemoryOf("x", c, []int{1000}, []int{2})
 	require.NoError(t, err)
-	assert.EqualValues(t, 2*671_026_419_200, r.Weights)
+	assert.Equal(t, int64(2*671_026_419_200), r.Weights)
 	assert.EqualValues(t, 61*576*2*2000, r.Rows[0].KVCache)
 	const widest = 8 * (2*7168 + 3*2048)
 	assert.EqualValues(t, 2000*(2*7168+widest)*2, r.Rows[0].Prefill)

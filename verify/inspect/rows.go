@@ -17,7 +17,7 @@ type rowPeaks struct {
 
 // newRowPeaks returns room for the rows of n elements of a weight from at on.
 func newRowPeaks(l *load, at, n int64, wanted bool) *rowPeaks {
-	if !wanted || len(l.Shape) == 0 || n == 0 {
+	if !wanted || len(l.Shape) == 0 || l.Shape[0] > MaxRows || n == 0 {
 		return nil
 	}
 	width := int64(l.Len() / l.Shape[0])
@@ -92,7 +92,7 @@ func rowStats(peaks []float32) *RowStats {
 // cells are the median, the number of outliers, and the largest of them.
 func (s *RowStats) cells() []text.Cell {
 	if s == nil {
-		return []text.Cell{text.Real(nil), text.Whole(0), text.Plain("")}
+		return []text.Cell{text.Real(nil), text.Real(nil), text.Plain("")}
 	}
 	cells := []text.Cell{text.Real(&s.Median), text.Whole(s.Outliers), text.Plain("")}
 	if len(s.Largest) > 0 {

@@ -73,7 +73,7 @@ type TensorStats struct {
 	DType tensor.DType `json:"dtype"` // as it is stored
 	Shape []int        `json:"shape"` // outermost first
 	Numbers
-	Rows *RowStats `json:"rows"` // null if there are no rows
+	Rows *RowStats `json:"rows"` // null if there are no rows, or more than MaxRows
 }
 
 // RowStats is about the largest magnitudes of the finite elements of each row: of all that have
@@ -91,11 +91,13 @@ type RowPeak struct {
 	AbsMax float64 `json:"absmax"` // exact
 }
 
-// OutlierRatio times the median row's absmax is an outlier; among rows of 2048 normal numbers,
-// one of a million is above 2 times. MaxPeaks of them are listed.
+// A row above OutlierRatio times the median row's absmax is an outlier: of rows of 2048 normal
+// numbers, fewer than one of 10^8 is above 2 times. MaxPeaks of them are listed. A tensor
+// with more than MaxRows rows has none: that many would take much memory.
 const (
 	OutlierRatio = 4
 	MaxPeaks     = 8
+	MaxRows      = 1 << 22
 )
 
 // GroupStats is several tensors together.

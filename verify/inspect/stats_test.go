@@ -224,6 +224,16 @@ func TestStats(t *testing.T) {
 	}
 }
 
+// TestStatsOfManyRows: a tensor of very many rows has statistics, but none of rows.
+func TestStatsOfManyRows(t *testing.T) {
+	x := tensor.Tensor{DType: tensor.BF16, Shape: []int{MaxRows + 1, 1}, Data: make([]byte, 2*(MaxRows+1))}
+	r, err := Stats(t.Context(), only(t, map[string]tensor.Tensor{"x": x}).weights(), StatsOptions{})
+	require.NoError(t, err)
+	assert.EqualValues(t, MaxRows+1, r.Tensors[0].Zeros)
+	assert.Nil(t, r.Tensors[0].Rows)
+	assert.Regexp(t, ` 0 +- +-\n$`, printed(t, r), "nothing is said of outliers")
+}
+
 // weights128 is weights with the blocks of the tensors of hostile.
 func (s *stored) weights128() Weights {
 	w := s.weights()
