@@ -154,7 +154,7 @@ func TestDecoderAlone(t *testing.T) {
 // TestFewerLayers is a smaller model, which opens and fits its config.
 func TestFewerLayers(t *testing.T) {
 	t.Parallel()
-	c := open(t, converted(t, fixture.Path(t, "v3/checkpoint"), plan.Options{Layers: plan.Layers{{From: 0, To: 2}}}))
+	c := open(t, converted(t, fixture.Path(t, "v3/checkpoint"), plan.Options{Layers: plan.Layers{{0, 2}}}))
 	require.Equal(t, 3, c.Config.NumHiddenLayers)
 	require.Zero(t, c.Config.NumNextNPredictLayers)
 	require.NoError(t, model.Check(c.Config, c))

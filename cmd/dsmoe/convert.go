@@ -20,7 +20,7 @@ type convertFlags struct {
 	dtype         weightType
 	experts       expertsFlag
 	shard         shardSize
-	layers        layersFlag
+	layers        plan.Layers
 	include       []string
 	exclude       []string
 	noMTP         bool
@@ -87,7 +87,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.Var(&f.dtype, "type", "dtype of float weights: f32, f16, bf16 or keep; float32, fp16, half, … will do")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
 	flags.Var(&f.shard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file")
-	flags.Var(&f.layers, "layers", "keep only these decoder `layers`: 0-3,7")
+	flags.Var(spansFlag{&f.layers, "layers"}, "layers", "keep only these decoder `layers`: 0-3,7")
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
@@ -149,7 +149,7 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 // convert plans or converts.
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string, s convert.Settings) (report, error) {
 	o := convert.Options{Settings: s, Options: plan.Options{DType: tensor.DType(f.dtype), Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
-		Layers: plan.Layers(f.layers), Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP}}
+		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP}}
 	if f.dryRun {
 		return convert.Plan(src, o)
 	}

@@ -87,13 +87,19 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 
 // sideOf is a checkpoint seen per expert, in the order of the model.
 func sideOf(c *checkpoint.Checkpoint) (diff.Side, error) {
+	list, err := orderedWeights(c)
+	return diff.Side{Weights: list, Reader: c, Config: c.Config}, err
+}
+
+// orderedWeights returns the weights of a checkpoint per expert, in the order of the model.
+func orderedWeights(c *checkpoint.Checkpoint) ([]*weights.Weight, error) {
 	set := weights.New(c.Config, c)
 	var problems []checkpoint.Problem
 	for _, m := range set.Misfits {
 		problems = append(problems, checkpoint.Problem{Tensor: m.Name, Cause: m.Cause})
 	}
 	if problems != nil {
-		return diff.Side{}, &checkpoint.Error{Path: c.Path, Problems: problems}
+		return nil, &checkpoint.Error{Path: c.Path, Problems: problems}
 	}
-	return diff.Side{Weights: model.Ordered(c.Config, set), Reader: c, Config: c.Config}, nil
+	return model.Ordered(c.Config, set), nil
 }

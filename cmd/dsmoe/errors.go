@@ -54,6 +54,9 @@ func asksJSON(cmd *cobra.Command, args []string) bool {
 	if f := cmd.Flags().Lookup("json"); f != nil && f.Changed {
 		return f.Value.String() == "true"
 	}
+	if f := cmd.Flags().Lookup(outputFlag); f != nil && f.Changed {
+		return f.Value.String() == jsonForm
+	}
 	if end := slices.Index(args, "--"); end >= 0 {
 		args = args[:end]
 	}

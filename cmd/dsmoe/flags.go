@@ -16,6 +16,7 @@ import (
 
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // dtypeNamed returns the dtype that a user calls word, by any of the names that it has in
@@ -232,21 +233,28 @@ func (e *expertsFlag) Type() string { return "layout" }
 
 func (e *expertsFlag) completions() []string { return []string{"fused", "keep", "per-expert"} }
 
-// layersFlag is a flag: a set of decoder layers.
-type layersFlag plan.Layers
+// spansFlag is a flag: a set of layers, or of experts.
+type spansFlag struct {
+	value *text.Spans
+	what  string // is in it: "layers"
+}
 
-// Set reads layers.
-func (l *layersFlag) Set(list string) error {
-	layers, err := plan.ParseLayers(list)
-	*l = layersFlag(layers)
+// Set reads a set.
+func (f spansFlag) Set(list string) (err error) {
+	*f.value, err = text.ParseSpans(list, f.what)
 	return err
 }
 
 // String returns what Set reads.
-func (l *layersFlag) String() string { return plan.Layers(*l).String() }
+func (f spansFlag) String() string {
+	if f.value == nil {
+		return ""
+	}
+	return f.value.String()
+}
 
 // Type names the flag's values in the help.
-func (l *layersFlag) Type() string { return "layers" }
+func (f spansFlag) Type() string { return f.what }
 
 // The rules by which synth draws the gates' weights.
 const (

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/text"
 )
 
 // flagValue is what all flags with a text of their own are.
@@ -27,7 +29,7 @@ func TestFlagValues(t *testing.T) {
 			map[string]string{"keep": "keep", "fused": "fused", "per-expert": "per-expert"}, []string{"", "Fused", "apart"}},
 		"shard": {func() flagValue { return new(shardSize) },
 			map[string]string{"none": "none", "5GB": "5GB", "2GiB": "2GiB", "1500": "1500B"}, []string{"", "0", "None", "-1", "x"}},
-		"layers": {func() flagValue { return new(layersFlag) },
+		"layers": {func() flagValue { return spansFlag{new(text.Spans), "layers"} },
 			map[string]string{"0-3,7": "0-3,7", "1, 2-2": "1,2", "5": "5"}, []string{"", "3-1", "a"}},
 		"limit": {func() flagValue { return limits{} },
 			map[string]string{"mlp.output=1e-5": "mlp.output=1e-05", "a=2": "a=2"}, []string{"", "a", "a=", "=1", "a=0", "a=-1", "a=NaN", "a=Inf"}},

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/text"
 	"dsmoe/verify/inspect"
 )
 
@@ -39,7 +40,8 @@ headers are read, never a weight.`,
 		s := inspect.Summarize(c)
 		return answer(printReport(cmd, s, *asJSON), s.Problems == 0)
 	}
-	cmd.AddCommand(newInspectLs(), newInspectAudit(), newInspectArch())
+	cmd.AddCommand(newInspectLs(), newInspectTree(), newInspectAudit(), newInspectArch(), newInspectMem(),
+		newInspectStats(), newInspectHash())
 	return cmd
 }
 
@@ -55,23 +57,23 @@ a row: model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight stands for 1728 o
 them. The config plays no part: ls works where it is missing or does not fit.`,
 		Example: `  dsmoe inspect ls fixtures/v1-base/checkpoint
   dsmoe inspect ls --fold fixtures/v1-base/checkpoint
+  dsmoe inspect ls --layers 1 --experts 0-3 -o csv fixtures/v1-base/checkpoint
   dsmoe inspect ls fixtures/v3/checkpoint > v3.txt`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("all tensors are listed", "some files cannot be read, or disagree with the index"),
 	}
-	asJSON := jsonFlag(cmd)
+	out, selection := addOutput(cmd, text.AsTable), addSelection(cmd)
 	fold := cmd.Flags().Bool("fold", false, "one row for names that differ only in numbers")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c, err := scan(args[0])
+		l, err := listing(args[0], *selection)
 		if err != nil {
 			return err
 		}
-		l := inspect.List(c)
-		var r report = l
+		var r sheeted = l
 		if *fold {
 			r = l.Fold()
 		}
-		return answer(printReport(cmd, r, *asJSON), len(l.Broken) == 0)
+		return answer(out.print(cmd, r), len(l.Broken) == 0)
 	}
 	return cmd
 }

@@ -80,6 +80,26 @@ func TestShortenedFile(t *testing.T) {
 // and on all, and reports GB/s per core, beside what copying memory reaches in the same
 // run: a copy moves each byte twice.
 func BenchmarkAuditValues(b *testing.B) {
+	c := benchmarkCheckpoint(b)
+	in, err := inspected(c.Inventory)
+	require.NoError(b, err)
+	copied := copyBandwidth()
+	for _, threads := range []int{1, runtime.NumCPU()} {
+		b.Run(threadsName(threads), func(b *testing.B) {
+			for b.Loop() {
+				a, err := inspect.AuditValues(b.Context(), in, inspect.Values{Reader: c, ReadFile: c.ReadFile, Threads: threads})
+				require.NoError(b, err)
+				require.True(b, a.Clean)
+			}
+			reportPerCore(b, c, threads, copied)
+		})
+	}
+}
+
+func threadsName(threads int) string { return fmt.Sprintf("threads=%d", threads) }
+
+// benchmarkCheckpoint makes a checkpoint of 350 MB in BF16.
+func benchmarkCheckpoint(b *testing.B) *checkpoint.Checkpoint {
 	dir := filepath.Join(b.TempDir(), "ckpt")
 	config := filepath.Join(b.TempDir(), "config.json")
 	require.NoError(b, os.WriteFile(config, []byte(`{"model_type":"deepseek","torch_dtype":"bfloat16","vocab_size":8192,"hidden_size":2048,"intermediate_size":4096,
@@ -88,23 +108,15 @@ func BenchmarkAuditValues(b *testing.B) {
 	require.Equal(b, exitYes, status, stderr)
 	c, err := checkpoint.Examine(dir)
 	require.NoError(b, err)
-	defer c.Close()
-	in, err := inspected(c.Inventory)
-	require.NoError(b, err)
-	size := c.Inventory.Files[0].Bytes
-	copied := copyBandwidth()
-	for _, threads := range []int{1, runtime.NumCPU()} {
-		b.Run(fmt.Sprintf("threads=%d", threads), func(b *testing.B) {
-			for b.Loop() {
-				a, err := inspect.AuditValues(b.Context(), in, inspect.Values{Reader: c, ReadFile: c.ReadFile, Threads: threads})
-				require.NoError(b, err)
-				require.True(b, a.Clean)
-			}
-			perCore := float64(size) * float64(b.N) / b.Elapsed().Seconds() / 1e9 / float64(threads)
-			b.ReportMetric(perCore, "GB/s/core")
-			b.ReportMetric(copied, "GB/s-of-copy")
-		})
-	}
+	b.Cleanup(func() { c.Close() })
+	return c
+}
+
+// reportPerCore reports what each core read in a second, and what copying memory reaches.
+func reportPerCore(b *testing.B, c *checkpoint.Checkpoint, threads int, copied float64) {
+	perCore := float64(c.Inventory.Files[0].Bytes) * float64(b.N) / b.Elapsed().Seconds() / 1e9 / float64(threads)
+	b.ReportMetric(perCore, "GB/s/core")
+	b.ReportMetric(copied, "GB/s-of-copy")
 }
 
 // copyBandwidth returns the GB/s at which one core copies memory.

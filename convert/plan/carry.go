@@ -172,7 +172,7 @@ func (c *conversion) configEdits(raw []byte) (edits []edit) {
 func (c *conversion) layerEdits() (edits []edit) {
 	have := c.src.Config
 	put := func(key string, n int) { edits = append(edits, edit{key, []byte(strconv.Itoa(n))}) }
-	if n, ok := c.o.Layers.prefix(); ok && n < have.NumHiddenLayers {
+	if n, ok := c.o.Layers.Prefix(); ok && n < have.NumHiddenLayers {
 		put("num_hidden_layers", n)
 	} else if len(c.o.Layers) > 0 && !ok {
 		c.note("the layers kept are not the first ones: they keep their numbers, and config.json its number of layers")

@@ -46,7 +46,7 @@ func newFilter(c *config.Config, o Options) *filter {
 func (f *filter) keeps(name string) bool {
 	name = strings.TrimSuffix(name, weights.ScaleSuffix)
 	layer, ok := layerOf(name)
-	in := !ok || f.layers.has(layer) && layer < f.decoder
+	in := !ok || f.layers.Has(layer) && layer < f.decoder
 	included := f.match(f.include, name, in) || len(f.include) == 0
 	excluded := f.match(f.exclude, name, in && included)
 	return in && included && !excluded
@@ -110,20 +110,12 @@ func (c *conversion) checkLayers() {
 			there[l] = true
 		}
 	}
-	var absent []int
-	for _, r := range c.o.Layers {
-		for l := r.From; l <= r.To; l++ {
-			if !there[l] {
-				absent = append(absent, l)
-			}
-		}
-	}
+	absent := c.o.Layers.Absent(func(l int) bool { return there[l] })
 	if absent == nil {
 		return
 	}
-	slices.Sort(absent)
 	have := text.Ranges(slices.Sorted(maps.Keys(there)))
-	c.problem("", "layers %s: %s not there: the checkpoint has %s", c.o.Layers, text.Ranges(slices.Compact(absent)), have)
+	c.problem("", "layers %s: %s not there: the checkpoint has %s", c.o.Layers, text.Ranges(absent), have)
 }
 
 // checkGlobs refuses globs that match nothing, most likely for a typing mistake.

@@ -14,6 +14,7 @@ import (
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // putMTP adds the prediction layer of the v3 fixture's config, model.layers.5.
@@ -166,7 +167,7 @@ func TestLayersAreThere(t *testing.T) {
 		"3,7,9": "layers 3,7,9: 7, 9 not there",
 		"5":     "layers 5: 5 not there",
 	} {
-		l, err := ParseLayers(list)
+		l, err := text.ParseSpans(list, "layers")
 		require.NoError(t, err)
 		_, err = planOf(t, fixture.Path(t, "v3/checkpoint"), Options{Layers: l})
 		require.ErrorContains(t, err, want)

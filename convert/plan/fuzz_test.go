@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/text"
 )
 
 // FuzzLayers: whatever reads as layers is written as what reads the same, and has the
@@ -14,18 +16,18 @@ func FuzzLayers(f *testing.F) {
 		f.Add(list)
 	}
 	f.Fuzz(func(t *testing.T, list string) {
-		l, err := ParseLayers(list)
+		l, err := text.ParseSpans(list, "layers")
 		if err != nil {
 			require.EqualError(t, err, "not layers such as 0-3,7")
 			return
 		}
 		require.NotEmpty(t, l)
-		again, err := ParseLayers(l.String())
+		again, err := text.ParseSpans(l.String(), "layers")
 		require.NoError(t, err)
 		require.Equal(t, l, again)
 		for _, r := range l {
-			require.LessOrEqual(t, r.From, r.To)
-			require.True(t, l.has(r.From) && l.has(r.To))
+			require.LessOrEqual(t, r[0], r[1])
+			require.True(t, l.Has(r[0]) && l.Has(r[1]))
 		}
 	})
 }

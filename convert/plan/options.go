@@ -5,10 +5,9 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strconv"
-	"strings"
 
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // Options are what a conversion changes; the zero value copies every tensor, in shards
@@ -99,58 +98,4 @@ func (e Experts) String() string {
 }
 
 // Layers is a set of decoder layers; empty, it is all of them.
-type Layers []LayerRange
-
-// LayerRange is the layers From to To, both included.
-type LayerRange struct {
-	From int `json:"from"` // the first
-	To   int `json:"to"`   // the last
-}
-
-// ParseLayers reads "0-3,7".
-func ParseLayers(s string) (Layers, error) {
-	var ranges Layers
-	for one := range strings.SplitSeq(s, ",") {
-		from, to, isRange := strings.Cut(strings.TrimSpace(one), "-")
-		if !isRange {
-			to = from
-		}
-		a, errA := strconv.ParseUint(from, 10, 20)
-		b, errB := strconv.ParseUint(to, 10, 20)
-		if errA != nil || errB != nil || a > b {
-			return nil, errors.New("not layers such as 0-3,7")
-		}
-		ranges = append(ranges, LayerRange{int(a), int(b)})
-	}
-	return ranges, nil
-}
-
-// String returns what ParseLayers reads.
-func (l Layers) String() string {
-	var parts []string
-	for _, r := range l {
-		part := strconv.Itoa(r.From)
-		if r.To != r.From {
-			part += "-" + strconv.Itoa(r.To)
-		}
-		parts = append(parts, part)
-	}
-	return strings.Join(parts, ",")
-}
-
-// has says whether a layer is in the set.
-func (l Layers) has(layer int) bool {
-	return len(l) == 0 || slices.ContainsFunc(l, func(r LayerRange) bool { return r.From <= layer && layer <= r.To })
-}
-
-// prefix returns n if the set is the layers 0 to n-1.
-func (l Layers) prefix() (n int, ok bool) {
-	if len(l) == 0 {
-		return 0, false
-	}
-	for l.has(n) {
-		n++
-	}
-	ok = n > 0 && !slices.ContainsFunc(l, func(r LayerRange) bool { return r.To >= n })
-	return n, ok
-}
+type Layers = text.Spans

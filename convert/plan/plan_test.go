@@ -188,21 +188,21 @@ func TestEditDocument(t *testing.T) {
 
 func TestLayersFlag(t *testing.T) {
 	for list, want := range map[string]Layers{"3": {{3, 3}}, "0-3,7": {{0, 3}, {7, 7}}, "1, 2-2": {{1, 1}, {2, 2}}} {
-		l, err := ParseLayers(list)
+		l, err := text.ParseSpans(list, "layers")
 		require.NoError(t, err)
 		require.Equal(t, want, l)
-		again, err := ParseLayers(l.String())
+		again, err := text.ParseSpans(l.String(), "layers")
 		require.NoError(t, err)
 		require.Equal(t, l, again)
 	}
 	for _, list := range []string{"", "a", "3-1", "-1", "1-", "1,,2", "99999999999"} {
-		_, err := ParseLayers(list)
+		_, err := text.ParseSpans(list, "layers")
 		require.Error(t, err, list)
 	}
 	for list, n := range map[string]int{"0-3": 4, "0,1,2": 3, "2-3,0-1": 4, "1-3": 0, "0-1,3": 0} {
-		l, err := ParseLayers(list)
+		l, err := text.ParseSpans(list, "layers")
 		require.NoError(t, err)
-		got, ok := l.prefix()
+		got, ok := l.Prefix()
 		require.Equal(t, n > 0, ok, list)
 		if ok {
 			require.Equal(t, n, got)

@@ -1,8 +1,10 @@
 // Package inspect tells what is in a checkpoint: Summarize and List say what it
 // holds, Audit whether its parts fit together, AuditValues whether its numbers can be
-// weights, Describe what its config implies, Compare what the DeepSeekMoE paper says of
+// weights, Stats what they are, Hash by which names; Describe what its config implies,
+// MemoryOf how much memory that takes, Compare what the DeepSeekMoE paper says of
 // its experts. Each returns a report that is JSON as it stands and that WriteText prints.
-// The package opens no file; only AuditValues reads weights, through its caller's reader.
+// The package opens no file; AuditValues, Stats and Hash read weights, through their
+// caller's reader.
 package inspect
 
 import (

@@ -30,6 +30,20 @@ func List(c *Checkpoint) *Listing {
 	return l
 }
 
+// Select returns the listing of the selected tensors, or says what of the selection is not
+// there.
+func (l *Listing) Select(s Selection) (*Listing, error) {
+	picked, err := pick(s, l.Tensors, func(t Tensor) string { return t.Name })
+	if err != nil {
+		return nil, err
+	}
+	selected := &Listing{Path: l.Path, Tensors: picked, Broken: l.Broken}
+	for _, t := range picked {
+		selected.Bytes += t.Bytes
+	}
+	return selected, nil
+}
+
 // brokenFiles returns the findings that are about weight files and the index.
 func (c *Checkpoint) brokenFiles() []Finding {
 	found := []Finding{}
@@ -53,6 +67,15 @@ func (l *Listing) WriteText(w io.Writer) error {
 		return err
 	}
 	return writeTotal(w, len(l.Tensors), l.Bytes, l.Broken)
+}
+
+// Sheet is a row per tensor.
+func (l *Listing) Sheet() *text.Sheet {
+	s := text.NewSheet("tensor", "dtype", "shape", ">bytes", "file")
+	for _, x := range l.Tensors {
+		s.Add(text.Foreign(x.Name), text.Plain(x.DType.String()), text.Plain(fmt.Sprint(x.Shape)), text.Size(x.Bytes), text.Foreign(x.File))
+	}
+	return s
 }
 
 // Fold returns the listing with a row per pattern.
@@ -140,6 +163,15 @@ func (p *Patterns) WriteText(w io.Writer) error {
 		return err
 	}
 	return writeTotal(w, p.Tensors, p.Bytes, p.Broken)
+}
+
+// Sheet is a row per pattern.
+func (p *Patterns) Sheet() *text.Sheet {
+	s := text.NewSheet("pattern", ">count", "dtype", "shape", ">bytes", ">files")
+	for _, x := range p.Patterns {
+		s.Add(text.Foreign(x.Name), text.Whole(x.Count), text.Plain(x.DType.String()), text.Plain(fmt.Sprint(x.Shape)), text.Size(x.Bytes), text.Whole(len(x.Files)))
+	}
+	return s
 }
 
 // where names the file that holds the pattern, or how many do.

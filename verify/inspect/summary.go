@@ -102,18 +102,31 @@ func expertsOf(c *config.Config) *Experts {
 func sumDTypes(tensors []Tensor) []DTypeSum {
 	sums := []DTypeSum{}
 	for _, t := range tensors {
-		i := slices.IndexFunc(sums, func(s DTypeSum) bool { return s.DType == t.DType })
-		if i < 0 {
-			i = len(sums)
-			sums = append(sums, DTypeSum{DType: t.DType})
-		}
-		sums[i].Tensors++
-		sums[i].Bytes += t.Bytes
+		sums = addDTypes(sums, []DTypeSum{{t.DType, 1, t.Bytes}})
 	}
+	sortDTypes(sums)
+	return sums
+}
+
+// addDTypes adds sums to others, dtype by dtype.
+func addDTypes(to, sums []DTypeSum) []DTypeSum {
+	for _, s := range sums {
+		i := slices.IndexFunc(to, func(t DTypeSum) bool { return t.DType == s.DType })
+		if i < 0 {
+			i = len(to)
+			to = append(to, DTypeSum{DType: s.DType})
+		}
+		to[i].Tensors += s.Tensors
+		to[i].Bytes += s.Bytes
+	}
+	return to
+}
+
+// sortDTypes puts the dtype with most bytes first.
+func sortDTypes(sums []DTypeSum) {
 	slices.SortFunc(sums, func(a, b DTypeSum) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.DType, b.DType))
 	})
-	return sums
 }
 
 // summaryLines is how many lines of findings a summary shows.

@@ -7,11 +7,8 @@ package inspect
 import (
 	"context"
 	"hash/crc32"
-	"runtime"
 	"slices"
 	"sync"
-
-	"golang.org/x/sync/errgroup"
 
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -160,39 +157,19 @@ func (r *reading) isTied() bool { return r.c.Config != nil && r.c.Config.TieWord
 
 // run reads everything once.
 func (r *reading) run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(threads(r.v.Threads))
-	buffers := sync.Pool{New: func() any { return new([tileBytes]byte) }}
-	do := func(f func(buffer []byte)) {
-		g.Go(func() error {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			buffer := buffers.Get().(*[tileBytes]byte)
-			defer buffers.Put(buffer)
-			f(buffer[:])
-			return ctx.Err()
-		})
-	}
+	t := newTeam(ctx, r.v.Threads)
 	for _, w := range r.weights {
 		for at := int64(0); at < w.Bytes(); at += jobBytes {
-			do(func(buffer []byte) { r.look(ctx, w, at, min(jobBytes, w.Bytes()-at), buffer) })
+			t.do(func(buffer []byte) { r.look(t.ctx, w, at, min(jobBytes, w.Bytes()-at), buffer) })
 		}
 	}
 	for i := range r.parts {
-		do(func(buffer []byte) { r.sum(ctx, &r.parts[i], buffer) })
+		t.do(func(buffer []byte) { r.sum(t.ctx, &r.parts[i], buffer) })
 	}
 	if r.tied != nil {
-		do(func([]byte) { r.compare(ctx, r.tied) })
+		t.do(func([]byte) { r.compare(t.ctx, r.tied) })
 	}
-	return g.Wait()
-}
-
-func threads(n int) int {
-	if n == 0 {
-		return runtime.GOMAXPROCS(0)
-	}
-	return n
+	return t.wait()
 }
 
 // progress tells of n bytes more.
@@ -287,18 +264,13 @@ func loaded(s *weights.Stream, at, n int64) ([]float32, error) {
 // products counts what of FP8 weights is infinite, or beyond F16, with its scales. Only weights with a
 // scale that is large enough are read again.
 func (r *reading) products(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(threads(r.v.Threads))
+	t := newTeam(ctx, r.v.Threads)
 	for _, w := range r.weights {
-		if w.DType != tensor.F8E4M3 || w.err != nil || !r.scaled(w) {
-			continue
+		if w.DType == tensor.F8E4M3 && w.err == nil && r.scaled(w) {
+			t.do(func([]byte) { w.err = r.product(t.ctx, w) })
 		}
-		g.Go(func() error {
-			w.err = r.product(ctx, w)
-			return ctx.Err()
-		})
 	}
-	return g.Wait()
+	return t.wait()
 }
 
 // scaled says whether the numbers of an FP8 weight are known.

@@ -149,7 +149,7 @@ func crash(n int64, err error) (*disk.Disk, *atomic.Int64) {
 // crashOptions leave few tensors, so that every call can be the one at which a run ends:
 // copied, cast, dequantised and fused ones, in several shards.
 var crashOptions = plan.Options{DType: tensor.BF16, Experts: plan.FusedExperts, MaxShardBytes: 250_000,
-	Layers: plan.Layers{{From: 0, To: 1}}, Exclude: []string{"*.mlp.down_proj.weight"}}
+	Layers: plan.Layers{{0, 1}}, Exclude: []string{"*.mlp.down_proj.weight"}}
 
 // everyCrash is set by the long gate, scripts/check.sh.
 var everyCrash = flag.Bool("every-crash", false, "crash at every call to the disk and with every setting, not at some 25 calls and with settings that cover each pair of them")

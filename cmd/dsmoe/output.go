@@ -1,0 +1,97 @@
+package main
+
+// How the inspections print what they have found out: -o, and what they share beside it.
+
+import (
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/text"
+	"dsmoe/verify/inspect"
+)
+
+// sheeted is a report whose numbers are a sheet.
+type sheeted interface {
+	report
+	// Sheet returns the rows that WriteText prints.
+	Sheet() *text.Sheet
+}
+
+// output is the flags that say how a report is printed.
+type output struct {
+	form choice
+	json *bool
+	pipe text.Form // the form where stdout is no terminal
+}
+
+// outputFlag is the name of -o, jsonForm its value that --json stands for.
+const (
+	outputFlag = "output"
+	jsonForm   = "json"
+)
+
+// addOutput adds -o and --json to a command, whose reports go into a pipe in a form.
+func addOutput(cmd *cobra.Command, pipe text.Form) *output {
+	o := &output{json: jsonFlag(cmd), pipe: pipe}
+	o.form.words = []string{string(text.AsTable), string(text.TSV), string(text.CSV), jsonForm, string(text.Markdown)}
+	usage := "print in a `form`: table, tsv, csv, json or md"
+	if pipe == text.TSV {
+		usage += " (default table on a terminal, else tsv)"
+	} else {
+		usage += " (default table)"
+	}
+	cmd.Flags().VarP(&o.form, outputFlag, "o", usage)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if *o.json && !slices.Contains([]string{"", jsonForm}, o.form.value) {
+			return misuse(cmd, "--json and -o "+o.form.value+": one of them")
+		}
+		return nil
+	}
+	return o
+}
+
+// print prints a report.
+func (o *output) print(cmd *cobra.Command, r sheeted) error {
+	form := text.Form(o.form.value)
+	if form == "" {
+		form = o.pipe
+		if f, ok := cmd.OutOrStdout().(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			form = text.AsTable
+		}
+	}
+	if *o.json || form == jsonForm || form == text.AsTable {
+		return printReport(cmd, r, *o.json || form == jsonForm)
+	}
+	return r.Sheet().WriteAs(cmd.OutOrStdout(), form)
+}
+
+// addSelection adds the flags that say which tensors are meant.
+func addSelection(cmd *cobra.Command) *inspect.Selection {
+	s := &inspect.Selection{}
+	flags := cmd.Flags()
+	flags.Var(spansFlag{&s.Layers, "layers"}, "layers", "only these `layers`: 1-3,7")
+	flags.Var(spansFlag{&s.Experts, "experts"}, "experts", "only these routed `experts`: 0,5-9")
+	flags.StringArrayVar(&s.Match, "match", nil, "only tensors that a `glob` of per-expert names matches; may be repeated")
+	return s
+}
+
+// readWeights calls f with the weights of the checkpoint at path, and shows its progress.
+func readWeights(cmd *cobra.Command, path string, f func(w inspect.Weights) error) error {
+	c, err := checkpoint.Open(path)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	list, err := orderedWeights(c)
+	if err != nil {
+		return err
+	}
+	b := phaseBar{w: cmd.ErrOrStderr()}
+	defer b.remove()
+	return f(inspect.Weights{Path: path, Config: c.Config, List: list, Reader: c,
+		Progress: func(done, total int64) { b.set("reading", done, total) }})
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"dsmoe/text"
+	"dsmoe/verify/inspect"
+)
+
+func newInspectTree() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "tree CHECKPOINT",
+		Short: "Show the modules of a checkpoint as a tree",
+		Long: `Shows the modules that the names of the tensors make, each with its tensors,
+parameters, their share of all, bytes, dtypes and shape. Layers and experts in which
+names, dtypes and shapes are alike share a line: layers.{1..27} stands for 27 layers, and
+its numbers are those of all of them together. The scales of FP8 weights
+(weight_scale_inv) are tensors, but no parameters.
+
+Only headers are read, and the config plays no part. Names are those of the files.`,
+		Example: `  dsmoe inspect tree fixtures/v1-base/checkpoint
+  dsmoe inspect tree --depth 2 -o md fixtures/v3/checkpoint-fused
+  dsmoe inspect tree --layers 1 --json fixtures/v3-fp8/checkpoint`,
+		Args:        expect("CHECKPOINT"),
+		Annotations: exits("all tensors are in the tree", "some files cannot be read, or disagree with the index"),
+	}
+	out, selection := addOutput(cmd, text.TSV), addSelection(cmd)
+	depth := 0
+	numberFlag(cmd.Flags(), &depth, "depth", "", "show so many `levels` only; --json has all of them")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		l, err := listing(args[0], *selection)
+		if err != nil {
+			return err
+		}
+		return answer(out.print(cmd, l.Tree(depth)), len(l.Broken) == 0)
+	}
+	return cmd
+}
+
+// listing lists the selected tensors of the checkpoint at path.
+func listing(path string, s inspect.Selection) (*inspect.Listing, error) {
+	c, err := scan(path)
+	if err != nil {
+		return nil, err
+	}
+	l, err := inspect.List(c).Select(s)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
+	}
+	return l, nil
+}

@@ -1,0 +1,110 @@
+package tensor
+
+// Counts of the bit patterns of 16-bit elements. All that can be said of a tensor's
+// distribution follows from them, exactly and whatever the order in which its parts are
+// counted.
+
+import (
+	"encoding/binary"
+	"math"
+
+	"dsmoe/model/internal/kernel"
+)
+
+// PatternCount is how many patterns 16 bits have.
+const PatternCount = 1 << 16
+
+// Patterns counts the patterns of F16 or BF16 elements, at most 2^32 - 1 until Take. It is
+// for one goroutine.
+type Patterns struct {
+	lanes [2][PatternCount]uint32 // two, so that equal neighbours need not wait for each other
+}
+
+const (
+	each16 = 0x0001_0001_0001_0001 // times a 16-bit number: four of it side by side
+	sign16 = 0x8000 * each16
+)
+
+// Add counts the elements of data, whole ones of 16 bits.
+func (p *Patterns) Add(data []byte) {
+	even, odd := &p.lanes[0], &p.lanes[1]
+	for ; len(data) >= 16; data = data[16:] {
+		b := (*[16]byte)(data)
+		x, y := binary.LittleEndian.Uint64(b[0:]), binary.LittleEndian.Uint64(b[8:])
+		even[uint16(x)]++
+		odd[uint16(x>>16)]++
+		even[uint16(x>>32)]++
+		odd[x>>48]++
+		even[uint16(y)]++
+		odd[uint16(y>>16)]++
+		even[uint16(y>>32)]++
+		odd[y>>48]++
+	}
+	for ; len(data) >= 2; data = data[2:] {
+		even[binary.LittleEndian.Uint16(data)]++
+	}
+}
+
+// LargestFinite returns the largest magnitude of the finite elements of data, whole ones of
+// F16 or BF16; 0 if there are none.
+func LargestFinite(data []byte, d DType) float32 {
+	f, _ := d.Format()
+	return patternValue(largest16(data, uint16(top[f])), f)
+}
+
+// largest16 returns the largest magnitude in data below limit. Few blocks hold a larger one
+// than those before them.
+func largest16(data []byte, limit uint16) (record uint16) {
+	gap := uint64(0x7fff * each16) // reaches the sign from the first magnitude above record on
+	for ; len(data) >= 64; data = data[64:] {
+		b := (*[64]byte)(data)
+		above := binary.LittleEndian.Uint64(b[0:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[8:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[16:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[24:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[32:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[40:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[48:])&^sign16 + gap
+		above |= binary.LittleEndian.Uint64(b[56:])&^sign16 + gap
+		if above&sign16 != 0 {
+			record = magnitude16(b[:], record, limit)
+			gap = uint64(0x7fff-record) * each16
+		}
+	}
+	return magnitude16(data, record, limit)
+}
+
+// magnitude16 returns the largest of record and the magnitudes in data below limit.
+func magnitude16(data []byte, record, limit uint16) uint16 {
+	for ; len(data) >= 2; data = data[2:] {
+		if m := binary.LittleEndian.Uint16(data) &^ 0x8000; m < limit {
+			record = max(record, m)
+		}
+	}
+	return record
+}
+
+// Take adds the counts to sums, and forgets them.
+func (p *Patterns) Take(sums *[PatternCount]int64) {
+	even, odd := &p.lanes[0], &p.lanes[1]
+	for i := range even {
+		if even[i]|odd[i] != 0 {
+			sums[i] += int64(even[i]) + int64(odd[i])
+			even[i], odd[i] = 0, 0
+		}
+	}
+}
+
+// PatternValues returns what each of the patterns of F16 or BF16 stands for.
+func PatternValues(d DType) *[PatternCount]float32 {
+	f, _ := d.Format()
+	values := new([PatternCount]float32)
+	for i := range values {
+		values[i] = patternValue(uint16(i), f)
+	}
+	return values
+}
+
+func patternValue(p uint16, f kernel.Format) float32 {
+	return math.Float32frombits(kernel.Decode(uint32(p), f))
+}

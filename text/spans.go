@@ -1,0 +1,76 @@
+package text
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Spans is a set of numbers as a user writes it, such as layers or experts: "0-3,7". An
+// empty one is all numbers.
+type Spans []Span
+
+// Span is the first and the last of consecutive numbers.
+type Span [2]int
+
+// ParseSpans reads "0-3,7". The error says what is wanted: "not layers such as 0-3,7".
+func ParseSpans(s, what string) (Spans, error) {
+	var spans Spans
+	for one := range strings.SplitSeq(s, ",") {
+		from, to, isRange := strings.Cut(strings.TrimSpace(one), "-")
+		if !isRange {
+			to = from
+		}
+		a, errA := strconv.ParseUint(from, 10, 20)
+		b, errB := strconv.ParseUint(to, 10, 20)
+		if errA != nil || errB != nil || a > b {
+			return nil, fmt.Errorf("not %s such as 0-3,7", what)
+		}
+		spans = append(spans, Span{int(a), int(b)})
+	}
+	return spans, nil
+}
+
+// String returns what ParseSpans reads.
+func (s Spans) String() string {
+	var parts []string
+	for _, r := range s {
+		part := strconv.Itoa(r[0])
+		if r[1] != r[0] {
+			part += "-" + strconv.Itoa(r[1])
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, ",")
+}
+
+// Has says whether n is in the set.
+func (s Spans) Has(n int) bool {
+	return len(s) == 0 || slices.ContainsFunc(s, func(r Span) bool { return r[0] <= n && n <= r[1] })
+}
+
+// Prefix returns n if the set is the numbers 0 to n-1.
+func (s Spans) Prefix() (n int, ok bool) {
+	if len(s) == 0 {
+		return 0, false
+	}
+	for s.Has(n) {
+		n++
+	}
+	ok = n > 0 && !slices.ContainsFunc(s, func(r Span) bool { return r[1] >= n })
+	return n, ok
+}
+
+// Absent returns those numbers of the set for which there says no, ascending.
+func (s Spans) Absent(there func(n int) bool) (absent []int) {
+	for _, r := range s {
+		for n := r[0]; n <= r[1]; n++ {
+			if !there(n) {
+				absent = append(absent, n)
+			}
+		}
+	}
+	slices.Sort(absent)
+	return slices.Compact(absent)
+}
