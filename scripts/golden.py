@@ -170,7 +170,8 @@ class Checkpoint:
     def __init__(self, path):
         self.path = path
         self.used = {}  # file -> its size and time of change when it was first read
-        self.headers = {}  # file -> {tensor: shape}
+        self.headers = {}  # file -> {tensor: its shape and dtype}
+        self.broken = set()  # files whose problem has been told
         self.config = self.json("config.json")
         self.index = next((i for i in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if os.path.exists(self.at(i))), None)
         self.where = self.json(self.index).get("weight_map", {}) if self.index else self.scan()
@@ -218,15 +219,16 @@ class Checkpoint:
         return block
 
     def header(self, file):
-        """Tensor -> shape, of one file."""
+        """Tensor -> shape and dtype, of one file."""
         if file not in self.headers:
             try:
                 self.touch(file)
                 if file.endswith(".bin"):
-                    self.headers[file] = {k: list(t.shape) for k, t in self.unpickle(file).items()}
+                    self.headers[file] = {k: (list(t.shape), NAMES.get(t.dtype, str(t.dtype))) for k, t in self.unpickle(file).items()}
                 else:
                     with safe_open(self.at(file), "pt") as f:
-                        self.headers[file] = {k: f.get_slice(k).get_shape() for k in f.keys()}
+                        slices = {k: f.get_slice(k) for k in f.keys()}
+                        self.headers[file] = {k: (list(s.get_shape()), s.get_dtype()) for k, s in slices.items()}
             except Trouble:
                 raise
             except Exception as e:  # each library has errors of its own
@@ -241,19 +243,32 @@ class Checkpoint:
         bare = name.removeprefix("model.")
         return name if name in self.where or bare not in self.where else bare
 
-    def shape(self, name):
-        """The stored shape, or why there is none, as (shape, problem)."""
+    def problem(self, name, want):
+        """What is wrong with a weight of which the reference has the shape want; a file's own problem once."""
         name = self.resolve(name)
         if name not in self.where:
-            return None, f"{self.path}: there is no tensor {name}"
+            return f"{self.path}: there is no tensor {name}"
         file = self.where[name]
+        if file in self.broken:
+            return None
         try:
             header = self.header(file)
         except Trouble as e:
-            return None, str(e)
+            self.broken.add(file)
+            return f"{e}: {name} and others should be there"
         if name not in header:
-            return None, f"{self.at(file)}: there is no tensor {name}, though {self.index} says so"
-        return list(header[name]), None
+            return f"{self.at(file)}: there is no tensor {name}, though {self.index} says so"
+        shape, dtype = header[name]
+        if shape != want:
+            return f"{self.at(file)}: {name}: shape {shape}, the reference has {want}"
+        if dtype == "F8_E4M3":
+            scales = name + "_scale_inv"
+            if self.block is None or self.resolve(scales) not in self.where:
+                return f"{self.at(file)}: {name}: FP8 without {scales}, or without quantization_config in config.json"
+            return self.problem(scales, [math.ceil(n / b) for n, b in zip(shape, self.block)])
+        if dtype not in ("F32", "BF16", "F16", "F64", "torch.float64"):
+            return f"{self.at(file)}: {name}: dtype {dtype}: this reads F32, BF16, F16 and F8_E4M3 with scales"
+        return None
 
     def read(self, name, part=None):
         """A tensor as it is stored, or one expert's part of it."""
@@ -276,9 +291,7 @@ class Checkpoint:
         t = self.read(name, part)
         thing = f"{self.at(self.where[self.resolve(name)])}: {name}"
         if t.dtype == FP8:
-            t = self.dequantise(t, name, thing)
-        elif t.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            raise Trouble(f"{thing}: dtype {t.dtype}: not a weight that this can read")
+            t = self.dequantise(t, name, part)
         cast = t.to(dtype)
         if not torch.isfinite(cast).all():
             cause = "not finite" if not torch.isfinite(t).all() else f"too large for {dtype}"
@@ -286,15 +299,9 @@ class Checkpoint:
             raise Trouble(f"{thing}: {cause} in {len(where)} of {cast.numel()} elements, the first at {where[0].tolist()}")
         return cast
 
-    def dequantise(self, q, name, thing):
+    def dequantise(self, q, name, part):
         """float(q) * weight_scale_inv, one scale for each block."""
-        scales = name + "_scale_inv"
-        if self.block is None or self.resolve(scales) not in self.where:
-            raise Trouble(f"{thing}: FP8 without {scales}, or without quantization_config in config.json")
-        s = self.read(scales).float()
-        want = [math.ceil(n / b) for n, b in zip(q.shape, self.block)]
-        if list(s.shape) != want:
-            raise Trouble(f"{thing}: {scales} has shape {list(s.shape)}, {want} expected")
+        s = self.read(name + "_scale_inv", part).float()
         s = s.repeat_interleave(self.block[0], 0)[: q.shape[0]].repeat_interleave(self.block[1], 1)[:, : q.shape[1]]
         return q.float() * s
 
@@ -317,7 +324,7 @@ def sha256(path, progress=None, after=lambda: None):
 
 def reason(e):
     """An exception's text, without the path that the message has already."""
-    return (e.strerror if isinstance(e, OSError) and e.strerror else str(e)).strip() or type(e).__name__
+    return " ".join((e.strerror if isinstance(e, OSError) and e.strerror else str(e)).split()) or type(e).__name__
 
 
 # ---------------------------------------------------------------------------------------------
@@ -425,6 +432,9 @@ class Reference:
     def check(self, a, checkpoint):
         problems, versions = [], tuple(m.__version__.split("+")[0] for m in (torch, transformers))
         name = self.architecture(checkpoint)
+        if name not in KNOWN["remote"] + KNOWN["native"]:
+            raise Trouble(f"{checkpoint.at('config.json')}: architectures {name}: this records "
+                          f"{', '.join(sorted(set(KNOWN['remote'] + KNOWN['native'])))}")
         if name not in KNOWN[self.kind]:
             problems.append(f"{checkpoint.at('config.json')}: architectures {name}: with --reference {self.kind} this records "
                             f"{', '.join(KNOWN[self.kind])}")
@@ -449,14 +459,25 @@ class Reference:
             from transformers import dynamic_module_utils as dynamic
             imports = dynamic.get_imports  # 4.39 demands flash_attn of code that imports it only where it is installed
             dynamic.get_imports = lambda file: [i for i in imports(file) if i != "flash_attn"]
-            auto = checkpoint.config.get("auto_map") or {}
-            together([f"{checkpoint.at('config.json')}: auto_map has no {k}" for k in ("AutoConfig", "AutoModelForCausalLM") if k not in auto])
-            config, cls = (dynamic.get_class_from_dynamic_module(auto[k], a.code or checkpoint.path) for k in ("AutoConfig", "AutoModelForCausalLM"))
+            config, cls = (dynamic.get_class_from_dynamic_module(self.code(a, checkpoint, k), a.code or checkpoint.path)
+                           for k in ("AutoConfig", "AutoModelForCausalLM"))
             return cls, config.from_pretrained(checkpoint.path)
         except Trouble:
             raise
         except Exception as e:
             raise Trouble(f"{a.code or checkpoint.path}: the reference's code: {reason(e)}") from None
+
+    @staticmethod
+    def code(a, checkpoint, key):
+        """module.Class of auto_map, the module's file being there."""
+        name = str((checkpoint.config.get("auto_map") or {}).get(key, "")).rpartition("--")[2]
+        if "." not in name:
+            raise Trouble(f"{checkpoint.at('config.json')}: auto_map has no {key}: it names no code to run")
+        file = os.path.join(a.code or checkpoint.path, name.split(".")[0] + ".py")
+        if not os.path.exists(file):
+            raise Trouble(f"{file}: not there, but config.json's auto_map names it: copy the published .py files to CHECKPOINT, or give "
+                          "their directory as --code")
+        return name
 
     def build(self, config):
         options = {"attn_implementation": "eager", "torch_dtype": self.built}
@@ -906,28 +927,21 @@ class Unit:
         """What the checkpoint lacks of this unit."""
         c = self.run.checkpoint
         for module, attribute, name in self.parts():
-            yield self.unfit(name, list(getattr(module, attribute).shape))
+            yield c.problem(name, list(getattr(module, attribute).shape))
         if self.stacked:
             stacks = {part: list(getattr(self.experts, part).shape) for part in ("gate_up_proj", "down_proj")}
             for part, (count, rows, cols) in stacks.items():
                 if c.resolve(f"{self.prefix}mlp.experts.{part}") in c.where:
-                    yield self.unfit(f"{self.prefix}mlp.experts.{part}", [count, rows, cols])
+                    yield c.problem(f"{self.prefix}mlp.experts.{part}", [count, rows, cols])
                     continue
                 apart = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
                 for number in range(count):
                     for p in apart:
-                        yield self.unfit(self.expert(number, p), [rows // len(apart), cols])
+                        yield c.problem(self.expert(number, p), [rows // len(apart), cols])
         elif self.experts is not None and not self.run.training:
             for number, expert in enumerate(self.experts):
                 for m, attribute, name in self.parts(expert, f"{self.prefix}mlp.experts.{number}."):
-                    yield self.unfit(name, list(getattr(m, attribute).shape))
-
-    def unfit(self, name, want):
-        shape, problem = self.run.checkpoint.shape(name)
-        if problem is None and shape != want:
-            c = self.run.checkpoint
-            problem = f"{c.at(c.where[c.resolve(name)])}: {name}: shape {shape}, the reference has {want}"
-        return problem
+                    yield c.problem(name, list(getattr(m, attribute).shape))
 
     def fill(self, parts):
         for module, attribute, name in parts:
@@ -1044,7 +1058,7 @@ class Run:
             units.append(self.embedding)
         if self.last:
             units += [self.norm, self.head]
-        together(list(dict.fromkeys(p for u in units for p in u.problems() if p)))
+        together([p for u in units for p in u.problems() if p])
 
     def prediction(self, k):
         n = self.count + k
@@ -1358,7 +1372,8 @@ def record(a):
 
 
 def main():
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    for s in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(s, signal.default_int_handler)
     transformers.logging.set_verbosity_error()
     a = arguments(sys.argv[1:])
     try:
