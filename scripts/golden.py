@@ -945,11 +945,16 @@ class Unit:
 
     def fill(self, parts):
         for module, attribute, name in parts:
+            if name in self.run.tied:
+                module._parameters[attribute] = self.run.tied[name]
+                continue
             t = self.run.checkpoint.weight(name, self.run.reference.dtype_of(name))
             if attribute in module._buffers:
                 module._buffers[attribute] = t
             else:
                 module._parameters[attribute] = torch.nn.Parameter(t, requires_grad=self.run.training)
+                if self.run.training and self is self.run.embedding:
+                    self.run.tied[name] = module._parameters[attribute]
 
     @staticmethod
     def empty(parts):
@@ -1029,6 +1034,8 @@ class Run:
         self.count = reference.config.num_hidden_layers
         self.chosen = layer_list(a.layers, self.count)
         self.tables, self.inputs, self.embedded, self.normed = None, {}, None, None
+        self.layer_inputs = {}  # of layers whose input is in the pack: where it is from
+        self.tied = {}  # in training the embedding's weight, which a tied head shares
         self.head_name, self.last = "lm_head.output", self.count - 1 in self.chosen
         self.mtp = self.prediction_layers()
         self.embedding = Unit(self, self.base.embed_tokens, "model.embed_tokens.", "embed")
@@ -1214,8 +1221,6 @@ class Run:
         self.recorder.now[f"model.layers.{n}.input"] = hidden.detach().clone()
         return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
 
-    layer_inputs = {}
-
     def forward(self):
         options = {"attention_mask": self.mask, "use_cache": False}
         if 0 in self.layers:
@@ -1264,8 +1269,6 @@ class Run:
     def backward(self, loss):
         if self.reference.config.attention_dropout:
             raise Trouble("config.json: attention_dropout: a training pack needs 0: give --override attention_dropout=0")
-        if self.reference.config.tie_word_embeddings:  # one weight, as the reference has it
-            self.head.module.weight = self.embedding.module.weight
         loss.backward()
         self.take_gradients([self.embedding])
         self.pack.write("grad-embed", self.recorder.taken())
@@ -1319,7 +1322,8 @@ class Run:
         if self.mtp:
             m["mtp"] = {"layers": [self.count + k for k in range(len(self.mtp.layers))],
                         "tokens": "depth k: previous hidden state of position t, embedding of token t+1+k, rope position t+1+k, t = 0..seq-2-k"}
-        absent = {k: v for k, v in (("layers", self.unrecorded()), ("stages", r.absent())) if v}
+        ends = ([] if 0 in self.layers else STANDARD[:1]) + ([] if self.last else STANDARD[1:3])
+        absent = {k: v for k, v in (("layers", self.unrecorded()), ("stages", ends + r.absent())) if v}
         if absent:
             m["absent"] = absent
         if set(absent.get("layers", [])) & set(range(self.count)) or set(absent.get("stages", [])) - set(INNER):

@@ -7,7 +7,8 @@ GOLDENS holds a directory per checkpoint, NAME/checkpoint and NAME/golden-*, as 
 pack that was made with this environment's torch and transformers is recorded again from its own tokens,
 in the dtype, mode and number of threads that its manifest says, and once more with another number of
 threads. Printed are the tensors that are equal to the bit and, for the worst of the others, the
-difference relative to the tensor's RMS, beside that between the numbers of threads.
+difference relative to the tensor's RMS, beside that between the numbers of threads; and whether the
+whole model, loaded by from_pretrained, gives the same logits to the bit on this machine.
 
 --code DIR    holds the published modeling_deepseek.py and configuration_deepseek.py
 --dsmoe BIN   makes the checkpoints of which only config.json is there, and verifies each new pack
@@ -26,6 +27,7 @@ import tempfile
 
 import torch
 import transformers
+from transformers import dynamic_module_utils as dynamic
 from safetensors import safe_open
 
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden.py")
@@ -106,13 +108,44 @@ def check(a, golden, work):
         if ours is None or abs(ours - gap) > 1e-5:
             wrong.append(f"{gate}: router_gap_min {ours}, {gap} expected")
     text = f"{equal} of {len(want)} tensors equal; worst {worst:.2g} {name}; between threads {threads_equal} equal, worst {noise:.2g}"
+    same = whole(checkpoint, manifest, packs[0], got, a.code)
+    if same is not None:
+        text += "; the whole model at once: " + ("equal" if same else "NOT EQUAL")
+        wrong += [] if same else ["from_pretrained gives other logits on this machine"]
     if a.dsmoe:
-        verdict = subprocess.run([a.dsmoe, "verify", checkpoint, packs[0]], capture_output=True, text=True)
-        text += f"; dsmoe verify: {verdict.returncode}"
-        if verdict.returncode:
-            wrong.append("dsmoe verify: " + (verdict.stdout or verdict.stderr).strip().splitlines()[-1])
+        ours, theirs = (subprocess.run([a.dsmoe, "verify", checkpoint, p], capture_output=True).returncode for p in (packs[0], golden))
+        text += f"; dsmoe verify: {ours}, of the golden {theirs}"
+        wrong += [] if ours == theirs else ["dsmoe verify: another verdict"]
     good = not wrong and worst <= LIMIT[manifest["compute_dtype"]]
     return good, "; ".join([text, *wrong[:3]])
+
+
+def whole(checkpoint, manifest, pack, got, code):
+    """Whether from_pretrained, with all weights in memory, gives the same logits to the bit; None if it was not asked."""
+    r = manifest["reference"]
+    if manifest["mode"] == "train" or "weights" in r or "lm_head.output" not in got:
+        return None  # transformers dequantises FP8 on a GPU only
+    options = {"attn_implementation": "eager", "torch_dtype": torch.float32}
+    if r["kind"] == "remote code":
+        with open(os.path.join(checkpoint, "config.json"), encoding="utf-8") as f:
+            auto = json.load(f)["auto_map"]
+        imports = dynamic.get_imports
+        dynamic.get_imports = lambda file: [i for i in imports(file) if i != "flash_attn"]
+        config = dynamic.get_class_from_dynamic_module(auto["AutoConfig"], code).from_pretrained(checkpoint)
+        cls = dynamic.get_class_from_dynamic_module(auto["AutoModelForCausalLM"], code)
+        config._attn_implementation = "eager"  # as a default it would make room for sdpa
+        options["config"] = config
+    else:
+        cls = getattr(transformers, r["model"])
+        options = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": torch.float32}
+    dtype = getattr(torch, manifest["compute_dtype"])
+    if manifest.get("made_by", "").startswith("from_pretrained"):
+        options["dtype" if "dtype" in options else "torch_dtype"] = dtype
+    torch.set_num_threads(r.get("threads", 1))
+    model = cls.from_pretrained(checkpoint, **options).to(dtype).eval()
+    with torch.no_grad():
+        out = model(input_ids=got["input_ids"], attention_mask=got.get("attention_mask"), use_cache=False).logits
+    return torch.equal(out.to(got["lm_head.output"].dtype), got["lm_head.output"])
 
 
 def fits(manifest):
