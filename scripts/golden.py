@@ -306,9 +306,10 @@ class Checkpoint:
         return q.float() * s
 
     def hashes(self, progress):
-        """sha256 of every file that was read."""
-        progress.begin("hashing the checkpoint", sum(size for size, _ in self.used.values()))
-        return {file: "sha256:" + sha256(self.at(file), progress, lambda: self.touch(file)) for file in sorted(self.used)}
+        """sha256 of config.json and of every file of weights that was read."""
+        files = sorted(set(self.used) - {self.index})
+        progress.begin("hashing the checkpoint", sum(self.used[file][0] for file in files))
+        return {file: "sha256:" + sha256(self.at(file), progress, lambda: self.touch(file)) for file in files}
 
 
 def sha256(path, progress=None, after=lambda: None):
@@ -1351,7 +1352,7 @@ class Progress:
         if now - self.last < (0.2 if self.terminal else 10) and self.done < self.total:
             return
         self.last = now
-        left = (now - self.start) / self.done * (self.total - self.done)
+        left = (now - self.start) / max(self.done, 1) * (self.total - self.done)
         share = f"{self.done} of {self.total}" if self.total < 10000 else f"{100 * self.done // self.total} %"
         text = f"golden.py: {self.what}: {share}, {int(left) // 60}:{int(left) % 60:02d} left"
         print("\r\x1b[K" + text if self.terminal else text, end="" if self.terminal and self.done < self.total else "\n", file=sys.stderr, flush=True)
