@@ -38,6 +38,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not in CHECKPOINT is not fetched
 
@@ -414,8 +415,6 @@ class Reference:
         self.built = torch.float32 if a.cast else self.dtype  # dtype under which the modules are made
         self.cast = a.cast
         self.cls, config = self.load_class(a, checkpoint)
-        for key, value in a.override.items():
-            setattr(config, key, value)
         if hasattr(config, "quantization_config"):
             del config.quantization_config  # weights are dequantised when they are read
         self.model = self.build(config)
@@ -456,17 +455,25 @@ class Reference:
         try:
             if self.kind == "native":
                 cls = getattr(transformers, self.architecture(checkpoint))
-                return cls, cls.config_class.from_pretrained(checkpoint.path)
+                return cls, self.configuration(cls.config_class, a, checkpoint)
             from transformers import dynamic_module_utils as dynamic
             imports = dynamic.get_imports  # 4.39 demands flash_attn of code that imports it only where it is installed
             dynamic.get_imports = lambda file: [i for i in imports(file) if i != "flash_attn"]
             config, cls = (dynamic.get_class_from_dynamic_module(self.code(a, checkpoint, k), a.code or checkpoint.path)
                            for k in ("AutoConfig", "AutoModelForCausalLM"))
-            return cls, config.from_pretrained(checkpoint.path)
+            return cls, self.configuration(config, a, checkpoint)
         except Trouble:
             raise
         except Exception as e:
             raise Trouble(f"{a.code or checkpoint.path}: the reference's code: {reason(e)}") from None
+
+    @staticmethod
+    def configuration(cls, a, checkpoint):
+        """config.json with what overrides it, all of which the reference must know."""
+        config = cls.from_pretrained(checkpoint.path)
+        together([f"--override {k}: not in config.json, nor known to {cls.__name__}"
+                  for k in a.override if k not in checkpoint.config and not hasattr(config, k)])
+        return cls.from_dict(checkpoint.config | a.override) if a.override else config
 
     @staticmethod
     def code(a, checkpoint, key):
@@ -502,10 +509,8 @@ class Reference:
 
     def restore_rotary(self, layer):
         """Makes the layer's own rotary tables, where a reference has one in each layer."""
-        if self.one_rotary:
-            return
-        layer.self_attn._init_rope()
-        layer.self_attn.rotary_emb = self.real(lambda: layer.self_attn._init_rope() or layer.self_attn.rotary_emb)
+        if not self.one_rotary:
+            layer.self_attn.rotary_emb = self.real(lambda: layer.self_attn._init_rope() or layer.self_attn.rotary_emb)
 
     def dtype_of(self, name):
         """The dtype that the reference keeps a weight in."""
@@ -668,7 +673,7 @@ class Recorder:
 
     def compare(self, first, second):
         """Notes how far a second run is from the first."""
-        for name in first:
+        for name in (n for n in first if kind_of(n) != "input"):
             a, b = first[name], second.get(name)
             stage = re.sub(r"\.mlp\.experts\.\d+\.", ".mlp.experts.*.", name)
             n = self.noise.setdefault(stage, {"differ": 0} if not a.is_floating_point() else {"max_abs": 0.0, "rel_rms": 0.0})
@@ -813,8 +818,8 @@ def first(output):
 class Hooks:
     """Hooks on the modules of one layer, taken off again when it has run."""
 
-    def __init__(self, layer, name, recorder, watch):
-        self.recorder, self.watch, self.handles = recorder, watch, []
+    def __init__(self, layer, name, recorder, watch, rotary):
+        self.recorder, self.watch, self.rotary, self.handles = recorder, watch, rotary, []
         for norm in ("input_layernorm", "post_attention_layernorm"):
             self.output(getattr(layer, norm), f"{name}.{norm}.output")
         self.attention(layer.self_attn, name + ".self_attn")
@@ -844,7 +849,7 @@ class Hooks:
                 self.output(getattr(attn, p), f"{name}.{p}.output")
         self.before(attn.o_proj, lambda x: self.recorder.take(name + ".o_proj.input", x))
         self.after(attn, lambda out: self.attended(name, out))
-        if hasattr(attn, "rotary_emb"):
+        if self.rotary:
             self.after(attn.rotary_emb, self.rotary)
 
     def attended(self, name, out):
@@ -852,9 +857,6 @@ class Hooks:
         self.recorder.seen["self_attn.attn_weights"] = None
         if out[1] is not None:
             self.recorder.take(name + ".attn_weights", out[1])
-
-    def rotary(self, out):
-        self.tables = out
 
     def mlp(self, mlp, base):
         self.output(mlp.gate_proj, base + "gate_proj.output")
@@ -903,8 +905,9 @@ class Hooks:
 class Unit:
     """A module that is loaded, runs and is recorded as one: a decoder layer, the embedding, the head."""
 
-    def __init__(self, run, module, prefix, file, rename=lambda path: path):
-        self.run, self.module, self.prefix, self.file, self.rename = run, module, prefix, file, rename
+    def __init__(self, run, module, prefix, file, rename=lambda path: path, ends_file=True):
+        self.run, self.module, self.prefix, self.rename = run, module, prefix, rename
+        self.file, self.ends_file = file, ends_file  # where its tensors go; a later unit may add to it
         layer = getattr(module, "mtp_block", module)
         self.experts = getattr(getattr(layer, "mlp", None), "experts", None)
         self.stacked = self.experts is not None and not isinstance(self.experts, torch.nn.ModuleList)
@@ -966,6 +969,8 @@ class Unit:
 
     def load(self):
         self.fill(self.parts())
+        if hasattr(self.module, "self_attn"):
+            self.run.reference.restore_rotary(self.module)
         if self.stacked:
             for part in ("gate_up_proj", "down_proj"):
                 self.experts._parameters.pop(part, None)
@@ -991,6 +996,8 @@ class Unit:
             h.remove()
         self.lazy = []
         self.empty(self.parts())
+        if hasattr(self.module, "self_attn") and not self.run.reference.one_rotary:
+            self.module.self_attn.rotary_emb.to("meta")
 
 
 class Skipped(torch.nn.Module):
@@ -1034,13 +1041,13 @@ class Run:
         self.model, self.base = reference.model, reference.model.model
         self.count = reference.config.num_hidden_layers
         self.chosen = layer_list(a.layers, self.count)
-        self.tables, self.inputs, self.embedded, self.normed = None, {}, None, None
+        self.tables, self.unwritten, self.embedded, self.normed = None, {}, None, None
         self.layer_inputs = {}  # of layers whose input is in the pack: where it is from
         self.tied = {}  # in training the embedding's weight, which a tied head shares
         self.head_name, self.last = "lm_head.output", self.count - 1 in self.chosen
         self.mtp = self.prediction_layers()
         self.embedding = Unit(self, self.base.embed_tokens, "model.embed_tokens.", "embed")
-        self.norm = Unit(self, self.base.norm, "model.norm.", "head")
+        self.norm = Unit(self, self.base.norm, "model.norm.", "head", ends_file=False)
         tied = "model.embed_tokens." if reference.config.tie_word_embeddings else "lm_head."
         self.head = Unit(self, self.model.lm_head, tied, "head")
         self.layers = {n: Unit(self, reference.layers[n], f"model.layers.{n}.", f"layer-{n:03d}") for n in self.chosen}
@@ -1071,7 +1078,7 @@ class Run:
     def prediction(self, k):
         n = self.count + k
         renamed = lambda path: path.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
-        return Unit(self, self.mtp.layers[k], f"model.layers.{n}.", f"layer-{n:03d}", renamed)
+        return Unit(self, self.mtp.layers[k], f"model.layers.{n}.", f"layer-{n:03d}", renamed, ends_file=False)
 
     def unrecorded(self):
         """Layers of the checkpoint that are not in the pack."""
@@ -1094,8 +1101,8 @@ class Run:
         except (Trouble, KeyboardInterrupt):
             raise
         except Exception as e:
-            place = next((f"{f.filename}:{f.lineno}" for f in reversed(inspect.getinnerframes(e.__traceback__))), "")
-            raise Trouble(f"{self.reference.cls.__name__}: the reference's forward pass: {type(e).__name__}: {reason(e)} ({place})") from e
+            at = traceback.extract_tb(e.__traceback__)[-1]
+            raise Trouble(f"{self.reference.cls.__name__}: running the reference: {type(e).__name__}: {reason(e)} ({at.filename}:{at.lineno})") from e
         self.write_inputs(loss)
 
     def install(self):
@@ -1147,20 +1154,14 @@ class Run:
                 state["hooks"].remove()
             if not self.training or unit.file.startswith("layer-"):
                 unit.unload()
-            self.keep(unit.file, taken)
+            self.unwritten |= taken
+            if unit.ends_file:
+                self.pack.write(unit.file, self.unwritten)
+                self.unwritten = {}
             after()
 
         unit.module.register_forward_pre_hook(before, with_kwargs=True)
         unit.module.register_forward_hook(behind, with_kwargs=True)
-
-    def keep(self, file, taken):
-        """Writes a layer; the parts of the head are one file."""
-        if file == "head":
-            self.inputs.update(taken)
-            if self.head_name not in taken and self.head_name == "lm_head.output":
-                return
-            taken, self.inputs = self.inputs, {}
-        self.pack.write(file, taken)
 
     def repeat(self, module, args, kwargs, taken):
         """Runs a module again with another number of threads."""
@@ -1184,12 +1185,7 @@ class Run:
         self.run_as_one(unit, lambda out: self.recorder.take(name + ".output", out), lambda: self.hooks(unit.module, name), self.progress.add)
 
     def hooks(self, layer, name):
-        self.reference.restore_rotary(layer)
-        h = Hooks(layer, name, self.recorder, self.watch)
-        h.rotary = self.rotary
-        if not self.reference.one_rotary:
-            layer.self_attn.rotary_emb.register_forward_hook(lambda m, x, out: self.rotary(out))
-        return h
+        return Hooks(layer, name, self.recorder, self.watch, None if self.reference.one_rotary else self.rotary)
 
     def rotary(self, out):
         """Takes the rotary tables, which must be the same in all layers."""
@@ -1250,7 +1246,6 @@ class Run:
     def again(self, unit, call, hidden, gradient):
         """The layer's backward pass: takes the gradients of its weights, returns its input's."""
         unit.load()
-        self.reference.restore_rotary(unit.module)
         with torch.enable_grad():
             h = hidden.detach().requires_grad_()
             torch.autograd.backward(call(h), gradient)
@@ -1285,15 +1280,13 @@ class Run:
             n, name, unit = seq - 1 - k, f"model.layers.{self.count + k}", self.prediction(k)
             self.head_name = name + ".shared_head.head.output"
             module = unit.module
-            block = [module.mtp_block.register_forward_hook(lambda m, x, out: self.recorder.take(name + ".output", first(out)))]
-            for part, stage in (("enorm", "enorm"), ("hnorm", "hnorm"), ("eh_proj", "eh_proj"), ("post_norm", "shared_head.norm")):
-                block.append(getattr(module, part).register_forward_hook(
-                    lambda m, x, out, s=stage: self.recorder.take(f"{name}.{s}.output", out)))
+            for part, path in {"enorm": ".enorm", "hnorm": ".hnorm", "eh_proj": ".eh_proj", "mtp_block": "", "post_norm": ".shared_head.norm"}.items():
+                getattr(module, part).register_forward_hook(
+                    lambda m, x, out, stage=f"{name}{path}.output": self.recorder.take(stage, first(out)))
             self.run_as_one(unit, lambda out: None, lambda: self.hooks(module.mtp_block, name), self.progress.add)
-            unit.file = "prediction"  # kept until the head has run
             positions = torch.arange(k + 1, k + 1 + n)[None]
             hidden = self.mtp.forward_layer(k, hidden[:, :n], positions, None, inputs_embeds=self.embedded[:, k + 1:])
-            self.head.file = f"layer-{self.count + k:03d}"
+            self.head.file = unit.file
             self.mtp._project_to_logits(hidden)
 
     # What is left
