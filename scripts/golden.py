@@ -64,8 +64,9 @@ FP8 = torch.float8_e4m3fn
 # Kinds of stages: names without "model.layers.N.", the number of an expert being *.
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa",
                "kv_a_layernorm", "kv_b_proj", "o_proj"]
+HEAD = ["model.norm.output", "lm_head.output"]
 STANDARD = [
-    "model.embed_tokens.output", "model.norm.output", "lm_head.output", "loss",
+    "model.embed_tokens.output", *HEAD, "loss",
     "input_layernorm.output", *(f"self_attn.{p}.output" for p in PROJECTIONS), "self_attn.o_proj.input",
     "self_attn.output", "post_attention_layernorm.output", "mlp.gate.logits", "mlp.gate.topk_idx",
     "mlp.gate.topk_weight", "mlp.gate.aux_loss", "mlp.experts.output", "mlp.shared_experts.output", "mlp.output", "output",
@@ -687,6 +688,7 @@ class Recorder:
                 n["rel_rms"] = max(n["rel_rms"], d.norm().item() / size if size else 0.0)
 
     def absent(self):
+        """Kinds that the reference gave and that were not wanted."""
         return [k for k in self.seen if k not in self.kept]
 
 
@@ -1044,7 +1046,8 @@ class Run:
         self.tables, self.unwritten, self.embedded, self.normed = None, {}, None, None
         self.layer_inputs = {}  # of layers whose input is in the pack: where it is from
         self.tied = {}  # in training the embedding's weight, which a tied head shares
-        self.head_name, self.last = "lm_head.output", self.count - 1 in self.chosen
+        ends = self.training or a.mtp or any(map(self.recorder.wanted, HEAD))
+        self.head_name, self.last = "lm_head.output", ends and self.count - 1 in self.chosen
         self.mtp = self.prediction_layers()
         self.embedding = Unit(self, self.base.embed_tokens, "model.embed_tokens.", "embed")
         self.norm = Unit(self, self.base.norm, "model.norm.", "head", ends_file=False)
@@ -1316,7 +1319,7 @@ class Run:
         if self.mtp:
             m["mtp"] = {"layers": [self.count + k for k in range(len(self.mtp.layers))],
                         "tokens": "depth k: previous hidden state of position t, embedding of token t+1+k, rope position t+1+k, t = 0..seq-2-k"}
-        ends = ([] if 0 in self.layers else STANDARD[:1]) + ([] if self.last else STANDARD[1:3])
+        ends = ([] if 0 in self.layers else ["model.embed_tokens.output"]) + ([] if self.last else HEAD)
         absent = {k: v for k, v in (("layers", self.unrecorded()), ("stages", ends + r.absent())) if v}
         if absent:
             m["absent"] = absent
