@@ -1128,11 +1128,13 @@ class Run:
             self.base.rotary_emb.register_forward_hook(lambda m, x, out: self.rotary(out))
 
     def embed(self, out):
-        self.embedded = out.detach()
+        if not self.recorder.again:
+            self.embedded = out.detach()
         self.recorder.take("model.embed_tokens.output", out)
 
     def normalised(self, out):
-        self.normed = out.detach()
+        if not self.recorder.again:
+            self.normed = out.detach()
         self.recorder.take("model.norm.output", out)
 
     def run_as_one(self, unit, take, hooks=lambda: None, after=lambda: None):
