@@ -1,0 +1,1394 @@
+#!/usr/bin/env python3
+"""Records a golden pack: every stage's tensors while the reference Python runs a checkpoint.
+
+`dsmoe verify CHECKPOINT PACK` then holds its own computation against them. The reference is
+the checkpoint's own code (auto_map in config.json, "remote") or transformers' classes
+("native"). It is built without memory and runs as it is, on the CPU with eager attention and
+eager experts; hooks give each module its weights when it is its turn, so that never more than
+one decoder layer is in memory, and of a mixture of experts only the expert in use.
+
+  pip install -r scripts/requirements-v1.txt        the published code of the first DeepSeekMoE
+  pip install -r scripts/requirements-native.txt    transformers' classes: V2, V3, GLM-4.7-Flash
+
+examples:
+  python scripts/golden.py model pack --random 2x17 --mask
+  python scripts/golden.py model pack --reference remote --trust-remote-code --text "Once upon a time"
+  python scripts/golden.py model pack --random 1x16 --dtype bfloat16 --repeat
+  python scripts/golden.py model pack --random 1x12 --layers 0,3-5,60 --seed 9
+  python scripts/golden.py model pack --random 2x17 --train --override aux_loss_alpha=0.05 \\
+      --reference remote --trust-remote-code
+
+exit status:
+  0    PACK is written, complete
+  2    it is not: bad input, a missing file, a wrong flag, a version that was not tried
+  130  interrupted
+"""
+import argparse
+import contextlib
+import fnmatch
+import hashlib
+import inspect
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not in CHECKPOINT is not fetched
+
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.overrides import TorchFunctionMode
+
+# (torch, transformers) with which packs were made and verified.
+TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0")]}
+# Classes whose modules have the names below.
+KNOWN = {
+    "remote": ["DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
+    "native": ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"],
+}
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
+FP8 = torch.float8_e4m3fn
+
+# Kinds of stages: names without "model.layers.N.", the number of an expert being *.
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa",
+               "kv_a_layernorm", "kv_b_proj", "o_proj"]
+HEAD = ["model.norm.output", "lm_head.output"]
+STANDARD = [
+    "model.embed_tokens.output", *HEAD, "loss",
+    "input_layernorm.output", *(f"self_attn.{p}.output" for p in PROJECTIONS), "self_attn.o_proj.input",
+    "self_attn.output", "post_attention_layernorm.output", "mlp.gate.logits", "mlp.gate.topk_idx",
+    "mlp.gate.topk_weight", "mlp.gate.aux_loss", "mlp.experts.output", "mlp.shared_experts.output", "mlp.output", "output",
+    "enorm.output", "hnorm.output", "eh_proj.output", "shared_head.norm.output", "shared_head.head.output",
+]
+INNER = [
+    *(f"mlp.{m}{s}" for m in ("", "shared_experts.", "experts.*.")
+      for s in ("gate_proj.output", "up_proj.output", "down_proj.input")),
+    "mlp.experts.*.output", "self_attn.attn_weights", "model.rotary_emb.cos", "model.rotary_emb.sin",
+]
+LONGEST_PROBABILITIES = 512  # tokens: self_attn.attn_weights grow with the square of them
+
+
+class Trouble(Exception):
+    """What the user must know: which file, which tensor, why. Exit status 2."""
+
+
+def together(problems):
+    """One error of many problems."""
+    if problems:
+        more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
+        raise Trouble("\n  ".join([*problems[:20], *more]))
+
+
+# ---------------------------------------------------------------------------------------------
+# The command line
+
+
+def arguments(argv):
+    p = argparse.ArgumentParser(prog="golden.py", formatter_class=argparse.RawDescriptionHelpFormatter,
+                                usage="golden.py CHECKPOINT PACK (--random BxT | --tokens FILE | --text STRING) [flags]",
+                                description=__doc__.split("\n\nexamples:")[0], epilog="examples:" + __doc__.split("examples:")[1])
+    p.add_argument("checkpoint", metavar="CHECKPOINT", help="directory with config.json and safetensors or .bin files")
+    p.add_argument("pack", metavar="PACK", help="directory to write; it must not exist")
+    tokens = p.add_mutually_exclusive_group(required=True)
+    tokens.add_argument("--random", metavar="BxT", help="B sequences of T tokens drawn from the whole vocabulary")
+    tokens.add_argument("--tokens", metavar="FILE", help="JSON, [[ids], ...] or {\"input_ids\": ..., \"attention_mask\": ...}, or a "
+                        "safetensors file with these two, as packs have in inputs.safetensors")
+    tokens.add_argument("--text", metavar="STRING", action="append", help="through the checkpoint's tokenizer; again for more sequences")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="of --random and of seeded inputs of layers (default 0)")
+    p.add_argument("--mask", action="store_true", help="with --random: all sequences but the first begin with T//3 padded positions")
+    p.add_argument("--reference", choices=["remote", "native"], help="default: native where transformers has the class")
+    p.add_argument("--trust-remote-code", action="store_true", help="allow Python code of the checkpoint to run")
+    p.add_argument("--code", metavar="DIR", help="where the files of auto_map are, if not in CHECKPOINT")
+    p.add_argument("--dtype", choices=list(DTYPES), default="float32", help="compute dtype (default float32)")
+    p.add_argument("--cast", action="store_true", help="as model.to(DTYPE) leaves a float32 model: RoPE's frequencies and router biases "
+                   "are rounded too. Without it, as from_pretrained(dtype) makes it")
+    p.add_argument("--layers", metavar="LIST", help="record these alone, such as 0,3-5,60; where the layer before was not recorded the "
+                   "input is random, and part of the pack")
+    p.add_argument("--stages", metavar="LIST", default="standard,grad", help="standard, inner, grad, all, or patterns of stages such as "
+                   "'self_attn.*,output' (default standard,grad)")
+    p.add_argument("--mtp", action="store_true", help="record the multi-token prediction layers, too (native V3)")
+    p.add_argument("--train", action="store_true", help="training mode: loss, auxiliary losses and gradients (first DeepSeekMoE)")
+    p.add_argument("--override", metavar="KEY=JSON", action="append", default=[], help="run with another value in config.json")
+    p.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default 1)")
+    p.add_argument("--repeat", action="store_true", help="run each layer again with another number of threads and note the differences")
+    p.add_argument("--untried-versions", action="store_true", help="go on with versions of torch and transformers not tried with this")
+    a = p.parse_args(argv)
+    try:
+        a.override = {k: json.loads(v) for k, v in (o.split("=", 1) for o in a.override)}
+    except ValueError as e:
+        p.error(f"--override: KEY=JSON expected: {e}")
+    if a.threads < 1:
+        p.error("--threads: at least 1")
+    if a.mask and not a.random:
+        p.error("--mask: with --random only")
+    if a.train and (a.dtype != "float32" or a.layers or a.mtp):
+        p.error("--train: float32, all layers, without --mtp")
+    if a.mtp and (a.mask or a.layers):
+        p.error("--mtp: all layers, without --mask: the reference's prediction layers know no padding")
+    if a.cast and a.dtype == "float32":
+        p.error("--cast: with --dtype bfloat16 or float16")
+    a.stages = a.stages.split(",")
+    for s in a.stages:
+        if s not in ("standard", "inner", "grad", "all") and not fnmatch.filter([*STANDARD, *INNER], s) and not s.endswith(".grad"):
+            p.error(f"--stages: {s!r} is no stage; there are standard, inner, grad, all, {', '.join([*STANDARD, *INNER])}")
+    return a
+
+
+def layer_list(text, count):
+    """The numbers of "0,3-5,60", all of count if text is None."""
+    if text is None:
+        return list(range(count))
+    layers = set()
+    for part in text.split(","):
+        m = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if not m:
+            raise Trouble(f"--layers: {part!r} is not a number or a range")
+        first, last = int(m[1]), int(m[2] or m[1])
+        if not first <= last < count:
+            raise Trouble(f"--layers: {part}: the model has layers 0-{count - 1}")
+        layers.update(range(first, last + 1))
+    return sorted(layers)
+
+
+# ---------------------------------------------------------------------------------------------
+# The checkpoint
+
+
+class Checkpoint:
+    """Named tensors of a checkpoint, read from its files one at a time."""
+
+    def __init__(self, path):
+        self.path = path
+        self.used = {}  # file -> its size and time of change when it was first read
+        self.headers = {}  # file -> {tensor: its shape and dtype}
+        self.broken = set()  # files whose problem has been told
+        self.config = self.json("config.json")
+        self.index = next((i for i in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if os.path.exists(self.at(i))), None)
+        self.where = self.json(self.index).get("weight_map", {}) if self.index else self.scan()
+        if not self.where:
+            raise Trouble(f"{path}: no weights: neither an index nor .safetensors nor .bin files")
+        self.block = self.quantisation()
+
+    def at(self, file):
+        return os.path.join(self.path, file)
+
+    def json(self, file):
+        try:
+            self.touch(file)
+            with open(self.at(file), encoding="utf-8") as f:
+                value = json.load(f)
+        except (OSError, ValueError) as e:
+            raise Trouble(f"{self.at(file)}: {reason(e)}") from None
+        if not isinstance(value, dict):
+            raise Trouble(f"{self.at(file)}: not a JSON object")
+        return value
+
+    def touch(self, file):
+        info = os.stat(self.at(file))
+        state = (info.st_size, info.st_mtime_ns)
+        if self.used.setdefault(file, state) != state:
+            raise Trouble(f"{self.at(file)}: changed while it was read")
+
+    def scan(self):
+        """Tensor -> file of a checkpoint without an index."""
+        files = sorted(f for f in os.listdir(self.path) if f.endswith(".safetensors"))
+        files = files or sorted(f for f in os.listdir(self.path) if re.fullmatch(r"pytorch_model.*\.bin", f))
+        return {name: file for file in files for name in self.header(file)}
+
+    def quantisation(self):
+        """Rows and columns of a block that shares a scale; None if nothing is quantised."""
+        q = self.config.get("quantization_config")
+        if not q:
+            return None
+        if q.get("quant_method") != "fp8":
+            raise Trouble(f"{self.at('config.json')}: quantization_config: quant_method {q.get('quant_method')!r}: this reads fp8 with "
+                          "weight_scale_inv, and plain weights")
+        block = q.get("weight_block_size") or [128, 128]
+        if len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
+            raise Trouble(f"{self.at('config.json')}: quantization_config: weight_block_size {block}")
+        return block
+
+    def header(self, file):
+        """Tensor -> shape and dtype, of one file."""
+        if file not in self.headers:
+            try:
+                self.touch(file)
+                if file.endswith(".bin"):
+                    self.headers[file] = {k: (list(t.shape), NAMES.get(t.dtype, str(t.dtype))) for k, t in self.unpickle(file).items()}
+                else:
+                    with safe_open(self.at(file), "pt") as f:
+                        slices = {k: f.get_slice(k) for k in f.keys()}
+                        self.headers[file] = {k: (list(s.get_shape()), s.get_dtype()) for k, s in slices.items()}
+            except Trouble:
+                raise
+            except Exception as e:  # each library has errors of its own
+                raise Trouble(f"{self.at(file)}: {reason(e)}") from None
+        return self.headers[file]
+
+    def unpickle(self, file):
+        return torch.load(self.at(file), map_location="cpu", mmap=True, weights_only=True)
+
+    def resolve(self, name):
+        """The stored name of a tensor: a base model's names lack "model."."""
+        bare = name.removeprefix("model.")
+        return name if name in self.where or bare not in self.where else bare
+
+    def problem(self, name, want):
+        """What is wrong with a weight of which the reference has the shape want; a file's own problem once."""
+        name = self.resolve(name)
+        if name not in self.where:
+            return f"{self.path}: there is no tensor {name}"
+        file = self.where[name]
+        if file in self.broken:
+            return None
+        try:
+            header = self.header(file)
+        except Trouble as e:
+            self.broken.add(file)
+            return f"{e}: {name} and others should be there"
+        if name not in header:
+            return f"{self.at(file)}: there is no tensor {name}, though {self.index} says so"
+        shape, dtype = header[name]
+        if shape != want:
+            return f"{self.at(file)}: {name}: shape {shape}, the reference has {want}"
+        if dtype == "F8_E4M3":
+            scales = name + "_scale_inv"
+            if self.block is None or self.resolve(scales) not in self.where:
+                return f"{self.at(file)}: {name}: FP8 without {scales}, or without quantization_config in config.json"
+            return self.problem(scales, [math.ceil(n / b) for n, b in zip(shape, self.block)])
+        if dtype not in ("F32", "BF16", "F16", "F64", "torch.float64"):
+            return f"{self.at(file)}: {name}: dtype {dtype}: this reads F32, BF16, F16 and F8_E4M3 with scales"
+        return None
+
+    def read(self, name, part=None):
+        """A tensor as it is stored, or one expert's part of it."""
+        name = self.resolve(name)
+        file = self.where[name]
+        try:
+            self.touch(file)
+            if file.endswith(".bin"):
+                t = self.unpickle(file)[name]
+                return t if part is None else t[part]
+            with safe_open(self.at(file), "pt") as f:
+                return f.get_tensor(name) if part is None else f.get_slice(name)[part]
+        except Trouble:
+            raise
+        except Exception as e:
+            raise Trouble(f"{self.at(file)}: {name}: {reason(e)}") from None
+
+    def weight(self, name, dtype, part=None):
+        """A weight as the reference has it: dequantised in float32, then cast."""
+        t = self.read(name, part)
+        thing = f"{self.at(self.where[self.resolve(name)])}: {name}"
+        if t.dtype == FP8:
+            t = self.dequantise(t, name, part)
+        cast = t.to(dtype)
+        if not torch.isfinite(cast).all():
+            cause = "not finite" if not torch.isfinite(t).all() else f"too large for {dtype}"
+            where = (~torch.isfinite(cast)).nonzero()
+            raise Trouble(f"{thing}: {cause} in {len(where)} of {cast.numel()} elements, the first at {where[0].tolist()}")
+        return cast
+
+    def dequantise(self, q, name, part):
+        """float(q) * weight_scale_inv, one scale for each block."""
+        s = self.read(name + "_scale_inv", part).float()
+        s = s.repeat_interleave(self.block[0], 0)[: q.shape[0]].repeat_interleave(self.block[1], 1)[:, : q.shape[1]]
+        return q.float() * s
+
+    def hashes(self, progress):
+        """sha256 of config.json and of every file of weights that was read."""
+        files = sorted(set(self.used) - {self.index})
+        progress.begin("hashing the checkpoint", sum(self.used[file][0] for file in files))
+        return {file: "sha256:" + sha256(self.at(file), progress, lambda: self.touch(file)) for file in files}
+
+
+def sha256(path, progress=None, after=lambda: None):
+    h = hashlib.sha256()
+    with open(path, "rb") as f:
+        while block := f.read(1 << 24):
+            h.update(block)
+            if progress:
+                progress.add(len(block))
+    after()
+    return h.hexdigest()
+
+
+def reason(e):
+    """An exception's text, without the path that the message has already."""
+    return " ".join((e.strerror if isinstance(e, OSError) and e.strerror else str(e)).split()) or type(e).__name__
+
+
+# ---------------------------------------------------------------------------------------------
+# The tokens
+
+
+def tokens_of(a, checkpoint, vocab):
+    """input_ids, attention_mask or None, and where they came from."""
+    if a.random:
+        ids, mask, origin = random_tokens(a, vocab)
+    elif a.text:
+        ids, mask, origin = text_tokens(a, checkpoint)
+    else:
+        ids, mask, origin = file_tokens(a.tokens)
+    if ids.dim() != 2 or 0 in ids.shape:
+        raise Trouble(f"input_ids: shape {list(ids.shape)}, [batch, seq] expected")
+    bad = ids[(ids < 0) | (ids >= vocab)]
+    if len(bad):
+        raise Trouble(f"input_ids: {bad[0].item()} is not in the vocabulary of {vocab}")
+    if mask is not None and (mask.shape != ids.shape or not ((mask == 0) | (mask == 1)).all()):
+        raise Trouble(f"attention_mask: 0 or 1 of shape {list(ids.shape)} expected")
+    return ids.contiguous(), None if mask is None else mask.contiguous(), origin
+
+
+def random_tokens(a, vocab):
+    m = re.fullmatch(r"(\d+)x(\d+)", a.random)
+    if not m or "0" in m.groups():
+        raise Trouble(f"--random: {a.random!r}: BxT expected, such as 2x17")
+    batch, seq = int(m[1]), int(m[2])
+    ids = torch.randint(vocab, (batch, seq), generator=torch.Generator().manual_seed(a.seed))
+    mask = None
+    if a.mask:
+        mask = torch.ones_like(ids)
+        mask[1:, : seq // 3] = 0
+        if batch == 1 or seq < 3:
+            raise Trouble("--mask: at least 2 sequences of 3 tokens")
+    return ids, mask, {"kind": "random", "seed": a.seed}
+
+
+def text_tokens(a, checkpoint):
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=a.trust_remote_code)
+    except Exception as e:
+        raise Trouble(f"{checkpoint.path}: no tokenizer: {reason(e)}") from None
+    rows = [tokenizer(t)["input_ids"] for t in a.text]
+    longest = max(map(len, rows))
+    if min(map(len, rows)) == 0:
+        raise Trouble("--text: a text without a token")
+    ids = torch.tensor([[row[0]] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    return ids, None if mask.all() else mask, {"kind": "text", "text": a.text}
+
+
+def file_tokens(path):
+    try:
+        if path.endswith(".safetensors"):
+            with safe_open(path, "pt") as f:
+                found = {k: f.get_tensor(k) for k in f.keys() if k in ("input_ids", "attention_mask")}
+        else:
+            with open(path, encoding="utf-8") as f:
+                found = json.load(f)
+            found = found if isinstance(found, dict) else {"input_ids": found}
+        if "input_ids" not in found:
+            raise ValueError("no input_ids")
+        ids, mask = (None if found.get(k) is None else torch.as_tensor(found[k]) for k in ("input_ids", "attention_mask"))
+        if ids.dim() == 1:
+            ids = ids[None]
+        if ids.is_floating_point() or mask is not None and mask.is_floating_point():
+            raise ValueError("whole numbers expected")
+        return ids.long(), None if mask is None else mask.long(), {"kind": "file", "sha256": "sha256:" + sha256(path)}
+    except Exception as e:
+        raise Trouble(f"{path}: {reason(e)}") from None
+
+
+# ---------------------------------------------------------------------------------------------
+# The reference
+
+
+class Reference:
+    """The model as the reference builds it, without memory for weights."""
+
+    def __init__(self, a, checkpoint):
+        self.kind = a.reference or ("remote" if self.architecture(checkpoint) not in KNOWN["native"] else "native")
+        self.check(a, checkpoint)
+        self.dtype = DTYPES[a.dtype]
+        self.built = torch.float32 if a.cast else self.dtype  # dtype under which the modules are made
+        self.cast = a.cast
+        self.cls, config = self.load_class(a, checkpoint)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config  # weights are dequantised when they are read
+        self.model = self.build(config)
+        self.model.train(a.train)
+        self.config = self.model.config
+        self.layers = self.model.model.layers
+        self.one_rotary = getattr(self.model.model, "rotary_emb", None) is not None
+        if self.one_rotary:
+            self.model.model.rotary_emb = self.real(lambda: type(self.model.model.rotary_emb)(self.config))
+
+    @staticmethod
+    def architecture(checkpoint):
+        return (checkpoint.config.get("architectures") or ["none"])[0]
+
+    def check(self, a, checkpoint):
+        problems, versions = [], tuple(m.__version__.split("+")[0] for m in (torch, transformers))
+        name = self.architecture(checkpoint)
+        if name not in KNOWN["remote"] + KNOWN["native"]:
+            raise Trouble(f"{checkpoint.at('config.json')}: architectures {name}: this records "
+                          f"{', '.join(sorted(set(KNOWN['remote'] + KNOWN['native'])))}")
+        if name not in KNOWN[self.kind]:
+            problems.append(f"{checkpoint.at('config.json')}: architectures {name}: with --reference {self.kind} this records "
+                            f"{', '.join(KNOWN[self.kind])}")
+        if versions not in TRIED[self.kind] and not a.untried_versions:
+            tried = " or ".join(f"torch {t} with transformers {v}" for t, v in TRIED[self.kind])
+            problems.append(f"torch {versions[0]} with transformers {versions[1]} was not tried with the {self.kind} reference: install "
+                            f"{tried} (scripts/requirements-{'v1' if self.kind == 'remote' else 'native'}.txt), or give --untried-versions")
+        if self.kind == "remote" and not a.trust_remote_code:
+            problems.append(f"the remote reference runs the Python code of {a.code or checkpoint.path}: give --trust-remote-code if you trust it")
+        if a.train and name != "DeepseekForCausalLM":
+            problems.append(f"--train: {name}: dsmoe verifies training of DeepseekForCausalLM only")
+        if a.mtp and (self.kind, name) != ("native", "DeepseekV3ForCausalLM"):
+            problems.append("--mtp: with transformers' DeepseekV3ForCausalLM only")
+        together(problems)
+
+    def load_class(self, a, checkpoint):
+        """The class and the configuration."""
+        try:
+            if self.kind == "native":
+                cls = getattr(transformers, self.architecture(checkpoint))
+                return cls, self.configuration(cls.config_class, a, checkpoint)
+            from transformers import dynamic_module_utils as dynamic
+            imports = dynamic.get_imports  # 4.39 demands flash_attn of code that imports it only where it is installed
+            dynamic.get_imports = lambda file: [i for i in imports(file) if i != "flash_attn"]
+            config, cls = (dynamic.get_class_from_dynamic_module(self.code(a, checkpoint, k), a.code or checkpoint.path)
+                           for k in ("AutoConfig", "AutoModelForCausalLM"))
+            return cls, self.configuration(config, a, checkpoint)
+        except Trouble:
+            raise
+        except Exception as e:
+            raise Trouble(f"{a.code or checkpoint.path}: the reference's code: {reason(e)}") from None
+
+    @staticmethod
+    def configuration(cls, a, checkpoint):
+        """config.json with what overrides it, all of which the reference must know."""
+        config = cls.from_pretrained(checkpoint.path)
+        together([f"--override {k}: not in config.json, nor known to {cls.__name__}"
+                  for k in a.override if k not in checkpoint.config and not hasattr(config, k)])
+        return cls.from_dict(checkpoint.config | a.override) if a.override else config
+
+    @staticmethod
+    def code(a, checkpoint, key):
+        """module.Class of auto_map, the module's file being there."""
+        name = str((checkpoint.config.get("auto_map") or {}).get(key, "")).rpartition("--")[2]
+        if "." not in name:
+            raise Trouble(f"{checkpoint.at('config.json')}: auto_map has no {key}: it names no code to run")
+        file = os.path.join(a.code or checkpoint.path, name.split(".")[0] + ".py")
+        if not os.path.exists(file):
+            raise Trouble(f"{file}: not there, but config.json's auto_map names it: copy the published .py files to CHECKPOINT, or give "
+                          "their directory as --code")
+        return name
+
+    def build(self, config):
+        options = {"attn_implementation": "eager", "torch_dtype": self.built}
+        if self.kind == "native":
+            options = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": self.built}
+        try:
+            with torch.device("meta"):
+                return self.cls._from_config(config, **options)
+        except Exception as e:
+            raise Trouble(f"{self.cls.__name__}: the reference refuses this config.json: {type(e).__name__}: {reason(e)}") from None
+
+    def real(self, make):
+        """What make builds, its buffers as the reference has them."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(self.built)
+        try:
+            module = make()
+        finally:
+            torch.set_default_dtype(before)
+        return module.to(self.dtype) if self.cast else module
+
+    def restore_rotary(self, layer):
+        """Makes the layer's own rotary tables, where a reference has one in each layer."""
+        if not self.one_rotary:
+            layer.self_attn.rotary_emb = self.real(lambda: layer.self_attn._init_rope() or layer.self_attn.rotary_emb)
+
+    def dtype_of(self, name):
+        """The dtype that the reference keeps a weight in."""
+        if self.cast or self.dtype == torch.float32:
+            return self.dtype
+        keep = set(getattr(self.model, "_keep_in_fp32_modules_strict", None) or [])
+        if self.dtype == torch.float16:
+            keep |= set(getattr(self.model, "_keep_in_fp32_modules", None) or [])
+        return torch.float32 if keep & set(name.split(".")) else self.dtype
+
+    def describe(self, a, checkpoint):
+        source = inspect.getsourcefile(self.cls)
+        told = {"model": self.cls.__name__, "kind": "remote code" if self.kind == "remote" else "transformers native"}
+        told["file"] = os.path.basename(source) if self.kind == "remote" else "models/" + os.path.basename(os.path.dirname(source))
+        told["file_sha256"] = "sha256:" + sha256(source)
+        told["attn_implementation"] = "eager"
+        if self.kind == "native":
+            told["experts_implementation"] = "eager"
+        if checkpoint.block:
+            told["weights"] = "dequantised to f32 as float(q) * weight_scale_inv per {}x{} block".format(*checkpoint.block)
+            if self.dtype != torch.float32:
+                told["weights"] += f", then cast to {a.dtype}"
+        if a.mtp:
+            told["mtp"] = "MtpModel.forward_layer, modeling_layers.py"
+        return told | {"transformers": transformers.__version__, "torch": torch.__version__, "python": platform.python_version(),
+                       "device": "cpu", "cpu": cpu(), "threads": a.threads}
+
+
+def cpu():
+    """The processor's name, for the record."""
+    with contextlib.suppress(OSError):
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
+            for line in f:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+# ---------------------------------------------------------------------------------------------
+# The pack
+
+
+class Pack:
+    """Files under a hidden sibling of the pack's name, which becomes the pack when all is there."""
+
+    def __init__(self, path):
+        self.path = os.path.normpath(path)
+        if os.path.lexists(self.path):
+            raise Trouble(f"{self.path}: exists already: remove it or give another name")
+        parent, name = os.path.split(self.path)
+        try:
+            self.work = tempfile.mkdtemp(prefix=f".{name}.partial-", dir=parent or ".")
+        except OSError as e:
+            raise Trouble(f"{parent or '.'}: {reason(e)}") from None
+        self.files, self.tensors = {}, {}
+
+    def write(self, name, tensors):
+        """Writes one file of tensors."""
+        if not tensors:
+            return
+        file = name + ".safetensors"
+        path = os.path.join(self.work, file)
+        try:
+            save_file(tensors, path)
+            self.sync(path)
+            self.files[file] = "sha256:" + sha256(path)
+        except Exception as e:
+            raise Trouble(f"{os.path.join(self.path, file)}: not written: {reason(e)}") from None
+        for key in sorted(tensors):
+            self.tensors[key] = {"file": file, "dtype": NAMES[tensors[key].dtype], "shape": list(tensors[key].shape)}
+
+    @staticmethod
+    def sync(path):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def finish(self, manifest):
+        """Writes the manifest, last, and gives the pack its name."""
+        path = os.path.join(self.work, "manifest.json")
+        try:
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(rendered(manifest | {"files": self.files, "tensors": self.tensors}))
+            self.sync(path)
+            os.chmod(self.work, 0o777 & ~umask())
+            self.sync(self.work)
+            os.rename(self.work, self.path)
+            self.sync(os.path.dirname(self.path) or ".")
+        except OSError as e:
+            raise Trouble(f"{self.path}: not written: {reason(e)}") from None
+
+    def abandon(self):
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def rendered(manifest):
+    """JSON with a line for each file and tensor."""
+    lines = []
+    for key, value in manifest.items():
+        if key in ("checkpoint", "files", "tensors", "noise") and isinstance(value, dict):
+            inner = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
+            lines.append(f" {json.dumps(key)}: {{\n{inner}\n }}")
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def kind_of(name):
+    """The stage without its layer and expert: model.layers.3.mlp.experts.7.output -> mlp.experts.*.output"""
+    return re.sub(r"^mlp\.experts\.\d+\.", "mlp.experts.*.", re.sub(r"^model\.layers\.\d+\.", "", name))
+
+
+class Recorder:
+    """Takes the tensors that hooks see, if they are wanted."""
+
+    def __init__(self, stages, dtype, seq):
+        self.stages = stages
+        self.probabilities = dtype != torch.float32 and seq <= LONGEST_PROBABILITIES
+        self.seen, self.kept = {}, set()  # kinds: an ordered set, a set
+        self.now = {}  # of the module that runs
+        self.noise = {}
+        self.gaps = {"router_gap_min": {}, "router_score_gap_min": {}, "router_group_gap_min": {}}
+        self.again = False  # the module runs a second time
+
+    def wanted(self, kind):
+        return any(self.fits(kind, s) for s in self.stages)
+
+    def fits(self, kind, stages):
+        gradient, inner = kind.endswith(".grad"), kind in INNER
+        if kind == "self_attn.attn_weights" and stages in ("all", "inner"):
+            return self.probabilities
+        return {"all": True, "grad": gradient, "inner": inner, "standard": not gradient and not inner}.get(
+            stages, fnmatch.fnmatchcase(kind, stages))
+
+    def take(self, name, tensor):
+        kind = kind_of(name)
+        self.seen[kind] = None
+        if not self.wanted(kind):
+            return
+        t = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if t.is_floating_point() and not torch.isfinite(t).all():
+            raise Trouble(f"{name}: the reference's own result is not finite in {t.dtype}: a pack of it would prove nothing")
+        if name in self.now:
+            raise Trouble(f"{name}: the reference gave this stage twice")
+        self.now[name] = t
+        self.kept.add(kind)
+
+    def taken(self):
+        """What was taken since the last call."""
+        taken, self.now = self.now, {}
+        return taken
+
+    def compare(self, first, second):
+        """Notes how far a second run is from the first."""
+        for name in (n for n in first if kind_of(n) != "input"):
+            a, b = first[name], second.get(name)
+            stage = re.sub(r"\.mlp\.experts\.\d+\.", ".mlp.experts.*.", name)
+            n = self.noise.setdefault(stage, {"differ": 0} if not a.is_floating_point() else {"max_abs": 0.0, "rel_rms": 0.0})
+            if b is None or b.shape != a.shape:
+                n["other_tokens"] = True  # an expert that was chosen by others
+            elif not a.is_floating_point():
+                n["differ"] += int((a.sort(-1).values != b.sort(-1).values).sum())
+            else:
+                d, size = (b.double() - a.double()), a.double().norm().item()
+                n["max_abs"] = max(n["max_abs"], d.abs().max().item() if d.numel() else 0.0)
+                n["rel_rms"] = max(n["rel_rms"], d.norm().item() / size if size else 0.0)
+
+    def absent(self):
+        """Kinds that the reference gave and that were not wanted."""
+        return [k for k in self.seen if k not in self.kept]
+
+
+# ---------------------------------------------------------------------------------------------
+# Inside the modules
+
+
+class Watch(TorchFunctionMode):
+    """Sees the functions that the reference calls, for what no module gives: the gate's logits
+    and scores, the projections of stacked experts, the sum that the shared experts join."""
+
+    def __init__(self, recorder):
+        super().__init__()
+        self.recorder = recorder
+        self.forget()
+
+    def forget(self):
+        self.base = ""  # "model.layers.3.mlp." while a mixture of experts runs
+        self.hidden = self.choice = None  # its input [tokens, hidden] and topk_idx [tokens, k]
+        self.gating, self.logits, self.scores = False, None, []
+        self.shared = None  # output of the shared experts, the very object
+        self.expert = None  # number, part and weight of the stacked expert in use
+        self.rows = None  # order of the expert's rows that makes its tokens ascend
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if self.base:
+            self.call(func, getattr(func, "__name__", ""), args, out)
+        return out
+
+    def call(self, func, name, args, out):
+        if func is F.linear and self.gating and self.logits is None:
+            self.logits = out
+        elif name == "topk" and self.gating:
+            self.scores.append((args[0], out[0].shape[-1]))
+        elif func is F.linear and self.expert and args[1] is self.expert[2]:
+            self.stacked(args[0], out)
+        elif name in ("add", "__add__") and self.shared is not None and any(x is self.shared for x in args):
+            routed = args[1] if args[0] is self.shared else args[0]
+            self.recorder.take(self.base + "experts.output", routed.reshape(-1, routed.shape[-1]))
+            self.shared = None
+
+    def stacked(self, x, out):
+        """One product of a stacked expert."""
+        number, part, _ = self.expert
+        self.expert = None
+        if part == "gate_up_proj":
+            self.begin_expert(number, x)
+            gate, up = out.chunk(2, -1)
+            self.take_expert(number, "gate_proj.output", gate)
+            self.take_expert(number, "up_proj.output", up)
+        else:
+            self.take_expert(number, "down_proj.input", x)
+            self.take_expert(number, "output", out)
+
+    def begin_expert(self, number, x):
+        """Finds which token each row of the expert's input is."""
+        tokens = (self.choice == number).any(-1).nonzero().flatten()
+        want = self.hidden[tokens]
+        if len(tokens) != len(x):
+            raise Trouble(f"{self.base}experts.{number}: the reference gives it {len(x)} tokens, topk_idx {len(tokens)}")
+        self.rows = torch.arange(len(x))
+        if torch.equal(want, x):
+            return
+        free = list(range(len(x)))
+        for i, row in enumerate(want):
+            found = next((j for j in free if torch.equal(x[j], row)), None)
+            if found is None:
+                raise Trouble(f"{self.base}experts.{number}: its input is not that of the tokens in topk_idx")
+            free.remove(found)
+            self.rows[i] = found
+
+    def take_expert(self, number, what, t):
+        if len(self.rows):
+            self.recorder.take(f"{self.base}experts.{number}.{what}", t[self.rows])
+
+    def gate(self, output):
+        """Takes what a gate gave: the choice, its weights, the logits, the auxiliary loss."""
+        self.gating = False
+        parts = [t for t in output if isinstance(t, torch.Tensor)]
+        self.choice = next(t for t in parts if not t.is_floating_point())
+        weight = next(t for t in parts if t.is_floating_point() and t.shape == self.choice.shape and t is not self.logits)
+        name = self.base + "gate"
+        self.recorder.take(name + ".logits", self.logits)
+        self.recorder.take(name + ".topk_idx", self.choice.long())
+        self.recorder.take(name + ".topk_weight", weight)
+        for t in parts:
+            if t.numel() == 1 and t is not weight and t.is_floating_point() and t.dim() == 0:
+                self.recorder.take(name + ".aux_loss", t.reshape(1))
+        self.smallest_gaps(name)
+        self.logits, self.scores = None, []
+
+    def smallest_gaps(self, name):
+        """Notes the smallest distance over the tokens between the last choice that was taken and the
+        first that was not: of logits, of the scores that were compared, of groups' worths."""
+        flat = [(s, k) for s, k in self.scores if s.dim() == 2]
+        self.gap("router_score_gap_min", name, *flat[-1])
+        if len(flat) > 1:
+            self.gap("router_group_gap_min", name, *flat[0])
+        if len(self.scores) == 1:  # the scores have the order of the logits
+            self.gap("router_gap_min", name, self.logits, flat[-1][1])
+
+    def gap(self, field, name, scores, k):
+        if k < scores.shape[-1] and not self.recorder.again:
+            best = torch.topk(scores, k + 1, dim=-1).values
+            gap = best[:, k - 1] - best[:, k]
+            gap = gap[torch.isfinite(gap)]
+            if len(gap):
+                self.recorder.gaps[field][name] = gap.min().item()
+
+
+class Stack:
+    """Stands for the stacked weights of experts, [e] being loaded when the reference asks for it."""
+
+    def __init__(self, load, watch, part):
+        self.load, self.watch, self.part = load, watch, part
+
+    def __getitem__(self, index):
+        number = int(index)
+        weight = self.load(self.part, number)
+        self.watch.expert = (number, self.part, weight)
+        return weight
+
+
+def first(output):
+    return output[0] if isinstance(output, tuple) else output
+
+
+class Hooks:
+    """Hooks on the modules of one layer, taken off again when it has run."""
+
+    def __init__(self, layer, name, recorder, watch, rotary):
+        self.recorder, self.watch, self.rotary, self.handles = recorder, watch, rotary, []
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            self.output(getattr(layer, norm), f"{name}.{norm}.output")
+        self.attention(layer.self_attn, name + ".self_attn")
+        mlp = layer.mlp
+        if hasattr(mlp, "experts"):
+            self.mixture(mlp, name + ".mlp.")
+        else:
+            self.mlp(mlp, name + ".mlp.")
+        self.output(mlp, name + ".mlp.output")
+
+    def remove(self):
+        for h in self.handles:
+            h.remove()
+
+    def after(self, module, call):
+        self.handles.append(module.register_forward_hook(lambda m, args, out: call(out)))
+
+    def before(self, module, call):
+        self.handles.append(module.register_forward_pre_hook(lambda m, args: call(args[0])))
+
+    def output(self, module, name):
+        self.after(module, lambda out: self.recorder.take(name, first(out)))
+
+    def attention(self, attn, name):
+        for p in PROJECTIONS:
+            if getattr(attn, p, None) is not None:
+                self.output(getattr(attn, p), f"{name}.{p}.output")
+        self.before(attn.o_proj, lambda x: self.recorder.take(name + ".o_proj.input", x))
+        self.after(attn, lambda out: self.attended(name, out))
+        if self.rotary:
+            self.after(attn.rotary_emb, self.rotary)
+
+    def attended(self, name, out):
+        self.recorder.take(name + ".output", out[0])
+        self.recorder.seen["self_attn.attn_weights"] = None
+        if out[1] is not None:
+            self.recorder.take(name + ".attn_weights", out[1])
+
+    def mlp(self, mlp, base):
+        self.output(mlp.gate_proj, base + "gate_proj.output")
+        self.output(mlp.up_proj, base + "up_proj.output")
+        self.before(mlp.down_proj, lambda x: self.recorder.take(base + "down_proj.input", x))
+
+    def mixture(self, moe, base):
+        w = self.watch
+
+        def begin(x):
+            w.base, w.hidden = base, x.reshape(-1, x.shape[-1])
+
+        def end(out):
+            if getattr(moe, "shared_experts", None) is None:
+                self.recorder.take(base + "experts.output", first(out).reshape(-1, first(out).shape[-1]))
+            w.forget()
+
+        def shared(out):
+            self.recorder.take(base + "shared_experts.output", out)
+            w.shared = out
+
+        self.before(moe, begin)
+        self.before(moe.gate, lambda x: setattr(w, "gating", True))
+        self.after(moe.gate, w.gate)
+        if getattr(moe, "shared_experts", None) is not None:
+            self.mlp(moe.shared_experts, base + "shared_experts.")
+            self.after(moe.shared_experts, shared)
+        if isinstance(moe.experts, torch.nn.ModuleList):
+            for number, expert in enumerate(moe.experts):
+                self.apart(expert, number)
+        self.after(moe, end)
+
+    def apart(self, expert, number):
+        w = self.watch
+        self.before(expert, lambda x: w.begin_expert(number, x))
+        self.after(expert.gate_proj, lambda out: w.take_expert(number, "gate_proj.output", out))
+        self.after(expert.up_proj, lambda out: w.take_expert(number, "up_proj.output", out))
+        self.before(expert.down_proj, lambda x: w.take_expert(number, "down_proj.input", x))
+        self.after(expert, lambda out: w.take_expert(number, "output", out))
+
+
+# ---------------------------------------------------------------------------------------------
+# Weights, when it is a module's turn
+
+
+class Unit:
+    """A module that is loaded, runs and is recorded as one: a decoder layer, the embedding, the head."""
+
+    def __init__(self, run, module, prefix, file, rename=lambda path: path, ends_file=True):
+        self.run, self.module, self.prefix, self.rename = run, module, prefix, rename
+        self.file, self.ends_file = file, ends_file  # where its tensors go; a later unit may add to it
+        layer = getattr(module, "mtp_block", module)
+        self.experts = getattr(getattr(layer, "mlp", None), "experts", None)
+        self.stacked = self.experts is not None and not isinstance(self.experts, torch.nn.ModuleList)
+        self.lazy = []  # modules of experts that load themselves
+
+    def parts(self, module=None, prefix=None):
+        """(module, attribute, tensor's name) of all weights but those of lazy experts."""
+        root, prefix = module or self.module, self.prefix if prefix is None else prefix
+        hidden = set() if module or self.run.training or self.experts is None else set(self.experts.modules())
+        for path, m in root.named_modules():
+            if m in hidden or self.stacked and m is self.experts:
+                continue
+            for attribute, t in [*m._parameters.items(), *m._buffers.items()]:
+                if t is not None and attribute not in m._non_persistent_buffers_set:
+                    yield m, attribute, prefix + self.rename(".".join(filter(None, (path, attribute))))
+
+    def expert(self, number, part):
+        return f"{self.prefix}mlp.experts.{number}.{part}.weight"
+
+    def problems(self):
+        """What the checkpoint lacks of this unit."""
+        c = self.run.checkpoint
+        for module, attribute, name in self.parts():
+            yield c.problem(name, list(getattr(module, attribute).shape))
+        if self.stacked:
+            stacks = {part: list(getattr(self.experts, part).shape) for part in ("gate_up_proj", "down_proj")}
+            for part, (count, rows, cols) in stacks.items():
+                if c.resolve(f"{self.prefix}mlp.experts.{part}") in c.where:
+                    yield c.problem(f"{self.prefix}mlp.experts.{part}", [count, rows, cols])
+                    continue
+                apart = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+                for number in range(count):
+                    for p in apart:
+                        yield c.problem(self.expert(number, p), [rows // len(apart), cols])
+        elif self.experts is not None and not self.run.training:
+            for number, expert in enumerate(self.experts):
+                for m, attribute, name in self.parts(expert, f"{self.prefix}mlp.experts.{number}."):
+                    yield c.problem(name, list(getattr(m, attribute).shape))
+
+    def fill(self, parts):
+        for module, attribute, name in parts:
+            if name in self.run.tied:
+                module._parameters[attribute] = self.run.tied[name]
+                continue
+            t = self.run.checkpoint.weight(name, self.run.reference.dtype_of(name))
+            if attribute in module._buffers:
+                module._buffers[attribute] = t
+            else:
+                module._parameters[attribute] = torch.nn.Parameter(t, requires_grad=self.run.training)
+                if self.run.training and self is self.run.embedding:
+                    self.run.tied[name] = module._parameters[attribute]
+
+    @staticmethod
+    def empty(parts):
+        for module, attribute, _ in parts:
+            for store in (module._parameters, module._buffers):
+                if attribute in store:
+                    store[attribute] = store[attribute].to("meta")
+
+    def load(self):
+        self.fill(self.parts())
+        if hasattr(self.module, "self_attn"):
+            self.run.reference.restore_rotary(self.module)
+        if self.stacked:
+            for part in ("gate_up_proj", "down_proj"):
+                self.experts._parameters.pop(part, None)
+                setattr(self.experts, part, Stack(self.stack, self.run.watch, part))
+        elif self.experts is not None and not self.run.training:
+            for number, expert in enumerate(self.experts):
+                self.lazy.append(expert.register_forward_pre_hook(
+                    lambda m, x, n=number: self.fill(self.parts(m, f"{self.prefix}mlp.experts.{n}."))))
+                self.lazy.append(expert.register_forward_hook(lambda m, x, out: self.empty(self.parts(m, ""))))
+
+    def stack(self, part, number):
+        """One expert of a stack."""
+        c, dtype = self.run.checkpoint, self.run.reference.dtype_of(self.prefix + "mlp.experts." + part)
+        whole = f"{self.prefix}mlp.experts.{part}"
+        if c.resolve(whole) in c.where:
+            return c.weight(whole, dtype, number)
+        if part == "down_proj":
+            return c.weight(self.expert(number, part), dtype)
+        return torch.cat([c.weight(self.expert(number, p), dtype) for p in ("gate_proj", "up_proj")])
+
+    def unload(self):
+        for h in self.lazy:
+            h.remove()
+        self.lazy = []
+        self.empty(self.parts())
+        if hasattr(self.module, "self_attn") and not self.run.reference.one_rotary:
+            self.module.self_attn.rotary_emb.to("meta")
+
+
+class Skipped(torch.nn.Module):
+    """Stands for a layer that is not recorded."""
+
+    def __init__(self, tuple_like):
+        super().__init__()
+        self.tuple_like = tuple_like
+
+    def forward(self, hidden_states, *args, **kwargs):
+        return (hidden_states,) if self.tuple_like else hidden_states
+
+
+class Replay(torch.autograd.Function):
+    """A layer in training: forward without a graph, backward by running it again with one, so
+    that one layer's weights are in memory at a time."""
+
+    @staticmethod
+    def forward(ctx, hidden, call, again):
+        ctx.save_for_backward(hidden)
+        ctx.again = again
+        return call(hidden)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.again(ctx.saved_tensors[0], gradient), None, None
+
+
+# ---------------------------------------------------------------------------------------------
+# The run
+
+
+class Run:
+    """One pass of the reference over the tokens, recorded."""
+
+    def __init__(self, a, checkpoint, reference, ids, mask, progress):
+        self.a, self.checkpoint, self.reference, self.progress = a, checkpoint, reference, progress
+        self.ids, self.mask, self.training = ids, mask, a.train
+        self.recorder = Recorder(a.stages, reference.dtype, ids.shape[1])
+        self.watch = Watch(self.recorder)
+        self.model, self.base = reference.model, reference.model.model
+        self.count = reference.config.num_hidden_layers
+        self.chosen = layer_list(a.layers, self.count)
+        self.tables, self.unwritten, self.embedded, self.normed = None, {}, None, None
+        self.layer_inputs = {}  # of layers whose input is in the pack: where it is from
+        self.tied = {}  # in training the embedding's weight, which a tied head shares
+        ends = self.training or a.mtp or any(map(self.recorder.wanted, HEAD))
+        self.head_name, self.last = "lm_head.output", ends and self.count - 1 in self.chosen
+        self.mtp = self.prediction_layers()
+        self.embedding = Unit(self, self.base.embed_tokens, "model.embed_tokens.", "embed")
+        self.norm = Unit(self, self.base.norm, "model.norm.", "head", ends_file=False)
+        tied = "model.embed_tokens." if reference.config.tie_word_embeddings else "lm_head."
+        self.head = Unit(self, self.model.lm_head, tied, "head")
+        self.layers = {n: Unit(self, reference.layers[n], f"model.layers.{n}.", f"layer-{n:03d}") for n in self.chosen}
+        self.check()
+
+    def prediction_layers(self):
+        """The reference's model of the multi-token prediction layers, if they are wanted."""
+        if not self.a.mtp:
+            return None
+        from transformers.modeling_layers import MtpModel
+        number = self.reference.config.num_mtp_layers
+        if not number or self.ids.shape[1] < number + 2:
+            raise Trouble(f"--mtp: {number or 0} prediction layers in config.json, {self.ids.shape[1]} tokens")
+        with torch.device("meta"):
+            model = MtpModel(self.model, number)
+        model.eval()
+        return model
+
+    def check(self):
+        """Refuses a checkpoint that lacks weights, all problems at once."""
+        units = list(self.layers.values()) + [self.prediction(k) for k in range(len(self.mtp.layers) if self.mtp else 0)]
+        if 0 in self.layers or self.mtp:
+            units.append(self.embedding)
+        if self.last:
+            units += [self.norm, self.head]
+        together([p for u in units for p in u.problems() if p])
+
+    def prediction(self, k):
+        n = self.count + k
+        renamed = lambda path: path.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+        return Unit(self, self.mtp.layers[k], f"model.layers.{n}.", f"layer-{n:03d}", renamed, ends_file=False)
+
+    def unrecorded(self):
+        """Layers of the checkpoint that are not in the pack."""
+        stored = {int(m[1]) for name in self.checkpoint.where if (m := re.match(r"(?:model\.)?layers\.(\d+)\.", name))}
+        present = set(self.chosen) | ({self.count + k for k in range(len(self.mtp.layers))} if self.mtp else set())
+        return sorted((stored | set(range(self.count))) - present)
+
+    def go(self, pack):
+        self.pack = pack
+        torch.set_num_threads(self.a.threads)
+        self.install()
+        self.progress.begin("recording", len(self.chosen) * (2 if self.training else 1) + (len(self.mtp.layers) if self.mtp else 0))
+        try:
+            with torch.enable_grad() if self.training else torch.no_grad(), self.watch:
+                loss = self.forward()
+                if self.training:
+                    self.backward(loss)
+                if self.mtp:
+                    self.predict()
+        except (Trouble, KeyboardInterrupt):
+            raise
+        except Exception as e:
+            at = traceback.extract_tb(e.__traceback__)[-1]
+            raise Trouble(f"{self.reference.cls.__name__}: running the reference: {type(e).__name__}: {reason(e)} ({at.filename}:{at.lineno})") from e
+        self.write_inputs(loss)
+
+    def install(self):
+        """Puts stand-ins and hooks into the model."""
+        for n in range(self.count):
+            if n in self.layers:
+                self.install_layer(n)
+            else:
+                self.base.layers[n] = Skipped(self.reference.kind == "remote")
+        if 0 in self.layers:
+            self.run_as_one(self.embedding, lambda out: self.embed(out))
+        else:
+            self.base.embed_tokens = torch.nn.Embedding(1, self.reference.config.hidden_size, device="meta")
+        if self.last:
+            self.run_as_one(self.norm, self.normalised)
+            self.run_as_one(self.head, lambda out: self.recorder.take(self.head_name, out))
+        else:
+            self.base.norm = torch.nn.Identity()
+        if self.reference.one_rotary:
+            self.base.rotary_emb.register_forward_hook(lambda m, x, out: self.rotary(out))
+
+    def embed(self, out):
+        if not self.recorder.again:
+            self.embedded = out.detach()
+        self.recorder.take("model.embed_tokens.output", out)
+
+    def normalised(self, out):
+        if not self.recorder.again:
+            self.normed = out.detach()
+        self.recorder.take("model.norm.output", out)
+
+    def run_as_one(self, unit, take, hooks=lambda: None, after=lambda: None):
+        """Loads a unit before it runs, records it, runs it again if that is asked for, unloads it."""
+        state = {}
+
+        def before(module, args, kwargs):
+            if self.recorder.again:
+                return None
+            unit.load()
+            state["hooks"] = hooks()
+            return self.seeded(unit, args, kwargs)
+
+        def behind(module, args, kwargs, out):
+            take(first(out))
+            if self.recorder.again:
+                return
+            taken = self.recorder.taken()
+            if self.a.repeat:
+                self.repeat(module, args, kwargs, taken)
+            if state["hooks"]:
+                state["hooks"].remove()
+            if not self.training or unit.file.startswith("layer-"):
+                unit.unload()
+            self.unwritten |= taken
+            if unit.ends_file:
+                self.pack.write(unit.file, self.unwritten)
+                self.unwritten = {}
+            after()
+
+        unit.module.register_forward_pre_hook(before, with_kwargs=True)
+        unit.module.register_forward_hook(behind, with_kwargs=True)
+
+    def repeat(self, module, args, kwargs, taken):
+        """Runs a module again with another number of threads."""
+        self.recorder.again = True
+        torch.set_num_threads(self.other_threads())
+        try:
+            with torch.no_grad():
+                module(*args, **kwargs)
+        finally:
+            torch.set_num_threads(self.a.threads)
+            self.recorder.again = False
+        self.recorder.compare(taken, self.recorder.taken())
+
+    def other_threads(self):
+        return 2 if self.a.threads == 1 else 1
+
+    def install_layer(self, n):
+        unit, name = self.layers[n], f"model.layers.{n}"
+        if self.training:
+            self.replayed(unit)
+        self.run_as_one(unit, lambda out: self.recorder.take(name + ".output", out), lambda: self.hooks(unit.module, name), self.progress.add)
+
+    def hooks(self, layer, name):
+        return Hooks(layer, name, self.recorder, self.watch, None if self.reference.one_rotary else self.rotary)
+
+    def rotary(self, out):
+        """Takes the rotary tables, which must be the same in all layers."""
+        if self.head_name != "lm_head.output":
+            return  # prediction layers have positions of their own
+        cos, sin = (out.real, out.imag) if isinstance(out, torch.Tensor) else out
+        tables = [(t[0] if t.dim() == 3 else t).detach().clone() for t in (cos, sin)]
+        if self.tables is None:
+            self.tables = tables
+        elif not all(map(torch.equal, self.tables, tables)):
+            raise Trouble("rotary_emb: a later layer has other tables than the first")
+
+    def seeded(self, unit, args, kwargs):
+        """Gives a layer its input where no recorded one leads to it, and notes it."""
+        m = re.fullmatch(r"model\.layers\.(\d+)\.", unit.prefix)
+        if not m or int(m[1]) >= self.count:
+            return None
+        n = int(m[1])
+        hidden = args[0] if args else kwargs["hidden_states"]
+        before = f"model.layers.{n - 1}.output" if n else "model.embed_tokens.output"
+        if n and n - 1 not in self.layers:
+            g = torch.Generator().manual_seed(self.a.seed + n)
+            hidden = torch.randn(hidden.shape, generator=g).to(hidden.dtype)
+            self.layer_inputs[str(n)] = {"kind": "seeded", "seed": self.a.seed + n,
+                                         "values": "torch.randn, float32, mean 0 and deviation 1, cast to the compute dtype"}
+        elif self.recorder.wanted(kind_of(before)):
+            return None
+        else:
+            self.layer_inputs[str(n)] = {"kind": "recorded", "is": before}
+        self.recorder.now[f"model.layers.{n}.input"] = hidden.detach().clone()
+        return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
+
+    def forward(self):
+        options = {"attention_mask": self.mask, "use_cache": False}
+        if 0 in self.layers:
+            options["input_ids"] = self.ids
+        else:
+            options["inputs_embeds"] = torch.zeros(*self.ids.shape, self.reference.config.hidden_size, dtype=self.reference.dtype)
+        if self.reference.kind == "remote" and not self.training:
+            options["output_attentions"] = self.recorder.wanted("self_attn.attn_weights")
+        if self.training:
+            return self.model(labels=self.ids, **options).loss
+        (self.model if self.last else self.base)(**options)
+        return None
+
+    # Training
+
+    def replayed(self, unit):
+        """Makes a layer forget its graph, and run again in the backward pass."""
+        original = unit.module.forward
+
+        def forward(hidden_states, *args, **kwargs):
+            call = lambda h: first(original(h, *args, **kwargs))
+            return (Replay.apply(hidden_states, call, lambda h, g: self.again(unit, call, h, g)),)
+
+        unit.module.forward = forward
+
+    def again(self, unit, call, hidden, gradient):
+        """The layer's backward pass: takes the gradients of its weights, returns its input's."""
+        unit.load()
+        with torch.enable_grad():
+            h = hidden.detach().requires_grad_()
+            torch.autograd.backward(call(h), gradient)
+        self.take_gradients([unit])
+        unit.unload()
+        self.pack.write("grad-" + unit.file, self.recorder.taken())
+        self.progress.add()
+        return h.grad
+
+    def take_gradients(self, units):
+        for unit in units:
+            for module, attribute, name in unit.parts():
+                weight = module._parameters.get(attribute)
+                if weight is not None and weight.grad is not None:
+                    self.recorder.take(name + ".grad", weight.grad)
+
+    def backward(self, loss):
+        if self.reference.config.attention_dropout:
+            raise Trouble("config.json: attention_dropout: a training pack needs 0: give --override attention_dropout=0")
+        loss.backward()
+        self.take_gradients([self.embedding])
+        self.pack.write("grad-embed", self.recorder.taken())
+        self.take_gradients([self.norm] if self.reference.config.tie_word_embeddings else [self.norm, self.head])
+        self.pack.write("grad-head", self.recorder.taken())
+
+    # Multi-token prediction
+
+    def predict(self):
+        """Runs prediction layer k over the embeddings of the tokens k + 1 further on."""
+        hidden, seq = self.normed, self.ids.shape[1]
+        for k in range(len(self.mtp.layers)):
+            n, name, unit = seq - 1 - k, f"model.layers.{self.count + k}", self.prediction(k)
+            self.head_name = name + ".shared_head.head.output"
+            module = unit.module
+            for part, path in {"enorm": ".enorm", "hnorm": ".hnorm", "eh_proj": ".eh_proj", "mtp_block": "", "post_norm": ".shared_head.norm"}.items():
+                getattr(module, part).register_forward_hook(
+                    lambda m, x, out, stage=f"{name}{path}.output": self.recorder.take(stage, first(out)))
+            self.run_as_one(unit, lambda out: None, lambda: self.hooks(module.mtp_block, name), self.progress.add)
+            positions = torch.arange(k + 1, k + 1 + n)[None]
+            hidden = self.mtp.forward_layer(k, hidden[:, :n], positions, None, inputs_embeds=self.embedded[:, k + 1:])
+            self.head.file = unit.file
+            self.mtp._project_to_logits(hidden)
+
+    # What is left
+
+    def write_inputs(self, loss):
+        inputs = {"input_ids": self.ids}
+        if self.mask is not None:
+            inputs["attention_mask"] = self.mask
+        if loss is not None:
+            self.recorder.take("loss", loss.reshape(1))
+        self.pack.write("inputs", inputs | self.recorder.taken())
+        for name, t in zip(("cos", "sin"), self.tables or []):
+            self.recorder.take("model.rotary_emb." + name, t)
+        self.pack.write("rotary", self.recorder.taken())
+
+    def manifest(self, origin):
+        a, r = self.a, self.recorder
+        m = {"format": "golden/1", "reference": self.reference.describe(a, self.checkpoint), "mode": "train" if a.train else "eval",
+             "compute_dtype": a.dtype, "made_by": "model.to(dtype)" if a.cast else "from_pretrained(checkpoint, dtype)",
+             "recorder": {"name": "golden.py", "sha256": "sha256:" + sha256(os.path.abspath(__file__)), "arguments": sys.argv[1:]},
+             "input": origin, "seed": a.seed}
+        if a.override:
+            m["config_overrides"] = a.override
+        if a.train:
+            m["loss"] = ("cross entropy of logits[:, :-1] against input_ids[:, 1:], mean; .grad tensors (every weight) "
+                         "include the auxiliary losses")
+        if self.mtp:
+            m["mtp"] = {"layers": [self.count + k for k in range(len(self.mtp.layers))],
+                        "tokens": "depth k: previous hidden state of position t, embedding of token t+1+k, rope position t+1+k, t = 0..seq-2-k"}
+        ends = ([] if 0 in self.layers else ["model.embed_tokens.output"]) + ([] if self.last else HEAD)
+        absent = {k: v for k, v in (("layers", self.unrecorded()), ("stages", ends + r.absent())) if v}
+        if absent:
+            m["absent"] = absent
+        if set(absent.get("layers", [])) & set(range(self.count)) or set(absent.get("stages", [])) - set(INNER):
+            m["partial"] = "layers or stages were left out on purpose: see absent"
+        if self.layer_inputs:
+            m["layer_inputs"] = self.layer_inputs
+        m |= {field: gaps for field, gaps in r.gaps.items() if gaps or field == "router_gap_min"}
+        if a.repeat:
+            m["noise_threads"], m["noise"] = self.other_threads(), r.noise
+        return m | {"checkpoint": self.checkpoint.hashes(self.progress)}
+
+
+class Progress:
+    """What is done and the time left, on stderr."""
+
+    def __init__(self):
+        self.terminal, self.last = sys.stderr.isatty(), 0.0
+
+    def begin(self, what, total):
+        self.what, self.total, self.done, self.start = what, total, 0, time.monotonic()
+
+    def add(self, n=1):
+        self.done += n
+        now = time.monotonic()
+        if now - self.last < (0.2 if self.terminal else 10) and self.done < self.total:
+            return
+        self.last = now
+        left = (now - self.start) / max(self.done, 1) * (self.total - self.done)
+        share = f"{self.done} of {self.total}" if self.total < 10000 else f"{100 * self.done // self.total} %"
+        text = f"golden.py: {self.what}: {share}, {int(left) // 60}:{int(left) % 60:02d} left"
+        print("\r\x1b[K" + text if self.terminal else text, end="" if self.terminal and self.done < self.total else "\n", file=sys.stderr, flush=True)
+
+
+def record(a):
+    checkpoint = Checkpoint(a.checkpoint)
+    reference = Reference(a, checkpoint)
+    ids, mask, origin = tokens_of(a, checkpoint, reference.config.vocab_size)
+    progress = Progress()
+    run = Run(a, checkpoint, reference, ids, mask, progress)
+    pack = Pack(a.pack)
+    try:
+        run.go(pack)
+        pack.finish(run.manifest(origin))
+    except BaseException:
+        pack.abandon()
+        raise
+    batch, seq = ids.shape
+    print(f"{pack.path}: {batch} x {seq} tokens in {a.dtype}, {len(pack.tensors)} tensors of {reference.cls.__name__} "
+          f"({reference.kind}), {len(run.chosen)} of {run.count} layers")
+
+
+def main():
+    for s in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(s, signal.default_int_handler)
+    transformers.logging.set_verbosity_error()
+    a = arguments(sys.argv[1:])
+    try:
+        record(a)
+    except Trouble as e:
+        print(f"golden.py: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("golden.py: interrupted: nothing is left of the pack", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

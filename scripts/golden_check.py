@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Checks by hand that golden.py reproduces golden packs which were made elsewhere.
+
+    python scripts/golden_check.py GOLDENS [--code DIR] [--dsmoe BIN] [NAME ...]
+
+GOLDENS holds a directory per checkpoint, NAME/checkpoint and NAME/golden-*, as fixtures/ does. Every
+pack that was made with this environment's torch and transformers is recorded again from its own tokens,
+in the dtype, mode and number of threads that its manifest says, and once more with another number of
+threads. Printed are the tensors that are equal to the bit and, for the worst of the others, the
+difference relative to the tensor's RMS, beside that between the numbers of threads; and whether the
+whole model, loaded by from_pretrained, gives the same logits to the bit on this machine.
+
+--code DIR    holds the published modeling_deepseek.py and configuration_deepseek.py
+--dsmoe BIN   makes the checkpoints of which only config.json is there, and verifies each new pack
+--stages, --work DIR
+
+Exit status: 0 all packs were reproduced, 1 one was not, 2 nothing could be checked.
+"""
+import argparse
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+from transformers import dynamic_module_utils as dynamic
+from safetensors import safe_open
+
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden.py")
+# Relative to a tensor's RMS, through all layers: twice what another processor's order of sums was seen to make.
+LIMIT = {"float32": 4e-6, "bfloat16": 1e-2, "float16": 1e-3}
+
+
+def tensors(pack):
+    with open(os.path.join(pack, "manifest.json"), encoding="utf-8") as f:
+        manifest = json.load(f)
+    found = {}
+    for file in manifest["files"]:
+        with safe_open(os.path.join(pack, file), "pt") as f:
+            found |= {k: f.get_tensor(k) for k in f.keys()}
+    return manifest, found
+
+
+def differences(want, got):
+    """Equal tensors, the largest relative difference with its tensor, and what is wrong."""
+    equal, worst, wrong = 0, (0.0, ""), []
+    for name, a in want.items():
+        b = got.get(name)
+        if b is None or b.shape != a.shape or b.dtype != a.dtype:
+            wrong.append(f"{name}: {'missing' if b is None else f'{b.dtype} {list(b.shape)}, {a.dtype} {list(a.shape)} expected'}")
+        elif torch.equal(a, b):
+            equal += 1
+        elif not a.is_floating_point():
+            if not torch.equal(a.sort(-1).values, b.sort(-1).values):
+                wrong.append(f"{name}: another choice in {(a.sort(-1).values != b.sort(-1).values).any(-1).sum()} of {len(a)} rows")
+        else:
+            worst = max(worst, (((a.double() - b.double()).norm() / a.double().norm()).item(), name))
+    return equal, worst, wrong
+
+
+def options(manifest, code):
+    r = manifest["reference"]
+    o = ["--dtype", manifest["compute_dtype"]]
+    o += ["--reference", "remote", "--trust-remote-code"] if r["kind"] == "remote code" else ["--reference", "native"]
+    o += ["--code", code] if code and r["kind"] == "remote code" else []
+    o += ["--cast"] if manifest["compute_dtype"] != "float32" and not manifest.get("made_by", "").startswith("from_pretrained") else []
+    o += ["--mtp"] if "mtp" in manifest else []
+    o += ["--train"] if manifest["mode"] == "train" else []
+    for key, value in manifest.get("config_overrides", {}).items():
+        o += ["--override", f"{key}={json.dumps(value)}"]
+    return o
+
+
+def weights(a, golden, manifest, work):
+    """The checkpoint's directory, made if it is synthetic."""
+    checkpoint = os.path.join(os.path.dirname(golden), "checkpoint")
+    if glob.glob(checkpoint + "/*.safetensors") or glob.glob(checkpoint + "/*.bin"):
+        return checkpoint
+    if not a.dsmoe:
+        return None
+    out = os.path.join(work, "weights")
+    subprocess.run([a.dsmoe, "synth", checkpoint + "/config.json", out, "--seed", str(manifest["seed"])], check=True, stdout=subprocess.DEVNULL)
+    return out
+
+
+def check(a, golden, work):
+    """Whether a pack was reproduced, and how near."""
+    manifest, want = tensors(golden)
+    checkpoint = weights(a, golden, manifest, work)
+    if checkpoint is None:
+        return None, "only config.json is there: --dsmoe makes the weights"
+    threads, packs = manifest["reference"].get("threads", 1), []
+    for n in (threads, 1 if threads > 1 else 2):
+        packs.append(os.path.join(work, f"threads-{n}"))
+        run = subprocess.run([sys.executable, GOLDEN, checkpoint, packs[-1], "--tokens", os.path.join(golden, "inputs.safetensors"), "--threads",
+                              str(n), "--stages", a.stages, *options(manifest, a.code)], capture_output=True, text=True)
+        if run.returncode:
+            return False, run.stderr.strip().splitlines()[-1]
+    made, got = tensors(packs[0])
+    equal, (worst, name), wrong = differences(want, got)
+    threads_equal, (noise, _), _ = differences({k: got[k] for k in want if k in got}, tensors(packs[1])[1])
+    for gate, gap in manifest.get("router_gap_min", {}).items():
+        ours = made["router_gap_min"].get(gate)
+        if ours is None or abs(ours - gap) > 1e-5:
+            wrong.append(f"{gate}: router_gap_min {ours}, {gap} expected")
+    text = f"{equal} of {len(want)} tensors equal; worst {worst:.2g} {name}; between threads {threads_equal} equal, worst {noise:.2g}"
+    same = whole(a, checkpoint, manifest, got, work)
+    if same is not None:
+        text += "; the whole model at once: " + ("equal" if same else "NOT EQUAL")
+        wrong += [] if same else ["from_pretrained gives other logits on this machine"]
+    if a.dsmoe:
+        ours, theirs = (subprocess.run([a.dsmoe, "verify", checkpoint, p], capture_output=True).returncode for p in (packs[0], golden))
+        text += f"; dsmoe verify: {ours}, of the golden {theirs}"
+        wrong += [] if ours == theirs else ["dsmoe verify: another verdict"]
+    good = not wrong and worst <= LIMIT[manifest["compute_dtype"]]
+    return good, "; ".join([text, *wrong[:3]])
+
+
+def whole(a, checkpoint, manifest, got, work):
+    """Whether from_pretrained, with all weights in memory, gives the same logits to the bit; None if it cannot load them."""
+    r = manifest["reference"]
+    if manifest["mode"] == "train" or "weights" in r and not a.dsmoe or "lm_head.output" not in got:
+        return None
+    if "weights" in r:  # transformers runs FP8 on a GPU only
+        out = os.path.join(work, "dequantised")
+        subprocess.run([a.dsmoe, "convert", checkpoint, out, "--type", "f32"], check=True, capture_output=True)
+        checkpoint = out
+    options = {"attn_implementation": "eager", "torch_dtype": torch.float32}
+    if r["kind"] == "remote code":
+        with open(os.path.join(checkpoint, "config.json"), encoding="utf-8") as f:
+            auto = json.load(f)["auto_map"]
+        imports = dynamic.get_imports
+        dynamic.get_imports = lambda file: [i for i in imports(file) if i != "flash_attn"]
+        config = dynamic.get_class_from_dynamic_module(auto["AutoConfig"], a.code).from_pretrained(checkpoint)
+        cls = dynamic.get_class_from_dynamic_module(auto["AutoModelForCausalLM"], a.code)
+        config._attn_implementation = "eager"  # as a default it would make room for sdpa
+        options["config"] = config
+    else:
+        cls = getattr(transformers, r["model"])
+        options = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": torch.float32}
+    dtype = getattr(torch, manifest["compute_dtype"])
+    if manifest.get("made_by", "").startswith("from_pretrained"):
+        options["dtype" if "dtype" in options else "torch_dtype"] = dtype
+    torch.set_num_threads(r.get("threads", 1))
+    model, info = cls.from_pretrained(checkpoint, output_loading_info=True, **options)
+    if info["missing_keys"]:
+        return None  # such as the experts of a model_type that transformers has no names for
+    model = model.to(dtype).eval()
+    with torch.no_grad():
+        out = model(input_ids=got["input_ids"], attention_mask=got.get("attention_mask"), use_cache=False).logits
+    return torch.equal(out.to(got["lm_head.output"].dtype), got["lm_head.output"])
+
+
+def fits(manifest):
+    r = manifest["reference"]
+    return [r["torch"].split("+")[0], r["transformers"]] == [torch.__version__.split("+")[0], transformers.__version__]
+
+
+def main():
+    p = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
+    p.add_argument("goldens")
+    p.add_argument("names", nargs="*", metavar="NAME")
+    p.add_argument("--code")
+    p.add_argument("--dsmoe")
+    p.add_argument("--stages", default="all")
+    p.add_argument("--work")
+    a = p.parse_intermixed_args()
+    results = {True: 0, False: 0, None: 0}
+    for manifest in sorted(glob.glob(os.path.join(a.goldens, "*", "golden-*", "manifest.json"))):
+        golden = os.path.dirname(manifest)
+        name = os.path.relpath(golden, a.goldens)
+        with open(manifest, encoding="utf-8") as f:
+            if not fits(json.load(f)) or a.names and name.split(os.sep)[0] not in a.names:
+                continue
+        work = tempfile.mkdtemp(dir=a.work)
+        try:
+            good, text = check(a, golden, work)
+        finally:
+            shutil.rmtree(work)
+        results[good] += 1
+        print({True: "same", False: "DIFFERS", None: "not checked"}[good], f"{name}: {text}", flush=True)
+    print(f"{results[True]} reproduced, {results[False]} not, {results[None]} not checked")
+    return 1 if results[False] else 0 if results[True] else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
