@@ -14,7 +14,12 @@ type Neuron struct {
 	Index  int     `json:"index"`  // row of gate_proj and up_proj, column of down_proj
 	Token  int     `json:"token"`  // row of the stage
 	Z      float64 `json:"z"`      // how far the worst of the token is, in standard deviations
+	// Share is how much of the token's residual, of what exceeds rounding, lies on the neuron.
+	Share float64 `json:"share"`
 }
+
+// certain is the share of a residual from which on it is the neuron's.
+const certain = 0.9
 
 // neurons looks for a wrong neuron: one that is off changes all outputs a little, each
 // below its noise. The residual of a token, projected on the neuron's column of down_proj,
@@ -48,8 +53,9 @@ func (a *analysis) neurons(x *value, want []float32, factor float64) *Neuron {
 func (a *analysis) projected(x *value, want []float32, p *product) *Neuron {
 	residuals, inverse := a.errors.Make(tensor.F32, len(p.tokens), x.Width()), a.errors.Make(tensor.F32, len(p.tokens), x.Width())
 	scales := make([]float64, len(p.tokens)) // the smallest s² of a token, which the sums are in
+	totals := make([]float64, len(p.tokens))
 	for i, t := range p.tokens {
-		scales[i] = residual(residuals.Row(i), inverse.Row(i), x, want, t)
+		scales[i], totals[i] = residual(residuals.Row(i), inverse.Row(i), x, want, t)
 	}
 	sums, energies := a.errors.Columns(residuals, inverse, &p.down.Weight)
 	worst := &Neuron{Expert: p.expert}
@@ -75,25 +81,28 @@ func (a *analysis) projected(x *value, want []float32, p *product) *Neuron {
 		}
 		if largest > worst.Z {
 			worst.Index, worst.Token, worst.Z = index, t, largest
+			worst.Share = min(1, ratio(sq(most), max(0, totals[i]-float64(x.Width()))))
 		}
 	}
 	return worst
 }
 
 // residual sets the two rows to (g - y)·m/s² and m²/s² of a token, m² being the smallest s²,
-// which it returns.
-func residual(residuals, inverse []float32, x *value, want []float32, t int) float64 {
+// which it returns with the sum of all squares of the residual, in standard deviations.
+func residual(residuals, inverse []float32, x *value, want []float32, t int) (least, total float64) {
 	p, width := precisionOf(x.DType), x.Width()
 	variances := make([]float64, width)
 	for c := range variances {
 		i := t*width + c
 		variances[c] = float64(x.v(i)*(unit*unit)) + sq(p.ulp(float64(want[i])))/12
 	}
-	least := slices.Min(variances)
+	least = slices.Min(variances)
 	for c, s2 := range variances {
 		i := t*width + c
 		inverse[c] = float32(least / s2)
-		residuals[c] = float32((float64(want[i]) - float64(x.Values[i])) * math.Sqrt(least) / s2)
+		r := float64(want[i]) - float64(x.Values[i])
+		residuals[c] = float32(r * math.Sqrt(least) / s2)
+		total += float64(r * r / s2)
 	}
-	return least
+	return least, total
 }

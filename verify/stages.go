@@ -21,6 +21,7 @@ const (
 	topKWeight    = "mlp.gate.topk_weight"
 	auxLoss       = "mlp.gate.aux_loss"
 	expertsOutput = "mlp.experts.output" // the routed sum
+	sharedOutput  = "mlp.shared_experts.output"
 )
 
 // split cuts "model.layers.3.mlp.output" into 3 and "mlp.output"; names outside the

@@ -20,6 +20,7 @@ type tracer struct {
 	src      weights.Source // of m's weights
 	set      *weights.Set   // the same under the names of the table
 	o        *Options
+	rounded  roundings // what the reference had before it was rounded; nil takes weights as they are
 	checks   []Check
 	expected int             // golden tensors beside the inputs
 	seen     map[string]bool // golden tensors
@@ -57,6 +58,15 @@ func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src weights.Source, o *
 	return t
 }
 
+// again is a tracer of the same pack and weights for another run, with a model that may
+// differ.
+func (t *tracer) again(m *model.DeepseekForCausalLM, o *Options) *tracer {
+	return &tracer{
+		pack: t.pack, m: m, src: t.src, set: t.set, o: o, rounded: t.rounded, kinds: t.kinds, expected: t.expected,
+		seen: map[string]bool{}, free: map[string]bool{}, used: weightSet{}, reached: map[int]map[int]bool{},
+	}
+}
+
 // run runs the model over in, and backward if the pack is one of training. In local mode
 // that is a pass of its own.
 func (t *tracer) run(ctx context.Context, in *model.Input) error {
@@ -64,7 +74,7 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 		return t.chained(ctx, in, &chainedTrace{tracer: t})
 	}
 	o := t.options()
-	analysis := newAnalysis(o)
+	analysis := newAnalysis(o, t.rounded)
 	defer analysis.Close()
 	net := t.local(in, o, analysis, analysis)
 	if _, err := net.Forward(ctx); err != nil || !o.Training {

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/config"
+	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -125,6 +126,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	defer b.remove()
 	options := o.options(func(_, _ int) { b.add(1) })
 	options.Pages = c
+	options.Rounded = func() (map[string]string, error) { return convert.Rounded(ctx, c.Dir) }
 	report, err := verify.Run(ctx, c.Config, c, pack, options)
 	var mismatch *model.MismatchError
 	if errors.As(err, &mismatch) {
