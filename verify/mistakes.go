@@ -29,6 +29,7 @@ func mistakes(f *failure) []mistake {
 
 func configMistakes(f *failure) []mistake {
 	list := []mistake{
+		{id: "experts-per-token", kinds: []string{topKIdx}, undo: undoExpertsPerTok},
 		{id: "group-mask", kinds: []string{topKIdx}, undo: undoGroups},
 		{id: "norm-topk", kinds: []string{topKWeight}, undo: undoNormTopK},
 		{id: "reference", kinds: []string{topKWeight, expertsOutput}, undo: undoReference},
@@ -48,6 +49,11 @@ func configMistakes(f *failure) []mistake {
 	}
 	for n := range c.NRoutedExperts {
 		list = append(list, mistake{id: "group-count", kinds: []string{topKIdx}, undo: undoNGroup(n + 1)})
+	}
+	for n := 2; n <= 16; n *= 2 {
+		for chosen := range n - 1 {
+			list = append(list, mistake{id: "group-mask", kinds: []string{topKIdx}, undo: undoNoGroups(n, chosen+1)})
+		}
 	}
 	for _, mscale := range []float64{1, 0.707, 0} {
 		list = append(list, mistake{id: "yarn-mscale", kinds: []string{attended}, undo: undoMScale(mscale)})

@@ -19,12 +19,37 @@ func undoNormTopK(x *trial) string {
 }
 
 func undoGroups(x *trial) string {
-	if !x.config.LimitsGroups() {
+	if !x.config.LimitsGroups() || x.config.TopKGroup >= x.config.NGroup {
 		return ""
 	}
 	was := x.config.NGroup
 	x.config.NGroup, x.config.TopKGroup = 1, 1
 	return fmt.Sprintf("the reference chose among all experts, here there are %d groups", was)
+}
+
+// undoExpertsPerTok takes num_experts_per_tok from the golden.
+func undoExpertsPerTok(x *trial) string {
+	shape, was := x.failed.tracer.pack.Manifest.Tensors[x.failed.name].Shape, x.config.NumExpertsPerTok
+	if len(shape) == 0 || shape[len(shape)-1] == was || shape[len(shape)-1] > x.config.NRoutedExperts {
+		return ""
+	}
+	x.config.NumExpertsPerTok = shape[len(shape)-1]
+	return fmt.Sprintf("the reference ran with num_experts_per_tok %d, here it is %d", x.config.NumExpertsPerTok, was)
+}
+
+// undoNoGroups puts the experts into groups, where the config knows none.
+func undoNoGroups(n, chosen int) func(x *trial) string {
+	return func(x *trial) string {
+		c := &x.config
+		if c.LimitsGroups() && c.TopKGroup < c.NGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 || chosen*(c.NRoutedExperts/n) < c.NumExpertsPerTok || !c.LatentAttention() {
+			return ""
+		}
+		c.NGroup, c.TopKGroup = n, chosen
+		if c.TopKMethod == "greedy" {
+			c.TopKMethod = "group_limited_greedy"
+		}
+		return fmt.Sprintf("the reference chose from topk_group %d of n_group %d groups, here from all experts", chosen, n)
+	}
 }
 
 // undoTopKGroup sets the number of groups that a token may choose from.
@@ -44,7 +69,7 @@ func undoNGroup(n int) func(x *trial) string {
 	return func(x *trial) string {
 		c := &x.config
 		was := c.NGroup
-		if !c.LimitsGroups() || n == was || n <= c.TopKGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 || c.TopKGroup*(c.NRoutedExperts/n) < c.NumExpertsPerTok {
+		if !c.LimitsGroups() || c.TopKGroup >= was || n == was || n <= c.TopKGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 || c.TopKGroup*(c.NRoutedExperts/n) < c.NumExpertsPerTok {
 			return ""
 		}
 		c.NGroup = n

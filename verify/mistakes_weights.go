@@ -57,6 +57,8 @@ func undoLayer(other int) func(x *trial) string {
 func undoNormOffset(by float32) func(x *trial) string {
 	return func(x *trial) string {
 		x.around = func(a arithmetic) arithmetic { return &normOffset{a, x.failed.name, by} }
+		x.rounded = roundings{strings.TrimSuffix(x.failed.name, ".output") + ".weight": "stored off by 1"}
+		maps.Copy(x.rounded, x.failed.tracer.rounded)
 		if by > 0 {
 			return "the weight is the reference's less 1, as for a norm that multiplies with 1 + weight"
 		}
@@ -184,6 +186,32 @@ func (f *failure) suspects() (suspects []int) {
 		}
 	}
 	return suspects
+}
+
+// culprits are as few suspects as account for all tokens that are wrong: nil if none do, or
+// if all tokens are wrong.
+func (f *failure) culprits() (culprits []int) {
+	suspects := f.suspects()
+	if len(suspects) == 0 || !slices.Contains(f.beyond, false) {
+		return nil
+	}
+	k, open := len(f.idx)/f.got.Rows(), indices(f.beyond)
+	has := func(token, e int) bool { return slices.Contains(f.idx[token*k:(token+1)*k], e) }
+	for len(open) > 0 {
+		best, left := -1, open
+		for _, e := range suspects {
+			rest := slices.DeleteFunc(slices.Clone(open), func(token int) bool { return has(token, e) })
+			if len(rest) < len(left) {
+				best, left = e, rest
+			}
+		}
+		if best < 0 {
+			return nil
+		}
+		culprits, open = append(culprits, best), left
+	}
+	slices.Sort(culprits)
+	return culprits
 }
 
 // wrong says whether row of the failed stage is beyond its limits.

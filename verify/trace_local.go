@@ -63,11 +63,16 @@ func (t *localTrace) compare(name string, x *value) (Check, error) {
 	} else {
 		t.hold(&c, x, want)
 	}
+	x.become(want)
+	return c, nil
+}
+
+// become puts golden values in x's place, if they are finite.
+func (x *value) become(want []float32) {
 	if finiteAll(want) {
 		*x = value{Activation: x.Activation}
 		copy(x.Values, want)
 	}
-	return c, nil
 }
 
 // rounded are x's values as the reference holds them: its own, if they are these.
@@ -118,9 +123,9 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 		c.roundsTo(x, d.worst, factor)
 	}
 	if isMLP(c.Tensor) && x.products != nil && d.finite {
-		n := t.analysis.neurons(x, want, factor)
-		c.NeuronZ, l.NeuronZ, c.Neuron = known(n.Z), neuronZ, n
-		margin = max(margin, n.Z/neuronZ)
+		n, z := t.analysis.neurons(x, want, factor)
+		c.NeuronZ, l.NeuronZ, c.Neuron = known(z), neuronZ, n
+		margin = max(margin, z/neuronZ)
 	}
 	c.Margin = known(margin)
 	if margin <= 1 {

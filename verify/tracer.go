@@ -62,7 +62,7 @@ func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src weights.Source, o *
 // differ.
 func (t *tracer) again(m *model.DeepseekForCausalLM, o *Options) *tracer {
 	return &tracer{
-		pack: t.pack, m: m, src: t.src, set: t.set, o: o, rounded: t.rounded, kinds: t.kinds, expected: t.expected,
+		pack: t.pack, m: m, src: t.src, set: t.set, o: o, kinds: t.kinds, expected: t.expected,
 		seen: map[string]bool{}, free: map[string]bool{}, used: weightSet{}, reached: map[int]map[int]bool{},
 	}
 }
