@@ -65,7 +65,7 @@ type Check struct {
 	RowZ      *float64 `json:"row_z"`            // the same of the row that has most; float32 goldens
 	ColumnZ   *float64 `json:"column_z"`         // of the column that has most; float32 goldens
 	NeuronZ   *float64 `json:"neuron_z"`         // the largest of a neuron, of MLPs
-	Neuron    *Neuron  `json:"neuron,omitempty"` // that has NeuronZ, where the check failed
+	Neuron    *Neuron  `json:"neuron,omitempty"` // that a residual lies on, or the one with NeuronZ, where the check failed
 	Sees      *float64 `json:"sees"`             // 8 standard deviations over the golden, as RMS: what a deviation must be to be seen
 	Ambiguous *float64 `json:"ambiguous"`        // BF16, F16: share of elements that may round to either neighbour
 	Beyond    int      `json:"beyond"`           // elements beyond their limit

@@ -90,13 +90,7 @@ func (x *value) rounded() []float32 {
 // hold judges x by the error analysis.
 func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	factor, key := t.factor(c.Tensor)
-	l := Limits{Z: lambda, From: "8 σ of rounding errors for each element, 6 for a neuron"}
-	if x.DType == tensor.F32 {
-		l.From += "; float32: RMS ≤ 1, a row's ≤ 3, a column's ≤ 1 + 4/√rows"
-	}
-	if t.rounded != nil {
-		l.From = "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron; RMS ≤ √3 + 4/√width, a row's ≤ 3"
-	}
+	l := Limits{Z: lambda, From: t.limitsInWords(x.DType)}
 	if key != "" {
 		l.Factor, l.From = factor, fmt.Sprintf("--limit %s=%g: 8 σ, each times that", key, factor)
 	}
@@ -133,6 +127,19 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	} else {
 		c.Where = d.where()
 	}
+}
+
+// limitsInWords are those of a stage of dtype d.
+func (t *tracer) limitsInWords(d tensor.DType) string {
+	switch rounded := len(t.rounded) > 0; {
+	case rounded && d == tensor.F32:
+		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron; float32: RMS ≤ √3 + 4/√width, a row's ≤ 3"
+	case rounded:
+		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron"
+	case d == tensor.F32:
+		return "8 σ of rounding errors for each element, 6 for a neuron; float32: RMS ≤ 1, a row's ≤ 3, a column's ≤ 1 + 4/√rows"
+	}
+	return "8 σ of rounding errors for each element, 6 for a neuron"
 }
 
 // coarsest is the dtype in which a stage of dtype d holds the fewest digits: its own, or

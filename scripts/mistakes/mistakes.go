@@ -225,15 +225,6 @@ func ofAttention() []mistake {
 		{"a row of o_proj × 1.02", "", "{attn}o_proj.output", "row 3 of {attn}o_proj.weight", scaling("{attn}o_proj.weight", 1.02, rowOf(3))},
 		{"one weight of o_proj doubled", "", "{attn}o_proj.output", "row 0 of {attn}o_proj.weight", scaling("{attn}o_proj.weight", 2, element(7))},
 		{"scales of q_b_proj transposed", "scales-transposed", "{attn}q_b_proj.output", "", editing("{attn}q_b_proj.weight_scale_inv", transposeScales)},
-		{"scales of the experts transposed", "scales-transposed", experts, "", func(s *subject) bool {
-			changed := false
-			for t := range s.Tensors() {
-				if strings.HasPrefix(t.Name, s.expand("{moe}experts.")) && strings.HasSuffix(t.Name, "_scale_inv") {
-					changed = s.edit(t.Name, transposeScales) || changed
-				}
-			}
-			return changed
-		}},
 		{"scales of a dense MLP transposed", "scales-transposed", "{dense}output", "", func(s *subject) bool {
 			gate := s.edit("{dense}gate_proj.weight_scale_inv", transposeScales)
 			up := s.edit("{dense}up_proj.weight_scale_inv", transposeScales)
