@@ -90,7 +90,8 @@ func (x *value) rounded() []float32 {
 // hold judges x by the error analysis.
 func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	factor, key := t.factor(c.Tensor)
-	l := Limits{Z: lambda, From: t.limitsInWords(x.DType)}
+	rounded := t.roundedTo(x)
+	l := Limits{Z: lambda, From: limitsInWords(x.DType, rounded != x.DType)}
 	if key != "" {
 		l.Factor, l.From = factor, fmt.Sprintf("--limit %s=%g: 8 σ, each times that", key, factor)
 	}
@@ -108,10 +109,10 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	}
 	c.Z, c.RMSZ, c.Sees, c.Beyond = known(d.largest), known(d.rms), known(d.sees), d.beyond
 	c.Sigma = known(factor * unit * math.Sqrt(x.v(d.worst)))
-	c.blind = d.saysNothing(t.coarsest(x.DType))
+	c.blind = d.saysNothing(rounded)
 	margin := d.largest / lambda
 	if x.DType == tensor.F32 {
-		margin = max(margin, c.lines(d, &l, x, t.rounded != nil))
+		margin = max(margin, c.lines(d, &l, x, rounded != x.DType))
 	} else {
 		c.Ambiguous = known(d.ambiguous)
 		c.roundsTo(x, d.worst, factor)
@@ -129,9 +130,9 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	}
 }
 
-// limitsInWords are those of a stage of dtype d.
-func (t *tracer) limitsInWords(d tensor.DType) string {
-	switch rounded := len(t.rounded) > 0; {
+// limitsInWords are those of a stage of dtype d, with weights that were rounded or not.
+func limitsInWords(d tensor.DType, rounded bool) string {
+	switch {
 	case rounded && d == tensor.F32:
 		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron; float32: RMS ≤ √3 + 4/√width, a row's ≤ 3"
 	case rounded:
@@ -142,11 +143,15 @@ func (t *tracer) limitsInWords(d tensor.DType) string {
 	return "8 σ of rounding errors for each element, 6 for a neuron"
 }
 
-// coarsest is the dtype in which a stage of dtype d holds the fewest digits: its own, or
-// what weights were rounded to.
-func (t *tracer) coarsest(d tensor.DType) tensor.DType {
-	for name := range t.rounded {
-		if to := t.set.Find(name).DType; blindness[to] > blindness[d] {
+// roundedTo is the dtype to which weights of x were rounded, the one that says least if there
+// are several; x's own if none were.
+func (t *localTrace) roundedTo(x *value) tensor.DType {
+	d := x.DType
+	if len(t.rounded) == 0 {
+		return d
+	}
+	for _, name := range t.attribution.weights(x) {
+		if to := t.set.Find(name).DType; t.rounded[name] != "" && (d == x.DType || blindness[to] > blindness[d]) {
 			d = to
 		}
 	}
