@@ -144,11 +144,20 @@ func (r *Report) locate(f *failure) {
 	if experts := f.culprits(); len(experts) <= few {
 		c.Experts = experts
 	}
-	rows := indices(f.beyondColumns)
-	if len(rows) > few || len(f.weights) == 0 || !strings.HasSuffix(f.kind, "_proj.output") && f.name != logits && f.kind != gateLogits {
-		return
+	if rows := indices(f.beyondColumns); len(rows) > 0 && len(rows) <= few && f.isProduct() {
+		c.WeightRows, c.Weights = rows, f.weights
 	}
-	c.WeightRows = rows
+}
+
+// isProduct says whether the stage is a product with one weight, which may have a bias, and
+// nothing else took part in it.
+func (f *failure) isProduct() bool {
+	linear := strings.HasSuffix(f.kind, "_proj.output") || f.name == logits || f.kind == gateLogits
+	modules := map[string]bool{}
+	for _, w := range f.weights {
+		modules[strings.TrimSuffix(strings.TrimSuffix(w, ".weight"), ".bias")] = true
+	}
+	return linear && len(modules) == 1
 }
 
 // notFiniteWeights looks for a NaN or an infinity among the weights of a stage that is not
@@ -304,6 +313,7 @@ func (w *witness) pass(name string, x *value) error {
 	_, want, err := w.begin(name, x.Activation)
 	if want != nil {
 		x.become(want)
+		w.attribution.checked(x)
 	}
 	return err
 }

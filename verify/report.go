@@ -72,8 +72,9 @@ type Check struct {
 	Where     string   `json:"where,omitempty"`  // rows or columns that they all lie in, if few
 
 	// Of the first divergence, if they are few.
-	Experts    []int `json:"experts,omitempty"`     // routed experts all of whose tokens are beyond a limit, and no others
-	WeightRows []int `json:"weight_rows,omitempty"` // rows of the weight that all elements beyond a limit come from
+	Experts    []int    `json:"experts,omitempty"`     // routed experts all of whose tokens are beyond a limit, and no others
+	WeightRows []int    `json:"weight_rows,omitempty"` // rows of Weights that all columns with elements beyond a limit are products with
+	Weights    []string `json:"weights,omitempty"`     // with WeightRows: the weight and, if there is one, the bias
 
 	// Of a choice of experts that failed: how far the golden's expert at Index was from being
 	// chosen.

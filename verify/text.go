@@ -268,8 +268,11 @@ func (r *Report) writeFailing(b *bytes.Buffer) {
 	}
 	for i, kind := range kinds {
 		name, at := text.Line(kind), layers[kind]
-		if at[0] >= 0 {
-			name = fmt.Sprintf("model.layers.%s.%s", text.Ranges(at), name)
+		switch {
+		case len(at) > 1:
+			name = fmt.Sprintf("model.layers.{%s}.%s", text.Ranges(at), name)
+		case at[0] >= 0:
+			name = fmt.Sprintf("model.layers.%d.%s", at[0], name)
 		}
 		fmt.Fprintf(b, "%-11s%s\n", []string{"also", ""}[min(i, 1)], name)
 	}
@@ -329,7 +332,7 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 		}
 	}
 	if len(c.WeightRows) > 0 {
-		line("these come from row %s of %s", text.Ranges(c.WeightRows), strings.TrimSuffix(strings.TrimSuffix(c.Tensor, ".output"), ".logits")+".weight")
+		line("that is row %s of %s", text.Ranges(c.WeightRows), strings.Join(c.Weights, " or "))
 	}
 	if len(c.Experts) > 0 {
 		line("just the tokens of expert %s", text.Ranges(c.Experts))

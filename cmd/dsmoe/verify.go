@@ -30,8 +30,8 @@ func newVerify() *cobra.Command {
 		Use:   "verify CHECKPOINT GOLDEN",
 		Short: "Compare every stage of the model with the reference's tensors",
 		Long: `Runs the model on the golden pack's input and compares every stage with what the
-reference Python gave. Names the first stage that differs, and the mistake that
-explains it if it is one of those known.
+reference Python gave. Names the first stage that differs, and the known mistakes that
+explain it, the likeliest first.
 
 In local mode every stage is fed the golden's own input: no error travels, and the
 first stage that fails is the one at fault. Beside each value runs the standard
@@ -50,6 +50,10 @@ some rules (norm_topk_prob, moe_layer_freq, …). The pack says which one made i
 
 A BF16 or F16 reference made by model.to(dtype) has RoPE's angles in that dtype; one
 made by from_pretrained(torch_dtype=…) has them in float32: --rotary-dtype float32.
+
+Where dsmoe.manifest.json records that a conversion rounded weights, a local run
+that fails is repeated with the error that this allows. A pass is then one "within
+the rounding of the weights".
 
 A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but where rounding may decide, and that every weight took

@@ -222,7 +222,7 @@ func ofAttention() []mistake {
 			n := strconv.Itoa(2 * s.config.NumAttentionHeads)
 			return !s.config.LatentAttention() && s.set(map[string]string{"num_attention_heads": n, "num_key_value_heads": n})
 		}},
-		{"a row of o_proj × 1.02", "", "{attn}o_proj.output", "row 3 of {attn}o_proj.weight", scaling("{attn}o_proj.weight", 1.02, rowOf(3))},
+		{"a row of o_proj × 1.02", "", "{attn}o_proj.output", "that is row 3 of {attn}o_proj.weight", scaling("{attn}o_proj.weight", 1.02, rowOf(3))},
 		{"one weight of o_proj doubled", "", "{attn}o_proj.output", "row 0 of {attn}o_proj.weight", scaling("{attn}o_proj.weight", 2, element(7))},
 		{"scales of q_b_proj transposed", "scales-transposed", "{attn}q_b_proj.output", "", editing("{attn}q_b_proj.weight_scale_inv", transposeScales)},
 		{"scales of a dense MLP transposed", "scales-transposed", "{dense}output", "", func(s *subject) bool {
