@@ -141,8 +141,8 @@ func (f *failure) input() ([]float32, error) {
 func (r *Report) locate(f *failure) {
 	i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == f.name })
 	c := &r.Checks[i]
-	if experts := f.culprits(); len(experts) <= few {
-		c.Experts = experts
+	if together, oneOf := f.culprits(); len(together)+len(oneOf) <= few {
+		c.Experts, c.ExpertOneOf = together, oneOf
 	}
 	if rows := indices(f.beyondColumns); len(rows) > 0 && len(rows) <= few && f.isProduct() {
 		c.WeightRows, c.Weights = rows, f.weights
@@ -168,7 +168,7 @@ func (f *failure) notFiniteWeights() ([]Cause, error) {
 	}
 	return f.findWeights(func(name string, w tensor.Tensor) *Cause {
 		if i, v := firstNotFinite(w); i >= 0 {
-			return &Cause{"weight-not-finite", fmt.Sprintf("%s holds %s at %v", name, number(v), unflatten(i, w.Shape))}
+			return &Cause{ID: "weight-not-finite", Text: fmt.Sprintf("%s holds %s at %v", name, number(v), unflatten(i, w.Shape))}
 		}
 		return nil
 	})
@@ -179,13 +179,13 @@ func (f *failure) notFiniteWeights() ([]Cause, error) {
 func (f *failure) overflows() (causes []Cause) {
 	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !finite(v) }) }
 	if i := find(f.got.Values); i >= 0 {
-		causes = append(causes, Cause{"overflow", fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.tracer.pack.DType, number(f.got.Values[i]), unflatten(i, f.got.Shape))})
+		causes = append(causes, Cause{ID: "overflow", Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.tracer.pack.DType, number(f.got.Values[i]), unflatten(i, f.got.Shape))})
 	}
 	if i := find(f.scores); i >= 0 {
-		causes = append(causes, Cause{"overflow", fmt.Sprintf("the scores that experts are chosen by are not finite, the first is %s: no choice can be compared", number(f.scores[i]))})
+		causes = append(causes, Cause{ID: "overflow", Text: fmt.Sprintf("the scores that experts are chosen by are not finite, the first is %s: no choice can be compared", number(f.scores[i]))})
 	}
 	if i := find(f.want); i >= 0 {
-		causes = append(causes, Cause{"reference-overflow", fmt.Sprintf("the golden holds %s: the reference exceeded %s", number(f.want[i]), f.tracer.pack.DType)})
+		causes = append(causes, Cause{ID: "reference-overflow", Text: fmt.Sprintf("the golden holds %s: the reference exceeded %s", number(f.want[i]), f.tracer.pack.DType)})
 	}
 	return causes
 }
@@ -194,7 +194,7 @@ func (f *failure) overflows() (causes []Cause) {
 func (f *failure) zeroWeights() ([]Cause, error) {
 	return f.findWeights(func(name string, w tensor.Tensor) *Cause {
 		if len(w.Shape) > 1 && !slices.ContainsFunc(w.Data, func(b byte) bool { return b != 0 }) {
-			return &Cause{"weight-zero", name + " holds only zeros"}
+			return &Cause{ID: "weight-zero", Text: name + " holds only zeros"}
 		}
 		return nil
 	})

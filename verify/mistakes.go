@@ -58,7 +58,7 @@ func configMistakes(f *failure) []mistake {
 	for _, mscale := range []float64{1, 0.707, 0} {
 		list = append(list, mistake{id: "yarn-mscale", kinds: []string{attended}, undo: undoMScale(mscale)})
 	}
-	for _, eps := range []float64{1e-5, 1e-6, 1e-8, 1e-12} {
+	for _, eps := range []float64{1e-6, 1e-5, 1e-8, 1e-12} {
 		list = append(list, mistake{id: "norm-eps", kinds: normStages, undo: undoEps(eps)})
 	}
 	for _, theta := range []float64{1e4, 1e5, 5e5, 1e6} {

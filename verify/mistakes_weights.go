@@ -188,13 +188,34 @@ func (f *failure) suspects() (suspects []int) {
 	return suspects
 }
 
-// culprits are as few suspects as account for all tokens that are wrong: nil if none do, or
-// if all tokens are wrong.
-func (f *failure) culprits() (culprits []int) {
-	suspects := f.suspects()
-	if len(suspects) == 0 || !slices.Contains(f.beyond, false) {
-		return nil
+// culprits are experts that account for all tokens that are wrong, if not all tokens are: one
+// all of whose tokens are wrong, else one of those that the wrong tokens have in common, else as
+// few suspects as do so together.
+func (f *failure) culprits() (together, oneOf []int) {
+	if f.kind != expertsOutput || f.idx == nil || !slices.Contains(f.beyond, false) {
+		return nil, nil
 	}
+	together = f.covering(f.suspects())
+	if len(together) == 1 {
+		return together, nil
+	}
+	k, common := len(f.idx)/f.got.Rows(), []int(nil)
+	for i, token := range indices(f.beyond) {
+		chosen := f.idx[token*k : (token+1)*k]
+		if i == 0 {
+			common = slices.Clone(chosen)
+		}
+		common = slices.DeleteFunc(common, func(e int) bool { return !slices.Contains(chosen, e) })
+	}
+	if len(common) == 0 {
+		return together, nil
+	}
+	slices.Sort(common)
+	return nil, common
+}
+
+// covering are as few suspects as account for all tokens that are wrong; nil if they do not.
+func (f *failure) covering(suspects []int) (culprits []int) {
 	k, open := len(f.idx)/f.got.Rows(), indices(f.beyond)
 	has := func(token, e int) bool { return slices.Contains(f.idx[token*k:(token+1)*k], e) }
 	for len(open) > 0 {

@@ -72,9 +72,10 @@ type Check struct {
 	Where     string   `json:"where,omitempty"`  // rows or columns that they all lie in, if few
 
 	// Of the first divergence, if they are few.
-	Experts    []int    `json:"experts,omitempty"`     // routed experts all of whose tokens are beyond a limit, and no others
-	WeightRows []int    `json:"weight_rows,omitempty"` // rows of Weights that all columns with elements beyond a limit are products with
-	Weights    []string `json:"weights,omitempty"`     // with WeightRows: the weight and, if there is one, the bias
+	Experts     []int    `json:"experts,omitempty"`       // routed experts that account for all tokens beyond a limit, together
+	ExpertOneOf []int    `json:"expert_one_of,omitempty"` // routed experts each of which accounts for all of these tokens
+	WeightRows  []int    `json:"weight_rows,omitempty"`   // rows of Weights that all columns with elements beyond a limit are products with
+	Weights     []string `json:"weights,omitempty"`       // with WeightRows: the weight and, if there is one, the bias
 
 	// Of a choice of experts that failed: how far the golden's expert at Index was from being
 	// chosen.

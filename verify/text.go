@@ -335,7 +335,10 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 		line("that is row %s of %s", text.Ranges(c.WeightRows), strings.Join(c.Weights, " or "))
 	}
 	if len(c.Experts) > 0 {
-		line("just the tokens of expert %s", text.Ranges(c.Experts))
+		line("all in tokens of expert %s", text.Ranges(c.Experts))
+	}
+	if len(c.ExpertOneOf) > 0 {
+		line("all in tokens of expert %s", strings.ReplaceAll(strings.Trim(fmt.Sprint(c.ExpertOneOf), "[]"), " ", " or "))
 	}
 	if n := c.Neuron; n != nil && n.Z > l.NeuronZ && n.Share >= certain {
 		of := ""

@@ -140,7 +140,7 @@ func traced(ctx context.Context, stored *config.Config, m *model.DeepseekForCaus
 func (t *tracer) withRoundings(ctx context.Context, stored *config.Config, in *model.Input, plain *Report) (*tracer, *Report, error) {
 	rounded, err := t.roundings(t.o.Rounded)
 	if err != nil {
-		plain.Hints = append(plain.Hints, Cause{"rounding", "whether weights were rounded is not known: " + err.Error()})
+		plain.Hints = append(plain.Hints, Cause{ID: "rounding", Text: "whether weights were rounded is not known: " + err.Error()})
 	}
 	if len(rounded) == 0 {
 		return t, plain, ctx.Err()

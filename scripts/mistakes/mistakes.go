@@ -146,12 +146,12 @@ func ofExperts() []mistake {
 			clear(t.Data)
 			return true
 		})},
-		{"one expert's up_proj is another's", "", experts, "expert {e}", func(s *subject) bool {
+		{"one expert's up_proj is another's", "", experts, "tokens of expert ", func(s *subject) bool {
 			return s.swap("{moe}experts.{e}.up_proj.weight", "{moe}experts."+strconv.Itoa((s.expert+1)%s.config.NRoutedExperts)+".up_proj.weight")
 		}},
 		{"one neuron of an expert zero", "", experts, "expert {e}, neuron 5:", scaling("{moe}experts.{e}.up_proj.weight", 0, rowOf(5))},
 		{"one neuron of a dense MLP × 1.1", "", "{dense}output", "neuron 5:", scaling("{dense}up_proj.weight", 1.1, rowOf(5))},
-		{"one weight of an expert doubled", "", experts, "", scaling("{moe}experts.{e}.down_proj.weight", 2, element(100))},
+		{"one weight of an expert doubled", "", experts, "all in tokens of expert ", scaling("{moe}experts.{e}.down_proj.weight", 2, element(100))},
 		{"a channel of all experts × 1.02", "", experts, "all in column 20", func(s *subject) bool {
 			for e := range s.config.NRoutedExperts {
 				if !s.edit("{moe}experts."+strconv.Itoa(e)+".down_proj.weight", func(t *tensor.Tensor) bool { return scale(t, 1.02, row(t, 20)) }) {
