@@ -133,6 +133,13 @@ func Check(ctx context.Context, dir string, s Settings) (*CheckReport, error) {
 	return &CheckReport{Path: dir, Plan: c.Plan, Verified: c.Verified, Tensors: c.Tensors, Bytes: c.Bytes, Problems: c.Problems}, nil
 }
 
+// Rounded returns the tensors of the converted checkpoint in dir that the conversion rounded
+// to their dtype, by the operation that did it, as the manifest records and where the bytes
+// are the manifest's. Without a manifest there are none.
+func Rounded(ctx context.Context, dir string) (map[string]string, error) {
+	return engine.Rounded(ctx, dir, Settings{})
+}
+
 // WriteText writes what changed, a line each, or that nothing did.
 func (r *CheckReport) WriteText(w io.Writer) error {
 	var b strings.Builder

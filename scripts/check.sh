@@ -49,6 +49,9 @@ go test -tags purego ./...
 step "the same bits from every kernel"
 scripts/bits.sh
 
+step "the table of mistakes"
+go run ./scripts/mistakes -check MISTAKES.md
+
 step "benchmarks run"
 go test -run '^$' -bench . -benchtime 1x ./... > /dev/null
 

@@ -92,11 +92,14 @@ type analysis struct {
 	chain  bool         // the reference sums in one chain, not in blocks
 	noise  float64      // factor on the variance of products: 2 if our own sums are float32
 	tables map[*model.Rotary]*rotaryNoise
+	// rounded are weights that the reference had before they were rounded.
+	rounded roundings
 }
 
-// newAnalysis returns an arithmetic for one pass of a reference of dtype o.DType.
-func newAnalysis(o model.Options) *analysis {
-	a := &analysis{plain: model.NewPlain(o), chain: o.DType == tensor.F16, noise: 1, tables: map[*model.Rotary]*rotaryNoise{}}
+// newAnalysis returns an arithmetic for one pass of a reference of dtype o.DType, with
+// weights some of which were rounded since.
+func newAnalysis(o model.Options, rounded roundings) *analysis {
+	a := &analysis{plain: model.NewPlain(o), chain: o.DType == tensor.F16, noise: 1, tables: map[*model.Rotary]*rotaryNoise{}, rounded: rounded}
 	if o.Accumulate == model.Float32 {
 		a.noise = 2
 	}
@@ -196,12 +199,15 @@ func orNone(sigma *model.Activation) *model.Activation {
 	return sigma
 }
 
-// Embed implements model.Arithmetic. Rounding a weight is exact.
-func (a *analysis) Embed(w *model.Weight, ids []int) *value { return exact(a.plain.Embed(w, ids)) }
+// Embed implements model.Arithmetic. Casting a weight to the compute dtype is exact.
+func (a *analysis) Embed(w *model.Weight, ids []int) *value {
+	return a.embedded(a.plain.Embed(w, ids), w)
+}
 
 // Linear implements model.Arithmetic:
 //
 //	v = Σ w²·(v_x + κx²) + κy²;  with a bias + y²/3 for the sum without it
+//	with a weight that was rounded + Σ ulp(w)²/12·(x² + v_x)
 func (a *analysis) Linear(x *value, l *model.Linear) *value {
 	x = a.use(x)
 	y := &value{unrounded: true}
@@ -211,6 +217,7 @@ func (a *analysis) Linear(x *value, l *model.Linear) *value {
 		var terms *model.Activation
 		terms, scales = a.terms(x)
 		y.Activation = a.plain.LinearSquares(x.Activation, l, terms, sums)
+		a.linearDeltas(sums.Values, scales, x, l)
 		return sums
 	})
 	y.DType = x.DType
@@ -218,14 +225,14 @@ func (a *analysis) Linear(x *value, l *model.Linear) *value {
 	if l.Bias.Name != "" {
 		bias = a.plain.Values(&l.Bias)
 	}
-	kappa := a.kappa(x.Width())
+	kappa, deltas := a.kappa(x.Width()), a.deltas(&l.Bias)
 	a.plain.Each(y.Rows(), len(y.Values), func(t int) {
 		for c, w := range y.Row(t) {
 			i := t*y.Width() + c
 			v, sum := float64(y.sigma.Values[i])*scales[t], float64(w)
 			if bias != nil {
 				sum -= float64(bias[c])
-				v += sq(sum) / 3
+				v += sq(sum)/3 + delta(deltas, c)
 			}
 			v += float64(kappa * sq(sum))
 			y.sigma.Values[i] = float32(math.Sqrt(roughly(float64(w), v)))
@@ -267,7 +274,7 @@ func (a *analysis) terms(x *value) (terms *model.Activation, scales []float64) {
 //	n = x·r:  v = r²·v_x + n²·(1.5² + Σ(x²·v_x)/(Σx²)²), a rounding point;  · weight, exact
 func (a *analysis) RMSNorm(x *value, weight *model.Weight, eps float64) *value {
 	x = a.use(x)
-	w := a.plain.Values(weight)
+	w, deltas := a.plain.Values(weight), a.deltas(weight)
 	y := a.result(x.DType, x.Shape...)
 	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
 		row, from := x.Row(t), t*x.Width()
@@ -287,7 +294,7 @@ func (a *analysis) RMSNorm(x *value, weight *model.Weight, eps float64) *value {
 			n, v := point(x.DType, n, roughly(n, float64(r2*x.v(from+i))+float64(sq(n)*common)))
 			wi := float64(w[i])
 			out := float64(float32(n * wi))
-			y.set(from+i, out, exactly(out, v*sq(wi)))
+			y.set(from+i, out, exactly(out, float64(v*sq(wi))+float64(sq(n)*delta(deltas, i))))
 		}
 	})
 	return y

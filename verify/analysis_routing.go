@@ -24,8 +24,9 @@ func (a *analysis) AddBias(scores *value, bias *model.Weight) *value {
 	scores = a.use(scores)
 	y := a.computed(a.plain.AddBias(scores.wide(), bias), scores.DType)
 	y.unrounded = false
+	deltas := a.deltas(bias)
 	for i, s := range y.Values {
-		y.set(i, float64(s), exactly(float64(s), scores.v(i)))
+		y.set(i, float64(s), exactly(float64(s), scores.v(i)+delta(deltas, i%y.Width())))
 	}
 	return y
 }

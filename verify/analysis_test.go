@@ -46,7 +46,7 @@ func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
 	const rows, k, out = 3, 40, 5
 	l := &model.Linear{Weight: weight(r, out, k), Bias: weight(r, out)}
 	for _, scale := range []float32{1, 0x1p-70} {
-		a := newAnalysis(model.Options{DType: tensor.F32})
+		a := newAnalysis(model.Options{DType: tensor.F32}, nil)
 		defer a.Close()
 		x := a.result(tensor.F32, rows, k)
 		for i, v := range numbers(r, rows*k) {
@@ -82,7 +82,7 @@ func TestKappa(t *testing.T) {
 		{model.Options{DType: tensor.F32}, 64, 65.0 / 6}, {model.Options{DType: tensor.BF16}, 10944, (512 + 171.0) / 6},
 		{model.Options{DType: tensor.F16}, 10944, 10944.0 / 6}, {model.Options{DType: tensor.F32, Accumulate: model.Float32}, 64, 65.0 / 3},
 	} {
-		a := newAnalysis(test.o)
+		a := newAnalysis(test.o, nil)
 		require.InEpsilon(t, test.want, a.kappa(test.k), 1e-12)
 		a.Close()
 	}
@@ -136,7 +136,7 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 				bases[i] = numbers(r, n)
 			}
 			run := func(moved, sigma float64) *value {
-				a := newAnalysis(model.Options{DType: tensor.F32})
+				a := newAnalysis(model.Options{DType: tensor.F32}, nil)
 				operands := make([]*value, len(bases))
 				for i, base := range bases {
 					operands[i] = a.result(tensor.F32, test.shapes[i]...)

@@ -2,8 +2,10 @@ package verify
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
@@ -22,13 +24,17 @@ type failure struct {
 	got     *model.Activation
 	weights []string // that took part in got
 	beyond  []bool   // rows of got with elements beyond their limits
-	want    []float32
-	idx     []int // golden choice of experts, if the routed sum failed and the pack has it
+
+	beyondColumns []bool // the same of columns
+	want          []float32
+	idx           []int     // golden choice of experts, if the routed sum failed and the pack has it
+	scores        []float32 // that experts are chosen by, if their choice failed
+	k             int       // experts per token, likewise
 }
 
-// diagnose looks for the mistake behind the first divergence: it runs that layer
-// again, from the golden's inputs, with each candidate undone, and names the first
-// with which the stage is within its limits.
+// diagnose looks for the mistakes behind the first divergence: it runs that layer again,
+// from the golden's inputs, with each candidate undone, and names all with which the stage
+// is within its limits, in the order in which they were tried.
 func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error {
 	if r.FirstDivergence == nil || t.o.Mode != Local {
 		return nil
@@ -37,19 +43,43 @@ func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error
 	if err != nil || f == nil {
 		return err
 	}
-	if r.Cause, err = f.notFiniteWeight(); err != nil || r.Cause != nil {
+	r.locate(f)
+	if r.Causes, err = f.causes(ctx); err != nil {
 		return err
 	}
+	if len(r.Causes) > 0 {
+		r.Cause = &r.Causes[0]
+	}
+	zeros, err := f.zeroWeights()
+	r.Hints = append(r.Hints, zeros...)
+	return err
+}
+
+// causes are all that explain the failure: numbers that are none, then mistakes.
+func (f *failure) causes(ctx context.Context) ([]Cause, error) {
+	found, err := f.notFiniteWeights()
+	if err != nil || len(found) > 0 {
+		return found, err
+	}
+	found = append(found, f.overflows()...)
 	for _, m := range mistakes(f) {
-		if !slices.Contains(m.kinds, f.kind) {
+		if !slices.Contains(m.kinds, f.kind) || m.unless != "" && has(found, m.unless) {
 			continue
 		}
-		if r.Cause, err = f.try(ctx, m); err != nil || r.Cause != nil {
-			return err
+		c, err := f.try(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		if c != nil && !slices.Contains(found, *c) {
+			found = append(found, *c)
 		}
 	}
-	r.Cause, err = f.zeroWeight()
-	return err
+	return found, nil
+}
+
+// has says whether one of the causes is the mistake id.
+func has(causes []Cause, id string) bool {
+	return slices.ContainsFunc(causes, func(c Cause) bool { return c.ID == id })
 }
 
 // failure runs the failed stage once more and keeps what it gave. It is nil if the
@@ -70,15 +100,11 @@ func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*fa
 	if f.hidden, err = f.input(); err != nil || f.hidden == nil || !t.pack.Has(name) {
 		return nil, err
 	}
-	if f.kind == topKIdx {
-		f.got = &model.Activation{}
-		if !slices.ContainsFunc(t.checks, func(c Check) bool { return c.Tensor == name }) {
-			return nil, nil // a dense layer
+	if _, err = f.run(ctx, f.trial(), nil); err != nil || f.got == nil || f.kind == topKIdx {
+		if f.got == nil {
+			f = nil
 		}
-		return f, nil
-	}
-	if _, err = f.run(ctx, f.trial()); err != nil || f.got == nil {
-		return nil, err
+		return f, err
 	}
 	if f.want, err = t.pack.Float32s(name); err != nil || len(f.want) != len(f.got.Values) {
 		return nil, nil // ids, or another shape: what is wrong is plain
@@ -122,42 +148,83 @@ func (f *failure) predicts() int { return f.layer - len(f.tracer.m.Model.Layers)
 // seq returns how many tokens of a sequence the failed layer's input has.
 func (f *failure) seq() int { return f.in.Seq - max(0, f.predicts()) }
 
-// notFiniteWeight looks for a NaN or an infinity among the weights of a stage that is
-// not finite.
-func (f *failure) notFiniteWeight() (*Cause, error) {
-	if finiteAll(f.got.Values) {
-		return nil, nil
+// locate says in the check of the failure which experts, and which rows of the weight, it
+// lies in, if these are few.
+func (r *Report) locate(f *failure) {
+	i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == f.name })
+	c := &r.Checks[i]
+	if together, oneOf := f.culprits(); len(together)+len(oneOf) <= few {
+		c.Experts, c.ExpertOneOf = together, oneOf
 	}
-	return f.findWeight(func(name string, w tensor.Tensor) *Cause {
+	if rows := indices(f.beyondColumns); len(rows) > 0 && len(rows) <= few && f.isProduct() {
+		c.WeightRows, c.Weights = rows, f.weights
+	}
+}
+
+// isProduct says whether the stage is a product with one weight, which may have a bias, and
+// nothing else took part in it.
+func (f *failure) isProduct() bool {
+	linear := strings.HasSuffix(f.kind, "_proj.output") || f.name == logits || f.kind == gateLogits
+	modules := map[string]bool{}
+	for _, w := range f.weights {
+		modules[strings.TrimSuffix(strings.TrimSuffix(w, ".weight"), ".bias")] = true
+	}
+	return linear && len(modules) == 1
+}
+
+// notFiniteWeights looks for a NaN or an infinity among the weights of a stage that is not
+// finite.
+func (f *failure) notFiniteWeights() ([]Cause, error) {
+	if finiteAll(f.got.Values) {
+		return []Cause{}, nil
+	}
+	return f.findWeights(func(name string, w tensor.Tensor) *Cause {
 		if i, v := firstNotFinite(w); i >= 0 {
-			return &Cause{"weight-not-finite", fmt.Sprintf("%s holds %s at %v", name, number(v), unflatten(i, w.Shape))}
+			return &Cause{ID: "weight-not-finite", Text: fmt.Sprintf("%s holds %s at %v", name, number(v), unflatten(i, w.Shape))}
 		}
 		return nil
 	})
 }
 
-// zeroWeight looks for a matrix of zeros, for want of a better explanation.
-func (f *failure) zeroWeight() (*Cause, error) {
-	return f.findWeight(func(name string, w tensor.Tensor) *Cause {
+// overflows says that a number became too large, here or in the reference: no weight and no
+// input of the stage is infinite.
+func (f *failure) overflows() (causes []Cause) {
+	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !finite(v) }) }
+	if i := find(f.got.Values); i >= 0 {
+		causes = append(causes, Cause{ID: "overflow", Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.tracer.pack.DType, number(f.got.Values[i]), unflatten(i, f.got.Shape))})
+	}
+	if i := find(f.scores); i >= 0 {
+		causes = append(causes, Cause{ID: "overflow", Text: fmt.Sprintf("the scores that experts are chosen by are not finite, the first is %s: no choice can be compared", number(f.scores[i]))})
+	}
+	if i := find(f.want); i >= 0 {
+		causes = append(causes, Cause{ID: "reference-overflow", Text: fmt.Sprintf("the golden holds %s: the reference exceeded %s", number(f.want[i]), f.tracer.pack.DType)})
+	}
+	return causes
+}
+
+// zeroWeights looks for matrices of zeros: pruned, or not filled by a conversion.
+func (f *failure) zeroWeights() ([]Cause, error) {
+	return f.findWeights(func(name string, w tensor.Tensor) *Cause {
 		if len(w.Shape) > 1 && !slices.ContainsFunc(w.Data, func(b byte) bool { return b != 0 }) {
-			return &Cause{"weight-zero", name + " holds only zeros"}
+			return &Cause{ID: "weight-zero", Text: name + " holds only zeros"}
 		}
 		return nil
 	})
 }
 
-// findWeight goes through the weights of the stage, by name.
-func (f *failure) findWeight(cause func(name string, w tensor.Tensor) *Cause) (*Cause, error) {
+// findWeights goes through the weights of the stage, by name.
+func (f *failure) findWeights(cause func(name string, w tensor.Tensor) *Cause) ([]Cause, error) {
+	found := []Cause{}
 	for _, name := range f.weights {
 		w, err := f.tracer.set.Find(name).View(f.tracer.src)
 		if err != nil {
 			return nil, err
 		}
 		if c := cause(name, w); c != nil {
-			return c, nil
+			found = append(found, *c)
 		}
 	}
-	return nil, nil
+	return found, nil
 }
 
 // firstNotFinite returns the flat index and value of w's first NaN or infinity, -1 if
@@ -173,29 +240,41 @@ func firstNotFinite(w tensor.Tensor) (int, float32) {
 	return -1, 0
 }
 
-// try returns the mistake as the cause if the stage passes with it undone.
+// try returns the mistake as the cause if the stage passes with it undone, and all others
+// that it must explain.
 func (f *failure) try(ctx context.Context, m mistake) (*Cause, error) {
 	x := f.trial()
 	text := m.undo(x)
 	if text == "" {
 		return nil, ctx.Err()
 	}
-	passes, err := f.run(ctx, x)
+	needed := []string{f.name}
+	for _, c := range f.tracer.checks {
+		if _, kind := split(c.Tensor); c.layer == f.layer && c.Tensor != f.name && f.tracer.pack.Has(c.Tensor) && (m.whole || slices.Contains(m.also, kind)) {
+			needed = append(needed, c.Tensor)
+		}
+	}
+	passes, err := f.run(ctx, x, needed)
 	if err != nil || !passes {
 		return nil, err
 	}
 	return &Cause{m.id, text}, nil
 }
 
-// run runs the trial's layer or head and says whether the stage passes.
-func (f *failure) run(ctx context.Context, x *trial) (passes bool, err error) {
+// errKnown ends the run of a trial: nothing more has to be seen.
+var errKnown = errors.New("known")
+
+// run runs the trial's layer or head and says whether all stages that are needed pass.
+func (f *failure) run(ctx context.Context, x *trial, needed []string) (passes bool, err error) {
 	o := *f.tracer.o
 	o.Progress = nil
-	again := newTracer(f.tracer.pack, &x.m, f.tracer.src, &o)
-	analysis := newAnalysis(x.options)
+	again := f.tracer.again(&x.m, &o)
+	again.rounded = x.rounded
+	analysis := newAnalysis(x.options, again.rounded)
 	defer analysis.Close()
 	net := again.local(&x.in, x.options, analysis, analysis)
-	net.Arithmetic, net.Trace = x.around(net.Arithmetic), &witness{net.Trace.(*localTrace), f}
+	w := &witness{net.Trace.(*localTrace), f, needed}
+	net.Arithmetic, net.Trace = x.around(net.Arithmetic), w
 	hidden := exact(&model.Activation{Shape: []int{f.in.Batch, f.seq(), x.config.HiddenSize}, Values: slices.Clone(f.hidden), DType: again.pack.DType})
 	switch k := f.predicts(); {
 	case k >= 0:
@@ -205,30 +284,85 @@ func (f *failure) run(ctx context.Context, x *trial) (passes bool, err error) {
 	default:
 		_, err = net.Head(ctx, hidden)
 	}
-	passes = slices.ContainsFunc(again.checks, func(c Check) bool { return c.Tensor == f.name && c.Verdict == Pass })
-	return passes, err
+	if errors.Is(err, errKnown) {
+		err = nil
+	}
+	return err == nil && len(w.needed) == 0, err
 }
 
-// witness hands all stages on to a trace, and keeps what the failed one gave at first.
+// witness hands all stages on to a trace until those needed are known, and keeps what the
+// failed one gave at first.
 type witness struct {
 	*localTrace
 	failure *failure
+	needed  []string // stages that have yet to pass
 }
 
 // Stage implements model.Trace.
 func (w *witness) Stage(name string, x *value) error {
 	f := w.failure
-	if name != f.name || f.got != nil {
-		return w.localTrace.Stage(name, x)
+	if name != f.name && !slices.Contains(w.needed, name) {
+		return w.pass(name, x)
+	}
+	if f.got != nil {
+		if err := w.localTrace.Stage(name, x); err != nil {
+			return err
+		}
+		return w.judged(name)
 	}
 	f.got = &model.Activation{Shape: x.Shape, Values: slices.Clone(x.rounded()), DType: x.DType}
 	f.weights = w.attribution.weights(x)
 	w.last = nil
 	err := w.localTrace.Stage(name, x)
 	if w.last != nil {
-		f.beyond = w.last.rows
+		f.beyond, f.beyondColumns = w.last.rows, w.last.columns
 	}
 	return err
+}
+
+// pass puts the golden tensor in the stage's place, which itself does not matter.
+func (w *witness) pass(name string, x *value) error {
+	if !w.pack.Has(name) {
+		return nil
+	}
+	_, want, err := w.begin(name, x.Activation)
+	if want != nil {
+		x.become(want)
+		w.attribution.checked(x)
+	}
+	return err
+}
+
+// TopK implements model.Trace.
+func (w *witness) TopK(name string, ours *choice) error {
+	if f := w.failure; name == f.name && f.scores == nil {
+		f.scores = ours.Scores.Values
+		if ours.Groups != nil {
+			f.scores = ours.Groups.Scores.Values
+		}
+		f.scores, f.k = slices.Clone(f.scores), len(ours.Idx)/ours.Scores.Rows()
+		f.got = &model.Activation{}
+	}
+	if err := w.localTrace.TopK(name, ours); err != nil {
+		return err
+	}
+	return w.judged(name)
+}
+
+// judged ends the run if the stage, the last that was seen, is the last of those needed, or
+// failed though it is needed.
+func (w *witness) judged(name string) error {
+	i := slices.Index(w.needed, name)
+	if i < 0 {
+		return nil
+	}
+	if n := len(w.checks); n == 0 || w.checks[n-1].Tensor != name || w.checks[n-1].Verdict != Pass {
+		return errKnown
+	}
+	if w.needed = slices.Delete(slices.Clone(w.needed), i, i+1); len(w.needed) == 0 {
+		return errKnown
+	}
+	return nil
 }
 
 // trial is the model with a mistake undone: a copy of the parts that one may touch,
@@ -241,11 +375,12 @@ type trial struct {
 	in      model.Input
 	options model.Options
 	around  func(arithmetic) arithmetic // puts an operation in another's place
+	rounded roundings                   // weights that the reference had before they were rounded
 }
 
 func (f *failure) trial() *trial {
 	t := f.tracer
-	x := &trial{failed: f, m: *t.m, config: *t.m.Config, in: *f.in, options: t.options()}
+	x := &trial{failed: f, m: *t.m, config: *t.m.Config, in: *f.in, options: t.options(), rounded: t.rounded}
 	x.around = func(a arithmetic) arithmetic { return a }
 	x.m.Config = &x.config
 	x.m.Model.Layers, x.m.Model.MTP = slices.Clone(t.m.Model.Layers), slices.Clone(t.m.Model.MTP)
@@ -253,13 +388,18 @@ func (f *failure) trial() *trial {
 		return x
 	}
 	x.layer = x.m.Layer(f.layer)
-	x.layer.MLP, x.layer.MoE = clone(x.layer.MLP), clone(x.layer.MoE)
-	x.layer.SelfAttn, x.layer.MLA = clone(x.layer.SelfAttn), clone(x.layer.MLA)
-	if moe := x.layer.MoE; moe != nil {
-		moe.Experts = slices.Clone(moe.Experts)
-		moe.SharedExperts = clone(moe.SharedExperts)
-	}
+	*x.layer = ownLayer(x.layer)
 	return x
+}
+
+// ownLayer is a copy of a layer that shares no module with it.
+func ownLayer(d *model.DeepseekDecoderLayer) model.DeepseekDecoderLayer {
+	c := *d
+	c.MLP, c.MoE, c.SelfAttn, c.MLA = clone(d.MLP), clone(d.MoE), clone(d.SelfAttn), clone(d.MLA)
+	if c.MoE != nil {
+		c.MoE.Experts, c.MoE.SharedExperts = slices.Clone(c.MoE.Experts), clone(c.MoE.SharedExperts)
+	}
+	return c
 }
 
 func clone[T any](p *T) *T {

@@ -9,55 +9,124 @@ type mistake struct {
 	id    string
 	kinds []string
 	undo  func(x *trial) string
+
+	also   []string // kinds of stages of the layer that it must explain, too, if the pack has them
+	whole  bool     // it must explain all stages of the layer
+	unless string   // id of a mistake that is more than this one: not tried if that was found
 }
 
-// mistakes are tried in this order; what can be seen without guessing comes first.
+// What the mistakes of a kind of module are first seen at.
+var (
+	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output", "self_attn.kv_a_layernorm.output", lastNorm}
+	mlpStages  = []string{"mlp.output", expertsOutput, sharedOutput}
+)
+
+// mistakes are tried in this order, which is that of Report.Causes: switches and numbers of
+// the config first, then what a conversion does to weights, from whole layers to rows.
 func mistakes(f *failure) []mistake {
-	norms := []string{"input_layernorm.output", "post_attention_layernorm.output", lastNorm}
-	mlps := []string{"mlp.output", expertsOutput, "mlp.shared_experts.output"}
+	return append(configMistakes(f), weightMistakes(f)...)
+}
+
+func configMistakes(f *failure) []mistake {
 	list := []mistake{
-		{"group-mask", []string{topKIdx}, undoGroups},
-		{"norm-topk", []string{topKWeight}, undoNormTopK},
-		{"reference", []string{topKWeight, expertsOutput}, undoReference},
-		{"routed-scale", []string{topKWeight}, undoScale},
-		{"bias-leak", []string{topKWeight}, undoBiasLeak},
-		{"aux-loss-form", []string{auxLoss}, undoSeqAux},
-		{"aux-loss-counts", []string{auxLoss}, undoCounts},
-		{"aux-loss-alpha", []string{auxLoss}, undoAlpha},
-		{"gate-up-swapped", mlps, undoGateUp},
-		{"expert-order", []string{expertsOutput}, undoLexicographic},
-		{"mtp-norms", []string{"enorm.output"}, undoPredictionNorms},
-		{"mtp-copy", []string{"enorm.output", predictedLogits}, undoCopies},
-		{"mtp-halves", []string{predictedFrom}, undoHalves},
+		{id: "experts-per-token", kinds: []string{topKIdx}, undo: undoExpertsPerTok},
+		{id: "group-mask", kinds: []string{topKIdx}, undo: undoGroups},
+		{id: "norm-topk", kinds: []string{topKWeight}, undo: undoNormTopK},
+		{id: "reference", kinds: []string{topKWeight, expertsOutput}, undo: undoReference},
+		{id: "routed-scale", kinds: []string{topKWeight}, undo: undoScale},
+		{id: "bias-leak", kinds: []string{topKWeight}, undo: undoBiasLeak},
+		{id: "aux-loss-form", kinds: []string{auxLoss}, undo: undoSeqAux},
+		{id: "aux-loss-counts", kinds: []string{auxLoss}, undo: undoCounts},
+		{id: "aux-loss-alpha", kinds: []string{auxLoss}, undo: undoAlpha},
+		{id: "rotary-dtype", kinds: []string{attended}, undo: undoRotaryDType},
+		{id: "rope-layout", kinds: []string{attended}, undo: undoLayout},
+		{id: "rope-scaling", kinds: []string{attended}, undo: undoRopeScaling},
+		{id: "padding-mask", kinds: []string{attended}, undo: undoPaddingMask},
 	}
-	for _, pair := range f.suspectPairs() {
-		list = append(list, mistake{"experts-swapped", []string{expertsOutput}, undoSwapped(pair)})
+	c := f.tracer.m.Config
+	for n := range c.NGroup {
+		list = append(list, mistake{id: "topk-group", kinds: []string{topKIdx}, undo: undoTopKGroup(n + 1)})
 	}
-	list = append(list, []mistake{
-		{"router-rows", []string{gateLogits}, undoRouterRows},
-		{"rotary-dtype", []string{attended}, undoRotaryDType},
-		{"rope-layout", []string{attended}, undoLayout},
-		{"rope-scaling", []string{attended}, undoRopeScaling},
-		{"padding-mask", []string{attended}, undoPaddingMask},
-	}...)
+	for n := range c.NRoutedExperts {
+		list = append(list, mistake{id: "group-count", kinds: []string{topKIdx}, undo: undoNGroup(n + 1)})
+	}
+	for n := 2; n <= 16; n *= 2 {
+		for chosen := range n - 1 {
+			list = append(list, mistake{id: "group-mask", kinds: []string{topKIdx}, undo: undoNoGroups(n, chosen+1)})
+		}
+	}
 	for _, mscale := range []float64{1, 0.707, 0} {
-		list = append(list, mistake{"yarn-mscale", []string{attended}, undoMScale(mscale)})
+		list = append(list, mistake{id: "yarn-mscale", kinds: []string{attended}, undo: undoMScale(mscale)})
 	}
-	for _, proj := range []string{"q_proj", "k_proj", "v_proj", "o_proj"} {
-		list = append(list, mistake{"transposed", stageOf(proj), undoTransposed(proj)})
-	}
-	for _, proj := range []string{"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"} {
-		list = append(list, mistake{"rope-permutation", stageOf(proj), undoPermuted(proj, true)},
-			mistake{"rope-permutation", stageOf(proj), undoPermuted(proj, false)})
-	}
-	for _, eps := range []float64{1e-5, 1e-6, 1e-8, 1e-12} {
-		list = append(list, mistake{"norm-eps", norms, undoEps(eps)})
+	for _, eps := range []float64{1e-6, 1e-5, 1e-8, 1e-12} {
+		list = append(list, mistake{id: "norm-eps", kinds: normStages, undo: undoEps(eps)})
 	}
 	for _, theta := range []float64{1e4, 1e5, 5e5, 1e6} {
-		list = append(list, mistake{"rope-theta", []string{attended}, undoTheta(theta)})
+		list = append(list, mistake{id: "rope-theta", kinds: []string{attended}, undo: undoTheta(theta)})
+	}
+	for _, heads := range []int{2, 4, 8, 16, 32, 64, 128} {
+		list = append(list, mistake{id: "head-count", kinds: []string{attended}, undo: undoHeads(heads)})
+	}
+	for _, s := range scalings(c, f.in.Seq) {
+		list = append(list, mistake{id: "rope-scaling", kinds: []string{attended}, undo: undoMissingScaling(s)})
 	}
 	return list
 }
+
+func weightMistakes(f *failure) []mistake {
+	list := []mistake{}
+	for l := range f.tracer.m.Model.Layers {
+		list = append(list, mistake{id: "layers-exchanged", kinds: normStages, whole: true, undo: undoLayer(l)})
+	}
+	list = append(list, []mistake{
+		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(1)},
+		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(-1)},
+		{id: "gate-up-swapped", kinds: mlpStages, undo: undoGateUp},
+		{id: "expert-order", kinds: []string{expertsOutput}, undo: undoLexicographic},
+		{id: "mtp-norms", kinds: []string{"enorm.output"}, undo: undoPredictionNorms},
+		{id: "mtp-copy", kinds: []string{"enorm.output", predictedLogits}, undo: undoCopies},
+		{id: "mtp-halves", kinds: []string{predictedFrom}, undo: undoHalves},
+		{id: "experts-renumbered", kinds: []string{gateLogits}, also: []string{expertsOutput}, undo: undoRenumbered},
+		{id: "router-rows", kinds: []string{gateLogits}, unless: "experts-renumbered", undo: undoRouterRows},
+	}...)
+	if f.kind == expertsOutput {
+		list = append(list, f.expertMistakes()...)
+	}
+	for _, pair := range [][2]string{{"q_proj", "k_proj"}, {"q_proj", "v_proj"}, {"q_proj", "o_proj"}, {"k_proj", "v_proj"}, {"k_proj", "o_proj"}, {"v_proj", "o_proj"}} {
+		list = append(list, mistake{id: "projections-exchanged", kinds: stageOf(pair[0]), also: stageOf(pair[1]), undo: undoExchanged(pair[0], pair[1])})
+	}
+	list = append(list, mistake{id: "keys-values-exchanged", kinds: stageOf("kv_b_proj"), undo: undoKVB(false)},
+		mistake{id: "keys-values-exchanged", kinds: stageOf("kv_b_proj"), undo: undoKVB(true)})
+	for _, proj := range projections {
+		list = append(list, mistake{id: "transposed", kinds: stageOf(proj), undo: undoTransposed(proj)},
+			mistake{id: "scales-transposed", kinds: stageOf(proj), undo: undoProjectionScales(proj)})
+	}
+	for _, parts := range [][]bool{{true, true, true}, {true, false, false}, {false, true, false}, {true, true, false}, {false, false, true}} {
+		list = append(list, mistake{id: "scales-transposed", kinds: mlpStages, undo: undoMLPScales(parts)})
+	}
+	for _, proj := range []string{"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"} {
+		list = append(list, mistake{id: "rope-permutation", kinds: stageOf(proj), undo: undoPermuted(proj, true)},
+			mistake{id: "rope-permutation", kinds: stageOf(proj), undo: undoPermuted(proj, false)})
+	}
+	return list
+}
+
+// expertMistakes are those of single routed experts, and of their numbers.
+func (f *failure) expertMistakes() (list []mistake) {
+	for _, e := range f.suspects() {
+		list = append(list, mistake{id: "gate-up-swapped", kinds: []string{expertsOutput}, unless: "gate-up-swapped", undo: undoGateUpOf(e)})
+	}
+	for _, by := range rotations(f.tracer.m.Config.NRoutedExperts) {
+		list = append(list, mistake{id: "experts-rotated", kinds: []string{expertsOutput}, undo: undoRotated(by)})
+	}
+	for _, pair := range f.suspectPairs() {
+		list = append(list, mistake{id: "experts-swapped", kinds: []string{expertsOutput}, undo: undoSwapped(pair)})
+	}
+	return list
+}
+
+// projections are those of either attention.
+var projections = []string{"q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "k_proj", "v_proj", "o_proj"}
 
 // stageOf is the stage of a projection of the attention.
 func stageOf(proj string) []string { return []string{fmt.Sprintf("self_attn.%s.output", proj)} }

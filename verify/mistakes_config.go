@@ -38,6 +38,60 @@ func undoRopeScaling(x *trial) string {
 	return "the reference ran without the rope_scaling of config.json"
 }
 
+// scalings are the rope_scaling entries to try where config.json has none: those of DeepSeek
+// models, and the same of lengths that max_position_embeddings may follow from.
+func scalings(c *config.Config, seq int) (list []config.RopeScaling) {
+	factors := []float64{40, 2, 4, 8, 16, 32}
+	for _, f := range factors {
+		list = append(list, config.RopeScaling{Type: "linear", Factor: f})
+		if seq > c.MaxPositionEmbeddings {
+			list = append(list, config.RopeScaling{Type: "dynamic", Factor: f})
+		}
+	}
+	lengths := []int{4096}
+	for n := c.MaxPositionEmbeddings; n >= 16 && n >= c.MaxPositionEmbeddings/64; n /= 2 {
+		if n != 4096 {
+			lengths = append(lengths, n)
+		}
+	}
+	for _, f := range factors {
+		for _, length := range lengths {
+			for _, mscale := range []float64{1, 0.707, 0} {
+				list = append(list, config.RopeScaling{Type: "yarn", Factor: f, OriginalMaxPositionEmbeddings: length,
+					BetaFast: 32, BetaSlow: 1, MScale: mscale, MScaleAllDim: mscale})
+			}
+		}
+	}
+	return list
+}
+
+func undoMissingScaling(s config.RopeScaling) func(x *trial) string {
+	return func(x *trial) string {
+		if x.config.RopeScaling != nil {
+			return ""
+		}
+		x.config.RopeScaling = &s
+		what := fmt.Sprintf("%s, factor %g", s.Type, s.Factor)
+		if s.Type == "yarn" {
+			what += fmt.Sprintf(", original_max_position_embeddings %d, mscale and mscale_all_dim %g", s.OriginalMaxPositionEmbeddings, s.MScale)
+		}
+		return fmt.Sprintf("config.json has no rope_scaling, and the reference ran as with %s", what)
+	}
+}
+
+// undoHeads sets the number of heads to another that gives projections of the same shapes.
+func undoHeads(heads int) func(x *trial) string {
+	return func(x *trial) string {
+		c := &x.config
+		was, kv := c.NumAttentionHeads, c.NumKeyValueHeads*heads/c.NumAttentionHeads
+		if x.layer.SelfAttn == nil || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 || kv*was != c.NumKeyValueHeads*heads {
+			return ""
+		}
+		c.NumAttentionHeads, c.NumKeyValueHeads = heads, kv
+		return fmt.Sprintf("the reference ran with num_attention_heads %d, here it is %d", heads, was)
+	}
+}
+
 func undoPaddingMask(x *trial) string {
 	if x.in.AttentionMask == nil {
 		return ""

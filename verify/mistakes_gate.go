@@ -3,6 +3,7 @@ package verify
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,12 +19,62 @@ func undoNormTopK(x *trial) string {
 }
 
 func undoGroups(x *trial) string {
-	if !x.config.LimitsGroups() {
+	if !x.config.LimitsGroups() || x.config.TopKGroup >= x.config.NGroup {
 		return ""
 	}
 	was := x.config.NGroup
 	x.config.NGroup, x.config.TopKGroup = 1, 1
 	return fmt.Sprintf("the reference chose among all experts, here there are %d groups", was)
+}
+
+// undoExpertsPerTok takes num_experts_per_tok from the golden.
+func undoExpertsPerTok(x *trial) string {
+	shape, was := x.failed.tracer.pack.Manifest.Tensors[x.failed.name].Shape, x.config.NumExpertsPerTok
+	if len(shape) == 0 || shape[len(shape)-1] == was || shape[len(shape)-1] > x.config.NRoutedExperts {
+		return ""
+	}
+	x.config.NumExpertsPerTok = shape[len(shape)-1]
+	return fmt.Sprintf("the reference ran with num_experts_per_tok %d, here it is %d", x.config.NumExpertsPerTok, was)
+}
+
+// undoNoGroups puts the experts into groups, where the config knows none.
+func undoNoGroups(n, chosen int) func(x *trial) string {
+	return func(x *trial) string {
+		c := &x.config
+		if c.LimitsGroups() && c.TopKGroup < c.NGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 || chosen*(c.NRoutedExperts/n) < c.NumExpertsPerTok || !c.LatentAttention() {
+			return ""
+		}
+		c.NGroup, c.TopKGroup = n, chosen
+		if c.TopKMethod == "greedy" {
+			c.TopKMethod = "group_limited_greedy"
+		}
+		return fmt.Sprintf("the reference chose from topk_group %d of n_group %d groups, here from all experts", chosen, n)
+	}
+}
+
+// undoTopKGroup sets the number of groups that a token may choose from.
+func undoTopKGroup(n int) func(x *trial) string {
+	return func(x *trial) string {
+		was := x.config.TopKGroup
+		if !x.config.LimitsGroups() || n == was || n*(x.config.NRoutedExperts/x.config.NGroup) < x.config.NumExpertsPerTok || n == x.config.NGroup {
+			return "" // all groups: no limit
+		}
+		x.config.TopKGroup = n
+		return fmt.Sprintf("the reference ran with topk_group %d, here it is %d", n, was)
+	}
+}
+
+// undoNGroup sets the number of groups that the experts are in.
+func undoNGroup(n int) func(x *trial) string {
+	return func(x *trial) string {
+		c := &x.config
+		was := c.NGroup
+		if !c.LimitsGroups() || c.TopKGroup >= was || n == was || n <= c.TopKGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 || c.TopKGroup*(c.NRoutedExperts/n) < c.NumExpertsPerTok {
+			return ""
+		}
+		c.NGroup = n
+		return fmt.Sprintf("the reference ran with n_group %d, here it is %d", n, was)
+	}
 }
 
 func undoReference(x *trial) string {
@@ -112,20 +163,70 @@ func undoAlpha(x *trial) string {
 
 // undoRouterRows looks for the expert whose logits each of the gate's rows gives.
 func undoRouterRows(x *trial) string {
-	n := x.failed.got.Width()
-	order := make([]int, n) // golden column -> ours
-	for e := range order {
-		if order[e] = x.failed.column(e); order[e] < 0 {
-			return ""
+	order := x.reorderRouter()
+	if order == nil {
+		return ""
+	}
+	return "the router's rows are in another order than the experts: " + rowOrder(order)
+}
+
+// undoRenumbered gives the router's rows and the experts the numbers that the golden's
+// logits say.
+func undoRenumbered(x *trial) string {
+	order := x.reorderRouter()
+	if order == nil || slices.IsSorted(order) {
+		return ""
+	}
+	moe := x.layer.MoE
+	experts := make([]model.DeepseekMLP, len(order))
+	for e, from := range order {
+		experts[e] = moe.Experts[from]
+	}
+	moe.Experts = experts
+	harm := "the sums are the same, only the ids differ"
+	if x.config.LimitsGroups() && !keepsGroups(order, x.config.NGroup) {
+		harm = "the ids differ, and so do the groups, which decide what is chosen"
+	}
+	return fmt.Sprintf("experts and the router's rows are numbered otherwise, together: %s: %s", harm, rowOrder(order))
+}
+
+// keepsGroups says whether experts that were in one of n groups are in one again.
+func keepsGroups(order []int, n int) bool {
+	size := len(order) / n
+	for e, from := range order {
+		if from/size != order[e/size*size]/size {
+			return false
 		}
 	}
-	w := &x.layer.MoE.Gate.Weight
+	return true
+}
+
+// reorderRouter reorders the gate's rows, and the biases with them, by the golden's logits.
+// It returns which row of ours each of the golden's experts is, nil if they are no others
+// than ours in another order.
+func (x *trial) reorderRouter() []int {
+	order, seen := make([]int, x.failed.got.Width()), map[int]bool{} // golden column -> ours
+	for e := range order {
+		if order[e] = x.failed.column(e); order[e] < 0 || seen[order[e]] {
+			return nil
+		}
+		seen[order[e]] = true
+	}
+	gate := &x.layer.MoE.Gate
+	gate.Weight.Data = rowsOf(&gate.Weight, order)
+	if gate.EScoreCorrectionBias.Name != "" {
+		gate.EScoreCorrectionBias.Data = rowsOf(&gate.EScoreCorrectionBias, order)
+	}
+	return order
+}
+
+// rowsOf are the rows of w in another order: row i is w's order[i].
+func rowsOf(w *model.Weight, order []int) []byte {
 	rows := make([]byte, 0, len(w.Data))
 	for _, from := range order {
 		rows = append(rows, w.Row(from).Data...)
 	}
-	w.Data = rows
-	return "the router's rows are in another order than the experts: " + rowOrder(order)
+	return rows
 }
 
 // column returns which column of got is nearest to golden column e, -1 if none is

@@ -75,7 +75,7 @@ func TestMistakesAreFoundAndNamed(t *testing.T) {
 			}
 			return replace(src, name, w)
 		})},
-		{"q and k swapped", base, "model.layers.1.self_attn.q_proj.output", "", altering(func(t *testing.T, src weights.Source) altered {
+		{"q and k swapped", base, "model.layers.1.self_attn.q_proj.output", "projections-exchanged", altering(func(t *testing.T, src weights.Source) altered {
 			return swap(t, src, "model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight")
 		})},
 		{"eps 1e-5", base, "model.layers.0.input_layernorm.output", "norm-eps", setting("rms_norm_eps", "1e-5")},
@@ -84,7 +84,7 @@ func TestMistakesAreFoundAndNamed(t *testing.T) {
 		{"norm_topk_prob flipped back", "v1-gqa-norm-freq2/golden-f32", "model.layers.0.mlp.gate.topk_weight", "norm-topk", setting("norm_topk_prob", "false")},
 		{"rope_theta 1 % off", base, "model.layers.0.self_attn.o_proj.input", "rope-theta", setting("rope_theta", "10100.0")},
 		{"rope scaled", base, "model.layers.0.self_attn.o_proj.input", "rope-scaling", setting("rope_scaling", `{"type":"linear","factor":2.0}`)},
-		{"one expert zeroed", base, moe1 + "experts.output", "weight-zero", altering(func(t *testing.T, src weights.Source) altered {
+		{"one expert zeroed", base, moe1 + "experts.output", "", altering(func(t *testing.T, src weights.Source) altered {
 			name := moe1 + "experts.5.down_proj.weight"
 			w := get(t, src, name)
 			clear(w.Data)
@@ -174,8 +174,8 @@ func TestMistakesOfLatentModels(t *testing.T) {
 	t.Parallel()
 	const yarn = `{"rope_type":"yarn","rope_theta":10000.0,"factor":%,"original_max_position_embeddings":32,"mscale":0,"mscale_all_dim":0}`
 	for name, test := range map[string]struct{ pack, key, value, stage, cause string }{
-		"groups ignored, V3":  {"v3/golden-f32", "topk_group,n_group", "1", "model.layers.2.mlp.gate.topk_idx", ""},
-		"groups ignored, V2":  {"v2-group-yarn/golden-f32", "topk_method", `"greedy"`, "model.layers.1.mlp.gate.topk_idx", ""},
+		"groups ignored, V3":  {"v3/golden-f32", "topk_group,n_group", "1", "model.layers.2.mlp.gate.topk_idx", "group-mask"},
+		"groups ignored, V2":  {"v2-group-yarn/golden-f32", "topk_method", `"greedy"`, "model.layers.1.mlp.gate.topk_idx", "group-mask"},
 		"scaling missing, V3": {"v3/golden-f32", "routed_scaling_factor", "1.0", "model.layers.2.mlp.gate.topk_weight", "routed-scale"},
 		"scaling missing, V2": {"v2-group-yarn/golden-f32", "routed_scaling_factor", "1.0", "model.layers.1.mlp.gate.topk_weight", "routed-scale"},
 		"not normalised":      {"v3/golden-f32", "norm_topk_prob", "false", "model.layers.2.mlp.gate.topk_weight", "norm-topk"},
@@ -183,7 +183,7 @@ func TestMistakesOfLatentModels(t *testing.T) {
 		"halves, BF16":        {"v3/golden-bf16", "rope_interleave", "false", "model.layers.0.self_attn.o_proj.input", "rope-layout"},
 		"mscale missing, V3":  {"v3-yarn/golden-f32", "rope_parameters", strings.Replace(yarn, "%", "40", 1), "model.layers.0.self_attn.o_proj.input", "yarn-mscale"},
 		"mscale missing, V2":  {"v2-group-yarn/golden-f32", "rope_parameters", strings.Replace(yarn, "%", "4.0", 1), "model.layers.0.self_attn.o_proj.input", "yarn-mscale"},
-		"yarn missing":        {"v3-yarn/golden-f32", "rope_parameters", `{"rope_type":"default","rope_theta":10000.0}`, "model.layers.0.self_attn.o_proj.input", ""},
+		"yarn missing":        {"v3-yarn/golden-f32", "rope_parameters", `{"rope_type":"default","rope_theta":10000.0}`, "model.layers.0.self_attn.o_proj.input", "rope-scaling"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -219,7 +219,7 @@ func TestScaleBlocksTransposed(t *testing.T) {
 	for i := range 4 { // the block right of the first for the one below it
 		w.Data[4+i], w.Data[8+i] = w.Data[8+i], w.Data[4+i]
 	}
-	requireFails(t, run(t, c.Config, replace(c, name, w), p, verify.Options{}), "model.layers.1.self_attn.q_b_proj.output", "")
+	requireFails(t, run(t, c.Config, replace(c, name, w), p, verify.Options{}), "model.layers.1.self_attn.q_b_proj.output", "scales-transposed")
 }
 
 // TestKeysPermutedForHalves: the rotary rows of kv_a_proj_with_mqa in the other layout.

@@ -1,11 +1,16 @@
 package verify
 
 import (
+	"encoding/binary"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 )
 
 // Mistakes in the weights: exchanged, transposed or reordered by a conversion.
@@ -25,6 +30,96 @@ func undoGateUp(x *trial) string {
 		}
 	}
 	return "gate_proj and up_proj are exchanged"
+}
+
+// undoGateUpOf exchanges gate_proj and up_proj of one expert.
+func undoGateUpOf(e int) func(x *trial) string {
+	return func(x *trial) string {
+		m := &x.layer.MoE.Experts[e]
+		m.GateProj, m.UpProj = m.UpProj, m.GateProj
+		return fmt.Sprintf("gate_proj and up_proj of expert %d are exchanged", e)
+	}
+}
+
+// undoLayer puts another layer's weights in the place of the layer's.
+func undoLayer(other int) func(x *trial) string {
+	return func(x *trial) string {
+		t := x.failed.tracer
+		if x.layer == nil || other == x.failed.layer || t.m.Config.IsMoE(other) != t.m.Config.IsMoE(x.failed.layer) {
+			return ""
+		}
+		*x.layer = ownLayer(&t.m.Model.Layers[other])
+		return fmt.Sprintf("the weights of model.layers.%d are not its own: with those of model.layers.%d it is right", x.failed.layer, other)
+	}
+}
+
+// undoNormOffset adds an offset to the weight of the norm.
+func undoNormOffset(by float32) func(x *trial) string {
+	return func(x *trial) string {
+		x.around = func(a arithmetic) arithmetic { return &normOffset{a, x.failed.name, by} }
+		x.rounded = roundings{strings.TrimSuffix(x.failed.name, ".output") + ".weight": "stored off by 1"}
+		maps.Copy(x.rounded, x.failed.tracer.rounded)
+		if by > 0 {
+			return "the weight is the reference's less 1, as for a norm that multiplies with 1 + weight"
+		}
+		return "the weight is the reference's plus 1"
+	}
+}
+
+// normOffset is an arithmetic in which a number is added to the weight of one norm.
+type normOffset struct {
+	arithmetic
+	stage string
+	by    float32
+}
+
+// RMSNorm implements model.Arithmetic. What the weight lost when it was stored off by that
+// number is an error of half a unit.
+func (o *normOffset) RMSNorm(x *value, weight *model.Weight, eps float64) *value {
+	module := strings.TrimSuffix(o.stage, ".output")
+	if weight.Name != module+".weight" {
+		return o.arithmetic.RMSNorm(x, weight, eps)
+	}
+	stored, _ := weight.Float32s(nil) // loading has checked the dtype
+	moved, p := *weight, precisionOf(weight.DType)
+	moved.DType, moved.Data = tensor.F32, nil
+	for _, w := range stored {
+		moved.Data = binary.LittleEndian.AppendUint32(moved.Data, math.Float32bits(w+o.by))
+	}
+	y := o.arithmetic.RMSNorm(x, &moved, eps)
+	for i, v := range y.Values {
+		c := i % y.Width()
+		if w := stored[c]; w+o.by != 0 {
+			y.set(i, float64(v), y.v(i)+sq(float64(v)/float64(w+o.by)*p.ulp(float64(w))/unit)/12)
+		}
+	}
+	return y
+}
+
+// rotations are how far experts' numbers may be off: by one, or by a share of the experts, as
+// several devices hold them.
+func rotations(experts int) (by []int) {
+	for n := 1; n < experts; n *= 2 {
+		by = append(by, n)
+		if 2*n != experts {
+			by = append(by, experts-n)
+		}
+	}
+	return by
+}
+
+// undoRotated gives each expert the weights that are stored under a number higher by some.
+func undoRotated(by int) func(x *trial) string {
+	return func(x *trial) string {
+		was := x.layer.MoE.Experts
+		rotated := slices.Concat(was[by:], was[:by])
+		x.layer.MoE.Experts = rotated
+		off := fmt.Sprintf("%d too high", by)
+		if 2*by > len(was) {
+			off = fmt.Sprintf("%d too low", len(was)-by)
+		}
+		return fmt.Sprintf("the experts' numbers are %s, in a circle: expert 0 is stored as %d", off, by)
+	}
 }
 
 // undoLexicographic puts experts that were numbered in the order "0", "1", "10", …
@@ -93,21 +188,172 @@ func (f *failure) suspects() (suspects []int) {
 	return suspects
 }
 
+// culprits are experts that account for all tokens that are wrong, if not all tokens are: one
+// all of whose tokens are wrong, else one of those that the wrong tokens have in common, else as
+// few suspects as do so together.
+func (f *failure) culprits() (together, oneOf []int) {
+	if f.kind != expertsOutput || f.idx == nil || !slices.Contains(f.beyond, false) {
+		return nil, nil
+	}
+	together = f.covering(f.suspects())
+	if len(together) == 1 {
+		return together, nil
+	}
+	k, common := len(f.idx)/f.got.Rows(), []int(nil)
+	for i, token := range indices(f.beyond) {
+		chosen := f.idx[token*k : (token+1)*k]
+		if i == 0 {
+			common = slices.Clone(chosen)
+		}
+		common = slices.DeleteFunc(common, func(e int) bool { return !slices.Contains(chosen, e) })
+	}
+	if len(common) == 0 {
+		return together, nil
+	}
+	slices.Sort(common)
+	return nil, common
+}
+
+// covering are as few suspects as account for all tokens that are wrong; nil if they do not.
+func (f *failure) covering(suspects []int) (culprits []int) {
+	k, open := len(f.idx)/f.got.Rows(), indices(f.beyond)
+	has := func(token, e int) bool { return slices.Contains(f.idx[token*k:(token+1)*k], e) }
+	for len(open) > 0 {
+		best, left := -1, open
+		for _, e := range suspects {
+			rest := slices.DeleteFunc(slices.Clone(open), func(token int) bool { return has(token, e) })
+			if len(rest) < len(left) {
+				best, left = e, rest
+			}
+		}
+		if best < 0 {
+			return nil
+		}
+		culprits, open = append(culprits, best), left
+	}
+	slices.Sort(culprits)
+	return culprits
+}
+
 // wrong says whether row of the failed stage is beyond its limits.
 func (f *failure) wrong(row int) bool { return row < len(f.beyond) && f.beyond[row] }
 
 // linear finds a projection of the layer's attention.
 func (x *trial) linear(proj string) *model.Linear {
 	if a := x.layer.MLA; a != nil {
-		return map[string]*model.Linear{"q_proj": &a.QProj, "q_b_proj": &a.QBProj, "kv_a_proj_with_mqa": &a.KVAProjWithMQA, "o_proj": &a.OProj}[proj]
+		return map[string]*model.Linear{"q_proj": &a.QProj, "q_b_proj": &a.QBProj, "q_a_proj": &a.QAProj, "kv_a_proj_with_mqa": &a.KVAProjWithMQA, "kv_b_proj": &a.KVBProj, "o_proj": &a.OProj}[proj]
 	}
 	a := x.layer.SelfAttn
 	return map[string]*model.Linear{"q_proj": &a.QProj, "k_proj": &a.KProj, "v_proj": &a.VProj, "o_proj": &a.OProj}[proj]
 }
 
+// undoExchanged exchanges two projections of equal shape.
+func undoExchanged(a, b string) func(x *trial) string {
+	return func(x *trial) string {
+		p, q := x.linear(a), x.linear(b)
+		if p == nil || q == nil || !slices.Equal(p.Weight.Shape, q.Weight.Shape) {
+			return ""
+		}
+		*p, *q = *q, *p
+		return fmt.Sprintf("%s and %s are exchanged", a, b)
+	}
+}
+
+// undoKVB reorders the rows of kv_b_proj: values before keys in each head, or all keys
+// before all values.
+func undoKVB(apart bool) func(x *trial) string {
+	return func(x *trial) string {
+		c, w := &x.config, &x.linear("kv_b_proj").Weight
+		if w.Scales != nil {
+			return "" // rows would leave their blocks
+		}
+		heads, nope, v := c.NumAttentionHeads, c.QKNopeHeadDim, c.VHeadDim
+		order := make([]int, 0, w.Shape[0])
+		for h := range heads {
+			key, val := h*(nope+v)+v, h*(nope+v) // where the head's keys and values are stored
+			if apart {
+				key, val = h*nope, heads*nope+h*v
+			}
+			for i := range nope {
+				order = append(order, key+i)
+			}
+			for i := range v {
+				order = append(order, val+i)
+			}
+		}
+		w.Data = rowsOf(w, order)
+		if apart {
+			return "kv_b_proj holds the keys of all heads, then the values of all heads"
+		}
+		return "keys and values are exchanged in each head of kv_b_proj"
+	}
+}
+
+// transposeScales reads w's scales column by column. It says whether there are several.
+func transposeScales(w *model.Weight) bool {
+	if w.Scales == nil {
+		return false
+	}
+	rows, cols := (w.Shape[0]+w.Block[0]-1)/w.Block[0], (w.Shape[1]+w.Block[1]-1)/w.Block[1]
+	if rows == 1 || cols == 1 {
+		return false // the same numbers in the same order
+	}
+	scales := make([]float32, len(w.Scales))
+	for r := range rows {
+		for c := range cols {
+			scales[r*cols+c] = w.Scales[c*rows+r]
+		}
+	}
+	w.Scales = scales
+	return true
+}
+
+func undoProjectionScales(proj string) func(x *trial) string {
+	return func(x *trial) string {
+		if l := x.linear(proj); l == nil || !transposeScales(&l.Weight) {
+			return ""
+		}
+		return proj + ".weight_scale_inv is transposed"
+	}
+}
+
+// undoMLPScales transposes the scales of gate_proj, up_proj or down_proj of every MLP that
+// takes part.
+func undoMLPScales(parts []bool) func(x *trial) string {
+	return func(x *trial) string {
+		var mlps []*model.DeepseekMLP
+		switch moe := x.layer.MoE; {
+		case moe == nil:
+			mlps = append(mlps, x.layer.MLP)
+		case x.failed.kind == sharedOutput:
+			mlps = append(mlps, moe.SharedExperts)
+		default:
+			for e := range moe.Experts {
+				mlps = append(mlps, &moe.Experts[e])
+			}
+		}
+		changed := map[string]bool{}
+		for _, m := range mlps {
+			for i, l := range []*model.Linear{&m.GateProj, &m.UpProj, &m.DownProj} {
+				if parts[i] && transposeScales(&l.Weight) {
+					changed[[]string{"gate_proj", "up_proj", "down_proj"}[i]] = true
+				}
+			}
+		}
+		if len(changed) == 0 {
+			return ""
+		}
+		return "weight_scale_inv is transposed: " + strings.Join(slices.Sorted(maps.Keys(changed)), ", ")
+	}
+}
+
 func undoTransposed(proj string) func(x *trial) string {
 	return func(x *trial) string {
-		w := &x.linear(proj).Weight
+		l := x.linear(proj)
+		if l == nil {
+			return ""
+		}
+		w := &l.Weight
 		if w.Shape[0] != w.Shape[1] || w.Scales != nil {
 			return ""
 		}
@@ -132,7 +378,7 @@ func undoPermuted(proj string, toHalves bool) func(x *trial) string {
 			width = x.config.KVLoraRank + x.config.QKRopeHeadDim
 		}
 		l := x.linear(proj)
-		if l.Weight.Scales != nil {
+		if l == nil || l.Weight.Scales != nil {
 			return "" // rows would leave their blocks
 		}
 		permuteRows(&l.Weight, width, x.config.HeadDim(), toHalves)

@@ -28,6 +28,8 @@ func (t *tracer) report(in *model.Input) *Report {
 		Free:       slices.Sorted(maps.Keys(t.free)),
 		UserLimits: len(t.o.Limits) > 0,
 		Checks:     t.inOrder(),
+		Causes:     []Cause{},
+		Hints:      []Cause{},
 	}
 	if r.Free == nil {
 		r.Free = []string{}

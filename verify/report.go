@@ -19,21 +19,29 @@ const (
 
 // Report is what a verification found. Its JSON is the command's --json document.
 type Report struct {
-	Verdict         Verdict  `json:"verdict"`           // of the whole run
-	Mode            Mode     `json:"mode"`              // how stages were fed
-	FirstDivergence *string  `json:"first_divergence"`  // golden tensor of the first failed check
-	Cause           *Cause   `json:"cause"`             // nil if no known mistake explains it
-	UserLimits      bool     `json:"user_limits"`       // some limits are the user's: a pass is one by these
-	Reasons         []string `json:"reasons,omitempty"` // why the verdict is not a pass, beside failed checks
-	Coverage        Coverage `json:"coverage"`          // what was checked
-	Routing         Routing  `json:"routing"`           // how experts were chosen
-	Golden          Golden   `json:"golden"`            // the pack
-	Rules           Rules    `json:"rules"`             // of the reference
-	Config          Settings `json:"config"`            // how config.json and what the reference ran with go together
-	Free            []string `json:"free"`              // kinds of stages that the pack has not: errors are carried on over them
-	Limits          []string `json:"limits"`            // what the checks are held to, in words; each has its own in numbers
-	Accumulate      string   `json:"accumulate"`        // our dot products: "float64" or "float32"
-	Checks          []Check  `json:"checks"`            // in model order
+	Verdict         Verdict `json:"verdict"`          // of the whole run
+	Mode            Mode    `json:"mode"`             // how stages were fed
+	FirstDivergence *string `json:"first_divergence"` // golden tensor of the first failed check
+	Cause           *Cause  `json:"cause"`            // the most likely of Causes; nil if there is none
+	// Causes are all mistakes that explain the first divergence: first what is seen without
+	// a guess, then the config, then the weights, each from the simplest on.
+	Causes []Cause `json:"causes"`
+	// Hints are what is odd about the first divergence's weights but explains nothing by itself.
+	Hints []Cause `json:"hints"`
+	// Rounding is not nil if weights are held to what a conversion's rounding may have done
+	// to them: then a pass is one within that.
+	Rounding   *Rounding `json:"rounding"`
+	UserLimits bool      `json:"user_limits"`       // some limits are the user's: a pass is one by these
+	Reasons    []string  `json:"reasons,omitempty"` // why the verdict is not a pass, beside failed checks
+	Coverage   Coverage  `json:"coverage"`          // what was checked
+	Routing    Routing   `json:"routing"`           // how experts were chosen
+	Golden     Golden    `json:"golden"`            // the pack
+	Rules      Rules     `json:"rules"`             // of the reference
+	Config     Settings  `json:"config"`            // how config.json and what the reference ran with go together
+	Free       []string  `json:"free"`              // kinds of stages that the pack has not: errors are carried on over them
+	Limits     []string  `json:"limits"`            // what the checks are held to, in words; each has its own in numbers
+	Accumulate string    `json:"accumulate"`        // our dot products: "float64" or "float32"
+	Checks     []Check   `json:"checks"`            // in model order
 }
 
 // Cause names a mistake under which the first divergence goes away.
@@ -57,11 +65,21 @@ type Check struct {
 	RowZ      *float64 `json:"row_z"`            // the same of the row that has most; float32 goldens
 	ColumnZ   *float64 `json:"column_z"`         // of the column that has most; float32 goldens
 	NeuronZ   *float64 `json:"neuron_z"`         // the largest of a neuron, of MLPs
-	Neuron    *Neuron  `json:"neuron,omitempty"` // that has NeuronZ, where the check failed
+	Neuron    *Neuron  `json:"neuron,omitempty"` // that a residual lies on, or the one with NeuronZ, where the check failed
 	Sees      *float64 `json:"sees"`             // 8 standard deviations over the golden, as RMS: what a deviation must be to be seen
 	Ambiguous *float64 `json:"ambiguous"`        // BF16, F16: share of elements that may round to either neighbour
 	Beyond    int      `json:"beyond"`           // elements beyond their limit
 	Where     string   `json:"where,omitempty"`  // rows or columns that they all lie in, if few
+
+	// Of the first divergence, if they are few.
+	Experts     []int    `json:"experts,omitempty"`       // routed experts that account for all tokens beyond a limit, together
+	ExpertOneOf []int    `json:"expert_one_of,omitempty"` // routed experts each of which accounts for all of these tokens
+	WeightRows  []int    `json:"weight_rows,omitempty"`   // rows of Weights that all columns with elements beyond a limit are products with
+	Weights     []string `json:"weights,omitempty"`       // with WeightRows: the weight and, if there is one, the bias
+
+	// Of a choice of experts that failed: how far the golden's expert at Index was from being
+	// chosen.
+	Gap *Gap `json:"gap,omitempty"`
 
 	RelRMS   *float64 `json:"rel_rms"`          // see Metrics for this and those below; null where nothing could be measured
 	RowRMS   *float64 `json:"row_rms"`          // of Metrics
@@ -81,6 +99,15 @@ type Check struct {
 
 	layer int  // -1 outside the layers
 	blind bool // the bounds are too wide to say anything
+}
+
+// Gap is how much better the score was of what we choose than of the golden's choice.
+type Gap struct {
+	Of     string   `json:"of"`     // "expert" or, where its group was not chosen, "group"
+	Golden int      `json:"golden"` // number of the golden's
+	Ours   int      `json:"ours"`   // number of that in whose place it is
+	Score  float64  `json:"score"`  // of ours, less that of the golden's
+	Z      *float64 `json:"z"`      // the same in standard deviations; null if those are 0
 }
 
 // Coverage says what took part in a checked stage.

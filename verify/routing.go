@@ -81,6 +81,7 @@ func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int) {
 		found := compareRow(ours, theirs, row)
 		if len(found.wrong) > 0 && wrong == 0 {
 			c.Index = []int{row, slices.Index(theirs, found.wrong[0])}
+			c.Gap = gapOf(ours, theirs, row, found.wrong[0])
 			c.Want, c.Got = fmt.Sprintf("expert %d", found.wrong[0]), fmt.Sprintf("experts %v", found.ours)
 		}
 		wrong += len(found.wrong)
@@ -105,6 +106,30 @@ func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int) {
 	default:
 		c.Verdict = Pass
 	}
+}
+
+// gapOf says how far expert e, which the golden chose for a token, was from being chosen: its
+// score from that of the worst which only we chose or, if its group was not chosen, the
+// group's worth from that of the worst which was.
+func gapOf(ours *choice, theirs []int, row, e int) *Gap {
+	k := len(theirs)
+	scores, of, instead := ours.Scores, "expert", only(ours.Idx[row*k:(row+1)*k], theirs, ours.Scores.Row(row))
+	if g := ours.Groups; g != nil {
+		count, size := len(g.Chosen)/g.Worth.Rows(), ours.Scores.Width()/g.Worth.Width()
+		if chosen := g.Chosen[row*count : (row+1)*count]; !slices.Contains(chosen, e/size) {
+			scores, of, e = g.Worth, "group", e/size
+			instead = only(chosen, nil, g.Worth.Row(row))
+		}
+	}
+	if len(instead) == 0 {
+		return nil
+	}
+	other, first := instead[len(instead)-1], row*scores.Width()
+	gap := float64(scores.Row(row)[other]) - float64(scores.Row(row)[e])
+	if gap-gap != 0 {
+		return nil
+	}
+	return &Gap{of, e, other, gap, known(scores.excess(first+other, first+e))}
 }
 
 // excess is by how many standard deviations of their difference x's element i exceeds j.

@@ -67,6 +67,7 @@ func unexercised(c *config.Config, pack *Pack, in *model.Input) []Unexercised {
 		"dynamic scaling begins beyond %d positions, the pack has %d", c.MaxPositionEmbeddings, in.Seq)
 	add(s.Type == "yarn" && in.Seq <= s.OriginalMaxPositionEmbeddings, "max_position_embeddings",
 		"the pack has %d positions, YaRN stretches %d", in.Seq, s.OriginalMaxPositionEmbeddings)
+	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == c.NRoutedExperts, "num_experts_per_tok", "every token goes to all %d experts: nothing is chosen", c.NRoutedExperts)
 	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == 1 && c.NormTopKProb, "norm_topk_prob", "one expert per token is not normalised")
 	add(pack.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack is not one of training")
 	n := predictions(c, pack)

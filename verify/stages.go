@@ -21,6 +21,7 @@ const (
 	topKWeight    = "mlp.gate.topk_weight"
 	auxLoss       = "mlp.gate.aux_loss"
 	expertsOutput = "mlp.experts.output" // the routed sum
+	sharedOutput  = "mlp.shared_experts.output"
 
 	predictedFrom   = "eh_proj.output" // of prediction layers, as those below
 	predictedNorm   = "shared_head.norm.output"

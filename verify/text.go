@@ -26,6 +26,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.UserLimits {
 		verdict += " with limits of the user's"
 	}
+	if r.Rounding != nil && r.Verdict == Pass {
+		verdict += " within the rounding of the weights"
+	}
 	fmt.Fprintf(&b, "%-11s%s\n", "verdict", verdict)
 	for _, reason := range r.Reasons {
 		fmt.Fprintf(&b, "%-11s%s\n", "", reason)
@@ -61,6 +64,9 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 	}
 	for _, from := range r.Limits {
 		fmt.Fprintf(b, "%-11s%s\n", "limits", from)
+	}
+	if r.Rounding != nil {
+		fmt.Fprintf(b, "%-11s%s\n", "rounding", r.Rounding)
 	}
 	fmt.Fprintln(b)
 }
@@ -230,15 +236,46 @@ func (r *Report) writeDivergence(b *bytes.Buffer) {
 			break
 		}
 	}
+	r.writeFailing(b)
 	switch {
 	case r.Cause != nil:
-		fmt.Fprintf(b, "%-11s%s: %s\n", "cause", r.Cause.ID, r.Cause.Text)
+		for i, c := range r.Causes {
+			fmt.Fprintf(b, "%-11s%s: %s\n", []string{"cause", "or"}[min(i, 1)], c.ID, c.Text)
+		}
 	case r.Mode == Local:
 		fmt.Fprintf(b, "%-11snone of the known mistakes explains it\n", "cause")
 	default:
 		fmt.Fprintf(b, "%-11srun with --mode local to find the stage at fault\n", "cause")
 	}
+	for _, h := range r.Hints {
+		fmt.Fprintf(b, "%-11s%s: %s\n", "hint", h.ID, h.Text)
+	}
 	fmt.Fprintln(b)
+}
+
+// writeFailing lists the other stages that fail, those of one kind together.
+func (r *Report) writeFailing(b *bytes.Buffer) {
+	layers, kinds := map[string][]int{}, []string{}
+	for _, c := range r.Checks {
+		if c.Verdict != Fail || c.Tensor == *r.FirstDivergence {
+			continue
+		}
+		layer, kind := split(c.Tensor)
+		if layers[kind] == nil {
+			kinds = append(kinds, kind)
+		}
+		layers[kind] = append(layers[kind], layer)
+	}
+	for i, kind := range kinds {
+		name, at := text.Line(kind), layers[kind]
+		switch {
+		case len(at) > 1:
+			name = fmt.Sprintf("model.layers.{%s}.%s", text.Ranges(at), name)
+		case at[0] >= 0:
+			name = fmt.Sprintf("model.layers.%d.%s", at[0], name)
+		}
+		fmt.Fprintf(b, "%-11s%s\n", []string{"also", ""}[min(i, 1)], name)
+	}
 }
 
 func (c *Check) write(b *bytes.Buffer) {
@@ -249,6 +286,9 @@ func (c *Check) write(b *bytes.Buffer) {
 	}
 	if c.Sees == nil && c.Got != "" {
 		line("at %v: got %s, want %s", c.Index, c.Got, c.Want)
+	}
+	if g := c.Gap; g != nil {
+		line("the score of %s %d is %.3g below that of %s %d, in whose place it is: %s σ, limit %d", g.Of, g.Golden, g.Score, g.Of, g.Ours, orInfinite(g.Z), lambda)
 	}
 	switch l := c.Limits; {
 	case l == nil:
@@ -291,12 +331,21 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 			line("%s %.3g, limit %.3g", m.what, *m.z, m.limit)
 		}
 	}
-	if n := c.Neuron; n != nil && n.Z > l.NeuronZ && c.Z != nil && n.Z > *c.Z {
+	if len(c.WeightRows) > 0 {
+		line("that is row %s of %s", text.Ranges(c.WeightRows), strings.Join(c.Weights, " or "))
+	}
+	if len(c.Experts) > 0 {
+		line("all in tokens of expert %s", text.Ranges(c.Experts))
+	}
+	if len(c.ExpertOneOf) > 0 {
+		line("all in tokens of expert %s", strings.ReplaceAll(strings.Trim(fmt.Sprint(c.ExpertOneOf), "[]"), " ", " or "))
+	}
+	if n := c.Neuron; n != nil && n.Z > l.NeuronZ && n.Share >= certain {
 		of := ""
 		if n.Expert >= 0 {
 			of = fmt.Sprintf("expert %d, ", n.Expert)
 		}
-		line("%sneuron %d: z %.3g, limit %g", of, n.Index, n.Z, l.NeuronZ)
+		line("%sneuron %d: z %.3g, limit %g; %.0f %% of the residual of token %d lies on it", of, n.Index, n.Z, l.NeuronZ, 100*n.Share, n.Token)
 	}
 }
 

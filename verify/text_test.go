@@ -44,6 +44,9 @@ DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
            RMS of z 1.74e+04, limit 1
            RMS of z in a row 2.24e+04, limit 3
            RMS of z in a column 1.74e+04, limit 1.69
+also       model.layers.{0-3}.post_attention_layernorm.output
+           model.layers.{1-3}.input_layernorm.output
+           model.norm.output
 cause      norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05
 
 coverage   58 of 58 golden tensors, 180 of 186 weights, 46 of 48 routed experts

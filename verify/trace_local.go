@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // What local mode computes with, and what its trace sees.
@@ -63,11 +63,16 @@ func (t *localTrace) compare(name string, x *value) (Check, error) {
 	} else {
 		t.hold(&c, x, want)
 	}
+	x.become(want)
+	return c, nil
+}
+
+// become puts golden values in x's place, if they are finite.
+func (x *value) become(want []float32) {
 	if finiteAll(want) {
 		*x = value{Activation: x.Activation}
 		copy(x.Values, want)
 	}
-	return c, nil
 }
 
 // rounded are x's values as the reference holds them: its own, if they are these.
@@ -85,10 +90,8 @@ func (x *value) rounded() []float32 {
 // hold judges x by the error analysis.
 func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	factor, key := t.factor(c.Tensor)
-	l := Limits{Z: lambda, From: "8 σ of rounding errors for each element, 6 for a neuron"}
-	if x.DType == tensor.F32 {
-		l.From += "; float32: RMS ≤ 1, a row's ≤ 3, a column's ≤ 1 + 4/√rows"
-	}
+	rounded := t.roundedTo(x)
+	l := Limits{Z: lambda, From: limitsInWords(x.DType, rounded != x.DType)}
 	if key != "" {
 		l.Factor, l.From = factor, fmt.Sprintf("--limit %s=%g: 8 σ, each times that", key, factor)
 	}
@@ -106,18 +109,18 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	}
 	c.Z, c.RMSZ, c.Sees, c.Beyond = known(d.largest), known(d.rms), known(d.sees), d.beyond
 	c.Sigma = known(factor * unit * math.Sqrt(x.v(d.worst)))
-	c.blind = d.saysNothing(x.DType)
+	c.blind = d.saysNothing(rounded)
 	margin := d.largest / lambda
 	if x.DType == tensor.F32 {
-		margin = max(margin, c.lines(d, &l, x))
+		margin = max(margin, c.lines(d, &l, x, rounded != x.DType))
 	} else {
 		c.Ambiguous = known(d.ambiguous)
 		c.roundsTo(x, d.worst, factor)
 	}
 	if isMLP(c.Tensor) && x.products != nil && d.finite {
-		n := t.analysis.neurons(x, want, factor)
-		c.NeuronZ, l.NeuronZ, c.Neuron = known(n.Z), neuronZ, n
-		margin = max(margin, n.Z/neuronZ)
+		n, z := t.analysis.neurons(x, want, factor)
+		c.NeuronZ, l.NeuronZ, c.Neuron = known(z), neuronZ, n
+		margin = max(margin, z/neuronZ)
 	}
 	c.Margin = known(margin)
 	if margin <= 1 {
@@ -127,16 +130,48 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	}
 }
 
+// limitsInWords are those of a stage of dtype d, with weights that were rounded or not.
+func limitsInWords(d tensor.DType, rounded bool) string {
+	switch {
+	case rounded && d == tensor.F32:
+		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron; float32: RMS ≤ √3 + 4/√width, a row's ≤ 3"
+	case rounded:
+		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron"
+	case d == tensor.F32:
+		return "8 σ of rounding errors for each element, 6 for a neuron; float32: RMS ≤ 1, a row's ≤ 3, a column's ≤ 1 + 4/√rows"
+	}
+	return "8 σ of rounding errors for each element, 6 for a neuron"
+}
+
+// roundedTo is the dtype to which weights of x were rounded, the one that says least if there
+// are several; x's own if none were.
+func (t *localTrace) roundedTo(x *value) tensor.DType {
+	d := x.DType
+	if len(t.rounded) == 0 {
+		return d
+	}
+	for _, name := range t.attribution.weights(x) {
+		if to := t.set.Find(name).DType; t.rounded[name] != "" && (d == x.DType || blindness[to] > blindness[d]) {
+			d = to
+		}
+	}
+	return d
+}
+
 // lines holds the RMS of the tensor, its rows and its columns to their limits, and returns
-// how close they come.
-func (c *Check) lines(d *distances, l *Limits, x *value) float64 {
+// how close they come. Where weights were rounded, the elements of a column share that
+// error, and columns have no limit.
+func (c *Check) lines(d *distances, l *Limits, x *value, rounded bool) float64 {
 	l.RMSZ = tensorRMS
-	margin := d.rms / tensorRMS
+	if rounded {
+		l.RMSZ = roundedRMS(x.Width())
+	}
+	margin := d.rms / l.RMSZ
 	if x.Width() >= leastRow {
 		c.RowZ, l.RowZ = known(d.rowRMS), rowRMS
 		margin = max(margin, d.rowRMS/rowRMS)
 	}
-	if x.Rows() >= leastColumn {
+	if x.Rows() >= leastColumn && !rounded {
 		limit := columnRMS(x.Rows())
 		c.ColumnZ, l.ColumnZ = known(d.columnRMS), limit
 		margin = max(margin, d.columnRMS/limit)
@@ -148,42 +183,46 @@ func (c *Check) lines(d *distances, l *Limits, x *value) float64 {
 func (c *Check) roundsTo(x *value, i int, factor float64) {
 	p, y, s := precisionOf(x.DType), float64(x.Values[i]), factor*unit*math.Sqrt(x.v(i))
 	for _, r := range []float64{p.round(y - lambda*s), p.round(y), p.round(y + lambda*s)} {
-		if text := number(float32(r)); !slices.Contains(c.Rounds, text) {
-			c.Rounds = append(c.Rounds, text)
+		if n := number(float32(r)); !slices.Contains(c.Rounds, n) {
+			c.Rounds = append(c.Rounds, n)
 		}
 	}
 }
 
+// few is how many rows, columns or experts are named.
+const few = 3
+
 // where says in which rows or columns the elements beyond the limit lie, if they are few.
 func (d *distances) where() string {
-	const few = 3
-	list := func(marked []bool) (at []string) {
-		for i, m := range marked {
-			if m {
-				at = append(at, fmt.Sprint(i))
-			}
-		}
-		return at
-	}
 	for _, axis := range []struct {
 		name   string
 		marked []bool
 	}{{"column", d.columns}, {"row", d.rows}} {
-		at := list(axis.marked)
+		at := indices(axis.marked)
 		switch {
 		case len(at) == 1:
-			return "all in " + axis.name + " " + at[0]
+			return "all in " + axis.name + " " + text.Ranges(at)
 		case len(at) > 1 && len(at) <= few && 2*len(at) < len(axis.marked):
-			return "all in " + axis.name + "s " + strings.Join(at, ", ")
+			return "all in " + axis.name + "s " + text.Ranges(at)
 		}
 	}
 	return ""
 }
 
+// indices are those of what is marked.
+func indices(marked []bool) (at []int) {
+	for i, m := range marked {
+		if m {
+			at = append(at, i)
+		}
+	}
+	return at
+}
+
 // isMLP says whether a stage is the output of an MLP, or of the routed experts.
 func isMLP(name string) bool {
 	_, kind := split(name)
-	return kind == "mlp.output" || kind == expertsOutput || kind == "mlp.shared_experts.output"
+	return kind == "mlp.output" || kind == expertsOutput || kind == sharedOutput
 }
 
 // spread spreads what rows share over their elements.

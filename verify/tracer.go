@@ -23,6 +23,7 @@ type tracer struct {
 	set      *weights.Set   // the same under the names of the table
 	predicts int            // prediction layers that are run: those that the pack has stages of, if m can run them
 	o        *Options
+	rounded  roundings // what the reference had before it was rounded; nil takes weights as they are
 	checks   []Check
 	expected int             // golden tensors beside the inputs
 	seen     map[string]bool // golden tensors
@@ -75,6 +76,15 @@ func predictions(c *config.Config, pack *Pack) (n int) {
 // layers returns how many layers are run, prediction layers among them.
 func (t *tracer) layers() int { return len(t.m.Model.Layers) + t.predicts }
 
+// again is a tracer of the same pack and weights for another run, with a model that may
+// differ.
+func (t *tracer) again(m *model.DeepseekForCausalLM, o *Options) *tracer {
+	return &tracer{
+		pack: t.pack, m: m, src: t.src, set: t.set, predicts: t.predicts, o: o, kinds: t.kinds, expected: t.expected,
+		seen: map[string]bool{}, free: map[string]bool{}, used: weightSet{}, reached: map[int]map[int]bool{},
+	}
+}
+
 // run runs the model over in, and backward if the pack is one of training. In local mode
 // that is a pass of its own.
 func (t *tracer) run(ctx context.Context, in *model.Input) error {
@@ -82,7 +92,7 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 		return t.chained(ctx, in, &chainedTrace{tracer: t})
 	}
 	o := t.options()
-	analysis := newAnalysis(o)
+	analysis := newAnalysis(o, t.rounded)
 	defer analysis.Close()
 	net := t.local(in, o, analysis, analysis)
 	if _, err := net.ForwardMTP(ctx, t.predicts); err != nil || !o.Training {

@@ -47,7 +47,11 @@ type Options struct {
 	// chained mode and of losses and gradients their limits, by a factor above 0. A key is
 	// a stage's whole name, or what follows a dot in it; the longest one counts.
 	Limits      map[string]float64
-	Undiagnosed bool                  // the cause of a failure is not looked for
+	Undiagnosed bool // the cause of a failure is not looked for
+	// Rounded tells which stored tensors hold what a conversion rounded to their dtype, and
+	// by which operation. It is asked if a stage fails in local mode: the run is then
+	// repeated with the error that this rounding allows. It may be nil.
+	Rounded     func() (map[string]string, error)
 	Pages       model.Pages           // what src is mapped into; may be nil
 	Parallelism int                   // goroutines; 0 means GOMAXPROCS
 	Progress    func(done, total int) // called after each golden tensor; may be nil
@@ -107,25 +111,48 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 	if err != nil {
 		return nil, err
 	}
-	t := newTracer(pack, m, src, &o)
-	t.settings = settingsOf(stored, c, pack, in)
+	t, r, err := traced(ctx, stored, m, src, pack, in, &o, nil)
+	if err == nil && r.Verdict == Fail {
+		t, r, err = t.withRoundings(ctx, stored, in, r)
+	}
+	if err != nil || o.Undiagnosed {
+		return r, err
+	}
+	return r, t.diagnose(ctx, in, r)
+}
+
+// traced runs the model once and reports, taking the error of rounded weights into account.
+func traced(ctx context.Context, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, pack *Pack, in *model.Input, o *Options, rounded roundings) (*tracer, *Report, error) {
+	t := newTracer(pack, m, src, o)
+	t.settings, t.rounded = settingsOf(stored, m.Config, pack, in), rounded
 	if err := t.run(ctx, in); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := t.unusedLimits(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := t.scan(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	r := t.report(in)
-	if o.Undiagnosed {
-		return r, nil
+	return t, t.report(in), nil
+}
+
+// withRoundings repeats a run that failed with report plain, if weights were rounded.
+func (t *tracer) withRoundings(ctx context.Context, stored *config.Config, in *model.Input, plain *Report) (*tracer, *Report, error) {
+	rounded, err := t.roundings(t.o.Rounded)
+	if err != nil {
+		plain.Hints = append(plain.Hints, Cause{ID: "rounding", Text: "whether weights were rounded is not known: " + err.Error()})
 	}
-	if err := t.diagnose(ctx, in, r); err != nil {
-		return nil, err
+	if len(rounded) == 0 {
+		return t, plain, ctx.Err()
 	}
-	return r, nil
+	o := *t.o
+	o.Progress = nil
+	again, r, err := traced(ctx, stored, t.m, t.src, t.pack, in, &o, rounded)
+	if err == nil {
+		r.explained(rounded, plain)
+	}
+	return again, r, err
 }
 
 // reference returns whose behaviour the pack records, unless override says so.

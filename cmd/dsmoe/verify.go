@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/config"
+	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -29,8 +30,8 @@ func newVerify() *cobra.Command {
 		Use:   "verify CHECKPOINT GOLDEN",
 		Short: "Compare every stage of the model with the reference's tensors",
 		Long: `Runs the model on the golden pack's input and compares every stage with what the
-reference Python gave. Names the first stage that differs, and the mistake that
-explains it if it is one of those known.
+reference Python gave. Names the first stage that differs, and the known mistakes that
+explain it, the likeliest first.
 
 In local mode every stage is fed the golden's own input: no error travels, and the
 first stage that fails is the one at fault. Beside each value runs the standard
@@ -50,6 +51,10 @@ some rules (norm_topk_prob, moe_layer_freq, …). The pack says which one made i
 A BF16 or F16 reference made by model.to(dtype) has RoPE's angles in that dtype; one
 made by from_pretrained(torch_dtype=…) has them in float32. The pack says by made_by
 which it is; --rotary-dtype overrides that.
+
+Where dsmoe.manifest.json records that a conversion rounded weights, a local run
+that fails is repeated with the error that this allows. A pass is then one "within
+the rounding of the weights".
 
 A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but where rounding may decide, and that every weight took
@@ -130,6 +135,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	defer b.remove()
 	options := o.options(pack.DType, func(_, _ int) { b.add(1) })
 	options.Pages = c
+	options.Rounded = func() (map[string]string, error) { return convert.Rounded(ctx, c.Dir) }
 	report, err := verify.Run(ctx, c.Config, c, pack, options)
 	var mismatch *model.MismatchError
 	if errors.As(err, &mismatch) {

@@ -399,3 +399,44 @@ func (c *checker) strays(m *Manifest) error {
 	}
 	return nil
 }
+
+// Rounded returns the tensors of the output in dir which its manifest says were rounded to
+// their dtype, by the operation that did it. Those whose bytes are not the manifest's are
+// left out; without a manifest there are none.
+func Rounded(ctx context.Context, dir string, s Settings) (map[string]string, error) {
+	m, err := readManifest(filepath.Join(dir, plan.ManifestName), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	rounded := map[string]string{}
+	problems, err := checkManifest(ctx, dir, m, nil, s.withDefaults(), func(t *ManifestTensor) {
+		if by := t.rounds(); by != "" {
+			rounded[t.Name] = by
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range problems {
+		delete(rounded, p.Tensor)
+	}
+	return rounded, nil
+}
+
+// rounds is the operation that rounded the tensor, "" if none did. What is cast from BF16 to
+// F16 keeps its values, but for those that are counted as lost.
+func (t *ManifestTensor) rounds() string {
+	if t.DType != tensor.BF16 && t.DType != tensor.F16 {
+		return ""
+	}
+	for _, s := range t.Sources {
+		kept := s.DType == t.DType || s.DType == tensor.BF16 && t.Lost == nil
+		if !kept && s.Tensor != "" && len(t.Operations) > 0 {
+			return t.Operations[len(t.Operations)-1]
+		}
+	}
+	return ""
+}

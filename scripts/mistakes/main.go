@@ -1,0 +1,151 @@
+// Command mistakes makes known mistakes in checkpoints that verify, one at a time, and prints
+// what the verification says of each, as the table of MISTAKES.md.
+//
+//	go run ./scripts/mistakes [-only SUBSTRING] [-check MISTAKES.md]
+//
+// With -check it compares the table with the one in the file instead, and exits with
+// status 1 if they differ.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/verify"
+)
+
+// packs are the columns of the table.
+var packs = []string{
+	"v1-base/golden-f32", "v1-base/golden-bf16", "v2-lite/golden-f32", "v2-lite/golden-bf16", "v2-group-yarn/golden-f32",
+	"v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v3-fp8/golden-f32",
+}
+
+func main() {
+	log.SetFlags(0)
+	fixtures := flag.String("fixtures", "fixtures", "where the checkpoints and packs are")
+	only := flag.String("only", "", "mistakes whose name contains this, with what is said of each")
+	check := flag.String("check", "", "file whose table is to be the same")
+	flag.Parse()
+	table, said, err := run(*fixtures, *only, packs)
+	if err != nil {
+		log.Fatal(err)
+	}
+	switch {
+	case *check != "":
+		text, err := os.ReadFile(*check)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if !strings.Contains(string(text), table) {
+			log.Fatalf("%s holds another table than\n\n%s", *check, table)
+		}
+	case *only != "":
+		fmt.Print(said)
+		fallthrough
+	default:
+		fmt.Print(table)
+	}
+}
+
+// run makes all mistakes whose name contains only, on each pack, and returns the table and
+// what was said of each.
+func run(fixtures, only string, packs []string) (table, said string, err error) {
+	var chosen []mistake
+	for _, m := range mistakes() {
+		if strings.Contains(m.name, only) {
+			chosen = append(chosen, m)
+		}
+	}
+	cells := make([][]string, len(chosen))
+	texts := make([][]string, len(chosen))
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i, m := range chosen {
+		cells[i], texts[i] = make([]string, len(packs)), make([]string, len(packs))
+		for j, pack := range packs {
+			g.Go(func() (err error) {
+				if cells[i][j], texts[i][j], err = try(m, fixtures, pack); err != nil {
+					err = fmt.Errorf("%s, %s: %w", m.name, pack, err)
+				}
+				return err
+			})
+		}
+	}
+	if err := g.Wait(); err != nil {
+		return "", "", err
+	}
+	var t strings.Builder
+	fmt.Fprintf(&t, "| mistake | cause | %s |\n|---%s|\n", strings.Join(headings(packs), " | "), strings.Repeat("|---", len(packs)+1))
+	for i, m := range chosen {
+		fmt.Fprintf(&t, "| %s | %s | %s |\n", m.name, m.cause, strings.Join(cells[i], " | "))
+	}
+	for i := range texts {
+		said += strings.Join(texts[i], "")
+	}
+	return t.String(), said, nil
+}
+
+// headings are packs' names for the head of the table: "v1-base F32".
+func headings(packs []string) (names []string) {
+	for _, p := range packs {
+		dir, pack := filepath.Split(p)
+		names = append(names, strings.TrimSuffix(dir, "/")+" "+strings.ToUpper(strings.TrimPrefix(pack, "golden-")))
+	}
+	return names
+}
+
+// try makes the mistake in the checkpoint of a pack, and grades what is said of it.
+func try(m mistake, fixtures, pack string) (grade, said string, err error) {
+	c, err := checkpoint.Open(filepath.Join(fixtures, filepath.Dir(pack), "checkpoint"))
+	if err != nil {
+		return "", "", err
+	}
+	defer c.Close()
+	p, err := verify.OpenPack(filepath.Join(fixtures, filepath.FromSlash(pack)))
+	if err != nil {
+		return "", "", err
+	}
+	s := newSubject(c, p)
+	if !s.make(m) {
+		return "·", "", s.err
+	}
+	r, err := verify.Run(context.Background(), s.config, s, p, s.options)
+	if err != nil {
+		return "", "", err
+	}
+	var b strings.Builder
+	if err := r.WriteText(&b); err != nil {
+		return "", "", err
+	}
+	return m.grade(s, r, b.String()), fmt.Sprintf("== %s, %s\n%s\n", m.name, pack, b.String()), nil
+}
+
+// grade says how much of the mistake was found: in words that MISTAKES.md explains.
+func (m *mistake) grade(s *subject, r *verify.Report, text string) string {
+	switch {
+	case r.Verdict == verify.Pass:
+		return "MISSED"
+	case r.Verdict == verify.Inconclusive:
+		return "inconclusive"
+	case *r.FirstDivergence != s.expand(m.stage) || m.where != "" && !strings.Contains(text, s.expand(m.where)):
+		return "fails"
+	case m.cause == "" && r.Cause == nil:
+		return "located"
+	case r.Cause == nil:
+		return "unnamed"
+	case r.Cause.ID != m.cause:
+		return "misnamed"
+	case len(r.Causes) > 1:
+		return fmt.Sprintf("named of %d", len(r.Causes))
+	}
+	return "named"
+}

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/model/tensor"
+	"dsmoe/verify"
+)
+
+// subject is a checkpoint in which a mistake is made. It is the weights.Source of what it
+// then holds.
+type subject struct {
+	checkpoint *checkpoint.Checkpoint
+	config     *config.Config
+	golden     *verify.Pack
+	options    verify.Options
+	changed    map[string]tensor.Tensor
+	moe        int // the first layer with experts
+	expert     int // of that layer, which the first token chose
+	err        error
+}
+
+func newSubject(c *checkpoint.Checkpoint, p *verify.Pack) *subject {
+	s := &subject{checkpoint: c, config: c.Config, golden: p, changed: map[string]tensor.Tensor{}, options: verify.Options{Parallelism: 1}}
+	for !c.Config.IsMoE(s.moe) {
+		s.moe++
+	}
+	chosen, err := p.Ints(s.expand("{moe}gate.topk_idx"))
+	if err != nil {
+		s.err = err
+		return s
+	}
+	s.expert = chosen[0]
+	return s
+}
+
+// make makes the mistake. It says whether it can be made in this checkpoint.
+func (s *subject) make(m mistake) bool { return s.err == nil && m.make(s) && s.err == nil }
+
+// expand replaces {moe} by the first layer's MLP that has experts, {dense} by one that has
+// none, {attn} by an attention, {last} by the number of the last layer but one, and {e} by the number of an expert that is reached.
+func (s *subject) expand(name string) string {
+	return strings.NewReplacer("{moe}", fmt.Sprintf("model.layers.%d.mlp.", s.moe), "{dense}", "model.layers.0.mlp.",
+		"{attn}", "model.layers.1.self_attn.", "{e}", strconv.Itoa(s.expert), "{last}", strconv.Itoa(s.config.NumHiddenLayers-2)).Replace(name)
+}
+
+// Tensors implements weights.Source.
+func (s *subject) Tensors() iter.Seq[tensor.Info] { return s.checkpoint.Tensors() }
+
+// Tensor implements weights.Source.
+func (s *subject) Tensor(name string) (tensor.Tensor, error) {
+	if t, ok := s.changed[name]; ok {
+		return t, nil
+	}
+	return s.checkpoint.Tensor(name)
+}
+
+// has says whether the checkpoint holds a weight.
+func (s *subject) has(name string) bool {
+	name = s.expand(name)
+	for t := range s.Tensors() {
+		if t.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// edit changes a copy of a weight. It says whether there is one.
+func (s *subject) edit(name string, change func(t *tensor.Tensor) bool) bool {
+	if name = s.expand(name); !s.has(name) {
+		return false
+	}
+	t, err := s.Tensor(name)
+	if err != nil {
+		s.err = err
+		return false
+	}
+	t.Data = slices.Clone(t.Data)
+	if !change(&t) {
+		return false
+	}
+	s.changed[name] = t
+	return true
+}
+
+// swap exchanges two weights of equal shape.
+func (s *subject) swap(a, b string) bool {
+	a, b = s.expand(a), s.expand(b)
+	if !s.has(a) || !s.has(b) {
+		return false
+	}
+	x, errX := s.Tensor(a)
+	y, errY := s.Tensor(b)
+	if errX != nil || errY != nil || !slices.Equal(x.Shape, y.Shape) || x.DType != y.DType {
+		return false
+	}
+	s.changed[a], s.changed[b] = y, x
+	return true
+}
+
+// swapMLPs exchanges two MLPs, with their scales.
+func (s *subject) swapMLPs(a, b string) bool {
+	for _, proj := range []string{"gate_proj", "up_proj", "down_proj"} {
+		if !s.swapProjections(a+proj, b+proj) {
+			return false
+		}
+	}
+	return true
+}
+
+// swapProjections exchanges two linear modules, with their scales.
+func (s *subject) swapProjections(a, b string) bool {
+	if s.has(a + ".weight_scale_inv") {
+		s.swap(a+".weight_scale_inv", b+".weight_scale_inv")
+	}
+	return s.swap(a+".weight", b+".weight")
+}
+
+// permute gives expert e of the first layer with experts the weights of order(e).
+func (s *subject) permute(order func(e int) int) bool {
+	was := map[string]tensor.Tensor{}
+	prefix := s.expand("{moe}experts.")
+	for t := range s.Tensors() {
+		if strings.HasPrefix(t.Name, prefix) {
+			was[t.Name], s.err = s.Tensor(t.Name)
+		}
+	}
+	for name := range was {
+		number, rest, _ := strings.Cut(strings.TrimPrefix(name, prefix), ".")
+		e, _ := strconv.Atoi(number)
+		s.changed[name] = was[prefix+strconv.Itoa(order(e))+"."+rest]
+	}
+	return s.err == nil
+}
+
+// set changes keys of config.json. It says whether that changes the config.
+func (s *subject) set(fields map[string]string) bool {
+	raw := map[string]jsontext.Value{}
+	for k, v := range fields {
+		raw[k] = jsontext.Value(v)
+	}
+	changed, err := s.config.Override(raw)
+	if err != nil {
+		return false // this family cannot have it
+	}
+	s.config = changed
+	return true
+}
+
+// scale multiplies elements of a BF16 or F32 weight.
+func scale(t *tensor.Tensor, by float32, elements []int) bool {
+	return apply(t, elements, func(v float32) float32 { return v * by })
+}
+
+// apply changes elements of a BF16 or F32 weight.
+func apply(t *tensor.Tensor, elements []int, f func(v float32) float32) bool {
+	if t.DType != tensor.BF16 && t.DType != tensor.F32 {
+		return false
+	}
+	values, err := t.Float32s(nil)
+	if err != nil {
+		return false
+	}
+	for _, i := range elements {
+		if v := f(values[i]); t.DType == tensor.BF16 {
+			binary.LittleEndian.PutUint16(t.Data[2*i:], uint16(math.Float32bits(tensor.Rounded(v, tensor.BF16))>>16))
+		} else {
+			binary.LittleEndian.PutUint32(t.Data[4*i:], math.Float32bits(v))
+		}
+	}
+	return true
+}
+
+// every are all elements of a weight, row those of one row.
+func every(t *tensor.Tensor) (elements []int) {
+	for i := range t.Len() {
+		elements = append(elements, i)
+	}
+	return elements
+}
+
+func row(t *tensor.Tensor, r int) (elements []int) {
+	for i := range t.Shape[1] {
+		elements = append(elements, r*t.Shape[1]+i)
+	}
+	return elements
+}
+
+// reorder gives row r of a weight the row order(r).
+func reorder(t *tensor.Tensor, order func(r int) int) bool {
+	var rows []byte
+	for r := range t.Shape[0] {
+		rows = append(rows, t.Row(order(r)).Data...)
+	}
+	t.Data = slices.Clone(rows)
+	return true
+}

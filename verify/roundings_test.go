@@ -1,0 +1,90 @@
+package verify
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// TestRoundedWeightsHaveTheVarianceOfTheirUnits: products, norms, biases and rows of an
+// embedding whose weights were drawn in float32 and rounded to BF16 or F16. In standard
+// deviations the errors have an RMS of 1, and none is beyond the limit.
+func TestRoundedWeightsHaveTheVarianceOfTheirUnits(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const width, rows, tokens = 64, 48, 32
+	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
+		draw := func(name string, shape ...int) (wide, narrow model.Weight) {
+			n := 1
+			for _, s := range shape {
+				n *= s
+			}
+			wide = model.Weight{Name: name, Tensor: tensor.Tensor{DType: tensor.F32, Shape: shape}}
+			narrow = model.Weight{Name: name, Tensor: tensor.Tensor{DType: d, Shape: shape}}
+			for range n {
+				v := float32(r.NormFloat64() * 0.05)
+				wide.Data = binary.LittleEndian.AppendUint32(wide.Data, math.Float32bits(v))
+				short := math.Float32bits(tensor.Rounded(v, d)) >> 16
+				if d == tensor.F16 {
+					o := tensor.Ordinal(v, d)
+					short = uint32(max(o, -o)) | uint32(o>>48&0x8000)
+				}
+				narrow.Data = binary.LittleEndian.AppendUint16(narrow.Data, uint16(short))
+			}
+			return wide, narrow
+		}
+		w, wRounded := draw("w", rows, width)
+		b, bRounded := draw("b", rows)
+		n, nRounded := draw("n", width)
+		e, eRounded := draw("e", tokens, width)
+		x := &model.Activation{DType: tensor.F32, Shape: []int{tokens, width}}
+		for range tokens * width {
+			x.Values = append(x.Values, float32(r.NormFloat64()))
+		}
+		ids := make([]int, tokens)
+		for i := range ids {
+			ids[i] = i
+		}
+		exactly := newAnalysis(model.Options{DType: tensor.F32}, nil)
+		rounded := newAnalysis(model.Options{DType: tensor.F32}, roundings{"w": "cast", "b": "cast", "n": "cast", "e": "cast"})
+		for name, both := range map[string][2]*value{
+			"Linear":        {exactly.Linear(exact(x), &model.Linear{Weight: w}), rounded.Linear(exact(x), &model.Linear{Weight: wRounded})},
+			"Linear + bias": {exactly.Linear(exact(x), &model.Linear{Weight: w, Bias: b}), rounded.Linear(exact(x), &model.Linear{Weight: wRounded, Bias: bRounded})},
+			"RMSNorm":       {exactly.RMSNorm(exact(x), &n, 1e-6), rounded.RMSNorm(exact(x), &nRounded, 1e-6)},
+			"AddBias":       {exactly.AddBias(exact(zeros(tokens, rows)), &b), rounded.AddBias(exact(zeros(tokens, rows)), &bRounded)},
+			"Embed":         {exactly.Embed(&e, ids), rounded.Embed(&eRounded, ids)},
+		} {
+			dist := measure(both[1], both[0].Values, 1)
+			require.True(t, dist.finite)
+			require.Less(t, dist.largest, 5.0, "%s %s", d, name)
+			require.InDelta(t, 1, dist.rms, 0.3, "%s %s", d, name)
+		}
+		exactly.Close()
+		rounded.Close()
+	}
+}
+
+func zeros(shape ...int) *model.Activation {
+	return &model.Activation{DType: tensor.F32, Shape: shape, Values: make([]float32, shape[0]*shape[1])}
+}
+
+// TestLimitsDoNotGrowWithSize: one element out of its limit fails among ten and among a
+// million.
+func TestLimitsDoNotGrowWithSize(t *testing.T) {
+	for _, rows := range []int{1, 1 << 10, 1 << 16} {
+		x := &value{Activation: zeros(rows, 16), sigma: zeros(rows, 16)}
+		for i := range x.Values {
+			x.Values[i], x.sigma.Values[i] = 1, 1
+		}
+		want := append([]float32{}, x.Values...)
+		want[len(want)/2] += 20 * unit
+		d := measure(x, want, 1)
+		require.InDelta(t, 20, d.largest, 1.01)
+		require.Equal(t, 1, d.beyond)
+	}
+}
