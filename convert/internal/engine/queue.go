@@ -1,7 +1,8 @@
 package engine
 
-// Who does what: tensors are written in the order of the plan, and proven as soon as what
-// was written of them is durable, while others are being written.
+// Who does what: tensors are written in the order of the plan, and when none is left to be
+// begun, those of which all is durable are proven. Disks that read and write at once do
+// either more slowly.
 
 import (
 	"cmp"
@@ -21,8 +22,6 @@ type queue struct {
 	news     sync.Cond // of mu: there may be something to do, or the end
 	writing  []int     // to be written
 	proving  []int     // written and durable, to be proven
-	provers  int       // workers that prove
-	share    int       // how many may while there is something to write
 	volatile int       // tensors to be proven that are written, but not durable
 	left     int       // tensors that are not finished
 	stopped  bool      // a worker failed
@@ -42,7 +41,7 @@ const (
 // newQueue lists what is left to do: tensors that are not complete, and unless Unverified
 // is set those that were not compared with the source.
 func (e *execution) newQueue() *queue {
-	q := &queue{share: max(e.shape.workers/2, 1)}
+	q := &queue{}
 	q.news.L = &q.mu
 	for i := range e.states {
 		s := &e.states[i]
@@ -66,11 +65,10 @@ func (q *queue) next() (job, int) {
 		switch {
 		case q.stopped || q.left == 0:
 			return nothingLeft, 0
-		case len(q.proving) > 0 && (q.provers < q.share || len(q.writing) == 0):
-			q.provers++
-			return proveTensor, pop(&q.proving)
 		case len(q.writing) > 0:
 			return writeTensor, pop(&q.writing)
+		case len(q.proving) > 0:
+			return proveTensor, pop(&q.proving)
 		case q.volatile > 0:
 			return flushAll, 0
 		}
@@ -110,7 +108,7 @@ func (q *queue) durable(tensors []int) {
 	})
 }
 
-func (q *queue) proved() { q.tell(func() { q.provers--; q.left-- }) }
+func (q *queue) proved() { q.tell(func() { q.left-- }) }
 
 func (q *queue) stop() { q.tell(func() { q.stopped = true }) }
 
