@@ -1,7 +1,7 @@
 // Package engine carries a plan out. Run writes every tensor in tiles under a limit of
 // memory, tells a journal what is durable, reads the output again and compares it with the
-// source, binds everything in a manifest, and renames: the output is complete, or not
-// there. Check compares an output with its manifest again.
+// source, binds everything in a manifest, and gives the output its name, or its files
+// theirs: the target holds a whole checkpoint, or none. Check compares an output with its manifest again.
 package engine
 
 import (

@@ -729,6 +729,32 @@ func requireProof(t *testing.T, p *plan.Plan, src Source) {
 	}
 }
 
+// TestProofThatIsInterrupted: a tensor whose proof has not come to its end is still written.
+func TestProofThatIsInterrupted(t *testing.T) {
+	t.Parallel()
+	c := open(t, fixture.Path(t, "v3/checkpoint"))
+	p, err := plan.Conversion(c, plan.Options{})
+	require.NoError(t, err)
+	s := inMemory().withDefaults()
+	s.Unverified = true
+	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, c, s)
+	require.NoError(t, err)
+	require.NoError(t, e.begin())
+	defer e.close()
+	require.NoError(t, e.journaled(t.Context()))
+	e.source = unreadable{c}
+	for i := range p.Tensors {
+		require.ErrorContains(t, e.newWorker().proveTensor(t.Context(), i), "is away")
+		require.Equal(t, p.Tensors[i].Bytes(), e.states[i].done)
+	}
+}
+
+// unreadable is a source whose weights cannot be read any more.
+type unreadable struct{ *checkpoint.Checkpoint }
+
+// ReadFile fails.
+func (unreadable) ReadFile(int, []byte, int64) error { return errors.New("the disk is away") }
+
 // TestCheckNamesWhatChanged flips single bytes all over a converted checkpoint.
 func TestCheckNamesWhatChanged(t *testing.T) {
 	t.Parallel()

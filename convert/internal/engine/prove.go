@@ -42,7 +42,10 @@ func (w *worker) proveTensor(ctx context.Context, i int) error {
 			return err
 		}
 		if err := v.tile(ctx, tile, at); err != nil {
-			w.mark(i, tensorState{})
+			var differs *mismatch
+			if errors.As(err, &differs) {
+				w.mark(i, tensorState{})
+			}
 			return fmt.Errorf("%s: %w", text.Quote(filepath.Join(w.dir, w.plan.Files[t.File].Name)), err)
 		}
 		w.advance(int64(len(tile)))
@@ -83,11 +86,21 @@ func (v *prover) tile(ctx context.Context, tile []byte, offset int64) error {
 	})
 }
 
+// mismatch is an element that the source does not give, counted from the begin of the
+// tensor.
+type mismatch struct {
+	*operation.Mismatch
+	before int64 // elements of the tensor before the piece
+}
+
+// Error says what differs.
+func (m *mismatch) Error() string { return m.Differs(m.before + int64(m.Element)) }
+
 // located counts a mismatch's element from the begin of the tensor.
 func located(err error, before int64) error {
 	var m *operation.Mismatch
 	if errors.As(err, &m) {
-		return errors.New(m.Differs(before + int64(m.Element)))
+		return &mismatch{m, before}
 	}
 	return err
 }
