@@ -55,6 +55,7 @@ func TestLayers(t *testing.T) {
 		"config":            {},
 		"config/configtest": {"config"}, // for tests
 		"text":              {},
+		"text/page":         {},
 	}
 	for pkg, imports := range imports(t, filepath.Join("..", "..")) {
 		allowed, known := layers[pkg]
