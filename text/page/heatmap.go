@@ -18,6 +18,7 @@ type Heatmap struct {
 	Min, Max          float64                   // ends of the scale; both 0: those of the values
 	Tip               func(row, col int) string // where the pointer rests; nil is row, column and number
 	Marked            func(row, col int) bool   // outlined; may be nil
+	Quiet             bool                      // cells have no tips, which makes the drawing many times smaller
 	MarkName, NoValue string                    // what the legend says of marked cells, and of those without a number
 }
 
@@ -95,20 +96,25 @@ func (m Heatmap) labels(d *drawing, g grid, right, bottom float64) {
 
 // cells draws them, and then outlines those that are marked.
 func (m Heatmap) cells(d *drawing, g grid, s span) {
-	tips := len(m.Rows)*len(m.Columns) <= mostTips
+	tips := !m.Quiet && len(m.Rows)*len(m.Columns) <= mostTips
 	var together [steps + 1]strings.Builder // paths by colour, the last that of numbers that are not there
 	var marks []string
 	for i, row := range m.Values {
+		run := 0 // cells of the same colour before this one, which share its rectangle
 		for j, v := range row {
 			x, y := g.left+float64(g.w*float64(j)), g.top+float64(g.h*float64(i))
-			path, n := crossed(x+.5, y+.5, g.w-1, g.h-1), steps
-			if !math.IsNaN(v) {
-				path, n = box(x, y, g.w, g.h), s.step(v)
+			path, n := crossed(x+.5, y+.5, g.w-1, g.h-1), s.cell(v)
+			if n < steps {
+				path = box(x-float64(g.w*float64(run)), y, g.w*float64(run+1), g.h)
 			}
-			if tips {
+			switch {
+			case tips:
 				d.path(s.classOf(n), path, m.tip(i, j))
-			} else {
+			case n < steps && j+1 < len(row) && s.cell(row[j+1]) == n:
+				run++
+			default:
 				together[n].WriteString(path)
+				run = 0
 			}
 			if m.Marked != nil && m.Marked(i, j) {
 				marks = append(marks, box(x+1, y+1, g.w-2, g.h-2))

@@ -1,6 +1,6 @@
 // Package page writes self-contained HTML pages and stand-alone SVG drawings.
 //
-// A Page is filled from top to bottom (Verdict, Section, Text, Facts, Table, Fold, Figure) and
+// A Page is filled from top to bottom (Verdict, Section, Text, Facts, Table, Fold, Figure, Gallery) and
 // written once, by WriteHTML. It holds its own style, for light and dark; it asks for nothing from
 // anywhere, which it also forbids itself by a content security policy, and runs no script. Nothing
 // on it is wider than the window: tables and drawings scroll in boxes of their own.
@@ -42,6 +42,11 @@ type block struct {
 	Facts   []Fact
 	Table   *text.Sheet
 	Summary string // of a table that is folded
+	Gallery []*picture
+}
+
+// picture is a drawing and what is said of it.
+type picture struct {
 	Drawing *drawing
 	Caption string
 }
@@ -100,7 +105,22 @@ func (p *Page) Table(s *text.Sheet) { p.add(block{Table: s}) }
 func (p *Page) Fold(summary string, s *text.Sheet) { p.add(block{Table: s, Summary: summary}) }
 
 // Figure adds a drawing with a caption; an empty one is left out.
-func (p *Page) Figure(f Figure, caption string) { p.add(block{Drawing: f.draw(), Caption: caption}) }
+func (p *Page) Figure(f Figure, caption string) { p.Gallery(Captioned{f, caption}) }
+
+// Captioned is a drawing with a caption; an empty one is left out.
+type Captioned struct {
+	Figure
+	Caption string
+}
+
+// Gallery adds small drawings side by side, as many in a line as there is room for.
+func (p *Page) Gallery(figures ...Captioned) {
+	var b block
+	for _, f := range figures {
+		b.Gallery = append(b.Gallery, &picture{f.draw(), f.Caption})
+	}
+	p.add(b)
+}
 
 // WriteHTML writes the page.
 func (p *Page) WriteHTML(w io.Writer) error {

@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -75,6 +77,7 @@ func full() *Page {
 	for _, name := range []string{"bars", "heatmap", "lines", "histogram"} {
 		p.Figure(figures()[name], hostile)
 	}
+	p.Gallery(Captioned{figures()["heatmap"], hostile}, Captioned{figures()["lines"], ""})
 	return p
 }
 
@@ -118,7 +121,7 @@ func TestPageIsWellFormed(t *testing.T) {
 	page := html(t, full())
 	elements, words := parsed(t, page)
 	assert.Zero(t, elements["script"])
-	assert.Equal(t, map[string]int{"html": 1, "body": 1, "main": 1, "h1": 1, "nav": 1, "section": 5, "figure": 4}, pick(elements, "html", "body", "main", "h1", "nav", "section", "figure"))
+	assert.Equal(t, map[string]int{"html": 1, "body": 1, "main": 1, "h1": 1, "nav": 1, "section": 5, "figure": 6}, pick(elements, "html", "body", "main", "h1", "nav", "section", "figure"))
 	seen := 0
 	for _, w := range words {
 		if w == text.Line(hostile) {
@@ -217,7 +220,27 @@ func TestLargeMatrixIsSmall(t *testing.T) {
 	cells := svg(t, Heatmap{Rows: numbers(150), Columns: numbers(150), Values: products(150)})
 	assert.Less(t, len(cells), 1<<20)
 	assert.Less(t, strings.Count(cells, "<path"), 100)
-	assert.Equal(t, 150*150+steps, strings.Count(cells, "z"))
+	assert.Equal(t, 150*150*6*6+steps*swatch*swatchHeight, area(t, cells))
+	uniform := Heatmap{Rows: numbers(60), Columns: numbers(60), Values: products(60), Scale: Log, Min: 1e6, Max: 1e9, Quiet: true}
+	cells = svg(t, uniform)
+	assert.Equal(t, 60+steps, strings.Count(cells, "z"), "a rectangle for each row of one colour")
+	assert.Equal(t, 60*60*15*15+steps*swatch*swatchHeight, area(t, cells))
+	assert.NotContains(t, cells, "<title>")
+	uniform.Values[7][3] = nan
+	assert.Equal(t, 59+2+1+steps+1, strings.Count(svg(t, uniform), "z"), "two in the row with a gap, the gap, and what it means")
+}
+
+// area is that of all rectangles of a drawing.
+func area(t *testing.T, drawing string) (sum float64) {
+	t.Helper()
+	for _, box := range regexp.MustCompile(`h([0-9.]+)v([0-9.]+)h-`).FindAllStringSubmatch(drawing, -1) {
+		w, err := strconv.ParseFloat(box[1], 64)
+		require.NoError(t, err)
+		h, err := strconv.ParseFloat(box[2], 64)
+		require.NoError(t, err)
+		sum += w * h
+	}
+	return sum
 }
 
 func TestTicks(t *testing.T) {

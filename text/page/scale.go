@@ -136,6 +136,14 @@ func (r ramp) at(t float64) string {
 // step is the number of v's colour.
 func (s span) step(v float64) int { return int(math.Min(steps-1, math.Floor(float64(s.at(v)*steps)))) }
 
+// cell is the number of v's colour, or steps if v is a NaN.
+func (s span) cell(v float64) int {
+	if math.IsNaN(v) {
+		return steps
+	}
+	return s.step(v)
+}
+
 // classOf is the class of a colour by its number; behind the last is that of no number at all.
 func (s span) classOf(step int) string {
 	switch {
