@@ -1,0 +1,61 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/text"
+	"dsmoe/verify/inspect"
+)
+
+func newInspectExperts() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "experts CHECKPOINT",
+		Short: "Look into the experts: norms, ranks, likeness, what is odd",
+		Long:  `TODO`,
+		Example: `  dsmoe inspect experts fixtures/v1-base/checkpoint
+  dsmoe inspect experts --by layer -o md fixtures/v3-fp8/checkpoint
+  dsmoe inspect experts --layers 1 --json --similarities fixtures/v3/checkpoint
+  dsmoe inspect experts fixtures/v3/checkpoint-fused --against fixtures/v3/checkpoint`,
+		Args:        expect("CHECKPOINT"),
+		Annotations: exits("there is no finding", "there are findings"),
+	}
+	out, selection := addOutput(cmd, text.TSV), addSelection(cmd)
+	by := choice{value: string(inspect.ByExpert), words: []string{string(inspect.ByExpert), string(inspect.ByLayer)}}
+	cmd.Flags().Var(&by, "by", "a row for each expert, or a few for each layer")
+	similarities := cmd.Flags().Bool("similarities", false, "with --json: the cosines of all pairs of experts, too")
+	against := cmd.Flags().String("against", "", "only how far each expert is from that of the `original` checkpoint")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return readWeights(cmd, args[0], func(w inspect.Weights) error {
+			if *against != "" {
+				return expertsAgainst(cmd, w, *against, *selection, out)
+			}
+			r, err := inspect.ExamineExperts(cmd.Context(), w, inspect.ExpertsOptions{Selection: *selection, Similarities: *similarities, By: inspect.Grouping(by.value)})
+			if err != nil {
+				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
+			}
+			return answer(out.print(cmd, r), len(r.Findings) == 0)
+		})
+	}
+	return cmd
+}
+
+// expertsAgainst compares experts with their originals.
+func expertsAgainst(cmd *cobra.Command, w inspect.Weights, original string, s inspect.Selection, out *output) error {
+	c, err := checkpoint.Open(original)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	list, err := orderedWeights(c)
+	if err != nil {
+		return err
+	}
+	r, err := inspect.ExpertsAgainst(cmd.Context(), w, inspect.Weights{Path: original, Config: c.Config, List: list, Reader: c}, s)
+	if err != nil {
+		return fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original), err)
+	}
+	return answer(out.print(cmd, r), len(r.Findings) == 0)
+}
