@@ -46,7 +46,8 @@ from a config, whose experts are taken for the outcome of a split by m.`,
 	numberFlag(cmd.Flags(), &seq, "seq", "", "`positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
 	compare := addCompareFlags(cmd)
 	cmd.Args, cmd.ValidArgsFunction = compare.args, completeArguments("arch CONFIG")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	plot := addPlot(cmd, "bars of parameters, and of those that a token uses; --compare: of the choices")
+	cmd.RunE = plot.around(func(cmd *cobra.Command, args []string) error {
 		var r report
 		var err error
 		if compare.wanted(cmd) {
@@ -57,8 +58,11 @@ from a config, whose experts are taken for the outcome of a split by m.`,
 		if err != nil {
 			return err
 		}
+		if err := plot.draw(r); err != nil {
+			return err
+		}
 		return printReport(cmd, r, *asJSON)
-	}
+	})
 	return cmd
 }
 

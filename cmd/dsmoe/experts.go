@@ -27,7 +27,8 @@ func newInspectExperts() *cobra.Command {
 	cmd.Flags().Var(&by, "by", "a row for each expert, or a few for each layer")
 	similarities := cmd.Flags().Bool("similarities", false, "with --json: the cosines of all pairs of experts, too")
 	against := cmd.Flags().String("against", "", "only how far each expert is from that of the `original` checkpoint")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	out.plot = addPlot(cmd, "likeness to the nearest by layer and expert; --against: relative errors")
+	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
 			if *against != "" {
 				return expertsAgainst(cmd, w, *against, *selection, out)
@@ -38,7 +39,7 @@ func newInspectExperts() *cobra.Command {
 			}
 			return answer(out.print(cmd, r), len(r.Findings) == 0)
 		})
-	}
+	})
 	return cmd
 }
 

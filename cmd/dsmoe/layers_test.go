@@ -23,7 +23,7 @@ import (
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
 		"cmd/dsmoe": {"convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/inspect", "verify/diff",
-			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor"},
+			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor", "text/page"},
 
 		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint"},
 		"convert/internal/engine":  {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
@@ -38,7 +38,7 @@ func TestLayers(t *testing.T) {
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
 		"verify":         {"model", "model/weights", "config", "model/tensor"},
-		"verify/inspect": {"model", "model/count", "model/weights", "config", "model/tensor"},
+		"verify/inspect": {"model", "model/count", "model/weights", "config", "model/tensor", "text/page"},
 		"verify/diff":    {"model/weights", "config", "model/tensor"},
 
 		"model":                   {"model/weights", "config", "model/tensor", "model/internal/kernel"},

@@ -44,7 +44,8 @@ Allocators, fragmentation and workspaces of kernels are not counted.`,
 	out := addOutput(cmd, text.TSV)
 	contexts := cmd.Flags().IntSlice("context", nil, "`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
 	batches := cmd.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	out.plot = addPlot(cmd, "bars of what each context and batch takes")
+	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		c, _, err := readConfig(configPath(args[0]))
 		if err != nil {
 			return err
@@ -57,6 +58,6 @@ Allocators, fragmentation and workspaces of kernels are not counted.`,
 			return misuse(cmd, err.Error())
 		}
 		return out.print(cmd, r)
-	}
+	})
 	return cmd
 }

@@ -12,7 +12,10 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/spf13/cobra"
+
 	"dsmoe/text"
+	"dsmoe/text/page"
 )
 
 // outFile is a file that a command is going to write. Until commit it has another name, so
@@ -67,6 +70,54 @@ func (f *outFile) commit(fill func(w io.Writer) error) error {
 	}
 	f.temp = nil
 	return nil
+}
+
+// addPlot adds --plot to a command, whose report is then drawn, too: as what says.
+func addPlot(cmd *cobra.Command, what string) *plot {
+	p := &plot{}
+	cmd.Flags().StringVar(&p.path, plotFlag, "", "draw it, too, in an SVG `file`: "+what)
+	cmd.MarkFlagFilename(plotFlag, "svg")
+	return p
+}
+
+const plotFlag = "plot"
+
+// plot is a drawing that a command writes; none if its path is "".
+type plot struct {
+	path string
+	file *outFile
+}
+
+// drawn is a report of a command with --plot.
+type drawn interface {
+	// Figure returns nil if there are no numbers to draw.
+	Figure() page.Figure
+}
+
+// around makes sure that the drawing can be written before a command does its work, and that
+// nothing is left behind but a whole one.
+func (p *plot) around(run func(cmd *cobra.Command, args []string) error) func(cmd *cobra.Command, args []string) error {
+	return func(cmd *cobra.Command, args []string) (err error) {
+		if cmd.Flags().Changed(plotFlag) {
+			if p.file, err = createFile(p.path); err != nil {
+				return err
+			}
+			defer p.file.discard()
+		}
+		return run(cmd, args)
+	}
+}
+
+// draw writes the drawing of a report, if it was asked for.
+func (p *plot) draw(r report) error {
+	if p == nil || p.file == nil {
+		return nil
+	}
+	f := r.(drawn).Figure()
+	if f == nil {
+		return fmt.Errorf("%s: %w", text.Quote(p.path), errors.New("not written: there are no numbers to draw"))
+	}
+	return p.file.commit(func(w io.Writer) error { return page.WriteSVG(w, f) })
 }
 
 // discard leaves what was there before, unless the file was committed.

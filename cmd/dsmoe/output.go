@@ -26,6 +26,7 @@ type output struct {
 	form choice
 	json *bool
 	pipe text.Form // the form where stdout is no terminal
+	plot *plot     // of the command; nil if it has none
 }
 
 // outputFlag is the name of -o, jsonForm its value that --json stands for.
@@ -54,8 +55,11 @@ func addOutput(cmd *cobra.Command, pipe text.Form) *output {
 	return o
 }
 
-// print prints a report.
+// print draws a report, and prints it.
 func (o *output) print(cmd *cobra.Command, r sheeted) error {
+	if err := o.plot.draw(r); err != nil {
+		return err
+	}
 	form := text.Form(o.form.value)
 	if form == "" {
 		form = o.pipe

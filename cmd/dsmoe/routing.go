@@ -88,16 +88,20 @@ bytes for the pairs and 8 for each token of a layer.`,
 	flags.Var(&o.random, "random", "random tokens for a forward pass: `BxT`, such as 2x17")
 	numberFlag(flags, &o.seed, "seed", "", "seed of --random")
 	flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	out.plot = addPlot(cmd, "the load of each expert by layer and expert")
+	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		r, err := o.route(cmd, args[0])
 		if err != nil {
 			return err
 		}
 		if out.form.value == esftForm {
+			if err := out.plot.draw(r); err != nil {
+				return err
+			}
 			return r.WriteESFT(cmd.OutOrStdout())
 		}
 		return out.print(cmd, r)
-	}
+	})
 	return cmd
 }
 

@@ -44,7 +44,8 @@ scales, are listed as not counted.`,
 	cmd.Flags().Var(&by, "by", "a row for each tensor, expert, layer or module")
 	var shares quantilesFlag
 	cmd.Flags().Var(&shares, "quantiles", "`shares` from 0 to 1 whose quantiles to give: 0.01,0.5,0.99")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	out.plot = addPlot(cmd, "standard deviations by layer and expert (--by expert) or in bars; by tensor the largest magnitudes by layer and kind")
+	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
 			r, err := inspect.Stats(cmd.Context(), w, inspect.StatsOptions{Selection: *selection, By: inspect.Grouping(by.value), Quantiles: shares})
 			if err != nil {
@@ -52,7 +53,7 @@ scales, are listed as not counted.`,
 			}
 			return out.print(cmd, r)
 		})
-	}
+	})
 	return cmd
 }
 

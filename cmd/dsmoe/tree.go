@@ -29,13 +29,14 @@ Only headers are read, and the config plays no part. Names are those of the file
 	out, selection := addOutput(cmd, text.TSV), addSelection(cmd)
 	depth := 0
 	numberFlag(cmd.Flags(), &depth, "depth", "", "show so many `levels` only; --json has all of them")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	out.plot = addPlot(cmd, "bars of parameters of what is at the ends of the tree")
+	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		l, err := listing(args[0], *selection)
 		if err != nil {
 			return err
 		}
 		return answer(out.print(cmd, l.Tree(depth)), len(l.Broken) == 0)
-	}
+	})
 	return cmd
 }
 
