@@ -20,8 +20,8 @@ import (
 const (
 	chunkTerms = 4096
 	gramLanes  = 16
-	gramBlock  = 64           // rows of a block of the matrix; of those below the diagonal none is computed
-	gramFloats = 16 << 20 / 4 // of a goroutine's memory
+	gramBlock  = 64          // rows of a block of the matrix; of those below the diagonal none is computed
+	gramFloats = 8 << 20 / 4 // of a goroutine's memory
 )
 
 // gram is the products of n vectors with each other.

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"dsmoe/text"
+	"dsmoe/verify/inspect"
+)
+
+func newInspectRouter() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "router CHECKPOINT",
+		Short: "Look into the routers: norms, likeness, bounds, what is odd",
+		Long:  `TODO`,
+		Example: `  dsmoe inspect router fixtures/v1-base/checkpoint
+  dsmoe inspect router --by layer --coupling fixtures/v3/checkpoint
+  dsmoe inspect router --layers 1 --json fixtures/v3-fp8/checkpoint`,
+		Args:        expect("CHECKPOINT"),
+		Annotations: exits("there is no finding", "there are findings"),
+	}
+	out, selection := addOutput(cmd, text.TSV), addSelection(cmd)
+	by := choice{value: string(inspect.ByExpert), words: []string{string(inspect.ByExpert), string(inspect.ByLayer)}}
+	cmd.Flags().Var(&by, "by", "a row for each expert, or for each layer")
+	coupling := cmd.Flags().Bool("coupling", false, "hold the rows against gate_proj of the experts, too, which are read")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return readWeights(cmd, args[0], func(w inspect.Weights) error {
+			r, err := inspect.ExamineRouters(cmd.Context(), w, inspect.RouterOptions{Selection: *selection, Coupling: *coupling, By: inspect.Grouping(by.value)})
+			if err != nil {
+				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
+			}
+			return answer(out.print(cmd, r), len(r.Findings) == 0)
+		})
+	}
+	return cmd
+}
