@@ -41,7 +41,7 @@ headers are read, never a weight.`,
 		return answer(printReport(cmd, s, *asJSON), s.Problems == 0)
 	}
 	cmd.AddCommand(newInspectLs(), newInspectTree(), newInspectAudit(), newInspectArch(), newInspectMem(),
-		newInspectStats(), newInspectHash(), newInspectExperts(), newInspectRouter(), newInspectRouting())
+		newInspectStats(), newInspectHash(), newInspectExperts(), newInspectRouter(), newInspectRouting(), newInspectReport())
 	return cmd
 }
 
@@ -135,13 +135,23 @@ func auditValues(cmd *cobra.Command, path string) (*inspect.AuditReport, error) 
 		return nil, err
 	}
 	defer src.Close()
-	c, err := inspected(src.Inventory)
+	c, v, err := valuesOf(src)
 	if err != nil {
 		return nil, err
 	}
 	b := phaseBar{w: cmd.ErrOrStderr()}
 	defer b.remove()
-	v := inspect.Values{Reader: src, ReadFile: src.ReadFile, Progress: func(done, total int64) { b.set("reading", done, total) }}
+	v.Progress = func(done, total int64) { b.set("reading", done, total) }
+	return inspect.AuditValues(cmd.Context(), c, v)
+}
+
+// valuesOf returns what the values of a checkpoint are audited with.
+func valuesOf(src *checkpoint.Checkpoint) (*inspect.Checkpoint, inspect.Values, error) {
+	v := inspect.Values{Reader: src, ReadFile: src.ReadFile}
+	c, err := inspected(src.Inventory)
+	if err != nil {
+		return nil, v, err
+	}
 	for i, f := range c.Files {
 		sums, err := src.Checksums(i)
 		if err != nil {
@@ -151,7 +161,7 @@ func auditValues(cmd *cobra.Command, path string) (*inspect.AuditReport, error) 
 			v.Parts = append(v.Parts, inspect.Part{File: i, Name: s.Name, Tensor: s.Tensor, Offset: s.Offset, Size: s.Size, CRC32: s.CRC32})
 		}
 	}
-	return inspect.AuditValues(cmd.Context(), c, v)
+	return c, v, nil
 }
 
 // answer turns the outcome of a command whose report was printed into its error.

@@ -24,7 +24,8 @@ func newInspectRouter() *cobra.Command {
 	by := choice{value: string(inspect.ByExpert), words: []string{string(inspect.ByExpert), string(inspect.ByLayer)}}
 	cmd.Flags().Var(&by, "by", "a row for each expert, or for each layer")
 	coupling := cmd.Flags().Bool("coupling", false, "hold the rows against gate_proj of the experts, too, which are read")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	out.plot = addPlot(cmd, "norms of the rows by layer and expert")
+	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
 			r, err := inspect.ExamineRouters(cmd.Context(), w, inspect.RouterOptions{Selection: *selection, Coupling: *coupling, By: inspect.Grouping(by.value)})
 			if err != nil {
@@ -32,6 +33,6 @@ func newInspectRouter() *cobra.Command {
 			}
 			return answer(out.print(cmd, r), len(r.Findings) == 0)
 		})
-	}
+	})
 	return cmd
 }

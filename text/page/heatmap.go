@@ -18,6 +18,7 @@ type Heatmap struct {
 	Min, Max          float64                   // ends of the scale; both 0: those of the values
 	Tip               func(row, col int) string // where the pointer rests; nil is row, column and number
 	Marked            func(row, col int) bool   // outlined; may be nil
+	Blank             bool                      // cells without a number are left blank instead: there are many
 	Quiet             bool                      // cells have no tips, which makes the drawing many times smaller
 	MarkName, NoValue string                    // what the legend says of marked cells, and of those without a number
 }
@@ -108,11 +109,11 @@ func (m Heatmap) cells(d *drawing, g grid, s span) {
 				path = box(x-float64(g.w*float64(run)), y, g.w*float64(run+1), g.h)
 			}
 			switch {
-			case tips:
+			case tips && (n < steps || !m.Blank):
 				d.path(s.classOf(n), path, m.tip(i, j))
 			case n < steps && j+1 < len(row) && s.cell(row[j+1]) == n:
 				run++
-			default:
+			case n < steps || !m.Blank:
 				together[n].WriteString(path)
 				run = 0
 			}
@@ -147,7 +148,7 @@ func (m Heatmap) legend(d *drawing, s span, x, y float64) float64 {
 	low, high, missing, marked := false, false, false, false
 	for i, row := range m.Values {
 		for j, v := range row {
-			low, high, missing = low || v < s.min, high || v > s.max, missing || math.IsNaN(v)
+			low, high, missing = low || v < s.min, high || v > s.max, missing || math.IsNaN(v) && !m.Blank
 			marked = marked || m.Marked != nil && m.Marked(i, j)
 		}
 	}

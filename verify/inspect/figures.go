@@ -180,7 +180,7 @@ func (r *StatsReport) tensorFigure() page.Figure {
 		}
 	}
 	return c.heatmap(page.Heatmap{Title: "largest magnitude in each layer's tensors", Name: "largest magnitude, of all experts", Scale: page.Log,
-		RowName: "layer", ColName: "tensor", MarkName: "has numbers that are not finite", NoValue: "no such tensor, or no finite number"})
+		RowName: "layer", ColName: "tensor", MarkName: "has numbers that are not finite", Blank: true})
 }
 
 // kindOf is what tensors of other layers and experts share of a name:
@@ -208,15 +208,16 @@ func (r *Routing) Figure() page.Figure {
 			}
 		}
 	}
-	return c.heatmap(page.Heatmap{Title: "load of each expert by " + text.Plural(r.Tokens, "token"), Name: "load: 1 is a fair share of " + text.Plural(r.Tokens, "token"),
+	return c.heatmap(page.Heatmap{Title: "load of each expert by " + text.Plural(r.Tokens, "token"), Name: "load: 1 is a fair share",
 		RowName: "layer", ColName: "expert", Min: 0, Max: most, MarkName: "none of these tokens"})
 }
 
 // Figure draws each module's parameters, and how many of them a token uses.
 func (a *Arch) Figure() page.Figure {
-	bars := page.Bars{Title: "parameters of each module, and how many of them a token uses", Name: "parameters"}
+	unit, name := parameterUnit(a.Total.Parameters)
+	bars := page.Bars{Title: "parameters of each module, and how many of them a token uses", Name: name}
 	add := func(label string, n int64) {
-		bars.Rows = append(bars.Rows, page.Bar{Label: label, Value: float64(n), Shown: text.Grouped(n) + ", " + text.Percent(n, a.Total.Parameters)})
+		bars.Rows = append(bars.Rows, page.Bar{Label: label, Value: float64(n) / unit, Shown: text.Grouped(n) + ", " + text.Percent(n, a.Total.Parameters)})
 	}
 	for _, m := range append(slices.Clone(a.Modules), a.Total) {
 		add(m.Module, m.Parameters)
@@ -257,7 +258,8 @@ const maxBars = 60
 // Figure draws the parameters of the nodes that have none below them, or none that are shown: the
 // largest, in the order of the tree.
 func (r *TreeReport) Figure() page.Figure {
-	bars := page.Bars{Title: "parameters by module", Name: "parameters"}
+	unit, name := parameterUnit(r.Tree.Parameters)
+	bars := page.Bars{Title: "parameters by module", Name: name}
 	r.addBars(&bars, r.Tree, "", 0)
 	if n := len(bars.Rows); n > maxBars {
 		sizes := make([]float64, 0, n)
@@ -268,18 +270,32 @@ func (r *TreeReport) Figure() page.Figure {
 		least := sizes[n-maxBars]
 		bars.Rows = slices.DeleteFunc(bars.Rows, func(b page.Bar) bool { return b.Value < least })
 		bars.Rows = bars.Rows[:min(maxBars, len(bars.Rows))]
-		bars.Name = fmt.Sprintf("parameters: the %d largest of %s modules and tensors", maxBars, text.Grouped(n))
+		bars.Name = fmt.Sprintf(name+": the %d largest of %s modules and tensors", maxBars, text.Grouped(n))
 	}
 	if bars.Rows == nil {
 		return nil
 	}
+	for i := range bars.Rows {
+		bars.Rows[i].Value /= unit
+	}
 	return bars
+}
+
+// parameterUnit is what a drawing counts parameters in.
+func parameterUnit(most int64) (unit float64, name string) {
+	switch {
+	case most >= 1e10:
+		return 1e9, "billion parameters"
+	case most >= 1e7:
+		return 1e6, "million parameters"
+	}
+	return 1, "parameters"
 }
 
 func (r *TreeReport) addBars(bars *page.Bars, n *TreeNode, path string, depth int) {
 	if len(n.Children) == 0 || r.depth > 0 && depth == r.depth {
 		if depth > 0 {
-			bars.Rows = append(bars.Rows, page.Bar{Label: strings.TrimPrefix(path, "."), Value: float64(n.Parameters), Shown: text.Grouped(n.Parameters)})
+			bars.Rows = append(bars.Rows, page.Bar{Label: strings.TrimSuffix(strings.TrimPrefix(path, "."), ".weight"), Value: float64(n.Parameters), Shown: text.Grouped(n.Parameters)})
 		}
 		return
 	}

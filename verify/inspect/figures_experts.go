@@ -40,7 +40,7 @@ func (c *cells) markFound(found []Observation) {
 func (r *ExpertsReport) Figure() page.Figure { return r.likeness() }
 
 func (r *ExpertsReport) likeness() page.Figure {
-	return r.experts(page.Heatmap{Title: "how like each expert is to the one that it is most like", Name: "largest cosine with another expert of the layer",
+	return r.experts(page.Heatmap{Title: "how like each expert is to the one that it is most like", Name: "largest cosine with another expert",
 		Min: 0, Max: 1, NoValue: "no other to compare it with"}, func(_ *LayerExperts, e *ExpertNumbers) *float64 {
 		most := e.Function.of()
 		for _, m := range e.matrices() {
@@ -80,8 +80,8 @@ func (r *ExpertsReport) norms() page.Figure {
 }
 
 func (r *ExpertsReport) normZ() page.Figure {
-	return r.experts(page.Heatmap{Title: "how far each expert's norms are from its layer's", Name: "robust z-score of the norm that is furthest from the layer's median",
-		Scale: page.Diverging, Min: -farZ, Max: farZ, NoValue: "none: half of the layer is equal, or it is not finite"}, func(_ *LayerExperts, e *ExpertNumbers) (far *float64) {
+	return r.experts(page.Heatmap{Title: "how far each expert's norms are from its layer's", Name: "robust z-score of the norm furthest off",
+		Scale: page.Diverging, Min: -farZ, Max: farZ, NoValue: "none: equal norms, or not finite"}, func(_ *LayerExperts, e *ExpertNumbers) (far *float64) {
 		for _, m := range e.matrices() {
 			if m != nil {
 				far = larger(far, m.NormZ)
@@ -92,23 +92,18 @@ func (r *ExpertsReport) normZ() page.Figure {
 }
 
 func (r *ExpertsReport) ranks() page.Figure {
-	return r.experts(page.Heatmap{Title: "stable rank of each expert", Name: "lowest stable rank of its matrices, over that of a random matrix",
+	return r.experts(page.Heatmap{Title: "stable rank of each expert", Name: "lowest stable rank, 1 for a random matrix",
 		NoValue: "all zero, or not finite"}, func(l *LayerExperts, e *ExpertNumbers) (least *float64) {
 		for p, m := range e.matrices() {
 			if m == nil || m.StableRank == nil {
 				continue
 			}
-			if v := *m.StableRank / l.spreads()[p].NullStableRank; least == nil || v < *least {
+			if v := *m.StableRank / []*MatrixSpread{l.Gate, l.Up, l.Down}[p].NullStableRank; least == nil || v < *least {
 				least = finite(v)
 			}
 		}
 		return least
 	})
-}
-
-// spreads returns those of the three matrices; some may be nil.
-func (l *LayerExperts) spreads() [projections]*MatrixSpread {
-	return [projections]*MatrixSpread{l.Gate, l.Up, l.Down}
 }
 
 // Figure draws how far each expert is from its original.

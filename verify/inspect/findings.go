@@ -79,7 +79,7 @@ func writeFindings(w io.Writer, findings []Finding, limit int) error {
 		}
 	}
 	if more := len(lines) - limit; more > 0 {
-		fmt.Fprintf(&b, "  … and %d more; dsmoe inspect audit --json lists every finding\n", more)
+		fmt.Fprintf(&b, "  … and %d more; --json lists every finding\n", more)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -53,7 +53,7 @@ func TestManyFindingsAreCutInText(t *testing.T) {
 	var out strings.Builder
 	require.NoError(t, writeFindings(&out, many, 10))
 	assert.Equal(t, 11, strings.Count(out.String(), "\n"))
-	assert.Contains(t, out.String(), "… and 190 more; dsmoe inspect audit --json lists every finding")
+	assert.Contains(t, out.String(), "… and 190 more; --json lists every finding")
 }
 
 func TestListNeedsNoConfig(t *testing.T) {

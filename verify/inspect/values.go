@@ -18,10 +18,11 @@ import (
 type Values struct {
 	Reader weights.ReaderAt // of the stored tensors
 	// ReadFile fills dst with bytes of a weight file, an index in Checkpoint.Files, for Parts.
-	ReadFile func(file int, dst []byte, offset int64) error
-	Parts    []Part                  // what the files say of their own bytes
-	Threads  int                     // that read at once; 0 is one per processor
-	Progress func(done, total int64) // told of bytes that were read, one call at a time; nil is nobody
+	ReadFile  func(file int, dst []byte, offset int64) error
+	Parts     []Part                  // what the files say of their own bytes
+	Selection Selection               // weights that are read; Parts only with all of them
+	Threads   int                     // that read at once; 0 is one per processor
+	Progress  func(done, total int64) // told of bytes that were read, one call at a time; nil is nobody
 }
 
 // Part is a run of bytes of a weight file, and their checksum as the file has it.
@@ -69,6 +70,7 @@ type reading struct {
 	byName  map[string]*read
 	twice   int     // tensors that a second file holds too
 	skipped []*read // of dtypes that are not looked into
+	left    int     // weights that are not selected
 	parts   []checkedPart
 	tied    *comparison // lm_head against embed_tokens; nil if there is nothing to compare
 
@@ -117,9 +119,11 @@ func newReading(c *Checkpoint, v Values) *reading {
 		}
 		seen[t.Name] = true
 	}
-	for _, p := range v.Parts {
-		r.parts = append(r.parts, checkedPart{Part: p})
-		r.total += p.Size
+	if v.Selection.All() {
+		for _, p := range v.Parts {
+			r.parts = append(r.parts, checkedPart{Part: p})
+			r.total += p.Size
+		}
 	}
 	r.tie()
 	return r
@@ -128,6 +132,10 @@ func newReading(c *Checkpoint, v Values) *reading {
 // take adds a weight to what is read.
 func (r *reading) take(w *weights.Weight) {
 	x := &read{Weight: w}
+	if !r.v.Selection.Has(w.Name) {
+		r.left++
+		return
+	}
 	if _, ok := w.DType.Format(); !ok {
 		r.skipped = append(r.skipped, x)
 		return
@@ -275,7 +283,11 @@ func (r *reading) products(ctx context.Context) error {
 
 // scaled says whether the numbers of an FP8 weight are known.
 func (r *reading) scaled(w *read) bool {
-	return w.Scales != nil && w.CheckScales() == nil && r.byName[w.Scales.Name].err == nil
+	if w.Scales == nil || w.CheckScales() != nil {
+		return false
+	}
+	s := r.byName[w.Scales.Name]
+	return s != nil && s.err == nil
 }
 
 // largestE4M3 is the largest number of F8_E4M3, beyondF16 the first that is infinite in F16.

@@ -141,6 +141,10 @@ func (r *reading) scope() (checked, not []string) {
 	say(&not, t.codes, "the range of F16 for %s without usable scales", text.Plural(t.codes, "FP8 weight"))
 	say(&not, len(r.skipped), "the values of %s of dtypes that the model does not compute with", text.Plural(len(r.skipped), "tensor"))
 	say(&not, r.twice, "the values of %s that a second file holds too, there", text.Plural(r.twice, "tensor"))
+	say(&not, r.left, "the values of %s that are not selected", text.Plural(r.left, "weight"))
+	if !r.v.Selection.All() {
+		say(&not, len(r.v.Parts), "checksums of archive entries: not all weights are selected")
+	}
 	say(&not, t.hidden, "the values in files whose headers cannot be read")
 	say(&not, t.untied, "%s against %s: they cannot be compared", head, embedding)
 	return checked, not
@@ -177,7 +181,7 @@ func (r *reading) tally() (t tally) {
 	}
 	if r.tied != nil && r.tied.err == nil {
 		t.tied = 1
-	} else if r.isTied() && r.files[head] != "" {
+	} else if r.isTied() && r.files[head] != "" && r.v.Selection.Has(head) && r.v.Selection.Has(embedding) {
 		t.untied = 1
 	}
 	if !r.c.complete() {

@@ -1,0 +1,217 @@
+package inspect
+
+// The report as a page: what was found first, then the pictures that show it.
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"dsmoe/text"
+	"dsmoe/text/page"
+)
+
+// Page draws the report.
+func (r *Report) Page() *page.Page {
+	p := page.New(text.Word(r.Path) + ": what is in it")
+	for _, section := range []func(p *page.Page){r.pageFindings, r.pageScope, r.pageParameters, r.pageExperts, r.pagePairs, r.pageRouters, r.pageRouting, r.pageTensors, r.pageFiles} {
+		section(p)
+	}
+	return p
+}
+
+// figure adds a drawing, if there is one.
+func figure(p *page.Page, f page.Figure, caption string) {
+	if f != nil {
+		p.Figure(f, caption)
+	}
+}
+
+// pageFindings says what was found.
+func (r *Report) pageFindings(p *page.Page) {
+	switch {
+	case r.checkpoint == nil:
+		p.Verdict(page.Unclear, "CONFIG ALONE", "There are no weights to look at.")
+	case r.Clean():
+		p.Verdict(page.Good, "NOTHING FOUND", "In what was looked at, nothing is wrong or sets an expert apart.")
+	default:
+		p.Verdict(page.Bad, strings.ToUpper(r.verdict()), "What each is about is outlined in the drawings of experts and routers.")
+	}
+	var lines []line
+	for _, g := range groups(r.lines()) {
+		lines = append(lines, g.lines()...)
+	}
+	var facts []page.Fact
+	for _, l := range lines[:min(len(lines), maxLines)] {
+		id, rest, _ := strings.Cut(l.text, ": ")
+		if l.hint != "" {
+			rest += " (" + l.hint + ")"
+		}
+		facts = append(facts, page.Fact{Name: id, Value: rest})
+	}
+	p.Facts(facts...)
+	if more := len(lines) - maxLines; more > 0 {
+		p.Text("… and %d more; --json lists every finding.", more)
+	}
+}
+
+// pageScope says what was looked at, and what was not.
+func (r *Report) pageScope(p *page.Page) {
+	p.Section("Looked at")
+	var facts []page.Fact
+	for _, s := range r.Checked {
+		facts = append(facts, page.Fact{Name: "looked at", Value: s})
+	}
+	for _, s := range r.NotChecked {
+		facts = append(facts, page.Fact{Name: "not looked at", Value: s})
+	}
+	if r.Audit != nil {
+		for _, f := range r.Audit.Findings {
+			if f.Kind == Note {
+				facts = append(facts, page.Fact{Name: "note", Value: strings.Join(slices.DeleteFunc([]string{f.File, f.Tensor, f.Cause}, func(s string) bool { return s == "" }), ": ")})
+			}
+		}
+	}
+	p.Facts(facts[:min(len(facts), 2*maxLines)]...)
+}
+
+func (r *Report) pageParameters(p *page.Page) {
+	if r.Arch == nil {
+		return
+	}
+	p.Section("Parameters")
+	p.Facts(page.Fact{Name: "family", Value: r.Arch.ModelType}, page.Fact{Name: "layers", Value: r.Arch.Layers.String()}, page.Fact{Name: "experts", Value: r.Arch.Experts.String()},
+		page.Fact{Name: "parameters", Value: (&Parameters{r.Arch.Total.Parameters, r.Arch.Total.Activated}).String()})
+	p.Figure(r.Arch.Figure(), "What the config implies, by module over all layers; with experts, also what one token uses.")
+}
+
+func (r *Report) pageExperts(p *page.Page) {
+	if r.Experts == nil {
+		return
+	}
+	p.Section("Experts")
+	figure(p, r.Experts.likeness(), "How like each routed expert is to another one of its layer: the largest magnitude of the cosines of gate_proj, up_proj and down_proj, and of what the experts compute, which the order of neurons does not change.")
+	figure(p, r.Experts.normZ(), "How many robust standard deviations the norm of a matrix is from its layer's median: that of gate_proj, up_proj or down_proj that is furthest off.")
+	figure(p, r.Experts.norms(), "The norm of all weights of each routed expert.")
+	figure(p, r.Experts.ranks(), "‖W‖²/σ₁² of each matrix over that of a random matrix of its shape; the lowest of the three.")
+	p.Fold("Each layer in numbers", r.Experts.layerSheet())
+}
+
+// maxPairDrawings is how many layers have a drawing of their pairs.
+const maxPairDrawings = 12
+
+// pagePairs draws the pairs of the layers in which two experts are most alike.
+func (r *Report) pagePairs(p *page.Page) {
+	if r.Experts == nil {
+		return
+	}
+	var layers []*LayerExperts
+	coarse := false
+	for i := range r.Experts.Layers {
+		if l := &r.Experts.Layers[i]; len(l.Experts) > 1 {
+			layers = append(layers, l)
+			coarse = coarse || len(l.Experts) > maxSide
+		}
+	}
+	if layers == nil {
+		return
+	}
+	p.Section("Pairs of experts")
+	all := len(layers)
+	slices.SortStableFunc(layers, func(a, b *LayerExperts) int { return cmp.Compare(b.mostAlike(), a.mostAlike()) })
+	layers = layers[:min(all, maxPairDrawings)]
+	slices.SortFunc(layers, func(a, b *LayerExperts) int { return a.Layer - b.Layer })
+	said := "Above the diagonal the largest magnitude of the cosines of two experts' matrices, below it the magnitude of the cosine of what they compute."
+	if all > len(layers) {
+		said += fmt.Sprintf(" These are the %d of %d layers in which two experts are most alike.", len(layers), all)
+	}
+	if coarse {
+		said += fmt.Sprintf(" Of more than %d experts several share a cell, which shows the largest cosine of their pairs.", maxSide)
+	}
+	p.Text("%s", said)
+	var gallery []page.Captioned
+	for _, l := range layers {
+		gallery = append(gallery, page.Captioned{Figure: l.pairs(), Caption: ""})
+	}
+	p.Gallery(gallery...)
+}
+
+// mostAlike is the largest magnitude of all cosines of a layer.
+func (l *LayerExperts) mostAlike() (most float64) {
+	for _, s := range []*PairSpread{l.Gate.pairs(), l.Up.pairs(), l.Down.pairs(), l.Function} {
+		if s != nil {
+			most = max(most, magnitude(s.Largest))
+		}
+	}
+	return most
+}
+
+func (m *MatrixSpread) pairs() *PairSpread {
+	if m == nil {
+		return nil
+	}
+	return m.Pairs
+}
+
+func (r *Report) pageRouters(p *page.Page) {
+	if r.Routers == nil {
+		return
+	}
+	p.Section("Routers")
+	figure(p, r.Routers.Figure(), "The norm of each expert's row of mlp.gate.weight.")
+	figure(p, r.Routers.likeness(), "The largest magnitude of the cosines of a row with the others of its router: experts with like rows get like tokens.")
+	figure(p, r.Routers.biases(), "How far the bias that an expert is chosen by is from its layer's median.")
+	spectra, caption := r.Routers.spectra()
+	figure(p, spectra, caption)
+	p.Fold("Each router in numbers", r.Routers.layerSheet())
+}
+
+func (r *Report) pageRouting(p *page.Page) {
+	if r.Routing == nil {
+		return
+	}
+	p.Section("Routing")
+	p.Text("%s. An expert without a token is unreached by these tokens, not dead: other tokens may need it.", r.Routing.title())
+	figure(p, r.Routing.Figure(), "Tokens of each expert, over what it would get if all got the same.")
+	figure(p, r.Routing.margins(), "How near the choices were: of a token the lowest selection score of its experts less the highest of the others.")
+	p.Fold("Each layer in numbers", r.Routing.Sheet())
+}
+
+// maxOutliers is how many tensors with outliers are listed.
+const maxOutliers = 100
+
+func (r *Report) pageTensors(p *page.Page) {
+	if r.Tensors == nil {
+		return
+	}
+	p.Section("Other tensors")
+	figure(p, r.Tensors.tensorFigure(), "The largest magnitude in each tensor that is of no expert.")
+	all := []TensorStats{}
+	for _, t := range r.Tensors.Tensors {
+		if t.Rows != nil && t.Rows.Outliers > 0 {
+			all = append(all, t)
+		}
+	}
+	if len(all) == 0 {
+		return
+	}
+	peak := func(t TensorStats) float64 { return t.Rows.Largest[0].AbsMax / t.Rows.Median }
+	slices.SortStableFunc(all, func(a, b TensorStats) int { return cmp.Compare(peak(b), peak(a)) })
+	shown := StatsReport{By: ByTensor, Tensors: all[:min(len(all), maxOutliers)]}
+	p.Fold(fmt.Sprintf("%d of %s with rows whose largest magnitude is more than %d times that of the median row", len(shown.Tensors), text.Plural(len(all), "tensor"), OutlierRatio), shown.Sheet())
+}
+
+func (r *Report) pageFiles(p *page.Page) {
+	if r.checkpoint == nil {
+		return
+	}
+	p.Section("Dtypes and files")
+	figure(p, r.checkpoint.dtypeMap(), "How much of each layer is of which dtype.")
+	figure(p, r.checkpoint.fileMap(), "Which file holds how much of each layer.")
+	s := text.NewSheet("file", ">tensors", ">size")
+	for _, f := range r.Summary.Files[:min(len(r.Summary.Files), maxOutliers)] {
+		s.Add(text.Foreign(f.Name), text.Whole(f.Tensors), text.Size(f.Size))
+	}
+	p.Fold(fmt.Sprintf("%d of %s", len(s.Rows()), text.Plural(len(r.Summary.Files), "file")), s)
+}
