@@ -19,6 +19,7 @@ type Heatmap struct {
 	Tip               func(row, col int) string // where the pointer rests; nil is row, column and number
 	Marked            func(row, col int) bool   // outlined; may be nil
 	Blank             bool                      // cells without a number are left blank instead: there are many
+	Side              float64                   // about how wide and high it is; 0 is 900 pixels
 	Quiet             bool                      // cells have no tips, which makes the drawing many times smaller
 	MarkName, NoValue string                    // what the legend says of marked cells, and of those without a number
 }
@@ -36,7 +37,8 @@ type grid struct {
 // place decides on sizes: cells between 3 and 26 pixels wide, so that a matrix of usual size is
 // seen without scrolling.
 func (m Heatmap) place() grid {
-	g := grid{left: widest(m.Rows) + fontHeight + 14, w: clamp(900/float64(max(1, len(m.Columns))), 3, 26), h: clamp(900/float64(max(1, len(m.Rows))), 3, 18)}
+	side := cmp.Or(m.Side, 900)
+	g := grid{left: widest(m.Rows) + fontHeight + 14, w: clamp(side/float64(max(1, len(m.Columns))), 3, 26), h: clamp(side/float64(max(1, len(m.Rows))), 3, 18)}
 	if len(m.Rows) == len(m.Columns) {
 		g.w = math.Min(g.w, g.h)
 		g.h = g.w
@@ -158,11 +160,11 @@ func (m Heatmap) legend(d *drawing, s span, x, y float64) float64 {
 		d.rect(s.classOf(i), x+float64(swatch*float64(i)), y, swatch, swatchHeight, "")
 	}
 	end := x + swatch*steps
-	d.text("soft", x, y+2*fontHeight, beyond("≤ ", low)+tick(s.min))
+	d.text("soft", x, y+2*fontHeight, beyond("≤ ", low)+shown(s.min))
 	if s.Scale == Diverging {
 		d.text("soft mid", (x+end)/2, y+2*fontHeight, "0")
 	}
-	d.text("soft end", end, y+2*fontHeight, beyond("≥ ", high)+tick(s.max))
+	d.text("soft end", end, y+2*fontHeight, beyond("≥ ", high)+shown(s.max))
 	add := func(there bool, class, path, name string) {
 		if there {
 			d.path(class, path, "")

@@ -62,10 +62,16 @@ func (c *cells) add(row, column string, v float64) { c.values[c.at(row, column)]
 // mark marks a cell.
 func (c *cells) mark(row, column string) { c.marked[c.at(row, column)] = true }
 
-// heatmap fills in the cells of a heatmap, sorted as names are; nil if there are none.
+// heatmap fills in the cells of a heatmap, sorted as names are; nil if there are none. A linear
+// scale that has an end has room for what is above that.
 func (c *cells) heatmap(m page.Heatmap) page.Figure {
 	if len(c.values)+len(c.marked) == 0 {
 		return nil
+	}
+	if m.Scale == page.Linear && m.Max > 0 {
+		for _, v := range c.values {
+			m.Max = max(m.Max, v)
+		}
 	}
 	m.Rows, m.Columns = sortedNames(c.rows), sortedNames(c.columns)
 	marked := map[[2]int]bool{}
@@ -179,7 +185,7 @@ func (r *StatsReport) tensorFigure() page.Figure {
 			c.mark(row, kind)
 		}
 	}
-	return c.heatmap(page.Heatmap{Title: "largest magnitude in each layer's tensors", Name: "largest magnitude, of all experts", Scale: page.Log,
+	return c.heatmap(page.Heatmap{Title: "largest magnitude in each layer's tensors", Name: "largest magnitude", Scale: page.Log,
 		RowName: "layer", ColName: "tensor", MarkName: "has numbers that are not finite", Blank: true})
 }
 
@@ -198,18 +204,17 @@ func kindOf(name string) string {
 
 // Figure draws the load of each expert in each layer, whatever the rows of the sheet are.
 func (r *Routing) Figure() page.Figure {
-	c, most := newCells(), 1.0
+	c := newCells()
 	for _, l := range r.Layers {
 		for _, e := range l.Experts {
 			c.set(layerLabel(l.Layer), expertLabel(e.Expert), &e.Load)
-			most = max(most, e.Load)
 			if e.Tokens == 0 {
 				c.mark(layerLabel(l.Layer), expertLabel(e.Expert))
 			}
 		}
 	}
 	return c.heatmap(page.Heatmap{Title: "load of each expert by " + text.Plural(r.Tokens, "token"), Name: "load: 1 is a fair share",
-		RowName: "layer", ColName: "expert", Min: 0, Max: most, MarkName: "none of these tokens"})
+		RowName: "layer", ColName: "expert", Max: 1, MarkName: "none of these tokens"})
 }
 
 // Figure draws each module's parameters, and how many of them a token uses.

@@ -13,6 +13,9 @@ import (
 // foundMark is what the legends of these drawings say of outlined cells.
 const foundMark = "named by a finding"
 
+// fromZero ends a scale that begins at 0, wherever the numbers end.
+const fromZero = 1e-30
+
 // experts draws a number of each routed expert.
 func (r *ExpertsReport) experts(m page.Heatmap, of func(l *LayerExperts, e *ExpertNumbers) *float64) page.Figure {
 	c := newCells()
@@ -64,7 +67,7 @@ func (n *Neighbour) of() *float64 {
 }
 
 func (r *ExpertsReport) norms() page.Figure {
-	return r.experts(page.Heatmap{Title: "norm of each expert", Name: "norm of all its weights", NoValue: "not finite"}, func(_ *LayerExperts, e *ExpertNumbers) *float64 {
+	return r.experts(page.Heatmap{Title: "norm of each expert", Name: "norm of all its weights", Max: fromZero, NoValue: "not finite"}, func(_ *LayerExperts, e *ExpertNumbers) *float64 {
 		squares := 0.0
 		for _, m := range e.matrices() {
 			if m == nil {
@@ -92,7 +95,7 @@ func (r *ExpertsReport) normZ() page.Figure {
 }
 
 func (r *ExpertsReport) ranks() page.Figure {
-	return r.experts(page.Heatmap{Title: "stable rank of each expert", Name: "lowest stable rank, 1 for a random matrix",
+	return r.experts(page.Heatmap{Title: "stable rank of each expert", Name: "lowest stable rank, 1 for a random matrix", Max: 1,
 		NoValue: "all zero, or not finite"}, func(l *LayerExperts, e *ExpertNumbers) (least *float64) {
 		for p, m := range e.matrices() {
 			if m == nil || m.StableRank == nil {
@@ -126,18 +129,21 @@ func (r *ExpertsErrorReport) Figure() page.Figure {
 		RowName: "layer", ColName: "expert", MarkName: foundMark, NoValue: "not finite"})
 }
 
+// pairSide is about how wide it is: as a telephone.
+const pairSide = 320
+
 // maxSide is how many rows and columns the drawing of a layer's pairs has.
 const maxSide = 64
 
 // pairs draws the pairs of a layer's experts: above the diagonal the largest cosine of their
 // matrices, below it that of what they compute. Of more than maxSide experts, several share a cell, which has
-// the largest of their pairs.
-func (l *LayerExperts) pairs() page.Figure {
+// the largest of their pairs. Pairs that a finding names are outlined.
+func (l *LayerExperts) pairs(found []Observation) page.Figure {
 	n := len(l.Experts)
 	by := max(1, (n+maxSide-1)/maxSide)
 	side := (n + by - 1) / by
 	m := page.Heatmap{Title: fmt.Sprintf("pairs of experts of layer %d", l.Layer), Name: "magnitude of cosines", ColName: fmt.Sprintf("layer %d", l.Layer),
-		Scale: page.Log, Min: 1e-3, Max: 1, Quiet: true, NoValue: "none"}
+		Max: 1, Side: pairSide, Quiet: true, NoValue: "none", MarkName: foundMark}
 	for i := range side {
 		label := expertLabel(l.Experts[i*by].Expert)
 		if last := min((i+1)*by, n) - 1; last > i*by {
@@ -149,6 +155,8 @@ func (l *LayerExperts) pairs() page.Figure {
 			m.Values[i][k] = math.NaN()
 		}
 	}
+	named := l.together(found, by)
+	m.Marked = func(row, col int) bool { return named[[2]int{row, col}] }
 	for i := range n {
 		for k := range n {
 			if v := l.likenessOf(i, k); i != k && !(v <= m.Values[i/by][k/by]) && v == v {
@@ -157,6 +165,25 @@ func (l *LayerExperts) pairs() page.Figure {
 		}
 	}
 	return m
+}
+
+// together returns the cells of by experts each with a pair that a finding names together.
+func (l *LayerExperts) together(found []Observation, by int) map[[2]int]bool {
+	place := map[int]int{}
+	for i := range l.Experts {
+		place[l.Experts[i].Expert] = i
+	}
+	pairs := map[[2]int]bool{}
+	for _, o := range found {
+		for _, a := range o.Experts {
+			for _, b := range o.Experts {
+				if o.Layer == l.Layer && a != b {
+					pairs[[2]int{place[a] / by, place[b] / by}] = true
+				}
+			}
+		}
+	}
+	return pairs
 }
 
 // likenessOf is the magnitude of the cosine of what two experts compute, or with the first before

@@ -12,7 +12,7 @@ import (
 
 // Figure draws the norm of each row.
 func (r *RouterReport) Figure() page.Figure {
-	return r.rows(page.Heatmap{Title: "norm of each row of the routers", Name: "norm of the router's row", NoValue: "not finite"}, func(row *RouterRow) *float64 { return row.Norm })
+	return r.rows(page.Heatmap{Title: "norm of each row of the routers", Name: "norm of the router's row", Max: fromZero, NoValue: "not finite"}, func(row *RouterRow) *float64 { return row.Norm })
 }
 
 // rows draws a number of each row.
@@ -73,7 +73,7 @@ func (r *RouterReport) spectra() (f page.Figure, caption string) {
 	if all == nil {
 		return nil, ""
 	}
-	caption = "Singular values of each router, the largest first. Of random rows the largest is little above the smallest."
+	caption = "Singular values of each router, the largest first."
 	if len(all) > maxCurves {
 		caption = fmt.Sprintf("Singular values of the %d of %d routers with the largest condition numbers.", maxCurves, len(all))
 		condition := func(l *LayerRouter) float64 {

@@ -30,13 +30,17 @@ func figure(p *page.Page, f page.Figure, caption string) {
 
 // pageFindings says what was found.
 func (r *Report) pageFindings(p *page.Page) {
+	outlined := ""
+	if slices.ContainsFunc(r.Findings, func(f ReportFinding) bool { return len(f.Experts) > 0 }) {
+		outlined = "Experts and rows that experts and router name are outlined below."
+	}
 	switch {
 	case r.checkpoint == nil:
 		p.Verdict(page.Unclear, "CONFIG ALONE", "There are no weights to look at.")
 	case r.Clean():
 		p.Verdict(page.Good, "NOTHING FOUND", "In what was looked at, nothing is wrong or sets an expert apart.")
 	default:
-		p.Verdict(page.Bad, strings.ToUpper(r.verdict()), "What each is about is outlined in the drawings of experts and routers.")
+		p.Verdict(page.Bad, strings.ToUpper(r.verdict()), outlined)
 	}
 	var lines []line
 	for _, g := range groups(r.lines()) {
@@ -132,7 +136,7 @@ func (r *Report) pagePairs(p *page.Page) {
 	p.Text("%s", said)
 	var gallery []page.Captioned
 	for _, l := range layers {
-		gallery = append(gallery, page.Captioned{Figure: l.pairs(), Caption: ""})
+		gallery = append(gallery, page.Captioned{Figure: l.pairs(r.Experts.Findings)})
 	}
 	p.Gallery(gallery...)
 }
@@ -199,7 +203,7 @@ func (r *Report) pageTensors(p *page.Page) {
 	peak := func(t TensorStats) float64 { return t.Rows.Largest[0].AbsMax / t.Rows.Median }
 	slices.SortStableFunc(all, func(a, b TensorStats) int { return cmp.Compare(peak(b), peak(a)) })
 	shown := StatsReport{By: ByTensor, Tensors: all[:min(len(all), maxOutliers)]}
-	p.Fold(fmt.Sprintf("%d of %s with rows whose largest magnitude is more than %d times that of the median row", len(shown.Tensors), text.Plural(len(all), "tensor"), OutlierRatio), shown.Sheet())
+	p.Fold(fmt.Sprintf("The first %d of %s with rows whose largest magnitude is more than %d times that of the median row", len(shown.Tensors), text.Plural(len(all), "tensor"), OutlierRatio), shown.Sheet())
 }
 
 func (r *Report) pageFiles(p *page.Page) {
