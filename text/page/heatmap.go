@@ -34,11 +34,11 @@ type grid struct {
 	upright         bool // labels of columns
 }
 
-// place decides on sizes: cells between 3 and 26 pixels wide, so that a matrix of usual size is
+// place decides on sizes, whole pixels, so that no seams show: cells between 3 and 26 pixels wide, so that a matrix of usual size is
 // seen without scrolling.
 func (m Heatmap) place() grid {
 	side := cmp.Or(m.Side, 900)
-	g := grid{left: widest(m.Rows) + fontHeight + 14, w: clamp(side/float64(max(1, len(m.Columns))), 3, 26), h: clamp(side/float64(max(1, len(m.Rows))), 3, 18)}
+	g := grid{left: math.Ceil(widest(m.Rows)) + fontHeight + 14, w: clamp(side/float64(max(1, len(m.Columns))), 3, 26), h: clamp(side/float64(max(1, len(m.Rows))), 3, 18)}
 	if len(m.Rows) == len(m.Columns) {
 		g.w = math.Min(g.w, g.h)
 		g.h = g.w
@@ -46,7 +46,7 @@ func (m Heatmap) place() grid {
 	g.upright = widest(m.Columns) > g.w-2
 	g.top = 2*fontHeight + 4
 	if g.upright {
-		g.top = widest(m.Columns) + fontHeight + 10
+		g.top = math.Ceil(widest(m.Columns)) + fontHeight + 10
 	}
 	return g
 }

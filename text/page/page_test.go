@@ -199,9 +199,9 @@ func TestBars(t *testing.T) {
 func TestHeatmapColours(t *testing.T) {
 	cells := svg(t, Heatmap{Rows: []string{"r"}, Columns: []string{"0", "1", "2", "3"}, Values: [][]float64{{0, 1, .5, nan}}})
 	for _, want := range []string{
-		`<path class="s0" d="M33.8 30h26v18h-26z"><title>r, 0: 0</title></path>`,
-		`<path class="s31" d="M59.8 30h26v18h-26z"><title>r, 1: 1</title></path>`,
-		`<path class="s16" d="M85.8 30h26v18h-26z"><title>r, 2: 0.5</title></path>`,
+		`<path class="s0" d="M34 30h26v18h-26z"><title>r, 0: 0</title></path>`,
+		`<path class="s31" d="M60 30h26v18h-26z"><title>r, 1: 1</title></path>`,
+		`<path class="s16" d="M86 30h26v18h-26z"><title>r, 2: 0.5</title></path>`,
 		`<title>r, 3: no value</title>`, `>no value</text>`,
 	} {
 		assert.Contains(t, cells, want)
