@@ -3,6 +3,7 @@ package inspect
 // Which experts tokens are routed to: the report.
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -126,12 +127,7 @@ func (o *RoutingOptions) check(layers []int, experts int) error {
 	for e := range experts {
 		numbers[e] = true
 	}
-	for _, err := range []error{absent("layers", o.Layers, there), absent("experts", o.Experts, numbers)} {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(absent("layers", o.Layers, there), absent("experts", o.Experts, numbers))
 }
 
 // Sheet is a row per layer, expert or pair.
