@@ -77,10 +77,10 @@ func sameRouting(t *testing.T, want recordedRouting, l inspect.LayerRouting) {
 	m := l.Margins
 	assert.Equal(t, []int{want.Margins.Tokens, want.Margins.Ties, 0}, []int{m.Tokens, m.Ties, m.Below})
 	const ulps = 2e-7 // of scores that are rounded to float32
-	assert.InDelta(t, want.Margins.Min, m.Min, ulps)
-	assert.InDelta(t, want.Margins.Q01, m.Q01, ulps)
-	assert.InDelta(t, want.Margins.Q10, m.Q10, ulps)
-	assert.InDelta(t, want.Margins.Median, m.Median, ulps)
+	assert.InDelta(t, want.Margins.Min, *m.Min, ulps)
+	assert.InDelta(t, want.Margins.Q01, *m.Q01, ulps)
+	assert.InDelta(t, want.Margins.Q10, *m.Q10, ulps)
+	assert.InDelta(t, want.Margins.Median, *m.Median, ulps)
 }
 
 // TestForwardRouting: our own forward pass routes a pack's tokens as the reference did, whatever
@@ -102,7 +102,7 @@ func TestForwardRouting(t *testing.T) {
 			assert.Equal(t, want.Entropy, l.Entropy)
 			assert.Equal(t, want.Unreached, l.Unreached)
 			assert.InDelta(t, *want.Mass, *l.Mass, 1e-5)
-			assert.InDelta(t, want.Margins.Median, l.Margins.Median, 1e-5)
+			assert.InDelta(t, *want.Margins.Median, *l.Margins.Median, 1e-5)
 		}
 		assert.Equal(t, []int{recorded.Tokens, recorded.Padding, recorded.Sequences}, []int{ours.Tokens, ours.Padding, ours.Sequences})
 	}

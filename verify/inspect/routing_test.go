@@ -89,13 +89,14 @@ func TestRouteGolden(t *testing.T) {
 	m := l.Margins
 	assert.Equal(t, []int{2, 0, 1}, []int{m.Tokens, m.Ties, m.Below}, "the last token's scores prefer expert 3")
 	assert.Equal(t, m.Min, m.Median, "the first of two")
-	assert.InDelta(t, e(0)-e(1), m.Min, 1e-6)
+	assert.InDelta(t, e(0)-e(1), *m.Min, 1e-6)
 	assert.Empty(t, r.Missing)
 
 	var b strings.Builder
 	require.NoError(t, r.WriteText(&b))
 	assert.Contains(t, b.String(), "pack: routing of 2 tokens in 1 sequence (1 more are padding, and left out)")
 	assert.Contains(t, b.String(), "model.layers.1: none of 2 tokens reached expert 0\nAn expert without a token is unreached by these tokens, not dead")
+	assert.Contains(t, b.String(), "model.layers.1: the scores would choose other experts for 1 token: rounding decided, or the config is another model's\n")
 }
 
 // TestGoldenLacks: what a pack has not is said, and nothing is made up for it.
@@ -167,7 +168,7 @@ func TestGoldenIsWrong(t *testing.T) {
 		"topk_idx: row 1: expert -1 is not one of 4":             edit("topk_idx", func(s *stage) { s.ints[2] = -1 }),
 		"topk_idx: row 2: expert 2 appears twice":                edit("topk_idx", func(s *stage) { s.ints[4] = 2 }),
 		"row 1: the gate weight of expert 1 is NaN":              edit("topk_weight", func(s *stage) { s.floats[3] = float32(math.NaN()) }),
-		"row 2: the score of expert 0 is not a number":           edit("logits", func(s *stage) { s.floats[9] = float32(math.NaN()) }),
+		"row 2: the score of expert 0 is NaN":                    edit("logits", func(s *stage) { s.floats[9] = float32(math.NaN()) }),
 		"topk_idx: shape [6], [tokens, num_experts_per_tok]":     edit("topk_idx", func(s *stage) { s.shape = []int{6} }),
 		"topk_idx: shape [6 1], the input is [1 3]":              edit("topk_idx", func(s *stage) { s.shape = []int{6, 1} }),
 		"topk_weight: shape [2 3], that of mlp.gate.topk_idx is": edit("topk_weight", func(s *stage) { s.shape = []int{2, 3} }),
@@ -265,7 +266,7 @@ func TestRouteForwardFails(t *testing.T) {
 	in.InputIDs = []int{1, 2, 3}
 	gate := m.Model.Layers[2].MoE.Gate.Weight.Data
 	copy(gate[2*64*5:], []byte{0xc0, 0x7f}) // a NaN in row 5
-	require.ErrorContains(t, route(RoutingOptions{}), "m: model.layers.2.mlp.gate.topk_idx: token 0 of a sequence: the score of expert 0 is not a number")
+	require.ErrorContains(t, route(RoutingOptions{}), "m: model.layers.2.mlp.gate.topk_idx: token 0 of a sequence: the score of expert 0 is NaN")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := RouteForward(ctx, Forward{Model: m, Input: in}, RoutingOptions{})
@@ -296,7 +297,7 @@ func TestRouteESFT(t *testing.T) {
 		want.Layers[0].Margins = nil
 		assert.Equal(t, want.Layers, r.Layers)
 		assert.Equal(t, []int{2, strings.Count(strings.TrimSpace(log), "\n") + 1}, []int{r.Tokens, r.Sequences})
-		assert.Equal(t, []string{"margins: the logs hold no scores"}, r.Missing)
+		assert.Equal(t, []string{"margins: the logs hold no scores", "padding: the logs do not tell it from other tokens"}, r.Missing)
 		var b strings.Builder
 		require.NoError(t, r.WriteESFT(&b))
 		assert.Equal(t, `{"token_scores": {"1": {"0": 0.0, "1": 0.5, "2": 0.25, "3": 0.25}}, "gate_scores": {"1": {"0": 0.0, "1": 0.3125, "2": 0.125, "3": 0.25}}}`+"\n", b.String())
@@ -321,6 +322,7 @@ func TestESFTLogIsWrong(t *testing.T) {
 		"3\t1\t\t0.5\t0.25\t1\n":           "line 1: 2 experts, but more or fewer gate weights",
 		"3\t1\t\t0.5\tx\n":                 "line 1: x is not a gate weight",
 		"3\t1\t\t0.5\tnan\n":               "line 1: token 0: the gate weight of expert 1 is NaN",
+		"3\t1\t\t0.5\t1e300\n":             "line 1: token 0: the gate weight of expert 1 is 1e+300",
 		"3\t1\t\t0.5\t1e999\n":             "line 1: 1e999 is not a gate weight",
 		"3 1\t\t0.5\t1\n":                  `line 1: "3 1" is not an expert's number`,
 		"\t\t1\n":                          "line 1: 0 experts, which is not 2 for each token",
