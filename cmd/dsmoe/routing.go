@@ -89,7 +89,7 @@ bytes for the pairs and 8 for each token of a layer.`,
 	flags.StringVar(&o.tokens, "tokens", "", "`file` of token ids for a forward pass")
 	flags.Var(&o.random, "random", "random tokens for a forward pass: `BxT`, such as 2x17")
 	numberFlag(flags, &o.seed, "seed", "", "seed of --random")
-	flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default what the config suggests)")
+	flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default remote for the first DeepSeekMoE and where auto_map names code, else native)")
 	flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		r, err := o.route(cmd, args[0])
@@ -233,6 +233,7 @@ func (o *routingFlags) golden(path string) (*inspect.Routing, error) {
 // opened for the gates' biases alone; it is nil where there are none.
 func (o *routingFlags) recorded(g *inspect.Golden, pack *verify.Pack) (*checkpoint.Checkpoint, error) {
 	file := configPath(o.config)
+	g.Model = o.config
 	stored, _, err := readConfig(file)
 	if err != nil {
 		return nil, err
@@ -244,11 +245,7 @@ func (o *routingFlags) recorded(g *inspect.Golden, pack *verify.Pack) (*checkpoi
 	if err != nil {
 		return nil, err
 	}
-	m, err := model.Load(g.Config, c)
-	if err != nil {
-		return c, fmt.Errorf("%s: %w", text.Quote(o.config), err)
-	}
-	g.Gate = func(l int) *model.MoEGate { return &m.Layer(l).MoE.Gate }
+	g.Weights = c
 	return c, nil
 }
 

@@ -164,18 +164,19 @@ func TestGoldenIsWrong(t *testing.T) {
 		}
 	}
 	for want, change := range map[string]func(recording, *Golden){
-		"topk_idx: row 1: expert 4 is not one of 4":              edit("topk_idx", func(s *stage) { s.ints[2] = 4 }),
-		"topk_idx: row 1: expert -1 is not one of 4":             edit("topk_idx", func(s *stage) { s.ints[2] = -1 }),
-		"topk_idx: row 2: expert 2 appears twice":                edit("topk_idx", func(s *stage) { s.ints[4] = 2 }),
-		"row 1: the gate weight of expert 1 is NaN":              edit("topk_weight", func(s *stage) { s.floats[3] = float32(math.NaN()) }),
-		"row 2: the score of expert 0 is NaN":                    edit("logits", func(s *stage) { s.floats[9] = float32(math.NaN()) }),
-		"topk_idx: shape [6], [tokens, num_experts_per_tok]":     edit("topk_idx", func(s *stage) { s.shape = []int{6} }),
-		"topk_idx: shape [6 1], the input is [1 3]":              edit("topk_idx", func(s *stage) { s.shape = []int{6, 1} }),
-		"topk_weight: shape [2 3], that of mlp.gate.topk_idx is": edit("topk_weight", func(s *stage) { s.shape = []int{2, 3} }),
-		"logits: shape [4 3], [3, n_routed_experts] expected":    edit("logits", func(s *stage) { s.shape = []int{4, 3} }),
-		"logits: 3 experts, not 4":                               edit("logits", func(s *stage) { s.shape = []int{3, 3} }),
-		"no token but padding":                                   func(_ recording, g *Golden) { g.Input.AttentionMask = []int{0, 0, 0} },
-		"layers 3: 3 not there: the checkpoint has 1":            nil,
+		"topk_idx: row 1: expert 4 is not one of 4":                          edit("topk_idx", func(s *stage) { s.ints[2] = 4 }),
+		"topk_idx: row 1: expert -1 is not one of 4":                         edit("topk_idx", func(s *stage) { s.ints[2] = -1 }),
+		"topk_idx: row 2: expert 2 appears twice":                            edit("topk_idx", func(s *stage) { s.ints[4] = 2 }),
+		"row 1: the gate weight of expert 1 is NaN":                          edit("topk_weight", func(s *stage) { s.floats[3] = float32(math.NaN()) }),
+		"row 2: the score of expert 0 is NaN":                                edit("logits", func(s *stage) { s.floats[9] = float32(math.NaN()) }),
+		"topk_idx: shape [6], [tokens, num_experts_per_tok]":                 edit("topk_idx", func(s *stage) { s.shape = []int{6} }),
+		"topk_idx: shape [6 1], the input is [1 3]":                          edit("topk_idx", func(s *stage) { s.shape = []int{6, 1} }),
+		"topk_weight: shape [2 3], that of mlp.gate.topk_idx is":             edit("topk_weight", func(s *stage) { s.shape = []int{2, 3} }),
+		"logits: shape [4 3], [3, n_routed_experts] expected":                edit("logits", func(s *stage) { s.shape = []int{4, 3} }),
+		"logits: 3 experts, not 4":                                           edit("logits", func(s *stage) { s.shape = []int{3, 3} }),
+		"no token but padding":                                               func(_ recording, g *Golden) { g.Input.AttentionMask = []int{0, 0, 0} },
+		"layers 3: 3 not there: the checkpoint has 1":                        nil,
+		"layers.1.mlp.gate.topk_idx: by the config this layer has no routed": func(_ recording, g *Golden) { g.Config = override(t, g.Config, "num_hidden_layers", "1") },
 	} {
 		pack, g := smallPack()
 		g.Config = small(t)
