@@ -119,8 +119,9 @@ func tokensOfJSON(data []byte) (*model.Input, error) {
 
 // lists reads a list of whole numbers, or a list of such lists of one length.
 func lists(value jsontext.Value) (all, shape []int, err error) {
-	if err := json.Unmarshal(value, &all); err == nil {
-		return all, []int{1, len(all)}, nil
+	var row []int
+	if err := json.Unmarshal(value, &row); err == nil {
+		return row, []int{1, len(row)}, nil
 	}
 	var rows [][]int
 	if err := json.Unmarshal(value, &rows); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/synth"
@@ -31,12 +32,13 @@ for each expert, or each pair of experts that share a token. The choices are tho
               config.json, or for DeepSeek-V3's bias its checkpoint; without it there are
               no margins. Stages that the pack lacks are named
   LOGS        a directory of ESFT's logs, expert_weights_LAYER.txt in it or in rank_*
-              below it; --config is needed. They hold no scores, so there are no margins
+              below it; --config is needed. They hold no scores, so there are no margins,
+              and padding in them counts
   CHECKPOINT  our own forward pass, in float32, on --tokens FILE (JSON or safetensors,
               input_ids and attention_mask, as scripts/golden.py takes them) or on
               --random BxT ids from --seed, those of torch.randint. It runs as far as the
-              last of --layers, on all tokens a layer at a time; multi-token prediction
-              layers are not run
+              last of --layers, on all tokens a layer at a time, by the rules of
+              --reference; multi-token prediction layers are not run
 
 What is printed holds for these tokens and no others: an expert that none of them reached
 is unreached, not dead. Padding is left out. T tokens choose k of N experts each, n_e of
@@ -76,7 +78,7 @@ bytes for the pairs and 8 for each token of a layer.`,
 		Annotations: exits("done", ""),
 	}
 	cmd.ValidArgsFunction = completeArguments("routing CHECKPOINT")
-	o := routingFlags{by: choice{value: string(inspect.RoutingByLayer), words: []string{string(inspect.RoutingByLayer), string(inspect.RoutingByExpert), string(inspect.RoutingByPair)}}}
+	o := routingFlags{reference: choice{words: []string{string(config.Remote), string(config.Native)}}, by: choice{value: string(inspect.RoutingByLayer), words: []string{string(inspect.RoutingByLayer), string(inspect.RoutingByExpert), string(inspect.RoutingByPair)}}}
 	out := addOutput(cmd, text.TSV)
 	out.form.words = append(out.form.words, esftForm)
 	flags := cmd.Flags()
@@ -87,6 +89,7 @@ bytes for the pairs and 8 for each token of a layer.`,
 	flags.StringVar(&o.tokens, "tokens", "", "`file` of token ids for a forward pass")
 	flags.Var(&o.random, "random", "random tokens for a forward pass: `BxT`, such as 2x17")
 	numberFlag(flags, &o.seed, "seed", "", "seed of --random")
+	flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default remote for the first DeepSeekMoE and where auto_map names code, else native)")
 	flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
 	out.plot = addPlot(cmd, "the load of each expert by layer and expert")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
@@ -110,7 +113,7 @@ const esftForm = "esft"
 
 // routingFlags are the flags of the command.
 type routingFlags struct {
-	by              choice
+	by, reference   choice
 	layers, experts text.Spans
 	tokens, config  string
 	random          batchFlag
@@ -129,6 +132,8 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*inspect.Routing,
 		return nil, misuse(cmd, "--tokens and --random: one of them")
 	case o.config != "" && forward:
 		return nil, misuse(cmd, "--config is for golden packs and logs: a checkpoint has its own")
+	case o.reference.value != "" && !forward:
+		return nil, misuse(cmd, "--reference is for forward passes: --tokens or --random")
 	case cmd.Flags().Changed("seed") && o.random == batchFlag{}:
 		return nil, misuse(cmd, "--seed is that of --random")
 	case forward:
@@ -137,10 +142,17 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*inspect.Routing,
 	if _, err := os.Stat(filepath.Join(path, "manifest.json")); err == nil {
 		return o.golden(path)
 	}
-	logs, err := esftLogs(path)
-	switch {
-	case err != nil:
+	info, err := os.Stat(path)
+	if err != nil {
 		return nil, err
+	}
+	var logs []string
+	if info.IsDir() {
+		if logs, err = esftLogs(path); err != nil {
+			return nil, err
+		}
+	}
+	switch {
 	case logs == nil:
 		return nil, &hinted{fmt.Errorf("%s: %w", text.Quote(path), errors.New("neither a golden pack (manifest.json) nor logs (expert_weights_LAYER.txt)")),
 			"a checkpoint routes tokens: --tokens FILE or --random BxT"}
@@ -161,7 +173,13 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string) (*inspect.Routin
 	if err != nil {
 		return nil, err
 	}
-	m, err := model.Load(c.Config, c)
+	rules := c.Config
+	if o.reference.value != "" {
+		if rules, err = c.Config.As(config.Reference(o.reference.value)); err != nil {
+			return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
+		}
+	}
+	m, err := model.Load(rules, c)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
@@ -219,6 +237,7 @@ func (o *routingFlags) golden(path string) (*inspect.Routing, error) {
 // opened for the gates' biases alone; it is nil where there are none.
 func (o *routingFlags) recorded(g *inspect.Golden, pack *verify.Pack) (*checkpoint.Checkpoint, error) {
 	file := configPath(o.config)
+	g.Model = o.config
 	stored, _, err := readConfig(file)
 	if err != nil {
 		return nil, err
@@ -230,11 +249,7 @@ func (o *routingFlags) recorded(g *inspect.Golden, pack *verify.Pack) (*checkpoi
 	if err != nil {
 		return nil, err
 	}
-	m, err := model.Load(g.Config, c)
-	if err != nil {
-		return c, fmt.Errorf("%s: %w", text.Quote(o.config), err)
-	}
-	g.Gate = func(l int) *model.MoEGate { return &m.Layer(l).MoE.Gate }
+	g.Weights = c
 	return c, nil
 }
 

@@ -3,26 +3,29 @@ package inspect
 // Which experts tokens are routed to: the report.
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/text"
 )
 
 // Routing is which routed experts the gates chose for some tokens, in numbers. They hold for
 // these tokens: an expert that none of them reached is not one that no token reaches.
 type Routing struct {
-	Path      string         `json:"path"`                // of the golden pack, the logs or the checkpoint, as it was given
-	Source    RoutingSource  `json:"source"`              // where the choices are from
-	Tokens    int            `json:"tokens"`              // the most that the numbers of a layer are of
-	Sequences int            `json:"sequences"`           // that the tokens are of
-	Padding   int            `json:"padding"`             // tokens of the input that are padding, and in no number
-	Experts   int            `json:"n_routed_experts"`    // N of each layer
-	PerToken  int            `json:"num_experts_per_tok"` // k, experts that a gate chooses for a token
-	Layers    []LayerRouting `json:"layers"`              // the selected ones, ascending
-	Missing   []string       `json:"missing"`             // what cannot be said, and why
+	Path      string           `json:"path"`                // of the golden pack, the logs or the checkpoint, as it was given
+	Source    RoutingSource    `json:"source"`              // where the choices are from
+	Reference config.Reference `json:"reference,omitempty"` // FromForward: whose rules the pass followed
+	Tokens    int              `json:"tokens"`              // the most that the numbers of a layer are of
+	Sequences int              `json:"sequences"`           // that the tokens are of; FromLogs: forward passes, the most of a layer
+	Padding   int              `json:"padding"`             // tokens of the input that are padding, and in no number
+	Experts   int              `json:"n_routed_experts"`    // N of each layer
+	PerToken  int              `json:"num_experts_per_tok"` // k, experts that a gate chooses for a token
+	Layers    []LayerRouting   `json:"layers"`              // the selected ones, ascending
+	Missing   []string         `json:"missing"`             // what cannot be said, and why
 
 	by RoutingLevel
 }
@@ -70,13 +73,13 @@ type ExpertRouting struct {
 // chosen expert less the highest of one that was not chosen. Selection scores are what the gate
 // chooses by, with the bias and the mask of groups; -∞ is no score.
 type Margins struct {
-	Tokens int     `json:"tokens"` // that have one: some are left no other expert by their groups
-	Min    float64 `json:"min"`    // the smallest
-	Q01    float64 `json:"q01"`    // quantiles, as QuantileValue has them
-	Q10    float64 `json:"q10"`
-	Median float64 `json:"median"`
-	Ties   int     `json:"ties"`  // tokens whose margin is 0: the scores do not decide
-	Below  int     `json:"below"` // tokens whose margin is below 0: these scores give other experts
+	Tokens int      `json:"tokens"` // that have one: some are left no other expert by their groups
+	Min    *float64 `json:"min"`    // the smallest; null, as are the quantiles, if no token has one
+	Q01    *float64 `json:"q01"`    // quantiles, as QuantileValue has them
+	Q10    *float64 `json:"q10"`
+	Median *float64 `json:"median"`
+	Ties   int      `json:"ties"`  // tokens whose margin is 0: the scores do not decide
+	Below  int      `json:"below"` // tokens whose chosen experts are not those with the highest of these scores
 }
 
 // ExpertPair is two experts of a layer that tokens were routed to together.
@@ -87,6 +90,9 @@ type ExpertPair struct {
 	Second   float64 `json:"p_second"` // n_ij / n_i: the share of the first's tokens that chose the second too
 	First    float64 `json:"p_first"`  // n_ij / n_j
 }
+
+// maxRouted is how many experts a layer may have: of each pair a number is in memory.
+const maxRouted = 4096
 
 // MaxPairs is how many pairs of a layer are listed unless all are wanted.
 const MaxPairs = 8
@@ -126,12 +132,10 @@ func (o *RoutingOptions) check(layers []int, experts int) error {
 	for e := range experts {
 		numbers[e] = true
 	}
-	for _, err := range []error{absent("layers", o.Layers, there), absent("experts", o.Experts, numbers)} {
-		if err != nil {
-			return err
-		}
+	if experts > maxRouted {
+		return fmt.Errorf("%s in a layer: at most %s are counted", text.Plural(experts, "expert"), text.Grouped(maxRouted))
 	}
-	return nil
+	return errors.Join(absent("layers", o.Layers, there), absent("experts", o.Experts, numbers))
 }
 
 // Sheet is a row per layer, expert or pair.
@@ -152,15 +156,11 @@ func (r *Routing) Sheet() *text.Sheet {
 }
 
 func (m *Margins) cells() []text.Cell {
-	none := text.Real(nil)
 	if m == nil {
+		none := text.Real(nil)
 		return []text.Cell{none, none, none, none, none}
 	}
-	cells := []text.Cell{none, none, none, text.Whole(m.Ties), text.Whole(m.Below)}
-	if m.Tokens > 0 {
-		copy(cells, []text.Cell{text.Real(&m.Min), text.Real(&m.Q01), text.Real(&m.Median)})
-	}
-	return cells
+	return []text.Cell{text.Real(m.Min), text.Real(m.Q01), text.Real(m.Median), text.Whole(m.Ties), text.Whole(m.Below)}
 }
 
 func (r *Routing) expertSheet() *text.Sheet {
@@ -190,15 +190,20 @@ func (r *Routing) WriteText(w io.Writer) error {
 	if err := r.Sheet().WriteAs(&b, text.AsTable); err != nil {
 		return err
 	}
-	unreached := 0
+	unreached := false
 	for _, l := range r.Layers {
 		if len(l.Unreached) > 0 {
 			fmt.Fprintf(&b, "model.layers.%d: none of %s reached %s %s\n", l.Layer, text.Plural(l.Tokens, "token"), experts(len(l.Unreached)), text.Ranges(l.Unreached))
-			unreached++
+			unreached = true
 		}
 	}
-	if unreached > 0 {
+	if unreached {
 		b.WriteString("An expert without a token is unreached by these tokens, not dead: other tokens may need it.\n")
+	}
+	for _, l := range r.Layers {
+		if l.Margins != nil && l.Margins.Below > 0 {
+			fmt.Fprintf(&b, "model.layers.%d: the scores would choose other experts for %s: rounding decided, or the config is another model's\n", l.Layer, text.Plural(l.Margins.Below, "token"))
+		}
 	}
 	for _, m := range r.Missing {
 		fmt.Fprintf(&b, "not said: %s\n", m)
@@ -217,13 +222,30 @@ func experts(n int) string {
 
 // title says which tokens the numbers hold for, and where they are from.
 func (r *Routing) title() string {
-	of := map[RoutingSource]string{FromGolden: "as the reference recorded it", FromForward: "of our own forward pass in float32", FromLogs: "as ESFT's logs have it"}[r.Source]
+	of, in := "as the reference recorded it", "sequence"
+	switch r.Source {
+	case FromForward:
+		of = fmt.Sprintf("of our own forward pass in float32 by the rules of %s code", r.Reference)
+	case FromLogs:
+		of, in = "as ESFT's logs have it", "line"
+	}
 	padding := ""
 	if r.Padding > 0 {
 		padding = fmt.Sprintf(" (%d more are padding, and left out)", r.Padding)
 	}
-	return fmt.Sprintf("%s: routing of %s in %s%s, %s; %d of %d experts for each token", text.Word(r.Path), text.Plural(r.Tokens, "token"),
-		text.Plural(r.Sequences, "sequence"), padding, of, r.PerToken, r.Experts)
+	return fmt.Sprintf("%s: routing of %s in %s%s, %s; %d of %d experts for each token", text.Word(r.Path), r.tokens(), text.Plural(r.Sequences, in), padding, of, r.PerToken, r.Experts)
+}
+
+// tokens is how many tokens the numbers of the layers are of.
+func (r *Routing) tokens() string {
+	least := r.Tokens
+	for _, l := range r.Layers {
+		least = min(least, l.Tokens)
+	}
+	if least < r.Tokens {
+		return text.Grouped(least) + " to " + text.Plural(r.Tokens, "token")
+	}
+	return text.Plural(r.Tokens, "token")
 }
 
 // lack notes what cannot be said of layers.

@@ -76,8 +76,15 @@ func RouteESFT(ctx context.Context, l ESFTLogs, o RoutingOptions) (*Routing, err
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
+	var short []int
+	for _, l := range r.Layers {
+		if l.Tokens < r.Tokens {
+			short = append(short, l.Layer)
+		}
+	}
+	r.lack(short, "the logs hold fewer tokens than those of other layers")
 	r.lack(without(moeLayers(l.Config), layers, o), "there are no logs of them")
-	r.Missing = append(r.Missing, "margins: the logs hold no scores")
+	r.Missing = append(r.Missing, "margins: the logs hold no scores", "padding: the logs do not tell it from other tokens")
 	return r, ctx.Err()
 }
 

@@ -41,7 +41,7 @@ func RouteForward(ctx context.Context, f Forward, o RoutingOptions) (*Routing, e
 	layers = slices.DeleteFunc(layers, func(l int) bool { return !o.Layers.Has(l) })
 	r := newRouting(f.Path, FromForward, o)
 	r.counted(f.Input)
-	r.Experts, r.PerToken = c.NRoutedExperts, c.NumExpertsPerTok
+	r.Experts, r.PerToken, r.Reference = c.NRoutedExperts, c.NumExpertsPerTok, c.Reference
 	if err := r.hasTokens(); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package inspect
 // Routing as a golden pack has it.
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -32,11 +34,12 @@ type Recording interface {
 
 // Golden is a golden pack, and what is known of the model that was recorded.
 type Golden struct {
-	Path      string                     // of the pack, as it was given
-	Recording Recording                  // its tensors
-	Input     *model.Input               // its tokens
-	Config    *config.Config             // what the reference ran with; nil if it is not known
-	Gate      func(l int) *model.MoEGate // of a layer; nil if the weights are not known
+	Path      string         // of the pack, as it was given
+	Recording Recording      // its tensors
+	Input     *model.Input   // its tokens
+	Model     string         // path of what the following is from, as it was given
+	Config    *config.Config // what the reference ran with; nil if it is not known
+	Weights   weights.Source // of the model, for the biases of noaux_tc; nil if they are not known
 }
 
 // RouteGolden reads the choices of a pack. Margins need the pack's logits and the config, under
@@ -44,6 +47,9 @@ type Golden struct {
 func RouteGolden(g Golden, o RoutingOptions) (*Routing, error) {
 	p := &goldenPack{Golden: g, stages: map[int]map[string]tensor.Info{}, Routing: newRouting(g.Path, FromGolden, o)}
 	p.counted(g.Input)
+	if p.choosesByBias() && g.Weights != nil {
+		p.biases = weights.New(g.Config, g.Weights)
+	}
 	if err := p.hasTokens(); err != nil {
 		return nil, err
 	}
@@ -70,6 +76,7 @@ type goldenPack struct {
 	Golden
 	*Routing
 	stages map[int]map[string]tensor.Info // by layer and stage: those of gates
+	biases *weights.Set                   // nil if none are needed, or known
 }
 
 // find finds the stages of the gates.
@@ -108,7 +115,7 @@ func (p *goldenPack) measure(o RoutingOptions) error {
 			continue
 		}
 		routed = append(routed, l)
-		if err := p.shapes(l); err != nil {
+		if err := errors.Join(p.isMoE(l), p.shapes(l)); err != nil {
 			return err
 		}
 	}
@@ -119,6 +126,20 @@ func (p *goldenPack) measure(o RoutingOptions) error {
 		return fmt.Errorf("no %s: how many experts there are is not known without the model's config", gateLogits)
 	}
 	return o.check(routed, p.Experts)
+}
+
+// isMoE says whether the config, if it is known, has no routed experts in a layer.
+func (p *goldenPack) isMoE(l int) error {
+	c := p.Config
+	if c == nil || l < c.NumHiddenLayers && c.IsMoE(l) || l >= c.NumHiddenLayers && l < c.NumHiddenLayers+c.NumNextNPredictLayers {
+		return nil
+	}
+	return fmt.Errorf("%s: by the config this layer has no routed experts", stageName(l, gateIDs))
+}
+
+// choosesByBias says whether scores are not known without e_score_correction_bias.
+func (p *goldenPack) choosesByBias() bool {
+	return p.Config != nil && p.Config.TopKMethod == "noaux_tc"
 }
 
 // shapes holds the shapes of a layer's stages against each other.
@@ -190,7 +211,7 @@ func (p *goldenPack) unscored() string {
 	switch {
 	case p.Config == nil:
 		return "how experts are chosen by the logits is not known without the model's config"
-	case p.Config.TopKMethod == "noaux_tc" && p.Gate == nil:
+	case p.choosesByBias() && p.biases == nil:
 		return "experts are chosen with e_score_correction_bias, which is a weight of the checkpoint"
 	}
 	return ""
@@ -252,11 +273,28 @@ func (p *goldenPack) scores(l int) (*model.Activation, error) {
 	if err != nil {
 		return nil, err
 	}
-	var gate *model.MoEGate
-	if p.Gate != nil {
-		gate = p.Gate(l)
+	gate := &model.MoEGate{}
+	if p.biases != nil {
+		if err := p.bias(l, &gate.EScoreCorrectionBias); err != nil {
+			return nil, err
+		}
 	}
 	return model.Choose(p.Config, gate, &model.Activation{Shape: info.Shape, Values: values, DType: info.DType}).Scores, nil
+}
+
+// bias finds the bias of a layer's gate.
+func (p *goldenPack) bias(l int, bias *model.Weight) error {
+	name := stageName(l, gateStage+"e_score_correction_bias")
+	w := p.biases.Find(name)
+	if w == nil {
+		return fmt.Errorf("%s: tensor %s: not there, but experts are chosen with it", text.Quote(p.Model), name)
+	}
+	if _, ok := w.DType.Format(); !ok || w.DType == tensor.F8E4M3 || !slices.Equal(w.Shape, []int{p.Experts}) {
+		return fmt.Errorf("%s: tensor %s: %s %v, a number for each of %d experts expected", text.Quote(p.Model), name, w.DType, w.Shape, p.Experts)
+	}
+	view, err := w.View(p.Golden.Weights)
+	*bias = model.Weight{Name: name, Tensor: view}
+	return err
 }
 
 // padding says whether a row of a stage with so many rows is about padding. Those of a

@@ -60,7 +60,7 @@ func (t *layerTally) choose(ids []int) error {
 func (t *layerTally) weigh(ids []int, at func(i int) float64) error {
 	for i, e := range ids {
 		w := at(i)
-		if w-w != 0 {
+		if !(math.Abs(w) <= math.MaxFloat32) {
 			return fmt.Errorf("the gate weight of expert %d is %g", e, w)
 		}
 		t.mass[e] += w
@@ -71,8 +71,8 @@ func (t *layerTally) weigh(ids []int, at func(i int) float64) error {
 
 // score notes how near a token's choice of experts was, by its selection scores.
 func (t *layerTally) score(ids []int, scores []float32) error {
-	if i := slices.IndexFunc(scores, func(v float32) bool { return v != v }); i >= 0 {
-		return fmt.Errorf("the score of expert %d is not a number", i)
+	if i := slices.IndexFunc(scores, func(v float32) bool { return !(v <= math.MaxFloat32) }); i >= 0 {
+		return fmt.Errorf("the score of expert %d is %g", i, scores[i])
 	}
 	lowest, highest := math.Inf(1), math.Inf(-1)
 	for e, v := range scores {
@@ -165,8 +165,8 @@ func (t *layerTally) summary() *Margins {
 		return m
 	}
 	slices.Sort(t.margins)
-	at := func(percent int) float64 { return t.margins[max((m.Tokens*percent+99)/100, 1)-1] }
-	m.Min, m.Q01, m.Q10, m.Median = t.margins[0], at(1), at(10), at(50)
+	at := func(percent int) *float64 { return &t.margins[max((m.Tokens*percent+99)/100, 1)-1] }
+	m.Min, m.Q01, m.Q10, m.Median = at(0), at(1), at(10), at(50)
 	for _, v := range t.margins {
 		switch {
 		case v == 0:
