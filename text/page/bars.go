@@ -78,22 +78,16 @@ func (b Bars) row(d *drawing, s span, r Bar, left, y float64) {
 		tip = r.Label + ": " + r.shown()
 	}
 	d.text("end", left-6, y+13, label(r.Label)).Tip = tipFor(r.Label)
-	class, number, w := "bar", r.shown(), 0.0
-	switch {
-	case math.IsNaN(r.Value):
-		w = barHeight
-		d.path("none", crossed(left, y+3, w, barHeight-6), tip)
-	default:
-		w = math.Max(1.5, plotWidth*s.at(r.Value))
-	}
-	text := "soft"
+	class, number, text := "bar", r.shown(), "soft"
 	if r.Bad {
 		class, number, text = "badbar", "✗ "+number, "badtext"
 	}
-	if !math.IsNaN(r.Value) {
-		d.rect(class, left, y+3, w, barHeight-6, tip)
+	if math.IsNaN(r.Value) {
+		d.path("none", crossed(left, y+3, barHeight, barHeight-6), tip)
+	} else {
+		d.rect(class, left, y+3, math.Max(1.5, plotWidth*s.at(r.Value)), barHeight-6, tip)
 	}
-	d.text(text, left+w+5, y+13, number)
+	d.text(text, left+plotWidth+8, y+13, number)
 }
 
 func (r Bar) shown() string {

@@ -87,7 +87,7 @@ func crossed(x, y, w, h float64) string {
 }
 
 // em is a generous guess at the width of a character of labels, fontHeight their height.
-const em, fontHeight = 6.8, 13.0
+const em, fontHeight = 7.4, 13.0
 
 // longest is how many characters of a label are shown; its tip has all of them.
 const longest = 44
