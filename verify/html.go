@@ -20,8 +20,10 @@ func (r *Report) WriteHTML(w io.Writer, about About) error {
 	p := page.New(about.Name)
 	tone := map[Verdict]page.Tone{Pass: page.Good, Fail: page.Bad, Inconclusive: page.Unclear}[r.Verdict]
 	p.Verdict(tone, r.verdict(), r.summary())
-	for _, reason := range r.Reasons {
-		p.Facts(page.Fact{Name: "reason", Value: reason})
+	if r.Verdict != Inconclusive || len(r.Reasons) > 1 {
+		for _, reason := range r.Reasons {
+			p.Facts(page.Fact{Name: "reason", Value: reason})
+		}
 	}
 	if !r.unfinished {
 		r.pageDivergence(p)
@@ -59,12 +61,40 @@ func (r *Report) pageDivergence(p *page.Page) {
 	if r.FirstDivergence == nil {
 		return
 	}
-	p.Facts(factsOf(r.writeDivergence)...)
+	facts, also := without(factsOf(r.writeDivergence), "also")
+	p.Facts(facts...)
+	if len(also) > 0 {
+		s := text.NewSheet("stages")
+		for _, f := range also {
+			s.Add(text.Plain(f.Value))
+		}
+		p.Fold("Other stages that fail", s)
+	}
 	if i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Pattern != nil }); i >= 0 {
 		c := &r.Checks[i]
 		p.Section("Where it differs")
-		p.Figure(c.heatmap(), fmt.Sprintf("%s: the largest residual of %s. A residual of 8 σ is beyond what rounding explains.", c.Tensor, c.Pattern.cells()))
+		caption := fmt.Sprintf("%s: the largest residual of %s.", c.Tensor, c.Pattern.cells())
+		if c.Pattern.Unit == sigmas {
+			caption += fmt.Sprintf(" Beyond %g σ rounding does not explain it.", c.Limits.Z)
+		}
+		p.Figure(c.heatmap(), caption)
 	}
+}
+
+// without takes the facts of a name, and those behind it that have none, out of a list.
+func without(facts []page.Fact, name string) (rest, taken []page.Fact) {
+	current := ""
+	for _, f := range facts {
+		if f.Name != "" {
+			current = f.Name
+		}
+		if current == name {
+			taken = append(taken, f)
+		} else {
+			rest = append(rest, f)
+		}
+	}
+	return rest, taken
 }
 
 // cells says what a cell of the pattern is.
@@ -93,7 +123,7 @@ func (c *Check) heatmap() page.Heatmap {
 	for j := range p.Cells[0] {
 		m.Columns = append(m.Columns, fmt.Sprint(j*p.ColumnStep))
 	}
-	if p.Unit == "σ" {
+	if p.Unit == sigmas {
 		m.Min, m.Max = 1, math.Max(100, ceiling(m.Values))
 	}
 	return m
@@ -122,19 +152,19 @@ func ceiling(values [][]float64) float64 {
 
 // pageBounds shows how much of its bound each stage used.
 func (r *Report) pageBounds(p *page.Page) {
-	p.Section("How much of the bounds was used")
 	judged := slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Margin != nil })
-	p.Figure(r.bars(judged), "Of each layer the stage that is nearest to its limit. At 1 a stage is as far from the reference as rounding may take it.")
-	for _, of := range []struct {
-		gradients     bool
-		rows, caption string
-	}{
-		{false, "layer", "Each stage of each layer. Outside the layers there are the embedding and the head."},
-		{true, "layer", "Gradients of each layer's weights; of routed experts the worst."},
-	} {
-		if m := r.stages(of.gradients, judged); len(m.Rows) > 0 {
-			p.Figure(m, of.caption)
-		}
+	if judged {
+		p.Section("How much of the bounds was used")
+		p.Figure(r.bars(judged), "The stage of each layer that is nearest to its limit. The limit is at 1.")
+	} else {
+		p.Section("How far the stages are from the reference")
+		p.Figure(r.bars(judged), "The stage of each layer that is furthest. There is no limit for it.")
+	}
+	if m := r.stages(false, judged); len(m.Rows) > 0 {
+		p.Figure(m, "Each stage of each layer.")
+	}
+	if m := r.stages(true, judged); len(m.Rows) > 0 {
+		p.Figure(m, "Gradients of each layer's weights; of routed experts the worst one's.")
 	}
 	p.Fold(fmt.Sprintf("All %s", text.Plural(len(r.Checks), "check")), r.checksSheet())
 }
@@ -160,7 +190,7 @@ func usedName(judged bool) string {
 	if judged {
 		return "share of the bound"
 	}
-	return "relative RMS of the difference; nothing has a bound"
+	return "relative RMS of the difference"
 }
 
 // bars is a bar for each place.
@@ -172,7 +202,7 @@ func (r *Report) bars(judged bool) page.Bars {
 	for checks := range r.places() {
 		worst, failed, _ := worstOf(checks)
 		bar := page.Bar{Label: place(worst), Value: worst.used(judged), Bad: failed > 0}
-		bar.Shown = worst.kindOf() + " " + worst.shown(judged)
+		bar.Shown = strings.TrimSuffix(worst.kindOf()+" "+worst.shown(judged), " -")
 		if failed > 0 {
 			bar.Shown += fmt.Sprintf(", %d failed", failed)
 		}
@@ -205,7 +235,7 @@ var expert = regexp.MustCompile(`\.experts\.\d+\.`)
 // stages is a heatmap of the layers' stages, or of their gradients: one row for each layer, a
 // column for each kind.
 func (r *Report) stages(gradients, judged bool) page.Heatmap {
-	m := page.Heatmap{Title: "stages of the layers", Name: usedName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "no such stage, or one without a bound"}
+	m := page.Heatmap{Title: "stages of the layers", Name: usedName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "no such stage, or not measured"}
 	worst := map[[2]int]Check{} // by row and column
 	for _, c := range r.Checks {
 		if c.layer < 0 || strings.HasSuffix(c.Tensor, grad) != gradients {
@@ -228,6 +258,7 @@ func (r *Report) stages(gradients, judged bool) page.Heatmap {
 		}
 	}
 	if judged {
+		m.NoValue = "no such stage, or one without a bound"
 		m.Min, m.Max = 1e-3, ceiling(m.Values)
 	}
 	m.Marked = func(i, j int) bool { c := worst[[2]int{i, j}]; return c.Verdict == Fail }
@@ -269,8 +300,8 @@ func (r *Report) pageRouting(p *page.Page) {
 	if len(r.Routing.Layers) == 0 {
 		return
 	}
-	s := text.NewSheet("layer", ">choices", ">the_same", ">exact_ties", ">within_the_noise", ">differ", ">pinned", ">not_pinned", ">experts", ">without_a_token", ">busiest")
-	m := page.Heatmap{Title: "load of the routed experts", Name: "choices", RowName: "layer", ColName: "routed expert", MarkName: "no token"}
+	s := text.NewSheet("layer", ">choices", ">the_same", ">exact_ties", ">within_the_noise", ">differ", ">pinned", ">not_pinned", ">experts", ">never_chosen", ">busiest")
+	m := page.Heatmap{Title: "load of the routed experts", Name: "choices", RowName: "layer", ColName: "routed expert", MarkName: "never chosen"}
 	for _, l := range r.Routing.Layers {
 		idle := len(l.Load) - len(slices.DeleteFunc(slices.Clone(l.Load), func(n int) bool { return n == 0 }))
 		s.Add(text.Plain(l.Layer), text.Whole(l.Choices), text.Whole(l.Choices-l.ExactTies-l.NearTies-l.Mismatches), text.Whole(l.ExactTies), text.Whole(l.NearTies),

@@ -76,7 +76,7 @@ type (
 // A case has no time of its own, since stages are not timed.
 func (r *Report) WriteJUnit(w io.Writer, about About) error {
 	s := junitSuite{Name: text.Line(about.Name), Time: fmt.Sprintf("%.3f", about.Duration)}
-	for _, f := range about.Facts {
+	for _, f := range append([]page.Fact{{Name: "verdict", Value: r.verdict()}}, about.Facts...) {
 		s.Properties = append(s.Properties, junitProperty{text.Line(f.Name), text.Line(f.Value)})
 	}
 	for _, c := range r.Checks {
@@ -152,7 +152,7 @@ func (r *Report) summary() string {
 	case Fail:
 		return text.Line(fmt.Sprintf("%s is not what the reference computed; %s", *r.FirstDivergence, r.cause()))
 	case Inconclusive:
-		return text.Line("it could not be told: " + strings.Join(r.Reasons, "; "))
+		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
 	}
 	s := fmt.Sprintf("%d of %d golden tensors were held to their limits and none is beyond; %d of %d weights took part", c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
 	if c.Experts > 0 {

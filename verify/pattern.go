@@ -7,13 +7,16 @@ import (
 	"dsmoe/model"
 )
 
+// sigmas is the unit of patterns of stages that are held to the error analysis.
+const sigmas = "σ"
+
 // A pattern has at most so many cells.
 const patternRows, patternColumns = 48, 64
 
 // localPattern is the pattern of a stage that is held to the error analysis.
 func (t *tracer) localPattern(x *value, want []float32, factor float64) *Pattern {
 	p := precisionOf(x.DType)
-	return t.pattern(x.Activation, "σ", func(i int) float64 {
+	return t.pattern(x.Activation, sigmas, func(i int) float64 {
 		g, y, s := float64(want[i]), float64(x.Values[i]), factor*unit*math.Sqrt(x.v(i))
 		switch {
 		case !agree(g, p.round(y)):

@@ -95,7 +95,9 @@ replaced. If the run ends with an error, they say that.`,
 		r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
 		r.Version, r.Duration = version(), time.Since(start).Seconds()
 		if err != nil {
-			r.Report = verify.Unfinished(err)
+			if r.Report = verify.Unfinished(err); errors.Is(err, context.Canceled) {
+				r.Report = verify.Unfinished(errInterrupted)
+			}
 			if lost := files.write(r); lost != nil {
 				err = errors.Join(err, lost)
 			}
