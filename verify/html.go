@@ -293,6 +293,9 @@ func (r *Report) checksSheet() *text.Sheet {
 	return s
 }
 
+// manyLayers is how many rows a table has at most that is not folded.
+const manyLayers = 12
+
 // pageRouting shows what took part, and the choices of experts.
 func (r *Report) pageRouting(p *page.Page) {
 	p.Section("Coverage and routing")
@@ -321,6 +324,10 @@ func (r *Report) pageRouting(p *page.Page) {
 	m.Tip = func(i, j int) string {
 		return fmt.Sprintf("layer %s, expert %d: %s", m.Rows[i], j, text.Plural(r.Routing.Layers[i].Load[j], "choice"))
 	}
-	p.Table(s)
+	if len(m.Rows) > manyLayers {
+		p.Fold(fmt.Sprintf("Choices of the %d layers", len(m.Rows)), s)
+	} else {
+		p.Table(s)
+	}
 	p.Figure(m, "How often the golden chose each routed expert, padding included.")
 }

@@ -69,7 +69,7 @@ replaced. If the run ends with an error, they say that.`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --mode chained fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --json fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
-  dsmoe verify --junit verify.xml --html verify.html fixtures/v3/checkpoint fixtures/v3/golden-f32
+  dsmoe verify --junit v.xml --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32
   dsmoe verify --limit mlp.experts.output=2 fixtures/v3/checkpoint fixtures/v3/golden-f32`,
 		Args:        expect("CHECKPOINT", "GOLDEN"),
 		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: the first stage that differs is named"),
