@@ -28,12 +28,30 @@ func (t *tracer) topK(name string, ours *choice) error {
 			return err
 		}
 		if c.Reason = notRouting(want, k, ours); c.Reason == "" {
+			before := t.routing
 			t.compareTopK(&c, ours, want, k)
+			t.routing.addLayer(before, layer, loads(want, ours.Scores.Width()))
 			copy(ours.Idx, want)
 		}
 	}
 	t.add(c)
 	return nil
+}
+
+// addLayer adds what was counted since before to the layers, with the load of its experts.
+func (r *Routing) addLayer(before Routing, layer int, load []int) {
+	r.Layers = append(r.Layers, LayerRouting{
+		Layer: fmt.Sprintf("model.layers.%d", layer), Choices: r.Choices - before.Choices, Pinned: r.Pinned - before.Pinned,
+		ExactTies: r.ExactTies - before.ExactTies, NearTies: r.NearTies - before.NearTies, Mismatches: r.Mismatches - before.Mismatches, Load: load})
+}
+
+// loads counts how often each expert was chosen.
+func loads(chosen []int, experts int) []int {
+	load := make([]int, experts)
+	for _, e := range chosen {
+		load[e]++
+	}
+	return load
 }
 
 // reach records the experts whose output shows for some token, given the weights of

@@ -22,8 +22,8 @@ import (
 // draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
-		"cmd/dsmoe": {"convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/inspect", "verify/diff",
-			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor", "text/page"},
+		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/inspect", "verify/diff",
+			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor"},
 
 		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint"},
 		"convert/internal/engine":  {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
@@ -37,8 +37,8 @@ func TestLayers(t *testing.T) {
 		"convert/internal/digest":  {},
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
-		"verify":         {"model", "model/weights", "config", "model/tensor"},
-		"verify/inspect": {"model", "model/count", "model/weights", "config", "model/tensor", "text/page"},
+		"verify":         {"text/page", "model", "model/weights", "config", "model/tensor"},
+		"verify/inspect": {"text/page", "model", "model/count", "model/weights", "config", "model/tensor"},
 		"verify/diff":    {"model/weights", "config", "model/tensor"},
 
 		"model":                   {"model/weights", "config", "model/tensor", "model/internal/kernel"},

@@ -47,13 +47,14 @@ func (b Bars) values(yield func(float64)) {
 }
 
 func (b Bars) draw() *drawing {
-	var labels, numbers []string
+	var labels []string
+	right := 0.0
 	for _, r := range b.Rows {
-		labels, numbers = append(labels, r.Label), append(numbers, "✗ "+r.shown())
+		labels, right = append(labels, r.Label), math.Max(right, width(r.number()))
 	}
 	left, top := widest(labels)+10, 2*fontHeight+10
 	bottom := top + barHeight*float64(len(b.Rows))
-	d := &drawing{Title: b.Title, Width: length(math.Ceil(left + plotWidth + widest(numbers) + 20)), Height: length(bottom + 6)}
+	d := &drawing{Title: b.Title, Width: length(math.Ceil(left + plotWidth + right + 20)), Height: length(bottom + 6)}
 	s := b.span()
 	d.text("soft", left, fontHeight-2, b.Name)
 	for _, v := range s.ticks(7) {
@@ -78,22 +79,25 @@ func (b Bars) row(d *drawing, s span, r Bar, left, y float64) {
 		tip = r.Label + ": " + r.shown()
 	}
 	d.text("end", left-6, y+13, label(r.Label)).Tip = tipFor(r.Label)
-	class, number, w := "bar", r.shown(), 0.0
-	switch {
-	case math.IsNaN(r.Value):
-		w = barHeight
-		d.path("none", crossed(left, y+3, w, barHeight-6), tip)
-	default:
-		w = math.Max(1.5, plotWidth*s.at(r.Value))
-	}
-	text := "soft"
+	class, text := "bar", "soft"
 	if r.Bad {
-		class, number, text = "badbar", "✗ "+number, "badtext"
+		class, text = "badbar", "badtext"
 	}
-	if !math.IsNaN(r.Value) {
-		d.rect(class, left, y+3, w, barHeight-6, tip)
+	if math.IsNaN(r.Value) {
+		d.path("none", crossed(left, y+3, barHeight, barHeight-6), tip)
+	} else {
+		d.rect(class, left, y+3, math.Max(1.5, plotWidth*s.at(r.Value)), barHeight-6, tip)
 	}
-	d.text(text, left+w+5, y+13, number)
+	d.text(text, left+plotWidth+8, y+13, r.number())
+}
+
+// number is what stands behind the bar.
+func (r Bar) number() string {
+	s := first(widestNumber, r.shown())
+	if r.Bad {
+		return "✗ " + s
+	}
+	return s
 }
 
 func (r Bar) shown() string {

@@ -87,18 +87,22 @@ func crossed(x, y, w, h float64) string {
 }
 
 // em is a generous guess at the width of a character of labels, fontHeight their height.
-const em, fontHeight = 6.8, 13.0
+const em, fontHeight = 7.4, 13.0
 
-// longest is how many characters of a label are shown; its tip has all of them.
-const longest = 44
+// longest is how many characters of a label are shown, and widestNumber of what stands behind a
+// bar; their tips have all of them.
+const longest, widestNumber = 44, 80
 
 // label shortens a label to what is shown.
-func label(s string) string {
+func label(s string) string { return first(longest, s) }
+
+// first is a line of n characters of s at most.
+func first(n int, s string) string {
 	s = text.Line(s)
-	if utf8.RuneCountInString(s) <= longest {
+	if utf8.RuneCountInString(s) <= n {
 		return s
 	}
-	return string([]rune(s)[:longest-1]) + "…"
+	return string([]rune(s)[:n-1]) + "…"
 }
 
 // tipFor is the whole label, where label shortens it.
@@ -112,10 +116,13 @@ func tipFor(s string) string {
 // widest is the width of the widest of labels.
 func widest(labels []string) (w float64) {
 	for _, l := range labels {
-		w = max(w, em*float64(utf8.RuneCountInString(label(l))))
+		w = max(w, width(label(l)))
 	}
 	return w
 }
+
+// width is that of a text.
+func width(s string) float64 { return em * float64(utf8.RuneCountInString(s)) }
 
 // shown writes a number for a reader.
 func shown(v float64) string {

@@ -53,7 +53,7 @@ type picture struct {
 
 type verdict struct{ Tone, Word, Text string }
 
-// Fact is something that has a name.
+// Fact is something that has a name; without one it belongs to the fact before it.
 type Fact struct{ Name, Value string }
 
 // Tone says how a verdict is meant.

@@ -172,25 +172,25 @@ func svg(t *testing.T, f Figure) string {
 // TestBars holds a drawing to the letter: where bars end, and the limit.
 func TestBars(t *testing.T) {
 	assert.Equal(t, `
-<text class="soft" x="71.2" y="11">of the bound</text>
-<path class="grid" d="M71.2 32L71.2 93"></path>
-<text class="soft mid" x="71.2" y="29">0.01</text>
-<path class="grid" d="M211.2 32L211.2 93"></path>
-<text class="soft mid" x="211.2" y="29">0.1</text>
-<path class="grid" d="M351.2 32L351.2 93"></path>
-<text class="soft mid" x="351.2" y="29">1</text>
-<path class="grid" d="M491.2 32L491.2 93"></path>
-<text class="soft mid" x="491.2" y="29">10</text>
-<text class="end" x="65.2" y="49">mlp</text>
-<path class="bar" d="M71.2 39h140v13h-140z"><title>mlp: 0.1</title></path>
-<text class="soft" x="216.2" y="49">0.1</text>
-<text class="end" x="65.2" y="68">self_attn</text>
-<path class="badbar" d="M71.2 58h420v13h-420z"><title>self_attn: 25</title></path>
-<text class="badtext" x="496.2" y="68">✗ 25</text>
-<text class="end" x="65.2" y="87">norm</text>
-<path class="none" d="M71.2 77h19v13h-19zM71.2 90l19 -13"><title>norm: no value</title></path>
-<text class="soft" x="95.2" y="87">no value</text>
-<path class="limit" d="M351.2 32L351.2 97"></path>
+<text class="soft" x="76.6" y="11">of the bound</text>
+<path class="grid" d="M76.6 32L76.6 93"></path>
+<text class="soft mid" x="76.6" y="29">0.01</text>
+<path class="grid" d="M216.6 32L216.6 93"></path>
+<text class="soft mid" x="216.6" y="29">0.1</text>
+<path class="grid" d="M356.6 32L356.6 93"></path>
+<text class="soft mid" x="356.6" y="29">1</text>
+<path class="grid" d="M496.6 32L496.6 93"></path>
+<text class="soft mid" x="496.6" y="29">10</text>
+<text class="end" x="70.6" y="49">mlp</text>
+<path class="bar" d="M76.6 39h140v13h-140z"><title>mlp: 0.1</title></path>
+<text class="soft" x="504.6" y="49">0.1</text>
+<text class="end" x="70.6" y="68">self_attn</text>
+<path class="badbar" d="M76.6 58h420v13h-420z"><title>self_attn: 25</title></path>
+<text class="badtext" x="504.6" y="68">✗ 25</text>
+<text class="end" x="70.6" y="87">norm</text>
+<path class="none" d="M76.6 77h19v13h-19zM76.6 90l19 -13"><title>norm: no value</title></path>
+<text class="soft" x="504.6" y="87">no value</text>
+<path class="limit" d="M356.6 32L356.6 97"></path>
 </svg>
 `, svg(t, Bars{Name: "of the bound", Scale: Log, Min: .01, Max: 10, Limit: 1, Rows: []Bar{{Label: "mlp", Value: .1}, {Label: "self_attn", Value: 25, Bad: true}, {Label: "norm", Value: nan}}}))
 }
@@ -199,9 +199,9 @@ func TestBars(t *testing.T) {
 func TestHeatmapColours(t *testing.T) {
 	cells := svg(t, Heatmap{Rows: []string{"r"}, Columns: []string{"0", "1", "2", "3"}, Values: [][]float64{{0, 1, .5, nan}}})
 	for _, want := range []string{
-		`<path class="s0" d="M34 30h26v18h-26z"><title>r, 0: 0</title></path>`,
-		`<path class="s31" d="M60 30h26v18h-26z"><title>r, 1: 1</title></path>`,
-		`<path class="s16" d="M86 30h26v18h-26z"><title>r, 2: 0.5</title></path>`,
+		`<path class="s0" d="M35 30h26v18h-26z"><title>r, 0: 0</title></path>`,
+		`<path class="s31" d="M61 30h26v18h-26z"><title>r, 1: 1</title></path>`,
+		`<path class="s16" d="M87 30h26v18h-26z"><title>r, 2: 0.5</title></path>`,
 		`<title>r, 3: no value</title>`, `>no value</text>`,
 	} {
 		assert.Contains(t, cells, want)

@@ -107,8 +107,8 @@ func (r *Routing) margins() page.Figure {
 			continue
 		}
 		there = true
-		for i, v := range []float64{l.Margins.Median, l.Margins.Q10, l.Margins.Q01, l.Margins.Min} {
-			lines.Series[i].Points = append(lines.Series[i].Points, [2]float64{float64(l.Layer), v})
+		for i, v := range []*float64{l.Margins.Median, l.Margins.Q10, l.Margins.Q01, l.Margins.Min} {
+			lines.Series[i].Points = append(lines.Series[i].Points, [2]float64{float64(l.Layer), orNaN(v)})
 		}
 	}
 	if !there {
