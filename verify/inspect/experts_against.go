@@ -114,7 +114,7 @@ func (c *contrast) pair(layers []*layerMLPs) error {
 		originals[w.Name] = w
 	}
 	c.of = map[*weights.Weight]*contrasted{}
-	var errs []error
+	var problems []Finding
 	for _, l := range layers {
 		for _, m := range l.all {
 			for _, a := range m.weights {
@@ -122,8 +122,8 @@ func (c *contrast) pair(layers []*layerMLPs) error {
 					continue
 				}
 				b := originals[a.Name]
-				if err := comparable(a, b); err != nil {
-					errs = append(errs, fmt.Errorf("tensor %s: %w", text.Quote(a.Name), err))
+				if kind, cause := comparable(a, b); kind != "" {
+					problems = append(problems, Finding{Kind: kind, Tensor: a.Name, Cause: cause})
 					continue
 				}
 				x := &contrasted{a: a, b: b, MatrixError: MatrixError{DType: a.DType, Against: b.DType}}
@@ -132,21 +132,27 @@ func (c *contrast) pair(layers []*layerMLPs) error {
 			}
 		}
 	}
+	var errs []error
+	for _, g := range groups(problems) {
+		for _, l := range g.lines() {
+			errs = append(errs, errors.New(l.text))
+		}
+	}
 	return errors.Join(errs...)
 }
 
-// comparable says why a weight cannot be compared with its original.
-func comparable(a, b *weights.Weight) error {
+// comparable says why a weight cannot be compared with its original; "" if it can.
+func comparable(a, b *weights.Weight) (kind Kind, cause string) {
 	switch {
 	case b == nil:
-		return errors.New("the original does not have it")
+		return Missing, "the original does not have it"
 	case !slices.Equal(a.Shape, b.Shape):
-		return fmt.Errorf("shape %v, but the original's is %v", a.Shape, b.Shape)
+		return Shape, fmt.Sprintf("%v, but the original's is %v", a.Shape, b.Shape)
 	}
 	if err := countable(b); err != nil {
-		return fmt.Errorf("in the original: %w", err)
+		return DType, "in the original: " + err.Error()
 	}
-	return nil
+	return "", ""
 }
 
 // run compares all pairs, each in one piece.
