@@ -267,15 +267,25 @@ func (l *LayerExpertsError) observe() (found []Observation) {
 	return found
 }
 
+// routed is the number of routed experts.
+func (l *LayerExpertsError) routed() (n int) {
+	for i := range l.Experts {
+		if l.Experts[i].Expert >= 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // about says what is odd about the error of a matrix; nil if nothing is.
 func (l *LayerExpertsError) about(m *MatrixError, layer *Spread) *Observation {
 	switch {
 	case m.NotFinite > 0:
 		return &Observation{ID: "not-finite", Value: finite(float64(m.NotFinite)), Expected: finite(0),
-			Text: fmt.Sprintf("%s are finite on one side only", text.Plural(m.NotFinite, "number"))}
+			Text: text.Plural(m.NotFinite, "number") + ": finite on one side only"}
 	case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
 		return &Observation{ID: "error", Value: m.MaxAbs, Expected: finite(0), Text: fmt.Sprintf("the original is all zero, this is up to %.4g", *m.MaxAbs)}
-	case len(l.Experts) >= leastPeers && layer.far(m.RelativeRMS, errorFactor) && *m.RelativeRMS > layer.Median:
+	case l.routed() >= leastPeers && layer.far(m.RelativeRMS, errorFactor) && *m.RelativeRMS > layer.Median:
 		return &Observation{ID: "error", Value: m.RelativeRMS, Expected: &layer.Median,
 			Text: fmt.Sprintf("relative RMS error %.4g, the layer's median is %.4g", *m.RelativeRMS, layer.Median)}
 	}

@@ -376,7 +376,7 @@ func (r *LayerExperts) likeliest(i int, leader []int) (all []int) {
 
 // likeness is the largest of the cosines of two experts; 0 if there are none.
 func (r *LayerExperts) likeness(a, b int) (most float64) {
-	for _, c := range []Cosines{r.similarity.Function, r.similarity.Gate, r.similarity.Up, r.similarity.Down} {
+	for _, c := range []Cosines{r.Similarity.Function, r.Similarity.Gate, r.Similarity.Up, r.Similarity.Down} {
 		if c != nil && magnitude(c[a][b]) > most {
 			most = magnitude(c[a][b])
 		}
@@ -410,7 +410,7 @@ func (r *LayerExperts) nearTwins(k int, leader []int, cosines []float64, equal [
 // nearMatrices tells of pairs of matrices that are alike though their experts are not twins, and
 // are not equal.
 func (r *LayerExperts) nearMatrices(leader []int) (found []Observation) {
-	for p, c := range []Cosines{r.similarity.Gate, r.similarity.Up, r.similarity.Down} {
+	for p, c := range []Cosines{r.Similarity.Gate, r.Similarity.Up, r.Similarity.Down} {
 		for i := range c {
 			for k := range i {
 				a, b := &r.Experts[k], &r.Experts[i]
