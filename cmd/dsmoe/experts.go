@@ -28,6 +28,9 @@ func newInspectExperts() *cobra.Command {
 	similarities := cmd.Flags().Bool("similarities", false, "with --json: the cosines of all pairs of experts, too")
 	against := cmd.Flags().String("against", "", "only how far each expert is from that of the `original` checkpoint")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if *against != "" && (*similarities || cmd.Flags().Changed("by")) {
+			return misuse(cmd, "--against goes with neither --by nor --similarities")
+		}
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
 			if *against != "" {
 				return expertsAgainst(cmd, w, *against, *selection, out)
@@ -36,7 +39,7 @@ func newInspectExperts() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}
-			return answer(out.print(cmd, r), len(r.Findings) == 0)
+			return out.judge(cmd, r, r.Findings)
 		})
 	}
 	return cmd
@@ -57,5 +60,5 @@ func expertsAgainst(cmd *cobra.Command, w inspect.Weights, original string, s in
 	if err != nil {
 		return fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original), err)
 	}
-	return answer(out.print(cmd, r), len(r.Findings) == 0)
+	return out.judge(cmd, r, r.Findings)
 }

@@ -43,7 +43,7 @@ not proven so, and without a bias (DeepSeekMoE-16B, V2) nothing can be, since lo
 state -h are those of h turned round. Coupling is a check on conversions that number rows and
 experts apart; it was tried on a small trained model, and says nothing where it is not measurable.
 
-A finding is
+Findings are on stderr if -o is tsv, csv or md. One is
   dead-row            all zero: the logit is 0 for every token
   row-norm            beyond z 8 and 4 times the layer's median, or a quarter of it
   duplicate-row, near-duplicate-row   equal rows; a cosine of 0.99 with norms within 10 %
@@ -53,7 +53,7 @@ A finding is
 
 Memory is that of the routers in float32, and with --coupling 8 bytes for each number of a gate_proj
 for each processor. DeepSeek-V3's routers are 420 MB; with --coupling its experts' gate_proj are
-read, a third of the weights. No number depends on the number of threads.`,
+read, a third of the weights, for about an hour of a core. No number depends on the number of threads.`,
 		Example: `  dsmoe inspect router fixtures/v1-base/checkpoint
   dsmoe inspect router --by layer --coupling fixtures/v3/checkpoint
   dsmoe inspect router --layers 1 --json fixtures/v3-fp8/checkpoint`,
@@ -70,7 +70,7 @@ read, a third of the weights. No number depends on the number of threads.`,
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}
-			return answer(out.print(cmd, r), len(r.Findings) == 0)
+			return out.judge(cmd, r, r.Findings)
 		})
 	}
 	return cmd

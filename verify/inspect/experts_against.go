@@ -53,7 +53,7 @@ type MatrixError struct {
 	RelativeRMS *float64     `json:"relative_rms"` // √(Σ(a-b)² / Σb²), in float64; null if Σb² is 0 and a is not b, or numbers are not finite
 	MaxAbs      *float64     `json:"max_abs"`      // the largest |a-b|, in float64; null if numbers are not finite
 	Different   int64        `json:"different"`    // elements that are not equal
-	NotFinite   int64        `json:"not_finite"`   // elements that are not finite in a and are in b, or the reverse
+	NotFinite   int64        `json:"not_finite"`   // elements that are not equal, and of which one, or both, are not finite
 	Z           *float64     `json:"z"`            // robust z-score of RelativeRMS among the layer's routed experts
 }
 
@@ -188,9 +188,9 @@ func (c *contrast) compare(ctx context.Context, x *contrasted) error {
 		tile, errorTile := 0.0, 0.0
 		for i, v := range right {
 			d := float64(left[i]) - float64(v)
-			if d != 0 && (left[i] == left[i] || v == v) {
+			if d != 0 && left[i] != v && (left[i] == left[i] || v == v) {
 				x.Different++
-				if (left[i]-left[i] == 0) != (v-v == 0) {
+				if d-d != 0 {
 					x.NotFinite++
 				}
 			}
@@ -282,7 +282,7 @@ func (l *LayerExpertsError) about(m *MatrixError, layer *Spread) *Observation {
 	switch {
 	case m.NotFinite > 0:
 		return &Observation{ID: "not-finite", Value: finite(float64(m.NotFinite)), Expected: finite(0),
-			Text: text.Plural(m.NotFinite, "number") + ": finite on one side only"}
+			Text: text.Plural(m.NotFinite, "number") + ": not finite, here or in the original, and not the same"}
 	case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
 		return &Observation{ID: "error", Value: m.MaxAbs, Expected: finite(0), Text: fmt.Sprintf("the original is all zero, this is up to %.4g", *m.MaxAbs)}
 	case l.routed() >= leastPeers && layer.far(m.RelativeRMS, errorFactor) && *m.RelativeRMS > layer.Median:
@@ -347,7 +347,7 @@ func (r *ExpertsErrorReport) WriteText(w io.Writer) error {
 		return err
 	}
 	writeNotCounted(&b, r.NotCounted)
-	if err := writeObservations(&b, r.Findings); err != nil {
+	if err := WriteObservations(&b, r.Findings); err != nil {
 		return err
 	}
 	_, err := io.WriteString(w, b.String())

@@ -156,6 +156,11 @@ func TestPlantedExperts(t *testing.T) {
 		"noise, neurons moved": {func(s *stored) { s.copyExpert(2, 3, 2, 7, order, 0.1) }, []string{"near-duplicate 2 [3 7]"}, "experts 7 are it but for noise"},
 		"noise and a copy": {func(s *stored) { s.copyExpert(2, 3, 2, 7, order, 0.1); s.copyExpert(2, 3, 2, 9, order, 0) },
 			[]string{"near-duplicate 2 [3 7]", "duplicate 2 [3 9]"}, ""},
+		"other signs": {func(s *stored) {
+			s.copyExpert(2, 3, 2, 7, order, 0)
+			s.change(expertName(2, 7, "up"), row(0, 1536, times(-1)))
+			s.change(expertName(2, 7, "down"), row(0, 1536, times(-1)))
+		}, []string{"same-function 2 [3 7]", "duplicate-matrix 2 [3 7]"}, "computes what expert 7 does"},
 		"one matrix": {func(s *stored) {
 			copy(s.data[expertName(2, 4, "up")], s.data[expertName(2, 4, "gate")])
 		}, []string{"duplicate-matrix 2 [4]"}, "has the numbers of model.layers.2.mlp.experts.4.up_proj.weight"},
@@ -395,10 +400,14 @@ func TestExpertsAgainst(t *testing.T) {
 	a.change(expertName(2, 4, "up"), roundTo(64, 7))
 	a.change(expertName(3, 9, "down"), row(0, 1, times(2)))
 	a.put(expertName(1, 0, "gate"), 3, 0x7f80)
+	a.put(expertName(1, 1, "gate"), 3, 0x7f80, 0x7fc0)
+	b.put(expertName(1, 1, "gate"), 3, 0xff80, 0x7fc0)
+	a.put(expertName(1, 2, "gate"), 3, 0x7f80, 0x7fc0)
+	b.put(expertName(1, 2, "gate"), 3, 0x7f80, 0x7fc1)
 	r, err := ExpertsAgainst(t.Context(), a.weights(), b.weights(), Selection{})
 	require.NoError(t, err)
-	require.Equal(t, []string{"not-finite 1 [0]", "error 2 [4]", "error 3 [9]"}, told(r.Findings))
-	require.Equal(t, expertName(2, 4, "up"), r.Findings[1].Tensor)
+	require.Equal(t, []string{"not-finite 1 [0]", "not-finite 1 [1]", "error 2 [4]", "error 3 [9]"}, told(r.Findings))
+	require.Equal(t, expertName(2, 4, "up"), r.Findings[2].Tensor)
 	var squares, off float64
 	x, y := a.numbersOf(expertName(2, 4, "up")), b.numbersOf(expertName(2, 4, "up"))
 	for i := range x {

@@ -349,6 +349,11 @@ func (x *examination) near(ctx context.Context, l *layerMLPs, r *LayerExperts, p
 				leader[i], cosines[i], equal[i] = k, p.cosine, p.equal
 				break
 			}
+			if c := r.Similarity.Function; c != nil && c[k][i] >= sameFunction {
+				o := r.observation(&r.Experts[k], "same-function", -1, finite(c[k][i]), finite(0), "computes what expert %d does: the cosine of their outputs is %.6f, that of all numbers, neurons matched, %.2g", routed[i].number, c[k][i], p.cosine)
+				o.Experts = append(o.Experts, routed[i].number)
+				found = append(found, o)
+			}
 		}
 	}
 	for k := range routed {
