@@ -17,7 +17,7 @@ func newInspectExperts() *cobra.Command {
 		Long:  `TODO`,
 		Example: `  dsmoe inspect experts fixtures/v1-base/checkpoint
   dsmoe inspect experts --by layer -o md fixtures/v3-fp8/checkpoint
-  dsmoe inspect experts --layers 1 --json --similarities fixtures/v3/checkpoint
+  dsmoe inspect experts --layers 2 --json --similarities fixtures/v3/checkpoint
   dsmoe inspect experts fixtures/v3/checkpoint-fused --against fixtures/v3/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("there is no finding", "there are findings"),
@@ -29,6 +29,9 @@ func newInspectExperts() *cobra.Command {
 	against := cmd.Flags().String("against", "", "only how far each expert is from that of the `original` checkpoint")
 	out.plot = addPlot(cmd, "likeness to the nearest by layer and expert; --against: relative errors")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
+		if *against != "" && (*similarities || cmd.Flags().Changed("by")) {
+			return misuse(cmd, "--against goes with neither --by nor --similarities")
+		}
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
 			if *against != "" {
 				return expertsAgainst(cmd, w, *against, *selection, out)
@@ -37,7 +40,7 @@ func newInspectExperts() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}
-			return answer(out.print(cmd, r), len(r.Findings) == 0)
+			return out.judge(cmd, r, r.Findings)
 		})
 	})
 	return cmd
@@ -58,5 +61,5 @@ func expertsAgainst(cmd *cobra.Command, w inspect.Weights, original string, s in
 	if err != nil {
 		return fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original), err)
 	}
-	return answer(out.print(cmd, r), len(r.Findings) == 0)
+	return out.judge(cmd, r, r.Findings)
 }

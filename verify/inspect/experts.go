@@ -29,7 +29,7 @@ var projectionNames = [projections]string{"gate_proj", "up_proj", "down_proj"}
 // ExpertsOptions says what ExamineExperts looks at; the zero value is everything.
 type ExpertsOptions struct {
 	Selection    Selection
-	Similarities bool     // the report's JSON has the matrices of LayerExperts.Similarity
+	Similarities bool     // the report keeps the cosines of all pairs, LayerExperts.Similarity
 	By           Grouping // rows of the sheet: ByExpert, also "", or ByLayer
 }
 
@@ -53,14 +53,10 @@ type LayerExperts struct {
 	Down     *MatrixSpread   `json:"down"`     // of down_proj
 	Function *PairSpread     `json:"function"` // the cosines of ExpertNumbers.Function; null below two experts
 
-	// Similarity is the cosines of all pairs. Rows and columns are Experts.
-	Similarity *Similarity `json:"similarity,omitempty"`
-
-	similarity Similarity
+	// Similarity is the cosines of all pairs. Rows and columns are Experts. null unless they were asked
+	// for: those of DeepSeek-V3 take 120 MB.
+	Similarity *Similarity `json:"similarity"`
 }
-
-// Similarities returns the cosines of all pairs.
-func (l *LayerExperts) Similarities() *Similarity { return &l.similarity }
 
 // Similarity is cosines [experts][experts]: see PairSpread. nil where there are none; NaN where
 // a pair has none, which JSON writes as null. The last row and column of Function are the shared

@@ -53,7 +53,7 @@ type MatrixError struct {
 	RelativeRMS *float64     `json:"relative_rms"` // √(Σ(a-b)² / Σb²), in float64; null if Σb² is 0 and a is not b, or numbers are not finite
 	MaxAbs      *float64     `json:"max_abs"`      // the largest |a-b|, in float64; null if numbers are not finite
 	Different   int64        `json:"different"`    // elements that are not equal
-	NotFinite   int64        `json:"not_finite"`   // elements that are not finite in a and are in b, or the reverse
+	NotFinite   int64        `json:"not_finite"`   // elements that are not equal, and of which one, or both, are not finite
 	Z           *float64     `json:"z"`            // robust z-score of RelativeRMS among the layer's routed experts
 }
 
@@ -114,7 +114,7 @@ func (c *contrast) pair(layers []*layerMLPs) error {
 		originals[w.Name] = w
 	}
 	c.of = map[*weights.Weight]*contrasted{}
-	var errs []error
+	var problems []Finding
 	for _, l := range layers {
 		for _, m := range l.all {
 			for _, a := range m.weights {
@@ -122,8 +122,8 @@ func (c *contrast) pair(layers []*layerMLPs) error {
 					continue
 				}
 				b := originals[a.Name]
-				if err := comparable(a, b); err != nil {
-					errs = append(errs, fmt.Errorf("tensor %s: %w", text.Quote(a.Name), err))
+				if kind, cause := comparable(a, b); kind != "" {
+					problems = append(problems, Finding{Kind: kind, Tensor: a.Name, Cause: cause})
 					continue
 				}
 				x := &contrasted{a: a, b: b, MatrixError: MatrixError{DType: a.DType, Against: b.DType}}
@@ -132,21 +132,27 @@ func (c *contrast) pair(layers []*layerMLPs) error {
 			}
 		}
 	}
+	var errs []error
+	for _, g := range groups(problems) {
+		for _, l := range g.lines() {
+			errs = append(errs, errors.New(l.text))
+		}
+	}
 	return errors.Join(errs...)
 }
 
-// comparable says why a weight cannot be compared with its original.
-func comparable(a, b *weights.Weight) error {
+// comparable says why a weight cannot be compared with its original; "" if it can.
+func comparable(a, b *weights.Weight) (kind Kind, cause string) {
 	switch {
 	case b == nil:
-		return errors.New("the original does not have it")
+		return Missing, "the original does not have it"
 	case !slices.Equal(a.Shape, b.Shape):
-		return fmt.Errorf("shape %v, but the original's is %v", a.Shape, b.Shape)
+		return Shape, fmt.Sprintf("%v, but the original's is %v", a.Shape, b.Shape)
 	}
 	if err := countable(b); err != nil {
-		return fmt.Errorf("in the original: %w", err)
+		return DType, "in the original: " + err.Error()
 	}
-	return nil
+	return "", ""
 }
 
 // run compares all pairs, each in one piece.
@@ -182,9 +188,9 @@ func (c *contrast) compare(ctx context.Context, x *contrasted) error {
 		tile, errorTile := 0.0, 0.0
 		for i, v := range right {
 			d := float64(left[i]) - float64(v)
-			if d != 0 && (left[i] == left[i] || v == v) {
+			if d != 0 && left[i] != v && (left[i] == left[i] || v == v) {
 				x.Different++
-				if (left[i]-left[i] == 0) != (v-v == 0) {
+				if d-d != 0 {
 					x.NotFinite++
 				}
 			}
@@ -261,15 +267,25 @@ func (l *LayerExpertsError) observe() (found []Observation) {
 	return found
 }
 
+// routed is the number of routed experts.
+func (l *LayerExpertsError) routed() (n int) {
+	for i := range l.Experts {
+		if l.Experts[i].Expert >= 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // about says what is odd about the error of a matrix; nil if nothing is.
 func (l *LayerExpertsError) about(m *MatrixError, layer *Spread) *Observation {
 	switch {
 	case m.NotFinite > 0:
 		return &Observation{ID: "not-finite", Value: finite(float64(m.NotFinite)), Expected: finite(0),
-			Text: fmt.Sprintf("%s are finite on one side only", text.Plural(m.NotFinite, "number"))}
+			Text: text.Plural(m.NotFinite, "number") + ": not finite, here or in the original, and not the same"}
 	case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
 		return &Observation{ID: "error", Value: m.MaxAbs, Expected: finite(0), Text: fmt.Sprintf("the original is all zero, this is up to %.4g", *m.MaxAbs)}
-	case len(l.Experts) >= leastPeers && layer.far(m.RelativeRMS, errorFactor) && *m.RelativeRMS > layer.Median:
+	case l.routed() >= leastPeers && layer.far(m.RelativeRMS, errorFactor) && *m.RelativeRMS > layer.Median:
 		return &Observation{ID: "error", Value: m.RelativeRMS, Expected: &layer.Median,
 			Text: fmt.Sprintf("relative RMS error %.4g, the layer's median is %.4g", *m.RelativeRMS, layer.Median)}
 	}
@@ -331,7 +347,7 @@ func (r *ExpertsErrorReport) WriteText(w io.Writer) error {
 		return err
 	}
 	writeNotCounted(&b, r.NotCounted)
-	if err := writeObservations(&b, r.Findings); err != nil {
+	if err := WriteObservations(&b, r.Findings); err != nil {
 		return err
 	}
 	_, err := io.WriteString(w, b.String())

@@ -19,6 +19,7 @@ const (
 	coarseShare   = 0.75 // of the median of MatrixNumbers.Distinct
 	zeroShare     = 0.01 // of the neurons, more than the layer's median
 	alike         = 0.9  // a cosine; a copy with noise of 0.48 of its RMS has it
+	sameFunction  = 0.999
 )
 
 // spread fills in the numbers that are about the layer.

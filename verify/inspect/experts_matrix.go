@@ -138,8 +138,8 @@ func (m *matrix) distinct() *float64 {
 	return finite(float64(different) / float64(all))
 }
 
-// lanczosSteps is how many steps spectral goes. The σ₁ of random matrices of the experts' widths
-// are then within 3·10⁻⁴ of the truth, and those of spectra with a gap exact in float32.
+// lanczosSteps is how many steps spectral goes. The σ₁ of random matrices of the experts' widths are
+// then less than 10⁻³ short, and those of spectra with a gap exact in float32.
 const lanczosSteps = 24
 
 // spectral returns σ₁ of a matrix, the largest singular value, from below: that of the bidiagonal

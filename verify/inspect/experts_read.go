@@ -49,8 +49,11 @@ func ExamineExperts(ctx context.Context, w Weights, o ExpertsOptions) (*ExpertsR
 		if err != nil {
 			return nil, err
 		}
-		r.Layers, r.Findings = append(r.Layers, *layer), append(r.Findings, found...)
 		suspects = append(suspects, l.suspects(layer)...)
+		if !o.Similarities {
+			layer.Similarity = nil
+		}
+		r.Layers, r.Findings = append(r.Layers, *layer), append(r.Findings, found...)
 	}
 	twins, err := x.duplicates(ctx, suspects)
 	if err != nil {
@@ -58,11 +61,6 @@ func ExamineExperts(ctx context.Context, w Weights, o ExpertsOptions) (*ExpertsR
 	}
 	r.Findings = append(r.Findings, twins...)
 	slices.SortStableFunc(r.Findings, func(a, b Observation) int { return a.Layer - b.Layer })
-	for i := range r.Layers {
-		if o.Similarities {
-			r.Layers[i].Similarity = &r.Layers[i].similarity
-		}
-	}
 	return r, nil
 }
 
@@ -107,7 +105,7 @@ func (x *examination) layer(ctx context.Context, l *layerMLPs) (*LayerExperts, [
 	if err := errors.Join(t.wait(), errors.Join(errs...)); err != nil {
 		return nil, nil, err
 	}
-	r := &LayerExperts{Layer: l.layer, Experts: []ExpertNumbers{}}
+	r := &LayerExperts{Layer: l.layer, Experts: []ExpertNumbers{}, Similarity: &Similarity{}}
 	for i, m := range l.all {
 		if m.number < 0 {
 			r.Shared = all[i]

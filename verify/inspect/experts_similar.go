@@ -93,7 +93,7 @@ func (x *examination) similarities(ctx context.Context, l *layerMLPs, r *LayerEx
 	if err := t.wait(); err != nil {
 		return err
 	}
-	for i, to := range []*Cosines{&r.similarity.Gate, &r.similarity.Up, &r.similarity.Down} {
+	for i, to := range []*Cosines{&r.Similarity.Gate, &r.Similarity.Up, &r.Similarity.Down} {
 		if err := errors.Join(sides[i].errs[:]...); err != nil {
 			return err
 		}
@@ -264,7 +264,7 @@ func (r *LayerExperts) functions() {
 		return
 	}
 	c := gramOf(outputs).cosines(len(all), places)
-	r.similarity.Function = c
+	r.Similarity.Function = c
 	for i, e := range all {
 		e.Function = r.neighbour(c[i], i, itself)
 	}

@@ -116,7 +116,7 @@ func (r *ExpertsReport) WriteText(w io.Writer) error {
 		}
 	}
 	writeNotCounted(&b, r.NotCounted)
-	if err := writeObservations(&b, r.Findings); err != nil {
+	if err := WriteObservations(&b, r.Findings); err != nil {
 		return err
 	}
 	_, err := io.WriteString(w, b.String())

@@ -349,6 +349,11 @@ func (x *examination) near(ctx context.Context, l *layerMLPs, r *LayerExperts, p
 				leader[i], cosines[i], equal[i] = k, p.cosine, p.equal
 				break
 			}
+			if c := r.Similarity.Function; c != nil && c[k][i] >= sameFunction {
+				o := r.observation(&r.Experts[k], "same-function", -1, finite(c[k][i]), finite(0), "computes what expert %d does: the cosine of their outputs is %.6f, that of all numbers, neurons matched, %.2g", routed[i].number, c[k][i], p.cosine)
+				o.Experts = append(o.Experts, routed[i].number)
+				found = append(found, o)
+			}
 		}
 	}
 	for k := range routed {
@@ -376,7 +381,7 @@ func (r *LayerExperts) likeliest(i int, leader []int) (all []int) {
 
 // likeness is the largest of the cosines of two experts; 0 if there are none.
 func (r *LayerExperts) likeness(a, b int) (most float64) {
-	for _, c := range []Cosines{r.similarity.Function, r.similarity.Gate, r.similarity.Up, r.similarity.Down} {
+	for _, c := range []Cosines{r.Similarity.Function, r.Similarity.Gate, r.Similarity.Up, r.Similarity.Down} {
 		if c != nil && magnitude(c[a][b]) > most {
 			most = magnitude(c[a][b])
 		}
@@ -410,7 +415,7 @@ func (r *LayerExperts) nearTwins(k int, leader []int, cosines []float64, equal [
 // nearMatrices tells of pairs of matrices that are alike though their experts are not twins, and
 // are not equal.
 func (r *LayerExperts) nearMatrices(leader []int) (found []Observation) {
-	for p, c := range []Cosines{r.similarity.Gate, r.similarity.Up, r.similarity.Down} {
+	for p, c := range []Cosines{r.Similarity.Gate, r.Similarity.Up, r.Similarity.Down} {
 		for i := range c {
 			for k := range i {
 				a, b := &r.Experts[k], &r.Experts[i]

@@ -189,7 +189,7 @@ func (l *LayerExperts) together(found []Observation, by int) map[[2]int]bool {
 // likenessOf is the magnitude of the cosine of what two experts compute, or with the first before
 // the second the largest of their matrices'; NaN if there is none.
 func (l *LayerExperts) likenessOf(i, k int) float64 {
-	s := &l.similarity
+	s := l.Similarity
 	of := []Cosines{s.Function}
 	if i < k {
 		of = []Cosines{s.Gate, s.Up, s.Down}

@@ -22,8 +22,8 @@ type Observation struct {
 	Expected *float64 `json:"expected"` // what it was held against: a median, a null value, a bound
 }
 
-// writeObservations writes a line for each, at most maxLines, and how many there are.
-func writeObservations(w io.Writer, found []Observation) error {
+// WriteObservations writes a line for each, at most maxLines, and how many there are.
+func WriteObservations(w io.Writer, found []Observation) error {
 	var b strings.Builder
 	if len(found) == 0 {
 		b.WriteString("no finding\n")

@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/text/page"
 )
 
 // Report is what was found in a checkpoint, and the reports that it was found in. Those of what
@@ -30,6 +31,8 @@ type Report struct {
 	Routing    *Routing        `json:"routing"` // null unless there are tokens
 
 	checkpoint *Checkpoint // nil for a config alone
+	pairs      []page.Captioned
+	pairsText  string
 }
 
 // ReportFinding is an Observation, or a Finding of the audit.
@@ -193,9 +196,10 @@ func (m *reportMaker) experts(ctx context.Context) (err error) {
 	}
 	w := *m.Weights
 	w.Progress = m.progressOf("experts")
-	if m.Experts, err = ExamineExperts(ctx, w, ExpertsOptions{Selection: m.Selection}); err != nil {
+	if m.Experts, err = ExamineExperts(ctx, w, ExpertsOptions{Selection: m.Selection, Similarities: true}); err != nil {
 		return err
 	}
+	m.takePairs()
 	routed := 0
 	for i := range m.Experts.Layers {
 		routed += len(m.Experts.Layers[i].Experts)

@@ -105,11 +105,17 @@ func (r *Report) pageExperts(p *page.Page) {
 // maxPairDrawings is how many layers have a drawing of their pairs.
 const maxPairDrawings = 12
 
-// pagePairs draws the pairs of the layers in which two experts are most alike.
+// pagePairs shows the pairs of the layers in which two experts are most alike.
 func (r *Report) pagePairs(p *page.Page) {
-	if r.Experts == nil {
-		return
+	if r.pairs != nil {
+		p.Section("Pairs of experts")
+		p.Text("%s", r.pairsText)
+		p.Gallery(r.pairs...)
 	}
+}
+
+// takePairs draws them, and lets the cosines go, which are many.
+func (r *Report) takePairs() {
 	var layers []*LayerExperts
 	coarse := false
 	for i := range r.Experts.Layers {
@@ -118,27 +124,23 @@ func (r *Report) pagePairs(p *page.Page) {
 			coarse = coarse || len(l.Experts) > maxSide
 		}
 	}
-	if layers == nil {
-		return
-	}
-	p.Section("Pairs of experts")
 	all := len(layers)
 	slices.SortStableFunc(layers, func(a, b *LayerExperts) int { return cmp.Compare(b.mostAlike(), a.mostAlike()) })
 	layers = layers[:min(all, maxPairDrawings)]
 	slices.SortFunc(layers, func(a, b *LayerExperts) int { return a.Layer - b.Layer })
-	said := "Above the diagonal the largest magnitude of the cosines of two experts' matrices, below it the magnitude of the cosine of what they compute."
+	r.pairsText = "Above the diagonal the largest magnitude of the cosines of two experts' matrices, below it the magnitude of the cosine of what they compute."
 	if all > len(layers) {
-		said += fmt.Sprintf(" These are the %d of %d layers in which two experts are most alike.", len(layers), all)
+		r.pairsText += fmt.Sprintf(" These are the %d of %d layers in which two experts are most alike.", len(layers), all)
 	}
 	if coarse {
-		said += fmt.Sprintf(" Of more than %d experts several share a cell, which shows the largest cosine of their pairs.", maxSide)
+		r.pairsText += fmt.Sprintf(" Of more than %d experts several share a cell, which shows the largest cosine of their pairs.", maxSide)
 	}
-	p.Text("%s", said)
-	var gallery []page.Captioned
 	for _, l := range layers {
-		gallery = append(gallery, page.Captioned{Figure: l.pairs(r.Experts.Findings)})
+		r.pairs = append(r.pairs, page.Captioned{Figure: l.pairs(r.Experts.Findings)})
 	}
-	p.Gallery(gallery...)
+	for i := range r.Experts.Layers {
+		r.Experts.Layers[i].Similarity = nil
+	}
 }
 
 // mostAlike is the largest magnitude of all cosines of a layer.

@@ -491,7 +491,7 @@ func (r *RouterReport) WriteText(w io.Writer) error {
 		}
 	}
 	writeNotCounted(&b, r.NotCounted)
-	if err := writeObservations(&b, r.Findings); err != nil {
+	if err := WriteObservations(&b, r.Findings); err != nil {
 		return err
 	}
 	_, err := io.WriteString(w, b.String())
