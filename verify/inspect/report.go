@@ -327,7 +327,10 @@ func (r *Report) lines() (all []Finding) {
 
 // verdict says how much was found.
 func (r *Report) verdict() string {
-	if r.Clean() {
+	switch {
+	case r.checkpoint == nil:
+		return "a config alone, without weights to look at"
+	case r.Clean():
 		return "nothing was found"
 	}
 	return text.Plural(len(r.Findings), "finding")
