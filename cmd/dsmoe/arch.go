@@ -38,7 +38,8 @@ from a config, whose experts are taken for the outcome of a split by m.`,
   dsmoe inspect arch --json fixtures/states/deepseek-v3/config.json
   dsmoe inspect arch --compare top2,fine,shared -N 16 -K 2 -m 4 --shared 1
   dsmoe inspect arch --compare top2,shared --hidden 2048 --intermediate 5632
-  dsmoe inspect arch --compare top2,fine fixtures/states/deepseek-moe-16b/config.json`,
+  dsmoe inspect arch --compare top2,fine fixtures/states/deepseek-moe-16b/config.json
+  dsmoe inspect arch --plot parameters.svg fixtures/states/deepseek-v3/config.json`,
 		Annotations: exits("done", ""),
 	}
 	asJSON := jsonFlag(cmd)

@@ -18,7 +18,8 @@ func newInspectExperts() *cobra.Command {
 		Example: `  dsmoe inspect experts fixtures/v1-base/checkpoint
   dsmoe inspect experts --by layer -o md fixtures/v3-fp8/checkpoint
   dsmoe inspect experts --layers 2 --json --similarities fixtures/v3/checkpoint
-  dsmoe inspect experts fixtures/v3/checkpoint-fused --against fixtures/v3/checkpoint`,
+  dsmoe inspect experts fixtures/v3/checkpoint-fused --against fixtures/v3/checkpoint
+  dsmoe inspect experts --plot likeness.svg fixtures/v3/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("there is no finding", "there are findings"),
 	}

@@ -36,7 +36,8 @@ attention: eager ones take 4 * batch * num_attention_heads * context^2 bytes mor
 Allocators, fragmentation and workspaces of kernels are not counted.`,
 		Example: `  dsmoe inspect mem fixtures/states/deepseek-moe-16b/config.json
   dsmoe inspect mem --context 4096,8192 --batch 1,8 fixtures/v3/checkpoint
-  dsmoe inspect mem --json fixtures/v1-base/checkpoint`,
+  dsmoe inspect mem --json fixtures/v1-base/checkpoint
+  dsmoe inspect mem --context 4096,32768 --plot mem.svg fixtures/v3/checkpoint`,
 		Args:        expect("CONFIG or CHECKPOINT"),
 		Annotations: exits("done", ""),
 	}

@@ -46,8 +46,8 @@ Memory is that of inspect experts, 32 bytes for each pair of experts of a layer,
 With --layers or --experts only those weights are read; routers have all their rows, and
 checksums of archive entries are not compared.`,
 		Example: `  dsmoe inspect report fixtures/v1-base/checkpoint --html report.html
-  dsmoe inspect report fixtures/v3/checkpoint --golden fixtures/v3/golden-f32 --html v.html
-  dsmoe inspect report fixtures/v3-fp8/checkpoint --random 2x16 --layers 1-2 --json
+  dsmoe inspect report fixtures/v3/checkpoint --golden fixtures/v3/golden-f32 --json
+  dsmoe inspect report fixtures/v3-fp8/checkpoint --random 2x16 --layers 1-2
   dsmoe inspect report fixtures/states/deepseek-v3/config.json --html config.html`,
 		Args:        expect("CHECKPOINT or CONFIG"),
 		Annotations: exits("nothing was found in what was looked at", "there are findings"),

@@ -56,7 +56,8 @@ for each processor. DeepSeek-V3's routers are 420 MB; with --coupling its expert
 read, a third of the weights, for about an hour of a core. No number depends on the number of threads.`,
 		Example: `  dsmoe inspect router fixtures/v1-base/checkpoint
   dsmoe inspect router --by layer --coupling fixtures/v3/checkpoint
-  dsmoe inspect router --layers 1 --json fixtures/v3-fp8/checkpoint`,
+  dsmoe inspect router --layers 1 --json fixtures/v3-fp8/checkpoint
+  dsmoe inspect router --plot rows.svg fixtures/v3/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("there is no finding", "there are findings"),
 	}

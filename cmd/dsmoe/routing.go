@@ -73,7 +73,8 @@ bytes for the pairs and 8 for each token of a layer.`,
   dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
   dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --seed 7 --by expert
   dsmoe inspect routing fixtures/v3-fp8/checkpoint --tokens fixtures/v3-fp8/golden-f32/inputs.safetensors --json
-  dsmoe inspect routing fixtures/v2-lite/golden-f32 -o esft > summary.json`,
+  dsmoe inspect routing fixtures/v2-lite/golden-f32 -o esft > summary.json
+  dsmoe inspect routing fixtures/v1-base/golden-f32 --plot load.svg`,
 		Args:        expect("GOLDEN, LOGS or CHECKPOINT"),
 		Annotations: exits("done", ""),
 	}

@@ -35,7 +35,8 @@ scales, are listed as not counted.`,
 		Example: `  dsmoe inspect stats fixtures/v1-base/checkpoint
   dsmoe inspect stats --by expert --layers 1 --experts 0,5-9 fixtures/v1-base/checkpoint
   dsmoe inspect stats --by module --quantiles 0.5,0.99 -o md fixtures/v3-fp8/checkpoint
-  dsmoe inspect stats --match '*.gate.weight' --json fixtures/v3/checkpoint`,
+  dsmoe inspect stats --match '*.gate.weight' --json fixtures/v3/checkpoint
+  dsmoe inspect stats --by expert --plot std.svg fixtures/v3/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("done", ""),
 	}

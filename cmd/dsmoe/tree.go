@@ -22,7 +22,8 @@ its numbers are those of all of them together. The scales of FP8 weights
 Only headers are read, and the config plays no part. Names are those of the files.`,
 		Example: `  dsmoe inspect tree fixtures/v1-base/checkpoint
   dsmoe inspect tree --depth 2 -o md fixtures/v3/checkpoint-fused
-  dsmoe inspect tree --layers 1 --json fixtures/v3-fp8/checkpoint`,
+  dsmoe inspect tree --layers 1 --json fixtures/v3-fp8/checkpoint
+  dsmoe inspect tree --depth 3 --plot tree.svg fixtures/v3/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("all tensors are in the tree", "some files cannot be read, or disagree with the index"),
 	}
