@@ -95,7 +95,7 @@ func fits(layers []int, c *config.Config, o RoutingOptions) error {
 	if len(foreign) > 0 {
 		return fmt.Errorf("there are logs of layers %s, but by the config layers %s have routed experts", text.Ranges(foreign), text.Ranges(moe))
 	}
-	return o.check(layers, c.NRoutedExperts)
+	return o.check("the log", layers, c.NRoutedExperts)
 }
 
 // without returns the selected layers that there are no logs of.

@@ -35,7 +35,7 @@ func RouteForward(ctx context.Context, f Forward, o RoutingOptions) (*Routing, e
 	if len(layers) == 0 {
 		return nil, fmt.Errorf("%s: the model has no routed experts", text.Quote(f.Path))
 	}
-	if err := o.check(layers, c.NRoutedExperts); err != nil {
+	if err := o.check("the checkpoint", layers, c.NRoutedExperts); err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(f.Path), err)
 	}
 	layers = slices.DeleteFunc(layers, func(l int) bool { return !o.Layers.Has(l) })
