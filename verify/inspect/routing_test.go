@@ -218,14 +218,15 @@ func (s synthetic) Tensor(name string) (tensor.Tensor, error) {
 // threads, nor on which layers are selected.
 func TestRouteForward(t *testing.T) {
 	m := routedModel(t, "v3/checkpoint")
-	const batch, seq = 4, 300 // three sequences a piece
+	const batch, seq, atOnce = 4, 20, 65 // three sequences a piece
 	in := &model.Input{Batch: batch, Seq: seq, InputIDs: synth.Tokens(5, batch*seq, m.Config.VocabSize), AttentionMask: make([]int, batch*seq)}
 	for i := range in.AttentionMask {
 		in.AttentionMask[i] = min(i/7, 1)
 	}
-	require.Len(t, pieces(in), 2)
+	require.Len(t, pieces(in, atOnce), 2)
+	require.Len(t, pieces(in, 1), batch)
 	var last [2]int
-	whole, err := RouteForward(t.Context(), Forward{Path: "m", Model: m, Input: in, Threads: 1, Progress: func(done, total int) { last = [2]int{done, total} }}, RoutingOptions{By: RoutingByPair})
+	whole, err := RouteForward(t.Context(), Forward{Path: "m", Model: m, Input: in, Threads: 1, atOnce: atOnce, Progress: func(done, total int) { last = [2]int{done, total} }}, RoutingOptions{By: RoutingByPair})
 	require.NoError(t, err)
 	assert.Equal(t, batch*seq-7, whole.Layers[0].Tokens)
 	assert.Equal(t, last[0], last[1])
