@@ -243,7 +243,7 @@ func (p *pass[V]) holding(l int, f func()) {
 	p.drop(l)
 }
 
-// Decode runs the first layers of the decoder on the inputs of several networks, which share
+// Decode runs the first layers of the decoder on the inputs of one network or more, which share
 // model and arithmetic and differ in their inputs: each layer on all of them before the next,
 // so that its weights are in memory once. Only the traces see what comes out.
 func Decode[V any](ctx context.Context, layers int, nets []*Network[V]) error {

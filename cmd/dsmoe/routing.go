@@ -25,8 +25,8 @@ func newInspectRouting() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "routing {GOLDEN|LOGS|CHECKPOINT}",
 		Short: "Count which experts tokens are routed to",
-		Long: `Counts which routed experts the gates chose, and prints a row for each layer, or with --by
-for each expert, or each pair of experts that share a token. The choices are those of
+		Long: `Counts which routed experts the gates chose, and prints a row for each layer, or with
+--by for each expert or each pair of experts that share a token. The choices are from
 
   GOLDEN      a golden pack: what the reference recorded. --config names the model's
               config.json, or for DeepSeek-V3's bias its checkpoint; without it there are
@@ -49,10 +49,10 @@ them expert e; "uniform" is what chance gives if every token chooses by lot.
   cv           standard deviation of n_e over its mean T k/N; cv_uniform is
                sqrt((1 - k/N) / (T k/N))
   unreached    experts with n_e = 0; unreached_uniform is N (1 - k/N)^T
-  mass         sum of the gate weights (after normalisation and scaling): a layer's over T,
-               an expert's as it is; mean_weight is an expert's over T (ESFT-Gate)
-  margin_…     of a token, the lowest selection score of its experts less the highest of
-               the others; the smallest, and quantiles as those of inspect stats. The
+  mass         sum of the gate weights, normalised and scaled: a layer's over T, an
+               expert's as it is; mean_weight is an expert's over T (ESFT-Gate)
+  margin_…     of a token, the lowest selection score of its experts less the highest
+               of the others; the smallest, and quantiles as those of inspect stats. The
                selection score has e_score_correction_bias, and the mask of groups:
                0 outside a token's groups in DeepSeek-V2, none in V3. How near the
                choice of the groups was is not in it
@@ -60,11 +60,12 @@ them expert e; "uniform" is what chance gives if every token chooses by lot.
                highest scores, as rounding or another config makes them
   share, load  p_e (ESFT-Token, arXiv 2407.01906), and n_e/(T k/N)
   expected     n_i n_j / T tokens of a pair, if its experts were chosen independently;
-               p_second is n_ij/n_i, p_first n_ij/n_j. --json lists the 8 pairs of a
-               layer furthest above that, with --by pair all that share a token
+               p_second is n_ij/n_i, p_first n_ij/n_j (co-activation as OLMoE has it,
+               arXiv 2409.02060, of all pairs). --json lists the 8 pairs of a layer that
+               are furthest above expected, with --by pair all that share a token
 
--o esft prints the summary.json of ESFT's scripts, token_scores and gate_scores to 4
-decimals, from which scripts/generate_expert_config.py there chooses experts.
+-o esft prints what ESFT's summary.json holds: token_scores and gate_scores, to 4
+decimals, by which it chooses the experts to train.
 
 Memory is that of one layer's weights, mapped; the hidden states of all tokens, 4
 hidden_size bytes each; activations of 1024 tokens, or of one longer sequence; 4 N^2/2
@@ -72,7 +73,7 @@ bytes for the pairs and 8 for each token of a layer.`,
 		Example: `  dsmoe inspect routing fixtures/v1-base/golden-f32
   dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
   dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --seed 7 --by expert
-  dsmoe inspect routing fixtures/v3-fp8/checkpoint --tokens fixtures/v3-fp8/golden-f32/inputs.safetensors --json
+  dsmoe inspect routing fixtures/v3-fp8/checkpoint --random 1x64 --json
   dsmoe inspect routing fixtures/v2-lite/golden-f32 -o esft > summary.json
   dsmoe inspect routing fixtures/v1-base/golden-f32 --plot load.svg`,
 		Args:        expect("GOLDEN, LOGS or CHECKPOINT"),

@@ -122,8 +122,8 @@ func newRouting(path string, source RoutingSource, o RoutingOptions) *Routing {
 	return &Routing{Path: path, Source: source, Layers: []LayerRouting{}, Missing: []string{}, by: o.By}
 }
 
-// check says what of the options is not there: there are layers and experts.
-func (o *RoutingOptions) check(layers []int, experts int) error {
+// check says what of the options somebody has not, who has layers and experts.
+func (o *RoutingOptions) check(who string, layers []int, experts int) error {
 	there := map[int]bool{}
 	for _, l := range layers {
 		there[l] = true
@@ -135,7 +135,7 @@ func (o *RoutingOptions) check(layers []int, experts int) error {
 	if experts > maxRouted {
 		return fmt.Errorf("%s in a layer: at most %s are counted", text.Plural(experts, "expert"), text.Grouped(maxRouted))
 	}
-	return errors.Join(absent("layers", o.Layers, there), absent("experts", o.Experts, numbers))
+	return errors.Join(absent(who, "layers", o.Layers, there), absent(who, "experts", o.Experts, numbers))
 }
 
 // Sheet is a row per layer, expert or pair.

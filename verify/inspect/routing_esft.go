@@ -95,7 +95,7 @@ func fits(layers []int, c *config.Config, o RoutingOptions) error {
 	if len(foreign) > 0 {
 		return fmt.Errorf("there are logs of layers %s, but by the config layers %s have routed experts", text.Ranges(foreign), text.Ranges(moe))
 	}
-	return o.check(layers, c.NRoutedExperts)
+	return o.check("the log", layers, c.NRoutedExperts)
 }
 
 // without returns the selected layers that there are no logs of.
@@ -237,9 +237,9 @@ func (p *esftLog) next() (end byte, err error) {
 	}
 }
 
-// WriteESFT writes the scores of experts as scripts/get_expert_scores.py of ESFT does, a JSON object
-// with two members, by layer and expert, rounded to 4 decimals: token_scores (Share) and
-// gate_scores (MeanWeight).
+// WriteESFT writes the scores of experts as the summary.json files of ESFT's results/expert_scores
+// have them, a JSON object with two members, by layer and expert, rounded to 4 decimals: token_scores
+// (Share) and gate_scores (MeanWeight).
 func (r *Routing) WriteESFT(w io.Writer) error {
 	for _, l := range r.Layers {
 		if l.Mass == nil {

@@ -3,6 +3,7 @@ package inspect
 // Routing by our own forward pass.
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -21,6 +22,8 @@ type Forward struct {
 	Pages    model.Pages                // what the weights are mapped into; may be nil
 	Threads  int                        // 0 is one per processor; the numbers do not depend on it
 	Progress func(done, total int)      // told of tokens that passed a layer; nil is nobody
+
+	atOnce int // tokens; 0 is pieceTokens
 }
 
 // pieceTokens is how many tokens run at once: whole sequences of so many together, or one.
@@ -35,7 +38,7 @@ func RouteForward(ctx context.Context, f Forward, o RoutingOptions) (*Routing, e
 	if len(layers) == 0 {
 		return nil, fmt.Errorf("%s: the model has no routed experts", text.Quote(f.Path))
 	}
-	if err := o.check(layers, c.NRoutedExperts); err != nil {
+	if err := o.check("the checkpoint", layers, c.NRoutedExperts); err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(f.Path), err)
 	}
 	layers = slices.DeleteFunc(layers, func(l int) bool { return !o.Layers.Has(l) })
@@ -53,7 +56,7 @@ func RouteForward(ctx context.Context, f Forward, o RoutingOptions) (*Routing, e
 	plain := model.NewPlain(options)
 	defer plain.Close(nil)
 	var nets []*model.Network[*model.Activation]
-	for _, piece := range pieces(f.Input) {
+	for _, piece := range pieces(f.Input, cmp.Or(f.atOnce, pieceTokens)) {
 		nets = append(nets, &model.Network[*model.Activation]{Model: f.Model, Input: piece, Options: options, Arithmetic: plain, Trace: &pieceTrace{run, piece, nil}})
 	}
 	if err := model.Decode(ctx, layers[len(layers)-1]+1, nets); err != nil {
@@ -98,9 +101,9 @@ func (r *Routing) hasTokens() error {
 	return nil
 }
 
-// pieces cuts an input into pieces of whole sequences.
-func pieces(in *model.Input) (all []*model.Input) {
-	step := max(pieceTokens/in.Seq, 1)
+// pieces cuts an input into pieces of whole sequences, of at most so many tokens if it can.
+func pieces(in *model.Input, tokens int) (all []*model.Input) {
+	step := max(tokens/in.Seq, 1)
 	for first := 0; first < in.Batch; first += step {
 		n := min(step, in.Batch-first)
 		from, to := first*in.Seq, (first+n)*in.Seq

@@ -125,7 +125,7 @@ func (p *goldenPack) measure(o RoutingOptions) error {
 	if p.Experts == 0 {
 		return fmt.Errorf("no %s: how many experts there are is not known without the model's config", gateLogits)
 	}
-	return o.check(routed, p.Experts)
+	return o.check("the pack", routed, p.Experts)
 }
 
 // isMoE says whether the config, if it is known, has no routed experts in a layer.

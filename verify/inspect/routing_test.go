@@ -175,7 +175,7 @@ func TestGoldenIsWrong(t *testing.T) {
 		"logits: shape [4 3], [3, n_routed_experts] expected":                edit("logits", func(s *stage) { s.shape = []int{4, 3} }),
 		"logits: 3 experts, not 4":                                           edit("logits", func(s *stage) { s.shape = []int{3, 3} }),
 		"no token but padding":                                               func(_ recording, g *Golden) { g.Input.AttentionMask = []int{0, 0, 0} },
-		"layers 3: 3 not there: the checkpoint has 1":                        nil,
+		"layers 3: 3 not there: the pack has 1":                              nil,
 		"layers.1.mlp.gate.topk_idx: by the config this layer has no routed": func(_ recording, g *Golden) { g.Config = override(t, g.Config, "num_hidden_layers", "1") },
 	} {
 		pack, g := smallPack()
@@ -218,14 +218,15 @@ func (s synthetic) Tensor(name string) (tensor.Tensor, error) {
 // threads, nor on which layers are selected.
 func TestRouteForward(t *testing.T) {
 	m := routedModel(t, "v3/checkpoint")
-	const batch, seq = 9, 300 // three sequences a piece
+	const batch, seq, atOnce = 4, 20, 65 // three sequences a piece
 	in := &model.Input{Batch: batch, Seq: seq, InputIDs: synth.Tokens(5, batch*seq, m.Config.VocabSize), AttentionMask: make([]int, batch*seq)}
 	for i := range in.AttentionMask {
 		in.AttentionMask[i] = min(i/7, 1)
 	}
-	require.Len(t, pieces(in), 3)
+	require.Len(t, pieces(in, atOnce), 2)
+	require.Len(t, pieces(in, 1), batch)
 	var last [2]int
-	whole, err := RouteForward(t.Context(), Forward{Path: "m", Model: m, Input: in, Threads: 1, Progress: func(done, total int) { last = [2]int{done, total} }}, RoutingOptions{By: RoutingByPair})
+	whole, err := RouteForward(t.Context(), Forward{Path: "m", Model: m, Input: in, Threads: 1, atOnce: atOnce, Progress: func(done, total int) { last = [2]int{done, total} }}, RoutingOptions{By: RoutingByPair})
 	require.NoError(t, err)
 	assert.Equal(t, batch*seq-7, whole.Layers[0].Tokens)
 	assert.Equal(t, last[0], last[1])
