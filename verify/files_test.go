@@ -240,6 +240,12 @@ func TestFilesOfOtherVerdicts(t *testing.T) {
 	has(t, html(t, r), `There is no limit for it.`)
 	hasNot(t, html(t, r), `The limit is at 1.`)
 
+	r = &verify.Report{Verdict: verify.Inconclusive, Mode: verify.Local, Checks: []verify.Check{{Tensor: "model.norm.output", Verdict: verify.Skipped},
+		{Tensor: "loss.grad", Verdict: verify.Pass}, {Tensor: "model.embed_tokens.output", Verdict: verify.Pass, Margin: new(float64)}}}
+	has(t, html(t, r), `>not checked</text>`)
+	has(t, html(t, r), `>no bound</text>`)
+	has(t, html(t, r), `>embed_tokens 0%</text>`)
+
 	c, p = open(t, "v1-base/golden-f32")
 	r = run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Mode: verify.Chained})
 	requireFiles(t, r)

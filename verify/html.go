@@ -200,11 +200,16 @@ func (r *Report) bars(judged bool) page.Bars {
 		b.Limit = 1
 	}
 	for checks := range r.places() {
-		worst, failed, _ := worstOf(checks)
+		worst, failed, checked := worstOf(checks)
 		bar := page.Bar{Label: place(worst), Value: worst.used(judged), Bad: failed > 0}
 		bar.Shown = strings.TrimSuffix(worst.kindOf()+" "+worst.shown(judged), " -")
-		if failed > 0 {
+		switch {
+		case failed > 0:
 			bar.Shown += fmt.Sprintf(", %d failed", failed)
+		case math.IsNaN(bar.Value) && checked > 0:
+			bar.Shown = "no bound"
+		case math.IsNaN(bar.Value):
+			bar.Shown = "not checked"
 		}
 		b.Rows = append(b.Rows, bar)
 	}
@@ -235,7 +240,7 @@ var expert = regexp.MustCompile(`\.experts\.\d+\.`)
 // stages is a heatmap of the layers' stages, or of their gradients: one row for each layer, a
 // column for each kind.
 func (r *Report) stages(gradients, judged bool) page.Heatmap {
-	m := page.Heatmap{Title: "stages of the layers", Name: usedName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "no such stage, or not measured"}
+	m := page.Heatmap{Title: "stages of the layers", Name: usedName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "not there, or not measured"}
 	worst := map[[2]int]Check{} // by row and column
 	for _, c := range r.Checks {
 		if c.layer < 0 || strings.HasSuffix(c.Tensor, grad) != gradients {
@@ -258,7 +263,7 @@ func (r *Report) stages(gradients, judged bool) page.Heatmap {
 		}
 	}
 	if judged {
-		m.NoValue = "no such stage, or one without a bound"
+		m.NoValue = "not there, not checked, or without a bound"
 		m.Min, m.Max = 1e-3, ceiling(m.Values)
 	}
 	m.Marked = func(i, j int) bool { c := worst[[2]int{i, j}]; return c.Verdict == Fail }
