@@ -290,9 +290,12 @@ func indexIn(list *[]string, s string) int {
 func (r *Report) checksSheet() *text.Sheet {
 	s := text.NewSheet("tensor", "verdict", ">of_limit", ">z", ">rms_of_z", ">sees", ">rel_rms", ">max_abs", "dtype", "shape", "why")
 	for _, c := range r.Checks {
-		of := text.Plain(percent(c.Margin))
+		z := text.Real(c.Z)
+		if c.Sees != nil {
+			z = text.Plain(orInfinite(c.Z))
+		}
 		shape := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.Shape), "[]"), " ", " × ")
-		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), of, text.Real(c.Z), text.Real(c.RMSZ), text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
+		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), text.Plain(percent(c.Margin)), z, text.Real(c.RMSZ), text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
 			text.Plain(c.DType), text.Plain(shape), text.Plain(c.Reason))
 	}
 	return s
@@ -312,7 +315,7 @@ func (r *Report) pageRouting(p *page.Page) {
 	m := page.Heatmap{Title: "load of the routed experts", Name: "choices", RowName: "layer", ColName: "routed expert", MarkName: "never chosen"}
 	for _, l := range r.Routing.Layers {
 		idle := len(l.Load) - len(slices.DeleteFunc(slices.Clone(l.Load), func(n int) bool { return n == 0 }))
-		s.Add(text.Plain(l.Layer), text.Whole(l.Choices), text.Whole(l.Choices-l.ExactTies-l.NearTies-l.Mismatches), text.Whole(l.ExactTies), text.Whole(l.NearTies),
+		s.Add(text.Plain(l.Layer), text.Whole(l.Choices), text.Whole(l.Same), text.Whole(l.ExactTies), text.Whole(l.NearTies),
 			text.Whole(l.Mismatches), text.Whole(l.Pinned), text.Whole(l.Choices-l.Pinned), text.Whole(len(l.Load)), text.Whole(idle), text.Whole(slices.Max(l.Load)))
 		m.Rows = append(m.Rows, strings.TrimPrefix(l.Layer, "model.layers."))
 		row := make([]float64, len(l.Load))
