@@ -205,7 +205,7 @@ func TestFilesOfAFailure(t *testing.T) {
 	x := junit(t, r)
 	has(t, x, `
     <testcase name="model.layers.0.input_layernorm.output" classname="model against golden, local.layer 0">
-      <failure type="differs" message="at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ); z 2.24e+04, limit 8; 2176 of 2176 elements beyond it; RMS of z 1.74e+04, limit 1; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.74e+04, limit 1.69"><![CDATA[DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
+      <failure type="fail" message="at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ); z 2.24e+04, limit 8; 2176 of 2176 elements beyond it; RMS of z 1.74e+04, limit 1; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.74e+04, limit 1.69"><![CDATA[DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
            at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ)
 `)
 	has(t, x, `<testcase name="model.layers.0.self_attn.q_proj.output" classname="model against golden, local.layer 0"></testcase>`)
@@ -239,6 +239,15 @@ func TestFilesOfOtherVerdicts(t *testing.T) {
 	has(t, html(t, r), `<p class="verdict unclear"><strong>INCONCLUSIVE</strong> not a pass: end to end`)
 	has(t, html(t, r), `There is no limit for it.`)
 	hasNot(t, html(t, r), `The limit is at 1.`)
+
+	r = run(t, override(t, c.Config, "num_hidden_layers", "3"), shallow{c}, p, verify.Options{Undiagnosed: true})
+	has(t, junit(t, r), `message="model.layers.3.input_layernorm.output: the model has no such stage; none of the known mistakes explains it"`)
+
+	r = &verify.Report{Verdict: verify.Inconclusive, Mode: verify.Local, Checks: []verify.Check{{Tensor: "model.norm.output", Verdict: verify.Skipped},
+		{Tensor: "loss.grad", Verdict: verify.Pass}, {Tensor: "model.embed_tokens.output", Verdict: verify.Pass, Margin: new(float64)}}}
+	has(t, html(t, r), `>not checked</text>`)
+	has(t, html(t, r), `>no bound</text>`)
+	has(t, html(t, r), `>embed_tokens 0%</text>`)
 
 	c, p = open(t, "v1-base/golden-f32")
 	r = run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Mode: verify.Chained})

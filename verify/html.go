@@ -200,11 +200,16 @@ func (r *Report) bars(judged bool) page.Bars {
 		b.Limit = 1
 	}
 	for checks := range r.places() {
-		worst, failed, _ := worstOf(checks)
+		worst, failed, checked := worstOf(checks)
 		bar := page.Bar{Label: place(worst), Value: worst.used(judged), Bad: failed > 0}
 		bar.Shown = strings.TrimSuffix(worst.kindOf()+" "+worst.shown(judged), " -")
-		if failed > 0 {
+		switch {
+		case failed > 0:
 			bar.Shown += fmt.Sprintf(", %d failed", failed)
+		case math.IsNaN(bar.Value) && checked > 0:
+			bar.Shown = "no bound"
+		case math.IsNaN(bar.Value):
+			bar.Shown = "not checked"
 		}
 		b.Rows = append(b.Rows, bar)
 	}
@@ -235,7 +240,7 @@ var expert = regexp.MustCompile(`\.experts\.\d+\.`)
 // stages is a heatmap of the layers' stages, or of their gradients: one row for each layer, a
 // column for each kind.
 func (r *Report) stages(gradients, judged bool) page.Heatmap {
-	m := page.Heatmap{Title: "stages of the layers", Name: usedName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "no such stage, or not measured"}
+	m := page.Heatmap{Title: "stages of the layers", Name: usedName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "not there, or not measured"}
 	worst := map[[2]int]Check{} // by row and column
 	for _, c := range r.Checks {
 		if c.layer < 0 || strings.HasSuffix(c.Tensor, grad) != gradients {
@@ -258,7 +263,7 @@ func (r *Report) stages(gradients, judged bool) page.Heatmap {
 		}
 	}
 	if judged {
-		m.NoValue = "no such stage, or one without a bound"
+		m.NoValue = "not there, not checked, or without a bound"
 		m.Min, m.Max = 1e-3, ceiling(m.Values)
 	}
 	m.Marked = func(i, j int) bool { c := worst[[2]int{i, j}]; return c.Verdict == Fail }
@@ -285,9 +290,12 @@ func indexIn(list *[]string, s string) int {
 func (r *Report) checksSheet() *text.Sheet {
 	s := text.NewSheet("tensor", "verdict", ">of_limit", ">z", ">rms_of_z", ">sees", ">rel_rms", ">max_abs", "dtype", "shape", "why")
 	for _, c := range r.Checks {
-		of := text.Plain(percent(c.Margin))
+		z := text.Real(c.Z)
+		if c.Sees != nil {
+			z = text.Plain(orInfinite(c.Z))
+		}
 		shape := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.Shape), "[]"), " ", " × ")
-		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), of, text.Real(c.Z), text.Real(c.RMSZ), text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
+		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), text.Plain(percent(c.Margin)), z, text.Real(c.RMSZ), text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
 			text.Plain(c.DType), text.Plain(shape), text.Plain(c.Reason))
 	}
 	return s
@@ -307,7 +315,7 @@ func (r *Report) pageRouting(p *page.Page) {
 	m := page.Heatmap{Title: "load of the routed experts", Name: "choices", RowName: "layer", ColName: "routed expert", MarkName: "never chosen"}
 	for _, l := range r.Routing.Layers {
 		idle := len(l.Load) - len(slices.DeleteFunc(slices.Clone(l.Load), func(n int) bool { return n == 0 }))
-		s.Add(text.Plain(l.Layer), text.Whole(l.Choices), text.Whole(l.Choices-l.ExactTies-l.NearTies-l.Mismatches), text.Whole(l.ExactTies), text.Whole(l.NearTies),
+		s.Add(text.Plain(l.Layer), text.Whole(l.Choices), text.Whole(l.Same), text.Whole(l.ExactTies), text.Whole(l.NearTies),
 			text.Whole(l.Mismatches), text.Whole(l.Pinned), text.Whole(l.Choices-l.Pinned), text.Whole(len(l.Load)), text.Whole(idle), text.Whole(slices.Max(l.Load)))
 		m.Rows = append(m.Rows, strings.TrimPrefix(l.Layer, "model.layers."))
 		row := make([]float64, len(l.Load))

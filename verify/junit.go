@@ -5,6 +5,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"dsmoe/text"
@@ -13,7 +14,7 @@ import (
 
 // About is what a caller knows of a run beside its report: WriteJUnit and WriteHTML show it.
 type About struct {
-	Name     string      // of what was verified, in one line: no two runs of a pipeline share it
+	Name     string      // of what was verified, in one line; a CI tells runs apart by it
 	Duration float64     // of the run, in seconds
 	Facts    []page.Fact // paths and versions
 	Files    *text.Sheet // the checkpoint's files with their hashes; may be nil
@@ -125,7 +126,7 @@ func (c *Check) junit(suite string) junitCase {
 		c.explain(func(format string, args ...any) { why = append(why, text.Line(fmt.Sprintf(format, args...))) })
 		var b bytes.Buffer
 		c.write(&b)
-		j.Failure = &junitResult{"differs", strings.Join(why, "; "), block(b.String())}
+		j.Failure = &junitResult{"fail", strings.Join(why, "; "), block(b.String())}
 	}
 	return j
 }
@@ -150,7 +151,11 @@ func (r *Report) summary() string {
 	c := r.Coverage
 	switch r.Verdict {
 	case Fail:
-		return text.Line(fmt.Sprintf("%s is not what the reference computed; %s", *r.FirstDivergence, r.cause()))
+		what := " is not what the reference computed"
+		if i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == *r.FirstDivergence }); r.Checks[i].Reason != "" {
+			what = ": " + r.Checks[i].Reason
+		}
+		return text.Line(*r.FirstDivergence + what + "; " + r.cause())
 	case Inconclusive:
 		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
 	}

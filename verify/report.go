@@ -167,8 +167,9 @@ type Routing struct {
 // LayerRouting counts the choices of one layer, as Routing does of all.
 type LayerRouting struct {
 	Layer      string `json:"layer"`      // such as "model.layers.3"
-	Choices    int    `json:"choices"`    // of Routing, as those below
-	Pinned     int    `json:"pinned"`     // of Routing
+	Choices    int    `json:"choices"`    // of Routing
+	Same       int    `json:"same"`       // of these, experts that we choose, too
+	Pinned     int    `json:"pinned"`     // of Routing, as those below
 	ExactTies  int    `json:"exact_ties"` // of Routing
 	NearTies   int    `json:"near_ties"`  // of Routing
 	Mismatches int    `json:"mismatches"` // of Routing

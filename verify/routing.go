@@ -30,7 +30,8 @@ func (t *tracer) topK(name string, ours *choice) error {
 		if c.Reason = notRouting(want, k, ours); c.Reason == "" {
 			before := t.routing
 			t.compareTopK(&c, ours, want, k)
-			t.routing.addLayer(before, layer, loads(want, ours.Scores.Width()))
+			t.routing.addLayer(before, LayerRouting{Layer: fmt.Sprintf("model.layers.%d", layer),
+				Same: common(ours.Idx, want, k), Load: loads(want, ours.Scores.Width())})
 			copy(ours.Idx, want)
 		}
 	}
@@ -38,11 +39,21 @@ func (t *tracer) topK(name string, ours *choice) error {
 	return nil
 }
 
-// addLayer adds what was counted since before to the layers, with the load of its experts.
-func (r *Routing) addLayer(before Routing, layer int, load []int) {
-	r.Layers = append(r.Layers, LayerRouting{
-		Layer: fmt.Sprintf("model.layers.%d", layer), Choices: r.Choices - before.Choices, Pinned: r.Pinned - before.Pinned,
-		ExactTies: r.ExactTies - before.ExactTies, NearTies: r.NearTies - before.NearTies, Mismatches: r.Mismatches - before.Mismatches, Load: load})
+// addLayer adds a layer, with what was counted since before.
+func (r *Routing) addLayer(before Routing, l LayerRouting) {
+	l.Choices, l.Pinned, l.Mismatches = r.Choices-before.Choices, r.Pinned-before.Pinned, r.Mismatches-before.Mismatches
+	l.ExactTies, l.NearTies = r.ExactTies-before.ExactTies, r.NearTies-before.NearTies
+	r.Layers = append(r.Layers, l)
+}
+
+// common counts the experts that two choices of k for each token have in common.
+func common(a, b []int, k int) (n int) {
+	for i, e := range a {
+		if slices.Contains(b[i/k*k:i/k*k+k], e) {
+			n++
+		}
+	}
+	return n
 }
 
 // loads counts how often each expert was chosen.

@@ -122,7 +122,7 @@ func widest(labels []string) (w float64) {
 }
 
 // width is that of a text.
-func width(s string) float64 { return em * float64(utf8.RuneCountInString(s)) }
+func width(s string) float64 { return float64(em * float64(utf8.RuneCountInString(s))) }
 
 // shown writes a number for a reader.
 func shown(v float64) string {
