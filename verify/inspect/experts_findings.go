@@ -112,8 +112,11 @@ func (r *LayerExperts) zeroNeurons() *Spread {
 
 // zeroed tells of an expert that adds nothing, or has many more neurons that do than the others.
 func (r *LayerExperts) zeroed(e *ExpertNumbers, others *Spread) []Observation {
-	if e.facts.output == nil {
+	switch {
+	case e.facts.output == nil:
 		return r.zeroMatrices(e)
+	case e.Gate.Norm == nil || e.Up.Norm == nil || e.Down.Norm == nil:
+		return nil // 0 times what is not finite is not 0
 	}
 	neurons, zero := e.Down.Shape[1], finite(float64(e.ZeroNeurons))
 	switch {
