@@ -248,10 +248,10 @@ func (r *LayerExperts) channels(e *ExpertNumbers, p int, x *examinedMatrix, othe
 	if odd == nil {
 		return nil
 	}
-	names := text.Ranges(odd[:min(len(odd), maxChannels)])
-	if len(odd) > maxChannels {
-		names += fmt.Sprintf(" and %d more", len(odd)-maxChannels)
+	also := ""
+	if len(odd) > 1 {
+		also = fmt.Sprintf("; above 6 times that are %s in all: %s", text.Plural(len(odd), "channel"), list(odd))
 	}
 	return []Observation{r.observation(e, "channel", p, &x.channels[worst], &others.channels[worst],
-		"channel %s: channel %d has %.3g times the norm of the median channel, %.3g times in the layer's median expert", names, worst, x.channels[worst], others.channels[worst])}
+		"channel %d has %.3g times the norm of the median channel, in the layer's median expert %.3g times%s", worst, x.channels[worst], others.channels[worst], also)}
 }

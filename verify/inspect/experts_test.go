@@ -154,7 +154,7 @@ func TestPlantedExperts(t *testing.T) {
 		"another layer":        {func(s *stored) { s.copyExpert(2, 3, 1, 5, order, 0) }, []string{"duplicate 1 [5]", "duplicate 2 [3]"}, "has the numbers of model.layers.2.mlp.experts.3, neurons"},
 		"three":                {func(s *stored) { s.copyExpert(2, 3, 2, 7, order, 0); s.copyExpert(2, 3, 2, 1, same, 0) }, []string{"duplicate 2 [1 3 7]"}, "experts.3, model.layers.2.mlp.experts.7"},
 		"noise":                {func(s *stored) { s.copyExpert(2, 3, 2, 7, same, 0.02) }, []string{"near-duplicate 2 [3 7]"}, "cosine of all numbers is at least 0.99"},
-		"noise, neurons moved": {func(s *stored) { s.copyExpert(2, 3, 2, 7, order, 0.1) }, []string{"near-duplicate 2 [3 7]"}, "experts 7 are it but for noise"},
+		"noise, neurons moved": {func(s *stored) { s.copyExpert(2, 3, 2, 7, order, 0.1) }, []string{"near-duplicate 2 [3 7]"}, "equals expert 7 but for noise"},
 		"noise and a copy": {func(s *stored) { s.copyExpert(2, 3, 2, 7, order, 0.1); s.copyExpert(2, 3, 2, 9, order, 0) },
 			[]string{"near-duplicate 2 [3 7]", "duplicate 2 [3 9]"}, ""},
 		"other signs": {func(s *stored) {
@@ -184,14 +184,14 @@ func TestPlantedExperts(t *testing.T) {
 		}, []string{"nan 2 [4]", "norm 2 [4]"}, "1 of 1,536"},
 		"zero neurons":      {func(s *stored) { s.change(expertName(2, 4, "up"), row(64, 128, zero)) }, []string{"zeroed-neurons 2 [4]"}, "2 of 24 neurons add nothing"},
 		"zeroed shared":     {func(s *stored) { s.zero("model.layers.1.mlp.shared_experts.down_proj.weight") }, []string{"zeroed 1 []"}, "all numbers of down_proj"},
-		"channel of output": {func(s *stored) { s.change(expertName(2, 4, "down"), row(5*24, 24, times(20))) }, []string{"channel 2 [4]"}, "channel 5: channel 5 has "},
+		"channel of output": {func(s *stored) { s.change(expertName(2, 4, "down"), row(5*24, 24, times(20))) }, []string{"channel 2 [4]"}, "channel 5 has "},
 		"channel of input": {func(s *stored) {
 			s.change(expertName(2, 4, "gate"), func(values []float32) {
 				for i := 9; i < len(values); i += 64 {
 					values[i] *= 20
 				}
 			})
-		}, []string{"channel 2 [4]"}, "channel 9: "},
+		}, []string{"channel 2 [4]"}, "channel 9 has "},
 		"neuron":   {func(s *stored) { s.change(expertName(2, 4, "gate"), row(3*64, 64, times(20))) }, []string{"neuron 2 [4]"}, "neuron 3 has "},
 		"NaN":      {func(s *stored) { s.put(expertName(2, 4, "gate"), 9, 0x7fc0) }, []string{"nan 2 [4]"}, "1 of 1,536 numbers are NaN"},
 		"infinite": {func(s *stored) { s.put(expertName(2, 4, "down"), 9, 0xff80, 0x7f80) }, []string{"infinite 2 [4]"}, "2 of 1,536 numbers are infinite"},

@@ -19,7 +19,6 @@ type suspect struct {
 	*mlp
 	projection int // projections is the whole expert
 	hash       uint64
-	rank       int // of its group of equal experts; 0 is none
 }
 
 // module or tensor name.
@@ -425,7 +424,11 @@ func (r *LayerExperts) nearTwins(k int, leader []int, cosines []float64, equal [
 		return nil
 	}
 	o.Value = &least
-	o.Text = fmt.Sprintf("experts %s are it but for noise: once their neurons are matched, the cosine of all numbers is at least %.4f", text.Ranges(o.Experts[1:]), least)
+	noun := "expert "
+	if len(o.Experts) > 2 {
+		noun = "experts "
+	}
+	o.Text = fmt.Sprintf("equals %s%s but for noise: with their neurons matched, the cosine of all numbers is at least %.4f", noun, text.Ranges(o.Experts[1:]), least)
 	return &o
 }
 
