@@ -140,6 +140,31 @@ func TestInspectedRouters(t *testing.T) {
 	}
 }
 
+// TestFixturesHaveNoFindings, but for one whose second prediction layer is the first in another order,
+// and one with two equal rows in a router.
+func TestFixturesHaveNoFindings(t *testing.T) {
+	t.Parallel()
+	fixtures, err := filepath.Glob(filepath.Join("..", "..", "fixtures", "*", "checkpoint", "*.safetensors*"))
+	require.NoError(t, err)
+	checked := map[string]bool{}
+	for _, file := range fixtures {
+		dir := filepath.Dir(file)
+		name := filepath.Base(filepath.Dir(dir))
+		if checked[name] {
+			continue
+		}
+		checked[name] = true
+		want := map[string][]int{"v1-dense": {exitUnknown, exitUnknown}, "v3-mtp-two": {exitNo, exitYes}, "v1-router-ties": {exitYes, exitNo}}[name]
+		if want == nil {
+			want = []int{exitYes, exitYes}
+		}
+		experts, _, stderr := dsmoe(t.Context(), "inspect", "experts", dir)
+		routers, _, more := dsmoe(t.Context(), "inspect", "router", "--coupling", dir)
+		assert.Equal(t, want, []int{experts, routers}, "%s: %s%s", name, stderr, more)
+	}
+	assert.GreaterOrEqual(t, len(checked), 17)
+}
+
 // document reads what a command prints.
 func document(t *testing.T, v any, args ...string) {
 	t.Helper()

@@ -112,8 +112,11 @@ func (r *LayerExperts) zeroNeurons() *Spread {
 
 // zeroed tells of an expert that adds nothing, or has many more neurons that do than the others.
 func (r *LayerExperts) zeroed(e *ExpertNumbers, others *Spread) []Observation {
-	if e.facts.output == nil {
+	switch {
+	case e.facts.output == nil:
 		return r.zeroMatrices(e)
+	case e.Gate.Norm == nil || e.Up.Norm == nil || e.Down.Norm == nil:
+		return nil // 0 times what is not finite is not 0
 	}
 	neurons, zero := e.Down.Shape[1], finite(float64(e.ZeroNeurons))
 	switch {
@@ -245,10 +248,10 @@ func (r *LayerExperts) channels(e *ExpertNumbers, p int, x *examinedMatrix, othe
 	if odd == nil {
 		return nil
 	}
-	names := text.Ranges(odd[:min(len(odd), maxChannels)])
-	if len(odd) > maxChannels {
-		names += fmt.Sprintf(" and %d more", len(odd)-maxChannels)
+	also := ""
+	if len(odd) > 1 {
+		also = fmt.Sprintf("; above 6 times that are %s in all: %s", text.Plural(len(odd), "channel"), list(odd))
 	}
 	return []Observation{r.observation(e, "channel", p, &x.channels[worst], &others.channels[worst],
-		"channel %s: channel %d has %.3g times the norm of the median channel, %.3g times in the layer's median expert", names, worst, x.channels[worst], others.channels[worst])}
+		"channel %d has %.3g times the norm of the median channel, in the layer's median expert %.3g times%s", worst, x.channels[worst], others.channels[worst], also)}
 }

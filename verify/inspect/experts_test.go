@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -153,14 +154,14 @@ func TestPlantedExperts(t *testing.T) {
 		"another layer":        {func(s *stored) { s.copyExpert(2, 3, 1, 5, order, 0) }, []string{"duplicate 1 [5]", "duplicate 2 [3]"}, "has the numbers of model.layers.2.mlp.experts.3, neurons"},
 		"three":                {func(s *stored) { s.copyExpert(2, 3, 2, 7, order, 0); s.copyExpert(2, 3, 2, 1, same, 0) }, []string{"duplicate 2 [1 3 7]"}, "experts.3, model.layers.2.mlp.experts.7"},
 		"noise":                {func(s *stored) { s.copyExpert(2, 3, 2, 7, same, 0.02) }, []string{"near-duplicate 2 [3 7]"}, "cosine of all numbers is at least 0.99"},
-		"noise, neurons moved": {func(s *stored) { s.copyExpert(2, 3, 2, 7, order, 0.1) }, []string{"near-duplicate 2 [3 7]"}, "experts 7 are it but for noise"},
+		"noise, neurons moved": {func(s *stored) { s.copyExpert(2, 3, 2, 7, order, 0.1) }, []string{"near-duplicate 2 [3 7]"}, "equals expert 7 but for noise"},
 		"noise and a copy": {func(s *stored) { s.copyExpert(2, 3, 2, 7, order, 0.1); s.copyExpert(2, 3, 2, 9, order, 0) },
 			[]string{"near-duplicate 2 [3 7]", "duplicate 2 [3 9]"}, ""},
 		"other signs": {func(s *stored) {
 			s.copyExpert(2, 3, 2, 7, order, 0)
 			s.change(expertName(2, 7, "up"), row(0, 1536, times(-1)))
 			s.change(expertName(2, 7, "down"), row(0, 1536, times(-1)))
-		}, []string{"same-function 2 [3 7]", "duplicate-matrix 2 [3 7]"}, "computes what expert 7 does"},
+		}, []string{"same-function 2 [3 7]", "duplicate-matrix 2 [3 7]"}, "computes what expert 7 does, on 8 inputs"},
 		"one matrix": {func(s *stored) {
 			copy(s.data[expertName(2, 4, "up")], s.data[expertName(2, 4, "gate")])
 		}, []string{"duplicate-matrix 2 [4]"}, "has the numbers of model.layers.2.mlp.experts.4.up_proj.weight"},
@@ -177,16 +178,20 @@ func TestPlantedExperts(t *testing.T) {
 			s.change(expertName(2, 4, "gate"), row(0, 12*64, zero))
 			s.change(expertName(2, 4, "up"), row(12*64, 12*64, zero))
 		}, []string{"zeroed 2 [4]"}, "a vector of every neuron"},
+		"zeroed and NaN": {func(s *stored) {
+			s.zero(expertName(2, 4, "gate"))
+			s.put(expertName(2, 4, "up"), 9, 0x7fc0)
+		}, []string{"nan 2 [4]", "norm 2 [4]"}, "1 of 1,536"},
 		"zero neurons":      {func(s *stored) { s.change(expertName(2, 4, "up"), row(64, 128, zero)) }, []string{"zeroed-neurons 2 [4]"}, "2 of 24 neurons add nothing"},
 		"zeroed shared":     {func(s *stored) { s.zero("model.layers.1.mlp.shared_experts.down_proj.weight") }, []string{"zeroed 1 []"}, "all numbers of down_proj"},
-		"channel of output": {func(s *stored) { s.change(expertName(2, 4, "down"), row(5*24, 24, times(20))) }, []string{"channel 2 [4]"}, "channel 5: channel 5 has "},
+		"channel of output": {func(s *stored) { s.change(expertName(2, 4, "down"), row(5*24, 24, times(20))) }, []string{"channel 2 [4]"}, "channel 5 has "},
 		"channel of input": {func(s *stored) {
 			s.change(expertName(2, 4, "gate"), func(values []float32) {
 				for i := 9; i < len(values); i += 64 {
 					values[i] *= 20
 				}
 			})
-		}, []string{"channel 2 [4]"}, "channel 9: "},
+		}, []string{"channel 2 [4]"}, "channel 9 has "},
 		"neuron":   {func(s *stored) { s.change(expertName(2, 4, "gate"), row(3*64, 64, times(20))) }, []string{"neuron 2 [4]"}, "neuron 3 has "},
 		"NaN":      {func(s *stored) { s.put(expertName(2, 4, "gate"), 9, 0x7fc0) }, []string{"nan 2 [4]"}, "1 of 1,536 numbers are NaN"},
 		"infinite": {func(s *stored) { s.put(expertName(2, 4, "down"), 9, 0xff80, 0x7f80) }, []string{"infinite 2 [4]"}, "2 of 1,536 numbers are infinite"},
@@ -389,6 +394,24 @@ func TestExpertsThatCannotBe(t *testing.T) {
 	require.Contains(t, printed(t, r), "not counted: "+expertName(1, 5, "down")+": dtype I16 has no numbers")
 	require.Nil(t, r.Layers[0].Experts[5].Down)
 	require.Empty(t, r.Findings)
+}
+
+// TestExpertsAreCancelled: an interruption is an error, whatever was being done.
+func TestExpertsAreCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := filled(t, "v3")
+	w := s.weights()
+	w.Progress = func(done, total int64) {
+		if 2*done > total {
+			cancel()
+		}
+	}
+	_, err := ExamineExperts(ctx, w, ExpertsOptions{})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = ExamineRouters(ctx, w, RouterOptions{Coupling: true})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = ExpertsAgainst(ctx, w, w, Selection{})
+	require.ErrorIs(t, err, context.Canceled)
 }
 
 // TestExpertsAgainst: relative errors are those of the definition, and the expert that is off is named.

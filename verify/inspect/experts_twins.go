@@ -19,7 +19,6 @@ type suspect struct {
 	*mlp
 	projection int // projections is the whole expert
 	hash       uint64
-	rank       int // of its group of equal experts; 0 is none
 }
 
 // module or tensor name.
@@ -171,42 +170,59 @@ func (x *examination) pair(ctx context.Context, a, b *suspect, probes []float32)
 		return r, nil
 	}
 	r.moved = !slices.IsSorted(order)
-	r.equal = true
-	var dot, squares, otherSquares float64
+	err = x.compareAll(ctx, a, b, order, &r)
+	return r, err
+}
+
+// compareAll compares all numbers of two suspects, neuron i of a with order[i] of b.
+func (x *examination) compareAll(ctx context.Context, a, b *suspect, order []int, r *pairing) error {
 	space := x.spaces.get()
 	defer x.spaces.put(space)
+	sums := products{equal: true}
 	for p := range projections {
-		if a.projection < projections && p != a.projection {
-			continue
-		}
 		q := p
 		if a.projection < projections {
+			if p != a.projection {
+				continue
+			}
 			q = b.projection
 		}
 		m, err := x.matrix(ctx, a.weights[p], &space.first, false)
 		if err != nil {
-			return r, err
+			return err
 		}
 		o, err := x.matrix(ctx, b.weights[q], &space.second, false)
 		if err != nil {
-			return r, err
+			return err
 		}
-		for i := range m.values {
-			row, col := i/m.cols, i%m.cols
-			if p == downProj {
-				col = order[col]
-			} else {
-				row = order[row]
-			}
-			v, w := m.values[i], o.values[row*o.cols+col]
-			r.equal = r.equal && v == w
-			dot += float64(v) * float64(w)
-			squares += float64(v) * float64(v)
-			otherSquares += float64(w) * float64(w)
-		}
+		sums.add(m, o, order, p == downProj)
 	}
-	r.cosine = dot / (math.Sqrt(squares) * math.Sqrt(otherSquares))
-	return r, nil
+	r.equal = sums.equal
+	r.cosine = sums.dot / (math.Sqrt(sums.squares) * math.Sqrt(sums.others))
+	return nil
+}
+
+// products is how the numbers of two compare, and Σab, Σa² and Σb².
+type products struct {
+	equal                bool
+	dot, squares, others float64
+}
+
+// add adds two matrices whose neurons are rows, or columns.
+func (s *products) add(a, b *matrix, order []int, columns bool) {
+	for i, v := range a.values {
+		row, col := i/a.cols, i%a.cols
+		if columns {
+			col = order[col]
+		} else {
+			row = order[row]
+		}
+		w := b.values[row*b.cols+col]
+		s.equal = s.equal && v == w
+		s.dot += float64(v) * float64(w) // products of two float32 are exact
+		s.squares += float64(v) * float64(v)
+		s.others += float64(w) * float64(w)
+	}
 }
 
 // neurons returns the hashes of the neurons of what is suspected.
@@ -350,7 +366,7 @@ func (x *examination) near(ctx context.Context, l *layerMLPs, r *LayerExperts, p
 				break
 			}
 			if c := r.Similarity.Function; c != nil && c[k][i] >= sameFunction {
-				o := r.observation(&r.Experts[k], "same-function", -1, finite(c[k][i]), finite(0), "computes what expert %d does: the cosine of their outputs is %.6f, that of all numbers, neurons matched, %.2g", routed[i].number, c[k][i], p.cosine)
+				o := r.observation(&r.Experts[k], "same-function", -1, finite(c[k][i]), finite(0), "computes what expert %d does, on 8 inputs: the cosine of their outputs is %.6f, that of all numbers, neurons matched, %.2g", routed[i].number, c[k][i], p.cosine)
 				o.Experts = append(o.Experts, routed[i].number)
 				found = append(found, o)
 			}
@@ -408,7 +424,11 @@ func (r *LayerExperts) nearTwins(k int, leader []int, cosines []float64, equal [
 		return nil
 	}
 	o.Value = &least
-	o.Text = fmt.Sprintf("experts %s are it but for noise: once their neurons are matched, the cosine of all numbers is at least %.4f", text.Ranges(o.Experts[1:]), least)
+	noun := "expert "
+	if len(o.Experts) > 2 {
+		noun = "experts "
+	}
+	o.Text = fmt.Sprintf("equals %s%s but for noise: with their neurons matched, the cosine of all numbers is at least %.4f", noun, text.Ranges(o.Experts[1:]), least)
 	return &o
 }
 
