@@ -35,13 +35,14 @@ Of CONFIG, a config.json alone, there are the parameters, and no findings.
             tensor; what experts and router find. --json lists them with the id of their
             kind, layer, experts, tensor, text, value and what it was expected to be;
             audit's kinds have no numbers. Beside them are the documents of the parts
-  reads     every selected weight once; those of no expert a second time; those of
-            experts twice more, and again where two are compared; gate_proj once more,
-            for the routers. A forward pass for --tokens or --random maps what it needs
+  reads     every selected weight once, for audit --values (a tied head, and FP8 with very
+            large scales, again); those of no expert once more; those of experts twice
+            more, and again where two are compared; gate_proj once more, for the routers.
+            A forward pass for --tokens or --random maps what it needs
   pairs     drawn of the 12 layers in which two experts are most alike, of more than 64
             experts several in a cell; drawings of more than 4000 cells have no tips
 
-Memory is that of inspect experts, 32 bytes for each pair of experts of a layer, and for
+Memory is that of inspect experts, 32 N^2 bytes for each layer of N experts, and for
 --tokens and --random that of inspect routing. No byte depends on the number of threads.
 With --layers or --experts only those weights are read; routers have all their rows, and
 checksums of archive entries are not compared.`,

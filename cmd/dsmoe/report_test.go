@@ -169,7 +169,7 @@ func TestReportOfSelection(t *testing.T) {
 	assert.Contains(t, m.NotChecked, "the values of 177 weights that are not selected")
 	assert.Nil(t, m.Stats)
 	m = makeReport(t, fixture("v1-base", "checkpoint"), "--layers", "0", "--random", "1x8")
-	assert.Subset(t, m.NotChecked, []string{"experts: no expert is selected", "routers: no router is selected", "routing: no layer with a router is selected"})
+	assert.Subset(t, m.NotChecked, []string{"experts: no expert is selected", "routers: no router is selected", "routing: no decoder layer with a router is selected"})
 	m = makeReport(t, fixture("torch-bin", "checkpoint"), "--layers", "0")
 	assert.Contains(t, m.NotChecked, "checksums of archive entries: not all weights are selected")
 	status, _, stderr := dsmoe(t.Context(), "inspect", "report", fixture("v1-base", "checkpoint"), "--layers", "9")

@@ -226,8 +226,13 @@ func TestLargeMatrixIsSmall(t *testing.T) {
 	assert.Equal(t, 60+steps, strings.Count(cells, "z"), "a rectangle for each row of one colour")
 	assert.Equal(t, 60*60*15*15+steps*swatch*swatchHeight, area(t, cells))
 	assert.NotContains(t, cells, "<title>")
+	uniform.Side = 300
+	assert.Equal(t, 60*60*5*5+steps*swatch*swatchHeight, area(t, svg(t, uniform)))
 	uniform.Values[7][3] = nan
 	assert.Equal(t, 59+2+1+steps+1, strings.Count(svg(t, uniform), "z"), "two in the row with a gap, the gap, and what it means")
+	uniform.Blank = true
+	assert.Equal(t, 59+2+steps, strings.Count(svg(t, uniform), "z"))
+	assert.NotContains(t, svg(t, uniform), "no value")
 }
 
 // area is that of all rectangles of a drawing.
@@ -245,14 +250,15 @@ func area(t *testing.T, drawing string) (sum float64) {
 
 func TestTicks(t *testing.T) {
 	for want, s := range map[string]span{
-		"0 20 40 60 80 100":               {Linear, 0, 100},
-		"-1 -0.5 0 0.5 1":                 {Diverging, -1, 1},
-		"0.001 0.01 0.1 1 10 100":         {Log, 1e-3, 100},
-		"1e-12 1e-09 1e-06 0.001 1":       {Log, 1e-12, 100},
-		"1e+11 1e+12":                     {Log, 1e11, 1e12},
-		"0 2e-05 4e-05 6e-05":             {Linear, 0, 6.5e-5},
-		"1e+308":                          {Log, 1e308, 1.5e308},
-		"-1e+308 -5e+307 0 5e+307 1e+308": {Linear, -math.MaxFloat64 / 1.5, math.MaxFloat64 / 1.5},
+		"1 2 3":                           {Linear, 1, 3, true},
+		"0 20 40 60 80 100":               {Linear, 0, 100, false},
+		"-1 -0.5 0 0.5 1":                 {Diverging, -1, 1, false},
+		"0.001 0.01 0.1 1 10 100":         {Log, 1e-3, 100, false},
+		"1e-12 1e-09 1e-06 0.001 1":       {Log, 1e-12, 100, false},
+		"1e+11 1e+12":                     {Log, 1e11, 1e12, false},
+		"0 2e-05 4e-05 6e-05":             {Linear, 0, 6.5e-5, false},
+		"1e+308":                          {Log, 1e308, 1.5e308, false},
+		"-1e+308 -5e+307 0 5e+307 1e+308": {Linear, -math.MaxFloat64 / 1.5, math.MaxFloat64 / 1.5, false},
 	} {
 		var got []string
 		for _, v := range s.ticks(5) {

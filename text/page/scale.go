@@ -22,18 +22,21 @@ const (
 type span struct {
 	Scale
 	min, max float64
+	whole    bool // what stands there are whole numbers, and ticks are
 }
 
 // spanOf is a span of numbers, finite ones alone, unless the caller gives its ends: any but both 0.
 // It is never empty. Of a logarithm it ends at powers of ten.
 func spanOf(s Scale, min, max float64, values func(yield func(float64))) span {
 	if min != 0 || max != 0 {
-		return span{s, min, max}
+		return span{s, min, max, false}
 	}
+	whole := true
 	min, max = math.Inf(1), math.Inf(-1)
 	values(func(v float64) {
 		if !math.IsInf(v, 0) && !math.IsNaN(v) && (s != Log || v > 0) {
 			min, max = math.Min(min, v), math.Max(max, v)
+			whole = whole && v == math.Trunc(v)
 		}
 	})
 	switch {
@@ -50,7 +53,7 @@ func spanOf(s Scale, min, max float64, values func(yield func(float64))) span {
 	} else if min == max {
 		min, max = min-math.Max(1, math.Abs(min)), max+math.Max(1, math.Abs(max))
 	}
-	return span{s, min, max}
+	return span{s, min, max, whole && s != Log}
 }
 
 // exponent is the decimal logarithm, a whole number where that is what it should be.
@@ -94,6 +97,9 @@ func (s span) ticks(n int) (at []float64) {
 			by *= f
 			break
 		}
+	}
+	if s.whole {
+		by = math.Max(1, by)
 	}
 	for i := math.Ceil(nearest(s.min / by)); i <= nearest(s.max/by) && len(at) < 4*n; i++ {
 		at = append(at, float64(i*by)+0)

@@ -14,9 +14,9 @@ import (
 	"dsmoe/text/page"
 )
 
-// cells are numbers that have a row and a column, for a heatmap. Rows and columns stand in the
-// order in which they come, or are sorted.
+// cells are numbers that have a row and a column, for a heatmap.
 type cells struct {
+	unsorted      bool // rows and columns stand in the order in which they come, else in that of names
 	rows, columns []string
 	row, column   map[string]int
 	values        map[[2]int]float64
@@ -29,15 +29,17 @@ func newCells() *cells {
 
 // at returns the place of a row and a column, and adds them if they are new.
 func (c *cells) at(row, column string) [2]int {
-	place := func(name string, names *[]string, index map[string]int) int {
-		i, ok := index[name]
-		if !ok {
-			i = len(*names)
-			index[name], *names = i, append(*names, name)
-		}
-		return i
+	return [2]int{indexOf(row, &c.rows, c.row), indexOf(column, &c.columns, c.column)}
+}
+
+// indexOf returns the place of a name, and adds it if it is new.
+func indexOf(name string, names *[]string, index map[string]int) int {
+	i, ok := index[name]
+	if !ok {
+		i = len(*names)
+		index[name], *names = i, append(*names, name)
 	}
-	return [2]int{place(row, &c.rows, c.row), place(column, &c.columns, c.column)}
+	return i
 }
 
 // set sets a number; nil is none.
@@ -62,7 +64,7 @@ func (c *cells) add(row, column string, v float64) { c.values[c.at(row, column)]
 // mark marks a cell.
 func (c *cells) mark(row, column string) { c.marked[c.at(row, column)] = true }
 
-// heatmap fills in the cells of a heatmap, sorted as names are; nil if there are none. A linear
+// heatmap fills in the cells of a heatmap; nil if there are none. A linear
 // scale that has an end has room for what is above that.
 func (c *cells) heatmap(m page.Heatmap) page.Figure {
 	if len(c.values)+len(c.marked) == 0 {
@@ -73,7 +75,9 @@ func (c *cells) heatmap(m page.Heatmap) page.Figure {
 			m.Max = max(m.Max, v)
 		}
 	}
-	m.Rows, m.Columns = sortedNames(c.rows), sortedNames(c.columns)
+	if m.Rows, m.Columns = c.rows, c.columns; !c.unsorted {
+		m.Rows, m.Columns = sortedNames(c.rows), sortedNames(c.columns)
+	}
 	marked := map[[2]int]bool{}
 	for i, row := range m.Rows {
 		line := make([]float64, len(m.Columns))

@@ -44,6 +44,10 @@ func (c *Checkpoint) layerBytes(title, what string, of func(file int, t *Tensor)
 		}
 		return fmt.Sprintf("%d–%d", layer/by*by, (layer/by+1)*by-1)
 	}
+	x.unsorted = true
+	for first := 0; first >= 0 && first <= last; first += by { // below 0 behind the largest int
+		indexOf(column(first), &x.columns, x.column)
+	}
 	for i, f := range c.Files {
 		for k := range f.Tensors {
 			t := Tensor{Name: f.Tensors[k].Name, DType: f.Tensors[k].DType}

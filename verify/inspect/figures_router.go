@@ -99,7 +99,7 @@ func (r *RouterReport) spectra() (f page.Figure, caption string) {
 
 // margins draws how near the choices of each layer were; nil if there are no scores.
 func (r *Routing) margins() page.Figure {
-	lines := page.Lines{Title: "margins of the routers' choices", XName: "layer", YName: "margin of a token's choice, in selection scores",
+	lines := page.Lines{Title: "margins of the routers' choices", XName: "layer", YName: "margin of a token's choice, in selection scores", YScale: page.Log,
 		Series: []page.Series{{Name: "median token"}, {Name: "token of the lowest tenth"}, {Name: "token of the lowest hundredth"}, {Name: "closest token"}}}
 	there := false
 	for _, l := range r.Layers {

@@ -2,9 +2,10 @@
 // holds, Audit whether its parts fit together, AuditValues whether its numbers can be
 // weights, Stats what they are, Hash by which names, ExamineExperts and ExamineRouters what
 // sets experts and rows of routers apart, ExpertsAgainst how far experts are from their
-// originals; Describe what its config implies,
-// MemoryOf how much memory that takes, Compare what the DeepSeekMoE paper says of
-// its experts. Each returns a report that is JSON as it stands and that WriteText prints.
+// originals, the Route functions which experts tokens get, MakeReport all of that at once; Describe
+// what its config implies, MemoryOf how much memory that takes, Compare what the DeepSeekMoE paper says
+// of its experts. Each returns a report that is JSON as it stands and that WriteText prints; a
+// Report is a page, too, and those with a method Figure are a drawing.
 // The package opens no file; what reads weights does so through its caller's reader.
 package inspect
 

@@ -258,7 +258,7 @@ func (m *reportMaker) routing(context.Context) (err error) {
 			}
 		}
 		if o.Layers == nil {
-			m.NotChecked = append(m.NotChecked, "routing: no layer with a router is selected")
+			m.NotChecked = append(m.NotChecked, "routing: no decoder layer with a router is selected")
 			return nil
 		}
 	}

@@ -180,12 +180,12 @@ func (r *Report) pageRouting(p *page.Page) {
 	p.Section("Routing")
 	p.Text("%s. An expert without a token is unreached by these tokens, not dead: other tokens may need it.", r.Routing.title())
 	figure(p, r.Routing.Figure(), "Tokens of each expert, over what it would get if all got the same.")
-	figure(p, r.Routing.margins(), "How near the choices were: of a token the lowest selection score of its experts less the highest of the others.")
+	figure(p, r.Routing.margins(), "How near the choices were: of a token the lowest selection score of its experts less the highest of the others. What is 0 or below stands at the bottom.")
 	p.Fold("Each layer in numbers", r.Routing.Sheet())
 }
 
-// maxOutliers is how many tensors with outliers are listed.
-const maxOutliers = 100
+// maxListed is how many tensors with outliers, and how many files, are listed.
+const maxListed = 100
 
 func (r *Report) pageTensors(p *page.Page) {
 	if r.Tensors == nil {
@@ -204,8 +204,8 @@ func (r *Report) pageTensors(p *page.Page) {
 	}
 	peak := func(t TensorStats) float64 { return t.Rows.Largest[0].AbsMax / t.Rows.Median }
 	slices.SortStableFunc(all, func(a, b TensorStats) int { return cmp.Compare(peak(b), peak(a)) })
-	shown := StatsReport{By: ByTensor, Tensors: all[:min(len(all), maxOutliers)]}
-	p.Fold(fmt.Sprintf("The first %d of %s with rows whose largest magnitude is more than %d times that of the median row", len(shown.Tensors), text.Plural(len(all), "tensor"), OutlierRatio), shown.Sheet())
+	shown := StatsReport{By: ByTensor, Tensors: all[:min(len(all), maxListed)]}
+	p.Fold(fmt.Sprintf("%s with rows whose largest magnitude is more than %d times that of the median row%s", text.Plural(len(all), "tensor"), OutlierRatio, firstOf(len(shown.Tensors), len(all))), shown.Sheet())
 }
 
 func (r *Report) pageFiles(p *page.Page) {
@@ -216,8 +216,16 @@ func (r *Report) pageFiles(p *page.Page) {
 	figure(p, r.checkpoint.dtypeMap(), "How much of each layer is of which dtype.")
 	figure(p, r.checkpoint.fileMap(), "Which file holds how much of each layer.")
 	s := text.NewSheet("file", ">tensors", ">size")
-	for _, f := range r.Summary.Files[:min(len(r.Summary.Files), maxOutliers)] {
+	for _, f := range r.Summary.Files[:min(len(r.Summary.Files), maxListed)] {
 		s.Add(text.Foreign(f.Name), text.Whole(f.Tensors), text.Size(f.Size))
 	}
-	p.Fold(fmt.Sprintf("%d of %s", len(s.Rows()), text.Plural(len(r.Summary.Files), "file")), s)
+	p.Fold(text.Plural(len(r.Summary.Files), "file")+firstOf(len(s.Rows()), len(r.Summary.Files)), s)
+}
+
+// firstOf says that some of a list are not there.
+func firstOf(shown, all int) string {
+	if shown == all {
+		return ""
+	}
+	return fmt.Sprintf(": the first %d", shown)
 }
