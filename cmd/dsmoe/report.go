@@ -35,7 +35,7 @@ Of CONFIG, a config.json alone, there are the parameters, and no findings.
             tensor; what experts and router find. --json lists them with the id of their
             kind, layer, experts, tensor, text, value and what it was expected to be;
             audit's kinds have no numbers. Beside them are the documents of the parts
-  reads     every selected weight once, for audit --values (a tied head, and FP8 with very
+  reads     every selected weight once, for audit --values (a tied head, and FP8 with
             large scales, again); those of no expert once more; those of experts twice
             more, and again where two are compared; gate_proj once more, for the routers.
             A forward pass for --tokens or --random maps what it needs
