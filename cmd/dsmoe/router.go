@@ -22,7 +22,7 @@ expert, stand to each other, and what they allow. Without --coupling no expert i
              Closer Look into Mixture-of-Experts, arXiv 2406.18219); random: 0 ± 1/√hidden
   max_logit  √hidden·‖r∘w‖₂, w the weight of post_attention_layernorm: the input of a router is
              n∘w with ‖n‖₂ ≤ √hidden, so that no token's logit is larger, of either sign
-             (Cauchy-Schwarz), and for some hidden state it is reached
+             (Cauchy-Schwarz), and some hidden state comes as near to it as rms_norm_eps lets
   bias       e_score_correction_bias (DeepSeek-V3, arXiv 2412.19437)
   proven     never or always chosen, whatever the token. The score is within
              σ(±max_logit)+bias, or [0, 1]+bias with softmax; never: num_experts_per_tok
@@ -38,10 +38,11 @@ expert, stand to each other, and what they allow. Without --coupling no expert i
              other's best at z 6 and with their own number; permuted: two or more with others;
              not measurable: fewer, as with random weights
 
-What is proven holds for every token. The reverse does not: an expert that no text reaches is
-not proven so, and without a bias (DeepSeekMoE-16B, V2) nothing can be, since logits of the hidden
-state -h are those of h turned round. Coupling is a check on conversions that number rows and
-experts apart; it was tried on a small trained model, and says nothing where it is not measurable.
+What is proven holds for every token. The reverse does not: an expert that no text reaches need not
+be proven so. Without a bias (DeepSeekMoE-16B, V2) these bounds prove nothing, since the logits of
+the hidden state -h are those of h turned round; other arguments are not tried. Coupling is
+a check on conversions that number rows and experts apart; it was tried on a small trained model,
+and says nothing where it is not measurable.
 
 Findings are on stderr if -o is tsv, csv or md. One is
   dead-row            all zero: the logit is 0 for every token
@@ -52,7 +53,7 @@ Findings are on stderr if -o is tsv, csv or md. One is
   permuted            see coupling
 
 Memory is that of the routers in float32, and with --coupling 8 bytes for each number of a gate_proj
-for each processor. DeepSeek-V3's routers are 420 MB; with --coupling its experts' gate_proj are
+for each processor. DeepSeek-V3's routers are 430 MB; with --coupling its experts' gate_proj are
 read, a third of the weights, for about an hour of a core. No number depends on the number of threads.`,
 		Example: `  dsmoe inspect router fixtures/v1-base/checkpoint
   dsmoe inspect router --by layer --coupling fixtures/v3/checkpoint

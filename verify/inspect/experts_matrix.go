@@ -140,7 +140,7 @@ func (m *matrix) distinct() *float64 {
 
 // lanczosSteps is how many steps spectral goes. The σ₁ of random matrices of the experts' widths are
 // then less than 10⁻³ short, and those of spectra with a gap exact in float32.
-const lanczosSteps = 24
+const lanczosSteps = 40
 
 // spectral returns σ₁ of a matrix, the largest singular value, from below: that of the bidiagonal
 // matrix to which lanczosSteps steps of G. Golub and W. Kahan, Calculating the Singular Values and

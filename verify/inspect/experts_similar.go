@@ -14,8 +14,9 @@ import (
 	"dsmoe/text"
 )
 
-// How sums of products are cut. Terms of a chunk are added in float32 in 16 lanes, so that a
-// cosine is off by at most (chunkTerms/16 + 4)·2⁻²⁴ < 1.6·10⁻⁵, and chunks in float64. Lanes of
+// How sums of products are cut. Terms of a chunk are added in float32 in 16 lanes, so that Σab is off
+// by at most (chunkTerms/16 + 4)·2⁻²⁴·‖a‖‖b‖, and a cosine by twice that, 3.2·10⁻⁵; chunks are added
+// in float64. Lanes of
 // chunks are computed at once; their number is fixed, so that that of threads does not show.
 const (
 	chunkTerms = 4096

@@ -15,9 +15,9 @@ package inspect
 //
 // with softmax scores in [b_e, 1 + b_e].
 //
-// Without a bias nothing follows: if n may occur, so may -n, which turns all logits round. A row
-// that no token uses may thus be there without being proven so; only a bias is proven to exclude
-// an expert, or to force it.
+// Without a bias nothing follows from these bounds: if n may occur, so may -n, which turns all
+// logits round. What follows from rows that depend on each other, such as one between two others
+// where the best alone is chosen, is not looked for.
 
 import (
 	"math"
