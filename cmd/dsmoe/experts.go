@@ -18,31 +18,31 @@ func newInspectExperts() *cobra.Command {
 what is odd about it. Numbers are those that the model computes with: FP8 times its
 scales. Beside each stands what independent random weights of that shape would give.
 
-  norm       √Σw² (expert weight norm: MC-Suite, arXiv 2504.05586); --json has √(Σw²/n),
-             too
+  norm       √Σw² (expert weight norm: MC-Suite, arXiv 2504.05586); --json has
+             √(Σw²/n), too
   z          0.6745·(x-median)/MAD of the norm among the layer's routed experts, that of
              the largest magnitude of the three (modified z-score: Iglewicz, Hoaglin
              1993)
-  rank       stable rank Σw²/σ₁² (MC-Suite; Rudelson, Vershynin 2007); random rows ×
-             cols: rows·cols/(√rows+√cols)². σ₁ is the largest singular value by 40
-             steps of Golub-Kahan-Lanczos, from below: random matrices of the real
+  rank       stable rank Σw²/σ₁² (MC-Suite; Rudelson, Vershynin 2007); random rows
+             × cols: rows·cols/(√rows+√cols)². σ₁ is the largest singular value
+             by 40 steps of Golub-Kahan-Lanczos, from below: random matrices of the real
              widths come out less than 10⁻³ short, those with a gap in their spectrum
              exact to float32
-  cos        cosine of the matrix, element by element, with that of the routed expert
-             for which its magnitude is largest (Lo and others, A Closer Look into
-             Mixture-of-Experts, arXiv 2406.18219); random: 0 ± 1/√(rows·cols). Sums are
-             in float32 by 4096 terms: off by at most 3.2·10⁻⁵
+  cos        cosine of the matrix, element by element, with that of the routed expert for
+             which its magnitude is largest (Lo and others, A Closer Look into
+             Mixture-of-Experts, arXiv 2406.18219); random: 0 ± 1/√(rows·cols). Sums
+             are in float32 by 4096 terms: off by at most 3.2·10⁻⁵
   function   cosine of what two experts compute (ours), the largest, and nearest, whose
              it is. Both get 8 inputs of ±1 by a fixed generator, times
              post_attention_layernorm. The order of neurons does not change it, and it
-             holds shared experts against routed ones. Random: about 0 ± 1/√(8·hidden)
+             holds shared experts against routed ones. Random: about 0 ±
+             1/√(8·hidden)
   zero_neurons  neurons whose row of gate_proj or up_proj, or column of down_proj, is
                 zero
   not_finite    NaN and infinities
 
---by layer gives medians, and over the pairs of experts the mean magnitude of the
-cosines and the largest. --json has all of it, with --similarities the cosines of all
-pairs.
+--by layer gives medians, and over the pairs of experts the mean magnitude of the cosines
+and the largest. --json has all of it, with --similarities the cosines of all pairs.
 
 Findings are on stderr if -o is tsv, csv or md. One is
   duplicate         experts of equal weights, in any layers, whatever the order of
@@ -67,12 +67,12 @@ Findings are on stderr if -o is tsv, csv or md. One is
                     of the layer's median: as rounding to few bits leaves behind
 Routed experts are held against those of their layer that are selected, from 3 on; of
 shared ones only zeros, numbers that are none and duplicates are told. Likeness of
-weights is not likeness of function on text, and a small norm does not say that an
-expert is not needed.
+weights is not likeness of function on text, and a small norm does not say that an expert
+is not needed.
 
---against ORIGINAL reads both once and gives, instead, √(Σ(a-b)²/Σb²) for each matrix a
-and its original b; either may be fused, or of another dtype. A finding (error) is
-beyond z 8 and twice the layer's median; not-finite: numbers that are not finite, on a
+--against ORIGINAL reads both once and gives, instead, √(Σ(a-b)²/Σb²) for each
+matrix a and its original b; either may be fused, or of another dtype. A finding (error)
+is beyond z 8 and twice the layer's median; not-finite: numbers that are not finite, on a
 side, and not the same.
 
 Experts are read twice, those that look alike again. DeepSeekMoE-16B takes about 7

@@ -17,30 +17,31 @@ func newInspectRouter() *cobra.Command {
 each expert, stand to each other, and what they allow. Without --coupling no expert is
 read.
 
-  norm       √Σr² of a row (router weight norm: MC-Suite, arXiv 2504.05586), and z its
-             modified z-score 0.6745·(x-median)/MAD in the layer (Iglewicz, Hoaglin
+  norm       √Σr² of a row (router weight norm: MC-Suite, arXiv 2504.05586), and z
+             its modified z-score 0.6745·(x-median)/MAD in the layer (Iglewicz, Hoaglin
              1993)
-  cosine     of the row with the one, nearest, for which its magnitude is largest (Lo
-             and others, A Closer Look into Mixture-of-Experts, arXiv 2406.18219);
-             random: 0 ± 1/√hidden
-  max_logit  √hidden·‖r∘w‖₂, w the weight of post_attention_layernorm: the input of a
-             router is n∘w with ‖n‖₂ ≤ √hidden, so that no token's logit is larger, of
-             either sign (Cauchy-Schwarz), and some hidden state comes as near to it as
-             rms_norm_eps lets
+  cosine     of the row with the one, nearest, for which its magnitude is largest (Lo and
+             others, A Closer Look into Mixture-of-Experts, arXiv 2406.18219); random: 0
+             ± 1/√hidden
+  max_logit  √hidden·‖r∘w‖₂, w the weight of post_attention_layernorm: the
+             input of a router is n∘w with ‖n‖₂ ≤ √hidden, so that no token's
+             logit is larger, of either sign (Cauchy-Schwarz), and some hidden state
+             comes as near to it as rms_norm_eps lets
   bias       e_score_correction_bias (DeepSeek-V3, arXiv 2412.19437)
   proven     never or always chosen, whatever the token. The score is within
-             σ(±max_logit)+bias, or [0, 1]+bias with softmax; never: num_experts_per_tok
-             others that come with its group are above it, or topk_group groups above
-             its own, by the sums of their two best; always: the reverse. 2⁻⁷ of
-             max_logit and 1e-4 are left for rounding
-  condition  largest over smallest singular value; random: (1+√(e/h))/(1-√(e/h)) for e
-             experts and h hidden. mergekit warns above 5; rows that share a
-             direction are above that, too, so that it is no finding here
+             σ(±max_logit)+bias, or [0, 1]+bias with softmax; never:
+             num_experts_per_tok others that come with its group are above it, or
+             topk_group groups above its own, by the sums of their two best; always: the
+             reverse. 2⁻⁷ of max_logit and 1e-4 are left for rounding
+  condition  largest over smallest singular value; random: (1+√(e/h))/(1-√(e/h)) for
+             e experts and h hidden. mergekit warns above 5; rows that share a direction
+             are above that, too, so that it is no finding here
   coupling   --coupling: whether each expert's gate_proj answers most to its own row, by
-             ‖W_e·(r_f-mean r)‖²/‖r_f-mean r‖² over its medians (after arXiv 2406.18219:
-             gate_proj goes with the router). own: at least half of the experts, and
-             rows, are each other's best at z 6 and with their own number; permuted: two
-             or more with others; not measurable: fewer, as with random weights
+             ‖W_e·(r_f-mean r)‖²/‖r_f-mean r‖² over its medians (after arXiv
+             2406.18219: gate_proj goes with the router). own: at least half of the
+             experts, and rows, are each other's best at z 6 and with their own number;
+             permuted: two or more with others; not measurable: fewer, as with random
+             weights
 
 What is proven holds for every token. The reverse does not: an expert that no text
 reaches need not be proven so. Without a bias (DeepSeekMoE-16B, V2) these bounds prove
