@@ -213,7 +213,7 @@ func (r *LayerExperts) apart(e *ExpertNumbers, p int, m *MatrixNumbers, others *
 	}
 	x := &e.facts.matrices[p]
 	found = append(found, r.channels(e, p, x, others)...)
-	if peak := finite(x.peak); len(found) == 0 && others.peak != nil && x.peak > 0 && x.peak >= channelFactor*others.peak.Median {
+	if peak := finite(x.peak); len(found) == 0 && others.peak != nil && others.peak.Median > 0 && x.peak >= channelFactor*others.peak.Median {
 		found = append(found, r.observation(e, "neuron", p, peak, &others.peak.Median,
 			"neuron %d has %.3g times the norm of the expert's median neuron; the largest of the layer's experts are %.3g in the median", x.neuron, x.peak, others.peak.Median))
 	}

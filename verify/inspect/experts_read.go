@@ -201,6 +201,9 @@ func (x *examination) examine(ctx context.Context, m *mlp, probes []float32, fir
 	if m.whole() {
 		e.ZeroNeurons = e.facts.zeroNeurons()
 	}
+	if first { // they are many, and only matching needs them
+		e.facts.responses = [downProj][]float32{}
+	}
 	return e, nil
 }
 

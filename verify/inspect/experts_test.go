@@ -302,6 +302,16 @@ func TestHeavyTailsAreFine(t *testing.T) {
 	require.Empty(t, s.examined(t, ExpertsOptions{}).Findings)
 }
 
+// TestSparseExpertsAreFine: where most neurons of most experts are zero, there is no median neuron to hold
+// others against.
+func TestSparseExpertsAreFine(t *testing.T) {
+	s := filled(t, "v1-base")
+	for e := range 15 {
+		s.change(expertName(2, e, "gate"), row(0, 20*64, times(0)))
+	}
+	require.Empty(t, s.examined(t, ExpertsOptions{Selection: Selection{Layers: spans(t, "2")}}).Findings)
+}
+
 // TestExpertsDoNotDependOnThreads, nor on the layout.
 func TestExpertsDoNotDependOnThreads(t *testing.T) {
 	s := filled(t, "v3")
