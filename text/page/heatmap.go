@@ -120,7 +120,7 @@ func (m Heatmap) cells(d *drawing, g grid, s span) {
 				run = 0
 			}
 			if m.Marked != nil && m.Marked(i, j) {
-				marks = append(marks, box(x+1, y+1, g.w-2, g.h-2))
+				marks = append(marks, g.outline(x, y))
 			}
 		}
 	}
@@ -132,6 +132,15 @@ func (m Heatmap) cells(d *drawing, g grid, s span) {
 	for _, path := range marks {
 		d.path("mark", path, "")
 	}
+}
+
+// outline is the path around a cell: within it, if that leaves something of it.
+func (g grid) outline(x, y float64) string {
+	by := 1.0
+	if math.Min(g.w, g.h) < 8 {
+		by = -1
+	}
+	return box(x+by, y+by, g.w-float64(2*by), g.h-float64(2*by))
 }
 
 func (m Heatmap) tip(i, j int) string {

@@ -228,6 +228,11 @@ func TestLargeMatrixIsSmall(t *testing.T) {
 	assert.NotContains(t, cells, "<title>")
 	uniform.Side = 300
 	assert.Equal(t, 60*60*5*5+steps*swatch*swatchHeight, area(t, svg(t, uniform)))
+	uniform.Marked = func(row, col int) bool { return row == 1 && col == 2 }
+	outlined := svg(t, uniform)
+	assert.Contains(t, outlined, `d="M51 42h7v7h-7z"`, "around a cell of 5 pixels")
+	assert.Contains(t, outlined, ">marked</text>")
+	uniform.Marked = nil
 	uniform.Values[7][3] = nan
 	assert.Equal(t, 59+2+1+steps+1, strings.Count(svg(t, uniform), "z"), "two in the row with a gap, the gap, and what it means")
 	uniform.Blank = true
