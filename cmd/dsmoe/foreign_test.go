@@ -39,6 +39,8 @@ func commandsOn(path, dst, golden string) [][]string {
 		{"diff", path, path}, {"diff", path, path + "x"}, {"convert", path, dst, "--dry-run"}, {"convert", path, dst},
 		{"convert", path, dst, "--type", "f32"}, {"convert", "--check", dst}, {"convert", "--check", path}, {"convert", path, path},
 		{"convert", path, filepath.Join(path, "in")}, {"synth", path, dst + "s"}, {"synth", path, dst}, {"synth", path + "x", dst},
+		{"inspect", "report", path, "--golden", golden, "--html", dst + ".html"}, {"inspect", "experts", "-o", "table", path, "--plot", dst + ".svg"}, {"inspect", "router", "-o", "table", path},
+		{"inspect", "routing", golden, "-o", "table", "--config", path, "--plot", dst + ".svg"}, {"inspect", "stats", path, "--plot", filepath.Join(path, "gone", "x.svg")},
 		{"verify", "--limit", foreign + "=1", path, golden}, {"convert", path, dst + "y", "--include", foreign}, {"convert", path, dst + "y", "--type", foreign},
 	}
 }

@@ -275,6 +275,18 @@ func TestReportOfBrokenCheckpoint(t *testing.T) {
 	assert.Len(t, m.Findings, 3*(16+1)*3)
 }
 
+// TestReportOfForeignNames: what names hold is text on the page.
+func TestReportOfForeignNames(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "<script>&'\"")
+	require.NoError(t, os.CopyFS(dir, os.DirFS(fixture("v1-base", "checkpoint"))))
+	rename(t, dir, `"model.norm.weight"`, `"x]]><b>&'</svg>"`)
+	m := makeReport(t, dir)
+	assert.Equal(t, exitNo, m.status)
+	assert.Contains(t, m.ids(), "unexpected")
+	assert.Contains(t, m.words, `x]]><b>&'</svg>`)
+	assert.NotContains(t, m.page, "<b>")
+}
+
 // TestReportOfConfig: there are the parameters, and no claim about weights.
 func TestReportOfConfig(t *testing.T) {
 	m := makeReport(t, fixture("states", "deepseek-v3", "config.json"))
