@@ -184,7 +184,7 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string) (*inspect.Routin
 	defer func() { b.remove() }()
 	before := 0
 	progress := func(done, total int) {
-		if before == 0 {
+		if done == 0 {
 			b = newBar(cmd.ErrOrStderr(), "routing", int64(total), false)
 		}
 		b.add(int64(done - before))

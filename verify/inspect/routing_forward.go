@@ -21,7 +21,7 @@ type Forward struct {
 	Input    *model.Input               // the tokens
 	Pages    model.Pages                // what the weights are mapped into; may be nil
 	Threads  int                        // 0 is one per processor; the numbers do not depend on it
-	Progress func(done, total int)      // told of tokens that passed a layer; nil is nobody
+	Progress func(done, total int)      // told of tokens that passed a layer, at first of none; nil is nobody
 
 	atOnce int // tokens; 0 is pieceTokens
 }
@@ -57,6 +57,7 @@ func RouteForward(ctx context.Context, f Forward, o RoutingOptions) (*Routing, e
 // run runs the first layers and puts what their gates choose into r.
 func (f *Forward) run(ctx context.Context, r *Routing, o RoutingOptions, layers int) error {
 	run := &forward{Routing: r, o: o, total: len(f.Input.InputIDs) * layers, progress: f.Progress}
+	run.passed(0)
 	options := model.Options{Accumulate: model.Float32, Parallelism: f.Threads, Pages: f.Pages}
 	plain := model.NewPlain(options)
 	defer plain.Close(nil)
@@ -150,6 +151,13 @@ func (f *forward) finish() {
 	}
 }
 
+// passed tells of n tokens more that passed a layer.
+func (f *forward) passed(n int) {
+	if f.done += n; f.progress != nil {
+		f.progress(f.done, f.total)
+	}
+}
+
 // pieceTrace watches the gates of a piece.
 type pieceTrace struct {
 	run *forward
@@ -189,10 +197,7 @@ func (t *pieceTrace) Stage(name string, x *model.Activation) error {
 			return t.weigh(tally, x)
 		}
 	case layer >= 0 && strings.Count(name, ".") == 3: // model.layers.N.output
-		t.run.done += len(t.in.InputIDs)
-		if t.run.progress != nil {
-			t.run.progress(t.run.done, t.run.total)
-		}
+		t.run.passed(len(t.in.InputIDs))
 	}
 	return nil
 }
