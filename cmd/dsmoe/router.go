@@ -41,7 +41,7 @@ read.
              2406.18219: gate_proj goes with the router). own: at least half of the
              experts, and rows, are each other's best at z 6 and with their own number;
              permuted: two or more with others; not measurable: fewer, as with random
-             weights
+             weights; not looked at: below 8 experts
 
 What is proven holds for every token. The reverse does not: an expert that no text
 reaches need not be proven so. Without a bias (DeepSeekMoE-16B, V2) these bounds prove

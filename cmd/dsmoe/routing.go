@@ -189,7 +189,7 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string) (*inspect.Routin
 	defer func() { b.remove() }()
 	before := 0
 	progress := func(done, total int) {
-		if before == 0 {
+		if done == 0 {
 			b = newBar(cmd.ErrOrStderr(), "routing", int64(total), false)
 		}
 		b.add(int64(done - before))
@@ -270,25 +270,30 @@ func (o *routingFlags) logged(cmd *cobra.Command, path string, files []string) (
 	return inspect.RouteESFT(cmd.Context(), inspect.ESFTLogs{Path: path, Logs: logs, Config: c}, o.options())
 }
 
-// esftLogs returns the paths of logs in a directory, and in those below it that are named rank….
+// esftLogs returns the paths of the logs in a directory, or of those in folders of it that are
+// named rank…, one for each process that ran.
 func esftLogs(dir string) (files []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fileError(dir, err)
 	}
+	var below []string
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		if _, ok := inspect.ParseESFTName(e.Name()); ok {
 			files = append(files, path)
 		} else if e.IsDir() && strings.HasPrefix(e.Name(), "rank") {
-			below, err := esftLogs(path)
+			logs, err := esftLogs(path)
 			if err != nil {
 				return nil, err
 			}
-			files = append(files, below...)
+			below = append(below, logs...)
 		}
 	}
-	return files, nil
+	if len(files) > 0 && len(below) > 0 {
+		return nil, fmt.Errorf("%s: %w", text.Quote(dir), errors.New("logs in it and in rank… below it: tokens could be counted twice"))
+	}
+	return append(files, below...), nil
 }
 
 // openLogs returns the logs in files, and shows how much of them was read.

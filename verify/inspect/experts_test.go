@@ -379,7 +379,7 @@ func TestSelectedExperts(t *testing.T) {
 	require.Nil(t, one.Layers[0].Gate.Pairs)
 	require.Nil(t, one.Layers[0].Function)
 	require.Empty(t, one.Findings)
-	require.Contains(t, printed(t, one), "no finding")
+	require.Contains(t, printed(t, one), "layer 2: 1 routed expert: too few for one to be the odd one\nno finding")
 }
 
 // TestExpertsThatCannotBe: all that cannot be read is named, and what has no numbers.

@@ -115,6 +115,11 @@ func (r *ExpertsReport) WriteText(w io.Writer) error {
 			r.Layers[i].writeNull(&b)
 		}
 	}
+	for i := range r.Layers {
+		if n := len(r.Layers[i].Experts); n < leastPeers {
+			fmt.Fprintf(&b, "layer %d: %s: too few for one to be the odd one\n", r.Layers[i].Layer, text.Plural(n, "routed expert"))
+		}
+	}
 	writeNotCounted(&b, r.NotCounted)
 	if err := WriteObservations(&b, r.Findings); err != nil {
 		return err

@@ -44,7 +44,7 @@ type LayerRouter struct {
 	// independent random numbers; null unless there are fewer experts than hidden.
 	NullCondition *float64  `json:"null_condition"`
 	Bias          *Spread   `json:"bias"`     // of RouterRow.Bias; null if there is none
-	Coupling      *Coupling `json:"coupling"` // null unless it was asked for, and there are gate_proj of all experts and 8 or more of these
+	Coupling      *Coupling `json:"coupling"` // null unless it was asked for
 
 	cosines Cosines
 }
@@ -68,7 +68,7 @@ type Coupling struct {
 	Own     int    `json:"own"`     // experts that fit their own row, and it them, better than all others
 	Other   int    `json:"other"`   // experts that fit another row, and it them, better than all others
 	Rows    []int  `json:"rows"`    // for each expert the row that it fits so; -1 for none
-	Verdict string `json:"verdict"` // "own", "permuted" or "not measurable"
+	Verdict string `json:"verdict"` // "own", "permuted", "not measurable" or, below 8 experts or if one lacks gate_proj, "not looked at"
 }
 
 // The names of a router's weights behind the module of its layer's MLPs.

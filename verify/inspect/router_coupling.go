@@ -16,6 +16,7 @@ const (
 	coupledOwn      = "own"            // at least half of the experts fit a row, and these are their own
 	coupledPermuted = "permuted"       // at least half fit a row, and two or more another one than their own
 	notMeasurable   = "not measurable" // fewer fit a row: as with random weights
+	notLookedAt     = "not looked at"  // there are too few experts, or one has no gate_proj
 )
 
 // fitZ is the z-score from which on an expert fits a row; looseZ is what it must not reach with
@@ -31,13 +32,13 @@ func (c *Coupling) String() string {
 	switch {
 	case c == nil:
 		return ""
-	case c.Verdict == notMeasurable:
-		return notMeasurable
+	case c.Verdict == notMeasurable || c.Verdict == notLookedAt:
+		return c.Verdict
 	}
 	return fmt.Sprintf("%s (%d fit their own row, %d another)", c.Verdict, c.Own, c.Other)
 }
 
-// coupling holds the rows of a router against gate_proj of its experts; nil if one is missing.
+// coupling holds the rows of a router against gate_proj of its experts, if all are there.
 //
 //	q[e][f] = ‖W_e·(r_f - mean r)‖² / ‖r_f - mean r‖²
 //
@@ -46,11 +47,11 @@ func (c *Coupling) String() string {
 // random weights.
 func (x *examination) coupling(ctx context.Context, l *layerWeights, r *routerNumbers) (*Coupling, error) {
 	if len(l.experts) < leastCoupled {
-		return nil, nil
+		return &Coupling{Rows: []int{}, Verdict: notLookedAt}, nil
 	}
 	for _, w := range l.experts {
 		if w == nil || measurable(w) != nil {
-			return nil, nil
+			return &Coupling{Rows: []int{}, Verdict: notLookedAt}, nil
 		}
 	}
 	rows := r.centred()

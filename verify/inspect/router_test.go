@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/model/weights"
 )
 
 const (
@@ -217,6 +219,12 @@ func TestCoupling(t *testing.T) {
 		}
 	}
 	require.Nil(t, filled(t, "v3-fp8").routers(t, RouterOptions{}).Layers[0].Coupling)
+	w := filled(t, "v3").weights()
+	w.List = slices.DeleteFunc(w.List, func(x *weights.Weight) bool { return x.Name == expertName(2, 3, "gate") })
+	lacking, err := ExamineRouters(t.Context(), w, RouterOptions{Coupling: true})
+	require.NoError(t, err)
+	require.Equal(t, notLookedAt, lacking.Layers[0].Coupling.Verdict)
+	require.Contains(t, printed(t, lacking), "coupling to gate_proj: not looked at")
 }
 
 // TestRoutersDoNotDependOnThreads.

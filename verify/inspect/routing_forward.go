@@ -21,7 +21,7 @@ type Forward struct {
 	Input    *model.Input               // the tokens
 	Pages    model.Pages                // what the weights are mapped into; may be nil
 	Threads  int                        // 0 is one per processor; the numbers do not depend on it
-	Progress func(done, total int)      // told of tokens that passed a layer; nil is nobody
+	Progress func(done, total int)      // told of tokens that passed a layer, at first of none; nil is nobody
 
 	atOnce int // tokens; 0 is pieceTokens
 }
@@ -38,20 +38,26 @@ func RouteForward(ctx context.Context, f Forward, o RoutingOptions) (*Routing, e
 	if len(layers) == 0 {
 		return nil, fmt.Errorf("%s: the model has no routed experts", text.Quote(f.Path))
 	}
-	if err := o.check("the checkpoint", layers, c.NRoutedExperts); err != nil {
+	if err := cmp.Or(f.Input.Check(c.VocabSize), o.check("the checkpoint", layers, c.NRoutedExperts)); err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(f.Path), err)
 	}
-	layers = slices.DeleteFunc(layers, func(l int) bool { return !o.Layers.Has(l) })
 	r := newRouting(f.Path, FromForward, o)
-	r.counted(f.Input)
 	r.Experts, r.PerToken, r.Reference = c.NRoutedExperts, c.NumExpertsPerTok, c.Reference
+	r.counted(f.Input)
 	if err := r.hasTokens(); err != nil {
 		return nil, err
 	}
 	if n := f.Model.PredictionLayers(); n > 0 && len(o.Layers) == 0 {
 		r.lack(upTo(c.NumHiddenLayers, n), "multi-token prediction layers are not run")
 	}
-	run := &forward{Routing: r, o: o, total: len(f.Input.InputIDs) * (layers[len(layers)-1] + 1), progress: f.Progress}
+	layers = slices.DeleteFunc(layers, func(l int) bool { return !o.Layers.Has(l) })
+	return r, f.run(ctx, r, o, layers[len(layers)-1]+1)
+}
+
+// run runs the first layers and puts what their gates choose into r.
+func (f *Forward) run(ctx context.Context, r *Routing, o RoutingOptions, layers int) error {
+	run := &forward{Routing: r, o: o, total: len(f.Input.InputIDs) * layers, progress: f.Progress}
+	run.passed(0)
 	options := model.Options{Accumulate: model.Float32, Parallelism: f.Threads, Pages: f.Pages}
 	plain := model.NewPlain(options)
 	defer plain.Close(nil)
@@ -59,11 +65,11 @@ func RouteForward(ctx context.Context, f Forward, o RoutingOptions) (*Routing, e
 	for _, piece := range pieces(f.Input, cmp.Or(f.atOnce, pieceTokens)) {
 		nets = append(nets, &model.Network[*model.Activation]{Model: f.Model, Input: piece, Options: options, Arithmetic: plain, Trace: &pieceTrace{run, piece, nil}})
 	}
-	if err := model.Decode(ctx, layers[len(layers)-1]+1, nets); err != nil {
-		return nil, err
+	if err := model.Decode(ctx, layers, nets); err != nil {
+		return err
 	}
 	run.finish()
-	return r, nil
+	return nil
 }
 
 // moeLayers returns the decoder layers with routed experts.
@@ -145,6 +151,13 @@ func (f *forward) finish() {
 	}
 }
 
+// passed tells of n tokens more that passed a layer.
+func (f *forward) passed(n int) {
+	if f.done += n; f.progress != nil {
+		f.progress(f.done, f.total)
+	}
+}
+
 // pieceTrace watches the gates of a piece.
 type pieceTrace struct {
 	run *forward
@@ -164,10 +177,11 @@ func (t *pieceTrace) TopK(name string, choice *model.Choice[*model.Activation]) 
 			continue
 		}
 		ids := t.ids[row*tally.k : (row+1)*tally.k]
-		if err := tally.choose(ids); err != nil {
-			return fmt.Errorf("%s: token %d: %w", name, row, err)
+		err := tally.choose(ids)
+		if err == nil {
+			err = tally.score(ids, choice.Scores.Row(row))
 		}
-		if err := tally.score(ids, choice.Scores.Row(row)); err != nil {
+		if err != nil {
 			return fmt.Errorf("%s: %s: token %d of a sequence: %w", text.Quote(t.run.Path), name, row%t.in.Seq, err)
 		}
 	}
@@ -183,10 +197,7 @@ func (t *pieceTrace) Stage(name string, x *model.Activation) error {
 			return t.weigh(tally, x)
 		}
 	case layer >= 0 && strings.Count(name, ".") == 3: // model.layers.N.output
-		t.run.done += len(t.in.InputIDs)
-		if t.run.progress != nil {
-			t.run.progress(t.run.done, t.run.total)
-		}
+		t.run.passed(len(t.in.InputIDs))
 	}
 	return nil
 }
@@ -198,7 +209,7 @@ func (t *pieceTrace) weigh(tally *layerTally, x *model.Activation) error {
 		}
 		ids, weights := t.ids[row*tally.k:(row+1)*tally.k], x.Row(row)
 		if err := tally.weigh(ids, func(i int) float64 { return float64(weights[i]) }); err != nil {
-			return fmt.Errorf("model.layers.%d: token %d of a sequence: %w", tally.layer, row%t.in.Seq, err)
+			return fmt.Errorf("%s: model.layers.%d: token %d of a sequence: %w", text.Quote(t.run.Path), tally.layer, row%t.in.Seq, err)
 		}
 	}
 	return nil

@@ -336,6 +336,8 @@ func TestESFTLogIsWrong(t *testing.T) {
 	}
 	_, err := RouteESFT(t.Context(), ESFTLogs{Path: "logs", Logs: []ESFTLog{{Name: "expert_weights_7.txt", Layer: 7}}, Config: c}, RoutingOptions{})
 	require.EqualError(t, err, "logs: there are logs of layers 7, but by the config layers 1 have routed experts")
+	_, err = logged(t, override(t, c, "n_routed_experts", "4097"), good)
+	require.EqualError(t, err, "logs: 4,097 experts in a layer: at most 4,096 are counted")
 	for name, layer := range map[string]int{"expert_weights_0.txt": 0, "expert_weights_26.txt": 26, "expert_weights_.txt": -1, "expert_weights_01.txt": -1, "expert_weights_1.txt.gz": -1, "summary.json": -1} {
 		l, ok := ParseESFTName(name)
 		assert.Equal(t, layer >= 0, ok, name)
