@@ -163,15 +163,17 @@ func isExpert(name string) bool {
 }
 
 // tensors looks at all but experts.
-func (m *reportMaker) tensors(ctx context.Context) (err error) {
+func (m *reportMaker) tensors(ctx context.Context) error {
 	w, n := m.selected(func(name string) bool { return !isExpert(name) })
 	if n == 0 {
 		return nil
 	}
 	w.Progress = m.progressOf("tensors")
-	if m.Tensors, err = Stats(ctx, w, StatsOptions{}); err != nil {
+	r, err := Stats(ctx, w, StatsOptions{})
+	if err != nil {
 		return err
 	}
+	m.Tensors = r
 	m.did("%s other than those of experts, read once more: ranges and rows", text.Plural(len(m.Tensors.Tensors), "tensor"))
 	m.left(m.Tensors.NotCounted)
 	return nil
@@ -189,16 +191,18 @@ func (m *reportMaker) left(not []NotCounted) {
 }
 
 // experts looks at the experts.
-func (m *reportMaker) experts(ctx context.Context) (err error) {
+func (m *reportMaker) experts(ctx context.Context) error {
 	if _, n := m.selected(isExpert); n == 0 {
 		m.NotChecked = append(m.NotChecked, "experts: "+m.none("expert"))
 		return nil
 	}
 	w := *m.Weights
 	w.Progress = m.progressOf("experts")
-	if m.Experts, err = ExamineExperts(ctx, w, ExpertsOptions{Selection: m.Selection, Similarities: true}); err != nil {
+	r, err := ExamineExperts(ctx, w, ExpertsOptions{Selection: m.Selection, Similarities: true})
+	if err != nil {
 		return err
 	}
+	m.Experts = r
 	m.takePairs()
 	routed := 0
 	for i := range m.Experts.Layers {
@@ -218,7 +222,7 @@ func (m *reportMaker) none(what string) string {
 }
 
 // routers looks at the routers of the selected layers, always with all their rows.
-func (m *reportMaker) routers(ctx context.Context) (err error) {
+func (m *reportMaker) routers(ctx context.Context) error {
 	s := Selection{Layers: m.Selection.Layers}
 	if !slices.ContainsFunc(m.Weights.List, func(w *weights.Weight) bool { return strings.HasSuffix(w.Name, routerName) && s.Has(w.Name) }) {
 		m.NotChecked = append(m.NotChecked, "routers: "+m.none("router"))
@@ -226,9 +230,11 @@ func (m *reportMaker) routers(ctx context.Context) (err error) {
 	}
 	w := *m.Weights
 	w.Progress = m.progressOf("routers")
-	if m.Routers, err = ExamineRouters(ctx, w, RouterOptions{Selection: s, Coupling: true, By: ByLayer}); err != nil {
+	r, err := ExamineRouters(ctx, w, RouterOptions{Selection: s, Coupling: true, By: ByLayer})
+	if err != nil {
 		return err
 	}
+	m.Routers = r
 	m.did("routers of %s: rows, likeness, singular values, bounds", text.Plural(len(m.Routers.Layers), "layer"))
 	measured := 0
 	for _, l := range m.Routers.Layers {
@@ -247,7 +253,7 @@ func (m *reportMaker) routers(ctx context.Context) (err error) {
 }
 
 // routing routes the tokens, in the selected layers that route.
-func (m *reportMaker) routing(context.Context) (err error) {
+func (m *reportMaker) routing(context.Context) error {
 	o := RoutingOptions{Layers: m.Selection.Layers, Experts: m.Selection.Experts}
 	if len(o.Layers) > 0 {
 		routed := moeLayers(m.Checkpoint.Config)
@@ -262,11 +268,12 @@ func (m *reportMaker) routing(context.Context) (err error) {
 			return nil
 		}
 	}
-	if m.Report.Routing, err = m.Route(o); err != nil {
+	r, err := m.Route(o)
+	if err != nil {
 		return err
 	}
-	m.Checked = append(m.Checked, m.Report.Routing.title())
-	m.NotChecked = append(m.NotChecked, m.Report.Routing.Missing...)
+	m.Report.Routing = r
+	m.Checked, m.NotChecked = append(m.Checked, r.title()), append(m.NotChecked, r.Missing...)
 	return nil
 }
 
