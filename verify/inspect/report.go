@@ -204,11 +204,17 @@ func (m *reportMaker) experts(ctx context.Context) error {
 	}
 	m.Experts = r
 	m.takePairs()
-	routed := 0
+	routed, few := 0, 0
 	for i := range m.Experts.Layers {
-		routed += len(m.Experts.Layers[i].Experts)
+		n := len(m.Experts.Layers[i].Experts)
+		if routed += n; n < leastPeers {
+			few++
+		}
 	}
 	m.did("%s in %s, read twice, and again those that are compared whole: norms, ranks, likeness, duplicates, zero neurons, channels", text.Plural(routed, "routed expert"), text.Plural(len(m.Experts.Layers), "layer"))
+	if few > 0 {
+		m.NotChecked = append(m.NotChecked, fmt.Sprintf("which experts are the odd ones in %s: fewer than %d are there or selected", text.Plural(few, "layer"), leastPeers))
+	}
 	m.left(m.Experts.NotCounted)
 	return nil
 }
@@ -236,20 +242,27 @@ func (m *reportMaker) routers(ctx context.Context) error {
 	}
 	m.Routers = r
 	m.did("routers of %s: rows, likeness, singular values, bounds", text.Plural(len(m.Routers.Layers), "layer"))
-	measured := 0
-	for _, l := range m.Routers.Layers {
-		if l.Coupling != nil && l.Coupling.Verdict != notMeasurable {
-			measured++
-		}
-	}
-	if measured > 0 {
-		m.did("gate_proj of the experts of %s, read once more: whether they fit the rows of their routers", text.Plural(measured, "layer"))
-	}
-	if n := len(m.Routers.Layers) - measured; n > 0 {
-		m.NotChecked = append(m.NotChecked, fmt.Sprintf("whether the experts of %s fit the rows of their routers: it cannot be measured, as with random weights, or there are fewer than %d", text.Plural(n, "layer"), leastCoupled))
-	}
+	m.coupled()
 	m.left(m.Routers.NotCounted)
 	return nil
+}
+
+// coupled says in how many layers it could be told whether experts fit the rows of their router.
+func (m *reportMaker) coupled() {
+	layers := map[string]int{}
+	for _, l := range m.Routers.Layers {
+		layers[l.Coupling.Verdict]++
+	}
+	if n := layers[coupledOwn] + layers[coupledPermuted]; n > 0 {
+		m.did("gate_proj of the experts of %s, read once more: whether they fit the rows of their routers", text.Plural(n, "layer"))
+	}
+	const whether = "whether the experts of %s fit the rows of their routers: "
+	if n := layers[notMeasurable]; n > 0 {
+		m.NotChecked = append(m.NotChecked, fmt.Sprintf(whether+"they fit none, as random weights do", text.Plural(n, "layer")))
+	}
+	if n := layers[notLookedAt]; n > 0 {
+		m.NotChecked = append(m.NotChecked, fmt.Sprintf(whether+"there are fewer than %d, or one has no gate_proj", text.Plural(n, "layer"), leastCoupled))
+	}
 }
 
 // routing routes the tokens, in the selected layers that route.
