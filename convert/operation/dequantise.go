@@ -27,7 +27,7 @@ func NewDequantise(to, scales tensor.DType, b tensor.Blocks) (*Dequantise, error
 func (d *Dequantise) Name() string { return "fp8-dequantise " + d.To.String() }
 
 // Unit returns one element.
-func (d *Dequantise) Unit() Unit { return Unit{1, 1, d.To.Bits() / 8} }
+func (d *Dequantise) Unit() Unit { return Unit{1, 1, int(d.To.Bytes(1))} }
 
 // Sides returns the rows of the scales that the elements need.
 func (d *Dequantise) Sides(at, n int64) []Span {
@@ -38,13 +38,13 @@ func (d *Dequantise) Sides(at, n int64) []Span {
 // scaleRow returns the bytes of a row of the scales.
 func (d *Dequantise) scaleRow() int64 {
 	_, width := d.Blocks.Grid()
-	return int64(width * d.Scales.Bits() / 8)
+	return d.Scales.Bytes(int64(width))
 }
 
 // scales decodes the rows of the scales that came with the input.
 func (d *Dequantise) scales(in Input) ([]float32, error) {
 	data := in.Sides[0]
-	return tensor.Tensor{DType: d.Scales, Shape: []int{len(data) * 8 / d.Scales.Bits()}, Data: data}.Float32s(nil)
+	return tensor.Tensor{DType: d.Scales, Shape: []int{int(d.Scales.Elements(int64(len(data))))}, Data: data}.Float32s(nil)
 }
 
 // Apply multiplies and rounds every element.
