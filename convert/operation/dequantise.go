@@ -1,6 +1,8 @@
 package operation
 
 import (
+	"errors"
+
 	"dsmoe/model/tensor"
 )
 
@@ -47,13 +49,25 @@ func (d *Dequantise) scales(in Input) ([]float32, error) {
 	return tensor.Tensor{DType: d.Scales, Shape: []int{int(d.Scales.Elements(int64(len(data))))}, Data: data}.Float32s(nil)
 }
 
+// rowsFrom returns the rows of the scales from that of element at on, of those that came
+// with the input.
+func (d *Dequantise) rowsFrom(scales []float32, in Input, at int64) []float32 {
+	_, width := d.Blocks.Grid()
+	return scales[(d.Blocks.GridRow(at)-d.Blocks.GridRow(in.At))*width:]
+}
+
 // Apply multiplies and rounds every element.
-func (d *Dequantise) Apply(dst []byte, in Input) (tensor.Loss, error) {
+func (d *Dequantise) Apply(dst []byte, in Input) (lost tensor.Loss, err error) {
 	scales, err := d.scales(in)
 	if err != nil {
 		return tensor.Loss{}, err
 	}
-	return d.codec.Convert(dst, in.Data, int(in.At), d.Blocks, scales), nil
+	size := int(d.To.Bytes(1))
+	err = in.each(len(in.Data), func(at int64, from, to int) error {
+		lost.Add(d.codec.Convert(dst[size*from:size*to], in.Data[from:to], int(at), d.Blocks, d.rowsFrom(scales, in, at)))
+		return nil
+	})
+	return lost, err
 }
 
 // productSlack is the share by which a product that is rounded to F32 before it is
@@ -67,8 +81,16 @@ func (d *Dequantise) Prove(out []byte, in Input) error {
 	if err != nil {
 		return err
 	}
-	p := products{d.Blocks, scales, d.Blocks.GridRow(in.At), in.At, in.Data, valuesE4M3()}
-	return boundsOf(d.To).checkAll(out, len(in.Data), productSlack, p.exact, p.rounded)
+	size, values := int(d.To.Bytes(1)), valuesE4M3()
+	return in.each(len(in.Data), func(at int64, from, to int) error {
+		p := products{d.Blocks, d.rowsFrom(scales, in, at), d.Blocks.GridRow(at), at, in.Data[from:to], values}
+		err := boundsOf(d.To).checkAll(out[size*from:], to-from, productSlack, p.exact, p.rounded)
+		var m *Mismatch
+		if errors.As(err, &m) {
+			m.Element += from
+		}
+		return err
+	})
 }
 
 // products are the exact products of a piece of FP8 and its scales.

@@ -9,6 +9,7 @@ package operation
 
 import (
 	"fmt"
+	"iter"
 
 	"dsmoe/model/tensor"
 )
@@ -48,8 +49,27 @@ type Span struct {
 // Input is a piece of the source.
 type Input struct {
 	Data  []byte   // its bytes
-	At    int64    // its first element, counted in the matrix that the source is
+	At    int64    // the first of its elements, counted in the matrix that the source is
 	Sides [][]byte // what Sides asked for
+	// Runs says where in the matrix the elements lie, if not one behind the other from At
+	// on: the runs that Data is made of, in its order. None begins before At.
+	Runs iter.Seq[tensor.Run]
+}
+
+// each calls do for the runs of n elements: where in the matrix each begins, and which of
+// the elements it is. The first error ends it.
+func (in *Input) each(n int, do func(at int64, from, to int) error) error {
+	if in.Runs == nil {
+		return do(in.At, 0, n)
+	}
+	from := 0
+	for r := range in.Runs {
+		if err := do(r.At, from, from+int(r.N)); err != nil {
+			return err
+		}
+		from += int(r.N)
+	}
+	return nil
 }
 
 // Mismatch is the first element of a piece that the source does not give.

@@ -103,7 +103,7 @@ func TestSpreadViews(t *testing.T) {
 	const rows, apart, width = 3, 3 * maxPiece, 5
 	src := noise(2 * (rows*apart + width))
 	x := copied("x", tensor.U16, operation.Span{End: int64(len(src))})
-	x.Segments[0].View = &plan.View{Shape: []int64{width, rows + 1}, Stride: []int64{1, apart}} // transposed
+	x.Segments[0].View = &tensor.View{Shape: []int64{width, rows + 1}, Stride: []int64{1, apart}} // transposed
 	x.Shape, x.Segments[0].Bytes = []int{width, rows + 1}, 2*width*(rows+1)
 	var want []byte
 	for c := range width {
