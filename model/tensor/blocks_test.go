@@ -88,7 +88,7 @@ func TestQuantiseLoss(t *testing.T) {
 		y := dequantise(t, d, out)
 		var squares, errors, largest float64
 		for i, v := range x {
-			e := float64(y[i]) - float64(v)
+			e := float64(y[i] - v)
 			squares, errors, largest = squares+float64(v)*float64(v), errors+e*e, max(largest, math.Abs(e))
 		}
 		require.InEpsilon(t, squares, lost.Squares, 1e-12, d)
