@@ -93,23 +93,32 @@ func nonzero(x []float32) (n int64) {
 	return n
 }
 
+// eachDecoded calls f for parts of what the blocks of data stand for.
+func (d DType) eachDecoded(data []byte, f func(x []float32)) {
+	var room [piece]float32
+	for len(data) > 0 {
+		n := min(piece, d.Elements(int64(len(data))))
+		part := data[:d.Bytes(n)]
+		kernel.Widen(room[:n], part, blockFormats[d])
+		f(room[:n])
+		data = data[len(part):]
+	}
+}
+
 // DequantiseBlocks decodes the blocks of src, of a block type, into dst, of F32, F16 or BF16,
 // rounding to nearest, ties to even, and counts what is lost.
 func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
-	var room [piece]float32
 	narrow, _ := to.Format()
-	for len(src) > 0 {
-		n := min(piece, from.Elements(int64(len(src))))
-		x, in, out := room[:n], src[:from.Bytes(n)], dst[:to.Bytes(n)]
-		kernel.Widen(x, in, blockFormats[from])
+	from.eachDecoded(src, func(x []float32) {
+		out := dst[:to.Bytes(int64(len(x)))]
 		kernel.Narrow(out, x, narrow)
 		if zero, infinite := census(out, narrow); zero+infinite > 0 {
 			had := NotFiniteValues(x)
 			lost.NotFinite += had
 			lost.Overflow += infinite - had
-			lost.Flushed += zero - (n - nonzero(x))
+			lost.Flushed += zero - (int64(len(x)) - nonzero(x))
 		}
-		src, dst = src[len(in):], dst[len(out):]
-	}
+		dst = dst[len(out):]
+	})
 	return lost
 }
