@@ -17,7 +17,7 @@ import (
 
 // encoders holds the encoder of one block of each type that can be written; nil for others.
 var encoders = [...]func(dst []byte, x []float32){
-	Q4_0: encodeQ4_0, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: encodeQ8_0,
+	Q4_0: encodeQ4_0, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: kernel.EncodeQ8,
 	Q4_K: encodeQ4_K, Q5_K: encodeQ5_K, Q6_K: encodeQ6_K, MXFP4: nil,
 }
 
@@ -56,28 +56,6 @@ func truncated(v float32) int8 {
 		return 0
 	}
 	return int8(int32(v))
-}
-
-// encodeQ8_0 is quantize_row_q8_0_ref: d = max|x|/127, q = round(x·(1/d)), half away from
-// zero.
-func encodeQ8_0(dst []byte, src []float32) {
-	const sign, belowHalf = 1 << 31, 0x3effffff // added to a number, with its sign, before it is truncated: rounds half away
-	x, q := (*[32]float32)(src), (*[32]byte)(dst[2:])
-	largest := uint32(0)
-	for _, v := range x {
-		largest = max(largest, math.Float32bits(v)&^sign)
-	}
-	d := math.Float32frombits(largest) / 127
-	putF16(dst, d)
-	id := inverse(d)
-	if id-id != 0 { // of a d so small that F16 has 0 for it
-		clear(q[:])
-		return
-	}
-	for j, v := range x {
-		y := v * id
-		q[j] = byte(int32(y + math.Float32frombits(math.Float32bits(y)&sign|belowHalf)))
-	}
 }
 
 // encodeQ4_0 is quantize_row_q4_0_ref: d = x_max/-8 for the x_max of largest magnitude,
