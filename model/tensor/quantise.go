@@ -3,6 +3,7 @@ package tensor
 import (
 	"fmt"
 	"math"
+	"sync"
 
 	"dsmoe/model/internal/kernel"
 )
@@ -30,19 +31,28 @@ func (d DType) Quantises() bool { return int(d) < len(encoders) && encoders[d] !
 // tensor is cut. A block of a number that is infinite or NaN is not defined; such numbers
 // are counted.
 func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) {
-	var decoded [piece]float32
+	m := measures.Get().(*measure)
+	defer measures.Put(m)
 	elements, _ := q.To.Block()
 	for len(x) > 0 {
 		part := x[:min(piece, len(x))]
-		out, y := dst[:q.To.Bytes(int64(len(part)))], decoded[:len(part)]
+		out, y := dst[:q.To.Bytes(int64(len(part)))], m.decoded[:len(part)]
 		q.encode(out, part)
 		kernel.Widen(y, out, blockFormats[q.To])
 		for i := 0; i < len(part); i += elements {
-			lost.quantised(y[i:i+elements], part[i:i+elements])
+			lost.quantised(y[i:i+elements], part[i:i+elements], &m.sums)
 		}
 		x, dst = x[len(part):], dst[len(out):]
 	}
 }
+
+// measure is memory to measure losses in.
+type measure struct {
+	decoded [piece]float32
+	sums    kernel.BlockSums
+}
+
+var measures = sync.Pool{New: func() any { return new(measure) }}
 
 // encode encodes whole blocks.
 func (q *Quantiser) encode(dst []byte, x []float32) {
@@ -57,9 +67,9 @@ func (q *Quantiser) encode(dst []byte, x []float32) {
 }
 
 // quantised adds what a block of x lost when it became y.
-func (l *Loss) quantised(y, x []float32) {
+func (l *Loss) quantised(y, x []float32, s *kernel.BlockSums) {
 	const sign, infinite = 1 << 31, 0x7f800000
-	s := kernel.BlockErrors(y, x)
+	s.Compare(y, x)
 	switch {
 	case s.Largest >= infinite: // it is in no sum
 		source := NotFiniteValues(x)

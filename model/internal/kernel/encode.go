@@ -50,24 +50,24 @@ type BlockSums struct {
 	Any     uint32  // the bits that some y has
 }
 
-// BlockErrors compares a block, a multiple of 8 numbers. The sums of float64 are four,
+// Compare sets s to those of a block, a multiple of 8 numbers. The sums of float64 are four,
 // number k in number k mod 4, added in pairs at the end; with Largest not finite they are
 // not defined. It panics if lengths differ.
-func BlockErrors(y, x []float32) (s BlockSums) {
+func (s *BlockSums) Compare(y, x []float32) {
 	if len(y) != len(x) || len(x)%8 != 0 {
-		panic("kernel: BlockErrors: lengths do not fit")
+		panic("kernel: BlockSums: lengths do not fit")
 	}
 	if f := current().blockErrors; f != nil && len(x) > 0 {
 		f(&s.Squares, &y[0], &x[0], len(x))
-		return s
+		return
 	}
-	blockErrorsPortable(&s, y, x)
-	return s
+	blockErrorsPortable(s, y, x)
 }
 
-// blockErrorsPortable is BlockErrors in portable Go.
+// blockErrorsPortable is Compare in portable Go.
 func blockErrorsPortable(s *BlockSums, y, x []float32) {
 	const sign = 1 << 31
+	*s = BlockSums{}
 	var s0, s1, s2, s3, e0, e1, e2, e3 float64
 	for ; len(x) >= 4 && len(y) >= 4; x, y = x[4:], y[4:] {
 		d0, d1, d2, d3 := y[0]-x[0], y[1]-x[1], y[2]-x[2], y[3]-x[3]
