@@ -354,10 +354,10 @@ func undoTransposed(proj string) func(x *trial) string {
 			return ""
 		}
 		w := &l.Weight
-		if w.Shape[0] != w.Shape[1] || w.Scales != nil {
+		if w.Shape[0] != w.Shape[1] || w.Scales != nil || w.DType.Blocked() {
 			return ""
 		}
-		n, size := w.Shape[0], w.DType.Bits()/8
+		n, size := w.Shape[0], int(w.DType.Bytes(1))
 		t := make([]byte, len(w.Data))
 		for r := range n {
 			for c := range n {

@@ -59,7 +59,7 @@ func (t *tracer) notFiniteIn(ctx context.Context, w *weights.Weight) (where stri
 		if err := cmp.Or(err, ctx.Err()); err != nil {
 			return "", err
 		}
-		piece := tensor.Tensor{DType: w.DType, Shape: []int{1, len(data) * 8 / w.DType.Bits()}, Data: data}
+		piece := tensor.Tensor{DType: w.DType, Shape: []int{1, int(w.DType.Elements(int64(len(data))))}, Data: data}
 		if !piece.Finite() {
 			i, v := firstNotFinite(piece)
 			return fmt.Sprintf("%s holds %s at %v", text.Quote(w.Name), number(v), unflatten(int(at)+i, w.Shape)), nil
@@ -83,7 +83,7 @@ func (t *tracer) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
 			}
 			return
 		}
-		buffer := make([]byte, min(w.Bytes(), pieceSize))
+		buffer := make([]byte, min(w.Bytes(), w.DType.Bytes(w.DType.Elements(pieceSize))))
 		for at := int64(0); at < w.Bytes(); at += int64(len(buffer)) {
 			part := buffer[:min(int64(len(buffer)), w.Bytes()-at)]
 			if err := w.ReadAt(u, part, at); !yield(part, err) {
