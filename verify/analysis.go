@@ -21,14 +21,14 @@ type value struct {
 	shared []float64
 	// unrounded says that the last rounding, to the dtype, is yet to be done.
 	unrounded bool
-	// products are those whose result the value is a (weighted) sum of.
+	// products are those, of what is not exact, whose result the value is a (weighted) sum of.
 	products []product
 }
 
 // product is down_proj of an MLP: the neurons that went in and what they were multiplied by.
 type product struct {
 	expert int       // number of the routed expert, -1 for other MLPs
-	hidden []float32 // standard deviations of the neurons, in units of u; nil where exact
+	hidden []float32 // standard deviations of the neurons, in units of u
 	down   *model.Linear
 	// Of a routed expert: the tokens that chose it, and the weights of its outputs.
 	tokens  []int
@@ -91,7 +91,6 @@ type analysis struct {
 	errors *model.Plain // computes variances, in float32
 	chain  bool         // the reference sums in one chain, not in blocks
 	noise  float64      // factor on the variance of products: 2 if our own sums are float32
-	tables map[*model.Rotary]*rotaryNoise
 	// rounded are weights that the reference had before they were rounded.
 	rounded roundings
 }
@@ -99,7 +98,7 @@ type analysis struct {
 // newAnalysis returns an arithmetic for one pass of a reference of dtype o.DType, with
 // weights some of which were rounded since.
 func newAnalysis(o model.Options, rounded roundings) *analysis {
-	a := &analysis{plain: model.NewPlain(o), chain: o.DType == tensor.F16, noise: 1, tables: map[*model.Rotary]*rotaryNoise{}, rounded: rounded}
+	a := &analysis{plain: model.NewPlain(o), chain: o.DType == tensor.F16, noise: 1, rounded: rounded}
 	if o.Accumulate == model.Float32 {
 		a.noise = 2
 	}
@@ -238,7 +237,9 @@ func (a *analysis) Linear(x *value, l *model.Linear) *value {
 			y.sigma.Values[i] = float32(math.Sqrt(roughly(float64(w), v)))
 		}
 	})
-	y.products = []product{{expert: -1, hidden: x.deviations(), down: l}}
+	if x.sigma != nil {
+		y.products = []product{{expert: -1, hidden: x.deviations(), down: l}}
+	}
 	return y
 }
 

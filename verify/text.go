@@ -29,6 +29,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Rounding != nil && r.Verdict == Pass {
 		verdict += " within the rounding of the weights"
 	}
+	if !r.Scope.Whole && r.Verdict == Pass {
+		verdict += ": " + r.Scope.Text
+	}
 	fmt.Fprintf(&b, "%-11s%s\n", "verdict", verdict)
 	for _, reason := range r.Reasons {
 		fmt.Fprintf(&b, "%-11s%s\n", "", reason)
@@ -58,6 +61,13 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 		how = "end to end, with the golden's choice of experts"
 	}
 	fmt.Fprintf(b, "%-11s%s: %s; %s sums\n", "mode", r.Mode, how, r.Accumulate)
+	for _, in := range r.Scope.Inputs {
+		what := fmt.Sprintf("layer %d", in.Layer)
+		if in.Layer == r.Scope.Of {
+			what = "the head"
+		}
+		fmt.Fprintf(b, "%-11s%s begins with %s\n", "input", what, in.Text)
+	}
 	r.Config.write(b)
 	if r.Rules.Reference == config.Native || r.Rules.TopKScale != 1 {
 		fmt.Fprintf(b, "%-11s%s\n", "rules", r.Rules)
@@ -155,6 +165,8 @@ func place(c Check) string {
 		return fmt.Sprintf("layer %d", c.layer)
 	case c.Tensor == embedded:
 		return "embedding"
+	case c.Tensor == rotaryCos, c.Tensor == rotarySin:
+		return "rotary"
 	}
 	return "head"
 }
@@ -349,6 +361,30 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 	}
 }
 
+// write says what the verdict does not speak of: what the pack leaves out on purpose, what
+// was not selected or not looked at, and the weights that were not read.
+func (s *Scope) write(b *bytes.Buffer, absent Absent) {
+	if len(absent.Layers) > 0 {
+		fmt.Fprintf(b, "%-11sthe pack leaves %s out on purpose\n", "", layersText(absent.Layers))
+	}
+	if stages := slices.DeleteFunc(slices.Clone(absent.Stages), func(kind string) bool { return inner[kind] }); len(stages) > 0 {
+		fmt.Fprintf(b, "%-11sthe pack leaves these stages out on purpose: %s\n", "", text.Line(strings.Join(stages, ", ")))
+	}
+	if s.NotLooked > 0 {
+		fmt.Fprintf(b, "%-11s%s not looked at\n", "", were(s.NotLooked, "golden tensor"))
+	}
+	if s.Aside > 0 {
+		why := "their stages are absent on purpose"
+		if s.Selected {
+			why = "their stages are not selected, or absent on purpose"
+		}
+		fmt.Fprintf(b, "%-11s%s not checked: %s\n", "", were(s.Aside, "weight"), why)
+	}
+	if s.Weights > 0 {
+		fmt.Fprintf(b, "%-11s%s not read, and not verified: those of %s\n", "", were(s.Weights, "weight"), strings.Join(s.UnreadParts, ", "))
+	}
+}
+
 // orInfinite prints z; what is missing is infinite.
 func orInfinite(z *float64) string {
 	if z == nil {
@@ -364,11 +400,14 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		fmt.Fprintf(b, ", %d of %d routed experts", c.ExpertsReached, c.Experts)
 	}
 	fmt.Fprintln(b)
-	fmt.Fprintf(b, "%-11s%d of %d rows of the embedding", "", c.EmbeddingRows, c.VocabSize)
-	if c.EmbeddingCopies > 0 {
-		fmt.Fprint(b, ", and of prediction layers' copies of it no others")
+	r.Scope.write(b, r.Golden.Absent)
+	if c.EmbeddingRows > 0 {
+		fmt.Fprintf(b, "%-11s%d of %d rows of the embedding", "", c.EmbeddingRows, c.VocabSize)
+		if c.EmbeddingCopies > 0 {
+			fmt.Fprint(b, ", and of prediction layers' copies of it no others")
+		}
+		fmt.Fprintln(b)
 	}
-	fmt.Fprintln(b)
 	if c.OutsideForward > 0 {
 		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not verified\n", "", c.OutsideForward)
 	}

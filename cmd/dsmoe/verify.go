@@ -145,6 +145,9 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		return nil, err
 	}
 	r := &verified{Report: report, Checkpoint: checkpointFiles{Path: path, Golden: golden}}
+	if c.HasViews() {
+		r.Checkpoint.Mapped = report.Scope.Bytes
+	}
 	return r, r.Checkpoint.compare(c, pack, o.hash)
 }
 
@@ -162,7 +165,7 @@ type checkpointFiles struct {
 	Path   string            `json:"path"`         // as it was given
 	Golden string            `json:"golden"`       // path of the pack, as it was given
 	Files  map[string]string `json:"files"`        // "same", "differs", "not hashed" or "not there", by name
-	Mapped int64             `json:"mapped_bytes"` // of weights
+	Mapped int64             `json:"mapped_bytes"` // of the weights that were read
 }
 
 // compare hashes config.json, and the weights if asked to, for every file that the
@@ -173,9 +176,6 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, h
 	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
 	for _, file := range c.Inventory.Files {
 		held[file.Name] = hashWeights
-		if c.HasViews() {
-			f.Mapped += file.Bytes
-		}
 	}
 	for name, want := range pack.Manifest.Checkpoint {
 		hash, ok := held[name]
