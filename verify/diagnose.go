@@ -267,7 +267,7 @@ var errKnown = errors.New("known")
 // run runs the trial's layer or head and says whether all stages that are needed pass.
 func (f *failure) run(ctx context.Context, x *trial, needed []string) (passes bool, err error) {
 	o := *f.tracer.o
-	o.Progress = nil
+	o.Progress, o.FailFast = nil, false
 	again := f.tracer.again(&x.m, &o)
 	again.rounded = x.rounded
 	analysis := newAnalysis(x.options, again.rounded)

@@ -129,18 +129,22 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		slices.Sort(ids)
 		c.EmbeddingRows = len(slices.Compact(ids))
 	}
+	for name := range t.pack.Manifest.Tensors {
+		if _, kind := split(name); !isInput(name) && (kind != layerInput || t.scope.compares(name)) {
+			c.GoldenTensors++
+		}
+	}
 	for _, check := range checks {
 		if !t.pack.Has(check.Tensor) {
 			continue
 		}
-		c.GoldenTensors++
 		if check.Verdict == Skipped {
 			c.GoldenUnchecked = append(c.GoldenUnchecked, check.Tensor)
 		} else {
 			c.GoldenChecked++
 		}
 	}
-	unreached := map[int][]int{}
+	unreached, experts := map[int][]int{}, map[int]map[int]bool{} // by layer; experts that may show in what is checked
 	for s := range model.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		if s.Layer >= t.layers() {
 			c.OutsideForward++
@@ -153,12 +157,20 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		if s.Param.LookedUp() && s.Param.Copied() {
 			c.EmbeddingCopies++
 		}
-		if _, ok := t.used[s.Name]; ok {
-			c.WeightsChecked++
-		} else if s.Expert < 0 || t.reached[s.Layer][s.Expert] {
-			if _, aside := t.aside[s.Name]; !aside {
-				c.WeightsUnchecked = append(c.WeightsUnchecked, s.Name)
+		_, used := t.used[s.Name]
+		if _, aside := t.aside[s.Name]; aside && !used {
+			continue
+		}
+		if s.Expert >= 0 {
+			if experts[s.Layer] == nil {
+				experts[s.Layer] = map[int]bool{}
 			}
+			experts[s.Layer][s.Expert] = t.reached[s.Layer][s.Expert]
+		}
+		if used {
+			c.WeightsChecked++
+		} else if s.Expert < 0 || t.reached[s.Layer][s.Expert] || t.stopped {
+			c.WeightsUnchecked = append(c.WeightsUnchecked, s.Name)
 		} else if n := len(unreached[s.Layer]); n == 0 || unreached[s.Layer][n-1] != s.Expert {
 			unreached[s.Layer] = append(unreached[s.Layer], s.Expert)
 		}
@@ -167,9 +179,15 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		c.Unreached = append(c.Unreached, LayerExperts{"model.layers." + strconv.Itoa(l), unreached[l]})
 	}
 	for _, l := range t.ran() {
-		if t.m.Config.IsMoE(l) {
+		reached := 0
+		for _, shows := range experts[l] {
+			if shows {
+				reached++
+			}
+		}
+		if reached > 0 || len(experts[l]) == t.m.Config.NRoutedExperts {
 			c.Experts += t.m.Config.NRoutedExperts
-			c.ExpertsReached += len(t.reached[l])
+			c.ExpertsReached += reached
 		}
 	}
 	return c
@@ -277,11 +295,26 @@ func (t *tracer) seldomReached() (reasons []string) {
 		return nil
 	}
 	for _, l := range t.ran() {
-		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(t.reached[l]) < n {
+		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(t.reached[l]) < n && !t.restsExperts(l) {
 			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's tokens reach %d of %d routed experts", l, len(t.reached[l]), n))
 		}
 	}
 	return reasons
+}
+
+// restsExperts says whether no routed expert of layer l took part in a checked stage, because
+// of what is absent on purpose or not selected.
+func (t *tracer) restsExperts(l int) bool {
+	prefix, aside := stageOfLayer(l, "mlp.experts."), false
+	for name := range t.aside {
+		aside = aside || strings.HasPrefix(name, prefix)
+	}
+	for name := range t.used {
+		if strings.HasPrefix(name, prefix) {
+			return false
+		}
+	}
+	return aside
 }
 
 // untrained says what a training pack lacks: the loss, auxiliary losses, or gradients. It

@@ -90,7 +90,10 @@ func (s *scope) checkSelection() error {
 	if errs == nil && s.restricted() && !slices.ContainsFunc(names, func(name string) bool { return s.asked(name) }) {
 		errs = append(errs, errors.New("nothing is selected: the pack has none of these stages in these layers"))
 	}
-	return errors.Join(errs...)
+	if errs != nil {
+		return &PackError{s.pack.Dir, errs}
+	}
+	return nil
 }
 
 // asked says whether the user selects a stage that says something of a part of the model by

@@ -374,11 +374,11 @@ func (s *Scope) write(b *bytes.Buffer, absent Absent) {
 		fmt.Fprintf(b, "%-11s%s not looked at\n", "", were(s.NotLooked, "golden tensor"))
 	}
 	if s.Aside > 0 {
-		why := "their stages are absent on purpose"
+		why := "stages are absent on purpose"
 		if s.Selected {
-			why = "their stages are not selected, or absent on purpose"
+			why = "stages are not selected, or absent on purpose"
 		}
-		fmt.Fprintf(b, "%-11s%s not checked: %s\n", "", were(s.Aside, "weight"), why)
+		fmt.Fprintf(b, "%-11s%s run, but not checked: %s\n", "", were(s.Aside, "weight"), why)
 	}
 	if s.Weights > 0 {
 		fmt.Fprintf(b, "%-11s%s not read, and not verified: those of %s\n", "", were(s.Weights, "weight"), strings.Join(s.UnreadParts, ", "))

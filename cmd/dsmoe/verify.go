@@ -60,10 +60,23 @@ A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but where rounding may decide, and that every weight took
 part, but for experts that no token reached, which are listed, and for multi-token
 prediction layers if the pack has no stages of them. A pack that proves
-little, or was made with another config, gives no pass: the reasons are listed.`,
+little, or was made with another config, gives no pass: the reasons are listed.
+
+A pack may hold some layers, or some stages, if its manifest says which are absent. Of
+the model only what the pack has stages of is run, and only those weights are read: layer
+60 of a DeepSeek-V3 without the other sixty. --layers and --stages select among what the
+pack has: layers, and globs of stages by what stands behind "model.layers.N.", or by
+their whole names. Other stages of the layers that are run are taken from the pack and
+not compared, but for RoPE's tables, which always are. The verdict then says what it is a
+pass of, and the report which weights were not read, or ran unchecked.
+
+--fail-fast ends the run with the first stage that fails. What follows was not looked at.`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --mode chained fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --json fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
+  dsmoe verify --layers 0,2-3 fixtures/v3/checkpoint fixtures/v3/golden-f32
+  dsmoe verify --stages 'mlp.*,output' fixtures/v3/checkpoint fixtures/v3/golden-f32
+  dsmoe verify --layers 2 --fail-fast fixtures/v3/checkpoint fixtures/v3/golden-f32
   dsmoe verify --limit mlp.experts.output=2 fixtures/v3/checkpoint fixtures/v3/golden-f32`,
 		Args:        expect("CHECKPOINT", "GOLDEN"),
 		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: the first stage that differs is named"),
@@ -76,6 +89,9 @@ little, or was made with another config, gives no pass: the reasons are listed.`
 	cmd.Flags().Var(&o.rotary, "rotary-dtype", "`dtype` of the reference's RoPE angles: what the golden says, compute, or float32")
 	cmd.Flags().Var(&o.reference, "reference", "`whose` rules to follow: the golden's, or those of remote or native code")
 	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; repeatable")
+	cmd.Flags().Var(spansFlag{&o.layers, "layers"}, "layers", "compare stages of these `layers` only: 0,3-5")
+	cmd.Flags().StringSliceVar(&o.stages, "stages", nil, "compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
+	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		start := time.Now()
@@ -100,12 +116,14 @@ var errInconclusive = errors.New("inconclusive: not everything could be checked"
 type verifyOptions struct {
 	mode, accumulate, rotary, reference choice
 	limits                              limits
-	hash                                bool
+	layers                              text.Spans
+	stages                              []string
+	failFast, hash                      bool
 }
 
 // options turns the flags into those of the library.
 func (o *verifyOptions) options(compute tensor.DType, progress func(done, total int)) verify.Options {
-	options := verify.Options{Mode: verify.Mode(o.mode.value), Limits: o.limits, Progress: progress}
+	options := verify.Options{Mode: verify.Mode(o.mode.value), Limits: o.limits, Layers: o.layers, Stages: o.stages, FailFast: o.failFast, Progress: progress}
 	if o.accumulate.value == "f32" {
 		options.Accumulate = model.Float32
 	}
