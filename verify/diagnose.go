@@ -63,7 +63,7 @@ func (f *failure) causes(ctx context.Context) ([]Cause, error) {
 	}
 	found = append(found, f.overflows()...)
 	for _, m := range mistakes(f) {
-		if !slices.Contains(m.kinds, f.kind) || m.unless != "" && has(found, m.unless) {
+		if kind, _ := starred(f.kind); !slices.Contains(m.kinds, kind) || m.unless != "" && has(found, m.unless) {
 			continue
 		}
 		c, err := f.try(ctx, m)
@@ -88,7 +88,7 @@ func has(causes []Cause, id string) bool {
 func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*failure, error) {
 	f := &failure{tracer: t, in: in, name: name}
 	f.layer, f.kind = split(name)
-	if f.layer >= t.layers() {
+	if f.layer >= 0 && !slices.Contains(t.ran(), f.layer) {
 		return nil, nil // a layer that the model has not, or that was not run
 	}
 	var err error
@@ -125,12 +125,17 @@ func (f *failure) input() ([]float32, error) {
 	if before >= len(m.Model.Layers) {
 		kind = predictedNorm
 	}
-	name := fmt.Sprintf("model.layers.%d.%s", before, kind)
+	name := stageOfLayer(before, kind)
 	switch {
+	case f.layer >= 0 && f.layer < len(m.Model.Layers) && pack.Has(inputOf(f.layer)):
+		name = inputOf(f.layer)
 	case before < 0:
 		name = embedded
 	case f.layer == len(m.Model.Layers):
 		name = lastNorm
+	}
+	if isTable(f.name) {
+		return []float32{}, nil // of no layer
 	}
 	if f.name == embedded || !pack.Has(name) {
 		return nil, nil
@@ -281,6 +286,8 @@ func (f *failure) run(ctx context.Context, x *trial, needed []string) (passes bo
 		_, err = net.PredictionLayer(ctx, k, hidden)
 	case f.layer >= 0:
 		_, err = net.Layer(ctx, f.layer, hidden)
+	case isTable(f.name):
+		_, err = net.Run(ctx, &model.Course[*value]{})
 	default:
 		_, err = net.Head(ctx, hidden)
 	}

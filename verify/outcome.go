@@ -75,7 +75,7 @@ func rulesOf(c *config.Config) Rules {
 func (t *tracer) inOrder() []Check {
 	checks := []Check{}
 	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
-		if !t.seen[name] && t.scope.selects(name) {
+		if !t.seen[name] && t.scope.selects(name) && (isStage(name) || t.scope.compares(name)) {
 			layer, _ := split(name)
 			c := Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"}
 			if t.stopped {
@@ -99,7 +99,7 @@ func (t *tracer) inOrder() []Check {
 			return min(c.layer, head-1)
 		case c.Tensor == embedded:
 			return -2
-		case c.Tensor == rotaryCos, c.Tensor == rotarySin:
+		case isTable(c.Tensor):
 			return -1
 		}
 		return head
@@ -130,7 +130,7 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		c.EmbeddingRows = len(slices.Compact(ids))
 	}
 	for name := range t.pack.Manifest.Tensors {
-		if _, kind := split(name); !isInput(name) && (kind != layerInput || t.scope.compares(name)) {
+		if isStage(name) || !isInput(name) && t.scope.compares(name) {
 			c.GoldenTensors++
 		}
 	}

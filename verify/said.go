@@ -53,8 +53,7 @@ func (t *tracer) said(checks []Check) Scope {
 // notLooked counts the pack's tensors that nothing was computed for because the user wants so.
 func (t *tracer) notLooked(checks []Check) (n int) {
 	for name := range t.pack.Manifest.Tensors {
-		_, kind := split(name)
-		if !isInput(name) && kind != layerInput && !t.scope.selects(name) {
+		if isStage(name) && !t.scope.selects(name) {
 			n++
 		}
 	}

@@ -52,7 +52,7 @@ func (s *scope) restricted() bool { return len(s.layers)+len(s.stages) > 0 }
 func (s *scope) selects(name string) bool {
 	layer, kind := split(name)
 	switch {
-	case kind == rotaryCos || kind == rotarySin:
+	case isTable(kind):
 		return true
 	case len(s.layers) > 0 && len(s.stages) == 0 && layer < 0, len(s.layers) > 0 && layer >= 0 && !s.layers.Has(layer):
 		return false
@@ -83,7 +83,7 @@ func (s *scope) checkSelection() error {
 	for _, glob := range s.stages {
 		if _, err := path.Match(glob, ""); err != nil {
 			errs = append(errs, fmt.Errorf("stages %s: not a glob: * stands for anything, ? for a character, [a-z] for one of a set", strconv.Quote(glob)))
-		} else if !slices.ContainsFunc(names, func(name string) bool { return !isInput(name) && matchesGlob(glob, name) }) {
+		} else if !slices.ContainsFunc(names, func(name string) bool { return isStage(name) && matchesGlob(glob, name) }) {
 			errs = append(errs, fmt.Errorf("stages %s: the pack has no such stage", strconv.Quote(glob)))
 		}
 	}
@@ -99,8 +99,14 @@ func (s *scope) checkSelection() error {
 // asked says whether the user selects a stage that says something of a part of the model by
 // itself: not RoPE's tables.
 func (s *scope) asked(name string) bool {
-	tables := (name == rotaryCos || name == rotarySin) && !slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, name) })
-	return !isInput(name) && !tables && s.selects(name)
+	tables := isTable(name) && !slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, name) })
+	return isStage(name) && !tables && s.selects(name)
+}
+
+// isStage says whether a tensor of a pack is something that a part of the model gave.
+func isStage(name string) bool {
+	_, kind := split(name)
+	return !isInput(name) && kind != layerInput
 }
 
 // isInput says whether a tensor of a pack is what the model ran on.

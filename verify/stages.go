@@ -72,6 +72,9 @@ func starred(kind string) (kinds string, expert int) {
 	return before[1:] + "*" + after, expert
 }
 
+// isTable says whether a stage is one of RoPE's tables.
+func isTable(name string) bool { return name == rotaryCos || name == rotarySin }
+
 // inputOf is the stage that layer l begins with, where a pack has it apart.
 func inputOf(l int) string { return stageOfLayer(l, layerInput) }
 

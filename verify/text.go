@@ -165,7 +165,7 @@ func place(c Check) string {
 		return fmt.Sprintf("layer %d", c.layer)
 	case c.Tensor == embedded:
 		return "embedding"
-	case c.Tensor == rotaryCos, c.Tensor == rotarySin:
+	case isTable(c.Tensor):
 		return "rotary"
 	}
 	return "head"
