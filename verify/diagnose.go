@@ -255,7 +255,9 @@ func (f *failure) try(ctx context.Context, m mistake) (*Cause, error) {
 	}
 	needed := []string{f.name}
 	for _, c := range f.tracer.checks {
-		if _, kind := split(c.Tensor); c.layer == f.layer && c.Tensor != f.name && f.tracer.pack.Has(c.Tensor) && (m.whole || slices.Contains(m.also, kind)) {
+		_, name := split(c.Tensor)
+		kind, _ := starred(name)
+		if c.layer == f.layer && c.Tensor != f.name && f.tracer.pack.Has(c.Tensor) && (m.whole || slices.Contains(m.also, kind)) {
 			needed = append(needed, c.Tensor)
 		}
 	}

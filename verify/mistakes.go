@@ -77,7 +77,7 @@ func configMistakes(f *failure) []mistake {
 		list = append(list, mistake{id: "rope-theta", kinds: ropeStages, undo: undoTheta(theta)})
 	}
 	for _, heads := range []int{2, 4, 8, 16, 32, 64, 128} {
-		list = append(list, mistake{id: "head-count", kinds: attendStages, undo: undoHeads(heads)})
+		list = append(list, mistake{id: "head-count", kinds: ropeStages, undo: undoHeads(heads)})
 	}
 	for _, s := range scalings(c, f.in.Seq) {
 		list = append(list, mistake{id: "rope-scaling", kinds: ropeStages, undo: undoMissingScaling(s)})
@@ -100,7 +100,7 @@ func weightMistakes(f *failure) []mistake {
 		{id: "mtp-norms", kinds: []string{"enorm.output"}, undo: undoPredictionNorms},
 		{id: "mtp-copy", kinds: []string{"enorm.output", predictedLogits}, undo: undoCopies},
 		{id: "mtp-halves", kinds: []string{predictedFrom}, undo: undoHalves},
-		{id: "experts-renumbered", kinds: []string{gateLogits}, also: []string{expertsOutput}, undo: undoRenumbered},
+		{id: "experts-renumbered", kinds: []string{gateLogits}, also: []string{expertsOutput, expertGate, "mlp.experts.*.up_proj.output", expertOutput}, undo: undoRenumbered},
 		{id: "router-rows", kinds: []string{gateLogits}, unless: "experts-renumbered", undo: undoRouterRows},
 	}...)
 	if kind, _ := starred(f.kind); kind == expertsOutput || kind == expertGate {

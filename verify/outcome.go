@@ -71,22 +71,22 @@ func rulesOf(c *config.Config) Rules {
 
 // inOrder returns the checks in model order, with a failed one for every golden
 // tensor that the model has no stage for: ahead of its layer's, for the rest of
-// that layer cannot be trusted.
+// that layer cannot be trusted. What was not looked at, and stages of an expert that
+// got no token, are behind their layer's: the choice of experts says why.
 func (t *tracer) inOrder() []Check {
-	checks := []Check{}
+	checks, behind := []Check{}, []Check{}
 	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
-		if !t.seen[name] && t.scope.selects(name) && (isStage(name) || t.scope.compares(name)) {
-			layer, _ := split(name)
-			c := Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"}
-			if t.stopped {
-				c.Verdict, c.Reason = Skipped, notLookedAt
-			} else if t.predictedNowhere(layer) {
-				c.Verdict, c.Reason = Skipped, predictionLayer
-			}
+		if t.seen[name] || !t.scope.selects(name) || !isStage(name) && !t.scope.compares(name) {
+			continue
+		}
+		switch c := t.unseen(name); c.Reason {
+		case notLookedAt, noToken:
+			behind = append(behind, c)
+		default:
 			checks = append(checks, c)
 		}
 	}
-	checks = append(checks, t.checks...)
+	checks = append(checks, slices.Concat(t.checks, behind)...)
 	const head = math.MaxInt / 2 // the pack may have layers that the model has not
 	first := len(t.m.Model.Layers)
 	place := func(c Check) int {
@@ -114,6 +114,24 @@ func (t *tracer) predictedNowhere(layer int) bool {
 	announced := layer < t.m.Config.NumHiddenLayers+t.m.Config.NumNextNPredictLayers
 	return layer >= t.layers() && (announced || t.pack.Has(fmt.Sprintf("model.layers.%d.%s", layer, predictedFrom)))
 }
+
+// unseen is the check of a golden tensor that the model showed no stage for.
+func (t *tracer) unseen(name string) Check {
+	layer, kind := split(name)
+	c := Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"}
+	switch kind, expert := starred(kind); {
+	case t.stopped:
+		c.Verdict, c.Reason = Skipped, notLookedAt
+	case t.predictedNowhere(layer):
+		c.Verdict, c.Reason = Skipped, predictionLayer
+	case inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) && t.m.Config.IsMoE(layer):
+		c.Reason = noToken
+	}
+	return c
+}
+
+// noToken says why stages of a routed expert are not there.
+const noToken = "the model gives this expert no token"
 
 // notLookedAt says why stages behind the first that fails are not checked.
 const notLookedAt = "not looked at: the run stopped at the first failing stage"

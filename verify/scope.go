@@ -124,10 +124,11 @@ func (s *scope) settle() error {
 	c.Embedding, c.Predictions = s.wantsEnd(embedded), s.wantedPredictions()
 	c.Head = s.wantsEnd(lastNorm, logits) || c.Predictions > 0
 	if c.Head && !s.pack.Has(before(last)) && !wanted[last-1] {
-		if s.says(last - 1) {
-			return s.endless()
+		wanted[last-1] = !s.says(last - 1)
+		if err := s.endless(); !wanted[last-1] && err != nil {
+			return err
 		}
-		wanted[last-1] = true
+		c.Head = wanted[last-1]
 	}
 	for l := last - 1; l >= 0; l-- {
 		if !wanted[l] {
@@ -149,15 +150,14 @@ func (s *scope) settle() error {
 // says whether the manifest names layer l as absent.
 func (s *scope) says(l int) bool { return slices.Contains(s.pack.Manifest.Absent.Layers, l) }
 
-// endless leaves the head out where the last layer is absent on purpose, unless the pack has
-// stages of it.
+// endless says that the pack has stages of the head, or of what is behind it, but nothing that
+// they begin with.
 func (s *scope) endless() error {
 	for _, name := range []string{lastNorm, logits} {
 		if s.pack.Has(name) || s.course.Predictions > 0 {
 			return s.pack.fault(fmt.Sprintf("%s: what it begins with is not there: %s", name, before(s.config.NumHiddenLayers)))
 		}
 	}
-	s.course.Head = false
 	return nil
 }
 
@@ -231,6 +231,13 @@ func (s *scope) runs(slot model.Slot) bool {
 		return c.Embedding || c.Predictions > 0 || c.Head && s.config.TieWordEmbeddings
 	}
 	return c.Head
+}
+
+// reads says whether a weight is read, be it to look for a NaN: those of what is run, and of
+// prediction layers, which are not part of the forward pass, unless a part is selected or they
+// are absent on purpose.
+func (s *scope) reads(slot model.Slot) bool {
+	return s.runs(slot) || slot.Layer >= s.config.NumHiddenLayers && !s.restricted() && !s.says(slot.Layer)
 }
 
 // follows says whether layer l, or the head, begins with what the part before it gives.

@@ -59,6 +59,14 @@ func newTracer(s *scope, m *model.DeepseekForCausalLM, src weights.Source, in *m
 		aside:   weightSet{},
 		reached: map[int]map[int]bool{},
 	}
+	if !s.course.Embedding { // prediction layers without one of their own look tokens up in it
+		t.aside["model.embed_tokens.weight"] = struct{}{}
+	}
+	for _, name := range []string{lastNorm, logits} {
+		if !s.course.Head && s.wantsEnd(name) { // behind a layer that is absent
+			t.free[name] = true
+		}
+	}
 	for name, e := range s.pack.Manifest.Tensors {
 		_, kind := split(name)
 		kind, _ = starred(kind)
