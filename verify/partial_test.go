@@ -258,6 +258,10 @@ func TestBrokenPartialPacks(t *testing.T) {
 			in := m["layer_inputs"].(map[string]any)
 			in["02"] = in["2"]
 		}, `layer_inputs: "02" is not the number of a layer`},
+		"of a layer that the decoder has not": {layersBF16, func(_ *testing.T, _ string, m map[string]any) {
+			x, in := m["tensors"].(map[string]any), m["layer_inputs"].(map[string]any)
+			x["model.layers.5.input"], in["5"] = x["model.layers.4.input"], in["4"]
+		}, "layer_inputs: layer 5: the decoder has layers 0-4"},
 		"another shape": {layersF32, func(t *testing.T, dir string, m map[string]any) {
 			rewrite(t, dir, m, input, make([]float32, 9*64), 9, 64)
 			rewrite(t, dir, m, input, make([]float32, 9*63), 1, 9, 63)
@@ -490,4 +494,35 @@ func TestCausesOfInnerStages(t *testing.T) {
 		})
 	}
 	requireFails(t, run(t, override(t, c.Config, "num_experts_per_tok", "3"), c, p, verify.Options{}), moe1+"gate.topk_idx", "experts-per-token")
+}
+
+// TestGivenInputsAreNoWhole: with every layer recorded, one of them from an input of its own, a
+// pass is none of the whole model.
+func TestGivenInputsAreNoWhole(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-base/golden-f32")
+	const input = "model.layers.2.input"
+	dir := edited(t, "v1-base/golden-f32", func(t *testing.T, dir string, m map[string]any) {
+		tensors := m["tensors"].(map[string]any)
+		tensors[input] = maps.Clone(tensors["model.layers.2.output"].(map[string]any))
+		refile(t, dir, m, "layer-002.safetensors", func(x map[string]view) { x[input] = x["model.layers.2.output"] })
+		rewrite(t, dir, m, input, must(p.Float32s("model.layers.1.output")))
+		m["layer_inputs"] = map[string]any{"2": map[string]any{"kind": "seeded", "seed": 1}}
+	})
+	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+	require.False(t, r.Scope.Whole)
+	require.Contains(t, printed(t, r), "\nverdict    PASS: the embedding, layers 0-3 of 4, the head\n")
+}
+
+// TestTiedHeadAlone: the head's weight is the embedding's, which is not said to be verified as
+// an embedding.
+func TestTiedHeadAlone(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-rope-linear-tied-bias/golden-f32")
+	require.True(t, c.Config.TieWordEmbeddings)
+	r := run(t, c.Config, c, p, verify.Options{Stages: []string{"lm_head.output"}})
+	require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+	require.Equal(t, "the head, stages lm_head.output, as selected", r.Scope.Text)
+	require.Zero(t, r.Coverage.EmbeddingRows)
 }

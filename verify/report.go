@@ -49,8 +49,8 @@ type Report struct {
 // Scope says what the verdict is a statement about: the parts of the model that were run.
 type Scope struct {
 	Text string `json:"text"` // in words, such as "layers 3-5 of 61"
-	// Whole: all parts were run, and nothing that the pack leaves out on purpose keeps a
-	// weight from being checked.
+	// Whole: all parts were run, each from what the one before gave, and nothing that the pack
+	// leaves out on purpose keeps a weight from being checked.
 	Whole       bool         `json:"whole"`
 	Selected    bool         `json:"selected"`          // the user selects a part of the pack
 	Stages      []string     `json:"stages"`            // globs of stages that the user selects; empty if all are

@@ -30,9 +30,9 @@ func (t *tracer) said(checks []Check) Scope {
 			}
 		case used && layer >= 0 && !slices.Contains(s.Layers, layer):
 			s.Layers = append(s.Layers, layer)
-		case used && layer < 0 && slot.Param.LookedUp():
+		case used && layer < 0 && slot.Param.LookedUp() && t.scope.course.Embedding:
 			s.Embedding = true
-		case used && layer < 0:
+		case used && layer < 0: // the head's may be the embedding's
 			s.Head = true
 		case aside && !used:
 			s.Aside++
@@ -45,7 +45,7 @@ func (t *tracer) said(checks []Check) Scope {
 	s.NotLooked = t.notLooked(checks)
 	decoder, _ := slices.BinarySearch(s.Layers, s.Of)
 	s.UnreadParts = t.unreadParts(s.Unread)
-	s.Whole = decoder == s.Of && s.Embedding && s.Head && s.Aside == 0 && !s.Selected && !t.stopped
+	s.Whole = decoder == s.Of && s.Embedding && s.Head && s.Aside == 0 && len(s.Inputs) == 0 && !s.Selected && !t.stopped
 	s.Text = s.text()
 	return s
 }

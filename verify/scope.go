@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -38,7 +39,7 @@ func newScope(c *config.Config, pack *Pack, o *Options) (*scope, error) {
 			s.present[layer-1] = true // it is what that layer gives
 		}
 	}
-	if err := s.checkSelection(); err != nil {
+	if err := cmp.Or(s.checkSelection(), s.checkInputs()); err != nil {
 		return nil, err
 	}
 	return s, s.settle()
@@ -92,6 +93,16 @@ func (s *scope) checkSelection() error {
 	}
 	if errs != nil {
 		return &PackError{s.pack.Dir, errs}
+	}
+	return nil
+}
+
+// checkInputs refuses inputs of layers that the decoder has not.
+func (s *scope) checkInputs() error {
+	for _, number := range slices.Sorted(maps.Keys(s.pack.Manifest.LayerInputs)) {
+		if l, _ := strconv.Atoi(number); l >= s.config.NumHiddenLayers {
+			return s.pack.fault(fmt.Sprintf("manifest.json: layer_inputs: layer %d: the decoder has layers 0-%d", l, s.config.NumHiddenLayers-1))
+		}
 	}
 	return nil
 }
