@@ -21,10 +21,10 @@ import (
 type scope struct {
 	pack    *Pack
 	config  *config.Config
-	layers  text.Spans // that the user selects; all if empty
-	stages  []string   // globs of stages that the user selects; all if empty
-	present map[int]bool
-	course  model.Course[struct{}] // without Start
+	layers  text.Spans             // that the user selects; all if empty
+	stages  []string               // globs of stages that the user selects; all if empty
+	present map[int]bool           // layers that the pack has stages of
+	course  model.Course[struct{}] // what is run; without Start
 	absent  []int                  // layers without a stage that the manifest does not name as absent
 }
 
@@ -284,19 +284,6 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 		err = s.pack.fault(text.Quote(name) + ": not finite, and a layer begins with it")
 	}
 	return &model.Activation{Shape: shape, Values: values, DType: s.pack.DType}, name, err
-}
-
-// begins lists the layers, and the head, that begin with a tensor of the pack.
-func (s *scope) begins() (layers []int) {
-	for _, l := range s.course.Layers {
-		if !s.follows(l) {
-			layers = append(layers, l)
-		}
-	}
-	if last := s.config.NumHiddenLayers; s.course.Head && !s.follows(last) {
-		layers = append(layers, last)
-	}
-	return layers
 }
 
 // sameRows says whether all tokens of a sequence, padding aside, have the same numbers.
