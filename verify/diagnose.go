@@ -277,7 +277,7 @@ func (f *failure) run(ctx context.Context, x *trial, needed []string) (passes bo
 	o.Progress, o.FailFast = nil, false
 	again := f.tracer.again(&x.m, &o)
 	again.rounded = x.rounded
-	analysis := newAnalysis(x.options, again.rounded)
+	analysis := again.analysis(x.options, again.rounded)
 	defer analysis.Close()
 	net := again.local(&x.in, x.options, analysis, analysis)
 	w := &witness{net.Trace.(*localTrace), f, needed}

@@ -109,7 +109,7 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 		return t.chained(ctx, in, &chainedTrace{tracer: t})
 	}
 	o := t.options()
-	analysis := newAnalysis(o, t.rounded)
+	analysis := t.analysis(o, t.rounded)
 	defer analysis.Close()
 	net := t.local(in, o, analysis, analysis)
 	_, err := net.Run(ctx, courseOf(t, in, exact))
@@ -117,6 +117,13 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 		return err
 	}
 	return t.chained(ctx, in, &replay{t})
+}
+
+// analysis is that of the reference's torch.
+func (t *tracer) analysis(o model.Options, rounded roundings) *analysis {
+	a := newAnalysis(o, rounded)
+	a.few = fewRows * max(1, t.pack.Manifest.Reference.Threads)
+	return a
 }
 
 // options are those of a pass.
