@@ -24,11 +24,15 @@ type Course[V any] struct {
 
 // WholeCourse is the whole decoder, and the first prediction layers.
 func WholeCourse[V any](m *DeepseekForCausalLM, predictions int) *Course[V] {
-	c := &Course[V]{Embedding: true, Head: true, Predictions: predictions}
-	for l := range m.Model.Layers {
-		c.Layers = append(c.Layers, l)
+	return &Course[V]{Embedding: true, Layers: firstLayers(len(m.Model.Layers)), Head: true, Predictions: predictions}
+}
+
+// firstLayers are the numbers of the first n layers.
+func firstLayers(n int) (layers []int) {
+	for l := range n {
+		layers = append(layers, l)
 	}
-	return c
+	return layers
 }
 
 // check says why the course cannot be run.

@@ -311,7 +311,9 @@ func TestFewRowsAreDotProducts(t *testing.T) {
 	require.InDelta(t, 1, rms(0), 0.15)
 	a := newAnalysis(model.Options{DType: tensor.F32}, nil)
 	defer a.Close()
-	of := func(rows, width int) *value { return exact(&model.Activation{Shape: []int{rows, width}, Values: make([]float32, rows*width)}) }
+	of := func(rows, width int) *value {
+		return exact(&model.Activation{Shape: []int{rows, width}, Values: make([]float32, rows*width)})
+	}
 	require.Equal(t, 7168.0/24, a.kappaOf(of(3, 7168)))
 	require.Equal(t, a.kappa(7168), a.kappaOf(of(4, 7168)))
 	require.Equal(t, a.kappa(2048), a.kappaOf(of(1, 2048)), "blocks are no better there")

@@ -33,6 +33,10 @@ type implementation struct {
 
 	square      func(dst, src *float32, n int)                 // dst[i] = src[i] * src[i]
 	addMultiple func(dst, src *float32, n int, factor float32) // dst[i] += float32(factor * src[i])
+
+	// largest16 returns the largest of n patterns of 16 bits without their signs; n is a
+	// multiple of largestBlock, and not 0.
+	largest16 func(src *byte, n int) uint16
 }
 
 // elementKernels holds conversions between float32 and the format that is their index.

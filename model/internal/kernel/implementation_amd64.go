@@ -68,6 +68,7 @@ var avx512 = implementation{
 
 	square:      avx512Square,
 	addMultiple: avx512AddMultiple,
+	largest16:   avx512Largest16,
 }
 
 // avx2 also needs FMA and F16C.
@@ -119,4 +120,5 @@ var avx2 = implementation{
 
 	square:      avx2Square,
 	addMultiple: avx2AddMultiple,
+	largest16:   avx2Largest16,
 }

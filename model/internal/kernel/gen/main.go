@@ -40,6 +40,8 @@ func main() {
 	avx2Codecs()
 	avx512.squares()
 	avx2.squares()
+	avx512.largest()
+	avx2.largest()
 	exps()
 	peaks()
 	Generate()
