@@ -88,7 +88,8 @@ func (r *Report) writeLost(w io.Writer) {
 		count func(*engine.LostTensor) int64
 	}{
 		{"elements that became infinite", func(t *engine.LostTensor) int64 { return t.Overflow }},
-		{"elements that became zero", func(t *engine.LostTensor) int64 { return t.Flushed }},
+		{"elements that became zero", func(t *engine.LostTensor) int64 { return t.Flushed - flushedBlocks(t) }},
+		{"elements that became zero with their whole block", flushedBlocks},
 		{"elements that are infinite or NaN in the source", func(t *engine.LostTensor) int64 { return t.NotFinite }},
 	} {
 		total, having := int64(0), []*engine.LostTensor{}
@@ -110,6 +111,42 @@ func (r *Report) writeLost(w io.Writer) {
 			fmt.Fprintf(w, "%s: %s, in %s\n", kind.text, text.Grouped(total), strings.Join(most, ", "))
 		}
 	}
+	r.writeErrors(w)
+}
+
+// flushedBlocks is what became zero of a tensor that was quantised. Single zeros of its blocks
+// are no more than an error.
+func flushedBlocks(t *engine.LostTensor) int64 {
+	if t.Squares == 0 {
+		return 0
+	}
+	return t.Flushed
+}
+
+// writeErrors writes what quantising did to the numbers: the relative RMS of their error,
+// over all and in the tensors where it is largest, and the largest error of all.
+func (r *Report) writeErrors(w io.Writer) {
+	var all engine.LostTensor
+	quantised, largest := []*engine.LostTensor{}, ""
+	for i := range r.Lost {
+		t := &r.Lost[i]
+		if t.Squares == 0 {
+			continue
+		}
+		if quantised = append(quantised, t); t.Largest > all.Largest {
+			largest = t.Name
+		}
+		all.Add(t.Loss)
+	}
+	if all.Errors == 0 {
+		return
+	}
+	slices.SortStableFunc(quantised, func(a, b *engine.LostTensor) int { return cmp.Compare(b.RelRMS(), a.RelRMS()) })
+	var most []string
+	for _, t := range quantised[:min(len(quantised), 3)] {
+		most = append(most, fmt.Sprintf("%s (%.2e)", text.Quote(t.Name), t.RelRMS()))
+	}
+	fmt.Fprintf(w, "error of quantised numbers: %.2e of their RMS, most in %s; at most %.2e, in %s\n", all.RelRMS(), strings.Join(most, ", "), all.Largest, text.Quote(largest))
 }
 
 // CheckReport is what Check found. It is JSON as it stands.

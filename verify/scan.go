@@ -18,7 +18,7 @@ import (
 
 // scan looks for NaNs and infinities in the weights that were not multiplied with, or not
 // all of: experts that no token reached, rows of the embedding, prediction layers that were
-// not run. In the others they would show.
+// not run. In the others they would show. Weights of other parts that are not run are left alone.
 func (t *tracer) scan(ctx context.Context) error {
 	all := t.unread()
 	found := make([]string, len(all))
@@ -41,7 +41,7 @@ func (t *tracer) scan(ctx context.Context) error {
 func (t *tracer) unread() (all []*weights.Weight) {
 	for s := range model.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		w := t.set.Find(s.Name)
-		if _, used := t.used[s.Name]; w == nil || used && !s.Param.LookedUp() {
+		if _, used := t.used[s.Name]; w == nil || !t.scope.reads(s) || used && !s.Param.LookedUp() {
 			continue
 		}
 		all = append(all, w)
@@ -59,7 +59,7 @@ func (t *tracer) notFiniteIn(ctx context.Context, w *weights.Weight) (where stri
 		if err := cmp.Or(err, ctx.Err()); err != nil {
 			return "", err
 		}
-		piece := tensor.Tensor{DType: w.DType, Shape: []int{1, len(data) * 8 / w.DType.Bits()}, Data: data}
+		piece := tensor.Tensor{DType: w.DType, Shape: []int{1, int(w.DType.Elements(int64(len(data))))}, Data: data}
 		if !piece.Finite() {
 			i, v := firstNotFinite(piece)
 			return fmt.Sprintf("%s holds %s at %v", text.Quote(w.Name), number(v), unflatten(int(at)+i, w.Shape)), nil
@@ -83,7 +83,7 @@ func (t *tracer) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
 			}
 			return
 		}
-		buffer := make([]byte, min(w.Bytes(), pieceSize))
+		buffer := make([]byte, min(w.Bytes(), w.DType.Bytes(w.DType.Elements(pieceSize))))
 		for at := int64(0); at < w.Bytes(); at += int64(len(buffer)) {
 			part := buffer[:min(int64(len(buffer)), w.Bytes()-at)]
 			if err := w.ReadAt(u, part, at); !yield(part, err) {

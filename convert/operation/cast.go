@@ -29,14 +29,15 @@ func NewCast(from, to tensor.DType) (*Cast, error) {
 func (c *Cast) Name() string { return "cast " + c.To.String() }
 
 // Unit returns one element.
-func (c *Cast) Unit() Unit { return Unit{1, c.From.Bits() / 8, c.To.Bits() / 8} }
+func (c *Cast) Unit() Unit { return Unit{1, int(c.From.Bytes(1)), int(c.To.Bytes(1))} }
 
 // Sides returns nothing.
 func (*Cast) Sides(_, _ int64) []Span { return nil }
 
 // Apply rounds every element.
-func (c *Cast) Apply(dst []byte, in Input) (tensor.Loss, error) {
-	return c.codec.Convert(dst, in.Data), nil
+func (c *Cast) Apply(dst []byte, in Input, lost *tensor.Loss) error {
+	lost.Add(c.codec.Convert(dst, in.Data))
+	return nil
 }
 
 // Prove decodes what was written and asks of each element whether the source's could
@@ -46,7 +47,7 @@ func (c *Cast) Prove(out []byte, in Input) error {
 		return proveWidening(c.From, out, in.Data)
 	}
 	exact := exactValues(c.From, in.Data)
-	return boundsOf(c.To).checkAll(out, len(in.Data)*8/c.From.Bits(), 0,
+	return boundsOf(c.To).checkAll(out, int(c.From.Elements(int64(len(in.Data)))), 0,
 		func(i int) float64 {
 			var v [1]float32
 			exact(v[:], i)

@@ -9,6 +9,7 @@ package operation
 
 import (
 	"fmt"
+	"iter"
 
 	"dsmoe/model/tensor"
 )
@@ -24,9 +25,9 @@ type Operation interface {
 	// from at on need, in the order in which the plan lists those tensors. Elements are
 	// counted row by row in the matrix that the source is.
 	Sides(at, n int64) []Span
-	// Apply fills dst with what becomes of in, and counts what is lost and what is not
-	// finite. Both are whole units.
-	Apply(dst []byte, in Input) (tensor.Loss, error)
+	// Apply fills dst with what becomes of in, and adds to lost, which is that of the
+	// tensor's elements before it, what is lost and what is not finite. Both are whole units.
+	Apply(dst []byte, in Input, lost *tensor.Loss) error
 	// Prove says whether out, as it was read again, can be what becomes of in. An element
 	// for which it cannot is a *Mismatch.
 	Prove(out []byte, in Input) error
@@ -48,8 +49,30 @@ type Span struct {
 // Input is a piece of the source.
 type Input struct {
 	Data  []byte   // its bytes
-	At    int64    // its first element, counted in the matrix that the source is
+	At    int64    // the first of its elements, counted in the matrix that the source is
 	Sides [][]byte // what Sides asked for
+	// Runs says where in the matrix the elements lie, if not one behind the other from At
+	// on: the runs that Data is made of, in its order. None begins before At.
+	Runs iter.Seq[tensor.Run]
+}
+
+// each calls do for the runs of n elements: where in the matrix each begins, and which of
+// the elements it is. The first error ends it.
+func (in *Input) each(n int, do func(at int64, from, to int) error) error {
+	if in.Runs == nil {
+		return do(in.At, 0, n)
+	}
+	from := 0
+	for r := range in.Runs {
+		if err := do(r.At, from, from+int(r.N)); err != nil {
+			return err
+		}
+		from += int(r.N)
+	}
+	if from != n {
+		return fmt.Errorf("runs of %d elements, but there are %d", from, n)
+	}
+	return nil
 }
 
 // Mismatch is the first element of a piece that the source does not give.
@@ -75,28 +98,22 @@ type Copy struct {
 // Name returns "copy".
 func (Copy) Name() string { return "copy" }
 
-// Unit returns the fewest elements that fill whole bytes.
+// Unit returns the fewest elements that fill whole bytes, or a block.
 func (c Copy) Unit() Unit {
-	elements, size := wholeBytes(c.DType)
+	elements, size := c.DType.Block()
 	return Unit{elements, size, size}
-}
-
-// wholeBytes returns the fewest elements of d that fill whole bytes, and these bytes.
-func wholeBytes(d tensor.DType) (elements, size int) {
-	for elements = 1; d.Bits()*elements%8 != 0; elements++ {
-	}
-	return elements, d.Bits() * elements / 8
 }
 
 // Sides returns nothing.
 func (Copy) Sides(_, _ int64) []Span { return nil }
 
 // Apply copies, unless dst is the piece of the source itself.
-func (c Copy) Apply(dst []byte, in Input) (tensor.Loss, error) {
+func (c Copy) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	if len(dst) > 0 && &dst[0] != &in.Data[0] {
 		copy(dst, in.Data)
 	}
-	return tensor.Loss{NotFinite: tensor.NotFinite(dst, c.DType)}, nil
+	lost.NotFinite += tensor.NotFinite(dst, c.DType)
+	return nil
 }
 
 // Prove demands equal bytes.
@@ -136,7 +153,7 @@ func (m Make) Name() string { return "make " + m.Rule }
 
 // Unit returns the fewest elements that fill whole bytes, made of nothing.
 func (m Make) Unit() Unit {
-	elements, size := wholeBytes(m.Info.DType)
+	elements, size := m.Info.DType.Block()
 	return Unit{elements, 0, size}
 }
 
@@ -144,8 +161,8 @@ func (m Make) Unit() Unit {
 func (Make) Sides(_, _ int64) []Span { return nil }
 
 // Apply fills dst.
-func (m Make) Apply(dst []byte, in Input) (tensor.Loss, error) {
-	return tensor.Loss{}, m.Fill(m.Info, dst, m.offset(in.At))
+func (m Make) Apply(dst []byte, in Input, _ *tensor.Loss) error {
+	return m.Fill(m.Info, dst, m.offset(in.At))
 }
 
 // Prove makes the elements once more and demands the same bytes.

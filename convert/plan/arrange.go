@@ -57,7 +57,7 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 		return to
 	case c.isRoutingBias(w.Name):
 		return from
-	case from.Casts():
+	case from.Casts() || from.Blocked():
 		return to
 	}
 	c.problem(w.Name, "dtype %s cannot be cast to %s", from, to)

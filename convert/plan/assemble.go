@@ -77,6 +77,10 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	switch {
 	case key.from == key.to:
 		op = operation.Copy{DType: key.to}
+	case key.to.Blocked():
+		op, err = operation.NewQuantise(key.from, key.to, key.scales, key.blocks)
+	case key.from.Blocked():
+		op, err = operation.NewDequantiseBlocks(key.from, key.to)
 	case key.from == tensor.F8E4M3:
 		op, err = operation.NewDequantise(key.to, key.scales, key.blocks)
 	default:

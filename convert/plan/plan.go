@@ -106,7 +106,7 @@ type Segment struct {
 	Begin     int64               `json:"begin"`            // that byte in the stored tensor
 	End       int64               `json:"end"`              // the byte behind the last
 	First     int64               `json:"first"`            // index of the first element in the matrix that the operation sees
-	View      *View               `json:"view,omitempty"`   // which of these elements, in which order; nil for all as they lie
+	View      *tensor.View        `json:"view,omitempty"`   // which of these elements, in which order; nil for all as they lie
 	Sides     []Side              `json:"sides,omitempty"`  // tensors that the operation needs beside the elements
 	Bytes     int64               `json:"bytes"`            // that it has in the output
 	Operation operation.Operation `json:"operation"`        // what is done to each element

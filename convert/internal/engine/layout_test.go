@@ -34,7 +34,7 @@ func copied(name string, d tensor.DType, spans ...operation.Span) plan.Tensor {
 			Bytes: n, Operation: operation.Copy{DType: d}})
 		bytes += n
 	}
-	x.Shape = []int{int(bytes) * 8 / d.Bits()}
+	x.Shape = []int{int(d.Elements(bytes))}
 	return x
 }
 
@@ -63,6 +63,9 @@ func TestEveryDTypeIsCopied(t *testing.T) {
 	var tensors []plan.Tensor
 	want := map[string][]byte{}
 	for d := tensor.Invalid + 1; d <= tensor.Bool; d++ {
+		if d.Blocked() {
+			continue // safetensors, which the test writes, does not have it
+		}
 		span := operation.Span{Begin: int64(d), End: int64(d) + size}
 		tensors = append(tensors, copied(d.String(), d, span))
 		want[d.String()] = src[span.Begin:span.End]
@@ -100,7 +103,7 @@ func TestSpreadViews(t *testing.T) {
 	const rows, apart, width = 3, 3 * maxPiece, 5
 	src := noise(2 * (rows*apart + width))
 	x := copied("x", tensor.U16, operation.Span{End: int64(len(src))})
-	x.Segments[0].View = &plan.View{Shape: []int64{width, rows + 1}, Stride: []int64{1, apart}} // transposed
+	x.Segments[0].View = &tensor.View{Shape: []int64{width, rows + 1}, Stride: []int64{1, apart}} // transposed
 	x.Shape, x.Segments[0].Bytes = []int{width, rows + 1}, 2*width*(rows+1)
 	var want []byte
 	for c := range width {

@@ -52,7 +52,7 @@ type ManifestSource struct {
 	DType  tensor.DType `json:"dtype"`            // as it is stored
 	Begin  int64        `json:"begin"`            // first byte in the stored tensor
 	End    int64        `json:"end"`              // the byte behind the last
-	View   *plan.View   `json:"view,omitempty"`   // which elements of these, in which order; nil for all as they lie
+	View   *tensor.View `json:"view,omitempty"`   // which elements of these, in which order; nil for all as they lie
 	Hash   string       `json:"hash,omitempty"`   // of the elements in the order in which they were used
 	Beside []string     `json:"beside,omitempty"` // tensors that were needed too, such as scales
 }

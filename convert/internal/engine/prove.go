@@ -79,9 +79,9 @@ func (v *prover) tile(ctx context.Context, tile []byte, offset int64) error {
 			return err
 		}
 		u := p.segment.Operation.Unit()
-		return v.eachRun(p, out, src, func(part []byte, in operation.Input) error {
-			before := (p.at + int64(cap(out)-cap(part))) / int64(u.Out) * int64(u.Elements)
-			return v.computing(ctx, func() error { return located(p.segment.Operation.Prove(part, in), before) })
+		return v.withSides(p, src, func(in operation.Input) error {
+			before := p.at / int64(u.Out) * int64(u.Elements)
+			return v.computing(ctx, func() error { return located(p.segment.Operation.Prove(out, in), before) })
 		})
 	})
 }
@@ -114,16 +114,22 @@ func (v *prover) load(p piece, dst []byte) error {
 	if s.View == nil {
 		return v.source.ReadFile(s.File, dst, s.Offset+elementBytes(s, p.from))
 	}
+	begin, window, err := v.around(p)
+	if err != nil {
+		return err
+	}
 	for i := p.from; i < p.to; {
 		at, n := s.View.Element(i), int64(1)
 		for i+n < p.to && s.View.Element(i+n) == at+n {
 			n++
 		}
-		size := elementBytes(s, n)
-		if err := v.source.ReadFile(s.File, dst[:size], s.Offset+elementBytes(s, at)); err != nil {
+		part := dst[:elementBytes(s, n)]
+		if window != nil {
+			copy(part, window[elementBytes(s, at)-begin:])
+		} else if err := v.source.ReadFile(s.File, part, s.Offset+elementBytes(s, at)); err != nil {
 			return err
 		}
-		dst = dst[size:]
+		dst = dst[len(part):]
 		i += n
 	}
 	return nil

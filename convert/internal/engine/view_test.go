@@ -82,15 +82,15 @@ func TestViewsAreWritten(t *testing.T) {
 	for range gridRows * gridCols {
 		src = binary.LittleEndian.AppendUint16(src, uint16(0x3c00+r.IntN(512))) // F16
 	}
-	keys := &plan.View{Shape: []int64{heads, rank, nope}, Stride: []int64{(nope + value) * rank, 1, rank}}
-	permuted := &plan.View{Shape: []int64{heads, (nope + value) / 2, 2, rank}, Stride: []int64{(nope + value) * rank, rank, (nope + value) / 2 * rank, 1}}
+	keys := &tensor.View{Shape: []int64{heads, rank, nope}, Stride: []int64{(nope + value) * rank, 1, rank}}
+	permuted := &tensor.View{Shape: []int64{heads, (nope + value) / 2, 2, rank}, Stride: []int64{(nope + value) * rank, rank, (nope + value) / 2 * rank, 1}}
 
 	cast, err := operation.NewCast(tensor.BF16, tensor.F32)
 	require.NoError(t, err)
 	dequantise, err := operation.NewDequantise(tensor.F32, tensor.F16, blocks)
 	require.NoError(t, err)
-	tensorOf := func(name string, d tensor.DType, v *plan.View, s plan.Segment) plan.Tensor {
-		s.View, s.Bytes = v, v.Len()*int64(d.Bits()/8)
+	tensorOf := func(name string, d tensor.DType, v *tensor.View, s plan.Segment) plan.Tensor {
+		s.View, s.Bytes = v, d.Bytes(v.Len())
 		return plan.Tensor{Name: name, DType: d, Shape: []int{int(v.Len())}, Segments: []plan.Segment{s}, Operations: []string{s.Operation.Name()}}
 	}
 	stored := plan.Segment{Tensor: "matrix", DType: tensor.BF16, End: codes}
@@ -114,7 +114,7 @@ func TestViewsAreWritten(t *testing.T) {
 		return tensor.E4M3(src[codes+at]) * wide(t, src[scales+2*block:scales+2*block+2], tensor.F16)
 	}
 	for name, c := range map[string]struct {
-		view *plan.View
+		view *tensor.View
 		want func(at int64) float32
 	}{
 		"keys": {keys, value32}, "keys widened": {keys, value32}, "permuted": {permuted, value32}, "permuted widened": {permuted, value32},

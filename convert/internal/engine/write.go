@@ -4,6 +4,7 @@ package engine
 
 import (
 	"context"
+	"math"
 
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
@@ -51,9 +52,9 @@ func (w *worker) writeTensor(ctx context.Context, i int) error {
 		}
 		end := w.shape.tileEnd(t, s.done)
 		tile := w.memory.Tile(t.Offset+s.done, t.Offset+end)
-		lost, err := w.fill(ctx, t, tile, s.done)
-		if err == nil && lost.Overflow > 0 && !w.AllowOverflow {
-			err = &OverflowError{lost.Overflow, t.DType}
+		err := w.fill(ctx, t, tile, s.done, &s.lost)
+		if err == nil && s.lost.Overflow > 0 && !w.AllowOverflow {
+			err = &OverflowError{s.lost.Overflow, t.DType}
 		}
 		if err != nil {
 			return err
@@ -63,7 +64,6 @@ func (w *worker) writeTensor(ctx context.Context, i int) error {
 		}
 		w.advance(end - s.done)
 		s.done = end
-		s.lost.Add(lost)
 		w.mark(i, s)
 	}
 	if hash != nil {
@@ -143,15 +143,19 @@ func direct(s *plan.Segment) int64 {
 	return buffered(s)
 }
 
-// elementBytes returns how many bytes n elements of the segment have in the source.
+// elementBytes returns how many bytes n elements of the segment have in the source: none if
+// they are made.
 func elementBytes(s *plan.Segment, n int64) int64 {
-	u := s.Operation.Unit()
-	return n / int64(u.Elements) * int64(u.In)
+	if s.Operation.Unit().In == 0 {
+		return 0
+	}
+	return s.DType.Bytes(n)
 }
 
-// fill writes the bytes of t from offset on into dst.
-func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64) (lost tensor.Loss, err error) {
-	err = pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
+// fill writes the bytes of t from offset on into dst, and adds to lost, which is that of the
+// bytes before it.
+func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64, lost *tensor.Loss) error {
+	return pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
 		out := dst[p.at-offset:][:p.size]
 		src := out
 		if !p.segment.Copies() {
@@ -160,15 +164,10 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 		if err := w.gather(p, src); err != nil {
 			return err
 		}
-		return w.eachRun(p, out, src, func(out []byte, in operation.Input) error {
-			return w.computing(ctx, func() error {
-				l, err := p.segment.Operation.Apply(out, in)
-				lost.Add(l)
-				return err
-			})
+		return w.withSides(p, src, func(in operation.Input) error {
+			return w.computing(ctx, func() error { return p.segment.Operation.Apply(out, in, lost) })
 		})
 	})
-	return lost, err
 }
 
 // room returns memory for the source bytes of a piece.
@@ -188,25 +187,34 @@ func (w *worker) gather(p piece, dst []byte) error {
 	if s.View == nil {
 		return w.source.ReadFile(s.File, dst, s.Offset+elementBytes(s, p.from))
 	}
-	first, last := int64(1<<62), int64(0)
-	for r := range s.View.Runs(p.from, p.to) {
-		first, last = min(first, r.At), max(last, r.At+r.N)
+	begin, window, err := w.around(p)
+	if err != nil {
+		return err
 	}
+	if window == nil {
+		return w.gatherRuns(p, dst)
+	}
+	for r := range s.View.Runs(p.from, p.to) {
+		n := copy(dst, window[elementBytes(s, r.At)-begin:][:elementBytes(s, r.N)])
+		dst = dst[n:]
+	}
+	return nil
+}
+
+// around reads all that lies between the elements of a view's piece: the bytes of the
+// segment from begin on. It is nil for elements that are spread too widely for one read.
+func (w *worker) around(p piece) (begin int64, window []byte, err error) {
+	s := p.segment
+	first, last := extent(s.View, p.from, p.to)
 	begin, end := elementBytes(s, first), elementBytes(s, last)
 	if end-begin > 2*maxPiece {
-		return w.gatherRuns(p, dst)
+		return 0, nil, nil
 	}
 	if w.window == nil {
 		w.window = make([]byte, 2*maxPiece)
 	}
-	if err := w.source.ReadFile(s.File, w.window[:end-begin], s.Offset+begin); err != nil {
-		return err
-	}
-	for r := range s.View.Runs(p.from, p.to) {
-		n := copy(dst, w.window[elementBytes(s, r.At)-begin:][:elementBytes(s, r.N)])
-		dst = dst[n:]
-	}
-	return nil
+	window = w.window[:end-begin]
+	return begin, window, w.source.ReadFile(s.File, window, s.Offset+begin)
 }
 
 // gatherRuns reads run after run of a view that is spread too widely for one read.
@@ -222,28 +230,24 @@ func (w *worker) gatherRuns(p piece, dst []byte) error {
 	return nil
 }
 
-// eachRun calls do for the parts of a piece for which the operation needs to know where
-// in the matrix they lie: runs of a view, if there are tensors beside it, or else the
-// whole piece. Whatever is needed beside it is read first.
-func (w *worker) eachRun(p piece, out, src []byte, do func(out []byte, in operation.Input) error) error {
+// withSides reads what the operation needs beside a piece and calls do. It needs to know
+// where in the matrix the elements of a view lie only if there is something.
+func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) error) error {
 	s := p.segment
-	if s.View == nil || len(s.Sides) == 0 {
-		return w.withSides(s, s.First+p.from, p.to-p.from, out, src, do)
-	}
-	u := s.Operation.Unit()
-	for r := range s.View.Runs(p.from, p.to) {
-		in, n := elementBytes(s, r.N), r.N/int64(u.Elements)*int64(u.Out)
-		if err := w.withSides(s, s.First+r.At, r.N, out[:n], src[:in], do); err != nil {
-			return err
+	in := operation.Input{Data: src, At: s.First + p.from}
+	end := s.First + p.to
+	if s.View != nil && len(s.Sides) > 0 {
+		first, last := extent(s.View, p.from, p.to)
+		in.At, end = s.First+first, s.First+last
+		in.Runs = func(yield func(tensor.Run) bool) {
+			for r := range s.View.Runs(p.from, p.to) {
+				if !yield(tensor.Run{At: s.First + r.At, N: r.N}) {
+					return
+				}
+			}
 		}
-		out, src = out[n:], src[in:]
 	}
-	return nil
-}
-
-// withSides reads what n elements from at on need beside them and calls do.
-func (w *worker) withSides(s *plan.Segment, at, n int64, out, src []byte, do func(out []byte, in operation.Input) error) error {
-	spans := s.Operation.Sides(at, n)
+	spans := s.Operation.Sides(in.At, end-in.At)
 	for len(w.sides) < len(spans) {
 		w.sides = append(w.sides, nil)
 	}
@@ -256,5 +260,16 @@ func (w *worker) withSides(s *plan.Segment, at, n int64, out, src []byte, do fun
 			return err
 		}
 	}
-	return do(out, operation.Input{Data: src, At: at, Sides: w.sides[:len(spans)]})
+	in.Sides = w.sides[:len(spans)]
+	return do(in)
+}
+
+// extent returns the first element that a view uses for its elements from, …, to-1, and the
+// one behind the last.
+func extent(v *tensor.View, from, to int64) (first, last int64) {
+	first = math.MaxInt64
+	for r := range v.Runs(from, to) {
+		first, last = min(first, r.At), max(last, r.At+r.N)
+	}
+	return first, last
 }

@@ -34,6 +34,9 @@ type implementation struct {
 	square      func(dst, src *float32, n int)                 // dst[i] = src[i] * src[i]
 	addMultiple func(dst, src *float32, n int, factor float32) // dst[i] += float32(factor * src[i])
 
+	encodeQ8    func(dst *byte, src *float32, n int)      // n is a multiple of 32
+	blockErrors func(sums *float64, y, x *float32, n int) // sums begins a BlockSums; n is a multiple of 8
+
 	// largest16 returns the largest of n patterns of 16 bits without their signs; n is a
 	// multiple of largestBlock, and not 0.
 	largest16 func(src *byte, n int) uint16

@@ -1,11 +1,15 @@
-package plan
+package tensor
 
-import "iter"
+import (
+	"cmp"
+	"iter"
+	"slices"
+)
 
-// View is the elements of a stored tensor in another order, as NumPy has it: element
-// (i, j, …) of Shape, in row-major order, is the stored one at i·Stride[0] + j·Stride[1] + …,
-// counted from the segment's Begin. Permuted rows, a slice of every head, a transposed
-// matrix are views.
+// View is some elements of a run of stored ones, or all, in another order, as NumPy has it:
+// element (i, j, …) of Shape, in row-major order, is the stored one at
+// i·Stride[0] + j·Stride[1] + …, counted from the first of the run. Permuted rows, a slice of
+// every head, a transposed matrix are views.
 type View struct {
 	Shape  []int64 `json:"shape"`  // of the elements in the order in which they are used
 	Stride []int64 `json:"stride"` // how many stored elements apart neighbours along each axis are
@@ -13,7 +17,7 @@ type View struct {
 
 // Run is a run of stored elements that a view uses one after the other.
 type Run struct {
-	At int64 // the first, counted from the segment's Begin
+	At int64 // the first
 	N  int64 // how many
 }
 
@@ -30,7 +34,7 @@ func (v *View) Len() int64 {
 func (v *View) Runs(from, to int64) iter.Seq[Run] {
 	return func(yield func(Run) bool) {
 		outer, inner := v.contiguous()
-		for from < to {
+		for from := from; from < to; {
 			row, at := from/inner, from%inner
 			n := min(inner-at, to-from)
 			if !yield(Run{v.offset(row, outer) + at, n}) {
@@ -61,12 +65,36 @@ func (v *View) offset(row int64, axes int) (at int64) {
 	return at
 }
 
-// Element returns where the view's i-th element is stored, counted from the segment's
-// Begin. It is the definition, which a proof compares Runs with.
+// Element returns where the view's i-th element is stored. It is the definition, which a
+// proof compares Runs with.
 func (v *View) Element(i int64) (at int64) {
 	for axis := len(v.Shape) - 1; axis >= 0; axis-- {
 		at += i % v.Shape[axis] * v.Stride[axis]
 		i /= v.Shape[axis]
 	}
 	return at
+}
+
+// Inverse returns the view of elements that are stored in v's order that puts them back in
+// the order that they were in: v has all elements of a run, its axes in another order.
+func (v *View) Inverse() *View {
+	axes := make([]int, len(v.Shape))
+	stored := make([]int64, len(v.Shape)) // how far apart neighbours along each axis are in v's order
+	step := int64(1)
+	for i := len(axes) - 1; i >= 0; i-- {
+		axes[i], stored[i] = i, step
+		step *= v.Shape[i]
+	}
+	slices.SortStableFunc(axes, func(a, b int) int { return cmp.Compare(v.Stride[b], v.Stride[a]) })
+	back := &View{Shape: make([]int64, len(axes)), Stride: make([]int64, len(axes))}
+	for i, axis := range axes {
+		back.Shape[i], back.Stride[i] = v.Shape[axis], stored[axis]
+	}
+	return back
+}
+
+// Inner returns the view of the elements that share their place along the first axis, and
+// how many places there are.
+func (v *View) Inner() (inner *View, places int64) {
+	return &View{Shape: v.Shape[1:], Stride: v.Stride[1:]}, v.Shape[0]
 }

@@ -1,4 +1,4 @@
-package plan
+package tensor
 
 import (
 	"testing"
@@ -88,4 +88,19 @@ func TestRunsAreLong(t *testing.T) {
 	require.Equal(t, 1, count(all["all as they lie"].view))
 	require.Equal(t, 2, count(all["every value"].view), "a run per head")
 	require.Equal(t, 12, count(all["permuted rows"].view), "a run per row")
+}
+
+// TestInverse: a view and then its inverse leave everything where it was.
+func TestInverse(t *testing.T) {
+	all := views()
+	inner, heads := all["transposed keys"].view.Inner()
+	require.EqualValues(t, 2, heads)
+	for name, v := range map[string]*View{"permuted": all["permuted rows"].view, "transposed": inner, "as they lie": all["all as they lie"].view,
+		"axes of one": {[]int64{1, 3, 1, 2}, []int64{6, 1, 6, 3}}} {
+		back := v.Inverse()
+		require.Equal(t, v.Len(), back.Len(), name)
+		for i := range v.Len() {
+			require.Equal(t, i, v.Element(back.Element(i)), "%s %d", name, i)
+		}
+	}
 }

@@ -1,0 +1,137 @@
+package tensor
+
+import (
+	"fmt"
+	"math"
+	"sync"
+
+	"dsmoe/model/internal/kernel"
+)
+
+// Quantiser encodes numbers in a block type, byte for byte as ggml's reference encoder
+// does without an importance matrix. It is safe for concurrent use.
+type Quantiser struct {
+	To DType // Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K
+}
+
+// NewQuantiser prepares the conversion, or says that there is none: of the block types,
+// MXFP4 is only read.
+func NewQuantiser(to DType) (*Quantiser, error) {
+	if !to.Quantises() {
+		return nil, fmt.Errorf("nothing can be quantised to dtype %s", to)
+	}
+	return &Quantiser{to}, nil
+}
+
+// Quantises says whether there is a Quantiser to d.
+func (d DType) Quantises() bool { return int(d) < len(encoders) && encoders[d] != nil }
+
+// Convert encodes x, whole blocks, into dst, which has room for exactly them, and adds to
+// lost what that does to them: block after block, so that the sums do not depend on how a
+// tensor is cut. A block of a number that is infinite or NaN is not defined; such numbers
+// are counted.
+func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) {
+	m := measures.Get().(*measure)
+	defer measures.Put(m)
+	elements, _ := q.To.Block()
+	for len(x) > 0 {
+		part := x[:min(piece, len(x))]
+		out, y := dst[:q.To.Bytes(int64(len(part)))], m.decoded[:len(part)]
+		q.encode(out, part)
+		kernel.Widen(y, out, blockFormats[q.To])
+		for i := 0; i < len(part); i += elements {
+			lost.quantised(y[i:i+elements], part[i:i+elements], &m.sums)
+		}
+		x, dst = x[len(part):], dst[len(out):]
+	}
+}
+
+// measure is memory to measure losses in.
+type measure struct {
+	decoded [piece]float32
+	sums    kernel.BlockSums
+}
+
+var measures = sync.Pool{New: func() any { return new(measure) }}
+
+// encode encodes whole blocks.
+func (q *Quantiser) encode(dst []byte, x []float32) {
+	if q.To == Q8_0 {
+		kernel.EncodeQ8(dst, x)
+		return
+	}
+	elements, bytes := q.To.Block()
+	for encode := encoders[q.To]; len(x) > 0; x, dst = x[elements:], dst[bytes:] {
+		encode(dst[:bytes:bytes], x[:elements:elements])
+	}
+}
+
+// quantised adds what a block of x lost when it became y.
+func (l *Loss) quantised(y, x []float32, s *kernel.BlockSums) {
+	const sign, infinite = 1 << 31, 0x7f800000
+	s.Compare(y, x)
+	switch {
+	case s.Largest >= infinite: // it is in no sum
+		source := NotFiniteValues(x)
+		l.NotFinite += source
+		if source == 0 {
+			l.Overflow += max(1, NotFiniteValues(y))
+		}
+		return
+	case s.Any&^sign == 0:
+		l.Flushed += nonzero(x)
+	}
+	l.Squares += s.Squares
+	l.Errors += s.Errors
+	l.Largest = max(l.Largest, float64(math.Float32frombits(s.Largest)))
+}
+
+// NotFiniteValues counts the numbers that are infinite or NaN.
+func NotFiniteValues(x []float32) (n int64) {
+	for _, v := range x {
+		if v-v != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// nonzero counts the numbers that are not zero.
+func nonzero(x []float32) (n int64) {
+	for _, v := range x {
+		if v != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// eachDecoded calls f for parts of what the blocks of data stand for.
+func (d DType) eachDecoded(data []byte, f func(x []float32)) {
+	var room [piece]float32
+	for len(data) > 0 {
+		n := min(piece, d.Elements(int64(len(data))))
+		part := data[:d.Bytes(n)]
+		kernel.Widen(room[:n], part, blockFormats[d])
+		f(room[:n])
+		data = data[len(part):]
+	}
+}
+
+// DequantiseBlocks decodes the blocks of src, of a block type, into dst, of F32, F16 or BF16,
+// rounding to nearest, ties to even, and counts what is lost.
+func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
+	narrow, _ := to.Format()
+	from.eachDecoded(src, func(x []float32) {
+		out := dst[:to.Bytes(int64(len(x)))]
+		kernel.Narrow(out, x, narrow)
+		if zero, infinite := census(out, narrow); zero+infinite > 0 {
+			had := NotFiniteValues(x)
+			lost.NotFinite += had
+			lost.Overflow += infinite - had
+			lost.Flushed += zero - (int64(len(x)) - nonzero(x))
+		}
+		dst = dst[len(out):]
+	})
+	return lost
+}
