@@ -38,7 +38,7 @@ func (r *Report) pageFindings(p *page.Page) {
 	case r.checkpoint == nil:
 		p.Verdict(page.Unclear, "CONFIG ALONE", "There are no weights to look at.")
 	case r.Clean():
-		p.Verdict(page.Good, "NOTHING FOUND", "In what was looked at, nothing is wrong or sets an expert apart.")
+		p.Verdict(page.Good, "NOTHING FOUND", "That holds for what was looked at: see below.")
 	default:
 		p.Verdict(page.Bad, strings.ToUpper(r.verdict()), outlined)
 	}
