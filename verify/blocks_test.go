@@ -65,3 +65,29 @@ func TestQuantisedPacks(t *testing.T) {
 		}
 	}
 }
+
+// TestRankedErrors: of quantised weights the report says which layer and which expert are
+// furthest off: here expert 10, the only one in a coarser type.
+func TestRankedErrors(t *testing.T) {
+	c, p := open(t, "v1-base/golden-layers-f32")
+	src := quantised(t, altered{Source: c}, tensor.Q8_0)
+	for name, w := range quantised(t, altered{Source: c}, tensor.Q4_0).tensors {
+		if strings.HasPrefix(name, "model.layers.2.mlp.experts.10.") {
+			src.tensors[name] = w
+		}
+	}
+	r := run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
+	require.Equal(t, verify.Pass, r.Verdict)
+	require.Len(t, r.Rounding.Layers, 1) // all that the pack has
+	require.Equal(t, 2, r.Rounding.Layers[0].Layer)
+	require.Len(t, r.Rounding.Experts, 13)
+	first, second := r.Rounding.Experts[0], r.Rounding.Experts[1]
+	require.Equal(t, 10, first.Expert)
+	require.Contains(t, first.Tensor, "model.layers.2.mlp.experts.10.")
+	require.Greater(t, first.RelRMS, 4*second.RelRMS)
+
+	var out strings.Builder
+	require.NoError(t, r.WriteText(&out))
+	require.Contains(t, out.String(), "\n           experts by error: layer 2 mlp.experts.10.")
+	require.Contains(t, out.String(), ", 8 more below\n")
+}
