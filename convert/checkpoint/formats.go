@@ -6,13 +6,14 @@ import (
 	"strings"
 
 	"dsmoe/convert/format"
+	"dsmoe/convert/gguf"
 	"dsmoe/convert/safetensors"
 	"dsmoe/convert/torchbin"
 )
 
 // formats lists the formats of weights that are read, in the order in which a directory
 // is searched for them.
-var formats = []*format.Format{safetensors.Format(), torchbin.Format()}
+var formats = []*format.Format{safetensors.Format(), torchbin.Format(), gguf.Format()}
 
 // formatOf returns the first format for which is holds, nil if there is none.
 func formatOf(is func(*format.Format) bool) *format.Format {
@@ -42,8 +43,6 @@ func IsWeights(file string) bool { return FormatOf(file) != nil || foreignKind(f
 // foreignKind names weight files that are not read, by their extension.
 func foreignKind(file string) string {
 	switch strings.ToLower(filepath.Ext(file)) {
-	case ".gguf":
-		return "a GGUF file"
 	case ".bin", ".pt", ".pth", ".ckpt":
 		return "a PyTorch pickle"
 	case ".h5", ".msgpack", ".onnx", ".npz":

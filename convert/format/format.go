@@ -36,7 +36,46 @@ type Format struct {
 	// library writes them in. Nil metadata is the format's default. It is nil for a format
 	// that is only read.
 	Layout func(tensors []tensor.Info, metadata map[string]string) (Layout, error)
+
+	// Dialect is how the format names and arranges tensors, if not as HuggingFace does.
+	Dialect *Dialect
 }
+
+// Dialect is what a format has that keeps config.json inside its files, and tensors under
+// names and in orders of its own.
+type Dialect struct {
+	// Assemble says what open files, which are all of a checkpoint's, hold in HuggingFace's
+	// terms. What is wrong with them is in one error for each problem, of type *Error.
+	Assemble func(files []File) (*Assembly, []error)
+}
+
+// Assembly is what the files of a checkpoint hold, in HuggingFace's terms.
+type Assembly struct {
+	Config  []byte      // config.json
+	Tensors []Assembled // those of one file after the other
+	Notes   []string    // what of the files is not read
+}
+
+// Assembled is a tensor in HuggingFace's terms, and where its elements are.
+type Assembled struct {
+	tensor.Info
+	Parts []Part // one behind the other they are the tensor; there is at least one
+	// Was is the dtype that the elements had before they were widened to this one, which
+	// lost nothing; Invalid if that is not known.
+	Was tensor.DType
+}
+
+// Part is a run of a tensor's elements, or a view of one, where a file has them.
+type Part struct {
+	File   int          // that has them: its index among those of the checkpoint
+	Tensor string       // as it is stored
+	First  int64        // index of the first element there
+	N      int64        // elements from there on that are used
+	View   *tensor.View // in which order; nil for that in which they lie
+}
+
+// Whole says whether the tensor is one run of stored elements as they lie.
+func (a *Assembled) Whole() bool { return len(a.Parts) == 1 && a.Parts[0].View == nil }
 
 // Opener makes a Format's Open of a package's own Open. A nil F that comes with an error is
 // a nil File.

@@ -46,7 +46,9 @@ func (c *conversion) output(info tensor.Info, parts []*weights.Weight) {
 // target is the dtype that a weight is written in.
 func (c *conversion) target(w *weights.Weight) tensor.DType {
 	from, to := w.DType, c.o.DType
-	switch {
+	switch was := c.src.Was(w.Stored); {
+	case to == tensor.Invalid && was != tensor.Invalid:
+		return was
 	case to == tensor.Invalid || from == to || from.Integer():
 		return from
 	case from == tensor.F8E4M3:

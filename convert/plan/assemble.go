@@ -7,6 +7,7 @@ package plan
 import (
 	"slices"
 
+	"dsmoe/convert/format"
 	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -31,17 +32,16 @@ type assembler struct {
 type elementwise struct {
 	from, to, scales tensor.DType
 	blocks           tensor.Blocks
+	exactly          bool // nothing may be lost
 }
 
 // assemble fills in where a tensor's elements come from, and what is done to them.
 func (a *assembler) assemble(t *Tensor, parts []*weights.Weight) error {
 	first := len(a.segments)
 	for _, w := range parts {
-		s, err := a.segment(w, t.DType)
-		if err != nil {
+		if err := a.segment(w, t.DType); err != nil {
 			return err
 		}
-		a.segments = append(a.segments, s)
 	}
 	t.Segments = a.segments[first:len(a.segments):len(a.segments)]
 	_, fused := weights.ParseFused(t.Name)
@@ -49,24 +49,43 @@ func (a *assembler) assemble(t *Tensor, parts []*weights.Weight) error {
 	return nil
 }
 
-// segment is a weight on its way to an output of dtype to.
-func (a *assembler) segment(w *weights.Weight, to tensor.DType) (s Segment, err error) {
-	file, start, err := a.src.Place(w.Stored)
+// segment adds the segments of a weight on its way to an output of dtype to: one, but of a
+// weight that is stored in parts one for each.
+func (a *assembler) segment(w *weights.Weight, to tensor.DType) error {
+	parts, err := a.src.Parts(w.Stored)
 	if err != nil {
-		return s, err
+		return err
 	}
-	begin := w.Offset()
-	s = Segment{Tensor: w.Stored, DType: w.DType, File: file, Offset: start + begin, Begin: begin, End: begin + w.Bytes(),
-		Bytes: tensor.Info{DType: to, Shape: w.Shape}.Bytes()}
-	key := elementwise{from: w.DType, to: to}
-	if w.DType == tensor.F8E4M3 && to != w.DType {
-		key.scales, key.blocks = w.Scales.DType, w.Blocks()
-		if s.Sides, err = a.scales(w.Scales); err != nil {
-			return s, err
+	if len(parts) == 1 {
+		parts = []format.Part{run(parts[0], w.First, int64(w.Len()))}
+	}
+	for _, part := range parts {
+		_, start, err := a.src.Place(part.Tensor)
+		if err != nil {
+			return err
 		}
+		begin := w.DType.Bytes(part.First)
+		s := Segment{Tensor: part.Tensor, DType: w.DType, File: part.File, Offset: start + begin, Begin: begin, End: begin + w.DType.Bytes(part.N),
+			View: part.View, Bytes: to.Bytes(part.N)}
+		key := elementwise{from: w.DType, to: to, exactly: a.src.Was(w.Stored) == to}
+		if w.DType == tensor.F8E4M3 && to != w.DType {
+			key.scales, key.blocks = w.Scales.DType, w.Blocks()
+			if s.Sides, err = a.scales(w.Scales); err != nil {
+				return err
+			}
+		}
+		if s.Operation, err = a.operation(key); err != nil {
+			return err
+		}
+		a.segments = append(a.segments, s)
 	}
-	s.Operation, err = a.operation(key)
-	return s, err
+	return nil
+}
+
+// run is n elements of a part from the first on. A part with a view is used whole.
+func run(part format.Part, first, n int64) format.Part {
+	part.First, part.N = part.First+first, n
+	return part
 }
 
 // operation returns the one operation of its kind.
@@ -77,6 +96,8 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	switch {
 	case key.from == key.to:
 		op = operation.Copy{DType: key.to}
+	case key.exactly:
+		op, err = operation.NewNarrow(key.to)
 	case key.from == tensor.F8E4M3:
 		op, err = operation.NewDequantise(key.to, key.scales, key.blocks)
 	default:

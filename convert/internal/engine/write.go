@@ -4,7 +4,6 @@ package engine
 
 import (
 	"context"
-	"math"
 
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
@@ -210,7 +209,7 @@ func (w *worker) gather(p piece, dst []byte) error {
 // segment from begin on. It is nil for elements that are spread too widely for one read.
 func (w *worker) around(p piece) (begin int64, window []byte, err error) {
 	s := p.segment
-	first, last := extent(s.View, p.from, p.to)
+	first, last := s.View.Extent(p.from, p.to)
 	begin, end := elementBytes(s, first), elementBytes(s, last)
 	if end-begin > 2*maxPiece {
 		return 0, nil, nil
@@ -242,7 +241,7 @@ func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) erro
 	in := operation.Input{Data: src, At: s.First + p.from}
 	end := s.First + p.to
 	if s.View != nil && len(s.Sides) > 0 {
-		first, last := extent(s.View, p.from, p.to)
+		first, last := s.View.Extent(p.from, p.to)
 		in.At, end = s.First+first, s.First+last
 		in.Runs = func(yield func(tensor.Run) bool) {
 			for r := range s.View.Runs(p.from, p.to) {
@@ -267,14 +266,4 @@ func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) erro
 	}
 	in.Sides = w.sides[:len(spans)]
 	return do(in)
-}
-
-// extent returns the first element that a view uses for its elements from, …, to-1, and the
-// one behind the last.
-func extent(v *tensor.View, from, to int64) (first, last int64) {
-	first = math.MaxInt64
-	for r := range v.Runs(from, to) {
-		first, last = min(first, r.At), max(last, r.At+r.N)
-	}
-	return first, last
 }
