@@ -357,7 +357,7 @@ func undoTransposed(proj string) func(x *trial) string {
 		if w.Shape[0] != w.Shape[1] || w.Scales != nil {
 			return ""
 		}
-		n, size := w.Shape[0], w.DType.Bits()/8
+		n, size := w.Shape[0], int(w.DType.Bytes(1))
 		t := make([]byte, len(w.Data))
 		for r := range n {
 			for c := range n {

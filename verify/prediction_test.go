@@ -108,7 +108,7 @@ func TestEveryWeightOfAPredictionLayerIsHeld(t *testing.T) {
 // double doubles a row of a matrix, or element 5 of a vector: its exponent, by one.
 func double(t *testing.T, w tensor.Tensor, row int) {
 	t.Helper()
-	first, end, size := 0, len(w.Data), w.DType.Bits()/8
+	first, end, size := 0, len(w.Data), int(w.DType.Bytes(1))
 	if len(w.Shape) == 2 {
 		first, end = row*end/w.Shape[0], (row+1)*end/w.Shape[0]
 	} else {

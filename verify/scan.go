@@ -59,7 +59,7 @@ func (t *tracer) notFiniteIn(ctx context.Context, w *weights.Weight) (where stri
 		if err := cmp.Or(err, ctx.Err()); err != nil {
 			return "", err
 		}
-		piece := tensor.Tensor{DType: w.DType, Shape: []int{1, len(data) * 8 / w.DType.Bits()}, Data: data}
+		piece := tensor.Tensor{DType: w.DType, Shape: []int{1, int(w.DType.Elements(int64(len(data))))}, Data: data}
 		if !piece.Finite() {
 			i, v := firstNotFinite(piece)
 			return fmt.Sprintf("%s holds %s at %v", text.Quote(w.Name), number(v), unflatten(int(at)+i, w.Shape)), nil

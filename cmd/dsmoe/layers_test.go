@@ -50,6 +50,7 @@ func TestLayers(t *testing.T) {
 		"model/tensor/tensortest": {"model/tensor"}, // for tests
 		"model/internal/kernel":   {},
 
+		"scripts/ggufblocks":  {"model/tensor"},
 		"scripts/mistakes":    {"convert/checkpoint", "verify", "config", "model/tensor"},
 		"scripts/sensitivity": {"convert/checkpoint", "verify", "model", "model/weights", "model/tensor"},
 

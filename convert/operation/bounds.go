@@ -83,7 +83,7 @@ func (b *bounds) checkF32(exact float64, got float32) bool {
 // rounded sets v to those from i on, rounded to F32, and is asked first.
 func (b *bounds) checkAll(out []byte, n int, slack float64, exact func(i int) float64, rounded func(v []float32, i int)) error {
 	var values [512]float32
-	size := b.dtype.Bits() / 8
+	size := int(b.dtype.Bytes(1))
 	for i := 0; i < n; {
 		v := values[:min(len(values), n-i)]
 		rounded(v, i)

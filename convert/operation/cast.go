@@ -29,7 +29,7 @@ func NewCast(from, to tensor.DType) (*Cast, error) {
 func (c *Cast) Name() string { return "cast " + c.To.String() }
 
 // Unit returns one element.
-func (c *Cast) Unit() Unit { return Unit{1, c.From.Bits() / 8, c.To.Bits() / 8} }
+func (c *Cast) Unit() Unit { return Unit{1, int(c.From.Bytes(1)), int(c.To.Bytes(1))} }
 
 // Sides returns nothing.
 func (*Cast) Sides(_, _ int64) []Span { return nil }
@@ -46,7 +46,7 @@ func (c *Cast) Prove(out []byte, in Input) error {
 		return proveWidening(c.From, out, in.Data)
 	}
 	exact := exactValues(c.From, in.Data)
-	return boundsOf(c.To).checkAll(out, len(in.Data)*8/c.From.Bits(), 0,
+	return boundsOf(c.To).checkAll(out, int(c.From.Elements(int64(len(in.Data)))), 0,
 		func(i int) float64 {
 			var v [1]float32
 			exact(v[:], i)

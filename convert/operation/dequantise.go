@@ -29,7 +29,7 @@ func NewDequantise(to, scales tensor.DType, b tensor.Blocks) (*Dequantise, error
 func (d *Dequantise) Name() string { return "fp8-dequantise " + d.To.String() }
 
 // Unit returns one element.
-func (d *Dequantise) Unit() Unit { return Unit{1, 1, d.To.Bits() / 8} }
+func (d *Dequantise) Unit() Unit { return Unit{1, 1, int(d.To.Bytes(1))} }
 
 // Sides returns the rows of the scales that the elements need.
 func (d *Dequantise) Sides(at, n int64) []Span {
@@ -40,13 +40,13 @@ func (d *Dequantise) Sides(at, n int64) []Span {
 // scaleRow returns the bytes of a row of the scales.
 func (d *Dequantise) scaleRow() int64 {
 	_, width := d.Blocks.Grid()
-	return int64(width * d.Scales.Bits() / 8)
+	return d.Scales.Bytes(int64(width))
 }
 
 // scales decodes the rows of the scales that came with the input.
 func (d *Dequantise) scales(in Input) ([]float32, error) {
 	data := in.Sides[0]
-	return tensor.Tensor{DType: d.Scales, Shape: []int{len(data) * 8 / d.Scales.Bits()}, Data: data}.Float32s(nil)
+	return tensor.Tensor{DType: d.Scales, Shape: []int{int(d.Scales.Elements(int64(len(data))))}, Data: data}.Float32s(nil)
 }
 
 // rowsFrom returns the rows of the scales from that of element at on, of those that came
@@ -62,7 +62,7 @@ func (d *Dequantise) Apply(dst []byte, in Input) (lost tensor.Loss, err error) {
 	if err != nil {
 		return tensor.Loss{}, err
 	}
-	size := d.To.Bits() / 8
+	size := int(d.To.Bytes(1))
 	err = in.each(len(in.Data), func(at int64, from, to int) error {
 		lost.Add(d.codec.Convert(dst[size*from:size*to], in.Data[from:to], int(at), d.Blocks, d.rowsFrom(scales, in, at)))
 		return nil
@@ -81,7 +81,7 @@ func (d *Dequantise) Prove(out []byte, in Input) error {
 	if err != nil {
 		return err
 	}
-	size, values := d.To.Bits()/8, valuesE4M3()
+	size, values := int(d.To.Bytes(1)), valuesE4M3()
 	return in.each(len(in.Data), func(at int64, from, to int) error {
 		p := products{d.Blocks, d.rowsFrom(scales, in, at), d.Blocks.GridRow(at), at, in.Data[from:to], values}
 		err := boundsOf(d.To).checkAll(out[size*from:], to-from, productSlack, p.exact, p.rounded)

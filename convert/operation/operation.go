@@ -95,17 +95,10 @@ type Copy struct {
 // Name returns "copy".
 func (Copy) Name() string { return "copy" }
 
-// Unit returns the fewest elements that fill whole bytes.
+// Unit returns the fewest elements that fill whole bytes, or a block.
 func (c Copy) Unit() Unit {
-	elements, size := wholeBytes(c.DType)
+	elements, size := c.DType.Block()
 	return Unit{elements, size, size}
-}
-
-// wholeBytes returns the fewest elements of d that fill whole bytes, and these bytes.
-func wholeBytes(d tensor.DType) (elements, size int) {
-	for elements = 1; d.Bits()*elements%8 != 0; elements++ {
-	}
-	return elements, d.Bits() * elements / 8
 }
 
 // Sides returns nothing.
@@ -156,7 +149,7 @@ func (m Make) Name() string { return "make " + m.Rule }
 
 // Unit returns the fewest elements that fill whole bytes, made of nothing.
 func (m Make) Unit() Unit {
-	elements, size := wholeBytes(m.Info.DType)
+	elements, size := m.Info.DType.Block()
 	return Unit{elements, 0, size}
 }
 

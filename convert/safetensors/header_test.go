@@ -67,8 +67,11 @@ func TestValidHeaders(t *testing.T) {
 }
 
 func TestEveryDType(t *testing.T) {
-	for d := tensor.Invalid + 1; d.Bits() != 0; d++ {
-		size := d.Bits() * 8 / 8
+	for d := tensor.Invalid + 1; d.Bytes(8) != 0 || d.Blocked(); d++ {
+		if d.Blocked() {
+			continue
+		}
+		size := int(d.Bytes(8))
 		h := read(t, pack(obj(entryOf("w", d.String(), "[8]", fmt.Sprintf("[0,%d]", size))), size))
 		info, _, ok := h.Lookup("w")
 		require.True(t, ok)
@@ -294,6 +297,7 @@ func TestLayoutRefuses(t *testing.T) {
 		"UTF-8":        {info("\xff", tensor.F32), nil, "cannot be printed"},
 		"dtype":        {info("w", tensor.Invalid), nil, "dtype invalid"},
 		"dtype 99":     {info("w", 99), nil, "dtype DType(99)"},
+		"of GGUF":      {info("w", tensor.Q8_0, 32), nil, "dtype Q8_0"},
 		"negative":     {info("w", tensor.F32, -1), nil, "negative dimension"},
 		"half a byte":  {info("w", tensor.F4, 3), nil, "whole bytes"},
 		"rank":         {info("w", tensor.F32, make([]int, 17)...), nil, "17 dimensions"},

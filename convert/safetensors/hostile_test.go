@@ -172,7 +172,7 @@ func addFields(add adder) { // 15-20
 	add("key in other case", "w", "unknown key Dtype", pack(strings.Replace(obj(valid), "dtype", "Dtype", 1), 16))
 	add("entry is array", "w", "entry is an array", pack(`{"w":["F32",[2,2],[0,16]]}`, 16))
 	add("entry is null", "w", "entry is null", pack(`{"w":null}`, 0))
-	for name, dtype := range map[string]string{"unknown": `"F128"`, "lower case": `"f32"`, "empty": `""`, "invalid": `"invalid"`, "with NUL": `"F32\u0000"`} {
+	for name, dtype := range map[string]string{"unknown": `"F128"`, "lower case": `"f32"`, "of GGUF": `"Q8_0"`, "empty": `""`, "invalid": `"invalid"`, "with NUL": `"F32\u0000"`} {
 		add("dtype "+name, "w", "unknown dtype", one(dtype, "[2,2]", "[0,16]"))
 	}
 	for name, dtype := range map[string]string{"null": "null", "number": "4", "object": `{"F32":null}`, "array": `["F32"]`} {

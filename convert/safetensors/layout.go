@@ -81,7 +81,7 @@ func checkInfo(info tensor.Info) (int64, error) {
 	if err := checkName(info.Name); err != nil {
 		return 0, err
 	}
-	if info.DType.Bits() == 0 {
+	if info.DType.Bytes(1<<10) == 0 || info.DType.Blocked() {
 		return 0, fmt.Errorf("dtype %s", info.DType)
 	}
 	if len(info.Shape) > MaxRank {

@@ -189,6 +189,9 @@ func (p *parser) dtype() (tensor.DType, error) {
 	if err != nil {
 		return tensor.Invalid, p.fail("%v", err)
 	}
+	if d.Blocked() {
+		return tensor.Invalid, p.fail("unknown dtype %q: safetensors does not have it", s)
+	}
 	return d, nil
 }
 

@@ -174,7 +174,7 @@ func place(t pickled, in storages) (entry, error) {
 	if !ok || said > held {
 		return e, fmt.Errorf("its storage %s has %d bytes, but the pickle says %d elements of %d bytes", in.title(t.storage), held, t.storage.elements, t.storage.width())
 	}
-	width := int64(t.dtype.Bits() / 8)
+	width := t.dtype.Bytes(1)
 	if t.offset > math.MaxInt64/8/width || t.offset*width > said || size > said-t.offset*width {
 		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size), t.offset, in.title(t.storage), text.ExactBytes(int64(said)))
 	}

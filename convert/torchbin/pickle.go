@@ -39,7 +39,7 @@ func (s storage) width() int64 {
 	if s.dtype == tensor.Invalid {
 		return 1
 	}
-	return int64(s.dtype.Bits() / 8)
+	return s.dtype.Bytes(1)
 }
 
 // bytes is the size of the storage, if that is a number of bytes that can be.

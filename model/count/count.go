@@ -139,7 +139,7 @@ func KVBytes(c *config.Config) int64 {
 	if c.LatentAttention() {
 		values = int64(c.KVLoraRank + c.QKRopeHeadDim)
 	}
-	return int64(c.NumHiddenLayers) * values * int64(model.TorchDType(c).Bits()) / 8
+	return int64(c.NumHiddenLayers) * model.TorchDType(c).Bytes(values)
 }
 
 // Combinations returns C(n_routed_experts, num_experts_per_tok), the number of sets

@@ -12,7 +12,7 @@ import (
 // anomaliesOf counts by the definition: every element decoded.
 func anomaliesOf(t *testing.T, data []byte, d DType) (a Anomalies) {
 	t.Helper()
-	values, err := Tensor{DType: d, Shape: []int{len(data) * 8 / d.Bits()}, Data: data}.Float32s(nil)
+	values, err := Tensor{DType: d, Shape: []int{int(d.Elements(int64(len(data))))}, Data: data}.Float32s(nil)
 	assert.NoError(t, err)
 	for _, v := range values {
 		switch {
@@ -53,7 +53,7 @@ func TestAnomaliesOfEveryNumber(t *testing.T) {
 	}
 	for n := range 71 {
 		for _, d := range []DType{F32, F16, BF16, F8E4M3} {
-			data := make([]byte, n*d.Bits()/8)
+			data := make([]byte, d.Bytes(int64(n)))
 			check(data, d) // zeros
 			r.Read(data)
 			check(data, d)

@@ -12,22 +12,40 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// Loss counts the elements that a conversion could not keep even approximately, and those
-// that were no numbers to begin with.
+// Loss is what a conversion did to elements that it could not keep: it counts those that
+// it could not keep even approximately, and those that were no numbers to begin with, and
+// measures the error of those that it quantised.
 type Loss struct {
-	Overflow  int64 `json:"overflow"`   // finite in the source, but infinite in the target dtype
-	Flushed   int64 `json:"flushed"`    // not zero in the source, but zero in the target dtype
+	Overflow  int64 `json:"overflow"`   // finite in the source, but infinite or NaN in the target dtype
+	Flushed   int64 `json:"flushed"`    // not zero in the source, but zero in the target dtype; of a block type, with their whole block
 	NotFinite int64 `json:"not_finite"` // infinite or NaN in the source, and so in the output
+
+	// Of elements that became blocks, but for blocks with one that became infinite or NaN:
+	Squares float64 `json:"squares,omitempty"` // Σ x², x the element in the source
+	Errors  float64 `json:"errors,omitempty"`  // Σ (y - x)², y what the block stands for
+	Largest float64 `json:"largest,omitempty"` // max |y - x|
 }
 
-// Add adds the counts of o.
+// Add adds what is in o.
 func (l *Loss) Add(o Loss) {
 	l.Overflow += o.Overflow
 	l.Flushed += o.Flushed
 	l.NotFinite += o.NotFinite
+	l.Squares += o.Squares
+	l.Errors += o.Errors
+	l.Largest = max(l.Largest, o.Largest)
 }
 
-// Any says whether anything was counted.
+// RelRMS is the root of the mean square of the error of what was quantised, relative to
+// that of the elements; 0 if nothing was.
+func (l Loss) RelRMS() float64 {
+	if l.Squares == 0 {
+		return 0
+	}
+	return math.Sqrt(l.Errors / l.Squares)
+}
+
+// Any says whether anything was lost.
 func (l Loss) Any() bool { return l != Loss{} }
 
 // Cast converts elements between F32, F16 and BF16, rounding to nearest, ties to

@@ -48,7 +48,7 @@ func elements(d DType, b []byte) []uint32 {
 func cast(t testing.TB, from, to DType, p ...uint32) ([]uint32, Loss) {
 	c, err := NewCast(from, to)
 	require.NoError(t, err)
-	dst := make([]byte, len(p)*to.Bits()/8)
+	dst := make([]byte, to.Bytes(int64(len(p))))
 	lost := c.Convert(dst, encode(from, p...))
 	return elements(to, dst), lost
 }
@@ -109,7 +109,7 @@ func TestCastOfWeights(t *testing.T) {
 				for i := range values {
 					values[i] = narrow(math.Float32bits(float32(r.NormFloat64()*0.01)), from)
 					if r.IntN(100) == 0 {
-						values[i] = r.Uint32() >> (32 - from.Bits()) & -uint32(r.IntN(2))
+						values[i] = r.Uint32() >> (32 - from.Bytes(8)) & -uint32(r.IntN(2))
 					}
 				}
 				requireDefined(t, from, values)
@@ -117,7 +117,7 @@ func TestCastOfWeights(t *testing.T) {
 					c, err := NewCast(from, to)
 					require.NoError(t, err)
 					want, _ := cast(t, from, to, values...)
-					size := n * to.Bits() / 8
+					size := int(to.Bytes(int64(n)))
 					src, dst := append([]byte{9}, encode(from, values...)...), make([]byte, size+2)
 					dst[0], dst[size+1] = 7, 8
 					c.Convert(dst[1:size+1], src[1:])
@@ -182,7 +182,7 @@ func requireDequantised(t testing.TB, b Blocks, scales []float32, src []byte, at
 	for _, to := range floats {
 		q, err := NewDequantiser(to)
 		require.NoError(t, err)
-		dst := make([]byte, n*to.Bits()/8)
+		dst := make([]byte, to.Bytes(int64(n)))
 		lost := q.Convert(dst, src[at:at+n], at, b, scales[at/b.Cols/b.BlockRows*width:])
 		var total Loss
 		for i, got := range elements(to, dst) {
@@ -291,7 +291,7 @@ func TestDequantiseCountsLosses(t *testing.T) {
 	} {
 		q, err := NewDequantiser(c.to)
 		require.NoError(t, err)
-		lost := q.Convert(make([]byte, 4*c.to.Bits()/8), src, 0, b, []float32{c.scale, c.scale, c.scale, c.scale})
+		lost := q.Convert(make([]byte, c.to.Bytes(4)), src, 0, b, []float32{c.scale, c.scale, c.scale, c.scale})
 		require.Equal(t, c.want, lost, "%s × %g", c.to, c.scale)
 	}
 }
@@ -334,7 +334,7 @@ func BenchmarkCast(b *testing.B) {
 				cast, err := NewCast(c[0], c[1])
 				require.NoError(b, err)
 				src := weights(b, c[0])
-				dst := make([]byte, len(src)*c[1].Bits()/c[0].Bits())
+				dst := make([]byte, c[1].Bytes(c[0].Elements(int64(len(src)))))
 				against(b, src, func() { cast.Convert(dst, src) })
 			})
 		}
@@ -369,7 +369,7 @@ func BenchmarkDequantise(b *testing.B) {
 				defer kernel.Use(name)()
 				q, err := NewDequantiser(to)
 				require.NoError(b, err)
-				dst := make([]byte, len(src)*to.Bits()/8)
+				dst := make([]byte, to.Bytes(int64(len(src))))
 				against(b, dst, func() { q.Convert(dst, src, 0, blocks, scales) })
 			})
 		}
@@ -382,7 +382,7 @@ const benchmarked = 4 << 20
 // weights are what checkpoints hold.
 func weights(b *testing.B, d DType) []byte {
 	r := rand.New(rand.NewPCG(1, 1))
-	values := make([]float32, benchmarked*8/d.Bits())
+	values := make([]float32, d.Elements(benchmarked))
 	for i := range values {
 		values[i] = float32(r.NormFloat64() * 0.02)
 	}

@@ -6,8 +6,15 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
+// blockFormats holds how the kernels read the block types.
+var blockFormats = [...]kernel.Format{Q4_0: kernel.Q4_0, Q5_0: kernel.Q5_0, Q5_1: kernel.Q5_1, Q8_0: kernel.Q8_0,
+	Q4_K: kernel.Q4_K, Q5_K: kernel.Q5_K, Q6_K: kernel.Q6_K, MXFP4: kernel.MXFP4}
+
 // Format returns how the kernels read elements of d, and whether they can.
 func (d DType) Format() (kernel.Format, bool) {
+	if d.Blocked() {
+		return blockFormats[d], true
+	}
 	switch d {
 	case F32:
 		return kernel.F32, true
@@ -22,7 +29,8 @@ func (d DType) Format() (kernel.Format, bool) {
 }
 
 // Float32s appends the elements of t to dst as float32 and returns it. F32, F16, BF16
-// and F8_E4M3 (without any scale) are exact; other dtypes are an error.
+// and F8_E4M3 (without any scale) are exact, block types what ggml's dequantize_row
+// functions give; other dtypes are an error.
 func (t Tensor) Float32s(dst []float32) ([]float32, error) {
 	f, ok := t.DType.Format()
 	if !ok {

@@ -2,8 +2,8 @@ package tensor
 
 import "fmt"
 
-// DType is the type of a tensor's elements. The names are those of the
-// safetensors format.
+// DType is the type of a tensor's elements. The names are those of the safetensors
+// format, and ggml's for the types that Blocked tells of, which only GGUF holds.
 type DType uint8
 
 // The element types that a checkpoint can hold, those without a fraction last. Format
@@ -22,6 +22,14 @@ const (
 	F6E2M3
 	F6E3M2
 	F4
+	Q4_0
+	Q5_0
+	Q5_1
+	Q8_0
+	Q4_K
+	Q5_K
+	Q6_K
+	MXFP4
 	C64
 	I64
 	I32
@@ -36,35 +44,44 @@ const (
 
 // dtypes is the dtype table: one row per type, in the order of the constants.
 var dtypes = [...]struct {
-	name string // as the safetensors format spells it
-	bits int    // per element
+	name     string // as the safetensors format spells it, or ggml
+	elements int    // the fewest that fill whole bytes or, of a blocked type, share scales
+	bytes    int    // that these take
 }{
-	Invalid:    {"invalid", 0},
-	F64:        {"F64", 64},
-	F32:        {"F32", 32},
-	F16:        {"F16", 16},
-	BF16:       {"BF16", 16},
-	F8E4M3:     {"F8_E4M3", 8},
-	F8E5M2:     {"F8_E5M2", 8},
-	F8E8M0:     {"F8_E8M0", 8},
-	F8E4M3FNUZ: {"F8_E4M3FNUZ", 8},
-	F8E5M2FNUZ: {"F8_E5M2FNUZ", 8},
-	F6E2M3:     {"F6_E2M3", 6},
-	F6E3M2:     {"F6_E3M2", 6},
-	F4:         {"F4", 4},
-	C64:        {"C64", 64},
-	I64:        {"I64", 64},
-	I32:        {"I32", 32},
-	I16:        {"I16", 16},
-	I8:         {"I8", 8},
-	U64:        {"U64", 64},
-	U32:        {"U32", 32},
-	U16:        {"U16", 16},
-	U8:         {"U8", 8},
-	Bool:       {"BOOL", 8},
+	Invalid:    {"invalid", 1, 0},
+	F64:        {"F64", 1, 8},
+	F32:        {"F32", 1, 4},
+	F16:        {"F16", 1, 2},
+	BF16:       {"BF16", 1, 2},
+	F8E4M3:     {"F8_E4M3", 1, 1},
+	F8E5M2:     {"F8_E5M2", 1, 1},
+	F8E8M0:     {"F8_E8M0", 1, 1},
+	F8E4M3FNUZ: {"F8_E4M3FNUZ", 1, 1},
+	F8E5M2FNUZ: {"F8_E5M2FNUZ", 1, 1},
+	F6E2M3:     {"F6_E2M3", 4, 3},
+	F6E3M2:     {"F6_E3M2", 4, 3},
+	F4:         {"F4", 2, 1},
+	Q4_0:       {"Q4_0", 32, 18},
+	Q5_0:       {"Q5_0", 32, 22},
+	Q5_1:       {"Q5_1", 32, 24},
+	Q8_0:       {"Q8_0", 32, 34},
+	Q4_K:       {"Q4_K", 256, 144},
+	Q5_K:       {"Q5_K", 256, 176},
+	Q6_K:       {"Q6_K", 256, 210},
+	MXFP4:      {"MXFP4", 32, 17},
+	C64:        {"C64", 1, 8},
+	I64:        {"I64", 1, 8},
+	I32:        {"I32", 1, 4},
+	I16:        {"I16", 1, 2},
+	I8:         {"I8", 1, 1},
+	U64:        {"U64", 1, 8},
+	U32:        {"U32", 1, 4},
+	U16:        {"U16", 1, 2},
+	U8:         {"U8", 1, 1},
+	Bool:       {"BOOL", 1, 1},
 }
 
-// String returns the safetensors name, such as "BF16".
+// String returns the name, such as "BF16" or "Q8_0".
 func (d DType) String() string {
 	if int(d) >= len(dtypes) {
 		return fmt.Sprintf("DType(%d)", uint8(d))
@@ -72,17 +89,35 @@ func (d DType) String() string {
 	return dtypes[d].name
 }
 
-// Bits returns the size of one element in bits; sub-byte types have fewer than 8.
-func (d DType) Bits() int {
+// Block returns the least that elements of d come in, and its bytes: as few as fill whole
+// bytes, or as share scales. Of no dtype it returns 1 and 0.
+func (d DType) Block() (elements, bytes int) {
 	if int(d) >= len(dtypes) {
-		return 0
+		return 1, 0
 	}
-	return dtypes[d].bits
+	return dtypes[d].elements, dtypes[d].bytes
 }
 
-// Bytes returns the size of n elements, which fill whole bytes: as many bits as Size
+// Blocked says whether the elements of d lie in blocks that hold their own scales. A row,
+// the last axis, is a whole number of them, and no element can be had without its block.
+func (d DType) Blocked() bool { return Q4_0 <= d && d <= MXFP4 }
+
+// Bytes returns the size of n elements, which fill whole blocks: as many bits as Size
 // accepts do not overflow.
-func (d DType) Bytes(n int64) int64 { return n/8*int64(d.Bits()) + n%8*int64(d.Bits())/8 }
+func (d DType) Bytes(n int64) int64 {
+	elements, bytes := d.Block()
+	return n / int64(elements) * int64(bytes)
+}
+
+// Elements returns how many elements the first n bytes of a tensor are: those of whole
+// blocks. Of no dtype it returns 0.
+func (d DType) Elements(n int64) int64 {
+	elements, bytes := d.Block()
+	if bytes == 0 {
+		return 0
+	}
+	return n / int64(bytes) * int64(elements)
+}
 
 // Casts says whether elements of d can be cast to any other dtype that casts: F32, F16
 // and BF16.
@@ -92,7 +127,8 @@ func (d DType) Casts() bool { return d == F32 || d == F16 || d == BF16 }
 // as they are.
 func (d DType) Integer() bool { return I64 <= d && d <= Bool }
 
-// ParseDType returns the type that the safetensors format calls name (exact case).
+// ParseDType returns the type that the safetensors format, or ggml, calls name (exact
+// case).
 func ParseDType(name string) (DType, error) {
 	for d := Invalid + 1; int(d) < len(dtypes); d++ {
 		if dtypes[d].name == name {
@@ -102,10 +138,10 @@ func ParseDType(name string) (DType, error) {
 	return Invalid, fmt.Errorf("unknown dtype %.40q", name)
 }
 
-// MarshalText writes the safetensors name.
+// MarshalText writes the name.
 func (d DType) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// UnmarshalText reads the safetensors name.
+// UnmarshalText reads the name.
 func (d *DType) UnmarshalText(name []byte) error {
 	parsed, err := ParseDType(string(name))
 	*d = parsed

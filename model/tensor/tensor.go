@@ -6,6 +6,7 @@ package tensor
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 )
 
@@ -33,7 +34,8 @@ type Tensor struct {
 // Len returns the number of elements.
 func (t Tensor) Len() int { return int(product(t.Shape)) }
 
-// Row returns the view of row i along the first axis.
+// Row returns the view of row i along the first axis, which of a blocked dtype is not the
+// only one.
 func (t Tensor) Row(i int) Tensor {
 	n := int(t.DType.Bytes(product(t.Shape[1:])))
 	return Tensor{DType: t.DType, Shape: t.Shape[1:], Data: t.Data[i*n : (i+1)*n : (i+1)*n]}
@@ -50,7 +52,7 @@ func product(shape []int) int64 {
 
 // Size returns the number of bytes that shape needs in dtype d, or an error if a
 // dimension is negative, the number of elements or of their bits does not fit in 64
-// bits, or the elements do not fill whole bytes.
+// bits, the elements do not fill whole bytes, or the rows no whole blocks.
 func Size(d DType, shape []int) (int64, error) {
 	n := uint64(1)
 	for _, dim := range shape {
@@ -63,12 +65,16 @@ func Size(d DType, shape []int) (int64, error) {
 		}
 		n = lo
 	}
-	hi, lo := bits.Mul64(n, uint64(d.Bits()))
-	if hi != 0 {
-		return 0, fmt.Errorf("number of bits overflows 64 bits")
+	elements, bytes := d.Block()
+	if d.Blocked() && (len(shape) == 0 || shape[len(shape)-1]%elements != 0) {
+		return 0, fmt.Errorf("rows of shape %v are no whole blocks of %d elements of %s", shape, elements, d)
 	}
-	if lo%8 != 0 {
+	if n%uint64(elements) != 0 {
 		return 0, fmt.Errorf("%d elements of %s do not fill whole bytes", n, d)
 	}
-	return int64(lo / 8), nil
+	hi, lo := bits.Mul64(n/uint64(elements), uint64(bytes))
+	if hi != 0 || lo > math.MaxUint64/8 {
+		return 0, fmt.Errorf("number of bits overflows 64 bits")
+	}
+	return int64(lo), nil
 }

@@ -2,6 +2,7 @@ package tensor
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 // that cast, integers, or neither.
 func TestDTypes(t *testing.T) {
 	casts, integers := map[DType]bool{F32: true, F16: true, BF16: true}, 0
+	var blocked []string
 	for d := Invalid + 1; d <= Bool; d++ {
 		parsed, err := ParseDType(d.String())
 		require.NoError(t, err)
@@ -21,7 +23,15 @@ func TestDTypes(t *testing.T) {
 		var again DType
 		require.NoError(t, json.Unmarshal(text, &again))
 		require.Equal(t, d, again)
-		require.Contains(t, []int{4, 6, 8, 16, 32, 64}, d.Bits())
+		elements, bytes := d.Block()
+		require.Equal(t, int64(3*bytes), d.Bytes(int64(3*elements)), d)
+		require.Equal(t, int64(3*elements), d.Elements(int64(3*bytes)), d)
+		if d.Blocked() {
+			blocked = append(blocked, fmt.Sprintf("%s %d %d", d, elements, bytes))
+		} else {
+			require.Contains(t, []int64{4, 6, 8, 16, 32, 64}, d.Bytes(8), d)
+			require.Equal(t, max(1, 8/gcd(8, int(d.Bytes(8)))), elements, d)
+		}
 		require.Equal(t, casts[d], d.Casts(), d)
 		require.False(t, d.Casts() && d.Integer(), d)
 		_, err = NewCast(d, F32)
@@ -36,11 +46,19 @@ func TestDTypes(t *testing.T) {
 	require.Equal(t, 9, integers)
 	require.False(t, F64.Integer() || C64.Integer() || Invalid.Integer() || DType(99).Integer())
 	require.Equal(t, "DType(99)", DType(99).String())
-	require.Zero(t, DType(99).Bits())
+	require.Zero(t, DType(99).Bytes(8)+DType(99).Elements(8)+Invalid.Bytes(8)+Invalid.Elements(8))
+	require.Equal(t, []string{"Q4_0 32 18", "Q5_0 32 22", "Q5_1 32 24", "Q8_0 32 34", "Q4_K 256 144", "Q5_K 256 176", "Q6_K 256 210", "MXFP4 32 17"}, blocked)
 	for _, name := range []string{"", "invalid", "f32", "F32 ", "DType(99)"} {
 		_, err := ParseDType(name)
 		require.ErrorContains(t, err, "unknown dtype")
 	}
+}
+
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // TestSize: the bytes of a shape, or why it has none.
@@ -59,6 +77,13 @@ func TestSize(t *testing.T) {
 		{Invalid, []int{5}, 0, ""},
 		{F4, []int{3}, 0, "3 elements of F4 do not fill whole bytes"},
 		{F6E3M2, []int{2}, 0, "do not fill whole bytes"},
+		{Q8_0, []int{3, 64}, 204, ""},
+		{Q6_K, []int{2, 3, 256}, 1260, ""},
+		{MXFP4, []int{5, 0}, 0, ""},
+		{Q4_K, []int{1 << 30, 1 << 20, 1 << 10}, 9 << 56, ""},
+		{Q8_0, []int{32, 33}, 0, "rows of shape [32 33] are no whole blocks of 32 elements of Q8_0"},
+		{Q4_K, []int{256, 32}, 0, "no whole blocks of 256 elements of Q4_K"},
+		{Q4_0, nil, 0, "no whole blocks of 32 elements"},
 		{U8, []int{-1}, 0, "negative dimension -1"},
 		{U8, []int{0, -1}, 0, "negative dimension -1"},
 		{U8, []int{1 << 30, 1 << 30, 1 << 30}, 0, "number of elements overflows 64 bits"},

@@ -50,7 +50,7 @@ func (s *Stream) Values() ([]float32, error) {
 		data, d = s.wide, tensor.F32
 	}
 	var err error
-	s.values, err = tensor.Tensor{DType: d, Shape: []int{len(data) * 8 / d.Bits()}, Data: data}.Float32s(s.values[:0])
+	s.values, err = tensor.Tensor{DType: d, Shape: []int{int(d.Elements(int64(len(data))))}, Data: data}.Float32s(s.values[:0])
 	return s.values, err
 }
 
@@ -66,7 +66,7 @@ func (s *Stream) dequantise() error {
 	b, scales := s.w.Blocks(), s.w.Scales
 	_, width := b.Grid()
 	first, last := b.GridRow(s.at), b.GridRow(s.at+int64(len(s.Raw))-1)
-	row := width * scales.DType.Bits() / 8
+	row := int(scales.DType.Bytes(int64(width)))
 	s.grid = sized(s.grid, (last-first+1)*row)
 	if err := scales.ReadAt(s.src, s.grid, int64(first*row)); err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(scales.Name), err)

@@ -44,7 +44,7 @@ func (m memory) ReadAt(name string, dst []byte, offset int64) error {
 // counting returns a tensor of bytes 0, 1, 2, ….
 func counting(d tensor.DType, shape ...int) tensor.Tensor {
 	t := tensor.Tensor{DType: d, Shape: shape}
-	t.Data = make([]byte, t.Len()*d.Bits()/8)
+	t.Data = make([]byte, d.Bytes(int64(t.Len())))
 	for i := range t.Data {
 		t.Data[i] = byte(i)
 	}

@@ -76,15 +76,15 @@ func (p pair) compareBytes(ctx context.Context, f *Finding, left, right weights.
 			return fmt.Errorf("tensor %s: %w", text.Quote(p.name), err)
 		}
 		if !bytes.Equal(x, y) {
-			f.count(x, y, at, int(n), d.Bits())
+			f.count(x, y, at, int(n), int(d.Bytes(8)))
 		}
 		progress(d.Bytes(n))
 	}
 	return nil
 }
 
-// count counts the different elements among n of so many bits, the first of which has
-// index at.
+// count counts the different elements among n of so many bits, which are as many as eight
+// of them have bytes; the first has index at.
 func (f *Finding) count(x, y []byte, at int64, n, bits int) {
 	for i := range n {
 		if element(x, i, bits) != element(y, i, bits) {

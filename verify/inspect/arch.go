@@ -116,7 +116,7 @@ func Describe(path string, c *config.Config, seq int) *Arch {
 		a.MTP = &mtp
 	}
 	a.Activated = ActivatedCounts{total.Activated, counts.Sum(model.Embedding).Activated, counts.Sum(model.Embedding, model.Head).Activated}
-	a.Weights = WeightBytes{d, total.Parameters * int64(d.Bits()) / 8}
+	a.Weights = WeightBytes{d, d.Bytes(total.Parameters)}
 	attention := 2 * count.AttentionMACs(c, seq)
 	a.Forward = ForwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
 	a.Training = trainingOf(c, a.Forward)

@@ -84,7 +84,7 @@ func (l *load) jobs() int { return int(max((l.Bytes()+jobBytes-1)/jobBytes, 1)) 
 
 // elements returns where job i begins, and how many elements it has.
 func (l *load) elements(i int) (at, n int64) {
-	size := int64(l.DType.Bits() / 8)
+	size := l.DType.Bytes(1)
 	at = int64(i) * jobBytes / size
 	return at, min(jobBytes/size, int64(l.Len())-at)
 }
@@ -204,7 +204,7 @@ func (s *counting) progress(n int64) {
 
 // byPattern counts n elements of a weight from at on.
 func (s *counting) byPattern(ctx context.Context, l *load, at, n int64, buffer []byte, table *scratch, rows *rowPeaks) error {
-	size := int64(l.DType.Bits() / 8)
+	size := l.DType.Bytes(1)
 	for n > 0 && ctx.Err() == nil {
 		tile := buffer[:size*min(tileBytes/size, n)]
 		if err := l.ReadAt(s.Reader, tile, size*at); err != nil {

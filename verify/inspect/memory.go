@@ -141,7 +141,7 @@ func activations(c *config.Config) (token, logits int64) {
 	if layers.MoE > 0 {
 		widest = max(widest, int64(c.NumExpertsPerTok)*(2*hidden+3*expert), 3*int64(c.NSharedExperts)*expert+hidden)
 	}
-	size := int64(model.TorchDType(c).Bits()) / 8
+	size := model.TorchDType(c).Bytes(1)
 	return (2*hidden + widest) * size, hidden*size + 4*int64(c.VocabSize)
 }
 

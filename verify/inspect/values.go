@@ -207,7 +207,7 @@ func (r *reading) look(ctx context.Context, w *read, at, n int64, buffer []byte)
 
 // countNotPositive counts the numbers that are 0 or below.
 func countNotPositive(data []byte, d tensor.DType) (n int64) {
-	values, err := tensor.Tensor{DType: d, Shape: []int{len(data) * 8 / d.Bits()}, Data: data}.Float32s(nil)
+	values, err := tensor.Tensor{DType: d, Shape: []int{int(d.Elements(int64(len(data))))}, Data: data}.Float32s(nil)
 	if err != nil {
 		return 0 // take asked for a format
 	}

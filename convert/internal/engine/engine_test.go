@@ -715,7 +715,7 @@ func requireProof(t *testing.T, p *plan.Plan, src Source) {
 		fixture.Flip(t, path, x.Offset+middle)
 		state := e.state(i)
 		err := e.newWorker().proveTensor(t.Context(), i)
-		element := middle * 8 / int64(x.DType.Bits())
+		element := x.DType.Elements(middle)
 		require.ErrorContains(t, err, fmt.Sprintf("element %d reads ", element), "%s", x.Name)
 		require.ErrorContains(t, err, ", but the source gives ")
 		require.ErrorContains(t, err, path)

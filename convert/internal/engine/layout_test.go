@@ -34,7 +34,7 @@ func copied(name string, d tensor.DType, spans ...operation.Span) plan.Tensor {
 			Bytes: n, Operation: operation.Copy{DType: d}})
 		bytes += n
 	}
-	x.Shape = []int{int(bytes) * 8 / d.Bits()}
+	x.Shape = []int{int(d.Elements(bytes))}
 	return x
 }
 
@@ -63,6 +63,9 @@ func TestEveryDTypeIsCopied(t *testing.T) {
 	var tensors []plan.Tensor
 	want := map[string][]byte{}
 	for d := tensor.Invalid + 1; d <= tensor.Bool; d++ {
+		if d.Blocked() {
+			continue // safetensors, which the test writes, does not have it
+		}
 		span := operation.Span{Begin: int64(d), End: int64(d) + size}
 		tensors = append(tensors, copied(d.String(), d, span))
 		want[d.String()] = src[span.Begin:span.End]

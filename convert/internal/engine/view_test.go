@@ -90,7 +90,7 @@ func TestViewsAreWritten(t *testing.T) {
 	dequantise, err := operation.NewDequantise(tensor.F32, tensor.F16, blocks)
 	require.NoError(t, err)
 	tensorOf := func(name string, d tensor.DType, v *tensor.View, s plan.Segment) plan.Tensor {
-		s.View, s.Bytes = v, v.Len()*int64(d.Bits()/8)
+		s.View, s.Bytes = v, d.Bytes(v.Len())
 		return plan.Tensor{Name: name, DType: d, Shape: []int{int(v.Len())}, Segments: []plan.Segment{s}, Operations: []string{s.Operation.Name()}}
 	}
 	stored := plan.Segment{Tensor: "matrix", DType: tensor.BF16, End: codes}

@@ -16,9 +16,14 @@ const (
 // unscaled is the scale of numbers that have none.
 var unscaled = []float32{1}
 
-// Widen decodes len(dst) numbers from src. Every value is exact; a NaN stays a NaN. It
-// panics if src is too short.
+// Widen decodes len(dst) numbers from src, of a block format whole blocks. Every value is
+// exact, or of a block format what its definition gives; a NaN stays a NaN. It panics if
+// src is too short.
 func Widen(dst []float32, src []byte, f Format) {
+	if f.Blocked() {
+		blocks[f].widen(dst, src[:f.Bytes(len(dst))])
+		return
+	}
 	if f == F8E4M3 {
 		WidenBlocks(dst, src, f, unscaled, max(1, len(dst)))
 		return
@@ -85,10 +90,10 @@ func multiply(x []float32, scale float32) {
 
 // Narrow encodes src into dst, rounding to nearest, ties to even. Values beyond
 // the format's range become infinite, a NaN stays a (quiet) NaN. f is F32, F16 or
-// BF16. It panics if dst is too short or f is F8E4M3.
+// BF16. It panics if dst is too short or f is another.
 func Narrow(dst []byte, src []float32, f Format) {
-	if f == F8E4M3 {
-		panic("kernel: Narrow: F8E4M3 is read only")
+	if f >= F8E4M3 {
+		panic("kernel: Narrow: " + f.String() + " is read only")
 	}
 	size := f.Size()
 	dst = dst[:len(src)*size]

@@ -26,13 +26,41 @@ const (
 	// F8E4M3 is OCP e4m3fn: 4 bits of exponent, 3 of mantissa, no infinities, NaN is
 	// S.1111.111 alone, the largest number 448. It is read only.
 	F8E4M3
+
+	// The block formats of ggml: see blocks.go. They are read only, in whole blocks.
+	Q4_0
+	Q5_0
+	Q5_1
+	Q8_0
+	Q4_K
+	Q5_K
+	Q6_K
+	MXFP4
 )
 
-// Size returns the size of one number in bytes.
+// Blocked says whether f is a block format, whose numbers have no size of their own.
+func (f Format) Blocked() bool { return f > F8E4M3 }
+
+// Size returns the size of one number in bytes; f is no block format.
 func (f Format) Size() int { return [...]int{F32: 4, F16: 2, BF16: 2, F8E4M3: 1}[f] }
 
-// String returns the name that safetensors uses, but for the underscore of F8_E4M3.
-func (f Format) String() string { return [...]string{"F32", "F16", "BF16", "F8E4M3"}[f] }
+// Bytes returns the size of n numbers, of a block format whole blocks.
+func (f Format) Bytes(n int) int {
+	if !f.Blocked() {
+		return n * f.Size()
+	}
+	b := &blocks[f]
+	if n%b.numbers != 0 {
+		panic("kernel: numbers that are no whole blocks of " + f.String())
+	}
+	return n / b.numbers * b.bytes
+}
+
+// String returns the name that safetensors uses, but for the underscore of F8_E4M3, or
+// ggml.
+func (f Format) String() string {
+	return [...]string{"F32", "F16", "BF16", "F8E4M3", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"}[f]
+}
 
 // Accumulator says in what precision a dot product is summed.
 type Accumulator uint8

@@ -15,7 +15,7 @@ type Matrix struct {
 	Rows int // r < Rows; of weights, the output features
 	Cols int // c < Cols; of weights, the input features
 
-	Format Format // of Data
+	Format Format // of Data; of a block format, rows are whole blocks, and there are no Scales
 	Data   []byte // at least Rows × Cols numbers of Format, at any alignment
 
 	Scales    []float32 // one factor per block, [⌈Rows/BlockRows⌉, ⌈Cols/BlockCols⌉], or nil
@@ -33,7 +33,7 @@ type Matrix struct {
 // check panics if the lengths do not fit.
 func (m *Matrix) check() {
 	n := m.Rows * m.Cols
-	if m.Data == nil && len(m.Values) < n || m.Data != nil && len(m.Data) < n*m.Format.Size() {
+	if m.Data == nil && len(m.Values) < n || m.Data != nil && len(m.Data) < m.Format.Bytes(n) {
 		panic("kernel: Matrix: lengths do not fit")
 	}
 }
@@ -61,7 +61,7 @@ func (m *Matrix) format() Format {
 }
 
 // rowBytes is the size of a row in memory.
-func (m *Matrix) rowBytes() int { return m.Cols * m.format().Size() }
+func (m *Matrix) rowBytes() int { return m.format().Bytes(m.Cols) }
 
 // start returns where row r begins in memory; the rows after it follow.
 func (m *Matrix) start(r int) unsafe.Pointer {
@@ -75,7 +75,8 @@ func (m *Matrix) start(r int) unsafe.Pointer {
 func (m *Matrix) Row(dst []float32, r int) []float32 { return m.part(dst, r, 0, m.Cols) }
 
 // part returns the numbers from … to-1 of row r as float32: decoded into dst, or a part of
-// Values. Where there are scales, from is a multiple of BlockCols.
+// Values. Where there are scales, from is a multiple of BlockCols; of a block format they
+// are whole blocks.
 func (m *Matrix) part(dst []float32, r, from, to int) []float32 {
 	first, n := r*m.Cols+from, to-from
 	if m.Data == nil {
@@ -85,8 +86,8 @@ func (m *Matrix) part(dst []float32, r, from, to int) []float32 {
 		}
 		return values
 	}
-	size := m.Format.Size()
-	dst, src := dst[:n], m.Data[first*size:(first+n)*size]
+	at := m.Format.Bytes(first)
+	dst, src := dst[:n], m.Data[at:at+m.Format.Bytes(n)]
 	if m.Scales == nil {
 		Widen(dst, src, m.Format)
 	} else {

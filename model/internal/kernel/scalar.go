@@ -10,7 +10,7 @@ import (
 
 // Decode returns the bits of the float32 that the pattern p of f stands for, which is
 // exact. A NaN of F16 or BF16 keeps its sign and payload and stays quiet or signalling;
-// F8E4M3 has one NaN, which is decoded as the quiet one of its sign.
+// F8E4M3 has one NaN, which is decoded as the quiet one of its sign. f is no block format.
 func Decode(p uint32, f Format) uint32 {
 	switch f {
 	case F16:
@@ -32,10 +32,10 @@ func Encode(bits uint32, f Format) uint32 {
 		return uint32(encodeF16(bits))
 	case BF16:
 		return uint32(encodeBF16(bits))
-	case F8E4M3:
-		panic("kernel: Encode: F8E4M3 is read only")
+	case F32:
+		return bits
 	}
-	return bits
+	panic("kernel: Encode: " + f.String() + " is read only")
 }
 
 // Rounded returns v rounded to the nearest value of f (F32, F16 or BF16), ties to even.

@@ -23,7 +23,7 @@ func New(t testing.TB, d tensor.DType, shape []int, values []float32) tensor.Ten
 	}
 	cast, err := tensor.NewCast(tensor.F32, d)
 	require.NoError(t, err)
-	x.Data = make([]byte, len(values)*d.Bits()/8)
+	x.Data = make([]byte, d.Bytes(int64(len(values))))
 	cast.Convert(x.Data, wide)
 	return x
 }

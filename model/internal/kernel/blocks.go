@@ -1,0 +1,187 @@
+package kernel
+
+// The block formats of ggml. Numbers lie in blocks of 32 or 256 with their scales, and
+// what a code stands for is a product or a product and a sum, each rounded once to
+// float32 in the order of ggml's dequantize_row functions, never fused.
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// blocks lists the block formats: numbers and bytes of a block, and how rows of them are
+// decoded.
+var blocks = [...]struct {
+	numbers, bytes int
+	widen          func(dst []float32, src []byte)
+}{
+	Q4_0:  {32, 18, widenQ4_0},
+	Q5_0:  {32, 22, widenQ5_0},
+	Q5_1:  {32, 24, widenQ5_1},
+	Q8_0:  {32, 34, widenQ8_0},
+	Q4_K:  {256, 144, widenQ4_K},
+	Q5_K:  {256, 176, widenQ5_K},
+	Q6_K:  {256, 210, widenQ6_K},
+	MXFP4: {32, 17, widenMXFP4},
+}
+
+// f16At decodes the F16 that b begins with.
+func f16At(b []byte) float32 {
+	return math.Float32frombits(decodeF16(binary.LittleEndian.Uint16(b)))
+}
+
+// widenQ4_0 decodes blocks of
+//
+//	d F16; qs[16]       y[j] = (qs[j]&15 - 8)·d,  y[j+16] = (qs[j]>>4 - 8)·d
+func widenQ4_0(dst []float32, src []byte) {
+	for ; len(dst) >= 32; dst, src = dst[32:], src[18:] {
+		d, y := f16At(src), (*[32]float32)(dst)
+		for j, q := range (*[16]byte)(src[2:]) {
+			y[j] = float32(int32(q&15)-8) * d
+			y[j+16] = float32(int32(q>>4)-8) * d
+		}
+	}
+}
+
+// widenQ5_0 decodes blocks of
+//
+//	d F16; qh uint32; qs[16]    y[j] = ((qs[j]&15 | bit j of qh ·16) - 16)·d,
+//	                            y[j+16] = ((qs[j]>>4 | bit j+16 of qh ·16) - 16)·d
+func widenQ5_0(dst []float32, src []byte) {
+	for ; len(dst) >= 32; dst, src = dst[32:], src[22:] {
+		d, qh, y := f16At(src), binary.LittleEndian.Uint32(src[2:]), (*[32]float32)(dst)
+		for j, q := range (*[16]byte)(src[6:]) {
+			y[j] = float32(int32(uint32(q&15)|qh>>j&1<<4)-16) * d
+			y[j+16] = float32(int32(uint32(q>>4)|qh>>(j+16)&1<<4)-16) * d
+		}
+	}
+}
+
+// widenQ5_1 decodes blocks of
+//
+//	d F16; m F16; qh uint32; qs[16]    y[j] = (qs[j]&15 | bit j of qh ·16)·d + m,
+//	                                   y[j+16] = (qs[j]>>4 | bit j+16 of qh ·16)·d + m
+func widenQ5_1(dst []float32, src []byte) {
+	for ; len(dst) >= 32; dst, src = dst[32:], src[24:] {
+		d, m, qh, y := f16At(src), f16At(src[2:]), binary.LittleEndian.Uint32(src[4:]), (*[32]float32)(dst)
+		for j, q := range (*[16]byte)(src[8:]) {
+			y[j] = float32(float32(int32(uint32(q&15)|qh>>j&1<<4))*d) + m
+			y[j+16] = float32(float32(int32(uint32(q>>4)|qh>>(j+16)&1<<4))*d) + m
+		}
+	}
+}
+
+// widenQ8_0 decodes blocks of
+//
+//	d F16; qs[32] int8      y[j] = qs[j]·d
+func widenQ8_0(dst []float32, src []byte) {
+	for ; len(dst) >= 32; dst, src = dst[32:], src[34:] {
+		d, y := f16At(src), (*[32]float32)(dst)
+		for j, q := range (*[32]byte)(src[2:]) {
+			y[j] = float32(int8(q)) * d
+		}
+	}
+}
+
+// ScaleMin returns the 6-bit scale and minimum of part j of 8, from the 12 bytes of a
+// Q4_K or Q5_K block: get_scale_min_k4.
+func ScaleMin(j int, q *[12]byte) (scale, min byte) {
+	if j < 4 {
+		return q[j] & 63, q[j+4] & 63
+	}
+	return q[j+4]&15 | q[j-4]>>6<<4, q[j+4]>>4 | q[j]>>6<<4
+}
+
+// widenQ4_K decodes blocks of
+//
+//	d F16; dmin F16; scales[12]; qs[128]
+//
+// in 8 parts of 32 numbers. Parts 2i and 2i+1 are the low and high halves of qs[32i:]:
+// y = (d·scale)·q - dmin·min with the part's scale and min.
+func widenQ4_K(dst []float32, src []byte) {
+	for ; len(dst) >= 256; dst, src = dst[256:], src[144:] {
+		d, dmin, scales := f16At(src), f16At(src[2:]), (*[12]byte)(src[4:])
+		for i := range 4 {
+			sc, m := ScaleMin(2*i, scales)
+			d1, m1 := d*float32(sc), dmin*float32(m)
+			sc, m = ScaleMin(2*i+1, scales)
+			d2, m2 := d*float32(sc), dmin*float32(m)
+			y := (*[64]float32)(dst[64*i:])
+			for j, q := range (*[32]byte)(src[16+32*i:]) {
+				y[j] = float32(d1*float32(int32(q&15))) - m1
+				y[j+32] = float32(d2*float32(int32(q>>4))) - m2
+			}
+		}
+	}
+}
+
+// widenQ5_K decodes blocks of
+//
+//	d F16; dmin F16; scales[12]; qh[32]; qs[128]
+//
+// as Q4_K's; bit p of qh[j] is worth 16 in number j of part p.
+func widenQ5_K(dst []float32, src []byte) {
+	for ; len(dst) >= 256; dst, src = dst[256:], src[176:] {
+		d, dmin, scales, qh := f16At(src), f16At(src[2:]), (*[12]byte)(src[4:]), (*[32]byte)(src[16:])
+		for i := range 4 {
+			sc, m := ScaleMin(2*i, scales)
+			d1, m1 := d*float32(sc), dmin*float32(m)
+			sc, m = ScaleMin(2*i+1, scales)
+			d2, m2 := d*float32(sc), dmin*float32(m)
+			y := (*[64]float32)(dst[64*i:])
+			for j, q := range (*[32]byte)(src[48+32*i:]) {
+				y[j] = float32(d1*float32(int32(q&15|qh[j]>>(2*i)&1<<4))) - m1
+				y[j+32] = float32(d2*float32(int32(q>>4|qh[j]>>(2*i+1)&1<<4))) - m2
+			}
+		}
+	}
+}
+
+// widenQ6_K decodes blocks of
+//
+//	ql[128]; qh[64]; scales[16] int8; d F16
+//
+// in 2 halves of 128 numbers, number l of quarter k of a half: its low bits are in half a
+// byte of ql, the high ones at 2k of qh[l], and y = (d·scale)·(q - 32) with a scale for
+// 16 numbers.
+func widenQ6_K(dst []float32, src []byte) {
+	for ; len(dst) >= 256; dst, src = dst[256:], src[210:] {
+		d, scales := f16At(src[208:]), (*[16]byte)(src[192:])
+		for half := range 2 {
+			y, ql, qh := (*[128]float32)(dst[128*half:]), (*[64]byte)(src[64*half:]), (*[32]byte)(src[128+32*half:])
+			for part := range 2 {
+				s := scales[8*half+part:]
+				d1, d2, d3, d4 := d*float32(int8(s[0])), d*float32(int8(s[2])), d*float32(int8(s[4])), d*float32(int8(s[6]))
+				for l := 16 * part; l < 16*part+16; l++ {
+					h, a, b := qh[l], ql[l], ql[l+32]
+					y[l] = d1 * float32(int32(a&15|h&3<<4)-32)
+					y[l+32] = d2 * float32(int32(b&15|h>>2&3<<4)-32)
+					y[l+64] = d3 * float32(int32(a>>4|h>>4&3<<4)-32)
+					y[l+96] = d4 * float32(int32(b>>4|h>>6<<4)-32)
+				}
+			}
+		}
+	}
+}
+
+// valuesMXFP4 holds twice the values of E2M1, as ggml has them: -0 is +0.
+var valuesMXFP4 = [16]float32{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}
+
+// widenMXFP4 decodes blocks of
+//
+//	e E8M0; qs[16]      y[j] = v(qs[j]&15)·d,  y[j+16] = v(qs[j]>>4)·d
+//
+// with d = 2^(e-128), v twice the value of E2M1. As in ggml e = 255 is no NaN but 2^127.
+func widenMXFP4(dst []float32, src []byte) {
+	for ; len(dst) >= 32; dst, src = dst[32:], src[17:] {
+		d := math.Float32frombits(0x00200000 << src[0])
+		if src[0] >= 2 {
+			d = math.Float32frombits(uint32(src[0]-1) << 23)
+		}
+		y := (*[32]float32)(dst)
+		for j, q := range (*[16]byte)(src[1:]) {
+			y[j] = valuesMXFP4[q&15] * d
+			y[j+16] = valuesMXFP4[q>>4] * d
+		}
+	}
+}

@@ -1,0 +1,202 @@
+package tensor
+
+import (
+	"math"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/nlpodyssey/safetensors"
+	"github.com/stretchr/testify/require"
+)
+
+// blockTypes are those that Blocked tells of.
+var blockTypes = []DType{Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4}
+
+// ggml reads what scripts/gguf_blocks.py had llama.cpp make: rows of numbers, their blocks
+// of each type, and blocks of noise with the numbers they stand for.
+func ggml(t testing.TB) func(name string) []byte {
+	file, err := os.ReadFile("../../fixtures/gguf-blocks/blocks.safetensors")
+	require.NoError(t, err)
+	parsed, err := safetensors.Deserialize(file)
+	require.NoError(t, err)
+	return func(name string) []byte {
+		x, ok := parsed.Tensor(name)
+		require.True(t, ok, name)
+		return x.Data()
+	}
+}
+
+func float32s(data []byte) []float32 {
+	values, err := Tensor{DType: F32, Shape: []int{len(data) / 4}, Data: data}.Float32s(nil)
+	if err != nil {
+		panic(err)
+	}
+	return values
+}
+
+// quantise encodes x and returns what was lost.
+func quantise(t testing.TB, d DType, x []float32) ([]byte, Loss) {
+	q, err := NewQuantiser(d)
+	require.NoError(t, err)
+	var lost Loss
+	out := make([]byte, d.Bytes(int64(len(x))))
+	q.Convert(out, x, &lost)
+	return out, lost
+}
+
+func dequantise(t testing.TB, d DType, blocks []byte) []float32 {
+	values, err := Tensor{DType: d, Shape: []int{int(d.Elements(int64(len(blocks))))}, Data: blocks}.Float32s(nil)
+	require.NoError(t, err)
+	return values
+}
+
+// TestBlocksAreGGML: byte for byte the blocks of llama.cpp's encoders, and bit for bit the
+// numbers of its decoders, zeros, denormals, outliers, ties, overflow and noise among them.
+func TestBlocksAreGGML(t *testing.T) {
+	read := ggml(t)
+	rows := float32s(read("rows"))
+	for _, d := range blockTypes {
+		if d != MXFP4 {
+			want, _ := quantise(t, d, rows)
+			elements, bytes := d.Block()
+			for i, block := 0, read(d.String()); len(block) > 0; i, block = i+1, block[bytes:] {
+				require.Equal(t, block[:bytes], want[i*bytes:][:bytes], "%s block %d of %v", d, i, rows[i*elements:][:elements])
+			}
+		}
+		want, got := float32s(read("values."+d.String())), dequantise(t, d, read("noise."+d.String()))
+		require.Len(t, got, len(want))
+		for i := range want {
+			if math.Float32bits(want[i]) != math.Float32bits(got[i]) && (want[i] == want[i] || got[i] == got[i]) {
+				t.Fatalf("%s: number %d: got %x, want %x", d, i, got[i], want[i])
+			}
+		}
+	}
+}
+
+// TestQuantiseLoss: the sums are those of the definition, in float64, and do not depend on
+// how rows are cut; a scale beyond F16 is counted element by element, and so is a block
+// of which nothing is left.
+func TestQuantiseLoss(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	x := make([]float32, 8*256)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	for _, d := range blockTypes[:7] {
+		out, lost := quantise(t, d, x)
+		y := dequantise(t, d, out)
+		var squares, errors, largest float64
+		for i, v := range x {
+			e := float64(y[i]) - float64(v)
+			squares, errors, largest = squares+float64(v)*float64(v), errors+e*e, max(largest, math.Abs(e))
+		}
+		require.InEpsilon(t, squares, lost.Squares, 1e-12, d)
+		require.InEpsilon(t, errors, lost.Errors, 1e-12, d)
+		require.Equal(t, largest, lost.Largest, d)
+		require.InEpsilon(t, math.Sqrt(errors/squares), lost.RelRMS(), 1e-12, d)
+		require.Zero(t, lost.Overflow+lost.Flushed+lost.NotFinite, d)
+
+		q, cut := Quantiser{d}, Loss{}
+		for i := 0; i < len(x); i += 256 {
+			q.Convert(make([]byte, d.Bytes(256)), x[i:i+256], &cut)
+		}
+		require.Equal(t, lost, cut, d)
+
+		huge, tiny := make([]float32, 256), make([]float32, 256)
+		for i := range huge {
+			huge[i], tiny[i] = -1e9+float32(i), 1e-12
+		}
+		tiny[7], huge[9] = 0, 1e9
+		_, lost = quantise(t, d, huge)
+		require.Equal(t, Loss{Overflow: 256}, lost, d)
+		_, lost = quantise(t, d, tiny)
+		require.Equal(t, int64(255), lost.Flushed, d)
+		require.Equal(t, 1.0, lost.RelRMS(), d)
+	}
+	require.Zero(t, Loss{}.RelRMS())
+}
+
+// TestNoQuantiser: types that nothing is quantised to.
+func TestNoQuantiser(t *testing.T) {
+	for _, d := range []DType{Invalid, F32, F8E4M3, F4, MXFP4, C64, Bool, 99} {
+		_, err := NewQuantiser(d)
+		require.EqualError(t, err, "nothing can be quantised to dtype "+d.String())
+		require.False(t, d.Quantises())
+	}
+}
+
+// FuzzBlocks: any bytes decode, and any finite numbers encode, to as many bytes as they
+// should and no more; what was decoded and is finite encodes again with an error that the
+// type allows, or is counted.
+func FuzzBlocks(f *testing.F) {
+	f.Add([]byte{1, 2, 3})
+	f.Add([]byte("\x00\x3c\xff\x7f\x01\x80\xff\xff"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) == 0 {
+			return
+		}
+		for _, d := range blockTypes {
+			const guard = 0xa5
+			elements, bytes := d.Block()
+			blocks := make([]byte, bytes)
+			for i := range blocks {
+				blocks[i] = data[i%len(data)]
+			}
+			x := dequantise(t, d, blocks)
+			require.Len(t, x, elements)
+			for i := range x {
+				if x[i]-x[i] != 0 {
+					x[i] = float32(i)
+				}
+			}
+			if d == MXFP4 {
+				continue
+			}
+			out := make([]byte, bytes+1)
+			out[bytes] = guard
+			var lost Loss
+			(&Quantiser{d}).Convert(out[:bytes], x, &lost)
+			require.EqualValues(t, guard, out[bytes])
+			require.False(t, math.IsNaN(lost.Squares+lost.Errors+lost.Largest))
+			y := dequantise(t, d, out[:bytes])
+			require.Equal(t, lost.Overflow, NotFiniteValues(y))
+		}
+	})
+}
+
+// BenchmarkQuantise encodes, counting losses, in bytes of float32 a second.
+func BenchmarkQuantise(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 2))
+	x := make([]float32, 1<<14)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	for _, d := range blockTypes[:7] {
+		b.Run(d.String(), func(b *testing.B) {
+			out, q, lost := make([]byte, d.Bytes(int64(len(x)))), Quantiser{d}, Loss{}
+			b.SetBytes(int64(4 * len(x)))
+			for b.Loop() {
+				q.Convert(out, x, &lost)
+			}
+		})
+	}
+}
+
+// BenchmarkBlocks decodes, in bytes of float32 a second.
+func BenchmarkBlocks(b *testing.B) {
+	for _, d := range blockTypes {
+		b.Run(d.String(), func(b *testing.B) {
+			blocks := make([]byte, d.Bytes(1<<14))
+			for i := range blocks {
+				blocks[i] = byte(i * 7)
+			}
+			x := Tensor{DType: d, Shape: []int{1 << 14}, Data: blocks}
+			values := make([]float32, 0, 1<<14)
+			b.SetBytes(4 << 14)
+			for b.Loop() {
+				values, _ = x.Float32s(values[:0])
+			}
+		})
+	}
+}
