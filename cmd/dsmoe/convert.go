@@ -17,6 +17,7 @@ import (
 
 // convertFlags are the flags of convert.
 type convertFlags struct {
+	to            formatFlag
 	dtype         weightType
 	experts       expertsFlag
 	shard         shardSize
@@ -24,6 +25,7 @@ type convertFlags struct {
 	include       []string
 	exclude       []string
 	noMTP         bool
+	mtp           bool
 	memory        byteSize
 	allowOverflow bool
 	verify        bool
@@ -84,6 +86,7 @@ what is not there.`,
 
 func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
+	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf")
 	flags.Var(&f.dtype, "type", "dtype of float weights: f32, f16, bf16 or keep; float32, fp16, half, … will do")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
 	flags.Var(&f.shard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file")
@@ -91,6 +94,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
+	flags.BoolVar(&f.mtp, "mtp", false, "keep them in a GGUF file, which has none otherwise")
 	flags.Var(&f.memory, "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
@@ -149,7 +153,7 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 // convert plans or converts.
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string, s convert.Settings) (report, error) {
 	o := convert.Options{Settings: s, Options: plan.Options{DType: tensor.DType(f.dtype), Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
-		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP}}
+		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp, Format: string(f.to)}}
 	if f.dryRun {
 		return convert.Plan(src, o)
 	}

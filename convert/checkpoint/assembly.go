@@ -169,8 +169,8 @@ func (c *Checkpoint) readPart(d tensor.DType, part *format.Part, dst []byte, off
 	if part.View == nil {
 		return c.ReadFile(part.File, dst, start+offset)
 	}
-	for from, end := elements(d, offset), elements(d, offset+int64(len(dst))); from < end; {
-		to := min(from+elements(d, atOnce), end)
+	for from, end := d.Elements(offset), d.Elements(offset+int64(len(dst))); from < end; {
+		to := min(from+d.Elements(atOnce), end)
 		n := d.Bytes(to - from)
 		if err := c.readView(d, part, dst[:n], start, from, to); err != nil {
 			return err
@@ -209,6 +209,3 @@ func (c *Checkpoint) readView(d tensor.DType, part *format.Part, dst []byte, sta
 	}
 	return nil
 }
-
-// elements returns how many elements n bytes are.
-func elements(d tensor.DType, n int64) int64 { return n * 8 / int64(d.Bits()) }

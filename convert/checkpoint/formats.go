@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"dsmoe/convert/gguf"
 	"dsmoe/convert/safetensors"
 	"dsmoe/convert/torchbin"
+	"dsmoe/text"
 )
 
 // formats lists the formats of weights that are read, in the order in which a directory
@@ -51,5 +53,25 @@ func foreignKind(file string) string {
 	return ""
 }
 
-// Written returns the format that checkpoints are written in.
-func Written() *format.Format { return formats[0] }
+// Written returns the format of that name, in small letters, in which checkpoints can be
+// written; without a name it is safetensors.
+func Written(name string) (*format.Format, error) {
+	if name == "" {
+		return formats[0], nil
+	}
+	f := formatOf(func(f *format.Format) bool { return strings.ToLower(f.Name) == name && f.Layout != nil })
+	if f == nil {
+		return nil, fmt.Errorf("format %s: %s can be written", text.Quote(name), strings.Join(WrittenNames(), " and "))
+	}
+	return f, nil
+}
+
+// WrittenNames lists the names that Written takes.
+func WrittenNames() (names []string) {
+	for _, f := range formats {
+		if f.Layout != nil {
+			names = append(names, strings.ToLower(f.Name))
+		}
+	}
+	return names
+}

@@ -36,7 +36,10 @@ func Format() *format.Format {
 		IsIndex:   func(string) bool { return false },
 		Belongs:   isWeights,
 		Open:      format.Opener(Open),
-		Dialect:   &format.Dialect{Assemble: assemble},
+		Layout: func(tensors []tensor.Info, head format.Head) (format.Layout, error) {
+			return NewLayout(tensors, head)
+		},
+		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Describe: describe, Consumes: consumes},
 	}
 }
 

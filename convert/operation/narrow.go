@@ -27,7 +27,7 @@ func NewNarrow(to tensor.DType) (*Narrow, error) {
 func (n *Narrow) Name() string { return "narrow " + n.To.String() }
 
 // Unit returns one element.
-func (n *Narrow) Unit() Unit { return Unit{1, tensor.F32.Bits() / 8, n.To.Bits() / 8} }
+func (n *Narrow) Unit() Unit { return Unit{1, int(tensor.F32.Bytes(1)), int(n.To.Bytes(1))} }
 
 // Sides returns nothing.
 func (*Narrow) Sides(_, _ int64) []Span { return nil }

@@ -15,7 +15,7 @@ import (
 )
 
 // arrange decides the tensors to be written, in the order of the model.
-func (c *conversion) arrange() {
+func (c *conversion) arrange() error {
 	shared := map[string]bool{} // the fused tensors of the source, by the table's name
 	for _, w := range c.kept {
 		if place, ok := weights.ParseExpert(w.Name); ok && w.Shared {
@@ -35,6 +35,7 @@ func (c *conversion) arrange() {
 		c.collect(place, to, w)
 	}
 	c.fuseGroups()
+	return nil
 }
 
 // output adds a tensor to be written, and the weights that it is made of.

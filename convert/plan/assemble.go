@@ -5,6 +5,7 @@ package plan
 // be small.
 
 import (
+	"errors"
 	"slices"
 
 	"dsmoe/convert/format"
@@ -13,8 +14,9 @@ import (
 	"dsmoe/model/weights"
 )
 
-// The operations that arrange whole weights, as a plan names them.
+// The operations that arrange weights and their elements, as a plan names them.
 const (
+	reorder        = "reorder"
 	stackExperts   = "stack-experts"
 	unstackExperts = "unstack-experts"
 )
@@ -36,22 +38,21 @@ type elementwise struct {
 }
 
 // assemble fills in where a tensor's elements come from, and what is done to them.
-func (a *assembler) assemble(t *Tensor, parts []*weights.Weight) error {
+func (a *assembler) assemble(t *Tensor, parts []*weights.Weight, order format.Arranged) error {
 	first := len(a.segments)
 	for _, w := range parts {
-		if err := a.segment(w, t.DType); err != nil {
+		if err := a.segment(w, t.DType, order); err != nil {
 			return err
 		}
 	}
 	t.Segments = a.segments[first:len(a.segments):len(a.segments)]
-	_, fused := weights.ParseFused(t.Name)
-	t.Operations = a.shared(operationNames(t.Segments, fused, parts[0].Shared))
+	t.Operations = a.shared(operationNames(t.Segments, len(parts) > 1, parts[0].Shared))
 	return nil
 }
 
 // segment adds the segments of a weight on its way to an output of dtype to: one, but of a
 // weight that is stored in parts one for each.
-func (a *assembler) segment(w *weights.Weight, to tensor.DType) error {
+func (a *assembler) segment(w *weights.Weight, to tensor.DType, order format.Arranged) error {
 	parts, err := a.src.Parts(w.Stored)
 	if err != nil {
 		return err
@@ -59,14 +60,27 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType) error {
 	if len(parts) == 1 {
 		parts = []format.Part{run(parts[0], w.First, int64(w.Len()))}
 	}
+	first := int64(0)
+	if order.View != nil {
+		if len(parts) != 1 || parts[0].View != nil {
+			return errors.New("is stored in an order of its own, and cannot be put into another: convert to safetensors first")
+		}
+		first = order.First
+		parts[0] = run(parts[0], first, parts[0].N-first)
+		parts[0].View = order.View
+	}
 	for _, part := range parts {
 		_, start, err := a.src.Place(part.Tensor)
 		if err != nil {
 			return err
 		}
 		begin := w.DType.Bytes(part.First)
+		n := part.N
+		if part.View != nil {
+			n = part.View.Len()
+		}
 		s := Segment{Tensor: part.Tensor, DType: w.DType, File: part.File, Offset: start + begin, Begin: begin, End: begin + w.DType.Bytes(part.N),
-			View: part.View, Bytes: to.Bytes(part.N)}
+			First: first, View: part.View, Bytes: to.Bytes(n)}
 		key := elementwise{from: w.DType, to: to, exactly: a.src.Was(w.Stored) == to}
 		if w.DType == tensor.F8E4M3 && to != w.DType {
 			key.scales, key.blocks = w.Scales.DType, w.Blocks()
@@ -140,6 +154,9 @@ func operationNames(segments []Segment, fused, wasFused bool) (names []string) {
 		names = append(names, stackExperts)
 	case !fused && wasFused:
 		names = append(names, unstackExperts)
+	}
+	if slices.ContainsFunc(segments, func(s Segment) bool { return s.View != nil }) {
+		names = append(names, reorder)
 	}
 	for i := range segments {
 		if name := segments[i].Operation.Name(); !segments[i].Copies() && !slices.Contains(names, name) {

@@ -54,7 +54,7 @@ func TestMemory(t *testing.T) {
 	document := strings.Replace(fixture.Read(t, fixture.Path(t, "states/deepseek-v3"), checkpoint.ConfigName),
 		"{", `{"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},`, 1)
 	fixture.Write(t, dir, checkpoint.ConfigName, document)
-	fixture.Sparse(t, dir, checkpoint.Written(), quantised(c), 4_300_000_000)
+	fixture.Sparse(t, dir, safetensors.Format(), quantised(c), 4_300_000_000)
 	before := heap()
 	src := open(t, dir)
 	require.LessOrEqual(t, heap()-before, src.Memory())
@@ -86,7 +86,7 @@ func TestMemoryOfNames(t *testing.T) {
 		for i := range infos {
 			infos[i].Name = prefix + strings.TrimPrefix(infos[i].Name, "model.")
 		}
-		fixture.Sparse(t, dir, checkpoint.Written(), infos, 4_300_000_000)
+		fixture.Sparse(t, dir, safetensors.Format(), infos, 4_300_000_000)
 		return PlanningMemory(open(t, dir))
 	}
 	require.Greater(t, planning("")-planning("model."), 1000*int64(len("layers.0.")))

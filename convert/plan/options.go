@@ -13,6 +13,7 @@ import (
 // Options are what a conversion changes; the zero value copies every tensor, in shards
 // of 5 GB.
 type Options struct {
+	Format        string       // of the output: safetensors, which is the default, or gguf
 	DType         tensor.DType // of all float weights: F32, F16 or BF16; Invalid keeps each one's own
 	Experts       Experts      // the layout of routed experts
 	MaxShardBytes int64        // tensor bytes of one file; 0 is 5 GB, negative is one file for all
@@ -20,6 +21,7 @@ type Options struct {
 	Include       []string     // keep only tensors whose per-expert name one of these globs matches
 	Exclude       []string     // drop those that one of these matches
 	NoMTP         bool         // drop the multi-token prediction layers, which follow the decoder's
+	MTP           bool         // keep them in a format that is mostly written without
 }
 
 // DefaultShardBytes is the tensor bytes of one file unless options say otherwise.
@@ -41,6 +43,9 @@ func (o Options) check() error {
 	if o.DType != tensor.Invalid && !o.DType.Casts() {
 		return fmt.Errorf("dtype %s: weights are written as F32, F16 or BF16", o.DType)
 	}
+	if o.MTP && o.NoMTP {
+		return errors.New("prediction layers cannot be both kept and dropped")
+	}
 	for _, glob := range slices.Concat(o.Include, o.Exclude) {
 		if _, err := path.Match(glob, ""); err != nil {
 			return fmt.Errorf("%q is not a glob: * stands for anything, ? for a character, [a-z] for one of a set", glob)
@@ -51,6 +56,7 @@ func (o Options) check() error {
 
 // recordedOptions are Options as a plan and a manifest hold them.
 type recordedOptions struct {
+	Format        string   `json:"format,omitempty"`  // empty for safetensors
 	DType         string   `json:"dtype"`             // "keep", or a dtype
 	Experts       string   `json:"experts"`           // "keep", or a layout
 	MaxShardBytes int64    `json:"max_shard_bytes"`   // as it is used, neither 0 nor negative
@@ -65,7 +71,7 @@ func (o Options) recorded() recordedOptions {
 	if o.DType != tensor.Invalid {
 		dtype = o.DType.String()
 	}
-	return recordedOptions{dtype, o.Experts.String(), shardBytes(o.MaxShardBytes), o.Layers.String(), o.Include, o.Exclude, o.NoMTP}
+	return recordedOptions{o.Format, dtype, o.Experts.String(), shardBytes(o.MaxShardBytes), o.Layers.String(), o.Include, o.Exclude, o.NoMTP}
 }
 
 // Experts is a layout of routed experts.

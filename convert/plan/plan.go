@@ -10,6 +10,7 @@ import (
 	"iter"
 	"time"
 
+	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
@@ -37,8 +38,10 @@ type Plan struct {
 	// empty if there is none.
 	Index string `json:"-"`
 
-	order  []int32 // Tensors in the order of the model
-	source int64   // bytes of memory that the headers of the source take
+	format *format.Format // that is written
+	keys   []byte         // what its files say beside their tensors
+	order  []int32        // Tensors in the order of the model
+	source int64          // bytes of memory that the headers of the source take
 }
 
 // Source is a weight file that is read.
