@@ -35,8 +35,9 @@ func (c *Cast) Unit() Unit { return Unit{1, int(c.From.Bytes(1)), int(c.To.Bytes
 func (*Cast) Sides(_, _ int64) []Span { return nil }
 
 // Apply rounds every element.
-func (c *Cast) Apply(dst []byte, in Input) (tensor.Loss, error) {
-	return c.codec.Convert(dst, in.Data), nil
+func (c *Cast) Apply(dst []byte, in Input, lost *tensor.Loss) error {
+	lost.Add(c.codec.Convert(dst, in.Data))
+	return nil
 }
 
 // Prove decodes what was written and asks of each element whether the source's could

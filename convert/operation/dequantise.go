@@ -57,17 +57,16 @@ func (d *Dequantise) rowsFrom(scales []float32, in Input, at int64) []float32 {
 }
 
 // Apply multiplies and rounds every element.
-func (d *Dequantise) Apply(dst []byte, in Input) (lost tensor.Loss, err error) {
+func (d *Dequantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	scales, err := d.scales(in)
 	if err != nil {
-		return tensor.Loss{}, err
+		return err
 	}
 	size := int(d.To.Bytes(1))
-	err = in.each(len(in.Data), func(at int64, from, to int) error {
+	return in.each(len(in.Data), func(at int64, from, to int) error {
 		lost.Add(d.codec.Convert(dst[size*from:size*to], in.Data[from:to], int(at), d.Blocks, d.rowsFrom(scales, in, at)))
 		return nil
 	})
-	return lost, err
 }
 
 // productSlack is the share by which a product that is rounded to F32 before it is

@@ -25,9 +25,9 @@ type Operation interface {
 	// from at on need, in the order in which the plan lists those tensors. Elements are
 	// counted row by row in the matrix that the source is.
 	Sides(at, n int64) []Span
-	// Apply fills dst with what becomes of in, and counts what is lost and what is not
-	// finite. Both are whole units.
-	Apply(dst []byte, in Input) (tensor.Loss, error)
+	// Apply fills dst with what becomes of in, and adds to lost, which is that of the
+	// tensor's elements before it, what is lost and what is not finite. Both are whole units.
+	Apply(dst []byte, in Input, lost *tensor.Loss) error
 	// Prove says whether out, as it was read again, can be what becomes of in. An element
 	// for which it cannot is a *Mismatch.
 	Prove(out []byte, in Input) error
@@ -69,6 +69,9 @@ func (in *Input) each(n int, do func(at int64, from, to int) error) error {
 		}
 		from += int(r.N)
 	}
+	if from != n {
+		return fmt.Errorf("runs of %d elements, but there are %d", from, n)
+	}
 	return nil
 }
 
@@ -105,11 +108,12 @@ func (c Copy) Unit() Unit {
 func (Copy) Sides(_, _ int64) []Span { return nil }
 
 // Apply copies, unless dst is the piece of the source itself.
-func (c Copy) Apply(dst []byte, in Input) (tensor.Loss, error) {
+func (c Copy) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	if len(dst) > 0 && &dst[0] != &in.Data[0] {
 		copy(dst, in.Data)
 	}
-	return tensor.Loss{NotFinite: tensor.NotFinite(dst, c.DType)}, nil
+	lost.NotFinite += tensor.NotFinite(dst, c.DType)
+	return nil
 }
 
 // Prove demands equal bytes.
@@ -157,8 +161,8 @@ func (m Make) Unit() Unit {
 func (Make) Sides(_, _ int64) []Span { return nil }
 
 // Apply fills dst.
-func (m Make) Apply(dst []byte, in Input) (tensor.Loss, error) {
-	return tensor.Loss{}, m.Fill(m.Info, dst, m.offset(in.At))
+func (m Make) Apply(dst []byte, in Input, _ *tensor.Loss) error {
+	return m.Fill(m.Info, dst, m.offset(in.At))
 }
 
 // Prove makes the elements once more and demands the same bytes.

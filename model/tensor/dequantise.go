@@ -46,6 +46,30 @@ func E4M3(b byte) float32 {
 	return math.Float32frombits(kernel.Decode(uint32(b), kernel.F8E4M3))
 }
 
+// Widen decodes the elements of src, which are those of the matrix from element at on, into
+// dst: products, rounded to F32. scales are the rows of the grid from that of element at on.
+func (b Blocks) Widen(dst []float32, src []byte, at int, scales []float32) {
+	_, width := b.Grid()
+	first := b.GridRow(int64(at))
+	for len(src) > 0 {
+		row, col, n := b.run(at, len(src))
+		s := scales[(row/b.BlockRows-first)*width:][:width]
+		kernel.WidenBlocks(dst[:n], src, kernel.F8E4M3, s[col/b.BlockCols:], b.BlockCols)
+		dst, src, at = dst[n:], src[n:], at+n
+	}
+}
+
+// run returns the place of element at in the matrix, and how many of n elements from it on
+// are decoded at once: in its row, and in its block if that has begun before it.
+func (b *Blocks) run(at, n int) (row, col, length int) {
+	row, col = at/b.Cols, at%b.Cols
+	n = min(b.Cols-col, n)
+	if within := col % b.BlockCols; within > 0 {
+		n = min(n, b.BlockCols-within)
+	}
+	return row, col, n
+}
+
 // Convert decodes the elements of src, which are those of a matrix from element at
 // on, into dst, and counts what is lost. scales are the rows of the grid from that
 // of element at on.
@@ -56,11 +80,7 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, scales []float3
 	size := to.Size()
 	wide := make([]float32, min(piece, b.Cols, len(src)))
 	for len(src) > 0 {
-		row, col := at/b.Cols, at%b.Cols
-		n := min(b.Cols-col, len(wide), len(src))
-		if within := col % b.BlockCols; within > 0 {
-			n = min(n, b.BlockCols-within)
-		}
+		row, col, n := b.run(at, min(len(wide), len(src)))
 		s := scales[(row/b.BlockRows-first)*width:][:width]
 		kernel.WidenBlocks(wide[:n], src, kernel.F8E4M3, s[col/b.BlockCols:], b.BlockCols)
 		kernel.Narrow(dst, wide[:n], to)

@@ -86,3 +86,24 @@ func nonzero(x []float32) (n int64) {
 	}
 	return n
 }
+
+// DequantiseBlocks decodes the blocks of src, of a block type, into dst, of F32, F16 or BF16,
+// rounding to nearest, ties to even, and counts what is lost.
+func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
+	var room [piece]float32
+	narrow, _ := to.Format()
+	for len(src) > 0 {
+		n := min(piece, from.Elements(int64(len(src))))
+		x, in, out := room[:n], src[:from.Bytes(n)], dst[:to.Bytes(n)]
+		kernel.Widen(x, in, blockFormats[from])
+		kernel.Narrow(out, x, narrow)
+		if zero, infinite := census(out, narrow); zero+infinite > 0 {
+			had := NotFiniteValues(x)
+			lost.NotFinite += had
+			lost.Overflow += infinite - had
+			lost.Flushed += zero - (n - nonzero(x))
+		}
+		src, dst = src[len(in):], dst[len(out):]
+	}
+	return lost
+}

@@ -35,7 +35,7 @@ func (v *View) Len() int64 {
 func (v *View) Runs(from, to int64) iter.Seq[Run] {
 	return func(yield func(Run) bool) {
 		outer, inner := v.contiguous()
-		for from < to {
+		for from := from; from < to; {
 			row, at := from/inner, from%inner
 			n := min(inner-at, to-from)
 			if !yield(Run{v.offset(row, outer) + at, n}) {

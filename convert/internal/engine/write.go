@@ -51,9 +51,9 @@ func (w *worker) writeTensor(ctx context.Context, i int) error {
 		}
 		end := w.shape.tileEnd(t, s.done)
 		tile := w.memory.Tile(t.Offset+s.done, t.Offset+end)
-		lost, err := w.fill(ctx, t, tile, s.done)
-		if err == nil && lost.Overflow > 0 && !w.AllowOverflow {
-			err = &OverflowError{lost.Overflow, t.DType}
+		err := w.fill(ctx, t, tile, s.done, &s.lost)
+		if err == nil && s.lost.Overflow > 0 && !w.AllowOverflow {
+			err = &OverflowError{s.lost.Overflow, t.DType}
 		}
 		if err != nil {
 			return err
@@ -63,7 +63,6 @@ func (w *worker) writeTensor(ctx context.Context, i int) error {
 		}
 		w.advance(end - s.done)
 		s.done = end
-		s.lost.Add(lost)
 		w.mark(i, s)
 	}
 	if hash != nil {
@@ -152,9 +151,10 @@ func elementBytes(s *plan.Segment, n int64) int64 {
 	return s.DType.Bytes(n)
 }
 
-// fill writes the bytes of t from offset on into dst.
-func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64) (lost tensor.Loss, err error) {
-	err = pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
+// fill writes the bytes of t from offset on into dst, and adds to lost, which is that of the
+// bytes before it.
+func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64, lost *tensor.Loss) error {
+	return pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
 		out := dst[p.at-offset:][:p.size]
 		src := out
 		if !p.segment.Copies() {
@@ -164,14 +164,9 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 			return err
 		}
 		return w.withSides(p, src, func(in operation.Input) error {
-			return w.computing(ctx, func() error {
-				l, err := p.segment.Operation.Apply(out, in)
-				lost.Add(l)
-				return err
-			})
+			return w.computing(ctx, func() error { return p.segment.Operation.Apply(out, in, lost) })
 		})
 	})
-	return lost, err
 }
 
 // room returns memory for the source bytes of a piece.
