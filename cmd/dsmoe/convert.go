@@ -12,7 +12,6 @@ import (
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
-	"dsmoe/model/tensor"
 )
 
 // convertFlags are the flags of convert.
@@ -152,7 +151,7 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 
 // convert plans or converts.
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string, s convert.Settings) (report, error) {
-	o := convert.Options{Settings: s, Options: plan.Options{DType: tensor.DType(f.dtype), Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
+	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, Mixture: f.dtype.mixture, Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
 		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp, Format: string(f.to)}}
 	if f.dryRun {
 		return convert.Plan(src, o)

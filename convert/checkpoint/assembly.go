@@ -165,8 +165,8 @@ func (c *Checkpoint) readPart(d tensor.DType, part *format.Part, dst []byte, off
 	if err != nil {
 		return err
 	}
-	start += d.Bytes(part.First)
-	if part.View == nil {
+	start += part.Stored(d).Bytes(part.First)
+	if part.View == nil && part.Decode == tensor.Invalid {
 		return c.ReadFile(part.File, dst, start+offset)
 	}
 	for from, end := d.Elements(offset), d.Elements(offset+int64(len(dst))); from < end; {
@@ -190,11 +190,17 @@ const (
 // readView fills dst with the elements from, …, to-1 of a part's view; start is where in the
 // file the part begins.
 func (c *Checkpoint) readView(d tensor.DType, part *format.Part, dst []byte, start, from, to int64) error {
+	read := func(dst []byte, first, n int64) error {
+		return format.ReadElements(func(dst []byte, offset int64) error { return c.ReadFile(part.File, dst, start+offset) }, dst, d, part.Decode, first, n)
+	}
+	if part.View == nil {
+		return read(dst, from, to-from)
+	}
 	first, last := part.View.Extent(from, to)
 	var window []byte
 	if d.Bytes(last-first) <= maxWindow {
 		window = make([]byte, d.Bytes(last-first))
-		if err := c.ReadFile(part.File, window, start+d.Bytes(first)); err != nil {
+		if err := read(window, first, last-first); err != nil {
 			return err
 		}
 	}
@@ -202,7 +208,7 @@ func (c *Checkpoint) readView(d tensor.DType, part *format.Part, dst []byte, sta
 		run := dst[:d.Bytes(r.N)]
 		if window != nil {
 			copy(run, window[d.Bytes(r.At-first):])
-		} else if err := c.ReadFile(part.File, run, start+d.Bytes(r.At)); err != nil {
+		} else if err := read(run, r.At, r.N); err != nil {
 			return err
 		}
 		dst = dst[len(run):]

@@ -66,6 +66,16 @@ func Written(name string) (*format.Format, error) {
 	return f, nil
 }
 
+// Mixtures lists the words for mixtures of types that formats have.
+func Mixtures() (words []string) {
+	for _, f := range formats {
+		if f.Dialect != nil {
+			words = append(words, f.Dialect.Types...)
+		}
+	}
+	return words
+}
+
 // WrittenNames lists the names that Written takes.
 func WrittenNames() (names []string) {
 	for _, f := range formats {

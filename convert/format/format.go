@@ -59,7 +59,10 @@ type Dialect struct {
 	// Arrange says which tensors hold the weights of c, given which are to be written by
 	// their names in the table; in the order of these. What the format cannot hold, a weight
 	// or the model, is an error each, of type *Error without a file.
-	Arrange func(c *config.Config, weights []tensor.Info) ([]Arranged, []error)
+	// kind is what was asked for, as Description.Type has it.
+	Arrange func(c *config.Config, weights []tensor.Info, kind string) ([]Arranged, []error)
+	// Types are the words for the mixtures of types that Arrange knows, beside dtypes.
+	Types []string
 	// Describe encodes what the files say beside their tensors. Notes say what a reader
 	// of them should know.
 	Describe func(d Description) (keys []byte, notes []string, err error)
@@ -72,7 +75,7 @@ type Dialect struct {
 type Arranged struct {
 	Name    string       // as it is written
 	Shape   []int        // as it is written
-	F32     bool         // the format has it in no other dtype
+	DType   tensor.DType // Invalid: any that is asked for
 	Weights []string     // of the table
 	First   int64        // the first element of the one weight that View counts from
 	View    *tensor.View // which of its elements, in which order; nil for all as they lie
@@ -111,10 +114,23 @@ type Part struct {
 	First  int64        // index of the first element there
 	N      int64        // elements from there on that are used
 	View   *tensor.View // in which order; nil for that in which they lie
+	// Decode is the blocked dtype that the elements are stored in, if they are decoded to
+	// F32, the dtype of the tensor, so that they can be put in another order; else Invalid.
+	Decode tensor.DType
+}
+
+// Stored returns the dtype in which the elements of a tensor of dtype d are stored.
+func (p *Part) Stored(d tensor.DType) tensor.DType {
+	if p.Decode != tensor.Invalid {
+		return p.Decode
+	}
+	return d
 }
 
 // Whole says whether the tensor is one run of stored elements as they lie.
-func (a *Assembled) Whole() bool { return len(a.Parts) == 1 && a.Parts[0].View == nil }
+func (a *Assembled) Whole() bool {
+	return len(a.Parts) == 1 && a.Parts[0].View == nil && a.Parts[0].Decode == tensor.Invalid
+}
 
 // Opener makes a Format's Open of a package's own Open. A nil F that comes with an error is
 // a nil File.

@@ -25,7 +25,7 @@ type arranger struct {
 }
 
 // arrange is Dialect.Arrange.
-func arrange(c *config.Config, weights []tensor.Info) ([]format.Arranged, []error) {
+func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arranged, []error) {
 	a := arranger{config: c, there: make(map[string]bool, len(weights)), stacks: map[string]int{}}
 	for _, reason := range unsayable(c) {
 		a.fail("", "%s", reason)
@@ -48,6 +48,16 @@ func arrange(c *config.Config, weights []tensor.Info) ([]format.Arranged, []erro
 	for _, w := range weights {
 		if a.there[w.Name] && !a.ignored(w.Name) {
 			a.fail(w.Name, "is not in the table of %s: no tensor of a GGUF file holds it", c.ModelType)
+		}
+	}
+	mix := newMixer(kind, c)
+	for i := range a.made {
+		x := &a.made[i]
+		switch {
+		case alwaysF32(x.Name, len(x.Shape)):
+			x.DType = tensor.F32
+		case mix != nil:
+			x.DType = mix.dtype(*x)
 		}
 	}
 	slices.SortStableFunc(a.wrong, func(x, y error) int { return strings.Compare(x.Error(), y.Error()) })
@@ -85,10 +95,7 @@ func (a *arranger) slot(s model.Slot) {
 	}
 }
 
-func (a *arranger) add(x format.Arranged) {
-	x.F32 = alwaysF32(x.Name, len(x.Shape))
-	a.made = append(a.made, x)
-}
+func (a *arranger) add(x format.Arranged) { a.made = append(a.made, x) }
 
 // alwaysF32 says whether llama.cpp has a tensor in F32 whatever the file's type: vectors,
 // norms, the gate, and what is no weight. ModelBase.prepare_tensors of conversion/base.py.

@@ -146,7 +146,7 @@ func (a *assembler) slot(s model.Slot) {
 	}
 	orders := make([]model.Order, len(g.Pieces))
 	pieces := make([]format.Part, len(g.Pieces))
-	var dtype tensor.DType
+	dtype := tensor.Invalid
 	for i := range g.Pieces {
 		info, file, ok := a.stored(s.InLayer(g.Pieces[i].Name))
 		if !ok {
@@ -156,16 +156,41 @@ func (a *assembler) slot(s model.Slot) {
 		if !a.fits(info, file, orders[i].Shape) {
 			return
 		}
-		if dtype != tensor.Invalid && info.DType != dtype {
-			a.fail(file, info.Name, "dtype %s, but %s is %s: they are one weight", info.DType, text.Quote(pieces[0].Tensor), dtype)
-			return
+		pieces[i] = format.Part{File: file, Tensor: info.Name, N: int64(info.Len()), Decode: info.DType}
+		if dtype == tensor.Invalid || dtype == info.DType {
+			dtype = info.DType
+		} else {
+			dtype = tensor.F32
 		}
-		dtype = info.DType
-		pieces[i] = format.Part{File: file, Tensor: info.Name, N: int64(info.Len())}
 	}
 	if len(pieces) > 0 {
+		if !a.mixes(s, pieces, orders, &dtype) {
+			return
+		}
 		a.found = append(a.found, format.Assembled{Info: s.Info(dtype), Parts: putTogether(pieces, orders)})
 	}
+}
+
+// mixes finds the dtype of a weight made of pieces. Pieces in blocks that are cut apart, or
+// of several types, are decoded to F32.
+func (a *assembler) mixes(s model.Slot, pieces []format.Part, orders []model.Order, dtype *tensor.DType) bool {
+	for i := range pieces {
+		shape, strides := orders[i].Shape, orders[i].View.Stride
+		if pieces[i].Decode.Blocked() && len(shape) > 1 && strides[len(strides)-1] != 1 {
+			*dtype = tensor.F32
+		}
+	}
+	for i := range pieces {
+		stored := pieces[i].Decode
+		switch {
+		case stored == *dtype:
+			pieces[i].Decode = tensor.Invalid
+		case !stored.Blocked():
+			a.fail(pieces[i].File, pieces[i].Tensor, "dtype %s, but other parts of %s have another: all have to be of one dtype, or quantised", stored, text.Quote(s.Name))
+			return false
+		}
+	}
+	return true
 }
 
 // whole adds a weight that is stored as it is, or with those of other experts.

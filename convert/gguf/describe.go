@@ -196,14 +196,14 @@ func warnings(c *config.Config) (notes []string) {
 }
 
 // fileTypes are the numbers of general.file_type: enum llama_ftype.
-var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "BF16": 32}
+var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q8_0": 7, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "BF16": 32}
 
 // fileType is what general.file_type says: what was asked for, or the dtype of most elements.
 func fileType(d format.Description) uint32 {
 	if n, known := fileTypes[d.Type]; known {
 		return n
 	}
-	return fileTypes[most(d.Tensors).String()]
+	return fileTypes[most(d.Tensors).String()] // keep: F32, F16 or BF16
 }
 
 // most returns the dtype of most elements.

@@ -39,7 +39,7 @@ func Format() *format.Format {
 		Layout: func(tensors []tensor.Info, head format.Head) (format.Layout, error) {
 			return NewLayout(tensors, head)
 		},
-		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Describe: describe, Consumes: consumes},
+		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describe, Consumes: consumes},
 	}
 }
 

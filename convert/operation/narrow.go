@@ -33,12 +33,12 @@ func (n *Narrow) Unit() Unit { return Unit{1, int(tensor.F32.Bytes(1)), int(n.To
 func (*Narrow) Sides(_, _ int64) []Span { return nil }
 
 // Apply drops the bits that are all zero.
-func (n *Narrow) Apply(dst []byte, in Input) (tensor.Loss, error) {
-	lost := n.codec.Convert(dst, in.Data)
+func (n *Narrow) Apply(dst []byte, in Input, lost *tensor.Loss) error {
+	lost.Add(n.codec.Convert(dst, in.Data))
 	if err := n.Prove(dst, in); err != nil {
-		return lost, fmt.Errorf("was not widened from %s, as the file says: %w", n.To, err)
+		return fmt.Errorf("was not widened from %s, as the file says: %w", n.To, err)
 	}
-	return lost, nil
+	return nil
 }
 
 // Prove demands that what was written, widened, is the source to the bit.

@@ -50,6 +50,9 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 	switch was := c.src.Was(w.Stored); {
 	case to == tensor.Invalid && was != tensor.Invalid:
 		return was
+	case to == tensor.Invalid && from.Blocked():
+		c.problem(w.Name, "dtype %s: %s cannot hold it; ask for bf16, f16 or f32", from, c.plan.format.Name)
+		return from
 	case to == tensor.Invalid || from == to || from.Integer():
 		return from
 	case from == tensor.F8E4M3:
@@ -60,7 +63,7 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 		return to
 	case c.isRoutingBias(w.Name):
 		return from
-	case from.Casts():
+	case from.Casts(), from.Blocked():
 		return to
 	}
 	c.problem(w.Name, "dtype %s cannot be cast to %s", from, to)

@@ -74,12 +74,13 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, order format.Arr
 		if err != nil {
 			return err
 		}
-		begin := w.DType.Bytes(part.First)
+		stored := part.Stored(w.DType)
+		begin := stored.Bytes(part.First)
 		n := part.N
 		if part.View != nil {
 			n = part.View.Len()
 		}
-		s := Segment{Tensor: part.Tensor, DType: w.DType, File: part.File, Offset: start + begin, Begin: begin, End: begin + w.DType.Bytes(part.N),
+		s := Segment{Tensor: part.Tensor, DType: w.DType, Decode: part.Decode, File: part.File, Offset: start + begin, Begin: begin, End: begin + stored.Bytes(part.N),
 			First: first, View: part.View, Bytes: to.Bytes(n)}
 		key := elementwise{from: w.DType, to: to, exactly: a.src.Was(w.Stored) == to}
 		if w.DType == tensor.F8E4M3 && to != w.DType {
@@ -112,6 +113,10 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 		op = operation.Copy{DType: key.to}
 	case key.exactly:
 		op, err = operation.NewNarrow(key.to)
+	case key.to.Blocked():
+		op, err = operation.NewQuantise(key.from, key.to, key.scales, key.blocks)
+	case key.from.Blocked():
+		op, err = operation.NewDequantiseBlocks(key.from, key.to)
 	case key.from == tensor.F8E4M3:
 		op, err = operation.NewDequantise(key.to, key.scales, key.blocks)
 	default:

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"dsmoe/config"
@@ -22,6 +23,9 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	f, err := checkpoint.Written(o.Format)
 	if err != nil {
 		return nil, err
+	}
+	if o.Mixture != "" && (f.Dialect == nil || !slices.Contains(f.Dialect.Types, o.Mixture)) {
+		return nil, fmt.Errorf("type %s: %s does not have it", text.Quote(o.Mixture), f.Name)
 	}
 	o.NoMTP = o.NoMTP || f.Dialect != nil && !o.MTP
 	c := conversion{src: src, o: o, filter: newFilter(src.Config, o), set: weights.New(src.Config, src), groups: map[string]int{},

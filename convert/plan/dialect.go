@@ -23,7 +23,7 @@ func (c *conversion) arrangeIn() error {
 			infos = append(infos, w.Info)
 		}
 	}
-	arranged, wrong := c.plan.format.Dialect.Arrange(c.written, infos)
+	arranged, wrong := c.plan.format.Dialect.Arrange(c.written, infos, c.o.kind())
 	for _, err := range wrong {
 		c.problems = append(c.problems, checkpoint.ProblemsOf("", err)...)
 	}
@@ -51,14 +51,22 @@ func (c *conversion) arrangeIn() error {
 // made of can be turned into.
 func (c *conversion) targetIn(x format.Arranged, parts []*weights.Weight) (to tensor.DType) {
 	for i, w := range parts {
-		d := c.target(w)
+		d := w.DType
+		if err := w.CheckScales(); err != nil {
+			c.problem(w.Name, "%v", err)
+		} else if !d.Casts() && !d.Blocked() && d != tensor.F8E4M3 {
+			c.problem(w.Name, "dtype %s cannot be written to a %s file", d, c.plan.format.Name)
+		}
 		switch {
-		case x.F32:
-			d = tensor.F32
+		case x.DType != tensor.Invalid:
+			d = x.DType
+		case c.o.DType != tensor.Invalid:
+			d = c.o.DType
 		case d == tensor.F8E4M3: // which the format does not have
 			d = tensor.BF16
-		case d.Casts() && c.o.DType != tensor.Invalid:
-			d = c.o.DType // what keeps its dtype elsewhere has no such exception here
+		}
+		if w.DType.Blocked() && d.Blocked() && d != w.DType {
+			c.problem(w.Name, "is %s already, and is not quantised a second time, to %s", w.DType, d)
 		}
 		if i > 0 && d != to {
 			c.problem(w.Name, "would be %s, but others of %s %s: ask for one dtype", d, text.Quote(x.Name), to)
@@ -70,10 +78,7 @@ func (c *conversion) targetIn(x format.Arranged, parts []*weights.Weight) (to te
 
 // describe has the format say what its files say beside their tensors.
 func (c *conversion) describe() error {
-	d := format.Description{Config: c.written, Name: modelName(c.src), Type: "keep", Tensors: c.outputs, Was: make([]tensor.DType, len(c.outputs)), Open: c.src.OpenOther}
-	if c.o.DType != tensor.Invalid {
-		d.Type = c.o.DType.String()
-	}
+	d := format.Description{Config: c.written, Name: modelName(c.src), Type: c.o.kind(), Tensors: c.outputs, Was: make([]tensor.DType, len(c.outputs)), Open: c.src.OpenOther}
 	for i, parts := range c.parts {
 		if from := parts[0].DType; c.outputs[i].DType == tensor.F32 && (from == tensor.BF16 || from == tensor.F16) {
 			d.Was[i] = from

@@ -11,6 +11,7 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/safetensors"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 )

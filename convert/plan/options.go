@@ -15,6 +15,7 @@ import (
 type Options struct {
 	Format        string       // of the output: safetensors, which is the default, or gguf
 	DType         tensor.DType // of all float weights: F32, F16 or BF16; Invalid keeps each one's own
+	Mixture       string       // of types, in a format that has some: q8_0, q4_k_m; DType is Invalid then
 	Experts       Experts      // the layout of routed experts
 	MaxShardBytes int64        // tensor bytes of one file; 0 is 5 GB, negative is one file for all
 	Layers        Layers       // keep only these decoder layers; empty keeps all
@@ -67,11 +68,18 @@ type recordedOptions struct {
 }
 
 func (o Options) recorded() recordedOptions {
-	dtype := "keep"
-	if o.DType != tensor.Invalid {
-		dtype = o.DType.String()
+	return recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes), o.Layers.String(), o.Include, o.Exclude, o.NoMTP}
+}
+
+// kind names what weights become: a dtype, a mixture, or keep.
+func (o Options) kind() string {
+	switch {
+	case o.DType != tensor.Invalid:
+		return o.DType.String()
+	case o.Mixture != "":
+		return o.Mixture
 	}
-	return recordedOptions{o.Format, dtype, o.Experts.String(), shardBytes(o.MaxShardBytes), o.Layers.String(), o.Include, o.Exclude, o.NoMTP}
+	return "keep"
 }
 
 // Experts is a layout of routed experts.

@@ -14,6 +14,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )

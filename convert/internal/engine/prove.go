@@ -112,7 +112,7 @@ func (v *prover) load(p piece, dst []byte) error {
 		return nil
 	}
 	if s.View == nil {
-		return v.source.ReadFile(s.File, dst, s.Offset+elementBytes(s, p.from))
+		return v.read(s, dst, p.from, p.to-p.from)
 	}
 	begin, window, err := v.around(p)
 	if err != nil {
@@ -126,7 +126,7 @@ func (v *prover) load(p piece, dst []byte) error {
 		part := dst[:elementBytes(s, n)]
 		if window != nil {
 			copy(part, window[elementBytes(s, at)-begin:])
-		} else if err := v.source.ReadFile(s.File, part, s.Offset+elementBytes(s, at)); err != nil {
+		} else if err := v.read(s, part, at, n); err != nil {
 			return err
 		}
 		dst = dst[len(part):]

@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 
+	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/operation"
@@ -184,7 +185,7 @@ func (w *worker) gather(p piece, dst []byte) error {
 		return nil
 	}
 	if s.View == nil {
-		return w.source.ReadFile(s.File, dst, s.Offset+elementBytes(s, p.from))
+		return w.read(s, dst, p.from, p.to-p.from)
 	}
 	begin, window, err := w.around(p)
 	if err != nil {
@@ -200,6 +201,11 @@ func (w *worker) gather(p piece, dst []byte) error {
 	return nil
 }
 
+// read fills dst with n elements of a segment from first on, as they lie.
+func (w *worker) read(s *plan.Segment, dst []byte, first, n int64) error {
+	return format.ReadElements(func(dst []byte, offset int64) error { return w.source.ReadFile(s.File, dst, s.Offset+offset) }, dst, s.DType, s.Decode, first, n)
+}
+
 // around reads all that lies between the elements of a view's piece: the bytes of the
 // segment from begin on. It is nil for elements that are spread too widely for one read.
 func (w *worker) around(p piece) (begin int64, window []byte, err error) {
@@ -213,7 +219,7 @@ func (w *worker) around(p piece) (begin int64, window []byte, err error) {
 		w.window = make([]byte, 2*maxPiece)
 	}
 	window = w.window[:end-begin]
-	return begin, window, w.source.ReadFile(s.File, window, s.Offset+begin)
+	return begin, window, w.read(s, window, first, last-first)
 }
 
 // gatherRuns reads run after run of a view that is spread too widely for one read.
@@ -221,7 +227,7 @@ func (w *worker) gatherRuns(p piece, dst []byte) error {
 	s := p.segment
 	for r := range s.View.Runs(p.from, p.to) {
 		n := elementBytes(s, r.N)
-		if err := w.source.ReadFile(s.File, dst[:n], s.Offset+elementBytes(s, r.At)); err != nil {
+		if err := w.read(s, dst[:n], r.At, r.N); err != nil {
 			return err
 		}
 		dst = dst[n:]
