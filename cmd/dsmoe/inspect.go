@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/text"
 	"dsmoe/verify/inspect"
@@ -160,6 +161,20 @@ func answer(err error, yes bool) error {
 		return errNo
 	}
 	return err
+}
+
+// configOf reads the config of a checkpoint, or a config, and returns its text too.
+func configOf(path string) (*config.Config, []byte, error) {
+	if !checkpoint.HasConfigInside(path) {
+		return readConfig(configPath(path))
+	}
+	c, err := checkpoint.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer c.Close()
+	document, err := c.ConfigText()
+	return c.Config, document, err
 }
 
 // configPath returns the config.json of a checkpoint: in the directory at path, or

@@ -33,7 +33,7 @@ func TestLayers(t *testing.T) {
 		"convert/safetensors":      {"convert/format", "model/tensor"},
 		"convert/torchbin":         {"convert/format", "model/tensor"},
 		"convert/gguf":             {"convert/format", "model", "config", "model/tensor"},
-		"convert/format":           {"model/tensor"},
+		"convert/format":           {"config", "model/tensor"},
 		"convert/internal/disk":    {},
 		"convert/internal/digest":  {},
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests

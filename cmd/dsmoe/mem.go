@@ -45,7 +45,7 @@ Allocators, fragmentation and workspaces of kernels are not counted.`,
 	contexts := cmd.Flags().IntSlice("context", nil, "`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
 	batches := cmd.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c, _, err := readConfig(configPath(args[0]))
+		c, _, err := configOf(args[0])
 		if err != nil {
 			return err
 		}

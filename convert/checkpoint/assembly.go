@@ -108,6 +108,33 @@ func (c *Checkpoint) Parts(name string) ([]format.Part, error) {
 	return []format.Part{{File: file, Tensor: name, N: int64(info.Len())}}, nil
 }
 
+// ConfigInside says whether the config is that of the weight files' keys: there is no
+// config.json.
+func (c *Checkpoint) ConfigInside() bool { return c.assembly != nil }
+
+// HasConfigInside says whether the checkpoint at path is of a format whose files hold the
+// config.
+func HasConfigInside(path string) bool {
+	l, err := locate(path)
+	return err == nil && l.format.Dialect != nil
+}
+
+// Named gives what is said of tensors under the names of their format the names that Tensors
+// yields: of a tensor in parts what is said of the first.
+func (c *Checkpoint) Named(said map[string]string) map[string]string {
+	if c.assembly == nil || len(said) == 0 {
+		return said
+	}
+	named := make(map[string]string, len(said))
+	for i := range c.assembly.Tensors {
+		x := &c.assembly.Tensors[i]
+		if s := said[x.Parts[0].Tensor]; s != "" {
+			named[x.Name] = s
+		}
+	}
+	return named
+}
+
 // Was returns the dtype that the named tensor had before its format widened it, without any
 // loss, to the one that it has; Invalid if it did not, or nothing says so.
 func (c *Checkpoint) Was(name string) tensor.DType {

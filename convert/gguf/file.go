@@ -15,6 +15,7 @@ import (
 	"io"
 	"iter"
 	"path/filepath"
+	"strings"
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
@@ -43,7 +44,7 @@ func Format() *format.Format {
 	}
 }
 
-func isWeights(file string) bool { return filepath.Ext(file) == ".gguf" }
+func isWeights(file string) bool { return strings.EqualFold(filepath.Ext(file), ".gguf") }
 
 // Header is the checked header of a file. It is safe for concurrent use.
 type Header struct {

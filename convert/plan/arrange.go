@@ -51,7 +51,7 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 	case to == tensor.Invalid && was != tensor.Invalid:
 		return was
 	case to == tensor.Invalid && from.Blocked():
-		c.problem(w.Name, "dtype %s: %s cannot hold it; ask for bf16, f16 or f32", from, c.plan.format.Name)
+		c.problem(w.Name, "dtype %s: %s cannot hold it; ask for bf16, f16 or f32", from, c.plan.Format.Name)
 		return from
 	case to == tensor.Invalid || from == to || from.Integer():
 		return from

@@ -29,7 +29,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	}
 	o.NoMTP = o.NoMTP || f.Dialect != nil && !o.MTP
 	c := conversion{src: src, o: o, filter: newFilter(src.Config, o), set: weights.New(src.Config, src), groups: map[string]int{},
-		plan: &Plan{format: f, Options: o.recorded(), Left: []string{}, Notes: []string{}, Missing: []Missing{}}}
+		plan: &Plan{Format: f, Options: o.recorded(), Left: []string{}, Notes: []string{}, Missing: []Missing{}}}
 	c.choose()
 	steps := []func() error{c.arrange, c.layout, c.sources, c.others}
 	if f.Dialect != nil {

@@ -23,7 +23,7 @@ func (c *conversion) arrangeIn() error {
 			infos = append(infos, w.Info)
 		}
 	}
-	arranged, wrong := c.plan.format.Dialect.Arrange(c.written, infos, c.o.kind())
+	arranged, wrong := c.plan.Format.Dialect.Arrange(c.written, infos, c.o.kind())
 	for _, err := range wrong {
 		c.problems = append(c.problems, checkpoint.ProblemsOf("", err)...)
 	}
@@ -31,7 +31,7 @@ func (c *conversion) arrangeIn() error {
 		return nil
 	}
 	if c.o.Experts == FusedExperts {
-		c.problem("", "%s has the experts of a layer in three tensors: %s is not for it", c.plan.format.Name, "--experts fused")
+		c.problem("", "%s has the experts of a layer in three tensors: %s is not for it", c.plan.Format.Name, "--experts fused")
 	}
 	c.orders = map[int]format.Arranged{}
 	for _, x := range arranged {
@@ -55,7 +55,7 @@ func (c *conversion) targetIn(x format.Arranged, parts []*weights.Weight) (to te
 		if err := w.CheckScales(); err != nil {
 			c.problem(w.Name, "%v", err)
 		} else if !d.Casts() && !d.Blocked() && d != tensor.F8E4M3 {
-			c.problem(w.Name, "dtype %s cannot be written to a %s file", d, c.plan.format.Name)
+			c.problem(w.Name, "dtype %s cannot be written to a %s file", d, c.plan.Format.Name)
 		}
 		switch {
 		case x.DType != tensor.Invalid:
@@ -87,7 +87,7 @@ func (c *conversion) describe() error {
 	if c.src.Alone {
 		d.Open = nil
 	}
-	keys, notes, err := c.plan.format.Dialect.Describe(d)
+	keys, notes, err := c.plan.Format.Dialect.Describe(d)
 	c.plan.keys = keys
 	c.plan.Notes = append(c.plan.Notes, notes...)
 	var bad *format.Error
@@ -122,7 +122,7 @@ func (c *conversion) leave() error {
 		return err
 	}
 	for _, e := range entries {
-		if !c.isReplaced(e.Name()) && !c.plan.format.Dialect.Consumes(e.Name()) {
+		if !c.isReplaced(e.Name()) && !c.plan.Format.Dialect.Consumes(e.Name()) {
 			c.plan.Left = append(c.plan.Left, e.Name())
 		}
 	}

@@ -13,7 +13,7 @@ import (
 // and fills in Files, Tensors and their places. It returns which of the given ones each of
 // Tensors is. What the headers hold is in the plan, and Header makes them of that.
 func (p *Plan) layOut(tensors []tensor.Info, maxShardBytes int64) (given []int32, err error) {
-	f := p.format
+	f := p.Format
 	shards, err := f.Shards(tensors, maxShardBytes, p.keys)
 	if err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func (p *Plan) Header(file int) ([]byte, error) {
 			infos = append(infos, t.Info())
 		}
 	}
-	l, err := p.format.Layout(infos, format.Head{Keys: p.keys, Shard: file, Shards: len(p.Files), Tensors: len(p.Tensors)})
+	l, err := p.Format.Layout(infos, format.Head{Keys: p.keys, Shard: file, Shards: len(p.Files), Tensors: len(p.Tensors)})
 	if err != nil {
 		return nil, err
 	}

@@ -38,10 +38,11 @@ type Plan struct {
 	// empty if there is none.
 	Index string `json:"-"`
 
-	format *format.Format // that is written
-	keys   []byte         // what its files say beside their tensors
-	order  []int32        // Tensors in the order of the model
-	source int64          // bytes of memory that the headers of the source take
+	Format *format.Format `json:"-"` // of the files to be written
+
+	keys   []byte  // what the files say beside their tensors
+	order  []int32 // Tensors in the order of the model
+	source int64   // bytes of memory that the headers of the source take
 }
 
 // Source is a weight file that is read.

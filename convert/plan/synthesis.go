@@ -29,7 +29,7 @@ func Synthesis(s Synthetic, maxShardBytes int64) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{format: f, Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Missing: []Missing{}}
+	p := &Plan{Format: f, Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Missing: []Missing{}}
 	if _, err := p.layOut(s.Tensors, shardBytes(maxShardBytes)); err != nil {
 		return nil, err
 	}
