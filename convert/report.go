@@ -110,6 +110,33 @@ func (r *Report) writeLost(w io.Writer) {
 			fmt.Fprintf(w, "%s: %s, in %s\n", kind.text, text.Grouped(total), strings.Join(most, ", "))
 		}
 	}
+	r.writeErrors(w)
+}
+
+// writeErrors writes what quantising did to the numbers: the relative RMS of their error,
+// over all and in the tensors where it is largest, and the largest error of all.
+func (r *Report) writeErrors(w io.Writer) {
+	var all engine.LostTensor
+	quantised, largest := []*engine.LostTensor{}, ""
+	for i := range r.Lost {
+		t := &r.Lost[i]
+		if t.Squares == 0 {
+			continue
+		}
+		if quantised = append(quantised, t); t.Largest > all.Largest {
+			largest = t.Name
+		}
+		all.Add(t.Loss)
+	}
+	if all.Errors == 0 {
+		return
+	}
+	slices.SortStableFunc(quantised, func(a, b *engine.LostTensor) int { return cmp.Compare(b.RelRMS(), a.RelRMS()) })
+	var most []string
+	for _, t := range quantised[:min(len(quantised), 3)] {
+		most = append(most, fmt.Sprintf("%s (%.2e)", text.Quote(t.Name), t.RelRMS()))
+	}
+	fmt.Fprintf(w, "error of quantised numbers: %.2e of their RMS, most in %s; at most %.2e, in %s\n", all.RelRMS(), strings.Join(most, ", "), all.Largest, text.Quote(largest))
 }
 
 // CheckReport is what Check found. It is JSON as it stands.

@@ -177,7 +177,9 @@ func (k *checker) check(s Slot) {
 		k.checkFP8(s, w)
 	default:
 		if _, ok := w.DType.Format(); !ok {
-			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with F32, F16, BF16 and F8_E4M3", w.DType))
+			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with F32, F16, BF16, F8_E4M3 and the blocks of GGUF", w.DType))
+		} else if _, err := tensor.Size(w.DType, w.Shape); err != nil {
+			k.wrong(s, w, err.Error())
 		}
 	}
 }

@@ -68,7 +68,7 @@ func TestLoadListsEveryMismatch(t *testing.T) {
 		experts + "3.up_proj.weight: missing, shape [4 8] is expected",
 		"model.norm.weight: missing, shape [8] is expected",
 		"model.layers.0.self_attn.q_proj.weight: shape [8 4], config says [8 8]",
-		"lm_head.weight: dtype F64, the model computes with F32, F16, BF16 and F8_E4M3",
+		"lm_head.weight: dtype F64, the model computes with F32, F16, BF16, F8_E4M3 and the blocks of GGUF",
 		experts + "5.up_proj.weight: unexpected, shape [4 8]",
 		"model.layers.2.input_layernorm.weight: unexpected, shape [8]",
 	}, mismatch.Findings())
@@ -147,6 +147,50 @@ func TestWeightsAreCastToTheComputeDType(t *testing.T) {
 		logits[i] = y.Values
 	}
 	require.Equal(t, logits[1], logits[0])
+}
+
+// TestBlockTypes: a model whose matrices are blocks computes what one does that has their
+// numbers in float32, few tokens and many.
+func TestBlockTypes(t *testing.T) {
+	c := configtest.Parse(t, `{"model_type":"deepseek","vocab_size":16,"hidden_size":256,"intermediate_size":256,
+"moe_intermediate_size":256,"num_hidden_layers":2,"num_attention_heads":2,"num_key_value_heads":1,
+"n_shared_experts":1,"n_routed_experts":3,"num_experts_per_tok":2,"first_k_dense_replace":1}`)
+	weights := synthetic(t, c)
+	for _, d := range []tensor.DType{tensor.Q4_0, tensor.Q8_0, tensor.Q5_K, tensor.Q6_K} {
+		q, err := tensor.NewQuantiser(d)
+		require.NoError(t, err)
+		blocks, wide := memory{}, memory{}
+		for name, w := range weights {
+			values, err := w.Float32s(nil)
+			require.NoError(t, err)
+			if len(w.Shape) == 2 {
+				w = tensor.Tensor{DType: d, Shape: w.Shape, Data: make([]byte, d.Bytes(int64(len(values))))}
+				q.Convert(w.Data, values, &tensor.Loss{})
+				values, err = w.Float32s(nil)
+				require.NoError(t, err)
+			}
+			blocks[name], wide[name] = w, tensortest.New(t, tensor.F32, w.Shape, values)
+		}
+		for _, o := range []model.Options{{}, {Accumulate: model.Float32}} {
+			for _, seq := range []int{1, 14} {
+				in := &model.Input{Batch: 1, Seq: seq, InputIDs: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}[:seq]}
+				var logits [2][]float32
+				for i, src := range []memory{blocks, wide} {
+					m, err := model.Load(c, src)
+					require.NoError(t, err)
+					y, err := m.Forward(t.Context(), in, o)
+					require.NoError(t, err)
+					logits[i] = y.Values
+				}
+				require.Equal(t, logits[1], logits[0], d)
+			}
+		}
+	}
+	c = configtest.Parse(t, tinyConfig)
+	weights = synthetic(t, c)
+	weights["lm_head.weight"] = tensor.Tensor{DType: tensor.Q4_K, Shape: []int{11, 8}}
+	_, err := model.Load(c, weights)
+	require.ErrorContains(t, err, "lm_head.weight: rows of shape [11 8] are no whole blocks of 256 elements of Q4_K")
 }
 
 // TestTopK: largest first, the lower expert among equals, as sets stable under order.

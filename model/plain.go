@@ -96,10 +96,11 @@ func (p *Plain) Linear(x *Activation, l *Linear) *Activation {
 }
 
 // matrix returns w for the kernels: as stored, cast to the compute dtype on the way
-// if that holds fewer values.
+// if that holds fewer values. What blocks stand for is not cast: it is no number of the
+// reference's, and would be off by another rounding.
 func (p *Plain) matrix(w *Weight) kernel.Matrix {
 	m := w.matrix()
-	m.Round, m.Via = p.weights != kernel.F32 && m.Format != p.weights, p.weights
+	m.Round, m.Via = p.weights != kernel.F32 && m.Format != p.weights && !m.Format.Blocked(), p.weights
 	return m
 }
 

@@ -201,13 +201,13 @@ func orNone(sigma *model.Activation) *model.Activation {
 
 // Embed implements model.Arithmetic. Casting a weight to the compute dtype is exact.
 func (a *analysis) Embed(w *model.Weight, ids []int) *value {
-	return a.embedded(a.plain.Embed(w, ids), w)
+	return a.embedded(a.plain.Embed(w, ids), w, ids)
 }
 
 // Linear implements model.Arithmetic:
 //
 //	v = Σ w²·(v_x + κx²) + κy²;  with a bias + y²/3 for the sum without it
-//	with a weight that was rounded + Σ ulp(w)²/12·(x² + v_x)
+//	with a weight that was rounded + Σ h²/3·(x² + v_x), h half a unit of w
 func (a *analysis) Linear(x *value, l *model.Linear) *value {
 	x = a.use(x)
 	y := &value{unrounded: true}

@@ -354,7 +354,7 @@ func undoTransposed(proj string) func(x *trial) string {
 			return ""
 		}
 		w := &l.Weight
-		if w.Shape[0] != w.Shape[1] || w.Scales != nil {
+		if w.Shape[0] != w.Shape[1] || w.Scales != nil || w.DType.Blocked() {
 			return ""
 		}
 		n, size := w.Shape[0], int(w.DType.Bytes(1))

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 // What a conversion did to weights by rounding them. The reference ran with weights that
 // are up to half a unit away: an error of variance ulp²/12 each, beside those of computing.
+// Of a block type half a unit is what tensor.HalfSteps says.
 
 // Rounding says that the checkpoint differs from the reference's by no more than what a
 // conversion did to its weights by rounding them.
@@ -32,23 +34,27 @@ type Rounding struct {
 type roundings map[string]string
 
 // roundings asks whoever knows, and gives stored tensors the names of the table. What is
-// cast to the compute dtype anyway was rounded in the reference, too.
-func (t *tracer) roundings(by func() (map[string]string, error)) (roundings, error) {
-	if by == nil || t.o.Mode != Local {
+// cast to the compute dtype anyway was rounded in the reference, too. Weights of a block type
+// were rounded whoever made them, and are known without being asked for.
+func (t *tracer) roundings(by func() (map[string]string, error)) (rounded roundings, err error) {
+	if t.o.Mode != Local {
 		return nil, nil
 	}
-	stored, err := by()
-	if err != nil {
-		return nil, err
+	var stored map[string]string
+	if by != nil {
+		stored, err = by()
 	}
-	rounded := roundings{}
+	rounded = roundings{}
 	for _, w := range t.set.All() {
-		narrow := w.DType == tensor.BF16 || w.DType == tensor.F16
-		if op := stored[w.Stored]; op != "" && narrow && w.DType != t.pack.DType {
+		op, narrow := stored[w.Stored], w.DType == tensor.BF16 || w.DType == tensor.F16
+		switch {
+		case w.DType.Blocked():
+			rounded[w.Name] = "quantise " + w.DType.String()
+		case op != "" && narrow && w.DType != t.pack.DType:
 			rounded[w.Name] = op
 		}
 	}
-	return rounded, nil
+	return rounded, err
 }
 
 // explained compares the report with the one in which weights are taken as they are.
@@ -82,12 +88,26 @@ func (a *analysis) deltas(w *model.Weight) []float64 {
 	if a.rounded[w.Name] == "" {
 		return nil
 	}
-	p, values := precisionOf(w.DType), a.plain.Values(w)
-	deltas := make([]float64, len(values))
-	for i, v := range values {
-		deltas[i] = sq(p.ulp(float64(v))/unit) / 12
+	deltas := make([]float64, w.Len())
+	for i, h := range halfUnits(w.Tensor) {
+		deltas[i] = sq(float64(h)/unit) / 3
 	}
 	return deltas
+}
+
+// halfUnits are half the distances between neighbours of the values of a weight that was
+// rounded to its dtype, for each element: its error is about uniform within them, of variance
+// h²/3.
+func halfUnits(w tensor.Tensor) []float32 {
+	if w.DType.Blocked() {
+		return w.HalfSteps(nil)
+	}
+	p := precisionOf(w.DType)
+	h, _ := w.Float32s(nil) // BF16 or F16
+	for i, v := range h {
+		h[i] = float32(p.ulp(float64(v)) / 2)
+	}
+	return h
 }
 
 // delta is element i of deltas, 0 without any.
@@ -99,13 +119,16 @@ func delta(deltas []float64, i int) float64 {
 }
 
 // embedded gives rows of an embedding that was rounded their variances.
-func (a *analysis) embedded(y *model.Activation, w *model.Weight) *value {
+func (a *analysis) embedded(y *model.Activation, w *model.Weight, ids []int) *value {
 	if a.rounded[w.Name] == "" {
 		return exact(y)
 	}
-	x, p := a.computed(y, y.DType), precisionOf(w.DType)
-	for i, v := range y.Values {
-		x.set(i, float64(v), sq(p.ulp(float64(v))/unit)/12)
+	x := a.computed(y, y.DType)
+	for t, id := range ids {
+		for i, h := range halfUnits(w.Row(id)) {
+			i += t * y.Width()
+			x.set(i, float64(y.Values[i]), sq(float64(h)/unit)/3)
+		}
 	}
 	return x
 }
@@ -114,24 +137,27 @@ func (a *analysis) embedded(y *model.Activation, w *model.Weight) *value {
 const blockElements = 1 << 22
 
 // linearDeltas adds to the variances of l's products with x what the rounding of its weight
-// does, Σ ulp(w)²/12·(x² + v_x). Row t of sums is in units of scales[t].
+// does, Σ h²/3·(x² + v_x) with half units h. Row t of sums is in units of scales[t].
 func (a *analysis) linearDeltas(sums []float32, scales []float64, x *value, l *model.Linear) {
 	if a.rounded[l.Weight.Name] == "" {
 		return
 	}
 	w := &l.Weight
+	errorsOf, factor := halfUnitRows, 1.0/3
+	if !w.DType.Blocked() { // a power of two, which takes part in no product, is divided by 2^(bits-1) here
+		errorsOf, factor = powersOfTwo, math.Exp2(2-2*float64(precisionOf(w.DType).bits))/12
+	}
 	terms := a.errors.Make(tensor.F32, x.Shape...)
 	for t, scale := range scales {
 		for i, xi := range x.Row(t) {
 			i += t * x.Width()
-			// a power of two, which takes part in no product, is divided by 2^(bits-1) here
-			terms.Values[i] = float32((sq(float64(xi)/unit) + x.v(i)) / scale * math.Exp2(2-2*float64(precisionOf(w.DType).bits)) / 12)
+			terms.Values[i] = float32((sq(float64(xi)/unit) + x.v(i)) / scale * factor)
 		}
 	}
 	rows, width := w.Shape[0], w.Shape[1]
 	for first := 0; first < rows; first += max(1, blockElements/width) {
 		n := min(max(1, blockElements/width), rows-first)
-		powers := &model.Linear{Weight: powersOfTwo(w, first, n)}
+		powers := &model.Linear{Weight: errorsOf(w, first, n)}
 		part := a.scratch(func() *model.Activation {
 			part := a.errors.Make(tensor.F32, x.Rows(), n)
 			flat := a.errors.Make(tensor.F32, x.Rows(), width)
@@ -160,6 +186,19 @@ func powersOfTwo(w *model.Weight, first, n int) model.Weight {
 		}
 	}
 	return model.Weight{Name: w.Name, Tensor: tensor.Tensor{DType: tensor.BF16, Shape: []int{n, w.Shape[1]}, Data: data}}
+}
+
+// halfUnitRows are the half units of n rows of w, of a block type.
+func halfUnitRows(w *model.Weight, first, n int) model.Weight {
+	var h []float32
+	for r := range n {
+		h = w.Row(first + r).HalfSteps(h)
+	}
+	data := make([]byte, 0, 4*len(h))
+	for _, v := range h {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+	}
+	return model.Weight{Name: w.Name, Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{n, w.Shape[1]}, Data: data}}
 }
 
 // roundedRMS is the limit of the RMS of a stage whose weights were rounded: no error of a

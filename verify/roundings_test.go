@@ -69,6 +69,45 @@ func TestRoundedWeightsHaveTheVarianceOfTheirUnits(t *testing.T) {
 	}
 }
 
+// TestBlocksHaveTheVarianceOfTheirSteps: products and rows of an embedding whose weights were
+// drawn in float32 and quantised. In standard deviations the errors have an RMS of about
+// 1, or somewhat less, and none is beyond the limit.
+func TestBlocksHaveTheVarianceOfTheirSteps(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const width, rows, tokens = 256, 24, 16
+	values, data := make([]float32, rows*width), []byte(nil)
+	for i := range values {
+		values[i] = float32(r.NormFloat64() * 0.05)
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(values[i]))
+	}
+	x := &model.Activation{DType: tensor.F32, Shape: []int{tokens, width}}
+	for range tokens * width {
+		x.Values = append(x.Values, float32(r.NormFloat64()))
+	}
+	wide := model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{rows, width}, Data: data}}
+	for _, d := range []tensor.DType{tensor.Q4_0, tensor.Q5_0, tensor.Q5_1, tensor.Q8_0, tensor.Q4_K, tensor.Q5_K, tensor.Q6_K} {
+		narrow := model.Weight{Name: "w", Tensor: tensor.Tensor{DType: d, Shape: wide.Shape, Data: make([]byte, d.Bytes(rows*width))}}
+		q, err := tensor.NewQuantiser(d)
+		require.NoError(t, err)
+		q.Convert(narrow.Data, values, &tensor.Loss{})
+		exactly := newAnalysis(model.Options{DType: tensor.F32}, nil)
+		rounded := newAnalysis(model.Options{DType: tensor.F32}, roundings{"w": "quantise"})
+		ids := []int{3, 0, 23, 3}
+		for name, both := range map[string][2]*value{
+			"Linear": {exactly.Linear(exact(x), &model.Linear{Weight: wide}), rounded.Linear(exact(x), &model.Linear{Weight: narrow})},
+			"Embed":  {exactly.Embed(&wide, ids), rounded.Embed(&narrow, ids)},
+		} {
+			dist := measure(both[1], both[0].Values, 1)
+			require.True(t, dist.finite)
+			require.Less(t, dist.largest, 5.0, "%s %s", d, name)
+			require.Greater(t, dist.rms, 0.6, "%s %s", d, name) // the ends of the ranges of types K are wide
+			require.Less(t, dist.rms, 1.1, "%s %s", d, name)
+		}
+		exactly.Close()
+		rounded.Close()
+	}
+}
+
 func zeros(shape ...int) *model.Activation {
 	return &model.Activation{DType: tensor.F32, Shape: shape, Values: make([]float32, shape[0]*shape[1])}
 }

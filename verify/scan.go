@@ -83,7 +83,7 @@ func (t *tracer) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
 			}
 			return
 		}
-		buffer := make([]byte, min(w.Bytes(), pieceSize))
+		buffer := make([]byte, min(w.Bytes(), w.DType.Bytes(w.DType.Elements(pieceSize))))
 		for at := int64(0); at < w.Bytes(); at += int64(len(buffer)) {
 			part := buffer[:min(int64(len(buffer)), w.Bytes()-at)]
 			if err := w.ReadAt(u, part, at); !yield(part, err) {

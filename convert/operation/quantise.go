@@ -71,11 +71,11 @@ func (q *Quantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 		return err
 	}
 	return q.each(in, widen, func(x []float32, _ int) error {
-		if n := tensor.NotFiniteValues(x); n > 0 {
+		size, before := q.To.Bytes(int64(len(x))), lost.NotFinite
+		q.codec.Convert(dst[:size], x, lost)
+		if n := lost.NotFinite - before; n > 0 {
 			return &NotFiniteError{n, q.To}
 		}
-		size := q.To.Bytes(int64(len(x)))
-		q.codec.Convert(dst[:size], x, lost)
 		dst = dst[size:]
 		return nil
 	})

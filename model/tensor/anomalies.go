@@ -27,9 +27,18 @@ var (
 // scanned is how many bytes are searched before what was found in them is counted.
 const scanned = 4096
 
-// Add counts the elements of data, whole ones of F32, F16, BF16 or F8_E4M3. The order in
-// which the parts of a tensor are added does not matter.
+// Add counts the elements of data, whole ones of F32, F16, BF16 or F8_E4M3, or what whole
+// blocks of a block type stand for. The order in which the parts of a tensor are added does
+// not matter.
 func (a *Anomalies) Add(data []byte, d DType) {
+	if d.Blocked() {
+		var wide [4 * piece]byte
+		d.eachDecoded(data, func(x []float32) {
+			kernel.Narrow(wide[:4*len(x)], x, kernel.F32)
+			a.Add(wide[:4*len(x)], F32)
+		})
+		return
+	}
 	f, ok := d.Format()
 	if !ok {
 		panic("tensor: Anomalies.Add: dtype " + d.String())

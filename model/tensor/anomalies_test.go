@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // anomaliesOf counts by the definition: every element decoded.
@@ -126,4 +127,31 @@ func BenchmarkAnomalies(b *testing.B) {
 	buffer := make([]byte, size)
 	run("copy/memory", size, func(data []byte) { copy(buffer, data) })
 	_ = sum
+}
+
+// TestAnomaliesOfBlocks are those of what the blocks stand for.
+func TestAnomaliesOfBlocks(t *testing.T) {
+	block := make([]byte, 34)
+	block[2], block[3] = 1, 0xff // 1, -1, 0, …
+	for _, c := range []struct {
+		scale uint16
+		want  Anomalies
+	}{
+		{0, Anomalies{}},
+		{0x3c00, Anomalies{Nonzero: true}},
+		{0x7bff, Anomalies{Nonzero: true}},
+		{0x7c00, Anomalies{Nonzero: true, Infinite: 2, NaN: 30}},
+		{0x7e00, Anomalies{Nonzero: true, NaN: 32}},
+	} {
+		block[0], block[1] = byte(c.scale), byte(c.scale>>8)
+		var got Anomalies
+		got.Add(append(make([]byte, 34*100), block...), Q8_0)
+		require.Equal(t, c.want, got, "%04x", c.scale)
+		require.Equal(t, c.want.NaN+c.want.Infinite, NotFinite(block, Q8_0))
+		require.Equal(t, c.want.NaN+c.want.Infinite == 0, Tensor{DType: Q8_0, Shape: []int{32}, Data: block}.Finite())
+	}
+	block[3], block[1], block[0] = 127, 0x7b, 0xff
+	var got Anomalies
+	got.Add(block, Q8_0)
+	require.Equal(t, Anomalies{Nonzero: true, BeyondF16: 1}, got)
 }

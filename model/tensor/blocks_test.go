@@ -88,7 +88,7 @@ func TestQuantiseLoss(t *testing.T) {
 		y := dequantise(t, d, out)
 		var squares, errors, largest float64
 		for i, v := range x {
-			e := float64(y[i]) - float64(v)
+			e := float64(y[i] - v)
 			squares, errors, largest = squares+float64(v)*float64(v), errors+e*e, max(largest, math.Abs(e))
 		}
 		require.InEpsilon(t, squares, lost.Squares, 1e-12, d)
@@ -115,6 +115,33 @@ func TestQuantiseLoss(t *testing.T) {
 		require.Equal(t, 1.0, lost.RelRMS(), d)
 	}
 	require.Zero(t, Loss{}.RelRMS())
+}
+
+// TestHalfSteps: what was quantised lies within the half steps, and fills them.
+func TestHalfSteps(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, scale := range []float64{1, 1e-3, 1e-6} { // the last has scales below the normal F16
+		x := make([]float32, 64*256)
+		for i := range x {
+			x[i] = float32(scale * r.NormFloat64() / (0.1 + math.Abs(r.NormFloat64())))
+		}
+		for _, d := range blockTypes[:7] {
+			out, _ := quantise(t, d, x)
+			h, y, sum := Tensor{DType: d, Shape: []int{len(x)}, Data: out}.HalfSteps([]float32{7}), dequantise(t, d, out), 0.0
+			require.Len(t, h, 1+len(x))
+			for i := range x {
+				ratio := math.Abs(float64(y[i])-float64(x[i])) / float64(h[i+1])
+				require.LessOrEqual(t, ratio, 1.0001, "%s %g: %d", d, scale, i)
+				sum += 3 * ratio * ratio
+			}
+			if scale > 1e-5 {
+				require.InDelta(t, 0.93, math.Sqrt(sum/float64(len(x))), 0.12, "%s %g", d, scale)
+			}
+		}
+	}
+	h := Tensor{DType: MXFP4, Shape: []int{32}, Data: append([]byte{128}, []byte("\x10\x32\x54\x76\x98\xba\xdc\xfe\x00\x00\x00\x00\x00\x00\x00\x00")...)}.HalfSteps(nil)
+	require.Equal(t, []float32{0.5, 0.5, 1, 2, 0.5, 0.5, 1, 2}, h[:8]) // of 0, 2, 4, 8, -0, …
+	require.Equal(t, []float32{0.5, 0.5, 1, 4}, h[16:20])              // of 1, 3, 6, 12, …
 }
 
 // TestNoQuantiser: types that nothing is quantised to.

@@ -94,8 +94,12 @@ func (t Tensor) Finite() bool { return NotFinite(t.Data, t.DType) == 0 }
 
 // NotFinite counts the elements of data, of dtype d, that are infinite or NaN. Of C64 it
 // counts real and imaginary parts. Integers are finite, and so are dtypes without such
-// patterns.
+// patterns. Of block types it counts what the blocks stand for.
 func NotFinite(data []byte, d DType) (n int64) {
+	if d.Blocked() {
+		d.eachDecoded(data, func(x []float32) { n += NotFiniteValues(x) })
+		return n
+	}
 	switch d {
 	case F64:
 		return word{1 << 63, (0x8000 - 0x7ff0) << 48}.count(data)

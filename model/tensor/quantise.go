@@ -25,9 +25,10 @@ func NewQuantiser(to DType) (*Quantiser, error) {
 // Quantises says whether there is a Quantiser to d.
 func (d DType) Quantises() bool { return int(d) < len(encoders) && encoders[d] != nil }
 
-// Convert encodes x, whole blocks of finite numbers, into dst, which has room for exactly
-// them, and adds to lost what that does to them: block after block, so that the sums do
-// not depend on how a tensor is cut.
+// Convert encodes x, whole blocks, into dst, which has room for exactly them, and adds to
+// lost what that does to them: block after block, so that the sums do not depend on how a
+// tensor is cut. A block of a number that is infinite or NaN is not defined; such numbers
+// are counted.
 func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) {
 	var decoded [256]float32
 	elements, bytes := q.To.Block()
@@ -40,31 +41,36 @@ func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) {
 	}
 }
 
-// quantised adds what a block of x lost when it became y.
+// quantised adds what a block of x lost when it became y: errors are rounded to float32,
+// their squares are summed in float64, four sums at a time.
 func (l *Loss) quantised(y, x []float32) {
-	var squares, errors [4]float64
-	largest, left := float64(0), uint32(0)
-	for i := 0; i+4 <= len(x) && i+4 <= len(y); i += 4 {
-		a, b := (*[4]float32)(x[i:]), (*[4]float32)(y[i:])
-		for k, v := range a {
-			e := float64(b[k]) - float64(v)
-			left |= math.Float32bits(b[k])
-			squares[k] += float64(float64(v) * float64(v))
-			errors[k] += float64(e * e)
-			largest = max(largest, math.Abs(e))
-		}
+	const sign, infinite = 1 << 31, 0x7f800000
+	wasX, wasY := x, y
+	var s0, s1, s2, s3, e0, e1, e2, e3 float64
+	largest, left := uint32(0), uint32(0)
+	for ; len(x) >= 4 && len(y) >= 4; x, y = x[4:], y[4:] {
+		d0, d1, d2, d3 := y[0]-x[0], y[1]-x[1], y[2]-x[2], y[3]-x[3]
+		left |= math.Float32bits(y[0]) | math.Float32bits(y[1]) | math.Float32bits(y[2]) | math.Float32bits(y[3])
+		largest = max(largest, math.Float32bits(d0)&^sign, math.Float32bits(d1)&^sign, math.Float32bits(d2)&^sign, math.Float32bits(d3)&^sign)
+		v0, v1, v2, v3 := float64(x[0]), float64(x[1]), float64(x[2]), float64(x[3])
+		s0, s1, s2, s3 = s0+float64(v0*v0), s1+float64(v1*v1), s2+float64(v2*v2), s3+float64(v3*v3)
+		v0, v1, v2, v3 = float64(d0), float64(d1), float64(d2), float64(d3)
+		e0, e1, e2, e3 = e0+float64(v0*v0), e1+float64(v1*v1), e2+float64(v2*v2), e3+float64(v3*v3)
 	}
-	square, sum := squares[0]+squares[1]+(squares[2]+squares[3]), errors[0]+errors[1]+(errors[2]+errors[3])
 	switch {
-	case sum-sum != 0: // it is in no sum
-		l.Overflow += NotFiniteValues(y)
+	case largest >= infinite: // it is in no sum
+		source := NotFiniteValues(wasX)
+		l.NotFinite += source
+		if source == 0 {
+			l.Overflow += max(1, NotFiniteValues(wasY))
+		}
 		return
-	case left<<1 == 0:
-		l.Flushed += nonzero(x)
+	case left&^sign == 0:
+		l.Flushed += nonzero(wasX)
 	}
-	l.Squares += square
-	l.Errors += sum
-	l.Largest = max(l.Largest, largest)
+	l.Squares += s0 + s1 + (s2 + s3)
+	l.Errors += e0 + e1 + (e2 + e3)
+	l.Largest = max(l.Largest, float64(math.Float32frombits(largest)))
 }
 
 // NotFiniteValues counts the numbers that are infinite or NaN.
@@ -87,23 +93,32 @@ func nonzero(x []float32) (n int64) {
 	return n
 }
 
+// eachDecoded calls f for parts of what the blocks of data stand for.
+func (d DType) eachDecoded(data []byte, f func(x []float32)) {
+	var room [piece]float32
+	for len(data) > 0 {
+		n := min(piece, d.Elements(int64(len(data))))
+		part := data[:d.Bytes(n)]
+		kernel.Widen(room[:n], part, blockFormats[d])
+		f(room[:n])
+		data = data[len(part):]
+	}
+}
+
 // DequantiseBlocks decodes the blocks of src, of a block type, into dst, of F32, F16 or BF16,
 // rounding to nearest, ties to even, and counts what is lost.
 func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
-	var room [piece]float32
 	narrow, _ := to.Format()
-	for len(src) > 0 {
-		n := min(piece, from.Elements(int64(len(src))))
-		x, in, out := room[:n], src[:from.Bytes(n)], dst[:to.Bytes(n)]
-		kernel.Widen(x, in, blockFormats[from])
+	from.eachDecoded(src, func(x []float32) {
+		out := dst[:to.Bytes(int64(len(x)))]
 		kernel.Narrow(out, x, narrow)
 		if zero, infinite := census(out, narrow); zero+infinite > 0 {
 			had := NotFiniteValues(x)
 			lost.NotFinite += had
 			lost.Overflow += infinite - had
-			lost.Flushed += zero - (n - nonzero(x))
+			lost.Flushed += zero - (int64(len(x)) - nonzero(x))
 		}
-		src, dst = src[len(in):], dst[len(out):]
-	}
+		dst = dst[len(out):]
+	})
 	return lost
 }

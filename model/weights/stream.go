@@ -10,13 +10,15 @@ import (
 // Stream reads a weight's numbers a part at a time, as float32, FP8 ones multiplied by
 // their scales. It is for one goroutine.
 type Stream struct {
-	// Raw is the bytes of the part that was loaded last, as they are stored. Equal bytes
-	// of weights of one dtype without scales are equal numbers.
+	// Raw is the bytes of the part that was loaded last, as they are stored, of a block type
+	// whole blocks. Equal bytes of weights of one dtype without scales are equal numbers.
 	Raw []byte
 
 	src    ReaderAt
 	w      *Weight
 	at     int64
+	lead   int // numbers of Raw before those that were asked for: of a block that begins before them
+	n      int // that were asked for
 	grid   []byte
 	scales []float32
 	wide   []byte
@@ -26,9 +28,10 @@ type Stream struct {
 // NewStream returns a stream of w, whose bytes src reads.
 func NewStream(src ReaderAt, w *Weight) *Stream { return &Stream{src: src, w: w} }
 
-// NumberType is the dtype of the weight's numbers: its own, or F32 for FP8 with scales.
+// NumberType is the dtype of the weight's numbers: its own, or F32 for FP8 with scales and
+// for block types.
 func (w *Weight) NumberType() tensor.DType {
-	if w.Scales != nil {
+	if w.Scales != nil || w.DType.Blocked() {
 		return tensor.F32
 	}
 	return w.DType
@@ -36,8 +39,12 @@ func (w *Weight) NumberType() tensor.DType {
 
 // Load reads the n elements from at on into Raw.
 func (s *Stream) Load(at int64, n int) error {
-	s.at, s.Raw = at, sized(s.Raw, int(s.w.DType.Bytes(int64(n))))
-	return s.w.ReadAt(s.src, s.Raw, s.w.DType.Bytes(at))
+	block, _ := s.w.DType.Block()
+	s.lead, s.n = int(at%int64(block)), n
+	s.at = at - int64(s.lead)
+	whole := (s.lead + n + block - 1) / block * block
+	s.Raw = sized(s.Raw, int(s.w.DType.Bytes(int64(whole))))
+	return s.w.ReadAt(s.src, s.Raw, s.w.DType.Bytes(s.at))
 }
 
 // Values decodes what was loaded last. The slice is valid until the next call.
@@ -51,7 +58,10 @@ func (s *Stream) Values() ([]float32, error) {
 	}
 	var err error
 	s.values, err = tensor.Tensor{DType: d, Shape: []int{int(d.Elements(int64(len(data))))}, Data: data}.Float32s(s.values[:0])
-	return s.values, err
+	if err != nil {
+		return nil, err
+	}
+	return s.values[s.lead : s.lead+s.n], nil
 }
 
 // dequantise fills wide with Raw's numbers times their scales.

@@ -237,6 +237,38 @@ func TestStreamErrors(t *testing.T) {
 	require.ErrorContains(t, err, "no such tensor")
 }
 
+// TestBlockStream: parts of a weight of a block type that begin and end within blocks, of a
+// tensor of its own and of one among fused experts.
+func TestBlockStream(t *testing.T) {
+	const rows, cols = 3, 64
+	r, blocks := uint32(1), make([]byte, tensor.Q8_0.Bytes(2*rows*cols))
+	for i := range blocks {
+		r = r*1664525 + 1013904223
+		blocks[i] = byte(r >> 24)
+		if i%34 == 1 {
+			blocks[i] &= 0x3b // the scale is finite
+		}
+	}
+	src := memory{
+		"w":                                    {DType: tensor.Q8_0, Shape: []int{2 * rows, cols}, Data: blocks},
+		"model.layers.0.mlp.experts.down_proj": {DType: tensor.Q8_0, Shape: []int{2, rows, cols}, Data: blocks},
+	}
+	want, err := src["w"].Float32s(nil)
+	require.NoError(t, err)
+	set := New(&config.Config{NRoutedExperts: 2}, src)
+	for name, from := range map[string]int{"w": 0, "model.layers.0.mlp.experts.1.down_proj.weight": rows * cols} {
+		w := set.Find(name)
+		require.Equal(t, tensor.F32, w.NumberType())
+		s := NewStream(src, w)
+		for _, c := range [][2]int{{0, 0}, {0, 1}, {0, 32}, {5, 3}, {31, 2}, {33, 64}, {64, 128}, {100, 92}} {
+			require.NoError(t, s.Load(int64(c[0]), c[1]))
+			got, err := s.Values()
+			require.NoError(t, err)
+			require.Equal(t, append([]float32{}, want[from+c[0]:from+c[0]+c[1]]...), append([]float32{}, got...), "%s %v", name, c)
+		}
+	}
+}
+
 // TestNoElements: a part without elements has no numbers, with scales or without.
 func TestNoElements(t *testing.T) {
 	src := fp8(t, tensor.F32)

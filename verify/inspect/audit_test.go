@@ -76,7 +76,7 @@ func TestAuditFindings(t *testing.T) {
 		},
 		"dtype that the model does not compute with": {
 			func(t *testing.T, c *Checkpoint) { c.Files[0].Tensors[0].DType = tensor.I8 },
-			[]string{"dtype: model.embed_tokens.weight: dtype I8, the model computes with F32, F16, BF16 and F8_E4M3"}, "missing",
+			[]string{"dtype: model.embed_tokens.weight: dtype I8, the model computes with F32, F16, BF16, F8_E4M3 and the blocks of GGUF"}, "missing",
 		},
 		"foreign name": {
 			func(t *testing.T, c *Checkpoint) {

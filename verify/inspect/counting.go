@@ -80,13 +80,16 @@ func (s *counting) take(h *heap, w *weights.Weight) {
 }
 
 // jobs is how many jobs a weight is: at least one.
-func (l *load) jobs() int { return int(max((l.Bytes()+jobBytes-1)/jobBytes, 1)) }
+func (l *load) jobs() int {
+	most := l.DType.Elements(jobBytes)
+	return int(max((int64(l.Len())+most-1)/most, 1))
+}
 
 // elements returns where job i begins, and how many elements it has.
 func (l *load) elements(i int) (at, n int64) {
-	size := l.DType.Bytes(1)
-	at = int64(i) * jobBytes / size
-	return at, min(jobBytes/size, int64(l.Len())-at)
+	most := l.DType.Elements(jobBytes)
+	at = int64(i) * most
+	return at, min(most, int64(l.Len())-at)
 }
 
 // scratch is the memory of a goroutine, beside its tile.

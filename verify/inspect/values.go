@@ -159,8 +159,9 @@ func (r *reading) isTied() bool { return r.c.Config != nil && r.c.Config.TieWord
 func (r *reading) run(ctx context.Context) error {
 	t := newTeam(ctx, r.v.Threads)
 	for _, w := range r.weights {
-		for at := int64(0); at < w.Bytes(); at += jobBytes {
-			t.do(func(buffer []byte) { r.look(t.ctx, w, at, min(jobBytes, w.Bytes()-at), buffer) })
+		most := wholeBlocks(w.DType, jobBytes)
+		for at := int64(0); at < w.Bytes(); at += most {
+			t.do(func(buffer []byte) { r.look(t.ctx, w, at, min(most, w.Bytes()-at), buffer) })
 		}
 	}
 	for i := range r.parts {
@@ -171,6 +172,9 @@ func (r *reading) run(ctx context.Context) error {
 	}
 	return t.wait()
 }
+
+// wholeBlocks returns how many of n bytes elements of d fill that can be had without others.
+func wholeBlocks(d tensor.DType, n int64) int64 { return d.Bytes(d.Elements(n)) }
 
 // progress tells of n bytes more.
 func (r *reading) progress(n int64) {
@@ -186,7 +190,7 @@ func (r *reading) look(ctx context.Context, w *read, at, n int64, buffer []byte)
 	var notPositive int64
 	var err error
 	for end := at + n; at < end && err == nil && ctx.Err() == nil; {
-		tile := buffer[:min(tileBytes, end-at)]
+		tile := buffer[:min(wholeBlocks(w.DType, tileBytes), end-at)]
 		if err = w.ReadAt(r.v.Reader, tile, at); err == nil {
 			found.Add(tile, w.DType)
 			if w.IsScales() {

@@ -429,7 +429,7 @@ func Rounded(ctx context.Context, dir string, s Settings) (map[string]string, er
 // rounds is the operation that rounded the tensor, "" if none did. What is cast from BF16 to
 // F16 keeps its values, but for those that are counted as lost.
 func (t *ManifestTensor) rounds() string {
-	if t.DType != tensor.BF16 && t.DType != tensor.F16 {
+	if t.DType != tensor.BF16 && t.DType != tensor.F16 && !t.DType.Blocked() {
 		return ""
 	}
 	for _, s := range t.Sources {

@@ -101,7 +101,11 @@ type OverflowError struct {
 
 // Error says how many elements do not fit which dtype.
 func (e *OverflowError) Error() string {
-	return fmt.Sprintf("at least %s would become infinite in %s", text.Plural(int(e.Count), "element"), e.DType)
+	infinite := "infinite"
+	if e.DType.Blocked() {
+		infinite = "infinite or NaN" // 0 times an infinite scale
+	}
+	return fmt.Sprintf("at least %s would become %s in %s", text.Plural(int(e.Count), "element"), infinite, e.DType)
 }
 
 // Run writes the plan's output to the directory dst, an absolute path. If that does not

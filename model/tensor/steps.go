@@ -1,0 +1,112 @@
+package tensor
+
+import (
+	"encoding/binary"
+	"math"
+
+	"dsmoe/model/internal/kernel"
+)
+
+// How far a block may be from the numbers that it was made of.
+
+// errorF16 is how far a number may be from the F16 that it was rounded to: half a unit.
+func errorF16(d float32) float32 { return max(0x1p-11*d, 0x1p-25) }
+
+// HalfSteps appends to dst, for each element of a tensor of a block type, half the width of
+// the interval of numbers that are encoded as that element: half a step between its
+// neighbouring codes, and what rounding scales and minimums adds, since steps are of scales
+// as they are stored. The outermost codes of Q4_0, Q5_0 and of the types K also stand for
+// numbers beyond them: a step, and as much as rounding a part's scale and minimum to a few
+// bits moves the end of its range. The error of a number that the reference encoder rounded
+// is then about uniform within ± half a step, of a variance of a third of its square.
+func (t Tensor) HalfSteps(dst []float32) []float32 {
+	elements, bytes := t.DType.Block()
+	for data := t.Data; len(data) > 0; data = data[bytes:] {
+		n := len(dst)
+		dst = append(dst, make([]float32, elements)...)
+		halfSteps(dst[n:], data[:bytes], t.DType)
+	}
+	return dst
+}
+
+// halfSteps is HalfSteps of one block.
+func halfSteps(h []float32, b []byte, d DType) {
+	switch d {
+	case Q8_0:
+		oneScale(h, getF16(b), 0, func(i int) int { return int(int8(b[2+i])) }, math.MaxInt)
+	case Q4_0:
+		oneScale(h, getF16(b), 0, func(i int) int { return low(b[2:], i) - 8 }, 7)
+	case Q5_0:
+		oneScale(h, getF16(b), 0, func(i int) int { return low(b[6:], i) + fifth(b[2:], i) - 16 }, 15)
+	case Q5_1:
+		oneScale(h, getF16(b), getF16(b[2:]), func(i int) int { return low(b[8:], i) + fifth(b[4:], i) }, math.MaxInt)
+	case MXFP4:
+		var unit [32]float32
+		kernel.Widen(unit[:], append([]byte{b[0]}, []byte("\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11")...), kernel.MXFP4)
+		for i := range h { // in units of half the least magnitude; 12 stands for numbers to 16
+			h[i] = unit[0] * [...]float32{0.5, 0.5, 0.5, 0.5, 1, 1, 2, 4}[low(b[1:], i)&7]
+		}
+	case Q6_K:
+		super := abs32(getF16(b[208:]))
+		moved := float32(32 * (0.5*super + float32(128*errorF16(super))))
+		for i := range h {
+			half, quarter, place := i/128, i%128/32, i%32
+			code := int(b[64*half+32*(quarter%2)+place]>>(quarter/2*4)&15) | int(b[128+32*half+place]>>(2*quarter)&3)<<4
+			h[i] = partStep(super, abs32(float32(int8(b[192+i/16]))), moved, code == 0 || code == 63)
+		}
+	default:
+		minimumSteps(h, b, d)
+	}
+}
+
+// oneScale sets h for blocks of one scale d and minimum m: half a step, or a step at the
+// largest code, where the code that it was chosen for may be the next; and the errors of d
+// and m as F16.
+func oneScale(h []float32, d, m float32, code func(i int) int, largest int) {
+	d = abs32(d)
+	ofD, ofM := errorF16(d), errorF16(abs32(m))
+	for i := range h {
+		q, step := code(i), float32(0.5)
+		if q == largest {
+			step = 1
+		}
+		h[i] = float32(d*step) + float32((abs32(float32(q))+1)*ofD) + ofM
+	}
+}
+
+// minimumSteps sets h for a Q4_K or Q5_K block.
+func minimumSteps(h []float32, b []byte, d DType) {
+	super, superMin, packed := abs32(getF16(b)), abs32(getF16(b[2:])), (*[12]byte)(b[4:])
+	codes, most := b[16:], 15
+	if d == Q5_K {
+		codes, most = b[48:], 31
+	}
+	moved := float32(float32(most)*(0.5*super+float32(63*errorF16(super)))) + float32(0.5*superMin) + float32(63*errorF16(superMin))
+	for p := range 8 {
+		scale, _ := kernel.ScaleMin(p, packed)
+		for i := range 32 {
+			code := int(codes[32*(p/2)+i] >> (p % 2 * 4) & 15)
+			if d == Q5_K {
+				code |= int(b[16+i]>>p&1) << 4
+			}
+			h[32*p+i] = partStep(super, float32(scale), moved, code == 0 || code == most)
+		}
+	}
+}
+
+// partStep is half the interval of a code of a part with a rounded scale, times super: half a
+// step; at the ends of its range a step and half more, and as far as roundings of the part's
+// scale and minimum, and of the block's, moved them. A part without scale is all one number.
+func partStep(super, scale, moved float32, end bool) float32 {
+	step := super * scale
+	if !end && step > 0 {
+		return 0.5 * step
+	}
+	return float32(1.5*max(step, 0.5*super, errorF16(super))) + moved
+}
+
+// low returns the low four bits of code i of 32, which lie in 16 bytes; fifth its bit of a
+// uint32, as the code's fifth.
+func low(q []byte, i int) int { return int(q[i%16] >> (i / 16 * 4) & 15) }
+
+func fifth(q []byte, i int) int { return int(binary.LittleEndian.Uint32(q)>>i&1) << 4 }
