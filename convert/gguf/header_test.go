@@ -153,7 +153,7 @@ func hostile() map[string]struct {
 	add("more keys than any file has", h, "4611686018427387904 keys, more than the limit of 65536")
 	h = newHeader()
 	h.keyN = 2
-	add("one key too few", h, "needs")
+	add("one key too few", h, "is empty")
 	h = newHeader()
 	h.keys.b = append(h.keys.b, le64(1<<63)...)
 	h.keyN = 2

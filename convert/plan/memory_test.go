@@ -68,10 +68,10 @@ func TestMemory(t *testing.T) {
 			require.Len(t, p.Tensors, 91_991)
 		}
 		took := heap() - before
-		t.Logf("%s: %d bytes of %d, planning %d", name, took, p.Memory(), PlanningMemory(src))
+		t.Logf("%s: %d bytes of %d, planning %d", name, took, p.Memory(), PlanningMemory(src, Options{}))
 		require.LessOrEqual(t, took, p.Memory(), name)
 		require.Greater(t, took, p.Memory()*3/4, name)
-		require.Less(t, p.Memory(), PlanningMemory(src), name)
+		require.Less(t, p.Memory(), PlanningMemory(src, Options{}), name)
 		runtime.KeepAlive(p)
 	}
 	runtime.KeepAlive(src)
