@@ -4,8 +4,10 @@ import (
 	"context"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -111,7 +113,13 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 	case f.dryRun && len(given) == 1:
 		return nil
 	}
-	return expect("SRC", "DST")(cmd, given)
+	if err := expect("SRC", "DST")(cmd, given); err != nil {
+		return err
+	}
+	if strings.EqualFold(filepath.Ext(given[1]), ".gguf") {
+		return misuse(cmd, "DST is a directory, and cannot have the extension of a file: --to gguf writes DST/model.gguf")
+	}
+	return nil
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {

@@ -323,7 +323,8 @@ func (r *keyReader) yarn(factor float64) string {
 		}
 	}
 	if log, ok := r.real(yarnLog); ok && log != 0 {
-		all := shortest(float64(float32(log) / 0.1))
+		tenth, _ := strconv.ParseFloat(shortest(log), 64) // the decimal that was rounded to float32
+		all := shortest(10 * tenth)
 		s += fmt.Sprintf(`, "mscale": %s, "mscale_all_dim": %s`, all, all)
 	} else {
 		r.fail(r.arch+"."+yarnLog, "is missing or 0: llama.cpp then scales the scores of attention as no config.json can say")

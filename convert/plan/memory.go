@@ -37,8 +37,8 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 }
 
 // perConsumed is the bytes that a byte of a file takes that goes into the keys of weight
-// files, such as a tokenizer, while these are made. They were measured with a tokenizer of
-// 130,000 tokens.
+// files, such as a tokenizer, while these are made: its text, what is decoded of that, and
+// what is encoded again.
 const perConsumed = 8
 
 // consumed is the bytes of the files that go into the keys.

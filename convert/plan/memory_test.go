@@ -88,7 +88,7 @@ func TestMemoryOfNames(t *testing.T) {
 			infos[i].Name = prefix + strings.TrimPrefix(infos[i].Name, "model.")
 		}
 		fixture.Sparse(t, dir, safetensors.Format(), infos, 4_300_000_000)
-		return PlanningMemory(open(t, dir))
+		return PlanningMemory(open(t, dir), Options{})
 	}
 	require.Greater(t, planning("")-planning("model."), 1000*int64(len("layers.0.")))
 }
