@@ -26,7 +26,7 @@ func (a altered) Tensors() iter.Seq[tensor.Info] {
 	return func(yield func(tensor.Info) bool) {
 		for i := range a.Source.Tensors() {
 			if t, ok := a.tensors[i.Name]; ok {
-				i.Shape = t.Shape
+				i.DType, i.Shape = t.DType, t.Shape
 			}
 			if i.Name != a.missing && !yield(i) {
 				return

@@ -17,7 +17,7 @@ import (
 
 // encoders holds the encoder of one block of each type that can be written; nil for others.
 var encoders = [...]func(dst []byte, x []float32){
-	Q4_0: encodeQ4_0, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: encodeQ8_0,
+	Q4_0: encodeQ4_0, Q5_0: encodeQ5_0, Q5_1: encodeQ5_1, Q8_0: kernel.EncodeQ8,
 	Q4_K: encodeQ4_K, Q5_K: encodeQ5_K, Q6_K: encodeQ6_K, MXFP4: nil,
 }
 
@@ -56,28 +56,6 @@ func truncated(v float32) int8 {
 		return 0
 	}
 	return int8(int32(v))
-}
-
-// encodeQ8_0 is quantize_row_q8_0_ref: d = max|x|/127, q = round(x·(1/d)), half away from
-// zero.
-func encodeQ8_0(dst []byte, src []float32) {
-	const sign, belowHalf = 1 << 31, 0x3effffff // added to a number, with its sign, before it is truncated: rounds half away
-	x, q := (*[32]float32)(src), (*[32]byte)(dst[2:])
-	largest := uint32(0)
-	for _, v := range x {
-		largest = max(largest, math.Float32bits(v)&^sign)
-	}
-	d := math.Float32frombits(largest) / 127
-	putF16(dst, d)
-	id := inverse(d)
-	if id-id != 0 { // of a d so small that F16 has 0 for it
-		clear(q[:])
-		return
-	}
-	for j, v := range x {
-		y := v * id
-		q[j] = byte(int32(y + math.Float32frombits(math.Float32bits(y)&sign|belowHalf)))
-	}
 }
 
 // encodeQ4_0 is quantize_row_q4_0_ref: d = x_max/-8 for the x_max of largest magnitude,
@@ -384,36 +362,47 @@ func qx(x *[16]float32, codes *[16]byte) float32 {
 		products[i] = weights[i] * v
 	}
 	per := -32 / top
-	sumLX, sumL2 := tryQx(x, &weights, &products, per)
-	fillQx(x, per, codes)
-	scale := float32(0)
-	if sumL2 != 0 {
-		scale = sumLX / sumL2
+	first, _ := tryQx(x, &weights, &products, per, per)
+	scale, chosen := float32(0), per
+	if first.l2 != 0 {
+		scale = first.lx / first.l2
 	}
-	best := scale * sumLX
-	for i := -9; i <= 9; i++ {
-		if i == 0 {
-			continue
-		}
-		per = -(32 + float32(0.1*float32(i))) / top
-		sumLX, sumL2 = tryQx(x, &weights, &products, per)
-		if sumL2 > 0 && sumLX*sumLX > best*sumL2 {
-			fillQx(x, per, codes)
-			scale = sumLX / sumL2
-			best = scale * sumLX
+	best := scale * first.lx
+	take := func(per float32, s sumsQx) {
+		if s.l2 > 0 && s.lx*s.lx > best*s.l2 {
+			chosen, scale = per, s.lx/s.l2
+			best = scale * s.lx
 		}
 	}
+	for _, i := range [...]float32{-9, -7, -5, -3, -1, 2, 4, 6, 8} {
+		next := i + 1
+		if i == -1 {
+			next = 1
+		}
+		a, b := -(32 + float32(0.1*i))/top, -(32 + float32(0.1*next))/top
+		ofA, ofB := tryQx(x, &weights, &products, a, b)
+		take(a, ofA)
+		take(b, ofB)
+	}
+	fillQx(x, chosen, codes)
 	return scale
 }
 
-// tryQx returns Σ x²·x·l and Σ x²·l² for the codes l of an inverse scale.
-func tryQx(x, weights, products *[16]float32, per float32) (sumLX, sumL2 float32) {
+// sumsQx are Σ x²·x·l and Σ x²·l² for codes l.
+type sumsQx struct{ lx, l2 float32 }
+
+// tryQx returns the sums for the codes of two inverse scales, which need not wait for each
+// other.
+func tryQx(x, weights, products *[16]float32, perA, perB float32) (a, b sumsQx) {
 	for i, v := range x {
-		l := float32(clamp(nearest(per*v), -32, 31))
-		sumLX += float32(products[i] * l)
-		sumL2 += float32(float32(weights[i]*l) * l)
+		p, w := products[i], weights[i]
+		l, m := float32(clamp(nearest(perA*v), -32, 31)), float32(clamp(nearest(perB*v), -32, 31))
+		a.lx += float32(p * l)
+		b.lx += float32(p * m)
+		a.l2 += float32(float32(w*l) * l)
+		b.l2 += float32(float32(w*m) * m)
 	}
-	return sumLX, sumL2
+	return a, b
 }
 
 // fillQx sets the codes of an inverse scale.

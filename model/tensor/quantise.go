@@ -3,6 +3,7 @@ package tensor
 import (
 	"fmt"
 	"math"
+	"sync"
 
 	"dsmoe/model/internal/kernel"
 )
@@ -30,47 +31,59 @@ func (d DType) Quantises() bool { return int(d) < len(encoders) && encoders[d] !
 // tensor is cut. A block of a number that is infinite or NaN is not defined; such numbers
 // are counted.
 func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) {
-	var decoded [256]float32
-	elements, bytes := q.To.Block()
-	encode, format := encoders[q.To], blockFormats[q.To]
-	y := decoded[:elements]
-	for ; len(x) > 0; x, dst = x[elements:], dst[bytes:] {
-		encode(dst[:bytes:bytes], x[:elements:elements])
-		kernel.Widen(y, dst[:bytes], format)
-		lost.quantised(y, x[:elements])
+	m := measures.Get().(*measure)
+	defer measures.Put(m)
+	elements, _ := q.To.Block()
+	for len(x) > 0 {
+		part := x[:min(piece, len(x))]
+		out, y := dst[:q.To.Bytes(int64(len(part)))], m.decoded[:len(part)]
+		q.encode(out, part)
+		kernel.Widen(y, out, blockFormats[q.To])
+		for i := 0; i < len(part); i += elements {
+			lost.quantised(y[i:i+elements], part[i:i+elements], &m.sums)
+		}
+		x, dst = x[len(part):], dst[len(out):]
 	}
 }
 
-// quantised adds what a block of x lost when it became y: errors are rounded to float32,
-// their squares are summed in float64, four sums at a time.
-func (l *Loss) quantised(y, x []float32) {
-	const sign, infinite = 1 << 31, 0x7f800000
-	wasX, wasY := x, y
-	var s0, s1, s2, s3, e0, e1, e2, e3 float64
-	largest, left := uint32(0), uint32(0)
-	for ; len(x) >= 4 && len(y) >= 4; x, y = x[4:], y[4:] {
-		d0, d1, d2, d3 := y[0]-x[0], y[1]-x[1], y[2]-x[2], y[3]-x[3]
-		left |= math.Float32bits(y[0]) | math.Float32bits(y[1]) | math.Float32bits(y[2]) | math.Float32bits(y[3])
-		largest = max(largest, math.Float32bits(d0)&^sign, math.Float32bits(d1)&^sign, math.Float32bits(d2)&^sign, math.Float32bits(d3)&^sign)
-		v0, v1, v2, v3 := float64(x[0]), float64(x[1]), float64(x[2]), float64(x[3])
-		s0, s1, s2, s3 = s0+float64(v0*v0), s1+float64(v1*v1), s2+float64(v2*v2), s3+float64(v3*v3)
-		v0, v1, v2, v3 = float64(d0), float64(d1), float64(d2), float64(d3)
-		e0, e1, e2, e3 = e0+float64(v0*v0), e1+float64(v1*v1), e2+float64(v2*v2), e3+float64(v3*v3)
+// measure is memory to measure losses in.
+type measure struct {
+	decoded [piece]float32
+	sums    kernel.BlockSums
+}
+
+var measures = sync.Pool{New: func() any { return new(measure) }}
+
+// encode encodes whole blocks.
+func (q *Quantiser) encode(dst []byte, x []float32) {
+	if q.To == Q8_0 {
+		kernel.EncodeQ8(dst, x)
+		return
 	}
+	elements, bytes := q.To.Block()
+	for encode := encoders[q.To]; len(x) > 0; x, dst = x[elements:], dst[bytes:] {
+		encode(dst[:bytes:bytes], x[:elements:elements])
+	}
+}
+
+// quantised adds what a block of x lost when it became y.
+func (l *Loss) quantised(y, x []float32, s *kernel.BlockSums) {
+	const sign, infinite = 1 << 31, 0x7f800000
+	s.Compare(y, x)
 	switch {
-	case largest >= infinite: // it is in no sum
-		source := NotFiniteValues(wasX)
+	case s.Largest >= infinite: // it is in no sum
+		source := NotFiniteValues(x)
 		l.NotFinite += source
 		if source == 0 {
-			l.Overflow += max(1, NotFiniteValues(wasY))
+			l.Overflow += max(1, NotFiniteValues(y))
 		}
 		return
-	case left&^sign == 0:
-		l.Flushed += nonzero(wasX)
+	case s.Any&^sign == 0:
+		l.Flushed += nonzero(x)
 	}
-	l.Squares += s0 + s1 + (s2 + s3)
-	l.Errors += e0 + e1 + (e2 + e3)
-	l.Largest = max(l.Largest, float64(math.Float32frombits(largest)))
+	l.Squares += s.Squares
+	l.Errors += s.Errors
+	l.Largest = max(l.Largest, float64(math.Float32frombits(s.Largest)))
 }
 
 // NotFiniteValues counts the numbers that are infinite or NaN.

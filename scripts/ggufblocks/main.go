@@ -1,18 +1,16 @@
 // Command ggufblocks reads float32 numbers, little-endian, and writes them in a block type
-// of GGUF; with -decode it does the opposite; with -time it encodes them that many times
-// and prints the rate instead. scripts/gguf_blocks.py compares it with llama.cpp.
+// of GGUF; with -decode it does the opposite. scripts/gguf_blocks.py compares it with
+// llama.cpp.
 //
-//	go run ./scripts/ggufblocks [-decode] [-time N] TYPE < NUMBERS > BLOCKS
+//	go run ./scripts/ggufblocks [-decode] [-times N] TYPE < NUMBERS > BLOCKS
 package main
 
 import (
 	"encoding/binary"
 	"flag"
-	"fmt"
 	"io"
 	"log"
 	"os"
-	"time"
 
 	"dsmoe/model/tensor"
 )
@@ -20,7 +18,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	decode := flag.Bool("decode", false, "read blocks, write numbers")
-	times := flag.Int("time", 0, "encode so many times, and print the rate")
+	times := flag.Int("times", 1, "encode so many times, to be measured")
 	flag.Parse()
 	if flag.NArg() != 1 {
 		flag.Usage()
@@ -42,17 +40,11 @@ func main() {
 	q, err := tensor.NewQuantiser(d)
 	check(err)
 	out, lost := make([]byte, d.Bytes(int64(len(x)))), tensor.Loss{}
-	q.Convert(out, x, &lost)
-	if *times == 0 {
-		_, err = os.Stdout.Write(out)
-		check(err)
-		return
-	}
-	start := time.Now()
 	for range *times {
 		q.Convert(out, x, &lost)
 	}
-	fmt.Printf("%.1f MB/s of float32\n", float64(*times)*float64(len(in))/1e6/time.Since(start).Seconds())
+	_, err = os.Stdout.Write(out)
+	check(err)
 }
 
 func decoded(d tensor.DType, data []byte) ([]float32, error) {

@@ -33,6 +33,9 @@ type implementation struct {
 
 	square      func(dst, src *float32, n int)                 // dst[i] = src[i] * src[i]
 	addMultiple func(dst, src *float32, n int, factor float32) // dst[i] += float32(factor * src[i])
+
+	encodeQ8    func(dst *byte, src *float32, n int)      // n is a multiple of 32
+	blockErrors func(sums *float64, y, x *float32, n int) // sums begins a BlockSums; n is a multiple of 8
 }
 
 // elementKernels holds conversions between float32 and the format that is their index.

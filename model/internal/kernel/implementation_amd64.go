@@ -68,6 +68,9 @@ var avx512 = implementation{
 
 	square:      avx512Square,
 	addMultiple: avx512AddMultiple,
+
+	encodeQ8:    avx2EncodeQ8,
+	blockErrors: avx2BlockErrors,
 }
 
 // avx2 also needs FMA and F16C.
@@ -119,4 +122,7 @@ var avx2 = implementation{
 
 	square:      avx2Square,
 	addMultiple: avx2AddMultiple,
+
+	encodeQ8:    avx2EncodeQ8,
+	blockErrors: avx2BlockErrors,
 }

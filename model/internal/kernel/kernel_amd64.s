@@ -15755,6 +15755,173 @@ end:
 	VZEROUPPER
 	RET
 
+DATA packedOrder<>+0(SB)/4, $0x00000000
+DATA packedOrder<>+4(SB)/4, $0x00000004
+DATA packedOrder<>+8(SB)/4, $0x00000001
+DATA packedOrder<>+12(SB)/4, $0x00000005
+DATA packedOrder<>+16(SB)/4, $0x00000002
+DATA packedOrder<>+20(SB)/4, $0x00000006
+DATA packedOrder<>+24(SB)/4, $0x00000003
+DATA packedOrder<>+28(SB)/4, $0x00000007
+GLOBL packedOrder<>(SB), RODATA|NOPTR, $32
+
+// func avx2EncodeQ8(dst *byte, src *float32, n int)
+// Requires: AVX, AVX2, F16C, SSE2
+TEXT ·avx2EncodeQ8(SB), NOSPLIT, $0-24
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVL         $0x7fffffff, DX
+	MOVQ         DX, X0
+	VPBROADCASTD X0, Y0
+	MOVL         $0x80000000, DX
+	MOVQ         DX, X1
+	VPBROADCASTD X1, Y1
+	MOVL         $0x3effffff, DX
+	MOVQ         DX, X2
+	VPBROADCASTD X2, Y2
+	MOVL         $0x7f800000, DX
+	MOVQ         DX, X3
+	VPBROADCASTD X3, Y3
+	MOVL         $0x3f800000, DX
+	MOVQ         DX, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0x42fe0000, DX
+	MOVQ         DX, X5
+	VPBROADCASTD X5, Y5
+	VMOVDQU      packedOrder<>+0(SB), Y6
+	SHRQ         $0x05, CX
+	JZ           end
+
+block:
+	VMOVUPS      (BX), Y7
+	VPAND        Y0, Y7, Y11
+	VMOVUPS      32(BX), Y8
+	VPAND        Y0, Y8, Y12
+	VMOVUPS      64(BX), Y9
+	VPAND        Y0, Y9, Y13
+	VMOVUPS      96(BX), Y10
+	VPAND        Y0, Y10, Y14
+	VPMAXUD      Y12, Y11, Y11
+	VPMAXUD      Y14, Y13, Y13
+	VPMAXUD      Y13, Y11, Y11
+	VEXTRACTI128 $0x01, Y11, X12
+	VPMAXUD      X12, X11, X11
+	VPSHUFD      $0x4e, X11, X12
+	VPMAXUD      X12, X11, X11
+	VPSHUFD      $0xb1, X11, X12
+	VPMAXUD      X12, X11, X11
+	VDIVSS       X5, X11, X11
+	VCVTPS2PH    $0x00, X11, X12
+	VPEXTRW      $0x00, X12, (AX)
+	VDIVSS       X11, X4, X11
+	VCMPSS       $0x01, X3, X11, X12
+	VANDPS       X12, X11, X11
+	VBROADCASTSS X11, Y11
+	VMULPS       Y11, Y7, Y7
+	VPAND        Y1, Y7, Y12
+	VPOR         Y2, Y12, Y12
+	VADDPS       Y12, Y7, Y7
+	VCVTTPS2DQ   Y7, Y7
+	VMULPS       Y11, Y8, Y8
+	VPAND        Y1, Y8, Y12
+	VPOR         Y2, Y12, Y12
+	VADDPS       Y12, Y8, Y8
+	VCVTTPS2DQ   Y8, Y8
+	VMULPS       Y11, Y9, Y9
+	VPAND        Y1, Y9, Y12
+	VPOR         Y2, Y12, Y12
+	VADDPS       Y12, Y9, Y9
+	VCVTTPS2DQ   Y9, Y9
+	VMULPS       Y11, Y10, Y10
+	VPAND        Y1, Y10, Y12
+	VPOR         Y2, Y12, Y12
+	VADDPS       Y12, Y10, Y10
+	VCVTTPS2DQ   Y10, Y10
+	VPACKSSDW    Y8, Y7, Y7
+	VPACKSSDW    Y10, Y9, Y9
+	VPACKSSWB    Y9, Y7, Y7
+	VPERMD       Y7, Y6, Y7
+	VMOVDQU      Y7, 2(AX)
+	ADDQ         $0x00000080, BX
+	ADDQ         $0x22, AX
+	DECQ         CX
+	JNZ          block
+
+end:
+	VZEROUPPER
+	RET
+
+// func avx2BlockErrors(sums *float64, y *float32, x *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·avx2BlockErrors(SB), NOSPLIT, $0-32
+	MOVQ     sums+0(FP), AX
+	MOVQ     y+8(FP), BX
+	MOVQ     x+16(FP), DX
+	MOVQ     n+24(FP), CX
+	VXORPS   Y0, Y0, Y0
+	VXORPS   Y1, Y1, Y1
+	VXORPS   Y2, Y2, Y2
+	VXORPS   Y3, Y3, Y3
+	VPCMPEQD Y8, Y8, Y8
+	VPSRLD   $0x01, Y8, Y8
+	SHRQ     $0x03, CX
+	JZ       end
+
+eight:
+	VMOVUPS      (DX), Y4
+	VMOVUPS      (BX), Y5
+	VPOR         Y5, Y3, Y3
+	VSUBPS       Y4, Y5, Y5
+	VPAND        Y8, Y5, Y6
+	VPMAXUD      Y6, Y2, Y2
+	VCVTPS2PD    X4, Y6
+	VMULPD       Y6, Y6, Y6
+	VADDPD       Y6, Y0, Y0
+	VEXTRACTF128 $0x01, Y4, X7
+	VCVTPS2PD    X7, Y6
+	VMULPD       Y6, Y6, Y6
+	VADDPD       Y6, Y0, Y0
+	VCVTPS2PD    X5, Y6
+	VMULPD       Y6, Y6, Y6
+	VADDPD       Y6, Y1, Y1
+	VEXTRACTF128 $0x01, Y5, X7
+	VCVTPS2PD    X7, Y6
+	VMULPD       Y6, Y6, Y6
+	VADDPD       Y6, Y1, Y1
+	ADDQ         $0x20, DX
+	ADDQ         $0x20, BX
+	DECQ         CX
+	JNZ          eight
+
+end:
+	VEXTRACTF128 $0x01, Y0, X6
+	VHADDPD      X6, X0, X0
+	VHADDPD      X0, X0, X0
+	VMOVSD       X0, (AX)
+	VEXTRACTF128 $0x01, Y1, X6
+	VHADDPD      X6, X1, X1
+	VHADDPD      X1, X1, X1
+	VMOVSD       X1, 8(AX)
+	VEXTRACTI128 $0x01, Y2, X6
+	VPMAXUD      X6, X2, X2
+	VPSHUFD      $0x4e, X2, X6
+	VPMAXUD      X6, X2, X2
+	VPSHUFD      $0xb1, X2, X6
+	VPMAXUD      X6, X2, X2
+	VEXTRACTI128 $0x01, Y3, X6
+	VPOR         X6, X3, X3
+	VPSHUFD      $0x4e, X3, X6
+	VPOR         X6, X3, X3
+	VPSHUFD      $0xb1, X3, X6
+	VPOR         X6, X3, X3
+	VMOVD        X2, SI
+	MOVL         SI, 16(AX)
+	VMOVD        X3, SI
+	MOVL         SI, 20(AX)
+	VZEROUPPER
+	RET
+
 DATA expTable<>+0(SB)/8, $0x3fe62e42fee00000
 DATA expTable<>+8(SB)/8, $0x3dea39ef35793c76
 DATA expTable<>+16(SB)/8, $0x3ff71547652b82fe

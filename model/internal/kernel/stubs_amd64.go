@@ -1122,6 +1122,16 @@ func avx2Square(dst *float32, src *float32, n int)
 //go:noescape
 func avx2AddMultiple(dst *float32, src *float32, n int, factor float32)
 
+// avx2EncodeQ8 is encodeQ8Portable. n is a multiple of 32.
+//
+//go:noescape
+func avx2EncodeQ8(dst *byte, src *float32, n int)
+
+// avx2BlockErrors is blockErrorsPortable, sums the first field of its result. n is a multiple of 8.
+//
+//go:noescape
+func avx2BlockErrors(sums *float64, y *float32, x *float32, n int)
+
 // avx512Exp raises e to powers. n is a multiple of 16.
 //
 //	for i := range n {

@@ -40,6 +40,7 @@ func main() {
 	avx2Codecs()
 	avx512.squares()
 	avx2.squares()
+	avx2.blocks()
 	exps()
 	peaks()
 	Generate()

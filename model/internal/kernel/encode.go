@@ -1,0 +1,82 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// EncodeQ8 encodes src, whole blocks of 32, into dst, as ggml's quantize_row_q8_0_ref does:
+//
+//	d = max|x|/127, an F16; q[j] = x[j]·(1/d), rounded to nearest, half away from zero
+//
+// with 0 for 1/0, and codes of 0 where 1/d is infinite. Of a number that is infinite or NaN
+// only that its block has some bytes is defined. It panics if dst is too short.
+func EncodeQ8(dst []byte, src []float32) {
+	dst = dst[:Q8_0.Bytes(len(src))]
+	encode := current().encodeQ8
+	if encode == nil {
+		for ; len(src) > 0; src, dst = src[32:], dst[34:] {
+			encodeQ8Portable((*[34]byte)(dst), (*[32]float32)(src))
+		}
+		return
+	}
+	inChunks(len(src), func(i, n int) { encode(&dst[i/32*34], &src[i], n) })
+}
+
+// encodeQ8Portable is EncodeQ8 of a block in portable Go.
+func encodeQ8Portable(dst *[34]byte, x *[32]float32) {
+	const sign, belowHalf = 1 << 31, 0x3effffff // added to a number, with its sign, before it is truncated: rounds half away
+	q, largest := (*[32]byte)(dst[2:]), uint32(0)
+	for _, v := range x {
+		largest = max(largest, math.Float32bits(v)&^sign)
+	}
+	d := math.Float32frombits(largest) / 127
+	binary.LittleEndian.PutUint16(dst[:], uint16(Encode(math.Float32bits(d), F16)))
+	inverse := 1 / d
+	if inverse > math.MaxFloat32 {
+		inverse = 0
+	}
+	for j, v := range x {
+		y := v * inverse
+		q[j] = byte(int32(y + math.Float32frombits(math.Float32bits(y)&sign|belowHalf)))
+	}
+}
+
+// BlockSums is how far numbers y are from others, x.
+type BlockSums struct {
+	Squares float64 // Σ x²
+	Errors  float64 // Σ e², e = y - x rounded to float32
+	Largest uint32  // the largest |e|, as bits: of one that is infinite or NaN at least those of infinity
+	Any     uint32  // the bits that some y has
+}
+
+// Compare sets s to those of a block, a multiple of 8 numbers. The sums of float64 are four,
+// number k in number k mod 4, added in pairs at the end; with Largest not finite they are
+// not defined. It panics if lengths differ.
+func (s *BlockSums) Compare(y, x []float32) {
+	if len(y) != len(x) || len(x)%8 != 0 {
+		panic("kernel: BlockSums: lengths do not fit")
+	}
+	if f := current().blockErrors; f != nil && len(x) > 0 {
+		f(&s.Squares, &y[0], &x[0], len(x))
+		return
+	}
+	blockErrorsPortable(s, y, x)
+}
+
+// blockErrorsPortable is Compare in portable Go.
+func blockErrorsPortable(s *BlockSums, y, x []float32) {
+	const sign = 1 << 31
+	*s = BlockSums{}
+	var s0, s1, s2, s3, e0, e1, e2, e3 float64
+	for ; len(x) >= 4 && len(y) >= 4; x, y = x[4:], y[4:] {
+		d0, d1, d2, d3 := y[0]-x[0], y[1]-x[1], y[2]-x[2], y[3]-x[3]
+		s.Any |= math.Float32bits(y[0]) | math.Float32bits(y[1]) | math.Float32bits(y[2]) | math.Float32bits(y[3])
+		s.Largest = max(s.Largest, math.Float32bits(d0)&^sign, math.Float32bits(d1)&^sign, math.Float32bits(d2)&^sign, math.Float32bits(d3)&^sign)
+		v0, v1, v2, v3 := float64(x[0]), float64(x[1]), float64(x[2]), float64(x[3])
+		s0, s1, s2, s3 = s0+float64(v0*v0), s1+float64(v1*v1), s2+float64(v2*v2), s3+float64(v3*v3)
+		v0, v1, v2, v3 = float64(d0), float64(d1), float64(d2), float64(d3)
+		e0, e1, e2, e3 = e0+float64(v0*v0), e1+float64(v1*v1), e2+float64(v2*v2), e3+float64(v3*v3)
+	}
+	s.Squares, s.Errors = s0+s1+(s2+s3), e0+e1+(e2+e3)
+}

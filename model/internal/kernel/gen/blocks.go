@@ -1,0 +1,144 @@
+package main
+
+import (
+	"github.com/mmcloughlin/avo/attr"
+	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// The kernels of block types are of AVX2; machines with AVX-512 run them too.
+
+// packedOrder is the order of four bytes each that packing 32 numbers to bytes leaves.
+var packedOrder operand.Mem
+
+// blocks writes the encoder of Q8_0 and the kernel that measures what quantising did.
+func (s isa) blocks() {
+	packedOrder = GLOBL("packedOrder", 8|16)
+	for k, from := range []int{0, 4, 1, 5, 2, 6, 3, 7} {
+		DATA(4*k, operand.U32(from))
+	}
+	s.encodeQ8()
+	s.blockErrors()
+}
+
+// encodeQ8 writes the encoder of Q8_0, a block at a time.
+func (s isa) encodeQ8() {
+	name := s.name + "EncodeQ8"
+	e := s.beginElement(name, "func(dst *byte, src *float32, n int)", []string{
+		name + " is encodeQ8Portable. n is a multiple of 32.",
+	})
+	v := e.vector
+	abs, sign, half := e.constant32(0x7fffffff), e.constant32(0x80000000), e.constant32(0x3effffff)
+	infinite, one, most := e.constant32(0x7f800000), e.constant32(0x3f800000), e.constant32(0x42fe0000) // 127
+	order, a, b := v.one(), v.take(4), v.take(4)
+	VMOVDQU(packedOrder, order)
+	SHRQ(operand.Imm(5), left)
+	JZ(operand.LabelRef("end"))
+	Label("block")
+	for i := range a {
+		VMOVUPS(e.from(32*i), a[i])
+		VPAND(abs, a[i], b[i])
+	}
+	VPMAXUD(b[1], b[0], b[0])
+	VPMAXUD(b[3], b[2], b[2])
+	VPMAXUD(b[2], b[0], b[0])
+	s.reduce(b[0], b[1], maxWords)
+	VDIVSS(x(most), x(b[0]), x(b[0])) // d
+	VCVTPS2PH(operand.Imm(0), x(b[0]), x(b[1]))
+	VPEXTRW(operand.Imm(0), x(b[1]), e.to(0))
+	VDIVSS(x(b[0]), x(one), x(b[0]))                      // its inverse, 0 where
+	VCMPSS(operand.Imm(1), x(infinite), x(b[0]), x(b[1])) // that is infinite
+	VANDPS(x(b[1]), x(b[0]), x(b[0]))
+	VBROADCASTSS(x(b[0]), b[0])
+	for i := range a {
+		VMULPS(b[0], a[i], a[i])
+		VPAND(sign, a[i], b[1])
+		VPOR(half, b[1], b[1])
+		VADDPS(b[1], a[i], a[i])
+		VCVTTPS2DQ(a[i], a[i])
+	}
+	VPACKSSDW(a[1], a[0], a[0])
+	VPACKSSDW(a[3], a[2], a[2])
+	VPACKSSWB(a[2], a[0], a[0])
+	VPERMD(a[0], order, a[0])
+	VMOVDQU(a[0], e.to(2))
+	ADDQ(operand.U32(128), e.src)
+	ADDQ(operand.Imm(34), e.dst)
+	DECQ(left)
+	JNZ(operand.LabelRef("block"))
+	Label("end")
+	end()
+}
+
+// reduce sets all words of the lower half of r to f of the 8 words of r.
+func (s isa) reduce(r, scratch reg.VecPhysical, f func(a, b, dst operand.Op)) {
+	VEXTRACTI128(operand.Imm(1), r, x(scratch))
+	f(x(scratch), x(r), x(r))
+	VPSHUFD(operand.Imm(0x4e), x(r), x(scratch))
+	f(x(scratch), x(r), x(r))
+	VPSHUFD(operand.Imm(0xb1), x(r), x(scratch))
+	f(x(scratch), x(r), x(r))
+}
+
+// maxWords is VPMAXUD of as many operands as AVX2 has.
+func maxWords(a, b, dst operand.Op) { VPMAXUD(a, b, dst) }
+
+// blockErrors writes the kernel that compares a block with what it was made of.
+func (s isa) blockErrors() {
+	name := s.name + "BlockErrors"
+	TEXT(name, attr.NOSPLIT, "func(sums *float64, y, x *float32, n int)")
+	Doc(name + " is blockErrorsPortable, sums the first field of its result. n is a multiple of 8.")
+	Pragma("noescape")
+	g, v := general(), s.vectors()
+	sums, py, px, word := g.one(), g.one(), g.one(), g.one()
+	Load(Param("sums"), sums)
+	Load(Param("y"), py)
+	Load(Param("x"), px)
+	Load(Param("n"), left)
+	squares, errors, largest, any := v.one(), v.one(), v.one(), v.one()
+	a, d, t, u, abs := v.one(), v.one(), v.one(), v.one(), v.one()
+	for _, r := range []reg.VecPhysical{squares, errors, largest, any} {
+		s.zero(r)
+	}
+	VPCMPEQD(abs, abs, abs)
+	VPSRLD(operand.Imm(1), abs, abs)
+	add := func(from, sum reg.VecPhysical) {
+		VCVTPS2PD(x(from), t)
+		VMULPD(t, t, t)
+		VADDPD(t, sum, sum)
+		VEXTRACTF128(operand.Imm(1), from, x(u))
+		VCVTPS2PD(x(u), t)
+		VMULPD(t, t, t)
+		VADDPD(t, sum, sum)
+	}
+	SHRQ(operand.Imm(3), left)
+	JZ(operand.LabelRef("end"))
+	Label("eight")
+	VMOVUPS(operand.Mem{Base: px}, a)
+	VMOVUPS(operand.Mem{Base: py}, d)
+	VPOR(d, any, any)
+	VSUBPS(a, d, d)
+	VPAND(abs, d, t)
+	VPMAXUD(t, largest, largest)
+	add(a, squares)
+	add(d, errors)
+	ADDQ(operand.Imm(32), px)
+	ADDQ(operand.Imm(32), py)
+	DECQ(left)
+	JNZ(operand.LabelRef("eight"))
+	Label("end")
+	for i, sum := range []reg.VecPhysical{squares, errors} {
+		VEXTRACTF128(operand.Imm(1), sum, x(t))
+		VHADDPD(x(t), x(sum), x(sum))
+		VHADDPD(x(sum), x(sum), x(sum))
+		VMOVSD(x(sum), operand.Mem{Base: sums, Disp: 8 * i})
+	}
+	s.reduce(largest, t, maxWords)
+	s.reduce(any, t, VPOR)
+	for i, r := range []reg.VecPhysical{largest, any} {
+		VMOVD(x(r), word.As32())
+		MOVL(word.As32(), operand.Mem{Base: sums, Disp: 16 + 4*i})
+	}
+	end()
+}
