@@ -25,7 +25,8 @@ by one token, tensors, dtypes, sizes, and the first findings of inspect audit.
 CHECKPOINT is a directory with config.json and its weights: model.safetensors, or shards
 with model.safetensors.index.json; or PyTorch's pytorch_model.bin, or shards with
 pytorch_model.bin.index.json. Or it is one such file (.safetensors, .bin, .pt, .pth) or
-an index, beside its config.json; or the hub's cache of a model (models--x--y). Only
+an index, beside its config.json; or the hub's cache of a model (models--x--y); or a
+.gguf file, any of its shards, or their directory, whose config is in its keys. Only
 headers are read, never a weight.`,
 		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
   dsmoe inspect --json fixtures/v1-base/checkpoint`,
