@@ -78,7 +78,7 @@ func (a *assembler) shards() {
 		case !said || !numbered:
 			a.fail(i, "", "keys split.no and split.count, which say its place among %d files, are missing", len(a.files))
 		case count != uint64(len(a.files)):
-			a.fail(i, "", "split.count is %d, but there are %s", count, text.Plural(len(a.files), "file"))
+			a.fail(i, "", "split.count is %d, but the set has %s", count, text.Plural(len(a.files), "file"))
 		case no != uint64(i):
 			a.fail(i, "", "split.no is %d, but by its name it is %d", no, i)
 		}
@@ -276,6 +276,15 @@ func (a *assembler) widened() {
 func (a *assembler) notes() (notes []string) {
 	if n := a.files[0].values["tokenizer.ggml.tokens"].n; n > 0 {
 		notes = append(notes, fmt.Sprintf("the tokenizer in it, of %s, is not read", text.Plural(int(min(n, 1<<30)), "token")))
+	}
+	decoded := 0
+	for i := range a.found {
+		if slices.ContainsFunc(a.found[i].Parts, func(p format.Part) bool { return p.Decode != tensor.Invalid }) {
+			decoded++
+		}
+	}
+	if decoded > 0 {
+		notes = append(notes, fmt.Sprintf("%s, stored in parts that are quantised in another order, are F32 here, and larger than in the file", text.Plural(decoded, "weight")))
 	}
 	return notes
 }

@@ -223,6 +223,9 @@ func (r *keyReader) layers() {
 		r.putInt("num_nextn_predict_layers", predicting)
 	}
 	dense, _ := r.natural(denseCount)
+	if n, _ := r.natural(expertCount); n == 0 {
+		dense = 0 // all are dense without
+	}
 	r.putInt("first_k_dense_replace", dense)
 	if n, ok := r.natural(sharedCount); ok && n > 0 {
 		r.putInt("n_shared_experts", n)

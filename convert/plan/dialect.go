@@ -3,9 +3,11 @@ package plan
 // Outputs in a format with names, orders and a config of its own.
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"dsmoe/convert/checkpoint"
@@ -34,6 +36,7 @@ func (c *conversion) arrangeIn() error {
 		c.problem("", "%s has the experts of a layer in three tensors: %s is not for it", c.plan.Format.Name, "--experts fused")
 	}
 	c.orders = map[int]format.Arranged{}
+	c.noteDerived(infos, arranged)
 	for _, x := range arranged {
 		parts := make([]*weights.Weight, len(x.Weights))
 		for i, name := range x.Weights {
@@ -45,6 +48,27 @@ func (c *conversion) arrangeIn() error {
 		c.output(tensor.Info{Name: x.Name, DType: c.targetIn(x, parts), Shape: x.Shape}, parts)
 	}
 	return nil
+}
+
+// noteDerived names the tensors that are not written because the table knows that nothing
+// reads them: a head that is tied, or angles of RoPE.
+func (c *conversion) noteDerived(infos []tensor.Info, arranged []format.Arranged) {
+	written := make(map[string]bool, len(infos))
+	for _, x := range arranged {
+		for _, name := range x.Weights {
+			written[name] = true
+		}
+	}
+	n, first := 0, ""
+	for _, info := range infos {
+		if !written[info.Name] {
+			n, first = n+1, cmp.Or(first, info.Name)
+		}
+	}
+	if n > 0 {
+		c.plan.Dropped += n
+		c.note("%s, the first is %s: not written, as models derive or tie them", text.Plural(n, "tensor"), text.Quote(first))
+	}
 }
 
 // targetIn is the dtype that a tensor of such a format is written in, which all that it is
@@ -86,6 +110,9 @@ func (c *conversion) describe() error {
 	}
 	if c.src.Alone {
 		d.Open = nil
+	}
+	if slices.ContainsFunc(c.kept, func(w *weights.Weight) bool { return w.DType == tensor.F8E4M3 }) && c.o.kind() == "keep" {
+		c.note("%s has no FP8: it becomes BF16, rounded", c.plan.Format.Name)
 	}
 	keys, notes, err := c.plan.Format.Dialect.Describe(d)
 	c.plan.keys = keys
