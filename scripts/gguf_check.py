@@ -13,6 +13,8 @@ names    gguf-py's reader finds the tensors that its own table of names (gguf.Te
 logits   llama.cpp loads the F32 file, and its logits are the pack's, to a relative RMS of 1e-5
 mixture  for q8_0 and the others: llama.cpp's quantiser, given the F32 file, chooses the same
          type for each tensor, and writes the same bytes
+back     what dsmoe makes of such a file in F32 safetensors is what gguf-py decodes, in the order
+         of the checkpoint
 
 The last line counts what was compared. The exit status is 1 if anything differs. A model whose
 routing llama.cpp computes otherwise (V2's group_limited_greedy) is not one to give here.
@@ -193,6 +195,16 @@ class Check:
                 self.count(f"tensors of {t.tensor_type.name} that llama.cpp's quantiser makes")
 
 
+    def back(self, path, config, dst):
+        subprocess.run([self.dsmoe, "convert", path, dst, "--type", "f32"], check=True, stdout=subprocess.DEVNULL)
+        decoded = {name: values(t) for name, t in read(path).items()}
+        again = expected(checkpoint(dst)[0], config)
+        for name in sorted(set(decoded) | set(again)):
+            if name not in decoded or name not in again or not np.array_equal(decoded[name].astype(np.float32), again[name]):
+                self.fail(f"{path}: {name}: as it comes back")
+            self.count("tensors that come back as gguf-py decodes them")
+
+
 def rounded(x):
     bits = x.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
@@ -219,7 +231,9 @@ def main():
                 if pack.is_dir():
                     check.logits(f32, pack)
             for word in MIXTURES:
-                check.mixture(f32, check.convert(src, tmp / f"{d.name}-{word}", word), word, tmp / f"{word}.gguf")
+                ours = check.convert(src, tmp / f"{d.name}-{word}", word)
+                check.mixture(f32, ours, word, tmp / f"{word}.gguf")
+                check.back(ours, config, tmp / f"{d.name}-{word}-back")
     for what, n in sorted(check.counts.items()):
         print(f"{n:6} {what}")
     print("all the same" if not check.failed else f"{check.failed} differ")

@@ -114,8 +114,8 @@ type Part struct {
 	First  int64        // index of the first element there
 	N      int64        // elements from there on that are used
 	View   *tensor.View // in which order; nil for that in which they lie
-	// Decode is the blocked dtype that the elements are stored in, if they are decoded to
-	// F32, the dtype of the tensor, so that they can be put in another order; else Invalid.
+	// Decode is the dtype that the elements are stored in, if they are decoded to F32, the
+	// dtype of the tensor, because it is of several, or its blocks are cut apart; else Invalid.
 	Decode tensor.DType
 }
 

@@ -146,7 +146,6 @@ func (a *assembler) slot(s model.Slot) {
 	}
 	orders := make([]model.Order, len(g.Pieces))
 	pieces := make([]format.Part, len(g.Pieces))
-	dtype := tensor.Invalid
 	for i := range g.Pieces {
 		info, file, ok := a.stored(s.InLayer(g.Pieces[i].Name))
 		if !ok {
@@ -157,40 +156,30 @@ func (a *assembler) slot(s model.Slot) {
 			return
 		}
 		pieces[i] = format.Part{File: file, Tensor: info.Name, N: int64(info.Len()), Decode: info.DType}
-		if dtype == tensor.Invalid || dtype == info.DType {
-			dtype = info.DType
-		} else {
-			dtype = tensor.F32
-		}
 	}
 	if len(pieces) > 0 {
-		if !a.mixes(s, pieces, orders, &dtype) {
-			return
-		}
+		dtype := mixed(pieces, orders)
 		a.found = append(a.found, format.Assembled{Info: s.Info(dtype), Parts: putTogether(pieces, orders)})
 	}
 }
 
-// mixes finds the dtype of a weight made of pieces. Pieces in blocks that are cut apart, or
-// of several types, are decoded to F32.
-func (a *assembler) mixes(s model.Slot, pieces []format.Part, orders []model.Order, dtype *tensor.DType) bool {
+// mixed finds the dtype of a weight made of pieces, whose Decode is what they are stored in.
+// Pieces of several dtypes, and those in blocks that are cut apart, are decoded to F32.
+func mixed(pieces []format.Part, orders []model.Order) tensor.DType {
+	dtype := pieces[0].Decode
 	for i := range pieces {
 		shape, strides := orders[i].Shape, orders[i].View.Stride
-		if pieces[i].Decode.Blocked() && len(shape) > 1 && strides[len(strides)-1] != 1 {
-			*dtype = tensor.F32
+		cut := pieces[i].Decode.Blocked() && len(shape) > 1 && strides[len(strides)-1] != 1
+		if cut || pieces[i].Decode != dtype {
+			dtype = tensor.F32
 		}
 	}
 	for i := range pieces {
-		stored := pieces[i].Decode
-		switch {
-		case stored == *dtype:
+		if pieces[i].Decode == dtype {
 			pieces[i].Decode = tensor.Invalid
-		case !stored.Blocked():
-			a.fail(pieces[i].File, pieces[i].Tensor, "dtype %s, but other parts of %s have another: all have to be of one dtype, or quantised", stored, text.Quote(s.Name))
-			return false
 		}
 	}
-	return true
+	return dtype
 }
 
 // whole adds a weight that is stored as it is, or with those of other experts.
@@ -284,7 +273,7 @@ func (a *assembler) notes() (notes []string) {
 		}
 	}
 	if decoded > 0 {
-		notes = append(notes, fmt.Sprintf("%s, stored in parts that are quantised in another order, are F32 here, and larger than in the file", text.Plural(decoded, "weight")))
+		notes = append(notes, fmt.Sprintf("%s, stored in parts of several dtypes or quantised in another order, are F32 here, and larger than in the file", text.Plural(decoded, "weight")))
 	}
 	return notes
 }

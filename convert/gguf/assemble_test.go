@@ -174,14 +174,27 @@ func TestOlderFiles(t *testing.T) {
 	require.Contains(t, string(a.Config), `"model_type": "deepseek_v3"`)
 }
 
-// TestQuantisedKeys: a transposed tensor in blocks cannot be cut apart, so its weight is F32.
-func TestQuantisedKeys(t *testing.T) {
-	f := fileOf(t, "v2-lite", tensor.BF16)
-	f.tensor(t, "blk.1.attn_v_b.weight", func(i *tensor.Info) { i.DType = tensor.Q8_0 })
-	_, wrong := f.assembled(t)
-	require.Len(t, wrong, 1)
-	require.ErrorContains(t, wrong[0], "tensor blk.1.attn_k_b.weight: dtype BF16, but other parts of model.layers.1.self_attn.kv_b_proj.weight have another")
-	f.tensor(t, "blk.1.attn_v_b.weight", func(i *tensor.Info) { i.DType = tensor.BF16 })
+// TestMixedParts: a transposed tensor in blocks cannot be cut apart, and parts of several
+// dtypes have none in common: such weights are F32, and say how their parts are stored.
+func TestMixedParts(t *testing.T) {
+	for _, c := range []struct{ keys, values, want tensor.DType }{
+		{tensor.BF16, tensor.BF16, tensor.BF16}, {tensor.F16, tensor.Q8_0, tensor.F32}, {tensor.BF16, tensor.F32, tensor.F32},
+	} {
+		f := fileOf(t, "v2-lite", tensor.BF16)
+		f.tensor(t, "blk.1.attn_k_b.weight", func(i *tensor.Info) { i.DType = c.keys })
+		f.tensor(t, "blk.1.attn_v_b.weight", func(i *tensor.Info) { i.DType = c.values })
+		a, wrong := f.assembled(t)
+		require.Empty(t, wrong)
+		for _, x := range a.Tensors {
+			if x.Name != "model.layers.1.self_attn.kv_b_proj.weight" {
+				continue
+			}
+			require.Equal(t, c.want, x.DType)
+			require.Equal(t, c.keys, x.Parts[0].Stored(x.DType))
+			require.Equal(t, c.values, x.Parts[1].Stored(x.DType))
+			require.False(t, x.Whole())
+		}
+	}
 }
 
 // TestWrongFiles: all that keys and tensors contradict each other in is named, with the key or

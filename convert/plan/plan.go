@@ -111,7 +111,7 @@ type Segment struct {
 	End       int64               `json:"end"`              // the byte behind the last
 	First     int64               `json:"first"`            // index of the first element in the matrix that the operation sees
 	View      *tensor.View        `json:"view,omitempty"`   // which of these elements, in which order; nil for all as they lie
-	Decode    tensor.DType        `json:"decode,omitempty"` // the blocked dtype of the elements as they are stored, if they are decoded to DType before anything else; else 0
+	Decode    tensor.DType        `json:"decode,omitempty"` // the dtype of the elements as they are stored, if they are decoded to DType before anything else; else invalid
 	Sides     []Side              `json:"sides,omitempty"`  // tensors that the operation needs beside the elements
 	Bytes     int64               `json:"bytes"`            // that it has in the output
 	Operation operation.Operation `json:"operation"`        // what is done to each element

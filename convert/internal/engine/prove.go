@@ -3,8 +3,9 @@ package engine
 // The proof: the output is read again, each operation asked whether the source gives
 // that, and everything hashed. Which elements of the source a piece is made of is found by
 // the definition of a view, element by element, not by the runs that writing copies; what
-// is shared with writing is how a tensor is split into pieces, and which part of the
-// tensors beside the source, such as scales, goes with a piece.
+// is shared with writing is how a tensor is split into pieces, which part of the tensors
+// beside the source, such as scales, goes with a piece, and the decoding of elements that are
+// decoded before they are put in another order (Segment.Decode).
 
 import (
 	"context"
