@@ -88,7 +88,8 @@ func (r *Report) writeLost(w io.Writer) {
 		count func(*engine.LostTensor) int64
 	}{
 		{"elements that became infinite", func(t *engine.LostTensor) int64 { return t.Overflow }},
-		{"elements that became zero", func(t *engine.LostTensor) int64 { return t.Flushed }},
+		{"elements that became zero", func(t *engine.LostTensor) int64 { return t.Flushed - flushedBlocks(t) }},
+		{"elements that became zero with their whole block", flushedBlocks},
 		{"elements that are infinite or NaN in the source", func(t *engine.LostTensor) int64 { return t.NotFinite }},
 	} {
 		total, having := int64(0), []*engine.LostTensor{}
@@ -111,6 +112,15 @@ func (r *Report) writeLost(w io.Writer) {
 		}
 	}
 	r.writeErrors(w)
+}
+
+// flushedBlocks is what became zero of a tensor that was quantised. Single zeros of its blocks
+// are no more than an error.
+func flushedBlocks(t *engine.LostTensor) int64 {
+	if t.Squares == 0 {
+		return 0
+	}
+	return t.Flushed
 }
 
 // writeErrors writes what quantising did to the numbers: the relative RMS of their error,

@@ -54,6 +54,12 @@ func (s *Sheet) Add(cells ...Cell) {
 	s.rows = append(s.rows, cells)
 }
 
+// Columns returns the columns.
+func (s *Sheet) Columns() []Column { return s.columns }
+
+// Rows returns the rows, each of which has a cell for each column.
+func (s *Sheet) Rows() [][]Cell { return s.rows }
+
 // Plain is a cell of text of our own.
 func Plain(s string) Cell { return Cell{s, s} }
 

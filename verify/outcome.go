@@ -22,7 +22,7 @@ func (t *tracer) report(in *model.Input) *Report {
 		Mode:       t.o.Mode,
 		Accumulate: "float64",
 		Routing:    t.routing,
-		Golden:     Golden{m.Reference, m.Mode, m.ConfigOverrides, m.ComputeDType, m.Partial, m.Absent, in.Batch, in.Seq, m.Checkpoint},
+		Golden:     Golden{m.Reference, m.Mode, m.ConfigOverrides, m.ComputeDType, m.Partial, m.Absent, in.Batch, in.Seq, m.Checkpoint, t.pack.Hash},
 		Rules:      rulesOf(t.m.Config),
 		Config:     t.settings,
 		Free:       slices.Sorted(maps.Keys(t.free)),
@@ -36,6 +36,9 @@ func (t *tracer) report(in *model.Input) *Report {
 	}
 	if r.Routing.Biases == nil {
 		r.Routing.Biases = []BiasPins{}
+	}
+	if r.Routing.Layers == nil {
+		r.Routing.Layers = []LayerRouting{}
 	}
 	if t.o.Accumulate == model.Float32 {
 		r.Accumulate = "float32"

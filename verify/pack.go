@@ -78,6 +78,7 @@ type Entry struct {
 type Pack struct {
 	Dir      string       // as OpenPack was given it
 	Manifest Manifest     // what manifest.json says
+	Hash     string       // of manifest.json: "sha256:…"
 	DType    tensor.DType // the reference's compute dtype
 
 	mu     sync.Mutex
@@ -154,6 +155,8 @@ func (p *Pack) readManifest() error {
 	if err != nil {
 		return err
 	}
+	hash := sha256.Sum256(data)
+	p.Hash = "sha256:" + hex.EncodeToString(hash[:])
 	if err := json.Unmarshal(nulled(data), &p.Manifest); err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(path), err)
 	}

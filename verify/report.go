@@ -42,6 +42,8 @@ type Report struct {
 	Limits     []string  `json:"limits"`            // what the checks are held to, in words; each has its own in numbers
 	Accumulate string    `json:"accumulate"`        // our dot products: "float64" or "float32"
 	Checks     []Check   `json:"checks"`            // in model order
+
+	unfinished bool // there is nothing but the verdict and its reason
 }
 
 // Cause names a mistake under which the first divergence goes away.
@@ -81,24 +83,38 @@ type Check struct {
 	// chosen.
 	Gap *Gap `json:"gap,omitempty"`
 
-	RelRMS   *float64 `json:"rel_rms"`          // see Metrics for this and those below; null where nothing could be measured
-	RowRMS   *float64 `json:"row_rms"`          // of Metrics
-	MaxRMS   *float64 `json:"max_rms"`          // of Metrics
-	MaxAbs   *float64 `json:"max_abs"`          // of Metrics
-	BitEqual *float64 `json:"bit_equal"`        // of Metrics
-	OneULP   *float64 `json:"one_ulp"`          // of Metrics
-	WorstRow int      `json:"worst_row"`        // of row_rms
-	Index    []int    `json:"index,omitempty"`  // of z or max_abs, or of the first non-finite element
-	Got      string   `json:"got,omitempty"`    // ours at Index; in local mode before its last rounding
-	Sigma    *float64 `json:"sigma"`            // standard deviation of Got
-	Rounds   []string `json:"rounds,omitempty"` // BF16, F16: what Got, 8 standard deviations less or more, rounds to
-	Want     string   `json:"want,omitempty"`   // the golden's at Index
-	Limit    *float64 `json:"limit"`            // of z, or of rel_rms
-	Limits   *Limits  `json:"limits"`           // all of them
-	Margin   *float64 `json:"margin"`           // the largest metric/limit; at most 1 passes
+	RelRMS   *float64 `json:"rel_rms"`           // see Metrics for this and those below; null where nothing could be measured
+	RowRMS   *float64 `json:"row_rms"`           // of Metrics
+	MaxRMS   *float64 `json:"max_rms"`           // of Metrics
+	MaxAbs   *float64 `json:"max_abs"`           // of Metrics
+	BitEqual *float64 `json:"bit_equal"`         // of Metrics
+	OneULP   *float64 `json:"one_ulp"`           // of Metrics
+	WorstRow int      `json:"worst_row"`         // of row_rms
+	Index    []int    `json:"index,omitempty"`   // of z or max_abs, or of the first non-finite element
+	Got      string   `json:"got,omitempty"`     // ours at Index; in local mode before its last rounding
+	Sigma    *float64 `json:"sigma"`             // standard deviation of Got
+	Rounds   []string `json:"rounds,omitempty"`  // BF16, F16: what Got, 8 standard deviations less or more, rounds to
+	Want     string   `json:"want,omitempty"`    // the golden's at Index
+	Limit    *float64 `json:"limit"`             // of z, or of rel_rms
+	Limits   *Limits  `json:"limits"`            // all of them
+	Margin   *float64 `json:"margin"`            // the largest metric/limit; at most 1 passes
+	Pattern  *Pattern `json:"pattern,omitempty"` // of the first check that failed by its elements
 
 	layer int  // -1 outside the layers
 	blind bool // the bounds are too wide to say anything
+}
+
+// Pattern is where in a golden tensor of shape [rows, width] the residual lies, in cells of
+// as many rows and columns as keep them few.
+type Pattern struct {
+	RowStep    int `json:"row_step"`    // rows of a cell; the last cells may have fewer
+	ColumnStep int `json:"column_step"` // columns of a cell; likewise
+	// Unit is what Cells are in: "σ", standard deviations of the rounding errors that the
+	// analysis expects, or "RMS of the golden".
+	Unit string `json:"unit"`
+	// Cells are the largest distances, by rows of cells; null is an infinite one: a value
+	// that must be equal and is not, or is not finite.
+	Cells [][]*float64 `json:"cells"`
 }
 
 // Gap is how much better the score was of what we choose than of the golden's choice.
@@ -144,7 +160,20 @@ type Routing struct {
 	NearTies   int `json:"near_ties"`  // other experts, whose scores are within 8 standard deviations of ours
 	Mismatches int `json:"mismatches"` // other experts, for no such reason
 	// Biases say how far the choices pin each layer's e_score_correction_bias.
-	Biases []BiasPins `json:"biases"`
+	Biases []BiasPins     `json:"biases"`
+	Layers []LayerRouting `json:"layers"` // those whose choices were compared, in model order
+}
+
+// LayerRouting counts the choices of one layer, as Routing does of all.
+type LayerRouting struct {
+	Layer      string `json:"layer"`      // such as "model.layers.3"
+	Choices    int    `json:"choices"`    // of Routing
+	Same       int    `json:"same"`       // of these, experts that we choose, too
+	Pinned     int    `json:"pinned"`     // of Routing, as those below
+	ExactTies  int    `json:"exact_ties"` // of Routing
+	NearTies   int    `json:"near_ties"`  // of Routing
+	Mismatches int    `json:"mismatches"` // of Routing
+	Load       []int  `json:"load"`       // how often the golden chose each routed expert
 }
 
 // BiasPins is how far the choices of a layer pin its e_score_correction_bias: by how much
@@ -198,4 +227,5 @@ type Golden struct {
 	Batch           int                       `json:"batch"`            // sequences
 	Seq             int                       `json:"seq"`              // tokens of each
 	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> hash
+	Manifest        string                    `json:"manifest"`         // hash of manifest.json, which has those of all other files
 }

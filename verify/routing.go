@@ -28,12 +28,41 @@ func (t *tracer) topK(name string, ours *choice) error {
 			return err
 		}
 		if c.Reason = notRouting(want, k, ours); c.Reason == "" {
+			before := t.routing
 			t.compareTopK(&c, ours, want, k)
+			t.routing.addLayer(before, LayerRouting{Layer: fmt.Sprintf("model.layers.%d", layer),
+				Same: common(ours.Idx, want, k), Load: loads(want, ours.Scores.Width())})
 			copy(ours.Idx, want)
 		}
 	}
 	t.add(c)
 	return nil
+}
+
+// addLayer adds a layer, with what was counted since before.
+func (r *Routing) addLayer(before Routing, l LayerRouting) {
+	l.Choices, l.Pinned, l.Mismatches = r.Choices-before.Choices, r.Pinned-before.Pinned, r.Mismatches-before.Mismatches
+	l.ExactTies, l.NearTies = r.ExactTies-before.ExactTies, r.NearTies-before.NearTies
+	r.Layers = append(r.Layers, l)
+}
+
+// common counts the experts that two choices of k for each token have in common.
+func common(a, b []int, k int) (n int) {
+	for i, e := range a {
+		if slices.Contains(b[i/k*k:i/k*k+k], e) {
+			n++
+		}
+	}
+	return n
+}
+
+// loads counts how often each expert was chosen.
+func loads(chosen []int, experts int) []int {
+	load := make([]int, experts)
+	for _, e := range chosen {
+		load[e]++
+	}
+	return load
 }
 
 // reach records the experts whose output shows for some token, given the weights of

@@ -96,3 +96,20 @@ func TestTiesBetweenGroups(t *testing.T) {
 	require.Equal(t, verify.Fail, verdict(zero, golden(0, 4, 8, 12)), "four groups, where two may be chosen")
 	require.Equal(t, verify.Fail, verdict(c, golden(8, 9, 13, 15)), "the bias tells the groups apart")
 }
+
+// TestRoutingOfLayersAddsUp to that of the run, and each choice is somebody's load.
+func TestRoutingOfLayersAddsUp(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-router-ties/golden-f32")
+	r := run(t, c.Config, c, p, verify.Options{})
+	choices, pinned, ties, load, same := 0, 0, 0, 0, 0
+	for _, l := range r.Routing.Layers {
+		choices, pinned, ties, same = choices+l.Choices, pinned+l.Pinned, ties+l.ExactTies, same+l.Same
+		for _, n := range l.Load {
+			load += n
+		}
+	}
+	require.Equal(t, []int{r.Routing.Choices, r.Routing.Pinned, r.Routing.ExactTies}, []int{choices, pinned, ties})
+	require.Equal(t, choices, load)
+	require.Equal(t, choices-ties, same)
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -22,6 +23,16 @@ func (r *Report) WriteText(w io.Writer) error {
 	r.writeLayers(&b)
 	r.writeDivergence(&b)
 	r.writeCoverage(&b)
+	fmt.Fprintf(&b, "%-11s%s\n", "verdict", r.verdict())
+	for _, reason := range r.Reasons {
+		fmt.Fprintf(&b, "%-11s%s\n", "", reason)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// verdict is the verdict, with what limits it.
+func (r *Report) verdict() string {
 	verdict := strings.ToUpper(string(r.Verdict))
 	if r.UserLimits {
 		verdict += " with limits of the user's"
@@ -29,12 +40,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Rounding != nil && r.Verdict == Pass {
 		verdict += " within the rounding of the weights"
 	}
-	fmt.Fprintf(&b, "%-11s%s\n", "verdict", verdict)
-	for _, reason := range r.Reasons {
-		fmt.Fprintf(&b, "%-11s%s\n", "", reason)
-	}
-	_, err := w.Write(b.Bytes())
-	return err
+	return verdict
 }
 
 func (r *Report) writeHead(b *bytes.Buffer) {
@@ -135,16 +141,27 @@ func (r *Report) writeLayers(b *bytes.Buffer) {
 	} else {
 		t.Add("", "checked", "nearest to its limit", "rel RMS", "max/RMS", "equal", "of limit")
 	}
-	for i := 0; i < len(r.Checks); {
-		n := i
-		for n < len(r.Checks) && place(r.Checks[n]) == place(r.Checks[i]) {
-			n++
-		}
-		t.Add(r.layerRow(r.Checks[i:n])...)
-		i = n
+	for checks := range r.places() {
+		t.Add(r.layerRow(checks)...)
 	}
 	t.WriteText(b)
 	fmt.Fprintln(b)
+}
+
+// places yields the checks of each place, one after the other.
+func (r *Report) places() iter.Seq[[]Check] {
+	return func(yield func([]Check) bool) {
+		for checks := r.Checks; len(checks) > 0; {
+			n := 1
+			for n < len(checks) && place(checks[n]) == place(checks[0]) {
+				n++
+			}
+			if !yield(checks[:n]) {
+				return
+			}
+			checks = checks[n:]
+		}
+	}
 }
 
 func place(c Check) string {
@@ -159,9 +176,9 @@ func place(c Check) string {
 	return "head"
 }
 
-// layerRow is the row of a layer's checks: how many there are, and the worst of them.
-func (r *Report) layerRow(checks []Check) []string {
-	worst, failed, checked := checks[0], 0, 0
+// worstOf returns the worst of some checks, and how many failed and were checked.
+func worstOf(checks []Check) (worst Check, failed, checked int) {
+	worst = checks[0]
 	for _, c := range checks {
 		if c.Verdict != Skipped {
 			checked++
@@ -173,17 +190,26 @@ func (r *Report) layerRow(checks []Check) []string {
 			worst = c
 		}
 	}
-	_, kind := split(worst.Tensor)
+	return worst, failed, checked
+}
+
+// kindOf is what a check is of, within its place.
+func (c *Check) kindOf() string {
+	_, kind := split(c.Tensor)
 	if strings.HasSuffix(kind, grad) {
-		kind = worst.Tensor
+		kind = c.Tensor
 	}
-	kind = text.Line(kind)
-	kind = strings.TrimSuffix(strings.TrimPrefix(kind, "model."), ".output")
+	return strings.TrimSuffix(strings.TrimPrefix(text.Line(kind), "model."), ".output")
+}
+
+// layerRow is the row of a layer's checks: how many there are, and the worst of them.
+func (r *Report) layerRow(checks []Check) []string {
+	worst, failed, checked := worstOf(checks)
 	mark := ""
 	if failed > 0 {
 		mark = fmt.Sprintf("%d FAIL", failed)
 	}
-	row := []string{place(worst), fmt.Sprintf("%d/%d", checked, len(checks)), kind}
+	row := []string{place(worst), fmt.Sprintf("%d/%d", checked, len(checks)), worst.kindOf()}
 	if r.Mode == Local {
 		row = append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2f"), short(worst.Sees, "%.1e"), percent(worst.Ambiguous))
 	} else {
@@ -237,20 +263,25 @@ func (r *Report) writeDivergence(b *bytes.Buffer) {
 		}
 	}
 	r.writeFailing(b)
-	switch {
-	case r.Cause != nil:
-		for i, c := range r.Causes {
-			fmt.Fprintf(b, "%-11s%s: %s\n", []string{"cause", "or"}[min(i, 1)], c.ID, c.Text)
-		}
-	case r.Mode == Local:
-		fmt.Fprintf(b, "%-11snone of the known mistakes explains it\n", "cause")
-	default:
-		fmt.Fprintf(b, "%-11srun with --mode local to find the stage at fault\n", "cause")
+	fmt.Fprintf(b, "%-11s%s\n", "cause", r.cause())
+	for _, c := range r.Causes[min(1, len(r.Causes)):] {
+		fmt.Fprintf(b, "%-11s%s: %s\n", "or", c.ID, c.Text)
 	}
 	for _, h := range r.Hints {
 		fmt.Fprintf(b, "%-11s%s: %s\n", "hint", h.ID, h.Text)
 	}
 	fmt.Fprintln(b)
+}
+
+// cause is the likeliest cause of the first divergence, or what is said without one.
+func (r *Report) cause() string {
+	switch {
+	case r.Cause != nil:
+		return r.Cause.ID + ": " + r.Cause.Text
+	case r.Mode == Local:
+		return "none of the known mistakes explains it"
+	}
+	return "run with --mode local to find the stage at fault"
 }
 
 // writeFailing lists the other stages that fail, those of one kind together.
@@ -280,7 +311,11 @@ func (r *Report) writeFailing(b *bytes.Buffer) {
 
 func (c *Check) write(b *bytes.Buffer) {
 	fmt.Fprintf(b, "%-11s%s  %s %v\n", "DIVERGES", text.Line(c.Tensor), c.DType, c.Shape)
-	line := func(format string, args ...any) { fmt.Fprintf(b, "%-11s"+format+"\n", append([]any{""}, args...)...) }
+	c.explain(func(format string, args ...any) { fmt.Fprintf(b, "%-11s"+format+"\n", append([]any{""}, args...)...) })
+}
+
+// explain writes how a check failed, a line at a time.
+func (c *Check) explain(line func(format string, args ...any)) {
 	if c.Reason != "" {
 		line("%s", c.Reason)
 	}

@@ -128,3 +128,12 @@ func TestBiasPins(t *testing.T) {
 	// 0: 5 - 1 chosen, 4 - 1 not; 1: 4 - 1; 2: 4 - 1, 5 - 1; 3: 4 - 0.5; 4 is always masked
 	require.Equal(t, BiasPins{Layer: "model.layers.3", Median: 3, Widest: 3.5, Expert: 3, Free: []int{4}}, p)
 }
+
+// TestRoutingByLayer: what is counted of a layer is what was added by it.
+func TestRoutingByLayer(t *testing.T) {
+	require.Equal(t, 3, common([]int{0, 1, 2, 3}, []int{1, 0, 3, 4}, 2), "token by token")
+	require.Equal(t, []int{1, 2, 0, 1}, loads([]int{0, 1, 1, 3}, 4))
+	r := Routing{Choices: 10, Pinned: 8, ExactTies: 3, NearTies: 2, Mismatches: 1}
+	r.addLayer(Routing{Choices: 4, Pinned: 3, ExactTies: 3, Mismatches: 1}, LayerRouting{Layer: "model.layers.3", Same: 4})
+	require.Equal(t, []LayerRouting{{Layer: "model.layers.3", Choices: 6, Same: 4, Pinned: 5, NearTies: 2}}, r.Layers)
+}

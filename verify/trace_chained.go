@@ -67,6 +67,9 @@ func (t *tracer) compare(c *Check, name string, a *model.Activation, want []floa
 	m := Compare(a.Values, want, a.Width(), a.DType)
 	c.measure(m, a.Values, want)
 	c.judge(m, t.metricLimits(name), t.unjudged(name))
+	if c.Verdict == Fail {
+		c.Pattern = t.metricPattern(a, want)
+	}
 }
 
 // TopK implements model.Trace. Scores vary by as much as the logits were off, and their

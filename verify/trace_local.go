@@ -105,6 +105,7 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	if !d.finite {
 		c.Got = number(x.rounded()[d.worst])
 		c.Reason = "not finite"
+		c.Pattern = t.localPattern(x, want, factor)
 		return
 	}
 	c.Z, c.RMSZ, c.Sees, c.Beyond = known(d.largest), known(d.rms), known(d.sees), d.beyond
@@ -127,6 +128,7 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 		c.Verdict, c.Neuron = Pass, nil
 	} else {
 		c.Where = d.where()
+		c.Pattern = t.localPattern(x, want, factor)
 	}
 }
 

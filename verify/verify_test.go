@@ -77,6 +77,7 @@ func TestPacksPassStageByStage(t *testing.T) {
 				require.Len(t, r.Checks, len(p.Manifest.Tensors)-inputs(p))
 				requireModelOrder(t, r)
 				requireExactSums(t, r)
+				requireFiles(t, r)
 			})
 		}
 	}

@@ -114,6 +114,9 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	overwriteFlag(cmd, &f.overwrite)
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
+	for _, conversion := range []string{"type", "experts", "max-shard-size", "layers", "include", "exclude", "no-mtp", "allow-overflow", "verify", "no-resume", "overwrite", "dry-run"} {
+		cmd.MarkFlagsMutuallyExclusive("check", conversion)
+	}
 }
 
 // args demands SRC and DST, DST alone for --check, and takes SRC alone for a plan.

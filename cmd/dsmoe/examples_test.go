@@ -76,7 +76,7 @@ func TestReadmeExamplesWork(t *testing.T) {
 	require.NoError(t, err)
 	dir := clone(t)
 	blocks, prose := indented(string(readme))
-	ran := 0
+	ran, jobs := 0, 0
 	for _, x := range transcripts(blocks) {
 		out, _ := paste(dir, x.command)
 		assert.Regexp(t, x.output(), out, x.command)
@@ -90,11 +90,12 @@ func TestReadmeExamplesWork(t *testing.T) {
 			ran++
 		}
 	}
-	for _, line := range regexp.MustCompile(`(?m)- run: (\$.*)$`).FindAllStringSubmatch(blocks, -1) {
+	for _, line := range regexp.MustCompile(`(?m)^ +- (?:run: )?((?:\$RUNNER_TEMP/|\./)dsmoe .*)$`).FindAllStringSubmatch(blocks, -1) {
 		out, err := paste(dir, line[1])
 		assert.NoError(t, err, "%s\n%s", line[1], out)
-		ran++
+		jobs++
 	}
+	assert.Equal(t, 6, jobs, "commands of the jobs for GitHub and GitLab")
 	script := regexp.MustCompile(`(?ms)^status=0$.*?^exit \$status$`).FindString(blocks)
 	out, err := paste(dir, script)
 	assert.NoError(t, err, "%s\n%s", script, out)

@@ -22,7 +22,7 @@ import (
 // draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
-		"cmd/dsmoe": {"convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/inspect", "verify/diff",
+		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/inspect", "verify/diff",
 			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor"},
 
 		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint"},
@@ -38,7 +38,7 @@ func TestLayers(t *testing.T) {
 		"convert/internal/digest":  {},
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
-		"verify":         {"model", "model/weights", "config", "model/tensor"},
+		"verify":         {"text/page", "model", "model/weights", "config", "model/tensor"},
 		"verify/inspect": {"model", "model/count", "model/weights", "config", "model/tensor"},
 		"verify/diff":    {"model/weights", "config", "model/tensor"},
 
@@ -57,6 +57,7 @@ func TestLayers(t *testing.T) {
 		"config":            {},
 		"config/configtest": {"config"}, // for tests
 		"text":              {},
+		"text/page":         {},
 	}
 	for pkg, imports := range imports(t, filepath.Join("..", "..")) {
 		allowed, known := layers[pkg]

@@ -44,7 +44,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitYes
 	case errors.Is(err, errNo):
 		return exitNo
-	case errors.Is(err, errInconclusive):
+	case errors.Is(err, errInconclusive), errors.As(err, new(*unwritten)):
 		printError(stderr, err)
 		return exitUnknown
 	case errors.Is(err, context.Canceled):

@@ -44,10 +44,11 @@ The weights are BF16, whatever torch_dtype says. With quantization_config fp8, a
 DeepSeek-V3 has it, the matrices of attention, MLPs and experts are F8_E4M3, each with
 F32 scales per weight_block_size (weight_scale_inv); modules_to_not_convert is heeded,
 and embedding, head, gates and norms stay BF16. config.json is copied as it is.
-DST must not exist, or be an empty directory; it is complete or not there. With
---overwrite it may be an output of dsmoe, which is replaced. An
-interrupted run goes on when the same command is given again. DST holds
-dsmoe.manifest.json: dsmoe convert --check DST hashes everything again.`,
+DST must not exist, and is then complete or not there, or be an empty directory: the
+files move into it when all are complete, config.json and the index last. With
+--overwrite it may be an output of dsmoe, which is replaced. An interrupted run goes on
+when the same command is given again. DST holds dsmoe.manifest.json: dsmoe convert
+--check DST hashes everything again.`,
 		Example: `  dsmoe synth fixtures/v2-lite/checkpoint/config.json lite --seed 7
   dsmoe synth fixtures/v1-base/checkpoint/config.json sharded --max-shard-size 200KB
   dsmoe synth fixtures/v1-base/checkpoint fresh --init torch --seed 1234`,

@@ -60,10 +60,16 @@ A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but where rounding may decide, and that every weight took
 part, but for experts that no token reached, which are listed, and for multi-token
 prediction layers if the pack has no stages of them. A pack that proves
-little, or was made with another config, gives no pass: the reasons are listed.`,
+little, or was made with another config, gives no pass: the reasons are listed.
+
+--junit and --html write the same report to files beside it, whatever the verdict: for
+a CI a test case per golden tensor, and one for the verdict that is green only for a
+pass; for people one page with drawings, which needs no network. A file that is there is
+replaced. If the run ends with an error, they say that.`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --mode chained fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --json fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
+  dsmoe verify --junit v.xml --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32
   dsmoe verify --limit mlp.experts.output=2 fixtures/v3/checkpoint fixtures/v3/golden-f32`,
 		Args:        expect("CHECKPOINT", "GOLDEN"),
 		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: the first stage that differs is named"),
@@ -77,15 +83,31 @@ little, or was made with another config, gives no pass: the reasons are listed.`
 	cmd.Flags().Var(&o.reference, "reference", "`whose` rules to follow: the golden's, or those of remote or native code")
 	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; repeatable")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
+	files := reportFiles{}
+	cmd.Flags().StringVar(&files.junit, "junit", "", "also write the report to `FILE` as JUnit XML")
+	cmd.Flags().StringVar(&files.html, "html", "", "also write the report to `FILE` as one page of HTML")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		start := time.Now()
-		r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
-		if err != nil {
+		if err := files.create(); err != nil {
 			return err
 		}
+		defer files.discard()
+		start := time.Now()
+		r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
 		r.Version, r.Duration = version(), time.Since(start).Seconds()
+		if err != nil {
+			if r.Report = verify.Unfinished(err); errors.Is(err, context.Canceled) {
+				r.Report = verify.Unfinished(errInterrupted)
+			}
+			if lost := files.write(r); lost != nil {
+				err = errors.Join(err, lost)
+			}
+			return err
+		}
 		if err := printReport(cmd, r, *asJSON); err != nil {
 			return err
+		}
+		if err := files.write(r); err != nil {
+			return &unwritten{err}
 		}
 		return r.err()
 	}
@@ -121,15 +143,17 @@ func (o *verifyOptions) options(compute tensor.DType, progress func(done, total 
 	return options
 }
 
+// verify returns the report or, with the error, what was to be verified.
 func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr io.Writer) (*verified, error) {
+	r := &verified{Checkpoint: checkpointFiles{Path: path, Golden: golden}}
 	c, err := checkpoint.Open(path)
 	if err != nil {
-		return nil, err
+		return r, err
 	}
 	defer c.Close()
 	pack, err := verify.OpenPack(golden)
 	if err != nil {
-		return nil, err
+		return r, err
 	}
 	b := newBar(stderr, "verifying", int64(len(pack.Manifest.Tensors)), false)
 	defer b.remove()
@@ -139,15 +163,14 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		rounded, err := convert.Rounded(ctx, c.Dir)
 		return c.Named(rounded), err
 	}
-	report, err := verify.Run(ctx, c.Config, c, pack, options)
+	r.Report, err = verify.Run(ctx, c.Config, c, pack, options)
 	var mismatch *model.MismatchError
 	if errors.As(err, &mismatch) {
 		err = fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	if err != nil {
-		return nil, err
+		return r, err
 	}
-	r := &verified{Report: report, Checkpoint: checkpointFiles{Path: path, Golden: golden}}
 	return r, r.Checkpoint.compare(c, pack, o.hash)
 }
 
@@ -165,13 +188,14 @@ type checkpointFiles struct {
 	Path   string            `json:"path"`         // as it was given
 	Golden string            `json:"golden"`       // path of the pack, as it was given
 	Files  map[string]string `json:"files"`        // "same", "differs", "not hashed" or "not there", by name
+	Hashes map[string]string `json:"hashes"`       // "sha256:…" of those files that were hashed
 	Mapped int64             `json:"mapped_bytes"` // of weights
 }
 
 // compare hashes config.json, and the weights if asked to, for every file that the
 // pack lists.
 func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, hashWeights bool) error {
-	f.Files = map[string]string{}
+	f.Files, f.Hashes = map[string]string{}, map[string]string{}
 	dir := c.Dir
 	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
 	if c.ConfigInside() {
@@ -183,18 +207,25 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, h
 			f.Mapped += file.Bytes
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(held)) {
+		if !held[name] {
+			continue
+		}
+		hash, err := verify.HashFile(filepath.Join(dir, name))
+		if err != nil {
+			return fileError(filepath.Join(dir, name), err)
+		}
+		f.Hashes[name] = hash
+	}
 	for name, want := range pack.Manifest.Checkpoint {
-		hash, ok := held[name]
+		got, hashed := f.Hashes[name]
+		_, there := held[name]
 		switch {
-		case !ok:
+		case !there:
 			f.Files[name] = "not there"
-		case !hash:
+		case !hashed:
 			f.Files[name] = "not hashed"
 		default:
-			got, err := verify.HashFile(filepath.Join(dir, name))
-			if err != nil {
-				return fileError(filepath.Join(dir, name), err)
-			}
 			f.Files[name] = map[bool]string{true: "same", false: "differs"}[got == want]
 		}
 	}

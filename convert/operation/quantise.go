@@ -187,7 +187,7 @@ func isQ8(block []byte, x []float32) bool {
 	}
 	right := true
 	for i, b := range (*[32]byte)(block[2:]) {
-		q, y := float32(int8(b)), x[i]*inverse
+		q, y := float32(int8(b)), float32(x[i]*inverse)
 		if q < 0 {
 			q, y = -q, -y
 		}

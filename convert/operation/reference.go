@@ -100,7 +100,7 @@ func reciprocal(d float32) float32 {
 // code is min(most, (int8_t)(v + shift)); what is no int32 is 0, as processors of x86-64
 // have it.
 func code(v, shift float32, most int8) byte {
-	sum := math.Trunc(float64(v + shift))
+	sum := math.Trunc(float64(float32(v) + shift))
 	if !(math.Abs(sum) <= math.MaxInt32) {
 		return byte(min(most, 0))
 	}
@@ -133,7 +133,7 @@ func referenceQ8(block []byte, x []float32) {
 // nearestInt is nearest_int of ggml: 1.5·2²³ is added, the low 22 bits of the sum are the
 // integer.
 func nearestInt(v float32) int {
-	return int(math.Float32bits(v+12582912)&0x007fffff) - 0x00400000
+	return int(math.Float32bits(float32(v)+12582912)&0x007fffff) - 0x00400000
 }
 
 // fit is what make_qkx2_quants and make_qx_quants return.
@@ -171,7 +171,7 @@ func referenceMinimums(block []byte, x []float32, d tensor.DType) {
 	for j, f := range fits {
 		scale, low := min(63, byte(nearestInt(invScale*f.scale))), min(63, byte(nearestInt(invMin*f.min)))
 		setSixBits(block[4:16], j, scale, low)
-		step, least := f16(block)*float32(scale), f16(block[2:])*float32(low)
+		step, least := f16(block)*float32(scale), float32(f16(block[2:])*float32(low))
 		for i, l := range f.codes {
 			if step != 0 {
 				l = max(0, min(most, nearestInt((x[32*j+i]+least)/step)))

@@ -112,7 +112,7 @@ func encodeQ5_1(dst []byte, x []float32) {
 // nearest is nearest_int: v rounded to the nearest integer, half to even, if |v| < 2²²; of
 // others the low bits of a sum.
 func nearest(v float32) int32 {
-	return int32(math.Float32bits(v+12582912)&0x007fffff) - 0x00400000
+	return int32(math.Float32bits(float32(v)+12582912)&0x007fffff) - 0x00400000
 }
 
 // clamp is max(low, min(high, v)).
@@ -220,7 +220,7 @@ func (s *search) nearestCodes(block []byte, x []float32, codes *[256]byte) {
 	d, dmin, packed := getF16(block), getF16(block[2:]), (*[12]byte)(block[4:])
 	for p := range 8 {
 		scale, low := kernel.ScaleMin(p, packed)
-		dp, mp := d*float32(scale), dmin*float32(low)
+		dp, mp := d*float32(scale), float32(dmin*float32(low))
 		if dp == 0 {
 			continue
 		}
@@ -237,7 +237,7 @@ func (s *search) nearestCodes(block []byte, x []float32, codes *[256]byte) {
 func (s *search) qkx2(x, w *[32]float32, codes *[32]byte) (scale, min float32) {
 	low, high := x[0], x[0]
 	sumW := w[0]
-	sumX := sumW * x[0]
+	sumX := float32(sumW * x[0])
 	for i := 1; i < 32; i++ {
 		if x[i] < low {
 			low = x[i]
@@ -271,7 +271,7 @@ func (s *search) qkx2(x, w *[32]float32, codes *[32]byte) (scale, min float32) {
 		for j, v := range x {
 			l := float32(clamp(nearest(per*(v-low)), 0, s.most))
 			try[j] = l
-			wl := w[j] * l
+			wl := float32(w[j] * l)
 			sumL += wl
 			sumL2 += float32(wl * l)
 			sumXL += float32(wl * v)
@@ -379,7 +379,7 @@ func qx(x *[16]float32, codes *[16]byte) float32 {
 		if i == -1 {
 			next = 1
 		}
-		a, b := -(32 + float32(0.1*i))/top, -(32 + float32(0.1*next))/top
+		a, b := -(32+float32(0.1*i))/top, -(32+float32(0.1*next))/top
 		ofA, ofB := tryQx(x, &weights, &products, a, b)
 		take(a, ofA)
 		take(b, ofB)

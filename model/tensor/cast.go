@@ -129,11 +129,18 @@ func Rounded(v float32, d DType) float32 {
 // Ordinal rounds v to F32, F16 or BF16 and numbers the dtype's values in ascending
 // order: neighbours are one apart, both zeros are 0.
 func Ordinal(v float32, d DType) int64 {
-	f, _ := d.Format()
-	p := kernel.Encode(math.Float32bits(v), f)
-	n := int64(p &^ signBit[f])
-	if p&signBit[f] != 0 {
-		return -n
+	bits := math.Float32bits(v)
+	if d == BF16 && bits<<16 == 0 { // most often: v is a BF16 number already
+		return ordinal(bits>>16, 1<<15)
 	}
-	return n
+	f, _ := d.Format()
+	return ordinal(kernel.Encode(bits, f), signBit[f])
+}
+
+// ordinal returns the number of a pattern of sign and magnitude.
+func ordinal(p, sign uint32) int64 {
+	if p&sign != 0 {
+		return -int64(p &^ sign)
+	}
+	return int64(p)
 }

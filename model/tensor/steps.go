@@ -48,7 +48,7 @@ func halfSteps(h []float32, b []byte, d DType) {
 		}
 	case Q6_K:
 		super := abs32(getF16(b[208:]))
-		moved := float32(32 * (0.5*super + float32(128*errorF16(super))))
+		moved := float32(32 * (float32(0.5*super) + float32(128*errorF16(super))))
 		for i := range h {
 			half, quarter, place := i/128, i%128/32, i%32
 			code := int(b[64*half+32*(quarter%2)+place]>>(quarter/2*4)&15) | int(b[128+32*half+place]>>(2*quarter)&3)<<4
@@ -81,7 +81,7 @@ func minimumSteps(h []float32, b []byte, d DType) {
 	if d == Q5_K {
 		codes, most = b[48:], 31
 	}
-	moved := float32(float32(most)*(0.5*super+float32(63*errorF16(super)))) + float32(0.5*superMin) + float32(63*errorF16(superMin))
+	moved := float32(float32(most)*(float32(0.5*super)+float32(63*errorF16(super)))) + float32(0.5*superMin) + float32(63*errorF16(superMin))
 	for p := range 8 {
 		scale, _ := kernel.ScaleMin(p, packed)
 		for i := range 32 {

@@ -168,6 +168,7 @@ func (m *metrics) same(x []float32) {
 
 // add adds values of dtypes da and db.
 func (m *metrics) add(a, b []float32, at int64, da, db tensor.DType) {
+	aa, bb, ab, dd := m.aa, m.bb, m.ab, m.dd
 	for i, x := range a {
 		y := b[i]
 		if !sameBits(x, y) && (m.nanBits || x == x || y == y) {
@@ -175,12 +176,13 @@ func (m *metrics) add(a, b []float32, at int64, da, db tensor.DType) {
 		}
 		if x-x == 0 && y-y == 0 {
 			p, q := float64(x), float64(y)
-			m.aa += p * p
-			m.bb += q * q
-			m.ab += p * q
-			m.dd += (p - q) * (p - q)
+			aa += p * p // exact, as is p·q, so fusing does not show
+			bb += q * q
+			ab += p * q
+			dd += float64((p - q) * (p - q))
 		}
 	}
+	m.aa, m.bb, m.ab, m.dd = aa, bb, ab, dd
 }
 
 // differ takes note of a different element.

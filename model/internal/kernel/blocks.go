@@ -103,9 +103,9 @@ func widenQ4_K(dst []float32, src []byte) {
 		d, dmin, scales := f16At(src), f16At(src[2:]), (*[12]byte)(src[4:])
 		for i := range 4 {
 			sc, m := ScaleMin(2*i, scales)
-			d1, m1 := d*float32(sc), dmin*float32(m)
+			d1, m1 := d*float32(sc), float32(dmin*float32(m))
 			sc, m = ScaleMin(2*i+1, scales)
-			d2, m2 := d*float32(sc), dmin*float32(m)
+			d2, m2 := d*float32(sc), float32(dmin*float32(m))
 			y := (*[64]float32)(dst[64*i:])
 			for j, q := range (*[32]byte)(src[16+32*i:]) {
 				y[j] = float32(d1*float32(int32(q&15))) - m1
@@ -125,9 +125,9 @@ func widenQ5_K(dst []float32, src []byte) {
 		d, dmin, scales, qh := f16At(src), f16At(src[2:]), (*[12]byte)(src[4:]), (*[32]byte)(src[16:])
 		for i := range 4 {
 			sc, m := ScaleMin(2*i, scales)
-			d1, m1 := d*float32(sc), dmin*float32(m)
+			d1, m1 := d*float32(sc), float32(dmin*float32(m))
 			sc, m = ScaleMin(2*i+1, scales)
-			d2, m2 := d*float32(sc), dmin*float32(m)
+			d2, m2 := d*float32(sc), float32(dmin*float32(m))
 			y := (*[64]float32)(dst[64*i:])
 			for j, q := range (*[32]byte)(src[48+32*i:]) {
 				y[j] = float32(d1*float32(int32(q&15|qh[j]>>(2*i)&1<<4))) - m1

@@ -37,7 +37,7 @@ func encodeQ8Portable(dst *[34]byte, x *[32]float32) {
 		inverse = 0
 	}
 	for j, v := range x {
-		y := v * inverse
+		y := float32(v * inverse)
 		q[j] = byte(int32(y + math.Float32frombits(math.Float32bits(y)&sign|belowHalf)))
 	}
 }

@@ -1,0 +1,30 @@
+package convert
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/internal/engine"
+	"dsmoe/model/tensor"
+)
+
+// TestReportOfLosses: what a cast flushed and what went with its block are told apart, and
+// the error of what was quantised is that of all tensors together, the worst by name.
+func TestReportOfLosses(t *testing.T) {
+	r := &Report{Lost: []engine.LostTensor{
+		{Name: "cast", Loss: tensor.Loss{Flushed: 3, NotFinite: 1}},
+		{Name: "a", Loss: tensor.Loss{Flushed: 32, Squares: 100, Errors: 1, Largest: 0.5}},
+		{Name: "b", Loss: tensor.Loss{Overflow: 64, Squares: 300, Errors: 27, Largest: 0.25}},
+		{Name: "exact", Loss: tensor.Loss{Squares: 24}},
+	}}
+	var b strings.Builder
+	r.writeLost(&b)
+	require.Equal(t, `elements that became infinite: 64, in b (64)
+elements that became zero: 3, in cast (3)
+elements that became zero with their whole block: 32, in a (32)
+elements that are infinite or NaN in the source: 1, in cast (1)
+error of quantised numbers: 2.57e-01 of their RMS, most in b (3.00e-01), a (1.00e-01), exact (0.00e+00); at most 5.00e-01, in a
+`, b.String())
+}

@@ -1,0 +1,108 @@
+package page
+
+import (
+	"math"
+)
+
+// Bars is a bar for each of some things, one below the other.
+type Bars struct {
+	Title    string // what is shown, for who does not see it
+	Name     string // of the numbers, with their unit
+	Scale    Scale  // Linear, from 0 unless Min says otherwise, or Log
+	Min, Max float64
+	Limit    float64 // a line is drawn there, unless it is 0
+	Rows     []Bar
+}
+
+// Bar is one of Bars.
+type Bar struct {
+	Label string
+	Value float64 // NaN: there is none
+	Shown string  // the number as it is written; "" is three digits
+	Tip   string  // shown where the pointer rests; "" is label and number
+	Bad   bool    // in the other colour, with a cross
+}
+
+// The measures of bars.
+const (
+	barHeight = 19.0
+	plotWidth = 420.0
+)
+
+func (b Bars) span() span {
+	if b.Scale == Linear && b.Min == 0 && b.Max == 0 {
+		s := spanOf(Linear, 0, 0, func(yield func(float64)) { yield(0); b.values(yield) })
+		return s
+	}
+	return spanOf(b.Scale, b.Min, b.Max, b.values)
+}
+
+func (b Bars) values(yield func(float64)) {
+	for _, r := range b.Rows {
+		yield(r.Value)
+	}
+	if b.Limit != 0 {
+		yield(b.Limit)
+	}
+}
+
+func (b Bars) draw() *drawing {
+	var labels []string
+	right := 0.0
+	for _, r := range b.Rows {
+		labels, right = append(labels, r.Label), math.Max(right, width(r.number()))
+	}
+	left, top := widest(labels)+10, 2*fontHeight+10
+	bottom := top + barHeight*float64(len(b.Rows))
+	d := &drawing{Title: b.Title, Width: length(math.Ceil(left + plotWidth + right + 20)), Height: length(bottom + 6)}
+	s := b.span()
+	d.text("soft", left, fontHeight-2, b.Name)
+	for _, v := range s.ticks(7) {
+		x := left + float64(plotWidth*s.at(v))
+		d.line("grid", x, top-4, x, bottom)
+		d.text("soft mid", x, top-7, tick(v))
+	}
+	for i, r := range b.Rows {
+		b.row(d, s, r, left, top+float64(barHeight*float64(i)))
+	}
+	if b.Limit != 0 {
+		x := left + float64(plotWidth*s.at(b.Limit))
+		d.line("limit", x, top-4, x, bottom+4)
+	}
+	return d
+}
+
+// row draws one bar; what there is no number for gets a crossed box.
+func (b Bars) row(d *drawing, s span, r Bar, left, y float64) {
+	tip := r.Tip
+	if tip == "" {
+		tip = r.Label + ": " + r.shown()
+	}
+	d.text("end", left-6, y+13, label(r.Label)).Tip = tipFor(r.Label)
+	class, text := "bar", "soft"
+	if r.Bad {
+		class, text = "badbar", "badtext"
+	}
+	if math.IsNaN(r.Value) {
+		d.path("none", crossed(left, y+3, barHeight, barHeight-6), tip)
+	} else {
+		d.rect(class, left, y+3, math.Max(1.5, plotWidth*s.at(r.Value)), barHeight-6, tip)
+	}
+	d.text(text, left+plotWidth+8, y+13, r.number())
+}
+
+// number is what stands behind the bar.
+func (r Bar) number() string {
+	s := first(widestNumber, r.shown())
+	if r.Bad {
+		return "✗ " + s
+	}
+	return s
+}
+
+func (r Bar) shown() string {
+	if r.Shown != "" {
+		return r.Shown
+	}
+	return shown(r.Value)
+}

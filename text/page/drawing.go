@@ -1,0 +1,150 @@
+package page
+
+import (
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"dsmoe/text"
+)
+
+// Figure is a drawing of numbers. A number that is not there is a NaN, and drawn as such.
+type Figure interface {
+	draw() *drawing
+}
+
+// WriteSVG writes a drawing as an SVG file that stands alone, with its own style for light and
+// dark.
+func WriteSVG(w io.Writer, f Figure) error {
+	d := f.draw()
+	d.Style = template.CSS(drawingStyle())
+	if err := templates.ExecuteTemplate(w, "drawing", d); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, "\n")
+	return err
+}
+
+// drawing is texts and paths, in the order in which they are drawn.
+type drawing struct {
+	Title         string
+	Width, Height length
+	Style         template.CSS // its own; empty within a page
+	Shapes        []shape
+}
+
+// shape is a text or, without one, a path.
+type shape struct {
+	Class, Text, D, Tip string
+	X, Y                length
+	Upright             bool // a text that is read from below
+}
+
+// length is a length in CSS pixels, written with at most two decimals.
+type length float64
+
+// String writes it.
+func (l length) String() string {
+	return strconv.FormatFloat(math.Round(100*float64(l))/100+0, 'f', -1, 64)
+}
+
+// text adds a text, unless it is empty, that begins, is centred or ends at x, as its class says.
+func (d *drawing) text(class string, x, y float64, s string) *shape {
+	if s == "" {
+		return &shape{}
+	}
+	d.Shapes = append(d.Shapes, shape{Class: class, X: length(x), Y: length(y), Text: s})
+	return &d.Shapes[len(d.Shapes)-1]
+}
+
+// rect adds a rectangle.
+func (d *drawing) rect(class string, x, y, w, h float64, tip string) {
+	d.path(class, box(x, y, w, h), tip)
+}
+
+// line adds a line.
+func (d *drawing) line(class string, x1, y1, x2, y2 float64) {
+	d.path(class, fmt.Sprintf("M%s %sL%s %s", length(x1), length(y1), length(x2), length(y2)), "")
+}
+
+func (d *drawing) path(class, path, tip string) {
+	d.Shapes = append(d.Shapes, shape{Class: class, D: path, Tip: tip})
+}
+
+// box is the path of a rectangle.
+func box(x, y, w, h float64) string {
+	return fmt.Sprintf("M%s %sh%sv%sh%sz", length(x), length(y), length(w), length(h), length(-w))
+}
+
+// crossed is the path of a rectangle with a diagonal, which stands for a number that is not there.
+func crossed(x, y, w, h float64) string {
+	return box(x, y, w, h) + fmt.Sprintf("M%s %sl%s %s", length(x), length(y+h), length(w), length(-h))
+}
+
+// em is a generous guess at the width of a character of labels, fontHeight their height.
+const em, fontHeight = 7.4, 13.0
+
+// longest is how many characters of a label are shown, and widestNumber of what stands behind a
+// bar; their tips have all of them.
+const longest, widestNumber = 44, 80
+
+// label shortens a label to what is shown.
+func label(s string) string { return first(longest, s) }
+
+// first is a line of n characters of s at most.
+func first(n int, s string) string {
+	s = text.Line(s)
+	if utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:n-1]) + "…"
+}
+
+// tipFor is the whole label, where label shortens it.
+func tipFor(s string) string {
+	if label(s) == text.Line(s) {
+		return ""
+	}
+	return s
+}
+
+// widest is the width of the widest of labels.
+func widest(labels []string) (w float64) {
+	for _, l := range labels {
+		w = max(w, width(label(l)))
+	}
+	return w
+}
+
+// width is that of a text.
+func width(s string) float64 { return float64(em * float64(utf8.RuneCountInString(s))) }
+
+// shown writes a number for a reader.
+func shown(v float64) string {
+	switch {
+	case math.IsNaN(v):
+		return "no value"
+	case math.IsInf(v, 0):
+		return strings.Replace(fmt.Sprintf("%+v", v), "Inf", "∞", 1)
+	}
+	return fmt.Sprintf("%.3g", v)
+}
+
+//go:embed drawing.css
+var drawingRules string
+
+// drawingStyle is the style of drawings: what drawing.css says, and the colours of the ramps.
+func drawingStyle() string {
+	var light, dark strings.Builder
+	for i := range steps {
+		t := (float64(i) + 0.5) / steps
+		fmt.Fprintf(&light, ".s%d{fill:%s}.d%d{fill:%s}", i, viridis.at(t), i, lightDiverging.at(t))
+		fmt.Fprintf(&dark, ".d%d{fill:%s}", i, darkDiverging.at(t))
+	}
+	return drawingRules + light.String() + "\n@media (prefers-color-scheme: dark) {" + dark.String() + "}\n"
+}

@@ -1,0 +1,313 @@
+package verify_test
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/text"
+	"dsmoe/text/page"
+	"dsmoe/verify"
+)
+
+// about is what a caller says of a run.
+var about = verify.About{Name: "model against golden, local", Duration: 1.5, Facts: []page.Fact{{Name: "dsmoe", Value: "(devel)"}}, Files: text.NewSheet("file")}
+
+// junit and html are a report's files.
+func junit(t *testing.T, r *verify.Report) string {
+	t.Helper()
+	var b strings.Builder
+	require.NoError(t, r.WriteJUnit(&b, about))
+	return b.String()
+}
+
+func html(t *testing.T, r *verify.Report) string {
+	t.Helper()
+	var b strings.Builder
+	require.NoError(t, r.WriteHTML(&b, about))
+	return b.String()
+}
+
+// has and hasNot look for a part of a file, which is too long to be shown.
+func has(t *testing.T, file, part string) {
+	t.Helper()
+	assert.True(t, strings.Contains(file, part), part)
+}
+
+func hasNot(t *testing.T, file, part string) {
+	t.Helper()
+	assert.False(t, strings.Contains(file, part), part)
+}
+
+// element is what the schema says of one: its attributes, what may be in it, and whether
+// text may.
+type element struct {
+	required, optional, children string
+	text                         bool
+}
+
+// schema is the grammar of junit-10.xsd, the schema of Jenkins' xUnit plugin, for the
+// elements that it has beside those of repeated runs. Attributes are strings there, but for
+// the time of suites.
+var schema = map[string]element{
+	"testsuites": {optional: "name time tests failures errors", children: "testsuite"},
+	"testsuite": {required: "name tests failures errors", optional: "group time skipped timestamp hostname id package file log url",
+		children: "testsuite properties testcase system-out system-err"},
+	"properties": {children: "property"},
+	"property":   {required: "name value"},
+	"testcase":   {required: "name", optional: "time classname group", children: "skipped error failure system-out system-err"},
+	"skipped":    {optional: "type message", text: true},
+	"error":      {optional: "type message", text: true},
+	"failure":    {optional: "type message", text: true},
+	"system-out": {text: true},
+	"system-err": {text: true},
+}
+
+// seconds is the schema's type of the time of suites.
+var seconds = regexp.MustCompile(`^(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?$`)
+
+// requireSchema holds a document against the schema, and returns the attributes of the
+// elements of each name.
+func requireSchema(t *testing.T, document string) (found map[string][]map[string]string) {
+	t.Helper()
+	found = map[string][]map[string]string{}
+	open := []string{}
+	d := xml.NewDecoder(strings.NewReader(document))
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			require.Empty(t, open)
+			return found
+		}
+		require.NoError(t, err)
+		switch x := token.(type) {
+		case xml.StartElement:
+			name := x.Name.Local
+			rule, ok := schema[name]
+			require.True(t, ok, name)
+			if len(open) == 0 {
+				require.Equal(t, "testsuites", name)
+			} else {
+				require.Contains(t, strings.Fields(schema[open[len(open)-1]].children), name, open)
+			}
+			attributes := map[string]string{}
+			for _, a := range x.Attr {
+				require.Empty(t, a.Name.Space)
+				require.Contains(t, strings.Fields(rule.required+" "+rule.optional), a.Name.Local, name)
+				attributes[a.Name.Local] = a.Value
+			}
+			for _, a := range strings.Fields(rule.required) {
+				require.Contains(t, attributes, a, name)
+			}
+			if v, ok := attributes["time"]; ok && name != "testcase" {
+				require.Regexp(t, seconds, v)
+			}
+			found[name] = append(found[name], attributes)
+			open = append(open, name)
+		case xml.EndElement:
+			open = open[:len(open)-1]
+		case xml.CharData:
+			if len(open) == 0 || !schema[open[len(open)-1]].text {
+				require.Empty(t, strings.TrimSpace(string(x)))
+			}
+		}
+	}
+}
+
+// requireFiles: both files of a report are what they claim to be, and say what it says.
+func requireFiles(t *testing.T, r *verify.Report) {
+	t.Helper()
+	found := requireSchema(t, junit(t, r))
+	count := map[verify.Verdict]int{}
+	names := map[string]bool{}
+	for _, c := range r.Checks {
+		count[c.Verdict]++
+		names[text.Line(c.Tensor)] = true
+	}
+	failed, erred := count[verify.Fail], 0
+	switch r.Verdict {
+	case verify.Fail:
+		failed++
+	case verify.Inconclusive:
+		erred++
+	}
+	suite := found["testsuite"][0]
+	for key, want := range map[string]int{"tests": len(r.Checks) + 1, "failures": failed, "errors": erred, "skipped": count[verify.Skipped]} {
+		require.Equal(t, strconv.Itoa(want), suite[key], key)
+	}
+	require.Len(t, found["testcase"], len(r.Checks)+1)
+	require.Len(t, found["failure"], failed)
+	require.Len(t, found["error"], erred)
+	require.Len(t, found["skipped"], count[verify.Skipped])
+	require.Len(t, names, len(r.Checks), "a CI takes those of one name for one")
+
+	elements := map[string]int{}
+	d := xml.NewDecoder(strings.NewReader(html(t, r)))
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		if x, ok := token.(xml.StartElement); ok {
+			elements[x.Name.Local]++
+		}
+	}
+	require.Equal(t, 1, elements["html"])
+	require.Zero(t, elements["script"])
+	require.GreaterOrEqual(t, elements["tr"], len(r.Checks))
+}
+
+// TestSchemaIsStrict: a document that a CI would refuse does not pass for one.
+func TestSchemaIsStrict(t *testing.T) {
+	t.Parallel()
+	const suite = `<testsuite name="" tests="1" failures="0" errors="0"`
+	for wrong, document := range map[string]string{
+		"element":         `<testsuites><suite/></testsuites>`,
+		"root":            suite + `/>`,
+		"attribute":       `<testsuites file=""/>`,
+		"child":           `<testsuites><testcase name=""/></testsuites>`,
+		"no name":         `<testsuites>` + suite + `><testcase/></testsuite></testsuites>`,
+		"no count":        `<testsuites><testsuite name=""/></testsuites>`,
+		"text":            `<testsuites>x</testsuites>`,
+		"time":            `<testsuites time="1e-3"/>`,
+		"not well-formed": `<testsuites>`,
+	} {
+		refused := &testing.T{}
+		done := make(chan struct{})
+		go func() { // FailNow ends the goroutine
+			defer close(done)
+			requireSchema(refused, document)
+		}()
+		<-done
+		assert.True(t, refused.Failed(), wrong)
+	}
+	requireSchema(t, `<testsuites>`+suite+` time="1,000.5"><properties/><testcase name=""><failure>x</failure></testcase></testsuite></testsuites>`)
+}
+
+// TestFilesOfAFailure: the check that failed, its measures and the cause stand in both.
+func TestFilesOfAFailure(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-base/golden-f32")
+	changed := override(t, c.Config, "rms_norm_eps", "1e-5")
+	r := run(t, changed, c, p, verify.Options{Parallelism: 1})
+	requireFiles(t, r)
+	x := junit(t, r)
+	has(t, x, `
+    <testcase name="model.layers.0.input_layernorm.output" classname="model against golden, local.layer 0">
+      <failure type="fail" message="at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ); z 2.24e+04, limit 8; 2176 of 2176 elements beyond it; RMS of z 1.74e+04, limit 1; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.74e+04, limit 1.69"><![CDATA[DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
+           at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ)
+`)
+	has(t, x, `<testcase name="model.layers.0.self_attn.q_proj.output" classname="model against golden, local.layer 0"></testcase>`)
+	has(t, x, `<testcase name="verdict" classname="model against golden, local.verdict">
+      <failure type="fail" message="model.layers.0.input_layernorm.output is not what the reference computed; norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05">`)
+	h := html(t, r)
+	for _, want := range []string{
+		`<p class="verdict bad"><strong>FAIL</strong> model.layers.0.input_layernorm.output is not what the reference computed; norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05</p>`,
+		`<dt>diverges</dt><dd>model.layers.0.input_layernorm.output  F32 [2 17 64]</dd>`,
+		`<dd>at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ)</dd>`,
+		`<dt>cause</dt><dd>norm-eps: the reference ran with rms_norm_eps 1e-06, here it is 1e-05</dd>`,
+		`<figcaption>model.layers.0.input_layernorm.output: the largest residual of each element. Beyond 8 σ rounding does not explain it.</figcaption>`,
+		`<title>33, 63: `, `✗ input_layernorm 1.7e&#43;04×, 2 failed</text>`,
+		`<title>model.layers.3.post_attention_layernorm.output: fail `, `<title>layer 2, expert 7: 0 choices</title>`,
+		`<dt>manifest.json</dt><dd>sha256:`,
+	} {
+		has(t, h, want)
+	}
+	again := run(t, changed, c, p, verify.Options{Parallelism: 3})
+	assert.True(t, x == junit(t, again) && h == html(t, again), "for any number of threads")
+}
+
+// TestFilesOfOtherVerdicts: what is no pass is never green, and says why.
+func TestFilesOfOtherVerdicts(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-base/golden-bf16")
+	r := run(t, c.Config, c, p, verify.Options{Mode: verify.Chained})
+	requireFiles(t, r)
+	has(t, junit(t, r), `<error type="inconclusive" message="not a pass: end to end, BF16 rounding grows without a usable limit`)
+	has(t, junit(t, r), `<skipped type="skipped" message="chained mode has no usable limit in BF16">`)
+	has(t, html(t, r), `<p class="verdict unclear"><strong>INCONCLUSIVE</strong> not a pass: end to end`)
+	has(t, html(t, r), `There is no limit for it.`)
+	hasNot(t, html(t, r), `The limit is at 1.`)
+
+	r = run(t, override(t, c.Config, "num_hidden_layers", "3"), shallow{c}, p, verify.Options{Undiagnosed: true})
+	has(t, junit(t, r), `message="model.layers.3.input_layernorm.output: the model has no such stage; none of the known mistakes explains it"`)
+
+	r = &verify.Report{Verdict: verify.Inconclusive, Mode: verify.Local, Checks: []verify.Check{{Tensor: "model.norm.output", Verdict: verify.Skipped},
+		{Tensor: "loss.grad", Verdict: verify.Pass}, {Tensor: "model.embed_tokens.output", Verdict: verify.Pass, Margin: new(float64)}}}
+	has(t, html(t, r), `>not checked</text>`)
+	has(t, html(t, r), `>no bound</text>`)
+	has(t, html(t, r), `>embed_tokens 0%</text>`)
+
+	c, p = open(t, "v1-base/golden-f32")
+	r = run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Mode: verify.Chained})
+	requireFiles(t, r)
+	has(t, html(t, r), `residual, RMS of the golden`)
+	hasNot(t, html(t, r), `Beyond 8 σ`)
+
+	r = run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{"mlp.output": 2}})
+	has(t, html(t, r), `<p class="verdict good"><strong>PASS with limits of the user&#39;s</strong> 58 of 58 golden tensors`)
+	has(t, junit(t, r), `<property name="verdict" value="PASS with limits of the user&#39;s"></property>`)
+
+	r = verify.Unfinished(errors.New("model: no such file\x1b"))
+	found := requireSchema(t, junit(t, r))
+	assert.Equal(t, []map[string]string{{"type": "inconclusive", "message": `not a pass: model: no such file\x1b`}}, found["error"])
+	assert.Len(t, found["testcase"], 1)
+	has(t, html(t, r), `<strong>INCONCLUSIVE</strong> not a pass: model: no such file\x1b</p>`)
+	hasNot(t, html(t, r), "PASS")
+}
+
+// TestFilesTakeAnyName: names of a pack may be anything, and do no harm.
+func TestFilesTakeAnyName(t *testing.T) {
+	t.Parallel()
+	evil := "</script><script>alert(1)</script>]]>\"'&\x00\x1b[2J\xff\u202e"
+	inf := math.Inf(1)
+	r := &verify.Report{Verdict: verify.Fail, Mode: verify.Local, FirstDivergence: &evil, Reasons: []string{evil + "\n" + evil},
+		Cause: &verify.Cause{ID: evil, Text: evil}, Causes: []verify.Cause{{ID: evil, Text: evil}}, Hints: []verify.Cause{{ID: evil, Text: evil}}}
+	for i := range 3 {
+		r.Checks = append(r.Checks, verify.Check{Tensor: fmt.Sprint(evil, i), Verdict: verify.Fail, Reason: evil, DType: evil, Margin: &inf})
+	}
+	r.Checks[0].Tensor = evil
+	r.Checks[0].Pattern = &verify.Pattern{RowStep: 1, ColumnStep: 1, Unit: evil, Cells: [][]*float64{{nil, new(float64)}}}
+	r.Golden.Reference.Model, r.Golden.Manifest = evil, evil
+	r.Routing.Layers = []verify.LayerRouting{{Layer: evil, Load: []int{1, 0}}}
+	requireFiles(t, r)
+	hasNot(t, html(t, r), "<script>")
+	for _, file := range []string{junit(t, r), html(t, r)} {
+		assert.False(t, strings.ContainsAny(file, "\x00\x1b\u202e"))
+	}
+}
+
+// TestPattern: cells hold the largest residual of their elements, of the first check that
+// fails.
+func TestPattern(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-base/golden-f32")
+	r := run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Undiagnosed: true})
+	i := slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Pattern != nil })
+	require.Equal(t, *r.FirstDivergence, r.Checks[i].Tensor)
+	pattern := r.Checks[i].Pattern
+	require.Len(t, pattern.Cells, 34)
+	require.Len(t, pattern.Cells[33], 64)
+	require.Equal(t, []int{1, 11, 28}, r.Checks[i].Index)
+	require.Equal(t, *r.Checks[i].Z, *pattern.Cells[17+11][28])
+	for _, row := range pattern.Cells {
+		for _, cell := range row {
+			require.LessOrEqual(t, *cell, *r.Checks[i].Z)
+			require.Greater(t, *cell, 8.0)
+		}
+	}
+	for _, c := range r.Checks[i+1:] {
+		require.Nil(t, c.Pattern)
+	}
+}

@@ -1,0 +1,341 @@
+package verify
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+
+	"dsmoe/text"
+	"dsmoe/text/page"
+)
+
+// WriteHTML writes the report as a self-contained page: the verdict and its cause first, then
+// how much of its bound each stage used, the choices of experts, and what the run was. It says
+// what WriteText says, in the same words, and draws what that has no room for.
+func (r *Report) WriteHTML(w io.Writer, about About) error {
+	p := page.New(about.Name)
+	tone := map[Verdict]page.Tone{Pass: page.Good, Fail: page.Bad, Inconclusive: page.Unclear}[r.Verdict]
+	p.Verdict(tone, r.verdict(), r.summary())
+	if r.Verdict != Inconclusive || len(r.Reasons) > 1 {
+		for _, reason := range r.Reasons {
+			p.Facts(page.Fact{Name: "reason", Value: reason})
+		}
+	}
+	if !r.unfinished {
+		r.pageDivergence(p)
+		r.pageBounds(p)
+		r.pageRouting(p)
+	}
+	p.Section("The run")
+	p.Facts(about.Facts...)
+	if !r.unfinished {
+		p.Facts(factsOf(r.writeHead)...)
+		p.Facts(page.Fact{Name: "manifest.json", Value: r.Golden.Manifest})
+	}
+	if about.Files != nil {
+		p.Fold("Files of the checkpoint", about.Files)
+	}
+	return p.WriteHTML(w)
+}
+
+// labelled is a line of WriteText: what it is about, if that is not what the line before is
+// about, and what it says.
+var labelled = regexp.MustCompile(`(?m)^(.{11})(.+)$`)
+
+// factsOf takes a part of WriteText for facts.
+func factsOf(write func(b *bytes.Buffer)) (facts []page.Fact) {
+	var b bytes.Buffer
+	write(&b)
+	for _, line := range labelled.FindAllStringSubmatch(b.String(), -1) {
+		facts = append(facts, page.Fact{Name: strings.ToLower(strings.TrimSpace(line[1])), Value: line[2]})
+	}
+	return facts
+}
+
+// pageDivergence shows the first check that failed, and where in its tensor.
+func (r *Report) pageDivergence(p *page.Page) {
+	if r.FirstDivergence == nil {
+		return
+	}
+	facts, also := without(factsOf(r.writeDivergence), "also")
+	p.Facts(facts...)
+	if len(also) > 0 {
+		s := text.NewSheet("stages")
+		for _, f := range also {
+			s.Add(text.Plain(f.Value))
+		}
+		p.Fold("Other stages that fail", s)
+	}
+	if i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Pattern != nil }); i >= 0 {
+		c := &r.Checks[i]
+		p.Section("Where it differs")
+		caption := fmt.Sprintf("%s: the largest residual of %s.", c.Tensor, c.Pattern.cells())
+		if c.Pattern.Unit == sigmas {
+			caption += fmt.Sprintf(" Beyond %g σ rounding does not explain it.", c.Limits.Z)
+		}
+		p.Figure(c.heatmap(), caption)
+	}
+}
+
+// without takes the facts of a name, and those behind it that have none, out of a list.
+func without(facts []page.Fact, name string) (rest, taken []page.Fact) {
+	current := ""
+	for _, f := range facts {
+		if f.Name != "" {
+			current = f.Name
+		}
+		if current == name {
+			taken = append(taken, f)
+		} else {
+			rest = append(rest, f)
+		}
+	}
+	return rest, taken
+}
+
+// cells says what a cell of the pattern is.
+func (p *Pattern) cells() string {
+	if p.RowStep == 1 && p.ColumnStep == 1 {
+		return "each element"
+	}
+	return fmt.Sprintf("each %d × %d elements", p.RowStep, p.ColumnStep)
+}
+
+// heatmap draws the pattern of a check.
+func (c *Check) heatmap() page.Heatmap {
+	p := c.Pattern
+	m := page.Heatmap{Title: "residual of " + c.Tensor, Name: "residual, " + p.Unit, RowName: "token", ColName: "channel", Scale: page.Log}
+	if strings.HasSuffix(c.Tensor, grad) {
+		m.RowName, m.ColName = "row", "column"
+	}
+	for i, row := range p.Cells {
+		m.Rows = append(m.Rows, fmt.Sprint(i*p.RowStep))
+		values := make([]float64, len(row))
+		for j, v := range row {
+			values[j] = orInf(v)
+		}
+		m.Values = append(m.Values, values)
+	}
+	for j := range p.Cells[0] {
+		m.Columns = append(m.Columns, fmt.Sprint(j*p.ColumnStep))
+	}
+	if p.Unit == sigmas {
+		m.Min, m.Max = 1, math.Max(100, ceiling(m.Values))
+	}
+	return m
+}
+
+// orInf is what is missing because it is infinite.
+func orInf(v *float64) float64 {
+	if v == nil {
+		return math.Inf(1)
+	}
+	return *v
+}
+
+// ceiling is the power of ten above all finite values, 1e9 at most.
+func ceiling(values [][]float64) float64 {
+	most := 1.0
+	for _, row := range values {
+		for _, v := range row {
+			for v > most && most < 1e9 && !math.IsInf(v, 0) {
+				most *= 10
+			}
+		}
+	}
+	return most
+}
+
+// pageBounds shows how much of its bound each stage used.
+func (r *Report) pageBounds(p *page.Page) {
+	judged := slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Margin != nil })
+	if judged {
+		p.Section("How much of the bounds was used")
+		p.Figure(r.bars(judged), "The stage of each layer that is nearest to its limit. The limit is at 1.")
+	} else {
+		p.Section("How far the stages are from the reference")
+		p.Figure(r.bars(judged), "The stage of each layer that is furthest. There is no limit for it.")
+	}
+	if m := r.stages(false, judged); len(m.Rows) > 0 {
+		p.Figure(m, "Each stage of each layer.")
+	}
+	if m := r.stages(true, judged); len(m.Rows) > 0 {
+		p.Figure(m, "Gradients of each layer's weights; of routed experts the worst one's.")
+	}
+	p.Fold(fmt.Sprintf("All %s", text.Plural(len(r.Checks), "check")), r.checksSheet())
+}
+
+// used is what a drawing shows of a check: the share of its bound, or its relative RMS if none
+// has a bound; NaN if there is none.
+func (c *Check) used(judged bool) float64 {
+	v := c.Margin
+	if !judged {
+		v = c.RelRMS
+	}
+	switch {
+	case v != nil:
+		return *v
+	case judged && c.Verdict == Fail:
+		return math.Inf(1)
+	}
+	return math.NaN()
+}
+
+// usedName is what used is.
+func usedName(judged bool) string {
+	if judged {
+		return "share of the bound"
+	}
+	return "relative RMS of the difference"
+}
+
+// bars is a bar for each place.
+func (r *Report) bars(judged bool) page.Bars {
+	b := page.Bars{Title: "the stage of each layer that is nearest to its limit", Name: usedName(judged), Scale: page.Log}
+	if judged {
+		b.Limit = 1
+	}
+	for checks := range r.places() {
+		worst, failed, checked := worstOf(checks)
+		bar := page.Bar{Label: place(worst), Value: worst.used(judged), Bad: failed > 0}
+		bar.Shown = strings.TrimSuffix(worst.kindOf()+" "+worst.shown(judged), " -")
+		switch {
+		case failed > 0:
+			bar.Shown += fmt.Sprintf(", %d failed", failed)
+		case math.IsNaN(bar.Value) && checked > 0:
+			bar.Shown = "no bound"
+		case math.IsNaN(bar.Value):
+			bar.Shown = "not checked"
+		}
+		b.Rows = append(b.Rows, bar)
+	}
+	b.Min, b.Max = 1e-3, 10
+	for _, row := range b.Rows {
+		b.Max = math.Max(b.Max, ceiling([][]float64{{row.Value}}))
+	}
+	if !judged {
+		b.Min, b.Max = 0, 0
+	}
+	return b
+}
+
+// shown writes used for a reader.
+func (c *Check) shown(judged bool) string {
+	switch v := c.used(judged); {
+	case math.IsNaN(v) || math.IsInf(v, 0):
+		return "-"
+	case judged:
+		return percent(c.Margin)
+	}
+	return short(c.RelRMS, "%.2g")
+}
+
+// expert is the number of a routed expert in a name.
+var expert = regexp.MustCompile(`\.experts\.\d+\.`)
+
+// stages is a heatmap of the layers' stages, or of their gradients: one row for each layer, a
+// column for each kind.
+func (r *Report) stages(gradients, judged bool) page.Heatmap {
+	m := page.Heatmap{Title: "stages of the layers", Name: usedName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "not there, or not measured"}
+	worst := map[[2]int]Check{} // by row and column
+	for _, c := range r.Checks {
+		if c.layer < 0 || strings.HasSuffix(c.Tensor, grad) != gradients {
+			continue
+		}
+		_, kind := split(c.Tensor)
+		at := [2]int{indexIn(&m.Rows, fmt.Sprint(c.layer)), indexIn(&m.Columns, expert.ReplaceAllString(strings.TrimSuffix(text.Line(kind), ".output"), ".experts.*."))}
+		if before, ok := worst[at]; !ok || worse(c, before) {
+			worst[at] = c
+		}
+	}
+	for i := range m.Rows {
+		m.Values = append(m.Values, nil)
+		for j := range m.Columns {
+			v := math.NaN()
+			if c, ok := worst[[2]int{i, j}]; ok {
+				v = c.used(judged)
+			}
+			m.Values[i] = append(m.Values[i], v)
+		}
+	}
+	if judged {
+		m.NoValue = "not there, not checked, or without a bound"
+		m.Min, m.Max = 1e-3, ceiling(m.Values)
+	}
+	m.Marked = func(i, j int) bool { c := worst[[2]int{i, j}]; return c.Verdict == Fail }
+	m.Tip = func(i, j int) string {
+		c, ok := worst[[2]int{i, j}]
+		if !ok {
+			return m.NoValue
+		}
+		return fmt.Sprintf("%s: %s %s", c.Tensor, c.Verdict, c.shown(judged))
+	}
+	return m
+}
+
+// indexIn returns where s is in a list, behind the last if it is new.
+func indexIn(list *[]string, s string) int {
+	i := slices.Index(*list, s)
+	if i < 0 {
+		i, *list = len(*list), append(*list, s)
+	}
+	return i
+}
+
+// checksSheet has a row for each check.
+func (r *Report) checksSheet() *text.Sheet {
+	s := text.NewSheet("tensor", "verdict", ">of_limit", ">z", ">rms_of_z", ">sees", ">rel_rms", ">max_abs", "dtype", "shape", "why")
+	for _, c := range r.Checks {
+		z := text.Real(c.Z)
+		if c.Sees != nil {
+			z = text.Plain(orInfinite(c.Z))
+		}
+		shape := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.Shape), "[]"), " ", " × ")
+		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), text.Plain(percent(c.Margin)), z, text.Real(c.RMSZ), text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
+			text.Plain(c.DType), text.Plain(shape), text.Plain(c.Reason))
+	}
+	return s
+}
+
+// manyLayers is how many rows a table has at most that is not folded.
+const manyLayers = 12
+
+// pageRouting shows what took part, and the choices of experts.
+func (r *Report) pageRouting(p *page.Page) {
+	p.Section("Coverage and routing")
+	p.Facts(factsOf(r.writeCoverage)...)
+	if len(r.Routing.Layers) == 0 {
+		return
+	}
+	s := text.NewSheet("layer", ">choices", ">the_same", ">exact_ties", ">within_the_noise", ">differ", ">pinned", ">not_pinned", ">experts", ">never_chosen", ">busiest")
+	m := page.Heatmap{Title: "load of the routed experts", Name: "choices", RowName: "layer", ColName: "routed expert", MarkName: "never chosen"}
+	for _, l := range r.Routing.Layers {
+		idle := len(l.Load) - len(slices.DeleteFunc(slices.Clone(l.Load), func(n int) bool { return n == 0 }))
+		s.Add(text.Plain(l.Layer), text.Whole(l.Choices), text.Whole(l.Same), text.Whole(l.ExactTies), text.Whole(l.NearTies),
+			text.Whole(l.Mismatches), text.Whole(l.Pinned), text.Whole(l.Choices-l.Pinned), text.Whole(len(l.Load)), text.Whole(idle), text.Whole(slices.Max(l.Load)))
+		m.Rows = append(m.Rows, strings.TrimPrefix(l.Layer, "model.layers."))
+		row := make([]float64, len(l.Load))
+		for e, n := range l.Load {
+			row[e] = float64(n)
+			m.Max = math.Max(m.Max, row[e])
+		}
+		m.Values = append(m.Values, row)
+	}
+	for e := range r.Routing.Layers[0].Load {
+		m.Columns = append(m.Columns, fmt.Sprint(e))
+	}
+	m.Marked = func(i, j int) bool { return m.Values[i][j] == 0 }
+	m.Tip = func(i, j int) string {
+		return fmt.Sprintf("layer %s, expert %d: %s", m.Rows[i], j, text.Plural(r.Routing.Layers[i].Load[j], "choice"))
+	}
+	if len(m.Rows) > manyLayers {
+		p.Fold(fmt.Sprintf("Choices of the %d layers", len(m.Rows)), s)
+	} else {
+		p.Table(s)
+	}
+	p.Figure(m, "How often the golden chose each routed expert, padding included.")
+}

@@ -1,0 +1,176 @@
+package verify
+
+import (
+	"bytes"
+	"encoding/xml"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"dsmoe/text"
+	"dsmoe/text/page"
+)
+
+// About is what a caller knows of a run beside its report: WriteJUnit and WriteHTML show it.
+type About struct {
+	Name     string      // of what was verified, in one line; a CI tells runs apart by it
+	Duration float64     // of the run, in seconds
+	Facts    []page.Fact // paths and versions
+	Files    *text.Sheet // the checkpoint's files with their hashes; may be nil
+}
+
+// Unfinished is the report of a run that ended with an error: inconclusive, for that reason.
+func Unfinished(err error) *Report {
+	return &Report{Verdict: Inconclusive, Reasons: []string{err.Error()}, unfinished: true}
+}
+
+// The elements of a JUnit document, as far as they are used here: those that Jenkins'
+// junit-10.xsd and GitLab know alike.
+type (
+	junitSuites struct {
+		XMLName  xml.Name   `xml:"testsuites"`
+		Name     string     `xml:"name,attr"`
+		Time     string     `xml:"time,attr"` // seconds
+		Tests    int        `xml:"tests,attr"`
+		Failures int        `xml:"failures,attr"`
+		Errors   int        `xml:"errors,attr"`
+		Suite    junitSuite `xml:"testsuite"`
+	}
+	junitSuite struct {
+		Name       string          `xml:"name,attr"`
+		Tests      int             `xml:"tests,attr"`
+		Failures   int             `xml:"failures,attr"`
+		Errors     int             `xml:"errors,attr"`
+		Skipped    int             `xml:"skipped,attr"`
+		Time       string          `xml:"time,attr"`
+		Properties []junitProperty `xml:"properties>property,omitempty"`
+		Cases      []junitCase     `xml:"testcase"`
+		Out        *junitText      `xml:"system-out"`
+	}
+	junitProperty struct {
+		Name  string `xml:"name,attr"`
+		Value string `xml:"value,attr"`
+	}
+	junitCase struct {
+		Name    string       `xml:"name,attr"`
+		Class   string       `xml:"classname,attr"`
+		Failure *junitResult `xml:"failure"`
+		Error   *junitResult `xml:"error"`
+		Skipped *junitResult `xml:"skipped"`
+	}
+	junitResult struct {
+		Type    string `xml:"type,attr"`
+		Message string `xml:"message,attr"`
+		Text    string `xml:",cdata"`
+	}
+	junitText struct {
+		Text string `xml:",cdata"`
+	}
+)
+
+// WriteJUnit writes the report as a JUnit document: a test case per golden tensor, and one
+// for the verdict. A check that failed is a failure with its measures; one that was not
+// judged is skipped. The verdict's case is a failure if a check failed, with the cause, and
+// an error if the run is inconclusive, with the reasons: what is no pass is never green.
+//
+// A case has no time of its own, since stages are not timed.
+func (r *Report) WriteJUnit(w io.Writer, about About) error {
+	s := junitSuite{Name: text.Line(about.Name), Time: fmt.Sprintf("%.3f", about.Duration)}
+	for _, f := range append([]page.Fact{{Name: "verdict", Value: r.verdict()}}, about.Facts...) {
+		s.Properties = append(s.Properties, junitProperty{text.Line(f.Name), text.Line(f.Value)})
+	}
+	for _, c := range r.Checks {
+		s.add(c.junit(s.Name))
+	}
+	s.add(r.junit(s.Name))
+	if !r.unfinished {
+		var out strings.Builder
+		if err := r.WriteText(&out); err != nil {
+			return err
+		}
+		s.Out = &junitText{block(out.String())}
+	}
+	suites := junitSuites{Name: "dsmoe verify", Time: s.Time, Tests: s.Tests, Failures: s.Failures, Errors: s.Errors, Suite: s}
+	document, err := xml.MarshalIndent(suites, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s%s\n", xml.Header, document)
+	return err
+}
+
+// add appends a case, and counts it.
+func (s *junitSuite) add(c junitCase) {
+	s.Cases = append(s.Cases, c)
+	s.Tests++
+	switch {
+	case c.Failure != nil:
+		s.Failures++
+	case c.Error != nil:
+		s.Errors++
+	case c.Skipped != nil:
+		s.Skipped++
+	}
+}
+
+// junit is the case of a check. Its class is the place in the model, behind the last dot:
+// Jenkins takes what is before that for a package.
+func (c *Check) junit(suite string) junitCase {
+	j := junitCase{Name: text.Line(c.Tensor), Class: suite + "." + place(*c)}
+	switch c.Verdict {
+	case Skipped:
+		j.Skipped = &junitResult{Type: "skipped", Message: text.Line(c.Reason)}
+	case Fail:
+		var why []string
+		c.explain(func(format string, args ...any) { why = append(why, text.Line(fmt.Sprintf(format, args...))) })
+		var b bytes.Buffer
+		c.write(&b)
+		j.Failure = &junitResult{"fail", strings.Join(why, "; "), block(b.String())}
+	}
+	return j
+}
+
+// junit is the case of the verdict.
+func (r *Report) junit(suite string) junitCase {
+	j := junitCase{Name: "verdict", Class: suite + ".verdict"}
+	reasons := block(strings.Join(r.Reasons, "\n"))
+	switch r.Verdict {
+	case Fail:
+		var b bytes.Buffer
+		r.writeDivergence(&b)
+		j.Failure = &junitResult{"fail", r.summary(), block(b.String()) + reasons}
+	case Inconclusive:
+		j.Error = &junitResult{"inconclusive", r.summary(), reasons}
+	}
+	return j
+}
+
+// summary is the verdict in a sentence.
+func (r *Report) summary() string {
+	c := r.Coverage
+	switch r.Verdict {
+	case Fail:
+		what := " is not what the reference computed"
+		if i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == *r.FirstDivergence }); r.Checks[i].Reason != "" {
+			what = ": " + r.Checks[i].Reason
+		}
+		return text.Line(*r.FirstDivergence + what + "; " + r.cause())
+	case Inconclusive:
+		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
+	}
+	s := fmt.Sprintf("%d of %d golden tensors were held to their limits and none is beyond; %d of %d weights took part", c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
+	if c.Experts > 0 {
+		s += fmt.Sprintf("; %d of %d routed experts were reached", c.ExpertsReached, c.Experts)
+	}
+	return s
+}
+
+// block makes every line of a text printable.
+func block(s string) string {
+	var b strings.Builder
+	for line := range strings.Lines(s) {
+		b.WriteString(text.Line(strings.TrimSuffix(line, "\n")) + "\n")
+	}
+	return b.String()
+}

@@ -1,0 +1,68 @@
+package verify
+
+import (
+	"math"
+	"slices"
+
+	"dsmoe/model"
+)
+
+// sigmas is the unit of patterns of stages that are held to the error analysis.
+const sigmas = "σ"
+
+// A pattern has at most so many cells.
+const patternRows, patternColumns = 48, 64
+
+// localPattern is the pattern of a stage that is held to the error analysis.
+func (t *tracer) localPattern(x *value, want []float32, factor float64) *Pattern {
+	p := precisionOf(x.DType)
+	return t.pattern(x.Activation, sigmas, func(i int) float64 {
+		g, y, s := float64(want[i]), float64(x.Values[i]), factor*unit*math.Sqrt(x.v(i))
+		switch {
+		case !agree(g, p.round(y)):
+			return math.Inf(1)
+		case s-s != 0:
+			return 0
+		}
+		return p.z(g, y, s)
+	})
+}
+
+// metricPattern is the pattern of a stage that is held to Metrics.
+func (t *tracer) metricPattern(a *model.Activation, want []float32) *Pattern {
+	scale := rms(want)
+	return t.pattern(a, "RMS of the golden", func(i int) float64 {
+		if diff := math.Abs(float64(a.Values[i]) - float64(want[i])); diff-diff == 0 {
+			return ratio(diff, scale)
+		}
+		return math.Inf(1)
+	})
+}
+
+// pattern keeps the largest distance in each cell of a; nil if another check has a pattern.
+func (t *tracer) pattern(a *model.Activation, unit string, distance func(i int) float64) *Pattern {
+	if slices.ContainsFunc(t.checks, func(c Check) bool { return c.Pattern != nil }) {
+		return nil
+	}
+	steps := func(n, most int) (size, count int) {
+		size = max(1, (n+most-1)/most)
+		return size, (n + size - 1) / size
+	}
+	rowStep, rows := steps(a.Rows(), patternRows)
+	columnStep, columns := steps(a.Width(), patternColumns)
+	p := &Pattern{RowStep: rowStep, ColumnStep: columnStep, Unit: unit}
+	for range rows {
+		cells := make([]*float64, columns)
+		for i := range cells {
+			cells[i] = new(float64)
+		}
+		p.Cells = append(p.Cells, cells)
+	}
+	for i := range a.Values {
+		cell := &p.Cells[i/a.Width()/rowStep][i%a.Width()/columnStep]
+		if d := distance(i); *cell != nil && d > **cell {
+			*cell = known(d)
+		}
+	}
+	return p
+}

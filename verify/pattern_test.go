@@ -1,0 +1,58 @@
+package verify
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// TestPatternIsCoarse: of a large tensor many elements share a cell, and the last cells may
+// have fewer.
+func TestPatternIsCoarse(t *testing.T) {
+	a := &model.Activation{Shape: []int{3, 33, 130}, Values: make([]float32, 3*33*130), DType: tensor.F32}
+	tr := tracerOf(tensor.F32, Options{})
+	p := tr.pattern(a, "σ", func(i int) float64 {
+		switch row, column := i/130, i%130; {
+		case row == 98 && column == 129:
+			return 7
+		case row == 0 && column == 2, row == 2 && column == 0:
+			return float64(10 + row)
+		case row == 50:
+			return math.Inf(1)
+		}
+		return 0.5
+	})
+	require.Equal(t, [2]int{3, 3}, [2]int{p.RowStep, p.ColumnStep})
+	require.Len(t, p.Cells, 33)
+	require.Len(t, p.Cells[0], 44)
+	require.Equal(t, 12.0, *p.Cells[0][0])
+	require.Equal(t, 0.5, *p.Cells[0][1])
+	require.Equal(t, 7.0, *p.Cells[32][43])
+	require.Nil(t, p.Cells[16][20], "infinite")
+
+	tr.checks = []Check{{Pattern: p}}
+	require.Nil(t, tr.pattern(a, "σ", nil), "one is enough")
+}
+
+// TestPatternsSayWhatTheLimitsSay: exact values that differ, and those that are not finite,
+// are infinitely far.
+func TestPatternsSayWhatTheLimitsSay(t *testing.T) {
+	tr := tracerOf(tensor.F32, Options{})
+	// The reals that round to the golden end half a unit in the last place, 2 u, before it.
+	nan := float32(math.NaN())
+	x := uncertainly(4, 1, 2, 3, nan)
+	x.sigma.Values[0], x.sigma.Values[1] = 0, 0
+	p := tr.localPattern(x, []float32{1, 2.5, 3 + 4*0x1p-22, 4}, 1)
+	require.Equal(t, 0.0, *p.Cells[0][0])
+	require.Nil(t, p.Cells[0][1])
+	require.Equal(t, 14.0, *p.Cells[0][2])
+	require.Nil(t, p.Cells[0][3])
+
+	p = tr.metricPattern(&model.Activation{Shape: []int{1, 2}, Values: []float32{3, nan}, DType: tensor.F32}, []float32{4, 4})
+	require.Equal(t, 0.25, *p.Cells[0][0])
+	require.Nil(t, p.Cells[0][1])
+}
