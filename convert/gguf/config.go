@@ -4,6 +4,7 @@ package gguf
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,6 +52,9 @@ func (r *keyReader) find(key string) (one any, full string, ok bool) {
 	return v.many[0], full, true
 }
 
+// maxNatural is the largest number that a config can have: it fits in an int everywhere.
+const maxNatural = math.MaxInt32
+
 // natural returns the whole number that a key has.
 func (r *keyReader) natural(key string) (n int, ok bool) {
 	one, full, ok := r.find(key)
@@ -59,15 +63,15 @@ func (r *keyReader) natural(key string) (n int, ok bool) {
 	}
 	switch x := one.(type) {
 	case uint64:
-		if x <= maxDim {
+		if x <= maxNatural {
 			return int(x), true
 		}
 	case int64:
-		if 0 <= x && x <= maxDim {
+		if 0 <= x && x <= maxNatural {
 			return int(x), true
 		}
 	}
-	r.fail(full, "%v is no whole number from 0 to %d", one, int64(maxDim))
+	r.fail(full, "%v is no whole number from 0 to %d", one, maxNatural)
 	return 0, false
 }
 

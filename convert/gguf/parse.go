@@ -329,8 +329,8 @@ func (p *parser) tensor() (offset uint64, err error) {
 		if err != nil {
 			return 0, err
 		}
-		if d > maxDim {
-			p.failTensor(name, "dimension %d exceeds the limit of %d", d, int64(maxDim))
+		if d > maxDim || uint64(int(d)) != d {
+			p.failTensor(name, "dimension %d exceeds the limit of %d", d, min(int64(maxDim), math.MaxInt))
 			d = 0
 		}
 		shape[len(shape)-1-i] = int(d)
