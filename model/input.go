@@ -15,8 +15,8 @@ type Input struct {
 	AttentionMask []int // [batch, seq], 0 for padding; nil for none
 }
 
-// check says what is wrong with the input.
-func (in *Input) check(vocab int) error {
+// Check says what is wrong with the input of a model with such a vocabulary.
+func (in *Input) Check(vocab int) error {
 	n := in.Batch * in.Seq
 	if in.Batch < 1 || in.Seq < 1 || len(in.InputIDs) != n || in.AttentionMask != nil && len(in.AttentionMask) != n {
 		return fmt.Errorf("input: %d ids and %d mask values for a batch of %d × %d", len(in.InputIDs), len(in.AttentionMask), in.Batch, in.Seq)
@@ -28,6 +28,9 @@ func (in *Input) check(vocab int) error {
 	}
 	return nil
 }
+
+// IsPadding says whether token i of the batch is padding.
+func (in *Input) IsPadding(i int) bool { return in.AttentionMask != nil && in.AttentionMask[i] == 0 }
 
 // from returns the tokens of each sequence from position first on, none of them padding.
 func (in *Input) from(first int) *Input {

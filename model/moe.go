@@ -152,3 +152,12 @@ func (p *pass[V]) limited(scores V, best int, masked float32) *Choice[V] {
 		Groups: &Groups[V]{Scores: scores, Worth: worth, Chosen: chosen, Masked: masked},
 	}
 }
+
+// Choose returns how a gate with these logits [tokens, n_routed_experts] chooses under c, as
+// gate has it: in the logits' dtype. Of g only the bias is used, and that only by noaux_tc.
+func Choose(c *config.Config, g *MoEGate, logits *Activation) *Choice[*Activation] {
+	p := &pass[*Activation]{Arithmetic: NewPlain(Options{DType: logits.DType, Parallelism: 1}), config: c}
+	choice := p.choice(g, p.gateScores(logits))
+	choice.Idx = p.TopK(choice.Scores, c.NumExpertsPerTok)
+	return choice
+}

@@ -155,14 +155,32 @@ type pass[V any] struct {
 // run checks what the caller gave, and calls f with a pass. An error of the Trace, or of
 // ctx, ends f.
 func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err error) {
-	if err := n.Options.check(); err != nil {
+	p, err := n.begin(ctx)
+	if err != nil {
 		return y, err
+	}
+	err = ended(func() { y = f(p) })
+	return y, err
+}
+
+// begin checks what the caller gave, and returns a pass.
+func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
+	if err := n.Options.check(); err != nil {
+		return nil, err
 	}
 	c := n.Model.Config
-	if err := n.Input.check(c.VocabSize); err != nil {
-		return y, err
+	if err := n.Input.Check(c.VocabSize); err != nil {
+		return nil, err
 	}
 	compute, angles := n.Options.dtypes()
+	return &pass[V]{
+		Arithmetic: n.Arithmetic, ctx: ctx, layers: len(n.Model.Model.Layers), m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
+		trace: n.Trace, rotary: newRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
+	}, nil
+}
+
+// ended runs f, and returns the error with which a pass stopped in it.
+func ended(f func()) (err error) {
 	defer func() {
 		switch s := recover().(type) {
 		case nil:
@@ -172,10 +190,8 @@ func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err erro
 			panic(s)
 		}
 	}()
-	return f(&pass[V]{
-		Arithmetic: n.Arithmetic, ctx: ctx, layers: len(n.Model.Model.Layers), m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
-		trace: n.Trace, rotary: newRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
-	}), nil
+	f()
+	return nil
 }
 
 // stop is what a pass panics with to end before its time. It does not leave the package.
@@ -214,12 +230,43 @@ func (p *pass[V]) decode(x V) V {
 // within runs f, which reads the weights of layer l, while they are in memory, and those of
 // the next layer are fetched.
 func (p *pass[V]) within(l int, x V, f func(x V) V) V {
+	p.holding(l, func() { x = p.Scope(x, f) })
+	return x
+}
+
+// holding is within for a function of several activations.
+func (p *pass[V]) holding(l int, f func()) {
 	p.stopIf(p.m.Hold(l))
 	p.willNeed(l + 1)
-	x = p.Scope(x, f)
+	f()
 	p.dontNeed(l)
 	p.drop(l)
-	return x
+}
+
+// Decode runs the first layers of the decoder on the inputs of one network or more, which share
+// model and arithmetic and differ in their inputs: each layer on all of them before the next,
+// so that its weights are in memory once. Only the traces see what comes out.
+func Decode[V any](ctx context.Context, layers int, nets []*Network[V]) error {
+	passes, x := make([]*pass[V], len(nets)), make([]V, len(nets))
+	for i, n := range nets {
+		p, err := n.begin(ctx)
+		if err != nil {
+			return err
+		}
+		p.layers, passes[i] = layers, p
+	}
+	return ended(func() {
+		for i, p := range passes {
+			x[i] = p.embed()
+		}
+		for l := range layers {
+			passes[0].holding(l, func() {
+				for i, p := range passes {
+					x[i] = p.Scope(x[i], func(x V) V { return p.layer(l, x) })
+				}
+			})
+		}
+	})
 }
 
 // layer mirrors DeepseekDecoderLayer.forward.

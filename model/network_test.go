@@ -183,3 +183,46 @@ func TestLatentModelsDoNotTrain(t *testing.T) {
 	err := heard.train(m, &model.Input{Batch: 1, Seq: 2, InputIDs: []int{1, 2}}, func(string) bool { return true })
 	require.ErrorContains(t, err, "model_type deepseek_v3: the gradients of latent attention")
 }
+
+// outputs is a trace that keeps the layers' outputs, row after row.
+type outputs map[string][]float32
+
+func (o outputs) Stage(name string, x *model.Activation) error {
+	if strings.HasSuffix(name, ".mlp.gate.topk_weight") || strings.Count(name, ".") == 3 {
+		o[name] = append(o[name], x.Values...)
+	}
+	return nil
+}
+
+func (o outputs) TopK(string, *model.Choice[*model.Activation]) error { return nil }
+
+// TestDecode: several inputs layer by layer give what one pass over all of them gives, as far as
+// the layers that are asked for, and an input that is none is an error before anything runs.
+func TestDecode(t *testing.T) {
+	m := loaded(t, tinyConfig)
+	plain := model.NewPlain(model.Options{})
+	defer plain.Close(nil)
+	net := func(trace model.Trace[*model.Activation], batch, seq int, ids ...int) *model.Network[*model.Activation] {
+		return &model.Network[*model.Activation]{Model: m, Input: &model.Input{Batch: batch, Seq: seq, InputIDs: ids}, Arithmetic: plain, Trace: trace}
+	}
+	whole, parts := outputs{}, outputs{}
+	_, err := net(whole, 3, 2, 1, 2, 3, 4, 5, 6).Forward(t.Context())
+	require.NoError(t, err)
+	nets := []*model.Network[*model.Activation]{net(parts, 2, 2, 1, 2, 3, 4), net(parts, 1, 2, 5, 6)}
+	require.NoError(t, model.Decode(t.Context(), len(m.Model.Layers), nets))
+	require.Greater(t, len(whole), len(m.Model.Layers))
+	require.Equal(t, whole, parts)
+
+	first := outputs{}
+	require.NoError(t, model.Decode(t.Context(), 1, []*model.Network[*model.Activation]{net(first, 1, 2, 5, 6)}))
+	require.Contains(t, first, "model.layers.0.output")
+	require.NotContains(t, first, "model.layers.1.output")
+
+	none := outputs{}
+	err = model.Decode(t.Context(), 1, []*model.Network[*model.Activation]{net(none, 1, 2, 5, 6), net(none, 1, 2, 5, -6)})
+	require.ErrorContains(t, err, "input_ids[0, 1]: -6 is not in the vocabulary")
+	require.Empty(t, none)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, model.Decode(ctx, 1, nets), context.Canceled)
+}

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes cmd/dsmoe/testdata/inspect_values.json: statistics of some tensors of the fixtures by
 numpy, and hashes of whole checkpoints by the BLAKE3 of Python, for the tests of `dsmoe inspect
-stats` and `hash`. Needs numpy 2 and blake3. Run it in the root of the repository."""
+stats` and `hash`; and inspect_routing.json there: the routing that golden packs have recorded, for
+those of `inspect routing`. Needs numpy 2 and blake3. Run it in the root of the repository."""
 
 import glob
 import json
@@ -79,7 +80,75 @@ def model_hash(tensors):
     return "blake3:" + blake3.blake3(b"".join(sorted(lines))).hexdigest()
 
 
+ROUTED = ["v1-base", "v1-router-ties", "v1-top1-noshared", "v2-group-yarn", "v3", "v3-mtp"]
+
+
+def selection_scores(config, logits, bias):
+    """What experts are chosen by, [tokens, experts]: float32, as the reference's gates have it."""
+    x = logits.astype(np.float64)
+    if config.get("scoring_func", "softmax") == "sigmoid":
+        scores = (1 / (1 + np.exp(-x))).astype(np.float32)
+    else:
+        e = np.exp(x - x.max(axis=1, keepdims=True))
+        scores = (e / e.sum(axis=1, keepdims=True)).astype(np.float32)
+    method = config.get("topk_method", "noaux_tc" if config["model_type"] == "deepseek_v3" else "greedy")
+    if method == "greedy":
+        return scores
+    best, outside = (2, -np.inf) if method == "noaux_tc" else (1, 0)
+    scores = scores + bias if method == "noaux_tc" else scores
+    grouped = scores.reshape(len(scores), config["n_group"], -1)
+    worth = np.sort(grouped, axis=2)[:, :, -best:].sum(axis=2)
+    left = np.full_like(grouped, outside)
+    for token, groups in enumerate(np.argsort(-worth, axis=1, kind="stable")[:, : config["topk_group"]]):
+        left[token, groups] = grouped[token, groups]
+    return left.reshape(scores.shape)
+
+
+def margins(scores, ids):
+    """Of each token the lowest score of its experts less the highest of the others, where there is one."""
+    found = []
+    for row, chosen in zip(scores.astype(np.float64), ids):
+        others = np.delete(row, chosen).max()
+        if np.isfinite(others):
+            found.append(row[chosen].min() - others)
+    found = np.array(found)
+    q = [float(np.quantile(found, p, method="inverted_cdf")) for p in (0.01, 0.1, 0.5)]
+    return {"tokens": len(found), "min": float(found.min()), "q01": q[0], "q10": q[1], "median": q[2], "ties": int((found == 0).sum())}
+
+
+def routing(fixture):
+    """The numbers of each layer of a pack that routes."""
+    with open(f"fixtures/{fixture}/checkpoint/config.json") as f:
+        config = json.load(f)
+    weights, pack = read(f"fixtures/{fixture}/checkpoint"), read(f"fixtures/{fixture}/golden-f32")
+    whole = {n: np.frombuffer(pack[n][2], dtype="<i8").reshape(pack[n][1]) for n in pack if pack[n][0] == "I64"}
+    mask = whole.get("attention_mask", np.ones_like(whole["input_ids"]))
+    layers = {}
+    for name in (n for n in whole if n.endswith(".mlp.gate.topk_idx")):
+        gate = name.removesuffix("topk_idx")
+        ahead = mask.size - len(whole[name])  # tokens that a prediction layer has less, over the batch
+        real = (mask if ahead == 0 else mask[:, ahead // len(mask) :] * mask[:, : -(ahead // len(mask))]).reshape(-1) == 1
+        ids, weight, logits = whole[name][real], values(pack, gate + "topk_weight")[real].astype(np.float64), values(pack, gate + "logits")[real]
+        experts, (tokens, k) = logits.shape[1], ids.shape
+        chosen = np.zeros((tokens, experts), dtype=np.int64)
+        np.put_along_axis(chosen, ids, 1, axis=1)
+        mass = np.zeros((tokens, experts))
+        np.put_along_axis(mass, ids, weight, axis=1)
+        count, together = chosen.sum(axis=0), chosen.T @ chosen
+        p = count[count > 0] / count.sum()
+        bias = gate + "e_score_correction_bias"
+        layers[gate.split(".")[2]] = {
+            "tokens": tokens, "counts": count.tolist(), "entropy": float(-(p * np.log(p)).sum()), "maxvio": float(count.max() / count.mean() - 1),
+            "cv": float(count.std() / count.mean()), "mass": mass.sum(axis=0).tolist(),
+            "pairs": [[i, j, int(together[i, j])] for i in range(experts) for j in range(i + 1, experts) if together[i, j]],
+            "margins": margins(selection_scores(config, logits, values(weights, bias) if bias in weights else 0), ids)}
+    return layers
+
+
 def main():
+    with open("cmd/dsmoe/testdata/inspect_routing.json", "w") as f:
+        json.dump({fixture: routing(fixture) for fixture in ROUTED}, f)
+        f.write("\n")
     out = {}
     for fixture in FIXTURES:
         tensors = read(f"fixtures/{fixture}/checkpoint")

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -269,6 +270,17 @@ func HashFile(path string) (string, error) {
 	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
+// Tensors yields the pack's tensors, in the order of their names.
+func (p *Pack) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for _, name := range slices.Sorted(maps.Keys(p.Manifest.Tensors)) {
+			if e := p.Manifest.Tensors[name]; !yield(tensor.Info{Name: name, DType: e.DType, Shape: e.Shape}) {
+				return
+			}
+		}
+	}
+}
+
 // Has says whether the pack holds the tensor.
 func (p *Pack) Has(name string) bool {
 	_, ok := p.Manifest.Tensors[name]
@@ -319,6 +331,17 @@ func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
+	tensors, err := parse(data)
+	for t := range tensors {
+		if p.Manifest.Tensors[t].File != name {
+			return nil, fmt.Errorf("tensor %.120q is not in manifest.json", t)
+		}
+	}
+	return tensors, err
+}
+
+// parse returns the tensors of a safetensors file.
+func parse(data []byte) (map[string]tensor.Tensor, error) {
 	if len(data) < 8 || binary.LittleEndian.Uint64(data) > maxHeader {
 		return nil, fmt.Errorf("not a safetensors file with a header of at most %s", text.Bytes(maxHeader))
 	}
@@ -328,9 +351,6 @@ func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
 	}
 	tensors := map[string]tensor.Tensor{}
 	for _, t := range parsed.Tensors() {
-		if p.Manifest.Tensors[t.Name].File != name {
-			return nil, fmt.Errorf("tensor %.120q is not in manifest.json", t.Name)
-		}
 		dtype, err := tensor.ParseDType(t.TensorView.DType().String())
 		if err != nil {
 			return nil, err
@@ -363,12 +383,9 @@ func (p *Pack) Ints(name string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	if t.DType != tensor.I64 {
-		return nil, p.fault(fmt.Sprintf("%s: dtype %s, I64 expected", text.Quote(name), t.DType))
-	}
-	values := make([]int, t.Len())
-	for i := range values {
-		values[i] = int(int64(binary.LittleEndian.Uint64(t.Data[8*i:])))
+	values, err := ints(t)
+	if err != nil {
+		return nil, p.fault(fmt.Sprintf("%s: %v", text.Quote(name), err))
 	}
 	return values, nil
 }

@@ -93,21 +93,15 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 		return nil, err
 	}
 	stored := c
-	if len(pack.Manifest.ConfigOverrides) > 0 {
-		var err error
-		if c, err = c.Override(pack.Manifest.ConfigOverrides); err != nil {
-			return nil, pack.wrap("config_overrides", err)
-		}
-	}
-	c, err := c.As(pack.reference(o.Reference))
+	c, err := pack.Config(c, o.Reference)
 	if err != nil {
-		return nil, pack.fault(err.Error())
+		return nil, err
 	}
 	m, err := model.Load(c, src)
 	if err != nil {
 		return nil, err
 	}
-	in, err := pack.input()
+	in, err := pack.Input()
 	if err != nil {
 		return nil, err
 	}
@@ -166,26 +160,37 @@ func (p *Pack) reference(override config.Reference) config.Reference {
 	return config.Remote
 }
 
-// input reads input_ids and attention_mask.
-func (p *Pack) input() (*model.Input, error) {
-	ids, err := p.Ints("input_ids")
+// Config returns a checkpoint's config as the pack's reference ran with it: with the pack's
+// config_overrides, and the rules of the reference, unless override names another.
+func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Config, error) {
+	if len(p.Manifest.ConfigOverrides) > 0 {
+		var err error
+		if c, err = c.Override(p.Manifest.ConfigOverrides); err != nil {
+			return nil, p.wrap("config_overrides", err)
+		}
+	}
+	c, err := c.As(p.reference(override))
+	if err != nil {
+		return nil, p.fault(err.Error())
+	}
+	return c, nil
+}
+
+// Input returns input_ids and attention_mask.
+func (p *Pack) Input() (*model.Input, error) {
+	ids, err := p.Ints(inputIDs)
 	if err != nil {
 		return nil, err
 	}
-	shape := p.Manifest.Tensors["input_ids"].Shape
-	if len(shape) != 2 {
-		return nil, p.fault(fmt.Sprintf("input_ids: shape %v, [batch, seq] expected", shape))
+	var mask []int
+	if p.Has(attentionMask) {
+		if mask, err = p.Ints(attentionMask); err != nil {
+			return nil, err
+		}
 	}
-	in := &model.Input{Batch: shape[0], Seq: shape[1], InputIDs: ids}
-	if !p.Has("attention_mask") {
-		return in, nil
+	in, err := newInput(ids, p.Manifest.Tensors[inputIDs].Shape, mask, p.Manifest.Tensors[attentionMask].Shape)
+	if err != nil {
+		return nil, p.fault(err.Error())
 	}
-	if got := p.Manifest.Tensors["attention_mask"].Shape; !slices.Equal(got, shape) {
-		return nil, p.fault(fmt.Sprintf("attention_mask: shape %v, input_ids has %v", got, shape))
-	}
-	in.AttentionMask, err = p.Ints("attention_mask")
-	if i := slices.IndexFunc(in.AttentionMask, func(m int) bool { return m != 0 && m != 1 }); err == nil && i >= 0 {
-		err = p.fault(fmt.Sprintf("attention_mask[%d, %d]: %d is not 0 or 1", i/in.Seq, i%in.Seq, in.AttentionMask[i]))
-	}
-	return in, err
+	return in, nil
 }

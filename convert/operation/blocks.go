@@ -49,51 +49,81 @@ func (d *DequantiseBlocks) Apply(dst []byte, in Input, lost *tensor.Loss) error 
 // what that gives, rounded to F32, could have been rounded to what was written.
 func (d *DequantiseBlocks) Prove(out []byte, in Input) error {
 	elements, size := d.From.Block()
+	var last [256]float32 // of the block that was looked at last
+	at := -1
 	exact := func(i int) float64 {
-		return float64(float32(blockValue(d.From, in.Data[i/elements*size:][:size], i%elements)))
+		if i/elements != at {
+			at = i / elements
+			blockValues(last[:elements], in.Data[at*size:][:size], d.From)
+		}
+		return float64(last[i%elements])
 	}
 	return boundsOf(d.To).checkAll(out, int(d.From.Elements(int64(len(in.Data)))), 0, exact, func(v []float32, i int) {
-		for k := range v {
-			v[k] = float32(exact(i + k))
+		for b := in.Data[i/elements*size:]; len(v) > 0; v, b = v[elements:], b[size:] { // of whole blocks
+			blockValues(v[:elements], b[:size], d.From)
 		}
 	})
 }
 
-// blockValue is what element i of a block stands for, by the definition of its dtype in
-// ggml: a product, or a difference of two, that float64 holds exactly.
-func blockValue(d tensor.DType, b []byte, i int) float64 {
-	scale := func(at int) float64 { return float64(f16(b[at:])) }
-	low := func(at int) int { return int(b[at+i%16] >> (i / 16 * 4) & 15) } // of 32 codes in 16 bytes
-	fifth := func(at int) int { return int(b[at+i/8]>>(i%8)&1) << 4 }
+// blockValues sets v to what the elements of a block stand for, by the definition of its
+// dtype in ggml: products, or differences of two, that float64 holds exactly, rounded to F32
+// once.
+func blockValues(v []float32, b []byte, d tensor.DType) {
+	low := func(q []byte, i int) int { return int(q[i%16] >> (i / 16 * 4) & 15) } // of 32 codes in 16 bytes
+	fifth := func(q []byte, i int) int { return int(q[i/8]>>(i%8)&1) << 4 }
+	scale := float64(f16(b))
 	switch d {
 	case tensor.Q8_0:
-		return float64(int8(b[2+i])) * scale(0)
+		for i := range v {
+			v[i] = float32(float64(int8(b[2+i])) * scale)
+		}
 	case tensor.Q4_0:
-		return float64(low(2)-8) * scale(0)
+		for i := range v {
+			v[i] = float32(float64(low(b[2:], i)-8) * scale)
+		}
 	case tensor.Q5_0:
-		return float64(low(6)+fifth(2)-16) * scale(0)
+		for i := range v {
+			v[i] = float32(float64(low(b[6:], i)+fifth(b[2:], i)-16) * scale)
+		}
 	case tensor.Q5_1:
-		return float64(float64(low(8)+fifth(4))*scale(0)) + scale(2)
+		for i, least := 0, float64(f16(b[2:])); i < len(v); i++ {
+			v[i] = float32(float64(float64(low(b[8:], i)+fifth(b[4:], i))*scale) + least)
+		}
 	case tensor.MXFP4:
 		// 1 bit of sign, 2 of exponent, 1 of mantissa; there is no -0
-		magnitude := [...]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6}[low(1)&7]
-		if low(1) > 8 {
-			magnitude = -magnitude
+		values, unit := [...]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6}, math.Ldexp(1, int(b[0])-127)
+		for i := range v {
+			v[i] = float32(values[low(b[1:], i)] * unit)
 		}
-		return math.Ldexp(magnitude, int(b[0])-127)
 	case tensor.Q6_K:
-		half, quarter, place := i/128, i%128/32, i%32
-		code := int(b[64*half+32*(quarter%2)+place]>>(quarter/2*4)&15) | int(b[128+32*half+place]>>(2*quarter)&3)<<4
-		return float64(scale(208)*float64(int8(b[192+i/16]))) * float64(code-32)
+		scale = float64(f16(b[208:]))
+		for i := range v {
+			half, quarter, place := i/128, i%128/32, i%32
+			code := int(b[64*half+32*(quarter%2)+place]>>(quarter/2*4)&15) | int(b[128+32*half+place]>>(2*quarter)&3)<<4
+			v[i] = float32(float64(scale*float64(int8(b[192+i/16]))) * float64(code-32))
+		}
+	default:
+		minimumValues(v, b, d)
 	}
-	part, place := i/32, i%32 // Q4_K, Q5_K
-	codes, code := b[16:], 0
+}
+
+// minimumValues is blockValues of Q4_K and Q5_K.
+func minimumValues(v []float32, b []byte, d tensor.DType) {
+	codes := b[16:]
 	if d == tensor.Q5_K {
-		codes, code = b[48:], int(b[16+place]>>part&1)<<4
+		codes = b[48:]
 	}
-	code |= int(codes[32*(part/2)+place] >> (part % 2 * 4) & 15)
-	step, least := sixBits(b[4:16], part)
-	return float64(scale(0)*float64(step)*float64(code)) - float64(scale(2)*float64(least))
+	for part := range 8 {
+		step, least := sixBits(b[4:16], part)
+		scale, low := float64(f16(b))*float64(step), float64(float64(f16(b[2:]))*float64(least))
+		for place := range 32 {
+			code := int(codes[32*(part/2)+place] >> (part % 2 * 4) & 15)
+			if d == tensor.Q5_K {
+				code |= int(b[16+place]>>part&1) << 4
+			}
+			v[32*part+place] = float32(float64(scale*float64(code)) - low)
+		}
+	}
 }
 
 // sixBits reads what setSixBits stores.

@@ -87,9 +87,11 @@ func (b *bounds) checkAll(out []byte, n int, slack float64, exact func(i int) fl
 	for i := 0; i < n; {
 		v := values[:min(len(values), n-i)]
 		rounded(v, i)
-		for end := i + len(v); i < end; i++ {
-			i += b.plain(v[len(v)-(end-i):], out[size*i:])
-			if i < end && !b.check(exact(i), out, i, slack) {
+		for end := i + len(v); ; i++ {
+			if i += b.plain(v[len(v)-(end-i):], out[size*i:]); i == end {
+				break
+			}
+			if !b.check(exact(i), out, i, slack) {
 				return &Mismatch{i, hexOf(out[size*i : size*(i+1)]), fmt.Sprint(exact(i))}
 			}
 		}

@@ -63,6 +63,38 @@ func TestPlainIsAccepted(t *testing.T) {
 	}
 }
 
+// TestEveryElementIsChecked: in pieces of all lengths around those that are looked at
+// together, no element can change, whether those before it need a look at the bounds or not.
+func TestEveryElementIsChecked(t *testing.T) {
+	for _, d := range []tensor.DType{tensor.F16, tensor.BF16, tensor.F32} {
+		from := tensor.F32
+		if d == tensor.F32 {
+			from = tensor.F16
+		}
+		for _, step := range []int{1, 511, 512, 513} {
+			values := make([]float32, 1600)
+			for i := range values {
+				values[i] = 1
+				if i%step == step-1 && step > 1 {
+					values[i] = 0 // is never plain
+				}
+			}
+			o, err := NewCast(from, d)
+			require.NoError(t, err)
+			in := Input{Data: encoded(t, values, from)}
+			out, _ := apply(t, o, in)
+			size := int(d.Bytes(1))
+			for i := size - 1; i < len(out); i += size {
+				out[i] ^= 0x40
+				var m *Mismatch
+				require.ErrorAs(t, o.Prove(out, in), &m, "%s element %d", d, i/size)
+				require.Equal(t, i/size, m.Element)
+				out[i] ^= 0x40
+			}
+		}
+	}
+}
+
 // TestBoundsSpecial: infinities, NaN and zeros only as themselves.
 func TestBoundsSpecial(t *testing.T) {
 	b := newBounds(tensor.F16)

@@ -288,3 +288,29 @@ func BenchmarkQuantise(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkDequantiseBlocks writes and proves BF16, in bytes of that.
+func BenchmarkDequantiseBlocks(b *testing.B) {
+	for _, d := range append(quantised, tensor.MXFP4) {
+		blocks := make([]byte, d.Bytes(1<<14))
+		for i := range blocks {
+			blocks[i] = byte(i*7) & 0x3f
+		}
+		o, _ := NewDequantiseBlocks(d, tensor.BF16)
+		out, lost := make([]byte, 2<<14), tensor.Loss{}
+		b.Run(d.String(), func(b *testing.B) {
+			b.SetBytes(int64(len(out)))
+			for b.Loop() {
+				o.Apply(out, Input{Data: blocks}, &lost)
+			}
+		})
+		b.Run(d.String()+" proof", func(b *testing.B) {
+			b.SetBytes(int64(len(out)))
+			for b.Loop() {
+				if o.Prove(out, Input{Data: blocks}) != nil {
+					b.Fatal("differs")
+				}
+			}
+		})
+	}
+}

@@ -182,3 +182,11 @@ func BenchmarkFill(b *testing.B) {
 	}
 	b.ReportMetric(float64(len(dst)/2)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mvalues/s")
 }
+
+// TestTokens: ids are what torch 2.8.0 gives for torch.randint(vocab, (n,),
+// generator=torch.Generator().manual_seed(seed)).
+func TestTokens(t *testing.T) {
+	require.Equal(t, []int{172, 47, 117, 192, 67, 251, 195, 103}, Tokens(0, 8, 256))
+	require.Equal(t, []int{61615, 29892, 16921, 68086, 22083, 65747, 33687, 63079}, Tokens(7, 8, 102400))
+	require.Equal(t, []int{93546, 82328, 30457, 124547, 64440}, Tokens(1<<40+3, 5, 129280))
+}

@@ -20,11 +20,6 @@ type Patterns struct {
 	lanes [2][PatternCount]uint32 // two, so that equal neighbours need not wait for each other
 }
 
-const (
-	each16 = 0x0001_0001_0001_0001 // times a 16-bit number: four of it side by side
-	sign16 = 0x8000 * each16
-)
-
 // Add counts the elements of data, whole ones of 16 bits.
 func (p *Patterns) Add(data []byte) {
 	even, odd := &p.lanes[0], &p.lanes[1]
@@ -49,39 +44,7 @@ func (p *Patterns) Add(data []byte) {
 // F16 or BF16; 0 if there are none.
 func LargestFinite(data []byte, d DType) float32 {
 	f, _ := d.Format()
-	return patternValue(largest16(data, uint16(top[f])), f)
-}
-
-// largest16 returns the largest magnitude in data below limit. Few blocks hold a larger one
-// than those before them.
-func largest16(data []byte, limit uint16) (record uint16) {
-	gap := uint64(0x7fff * each16) // reaches the sign from the first magnitude above record on
-	for ; len(data) >= 64; data = data[64:] {
-		b := (*[64]byte)(data)
-		above := binary.LittleEndian.Uint64(b[0:])&^sign16 + gap
-		above |= binary.LittleEndian.Uint64(b[8:])&^sign16 + gap
-		above |= binary.LittleEndian.Uint64(b[16:])&^sign16 + gap
-		above |= binary.LittleEndian.Uint64(b[24:])&^sign16 + gap
-		above |= binary.LittleEndian.Uint64(b[32:])&^sign16 + gap
-		above |= binary.LittleEndian.Uint64(b[40:])&^sign16 + gap
-		above |= binary.LittleEndian.Uint64(b[48:])&^sign16 + gap
-		above |= binary.LittleEndian.Uint64(b[56:])&^sign16 + gap
-		if above&sign16 != 0 {
-			record = magnitude16(b[:], record, limit)
-			gap = uint64(0x7fff-record) * each16
-		}
-	}
-	return magnitude16(data, record, limit)
-}
-
-// magnitude16 returns the largest of record and the magnitudes in data below limit.
-func magnitude16(data []byte, record, limit uint16) uint16 {
-	for ; len(data) >= 2; data = data[2:] {
-		if m := binary.LittleEndian.Uint16(data) &^ 0x8000; m < limit {
-			record = max(record, m)
-		}
-	}
-	return record
+	return patternValue(kernel.Largest16(data, uint16(top[f])), f)
 }
 
 // Take adds the counts to sums, and forgets them.

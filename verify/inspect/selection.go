@@ -90,9 +90,9 @@ func check[T any](s Selection, all []T, name func(T) string) error {
 	}
 	delete(layers, -1)
 	delete(experts, -1)
-	errs := []error{absent("layers", s.Layers, layers)}
+	errs := []error{absent("the checkpoint", "layers", s.Layers, layers)}
 	if !fused {
-		errs = append(errs, absent("experts", s.Experts, experts))
+		errs = append(errs, absent("the checkpoint", "experts", s.Experts, experts))
 	}
 	for _, glob := range s.Match {
 		if _, err := path.Match(glob, ""); err != nil {
@@ -104,8 +104,8 @@ func check[T any](s Selection, all []T, name func(T) string) error {
 	return errors.Join(errs...)
 }
 
-// absent says which of the numbers are not there.
-func absent(what string, numbers text.Spans, there map[int]bool) error {
+// absent says which of the numbers somebody has not.
+func absent(who, what string, numbers text.Spans, there map[int]bool) error {
 	missing := numbers.Absent(func(n int) bool { return there[n] })
 	if missing == nil {
 		return nil
@@ -114,5 +114,5 @@ func absent(what string, numbers text.Spans, there map[int]bool) error {
 	if len(there) > 0 {
 		have = "has " + text.Ranges(slices.Sorted(maps.Keys(there)))
 	}
-	return fmt.Errorf("%s %s: %s not there: the checkpoint %s", what, numbers, text.Ranges(missing), have)
+	return fmt.Errorf("%s %s: %s not there: %s %s", what, numbers, text.Ranges(missing), who, have)
 }

@@ -36,6 +36,10 @@ type implementation struct {
 
 	encodeQ8    func(dst *byte, src *float32, n int)      // n is a multiple of 32
 	blockErrors func(sums *float64, y, x *float32, n int) // sums begins a BlockSums; n is a multiple of 8
+
+	// largest16 returns the largest of n patterns of 16 bits without their signs; n is a
+	// multiple of largestBlock, and not 0.
+	largest16 func(src *byte, n int) uint16
 }
 
 // elementKernels holds conversions between float32 and the format that is their index.

@@ -68,6 +68,7 @@ var avx512 = implementation{
 
 	square:      avx512Square,
 	addMultiple: avx512AddMultiple,
+	largest16:   avx512Largest16,
 
 	encodeQ8:    avx2EncodeQ8,
 	blockErrors: avx2BlockErrors,
@@ -122,6 +123,7 @@ var avx2 = implementation{
 
 	square:      avx2Square,
 	addMultiple: avx2AddMultiple,
+	largest16:   avx2Largest16,
 
 	encodeQ8:    avx2EncodeQ8,
 	blockErrors: avx2BlockErrors,

@@ -15922,6 +15922,86 @@ end:
 	VZEROUPPER
 	RET
 
+// func avx512Largest16(src *byte, n int) uint16
+// Requires: AVX, AVX2, AVX512BW, AVX512F, SSE2
+TEXT ·avx512Largest16(SB), NOSPLIT, $0-18
+	MOVQ         src+0(FP), AX
+	MOVQ         n+8(FP), CX
+	MOVL         $0x00007fff, BX
+	MOVQ         BX, X8
+	VPBROADCASTW X8, Z8
+	VPXORD       Z0, Z0, Z0
+	VPXORD       Z1, Z1, Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	SHRQ         $0x07, CX
+
+block:
+	VPANDD        (AX), Z8, Z4
+	VPMAXUW       Z4, Z0, Z0
+	VPANDD        64(AX), Z8, Z5
+	VPMAXUW       Z5, Z1, Z1
+	VPANDD        128(AX), Z8, Z6
+	VPMAXUW       Z6, Z2, Z2
+	VPANDD        192(AX), Z8, Z7
+	VPMAXUW       Z7, Z3, Z3
+	ADDQ          $0x00000100, AX
+	DECQ          CX
+	JNZ           block
+	VPMAXUW       Z1, Z0, Z0
+	VPMAXUW       Z3, Z2, Z2
+	VPMAXUW       Z2, Z0, Z0
+	VEXTRACTI64X4 $0x01, Z0, Y1
+	VPMAXUW       Y1, Y0, Y0
+	VEXTRACTI128  $0x01, Y0, X1
+	VPMAXUW       X1, X0, X0
+	VPXOR         X8, X0, X0
+	VPHMINPOSUW   X0, X0
+	VPXOR         X8, X0, X0
+	VMOVD         X0, BX
+	MOVW          BX, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func avx2Largest16(src *byte, n int) uint16
+// Requires: AVX, AVX2, SSE2
+TEXT ·avx2Largest16(SB), NOSPLIT, $0-18
+	MOVQ         src+0(FP), AX
+	MOVQ         n+8(FP), CX
+	MOVL         $0x00007fff, BX
+	MOVQ         BX, X8
+	VPBROADCASTW X8, Y8
+	VXORPS       Y0, Y0, Y0
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	SHRQ         $0x06, CX
+
+block:
+	VPAND        (AX), Y8, Y4
+	VPMAXUW      Y4, Y0, Y0
+	VPAND        32(AX), Y8, Y5
+	VPMAXUW      Y5, Y1, Y1
+	VPAND        64(AX), Y8, Y6
+	VPMAXUW      Y6, Y2, Y2
+	VPAND        96(AX), Y8, Y7
+	VPMAXUW      Y7, Y3, Y3
+	ADDQ         $0x00000080, AX
+	DECQ         CX
+	JNZ          block
+	VPMAXUW      Y1, Y0, Y0
+	VPMAXUW      Y3, Y2, Y2
+	VPMAXUW      Y2, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPMAXUW      X1, X0, X0
+	VPXOR        X8, X0, X0
+	VPHMINPOSUW  X0, X0
+	VPXOR        X8, X0, X0
+	VMOVD        X0, BX
+	MOVW         BX, ret+16(FP)
+	VZEROUPPER
+	RET
+
 DATA expTable<>+0(SB)/8, $0x3fe62e42fee00000
 DATA expTable<>+8(SB)/8, $0x3dea39ef35793c76
 DATA expTable<>+16(SB)/8, $0x3ff71547652b82fe

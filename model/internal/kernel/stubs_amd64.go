@@ -1132,6 +1132,24 @@ func avx2EncodeQ8(dst *byte, src *float32, n int)
 //go:noescape
 func avx2BlockErrors(sums *float64, y *float32, x *float32, n int)
 
+// avx512Largest16 finds the largest of n patterns without their signs. n is a multiple of 128, and not 0.
+//
+//	for i := range n {
+//		most = max(most, src[i]&0x7fff)
+//	}
+//
+//go:noescape
+func avx512Largest16(src *byte, n int) uint16
+
+// avx2Largest16 finds the largest of n patterns without their signs. n is a multiple of 128, and not 0.
+//
+//	for i := range n {
+//		most = max(most, src[i]&0x7fff)
+//	}
+//
+//go:noescape
+func avx2Largest16(src *byte, n int) uint16
+
 // avx512Exp raises e to powers. n is a multiple of 16.
 //
 //	for i := range n {

@@ -41,6 +41,8 @@ func main() {
 	avx512.squares()
 	avx2.squares()
 	avx2.blocks()
+	avx512.largest()
+	avx2.largest()
 	exps()
 	peaks()
 	Generate()

@@ -1,0 +1,356 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+
+	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/model"
+	"dsmoe/model/synth"
+	"dsmoe/text"
+	"dsmoe/verify"
+	"dsmoe/verify/inspect"
+)
+
+func newInspectRouting() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "routing {GOLDEN|LOGS|CHECKPOINT}",
+		Short: "Count which experts tokens are routed to",
+		Long: `Counts which routed experts the gates chose, and prints a row for each layer, or with
+--by for each expert or each pair of experts that share a token. The choices are from
+
+  GOLDEN      a golden pack: what the reference recorded. --config names the model's
+              config.json, or for DeepSeek-V3's bias its checkpoint; without it there are
+              no margins. Stages that the pack lacks are named
+  LOGS        a directory of ESFT's logs, expert_weights_LAYER.txt in it or in rank_*
+              below it; --config is needed. They hold no scores, so there are no margins,
+              and padding in them counts
+  CHECKPOINT  our own forward pass, in float32, on --tokens FILE (JSON or safetensors,
+              input_ids and attention_mask, as scripts/golden.py takes them) or on
+              --random BxT ids from --seed, those of torch.randint. It runs as far as the
+              last of --layers, on all tokens a layer at a time, by the rules of
+              --reference; multi-token prediction layers are not run
+
+What is printed holds for these tokens and no others: an expert that none of them reached
+is unreached, not dead. Padding is left out. T tokens choose k of N experts each, n_e of
+them expert e; "uniform" is what chance gives if every token chooses by lot.
+
+  entropy      -sum p_e ln p_e, p_e = n_e/(T k), in nats; max_entropy is ln N
+  maxvio       max n_e / (T k/N) - 1: MaxVio of arXiv 2408.15664
+  cv           standard deviation of n_e over its mean T k/N; cv_uniform is
+               sqrt((1 - k/N) / (T k/N))
+  unreached    experts with n_e = 0; unreached_uniform is N (1 - k/N)^T
+  mass         sum of the gate weights, normalised and scaled: a layer's over T, an
+               expert's as it is; mean_weight is an expert's over T (ESFT-Gate)
+  margin_…     of a token, the lowest selection score of its experts less the highest
+               of the others; the smallest, and quantiles as those of inspect stats. The
+               selection score has e_score_correction_bias, and the mask of groups:
+               0 outside a token's groups in DeepSeek-V2, none in V3. How near the
+               choice of the groups was is not in it
+  ties, below  tokens whose margin is 0; tokens whose experts are not those with the
+               highest scores, as rounding or another config makes them
+  share, load  p_e (ESFT-Token, arXiv 2407.01906), and n_e/(T k/N)
+  expected     n_i n_j / T tokens of a pair, if its experts were chosen independently;
+               p_second is n_ij/n_i, p_first n_ij/n_j (co-activation as OLMoE has it,
+               arXiv 2409.02060, of all pairs). --json lists the 8 pairs of a layer that
+               are furthest above expected, with --by pair all that share a token
+
+-o esft prints what ESFT's summary.json holds: token_scores and gate_scores, to 4
+decimals, by which it chooses the experts to train.
+
+Memory is that of one layer's weights, mapped; the hidden states of all tokens, 4
+hidden_size bytes each; activations of 1024 tokens, or of one longer sequence; 4 N^2/2
+bytes for the pairs and 8 for each token of a layer.`,
+		Example: `  dsmoe inspect routing fixtures/v1-base/golden-f32
+  dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
+  dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --seed 7 --by expert
+  dsmoe inspect routing fixtures/v3-fp8/checkpoint --random 1x64 --json
+  dsmoe inspect routing fixtures/v2-lite/golden-f32 -o esft > summary.json`,
+		Args:        expect("GOLDEN, LOGS or CHECKPOINT"),
+		Annotations: exits("done", ""),
+	}
+	cmd.ValidArgsFunction = completeArguments("routing CHECKPOINT")
+	o := routingFlags{reference: choice{words: []string{string(config.Remote), string(config.Native)}}, by: choice{value: string(inspect.RoutingByLayer), words: []string{string(inspect.RoutingByLayer), string(inspect.RoutingByExpert), string(inspect.RoutingByPair)}}}
+	out := addOutput(cmd, text.TSV)
+	out.form.words = append(out.form.words, esftForm)
+	flags := cmd.Flags()
+	flags.Lookup(outputFlag).Usage = strings.Replace(flags.Lookup(outputFlag).Usage, "json or md", "json, md or esft", 1)
+	flags.Var(&o.by, "by", "a row for each layer, expert or pair")
+	flags.Var(spansFlag{&o.layers, "layers"}, "layers", "only these `layers`: 1-3,7")
+	flags.Var(spansFlag{&o.experts, "experts"}, "experts", "only rows of these routed `experts`: 0,5-9")
+	flags.StringVar(&o.tokens, "tokens", "", "`file` of token ids for a forward pass")
+	flags.Var(&o.random, "random", "random tokens for a forward pass: `BxT`, such as 2x17")
+	numberFlag(flags, &o.seed, "seed", "", "seed of --random")
+	flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default remote for the first DeepSeekMoE and where auto_map names code, else native)")
+	flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		r, err := o.route(cmd, args[0])
+		if err != nil {
+			return err
+		}
+		if out.form.value == esftForm {
+			return r.WriteESFT(cmd.OutOrStdout())
+		}
+		return out.print(cmd, r)
+	}
+	return cmd
+}
+
+// esftForm is the value of -o for ESFT's summary.
+const esftForm = "esft"
+
+// routingFlags are the flags of the command.
+type routingFlags struct {
+	by, reference   choice
+	layers, experts text.Spans
+	tokens, config  string
+	random          batchFlag
+	seed            uint64
+}
+
+func (o *routingFlags) options() inspect.RoutingOptions {
+	return inspect.RoutingOptions{Layers: o.layers, Experts: o.experts, By: inspect.RoutingLevel(o.by.value)}
+}
+
+// route finds out what path is, and counts.
+func (o *routingFlags) route(cmd *cobra.Command, path string) (*inspect.Routing, error) {
+	forward := o.tokens != "" || o.random != batchFlag{}
+	switch {
+	case o.tokens != "" && o.random != batchFlag{}:
+		return nil, misuse(cmd, "--tokens and --random: one of them")
+	case o.config != "" && forward:
+		return nil, misuse(cmd, "--config is for golden packs and logs: a checkpoint has its own")
+	case o.reference.value != "" && !forward:
+		return nil, misuse(cmd, "--reference is for forward passes: --tokens or --random")
+	case cmd.Flags().Changed("seed") && o.random == batchFlag{}:
+		return nil, misuse(cmd, "--seed is that of --random")
+	case forward:
+		return o.forward(cmd, path)
+	}
+	if _, err := os.Stat(filepath.Join(path, "manifest.json")); err == nil {
+		return o.golden(path)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	var logs []string
+	if info.IsDir() {
+		if logs, err = esftLogs(path); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case logs == nil:
+		return nil, &hinted{fmt.Errorf("%s: %w", text.Quote(path), errors.New("neither a golden pack (manifest.json) nor logs (expert_weights_LAYER.txt)")),
+			"a checkpoint routes tokens: --tokens FILE or --random BxT"}
+	case o.config == "":
+		return nil, misuse(cmd, "logs do not say how many experts there are, and how many each token chooses: --config")
+	}
+	return o.logged(cmd, path, logs)
+}
+
+// forward routes the tokens of the flags by the checkpoint at path.
+func (o *routingFlags) forward(cmd *cobra.Command, path string) (*inspect.Routing, error) {
+	c, err := checkpoint.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	in, err := o.input(c.Config.VocabSize)
+	if err != nil {
+		return nil, err
+	}
+	rules := c.Config
+	if o.reference.value != "" {
+		if rules, err = c.Config.As(config.Reference(o.reference.value)); err != nil {
+			return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
+		}
+	}
+	m, err := model.Load(rules, c)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
+	}
+	var b bar
+	defer func() { b.remove() }()
+	before := 0
+	progress := func(done, total int) {
+		if done == 0 {
+			b = newBar(cmd.ErrOrStderr(), "routing", int64(total), false)
+		}
+		b.add(int64(done - before))
+		before = done
+	}
+	return inspect.RouteForward(cmd.Context(), inspect.Forward{Path: path, Model: m, Input: in, Pages: c, Progress: progress}, o.options())
+}
+
+// input returns the tokens of the flags.
+func (o *routingFlags) input(vocab int) (*model.Input, error) {
+	if o.tokens == "" {
+		return &model.Input{Batch: o.random.batch, Seq: o.random.seq, InputIDs: synth.Tokens(o.seed, o.random.batch*o.random.seq, vocab)}, nil
+	}
+	in, err := verify.ReadTokens(o.tokens)
+	if err != nil {
+		return nil, err
+	}
+	if err := in.Check(vocab); err != nil {
+		return nil, fmt.Errorf("%s: %w", text.Quote(o.tokens), err)
+	}
+	return in, nil
+}
+
+// golden reads the pack at path.
+func (o *routingFlags) golden(path string) (*inspect.Routing, error) {
+	pack, err := verify.OpenPack(path)
+	if err != nil {
+		return nil, err
+	}
+	g := inspect.Golden{Path: path, Recording: pack}
+	if g.Input, err = pack.Input(); err != nil {
+		return nil, err
+	}
+	if o.config != "" {
+		c, err := o.recorded(&g, pack)
+		if c != nil {
+			defer c.Close()
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return inspect.RouteGolden(g, o.options())
+}
+
+// recorded sets what --config knows of the model of a pack. The checkpoint that it returns is
+// opened for the gates' biases alone; it is nil where there are none.
+func (o *routingFlags) recorded(g *inspect.Golden, pack *verify.Pack) (*checkpoint.Checkpoint, error) {
+	file := configPath(o.config)
+	g.Model = o.config
+	stored, _, err := readConfig(file)
+	if err != nil {
+		return nil, err
+	}
+	if g.Config, err = pack.Config(stored, ""); err != nil || g.Config.TopKMethod != "noaux_tc" || file == o.config {
+		return nil, err
+	}
+	c, err := checkpoint.Open(o.config)
+	if err != nil {
+		return nil, err
+	}
+	g.Weights = c
+	return c, nil
+}
+
+// logged reads ESFT's logs.
+func (o *routingFlags) logged(cmd *cobra.Command, path string, files []string) (*inspect.Routing, error) {
+	c, _, err := readConfig(configPath(o.config))
+	if err != nil {
+		return nil, err
+	}
+	b := phaseBar{w: cmd.ErrOrStderr()}
+	defer b.remove()
+	logs, err := openLogs(files, func(done, total int64) { b.set("reading", done, total) })
+	if err != nil {
+		return nil, err
+	}
+	return inspect.RouteESFT(cmd.Context(), inspect.ESFTLogs{Path: path, Logs: logs, Config: c}, o.options())
+}
+
+// esftLogs returns the paths of the logs in a directory, or of those in folders of it that are
+// named rank…, one for each process that ran.
+func esftLogs(dir string) (files []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fileError(dir, err)
+	}
+	var below []string
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if _, ok := inspect.ParseESFTName(e.Name()); ok {
+			files = append(files, path)
+		} else if e.IsDir() && strings.HasPrefix(e.Name(), "rank") {
+			logs, err := esftLogs(path)
+			if err != nil {
+				return nil, err
+			}
+			below = append(below, logs...)
+		}
+	}
+	if len(files) > 0 && len(below) > 0 {
+		return nil, fmt.Errorf("%s: %w", text.Quote(dir), errors.New("logs in it and in rank… below it: tokens could be counted twice"))
+	}
+	return append(files, below...), nil
+}
+
+// openLogs returns the logs in files, and shows how much of them was read.
+func openLogs(files []string, progress func(done, total int64)) (logs []inspect.ESFTLog, err error) {
+	var total int64
+	var done atomic.Int64
+	for _, path := range files {
+		layer, _ := inspect.ParseESFTName(filepath.Base(path))
+		info, err := os.Stat(path)
+		if err != nil {
+			return nil, err
+		}
+		if !info.Mode().IsRegular() {
+			return nil, fmt.Errorf("%s: %w", text.Quote(path), errors.New("not a regular file"))
+		}
+		total += info.Size()
+		logs = append(logs, inspect.ESFTLog{Name: path, Layer: layer, Open: func() (io.ReadCloser, error) {
+			f, err := os.Open(path)
+			return &countedFile{f, func(n int) { progress(done.Add(int64(n)), total) }}, err
+		}})
+	}
+	return logs, nil
+}
+
+// countedFile is a file that tells what is read of it.
+type countedFile struct {
+	*os.File
+	read func(n int)
+}
+
+// Read implements io.Reader.
+func (f *countedFile) Read(p []byte) (int, error) {
+	n, err := f.File.Read(p)
+	f.read(n)
+	return n, err
+}
+
+// batchFlag is a flag: so many sequences of so many tokens.
+type batchFlag struct{ batch, seq int }
+
+// maxRandom is how many random tokens can be asked for.
+const maxRandom = 1 << 24
+
+// Set reads "2x17".
+func (b *batchFlag) Set(word string) error {
+	batch, seq, ok := strings.Cut(word, "x")
+	n, errN := strconv.ParseUint(batch, 10, 24)
+	t, errT := strconv.ParseUint(seq, 10, 24)
+	if !ok || errN != nil || errT != nil || n*t == 0 || n*t > maxRandom {
+		return fmt.Errorf("not sequences x tokens such as 2x17, at most %s in all", text.Plural(maxRandom, "token"))
+	}
+	*b = batchFlag{int(n), int(t)}
+	return nil
+}
+
+// String returns what Set reads.
+func (b *batchFlag) String() string {
+	if *b == (batchFlag{}) {
+		return ""
+	}
+	return fmt.Sprintf("%dx%d", b.batch, b.seq)
+}
+
+// Type names the flag's values in the help.
+func (b *batchFlag) Type() string { return "BxT" }
