@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes cmd/dsmoe/testdata/inspect_values.json: statistics of some tensors of the fixtures by
-numpy, and hashes of whole checkpoints by the BLAKE3 of Python, for the tests of `dsmoe inspect
-stats` and `hash`; and inspect_routing.json there: the routing that golden packs have recorded, for
-those of `inspect routing`. Needs numpy 2 and blake3. Run it in the root of the repository."""
+"""Writes cmd/dsmoe/testdata/inspect_values.json: statistics of some tensors of the fixtures, their
+experts and routers by numpy, and hashes of whole checkpoints by the BLAKE3 of Python, for the tests
+of `dsmoe inspect stats`, `hash`, `experts` and `router`; and inspect_routing.json there: the routing
+that golden packs have recorded, for those of `inspect routing`. Needs numpy 2 and blake3. Run it in
+the root of the repository."""
 
 import glob
 import json
@@ -80,6 +81,81 @@ def model_hash(tensors):
     return "blake3:" + blake3.blake3(b"".join(sorted(lines))).hexdigest()
 
 
+def layers(tensors):
+    """The layers that have a router."""
+    return sorted(int(n.split(".")[2]) for n in tensors if n.endswith(".mlp.gate.weight"))
+
+
+def sign(probe, i):
+    """The sign of number i of a probe, by SplitMix64."""
+    mask = 2**64 - 1
+    z = ((probe << 32) + i + 1) * 0x9E3779B97F4A7C15 & mask
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+    return -1.0 if (z ^ z >> 31) >> 63 else 1.0
+
+
+def nearest(vectors, measure):
+    """For each vector the cosine with another one that measure makes largest, and which it is."""
+    unit = [v.ravel() / np.linalg.norm(v) for v in vectors]
+    cosines = np.array([[a @ b for b in unit] for a in unit])
+    away = measure(cosines.copy())
+    np.fill_diagonal(away, -np.inf)
+    best = away.argmax(axis=1)
+    return [[float(cosines[i, k]), int(k)] for i, k in enumerate(best)]
+
+
+def distinct(w):
+    different = every = 0
+    runs = min(64, len(w))
+    for i in range(runs):
+        run = np.abs(w[i * len(w) // runs][:128])
+        different, every = different + len(np.unique(run[run > 0])), every + int((run > 0).sum())
+    return different / every
+
+
+def experts(tensors, layer):
+    """The experts of a layer: a list of a number for each, by names."""
+    prefix = f"model.layers.{layer}."
+    number = max(int(n.split(".")[5]) for n in tensors if n.startswith(prefix + "mlp.experts.")) + 1
+    norm = values(tensors, prefix + "post_attention_layernorm.weight").astype(np.float64)
+    probes = np.array([[sign(p, c) for c in range(len(norm))] for p in range(8)]) * norm
+    w = {m: [values(tensors, f"{prefix}mlp.experts.{e}.{m}_proj.weight").astype(np.float64) for e in range(number)] for m in ("gate", "up", "down")}
+    outputs = []
+    for gate, up, down in zip(w["gate"], w["up"], w["down"]):
+        g = probes @ gate.T
+        outputs.append(g / (1 + np.exp(-g)) * (probes @ up.T) @ down.T)
+    out = {"function": nearest(outputs, lambda c: c)}
+    for m, all in w.items():
+        out[m] = {"norm": [float(np.linalg.norm(x)) for x in all], "spectral_norm": [float(np.linalg.svd(x, compute_uv=False)[0]) for x in all],
+                  "distinct": [distinct(x) for x in all], "nearest": nearest(all, np.abs)}
+    return out
+
+
+def bf16(x):
+    """x rounded to BF16."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+
+
+def rounding(tensors, layer):
+    """The relative RMS error of each gate_proj of a layer when it is rounded to BF16."""
+    errors, e = [], 0
+    while (name := f"model.layers.{layer}.mlp.experts.{e}.gate_proj.weight") in tensors:
+        w = values(tensors, name)
+        errors.append(float(np.linalg.norm(bf16(w).astype(np.float64) - w) / np.linalg.norm(w.astype(np.float64))))
+        e += 1
+    return errors
+
+
+def router(tensors, layer):
+    prefix = f"model.layers.{layer}."
+    w = values(tensors, prefix + "mlp.gate.weight").astype(np.float64)
+    norm = values(tensors, prefix + "post_attention_layernorm.weight").astype(np.float64)
+    return {"norm": np.linalg.norm(w, axis=1).tolist(), "max_logit": (np.linalg.norm(w * norm, axis=1) * np.sqrt(w.shape[1])).tolist(),
+            "singular": np.linalg.svd(w, compute_uv=False).tolist(), "nearest": nearest(list(w), np.abs)}
+
+
 ROUTED = ["v1-base", "v1-router-ties", "v1-top1-noshared", "v2-group-yarn", "v3", "v3-mtp"]
 
 
@@ -153,6 +229,8 @@ def main():
     for fixture in FIXTURES:
         tensors = read(f"fixtures/{fixture}/checkpoint")
         out[fixture] = {"model": model_hash(tensors), "tensors": {n: stats(values(tensors, n)) for n in TENSORS if n in tensors}}
+        layer = layers(tensors)[0]
+        out[fixture] |= {"layer": layer, "experts": experts(tensors, layer), "router": router(tensors, layer), "rounding": rounding(tensors, layer)}
     with open("cmd/dsmoe/testdata/inspect_values.json", "w") as f:
         json.dump(out, f, indent=1)
         f.write("\n")

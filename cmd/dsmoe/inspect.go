@@ -43,7 +43,7 @@ headers are read, never a weight.`,
 		return answer(printReport(cmd, s, *asJSON), s.Problems == 0)
 	}
 	cmd.AddCommand(newInspectLs(), newInspectTree(), newInspectAudit(), newInspectArch(), newInspectMem(),
-		newInspectStats(), newInspectHash(), newInspectRouting())
+		newInspectStats(), newInspectHash(), newInspectExperts(), newInspectRouter(), newInspectRouting())
 	return cmd
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -50,6 +51,118 @@ func TestInspectedValues(t *testing.T) {
 		document(t, &hashes, "inspect", "hash", "--json", path)
 		assert.Equal(t, want.Model, *hashes.Model, name)
 	}
+}
+
+// nearestValue is a cosine and whose it is.
+type nearestValue [2]float64
+
+// matrixValues is one matrix of each expert of a layer, by numpy.
+type matrixValues struct {
+	Norm, Distinct []float64
+	SpectralNorm   []float64 `json:"spectral_norm"`
+	Nearest        []nearestValue
+}
+
+// TestInspectedExperts: the numbers of experts, of their likeness and their rounding to BF16 are
+// those of numpy (scripts/inspect_values.py). Cosines are sums in float32.
+func TestInspectedExperts(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("testdata", "inspect_values.json"))
+	require.NoError(t, err)
+	var fixtures map[string]struct {
+		Layer   int
+		Experts struct {
+			Function       []nearestValue
+			Gate, Up, Down matrixValues
+		}
+		Rounding []float64
+	}
+	require.NoError(t, json.Unmarshal(data, &fixtures))
+	for name, want := range fixtures {
+		path := filepath.Join("..", "..", "fixtures", name, "checkpoint")
+		layer := fmt.Sprint(want.Layer)
+		var got inspect.ExpertsReport
+		document(t, &got, "inspect", "experts", "--json", "--layers", layer, path)
+		require.Len(t, got.Layers, 1)
+		require.Len(t, got.Layers[0].Experts, len(want.Experts.Function))
+		for e, x := range got.Layers[0].Experts {
+			assertNearest(t, want.Experts.Function[e], x.Function, 2e-5)
+			for i, m := range []*inspect.MatrixNumbers{x.Gate, x.Up, x.Down} {
+				w := []matrixValues{want.Experts.Gate, want.Experts.Up, want.Experts.Down}[i]
+				assert.InEpsilon(t, w.Norm[e], *m.Norm, 1e-13)
+				assert.InEpsilon(t, w.SpectralNorm[e], *m.SpectralNorm, 1e-4)
+				assert.InEpsilon(t, w.Norm[e]*w.Norm[e]/(w.SpectralNorm[e]*w.SpectralNorm[e]), *m.StableRank, 2e-4)
+				assert.Equal(t, w.Distinct[e], *m.Distinct)
+				assertNearest(t, w.Nearest[e], m.Nearest, 2e-6)
+			}
+		}
+		rounded := filepath.Join(t.TempDir(), "rounded")
+		status, _, stderr := dsmoe(t.Context(), "convert", "--type", "bf16", path, rounded)
+		require.Contains(t, []int{exitYes, exitNo}, status, stderr)
+		var errors inspect.ExpertsErrorReport
+		document(t, &errors, "inspect", "experts", "--json", "--layers", layer, "--against", path, rounded)
+		for e, w := range want.Rounding {
+			assert.InDelta(t, w, *errors.Layers[0].Experts[e].Gate.RelativeRMS, 1e-15+1e-12*w, name)
+		}
+	}
+}
+
+func assertNearest(t *testing.T, want nearestValue, got *inspect.Neighbour, within float64) {
+	t.Helper()
+	assert.InDelta(t, want[0], got.Cosine, within)
+	assert.Equal(t, int(want[1]), got.Expert)
+}
+
+// TestInspectedRouters: the numbers of routers are those of numpy.
+func TestInspectedRouters(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("testdata", "inspect_values.json"))
+	require.NoError(t, err)
+	var fixtures map[string]struct {
+		Layer  int
+		Router struct {
+			Norm, Singular []float64
+			MaxLogit       []float64 `json:"max_logit"`
+			Nearest        []nearestValue
+		}
+	}
+	require.NoError(t, json.Unmarshal(data, &fixtures))
+	for name, want := range fixtures {
+		var got inspect.RouterReport
+		document(t, &got, "inspect", "router", "--json", "--layers", fmt.Sprint(want.Layer), filepath.Join("..", "..", "fixtures", name, "checkpoint"))
+		require.Len(t, got.Layers, 1)
+		l := got.Layers[0]
+		assert.InEpsilonSlice(t, want.Router.Singular, l.Singular, 1e-12, name)
+		assert.InEpsilon(t, want.Router.Singular[0]/want.Router.Singular[len(want.Router.Singular)-1], *l.Condition, 1e-12)
+		for e, row := range l.Rows {
+			assert.InEpsilon(t, want.Router.Norm[e], *row.Norm, 1e-14)
+			assert.InEpsilon(t, want.Router.MaxLogit[e], *row.MaxLogit, 1e-14)
+			assertNearest(t, want.Router.Nearest[e], row.Nearest, 1e-14)
+		}
+	}
+}
+
+// TestFixturesHaveNoFindings, but for one whose second prediction layer is the first in another order,
+// and one with two equal rows in a router.
+func TestFixturesHaveNoFindings(t *testing.T) {
+	t.Parallel()
+	fixtures, err := filepath.Glob(filepath.Join("..", "..", "fixtures", "*", "checkpoint", "*.safetensors*"))
+	require.NoError(t, err)
+	checked := map[string]bool{}
+	for _, file := range fixtures {
+		dir := filepath.Dir(file)
+		name := filepath.Base(filepath.Dir(dir))
+		if checked[name] {
+			continue
+		}
+		checked[name] = true
+		want := map[string][]int{"v1-dense": {exitUnknown, exitUnknown}, "v3-mtp-two": {exitNo, exitYes}, "v1-router-ties": {exitYes, exitNo}}[name]
+		if want == nil {
+			want = []int{exitYes, exitYes}
+		}
+		experts, _, stderr := dsmoe(t.Context(), "inspect", "experts", dir)
+		routers, _, more := dsmoe(t.Context(), "inspect", "router", "--coupling", dir)
+		assert.Equal(t, want, []int{experts, routers}, "%s: %s%s", name, stderr, more)
+	}
+	assert.GreaterOrEqual(t, len(checked), 17)
 }
 
 // document reads what a command prints.

@@ -56,17 +56,34 @@ func addOutput(cmd *cobra.Command, pipe text.Form) *output {
 
 // print prints a report.
 func (o *output) print(cmd *cobra.Command, r sheeted) error {
-	form := text.Form(o.form.value)
-	if form == "" {
-		form = o.pipe
-		if f, ok := cmd.OutOrStdout().(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-			form = text.AsTable
-		}
-	}
-	if *o.json || form == jsonForm || form == text.AsTable {
-		return printReport(cmd, r, *o.json || form == jsonForm)
+	form := o.chosen(cmd)
+	if form == jsonForm || form == text.AsTable {
+		return printReport(cmd, r, form == jsonForm)
 	}
 	return r.Sheet().WriteAs(cmd.OutOrStdout(), form)
+}
+
+// chosen returns the form in which print prints.
+func (o *output) chosen(cmd *cobra.Command) text.Form {
+	switch f, ok := cmd.OutOrStdout().(*os.File); {
+	case *o.json:
+		return jsonForm
+	case o.form.value != "":
+		return text.Form(o.form.value)
+	case ok && term.IsTerminal(int(f.Fd())):
+		return text.AsTable
+	}
+	return o.pipe
+}
+
+// judge prints a report with observations, and answers whether there are none. What prints the sheet
+// alone has them on stderr.
+func (o *output) judge(cmd *cobra.Command, r sheeted, found []inspect.Observation) error {
+	err := o.print(cmd, r)
+	if form := o.chosen(cmd); err == nil && len(found) > 0 && form != jsonForm && form != text.AsTable {
+		err = inspect.WriteObservations(cmd.ErrOrStderr(), found)
+	}
+	return answer(err, len(found) == 0)
 }
 
 // addSelection adds the flags that say which tensors are meant.

@@ -1,10 +1,11 @@
 // Package inspect tells what is in a checkpoint: Summarize and List say what it
 // holds, Audit whether its parts fit together, AuditValues whether its numbers can be
-// weights, Stats what they are, Hash by which names; Describe what its config implies,
+// weights, Stats what they are, Hash by which names, ExamineExperts and ExamineRouters what
+// sets experts and rows of routers apart, ExpertsAgainst how far experts are from their
+// originals; Describe what its config implies,
 // MemoryOf how much memory that takes, Compare what the DeepSeekMoE paper says of
 // its experts. Each returns a report that is JSON as it stands and that WriteText prints.
-// The package opens no file; AuditValues, Stats and Hash read weights, through their
-// caller's reader.
+// The package opens no file; what reads weights does so through its caller's reader.
 package inspect
 
 import (
