@@ -56,8 +56,11 @@ type Arithmetic[V any] interface {
 // apart there: q is [batch, heads, seq, qk_head_dim], k [batch, groups, seq, qk_head_dim],
 // and heads/groups heads in a row share a group's keys and values (repeat_kv).
 type AttentionArithmetic[V any] interface {
-	// RoPE rotates the last columns of each row by its position: see Rotary.
-	RoPE(x V, r *Rotary) V
+	// Tables are RoPE's cos and sin, [positions, r.Half] each, in r.DType.
+	Tables(r *Rotary) (cos, sin V)
+	// RoPE rotates the last columns of each row by its position, with the rows of cos and
+	// sin, [positions, r.Half]: see Rotary.
+	RoPE(x, cos, sin V, r *Rotary) V
 	// Scores are the scaled and masked scores of n queries from the first on, [batch,
 	// heads, n, seq]: s = q·kᵀ, a rounding point; s·scale or s/scale, exact, a rounding
 	// point; plus the mask.

@@ -3,6 +3,7 @@ package model_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/model"
 	"dsmoe/model/count"
+	"dsmoe/model/weights"
 )
 
 // tinyLatentConfig is a DeepSeek-V3 with everything that it has: low-rank queries, groups,
@@ -54,7 +56,12 @@ func (a *shapes) Softmax(x shape) shape                             { return x }
 func (a *shapes) Float32(x shape) shape                             { return x }
 func (a *shapes) Reshape(_ shape, dims ...int) shape                { return dims }
 func (a *shapes) Move(m *model.Move, _ ...shape) shape              { return m.Shape }
-func (a *shapes) RoPE(x shape, _ *model.Rotary) shape               { return x }
+func (a *shapes) RoPE(x, _, _ shape, _ *model.Rotary) shape         { return x }
+
+func (a *shapes) Tables(r *model.Rotary) (cos, sin shape) {
+	table := shape{len(r.Cos) / r.Half, r.Half}
+	return table, table
+}
 
 func (a *shapes) Scores(q, k shape, _, n int, _ *model.Scoring) shape {
 	return shape{q[0], q[1], n, k[2]}
@@ -89,6 +96,17 @@ type stages[V any] struct {
 	dims  [][]int
 	of    func(V) []int
 	last  string
+}
+
+// outsideExperts lists what was seen and its shapes, but for single experts: which are chosen
+// depends on the numbers.
+func (s *stages[V]) outsideExperts() (list []string) {
+	for i, name := range s.names {
+		if _, _, _, of := weights.CutExpert(name); !of {
+			list = append(list, fmt.Sprint(name, s.dims[i]))
+		}
+	}
+	return list
 }
 
 var errEnough = errors.New("enough")
@@ -139,7 +157,7 @@ func TestNetworkOverShapes(t *testing.T) {
 			m := loaded(t, text)
 			counted := &shapes{}
 			seen := &stages[shape]{of: func(s shape) []int { return s }}
-			o := model.Options{Training: true}
+			o := model.Options{Training: true, AttnWeights: true}
 			net := &model.Network[shape]{Model: m, Input: in, Options: o, Arithmetic: counted, Trace: seen}
 			logits, err := net.Forward(context.Background())
 			require.NoError(t, err)
@@ -148,8 +166,9 @@ func TestNetworkOverShapes(t *testing.T) {
 
 			plain, err := tracePlain(m, in, o, "")
 			require.NoError(t, err)
-			require.Equal(t, plain.names, seen.names)
-			require.Equal(t, plain.dims, seen.dims)
+			require.Equal(t, plain.outsideExperts(), seen.outsideExperts())
+			require.Contains(t, seen.names, "model.layers.1.mlp.experts.0.down_proj.input")
+			require.Equal(t, []int{2, m.Config.NumAttentionHeads, tokens, tokens}, seen.dims[slices.Index(seen.names, "model.layers.0.self_attn.attn_weights")])
 		})
 	}
 }

@@ -13,10 +13,10 @@ func (p *pass[V]) attention(name string, a *DeepseekAttention, x V) V {
 	v := p.linear(name+".v_proj", &a.VProj, x)
 	context := p.Scope(q, func(q V) V {
 		heads, groups, dim := p.config.NumAttentionHeads, p.config.NumKeyValueHeads, p.config.HeadDim()
-		q = p.RoPE(p.Move(splitHeads(p.in, heads, dim, 0, dim), q), p.rotary)
-		k = p.RoPE(p.Move(splitHeads(p.in, groups, dim, 0, dim), k), p.rotary)
+		q = p.rotated(p.Move(splitHeads(p.in, heads, dim, 0, dim), q))
+		k = p.rotated(p.Move(splitHeads(p.in, groups, dim, 0, dim), k))
 		vT := p.Move(splitHeadsT(p.in, groups, dim, 0, dim), v)
-		return p.attend(q, k, vT, &Scoring{By: float32(math.Sqrt(float64(dim))), Divides: true, Mask: p.mask})
+		return p.attend(name, q, k, vT, &Scoring{By: float32(math.Sqrt(float64(dim))), Divides: true, Mask: p.mask})
 	})
 	context = p.stage(name+".o_proj.input", context)
 	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
@@ -40,12 +40,12 @@ func (p *pass[V]) latentAttention(name string, a *DeepseekV2Attention, x V) V {
 	kv := p.linear(name+".kv_b_proj", &a.KVBProj, normed)
 	context := p.Scope(q, func(q V) V {
 		heads, nope := c.NumAttentionHeads, c.QKNopeHeadDim
-		q = p.RoPE(p.Move(splitHeads(p.in, heads, c.QKHeadDim(), 0, c.QKHeadDim()), q), p.rotary)
-		kRope := p.RoPE(p.Move(splitHeads(p.in, 1, width, rank, width), latentRope), p.rotary)
+		q = p.rotated(p.Move(splitHeads(p.in, heads, c.QKHeadDim(), 0, c.QKHeadDim()), q))
+		kRope := p.rotated(p.Move(splitHeads(p.in, 1, width, rank, width), latentRope))
 		kNope := p.Move(splitHeads(p.in, heads, nope+c.VHeadDim, 0, nope), kv)
 		k := p.Move(joinHeads(p.in, heads, nope, c.QKRopeHeadDim), kNope, kRope)
 		vT := p.Move(splitHeadsT(p.in, heads, nope+c.VHeadDim, nope, nope+c.VHeadDim), kv)
-		return p.attend(q, k, vT, &Scoring{By: softmaxScale(c), Mask: p.mask})
+		return p.attend(name, q, k, vT, &Scoring{By: softmaxScale(c), Mask: p.mask})
 	})
 	context = p.stage(name+".o_proj.input", context)
 	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
@@ -59,18 +59,34 @@ func (p *pass[V]) latentQueries(name string, a *DeepseekV2Attention, x V) V {
 	return p.linear(name+".q_b_proj", &a.QBProj, p.norm(name+".q_a_layernorm", &a.QALayernorm, low))
 }
 
+// rotated rotates heads by their positions.
+func (p *pass[V]) rotated(heads V) V { return p.RoPE(heads, p.cos, p.sin, p.rotary) }
+
 // queryBlock is how many queries' scores are held at a time: memory grows with the
-// length of a sequence, not with its square.
+// length of a sequence, not with its square, unless Options.AttnWeights makes a stage of them.
 const queryBlock = 64
 
 // attend returns softmax(scores(q, k))·v of all heads, mirroring
 // eager_attention_forward: [batch, seq, heads·v_head_dim]. vT is v transposed, [batch,
 // groups, v_head_dim, seq].
-func (p *pass[V]) attend(q, k, vT V, s *Scoring) V {
-	var blocks []V
-	for first := 0; first < p.in.Seq; first += queryBlock {
-		scores := p.Scores(q, k, first, min(queryBlock, p.in.Seq-first), s)
-		blocks = append(blocks, p.Scope(scores, func(scores V) V { return p.Context(p.Softmax(scores), vT) }))
+func (p *pass[V]) attend(name string, q, k, vT V, s *Scoring) V {
+	n := queryBlock
+	if p.o.AttnWeights {
+		n = p.in.Seq
 	}
-	return p.Move(mergeHeads(p.in, p.config.NumAttentionHeads, p.config.ValueHeadDim(), queryBlock), blocks...)
+	var blocks []V
+	for first := 0; first < p.in.Seq; first += n {
+		scores := p.Scores(q, k, first, min(n, p.in.Seq-first), s)
+		blocks = append(blocks, p.Scope(scores, func(scores V) V { return p.Context(p.attnWeights(name, scores), vT) }))
+	}
+	return p.Move(mergeHeads(p.in, p.config.NumAttentionHeads, p.config.ValueHeadDim(), n), blocks...)
+}
+
+// attnWeights are the probabilities that scores [batch, heads, queries, seq] stand for.
+func (p *pass[V]) attnWeights(name string, scores V) V {
+	probs := p.Softmax(scores)
+	if p.o.AttnWeights {
+		return p.stage(name+".attn_weights", probs)
+	}
+	return probs
 }

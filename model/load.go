@@ -73,12 +73,21 @@ func (w Wrong) String() string {
 // weight is missing, has another shape or an unsupported dtype, or if src holds tensors
 // that the table does not know, the error is a *MismatchError with all of them.
 func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
+	return LoadPart(c, src, func(Slot) bool { return true })
+}
+
+// LoadPart is Load for the weights that are wanted. The others are held against the config by
+// their headers, and stay unbound: nothing that needs them can be run.
+func LoadPart(c *config.Config, src weights.Source, wanted func(Slot) bool) (*DeepseekForCausalLM, error) {
 	set := weights.New(c, src)
 	if err := checkSet(c, set); err != nil {
 		return nil, err
 	}
 	m := newModel(c)
 	for s := range FamilyOf(c).Required(c, set.Has) {
+		if !wanted(s) {
+			continue
+		}
 		w, err := bind(src, set.Find(s.Name), s.Param.PerLayer())
 		if err != nil {
 			return nil, err

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"math"
 
 	"dsmoe/config"
@@ -24,10 +25,10 @@ import (
 func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 	flat := p.Reshape(x, p.in.Batch*p.in.Seq, p.config.HiddenSize)
 	idx, weight := p.gate(name+".gate", &m.Gate, flat)
-	y := p.stage(name+".experts.output", p.moeInfer(l, m, flat, idx, weight))
+	y := p.stage(name+".experts.output", p.moeInfer(l, name+".experts", m, flat, idx, weight))
 	y = p.Reshape(y, p.in.Batch, p.in.Seq, p.config.HiddenSize)
 	if m.SharedExperts != nil {
-		y = p.Add(y, p.stage(name+".shared_experts.output", p.mlp(m.SharedExperts, x)))
+		y = p.Add(y, p.stage(name+".shared_experts.output", p.mlp(name+".shared_experts", m.SharedExperts, x)))
 	}
 	return p.stage(name+".output", y)
 }
@@ -38,7 +39,7 @@ func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 //	y[t] = Σ_i topk_weight[t, i] · experts[topk_idx[t, i]](x[t])
 //
 // In training every reference sums in the order of topk_idx.
-func (p *pass[V]) moeInfer(l int, m *DeepseekMoE, x V, idx []int, weight V) V {
+func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, weight V) V {
 	order := p.rules.RoutedSum
 	if p.o.Training {
 		order = config.ByChoice
@@ -50,8 +51,9 @@ func (p *pass[V]) moeInfer(l int, m *DeepseekMoE, x V, idx []int, weight V) V {
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
 			in := p.Move(takeRows(tokensOf(slots, k), p.config.HiddenSize), x)
-			out := p.Scope(in, func(in V) V { return p.mlp(&m.Experts[e], in) })
-			parts = append(parts, Part[V]{e, slots, out})
+			expert := fmt.Sprintf("%s.%d", name, e)
+			out := p.Scope(in, func(in V) V { return p.mlp(expert, &m.Experts[e], in) })
+			parts = append(parts, Part[V]{e, slots, p.stage(expert+".output", out)})
 		}
 	}
 	return p.Combine(weight, parts, order)

@@ -32,6 +32,9 @@ type Options struct {
 	Training    bool        // run as the reference does when self.training, without dropout
 	Accumulate  Accumulator // of the dot products
 	Parallelism int         // goroutines; 0 means GOMAXPROCS. It does not change any result.
+	// AttnWeights makes a stage of the probabilities of attention, self_attn.attn_weights
+	// [batch, heads, seq, seq]: memory then grows with the square of seq.
+	AttnWeights bool
 	// Pages, if not nil, are told which weights are read next and which no more, so
 	// that a mapped checkpoint is read ahead and only a layer of it stays in memory.
 	Pages Pages
@@ -120,10 +123,17 @@ func (m *DeepseekForCausalLM) Forward(ctx context.Context, in *Input, o Options)
 // It fails on ids outside the vocabulary, when the Trace does, and when ctx is done.
 func (n *Network[V]) Forward(ctx context.Context) (V, error) { return n.ForwardMTP(ctx, 0) }
 
+// ForwardMTP is Forward, and runs the first layers of the model's prediction layers behind
+// it. Only the Trace sees what these give; what is returned are the model's logits.
+func (n *Network[V]) ForwardMTP(ctx context.Context, layers int) (logits V, err error) {
+	return n.Run(ctx, WholeCourse[V](n.Model, layers))
+}
+
 // Layer runs decoder layer l alone on x [batch, seq, hidden_size], as Forward would.
 func (n *Network[V]) Layer(ctx context.Context, l int, x V) (V, error) {
 	return n.run(ctx, func(p *pass[V]) V {
 		p.stopIf(p.m.Hold(l))
+		p.tables()
 		return p.layer(l, x)
 	})
 }
@@ -141,7 +151,7 @@ func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
 type pass[V any] struct {
 	Arithmetic[V]
 	ctx    context.Context
-	layers int // that are run: the decoder's, and prediction layers
+	course *Course[V] // what is run; nil of a pass over one layer
 	m      *DeepseekForCausalLM
 	config *config.Config
 	rules  config.Rules
@@ -149,6 +159,8 @@ type pass[V any] struct {
 	o      *Options
 	trace  Trace[V]
 	rotary *Rotary
+	cos    V // tables of rotary
+	sin    V
 	mask   *Mask
 }
 
@@ -174,7 +186,7 @@ func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 	}
 	compute, angles := n.Options.dtypes()
 	return &pass[V]{
-		Arithmetic: n.Arithmetic, ctx: ctx, layers: len(n.Model.Model.Layers), m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
+		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
 		trace: n.Trace, rotary: newRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
 	}, nil
 }
@@ -219,16 +231,8 @@ func (p *pass[V]) embed() V {
 	return p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize))
 }
 
-// decode runs all layers.
-func (p *pass[V]) decode(x V) V {
-	for l := range p.m.Model.Layers {
-		x = p.within(l, x, func(x V) V { return p.layer(l, x) })
-	}
-	return x
-}
-
 // within runs f, which reads the weights of layer l, while they are in memory, and those of
-// the next layer are fetched.
+// the layer that is run next are fetched.
 func (p *pass[V]) within(l int, x V, f func(x V) V) V {
 	p.holding(l, func() { x = p.Scope(x, f) })
 	return x
@@ -237,7 +241,7 @@ func (p *pass[V]) within(l int, x V, f func(x V) V) V {
 // holding is within for a function of several activations.
 func (p *pass[V]) holding(l int, f func()) {
 	p.stopIf(p.m.Hold(l))
-	p.willNeed(l + 1)
+	p.willNeed(p.next(l))
 	f()
 	p.dontNeed(l)
 	p.drop(l)
@@ -248,18 +252,20 @@ func (p *pass[V]) holding(l int, f func()) {
 // so that its weights are in memory once. Only the traces see what comes out.
 func Decode[V any](ctx context.Context, layers int, nets []*Network[V]) error {
 	passes, x := make([]*pass[V], len(nets)), make([]V, len(nets))
+	course := &Course[V]{Embedding: true, Layers: firstLayers(layers)}
 	for i, n := range nets {
 		p, err := n.begin(ctx)
 		if err != nil {
 			return err
 		}
-		p.layers, passes[i] = layers, p
+		p.course, passes[i] = course, p
 	}
 	return ended(func() {
 		for i, p := range passes {
 			x[i] = p.embed()
+			p.tables()
 		}
-		for l := range layers {
+		for _, l := range course.Layers {
 			passes[0].holding(l, func() {
 				for i, p := range passes {
 					x[i] = p.Scope(x[i], func(x V) V { return p.layer(l, x) })
@@ -272,6 +278,7 @@ func Decode[V any](ctx context.Context, layers int, nets []*Network[V]) error {
 // layer mirrors DeepseekDecoderLayer.forward.
 func (p *pass[V]) layer(l int, x V) V {
 	d, name := p.m.Layer(l), fmt.Sprintf("model.layers.%d", l)
+	x = p.stage(name+".input", x)
 	residual := x
 	x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
 	if d.MLA != nil {
@@ -286,7 +293,7 @@ func (p *pass[V]) layer(l int, x V) V {
 	if d.MoE != nil {
 		x = p.moe(l, name+".mlp", d.MoE, x)
 	} else {
-		x = p.stage(name+".mlp.output", p.mlp(d.MLP, x))
+		x = p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
 	}
 	return p.stage(name+".output", p.Add(residual, x))
 }
@@ -312,6 +319,8 @@ func (p *pass[V]) linear(name string, l *Linear, x V) V {
 }
 
 // mlp mirrors DeepseekMLP.forward: down_proj(silu(gate_proj(x)) · up_proj(x)).
-func (p *pass[V]) mlp(m *DeepseekMLP, x V) V {
-	return p.Linear(p.SwiGLU(p.Linear(x, &m.GateProj), p.Linear(x, &m.UpProj)), &m.DownProj)
+func (p *pass[V]) mlp(name string, m *DeepseekMLP, x V) V {
+	gate := p.linear(name+".gate_proj", &m.GateProj, x)
+	up := p.linear(name+".up_proj", &m.UpProj, x)
+	return p.Linear(p.stage(name+".down_proj.input", p.SwiGLU(gate, up)), &m.DownProj)
 }

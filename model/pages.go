@@ -15,8 +15,9 @@ type Pages interface {
 
 // willNeed fetches ahead what layer l reads whatever its gate decides, but for an
 // embedding, of which it reads rows; which experts it reads is known, and fetched, after that.
+// No layer is below 0.
 func (p *pass[V]) willNeed(l int) {
-	if p.o.Pages == nil || l >= p.layers {
+	if p.o.Pages == nil || l < 0 {
 		return
 	}
 	for row, w := range p.m.layerWeights(l) {

@@ -6,13 +6,21 @@ import "dsmoe/model/internal/kernel"
 // [batch, heads, …]: heads/groups heads in a row have the same.
 func headOf(i int, x, shared *Activation) int { return i / (x.Shape[1] / shared.Shape[1]) }
 
+// Tables implements Arithmetic.
+func (p *Plain) Tables(r *Rotary) (cos, sin *Activation) {
+	cos, sin = p.Make(r.DType, len(r.Cos)/r.Half, r.Half), p.Make(r.DType, len(r.Sin)/r.Half, r.Half)
+	copy(cos.Values, r.Cos)
+	copy(sin.Values, r.Sin)
+	return cos, sin
+}
+
 // RoPE implements Arithmetic.
-func (p *Plain) RoPE(x *Activation, r *Rotary) *Activation {
+func (p *Plain) RoPE(x, cos, sin *Activation, r *Rotary) *Activation {
 	y := p.Make(x.DType, x.Shape...)
 	p.Each(x.Shape[0]*x.Shape[1], len(y.Values), func(i int) {
 		copy(y.Matrix(i), x.Matrix(i))
 		for t := range x.Shape[2] {
-			r.rotate(y.Row(i*x.Shape[2] + t)[x.Width()-2*r.Half:], t, y.format())
+			r.rotate(y.Row(i*x.Shape[2] + t)[x.Width()-2*r.Half:], cos.Row(t), sin.Row(t), y.format())
 		}
 	})
 	return y

@@ -5,46 +5,27 @@ import (
 	"fmt"
 )
 
-// ForwardMTP is Forward, and runs the first layers of the model's prediction layers behind
-// it, mirroring MtpModel.forward_layer without a cache, on the tokens that there are:
-//
-//	h = norm(x), of the last decoder layer
-//	for k in 0 … layers-1, and t in 0 … seq-2-k, at position t+1+k:
-//		e = enorm(embed_tokens[input_ids[t+1+k]])
-//		h = layer(eh_proj([e, hnorm(h[t])]))
-//		h = shared_head.norm(h)
-//		logits = h·shared_head.headᵀ
-//
-// Only the Trace sees what prediction layers give; what is returned are the model's logits.
-// As in the reference, prediction layers have no padding mask.
-func (n *Network[V]) ForwardMTP(ctx context.Context, layers int) (logits V, err error) {
-	switch {
-	case layers > n.Model.PredictionLayers():
-		return logits, fmt.Errorf("%d prediction layers, the model has %d", layers, n.Model.PredictionLayers())
-	case layers >= n.Input.Seq && layers > 0:
-		return logits, fmt.Errorf("input: sequences of %d tokens leave nothing to predict for %d prediction layers", n.Input.Seq, layers)
-	}
-	return n.run(ctx, func(p *pass[V]) V {
-		p.layers += layers
-		logits, h := p.head(p.decode(p.embed()))
-		for k := range layers {
-			h = p.within(len(p.m.Model.Layers)+k, h, func(h V) V { return p.predict(k, h) })
-		}
-		return logits
-	})
-}
-
 // PredictionLayer runs prediction layer k alone on h [batch, seq-k, hidden_size], as
 // ForwardMTP would, and returns [batch, seq-1-k, hidden_size].
 func (n *Network[V]) PredictionLayer(ctx context.Context, k int, h V) (V, error) {
 	return n.run(ctx, func(p *pass[V]) V {
 		p.stopIf(p.m.Hold(len(p.m.Model.Layers) + k))
+		p.tables()
 		return p.predict(k, h)
 	})
 }
 
 // predict runs prediction layer k on h [batch, seq-k, hidden_size]: the final norm, or what
-// the one before gives. It returns shared_head.norm's output, [batch, seq-1-k, hidden_size].
+// the one before gives. It returns shared_head.norm's output, [batch, seq-1-k, hidden_size],
+// mirroring MtpModel.forward_layer without a cache, on the tokens that there are:
+//
+//	for t in 0 … seq-2-k, at position t+1+k:
+//		e = enorm(embed_tokens[input_ids[t+1+k]])
+//		h = layer(eh_proj([e, hnorm(h[t])]))
+//		h = shared_head.norm(h)
+//		logits = h·shared_head.headᵀ
+//
+// As in the reference, prediction layers have no padding mask.
 func (p *pass[V]) predict(k int, h V) V {
 	l, width := len(p.m.Model.Layers)+k, p.config.HiddenSize
 	d, name := &p.m.Model.MTP[k], fmt.Sprintf("model.layers.%d", l)
@@ -62,7 +43,12 @@ func (p *pass[V]) predict(k int, h V) V {
 // from returns the pass for the tokens from position first on.
 func (p *pass[V]) from(first int) *pass[V] {
 	later := *p
-	later.in, later.rotary = p.in.from(first), p.rotary.from(first)
+	later.in = p.in.from(first)
+	rows := make([]int, later.in.Seq)
+	for i := range rows {
+		rows[i] = first + i
+	}
+	later.cos, later.sin = p.Move(takeRows(rows, p.rotary.Half), p.cos), p.Move(takeRows(rows, p.rotary.Half), p.sin)
 	later.mask = &Mask{p.mask.Lowest, later.in}
 	return &later
 }

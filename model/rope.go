@@ -64,13 +64,6 @@ func newRotary(c *config.Config, seq int, compute, buffer tensor.DType) *Rotary 
 	return r
 }
 
-// from returns the table for the positions from first on.
-func (r *Rotary) from(first int) *Rotary {
-	later, n := *r, first*r.Half
-	later.Angles, later.Cos, later.Sin = r.Angles[n:], r.Cos[n:], r.Sin[n:]
-	return &later
-}
-
 // fill computes the rows, rounding inv_freq and the angles.
 func (r *Rotary) fill(c *config.Config, seq int, frequencies, angles kernel.Format) {
 	table, _ := r.DType.Format()
@@ -173,14 +166,15 @@ func (r *Rotary) Pair(i int) (a, b int) {
 	return i, i + r.Half
 }
 
-// rotate rotates x, the last values of a head, in place, rounding to format.
-func (r *Rotary) rotate(x []float32, pos int, format kernel.Format) {
+// rotate rotates x, the last values of a head, in place by a row of the tables, rounding to
+// format.
+func (r *Rotary) rotate(x, cosines, sines []float32, format kernel.Format) {
 	products := format
 	if r.Whole {
 		products = kernel.F32
 	}
 	for i := range r.Half {
-		cos, sin := r.Cos[pos*r.Half+i], r.Sin[pos*r.Half+i]
+		cos, sin := cosines[i], sines[i]
 		ia, ib := r.Pair(i)
 		a, b := x[ia], x[ib]
 		ac, bs := kernel.Rounded(float32(a*cos), products), kernel.Rounded(float32(b*sin), products)
@@ -190,9 +184,9 @@ func (r *Rotary) rotate(x []float32, pos int, format kernel.Format) {
 }
 
 // unrotate carries a gradient back through rotate, in place: the inverse rotation.
-func (r *Rotary) unrotate(g []float32, pos int) {
+func (r *Rotary) unrotate(g, cosines, sines []float32) {
 	for i := range r.Half {
-		cos, sin := r.Cos[pos*r.Half+i], r.Sin[pos*r.Half+i]
+		cos, sin := cosines[i], sines[i]
 		ia, ib := r.Pair(i)
 		a, b := g[ia], g[ib]
 		g[ia] = float32(a*cos) + float32(b*sin)

@@ -1,12 +1,12 @@
 package model
 
 // RoPE adds ∂y rotated back.
-func (t *Tape) RoPE(x *Activation, r *Rotary) *Activation {
-	y := t.Plain.RoPE(x, r)
+func (t *Tape) RoPE(x, cos, sin *Activation, r *Rotary) *Activation {
+	y := t.Plain.RoPE(x, cos, sin, r)
 	return t.record(y, func(dy gradient) {
 		for i := range y.Rows() {
 			d := append(gradient{}, dy.row(i, y)...)
-			r.unrotate(d[len(d)-2*r.Half:], i%x.Shape[2])
+			r.unrotate(d[len(d)-2*r.Half:], cos.Row(i%x.Shape[2]), sin.Row(i%x.Shape[2]))
 			t.of(x).row(i, x).add(d)
 		}
 	})

@@ -63,7 +63,10 @@ func TestGradientsOfOperations(t *testing.T) {
 		"heads, joined": {[][]int{{2, 2, 3, 4}, {2, 1, 3, 2}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
 			return a.Move(joinHeads(in, 2, 4, 2), x[0], x[1])
 		}},
-		"rope":               {[][]int{{2, 2, 3, 4}}, func(a Arithmetic[*Activation], x []*Activation) *Activation { return a.RoPE(x[0], rotary) }},
+		"rope": {[][]int{{2, 2, 3, 4}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
+			cos, sin := a.Tables(rotary)
+			return a.RoPE(x[0], cos, sin, rotary)
+		}},
 		"attention, divided": {[][]int{{2, 4, 3, 2}, {2, 2, 3, 2}, {2, 2, 5, 3}}, attend(&Scoring{By: 1.5, Divides: true, Mask: mask})},
 		"attention, scaled":  {[][]int{{2, 2, 3, 2}, {2, 2, 3, 2}, {2, 2, 3, 3}}, attend(&Scoring{By: 0.5, Mask: mask})},
 		"routed sum": {[][]int{{2, 2}, {1, 3}, {3, 3}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
@@ -138,9 +141,9 @@ func TestRotaryTable(t *testing.T) {
 		for pos := range 5 {
 			sin, cos := math.Sincos(float64(r.Angles[pos]))
 			x := []float32{1, 0}
-			r.rotate(x, pos, kernel.F32)
+			r.rotate(x, r.Cos[pos*r.Half:], r.Sin[pos*r.Half:], kernel.F32)
 			require.Equal(t, []float32{kernel.Rounded(float32(cos), format), kernel.Rounded(float32(sin), format)}, x)
-			r.unrotate(x, pos)
+			r.unrotate(x, r.Cos[pos*r.Half:], r.Sin[pos*r.Half:])
 			require.InDeltaSlice(t, []float32{1, 0}, x, 1e-2)
 		}
 	}

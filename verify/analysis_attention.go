@@ -7,46 +7,34 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// rotaryNoise is what a Rotary's tables may be off by, [seq, half] each: the values as they
-// are rounded to the table's dtype, and their variances in units of u².
-type rotaryNoise struct{ cos, sin []uncertain }
-
 // uncertain is a number and its variance, in units of u².
 type uncertain struct{ y, v float64 }
 
-// noisy is y with variance v after a rounding point.
-func noisy(d tensor.DType, y, v float64) uncertain {
-	y, v = point(d, y, v)
-	return uncertain{y, v}
-}
+// at is element i.
+func (x *value) at(i int) uncertain { return uncertain{float64(x.Values[i]), x.v(i)} }
 
-// noiseOf returns the noise of r's tables: one float32 unit each, v = cos², sin²; where
-// inv_freq is float32 half a unit of the angle beside it, v += sin²·(angle/2)²; and where
-// the table is cast, a rounding point.
-func (a *analysis) noiseOf(r *model.Rotary) *rotaryNoise {
-	if n := a.tables[r]; n != nil {
-		return n
-	}
-	n := &rotaryNoise{}
-	for _, angle := range r.Angles {
+// Tables implements model.Arithmetic. They may be off by one float32 unit each, v = cos²,
+// sin²; where inv_freq is float32 by half a unit of the angle beside it, v += sin²·(angle/2)²
+// of the cosine, and of the sine likewise; where a table is cast, that is a rounding point.
+func (a *analysis) Tables(r *model.Rotary) (cos, sin *value) {
+	shape := []int{len(r.Angles) / r.Half, r.Half}
+	cos, sin = a.result(r.DType, shape...), a.result(r.DType, shape...)
+	for i, angle := range r.Angles {
 		s, c := math.Sincos(float64(angle))
-		sin, cos := float64(float32(s)*r.Factor), float64(float32(c)*r.Factor)
+		s, c = float64(float32(s)*r.Factor), float64(float32(c)*r.Factor)
 		turned := 0.0
 		if r.Buffer == tensor.F32 {
 			turned = sq(float64(angle)) / 4
 		}
-		n.cos = append(n.cos, noisy(r.DType, cos, sq(cos)+float64(sq(sin)*turned)))
-		n.sin = append(n.sin, noisy(r.DType, sin, sq(sin)+float64(sq(cos)*turned)))
+		cos.set(i, c, sq(c)+float64(sq(s)*turned))
+		sin.set(i, s, sq(s)+float64(sq(c)*turned))
 	}
-	a.tables[r] = n
-	return n
+	return cos, sin
 }
 
-// RoPE implements model.Arithmetic: four products and two sums, all exact, with the noise of
-// the tables.
-func (a *analysis) RoPE(x *value, r *model.Rotary) *value {
-	x = a.use(x)
-	noise := a.noiseOf(r)
+// RoPE implements model.Arithmetic: four products and two sums, all exact.
+func (a *analysis) RoPE(x, cosines, sines *value, r *model.Rotary) *value {
+	x, cosines, sines = a.use(x), a.use(cosines), a.use(sines)
 	y := a.result(x.DType, x.Shape...)
 	y.unrounded = false
 	inner := x.DType
@@ -62,8 +50,7 @@ func (a *analysis) RoPE(x *value, r *model.Rotary) *value {
 		for i := range r.Half {
 			ia, ib := r.Pair(i)
 			ia, ib = first+ia, first+ib
-			xa, xb := uncertain{float64(x.Values[ia]), x.v(ia)}, uncertain{float64(x.Values[ib]), x.v(ib)}
-			cos, sin := noise.cos[table+i], noise.sin[table+i]
+			xa, xb, cos, sin := x.at(ia), x.at(ib), cosines.at(table+i), sines.at(table+i)
 			y.rotate(ia, inner, xa, cos, uncertain{-xb.y, xb.v}, sin)
 			y.rotate(ib, inner, xb, cos, xa, sin)
 		}
@@ -155,6 +142,9 @@ func (a *analysis) halves(x *value, f func(y, v float64) (float64, float64)) *mo
 // In BF16 and F16 p is a rounding point first.
 func (a *analysis) Context(probs, vT *value) *value {
 	c, vT := probs.shared, a.use(vT)
+	if c == nil { // they are exact
+		c = make([]float64, probs.Rows())
+	}
 	if probs.DType == tensor.F32 {
 		probs.unrounded = false
 	} else {

@@ -115,14 +115,14 @@ func (a *analysis) Combine(weight *value, parts []model.Part[*value], order conf
 	for p, part := range parts {
 		out := a.use(part.Out)
 		from := product{expert: part.Expert}
-		if len(out.products) == 1 {
-			from.hidden, from.down = out.products[0].hidden, out.products[0].down
-		}
 		for i, slot := range part.Slots {
 			terms[slot/k] = append(terms[slot/k], weighted{p, i, slot})
 			from.tokens, from.weights = append(from.tokens, slot/k), append(from.weights, weight.Values[slot])
 		}
-		y.products = append(y.products, from)
+		if len(out.products) == 1 {
+			from.hidden, from.down = out.products[0].hidden, out.products[0].down
+			y.products = append(y.products, from)
+		}
 	}
 	sum := a.sumByExpert
 	if order == config.ByChoice {

@@ -274,3 +274,47 @@ func (r *recorder) TopK(name string, c *model.Choice[*model.Activation]) error {
 	r.ints(name, []int{c.Scores.Rows(), len(c.Idx) / c.Scores.Rows()}, c.Idx)
 	return nil
 }
+
+// TestFewRowsAreDotProducts: products of few rows as torch computes them, four sums of every
+// fourth term, are within the limits at widths where those of blocks are not.
+func TestFewRowsAreDotProducts(t *testing.T) {
+	t.Parallel()
+	const width, rows = 7168, 256
+	r := rand.New(rand.NewPCG(3, 4))
+	draw := func(n int) (values []float32, data []byte) {
+		for range n {
+			v := float32(r.NormFloat64())
+			values, data = append(values, v), binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+		}
+		return values, data
+	}
+	x, _ := draw(width)
+	w, data := draw(rows * width)
+	want := make([]float32, rows)
+	for row := range want {
+		var sums [4]float32
+		for k, v := range x {
+			sums[k%4] += float32(v * w[row*width+k])
+		}
+		want[row] = float32(sums[0]+sums[1]) + float32(sums[2]+sums[3])
+	}
+	l := &model.Linear{Weight: model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{rows, width}, Data: data}}}
+	rms := func(few int) float64 {
+		a := newAnalysis(model.Options{DType: tensor.F32}, nil)
+		a.few = few
+		defer a.Close()
+		y := a.Linear(exact(&model.Activation{DType: tensor.F32, Shape: []int{1, width}, Values: x}), l)
+		y.spread()
+		return measure(y, want, 1).rms
+	}
+	require.InDelta(t, 0.6, rms(1), 0.1)
+	require.InDelta(t, 1, rms(0), 0.15)
+	a := newAnalysis(model.Options{DType: tensor.F32}, nil)
+	defer a.Close()
+	of := func(rows, width int) *value {
+		return exact(&model.Activation{Shape: []int{rows, width}, Values: make([]float32, rows*width)})
+	}
+	require.Equal(t, 7168.0/24, a.kappaOf(of(3, 7168)))
+	require.Equal(t, a.kappa(7168), a.kappaOf(of(4, 7168)))
+	require.Equal(t, a.kappa(2048), a.kappaOf(of(1, 2048)), "blocks are no better there")
+}

@@ -100,7 +100,9 @@ func (a *attribution[V]) Move(m *model.Move, operands ...V) V {
 }
 
 // RoPE gives its result the weights of x.
-func (a *attribution[V]) RoPE(x V, r *model.Rotary) V { return a.like(a.Arithmetic.RoPE(x, r), x) }
+func (a *attribution[V]) RoPE(x, cos, sin V, r *model.Rotary) V {
+	return a.like(a.Arithmetic.RoPE(x, cos, sin, r), x)
+}
 
 // Scores gives its result the weights of queries and keys.
 func (a *attribution[V]) Scores(q, k V, first, n int, s *model.Scoring) V {

@@ -3,6 +3,7 @@ package verify
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"dsmoe/text"
@@ -73,12 +74,12 @@ func (t *tracer) own(l Limits, stage string) Limits {
 // metricLimits returns the limits of a stage that is held to Metrics: of losses and
 // gradients, and of chained mode.
 func (t *tracer) metricLimits(name string) Limits {
-	layer, _ := split(name)
 	if learned(name) {
 		return t.own(Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
 			From: "loss, auxiliary losses and gradients"}, name)
 	}
-	return t.own(chainedLimits(layer), name)
+	layer, _ := split(name)
+	return t.own(chainedLimits(t.depth(layer)), name)
 }
 
 // learned says whether a stage is a loss or a gradient.
@@ -89,8 +90,19 @@ func learned(name string) bool {
 // chainedCeiling is the relative RMS that no layer may exceed end to end, in float32.
 const chainedCeiling = 2e-5
 
+// depth counts the layers that were run, one after the other, before layer l: below 0 outside
+// the layers.
+func (t *tracer) depth(l int) int {
+	for _, s := range slices.Backward(t.starts) {
+		if s.layer <= l && l < len(t.m.Model.Layers) {
+			return l - s.layer
+		}
+	}
+	return l
+}
+
 // chainedLimits let the reference's noise grow as it was measured to, with the root
-// of the number of layers, ten times above it; logits (layer -1) get the ceiling.
+// of the number of layers, ten times above it; logits (below 0) get the ceiling.
 func chainedLimits(layer int) Limits {
 	rel := chainedCeiling
 	if layer >= 0 {

@@ -1,6 +1,10 @@
 package verify
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
 
 // mistake is one known way to get a conversion or a config wrong: its name, the
 // stages at which it can be the first divergence, and how to undo it in a trial.
@@ -19,6 +23,14 @@ type mistake struct {
 var (
 	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output", "self_attn.kv_a_layernorm.output", lastNorm}
 	mlpStages  = []string{"mlp.output", expertsOutput, sharedOutput}
+
+	// Where a pack has them, of RoPE and of what else decides who attends to whom.
+	ropeStages   = []string{rotaryCos, attnWeights, attended}
+	attendStages = []string{attnWeights, attended}
+	// Where a pack has them, of MLPs.
+	expertGate = "mlp.experts.*.gate_proj.output"
+	gateStages = []string{"mlp.gate_proj.output", "mlp.shared_experts.gate_proj.output", expertGate}
+	upStages   = []string{"mlp.up_proj.output", "mlp.shared_experts.up_proj.output", "mlp.experts.*.up_proj.output"}
 )
 
 // mistakes are tried in this order, which is that of Report.Causes: switches and numbers of
@@ -38,10 +50,10 @@ func configMistakes(f *failure) []mistake {
 		{id: "aux-loss-form", kinds: []string{auxLoss}, undo: undoSeqAux},
 		{id: "aux-loss-counts", kinds: []string{auxLoss}, undo: undoCounts},
 		{id: "aux-loss-alpha", kinds: []string{auxLoss}, undo: undoAlpha},
-		{id: "rotary-dtype", kinds: []string{attended}, undo: undoRotaryDType},
-		{id: "rope-layout", kinds: []string{attended}, undo: undoLayout},
-		{id: "rope-scaling", kinds: []string{attended}, undo: undoRopeScaling},
-		{id: "padding-mask", kinds: []string{attended}, undo: undoPaddingMask},
+		{id: "rotary-dtype", kinds: ropeStages, undo: undoRotaryDType},
+		{id: "rope-layout", kinds: attendStages, undo: undoLayout},
+		{id: "rope-scaling", kinds: ropeStages, undo: undoRopeScaling},
+		{id: "padding-mask", kinds: attendStages, undo: undoPaddingMask},
 	}
 	c := f.tracer.m.Config
 	for n := range c.NGroup {
@@ -56,19 +68,19 @@ func configMistakes(f *failure) []mistake {
 		}
 	}
 	for _, mscale := range []float64{1, 0.707, 0} {
-		list = append(list, mistake{id: "yarn-mscale", kinds: []string{attended}, undo: undoMScale(mscale)})
+		list = append(list, mistake{id: "yarn-mscale", kinds: ropeStages, undo: undoMScale(mscale)})
 	}
 	for _, eps := range []float64{1e-6, 1e-5, 1e-8, 1e-12} {
 		list = append(list, mistake{id: "norm-eps", kinds: normStages, undo: undoEps(eps)})
 	}
 	for _, theta := range []float64{1e4, 1e5, 5e5, 1e6} {
-		list = append(list, mistake{id: "rope-theta", kinds: []string{attended}, undo: undoTheta(theta)})
+		list = append(list, mistake{id: "rope-theta", kinds: ropeStages, undo: undoTheta(theta)})
 	}
 	for _, heads := range []int{2, 4, 8, 16, 32, 64, 128} {
-		list = append(list, mistake{id: "head-count", kinds: []string{attended}, undo: undoHeads(heads)})
+		list = append(list, mistake{id: "head-count", kinds: ropeStages, undo: undoHeads(heads)})
 	}
 	for _, s := range scalings(c, f.in.Seq) {
-		list = append(list, mistake{id: "rope-scaling", kinds: []string{attended}, undo: undoMissingScaling(s)})
+		list = append(list, mistake{id: "rope-scaling", kinds: ropeStages, undo: undoMissingScaling(s)})
 	}
 	return list
 }
@@ -82,15 +94,17 @@ func weightMistakes(f *failure) []mistake {
 		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(1)},
 		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(-1)},
 		{id: "gate-up-swapped", kinds: mlpStages, undo: undoGateUp},
+		{id: "gate-up-swapped", kinds: gateStages, whole: true, undo: undoGateUp},
 		{id: "expert-order", kinds: []string{expertsOutput}, undo: undoLexicographic},
+		{id: "expert-order", kinds: []string{expertGate}, whole: true, undo: undoLexicographic},
 		{id: "mtp-norms", kinds: []string{"enorm.output"}, undo: undoPredictionNorms},
 		{id: "mtp-copy", kinds: []string{"enorm.output", predictedLogits}, undo: undoCopies},
 		{id: "mtp-halves", kinds: []string{predictedFrom}, undo: undoHalves},
-		{id: "experts-renumbered", kinds: []string{gateLogits}, also: []string{expertsOutput}, undo: undoRenumbered},
+		{id: "experts-renumbered", kinds: []string{gateLogits}, also: []string{expertsOutput, expertGate, "mlp.experts.*.up_proj.output", expertOutput}, undo: undoRenumbered},
 		{id: "router-rows", kinds: []string{gateLogits}, unless: "experts-renumbered", undo: undoRouterRows},
 	}...)
-	if f.kind == expertsOutput {
-		list = append(list, f.expertMistakes()...)
+	if kind, _ := starred(f.kind); kind == expertsOutput || kind == expertGate {
+		list = append(list, f.expertMistakes(kind)...)
 	}
 	for _, pair := range [][2]string{{"q_proj", "k_proj"}, {"q_proj", "v_proj"}, {"q_proj", "o_proj"}, {"k_proj", "v_proj"}, {"k_proj", "o_proj"}, {"v_proj", "o_proj"}} {
 		list = append(list, mistake{id: "projections-exchanged", kinds: stageOf(pair[0]), also: stageOf(pair[1]), undo: undoExchanged(pair[0], pair[1])})
@@ -102,7 +116,7 @@ func weightMistakes(f *failure) []mistake {
 			mistake{id: "scales-transposed", kinds: stageOf(proj), undo: undoProjectionScales(proj)})
 	}
 	for _, parts := range [][]bool{{true, true, true}, {true, false, false}, {false, true, false}, {true, true, false}, {false, false, true}} {
-		list = append(list, mistake{id: "scales-transposed", kinds: mlpStages, undo: undoMLPScales(parts)})
+		list = append(list, mistake{id: "scales-transposed", kinds: slices.Concat(gateStages, upStages, mlpStages), whole: f.tracer.kinds[f.gateStage()], undo: undoMLPScales(parts)})
 	}
 	for _, proj := range []string{"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"} {
 		list = append(list, mistake{id: "rope-permutation", kinds: stageOf(proj), undo: undoPermuted(proj, true)},
@@ -112,17 +126,29 @@ func weightMistakes(f *failure) []mistake {
 }
 
 // expertMistakes are those of single routed experts, and of their numbers.
-func (f *failure) expertMistakes() (list []mistake) {
+func (f *failure) expertMistakes(kind string) (list []mistake) {
+	kinds, whole := []string{kind}, kind == expertGate
 	for _, e := range f.suspects() {
-		list = append(list, mistake{id: "gate-up-swapped", kinds: []string{expertsOutput}, unless: "gate-up-swapped", undo: undoGateUpOf(e)})
+		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, whole: whole, unless: "gate-up-swapped", undo: undoGateUpOf(e)})
 	}
 	for _, by := range rotations(f.tracer.m.Config.NRoutedExperts) {
-		list = append(list, mistake{id: "experts-rotated", kinds: []string{expertsOutput}, undo: undoRotated(by)})
+		list = append(list, mistake{id: "experts-rotated", kinds: kinds, whole: whole, undo: undoRotated(by)})
 	}
 	for _, pair := range f.suspectPairs() {
-		list = append(list, mistake{id: "experts-swapped", kinds: []string{expertsOutput}, undo: undoSwapped(pair)})
+		list = append(list, mistake{id: "experts-swapped", kinds: kinds, whole: whole, undo: undoSwapped(pair)})
 	}
 	return list
+}
+
+// gateStage is the output of gate_proj in the MLP that failed, be it in the pack or not.
+func (f *failure) gateStage() string {
+	switch kind, expert := starred(f.kind); {
+	case kind == expertsOutput || expert >= 0:
+		return expertGate
+	case strings.HasPrefix(kind, "mlp.shared_experts."):
+		return "mlp.shared_experts.gate_proj.output"
+	}
+	return "mlp.gate_proj.output"
 }
 
 // projections are those of either attention.

@@ -84,7 +84,7 @@ func undoHeads(heads int) func(x *trial) string {
 	return func(x *trial) string {
 		c := &x.config
 		was, kv := c.NumAttentionHeads, c.NumKeyValueHeads*heads/c.NumAttentionHeads
-		if x.layer.SelfAttn == nil || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 || kv*was != c.NumKeyValueHeads*heads {
+		if c.LatentAttention() || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 || kv*was != c.NumKeyValueHeads*heads {
 			return ""
 		}
 		c.NumAttentionHeads, c.NumKeyValueHeads = heads, kv

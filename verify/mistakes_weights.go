@@ -45,6 +45,9 @@ func undoGateUpOf(e int) func(x *trial) string {
 func undoLayer(other int) func(x *trial) string {
 	return func(x *trial) string {
 		t := x.failed.tracer
+		if !slices.Contains(t.scope.course.Layers, other) {
+			return "" // its weights were not read
+		}
 		if x.layer == nil || other == x.failed.layer || t.m.Config.IsMoE(other) != t.m.Config.IsMoE(x.failed.layer) {
 			return ""
 		}
@@ -169,8 +172,22 @@ func (f *failure) suspectPairs() (pairs [][2]int) {
 	return pairs
 }
 
-// suspects are the experts all of whose tokens are wrong.
+// wrongGates are the experts of the layer whose gate_proj gave what is wrong.
+func (f *failure) wrongGates() (experts []int) {
+	for _, c := range f.tracer.checks {
+		_, name := split(c.Tensor)
+		if kind, e := starred(name); kind == expertGate && c.layer == f.layer && c.Verdict == Fail {
+			experts = append(experts, e)
+		}
+	}
+	return experts
+}
+
+// suspects are the experts all of whose tokens are wrong, or of whose inner stages one is.
 func (f *failure) suspects() (suspects []int) {
+	if kind, _ := starred(f.kind); kind == expertGate {
+		return f.wrongGates()
+	}
 	if f.kind != expertsOutput || f.idx == nil {
 		return nil
 	}
@@ -325,7 +342,7 @@ func undoMLPScales(parts []bool) func(x *trial) string {
 		switch moe := x.layer.MoE; {
 		case moe == nil:
 			mlps = append(mlps, x.layer.MLP)
-		case x.failed.kind == sharedOutput:
+		case strings.HasPrefix(x.failed.kind, "mlp.shared_experts."):
 			mlps = append(mlps, moe.SharedExperts)
 		default:
 			for e := range moe.Experts {

@@ -84,10 +84,7 @@ func (a *analysis) projected(x *value, want []float32, p *product, found func(Ne
 			if e == 0 {
 				continue
 			}
-			v := 0.0
-			if p.hidden != nil {
-				v = sq(unit * float64(p.hidden[i*sums.Width()+k]))
-			}
+			v := sq(unit * float64(p.hidden[i*sums.Width()+k]))
 			explained := weight * math.Abs(float64(projection)) / math.Sqrt(e)
 			if explained > most {
 				most, second, n.Index = explained, most, k

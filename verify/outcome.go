@@ -12,6 +12,8 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
 )
 
 // report turns what was traced into the verdict: fail if a check failed, pass if
@@ -23,6 +25,7 @@ func (t *tracer) report(in *model.Input) *Report {
 		Accumulate: "float64",
 		Routing:    t.routing,
 		Golden:     Golden{m.Reference, m.Mode, m.ConfigOverrides, m.ComputeDType, m.Partial, m.Absent, in.Batch, in.Seq, m.Checkpoint, t.pack.Hash},
+		Stopped:    t.stopped,
 		Rules:      rulesOf(t.m.Config),
 		Config:     t.settings,
 		Free:       slices.Sorted(maps.Keys(t.free)),
@@ -45,8 +48,8 @@ func (t *tracer) report(in *model.Input) *Report {
 	}
 	r.Limits = limitsOf(r.Checks)
 	r.Coverage = t.coverage(r.Checks, in)
-	r.Reasons = t.gaps(&r.Coverage, in)
-	r.Reasons = append(r.Reasons, t.notFinite...)
+	r.Scope = t.said(r.Checks)
+	r.Reasons = append(t.gaps(r, in), t.notFinite...)
 	r.Verdict = Pass
 	if len(r.Reasons) > 0 {
 		r.Verdict = Inconclusive
@@ -71,20 +74,22 @@ func rulesOf(c *config.Config) Rules {
 
 // inOrder returns the checks in model order, with a failed one for every golden
 // tensor that the model has no stage for: ahead of its layer's, for the rest of
-// that layer cannot be trusted.
+// that layer cannot be trusted. What was not looked at, and stages of an expert that
+// got no token, are behind their layer's: the choice of experts says why.
 func (t *tracer) inOrder() []Check {
-	checks := []Check{}
+	checks, behind := []Check{}, []Check{}
 	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
-		if !t.seen[name] {
-			layer, _ := split(name)
-			c := Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"}
-			if t.predictedNowhere(layer) {
-				c.Verdict, c.Reason = Skipped, predictionLayer
-			}
+		if t.seen[name] || !t.scope.selects(name) || !isStage(name) && !t.scope.compares(name) {
+			continue
+		}
+		switch c := t.unseen(name); c.Reason {
+		case notLookedAt, noToken:
+			behind = append(behind, c)
+		default:
 			checks = append(checks, c)
 		}
 	}
-	checks = append(checks, t.checks...)
+	checks = append(checks, slices.Concat(t.checks, behind)...)
 	const head = math.MaxInt / 2 // the pack may have layers that the model has not
 	first := len(t.m.Model.Layers)
 	place := func(c Check) int {
@@ -96,6 +101,8 @@ func (t *tracer) inOrder() []Check {
 		case c.layer >= 0:
 			return min(c.layer, head-1)
 		case c.Tensor == embedded:
+			return -2
+		case isTable(c.Tensor):
 			return -1
 		}
 		return head
@@ -111,39 +118,79 @@ func (t *tracer) predictedNowhere(layer int) bool {
 	return layer >= t.layers() && (announced || t.pack.Has(fmt.Sprintf("model.layers.%d.%s", layer, predictedFrom)))
 }
 
+// unseen is the check of a golden tensor that the model showed no stage for.
+func (t *tracer) unseen(name string) Check {
+	layer, kind := split(name)
+	c := Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"}
+	switch kind, expert := starred(kind); {
+	case t.stopped:
+		c.Verdict, c.Reason = Skipped, notLookedAt
+	case t.predictedNowhere(layer):
+		c.Verdict, c.Reason = Skipped, predictionLayer
+	case inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) && t.m.Config.IsMoE(layer):
+		c.Reason = noToken
+	}
+	return c
+}
+
+// noToken says why stages of a routed expert are not there.
+const noToken = "the model gives this expert no token"
+
+// notLookedAt says why stages behind the first that fails are not checked.
+const notLookedAt = "not looked at: the run stopped at the first failing stage"
+
 // predictionLayer says why stages of a multi-token prediction layer are not checked.
 const predictionLayer = "the checkpoint lacks this prediction layer, or one before it"
 
 // coverage counts what the checks cover.
 func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
-	c := Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []LayerExperts{}}
-	ids := slices.Clone(in.InputIDs)
-	slices.Sort(ids)
-	c.EmbeddingRows, c.VocabSize = len(slices.Compact(ids)), t.m.Config.VocabSize
+	c := Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []LayerExperts{}, VocabSize: t.m.Config.VocabSize}
+	if course := &t.scope.course; course.Embedding || course.Predictions > 0 {
+		ids := slices.Clone(in.InputIDs)
+		slices.Sort(ids)
+		c.EmbeddingRows = len(slices.Compact(ids))
+	}
+	for name := range t.pack.Manifest.Tensors {
+		if isStage(name) || !isInput(name) && t.scope.compares(name) {
+			c.GoldenTensors++
+		}
+	}
 	for _, check := range checks {
 		if !t.pack.Has(check.Tensor) {
 			continue
 		}
-		c.GoldenTensors++
 		if check.Verdict == Skipped {
 			c.GoldenUnchecked = append(c.GoldenUnchecked, check.Tensor)
 		} else {
 			c.GoldenChecked++
 		}
 	}
-	unreached := map[int][]int{}
+	unreached, experts := map[int][]int{}, map[int]map[int]bool{} // by layer; experts that may show in what is checked
 	for s := range model.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		if s.Layer >= t.layers() {
 			c.OutsideForward++
+			continue
+		}
+		if !t.scope.runs(s) {
 			continue
 		}
 		c.Weights++
 		if s.Param.LookedUp() && s.Param.Copied() {
 			c.EmbeddingCopies++
 		}
-		if _, ok := t.used[s.Name]; ok {
+		_, used := t.used[s.Name]
+		if _, aside := t.aside[s.Name]; aside && !used {
+			continue
+		}
+		if s.Expert >= 0 {
+			if experts[s.Layer] == nil {
+				experts[s.Layer] = map[int]bool{}
+			}
+			experts[s.Layer][s.Expert] = t.reached[s.Layer][s.Expert]
+		}
+		if used {
 			c.WeightsChecked++
-		} else if s.Expert < 0 || t.reached[s.Layer][s.Expert] {
+		} else if s.Expert < 0 || t.reached[s.Layer][s.Expert] || t.stopped {
 			c.WeightsUnchecked = append(c.WeightsUnchecked, s.Name)
 		} else if n := len(unreached[s.Layer]); n == 0 || unreached[s.Layer][n-1] != s.Expert {
 			unreached[s.Layer] = append(unreached[s.Layer], s.Expert)
@@ -152,18 +199,28 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 	for _, l := range slices.Sorted(maps.Keys(unreached)) {
 		c.Unreached = append(c.Unreached, LayerExperts{"model.layers." + strconv.Itoa(l), unreached[l]})
 	}
-	for l := range t.layers() {
-		if t.m.Config.IsMoE(l) {
+	for _, l := range t.ran() {
+		reached := 0
+		for _, shows := range experts[l] {
+			if shows {
+				reached++
+			}
+		}
+		if reached > 0 || len(experts[l]) == t.m.Config.NRoutedExperts {
 			c.Experts += t.m.Config.NRoutedExperts
-			c.ExpertsReached += len(t.reached[l])
+			c.ExpertsReached += reached
 		}
 	}
 	return c
 }
 
 // gaps says why the run is no pass even if no check failed.
-func (t *tracer) gaps(c *Coverage, in *model.Input) []string {
+func (t *tracer) gaps(r *Report, in *model.Input) []string {
+	if t.stopped {
+		return []string{fmt.Sprintf("stopped at the first failing stage: %s not looked at", were(r.Scope.NotLooked, "golden tensor"))}
+	}
 	var reasons []string
+	c := &r.Coverage
 	add := func(holds bool, format string, args ...any) {
 		if holds {
 			reasons = append(reasons, fmt.Sprintf(format, args...))
@@ -176,8 +233,13 @@ func (t *tracer) gaps(c *Coverage, in *model.Input) []string {
 	if n := len(c.WeightsUnchecked); n > 0 && !measured {
 		add(true, "%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0])
 	}
-	add(c.Experts > 0 && !t.kinds[topKIdx], "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
-	add(!attends(in), "no token attends to a different one: attention and RoPE were not exercised")
+	reasons = append(reasons, t.unnamed()...)
+	add(c.WeightsChecked == 0 && !measured, "no weight took part in a checked stage: this proves nothing of the checkpoint")
+	add(c.Experts > 0 && !t.kinds[topKIdx] && t.chooses(), "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
+	add(t.scope.course.Embedding && !attends(in), "no token attends to a different one: attention and RoPE were not exercised")
+	for _, s := range t.starts {
+		add(s.same, "%s is the same for all tokens: attention and RoPE were not exercised", s.name)
+	}
 	add(len(t.zeros) > 0, "%s", t.firstOf("golden tensors are all zero and prove nothing", t.zeros))
 	reasons = append(reasons, t.settings.reasons()...)
 	reasons = append(reasons, t.untrained()...)
@@ -185,6 +247,25 @@ func (t *tracer) gaps(c *Coverage, in *model.Input) []string {
 		reasons = append(reasons, t.weak()...)
 	}
 	return append(reasons, t.seldomReached()...)
+}
+
+// unnamed says which layers have no stage in the pack, without a word in its manifest.
+func (t *tracer) unnamed() []string {
+	if len(t.scope.absent) == 0 {
+		return nil
+	}
+	return []string{"the pack has no stage of layers " + text.Ranges(t.scope.absent) + ", and its manifest does not name them as absent"}
+}
+
+// chooses says whether the choice of experts matters to what was checked, or is absent
+// without a word.
+func (t *tracer) chooses() bool {
+	for name := range t.used {
+		if _, _, _, routed := weights.CutExpert(name); routed {
+			return true
+		}
+	}
+	return !slices.Contains(t.pack.Manifest.Absent.Stages, topKIdx)
 }
 
 // firstOf counts a list, and names its first.
@@ -212,7 +293,7 @@ func (t *tracer) weak() (reasons []string) {
 	if blind != nil {
 		reasons = append(reasons, t.firstOf("stages may be off by so much for rounding alone that they prove nothing", blind))
 	}
-	if absent := t.absent(); absent != nil && t.pack.Manifest.Partial == "" {
+	if absent := t.absent(); absent != nil {
 		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+strings.Join(absent, ", "))
 	}
 	return reasons
@@ -234,18 +315,33 @@ func (t *tracer) seldomReached() (reasons []string) {
 	if t.pack.Manifest.Partial != "" {
 		return nil
 	}
-	for l := range t.layers() {
-		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(t.reached[l]) < n {
+	for _, l := range t.ran() {
+		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(t.reached[l]) < n && !t.restsExperts(l) {
 			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's tokens reach %d of %d routed experts", l, len(t.reached[l]), n))
 		}
 	}
 	return reasons
 }
 
+// restsExperts says whether no routed expert of layer l took part in a checked stage, because
+// of what is absent on purpose or not selected.
+func (t *tracer) restsExperts(l int) bool {
+	prefix, aside := stageOfLayer(l, "mlp.experts."), false
+	for name := range t.aside {
+		aside = aside || strings.HasPrefix(name, prefix)
+	}
+	for name := range t.used {
+		if strings.HasPrefix(name, prefix) {
+			return false
+		}
+	}
+	return aside
+}
+
 // untrained says what a training pack lacks: the loss, auxiliary losses, or gradients. It
 // may hold those of some modules only, but then all of them.
 func (t *tracer) untrained() []string {
-	if t.pack.Manifest.Mode != "train" {
+	if t.pack.Manifest.Mode != "train" || t.scope.restricted() {
 		return nil
 	}
 	if !t.seen[loss] || !t.anyGradient() || !t.auxExpected() {

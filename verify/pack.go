@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -37,6 +38,7 @@ type Manifest struct {
 	Weights         string                    `json:"weights"`          // said of them where there are no files
 	Partial         string                    `json:"partial"`          // why the pack proves less on purpose; empty if it does not
 	Absent          Absent                    `json:"absent"`           // what was left out on purpose
+	LayerInputs     map[string]LayerInput     `json:"layer_inputs"`     // by the layer's number: of those whose input is in the pack
 	MadeBy          string                    `json:"made_by"`          // how the model got its dtype: "from_pretrained(…)", or "model.to(dtype)"
 	Files           map[string]string         `json:"files"`            // file -> "sha256:…"
 	Tensors         map[string]Entry          `json:"tensors"`          // by name: HuggingFace's module and what it gave
@@ -47,6 +49,20 @@ type Absent struct {
 	Layers []int    `json:"layers,omitempty"` // of the model
 	Stages []string `json:"stages,omitempty"` // kinds that it has in no layer, such as "mlp.experts.output"
 }
+
+// LayerInput says where the tensor model.layers.N.input of a pack is from.
+type LayerInput struct {
+	Kind   string         `json:"kind"`             // Recorded or Seeded
+	Is     string         `json:"is,omitempty"`     // recorded: the stage that it is, which is not in the pack
+	Seed   jsontext.Value `json:"seed,omitempty"`   // seeded: of the random numbers
+	Values string         `json:"values,omitempty"` // seeded: how they were drawn
+}
+
+// The kinds of LayerInput.
+const (
+	Recorded = "recorded" // what the part of the model before the layer gave
+	Seeded   = "seeded"   // random numbers: the part before did not run
+)
 
 // rotaryDType is the dtype in which the reference kept RoPE's inv_freq: from_pretrained leaves
 // it in float32, model.to(dtype) casts it. Invalid is the compute dtype.
@@ -200,6 +216,7 @@ func (m *Manifest) check() []error {
 			add("manifest.json: files: %.80q is not the name of a safetensors file in the pack", name)
 		}
 	}
+	problems = append(problems, m.checkLayers()...)
 	used := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
 		e := m.Tensors[name]
@@ -214,6 +231,44 @@ func (m *Manifest) check() []error {
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
 		if !used[name] {
 			add("manifest.json: files: %.80q holds no tensor of the manifest", name)
+		}
+	}
+	return problems
+}
+
+// checkLayers returns what is wrong with what the manifest says of layers: of those that are
+// absent, and of what layers begin with.
+func (m *Manifest) checkLayers() (problems []error) {
+	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	for _, l := range m.Absent.Layers {
+		if l < 0 {
+			add("manifest.json: absent: layer %d is none", l)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
+		layer, kind := split(name)
+		if _, told := m.LayerInputs[strconv.Itoa(layer)]; kind == layerInput && !told {
+			add("manifest.json: tensors: %.120q: layer_inputs does not say where it is from", name)
+		}
+		if slices.Contains(m.Absent.Layers, layer) {
+			add("manifest.json: tensors: %.120q: its layer is said to be absent", name)
+		}
+	}
+	for _, number := range slices.Sorted(maps.Keys(m.LayerInputs)) {
+		in := m.LayerInputs[number]
+		l, err := strconv.Atoi(number)
+		if err != nil || l < 0 || strconv.Itoa(l) != number {
+			add("manifest.json: layer_inputs: %.40q is not the number of a layer", number)
+			continue
+		}
+		if _, there := m.Tensors[inputOf(l)]; !there {
+			add("manifest.json: layer_inputs: layer %d: there is no tensor %s", l, inputOf(l))
+		}
+		switch {
+		case in.Kind != Recorded && in.Kind != Seeded:
+			add("manifest.json: layer_inputs: layer %d: kind %.40q, not \"recorded\" or \"seeded\"", l, in.Kind)
+		case in.Kind == Recorded && in.Is != before(l):
+			add("manifest.json: layer_inputs: layer %d: recorded as %.120q, but it begins with %s", l, in.Is, before(l))
 		}
 	}
 	return problems

@@ -31,6 +31,8 @@ type Report struct {
 	// Rounding is not nil if weights are held to what a conversion's rounding may have done
 	// to them: then a pass is one within that.
 	Rounding   *Rounding `json:"rounding"`
+	Scope      Scope     `json:"scope"`             // what the verdict is a statement about
+	Stopped    bool      `json:"stopped"`           // at the first failing stage, as the user wants: what follows was not looked at
 	UserLimits bool      `json:"user_limits"`       // some limits are the user's: a pass is one by these
 	Reasons    []string  `json:"reasons,omitempty"` // why the verdict is not a pass, beside failed checks
 	Coverage   Coverage  `json:"coverage"`          // what was checked
@@ -44,6 +46,34 @@ type Report struct {
 	Checks     []Check   `json:"checks"`            // in model order
 
 	unfinished bool // there is nothing but the verdict and its reason
+}
+
+// Scope says what the verdict is a statement about: the parts of the model that were run.
+type Scope struct {
+	Text string `json:"text"` // in words, such as "layers 3-5 of 61"
+	// Whole: all parts were run, each from what the one before gave, and nothing that the pack
+	// leaves out on purpose keeps a weight from being checked.
+	Whole       bool         `json:"whole"`
+	Selected    bool         `json:"selected"`          // the user selects a part of the pack
+	Stages      []string     `json:"stages"`            // globs of stages that the user selects; empty if all are
+	Layers      []int        `json:"layers"`            // with a weight that took part in a checked stage, prediction layers among them
+	Of          int          `json:"of"`                // layers of the decoder
+	Embedding   bool         `json:"embedding"`         // likewise
+	Head        bool         `json:"head"`              // likewise, the final norm or lm_head
+	Inputs      []ScopeInput `json:"inputs"`            // what layers began with, where it was not what the part before gave
+	Unread      []int        `json:"unread_layers"`     // layers whose weights were not read
+	UnreadParts []string     `json:"unread"`            // the same, the embedding and the head in words
+	Weights     int          `json:"weights_unread"`    // weights that were not read, not even for a NaN
+	Aside       int          `json:"weights_unchecked"` // weights that ran, but whose stages are absent on purpose, or not selected
+	Bytes       int64        `json:"weight_bytes"`      // of the weights that were read, experts that no token reached included
+	NotLooked   int          `json:"stages_unlooked"`   // golden tensors that were not selected, or came after the run was stopped
+}
+
+// ScopeInput is what a layer began with.
+type ScopeInput struct {
+	Layer int    `json:"layer"` // number; that of the decoder's layers stands for the head
+	Kind  string `json:"kind"`  // Recorded or Seeded
+	Text  string `json:"text"`  // in words
 }
 
 // Cause names a mistake under which the first divergence goes away.

@@ -66,12 +66,16 @@ func (r *Report) explained(rounded roundings, plain *Report) {
 		}
 	}
 	slices.Sort(x.Operations)
-	for i, c := range plain.Checks {
+	sees := map[string]*float64{}
+	for _, c := range r.Checks {
+		sees[c.Tensor] = c.Sees
+	}
+	for _, c := range plain.Checks {
 		if c.Verdict != Fail {
 			continue
 		}
 		x.Stages = append(x.Stages, c.Tensor)
-		x.Error, x.Allowed = larger(x.Error, c.RelRMS), larger(x.Allowed, r.Checks[i].Sees)
+		x.Error, x.Allowed = larger(x.Error, c.RelRMS), larger(x.Allowed, sees[c.Tensor])
 	}
 	r.Rounding = x
 }

@@ -15,8 +15,11 @@ import (
 // pair up by expert.
 func (t *tracer) topK(name string, ours *choice) error {
 	t.chosen = ours.Idx // what the pass goes on with
-	if !t.golden(name) {
-		return nil
+	if has, err := t.golden(name); err != nil || !has {
+		return err
+	}
+	if !t.scope.compares(name) {
+		return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width())
 	}
 	layer, _ := split(name)
 	k := len(ours.Idx) / ours.Scores.Rows()
@@ -35,8 +38,28 @@ func (t *tracer) topK(name string, ours *choice) error {
 			copy(ours.Idx, want)
 		}
 	}
-	t.add(c)
-	return nil
+	return t.add(c)
+}
+
+// choose puts the golden's choice of experts in idx, if it is one.
+func (t *tracer) choose(name string, idx []int, tokens, experts int) error {
+	k := len(idx) / tokens
+	if unfit(t.pack.Manifest.Tensors[name], []int{tokens, k}, tensor.I64) != "" {
+		return nil
+	}
+	want, err := t.pack.Ints(name)
+	if err == nil && notExperts(want, k, experts) == "" {
+		copy(idx, want)
+	}
+	return err
+}
+
+// reaches records that an expert's output shows.
+func (t *tracer) reaches(layer, expert int) {
+	if t.reached[layer] == nil {
+		t.reached[layer] = map[int]bool{}
+	}
+	t.reached[layer][expert] = true
 }
 
 // addLayer adds a layer, with what was counted since before.
@@ -68,12 +91,9 @@ func loads(chosen []int, experts int) []int {
 // reach records the experts whose output shows for some token, given the weights of
 // those last chosen.
 func (t *tracer) reach(layer int, weights *model.Activation) {
-	if t.reached[layer] == nil {
-		t.reached[layer] = map[int]bool{}
-	}
 	for slot, e := range t.chosen {
 		if shows(weights, slot) {
-			t.reached[layer][e] = true
+			t.reaches(layer, e)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 
 // scan looks for NaNs and infinities in the weights that were not multiplied with, or not
 // all of: experts that no token reached, rows of the embedding, prediction layers that were
-// not run. In the others they would show.
+// not run. In the others they would show. Weights of other parts that are not run are left alone.
 func (t *tracer) scan(ctx context.Context) error {
 	all := t.unread()
 	found := make([]string, len(all))
@@ -41,7 +41,7 @@ func (t *tracer) scan(ctx context.Context) error {
 func (t *tracer) unread() (all []*weights.Weight) {
 	for s := range model.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		w := t.set.Find(s.Name)
-		if _, used := t.used[s.Name]; w == nil || used && !s.Param.LookedUp() {
+		if _, used := t.used[s.Name]; w == nil || !t.scope.reads(s) || used && !s.Param.LookedUp() {
 			continue
 		}
 		all = append(all, w)

@@ -1,8 +1,11 @@
 package verify
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
+
+	"dsmoe/model/weights"
 )
 
 // Stages as a pack names them: those outside the layers, and behind "model.layers.N."
@@ -23,6 +26,12 @@ const (
 	expertsOutput = "mlp.experts.output" // the routed sum
 	sharedOutput  = "mlp.shared_experts.output"
 
+	layerInput   = "input" // where the pack has no stage that is it
+	attnWeights  = "self_attn.attn_weights"
+	rotaryCos    = "model.rotary_emb.cos"
+	rotarySin    = "model.rotary_emb.sin"
+	expertOutput = "mlp.experts.*.output" // of one, before its weight
+
 	predictedFrom   = "eh_proj.output" // of prediction layers, as those below
 	predictedNorm   = "shared_head.norm.output"
 	predictedLogits = "shared_head.head.output"
@@ -42,3 +51,40 @@ func split(name string) (layer int, kind string) {
 	}
 	return layer, kind
 }
+
+// inner are the kinds of stages that a pack need not have: where they are not, the stages
+// behind them are bounded without them.
+var inner = map[string]bool{
+	layerInput: true, attnWeights: true, rotaryCos: true, rotarySin: true,
+	"mlp.gate_proj.output": true, "mlp.up_proj.output": true, "mlp.down_proj.input": true,
+	"mlp.shared_experts.gate_proj.output": true, "mlp.shared_experts.up_proj.output": true, "mlp.shared_experts.down_proj.input": true,
+	"mlp.experts.*.gate_proj.output": true, "mlp.experts.*.up_proj.output": true, "mlp.experts.*.down_proj.input": true,
+	expertOutput: true,
+}
+
+// starred is a kind of stage with * for a routed expert's number, as manifests name it, and
+// the number, -1 without one.
+func starred(kind string) (kinds string, expert int) {
+	before, expert, after, ok := weights.CutExpert("." + kind)
+	if !ok {
+		return kind, -1
+	}
+	return before[1:] + "*" + after, expert
+}
+
+// isTable says whether a stage is one of RoPE's tables.
+func isTable(name string) bool { return name == rotaryCos || name == rotarySin }
+
+// inputOf is the stage that layer l begins with, where a pack has it apart.
+func inputOf(l int) string { return stageOfLayer(l, layerInput) }
+
+// before is the stage that layer l, or the head behind the last layer, begins with.
+func before(l int) string {
+	if l == 0 {
+		return embedded
+	}
+	return stageOfLayer(l-1, layerOutput)
+}
+
+// stageOfLayer is the name of a kind of stage of layer l.
+func stageOfLayer(l int, kind string) string { return fmt.Sprintf("model.layers.%d.%s", l, kind) }

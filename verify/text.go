@@ -40,6 +40,9 @@ func (r *Report) verdict() string {
 	if r.Rounding != nil && r.Verdict == Pass {
 		verdict += " within the rounding of the weights"
 	}
+	if !r.Scope.Whole && r.Verdict == Pass {
+		verdict += ": " + r.Scope.Text
+	}
 	return verdict
 }
 
@@ -64,6 +67,13 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 		how = "end to end, with the golden's choice of experts"
 	}
 	fmt.Fprintf(b, "%-11s%s: %s; %s sums\n", "mode", r.Mode, how, r.Accumulate)
+	for _, in := range r.Scope.Inputs {
+		what := fmt.Sprintf("layer %d", in.Layer)
+		if in.Layer == r.Scope.Of {
+			what = "the head"
+		}
+		fmt.Fprintf(b, "%-11s%s begins with %s\n", "input", what, in.Text)
+	}
 	r.Config.write(b)
 	if r.Rules.Reference == config.Native || r.Rules.TopKScale != 1 {
 		fmt.Fprintf(b, "%-11s%s\n", "rules", r.Rules)
@@ -172,6 +182,8 @@ func place(c Check) string {
 		return fmt.Sprintf("layer %d", c.layer)
 	case c.Tensor == embedded:
 		return "embedding"
+	case isTable(c.Tensor):
+		return "rotary"
 	}
 	return "head"
 }
@@ -384,6 +396,30 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 	}
 }
 
+// write says what the verdict does not speak of: what the pack leaves out on purpose, what
+// was not selected or not looked at, and the weights that were not read.
+func (s *Scope) write(b *bytes.Buffer, absent Absent) {
+	if len(absent.Layers) > 0 {
+		fmt.Fprintf(b, "%-11sthe pack leaves %s out on purpose\n", "", layersText(absent.Layers))
+	}
+	if stages := slices.DeleteFunc(slices.Clone(absent.Stages), func(kind string) bool { return inner[kind] }); len(stages) > 0 {
+		fmt.Fprintf(b, "%-11sthe pack leaves these stages out on purpose: %s\n", "", text.Line(strings.Join(stages, ", ")))
+	}
+	if s.NotLooked > 0 {
+		fmt.Fprintf(b, "%-11s%s not looked at\n", "", were(s.NotLooked, "golden tensor"))
+	}
+	if s.Aside > 0 {
+		why := "stages are absent on purpose"
+		if s.Selected {
+			why = "stages are not selected, or absent on purpose"
+		}
+		fmt.Fprintf(b, "%-11s%s run, but not checked: %s\n", "", were(s.Aside, "weight"), why)
+	}
+	if s.Weights > 0 {
+		fmt.Fprintf(b, "%-11s%s not read, and not verified: those of %s\n", "", were(s.Weights, "weight"), strings.Join(s.UnreadParts, ", "))
+	}
+}
+
 // orInfinite prints z; what is missing is infinite.
 func orInfinite(z *float64) string {
 	if z == nil {
@@ -399,11 +435,14 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		fmt.Fprintf(b, ", %d of %d routed experts", c.ExpertsReached, c.Experts)
 	}
 	fmt.Fprintln(b)
-	fmt.Fprintf(b, "%-11s%d of %d rows of the embedding", "", c.EmbeddingRows, c.VocabSize)
-	if c.EmbeddingCopies > 0 {
-		fmt.Fprint(b, ", and of prediction layers' copies of it no others")
+	r.Scope.write(b, r.Golden.Absent)
+	if c.EmbeddingRows > 0 {
+		fmt.Fprintf(b, "%-11s%d of %d rows of the embedding", "", c.EmbeddingRows, c.VocabSize)
+		if c.EmbeddingCopies > 0 {
+			fmt.Fprint(b, ", and of prediction layers' copies of it no others")
+		}
+		fmt.Fprintln(b)
 	}
-	fmt.Fprintln(b)
 	if c.OutsideForward > 0 {
 		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not verified\n", "", c.OutsideForward)
 	}

@@ -20,7 +20,7 @@ func (t *tracer) chained(ctx context.Context, in *model.Input, trace model.Trace
 	o := t.options()
 	plain := model.NewPlain(o)
 	defer plain.Close(nil)
-	tape := model.NewTape(plain, func(weight string) bool { return t.pack.Has(weight + grad) })
+	tape := model.NewTape(plain, func(weight string) bool { return t.pack.Has(weight+grad) && t.scope.compares(weight+grad) })
 	var computes model.Arithmetic[*model.Activation] = plain
 	if o.Training {
 		computes = tape
@@ -34,7 +34,7 @@ func (t *tracer) chained(ctx context.Context, in *model.Input, trace model.Trace
 	if o.Training {
 		_, err = model.Train(ctx, net, tape)
 	} else {
-		_, err = net.ForwardMTP(ctx, t.predicts)
+		_, err = net.Run(ctx, courseOf(t, in, func(x *model.Activation) *model.Activation { return x }))
 	}
 	return err
 }
@@ -42,7 +42,15 @@ func (t *tracer) chained(ctx context.Context, in *model.Input, trace model.Trace
 // Stage implements model.Trace.
 func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 	layer, kind := split(name)
-	if t.golden(name) {
+	has, err := t.golden(name)
+	switch {
+	case err != nil:
+		return err
+	case !has || !t.scope.compares(name):
+		if has || t.onPurpose(name) {
+			setAside(t.tracer, t.attribution, a)
+		}
+	default:
 		c, want, err := t.begin(name, a)
 		if err != nil {
 			return err
@@ -53,8 +61,10 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 			}
 			t.compare(&c, name, a, want)
 		}
-		t.add(c)
 		cover(t.tracer, c, t.attribution, a)
+		if err := t.add(c); err != nil {
+			return err
+		}
 	}
 	if kind == topKWeight {
 		t.reach(layer, a)
@@ -151,10 +161,8 @@ func (t *replay) Stage(name string, a *model.Activation) error {
 
 // TopK implements model.Trace.
 func (t *replay) TopK(name string, ours *model.Choice[*model.Activation]) error {
-	if t.pack.Has(name) {
-		if want, err := t.pack.Ints(name); err == nil && len(want) == len(ours.Idx) && notExperts(want, len(want)/ours.Scores.Rows(), ours.Scores.Width()) == "" {
-			copy(ours.Idx, want)
-		}
+	if !t.pack.Has(name) {
+		return nil
 	}
-	return nil
+	return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width())
 }

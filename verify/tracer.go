@@ -3,6 +3,7 @@ package verify
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -21,44 +22,60 @@ type tracer struct {
 	m        *model.DeepseekForCausalLM
 	src      weights.Source // of m's weights
 	set      *weights.Set   // the same under the names of the table
-	predicts int            // prediction layers that are run: those that the pack has stages of, if m can run them
+	scope    *scope         // what is run and compared
 	o        *Options
 	rounded  roundings // what the reference had before it was rounded; nil takes weights as they are
 	checks   []Check
 	expected int             // golden tensors beside the inputs
 	seen     map[string]bool // golden tensors
-	kinds    map[string]bool // stages that the pack has in some layer
+	kinds    map[string]bool // stages that the pack has in some layer, with * for an expert's number
 	free     map[string]bool // kinds of stages that the model has and the pack has not
 	zeros    []string        // golden tensors that are all zero
 	// notFinite says which weights that took part in no checked stage hold a NaN or an
 	// infinity.
 	notFinite []string
 	used      weightSet // weights behind a checked stage
+	// aside are weights behind a stage that is absent on purpose, or that the user does not
+	// select.
+	aside   weightSet
+	stopped bool // at the first failing stage, because the user asked for that
 
-	settings  Settings
-	routing   Routing
-	chosen    []int                // by the last gate
-	reached   map[int]map[int]bool // layer -> expert
-	logitsErr []float64            // of the last gate in chained mode, per token: max |logit - golden|
+	settings    Settings
+	routing     Routing
+	attnWeights bool                 // the pack has probabilities of the whole input
+	starts      []start              // tensors that parts of the model began with
+	chosen      []int                // by the last gate
+	reached     map[int]map[int]bool // layer -> expert
+	logitsErr   []float64            // of the last gate in chained mode, per token: max |logit - golden|
 }
 
-func newTracer(pack *Pack, m *model.DeepseekForCausalLM, src weights.Source, o *Options) *tracer {
+func newTracer(s *scope, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input, o *Options) *tracer {
 	t := &tracer{
-		pack: pack, m: m, src: src, set: weights.New(m.Config, src), o: o,
+		pack: s.pack, m: m, src: src, set: weights.New(m.Config, src), scope: s, o: o,
 		seen:    map[string]bool{"input_ids": true, "attention_mask": true},
 		kinds:   map[string]bool{},
 		free:    map[string]bool{},
 		used:    weightSet{},
+		aside:   weightSet{},
 		reached: map[int]map[int]bool{},
 	}
-	for name := range pack.Manifest.Tensors {
-		_, kind := split(name)
-		t.kinds[kind] = true
-		if !t.seen[name] {
-			t.expected++
+	if !s.course.Embedding { // prediction layers without one of their own look tokens up in it
+		t.aside["model.embed_tokens.weight"] = struct{}{}
+	}
+	for _, name := range []string{lastNorm, logits} {
+		if !s.course.Head && s.wantsEnd(name) { // behind a layer that is absent
+			t.free[name] = true
 		}
 	}
-	t.predicts = min(predictions(m.Config, pack), m.PredictionLayers())
+	for name, e := range s.pack.Manifest.Tensors {
+		_, kind := split(name)
+		kind, _ = starred(kind)
+		t.kinds[kind] = true
+		if !t.seen[name] && s.compares(name) {
+			t.expected++
+		}
+		t.attnWeights = t.attnWeights || kind == attnWeights && e.Shape[len(e.Shape)-1] == in.Seq
+	}
 	return t
 }
 
@@ -74,14 +91,14 @@ func predictions(c *config.Config, pack *Pack) (n int) {
 }
 
 // layers returns how many layers are run, prediction layers among them.
-func (t *tracer) layers() int { return len(t.m.Model.Layers) + t.predicts }
+func (t *tracer) layers() int { return len(t.m.Model.Layers) + t.scope.course.Predictions }
 
 // again is a tracer of the same pack and weights for another run, with a model that may
 // differ.
 func (t *tracer) again(m *model.DeepseekForCausalLM, o *Options) *tracer {
 	return &tracer{
-		pack: t.pack, m: m, src: t.src, set: t.set, predicts: t.predicts, o: o, kinds: t.kinds, expected: t.expected,
-		seen: map[string]bool{}, free: map[string]bool{}, used: weightSet{}, reached: map[int]map[int]bool{},
+		pack: t.pack, m: m, src: t.src, set: t.set, scope: t.scope, o: o, kinds: t.kinds, expected: t.expected, attnWeights: t.attnWeights,
+		seen: map[string]bool{}, free: map[string]bool{}, used: weightSet{}, aside: weightSet{}, reached: map[int]map[int]bool{},
 	}
 }
 
@@ -92,13 +109,21 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 		return t.chained(ctx, in, &chainedTrace{tracer: t})
 	}
 	o := t.options()
-	analysis := newAnalysis(o, t.rounded)
+	analysis := t.analysis(o, t.rounded)
 	defer analysis.Close()
 	net := t.local(in, o, analysis, analysis)
-	if _, err := net.ForwardMTP(ctx, t.predicts); err != nil || !o.Training {
+	_, err := net.Run(ctx, courseOf(t, in, exact))
+	if err != nil || !o.Training || !t.learns() {
 		return err
 	}
 	return t.chained(ctx, in, &replay{t})
+}
+
+// analysis is that of the reference's torch.
+func (t *tracer) analysis(o model.Options, rounded roundings) *analysis {
+	a := newAnalysis(o, rounded)
+	a.few = fewRows * max(1, t.pack.Manifest.Reference.Threads)
+	return a
 }
 
 // options are those of a pass.
@@ -107,6 +132,7 @@ func (t *tracer) options() model.Options {
 		DType:       t.pack.DType,
 		RotaryDType: cmp.Or(t.o.RotaryDType, t.pack.Manifest.rotaryDType()),
 		Training:    t.pack.Manifest.Mode == "train",
+		AttnWeights: t.attnWeights,
 		Accumulate:  t.o.Accumulate,
 		Parallelism: t.o.Parallelism,
 		Pages:       t.o.Pages,
@@ -115,25 +141,98 @@ func (t *tracer) options() model.Options {
 
 // golden says whether the pack has the stage. If it lacks the stage in this layer
 // only, that is a failed check.
-func (t *tracer) golden(name string) bool {
+func (t *tracer) golden(name string) (bool, error) {
 	layer, kind := split(name)
+	kind, expert := starred(kind)
 	switch {
 	case t.pack.Has(name):
 		t.seen[name] = true
-		return true
-	case t.kinds[kind]:
-		t.add(Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the pack has no such tensor for this layer, though it has for others"})
+		return true, nil
+	case kind == layerInput, inner[kind] && !t.kinds[kind], !t.scope.selects(name):
+	case t.kinds[kind] && (layer < 0 || t.scope.present[layer]):
+		of := "layer"
+		if expert >= 0 {
+			of = "expert"
+		}
+		return false, t.add(Check{Tensor: name, Verdict: Fail, layer: layer, Reason: fmt.Sprintf("the pack has no such tensor for this %s, though it has for others", of)})
 	default:
 		t.free[kind] = true
 	}
-	return false
+	return false, nil
 }
 
-func (t *tracer) add(c Check) {
+// errStopped ends a run at the first failing stage.
+var errStopped = errors.New("stopped at the first failing stage")
+
+// add adds a check. The error ends the run: the check failed, and the user wants no more.
+func (t *tracer) add(c Check) error {
 	t.checks = append(t.checks, c)
 	if t.o.Progress != nil {
 		t.o.Progress(len(t.checks), t.expected)
 	}
+	if t.o.FailFast && c.Verdict == Fail {
+		t.stopped = true
+		return errStopped
+	}
+	return nil
+}
+
+// learns says whether a loss or a gradient of the pack is to be compared.
+func (t *tracer) learns() bool {
+	for name := range t.pack.Manifest.Tensors {
+		if isLoss(name) && t.scope.compares(name) {
+			return true
+		}
+	}
+	return false
+}
+
+// start is a tensor of the pack that a layer or the head began with, because the part before
+// it was not run, or ran on something else.
+type start struct {
+	layer int // num_hidden_layers for the head
+	name  string
+	same  bool // for all tokens
+}
+
+// courseOf is the course of a pass over values that are made of what a part begins with.
+func courseOf[V any](t *tracer, in *model.Input, value func(*model.Activation) V) *model.Course[V] {
+	c := &t.scope.course
+	begin := func(l int) (v V, err error) {
+		x, name, err := t.scope.starts(l, in)
+		if err != nil {
+			return v, err
+		}
+		t.seen[name] = true
+		t.starts = append(t.starts, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, in)})
+		t.noteZeros(name, x.Values)
+		return value(x), nil
+	}
+	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions, Given: c.Given, Start: begin}
+}
+
+// noteZeros notes a golden tensor that is all zero. A routed expert may give nothing, and a
+// loss be nothing.
+func (t *tracer) noteZeros(name string, want []float32) {
+	_, kind := split(name)
+	if _, expert := starred(kind); expert < 0 && !isLoss(name) && !slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
+		t.zeros = append(t.zeros, name)
+	}
+}
+
+// setAside notes the weights behind a stage that is not compared.
+func setAside[V comparable](t *tracer, by *attribution[V], x V) {
+	for _, w := range by.weights(x) {
+		t.aside[w] = struct{}{}
+	}
+}
+
+// onPurpose says whether a stage that the pack lacks is absent on purpose, of a pack that is
+// said to prove less.
+func (t *tracer) onPurpose(name string) bool {
+	_, kind := split(name)
+	kind, _ = starred(kind)
+	return t.pack.Manifest.Partial != "" && slices.Contains(t.pack.Manifest.Absent.Stages, kind)
 }
 
 // begin returns a check of a stage, failed if it cannot be compared, and the golden tensor.
@@ -146,9 +245,7 @@ func (t *tracer) begin(name string, a *model.Activation) (c Check, want []float3
 		return c, nil, nil
 	}
 	want, err = t.pack.Float32s(name)
-	if !isLoss(name) && !slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
-		t.zeros = append(t.zeros, name)
-	}
+	t.noteZeros(name, want)
 	return c, want, err
 }
 
@@ -174,6 +271,11 @@ func cover[V comparable](t *tracer, c Check, by *attribution[V], x V) {
 		t.used[w] = struct{}{}
 	}
 	by.checked(x)
+	if _, kind := split(c.Tensor); c.layer >= 0 {
+		if kind, expert := starred(kind); kind == expertOutput {
+			t.reaches(c.layer, expert)
+		}
+	}
 }
 
 // measure records m.

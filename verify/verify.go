@@ -8,6 +8,7 @@ package verify
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -46,7 +47,15 @@ type Options struct {
 	// Limits multiplies the standard deviations of the stages that a key names, or in
 	// chained mode and of losses and gradients their limits, by a factor above 0. A key is
 	// a stage's whole name, or what follows a dot in it; the longest one counts.
-	Limits      map[string]float64
+	Limits map[string]float64
+	// Layers and Stages select what is compared: stages of these layers, prediction layers
+	// among them, that one of these globs of package path matches, by their whole name or by
+	// what stands behind "model.layers.N.". Empty ones select all. Of the layers, and of the
+	// embedding and the head, only those with something selected are run; other stages of
+	// these are taken from the pack and not compared. RoPE's tables always are.
+	Layers      text.Spans
+	Stages      []string
+	FailFast    bool // the run ends with the first stage that fails
 	Undiagnosed bool // the cause of a failure is not looked for
 	// Rounded tells which stored tensors hold what a conversion rounded to their dtype, and
 	// by which operation. It is asked if a stage fails in local mode: the run is then
@@ -97,15 +106,20 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 	if err != nil {
 		return nil, err
 	}
-	m, err := model.Load(c, src)
+	s, err := newScope(c, pack, &o)
 	if err != nil {
 		return nil, err
 	}
+	m, err := model.LoadPart(c, src, s.runs)
+	if err != nil {
+		return nil, err
+	}
+	s.course.Predictions = min(s.course.Predictions, m.PredictionLayers())
 	in, err := pack.Input()
 	if err != nil {
 		return nil, err
 	}
-	t, r, err := traced(ctx, stored, m, src, pack, in, &o, nil)
+	t, r, err := traced(ctx, stored, m, src, s, in, &o, nil)
 	if err == nil && r.Verdict == Fail {
 		t, r, err = t.withRoundings(ctx, stored, in, r)
 	}
@@ -116,10 +130,13 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 }
 
 // traced runs the model once and reports, taking the error of rounded weights into account.
-func traced(ctx context.Context, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, pack *Pack, in *model.Input, o *Options, rounded roundings) (*tracer, *Report, error) {
-	t := newTracer(pack, m, src, o)
-	t.settings, t.rounded = settingsOf(stored, m.Config, pack, in), rounded
-	if err := t.run(ctx, in); err != nil {
+func traced(ctx context.Context, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, s *scope, in *model.Input, o *Options, rounded roundings) (*tracer, *Report, error) {
+	t := newTracer(s, m, src, in, o)
+	t.settings, t.rounded = settingsOf(stored, m.Config, s.pack, in), rounded
+	err := t.run(ctx, in)
+	if errors.Is(err, errStopped) {
+		return t, t.report(in), nil
+	} else if err != nil {
 		return nil, nil, err
 	}
 	if err := t.unusedLimits(); err != nil {
@@ -142,7 +159,14 @@ func (t *tracer) withRoundings(ctx context.Context, stored *config.Config, in *m
 	}
 	o := *t.o
 	o.Progress = nil
-	again, r, err := traced(ctx, stored, t.m, t.src, t.pack, in, &o, rounded)
+	if t.stopped { // all stages that fail are counted
+		whole := o
+		whole.FailFast = false
+		if t, plain, err = traced(ctx, stored, t.m, t.src, t.scope, in, &whole, nil); err != nil {
+			return nil, nil, err
+		}
+	}
+	again, r, err := traced(ctx, stored, t.m, t.src, t.scope, in, &o, rounded)
 	if err == nil {
 		r.explained(rounded, plain)
 	}

@@ -62,6 +62,16 @@ part, but for experts that no token reached, which are listed, and for multi-tok
 prediction layers if the pack has no stages of them. A pack that proves
 little, or was made with another config, gives no pass: the reasons are listed.
 
+A pack may hold some layers, or some stages, if its manifest says which are absent. Of
+the model only what the pack has stages of is run, and only those weights are read: layer
+60 of a DeepSeek-V3 without the other sixty. --layers and --stages select among what the
+pack has: layers, and globs of stages by what stands behind "model.layers.N.", or by
+their whole names. Other stages of the layers that are run are taken from the pack and
+not compared, but for RoPE's tables, which always are. The verdict then says what it is a
+pass of, and the report which weights were not read, or ran unchecked.
+
+--fail-fast ends the run with the first stage that fails. What follows was not looked at.
+
 --junit and --html write the same report to files beside it, whatever the verdict: for
 a CI a test case per golden tensor, and one for the verdict that is green only for a
 pass; for people one page with drawings, which needs no network. A file that is there is
@@ -70,6 +80,9 @@ replaced. If the run ends with an error, they say that.`,
   dsmoe verify --mode chained fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --json fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --junit v.xml --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32
+  dsmoe verify --layers 0,2-3 fixtures/v3/checkpoint fixtures/v3/golden-f32
+  dsmoe verify --stages 'mlp.*,output' fixtures/v3/checkpoint fixtures/v3/golden-f32
+  dsmoe verify --layers 2 --fail-fast fixtures/v3/checkpoint fixtures/v3/golden-f32
   dsmoe verify --limit mlp.experts.output=2 fixtures/v3/checkpoint fixtures/v3/golden-f32`,
 		Args:        expect("CHECKPOINT", "GOLDEN"),
 		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: the first stage that differs is named"),
@@ -82,6 +95,9 @@ replaced. If the run ends with an error, they say that.`,
 	cmd.Flags().Var(&o.rotary, "rotary-dtype", "`dtype` of the reference's RoPE angles: what the golden says, compute, or float32")
 	cmd.Flags().Var(&o.reference, "reference", "`whose` rules to follow: the golden's, or those of remote or native code")
 	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; repeatable")
+	cmd.Flags().Var(spansFlag{&o.layers, "layers"}, "layers", "compare stages of these `layers` only: 0,3-5")
+	cmd.Flags().StringSliceVar(&o.stages, "stages", nil, "compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
+	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
 	files := reportFiles{}
 	cmd.Flags().StringVar(&files.junit, "junit", "", "also write the report to `FILE` as JUnit XML")
@@ -122,12 +138,14 @@ var errInconclusive = errors.New("inconclusive: not everything could be checked"
 type verifyOptions struct {
 	mode, accumulate, rotary, reference choice
 	limits                              limits
-	hash                                bool
+	layers                              text.Spans
+	stages                              []string
+	failFast, hash                      bool
 }
 
 // options turns the flags into those of the library.
 func (o *verifyOptions) options(compute tensor.DType, progress func(done, total int)) verify.Options {
-	options := verify.Options{Mode: verify.Mode(o.mode.value), Limits: o.limits, Progress: progress}
+	options := verify.Options{Mode: verify.Mode(o.mode.value), Limits: o.limits, Layers: o.layers, Stages: o.stages, FailFast: o.failFast, Progress: progress}
 	if o.accumulate.value == "f32" {
 		options.Accumulate = model.Float32
 	}
@@ -171,6 +189,9 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	if err != nil {
 		return r, err
 	}
+	if c.HasViews() {
+		r.Checkpoint.Mapped = r.Report.Scope.Bytes
+	}
 	return r, r.Checkpoint.compare(c, pack, o.hash)
 }
 
@@ -189,7 +210,7 @@ type checkpointFiles struct {
 	Golden string            `json:"golden"`       // path of the pack, as it was given
 	Files  map[string]string `json:"files"`        // "same", "differs", "not hashed" or "not there", by name
 	Hashes map[string]string `json:"hashes"`       // "sha256:…" of those files that were hashed
-	Mapped int64             `json:"mapped_bytes"` // of weights
+	Mapped int64             `json:"mapped_bytes"` // of the weights that were read
 }
 
 // compare hashes config.json, and the weights if asked to, for every file that the
@@ -203,9 +224,6 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, h
 	}
 	for _, file := range c.Inventory.Files {
 		held[file.Name] = hashWeights
-		if c.HasViews() {
-			f.Mapped += file.Bytes
-		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(held)) {
 		if !held[name] {

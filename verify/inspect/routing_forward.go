@@ -196,7 +196,7 @@ func (t *pieceTrace) Stage(name string, x *model.Activation) error {
 		if tally := t.run.at(layer); tally != nil {
 			return t.weigh(tally, x)
 		}
-	case layer >= 0 && strings.Count(name, ".") == 3: // model.layers.N.output
+	case layer >= 0 && strings.Count(name, ".") == 3 && strings.HasSuffix(name, ".output"): // model.layers.N.output
 		t.run.passed(len(t.in.InputIDs))
 	}
 	return nil

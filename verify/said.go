@@ -1,0 +1,157 @@
+package verify
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/model"
+	"dsmoe/text"
+)
+
+// What the report says of the parts of the model that it is about.
+
+// said says what the verdict is a statement about: parts with a weight that took part in a
+// checked stage.
+func (t *tracer) said(checks []Check) Scope {
+	s := Scope{Of: t.m.Config.NumHiddenLayers, Selected: t.scope.restricted(), Stages: append([]string{}, t.o.Stages...),
+		Layers: []int{}, Inputs: t.inputs(), Unread: []int{}}
+	for slot := range model.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
+		w, layer := t.set.Find(slot.Name), slot.Layer
+		_, used := t.used[slot.Name]
+		_, aside := t.aside[slot.Name]
+		switch {
+		case !t.scope.runs(slot) && layer >= t.layers(): // Coverage.OutsideForward
+		case !t.scope.runs(slot):
+			s.Weights++
+			if layer >= 0 && !slices.Contains(s.Unread, layer) {
+				s.Unread = append(s.Unread, layer)
+			}
+		case used && layer >= 0 && !slices.Contains(s.Layers, layer):
+			s.Layers = append(s.Layers, layer)
+		case used && layer < 0 && slot.Param.LookedUp() && t.scope.course.Embedding:
+			s.Embedding = true
+		case used && layer < 0: // the head's may be the embedding's
+			s.Head = true
+		case aside && !used:
+			s.Aside++
+		}
+		if t.scope.runs(slot) {
+			s.Bytes += w.Bytes()
+		}
+	}
+	slices.Sort(s.Layers)
+	s.NotLooked = t.notLooked(checks)
+	decoder, _ := slices.BinarySearch(s.Layers, s.Of)
+	s.UnreadParts = t.unreadParts(s.Unread)
+	s.Whole = decoder == s.Of && s.Embedding && s.Head && s.Aside == 0 && len(s.Inputs) == 0 && !s.Selected && !t.stopped
+	s.Text = s.text()
+	return s
+}
+
+// notLooked counts the pack's tensors that nothing was computed for because the user wants so.
+func (t *tracer) notLooked(checks []Check) (n int) {
+	for name := range t.pack.Manifest.Tensors {
+		if isStage(name) && !t.scope.selects(name) {
+			n++
+		}
+	}
+	for _, c := range checks {
+		if c.Reason == notLookedAt {
+			n++
+		}
+	}
+	return n
+}
+
+// unreadParts says in words whose weights were not read.
+func (t *tracer) unreadParts(layers []int) []string {
+	parts, ends := []string{}, map[bool]string{true: "the embedding", false: "the head"}
+	if len(layers) > 0 {
+		parts = append(parts, layersText(layers))
+	}
+	for slot := range model.FamilyOf(t.m.Config).Slots(t.m.Config) {
+		if part := ends[slot.Param.LookedUp()]; slot.Layer < 0 && !t.scope.runs(slot) && !slices.Contains(parts, part) {
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}
+
+// text says in words which parts were checked.
+func (s *Scope) text() string {
+	if s.Whole {
+		return "the whole model"
+	}
+	var parts []string
+	add := func(is bool, part string) {
+		if is {
+			parts = append(parts, part)
+		}
+	}
+	n, _ := slices.BinarySearch(s.Layers, s.Of)
+	add(s.Embedding, "the embedding")
+	add(n > 0, fmt.Sprintf("%s of %d", layersText(s.Layers[:n]), s.Of))
+	add(n < len(s.Layers), "prediction "+layersText(s.Layers[n:]))
+	add(s.Head, "the head")
+	if parts == nil {
+		return "nothing"
+	}
+	what := strings.Join(parts, ", ")
+	if len(s.Stages) > 0 {
+		what += ", stages " + strings.Join(s.Stages, ", ")
+	}
+	if s.Selected {
+		return what + ", as selected"
+	}
+	if s.Aside > 0 {
+		what += ", but for " + text.Plural(s.Aside, "weight") + " whose stages are absent on purpose"
+	}
+	return what
+}
+
+// layersText is "layer 3" or "layers 3-5".
+func layersText(layers []int) string {
+	if len(layers) == 1 {
+		return "layer " + strconv.Itoa(layers[0])
+	}
+	return "layers " + text.Ranges(layers)
+}
+
+// inputs says what layers began with where it was not what the part before gave.
+func (t *tracer) inputs() []ScopeInput {
+	list := []ScopeInput{}
+	for _, s := range t.starts {
+		if slices.ContainsFunc(list, func(in ScopeInput) bool { return in.Layer == s.layer }) {
+			continue // a training pack is run twice
+		}
+		in := ScopeInput{Layer: s.layer, Kind: Recorded, Text: s.name + " as the pack has it"}
+		if told := t.pack.Manifest.LayerInputs[strconv.Itoa(s.layer)]; s.name == inputOf(s.layer) {
+			in.Kind = told.Kind
+			in.Text = fmt.Sprintf("%s, recorded as %s", s.name, told.Is)
+			if told.Kind == Seeded {
+				in.Text = fmt.Sprintf("%s, seeded: random numbers, seed %s, and not what the layer before gives", s.name, text.Line(string(told.Seed)))
+			}
+		}
+		list = append(list, in)
+	}
+	return list
+}
+
+// ran are the layers that were run, prediction layers among them.
+func (t *tracer) ran() []int {
+	layers := slices.Clone(t.scope.course.Layers)
+	for k := range t.scope.course.Predictions {
+		layers = append(layers, len(t.m.Model.Layers)+k)
+	}
+	return layers
+}
+
+// were is a number of things, and the verb.
+func were(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun + " was"
+	}
+	return text.Plural(n, noun) + " were"
+}

@@ -1,0 +1,305 @@
+package verify
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/text"
+)
+
+// What a run looks at: the layers that the pack has stages of, or of these what the user
+// selects. Other parts of the model are not run, and their weights not read.
+
+// scope is which parts of the model are run, and which stages of the pack are compared.
+type scope struct {
+	pack    *Pack
+	config  *config.Config
+	layers  text.Spans             // that the user selects; all if empty
+	stages  []string               // globs of stages that the user selects; all if empty
+	present map[int]bool           // layers that the pack has stages of
+	course  model.Course[struct{}] // what is run; without Start
+	absent  []int                  // layers without a stage that the manifest does not name as absent
+}
+
+// newScope settles what is run. The error says what of the selection the pack has not, or
+// what the pack lacks to begin a layer with.
+func newScope(c *config.Config, pack *Pack, o *Options) (*scope, error) {
+	s := &scope{pack: pack, config: c, layers: o.Layers, stages: o.Stages, present: map[int]bool{}}
+	for name := range pack.Manifest.Tensors {
+		if layer, kind := split(name); layer >= 0 && kind != layerInput {
+			s.present[layer] = true
+		} else if layer > 0 && pack.Manifest.LayerInputs[strconv.Itoa(layer)].Kind == Recorded {
+			s.present[layer-1] = true // it is what that layer gives
+		}
+	}
+	if err := cmp.Or(s.checkSelection(), s.checkInputs()); err != nil {
+		return nil, err
+	}
+	return s, s.settle()
+}
+
+// restricted says whether the user selects a part of the pack.
+func (s *scope) restricted() bool { return len(s.layers)+len(s.stages) > 0 }
+
+// selects says whether a stage is compared, if the pack has it. RoPE's tables, which all
+// layers share, always are.
+func (s *scope) selects(name string) bool {
+	layer, kind := split(name)
+	switch {
+	case isTable(kind):
+		return true
+	case len(s.layers) > 0 && len(s.stages) == 0 && layer < 0, len(s.layers) > 0 && layer >= 0 && !s.layers.Has(layer):
+		return false
+	}
+	return len(s.stages) == 0 || slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, name) })
+}
+
+// matchesGlob says whether a glob of package path matches a stage: its whole name, or what
+// stands behind "model.layers.N.".
+func matchesGlob(glob, name string) bool {
+	_, kind := split(name)
+	whole, _ := path.Match(glob, name)
+	within, _ := path.Match(glob, kind)
+	return whole || within
+}
+
+// checkSelection says what of the user's selection is not in the pack.
+func (s *scope) checkSelection() error {
+	var errs []error
+	if missing := s.layers.Absent(func(l int) bool { return s.present[l] }); missing != nil {
+		has := "has none"
+		if len(s.present) > 0 {
+			has = "has " + text.Ranges(slices.Sorted(maps.Keys(s.present)))
+		}
+		errs = append(errs, fmt.Errorf("layers %s: %s not there: the pack %s", s.layers, text.Ranges(missing), has))
+	}
+	names := slices.Collect(maps.Keys(s.pack.Manifest.Tensors))
+	for _, glob := range s.stages {
+		if _, err := path.Match(glob, ""); err != nil {
+			errs = append(errs, fmt.Errorf("stages %s: not a glob: * stands for anything, ? for a character, [a-z] for one of a set", strconv.Quote(glob)))
+		} else if !slices.ContainsFunc(names, func(name string) bool { return isStage(name) && matchesGlob(glob, name) }) {
+			errs = append(errs, fmt.Errorf("stages %s: the pack has no such stage", strconv.Quote(glob)))
+		}
+	}
+	if errs == nil && s.restricted() && !slices.ContainsFunc(names, func(name string) bool { return s.asked(name) }) {
+		errs = append(errs, errors.New("nothing is selected: the pack has none of these stages in these layers"))
+	}
+	if errs != nil {
+		return &PackError{s.pack.Dir, errs}
+	}
+	return nil
+}
+
+// checkInputs refuses inputs of layers that the decoder has not.
+func (s *scope) checkInputs() error {
+	for _, number := range slices.Sorted(maps.Keys(s.pack.Manifest.LayerInputs)) {
+		if l, _ := strconv.Atoi(number); l >= s.config.NumHiddenLayers {
+			return s.pack.fault(fmt.Sprintf("manifest.json: layer_inputs: layer %d: the decoder has layers 0-%d", l, s.config.NumHiddenLayers-1))
+		}
+	}
+	return nil
+}
+
+// asked says whether the user selects a stage that says something of a part of the model by
+// itself: not RoPE's tables.
+func (s *scope) asked(name string) bool {
+	tables := isTable(name) && !slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, name) })
+	return isStage(name) && !tables && s.selects(name)
+}
+
+// isStage says whether a tensor of a pack is something that a part of the model gave.
+func isStage(name string) bool {
+	_, kind := split(name)
+	return !isInput(name) && kind != layerInput
+}
+
+// isInput says whether a tensor of a pack is what the model ran on.
+func isInput(name string) bool { return name == "input_ids" || name == "attention_mask" }
+
+// settle decides which parts are run.
+func (s *scope) settle() error {
+	c, last := &s.course, s.config.NumHiddenLayers
+	wanted := map[int]bool{} // layers
+	for l := range last {
+		if wanted[l] = s.wants(l); wanted[l] && !s.present[l] {
+			s.absent = append(s.absent, l)
+		}
+	}
+	c.Embedding, c.Predictions = s.wantsEnd(embedded), s.wantedPredictions()
+	c.Head = s.wantsEnd(lastNorm, logits) || c.Predictions > 0
+	if c.Head && !s.pack.Has(before(last)) && !wanted[last-1] {
+		wanted[last-1] = !s.says(last - 1)
+		if err := s.endless(); !wanted[last-1] && err != nil {
+			return err
+		}
+		c.Head = wanted[last-1]
+	}
+	for l := last - 1; l >= 0; l-- {
+		if !wanted[l] {
+			continue
+		}
+		if err := s.lead(l, wanted); err != nil {
+			return err
+		}
+	}
+	for l := range last {
+		if wanted[l] {
+			c.Layers = append(c.Layers, l)
+		}
+	}
+	slices.Sort(c.Given)
+	return nil
+}
+
+// says whether the manifest names layer l as absent.
+func (s *scope) says(l int) bool { return slices.Contains(s.pack.Manifest.Absent.Layers, l) }
+
+// endless says that the pack has stages of the head, or of what is behind it, but nothing that
+// they begin with.
+func (s *scope) endless() error {
+	for _, name := range []string{lastNorm, logits} {
+		if s.pack.Has(name) || s.course.Predictions > 0 {
+			return s.pack.fault(fmt.Sprintf("%s: what it begins with is not there: %s", name, before(s.config.NumHiddenLayers)))
+		}
+	}
+	return nil
+}
+
+// lead sees to it that there is something that layer l, which is wanted, begins with.
+func (s *scope) lead(l int, wanted map[int]bool) error {
+	in, told := s.pack.Manifest.LayerInputs[strconv.Itoa(l)]
+	switch {
+	case told && (in.Kind == Seeded || s.restricted()):
+		s.course.Given = append(s.course.Given, l)
+	case s.restricted() && s.pack.Has(before(l)):
+	case l == 0:
+		s.course.Embedding = true
+	case told || wanted[l-1] || s.pack.Has(before(l)):
+	case s.says(l - 1):
+		return s.pack.fault(fmt.Sprintf("layer %d: what it begins with is not there: neither %s nor %s", l, inputOf(l), before(l)))
+	default:
+		wanted[l-1] = true
+	}
+	return nil
+}
+
+// wants says whether layer l of the decoder has something to be compared, or should have.
+func (s *scope) wants(l int) bool {
+	switch {
+	case s.pack.Manifest.Mode == "train":
+		return true // for the loss, and gradients
+	case !s.restricted():
+		return !slices.Contains(s.pack.Manifest.Absent.Layers, l)
+	}
+	for name := range s.pack.Manifest.Tensors {
+		if layer, kind := split(name); layer == l && kind != layerInput && s.asked(name) {
+			return true
+		}
+	}
+	return false
+}
+
+// wantedPredictions returns how many prediction layers there are up to the last that has
+// something to be compared.
+func (s *scope) wantedPredictions() int {
+	n := predictions(s.config, s.pack)
+	for n > 0 && s.restricted() && !s.wants(s.config.NumHiddenLayers+n-1) {
+		n--
+	}
+	return n
+}
+
+// wantsEnd says whether one of the stages outside of the layers is to be compared, or should
+// be there.
+func (s *scope) wantsEnd(names ...string) bool {
+	return slices.ContainsFunc(names, func(name string) bool {
+		switch {
+		case s.pack.Manifest.Mode == "train":
+			return true
+		case s.pack.Has(name) || s.restricted():
+			return s.pack.Has(name) && s.asked(name)
+		}
+		return !slices.Contains(s.pack.Manifest.Absent.Stages, name)
+	})
+}
+
+// runs says whether a weight belongs to a part that is run.
+func (s *scope) runs(slot model.Slot) bool {
+	c, last := &s.course, s.config.NumHiddenLayers
+	switch {
+	case slot.Layer >= last:
+		return slot.Layer < last+c.Predictions
+	case slot.Layer >= 0:
+		return slices.Contains(c.Layers, slot.Layer)
+	case slot.Param.LookedUp():
+		return c.Embedding || c.Predictions > 0 || c.Head && s.config.TieWordEmbeddings
+	}
+	return c.Head
+}
+
+// reads says whether a weight is read, be it to look for a NaN: those of what is run, and of
+// prediction layers, which are not part of the forward pass, unless a part is selected or they
+// are absent on purpose.
+func (s *scope) reads(slot model.Slot) bool {
+	return s.runs(slot) || slot.Layer >= s.config.NumHiddenLayers && !s.restricted() && !s.says(slot.Layer)
+}
+
+// follows says whether layer l, or the head, begins with what the part before it gives.
+func (s *scope) follows(l int) bool {
+	ran := l == 0 && s.course.Embedding || l > 0 && slices.Contains(s.course.Layers, l-1)
+	return ran && !slices.Contains(s.course.Given, l)
+}
+
+// compares says whether a stage of the pack is compared: one that the user selects, and that
+// is not given.
+func (s *scope) compares(name string) bool {
+	layer, kind := split(name)
+	if kind == layerInput && layer >= 0 {
+		in := s.pack.Manifest.LayerInputs[strconv.Itoa(layer)]
+		return in.Kind == Recorded && s.follows(layer) && s.selects(name)
+	}
+	return s.selects(name)
+}
+
+// starts returns what layer l, or the head, begins with where no other part gives it, and
+// the tensor of the pack that it is.
+func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error) {
+	name := before(l)
+	if l < s.config.NumHiddenLayers && s.pack.Has(inputOf(l)) {
+		name = inputOf(l)
+	}
+	e, shape := s.pack.Manifest.Tensors[name], []int{in.Batch, in.Seq, s.config.HiddenSize}
+	if problem := unfit(e, shape, s.pack.DType); problem != "" {
+		return nil, name, s.pack.fault(text.Quote(name) + ": " + problem)
+	}
+	values, err := s.pack.Float32s(name)
+	if err == nil && !finiteAll(values) {
+		err = s.pack.fault(text.Quote(name) + ": not finite, and a layer begins with it")
+	}
+	return &model.Activation{Shape: shape, Values: values, DType: s.pack.DType}, name, err
+}
+
+// sameRows says whether all tokens of a sequence, padding aside, have the same numbers.
+func sameRows(x *model.Activation, in *model.Input) bool {
+	var first []float32
+	for t := range x.Rows() {
+		if t%in.Seq == 0 {
+			first = nil
+		}
+		switch {
+		case in.AttentionMask != nil && in.AttentionMask[t] == 0:
+		case first == nil:
+			first = x.Row(t)
+		case !slices.Equal(first, x.Row(t)):
+			return false
+		}
+	}
+	return true
+}
