@@ -37,7 +37,7 @@ func quantised(t *testing.T, src altered, d tensor.DType) altered {
 func TestQuantisedPacks(t *testing.T) {
 	for _, pack := range []string{"v1-base/golden-f32", "v1-massive/golden-bf16"} {
 		c, p := open(t, pack)
-		for _, d := range []tensor.DType{tensor.Q8_0, tensor.Q4_0} {
+		for _, d := range []tensor.DType{tensor.Q8_0, tensor.Q4_0, tensor.Q5_1} {
 			src := quantised(t, altered{Source: c}, d)
 			require.NotEmpty(t, src.tensors)
 			r := run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
@@ -45,7 +45,7 @@ func TestQuantisedPacks(t *testing.T) {
 			require.Equal(t, []string{"quantise " + d.String()}, r.Rounding.Operations)
 			require.Equal(t, len(src.tensors), r.Rounding.Weights)
 			require.NotEmpty(t, r.Rounding.Stages)
-			require.NotEqual(t, verify.Fail, r.Verdict, "%s %s: %v", pack, d, r.FirstDivergence)
+			require.Equal(t, verify.Pass, r.Verdict, "%s %s: %v %v", pack, d, r.FirstDivergence, r.Reasons)
 
 			const name = "model.layers.0.self_attn.v_proj.weight"
 			w := src.tensors[name]
@@ -55,6 +55,39 @@ func TestQuantisedPacks(t *testing.T) {
 			src.tensors[name] = w
 			r = run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
 			require.Equal(t, verify.Fail, r.Verdict, "%s %s", pack, d)
+
+			delete(src.tensors, name) // not quantised, and as it was
+			const up = "model.layers.0.mlp.up_proj.weight"
+			src.tensors[up] = tensor.Tensor{DType: d, Shape: src.tensors[up].Shape, Data: make([]byte, len(src.tensors[up].Data))}
+			r = run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
+			require.Equal(t, verify.Fail, r.Verdict, "%s %s: zeros", pack, d)
+			require.Equal(t, "model.layers.0.mlp.output", *r.FirstDivergence)
 		}
 	}
+}
+
+// TestRankedErrors: of quantised weights the report says which layer and which expert are
+// furthest off: here expert 10, the only one in a coarser type.
+func TestRankedErrors(t *testing.T) {
+	c, p := open(t, "v1-base/golden-layers-f32")
+	src := quantised(t, altered{Source: c}, tensor.Q8_0)
+	for name, w := range quantised(t, altered{Source: c}, tensor.Q4_0).tensors {
+		if strings.HasPrefix(name, "model.layers.2.mlp.experts.10.") {
+			src.tensors[name] = w
+		}
+	}
+	r := run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
+	require.Equal(t, verify.Pass, r.Verdict)
+	require.Len(t, r.Rounding.Layers, 1) // all that the pack has
+	require.Equal(t, 2, r.Rounding.Layers[0].Layer)
+	require.Len(t, r.Rounding.Experts, 13)
+	first, second := r.Rounding.Experts[0], r.Rounding.Experts[1]
+	require.Equal(t, 10, first.Expert)
+	require.Contains(t, first.Tensor, "model.layers.2.mlp.experts.10.")
+	require.Greater(t, first.RelRMS, 4*second.RelRMS)
+
+	var out strings.Builder
+	require.NoError(t, r.WriteText(&out))
+	require.Contains(t, out.String(), "\n           experts by error: layer 2 mlp.experts.10.")
+	require.Contains(t, out.String(), ", 8 more below\n")
 }

@@ -1,6 +1,8 @@
 package verify
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -27,6 +29,18 @@ type Rounding struct {
 	// Allowed is the largest that 8 standard deviations allow one of these stages, as
 	// relative RMS.
 	Allowed *float64 `json:"allowed"`
+	// Layers are the stages of largest relative RMS error of each layer, the worst layer first.
+	Layers []RankedError `json:"layers"`
+	// Experts are the same of the single routed experts that the pack has stages of.
+	Experts []RankedError `json:"experts"`
+}
+
+// RankedError is how far the worst stage of a layer, or of a routed expert, is off.
+type RankedError struct {
+	Layer  int     `json:"layer"`
+	Expert int     `json:"expert"` // -1 of layers
+	Tensor string  `json:"tensor"` // the stage
+	RelRMS float64 `json:"rel_rms"`
 }
 
 // roundings are the weights that a conversion rounded to the dtype they are stored in, and
@@ -59,7 +73,7 @@ func (t *tracer) roundings(by func() (map[string]string, error)) (rounded roundi
 
 // explained compares the report with the one in which weights are taken as they are.
 func (r *Report) explained(rounded roundings, plain *Report) {
-	x := &Rounding{Weights: len(rounded), Operations: []string{}, Stages: []string{}}
+	x := &Rounding{Weights: len(rounded), Operations: []string{}, Stages: []string{}, Layers: ranked(r.Checks, false), Experts: ranked(r.Checks, true)}
 	for _, op := range rounded {
 		if !slices.Contains(x.Operations, op) {
 			x.Operations = append(x.Operations, op)
@@ -78,6 +92,34 @@ func (r *Report) explained(rounded roundings, plain *Report) {
 		x.Error, x.Allowed = larger(x.Error, c.RelRMS), larger(x.Allowed, sees[c.Tensor])
 	}
 	r.Rounding = x
+}
+
+// ranked orders layers, or single routed experts, by the stage that is furthest off. What is
+// equal is left out.
+func ranked(checks []Check, experts bool) []RankedError {
+	type place struct{ layer, expert int }
+	at, all := map[place]int{}, []RankedError{}
+	for _, c := range checks {
+		_, kind := split(c.Tensor)
+		_, expert := starred(kind)
+		if c.layer < 0 || c.RelRMS == nil || *c.RelRMS == 0 || experts && expert < 0 {
+			continue
+		}
+		if !experts {
+			expert = -1
+		}
+		e := RankedError{c.layer, expert, c.Tensor, *c.RelRMS}
+		i, seen := at[place{c.layer, expert}]
+		switch {
+		case !seen:
+			at[place{c.layer, expert}] = len(all)
+			all = append(all, e)
+		case e.RelRMS > all[i].RelRMS:
+			all[i] = e
+		}
+	}
+	slices.SortStableFunc(all, func(a, b RankedError) int { return cmp.Compare(b.RelRMS, a.RelRMS) })
+	return all
 }
 
 func larger(a, b *float64) *float64 {
@@ -210,11 +252,37 @@ func halfUnitRows(w *model.Weight, first, n int) model.Weight {
 // weights', so that they do not average out.
 func roundedRMS(width int) float64 { return math.Sqrt(3) + 4/math.Sqrt(float64(width)) }
 
-// String says what was rounded, and what that did.
-func (x *Rounding) String() string {
-	what := fmt.Sprintf("%d weights were rounded when they were converted (%s)", x.Weights, strings.Join(x.Operations, ", "))
+// write writes a line of what was rounded and what that did, and which layers and experts are
+// furthest off.
+func (x *Rounding) write(b *bytes.Buffer) {
+	fmt.Fprintf(b, "%-11s%d weights were rounded when they were converted (%s)", "rounding", x.Weights, strings.Join(x.Operations, ", "))
 	if len(x.Stages) == 0 {
-		return what
+		fmt.Fprintln(b)
+		return
 	}
-	return fmt.Sprintf("%s: %d stages differ by up to %s of their RMS, where 8 σ allow %s", what, len(x.Stages), short(x.Error, "%.1e"), short(x.Allowed, "%.1e"))
+	fmt.Fprintf(b, ": %d stages differ by up to %s of their RMS, where 8 σ allow %s\n", len(x.Stages), short(x.Error, "%.1e"), short(x.Allowed, "%.1e"))
+	fmt.Fprintf(b, "%-11slayers by error: %s\n", "", rankedInWords(x.Layers))
+	if len(x.Experts) == 0 {
+		fmt.Fprintf(b, "%-11sexperts have no order: the pack has no stages of single ones\n", "")
+		return
+	}
+	fmt.Fprintf(b, "%-11sexperts by error: %s\n", "", rankedInWords(x.Experts))
+}
+
+// mostRanked is how many layers and experts are named in words; JSON has all.
+const mostRanked = 5
+
+func rankedInWords(all []RankedError) string {
+	var words []string
+	for _, e := range all[:min(mostRanked, len(all))] {
+		_, kind := split(e.Tensor)
+		words = append(words, fmt.Sprintf("layer %d %s %.1e", e.Layer, kind, e.RelRMS))
+	}
+	if more := len(all) - len(words); more > 0 {
+		words = append(words, fmt.Sprintf("%d more below", more))
+	}
+	if len(words) == 0 {
+		return "none is off"
+	}
+	return strings.Join(words, ", ")
 }

@@ -82,7 +82,7 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 		fmt.Fprintf(b, "%-11s%s\n", "limits", from)
 	}
 	if r.Rounding != nil {
-		fmt.Fprintf(b, "%-11s%s\n", "rounding", r.Rounding)
+		r.Rounding.write(b)
 	}
 	fmt.Fprintln(b)
 }

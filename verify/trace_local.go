@@ -181,7 +181,7 @@ func (t *localTrace) roundedTo(x *value) tensor.DType {
 		return d
 	}
 	for _, name := range t.attribution.weights(x) {
-		if to := t.set.Find(name).DType; t.rounded[name] != "" && (d == x.DType || blindness[to] > blindness[d]) {
+		if to := t.set.Find(name).DType; t.rounded[name] != "" && (d == x.DType || blindness(to) > blindness(d)) {
 			d = to
 		}
 	}
