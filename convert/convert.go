@@ -47,7 +47,7 @@ type OverflowError = engine.OverflowError
 // Plan plans what Run does. A src whose list of tensors does not fit in o.Memory is
 // refused.
 func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
-	if err := o.CheckPlanning(src.Path, plan.PlanningMemory(src)); err != nil {
+	if err := o.CheckPlanning(src.Path, plan.PlanningMemory(src, o.Options)); err != nil {
 		return nil, err
 	}
 	return plan.Conversion(src, o.Options)

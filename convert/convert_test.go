@@ -197,7 +197,7 @@ func TestOverlapIsRefused(t *testing.T) {
 		_, err := Run(t.Context(), dst, src, Options{})
 		require.ErrorContains(t, err, want, dst)
 	}
-	index := open(t, filepath.Join(dir, checkpoint.Written().Index))
+	index := open(t, filepath.Join(dir, safetensors.Format().Index))
 	for _, dst := range []string{dir, filepath.Join(dir, "out"), filepath.Join(elsewhere, "link", "out")} {
 		_, err := Run(t.Context(), dst, index, Options{})
 		require.ErrorContains(t, err, "the source", "given by its index")
@@ -267,7 +267,7 @@ func TestListOfTensorsFitsMemory(t *testing.T) {
 	for s := range model.FamilyOf(c).Slots(c) {
 		infos = append(infos, s.Info(tensor.BF16))
 	}
-	fixture.Sparse(t, dir, checkpoint.Written(), infos, 5_000_000_000)
+	fixture.Sparse(t, dir, safetensors.Format(), infos, 5_000_000_000)
 	fixture.Write(t, dir, checkpoint.ConfigName, string(c.JSON()))
 	src := open(t, dir)
 	tight := Settings{Memory: 64 << 20}

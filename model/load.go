@@ -118,7 +118,7 @@ func (m *DeepseekForCausalLM) shareCopies() {
 // no views is read when the layer runs.
 func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, err error) {
 	bound.Name = w.Name
-	if u, ok := weights.AsUnviewed(src); ok && ofLayer {
+	if u, ok := w.AsUnviewed(src); ok && ofLayer {
 		bound.Tensor, bound.unread = tensor.Tensor{DType: w.DType, Shape: w.Shape}, &unread{w, u}
 	} else {
 		bound.Tensor, err = w.View(src)

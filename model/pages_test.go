@@ -21,7 +21,7 @@ type unviewed struct {
 	in   func(name string) // called with each tensor that is read
 }
 
-func (u unviewed) HasViews() bool { return false }
+func (u unviewed) HasView(string) bool { return false }
 
 func (u unviewed) Room(n int64) error {
 	*u.most = max(*u.most, n)

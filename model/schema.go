@@ -28,6 +28,7 @@ type Family struct {
 // true.
 type Param struct {
 	Name   string // "{l}" stands for a decoder layer, "{e}" for a routed expert
+	GGUF   GGUF   // where llama.cpp's files have it
 	Module Module // that the weight belongs to
 	When   *When  // nil: every layer has the weight
 	Shape  []Dim  // outermost first, as torch has it: [out_features, in_features]

@@ -75,7 +75,7 @@ const pieceSize = 1 << 20
 // pieces yields the bytes of a weight: all at once, or where it has no view in parts.
 func (t *tracer) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
-		u, unviewed := weights.AsUnviewed(t.src)
+		u, unviewed := w.AsUnviewed(t.src)
 		if !unviewed {
 			x, err := w.View(t.src)
 			if yield(x.Data, err); t.o.Pages != nil && len(x.Data) > 0 {

@@ -74,7 +74,7 @@ func describe(cmd *cobra.Command, path string, seq int) (report, error) {
 	if seq < 0 || seq > maxSeq {
 		return nil, misuse(cmd, "--seq is not in 1..100000000")
 	}
-	c, _, err := readConfig(configPath(path))
+	c, _, err := configOf(path)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ func (f *compareFlags) report(cmd *cobra.Command, given []string) (report, error
 
 // compareConfig compares the layers of the config at path.
 func compareConfig(path string, m int, names []string) (report, error) {
-	c, _, err := readConfig(configPath(path))
+	c, _, err := configOf(path)
 	if err != nil {
 		return nil, err
 	}

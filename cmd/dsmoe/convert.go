@@ -4,19 +4,21 @@ import (
 	"context"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
-	"dsmoe/model/tensor"
 )
 
 // convertFlags are the flags of convert.
 type convertFlags struct {
+	to            formatFlag
 	dtype         weightType
 	experts       expertsFlag
 	shard         shardSize
@@ -24,6 +26,7 @@ type convertFlags struct {
 	include       []string
 	exclude       []string
 	noMTP         bool
+	mtp           bool
 	memory        byteSize
 	allowOverflow bool
 	verify        bool
@@ -38,12 +41,12 @@ func newConvert() *cobra.Command {
 	f := convertFlags{shard: plan.DefaultShardBytes, memory: convert.DefaultMemory}
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
-		Short: "Write a checkpoint in another dtype, shard size or expert layout",
+		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
 		Long: `Writes the checkpoint SRC anew: in other shards, another dtype or another layout of
-the routed experts, or a part of it, in any combination. SRC is a directory, an index,
-the hub's cache of a model, or a .safetensors or .bin file; nothing in a .bin file is
-ever executed. The other files of SRC's directory, such as the tokenizer, go along, but
-not with a single weight file.
+the routed experts, or a part of it, in any combination, as safetensors or as GGUF. SRC
+is a directory, an index, the hub's cache of a model, or a .safetensors, .gguf or .bin
+file; nothing in a .bin file is ever executed. The other files of SRC's directory, such
+as the tokenizer, go along, but not with a single weight file.
 
 Everything is planned from the headers first: --dry-run prints the plan. The output
 is assembled in a hidden directory beside DST, read again, compared with the source,
@@ -62,6 +65,14 @@ Integers stay, and so does e_score_correction_bias, which decides the routing. A
 that makes a number infinite is refused, unless --allow-overflow is given. Numbers that
 become zero, and those that are infinite or NaN in SRC, are counted.
 
+--to gguf writes DST/model.gguf, or shards, for llama.cpp: architecture deepseek for the
+first DeepSeekMoE, deepseek2 for V2 and V3 in the layout with attn_k_b and attn_v_b. The
+tokenizer and the config go into it, nothing else goes along. --type may then also be a
+mixture of llama.cpp's quantiser: q8_0, q4_0, q4_k_m, q5_k_m, q6_k. Norms, routers and
+biases are F32 there; keep leaves the others in their dtypes, but FP8 becomes BF16.
+Prediction layers are left out unless --mtp is given. A model that llama.cpp would
+compute otherwise is refused. A GGUF file made with keep gives the same bits back.
+
 --include and --exclude take globs (*, ?, [a-z]) of Hugging Face's per-expert names.
 --layers 0-3 makes a smaller model; layers keep their numbers. --no-mtp drops the
 multi-token prediction layers of DeepSeek-V3. config.json's numbers of layers follow.
@@ -71,6 +82,9 @@ what is not there.`,
   dsmoe convert fixtures/v3/checkpoint one-file --max-shard-size none
   dsmoe convert fixtures/v3-fp8/checkpoint v3-bf16 --type bf16
   dsmoe convert fixtures/v3/checkpoint fused --experts fused
+  dsmoe convert fixtures/v3/checkpoint v3-gguf --to gguf
+  dsmoe convert fixtures/v3-fp8/checkpoint v3-q8 --to gguf --type q8_0
+  dsmoe convert v3-gguf back
   dsmoe convert fixtures/v3/checkpoint --exclude '*.mlp.experts.*' --dry-run
   dsmoe convert --check fused`,
 		Args:        f.args,
@@ -84,13 +98,15 @@ what is not there.`,
 
 func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.Var(&f.dtype, "type", "dtype of float weights: f32, f16, bf16 or keep; float32, fp16, half, … will do")
+	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf")
+	flags.Var(&f.dtype, "type", "dtype of float weights: f32, f16, bf16 or keep; float32, fp16, half, … will do; a mixture for gguf")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
 	flags.Var(&f.shard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file")
 	flags.Var(spansFlag{&f.layers, "layers"}, "layers", "keep only these decoder `layers`: 0-3,7")
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
+	flags.BoolVar(&f.mtp, "mtp", false, "keep them in a GGUF file, which has none otherwise")
 	flags.Var(&f.memory, "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
@@ -111,7 +127,13 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 	case f.dryRun && len(given) == 1:
 		return nil
 	}
-	return expect("SRC", "DST")(cmd, given)
+	if err := expect("SRC", "DST")(cmd, given); err != nil {
+		return err
+	}
+	if strings.EqualFold(filepath.Ext(given[1]), ".gguf") {
+		return misuse(cmd, "DST is a directory, and cannot have the extension of a file: --to gguf writes DST/model.gguf")
+	}
+	return nil
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
@@ -151,8 +173,8 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 
 // convert plans or converts.
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string, s convert.Settings) (report, error) {
-	o := convert.Options{Settings: s, Options: plan.Options{DType: tensor.DType(f.dtype), Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
-		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP}}
+	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, Mixture: f.dtype.mixture, Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
+		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp, Format: string(f.to)}}
 	if f.dryRun {
 		return convert.Plan(src, o)
 	}

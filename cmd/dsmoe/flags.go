@@ -4,6 +4,7 @@ package main
 // words the shell completes.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/big"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -158,31 +160,44 @@ func (c *choice) Set(word string) error {
 
 func (c *choice) completions() []string { return c.words }
 
-// weightType is a flag: the dtype of weights.
-type weightType tensor.DType
+// weightType is a flag: the dtype of weights, or a mixture of types that a format has.
+type weightType struct {
+	dtype   tensor.DType
+	mixture string
+}
 
-// Set reads a dtype.
+// Set reads a dtype, or a mixture's name.
 func (t *weightType) Set(word string) error {
 	d, ok := dtypeNamed(word)
-	if word != "keep" && (!ok || !d.Casts()) {
-		return errors.New("not f32, f16, bf16 or keep")
+	mixture := strings.ToLower(word)
+	switch {
+	case word == "keep", ok && d.Casts():
+		*t = weightType{dtype: d}
+	case slices.Contains(checkpoint.Mixtures(), mixture):
+		*t = weightType{mixture: mixture}
+	default:
+		return fmt.Errorf("not f32, f16, bf16 or keep, nor, for GGUF, %s", strings.Join(checkpoint.Mixtures(), ", "))
 	}
-	*t = weightType(d)
 	return nil
 }
 
 // String returns the dtype as the format spells it.
 func (t *weightType) String() string {
-	if tensor.DType(*t) == tensor.Invalid {
+	switch {
+	case t.mixture != "":
+		return t.mixture
+	case t.dtype == tensor.Invalid:
 		return "keep"
 	}
-	return tensor.DType(*t).String()
+	return t.dtype.String()
 }
 
 // Type names the flag's values in the help.
 func (t *weightType) Type() string { return "dtype" }
 
-func (t *weightType) completions() []string { return []string{"bf16", "f16", "f32", "keep"} }
+func (t *weightType) completions() []string {
+	return append([]string{"bf16", "f16", "f32", "keep"}, checkpoint.Mixtures()...)
+}
 
 // shardSize is a byteSize that can be none: no limit.
 type shardSize int64
@@ -232,6 +247,26 @@ func (e *expertsFlag) String() string { return plan.Experts(*e).String() }
 func (e *expertsFlag) Type() string { return "layout" }
 
 func (e *expertsFlag) completions() []string { return []string{"fused", "keep", "per-expert"} }
+
+// formatFlag is a flag: a format that checkpoints are written in.
+type formatFlag string
+
+// Set reads a format's name.
+func (f *formatFlag) Set(word string) error {
+	if _, err := checkpoint.Written(word); err != nil || word == "" {
+		return fmt.Errorf("not %s", strings.Join(checkpoint.WrittenNames(), " or "))
+	}
+	*f = formatFlag(word)
+	return nil
+}
+
+// String returns what Set reads.
+func (f *formatFlag) String() string { return cmp.Or(string(*f), checkpoint.WrittenNames()[0]) }
+
+// Type names the flag's values in the help.
+func (f *formatFlag) Type() string { return "format" }
+
+func (f *formatFlag) completions() []string { return checkpoint.WrittenNames() }
 
 // spansFlag is a flag: a set of layers, or of experts.
 type spansFlag struct {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/text"
 	"dsmoe/verify/inspect"
@@ -24,7 +25,8 @@ by one token, tensors, dtypes, sizes, and the first findings of inspect audit.
 CHECKPOINT is a directory with config.json and its weights: model.safetensors, or shards
 with model.safetensors.index.json; or PyTorch's pytorch_model.bin, or shards with
 pytorch_model.bin.index.json. Or it is one such file (.safetensors, .bin, .pt, .pth) or
-an index, beside its config.json; or the hub's cache of a model (models--x--y). Only
+an index, beside its config.json; or the hub's cache of a model (models--x--y); or a
+.gguf file, any of its shards, or their directory, whose config is in its keys. Only
 headers are read, never a weight.`,
 		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
   dsmoe inspect --json fixtures/v1-base/checkpoint`,
@@ -170,6 +172,20 @@ func answer(err error, yes bool) error {
 		return errNo
 	}
 	return err
+}
+
+// configOf reads the config of a checkpoint, or a config, and returns its text too.
+func configOf(path string) (*config.Config, []byte, error) {
+	if !checkpoint.HasConfigInside(path) {
+		return readConfig(configPath(path))
+	}
+	c, err := checkpoint.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer c.Close()
+	document, err := c.ConfigText()
+	return c.Config, document, err
 }
 
 // configPath returns the config.json of a checkpoint: in the directory at path, or

@@ -29,10 +29,11 @@ func TestLayers(t *testing.T) {
 		"convert/internal/engine":  {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
 		"convert/plan":             {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model", "model/weights", "config", "model/tensor"},
 		"convert/operation":        {"model/tensor"},
-		"convert/checkpoint":       {"convert/safetensors", "convert/torchbin", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/weights", "config", "model/tensor"},
+		"convert/checkpoint":       {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/weights", "config", "model/tensor"},
 		"convert/safetensors":      {"convert/format", "model/tensor"},
 		"convert/torchbin":         {"convert/format", "model/tensor"},
-		"convert/format":           {"model/tensor"},
+		"convert/gguf":             {"convert/format", "model", "config", "model/tensor"},
+		"convert/format":           {"config", "model/tensor"},
 		"convert/internal/disk":    {},
 		"convert/internal/digest":  {},
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests

@@ -47,7 +47,7 @@ Allocators, fragmentation and workspaces of kernels are not counted.`,
 	batches := cmd.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
 	out.plot = addPlot(cmd, "bars of what each context and batch takes")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
-		c, _, err := readConfig(configPath(args[0]))
+		c, _, err := configOf(args[0])
 		if err != nil {
 			return err
 		}

@@ -238,13 +238,12 @@ func (o *routingFlags) golden(path string) (*inspect.Routing, error) {
 // recorded sets what --config knows of the model of a pack. The checkpoint that it returns is
 // opened for the gates' biases alone; it is nil where there are none.
 func (o *routingFlags) recorded(g *inspect.Golden, pack *verify.Pack) (*checkpoint.Checkpoint, error) {
-	file := configPath(o.config)
 	g.Model = o.config
-	stored, _, err := readConfig(file)
+	stored, _, err := configOf(o.config)
 	if err != nil {
 		return nil, err
 	}
-	if g.Config, err = pack.Config(stored, ""); err != nil || g.Config.TopKMethod != "noaux_tc" || file == o.config {
+	if g.Config, err = pack.Config(stored, ""); err != nil || g.Config.TopKMethod != "noaux_tc" || configPath(o.config) == o.config {
 		return nil, err
 	}
 	c, err := checkpoint.Open(o.config)
@@ -257,7 +256,7 @@ func (o *routingFlags) recorded(g *inspect.Golden, pack *verify.Pack) (*checkpoi
 
 // logged reads ESFT's logs.
 func (o *routingFlags) logged(cmd *cobra.Command, path string, files []string) (*inspect.Routing, error) {
-	c, _, err := readConfig(configPath(o.config))
+	c, _, err := configOf(o.config)
 	if err != nil {
 		return nil, err
 	}

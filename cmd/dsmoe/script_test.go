@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/safetensors"
 )
 
 func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"dsmoe": main}) }
@@ -185,9 +184,10 @@ func pokeCommand(ts *testscript.TestScript, neg bool, args []string) {
 
 // tensorData returns a tensor's bytes within its file's.
 func tensorData(ts *testscript.TestScript, file string, data []byte, name string) []byte {
-	header, err := safetensors.ReadHeader(bytes.NewReader(data), int64(len(data)), file)
+	f, err := checkpoint.FormatOf(file).Open(ts.MkAbs(file))
 	ts.Check(err)
-	info, offset, ok := header.Lookup(name)
+	defer f.Close()
+	info, offset, ok := f.Lookup(name)
 	if !ok {
 		ts.Fatalf("%s has no tensor %s", file, name)
 	}

@@ -91,7 +91,7 @@ func (o synthOptions) rule() string { return fmt.Sprintf("seed %d, gates %s", o.
 
 // synthesise writes the synthetic checkpoint.
 func synthesise(ctx context.Context, configFile, dst string, o synthOptions, stderr io.Writer) (*synthesised, error) {
-	c, document, err := readConfig(configPath(configFile))
+	c, document, err := configOf(configFile)
 	if err != nil {
 		return nil, err
 	}

@@ -177,7 +177,10 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	defer b.remove()
 	options := o.options(pack.DType, func(_, _ int) { b.add(1) })
 	options.Pages = c
-	options.Rounded = func() (map[string]string, error) { return convert.Rounded(ctx, c.Dir) }
+	options.Rounded = func() (map[string]string, error) {
+		rounded, err := convert.Rounded(ctx, c.Dir)
+		return c.Named(rounded), err
+	}
 	r.Report, err = verify.Run(ctx, c.Config, c, pack, options)
 	var mismatch *model.MismatchError
 	if errors.As(err, &mismatch) {
@@ -216,6 +219,9 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, h
 	f.Files, f.Hashes = map[string]string{}, map[string]string{}
 	dir := c.Dir
 	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
+	if c.ConfigInside() {
+		delete(held, checkpoint.ConfigName)
+	}
 	for _, file := range c.Inventory.Files {
 		held[file.Name] = hashWeights
 	}
@@ -254,7 +260,7 @@ func (f *checkpointFiles) String() string {
 	}
 	var parts []string
 	if state, ok := f.Files[checkpoint.ConfigName]; ok {
-		parts = append(parts, checkpoint.ConfigName+" "+map[string]string{"same": "is the pack's", "differs": "differs from the pack's"}[state])
+		parts = append(parts, checkpoint.ConfigName+" "+map[string]string{"same": "is the pack's", "differs": "differs from the pack's", "not there": "is not there, but keys in its place"}[state])
 	}
 	for _, state := range slices.Sorted(maps.Keys(count)) {
 		if state != "not hashed" {

@@ -31,8 +31,9 @@ type Checkpoint struct {
 	Config    *config.Config // its config.json
 	Inventory *Inventory     // what it consists of, with Notes and without Problems
 
-	files []format.File
-	where map[string]int // the file of each tensor
+	files    []format.File
+	where    map[string]int // the file of each tensor
+	assembly *assembly      // the tensors of a format with a dialect; nil for others
 
 	hasViews func() bool
 
@@ -75,6 +76,9 @@ func Open(path string) (*Checkpoint, error) {
 
 // Tensors yields the tensors of one file after the other, each in file order.
 func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
+	if c.assembly != nil {
+		return c.assembly.infos
+	}
 	return func(yield func(tensor.Info) bool) {
 		for _, f := range c.files {
 			for info := range f.Tensors() {
@@ -86,8 +90,12 @@ func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
 	}
 }
 
-// Tensor returns a view of the named tensor's mapped bytes, valid until Close.
+// Tensor returns a view of the named tensor's mapped bytes, valid until Close. What is in
+// parts, or in another order, has none.
 func (c *Checkpoint) Tensor(name string) (tensor.Tensor, error) {
+	if c.assembly != nil {
+		return c.assembled(name)
+	}
 	i, ok := c.where[name]
 	if !ok {
 		return tensor.Tensor{}, c.unknown(name)
@@ -98,6 +106,12 @@ func (c *Checkpoint) Tensor(name string) (tensor.Tensor, error) {
 // HasViews says whether the address space has room for all files and as much again. If not,
 // package weights reads tensors instead of viewing them.
 func (c *Checkpoint) HasViews() bool { return c.hasViews() }
+
+// HasView says whether the named tensor can be viewed: all can that are one run of stored
+// elements, if there is room for them.
+func (c *Checkpoint) HasView(name string) bool {
+	return c.HasViews() && (c.assembly == nil || c.assembly.whole(name))
+}
 
 // Room says why n bytes cannot be read into memory; nil if they can. The error is an *Error.
 func (c *Checkpoint) Room(n int64) error {
@@ -111,20 +125,24 @@ func (c *Checkpoint) unknown(name string) error {
 	return fmt.Errorf("%s: tensor %s: not in this checkpoint", text.Quote(c.Path), text.Quote(name))
 }
 
-// Place returns the index in Inventory.Files of the file that holds the named tensor, and
-// the offset there of its first byte.
-func (c *Checkpoint) Place(name string) (file int, offset int64, err error) {
-	file, ok := c.where[name]
+// Place returns the index in Inventory.Files of the file that holds the stored tensor of
+// that name, and the offset there of its first byte.
+func (c *Checkpoint) Place(stored string) (file int, offset int64, err error) {
+	file, ok := c.where[stored]
 	if !ok {
-		return 0, 0, c.unknown(name)
+		return 0, 0, c.unknown(stored)
 	}
-	_, offset, _ = c.files[file].Lookup(name)
+	_, offset, _ = c.files[file].Lookup(stored)
 	return file, offset, nil
 }
 
-// ReadAt fills dst with the named tensor's bytes from offset on. It reads the file, not
-// its mapping, so that memory stays what the caller gives.
+// ReadAt fills dst with the named tensor's bytes from offset on, whole elements of it. It
+// reads the file, not its mapping, so that memory stays what the caller gives, and for a
+// tensor in another order some MiB.
 func (c *Checkpoint) ReadAt(name string, dst []byte, offset int64) error {
+	if c.assembly != nil {
+		return c.readAssembled(name, dst, offset)
+	}
 	file, start, err := c.Place(name)
 	if err != nil {
 		return err
@@ -223,8 +241,11 @@ func isIn(dir, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// ConfigText returns config.json as it is written.
+// ConfigText returns config.json as it is written, or as the weight files' keys say it.
 func (c *Checkpoint) ConfigText() ([]byte, error) {
+	if c.assembly != nil {
+		return c.assembly.Config, nil
+	}
 	f, err := c.OpenOther(ConfigName)
 	if err != nil {
 		return nil, err
@@ -241,6 +262,9 @@ const perTensor = 136
 func (c *Checkpoint) Memory() (n int64) {
 	for info := range c.Tensors() {
 		n += perTensor + NameMemory(info.Name) + 8*int64(len(info.Shape))
+	}
+	if c.assembly != nil {
+		n += c.assembly.memory()
 	}
 	return n
 }

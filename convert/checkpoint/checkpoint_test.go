@@ -128,7 +128,7 @@ func brokenFiles() []broken {
 		}, []string{"pytorch_model.bin: is not a zip archive"}, nil},
 		{"gguf only", whole, func(t *testing.T, dir string) {
 			require.NoError(t, os.Rename(filepath.Join(dir, "model.safetensors"), filepath.Join(dir, "model.gguf")))
-		}, []string{"model.gguf is a GGUF file"}, nil},
+		}, []string{"model.gguf: is no GGUF file"}, nil},
 		{"pickle named safetensors", whole, func(t *testing.T, dir string) {
 			fixture.Write(t, dir, "model.safetensors", "PK\x03\x04\x00\x00\x08\x08")
 		},
@@ -253,9 +253,9 @@ func TestUnusablePaths(t *testing.T) {
 	fixture.Link(t, "gone", filepath.Join(dir, "dangling"))
 	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "fifo.safetensors"), 0o644))
 	for path, want := range map[string]string{
-		filepath.Join(dir, "none"):             "none: no such file or directory",
-		filepath.Join(dir, "dangling"):         "is a link to gone, which does not exist",
-		filepath.Join(dir, "model.gguf"):       "is a GGUF file",
+		filepath.Join(dir, "none"):     "none: no such file or directory",
+		filepath.Join(dir, "dangling"): "is a link to gone, which does not exist",
+
 		filepath.Join(dir, "model.ckpt"):       "is a PyTorch pickle",
 		filepath.Join(dir, "readme"):           "is not a checkpoint",
 		filepath.Join(dir, "fifo.safetensors"): "neither a directory nor a regular file",

@@ -1,18 +1,21 @@
 package checkpoint
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"dsmoe/convert/format"
+	"dsmoe/convert/gguf"
 	"dsmoe/convert/safetensors"
 	"dsmoe/convert/torchbin"
+	"dsmoe/text"
 )
 
 // formats lists the formats of weights that are read, in the order in which a directory
 // is searched for them.
-var formats = []*format.Format{safetensors.Format(), torchbin.Format()}
+var formats = []*format.Format{safetensors.Format(), torchbin.Format(), gguf.Format()}
 
 // formatOf returns the first format for which is holds, nil if there is none.
 func formatOf(is func(*format.Format) bool) *format.Format {
@@ -42,8 +45,6 @@ func IsWeights(file string) bool { return FormatOf(file) != nil || foreignKind(f
 // foreignKind names weight files that are not read, by their extension.
 func foreignKind(file string) string {
 	switch strings.ToLower(filepath.Ext(file)) {
-	case ".gguf":
-		return "a GGUF file"
 	case ".bin", ".pt", ".pth", ".ckpt":
 		return "a PyTorch pickle"
 	case ".h5", ".msgpack", ".onnx", ".npz":
@@ -52,5 +53,35 @@ func foreignKind(file string) string {
 	return ""
 }
 
-// Written returns the format that checkpoints are written in.
-func Written() *format.Format { return formats[0] }
+// Written returns the format of that name, in small letters, in which checkpoints can be
+// written; without a name it is safetensors.
+func Written(name string) (*format.Format, error) {
+	if name == "" {
+		return formats[0], nil
+	}
+	f := formatOf(func(f *format.Format) bool { return strings.ToLower(f.Name) == name && f.Layout != nil })
+	if f == nil {
+		return nil, fmt.Errorf("format %s: %s can be written", text.Quote(name), strings.Join(WrittenNames(), " and "))
+	}
+	return f, nil
+}
+
+// Mixtures lists the words for mixtures of types that formats have.
+func Mixtures() (words []string) {
+	for _, f := range formats {
+		if f.Dialect != nil {
+			words = append(words, f.Dialect.Types...)
+		}
+	}
+	return words
+}
+
+// WrittenNames lists the names that Written takes.
+func WrittenNames() (names []string) {
+	for _, f := range formats {
+		if f.Layout != nil {
+			names = append(names, strings.ToLower(f.Name))
+		}
+	}
+	return names
+}

@@ -66,6 +66,8 @@ type scanner struct {
 	inv    *Inventory
 	opened []format.File  // as inv.Files
 	where  map[string]int // the first of the files that hold a tensor
+
+	assembly *assembly // what the files hold, if their format has a dialect
 }
 
 func scan(path string) (*scanner, error) {
@@ -74,12 +76,17 @@ func scan(path string) (*scanner, error) {
 		return nil, err
 	}
 	s := &scanner{location: *loc, inv: &Inventory{Path: path, Files: []FileInfo{}, Problems: []Problem{}, Notes: []Problem{}}}
-	s.readConfig()
+	if s.format.Dialect == nil {
+		s.readConfig()
+	}
 	s.readIndex()
 	s.inv.Problems = append(s.inv.Problems, s.problems...)
 	s.inv.Notes = append(s.inv.Notes, s.notes...)
 	s.openFiles()
 	s.indexTensors()
+	if s.format.Dialect != nil {
+		s.assemble()
+	}
 	if s.inv.Index != nil {
 		s.checkIndex()
 		s.checkStrays()
@@ -214,7 +221,7 @@ func (s *scanner) indexTensors() {
 			first, twin := s.where[t.Name]
 			if !twin {
 				s.where[t.Name] = i
-			} else if s.inv.Index != nil || s.together {
+			} else if (s.inv.Index != nil || s.together) && s.format.Dialect == nil {
 				s.problem(Problem{File: f.Name, Tensor: t.Name, Cause: "is in " + text.Quote(s.inv.Files[first].Name) + " too"})
 			}
 		}

@@ -57,7 +57,11 @@ func locateFile(path string) (*location, error) {
 	}
 	if f := FormatOf(name); f != nil {
 		l := &location{dir: dir, format: f, files: []string{name}, alone: true}
-		if _, part, ok := shardFamily(name); ok {
+		if family, part, ok := shardFamily(name); ok && f.Index == "" {
+			entries, err := readDir(dir)
+			l.takeSet(family, belonging(f, entries))
+			return l, err
+		} else if ok {
 			l.notes = []Problem{{File: name, Cause: "only this file is read, of a set of shards: it is " + part}}
 		}
 		return l, nil
@@ -102,6 +106,7 @@ func locateDir(path string) (*location, error) {
 			return l, nil
 		}
 	}
+	l.format = formats[0]
 	if i := slices.IndexFunc(entries, IsAdapter); i >= 0 {
 		return nil, &Error{Path: path, Problems: []Problem{{File: entries[i], Cause: isAdapter, Hint: adapterHint}}}
 	}
@@ -114,6 +119,8 @@ func locateDir(path string) (*location, error) {
 func (l *location) find(f *format.Format, entries []string) bool {
 	l.format, l.weightFiles = f, belonging(f, entries)
 	switch {
+	case f.Index == "":
+		return l.sets()
 	case slices.Contains(entries, f.Single):
 		l.single(slices.Contains(entries, f.Index))
 	case slices.Contains(entries, f.Index):
@@ -124,6 +131,54 @@ func (l *location) find(f *format.Format, entries []string) bool {
 		return false
 	}
 	return true
+}
+
+// sets takes the files of a format without an index: one file, or all of a set of shards.
+// Several models in one directory are a problem.
+func (l *location) sets() bool {
+	var sets []string // the names of the first files
+	for _, name := range l.weightFiles {
+		family, _, _ := shardFamily(name)
+		if family == "" || !slices.ContainsFunc(sets, func(first string) bool { other, _, _ := shardFamily(first); return other == family }) {
+			sets = append(sets, name)
+		}
+	}
+	if len(sets) == 0 {
+		return false
+	}
+	if len(sets) > 1 {
+		l.problems = append(l.problems, Problem{Cause: fmt.Sprintf("holds %d models: %s", len(sets), strings.Join(quoteAll(sets), ", ")), Hint: "give the path of one of these files"})
+		return true
+	}
+	if family, _, ok := shardFamily(sets[0]); ok {
+		l.takeSet(family, l.weightFiles)
+	} else {
+		l.files = sets
+	}
+	return true
+}
+
+func quoteAll(names []string) []string {
+	quoted := make([]string, len(names))
+	for i, name := range names {
+		quoted[i] = text.Quote(name)
+	}
+	return quoted
+}
+
+// takeSet takes the shards of a set among names, which must be all of them.
+func (l *location) takeSet(family string, names []string) {
+	l.files, l.together = nil, true
+	for _, name := range names {
+		if other, _, _ := shardFamily(name); other == family {
+			l.files = append(l.files, name)
+		}
+	}
+	if !isWholeSet(l.files) {
+		_, part, _ := shardFamily(l.files[0])
+		l.problems = append(l.problems, Problem{File: l.files[0], Cause: fmt.Sprintf("is %s, but there are %s of this set", part, text.Plural(len(l.files), "file")),
+			Hint: "download the others"})
+	}
 }
 
 // belonging lists the files that belong to a checkpoint in the format.

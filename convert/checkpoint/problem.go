@@ -73,6 +73,13 @@ func unusable(path, cause, hint string) error {
 
 // ProblemsOf turns an error about one file into problems.
 func ProblemsOf(file string, err error) []Problem {
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
+		var problems []Problem
+		for _, err := range several.Unwrap() {
+			problems = append(problems, ProblemsOf(file, err)...)
+		}
+		return problems
+	}
 	var bad *format.Error
 	if errors.As(err, &bad) {
 		cause := bad.Cause

@@ -161,8 +161,8 @@ func TestFormatsOfNames(t *testing.T) {
 		"pytorch_model.bin":                 "PyTorch, weights",
 		"x.pt":                              "PyTorch, weights",
 		"x.pth":                             "PyTorch, weights",
-		"x.gguf":                            ", weights",
-		"X.GGUF":                            ", weights",
+		"x.gguf":                            "GGUF, weights",
+		"X.GGUF":                            "GGUF, weights",
 		"x.ckpt":                            ", weights",
 		"x.BIN":                             ", weights",
 		"x.h5":                              ", weights",
@@ -193,7 +193,13 @@ func TestFormatsOfNames(t *testing.T) {
 		}
 		require.Equal(t, want, got, name)
 	}
-	require.NotNil(t, Written().Layout, "what is written can be laid out")
+	for _, name := range append(WrittenNames(), "") {
+		f, err := Written(name)
+		require.NoError(t, err)
+		require.NotNil(t, f.Layout, "what is written can be laid out")
+	}
+	_, err := Written("pytorch")
+	require.EqualError(t, err, "format pytorch: safetensors and gguf can be written")
 }
 
 // TestLargeIndex: an index beyond the limits is refused without being read to its end.

@@ -6,8 +6,10 @@ package format
 
 import (
 	"io"
+	"io/fs"
 	"iter"
 
+	"dsmoe/config"
 	"dsmoe/model/tensor"
 )
 
@@ -33,9 +35,101 @@ type Format struct {
 	// type *Error.
 	Open func(path string) (File, error)
 	// Layout lays out the tensors of a new file, in the order that the format's own
-	// library writes them in. Nil metadata is the format's default. It is nil for a format
-	// that is only read.
-	Layout func(tensors []tensor.Info, metadata map[string]string) (Layout, error)
+	// library writes them in. It is nil for a format that is only read.
+	Layout func(tensors []tensor.Info, head Head) (Layout, error)
+
+	// Dialect is how the format names and arranges tensors, if not as HuggingFace does.
+	Dialect *Dialect
+}
+
+// Head is what a file says beside its tensors. The zero value is the format's default.
+type Head struct {
+	Keys    []byte // as Dialect.Describe encodes them
+	Shard   int    // the number of the file, counted from 0
+	Shards  int    // how many files there are; 0 is one
+	Tensors int    // in all files
+}
+
+// Dialect is what a format has that keeps config.json inside its files, and tensors under
+// names and in orders of its own.
+type Dialect struct {
+	// Assemble says what open files, which are all of a checkpoint's, hold in HuggingFace's
+	// terms. What is wrong with them is in one error for each problem, of type *Error.
+	Assemble func(files []File) (*Assembly, []error)
+	// Arrange says which tensors hold the weights of c, given which are to be written by
+	// their names in the table; in the order of these. What the format cannot hold, a weight
+	// or the model, is an error each, of type *Error without a file.
+	// kind is what was asked for, as Description.Type has it.
+	Arrange func(c *config.Config, weights []tensor.Info, kind string) ([]Arranged, []error)
+	// Types are the words for the mixtures of types that Arrange knows, beside dtypes.
+	Types []string
+	// Describe encodes what the files say beside their tensors. Notes say what a reader
+	// of them should know.
+	Describe func(d Description) (keys []byte, notes []string, err error)
+	// Consumes says whether a file without weights of that name goes into the keys.
+	Consumes func(file string) bool
+}
+
+// Arranged is a tensor to be written: weights of the table one behind the other, or elements
+// of one in another order.
+type Arranged struct {
+	Name    string       // as it is written
+	Shape   []int        // as it is written
+	DType   tensor.DType // Invalid: any that is asked for
+	Weights []string     // of the table
+	First   int64        // the first element of the one weight that View counts from
+	View    *tensor.View // which of its elements, in which order; nil for all as they lie
+}
+
+// Description is what Describe is told.
+type Description struct {
+	Config  *config.Config
+	Name    string                             // of the model
+	Type    string                             // that was asked for: "keep", or a dtype or a mixture
+	Tensors []tensor.Info                      // as they are written
+	Was     []tensor.DType                     // the dtypes of those that are widened, Invalid for others
+	Open    func(name string) (fs.File, error) // opens a file beside the source's weights
+}
+
+// Assembly is what the files of a checkpoint hold, in HuggingFace's terms.
+type Assembly struct {
+	Config  []byte      // config.json
+	Tensors []Assembled // those of one file after the other
+	Notes   []string    // what of the files is not read
+}
+
+// Assembled is a tensor in HuggingFace's terms, and where its elements are.
+type Assembled struct {
+	tensor.Info
+	Parts []Part // one behind the other they are the tensor; there is at least one
+	// Was is the dtype that the elements had before they were widened to this one, which
+	// lost nothing; Invalid if that is not known.
+	Was tensor.DType
+}
+
+// Part is a run of a tensor's elements, or a view of one, where a file has them.
+type Part struct {
+	File   int          // that has them: its index among those of the checkpoint
+	Tensor string       // as it is stored
+	First  int64        // index of the first element there
+	N      int64        // elements from there on that are used
+	View   *tensor.View // in which order; nil for that in which they lie
+	// Decode is the dtype that the elements are stored in, if they are decoded to F32, the
+	// dtype of the tensor, because it is of several, or its blocks are cut apart; else Invalid.
+	Decode tensor.DType
+}
+
+// Stored returns the dtype in which the elements of a tensor of dtype d are stored.
+func (p *Part) Stored(d tensor.DType) tensor.DType {
+	if p.Decode != tensor.Invalid {
+		return p.Decode
+	}
+	return d
+}
+
+// Whole says whether the tensor is one run of stored elements as they lie.
+func (a *Assembled) Whole() bool {
+	return len(a.Parts) == 1 && a.Parts[0].View == nil && a.Parts[0].Decode == tensor.Invalid
 }
 
 // Opener makes a Format's Open of a package's own Open. A nil F that comes with an error is

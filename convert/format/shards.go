@@ -20,8 +20,9 @@ type Shard struct {
 }
 
 // Shards divides tensors, given in the order of the model, among files of at most
-// maxBytes of tensor data and lays out each. Nil metadata is the format's default.
-func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, metadata map[string]string) ([]Shard, error) {
+// maxBytes of tensor data and lays out each. keys are what the files say beside them; nil is
+// the format's default.
+func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, keys []byte) ([]Shard, error) {
 	if len(tensors) == 0 {
 		return nil, errors.New("no tensors to write")
 	}
@@ -31,7 +32,7 @@ func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, metadata map[stri
 	groups := divide(tensors, maxBytes)
 	shards := make([]Shard, len(groups))
 	for i, group := range groups {
-		l, err := f.Layout(group, metadata)
+		l, err := f.Layout(group, Head{keys, i, len(groups), len(tensors)})
 		if err != nil {
 			return nil, err
 		}

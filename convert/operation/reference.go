@@ -200,8 +200,9 @@ func setSixBits(dst []byte, j int, scale, low byte) {
 
 // fitMinimum is the weighting of quantize_row_q4_K_ref and make_qkx2_quants.
 func fitMinimum(x []float32, most int, from float32, steps int) fit {
-	n := len(x)
-	w, codes, try := make([]float32, n), make([]int, n), make([]int, n)
+	var weights [32]float32
+	var tried [32]int
+	w, codes, try := weights[:len(x)], make([]int, len(x)), tried[:len(x)]
 	sumX2 := float32(0)
 	for _, v := range x {
 		sumX2 += float32(v * v)

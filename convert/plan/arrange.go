@@ -15,7 +15,7 @@ import (
 )
 
 // arrange decides the tensors to be written, in the order of the model.
-func (c *conversion) arrange() {
+func (c *conversion) arrange() error {
 	shared := map[string]bool{} // the fused tensors of the source, by the table's name
 	for _, w := range c.kept {
 		if place, ok := weights.ParseExpert(w.Name); ok && w.Shared {
@@ -35,6 +35,7 @@ func (c *conversion) arrange() {
 		c.collect(place, to, w)
 	}
 	c.fuseGroups()
+	return nil
 }
 
 // output adds a tensor to be written, and the weights that it is made of.
@@ -46,7 +47,12 @@ func (c *conversion) output(info tensor.Info, parts []*weights.Weight) {
 // target is the dtype that a weight is written in.
 func (c *conversion) target(w *weights.Weight) tensor.DType {
 	from, to := w.DType, c.o.DType
-	switch {
+	switch was := c.src.Was(w.Stored); {
+	case to == tensor.Invalid && was != tensor.Invalid:
+		return was
+	case to == tensor.Invalid && from.Blocked():
+		c.problem(w.Name, "dtype %s: %s cannot hold it; ask for bf16, f16 or f32", from, c.plan.Format.Name)
+		return from
 	case to == tensor.Invalid || from == to || from.Integer():
 		return from
 	case from == tensor.F8E4M3:
@@ -57,7 +63,7 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 		return to
 	case c.isRoutingBias(w.Name):
 		return from
-	case from.Casts() || from.Blocked():
+	case from.Casts(), from.Blocked():
 		return to
 	}
 	c.problem(w.Name, "dtype %s cannot be cast to %s", from, to)

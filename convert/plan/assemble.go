@@ -5,15 +5,18 @@ package plan
 // be small.
 
 import (
+	"errors"
 	"slices"
 
+	"dsmoe/convert/format"
 	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 )
 
-// The operations that arrange whole weights, as a plan names them.
+// The operations that arrange weights and their elements, as a plan names them.
 const (
+	reorder        = "reorder"
 	stackExperts   = "stack-experts"
 	unstackExperts = "unstack-experts"
 )
@@ -31,42 +34,73 @@ type assembler struct {
 type elementwise struct {
 	from, to, scales tensor.DType
 	blocks           tensor.Blocks
+	exactly          bool // nothing may be lost
 }
 
 // assemble fills in where a tensor's elements come from, and what is done to them.
-func (a *assembler) assemble(t *Tensor, parts []*weights.Weight) error {
+func (a *assembler) assemble(t *Tensor, parts []*weights.Weight, order format.Arranged) error {
 	first := len(a.segments)
 	for _, w := range parts {
-		s, err := a.segment(w, t.DType)
+		if err := a.segment(w, t.DType, order); err != nil {
+			return err
+		}
+	}
+	t.Segments = a.segments[first:len(a.segments):len(a.segments)]
+	t.Operations = a.shared(operationNames(t.Segments, len(parts) > 1, parts[0].Shared))
+	return nil
+}
+
+// segment adds the segments of a weight on its way to an output of dtype to: one, but of a
+// weight that is stored in parts one for each.
+func (a *assembler) segment(w *weights.Weight, to tensor.DType, order format.Arranged) error {
+	parts, err := a.src.Parts(w.Stored)
+	if err != nil {
+		return err
+	}
+	if len(parts) == 1 {
+		parts = []format.Part{run(parts[0], w.First, int64(w.Len()))}
+	}
+	first := int64(0)
+	if order.View != nil {
+		if len(parts) != 1 || parts[0].View != nil {
+			return errors.New("is stored in an order of its own, and cannot be put into another: convert to safetensors first")
+		}
+		first = order.First
+		parts[0] = run(parts[0], first, parts[0].N-first)
+		parts[0].View = order.View
+	}
+	for _, part := range parts {
+		_, start, err := a.src.Place(part.Tensor)
 		if err != nil {
+			return err
+		}
+		stored := part.Stored(w.DType)
+		begin := stored.Bytes(part.First)
+		n := part.N
+		if part.View != nil {
+			n = part.View.Len()
+		}
+		s := Segment{Tensor: part.Tensor, DType: w.DType, Decode: part.Decode, File: part.File, Offset: start + begin, Begin: begin, End: begin + stored.Bytes(part.N),
+			First: first, View: part.View, Bytes: to.Bytes(n)}
+		key := elementwise{from: w.DType, to: to, exactly: a.src.Was(w.Stored) == to}
+		if w.DType == tensor.F8E4M3 && to != w.DType {
+			key.scales, key.blocks = w.Scales.DType, w.Blocks()
+			if s.Sides, err = a.scales(w.Scales); err != nil {
+				return err
+			}
+		}
+		if s.Operation, err = a.operation(key); err != nil {
 			return err
 		}
 		a.segments = append(a.segments, s)
 	}
-	t.Segments = a.segments[first:len(a.segments):len(a.segments)]
-	_, fused := weights.ParseFused(t.Name)
-	t.Operations = a.shared(operationNames(t.Segments, fused, parts[0].Shared))
 	return nil
 }
 
-// segment is a weight on its way to an output of dtype to.
-func (a *assembler) segment(w *weights.Weight, to tensor.DType) (s Segment, err error) {
-	file, start, err := a.src.Place(w.Stored)
-	if err != nil {
-		return s, err
-	}
-	begin := w.Offset()
-	s = Segment{Tensor: w.Stored, DType: w.DType, File: file, Offset: start + begin, Begin: begin, End: begin + w.Bytes(),
-		Bytes: tensor.Info{DType: to, Shape: w.Shape}.Bytes()}
-	key := elementwise{from: w.DType, to: to}
-	if w.DType == tensor.F8E4M3 && to != w.DType {
-		key.scales, key.blocks = w.Scales.DType, w.Blocks()
-		if s.Sides, err = a.scales(w.Scales); err != nil {
-			return s, err
-		}
-	}
-	s.Operation, err = a.operation(key)
-	return s, err
+// run is n elements of a part from the first on. A part with a view is used whole.
+func run(part format.Part, first, n int64) format.Part {
+	part.First, part.N = part.First+first, n
+	return part
 }
 
 // operation returns the one operation of its kind.
@@ -77,6 +111,8 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	switch {
 	case key.from == key.to:
 		op = operation.Copy{DType: key.to}
+	case key.exactly:
+		op, err = operation.NewNarrow(key.to)
 	case key.to.Blocked():
 		op, err = operation.NewQuantise(key.from, key.to, key.scales, key.blocks)
 	case key.from.Blocked():
@@ -123,6 +159,9 @@ func operationNames(segments []Segment, fused, wasFused bool) (names []string) {
 		names = append(names, stackExperts)
 	case !fused && wasFused:
 		names = append(names, unstackExperts)
+	}
+	if slices.ContainsFunc(segments, func(s Segment) bool { return s.View != nil }) {
+		names = append(names, reorder)
 	}
 	for i := range segments {
 		if name := segments[i].Operation.Name(); !segments[i].Copies() && !slices.Contains(names, name) {

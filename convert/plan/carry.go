@@ -25,23 +25,29 @@ import (
 
 // others plans the files without weights.
 func (c *conversion) others() error {
+	if err := c.rewrite(); err != nil {
+		return err
+	}
+	if err := c.carry(); err != nil {
+		return err
+	}
+	c.plan.describe(c.text)
+	return nil
+}
+
+// rewrite makes the config of the output, and counts what that implies and is not there.
+func (c *conversion) rewrite() error {
 	raw, err := c.src.ConfigText()
 	if err != nil {
 		return err
 	}
-	edited, err := editDocument(raw, c.configEdits(raw))
-	if err != nil {
+	if c.text, err = editDocument(raw, c.configEdits(raw)); err != nil {
 		return err
 	}
-	written, err := config.Parse(bytes.NewReader(edited))
-	if err != nil {
+	if c.written, err = config.Parse(bytes.NewReader(c.text)); err != nil {
 		return fmt.Errorf("%s as it would be written: %w", checkpoint.ConfigName, err)
 	}
-	c.compareWith(written)
-	if err := c.carry(); err != nil {
-		return err
-	}
-	c.plan.describe(edited)
+	c.compareWith(c.written)
 	return nil
 }
 

@@ -2,9 +2,12 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
 	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -17,17 +20,29 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
+	f, err := checkpoint.Written(o.Format)
+	if err != nil {
+		return nil, err
+	}
+	if o.Mixture != "" && (f.Dialect == nil || !slices.Contains(f.Dialect.Types, o.Mixture)) {
+		return nil, fmt.Errorf("type %s: %s does not have it", text.Quote(o.Mixture), f.Name)
+	}
+	o.NoMTP = o.NoMTP || f.Dialect != nil && !o.MTP
 	c := conversion{src: src, o: o, filter: newFilter(src.Config, o), set: weights.New(src.Config, src), groups: map[string]int{},
-		plan: &Plan{Options: o.recorded(), Left: []string{}, Notes: []string{}, Missing: []Missing{}}}
+		plan: &Plan{Format: f, Options: o.recorded(), Left: []string{}, Notes: []string{}, Missing: []Missing{}}}
 	c.choose()
-	if c.problems == nil {
-		c.arrange()
+	steps := []func() error{c.arrange, c.layout, c.sources, c.others}
+	if f.Dialect != nil {
+		steps = []func() error{c.rewrite, c.arrangeIn, c.describe, c.layout, c.sources, c.leave}
 	}
-	if c.problems != nil {
-		return nil, &checkpoint.Error{Path: src.Path, Problems: c.problems}
-	}
-	for _, step := range []func() error{c.layout, c.sources, c.others} {
-		if err := step(); err != nil {
+	for _, step := range steps {
+		if c.problems == nil {
+			err = step()
+		}
+		if c.problems != nil {
+			return nil, &checkpoint.Error{Path: src.Path, Problems: c.problems}
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -48,6 +63,10 @@ type conversion struct {
 	outputs []tensor.Info       // what is written, in the order of the model
 	parts   [][]*weights.Weight // what each output is made of
 	groups  map[string]int      // fused tensor to its place in outputs
+
+	written *config.Config          // config.json as it is in the output
+	text    []byte                  // that, as it is written
+	orders  map[int]format.Arranged // of outputs that have a weight's elements in another order
 }
 
 func (c *conversion) problem(name, cause string, args ...any) {
@@ -60,7 +79,7 @@ func (c *conversion) note(what string, args ...any) {
 
 // layout divides the tensors among files and gives each its place.
 func (c *conversion) layout() error {
-	given, err := c.plan.layOut(checkpoint.Written(), c.outputs, shardBytes(c.o.MaxShardBytes))
+	given, err := c.plan.layOut(c.outputs, shardBytes(c.o.MaxShardBytes))
 	if err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(c.src.Path), err)
 	}
@@ -72,7 +91,7 @@ func (c *conversion) layout() error {
 	a := assembler{conversion: c, segments: make([]Segment, 0, n), operations: map[elementwise]operation.Operation{}}
 	for i := range c.plan.Tensors {
 		t := &c.plan.Tensors[i]
-		if err := a.assemble(t, c.parts[given[i]]); err != nil {
+		if err := a.assemble(t, c.parts[given[i]], c.orders[int(given[i])]); err != nil {
 			return fmt.Errorf("%s: tensor %s: %w", text.Quote(c.src.Path), text.Quote(t.Name), err)
 		}
 	}

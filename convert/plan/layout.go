@@ -9,11 +9,12 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// layOut divides tensors, given in the order of the model, among files in the given format
+// layOut divides tensors, given in the order of the model, among files in the plan's format
 // and fills in Files, Tensors and their places. It returns which of the given ones each of
 // Tensors is. What the headers hold is in the plan, and Header makes them of that.
-func (p *Plan) layOut(f *format.Format, tensors []tensor.Info, maxShardBytes int64) (given []int32, err error) {
-	shards, err := f.Shards(tensors, maxShardBytes, nil)
+func (p *Plan) layOut(tensors []tensor.Info, maxShardBytes int64) (given []int32, err error) {
+	f := p.Format
+	shards, err := f.Shards(tensors, maxShardBytes, p.keys)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +47,7 @@ func (p *Plan) Header(file int) ([]byte, error) {
 			infos = append(infos, t.Info())
 		}
 	}
-	l, err := checkpoint.Written().Layout(infos, nil)
+	l, err := p.Format.Layout(infos, format.Head{Keys: p.keys, Shard: file, Shards: len(p.Files), Tensors: len(p.Tensors)})
 	if err != nil {
 		return nil, err
 	}

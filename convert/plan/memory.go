@@ -4,6 +4,8 @@ package plan
 // a collection, on conversions of DeepSeek-V3's 91,991 tensors; TestMemory measures again.
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"unsafe"
 
@@ -20,8 +22,8 @@ const perWeight = 520
 
 // PlanningMemory returns the bytes of memory that the conversion of src takes at most
 // before a weight is read, src's headers included.
-func PlanningMemory(src *checkpoint.Checkpoint) int64 {
-	n, names := int64(0), int64(0)
+func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
+	n, names := int64(0), consumed(src, o)*perConsumed
 	for info := range src.Tensors() {
 		n++
 		if !strings.HasPrefix(info.Name, "model.") { // a decoder's alone, most likely: a name is made of it
@@ -34,6 +36,26 @@ func PlanningMemory(src *checkpoint.Checkpoint) int64 {
 	return src.Memory() + n*perWeight + names
 }
 
+// perConsumed is the bytes that a byte of a file takes that goes into the keys of weight
+// files, such as a tokenizer, while these are made: its text, what is decoded of that, and
+// what is encoded again.
+const perConsumed = 8
+
+// consumed is the bytes of the files that go into the keys.
+func consumed(src *checkpoint.Checkpoint, o Options) (n int64) {
+	f, err := checkpoint.Written(o.Format)
+	if err != nil || f.Dialect == nil || src.Alone {
+		return 0
+	}
+	entries, _ := os.ReadDir(src.Dir)
+	for _, e := range entries {
+		if stat, err := os.Stat(filepath.Join(src.Dir, e.Name())); err == nil && f.Dialect.Consumes(e.Name()) {
+			n += stat.Size()
+		}
+	}
+	return n
+}
+
 // Memory returns the bytes of memory that the plan takes at most, and the headers of the
 // source, which stay open with it.
 func (p *Plan) Memory() int64 {
@@ -43,7 +65,7 @@ func (p *Plan) Memory() int64 {
 		perSide    = int64(unsafe.Sizeof(Side{}))
 		perRule    = int64(unsafe.Sizeof(operation.Make{}))
 	)
-	n := p.source
+	n := p.source + 3*int64(len(p.keys)) // kept, and twice more while a header is made
 	for i := range p.Tensors {
 		t := &p.Tensors[i]
 		n += perTensor + int64(len(t.Segments))*perSegment

@@ -11,6 +11,7 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/safetensors"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 )
@@ -54,12 +55,12 @@ func TestMemory(t *testing.T) {
 	document := strings.Replace(fixture.Read(t, fixture.Path(t, "states/deepseek-v3"), checkpoint.ConfigName),
 		"{", `{"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},`, 1)
 	fixture.Write(t, dir, checkpoint.ConfigName, document)
-	fixture.Sparse(t, dir, checkpoint.Written(), quantised(c), 4_300_000_000)
+	fixture.Sparse(t, dir, safetensors.Format(), quantised(c), 4_300_000_000)
 	before := heap()
 	src := open(t, dir)
 	require.LessOrEqual(t, heap()-before, src.Memory())
 	for name, o := range map[string]Options{
-		"copy": {}, "dequantise": {DType: tensor.BF16}, "fuse": {Experts: FusedExperts}, "part": {Include: []string{"*norm*"}},
+		"copy": {}, "dequantise": {DType: tensor.BF16}, "fuse": {Experts: FusedExperts}, "part": {Include: []string{"*norm*"}}, "gguf": {Format: "gguf"},
 	} {
 		p, err := Conversion(src, o)
 		require.NoError(t, err, name)
@@ -67,10 +68,10 @@ func TestMemory(t *testing.T) {
 			require.Len(t, p.Tensors, 91_991)
 		}
 		took := heap() - before
-		t.Logf("%s: %d bytes of %d, planning %d", name, took, p.Memory(), PlanningMemory(src))
+		t.Logf("%s: %d bytes of %d, planning %d", name, took, p.Memory(), PlanningMemory(src, Options{}))
 		require.LessOrEqual(t, took, p.Memory(), name)
 		require.Greater(t, took, p.Memory()*3/4, name)
-		require.Less(t, p.Memory(), PlanningMemory(src), name)
+		require.Less(t, p.Memory(), PlanningMemory(src, Options{}), name)
 		runtime.KeepAlive(p)
 	}
 	runtime.KeepAlive(src)
@@ -86,8 +87,8 @@ func TestMemoryOfNames(t *testing.T) {
 		for i := range infos {
 			infos[i].Name = prefix + strings.TrimPrefix(infos[i].Name, "model.")
 		}
-		fixture.Sparse(t, dir, checkpoint.Written(), infos, 4_300_000_000)
-		return PlanningMemory(open(t, dir))
+		fixture.Sparse(t, dir, safetensors.Format(), infos, 4_300_000_000)
+		return PlanningMemory(open(t, dir), Options{})
 	}
 	require.Greater(t, planning("")-planning("model."), 1000*int64(len("layers.0.")))
 }

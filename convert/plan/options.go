@@ -13,13 +13,16 @@ import (
 // Options are what a conversion changes; the zero value copies every tensor, in shards
 // of 5 GB.
 type Options struct {
+	Format        string       // of the output: safetensors, which is the default, or gguf
 	DType         tensor.DType // of all float weights: F32, F16 or BF16; Invalid keeps each one's own
+	Mixture       string       // of types, in a format that has some: q8_0, q4_k_m; DType is Invalid then
 	Experts       Experts      // the layout of routed experts
 	MaxShardBytes int64        // tensor bytes of one file; 0 is 5 GB, negative is one file for all
 	Layers        Layers       // keep only these decoder layers; empty keeps all
 	Include       []string     // keep only tensors whose per-expert name one of these globs matches
 	Exclude       []string     // drop those that one of these matches
 	NoMTP         bool         // drop the multi-token prediction layers, which follow the decoder's
+	MTP           bool         // keep them in a format that is mostly written without
 }
 
 // DefaultShardBytes is the tensor bytes of one file unless options say otherwise.
@@ -41,6 +44,9 @@ func (o Options) check() error {
 	if o.DType != tensor.Invalid && !o.DType.Casts() {
 		return fmt.Errorf("dtype %s: weights are written as F32, F16 or BF16", o.DType)
 	}
+	if o.MTP && o.NoMTP {
+		return errors.New("prediction layers cannot be both kept and dropped")
+	}
 	for _, glob := range slices.Concat(o.Include, o.Exclude) {
 		if _, err := path.Match(glob, ""); err != nil {
 			return fmt.Errorf("%q is not a glob: * stands for anything, ? for a character, [a-z] for one of a set", glob)
@@ -51,6 +57,7 @@ func (o Options) check() error {
 
 // recordedOptions are Options as a plan and a manifest hold them.
 type recordedOptions struct {
+	Format        string   `json:"format,omitempty"`  // empty for safetensors
 	DType         string   `json:"dtype"`             // "keep", or a dtype
 	Experts       string   `json:"experts"`           // "keep", or a layout
 	MaxShardBytes int64    `json:"max_shard_bytes"`   // as it is used, neither 0 nor negative
@@ -61,11 +68,18 @@ type recordedOptions struct {
 }
 
 func (o Options) recorded() recordedOptions {
-	dtype := "keep"
-	if o.DType != tensor.Invalid {
-		dtype = o.DType.String()
+	return recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes), o.Layers.String(), o.Include, o.Exclude, o.NoMTP}
+}
+
+// kind names what weights become: a dtype, a mixture, or keep.
+func (o Options) kind() string {
+	switch {
+	case o.DType != tensor.Invalid:
+		return o.DType.String()
+	case o.Mixture != "":
+		return o.Mixture
 	}
-	return recordedOptions{dtype, o.Experts.String(), shardBytes(o.MaxShardBytes), o.Layers.String(), o.Include, o.Exclude, o.NoMTP}
+	return "keep"
 }
 
 // Experts is a layout of routed experts.

@@ -10,6 +10,7 @@ import (
 	"iter"
 	"time"
 
+	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
@@ -37,6 +38,9 @@ type Plan struct {
 	// empty if there is none.
 	Index string `json:"-"`
 
+	Format *format.Format `json:"-"` // of the files to be written
+
+	keys   []byte  // what the files say beside their tensors
 	order  []int32 // Tensors in the order of the model
 	source int64   // bytes of memory that the headers of the source take
 }
@@ -107,6 +111,7 @@ type Segment struct {
 	End       int64               `json:"end"`              // the byte behind the last
 	First     int64               `json:"first"`            // index of the first element in the matrix that the operation sees
 	View      *tensor.View        `json:"view,omitempty"`   // which of these elements, in which order; nil for all as they lie
+	Decode    tensor.DType        `json:"decode,omitempty"` // the dtype of the elements as they are stored, if they are decoded to DType before anything else; else invalid
 	Sides     []Side              `json:"sides,omitempty"`  // tensors that the operation needs beside the elements
 	Bytes     int64               `json:"bytes"`            // that it has in the output
 	Operation operation.Operation `json:"operation"`        // what is done to each element

@@ -14,6 +14,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -160,7 +161,7 @@ func sparseModel(t *testing.T, state string) string {
 		infos = append(infos, tensor.Info{Name: name, DType: tensor.BF16, Shape: shape})
 	}
 	slices.SortFunc(infos, func(a, b tensor.Info) int { return text.CompareNames(a.Name, b.Name) })
-	fixture.Sparse(t, dir, checkpoint.Written(), infos, 8_000_000_000)
+	fixture.Sparse(t, dir, safetensors.Format(), infos, 8_000_000_000)
 	fixture.Write(t, dir, checkpoint.ConfigName, fixture.Read(t, state, checkpoint.ConfigName))
 	return dir
 }

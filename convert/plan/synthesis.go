@@ -25,8 +25,12 @@ type recordedSynthesis struct {
 // Synthesis plans a checkpoint that is made from nothing, in shards of at most
 // maxShardBytes of tensor data: 0 is 5 GB, negative is one file for all.
 func Synthesis(s Synthetic, maxShardBytes int64) (*Plan, error) {
-	p := &Plan{Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Missing: []Missing{}}
-	if _, err := p.layOut(checkpoint.Written(), s.Tensors, shardBytes(maxShardBytes)); err != nil {
+	f, err := checkpoint.Written("")
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan{Format: f, Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Missing: []Missing{}}
+	if _, err := p.layOut(s.Tensors, shardBytes(maxShardBytes)); err != nil {
 		return nil, err
 	}
 	name := []string{operation.Make{Rule: s.Rule}.Name()}

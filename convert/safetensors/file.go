@@ -21,9 +21,9 @@ func Format() *format.Format {
 		IsIndex:   isIndex,
 		Belongs:   isWeights,
 		Open:      format.Opener(Open),
-		Layout: func(tensors []tensor.Info, metadata map[string]string) (format.Layout, error) {
+		Layout: func(tensors []tensor.Info, _ format.Head) (format.Layout, error) {
 			Sort(tensors)
-			return NewLayout(tensors, metadata)
+			return NewLayout(tensors, nil)
 		},
 	}
 }

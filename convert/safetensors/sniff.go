@@ -18,7 +18,7 @@ const hintDownload = "the download did not finish: fetch the file again"
 var lookalikes = []struct{ magic, cause, hint string }{
 	{format.LFSPointer, "is a Git LFS pointer: the weights were not downloaded", "run `git lfs pull` in the checkpoint's repository"},
 	{"version https://hawser.github.com/spec/", "is a Git LFS pointer: the weights were not downloaded", "run `git lfs pull` in the checkpoint's repository"},
-	{"GGUF", "is a GGUF file, not safetensors", "convert from the original safetensors checkpoint"},
+	{"GGUF", "is a GGUF file, not safetensors", "give it the extension .gguf"},
 	{"FUGG", "is a big-endian GGUF file, not safetensors", "convert from the original safetensors checkpoint"},
 	{"lmgg", "is a GGML file, not safetensors", ""},
 	{"tjgg", "is a GGML file, not safetensors", ""},

@@ -3,6 +3,7 @@ package tensor
 import (
 	"cmp"
 	"iter"
+	"math"
 	"slices"
 )
 
@@ -43,6 +44,16 @@ func (v *View) Runs(from, to int64) iter.Seq[Run] {
 			from += n
 		}
 	}
+}
+
+// Extent returns the first of the stored elements that the view's elements from, …, to-1 are,
+// and the one behind the last.
+func (v *View) Extent(from, to int64) (first, last int64) {
+	first = math.MaxInt64
+	for r := range v.Runs(from, to) {
+		first, last = min(first, r.At), max(last, r.At+r.N)
+	}
+	return first, last
 }
 
 // contiguous returns how many leading axes step from run to run, and the length of a

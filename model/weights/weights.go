@@ -31,21 +31,17 @@ type Source interface {
 	Tensor(name string) (tensor.Tensor, error)
 }
 
-// Unviewed is a Source that may have too many bytes for the address space: then its tensors
-// are read into memory, by Weight.View, when they are needed.
+// Unviewed is a Source that may have too many bytes for the address space, or tensors in
+// another order than they are stored in: these are read into memory, by Weight.View, when
+// they are needed.
 type Unviewed interface {
 	Source
 	ReaderAt
-	// HasViews says whether all tensors can be viewed at once. The answer does not change.
-	HasViews() bool
+	// HasView says whether the named tensor can be viewed, and all that can at once. The
+	// answer does not change.
+	HasView(name string) bool
 	// Room says why n bytes cannot be read into memory; nil if they can.
 	Room(n int64) error
-}
-
-// AsUnviewed returns src if its tensors have to be read.
-func AsUnviewed(src Source) (u Unviewed, ok bool) {
-	u, ok = src.(Unviewed)
-	return u, ok && !u.HasViews()
 }
 
 // ReaderAt reads the bytes of stored tensors into memory of the caller's, so that what is
@@ -120,10 +116,16 @@ func (e *ScalesError) Error() string {
 	return fmt.Sprintf("%s have dtype %s: F32, F16 or BF16 is expected", what, e.Weight.Scales.DType)
 }
 
-// View returns the weight's elements as src holds them, without copying any unless src is
-// Unviewed and has no views.
+// AsUnviewed returns src, which has the weight, if that has to be read.
+func (w *Weight) AsUnviewed(src Source) (u Unviewed, ok bool) {
+	u, ok = src.(Unviewed)
+	return u, ok && !u.HasView(w.Stored)
+}
+
+// View returns the weight's elements as src holds them, without copying any unless it has to
+// be read: see AsUnviewed.
 func (w *Weight) View(src Source) (tensor.Tensor, error) {
-	if u, ok := AsUnviewed(src); ok {
+	if u, ok := w.AsUnviewed(src); ok {
 		if err := u.Room(w.Bytes()); err != nil {
 			return tensor.Tensor{}, fmt.Errorf("tensor %s: %w", text.Quote(w.Name), err)
 		}

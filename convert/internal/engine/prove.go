@@ -3,8 +3,9 @@ package engine
 // The proof: the output is read again, each operation asked whether the source gives
 // that, and everything hashed. Which elements of the source a piece is made of is found by
 // the definition of a view, element by element, not by the runs that writing copies; what
-// is shared with writing is how a tensor is split into pieces, and which part of the
-// tensors beside the source, such as scales, goes with a piece.
+// is shared with writing is how a tensor is split into pieces, which part of the tensors
+// beside the source, such as scales, goes with a piece, and the decoding of elements that are
+// decoded before they are put in another order (Segment.Decode).
 
 import (
 	"context"
@@ -112,7 +113,7 @@ func (v *prover) load(p piece, dst []byte) error {
 		return nil
 	}
 	if s.View == nil {
-		return v.source.ReadFile(s.File, dst, s.Offset+elementBytes(s, p.from))
+		return v.read(s, dst, p.from, p.to-p.from)
 	}
 	begin, window, err := v.around(p)
 	if err != nil {
@@ -126,7 +127,7 @@ func (v *prover) load(p piece, dst []byte) error {
 		part := dst[:elementBytes(s, n)]
 		if window != nil {
 			copy(part, window[elementBytes(s, at)-begin:])
-		} else if err := v.source.ReadFile(s.File, part, s.Offset+elementBytes(s, at)); err != nil {
+		} else if err := v.read(s, part, at, n); err != nil {
 			return err
 		}
 		dst = dst[len(part):]

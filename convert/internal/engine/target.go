@@ -327,18 +327,25 @@ func (e *execution) writeOther(ctx context.Context, f plan.Other) error {
 
 // names lists the files of the output in the order in which they are finished and, in a
 // directory that is filled, appear: config.json and the index last, without which nothing
-// takes the others for a checkpoint.
+// takes the others for a checkpoint; of a format that has its config inside, the first file.
 func (e *execution) names() (names []string) {
-	last := []string{plan.ManifestName, checkpoint.ConfigName, e.plan.Index}
+	last := []string{checkpoint.ConfigName, e.plan.Index}
+	has := map[string]bool{}
 	for _, f := range e.plan.Others {
+		has[f.Name] = true
 		if !slices.Contains(last, f.Name) {
 			names = append(names, f.Name)
 		}
 	}
+	var files []string
 	for _, f := range e.plan.Files {
-		names = append(names, f.Name)
+		files = append(files, f.Name)
 	}
-	names = append(names, last[:2]...)
+	if !has[checkpoint.ConfigName] {
+		slices.Reverse(files)
+		return append(append(names, plan.ManifestName), files...)
+	}
+	names = append(append(names, files...), plan.ManifestName, checkpoint.ConfigName)
 	if e.plan.Index != "" {
 		names = append(names, e.plan.Index)
 	}

@@ -38,7 +38,7 @@ func (bytesSource) Key() (string, error) { return "memory", nil }
 
 // planOf plans tensors whose segments are given.
 func planOf(t *testing.T, tensors ...plan.Tensor) *plan.Plan {
-	p := &plan.Plan{Hash: "test", Options: "test"}
+	p := &plan.Plan{Hash: "test", Options: "test", Format: safetensors.Format()}
 	var infos []tensor.Info
 	for _, x := range tensors {
 		infos = append(infos, x.Info())

@@ -4,8 +4,8 @@ package engine
 
 import (
 	"context"
-	"math"
 
+	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/operation"
@@ -185,7 +185,7 @@ func (w *worker) gather(p piece, dst []byte) error {
 		return nil
 	}
 	if s.View == nil {
-		return w.source.ReadFile(s.File, dst, s.Offset+elementBytes(s, p.from))
+		return w.read(s, dst, p.from, p.to-p.from)
 	}
 	begin, window, err := w.around(p)
 	if err != nil {
@@ -201,11 +201,16 @@ func (w *worker) gather(p piece, dst []byte) error {
 	return nil
 }
 
+// read fills dst with n elements of a segment from first on, as they lie.
+func (w *worker) read(s *plan.Segment, dst []byte, first, n int64) error {
+	return format.ReadElements(func(dst []byte, offset int64) error { return w.source.ReadFile(s.File, dst, s.Offset+offset) }, dst, s.DType, s.Decode, first, n)
+}
+
 // around reads all that lies between the elements of a view's piece: the bytes of the
 // segment from begin on. It is nil for elements that are spread too widely for one read.
 func (w *worker) around(p piece) (begin int64, window []byte, err error) {
 	s := p.segment
-	first, last := extent(s.View, p.from, p.to)
+	first, last := s.View.Extent(p.from, p.to)
 	begin, end := elementBytes(s, first), elementBytes(s, last)
 	if end-begin > 2*maxPiece {
 		return 0, nil, nil
@@ -214,7 +219,7 @@ func (w *worker) around(p piece) (begin int64, window []byte, err error) {
 		w.window = make([]byte, 2*maxPiece)
 	}
 	window = w.window[:end-begin]
-	return begin, window, w.source.ReadFile(s.File, window, s.Offset+begin)
+	return begin, window, w.read(s, window, first, last-first)
 }
 
 // gatherRuns reads run after run of a view that is spread too widely for one read.
@@ -222,7 +227,7 @@ func (w *worker) gatherRuns(p piece, dst []byte) error {
 	s := p.segment
 	for r := range s.View.Runs(p.from, p.to) {
 		n := elementBytes(s, r.N)
-		if err := w.source.ReadFile(s.File, dst[:n], s.Offset+elementBytes(s, r.At)); err != nil {
+		if err := w.read(s, dst[:n], r.At, r.N); err != nil {
 			return err
 		}
 		dst = dst[n:]
@@ -237,7 +242,7 @@ func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) erro
 	in := operation.Input{Data: src, At: s.First + p.from}
 	end := s.First + p.to
 	if s.View != nil && len(s.Sides) > 0 {
-		first, last := extent(s.View, p.from, p.to)
+		first, last := s.View.Extent(p.from, p.to)
 		in.At, end = s.First+first, s.First+last
 		in.Runs = func(yield func(tensor.Run) bool) {
 			for r := range s.View.Runs(p.from, p.to) {
@@ -262,14 +267,4 @@ func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) erro
 	}
 	in.Sides = w.sides[:len(spans)]
 	return do(in)
-}
-
-// extent returns the first element that a view uses for its elements from, …, to-1, and the
-// one behind the last.
-func extent(v *tensor.View, from, to int64) (first, last int64) {
-	first = math.MaxInt64
-	for r := range v.Runs(from, to) {
-		first, last = min(first, r.At), max(last, r.At+r.N)
-	}
-	return first, last
 }

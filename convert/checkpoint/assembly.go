@@ -1,0 +1,244 @@
+package checkpoint
+
+// Checkpoints of a format with a dialect: their tensors in HuggingFace's terms, and reading
+// those that are stored in parts, or in another order.
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"unsafe"
+
+	"dsmoe/config"
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// assembly is what weight files hold in HuggingFace's terms.
+type assembly struct {
+	*format.Assembly
+	byName map[string]int // index in Tensors
+}
+
+// assemble asks the format what the files hold, if all could be opened. The config comes
+// with the answer.
+func (s *scanner) assemble() {
+	if len(s.opened) < len(s.files) || len(s.files) == 0 || len(s.problems) > 0 {
+		s.inv.ConfigErr = errors.New("the config is in the weight files, of which not all can be read")
+		return
+	}
+	found, wrong := s.format.Dialect.Assemble(s.opened)
+	for _, err := range wrong {
+		var bad *format.Error
+		errors.As(err, &bad)
+		s.problem(ProblemsOf(filepath.Base(bad.File), err)...)
+	}
+	if found == nil {
+		s.inv.ConfigErr = errors.New("the weight files say no config")
+		return
+	}
+	s.inv.Config, s.inv.ConfigErr = config.Parse(bytes.NewReader(found.Config))
+	s.assembly = &assembly{found, make(map[string]int, len(found.Tensors))}
+	for _, n := range found.Notes {
+		s.note(Problem{File: s.files[0], Cause: n})
+	}
+	for i := range s.inv.Files {
+		s.inv.Files[i].Infos = nil
+	}
+	for i := range found.Tensors {
+		x := &found.Tensors[i]
+		s.assembly.byName[x.Name] = i
+		f := &s.inv.Files[x.Parts[0].File]
+		f.Infos = append(f.Infos, x.Info)
+	}
+	for i := range s.inv.Files {
+		s.inv.Files[i].Tensors = len(s.inv.Files[i].Infos)
+	}
+}
+
+// infos yields the tensors.
+func (a *assembly) infos(yield func(tensor.Info) bool) {
+	for i := range a.Tensors {
+		if !yield(a.Tensors[i].Info) {
+			return
+		}
+	}
+}
+
+// find returns the tensor of that name, nil if there is none.
+func (a *assembly) find(name string) *format.Assembled {
+	if i, ok := a.byName[name]; ok {
+		return &a.Tensors[i]
+	}
+	return nil
+}
+
+func (a *assembly) whole(name string) bool {
+	x := a.find(name)
+	return x != nil && x.Whole()
+}
+
+// memory is the bytes that are kept beside what every checkpoint keeps of its tensors.
+func (a *assembly) memory() (n int64) {
+	for i := range a.Tensors {
+		n += int64(unsafe.Sizeof(format.Assembled{})) + int64(len(a.Tensors[i].Parts))*partMemory
+	}
+	return n
+}
+
+// partMemory is the bytes that a part takes, and its view.
+const partMemory = int64(unsafe.Sizeof(format.Part{})) + int64(unsafe.Sizeof(tensor.View{})) + 8*8
+
+// Parts returns where the elements of the named tensor are, one part behind the other. Most
+// tensors are one part, in the order in which it is stored.
+func (c *Checkpoint) Parts(name string) ([]format.Part, error) {
+	if c.assembly != nil {
+		if x := c.assembly.find(name); x != nil {
+			return x.Parts, nil
+		}
+		return nil, c.unknown(name)
+	}
+	file, ok := c.where[name]
+	if !ok {
+		return nil, c.unknown(name)
+	}
+	info, _, _ := c.files[file].Lookup(name)
+	return []format.Part{{File: file, Tensor: name, N: int64(info.Len())}}, nil
+}
+
+// ConfigInside says whether the config is that of the weight files' keys: there is no
+// config.json.
+func (c *Checkpoint) ConfigInside() bool { return c.assembly != nil }
+
+// HasConfigInside says whether the checkpoint at path is of a format whose files hold the
+// config.
+func HasConfigInside(path string) bool {
+	l, err := locate(path)
+	return err == nil && l.format.Dialect != nil
+}
+
+// Named gives what is said of tensors under the names of their format the names that Tensors
+// yields: of a tensor in parts what is said of the first.
+func (c *Checkpoint) Named(said map[string]string) map[string]string {
+	if c.assembly == nil || len(said) == 0 {
+		return said
+	}
+	named := make(map[string]string, len(said))
+	for i := range c.assembly.Tensors {
+		x := &c.assembly.Tensors[i]
+		if s := said[x.Parts[0].Tensor]; s != "" {
+			named[x.Name] = s
+		}
+	}
+	return named
+}
+
+// Was returns the dtype that the named tensor had before its format widened it, without any
+// loss, to the one that it has; Invalid if it did not, or nothing says so.
+func (c *Checkpoint) Was(name string) tensor.DType {
+	if c.assembly == nil {
+		return tensor.Invalid
+	}
+	if x := c.assembly.find(name); x != nil {
+		return x.Was
+	}
+	return tensor.Invalid
+}
+
+// assembled views a tensor that is one run of stored elements.
+func (c *Checkpoint) assembled(name string) (tensor.Tensor, error) {
+	x := c.assembly.find(name)
+	switch {
+	case x == nil:
+		return tensor.Tensor{}, c.unknown(name)
+	case !x.Whole():
+		return tensor.Tensor{}, fmt.Errorf("%s: tensor %s: is stored in another order, which has no view", text.Quote(c.Path), text.Quote(name))
+	}
+	part := x.Parts[0]
+	t, err := c.files[part.File].Tensor(part.Tensor)
+	if err != nil {
+		return t, err
+	}
+	begin, end := x.DType.Bytes(part.First), x.DType.Bytes(part.First+part.N)
+	return tensor.Tensor{DType: x.DType, Shape: x.Shape, Data: t.Data[begin:end:end]}, nil
+}
+
+// readAssembled fills dst from the parts of a tensor.
+func (c *Checkpoint) readAssembled(name string, dst []byte, offset int64) error {
+	x := c.assembly.find(name)
+	if x == nil {
+		return c.unknown(name)
+	}
+	begin := int64(0) // of the part in the tensor
+	for i := range x.Parts {
+		part := &x.Parts[i]
+		size := x.DType.Bytes(part.N)
+		from, to := max(offset, begin), min(offset+int64(len(dst)), begin+size)
+		if from < to {
+			if err := c.readPart(x.DType, part, dst[from-offset:to-offset], from-begin); err != nil {
+				return err
+			}
+		}
+		begin += size
+	}
+	return nil
+}
+
+// readPart fills dst with a part's bytes from offset on.
+func (c *Checkpoint) readPart(d tensor.DType, part *format.Part, dst []byte, offset int64) error {
+	_, start, err := c.Place(part.Tensor)
+	if err != nil {
+		return err
+	}
+	start += part.Stored(d).Bytes(part.First)
+	if part.View == nil && part.Decode == tensor.Invalid {
+		return c.ReadFile(part.File, dst, start+offset)
+	}
+	for from, end := d.Elements(offset), d.Elements(offset+int64(len(dst))); from < end; {
+		to := min(from+d.Elements(atOnce), end)
+		n := d.Bytes(to - from)
+		if err := c.readView(d, part, dst[:n], start, from, to); err != nil {
+			return err
+		}
+		dst, from = dst[n:], to
+	}
+	return nil
+}
+
+// Of a view, so many bytes are read at once, if they lie in a window of the file that is no
+// larger than the other.
+const (
+	atOnce    = 256 << 10
+	maxWindow = 4 << 20
+)
+
+// readView fills dst with the elements from, …, to-1 of a part's view; start is where in the
+// file the part begins.
+func (c *Checkpoint) readView(d tensor.DType, part *format.Part, dst []byte, start, from, to int64) error {
+	read := func(dst []byte, first, n int64) error {
+		return format.ReadElements(func(dst []byte, offset int64) error { return c.ReadFile(part.File, dst, start+offset) }, dst, d, part.Decode, first, n)
+	}
+	if part.View == nil {
+		return read(dst, from, to-from)
+	}
+	first, last := part.View.Extent(from, to)
+	var window []byte
+	if d.Bytes(last-first) <= maxWindow {
+		window = make([]byte, d.Bytes(last-first))
+		if err := read(window, first, last-first); err != nil {
+			return err
+		}
+	}
+	for r := range part.View.Runs(from, to) {
+		run := dst[:d.Bytes(r.N)]
+		if window != nil {
+			copy(run, window[d.Bytes(r.At-first):])
+		} else if err := read(run, r.At, r.N); err != nil {
+			return err
+		}
+		dst = dst[len(run):]
+	}
+	return nil
+}

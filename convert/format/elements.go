@@ -1,0 +1,29 @@
+package format
+
+import "dsmoe/model/tensor"
+
+// ReadElements fills dst with n elements of dtype d from first on, which read, given the
+// offset of bytes from the first of all, reads. If decode is not Invalid, they are stored in
+// that dtype, F16, BF16 or one with blocks, and decoded to d, which is F32.
+func ReadElements(read func(dst []byte, offset int64) error, dst []byte, d, decode tensor.DType, first, n int64) error {
+	if decode == tensor.Invalid {
+		return read(dst, d.Bytes(first))
+	}
+	elements, size := decode.Block()
+	unit := int64(elements)
+	begin, end := first/unit, (first+n+unit-1)/unit
+	blocks := make([]byte, (end-begin)*int64(size))
+	if err := read(blocks, begin*int64(size)); err != nil {
+		return err
+	}
+	wide := make([]byte, d.Bytes((end-begin)*unit))
+	if decode.Blocked() {
+		tensor.DequantiseBlocks(wide, blocks, decode, d)
+	} else if c, err := tensor.NewCast(decode, d); err != nil {
+		return err
+	} else {
+		c.Convert(wide, blocks)
+	}
+	copy(dst, wide[d.Bytes(first-begin*unit):])
+	return nil
+}

@@ -1,0 +1,177 @@
+package gguf
+
+// Which tensors llama.cpp's files have for the weights of a model, and what these files
+// cannot say.
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/convert/format"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// arranger makes the tensors of a file of weights.
+type arranger struct {
+	config *config.Config
+	there  map[string]bool // the weights to be written
+	made   []format.Arranged
+	stacks map[string]int // of experts, by name, in made
+	wrong  []error
+}
+
+// arrange is Dialect.Arrange.
+func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arranged, []error) {
+	a := arranger{config: c, there: make(map[string]bool, len(weights)), stacks: map[string]int{}}
+	for _, reason := range unsayable(c) {
+		a.fail("", "%s", reason)
+	}
+	for _, w := range weights {
+		a.there[w.Name] = true
+	}
+	f := model.FamilyOf(c)
+	for s := range f.Slots(c) {
+		a.slot(s)
+	}
+	for s := range f.MTPSlots(c) {
+		a.slot(s)
+	}
+	for _, i := range a.stacks {
+		if x := &a.made[i]; len(x.Weights) != x.Shape[0] {
+			a.fail(x.Weights[0], "is one of %s to be written, but a file has those of all %d experts of a layer in one tensor", text.Plural(len(x.Weights), "expert"), x.Shape[0])
+		}
+	}
+	for _, w := range weights {
+		if a.there[w.Name] && !a.ignored(w.Name) {
+			a.fail(w.Name, "is not in the table of %s: no tensor of a GGUF file holds it", c.ModelType)
+		}
+	}
+	mix := newMixer(kind, c)
+	for i := range a.made {
+		x := &a.made[i]
+		switch {
+		case alwaysF32(x.Name, len(x.Shape)):
+			x.DType = tensor.F32
+		case mix != nil:
+			x.DType = mix.dtype(*x)
+		}
+	}
+	slices.SortStableFunc(a.wrong, func(x, y error) int { return strings.Compare(x.Error(), y.Error()) })
+	return a.made, a.wrong
+}
+
+func (a *arranger) fail(name, cause string, args ...any) {
+	a.wrong = append(a.wrong, &format.Error{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
+}
+
+// slot adds the tensors of one weight, if it is to be written.
+func (a *arranger) slot(s model.Slot) {
+	if !a.there[s.Name] {
+		return
+	}
+	delete(a.there, s.Name)
+	g := s.Param.GGUF
+	for i := range g.Pieces {
+		o := g.Pieces[i].Order(a.config, s.Shape)
+		a.add(format.Arranged{Name: s.InLayer(g.Pieces[i].Name), Shape: o.Shape, Weights: []string{s.Name}, First: o.First, View: o.View})
+	}
+	if len(g.Pieces) > 0 {
+		return
+	}
+	name := s.InLayer(g.Name)
+	switch at, seen := a.stacks[name]; {
+	case s.Expert < 0:
+		a.add(format.Arranged{Name: name, Shape: s.Shape, Weights: []string{s.Name}})
+	case seen:
+		a.made[at].Weights = append(a.made[at].Weights, s.Name)
+	default:
+		a.stacks[name] = len(a.made)
+		weights := append(make([]string, 0, a.config.NRoutedExperts), s.Name)
+		a.add(format.Arranged{Name: name, Shape: append([]int{a.config.NRoutedExperts}, s.Shape...), Weights: weights})
+	}
+}
+
+func (a *arranger) add(x format.Arranged) { a.made = append(a.made, x) }
+
+// alwaysF32 says whether llama.cpp has a tensor in F32 whatever the file's type: vectors,
+// norms, the gate, and what is no weight. ModelBase.prepare_tensors of conversion/base.py.
+func alwaysF32(name string, rank int) bool {
+	return rank <= 1 || strings.HasSuffix(name, "_norm.weight") || strings.HasSuffix(name, ".ffn_gate_inp.weight") || !strings.HasSuffix(name, ".weight")
+}
+
+// ignored says whether the table knows the name as that of a tensor which says nothing.
+func (a *arranger) ignored(name string) bool {
+	layer, _, _ := strings.Cut(strings.TrimPrefix(name, "model.layers."), ".")
+	return slices.ContainsFunc(model.FamilyOf(a.config).Ignored, func(p model.Param) bool {
+		return strings.Replace(p.Name, "{l}", layer, 1) == name && (p.PerLayer() || p.Holds(a.config, -1))
+	})
+}
+
+// The limits of llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS.
+const (
+	mostLayers  = 512
+	mostExperts = 1024
+)
+
+// unsayable lists why llama.cpp would compute something else, or not load a file, whatever
+// the keys.
+func unsayable(c *config.Config) (reasons []string) {
+	arch := architectureOf(c)
+	refuse := func(is bool, reason string, args ...any) {
+		if is {
+			reasons = append(reasons, fmt.Sprintf("config.json: "+reason, args...))
+		}
+	}
+	refuse(c.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
+	refuse(c.NumHiddenLayers+c.NumNextNPredictLayers > mostLayers, "%d layers: llama.cpp takes %d at most", c.NumHiddenLayers+c.NumNextNPredictLayers, mostLayers)
+	refuse(c.NRoutedExperts > mostExperts, "n_routed_experts is %d: llama.cpp takes %d at most", c.NRoutedExperts, mostExperts)
+	mixed := moeLayers(c) > 0
+	for l := range c.NumHiddenLayers {
+		if c.IsMoE(l) != (l >= c.FirstKDenseReplace && mixed) {
+			refuse(true, "moe_layer_freq is %d: layer %d is dense, and to llama.cpp all from first_k_dense_replace %d on have experts", c.MoELayerFreq, l, c.FirstKDenseReplace)
+			break
+		}
+	}
+	refuse(mixed && c.NSharedExperts == 0, "n_shared_experts is null: llama.cpp's %s demands shared experts", arch)
+	if arch == deepseek {
+		normalise, _ := c.TopKWeights()
+		refuse(mixed && normalise, "norm_topk_prob is true: llama.cpp's %s never normalises the weights of the chosen experts", arch)
+		refuse(c.RopeScaling != nil && c.RopeScaling.Type != "linear", "rope_scaling is %s: llama.cpp has linear scaling, and YaRN", c.RopeScaling)
+		return reasons
+	}
+	refuse(!c.RopeInterleave, "rope_interleave is false: llama.cpp's %s rotates interleaved pairs", arch)
+	refuse(c.QLoraRank > 0 && isLite(c.NumHiddenLayers, c.VocabSize), "%d layers with a q_lora_rank: llama.cpp takes a model of so many layers for DeepSeek-V2-Lite, which has none", c.NumHiddenLayers)
+	refuse(mixed && limited(c) && c.NGroup >= c.NRoutedExperts, "n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.NGroup, c.NRoutedExperts)
+	if s := c.RopeScaling; s != nil {
+		refuse(s.MScale != s.MScaleAllDim || s.MScaleAllDim == 0, "rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp takes them to be equal, and not 0", s.MScale, s.MScaleAllDim)
+	}
+	return reasons
+}
+
+// moeLayers returns how many of the decoder's layers have experts.
+func moeLayers(c *config.Config) (n int) {
+	for l := range c.NumHiddenLayers {
+		if c.IsMoE(l) {
+			n++
+		}
+	}
+	return n
+}
+
+// limited says whether groups keep experts from being chosen: with as many groups chosen
+// from as there are, or one, they do not.
+func limited(c *config.Config) bool {
+	return c.LimitsGroups() && c.NGroup > 1 && c.TopKGroup < c.NGroup
+}
+
+// architectureOf is what general.architecture says of a model.
+func architectureOf(c *config.Config) string {
+	if c.LatentAttention() {
+		return deepseek2
+	}
+	return deepseek
+}

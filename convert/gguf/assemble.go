@@ -1,0 +1,282 @@
+package gguf
+
+// What the files of a checkpoint hold, in HuggingFace's terms.
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/convert/format"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// assembler finds the tensors of the table in files.
+type assembler struct {
+	files  []*File
+	where  map[string]int // stored tensor to file
+	config *config.Config
+	used   map[string]bool // stored tensors that are a part of something
+	found  []format.Assembled
+	wrong  []error
+}
+
+// assemble is Dialect.Assemble.
+func assemble(opened []format.File) (*format.Assembly, []error) {
+	a := assembler{where: map[string]int{}, used: map[string]bool{}}
+	for _, f := range opened {
+		a.files = append(a.files, f.(*File))
+	}
+	a.shards()
+	a.index()
+	arch, ok := a.architecture()
+	if !ok {
+		return nil, a.wrong
+	}
+	r := keyReader{File: a.files[0], arch: arch}
+	document, c := r.config(model.TorchName(torchDType(a.files)), func(name string) bool { _, ok := a.where[name]; return ok })
+	if a.wrong = append(a.wrong, r.wrong...); a.wrong != nil {
+		return nil, a.wrong
+	}
+	a.config = c
+	a.tensors()
+	a.widened()
+	slices.SortStableFunc(a.found, func(x, y format.Assembled) int { return x.Parts[0].File - y.Parts[0].File })
+	return &format.Assembly{Config: document, Tensors: a.found, Notes: a.notes()}, a.wrong
+}
+
+func (a *assembler) fail(file int, name, cause string, args ...any) {
+	a.wrong = append(a.wrong, &format.Error{File: a.files[file].path, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
+}
+
+// architecture returns that of the model, if it is one that can be read.
+func (a *assembler) architecture() (arch string, ok bool) {
+	arch, said := a.files[0].values[architectureKey].one.(string)
+	switch {
+	case !said:
+		a.fail(0, "", "key %s is missing, or no string", architectureKey)
+	case arch != deepseek && arch != deepseek2:
+		a.fail(0, "", "%s is %s: this program reads %s and %s", architectureKey, text.Quote(arch), deepseek, deepseek2)
+	default:
+		return arch, true
+	}
+	return "", false
+}
+
+// shards compares what the files say of their places in the set with the set.
+func (a *assembler) shards() {
+	total := 0
+	for i, f := range a.files {
+		total += len(f.entries)
+		count, said := f.values["split.count"].one.(uint64)
+		no, numbered := f.values["split.no"].one.(uint64)
+		switch {
+		case !said && len(a.files) == 1:
+		case !said || !numbered:
+			a.fail(i, "", "keys split.no and split.count, which say its place among %d files, are missing", len(a.files))
+		case count != uint64(len(a.files)):
+			a.fail(i, "", "split.count is %d, but the set has %s", count, text.Plural(len(a.files), "file"))
+		case no != uint64(i):
+			a.fail(i, "", "split.no is %d, but by its name it is %d", no, i)
+		}
+	}
+	for i, f := range a.files {
+		v, said := f.values["split.tensors.count"]
+		n, _ := v.one.(int64)
+		if u, unsigned := v.one.(uint64); unsigned {
+			n = int64(u)
+		}
+		if said && n != int64(total) {
+			a.fail(i, "", "split.tensors.count is %v, but the files have %d", v.one, total)
+		}
+	}
+}
+
+// index finds the file of every stored tensor.
+func (a *assembler) index() {
+	for i, f := range a.files {
+		for _, e := range f.entries {
+			if first, twice := a.where[e.info.Name]; twice {
+				a.fail(i, e.info.Name, "is in %s too", text.Quote(a.files[first].path))
+				continue
+			}
+			a.where[e.info.Name] = i
+		}
+	}
+}
+
+// stored returns a stored tensor and its file.
+func (a *assembler) stored(name string) (info tensor.Info, file int, ok bool) {
+	if file, ok = a.where[name]; !ok {
+		return info, 0, false
+	}
+	info, _, _ = a.files[file].Lookup(name)
+	a.used[name] = true
+	return info, file, true
+}
+
+// tensors finds every weight of the table, and adds what is stored beyond it under its own
+// name.
+func (a *assembler) tensors() {
+	f := model.FamilyOf(a.config)
+	for s := range f.Slots(a.config) {
+		a.slot(s)
+	}
+	for s := range f.MTPSlots(a.config) {
+		a.slot(s)
+	}
+	for i, f := range a.files {
+		for _, e := range f.entries {
+			if !a.used[e.info.Name] {
+				a.found = append(a.found, format.Assembled{Info: e.info, Parts: []format.Part{{File: i, Tensor: e.info.Name, N: int64(e.info.Len())}}})
+			}
+		}
+	}
+}
+
+// slot finds one weight of the table. What is not there is left out.
+func (a *assembler) slot(s model.Slot) {
+	g := s.Param.GGUF
+	if info, file, ok := a.stored(s.InLayer(g.Name)); ok {
+		a.whole(s, info, file)
+		return
+	}
+	orders := make([]model.Order, len(g.Pieces))
+	pieces := make([]format.Part, len(g.Pieces))
+	for i := range g.Pieces {
+		info, file, ok := a.stored(s.InLayer(g.Pieces[i].Name))
+		if !ok {
+			return
+		}
+		orders[i] = g.Pieces[i].Order(a.config, s.Shape)
+		if !a.fits(info, file, orders[i].Shape) {
+			return
+		}
+		pieces[i] = format.Part{File: file, Tensor: info.Name, N: int64(info.Len()), Decode: info.DType}
+	}
+	if len(pieces) > 0 {
+		dtype := mixed(pieces, orders)
+		a.found = append(a.found, format.Assembled{Info: s.Info(dtype), Parts: putTogether(pieces, orders)})
+	}
+}
+
+// mixed finds the dtype of a weight made of pieces, whose Decode is what they are stored in.
+// Pieces of several dtypes, and those in blocks that are cut apart, are decoded to F32.
+func mixed(pieces []format.Part, orders []model.Order) tensor.DType {
+	dtype := pieces[0].Decode
+	for i := range pieces {
+		shape, strides := orders[i].Shape, orders[i].View.Stride
+		cut := pieces[i].Decode.Blocked() && len(shape) > 1 && strides[len(strides)-1] != 1
+		if cut || pieces[i].Decode != dtype {
+			dtype = tensor.F32
+		}
+	}
+	for i := range pieces {
+		if pieces[i].Decode == dtype {
+			pieces[i].Decode = tensor.Invalid
+		}
+	}
+	return dtype
+}
+
+// whole adds a weight that is stored as it is, or with those of other experts.
+func (a *assembler) whole(s model.Slot, info tensor.Info, file int) {
+	part := format.Part{File: file, Tensor: info.Name, N: product(s.Shape)}
+	want := s.Shape
+	if s.Expert >= 0 {
+		part.First = int64(s.Expert) * part.N
+		want = append([]int{a.config.NRoutedExperts}, want...)
+	}
+	if s.Expert > 0 && !slices.Equal(info.Shape, want) {
+		return // said of the first
+	}
+	if a.fits(info, file, want) {
+		a.found = append(a.found, format.Assembled{Info: s.Info(info.DType), Parts: []format.Part{part}})
+	}
+}
+
+// fits compares a shape with that which the keys say.
+func (a *assembler) fits(info tensor.Info, file int, want []int) bool {
+	if !slices.Equal(info.Shape, want) {
+		a.fail(file, info.Name, "shape %v, the keys say %v, outermost first", info.Shape, want)
+		return false
+	}
+	return true
+}
+
+// putTogether inverts the orders of the pieces of a weight: of several, each has its share of
+// every place along the first axis.
+func putTogether(pieces []format.Part, orders []model.Order) (parts []format.Part) {
+	if len(pieces) == 1 {
+		pieces[0].View = orders[0].View.Inverse()
+		return pieces
+	}
+	_, places := orders[0].View.Inner()
+	for place := range places {
+		for i, p := range pieces {
+			inner, _ := orders[i].View.Inner()
+			p.N = inner.Len()
+			p.First = place * p.N
+			if p.View = inner.Inverse(); isPlain(p.View) {
+				p.View = nil
+			}
+			parts = append(parts, p)
+		}
+	}
+	return parts
+}
+
+// isPlain says whether a view's elements are used as they lie.
+func isPlain(v *tensor.View) bool {
+	n := 0
+	for range v.Runs(0, v.Len()) {
+		n++
+	}
+	return n == 1
+}
+
+// widened finds the tensors that our writer had to widen.
+func (a *assembler) widened() {
+	was := map[string]tensor.DType{}
+	for _, key := range a.files[0].keys {
+		name, ours := strings.CutPrefix(key, widenedKey)
+		d, err := tensor.ParseDType(name)
+		if !ours || err != nil {
+			continue
+		}
+		for _, x := range a.files[0].values[key].many {
+			if stored, ok := x.(string); ok {
+				was[stored] = d
+			}
+		}
+	}
+	for i := range a.found {
+		x := &a.found[i]
+		if d := was[x.Parts[0].Tensor]; x.DType == tensor.F32 && d.Casts() && x.Whole() {
+			x.Was = d
+		}
+	}
+}
+
+// notes say what of the files is not read.
+func (a *assembler) notes() (notes []string) {
+	if n := a.files[0].values["tokenizer.ggml.tokens"].n; n > 0 {
+		notes = append(notes, fmt.Sprintf("the tokenizer in it, of %s, is not read", text.Plural(int(min(n, 1<<30)), "token")))
+	}
+	decoded := 0
+	for i := range a.found {
+		if slices.ContainsFunc(a.found[i].Parts, func(p format.Part) bool { return p.Decode != tensor.Invalid }) {
+			decoded++
+		}
+	}
+	if decoded > 0 {
+		notes = append(notes, fmt.Sprintf("%s, stored in parts of several dtypes or quantised in another order, are F32 here, and larger than in the file", text.Plural(decoded, "weight")))
+	}
+	return notes
+}
+
+// product is the number of elements of a shape.
+func product(shape []int) int64 { return int64(tensor.Info{Shape: shape}.Len()) }

@@ -1,0 +1,357 @@
+package gguf
+
+// The config.json that the keys of a file say.
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// keyReader reads the keys of a file, and takes note of what is wrong with them.
+type keyReader struct {
+	*File
+	arch   string
+	doc    []string // members of config.json
+	wrong  []error
+	absent []string // keys that have to be there
+}
+
+func (r *keyReader) fail(key, cause string, args ...any) {
+	r.wrong = append(r.wrong, &format.Error{File: r.path, Offset: r.values[key].at, Cause: "key " + text.Quote(key) + ": " + fmt.Sprintf(cause, args...)})
+}
+
+// find returns the value of a key of the architecture. An array of equal elements, one per
+// layer, is their value.
+func (r *keyReader) find(key string) (one any, full string, ok bool) {
+	full = r.arch + "." + key
+	v, ok := r.values[full]
+	if !ok {
+		return nil, full, false
+	}
+	if v.kind != array {
+		return v.one, full, true
+	}
+	if len(v.many) == 0 {
+		r.fail(full, "an array of %d elements, where one value is expected, or one per layer", v.n)
+		return nil, full, false
+	}
+	for _, x := range v.many {
+		if x != v.many[0] {
+			r.fail(full, "differs from layer to layer, which config.json cannot say")
+			return nil, full, false
+		}
+	}
+	return v.many[0], full, true
+}
+
+// maxNatural is the largest number that a config can have: it fits in an int everywhere.
+const maxNatural = math.MaxInt32
+
+// natural returns the whole number that a key has.
+func (r *keyReader) natural(key string) (n int, ok bool) {
+	one, full, ok := r.find(key)
+	if !ok {
+		return 0, false
+	}
+	switch x := one.(type) {
+	case uint64:
+		if x <= maxNatural {
+			return int(x), true
+		}
+	case int64:
+		if 0 <= x && x <= maxNatural {
+			return int(x), true
+		}
+	}
+	r.fail(full, "%v is no whole number from 0 to %d", one, maxNatural)
+	return 0, false
+}
+
+// need is natural for a key that has to be there.
+func (r *keyReader) need(key string) int {
+	n, ok := r.natural(key)
+	if _, said := r.values[r.arch+"."+key]; !said {
+		r.absent = append(r.absent, r.arch+"."+key)
+	}
+	if !ok {
+		return 0
+	}
+	return n
+}
+
+// real returns the number that a key has.
+func (r *keyReader) real(key string) (x float64, ok bool) {
+	one, full, ok := r.find(key)
+	if !ok {
+		return 0, false
+	}
+	if x, ok = one.(float64); !ok || x != x || x-x != 0 {
+		r.fail(full, "%v is no number", one)
+		return 0, false
+	}
+	return x, true
+}
+
+// put adds a member to config.json.
+func (r *keyReader) put(field, value string) {
+	r.doc = append(r.doc, strconv.Quote(field)+": "+value)
+}
+
+func (r *keyReader) putInt(field string, n int) { r.put(field, strconv.Itoa(n)) }
+
+// config makes config.json; has says which tensors there are.
+func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *config.Config) {
+	r.family(has)
+	if dtype != "" {
+		r.put("torch_dtype", strconv.Quote(dtype))
+	}
+	for _, row := range rowsOf(r.arch) {
+		r.row(row)
+	}
+	r.vocabulary()
+	r.layers()
+	if r.arch == deepseek {
+		r.plainAttention(has)
+	} else {
+		r.latentAttention()
+		r.routing()
+	}
+	r.scaling()
+	r.put("tie_word_embeddings", strconv.FormatBool(!has("output.weight")))
+	if r.absent != nil {
+		r.wrong = append(r.wrong, &format.Error{File: r.path, Cause: "keys are missing: " + strings.Join(r.absent, ", ")})
+	}
+	if r.wrong != nil {
+		return nil, nil
+	}
+	return r.parsed()
+}
+
+// parsed reads the members as package config does.
+func (r *keyReader) parsed() ([]byte, *config.Config) {
+	document := []byte("{\n  " + strings.Join(r.doc, ",\n  ") + "\n}\n")
+	c, err := config.Parse(strings.NewReader(string(document)))
+	if err != nil {
+		r.wrong = append(r.wrong, &format.Error{File: r.path, Cause: "its keys make no config: " + err.Error()})
+		return nil, nil
+	}
+	return document, c
+}
+
+// row adds a field that a key says as it is.
+func (r *keyReader) row(row row) {
+	if row.kind == f32 {
+		if x, ok := r.real(row.key); ok {
+			r.put(row.field, shortest(x))
+		} else if _, said := r.values[r.arch+"."+row.key]; !said && row.field != "rope_theta" {
+			r.absent = append(r.absent, r.arch+"."+row.key)
+		}
+		return
+	}
+	optional := row.key == expertCount || row.key == "expert_used_count" || row.key == "expert_feed_forward_length"
+	n, ok := r.natural(row.key)
+	switch {
+	case ok && n == 0 && optional:
+		r.put(row.field, "null")
+	case ok:
+		r.putInt(row.field, n)
+	case !optional:
+		r.need(row.key)
+	}
+}
+
+// family tells DeepSeek-V2 from V3 by the gating function, and where no key says that, as
+// in files of before V3, by the bias of V3's gate.
+func (r *keyReader) family(has func(name string) bool) {
+	class, name := "DeepseekForCausalLM", "deepseek"
+	gating, said := r.natural(gatingFunc)
+	switch {
+	case r.arch == deepseek && said && gating != gatingSoftmax, said && gating != gatingSoftmax && gating != gatingSigmoid:
+		r.fail(r.arch+"."+gatingFunc, "%d is a gating function that this architecture does not have", gating)
+	case r.arch == deepseek:
+	case gating == gatingSigmoid || !said && r.hasRoutingBias(has):
+		class, name = "DeepseekV3ForCausalLM", "deepseek_v3"
+	default:
+		class, name = "DeepseekV2ForCausalLM", "deepseek_v2"
+	}
+	r.put("architectures", `["`+class+`"]`)
+	r.put("model_type", strconv.Quote(name))
+	r.put("scoring_func", map[bool]string{false: `"softmax"`, true: `"sigmoid"`}[name == "deepseek_v3"])
+}
+
+func (r *keyReader) hasRoutingBias(has func(name string) bool) bool {
+	blocks, _ := r.natural(blockCount)
+	for l := range min(blocks, maxList) {
+		if has(fmt.Sprintf("blk.%d.exp_probs_b.bias", l)) {
+			return true
+		}
+	}
+	return false
+}
+
+// vocabulary takes vocab_size, or counts the tokens.
+func (r *keyReader) vocabulary() {
+	if n, ok := r.natural(vocabSize); ok {
+		r.putInt("vocab_size", n)
+	} else if tokens, ok := r.values["tokenizer.ggml.tokens"]; ok && tokens.kind == array {
+		r.putInt("vocab_size", int(tokens.n))
+	} else {
+		r.need(vocabSize)
+	}
+	for _, id := range []string{"bos", "eos"} {
+		if n, ok := r.values["tokenizer.ggml."+id+"_token_id"].one.(uint64); ok {
+			r.put(id+"_token_id", strconv.FormatUint(n, 10))
+		}
+	}
+}
+
+// layers takes the numbers of layers.
+func (r *keyReader) layers() {
+	blocks, predicting := r.need(blockCount), 0
+	if n, ok := r.natural(nextnLayers); ok && r.arch == deepseek2 {
+		predicting = n
+		if n > blocks {
+			r.fail(r.arch+"."+nextnLayers, "%d of %d blocks", n, blocks)
+		}
+	}
+	r.putInt("num_hidden_layers", blocks-predicting)
+	if r.arch == deepseek2 {
+		r.putInt("num_nextn_predict_layers", predicting)
+	}
+	dense, _ := r.natural(denseCount)
+	if n, _ := r.natural(expertCount); n == 0 {
+		dense = 0 // all are dense without
+	}
+	r.putInt("first_k_dense_replace", dense)
+	if n, ok := r.natural(sharedCount); ok && n > 0 {
+		r.putInt("n_shared_experts", n)
+	} else {
+		r.put("n_shared_experts", "null")
+	}
+}
+
+// plainAttention is that of the first DeepSeekMoE.
+func (r *keyReader) plainAttention(has func(name string) bool) {
+	heads := r.need("attention.head_count")
+	if n, ok := r.natural(headCountKV); ok {
+		r.putInt("num_key_value_heads", n)
+	} else {
+		r.putInt("num_key_value_heads", heads)
+	}
+	width := r.need("embedding_length")
+	for _, key := range []string{ropeDims, keyLength, valueLength} {
+		if n, ok := r.natural(key); ok && (heads == 0 || n*heads != width) {
+			r.fail(r.arch+"."+key, "%d, but each of %d heads has a share of embedding_length %d", n, heads, width)
+		}
+	}
+	r.put("attention_bias", strconv.FormatBool(has("blk.0.attn_q.bias")))
+	r.put("norm_topk_prob", "false")
+}
+
+// latentAttention takes the widths of heads, which files say in two ways: those with kv_b
+// in one piece have keys and values as they are multiplied, later ones also as they are kept.
+func (r *keyReader) latentAttention() {
+	r.putInt("num_key_value_heads", r.need("attention.head_count"))
+	key, value := keyMLA, valueMLA
+	if _, split := r.values[r.arch+"."+keyMLA]; !split {
+		key, value = keyLength, valueLength
+	}
+	keys, rope := r.need(key), r.need(ropeDims)
+	r.putInt("qk_nope_head_dim", keys-rope)
+	r.putInt("qk_rope_head_dim", rope)
+	r.putInt("v_head_dim", r.need(value))
+	if n, ok := r.natural(queryRank); ok && n > 0 {
+		r.putInt("q_lora_rank", n)
+	} else {
+		r.put("q_lora_rank", "null")
+	}
+}
+
+// routing takes what V2 and V3 do with the gate's scores.
+func (r *keyReader) routing() {
+	norm, _, said := r.find(weightsNorm)
+	if _, is := norm.(bool); said && !is {
+		r.fail(r.arch+"."+weightsNorm, "%v is no truth value", norm)
+	}
+	r.put("norm_topk_prob", strconv.FormatBool(norm == true))
+	if x, ok := r.real(weightsScale); ok && x != 0 {
+		r.put("routed_scaling_factor", shortest(x))
+	} else {
+		r.put("routed_scaling_factor", "1.0")
+	}
+	groups, _ := r.natural(groupCount)
+	used, _ := r.natural(groupUsed)
+	if groups <= 1 {
+		groups, used = 1, 1
+	}
+	method := "greedy"
+	switch {
+	case slices.Contains(r.doc, `"model_type": "deepseek_v3"`):
+		method = "noaux_tc"
+	case groups > 1:
+		method = "group_limited_greedy"
+	}
+	r.put("topk_method", strconv.Quote(method))
+	r.putInt("n_group", groups)
+	r.putInt("topk_group", used)
+}
+
+// scaling takes RoPE's scaling.
+func (r *keyReader) scaling() {
+	kind, full, said := r.find(scalingType)
+	factor, _ := r.real(scalingFactor)
+	switch {
+	case !said || kind == "none" || kind == "":
+		r.put("rope_scaling", "null")
+	case kind == "linear" && r.arch == deepseek:
+		r.put("rope_scaling", fmt.Sprintf(`{"type": "linear", "factor": %s}`, shortest(factor)))
+	case kind == "yarn" && r.arch == deepseek2:
+		r.put("rope_scaling", r.yarn(factor))
+	default:
+		r.fail(full, "%s cannot be read with architecture %s", text.Quote(fmt.Sprint(kind)), r.arch)
+	}
+}
+
+// yarn spells the scaling of DeepSeek-V2 and V3. The multiplier of the logarithm is a tenth
+// of mscale_all_dim, and llama.cpp takes mscale to be the same.
+func (r *keyReader) yarn(factor float64) string {
+	s := fmt.Sprintf(`{"type": "yarn", "factor": %s, "original_max_position_embeddings": %d`, shortest(factor), r.need(scalingContext))
+	for _, x := range []struct{ key, field string }{{yarnFast, "beta_fast"}, {yarnSlow, "beta_slow"}} {
+		if v, ok := r.real(x.key); ok {
+			s += fmt.Sprintf(`, %q: %s`, x.field, shortest(v))
+		}
+	}
+	if log, ok := r.real(yarnLog); ok && log != 0 {
+		tenth, _ := strconv.ParseFloat(shortest(log), 64) // the decimal that was rounded to float32
+		all := shortest(10 * tenth)
+		s += fmt.Sprintf(`, "mscale": %s, "mscale_all_dim": %s`, all, all)
+	} else {
+		r.fail(r.arch+"."+yarnLog, "is missing or 0: llama.cpp then scales the scores of attention as no config.json can say")
+	}
+	return s + "}"
+}
+
+// torchDType returns what most elements of the files are, if it is a dtype of torch's that a
+// model is loaded in.
+func torchDType(files []*File) tensor.DType {
+	counts := map[tensor.DType]int64{}
+	most := tensor.Invalid
+	for _, f := range files {
+		for _, e := range f.entries {
+			d := e.info.DType
+			counts[d] += int64(e.info.Len())
+			if counts[d] > counts[most] {
+				most = d
+			}
+		}
+	}
+	return most
+}

@@ -1,0 +1,253 @@
+package gguf
+
+// The keys of a file to be written.
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+)
+
+// keyWriter encodes keys.
+type keyWriter struct {
+	b    []byte // what Description.Keys is: the number of keys, then each with its value
+	arch string
+}
+
+// key begins a pair.
+func (w *keyWriter) key(key string, k kind) {
+	binary.LittleEndian.PutUint64(w.b, binary.LittleEndian.Uint64(w.b)+1)
+	w.b = binary.LittleEndian.AppendUint32(appendText(w.b, key), uint32(k))
+}
+
+func appendText(b []byte, s string) []byte {
+	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
+}
+
+// put writes a pair: a uint32, float32, bool, string, []string or []int32.
+func (w *keyWriter) put(key string, v any) {
+	switch v := v.(type) {
+	case uint32:
+		w.key(key, u32)
+		w.b = binary.LittleEndian.AppendUint32(w.b, v)
+	case float32:
+		w.key(key, f32)
+		w.b = binary.LittleEndian.AppendUint32(w.b, math.Float32bits(v))
+	case bool:
+		w.key(key, boolean)
+		w.b = append(w.b, map[bool]byte{true: 1}[v])
+	case string:
+		w.key(key, str)
+		w.b = appendText(w.b, v)
+	case []string:
+		w.list(key, str, len(v))
+		for _, s := range v {
+			w.b = appendText(w.b, s)
+		}
+	case []int32:
+		w.list(key, i32, len(v))
+		for _, n := range v {
+			w.b = binary.LittleEndian.AppendUint32(w.b, uint32(n))
+		}
+	default:
+		panic(fmt.Sprintf("gguf: key %s: no type for %T", key, v))
+	}
+}
+
+func (w *keyWriter) list(key string, of kind, n int) {
+	w.key(key, array)
+	w.b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(w.b, uint32(of)), uint64(n))
+}
+
+// of writes a pair whose key begins with the architecture.
+func (w *keyWriter) of(key string, v any) { w.put(w.arch+"."+key, v) }
+
+// describe is Dialect.Describe.
+func describe(d format.Description) (keys []byte, notes []string, err error) {
+	c := d.Config
+	w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c)}
+	w.put(architectureKey, w.arch)
+	w.put("general.type", "model")
+	w.put("general.name", d.Name)
+	w.put("general.size_label", sizeLabel(d.Tensors))
+	w.model(c)
+	w.put(fileTypeKey, fileType(d))
+	w.put("general.quantization_version", uint32(2))
+	w.widened(d)
+	notes = warnings(c)
+	said, err := w.vocabulary(d)
+	return w.b, append(notes, said...), err
+}
+
+// model writes what config.json says.
+func (w *keyWriter) model(c *config.Config) {
+	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
+	for _, row := range rowsOf(w.arch) {
+		if v := row.value(c); v != nil {
+			w.of(row.key, v)
+		}
+	}
+	w.of(vocabSize, uint32(c.VocabSize))
+	dense := c.FirstKDenseReplace
+	if moeLayers(c) == 0 {
+		dense = c.NumHiddenLayers
+	}
+	w.of(denseCount, uint32(dense))
+	w.of(sharedCount, uint32(c.NSharedExperts))
+	w.of(gatingFunc, uint32(map[bool]int{false: gatingSoftmax, true: gatingSigmoid}[c.ScoringFunc == "sigmoid"]))
+	w.of(ropeDims, uint32(c.HeadDim()))
+	normalise, scale := c.TopKWeights()
+	if w.arch == deepseek {
+		w.of(headCountKV, uint32(c.NumKeyValueHeads))
+		w.of(weightsScale, float32(1))
+		w.linear(c.RopeScaling)
+		return
+	}
+	w.of(weightsScale, float32(scale))
+	if normalise {
+		w.of(weightsNorm, true)
+	}
+	w.groups(c)
+	w.latentAttention(c)
+	w.yarn(c.RopeScaling)
+	if c.NumNextNPredictLayers > 0 {
+		w.of(nextnLayers, uint32(c.NumNextNPredictLayers))
+	}
+}
+
+// groups writes those that experts are chosen by. Where all are chosen from, there is one.
+func (w *keyWriter) groups(c *config.Config) {
+	switch {
+	case limited(c):
+		w.of(groupCount, uint32(c.NGroup))
+		w.of(groupUsed, uint32(c.TopKGroup))
+	case c.NGroup == 1 && c.TopKGroup == 1:
+		w.of(groupCount, uint32(1))
+		w.of(groupUsed, uint32(1))
+	}
+}
+
+// latentAttention writes the widths of heads, as they are kept and as they are multiplied:
+// llama.cpp multiplies queries into the compressed keys and values, which are one head.
+func (w *keyWriter) latentAttention(c *config.Config) {
+	if c.QLoraRank > 0 || !isLite(c.NumHiddenLayers, c.VocabSize) {
+		w.of(queryRank, uint32(c.QLoraRank)) // 0 is none, and the key is demanded of all but the lite model
+	}
+	w.of(headCountKV, uint32(1))
+	w.of(keyLength, uint32(c.KVLoraRank+c.QKRopeHeadDim))
+	w.of(valueLength, uint32(c.KVLoraRank))
+	w.of(keyMLA, uint32(c.QKHeadDim()))
+	w.of(valueMLA, uint32(c.VHeadDim))
+}
+
+// linear writes the scaling of the first DeepSeekMoE.
+func (w *keyWriter) linear(s *config.RopeScaling) {
+	if s == nil {
+		w.of(scalingType, "none")
+		return
+	}
+	w.of(scalingType, s.Type)
+	w.of(scalingFactor, float32(s.Factor))
+}
+
+// yarn writes the scaling of later models, nothing if there is none.
+func (w *keyWriter) yarn(s *config.RopeScaling) {
+	if s == nil {
+		return
+	}
+	w.of(scalingType, s.Type)
+	w.of(scalingFactor, float32(s.Factor))
+	w.of(scalingContext, uint32(s.OriginalMaxPositionEmbeddings))
+	w.of(yarnFast, float32(s.BetaFast))
+	w.of(yarnSlow, float32(s.BetaSlow))
+	w.of(yarnLog, float32(0.1*s.MScaleAllDim))
+}
+
+// widened lists the tensors that are F32 in the file only, by the dtypes that they had.
+func (w *keyWriter) widened(d format.Description) {
+	for _, was := range []tensor.DType{tensor.BF16, tensor.F16} {
+		var names []string
+		for i, info := range d.Tensors {
+			if d.Was[i] == was && info.DType == tensor.F32 && alwaysF32(info.Name, len(info.Shape)) {
+				names = append(names, info.Name)
+			}
+		}
+		if names != nil {
+			w.put(widenedKey+was.String(), names)
+		}
+	}
+}
+
+// warnings say what llama.cpp computes otherwise.
+func warnings(c *config.Config) (notes []string) {
+	if c.TopKMethod == "group_limited_greedy" && limited(c) {
+		notes = append(notes, "llama.cpp chooses groups by the sum of their two best scores, DeepSeek-V2 by the best: some tokens go to other experts there")
+	}
+	if c.NumNextNPredictLayers > 0 {
+		notes = append(notes, "the prediction layers are named as llama.cpp loads them; its own converter leaves them out, and nobody is known to run them")
+	}
+	return notes
+}
+
+// fileTypes are the numbers of general.file_type: enum llama_ftype.
+var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q8_0": 7, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "BF16": 32}
+
+// fileType is what general.file_type says: what was asked for, or the dtype of most elements.
+func fileType(d format.Description) uint32 {
+	if n, known := fileTypes[d.Type]; known {
+		return n
+	}
+	return fileTypes[most(d.Tensors).String()] // keep: F32, F16 or BF16
+}
+
+// most returns the dtype of most elements.
+func most(tensors []tensor.Info) (most tensor.DType) {
+	counts := map[tensor.DType]int64{}
+	for _, info := range tensors {
+		counts[info.DType] += int64(info.Len())
+		if counts[info.DType] > counts[most] {
+			most = info.DType
+		}
+	}
+	return most
+}
+
+// sizeLabel is general.size_label: gguf.size_label of gguf-py, "64x1.2B".
+func sizeLabel(tensors []tensor.Info) string {
+	shared, expert, experts, stacks := int64(0), int64(0), 0, 0
+	for _, info := range tensors {
+		n := int64(info.Len())
+		if strings.Contains(info.Name, "_exps.") {
+			expert += n / int64(max(info.Shape[0], 1))
+			experts += info.Shape[0]
+			stacks++
+		} else {
+			shared += n
+		}
+	}
+	if stacks == 0 {
+		return rounded(shared)
+	}
+	return fmt.Sprintf("%dx%s", experts/stacks, rounded(shared+expert))
+}
+
+// rounded is gguf-py's model_weight_count_rounded_notation: two digits at least.
+func rounded(n int64) string {
+	scaled, suffix := float64(n)*1e-3, "K"
+	for _, unit := range []struct {
+		least  float64
+		suffix string
+	}{{1e6, "M"}, {1e9, "B"}, {1e12, "T"}} {
+		if float64(n) > unit.least {
+			scaled, suffix = float64(n)/unit.least, unit.suffix
+		}
+	}
+	digits := len(strings.TrimLeft(strconv.FormatFloat(math.RoundToEven(scaled), 'f', 0, 64), "0"))
+	return strconv.FormatFloat(scaled, 'f', max(2-digits, 0), 64) + suffix
+}

@@ -1,0 +1,169 @@
+// Package gguf reads and lays out the files of llama.cpp. Open checks a file's whole header;
+// the files of a checkpoint together are its config.json and the weights of the table, whose
+// rows say what they are called here (model.GGUF): names of GGUF occur in this package, in
+// that column, and in reports about such files.
+//
+// The reader accepts what llama.cpp's own does, versions 2 and 3, and nothing else; the
+// lengths that a hostile file says are checked before memory is taken for them. The package
+// writes no file.
+package gguf
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"iter"
+	"path/filepath"
+	"strings"
+
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// magic is what every file begins with.
+const magic = "GGUF"
+
+const hintDownload = "the download did not finish: fetch the file again"
+
+// Format is GGUF, as llama.cpp reads and writes it.
+func Format() *format.Format {
+	return &format.Format{
+		Name:      "GGUF",
+		Recognise: isWeights,
+		Single:    "model.gguf",
+		Shard:     func(i, n int) string { return fmt.Sprintf("model-%05d-of-%05d.gguf", i+1, n) },
+		IsIndex:   func(string) bool { return false },
+		Belongs:   isWeights,
+		Open:      format.Opener(Open),
+		Layout: func(tensors []tensor.Info, head format.Head) (format.Layout, error) {
+			return NewLayout(tensors, head)
+		},
+		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describe, Consumes: consumes},
+	}
+}
+
+func isWeights(file string) bool { return strings.EqualFold(filepath.Ext(file), ".gguf") }
+
+// Header is the checked header of a file. It is safe for concurrent use.
+type Header struct {
+	Version   uint32 // of the format: 2 or 3
+	DataStart int64  // offset in the file of the first tensor
+
+	alignment int64
+	values    map[string]value
+	keys      []string // in the order of the file
+	entries   []entry  // in the order of the file, which is that of their data
+	byName    map[string]int
+	notes     []string
+}
+
+// entry is a tensor and its place in the file.
+type entry struct {
+	info   tensor.Info // shape outermost first
+	offset int64
+}
+
+// ReadHeader reads the header of the GGUF file of the given size from r and checks all that
+// can be checked without the data. file is the name for errors, which are of type
+// *format.Error, or several of these joined.
+func ReadHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
+	var head [len(magic)]byte
+	if n, err := r.ReadAt(head[:], 0); n < len(head) && err != io.EOF {
+		return nil, format.SystemError(file, "first bytes", err)
+	}
+	if string(head[:]) != magic {
+		return nil, notGGUF(r, head[:], file)
+	}
+	h := &Header{values: map[string]value{}, byName: map[string]int{}}
+	p := parser{r: bufio.NewReaderSize(io.NewSectionReader(r, 0, size), 1<<16), file: file, size: size, h: h}
+	if err := p.parse(); err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// notGGUF says what a file is that does not begin as one should.
+func notGGUF(r io.ReaderAt, head []byte, file string) error {
+	pointer := make([]byte, len(format.LFSPointer))
+	r.ReadAt(pointer, 0)
+	switch {
+	case string(pointer) == format.LFSPointer:
+		return &format.Error{File: file, Cause: "is a Git LFS pointer: the weights were not downloaded", Hint: "run `git lfs pull` in the checkpoint's repository"}
+	case string(head) == "FUGG":
+		return &format.Error{File: file, Cause: "is a big-endian GGUF file: this program reads little-endian ones"}
+	case len(bytes.Trim(head, "\x00")) == 0:
+		return &format.Error{File: file, Cause: "is no GGUF file: it is empty, or begins with zeros", Hint: hintDownload}
+	}
+	return &format.Error{File: file, Cause: fmt.Sprintf("is no GGUF file: it begins with %s, not GGUF", text.Quote(string(head)))}
+}
+
+// Tensors yields the tensors in the order of the file. Shapes are shared: do not change them.
+func (h *Header) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for i := range h.entries {
+			if !yield(h.entries[i].info) {
+				return
+			}
+		}
+	}
+}
+
+// Lookup returns the named tensor and the offset of its first byte in the file.
+func (h *Header) Lookup(name string) (info tensor.Info, offset int64, ok bool) {
+	i, ok := h.byName[name]
+	if !ok {
+		return tensor.Info{}, 0, false
+	}
+	return h.entries[i].info, h.entries[i].offset, true
+}
+
+// File is an open GGUF file whose header was checked. It is safe for concurrent use. Its
+// tensors have the names of GGUF.
+type File struct {
+	*Header
+	*format.Mapping
+	path string
+}
+
+// Open checks the header of the file at path. It reads nothing of the weights. Errors are of
+// type *format.Error, or several of these joined.
+func Open(path string) (*File, error) {
+	f, size, err := format.OpenRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	h, err := ReadHeader(f, size, path)
+	if err != nil {
+		return nil, err
+	}
+	m, err := format.NewMapping(f, path)
+	if err != nil {
+		return nil, err
+	}
+	return &File{h, m, path}, nil
+}
+
+// Tensor returns a view of the named tensor, valid until Close.
+func (f *File) Tensor(name string) (tensor.Tensor, error) {
+	info, offset, ok := f.Lookup(name)
+	return f.View(name, info, offset, ok)
+}
+
+// Stat describes the file.
+func (f *File) Stat() format.Stat {
+	return format.Stat{Size: f.Size(), Tensors: len(f.entries), Notes: f.notes}
+}
+
+// Identify writes the header's bytes.
+func (f *File) Identify(w io.Writer) error {
+	file, err := f.Reopen()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.CopyN(w, file, min(f.DataStart, f.Size()))
+	return err
+}

@@ -1,0 +1,117 @@
+package gguf
+
+// The keys of a model: what each is in config.json.
+
+import (
+	"math"
+	"slices"
+	"strconv"
+
+	"dsmoe/config"
+)
+
+// The architectures: what general.architecture says.
+const (
+	deepseek  = "deepseek"  // the first DeepSeekMoE
+	deepseek2 = "deepseek2" // DeepSeek-V2, V3 and R1
+)
+
+// What expert_gating_func says: LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX and _SIGMOID.
+const (
+	gatingSoftmax = 1
+	gatingSigmoid = 2
+)
+
+// Keys that are no field of config.json, or more than one.
+const (
+	architectureKey = "general.architecture"
+	fileTypeKey     = "general.file_type"
+	widenedKey      = "dsmoe.widened." // and a dtype: tensors that are F32 only because the format has them so
+
+	blockCount   = "block_count"
+	nextnLayers  = "nextn_predict_layers"
+	headCountKV  = "attention.head_count_kv"
+	keyLength    = "attention.key_length"
+	valueLength  = "attention.value_length"
+	keyMLA       = "attention.key_length_mla"
+	valueMLA     = "attention.value_length_mla"
+	ropeDims     = "rope.dimension_count"
+	gatingFunc   = "expert_gating_func"
+	groupCount   = "expert_group_count"
+	groupUsed    = "expert_group_used_count"
+	expertCount  = "expert_count"
+	weightsScale = "expert_weights_scale"
+	weightsNorm  = "expert_weights_norm"
+	sharedCount  = "expert_shared_count"
+	denseCount   = "leading_dense_block_count"
+	vocabSize    = "vocab_size"
+	queryRank    = "attention.q_lora_rank"
+
+	scalingType    = "rope.scaling.type"
+	scalingFactor  = "rope.scaling.factor"
+	scalingContext = "rope.scaling.original_context_length"
+	yarnFast       = "rope.scaling.yarn_beta_fast"
+	yarnSlow       = "rope.scaling.yarn_beta_slow"
+	yarnLog        = "rope.scaling.yarn_log_multiplier"
+)
+
+// row is a key, behind the architecture's name and a dot, that says what a field of
+// config.json says.
+type row struct {
+	key   string
+	kind  kind
+	field string
+	value func(c *config.Config) any // a uint32, float32 or bool; nil if it is not written
+}
+
+// rows are those keys that all models have, in the order in which llama.cpp's converter
+// writes them.
+var rows = []row{
+	{"context_length", u32, "max_position_embeddings", func(c *config.Config) any { return natural(c.MaxPositionEmbeddings) }},
+	{"embedding_length", u32, "hidden_size", func(c *config.Config) any { return natural(c.HiddenSize) }},
+	{"feed_forward_length", u32, "intermediate_size", func(c *config.Config) any { return natural(c.IntermediateSize) }},
+	{"attention.head_count", u32, "num_attention_heads", func(c *config.Config) any { return natural(c.NumAttentionHeads) }},
+	{"rope.freq_base", f32, "rope_theta", func(c *config.Config) any { return float32(c.RopeTheta) }},
+	{"attention.layer_norm_rms_epsilon", f32, "rms_norm_eps", func(c *config.Config) any { return float32(c.RMSNormEps) }},
+	{expertCount, u32, "n_routed_experts", func(c *config.Config) any { return unlessZero(c.NRoutedExperts) }},
+	{"expert_used_count", u32, "num_experts_per_tok", func(c *config.Config) any { return unlessZero(c.NumExpertsPerTok) }},
+	{"expert_feed_forward_length", u32, "moe_intermediate_size", func(c *config.Config) any { return natural(c.MoEIntermediateSize) }},
+}
+
+// latentRows are those of models with latent attention.
+var latentRows = []row{
+	{"attention.kv_lora_rank", u32, "kv_lora_rank", func(c *config.Config) any { return natural(c.KVLoraRank) }},
+}
+
+// natural is a number that package config has found to be one.
+func natural(n int) any { return uint32(n) }
+
+func unlessZero(n int) any {
+	if n == 0 {
+		return nil
+	}
+	return natural(n)
+}
+
+// isLite says whether llama.cpp takes a model for DeepSeek-V2-Lite, whose queries have no
+// q_lora_rank: llama_model_deepseek2::load_arch_hparams.
+func isLite(layers, vocab int) bool {
+	return layers == 26 || layers == 27 || layers == 48 && vocab == 128256
+}
+
+// rowsOf are the rows of an architecture.
+func rowsOf(arch string) []row {
+	if arch == deepseek {
+		return rows
+	}
+	return slices.Concat(rows, latentRows)
+}
+
+// shortest spells the shortest decimal that is a float32, in JSON.
+func shortest(x float64) string {
+	s := strconv.FormatFloat(x, 'g', -1, 32)
+	if math.Trunc(x) == x && math.Abs(x) < 1e9 {
+		s = strconv.FormatFloat(x, 'f', 1, 32) // a float to Python
+	}
+	return s
+}

@@ -1,0 +1,108 @@
+package gguf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// alignment is that of the tensors of written files, which is ggml's default.
+const alignment = 32
+
+// Layout is a GGUF file before its data is written: every byte of the header and the place
+// of every tensor are known.
+type Layout struct {
+	head    format.Head
+	infos   []tensor.Info
+	offsets []int64 // in the file; one more, the file's size
+	start   int64   // of the data
+}
+
+// NewLayout lays out tensors in their order, each padded to the alignment, as gguf-py's
+// GGUFWriter does. The keys are in the first file of several; each says which it is.
+func NewLayout(tensors []tensor.Info, head format.Head) (*Layout, error) {
+	l := &Layout{head: head, infos: slices.Clone(tensors)}
+	for _, info := range tensors {
+		if _, ok := typeOf(info.DType); !ok {
+			return nil, fmt.Errorf("layout: tensor %s: GGUF has no dtype %s", text.Quote(info.Name), info.DType)
+		}
+		if len(info.Name) > maxName || len(info.Shape) > maxDims {
+			return nil, fmt.Errorf("layout: tensor %s: a name has %d bytes at most, a shape %d dimensions", text.Quote(info.Name), maxName, maxDims)
+		}
+		if len(info.Shape) == 0 {
+			return nil, fmt.Errorf("layout: tensor %s: a scalar", text.Quote(info.Name))
+		}
+	}
+	if len(head.Keys) < 8 && head.Shard == 0 {
+		return nil, errors.New("layout: there are no keys")
+	}
+	b := l.encode()
+	l.start = int64(len(b))
+	end := l.start
+	for _, info := range tensors {
+		l.offsets = append(l.offsets, end)
+		end = padded(end+info.Bytes(), alignment)
+	}
+	l.offsets = append(l.offsets, end)
+	return l, nil
+}
+
+// encode returns the header, padded to the alignment.
+func (l *Layout) encode() []byte {
+	keys := slices.Clone(l.head.Keys)
+	if l.head.Shard > 0 {
+		keys = make([]byte, 8)
+	}
+	if l.head.Shards > 1 {
+		keys = l.split(keys)
+	}
+	b := append(make([]byte, 0, len(keys)+128*len(l.infos)+64), magic...)
+	b = binary.LittleEndian.AppendUint32(b, 3)
+	b = binary.LittleEndian.AppendUint64(b, uint64(len(l.infos)))
+	b = append(b, keys...)
+	offset := int64(0)
+	for _, info := range l.infos {
+		b = binary.LittleEndian.AppendUint32(appendText(b, info.Name), uint32(len(info.Shape)))
+		for i := range info.Shape {
+			b = binary.LittleEndian.AppendUint64(b, uint64(info.Shape[len(info.Shape)-1-i]))
+		}
+		number, _ := typeOf(info.DType)
+		b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(b, number), uint64(offset))
+		offset = padded(offset+info.Bytes(), alignment)
+	}
+	return append(b, make([]byte, padded(int64(len(b)), alignment)-int64(len(b)))...)
+}
+
+// split adds the keys that say which of several files this is: of the types that gguf-split
+// gives them.
+func (l *Layout) split(keys []byte) []byte {
+	w := &keyWriter{b: keys}
+	w.key("split.no", u16)
+	w.b = binary.LittleEndian.AppendUint16(w.b, uint16(l.head.Shard))
+	w.key("split.count", u16)
+	w.b = binary.LittleEndian.AppendUint16(w.b, uint16(l.head.Shards))
+	w.key("split.tensors.count", i32)
+	w.b = binary.LittleEndian.AppendUint32(w.b, uint32(l.head.Tensors))
+	return w.b
+}
+
+// Header returns the first bytes of the file, up to the data. They are made anew at each
+// call, and not kept.
+func (l *Layout) Header() []byte { return l.encode() }
+
+// Len returns the number of tensors.
+func (l *Layout) Len() int { return len(l.infos) }
+
+// Info returns tensor i.
+func (l *Layout) Info(i int) tensor.Info { return l.infos[i] }
+
+// Offset returns the place of tensor i's first byte in the file.
+func (l *Layout) Offset(i int) int64 { return l.offsets[i] }
+
+// Size returns the size of the file.
+func (l *Layout) Size() int64 { return l.offsets[len(l.infos)] }

@@ -1,0 +1,116 @@
+package gguf
+
+// The mixtures of types that llama.cpp quantises to: llama_tensor_get_type of
+// src/llama-quant.cpp, without an importance matrix.
+
+import (
+	"fmt"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+)
+
+// mixtures are the words for the mixtures, with the type of most tensors.
+var mixtures = []struct {
+	word  string
+	dtype tensor.DType
+	more  bool // some tensors of some layers get more bits: the _M mixtures
+}{
+	{"q8_0", tensor.Q8_0, false},
+	{"q4_0", tensor.Q4_0, false},
+	{"q4_k_m", tensor.Q4_K, true},
+	{"q5_k_m", tensor.Q5_K, true},
+	{"q6_k", tensor.Q6_K, false},
+}
+
+// mixtureWords lists them for Dialect.Types.
+func mixtureWords() (words []string) {
+	for _, m := range mixtures {
+		words = append(words, m.word)
+	}
+	return words
+}
+
+// mixer chooses the types of a model's tensors, in the order of their layers.
+type mixer struct {
+	word   string
+	most   tensor.DType
+	more   bool
+	blocks int  // layers, those of prediction included
+	values int  // attn_v tensors
+	value  int  // those seen
+	eight  bool // experts: llama.cpp gives such models more
+	tied   bool
+}
+
+// newMixer makes the mixer of a word; nil if that is the word of no mixture.
+func newMixer(word string, c *config.Config) *mixer {
+	for _, m := range mixtures {
+		if m.word == word {
+			x := &mixer{word: word, most: m.dtype, more: m.more, blocks: c.NumHiddenLayers + c.NumNextNPredictLayers, eight: c.NRoutedExperts == 8, tied: c.TieWordEmbeddings}
+			if !c.LatentAttention() {
+				x.values = c.NumHiddenLayers
+			}
+			return x
+		}
+	}
+	return nil
+}
+
+// hasMore is use_more_bits: the first and last eighth of n, and every third between.
+func hasMore(i, n int) bool { return i < n/8 || i >= 7*n/8 || (i-n/8)%3 == 2 }
+
+// dtype returns the type of a tensor that is quantised.
+func (m *mixer) dtype(x format.Arranged) tensor.DType {
+	row := x.Shape[len(x.Shape)-1]
+	d := m.most
+	switch name := x.Name; {
+	case name == "output.weight", m.tied && name == "token_embd.weight":
+		if elements, _ := d.Block(); row%elements != 0 {
+			d = tensor.Q8_0
+		} else if d != tensor.Q8_0 {
+			d = tensor.Q6_K
+		}
+	case strings.HasSuffix(name, "attn_v.weight"):
+		if m.more && hasMore(m.value, m.values) {
+			d = tensor.Q6_K
+		}
+		if m.eight {
+			d = tensor.Q8_0
+		}
+		m.value++
+	case strings.HasSuffix(name, "attn_k.weight") && m.eight:
+		d = tensor.Q8_0
+	case strings.HasSuffix(name, "attn_output.weight") && m.eight && m.word == "q4_k_m":
+		d = tensor.Q5_K
+	case strings.Contains(name, "ffn_down") && m.more:
+		layer := 0
+		fmt.Sscanf(name, "blk.%d.", &layer)
+		if hasMore(layer, m.blocks) {
+			d = tensor.Q6_K
+		}
+	}
+	return fitting(d, row)
+}
+
+// fitting is tensor_type_fallback: what rows are quantised to that are not whole blocks.
+func fitting(d tensor.DType, row int) tensor.DType {
+	whole := func() bool { elements, _ := d.Block(); return row%elements == 0 }
+	if whole() {
+		return d
+	}
+	switch d {
+	case tensor.Q4_K:
+		d = tensor.Q5_0
+	case tensor.Q5_K:
+		d = tensor.Q5_1
+	case tensor.Q6_K:
+		d = tensor.Q8_0
+	}
+	if !whole() {
+		return tensor.F16
+	}
+	return d
+}

@@ -1,0 +1,397 @@
+package gguf
+
+// The strict parser of a header. No length that the file says is believed before it was held
+// against what the file has left, so that memory is bounded by the file's size and by the
+// limits below.
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// The limits on a header, far above those of any model.
+const (
+	maxHeader = 128 << 20 // bytes
+	maxKeys   = 1 << 16   // key-value pairs
+	maxKey    = 1 << 16   // bytes of a key, the format's own limit
+	maxText   = 16 << 20  // bytes of a string that is no key
+	maxName   = 63        // bytes of a tensor's name: GGML_MAX_NAME less the NUL
+	maxDims   = 4         // GGML_MAX_DIMS
+	maxDim    = 1 << 40   // elements along one dimension
+	maxAlign  = 1 << 20   // general.alignment
+)
+
+// parser reads a header from its begin to its end.
+type parser struct {
+	r    *bufio.Reader
+	file string
+	at   int64 // of the next byte
+	size int64 // of the file
+	h    *Header
+	bad  []error // what is wrong with tensors; anything else ends the reading
+}
+
+// fail is an error at a byte of the file.
+func (p *parser) fail(at int64, cause string, args ...any) error {
+	return &format.Error{File: p.file, Offset: at, Cause: fmt.Sprintf(cause, args...)}
+}
+
+// failTensor takes note of what is wrong with a tensor.
+func (p *parser) failTensor(name, cause string, args ...any) {
+	p.bad = append(p.bad, &format.Error{File: p.file, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
+}
+
+// left says whether n more bytes, of what, are in the file.
+func (p *parser) left(n uint64, what string) error {
+	if n > uint64(p.size-p.at) {
+		return &format.Error{File: p.file, Offset: p.at, Hint: hintDownload,
+			Cause: fmt.Sprintf("file is cut off, or damaged: %s needs %s, and %s are left", what, text.ExactBytes(int64(min(n, math.MaxInt64))), text.ExactBytes(p.size-p.at))}
+	}
+	if p.at+int64(n) > maxHeader {
+		return p.fail(p.at, "header has more than %s", text.Bytes(maxHeader))
+	}
+	return nil
+}
+
+// read fills b, whose bytes are in the file.
+func (p *parser) read(b []byte, what string) error {
+	if err := p.left(uint64(len(b)), what); err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(p.r, b); err != nil {
+		return format.SystemError(p.file, "header", err)
+	}
+	p.at += int64(len(b))
+	return nil
+}
+
+func (p *parser) uint32(what string) (uint32, error) {
+	var b [4]byte
+	err := p.read(b[:], what)
+	return binary.LittleEndian.Uint32(b[:]), err
+}
+
+func (p *parser) uint64(what string) (uint64, error) {
+	var b [8]byte
+	err := p.read(b[:], what)
+	return binary.LittleEndian.Uint64(b[:]), err
+}
+
+// text reads a string of at most limit bytes.
+func (p *parser) text(limit int, what string) (string, error) {
+	at := p.at
+	n, err := p.uint64("the length of " + what)
+	if err != nil {
+		return "", err
+	}
+	if n > uint64(limit) {
+		return "", p.fail(at, "%s has %d bytes, more than the limit of %d", what, n, limit)
+	}
+	if err := p.left(n, what); err != nil {
+		return "", err
+	}
+	b := make([]byte, n)
+	if err := p.read(b, what); err != nil {
+		return "", err
+	}
+	return string(b), nil
+}
+
+// skip reads over n bytes.
+func (p *parser) skip(n uint64, what string) error {
+	if err := p.left(n, what); err != nil {
+		return err
+	}
+	if _, err := p.r.Discard(int(n)); err != nil {
+		return format.SystemError(p.file, "header", err)
+	}
+	p.at += int64(n)
+	return nil
+}
+
+// parse reads the header.
+func (p *parser) parse() error {
+	tensors, keys, err := p.begin()
+	if err != nil {
+		return err
+	}
+	for range keys {
+		if err := p.pair(); err != nil {
+			return err
+		}
+	}
+	if err := p.alignment(); err != nil {
+		return err
+	}
+	offsets := make([]uint64, 0, min(tensors, 1<<12))
+	for range tensors {
+		offset, err := p.tensor()
+		if err != nil {
+			return errors.Join(append(p.bad, err)...)
+		}
+		offsets = append(offsets, offset)
+	}
+	p.h.DataStart = padded(p.at, p.h.alignment)
+	p.places(offsets)
+	return errors.Join(p.bad...)
+}
+
+// begin reads what comes before the keys.
+func (p *parser) begin() (tensors, keys uint64, err error) {
+	if err := p.skip(uint64(len(magic)), "the magic"); err != nil { // it was looked at
+		return 0, 0, err
+	}
+	if p.h.Version, err = p.uint32("the version"); err != nil {
+		return 0, 0, err
+	}
+	switch v := p.h.Version; {
+	case v == 2 || v == 3:
+	case v&0xffff == 0 && v != 0:
+		return 0, 0, &format.Error{File: p.file, Cause: "is big-endian, for machines such as IBM's z: this program reads little-endian files",
+			Hint: "gguf-convert-endian, of llama.cpp's gguf-py, changes it"}
+	case v == 1:
+		return 0, 0, p.fail(4, "is of version 1 of GGUF, which llama.cpp gave up in 2023: 2 and 3 are read")
+	default:
+		return 0, 0, p.fail(4, "is of version %d of GGUF: 2 and 3 are read", v)
+	}
+	if tensors, err = p.count("tensors", format.MaxTensors, 24); err != nil {
+		return 0, 0, err
+	}
+	keys, err = p.count("keys", maxKeys, 13)
+	return tensors, keys, err
+}
+
+// count reads how many there are, of which each takes so many bytes at least.
+func (p *parser) count(what string, limit, least uint64) (uint64, error) {
+	at := p.at
+	n, err := p.uint64("the number of " + what)
+	if err != nil {
+		return 0, err
+	}
+	if n > limit {
+		return 0, p.fail(at, "%d %s, more than the limit of %d", n, what, limit)
+	}
+	return n, p.left(n*least, fmt.Sprintf("a list of %d %s", n, what))
+}
+
+// pair reads a key and its value.
+func (p *parser) pair() error {
+	at := p.at
+	key, err := p.text(maxKey, "a key")
+	if err != nil {
+		return err
+	}
+	if key == "" || !text.Printable(key) {
+		return p.fail(at, "key %s is empty, or has characters that cannot be printed", text.Quote(key))
+	}
+	if _, twice := p.h.values[key]; twice {
+		return p.fail(at, "key %s occurs twice", text.Quote(key))
+	}
+	v, err := p.value(key)
+	if err != nil {
+		return err
+	}
+	v.at, v.end = at, p.at
+	p.h.values[key] = v
+	p.h.keys = append(p.h.keys, key)
+	return nil
+}
+
+// value reads the value of a key.
+func (p *parser) value(key string) (v value, err error) {
+	at := p.at
+	what := "key " + text.Quote(key)
+	k, err := p.uint32("the type of " + what)
+	if err != nil {
+		return v, err
+	}
+	if v.kind = kind(k); v.kind != array {
+		v.one, err = p.one(v.kind, at, what)
+		return v, err
+	}
+	of, err := p.uint32("the type of " + what)
+	if err != nil {
+		return v, err
+	}
+	if v.of = kind(of); v.of == array || v.of >= kinds {
+		return v, p.fail(at, "%s is an array of %s, which no array can hold", what, v.of)
+	}
+	if v.n, err = p.uint64("the length of " + what); err != nil {
+		return v, err
+	}
+	if v.n > maxHeader {
+		return v, p.fail(at, "%s is an array of %d elements, more than fit in a header", what, v.n)
+	}
+	if err := p.left(v.n*uint64(kindTable[v.of].size), what); err != nil {
+		return v, err
+	}
+	return v, p.list(&v, what)
+}
+
+// list reads the elements of an array, and keeps them if they are few.
+func (p *parser) list(v *value, what string) error {
+	keep := v.n <= maxList
+	if v.of != str && v.of != boolean && !keep {
+		return p.skip(v.n*uint64(kindTable[v.of].size), what)
+	}
+	for range v.n {
+		at := p.at
+		one, err := p.one(v.of, at, what)
+		if err != nil {
+			return err
+		}
+		if keep {
+			v.many = append(v.many, one)
+		}
+	}
+	return nil
+}
+
+// one reads a single value.
+func (p *parser) one(k kind, at int64, what string) (any, error) {
+	switch {
+	case k == array || k >= kinds:
+		return nil, p.fail(at, "%s has a value of %s, which there is not", what, k)
+	case k == str:
+		return p.text(maxText, what)
+	}
+	var b [8]byte
+	n := kindTable[k].size
+	if err := p.read(b[:n], what); err != nil {
+		return nil, err
+	}
+	bits := binary.LittleEndian.Uint64(b[:])
+	if k == boolean && bits > 1 {
+		return nil, p.fail(at, "%s: %d is no truth value", what, bits)
+	}
+	return number(k, bits), nil
+}
+
+// number makes a value of its bits.
+func number(k kind, bits uint64) any {
+	unused := 64 - 8*kindTable[k].size
+	switch k {
+	case i8, i16, i32, i64:
+		return int64(bits) << unused >> unused
+	case f32:
+		return float64(math.Float32frombits(uint32(bits)))
+	case f64:
+		return math.Float64frombits(bits)
+	case boolean:
+		return bits == 1
+	}
+	return bits
+}
+
+// alignmentKey is the key of the alignment of tensors.
+const alignmentKey = "general.alignment"
+
+// alignment takes general.alignment, which is 32 unless it is said.
+func (p *parser) alignment() error {
+	p.h.alignment = 32
+	v, said := p.h.values[alignmentKey]
+	if !said {
+		return nil
+	}
+	n, is := v.one.(uint64)
+	if v.kind != u32 || !is || n == 0 || n&(n-1) != 0 || n > maxAlign {
+		return p.fail(v.at, "key %s is %v: a u32 that is a power of two, of at most %d, is expected", alignmentKey, v.one, maxAlign)
+	}
+	p.h.alignment = int64(n)
+	return nil
+}
+
+// tensor reads the entry of a tensor. Only what keeps the next from being found is an error.
+func (p *parser) tensor() (offset uint64, err error) {
+	at := p.at
+	name, err := p.text(maxName, "a tensor's name")
+	if err != nil {
+		return 0, err
+	}
+	n, err := p.uint32("the number of dimensions of " + text.Quote(name))
+	if err != nil {
+		return 0, err
+	}
+	if n > maxDims {
+		return 0, &format.Error{File: p.file, Tensor: name, Offset: at, Cause: fmt.Sprintf("%d dimensions, more than the limit of %d", n, maxDims)}
+	}
+	shape := make([]int, n) // outermost first; the file has the innermost first
+	for i := range shape {
+		d, err := p.uint64("a dimension of " + text.Quote(name))
+		if err != nil {
+			return 0, err
+		}
+		if d > maxDim || uint64(int(d)) != d {
+			p.failTensor(name, "dimension %d exceeds the limit of %d", d, min(int64(maxDim), math.MaxInt))
+			d = 0
+		}
+		shape[len(shape)-1-i] = int(d)
+	}
+	number, err := p.uint32("the type of " + text.Quote(name))
+	if err != nil {
+		return 0, err
+	}
+	if offset, err = p.uint64("the offset of " + text.Quote(name)); err != nil {
+		return 0, err
+	}
+	p.take(tensor.Info{Name: name, Shape: shape}, number)
+	return offset, nil
+}
+
+// take adds a tensor, and takes note of what is wrong with it.
+func (p *parser) take(info tensor.Info, number uint32) {
+	if err := format.CheckName(info.Name); err != nil {
+		p.failTensor(info.Name, "%v", err)
+	}
+	if _, twice := p.h.byName[info.Name]; twice {
+		p.failTensor(info.Name, "name occurs twice")
+	}
+	var err error
+	if info.DType, err = dtypeOf(number); err == nil {
+		_, err = tensor.Size(info.DType, info.Shape)
+	}
+	if err != nil {
+		p.failTensor(info.Name, "%v", err)
+	}
+	p.h.byName[info.Name] = len(p.h.entries)
+	p.h.entries = append(p.h.entries, entry{info: info})
+}
+
+// places checks that the tensors lie one behind the other, each aligned, as ggml demands,
+// and in the file. Where types are not known that cannot be told.
+func (p *parser) places(offsets []uint64) {
+	if p.bad != nil {
+		return
+	}
+	end := int64(0) // of the tensors before, padded
+	for i := range p.h.entries {
+		e := &p.h.entries[i]
+		size := e.info.Bytes()
+		if offsets[i] != uint64(end) {
+			p.failTensor(e.info.Name, "data begins at offset %d, but the tensors before it end at %d, the padding included", offsets[i], end)
+			return
+		}
+		if size > p.size-p.h.DataStart-end {
+			p.bad = append(p.bad, &format.Error{File: p.file, Tensor: e.info.Name, Hint: hintDownload,
+				Cause: fmt.Sprintf("file is cut off: the tensor's %s begin at byte %d, but the file has %s. It is the first tensor that is not whole",
+					text.ExactBytes(size), p.h.DataStart+end, text.ExactBytes(p.size))})
+			return
+		}
+		e.offset = p.h.DataStart + end
+		end = padded(end+size, p.h.alignment)
+	}
+	if more := p.size - p.h.DataStart - end; more > 0 && len(p.h.entries) > 0 {
+		p.h.notes = append(p.h.notes, text.ExactBytes(more)+" behind the last tensor are not read")
+	}
+}
+
+// padded rounds up to a multiple of the alignment.
+func padded(n, alignment int64) int64 { return (n + alignment - 1) / alignment * alignment }

@@ -1,0 +1,126 @@
+package gguf
+
+import (
+	"encoding/json"
+	"io/fs"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config/configtest"
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+)
+
+const tinyConfig = `{"model_type": "deepseek", "vocab_size": 12, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 8,
+	"num_hidden_layers": 1, "bos_token_id": 9, "eos_token_id": 10}`
+
+// llmSplits are the patterns of deepseek-coder's tokenizer.json.
+var coderSplits = []string{"[\r\n]", `\s?\p{L}+`, `\s?\p{P}+`, "[一-龥ࠀ-一가-\ud7ff]+"}
+
+// tokenizerJSON makes a tokenizer.json.
+func tokenizerJSON(t *testing.T, splits []string, vocab map[string]int, merges any, added ...map[string]any) string {
+	var pre []any
+	for _, s := range splits {
+		pre = append(pre, map[string]any{"type": "Split", "pattern": map[string]string{"Regex": s}, "behavior": "Isolated"})
+	}
+	pre = append(pre, map[string]any{"type": "ByteLevel"})
+	b, err := json.Marshal(map[string]any{"added_tokens": added, "pre_tokenizer": map[string]any{"type": "Sequence", "pretokenizers": pre},
+		"post_processor": map[string]any{"type": "ByteLevel"}, "model": map[string]any{"type": "BPE", "vocab": vocab, "merges": merges}})
+	require.NoError(t, err)
+	return string(b)
+}
+
+// described returns the keys of a file to be written with these files beside its weights.
+func described(t *testing.T, files map[string]string) (map[string]value, []string, error) {
+	disk := fstest.MapFS{}
+	for name, data := range files {
+		disk[name] = &fstest.MapFile{Data: []byte(data)}
+	}
+	keys, notes, err := describe(format.Description{Config: configtest.Parse(t, tinyConfig), Name: "tiny", Type: "keep",
+		Open: func(name string) (fs.File, error) { return disk.Open(name) }})
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := NewLayout([]tensor.Info{{Name: "a", DType: tensor.F32, Shape: []int{1}}}, format.Head{Keys: keys})
+	require.NoError(t, err)
+	data := append(l.Header(), make([]byte, 32)...)
+	h, err := ReadHeader(strings.NewReader(string(data)), int64(len(data)), "x")
+	require.NoError(t, err)
+	return h.values, notes, nil
+}
+
+// TestTokenizer: tokens by number, types, merges in both spellings, tokens with a meaning and
+// the chat template are what llama.cpp's converter makes of them.
+func TestTokenizer(t *testing.T) {
+	vocab := map[string]int{"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġa": 4}
+	added := []map[string]any{
+		{"id": 9, "content": "<s>", "special": true}, {"id": 10, "content": "<｜end｜>", "special": false},
+		{"id": 8, "content": "▁user", "special": false}, {"id": 2, "content": "ab", "special": false}, {"id": 7, "content": "<pad>", "special": false},
+	}
+	for _, merges := range []any{[]string{"a b", "Ġ a"}, [][]string{{"a", "b"}, {" ", "a"}}} {
+		values, notes, err := described(t, map[string]string{
+			tokenizerName: tokenizerJSON(t, coderSplits, vocab, merges, added...),
+			settingsName:  `{"bos_token": {"content": "<s>"}, "eos_token": "<｜end｜>", "pad_token": null, "add_bos_token": true, "chat_template": [{"name": "default", "template": "{{x}}"}]}`,
+		})
+		require.NoError(t, err)
+		require.Equal(t, []string{"the vocabulary is that of tokenizer.json"}, notes)
+		require.Equal(t, "gpt2", values["tokenizer.ggml.model"].one)
+		require.Equal(t, "deepseek-coder", values["tokenizer.ggml.pre"].one)
+		require.Equal(t, []any{"a", "b", "ab", "Ġ", "Ġa", "[PAD5]", "[PAD6]", "<pad>", " user", "<s>", "<｜end｜>", "[PAD11]"}, values["tokenizer.ggml.tokens"].many)
+		require.Equal(t, []any{int64(1), int64(1), int64(4), int64(1), int64(1), int64(5), int64(5), int64(3), int64(4), int64(3), int64(3), int64(5)}, values["tokenizer.ggml.token_type"].many)
+		require.Equal(t, []any{"a b", "Ġ a"}, values["tokenizer.ggml.merges"].many)
+		require.Equal(t, uint64(9), values["tokenizer.ggml.bos_token_id"].one)
+		require.Equal(t, uint64(10), values["tokenizer.ggml.eos_token_id"].one)
+		require.NotContains(t, values, "tokenizer.ggml.padding_token_id")
+		require.Equal(t, true, values["tokenizer.ggml.add_bos_token"].one)
+		require.Equal(t, false, values["tokenizer.ggml.add_eos_token"].one)
+		require.Equal(t, "{{x}}", values["tokenizer.chat_template"].one)
+	}
+	values, _, err := described(t, map[string]string{tokenizerName: tokenizerJSON(t, coderSplits, vocab, nil), templateName: "jinja"})
+	require.NoError(t, err)
+	require.Equal(t, "jinja", values["tokenizer.chat_template"].one)
+	require.Equal(t, uint64(9), values["tokenizer.ggml.bos_token_id"].one, "config.json says so")
+}
+
+// TestTokenizerNone: without a tokenizer the file says that it has none.
+func TestTokenizerNone(t *testing.T) {
+	values, notes, err := described(t, nil)
+	require.NoError(t, err)
+	require.Equal(t, "none", values["tokenizer.ggml.model"].one)
+	require.Equal(t, uint64(12), values["deepseek.vocab_size"].one)
+	require.Contains(t, notes[0], "there is no tokenizer.json")
+}
+
+// TestPreTokenizers: those that llama.cpp has for DeepSeek are known by their patterns; of
+// deepseek-v3's, llama.cpp's own.
+func TestPreTokenizers(t *testing.T) {
+	v3 := []string{`\p{N}{1,3}`, "[一-龥\u3040-ゟ゠-ヿ]+",
+		"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"}
+	values, _, err := described(t, map[string]string{tokenizerName: tokenizerJSON(t, v3, map[string]int{"a": 0}, nil)})
+	require.NoError(t, err)
+	require.Equal(t, "deepseek-v3", values["tokenizer.ggml.pre"].one)
+}
+
+// TestTokenizersThatAreRefused: what cannot be written, with the reason.
+func TestTokenizersThatAreRefused(t *testing.T) {
+	a := map[string]int{"a": 0}
+	for want, files := range map[string]map[string]string{
+		"tokenizer.json: cannot be read":                                {tokenizerName: `{"model": 1}`},
+		`tokenizer.json: its model is WordPiece`:                        {tokenizerName: `{"model": {"type": "WordPiece"}}`},
+		"its pre_tokenizer is none of deepseek-llm":                     {tokenizerName: tokenizerJSON(t, []string{"x"}, a, nil)},
+		"token b has number 12, but vocab_size is 12":                   {tokenizerName: tokenizerJSON(t, coderSplits, map[string]int{"b": 12}, nil)},
+		"number 0 is that of a and of b":                                {tokenizerName: tokenizerJSON(t, coderSplits, map[string]int{"a": 0, "b": 0}, nil)},
+		"number 0 is that of a and of x":                                {tokenizerName: tokenizerJSON(t, coderSplits, a, nil, map[string]any{"id": 0, "content": "x"})},
+		"token a has numbers 0 and 5, which llama.cpp does not take":    {tokenizerName: tokenizerJSON(t, coderSplits, a, nil, map[string]any{"id": 5, "content": "a"})},
+		"a merge is neither a string nor a pair of strings":             {tokenizerName: tokenizerJSON(t, coderSplits, a, []any{[]string{"a"}})},
+		"tokenizer_config.json: cannot be read: json: cannot unmarshal": {tokenizerName: tokenizerJSON(t, coderSplits, a, nil), settingsName: "[]"},
+	} {
+		_, _, err := described(t, files)
+		require.ErrorContains(t, err, want)
+		var bad *format.Error
+		require.ErrorAs(t, err, &bad)
+	}
+}

@@ -1,0 +1,157 @@
+package plan
+
+// Outputs in a format with names, orders and a config of its own.
+
+import (
+	"cmp"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// arrangeIn decides the tensors to be written as the format has them.
+func (c *conversion) arrangeIn() error {
+	var infos []tensor.Info
+	for _, w := range c.kept {
+		if !w.IsScales() {
+			infos = append(infos, w.Info)
+		}
+	}
+	arranged, wrong := c.plan.Format.Dialect.Arrange(c.written, infos, c.o.kind())
+	for _, err := range wrong {
+		c.problems = append(c.problems, checkpoint.ProblemsOf("", err)...)
+	}
+	if wrong != nil {
+		return nil
+	}
+	if c.o.Experts == FusedExperts {
+		c.problem("", "%s has the experts of a layer in three tensors: %s is not for it", c.plan.Format.Name, "--experts fused")
+	}
+	c.orders = map[int]format.Arranged{}
+	c.noteDerived(infos, arranged)
+	for _, x := range arranged {
+		parts := make([]*weights.Weight, len(x.Weights))
+		for i, name := range x.Weights {
+			parts[i] = c.set.Find(name)
+		}
+		if x.View != nil {
+			c.orders[len(c.outputs)] = x
+		}
+		c.output(tensor.Info{Name: x.Name, DType: c.targetIn(x, parts), Shape: x.Shape}, parts)
+	}
+	return nil
+}
+
+// noteDerived names the tensors that are not written because the table knows that nothing
+// reads them: a head that is tied, or angles of RoPE.
+func (c *conversion) noteDerived(infos []tensor.Info, arranged []format.Arranged) {
+	written := make(map[string]bool, len(infos))
+	for _, x := range arranged {
+		for _, name := range x.Weights {
+			written[name] = true
+		}
+	}
+	n, first := 0, ""
+	for _, info := range infos {
+		if !written[info.Name] {
+			n, first = n+1, cmp.Or(first, info.Name)
+		}
+	}
+	if n > 0 {
+		c.plan.Dropped += n
+		c.note("%s, the first is %s: not written, as models derive or tie them", text.Plural(n, "tensor"), text.Quote(first))
+	}
+}
+
+// targetIn is the dtype that a tensor of such a format is written in, which all that it is
+// made of can be turned into.
+func (c *conversion) targetIn(x format.Arranged, parts []*weights.Weight) (to tensor.DType) {
+	for i, w := range parts {
+		d := w.DType
+		if err := w.CheckScales(); err != nil {
+			c.problem(w.Name, "%v", err)
+		} else if !d.Casts() && !d.Blocked() && d != tensor.F8E4M3 {
+			c.problem(w.Name, "dtype %s cannot be written to a %s file", d, c.plan.Format.Name)
+		}
+		switch {
+		case x.DType != tensor.Invalid:
+			d = x.DType
+		case c.o.DType != tensor.Invalid:
+			d = c.o.DType
+		case d == tensor.F8E4M3: // which the format does not have
+			d = tensor.BF16
+		}
+		if w.DType.Blocked() && d.Blocked() && d != w.DType {
+			c.problem(w.Name, "is %s already, and is not quantised a second time, to %s", w.DType, d)
+		}
+		if i > 0 && d != to {
+			c.problem(w.Name, "would be %s, but others of %s %s: ask for one dtype", d, text.Quote(x.Name), to)
+		}
+		to = d
+	}
+	return to
+}
+
+// describe has the format say what its files say beside their tensors.
+func (c *conversion) describe() error {
+	d := format.Description{Config: c.written, Name: modelName(c.src), Type: c.o.kind(), Tensors: c.outputs, Was: make([]tensor.DType, len(c.outputs)), Open: c.src.OpenOther}
+	for i, parts := range c.parts {
+		if from := parts[0].DType; c.outputs[i].DType == tensor.F32 && (from == tensor.BF16 || from == tensor.F16) {
+			d.Was[i] = from
+		}
+	}
+	if c.src.Alone {
+		d.Open = nil
+	}
+	if slices.ContainsFunc(c.kept, func(w *weights.Weight) bool { return w.DType == tensor.F8E4M3 }) && c.o.kind() == "keep" {
+		c.note("%s has no FP8: it becomes BF16, rounded", c.plan.Format.Name)
+	}
+	keys, notes, err := c.plan.Format.Dialect.Describe(d)
+	c.plan.keys = keys
+	c.plan.Notes = append(c.plan.Notes, notes...)
+	var bad *format.Error
+	if errors.As(err, &bad) {
+		c.problems = append(c.problems, checkpoint.ProblemsOf(filepath.Base(bad.File), err)...)
+	}
+	return err
+}
+
+// modelName is what a model is called that has no name of its own: as its directory, or its
+// file without the extension.
+func modelName(src *checkpoint.Checkpoint) string {
+	path := src.Dir
+	if src.Alone {
+		path = src.Path
+	}
+	if abs, err := filepath.Abs(path); err == nil {
+		path = abs
+	}
+	name := filepath.Base(path)
+	if src.Alone {
+		name = strings.TrimSuffix(name, filepath.Ext(name))
+	}
+	return name
+}
+
+// leave lists the files that are neither read nor copied: nothing goes along with such a
+// format, which has all in its own files.
+func (c *conversion) leave() error {
+	entries, err := os.ReadDir(c.src.Dir)
+	if err != nil || c.src.Alone {
+		return err
+	}
+	for _, e := range entries {
+		if !c.isReplaced(e.Name()) && !c.plan.Format.Dialect.Consumes(e.Name()) {
+			c.plan.Left = append(c.plan.Left, e.Name())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+package model
+
+import (
+	"strconv"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model/tensor"
+)
+
+// GGUF says where the files of llama.cpp have a weight: under the names of
+// gguf-py/gguf/tensor_mapping.py, in the order that its converter gives the elements.
+type GGUF struct {
+	// Name is the tensor with the weight's elements as they lie; of a routed expert, with
+	// those of all experts of the layer one behind the other. "{l}" stands for a layer.
+	// Empty: no file has one.
+	Name string
+	// Pieces are tensors with the elements in another order, or with a part of them each.
+	// Where they are, the tensor Name is not: they are what is written.
+	Pieces []GGUFPiece
+}
+
+// GGUFPiece is a tensor with elements of a weight in an order of its own.
+type GGUFPiece struct {
+	Name  string // of the tensor; "{l}" stands for a layer
+	order func(c *config.Config, shape []int) Order
+}
+
+// Order is which elements of a weight a tensor has.
+type Order struct {
+	Shape []int        // of the tensor, outermost first
+	First int64        // the first element of the weight that View counts from
+	View  *tensor.View // which elements, in which order; with several pieces, of each place along the first axis first one piece, then the next
+}
+
+// Order returns what the piece has of a weight of that shape.
+func (p *GGUFPiece) Order(c *config.Config, shape []int) Order { return p.order(c, shape) }
+
+// InLayer puts the slot's layer into the name of a GGUF tensor.
+func (s Slot) InLayer(name string) string {
+	return strings.Replace(name, "{l}", strconv.Itoa(s.Layer), 1)
+}
+
+// The forms of the table's column.
+
+// stored is a tensor with the elements as they lie.
+func stored(name string) GGUF { return GGUF{Name: name} }
+
+// split is pieces, or in older files one tensor.
+func split(name string, pieces ...GGUFPiece) GGUF { return GGUF{name, pieces} }
+
+// rotated has the rows of each head paired as RoPE rotates them in llama.cpp: row i of the
+// first half of the head, then row i of the second. DeepseekModel.permute of
+// conversion/deepseek.py.
+func rotated(name string, heads Dim) GGUF {
+	return GGUF{Pieces: []GGUFPiece{{name, func(c *config.Config, shape []int) Order {
+		n, width := int64(heads.Size(c)), int64(1)
+		if len(shape) > 1 {
+			width = int64(shape[1])
+		}
+		half := int64(shape[0]) / n / 2
+		return Order{Shape: shape, View: &tensor.View{Shape: []int64{n, half, 2, width}, Stride: []int64{2 * half * width, width, half * width, 1}}}
+	}}}}
+}
+
+// latentKeys has of kv_b_proj the rows that make keys, those of each head transposed:
+// [heads, kv_lora_rank, qk_nope_head_dim].
+func latentKeys(name string) GGUFPiece {
+	return GGUFPiece{name, func(c *config.Config, _ []int) Order {
+		heads, nope, value, rank := c.NumAttentionHeads, c.QKNopeHeadDim, c.VHeadDim, c.KVLoraRank
+		return Order{Shape: []int{heads, rank, nope},
+			View: &tensor.View{Shape: []int64{int64(heads), int64(rank), int64(nope)}, Stride: []int64{int64((nope + value) * rank), 1, int64(rank)}}}
+	}}
+}
+
+// latentValues has of kv_b_proj the rows that make values: [heads, v_head_dim, kv_lora_rank].
+func latentValues(name string) GGUFPiece {
+	return GGUFPiece{name, func(c *config.Config, _ []int) Order {
+		heads, nope, value, rank := c.NumAttentionHeads, c.QKNopeHeadDim, c.VHeadDim, c.KVLoraRank
+		return Order{Shape: []int{heads, value, rank}, First: int64(nope * rank),
+			View: &tensor.View{Shape: []int64{int64(heads), int64(value), int64(rank)}, Stride: []int64{int64((nope + value) * rank), int64(rank), 1}}}
+	}}
+}
+
+// Dimensions of the column.
+var (
+	queryHeads = Dim{[]string{"num_attention_heads"}, func(c *config.Config) int { return c.NumAttentionHeads }}
+	keyHeads   = Dim{[]string{"num_key_value_heads"}, func(c *config.Config) int { return c.NumKeyValueHeads }}
+)

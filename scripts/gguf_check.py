@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Checks what `dsmoe convert --to gguf` writes against gguf-py and llama.cpp.
+
+    python3 -m venv /tmp/gguf && /tmp/gguf/bin/pip install -r scripts/requirements-gguf.txt
+    go build -o /tmp/dsmoe ./cmd/dsmoe
+    /tmp/gguf/bin/python scripts/gguf_check.py /tmp/dsmoe fixtures/v1-base fixtures/v2-lite fixtures/v3 fixtures/v3-fp8
+
+Of each DIR, which holds a checkpoint and may hold a golden-f32 pack:
+
+names    gguf-py's reader finds the tensors that its own table of names (gguf.TensorNameMap)
+         gives for the checkpoint's, with their shapes and, element by element, their values:
+         q and k permuted, kv_b split, experts stacked by numpy, FP8 dequantised
+logits   llama.cpp loads the F32 file, and its logits are the pack's, to a relative RMS of 1e-5
+mixture  for q8_0 and the others: llama.cpp's quantiser, given the F32 file, chooses the same
+         type for each tensor, and writes the same bytes
+back     what dsmoe makes of such a file in F32 safetensors is what gguf-py decodes, in the order
+         of the checkpoint
+
+The last line counts what was compared. The exit status is 1 if anything differs. A model whose
+routing llama.cpp computes otherwise (V2's group_limited_greedy) is not one to give here.
+"""
+
+import argparse
+import ctypes
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import gguf
+import llama_cpp
+import numpy as np
+from safetensors.numpy import load_file
+
+LIMIT = 1e-5
+MIXTURES = {"q8_0": 7, "q4_0": 2, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}
+
+
+def bf16(words):
+    return (words.astype(np.uint32) << 16).view(np.float32)
+
+
+def e4m3(codes):
+    codes = codes.astype(np.int32)
+    exponent, fraction = codes >> 3 & 15, codes & 7
+    value = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10.0), fraction * 2.0**-9)
+    value = np.where(codes & 127 == 127, np.nan, value)
+    return np.where(codes & 128, -value, value).astype(np.float32)
+
+
+READERS = {"F32": (np.float32, lambda x: x), "F16": (np.float16, lambda x: x.astype(np.float32)), "BF16": (np.uint16, bf16), "F8_E4M3": (np.uint8, e4m3)}
+
+
+def checkpoint(path):
+    """All tensors of a safetensors checkpoint in float32, and their dtypes."""
+    tensors, dtypes = {}, {}
+    for file in sorted(path.glob("*.safetensors")):
+        data = file.read_bytes()
+        n = int.from_bytes(data[:8], "little")
+        for name, t in json.loads(data[8 : 8 + n]).items():
+            if name == "__metadata__":
+                continue
+            begin, end = t["data_offsets"]
+            kind, widen = READERS[t["dtype"]]
+            tensors[name] = widen(np.frombuffer(data[8 + n + begin : 8 + n + end], kind).reshape(t["shape"]))
+            dtypes[name] = t["dtype"]
+    for name in [n for n in tensors if n.endswith("_scale_inv")]:
+        weight, scales = name.removesuffix("_scale_inv"), tensors.pop(name)
+        rows, cols = tensors[weight].shape
+        tensors[weight] = (tensors[weight] * np.repeat(np.repeat(scales, 128, 0), 128, 1)[:rows, :cols]).astype(np.float32)
+    return tensors, dtypes
+
+
+def permute(x, heads):
+    return x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def expected(tensors, config):
+    """The tensors of a file, by gguf-py's names."""
+    v1 = config["model_type"] == "deepseek"
+    arch = gguf.MODEL_ARCH.DEEPSEEK if v1 else gguf.MODEL_ARCH.DEEPSEEK2
+    layers = config["num_hidden_layers"]
+    names = gguf.get_tensor_name_map(arch, layers)
+    heads = config["num_attention_heads"]
+    want, stacks = {}, {}
+    for name, x in tensors.items():
+        parts = name.split(".")
+        if parts[:2] == ["model", "layers"] and int(parts[2]) >= layers:
+            continue
+        if parts[-1] == "e_score_correction_bias":
+            name = name.removesuffix("e_score_correction_bias") + "e_score_correction.bias"
+        if ".mlp.experts." in name:
+            stack = ".".join(parts[:5] + parts[6:])
+            stacks.setdefault(stack, {})[int(parts[5])] = x
+        elif name.endswith("kv_b_proj.weight"):
+            split = x.reshape(heads, config["qk_nope_head_dim"] + config["v_head_dim"], -1)
+            k, v = np.split(split, [config["qk_nope_head_dim"]], 1)
+            want[names.get_name(name.replace("kv_b_proj", "k_b_proj"), (".weight",))] = k.swapaxes(1, 2)
+            want[names.get_name(name.replace("kv_b_proj", "v_b_proj"), (".weight",))] = v
+        else:
+            if v1 and parts[-2] == "q_proj":
+                x = permute(x, heads)
+            if v1 and parts[-2] == "k_proj":
+                x = permute(x, config["num_key_value_heads"])
+            want[names.get_name(name, (".weight", ".bias"))] = x
+    for stack, experts in stacks.items():
+        want[names.get_name(stack, (".weight",))] = np.stack([experts[e] for e in range(len(experts))])
+    return want
+
+
+def read(path):
+    return {t.name: t for t in gguf.GGUFReader(path).tensors}
+
+
+def values(t):
+    return gguf.quants.dequantize(t.data, t.tensor_type).reshape(*reversed([int(n) for n in t.shape]))
+
+
+class Check:
+    def __init__(self, dsmoe):
+        self.dsmoe, self.failed, self.counts = dsmoe, 0, {}
+        self.silent = llama_cpp.llama_log_callback(lambda *a: None)
+        llama_cpp.llama_log_set(self.silent, None)
+
+    def fail(self, what):
+        self.failed += 1
+        print("DIFFERS", what)
+
+    def count(self, what, n=1):
+        self.counts[what] = self.counts.get(what, 0) + n
+
+    def convert(self, src, dst, kind):
+        subprocess.run([self.dsmoe, "convert", src, dst, "--to", "gguf", "--type", kind], check=True, stdout=subprocess.DEVNULL)
+        return dst / "model.gguf"
+
+    def names(self, path, want, what, exact):
+        got = read(path)
+        if set(got) != set(want):
+            self.fail(f"{what}: names {sorted(set(got) ^ set(want))}")
+        for name in sorted(set(got) & set(want)):
+            x = values(got[name])
+            w = want[name] if exact or got[name].tensor_type == gguf.GGMLQuantizationType.F32 else bf16(rounded(want[name]))
+            if x.shape != w.shape or not np.array_equal(x, w):
+                self.fail(f"{what}: {name}: {x.shape} {w.shape}")
+            self.count("tensors with their names, shapes and values")
+
+    def logits(self, path, pack):
+        L = llama_cpp
+
+        ids = load_file(pack / "inputs.safetensors")
+        want = load_file(pack / "head.safetensors")["lm_head.output"].astype(np.float64)
+        mask = ids.get("attention_mask", np.ones_like(ids["input_ids"])).astype(bool)
+        model = L.llama_model_load_from_file(str(path).encode(), L.llama_model_default_params())
+        if not model:
+            return self.fail(f"{path}: llama.cpp does not load it")
+        params = L.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = 512
+        params.type_k = params.type_v = 0
+        params.flash_attn_type = 0
+        for row, keep, golden in zip(ids["input_ids"], mask, want):
+            context = L.llama_init_from_model(model, params)
+            tokens = row[keep]
+            batch = L.llama_batch_init(len(tokens), 0, 1)
+            batch.n_tokens = len(tokens)
+            for i, token in enumerate(tokens):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = int(token), i, 1, 1
+                batch.seq_id[i][0] = 0
+            assert L.llama_decode(context, batch) == 0
+            got = np.stack([np.ctypeslib.as_array(L.llama_get_logits_ith(context, i), (want.shape[-1],)).copy() for i in range(len(tokens))])
+            error = np.sqrt(((got - golden[keep]) ** 2).sum() / (golden[keep] ** 2).sum())
+            print(f"{path.parent.name}: {len(tokens)} tokens, relative RMS of llama.cpp's logits {error:.2e}")
+            self.count("sequences with their logits")
+            if not error <= LIMIT:
+                self.fail(f"{path}: logits")
+            L.llama_batch_free(batch)
+            L.llama_free(context)
+        L.llama_model_free(model)
+
+    def mixture(self, f32, ours, word, dst):
+        L = llama_cpp
+        params = L.llama_model_quantize_default_params()
+        params.ftype = MIXTURES[word]
+        params.nthread = 2
+        if L.llama_model_quantize(str(f32).encode(), str(dst).encode(), ctypes.byref(params)) != 0:
+            return self.fail(f"{f32}: llama.cpp cannot quantise it to {word}")
+        theirs, ours = read(dst), read(ours)
+        for name, t in theirs.items():
+            u = ours.get(name)
+            if u is None or u.tensor_type != t.tensor_type:
+                self.fail(f"{word}: {name}: {t.tensor_type.name}, ours {u and u.tensor_type.name}")
+            elif not np.array_equal(t.data.view(np.uint8), u.data.view(np.uint8)):
+                self.fail(f"{word}: {name}: {t.tensor_type.name}: bytes")
+            else:
+                self.count(f"tensors of {t.tensor_type.name} that llama.cpp's quantiser makes")
+
+
+    def back(self, path, config, dst):
+        subprocess.run([self.dsmoe, "convert", path, dst, "--type", "f32"], check=True, stdout=subprocess.DEVNULL)
+        decoded = {name: values(t) for name, t in read(path).items()}
+        again = expected(checkpoint(dst)[0], config)
+        for name in sorted(set(decoded) | set(again)):
+            if name not in decoded or name not in again or not np.array_equal(decoded[name].astype(np.float32), again[name]):
+                self.fail(f"{path}: {name}: as it comes back")
+            self.count("tensors that come back as gguf-py decodes them")
+
+
+def rounded(x):
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dsmoe")
+    parser.add_argument("dir", nargs="+", type=pathlib.Path)
+    o = parser.parse_args()
+    check = Check(o.dsmoe)
+    for d in o.dir:
+        src = d / "checkpoint" if (d / "checkpoint").is_dir() else d
+        config = json.loads((src / "config.json").read_text())
+        tensors, dtypes = checkpoint(src)
+        want = expected(tensors, config)
+        fp8 = "F8_E4M3" in dtypes.values()
+        with tempfile.TemporaryDirectory() as tmp:
+            tmp = pathlib.Path(tmp)
+            check.names(check.convert(src, tmp / f"{d.name}-keep", "keep"), want, f"{d}: keep", not fp8)
+            f32 = check.convert(src, tmp / f"{d.name}-f32", "f32")
+            check.names(f32, want, f"{d}: f32", True)
+            for pack in [d / "golden-f32", d.with_name(d.name + "-pack")]:
+                if pack.is_dir():
+                    check.logits(f32, pack)
+            for word in MIXTURES:
+                ours = check.convert(src, tmp / f"{d.name}-{word}", word)
+                check.mixture(f32, ours, word, tmp / f"{word}.gguf")
+                check.back(ours, config, tmp / f"{d.name}-{word}-back")
+    for what, n in sorted(check.counts.items()):
+        print(f"{n:6} {what}")
+    print("all the same" if not check.failed else f"{check.failed} differ")
+    sys.exit(check.failed > 0)
+
+
+main()
