@@ -38,7 +38,7 @@ type convertFlags struct {
 }
 
 func newConvert() *cobra.Command {
-	f := convertFlags{shard: plan.DefaultShardBytes, memory: convert.DefaultMemory}
+	f := convertFlags{memory: convert.DefaultMemory}
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
@@ -70,8 +70,9 @@ first DeepSeekMoE, deepseek2 for V2 and V3 in the layout with attn_k_b and attn_
 tokenizer and the config go into it, nothing else goes along. --type may then also be a
 mixture of llama.cpp's quantiser: q8_0, q4_0, q4_k_m, q5_k_m, q6_k. Norms, routers and
 biases are F32 there; keep leaves the others in their dtypes, but FP8 becomes BF16.
-Prediction layers are left out unless --mtp is given. A model that llama.cpp would
-compute otherwise is refused. A GGUF file made with keep gives the same bits back.
+Prediction layers are left out unless --mtp is given. What llama.cpp would compute
+otherwise is refused, but V2's group_limited_greedy: that is warned of. A GGUF file made
+with keep gives the same bits back.
 
 --include and --exclude take globs (*, ?, [a-z]) of Hugging Face's per-expert names.
 --layers 0-3 makes a smaller model; layers keep their numbers. --no-mtp drops the
@@ -101,7 +102,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf")
 	flags.Var(&f.dtype, "type", "dtype of float weights: f32, f16, bf16 or keep; float32, fp16, half, … will do; a mixture for gguf")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
-	flags.Var(&f.shard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file")
+	flags.Var(&f.shard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
 	flags.Var(spansFlag{&f.layers, "layers"}, "layers", "keep only these decoder `layers`: 0-3,7")
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")

@@ -218,8 +218,11 @@ func (s *shardSize) Set(word string) error {
 
 // String returns what Set reads.
 func (s *shardSize) String() string {
-	if *s < 0 {
+	switch {
+	case *s < 0:
 		return "none"
+	case *s == 0: // what the format is used to
+		return ""
 	}
 	size := byteSize(*s)
 	return size.String()

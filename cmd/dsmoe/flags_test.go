@@ -65,7 +65,7 @@ func TestFlagValues(t *testing.T) {
 // TestDefaultsAreShown: the help says what a flag is if it is not given.
 func TestDefaultsAreShown(t *testing.T) {
 	_, help, _ := dsmoe(t.Context(), "convert", "--help")
-	for _, part := range []string{"(default keep)", "(default 5GB)", "(default 512MiB)", "(default true)"} {
+	for _, part := range []string{"(default keep)", "(default 5GB; none for gguf)", "(default 512MiB)", "(default true)"} {
 		require.Contains(t, help, part)
 	}
 	_, help, _ = dsmoe(t.Context(), "synth", "--help")

@@ -56,10 +56,10 @@ when the same command is given again. DST holds dsmoe.manifest.json: dsmoe conve
 		Annotations: exits("the checkpoint is written", ""),
 	}
 	asJSON := jsonFlag(cmd)
-	o := synthOptions{gates: choice{syntheticGates, []string{syntheticGates, torchGates}}, maxShard: plan.DefaultShardBytes}
+	o := synthOptions{gates: choice{syntheticGates, []string{syntheticGates, torchGates}}}
 	numberFlag(cmd.Flags(), &o.seed, "seed", "", "seed of the values, decimal or 0x…")
 	cmd.Flags().Var(&o.gates, "init", "`rule` of the gates: synthetic as all other tensors, or torch")
-	cmd.Flags().Var(&o.maxShard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes")
+	cmd.Flags().Var(&o.maxShard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes, or none for one file (default 5GB)")
 	overwriteFlag(cmd, &o.replace)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		r, err := synthesise(cmd.Context(), args[0], args[1], o, cmd.ErrOrStderr())
@@ -75,7 +75,7 @@ when the same command is given again. DST holds dsmoe.manifest.json: dsmoe conve
 type synthOptions struct {
 	seed     uint64
 	gates    choice
-	maxShard byteSize
+	maxShard shardSize
 	replace  bool
 }
 

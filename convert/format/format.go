@@ -23,6 +23,9 @@ type Format struct {
 	Single string
 	// Shard returns the name of shard i of n, counted from 0.
 	Shard func(i, n int) string
+	// ShardBytes is how many bytes of tensors go into one file unless somebody says otherwise;
+	// 0 is all.
+	ShardBytes int64
 	// Index is the file name of the index of a checkpoint in shards.
 	Index string
 	// IsIndex accepts the name of an index of this format, its variants too.

@@ -29,7 +29,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	}
 	o.NoMTP = o.NoMTP || f.Dialect != nil && !o.MTP
 	c := conversion{src: src, o: o, filter: newFilter(src.Config, o), set: weights.New(src.Config, src), groups: map[string]int{},
-		plan: &Plan{Format: f, Options: o.recorded(), Left: []string{}, Notes: []string{}, Missing: []Missing{}}}
+		plan: &Plan{Format: f, Options: o.recorded(f), Left: []string{}, Notes: []string{}, Missing: []Missing{}}}
 	c.choose()
 	steps := []func() error{c.arrange, c.layout, c.sources, c.others}
 	if f.Dialect != nil {
@@ -79,7 +79,7 @@ func (c *conversion) note(what string, args ...any) {
 
 // layout divides the tensors among files and gives each its place.
 func (c *conversion) layout() error {
-	given, err := c.plan.layOut(c.outputs, shardBytes(c.o.MaxShardBytes))
+	given, err := c.plan.layOut(c.outputs, shardBytes(c.o.MaxShardBytes, c.plan.Format))
 	if err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(c.src.Path), err)
 	}

@@ -6,6 +6,7 @@ import (
 	"path"
 	"slices"
 
+	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -17,7 +18,7 @@ type Options struct {
 	DType         tensor.DType // of all float weights: F32, F16 or BF16; Invalid keeps each one's own
 	Mixture       string       // of types, in a format that has some: q8_0, q4_k_m; DType is Invalid then
 	Experts       Experts      // the layout of routed experts
-	MaxShardBytes int64        // tensor bytes of one file; 0 is 5 GB, negative is one file for all
+	MaxShardBytes int64        // tensor bytes of one file; 0 is what the format is used to, negative is one file for all
 	Layers        Layers       // keep only these decoder layers; empty keeps all
 	Include       []string     // keep only tensors whose per-expert name one of these globs matches
 	Exclude       []string     // drop those that one of these matches
@@ -25,15 +26,12 @@ type Options struct {
 	MTP           bool         // keep them in a format that is mostly written without
 }
 
-// DefaultShardBytes is the tensor bytes of one file unless options say otherwise.
-const DefaultShardBytes = 5_000_000_000
-
-// shardBytes returns the limit that a MaxShardBytes stands for.
-func shardBytes(n int64) int64 {
-	switch {
-	case n == 0:
-		return DefaultShardBytes
-	case n < 0:
+// shardBytes returns the limit that a MaxShardBytes stands for in a format.
+func shardBytes(n int64, f *format.Format) int64 {
+	if n == 0 {
+		n = f.ShardBytes
+	}
+	if n <= 0 {
 		return 1 << 62
 	}
 	return n
@@ -67,8 +65,8 @@ type recordedOptions struct {
 	NoMTP         bool     `json:"no_mtp,omitempty"`  // without multi-token prediction layers
 }
 
-func (o Options) recorded() recordedOptions {
-	return recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes), o.Layers.String(), o.Include, o.Exclude, o.NoMTP}
+func (o Options) recorded(f *format.Format) recordedOptions {
+	return recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes, f), o.Layers.String(), o.Include, o.Exclude, o.NoMTP}
 }
 
 // kind names what weights become: a dtype, a mixture, or keep.

@@ -242,3 +242,13 @@ func TestWriteJSON(t *testing.T) {
 		require.Equal(t, want.String(), got.String())
 	}
 }
+
+// TestShardsUnlessSaid: safetensors goes into shards of 5 GB, as transformers writes them, GGUF
+// into one file.
+func TestShardsUnlessSaid(t *testing.T) {
+	for format, want := range map[string]int64{"": 5_000_000_000, "safetensors": 5_000_000_000, "gguf": 1 << 62} {
+		p, err := planOf(t, fixture.Path(t, "v1-base/checkpoint"), Options{Format: format})
+		require.NoError(t, err)
+		require.Equal(t, want, p.Options.(recordedOptions).MaxShardBytes, format)
+	}
+}

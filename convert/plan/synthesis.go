@@ -29,8 +29,8 @@ func Synthesis(s Synthetic, maxShardBytes int64) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{Format: f, Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Missing: []Missing{}}
-	if _, err := p.layOut(s.Tensors, shardBytes(maxShardBytes)); err != nil {
+	p := &Plan{Format: f, Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes, f)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Missing: []Missing{}}
+	if _, err := p.layOut(s.Tensors, shardBytes(maxShardBytes, f)); err != nil {
 		return nil, err
 	}
 	name := []string{operation.Make{Rule: s.Rule}.Name()}

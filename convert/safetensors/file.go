@@ -17,10 +17,12 @@ func Format() *format.Format {
 		Recognise: isWeights,
 		Single:    "model.safetensors",
 		Shard:     func(i, n int) string { return fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, n) },
-		Index:     "model.safetensors.index.json",
-		IsIndex:   isIndex,
-		Belongs:   isWeights,
-		Open:      format.Opener(Open),
+		// what transformers writes
+		ShardBytes: 5_000_000_000,
+		Index:      "model.safetensors.index.json",
+		IsIndex:    isIndex,
+		Belongs:    isWeights,
+		Open:       format.Opener(Open),
 		Layout: func(tensors []tensor.Info, _ format.Head) (format.Layout, error) {
 			Sort(tensors)
 			return NewLayout(tensors, nil)
