@@ -185,14 +185,25 @@ func isQ8(block []byte, x []float32) bool {
 	if inverse-inverse != 0 || !boundsF16().check(float64(d), block, 0, 0) {
 		return false
 	}
+	codes, worst := (*[32]byte)(block[2:]), uint32(0)
+	for i, v := range (*[32]float32)(x) {
+		off := float32(v*inverse) - float32(int8(codes[i]))
+		worst = max(worst, math.Float32bits(off)&^(1<<31))
+	}
+	half := math.Float32bits(0.5) // that a difference rounds to: it is looked at again
+	return worst < half || worst == half && tiesAwayFromZero(codes, x, inverse)
+}
+
+// tiesAwayFromZero is isQ8's condition on codes, in numbers that are exact.
+func tiesAwayFromZero(codes *[32]byte, x []float32, inverse float32) bool {
 	right := true
-	for i, b := range (*[32]byte)(block[2:]) {
-		q, y := float32(int8(b)), float32(x[i]*inverse)
+	for i, b := range codes {
+		q, y := float64(int8(b)), float64(float32(x[i]*inverse))
 		if q < 0 {
 			q, y = -q, -y
 		}
 		if q == 0 {
-			y = math.Float32frombits(math.Float32bits(y) &^ (1 << 31))
+			y = math.Abs(y)
 		}
 		right = right && y-q >= -0.5 && y-q < 0.5
 	}

@@ -314,3 +314,22 @@ func BenchmarkDequantiseBlocks(b *testing.B) {
 		})
 	}
 }
+
+// TestQ8HalfWay: what lies half way between two codes goes away from zero, and what lies just
+// beside that does not: the difference from the wrong code rounds to ½ there.
+func TestQ8HalfWay(t *testing.T) {
+	below := math.Nextafter32(0.5, 0)
+	for _, c := range []struct {
+		v    float32
+		code int8
+	}{{0.5, 1}, {-0.5, -1}, {below, 0}, {-below, 0}, {1.5, 2}, {-1.5, -2}, {126.5, 127}, {0, 0}} {
+		x, block := make([]float32, 32), make([]byte, 34)
+		x[0], x[1] = 127, c.v // the scale is 1
+		referenceBlock(block, x, tensor.Q8_0)
+		require.Equal(t, c.code, int8(block[3]), "%v", c.v)
+		for code := -127; code <= 127; code++ {
+			block[3] = byte(int8(code))
+			require.Equal(t, int8(code) == c.code, isQ8(block, x), "%v as %d", c.v, code)
+		}
+	}
+}
