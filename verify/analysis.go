@@ -94,6 +94,9 @@ type analysis struct {
 	noise  float64      // factor on the variance of products: 2 if our own sums are float32
 	// rounded are weights that the reference had before they were rounded.
 	rounded roundings
+	// decoded returns the half steps of a weight that was decoded from a rounded dtype; nil if
+	// it was not. It is nil if there is none.
+	decoded func(name string) []float32
 }
 
 // newAnalysis returns an arithmetic for one pass of a reference of dtype o.DType, with

@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // What a conversion did to weights by rounding them. The reference ran with weights that
@@ -61,7 +62,9 @@ func (t *tracer) roundings(by func() (map[string]string, error)) (rounded roundi
 	rounded = roundings{}
 	for _, w := range t.set.All() {
 		op, narrow := stored[w.Stored], w.DType == tensor.BF16 || w.DType == tensor.F16
-		switch {
+		switch from := t.decodedFrom(w); {
+		case from != "":
+			rounded[w.Name] = "quantise " + from
 		case w.DType.Blocked():
 			rounded[w.Name] = "quantise " + w.DType.String()
 		case op != "" && narrow && w.DType != t.pack.DType:
@@ -69,6 +72,28 @@ func (t *tracer) roundings(by func() (map[string]string, error)) (rounded roundi
 		}
 	}
 	return rounded, err
+}
+
+// decodedFrom returns the dtypes that a weight is decoded from.
+func (t *tracer) decodedFrom(w *weights.Weight) string {
+	if t.o.Decoded == nil {
+		return ""
+	}
+	return t.o.Decoded.DecodedFrom(w.Stored)
+}
+
+// decodedSteps returns the half steps of a weight of the table that is decoded, nil of others.
+// An error ends the run.
+func (t *tracer) decodedSteps(name string) []float32 {
+	w := t.set.Find(name)
+	if t.decodedFrom(w) == "" {
+		return nil
+	}
+	steps, err := t.o.Decoded.HalfSteps(w.Stored)
+	if err != nil && t.stepsErr == nil {
+		t.stepsErr = err
+	}
+	return steps
 }
 
 // explained compares the report with the one in which weights are taken as they are.
@@ -190,7 +215,11 @@ func (a *analysis) linearDeltas(sums []float32, scales []float64, x *value, l *m
 	}
 	w := &l.Weight
 	errorsOf, factor := halfUnitRows, 1.0/3
-	if !w.DType.Blocked() { // a power of two, which takes part in no product, is divided by 2^(bits-1) here
+	if steps := a.stepsOf(w); steps != nil {
+		errorsOf = func(w *model.Weight, first, n int) model.Weight {
+			return float32Rows(w, n, steps[first*w.Shape[1]:(first+n)*w.Shape[1]])
+		}
+	} else if !w.DType.Blocked() { // a power of two, which takes part in no product, is divided by 2^(bits-1) here
 		errorsOf, factor = powersOfTwo, math.Exp2(2-2*float64(precisionOf(w.DType).bits))/12
 	}
 	terms := a.errors.Make(tensor.F32, x.Shape...)
@@ -240,6 +269,19 @@ func halfUnitRows(w *model.Weight, first, n int) model.Weight {
 	for r := range n {
 		h = w.Row(first + r).HalfSteps(h)
 	}
+	return float32Rows(w, n, h)
+}
+
+// stepsOf are the half steps of a weight that was decoded; nil of others.
+func (a *analysis) stepsOf(w *model.Weight) []float32 {
+	if a.decoded == nil {
+		return nil
+	}
+	return a.decoded(w.Name)
+}
+
+// float32Rows are n rows of numbers in place of w's.
+func float32Rows(w *model.Weight, n int, h []float32) model.Weight {
 	data := make([]byte, 0, 4*len(h))
 	for _, v := range h {
 		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))

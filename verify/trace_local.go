@@ -181,7 +181,12 @@ func (t *localTrace) roundedTo(x *value) tensor.DType {
 		return d
 	}
 	for _, name := range t.attribution.weights(x) {
-		if to := t.set.Find(name).DType; t.rounded[name] != "" && (d == x.DType || blindness(to) > blindness(d)) {
+		w := t.set.Find(name)
+		to := w.DType
+		if t.decodedFrom(w) != "" {
+			to = tensor.Q8_0 // of block types one says what another does
+		}
+		if t.rounded[name] != "" && (d == x.DType || blindness(to) > blindness(d)) {
 			d = to
 		}
 	}

@@ -37,8 +37,9 @@ type tracer struct {
 	used      weightSet // weights behind a checked stage
 	// aside are weights behind a stage that is absent on purpose, or that the user does not
 	// select.
-	aside   weightSet
-	stopped bool // at the first failing stage, because the user asked for that
+	aside    weightSet
+	stepsErr error // why half steps of a weight could not be read
+	stopped  bool  // at the first failing stage, because the user asked for that
 
 	settings    Settings
 	routing     Routing
@@ -113,6 +114,7 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 	defer analysis.Close()
 	net := t.local(in, o, analysis, analysis)
 	_, err := net.Run(ctx, courseOf(t, in, exact))
+	err = cmp.Or(err, t.stepsErr)
 	if err != nil || !o.Training || !t.learns() {
 		return err
 	}
@@ -123,6 +125,9 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 func (t *tracer) analysis(o model.Options, rounded roundings) *analysis {
 	a := newAnalysis(o, rounded)
 	a.few = fewRows * max(1, t.pack.Manifest.Reference.Threads)
+	if t.o.Decoded != nil {
+		a.decoded = t.decodedSteps
+	}
 	return a
 }
 

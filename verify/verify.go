@@ -61,9 +61,20 @@ type Options struct {
 	// by which operation. It is asked if a stage fails in local mode: the run is then
 	// repeated with the error that this rounding allows. It may be nil.
 	Rounded     func() (map[string]string, error)
+	Decoded     Decoded               // what src knows of weights that it decodes; may be nil
 	Pages       model.Pages           // what src is mapped into; may be nil
 	Parallelism int                   // goroutines; 0 means GOMAXPROCS
 	Progress    func(done, total int) // called after each golden tensor; may be nil
+}
+
+// Decoded knows the weights that a source decodes to the dtype that they seem to have.
+type Decoded interface {
+	// DecodedFrom returns the dtypes that the elements of a stored tensor are decoded from, such
+	// as "F16 and Q8_0"; "" if they are not.
+	DecodedFrom(name string) string
+	// HalfSteps returns, for each element of such a tensor, half the distance between the
+	// numbers that those dtypes have there.
+	HalfSteps(name string) ([]float32, error)
 }
 
 // check says what is wrong with the options.

@@ -176,7 +176,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	b := newBar(stderr, "verifying", int64(len(pack.Manifest.Tensors)), false)
 	defer b.remove()
 	options := o.options(pack.DType, func(_, _ int) { b.add(1) })
-	options.Pages = c
+	options.Pages, options.Decoded = c, c
 	options.Rounded = func() (map[string]string, error) {
 		rounded, err := convert.Rounded(ctx, c.Dir)
 		return c.Named(rounded), err

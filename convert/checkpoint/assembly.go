@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"unsafe"
 
 	"dsmoe/config"
@@ -241,4 +243,69 @@ func (c *Checkpoint) readView(d tensor.DType, part *format.Part, dst []byte, sta
 		dst = dst[len(run):]
 	}
 	return nil
+}
+
+// DecodedFrom returns the dtypes that the elements of the named tensor are decoded from to F32,
+// because it is of several or its blocks are cut apart, such as "F16 and Q8_0"; "" if they are not.
+func (c *Checkpoint) DecodedFrom(name string) string {
+	if c.assembly == nil {
+		return ""
+	}
+	x := c.assembly.find(name)
+	if x == nil || !slices.ContainsFunc(x.Parts, func(p format.Part) bool { return p.Decode != tensor.Invalid }) {
+		return ""
+	}
+	var types []string
+	for i := range x.Parts {
+		if d := x.Parts[i].Stored(x.DType).String(); !slices.Contains(types, d) {
+			types = append(types, d)
+		}
+	}
+	return strings.Join(types, " and ")
+}
+
+// HalfSteps returns, for each element of a tensor that is decoded, half the distance between the
+// numbers that its stored dtype has there: of a block type as tensor.HalfSteps has them, of F16
+// and BF16 half a unit in the last place, of F32 0.
+func (c *Checkpoint) HalfSteps(name string) ([]float32, error) {
+	x := c.assembly.find(name)
+	if x == nil {
+		return nil, c.unknown(name)
+	}
+	steps := make([]float32, 0, x.Len())
+	for i := range x.Parts {
+		part := &x.Parts[i]
+		h, err := c.stepsOf(part, part.Stored(x.DType))
+		if err != nil {
+			return nil, err
+		}
+		if part.View == nil {
+			steps = append(steps, h...)
+			continue
+		}
+		for r := range part.View.Runs(0, part.View.Len()) {
+			steps = append(steps, h[r.At:r.At+r.N]...)
+		}
+	}
+	return steps, nil
+}
+
+// stepsOf are the half steps of a part's elements as they are stored.
+func (c *Checkpoint) stepsOf(part *format.Part, d tensor.DType) ([]float32, error) {
+	_, start, err := c.Place(part.Tensor)
+	if err != nil {
+		return nil, err
+	}
+	t := tensor.Tensor{DType: d, Shape: []int{int(part.N)}, Data: make([]byte, d.Bytes(part.N))}
+	if err := c.ReadFile(part.File, t.Data, start+d.Bytes(part.First)); err != nil {
+		return nil, err
+	}
+	if d.Blocked() {
+		return t.HalfSteps(nil), nil
+	}
+	h, err := t.Float32s(nil)
+	for i, v := range h {
+		h[i] = tensor.HalfUnit(v, d)
+	}
+	return h, err
 }

@@ -110,3 +110,19 @@ func partStep(super, scale, moved float32, end bool) float32 {
 func low(q []byte, i int) int { return int(q[i%16] >> (i / 16 * 4) & 15) }
 
 func fifth(q []byte, i int) int { return int(binary.LittleEndian.Uint32(q)>>i&1) << 4 }
+
+// HalfUnit returns half the distance from v, a number of F16 or BF16, to the next of larger
+// magnitude; 0 for other dtypes.
+func HalfUnit(v float32, d DType) float32 {
+	bits, least := 0, 0
+	switch d {
+	case F16:
+		bits, least = 10, -14
+	case BF16:
+		bits, least = 7, -126
+	default:
+		return 0
+	}
+	exponent := max(int(math.Float32bits(v)>>23&0xff)-127, least)
+	return float32(math.Ldexp(1, exponent-bits-1))
+}
