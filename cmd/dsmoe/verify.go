@@ -52,9 +52,10 @@ A BF16 or F16 reference made by model.to(dtype) has RoPE's angles in that dtype;
 made by from_pretrained(torch_dtype=…) has them in float32. The pack says by made_by
 which it is; --rotary-dtype overrides that.
 
-Where dsmoe.manifest.json records that a conversion rounded weights, a local run
-that fails is repeated with the error that this allows. A pass is then one "within
-the rounding of the weights".
+Where dsmoe.manifest.json records that a conversion rounded weights, or a GGUF file
+has them quantised, a local run that fails is repeated with the error that this
+allows. A pass is then one "within the rounding of the weights", and the report ranks
+layers and experts by error.
 
 A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but where rounding may decide, and that every weight took
