@@ -7,9 +7,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
@@ -115,9 +117,11 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	overwriteFlag(cmd, &f.overwrite)
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
-	for _, conversion := range []string{"type", "experts", "max-shard-size", "layers", "include", "exclude", "no-mtp", "allow-overflow", "verify", "no-resume", "overwrite", "dry-run"} {
-		cmd.MarkFlagsMutuallyExclusive("check", conversion)
-	}
+	flags.VisitAll(func(flag *pflag.Flag) {
+		if !slices.Contains([]string{"check", "json", "max-memory"}, flag.Name) { // the others say how to convert
+			cmd.MarkFlagsMutuallyExclusive("check", flag.Name)
+		}
+	})
 }
 
 // args demands SRC and DST, DST alone for --check, and takes SRC alone for a plan.
