@@ -1,6 +1,7 @@
 package verify_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -90,4 +91,29 @@ func TestRankedErrors(t *testing.T) {
 	require.NoError(t, r.WriteText(&out))
 	require.Contains(t, out.String(), "\n           experts by error: layer 2 mlp.experts.10.")
 	require.Contains(t, out.String(), ", 8 more below\n")
+}
+
+// stepless decodes one weight, of which it cannot say how.
+type stepless string
+
+func (u stepless) DecodedFrom(name string) string {
+	if name == string(u) {
+		return "Q8_0"
+	}
+	return ""
+}
+
+func (u stepless) HalfSteps(string) ([]float32, error) { return nil, errors.New("cannot be read") }
+
+// TestUnreadHalfSteps: without what the rounding of a weight allows there is no verdict, though the
+// run ends at the first stage that fails.
+func TestUnreadHalfSteps(t *testing.T) {
+	const name = "model.layers.0.self_attn.v_proj.weight"
+	c, p := open(t, "v1-base/golden-f32")
+	src := quantised(t, altered{Source: c}, tensor.Q8_0)
+	src.tensors = map[string]tensor.Tensor{name: {DType: tensor.F32, Shape: src.tensors[name].Shape, Data: make([]byte, 4*src.tensors[name].Len())}}
+	for _, fast := range []bool{false, true} {
+		_, err := verify.Run(t.Context(), c.Config, src, p, verify.Options{Undiagnosed: true, FailFast: fast, Decoded: stepless(name)})
+		require.ErrorContains(t, err, "cannot be read")
+	}
 }

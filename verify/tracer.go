@@ -114,7 +114,7 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 	defer analysis.Close()
 	net := t.local(in, o, analysis, analysis)
 	_, err := net.Run(ctx, courseOf(t, in, exact))
-	err = cmp.Or(err, t.stepsErr)
+	err = cmp.Or(t.stepsErr, err) // without the steps, a failure says nothing
 	if err != nil || !o.Training || !t.learns() {
 		return err
 	}
