@@ -87,8 +87,9 @@ func (p precision) z(g, y, s float64) float64 {
 
 // blindness is the share of a golden's RMS from which on a stage says nothing, when numbers
 // were rounded to dtype d: hardly anything smaller would be seen. To block types weights were
-// rounded coarsely on purpose. Their stages say something as long as one of zeros would fail:
-// with 8 σ of twice the RMS its larger elements do, and in float32 the RMS of all of them, 4 σ.
+// rounded coarsely on purpose. Their stages say something as long as a stage of zeros would
+// fail: with 8 σ of twice the RMS the larger of normally distributed elements do, and in float32
+// the RMS of all of them, 4 σ.
 func blindness(d tensor.DType) float64 {
 	switch {
 	case d.Blocked():

@@ -160,25 +160,10 @@ func (a *analysis) deltas(w *model.Weight) []float64 {
 		return nil
 	}
 	deltas := make([]float64, w.Len())
-	for i, h := range halfUnits(w.Tensor) {
+	for i, h := range w.HalfSteps(nil) {
 		deltas[i] = sq(float64(h)/unit) / 3
 	}
 	return deltas
-}
-
-// halfUnits are half the distances between neighbours of the values of a weight that was
-// rounded to its dtype, for each element: its error is about uniform within them, of variance
-// h²/3.
-func halfUnits(w tensor.Tensor) []float32 {
-	if w.DType.Blocked() {
-		return w.HalfSteps(nil)
-	}
-	p := precisionOf(w.DType)
-	h, _ := w.Float32s(nil) // BF16 or F16
-	for i, v := range h {
-		h[i] = float32(p.ulp(float64(v)) / 2)
-	}
-	return h
 }
 
 // delta is element i of deltas, 0 without any.
@@ -196,7 +181,7 @@ func (a *analysis) embedded(y *model.Activation, w *model.Weight, ids []int) *va
 	}
 	x := a.computed(y, y.DType)
 	for t, id := range ids {
-		for i, h := range halfUnits(w.Row(id)) {
+		for i, h := range w.Row(id).HalfSteps(nil) {
 			i += t * y.Width()
 			x.set(i, float64(y.Values[i]), sq(float64(h)/unit)/3)
 		}
@@ -305,7 +290,7 @@ func (x *Rounding) write(b *bytes.Buffer) {
 	fmt.Fprintf(b, ": %d stages differ by up to %s of their RMS, where 8 σ allow %s\n", len(x.Stages), short(x.Error, "%.1e"), short(x.Allowed, "%.1e"))
 	fmt.Fprintf(b, "%-11slayers by error: %s\n", "", rankedInWords(x.Layers))
 	if len(x.Experts) == 0 {
-		fmt.Fprintf(b, "%-11sexperts have no order: the pack has no stages of single ones\n", "")
+		fmt.Fprintf(b, "%-11sexperts are not ranked: the pack has no stages of single experts\n", "")
 		return
 	}
 	fmt.Fprintf(b, "%-11sexperts by error: %s\n", "", rankedInWords(x.Experts))

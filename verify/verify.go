@@ -70,7 +70,7 @@ type Options struct {
 // Decoded knows the weights that a source decodes to the dtype that they seem to have.
 type Decoded interface {
 	// DecodedFrom returns the dtypes that the elements of a stored tensor are decoded from, such
-	// as "F16 and Q8_0"; "" if they are not.
+	// as "F16 and Q8_0", if one of them is a block type, and else "".
 	DecodedFrom(name string) string
 	// HalfSteps returns, for each element of such a tensor, half the distance between the
 	// numbers that those dtypes have there.

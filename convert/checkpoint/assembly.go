@@ -245,14 +245,15 @@ func (c *Checkpoint) readView(d tensor.DType, part *format.Part, dst []byte, sta
 	return nil
 }
 
-// DecodedFrom returns the dtypes that the elements of the named tensor are decoded from to F32,
-// because it is of several or its blocks are cut apart, such as "F16 and Q8_0"; "" if they are not.
+// DecodedFrom returns the dtypes of a tensor's parts, such as "F16 and Q8_0", if it is decoded to
+// F32 and one of them is a block type: its elements were rounded, whoever did it. It returns ""
+// of all others.
 func (c *Checkpoint) DecodedFrom(name string) string {
 	if c.assembly == nil {
 		return ""
 	}
 	x := c.assembly.find(name)
-	if x == nil || !slices.ContainsFunc(x.Parts, func(p format.Part) bool { return p.Decode != tensor.Invalid }) {
+	if x == nil || !slices.ContainsFunc(x.Parts, func(p format.Part) bool { return p.Decode.Blocked() }) {
 		return ""
 	}
 	var types []string
@@ -265,8 +266,7 @@ func (c *Checkpoint) DecodedFrom(name string) string {
 }
 
 // HalfSteps returns, for each element of a tensor that is decoded, half the distance between the
-// numbers that its stored dtype has there: of a block type as tensor.HalfSteps has them, of F16
-// and BF16 half a unit in the last place, of F32 0.
+// numbers that its stored dtype has there, as tensor.HalfSteps has them.
 func (c *Checkpoint) HalfSteps(name string) ([]float32, error) {
 	x := c.assembly.find(name)
 	if x == nil {
@@ -300,12 +300,5 @@ func (c *Checkpoint) stepsOf(part *format.Part, d tensor.DType) ([]float32, erro
 	if err := c.ReadFile(part.File, t.Data, start+d.Bytes(part.First)); err != nil {
 		return nil, err
 	}
-	if d.Blocked() {
-		return t.HalfSteps(nil), nil
-	}
-	h, err := t.Float32s(nil)
-	for i, v := range h {
-		h[i] = tensor.HalfUnit(v, d)
-	}
-	return h, err
+	return t.HalfSteps(nil), nil
 }

@@ -87,14 +87,9 @@ func synthetic(t *testing.T, old, replacement string) string {
 // TestHalfSteps: a decoded number is no further from the one that was quantised than half a step
 // of the dtype that its part is stored in, and half steps are not larger than they must be.
 func TestHalfSteps(t *testing.T) {
-	for name, from := range map[string]string{"v2-lite": "F16 and Q8_0", "v3": "F16 and Q8_0", "wide heads": "Q8_0"} {
-		path := ""
-		if name != "wide heads" {
-			path = fixture.Path(t, name+"/checkpoint")
-		} else { // whose keys, 32 numbers for a head, are blocks, and lie across the weight
-			path = synthetic(t, `"qk_nope_head_dim": 24`, `"qk_nope_head_dim": 32`)
-		}
-		src, err := checkpoint.Open(path)
+	wideHeads := synthetic(t, `"qk_nope_head_dim": 24`, `"qk_nope_head_dim": 32`) // a head's keys are a block, across the weight
+	for name, from := range map[string]string{fixture.Path(t, "v2-lite/checkpoint"): "F16 and Q8_0", fixture.Path(t, "v3/checkpoint"): "F16 and Q8_0", wideHeads: "Q8_0"} {
+		src, err := checkpoint.Open(name)
 		require.NoError(t, err)
 		want, dst := filepath.Join(t.TempDir(), "wide"), filepath.Join(t.TempDir(), "q8")
 		_, err = convert.Run(t.Context(), want, src, convert.Options{Options: plan.Options{DType: tensor.F32}})

@@ -12,19 +12,40 @@ import (
 // errorF16 is how far a number may be from the F16 that it was rounded to: half a unit.
 func errorF16(d float32) float32 { return max(0x1p-11*d, 0x1p-25) }
 
-// HalfSteps appends to dst, for each element of a tensor of a block type, half the width of
-// the interval of numbers that are encoded as that element: half a step between its
-// neighbouring codes, and what rounding scales and minimums adds, since steps are of scales
-// as they are stored. The outermost codes of Q4_0, Q5_0 and of the types K also stand for
-// numbers beyond them: a step, and as much as rounding a part's scale and minimum to a few
-// bits moves the end of its range. The error of a number that the reference encoder rounded
-// is then about uniform within ± half a step, of a variance of a third of its square.
+// HalfSteps appends to dst, for each element of a tensor, half the width of the interval of
+// numbers that are rounded to that element. Of F16 and BF16 that is half a unit in the last
+// place, of other dtypes without blocks nothing is known to be rounded: 0. Of a block type it is
+// half a step between neighbouring codes, and what rounding scales and minimums adds, since
+// steps are of scales as they are stored. The outermost codes of Q4_0, Q5_0 and of the types K
+// also stand for numbers beyond them: a step, and as much as rounding a part's scale and minimum
+// to a few bits moves the end of its range. The error of a number that the reference encoder
+// rounded is then about uniform within ± half a step, of a variance of a third of its square.
 func (t Tensor) HalfSteps(dst []float32) []float32 {
+	switch {
+	case t.DType == F16:
+		return t.halfUnits(dst, 11, -14)
+	case t.DType == BF16:
+		return t.halfUnits(dst, 8, -126)
+	case !t.DType.Blocked():
+		return append(dst, make([]float32, t.Len())...)
+	}
 	elements, bytes := t.DType.Block()
 	for data := t.Data; len(data) > 0; data = data[bytes:] {
 		n := len(dst)
 		dst = append(dst, make([]float32, elements)...)
 		halfSteps(dst[n:], data[:bytes], t.DType)
+	}
+	return dst
+}
+
+// halfUnits is HalfSteps of a dtype of so many significant bits, whose smallest normal number is
+// 2^least.
+func (t Tensor) halfUnits(dst []float32, bits, least int) []float32 {
+	n := len(dst)
+	dst, _ = t.Float32s(dst) // of F16 and BF16 there is no error
+	for i, v := range dst[n:] {
+		exponent := max(int(math.Float32bits(v)>>23&0xff)-127, least)
+		dst[n+i] = float32(math.Ldexp(1, exponent-bits))
 	}
 	return dst
 }
@@ -110,19 +131,3 @@ func partStep(super, scale, moved float32, end bool) float32 {
 func low(q []byte, i int) int { return int(q[i%16] >> (i / 16 * 4) & 15) }
 
 func fifth(q []byte, i int) int { return int(binary.LittleEndian.Uint32(q)>>i&1) << 4 }
-
-// HalfUnit returns half the distance from v, a number of F16 or BF16, to the next of larger
-// magnitude; 0 for other dtypes.
-func HalfUnit(v float32, d DType) float32 {
-	bits, least := 0, 0
-	switch d {
-	case F16:
-		bits, least = 10, -14
-	case BF16:
-		bits, least = 7, -126
-	default:
-		return 0
-	}
-	exponent := max(int(math.Float32bits(v)>>23&0xff)-127, least)
-	return float32(math.Ldexp(1, exponent-bits-1))
-}
