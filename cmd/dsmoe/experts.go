@@ -5,7 +5,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/text"
 	"dsmoe/verify/inspect"
 )
@@ -115,16 +114,12 @@ threads.`,
 
 // expertsAgainst compares experts with their originals.
 func expertsAgainst(cmd *cobra.Command, w inspect.Weights, original string, s inspect.Selection, out *output) error {
-	c, err := checkpoint.Open(original)
+	b, c, err := openWeights(original)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	list, err := orderedWeights(c)
-	if err != nil {
-		return err
-	}
-	r, err := inspect.ExpertsAgainst(cmd.Context(), w, inspect.Weights{Path: original, Config: c.Config, List: list, Reader: c}, s)
+	r, err := inspect.ExpertsAgainst(cmd.Context(), w, b, s)
 	if err != nil {
 		return fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original), err)
 	}

@@ -100,19 +100,28 @@ func addSelection(cmd *cobra.Command) *inspect.Selection {
 	return s
 }
 
+// openWeights opens the checkpoint at path, which is to be closed, and lists its weights.
+func openWeights(path string) (w inspect.Weights, c *checkpoint.Checkpoint, err error) {
+	if c, err = checkpoint.Open(path); err != nil {
+		return w, nil, err
+	}
+	list, err := orderedWeights(c)
+	if err != nil {
+		c.Close()
+		return w, nil, err
+	}
+	return inspect.Weights{Path: path, Config: c.Config, List: list, Reader: c}, c, nil
+}
+
 // readWeights calls f with the weights of the checkpoint at path, and shows its progress.
 func readWeights(cmd *cobra.Command, path string, f func(w inspect.Weights) error) error {
-	c, err := checkpoint.Open(path)
+	w, c, err := openWeights(path)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	list, err := orderedWeights(c)
-	if err != nil {
-		return err
-	}
 	b := phaseBar{w: cmd.ErrOrStderr()}
 	defer b.remove()
-	return f(inspect.Weights{Path: path, Config: c.Config, List: list, Reader: c,
-		Progress: func(done, total int64) { b.set("reading", done, total) }})
+	w.Progress = func(done, total int64) { b.set("reading", done, total) }
+	return f(w)
 }

@@ -237,14 +237,7 @@ func (a *AuditReport) WriteText(w io.Writer) error {
 	if err := writeFindings(w, a.Findings, maxLines); err != nil {
 		return err
 	}
-	t := text.Table{Align: "ll"}
-	for _, what := range a.Checked {
-		t.Add("checked", what)
-	}
-	for _, what := range a.NotChecked {
-		t.Add("not checked", what)
-	}
-	return t.WriteText(w)
+	return writeChecked(w, a.Checked, a.NotChecked)
 }
 
 // problems counts the findings that are not notes.

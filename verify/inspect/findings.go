@@ -84,3 +84,15 @@ func writeFindings(w io.Writer, findings []Finding, limit int) error {
 	_, err := io.WriteString(w, b.String())
 	return err
 }
+
+// writeChecked writes what was looked at, and what was not.
+func writeChecked(w io.Writer, checked, not []string) error {
+	t := text.Table{Align: "ll"}
+	for _, what := range checked {
+		t.Add("checked", what)
+	}
+	for _, what := range not {
+		t.Add("not checked", what)
+	}
+	return t.WriteText(w)
+}

@@ -367,12 +367,5 @@ func (r *Report) WriteText(w io.Writer) error {
 	if err := writeFindings(w, r.lines(), maxLines); err != nil {
 		return err
 	}
-	t := text.Table{Align: "ll"}
-	for _, what := range r.Checked {
-		t.Add("checked", what)
-	}
-	for _, what := range r.NotChecked {
-		t.Add("not checked", what)
-	}
-	return t.WriteText(w)
+	return writeChecked(w, r.Checked, r.NotChecked)
 }
