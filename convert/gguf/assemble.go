@@ -70,7 +70,7 @@ func (a *assembler) architecture() (arch string, ok bool) {
 func (a *assembler) shards() {
 	total := 0
 	for i, f := range a.files {
-		total += len(f.entries)
+		total += len(f.Entries)
 		count, said := f.values["split.count"].one.(uint64)
 		no, numbered := f.values["split.no"].one.(uint64)
 		switch {
@@ -98,12 +98,12 @@ func (a *assembler) shards() {
 // index finds the file of every stored tensor.
 func (a *assembler) index() {
 	for i, f := range a.files {
-		for _, e := range f.entries {
-			if first, twice := a.where[e.info.Name]; twice {
-				a.fail(i, e.info.Name, "is in %s too", text.Quote(a.files[first].path))
+		for _, e := range f.Entries {
+			if first, twice := a.where[e.Info.Name]; twice {
+				a.fail(i, e.Info.Name, "is in %s too", text.Quote(a.files[first].path))
 				continue
 			}
-			a.where[e.info.Name] = i
+			a.where[e.Info.Name] = i
 		}
 	}
 }
@@ -129,9 +129,9 @@ func (a *assembler) tensors() {
 		a.slot(s)
 	}
 	for i, f := range a.files {
-		for _, e := range f.entries {
-			if !a.used[e.info.Name] {
-				a.found = append(a.found, format.Assembled{Info: e.info, Parts: []format.Part{{File: i, Tensor: e.info.Name, N: int64(e.info.Len())}}})
+		for _, e := range f.Entries {
+			if !a.used[e.Info.Name] {
+				a.found = append(a.found, format.Assembled{Info: e.Info, Parts: []format.Part{{File: i, Tensor: e.Info.Name, N: int64(e.Info.Len())}}})
 			}
 		}
 	}

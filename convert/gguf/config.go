@@ -345,9 +345,9 @@ func torchDType(files []*File) tensor.DType {
 	counts := map[tensor.DType]int64{}
 	most := tensor.Invalid
 	for _, f := range files {
-		for _, e := range f.entries {
-			d := e.info.DType
-			counts[d] += int64(e.info.Len())
+		for _, e := range f.Entries {
+			d := e.Info.DType
+			counts[d] += int64(e.Info.Len())
 			if counts[d] > counts[most] {
 				most = d
 			}

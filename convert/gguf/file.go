@@ -13,7 +13,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"iter"
 	"path/filepath"
 	"strings"
 
@@ -48,21 +47,15 @@ func isWeights(file string) bool { return strings.EqualFold(filepath.Ext(file), 
 
 // Header is the checked header of a file. It is safe for concurrent use.
 type Header struct {
+	format.Directory // its entries follow each other as their data does
+
 	Version   uint32 // of the format: 2 or 3
 	DataStart int64  // offset in the file of the first tensor
 
 	alignment int64
 	values    map[string]value
 	keys      []string // in the order of the file
-	entries   []entry  // in the order of the file, which is that of their data
-	byName    map[string]int
 	notes     []string
-}
-
-// entry is a tensor and its place in the file.
-type entry struct {
-	info   tensor.Info // shape outermost first
-	offset int64
 }
 
 // ReadHeader reads the header of the GGUF file of the given size from r and checks all that
@@ -76,7 +69,7 @@ func ReadHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
 	if string(head[:]) != magic {
 		return nil, notGGUF(r, head[:], file)
 	}
-	h := &Header{values: map[string]value{}, byName: map[string]int{}}
+	h := &Header{values: map[string]value{}}
 	p := parser{r: bufio.NewReaderSize(io.NewSectionReader(r, 0, size), 1<<16), file: file, size: size, h: h}
 	if err := p.parse(); err != nil {
 		return nil, err
@@ -97,26 +90,6 @@ func notGGUF(r io.ReaderAt, head []byte, file string) error {
 		return &format.Error{File: file, Cause: "is no GGUF file: it is empty, or begins with zeros", Hint: hintDownload}
 	}
 	return &format.Error{File: file, Cause: fmt.Sprintf("is no GGUF file: it begins with %s, not GGUF", text.Quote(string(head)))}
-}
-
-// Tensors yields the tensors in the order of the file. Shapes are shared: do not change them.
-func (h *Header) Tensors() iter.Seq[tensor.Info] {
-	return func(yield func(tensor.Info) bool) {
-		for i := range h.entries {
-			if !yield(h.entries[i].info) {
-				return
-			}
-		}
-	}
-}
-
-// Lookup returns the named tensor and the offset of its first byte in the file.
-func (h *Header) Lookup(name string) (info tensor.Info, offset int64, ok bool) {
-	i, ok := h.byName[name]
-	if !ok {
-		return tensor.Info{}, 0, false
-	}
-	return h.entries[i].info, h.entries[i].offset, true
 }
 
 // File is an open GGUF file whose header was checked. It is safe for concurrent use. Its
@@ -154,7 +127,7 @@ func (f *File) Tensor(name string) (tensor.Tensor, error) {
 
 // Stat describes the file.
 func (f *File) Stat() format.Stat {
-	return format.Stat{Size: f.Size(), Tensors: len(f.entries), Notes: f.notes}
+	return format.Stat{Size: f.Size(), Tensors: len(f.Entries), Notes: f.notes}
 }
 
 // Identify writes the header's bytes.

@@ -351,7 +351,7 @@ func (p *parser) take(info tensor.Info, number uint32) {
 	if err := format.CheckName(info.Name); err != nil {
 		p.failTensor(info.Name, "%v", err)
 	}
-	if _, twice := p.h.byName[info.Name]; twice {
+	if _, _, twice := p.h.Lookup(info.Name); twice {
 		p.failTensor(info.Name, "name occurs twice")
 	}
 	var err error
@@ -361,8 +361,7 @@ func (p *parser) take(info tensor.Info, number uint32) {
 	if err != nil {
 		p.failTensor(info.Name, "%v", err)
 	}
-	p.h.byName[info.Name] = len(p.h.entries)
-	p.h.entries = append(p.h.entries, entry{info: info})
+	p.h.Add(format.Entry{Info: info})
 }
 
 // places checks that the tensors lie one behind the other, each aligned, as ggml demands,
@@ -372,23 +371,23 @@ func (p *parser) places(offsets []uint64) {
 		return
 	}
 	end := int64(0) // of the tensors before, padded
-	for i := range p.h.entries {
-		e := &p.h.entries[i]
-		size := e.info.Bytes()
+	for i := range p.h.Entries {
+		e := &p.h.Entries[i]
+		size := e.Info.Bytes()
 		if offsets[i] != uint64(end) {
-			p.failTensor(e.info.Name, "data begins at offset %d, but the tensors before it end at %d, the padding included", offsets[i], end)
+			p.failTensor(e.Info.Name, "data begins at offset %d, but the tensors before it end at %d, the padding included", offsets[i], end)
 			return
 		}
 		if size > p.size-p.h.DataStart-end {
-			p.bad = append(p.bad, &format.Error{File: p.file, Tensor: e.info.Name, Hint: hintDownload,
+			p.bad = append(p.bad, &format.Error{File: p.file, Tensor: e.Info.Name, Hint: hintDownload,
 				Cause: fmt.Sprintf("file is cut off: the tensor's %s begin at byte %d, but the file has %s. It is the first tensor that is not whole",
 					text.ExactBytes(size), p.h.DataStart+end, text.ExactBytes(p.size))})
 			return
 		}
-		e.offset = p.h.DataStart + end
+		e.Offset = p.h.DataStart + end
 		end = padded(end+size, p.h.alignment)
 	}
-	if more := p.size - p.h.DataStart - end; more > 0 && len(p.h.entries) > 0 {
+	if more := p.size - p.h.DataStart - end; more > 0 && len(p.h.Entries) > 0 {
 		p.h.notes = append(p.h.notes, text.ExactBytes(more)+" behind the last tensor are not read")
 	}
 }

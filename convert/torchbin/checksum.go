@@ -20,9 +20,9 @@ func (f *File) Checksums(r io.ReaderAt) ([]format.Checksum, error) {
 	if err != nil {
 		return nil, err
 	}
-	tensors := make(map[int64]string, len(f.entries))
-	for i := len(f.entries) - 1; i >= 0; i-- {
-		tensors[f.entries[i].offset] = f.entries[i].info.Name
+	tensors := make(map[int64]string, len(f.Entries))
+	for i := len(f.Entries) - 1; i >= 0; i-- {
+		tensors[f.Entries[i].Offset] = f.Entries[i].Info.Name
 	}
 	var all []format.Checksum
 	for _, e := range z.File {

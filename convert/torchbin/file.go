@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
 	"math"
 	"path/filepath"
 	"regexp"
@@ -70,15 +69,8 @@ var shard = regexp.MustCompile(`-[0-9]{5,}-of-[0-9]{5,}\.bin$`)
 // for concurrent use.
 type File struct {
 	*format.Mapping
-	entries []entry
-	byName  map[string]int
-	notes   []string // what of the pickle is not read
-}
-
-// entry is a tensor and its place in the file.
-type entry struct {
-	info   tensor.Info
-	offset int64
+	format.Directory
+	notes []string // what of the pickle is not read
 }
 
 const hintSafe = "save the model with safe_serialization=True, or load it where you trust it and save it again"
@@ -131,11 +123,11 @@ func read(f io.ReaderAt, size int64) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	file := &File{entries: make([]entry, len(s.tensors)), byName: make(map[string]int, len(s.tensors)), notes: s.notes}
+	file := &File{notes: s.notes}
 	if len(s.tensors) > format.MaxTensors {
 		return nil, fmt.Errorf("holds %d tensors, more than the limit of %d", len(s.tensors), format.MaxTensors)
 	}
-	for i, t := range s.tensors {
+	for _, t := range s.tensors {
 		if err := format.CheckName(t.name); err != nil {
 			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
 		}
@@ -143,7 +135,7 @@ func read(f io.ReaderAt, size int64) (*File, error) {
 		if err != nil {
 			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
 		}
-		file.entries[i], file.byName[t.name] = e, i
+		file.Add(e)
 	}
 	return file, nil
 }
@@ -157,8 +149,8 @@ type storages interface {
 }
 
 // place finds the bytes of a tensor.
-func place(t pickled, in storages) (entry, error) {
-	e := entry{info: tensor.Info{Name: t.name, DType: t.dtype, Shape: t.shape}}
+func place(t pickled, in storages) (format.Entry, error) {
+	e := format.Entry{Info: tensor.Info{Name: t.name, DType: t.dtype, Shape: t.shape}}
 	size, err := tensor.Size(t.dtype, t.shape)
 	if err != nil {
 		return e, err
@@ -178,28 +170,8 @@ func place(t pickled, in storages) (entry, error) {
 	if t.offset > math.MaxInt64/8/width || t.offset*width > said || size > said-t.offset*width {
 		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size), t.offset, in.title(t.storage), text.ExactBytes(int64(said)))
 	}
-	e.offset = start + t.offset*width
+	e.Offset = start + t.offset*width
 	return e, nil
-}
-
-// Tensors yields the tensors in the order of the pickle.
-func (f *File) Tensors() iter.Seq[tensor.Info] {
-	return func(yield func(tensor.Info) bool) {
-		for _, e := range f.entries {
-			if !yield(e.info) {
-				return
-			}
-		}
-	}
-}
-
-// Lookup returns the named tensor and the offset of its first byte in the file.
-func (f *File) Lookup(name string) (info tensor.Info, offset int64, ok bool) {
-	i, ok := f.byName[name]
-	if !ok {
-		return tensor.Info{}, 0, false
-	}
-	return f.entries[i].info, f.entries[i].offset, true
 }
 
 // Tensor returns a view of the named tensor, valid until Close.
@@ -210,13 +182,13 @@ func (f *File) Tensor(name string) (tensor.Tensor, error) {
 
 // Stat describes the file.
 func (f *File) Stat() format.Stat {
-	return format.Stat{Size: f.Size(), Tensors: len(f.entries), Notes: f.notes}
+	return format.Stat{Size: f.Size(), Tensors: len(f.Entries), Notes: f.notes}
 }
 
 // Identify writes the tensors and their places.
 func (f *File) Identify(w io.Writer) error {
-	for _, e := range f.entries {
-		if _, err := fmt.Fprintf(w, "%q %s %v %d\n", e.info.Name, e.info.DType, e.info.Shape, e.offset); err != nil {
+	for _, e := range f.Entries {
+		if _, err := fmt.Fprintf(w, "%q %s %v %d\n", e.Info.Name, e.Info.DType, e.Info.Shape, e.Offset); err != nil {
 			return err
 		}
 	}

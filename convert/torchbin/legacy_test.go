@@ -46,8 +46,8 @@ func TestLegacy(t *testing.T) {
 	data := legacyOf(oneTensor, legacyKeys, fourLegacy)
 	f, err := read(strings.NewReader(data), int64(len(data)))
 	require.NoError(t, err)
-	require.Equal(t, tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, f.entries[0].info)
-	require.Equal(t, "456789abcdef", data[f.entries[0].offset:][:12])
+	require.Equal(t, tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, f.Entries[0].Info)
+	require.Equal(t, "456789abcdef", data[f.Entries[0].Offset:][:12])
 }
 
 // TestLegacyBeyondTheFirstMegabyte: the pickles are read to their end, however long.
@@ -57,7 +57,7 @@ func TestLegacyBeyondTheFirstMegabyte(t *testing.T) {
 	data := legacyOf(state, legacyKeys, fourLegacy)
 	f, err := read(strings.NewReader(data), int64(len(data)))
 	require.NoError(t, err)
-	require.Equal(t, "456789abcdef", data[f.entries[0].offset:][:12])
+	require.Equal(t, "456789abcdef", data[f.Entries[0].Offset:][:12])
 }
 
 // TestBrokenLegacy: each part that is not as it should be is named.

@@ -125,8 +125,8 @@ func TestVersion3(t *testing.T) {
 		data := archiveOf(t, stateOf(utf8("w"), item), map[string]string{"archive/data/0": "0123456789abcdef"})
 		f, err := read(bytes.NewReader(data), int64(len(data)))
 		require.NoError(t, err)
-		require.Equal(t, want.dtype, f.entries[0].info.DType)
-		require.Equal(t, want.bytes, string(data[f.entries[0].offset:][:f.entries[0].info.Bytes()]), "the offset counts elements")
+		require.Equal(t, want.dtype, f.Entries[0].Info.DType)
+		require.Equal(t, want.bytes, string(data[f.Entries[0].Offset:][:f.Entries[0].Info.Bytes()]), "the offset counts elements")
 	}
 	for item, want := range map[string]string{
 		rebuilt("N", "UntypedStorage"):                     "a tensor of no known dtype",

@@ -124,7 +124,7 @@ func TestCraftedIsRead(t *testing.T) {
 	data := archiveOf(t, stateOf(utf8("w"), tensorOf("FloatStorage", "0", 1, "K\x03", "K\x01")), fourFloats)
 	f, err := read(bytes.NewReader(data), int64(len(data)))
 	require.NoError(t, err)
-	require.Equal(t, tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, f.entries[0].info)
+	require.Equal(t, tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, f.Entries[0].Info)
 }
 
 // TestHostile: whatever asks for anything but tensors is refused by its name, and
@@ -224,9 +224,9 @@ func requireInside(t *testing.T, data []byte) {
 		require.NotContains(t, err.Error(), "\n")
 		return
 	}
-	for _, e := range f.entries {
-		require.GreaterOrEqual(t, e.offset, int64(0))
-		require.LessOrEqual(t, e.offset+e.info.Bytes(), int64(len(data)))
+	for _, e := range f.Entries {
+		require.GreaterOrEqual(t, e.Offset, int64(0))
+		require.LessOrEqual(t, e.Offset+e.Info.Bytes(), int64(len(data)))
 	}
 }
 
@@ -247,16 +247,16 @@ func FuzzArchive(f *testing.F) {
 
 // TestIdentify: the tensors, and where each begins.
 func TestIdentify(t *testing.T) {
-	identity := func(entries ...entry) string {
+	identity := func(entries ...format.Entry) string {
 		var b bytes.Buffer
-		require.NoError(t, (&File{entries: entries}).Identify(&b))
+		require.NoError(t, (&File{Directory: format.Directory{Entries: entries}}).Identify(&b))
 		return b.String()
 	}
-	one := entry{tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, 64}
+	one := format.Entry{Info: tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, Offset: 64}
 	seen := map[string]bool{identity(one): true, identity(one, one): true, identity(): true}
-	for _, other := range []entry{
-		{tensor.Info{Name: "x", DType: tensor.F32, Shape: []int{3}}, 64}, {tensor.Info{Name: "w", DType: tensor.F16, Shape: []int{3}}, 64},
-		{tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3, 1}}, 64}, {tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, 65},
+	for _, other := range []format.Entry{
+		{Info: tensor.Info{Name: "x", DType: tensor.F32, Shape: []int{3}}, Offset: 64}, {Info: tensor.Info{Name: "w", DType: tensor.F16, Shape: []int{3}}, Offset: 64},
+		{Info: tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3, 1}}, Offset: 64}, {Info: tensor.Info{Name: "w", DType: tensor.F32, Shape: []int{3}}, Offset: 65},
 	} {
 		require.False(t, seen[identity(other)], other)
 		seen[identity(other)] = true
