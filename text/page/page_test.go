@@ -213,6 +213,12 @@ func TestHeatmapColours(t *testing.T) {
 	clipped := svg(t, Heatmap{Rows: []string{"r"}, Columns: []string{"0", "1"}, Values: [][]float64{{0, 1e9}}, Scale: Log, Min: 1, Max: 100})
 	assert.Contains(t, clipped, `>≤ 1</text>`)
 	assert.Contains(t, clipped, `>≥ 100</text>`)
+	low := svg(t, Heatmap{Rows: []string{"r"}, Columns: []string{"0", "1"}, Values: [][]float64{{-1, 2}}, Min: 1, Max: 2})
+	assert.Contains(t, low, `>≤ 1</text>`)
+	assert.Contains(t, low, `>2</text>`, "no number is beyond the end of the scale")
+	high := svg(t, Heatmap{Rows: []string{"r"}, Columns: []string{"0", "1"}, Values: [][]float64{{1, 3}}, Min: 1, Max: 2})
+	assert.Contains(t, high, `>1</text>`)
+	assert.Contains(t, high, `>≥ 2</text>`)
 }
 
 // TestLargeMatrixIsSmall: of many cells those of one colour are one path.

@@ -216,6 +216,78 @@ func TestPlantedExperts(t *testing.T) {
 	}
 }
 
+// mix makes the numbers of one matrix those of a cosine with another's: c times these, beside
+// numbers at right angles to them of as large a norm.
+func (s *stored) mix(name, with string, c float64) {
+	from := s.numbersOf(with)
+	dot := func(a, b []float32) (sum float64) {
+		for i, v := range a {
+			sum += float64(v) * float64(b[i])
+		}
+		return sum
+	}
+	s.change(name, func(values []float32) {
+		share := dot(values, from) / dot(from, from)
+		for i, v := range from {
+			values[i] -= float32(share * float64(v))
+		}
+		size := math.Sqrt((1 - c*c) * dot(from, from) / dot(values, values))
+		for i, v := range from {
+			values[i] = float32(c*float64(v) + size*float64(values[i]))
+		}
+	})
+}
+
+// TestLimitsOfLikeness: each limit just reached, and just missed.
+func TestLimitsOfLikeness(t *testing.T) {
+	t.Parallel()
+	same := make([]int, 24)
+	for i := range same {
+		same[i] = i
+	}
+	expert := func(c float64) func(s *stored) {
+		return func(s *stored) {
+			for _, m := range []string{"gate", "up", "down"} {
+				s.mix(expertName(2, 7, m), expertName(2, 3, m), c)
+			}
+		}
+	}
+	matrix := func(c float64) func(s *stored) {
+		return func(s *stored) { s.mix(expertName(2, 4, "up"), expertName(2, 6, "up"), c) }
+	}
+	// The same function by other signs, but for noise in down_proj of so much of its RMS.
+	function := func(noise float64) func(s *stored) {
+		return func(s *stored) {
+			s.copyExpert(2, 3, 2, 7, same, 0)
+			s.change(expertName(2, 7, "up"), row(0, 1536, times(-1)))
+			r := rand.New(rand.NewPCG(9, 9))
+			s.change(expertName(2, 7, "down"), func(values []float32) {
+				for i, v := range values {
+					values[i] = -v + float32(noise/math.Sqrt(24)*r.NormFloat64())
+				}
+			})
+		}
+	}
+	signs := []string{"similar-matrix 2 [3 7]", "similar-matrix 2 [3 7]", "duplicate-matrix 2 [3 7]"}
+	for name, c := range map[string]struct {
+		plant func(s *stored)
+		want  []string
+	}{
+		"experts of cosine 0.903":           {expert(0.903), []string{"near-duplicate 2 [3 7]"}},
+		"experts of cosine 0.897":           {expert(0.897), nil},
+		"matrices of cosine 0.903":          {matrix(0.903), []string{"similar-matrix 2 [4 6]"}},
+		"matrices of cosine 0.897":          {matrix(0.897), nil},
+		"functions of cosine about 0.9992":  {function(0.040), append([]string{"same-function 2 [3 7]"}, signs...)},
+		"functions of cosine about 0.99875": {function(0.050), signs},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := filled(t, "v1-base")
+			c.plant(s)
+			require.Equal(t, c.want, told(s.examined(t, ExpertsOptions{Selection: Selection{Layers: spans(t, "2")}}).Findings))
+		})
+	}
+}
+
 // TestPlantedFP8: the same through the scales, which are part of the numbers.
 func TestPlantedFP8(t *testing.T) {
 	t.Parallel()
