@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -274,6 +275,63 @@ func requireOneFault(t *testing.T, src *checkpoint.Checkpoint, call string, caus
 	require.NoError(t, err)
 	require.Equal(t, want, fixture.Sums(t, dst))
 	return true
+}
+
+// TestWhatIsNamedIsDurable: every file is synced behind the last write to it, and the directory
+// after them, before the output gets its name; the directory that the name is in follows.
+func TestWhatIsNamedIsDurable(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
+	for _, place := range []string{"beside", "inside"} {
+		t.Run(place, func(t *testing.T) {
+			t.Parallel()
+			var mu sync.Mutex
+			var calls []string // "fsync PATH", "rename NEW PATH"
+			dst := target(t, place)
+			_, err := convert(t.Context(), t, dst, src, crashOptions, Settings{Disk: &disk.Disk{NoSync: true, Fail: func(call, path string) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if call == "fsync" || call == "rename" || call == "write" {
+					calls = append(calls, call+" "+path)
+				}
+				return nil
+			}}})
+			require.NoError(t, err)
+			files, err := os.ReadDir(dst)
+			require.NoError(t, err)
+			named := dst // by the first rename: the output, or the first of its files
+			if place == "inside" {
+				named = strings.TrimPrefix(calls[slices.IndexFunc(calls, func(c string) bool { return strings.HasPrefix(c, "rename "+dst) })], "rename ")
+			}
+			before, after, found := cut(calls, "rename "+named)
+			require.True(t, found, "%q", calls)
+			hidden := ""
+			for _, f := range files {
+				last := slices.IndexFunc(before, func(c string) bool { return strings.HasPrefix(c, "write ") && filepath.Base(c) == f.Name() })
+				require.GreaterOrEqual(t, last, 0, "%s is not written before the rename", f.Name())
+				path := strings.TrimPrefix(before[last], "write ")
+				for i, c := range before {
+					if c == "write "+path {
+						last = i
+					}
+				}
+				require.Contains(t, before[last:], "fsync "+path, "behind the last write")
+				hidden = filepath.Dir(path)
+			}
+			last := slices.Index(before, "fsync "+filepath.Join(hidden, "model.safetensors.index.json"))
+			require.Contains(t, before[last:], "fsync "+hidden, "the directory is synced behind the last file")
+			require.Contains(t, after, "fsync "+filepath.Dir(named))
+		})
+	}
+}
+
+// cut returns what stands before and behind an element of a list.
+func cut(list []string, at string) (before, after []string, found bool) {
+	i := slices.Index(list, at)
+	if i < 0 {
+		return list, nil, false
+	}
+	return list[:i], list[i+1:], true
 }
 
 // counted is a source that tells of every read.
