@@ -42,12 +42,17 @@ import traceback
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not in CHECKPOINT is not fetched
 
-import torch
-import torch.nn.functional as F
-import transformers
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch.overrides import TorchFunctionMode
+try:
+    import torch
+    import torch.nn.functional as F
+    import transformers
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+    from torch.overrides import TorchFunctionMode
+except (ImportError, OSError) as e:  # OSError: a library of the system that torch needs
+    print(f"golden.py: {' '.join(str(e).split())}: install scripts/requirements-native.txt, or for the published code of the first "
+          "DeepSeekMoE scripts/requirements-v1.txt, with pip", file=sys.stderr)
+    sys.exit(2)
 
 # (torch, transformers) with which packs were made and verified.
 TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0")]}
@@ -57,6 +62,8 @@ KNOWN = {
     "native": ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"],
 }
 
+# Where weights are, as transformers decides it: the first of these that is there.
+WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 FP8 = torch.float8_e4m3fn
@@ -175,10 +182,13 @@ class Checkpoint:
         self.headers = {}  # file -> {tensor: its shape and dtype}
         self.broken = set()  # files whose problem has been told
         self.config = self.json("config.json")
-        self.index = next((i for i in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if os.path.exists(self.at(i))), None)
-        self.where = self.json(self.index).get("weight_map", {}) if self.index else self.scan()
+        weights = next((w for w in WEIGHTS if os.path.isfile(self.at(w))), None)
+        if weights is None:
+            raise Trouble(f"{path}: no weights: there is none of {', '.join(WEIGHTS)}")
+        self.index = weights if weights.endswith(".json") else None
+        self.where = self.json(weights).get("weight_map", {}) if self.index else dict.fromkeys(self.header(weights), weights)
         if not self.where:
-            raise Trouble(f"{path}: no weights: neither an index nor .safetensors nor .bin files")
+            raise Trouble(f"{self.at(weights)}: no weights")
         self.block = self.quantisation()
 
     def at(self, file):
@@ -200,12 +210,6 @@ class Checkpoint:
         state = (info.st_size, info.st_mtime_ns)
         if self.used.setdefault(file, state) != state:
             raise Trouble(f"{self.at(file)}: changed while it was read")
-
-    def scan(self):
-        """Tensor -> file of a checkpoint without an index."""
-        files = sorted(f for f in os.listdir(self.path) if f.endswith(".safetensors"))
-        files = files or sorted(f for f in os.listdir(self.path) if re.fullmatch(r"pytorch_model.*\.bin", f))
-        return {name: file for file in files for name in self.header(file)}
 
     def quantisation(self):
         """Rows and columns of a block that shares a scale; None if nothing is quantised."""
@@ -244,6 +248,10 @@ class Checkpoint:
         """The stored name of a tensor: a base model's names lack "model."."""
         bare = name.removeprefix("model.")
         return name if name in self.where or bare not in self.where else bare
+
+    def layers(self):
+        """The numbers of the layers that it holds weights of."""
+        return {int(m[1]) for name in self.where if (m := re.match(r"(?:model\.)?layers\.(\d+)\.", name))}
 
     def problem(self, name, want):
         """What is wrong with a weight of which the reference has the shape want; a file's own problem once."""
@@ -1061,9 +1069,16 @@ class Run:
         if not self.a.mtp:
             return None
         from transformers.modeling_layers import MtpModel
-        number = self.reference.config.num_mtp_layers
-        if not number or self.ids.shape[1] < number + 2:
-            raise Trouble(f"--mtp: {number or 0} prediction layers in config.json, {self.ids.shape[1]} tokens")
+        number, tokens = getattr(self.reference.config, "num_mtp_layers", None) or 0, self.ids.shape[1]
+        if not number:
+            raise Trouble(f"--mtp: {self.checkpoint.at('config.json')}: the model has no prediction layers: num_nextn_predict_layers is "
+                          "missing or 0")
+        absent = sorted(set(range(self.count, self.count + number)) - self.checkpoint.layers())
+        if absent:
+            raise Trouble(f"--mtp: {self.checkpoint.path}: the checkpoint holds no weight of prediction layers that config.json "
+                          f"announces: {', '.join(map(str, absent))}")
+        if tokens < number + 2:
+            raise Trouble(f"--mtp: sequences of {tokens} tokens: at least {number + 2}, since config.json announces {number} to predict")
         with torch.device("meta"):
             model = MtpModel(self.model, number)
         model.eval()
@@ -1085,9 +1100,8 @@ class Run:
 
     def unrecorded(self):
         """Layers of the checkpoint that are not in the pack."""
-        stored = {int(m[1]) for name in self.checkpoint.where if (m := re.match(r"(?:model\.)?layers\.(\d+)\.", name))}
         present = set(self.chosen) | ({self.count + k for k in range(len(self.mtp.layers))} if self.mtp else set())
-        return sorted((stored | set(range(self.count))) - present)
+        return sorted((self.checkpoint.layers() | set(range(self.count))) - present)
 
     def go(self, pack):
         self.pack = pack
