@@ -2,7 +2,6 @@ package text
 
 import (
 	"encoding/csv"
-	"fmt"
 	"io"
 	"strconv"
 	"strings"
@@ -87,7 +86,7 @@ func Real(v *float64) Cell {
 	if v == nil {
 		return Cell{"-", ""}
 	}
-	return Cell{fmt.Sprintf("%.4g", *v), strconv.FormatFloat(*v, 'g', -1, 64)}
+	return Cell{Figure("%.4g", *v), strconv.FormatFloat(*v, 'g', -1, 64)}
 }
 
 // WriteAs writes the names of the columns and the rows in a form.

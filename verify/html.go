@@ -75,7 +75,7 @@ func (r *Report) pageDivergence(p *page.Page) {
 		p.Section("Where it differs")
 		caption := fmt.Sprintf("%s: the largest residual of %s.", c.Tensor, c.Pattern.cells())
 		if c.Pattern.Unit == sigmas {
-			caption += fmt.Sprintf(" Beyond %g σ rounding does not explain it.", c.Limits.Z)
+			caption += fmt.Sprintf(" Beyond %d σ rounding does not explain it.", lambda)
 		}
 		p.Figure(c.heatmap(), caption)
 	}
@@ -291,12 +291,12 @@ func (r *Report) checksSheet() *text.Sheet {
 	s := text.NewSheet("tensor", "verdict", ">of_limit", ">z", ">rms_of_z", ">sees", ">rel_rms", ">max_abs", "dtype", "shape", "why")
 	for _, c := range r.Checks {
 		z := text.Real(c.Z)
-		if c.Sees != nil {
+		if c.inSigmas() {
 			z = text.Plain(orInfinite(c.Z))
 		}
 		shape := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.Shape), "[]"), " ", " × ")
 		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), text.Plain(percent(c.Margin)), z, text.Real(c.RMSZ), text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
-			text.Plain(c.DType), text.Plain(shape), text.Plain(c.Reason))
+			text.Plain(c.DType), text.Plain(shape), text.Plain(c.why()))
 	}
 	return s
 }

@@ -151,11 +151,8 @@ func (r *Report) summary() string {
 	c := r.Coverage
 	switch r.Verdict {
 	case Fail:
-		what := " is not what the reference computed"
-		if i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == *r.FirstDivergence }); r.Checks[i].Reason != "" {
-			what = ": " + r.Checks[i].Reason
-		}
-		return text.Line(*r.FirstDivergence + what + "; " + r.cause())
+		i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == *r.FirstDivergence })
+		return text.Line(*r.FirstDivergence + ": " + r.Checks[i].why() + "; " + r.cause())
 	case Inconclusive:
 		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
 	}

@@ -87,8 +87,11 @@ type Check struct {
 	Tensor  string  `json:"tensor"`           // as the pack names it
 	Verdict Verdict `json:"verdict"`          // Pass, Fail or Skipped
 	Reason  string  `json:"reason,omitempty"` // why it failed other than by a limit, or was skipped
-	DType   string  `json:"dtype,omitempty"`  // the golden's
-	Shape   []int   `json:"shape,omitempty"`  // the golden's
+	// Failed are the measures beyond their limits, in the order of the fields below. A check that
+	// failed otherwise, such as by its shape, has none, but a Reason.
+	Failed []Measure `json:"failed,omitempty"`
+	DType  string    `json:"dtype,omitempty"` // the golden's
+	Shape  []int     `json:"shape,omitempty"` // the golden's
 
 	// In local mode, in standard deviations of the rounding errors that the analysis
 	// expects; null where nothing could be measured.

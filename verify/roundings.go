@@ -12,6 +12,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/text"
 )
 
 // What a conversion did to weights by rounding them. The reference ran with weights that
@@ -303,7 +304,7 @@ func rankedInWords(all []RankedError) string {
 	var words []string
 	for _, e := range all[:min(mostRanked, len(all))] {
 		_, kind := split(e.Tensor)
-		words = append(words, fmt.Sprintf("layer %d %s %.1e", e.Layer, kind, e.RelRMS))
+		words = append(words, fmt.Sprintf("layer %d %s %s", e.Layer, kind, text.Figure("%.1e", e.RelRMS)))
 	}
 	if more := len(all) - len(words); more > 0 {
 		words = append(words, fmt.Sprintf("%d more below", more))

@@ -152,6 +152,7 @@ func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int) {
 		c.Verdict, c.Reason = Skipped, skip
 	case wrong > 0:
 		c.Reason = fmt.Sprintf("%d choices of another expert, where rounding does not explain it", wrong)
+		c.Failed = []Measure{{"choices", known(float64(wrong)), 0}}
 	default:
 		c.Verdict = Pass
 	}
@@ -327,26 +328,11 @@ func (x *value) tie(ours, golden int) tieKind {
 
 // biasPins says how far the golden's choices pin the bias of each expert: an expert that was
 // chosen, by how much its score exceeds the best that was not; one that was not, by how much
-// the worst that was exceeds its. Experts of masked groups take no part.
+// the worst that was exceeds its. Experts of masked groups, whose scores are -∞, take no part.
 func biasPins(layer int, ours *choice, want []int, k int) BiasPins {
 	pins := slices.Repeat([]float64{math.Inf(1)}, ours.Scores.Width())
 	for row := range ours.Scores.Rows() {
-		scores, chosen := ours.Scores.Row(row), want[row*k:(row+1)*k]
-		least, most := math.Inf(1), math.Inf(-1) // of those chosen, and of the others
-		for e, s := range scores {
-			if slices.Contains(chosen, e) {
-				least = min(least, float64(s))
-			} else {
-				most = max(most, float64(s))
-			}
-		}
-		for e, s := range scores {
-			slack := least - float64(s)
-			if slices.Contains(chosen, e) {
-				slack = float64(s) - most
-			}
-			pins[e] = min(pins[e], max(0, slack))
-		}
+		pinBiases(pins, ours.Scores.Row(row), want[row*k:(row+1)*k])
 	}
 	p := BiasPins{Layer: fmt.Sprintf("model.layers.%d", layer), Free: []int{}}
 	var known []float64
@@ -363,4 +349,27 @@ func biasPins(layer int, ours *choice, want []int, k int) BiasPins {
 		p.Median = known[len(known)/2]
 	}
 	return p
+}
+
+// pinBiases lowers pins, one of each expert, to what the choice of one token leaves them.
+func pinBiases(pins []float64, scores []float32, chosen []int) {
+	least, most := math.Inf(1), math.Inf(-1) // of those chosen, and of the others
+	for e, s := range scores {
+		switch {
+		case !finite(s):
+		case slices.Contains(chosen, e):
+			least = min(least, float64(s))
+		default:
+			most = max(most, float64(s))
+		}
+	}
+	for e, s := range scores {
+		slack := least - float64(s)
+		if slices.Contains(chosen, e) {
+			slack = float64(s) - most
+		}
+		if finite(s) {
+			pins[e] = min(pins[e], max(0, slack))
+		}
+	}
 }

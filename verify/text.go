@@ -103,7 +103,7 @@ func (r Rules) String() string {
 	if !r.NormaliseTopK {
 		rules += "not "
 	}
-	rules += fmt.Sprintf("normalised, times %g", r.TopKScale)
+	rules += fmt.Sprintf("normalised, times %s", text.Figure("%g", r.TopKScale))
 	if r.IgnoresMoELayerFreq {
 		rules += "; moe_layer_freq ignored"
 	}
@@ -138,7 +138,8 @@ func limitsOf(checks []Check) []string {
 // String says why the limits are these, and what they are.
 func (l *Limits) String() string {
 	if l.Z == 0 {
-		return fmt.Sprintf("%s: rel RMS ≤ %.2g, a row's ≤ %.2g, max/RMS ≤ %.2g", l.From, l.RelRMS, l.RowRMS, l.MaxRMS)
+		figure := func(limit float64) string { return text.Figure("%.2g", limit) }
+		return fmt.Sprintf("%s: rel RMS ≤ %s, a row's ≤ %s, max/RMS ≤ %s", l.From, figure(l.RelRMS), figure(l.RowRMS), figure(l.MaxRMS))
 	}
 	return l.From
 }
@@ -250,13 +251,15 @@ func short(v *float64, format string) string {
 	if v == nil {
 		return "-"
 	}
-	return fmt.Sprintf(format, *v)
+	return text.Figure(format, *v)
 }
 
 func percent(v *float64) string {
 	switch {
 	case v == nil:
 		return "-"
+	case *v-*v != 0:
+		return text.Figure("", *v)
 	case *v >= 10:
 		return fmt.Sprintf("%.1e×", *v)
 	}
@@ -326,24 +329,19 @@ func (c *Check) write(b *bytes.Buffer) {
 	c.explain(func(format string, args ...any) { fmt.Fprintf(b, "%-11s"+format+"\n", append([]any{""}, args...)...) })
 }
 
-// explain writes how a check failed, a line at a time.
+// explain writes how a check failed, a line at a time: first what it failed by.
 func (c *Check) explain(line func(format string, args ...any)) {
-	if c.Reason != "" {
-		line("%s", c.Reason)
+	if why := c.why(); why != "" {
+		line("%s", why)
 	}
-	if c.Sees == nil && c.Got != "" {
+	if !c.inSigmas() && c.Got != "" {
 		line("at %v: got %s, want %s", c.Index, c.Got, c.Want)
 	}
 	if g := c.Gap; g != nil {
-		line("the score of %s %d is %.3g below that of %s %d, in whose place it is: %s σ, limit %d", g.Of, g.Golden, g.Score, g.Of, g.Ours, orInfinite(g.Z), lambda)
+		line("the score of %s %d is %s below that of %s %d, in whose place it is: %s σ, limit %d", g.Of, g.Golden, text.Figure("%.3g", g.Score), g.Of, g.Ours, orInfinite(g.Z), lambda)
 	}
-	switch l := c.Limits; {
-	case l == nil:
-	case c.Sees != nil:
+	if c.inSigmas() {
 		c.writeDistances(line)
-	case c.RelRMS != nil:
-		line("rel RMS %.3g, limit %.2g; row %d: %s, limit %.2g; max/RMS %s, limit %.2g", *c.RelRMS, l.RelRMS,
-			c.WorstRow, short(c.RowRMS, "%.3g"), l.RowRMS, short(c.MaxRMS, "%.3g"), l.MaxRMS)
 	}
 }
 
@@ -351,7 +349,7 @@ func (c *Check) explain(line func(format string, args ...any)) {
 func (c *Check) writeDistances(line func(format string, args ...any)) {
 	at := fmt.Sprintf("at %v: golden %s, recomputed %s", c.Index, c.Want, c.Got)
 	if c.Sigma != nil && *c.Sigma > 0 {
-		at += fmt.Sprintf(" ± %.2g (8 σ)", lambda**c.Sigma)
+		at += fmt.Sprintf(" ± %s (8 σ)", text.Figure("%.2g", lambda**c.Sigma))
 	} else {
 		at += ", exactly"
 	}
@@ -363,21 +361,11 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 	for _, dim := range c.Shape {
 		n *= dim
 	}
-	beyond := fmt.Sprintf("%d of %d elements beyond it", c.Beyond, n)
+	beyond := fmt.Sprintf("%d of %d elements are beyond %d σ", c.Beyond, n, lambda)
 	if c.Where != "" {
 		beyond += ", " + c.Where
 	}
-	l := c.Limits
-	line("z %s, limit %g; %s", orInfinite(c.Z), l.Z, beyond)
-	for _, m := range []struct {
-		what  string
-		z     *float64
-		limit float64
-	}{{"RMS of z", c.RMSZ, l.RMSZ}, {"RMS of z in a row", c.RowZ, l.RowZ}, {"RMS of z in a column", c.ColumnZ, l.ColumnZ}} {
-		if m.limit > 0 && m.z != nil && *m.z > m.limit {
-			line("%s %.3g, limit %.3g", m.what, *m.z, m.limit)
-		}
-	}
+	line("%s", beyond)
 	if len(c.WeightRows) > 0 {
 		line("that is row %s of %s", text.Ranges(c.WeightRows), strings.Join(c.Weights, " or "))
 	}
@@ -387,13 +375,25 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 	if len(c.ExpertOneOf) > 0 {
 		line("all in tokens of expert %s", strings.ReplaceAll(strings.Trim(fmt.Sprint(c.ExpertOneOf), "[]"), " ", " or "))
 	}
-	if n := c.Neuron; n != nil && n.Z > l.NeuronZ && n.Share >= certain {
-		of := ""
-		if n.Expert >= 0 {
-			of = fmt.Sprintf("expert %d, ", n.Expert)
-		}
-		line("%sneuron %d: z %.3g, limit %g; %.0f %% of the residual of token %d lies on it", of, n.Index, n.Z, l.NeuronZ, 100*n.Share, n.Token)
+	c.writeNeuron(line)
+}
+
+// writeNeuron names the neuron that the residual lies on or, where no other measure is beyond its
+// limit, one whose z is.
+func (c *Check) writeNeuron(line func(format string, args ...any)) {
+	n, alone := c.Neuron, len(c.Failed) == 1
+	if n == nil || !(n.Z > c.Limits.NeuronZ) || n.Share < certain && !alone {
+		return
 	}
+	at := fmt.Sprintf("neuron %d: z %s, limit %d", n.Index, text.Figure("%.3g", n.Z), neuronZ)
+	if n.Expert >= 0 {
+		at = fmt.Sprintf("expert %d, %s", n.Expert, at)
+	}
+	if n.Share >= certain {
+		line("%s; %s %% of the residual of token %d lies on it", at, text.Figure("%.0f", 100*n.Share), n.Token)
+		return
+	}
+	line("%s; that is in token %d, and other neurons may explain its residual as well", at, n.Token)
 }
 
 // write says what the verdict does not speak of: what the pack leaves out on purpose, what
@@ -425,7 +425,7 @@ func orInfinite(z *float64) string {
 	if z == nil {
 		return "infinite"
 	}
-	return fmt.Sprintf("%.3g", *z)
+	return text.Figure("%.3g", *z)
 }
 
 func (r *Report) writeCoverage(b *bytes.Buffer) {
@@ -456,7 +456,7 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		}
 		fmt.Fprintf(b, "; %d could not be changed by rounding\n", x.Pinned)
 		for _, p := range x.Biases {
-			fmt.Fprintf(b, "%-11s%s: the choices pin e_score_correction_bias to %.2g in the median, expert %d's to %.2g", "", p.Layer, p.Median, p.Expert, p.Widest)
+			fmt.Fprintf(b, "%-11s%s: the choices pin e_score_correction_bias to %s in the median, expert %d's to %s", "", p.Layer, text.Figure("%.2g", p.Median), p.Expert, text.Figure("%.2g", p.Widest))
 			if len(p.Free) > 0 {
 				fmt.Fprintf(b, ", those of experts %s not at all", text.Ranges(p.Free))
 			}

@@ -39,11 +39,9 @@ layer 3    15/15    input_layernorm       7.9      3.39      8.6e-07  -     338.
 head       2/2      norm                  6.8      2.25      8.6e-07  -     224.7%    1 FAIL
 
 DIVERGES   model.layers.0.input_layernorm.output  F32 [2 17 64]
+           z 2.24e+04, limit 8; RMS of z 1.74e+04, limit 1; RMS of z in a row 2.24e+04, limit 3; RMS of z in a column 1.74e+04, limit 1.69
            at [1 11 28]: golden 0.87704295, recomputed 0.87493396 ± 7.5e-07 (8 σ)
-           z 2.24e+04, limit 8; 2176 of 2176 elements beyond it
-           RMS of z 1.74e+04, limit 1
-           RMS of z in a row 2.24e+04, limit 3
-           RMS of z in a column 1.74e+04, limit 1.69
+           2176 of 2176 elements are beyond 8 σ
 also       model.layers.{0-3}.post_attention_layernorm.output
            model.layers.{1-3}.input_layernorm.output
            model.norm.output
@@ -89,7 +87,8 @@ func TestTextSays(t *testing.T) {
 		"a reduced pack": {"v1-base/golden-bf16", verify.Options{}, true, []string{
 			"limits     8 σ of rounding errors for each element, 6 for a neuron",
 			"           at [0 3 51]: golden 3.78125, recomputed 0.09691671 ± 1.2e-06 (8 σ), which rounds to 0.09667969",
-			"           z 2.47e+07, limit 8; 1901 of 2176 elements beyond it",
+			"           z 2.47e+07, limit 8",
+			"           1901 of 2176 elements are beyond 8 σ",
 		}},
 		"no cause": {"v1-base/golden-f32", verify.Options{Limits: map[string]float64{"model.layers.2.mlp.experts.output": 0.01}}, false, []string{
 			"limits     --limit model.layers.2.mlp.experts.output=0.01: 8 σ, each times that",

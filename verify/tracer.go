@@ -171,6 +171,9 @@ var errStopped = errors.New("stopped at the first failing stage")
 
 // add adds a check. The error ends the run: the check failed, and the user wants no more.
 func (t *tracer) add(c Check) error {
+	if c.Verdict == Fail && c.Failed == nil {
+		c.Failed = c.exceeded()
+	}
 	t.checks = append(t.checks, c)
 	if t.o.Progress != nil {
 		t.o.Progress(len(t.checks), t.expected)

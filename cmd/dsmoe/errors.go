@@ -45,7 +45,7 @@ type errorDocument struct {
 func fail(cmd *cobra.Command, args []string, err error, stdout, stderr io.Writer) {
 	printError(stderr, err)
 	if asksJSON(cmd, args) {
-		writeJSON(stdout, describeError(cmd, err))
+		_ = text.WriteJSON(stdout, describeError(cmd, err)) // the exit status says it, too
 	}
 }
 

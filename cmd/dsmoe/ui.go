@@ -15,7 +15,6 @@ package main
 
 import (
 	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -40,7 +39,7 @@ type report interface {
 func printReport(cmd *cobra.Command, r report, asJSON bool) error {
 	w := bufio.NewWriter(cmd.OutOrStdout())
 	if asJSON {
-		write := func(w io.Writer) error { return writeJSON(w, r) }
+		write := func(w io.Writer) error { return text.WriteJSON(w, r) }
 		if large, ok := r.(interface{ WriteJSON(io.Writer) error }); ok {
 			write = large.WriteJSON
 		}
@@ -57,13 +56,6 @@ func printReport(cmd *cobra.Command, r report, asJSON bool) error {
 		fmt.Fprintln(w, text.Line(strings.TrimSuffix(line, "\n")))
 	}
 	return w.Flush()
-}
-
-func writeJSON(w io.Writer, document any) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(document)
 }
 
 // jsonFlag adds --json to a command.

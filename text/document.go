@@ -1,0 +1,48 @@
+package text
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	jsonv1 "github.com/go-json-experiment/json/v1"
+)
+
+// Numbers of reports. NaN and infinities are null in JSON, which has no such numbers, and words
+// elsewhere.
+
+// WriteJSON writes a report as one JSON document, two spaces deep, as encoding/json does. NaN
+// and infinities become null.
+func WriteJSON(w io.Writer, document any) error {
+	data, err := json.Marshal(document, jsonv1.DefaultOptionsV1(), jsontext.EscapeForHTML(false), jsontext.WithIndent("  "),
+		json.WithMarshalers(json.MarshalToFunc(finiteOrNull)))
+	if err == nil {
+		_, err = w.Write(append(data, '\n'))
+	}
+	return err
+}
+
+// finiteOrNull writes null in place of NaN and infinities.
+func finiteOrNull(e *jsontext.Encoder, v float64) error {
+	if v-v == 0 {
+		return errors.ErrUnsupported // as every float64
+	}
+	return e.WriteToken(jsontext.Null)
+}
+
+// Figure returns v in a format of package fmt, such as "%.3g"; "infinite", "-infinite" or "not a
+// number" if v is not finite.
+func Figure(format string, v float64) string {
+	switch {
+	case math.IsNaN(v):
+		return "not a number"
+	case math.IsInf(v, 1):
+		return "infinite"
+	case math.IsInf(v, -1):
+		return "-infinite"
+	}
+	return fmt.Sprintf(format, v)
+}

@@ -1,0 +1,142 @@
+package verify_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/text"
+	"dsmoe/verify"
+)
+
+// document is a report's JSON.
+func document(t *testing.T, r *verify.Report) (d map[string]any) {
+	t.Helper()
+	var b strings.Builder
+	require.NoError(t, text.WriteJSON(&b, r))
+	require.NoError(t, json.Unmarshal([]byte(b.String()), &d))
+	return d
+}
+
+// TestBiasPinsAreNumbers where the golden chose experts of groups that the model masks: their
+// scores are -∞, and say nothing of biases.
+func TestBiasPinsAreNumbers(t *testing.T) {
+	t.Parallel()
+	for key, value := range map[string]string{"topk_group": "1", "n_group": "8"} {
+		c, p := open(t, "v3/golden-f32")
+		r := run(t, override(t, c.Config, key, value), c, p, verify.Options{Undiagnosed: true})
+		require.Equal(t, verify.Fail, r.Verdict)
+		require.NotEmpty(t, r.Routing.Biases)
+		_, err := json.Marshal(r)
+		require.NoError(t, err, "encoding/json refuses NaN")
+		for _, pins := range r.Routing.Biases {
+			require.GreaterOrEqual(t, pins.Median, 0.0)
+			require.GreaterOrEqual(t, pins.Widest, pins.Median)
+		}
+	}
+}
+
+// setFloats sets all floats in v, those of nil pointers included.
+func setFloats(v reflect.Value, to float64) {
+	switch v.Kind() {
+	case reflect.Float64:
+		v.SetFloat(to)
+	case reflect.Pointer:
+		if v.IsNil() && v.Type().Elem().Kind() == reflect.Float64 {
+			v.Set(reflect.New(v.Type().Elem()))
+		}
+		if !v.IsNil() {
+			setFloats(v.Elem(), to)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				setFloats(v.Field(i), to)
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			setFloats(v.Index(i), to)
+		}
+	}
+}
+
+// TestNoNumberIsNotFinite: whatever a run measures, no document holds NaN or an infinity.
+func TestNoNumberIsNotFinite(t *testing.T) {
+	t.Parallel()
+	unprintable := regexp.MustCompile(`NaN|[+-]Inf|Inf\b`)
+	c, p := open(t, "v3/golden-f32")
+	for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+		r := run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Undiagnosed: true, Mode: mode})
+		require.False(t, unprintable.MatchString(printed(t, r)+junit(t, r)+html(t, r)))
+		r.Rounding = &verify.Rounding{Layers: []verify.RankedError{{}}, Experts: []verify.RankedError{{}}, Stages: []string{"norm"}}
+		for i := range r.Checks {
+			r.Checks[i].Neuron, r.Checks[i].Gap = &verify.Neuron{}, &verify.Gap{}
+		}
+		for _, not := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+			setFloats(reflect.ValueOf(r), not)
+			document(t, r)
+			requireFiles(t, r)
+			for _, file := range []string{printed(t, r), junit(t, r), html(t, r)} {
+				assert.Empty(t, unprintable.FindAllString(file, 3), "%s %v", mode, not)
+			}
+		}
+	}
+}
+
+// TestFailureNamesItsMeasure: where a neuron's z alone is beyond its limit, that is what every
+// form of the report says first.
+func TestFailureNamesItsMeasure(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-base/golden-bf16")
+	const stage = "model.layers.0.mlp.output"
+	r := run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{stage: 0.5}})
+	require.Equal(t, stage, *r.FirstDivergence)
+	i := slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Verdict == verify.Fail })
+	failed := r.Checks[i]
+	require.Len(t, failed.Failed, 1)
+	require.Equal(t, "neuron_z", failed.Failed[0].Name)
+	require.Equal(t, *failed.NeuronZ, *failed.Failed[0].Value)
+	require.Equal(t, 6.0, failed.Failed[0].Limit)
+	require.Less(t, *failed.Z, 8.0)
+	said := fmt.Sprintf("z of a neuron %.3g, limit 6", *failed.NeuronZ)
+	neuron := fmt.Sprintf("neuron %d: z %.3g, limit 6; that is in token %d, and other neurons may explain its residual as well", failed.Neuron.Index, failed.Neuron.Z, failed.Neuron.Token)
+	has(t, printed(t, r), "DIVERGES   "+stage+"  BF16 [2 17 64]\n           "+said+"\n")
+	has(t, printed(t, r), "\n           "+neuron+"\n")
+	has(t, junit(t, r), `message="`+said+`; at `)
+	has(t, junit(t, r), `message="`+stage+": "+said+`; none of the known`)
+	has(t, html(t, r), `<strong>FAIL with limits of the user&#39;s</strong> `+stage+": "+said)
+	has(t, html(t, r), `<dd>`+said+`</dd>`)
+	check := document(t, r)["checks"].([]any)[i].(map[string]any)
+	require.Equal(t, []any{map[string]any{"measure": "neuron_z", "value": *failed.NeuronZ, "limit": 6.0}}, check["failed"])
+}
+
+// TestEveryFailureSaysWhy: each failed check has a measure beyond its limit, or a reason, and no
+// other check has one.
+func TestEveryFailureSaysWhy(t *testing.T) {
+	t.Parallel()
+	for _, pack := range []string{"v1-base/golden-f32", "v3/golden-bf16"} {
+		for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+			c, p := open(t, pack)
+			for _, r := range []*verify.Report{
+				run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Undiagnosed: true, Mode: mode}),
+				run(t, override(t, c.Config, "num_experts_per_tok", "2"), c, p, verify.Options{Undiagnosed: true, Mode: mode}),
+			} {
+				for _, c := range r.Checks {
+					require.Equal(t, c.Verdict == verify.Fail, len(c.Failed) > 0 || c.Verdict == verify.Fail && c.Reason != "", c.Tensor)
+					for _, m := range c.Failed {
+						require.True(t, m.Value == nil || *m.Value > m.Limit, c.Tensor)
+					}
+				}
+			}
+		}
+	}
+}
