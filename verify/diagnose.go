@@ -10,6 +10,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // failure is the first divergence of a local run, and what it takes to run its
@@ -217,16 +218,22 @@ func (f *failure) zeroWeights() ([]Cause, error) {
 	})
 }
 
-// findWeights goes through the weights of the stage, by name.
+// findWeights goes through the weights of the stage, by name, each followed by its FP8 scales.
 func (f *failure) findWeights(cause func(name string, w tensor.Tensor) *Cause) ([]Cause, error) {
 	found := []Cause{}
 	for _, name := range f.weights {
-		w, err := f.tracer.set.Find(name).View(f.tracer.src)
-		if err != nil {
-			return nil, err
-		}
-		if c := cause(name, w); c != nil {
-			found = append(found, *c)
+		stored := f.tracer.set.Find(name)
+		for _, w := range []*weights.Weight{stored, stored.Scales} {
+			if w == nil {
+				continue
+			}
+			x, err := w.View(f.tracer.src)
+			if err != nil {
+				return nil, err
+			}
+			if c := cause(w.Name, x); c != nil {
+				found = append(found, *c)
+			}
 		}
 	}
 	return found, nil

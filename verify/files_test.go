@@ -257,8 +257,8 @@ func TestFilesOfOtherVerdicts(t *testing.T) {
 	hasNot(t, html(t, r), `Beyond 8 σ`)
 
 	r = run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{"mlp.output": 2}})
-	has(t, html(t, r), `<p class="verdict good"><strong>PASS with limits of the user&#39;s</strong> 58 of 58 golden tensors`)
-	has(t, junit(t, r), `<property name="verdict" value="PASS with limits of the user&#39;s"></property>`)
+	has(t, html(t, r), `<p class="verdict good"><strong>PASS with limits of the user&#39;s (46 of 48 experts, 180 of 186 weights exercised)</strong> 58 of 58 golden tensors`)
+	has(t, junit(t, r), `<property name="verdict" value="PASS with limits of the user&#39;s (46 of 48 experts, 180 of 186 weights exercised)"></property>`)
 
 	r = verify.Unfinished(errors.New("model: no such file\x1b"))
 	found := requireSchema(t, junit(t, r))

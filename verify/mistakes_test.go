@@ -1,6 +1,7 @@
 package verify_test
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -220,6 +221,19 @@ func TestScaleBlocksTransposed(t *testing.T) {
 		w.Data[4+i], w.Data[8+i] = w.Data[8+i], w.Data[4+i]
 	}
 	requireFails(t, run(t, c.Config, replace(c, name, w), p, verify.Options{}), "model.layers.1.self_attn.q_b_proj.output", "scales-transposed")
+}
+
+// TestInfiniteScale: the weight that holds an infinity is the scales, and is named.
+func TestInfiniteScale(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v3-fp8/golden-f32")
+	const name = "model.layers.1.self_attn.q_b_proj.weight_scale_inv"
+	w := get(t, c, name)
+	binary.LittleEndian.PutUint32(w.Data[4*2:], math.Float32bits(float32(math.Inf(1))))
+	r := run(t, c.Config, replace(c, name, w), p, verify.Options{})
+	requireFails(t, r, "model.layers.1.self_attn.q_b_proj.output", "weight-not-finite")
+	require.Equal(t, name+" holds +Inf at [1 0]", r.Cause.Text)
+	require.Len(t, r.Causes, 1)
 }
 
 // TestKeysPermutedForHalves: the rotary rows of kv_a_proj_with_mqa in the other layout.

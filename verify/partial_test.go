@@ -53,9 +53,9 @@ func TestPartialPacksPass(t *testing.T) {
 				require.Equal(t, want, r.Scope)
 				require.Equal(t, r.Coverage.GoldenTensors, r.Coverage.GoldenChecked)
 				require.Empty(t, r.Coverage.WeightsUnchecked)
-				verdict := "\nverdict    PASS: " + want.Text + "\n"
+				verdict := "\nverdict    PASS: " + want.Text + " (" + exercised(r) + ")\n"
 				if want.Whole {
-					verdict = "\nverdict    PASS\n"
+					verdict = "\nverdict    PASS (" + exercised(r) + ")\n"
 				}
 				require.Contains(t, printed(t, r), verdict)
 			})
@@ -379,7 +379,7 @@ func TestSelection(t *testing.T) {
 			}
 			require.Equal(t, len(r.Checks), r.Coverage.GoldenChecked)
 			require.Equal(t, r.Coverage.GoldenTensors, r.Coverage.GoldenChecked+r.Scope.NotLooked)
-			require.Contains(t, printed(t, r), "\nverdict    PASS: "+r.Scope.Text+"\n")
+			require.Contains(t, printed(t, r), "\nverdict    PASS: "+r.Scope.Text+" ("+exercised(r)+")\n")
 		})
 	}
 }
@@ -512,7 +512,7 @@ func TestGivenInputsAreNoWhole(t *testing.T) {
 	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
 	require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
 	require.False(t, r.Scope.Whole)
-	require.Contains(t, printed(t, r), "\nverdict    PASS: the embedding, layers 0-3 of 4, the head\n")
+	require.Contains(t, printed(t, r), "\nverdict    PASS: the embedding, layers 0-3 of 4, the head ("+exercised(r)+")\n")
 }
 
 // TestTiedHeadAlone: the head's weight is the embedding's, which is not said to be verified as

@@ -42,7 +42,21 @@ func newScope(c *config.Config, pack *Pack, o *Options) (*scope, error) {
 	if err := cmp.Or(s.checkSelection(), s.checkInputs()); err != nil {
 		return nil, err
 	}
-	return s, s.settle()
+	if err := s.settle(); err != nil {
+		return nil, err
+	}
+	return s, s.checkChain(o.Mode)
+}
+
+// checkChain refuses to call it a chain if the user selects nothing but the head, which then
+// begins with the pack's tensor: that is a local check.
+func (s *scope) checkChain(mode Mode) error {
+	last := s.config.NumHiddenLayers
+	if mode == Chained && s.restricted() && s.course.Head && s.course.Predictions == 0 && !s.follows(last) {
+		return s.pack.fault(fmt.Sprintf("chained mode: the layers before the head are not selected, and it would begin with the pack's %s; "+
+			"select stages of layer %d too, or use --mode local", before(last), last-1))
+	}
+	return nil
 }
 
 // restricted says whether the user selects a part of the pack.

@@ -31,19 +31,31 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// verdict is the verdict, with what limits it.
+// verdict is the verdict, with what limits it and, of a pass, what was exercised.
 func (r *Report) verdict() string {
 	verdict := strings.ToUpper(string(r.Verdict))
 	if r.UserLimits {
 		verdict += " with limits of the user's"
 	}
-	if r.Rounding != nil && r.Verdict == Pass {
+	if r.Verdict != Pass {
+		return verdict
+	}
+	if r.Rounding != nil {
 		verdict += " within the rounding of the weights"
 	}
-	if !r.Scope.Whole && r.Verdict == Pass {
+	if !r.Scope.Whole {
 		verdict += ": " + r.Scope.Text
 	}
-	return verdict
+	return verdict + " (" + r.Coverage.exercised() + ")"
+}
+
+// exercised counts the experts and weights that took part in checked stages.
+func (c *Coverage) exercised() string {
+	weights := fmt.Sprintf("%s of %s exercised", text.Grouped(c.WeightsChecked), text.Plural(c.Weights, "weight"))
+	if c.Experts == 0 {
+		return weights
+	}
+	return fmt.Sprintf("%s of %s, %s", text.Grouped(c.ExpertsReached), text.Plural(c.Experts, "expert"), weights)
 }
 
 func (r *Report) writeHead(b *bytes.Buffer) {
@@ -456,7 +468,7 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		}
 		fmt.Fprintf(b, "; %d could not be changed by rounding\n", x.Pinned)
 		for _, p := range x.Biases {
-			fmt.Fprintf(b, "%-11s%s: the choices pin e_score_correction_bias to %s in the median, expert %d's to %s", "", p.Layer, text.Figure("%.2g", p.Median), p.Expert, text.Figure("%.2g", p.Widest))
+			fmt.Fprintf(b, "%-11s%s: the choices pin each e_score_correction_bias relative to the others only: to %s in the median, expert %d's to %s", "", p.Layer, text.Figure("%.2g", p.Median), p.Expert, text.Figure("%.2g", p.Widest))
 			if len(p.Free) > 0 {
 				fmt.Fprintf(b, ", those of experts %s not at all", text.Ranges(p.Free))
 			}

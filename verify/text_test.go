@@ -2,6 +2,7 @@ package verify_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -125,6 +126,15 @@ func TestTextSays(t *testing.T) {
 			}
 		})
 	}
+}
+
+// exercised is what a verdict says of a report's coverage.
+func exercised(r *verify.Report) string {
+	weights := fmt.Sprintf("%d of %d weights exercised", r.Coverage.WeightsChecked, r.Coverage.Weights)
+	if r.Coverage.Experts == 0 {
+		return weights
+	}
+	return fmt.Sprintf("%d of %d experts, %s", r.Coverage.ExpertsReached, r.Coverage.Experts, weights)
 }
 
 // TestTextIsPlain: a pack cannot forge lines of the report, wherever it has its say.

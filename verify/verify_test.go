@@ -338,7 +338,7 @@ func TestLimitOverride(t *testing.T) {
 	r = run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{"mlp.output": 2}})
 	require.Equal(t, verify.Pass, r.Verdict)
 	require.True(t, r.UserLimits)
-	require.Contains(t, printed(t, r), "\nverdict    PASS with limits of the user's\n")
+	require.Contains(t, printed(t, r), "\nverdict    PASS with limits of the user's ("+exercised(r)+")\n")
 	require.False(t, own.UserLimits)
 }
 

@@ -104,6 +104,9 @@ replaced. If the run ends with an error, they say that.`,
 	cmd.Flags().StringVar(&files.junit, "junit", "", "also write the report to `FILE` as JUnit XML")
 	cmd.Flags().StringVar(&files.html, "html", "", "also write the report to `FILE` as one page of HTML")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if cmd.Flags().Changed("stages") && len(o.stages) == 0 {
+			return misuse(cmd, "--stages: no stage is named")
+		}
 		if err := files.create(); err != nil {
 			return err
 		}

@@ -76,7 +76,7 @@ func (u *unwritten) Unwrap() error { return u.error }
 // about is what the files say beside the report.
 func (r *verified) about() verify.About {
 	c := &r.Checkpoint
-	about := verify.About{Name: fmt.Sprintf("%s against %s", text.Quote(c.Path), text.Quote(c.Golden)), Duration: r.Duration, Facts: []page.Fact{
+	about := verify.About{Name: fmt.Sprintf("%s against %s", text.Quote(baseName(c.Path)), text.Quote(baseName(c.Golden))), Duration: r.Duration, Facts: []page.Fact{
 		{Name: "dsmoe", Value: r.Version},
 		{Name: "checkpoint", Value: text.Quote(c.Path)},
 		{Name: "pack", Value: text.Quote(c.Golden)},
@@ -92,6 +92,15 @@ func (r *verified) about() verify.About {
 		about.Files = c.sheet(r.Golden.Checkpoint)
 	}
 	return about
+}
+
+// baseName is the last part of a path, so that a CI, which keeps histories by name, finds a run on
+// another machine again.
+func baseName(path string) string {
+	if whole, err := filepath.Abs(path); err == nil {
+		path = whole // "." has a name, too
+	}
+	return filepath.Base(path)
 }
 
 // sheet lists the checkpoint's files with what is known of their hashes, and the pack's.
