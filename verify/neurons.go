@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -13,45 +14,122 @@ type Neuron struct {
 	Expert int     `json:"expert"` // number of the routed expert, -1 for other MLPs
 	Index  int     `json:"index"`  // row of gate_proj and up_proj, column of down_proj
 	Token  int     `json:"token"`  // row of the stage
-	Z      float64 `json:"z"`      // the largest of a neuron for the token, in standard deviations
+	Z      float64 `json:"z"`      // in standard deviations
 	// Share is how much of the token's residual, of what exceeds rounding, lies on the neuron;
-	// 0 if another neuron would explain half of that.
+	// 0 if another neuron of the MLP would explain half of that.
 	Share float64 `json:"share"`
 }
 
 // certain is the share of a residual from which on it is the neuron's.
 const certain = 0.9
 
-// neurons looks for a wrong neuron: one that is off changes all outputs a little, each
+// screenZ is the z of the screen up to which a neuron is not suspected.
+const screenZ = 4
+
+// mostSuspects is how many neurons of a token are examined one by one; if more are suspected,
+// a simulation thins them out first. It is also how many are examined at a time.
+const mostSuspects = 64
+
+// filter looks for a wrong neuron: one that is off changes all outputs of its MLP a little, each
 // below its noise. The residual of a token, projected on the neuron's column of down_proj,
-// collects that. With D = down_proj [o, i], of a routed expert times its weight:
+// collects that. With D = down_proj [o, i], of a routed expert times its weight, outputs of
+// variance s_o² = v_o + ulp(max(|g_o|, |y_o|))²/12, and w_o = 1/s_o²:
 //
-//	s_o² = v_o + ulp(max(|g_o|, |y_o|))²/12
-//	N_i  = Σ_o D_oi·(g_o - y_o)/s_o²,  E_i = Σ_o D_oi²/s_o²
-//	z_i  = |N_i| / √(E_i·(1 + v_hi·E_i)),  v_hi the neuron's own variance
+//	N_i = Σ_o D_oi·w_o·(g_o - y_o)
+//	z_i = |N_i| / √Var(N_i)
 //
-// The largest z of all is returned, too. The neuron that is named is the one on which most of
-// a token's residual lies, of largest N_i²/E_i, of the token that says so most clearly.
+// The variance is found in up to three steps, because the exact one takes a product with all
+// of D for each neuron and token. A screen takes outputs for independent of each other, which
+// they are if D is random:
+//
+//	Var(N_i) ≈ E_i·(1 + v_hi·E_i),  E_i = Σ_o D_oi²·w_o,  v_hi the neuron's own variance
+//
+// Neurons beyond screenZ have their exact variance computed (exactly). Where a token has too
+// many of them, a simulation finds those that are worth it (simulate).
+type filter struct {
+	*analysis
+	x      *value    // the stage
+	want   []float32 // its golden
+	factor float64   // the user's, on standard deviations
+
+	terms    [][]term    // of each token, what its row is the sum of
+	suspects [][]suspect // of each token
+	crowded  []bool      // tokens that had more than mostSuspects
+
+	named *Neuron
+	z     float64
+}
+
+// term is a row of a product.
+type term struct {
+	*product
+	row int
+}
+
+// suspect is a neuron whose exact z is to be computed. Its Z is an estimate.
+type suspect struct {
+	Neuron
+	term
+}
+
+// neurons returns the largest z of a neuron, and the neuron on which most of a token's residual
+// lies, of largest N_i²/E_i, of the token that says so most clearly. Once a neuron is beyond
+// the limit, neurons that are less suspicious are not examined any more.
 func (a *analysis) neurons(x *value, want []float32, factor float64) (named *Neuron, z float64) {
-	named = &Neuron{Expert: -1}
-	for _, p := range x.products {
-		if p.tokens == nil {
-			for t := range x.Rows() {
-				p.tokens = append(p.tokens, t)
-			}
-		}
-		a.errors.Scope(&model.Activation{}, func(*model.Activation) *model.Activation {
-			a.projected(x, want, &p, func(n Neuron) {
-				n.Z /= factor
-				z = max(z, n.Z)
-				if n.clearer(named) {
-					named = &n
-				}
-			})
-			return &model.Activation{}
-		})
+	f := &filter{
+		analysis: a, x: x, want: want, factor: factor, named: &Neuron{Expert: -1},
+		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows()),
 	}
-	return named, z
+	for i := range x.products {
+		f.add(&x.products[i])
+	}
+	for i := range x.products {
+		f.inScope(func() { f.screen(&x.products[i]) })
+	}
+	f.examine()
+	return f.named, f.z
+}
+
+// add notes which tokens a product takes part in: all, unless it says which.
+func (f *filter) add(p *product) {
+	if p.tokens == nil {
+		for t := range f.x.Rows() {
+			p.tokens = append(p.tokens, t)
+		}
+	}
+	for row, t := range p.tokens {
+		f.terms[t] = append(f.terms[t], term{p, row})
+	}
+}
+
+// inScope calls do, and takes back what it took from the arithmetic of errors.
+func (f *filter) inScope(do func()) {
+	f.scratch(func() *model.Activation {
+		do()
+		return &model.Activation{}
+	})
+}
+
+// weight is what the product's row is multiplied by.
+func (t term) weight() float64 {
+	if t.weights == nil {
+		return 1
+	}
+	return float64(t.weights[t.row])
+}
+
+// deviations are the standard deviations of the row's neurons, in units of u.
+func (t term) deviations() []float32 {
+	width := t.down.Weight.Shape[1]
+	return t.hidden[t.row*width : (t.row+1)*width]
+}
+
+// examined takes note of a neuron's z.
+func (f *filter) examined(n Neuron) {
+	f.z = max(f.z, n.Z)
+	if n.clearer(f.named) {
+		f.named = &n
+	}
 }
 
 // clearer says whether n is a better answer than m: beyond the limit, and sure of it.
@@ -65,58 +143,125 @@ func (n *Neuron) clearer(m *Neuron) bool {
 	return n.Z > m.Z
 }
 
-// projected gives the worst neuron of one MLP for each of its tokens.
-func (a *analysis) projected(x *value, want []float32, p *product, found func(Neuron)) {
-	residuals, inverse := a.errors.Make(tensor.F32, len(p.tokens), x.Width()), a.errors.Make(tensor.F32, len(p.tokens), x.Width())
-	scales := make([]float64, len(p.tokens)) // the smallest s² of a token, which the sums are in
-	totals := make([]float64, len(p.tokens))
-	for i, t := range p.tokens {
-		scales[i], totals[i] = residual(residuals.Row(i), inverse.Row(i), x, want, t)
+// suspected adds a suspect, and keeps the mostSuspects first ones of a token.
+func (f *filter) suspected(s suspect) {
+	all := append(f.suspects[s.Token], s)
+	if len(all) == 2*mostSuspects {
+		slices.SortFunc(all, suspect.compare)
+		all = all[:mostSuspects]
+		f.crowded[s.Token] = true
 	}
-	sums, energies := a.errors.Columns(residuals, inverse, &p.down.Weight)
-	for i, t := range p.tokens {
-		weight, most, second, n := 1.0, 0.0, 0.0, Neuron{Expert: p.expert, Token: t}
-		if p.weights != nil {
-			weight = math.Abs(float64(p.weights[i]))
+	f.suspects[s.Token] = all
+}
+
+// compare orders suspects: neurons that a residual certainly lies on, by falling z.
+func (s suspect) compare(r suspect) int {
+	sure := func(n suspect) int {
+		if n.Share >= certain {
+			return 0
 		}
-		for k, projection := range sums.Row(i) {
-			e := float64(energies.Row(i)[k]) * sq(weight)
-			if e == 0 {
-				continue
-			}
-			v := sq(unit * float64(p.hidden[i*sums.Width()+k]))
-			explained := weight * math.Abs(float64(projection)) / math.Sqrt(e)
-			if explained > most {
-				most, second, n.Index = explained, most, k
-			} else {
-				second = max(second, explained)
-			}
-			n.Z = max(n.Z, explained/math.Sqrt(1+float64(v*e)/scales[i]))
-		}
-		if 2*sq(second) < sq(most) {
-			n.Share = min(1, ratio(sq(most), max(0, totals[i]-float64(x.Width()))))
-		}
-		found(n)
+		return 1
 	}
+	return cmp.Or(sure(s)-sure(r), cmp.Compare(r.Z, s.Z), s.Token-r.Token, s.Expert-r.Expert, s.Index-r.Index)
+}
+
+// screen computes the screen's z of the neurons of one MLP for each of its tokens.
+func (f *filter) screen(p *product) {
+	residuals, inverse := f.errors.Make(tensor.F32, len(p.tokens), f.x.Width()), f.errors.Make(tensor.F32, len(p.tokens), f.x.Width())
+	least, totals := make([]float64, len(p.tokens)), make([]float64, len(p.tokens))
+	for i, t := range p.tokens {
+		least[i], totals[i] = f.residual(residuals.Row(i), inverse.Row(i), t)
+	}
+	sums, energies := f.errors.Columns(residuals, inverse, &p.down.Weight)
+	for i := range p.tokens {
+		f.screened(term{p, i}, sums.Row(i), energies.Row(i), least[i], max(0, totals[i]-float64(f.x.Width())))
+	}
+}
+
+// screened judges the projections of a token's residual on the neurons of one MLP. The
+// variances are those of sums and energies times least; what exceeds rounding in the residual
+// is excess.
+func (f *filter) screened(t term, sums, energies []float32, least, excess float64) {
+	weight, deviations := math.Abs(t.weight()), t.deviations()
+	explained := func(k int) float64 {
+		if energies[k] == 0 {
+			return 0
+		}
+		return math.Abs(float64(sums[k])) / math.Sqrt(float64(energies[k]))
+	}
+	most, second, clearest := 0.0, 0.0, 0
+	for k := range sums {
+		if e := explained(k); e > most {
+			most, second, clearest = e, most, k
+		} else {
+			second = max(second, e)
+		}
+	}
+	token := t.tokens[t.row]
+	for k := range sums {
+		n := Neuron{Expert: t.expert, Index: k, Token: token}
+		n.Z = explained(k) / math.Sqrt(1+sq(unit*float64(deviations[k])*weight)*float64(energies[k])/least) / f.factor
+		if k == clearest && 2*sq(second) < sq(most) {
+			n.Share = min(1, ratio(sq(most), excess))
+		}
+		if n.Z > screenZ {
+			f.suspected(suspect{n, t})
+		} else if n.Share > 0 || n.Z > f.z {
+			f.examined(n)
+		}
+	}
+}
+
+// variances are s² of a token's outputs: of what was computed, and of the golden's rounding.
+func (f *filter) variances(t int) []float64 {
+	p, s2 := precisionOf(f.x.DType), make([]float64, f.x.Width())
+	for c := range s2 {
+		i := t*len(s2) + c
+		largest := max(math.Abs(float64(f.want[i])), math.Abs(float64(f.x.Values[i])))
+		s2[c] = float64(f.x.v(i)*(unit*unit)) + sq(p.ulp(largest))/12
+	}
+	return s2
 }
 
 // residual sets the two rows to (g - y)·m/s² and m²/s² of a token, m² being the smallest s²,
 // which it returns with the sum of all squares of the residual, in standard deviations.
-func residual(residuals, inverse []float32, x *value, want []float32, t int) (least, total float64) {
-	p, width := precisionOf(x.DType), x.Width()
-	variances := make([]float64, width)
-	for c := range variances {
-		i := t*width + c
-		largest := max(math.Abs(float64(want[i])), math.Abs(float64(x.Values[i])))
-		variances[c] = float64(x.v(i)*(unit*unit)) + sq(p.ulp(largest))/12
-	}
-	least = slices.Min(variances)
-	for c, s2 := range variances {
-		i := t*width + c
+func (f *filter) residual(residuals, inverse []float32, t int) (least, total float64) {
+	s2 := f.variances(t)
+	least = slices.Min(s2)
+	for c, s2 := range s2 {
+		i := t*len(inverse) + c
 		inverse[c] = float32(least / s2)
-		r := float64(want[i]) - float64(x.Values[i])
+		r := float64(f.want[i]) - float64(f.x.Values[i])
 		residuals[c] = float32(r * math.Sqrt(least) / s2)
 		total += float64(r * r / s2)
 	}
 	return least, total
+}
+
+// examine computes the exact z of the neurons that are suspected, until one is beyond the
+// limit.
+func (f *filter) examine() {
+	all := f.sorted()
+	n := min(mostSuspects, len(all))
+	f.inScope(func() { f.exactly(all[:n]) })
+	if f.z > neuronZ || len(all) == 0 {
+		return
+	}
+	for _, s := range all[:n] {
+		f.suspects[s.Token] = slices.DeleteFunc(f.suspects[s.Token], func(other suspect) bool { return other.compare(s) == 0 })
+	}
+	f.simulate()
+	for batch := range slices.Chunk(f.sorted(), mostSuspects) {
+		if f.z > neuronZ {
+			return
+		}
+		f.inScope(func() { f.exactly(batch) })
+	}
+}
+
+// sorted are the suspects of all tokens.
+func (f *filter) sorted() []suspect {
+	all := slices.Concat(f.suspects...)
+	slices.SortFunc(all, suspect.compare)
+	return all
 }

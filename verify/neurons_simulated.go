@@ -1,0 +1,141 @@
+package verify
+
+import (
+	"math"
+	"math/rand/v2"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// draws is how many residuals of a token are simulated: a variance that they estimate has a
+// standard deviation of a quarter. One that is too large by 9/4, which would hide a z of 6
+// behind screenZ, comes up once in 20,000 times.
+const draws = 32
+
+// simulatedElements bounds the numbers of a product of simulated residuals.
+const simulatedElements = 1 << 21
+
+// simulate replaces the suspects of tokens that have too many. It draws errors of neurons and of
+// outputs, each ± its standard deviation, and projects what they add up to on all neurons: the
+// mean of squares estimates Var(N_i), for all neurons of a token at once. Those that stay
+// beyond screenZ are suspects.
+func (f *filter) simulate() {
+	widest := f.x.Width()
+	for _, p := range f.x.products {
+		widest = max(widest, p.down.Weight.Shape[1])
+	}
+	size := max(1, simulatedElements/((draws+1)*widest))
+	var block []int
+	for t, crowded := range f.crowded {
+		if crowded {
+			block = append(block, t)
+		}
+		if len(block) == size || t == len(f.crowded)-1 && len(block) > 0 {
+			f.inScope(func() { f.simulated(block) })
+			block = block[:0]
+		}
+	}
+}
+
+// simulated does that for a block of tokens.
+func (f *filter) simulated(tokens []int) {
+	noises := f.noises(tokens)
+	residuals := f.errors.Make(tensor.F32, len(tokens)*(draws+1), f.x.Width()) // draws, and the real one, of each token
+	clear(residuals.Values)
+	f.each(tokens, func(p *product, rows []position) { f.drawNeurons(residuals, p, rows, noises) })
+	for i, t := range tokens {
+		noises[i].drawOutputs(residuals, i, newSigns(t, -2))
+	}
+	clearest := map[suspectKey]float64{}
+	for _, t := range tokens {
+		for _, s := range f.suspects[t] {
+			clearest[s.key()] = s.Share
+		}
+		f.suspects[t] = nil
+	}
+	f.each(tokens, func(p *product, rows []position) {
+		some := f.errors.Make(tensor.F32, len(rows)*(draws+1), f.x.Width())
+		for i, r := range rows {
+			n := (draws + 1) * f.x.Width()
+			copy(some.Values[i*n:(i+1)*n], residuals.Values[r.at*n:(r.at+1)*n])
+		}
+		f.errors.EachColumns(some, &p.down.Weight, func(from int, projections *model.Activation) {
+			for i, r := range rows {
+				f.resuspected(r.term, from, projections, i*(draws+1), clearest)
+			}
+		})
+	})
+}
+
+// drawNeurons adds to the draws of tokens what errors of a product's neurons do to outputs.
+func (f *filter) drawNeurons(residuals *model.Activation, p *product, rows []position, noises []noise) {
+	width := p.down.Weight.Shape[1]
+	errors := f.errors.Make(tensor.F32, len(rows)*draws, width)
+	for i, r := range rows {
+		scale, next := unit*r.weight()/math.Sqrt(noises[r.at].least), newSigns(p.tokens[r.row], p.expert)
+		for k, s := range r.deviations() {
+			signs := next()
+			for d := range draws {
+				errors.Values[(i*draws+d)*width+k] = signed(float32(scale*float64(s)), signs>>d)
+			}
+		}
+	}
+	outputs := f.errors.Linear(errors, &model.Linear{Weight: p.down.Weight})
+	for i, r := range rows {
+		for d := range draws {
+			sum := residuals.Row(r.at*(draws+1) + d)
+			for o, e := range outputs.Row(i*draws + d) {
+				sum[o] += e
+			}
+		}
+	}
+}
+
+// drawOutputs adds the outputs' own errors to the draws of token i, multiplies them by w, and
+// sets the row after them to the real residual.
+func (n *noise) drawOutputs(residuals *model.Activation, i int, next func() uint64) {
+	first := i * (draws + 1)
+	for o, q := range n.rest {
+		signs, s := next(), float32(math.Sqrt(q))
+		for d := range draws {
+			e := &residuals.Row(first + d)[o]
+			*e = (*e + signed(s, signs>>d)) * n.inverse[o]
+		}
+	}
+	copy(residuals.Row(first+draws), n.scaled)
+}
+
+// resuspected estimates the z of neurons from … of the projections of draws, and of the real
+// residual, which are rows of a tile.
+func (f *filter) resuspected(t term, from int, projections *model.Activation, row int, shares map[suspectKey]float64) {
+	for k, projection := range projections.Row(row + draws) {
+		sum := 0.0
+		for d := range draws {
+			sum += sq(float64(projections.Row(row + d)[k]))
+		}
+		s := suspect{Neuron{Expert: t.expert, Index: from + k, Token: t.tokens[t.row]}, t}
+		s.Z = ratio(math.Abs(float64(projection)), math.Sqrt(sum/draws)) / f.factor
+		s.Share = shares[s.key()]
+		if s.Z > screenZ {
+			f.suspected(s)
+		} else if s.Share > 0 || s.Z > f.z {
+			f.examined(s.Neuron)
+		}
+	}
+}
+
+// suspectKey names a neuron of a token.
+type suspectKey struct{ token, expert, index int }
+
+func (s *suspect) key() suspectKey { return suspectKey{s.Token, s.Expert, s.Index} }
+
+// newSigns returns a generator of random bits, the same for the same token and expert.
+func newSigns(token, expert int) func() uint64 {
+	return rand.NewPCG(uint64(token), uint64(expert)).Uint64
+}
+
+// signed is s or, if the lowest bit is set, -s.
+func signed(s float32, bits uint64) float32 {
+	return math.Float32frombits(math.Float32bits(s) ^ uint32(bits&1)<<31)
+}

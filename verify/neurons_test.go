@@ -1,0 +1,286 @@
+package verify
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// orthogonal returns n orthonormal rows of k numbers, n ≤ k.
+func orthogonal(r *rand.Rand, n, k int) [][]float64 {
+	rows := make([][]float64, n)
+	for i := range rows {
+		rows[i] = make([]float64, k)
+		for c := range rows[i] {
+			rows[i][c] = r.NormFloat64()
+		}
+		for _, other := range rows[:i] {
+			along := dot(rows[i], other)
+			for c := range rows[i] {
+				rows[i][c] -= along * other[c]
+			}
+		}
+		length := math.Sqrt(dot(rows[i], rows[i]))
+		for c := range rows[i] {
+			rows[i][c] /= length
+		}
+	}
+	return rows
+}
+
+func dot(a, b []float64) (sum float64) {
+	for i := range a {
+		sum += float64(a[i] * b[i])
+	}
+	return sum
+}
+
+// coloured returns a float32 weight [out, in] of RMS 1/√in whose k-th singular value is in
+// proportion to k^-decay; outputs lie along directions.
+func coloured(r *rand.Rand, name string, directions [][]float64, in int, decay float64) model.Weight {
+	n := min(len(directions), in)
+	out, inputs := len(directions[0]), orthogonal(r, n, in)
+	values, sum := make([]float64, out*in), 0.0
+	for k := range n {
+		s := math.Pow(float64(k+1), -decay)
+		sum += sq(s)
+		for o := range out {
+			for i := range in {
+				values[o*in+i] += s * directions[k][o] * inputs[k][i]
+			}
+		}
+	}
+	w := model.Weight{Name: name, Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{out, in}}}
+	for _, v := range values {
+		w.Data = binary.LittleEndian.AppendUint32(w.Data, math.Float32bits(float32(v*math.Sqrt(float64(out)/sum))))
+	}
+	return w
+}
+
+// inBF16 returns a float32 weight rounded to BF16.
+func inBF16(w model.Weight) model.Weight {
+	values, _ := w.Float32s(nil)
+	w.DType, w.Data = tensor.BF16, nil
+	for _, v := range values {
+		w.Data = binary.LittleEndian.AppendUint16(w.Data, uint16(math.Float32bits(tensor.Rounded(v, tensor.BF16))>>16))
+	}
+	return w
+}
+
+// moe is a layer of routed experts, with the tokens that reach it.
+type moe struct {
+	experts [][3]model.Weight // gate_proj, up_proj, down_proj
+	x       *model.Activation
+	weights *model.Activation // topk_weight
+	slots   [][]int           // of each expert, its places in topk_idx
+}
+
+const (
+	moeHidden, moeNeurons, moeExperts = 192, 96, 4
+	moeTokens, moeChosen              = 24, 3
+)
+
+// newMoE returns experts whose weights have decaying singular values, and which write into the
+// same directions.
+func newMoE(decay float64) *moe {
+	r := rand.New(rand.NewPCG(11, uint64(100*decay)))
+	m := &moe{x: &model.Activation{DType: tensor.F32, Shape: []int{moeTokens, moeHidden}, Values: numbers(r, moeTokens*moeHidden)}}
+	directions, neurons := orthogonal(r, moeHidden, moeHidden), orthogonal(r, moeNeurons, moeNeurons)
+	for e := range moeExperts {
+		name := fmt.Sprintf("experts.%d.", e)
+		m.experts = append(m.experts, [3]model.Weight{
+			coloured(r, name+"gate_proj", neurons, moeHidden, decay),
+			coloured(r, name+"up_proj", neurons, moeHidden, decay),
+			coloured(r, name+"down_proj", directions, moeNeurons, decay)})
+	}
+	m.slots = make([][]int, moeExperts)
+	m.weights = &model.Activation{DType: tensor.F32, Shape: []int{moeTokens, moeChosen}}
+	for t := range moeTokens {
+		for i, e := range r.Perm(moeExperts)[:moeChosen] {
+			m.slots[e] = append(m.slots[e], t*moeChosen+i)
+			m.weights.Values = append(m.weights.Values, 0.1+r.Float32())
+		}
+	}
+	return m
+}
+
+// run computes the layer with an arithmetic; of makes its values of activations.
+func run[V any](m *moe, a model.Arithmetic[V], of func(*model.Activation) V) V {
+	var parts []model.Part[V]
+	for e, w := range m.experts {
+		rows := &model.Activation{DType: tensor.F32, Shape: []int{len(m.slots[e]), moeHidden}}
+		for _, slot := range m.slots[e] {
+			rows.Values = append(rows.Values, m.x.Row(slot/moeChosen)...)
+		}
+		x := of(rows)
+		gate, up := a.Linear(x, &model.Linear{Weight: w[0]}), a.Linear(x, &model.Linear{Weight: w[1]})
+		parts = append(parts, model.Part[V]{Expert: e, Slots: m.slots[e], Out: a.Linear(a.SwiGLU(gate, up), &model.Linear{Weight: w[2]})})
+	}
+	return a.Combine(of(m.weights), parts, config.ByExpert)
+}
+
+// reference computes the layer in float32.
+func (m *moe) reference() []float32 {
+	p := model.NewPlain(model.Options{DType: tensor.F32, Accumulate: model.Float32})
+	return run(m, p, func(x *model.Activation) *model.Activation { return x }).Values
+}
+
+// analysed computes the layer with variances, of its weights rounded to BF16 or as they are.
+func (m *moe) analysed(rounded bool) (*analysis, *value) {
+	names, copied := roundings{}, *m
+	if rounded {
+		copied.experts = slices.Clone(m.experts)
+		for e := range copied.experts {
+			for i, w := range copied.experts[e] {
+				copied.experts[e][i] = inBF16(w)
+				names[w.Name] = "cast BF16"
+			}
+		}
+	}
+	a := newAnalysis(model.Options{DType: tensor.F32}, names)
+	return a, run(&copied, a, exact)
+}
+
+// filterOf returns a filter of x's neurons that has examined nothing.
+func filterOf(a *analysis, x *value, want []float32) *filter {
+	f := &filter{analysis: a, x: x, want: want, factor: 1, named: &Neuron{Expert: -1},
+		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows())}
+	for i := range x.products {
+		f.add(&x.products[i])
+	}
+	return f
+}
+
+// screenedZ returns the largest z of the screen.
+func (f *filter) screenedZ() float64 {
+	for i := range f.x.products {
+		f.screen(&f.x.products[i])
+	}
+	z := f.z
+	for _, s := range f.sorted() {
+		z = max(z, s.Z)
+	}
+	return z
+}
+
+// explicitZ is the z of a neuron by the formula, with loops.
+func (f *filter) explicitZ(t term, index int) float64 {
+	token, width := t.tokens[t.row], f.x.Width()
+	columns := func(t term) func(o, k int) float64 {
+		d := f.errors.Values(&t.down.Weight)
+		return func(o, k int) float64 { return t.weight() * float64(d[o*t.down.Weight.Shape[1]+k]) }
+	}
+	s2, own, di := f.variances(token), make([]float64, width), columns(t)
+	v := func(t term, k int) float64 { return sq(unit * float64(t.deviations()[k])) }
+	variance, sum := 0.0, 0.0
+	for _, other := range f.terms[token] {
+		d := columns(other)
+		for k := range other.deviations() {
+			m := 0.0
+			for o := range width {
+				m += di(o, index) * d(o, k) / s2[o]
+				own[o] += sq(d(o, k)) * v(other, k)
+			}
+			variance += sq(m) * v(other, k)
+		}
+	}
+	for o := range width {
+		i := token*width + o
+		sum += di(o, index) * (float64(f.want[i]) - float64(f.x.Values[i])) / s2[o]
+		golden := s2[o] - f.x.v(i)*unit*unit
+		variance += sq(di(o, index)/s2[o]) * (max(0, s2[o]-golden-own[o]) + golden)
+	}
+	return math.Abs(sum) / math.Sqrt(variance)
+}
+
+// TestRightNeuronsOfDecayingWeights: a right float32 evaluation of weights whose singular values
+// decay, as those of trained models do, and of the same before they were rounded. The screen,
+// which takes outputs for independent, is far beyond the limit; no neuron is.
+func TestRightNeuronsOfDecayingWeights(t *testing.T) {
+	for _, test := range []struct {
+		decay   float64
+		rounded bool
+		screen  float64 // at least
+	}{{0, false, 0}, {0, true, 0}, {0.8, false, 0}, {0.5, true, 7}, {0.8, true, 12}} {
+		t.Run(fmt.Sprintf("%g %v", test.decay, test.rounded), func(t *testing.T) {
+			m := newMoE(test.decay)
+			a, x := m.analysed(test.rounded)
+			defer a.Close()
+			want := m.reference()
+			require.Less(t, measure(x, want, 1).largest, 8.0)
+			screen := filterOf(a, x, want).screenedZ()
+			_, z := a.neurons(x, want, 1)
+			t.Logf("screen %.1f, z %.1f", screen, z)
+			require.GreaterOrEqual(t, screen, test.screen)
+			require.LessOrEqual(t, z, 4.7)
+			require.Positive(t, z)
+		})
+	}
+}
+
+// TestNeuronsHaveTheVarianceOfTheFormula: z as examined, and as simulated.
+func TestNeuronsHaveTheVarianceOfTheFormula(t *testing.T) {
+	for _, decay := range []float64{0, 0.8} {
+		m := newMoE(decay)
+		a, x := m.analysed(true)
+		defer a.Close()
+		f := filterOf(a, x, m.reference())
+		f.crowded[3], f.crowded[20], f.factor = true, true, 1e-6 // nearly all neurons are suspects
+		f.simulate()
+		f.factor = 1
+		simulated := f.sorted()
+		require.Greater(t, len(simulated), mostSuspects)
+		off := 0.0
+		for _, s := range simulated {
+			f.z = 0
+			f.exactly([]suspect{s})
+			z := f.explicitZ(s.term, s.Index)
+			require.InEpsilon(t, z, f.z, 1e-3)
+			require.InDelta(t, 0, math.Log(s.Z*1e-6/z), 0.6)
+			off += math.Log(s.Z*1e-6/z) / float64(len(simulated))
+		}
+		require.InDelta(t, 0.05, off, 0.1, "these are the neurons of largest estimates")
+	}
+}
+
+// TestNeuronsJustBeyondTheLimit: the golden is off by what a wrong neuron does, of such a size
+// that its z is just below, and just above, the limit.
+func TestNeuronsJustBeyondTheLimit(t *testing.T) {
+	for _, decay := range []float64{0, 0.8} {
+		for _, rounded := range []bool{false, true} {
+			m := newMoE(decay)
+			a, x := m.analysed(rounded)
+			defer a.Close()
+			right := slices.Clone(x.Values)
+			f := filterOf(a, x, right)
+			wrong := suspect{Neuron{Index: 41, Token: 7}, f.terms[7][1]}
+			wrong.Expert = wrong.product.expert
+			column := a.errors.Column(&wrong.down.Weight, wrong.Index)
+			golden := func(size float64) []float32 {
+				want := slices.Clone(right)
+				for o, d := range column {
+					want[7*moeHidden+o] += float32(size * float64(d))
+				}
+				return want
+			}
+			f.want = golden(0.01)
+			perSize := f.explicitZ(wrong.term, wrong.Index) / 0.01
+			for _, z := range []float64{5.95, 6.05} {
+				named, largest := a.neurons(x, golden(z/perSize), 1)
+				require.InDelta(t, z, largest, 0.04)
+				require.Equal(t, [3]int{wrong.Expert, 41, 7}, [3]int{named.Expert, named.Index, named.Token})
+				require.Equal(t, z > neuronZ, largest > neuronZ)
+				require.GreaterOrEqual(t, named.Share, certain)
+			}
+		}
+	}
+}
