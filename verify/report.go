@@ -99,7 +99,7 @@ type Check struct {
 	RMSZ      *float64 `json:"rms_z"`            // the root of the mean of their squares
 	RowZ      *float64 `json:"row_z"`            // the same of the row that has most; float32 goldens
 	ColumnZ   *float64 `json:"column_z"`         // of the column that has most; float32 goldens
-	NeuronZ   *float64 `json:"neuron_z"`         // the largest of a neuron, of MLPs
+	NeuronZ   *float64 `json:"neuron_z"`         // the largest of a neuron, of MLPs: exact beyond 4, an estimate up to that
 	Neuron    *Neuron  `json:"neuron,omitempty"` // that a residual lies on, or the one with NeuronZ, where the check failed
 	Sees      *float64 `json:"sees"`             // 8 standard deviations over the golden, as RMS: what a deviation must be to be seen
 	Ambiguous *float64 `json:"ambiguous"`        // BF16, F16: share of elements that may round to either neighbour
