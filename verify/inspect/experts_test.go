@@ -216,26 +216,28 @@ func TestPlantedExperts(t *testing.T) {
 	}
 }
 
-// mix makes the numbers of one matrix those of a cosine with another's: c times these, beside
-// numbers at right angles to them of as large a norm.
+// mix makes the numbers of one matrix those of a cosine with another's.
 func (s *stored) mix(name, with string, c float64) {
 	from := s.numbersOf(with)
-	dot := func(a, b []float32) (sum float64) {
+	s.change(name, func(values []float32) { mixRows(values, from, c) })
+}
+
+// mixRows makes values c times from, beside numbers at right angles to it, of its norm in all.
+func mixRows(values, from []float32, c float64) {
+	product := func(a, b []float32) (sum float64) {
 		for i, v := range a {
 			sum += float64(v) * float64(b[i])
 		}
 		return sum
 	}
-	s.change(name, func(values []float32) {
-		share := dot(values, from) / dot(from, from)
-		for i, v := range from {
-			values[i] -= float32(share * float64(v))
-		}
-		size := math.Sqrt((1 - c*c) * dot(from, from) / dot(values, values))
-		for i, v := range from {
-			values[i] = float32(c*float64(v) + size*float64(values[i]))
-		}
-	})
+	share := product(values, from) / product(from, from)
+	for i, v := range from {
+		values[i] -= float32(share * float64(v))
+	}
+	size := math.Sqrt((1 - c*c) * product(from, from) / product(values, values))
+	for i, v := range from {
+		values[i] = float32(c*float64(v) + size*float64(values[i]))
+	}
 }
 
 // TestLimitsOfLikeness: each limit just reached, and just missed.
