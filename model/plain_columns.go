@@ -49,8 +49,9 @@ func (p *Plain) Column(weight *Weight, i int) []float32 {
 // Squares is x·(weight∘weight)ᵀ, for x [tokens, in]: the weight is cast to the compute dtype
 // before it is squared, the sums are float32.
 func (p *Plain) Squares(x *Activation, weight *Weight) *Activation {
-	y, m := p.Make(tensor.F32, x.Rows(), weight.Shape[0]), p.matrix(weight)
-	m.Square = true
-	kernel.MatMul(y.Values, x.Values, m, nil, kernel.Float32, p.o.Parallelism)
+	y := p.Make(tensor.F32, x.Rows(), weight.Shape[0])
+	p.WeightPartial(weight, &Partial{V: x.Values, Each: func(t, row int, _, _, squares []float32) {
+		copy(y.Row(t)[row:], squares)
+	}})
 	return y
 }

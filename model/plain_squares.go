@@ -2,7 +2,6 @@ package model
 
 import (
 	"dsmoe/model/internal/kernel"
-	"dsmoe/model/tensor"
 )
 
 // Operations that an arithmetic around Plain needs which computes errors beside values.
@@ -17,17 +16,49 @@ func (p *Plain) SiLU(x *Activation) *Activation {
 	return y
 }
 
-// LinearSquares is Linear of x in float32, and sets sums, of as many values, to
-// terms·(weight∘weight)ᵀ: the weight is cast to the compute dtype before it is squared, the
-// sums are float32.
-func (p *Plain) LinearSquares(x *Activation, l *Linear, terms, sums *Activation) *Activation {
-	y := p.Make(tensor.F32, sums.Shape...)
+// Partial asks for squares of the partial sums of products, and for sums of squares beside them.
+type Partial = kernel.Partial
+
+// LinearPartial sets y to Linear of x in float32, and gives what q asks for of the weight, cast to
+// the compute dtype. y holds its elements of a row when q.Each gets those of that row.
+func (p *Plain) LinearPartial(y, x *Activation, l *Linear, q *Partial) {
 	var bias []float32
 	if l.Bias.Name != "" {
 		bias = p.Values(&l.Bias)
 	}
-	kernel.MatMulSquares(y.Values, x.Values, p.matrix(&l.Weight), bias, p.o.Accumulate, sums.Values, terms.Values, p.o.Parallelism)
-	return y
+	kernel.MatMulPartial(y.Values, x.Values, p.matrix(&l.Weight), bias, p.o.Accumulate, q, p.o.Parallelism)
+}
+
+// WeightPartial gives what q asks for of a weight, cast to the compute dtype.
+func (p *Plain) WeightPartial(w *Weight, q *Partial) {
+	kernel.MatPartial(p.matrix(w), q, p.o.Parallelism)
+}
+
+// ScoresPartial calls each with partial and squares of q·k, as PartialSums defines them, of the
+// elements from at on of what Scores gives.
+func (p *Plain) ScoresPartial(q, k *Activation, first, n int, oneChain bool, each func(at int, partial, squares []float32)) {
+	heads, seq, dim := q.Shape[1], k.Shape[2], q.Width()
+	p.Each(q.Shape[0]*heads, q.Shape[0]*heads*n*seq*dim, func(i int) {
+		rows := q.Matrix(i)[first*dim : (first+n)*dim]
+		w := kernel.Matrix{Rows: seq, Cols: dim, Values: k.Matrix(headOf(i, q, k))}
+		p.partial(rows, w, oneChain, i*n*seq, each)
+	})
+}
+
+// ContextPartial does so of p·V, whose terms are in the order of the keys.
+func (p *Plain) ContextPartial(probs, vT *Activation, oneChain bool, each func(at int, partial, squares []float32)) {
+	n, seq, width := probs.Shape[2], probs.Width(), vT.Shape[2]
+	p.Each(probs.Shape[0]*probs.Shape[1], len(probs.Values)*width, func(i int) {
+		w := kernel.Matrix{Rows: width, Cols: seq, Values: vT.Matrix(headOf(i, probs, vT))}
+		p.partial(probs.Matrix(i), w, oneChain, i*n*width, each)
+	})
+}
+
+// partial gives the sums of rows x with w, whose results begin at element from.
+func (p *Plain) partial(x []float32, w kernel.Matrix, oneChain bool, from int, each func(at int, partial, squares []float32)) {
+	kernel.MatPartial(w, &Partial{X: x, OneChain: oneChain, Each: func(t, r int, partial, squares, _ []float32) {
+		each(from+t*w.Rows+r, partial, squares)
+	}}, 1)
 }
 
 // Columns are the products with the columns of a weight [out, in], and with their squares:

@@ -71,21 +71,22 @@ func (x *value) rotate(i int, inner tensor.DType, a, cos, b, sin uncertain) {
 
 // Scores implements model.Arithmetic, of queries and keys of n dims:
 //
-//	s = q·k:  v = Σ (v_q + κq²)·k² + Σ q²·v_k + κs², a rounding point
+//	s = q·k:  v = Σ v_q·k² + Σ q²·v_k + sums.variance, a rounding point
 //	scale, exact, a rounding point; masked ones are exact
 func (a *analysis) Scores(q, k *value, first, n int, s *model.Scoring) *value {
 	q, k = a.use(q), a.use(k)
 	y := &value{Activation: a.plain.Scores(q.wide(), k.wide(), first, n, &model.Scoring{By: 1})}
 	y.DType = q.DType
-	kappa := a.kappa(q.Width())
+	sums := a.sums(q.Width())
 	y.sigma = a.scratch(func() *model.Activation {
-		return a.errors.Scores(a.doubled(q, kappa), a.halved(k), first, n, &model.Scoring{By: 1})
+		return a.errors.Scores(a.doubled(q), a.halved(k), first, n, &model.Scoring{By: 1})
 	})
+	a.plain.ScoresPartial(q.Activation, k.Activation, first, n, sums.oneChain, y.add(sums))
 	heads, seq := q.Shape[1], k.Shape[2]
 	a.plain.Each(q.Shape[0]*heads*n, 16*seq, func(t int) {
 		batch, query := t/(heads*n), first+t%n
 		for i := t * seq; i < (t+1)*seq; i++ {
-			y.score(i, kappa, s)
+			y.score(i, s)
 			if s.Mask != nil && s.Mask.Masked(batch, query, i%seq) {
 				y.Values[i] = tensor.Rounded(y.Values[i]+s.Mask.Lowest, y.DType)
 				y.sigma.Values[i] = 0
@@ -95,11 +96,19 @@ func (a *analysis) Scores(q, k *value, first, n int, s *model.Scoring) *value {
 	return y
 }
 
-// score turns element i, a product of a query and a key beside Σ (v_q + κq²)·k² + Σ q²·v_k,
-// into a score.
-func (x *value) score(i int, kappa float64, s *model.Scoring) {
+// add returns a function that adds to the variances of y's elements, from at on, that of s.
+func (y *value) add(s sums) func(at int, partial, squares []float32) {
+	return func(at int, partial, squares []float32) {
+		for i, p := range partial {
+			y.sigma.Values[at+i] += float32(s.variance(float64(y.Values[at+i]), float64(p), float64(squares[i])))
+		}
+	}
+}
+
+// score turns element i, a product of a query and a key beside its variance, into a score.
+func (x *value) score(i int, s *model.Scoring) {
 	y := float64(x.Values[i])
-	y, v := point(x.DType, y, roughly(y, float64(x.sigma.Values[i])+float64(kappa*sq(y))))
+	y, v := point(x.DType, y, roughly(y, float64(x.sigma.Values[i])))
 	by := float64(s.By)
 	if s.Divides {
 		y, v = y/by, v/sq(by)
@@ -111,9 +120,9 @@ func (x *value) score(i int, kappa float64, s *model.Scoring) {
 	x.set(i, y, v)
 }
 
-// doubled is [v_x + κx², x²] of each row of x.
-func (a *analysis) doubled(x *value, kappa float64) *model.Activation {
-	return a.halves(x, func(y, v float64) (float64, float64) { return v + float64(kappa*sq(y)), sq(y) })
+// doubled is [v_x, x²] of each row of x.
+func (a *analysis) doubled(x *value) *model.Activation {
+	return a.halves(x, func(y, v float64) (float64, float64) { return v, sq(y) })
 }
 
 // halved is [x², v_x] of each row of x.
@@ -137,9 +146,9 @@ func (a *analysis) halves(x *value, f func(y, v float64) (float64, float64)) *mo
 
 // Context implements model.Arithmetic. With p's own variance v_p and what its row shares, c:
 //
-//	ctx = p·V:  v = Σ (v_p + κp²)·V² + Σ p²·v_V + ctx²·(c + κ)
+//	ctx = p·V:  v = Σ v_p·V² + Σ p²·v_V + ctx²·c + sums.variance
 //
-// In BF16 and F16 p is a rounding point first.
+// In BF16 and F16 p is a rounding point first. The natural order of the sum is that of the keys.
 func (a *analysis) Context(probs, vT *value) *value {
 	c, vT := probs.shared, a.use(vT)
 	if c == nil { // they are exact
@@ -152,15 +161,16 @@ func (a *analysis) Context(probs, vT *value) *value {
 	}
 	y := &value{Activation: a.plain.Context(probs.wide(), vT.wide()), unrounded: true}
 	y.DType = probs.DType
-	kappa := a.kappa(probs.Width())
+	sums := a.sums(probs.Width())
 	y.sigma = a.scratch(func() *model.Activation {
-		return a.errors.Context(a.doubled(probs, kappa), a.halved(vT))
+		return a.errors.Context(a.doubled(probs), a.halved(vT))
 	})
+	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.oneChain, y.add(sums))
 	width := y.Width()
 	a.plain.Each(y.Rows(), len(y.Values), func(t int) {
 		for i := t * width; i < (t+1)*width; i++ {
 			ctx := float64(y.Values[i])
-			y.sigma.Values[i] = float32(math.Sqrt(roughly(ctx, float64(y.sigma.Values[i])+float64(sq(ctx)*(c[t]+kappa)))))
+			y.sigma.Values[i] = float32(math.Sqrt(roughly(ctx, float64(y.sigma.Values[i])+float64(sq(ctx)*c[t]))))
 		}
 	})
 	return y

@@ -105,9 +105,9 @@ func (a *analysis) Scale(x *value, factor float32) *value {
 type weighted struct{ part, row, slot int }
 
 // Combine implements model.Arithmetic. Products and, by expert, their sums are exact; by
-// choice the sum is one of K terms:
+// choice the sum is one of K terms p:
 //
-//	v = Σ (v_p + κp²) + κy²
+//	v = Σ v_p + sums.variance
 func (a *analysis) Combine(weight *value, parts []model.Part[*value], order config.RoutedSum) *value {
 	weight = a.use(weight)
 	k, terms := weight.Width(), make([][]weighted, weight.Rows())
@@ -160,16 +160,18 @@ func (a *analysis) sumByExpert(y *value, t int, weight *value, parts []model.Par
 // sumByChoice adds a token's weighted parts in one sum.
 func (a *analysis) sumByChoice(y *value, t int, weight *value, parts []model.Part[*value], terms []weighted) {
 	slices.SortFunc(terms, func(a, b weighted) int { return a.slot - b.slot })
-	kappa := a.kappa(len(terms))
+	sums := a.sums(len(terms))
 	for c := range y.Width() {
-		sum, v := 0.0, 0.0
+		sum, v, partial, squares := 0.0, 0.0, 0.0, 0.0
 		for _, w := range terms {
 			p, vp := share(weight.DType, weight, parts, w, c)
 			sum += p
-			v += vp + float64(kappa*sq(p))
+			v += vp
+			partial += sq(sum)
+			squares += sq(p)
 		}
 		sum = float64(float32(sum))
-		y.set(t*y.Width()+c, sum, roughly(sum, v+float64(kappa*sq(sum))))
+		y.set(t*y.Width()+c, sum, roughly(sum, v+sums.variance(sum, partial+sq(sum), squares)))
 	}
 }
 

@@ -193,11 +193,11 @@ func (a *analysis) embedded(y *model.Activation, w *model.Weight, ids []int) *va
 // blockElements is how many elements of a weight are taken at a time.
 const blockElements = 1 << 22
 
-// linearDeltas adds to the variances of l's products with x what the rounding of its weight
-// does, Σ h²/3·(x² + v_x) with half units h. Row t of sums is in units of scales[t].
-func (a *analysis) linearDeltas(sums []float32, scales []float64, x *value, l *model.Linear) {
+// linearDeltas sets sums to the variances of l's products with x that the rounding of its weight
+// causes, Σ h²/3·(x² + v_x) with half units h, of row t in units[t]; nil units if it was not rounded.
+func (a *analysis) linearDeltas(sums []float32, x *value, l *model.Linear) (units []float64) {
 	if a.rounded[l.Weight.Name] == "" {
-		return
+		return nil
 	}
 	w := &l.Weight
 	errorsOf, factor := halfUnitRows, 1.0/3
@@ -208,30 +208,19 @@ func (a *analysis) linearDeltas(sums []float32, scales []float64, x *value, l *m
 	} else if !w.DType.Blocked() { // a power of two, which takes part in no product, is divided by 2^(bits-1) here
 		errorsOf, factor = powersOfTwo, math.Exp2(2-2*float64(precisionOf(w.DType).bits))/12
 	}
-	terms := a.errors.Make(tensor.F32, x.Shape...)
-	for t, scale := range scales {
-		for i, xi := range x.Row(t) {
-			i += t * x.Width()
-			terms.Values[i] = float32((sq(float64(xi)/unit) + x.v(i)) / scale * factor)
+	a.scratch(func() *model.Activation {
+		var terms []float32
+		terms, units = a.perRow(x, func(y, v float64) float64 { return (sq(y/unit) + v) * factor })
+		rows, width := w.Shape[0], w.Shape[1]
+		for first := 0; first < rows; first += max(1, blockElements/width) {
+			part := errorsOf(w, first, min(max(1, blockElements/width), rows-first))
+			a.errors.WeightPartial(&part, &model.Partial{V: terms, Each: func(t, r int, _, _, carried []float32) {
+				copy(sums[t*rows+first+r:], carried)
+			}})
 		}
-	}
-	rows, width := w.Shape[0], w.Shape[1]
-	for first := 0; first < rows; first += max(1, blockElements/width) {
-		n := min(max(1, blockElements/width), rows-first)
-		powers := &model.Linear{Weight: errorsOf(w, first, n)}
-		part := a.scratch(func() *model.Activation {
-			part := a.errors.Make(tensor.F32, x.Rows(), n)
-			flat := a.errors.Make(tensor.F32, x.Rows(), width)
-			clear(flat.Values)
-			a.errors.LinearSquares(flat, powers, &model.Activation{Shape: flat.Shape, Values: terms.Values, DType: tensor.F32}, part)
-			return part
-		})
-		for t := range x.Rows() {
-			for c, v := range part.Row(t) {
-				sums[t*rows+first+c] += v
-			}
-		}
-	}
+		return x.Activation
+	})
+	return units
 }
 
 // powersOfTwo are 2^e of n rows of w, 2^e ≤ |w| < 2^(e+1), in BF16, and at least that of

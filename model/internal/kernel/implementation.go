@@ -21,6 +21,8 @@ type implementation struct {
 	panels32 panelKernels[float32] // float32 sums
 	panels64 panelKernels[float64] // float64 sums
 
+	partial partialKernels // PartialSums
+
 	// The kernels below convert n numbers, a multiple of lanes.
 	element elementKernels
 	// stream holds the kernels whose stores go around the caches; dst is aligned to

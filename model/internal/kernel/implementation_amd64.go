@@ -54,6 +54,10 @@ var avx512 = implementation{
 			{12, avx512Add64x12, avx512AddPairs64x12},
 		},
 	},
+	partial: partialKernels{
+		group: 16, pack: avx512Pack32F32,
+		sums: [...]partialKernel{avx512Partial1, avx512Partial2, nil, avx512Partial4},
+	},
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx512WidenF16, BF16: avx512WidenBF16},
 		narrow: [...]func(*byte, *float32, int){F32: copyOut, F16: avx512NarrowF16, BF16: avx512NarrowBF16},
@@ -108,6 +112,10 @@ var avx2 = implementation{
 			{3, avx2Add64x3, avx2AddPairs64x3},
 			{6, avx2Add64x6, avx2AddPairs64x6},
 		},
+	},
+	partial: partialKernels{
+		group: 8, pack: avx2Pack32F32,
+		sums: [...]partialKernel{avx2Partial1, avx2Partial2, nil, nil},
 	},
 	element: elementKernels{
 		widen:  [...]func(*float32, *byte, int){F32: copyIn, F16: avx2WidenF16, BF16: avx2WidenBF16},

@@ -9,8 +9,7 @@ import "unsafe"
 //
 //	float32(stored * Scales[r/BlockRows*blocks + c/BlockCols]),  blocks = ⌈Cols/BlockCols⌉
 //
-// the product rounded once; then rounded to Via, if Round is set; and then times itself,
-// rounded to float32, if Square is set.
+// the product rounded once; and then rounded to Via, if Round is set.
 type Matrix struct {
 	Rows int // r < Rows; of weights, the output features
 	Cols int // c < Cols; of weights, the input features
@@ -24,8 +23,6 @@ type Matrix struct {
 
 	Round bool   // numbers of Data are rounded to Via, as a reference does that casts its weights
 	Via   Format // F32, F16 or BF16
-
-	Square bool // numbers are squared
 
 	Values []float32 // at least Rows × Cols numbers, if Data is nil
 }
@@ -49,7 +46,7 @@ func (m *Matrix) inPlace(im *implementation) bool {
 // raw says whether the numbers in memory, decoded, are those of the matrix, in a format
 // that tiles and panels know.
 func (m *Matrix) raw() bool {
-	return !m.Square && (m.Data == nil || m.Scales == nil && !m.Round && m.Format < F8E4M3)
+	return m.Data == nil || m.Scales == nil && !m.Round && m.Format < F8E4M3
 }
 
 // format is the format of the numbers in memory.
@@ -80,11 +77,7 @@ func (m *Matrix) Row(dst []float32, r int) []float32 { return m.part(dst, r, 0, 
 func (m *Matrix) part(dst []float32, r, from, to int) []float32 {
 	first, n := r*m.Cols+from, to-from
 	if m.Data == nil {
-		values := m.Values[first : first+n]
-		if m.Square {
-			return square(dst, values)
-		}
-		return values
+		return m.Values[first : first+n]
 	}
 	at := m.Format.Bytes(first)
 	dst, src := dst[:n], m.Data[at:at+m.Format.Bytes(n)]
@@ -96,9 +89,6 @@ func (m *Matrix) part(dst []float32, r, from, to int) []float32 {
 	}
 	if m.Round {
 		RoundTo(dst, m.Via)
-	}
-	if m.Square {
-		square(dst, dst)
 	}
 	return dst
 }

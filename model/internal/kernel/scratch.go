@@ -25,6 +25,8 @@ type scratch struct {
 	panels32 panelScratch[float32]
 	panels64 panelScratch[float64]
 
+	partial partialScratch
+
 	exps   []float64  // exponents of Softmax and SiLU
 	stored [4096]byte // numbers on their way through RoundTo
 }

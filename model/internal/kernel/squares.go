@@ -12,43 +12,6 @@ func square(dst, src []float32) []float32 {
 	return dst
 }
 
-// MatMulSquares computes dst = x·wᵀ + bias as MatMul does, and squares = terms·(w∘w)ᵀ with
-// Dot32. For few tokens it goes through the weights once, for both.
-func MatMulSquares(dst, x []float32, w Matrix, bias []float32, acc Accumulator, squares, terms []float32, workers int) {
-	j, k := jobs.Get().(*job), jobs.Get().(*job)
-	defer jobs.Put(j)
-	defer jobs.Put(k)
-	j.prepare(dst, x, w, bias, acc, workers)
-	w.Square = true
-	k.prepare(squares, terms, w, nil, Float32, workers)
-	if j.tokenBlocks == 1 && k.tokenBlocks == 1 {
-		rows := j.sharedRows(k)
-		j.cutRows(rows)
-		k.cutRows(rows)
-		Parallel(j.rowBlocks, max(j.workers, k.workers), func(i int) {
-			j.item(i)
-			k.item(i)
-		})
-	} else {
-		j.run()
-		k.run()
-	}
-	j.release()
-	k.release()
-}
-
-// sharedBytes is how many bytes of weights two products read one after the other: they stay
-// in the second-level cache.
-const sharedBytes = 256 << 10
-
-// sharedRows is how many rows of weights j and k take at once: as many as either would at
-// most, and whole panels of both.
-func (j *job) sharedRows(k *job) int {
-	panel := max(tileRows, j.im.panelRows(j.acc), k.im.panelRows(k.acc)) // powers of two
-	rows := min(sharedBytes/max(1, j.w.rowBytes()), j.rowBlock, k.rowBlock)
-	return max(panel, rows/panel*panel)
-}
-
 // addMultiple adds factor·src, rounded before it is added, to dst, with the kernels of im.
 func addMultiple(im *implementation, dst, src []float32, factor float32) {
 	dst, done := dst[:len(src)], 0

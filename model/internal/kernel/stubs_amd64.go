@@ -1086,6 +1086,106 @@ func avx2Widen64(dst *float64, src *float32, n int)
 //go:noescape
 func avx2WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 
+// avx512Partial1 goes on with PartialSums of 32 rows, and 1 tokens, by 16·steps terms.
+//
+//	for each token and row { // s, t, partial, squares are in state
+//		for range steps {
+//			for range 16 {
+//				s += x * w           // fused, as all that follow
+//				squares += terms * (w * w)
+//			}
+//			partial += (n * s) * s
+//		}
+//		if end {
+//			t += s
+//			partial += t * t
+//			s = 0
+//		}
+//	}
+//
+//go:noescape
+func avx512Partial1(state *float32, w *float32, x *float32, steps int, n float32, end bool)
+
+// avx512Partial2 goes on with PartialSums of 32 rows, and 2 tokens, by 16·steps terms.
+//
+//	for each token and row { // s, t, partial, squares are in state
+//		for range steps {
+//			for range 16 {
+//				s += x * w           // fused, as all that follow
+//				squares += terms * (w * w)
+//			}
+//			partial += (n * s) * s
+//		}
+//		if end {
+//			t += s
+//			partial += t * t
+//			s = 0
+//		}
+//	}
+//
+//go:noescape
+func avx512Partial2(state *float32, w *float32, x *float32, steps int, n float32, end bool)
+
+// avx512Partial4 goes on with PartialSums of 32 rows, and 4 tokens, by 16·steps terms.
+//
+//	for each token and row { // s, t, partial, squares are in state
+//		for range steps {
+//			for range 16 {
+//				s += x * w           // fused, as all that follow
+//				squares += terms * (w * w)
+//			}
+//			partial += (n * s) * s
+//		}
+//		if end {
+//			t += s
+//			partial += t * t
+//			s = 0
+//		}
+//	}
+//
+//go:noescape
+func avx512Partial4(state *float32, w *float32, x *float32, steps int, n float32, end bool)
+
+// avx2Partial1 goes on with PartialSums of 16 rows, and 1 tokens, by 16·steps terms.
+//
+//	for each token and row { // s, t, partial, squares are in state
+//		for range steps {
+//			for range 16 {
+//				s += x * w           // fused, as all that follow
+//				squares += terms * (w * w)
+//			}
+//			partial += (n * s) * s
+//		}
+//		if end {
+//			t += s
+//			partial += t * t
+//			s = 0
+//		}
+//	}
+//
+//go:noescape
+func avx2Partial1(state *float32, w *float32, x *float32, steps int, n float32, end bool)
+
+// avx2Partial2 goes on with PartialSums of 16 rows, and 2 tokens, by 16·steps terms.
+//
+//	for each token and row { // s, t, partial, squares are in state
+//		for range steps {
+//			for range 16 {
+//				s += x * w           // fused, as all that follow
+//				squares += terms * (w * w)
+//			}
+//			partial += (n * s) * s
+//		}
+//		if end {
+//			t += s
+//			partial += t * t
+//			s = 0
+//		}
+//	}
+//
+//go:noescape
+func avx2Partial2(state *float32, w *float32, x *float32, steps int, n float32, end bool)
+
 // avx512Square squares numbers. n is a multiple of 16.
 //
 //	for i := range n {

@@ -219,3 +219,34 @@ func neonTile32F16x4(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 //
 //go:noescape
 func neonTile64F16x4(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
+
+// neonPack4 arranges 4 rows of F32 side by side. stride is 64, lane 4.
+//
+//	for k := range 16 * steps {
+//		for i := range 4 {
+//			dst[4*k+i] = src[i][k]
+//		}
+//	}
+//
+//go:noescape
+func neonPack4(dst *float32, src *[16]*byte, steps, stride, lane int)
+
+// neonPartial4 goes on with PartialSums of 8 rows, and 4 tokens, by 16·steps terms.
+//
+//	for each token and row { // s, t, partial, squares are in state
+//		for range steps {
+//			for range 16 {
+//				s += x * w           // fused, as all that follow
+//				squares += terms * (w * w)
+//			}
+//			partial += (n * s) * s
+//		}
+//		if end {
+//			t += s
+//			partial += t * t
+//			s = 0
+//		}
+//	}
+//
+//go:noescape
+func neonPartial4(state, w, x *float32, steps int, n float32, end bool)

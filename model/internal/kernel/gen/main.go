@@ -38,6 +38,8 @@ func main() {
 	avx2.panels()
 	avx512Codecs()
 	avx2Codecs()
+	avx512.partials()
+	avx2.partials()
 	avx512.squares()
 	avx2.squares()
 	avx2.blocks()
@@ -58,11 +60,13 @@ type isa struct {
 	registers   int // of that size
 	tileWidths  []int
 	panelWidths []int
+
+	partialWidths []int
 }
 
 var (
-	avx512 = isa{"avx512", 64, 32, []int{1, 2, 4}, []int{4, 8, 12}}
-	avx2   = isa{"avx2", 32, 16, []int{1, 2, 3}, []int{3, 6}}
+	avx512 = isa{"avx512", 64, 32, []int{1, 2, 4}, []int{4, 8, 12}, []int{1, 2, 4}}
+	avx2   = isa{"avx2", 32, 16, []int{1, 2, 3}, []int{3, 6}, []int{1, 2}}
 )
 
 // vectors is a bank of the vector registers of s.

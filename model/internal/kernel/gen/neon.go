@@ -41,6 +41,8 @@ func writeNEON(asm, stubs string) error {
 			n.tile(f, tokens, 64)
 		}
 	}
+	n.partialPack()
+	n.partial()
 	if err := os.WriteFile(asm, n.asm.Bytes(), 0o644); err != nil {
 		return err
 	}

@@ -1,0 +1,388 @@
+package kernel
+
+import (
+	"sync"
+	"unsafe"
+)
+
+// A float32 sum rounds each of its partial sums, by an error whose variance is in proportion to
+// the square of that partial sum. The kernels here add these squares up, for sums in their
+// natural order, which GEMM kernels follow in chains of some hundred terms whose sums they add.
+
+const (
+	// ChainTerms is how many terms a chain has, of sums that are not one chain.
+	ChainTerms = 512
+	// sampled is how many terms lie between two partial sums that are looked at.
+	sampled = lanes
+)
+
+// PartialSums returns the squares of the partial sums of Σ x·w, and beside them the sum of terms
+// with squared weights, all in float32 and in the order of k:
+//
+//	for k := range w {
+//		s = fma32(x[k], w[k], s)
+//		squares = fma32(terms[k], w[k]*w[k], squares)
+//		if n := k%16 + 1; n == 16 || k is the last { partial = fma32(n*s, s, partial) }
+//		if k%512 == 511 && !oneChain || k is the last { t += s; partial = fma32(t, t, partial); s = 0 }
+//	}
+//
+// One partial sum in 16 stands for these n, and t are the running totals of the chains. x and
+// terms are at least as long as w.
+func PartialSums(x, terms, w []float32, oneChain bool) (partial, squares float32) {
+	x, terms = x[:len(w)], terms[:len(w)]
+	var s, t float32
+	for k, v := range w {
+		s = fma32(x[k], v, s)
+		squares = fma32(terms[k], v*v, squares)
+		n, last := k%sampled+1, k == len(w)-1
+		if n == sampled || last {
+			partial = fma32(float32(n)*s, s, partial)
+		}
+		if last || !oneChain && (k+1)%ChainTerms == 0 {
+			t += s
+			partial = fma32(t, t, partial)
+			s = 0
+		}
+	}
+	return partial, squares
+}
+
+// Partial asks for sums of rows of X and V with the rows of a matrix w. Each receives, of a token
+// and the rows of w from row on:
+//
+//	partial, squares = PartialSums(x, x∘x, w, OneChain), x being the token's row of X times its scale
+//	carried = Σ v·w², v being the token's row of V: the squares of PartialSums
+//
+// It is called for parts of the results, at once on several goroutines. The slices are of as many
+// rows, and may be used during the call.
+type Partial struct {
+	X     []float32 // [tokens, w.Cols]; nil if none are wanted: then so are partial and squares
+	Scale []float32 // of each token of X, powers of two; nil means 1
+	V     []float32 // [tokens, w.Cols]; nil if none are wanted: then so is carried
+
+	OneChain bool
+	Each     func(token, row int, partial, squares, carried []float32)
+}
+
+// partialKernels are kernels for panels of rows of weights, and a few tokens. A panel is two
+// groups of rows; a group holds the numbers of its rows side by side, ChainTerms of each at most:
+//
+//	panel[group][k][row of the group]
+type partialKernels struct {
+	group int // rows of a group: a register of float32; 0 means no kernels
+	// pack is a kernel of panels32, or one for which lane is group and stride 16·group.
+	pack packKernel[float32]
+	// sums take panels of as many tokens as their index says, and one more.
+	sums [maxWidth]partialKernel
+}
+
+// partialKernel goes on with PartialSums of a panel of weights and one of tokens by 16·steps
+// terms. state is [s, t, partial, squares][token][row of the panel], w a panel, and x holds of
+// each k the numbers of all tokens and their terms:
+//
+//	for each 16 terms { s, squares as in PartialSums; partial = fma32(n*s, s, partial) }
+//	if end { t += s; partial = fma32(t, t, partial); s = 0 }
+type partialKernel func(state, w, x *float32, steps int, n float32, end bool)
+
+// states is how many numbers a partialKernel keeps of each token and row.
+const states = 4
+
+// available says whether there are any kernels.
+func (k *partialKernels) available() bool { return k.group > 0 }
+
+// width returns the smallest width of a kernel for n tokens or, if there is none, the largest.
+func (k *partialKernels) width(n int) int {
+	best := 0
+	for i, kernel := range k.sums {
+		if kernel != nil && best < n {
+			best = i + 1
+		}
+	}
+	return best
+}
+
+// MatMulPartial computes dst = x·wᵀ + bias as MatMul does, and the sums that p asks for: dst
+// holds its results of a row when p.Each gets those of that row. Few tokens go through the weights
+// once, for both. workers is the number of goroutines at most, 0
+// meaning GOMAXPROCS; it does not change the result. It panics if lengths do not fit.
+func MatMulPartial(dst, x []float32, w Matrix, bias []float32, acc Accumulator, p *Partial, workers int) {
+	j := jobs.Get().(*job)
+	defer jobs.Put(j)
+	j.prepare(dst, x, w, bias, acc, workers)
+	defer j.release()
+	q := p.prepare(w)
+	if j.tokenBlocks != 1 || q.blocks() != 1 {
+		j.run()
+		q.run(workers)
+		return
+	}
+	j.cutRows(max(tileRows, j.im.panelRows(acc), q.panelRows(), min(sharedBytes/max(1, j.w.rowBytes()), j.rowBlock)/q.panelRows()*q.panelRows()))
+	q.setTokens(0)
+	defer q.release()
+	Parallel(j.rowBlocks, j.workers, func(i int) {
+		j.item(i)
+		q.rows(i*j.rowBlock, min((i+1)*j.rowBlock, w.Rows))
+	})
+}
+
+// MatPartial computes the sums that p asks for. workers is as of MatMulPartial.
+func MatPartial(w Matrix, p *Partial, workers int) { p.prepare(w).run(workers) }
+
+// sharedBytes is how many bytes of weights two computations read one after the other: they stay
+// in the second-level cache.
+const sharedBytes = 256 << 10
+
+// partialJob is one call of MatMulPartial or MatPartial.
+type partialJob struct {
+	*Partial
+	im     *implementation
+	w      Matrix
+	kinds  int // 2 if there are X and V: of each token a row of X, then one of V
+	tokens int // rows of both
+	block  int // of these that are packed at once, an even number
+
+	// The present block: its first token, its panels, and their numbers.
+	first  int
+	panels []tokenRun
+	x      []float32
+	held   *[]float32 // where x's memory came from
+}
+
+// partialBytes bounds the tokens of a block, which pass from the third-level cache through the
+// kernels; partialTokens bounds them for the states of their sums, in the second-level cache.
+const (
+	partialBytes  = 5 << 20
+	partialTokens = 256
+)
+
+// prepare sets up a job; it panics if lengths do not fit.
+func (p *Partial) prepare(w Matrix) *partialJob {
+	w.check()
+	q := &partialJob{Partial: p, im: current(), w: w}
+	for _, operand := range [][]float32{p.X, p.V} {
+		if operand == nil {
+			continue
+		}
+		q.kinds++
+		if w.Cols > 0 {
+			q.tokens = len(operand) / w.Cols
+		}
+		if len(operand) != q.tokens*w.Cols {
+			panic("kernel: Partial: lengths do not fit")
+		}
+	}
+	if p.X != nil && p.V != nil && len(p.X) != len(p.V) || p.Scale != nil && len(p.Scale) != q.tokens {
+		panic("kernel: Partial: lengths do not fit")
+	}
+	q.tokens *= q.kinds
+	q.block = min(partialTokens, max(maxWidth, partialBytes/max(1, 8*w.Cols)/maxWidth*maxWidth))
+	return q
+}
+
+// blocks is how many blocks of tokens there are.
+func (q *partialJob) blocks() int { return ceilDiv(q.tokens, q.block) }
+
+// panelRows is how many rows of weights are taken at once.
+func (q *partialJob) panelRows() int { return max(1, 2*q.im.partial.group) }
+
+// run computes all blocks of tokens.
+func (q *partialJob) run(workers int) {
+	workers = min(workerCount(workers), 1+q.tokens*q.w.Rows*q.w.Cols/wakeProducts)
+	rows := max(1, q.w.Rows/(workers*itemsPerWorker)/q.panelRows()) * q.panelRows()
+	for b := range q.blocks() {
+		q.setTokens(b)
+		Parallel(ceilDiv(q.w.Rows, rows), workers, func(i int) {
+			q.rows(i*rows, min((i+1)*rows, q.w.Rows))
+		})
+		q.release()
+	}
+}
+
+// packedTokens holds the memory of blocks of tokens.
+var packedTokens = sync.Pool{New: func() any { return new([]float32) }}
+
+// setTokens packs a block of tokens for the kernels: of each panel and each k the numbers of its
+// tokens, then their terms. The last token is repeated in the place of those that are missing,
+// and each row is filled up with 0 to whole steps.
+func (q *partialJob) setTokens(block int) {
+	q.first = block * q.block
+	n, k, length := q.blockTokens(), &q.im.partial, q.length()
+	q.panels = q.panels[:0]
+	for at := 0; at < n; {
+		run := tokenRun{at, max(1, k.width(n-at)), 1}
+		q.panels, at = append(q.panels, run), run.end()
+	}
+	q.held = packedTokens.Get().(*[]float32)
+	q.x = grow(*q.held, 2*length*q.panels[len(q.panels)-1].end())
+	for _, run := range q.panels {
+		for i := range run.width {
+			q.pack(q.x[2*length*run.first+i:], q.first+min(run.first+i, n-1), run.width)
+		}
+	}
+}
+
+// blockTokens is how many tokens the present block has.
+func (q *partialJob) blockTokens() int { return min(q.block, q.tokens-q.first) }
+
+// pack writes a token's numbers, and terms, to a panel of width tokens.
+func (q *partialJob) pack(panel []float32, token, width int) {
+	cols := q.w.Cols
+	from := token / q.kinds * cols
+	switch {
+	case q.carries(token):
+		for c, v := range q.V[from : from+cols] {
+			panel[2*c*width], panel[(2*c+1)*width] = 0, v
+		}
+	default:
+		scale := float32(1)
+		if q.Scale != nil {
+			scale = q.Scale[token/q.kinds]
+		}
+		for c, v := range q.X[from : from+cols] {
+			v *= scale
+			panel[2*c*width], panel[(2*c+1)*width] = v, v*v
+		}
+	}
+	for c := cols; c < q.length(); c++ {
+		panel[2*c*width], panel[(2*c+1)*width] = 0, 0
+	}
+}
+
+// carries says whether a token is a row of V.
+func (q *partialJob) carries(token int) bool { return q.X == nil || token%q.kinds == 1 }
+
+// release gives the memory of a block back.
+func (q *partialJob) release() {
+	if q.held != nil {
+		*q.held = q.x
+		packedTokens.Put(q.held)
+		q.held, q.x = nil, nil
+	}
+}
+
+// length is that of a row, filled up to whole steps: pack kernels take two at a time.
+func (q *partialJob) length() int { return roundUp(q.w.Cols, 2*lanes) }
+
+// rows computes the rows r … toR of the present block of tokens.
+func (q *partialJob) rows(r, toR int) {
+	s := scratches.Get().(*scratch)
+	defer scratches.Put(s)
+	if !q.im.partial.available() {
+		q.portable(s, r, toR)
+		return
+	}
+	for ; r < toR; r += q.panelRows() {
+		q.panel(s, r, min(q.panelRows(), toR-r))
+	}
+}
+
+// portable is rows in portable Go.
+func (q *partialJob) portable(s *scratch, r, toR int) {
+	p, cols, length := &s.partial, q.w.Cols, q.length()
+	p.rows, p.w = grow(p.rows, cols), grow(p.w, 2*cols)
+	p.state = grow(p.state, states*len(q.panels))
+	for ; r < toR; r++ {
+		row := q.w.Row(p.rows, r)
+		for i := range q.panels {
+			for c := range cols {
+				p.w[c], p.w[cols+c] = q.x[2*(length*i+c)], q.x[2*(length*i+c)+1]
+			}
+			p.state[states*i+2], p.state[states*i+3] = PartialSums(p.w[:cols], p.w[cols:], row, q.OneChain)
+		}
+		q.give(p, r, 1)
+	}
+}
+
+// panel computes the rows r … r+rows, one panel of weights.
+func (q *partialJob) panel(s *scratch, r, rows int) {
+	span := ChainTerms // columns that are decoded at once
+	if q.w.Scales != nil && span%q.w.BlockCols != 0 {
+		span = max(span, roundUp(q.w.Cols, ChainTerms))
+	}
+	p := &s.partial
+	p.rows = grow(p.rows, rows*span)
+	p.w = grow(p.w, q.panelRows()*ChainTerms)
+	last := q.panels[len(q.panels)-1]
+	p.state = grow(p.state, states*q.panelRows()*last.end())
+	clear(p.state)
+	for from := 0; from < q.w.Cols; from += span {
+		to := min(from+span, q.w.Cols)
+		for i := range rows {
+			p.decoded[i] = q.decode(p.rows[i*span:(i+1)*span], r+i, from, to)
+		}
+		for at := 0; at < to-from; at += ChainTerms {
+			q.part(p, rows, at, from+at, min(ChainTerms, to-from-at))
+		}
+	}
+	clear(p.decoded[:])
+	q.give(p, r, rows)
+}
+
+// decode returns the numbers from … to-1 of a row, filled up with 0 to whole steps, in dst
+// unless they can be read where they are.
+func (q *partialJob) decode(dst []float32, row, from, to int) []float32 {
+	n, whole := to-from, roundUp(to-from, 2*lanes)
+	values := q.w.part(dst, row, from, to)
+	if n == whole {
+		return values
+	}
+	copy(dst, values)
+	clear(dst[n:whole])
+	return dst[:whole]
+}
+
+// part goes on by n ≤ ChainTerms terms, from column k on: those at place at of what is decoded.
+func (q *partialJob) part(p *partialScratch, rows, at, k, n int) {
+	kernels, group := &q.im.partial, q.im.partial.group
+	for g := range 2 {
+		for i := range group {
+			p.src[i] = (*byte)(unsafe.Pointer(&p.decoded[min(g*group+i, rows-1)][at]))
+		}
+		kernels.pack(&p.w[g*group*ChainTerms], &p.src, roundUp(n, 2*lanes)/lanes, lanes*group, group)
+	}
+	clear(p.src[:])
+	steps, left, last := n/sampled, n%sampled, k+n == q.w.Cols
+	end := last || !q.OneChain
+	for _, run := range q.panels {
+		kernel := kernels.sums[run.width-1]
+		state := &p.state[states*q.panelRows()*run.first]
+		x := q.x[2*(q.length()*run.first+k*run.width):]
+		if steps > 0 {
+			kernel(state, &p.w[0], &x[0], steps, sampled, end && left == 0)
+		}
+		if left > 0 {
+			kernel(state, &p.w[steps*sampled*group], &x[2*steps*sampled*run.width], 1, float32(left), end)
+		}
+	}
+}
+
+// give hands the results of the rows r … r+rows on.
+func (q *partialJob) give(p *partialScratch, r, rows int) {
+	var sums [3][]float32 // partial, squares, carried
+	i, n := 0, q.blockTokens()
+	for _, run := range q.panels {
+		size := q.panelRows() * run.width // of one of the states
+		state := p.state[states*q.panelRows()*run.first:]
+		for at := 0; at < size && i < n; at, i = at+q.panelRows(), i+1 {
+			token := q.first + i
+			partial, squares := state[2*size+at:][:rows], state[3*size+at:][:rows]
+			if q.carries(token) {
+				sums[2] = squares
+			} else {
+				sums[0], sums[1] = partial, squares
+			}
+			if token%q.kinds == q.kinds-1 {
+				q.Each(token/q.kinds, r, sums[0], sums[1], sums[2])
+			}
+		}
+	}
+}
+
+// partialScratch is the memory of one worker for partialKernels.
+type partialScratch struct {
+	rows    []float32 // of weights, decoded
+	w       []float32 // a panel of them; in portable Go a token
+	state   []float32 // of each panel of tokens
+	decoded [2 * maxGroup][]float32
+	src     [maxGroup]*byte
+}

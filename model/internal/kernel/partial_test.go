@@ -1,0 +1,184 @@
+package kernel
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestPartialSumsAreTheDefinition: MatMulPartial and MatPartial give the bits of PartialSums, for
+// all implementations, formats, offsets and lengths around a step, a chain and a panel, for few
+// tokens and for several blocks of them, and write nothing beside their results.
+func TestPartialSumsAreTheDefinition(t *testing.T) {
+	each(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(1, 2))
+		for _, shape := range [][3]int{
+			{1, 5, 16}, {2, 7, 33}, {3, 70, 15}, {4, 33, 1}, {5, 34, 100}, {7, 3, 511}, {2, 150, 512}, {3, 17, 513}, {4, 9, 1055},
+			{partialTokens/2 + 3, 4, 35},
+		} {
+			tokens, rows, cols := shape[0], shape[1], shape[2]
+			w := stored(r, rows, cols, BF16, 3)
+			requirePartial(t, r, w, tokens, false)
+			requirePartial(t, r, w, tokens, true)
+			values := append(random(r, 1), decodedRows(w)...)[1:]
+			requirePartial(t, r, Matrix{Rows: rows, Cols: cols, Values: values}, tokens, false)
+		}
+		for _, f := range []Format{F32, F16, F8E4M3} {
+			w := stored(r, 20, 600, f, 1)
+			requirePartial(t, r, w, 3, false)
+			w.Round, w.Via = true, BF16
+			requirePartial(t, r, w, 2, false)
+			if f == F8E4M3 {
+				for _, block := range []int{48, 32} {
+					w.BlockRows, w.BlockCols = 4, block
+					w.Scales = random(r, 5*ceilDiv(600, block))
+					requirePartial(t, r, w, 2, true)
+				}
+			}
+		}
+	})
+}
+
+// decodedRows are all numbers of w.
+func decodedRows(w Matrix) (values []float32) {
+	for row := range w.Rows {
+		values = append(values, w.Row(make([]float32, w.Cols), row)...)
+	}
+	return values
+}
+
+// requirePartial compares with PartialSums of each token and row.
+func requirePartial(t *testing.T, r *rand.Rand, w Matrix, tokens int, oneChain bool) {
+	t.Helper()
+	x, v, scale := awkward(r, tokens*w.Cols), awkward(r, tokens*w.Cols), make([]float32, tokens)
+	for i := range v {
+		v[i] = float32(math.Abs(float64(v[i])))
+	}
+	for i := range scale {
+		scale[i] = float32(math.Ldexp(1, r.IntN(9)-4))
+	}
+	n := tokens * w.Rows
+	var want [3][]float32
+	rows := decodedRows(w)
+	for i := range n {
+		from, row := i/w.Rows*w.Cols, rows[i%w.Rows*w.Cols:][:w.Cols]
+		scaled, squared := make([]float32, w.Cols), make([]float32, w.Cols)
+		for c := range w.Cols {
+			scaled[c] = x[from+c] * scale[i/w.Rows]
+			squared[c] = scaled[c] * scaled[c]
+		}
+		partial, squares := PartialSums(scaled, squared, row, oneChain)
+		_, carried := PartialSums(scaled, v[from:from+w.Cols], row, oneChain)
+		want[0], want[1], want[2] = append(want[0], partial), append(want[1], squares), append(want[2], carried)
+	}
+	product, bias := make([]float32, n), random(r, w.Rows)
+	MatMul(product, x, w, bias, Float64, 1)
+	all, dst := guarded(n), guarded(n)
+	requireGiven(t, want, &Partial{X: x, Scale: scale, V: v, OneChain: oneChain}, n, w.Rows, func(p *Partial) {
+		each := p.Each
+		p.Each = func(token, row int, partial, squares, carried []float32) {
+			each(token, row, partial, squares, carried)
+			copy(all[token*w.Rows+row:], dst[token*w.Rows+row:][:len(partial)])
+		}
+		MatMulPartial(dst, x, w, bias, Float64, p, 2)
+	})
+	requireSame(t, product, dst)
+	requireSame(t, product, all) // the product's results are there before
+	requireGuarded(t, all, dst)
+	requireGiven(t, want, &Partial{X: x, Scale: scale, V: v, OneChain: oneChain}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 3) })
+	requireGiven(t, [3][]float32{2: want[2]}, &Partial{V: v, OneChain: oneChain}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 1) })
+	requireGiven(t, [3][]float32{want[0], want[1]}, &Partial{X: x, Scale: scale, OneChain: oneChain}, n, w.Rows, func(p *Partial) { MatPartial(w, p, 2) })
+}
+
+// guarded are n numbers with others before and behind them, which requireGuarded looks at.
+func guarded(n int) []float32 {
+	all := make([]float32, n+2)
+	fill(all, -7)
+	return all[1 : n+1]
+}
+
+func requireGuarded(t *testing.T, all ...[]float32) {
+	for _, x := range all {
+		require.Equal(t, float32(-7), x[:len(x)+1][len(x)])
+	}
+}
+
+// requireGiven demands that p's results, which run asks for, are these, each given once.
+func requireGiven(t *testing.T, want [3][]float32, p *Partial, n, rows int, run func(p *Partial)) {
+	t.Helper()
+	got, given := [3][]float32{guarded(n), guarded(n), guarded(n)}, make([]int, n)
+	p.Each = func(token, row int, partial, squares, carried []float32) {
+		for i, sums := range [][]float32{partial, squares, carried} {
+			if (sums == nil) != (want[i] == nil) {
+				panic("given what is not wanted")
+			}
+			copy(got[i][token*rows+row:], sums)
+		}
+		for i := range max(len(partial), len(carried)) {
+			given[token*rows+row+i]++
+		}
+	}
+	run(p)
+	for i := range want {
+		if want[i] != nil {
+			requireSame(t, want[i], got[i])
+		}
+	}
+	for i := range given {
+		require.Equal(t, 1, given[i])
+	}
+	requireGuarded(t, got[:]...)
+}
+
+// TestPartialTokensMayBeOthers than those of the product, and none at all.
+func TestPartialTokensMayBeOthers(t *testing.T) {
+	each(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(5, 6))
+		w := stored(r, 20, 40, BF16, 1)
+		for _, tokens := range []int{0, 6} {
+			want, dst, x := make([]float32, 60), make([]float32, 60), random(r, 120)
+			MatMul(want, x, w, nil, Float64, 1)
+			v, sums := random(r, tokens*40), []float32{}
+			for i := range tokens * 20 {
+				_, carried := PartialSums(v[i/20*40:], v[i/20*40:], w.Row(make([]float32, 40), i%20), false)
+				sums = append(sums, carried)
+			}
+			requireGiven(t, [3][]float32{2: sums}, &Partial{V: v}, tokens*20, 20, func(p *Partial) { MatMulPartial(dst, x, w, nil, Float64, p, 1) })
+			requireSame(t, want, dst)
+		}
+		require.Panics(t, func() { MatPartial(w, &Partial{X: make([]float32, 39)}, 1) })
+		require.Panics(t, func() { MatPartial(w, &Partial{X: make([]float32, 40), V: make([]float32, 80)}, 1) })
+	})
+}
+
+// TestPartialSumsAreSquaresOfPrefixes: against float64, whose sums are every term's, for terms of
+// one sign, where the sampling is at its worst, and for random ones.
+func TestPartialSumsAreSquaresOfPrefixes(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for _, n := range []int{1, 5, 16, 40, 512, 1000, 4096} {
+		for _, oneChain := range []bool{false, true} {
+			x, w := make([]float32, n), make([]float32, n)
+			for i := range n {
+				x[i], w[i] = 1, float32(1+0.1*r.NormFloat64())
+			}
+			sum, total, want := 0.0, 0.0, 0.0
+			for k := range n {
+				sum += float64(w[k])
+				want += sum * sum
+				if k == n-1 || !oneChain && k%ChainTerms == ChainTerms-1 {
+					total += sum
+					want += total * total
+					sum = 0
+				}
+			}
+			partial, squares := PartialSums(x, x, w, oneChain)
+			require.InDelta(t, 1, math.Sqrt(float64(partial)/want), 1.3, "%d terms", n)
+			if n >= 512 {
+				require.InEpsilon(t, want, float64(partial), 0.07, "%d terms", n)
+			}
+			require.InEpsilon(t, float64(Dot32(w, w)), float64(squares), 1e-5)
+		}
+	}
+}

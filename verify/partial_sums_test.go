@@ -1,0 +1,178 @@
+package verify
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// runsOfOneSign returns n magnitudes in six runs of one sign: their sum goes far from 0 before it
+// comes back.
+func runsOfOneSign(r *rand.Rand, n int) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(math.Abs(r.NormFloat64()))
+		if 6*i/n%2 == 1 {
+			x[i] = -x[i]
+		}
+	}
+	return x
+}
+
+// inFour is Σ x·w in float32, in four sums of every fourth term.
+func inFour(x, w []float32, _ int) float32 {
+	var sums [4]float32
+	for k, v := range x {
+		sums[k%4] += float32(v * w[k])
+	}
+	return float32(sums[0]+sums[1]) + float32(sums[2]+sums[3])
+}
+
+// inChains is Σ x·w in float32, in its natural order, in chains of so many terms.
+func inChains(x, w []float32, chain int) (total float32) {
+	for from := 0; from < len(x); from += chain {
+		s := float32(0)
+		for k := from; k < min(from+chain, len(x)); k++ {
+			s += float32(x[k] * w[k])
+		}
+		total += s
+	}
+	return total
+}
+
+// storedWeight is a weight of F32 with these values.
+func storedWeight(values []float32, shape ...int) model.Weight {
+	var data []byte
+	for _, v := range values {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+	}
+	return model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: shape, Data: data}}
+}
+
+// TestCoherentSumsAreWithinTheBounds: of terms in runs of one sign, float32 sums in their natural
+// order are right references, in chains, in one, or in four of few rows; the variance of terms in random order calls
+// them wrong. A reference with one weight beyond the bound is wrong.
+func TestCoherentSumsAreWithinTheBounds(t *testing.T) {
+	t.Parallel()
+	const out = 48
+	for _, test := range []struct {
+		rows, k, chain int
+		d              tensor.DType
+		sum            func(x, w []float32, chain int) float32
+	}{{24, 2048, 384, tensor.F32, inChains}, {24, 4096, 512, tensor.F32, inChains}, {2, 16384, 0, tensor.F32, inFour}, {24, 4096, 4096, tensor.F16, inChains}} {
+		t.Run(fmt.Sprint(test.rows, test.k, test.d), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(3, 4))
+			var x, w []float32
+			for range test.rows {
+				x = append(x, runsOfOneSign(r, test.k)...)
+			}
+			for range out * test.k {
+				w = append(w, tensor.Rounded(float32(math.Abs(r.NormFloat64())), tensor.F16))
+			}
+			reference := func(w []float32) (y []float32) {
+				for i := range test.rows * out {
+					y = append(y, test.sum(x[i/out*test.k:][:test.k], w[i%out*test.k:][:test.k], test.chain))
+				}
+				return y
+			}
+			golden := reference(w)
+			l := &model.Linear{Weight: storedWeight(w, out, test.k)}
+			a := newAnalysis(model.Options{DType: test.d}, nil)
+			defer a.Close()
+			in := exact(&model.Activation{DType: tensor.F32, Shape: []int{test.rows, test.k}, Values: x})
+			y := a.Linear(in, l)
+			d := measure(y, golden, 1)
+			require.Less(t, d.largest, 5.0)
+			require.Less(t, d.rms, 1.0)
+			require.Greater(t, d.rms, 0.3)
+
+			kappa := a.sumsOf(in).kappa
+			first := a.result(tensor.F32, test.rows, out) // what terms in random order allow
+			for i, sum := range y.Values {
+				squares := 0.0
+				for k := range test.k {
+					squares += sq(float64(x[i/out*test.k+k]) * float64(w[i%out*test.k+k]))
+				}
+				first.set(i, float64(sum), roughly(float64(sum), kappa*(squares+sq(float64(sum)))))
+			}
+			d = measure(first, golden, 1)
+			require.Greater(t, d.rms, 1.5)
+
+			const wrong = 7*4096/4 + 5
+			row := wrong / test.k
+			change := 20 * unit * math.Sqrt(y.v(row)) / math.Abs(float64(x[wrong%test.k]))
+			w[wrong] += float32(change)
+			d = measure(y, reference(w), 1)
+			require.Greater(t, d.largest, float64(lambda))
+			require.Equal(t, row, d.worst%out)
+		})
+	}
+}
+
+// TestCoherentScoresAndContexts: float32 sums in their natural order are right references of
+// scores, of contexts, whose terms are in the order of the keys, and of sums over experts.
+func TestCoherentScoresAndContexts(t *testing.T) {
+	t.Parallel()
+	const heads, n, keys, dim = 2, 24, 480, 192
+	r := rand.New(rand.NewPCG(5, 6))
+	var q, k, v []float32
+	for range heads * n {
+		q = append(q, runsOfOneSign(r, dim)...)
+	}
+	for range heads * keys * dim {
+		k = append(k, float32(math.Abs(r.NormFloat64())))
+	}
+	for range heads * dim {
+		v = append(v, runsOfOneSign(r, keys)...)
+	}
+	given := func(values []float32, shape ...int) *value {
+		return exact(&model.Activation{DType: tensor.F32, Shape: shape, Values: values})
+	}
+	a := newAnalysis(model.Options{DType: tensor.F32}, nil)
+	defer a.Close()
+	of := func(x, w []float32, rows, k int) (y []float32) {
+		for h := range heads {
+			for i := range n * rows {
+				y = append(y, inChains(x[(h*n+i/rows)*k:][:k], w[(h*rows+i%rows)*k:][:k], 512))
+			}
+		}
+		return y
+	}
+	scores := a.Scores(given(q, 1, heads, n, dim), given(k, 1, heads, keys, dim), 0, n, &model.Scoring{By: 1})
+	d := measure(scores, of(q, k, keys, dim), 1)
+	require.Less(t, d.rms, 1.0)
+	require.Greater(t, d.rms, 0.3)
+
+	probs := make([]float32, heads*n*keys)
+	for i := range probs {
+		probs[i] = float32(1+0.1*r.Float64()) / keys
+	}
+	context := a.Context(given(probs, 1, heads, n, keys), given(v, 1, heads, dim, keys))
+	d = measure(context, of(probs, v, dim, keys), 1)
+	require.Less(t, d.rms, 1.0)
+	require.Greater(t, d.rms, 0.3)
+
+	const chosen, width = 12, 64
+	parts, weights, golden := []model.Part[*value](nil), make([]float32, chosen), make([]float32, width)
+	for e, s := range runsOfOneSign(r, chosen) {
+		weights[e] = s
+		out := make([]float32, width)
+		for c := range out {
+			out[c] = 1 + float32(r.Float64())
+			golden[c] += float32(out[c] * s)
+		}
+		parts = append(parts, model.Part[*value]{Expert: e, Slots: []int{e}, Out: given(out, 1, width)})
+	}
+	sum := a.Combine(given(weights, 1, chosen), parts, config.ByChoice)
+	d = measure(sum, golden, 1)
+	require.Less(t, d.rms, 1.0)
+	require.Greater(t, d.rms, 0.2)
+}
