@@ -18,6 +18,9 @@ type Neuron struct {
 	// Share is how much of the token's residual, of what exceeds rounding, lies on the neuron;
 	// 0 if another neuron of the MLP would explain half of that.
 	Share float64 `json:"share"`
+	// explained is N²/E, the sum of squares of the token's residual, in standard deviations, that
+	// lies on the neuron; 0 if it is not known.
+	explained float64
 }
 
 // certain is the share of a residual from which on it is the neuron's.
@@ -132,15 +135,13 @@ func (f *filter) examined(n Neuron) {
 	}
 }
 
-// clearer says whether n is a better answer than m: beyond the limit, and sure of it.
+// clearer says whether n is a better answer than m: beyond the limit, sure of it, and explaining
+// more.
 func (n *Neuron) clearer(m *Neuron) bool {
 	if over := n.Z > neuronZ; over != (m.Z > neuronZ) {
 		return over
 	}
-	if n.Share != m.Share {
-		return n.Share > m.Share
-	}
-	return n.Z > m.Z
+	return cmp.Or(cmp.Compare(n.Share, m.Share), cmp.Compare(n.explained, m.explained), cmp.Compare(n.Z, m.Z)) > 0
 }
 
 // suspected adds a suspect, and keeps the mostSuspects first ones of a token.
@@ -153,6 +154,11 @@ func (f *filter) suspected(s suspect) {
 	}
 	f.suspects[s.Token] = all
 }
+
+// suspectKey names a neuron of a token.
+type suspectKey struct{ token, expert, index int }
+
+func (s *suspect) key() suspectKey { return suspectKey{s.Token, s.Expert, s.Index} }
 
 // compare orders suspects: neurons that a residual certainly lies on, by falling z.
 func (s suspect) compare(r suspect) int {
@@ -167,14 +173,15 @@ func (s suspect) compare(r suspect) int {
 
 // screen computes the screen's z of the neurons of one MLP for each of its tokens.
 func (f *filter) screen(p *product) {
-	residuals, inverse := f.errors.Make(tensor.F32, len(p.tokens), f.x.Width()), f.errors.Make(tensor.F32, len(p.tokens), f.x.Width())
-	least, totals := make([]float64, len(p.tokens)), make([]float64, len(p.tokens))
+	rows, width := len(p.tokens), f.x.Width()
+	residuals, inverse := f.errors.Make(tensor.F32, rows, width), f.errors.Make(tensor.F32, rows, width)
+	least, totals := make([]float64, rows), make([]float64, rows)
 	for i, t := range p.tokens {
 		least[i], totals[i] = f.residual(residuals.Row(i), inverse.Row(i), t)
 	}
 	sums, energies := f.errors.Columns(residuals, inverse, &p.down.Weight)
 	for i := range p.tokens {
-		f.screened(term{p, i}, sums.Row(i), energies.Row(i), least[i], max(0, totals[i]-float64(f.x.Width())))
+		f.screened(term{p, i}, sums.Row(i), energies.Row(i), least[i], max(0, totals[i]-float64(width)))
 	}
 }
 
@@ -199,7 +206,7 @@ func (f *filter) screened(t term, sums, energies []float32, least, excess float6
 	}
 	token := t.tokens[t.row]
 	for k := range sums {
-		n := Neuron{Expert: t.expert, Index: k, Token: token}
+		n := Neuron{Expert: t.expert, Index: k, Token: token, explained: sq(explained(k))}
 		n.Z = explained(k) / math.Sqrt(1+sq(unit*float64(deviations[k])*weight)*float64(energies[k])/least) / f.factor
 		if k == clearest && 2*sq(second) < sq(most) {
 			n.Share = min(1, ratio(sq(most), excess))
@@ -248,7 +255,8 @@ func (f *filter) examine() {
 		return
 	}
 	for _, s := range all[:n] {
-		f.suspects[s.Token] = slices.DeleteFunc(f.suspects[s.Token], func(other suspect) bool { return other.compare(s) == 0 })
+		same := func(other suspect) bool { return other.key() == s.key() }
+		f.suspects[s.Token] = slices.DeleteFunc(f.suspects[s.Token], same)
 	}
 	f.simulate()
 	for batch := range slices.Chunk(f.sorted(), mostSuspects) {

@@ -93,14 +93,15 @@ func (f *filter) each(tokens []int, visit func(p *product, rows []position)) {
 //
 //	Var(N_i) = Σ_k M_ik²·v_hk + Σ_o D_oi²·w_o²·q_o
 func (f *filter) exactly(suspects []suspect) {
-	tokens := make([]int, len(suspects))
+	n := len(suspects)
+	tokens := make([]int, n)
 	for i, s := range suspects {
 		tokens[i] = s.Token
 	}
 	distinct := slices.Compact(slices.Sorted(slices.Values(tokens)))
 	noises := f.noises(distinct)
-	columns := f.errors.Make(tensor.F32, len(suspects), f.x.Width()) // D_oi·w_o
-	sums, variances, least := make([]float64, len(suspects)), make([]float64, len(suspects)), make([]float64, len(suspects))
+	columns := f.errors.Make(tensor.F32, n, f.x.Width()) // D_oi·w_o
+	sums, variances, least := make([]float64, n), make([]float64, n), make([]float64, n)
 	for i, s := range suspects {
 		at, _ := slices.BinarySearch(distinct, s.Token)
 		least[i] = noises[at].least

@@ -47,10 +47,10 @@ func (f *filter) simulated(tokens []int) {
 	for i, t := range tokens {
 		noises[i].drawOutputs(residuals, i, newSigns(t, -2))
 	}
-	clearest := map[suspectKey]float64{}
+	before := map[suspectKey]Neuron{}
 	for _, t := range tokens {
 		for _, s := range f.suspects[t] {
-			clearest[s.key()] = s.Share
+			before[s.key()] = s.Neuron
 		}
 		f.suspects[t] = nil
 	}
@@ -62,7 +62,7 @@ func (f *filter) simulated(tokens []int) {
 		}
 		f.errors.EachColumns(some, &p.down.Weight, func(from int, projections *model.Activation) {
 			for i, r := range rows {
-				f.resuspected(r.term, from, projections, i*(draws+1), clearest)
+				f.resuspected(r.term, from, projections, i*(draws+1), before)
 			}
 		})
 	})
@@ -108,7 +108,7 @@ func (n *noise) drawOutputs(residuals *model.Activation, i int, next func() uint
 
 // resuspected estimates the z of neurons from … of the projections of draws, and of the real
 // residual, which are rows of a tile.
-func (f *filter) resuspected(t term, from int, projections *model.Activation, row int, shares map[suspectKey]float64) {
+func (f *filter) resuspected(t term, from int, projections *model.Activation, row int, before map[suspectKey]Neuron) {
 	for k, projection := range projections.Row(row + draws) {
 		sum := 0.0
 		for d := range draws {
@@ -116,7 +116,7 @@ func (f *filter) resuspected(t term, from int, projections *model.Activation, ro
 		}
 		s := suspect{Neuron{Expert: t.expert, Index: from + k, Token: t.tokens[t.row]}, t}
 		s.Z = ratio(math.Abs(float64(projection)), math.Sqrt(sum/draws)) / f.factor
-		s.Share = shares[s.key()]
+		s.Share, s.explained = before[s.key()].Share, before[s.key()].explained
 		if s.Z > screenZ {
 			f.suspected(s)
 		} else if s.Share > 0 || s.Z > f.z {
@@ -124,11 +124,6 @@ func (f *filter) resuspected(t term, from int, projections *model.Activation, ro
 		}
 	}
 }
-
-// suspectKey names a neuron of a token.
-type suspectKey struct{ token, expert, index int }
-
-func (s *suspect) key() suspectKey { return suspectKey{s.Token, s.Expert, s.Index} }
 
 // newSigns returns a generator of random bits, the same for the same token and expert.
 func newSigns(token, expert int) func() uint64 {

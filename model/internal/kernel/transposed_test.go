@@ -31,5 +31,7 @@ func TestTransposed(t *testing.T) {
 			}
 		}
 	})
-	require.Panics(t, func() { Transposed(make([]float32, 3), Matrix{Rows: 2, Cols: 2, Values: make([]float32, 4)}, 0, 2, 1) })
+	require.Panics(t, func() {
+		Transposed(make([]float32, 3), Matrix{Rows: 2, Cols: 2, Values: make([]float32, 4)}, 0, 2, 1)
+	})
 }
