@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"dsmoe/text"
 	"dsmoe/text/page"
 	"dsmoe/verify"
+	"dsmoe/verify/verifytest"
 )
 
 // about is what a caller says of a run.
@@ -49,79 +49,13 @@ func hasNot(t *testing.T, file, part string) {
 	assert.False(t, strings.Contains(file, part), part)
 }
 
-// element is what the schema says of one: its attributes, what may be in it, and whether
-// text may.
-type element struct {
-	required, optional, children string
-	text                         bool
-}
-
-// schema is the grammar of junit-10.xsd, the schema of Jenkins' xUnit plugin, for the
-// elements that it has beside those of repeated runs. Attributes are strings there, but for
-// the time of suites.
-var schema = map[string]element{
-	"testsuites": {optional: "name time tests failures errors", children: "testsuite"},
-	"testsuite": {required: "name tests failures errors", optional: "group time skipped timestamp hostname id package file log url",
-		children: "testsuite properties testcase system-out system-err"},
-	"properties": {children: "property"},
-	"property":   {required: "name value"},
-	"testcase":   {required: "name", optional: "time classname group", children: "skipped error failure system-out system-err"},
-	"skipped":    {optional: "type message", text: true},
-	"error":      {optional: "type message", text: true},
-	"failure":    {optional: "type message", text: true},
-	"system-out": {text: true},
-	"system-err": {text: true},
-}
-
-// seconds is the schema's type of the time of suites.
-var seconds = regexp.MustCompile(`^(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?$`)
-
 // requireSchema holds a document against the schema, and returns the attributes of the
 // elements of each name.
-func requireSchema(t *testing.T, document string) (found map[string][]map[string]string) {
+func requireSchema(t *testing.T, document string) map[string][]map[string]string {
 	t.Helper()
-	found = map[string][]map[string]string{}
-	open := []string{}
-	d := xml.NewDecoder(strings.NewReader(document))
-	for {
-		token, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			require.Empty(t, open)
-			return found
-		}
-		require.NoError(t, err)
-		switch x := token.(type) {
-		case xml.StartElement:
-			name := x.Name.Local
-			rule, ok := schema[name]
-			require.True(t, ok, name)
-			if len(open) == 0 {
-				require.Equal(t, "testsuites", name)
-			} else {
-				require.Contains(t, strings.Fields(schema[open[len(open)-1]].children), name, open)
-			}
-			attributes := map[string]string{}
-			for _, a := range x.Attr {
-				require.Empty(t, a.Name.Space)
-				require.Contains(t, strings.Fields(rule.required+" "+rule.optional), a.Name.Local, name)
-				attributes[a.Name.Local] = a.Value
-			}
-			for _, a := range strings.Fields(rule.required) {
-				require.Contains(t, attributes, a, name)
-			}
-			if v, ok := attributes["time"]; ok && name != "testcase" {
-				require.Regexp(t, seconds, v)
-			}
-			found[name] = append(found[name], attributes)
-			open = append(open, name)
-		case xml.EndElement:
-			open = open[:len(open)-1]
-		case xml.CharData:
-			if len(open) == 0 || !schema[open[len(open)-1]].text {
-				require.Empty(t, strings.TrimSpace(string(x)))
-			}
-		}
-	}
+	found, err := verifytest.Schema(document)
+	require.NoError(t, err)
+	return found
 }
 
 // requireFiles: both files of a report are what they claim to be, and say what it says.
@@ -183,14 +117,8 @@ func TestSchemaIsStrict(t *testing.T) {
 		"time":            `<testsuites time="1e-3"/>`,
 		"not well-formed": `<testsuites>`,
 	} {
-		refused := &testing.T{}
-		done := make(chan struct{})
-		go func() { // FailNow ends the goroutine
-			defer close(done)
-			requireSchema(refused, document)
-		}()
-		<-done
-		assert.True(t, refused.Failed(), wrong)
+		_, err := verifytest.Schema(document)
+		assert.Error(t, err, wrong)
 	}
 	requireSchema(t, `<testsuites>`+suite+` time="1,000.5"><properties/><testcase name=""><failure>x</failure></testcase></testsuite></testsuites>`)
 }

@@ -38,9 +38,10 @@ func TestLayers(t *testing.T) {
 		"convert/internal/digest":  {},
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
-		"verify":         {"text/page", "model", "model/weights", "config", "model/tensor"},
-		"verify/inspect": {"text/page", "model", "model/count", "model/weights", "config", "model/tensor"},
-		"verify/diff":    {"model/weights", "config", "model/tensor"},
+		"verify":            {"text/page", "model", "model/weights", "config", "model/tensor"},
+		"verify/verifytest": {}, // for tests and scripts
+		"verify/inspect":    {"text/page", "model", "model/count", "model/weights", "config", "model/tensor"},
+		"verify/diff":       {"model/weights", "config", "model/tensor"},
 
 		"model":                   {"model/weights", "config", "model/tensor", "model/internal/kernel"},
 		"model/count":             {"model", "config", "model/tensor"},
@@ -51,7 +52,7 @@ func TestLayers(t *testing.T) {
 		"model/internal/kernel":   {},
 
 		"scripts/ggufblocks":  {"model/tensor"},
-		"scripts/mistakes":    {"convert/checkpoint", "verify", "config", "model/tensor"},
+		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/verifytest", "config", "model/tensor"},
 		"scripts/sensitivity": {"convert/checkpoint", "verify", "model", "model/weights", "model/tensor"},
 
 		"config":            {},

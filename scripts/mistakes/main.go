@@ -4,7 +4,8 @@
 //	go run ./scripts/mistakes [-only SUBSTRING] [-check MISTAKES.md]
 //
 // With -check it compares the table with the one in the file instead, and exits with
-// status 1 if they differ.
+// status 1 if they differ; and makes each mistake in chained mode, too. The text, the JSON, the
+// JUnit document and the page of each report must agree.
 package main
 
 import (
@@ -35,7 +36,7 @@ func main() {
 	only := flag.String("only", "", "mistakes whose name contains this, with what is said of each")
 	check := flag.String("check", "", "file whose table is to be the same")
 	flag.Parse()
-	table, said, err := run(*fixtures, *only, packs)
+	table, said, err := run(*fixtures, *only, packs, *check != "")
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -57,8 +58,8 @@ func main() {
 }
 
 // run makes all mistakes whose name contains only, on each pack, and returns the table and
-// what was said of each.
-func run(fixtures, only string, packs []string) (table, said string, err error) {
+// what was said of each; in chained mode, too, if that is asked for.
+func run(fixtures, only string, packs []string, chained bool) (table, said string, err error) {
 	var chosen []mistake
 	for _, m := range mistakes() {
 		if strings.Contains(m.name, only) {
@@ -73,7 +74,7 @@ func run(fixtures, only string, packs []string) (table, said string, err error) 
 		cells[i], texts[i] = make([]string, len(packs)), make([]string, len(packs))
 		for j, pack := range packs {
 			g.Go(func() (err error) {
-				if cells[i][j], texts[i][j], err = try(m, fixtures, pack); err != nil {
+				if cells[i][j], texts[i][j], err = try(m, fixtures, pack, chained); err != nil {
 					err = fmt.Errorf("%s, %s: %w", m.name, pack, err)
 				}
 				return err
@@ -104,7 +105,7 @@ func headings(packs []string) (names []string) {
 }
 
 // try makes the mistake in the checkpoint of a pack, and grades what is said of it.
-func try(m mistake, fixtures, pack string) (grade, said string, err error) {
+func try(m mistake, fixtures, pack string, chained bool) (grade, said string, err error) {
 	c, err := checkpoint.Open(filepath.Join(fixtures, filepath.Dir(pack), "checkpoint"))
 	if err != nil {
 		return "", "", err
@@ -118,15 +119,30 @@ func try(m mistake, fixtures, pack string) (grade, said string, err error) {
 	if !s.make(m) {
 		return "·", "", s.err
 	}
-	r, err := verify.Run(context.Background(), s.config, s, p, s.options)
+	r, printed, err := s.report()
 	if err != nil {
 		return "", "", err
 	}
+	if chained {
+		s.options.Mode = verify.Chained
+		if _, _, err := s.report(); err != nil {
+			return "", "", fmt.Errorf("chained mode: %w", err)
+		}
+	}
+	return m.grade(s, r, printed), fmt.Sprintf("== %s, %s\n%s\n", m.name, pack, printed), nil
+}
+
+// report verifies the subject, and returns the report and its text. The error may be that the
+// forms of the report do not agree.
+func (s *subject) report() (r *verify.Report, printed string, err error) {
+	if r, err = verify.Run(context.Background(), s.config, s, s.golden, s.options); err != nil {
+		return nil, "", err
+	}
 	var b strings.Builder
 	if err := r.WriteText(&b); err != nil {
-		return "", "", err
+		return nil, "", err
 	}
-	return m.grade(s, r, b.String()), fmt.Sprintf("== %s, %s\n%s\n", m.name, pack, b.String()), nil
+	return r, b.String(), documents(r, b.String())
 }
 
 // grade says how much of the mistake was found: in words that MISTAKES.md explains.

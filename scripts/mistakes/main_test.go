@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/verify"
 )
 
 // rows are the cells of a table in Markdown, without its head.
@@ -29,7 +32,7 @@ func TestTableOfMistakes(t *testing.T) {
 	_, table, _ := strings.Cut(string(text), "\n| mistake ")
 	table, _, _ = strings.Cut("| mistake "+table, "\n\n")
 	const pack = "v1-base/golden-bf16"
-	got, _, err := run(filepath.Join("..", "..", "fixtures"), "", []string{pack})
+	got, _, err := run(filepath.Join("..", "..", "fixtures"), "", []string{pack}, false)
 	require.NoError(t, err)
 	of := 2 + slices.Index(packs, pack)
 	var want [][]string
@@ -43,4 +46,25 @@ func TestTableOfMistakes(t *testing.T) {
 			require.NotContains(t, []string{"MISSED", "inconclusive", "fails", "unnamed", "misnamed"}, cell, row)
 		}
 	}
+}
+
+// TestDocumentsAgree: all forms of reports of failures of V3's routing, in both modes. All other
+// mistakes are made by scripts/check.sh.
+func TestDocumentsAgree(t *testing.T) {
+	t.Parallel()
+	table, said, err := run(filepath.Join("..", "..", "fixtures"), "group", []string{"v3/golden-f32"}, true)
+	require.NoError(t, err)
+	require.Equal(t, 3, strings.Count(table, "named"), table)
+
+	printed := said[strings.Index(said, "\n")+1 : strings.LastIndex(said, "== ")]
+	c, p := must(checkpoint.Open(filepath.Join("..", "..", "fixtures", "v3", "checkpoint"))), must(verify.OpenPack(filepath.Join("..", "..", "fixtures", "v3", "golden-f32")))
+	r := must(verify.Run(t.Context(), c.Config, c, p, verify.Options{}))
+	require.ErrorContains(t, documents(r, printed), "text: verdict is not PASS")
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }
