@@ -1346,7 +1346,7 @@ class Run:
         m |= {field: gaps for field, gaps in r.gaps.items() if gaps or field == "router_gap_min"}
         if a.repeat:
             m["noise_threads"], m["noise"] = self.other_threads(), r.noise
-        return m | {"checkpoint": self.checkpoint.hashes(self.progress)}
+        return m | {"config": self.checkpoint.config, "checkpoint": self.checkpoint.hashes(self.progress)}
 
 
 class Progress:

@@ -152,7 +152,11 @@ func (r *Report) summary() string {
 	switch r.Verdict {
 	case Fail:
 		i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == *r.FirstDivergence })
-		return text.Line(*r.FirstDivergence + ": " + r.Checks[i].why() + "; " + r.cause())
+		origin := r.Config.Origin
+		if origin != "" {
+			origin += "; "
+		}
+		return text.Line(origin + *r.FirstDivergence + ": " + r.Checks[i].why() + "; " + r.cause())
 	case Inconclusive:
 		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
 	}

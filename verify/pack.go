@@ -34,6 +34,7 @@ type Manifest struct {
 	Mode            string                    `json:"mode"`             // "eval" or "train"
 	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // keys of config.json that the reference ran with
+	Config          jsontext.Value            `json:"config"`           // config.json of the checkpoint; nil in packs of before it was recorded
 	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> "sha256:…"
 	Weights         string                    `json:"weights"`          // said of them where there are no files
 	Partial         string                    `json:"partial"`          // why the pack proves less on purpose; empty if it does not

@@ -233,6 +233,9 @@ type Rules struct {
 type Settings struct {
 	Overridden  []Override    `json:"overridden"`  // keys that the reference ran with otherwise
 	Unexercised []Unexercised `json:"unexercised"` // keys that change nothing on the pack's input
+	Differ      []Difference  `json:"differ"`      // keys whose values are not those of the config.json that the pack was recorded from
+	Unknown     bool          `json:"unknown"`     // config.json is another than that one, by its hash, and the pack does not hold it
+	Origin      string        `json:"origin"`      // says that the pack was recorded from another checkpoint or config; empty if nothing shows that
 }
 
 // Override is a key of config.json whose value is not what the reference ran with.
@@ -241,6 +244,15 @@ type Override struct {
 	Checkpoint string `json:"checkpoint"` // its value there, as JSON; "not set" without one
 	Reference  string `json:"reference"`  // what the reference ran with
 	Training   bool   `json:"training"`   // concerns training alone
+}
+
+// Difference is a key of config.json whose value is not that of the config.json that the pack was
+// recorded from.
+type Difference struct {
+	Key        string `json:"key"`        // of config.json
+	Checkpoint string `json:"checkpoint"` // its value there, as JSON, defaults filled in
+	Pack       string `json:"pack"`       // the same of the config.json that the pack was recorded from
+	Meaning    bool   `json:"meaning"`    // decides what the model computes, or its loss
 }
 
 // Unexercised is a key of config.json that the pack proves nothing of.

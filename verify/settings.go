@@ -17,9 +17,16 @@ import (
 // be made with others than a checkpoint's.
 var training = []string{"aux_loss_alpha", "seq_aux"}
 
-// settingsOf compares a checkpoint's config with what the reference ran with, c.
-func settingsOf(stored, c *config.Config, pack *Pack, in *model.Input) Settings {
-	s := Settings{Overridden: []Override{}, Unexercised: unexercised(c, pack, in)}
+// settingsOf compares a checkpoint's config with what the reference ran with, c, and with what the
+// pack was recorded from.
+func settingsOf(stored, c *config.Config, pack *Pack, in *model.Input, o *Options) Settings {
+	s := Settings{Overridden: []Override{}, Unexercised: unexercised(c, pack, in), Differ: []Difference{}}
+	if recorded, err := pack.recordedConfig(c.Reference); err == nil && recorded != nil { // checkShape has seen the error
+		s.Differ = differing(c, recorded)
+	} else if hash := pack.Manifest.Checkpoint["config.json"]; hash != "" && o.ConfigHash != "" {
+		s.Unknown = hash != o.ConfigHash
+	}
+	s.Origin = s.origin()
 	var values map[string]jsontext.Value
 	_ = json.Unmarshal(stored.JSON(), &values) // config has parsed it
 	ran := pack.Manifest.ConfigOverrides

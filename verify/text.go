@@ -104,6 +104,12 @@ func (s *Settings) write(b *bytes.Buffer) {
 	for _, o := range s.Overridden {
 		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s, the reference ran with %s", o.Key, o.Checkpoint, o.Reference)))
 	}
+	for _, d := range s.Differ {
+		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s, the pack was recorded with %s", d.Key, d.Checkpoint, d.Pack)))
+	}
+	if s.Unknown {
+		fmt.Fprintf(b, "%-11sconfig.json is not the one that the pack was recorded from; which keys differ is not known, for the pack does not hold that one\n", "config")
+	}
 	for _, u := range s.Unexercised {
 		fmt.Fprintf(b, "%-11s%s not exercised: %s\n", "config", u.Key, u.Why)
 	}
@@ -282,6 +288,9 @@ func percent(v *float64) string {
 func (r *Report) writeDivergence(b *bytes.Buffer) {
 	if r.FirstDivergence == nil {
 		return
+	}
+	if r.Config.Origin != "" {
+		fmt.Fprintf(b, "%-11s%s\n", "pack", text.Line(r.Config.Origin))
 	}
 	for _, c := range r.Checks {
 		if c.Tensor == *r.FirstDivergence {

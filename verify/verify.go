@@ -61,6 +61,7 @@ type Options struct {
 	// by which operation. It is asked if a stage fails in local mode: the run is then
 	// repeated with the error that this rounding allows. It may be nil.
 	Rounded     func() (map[string]string, error)
+	ConfigHash  string                // "sha256:…" of the checkpoint's config.json; "" if it has none
 	Decoded     Decoded               // what src knows of weights that it decodes; may be nil
 	Pages       model.Pages           // what src is mapped into; may be nil
 	Parallelism int                   // goroutines; 0 means GOMAXPROCS
@@ -112,6 +113,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 	if err := o.check(); err != nil {
 		return nil, err
 	}
+	if err := pack.checkFamily(c); err != nil {
+		return nil, err
+	}
 	stored := c
 	c, err := pack.Config(c, o.Reference)
 	if err != nil {
@@ -123,6 +127,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 	}
 	m, err := model.LoadPart(c, src, s.runs)
 	if err != nil {
+		return nil, err
+	}
+	if err := pack.checkShape(c); err != nil {
 		return nil, err
 	}
 	s.course.Predictions = min(s.course.Predictions, m.PredictionLayers())
@@ -143,7 +150,7 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 // traced runs the model once and reports, taking the error of rounded weights into account.
 func traced(ctx context.Context, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, s *scope, in *model.Input, o *Options, rounded roundings) (*tracer, *Report, error) {
 	t := newTracer(s, m, src, in, o)
-	t.settings, t.rounded = settingsOf(stored, m.Config, s.pack, in), rounded
+	t.settings, t.rounded = settingsOf(stored, m.Config, s.pack, in, o), rounded
 	err := t.run(ctx, in)
 	if errors.Is(err, errStopped) {
 		return t, t.report(in), nil

@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"math"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -56,6 +57,9 @@ Where dsmoe.manifest.json records that a conversion rounded weights, or a GGUF f
 has them quantised, a local run that fails is repeated with the error that this
 allows. A pass is then one "within the rounding of the weights", and the report ranks
 layers and experts by error.
+
+A pack of another family, or of a model of other shapes, is refused. One that was recorded
+from another config.json is not: keys that differ are listed where the pack holds that one.
 
 A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but where rounding may decide, and that every weight took
@@ -168,6 +172,9 @@ func (o *verifyOptions) options(compute tensor.DType, progress func(done, total 
 // verify returns the report or, with the error, what was to be verified.
 func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr io.Writer) (*verified, error) {
 	r := &verified{Checkpoint: checkpointFiles{Path: path, Golden: golden}}
+	if err := exchanged(path); err != nil {
+		return r, err
+	}
 	c, err := checkpoint.Open(path)
 	if err != nil {
 		return r, err
@@ -181,6 +188,11 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	defer b.remove()
 	options := o.options(pack.DType, func(_, _ int) { b.add(1) })
 	options.Pages, options.Decoded = c, c
+	if config := filepath.Join(c.Dir, checkpoint.ConfigName); !c.ConfigInside() {
+		if options.ConfigHash, err = verify.HashFile(config); err != nil {
+			return r, fileError(config, err)
+		}
+	}
 	options.Rounded = func() (map[string]string, error) {
 		rounded, err := convert.Rounded(ctx, c.Dir)
 		return c.Named(rounded), err
@@ -197,6 +209,18 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		r.Checkpoint.Mapped = r.Report.Scope.Bytes
 	}
 	return r, r.Checkpoint.compare(c, pack, o.hash)
+}
+
+// exchanged says that a golden pack stands in the checkpoint's place.
+func exchanged(path string) error {
+	holds := func(dir, name string) bool {
+		info, err := os.Stat(filepath.Join(dir, name))
+		return err == nil && info.Mode().IsRegular()
+	}
+	if holds(path, "manifest.json") && !holds(path, checkpoint.ConfigName) {
+		return fmt.Errorf("%s: %w", text.Quote(path), errors.New("a golden pack, where CHECKPOINT is expected: dsmoe verify CHECKPOINT GOLDEN"))
+	}
+	return nil
 }
 
 // verified is the report with the checkpoint it is about.

@@ -1,0 +1,164 @@
+package verify
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/config"
+	"dsmoe/model"
+)
+
+// Whether a pack was recorded from the model that it is held against.
+
+// classes are the references' classes by model_type. Other classes are not known.
+var classes = map[string]string{"deepseek": "DeepseekForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
+
+// checkFamily refuses a checkpoint of another family than the one that the pack was recorded from.
+func (p *Pack) checkFamily(c *config.Config) error {
+	class := p.Manifest.Reference.Model
+	for _, family := range slices.Sorted(maps.Keys(classes)) {
+		if class == classes[family] && family != c.ModelType {
+			return p.fault(fmt.Sprintf("the pack is not of this model: %s recorded it, the class of model_type %s; the checkpoint's model_type is %s", class, family, c.ModelType))
+		}
+	}
+	return nil
+}
+
+// checkShape refuses a checkpoint whose weights have other shapes than those that the pack was
+// recorded from. c is the config with which the reference ran.
+func (p *Pack) checkShape(c *config.Config) error {
+	recorded, err := p.recordedConfig(c.Reference)
+	switch {
+	case err != nil:
+		return err
+	case recorded != nil && recorded.ModelType != c.ModelType:
+		return p.fault(fmt.Sprintf("the pack is not of this model: it was recorded from model_type %s; the checkpoint's is %s", recorded.ModelType, c.ModelType))
+	case recorded != nil && !sameShape(c, recorded):
+		return p.fault("the pack is not of this model: it was recorded from weights of other shapes: " + inWords(differing(c, recorded)))
+	}
+	return p.checkWidths(c)
+}
+
+// recordedConfig returns the config.json that the pack was recorded from, as config_overrides left
+// it, under the rules of a reference; nil if the pack does not hold it.
+func (p *Pack) recordedConfig(r config.Reference) (*config.Config, error) {
+	if p.Manifest.Config == nil {
+		return nil, nil
+	}
+	c, err := config.Parse(bytes.NewReader(p.Manifest.Config))
+	if err == nil {
+		c, err = c.Override(p.Manifest.ConfigOverrides)
+	}
+	if err == nil {
+		c, err = c.As(r)
+	}
+	if err != nil {
+		return nil, &PackError{p.Dir, []error{fmt.Errorf("manifest.json: config: %w", err)}}
+	}
+	return c, nil
+}
+
+// sameShape reports whether two configs of one family imply the same weights.
+func sameShape(a, b *config.Config) bool {
+	of := func(c *config.Config) map[string]string {
+		shapes := map[string]string{}
+		for s := range model.FamilyOf(c).Slots(c) {
+			shapes[s.Name] = fmt.Sprint(s.Shape)
+		}
+		return shapes
+	}
+	return maps.Equal(of(a), of(b))
+}
+
+// differing lists the keys under which a config has another value than the recorded one.
+func differing(c, recorded *config.Config) []Difference {
+	differ := []Difference{}
+	for _, d := range config.Differences(c, recorded) {
+		differ = append(differ, Difference{Key: d.Key, Checkpoint: setting(d.A), Pack: setting(d.B), Meaning: d.Meaning})
+	}
+	return differ
+}
+
+// setting is a value of config.json as reports print it.
+func setting(v jsontext.Value) string {
+	if v == nil {
+		return "not set"
+	}
+	return string(v)
+}
+
+// inWords says which keys differ: "rope_scaling differs (pack null, here {…})".
+func inWords(differ []Difference) string {
+	var words []string
+	for _, d := range differ {
+		words = append(words, fmt.Sprintf("%s differs (pack %s, here %s)", d.Key, d.Pack, d.Checkpoint))
+	}
+	return strings.Join(words, ", ")
+}
+
+// checkWidths refuses a pack in which all stages of some weight's module, in whatever layer, are
+// wider or narrower than the weight makes them.
+func (p *Pack) checkWidths(c *config.Config) error {
+	type kindWidths struct {
+		fits         bool
+		golden, slot string // the first that does not fit
+	}
+	kinds := map[string]*kindWidths{}
+	for s := range model.FamilyOf(c).Slots(c) {
+		name, width := moduleStage(s)
+		e, ok := p.Manifest.Tensors[name]
+		if !ok || width == 0 {
+			continue
+		}
+		_, kind := split(name)
+		k := kinds[kind]
+		if k == nil {
+			k = &kindWidths{}
+			kinds[kind] = k
+		}
+		if e.Shape[len(e.Shape)-1] == width {
+			k.fits = true
+		} else if k.golden == "" {
+			k.golden = fmt.Sprintf("%s is %d wide in the pack, and %d here", name, e.Shape[len(e.Shape)-1], width)
+			k.slot = fmt.Sprintf("%s %v", s.Name, s.Shape)
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		if k := kinds[kind]; !k.fits {
+			return p.fault(fmt.Sprintf("the pack is not of this model: %s, as %s makes it", k.golden, k.slot))
+		}
+	}
+	return nil
+}
+
+// moduleStage returns the stage that a module with this weight gives by itself, and its width; 0 if
+// there is none.
+func moduleStage(s model.Slot) (stage string, width int) {
+	module, ok := strings.CutSuffix(s.Name, ".weight")
+	switch {
+	case !ok || s.Expert >= 0:
+		return "", 0
+	case s.Param.Module == model.Router:
+		return module + ".logits", s.Shape[0]
+	case s.Param.LookedUp():
+		return module + ".output", s.Shape[1]
+	}
+	return module + ".output", s.Shape[0]
+}
+
+// origin says that the pack was recorded from another checkpoint or config, if anything shows that.
+func (s *Settings) origin() string {
+	meaning := slices.DeleteFunc(slices.Clone(s.Differ), func(d Difference) bool { return !d.Meaning })
+	switch {
+	case len(meaning) > 0:
+		return "the pack was recorded from another checkpoint or config: " + inWords(meaning)
+	case s.Unknown:
+		return "the pack was recorded from another config.json, by its hash, and does not hold that: which keys differ is not known"
+	}
+	return ""
+}
