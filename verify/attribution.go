@@ -13,6 +13,7 @@ import (
 // last checked stage.
 type attribution[V comparable] struct {
 	model.Arithmetic[V]
+	in      *model.Input                // the tokens: weights behind rows of padding alone take no part
 	numbers func(x V) *model.Activation // what x amounts to
 	sets    map[V]weightSet
 }
@@ -20,8 +21,8 @@ type attribution[V comparable] struct {
 // weightSet is a set of weights' names. It is not changed once a value has it.
 type weightSet map[string]struct{}
 
-func newAttribution[V comparable](inner model.Arithmetic[V], numbers func(V) *model.Activation) *attribution[V] {
-	return &attribution[V]{inner, numbers, map[V]weightSet{}}
+func newAttribution[V comparable](inner model.Arithmetic[V], in *model.Input, numbers func(V) *model.Activation) *attribution[V] {
+	return &attribution[V]{inner, in, numbers, map[V]weightSet{}}
 }
 
 // weights are the names of the weights that took part in x, sorted.
@@ -133,22 +134,25 @@ func (a *attribution[V]) Scale(x V, factor float32) V {
 }
 
 // Combine gives its result the weights of weight and of the parts. It leaves out the
-// experts whose outputs are weighted with next to nothing wherever they were chosen:
-// their weights hardly show in the sum.
+// experts that only padding chose, or whose outputs are weighted with next to nothing wherever
+// they were chosen: their weights hardly show in the sum.
 func (a *attribution[V]) Combine(weight V, parts []model.Part[V], order config.RoutedSum) V {
-	operands := []V{weight}
+	operands, numbers := []V{weight}, a.numbers(weight)
+	padded := paddedTokens(a.in, numbers.Rows())
 	for _, p := range parts {
-		if slices.ContainsFunc(p.Slots, func(slot int) bool { return shows(a.numbers(weight), slot) }) {
+		if slices.ContainsFunc(p.Slots, func(slot int) bool { return shows(numbers, padded, slot) }) {
 			operands = append(operands, p.Out)
 		}
 	}
 	return a.join(a.Arithmetic.Combine(weight, parts, order), operands...)
 }
 
-// shows says whether the top-k weight at a position of topk_idx is more than a thousandth
-// of its token's largest: with less, what the expert gives hardly shows in the sum.
-func shows(weights *model.Activation, slot int) bool {
-	return weights.Values[slot] > slices.Max(weights.Row(slot/weights.Width()))/1000
+// shows reports whether an expert's output shows in the routed sum of a token: the token, at
+// this position of topk_idx, is not padding, and the expert's weight is more than a thousandth
+// of the token's largest.
+func shows(weights *model.Activation, padded padding, slot int) bool {
+	token := slot / weights.Width()
+	return !padded.has(token) && weights.Values[slot] > slices.Max(weights.Row(token))/1000
 }
 
 // AuxLoss gives its result the weights of the scores.

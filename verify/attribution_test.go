@@ -8,12 +8,13 @@ import (
 	"dsmoe/model"
 )
 
-// TestExpertsOfNoWeightDoNotShow: what a gate weighs with nothing was not verified.
+// TestExpertsOfNoWeightDoNotShow: what a gate weighs with nothing, or gives to padding alone,
+// was not verified.
 func TestExpertsOfNoWeightDoNotShow(t *testing.T) {
 	a := &model.Activation{Shape: []int{2, 2}, Values: []float32{1, 0, 0.5, 0.4999}}
 	var seen []bool
 	for slot := range a.Values {
-		seen = append(seen, shows(a, slot))
+		seen = append(seen, shows(a, nil, slot), shows(a, padding{false, true}, slot))
 	}
-	require.Equal(t, []bool{true, false, true, true}, seen)
+	require.Equal(t, []bool{true, true, false, false, true, false, true, false}, seen)
 }

@@ -18,17 +18,19 @@ import (
 type failure struct {
 	tracer  *tracer
 	in      *model.Input
-	hidden  []float32 // golden input of the layer, or of the head
-	layer   int       // -1 for the final norm and the head
-	name    string    // of the golden tensor
-	kind    string    // of the stage
-	got     *model.Activation
-	weights []string // that took part in got
-	beyond  []bool   // rows of got with elements beyond their limits
+	hidden  []float32         // golden input of the layer, or of the head
+	layer   int               // -1 for the final norm and the head
+	name    string            // of the golden tensor
+	kind    string            // of the stage
+	got     *model.Activation // compared rows of the stage [compared, width], with its DType
+	rows    []int             // number in the stage of each row of got
+	shape   []int             // of the stage
+	weights []string          // that took part in got
+	beyond  []bool            // rows of got with elements beyond their limits
 
-	beyondColumns []bool // the same of columns
-	want          []float32
-	idx           []int     // golden choice of experts, if the routed sum failed and the pack has it
+	beyondColumns []bool    // the same of columns
+	want          []float32 // golden tensor, as got
+	idx           []int     // golden choice of experts of got's rows, if the routed sum failed and the pack has it
 	scores        []float32 // that experts are chosen by, if their choice failed
 	k             int       // experts per token, likewise
 }
@@ -107,13 +109,25 @@ func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*fa
 		}
 		return f, err
 	}
-	if f.want, err = t.pack.Float32s(name); err != nil || len(f.want) != len(f.got.Values) {
+	if f.want == nil {
 		return nil, nil // ids, or another shape: what is wrong is plain
 	}
 	if routing := fmt.Sprintf("model.layers.%d.%s", f.layer, topKIdx); f.kind == expertsOutput && t.pack.Has(routing) {
-		f.idx, err = t.pack.Ints(routing)
+		f.idx, err = f.choices(routing)
 	}
 	return f, err
+}
+
+// choices are the golden's choices of experts of the compared rows.
+func (f *failure) choices(routing string) (idx []int, err error) {
+	all, err := f.tracer.pack.Ints(routing)
+	k := f.tracer.m.Config.NumExpertsPerTok
+	for _, row := range f.rows {
+		if last := (row + 1) * k; last <= len(all) {
+			idx = append(idx, all[last-k:last]...)
+		}
+	}
+	return idx, err
 }
 
 // input returns the golden input of the layer or head; nil if the pack lacks it.
@@ -145,7 +159,7 @@ func (f *failure) input() ([]float32, error) {
 	if len(values) != f.in.Batch*f.seq()*m.Config.HiddenSize {
 		return nil, err
 	}
-	return values, err
+	return quiet(values, m.Config.HiddenSize, paddedTokens(f.in, f.in.Batch*f.seq())), err
 }
 
 // predicts returns the depth of the failed prediction layer, below 0 for other layers.
@@ -197,7 +211,7 @@ func (f *failure) notFiniteWeights() ([]Cause, error) {
 func (f *failure) overflows() (causes []Cause) {
 	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !finite(v) }) }
 	if i := find(f.got.Values); i >= 0 {
-		causes = append(causes, Cause{ID: "overflow", Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.tracer.pack.DType, number(f.got.Values[i]), unflatten(i, f.got.Shape))})
+		causes = append(causes, Cause{ID: "overflow", Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.tracer.pack.DType, number(f.got.Values[i]), f.place(i))})
 	}
 	if i := find(f.scores); i >= 0 {
 		causes = append(causes, Cause{ID: "overflow", Text: fmt.Sprintf("the scores that experts are chosen by are not finite, the first is %s: no choice can be compared", number(f.scores[i]))})
@@ -326,14 +340,40 @@ func (w *witness) Stage(name string, x *value) error {
 		}
 		return w.judged(name)
 	}
-	f.got = &model.Activation{Shape: x.Shape, Values: slices.Clone(x.rounded()), DType: x.DType}
-	f.weights = w.attribution.weights(x)
+	if err := f.keep(w.localTrace, x); err != nil {
+		return err
+	}
 	w.last = nil
 	err := w.localTrace.Stage(name, x)
-	if w.last != nil {
-		f.beyond, f.beyondColumns = w.last.rows, w.last.columns
+	if w.last != nil && w.last.finite {
+		for _, row := range f.rows {
+			f.beyond = append(f.beyond, w.last.rows[row])
+		}
+		f.beyondColumns = w.last.columns
 	}
 	return err
+}
+
+// keep keeps what the failed stage gave, and the golden if it can be compared with that.
+func (f *failure) keep(t *localTrace, x *value) error {
+	f.weights, f.shape, f.got = t.attribution.weights(x), x.Shape, &model.Activation{}
+	if e := t.pack.Manifest.Tensors[f.name]; e.DType == tensor.I64 || e.elements() != len(x.Values) {
+		return nil
+	}
+	want, rows, err := t.goldenRows(f.name, x.Activation)
+	if err != nil {
+		return nil // the check tells
+	}
+	width := x.Width()
+	f.rows, f.want = rows.compared, slices.Clone(rows.gather(want, width))
+	f.got = &model.Activation{Shape: []int{len(f.rows), width}, Values: slices.Clone(rows.gather(x.rounded(), width)), DType: x.DType}
+	return nil
+}
+
+// place is where in the stage element i of got is.
+func (f *failure) place(i int) []int {
+	width := f.got.Width()
+	return unflatten(f.rows[i/width]*width+i%width, f.shape)
 }
 
 // TopK implements model.Trace.
@@ -343,7 +383,8 @@ func (w *witness) TopK(name string, ours *choice) error {
 		if ours.Groups != nil {
 			f.scores = ours.Groups.Scores.Values
 		}
-		f.scores, f.k = slices.Clone(f.scores), len(ours.Idx)/ours.Scores.Rows()
+		compared := selectRows(f.scores, ours.Scores.Width(), paddedTokens(w.in, ours.Scores.Rows()))
+		f.scores, f.k = slices.Clone(compared.gather(f.scores, ours.Scores.Width())), len(ours.Idx)/ours.Scores.Rows()
 		f.got = &model.Activation{}
 	}
 	if err := w.localTrace.TopK(name, ours); err != nil {

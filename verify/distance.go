@@ -13,9 +13,9 @@ type distances struct {
 	largest   float64 // z
 	worst     int     // flat index of largest, or of the first element that is not finite
 	finite    bool    // both tensors are; if not, only worst is set
-	rms       float64 // of z
+	rms       float64 // of z, over distinct rows
 	rowRMS    float64 // the largest of a row
-	columnRMS float64 // the largest of a column
+	columnRMS float64 // the largest of a column, over distinct rows
 	beyond    int     // elements further than lambda
 	columns   []bool  // that have such elements
 	rows      []bool
@@ -23,14 +23,15 @@ type distances struct {
 	ambiguous float64 // share of elements that may round to either neighbour
 }
 
-// measure returns the distances of want from x, σ being multiplied by factor.
-func measure(x *value, want []float32, factor float64) *distances {
+// measure returns the distances of the selected rows of want from x, σ being multiplied by
+// factor.
+func measure(x *value, want []float32, selected *rowSet, factor float64) *distances {
 	p, width := precisionOf(x.DType), x.Width()
-	d := &distances{finite: true, columns: make([]bool, width), rows: make([]bool, x.Rows())}
+	d := &distances{finite: true, worst: selected.compared[0] * width, columns: make([]bool, width), rows: make([]bool, x.Rows())}
 	sums := make([]float64, width) // of z², per column
 	var total, sigmas, goldens float64
 	ambiguous := 0
-	for row := range d.rows {
+	for n, row := range selected.compared {
 		rowSum := 0.0
 		for c := range width {
 			i := row*width + c
@@ -50,23 +51,22 @@ func measure(x *value, want []float32, factor float64) *distances {
 				d.columns[c], d.rows[row] = true, true
 			}
 			rowSum += float64(z * z)
-			sums[c] += float64(z * z)
+			sums[c] += float64(selected.weights[n] * float64(z*z))
 			sigmas += float64(s * s)
 			goldens += float64(g * g)
 			if x.DType != tensor.F32 && s > 0 && p.round(y-lambda*s) != p.round(y+lambda*s) {
 				ambiguous++
 			}
 		}
-		total += rowSum
+		total += float64(selected.weights[n] * rowSum)
 		d.rowRMS = max(d.rowRMS, math.Sqrt(rowSum/float64(width)))
 	}
-	n := float64(len(want))
-	d.rms = math.Sqrt(total / n)
+	d.rms = math.Sqrt(total / float64(selected.distinct*width))
 	for _, sum := range sums {
-		d.columnRMS = max(d.columnRMS, math.Sqrt(sum/float64(len(d.rows))))
+		d.columnRMS = max(d.columnRMS, math.Sqrt(sum/float64(selected.distinct)))
 	}
 	d.sees = ratio(lambda*math.Sqrt(sigmas), math.Sqrt(goldens))
-	d.ambiguous = float64(ambiguous) / n
+	d.ambiguous = float64(ambiguous) / float64(len(selected.compared)*width)
 	return d
 }
 

@@ -337,5 +337,5 @@ func (r *Report) pageRouting(p *page.Page) {
 	} else {
 		p.Table(s)
 	}
-	p.Figure(m, "How often the golden chose each routed expert, padding included.")
+	p.Figure(m, "How often the golden chose each routed expert; padding is left out.")
 }

@@ -14,7 +14,7 @@ type Limits struct {
 	Z       float64 `json:"z,omitzero"`        // of Check.Z: 8
 	RMSZ    float64 `json:"rms_z,omitzero"`    // of Check.RMSZ: 1
 	RowZ    float64 `json:"row_z,omitzero"`    // of Check.RowZ: 3
-	ColumnZ float64 `json:"column_z,omitzero"` // of Check.ColumnZ: 1 + 4/√rows
+	ColumnZ float64 `json:"column_z,omitzero"` // of Check.ColumnZ: 1 + 4/√distinct rows
 	NeuronZ float64 `json:"neuron_z,omitzero"` // of Check.NeuronZ: 6
 	RelRMS  float64 `json:"rel_rms,omitzero"`  // of Metrics.RelRMS
 	RowRMS  float64 `json:"row_rms,omitzero"`  // of Metrics.RowRMS
@@ -28,15 +28,15 @@ type Limits struct {
 // The limits of what is held against the error analysis. Measured on right references: at
 // most 5.3, 0.75, 1.6, and 0.7 of the column's; 4.7 for a neuron.
 const (
-	tensorRMS = 1 // float32 goldens only, as the two below
+	tensorRMS = 1 // float32 goldens only, as the two below; of leastRows and more
 	rowRMS    = 3 // rows of leastRow elements and more
 	neuronZ   = 6
 
-	leastRow    = 16 // elements
-	leastColumn = 8
+	leastRow  = 16 // elements
+	leastRows = 8  // distinct rows over which an RMS is judged, of the tensor or of a column
 )
 
-// columnRMS is the limit of the RMS of a column of so many rows.
+// columnRMS is the limit of the RMS of a column of so many distinct rows.
 func columnRMS(rows int) float64 { return 1 + 4/math.Sqrt(float64(rows)) }
 
 // gradRelRMS is the limit of losses and gradients: a gradient has passed backward

@@ -51,9 +51,10 @@ const mostSuspects = 64
 // many of them, a simulation finds those that are worth it (simulate).
 type filter struct {
 	*analysis
-	x      *value    // the stage
-	want   []float32 // its golden
-	factor float64   // the user's, on standard deviations
+	x        *value    // the stage
+	want     []float32 // its golden
+	selected *rowSet   // its rows that are compared
+	factor   float64   // the user's, on standard deviations
 
 	terms    [][]term    // of each token, what its row is the sum of
 	suspects [][]suspect // of each token
@@ -78,9 +79,9 @@ type suspect struct {
 // neurons returns the largest z of a neuron, and the neuron on which most of a token's residual
 // lies, of largest N_i²/E_i, of the token that says so most clearly. Once a neuron is beyond
 // the limit, neurons that are less suspicious are not examined any more.
-func (a *analysis) neurons(x *value, want []float32, factor float64) (named *Neuron, z float64) {
+func (a *analysis) neurons(x *value, want []float32, rows *rowSet, factor float64) (named *Neuron, z float64) {
 	f := &filter{
-		analysis: a, x: x, want: want, factor: factor, named: &Neuron{Expert: -1},
+		analysis: a, x: x, want: want, selected: rows, factor: factor, named: &Neuron{Expert: -1},
 		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows()),
 	}
 	for i := range x.products {
@@ -180,7 +181,10 @@ func (f *filter) screen(p *product) {
 		least[i], totals[i] = f.residual(residuals.Row(i), inverse.Row(i), t)
 	}
 	sums, energies := f.errors.Columns(residuals, inverse, &p.down.Weight)
-	for i := range p.tokens {
+	for i, t := range p.tokens {
+		if _, compared := slices.BinarySearch(f.selected.compared, t); !compared {
+			continue // padding
+		}
 		f.screened(term{p, i}, sums.Row(i), energies.Row(i), least[i], max(0, totals[i]-float64(width)))
 	}
 }

@@ -155,7 +155,7 @@ func (m *moe) analysed(rounded bool) (*analysis, *value) {
 
 // filterOf returns a filter of x's neurons that has examined nothing.
 func filterOf(a *analysis, x *value, want []float32) *filter {
-	f := &filter{analysis: a, x: x, want: want, factor: 1, named: &Neuron{Expert: -1},
+	f := &filter{analysis: a, x: x, want: want, selected: allRows(want, x), factor: 1, named: &Neuron{Expert: -1},
 		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows())}
 	for i := range x.products {
 		f.add(&x.products[i])
@@ -219,9 +219,9 @@ func TestRightNeuronsOfDecayingWeights(t *testing.T) {
 			a, x := m.analysed(test.rounded)
 			defer a.Close()
 			want := m.reference()
-			require.Less(t, measure(x, want, 1).largest, 8.0)
+			require.Less(t, measure(x, want, allRows(want, x), 1).largest, 8.0)
 			screen := filterOf(a, x, want).screenedZ()
-			_, z := a.neurons(x, want, 1)
+			_, z := a.neurons(x, want, allRows(want, x), 1)
 			t.Logf("screen %.1f, z %.1f", screen, z)
 			require.GreaterOrEqual(t, screen, test.screen)
 			require.LessOrEqual(t, z, 4.7)
@@ -278,7 +278,7 @@ func TestNeuronsJustBeyondTheLimit(t *testing.T) {
 			f.want = golden(0.01)
 			perSize := f.explicitZ(wrong.term, wrong.Index) / 0.01
 			for _, z := range []float64{5.95, 6.05} {
-				named, largest := a.neurons(x, golden(z/perSize), 1)
+				named, largest := a.neurons(x, golden(z/perSize), allRows(x.Values, x), 1)
 				require.InDelta(t, z, largest, 0.04)
 				require.Equal(t, [3]int{wrong.Expert, 41, 7}, [3]int{named.Expert, named.Index, named.Token})
 				require.Equal(t, z > 6, largest > neuronZ)
@@ -307,7 +307,7 @@ func TestWrongNeuronsAmongErrors(t *testing.T) {
 			for o, d := range column {
 				want[20*moeHidden+o] += float32(size * float64(d))
 			}
-			named, z := a.neurons(x, want, 1)
+			named, z := a.neurons(x, want, allRows(want, x), 1)
 			t.Logf("decay %g, rounded %v: z %.1f, share %.2f", decay, rounded, z, named.Share)
 			require.InDelta(t, 12, z, 4.5)
 			require.Equal(t, [3]int{wrong.product.expert, 5, 20}, [3]int{named.Expert, named.Index, named.Token})
@@ -333,7 +333,7 @@ func TestNeuronsJustBeyondTheScreen(t *testing.T) {
 	for _, z := range []float64{3.95, 4.05} {
 		f := filterOf(a, x, golden(z/screen))
 		exact = f.explicitZ(wrong, 41)
-		_, largest := a.neurons(x, f.want, 1)
+		_, largest := a.neurons(x, f.want, allRows(f.want, x), 1)
 		if z < 4 {
 			require.InDelta(t, z, largest, 0.02)
 		} else {

@@ -146,10 +146,16 @@ const predictionLayer = "the checkpoint lacks this prediction layer, or one befo
 func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 	c := Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []LayerExperts{}, VocabSize: t.m.Config.VocabSize}
 	if course := &t.scope.course; course.Embedding || course.Predictions > 0 {
-		ids := slices.Clone(in.InputIDs)
+		ids := []int{}
+		for i, id := range in.InputIDs {
+			if !in.IsPadding(i) {
+				ids = append(ids, id)
+			}
+		}
 		slices.Sort(ids)
 		c.EmbeddingRows = len(slices.Compact(ids))
 	}
+	c.Padding = paddedTokens(in, len(in.InputIDs)).count()
 	for name := range t.pack.Manifest.Tensors {
 		if isStage(name) || !isInput(name) && t.scope.compares(name) {
 			c.GoldenTensors++
@@ -227,6 +233,7 @@ func (t *tracer) gaps(r *Report, in *model.Input) []string {
 		}
 	}
 	measured := t.o.Mode == Chained && t.pack.DType != tensor.F32 // but not judged
+	add(c.Padding == len(in.InputIDs), "all tokens are padding: no row of a stage was compared")
 	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType)
 	skipped := slices.DeleteFunc(t.inOrder(), func(c Check) bool { return c.Reason != predictionLayer })
 	add(len(skipped) > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before", len(skipped))
@@ -377,7 +384,7 @@ func attends(in *model.Input) bool {
 		first := -1
 		for i := b * in.Seq; i < (b+1)*in.Seq; i++ {
 			switch {
-			case in.AttentionMask != nil && in.AttentionMask[i] == 0:
+			case in.IsPadding(i):
 			case first < 0:
 				first = in.InputIDs[i]
 			case in.InputIDs[i] != first:

@@ -92,6 +92,15 @@ type Entry struct {
 	Shape []int        `json:"shape"` // in numbers of elements
 }
 
+// elements is the number of elements of the tensor.
+func (e *Entry) elements() int {
+	n := 1
+	for _, dim := range e.Shape {
+		n *= dim
+	}
+	return n
+}
+
 // Pack is an opened golden pack.
 type Pack struct {
 	Dir      string       // as OpenPack was given it

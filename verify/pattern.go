@@ -14,9 +14,9 @@ const sigmas = "σ"
 const patternRows, patternColumns = 48, 64
 
 // localPattern is the pattern of a stage that is held to the error analysis.
-func (t *tracer) localPattern(x *value, want []float32, factor float64) *Pattern {
+func (t *tracer) localPattern(x *value, want []float32, rows *rowSet, factor float64) *Pattern {
 	p := precisionOf(x.DType)
-	return t.pattern(x.Activation, sigmas, func(i int) float64 {
+	return t.pattern(x.Activation, rows, sigmas, func(i int) float64 {
 		g, y, s := float64(want[i]), float64(x.Values[i]), factor*unit*math.Sqrt(x.v(i))
 		switch {
 		case !agree(g, p.round(y)):
@@ -29,9 +29,9 @@ func (t *tracer) localPattern(x *value, want []float32, factor float64) *Pattern
 }
 
 // metricPattern is the pattern of a stage that is held to Metrics.
-func (t *tracer) metricPattern(a *model.Activation, want []float32) *Pattern {
-	scale := rms(want)
-	return t.pattern(a, "RMS of the golden", func(i int) float64 {
+func (t *tracer) metricPattern(a *model.Activation, want []float32, rows *rowSet) *Pattern {
+	scale := rms(rows.gather(want, a.Width()))
+	return t.pattern(a, rows, "RMS of the golden", func(i int) float64 {
 		if diff := math.Abs(float64(a.Values[i]) - float64(want[i])); diff-diff == 0 {
 			return ratio(diff, scale)
 		}
@@ -39,8 +39,9 @@ func (t *tracer) metricPattern(a *model.Activation, want []float32) *Pattern {
 	})
 }
 
-// pattern keeps the largest distance in each cell of a; nil if another check has a pattern.
-func (t *tracer) pattern(a *model.Activation, unit string, distance func(i int) float64) *Pattern {
+// pattern keeps the largest distance in each cell of a, rows that are not compared being 0; nil
+// if another check has a pattern.
+func (t *tracer) pattern(a *model.Activation, compared *rowSet, unit string, distance func(i int) float64) *Pattern {
 	if slices.ContainsFunc(t.checks, func(c Check) bool { return c.Pattern != nil }) {
 		return nil
 	}
@@ -58,10 +59,12 @@ func (t *tracer) pattern(a *model.Activation, unit string, distance func(i int) 
 		}
 		p.Cells = append(p.Cells, cells)
 	}
-	for i := range a.Values {
-		cell := &p.Cells[i/a.Width()/rowStep][i%a.Width()/columnStep]
-		if d := distance(i); *cell != nil && d > **cell {
-			*cell = known(d)
+	for _, row := range compared.compared {
+		for c := range a.Width() {
+			cell := &p.Cells[row/rowStep][c/columnStep]
+			if d := distance(row*a.Width() + c); *cell != nil && d > **cell {
+				*cell = known(d)
+			}
 		}
 	}
 	return p

@@ -15,7 +15,8 @@ import (
 func TestPatternIsCoarse(t *testing.T) {
 	a := &model.Activation{Shape: []int{3, 33, 130}, Values: make([]float32, 3*33*130), DType: tensor.F32}
 	tr := tracerOf(tensor.F32, Options{})
-	p := tr.pattern(a, "σ", func(i int) float64 {
+	all := selectRows(a.Values, 130, nil)
+	p := tr.pattern(a, all, "σ", func(i int) float64 {
 		switch row, column := i/130, i%130; {
 		case row == 98 && column == 129:
 			return 7
@@ -35,7 +36,7 @@ func TestPatternIsCoarse(t *testing.T) {
 	require.Nil(t, p.Cells[16][20], "infinite")
 
 	tr.checks = []Check{{Pattern: p}}
-	require.Nil(t, tr.pattern(a, "σ", nil), "one is enough")
+	require.Nil(t, tr.pattern(a, all, "σ", nil), "one is enough")
 }
 
 // TestPatternsSayWhatTheLimitsSay: exact values that differ, and those that are not finite,
@@ -46,13 +47,16 @@ func TestPatternsSayWhatTheLimitsSay(t *testing.T) {
 	nan := float32(math.NaN())
 	x := uncertainly(4, 1, 2, 3, nan)
 	x.sigma.Values[0], x.sigma.Values[1] = 0, 0
-	p := tr.localPattern(x, []float32{1, 2.5, 3 + 4*0x1p-22, 4}, 1)
+	want := []float32{1, 2.5, 3 + 4*0x1p-22, 4}
+	p := tr.localPattern(x, want, allRows(want, x), 1)
 	require.Equal(t, 0.0, *p.Cells[0][0])
 	require.Nil(t, p.Cells[0][1])
 	require.Equal(t, 14.0, *p.Cells[0][2])
 	require.Nil(t, p.Cells[0][3])
 
-	p = tr.metricPattern(&model.Activation{Shape: []int{1, 2}, Values: []float32{3, nan}, DType: tensor.F32}, []float32{4, 4})
+	want = []float32{4, 4, 4, 4}
+	p = tr.metricPattern(&model.Activation{Shape: []int{2, 2}, Values: []float32{3, nan, nan, 9}, DType: tensor.F32}, want, selectRows(want, 2, padding{false, true}))
 	require.Equal(t, 0.25, *p.Cells[0][0])
 	require.Nil(t, p.Cells[0][1])
+	require.Equal(t, []float64{0, 0}, []float64{*p.Cells[1][0], *p.Cells[1][1]}, "padding")
 }

@@ -92,6 +92,11 @@ type Check struct {
 	Failed []Measure `json:"failed,omitempty"`
 	DType  string    `json:"dtype,omitempty"` // the golden's
 	Shape  []int     `json:"shape,omitempty"` // the golden's
+	// Padding is the number of rows of padding, which were not compared.
+	Padding int `json:"padding"`
+	// Distinct is the number of rows compared that differ: an RMS over rows counts rows that
+	// are alike, to 2^-16 of their largest element, once.
+	Distinct int `json:"distinct_rows"`
 
 	// In local mode, in standard deviations of the rounding errors that the analysis
 	// expects; null where nothing could be measured.
@@ -167,7 +172,8 @@ type Coverage struct {
 	Weights          int            `json:"weights"`           // that the config implies, but those of OutsideForward
 	WeightsChecked   int            `json:"weights_checked"`   // that took part in a checked stage
 	WeightsUnchecked []string       `json:"weights_unchecked"` // beside those of experts not reached
-	EmbeddingRows    int            `json:"embedding_rows"`    // of embed_tokens, that the input reads
+	Padding          int            `json:"padding"`           // tokens of padding, whose rows were not compared
+	EmbeddingRows    int            `json:"embedding_rows"`    // of embed_tokens, that tokens other than padding read
 	VocabSize        int            `json:"vocab_size"`        // rows that there are
 	EmbeddingCopies  int            `json:"embedding_copies"`  // that prediction layers have of it; no other rows of these are read
 	Experts          int            `json:"experts"`           // routed, over all layers
@@ -187,7 +193,7 @@ type LayerExperts struct {
 
 // Routing counts the choices of experts.
 type Routing struct {
-	Choices    int `json:"choices"`    // tokens × layers × k
+	Choices    int `json:"choices"`    // tokens × layers × k, without padding
 	Pinned     int `json:"pinned"`     // of these, that no rounding could change
 	ExactTies  int `json:"exact_ties"` // other experts, whose scores are equal to the bit
 	NearTies   int `json:"near_ties"`  // other experts, whose scores are within 8 standard deviations of ours
@@ -206,7 +212,7 @@ type LayerRouting struct {
 	ExactTies  int    `json:"exact_ties"` // of Routing
 	NearTies   int    `json:"near_ties"`  // of Routing
 	Mismatches int    `json:"mismatches"` // of Routing
-	Load       []int  `json:"load"`       // how often the golden chose each routed expert
+	Load       []int  `json:"load"`       // how often the golden chose each routed expert, without padding
 }
 
 // BiasPins is how far the choices of a layer pin its e_score_correction_bias: by how much

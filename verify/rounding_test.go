@@ -83,35 +83,41 @@ func TestDistances(t *testing.T) {
 	for i := range x.Values {
 		x.Values[i] = 0.75
 	}
+	each := selectRows(x.Values, width, nil)
+	require.Equal(t, 1, each.distinct)
+	for i := range each.weights { // as if no row were equal to another
+		each.weights[i] = 1
+	}
+	each.distinct = rows
 	want := append([]float32{}, x.Values...)
-	d := measure(x, want, 1)
+	d := measure(x, want, each, 1)
 	require.True(t, d.finite)
 	require.Zero(t, d.largest)
-	require.Equal(t, "", d.where())
+	require.Equal(t, "", d.where(x.Rows()))
 	require.InEpsilon(t, lambda*unit/0.75, d.sees, 1e-9)
 
 	want[6] += 21 * unit // the golden's own rounding takes half a unit of 2u
-	d = measure(x, want, 1)
+	d = measure(x, want, each, 1)
 	require.InDelta(t, 21, d.largest, 1.01)
 	require.Equal(t, 6, d.worst)
 	require.Equal(t, 1, d.beyond)
-	require.Equal(t, "all in column 2", d.where())
+	require.Equal(t, "all in column 2", d.where(x.Rows()))
 	require.InEpsilon(t, d.largest/math.Sqrt(width), d.rowRMS, 1e-9)
 	require.InEpsilon(t, d.largest/math.Sqrt(rows), d.columnRMS, 1e-9)
 	require.InEpsilon(t, d.largest/math.Sqrt(width*rows), d.rms, 1e-9)
-	require.InEpsilon(t, d.largest/4, measure(x, want, 4).largest, 1e-9)
+	require.InEpsilon(t, d.largest/4, measure(x, want, each, 4).largest, 1e-9)
 	want[7] = 1
-	require.Equal(t, "all in row 1", measure(x, want, 1).where())
+	require.Equal(t, "all in row 1", measure(x, want, each, 1).where(x.Rows()))
 
 	x.sigma.Values[9] = 0
-	require.Equal(t, 0.0, measure(x, x.Values, 1).largest)
+	require.Equal(t, 0.0, measure(x, x.Values, each, 1).largest)
 	want[9] = math.Nextafter32(want[9], 1)
-	d = measure(x, want, 1)
+	d = measure(x, want, each, 1)
 	require.True(t, math.IsInf(d.largest, 1), "an exact result one unit off")
 	require.Equal(t, 9, d.worst)
 
 	want[20] = float32(math.NaN())
-	d = measure(x, want, 1)
+	d = measure(x, want, each, 1)
 	require.False(t, d.finite)
 	require.Equal(t, 20, d.worst)
 	x.Values[20], want[20] = float32(math.Inf(1)), float32(math.Inf(1))
@@ -125,8 +131,11 @@ func TestErrorsThatAreNoNumbers(t *testing.T) {
 	for _, s := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
 		x := uncertainly(2, 1, 2, 3, 4)
 		x.sigma.Values[2] = s
-		d := measure(x, []float32{1, 2, 7, 4}, 1)
+		d := measure(x, []float32{1, 2, 7, 4}, allRows([]float32{1, 2, 7, 4}, x), 1)
 		require.True(t, d.finite)
 		require.True(t, d.saysNothing(tensor.F32))
 	}
 }
+
+// allRows compares every row of want, which has x's shape.
+func allRows(want []float32, x *value) *rowSet { return selectRows(want, x.Width(), nil) }

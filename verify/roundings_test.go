@@ -59,7 +59,7 @@ func TestRoundedWeightsHaveTheVarianceOfTheirUnits(t *testing.T) {
 			"AddBias":       {exactly.AddBias(exact(zeros(tokens, rows)), &b), rounded.AddBias(exact(zeros(tokens, rows)), &bRounded)},
 			"Embed":         {exactly.Embed(&e, ids), rounded.Embed(&eRounded, ids)},
 		} {
-			dist := measure(both[1], both[0].Values, 1)
+			dist := measure(both[1], both[0].Values, allRows(both[0].Values, both[1]), 1)
 			require.True(t, dist.finite)
 			require.Less(t, dist.largest, 5.0, "%s %s", d, name)
 			require.InDelta(t, 1, dist.rms, 0.3, "%s %s", d, name)
@@ -97,7 +97,7 @@ func TestBlocksHaveTheVarianceOfTheirSteps(t *testing.T) {
 			"Linear": {exactly.Linear(exact(x), &model.Linear{Weight: wide}), rounded.Linear(exact(x), &model.Linear{Weight: narrow})},
 			"Embed":  {exactly.Embed(&wide, ids), rounded.Embed(&narrow, ids)},
 		} {
-			dist := measure(both[1], both[0].Values, 1)
+			dist := measure(both[1], both[0].Values, allRows(both[0].Values, both[1]), 1)
 			require.True(t, dist.finite)
 			require.Less(t, dist.largest, 5.0, "%s %s", d, name)
 			require.Greater(t, dist.rms, 0.6, "%s %s", d, name) // the ends of the ranges of types K are wide
@@ -122,7 +122,7 @@ func TestLimitsDoNotGrowWithSize(t *testing.T) {
 		}
 		want := append([]float32{}, x.Values...)
 		want[len(want)/2] += 20 * unit
-		d := measure(x, want, 1)
+		d := measure(x, want, allRows(want, x), 1)
 		require.InDelta(t, 20, d.largest, 1.01)
 		require.Equal(t, 1, d.beyond)
 	}

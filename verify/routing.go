@@ -22,7 +22,7 @@ func (t *tracer) topK(name string, ours *choice) error {
 		return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width())
 	}
 	layer, _ := split(name)
-	k := len(ours.Idx) / ours.Scores.Rows()
+	k, padded := len(ours.Idx)/ours.Scores.Rows(), paddedTokens(t.in, ours.Scores.Rows())
 	e := t.pack.Manifest.Tensors[name]
 	c := Check{Tensor: name, Verdict: Fail, DType: e.DType.String(), Shape: e.Shape, layer: layer}
 	if c.Reason = unfit(e, []int{ours.Scores.Rows(), k}, tensor.I64); c.Reason == "" {
@@ -30,11 +30,12 @@ func (t *tracer) topK(name string, ours *choice) error {
 		if err != nil {
 			return err
 		}
-		if c.Reason = notRouting(want, k, ours); c.Reason == "" {
+		c.Padding = padded.count()
+		if c.Reason = notRouting(want, k, ours, padded); c.Reason == "" {
 			before := t.routing
-			t.compareTopK(&c, ours, want, k)
+			t.compareTopK(&c, ours, want, k, padded)
 			t.routing.addLayer(before, LayerRouting{Layer: fmt.Sprintf("model.layers.%d", layer),
-				Same: common(ours.Idx, want, k), Load: loads(want, ours.Scores.Width())})
+				Same: common(ours.Idx, want, k, padded), Load: loads(want, k, ours.Scores.Width(), padded)})
 			copy(ours.Idx, want)
 		}
 	}
@@ -69,41 +70,47 @@ func (r *Routing) addLayer(before Routing, l LayerRouting) {
 	r.Layers = append(r.Layers, l)
 }
 
-// common counts the experts that two choices of k for each token have in common.
-func common(a, b []int, k int) (n int) {
+// common counts the experts that two choices of k for each token have in common, without
+// padding.
+func common(a, b []int, k int, padded padding) (n int) {
 	for i, e := range a {
-		if slices.Contains(b[i/k*k:i/k*k+k], e) {
+		if !padded.has(i/k) && slices.Contains(b[i/k*k:i/k*k+k], e) {
 			n++
 		}
 	}
 	return n
 }
 
-// loads counts how often each expert was chosen.
-func loads(chosen []int, experts int) []int {
+// loads counts how often tokens other than padding chose each expert, k of them each.
+func loads(chosen []int, k, experts int, padded padding) []int {
 	load := make([]int, experts)
-	for _, e := range chosen {
-		load[e]++
+	for i, e := range chosen {
+		if !padded.has(i / k) {
+			load[e]++
+		}
 	}
 	return load
 }
 
-// reach records the experts whose output shows for some token, given the weights of
-// those last chosen.
+// reach records the experts whose output shows for some token other than padding, given the
+// weights of those last chosen.
 func (t *tracer) reach(layer int, weights *model.Activation) {
+	padded := paddedTokens(t.in, weights.Rows())
 	for slot, e := range t.chosen {
-		if shows(weights, slot) {
+		if shows(weights, padded, slot) {
 			t.reaches(layer, e)
 		}
 	}
 }
 
 // notRouting says why ids are no choice of k different experts per token, or why there
-// is nothing to compare them by.
-func notRouting(ids []int, k int, ours *choice) string {
+// is nothing to compare them by. Scores of padding do not count.
+func notRouting(ids []int, k int, ours *choice, padded padding) string {
 	experts := ours.Scores.Width()
-	if i := slices.IndexFunc(ours.Scores.Values, func(v float32) bool { return v != v }); i >= 0 {
-		return fmt.Sprintf("the score of expert %d for token %d is not a number", i%experts, i/experts)
+	for i, score := range ours.Scores.Values {
+		if score != score && !padded.has(i/experts) {
+			return fmt.Sprintf("the score of expert %d for token %d is not a number", i%experts, i/experts)
+		}
 	}
 	return notExperts(ids, k, experts)
 }
@@ -122,10 +129,13 @@ func notExperts(ids []int, k, experts int) string {
 }
 
 // compareTopK counts the golden's choices that are not ours by what excuses them, and those
-// that no rounding could change.
-func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int) {
-	wrong := 0
+// that no rounding could change. Padding does not count.
+func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int, padded padding) {
+	wrong, tokens := 0, ours.Scores.Rows()-c.Padding
 	for row := range ours.Scores.Rows() {
+		if padded.has(row) {
+			continue
+		}
 		theirs := want[row*k : (row+1)*k]
 		found := compareRow(ours, theirs, row)
 		if len(found.wrong) > 0 && wrong == 0 {
@@ -139,15 +149,17 @@ func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int) {
 		t.routing.Pinned += pinned(ours, row, k)
 	}
 	if layer := t.m.Layer(c.layer); layer.MoE != nil && layer.MoE.Gate.EScoreCorrectionBias.Name != "" {
-		t.routing.Biases = append(t.routing.Biases, biasPins(c.layer, ours, want, k))
+		t.routing.Biases = append(t.routing.Biases, biasPins(c.layer, ours, want, k, padded))
 	}
-	t.routing.Choices += len(ours.Idx)
+	t.routing.Choices += tokens * k
 	t.routing.Mismatches += wrong
 	skip := ""
 	if t.o.Mode == Chained && t.pack.DType != tensor.F32 {
 		skip = t.unjudged(c.Tensor)
 	}
 	switch {
+	case tokens == 0:
+		c.Verdict, c.Reason = Skipped, allPadding
 	case skip != "":
 		c.Verdict, c.Reason = Skipped, skip
 	case wrong > 0:
@@ -328,11 +340,14 @@ func (x *value) tie(ours, golden int) tieKind {
 
 // biasPins says how far the golden's choices pin the bias of each expert: an expert that was
 // chosen, by how much its score exceeds the best that was not; one that was not, by how much
-// the worst that was exceeds its. Experts of masked groups, whose scores are -∞, take no part.
-func biasPins(layer int, ours *choice, want []int, k int) BiasPins {
+// the worst that was exceeds its. Experts of masked groups, whose scores are -∞, and padding take
+// no part.
+func biasPins(layer int, ours *choice, want []int, k int, padded padding) BiasPins {
 	pins := slices.Repeat([]float64{math.Inf(1)}, ours.Scores.Width())
 	for row := range ours.Scores.Rows() {
-		pinBiases(pins, ours.Scores.Row(row), want[row*k:(row+1)*k])
+		if !padded.has(row) {
+			pinBiases(pins, ours.Scores.Row(row), want[row*k:(row+1)*k])
+		}
 	}
 	p := BiasPins{Layer: fmt.Sprintf("model.layers.%d", layer), Free: []int{}}
 	var known []float64

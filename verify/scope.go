@@ -294,6 +294,7 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 		return nil, name, s.pack.fault(text.Quote(name) + ": " + problem)
 	}
 	values, err := s.pack.Float32s(name)
+	values = quiet(values, s.config.HiddenSize, paddedTokens(in, in.Batch*in.Seq))
 	if err == nil && !finiteAll(values) {
 		err = s.pack.fault(text.Quote(name) + ": not finite, and a layer begins with it")
 	}
@@ -308,7 +309,7 @@ func sameRows(x *model.Activation, in *model.Input) bool {
 			first = nil
 		}
 		switch {
-		case in.AttentionMask != nil && in.AttentionMask[t] == 0:
+		case in.IsPadding(t):
 		case first == nil:
 			first = x.Row(t)
 		case !slices.Equal(first, x.Row(t)):

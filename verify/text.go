@@ -382,6 +382,7 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 	for _, dim := range c.Shape {
 		n *= dim
 	}
+	n -= c.Padding * c.Shape[len(c.Shape)-1]
 	beyond := fmt.Sprintf("%d of %d elements are beyond %d σ", c.Beyond, n, lambda)
 	if c.Where != "" {
 		beyond += ", " + c.Where
@@ -457,6 +458,9 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 	}
 	fmt.Fprintln(b)
 	r.Scope.write(b, r.Golden.Absent)
+	if c.Padding > 0 {
+		fmt.Fprintf(b, "%-11s%s of padding not compared\n", "", text.Plural(c.Padding, "row"))
+	}
 	if c.EmbeddingRows > 0 {
 		fmt.Fprintf(b, "%-11s%d of %d rows of the embedding", "", c.EmbeddingRows, c.VocabSize)
 		if c.EmbeddingCopies > 0 {

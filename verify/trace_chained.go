@@ -25,7 +25,7 @@ func (t *tracer) chained(ctx context.Context, in *model.Input, trace model.Trace
 	if o.Training {
 		computes = tape
 	}
-	watched := newAttribution(computes, func(x *model.Activation) *model.Activation { return x })
+	watched := newAttribution(computes, t.in, func(x *model.Activation) *model.Activation { return x })
 	if c, ok := trace.(*chainedTrace); ok {
 		c.attribution = watched
 	}
@@ -51,15 +51,15 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 			setAside(t.tracer, t.attribution, a)
 		}
 	default:
-		c, want, err := t.begin(name, a)
+		c, want, rows, err := t.begin(name, a)
 		if err != nil {
 			return err
 		}
-		if c.Verdict != Fail {
+		if c.Verdict == "" {
 			if kind == gateLogits {
 				t.logitsErr = rowErrors(a, want)
 			}
-			t.compare(&c, name, a, want)
+			t.compare(&c, name, a, want, rows)
 		}
 		cover(t.tracer, c, t.attribution, a)
 		if err := t.add(c); err != nil {
@@ -72,13 +72,13 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 	return nil
 }
 
-// compare judges a by its metrics.
-func (t *tracer) compare(c *Check, name string, a *model.Activation, want []float32) {
-	m := Compare(a.Values, want, a.Width(), a.DType)
+// compare judges the selected rows of a by their metrics.
+func (t *tracer) compare(c *Check, name string, a *model.Activation, want []float32, rows *rowSet) {
+	m := rows.metrics(a.Values, want, a.Width(), a.DType)
 	c.measure(m, a.Values, want)
 	c.judge(m, t.metricLimits(name), t.unjudged(name))
 	if c.Verdict == Fail {
-		c.Pattern = t.metricPattern(a, want)
+		c.Pattern = t.metricPattern(a, want, rows)
 	}
 }
 
@@ -147,12 +147,12 @@ type replay struct{ *tracer }
 // Stage implements model.Trace.
 func (t *replay) Stage(name string, a *model.Activation) error {
 	if isLoss(name) {
-		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[*model.Activation](nil, nil)}).Stage(name, a)
+		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[*model.Activation](nil, t.in, nil)}).Stage(name, a)
 	}
 	if !t.pack.Has(name) || unfit(t.pack.Manifest.Tensors[name], a.Shape, a.DType) != "" {
 		return nil
 	}
-	want, err := t.pack.Float32s(name)
+	want, _, err := t.goldenRows(name, a)
 	if err == nil && finiteAll(want) {
 		copy(a.Values, want)
 	}

@@ -29,7 +29,7 @@ type localTrace struct {
 // local is the model over what computes, an analysis or one with a mistake around it,
 // watched by t.
 func (t *tracer) local(in *model.Input, o model.Options, a *analysis, computes arithmetic) *network {
-	watched := newAttribution(computes, func(x *value) *model.Activation { return x.Activation })
+	watched := newAttribution(computes, t.in, func(x *value) *model.Activation { return x.Activation })
 	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
 }
 
@@ -69,7 +69,7 @@ func (t *localTrace) feed(name string, x *value) error {
 	if !t.pack.Has(name) || unfit(t.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
 		return nil
 	}
-	want, err := t.pack.Float32s(name)
+	want, _, err := t.goldenRows(name, x.Activation)
 	if err == nil {
 		x.become(want)
 		t.attribution.checked(x)
@@ -79,17 +79,19 @@ func (t *localTrace) feed(name string, x *value) error {
 
 // compare checks x against the golden tensor, and replaces it.
 func (t *localTrace) compare(name string, x *value) (Check, error) {
-	c, want, err := t.begin(name, x.Activation)
+	c, want, rows, err := t.begin(name, x.Activation)
 	if err != nil || c.Verdict == Fail {
 		return c, err
 	}
-	rounded := x.rounded()
-	m := Compare(rounded, want, x.Width(), x.DType)
-	c.measure(m, rounded, want)
-	if learned(name) {
-		c.judge(m, t.metricLimits(name), "")
-	} else {
-		t.hold(&c, x, want)
+	if c.Verdict != Skipped {
+		rounded := x.rounded()
+		m := rows.metrics(rounded, want, x.Width(), x.DType)
+		c.measure(m, rounded, want)
+		if learned(name) {
+			c.judge(m, t.metricLimits(name), "")
+		} else {
+			t.hold(&c, x, want, rows)
+		}
 	}
 	x.become(want)
 	return c, nil
@@ -115,8 +117,8 @@ func (x *value) rounded() []float32 {
 	return rounded
 }
 
-// hold judges x by the error analysis.
-func (t *localTrace) hold(c *Check, x *value, want []float32) {
+// hold judges the selected rows of x by the error analysis.
+func (t *localTrace) hold(c *Check, x *value, want []float32, rows *rowSet) {
 	factor, key := t.factor(c.Tensor)
 	rounded := t.roundedTo(x)
 	l := Limits{Z: lambda, From: limitsInWords(x.DType, rounded != x.DType)}
@@ -124,7 +126,7 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 		l.Factor, l.From = factor, fmt.Sprintf("--limit %s=%g: 8 σ, each times that", key, factor)
 	}
 	x.spread()
-	d := measure(x, want, factor)
+	d := measure(x, want, rows, factor)
 	t.last = d
 	c.Limit, c.Limits, c.Verdict = &l.Z, &l, Fail
 	c.Index = unflatten(d.worst, c.Shape)
@@ -133,7 +135,7 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	if !d.finite {
 		c.Got = number(x.rounded()[d.worst])
 		c.Reason = "not finite"
-		c.Pattern = t.localPattern(x, want, factor)
+		c.Pattern = t.localPattern(x, want, rows, factor)
 		return
 	}
 	c.Z, c.RMSZ, c.Sees, c.Beyond = known(d.largest), known(d.rms), known(d.sees), d.beyond
@@ -141,13 +143,13 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	c.blind = d.saysNothing(rounded)
 	margin := d.largest / lambda
 	if x.DType == tensor.F32 {
-		margin = max(margin, c.lines(d, &l, x, rounded != x.DType))
+		margin = max(margin, c.lines(d, &l, x.Width(), rows.distinct, rounded != x.DType))
 	} else {
 		c.Ambiguous = known(d.ambiguous)
 		c.roundsTo(x, d.worst, factor)
 	}
 	if isMLP(c.Tensor) && x.products != nil && d.finite {
-		n, z := t.analysis.neurons(x, want, factor)
+		n, z := t.analysis.neurons(x, want, rows, factor)
 		c.NeuronZ, l.NeuronZ, c.Neuron = known(z), neuronZ, n
 		margin = max(margin, z/neuronZ)
 	}
@@ -155,8 +157,8 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 	if margin <= 1 {
 		c.Verdict, c.Neuron = Pass, nil
 	} else {
-		c.Where = d.where()
-		c.Pattern = t.localPattern(x, want, factor)
+		c.Where = d.where(len(rows.compared))
+		c.Pattern = t.localPattern(x, want, rows, factor)
 	}
 }
 
@@ -164,11 +166,11 @@ func (t *localTrace) hold(c *Check, x *value, want []float32) {
 func limitsInWords(d tensor.DType, rounded bool) string {
 	switch {
 	case rounded && d == tensor.F32:
-		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron; float32: RMS ≤ √3 + 4/√width, a row's ≤ 3"
+		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron; float32: a row's RMS ≤ 3; of at least 8 distinct rows RMS ≤ √3 + 4/√width"
 	case rounded:
 		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron"
 	case d == tensor.F32:
-		return "8 σ of rounding errors for each element, 6 for a neuron; float32: RMS ≤ 1, a row's ≤ 3, a column's ≤ 1 + 4/√rows"
+		return "8 σ of rounding errors for each element, 6 for a neuron; float32: a row's RMS ≤ 3; of at least 8 distinct rows RMS ≤ 1, a column's ≤ 1 + 4/√rows"
 	}
 	return "8 σ of rounding errors for each element, 6 for a neuron"
 }
@@ -193,25 +195,26 @@ func (t *localTrace) roundedTo(x *value) tensor.DType {
 	return d
 }
 
-// lines holds the RMS of the tensor, its rows and its columns to their limits, and returns
-// how close they come. Where weights were rounded, the elements of a column share that
-// error, and columns have no limit.
-func (c *Check) lines(d *distances, l *Limits, x *value, rounded bool) float64 {
+// lines holds the RMS of the tensor, its rows of width elements and its columns to their limits,
+// and returns the largest share of a limit. Of few distinct rows only the rows' RMS is judged.
+// Where weights were rounded, the elements of a column share that error, and columns have no
+// limit.
+func (c *Check) lines(d *distances, l *Limits, width, distinct int, rounded bool) (margin float64) {
+	if width >= leastRow {
+		c.RowZ, l.RowZ = known(d.rowRMS), rowRMS
+		margin = d.rowRMS / rowRMS
+	}
+	if distinct < leastRows {
+		return margin
+	}
 	l.RMSZ = tensorRMS
 	if rounded {
-		l.RMSZ = roundedRMS(x.Width())
+		l.RMSZ = roundedRMS(width)
+	} else {
+		c.ColumnZ, l.ColumnZ = known(d.columnRMS), columnRMS(distinct)
+		margin = max(margin, d.columnRMS/l.ColumnZ)
 	}
-	margin := d.rms / l.RMSZ
-	if x.Width() >= leastRow {
-		c.RowZ, l.RowZ = known(d.rowRMS), rowRMS
-		margin = max(margin, d.rowRMS/rowRMS)
-	}
-	if x.Rows() >= leastColumn && !rounded {
-		limit := columnRMS(x.Rows())
-		c.ColumnZ, l.ColumnZ = known(d.columnRMS), limit
-		margin = max(margin, d.columnRMS/limit)
-	}
-	return margin
+	return max(margin, d.rms/l.RMSZ)
 }
 
 // roundsTo says what element i of x may round to.
@@ -227,17 +230,19 @@ func (c *Check) roundsTo(x *value, i int, factor float64) {
 // few is how many rows, columns or experts are named.
 const few = 3
 
-// where says in which rows or columns the elements beyond the limit lie, if they are few.
-func (d *distances) where() string {
+// where says in which columns, or which of so many compared rows, the elements beyond the limit
+// lie, if they are few.
+func (d *distances) where(rows int) string {
 	for _, axis := range []struct {
 		name   string
 		marked []bool
-	}{{"column", d.columns}, {"row", d.rows}} {
+		of     int
+	}{{"column", d.columns, len(d.columns)}, {"row", d.rows, rows}} {
 		at := indices(axis.marked)
 		switch {
 		case len(at) == 1:
 			return "all in " + axis.name + " " + text.Ranges(at)
-		case len(at) > 1 && len(at) <= few && 2*len(at) < len(axis.marked):
+		case len(at) > 1 && len(at) <= few && 2*len(at) < axis.of:
 			return "all in " + axis.name + "s " + text.Ranges(at)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 // tracer gathers what is found of a pack while the model runs.
 type tracer struct {
 	pack     *Pack
+	in       *model.Input // of the pack
 	m        *model.DeepseekForCausalLM
 	src      weights.Source // of m's weights
 	set      *weights.Set   // the same under the names of the table
@@ -52,7 +53,7 @@ type tracer struct {
 
 func newTracer(s *scope, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input, o *Options) *tracer {
 	t := &tracer{
-		pack: s.pack, m: m, src: src, set: weights.New(m.Config, src), scope: s, o: o,
+		pack: s.pack, in: in, m: m, src: src, set: weights.New(m.Config, src), scope: s, o: o,
 		seen:    map[string]bool{"input_ids": true, "attention_mask": true},
 		kinds:   map[string]bool{},
 		free:    map[string]bool{},
@@ -98,7 +99,7 @@ func (t *tracer) layers() int { return len(t.m.Model.Layers) + t.scope.course.Pr
 // differ.
 func (t *tracer) again(m *model.DeepseekForCausalLM, o *Options) *tracer {
 	return &tracer{
-		pack: t.pack, m: m, src: t.src, set: t.set, scope: t.scope, o: o, kinds: t.kinds, expected: t.expected, attnWeights: t.attnWeights,
+		pack: t.pack, in: t.in, m: m, src: t.src, set: t.set, scope: t.scope, o: o, kinds: t.kinds, expected: t.expected, attnWeights: t.attnWeights,
 		seen: map[string]bool{}, free: map[string]bool{}, used: weightSet{}, aside: weightSet{}, reached: map[int]map[int]bool{},
 	}
 }
@@ -213,14 +214,14 @@ func courseOf[V any](t *tracer, in *model.Input, value func(*model.Activation) V
 		}
 		t.seen[name] = true
 		t.starts = append(t.starts, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, in)})
-		t.noteZeros(name, x.Values)
+		t.noteZeros(name, selectRows(x.Values, x.Width(), paddedTokens(in, x.Rows())).gather(x.Values, x.Width()))
 		return value(x), nil
 	}
 	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions, Given: c.Given, Start: begin}
 }
 
-// noteZeros notes a golden tensor that is all zero. A routed expert may give nothing, and a
-// loss be nothing.
+// noteZeros notes a golden tensor whose compared rows are all zero. A routed expert may give
+// nothing, and a loss be nothing.
 func (t *tracer) noteZeros(name string, want []float32) {
 	_, kind := split(name)
 	if _, expert := starred(kind); expert < 0 && !isLoss(name) && !slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
@@ -243,18 +244,26 @@ func (t *tracer) onPurpose(name string) bool {
 	return t.pack.Manifest.Partial != "" && slices.Contains(t.pack.Manifest.Absent.Stages, kind)
 }
 
-// begin returns a check of a stage, failed if it cannot be compared, and the golden tensor.
-func (t *tracer) begin(name string, a *model.Activation) (c Check, want []float32, err error) {
+// begin returns a check of a stage, failed if it cannot be compared, skipped if all its rows
+// are padding; the golden tensor, and its rows that are compared.
+func (t *tracer) begin(name string, a *model.Activation) (c Check, want []float32, rows *rowSet, err error) {
 	layer, _ := split(name)
 	e := t.pack.Manifest.Tensors[name]
 	c = Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape, layer: layer}
 	if c.Reason = unfit(e, a.Shape, a.DType); c.Reason != "" {
 		c.Verdict = Fail
-		return c, nil, nil
+		return c, nil, nil, nil
 	}
-	want, err = t.pack.Float32s(name)
-	t.noteZeros(name, want)
-	return c, want, err
+	if want, rows, err = t.goldenRows(name, a); err != nil {
+		return c, nil, nil, err
+	}
+	c.Padding, c.Distinct = rows.padding, rows.distinct
+	if len(rows.compared) == 0 {
+		c.Verdict, c.Reason = Skipped, allPadding
+	} else {
+		t.noteZeros(name, rows.gather(want, a.Width()))
+	}
+	return c, want, rows, nil
 }
 
 // unfit says why a golden tensor cannot be compared at all. Axes of length 1 do not

@@ -37,7 +37,8 @@ explain it, the likeliest first.
 In local mode every stage is fed the golden's own input: no error travels, and the
 first stage that fails is the one at fault. Beside each value runs the standard
 deviation of the rounding errors that a correct reference makes. What is further off
-than 8 of them fails; operations that round once are held to equality. In chained
+than 8 of them fails; operations that round once are held to equality. Rows of padding
+are not compared, and an RMS counts rows that are alike once. In chained
 mode the model runs end to end, and the layers' outputs and the logits are checked;
 on BF16 and F16 packs that is a report without a verdict, for their rounding leaves
 no usable limit.
