@@ -160,7 +160,7 @@ func TestLinesOnBothSides(t *testing.T) {
 
 // TestBlindnessOnBothSides of each dtype's limit.
 func TestBlindnessOnBothSides(t *testing.T) {
-	for d, limit := range map[tensor.DType]float64{tensor.F32: 1e-3, tensor.BF16: 0x1p-4, tensor.F16: 0x1p-6, tensor.Q8_0: 2, tensor.Q4_K: 2} {
+	for d, limit := range map[tensor.DType]float64{tensor.F32: 1e-3, tensor.BF16: 0x1p-3, tensor.F16: 0x1p-3, tensor.Q8_0: 2, tensor.Q4_K: 2} {
 		require.False(t, (&distances{sees: limit}).saysNothing(d), d)
 		require.True(t, (&distances{sees: math.Nextafter(limit, 9)}).saysNothing(d), d)
 	}
