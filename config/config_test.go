@@ -55,6 +55,10 @@ func fixture(change func(*Config)) Config {
 // v1Fixtures holds the configuration of every config.json under fixtures/.
 var v1Fixtures = map[string]Config{
 	"v1-base/checkpoint": fixture(func(c *Config) { c.NumHiddenLayers = 4 }),
+	"v1-trained/checkpoint": fixture(func(c *Config) {
+		c.NumHiddenLayers, c.HiddenSize, c.IntermediateSize, c.MoEIntermediateSize, c.NRoutedExperts = 4, 192, 448, 32, 24
+		c.NumAttentionHeads, c.NumKeyValueHeads, c.MaxPositionEmbeddings, c.AuxLossAlpha = 6, 6, 1024, 0.003
+	}),
 	"v1-dense/checkpoint": fixture(func(c *Config) {
 		c.NumHiddenLayers, c.FirstKDenseReplace = 2, 0
 		c.NSharedExperts, c.NRoutedExperts, c.NumExpertsPerTok = 0, 0, 0

@@ -28,7 +28,7 @@ type ropeForm struct {
 var families = []family{
 	{defaults: v1Defaults, fields: v1Fields, rules: v1Rules, rope: ropeForm{types: []string{"linear", "dynamic"}, number: parseFloat}, references: v1References},
 	{defaults: v2Defaults, fields: mlaFields, rules: v2Rules, rope: yarnForm, references: v2References},
-	{defaults: v3Defaults, fields: mlaFields, rules: v3Rules, rope: yarnForm, references: v3References},
+	{defaults: v3Defaults, fields: v3Fields, rules: v3Rules, rope: yarnForm, references: v3References},
 }
 
 // v1Defaults are those of DeepseekConfig.__init__ (configuration_deepseek.py).

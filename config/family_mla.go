@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -96,6 +97,10 @@ var mlaFields = append(append([]field{}, v1Fields...), []field{
 	{"auto_map", reader{read: readAutoMap}},
 }...)
 
+// v3Fields are those of DeepSeek-V3's configuration: mlaFields and head_dim, which DeepSeek-V2's
+// replaces by qk_rope_head_dim.
+var v3Fields = append(slices.Clone(mlaFields), field{"head_dim", reader{read: readHeadDim}})
+
 // sharedMLARules hold for V2 and V3.
 var sharedMLARules = []rule{
 	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "n_shared_experts", "n_routed_experts",
@@ -132,6 +137,22 @@ func readNoBias(d *decoding, key string, value jsontext.Value) {
 	has, err := parseBoolean(value)
 	if err == nil && has {
 		err = fmt.Errorf("true: biases of the MLPs are not supported, no published model has them")
+	}
+	if err != nil {
+		d.fail(key, err)
+	}
+}
+
+// readHeadDim refuses another head_dim than qk_rope_head_dim, which DeepseekV3Config sets it to:
+// the stored one replaces that, DeepseekV3RotaryEmbedding makes its tables of that width, and
+// apply_rotary_pos_emb fails.
+func readHeadDim(d *decoding, key string, value jsontext.Value) {
+	if value.Kind() == 'n' {
+		return
+	}
+	n, err := parseInteger(value, 1, maxDim)
+	if err == nil && d.sound("qk_rope_head_dim") && n != d.config.QKRopeHeadDim {
+		err = fmt.Errorf("%d is not qk_rope_head_dim %d: the reference fails at RoPE's tables", n, d.config.QKRopeHeadDim)
 	}
 	if err != nil {
 		d.fail(key, err)

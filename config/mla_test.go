@@ -221,3 +221,23 @@ func TestStaysUnquantised(t *testing.T) {
 		assert.Equal(t, want, c.StaysUnquantised(module), module)
 	}
 }
+
+// TestStoredHeadDim: V3's reference makes RoPE's tables of head_dim, V2's replaces it.
+func TestStoredHeadDim(t *testing.T) {
+	for config, cause := range map[string]string{
+		`{"model_type":"deepseek_v3","qk_rope_head_dim":16,"head_dim":16}`:                         "",
+		`{"model_type":"deepseek_v3","head_dim":64}`:                                               "",
+		`{"head_dim":null,"model_type":"deepseek_v3"}`:                                             "",
+		`{"head_dim":32,"model_type":"deepseek_v3","qk_rope_head_dim":16}`:                         "head_dim: 32 is not qk_rope_head_dim 16: the reference fails at RoPE's tables",
+		`{"model_type":"deepseek_v3","head_dim":192}`:                                              "head_dim: 192 is not qk_rope_head_dim 64: the reference fails at RoPE's tables",
+		`{"model_type":"deepseek_v3","qk_rope_head_dim":-2,"head_dim":"x"}`:                        "2 problems: qk_rope_head_dim: -2 is not in 1..16777216; head_dim: \"x\" is not an integer",
+		`{"model_type":"deepseek_v2","num_experts_per_tok":6,"qk_rope_head_dim":16,"head_dim":32}`: "",
+	} {
+		_, err := Parse(strings.NewReader(config))
+		if cause == "" {
+			require.NoError(t, err, config)
+		} else {
+			require.EqualError(t, err, cause)
+		}
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
@@ -204,6 +205,16 @@ func TestScalesAreChecked(t *testing.T) {
 		}
 		change(m)
 		require.ErrorContains(t, model.Check(src.Config, m), "1 findings: "+name+": "+want)
+	}
+	for module, wrong := range map[string]bool{"model.layers.1.self_attn": true, "o_proj": true, "lm_head": false} {
+		excepting, err := src.Config.Override(map[string]jsontext.Value{"quantization_config": jsontext.Value(
+			`{"quant_method":"fp8","weight_block_size":[128,128],"modules_to_not_convert":["` + module + `"]}`)})
+		require.NoError(t, err)
+		if err := model.Check(excepting, src); wrong {
+			require.ErrorContains(t, err, name+": dtype F8_E4M3, but quantization_config.modules_to_not_convert names its module")
+		} else {
+			require.NoError(t, err)
+		}
 	}
 	plain := configtest.Fixture(t, "v3/checkpoint")
 	m := synthetic(t, plain)

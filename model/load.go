@@ -204,6 +204,8 @@ func (k *checker) checkFP8(s Slot, w *weights.Weight) {
 		k.wrong(s, w, "dtype F8_E4M3, but config.json has no quantization_config")
 	} else if s.Param.LookedUp() {
 		k.wrong(s, w, "dtype F8_E4M3, which only matrix products take")
+	} else if s.Excepted(k.c) {
+		k.wrong(s, w, "dtype F8_E4M3, but quantization_config.modules_to_not_convert names its module: the reference would take the numbers without their scales")
 	} else if err := w.CheckScales(); err != nil {
 		k.wrong(s, w, err.Error())
 		errors.As(err, &k.found.Wrong[len(k.found.Wrong)-1].Scales)
