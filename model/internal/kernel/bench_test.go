@@ -24,10 +24,44 @@ func BenchmarkMatMul(b *testing.B) {
 						label := fmt.Sprintf("%s/%v/float%d/%d→%d/tokens=%d", name, f, 64-32*int(acc), shape.in, shape.out, tokens)
 						b.Run(label, func(b *testing.B) {
 							defer Use(name)()
-							matMul(b, name, f, acc, shape.in, shape.out, tokens)
+							dst := make([]float32, tokens*shape.out)
+							rotate(b, name, f, acc, shape.in, shape.out, tokens, 2, func(x []float32, w Matrix) {
+								MatMul(dst, x, w, nil, acc, runtime.GOMAXPROCS(0))
+							})
 						})
 					}
 				}
+			}
+		}
+	}
+}
+
+// BenchmarkPartial is BenchmarkMatMul of PartialSums, by themselves and beside a product with
+// float64 sums: two multiply-adds, or three, are counted of each number of a token and a row.
+func BenchmarkPartial(b *testing.B) {
+	for _, name := range Implementations() {
+		for _, f := range []Format{BF16, F32} {
+			for _, tokens := range []int{1, 2, 4, 16, 128} {
+				if name == "portable" && tokens > 4 {
+					continue
+				}
+				const in, out = 2048, 1408
+				p := &Partial{Each: func(_, _ int, _, _, _ []float32) {}}
+				b.Run(fmt.Sprintf("%s/%v/alone/tokens=%d", name, f, tokens), func(b *testing.B) {
+					defer Use(name)()
+					rotate(b, name, f, Float32, in, out, tokens, 4, func(x []float32, w Matrix) {
+						p.X = x
+						MatPartial(w, p, runtime.GOMAXPROCS(0))
+					})
+				})
+				b.Run(fmt.Sprintf("%s/%v/with product/tokens=%d", name, f, tokens), func(b *testing.B) {
+					defer Use(name)()
+					dst := make([]float32, tokens*out)
+					rotate(b, name, f, Float32, in, out, tokens, 6, func(x []float32, w Matrix) {
+						p.X = x
+						MatMulPartial(dst, x, w, nil, Float64, p, runtime.GOMAXPROCS(0))
+					})
+				})
 			}
 		}
 	}
@@ -42,8 +76,9 @@ var weights = sync.OnceValue(func() []byte {
 	return data
 })
 
-// matMul rotates over matrices that do not fit the caches together, as layers do.
-func matMul(b *testing.B, name string, f Format, acc Accumulator, cols, rows, tokens int) {
+// rotate rotates over matrices that do not fit the caches together, as layers do. It counts so
+// many operations of each number of a token and a row.
+func rotate(b *testing.B, name string, f Format, acc Accumulator, cols, rows, tokens, operations int, run func(x []float32, w Matrix)) {
 	r := rand.New(rand.NewPCG(9, 9))
 	matrices := []Matrix{}
 	size := rows * cols * f.Size()
@@ -55,15 +90,15 @@ func matMul(b *testing.B, name string, f Format, acc Accumulator, cols, rows, to
 		}
 		matrices = append(matrices, w)
 	}
-	x, dst := random(r, tokens*cols), make([]float32, tokens*rows)
+	x := random(r, tokens*cols)
 	peak, workers := measuredPeak(name, acc), runtime.GOMAXPROCS(0)
 	i := 0
 	b.ReportAllocs()
 	for b.Loop() {
-		MatMul(dst, x, matrices[i%len(matrices)], nil, acc, workers)
+		run(x, matrices[i%len(matrices)])
 		i++
 	}
-	rate := 2 * float64(tokens) * float64(rows*cols) * float64(b.N) / b.Elapsed().Seconds() / 1e9
+	rate := float64(operations*tokens) * float64(rows*cols) * float64(b.N) / b.Elapsed().Seconds() / 1e9
 	b.ReportMetric(rate, "GFLOP/s")
 	if peak = max(peak, measuredPeak(name, acc)); peak > 0 {
 		b.ReportMetric(100*rate/peak/float64(workers), "%peak")
