@@ -26,6 +26,7 @@ func (p *pass[V]) moe(l int, name string, m *DeepseekMoE, x V) V {
 	flat := p.Reshape(x, p.in.Batch*p.in.Seq, p.config.HiddenSize)
 	idx, weight := p.gate(name+".gate", &m.Gate, flat)
 	y := p.stage(name+".experts.output", p.moeInfer(l, name+".experts", m, flat, idx, weight))
+	p.probe(l, name+".experts", m, flat)
 	y = p.Reshape(y, p.in.Batch, p.in.Seq, p.config.HiddenSize)
 	if m.SharedExperts != nil {
 		y = p.Add(y, p.stage(name+".shared_experts.output", p.mlp(name+".shared_experts", m.SharedExperts, x)))
@@ -46,17 +47,31 @@ func (p *pass[V]) moeInfer(l int, name string, m *DeepseekMoE, x V, idx []int, w
 	}
 	k := p.config.NumExpertsPerTok
 	byExpert := slotsByExpert(idx, len(m.Experts))
-	p.fetchExperts(l, byExpert)
+	p.fetchExperts(l, chosen(byExpert))
 	var parts []Part[V]
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
-			in := p.Move(takeRows(tokensOf(slots, k), p.config.HiddenSize), x)
-			expert := fmt.Sprintf("%s.%d", name, e)
-			out := p.Scope(in, func(in V) V { return p.mlp(expert, &m.Experts[e], in) })
-			parts = append(parts, Part[V]{e, slots, p.stage(expert+".output", out)})
+			out := p.expert(fmt.Sprintf("%s.%d", name, e), &m.Experts[e], x, tokensOf(slots, k))
+			parts = append(parts, Part[V]{e, slots, out})
 		}
 	}
 	return p.Combine(weight, parts, order)
+}
+
+// expert runs a routed expert on rows of x [tokens, hidden_size]: [len(rows), hidden_size].
+func (p *pass[V]) expert(name string, m *DeepseekMLP, x V, rows []int) V {
+	in := p.Move(takeRows(rows, p.config.HiddenSize), x)
+	return p.stage(name+".output", p.Scope(in, func(in V) V { return p.mlp(name, m, in) }))
+}
+
+// chosen returns the experts that some slot chose.
+func chosen(byExpert [][]int) (experts []int) {
+	for e, slots := range byExpert {
+		if len(slots) > 0 {
+			experts = append(experts, e)
+		}
+	}
+	return experts
 }
 
 // slotsByExpert returns, for each expert, the positions in idx that chose it, ascending.

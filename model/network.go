@@ -35,6 +35,9 @@ type Options struct {
 	// AttnWeights makes a stage of the probabilities of attention, self_attn.attn_weights
 	// [batch, heads, seq, seq]: memory then grows with the square of seq.
 	AttnWeights bool
+	// Probes, by the number of a layer with a mixture of experts, make stages of experts that run
+	// on given rows: see Probe.
+	Probes map[int]Probe
 	// Pages, if not nil, are told which weights are read next and which no more, so
 	// that a mapped checkpoint is read ahead and only a layer of it stays in memory.
 	Pages Pages

@@ -27,18 +27,28 @@ func (p *pass[V]) willNeed(l int) {
 	}
 }
 
-// fetchExperts fetches the experts of layer l ahead that some token was routed to.
-func (p *pass[V]) fetchExperts(l int, slots [][]int) {
+// fetchExperts fetches experts of layer l ahead.
+func (p *pass[V]) fetchExperts(l int, experts []int) {
 	if p.o.Pages == nil {
 		return
 	}
 	rows := FamilyOf(p.config).expertRows()
-	for e := range slots {
-		if len(slots[e]) == 0 {
-			continue
-		}
+	for _, e := range experts {
 		for _, row := range rows {
 			fetch(p.o.Pages, row.place(p.m, l, e))
+		}
+	}
+}
+
+// dropExpert lets the pages of an expert of layer l go, if it will not be read again for a
+// gradient.
+func (p *pass[V]) dropExpert(l, e int) {
+	if p.o.Pages == nil || p.o.Training {
+		return
+	}
+	for _, row := range FamilyOf(p.config).expertRows() {
+		if w := row.place(p.m, l, e); len(w.Data) > 0 {
+			p.o.Pages.DontNeed(w.Data)
 		}
 	}
 }
