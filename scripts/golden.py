@@ -5,7 +5,8 @@
 the checkpoint's own code (auto_map in config.json, "remote") or transformers' classes
 ("native"). It is built without memory and runs as it is, on the CPU with eager attention and
 eager experts; hooks give each module its weights when it is its turn, so that never more than
-one decoder layer is in memory, and of a mixture of experts only the expert in use.
+one decoder layer is in memory, and of a mixture of experts only the expert in use. Each expert
+that no token chose is run, too, on some rows of its layer's input: see --no-probes.
 
   pip install -r scripts/requirements-v1.txt        the published code of the first DeepSeekMoE
   pip install -r scripts/requirements-native.txt    transformers' classes: V2, V3, GLM-4.7-Flash
@@ -76,7 +77,7 @@ STANDARD = [
     "model.embed_tokens.output", *HEAD, "loss",
     "input_layernorm.output", *(f"self_attn.{p}.output" for p in PROJECTIONS), "self_attn.o_proj.input",
     "self_attn.output", "post_attention_layernorm.output", "mlp.gate.logits", "mlp.gate.topk_idx",
-    "mlp.gate.topk_weight", "mlp.gate.aux_loss", "mlp.experts.output", "mlp.shared_experts.output", "mlp.output", "output",
+    "mlp.gate.topk_weight", "mlp.gate.aux_loss", "mlp.experts.output", "mlp.experts.*.probe.output", "mlp.shared_experts.output", "mlp.output", "output",
     "enorm.output", "hnorm.output", "eh_proj.output", "shared_head.norm.output", "shared_head.head.output",
 ]
 INNER = [
@@ -84,6 +85,8 @@ INNER = [
       for s in ("gate_proj.output", "up_proj.output", "down_proj.input")),
     "mlp.experts.*.output", "self_attn.attn_weights", "model.rotary_emb.cos", "model.rotary_emb.sin",
 ]
+PROBE = "mlp.experts.*.probe.output"
+PROBE_ROWS = 4  # that an expert runs on which no token chose
 LONGEST_PROBABILITIES = 512  # tokens: self_attn.attn_weights grow with the square of them
 
 
@@ -125,6 +128,8 @@ def arguments(argv):
                    "input is random, and part of the pack")
     p.add_argument("--stages", metavar="LIST", default="standard,grad", help="standard, inner, grad, all, or patterns of stages such as "
                    "'self_attn.*,output' (default standard,grad)")
+    p.add_argument("--no-probes", action="store_true", help="leave alone the experts that no token chose. Without it, each of them runs on "
+                   f"up to {PROBE_ROWS} rows of post_attention_layernorm.output, so that verify can hold its weights, too")
     p.add_argument("--mtp", action="store_true", help="record the multi-token prediction layers, too (native V3)")
     p.add_argument("--train", action="store_true", help="training mode: loss, auxiliary losses and gradients (first DeepSeekMoE)")
     p.add_argument("--override", metavar="KEY=JSON", action="append", default=[], help="run with another value in config.json")
@@ -627,7 +632,7 @@ def rendered(manifest):
     """JSON with a line for each file and tensor."""
     lines = []
     for key, value in manifest.items():
-        if key in ("checkpoint", "files", "tensors", "noise") and isinstance(value, dict):
+        if key in ("checkpoint", "files", "tensors", "noise", "probes") and isinstance(value, dict):
             inner = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
             lines.append(f" {json.dumps(key)}: {{\n{inner}\n }}")
         else:
@@ -711,6 +716,7 @@ class Watch(TorchFunctionMode):
     def __init__(self, recorder):
         super().__init__()
         self.recorder = recorder
+        self.routing = None  # topk_idx and topk_weight [tokens, k] that a gate gave last
         self.forget()
 
     def forget(self):
@@ -779,6 +785,7 @@ class Watch(TorchFunctionMode):
         parts = [t for t in output if isinstance(t, torch.Tensor)]
         self.choice = next(t for t in parts if not t.is_floating_point())
         weight = next(t for t in parts if t.is_floating_point() and t.shape == self.choice.shape and t is not self.logits)
+        self.routing = self.choice, weight
         name = self.base + "gate"
         self.recorder.take(name + ".logits", self.logits)
         self.recorder.take(name + ".topk_idx", self.choice.long())
@@ -912,6 +919,23 @@ class Hooks:
 # Weights, when it is a module's turn
 
 
+def probe_rows(x, real):
+    """Some of the rows of x [tokens, hidden] that real lists, evenly spread, no two of them equal."""
+    firsts = {}
+    for row in real.tolist():
+        firsts.setdefault(hashlib.sha256(x[row].contiguous().view(torch.uint8).numpy()).digest(), row)
+    rows = list(firsts.values())
+    count = min(PROBE_ROWS, len(rows))
+    return [rows[(2 * i + 1) * len(rows) // (2 * count)] for i in range(count)]
+
+
+def unchosen(idx, weight, real, count):
+    """The experts that no real token chose, or none with more than a thousandth of its largest weight: they hardly
+    show in a sum."""
+    shows = weight > weight.max(-1, keepdim=True).values / 1000
+    return sorted(set(range(count)) - set(idx[real][shows[real]].tolist()))
+
+
 class Unit:
     """A module that is loaded, runs and is recorded as one: a decoder layer, the embedding, the head."""
 
@@ -933,6 +957,15 @@ class Unit:
             for attribute, t in [*m._parameters.items(), *m._buffers.items()]:
                 if t is not None and attribute not in m._non_persistent_buffers_set:
                     yield m, attribute, prefix + self.rename(".".join(filter(None, (path, attribute))))
+
+    def expert_count(self):
+        return self.experts.num_experts if self.stacked else len(self.experts)
+
+    def run_expert(self, number, x):
+        """What an expert gives for rows [n, hidden], its weights loading themselves."""
+        if not self.stacked:
+            return self.experts[number](x)
+        return self.experts(x, torch.full((len(x), 1), number), torch.ones(len(x), 1, dtype=x.dtype))
 
     def expert(self, number, part):
         return f"{self.prefix}mlp.experts.{number}.{part}.weight"
@@ -1052,6 +1085,7 @@ class Run:
         self.count = reference.config.num_hidden_layers
         self.chosen = layer_list(a.layers, self.count)
         self.tables, self.unwritten, self.embedded, self.normed = None, {}, None, None
+        self.probes = {}  # of layers: rows and experts of probes
         self.layer_inputs = {}  # of layers whose input is in the pack: where it is from
         self.tied = {}  # in training the embedding's weight, which a tied head shares
         ends = self.training or a.mtp or any(map(self.recorder.wanted, HEAD))
@@ -1166,11 +1200,12 @@ class Run:
             take(first(out))
             if self.recorder.again:
                 return
-            taken = self.recorder.taken()
+            taken, routing = self.recorder.taken(), self.watch.routing
             if self.a.repeat:
-                self.repeat(module, args, kwargs, taken)
+                self.repeat(lambda: module(*args, **kwargs), taken)
             if state["hooks"]:
                 state["hooks"].remove()
+            taken |= self.probe(unit, taken, routing)
             if not self.training or unit.file.startswith("layer-"):
                 unit.unload()
             self.unwritten |= taken
@@ -1182,17 +1217,46 @@ class Run:
         unit.module.register_forward_pre_hook(before, with_kwargs=True)
         unit.module.register_forward_hook(behind, with_kwargs=True)
 
-    def repeat(self, module, args, kwargs, taken):
-        """Runs a module again with another number of threads."""
+    def repeat(self, run, taken):
+        """Runs something again with another number of threads."""
         self.recorder.again = True
         torch.set_num_threads(self.other_threads())
         try:
             with torch.no_grad():
-                module(*args, **kwargs)
+                run()
         finally:
             torch.set_num_threads(self.a.threads)
             self.recorder.again = False
         self.recorder.compare(taken, self.recorder.taken())
+
+    def probe(self, unit, taken, routing):
+        """Runs the experts that no token chose on some rows of what the layer gave its experts, one after
+        the other. An expert needs no router, and what it gives no hooks: those are off by now."""
+        normed = taken.get(unit.prefix + "post_attention_layernorm.output")
+        if unit.experts is None or normed is None or self.training or self.a.no_probes or not self.recorder.wanted(PROBE):
+            return {}
+        x, real = normed.reshape(-1, normed.shape[-1]), self.real_rows(normed.shape[1])
+        rows, probed, experts = probe_rows(x, real), {}, []
+        for number in unchosen(*routing, real, unit.expert_count()) if rows else []:
+            name, out = f"{unit.prefix}mlp.experts.{number}.probe.output", unit.run_expert(number, x[rows])
+            if not torch.isfinite(out).all():  # the reference gives it no such rows
+                print(f"golden.py: {name}: not finite in {out.dtype}: this expert is not probed", file=sys.stderr)
+                continue
+            self.recorder.take(name, out)
+            taken = self.recorder.taken()
+            if self.a.repeat:
+                self.repeat(lambda: self.recorder.take(name, unit.run_expert(number, x[rows])), taken)
+            probed |= taken
+            experts.append(number)
+        self.watch.forget()
+        if experts:
+            self.probes[unit.prefix.split(".")[2]] = {"rows": rows, "experts": experts}
+        return probed
+
+    def real_rows(self, seq):
+        """Which of the last seq rows of each sequence, flattened, are not padding: prediction layers begin later."""
+        rows = torch.arange(self.ids.shape[0] * seq)
+        return rows if self.mask is None else rows[self.mask[:, -seq:].reshape(-1) != 0]
 
     def other_threads(self):
         return 2 if self.a.threads == 1 else 1
@@ -1343,6 +1407,8 @@ class Run:
             m["partial"] = "layers or stages were left out on purpose: see absent"
         if self.layer_inputs:
             m["layer_inputs"] = self.layer_inputs
+        if self.probes:
+            m["probes"] = self.probes
         m |= {field: gaps for field, gaps in r.gaps.items() if gaps or field == "router_gap_min"}
         if a.repeat:
             m["noise_threads"], m["noise"] = self.other_threads(), r.noise

@@ -69,6 +69,7 @@ def options(manifest, code):
     o += ["--code", code] if code and r["kind"] == "remote code" else []
     o += ["--cast"] if manifest["compute_dtype"] != "float32" and not manifest.get("made_by", "").startswith("from_pretrained") else []
     o += ["--mtp"] if "mtp" in manifest else []
+    o += [] if "probes" in manifest else ["--no-probes"]
     o += ["--train"] if manifest["mode"] == "train" else []
     for key, value in manifest.get("config_overrides", {}).items():
         o += ["--override", f"{key}={json.dumps(value)}"]
@@ -107,6 +108,8 @@ def check(a, golden, work):
         ours = made["router_gap_min"].get(gate)
         if ours is None or abs(ours - gap) > 1e-5:
             wrong.append(f"{gate}: router_gap_min {ours}, {gap} expected")
+    if made.get("probes") != manifest.get("probes"):
+        wrong.append(f"probes {made.get('probes')}, {manifest.get('probes')} expected")
     text = f"{equal} of {len(want)} tensors equal; worst {worst:.2g} {name}; between threads {threads_equal} equal, worst {noise:.2g}"
     same = whole(a, checkpoint, manifest, got, work)
     if same is not None:
