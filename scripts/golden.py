@@ -1254,9 +1254,12 @@ class Run:
         return probed
 
     def real_rows(self, seq):
-        """Which of the last seq rows of each sequence, flattened, are not padding: prediction layers begin later."""
+        """Which rows of a layer, seq of them in each sequence, are not padding. In prediction layers, which have
+        fewer, a row is made of several tokens."""
         rows = torch.arange(self.ids.shape[0] * seq)
-        return rows if self.mask is None else rows[self.mask[:, -seq:].reshape(-1) != 0]
+        if self.mask is None:
+            return rows
+        return rows[self.mask.unfold(1, self.mask.shape[1] - seq + 1, 1).amin(-1).reshape(-1) != 0]
 
     def other_threads(self):
         return 2 if self.a.threads == 1 else 1

@@ -297,7 +297,7 @@ func (f *failure) run(ctx context.Context, x *trial, needed []string) (passes bo
 	o := *f.tracer.o
 	o.Progress, o.FailFast = nil, false
 	again := f.tracer.again(&x.m, &o)
-	again.rounded = x.rounded
+	again.rounded, x.options.Probes = x.rounded, f.probesOf(needed)
 	analysis := again.analysis(x.options, again.rounded)
 	defer analysis.Close()
 	net := again.local(&x.in, x.options, analysis, analysis)

@@ -162,7 +162,7 @@ func (r *Report) summary() string {
 	}
 	s := fmt.Sprintf("%d of %d golden tensors were held to their limits and none is beyond; %d of %d weights took part", c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
 	if c.Experts > 0 {
-		s += fmt.Sprintf("; %d of %d routed experts were reached", c.ExpertsReached, c.Experts)
+		s += fmt.Sprintf("; %s were reached", c.byExperts())
 	}
 	return s
 }

@@ -95,16 +95,19 @@ func weightMistakes(f *failure) []mistake {
 		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(-1)},
 		{id: "gate-up-swapped", kinds: mlpStages, undo: undoGateUp},
 		{id: "gate-up-swapped", kinds: gateStages, whole: true, undo: undoGateUp},
-		{id: "expert-order", kinds: []string{expertsOutput}, undo: undoLexicographic},
+		{id: "expert-order", kinds: []string{expertsOutput}, also: []string{probeOutput}, undo: undoLexicographic},
 		{id: "expert-order", kinds: []string{expertGate}, whole: true, undo: undoLexicographic},
 		{id: "mtp-norms", kinds: []string{"enorm.output"}, undo: undoPredictionNorms},
 		{id: "mtp-copy", kinds: []string{"enorm.output", predictedLogits}, undo: undoCopies},
 		{id: "mtp-halves", kinds: []string{predictedFrom}, undo: undoHalves},
-		{id: "experts-renumbered", kinds: []string{gateLogits}, also: []string{expertsOutput, expertGate, "mlp.experts.*.up_proj.output", expertOutput}, undo: undoRenumbered},
+		{id: "experts-renumbered", kinds: []string{gateLogits}, also: []string{expertsOutput, expertGate, "mlp.experts.*.up_proj.output", expertOutput, probeOutput}, undo: undoRenumbered},
 		{id: "router-rows", kinds: []string{gateLogits}, unless: "experts-renumbered", undo: undoRouterRows},
 	}...)
-	if kind, _ := starred(f.kind); kind == expertsOutput || kind == expertGate {
+	switch kind, _ := starred(f.kind); kind {
+	case expertsOutput, expertGate:
 		list = append(list, f.expertMistakes(kind)...)
+	case probeOutput:
+		list = append(list, f.probeMistakes()...)
 	}
 	for _, pair := range [][2]string{{"q_proj", "k_proj"}, {"q_proj", "v_proj"}, {"q_proj", "o_proj"}, {"k_proj", "v_proj"}, {"k_proj", "o_proj"}, {"v_proj", "o_proj"}} {
 		list = append(list, mistake{id: "projections-exchanged", kinds: stageOf(pair[0]), also: stageOf(pair[1]), undo: undoExchanged(pair[0], pair[1])})
@@ -127,15 +130,19 @@ func weightMistakes(f *failure) []mistake {
 
 // expertMistakes are those of single routed experts, and of their numbers.
 func (f *failure) expertMistakes(kind string) (list []mistake) {
-	kinds, whole := []string{kind}, kind == expertGate
+	kinds, whole, probes := []string{kind}, kind == expertGate, []string{probeOutput}
 	for _, e := range f.suspects() {
 		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, whole: whole, unless: "gate-up-swapped", undo: undoGateUpOf(e)})
 	}
 	for _, by := range rotations(f.tracer.m.Config.NRoutedExperts) {
-		list = append(list, mistake{id: "experts-rotated", kinds: kinds, whole: whole, undo: undoRotated(by)})
+		list = append(list, mistake{id: "experts-rotated", kinds: kinds, also: probes, whole: whole, undo: undoRotated(by)})
 	}
 	for _, pair := range f.suspectPairs() {
-		list = append(list, mistake{id: "experts-swapped", kinds: kinds, whole: whole, undo: undoSwapped(pair)})
+		m := mistake{id: "experts-swapped", kinds: kinds, whole: whole, undo: undoSwapped(pair)}
+		if wrong := f.wrongProbes(); slices.Contains(wrong, pair[0]) || slices.Contains(wrong, pair[1]) {
+			m.also = probes
+		}
+		list = append(list, m)
 	}
 	return list
 }

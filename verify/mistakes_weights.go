@@ -156,14 +156,22 @@ func undoSwapped(pair [2]int) func(x *trial) string {
 	}
 }
 
+// mostPaired is how many experts are tried in pairs, whose number grows with the square.
+const mostPaired = 8
+
 // suspectPairs are the pairs of experts that may be exchanged with each other: exactly
-// the tokens routed to either of them are wrong.
+// the tokens routed to either of them are wrong, or its probe is.
 func (f *failure) suspectPairs() (pairs [][2]int) {
-	const few = 8 // pairs to try grow with the square
 	suspects := f.suspects()
-	if len(suspects) > few {
+	for _, e := range f.wrongProbes() {
+		if !slices.Contains(suspects, e) {
+			suspects = append(suspects, e)
+		}
+	}
+	if len(suspects) > mostPaired {
 		return nil
 	}
+	slices.Sort(suspects)
 	for i, a := range suspects {
 		for _, b := range suspects[i+1:] {
 			pairs = append(pairs, [2]int{a, b})

@@ -83,7 +83,7 @@ func (t *tracer) inOrder() []Check {
 			continue
 		}
 		switch c := t.unseen(name); c.Reason {
-		case notLookedAt, noToken:
+		case notLookedAt, noToken, noProbes:
 			behind = append(behind, c)
 		default:
 			checks = append(checks, c)
@@ -127,6 +127,8 @@ func (t *tracer) unseen(name string) Check {
 		c.Verdict, c.Reason = Skipped, notLookedAt
 	case t.predictedNowhere(layer):
 		c.Verdict, c.Reason = Skipped, predictionLayer
+	case t.o.Mode == Chained && isProbe(name):
+		c.Verdict, c.Reason = Skipped, noProbes
 	case inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) && t.m.Config.IsMoE(layer):
 		c.Reason = noToken
 	}
@@ -206,15 +208,18 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		c.Unreached = append(c.Unreached, LayerExperts{"model.layers." + strconv.Itoa(l), unreached[l]})
 	}
 	for _, l := range t.ran() {
-		reached := 0
-		for _, shows := range experts[l] {
+		reached, probed := 0, 0
+		for e, shows := range experts[l] {
 			if shows {
 				reached++
+			} else if t.probed[l][e] {
+				probed++
 			}
 		}
-		if reached > 0 || len(experts[l]) == t.m.Config.NRoutedExperts {
+		if reached+probed > 0 || len(experts[l]) == t.m.Config.NRoutedExperts {
 			c.Experts += t.m.Config.NRoutedExperts
 			c.ExpertsReached += reached
+			c.ExpertsProbed += probed
 		}
 	}
 	return c
@@ -264,11 +269,12 @@ func (t *tracer) unnamed() []string {
 	return []string{"the pack has no stage of layers " + text.Ranges(t.scope.absent) + ", and its manifest does not name them as absent"}
 }
 
-// chooses says whether the choice of experts matters to what was checked, or is absent
-// without a word.
+// chooses says whether the choice of experts matters to what was checked, which it does not to
+// probes, or is absent without a word.
 func (t *tracer) chooses() bool {
 	for name := range t.used {
-		if _, _, _, routed := weights.CutExpert(name); routed {
+		layer, _ := split(name)
+		if _, e, _, routed := weights.CutExpert(name); routed && (t.reached[layer][e] || !t.probed[layer][e]) {
 			return true
 		}
 	}
@@ -317,14 +323,22 @@ func (t *tracer) absent() (kinds []string) {
 	return kinds
 }
 
-// seldomReached lists the layers of which tokens reached fewer than half of the routed experts.
+// seldomReached lists the layers of which tokens and probes reached fewer than half of the routed
+// experts.
 func (t *tracer) seldomReached() (reasons []string) {
 	if t.pack.Manifest.Partial != "" {
 		return nil
 	}
 	for _, l := range t.ran() {
-		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(t.reached[l]) < n && !t.restsExperts(l) {
-			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's tokens reach %d of %d routed experts", l, len(t.reached[l]), n))
+		reached, what, more := map[int]bool{}, "tokens", ""
+		if maps.Copy(reached, t.probed[l]); len(reached) > 0 {
+			what = "tokens and probes"
+		} else if len(t.pack.Manifest.Probes[strconv.Itoa(l)].Experts) > 0 {
+			more = "; probes of others are run in local mode only"
+		}
+		maps.Copy(reached, t.reached[l])
+		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(reached) < n && !t.restsExperts(l) {
+			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's %s reach %d of %d routed experts%s", l, what, len(reached), n, more))
 		}
 	}
 	return reasons

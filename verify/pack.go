@@ -40,6 +40,7 @@ type Manifest struct {
 	Partial         string                    `json:"partial"`          // why the pack proves less on purpose; empty if it does not
 	Absent          Absent                    `json:"absent"`           // what was left out on purpose
 	LayerInputs     map[string]LayerInput     `json:"layer_inputs"`     // by the layer's number: of those whose input is in the pack
+	Probes          map[string]Probe          `json:"probes"`           // by the layer's number: of experts that no token chose
 	MadeBy          string                    `json:"made_by"`          // how the model got its dtype: "from_pretrained(…)", or "model.to(dtype)"
 	Files           map[string]string         `json:"files"`            // file -> "sha256:…"
 	Tensors         map[string]Entry          `json:"tensors"`          // by name: HuggingFace's module and what it gave
@@ -227,6 +228,7 @@ func (m *Manifest) check() []error {
 		}
 	}
 	problems = append(problems, m.checkLayers()...)
+	problems = append(problems, m.checkProbes()...)
 	used := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
 		e := m.Tensors[name]

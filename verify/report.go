@@ -138,6 +138,10 @@ type Check struct {
 	Margin   *float64 `json:"margin"`            // the largest metric/limit; at most 1 passes
 	Pattern  *Pattern `json:"pattern,omitempty"` // of the first check that failed by its elements
 
+	// ProbeRows are, of a probe, the rows of the layer's post_attention_layernorm.output, as
+	// [tokens, hidden_size], that the expert was run on.
+	ProbeRows []int `json:"probe_rows,omitempty"`
+
 	layer int  // -1 outside the layers
 	blind bool // the bounds are too wide to say anything
 }
@@ -178,7 +182,8 @@ type Coverage struct {
 	EmbeddingCopies  int            `json:"embedding_copies"`  // that prediction layers have of it; no other rows of these are read
 	Experts          int            `json:"experts"`           // routed, over all layers
 	ExpertsReached   int            `json:"experts_reached"`   // of these, whose output shows for some token
-	Unreached        []LayerExperts `json:"experts_unreached"` // experts that no token was routed to
+	ExpertsProbed    int            `json:"experts_probed"`    // of the others, those that a probe ran on rows of their layer's input
+	Unreached        []LayerExperts `json:"experts_unreached"` // experts that neither a token nor a probe reached
 	// OutsideForward counts the weights of multi-token prediction layers that the
 	// checkpoint holds and that were not run, as the pack has no stages of them. The logits
 	// do not depend on them, and they were not verified.

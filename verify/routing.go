@@ -55,12 +55,12 @@ func (t *tracer) choose(name string, idx []int, tokens, experts int) error {
 	return err
 }
 
-// reaches records that an expert's output shows.
-func (t *tracer) reaches(layer, expert int) {
-	if t.reached[layer] == nil {
-		t.reached[layer] = map[int]bool{}
+// notes puts an expert of a layer in a set.
+func notes(set map[int]map[int]bool, layer, expert int) {
+	if set[layer] == nil {
+		set[layer] = map[int]bool{}
 	}
-	t.reached[layer][expert] = true
+	set[layer][expert] = true
 }
 
 // addLayer adds a layer, with what was counted since before.
@@ -98,7 +98,7 @@ func (t *tracer) reach(layer int, weights *model.Activation) {
 	padded := paddedTokens(t.in, weights.Rows())
 	for slot, e := range t.chosen {
 		if shows(weights, padded, slot) {
-			t.reaches(layer, e)
+			notes(t.reached, layer, e)
 		}
 	}
 }

@@ -107,12 +107,12 @@ func paddedTokens(in *model.Input, n int) padding {
 }
 
 // paddedRows marks the rows of padding of a stage. RoPE's tables, losses and
-// gradients have no rows of tokens. Rows of a routed expert are the tokens that chose it.
+// gradients have no rows of tokens, and probes none of padding. Rows of a routed expert are the tokens that chose it.
 func (t *tracer) paddedRows(name string, a *model.Activation) padding {
 	_, kind := split(name)
 	kind, expert := starred(kind)
 	switch {
-	case t.in.AttentionMask == nil || learned(name) || isTable(name):
+	case t.in.AttentionMask == nil || learned(name) || isTable(name) || isProbe(name):
 		return nil
 	case expert >= 0:
 		return t.paddedOfExpert(expert)

@@ -32,6 +32,9 @@ const (
 	rotarySin    = "model.rotary_emb.sin"
 	expertOutput = "mlp.experts.*.output" // of one, before its weight
 
+	attentionNorm = "post_attention_layernorm.output"
+	probeOutput   = "mlp.experts.*.probe.output" // of one on rows that did not choose it: see Probe
+
 	predictedFrom   = "eh_proj.output" // of prediction layers, as those below
 	predictedNorm   = "shared_head.norm.output"
 	predictedLogits = "shared_head.head.output"
@@ -59,7 +62,8 @@ var inner = map[string]bool{
 	"mlp.gate_proj.output": true, "mlp.up_proj.output": true, "mlp.down_proj.input": true,
 	"mlp.shared_experts.gate_proj.output": true, "mlp.shared_experts.up_proj.output": true, "mlp.shared_experts.down_proj.input": true,
 	"mlp.experts.*.gate_proj.output": true, "mlp.experts.*.up_proj.output": true, "mlp.experts.*.down_proj.input": true,
-	expertOutput: true,
+	expertOutput:                           true,
+	"mlp.experts.*.probe.gate_proj.output": true, "mlp.experts.*.probe.up_proj.output": true, "mlp.experts.*.probe.down_proj.input": true,
 }
 
 // starred is a kind of stage with * for a routed expert's number, as manifests name it, and

@@ -55,7 +55,11 @@ func (c *Coverage) exercised() string {
 	if c.Experts == 0 {
 		return weights
 	}
-	return fmt.Sprintf("%s of %s, %s", text.Grouped(c.ExpertsReached), text.Plural(c.Experts, "expert"), weights)
+	experts := fmt.Sprintf("%s of %s", text.Grouped(c.ExpertsReached+c.ExpertsProbed), text.Plural(c.Experts, "expert"))
+	if c.ExpertsProbed > 0 {
+		experts += fmt.Sprintf(", %s of them by probes", text.Grouped(c.ExpertsProbed))
+	}
+	return experts + ", " + weights
 }
 
 func (r *Report) writeHead(b *bytes.Buffer) {
@@ -355,6 +359,9 @@ func (c *Check) explain(line func(format string, args ...any)) {
 	if why := c.why(); why != "" {
 		line("%s", why)
 	}
+	if c.ProbeRows != nil {
+		line("%s", c.probedRows())
+	}
 	if !c.inSigmas() && c.Got != "" {
 		line("at %v: got %s, want %s", c.Index, c.Got, c.Want)
 	}
@@ -454,7 +461,7 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 	c := r.Coverage
 	fmt.Fprintf(b, "%-11s%d of %d golden tensors, %d of %d weights", "coverage", c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
 	if c.Experts > 0 {
-		fmt.Fprintf(b, ", %d of %d routed experts", c.ExpertsReached, c.Experts)
+		fmt.Fprintf(b, ", %s", c.byExperts())
 	}
 	fmt.Fprintln(b)
 	r.Scope.write(b, r.Golden.Absent)
@@ -471,8 +478,12 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 	if c.OutsideForward > 0 {
 		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not verified\n", "", c.OutsideForward)
 	}
+	nothing := "no token"
+	if c.ExpertsProbed > 0 {
+		nothing = "neither a token nor a probe"
+	}
 	for _, l := range c.Unreached {
-		fmt.Fprintf(b, "%-11s%s: no token reached experts %s\n", "", l.Layer, text.Ranges(l.Experts))
+		fmt.Fprintf(b, "%-11s%s: %s reached experts %s\n", "", l.Layer, nothing, text.Ranges(l.Experts))
 	}
 	if x := r.Routing; x.Choices > 0 {
 		fmt.Fprintf(b, "%-11s%d choices of experts: %d differ", "routing", x.Choices, x.Mismatches)

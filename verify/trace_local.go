@@ -150,6 +150,9 @@ func (t *localTrace) hold(c *Check, x *value, want []float32, rows *rowSet) {
 	}
 	if isMLP(c.Tensor) && x.products != nil && d.finite {
 		n, z := t.analysis.neurons(x, want, rows, factor)
+		if c.ProbeRows != nil {
+			n.Expert = probedExpert(c.Tensor)
+		}
 		c.NeuronZ, l.NeuronZ, c.Neuron = known(z), neuronZ, n
 		margin = max(margin, z/neuronZ)
 	}
@@ -259,10 +262,12 @@ func indices(marked []bool) (at []int) {
 	return at
 }
 
-// isMLP says whether a stage is the output of an MLP, or of the routed experts.
+// isMLP says whether a stage is the output of an MLP, such as a probe of an expert, or of the
+// routed experts.
 func isMLP(name string) bool {
 	_, kind := split(name)
-	return kind == "mlp.output" || kind == expertsOutput || kind == sharedOutput
+	kind, _ = starred(kind)
+	return kind == probeOutput || kind == "mlp.output" || kind == expertsOutput || kind == sharedOutput
 }
 
 // spread spreads what rows share over their elements.

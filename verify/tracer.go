@@ -48,6 +48,7 @@ type tracer struct {
 	starts      []start              // tensors that parts of the model began with
 	chosen      []int                // by the last gate
 	reached     map[int]map[int]bool // layer -> expert
+	probed      map[int]map[int]bool // the same of those that a probe reached
 	logitsErr   []float64            // of the last gate in chained mode, per token: max |logit - golden|
 }
 
@@ -60,6 +61,7 @@ func newTracer(s *scope, m *model.DeepseekForCausalLM, src weights.Source, in *m
 		used:    weightSet{},
 		aside:   weightSet{},
 		reached: map[int]map[int]bool{},
+		probed:  map[int]map[int]bool{},
 	}
 	if !s.course.Embedding { // prediction layers without one of their own look tokens up in it
 		t.aside["model.embed_tokens.weight"] = struct{}{}
@@ -100,7 +102,7 @@ func (t *tracer) layers() int { return len(t.m.Model.Layers) + t.scope.course.Pr
 func (t *tracer) again(m *model.DeepseekForCausalLM, o *Options) *tracer {
 	return &tracer{
 		pack: t.pack, in: t.in, m: m, src: t.src, set: t.set, scope: t.scope, o: o, kinds: t.kinds, expected: t.expected, attnWeights: t.attnWeights,
-		seen: map[string]bool{}, free: map[string]bool{}, used: weightSet{}, aside: weightSet{}, reached: map[int]map[int]bool{},
+		seen: map[string]bool{}, free: map[string]bool{}, used: weightSet{}, aside: weightSet{}, reached: map[int]map[int]bool{}, probed: map[int]map[int]bool{},
 	}
 }
 
@@ -134,8 +136,13 @@ func (t *tracer) analysis(o model.Options, rounded roundings) *analysis {
 
 // options are those of a pass.
 func (t *tracer) options() model.Options {
+	var probes map[int]model.Probe
+	if t.o.Mode == Local {
+		probes = t.scope.probes(t.scope.compares)
+	}
 	return model.Options{
 		DType:       t.pack.DType,
+		Probes:      probes,
 		RotaryDType: cmp.Or(t.o.RotaryDType, t.pack.Manifest.rotaryDType()),
 		Training:    t.pack.Manifest.Mode == "train",
 		AttnWeights: t.attnWeights,
@@ -250,6 +257,9 @@ func (t *tracer) begin(name string, a *model.Activation) (c Check, want []float3
 	layer, _ := split(name)
 	e := t.pack.Manifest.Tensors[name]
 	c = Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape, layer: layer}
+	if isProbe(name) {
+		c.ProbeRows = t.pack.Manifest.Probes[strconv.Itoa(layer)].Rows
+	}
 	if c.Reason = unfit(e, a.Shape, a.DType); c.Reason != "" {
 		c.Verdict = Fail
 		return c, nil, nil, nil
@@ -289,8 +299,11 @@ func cover[V comparable](t *tracer, c Check, by *attribution[V], x V) {
 	}
 	by.checked(x)
 	if _, kind := split(c.Tensor); c.layer >= 0 {
-		if kind, expert := starred(kind); kind == expertOutput {
-			t.reaches(c.layer, expert)
+		switch kind, expert := starred(kind); kind {
+		case expertOutput:
+			notes(t.reached, c.layer, expert)
+		case probeOutput:
+			notes(t.probed, c.layer, expert)
 		}
 	}
 }

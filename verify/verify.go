@@ -137,6 +137,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 	if err != nil {
 		return nil, err
 	}
+	if err := s.checkProbes(in); err != nil {
+		return nil, err
+	}
 	t, r, err := traced(ctx, stored, m, src, s, in, &o, nil)
 	if err == nil && r.Verdict == Fail {
 		t, r, err = t.withRoundings(ctx, stored, in, r)

@@ -64,9 +64,10 @@ from another config.json is not: keys that differ are listed where the pack hold
 
 A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but where rounding may decide, and that every weight took
-part, but for experts that no token reached, which are listed, and for multi-token
-prediction layers if the pack has no stages of them. A pack that proves
-little, or was made with another config, gives no pass: the reasons are listed.
+part, but for experts that neither a token nor, in local mode, a probe of the pack
+reached, which are listed, and for multi-token prediction layers if the pack has no
+stages of them. A pack that proves little, or was made with another config, gives no
+pass: the reasons are listed.
 
 A pack may hold some layers, or some stages, if its manifest says which are absent. Of
 the model only what the pack has stages of is run, and only those weights are read: layer
