@@ -12,6 +12,8 @@ whole model, loaded by from_pretrained, gives the same logits to the bit on this
 
 --code DIR    holds the published modeling_deepseek.py and configuration_deepseek.py
 --dsmoe BIN   makes the checkpoints of which only config.json is there, and verifies each new pack
+--rules       checks instead what golden.py refuses, and which of several sets of weights it reads:
+              without torch, --mtp without prediction layers, a model.safetensors beside an index
 --stages, --work DIR
 
 Exit status: 0 all packs were reproduced, 1 one was not, 2 nothing could be checked.
@@ -29,6 +31,7 @@ import torch
 import transformers
 from transformers import dynamic_module_utils as dynamic
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden.py")
 # Relative to a tensor's RMS, through all layers: twice what another processor's order of sums was seen to make.
@@ -158,6 +161,35 @@ def whole(a, checkpoint, manifest, got, work):
     return torch.equal(out.to(got["lm_head.output"].dtype), got["lm_head.output"])
 
 
+def rules(a, work):
+    """Whether golden.py refuses what it should, in one line with exit status 2, and reads the weights that from_pretrained does."""
+    checkpoint = os.path.join(a.goldens, "v3", "checkpoint")
+    both = os.path.join(work, "both")
+    shutil.copytree(checkpoint, both)
+    weights = {}
+    for file in glob.glob(both + "/*.safetensors"):
+        with safe_open(file, "pt") as f:
+            weights |= {k: f.get_tensor(k) for k in f.keys()}
+    save_file(weights | {"model.norm.weight": 2 * weights["model.norm.weight"]}, both + "/model.safetensors", {"format": "pt"})
+    runs = {"without torch": (["-S"], [checkpoint], "No module named"),
+            "--mtp without prediction layers": ([], [checkpoint, "--mtp"], "--mtp: ")}
+    good = True
+    for what, (python, arguments, said) in runs.items():
+        run = subprocess.run([sys.executable, *python, GOLDEN, arguments[0], os.path.join(work, "refused"), "--random", "1x4", *arguments[1:]],
+                             capture_output=True, text=True)
+        right = run.returncode == 2 and run.stderr.startswith("golden.py: ") and said in run.stderr and run.stderr.count("\n") == 1
+        print("refused" if right else f"NOT REFUSED ({run.returncode})", f"{what}: {run.stderr.strip()}")
+        good &= right
+    packs = [os.path.join(work, name) for name in ("plain", "single")]
+    for source, pack in zip((checkpoint, both), packs):
+        subprocess.run([sys.executable, GOLDEN, source, pack, "--random", "1x4"], check=True, capture_output=True)
+    plain, single = (tensors(pack)[1]["model.norm.output"] for pack in packs)
+    model = transformers.DeepseekV3ForCausalLM.from_pretrained(both, dtype=torch.float32)
+    doubled, read = torch.equal(2 * plain, single), torch.equal(model.model.norm.weight, 2 * weights["model.norm.weight"].float())
+    print("model.safetensors beside an index: golden.py", "reads it" if doubled else "READS THE INDEX;", "from_pretrained", "too" if read else "NOT")
+    return good and doubled and read
+
+
 def fits(manifest):
     r = manifest["reference"]
     return [r["torch"].split("+")[0], r["transformers"]] == [torch.__version__.split("+")[0], transformers.__version__]
@@ -171,7 +203,11 @@ def main():
     p.add_argument("--dsmoe")
     p.add_argument("--stages", default="all")
     p.add_argument("--work")
+    p.add_argument("--rules", action="store_true")
     a = p.parse_intermixed_args()
+    if a.rules:
+        with tempfile.TemporaryDirectory(dir=a.work) as work:
+            return 0 if rules(a, work) else 1
     results = {True: 0, False: 0, None: 0}
     for manifest in sorted(glob.glob(os.path.join(a.goldens, "*", "golden-*", "manifest.json"))):
         golden = os.path.dirname(manifest)
