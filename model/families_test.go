@@ -211,7 +211,7 @@ func TestScalesAreChecked(t *testing.T) {
 			`{"quant_method":"fp8","weight_block_size":[128,128],"modules_to_not_convert":["` + module + `"]}`)})
 		require.NoError(t, err)
 		if err := model.Check(excepting, src); wrong {
-			require.ErrorContains(t, err, name+": dtype F8_E4M3, but quantization_config.modules_to_not_convert names its module")
+			require.ErrorContains(t, err, name+": dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it")
 		} else {
 			require.NoError(t, err)
 		}

@@ -205,7 +205,7 @@ func (k *checker) checkFP8(s Slot, w *weights.Weight) {
 	} else if s.Param.LookedUp() {
 		k.wrong(s, w, "dtype F8_E4M3, which only matrix products take")
 	} else if s.Excepted(k.c) {
-		k.wrong(s, w, "dtype F8_E4M3, but quantization_config.modules_to_not_convert names its module: the reference would take the numbers without their scales")
+		k.wrong(s, w, "dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it")
 	} else if err := w.CheckScales(); err != nil {
 		k.wrong(s, w, err.Error())
 		errors.As(err, &k.found.Wrong[len(k.found.Wrong)-1].Scales)

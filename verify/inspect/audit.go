@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"dsmoe/model"
-	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -94,8 +93,7 @@ func (c *Checkpoint) wrongScales(e *weights.ScalesError, files map[string]string
 	return nil
 }
 
-// quantised are the weights that are not in FP8 though quantization_config says so, and
-// those that are though it lists them among its exceptions.
+// quantised are the weights that are not in FP8 though quantization_config says so.
 func (c *Checkpoint) quantised() (found []Finding) {
 	if c.Config == nil || c.Config.FP8Block[0] == 0 {
 		return nil
@@ -109,9 +107,6 @@ func (c *Checkpoint) quantised() (found []Finding) {
 		case w.DType.Casts() && s.FP8(c.Config):
 			found = append(found, Finding{DType, files[w.Name], w.Name, fmt.Sprintf("dtype %s, but quantization_config says F8_E4M3 with scales", w.DType),
 				"take quantization_config out of config.json, or list the module in its modules_to_not_convert"})
-		case w.DType == tensor.F8E4M3 && s.Excepted(c.Config):
-			found = append(found, Finding{DType, files[w.Name], w.Name, "dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it",
-				"readers that heed the list take its codes for numbers, without their scales: take the module out of it"})
 		}
 	}
 	return found
