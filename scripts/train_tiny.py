@@ -2,13 +2,12 @@
 """Trains a tiny mixture of experts on the Go files of this repository, for fixtures/v1-trained and v3-trained.
 
 Random weights are no test of limits: trained ones have decaying singular values, channels that stand out, experts that
-are rarely chosen, and numbers near zero. The reference's own class is trained in float32 on bytes, 700 steps of
-AdamW with weight decay, and its weights are written in BF16 (router biases in float32) as a checkpoint of one
-safetensors file, with a tokenizer whose tokens are the bytes, so that golden.py --text works.
+are rarely chosen, and numbers near zero. The reference's own class is trained on bytes, 700 steps of AdamW with
+weight decay, and its weights are written in BF16 (router biases in float32) as a checkpoint of one safetensors file, with a tokenizer whose tokens are the bytes, so that golden.py --text works.
 
-  v1    the published modeling_deepseek.py, with its auxiliary loss (requirements-v1.txt, --code DIR)
-  v3    transformers' DeepseekV3ForCausalLM (requirements-native.txt); e_score_correction_bias is moved after each step
-        towards the experts that got fewer tokens than the mean, as the paper does
+  v1    the published modeling_deepseek.py in float32, with its auxiliary loss (requirements-v1.txt, --code DIR)
+  v3    transformers' DeepseekV3ForCausalLM in bfloat16 (requirements-native.txt); e_score_correction_bias is moved after
+        each step towards the experts that got fewer tokens than the mean, as the paper does
 
   python scripts/train_tiny.py v1 fixtures/v1-trained/checkpoint --code DIR
   python scripts/train_tiny.py v3 fixtures/v3-trained/checkpoint
@@ -83,7 +82,8 @@ def build(kind, code):
     """The reference's model with its own initial weights."""
     if kind == "v3":
         config = transformers.DeepseekV3Config.from_dict(CONFIGS[kind])
-        return transformers.DeepseekV3ForCausalLM._from_config(config, attn_implementation="eager", experts_implementation="eager")
+        return transformers.DeepseekV3ForCausalLM._from_config(config, dtype=torch.bfloat16, attn_implementation="eager",
+                                                               experts_implementation="eager")
     from transformers import dynamic_module_utils as dynamic
     imports = dynamic.get_imports  # 4.39 demands flash_attn of code that imports it only where it is installed
     dynamic.get_imports = lambda file: [i for i in imports(file) if i != "flash_attn"]
@@ -215,11 +215,13 @@ def main():
     p.add_argument("kind", choices=sorted(CONFIGS))
     p.add_argument("checkpoint", help="directory to write; it must not exist")
     p.add_argument("--code", help="v1: where modeling_deepseek.py and configuration_deepseek.py are")
-    p.add_argument("--master", metavar="DIR", help="also write the float32 weights to this directory")
+    p.add_argument("--master", metavar="DIR", help="v1: also write the float32 weights, unrounded, to this directory")
     p.add_argument("--steps", type=int, default=STEPS, help=f"fewer, to try this out (default {STEPS})")
     a = p.parse_args()
     if a.kind == "v1" and not a.code:
         p.error("v1: give --code")
+    if a.kind == "v3" and a.master:
+        p.error("--master: v3 is trained in bfloat16")
     for path in filter(None, (a.checkpoint, a.master)):
         if os.path.exists(path):
             p.error(f"{path}: exists already")

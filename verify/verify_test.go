@@ -29,7 +29,11 @@ var packs = []string{
 	"v2-lite/golden-f32", "v2-lite/golden-bf16", "v2-group-yarn/golden-f32",
 	"v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v3-fp8/golden-f32", "v3-mtp/golden-f32", "v3-mtp-two/golden-bf16",
 	"v1-massive/golden-f32", "v1-massive/golden-bf16", "v1-f16/golden-f16", "v3-f16/golden-f16",
+	"v1-trained/golden-f32", "v3-trained/golden-f32", "v3-trained/golden-bf16",
 }
+
+// trained are float32 packs of models that were trained.
+var trained = []string{"v1-trained/golden-f32", "v3-trained/golden-f32"}
 
 func fixture(name string) string { return filepath.Join("..", "fixtures", filepath.FromSlash(name)) }
 

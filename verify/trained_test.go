@@ -1,0 +1,96 @@
+package verify_test
+
+import (
+	"encoding/binary"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model/tensor"
+	"dsmoe/verify"
+)
+
+// nudged returns a BF16 weight in which the largest element of a row is a number of units further from zero.
+func nudged(w tensor.Tensor, row, units int) tensor.Tensor {
+	columns := w.Shape[len(w.Shape)-1]
+	size := func(i int) uint16 { return binary.LittleEndian.Uint16(w.Data[2*i:]) &^ (1 << 15) }
+	at := row * columns
+	for i := range columns {
+		if size(row*columns+i) > size(at) {
+			at = row*columns + i
+		}
+	}
+	binary.LittleEndian.PutUint16(w.Data[2*at:], binary.LittleEndian.Uint16(w.Data[2*at:])+uint16(units))
+	return w
+}
+
+// TestWrongWeightsOfTrainedModels: a weight that is one to four units of BF16 off fails the stage that it
+// belongs to, and the report names its row, or its expert and neuron.
+func TestWrongWeightsOfTrainedModels(t *testing.T) {
+	t.Parallel()
+	for _, pack := range trained {
+		c, p := open(t, pack)
+		expert, _ := firstExperts(t, p)
+		prefix := moe1 + "experts." + strconv.Itoa(expert)
+		rows := func(want ...int) func(t *testing.T, c verify.Check) {
+			return func(t *testing.T, c verify.Check) { require.Equal(t, want, c.WeightRows) }
+		}
+		neuron := func(t *testing.T, c verify.Check) {
+			require.Equal(t, []int{expert}, c.Experts)
+			require.Equal(t, []int{expert, 7}, []int{c.Neuron.Expert, c.Neuron.Index})
+		}
+		for _, test := range []struct {
+			weight     string
+			row, units int
+			stage      string
+			located    func(t *testing.T, c verify.Check)
+		}{
+			{moe1 + "gate.weight", 5, 1, moe1 + "gate.logits", rows(5)},
+			{"model.layers.2.self_attn.o_proj.weight", 33, 1, "model.layers.2.self_attn.o_proj.output", rows(33)},
+			{"model.layers.3.post_attention_layernorm.weight", 0, 1, "model.layers.3.post_attention_layernorm.output",
+				func(t *testing.T, c verify.Check) { require.Contains(t, c.Where, "all in column ") }},
+			{prefix + ".up_proj.weight", 7, 4, moe1 + "experts.output", neuron},
+			{prefix + ".gate_proj.weight", 7, 4, moe1 + "experts.output", neuron},
+			{prefix + ".down_proj.weight", 7, 4, moe1 + "experts.output", func(t *testing.T, c verify.Check) {
+				require.Equal(t, []int{expert}, c.Experts)
+				require.Equal(t, "all in column 7", c.Where)
+			}},
+		} {
+			t.Run(pack+" "+test.weight, func(t *testing.T) {
+				t.Parallel()
+				w := nudged(get(t, c, test.weight), test.row, test.units)
+				r := run(t, c.Config, replace(c, test.weight, w), p, verify.Options{})
+				requireFails(t, r, test.stage, "")
+				at := slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Tensor == test.stage })
+				test.located(t, r.Checks[at])
+			})
+		}
+	}
+}
+
+// firstExperts are two that the first token chose in layer 1.
+func firstExperts(t *testing.T, p *verify.Pack) (a, b int) {
+	t.Helper()
+	chosen, err := p.Ints(moe1 + "gate.topk_idx")
+	require.NoError(t, err)
+	return chosen[0], chosen[1]
+}
+
+// TestExchangedExpertsOfTrainedModels are named.
+func TestExchangedExpertsOfTrainedModels(t *testing.T) {
+	t.Parallel()
+	for _, pack := range trained {
+		c, p := open(t, pack)
+		first, second := firstExperts(t, p)
+		var pairs []string
+		for _, proj := range []string{"gate_proj", "up_proj", "down_proj"} {
+			for _, e := range []int{first, second} {
+				pairs = append(pairs, moe1+"experts."+strconv.Itoa(e)+"."+proj+".weight")
+			}
+		}
+		r := run(t, c.Config, swap(t, c, pairs...), p, verify.Options{})
+		requireFails(t, r, moe1+"experts.output", "experts-swapped")
+	}
+}
