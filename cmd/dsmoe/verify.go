@@ -59,8 +59,9 @@ has them quantised, a local run that fails is repeated with the error that this
 allows. A pass is then one "within the rounding of the weights", and the report ranks
 layers and experts by error.
 
-A pack of another family, or of a model of other shapes, is refused. One that was recorded
-from another config.json is not: keys that differ are listed where the pack holds that one.
+A pack of another family, or of a model of other shapes, is refused. One that was
+recorded from another config.json is not: keys that differ are listed where the pack
+holds that one.
 
 A pass means that every golden tensor is within its limits, that the choice of
 experts is the golden's but where rounding may decide, and that every weight took
