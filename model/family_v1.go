@@ -62,7 +62,7 @@ var familyV1 = Family{
 	Ignored: []Param{
 		// Written by transformers before 4.32, computed from rope_theta ever since.
 		{Name: "model.layers.{l}.self_attn.rotary_emb.inv_freq"},
-		// The reference ties the head to the embedding whatever the file holds.
+		// The reference ties the head to the embedding, but for usesStoredHead.
 		{Name: "lm_head.weight", When: tied},
 	},
 }

@@ -94,7 +94,7 @@ func LoadPart(c *config.Config, src weights.Source, wanted func(Slot) bool) (*De
 		}
 		*s.Param.place(m, s.Layer, s.Expert) = w
 	}
-	if c.TieWordEmbeddings {
+	if c.TieWordEmbeddings && !usesStoredHead(c, set.Has) {
 		m.LMHead.Weight = m.Model.EmbedTokens
 	}
 	m.shareCopies()

@@ -13,13 +13,20 @@ import (
 )
 
 // Required yields the weights that a checkpoint of c must hold, given which it has: the
-// decoder's, and of each prediction layer of which it has any weight all that MTPSlots
+// decoder's, a head that is stored though it is tied (see usesStoredHead), and of each prediction layer of which it has any weight all that MTPSlots
 // yields, but copies of the main model's that it leaves out.
 func (f *Family) Required(c *config.Config, has func(name string) bool) iter.Seq[Slot] {
 	return func(yield func(Slot) bool) {
 		for s := range f.Slots(c) {
 			if !yield(s) {
 				return
+			}
+		}
+		if usesStoredHead(c, has) {
+			for s := range expand(f.head(), c, 0, 0) {
+				if !yield(s) {
+					return
+				}
 			}
 		}
 		absent := f.AbsentMTP(c, has)
@@ -30,6 +37,23 @@ func (f *Family) Required(c *config.Config, has func(name string) bool) iter.Seq
 			}
 		}
 	}
+}
+
+// HeadName is the name of the head's weight.
+const HeadName = "lm_head.weight"
+
+// usesStoredHead reports whether the reference computes with a stored head though
+// tie_word_embeddings is true. from_pretrained of transformers 5 does: it ties the two only if
+// their values are the same.
+func usesStoredHead(c *config.Config, has func(name string) bool) bool {
+	return c.TieWordEmbeddings && c.Reference == config.Native && has(HeadName)
+}
+
+// head is the row of the head, without its condition.
+func (f *Family) head() []Param {
+	row := f.Params[slices.IndexFunc(f.Params, func(p Param) bool { return p.Name == HeadName })]
+	row.When = nil
+	return []Param{row}
 }
 
 // AbsentMTP returns the prediction layers of c, by their numbers behind the decoder's, of

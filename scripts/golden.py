@@ -281,7 +281,7 @@ class Checkpoint:
             if self.block is None or self.resolve(scales) not in self.where:
                 return f"{self.at(file)}: {name}: FP8 without {scales}, or without quantization_config in config.json"
             return self.problem(scales, [math.ceil(n / b) for n, b in zip(shape, self.block)])
-        if dtype not in ("F32", "BF16", "F16", "F64", "torch.float64"):
+        if dtype not in ("F32", "BF16", "F16"):
             return f"{self.at(file)}: {name}: dtype {dtype}: this reads F32, BF16, F16 and F8_E4M3 with scales"
         return None
 
@@ -1093,10 +1093,24 @@ class Run:
         self.mtp = self.prediction_layers()
         self.embedding = Unit(self, self.base.embed_tokens, "model.embed_tokens.", "embed")
         self.norm = Unit(self, self.base.norm, "model.norm.", "head", ends_file=False)
-        tied = "model.embed_tokens." if reference.config.tie_word_embeddings else "lm_head."
-        self.head = Unit(self, self.model.lm_head, tied, "head")
+        self.head = Unit(self, self.model.lm_head, "model.embed_tokens." if self.ties() else "lm_head.", "head")
         self.layers = {n: Unit(self, reference.layers[n], f"model.layers.{n}.", f"layer-{n:03d}") for n in self.chosen}
         self.check()
+
+    def ties(self):
+        """Whether the head computes with the embedding's weight: not if another one is stored and from_pretrained takes that."""
+        c, head, embedding = self.checkpoint, "lm_head.weight", "model.embed_tokens.weight"
+        if not self.reference.config.tie_word_embeddings:
+            return False
+        if c.resolve(head) not in c.where or c.resolve(embedding) not in c.where:
+            return True
+        a, b = c.read(head), c.read(embedding)
+        if a.dtype == b.dtype and torch.equal(a, b):
+            return True
+        if self.reference.kind == "remote":
+            raise Trouble(f"{c.path}: tie_word_embeddings is true, but {head} is stored, with other numbers than {embedding}: the published "
+                          "code keeps one of the two for both, the one that it reads last; take it out, or set tie_word_embeddings to false")
+        return False
 
     def prediction_layers(self):
         """The reference's model of the multi-token prediction layers, if they are wanted."""

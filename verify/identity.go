@@ -63,12 +63,15 @@ func (p *Pack) recordedConfig(r config.Reference) (*config.Config, error) {
 	return c, nil
 }
 
-// sameShape reports whether two configs of one family imply the same weights.
+// sameShape reports whether two configs of one family imply the same weights, but for a head, which
+// may be tied in one and stored apart in the other.
 func sameShape(a, b *config.Config) bool {
 	of := func(c *config.Config) map[string]string {
 		shapes := map[string]string{}
 		for s := range model.FamilyOf(c).Slots(c) {
-			shapes[s.Name] = fmt.Sprint(s.Shape)
+			if s.Name != model.HeadName {
+				shapes[s.Name] = fmt.Sprint(s.Shape)
+			}
 		}
 		return shapes
 	}

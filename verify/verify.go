@@ -154,6 +154,9 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 func traced(ctx context.Context, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, s *scope, in *model.Input, o *Options, rounded roundings) (*tracer, *Report, error) {
 	t := newTracer(s, m, src, in, o)
 	t.settings, t.rounded = settingsOf(stored, m.Config, s.pack, in, o), rounded
+	if err := t.checkTied(); err != nil {
+		return nil, nil, err
+	}
 	err := t.run(ctx, in)
 	if errors.Is(err, errStopped) {
 		return t, t.report(in), nil

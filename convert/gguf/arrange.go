@@ -5,6 +5,7 @@ package gguf
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -34,10 +35,8 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 		a.there[w.Name] = true
 	}
 	f := model.FamilyOf(c)
-	for s := range f.Slots(c) {
-		a.slot(s)
-	}
-	for s := range f.MTPSlots(c) {
+	given := maps.Clone(a.there)
+	for s := range f.Required(c, func(name string) bool { return given[name] }) {
 		a.slot(s)
 	}
 	for _, i := range a.stacks {

@@ -1,0 +1,89 @@
+package verify_test
+
+import (
+	"context"
+	"iter"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/verify"
+)
+
+// withHead is a source with a head beside what it has.
+type withHead struct {
+	weights.Source
+	head tensor.Tensor
+}
+
+func (s withHead) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for i := range s.Source.Tensors() {
+			if !yield(i) {
+				return
+			}
+		}
+		yield(tensor.Info{Name: "lm_head.weight", DType: s.head.DType, Shape: s.head.Shape})
+	}
+}
+
+func (s withHead) Tensor(name string) (tensor.Tensor, error) {
+	if name == "lm_head.weight" {
+		return s.head, nil
+	}
+	return s.Source.Tensor(name)
+}
+
+// TestStoredHeadThatIsTied: transformers' classes compute with a stored head that differs from the
+// embedding, as if the two were not tied, and so does the model: its head is covered, and a wrong
+// one fails.
+func TestStoredHeadThatIsTied(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v2-lite/golden-f32")
+	apart := run(t, c.Config, c, p, verify.Options{})
+	tied := override(t, c.Config, "tie_word_embeddings", "true")
+	r := run(t, tied, c, p, verify.Options{})
+	require.Equal(t, verify.Pass, r.Verdict, r.FirstDivergence)
+	require.Equal(t, apart.Coverage.WeightsChecked, r.Coverage.WeightsChecked)
+	require.Equal(t, apart.Coverage.Weights, r.Coverage.Weights)
+	wrong := get(t, c, "lm_head.weight")
+	wrong.Data[1] ^= 0x80
+	r = run(t, tied, replace(c, "lm_head.weight", wrong), p, verify.Options{})
+	requireFails(t, r, "lm_head.output", "")
+	r = run(t, tied, replace(c, "lm_head.weight", get(t, c, "model.embed_tokens.weight")), p, verify.Options{Undiagnosed: true})
+	require.Equal(t, "lm_head.output", *r.FirstDivergence)
+}
+
+// TestUntiedConversion: a checkpoint whose head was written apart is of the model that the tied one
+// is of.
+func TestUntiedConversion(t *testing.T) {
+	t.Parallel()
+	c, _ := open(t, "v2-lite/golden-f32")
+	p := must(verify.OpenPack(rewritten(t, "v2-lite/golden-f32", func(_ string, m map[string]any) {
+		config := configOf(t, "v2-lite")
+		config["tie_word_embeddings"] = true
+		m["config"] = config
+	})))
+	r := run(t, c.Config, c, p, verify.Options{})
+	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, []verify.Difference{{Key: "tie_word_embeddings", Checkpoint: "false", Pack: "true", Meaning: true}}, r.Config.Differ)
+}
+
+// TestStoredHeadOfPublishedCode: the published code has one parameter for both, of which neither can
+// be told from the files where they differ.
+func TestStoredHeadOfPublishedCode(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-rope-linear-tied-bias/golden-f32")
+	embedding := get(t, c, "model.embed_tokens.weight")
+	r := run(t, c.Config, withHead{c, embedding}, p, verify.Options{})
+	require.Equal(t, verify.Pass, r.Verdict)
+	other := get(t, c, "model.embed_tokens.weight")
+	other.Data[len(other.Data)-1] ^= 1
+	_, err := verify.Run(context.Background(), c.Config, withHead{c, other}, p, verify.Options{})
+	require.ErrorContains(t, err, "tie_word_embeddings is true, but lm_head.weight is stored, with other numbers than model.embed_tokens.weight")
+	other.Shape, other.Data = []int{256, 32}, other.Data[:len(other.Data)/2]
+	_, err = verify.Run(context.Background(), c.Config, withHead{c, other}, p, verify.Options{})
+	require.Error(t, err)
+}
