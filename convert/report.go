@@ -11,6 +11,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/engine"
 	"dsmoe/convert/plan"
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
@@ -30,7 +31,7 @@ type Report struct {
 	Dropped    int                 `json:"dropped_tensors"`  // left out on request
 	Missing    []plan.Missing      `json:"missing"`          // weights that the output lacks to be a model
 	Operations map[string]int      `json:"operations"`       // tensors per operation
-	Lost       []engine.LostTensor `json:"lost"`             // tensors with elements that a cast could not keep, or that are not finite
+	Lost       []engine.LostTensor `json:"lost"`             // tensors with elements that are not the source's, or not finite
 	Notes      []string            `json:"notes"`            // what the user should know
 }
 
@@ -41,6 +42,9 @@ func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 	_, r.Bytes = p.Bytes()
 	for _, f := range p.Files {
 		r.Files = append(r.Files, f.Name)
+	}
+	if done.Uncounted {
+		r.Notes = append(slices.Clone(p.Notes), "an older version wrote it and counted no elements that were rounded: --no-resume makes it anew")
 	}
 	if r.Lost == nil {
 		r.Lost = []engine.LostTensor{}
@@ -80,13 +84,15 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// writeLost writes a line for each kind of elements that are no numbers or lost theirs: how
+// writeLost writes a line for each kind of elements that are not the source's, or no numbers: how
 // many there are, and the tensors that have most.
 func (r *Report) writeLost(w io.Writer) {
 	for _, kind := range []struct {
 		text  string
 		count func(*engine.LostTensor) int64
 	}{
+		{"elements that were rounded", func(t *engine.LostTensor) int64 { return t.Rounded }},
+		{"elements that were rounded to denormal numbers", func(t *engine.LostTensor) int64 { return t.Denormal }},
 		{"elements that became infinite", func(t *engine.LostTensor) int64 { return t.Overflow }},
 		{"elements that became zero", func(t *engine.LostTensor) int64 { return t.Flushed - flushedBlocks(t) }},
 		{"elements that became zero with their whole block", flushedBlocks},
@@ -171,9 +177,9 @@ func Check(ctx context.Context, dir string, s Settings) (*CheckReport, error) {
 }
 
 // Rounded returns the tensors of the converted checkpoint in dir that the conversion rounded
-// to their dtype, by the operation that did it, as the manifest records and where the bytes
-// are the manifest's. Without a manifest there are none.
-func Rounded(ctx context.Context, dir string) (map[string]string, error) {
+// to their dtype, and how, as the manifest records and where the bytes are the manifest's.
+// Without a manifest there are none.
+func Rounded(ctx context.Context, dir string) (map[string]tensor.Rounding, error) {
 	return engine.Rounded(ctx, dir, Settings{})
 }
 

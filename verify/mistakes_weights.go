@@ -60,7 +60,7 @@ func undoLayer(other int) func(x *trial) string {
 func undoNormOffset(by float32) func(x *trial) string {
 	return func(x *trial) string {
 		x.around = func(a arithmetic) arithmetic { return &normOffset{a, x.failed.name, by} }
-		x.rounded = roundings{strings.TrimSuffix(x.failed.name, ".output") + ".weight": "stored off by 1"}
+		x.rounded = roundings{strings.TrimSuffix(x.failed.name, ".output") + ".weight": all("stored off by 1")}
 		maps.Copy(x.rounded, x.failed.tracer.rounded)
 		if by > 0 {
 			return "the weight is the reference's less 1, as for a norm that multiplies with 1 + weight"

@@ -145,7 +145,7 @@ func (m *moe) analysed(rounded bool) (*analysis, *value) {
 		for e := range copied.experts {
 			for i, w := range copied.experts[e] {
 				copied.experts[e][i] = inBF16(w)
-				names[w.Name] = "cast BF16"
+				names[w.Name] = all("cast BF16")
 			}
 		}
 	}

@@ -45,31 +45,33 @@ type RankedError struct {
 	RelRMS float64 `json:"rel_rms"`
 }
 
-// roundings are the weights that a conversion rounded to the dtype they are stored in, and
-// by which operation.
-type roundings map[string]string
+// roundings are the weights that a conversion rounded to the dtype they are stored in, and how.
+type roundings map[string]tensor.Rounding
+
+// all says that all elements of a weight were rounded by an operation.
+func all(by string) tensor.Rounding { return tensor.Rounding{By: by} }
 
 // roundings asks whoever knows, and gives stored tensors the names of the table. What is
 // cast to the compute dtype anyway was rounded in the reference, too. Weights of a block type
 // were rounded whoever made them, and are known without being asked for.
-func (t *tracer) roundings(by func() (map[string]string, error)) (rounded roundings, err error) {
+func (t *tracer) roundings(by func() (map[string]tensor.Rounding, error)) (rounded roundings, err error) {
 	if t.o.Mode != Local {
 		return nil, nil
 	}
-	var stored map[string]string
+	var stored map[string]tensor.Rounding
 	if by != nil {
 		stored, err = by()
 	}
 	rounded = roundings{}
 	for _, w := range t.set.All() {
-		op, narrow := stored[w.Stored], w.DType == tensor.BF16 || w.DType == tensor.F16
+		how, narrow := stored[w.Stored], w.DType == tensor.BF16 || w.DType == tensor.F16
 		switch from := t.decodedFrom(w); {
 		case from != "":
-			rounded[w.Name] = "quantise " + from
+			rounded[w.Name] = all("quantise " + from)
 		case w.DType.Blocked():
-			rounded[w.Name] = "quantise " + w.DType.String()
-		case op != "" && narrow && w.DType != t.pack.DType:
-			rounded[w.Name] = op
+			rounded[w.Name] = all("quantise " + w.DType.String())
+		case how.By != "" && narrow && w.DType != t.pack.DType:
+			rounded[w.Name] = how
 		}
 	}
 	return rounded, err
@@ -100,9 +102,9 @@ func (t *tracer) decodedSteps(name string) []float32 {
 // explained compares the report with the one in which weights are taken as they are.
 func (r *Report) explained(rounded roundings, plain *Report) {
 	x := &Rounding{Weights: len(rounded), Operations: []string{}, Stages: []string{}, Layers: ranked(r.Checks, false), Experts: ranked(r.Checks, true)}
-	for _, op := range rounded {
-		if !slices.Contains(x.Operations, op) {
-			x.Operations = append(x.Operations, op)
+	for _, how := range rounded {
+		if !slices.Contains(x.Operations, how.By) {
+			x.Operations = append(x.Operations, how.By)
 		}
 	}
 	slices.Sort(x.Operations)
@@ -157,11 +159,12 @@ func larger(a, b *float64) *float64 {
 
 // deltas are the variances of w's elements, in units of u²; nil if it was not rounded.
 func (a *analysis) deltas(w *model.Weight) []float64 {
-	if a.rounded[w.Name] == "" {
+	how := a.rounded[w.Name]
+	if how.By == "" {
 		return nil
 	}
 	deltas := make([]float64, w.Len())
-	for i, h := range w.HalfSteps(nil) {
+	for i, h := range how.HalfSteps(nil, w.Tensor) {
 		deltas[i] = sq(float64(h)/unit) / 3
 	}
 	return deltas
@@ -177,12 +180,13 @@ func delta(deltas []float64, i int) float64 {
 
 // embedded gives rows of an embedding that was rounded their variances.
 func (a *analysis) embedded(y *model.Activation, w *model.Weight, ids []int) *value {
-	if a.rounded[w.Name] == "" {
+	how := a.rounded[w.Name]
+	if how.By == "" {
 		return exact(y)
 	}
 	x := a.computed(y, y.DType)
 	for t, id := range ids {
-		for i, h := range w.Row(id).HalfSteps(nil) {
+		for i, h := range how.HalfSteps(nil, w.Row(id)) {
 			i += t * y.Width()
 			x.set(i, float64(y.Values[i]), sq(float64(h)/unit)/3)
 		}
@@ -196,16 +200,17 @@ const blockElements = 1 << 22
 // linearDeltas sets sums to the variances of l's products with x that the rounding of its weight
 // causes, Σ h²/3·(x² + v_x) with half units h, of row t in units[t]; nil units if it was not rounded.
 func (a *analysis) linearDeltas(sums []float32, x *value, l *model.Linear) (units []float64) {
-	if a.rounded[l.Weight.Name] == "" {
+	how := a.rounded[l.Weight.Name]
+	if how.By == "" {
 		return nil
 	}
 	w := &l.Weight
-	errorsOf, factor := halfUnitRows, 1.0/3
+	errorsOf, factor := func(w *model.Weight, first, n int) model.Weight { return halfUnitRows(w, first, n, how) }, 1.0/3
 	if steps := a.stepsOf(w); steps != nil {
 		errorsOf = func(w *model.Weight, first, n int) model.Weight {
 			return float32Rows(w, n, steps[first*w.Shape[1]:(first+n)*w.Shape[1]])
 		}
-	} else if !w.DType.Blocked() { // a power of two, which takes part in no product, is divided by 2^(bits-1) here
+	} else if !w.DType.Blocked() && !how.Denormals { // a power of two, which takes part in no product, is divided by 2^(bits-1) here
 		errorsOf, factor = powersOfTwo, math.Exp2(2-2*float64(precisionOf(w.DType).bits))/12
 	}
 	a.scratch(func() *model.Activation {
@@ -238,11 +243,11 @@ func powersOfTwo(w *model.Weight, first, n int) model.Weight {
 	return model.Weight{Name: w.Name, Tensor: tensor.Tensor{DType: tensor.BF16, Shape: []int{n, w.Shape[1]}, Data: data}}
 }
 
-// halfUnitRows are the half units of n rows of w, of a block type.
-func halfUnitRows(w *model.Weight, first, n int) model.Weight {
+// halfUnitRows are the half units of n rows of w, which was rounded so.
+func halfUnitRows(w *model.Weight, first, n int, how tensor.Rounding) model.Weight {
 	var h []float32
 	for r := range n {
-		h = w.Row(first + r).HalfSteps(h)
+		h = how.HalfSteps(h, w.Row(first+r))
 	}
 	return float32Rows(w, n, h)
 }

@@ -191,7 +191,7 @@ func (t *localTrace) roundedTo(x *value) tensor.DType {
 		if t.decodedFrom(w) != "" {
 			to = tensor.Q8_0 // of block types one says what another does
 		}
-		if t.rounded[name] != "" && (d == x.DType || blindness(to) > blindness(d)) {
+		if t.rounded[name].By != "" && (d == x.DType || blindness(to) > blindness(d)) {
 			d = to
 		}
 	}

@@ -60,7 +60,7 @@ type Options struct {
 	// Rounded tells which stored tensors hold what a conversion rounded to their dtype, and
 	// by which operation. It is asked if a stage fails in local mode: the run is then
 	// repeated with the error that this rounding allows. It may be nil.
-	Rounded     func() (map[string]string, error)
+	Rounded     func() (map[string]tensor.Rounding, error)
 	ConfigHash  string                // "sha256:…" of the checkpoint's config.json; "" if it has none
 	Decoded     Decoded               // what src knows of weights that it decodes; may be nil
 	Pages       model.Pages           // what src is mapped into; may be nil

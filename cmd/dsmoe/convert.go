@@ -65,7 +65,8 @@ is complete, it takes the name and the old one is removed.
 --type casts F32, F16 and BF16 weights and dequantises FP8 ones; config.json follows.
 Integers stay, and so does e_score_correction_bias, which decides the routing. A cast
 that makes a number infinite is refused, unless --allow-overflow is given. Numbers that
-become zero, and those that are infinite or NaN in SRC, are counted.
+are rounded, to denormal numbers or to zero apart, and those that are infinite or NaN in
+SRC, are counted in the report and the manifest.
 
 --to gguf writes DST/model.gguf, or shards, for llama.cpp: architecture deepseek for the
 first DeepSeekMoE, deepseek2 for V2 and V3 in the layout with attn_k_b and attn_v_b. The

@@ -25,7 +25,7 @@ func TestLayers(t *testing.T) {
 		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/inspect", "verify/diff",
 			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor"},
 
-		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint"},
+		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
 		"convert/internal/engine":  {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
 		"convert/plan":             {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model", "model/weights", "config", "model/tensor"},
 		"convert/operation":        {"model/tensor"},

@@ -196,7 +196,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 			return r, fileError(config, err)
 		}
 	}
-	options.Rounded = func() (map[string]string, error) {
+	options.Rounded = func() (map[string]tensor.Rounding, error) {
 		rounded, err := convert.Rounded(ctx, c.Dir)
 		return c.Named(rounded), err
 	}

@@ -121,17 +121,20 @@ func HasConfigInside(path string) bool {
 	return err == nil && l.format.Dialect != nil
 }
 
-// Named gives what is said of tensors under the names of their format the names that Tensors
-// yields: of a tensor in parts what is said of the first.
-func (c *Checkpoint) Named(said map[string]string) map[string]string {
-	if c.assembly == nil || len(said) == 0 {
-		return said
+// Named re-keys the roundings of tensors from the names of their format to those that Tensors
+// yields.
+func (c *Checkpoint) Named(stored map[string]tensor.Rounding) map[string]tensor.Rounding {
+	if c.assembly == nil || len(stored) == 0 {
+		return stored
 	}
-	named := make(map[string]string, len(said))
+	named := make(map[string]tensor.Rounding, len(stored))
 	for i := range c.assembly.Tensors {
-		x := &c.assembly.Tensors[i]
-		if s := said[x.Parts[0].Tensor]; s != "" {
-			named[x.Name] = s
+		x, r := &c.assembly.Tensors[i], tensor.Rounding{}
+		for _, part := range x.Parts {
+			r = r.And(stored[part.Tensor])
+		}
+		if r.By != "" {
+			named[x.Name] = r
 		}
 	}
 	return named

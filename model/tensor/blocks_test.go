@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/nlpodyssey/safetensors"
@@ -87,7 +88,11 @@ func TestQuantiseLoss(t *testing.T) {
 		out, lost := quantise(t, d, x)
 		y := dequantise(t, d, out)
 		var squares, errors, largest float64
+		rounded := int64(0)
 		for i, v := range x {
+			if y[i] != v {
+				rounded++
+			}
 			e := float64(y[i] - v)
 			squares, errors, largest = squares+float64(v)*float64(v), errors+e*e, max(largest, math.Abs(e))
 		}
@@ -95,7 +100,8 @@ func TestQuantiseLoss(t *testing.T) {
 		require.InEpsilon(t, errors, lost.Errors, 1e-12, d)
 		require.Equal(t, largest, lost.Largest, d)
 		require.InEpsilon(t, math.Sqrt(errors/squares), lost.RelRMS(), 1e-12, d)
-		require.Zero(t, lost.Overflow+lost.Flushed+lost.NotFinite, d)
+		require.Zero(t, lost.Overflow+lost.Flushed+lost.NotFinite+lost.Denormal, d)
+		require.Equal(t, rounded, lost.Rounded, d)
 
 		q, cut := Quantiser{d}, Loss{}
 		for i := 0; i < len(x); i += 256 {
@@ -113,8 +119,29 @@ func TestQuantiseLoss(t *testing.T) {
 		_, lost = quantise(t, d, tiny)
 		require.Equal(t, int64(255), lost.Flushed, d)
 		require.Equal(t, 1.0, lost.RelRMS(), d)
+		require.Zero(t, lost.Rounded, d)
+		_, lost = quantise(t, d, slices.Concat(huge, tiny, x))
+		require.Equal(t, []int64{256, 255, rounded}, []int64{lost.Overflow, lost.Flushed, lost.Rounded}, d)
+		_, lost = quantise(t, d, y)
+		require.Less(t, lost.Rounded, rounded, d) // some are kept
 	}
 	require.Zero(t, Loss{}.RelRMS())
+}
+
+// TestHalfUnits: half the spacing at a number, of denormal ones that of the least; of a cast that
+// rounded those alone, 0 from above the least normal number on.
+func TestHalfUnits(t *testing.T) {
+	half := Tensor{DType: F16, Shape: []int{5}, Data: encode(F16, 0x3c00, 0x8400, 0x0401, 0x0001, 0)} // 1, -2^-14, above, 2^-24, 0
+	require.Equal(t, []float32{0x1p-11, 0x1p-25, 0x1p-25, 0x1p-25, 0x1p-25}, half.HalfSteps(nil))
+	require.Equal(t, half.HalfSteps(nil), Rounding{By: "cast F16"}.HalfSteps(nil, half))
+	require.Equal(t, []float32{7, 0, 0x1p-25, 0, 0x1p-25, 0x1p-25}, Rounding{By: "cast F16", Denormals: true}.HalfSteps([]float32{7}, half))
+	short := Tensor{DType: BF16, Shape: []int{3}, Data: encode(BF16, 0x3f80, 0x0080, 0x0001)}
+	require.Equal(t, []float32{0x1p-8, 0x1p-134, 0x1p-134}, short.HalfSteps(nil))
+	cast, none, denormals := Rounding{By: "cast F16"}, Rounding{}, Rounding{By: "cast F16", Denormals: true}
+	require.Equal(t, cast, none.And(cast))
+	require.Equal(t, denormals, denormals.And(none))
+	require.Equal(t, denormals, denormals.And(denormals))
+	require.Equal(t, cast, denormals.And(cast))
 }
 
 // TestHalfSteps: what was quantised lies within the half steps, and fills them.

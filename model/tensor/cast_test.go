@@ -159,7 +159,7 @@ func TestCastKeepsNaN(t *testing.T) {
 func TestCastCountsLosses(t *testing.T) {
 	const big, inf, tiny, zero, one, nan = 0x4780, 0x7f80, 0x3300, 0, 0x3f80, 0x7fc0 // BF16: 65536, ∞, 2^-25
 	_, lost := cast(t, BF16, F16, big, big|0x8000, inf, tiny, tiny|0x8000, zero, 0x8000, one, nan, 0x3301, big)
-	require.Equal(t, Loss{Overflow: 3, Flushed: 2, NotFinite: 2}, lost)
+	require.Equal(t, Loss{Overflow: 3, Flushed: 2, Denormal: 1, NotFinite: 2}, lost)
 	_, lost = cast(t, F32, BF16, 0x7f7fffff, 1, 0x7f800000, 0, 0x3f800000)
 	require.Equal(t, Loss{Overflow: 1, Flushed: 1, NotFinite: 1}, lost)
 	_, lost = cast(t, F16, F32, 0x7c00, 1, 0)
@@ -168,6 +168,28 @@ func TestCastCountsLosses(t *testing.T) {
 	require.Equal(t, Loss{NotFinite: 2}, lost)
 	_, lost = cast(t, BF16, F32, big, tiny, zero)
 	require.False(t, lost.Any())
+	// Just what the dtype has, and just not: above the least normal number, about it, below it, and
+	// half of the least number.
+	for _, c := range []struct {
+		from, to DType
+		kept     []uint32
+		lost     []uint32
+		want     Loss
+	}{
+		{BF16, F16, []uint32{0x3700, 0xb77f, 0x3600, 0x477f}, []uint32{0x367f, 0xb67f}, Loss{Denormal: 2}}, // 2^-17, 2^-16·1.99, 2^-19, 65280
+		{BF16, F16, []uint32{0x3380}, []uint32{0x3301}, Loss{Denormal: 1}},                                 // 2^-24, above 2^-25
+		{F32, F16, []uint32{0x3f802000, 0x38800000, 0x33800000}, []uint32{0x3f801000, 0xbf802001, 0x3f801fff}, Loss{Rounded: 3}},
+		{F32, F16, []uint32{0x387fc000}, []uint32{0x387fe000, 0x387fffff, 0x33800001, 0x33000001}, Loss{Denormal: 4}}, // two become 2^-14
+		{F32, F16, []uint32{0x477fe000}, []uint32{0x477fefff, 0x477ff000}, Loss{Rounded: 1, Overflow: 1}},             // 65504, below 65520, 65520
+		{F32, BF16, []uint32{0x3f810000, 0x00800000, 0x00010000}, []uint32{0x3f818000, 0x3f800001}, Loss{Rounded: 2}},
+		{F32, BF16, []uint32{0x007f0000}, []uint32{0x007f8000, 0x00010001, 0x00008001, 0x00008000}, Loss{Denormal: 3, Flushed: 1}},
+		{F16, BF16, []uint32{0x3c08, 0x0001, 0x00ff}, []uint32{0x3c04, 0x3c01, 0x0101}, Loss{Rounded: 3}}, // no F16 is denormal in BF16
+	} {
+		_, lost := cast(t, c.from, c.to, c.kept...)
+		require.False(t, lost.Any(), "%s to %s: %x: %+v", c.from, c.to, c.kept, lost)
+		_, lost = cast(t, c.from, c.to, slices.Concat(c.lost, c.kept)...)
+		require.Equal(t, c.want, lost, "%s to %s: %x", c.from, c.to, c.lost)
+	}
 	for _, d := range []DType{F64, I32, F8E4M3, Bool} {
 		_, err := NewCast(d, F32)
 		require.Error(t, err)
@@ -285,7 +307,7 @@ func TestDequantiseCountsLosses(t *testing.T) {
 		scale float32
 		want  Loss
 	}{
-		{F16, 1000, Loss{Overflow: 1, NotFinite: 1}}, {F16, 1e-6, Loss{Flushed: 1, NotFinite: 1}}, {F32, 1, Loss{NotFinite: 1}},
+		{F16, 1000, Loss{Overflow: 1, NotFinite: 1}}, {F16, 1e-6, Loss{Rounded: 1, Flushed: 1, NotFinite: 1}}, {F32, 1, Loss{NotFinite: 1}},
 		{F32, 1e38, Loss{Overflow: 1, NotFinite: 1}}, {BF16, 1e-44, Loss{Flushed: 2, NotFinite: 1}}, {F16, 0, Loss{NotFinite: 1}},
 		{BF16, float32(math.Inf(1)), Loss{NotFinite: 4}}, {F32, float32(math.NaN()), Loss{NotFinite: 4}},
 	} {

@@ -1,6 +1,6 @@
 package tensor
 
-// The search for what a conversion may lose or spoil: zeros, infinities and NaNs.
+// The search for infinities and NaNs.
 
 import (
 	"bytes"
@@ -26,30 +26,9 @@ func wordOf(f kernel.Format) word {
 	return word{ones * uint64(signBit[f]), ones * uint64(signBit[f]-top[f])}
 }
 
-// zero and infinite return the sign bits of the elements of x that are zero, and of
-// those that are infinite or NaN: added to a magnitude, the largest magnitude carries
-// into that bit unless the element is zero, and the gap does from top on.
-func (w word) zero(x uint64) uint64     { return ^(x&^w.sign + ^w.sign) & w.sign }
+// infinite returns the sign bits of the elements of x that are infinite or NaN: added to a
+// magnitude, the gap carries into that bit from top on.
 func (w word) infinite(x uint64) uint64 { return (x&^w.sign + w.gap) & w.sign }
-
-// ordinary says whether all elements of data, a multiple of 32 bytes, are finite and
-// not zero.
-func (w word) ordinary(data []byte) bool {
-	sign, gap, largest := w.sign, w.gap, ^w.sign
-	nonzero, infinite := sign, uint64(0)
-	for i := 0; i <= len(data)-32; i += 32 {
-		b := (*[32]byte)(data[i:])
-		x := binary.LittleEndian.Uint64(b[0:]) & largest
-		nonzero, infinite = nonzero&(x+largest), infinite|(x+gap)
-		x = binary.LittleEndian.Uint64(b[8:]) & largest
-		nonzero, infinite = nonzero&(x+largest), infinite|(x+gap)
-		x = binary.LittleEndian.Uint64(b[16:]) & largest
-		nonzero, infinite = nonzero&(x+largest), infinite|(x+gap)
-		x = binary.LittleEndian.Uint64(b[24:]) & largest
-		nonzero, infinite = nonzero&(x+largest), infinite|(x+gap)
-	}
-	return nonzero == sign && infinite&sign == 0
-}
 
 // finite says whether all elements of data, a multiple of 8 bytes, are finite.
 func (w word) finite(data []byte) bool {
@@ -65,28 +44,6 @@ func (w word) finite(data []byte) bool {
 		any |= binary.LittleEndian.Uint64(data)&^sign + gap
 	}
 	return any&sign == 0
-}
-
-// census counts the elements of data that are zero and those that are infinite or NaN.
-func census(data []byte, f kernel.Format) (zero, infinite int64) {
-	w := wordOf(f)
-	if n := len(data) &^ 31; w.ordinary(data[:n]) {
-		data = data[n:]
-	}
-	for ; len(data) >= 8; data = data[8:] {
-		x := binary.LittleEndian.Uint64(data)
-		zero += int64(bits.OnesCount64(w.zero(x)))
-		infinite += int64(bits.OnesCount64(w.infinite(x)))
-	}
-	for size := f.Size(); len(data) >= size; data = data[size:] {
-		switch p := load(data, 0, f) &^ signBit[f]; {
-		case p == 0:
-			zero++
-		case p >= top[f]:
-			infinite++
-		}
-	}
-	return zero, infinite
 }
 
 // Finite says whether no element of t is infinite or NaN: see NotFinite.

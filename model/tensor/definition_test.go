@@ -11,15 +11,23 @@ func defined(p uint32, from, to DType) (uint32, Loss) {
 	out := narrow(bits, to)
 	before, after := magnitude(bits), magnitude(widen(out, to))
 	var lost Loss
-	if before > 0 && after == 0 {
-		lost.Flushed++
-	} else if before < inf && after == inf {
-		lost.Overflow++
-	} else if before >= inf {
+	switch {
+	case before >= inf:
 		lost.NotFinite++
+	case after == inf:
+		lost.Overflow++
+	case before > 0 && after == 0:
+		lost.Flushed++
+	case before != after && math.Float32frombits(before) < smallest[to]:
+		lost.Denormal++
+	case before != after:
+		lost.Rounded++
 	}
 	return out, lost
 }
+
+// smallest holds the least normal number of each dtype.
+var smallest = map[DType]float32{F32: 0x1p-126, F16: 0x1p-14, BF16: 0x1p-126}
 
 const inf = 0x7f800000
 

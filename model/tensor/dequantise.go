@@ -3,6 +3,7 @@ package tensor
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"dsmoe/model/internal/kernel"
 )
@@ -77,21 +78,26 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, scales []float3
 	_, width := b.Grid()
 	first := b.GridRow(int64(at))
 	to, _ := q.To.Format()
-	size := to.Size()
-	wide := make([]float32, min(piece, b.Cols, len(src)))
+	size, n := to.Size(), min(piece, b.Cols, len(src))
+	wide, back := make([]float32, n), make([]float32, n)
 	for len(src) > 0 {
 		row, col, n := b.run(at, min(len(wide), len(src)))
 		s := scales[(row/b.BlockRows-first)*width:][:width]
 		kernel.WidenBlocks(wide[:n], src, kernel.F8E4M3, s[col/b.BlockCols:], b.BlockCols)
 		kernel.Narrow(dst, wide[:n], to)
-		if zero, infinite := census(dst[:n*size], to); zero+infinite > 0 {
-			b.runs(col, n, func(i, j, block int) {
-				lost.scaled(dst[i*size:j*size], to, src[i:j], s[block])
-			})
+		kernel.Widen(back[:n], dst, to)
+		if b.tiny(s, col, n) || lost.cast(back[:n], wide[:n], to) {
+			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, src[i:j], s[block]) })
 		}
 		src, dst, at = src[n:], dst[n*size:], at+n
 	}
 	return lost
+}
+
+// tiny says whether n elements from column col on have a scale, of the row's, so small that a product
+// may be zero though neither factor is.
+func (b *Blocks) tiny(scales []float32, col, n int) bool {
+	return slices.ContainsFunc(scales[col/b.BlockCols:(col+n-1)/b.BlockCols+1], func(s float32) bool { return abs32(s) < 0x1p-126 })
 }
 
 // runs calls f for the parts i … j of n elements from column col on that lie in one block.
@@ -103,21 +109,27 @@ func (b *Blocks) runs(col, n int, f func(i, j, block int)) {
 	}
 }
 
-// scaled counts what src lost when it was multiplied by scale and became dst, which
-// has numbers that are zero, infinite or NaN. NaNs are done again by the definition.
+// scaled counts what src lost when it was multiplied by scale and became dst. All is done again
+// by the definition: the kernels change NaNs. What a scale that is infinite or NaN makes infinite
+// or NaN was so in the source.
 func (l *Loss) scaled(dst []byte, to kernel.Format, src []byte, scale float32) {
-	ordinary := scale != 0 && scale-scale == 0
-	if ordinary && !l.compare(dst, to, src, kernel.F8E4M3) {
-		return
-	}
 	for i, code := range src {
 		v := E4M3(code)
+		product := v
 		if v == v {
-			v *= scale
+			product = v * scale
 		}
-		store(dst, i, to, kernel.Encode(math.Float32bits(v), to))
-	}
-	if !ordinary {
-		l.NotFinite += wordOf(to).count(dst)
+		p := kernel.Encode(math.Float32bits(product), to)
+		store(dst, i, to, p)
+		switch y := math.Float32frombits(kernel.Decode(p, to)); {
+		case v != v || scale-scale != 0 && y-y != 0:
+			l.NotFinite++
+		case product-product != 0:
+			l.Overflow++
+		case product == 0 && v != 0 && scale != 0:
+			l.Flushed++
+		default:
+			l.element(y, product, to)
+		}
 	}
 }

@@ -39,11 +39,19 @@ func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) {
 		out, y := dst[:q.To.Bytes(int64(len(part)))], m.decoded[:len(part)]
 		q.encode(out, part)
 		kernel.Widen(y, out, blockFormats[q.To])
+		lost.Rounded += changed(y, part)
 		for i := 0; i < len(part); i += elements {
 			lost.quantised(y[i:i+elements], part[i:i+elements], &m.sums)
 		}
 		x, dst = x[len(part):], dst[len(out):]
 	}
+}
+
+// changed counts the numbers of y that are not those of x.
+func changed(y, x []float32) int64 {
+	var n kernel.Losses
+	n.Count(y, x, 0)
+	return int64(n.Changed)
 }
 
 // measure is memory to measure losses in.
@@ -66,12 +74,14 @@ func (q *Quantiser) encode(dst []byte, x []float32) {
 	}
 }
 
-// quantised adds what a block of x lost when it became y.
+// quantised adds what a block of x lost when it became y. What changed is counted as rounded
+// already, and taken out of that if it is of another kind.
 func (l *Loss) quantised(y, x []float32, s *kernel.BlockSums) {
 	const sign, infinite = 1 << 31, 0x7f800000
 	s.Compare(y, x)
 	switch {
 	case s.Largest >= infinite: // it is in no sum
+		l.Rounded -= changed(y, x)
 		source := NotFiniteValues(x)
 		l.NotFinite += source
 		if source == 0 {
@@ -79,7 +89,8 @@ func (l *Loss) quantised(y, x []float32, s *kernel.BlockSums) {
 		}
 		return
 	case s.Any&^sign == 0:
-		l.Flushed += nonzero(x)
+		n := nonzero(x)
+		l.Flushed, l.Rounded = l.Flushed+n, l.Rounded-n
 	}
 	l.Squares += s.Squares
 	l.Errors += s.Errors
@@ -121,16 +132,12 @@ func (d DType) eachDecoded(data []byte, f func(x []float32)) {
 // DequantiseBlocks decodes the blocks of src, of a block type, into dst, of F32, F16 or BF16,
 // rounding to nearest, ties to even, and counts what is lost.
 func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
-	narrow, _ := to.Format()
+	f, _ := to.Format()
+	var back [piece]float32
 	from.eachDecoded(src, func(x []float32) {
 		out := dst[:to.Bytes(int64(len(x)))]
-		kernel.Narrow(out, x, narrow)
-		if zero, infinite := census(out, narrow); zero+infinite > 0 {
-			had := NotFiniteValues(x)
-			lost.NotFinite += had
-			lost.Overflow += infinite - had
-			lost.Flushed += zero - (int64(len(x)) - nonzero(x))
-		}
+		kernel.Narrow(out, x, f)
+		lost.narrowed(back[:len(x)], out, x, f)
 		dst = dst[len(out):]
 	})
 	return lost

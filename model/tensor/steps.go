@@ -38,6 +38,40 @@ func (t Tensor) HalfSteps(dst []float32) []float32 {
 	return dst
 }
 
+// Rounding says how elements of a tensor were rounded to its dtype.
+type Rounding struct {
+	By        string // the operation, such as "cast F16"; empty if none was rounded
+	Denormals bool   // only numbers below the least normal number of the dtype were
+}
+
+// And joins what is said of two parts of a tensor.
+func (r Rounding) And(o Rounding) Rounding {
+	switch {
+	case r.By == "":
+		return o
+	case o.By == "":
+		return r
+	}
+	r.Denormals = r.Denormals && o.Denormals
+	return r
+}
+
+// HalfSteps is that of the tensor, with 0 for elements that were not rounded. A number below
+// the least normal one may have been rounded to that.
+func (r Rounding) HalfSteps(dst []float32, t Tensor) []float32 {
+	n := len(dst)
+	dst = t.HalfSteps(dst)
+	if f, _ := t.DType.Format(); r.Denormals {
+		values, _ := t.Float32s(nil) // of F16 or BF16
+		for i, v := range values {
+			if abs32(v) > leastNormal[f] {
+				dst[n+i] = 0
+			}
+		}
+	}
+	return dst
+}
+
 // halfUnits is HalfSteps of a dtype of so many significant bits, whose smallest normal number is
 // 2^least.
 func (t Tensor) halfUnits(dst []float32, bits, least int) []float32 {

@@ -111,7 +111,7 @@ func eachTensor(d *jsontext.Decoder, do func(*ManifestTensor) error) error {
 
 // check says what is wrong with the head of a manifest that was read from path.
 func (m *Manifest) check(path string) error {
-	if m.Format != manifestFormat {
+	if m.Format != manifestFormat && m.Format != uncountedFormat {
 		return fmt.Errorf("%s: format %s is not %s", text.Quote(path), text.Quote(m.Format), manifestFormat)
 	}
 	for _, name := range m.fileNames() {
@@ -401,9 +401,9 @@ func (c *checker) strays(m *Manifest) error {
 }
 
 // Rounded returns the tensors of the output in dir which its manifest says were rounded to
-// their dtype, by the operation that did it. Those whose bytes are not the manifest's are
-// left out; without a manifest there are none.
-func Rounded(ctx context.Context, dir string, s Settings) (map[string]string, error) {
+// their dtype, and how. Those whose bytes are not the manifest's are left out; without a
+// manifest there are none.
+func Rounded(ctx context.Context, dir string, s Settings) (map[string]tensor.Rounding, error) {
 	m, err := readManifest(filepath.Join(dir, plan.ManifestName), nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -411,10 +411,10 @@ func Rounded(ctx context.Context, dir string, s Settings) (map[string]string, er
 	if err != nil {
 		return nil, err
 	}
-	rounded := map[string]string{}
+	rounded := map[string]tensor.Rounding{}
 	problems, err := checkManifest(ctx, dir, m, nil, s.withDefaults(), func(t *ManifestTensor) {
-		if by := t.rounds(); by != "" {
-			rounded[t.Name] = by
+		if r := t.rounds(m.Format == manifestFormat); r.By != "" {
+			rounded[t.Name] = r
 		}
 	})
 	if err != nil {
@@ -426,17 +426,25 @@ func Rounded(ctx context.Context, dir string, s Settings) (map[string]string, er
 	return rounded, nil
 }
 
-// rounds is the operation that rounded the tensor, "" if none did. What is cast from BF16 to
-// F16 keeps its values, but for those that are counted as lost.
-func (t *ManifestTensor) rounds() string {
-	if t.DType != tensor.BF16 && t.DType != tensor.F16 && !t.DType.Blocked() {
-		return ""
+// rounds says how the tensor was rounded, if it was. counted says that the manifest counts rounded
+// elements. Where it does not, every tensor of a source that may hold other numbers was.
+func (t *ManifestTensor) rounds(counted bool) (r tensor.Rounding) {
+	if t.DType != tensor.BF16 && t.DType != tensor.F16 && !t.DType.Blocked() || len(t.Operations) == 0 {
+		return r
+	}
+	by := t.Operations[len(t.Operations)-1]
+	if counted {
+		if t.Lost == nil || t.Lost.Rounded+t.Lost.Denormal+t.Lost.Flushed == 0 {
+			return r
+		}
+		return tensor.Rounding{By: by, Denormals: t.Lost.Rounded == 0 && !t.DType.Blocked()}
 	}
 	for _, s := range t.Sources {
-		kept := s.DType == t.DType || s.DType == tensor.BF16 && t.Lost == nil
-		if !kept && s.Tensor != "" && len(t.Operations) > 0 {
-			return t.Operations[len(t.Operations)-1]
+		if s.DType == t.DType || s.Tensor == "" {
+			continue
 		}
+		denormals := s.DType == tensor.BF16 && t.DType == tensor.F16 // which has all other numbers that BF16 has
+		r = r.And(tensor.Rounding{By: by, Denormals: denormals})
 	}
-	return ""
+	return r
 }

@@ -7,11 +7,13 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
+	"dsmoe/model/tensor"
 )
 
 // TestManifestIsStreamed: the tensors of a manifest are read one after the other, in their
@@ -19,7 +21,7 @@ import (
 func TestManifestIsStreamed(t *testing.T) {
 	const tensors = 20_000
 	var b strings.Builder
-	b.WriteString(`{"format":"dsmoe.manifest/2","tensors":[`)
+	b.WriteString(`{"format":"dsmoe.manifest/3","tensors":[`)
 	for i := range tensors {
 		fmt.Fprintf(&b, `%s{"name":"model.layers.%d.weight","shape":[3,4],"hash":%q,"sources":[{"tensor":"x"}]}`, strings.Repeat(",", min(i, 1)), i, strings.Repeat("0", 64))
 	}
@@ -86,4 +88,81 @@ func emptyList(t *testing.T, dst string) {
 	head, _, found := strings.Cut(fixture.Read(t, dst, plan.ManifestName), `"tensors": [`)
 	require.True(t, found)
 	fixture.Write(t, dst, plan.ManifestName, head+`"tensors": []}`)
+}
+
+// TestRounds: a tensor was rounded if its losses say so. Where they do not count that, it was if
+// its source may hold other numbers, but of BF16 F16 lacks the smallest alone.
+func TestRounds(t *testing.T) {
+	of := func(to tensor.DType, lost *tensor.Loss, from ...tensor.DType) *ManifestTensor {
+		m := &ManifestTensor{DType: to, Operations: []string{"stack-experts", "cast"}, Lost: lost}
+		for _, d := range from {
+			m.Sources = append(m.Sources, ManifestSource{Tensor: "w", DType: d})
+		}
+		return m
+	}
+	none, all, denormals := tensor.Rounding{}, tensor.Rounding{By: "cast"}, tensor.Rounding{By: "cast", Denormals: true}
+	for _, c := range []struct {
+		tensor             *ManifestTensor
+		counted, uncounted tensor.Rounding
+	}{
+		{of(tensor.F16, nil, tensor.BF16), none, denormals},
+		{of(tensor.F16, &tensor.Loss{Denormal: 1}, tensor.BF16), denormals, denormals},
+		{of(tensor.F16, &tensor.Loss{Flushed: 1}, tensor.F32), denormals, all},
+		{of(tensor.F16, &tensor.Loss{Rounded: 1, Denormal: 1}, tensor.F32), all, all},
+		{of(tensor.F16, &tensor.Loss{Overflow: 1, NotFinite: 1}, tensor.F32), none, all},
+		{of(tensor.F16, nil, tensor.F32), none, all},
+		{of(tensor.F16, nil, tensor.BF16, tensor.F16), none, denormals},
+		{of(tensor.F16, nil, tensor.BF16, tensor.F32), none, all},
+		{of(tensor.BF16, nil, tensor.BF16), none, none},
+		{of(tensor.F32, &tensor.Loss{Rounded: 1}, tensor.F8E4M3), none, none},
+		{of(tensor.Q8_0, &tensor.Loss{Rounded: 1}, tensor.BF16), all, all},
+		{of(tensor.Q8_0, &tensor.Loss{Flushed: 32}, tensor.BF16), all, all},
+	} {
+		require.Equal(t, c.counted, c.tensor.rounds(true), "%+v", c.tensor)
+		require.Equal(t, c.uncounted, c.tensor.rounds(false), "%+v", c.tensor)
+	}
+}
+
+// TestUncountedManifest: an output with a manifest that counts no rounded elements is complete, but
+// said to be so, also after it was compared with the source once more.
+func TestUncountedManifest(t *testing.T) {
+	t.Parallel()
+	dir := fixture.Clone(t, fixture.Path(t, "v1-base/checkpoint"))
+	dst := filepath.Join(t.TempDir(), "out")
+	r, err := convert(t.Context(), t, dst, open(t, dir), plan.Options{DType: tensor.F16}, inMemory())
+	require.NoError(t, err)
+	require.NotEmpty(t, r.Lost)
+	require.False(t, r.Uncounted)
+	fixture.Replace(t, dst, plan.ManifestName, manifestFormat, uncountedFormat)
+	for range 2 {
+		later := time.Now().Add(time.Hour)
+		require.NoError(t, os.Chtimes(filepath.Join(dir, "model-00001-of-00003.safetensors"), later, later))
+		r, err = convert(t.Context(), t, dst, open(t, dir), plan.Options{DType: tensor.F16}, inMemory())
+		require.NoError(t, err)
+		require.True(t, r.Already && r.Verified && r.Uncounted)
+		require.Contains(t, fixture.Read(t, dst, plan.ManifestName), uncountedFormat)
+	}
+	rounded, err := Rounded(t.Context(), dst, Settings{})
+	require.NoError(t, err)
+	require.Len(t, rounded, 186)
+	checked, err := Check(t.Context(), dst, inMemory())
+	require.NoError(t, err)
+	require.Empty(t, checked.Problems)
+}
+
+// TestRecordsWithoutLosses: a tensor of which a journal does not count what was rounded is written
+// again.
+func TestRecordsWithoutLosses(t *testing.T) {
+	t.Parallel()
+	e := &execution{states: make([]tensorState, 2)}
+	require.NoError(t, journalLines(t, e, `{"t":0,"n":64,"losses":{"rounded":3}}`, `{"t":1,"n":64,"lost":{"overflow":0}}`))
+	require.Equal(t, []tensorState{{done: 64, lost: tensor.Loss{Rounded: 3}}, {}}, e.states)
+}
+
+// journalLines applies the lines of a journal.
+func journalLines(t *testing.T, e *execution, lines ...string) error {
+	j := journalOf(t, filepath.Join(t.TempDir(), "journal"), sealed(append([]string{someHead}, lines...)...))
+	defer j.f.Close()
+	_, err := j.read(e.apply)
+	return err
 }

@@ -84,10 +84,14 @@ type Result struct {
 	Verified bool         // the output was read again and compared with the source, by this run or the one that wrote it
 	Resumed  int64        // bytes that an earlier, interrupted run had written
 	Replaced bool         // an older output was in the target's place
-	Lost     []LostTensor // tensors with elements that are not finite, or that a cast could not keep
+	Lost     []LostTensor // tensors with elements that are not finite, or not the source's
+
+	// Uncounted says that an older version wrote the target, and did not count the elements that
+	// were rounded.
+	Uncounted bool
 }
 
-// LostTensor says how many elements of a tensor are not finite, or could not be kept.
+// LostTensor says how many elements of a tensor are not finite, or not the source's.
 type LostTensor struct {
 	Name string `json:"name"` // of the tensor
 	tensor.Loss

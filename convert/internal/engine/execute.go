@@ -22,6 +22,7 @@ type execution struct {
 	Settings
 	plan      *plan.Plan
 	source    Source
+	format    string // of the manifest: of what its losses count
 	key       string // of the source's state
 	place            // of the target
 	replaces  bool   // an older output is in the target's place, and is to be replaced
@@ -56,7 +57,7 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 	if err != nil {
 		return nil, err
 	}
-	e := &execution{Settings: s, plan: p, source: src, key: key, place: placeOf(dst), shape: newShape(p, s), phase: "writing",
+	e := &execution{Settings: s, plan: p, source: src, format: manifestFormat, key: key, place: placeOf(dst), shape: newShape(p, s), phase: "writing",
 		compute: semaphore.NewWeighted(int64(s.Compute)), states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}, carried: map[string]string{}}
 	if s.Overwrite && checkReplaceable(dst) == nil {
 		e.place = besideOf(dst)
@@ -174,7 +175,7 @@ func (e *execution) advance(n int64) {
 	e.Progress(e.phase, e.done, e.total)
 }
 
-// lost lists the tensors with elements that are not finite, or that a cast could not keep.
+// lost lists the tensors with elements that are not finite, or not the source's.
 func (e *execution) lost() (lost []LostTensor) {
 	for i := range e.states {
 		if e.states[i].lost.Any() {
@@ -243,7 +244,7 @@ func (e *execution) news() (n news) {
 	inFile := map[int]bool{}
 	for _, i := range slices.Sorted(maps.Keys(e.changed)) {
 		s, t := &e.states[i], &e.plan.Tensors[i]
-		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: s.lost, Proof: s.proof})
+		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: &s.lost, Proof: s.proof})
 		inFile[t.File] = true
 		if !e.Unverified && s.proof == nil && s.done == t.Bytes() {
 			n.written = append(n.written, i)
@@ -263,5 +264,9 @@ func (e *execution) apply(r record) {
 	if r.Ready || r.Tensor < 0 || r.Tensor >= len(e.states) {
 		return
 	}
-	e.states[r.Tensor] = tensorState{done: r.Done, lost: r.Lost, proof: r.Proof}
+	if r.Lost == nil {
+		e.states[r.Tensor] = tensorState{}
+		return
+	}
+	e.states[r.Tensor] = tensorState{done: r.Done, lost: *r.Lost, proof: r.Proof}
 }

@@ -50,7 +50,8 @@ func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
 	if err := e.sameCarried(ctx, m); err != nil {
 		return nil, err
 	}
-	r := &Result{Already: true, Verified: m.Verified}
+	e.format = m.Format
+	r := &Result{Already: true, Verified: m.Verified, Uncounted: m.Format == uncountedFormat}
 	if m.State != e.key || !m.Verified && !e.Unverified {
 		err := e.proveAgain(ctx)
 		if err == nil {

@@ -42,7 +42,7 @@ func sealed(payloads ...string) (s string) {
 
 const (
 	someHead   = `{"format":"dsmoe.journal/2","plan":"p","key":"k"}`
-	someRecord = `{"t":3,"n":4096,"lost":{"overflow":1,"flushed":2},"proof":{"hash":"blake3:00","compared":true}}`
+	someRecord = `{"t":3,"n":4096,"losses":{"overflow":1,"flushed":2},"proof":{"hash":"blake3:00","compared":true}}`
 )
 
 // TestJournalLines: what a journal is trusted for are the whole lines before the first
@@ -74,7 +74,7 @@ func TestJournalLines(t *testing.T) {
 		require.Equal(t, c.head, head != nil, name)
 		require.Len(t, records, c.records, name)
 		for _, r := range records {
-			require.Equal(t, record{Tensor: 3, Done: 4096, Lost: tensor.Loss{Overflow: 1, Flushed: 2}, Proof: &proof{Hash: "blake3:00", Compared: true}}, r)
+			require.Equal(t, record{Tensor: 3, Done: 4096, Lost: &tensor.Loss{Overflow: 1, Flushed: 2}, Proof: &proof{Hash: "blake3:00", Compared: true}}, r)
 		}
 		require.NoError(t, j.f.Close())
 	}
@@ -132,8 +132,8 @@ func TestManifestRefusals(t *testing.T) {
 		`{"format":"dsmoe.manifest/2"}{}`:    "not a manifest",
 		`{"format":"a","format":"b"}`:        "not a manifest",
 		`{"format":3}`:                       "not a manifest",
-		`{}`:                                 `format "" is not dsmoe.manifest/2`,
-		`{"format":"dsmoe.manifest/1"}`:      "format dsmoe.manifest/1 is not dsmoe.manifest/2",
+		`{}`:                                 `format "" is not dsmoe.manifest/3`,
+		`{"format":"dsmoe.manifest/1"}`:      "format dsmoe.manifest/1 is not dsmoe.manifest/3",
 		`{"format":"a\u001b[2J\nb"}`:         `format "a\x1b[2J\nb" is not`,
 		manifestWith("files", "../model.x"):  "file name ../model.x leads out of the directory",
 		manifestWith("files", "/etc/passwd"): "leads out of the directory",

@@ -39,12 +39,14 @@ const (
 
 // record is a line. A later line about a tensor replaces an earlier one.
 type record struct {
-	Ready  bool        `json:"ready,omitempty"` // all files have their size and header
-	Void   bool        `json:"void,omitempty"`  // nothing said so far counts: an older output is being replaced
-	Tensor int         `json:"t"`               // index in the plan; -1 if it is about none
-	Done   int64       `json:"n"`               // bytes written
-	Lost   tensor.Loss `json:"lost"`            // by casts so far
-	Proof  *proof      `json:"proof,omitempty"` // what is known of a finished tensor
+	Ready  bool  `json:"ready,omitempty"` // all files have their size and header
+	Void   bool  `json:"void,omitempty"`  // nothing said so far counts: an older output is being replaced
+	Tensor int   `json:"t"`               // index in the plan; -1 if it is about none
+	Done   int64 `json:"n"`               // bytes written
+	// Lost is what casts lost so far. Without it, as in journals of versions that counted no
+	// rounded elements, the tensor is written again.
+	Lost  *tensor.Loss `json:"losses,omitempty"`
+	Proof *proof       `json:"proof,omitempty"` // what is known of a finished tensor
 
 	Published []string `json:"published,omitempty"` // all is complete, and these files are being moved into the target
 }

@@ -15,12 +15,16 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// manifestFormat is the format that Manifest describes.
-const manifestFormat = "dsmoe.manifest/2"
+// manifestFormat is the format that Manifest describes. In uncountedFormat, which is read too,
+// the losses have no elements that were rounded, denormal ones included.
+const (
+	manifestFormat  = "dsmoe.manifest/3"
+	uncountedFormat = "dsmoe.manifest/2"
+)
 
 // Manifest is a dsmoe.manifest.json.
 type Manifest struct {
-	Format   string           `json:"format"`   // manifestFormat
+	Format   string           `json:"format"`   // manifestFormat or uncountedFormat
 	Tool     string           `json:"tool"`     // name and version of the program
 	Plan     string           `json:"plan"`     // hash of the plan
 	Options  any              `json:"options"`  // that decided the bytes
@@ -40,7 +44,7 @@ type ManifestTensor struct {
 	File       string           `json:"file"`           // that holds it
 	Hash       string           `json:"hash"`           // of its bytes
 	Operations []string         `json:"operations"`     // what was done
-	Lost       *tensor.Loss     `json:"lost,omitempty"` // elements that a cast could not keep, or that are not finite; nil if there are none
+	Lost       *tensor.Loss     `json:"lost,omitempty"` // elements that are not the source's, or not finite; nil if there are none
 	Sources    []ManifestSource `json:"sources"`        // what it was made of, in this order
 }
 
@@ -61,7 +65,7 @@ type ManifestSource struct {
 func (e *execution) writeManifest(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	p := e.plan
-	head, err := json.MarshalIndent(Manifest{Format: manifestFormat, Tool: e.Tool, Plan: p.Hash, Options: p.Options,
+	head, err := json.MarshalIndent(Manifest{Format: e.format, Tool: e.Tool, Plan: p.Hash, Options: p.Options,
 		Verified: !e.Unverified, Sources: p.Sources, State: e.key, Files: p.Files, Others: e.others(), Tensors: []ManifestTensor{}}, "", "  ")
 	if err != nil {
 		return err

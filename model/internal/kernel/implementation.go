@@ -39,6 +39,9 @@ type implementation struct {
 	encodeQ8    func(dst *byte, src *float32, n int)      // n is a multiple of 32
 	blockErrors func(sums *float64, y, x *float32, n int) // sums begins a BlockSums; n is a multiple of 8
 
+	// losses counts in the fields of a Losses, which sums begins; n is a multiple of 8.
+	losses func(sums *uint32, y, x *float32, n int, least uint32)
+
 	// largest16 returns the largest of n patterns of 16 bits without their signs; n is a
 	// multiple of largestBlock, and not 0.
 	largest16 func(src *byte, n int) uint16

@@ -76,6 +76,7 @@ var avx512 = implementation{
 
 	encodeQ8:    avx2EncodeQ8,
 	blockErrors: avx2BlockErrors,
+	losses:      avx2Losses,
 }
 
 // avx2 also needs FMA and F16C.
@@ -135,4 +136,5 @@ var avx2 = implementation{
 
 	encodeQ8:    avx2EncodeQ8,
 	blockErrors: avx2BlockErrors,
+	losses:      avx2Losses,
 }

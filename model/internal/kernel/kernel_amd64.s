@@ -16717,6 +16717,85 @@ block:
 	VZEROUPPER
 	RET
 
+// func avx2Losses(sums *uint32, y *float32, x *float32, n int, least uint32)
+// Requires: AVX, AVX2
+TEXT ·avx2Losses(SB), NOSPLIT, $0-36
+	MOVQ         sums+0(FP), AX
+	MOVQ         y+8(FP), BX
+	MOVQ         x+16(FP), DX
+	MOVQ         n+24(FP), CX
+	VXORPS       Y0, Y0, Y0
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y11, Y11, Y11
+	VPCMPEQD     Y8, Y8, Y8
+	VPSRLD       $0x01, Y8, Y8
+	MOVL         least+32(FP), SI
+	VMOVD        SI, X9
+	VPBROADCASTD X9, Y9
+	MOVL         $0x7f7fffff, SI
+	VMOVD        SI, X10
+	VPBROADCASTD X10, Y10
+	SHRQ         $0x03, CX
+	JZ           end
+
+eight:
+	VPAND    (DX), Y8, Y4
+	VPAND    (BX), Y8, Y5
+	VPCMPEQD Y4, Y5, Y6
+	VPCMPEQD Y11, Y11, Y7
+	VPANDN   Y7, Y6, Y7
+	VPSUBD   Y7, Y0, Y0
+	VPCMPGTD Y4, Y9, Y7
+	VPANDN   Y7, Y6, Y7
+	VPSUBD   Y7, Y1, Y1
+	VPCMPEQD Y11, Y5, Y7
+	VPANDN   Y7, Y6, Y7
+	VPSUBD   Y7, Y2, Y2
+	VPCMPGTD Y10, Y5, Y7
+	VPSUBD   Y7, Y3, Y3
+	ADDQ     $0x20, DX
+	ADDQ     $0x20, BX
+	DECQ     CX
+	JNZ      eight
+
+end:
+	VEXTRACTI128 $0x01, Y0, X7
+	VPADDD       X7, X0, X0
+	VPSHUFD      $0x4e, X0, X7
+	VPADDD       X7, X0, X0
+	VPSHUFD      $0xb1, X0, X7
+	VPADDD       X7, X0, X0
+	VMOVD        X0, SI
+	MOVL         SI, (AX)
+	VEXTRACTI128 $0x01, Y1, X7
+	VPADDD       X7, X1, X1
+	VPSHUFD      $0x4e, X1, X7
+	VPADDD       X7, X1, X1
+	VPSHUFD      $0xb1, X1, X7
+	VPADDD       X7, X1, X1
+	VMOVD        X1, SI
+	MOVL         SI, 4(AX)
+	VEXTRACTI128 $0x01, Y2, X7
+	VPADDD       X7, X2, X2
+	VPSHUFD      $0x4e, X2, X7
+	VPADDD       X7, X2, X2
+	VPSHUFD      $0xb1, X2, X7
+	VPADDD       X7, X2, X2
+	VMOVD        X2, SI
+	MOVL         SI, 8(AX)
+	VEXTRACTI128 $0x01, Y3, X7
+	VPADDD       X7, X3, X3
+	VPSHUFD      $0x4e, X3, X7
+	VPADDD       X7, X3, X3
+	VPSHUFD      $0xb1, X3, X7
+	VPADDD       X7, X3, X3
+	VMOVD        X3, SI
+	MOVL         SI, 12(AX)
+	VZEROUPPER
+	RET
+
 DATA expTable<>+0(SB)/8, $0x3fe62e42fee00000
 DATA expTable<>+8(SB)/8, $0x3dea39ef35793c76
 DATA expTable<>+16(SB)/8, $0x3ff71547652b82fe

@@ -1250,6 +1250,11 @@ func avx512Largest16(src *byte, n int) uint16
 //go:noescape
 func avx2Largest16(src *byte, n int) uint16
 
+// avx2Losses is lossesPortable, sums the first field of its result. n is a multiple of 8.
+//
+//go:noescape
+func avx2Losses(sums *uint32, y *float32, x *float32, n int, least uint32)
+
 // avx512Exp raises e to powers. n is a multiple of 16.
 //
 //	for i := range n {

@@ -45,6 +45,7 @@ func main() {
 	avx2.blocks()
 	avx512.largest()
 	avx2.largest()
+	avx2.losses()
 	exps()
 	peaks()
 	Generate()

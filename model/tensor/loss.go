@@ -1,0 +1,103 @@
+package tensor
+
+// What conversions lose, counted while a piece is in the cache: a kernel compares the source's
+// numbers with those that the output stands for, and only in a piece with one that is infinite or
+// NaN is each element looked at.
+
+import (
+	"math"
+
+	"dsmoe/model/internal/kernel"
+)
+
+// Loss is what a conversion did to elements: how many are not the source's value, each counted
+// once, and the error of those that it quantised. The source's value is a float32: of FP8 the
+// product with its scale rounded to F32, as the reference has it, of a block type what the
+// block stands for.
+type Loss struct {
+	Rounded   int64 `json:"rounded"`    // another number in the output, of none of the kinds below
+	Denormal  int64 `json:"denormal"`   // the same, of a source below the least normal number of the target dtype
+	Flushed   int64 `json:"flushed"`    // not zero in the source, but zero in the target dtype; of a block type, with their whole block
+	Overflow  int64 `json:"overflow"`   // finite in the source, but infinite or NaN in the target dtype
+	NotFinite int64 `json:"not_finite"` // infinite or NaN in the source, and so in the output
+
+	// Of elements that became blocks, but for blocks with one that became infinite or NaN:
+	Squares float64 `json:"squares,omitempty"` // Σ x², x the element in the source
+	Errors  float64 `json:"errors,omitempty"`  // Σ (y - x)², y what the block stands for
+	Largest float64 `json:"largest,omitempty"` // max |y - x|
+}
+
+// Add adds what is in o.
+func (l *Loss) Add(o Loss) {
+	l.Rounded += o.Rounded
+	l.Denormal += o.Denormal
+	l.Flushed += o.Flushed
+	l.Overflow += o.Overflow
+	l.NotFinite += o.NotFinite
+	l.Squares += o.Squares
+	l.Errors += o.Errors
+	l.Largest = max(l.Largest, o.Largest)
+}
+
+// RelRMS is the root of the mean square of the error of what was quantised, relative to
+// that of the elements; 0 if nothing was.
+func (l Loss) RelRMS() float64 {
+	if l.Squares == 0 {
+		return 0
+	}
+	return math.Sqrt(l.Errors / l.Squares)
+}
+
+// Any says whether anything was lost.
+func (l Loss) Any() bool { return l != Loss{} }
+
+// leastNormal holds the least normal number of each dtype.
+var leastNormal = [...]float32{kernel.F32: 0x1p-126, kernel.F16: 0x1p-14, kernel.BF16: 0x1p-126}
+
+const (
+	magnitudeBits = 1<<31 - 1
+	infinityBits  = 0x7f800000
+)
+
+// cast counts what x lost when they became elements of format to, which stand for y. All is
+// counted but what is infinite or NaN: whether there is any, of which the source may have been so.
+func (l *Loss) cast(y, x []float32, to kernel.Format) (infinite bool) {
+	var n kernel.Losses
+	if n.Count(y, x, leastNormal[to]); n.Infinite > 0 {
+		return true
+	}
+	l.Flushed += int64(n.Zero)
+	l.Denormal += int64(n.Small - n.Zero)
+	l.Rounded += int64(n.Changed - n.Small)
+	return false
+}
+
+// narrowed counts what x lost when they became dst, of format to. y is memory for what that
+// stands for.
+func (l *Loss) narrowed(y []float32, dst []byte, x []float32, to kernel.Format) {
+	kernel.Widen(y, dst, to)
+	if !l.cast(y, x, to) {
+		return
+	}
+	for i, v := range x {
+		l.element(y[i], v, to)
+	}
+}
+
+// element counts what x lost when it became an element of format to, which stands for y.
+func (l *Loss) element(y, x float32, to kernel.Format) {
+	least := math.Float32bits(leastNormal[to])
+	switch a, b := math.Float32bits(x)&magnitudeBits, math.Float32bits(y)&magnitudeBits; {
+	case a >= infinityBits:
+		l.NotFinite++
+	case b >= infinityBits:
+		l.Overflow++
+	case a == b:
+	case b == 0:
+		l.Flushed++
+	case a < least:
+		l.Denormal++
+	default:
+		l.Rounded++
+	}
+}
