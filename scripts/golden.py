@@ -3,10 +3,10 @@
 
 `dsmoe verify CHECKPOINT PACK` then holds its own computation against them. The reference is
 the checkpoint's own code (auto_map in config.json, "remote") or transformers' classes
-("native"). It is built without memory and runs as it is, on the CPU with eager attention and
-eager experts; hooks give each module its weights when it is its turn, so that never more than
-one decoder layer is in memory, and of a mixture of experts only the expert in use. Each expert
-that no token chose is run, too, on some rows of its layer's input: see --no-probes.
+("native"). It is built without memory and runs as it is, on the CPU or one GPU, with eager
+attention and eager experts; hooks give each module its weights when it is its turn, so that never
+more than one decoder layer is in memory, and of a mixture of experts only the expert in use. Each
+expert that no token chose is run, too, on some rows of its layer's input: see --no-probes.
 
   pip install -r scripts/requirements-v1.txt        the published code of the first DeepSeekMoE
   pip install -r scripts/requirements-native.txt    transformers' classes: V2, V3, GLM-4.7-Flash
@@ -122,6 +122,8 @@ def arguments(argv):
     p.add_argument("--trust-remote-code", action="store_true", help="allow Python code of the checkpoint to run")
     p.add_argument("--code", metavar="DIR", help="where the files of auto_map are, if not in CHECKPOINT")
     p.add_argument("--dtype", choices=list(DTYPES), default="float32", help="compute dtype (default float32)")
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the reference runs (default cpu); the pack says what "
+                   "torch is set to there: TF32 products, sums in fewer bits")
     p.add_argument("--cast", action="store_true", help="as model.to(DTYPE) leaves a float32 model: RoPE's frequencies and router biases "
                    "are rounded too. Without it, as from_pretrained(dtype) makes it")
     p.add_argument("--layers", metavar="LIST", help="record these alone, such as 0,3-5,60; where the layer before was not recorded the "
@@ -149,6 +151,8 @@ def arguments(argv):
         p.error("--train: float32, all layers, without --mtp")
     if a.mtp and (a.mask or a.layers):
         p.error("--mtp: all layers, without --mask: the reference's prediction layers know no padding")
+    if a.repeat and a.device != "cpu":
+        p.error("--repeat: with --device cpu: a GPU's sums do not depend on torch's threads")
     if a.cast and a.dtype == "float32":
         p.error("--cast: with --dtype bfloat16 or float16")
     a.stages = a.stages.split(",")
@@ -425,7 +429,7 @@ class Reference:
     def __init__(self, a, checkpoint):
         self.kind = a.reference or ("remote" if self.architecture(checkpoint) not in KNOWN["native"] else "native")
         self.check(a, checkpoint)
-        self.dtype = DTYPES[a.dtype]
+        self.dtype, self.device = DTYPES[a.dtype], torch.device(a.device)
         self.built = torch.float32 if a.cast else self.dtype  # dtype under which the modules are made
         self.cast = a.cast
         self.cls, config = self.load_class(a, checkpoint)
@@ -458,6 +462,8 @@ class Reference:
                             f"{tried} (scripts/requirements-{'v1' if self.kind == 'remote' else 'native'}.txt), or give --untried-versions")
         if self.kind == "remote" and not a.trust_remote_code:
             problems.append(f"the remote reference runs the Python code of {a.code or checkpoint.path}: give --trust-remote-code if you trust it")
+        if a.device == "cuda" and not torch.cuda.is_available():
+            problems.append(f"--device cuda: torch {torch.__version__} finds no GPU that it can use")
         if a.train and name != "DeepseekForCausalLM":
             problems.append(f"--train: {name}: dsmoe verifies training of DeepseekForCausalLM only")
         if a.mtp and (self.kind, name) != ("native", "DeepseekV3ForCausalLM"):
@@ -519,7 +525,7 @@ class Reference:
             module = make()
         finally:
             torch.set_default_dtype(before)
-        return module.to(self.dtype) if self.cast else module
+        return module.to(self.device, self.dtype if self.cast else None)
 
     def restore_rotary(self, layer):
         """Makes the layer's own rotary tables, where a reference has one in each layer."""
@@ -550,7 +556,18 @@ class Reference:
         if a.mtp:
             told["mtp"] = "MtpModel.forward_layer, modeling_layers.py"
         return told | {"transformers": transformers.__version__, "torch": torch.__version__, "python": platform.python_version(),
-                       "device": "cpu", "cpu": cpu(), "threads": a.threads}
+                       "device": self.device.type, "cpu": cpu(), "threads": a.threads} | self.gpu()
+
+    def gpu(self):
+        """The GPU's name and what torch is set to there; nothing of a CPU, where none of it has an effect."""
+        if self.device.type != "cuda":
+            return {}
+        matmul = torch.backends.cuda.matmul
+        return {"gpu": torch.cuda.get_device_name(self.device),
+                "precision": {"matmul_tf32": matmul.allow_tf32, "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+                              "reduced_bf16_sums": matmul.allow_bf16_reduced_precision_reduction,
+                              "reduced_fp16_sums": matmul.allow_fp16_reduced_precision_reduction,
+                              "float32_matmul_precision": torch.get_float32_matmul_precision()}}
 
 
 def cpu():
@@ -645,6 +662,11 @@ def kind_of(name):
     return re.sub(r"^mlp\.experts\.\d+\.", "mlp.experts.*.", re.sub(r"^model\.layers\.\d+\.", "", name))
 
 
+def on_cpu(tensor):
+    """A tensor's values in memory of their own."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
 class Recorder:
     """Takes the tensors that hooks see, if they are wanted."""
 
@@ -672,7 +694,7 @@ class Recorder:
         self.seen[kind] = None
         if not self.wanted(kind):
             return
-        t = tensor.detach().clone(memory_format=torch.contiguous_format)
+        t = on_cpu(tensor)
         if t.is_floating_point() and not torch.isfinite(t).all():
             raise Trouble(f"{name}: the reference's own result is not finite in {t.dtype}: a pack of it would prove nothing")
         if name in self.now:
@@ -764,7 +786,7 @@ class Watch(TorchFunctionMode):
         want = self.hidden[tokens]
         if len(tokens) != len(x):
             raise Trouble(f"{self.base}experts.{number}: the reference gives it {len(x)} tokens, topk_idx {len(tokens)}")
-        self.rows = torch.arange(len(x))
+        self.rows = torch.arange(len(x), device=x.device)
         if torch.equal(want, x):
             return
         free = list(range(len(x)))
@@ -963,9 +985,10 @@ class Unit:
 
     def run_expert(self, number, x):
         """What an expert gives for rows [n, hidden], its weights loading themselves."""
+        x = x.to(self.run.reference.device)
         if not self.stacked:
             return self.experts[number](x)
-        return self.experts(x, torch.full((len(x), 1), number), torch.ones(len(x), 1, dtype=x.dtype))
+        return self.experts(x, torch.full((len(x), 1), number, device=x.device), torch.ones(len(x), 1, dtype=x.dtype, device=x.device))
 
     def expert(self, number, part):
         return f"{self.prefix}mlp.experts.{number}.{part}.weight"
@@ -995,13 +1018,17 @@ class Unit:
             if name in self.run.tied:
                 module._parameters[attribute] = self.run.tied[name]
                 continue
-            t = self.run.checkpoint.weight(name, self.run.reference.dtype_of(name))
+            t = self.weight(name, self.run.reference.dtype_of(name))
             if attribute in module._buffers:
                 module._buffers[attribute] = t
             else:
                 module._parameters[attribute] = torch.nn.Parameter(t, requires_grad=self.run.training)
                 if self.run.training and self is self.run.embedding:
                     self.run.tied[name] = module._parameters[attribute]
+
+    def weight(self, name, dtype, part=None):
+        """A weight as the reference has it, where it runs."""
+        return self.run.checkpoint.weight(name, dtype, part).to(self.run.reference.device)
 
     @staticmethod
     def empty(parts):
@@ -1029,10 +1056,10 @@ class Unit:
         c, dtype = self.run.checkpoint, self.run.reference.dtype_of(self.prefix + "mlp.experts." + part)
         whole = f"{self.prefix}mlp.experts.{part}"
         if c.resolve(whole) in c.where:
-            return c.weight(whole, dtype, number)
+            return self.weight(whole, dtype, number)
         if part == "down_proj":
-            return c.weight(self.expert(number, part), dtype)
-        return torch.cat([c.weight(self.expert(number, p), dtype) for p in ("gate_proj", "up_proj")])
+            return self.weight(self.expert(number, part), dtype)
+        return torch.cat([self.weight(self.expert(number, p), dtype) for p in ("gate_proj", "up_proj")])
 
     def unload(self):
         for h in self.lazy:
@@ -1308,26 +1335,28 @@ class Run:
         before = f"model.layers.{n - 1}.output" if n else "model.embed_tokens.output"
         if n and n - 1 not in self.layers:
             g = torch.Generator().manual_seed(self.a.seed + n)
-            hidden = torch.randn(hidden.shape, generator=g).to(hidden.dtype)
+            hidden = torch.randn(hidden.shape, generator=g).to(hidden.device, hidden.dtype)
             self.layer_inputs[str(n)] = {"kind": "seeded", "seed": self.a.seed + n,
                                          "values": "torch.randn, float32, mean 0 and deviation 1, cast to the compute dtype"}
         elif self.recorder.wanted(kind_of(before)):
             return None
         else:
             self.layer_inputs[str(n)] = {"kind": "recorded", "is": before}
-        self.recorder.now[f"model.layers.{n}.input"] = hidden.detach().clone()
+        self.recorder.now[f"model.layers.{n}.input"] = on_cpu(hidden)
         return ((hidden, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": hidden})
 
     def forward(self):
-        options = {"attention_mask": self.mask, "use_cache": False}
+        device = self.reference.device
+        ids, mask = self.ids.to(device), None if self.mask is None else self.mask.to(device)
+        options = {"attention_mask": mask, "use_cache": False}
         if 0 in self.layers:
-            options["input_ids"] = self.ids
+            options["input_ids"] = ids
         else:
-            options["inputs_embeds"] = torch.zeros(*self.ids.shape, self.reference.config.hidden_size, dtype=self.reference.dtype)
+            options["inputs_embeds"] = torch.zeros(*ids.shape, self.reference.config.hidden_size, dtype=self.reference.dtype, device=device)
         if self.reference.kind == "remote" and not self.training:
             options["output_attentions"] = self.recorder.wanted("self_attn.attn_weights")
         if self.training:
-            return self.model(labels=self.ids, **options).loss
+            return self.model(labels=ids, **options).loss
         (self.model if self.last else self.base)(**options)
         return None
 
@@ -1384,7 +1413,7 @@ class Run:
                 getattr(module, part).register_forward_hook(
                     lambda m, x, out, stage=f"{name}{path}.output": self.recorder.take(stage, first(out)))
             self.run_as_one(unit, lambda out: None, lambda: self.hooks(module.mtp_block, name), self.progress.add)
-            positions = torch.arange(k + 1, k + 1 + n)[None]
+            positions = torch.arange(k + 1, k + 1 + n, device=self.reference.device)[None]
             hidden = self.mtp.forward_layer(k, hidden[:, :n], positions, None, inputs_embeds=self.embedded[:, k + 1:])
             self.head.file = unit.file
             self.mtp._project_to_logits(hidden)

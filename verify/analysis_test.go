@@ -224,6 +224,11 @@ func TestExpertsMustBeReached(t *testing.T) {
 
 // recorded is a pack of what Plain computes with float32 sums, in memory.
 func recorded(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType) *Pack {
+	return recordedBy(t, c, src, in, d, func(p *model.Plain) model.Arithmetic[*model.Activation] { return p })
+}
+
+// recordedBy is recorded of an arithmetic around Plain.
+func recordedBy(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType, around func(*model.Plain) model.Arithmetic[*model.Activation]) *Pack {
 	m, err := model.Load(c, src)
 	require.NoError(t, err)
 	torch := map[tensor.DType]string{tensor.F32: "float32", tensor.BF16: "bfloat16", tensor.F16: "float16"}[d]
@@ -235,7 +240,7 @@ func recorded(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *mo
 	p.ints("input_ids", []int{in.Batch, in.Seq}, in.InputIDs)
 	o := model.Options{DType: d, Accumulate: model.Float32}
 	plain := model.NewPlain(o)
-	net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: plain, Trace: &recorder{p}}
+	net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: around(plain), Trace: &recorder{p}}
 	_, err = net.Forward(context.Background())
 	require.NoError(t, err)
 	plain.Close(nil)

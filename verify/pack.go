@@ -77,13 +77,42 @@ func (m *Manifest) rotaryDType() tensor.DType {
 
 // Reference says which Python made the pack.
 type Reference struct {
-	Model        string `json:"model"`        // class, such as DeepseekForCausalLM
-	Kind         string `json:"kind"`         // "remote code", or "transformers …" for its own classes
-	File         string `json:"file"`         // that defines the class
-	Transformers string `json:"transformers"` // version
-	Torch        string `json:"torch"`        // version
-	Device       string `json:"device"`       // as torch spells it
-	Threads      int    `json:"threads"`      // of torch
+	Model        string `json:"model"`         // class, such as DeepseekForCausalLM
+	Kind         string `json:"kind"`          // "remote code", or "transformers …" for its own classes
+	File         string `json:"file"`          // that defines the class
+	Transformers string `json:"transformers"`  // version
+	Torch        string `json:"torch"`         // version
+	Device       string `json:"device"`        // as torch spells it
+	Threads      int    `json:"threads"`       // of torch
+	GPU          string `json:"gpu,omitempty"` // its name; empty on a CPU
+
+	Precision *Precision `json:"precision,omitempty"` // what torch was set to on the GPU; nil if the manifest does not say
+}
+
+// Precision is what torch was set to in products on a GPU.
+type Precision struct {
+	MatmulTF32      bool   `json:"matmul_tf32"`              // float32 operands are rounded to 10 bits of mantissa
+	CuDNNTF32       bool   `json:"cudnn_tf32"`               // the same in convolutions, of which these models have none
+	ReducedBF16Sums bool   `json:"reduced_bf16_sums"`        // partial sums of BF16 products may be kept in BF16
+	ReducedFP16Sums bool   `json:"reduced_fp16_sums"`        // likewise in F16
+	Float32         string `json:"float32_matmul_precision"` // highest, high or medium
+}
+
+// String says it in torch's words.
+func (p *Precision) String() string {
+	return fmt.Sprintf("matmul_tf32 %t, cudnn_tf32 %t, reduced_bf16_sums %t, reduced_fp16_sums %t, float32_matmul_precision %s",
+		p.MatmulTF32, p.CuDNNTF32, p.ReducedBF16Sums, p.ReducedFP16Sums, p.Float32)
+}
+
+// ranOn says on which GPU the reference ran, with what settings; "" without any.
+func (r *Reference) ranOn() string {
+	switch {
+	case r.Precision == nil:
+		return r.GPU
+	case r.GPU == "":
+		return r.Precision.String()
+	}
+	return r.GPU + ": " + r.Precision.String()
 }
 
 // Entry is where a golden tensor is and what it holds.

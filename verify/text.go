@@ -65,6 +65,9 @@ func (c *Coverage) exercised() string {
 func (r *Report) writeHead(b *bytes.Buffer) {
 	ref := r.Golden.Reference
 	fmt.Fprintf(b, "%-11s%s\n", "reference", text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)))
+	if on := ref.ranOn(); on != "" {
+		fmt.Fprintf(b, "%-11s%s\n", "", text.Line(on))
+	}
 	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
 	if r.Golden.Partial != "" {
 		fmt.Fprintf(b, "%-11spartial: %s\n", "", text.Line(r.Golden.Partial))

@@ -173,3 +173,22 @@ func TestNothingToCheck(t *testing.T) {
 	require.Contains(t, string(data), `"checks":[]`)
 	require.Contains(t, printed(t, r), "coverage   0 of 0 golden tensors, 0 of 21 weights\n")
 }
+
+// TestReportNamesTheDevice: what a manifest says of the GPU and of torch's settings there is in the
+// text, in the page and in JSON; a manifest without it leaves no line.
+func TestReportNamesTheDevice(t *testing.T) {
+	t.Parallel()
+	c, p := open(t, "v1-dense/golden-f32")
+	r := run(t, c.Config, c, p, verify.Options{})
+	require.NotContains(t, printed(t, r), "tf32")
+	dir := rewritten(t, "v1-dense/golden-f32", func(_ string, m map[string]any) {
+		reference := m["reference"].(map[string]any)
+		reference["device"], reference["gpu"] = "cuda", "NVIDIA H200"
+		reference["precision"] = map[string]any{"matmul_tf32": true, "reduced_bf16_sums": true, "float32_matmul_precision": "high"}
+	})
+	r = run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	const settings = "NVIDIA H200: matmul_tf32 true, cudnn_tf32 false, reduced_bf16_sums true, reduced_fp16_sums false, float32_matmul_precision high"
+	require.Contains(t, printed(t, r), " on cuda\n           "+settings+"\n")
+	has(t, html(t, r), settings)
+	require.Contains(t, string(must(json.Marshal(r))), `"precision":{"matmul_tf32":true,`)
+}
