@@ -45,7 +45,7 @@ func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	const rows, k, out = 4, 168, 5
 	l := &model.Linear{Weight: weight(r, out, k), Bias: weight(r, out)}
-	for _, scale := range []float32{1, 0x1p-70} {
+	for _, scale := range []float32{1, 0x1p-70, 0x1p-90} {
 		a := newAnalysis(model.Options{DType: tensor.F32}, nil)
 		defer a.Close()
 		w, b := a.plain.Values(&l.Weight), a.plain.Values(&l.Bias)

@@ -179,3 +179,32 @@ func TestCoherentScoresAndContexts(t *testing.T) {
 	require.Less(t, d.rms, 1.0)
 	require.Greater(t, d.rms, 0.2)
 }
+
+// TestSumsOverExpertsHaveTheirPartialSums: of 64 experts whose outputs are of one sign, then of
+// the other, the partial sums are far larger than the terms.
+func TestSumsOverExpertsHaveTheirPartialSums(t *testing.T) {
+	const k = 64
+	a := newAnalysis(model.Options{DType: tensor.F32}, nil)
+	defer a.Close()
+	weight := a.plain.Make(tensor.F32, 1, k)
+	var parts []model.Part[*value]
+	sum, partial, squares, products := 0.0, 0.0, 0.0, 0.0
+	for e := range k {
+		out := a.plain.Make(tensor.F32, 1, 1)
+		out.Values[0], weight.Values[e] = 1.25, 0.7
+		if e >= k/2 {
+			out.Values[0] = -1.25
+		}
+		parts = append(parts, model.Part[*value]{Expert: e, Slots: []int{e}, Out: exact(out)})
+		term := float64(out.Values[0] * weight.Values[e])
+		sum += term
+		partial += sq(sum)
+		squares += sq(term)
+		products += sq(term) / 3 // each rounded once
+	}
+	y := a.Combine(exact(weight), parts, config.ByChoice)
+	random, natural := (k+1.0)/6*(squares+sq(sum)), (partial+sq(sum))/6
+	require.Greater(t, natural, 3*random)
+	require.InEpsilon(t, random+1.5*(natural-random), y.v(0), 0.02)
+	require.LessOrEqual(t, products, 0.02*natural)
+}
