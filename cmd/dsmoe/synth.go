@@ -30,7 +30,8 @@ func newSynth() *cobra.Command {
 		Long: `Writes a checkpoint with every weight that CONFIG implies, in the layout of
 Hugging Face. The values are pseudo-random and follow from the seed, the name of the
 tensor and the index of the value alone: the same on every machine, whatever the size
-of the shards. They are scaled so that activations stay near 1.
+of the shards. They are scaled so that activations stay near 1. Multi-token prediction
+layers that CONFIG announces are not written, and a note says so.
 
 With --init torch, the gates' weights (mlp.gate.weight) are what the reference's
 MoEGate.reset_parameters draws from torch's own generator, one MoE layer after the
@@ -125,10 +126,14 @@ type synthesised struct {
 	DTypes     []tensor.DType `json:"dtypes"`           // of the tensors, that of most bytes first
 	Bytes      int64          `json:"bytes"`            // of their data
 	TorchDType tensor.DType   `json:"torch_dtype"`      // that the config promises
+	Notes      []string       `json:"notes"`            // what the config announces and synth does not write
 }
 
 func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []tensor.Info) *synthesised {
-	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.value, Tensors: len(tensors), TorchDType: model.TorchDType(c)}
+	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.value, Tensors: len(tensors), TorchDType: model.TorchDType(c), Notes: []string{}}
+	if n := c.NumNextNPredictLayers; n > 0 && len(model.FamilyOf(c).AbsentMTP(c, func(string) bool { return false })) > 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("num_nextn_predict_layers is %d: prediction layers were not written", n))
+	}
 	bytes := map[tensor.DType]int64{}
 	for _, t := range tensors {
 		bytes[t.DType] += t.Bytes()
@@ -143,7 +148,7 @@ func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []t
 	return r
 }
 
-// WriteText writes one line, and another if the config promises another dtype.
+// WriteText writes one line, another if the config promises another dtype, and the notes.
 func (r *synthesised) WriteText(w io.Writer) error {
 	dtypes := make([]string, len(r.DTypes))
 	for i, d := range r.DTypes {
@@ -159,6 +164,9 @@ func (r *synthesised) WriteText(w io.Writer) error {
 	line += "\n"
 	if !slices.Contains(r.DTypes, r.TorchDType) {
 		line += fmt.Sprintf("its config.json, copied as it is, promises %s\n", r.TorchDType)
+	}
+	for _, note := range r.Notes {
+		line += "note: " + note + "\n"
 	}
 	_, err := io.WriteString(w, line)
 	return err
