@@ -4,9 +4,10 @@
 `dsmoe verify CHECKPOINT PACK` then holds its own computation against them. The reference is
 the checkpoint's own code (auto_map in config.json, "remote") or transformers' classes
 ("native"). It is built without memory and runs as it is, on the CPU or one GPU, with eager
-attention and eager experts; hooks give each module its weights when it is its turn, so that never
-more than one decoder layer is in memory, and of a mixture of experts only the expert in use. Each
-expert that no token chose is run, too, on some rows of its layer's input: see --no-probes.
+attention (or --attn sdpa) and eager experts; hooks give each module its weights when it is its
+turn, so that never more than one decoder layer is in memory, and of a mixture of experts only the
+expert in use. Each expert that no token chose is run, too, on some rows of its layer's input: see
+--no-probes.
 
   pip install -r scripts/requirements-v1.txt        the published code of the first DeepSeekMoE
   pip install -r scripts/requirements-native.txt    transformers' classes: V2, V3, GLM-4.7-Flash
@@ -124,6 +125,8 @@ def arguments(argv):
     p.add_argument("--dtype", choices=list(DTYPES), default="float32", help="compute dtype (default float32)")
     p.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the reference runs (default cpu); the pack says what "
                    "torch is set to there: TF32 products, sums in fewer bits")
+    p.add_argument("--attn", choices=["eager", "sdpa"], default="eager", help="attention (default eager); sdpa, transformers' own "
+                   "default, gives no probabilities")
     p.add_argument("--cast", action="store_true", help="as model.to(DTYPE) leaves a float32 model: RoPE's frequencies and router biases "
                    "are rounded too. Without it, as from_pretrained(dtype) makes it")
     p.add_argument("--layers", metavar="LIST", help="record these alone, such as 0,3-5,60; where the layer before was not recorded the "
@@ -157,6 +160,8 @@ def arguments(argv):
         p.error("--cast: with --dtype bfloat16 or float16")
     a.stages = a.stages.split(",")
     for s in a.stages:
+        if a.attn != "eager" and s == "self_attn.attn_weights":
+            p.error(f"--stages: {a.attn} attention gives no {s}: give --attn eager")
         if s not in ("standard", "inner", "grad", "all") and not fnmatch.filter([*STANDARD, *INNER], s) and not s.endswith(".grad"):
             p.error(f"--stages: {s!r} is no stage; there are standard, inner, grad, all, {', '.join([*STANDARD, *INNER])}")
     return a
@@ -429,7 +434,7 @@ class Reference:
     def __init__(self, a, checkpoint):
         self.kind = a.reference or ("remote" if self.architecture(checkpoint) not in KNOWN["native"] else "native")
         self.check(a, checkpoint)
-        self.dtype, self.device = DTYPES[a.dtype], torch.device(a.device)
+        self.dtype, self.device, self.attn = DTYPES[a.dtype], torch.device(a.device), a.attn
         self.built = torch.float32 if a.cast else self.dtype  # dtype under which the modules are made
         self.cast = a.cast
         self.cls, config = self.load_class(a, checkpoint)
@@ -508,9 +513,9 @@ class Reference:
         return name
 
     def build(self, config):
-        options = {"attn_implementation": "eager", "torch_dtype": self.built}
+        options = {"attn_implementation": self.attn, "torch_dtype": self.built}
         if self.kind == "native":
-            options = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": self.built}
+            options = {"attn_implementation": self.attn, "experts_implementation": "eager", "dtype": self.built}
         try:
             with torch.device("meta"):
                 return self.cls._from_config(config, **options)
@@ -546,7 +551,7 @@ class Reference:
         told = {"model": self.cls.__name__, "kind": "remote code" if self.kind == "remote" else "transformers native"}
         told["file"] = os.path.basename(source) if self.kind == "remote" else "models/" + os.path.basename(os.path.dirname(source))
         told["file_sha256"] = "sha256:" + sha256(source)
-        told["attn_implementation"] = "eager"
+        told["attn_implementation"] = self.attn
         if self.kind == "native":
             told["experts_implementation"] = "eager"
         if checkpoint.block:
@@ -670,9 +675,9 @@ def on_cpu(tensor):
 class Recorder:
     """Takes the tensors that hooks see, if they are wanted."""
 
-    def __init__(self, stages, dtype, seq):
+    def __init__(self, stages, dtype, seq, attn):
         self.stages = stages
-        self.probabilities = dtype != torch.float32 and seq <= LONGEST_PROBABILITIES
+        self.probabilities = attn == "eager" and dtype != torch.float32 and seq <= LONGEST_PROBABILITIES
         self.seen, self.kept = {}, set()  # kinds: an ordered set, a set
         self.now = {}  # of the module that runs
         self.noise = {}
@@ -1106,7 +1111,7 @@ class Run:
     def __init__(self, a, checkpoint, reference, ids, mask, progress):
         self.a, self.checkpoint, self.reference, self.progress = a, checkpoint, reference, progress
         self.ids, self.mask, self.training = ids, mask, a.train
-        self.recorder = Recorder(a.stages, reference.dtype, ids.shape[1])
+        self.recorder = Recorder(a.stages, reference.dtype, ids.shape[1], a.attn)
         self.watch = Watch(self.recorder)
         self.model, self.base = reference.model, reference.model.model
         self.count = reference.config.num_hidden_layers
@@ -1354,7 +1359,7 @@ class Run:
         else:
             options["inputs_embeds"] = torch.zeros(*ids.shape, self.reference.config.hidden_size, dtype=self.reference.dtype, device=device)
         if self.reference.kind == "remote" and not self.training:
-            options["output_attentions"] = self.recorder.wanted("self_attn.attn_weights")
+            options["output_attentions"] = self.a.attn == "eager" and self.recorder.wanted("self_attn.attn_weights")
         if self.training:
             return self.model(labels=ids, **options).loss
         (self.model if self.last else self.base)(**options)

@@ -90,6 +90,7 @@ type analysis struct {
 	plain  *model.Plain // computes values, unrounded
 	errors *model.Plain // computes variances, in float32
 	chain  bool         // the reference sums in one chain, not in blocks
+	fused  bool         // the reference may leave out roundings of scores and probabilities, as sdpa does
 	few    int          // rows up to which the reference's products are dot products
 	noise  float64      // factor on the variance of products: 2 if our own sums are float32
 	// rounded are weights that the reference had before they were rounded.

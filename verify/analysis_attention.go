@@ -86,7 +86,7 @@ func (a *analysis) Scores(q, k *value, first, n int, s *model.Scoring) *value {
 	a.plain.Each(q.Shape[0]*heads*n, 16*seq, func(t int) {
 		batch, query := t/(heads*n), first+t%n
 		for i := t * seq; i < (t+1)*seq; i++ {
-			y.score(i, s)
+			y.score(i, s, a.fused)
 			if s.Mask != nil && s.Mask.Masked(batch, query, i%seq) {
 				y.Values[i] = tensor.Rounded(y.Values[i]+s.Mask.Lowest, y.DType)
 				y.sigma.Values[i] = 0
@@ -105,19 +105,35 @@ func (y *value) add(s sums) func(at int, partial, squares []float32) {
 	}
 }
 
-// score turns element i, a product of a query and a key beside its variance, into a score.
-func (x *value) score(i int, s *model.Scoring) {
-	y := float64(x.Values[i])
-	y, v := point(x.DType, y, roughly(y, float64(x.sigma.Values[i])))
-	by := float64(s.By)
+// score turns element i, a product of a query and a key beside its variance, into a score. If
+// attention is fused the roundings to the dtype, and those of the scale, may not happen.
+func (x *value) score(i int, s *model.Scoring, fused bool) {
+	y, by, rounds := float64(x.Values[i]), float64(s.By), point
+	if fused {
+		rounds = mayRound
+	}
+	y, v := rounds(x.DType, y, roughly(y, float64(x.sigma.Values[i])))
 	if s.Divides {
 		y, v = y/by, v/sq(by)
 	} else {
 		y, v = y*by, v*sq(by)
 	}
 	y = float64(float32(y))
-	y, v = point(x.DType, y, exactly(y, v))
+	y, v = rounds(x.DType, y, exactly(y, v))
 	x.set(i, y, v)
+}
+
+// mayRound is y with variance v, both kept, where rounding to dtype d may happen or not, at
+// this value or at one that is up to twice as large in its own binade:
+//
+//	v + (2^(1-bits)·y)²/12
+func mayRound(d tensor.DType, y, v float64) (float64, float64) {
+	if d == tensor.F32 {
+		return y, v
+	}
+	p := precisionOf(d)
+	ulp := max(math.Ldexp(math.Abs(y), 1-p.bits), p.ulp(0))
+	return y, v + sq(ulp/unit)/12
 }
 
 // doubled is [v_x, x²] of each row of x.
@@ -148,15 +164,22 @@ func (a *analysis) halves(x *value, f func(y, v float64) (float64, float64)) *mo
 //
 //	ctx = p·V:  v = Σ v_p·V² + Σ p²·v_V + ctx²·c + sums.variance
 //
-// In BF16 and F16 p is a rounding point first. The natural order of the sum is that of the keys.
+// In BF16 and F16 p is a rounding point first, or one that may not happen. The natural order of the sum is that of the keys.
 func (a *analysis) Context(probs, vT *value) *value {
 	c, vT := probs.shared, a.use(vT)
 	if c == nil { // they are exact
 		c = make([]float64, probs.Rows())
 	}
-	if probs.DType == tensor.F32 {
+	switch {
+	case probs.DType == tensor.F32:
 		probs.unrounded = false
-	} else {
+	case a.fused:
+		probs.unrounded = false
+		for i, p := range probs.Values {
+			y, v := mayRound(probs.DType, float64(p), probs.v(i))
+			probs.set(i, y, v)
+		}
+	default:
 		a.use(probs)
 	}
 	y := &value{Activation: a.plain.Context(probs.wide(), vT.wide()), unrounded: true}

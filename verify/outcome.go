@@ -239,6 +239,8 @@ func (t *tracer) gaps(r *Report, in *model.Input) []string {
 	}
 	measured := t.o.Mode == Chained && t.pack.DType != tensor.F32 // but not judged
 	add(c.Padding == len(in.InputIDs), "all tokens are padding: no row of a stage was compared")
+	attention := t.pack.Manifest.Reference.Attention
+	add(!slices.Contains([]string{"", eager, sdpa}, attention), "the reference ran with attn_implementation %s, whose rounding errors are not known: record the pack with eager or sdpa", text.Quote(attention))
 	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType)
 	skipped := slices.DeleteFunc(t.inOrder(), func(c Check) bool { return c.Reason != predictionLayer })
 	add(len(skipped) > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before", len(skipped))

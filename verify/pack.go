@@ -77,14 +77,17 @@ func (m *Manifest) rotaryDType() tensor.DType {
 
 // Reference says which Python made the pack.
 type Reference struct {
-	Model        string `json:"model"`         // class, such as DeepseekForCausalLM
-	Kind         string `json:"kind"`          // "remote code", or "transformers …" for its own classes
-	File         string `json:"file"`          // that defines the class
-	Transformers string `json:"transformers"`  // version
-	Torch        string `json:"torch"`         // version
-	Device       string `json:"device"`        // as torch spells it
-	Threads      int    `json:"threads"`       // of torch
-	GPU          string `json:"gpu,omitempty"` // its name; empty on a CPU
+	Model        string `json:"model"`        // class, such as DeepseekForCausalLM
+	Kind         string `json:"kind"`         // "remote code", or "transformers …" for its own classes
+	File         string `json:"file"`         // that defines the class
+	Transformers string `json:"transformers"` // version
+	Torch        string `json:"torch"`        // version
+	Device       string `json:"device"`       // as torch spells it
+	Threads      int    `json:"threads"`      // of torch
+	// Attention is how transformers computes attention: "" or eager, sdpa, or one whose
+	// rounding errors are not known here.
+	Attention string `json:"attn_implementation,omitzero"`
+	GPU       string `json:"gpu,omitempty"` // its name; empty on a CPU
 
 	Precision *Precision `json:"precision,omitempty"` // what torch was set to on the GPU; nil if the manifest does not say
 }

@@ -40,6 +40,12 @@ const (
 	predictedLogits = "shared_head.head.output"
 )
 
+// What transformers calls the implementations of attention whose rounding errors are known.
+const (
+	eager = "eager"
+	sdpa  = "sdpa"
+)
+
 // split cuts "model.layers.3.mlp.output" into 3 and "mlp.output"; names outside the
 // layers are kinds of their own, in layer -1.
 func split(name string) (layer int, kind string) {

@@ -68,6 +68,9 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 	if on := ref.ranOn(); on != "" {
 		fmt.Fprintf(b, "%-11s%s\n", "", text.Line(on))
 	}
+	if ref.Attention != "" && ref.Attention != eager {
+		fmt.Fprintf(b, "%-11sattention %s\n", "", text.Line(ref.Attention))
+	}
 	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
 	if r.Golden.Partial != "" {
 		fmt.Fprintf(b, "%-11spartial: %s\n", "", text.Line(r.Golden.Partial))

@@ -127,7 +127,7 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 // analysis is that of the reference's torch.
 func (t *tracer) analysis(o model.Options, rounded roundings) *analysis {
 	a := newAnalysis(o, rounded)
-	a.few = fewRows * max(1, t.pack.Manifest.Reference.Threads)
+	a.few, a.fused = fewRows*max(1, t.pack.Manifest.Reference.Threads), t.pack.Manifest.Reference.Attention == sdpa
 	if t.o.Decoded != nil {
 		a.decoded = t.decodedSteps
 	}

@@ -54,6 +54,10 @@ A BF16 or F16 reference made by model.to(dtype) has RoPE's angles in that dtype;
 made by from_pretrained(torch_dtype=…) has them in float32. The pack says by made_by
 which it is; --rotary-dtype overrides that.
 
+A reference with sdpa attention, as the pack says, may leave out the roundings of scores
+and probabilities, which the bounds allow. One with other than eager or sdpa attention is
+inconclusive.
+
 Where dsmoe.manifest.json records that a conversion rounded weights, or a GGUF file
 has them quantised, a local run that fails is repeated with the error that this
 allows. A pass is then one "within the rounding of the weights", and the report ranks

@@ -1,0 +1,57 @@
+package verify_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/verify"
+)
+
+// sdpaBF16 is of transformers' sdpa attention, with padding.
+const sdpaBF16 = "v3/golden-sdpa-bf16"
+
+// attending returns a pack whose manifest names another implementation of attention.
+func attending(t *testing.T, pack, implementation string) *verify.Pack {
+	t.Helper()
+	return must(verify.OpenPack(rewritten(t, pack, func(_ string, m map[string]any) {
+		m["reference"].(map[string]any)["attn_implementation"] = implementation
+	})))
+}
+
+// TestFusedAttention: a right reference with sdpa passes, and would fail if its roundings were
+// those of eager attention; a wrong one fails.
+func TestFusedAttention(t *testing.T) {
+	t.Parallel()
+	const context = "model.layers.0.self_attn.o_proj.input"
+	c, p := open(t, sdpaBF16)
+	r := run(t, c.Config, c, p, verify.Options{})
+	require.Equal(t, verify.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+	require.Equal(t, "sdpa", r.Golden.Reference.Attention)
+	require.Contains(t, printed(t, r), "\n           attention sdpa\n")
+	require.Contains(t, html(t, r), "attention sdpa")
+
+	r = run(t, c.Config, c, attending(t, sdpaBF16, "eager"), verify.Options{Undiagnosed: true})
+	require.Equal(t, context, *r.FirstDivergence, "sdpa leaves roundings out")
+
+	changed := override(t, c.Config, "rope_parameters", `{"rope_theta": 20000, "rope_type": "default"}`)
+	r = run(t, changed, c, p, verify.Options{Undiagnosed: true})
+	require.Equal(t, verify.Fail, r.Verdict)
+	const name = "model.layers.1.self_attn.kv_b_proj.weight"
+	w := get(t, c, name)
+	r = run(t, c.Config, replace(c, name, scaled(t, w, 1.1, row(w, 3)...)), p, verify.Options{Undiagnosed: true})
+	require.Equal(t, verify.Fail, r.Verdict)
+}
+
+// TestOtherAttention is inconclusive, by name; what says nothing, or eager, is eager.
+func TestOtherAttention(t *testing.T) {
+	t.Parallel()
+	c, _ := open(t, "v3/golden-f32")
+	for name, want := range map[string]verify.Verdict{"": verify.Pass, "eager": verify.Pass, "sdpa": verify.Pass, "flash_attention_2": verify.Inconclusive, "flex_attention": verify.Inconclusive} {
+		r := run(t, c.Config, c, attending(t, "v3/golden-f32", name), verify.Options{})
+		require.Equal(t, want, r.Verdict, name)
+		if want == verify.Inconclusive {
+			require.Equal(t, []string{"the reference ran with attn_implementation " + name + ", whose rounding errors are not known: record the pack with eager or sdpa"}, r.Reasons)
+		}
+	}
+}
