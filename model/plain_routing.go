@@ -184,7 +184,7 @@ func (p *Plain) sumByChoice(y, weight *Activation, parts []Part[*Activation]) {
 
 // AuxLoss implements Arithmetic. The sums are float64.
 func (p *Plain) AuxLoss(scores *Activation, idx []int, sequences int, alpha float64) *Activation {
-	ce, loss := expertLoad(scores, idx, sequences), 0.0
+	ce, loss := ExpertLoad(scores, idx, sequences), 0.0
 	for i, s := range scores.Values {
 		loss += float64(ce(i) * float64(s))
 	}
@@ -193,9 +193,9 @@ func (p *Plain) AuxLoss(scores *Activation, idx []int, sequences int, alpha floa
 	return y
 }
 
-// expertLoad returns, for the position of a score, the ce of its sequence and expert: how
+// ExpertLoad returns, for the position of a score, the ce of its sequence and expert: how
 // often the expert was chosen in the sequence, over its fair share.
-func expertLoad(scores *Activation, idx []int, sequences int) func(i int) float64 {
+func ExpertLoad(scores *Activation, idx []int, sequences int) func(i int) float64 {
 	n, tokens := scores.Width(), scores.Rows()/sequences
 	k := len(idx) / scores.Rows()
 	ce := make([]float64, sequences*n)

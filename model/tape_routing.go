@@ -78,7 +78,7 @@ func (t *Tape) Combine(weight *Activation, parts []Part[*Activation], order conf
 //	∂scores[b, t, e] += alpha · ce[b, e] / tokens
 func (t *Tape) AuxLoss(scores *Activation, idx []int, sequences int, alpha float64) *Activation {
 	return t.record(t.Plain.AuxLoss(scores, idx, sequences, alpha), func(gradient) {
-		ds, ce := t.of(scores), expertLoad(scores, idx, sequences)
+		ds, ce := t.of(scores), ExpertLoad(scores, idx, sequences)
 		for i := range ds {
 			ds[i] += float32(alpha * ce(i) / float64(scores.Rows()))
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"dsmoe/config"
 	"dsmoe/model/internal/kernel"
 	"dsmoe/model/tensor"
 )
@@ -23,12 +24,9 @@ import (
 // dropout. Gradients are float32, whatever the compute dtype. Models with latent
 // attention are refused: their gradients were held against no reference's.
 func Train(ctx context.Context, n *Network[*Activation], tape *Tape) (loss float64, err error) {
-	c, in := n.Model.Config, n.Input
-	if in.Seq < 2 {
-		return 0, fmt.Errorf("input: sequences of %d token have no next token to learn", in.Seq)
-	}
-	if c.LatentAttention() {
-		return 0, fmt.Errorf("model_type %s: the gradients of latent attention were held against no reference's", c.ModelType)
+	in := n.Input
+	if err := Learns(n.Model.Config, in); err != nil {
+		return 0, err
 	}
 	training := *n
 	training.Options.Training = true
@@ -39,6 +37,17 @@ func Train(ctx context.Context, n *Network[*Activation], tape *Tape) (loss float
 	loss = tape.crossEntropy(logits, in)
 	tape.rewind()
 	return loss, tape.show(n, loss)
+}
+
+// Learns says why a model of config c cannot be trained on in.
+func Learns(c *config.Config, in *Input) error {
+	if in.Seq < 2 {
+		return fmt.Errorf("input: sequences of %d token have no next token to learn", in.Seq)
+	}
+	if c.LatentAttention() {
+		return fmt.Errorf("model_type %s: the gradients of latent attention were held against no reference's", c.ModelType)
+	}
+	return nil
 }
 
 // show shows the loss and the gradients to the trace of n.

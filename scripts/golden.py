@@ -136,10 +136,12 @@ def arguments(argv):
     p.add_argument("--no-probes", action="store_true", help="leave alone the experts that no token chose. Without it, each of them runs on "
                    f"up to {PROBE_ROWS} rows of post_attention_layernorm.output, so that verify can hold its weights, too")
     p.add_argument("--mtp", action="store_true", help="record the multi-token prediction layers, too (native V3)")
-    p.add_argument("--train", action="store_true", help="training mode: loss, auxiliary losses and gradients (first DeepSeekMoE)")
+    p.add_argument("--train", action="store_true", help="training mode: loss, auxiliary losses, gradients of the weights and of the recorded stages "
+                   "(first DeepSeekMoE)")
     p.add_argument("--override", metavar="KEY=JSON", action="append", default=[], help="run with another value in config.json")
     p.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default 1)")
-    p.add_argument("--repeat", action="store_true", help="run each layer again with another number of threads and note the differences")
+    p.add_argument("--repeat", action="store_true", help="run each layer again with another number of threads and note the differences; with "
+                   "--train also the whole model with sequences, channels, neurons and vocabulary in another order, for the gradients'")
     p.add_argument("--untried-versions", action="store_true", help="go on with versions of torch and transformers not tried with this")
     a = p.parse_args(argv)
     try:
@@ -683,18 +685,28 @@ class Recorder:
         self.noise = {}
         self.gaps = {"router_gap_min": {}, "router_score_gap_min": {}, "router_group_gap_min": {}}
         self.again = False  # the module runs a second time
+        self.backward = False  # a layer runs again for its gradients: its stages were taken
 
     def wanted(self, kind):
         return any(self.fits(kind, s) for s in self.stages)
 
     def fits(self, kind, stages):
-        gradient, inner = kind.endswith(".grad"), kind in INNER
+        gradient, inner, stage = kind.endswith(".grad"), kind in INNER, kind.removesuffix(".grad")
         if kind == "self_attn.attn_weights" and stages in ("all", "inner"):
             return self.probabilities
+        if gradient and stages == "grad" and stage in [*STANDARD, *INNER]:
+            return self.wanted(stage)
         return {"all": True, "grad": gradient, "inner": inner, "standard": not gradient and not inner}.get(
             stages, fnmatch.fnmatchcase(kind, stages))
 
-    def take(self, name, tensor):
+    def take(self, name, tensor, part=lambda t: t):
+        """Takes that part of a tensor, and of its gradient when that is known."""
+        if tensor.grad_fn is not None and self.wanted(kind_of(name) + ".grad"):
+            tensor.register_hook(lambda gradient: self.keep(name + ".grad", part(gradient)))
+        if not self.backward:
+            self.keep(name, part(tensor))
+
+    def keep(self, name, tensor):
         kind = kind_of(name)
         self.seen[kind] = None
         if not self.wanted(kind):
@@ -769,7 +781,7 @@ class Watch(TorchFunctionMode):
             self.stacked(args[0], out)
         elif name in ("add", "__add__") and self.shared is not None and any(x is self.shared for x in args):
             routed = args[1] if args[0] is self.shared else args[0]
-            self.recorder.take(self.base + "experts.output", routed.reshape(-1, routed.shape[-1]))
+            self.recorder.take(self.base + "experts.output", routed, lambda t: t.reshape(-1, t.shape[-1]))
             self.shared = None
 
     def stacked(self, x, out):
@@ -803,8 +815,9 @@ class Watch(TorchFunctionMode):
             self.rows[i] = found
 
     def take_expert(self, number, what, t):
-        if len(self.rows):
-            self.recorder.take(f"{self.base}experts.{number}.{what}", t[self.rows])
+        rows = self.rows
+        if len(rows):
+            self.recorder.take(f"{self.base}experts.{number}.{what}", t, lambda t: t[rows])
 
     def gate(self, output):
         """Takes what a gate gave: the choice, its weights, the logits, the auxiliary loss."""
@@ -819,7 +832,7 @@ class Watch(TorchFunctionMode):
         self.recorder.take(name + ".topk_weight", weight)
         for t in parts:
             if t.numel() == 1 and t is not weight and t.is_floating_point() and t.dim() == 0:
-                self.recorder.take(name + ".aux_loss", t.reshape(1))
+                self.recorder.take(name + ".aux_loss", t, lambda t: t.reshape(1))
         self.smallest_gaps(name)
         self.logits, self.scores = None, []
 
@@ -915,7 +928,7 @@ class Hooks:
 
         def end(out):
             if getattr(moe, "shared_experts", None) is None:
-                self.recorder.take(base + "experts.output", first(out).reshape(-1, first(out).shape[-1]))
+                self.recorder.take(base + "experts.output", first(out), lambda t: t.reshape(-1, t.shape[-1]))
             w.forget()
 
         def shared(out):
@@ -1378,11 +1391,18 @@ class Run:
         unit.module.forward = forward
 
     def again(self, unit, call, hidden, gradient):
-        """The layer's backward pass: takes the gradients of its weights, returns its input's."""
+        """The layer's backward pass: takes the gradients of its stages and weights, returns its input's."""
+        name = unit.prefix.removesuffix(".")
+        before = [n for n in self.recorder.now if not n.startswith(unit.prefix)]  # of the head, behind the last layer
+        self.unwritten |= {n: self.recorder.now.pop(n) for n in before}
         unit.load()
-        with torch.enable_grad():
+        hooks = self.hooks(unit.module, name)
+        self.recorder.backward = True
+        with torch.enable_grad(), self.watch:  # autograd leaves the modes of the caller
             h = hidden.detach().requires_grad_()
             torch.autograd.backward(call(h), gradient)
+        self.recorder.backward = False
+        hooks.remove()
         self.take_gradients([unit])
         unit.unload()
         self.pack.write("grad-" + unit.file, self.recorder.taken())
@@ -1403,7 +1423,7 @@ class Run:
         self.take_gradients([self.embedding])
         self.pack.write("grad-embed", self.recorder.taken())
         self.take_gradients([self.norm] if self.reference.config.tie_word_embeddings else [self.norm, self.head])
-        self.pack.write("grad-head", self.recorder.taken())
+        self.pack.write("grad-head", self.unwritten | self.recorder.taken())
 
     # Multi-token prediction
 
@@ -1430,7 +1450,7 @@ class Run:
         if self.mask is not None:
             inputs["attention_mask"] = self.mask
         if loss is not None:
-            self.recorder.take("loss", loss.reshape(1))
+            self.recorder.take("loss", loss.detach().reshape(1))
         self.pack.write("inputs", inputs | self.recorder.taken())
         for name, t in zip(("cos", "sin"), self.tables or []):
             self.recorder.take("model.rotary_emb." + name, t)
@@ -1487,6 +1507,74 @@ class Progress:
         print("\r\x1b[K" + text if self.terminal else text, end="" if self.terminal and self.done < self.total else "\n", file=sys.stderr, flush=True)
 
 
+class Shuffled:
+    """A checkpoint with the channels of the residual stream, the neurons and the vocabulary in another order: the same
+    function of the tokens, under other ids, whose sums are taken in other orders."""
+
+    SEEDS = {"channels": 1, "neurons": 2, "vocabulary": 3}
+
+    def __init__(self, checkpoint):
+        self.checkpoint = checkpoint
+
+    def __getattr__(self, name):
+        return getattr(self.checkpoint, name)
+
+    @staticmethod
+    def axes(name):
+        """What the axes of a weight are."""
+        module, kind = name.split(".")[-2:]
+        if module in ("gate_proj", "up_proj"):
+            return "neurons", "channels"
+        if module == "down_proj":
+            return "channels", "neurons"
+        if module == "o_proj" or module.endswith("norm"):
+            return ("channels",)
+        if module in ("embed_tokens", "lm_head"):
+            return "vocabulary", "channels"
+        return (None, "channels") if kind == "weight" else ()
+
+    def order(self, what, n):
+        return torch.randperm(n, generator=torch.Generator().manual_seed(self.SEEDS[what]))
+
+    def tokens(self, ids, vocab):
+        """The ids of the same tokens."""
+        return torch.argsort(self.order("vocabulary", vocab))[ids]
+
+    def moved(self, name, t, order=lambda order: order):
+        for axis, what in enumerate(self.axes(name)):
+            if what:
+                t = t.index_select(axis, order(self.order(what, t.shape[axis])))
+        return t
+
+    def weight(self, name, dtype, part=None):
+        return self.moved(name, self.checkpoint.weight(name, dtype, part))
+
+
+class Spread:
+    """Stands for the pack of a shuffled run: notes how far its gradients are from those of the first."""
+
+    def __init__(self, pack, shuffled):
+        self.pack, self.shuffled, self.noise = pack, shuffled, {}
+
+    def write(self, file, tensors):
+        for name, t in tensors.items():
+            if name.endswith(".grad") and name in self.pack.tensors:
+                with safe_open(os.path.join(self.pack.work, file + ".safetensors"), "pt") as f:
+                    first = f.get_tensor(name).double()
+                d, size = self.shuffled.moved(name.removesuffix(".grad"), t, torch.argsort).double() - first, first.norm().item()
+                self.noise[name] = {"max_abs": d.abs().max().item(), "rel_rms": d.norm().item() / size if size else 0.0}
+
+
+def spread_of_gradients(a, checkpoint, ids, mask, progress, pack):
+    """How far rounding moves the gradient of each weight: the reference runs again with its sequences, channels, neurons
+    and vocabulary in another order, and with another number of threads."""
+    a = argparse.Namespace(**vars(a) | {"stages": ["*.weight.grad", "*.bias.grad"], "repeat": False, "threads": 2 if a.threads == 1 else 1})
+    shuffled, reference = Shuffled(checkpoint), Reference(a, checkpoint)
+    spread, ids = Spread(pack, shuffled), shuffled.tokens(ids, reference.config.vocab_size).flip(0)
+    Run(a, shuffled, reference, ids, None if mask is None else mask.flip(0), progress).go(spread)
+    return spread.noise
+
+
 def record(a):
     checkpoint = Checkpoint(a.checkpoint)
     reference = Reference(a, checkpoint)
@@ -1496,6 +1584,8 @@ def record(a):
     pack = Pack(a.pack)
     try:
         run.go(pack)
+        if a.repeat and a.train:
+            run.recorder.noise |= spread_of_gradients(a, checkpoint, ids, mask, progress, pack)
         pack.finish(run.manifest(origin))
     except BaseException:
         pack.abandon()

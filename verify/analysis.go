@@ -21,6 +21,8 @@ type value struct {
 	shared []float64
 	// unrounded says that the last rounding, to the dtype, is yet to be done.
 	unrounded bool
+	// together says that the elements of a column share an operand's errors.
+	together bool
 	// products are those, of what is not exact, whose result the value is a (weighted) sum of.
 	products []product
 }

@@ -129,6 +129,8 @@ func (t *tracer) unseen(name string) Check {
 		c.Verdict, c.Reason = Skipped, predictionLayer
 	case t.o.Mode == Chained && isProbe(name):
 		c.Verdict, c.Reason = Skipped, noProbes
+	case isStageGradient(name) && (t.o.Mode != Local || !t.stageGradients()):
+		c.Verdict, c.Reason = Skipped, localOnly
 	case inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) && t.m.Config.IsMoE(layer):
 		c.Reason = noToken
 	}
@@ -257,6 +259,7 @@ func (t *tracer) gaps(r *Report, in *model.Input) []string {
 	add(len(t.zeros) > 0, "%s", t.firstOf("golden tensors are all zero and prove nothing", t.zeros))
 	reasons = append(reasons, t.settings.reasons()...)
 	reasons = append(reasons, t.untrained()...)
+	reasons = append(reasons, t.undecided(r.Checks)...)
 	if t.o.Mode == Local {
 		reasons = append(reasons, t.weak()...)
 	}
@@ -392,6 +395,30 @@ func (t *tracer) untrained() []string {
 		return nil
 	}
 	return []string{t.firstOf("weights have no gradient in the pack, though others of their module have", names)}
+}
+
+// undecided says which gradients could not be judged, and what would.
+func (t *tracer) undecided(checks []Check) (reasons []string) {
+	of := map[string][]string{}
+	for _, c := range checks {
+		if c.Verdict == Skipped {
+			of[c.Reason] = append(of[c.Reason], c.Tensor)
+		}
+	}
+	remedy := ": a pack of golden.py --train decides, which has the gradients of stages"
+	if t.stageGradients() {
+		remedy = ": local mode decides, by the gradients of stages"
+	}
+	if names := of[undecided]; names != nil {
+		reasons = append(reasons, t.firstOf("gradients are "+undecided, names)+remedy)
+	}
+	if names := of[noisy]; names != nil {
+		reasons = append(reasons, t.firstOf("gradients prove nothing: another order of sums changes them too much in the reference", names)+remedy)
+	}
+	if names := of[localOnly]; names != nil && t.o.Mode == Local {
+		reasons = append(reasons, t.firstOf("gradients of stages were not compared, since the pack has not those of all layers' outputs", names))
+	}
+	return reasons
 }
 
 // attends says whether some token sees another one, of another id, before it.

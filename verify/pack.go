@@ -40,10 +40,13 @@ type Manifest struct {
 	Partial         string                    `json:"partial"`          // why the pack proves less on purpose; empty if it does not
 	Absent          Absent                    `json:"absent"`           // what was left out on purpose
 	LayerInputs     map[string]LayerInput     `json:"layer_inputs"`     // by the layer's number: of those whose input is in the pack
-	Probes          map[string]Probe          `json:"probes"`           // by the layer's number: of experts that no token chose
-	MadeBy          string                    `json:"made_by"`          // how the model got its dtype: "from_pretrained(…)", or "model.to(dtype)"
-	Files           map[string]string         `json:"files"`            // file -> "sha256:…"
-	Tensors         map[string]Entry          `json:"tensors"`          // by name: HuggingFace's module and what it gave
+	// Noise is how far another order of sums moved a gradient, by its name; of other stages it is
+	// for people.
+	Noise   map[string]Noise  `json:"noise"`
+	Probes  map[string]Probe  `json:"probes"`  // by the layer's number: of experts that no token chose
+	MadeBy  string            `json:"made_by"` // how the model got its dtype: "from_pretrained(…)", or "model.to(dtype)"
+	Files   map[string]string `json:"files"`   // file -> "sha256:…"
+	Tensors map[string]Entry  `json:"tensors"` // by name: HuggingFace's module and what it gave
 }
 
 // Absent is what a pack leaves out on purpose.
@@ -58,6 +61,12 @@ type LayerInput struct {
 	Is     string         `json:"is,omitempty"`     // recorded: the stage that it is, which is not in the pack
 	Seed   jsontext.Value `json:"seed,omitempty"`   // seeded: of the random numbers
 	Values string         `json:"values,omitempty"` // seeded: how they were drawn
+}
+
+// Noise is the difference of two runs of the reference.
+type Noise struct {
+	MaxAbs float64 `json:"max_abs"` // the largest of an element
+	RelRMS float64 `json:"rel_rms"` // RMS over that of the tensor
 }
 
 // The kinds of LayerInput.

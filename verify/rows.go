@@ -2,6 +2,7 @@ package verify
 
 import (
 	"slices"
+	"strings"
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -107,8 +108,11 @@ func paddedTokens(in *model.Input, n int) padding {
 }
 
 // paddedRows marks the rows of padding of a stage. RoPE's tables, losses and
-// gradients have no rows of tokens, and probes none of padding. Rows of a routed expert are the tokens that chose it.
+// gradients of weights have no rows of tokens, and probes none of padding. Rows of a routed expert are the tokens that chose it.
 func (t *tracer) paddedRows(name string, a *model.Activation) padding {
+	if isStageGradient(name) {
+		name = strings.TrimSuffix(name, grad)
+	}
 	_, kind := split(name)
 	kind, expert := starred(kind)
 	switch {

@@ -146,7 +146,7 @@ func TestLinesOnBothSides(t *testing.T) {
 			margin := func(rms float64) float64 {
 				var d distances
 				test.set(&d, rms)
-				return (&Check{}).lines(&d, &Limits{}, test.width, test.distinct, test.rounded)
+				return (&Check{}).lines(&d, &Limits{}, test.width, test.distinct, test.rounded, false)
 			}
 			if math.IsInf(test.limit, 1) {
 				require.Zero(t, margin(1e9))

@@ -167,6 +167,9 @@ func limitsOf(checks []Check) []string {
 func (l *Limits) String() string {
 	if l.Z == 0 {
 		figure := func(limit float64) string { return text.Figure("%.2g", limit) }
+		if l.RowRMS == 0 {
+			return l.From
+		}
 		return fmt.Sprintf("%s: rel RMS ≤ %s, a row's ≤ %s, max/RMS ≤ %s", l.From, figure(l.RelRMS), figure(l.RowRMS), figure(l.MaxRMS))
 	}
 	return l.From

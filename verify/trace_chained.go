@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"math"
+	"strings"
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -76,7 +77,11 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 func (t *tracer) compare(c *Check, name string, a *model.Activation, want []float32, rows *rowSet) {
 	m := rows.metrics(a.Values, want, a.Width(), a.DType)
 	c.measure(m, a.Values, want)
-	c.judge(m, t.metricLimits(name), t.unjudged(name))
+	if strings.HasSuffix(name, grad) {
+		t.judgeGradient(c, m, want)
+	} else {
+		c.judge(m, t.metricLimits(name), t.unjudged(name))
+	}
 	if c.Verdict == Fail {
 		c.Pattern = t.metricPattern(a, want, rows)
 	}

@@ -143,7 +143,7 @@ func (t *localTrace) hold(c *Check, x *value, want []float32, rows *rowSet) {
 	c.blind = d.saysNothing(rounded)
 	margin := d.largest / lambda
 	if x.DType == tensor.F32 {
-		margin = max(margin, c.lines(d, &l, x.Width(), rows.distinct, rounded != x.DType))
+		margin = max(margin, c.lines(d, &l, x.Width(), rows.distinct, rounded != x.DType, x.together))
 	} else {
 		c.Ambiguous = known(d.ambiguous)
 		c.roundsTo(x, d.worst, factor)
@@ -202,7 +202,7 @@ func (t *localTrace) roundedTo(x *value) tensor.DType {
 // and returns the largest share of a limit. Of few distinct rows only the rows' RMS is judged.
 // Where weights were rounded, the elements of a column share that error, and columns have no
 // limit.
-func (c *Check) lines(d *distances, l *Limits, width, distinct int, rounded bool) (margin float64) {
+func (c *Check) lines(d *distances, l *Limits, width, distinct int, rounded, together bool) (margin float64) {
 	if width >= leastRow {
 		c.RowZ, l.RowZ = known(d.rowRMS), rowRMS
 		margin = d.rowRMS / rowRMS
@@ -215,6 +215,9 @@ func (c *Check) lines(d *distances, l *Limits, width, distinct int, rounded bool
 		l.RMSZ = roundedRMS(width)
 	} else {
 		c.ColumnZ, l.ColumnZ = known(d.columnRMS), columnRMS(distinct)
+		if together { // they share an operand's error, as those of a row do
+			l.ColumnZ = max(l.ColumnZ, rowRMS)
+		}
 		margin = max(margin, d.columnRMS/l.ColumnZ)
 	}
 	return max(margin, d.rms/l.RMSZ)

@@ -121,6 +121,9 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 	if err != nil || !o.Training || !t.learns() {
 		return err
 	}
+	if t.stageGradients() {
+		return t.learn(ctx, in)
+	}
 	return t.chained(ctx, in, &replay{t})
 }
 

@@ -44,7 +44,11 @@ on BF16 and F16 packs that is a report without a verdict, for their rounding lea
 no usable limit.
 
 A pack made in training mode has the loss, the auxiliary losses and gradients; the
-model is run backward for them.
+model is run backward for them. If the pack has the gradients of stages, each layer
+goes backward from the golden's own, and gradients are held to 8 deviations, too. Else
+they are compared end to end: with 8 times the noise that golden.py --train --repeat
+measured, or with fixed limits, up to 100 times beyond which the verdict is
+inconclusive, as rounding in a trained model may do that.
 
 The code published with DeepSeek-V2 and V3 and transformers' own classes differ in
 some rules (norm_topk_prob, moe_layer_freq, …). The pack says which one made it;

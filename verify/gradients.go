@@ -1,0 +1,515 @@
+package verify
+
+import (
+	"math"
+	"slices"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// gradients is the arithmetic of a backward pass that is held to the error analysis: what an
+// analysis computes and, for each operation, in order, the step that computes from the gradient
+// of its result, with a variance, what it adds to those of its operands. The formulas are those
+// of model.Tape, the order of operations and the roundings those of autograd.
+//
+// As in local mode forward, operands are the golden's own wherever the pack has them: then a
+// step begins with exact numbers. With L the loss, the gradient ∂x of an activation or a weight
+// is ∂L/∂x, of x's shape. Formulas in comments are in units of u² for variances, of float32
+// references: others have no gradients.
+type gradients struct {
+	*analysis
+	steps    []func() error      // from the first operation to the last
+	adjoints map[*value]*adjoint // of values since the last rewind
+	depth    int                 // of scopes
+	// wants says whether the gradient of a weight is to be computed, and learned is called with it.
+	wants   func(weight string) bool
+	learned func(weight string, gradient *value, by weightSet) error
+	shared  map[string]*value // gradients that another operation will add to: of a tied embedding
+	tied    string            // the weight that the embedding and the head share; empty if none
+}
+
+// adjoint is the gradient of a value while its consumers add to it.
+type adjoint struct {
+	sums []sum
+	by   weightSet // weights that it was multiplied by since the last golden
+	// rows are what the elements of a row share, of the gradient of what a softmax was taken of.
+	rows *softmaxErrors
+}
+
+// sum is an element of a gradient: y with variance v, of n contributions, the sum of whose
+// squares is kept.
+type sum struct {
+	y, v, squares float64
+	n             int
+}
+
+// newGradients returns an arithmetic for one pass over m.
+func newGradients(a *analysis, m *model.DeepseekForCausalLM) *gradients {
+	g := &gradients{analysis: a, adjoints: map[*value]*adjoint{}, shared: map[string]*value{}}
+	if m.LMHead.Weight.Name == m.Model.EmbedTokens.Name {
+		g.tied = m.LMHead.Weight.Name
+	}
+	return g
+}
+
+// Scope implements model.Arithmetic. What a layer computes is needed until its gradients are
+// known: only the outermost scope, a layer's, takes memory back.
+func (g *gradients) Scope(x *value, f func(x *value) *value) *value {
+	if g.depth > 0 {
+		return f(x)
+	}
+	g.depth++
+	defer func() { g.depth-- }()
+	return g.analysis.Scope(x, f)
+}
+
+// of returns the adjoint of x, zeros at first.
+func (g *gradients) of(x *value) *adjoint {
+	if g.adjoints[x] == nil {
+		g.adjoints[x] = &adjoint{sums: make([]sum, len(x.Values)), by: weightSet{}}
+	}
+	return g.adjoints[x]
+}
+
+// add adds y with variance v to element i.
+func (d *adjoint) add(i int, y, v float64) {
+	s := &d.sums[i]
+	s.y, s.v, s.squares, s.n = s.y+y, s.v+v, s.squares+sq(y), s.n+1
+}
+
+// set makes x's gradient what is known of it.
+func (g *gradients) set(x, gradient *value) {
+	d := g.of(x)
+	for i, y := range gradient.Values {
+		d.sums[i] = sum{y: float64(y), v: gradient.v(i), n: 1}
+	}
+	d.by, d.rows = weightSet{}, nil
+}
+
+// total is the sum of an element's n contributions: one is itself, of two the sum is exact, and of
+// more, whose order is autograd's,
+//
+//	v = Σ v_c + n/6·(Σ c² + y²)
+func (s *sum) total() (y, v float64) {
+	switch s.n {
+	case 0, 1:
+		return s.y, s.v
+	case 2:
+		y = float64(float32(s.y))
+		return y, exactly(y, s.v)
+	}
+	return s.y, roughly(s.y, s.v+float64(float64(s.n)/6*(s.squares+sq(s.y))))
+}
+
+// total returns the gradient of x as its consumers left it.
+func (g *gradients) total(x *value) *value {
+	d := g.of(x)
+	y := g.result(tensor.F32, x.Shape...)
+	y.unrounded = false
+	certain := true
+	for i := range d.sums {
+		sum, v := d.sums[i].total()
+		y.set(i, sum, v)
+		certain = certain && v == 0
+	}
+	if certain {
+		y.sigma = nil
+	}
+	return y
+}
+
+// record adds a step behind the operation that gave y, and returns y.
+func (g *gradients) record(y *value, step func(dy *value, by weightSet) error) *value {
+	g.steps = append(g.steps, func() error {
+		if g.adjoints[y] == nil { // nothing depends on it
+			return nil
+		}
+		return step(g.total(y), g.of(y).by)
+	})
+	return y
+}
+
+// view gives y, which has the values of x, the gradient of x.
+func (g *gradients) view(y, x *value) *value {
+	g.adjoints[y] = g.of(x)
+	return y
+}
+
+// rewind runs the steps from the last to the first, and forgets them.
+func (g *gradients) rewind() error {
+	for _, step := range slices.Backward(g.steps) {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	g.steps, g.adjoints = nil, map[*value]*adjoint{}
+	return nil
+}
+
+// passes adds a gradient as it is to that of x.
+func (g *gradients) passes(x, dy *value, by weightSet) {
+	d := g.of(x)
+	d.joins(by)
+	for i, y := range dy.Values {
+		d.add(i, float64(y), dy.v(i))
+	}
+}
+
+// joins notes weights beside those that are there.
+func (d *adjoint) joins(by weightSet, names ...string) {
+	for name := range by {
+		d.by[name] = struct{}{}
+	}
+	for _, name := range names {
+		d.by[name] = struct{}{}
+	}
+}
+
+// learn hands on the gradient of a weight. What a tied embedding is given comes first, since the
+// first layer is rewound before the head: it waits for the head's.
+func (g *gradients) learn(w *model.Weight, by weightSet, gradient func() *value) error {
+	if w.Name == "" || !g.wants(w.Name) {
+		return nil
+	}
+	dw := gradient()
+	if w.Name != g.tied {
+		return g.learned(w.Name, dw, by)
+	}
+	other := g.shared[w.Name]
+	if other == nil {
+		g.shared[w.Name] = &value{Activation: copied(dw.Activation), sigma: copied(dw.sigma)}
+		return nil
+	}
+	for i, y := range dw.Values {
+		y := float64(float32(float64(y) + float64(other.Values[i])))
+		other.set(i, y, exactly(y, dw.v(i)+other.v(i)))
+	}
+	return g.learned(w.Name, other, by)
+}
+
+// copied is a with memory of its own.
+func copied(a *model.Activation) *model.Activation {
+	return &model.Activation{Shape: a.Shape, Values: slices.Clone(a.Values), DType: a.DType}
+}
+
+// Embed gives each row of w the sum over its tokens, of n terms in their order:
+//
+//	∂w[ids[i]] += ∂y[i]:  v = Σ v_∂y + n/6·(Σ ∂y² + ∂w²)
+func (g *gradients) Embed(w *model.Weight, ids []int) *value {
+	y := g.analysis.Embed(w, ids)
+	return g.record(y, func(dy *value, by weightSet) error {
+		return g.learn(w, by, func() *value {
+			width, rows := y.Width(), map[int]*adjoint{}
+			for i, id := range ids {
+				if rows[id] == nil {
+					rows[id] = &adjoint{sums: make([]sum, width)}
+				}
+				for c := range width {
+					rows[id].add(c, float64(dy.Values[i*width+c]), dy.v(i*width+c))
+				}
+			}
+			dw := g.result(tensor.F32, w.Shape...)
+			clear(dw.Values)
+			clear(dw.sigma.Values)
+			for id, row := range rows {
+				for c := range row.sums {
+					sum, v := row.sums[c].total()
+					dw.set(id*width+c, sum, v)
+				}
+			}
+			return dw
+		})
+	})
+}
+
+// Linear implements model.Arithmetic: three products, the last two with as many terms as there
+// are tokens.
+//
+//	∂x      += ∂y·weight
+//	∂weight += ∂yᵀ·x
+//	∂bias   += Σ_t ∂y[t]
+func (g *gradients) Linear(x *value, l *model.Linear) *value {
+	y := g.analysis.Linear(x, l)
+	return g.record(y, func(dy *value, by weightSet) error {
+		d, in := matrixOf(dy), x.Width()
+		dT := d.transposed()
+		if err := g.learn(&l.Weight, by, func() *value {
+			xT := matrixOf(x).transposed()
+			dw := g.gradient(g.product(dT, xT, d.rows), d.cols, in)
+			dw.together = x.sigma != nil || xT.repeats()
+			return dw
+		}); err != nil {
+			return err
+		}
+		ones := matrix{1, d.rows, slices.Repeat([]float32{1}, d.rows), nil}
+		if err := g.learn(&l.Bias, by, func() *value { return g.gradient(g.product(ones, dT, d.rows), d.cols) }); err != nil {
+			return err
+		}
+		w := matrix{d.cols, in, g.plain.Values(&l.Weight), g.weightSigmas(&l.Weight)}
+		dx := g.of(x)
+		dx.joins(by, l.Weight.Name)
+		g.product(d, w.transposed(), d.cols).each(dx.add)
+		return nil
+	})
+}
+
+// weightSigmas are the standard deviations, in units of u, of a weight that was rounded; nil of
+// others.
+func (g *gradients) weightSigmas(w *model.Weight) []float32 {
+	how := g.rounded[w.Name]
+	if how.By == "" {
+		return nil
+	}
+	steps := g.stepsOf(w)
+	if steps == nil {
+		steps = how.HalfSteps(nil, w.Tensor)
+	}
+	sigmas := make([]float32, len(steps))
+	for i, h := range steps {
+		sigmas[i] = float32(float64(h) / (unit * math.Sqrt(3)))
+	}
+	return sigmas
+}
+
+// RMSNorm implements model.Arithmetic, of H columns, with n = x·r, r = 1/sqrt(mean(x²) + eps),
+// g = ∂y·weight, m = mean(g·n), and the two parts that autograd adds up, A = g·r and B = -n·r·m:
+//
+//	∂weight += Σ_t ∂y[t]·n[t], a product of as many terms as there are tokens; n: v = n²·1.5² + r²·v_x
+//	∂x      += A + B: see normBackward
+func (g *gradients) RMSNorm(x *value, weight *model.Weight, eps float64) *value {
+	y := g.analysis.RMSNorm(x, weight, eps)
+	return g.record(y, func(dy *value, by weightSet) error {
+		if err := g.learn(weight, by, func() *value { return g.normWeight(x, dy, eps) }); err != nil {
+			return err
+		}
+		w, sigmas := g.plain.Values(weight), g.weightSigmas(weight)
+		dx := g.of(x)
+		dx.joins(by, weight.Name)
+		g.plain.Each(x.Rows(), 16*len(x.Values), func(t int) {
+			g.normBackward(dx, x, dy, t, w, sigmas, eps)
+		})
+		return nil
+	})
+}
+
+// normWeight is the gradient of a norm's weight.
+func (g *gradients) normWeight(x, dy *value, eps float64) *value {
+	n := g.result(tensor.F32, x.Shape...)
+	for t := range x.Rows() {
+		r2 := inverseSquare(x.Row(t), eps)
+		for c, v := range x.Row(t) {
+			i, norm := t*x.Width()+c, float64(v)*math.Sqrt(r2)
+			n.set(i, norm, roughly(norm, 2.25*sq(norm)+r2*x.v(i)))
+		}
+	}
+	width := x.Width()
+	dw := g.result(tensor.F32, width)
+	a, b := matrixOf(dy).transposed(), matrixOf(n).transposed()
+	g.plain.Each(width, 16*len(x.Values), func(c int) {
+		one := g.product(a.part(c, 1), b.part(c, 1), a.cols)
+		dw.set(c, one.y[0], one.v[0])
+	})
+	return dw
+}
+
+// inverseSquare is 1/(mean(x²) + eps).
+func inverseSquare(x []float32, eps float64) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += sq(float64(v))
+	}
+	return 1 / (sum/float64(len(x)) + eps)
+}
+
+// normBackward adds what row t of an RMSNorm adds to ∂x: A + B, and the variance of
+//
+//	A = g·r, three roundings:      A²;  r itself, of which B has three: (A + 3B)²·1.5²
+//	S = Σ g·x, a product:          (B/S)²·(κ(H)·(Σ (g·x)² + S²) + Σ (g·x)²·2/3)
+//	B = -x·r³·S/H, six roundings:  2·B²
+//	A + B:                         (A + B)²/3
+//	∂y:  r²·((1 - n²/H)²·v_g + (n/H)²·Σ' n²·v_g),  Σ' without the element itself, v_g = w²·v_∂y
+//	x:   r⁴·Σ_j v_xj·(δ_kj·m + (n_j·g_k + n_k·(g_j - 3·n_j·m))/H)²
+func (g *gradients) normBackward(dx *adjoint, x, dy *value, t int, w, sigmas []float32, eps float64) {
+	width, from := x.Width(), t*x.Width()
+	r2 := inverseSquare(x.Row(t), eps)
+	r, h := math.Sqrt(r2), float64(width)
+	gs, vs, ns := make([]float64, width), make([]float64, width), make([]float64, width)
+	s, squares, carried := 0.0, 0.0, 0.0
+	for k, v := range x.Row(t) {
+		wk, d := float64(w[k]), float64(dy.Values[from+k])
+		gs[k], ns[k] = d*wk, float64(v)*r
+		vs[k] = sq(wk) * dy.v(from+k)
+		if sigmas != nil {
+			vs[k] += sq(d) * sq(float64(sigmas[k]))
+		}
+		term := gs[k] * float64(v)
+		s += term
+		squares += sq(term)
+		carried += sq(ns[k]) * vs[k]
+	}
+	m := s * r / h
+	vS := g.sums(width).kappa*(squares+sq(s)) + squares*2/3
+	var p, q, u float64 // Σ v_x·n², Σ v_x·n·h, Σ v_x·h², h = g - 3·n·m
+	for k := range ns {
+		off := gs[k] - 3*ns[k]*m
+		p, q, u = p+x.v(from+k)*sq(ns[k]), q+x.v(from+k)*ns[k]*off, u+x.v(from+k)*sq(off)
+	}
+	for k, n := range ns {
+		a, b := gs[k]*r, -n*r*m
+		v := sq(a) + 2.25*sq(a+3*b) + 2*sq(b) + sq(n*r2/h)*vS + sq(a+b)/3
+		v += r2 * (sq(1-sq(n)/h)*vs[k] + sq(n/h)*(carried-sq(n)*vs[k]))
+		if vx := x.v(from + k); p > 0 {
+			off := gs[k] - 3*n*m
+			v += sq(r2) * (sq(m)*vx + 2*m*vx*(gs[k]*n+n*off)/h + (sq(gs[k])*p+2*gs[k]*n*q+sq(n)*u)/sq(h))
+		}
+		dx.add(from+k, a+b, roughly(a+b, v))
+	}
+}
+
+// Add passes the gradient on to both operands.
+func (g *gradients) Add(a, b *value) *value {
+	y := g.analysis.Add(a, b)
+	return g.record(y, func(dy *value, by weightSet) error {
+		g.passes(a, dy, by)
+		g.passes(b, dy, by)
+		return nil
+	})
+}
+
+// SwiGLU implements model.Arithmetic, with s = silu(gate), σ the logistic function and
+// s' = σ·(1 + gate·(1 - σ)), s” = σ·(1 - σ)·(2 + gate·(1 - 2σ)):
+//
+//	∂up   += ∂y·s:            exact, s with the variance that it has forward
+//	∂gate += (∂y·up)·s':      the product in brackets is exact, of variance v_d and value d
+//	                          v = s'²·v_d + d²·(v_s' + s”²·v_gate)
+//	s':   v = 1.5²·(1 + 0.1·gate²)·(s'² + (σ²·gate)²) + σ²·(gate·(1-σ))² + s'²
+func (g *gradients) SwiGLU(gate, up *value) *value {
+	y := g.analysis.SwiGLU(gate, up)
+	return g.record(y, func(dy *value, by weightSet) error {
+		dgate, dup := g.of(gate), g.of(up)
+		dgate.joins(by)
+		dup.joins(by)
+		silu := g.plain.SiLU(gate.wide())
+		g.plain.Each(y.Rows(), 16*len(y.Values), func(t int) {
+			for i := t * y.Width(); i < (t+1)*y.Width(); i++ {
+				d, u, x := dy.at(i), up.at(i), gate.at(i)
+				s, v := siluErrors(x, float64(silu.Values[i]))
+				to, vTo := times(d.y, d.v, s, v)
+				dup.add(i, to, vTo)
+				slope, vSlope := siluSlope(x)
+				product, vp := times(d.y, d.v, u.y, u.v)
+				into := product * slope
+				dgate.add(i, into, roughly(into, sq(slope)*vp+sq(product)*vSlope+vp*vSlope*(unit*unit)))
+			}
+		})
+		return nil
+	})
+}
+
+// siluErrors is silu(x) as it was computed, and its variance.
+func siluErrors(x uncertain, s float64) (float64, float64) {
+	logistic := 0.5
+	if x.y != 0 {
+		logistic = s / x.y
+	}
+	slope := logistic + float64(s*(1-logistic))
+	v := float64(sq(slope)*x.v) + float64(0.3*unit*unit*sq(x.v)) + float64(2.25*sq(s)*(1+float64(0.1*sq(min(x.y, 0)))))
+	return s, roughly(s, v)
+}
+
+// siluSlope is silu'(x) and its variance.
+func siluSlope(x uncertain) (float64, float64) {
+	logistic := 1 / (1 + math.Exp(-x.y))
+	slope := logistic * (1 + x.y*(1-logistic))
+	bend := logistic * (1 - logistic) * (2 + x.y*(1-2*logistic))
+	v := 2.25*(1+0.1*sq(x.y))*(sq(slope)+sq(sq(logistic)*x.y)) + sq(logistic*x.y*(1-logistic)) + sq(slope)
+	return slope, v + sq(bend)*x.v
+}
+
+// softmaxErrors are the errors of the gradient ∂x of what a softmax was taken of, D being Σ p·∂p:
+//
+//	p_j·(e_j - Σ_k p_k·e_k)   e: of ∂p, of variance carried_j/p_j²
+//	p_j·e_D                   of D itself, of variance sum per row
+//	∂x_j·e_p                  of what all probabilities of a row have in common, of variance common
+//	tilt_j·e_S                tilt = p·(∂p - 2D); of the softmax's sum, of variance 1
+//	e                         of variance rest_j, each element's own
+type softmaxErrors struct{ p, carried, tilt, rest, sum, common []float64 }
+
+// Softmax implements model.Arithmetic, row by row, with D = Σ p·∂p. The softmax's operands have
+// variances a, with what computing e^x adds: p moves by p_j·(e_j - Σ p·e), and the gradient by
+// ∂x_j·(e_j - Σ p·e) - p_j·Σ ∂x·e. Its sum is rounded, too:
+//
+//	∂x = p·(∂p - D):  v = ∂x²·(a + Σ p²·a) + p²·Σ ∂x²·a + (p·(∂p - 2D))²
+//	                    + p²·((1 - 2p)·v_∂p + Σ p²·v_∂p)               ∂p, which is part of D, too
+//	                    + p²·κ·(Σ (p·∂p)² + D²)                          the sum D
+//	                    + 2/3·∂x²                                        difference and product
+func (g *gradients) Softmax(x *value) *value {
+	y := g.analysis.Softmax(x)
+	own, common := slices.Clone(y.sigma.Values), slices.Clone(y.shared)
+	return g.record(y, func(dy *value, by weightSet) error {
+		exact := y.sigma == nil // the golden's
+		dx, n := g.of(x), len(y.Values)
+		dx.joins(by)
+		dx.rows = &softmaxErrors{make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, y.Rows()), make([]float64, y.Rows())}
+		g.plain.Each(y.Rows(), 16*n, func(t int) {
+			if exact {
+				clear(own[t*y.Width() : (t+1)*y.Width()])
+			} else {
+				dx.rows.common[t] = common[t] - 1
+			}
+			g.softmaxBackward(dx, y, dy, t, own, exact)
+		})
+		return nil
+	})
+}
+
+func (g *gradients) softmaxBackward(dx *adjoint, y, dy *value, t int, own []float32, exact bool) {
+	var sum, squares, carried, moved float64 // D, Σ (p·∂p)², Σ p²·v_∂p, Σ ∂x²·a
+	from, e := t*y.Width(), dx.rows
+	for i, p := range y.Row(t) {
+		p, d := float64(p), dy.at(from+i)
+		sum += p * d.y
+		squares += sq(p * d.y)
+		carried += sq(p) * d.v
+	}
+	for i := range y.Row(t) {
+		moved += sq((float64(dy.Values[from+i]) - sum) * float64(own[from+i]))
+	}
+	e.sum[t] = moved + g.sums(y.Width()).kappa*(squares+sq(sum))
+	for i, p := range y.Row(t) {
+		p, d, i := float64(p), dy.at(from+i), from+i
+		into := p * (d.y - sum)
+		e.p[i], e.carried[i], e.rest[i] = p, sq(p)*d.v, roughly(into, sq((d.y-sum)*float64(own[i])))
+		if !exact {
+			e.tilt[i] = p * (d.y - 2*sum)
+		}
+		dx.add(i, into, e.rest[i]+(1-2*p)*e.carried[i]+sq(p)*(carried+e.sum[t])+e.common[t]*sq(into)+sq(e.tilt[i]))
+	}
+}
+
+// Float32 shares the gradient.
+func (g *gradients) Float32(x *value) *value { return g.view(g.analysis.Float32(x), x) }
+
+// Reshape shares the gradient.
+func (g *gradients) Reshape(x *value, shape ...int) *value {
+	return g.view(g.analysis.Reshape(x, shape...), x)
+}
+
+// Move moves the gradient back.
+func (g *gradients) Move(m *model.Move, operands ...*value) *value {
+	y := g.analysis.Move(m, operands...)
+	return g.record(y, func(dy *value, by weightSet) error {
+		into := make([]*adjoint, len(operands))
+		for i, x := range operands {
+			into[i] = g.of(x)
+			into[i].joins(by)
+		}
+		m.Each(func(r model.Run) {
+			for i := range r.N {
+				into[r.Operand].add(r.From+i*r.Step, float64(dy.Values[r.To+i]), dy.v(r.To+i))
+			}
+		})
+		return nil
+	})
+}

@@ -1,0 +1,157 @@
+package verify
+
+import (
+	"math"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// Of attention backward, beside analysis_attention.go. A head's group is that of its keys and
+// values; the sum over the heads of a group is one of as many terms (repeat_kv).
+
+// groupOf returns which matrix of shared belongs to matrix i of x.
+func groupOf(i int, x, shared *value) int { return i / (x.Shape[1] / shared.Shape[1]) }
+
+// RoPE rotates the gradient back: two products and a sum, all exact.
+func (g *gradients) RoPE(x, cosines, sines *value, r *model.Rotary) *value {
+	y := g.analysis.RoPE(x, cosines, sines, r)
+	return g.record(y, func(dy *value, by weightSet) error {
+		dx, width, seq := g.of(x), x.Width(), x.Shape[2]
+		dx.joins(by)
+		g.plain.Each(x.Rows(), 16*width, func(t int) {
+			first, table := (t+1)*width-2*r.Half, t%seq*r.Half
+			for i := t * width; i < first; i++ {
+				dx.add(i, float64(dy.Values[i]), dy.v(i))
+			}
+			for i := range r.Half {
+				ia, ib := r.Pair(i)
+				ia, ib = first+ia, first+ib
+				da, db, cos, sin := dy.at(ia), dy.at(ib), cosines.at(table+i), sines.at(table+i)
+				dx.turn(ia, da, cos, db, sin)
+				dx.turn(ib, db, cos, uncertain{-da.y, da.v}, sin)
+			}
+		})
+		return nil
+	})
+}
+
+// turn adds a·cos + b·sin to element i.
+func (d *adjoint) turn(i int, a, cos, b, sin uncertain) {
+	ac, va := times(a.y, a.v, cos.y, cos.v)
+	bs, vb := times(b.y, b.v, sin.y, sin.v)
+	sum := float64(float32(ac + bs))
+	d.add(i, sum, exactly(sum, va+vb))
+}
+
+// Scores implements model.Arithmetic, of each head:
+//
+//	∂s  = ∂y/scale, or ∂y·scale, exact
+//	∂q += ∂s·k,  ∂k += ∂sᵀ·q:  products of as many terms as there are positions
+func (g *gradients) Scores(q, k *value, first, n int, s *model.Scoring) *value {
+	y := g.analysis.Scores(q, k, first, n, s)
+	return g.record(y, func(dy *value, by weightSet) error {
+		dq, dk, seq, dim := g.of(q), g.of(k), k.Shape[2], q.Width()
+		dq.joins(by)
+		dk.joins(by)
+		rows := g.of(y).rows
+		dy = g.scaled(dy, s)
+		for i := range q.Shape[0] * q.Shape[1] {
+			ds, group := dy.matrixAt(i), groupOf(i, q, k)
+			from := (i*seq + first) * dim
+			keys := k.matrixAt(group).transposed()
+			g.intoQueries(ds, keys, rows, i, s).each(func(c int, y, v float64) { dq.add(from+c, y, v) })
+			from = group * seq * dim
+			queries := q.matrixAt(i).part(first, n)
+			g.product(ds.transposed(), queries.transposed(), seq).each(func(c int, y, v float64) { dk.add(from+c, y, v) })
+		}
+		return nil
+	})
+}
+
+// intoQueries is ∂s·k of head i: the errors of a row of ∂s are not independent where they are those of
+// a softmax, of which e tells. With the mean k̄ = Σ p·k of the keys:
+//
+//	v = Σ carried·(k - k̄)² + sum·k̄² + common·(∂s·k)² + (Σ tilt·k)² + Σ rest·k²
+func (g *gradients) intoQueries(ds, keys matrix, e *softmaxErrors, i int, s *model.Scoring) productOf {
+	if e == nil {
+		return g.product(ds, keys, ds.cols)
+	}
+	n, seq, by := ds.rows, ds.cols, float64(s.By)
+	if s.Divides {
+		by = 1 / by
+	}
+	own, from := make([]float32, n*seq), i*n*seq
+	for c := range own {
+		own[c] = float32(math.Sqrt(sq(by)*e.rest[from+c] + sq(float64(ds.y[c]))/3))
+	}
+	into := g.product(matrix{n, seq, ds.y, own}, keys, seq)
+	g.plain.Each(n, 8*n*seq*keys.rows, func(t int) {
+		row := from + t*seq
+		for c := range keys.rows {
+			mean, tilted, v := 0.0, 0.0, 0.0
+			column := keys.part(c, 1).y
+			for j, k := range column {
+				mean += e.p[row+j] * float64(k)
+				tilted += e.tilt[row+j] * float64(k)
+			}
+			for j, k := range column {
+				v += e.carried[row+j] * sq(float64(k)-mean)
+			}
+			at := t*keys.rows + c
+			into.v[at] += sq(by)*(v+e.sum[i*n+t]*sq(mean)+sq(tilted)) + e.common[i*n+t]*sq(into.y[at])
+		}
+	})
+	return into
+}
+
+// scaled is the gradient of scores before their scale.
+func (g *gradients) scaled(dy *value, s *model.Scoring) *value {
+	ds := g.result(tensor.F32, dy.Shape...)
+	for i, d := range dy.Values {
+		by := float64(s.By)
+		if s.Divides {
+			by = 1 / by
+			d /= s.By
+		} else {
+			d *= s.By
+		}
+		ds.set(i, float64(d), exactly(float64(d), dy.v(i)*sq(by)))
+	}
+	if dy.sigma == nil {
+		ds.sigma = nil
+	}
+	return ds
+}
+
+// Context implements model.Arithmetic, of each head, P being its probabilities:
+//
+//	∂v += Pᵀ·∂y, a product of as many terms as there are positions;  ∂P += ∂y·vᵀ
+func (g *gradients) Context(probs, vT *value) *value {
+	y := g.analysis.Context(probs, vT)
+	return g.record(y, func(dy *value, by weightSet) error {
+		dp, dv := g.of(probs), g.of(vT)
+		dp.joins(by)
+		dv.joins(by)
+		p := probs.whole()
+		n, seq, width := probs.Shape[2], probs.Width(), vT.Shape[2]
+		for i := range probs.Shape[0] * probs.Shape[1] {
+			d, group := dy.matrixAt(i), groupOf(i, probs, vT)
+			from := group * width * seq
+			g.product(d.transposed(), p.matrixAt(i).transposed(), seq).each(func(c int, y, v float64) { dv.add(from+c, y, v) })
+			from = i * n * seq
+			g.product(d, vT.matrixAt(group).transposed(), width).each(func(c int, y, v float64) { dp.add(from+c, y, v) })
+		}
+		return nil
+	})
+}
+
+// whole is x with what its rows share spread over their elements, x being left as it is.
+func (x *value) whole() *value {
+	if x.shared == nil {
+		return x
+	}
+	y := &value{Activation: x.Activation, sigma: copied(x.sigma), shared: x.shared}
+	y.spread()
+	return y
+}

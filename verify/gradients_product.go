@@ -1,0 +1,172 @@
+package verify
+
+import (
+	"math"
+
+	"dsmoe/model/tensor"
+)
+
+// matrix is an operand of a product: numbers with standard deviations, in units of u, or none.
+type matrix struct {
+	rows, cols int
+	y          []float32
+	sigma      []float32 // nil where all numbers are exact
+}
+
+// matrixOf is x as a matrix of its rows.
+func matrixOf(x *value) matrix { return matrix{x.Rows(), x.Width(), x.Values, x.deviations()} }
+
+// matrixAt is the i-th matrix of x's last two axes.
+func (x *value) matrixAt(i int) matrix {
+	rows, cols := x.Shape[len(x.Shape)-2], x.Width()
+	return matrix{rows * len(x.Values), cols, x.Values, x.deviations()}.part(i*rows, rows)
+}
+
+// part is n rows of m, from the first on.
+func (m matrix) part(first, n int) matrix {
+	from, to := first*m.cols, (first+n)*m.cols
+	p := matrix{n, m.cols, m.y[from:to], nil}
+	if m.sigma != nil {
+		p.sigma = m.sigma[from:to]
+	}
+	return p
+}
+
+// transposed is m with rows and columns swapped.
+func (m matrix) transposed() matrix {
+	turn := func(x []float32) []float32 {
+		if x == nil {
+			return nil
+		}
+		y := make([]float32, len(x))
+		for r := range m.rows {
+			for c := range m.cols {
+				y[c*m.rows+r] = x[r*m.cols+c]
+			}
+		}
+		return y
+	}
+	return matrix{m.cols, m.rows, turn(m.y), turn(m.sigma)}
+}
+
+// productOf is a product of two matrices: values and variances.
+type productOf struct{ y, v []float64 }
+
+// each calls f with each element.
+func (p productOf) each(f func(i int, y, v float64)) {
+	for i, y := range p.y {
+		f(i, y, p.v[i])
+	}
+}
+
+// gradient is a product as a tensor.
+func (g *gradients) gradient(p productOf, shape ...int) *value {
+	x := g.result(tensor.F32, shape...)
+	p.each(x.set)
+	return x
+}
+
+// product is a·bᵀ, [a.rows, b.rows]. The reference sums k terms, of which these may be a part:
+//
+//	v = Σ_runs (Σ σ_a·|b|)² + Σ_runs (Σ σ_b·|a|)² + Σ v_a·v_b + that of a sum
+//
+// where the squares of the partial sums of a sum (see sums.variance) are Σ_runs (Σ |S_k|)², S_k being the partial sums in chains of at most chainTerms, and of the chains. A run is of equal
+// terms, one behind the other, as repeated tokens give: adding a term to a sum again and again is
+// rounded the same way again and again. Other terms are runs of one. So are terms that are hardly
+// more than the spacing of numbers at S_k: what is lost of each has its sign, and many of one sign,
+// as the logits of tokens that never occur give, add up: twice (Σ ±min(|term|/u, |S_k|))² more.
+func (g *gradients) product(a, b matrix, k int) productOf {
+	p := productOf{make([]float64, a.rows*b.rows), make([]float64, a.rows*b.rows)}
+	s := g.sums(k)
+	if a.rows <= g.few || b.rows <= g.few { // by dot products, or in one chain
+		s = sums{max(s.kappa, g.noise*float64(k)/6), s.ordered, true}
+	}
+	g.plain.Each(a.rows, 4*len(p.y)*a.cols, func(r int) {
+		x := a.part(r, 1)
+		for c := range b.rows {
+			i := r*b.rows + c
+			p.y[i], p.v[i] = sumOf(x, b.part(c, 1), s)
+		}
+	})
+	return p
+}
+
+// chainTerms is how many terms a chain of a product has.
+const chainTerms = 512
+
+// littleTerm is up to how many half spacings of a sum a term is hardly more than what is lost of it.
+const littleTerm = 16
+
+// sumOf is one element of a product.
+func sumOf(a, b matrix, s sums) (y, v float64) {
+	var total, partial, squares, ordered, run, last, lost float64
+	chain := chainTerms
+	if s.oneChain {
+		chain = len(a.y)
+	}
+	left := chain
+	for k, x := range a.y {
+		term := float64(x) * float64(b.y[k])
+		partial += term
+		squares += sq(term)
+		if term != last {
+			ordered += sq(run)
+			run, last = 0, term
+		}
+		if term != 0 { // else nothing is rounded
+			run += math.Abs(partial)
+		}
+		if math.Abs(term) < littleTerm*unit*math.Abs(partial) {
+			lost += math.Copysign(min(math.Abs(term)/unit, math.Abs(partial)), term)
+		}
+		if left--; left == 0 {
+			total += partial
+			ordered += sq(total)
+			partial, left = 0, chain
+		}
+	}
+	y = total + partial
+	if a.sigma != nil || b.sigma != nil {
+		v = carried(a, b)
+	}
+	return y, roughly(y, v+s.variance(y, ordered+sq(run)+2*sq(lost), squares))
+}
+
+// carried is Σ (v_a·b² + v_b·a² + v_a·v_b). Where a or b repeats a number, as equal tokens do, the
+// errors are not independent, and may all be the same.
+func carried(a, b matrix) (v float64) {
+	var ofA, ofB float64
+	for k, x := range a.y {
+		y := b.y[k]
+		if k > 0 && x != a.y[k-1] && y != b.y[k-1] {
+			v, ofA, ofB = v+sq(ofA)+sq(ofB), 0, 0
+		}
+		va, vb := variance(a.sigma, k), variance(b.sigma, k)
+		ofA += math.Sqrt(va) * math.Abs(float64(y))
+		ofB += math.Sqrt(vb) * math.Abs(float64(x))
+		v += va * vb * (unit * unit)
+	}
+	return v + sq(ofA) + sq(ofB)
+}
+
+// repeats says whether a column of m is equal to the one before it.
+func (m matrix) repeats() bool {
+	for c := 1; c < m.cols; c++ {
+		same := true
+		for r := 0; same && r < m.rows; r++ {
+			same = m.y[r*m.cols+c] == m.y[r*m.cols+c-1]
+		}
+		if same {
+			return true
+		}
+	}
+	return false
+}
+
+// variance is the square of element i of sigma.
+func variance(sigma []float32, i int) float64 {
+	if sigma == nil {
+		return 0
+	}
+	return sq(float64(sigma[i]))
+}

@@ -1,0 +1,138 @@
+package verify
+
+import (
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model"
+)
+
+// Of a mixture of experts backward, beside analysis_routing.go. The choice of experts is a
+// constant of the loss: what serves it alone passes no gradient on.
+
+// Normalise implements model.Arithmetic, total being a row's sum + 1e-20, A = ∂y/total and D = Σ
+// ∂y·y/total:
+//
+//	∂w += A - D:  v = A²·(v_total/total² + 1/3) + Σ (∂y·y/total)²·2 + κ·(Σ (∂y·y/total)² + D²)
+//	                  + ((1 - 2y)·v_∂y + Σ y²·v_∂y)/total²
+//	                  + Σ_m v_wm·((A - D) + (A_m - D))²/total²
+func (g *gradients) Normalise(w *value) *value {
+	y := g.analysis.Normalise(w)
+	return g.record(y, func(dy *value, by weightSet) error {
+		dw := g.of(w)
+		dw.joins(by)
+		for t := range w.Rows() {
+			g.normaliseBackward(dw, w, y, dy, t)
+		}
+		return nil
+	})
+}
+
+func (g *gradients) normaliseBackward(dw *adjoint, w, y, dy *value, t int) {
+	from, width, total := t*w.Width(), w.Width(), 0.0
+	for _, v := range w.Row(t) {
+		total += float64(v)
+	}
+	var sum, squares, carried float64
+	relative := 2.25
+	for i := from; i < from+width; i++ {
+		term := float64(dy.Values[i]) * float64(y.Values[i]) / total
+		sum += term
+		squares += sq(term)
+		carried += sq(float64(y.Values[i])) * dy.v(i)
+		relative += w.v(i) / sq(total)
+	}
+	for i := from; i < from+width; i++ {
+		a := float64(dy.Values[i]) / total
+		v := sq(a)*(relative+1.0/3) + 2*squares + g.sums(width).kappa*(squares+sq(sum)) +
+			((1-2*float64(y.Values[i]))*dy.v(i)+carried)/sq(total)
+		for m := from; m < from+width; m++ {
+			v += w.v(m) * sq((a-sum)+(float64(dy.Values[m])/total-sum)) / sq(total)
+		}
+		dw.add(i, a-sum, roughly(a-sum, v))
+	}
+}
+
+// Scale passes ∂y·factor on, exact.
+func (g *gradients) Scale(x *value, factor float32) *value {
+	y := g.analysis.Scale(x, factor)
+	return g.record(y, func(dy *value, by weightSet) error {
+		dx := g.of(x)
+		dx.joins(by)
+		for i, d := range dy.Values {
+			product := float64(float32(d * factor))
+			dx.add(i, product, exactly(product, dy.v(i)*sq(float64(factor))))
+		}
+		return nil
+	})
+}
+
+// Combine implements model.Arithmetic, for the expert that token t chose as its i-th:
+//
+//	∂out          += weight[t, i]·∂y[t], exact
+//	∂weight[t, i] += ∂y[t]·out, a product of hidden_size terms. What out has of its neurons' errors
+//	                 is not independent from column to column:  v += Σ v_h·(∂y[t]·down)²
+func (g *gradients) Combine(weight *value, parts []model.Part[*value], order config.RoutedSum) *value {
+	y := g.analysis.Combine(weight, parts, order)
+	return g.record(y, func(dy *value, by weightSet) error {
+		for _, part := range parts {
+			g.combineBackward(weight, part, dy, by)
+		}
+		return nil
+	})
+}
+
+func (g *gradients) combineBackward(weight *value, part model.Part[*value], dy *value, by weightSet) {
+	dw, dout, k, width := g.of(weight), g.of(part.Out), weight.Width(), dy.Width()
+	dw.joins(by)
+	dout.joins(by)
+	d, out, neurons := matrixOf(dy), matrixOf(part.Out), g.neuronErrors(part, dy, k)
+	for i, slot := range part.Slots {
+		row := d.part(slot/k, 1)
+		into := g.product(row, out.part(i, 1), width)
+		dw.add(slot, into.y[0], into.v[0]+neurons[i])
+		for c, v := range row.y {
+			product, vp := times(float64(v), variance(row.sigma, c), float64(weight.Values[slot]), weight.v(slot))
+			dout.add(i*width+c, product, vp)
+		}
+	}
+}
+
+// neuronErrors is, for each token of an expert, Σ v_h·(∂y·down)² over its neurons, 0 if these are
+// the golden's.
+func (g *gradients) neuronErrors(part model.Part[*value], dy *value, k int) []float64 {
+	errors := make([]float64, len(part.Slots))
+	if part.Out.sigma == nil || len(part.Out.products) != 1 {
+		return errors
+	}
+	p := part.Out.products[0]
+	rows := matrix{len(part.Slots), dy.Width(), nil, nil}
+	for _, slot := range part.Slots {
+		rows.y = append(rows.y, dy.Row(slot/k)...)
+	}
+	down := &p.down.Weight
+	columns := matrix{down.Shape[0], down.Shape[1], g.plain.Values(down), nil}.transposed()
+	g.product(rows, columns, rows.cols).each(func(i int, y, _ float64) {
+		errors[i/columns.rows] += sq(y * float64(p.hidden[i]))
+	})
+	return errors
+}
+
+// AuxLoss is part of what is learned, with a gradient of 1 (AddAuxiliaryLoss), and so adds, with
+// four roundings,
+//
+//	∂scores[b, t, e] += alpha · ce[b, e] / tokens
+func (g *gradients) AuxLoss(scores *value, idx []int, sequences int, alpha float64) *value {
+	y := g.analysis.AuxLoss(scores, idx, sequences, alpha)
+	idx = slices.Clone(idx)
+	g.of(y).add(0, 1, 0)
+	return g.record(y, func(dy *value, by weightSet) error {
+		ds, ce := g.of(scores), model.ExpertLoad(scores.Activation, idx, sequences)
+		for i := range ds.sums {
+			if into := float64(dy.Values[0]) * alpha * ce(i) / float64(scores.Rows()); into != 0 {
+				ds.add(i, into, roughly(into, 4.0/3*sq(into)))
+			}
+		}
+		return nil
+	})
+}

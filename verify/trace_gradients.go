@@ -1,0 +1,244 @@
+package verify
+
+import (
+	"context"
+	"math"
+	"slices"
+	"strings"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// learning holds the gradients of a training pack against the error analysis, a layer at a time:
+// it puts the golden's stages in place of those of a forward pass and, at the end of each layer,
+// goes back through that layer from the golden's gradient of the layer's output. Each stage's
+// gradient is compared and replaced by the golden's, so that no error travels.
+type learning struct {
+	*tracer
+	g           *gradients
+	local       *localTrace
+	attribution *attribution[*value]
+	in          *model.Input
+}
+
+// stageGradients says whether the pack has what a backward pass a layer at a time begins with: the
+// gradients of the layers' outputs. Without them gradients are judged end to end.
+func (t *tracer) stageGradients() bool {
+	for l := range t.m.Model.Layers {
+		if name := stageOfLayer(l, layerOutput) + grad; !t.pack.Has(name) {
+			return false
+		}
+	}
+	return true
+}
+
+// learn runs the backward pass.
+func (t *tracer) learn(ctx context.Context, in *model.Input) error {
+	if err := model.Learns(t.m.Config, in); err != nil {
+		return err
+	}
+	o := t.options()
+	o.AttnWeights = true // all queries at once, as the reference has them
+	a := t.analysis(o, t.rounded)
+	defer a.Close()
+	g := newGradients(a, t.m)
+	watched := newAttribution[*value](nil, in, nil)
+	l := &learning{tracer: t, g: g, attribution: watched, in: in, local: &localTrace{tracer: t, analysis: a, attribution: watched}}
+	g.wants = func(weight string) bool { return t.pack.Has(weight+grad) && t.scope.compares(weight+grad) }
+	g.learned = func(weight string, dw *value, by weightSet) error { return l.compare(weight+grad, dw, by) }
+	net := &network{Model: t.m, Input: in, Options: o, Arithmetic: g, Trace: l}
+	_, err := net.Run(ctx, courseOf(t, in, exact))
+	return err
+}
+
+// TopK implements model.Trace.
+func (l *learning) TopK(name string, ours *choice) error {
+	var err error
+	if l.pack.Has(name) {
+		err = l.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width())
+	}
+	l.chosen = slices.Clone(ours.Idx) // experts' rows are of these tokens
+	return err
+}
+
+// Stage implements model.Trace.
+func (l *learning) Stage(name string, x *value) error {
+	if err := l.feed(name, x); err != nil {
+		return err
+	}
+	layer, kind := split(name)
+	switch {
+	case isTable(name) || kind == layerInput:
+		return nil
+	case kind == layerOutput:
+		return l.layer(layer, name, x)
+	case name == logits:
+		return l.head(x)
+	}
+	l.g.steps = append(l.g.steps, func() error { return l.stage(name, x) })
+	return nil
+}
+
+// feed puts the golden's stage in x's place.
+func (l *learning) feed(name string, x *value) error {
+	if !l.pack.Has(name) || unfit(l.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
+		return nil
+	}
+	want, _, err := l.goldenRows(name, x.Activation)
+	if err == nil {
+		x.become(want)
+	}
+	return err
+}
+
+// stage compares the gradient of a stage, and goes on with the golden's.
+func (l *learning) stage(name string, x *value) error {
+	switch d := l.g.of(x); {
+	case l.pack.Has(name + grad):
+		dx := l.g.total(x)
+		if l.scope.compares(name + grad) {
+			if err := l.compare(name+grad, dx, d.by); err != nil {
+				return err
+			}
+		} else if err := l.feed(name+grad, dx); err != nil {
+			return err
+		}
+		l.g.set(x, dx)
+	case l.misses(name + grad):
+		return l.add(Check{Tensor: name + grad, Verdict: Fail, layer: layerOf(name), Reason: "the pack has no such tensor here, though it has elsewhere"})
+	}
+	return nil
+}
+
+// misses says whether the pack has a gradient in some layer and lacks it in this one.
+func (l *learning) misses(name string) bool {
+	_, kind := split(name)
+	kind, _ = starred(kind)
+	return l.kinds[kind] && l.scope.selects(name)
+}
+
+// layerOf is the layer of a stage.
+func layerOf(name string) int {
+	layer, _ := split(name)
+	return layer
+}
+
+// layer goes back through a layer that has been run, from the golden's gradient of its output x.
+// The gradient that the part behind it computes for x is compared when that part has been run.
+func (l *learning) layer(n int, name string, x *value) error {
+	dx := exact(&model.Activation{Shape: x.Shape, Values: make([]float32, len(x.Values)), DType: tensor.F32})
+	if err := l.feed(name+grad, dx); err != nil {
+		return err
+	}
+	l.g.set(x, dx)
+	if err := l.rewind(n); err != nil {
+		return err
+	}
+	l.g.steps = append(l.g.steps, func() error { return l.stage(name, x) })
+	return nil
+}
+
+// rewind goes back through a part of the model, and sees to the weights that got no gradient: those
+// of experts that no token chose, which are 0.
+func (l *learning) rewind(layer int) error {
+	if err := l.g.rewind(); err != nil {
+		return err
+	}
+	for s := range model.FamilyOf(l.m.Config).Slots(l.m.Config) {
+		if name := s.Name + grad; s.Layer == layer && l.g.wants(s.Name) && !l.seen[name] && s.Name != l.g.tied {
+			zeros := exact(&model.Activation{Shape: s.Shape, Values: make([]float32, s.Info(tensor.F32).Len()), DType: tensor.F32})
+			if err := l.compare(name, zeros, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// compare holds a gradient against the golden's, and becomes that.
+func (l *learning) compare(name string, dx *value, by weightSet) error {
+	l.seen[name] = true
+	c, want, rows, err := l.begin(name, dx.Activation)
+	if err != nil {
+		return err
+	}
+	if c.Verdict == Skipped {
+		dx.become(want)
+	} else if c.Verdict != Fail {
+		c.measure(rows.metrics(dx.Values, want, dx.Width(), dx.DType), dx.Values, want)
+		l.attribution.sets[dx] = by
+		l.local.hold(&c, dx, want, rows)
+		delete(l.attribution.sets, dx)
+		c.blind = c.blind && rms(want) > 0 // nothing flows to an expert of last tokens
+		dx.become(want)
+	}
+	return l.add(c)
+}
+
+// head computes the loss and the gradient of the logits, and goes back through the head.
+func (l *learning) head(x *value) error {
+	sum, dx := l.crossEntropy(x)
+	if l.pack.Has(loss) && l.scope.compares(loss) {
+		trace := &chainedTrace{tracer: l.tracer, attribution: newAttribution[*model.Activation](nil, l.tracer.in, nil)}
+		if err := trace.Stage(loss, &model.Activation{Shape: []int{1}, Values: []float32{float32(sum)}, DType: tensor.F32}); err != nil {
+			return err
+		}
+	}
+	l.g.set(x, dx)
+	if err := l.stage(logits, x); err != nil {
+		return err
+	}
+	return l.rewind(-1)
+}
+
+// crossEntropy returns the loss and the gradient of the logits, of N predictions:
+//
+//	∂x[b, t] = (softmax(x[b, t]) - onehot(input_ids[b, t+1])) / N
+//	v = p²·(v_x + 2 + (z² + log²S + log²p)/3 + Σ p²·v_x + 1)/N² + ∂x²
+//
+// with z = x - max, S = Σ e^z and p = e^z/S, which is computed as e^log p.
+func (l *learning) crossEntropy(x *value) (sum float64, dx *value) {
+	n := float64(l.in.Batch * (l.in.Seq - 1))
+	dx = l.g.result(tensor.F32, x.Shape...)
+	dx.unrounded = false
+	clear(dx.Values)
+	clear(dx.sigma.Values)
+	for row := range x.Rows() {
+		if row%l.in.Seq == l.in.Seq-1 {
+			continue
+		}
+		label, from := l.in.InputIDs[row+1], row*x.Width()
+		top, total, common := math.Inf(-1), 0.0, 1.0
+		for _, v := range x.Row(row) {
+			top = max(top, float64(v))
+		}
+		for _, v := range x.Row(row) {
+			total += math.Exp(float64(v) - top)
+		}
+		logTotal := math.Log(total)
+		for i, v := range x.Row(row) {
+			common += sq(math.Exp(float64(v)-top)/total) * x.v(from+i)
+		}
+		for i, v := range x.Row(row) {
+			z := float64(v) - top
+			p := math.Exp(z - logTotal)
+			own := x.v(from+i) + 2 + (sq(z)+sq(logTotal)+sq(z-logTotal))/3
+			d := p
+			if i == label {
+				d--
+				sum += logTotal - z
+			}
+			dx.set(from+i, d/n, roughly(d/n, sq(p/n)*(own+common)+sq(d/n)))
+		}
+	}
+	return sum / n, dx
+}
+
+// localOnly says why the gradient of a stage is not compared.
+const localOnly = "gradients of stages are compared in local mode, if the pack has those of all layers' outputs"
+
+// isStageGradient says whether a tensor of a pack is the gradient of a stage, not of a weight.
+func isStageGradient(name string) bool {
+	return strings.HasSuffix(name, grad) && !strings.HasSuffix(name, ".weight"+grad) && !strings.HasSuffix(name, ".bias"+grad)
+}
