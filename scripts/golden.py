@@ -81,10 +81,11 @@ STANDARD = [
     "mlp.gate.topk_weight", "mlp.gate.aux_loss", "mlp.experts.output", "mlp.experts.*.probe.output", "mlp.shared_experts.output", "mlp.output", "output",
     "enorm.output", "hnorm.output", "eh_proj.output", "shared_head.norm.output", "shared_head.head.output",
 ]
+ROTARY = ["model.rotary_emb.cos", "model.rotary_emb.sin"]  # in BF16 and F16 recorded with the standard stages
 INNER = [
     *(f"mlp.{m}{s}" for m in ("", "shared_experts.", "experts.*.")
       for s in ("gate_proj.output", "up_proj.output", "down_proj.input")),
-    "mlp.experts.*.output", "self_attn.attn_weights", "model.rotary_emb.cos", "model.rotary_emb.sin",
+    "mlp.experts.*.output", "self_attn.attn_weights", *ROTARY,
 ]
 PROBE = "mlp.experts.*.probe.output"
 PROBE_ROWS = 4  # that an expert runs on which no token chose
@@ -131,8 +132,8 @@ def arguments(argv):
                    "are rounded too. Without it, as from_pretrained(dtype) makes it")
     p.add_argument("--layers", metavar="LIST", help="record these alone, such as 0,3-5,60; where the layer before was not recorded the "
                    "input is random, and part of the pack")
-    p.add_argument("--stages", metavar="LIST", default="standard,grad", help="standard, inner, grad, all, or patterns of stages such as "
-                   "'self_attn.*,output' (default standard,grad)")
+    p.add_argument("--stages", metavar="LIST", default="standard,grad", help="standard (in BF16 and F16 RoPE's tables, too), inner, grad, all, or "
+                   "patterns of stages such as 'self_attn.*,output' (default standard,grad)")
     p.add_argument("--no-probes", action="store_true", help="leave alone the experts that no token chose. Without it, each of them runs on "
                    f"up to {PROBE_ROWS} rows of post_attention_layernorm.output, so that verify can hold its weights, too")
     p.add_argument("--mtp", action="store_true", help="record the multi-token prediction layers, too (native V3)")
@@ -679,6 +680,7 @@ class Recorder:
 
     def __init__(self, stages, dtype, seq, attn):
         self.stages = stages
+        self.rounds = dtype != torch.float32
         self.probabilities = attn == "eager" and dtype != torch.float32 and seq <= LONGEST_PROBABILITIES
         self.seen, self.kept = {}, set()  # kinds: an ordered set, a set
         self.now = {}  # of the module that runs
@@ -694,6 +696,8 @@ class Recorder:
         gradient, inner, stage = kind.endswith(".grad"), kind in INNER, kind.removesuffix(".grad")
         if kind == "self_attn.attn_weights" and stages in ("all", "inner"):
             return self.probabilities
+        if kind in ROTARY and stages == "standard":
+            return self.rounds  # a number of a table near a tie may round either way, and all scores with it
         if gradient and stages == "grad" and stage in [*STANDARD, *INNER]:
             return self.wanted(stage)
         return {"all": True, "grad": gradient, "inner": inner, "standard": not gradient and not inner}.get(
