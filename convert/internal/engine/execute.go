@@ -244,7 +244,8 @@ func (e *execution) news() (n news) {
 	inFile := map[int]bool{}
 	for _, i := range slices.Sorted(maps.Keys(e.changed)) {
 		s, t := &e.states[i], &e.plan.Tensors[i]
-		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: &s.lost, Proof: s.proof})
+		lost := s.lost // a copy: the tensor goes on
+		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: &lost, Proof: s.proof})
 		inFile[t.File] = true
 		if !e.Unverified && s.proof == nil && s.done == t.Bytes() {
 			n.written = append(n.written, i)
