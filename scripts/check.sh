@@ -38,13 +38,13 @@ step "generated assembly"
 scripts/kernels.sh --check
 
 step "tests with the race detector"
-go test -race ./...
+go test -race -timeout 30m ./...
 
 step "a crash at every call to the disk"
 go test -run "TestResumeAfterCrash|TestOverwriteCrashes|TestOneFault|TestSameBytes" ./convert/internal/engine -every-crash
 
 step "tests in portable Go"
-go test -tags purego ./...
+go test -tags purego -timeout 30m ./...
 
 step "the same bits from every kernel"
 scripts/bits.sh
