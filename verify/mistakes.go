@@ -36,7 +36,7 @@ var (
 // mistakes are tried in this order, which is that of Report.Causes: switches and numbers of
 // the config first, then what a conversion does to weights, from whole layers to rows.
 func mistakes(f *failure) []mistake {
-	return slices.Concat(configMistakes(f), productMistakes(), sumMistakes(), weightMistakes(f))
+	return slices.Concat(configMistakes(f), productMistakes(), weightMistakes(f))
 }
 
 func configMistakes(f *failure) []mistake {
