@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/inspect"
 	"dsmoe/model/count"
 	"dsmoe/text"
-	"dsmoe/verify/inspect"
 )
 
 func newInspectArch() *cobra.Command {

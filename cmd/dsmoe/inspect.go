@@ -11,8 +11,8 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/inspect"
 	"dsmoe/text"
-	"dsmoe/verify/inspect"
 )
 
 func newInspect() *cobra.Command {

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/verify/inspect"
+	"dsmoe/inspect"
 )
 
 // TestInspectedValues: statistics and hashes of the fixtures are those that numpy and

@@ -22,7 +22,7 @@ import (
 // draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
-		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/inspect", "verify/diff",
+		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/diff", "inspect",
 			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor"},
 
 		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
@@ -40,8 +40,9 @@ func TestLayers(t *testing.T) {
 
 		"verify":            {"text/page", "model", "model/weights", "config", "model/tensor"},
 		"verify/verifytest": {}, // for tests and scripts
-		"verify/inspect":    {"text/page", "model", "model/count", "model/weights", "config", "model/tensor"},
 		"verify/diff":       {"model/weights", "config", "model/tensor"},
+
+		"inspect": {"text/page", "model", "model/count", "model/weights", "config", "model/tensor"},
 
 		"model":                   {"model/weights", "config", "model/tensor", "model/internal/kernel"},
 		"model/count":             {"model", "config", "model/tensor"},

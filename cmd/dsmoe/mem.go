@@ -3,8 +3,8 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"dsmoe/inspect"
 	"dsmoe/text"
-	"dsmoe/verify/inspect"
 )
 
 func newInspectMem() *cobra.Command {

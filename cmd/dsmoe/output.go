@@ -10,8 +10,8 @@ import (
 	"golang.org/x/term"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/inspect"
 	"dsmoe/text"
-	"dsmoe/verify/inspect"
 )
 
 // sheeted is a report whose numbers are a sheet.

@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/inspect"
 	"dsmoe/text"
 	"dsmoe/verify"
-	"dsmoe/verify/inspect"
 )
 
 func newInspectReport() *cobra.Command {

@@ -14,11 +14,11 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/inspect"
 	"dsmoe/model"
 	"dsmoe/model/synth"
 	"dsmoe/text"
 	"dsmoe/verify"
-	"dsmoe/verify/inspect"
 )
 
 func newInspectRouting() *cobra.Command {

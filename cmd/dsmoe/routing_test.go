@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/verify/inspect"
+	"dsmoe/inspect"
 )
 
 // recordedRouting is what numpy makes of the stages of a layer's gate.

@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/inspect"
 	"dsmoe/text"
-	"dsmoe/verify/inspect"
 )
 
 func newInspectTree() *cobra.Command {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/verify/inspect"
+	"dsmoe/inspect"
 )
 
 // TestDamagedArchive: a byte of a .bin file that makes another number of a weight is found
