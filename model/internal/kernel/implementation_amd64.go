@@ -29,14 +29,10 @@ var avx512 = implementation{
 			[...]tileKernel[float32]{avx512Tile32BF16x1, avx512Tile32BF16x2, nil, avx512Tile32BF16x4},
 			[...]tileKernel[float64]{avx512Tile64BF16x1, avx512Tile64BF16x2, nil, avx512Tile64BF16x4},
 		},
-		F16: {
-			[...]tileKernel[float32]{avx512Tile32F16x1, avx512Tile32F16x2, nil, avx512Tile32F16x4},
-			[...]tileKernel[float64]{avx512Tile64F16x1, avx512Tile64F16x2, nil, avx512Tile64F16x4},
-		},
 	},
 	panels32: panelKernels[float32]{
 		group: 16, rows: 32,
-		pack:      [...]packKernel[float32]{F32: avx512Pack32F32, F16: avx512Pack32F16},
+		pack:      avx512Pack32F32,
 		packPairs: avx512PackPairs,
 		tiles: []panelTile[float32]{
 			{4, avx512Add32x4, avx512AddPairs32x4},
@@ -46,7 +42,7 @@ var avx512 = implementation{
 	},
 	panels64: panelKernels[float64]{
 		group: 16, rows: 16,
-		pack:      [...]packKernel[float64]{F32: avx512Pack64F32, F16: avx512Pack64F16},
+		pack:      avx512Pack64F32,
 		packPairs: avx512PackPairs,
 		tiles: []panelTile[float64]{
 			{4, avx512Add64x4, avx512AddPairs64x4},
@@ -91,14 +87,10 @@ var avx2 = implementation{
 			[...]tileKernel[float32]{avx2Tile32BF16x1, avx2Tile32BF16x2, avx2Tile32BF16x3, nil},
 			[...]tileKernel[float64]{avx2Tile64BF16x1, avx2Tile64BF16x2, avx2Tile64BF16x3, nil},
 		},
-		F16: {
-			[...]tileKernel[float32]{avx2Tile32F16x1, avx2Tile32F16x2, avx2Tile32F16x3, nil},
-			[...]tileKernel[float64]{avx2Tile64F16x1, avx2Tile64F16x2, avx2Tile64F16x3, nil},
-		},
 	},
 	panels32: panelKernels[float32]{
 		group: 8, rows: 16,
-		pack:      [...]packKernel[float32]{F32: avx2Pack32F32, F16: avx2Pack32F16},
+		pack:      avx2Pack32F32,
 		packPairs: avx2PackPairs,
 		tiles: []panelTile[float32]{
 			{3, avx2Add32x3, avx2AddPairs32x3},
@@ -107,7 +99,7 @@ var avx2 = implementation{
 	},
 	panels64: panelKernels[float64]{
 		group: 8, rows: 8,
-		pack:      [...]packKernel[float64]{F32: avx2Pack64F32, F16: avx2Pack64F16},
+		pack:      avx2Pack64F32,
 		packPairs: avx2PackPairs,
 		tiles: []panelTile[float64]{
 			{3, avx2Add64x3, avx2AddPairs64x3},

@@ -16,10 +16,6 @@ var neon = implementation{
 			[...]tileKernel[float32]{neonTile32BF16x1, neonTile32BF16x2, nil, neonTile32BF16x4},
 			[...]tileKernel[float64]{neonTile64BF16x1, neonTile64BF16x2, nil, neonTile64BF16x4},
 		},
-		F16: {
-			[...]tileKernel[float32]{neonTile32F16x1, neonTile32F16x2, nil, neonTile32F16x4},
-			[...]tileKernel[float64]{neonTile64F16x1, neonTile64F16x2, nil, neonTile64F16x4},
-		},
 	},
 	partial: partialKernels{group: 4, pack: neonPack4, sums: [...]partialKernel{nil, nil, nil, neonPartial4}},
 	element: elementKernels{ // the others in portable Go

@@ -46,7 +46,7 @@ func (m *Matrix) inPlace(im *implementation) bool {
 // raw says whether the numbers in memory, decoded, are those of the matrix, in a format
 // that tiles and panels know.
 func (m *Matrix) raw() bool {
-	return m.Data == nil || m.Scales == nil && !m.Round && m.Format < F8E4M3
+	return m.Data == nil || m.Scales == nil && !m.Round && (m.Format == F32 || m.Format == BF16)
 }
 
 // format is the format of the numbers in memory.

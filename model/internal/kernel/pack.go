@@ -32,7 +32,7 @@ func (s *panelScratch[F]) packPanel(at, width int) {
 		token := s.first + min(at+min(i, width-1), s.tokens-1)
 		s.src[i] = (*byte)(unsafe.Pointer(&s.j.x[token*cols]))
 	}
-	arrange(s, s.k.pack[F32], s.x[at*s.j.steps():], F32, cols, width, s.tokenLane())
+	arrange(s, s.k.pack, s.x[at*s.j.steps():], F32, cols, width, s.tokenLane())
 }
 
 // decode sets rows to the weights r … r+rows, unless the kernels read them as stored.
@@ -64,7 +64,7 @@ func (s *panelScratch[F]) packWeights(p part) {
 		if format == BF16 {
 			arrange(s, s.k.packPairs, s.pairs[at:], format, n, s.k.rows, lane)
 		} else {
-			arrange(s, s.k.pack[format], s.w[at:], format, n, s.k.rows, lane)
+			arrange(s, s.k.pack, s.w[at:], format, n, s.k.rows, lane)
 		}
 	}
 }

@@ -22,11 +22,10 @@ type panelKernels[F float32 | float64] struct {
 	group int // rows that one call of a pack kernel rearranges, at most maxGroup
 	rows  int // rows of weights in a panel, a multiple of group; 0 means no kernels
 
-	// pack rearranges rows of the format that is its index, packPairs those of BF16.
-	// BF16 is packed in pairs: two neighbouring numbers of a row stay together in one
-	// uint32, and so do their lanes. That writes half the bytes that widened numbers
-	// take; an addPairs kernel widens them later.
-	pack      [BF16]packKernel[F]
+	// pack rearranges rows of F32, packPairs rows of BF16. Two neighbouring BF16 numbers of a
+	// row stay together in one uint32, and so do their lanes. That writes half the bytes that
+	// widened numbers take; an addPairs kernel widens them later.
+	pack      packKernel[F]
 	packPairs packKernel[uint32]
 
 	// tiles multiply panels, narrowest first; the last is the widest.

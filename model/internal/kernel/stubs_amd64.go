@@ -292,150 +292,6 @@ func avx2Tile32BF16x3(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 //go:noescape
 func avx2Tile64BF16x3(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx512Tile32F16x1 multiplies 4 rows of F16 with 1 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx512Tile32F16x1(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
-
-// avx512Tile64F16x1 multiplies 4 rows of F16 with 1 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx512Tile64F16x1(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
-
-// avx512Tile32F16x2 multiplies 4 rows of F16 with 2 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx512Tile32F16x2(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
-
-// avx512Tile64F16x2 multiplies 4 rows of F16 with 2 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx512Tile64F16x2(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
-
-// avx512Tile32F16x4 multiplies 4 rows of F16 with 4 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 4 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx512Tile32F16x4(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
-
-// avx512Tile64F16x4 multiplies 4 rows of F16 with 4 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 4 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx512Tile64F16x4(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
-
-// avx2Tile32F16x1 multiplies 4 rows of F16 with 1 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx2Tile32F16x1(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
-
-// avx2Tile64F16x1 multiplies 4 rows of F16 with 1 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx2Tile64F16x1(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
-
-// avx2Tile32F16x2 multiplies 4 rows of F16 with 2 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx2Tile32F16x2(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
-
-// avx2Tile64F16x2 multiplies 4 rows of F16 with 2 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx2Tile64F16x2(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
-
-// avx2Tile32F16x3 multiplies 4 rows of F16 with 3 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 3 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx2Tile32F16x3(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
-
-// avx2Tile64F16x3 multiplies 4 rows of F16 with 3 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 3 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
-//
-//go:noescape
-func avx2Tile64F16x3(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
-
 // avx512PackPairs arranges 16 rows of pairs of BF16 as a panel of half the lanes.
 //
 //	for s := range steps { // which is even
@@ -461,19 +317,6 @@ func avx512PackPairs(dst *uint32, src *[16]*byte, steps int, stride int, lane in
 //
 //go:noescape
 func avx512Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int)
-
-// avx512Pack32F16 widens 16 rows of F16 into the lanes of a panel.
-//
-//	for s := range steps { // which is even
-//		for l := range 16 {
-//			for i := range 16 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
-//
-//go:noescape
-func avx512Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
 // avx512Add32x4 adds the products of one lane of 32 rows and panels of 4 tokens to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
@@ -589,19 +432,6 @@ func avx512AddPairs32x12(acc *float32, pairs *uint32, odd bool, w *float32, x *f
 //
 //go:noescape
 func avx512Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int)
-
-// avx512Pack64F16 widens 16 rows of F16 into the lanes of a panel.
-//
-//	for s := range steps { // which is even
-//		for l := range 16 {
-//			for i := range 16 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
-//
-//go:noescape
-func avx512Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 
 // avx512Add64x4 adds the products of one lane of 16 rows and panels of 4 tokens to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
@@ -731,19 +561,6 @@ func avx2PackPairs(dst *uint32, src *[16]*byte, steps int, stride int, lane int)
 //go:noescape
 func avx2Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx2Pack32F16 widens 8 rows of F16 into the lanes of a panel.
-//
-//	for s := range steps { // which is even
-//		for l := range 16 {
-//			for i := range 8 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
-//
-//go:noescape
-func avx2Pack32F16(dst *float32, src *[16]*byte, steps int, stride int, lane int)
-
 // avx2Add32x3 adds the products of one lane of 16 rows and panels of 3 tokens to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
 // prefetches the memory from ahead on, pace bytes further every 2 steps.
@@ -824,19 +641,6 @@ func avx2AddPairs32x6(acc *float32, pairs *uint32, odd bool, w *float32, x *floa
 //
 //go:noescape
 func avx2Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int)
-
-// avx2Pack64F16 widens 8 rows of F16 into the lanes of a panel.
-//
-//	for s := range steps { // which is even
-//		for l := range 16 {
-//			for i := range 8 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
-//
-//go:noescape
-func avx2Pack64F16(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 
 // avx2Add64x3 adds the products of one lane of 8 rows and panels of 3 tokens to acc,
 // or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it

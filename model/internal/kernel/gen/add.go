@@ -46,7 +46,6 @@ func (s isa) panels() {
 	s.pack(bf16, 32)
 	for _, bits := range []int{32, 64} {
 		s.pack(f32, bits)
-		s.pack(f16, bits)
 		for _, tokens := range s.panelWidths {
 			s.add(bits, tokens, false)
 			s.add(bits, tokens, true)

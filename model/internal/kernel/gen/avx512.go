@@ -65,15 +65,12 @@ func avx512Tile32(f format, tokens int) {
 	})
 	t.mask(0, "sum")
 	for j, w := range t.weight {
-		switch f {
-		case f32:
+		if f == f32 {
 			VMOVUPS_Z(t.wAt(j, 0), reg.K1, w)
-		case bf16:
-			VPMOVZXWD_Z(t.wAt(j, 0), reg.K1, w)
-			VPSLLD(operand.Imm(16), w, w)
-		case f16:
-			VCVTPH2PS_Z(t.wAt(j, 0), reg.K1, w)
+			continue
 		}
+		VPMOVZXWD_Z(t.wAt(j, 0), reg.K1, w)
+		VPSLLD(operand.Imm(16), w, w)
 	}
 	for i := range tokens {
 		VMOVUPS_Z(t.xAt(i, 0), reg.K1, t.token[i])
@@ -153,16 +150,12 @@ func (t *tile) avx512Half64(pass int) {
 	})
 	t.mask(first, label+"_sum")
 	for j, w := range t.weight {
-		switch t.f {
-		case f32:
+		if t.f == f32 {
 			VCVTPS2PD_Z(t.wAt(j, first), reg.K1, w)
 			continue
-		case bf16:
-			VPMOVZXWD_Z(t.wAt(j, first), reg.K1, y(w))
-			VPSLLD(operand.Imm(16), y(w), y(w))
-		case f16:
-			VCVTPH2PS_Z(t.wAt(j, first), reg.K1, y(w))
 		}
+		VPMOVZXWD_Z(t.wAt(j, first), reg.K1, y(w))
+		VPSLLD(operand.Imm(16), y(w), y(w))
 		VCVTPS2PD(y(w), w)
 	}
 	for i := range t.tokens {

@@ -100,21 +100,17 @@ type format struct {
 var (
 	f32     = format{"F32", 4}
 	bf16    = format{"BF16", 2}
-	f16     = format{"F16", 2}
-	formats = []format{f32, bf16, f16}
+	formats = []format{f32, bf16}
 )
 
 // widen32 reads one register of numbers as float32.
 func widen32(f format, m operand.Mem, w operand.Op) {
-	switch f {
-	case f32:
+	if f == f32 {
 		VMOVUPS(m, w)
-	case bf16:
-		VPMOVZXWD(m, w)
-		VPSLLD(operand.Imm(16), w, w)
-	case f16:
-		VCVTPH2PS(m, w)
+		return
 	}
+	VPMOVZXWD(m, w)
+	VPSLLD(operand.Imm(16), w, w)
 }
 
 // widen64 reads one register of numbers as float64; half is the lower half of w.

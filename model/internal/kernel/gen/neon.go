@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"math/bits"
 	"os"
 	"strings"
 )
@@ -61,18 +62,12 @@ const (
 	fadd64  = 0x4e60d400
 	faddp32 = 0x6e20d400
 	faddp64 = 0x6e60d400
-	fcvtl32 = 0x0e217800 // float16 to float32
 	fcvtl64 = 0x0e617800 // float32 to float64
 )
 
 // word is an instruction on three vector registers that the assembler lacks.
 func (n *neon) word(code uint32, m, nn, d int, text string) {
 	n.op("WORD $0x%08x // %s V%d, V%d, V%d", code|uint32(m)<<16|uint32(nn)<<5|uint32(d), text, m, nn, d)
-}
-
-// widen is an instruction that widens the lower half of a vector register.
-func (n *neon) widen(code uint32, v int, text string) {
-	n.op("WORD $0x%08x // FCVTL V%d.%s, V%d.%s", code|uint32(v)<<5|uint32(v), v, text[:2], v, text[2:])
 }
 
 // four is a list of four vector registers.
@@ -90,10 +85,10 @@ type neonTile struct {
 	w, x         []string // rows and tokens
 	wNow, xNow   []string // the same, at the present element
 	start, limit string   // of a chunk, in elements
-	n            string
-	slot         string // a place in scratch; what is left of a chunk
-	step32       string // bytes of 16 float32
-	step64       string // bytes of 16 float64
+	from         string   // first lane of a pass
+	slot         string   // a place in scratch; what is left of a chunk
+	step32       string   // bytes of 16 float32
+	step64       string   // bytes of 16 float64
 
 	acc    []int // sums of token i and row j at 4*i + j
 	token  []int
@@ -107,7 +102,7 @@ func (n *neon) tile(f format, tokens, bits int) {
 	g, v := newBank(armRegisters), newBank(neonRegisters)
 	t.sums, t.w, t.x = g.one(), g.take(tileRows), g.take(mostTokens)
 	t.wNow, t.xNow = g.take(tileRows), g.take(mostTokens)
-	t.start, t.limit, t.n, t.slot, t.step32, t.step64 = g.one(), g.one(), g.one(), g.one(), g.one(), g.one()
+	t.start, t.limit, t.from, t.slot, t.step32, t.step64 = g.one(), g.one(), g.one(), g.one(), g.one(), g.one()
 	t.acc, t.token = v.take(tileRows*mostTokens), v.take(mostTokens)
 	t.weight, t.zero = v.one(), v.one()
 	t.begin()
@@ -141,7 +136,6 @@ func (t *neonTile) begin() {
 	t.op("MOVD x+8(FP), %s", t.sums)
 	t.op("LDP (%s), (%s, %s)", t.sums, t.x[0], t.x[1])
 	t.op("LDP 16(%s), (%s, %s)", t.sums, t.x[2], t.x[3])
-	t.op("MOVD n+16(FP), %s", t.n)
 	t.op("MOVD sum+24(FP), %s", t.sums)
 	t.op("MOVD $%d, %s", 4*lanes, t.step32)
 	t.op("MOVD $%d, %s", 8*lanes, t.step64)
@@ -165,13 +159,17 @@ func (t *neonTile) sum() {
 	t.op("MOVD $0, %s", t.start)
 	t.label("chunk")
 	t.op("ADD $%d, %s, %s", passChunk, t.start, t.limit)
-	t.op("CMP %s, %s", t.n, t.limit)
-	t.op("CSEL LT, %s, %s, %s", t.limit, t.n, t.limit)
+	t.op("MOVD n+16(FP), %s", t.slot)
+	t.op("CMP %s, %s", t.slot, t.limit)
+	t.op("CSEL LT, %s, %s, %s", t.limit, t.slot, t.limit)
 	t.op("CMP %s, %s", t.limit, t.start)
 	t.op("BGE fold")
-	for g := range groups {
-		t.pass(g)
-	}
+	t.op("MOVD $0, %s", t.from)
+	t.label("pass")
+	t.pass()
+	t.op("ADD $%d, %s", t.perVector(), t.from)
+	t.op("CMP $%d, %s", lanes, t.from)
+	t.op("BLT pass")
 	t.op("MOVD %s, %s", t.limit, t.start)
 	t.op("B chunk")
 	t.label("fold")
@@ -183,21 +181,27 @@ func (t *neonTile) toSlot(group, a int) {
 	t.op("ADD $%d, %s, %s", neonBytes*(group*tileRows*t.tokens+a), t.sums, t.slot)
 }
 
-// pass adds the elements start … limit to the lanes of one group.
-func (t *neonTile) pass(group int) {
-	from, xSize := group*t.perVector(), t.bits/8
-	t.toSlot(group, 0)
+// toPass sets slot to the place of the accumulators of a pass: tileRows·tokens registers for each
+// perVector lanes.
+func (t *neonTile) toPass() {
+	t.op("ADD %s<<%d, %s, %s", t.from, bits.TrailingZeros(uint(neonBytes*tileRows*t.tokens/t.perVector())), t.sums, t.slot)
+}
+
+// pass adds the elements start … limit to the lanes from … from+perVector.
+func (t *neonTile) pass() {
+	xSize := t.bits / 8
+	t.toPass()
 	for i := range t.tokens {
 		t.op("VLD1.P 64(%s), %s", t.slot, four(t.acc[tileRows*i:]))
 	}
 	for j := range tileRows {
-		t.pointer(t.w[j], t.wNow[j], from, t.f.size)
+		t.pointer(t.w[j], t.wNow[j], t.f.size)
 	}
 	for i := range t.tokens {
-		t.pointer(t.x[i], t.xNow[i], from, xSize)
+		t.pointer(t.x[i], t.xNow[i], xSize)
 	}
 	t.op("SUB %s, %s, %s", t.start, t.limit, t.slot)
-	t.label("group%d", group)
+	t.label("steps")
 	for i := range t.tokens {
 		t.op("VLD1.P (%s)(%s), [V%d.B16]", t.xNow[i], map[int]string{4: t.step32, 8: t.step64}[xSize], t.token[i])
 	}
@@ -209,18 +213,18 @@ func (t *neonTile) pass(group int) {
 		}
 	}
 	t.op("SUBS $%d, %s", lanes, t.slot)
-	t.op("BGT group%d", group)
-	t.toSlot(group, 0)
+	t.op("BGT steps")
+	t.toPass()
 	for i := range t.tokens {
 		t.op("VST1.P %s, 64(%s)", four(t.acc[tileRows*i:]), t.slot)
 	}
 }
 
 // pointer sets now to element start+from of a row.
-func (t *neonTile) pointer(row, now string, from, size int) {
-	shift := map[int]int{2: 1, 4: 2, 8: 3}[size]
+func (t *neonTile) pointer(row, now string, size int) {
+	shift := bits.TrailingZeros(uint(size))
 	t.op("ADD %s<<%d, %s, %s", t.start, shift, row, now)
-	t.op("ADD $%d, %s", from*size, now)
+	t.op("ADD %s<<%d, %s", t.from, shift, now)
 }
 
 // loadWeight loads and widens the next weights of a row, 4 for float32 sums, 2 for
@@ -234,14 +238,11 @@ func (t *neonTile) loadWeight(pointer string) {
 	case 4:
 		t.op("FMOVS.P %d(%s), F%d", lanes*t.f.size, pointer, t.weight)
 	}
-	switch t.f {
-	case bf16:
+	if t.f == bf16 {
 		t.op("VZIP1 V%d.H8, V%d.H8, V%[1]d.H8", t.weight, t.zero) // the value in the upper halves
-	case f16:
-		t.widen(fcvtl32, t.weight, "H4S4")
 	}
 	if t.bits == 64 {
-		t.widen(fcvtl64, t.weight, "S2D2")
+		t.op("WORD $0x%08x // FCVTL V%d.S2, V%[2]d.D2", fcvtl64|uint32(t.weight)<<5|uint32(t.weight), t.weight)
 	}
 }
 

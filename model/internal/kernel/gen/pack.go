@@ -15,7 +15,7 @@ const maxGroup = 16
 // packing is a pack kernel and the general registers that it uses.
 type packing struct {
 	isa
-	f     format // F32, F16 or, in pairs, BF16
+	f     format // F32 or, in pairs, BF16
 	bits  int    // of a number of the panel
 	size  int    // of a word of a row, the unit that is transposed: a number or a pair
 	lanes int    // of words
@@ -134,11 +134,6 @@ func (p *packing) columns(disp int) []reg.VecPhysical {
 			loadHalf(m, half, row/4%2, p.a[n/2*h+row/8*4+row%4])
 		}
 	}
-	if p.f == f16 {
-		for _, r := range p.a {
-			VCVTPH2PS(part(r, 2*half), r)
-		}
-	}
 	transpose4(p.a, p.b)
 	if n == 8 {
 		return p.a
@@ -156,10 +151,6 @@ func (p *packing) columns(disp int) []reg.VecPhysical {
 // loadHalf reads size bytes into the lower or upper part of the first 2·size of r.
 func loadHalf(m operand.Mem, size, upper int, r reg.VecPhysical) {
 	switch {
-	case size == 8 && upper == 0:
-		VMOVSD(m, x(r))
-	case size == 8:
-		VMOVHPD(m, x(r), x(r))
 	case upper == 0:
 		VMOVUPS(m, part(r, size))
 	case size == 16:
