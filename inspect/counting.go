@@ -5,28 +5,23 @@ package inspect
 // weights, and those too small for that to pay, number by number.
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
-	"dsmoe/text"
 )
 
 // counting is the weights of a checkpoint while they are counted.
 type counting struct {
 	Weights
+	*weights.Reading
 	o      StatsOptions
 	heaps  []*heap
 	values map[tensor.DType]*[halves]float32 // what patterns stand for
 	tables spare[scratch]
 	counts spare[[halves]int64] // zeros
-
-	mu          sync.Mutex // guards what follows
-	done, total int64
 }
 
 // heap is weights that are counted together. Only while some of them are read it takes
@@ -73,23 +68,18 @@ func (s *counting) take(h *heap, w *weights.Weight) {
 		h.parts = append(h.parts, make([]sums, jobs)...)
 		h.values += int64(w.Len())
 	}
-	s.total += w.Bytes()
-	if !l.patterns && len(s.o.Quantiles) > 0 { // they may be read again
-		s.total += w.Bytes()
+	s.Expect(w.Bytes())
+	if !l.patterns && len(s.o.Quantiles) > 0 { // it may be read again
+		s.Expect(w.Bytes())
 	}
 }
 
-// jobs is how many jobs a weight is: at least one.
-func (l *load) jobs() int {
-	most := l.DType.Elements(jobBytes)
-	return int(max((int64(l.Len())+most-1)/most, 1))
-}
-
-// elements returns where job i begins, and how many elements it has.
-func (l *load) elements(i int) (at, n int64) {
-	most := l.DType.Elements(jobBytes)
-	at = int64(i) * most
-	return at, min(most, int64(l.Len())-at)
+// jobs is the number of the weight's parts.
+func (l *load) jobs() (n int) {
+	for range l.Jobs() {
+		n++
+	}
+	return n
 }
 
 // scratch is the memory of a goroutine, beside its tile.
@@ -126,33 +116,31 @@ func (s *spare[T]) put(x *T) {
 }
 
 // count reads everything once.
-func (s *counting) count(ctx context.Context) error {
-	t := newTeam(ctx, s.Threads)
+func (s *counting) count() {
 	for _, h := range s.heaps {
 		for _, l := range h.list {
-			for i := range l.jobs() {
-				t.do(func(buffer []byte) {
-					table := s.tables.get()
-					defer s.tables.put(table)
-					s.job(t.ctx, h, l, i, buffer, table)
-				})
+			part := l.part
+			for at, n := range l.Jobs() {
+				i := part
+				s.Go(func() error { s.job(h, l, i, at, n); return nil })
+				part++
 			}
 		}
 	}
-	return t.wait()
 }
 
-// job counts a part of a weight. The last of a heap sums up.
-func (s *counting) job(ctx context.Context, h *heap, l *load, i int, buffer []byte, table *scratch) {
-	at, n := l.elements(i)
+// job counts part i of a heap, n elements of a weight from at on. The last of a heap sums up.
+func (s *counting) job(h *heap, l *load, i int, at, n int64) {
+	table := s.tables.get()
+	defer s.tables.put(table)
 	rows := newRowPeaks(l, at, n, s.o.By == ByTensor)
 	var part sums
 	var few []counted
 	var err error
 	if l.patterns {
-		err = s.byPattern(ctx, l, at, n, buffer, table, rows)
+		err = s.byPattern(l, at, n, table, rows)
 	} else {
-		part, few, err = s.byNumber(ctx, h, l, at, n, table, rows)
+		part, few, err = s.byNumber(h, l, at, n, table, rows)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -163,7 +151,7 @@ func (s *counting) job(ctx context.Context, h *heap, l *load, i int, buffer []by
 	if l.patterns {
 		table.patterns.Take(s.zeros(&h.patterns, l.DType))
 	} else {
-		h.parts[l.part+i] = part
+		h.parts[i] = part
 		switch {
 		case h.isSmall():
 			h.few = append(h.few, few...)
@@ -174,7 +162,6 @@ func (s *counting) job(ctx context.Context, h *heap, l *load, i int, buffer []by
 	if h.left--; h.left == 0 {
 		s.sumUp(h, table)
 	}
-	s.progress(l.DType.Bytes(n))
 }
 
 // zeros returns the counts of a dtype, zeros at first.
@@ -196,21 +183,11 @@ func (h *heap) addUpper(s *counting, table *scratch) {
 	clear(table.upper[:])
 }
 
-// progress tells of n bytes more.
-func (s *counting) progress(n int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.done += n; s.Progress != nil {
-		s.Progress(s.done, s.total)
-	}
-}
-
 // byPattern counts n elements of a weight from at on.
-func (s *counting) byPattern(ctx context.Context, l *load, at, n int64, buffer []byte, table *scratch, rows *rowPeaks) error {
+func (s *counting) byPattern(l *load, at, n int64, table *scratch, rows *rowPeaks) error {
 	size := l.DType.Bytes(1)
-	for n > 0 && ctx.Err() == nil {
-		tile := buffer[:size*min(tileBytes/size, n)]
-		if err := l.ReadAt(s.Reader, tile, size*at); err != nil {
+	for tile, err := range s.Bytes(s.Reader, l.Weight, at, n) {
+		if err != nil {
 			return err
 		}
 		for len(tile) > 0 {
@@ -219,7 +196,7 @@ func (s *counting) byPattern(ctx context.Context, l *load, at, n int64, buffer [
 			if rows != nil {
 				rows.see(at, tensor.LargestFinite(tile[:row], l.DType))
 			}
-			tile, at, n = tile[row:], at+row/size, n-row/size
+			tile, at = tile[row:], at+row/size
 		}
 	}
 	return nil
@@ -227,13 +204,17 @@ func (s *counting) byPattern(ctx context.Context, l *load, at, n int64, buffer [
 
 // byNumber is byPattern for the dtypes that are decoded.
 // Numbers of a small heap are kept for quantiles.
-func (s *counting) byNumber(ctx context.Context, h *heap, l *load, at, n int64, table *scratch, rows *rowPeaks) (part sums, few []counted, err error) {
+func (s *counting) byNumber(h *heap, l *load, at, n int64, table *scratch, rows *rowPeaks) (part sums, few []counted, err error) {
 	part = newSums()
-	err = s.each(ctx, l.Weight, at, n, func(at int64, values []float32) {
+	for values, err := range s.Numbers(s.Reader, l.Weight, at, n) {
+		if err != nil {
+			return part, few, err
+		}
 		part.addValues(values)
 		rows.seeAll(at, values)
+		at += int64(len(values))
 		if len(s.o.Quantiles) == 0 {
-			return
+			continue
 		}
 		for _, v := range values {
 			switch {
@@ -244,21 +225,8 @@ func (s *counting) byNumber(ctx context.Context, h *heap, l *load, at, n int64, 
 				table.upper[keyOf(v)>>16]++
 			}
 		}
-	})
-	return part, few, err
-}
-
-// each calls f for tiles of a weight's numbers.
-func (w *Weights) each(ctx context.Context, x *weights.Weight, at, n int64, f func(at int64, values []float32)) error {
-	stream := weights.NewStream(w.Reader, x)
-	for end := at + n; at < end && ctx.Err() == nil; at += tileElements {
-		values, err := loaded(stream, at, min(tileElements, end-at))
-		if err != nil {
-			return err
-		}
-		f(at, values)
 	}
-	return nil
+	return part, few, nil
 }
 
 // sumUp turns the counts of a heap into its numbers, and gives their memory back.
@@ -295,8 +263,7 @@ func (s *counting) giveBack(counts *[halves]int64) {
 }
 
 // again reads the numbers among which quantiles are.
-func (s *counting) again(ctx context.Context) error {
-	t := newTeam(ctx, s.Threads)
+func (s *counting) again() {
 	for _, h := range s.heaps {
 		if h.search == nil || len(h.search.open) == 0 {
 			continue
@@ -306,43 +273,40 @@ func (s *counting) again(ctx context.Context) error {
 			h.left += l.jobs()
 		}
 		for _, l := range loads {
-			for i := range l.jobs() {
-				t.do(func([]byte) { s.narrow(t.ctx, h, l, i) })
+			for at, n := range l.Jobs() {
+				s.Go(func() error { s.narrow(h, l, at, n); return nil })
 			}
 		}
 	}
-	return t.wait()
 }
 
-// narrow is job for what is read again.
-func (s *counting) narrow(ctx context.Context, h *heap, l *load, i int) {
+// narrow is job for numbers that are read again.
+func (s *counting) narrow(h *heap, l *load, at, n int64) {
 	h.search.begin()
-	at, n := l.elements(i)
-	err := s.each(ctx, l.Weight, at, n, func(_ int64, values []float32) {
+	var failed error
+	for values, err := range s.Numbers(s.Reader, l.Weight, at, n) {
+		failed = err
 		for _, v := range values {
 			if v-v == 0 {
 				h.search.add(v, 1)
 			}
 		}
-	})
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if l.err == nil {
-		l.err = err
+		l.err = failed
 	}
-	if h.left--; h.left == 0 && ctx.Err() == nil && h.err() == nil {
+	if h.left--; h.left == 0 && !s.Ended() && h.err() == nil {
 		h.search.finish()
 	}
-	s.progress(l.DType.Bytes(n))
 }
 
 // err says which of the heap's weights cannot be read.
 func (h *heap) err() error {
 	var errs []error
 	for _, l := range h.list {
-		if l.err != nil {
-			errs = append(errs, fmt.Errorf("tensor %s: %w", text.Quote(l.Name), l.err))
-		}
+		errs = append(errs, l.Failed(l.err))
 	}
 	return errors.Join(errs...)
 }

@@ -11,7 +11,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -73,12 +72,12 @@ func ExpertsAgainst(ctx context.Context, w, original Weights, s Selection) (*Exp
 	if err != nil {
 		return nil, err
 	}
-	c := &contrast{a: w, b: original}
+	c := &contrast{Reading: w.reading(ctx), a: w, b: original}
 	r := &ExpertsErrorReport{Path: w.Path, Against: original.Path, Layers: []LayerExpertsError{}, Findings: []Observation{}, NotCounted: not}
 	if err := c.pair(layers); err != nil {
 		return nil, err
 	}
-	if err := c.run(ctx); err != nil {
+	if err := c.run(); err != nil {
 		return nil, err
 	}
 	for _, l := range layers {
@@ -92,19 +91,16 @@ func ExpertsAgainst(ctx context.Context, w, original Weights, s Selection) (*Exp
 
 // contrast is two checkpoints while their experts are compared.
 type contrast struct {
+	*weights.Reading
 	a, b  Weights
 	pairs []*contrasted
 	of    map[*weights.Weight]*contrasted
-
-	mu          sync.Mutex // guards what follows
-	done, total int64
 }
 
 // contrasted is a matrix and its original.
 type contrasted struct {
 	a, b *weights.Weight
 	MatrixError
-	err error
 }
 
 // pair finds the originals.
@@ -128,7 +124,7 @@ func (c *contrast) pair(layers []*layerMLPs) error {
 				}
 				x := &contrasted{a: a, b: b, MatrixError: MatrixError{DType: a.DType, Against: b.DType}}
 				c.pairs, c.of[a] = append(c.pairs, x), x
-				c.total += a.Bytes() + b.Bytes()
+				c.Expect(a.Bytes())
 			}
 		}
 	}
@@ -156,32 +152,30 @@ func comparable(a, b *weights.Weight) (kind Kind, cause string) {
 }
 
 // run compares all pairs, each in one piece.
-func (c *contrast) run(ctx context.Context) error {
-	t := newTeam(ctx, c.a.Threads)
+func (c *contrast) run() error {
 	for _, x := range c.pairs {
-		t.do(func([]byte) { x.err = c.compare(t.ctx, x) })
+		c.Go(func() error { return x.a.Failed(c.compare(x)) })
 	}
-	errs := []error{t.wait()}
-	for _, x := range c.pairs {
-		if x.err != nil {
-			errs = append(errs, fmt.Errorf("tensor %s: %w", text.Quote(x.a.Name), x.err))
-		}
-	}
-	return errors.Join(errs...)
+	return c.Wait()
 }
 
 // compare goes through both weights in tiles.
-func (c *contrast) compare(ctx context.Context, x *contrasted) error {
+func (c *contrast) compare(x *contrasted) error {
 	a, b := weights.NewStream(c.a.Reader, x.a), weights.NewStream(c.b.Reader, x.b)
 	n := int64(x.a.Len())
 	var squares, errorSquares, most float64
-	for at := int64(0); at < n && ctx.Err() == nil; at += tileElements {
-		k := min(tileElements, n-at)
-		left, err := loaded(a, at, k)
+	for at, err := range c.Tiles(0, n, weights.TileElements, a) {
 		if err != nil {
 			return err
 		}
-		right, err := loaded(b, at, k)
+		left, err := a.Values()
+		if err != nil {
+			return err
+		}
+		if err := b.Load(at, len(left)); err != nil {
+			return fmt.Errorf("in the original: %w", err)
+		}
+		right, err := b.Values()
 		if err != nil {
 			return fmt.Errorf("in the original: %w", err)
 		}
@@ -199,7 +193,6 @@ func (c *contrast) compare(ctx context.Context, x *contrasted) error {
 			errorTile += float64(d * d)
 		}
 		squares, errorSquares = squares+tile, errorSquares+errorTile
-		c.progress(x.a.DType.Bytes(k) + x.b.DType.Bytes(k))
 	}
 	x.MaxAbs = finite(most)
 	switch {
@@ -209,15 +202,6 @@ func (c *contrast) compare(ctx context.Context, x *contrasted) error {
 		x.RelativeRMS = finite(math.Sqrt(errorSquares / squares))
 	}
 	return nil
-}
-
-// progress tells of n bytes more.
-func (c *contrast) progress(n int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.done += n; c.a.Progress != nil {
-		c.a.Progress(c.done, c.total)
-	}
 }
 
 // layer sums up a layer.

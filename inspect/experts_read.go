@@ -5,23 +5,22 @@ package inspect
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"slices"
-	"sync"
 
 	"dsmoe/model"
 	"dsmoe/model/weights"
-	"dsmoe/text"
 )
 
 // examination is experts while they are looked at.
 type examination struct {
 	Weights
+	*weights.Reading
+	again  *weights.Reading // of weights a second time, whose bytes are not counted
 	spaces spare[workspace]
+}
 
-	mu          sync.Mutex // guards what follows
-	done, total int64
+func newExamination(ctx context.Context, w Weights) *examination {
+	return &examination{Weights: w, Reading: w.reading(ctx), again: weights.NewReading(ctx, w.Threads, nil)}
 }
 
 // workspace is the memory of a goroutine: two matrices of an expert.
@@ -39,13 +38,13 @@ func ExamineExperts(ctx context.Context, w Weights, o ExpertsOptions) (*ExpertsR
 		return nil, err
 	}
 	r := &ExpertsReport{Path: w.Path, Layers: []LayerExperts{}, Findings: []Observation{}, NotCounted: not, by: o.By}
-	x := &examination{Weights: w}
+	x := newExamination(ctx, w)
 	for _, l := range layers {
-		x.total += 2 * l.bytes()
+		x.Expect(2 * l.bytes())
 	}
 	var suspects []*suspect
 	for _, l := range layers {
-		layer, found, err := x.layer(ctx, l)
+		layer, found, err := x.layer(l)
 		if err != nil {
 			return nil, err
 		}
@@ -55,7 +54,7 @@ func ExamineExperts(ctx context.Context, w Weights, o ExpertsOptions) (*ExpertsR
 		}
 		r.Layers, r.Findings = append(r.Layers, *layer), append(r.Findings, found...)
 	}
-	twins, err := x.duplicates(ctx, suspects)
+	twins, err := x.duplicates(suspects)
 	if err != nil {
 		return nil, err
 	}
@@ -91,18 +90,19 @@ func (l *layerMLPs) routed() []*mlp {
 }
 
 // layer looks at the experts of a layer, and says what is odd about them.
-func (x *examination) layer(ctx context.Context, l *layerMLPs) (*LayerExperts, []Observation, error) {
-	probes, err := x.probes(ctx, l)
+func (x *examination) layer(l *layerMLPs) (*LayerExperts, []Observation, error) {
+	probes, err := x.probes(l)
 	if err != nil {
 		return nil, nil, err
 	}
 	all := make([]*ExpertNumbers, len(l.all))
-	errs := make([]error, len(l.all))
-	t := newTeam(ctx, x.Threads)
 	for i, m := range l.all {
-		t.do(func([]byte) { all[i], errs[i] = x.examine(t.ctx, m, probes, true) })
+		x.Go(func() (err error) {
+			all[i], err = x.examine(m, probes, true)
+			return err
+		})
 	}
-	if err := errors.Join(t.wait(), errors.Join(errs...)); err != nil {
+	if err := x.Wait(); err != nil {
 		return nil, nil, err
 	}
 	r := &LayerExperts{Layer: l.layer, Experts: []ExpertNumbers{}, Similarity: &Similarity{}}
@@ -114,16 +114,16 @@ func (x *examination) layer(ctx context.Context, l *layerMLPs) (*LayerExperts, [
 		}
 	}
 	r.spread()
-	if err := x.similarities(ctx, l, r); err != nil {
+	if err := x.similarities(l, r); err != nil {
 		return nil, nil, err
 	}
 	found := r.observe()
-	near, err := x.near(ctx, l, r, probes)
+	near, err := x.near(l, r, probes)
 	return r, append(found, near...), err
 }
 
 // probes returns the inputs of the experts of a layer; nil if there are no whole experts.
-func (x *examination) probes(ctx context.Context, l *layerMLPs) ([]float32, error) {
+func (x *examination) probes(l *layerMLPs) ([]float32, error) {
 	for _, m := range l.all {
 		if !m.whole() {
 			continue
@@ -131,7 +131,7 @@ func (x *examination) probes(ctx context.Context, l *layerMLPs) ([]float32, erro
 		var norm []float32
 		if l.norm != nil && countable(l.norm) == nil {
 			var err error
-			if norm, err = x.numbers(ctx, l.norm, nil, false); err != nil {
+			if norm, err = x.again.All(x.Reader, l.norm, nil); err != nil {
 				return nil, err
 			}
 		}
@@ -140,33 +140,9 @@ func (x *examination) probes(ctx context.Context, l *layerMLPs) ([]float32, erro
 	return nil, nil
 }
 
-// numbers reads a weight as float32 into the memory of dst.
-func (x *examination) numbers(ctx context.Context, w *weights.Weight, dst []float32, counts bool) ([]float32, error) {
-	dst = slices.Grow(dst[:0], w.Len())
-	err := x.each(ctx, w, 0, int64(w.Len()), func(_ int64, values []float32) {
-		dst = append(dst, values...)
-		if counts {
-			x.progress(w.DType.Bytes(int64(len(values))))
-		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("tensor %s: %w", text.Quote(w.Name), err)
-	}
-	return dst[:w.Len()], nil // of what is missing after an interruption nobody asks
-}
-
-// progress tells of n bytes more.
-func (x *examination) progress(n int64) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.done += n; x.Progress != nil {
-		x.Progress(x.done, x.total)
-	}
-}
-
 // matrix reads a weight into the memory of dst.
-func (x *examination) matrix(ctx context.Context, w *weights.Weight, dst *[]float32, counts bool) (*matrix, error) {
-	values, err := x.numbers(ctx, w, *dst, counts)
+func (x *examination) matrix(r *weights.Reading, w *weights.Weight, dst *[]float32) (*matrix, error) {
+	values, err := r.All(x.Reader, w, *dst)
 	if err != nil {
 		return nil, err
 	}
@@ -175,16 +151,20 @@ func (x *examination) matrix(ctx context.Context, w *weights.Weight, dst *[]floa
 }
 
 // examine reads an expert. The first time, it counts for progress, and spectra are computed.
-func (x *examination) examine(ctx context.Context, m *mlp, probes []float32, first bool) (*ExpertNumbers, error) {
+func (x *examination) examine(m *mlp, probes []float32, first bool) (*ExpertNumbers, error) {
 	space, p := x.spaces.get(), arithmetic()
 	defer x.spaces.put(space)
 	defer p.Close(nil)
+	reading := x.again
+	if first {
+		reading = x.Reading
+	}
 	e := &ExpertNumbers{Expert: m.number, Module: m.module, facts: &examined{}}
 	for i, w := range m.weights {
 		if w == nil {
 			continue
 		}
-		values, err := x.matrix(ctx, w, &space.first, first)
+		values, err := x.matrix(reading, w, &space.first)
 		if err != nil {
 			return nil, err
 		}

@@ -3,15 +3,11 @@ package inspect
 // How the experts of a layer are like each other: cosines of all pairs.
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"math"
 	"slices"
 
 	"dsmoe/model"
 	"dsmoe/model/weights"
-	"dsmoe/text"
 )
 
 // How sums of products are cut. Terms of a chunk are added in float32 in 16 lanes, so that Σab is off
@@ -77,34 +73,30 @@ func (g *gram) cosines(all int, places []int) Cosines {
 }
 
 // similarities fills in the cosines of a layer's experts.
-func (x *examination) similarities(ctx context.Context, l *layerMLPs, r *LayerExperts) error {
+func (x *examination) similarities(l *layerMLPs, r *LayerExperts) error {
 	routed := l.routed()
 	if len(routed) < 2 {
-		x.progress(l.bytes())
+		x.Done(l.bytes())
 		return nil
 	}
-	t := newTeam(ctx, x.Threads)
 	var sides [projections]*side
 	for i := range projections {
 		sides[i] = newSide(routed, i)
 		for lane := range gramLanes {
-			t.do(func([]byte) { x.lane(t.ctx, sides[i], lane) })
+			x.Go(func() error { return x.lane(sides[i], lane) })
 		}
 	}
-	if err := t.wait(); err != nil {
+	if err := x.Wait(); err != nil {
 		return err
 	}
 	for i, to := range []*Cosines{&r.Similarity.Gate, &r.Similarity.Up, &r.Similarity.Down} {
-		if err := errors.Join(sides[i].errs[:]...); err != nil {
-			return err
-		}
 		if len(sides[i].places) > 1 {
 			*to = sides[i].cosines(len(routed))
 			r.nearest(i, *to)
 		}
 	}
 	if r.Shared != nil {
-		x.progress(l.all[len(l.all)-1].bytes())
+		x.Done(l.all[len(l.all)-1].bytes())
 	}
 	r.functions()
 	return nil
@@ -115,7 +107,6 @@ type side struct {
 	list   []*weights.Weight
 	places []int // of the experts among all
 	lanes  [gramLanes]*gram
-	errs   [gramLanes]error
 }
 
 // newSide collects the matrices of the shape of the first.
@@ -130,11 +121,11 @@ func newSide(routed []*mlp, projection int) *side {
 }
 
 // lane computes the products of a part of the matrices' elements.
-func (x *examination) lane(ctx context.Context, s *side, lane int) {
+func (x *examination) lane(s *side, lane int) (err error) {
 	g := newGram(len(s.list))
 	s.lanes[lane] = g
 	if len(s.list) < 2 {
-		return
+		return nil
 	}
 	p := arithmetic()
 	defer p.Close(nil)
@@ -147,28 +138,32 @@ func (x *examination) lane(ctx context.Context, s *side, lane int) {
 		streams[i] = weights.NewStream(x.Reader, w)
 	}
 	var values []float32
-	for ; at < end && ctx.Err() == nil; at += batch {
+	for ; at < end && !x.Ended(); at += batch {
 		n := min(batch, end-at)
-		if values, s.errs[lane] = gather(values, streams, s.list, at, n); s.errs[lane] != nil {
-			return
+		if values, err = gather(values, streams, s.list, at, n); err != nil {
+			return err
 		}
 		for from := 0; from < n; from += chunkTerms {
 			k := min(chunkTerms, n-from)
 			g.add(p, values[from*len(s.list):][:k*len(s.list)], k)
 		}
 		for _, w := range s.list {
-			x.progress(w.DType.Bytes(int64(n)))
+			x.Done(w.DType.Bytes(int64(n)))
 		}
 	}
+	return nil
 }
 
 // gather reads n numbers of each matrix from at on, chunk by chunk: [chunk][matrix][chunkTerms].
 func gather(dst []float32, streams []*weights.Stream, list []*weights.Weight, at, n int) ([]float32, error) {
 	dst = slices.Grow(dst[:0], n*len(list))[:n*len(list)]
 	for i, s := range streams {
-		values, err := loaded(s, int64(at), int64(n))
+		if err := s.Load(int64(at), n); err != nil {
+			return nil, list[i].Failed(err)
+		}
+		values, err := s.Values()
 		if err != nil {
-			return nil, fmt.Errorf("tensor %s: %w", text.Quote(list[i].Name), err)
+			return nil, list[i].Failed(err)
 		}
 		for from := 0; from < n; from += chunkTerms {
 			k := min(chunkTerms, n-from)

@@ -16,6 +16,7 @@ import (
 
 	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -549,9 +550,8 @@ func TestExpertsAgainstLayouts(t *testing.T) {
 	plain := only(t, nil)
 	for _, w := range a.weights().List {
 		if strings.Contains(w.Name, ".mlp.experts.") && !w.IsScales() {
-			x := Weights{Reader: a}
-			var all []float32
-			require.NoError(t, x.each(t.Context(), w, 0, int64(w.Len()), func(_ int64, values []float32) { all = append(all, values...) }))
+			all, err := weights.NewReading(t.Context(), 1, nil).All(a, w, nil)
+			require.NoError(t, err)
 			f := floats(tensor.F32, w.Shape, func(i int) float32 { return all[i] })
 			plain.store(w.Name, f.DType, f.Shape, f.Data)
 		}

@@ -5,7 +5,6 @@ package inspect
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -65,11 +64,11 @@ func (r *LayerExperts) release(i int) {
 
 // duplicates tells of experts that are others, in this layer or another one, and then of single
 // matrices that are.
-func (x *examination) duplicates(ctx context.Context, all []*suspect) (found []Observation, err error) {
+func (x *examination) duplicates(all []*suspect) (found []Observation, err error) {
 	wholes := slices.DeleteFunc(slices.Clone(all), func(s *suspect) bool { return s.projection < projections })
 	group := map[*mlp]int{}
 	for _, same := range byHash(wholes) {
-		same, moved, err := x.confirm(ctx, same)
+		same, moved, err := x.confirm(same)
 		if err != nil {
 			return nil, err
 		}
@@ -87,7 +86,7 @@ func (x *examination) duplicates(ctx context.Context, all []*suspect) (found []O
 	}
 	for _, same := range byHash(slices.DeleteFunc(all, func(s *suspect) bool { return s.projection == projections })) {
 		same = withoutTold(same, group)
-		same, moved, err := x.confirm(ctx, same)
+		same, moved, err := x.confirm(same)
 		if err != nil {
 			return nil, err
 		}
@@ -127,13 +126,13 @@ func withoutTold(same []*suspect, group map[*mlp]int) (left []*suspect) {
 
 // confirm compares suspects with the first of them whole, and returns those that are equal, and
 // whether neurons of one are in another order.
-func (x *examination) confirm(ctx context.Context, same []*suspect) (equal []*suspect, moved bool, err error) {
+func (x *examination) confirm(same []*suspect) (equal []*suspect, moved bool, err error) {
 	for i, s := range same {
 		if i == 0 {
 			equal = append(equal, s)
 			continue
 		}
-		p, err := x.pair(ctx, same[0], s, nil)
+		p, err := x.pair(same[0], s, nil)
 		if err != nil {
 			return nil, false, err
 		}
@@ -141,7 +140,7 @@ func (x *examination) confirm(ctx context.Context, same []*suspect) (equal []*su
 			equal, moved = append(equal, s), moved || p.moved
 		}
 	}
-	return equal, moved, ctx.Err()
+	return equal, moved, x.again.Wait()
 }
 
 // pairing is how one expert, or matrix, compares with another once their neurons are matched.
@@ -153,12 +152,12 @@ type pairing struct {
 
 // pair matches the neurons of two suspects, by their hashes or else, with probes, by what they
 // answer to these, and compares all numbers.
-func (x *examination) pair(ctx context.Context, a, b *suspect, probes []float32) (r pairing, err error) {
-	left, err := x.examine(ctx, a.mlp, probes, false)
+func (x *examination) pair(a, b *suspect, probes []float32) (r pairing, err error) {
+	left, err := x.examine(a.mlp, probes, false)
 	if err != nil {
 		return r, err
 	}
-	right, err := x.examine(ctx, b.mlp, probes, false)
+	right, err := x.examine(b.mlp, probes, false)
 	if err != nil {
 		return r, err
 	}
@@ -170,12 +169,12 @@ func (x *examination) pair(ctx context.Context, a, b *suspect, probes []float32)
 		return r, nil
 	}
 	r.moved = !slices.IsSorted(order)
-	err = x.compareAll(ctx, a, b, order, &r)
+	err = x.compareAll(a, b, order, &r)
 	return r, err
 }
 
 // compareAll compares all numbers of two suspects, neuron i of a with order[i] of b.
-func (x *examination) compareAll(ctx context.Context, a, b *suspect, order []int, r *pairing) error {
+func (x *examination) compareAll(a, b *suspect, order []int, r *pairing) error {
 	space := x.spaces.get()
 	defer x.spaces.put(space)
 	sums := products{equal: true}
@@ -187,11 +186,11 @@ func (x *examination) compareAll(ctx context.Context, a, b *suspect, order []int
 			}
 			q = b.projection
 		}
-		m, err := x.matrix(ctx, a.weights[p], &space.first, false)
+		m, err := x.matrix(x.again, a.weights[p], &space.first)
 		if err != nil {
 			return err
 		}
-		o, err := x.matrix(ctx, b.weights[q], &space.second, false)
+		o, err := x.matrix(x.again, b.weights[q], &space.second)
 		if err != nil {
 			return err
 		}
@@ -348,7 +347,7 @@ func listed(names []string) string {
 
 // near tells of experts of a layer that are others but for noise, and of matrices that are though
 // their experts are not. It does not tell of equal ones.
-func (x *examination) near(ctx context.Context, l *layerMLPs, r *LayerExperts, probes []float32) (found []Observation, err error) {
+func (x *examination) near(l *layerMLPs, r *LayerExperts, probes []float32) (found []Observation, err error) {
 	routed := l.routed()
 	leader := make([]int, len(routed)) // of the expert that each is a twin of
 	cosines := make([]float64, len(routed))
@@ -357,7 +356,7 @@ func (x *examination) near(ctx context.Context, l *layerMLPs, r *LayerExperts, p
 		leader[i] = i
 		for _, k := range r.likeliest(i, leader) {
 			a, b := &suspect{mlp: routed[k], projection: projections}, &suspect{mlp: routed[i], projection: projections}
-			p, err := x.pair(ctx, a, b, probes)
+			p, err := x.pair(a, b, probes)
 			if err != nil {
 				return nil, err
 			}
@@ -377,7 +376,7 @@ func (x *examination) near(ctx context.Context, l *layerMLPs, r *LayerExperts, p
 			found = append(found, *o)
 		}
 	}
-	return append(found, r.nearMatrices(leader)...), ctx.Err()
+	return append(found, r.nearMatrices(leader)...), x.again.Wait()
 }
 
 // maxTrials is how many others an expert is compared with whole, so that experts that compute much

@@ -11,7 +11,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 
 	"lukechampine.com/blake3"
 
@@ -80,71 +79,60 @@ func Hash(ctx context.Context, w Weights, s Selection, by HashLevel) (*HashRepor
 	if len(list) == 0 {
 		return nil, errors.New("nothing to hash: no weight is selected; scales have no hash of their own")
 	}
-	h := hashing{Weights: w, sums: make([]TensorHash, len(list)), errs: make([]error, len(list))}
-	for _, x := range list {
-		h.total += x.Bytes()
-	}
-	if err := errors.Join(h.run(ctx, list), errors.Join(h.errs...)); err != nil {
+	sums, err := hashAll(&w, w.reading(ctx), list)
+	if err != nil {
 		return nil, err
 	}
-	r := &HashReport{Path: w.Path, Tensors: h.sums, by: by}
-	r.Modules, r.Model = modulesOf(w.List, h.sums)
+	r := &HashReport{Path: w.Path, Tensors: sums, by: by}
+	r.Modules, r.Model = modulesOf(w.List, sums)
 	return r, nil
 }
 
-// hashing is tensors while they are hashed.
-type hashing struct {
-	Weights
-	sums []TensorHash
-	errs []error
-
-	mu          sync.Mutex // guards what follows
-	done, total int64
-}
-
-// run hashes each weight in one piece, the largest first, so that none is left for one
-// goroutine at the end.
-func (h *hashing) run(ctx context.Context, list []*weights.Weight) error {
+// hashAll hashes each weight in one piece, the largest first, so that none is left for one worker at the end.
+func hashAll(w *Weights, r *weights.Reading, list []*weights.Weight) ([]TensorHash, error) {
 	order := make([]int, len(list))
-	for i := range order {
+	for i, x := range list {
 		order[i] = i
+		r.Expect(x.Bytes())
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(list[b].Bytes(), list[a].Bytes()) })
-	t := newTeam(ctx, h.Threads)
+	sums, errs := make([]TensorHash, len(list)), make([]error, len(list))
 	for _, i := range order {
-		t.do(func(buffer []byte) {
+		r.Go(func() error {
 			x := list[i]
-			sum, err := h.hash(t.ctx, x, buffer)
-			if err != nil {
-				h.errs[i] = fmt.Errorf("tensor %s: %w", text.Quote(x.Name), err)
-			}
-			h.sums[i] = TensorHash{x.Name, x.DType, x.Shape, sum}
+			sum, err := hashWeight(w, r, x)
+			sums[i], errs[i] = TensorHash{x.Name, x.DType, x.Shape, sum}, x.Failed(err)
+			return nil
 		})
 	}
-	return t.wait()
+	return sums, errors.Join(r.Wait(), errors.Join(errs...))
 }
 
-// hash names the values of a weight.
-func (h *hashing) hash(ctx context.Context, w *weights.Weight, buffer []byte) (string, error) {
+// hashWeight names the values of a weight.
+func hashWeight(w *Weights, r *weights.Reading, x *weights.Weight) (string, error) {
 	sum := blake3.New(32, nil)
-	if _, ok := w.DType.Format(); !ok {
-		io.WriteString(sum, heading(w.DType, w.Shape))
-		err := h.raw(ctx, w, buffer, sum)
-		return nameOf(sum.Sum(nil)), err
+	if _, ok := x.DType.Format(); !ok {
+		io.WriteString(sum, heading(x.DType, x.Shape))
+		for tile, err := range r.Bytes(w.Reader, x, 0, int64(x.Len())) {
+			if err != nil {
+				return "", err
+			}
+			sum.Write(tile)
+		}
+		return nameOf(sum.Sum(nil)), nil
 	}
-	if err := w.CheckScales(); err != nil {
+	if err := x.CheckScales(); err != nil {
 		return "", err
 	}
-	io.WriteString(sum, heading(tensor.F32, w.Shape))
-	err := h.each(ctx, w, 0, int64(w.Len()), func(_ int64, values []float32) {
-		for len(values) > 0 {
-			n := min(len(values), len(buffer)/4)
-			sum.Write(canonical(buffer, values[:n]))
-			h.progress(w.DType.Bytes(int64(n)))
-			values = values[n:]
+	io.WriteString(sum, heading(tensor.F32, x.Shape))
+	buffer := make([]byte, weights.TileBytes)
+	for values, err := range r.Numbers(w.Reader, x, 0, int64(x.Len())) {
+		if err != nil {
+			return "", err
 		}
-	})
-	return nameOf(sum.Sum(nil)), err
+		sum.Write(canonical(buffer, values))
+	}
+	return nameOf(sum.Sum(nil)), nil
 }
 
 // heading begins what is hashed.
@@ -169,29 +157,6 @@ func canonical(buffer []byte, values []float32) []byte {
 		binary.LittleEndian.PutUint32(buffer[4*i:], b)
 	}
 	return buffer[:4*len(values)]
-}
-
-// raw hashes the bytes of a tensor as they are.
-func (h *hashing) raw(ctx context.Context, w *weights.Weight, buffer []byte, sum io.Writer) error {
-	for at := int64(0); at < w.Bytes() && ctx.Err() == nil; {
-		tile := buffer[:min(int64(len(buffer)), w.Bytes()-at)]
-		if err := w.ReadAt(h.Reader, tile, at); err != nil {
-			return err
-		}
-		sum.Write(tile)
-		at += int64(len(tile))
-		h.progress(int64(len(tile)))
-	}
-	return nil
-}
-
-// progress tells of n bytes more.
-func (h *hashing) progress(n int64) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.done += n; h.Progress != nil {
-		h.Progress(h.done, h.total)
-	}
 }
 
 // nameOf writes a hash.

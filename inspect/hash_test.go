@@ -15,6 +15,7 @@ import (
 
 	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -201,5 +202,5 @@ func TestHashDoesNotDependOnThreads(t *testing.T) {
 		assert.Equal(t, want, r)
 		assert.Equal(t, of, last)
 	}
-	assert.LessOrEqual(t, s.largest, tileBytes)
+	assert.LessOrEqual(t, s.largest, weights.TileBytes)
 }

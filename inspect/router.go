@@ -140,22 +140,24 @@ func ExamineRouters(ctx context.Context, w Weights, o RouterOptions) (*RouterRep
 	if err != nil {
 		return nil, err
 	}
-	x := &examination{Weights: w}
+	x := newExamination(ctx, w)
 	for _, l := range layers {
-		x.total += l.bytes(o.Coupling)
+		x.Expect(l.bytes(o.Coupling))
 	}
-	all, errs := make([]*routerNumbers, len(layers)), make([]error, len(layers))
-	t := newTeam(ctx, x.Threads)
+	all := make([]*routerNumbers, len(layers))
 	for i, l := range layers {
-		t.do(func([]byte) { all[i], errs[i] = x.router(t.ctx, l) })
+		x.Go(func() (err error) {
+			all[i], err = x.router(l)
+			return err
+		})
 	}
-	if err := errors.Join(t.wait(), errors.Join(errs...)); err != nil {
+	if err := x.Wait(); err != nil {
 		return nil, err
 	}
 	r := &RouterReport{Path: w.Path, Layers: []LayerRouter{}, Findings: []Observation{}, NotCounted: not, by: o.By}
 	for i, l := range layers {
 		if o.Coupling {
-			if all[i].Coupling, err = x.coupling(ctx, l, all[i]); err != nil {
+			if all[i].Coupling, err = x.coupling(l, all[i]); err != nil {
 				return nil, err
 			}
 		}
@@ -189,7 +191,7 @@ type routerNumbers struct {
 }
 
 // router reads a router.
-func (x *examination) router(ctx context.Context, l *layerWeights) (*routerNumbers, error) {
+func (x *examination) router(l *layerWeights) (*routerNumbers, error) {
 	r := &routerNumbers{LayerRouter: LayerRouter{Layer: l.layer, Tensor: l.gate.Name, Rows: []RouterRow{}, Singular: []float64{}}}
 	var values []float32
 	for _, part := range []struct {
@@ -200,7 +202,7 @@ func (x *examination) router(ctx context.Context, l *layerWeights) (*routerNumbe
 			continue
 		}
 		var err error
-		if *part.to, err = x.numbers(ctx, part.w, nil, true); err != nil {
+		if *part.to, err = x.All(x.Reader, part.w, nil); err != nil {
 			return nil, err
 		}
 	}

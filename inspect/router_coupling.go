@@ -5,8 +5,6 @@ package inspect
 // than to others'. Where that shows, a conversion that numbers rows and experts apart shows too.
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math"
 )
@@ -45,7 +43,7 @@ func (c *Coupling) String() string {
 // is divided by its median over e, for each f, then by that over f, for each e. z is what is above
 // the median of all, over a standard deviation: the larger one of MAD/0.6745 and √(2/neurons), that of
 // random weights.
-func (x *examination) coupling(ctx context.Context, l *layerWeights, r *routerNumbers) (*Coupling, error) {
+func (x *examination) coupling(l *layerWeights, r *routerNumbers) (*Coupling, error) {
 	if len(l.experts) < leastCoupled {
 		return &Coupling{Rows: []int{}, Verdict: notLookedAt}, nil
 	}
@@ -55,25 +53,24 @@ func (x *examination) coupling(ctx context.Context, l *layerWeights, r *routerNu
 		}
 	}
 	rows := r.centred()
-	energies, errs := make([][]float64, r.rows), make([]error, r.rows)
-	t := newTeam(ctx, x.Threads)
+	energies := make([][]float64, r.rows)
 	for e, w := range l.experts {
-		t.do(func([]byte) {
+		x.Go(func() error {
 			space, p := x.spaces.get(), arithmetic()
 			defer x.spaces.put(space)
 			defer p.Close(nil)
-			m, err := x.matrix(t.ctx, w, &space.first, true)
+			m, err := x.matrix(x.Reading, w, &space.first)
 			if err != nil {
-				errs[e] = fmt.Errorf("router of layer %d: %w", l.layer, err)
-				return
+				return fmt.Errorf("router of layer %d: %w", l.layer, err)
 			}
 			answers := p.Product(rows, m.values, m.cols)
 			for f := range r.rows {
 				energies[e] = append(energies[e], dot(answers[f*m.rows:(f+1)*m.rows], answers[f*m.rows:(f+1)*m.rows]))
 			}
+			return nil
 		})
 	}
-	if err := errors.Join(t.wait(), errors.Join(errs...)); err != nil {
+	if err := x.Wait(); err != nil {
 		return nil, err
 	}
 	return couplingOf(relative(energies), math.Sqrt(2/float64(l.experts[0].Shape[0]))), nil

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"dsmoe/text"
@@ -28,7 +29,7 @@ func newRowPeaks(l *load, at, n int64, wanted bool) *rowPeaks {
 // rest returns how many elements there are from at on to the end of its row.
 func (r *rowPeaks) rest(at int64) int64 {
 	if r == nil {
-		return jobBytes
+		return math.MaxInt32
 	}
 	return r.width - at%r.width
 }

@@ -28,6 +28,11 @@ type Weights struct {
 	Progress func(done, total int64) // told of bytes that were read, one call at a time; nil is nobody
 }
 
+// reading returns a reading of the weights, which counts the bytes.
+func (w *Weights) reading(ctx context.Context) *weights.Reading {
+	return weights.NewReading(ctx, w.Threads, w.Progress)
+}
+
 // pick returns the selected weights.
 func (w *Weights) pick(s Selection) ([]*weights.Weight, error) {
 	return pick(s, w.List, func(x *weights.Weight) string { return x.Name })
@@ -124,7 +129,7 @@ func Stats(ctx context.Context, w Weights, o StatsOptions) (*StatsReport, error)
 		o.By = ByTensor
 	}
 	r := &StatsReport{Path: w.Path, By: o.By, Tensors: []TensorStats{}, Groups: []GroupStats{}, NotCounted: []NotCounted{}, quantiles: o.Quantiles}
-	s := &counting{Weights: w, o: o, values: map[tensor.DType]*[halves]float32{tensor.F16: tensor.PatternValues(tensor.F16), tensor.BF16: tensor.PatternValues(tensor.BF16)}}
+	s := &counting{Weights: w, Reading: w.reading(ctx), o: o, values: map[tensor.DType]*[halves]float32{tensor.F16: tensor.PatternValues(tensor.F16), tensor.BF16: tensor.PatternValues(tensor.BF16)}}
 	name := s.grouped(o.By)
 	at := map[string]*heap{}
 	for _, x := range list {
@@ -145,8 +150,9 @@ func Stats(ctx context.Context, w Weights, o StatsOptions) (*StatsReport, error)
 	if len(s.heaps)+len(r.NotCounted) == 0 && len(list) > 0 {
 		return nil, fmt.Errorf("nothing to count by %s: none of the selected tensors is in one", o.By)
 	}
-	for _, pass := range []func(context.Context) error{s.count, s.again} {
-		if err := errors.Join(pass(ctx), s.errors()); err != nil {
+	for _, pass := range []func(){s.count, s.again} {
+		pass()
+		if err := errors.Join(s.Wait(), s.errors()); err != nil {
 			return nil, err
 		}
 	}

@@ -337,7 +337,7 @@ func TestStatsDoNotDependOnThreads(t *testing.T) {
 			assert.NotContains(t, want, "NaN")
 		}
 	}
-	assert.LessOrEqual(t, s.largest, tileBytes)
+	assert.LessOrEqual(t, s.largest, weights.TileBytes)
 }
 
 // TestStatsOfFusedExperts: each expert's matrices are counted apart.

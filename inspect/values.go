@@ -1,8 +1,7 @@
 package inspect
 
-// The values of the weights: every byte is read once, in tiles, by as many goroutines as
-// there are processors. What is counted are whole numbers, so that neither their number
-// nor their order shows in the report.
+// The values of the weights: every byte is read once. All counts are whole numbers, so that the report
+// depends neither on the number of workers nor on their order.
 
 import (
 	"context"
@@ -35,22 +34,18 @@ type Part struct {
 	CRC32  uint32 // of the bytes
 }
 
-// The sizes of what a goroutine takes on at a time, and of what it reads at a time, which
-// stays in the cache until it has been looked at.
-const (
-	jobBytes     = 8 << 20
-	tileBytes    = 256 << 10
-	tileElements = tileBytes / 4 // of what is decoded
-)
-
 // AuditValues is Audit, and reads every weight. What cannot be read is a finding; an error
 // says that ctx ended.
 func AuditValues(ctx context.Context, c *Checkpoint, v Values) (*AuditReport, error) {
-	r := newReading(c, v)
-	for _, pass := range []func(context.Context) error{r.run, r.products} {
-		if err := pass(ctx); err != nil {
-			return nil, err
-		}
+	r := newValueAudit(ctx, c, v)
+	r.readAll()
+	if err := r.Wait(); err != nil {
+		return nil, err
+	}
+	again := weights.NewReading(ctx, v.Threads, nil)
+	r.multiply(again)
+	if err := again.Wait(); err != nil {
+		return nil, err
 	}
 	a := Audit(c)
 	a.Findings = append(a.Findings, r.findings()...)
@@ -61,8 +56,9 @@ func AuditValues(ctx context.Context, c *Checkpoint, v Values) (*AuditReport, er
 	return a, nil
 }
 
-// reading is the weights of a checkpoint and what was found in them.
-type reading struct {
+// valueAudit is the state of one AuditValues run.
+type valueAudit struct {
+	*weights.Reading
 	c       *Checkpoint
 	v       Values
 	files   map[string]string // of tensors: see holders
@@ -74,8 +70,7 @@ type reading struct {
 	parts   []checkedPart
 	tied    *comparison // lm_head against embed_tokens; nil if there is nothing to compare
 
-	mu          sync.Mutex // guards what follows, and what is found
-	done, total int64
+	mu sync.Mutex // guards what is found in the weights
 }
 
 // read is one weight: what was found in it.
@@ -100,8 +95,8 @@ type comparison struct {
 	err       error
 }
 
-func newReading(c *Checkpoint, v Values) *reading {
-	r := &reading{c: c, v: v, files: c.holders(), byName: map[string]*read{}}
+func newValueAudit(ctx context.Context, c *Checkpoint, v Values) *valueAudit {
+	r := &valueAudit{Reading: weights.NewReading(ctx, v.Threads, v.Progress), c: c, v: v, files: c.holders(), byName: map[string]*read{}}
 	covered := map[string]bool{}
 	if c.Config != nil {
 		for _, w := range weights.New(c.Config, headers{c}).All() {
@@ -122,7 +117,7 @@ func newReading(c *Checkpoint, v Values) *reading {
 	if v.Selection.All() {
 		for _, p := range v.Parts {
 			r.parts = append(r.parts, checkedPart{Part: p})
-			r.total += p.Size
+			r.Expect(p.Size)
 		}
 	}
 	r.tie()
@@ -130,7 +125,7 @@ func newReading(c *Checkpoint, v Values) *reading {
 }
 
 // take adds a weight to what is read.
-func (r *reading) take(w *weights.Weight) {
+func (r *valueAudit) take(w *weights.Weight) {
 	x := &read{Weight: w}
 	if !r.v.Selection.Has(w.Name) {
 		r.left++
@@ -142,7 +137,7 @@ func (r *reading) take(w *weights.Weight) {
 	}
 	r.weights = append(r.weights, x)
 	r.byName[w.Name] = x
-	r.total += w.Bytes()
+	r.Expect(w.Bytes())
 }
 
 // The tensors that tie_word_embeddings makes one.
@@ -152,69 +147,53 @@ const (
 )
 
 // tie prepares the comparison of a stored head that is said to be the embedding.
-func (r *reading) tie() {
+func (r *valueAudit) tie() {
 	a, b := r.byName[embedding], r.byName[head]
 	if r.isTied() && a != nil && b != nil && slices.Equal(a.Shape, b.Shape) && a.DType.Casts() && b.DType.Casts() {
 		r.tied = &comparison{a: a, b: b}
-		r.total += b.Bytes()
+		r.Expect(b.Bytes())
 	}
 }
 
 // isTied says whether the config makes head and embedding one.
-func (r *reading) isTied() bool { return r.c.Config != nil && r.c.Config.TieWordEmbeddings }
+func (r *valueAudit) isTied() bool { return r.c.Config != nil && r.c.Config.TieWordEmbeddings }
 
-// run reads everything once.
-func (r *reading) run(ctx context.Context) error {
-	t := newTeam(ctx, r.v.Threads)
+// readAll reads everything once. What cannot be read is kept where it belongs.
+func (r *valueAudit) readAll() {
 	for _, w := range r.weights {
-		most := wholeBlocks(w.DType, jobBytes)
-		for at := int64(0); at < w.Bytes(); at += most {
-			t.do(func(buffer []byte) { r.look(t.ctx, w, at, min(most, w.Bytes()-at), buffer) })
+		for at, n := range w.Jobs() {
+			r.Go(func() error { r.count(w, at, n); return nil })
 		}
 	}
 	for i := range r.parts {
-		t.do(func(buffer []byte) { r.sum(t.ctx, &r.parts[i], buffer) })
+		r.Go(func() error { r.sum(&r.parts[i]); return nil })
 	}
 	if r.tied != nil {
-		t.do(func([]byte) { r.compare(t.ctx, r.tied) })
-	}
-	return t.wait()
-}
-
-// wholeBlocks returns how many of n bytes elements of d fill that can be had without others.
-func wholeBlocks(d tensor.DType, n int64) int64 { return d.Bytes(d.Elements(n)) }
-
-// progress tells of n bytes more.
-func (r *reading) progress(n int64) {
-	r.done += n
-	if r.v.Progress != nil {
-		r.v.Progress(r.done, r.total)
+		r.Go(func() error { r.tied.err = r.compare(r.tied); return nil })
 	}
 }
 
-// look counts in n bytes of a weight from at on.
-func (r *reading) look(ctx context.Context, w *read, at, n int64, buffer []byte) {
+// count counts what is odd in n elements of a weight from at on.
+func (r *valueAudit) count(w *read, at, n int64) {
 	var found tensor.Anomalies
 	var notPositive int64
-	var err error
-	for end := at + n; at < end && err == nil && ctx.Err() == nil; {
-		tile := buffer[:min(wholeBlocks(w.DType, tileBytes), end-at)]
-		if err = w.ReadAt(r.v.Reader, tile, at); err == nil {
-			found.Add(tile, w.DType)
-			if w.IsScales() {
-				notPositive += countNotPositive(tile, w.DType)
-			}
+	var failed error
+	for tile, err := range r.Bytes(r.v.Reader, w.Weight, at, n) {
+		if failed = err; err != nil {
+			break
 		}
-		at += int64(len(tile))
+		found.Add(tile, w.DType)
+		if w.IsScales() {
+			notPositive += countNotPositive(tile, w.DType)
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w.found.Merge(found)
 	w.notPositive += notPositive
 	if w.err == nil {
-		w.err = err
+		w.err = failed
 	}
-	r.progress(n)
 }
 
 // countNotPositive counts the numbers that are 0 or below.
@@ -232,27 +211,33 @@ func countNotPositive(data []byte, d tensor.DType) (n int64) {
 }
 
 // sum computes the checksum of a part.
-func (r *reading) sum(ctx context.Context, p *checkedPart, buffer []byte) {
-	for at := int64(0); at < p.Size && p.err == nil && ctx.Err() == nil; {
-		tile := buffer[:min(tileBytes, p.Size-at)]
-		if p.err = r.v.ReadFile(p.File, tile, p.Offset+at); p.err == nil {
-			p.got = crc32.Update(p.got, crc32.IEEETable, tile)
+func (r *valueAudit) sum(p *checkedPart) {
+	buffer := make([]byte, weights.TileBytes)
+	for at := int64(0); at < p.Size && !r.Ended(); {
+		tile := buffer[:min(weights.TileBytes, p.Size-at)]
+		if p.err = r.v.ReadFile(p.File, tile, p.Offset+at); p.err != nil {
+			return
 		}
+		p.got = crc32.Update(p.got, crc32.IEEETable, tile)
 		at += int64(len(tile))
+		r.Done(int64(len(tile)))
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.progress(p.Size)
 }
 
 // compare counts the different elements of two weights of one shape.
-func (r *reading) compare(ctx context.Context, c *comparison) {
+func (r *valueAudit) compare(c *comparison) error {
 	a, b := weights.NewStream(r.v.Reader, c.a.Weight), weights.NewStream(r.v.Reader, c.b.Weight)
-	n := int64(c.a.Len())
-	for at := int64(0); at < n && c.err == nil && ctx.Err() == nil; at += tileElements {
-		var x, y []float32
-		if x, c.err = loaded(a, at, min(tileElements, n-at)); c.err == nil {
-			y, c.err = loaded(b, at, min(tileElements, n-at))
+	for _, err := range r.Tiles(0, int64(c.a.Len()), weights.TileElements, b, a) {
+		if err != nil {
+			return err
+		}
+		x, err := a.Values()
+		if err != nil {
+			return err
+		}
+		y, err := b.Values()
+		if err != nil {
+			return err
 		}
 		for i := range y {
 			if x[i] != y[i] && (x[i] == x[i] || y[i] == y[i]) {
@@ -260,33 +245,21 @@ func (r *reading) compare(ctx context.Context, c *comparison) {
 			}
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.progress(c.b.Bytes())
+	return nil
 }
 
-// loaded returns n values of a stream from at on.
-func loaded(s *weights.Stream, at, n int64) ([]float32, error) {
-	if err := s.Load(at, int(n)); err != nil {
-		return nil, err
-	}
-	return s.Values()
-}
-
-// products counts what of FP8 weights is infinite, or beyond F16, with its scales. Only weights with a
-// scale that is large enough are read again.
-func (r *reading) products(ctx context.Context) error {
-	t := newTeam(ctx, r.v.Threads)
+// multiply counts the numbers of FP8 weights that are infinite, or beyond F16, with their scales. Only
+// weights with a large scale are read again.
+func (r *valueAudit) multiply(again *weights.Reading) {
 	for _, w := range r.weights {
 		if w.DType == tensor.F8E4M3 && w.err == nil && r.scaled(w) {
-			t.do(func([]byte) { w.err = r.product(t.ctx, w) })
+			again.Go(func() error { w.err = r.product(again, w); return nil })
 		}
 	}
-	return t.wait()
 }
 
 // scaled says whether the numbers of an FP8 weight are known.
-func (r *reading) scaled(w *read) bool {
+func (r *valueAudit) scaled(w *read) bool {
 	if w.Scales == nil || w.CheckScales() != nil {
 		return false
 	}
@@ -300,37 +273,28 @@ const (
 	beyondF16   = 65520
 )
 
-// largeScales says whether a number of the FP8 weight may be beyond F16.
-func (r *reading) largeScales(ctx context.Context, w *read) (large bool, err error) {
-	err = r.each(ctx, w.Scales, func(s float32) { large = large || max(s, -s)*largestE4M3 >= beyondF16 })
-	return large, err
-}
-
-// product counts the products in F32 of an FP8 weight and its scales, if some may be beyond
-// F16.
-func (r *reading) product(ctx context.Context, w *read) error {
-	if large, err := r.largeScales(ctx, w); err != nil || !large {
-		return err
-	}
-	return r.each(ctx, w.Weight, func(v float32) {
-		if v-v != 0 && v == v {
-			w.found.Infinite++
-		} else if max(v, -v) >= beyondF16 {
-			w.found.BeyondF16++
+// product counts the products in F32 of an FP8 weight and its scales, if some may be beyond F16.
+func (r *valueAudit) product(again *weights.Reading, w *read) error {
+	large := false
+	for scales, err := range again.Numbers(r.v.Reader, w.Scales, 0, int64(w.Scales.Len())) {
+		if err != nil {
+			return err
 		}
-	})
-}
-
-// each calls f for every number of a weight, until ctx ends.
-func (r *reading) each(ctx context.Context, w *weights.Weight, f func(v float32)) error {
-	s, n := weights.NewStream(r.v.Reader, w), int64(w.Len())
-	for at := int64(0); at < n && ctx.Err() == nil; at += tileElements {
-		values, err := loaded(s, at, min(tileElements, n-at))
+		large = large || slices.ContainsFunc(scales, func(s float32) bool { return max(s, -s)*largestE4M3 >= beyondF16 })
+	}
+	if !large {
+		return nil
+	}
+	for values, err := range again.Numbers(r.v.Reader, w.Weight, 0, int64(w.Len())) {
 		if err != nil {
 			return err
 		}
 		for _, v := range values {
-			f(v)
+			if v-v != 0 && v == v {
+				w.found.Infinite++
+			} else if max(v, -v) >= beyondF16 {
+				w.found.BeyondF16++
+			}
 		}
 	}
 	return nil

@@ -14,7 +14,7 @@ import (
 
 // findings says what was found: weights in the order of the files, then what is about more
 // than one of them.
-func (r *reading) findings() (found []Finding) {
+func (r *valueAudit) findings() (found []Finding) {
 	dead := r.deadExperts()
 	for _, w := range r.weights {
 		expert, _, isExpert := expertOf(w.Name)
@@ -32,7 +32,7 @@ func (r *reading) findings() (found []Finding) {
 }
 
 // aboutHead says how a stored head differs from the embedding that it is said to be.
-func (r *reading) aboutHead() []Finding {
+func (r *valueAudit) aboutHead() []Finding {
 	differs, t := "", r.tied
 	switch a, b := r.byName[embedding], r.byName[head]; {
 	case t != nil && t.err == nil && t.different > 0:
@@ -47,7 +47,7 @@ func (r *reading) aboutHead() []Finding {
 }
 
 // about says what was found in a weight; silent leaves out that all of it is zero.
-func (r *reading) about(w *read, silent bool) (found []Finding) {
+func (r *valueAudit) about(w *read, silent bool) (found []Finding) {
 	add := func(kind Kind, hint, cause string, args ...any) {
 		found = append(found, Finding{kind, r.files[w.Name], w.Name, fmt.Sprintf(cause, args...), hint})
 	}
@@ -84,7 +84,7 @@ func (r *reading) about(w *read, silent bool) (found []Finding) {
 }
 
 // aboutPart says what was found in a part of a file.
-func (r *reading) aboutPart(p checkedPart) []Finding {
+func (r *valueAudit) aboutPart(p checkedPart) []Finding {
 	file, what := r.c.Files[p.File].Name, "archive entry "+text.Quote(p.Name)
 	switch {
 	case p.err != nil:
@@ -106,7 +106,7 @@ func expertOf(name string) (expert, part string, ok bool) {
 }
 
 // deadExperts returns the routed experts all of whose weights were read and are zero.
-func (r *reading) deadExperts() map[string]bool {
+func (r *valueAudit) deadExperts() map[string]bool {
 	dead, alive := map[string]int{}, map[string]bool{}
 	for _, w := range r.weights {
 		if expert, _, ok := expertOf(w.Name); ok {
@@ -124,7 +124,7 @@ func (r *reading) deadExperts() map[string]bool {
 }
 
 // scope says what was looked at, and what was not.
-func (r *reading) scope() (checked, not []string) {
+func (r *valueAudit) scope() (checked, not []string) {
 	t := r.tally()
 	say := func(list *[]string, n int, sentence string, args ...any) {
 		if n > 0 {
@@ -157,7 +157,7 @@ type tally struct {
 	bytes                                  int64 // of the weights
 }
 
-func (r *reading) tally() (t tally) {
+func (r *valueAudit) tally() (t tally) {
 	for _, w := range r.weights {
 		if w.err != nil {
 			t.unread++

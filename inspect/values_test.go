@@ -18,6 +18,7 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // stored is the weights of a checkpoint in memory; reads of some may fail.
@@ -249,7 +250,7 @@ func TestValuesDoNotDependOnThreads(t *testing.T) {
 		assert.Equal(t, want, got)
 		assert.Contains(t, got, "1440000 of 5760000 values are NaN")
 	}
-	assert.LessOrEqual(t, s.largest, tileBytes)
+	assert.LessOrEqual(t, s.largest, weights.TileBytes)
 }
 
 // TestValuesAreCancelled: no report comes of reading that was called off.
@@ -264,7 +265,7 @@ func TestValuesAreCancelled(t *testing.T) {
 // TestParts: the checksums of a file's own, of bytes that can be read and that cannot.
 func TestParts(t *testing.T) {
 	s := fill(t, configtest.Fixture(t, "v1-base/checkpoint"))
-	data := slices.Repeat([]byte("weights"), tileBytes/3)
+	data := slices.Repeat([]byte("weights"), weights.TileBytes/3)
 	sum := crc32.ChecksumIEEE(data[5:])
 	v := Values{Parts: []Part{{0, "archive/data/0", normal, 5, int64(len(data)) - 5, sum}}, ReadFile: func(_ int, dst []byte, offset int64) error {
 		copy(dst, data[offset:])

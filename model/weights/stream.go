@@ -28,6 +28,14 @@ type Stream struct {
 // NewStream returns a stream of w, whose bytes src reads.
 func NewStream(src ReaderAt, w *Weight) *Stream { return &Stream{src: src, w: w} }
 
+// Failed names w in an error; nil stays nil.
+func (w *Weight) Failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("tensor %s: %w", text.Quote(w.Name), err)
+}
+
 // NumberType is the dtype of the weight's numbers: its own, or F32 for FP8 with scales and
 // for block types.
 func (w *Weight) NumberType() tensor.DType {

@@ -7,10 +7,6 @@ package diff
 
 import (
 	"context"
-	"runtime"
-	"sync"
-
-	"golang.org/x/sync/errgroup"
 
 	"dsmoe/config"
 	"dsmoe/model/tensor"
@@ -92,9 +88,15 @@ type Finding struct {
 func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 	pairs := match(a, b)
 	findings := make([]Finding, len(pairs))
-	progress := serial(o.Progress)
-	err := each(ctx, len(pairs), func(ctx context.Context, i int) (err error) {
-		findings[i], err = pairs[i].compare(ctx, a, b, progress)
+	done := int64(0)
+	progress := func(bytes, _ int64) {
+		if o.Progress != nil {
+			o.Progress(bytes - done)
+		}
+		done = bytes
+	}
+	err := each(ctx, len(pairs), progress, func(r *weights.Reading, i int) (err error) {
+		findings[i], err = pairs[i].compare(r, a, b)
 		return err
 	})
 	if err != nil {
@@ -111,18 +113,19 @@ func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 }
 
 // each calls f for 0 … n-1, several at once, until one fails.
-func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(runtime.GOMAXPROCS(0))
+func each(ctx context.Context, n int, progress func(done, total int64), f func(r *weights.Reading, i int) error) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	r := weights.NewReading(ctx, 0, progress)
 	for i := range n {
-		g.Go(func() error {
-			if err := ctx.Err(); err != nil {
-				return err
+		r.Go(func() error {
+			if err := f(r, i); err != nil {
+				stop(err)
 			}
-			return f(ctx, i)
+			return nil
 		})
 	}
-	return g.Wait()
+	return r.Wait()
 }
 
 // compareConfigs takes a difference of meaning for one of the checkpoints.
@@ -132,19 +135,6 @@ func (r *Report) compareConfigs(a, b *config.Config) {
 		if d.Meaning {
 			r.Verdict = "differs"
 		}
-	}
-}
-
-// serial makes calls of f one at a time; nil is no call.
-func serial(f func(int64)) func(int64) {
-	if f == nil {
-		return func(int64) {}
-	}
-	var mu sync.Mutex
-	return func(n int64) {
-		mu.Lock()
-		defer mu.Unlock()
-		f(n)
 	}
 }
 

@@ -218,7 +218,7 @@ const sampled = 4096
 // fingerprints returns hashes of the first values of gate, up and down of each MLP.
 func (s *search) fingerprints(ctx context.Context, side Side, all []*mlp) ([][3]uint64, error) {
 	keys := make([][3]uint64, len(all))
-	return keys, each(ctx, len(all), func(_ context.Context, i int) error {
+	return keys, each(ctx, len(all), nil, func(_ *weights.Reading, i int) error {
 		for k, w := range []*weights.Weight{all[i].gate, all[i].up, all[i].down} {
 			values, err := part(side, w, 0, min(sampled, w.Len()))
 			if err != nil {
@@ -247,19 +247,16 @@ func part(s Side, w *weights.Weight, at int64, n int) ([]float32, error) {
 	if err == nil {
 		values, err = stream.Values()
 	}
-	if err != nil {
-		return nil, fmt.Errorf("tensor %s: %w", text.Quote(w.Name), err)
-	}
-	return values, nil
+	return values, w.Failed(err)
 }
 
 // confirm compares the candidates whole and returns those that are what they seem.
 func (s *search) confirm(ctx context.Context, candidates []place) ([]place, error) {
 	same := make([]bool, len(candidates))
-	err := each(ctx, len(candidates), func(ctx context.Context, i int) error {
+	err := each(ctx, len(candidates), nil, func(r *weights.Reading, i int) error {
 		c := candidates[i]
 		for _, p := range c.a.projections(c.b, c.exchanged) {
-			f, err := p.compare(ctx, s.a, s.b, func(int64) {})
+			f, err := p.compare(r, s.a, s.b)
 			if err != nil {
 				return err
 			}

@@ -2,23 +2,19 @@ package diff
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"math"
 	"slices"
 
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
-	"dsmoe/text"
 )
 
 // tileElements is how many elements of each side are in memory at once, per worker.
 const tileElements = 1 << 17
 
 // compare measures one pair.
-func (p pair) compare(ctx context.Context, a, b Side, progress func(int64)) (Finding, error) {
+func (p pair) compare(r *weights.Reading, a, b Side) (Finding, error) {
 	f := Finding{Name: p.name, Status: Equal}
 	if p.a != nil {
 		f.DTypeA, f.ShapeA = &p.a.DType, p.a.Shape
@@ -38,20 +34,19 @@ func (p pair) compare(ctx context.Context, a, b Side, progress func(int64)) (Fin
 		return f, nil
 	}
 	f.Elements = int64(p.a.Len())
+	left, right := weights.NewStream(a.Reader, p.a), weights.NewStream(b.Reader, p.b)
 	if !decodes(p.a) || !decodes(p.b) {
-		return f, p.compareBytes(ctx, &f, a.Reader, b.Reader, progress)
+		return f, p.a.Failed(p.compareBytes(r, &f, left, right))
 	}
 	f.Cosine, f.Measured = 1, true
-	t := tiles{pair: p, left: weights.NewStream(a.Reader, p.a), right: weights.NewStream(b.Reader, p.b)}
-	for at := int64(0); at < f.Elements; at += tileElements {
-		if err := ctx.Err(); err != nil {
-			return f, err
+	t := tiles{pair: p, left: left, right: right}
+	for at, err := range r.Tiles(0, f.Elements, tileElements, left, right) {
+		if err == nil {
+			err = t.compare(at)
 		}
-		n := min(tileElements, f.Elements-at)
-		if err := t.compare(at, int(n)); err != nil {
-			return f, fmt.Errorf("tensor %s: %w", text.Quote(p.name), err)
+		if err != nil {
+			return f, p.a.Failed(err)
 		}
-		progress(p.a.DType.Bytes(n))
 	}
 	t.report(&f)
 	return f, nil
@@ -59,26 +54,19 @@ func (p pair) compare(ctx context.Context, a, b Side, progress func(int64)) (Fin
 
 // compareBytes compares tensors that are no floats, as integers are, or whose scales are
 // unknown: elements are equal or not. Those of two dtypes cannot be compared.
-func (p pair) compareBytes(ctx context.Context, f *Finding, left, right weights.ReaderAt, progress func(int64)) error {
+func (p pair) compareBytes(r *weights.Reading, f *Finding, left, right *weights.Stream) error {
 	d := p.a.DType
 	if d != p.b.DType || (p.a.Scales == nil) != (p.b.Scales == nil) {
 		f.Status = Differs
 		return nil
 	}
-	var x, y []byte
-	for at := int64(0); at < f.Elements; at += tileElements {
-		n := min(tileElements, f.Elements-at)
-		x, y = slices.Grow(x[:0], int(d.Bytes(n)))[:d.Bytes(n)], slices.Grow(y[:0], int(d.Bytes(n)))[:d.Bytes(n)]
-		if err := ctx.Err(); err != nil {
+	for at, err := range r.Tiles(0, f.Elements, tileElements, left, right) {
+		if err != nil {
 			return err
 		}
-		if err := errors.Join(p.a.ReadAt(left, x, d.Bytes(at)), p.b.ReadAt(right, y, d.Bytes(at))); err != nil {
-			return fmt.Errorf("tensor %s: %w", text.Quote(p.name), err)
+		if x, y := left.Raw, right.Raw; !bytes.Equal(x, y) {
+			f.count(x, y, at, int(d.Elements(int64(len(x)))), int(d.Bytes(8)))
 		}
-		if !bytes.Equal(x, y) {
-			f.count(x, y, at, int(n), int(d.Bytes(8)))
-		}
-		progress(d.Bytes(n))
 	}
 	return nil
 }
@@ -115,14 +103,8 @@ type tiles struct {
 	metrics
 }
 
-// compare compares n elements from at on.
-func (t *tiles) compare(at int64, n int) error {
-	if err := t.left.Load(at, n); err != nil {
-		return err
-	}
-	if err := t.right.Load(at, n); err != nil {
-		return err
-	}
+// compare compares what was loaded, elements from at on.
+func (t *tiles) compare(at int64) error {
 	x, err := t.left.Values()
 	if err != nil {
 		return err
