@@ -17,8 +17,8 @@ import (
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/safetensors"
-	"dsmoe/model"
 	"dsmoe/model/synth"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 )
@@ -157,7 +157,7 @@ func TestFewerLayers(t *testing.T) {
 	c := open(t, converted(t, fixture.Path(t, "v3/checkpoint"), plan.Options{Layers: plan.Layers{{0, 2}}}))
 	require.Equal(t, 3, c.Config.NumHiddenLayers)
 	require.Zero(t, c.Config.NumNextNPredictLayers)
-	require.NoError(t, model.Check(c.Config, c))
+	require.NoError(t, weights.Check(c.Config, c))
 }
 
 func TestCarriedFiles(t *testing.T) {
@@ -264,7 +264,7 @@ func TestListOfTensorsFitsMemory(t *testing.T) {
 	c := configtest.Fixture(t, "states/deepseek-v3")
 	dir, elsewhere := t.TempDir(), t.TempDir()
 	var infos []tensor.Info
-	for s := range model.FamilyOf(c).Slots(c) {
+	for s := range table.FamilyOf(c).Slots(c) {
 		infos = append(infos, s.Info(tensor.BF16))
 	}
 	fixture.Sparse(t, dir, safetensors.Format(), infos, 5_000_000_000)

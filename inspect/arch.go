@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"dsmoe/config"
-	"dsmoe/model"
 	"dsmoe/model/count"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -34,7 +34,7 @@ type Arch struct {
 
 // ModuleCount is one module over all layers.
 type ModuleCount struct {
-	Module        string `json:"module"`          // a model.Module, such as "mlp.experts"
+	Module        string `json:"module"`          // a table.Module, such as "mlp.experts"
 	Tensors       int64  `json:"tensors"`         // number of weights
 	Parameters    int64  `json:"parameters"`      // elements of the weights
 	Activated     int64  `json:"activated"`       // parameters that one token uses
@@ -106,7 +106,7 @@ func Describe(path string, c *config.Config, seq int) *Arch {
 	counts := count.Modules(c)
 	total := counts.Sum()
 	total.Module = "total"
-	d := model.TorchDType(c)
+	d := table.TorchDType(c)
 	a := &Arch{Path: path, ModelType: c.ModelType, Layers: layersOf(c), Experts: expertsOf(c), Choice: choiceOf(c),
 		Total: moduleCount(total), Assumed: c.TorchDType == ""}
 	for _, x := range counts {
@@ -115,7 +115,7 @@ func Describe(path string, c *config.Config, seq int) *Arch {
 	if mtp := moduleCount(count.MTP(c)); mtp.Tensors > 0 {
 		a.MTP = &mtp
 	}
-	a.Activated = ActivatedCounts{total.Activated, counts.Sum(model.Embedding).Activated, counts.Sum(model.Embedding, model.Head).Activated}
+	a.Activated = ActivatedCounts{total.Activated, counts.Sum(table.Embedding).Activated, counts.Sum(table.Embedding, table.Head).Activated}
 	a.Weights = WeightBytes{d, d.Bytes(total.Parameters)}
 	attention := 2 * count.AttentionMACs(c, seq)
 	a.Forward = ForwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -40,8 +40,8 @@ func Audit(c *Checkpoint) *AuditReport {
 // mismatches compares the tensors with the config's weights. If a file could not be
 // read, nobody knows what is missing, so nothing is said to be.
 func (c *Checkpoint) mismatches() []Finding {
-	var e *model.MismatchError
-	if c.Config == nil || !errors.As(model.Check(c.Config, headers{c}), &e) {
+	var e *weights.MismatchError
+	if c.Config == nil || !errors.As(weights.Check(c.Config, headers{c}), &e) {
 		return nil
 	}
 	if !c.complete() {
@@ -67,7 +67,7 @@ func (c *Checkpoint) mismatches() []Finding {
 
 // wrong is the finding about a tensor of the table, held by file, whose shape is another,
 // that is no weight for a reason of its own, or with which the model cannot compute.
-func wrong(w model.Wrong, file string, hint *hints) Finding {
+func wrong(w weights.Wrong, file string, hint *hints) Finding {
 	switch {
 	case w.Cause == "":
 		return Finding{Shape, file, w.Got.Name, fmt.Sprintf("%v, the config asks for %v", w.Got.Shape, w.Want), hint.of(w.Got.Name)}
@@ -100,7 +100,7 @@ func (c *Checkpoint) quantised() (found []Finding) {
 	}
 	files := c.holders()
 	set := weights.New(c.Config, headers{c})
-	for s := range model.FamilyOf(c.Config).Required(c.Config, set.Has) {
+	for s := range table.FamilyOf(c.Config).Required(c.Config, set.Has) {
 		w := set.Find(s.Name)
 		switch {
 		case w == nil:
@@ -150,7 +150,7 @@ func (c *Checkpoint) torchDType() []Finding {
 	if c.Config == nil || c.Config.TorchDType == "" || len(tensors) == 0 {
 		return nil
 	}
-	want := model.TorchDType(c.Config)
+	want := table.TorchDType(c.Config)
 	if slices.ContainsFunc(tensors, func(t Tensor) bool { return t.DType == want }) {
 		return nil
 	}
@@ -163,7 +163,7 @@ func (c *Checkpoint) absent() (found []Finding) {
 	if c.Config == nil || !c.complete() {
 		return nil
 	}
-	for _, note := range model.Notes(c.Config, headers{c}) {
+	for _, note := range weights.Notes(c.Config, headers{c}) {
 		found = append(found, Finding{Note, configFile, "", note, "the model computes the same without them, but cannot draft tokens by multi-token prediction"})
 	}
 	return found
@@ -209,7 +209,7 @@ func (c *Checkpoint) scope() (checked, not []string) {
 // the prediction layers that it has.
 func (c *Checkpoint) required() (n int) {
 	set := weights.New(c.Config, headers{c})
-	for range model.FamilyOf(c.Config).Required(c.Config, set.Has) {
+	for range table.FamilyOf(c.Config).Required(c.Config, set.Has) {
 		n++
 	}
 	return n

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/table"
 )
 
 // hints explains findings about tensors by the table of weights: which keys of
@@ -23,10 +23,10 @@ type rowHint struct {
 }
 
 func newHints(c *config.Config) *hints {
-	f := model.FamilyOf(c)
+	f := table.FamilyOf(c)
 	h := &hints{config: c, rows: map[string]rowHint{}, mtp: f.MTP != nil}
-	for i := range f.Params {
-		h.add(&f.Params[i], false)
+	for i := range f.Rows {
+		h.add(&f.Rows[i], false)
 	}
 	for i := range f.MTP {
 		h.add(&f.MTP[i], true)
@@ -34,7 +34,7 @@ func newHints(c *config.Config) *hints {
 	return h
 }
 
-func (h *hints) add(p *model.Param, mtp bool) {
+func (h *hints) add(p *table.Row, mtp bool) {
 	var settings []string
 	for _, key := range p.Keys() {
 		settings = append(settings, fmt.Sprintf("%s %s", key, h.config.Value(key)))

@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	"dsmoe/config"
-	"dsmoe/model"
 	"dsmoe/model/count"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -28,7 +28,7 @@ type MemoryReport struct {
 
 // ModuleMemory is the weights of one module over all layers.
 type ModuleMemory struct {
-	Module string `json:"module"` // a model.Module
+	Module string `json:"module"` // a table.Module
 	Bytes  int64  `json:"bytes"`  // FP8 with a quantization_config: a byte an element, and 4 for each block's scale
 }
 
@@ -49,10 +49,10 @@ const MaxTokens = 1_000_000_000
 // MemoryOf works out the memory of c for each context with each batch. What is not 1 to MaxTokens
 // tokens, or too much memory for 64 bits, is an error that names all of it.
 func MemoryOf(path string, c *config.Config, contexts, batches []int) (*MemoryReport, error) {
-	r := &MemoryReport{Path: path, ModelType: c.ModelType, DType: model.TorchDType(c), Assumed: c.TorchDType == "", Rows: []Memory{}}
+	r := &MemoryReport{Path: path, ModelType: c.ModelType, DType: table.TorchDType(c), Assumed: c.TorchDType == "", Rows: []Memory{}}
 	r.Modules = moduleMemory(c)
 	for _, m := range r.Modules {
-		if m.Module != string(model.MTP) {
+		if m.Module != string(table.MTP) {
 			r.Weights += m.Bytes
 		}
 	}
@@ -90,7 +90,7 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (Memory, erro
 // moduleMemory adds up the weights that c implies.
 func moduleMemory(c *config.Config) []ModuleMemory {
 	sums := []ModuleMemory{}
-	add := func(module model.Module, s model.Slot) {
+	add := func(module table.Module, s table.Slot) {
 		i := slices.IndexFunc(sums, func(m ModuleMemory) bool { return m.Module == string(module) })
 		if i < 0 {
 			i = len(sums)
@@ -98,19 +98,19 @@ func moduleMemory(c *config.Config) []ModuleMemory {
 		}
 		sums[i].Bytes += slotBytes(c, s)
 	}
-	for s := range model.FamilyOf(c).Slots(c) {
-		add(s.Param.Module, s)
+	for s := range table.FamilyOf(c).Slots(c) {
+		add(s.Module(), s)
 	}
-	for s := range model.FamilyOf(c).MTPSlots(c) {
-		add(model.MTP, s)
+	for s := range table.FamilyOf(c).MTPSlots(c) {
+		add(table.MTP, s)
 	}
 	return sums
 }
 
 // slotBytes is the size of a weight in torch_dtype, or in FP8 with its scales in F32.
-func slotBytes(c *config.Config, s model.Slot) int64 {
+func slotBytes(c *config.Config, s table.Slot) int64 {
 	if !s.FP8(c) {
-		return s.Info(model.TorchDType(c)).Bytes()
+		return s.Info(table.TorchDType(c)).Bytes()
 	}
 	rows, cols := tensor.Blocks{Rows: s.Shape[0], Cols: s.Shape[1], BlockRows: c.FP8Block[0], BlockCols: c.FP8Block[1]}.Grid()
 	return s.Info(tensor.F8E4M3).Bytes() + 4*int64(rows)*int64(cols)
@@ -141,7 +141,7 @@ func activations(c *config.Config) (token, logits int64) {
 	if layers.MoE > 0 {
 		widest = max(widest, int64(c.NumExpertsPerTok)*(2*hidden+3*expert), 3*int64(c.NSharedExperts)*expert+hidden)
 	}
-	size := model.TorchDType(c).Bytes(1)
+	size := table.TorchDType(c).Bytes(1)
 	return (2*hidden + widest) * size, hidden*size + 4*int64(c.VocabSize)
 }
 
@@ -160,7 +160,7 @@ func (r *MemoryReport) WriteText(w io.Writer) error {
 	modules := text.NewSheet("module", ">weights", ">share")
 	for _, m := range r.Modules {
 		share := text.Share(m.Bytes, r.Weights)
-		if m.Module == string(model.MTP) {
+		if m.Module == string(table.MTP) {
 			share = text.Plain("not counted")
 		}
 		modules.Add(text.Plain(m.Module), text.Size(m.Bytes), share)

@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -22,7 +22,7 @@ import (
 type Weights struct {
 	Path     string                  // of the checkpoint, as it was given
 	Config   *config.Config          // its config.json
-	List     []*weights.Weight       // all of them, as model.Ordered has them
+	List     []*weights.Weight       // all of them, as weights.Ordered has them
 	Reader   weights.ReaderAt        // of the stored tensors
 	Threads  int                     // that read at once; 0 is one per processor
 	Progress func(done, total int64) // told of bytes that were read, one call at a time; nil is nobody
@@ -47,7 +47,7 @@ const (
 	ByTensor Grouping = "tensor" // each of the tensors
 	ByExpert Grouping = "expert" // the matrices of each routed expert, and those of each layer's shared experts
 	ByLayer  Grouping = "layer"  // the weights of each layer, and of each module outside the layers
-	ByModule Grouping = "module" // each model.Module over all layers
+	ByModule Grouping = "module" // each table.Module over all layers
 )
 
 // StatsOptions says what Stats computes; the zero value is everything per tensor, without
@@ -215,12 +215,12 @@ const otherModule = "other"
 
 // moduleGroups returns the function from names to modules of the table.
 func moduleGroups(c *config.Config) func(name string) string {
-	modules := map[string]model.Module{}
-	for slot := range model.FamilyOf(c).MTPSlots(c) {
-		modules[slot.Name] = model.MTP
+	modules := map[string]table.Module{}
+	for slot := range table.FamilyOf(c).MTPSlots(c) {
+		modules[slot.Name] = table.MTP
 	}
-	for slot := range model.FamilyOf(c).Slots(c) {
-		modules[slot.Name] = slot.Param.Module
+	for slot := range table.FamilyOf(c).Slots(c) {
+		modules[slot.Name] = slot.Module()
 	}
 	return func(name string) string {
 		if m, ok := modules[name]; ok {

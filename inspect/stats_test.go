@@ -18,7 +18,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/config/configtest"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -26,7 +26,7 @@ import (
 
 // weights is the checkpoint as its weights are read.
 func (s *stored) weights() Weights {
-	return Weights{Path: s.Path, Config: s.Config, List: model.Ordered(s.Config, weights.New(s.Config, headers{s.Checkpoint})), Reader: s}
+	return Weights{Path: s.Path, Config: s.Config, List: weights.New(s.Config, headers{s.Checkpoint}).Ordered(s.Config), Reader: s}
 }
 
 // only returns a checkpoint of some tensors, which are no model.
@@ -423,7 +423,7 @@ func TestParseQuantiles(t *testing.T) {
 // TestSelection: what is selected, and what of a selection is not there.
 func TestSelection(t *testing.T) {
 	names := func(c *config.Config) (all []string) {
-		for s := range model.FamilyOf(c).Slots(c) {
+		for s := range table.FamilyOf(c).Slots(c) {
 			all = append(all, s.Name)
 		}
 		return all

@@ -14,6 +14,7 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/model"
 	"dsmoe/model/count"
+	"dsmoe/model/table"
 	"dsmoe/model/weights"
 )
 
@@ -236,14 +237,14 @@ func TestPagesOfEveryWeight(t *testing.T) {
 	_, err := m.Forward(context.Background(), in, model.Options{Pages: p})
 	require.NoError(t, err)
 	fetched := 0
-	for s := range model.FamilyOf(m.Config).Slots(m.Config) {
+	for s := range table.FamilyOf(m.Config).Slots(m.Config) {
 		if s.Layer == 1 && s.Expert < 0 {
 			fetched++
 		}
 	}
 	require.Len(t, p.needed, fetched+2*3, "two experts were chosen")
 	dropped := 0
-	for s := range model.FamilyOf(m.Config).Slots(m.Config) {
+	for s := range table.FamilyOf(m.Config).Slots(m.Config) {
 		if s.Layer >= 0 {
 			dropped++
 		}

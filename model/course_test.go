@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model"
+	"dsmoe/model/table"
 )
 
 // during runs a course over three tokens and keeps the stages.
@@ -57,7 +58,7 @@ func TestPartsOfAModel(t *testing.T) {
 		"RoPE's tables": {model.Course[*model.Activation]{}, "", nil, func(string) bool { return false }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, err := model.LoadPart(c, src, func(s model.Slot) bool {
+			m, err := model.LoadPart(c, src, func(s table.Slot) bool {
 				return slices.ContainsFunc(strings.Fields(test.wanted), func(prefix string) bool { return strings.HasPrefix(s.Name, prefix) })
 			})
 			require.NoError(t, err)

@@ -1,17 +1,13 @@
 package model_test
 
 import (
-	"compress/gzip"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"iter"
 	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -22,85 +18,16 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
-
-// TestTablesAreTheRealModels: names and shapes of the reference's modules, and where the
-// reference holds experts apart, its order.
-func TestTablesAreTheRealModels(t *testing.T) {
-	for name, ordered := range map[string]bool{"deepseek-moe-16b": true, "deepseek-v2-lite": false, "deepseek-v3": false} {
-		t.Run(name, func(t *testing.T) {
-			c := configtest.Fixture(t, "states/"+name)
-			var got []named
-			for s := range model.FamilyOf(c).Slots(c) {
-				got = append(got, named{s.Name, s.Shape})
-			}
-			want := readState(t, name)
-			if !ordered {
-				byName := func(a, b named) int { return strings.Compare(a.Name, b.Name) }
-				slices.SortFunc(got, byName)
-				slices.SortFunc(want, byName)
-			}
-			require.Len(t, got, len(want))
-			for i := range want {
-				require.Equal(t, want[i], got[i])
-			}
-		})
-	}
-}
-
-// named is a tensor's name and shape.
-type named struct {
-	Name  string
-	Shape []int
-}
-
-// readState reads a states/*/tensors.json.gz: an object of name to shape, in the order
-// of the reference's state_dict.
-func readState(t *testing.T, name string) (all []named) {
-	t.Helper()
-	f, err := os.Open(filepath.Join("..", "fixtures", "states", name, "tensors.json.gz"))
-	require.NoError(t, err)
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	require.NoError(t, err)
-	d := json.NewDecoder(z)
-	token := func() json.Token {
-		x, err := d.Token()
-		require.NoError(t, err)
-		return x
-	}
-	for token(); d.More(); {
-		x := named{Name: token().(string)}
-		require.NoError(t, d.Decode(&x.Shape))
-		all = append(all, x)
-	}
-	return all
-}
-
-// TestPredictionLayers: DeepSeek-V3's MTP layer is a decoder layer and six weights more,
-// numbered on from the decoder's.
-func TestPredictionLayers(t *testing.T) {
-	c := configtest.Fixture(t, "states/deepseek-v3")
-	names := map[string]bool{}
-	for s := range model.FamilyOf(c).MTPSlots(c) {
-		require.True(t, strings.HasPrefix(s.Name, "model.layers.61."), s.Name)
-		names[s.Name] = true
-	}
-	require.Len(t, names, 6+7+256*3+2+3+2)
-	require.Contains(t, names, "model.layers.61.eh_proj.weight")
-	require.Contains(t, names, "model.layers.61.mlp.experts.255.down_proj.weight")
-	v2 := configtest.Fixture(t, "states/deepseek-v2-lite")
-	for s := range model.FamilyOf(v2).MTPSlots(v2) {
-		t.Fatal(s.Name)
-	}
-}
 
 // withMTP adds prediction layers to a config's synthetic weights: norms about 1, and matrices
 // of rows about as long.
 func withMTP(t *testing.T, c *config.Config) memory {
 	src, r := synthetic(t, c), rand.New(rand.NewPCG(1, 2))
-	for s := range model.FamilyOf(c).MTPSlots(c) {
+	for s := range table.FamilyOf(c).MTPSlots(c) {
 		w := tensor.Tensor{DType: tensor.BF16, Shape: s.Shape}
 		for range s.Info(tensor.BF16).Len() {
 			v := 1 + 0.2*(r.Float64()-0.5)
@@ -117,11 +44,11 @@ func withMTP(t *testing.T, c *config.Config) memory {
 // TestPredictionLayersAreOptionalButChecked: they may be absent; a wrong shape is found.
 func TestPredictionLayersAreOptionalButChecked(t *testing.T) {
 	c := configtest.Fixture(t, "v3/checkpoint")
-	require.NoError(t, model.Check(c, synthetic(t, c)))
+	require.NoError(t, weights.Check(c, synthetic(t, c)))
 	src := withMTP(t, c)
-	require.NoError(t, model.Check(c, src))
+	require.NoError(t, weights.Check(c, src))
 	src["model.layers.5.eh_proj.weight"] = tensor.Tensor{DType: tensor.BF16, Shape: []int{64, 64}}
-	require.ErrorContains(t, model.Check(c, src), "model.layers.5.eh_proj.weight: shape [64 64], config says [64 128]")
+	require.ErrorContains(t, weights.Check(c, src), "model.layers.5.eh_proj.weight: shape [64 64], config says [64 128]")
 }
 
 // renamed is a source under other names.
@@ -159,7 +86,7 @@ func TestDecoderSavedWithoutItsHead(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "model.layers.1.mlp.experts.4.up_proj.weight", m.Model.Layers[1].MoE.Experts[4].UpProj.Weight.Name)
 	delete(src.memory, "lm_head.weight")
-	require.ErrorContains(t, model.Check(c, src), "1 findings: lm_head.weight: missing")
+	require.ErrorContains(t, weights.Check(c, src), "1 findings: lm_head.weight: missing")
 }
 
 // TestFusedExpertsAreViews: the fused checkpoint's experts are the other's, and no byte
@@ -204,13 +131,13 @@ func TestScalesAreChecked(t *testing.T) {
 			m[i.Name] = tensor.Tensor{DType: i.DType, Shape: i.Shape}
 		}
 		change(m)
-		require.ErrorContains(t, model.Check(src.Config, m), "1 findings: "+name+": "+want)
+		require.ErrorContains(t, weights.Check(src.Config, m), "1 findings: "+name+": "+want)
 	}
 	for module, wrong := range map[string]bool{"model.layers.1.self_attn": true, "o_proj": true, "lm_head": false} {
 		excepting, err := src.Config.Override(map[string]jsontext.Value{"quantization_config": jsontext.Value(
 			`{"quant_method":"fp8","weight_block_size":[128,128],"modules_to_not_convert":["` + module + `"]}`)})
 		require.NoError(t, err)
-		if err := model.Check(excepting, src); wrong {
+		if err := weights.Check(excepting, src); wrong {
 			require.ErrorContains(t, err, name+": dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it")
 		} else {
 			require.NoError(t, err)
@@ -219,7 +146,7 @@ func TestScalesAreChecked(t *testing.T) {
 	plain := configtest.Fixture(t, "v3/checkpoint")
 	m := synthetic(t, plain)
 	m["lm_head.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{256, 64}}
-	require.ErrorContains(t, model.Check(plain, m), "lm_head.weight: dtype F8_E4M3, but config.json has no quantization_config")
+	require.ErrorContains(t, weights.Check(plain, m), "lm_head.weight: dtype F8_E4M3, but config.json has no quantization_config")
 }
 
 // TestEmbeddingInFP8 is refused: rows are looked up in it, and no product scales them.
@@ -227,21 +154,7 @@ func TestEmbeddingInFP8(t *testing.T) {
 	c := configtest.Fixture(t, "v3-fp8/checkpoint")
 	src := synthetic(t, c)
 	src["model.embed_tokens.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: src["model.embed_tokens.weight"].Shape}
-	require.ErrorContains(t, model.Check(c, src), "1 findings: model.embed_tokens.weight: dtype F8_E4M3, which only matrix products take")
-}
-
-// TestTorchDType: a config without one has what torch creates weights in.
-func TestTorchDType(t *testing.T) {
-	for field, want := range map[string]tensor.DType{
-		``:                          tensor.F32,
-		`,"torch_dtype":null`:       tensor.F32,
-		`,"torch_dtype":"bfloat16"`: tensor.BF16,
-		`,"torch_dtype":"float16"`:  tensor.F16,
-		`,"dtype":"float32"`:        tensor.F32,
-		`,"torch_dtype":"float64"`:  tensor.F64,
-	} {
-		require.Equal(t, want, model.TorchDType(configtest.Parse(t, `{"model_type":"deepseek"`+field+`}`)), field)
-	}
+	require.ErrorContains(t, weights.Check(c, src), "1 findings: model.embed_tokens.weight: dtype F8_E4M3, which only matrix products take")
 }
 
 // TestPredictionLayersAreWholeOrAbsent: of a layer that is there nothing but the copies of
@@ -251,22 +164,22 @@ func TestPredictionLayersAreWholeOrAbsent(t *testing.T) {
 	require.Equal(t, 2, c.NumNextNPredictLayers)
 	layer := func(l int) string { return fmt.Sprintf("model.layers.%d.", c.NumHiddenLayers+l) }
 	src := withMTP(t, c)
-	require.NoError(t, model.Check(c, src))
-	require.Empty(t, model.Notes(c, src))
+	require.NoError(t, weights.Check(c, src))
+	require.Empty(t, weights.Notes(c, src))
 
 	delete(src, layer(1)+"embed_tokens.weight")
 	delete(src, layer(1)+"shared_head.head.weight")
 	src[layer(1)+"self_attn.rotary_emb.inv_freq"] = tensor.Tensor{DType: tensor.F32, Shape: []int{2}}
-	require.NoError(t, model.Check(c, src))
+	require.NoError(t, weights.Check(c, src))
 
 	delete(src, layer(1)+"hnorm.weight")
 	_, err := model.Load(c, src)
 	require.ErrorContains(t, err, "1 findings: "+layer(1)+"hnorm.weight: missing, shape [")
-	require.Empty(t, model.Notes(c, src))
+	require.Empty(t, weights.Notes(c, src))
 
 	maps.DeleteFunc(src, func(name string, _ tensor.Tensor) bool { return strings.HasPrefix(name, layer(1)) })
-	require.NoError(t, model.Check(c, src))
-	require.Equal(t, []string{fmt.Sprintf("num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers %d", c.NumHiddenLayers+1)}, model.Notes(c, src))
+	require.NoError(t, weights.Check(c, src))
+	require.Equal(t, []string{fmt.Sprintf("num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers %d", c.NumHiddenLayers+1)}, weights.Notes(c, src))
 	maps.DeleteFunc(src, func(name string, _ tensor.Tensor) bool { return strings.HasPrefix(name, layer(0)) })
-	require.Equal(t, []string{"num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers"}, model.Notes(c, src))
+	require.Equal(t, []string{"num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers"}, weights.Notes(c, src))
 }

@@ -1,100 +1,40 @@
 package model
 
 import (
-	"errors"
-	"fmt"
-	"slices"
-	"strings"
-
 	"dsmoe/config"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
-	"dsmoe/text"
 )
-
-// MismatchError lists every way in which a source's tensors differ from the
-// weights that its config implies: Missing and Wrong in the model's order,
-// Unexpected in the source's.
-type MismatchError struct {
-	Missing    []Slot        // weights that no tensor holds
-	Wrong      []Wrong       // tensors that cannot be used as the weight they are named after
-	Unexpected []tensor.Info // tensors that the table does not know
-}
-
-// Wrong is a tensor that has the right name but not the right shape, or a dtype
-// that the model does not compute with.
-type Wrong struct {
-	Got   tensor.Info // the tensor, by the name that the table has for it
-	Want  []int       // the shape that the config implies; nil if Cause is about the shape
-	Cause string      // what is wrong beside the shape; empty if it is the shape alone
-
-	Scales *weights.ScalesError // what is wrong with its scales, if that is the cause; else nil
-}
-
-// maxFindings is how many findings of a MismatchError its message spells out.
-const maxFindings = 20
-
-// Error names the first findings of each kind and counts the rest, on one line.
-func (e *MismatchError) Error() string {
-	lines := e.Findings()
-	n := len(lines)
-	if n > maxFindings {
-		lines = append(lines[:maxFindings], fmt.Sprintf("and %d more", n-maxFindings))
-	}
-	return fmt.Sprintf("config and tensors do not fit, %d findings: %s", n, strings.Join(lines, "; "))
-}
-
-// Findings returns a line per finding.
-func (e *MismatchError) Findings() []string {
-	var lines []string
-	for _, s := range e.Missing {
-		lines = append(lines, fmt.Sprintf("%s: missing, shape %v is expected", text.Quote(s.Name), s.Shape))
-	}
-	for _, w := range e.Wrong {
-		lines = append(lines, w.String())
-	}
-	for _, i := range e.Unexpected {
-		lines = append(lines, fmt.Sprintf("%s: unexpected, shape %v", text.Quote(i.Name), i.Shape))
-	}
-	return lines
-}
-
-// String says what is wrong with the tensor.
-func (w Wrong) String() string {
-	if w.Cause == "" {
-		return fmt.Sprintf("%s: shape %v, config says %v", text.Quote(w.Got.Name), w.Got.Shape, w.Want)
-	}
-	return text.Quote(w.Got.Name) + ": " + w.Cause
-}
 
 // Load binds every weight of the decoder that c implies, and of the prediction layers that src
 // has, to src's tensors, in any form that weights.New knows, as views: nothing is read but the scales of FP8 weights. Where src has
 // no views (weights.Unviewed), a layer's weights are read when it runs. If a
 // weight is missing, has another shape or an unsupported dtype, or if src holds tensors
-// that the table does not know, the error is a *MismatchError with all of them.
+// that the table does not know, the error is a *weights.MismatchError with all of them.
 func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
-	return LoadPart(c, src, func(Slot) bool { return true })
+	return LoadPart(c, src, func(table.Slot) bool { return true })
 }
 
 // LoadPart is Load for the weights that are wanted. The others are held against the config by
 // their headers, and stay unbound: nothing that needs them can be run.
-func LoadPart(c *config.Config, src weights.Source, wanted func(Slot) bool) (*DeepseekForCausalLM, error) {
+func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool) (*DeepseekForCausalLM, error) {
 	set := weights.New(c, src)
-	if err := checkSet(c, set); err != nil {
+	if err := set.Check(c); err != nil {
 		return nil, err
 	}
 	m := newModel(c)
-	for s := range FamilyOf(c).Required(c, set.Has) {
+	for s := range table.FamilyOf(c).Required(c, set.Has) {
 		if !wanted(s) {
 			continue
 		}
-		w, err := bind(src, set.Find(s.Name), s.Param.PerLayer())
+		w, err := bind(src, set.Find(s.Name), s.Row.PerLayer())
 		if err != nil {
 			return nil, err
 		}
-		*s.Param.place(m, s.Layer, s.Expert) = w
+		*m.at(s.Place) = w
 	}
-	if c.TieWordEmbeddings && !usesStoredHead(c, set.Has) {
+	if c.TieWordEmbeddings && !table.UsesStoredHead(c, set.Has) {
 		m.LMHead.Weight = m.Model.EmbedTokens
 	}
 	m.shareCopies()
@@ -133,81 +73,4 @@ func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, er
 	}
 	bound.Scales, err = scales.Float32s(nil)
 	return bound, err
-}
-
-// Check compares the headers of a checkpoint, in any form that weights.New knows, with
-// the weights that c implies, see Family.Required, and returns nil or a *MismatchError. It
-// reads no data.
-func Check(c *config.Config, h weights.Headers) error { return checkSet(c, weights.New(c, h)) }
-
-// checkSet is Check for tensors whose names are known already.
-func checkSet(c *config.Config, set *weights.Set) error {
-	k := &checker{c: c, f: FamilyOf(c), set: set, known: map[string]bool{}}
-	for s := range k.f.Required(c, set.Has) {
-		k.check(s)
-	}
-	for s := range expand(k.f.Ignored, c, 0, c.NumHiddenLayers+c.NumNextNPredictLayers) {
-		k.known[s.Name] = true
-	}
-	for _, x := range set.Misfits {
-		k.found.Wrong = append(k.found.Wrong, Wrong{Got: x.Info, Cause: x.Cause})
-	}
-	for _, w := range set.All() {
-		if !k.known[w.Name] {
-			k.found.Unexpected = append(k.found.Unexpected, w.Info)
-		}
-	}
-	if e := &k.found; len(e.Missing)+len(e.Wrong)+len(e.Unexpected) > 0 {
-		return e
-	}
-	return nil
-}
-
-// checker compares weights with slots.
-type checker struct {
-	c     *config.Config
-	f     *Family
-	set   *weights.Set
-	known map[string]bool
-	found MismatchError
-}
-
-// check looks for one slot.
-func (k *checker) check(s Slot) {
-	k.known[s.Name] = true
-	w := k.set.Find(s.Name)
-	switch {
-	case w == nil && k.set.InMisfit(s.Name): // said of the misfit
-	case w == nil:
-		k.found.Missing = append(k.found.Missing, s)
-	case !slices.Equal(w.Shape, s.Shape):
-		k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape})
-	case w.DType == tensor.F8E4M3:
-		k.checkFP8(s, w)
-	default:
-		if _, ok := w.DType.Format(); !ok {
-			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with F32, F16, BF16, F8_E4M3 and the blocks of GGUF", w.DType))
-		} else if _, err := tensor.Size(w.DType, w.Shape); err != nil {
-			k.wrong(s, w, err.Error())
-		}
-	}
-}
-
-func (k *checker) wrong(s Slot, w *weights.Weight, cause string) {
-	k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape, Cause: cause})
-}
-
-// checkFP8 looks for an FP8 weight's scales, wherever they are.
-func (k *checker) checkFP8(s Slot, w *weights.Weight) {
-	k.known[s.Name+weights.ScaleSuffix] = true
-	if k.c.FP8Block[0] == 0 {
-		k.wrong(s, w, "dtype F8_E4M3, but config.json has no quantization_config")
-	} else if s.Param.LookedUp() {
-		k.wrong(s, w, "dtype F8_E4M3, which only matrix products take")
-	} else if s.Excepted(k.c) {
-		k.wrong(s, w, "dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it")
-	} else if err := w.CheckScales(); err != nil {
-		k.wrong(s, w, err.Error())
-		errors.As(err, &k.found.Wrong[len(k.found.Wrong)-1].Scales)
-	}
 }

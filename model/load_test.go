@@ -14,8 +14,10 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/model"
 	"dsmoe/model/synth"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/tensor/tensortest"
+	"dsmoe/model/weights"
 )
 
 const tinyConfig = `{"model_type":"deepseek","vocab_size":11,"hidden_size":8,"intermediate_size":12,
@@ -62,7 +64,7 @@ func TestLoadListsEveryMismatch(t *testing.T) {
 	src["model.layers.2.input_layernorm.weight"] = src["model.layers.1.input_layernorm.weight"]
 
 	_, err := model.Load(c, src)
-	var mismatch *model.MismatchError
+	var mismatch *weights.MismatchError
 	require.ErrorAs(t, err, &mismatch)
 	require.Equal(t, []string{
 		experts + "3.up_proj.weight: missing, shape [4 8] is expected",
@@ -202,8 +204,8 @@ func TestTopK(t *testing.T) {
 // TestMismatchesCutNames: a name of any length takes a line that can be read.
 func TestMismatchesCutNames(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
-	e := &model.MismatchError{Missing: []model.Slot{{Name: long}}, Unexpected: []tensor.Info{{Name: long}},
-		Wrong: []model.Wrong{{Got: tensor.Info{Name: long}}, {Got: tensor.Info{Name: long}, Cause: "odd"}}}
+	e := &weights.MismatchError{Missing: []table.Slot{{Name: long}}, Unexpected: []tensor.Info{{Name: long}},
+		Wrong: []weights.Wrong{{Got: tensor.Info{Name: long}}, {Got: tensor.Info{Name: long}, Cause: "odd"}}}
 	require.Len(t, e.Findings(), 4)
 	require.Less(t, len(e.Error()), 1500)
 }

@@ -1,7 +1,6 @@
-// Package model is the mathematics of DeepSeekMoE and the table of its weights.
+// Package model is the mathematics of DeepSeekMoE.
 //
-// Families are the table: Family.Slots expands one to every weight that a config
-// implies, and Load binds them to the tensors of a weights.Source. A Network is the decoder as
+// Load binds every weight of package table to the tensors of a weights.Source. A Network is the decoder as
 // the reference's Python has it, written once over the operations of an Arithmetic:
 // Plain computes them, Tape does so and carries gradients back, others are written
 // elsewhere. A Trace sees every stage under its HuggingFace name. Types and methods
@@ -11,6 +10,7 @@ package model
 
 import (
 	"dsmoe/config"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
 
@@ -166,7 +166,7 @@ func newModel(c *config.Config) *DeepseekForCausalLM {
 	for l := range m.Model.Layers {
 		m.Model.Layers[l] = newLayer(c, l)
 	}
-	m.Model.MTP = make([]MtpLayer, FamilyOf(c).predictionLayers(c))
+	m.Model.MTP = make([]MtpLayer, table.FamilyOf(c).PredictionLayers(c))
 	for k := range m.Model.MTP {
 		m.Model.MTP[k].DeepseekDecoderLayer = newLayer(c, c.NumHiddenLayers+k)
 	}

@@ -20,8 +20,8 @@ func (p *pass[V]) willNeed(l int) {
 	if p.o.Pages == nil || l < 0 {
 		return
 	}
-	for row, w := range p.m.layerWeights(l) {
-		if row.Module != RoutedExperts && !row.LookedUp() {
+	for place, w := range p.m.layerWeights(l) {
+		if place.Expert < 0 && !place.Row.LookedUp() {
 			fetch(p.o.Pages, w)
 		}
 	}
@@ -32,10 +32,9 @@ func (p *pass[V]) fetchExperts(l int, experts []int) {
 	if p.o.Pages == nil {
 		return
 	}
-	rows := FamilyOf(p.config).expertRows()
 	for _, e := range experts {
-		for _, row := range rows {
-			fetch(p.o.Pages, row.place(p.m, l, e))
+		for _, w := range p.m.Layer(l).MoE.Experts[e].weights() {
+			fetch(p.o.Pages, w)
 		}
 	}
 }
@@ -46,8 +45,8 @@ func (p *pass[V]) dropExpert(l, e int) {
 	if p.o.Pages == nil || p.o.Training {
 		return
 	}
-	for _, row := range FamilyOf(p.config).expertRows() {
-		if w := row.place(p.m, l, e); len(w.Data) > 0 {
+	for _, w := range p.m.Layer(l).MoE.Experts[e].weights() {
+		if len(w.Data) > 0 {
 			p.o.Pages.DontNeed(w.Data)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/config/configtest"
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
 
@@ -43,7 +44,7 @@ func (u unviewed) ReadAt(name string, dst []byte, offset int64) error {
 
 // layerBytes is the size of the weights of a layer.
 func layerBytes(c *config.Config, layer int) (n int64) {
-	for s := range model.FamilyOf(c).Slots(c) {
+	for s := range table.FamilyOf(c).Slots(c) {
 		if s.Layer == layer {
 			n += tensor.Info{DType: tensor.BF16, Shape: s.Shape}.Bytes()
 		}

@@ -17,6 +17,7 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // predicting is a V3 of two layers and two prediction layers.
@@ -178,7 +179,7 @@ func TestPredictionEmbeddingInFP8(t *testing.T) {
 	src := withMTP(t, c)
 	name := fmt.Sprintf("model.layers.%d.embed_tokens.weight", c.NumHiddenLayers)
 	src[name] = tensor.Tensor{DType: tensor.F8E4M3, Shape: src[name].Shape}
-	require.ErrorContains(t, model.Check(c, src), "1 findings: "+name+": dtype F8_E4M3, which only matrix products take")
+	require.ErrorContains(t, weights.Check(c, src), "1 findings: "+name+": dtype F8_E4M3, which only matrix products take")
 }
 
 // TestPredictionInFP8: with weights of a prediction layer in FP8, in blocks with scales, every

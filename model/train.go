@@ -7,6 +7,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model/internal/kernel"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
 
@@ -59,7 +60,7 @@ func (t *Tape) show(n *Network[*Activation], loss float64) error {
 	if err := n.Trace.Stage("loss", shown); err != nil {
 		return err
 	}
-	for s := range FamilyOf(n.Model.Config).Slots(n.Model.Config) {
+	for s := range table.FamilyOf(n.Model.Config).Slots(n.Model.Config) {
 		if !t.wants(s.Name) {
 			continue
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/table"
 )
 
 // Whether a pack was recorded from the model that it is held against.
@@ -68,8 +68,8 @@ func (p *Pack) recordedConfig(r config.Reference) (*config.Config, error) {
 func sameShape(a, b *config.Config) bool {
 	of := func(c *config.Config) map[string]string {
 		shapes := map[string]string{}
-		for s := range model.FamilyOf(c).Slots(c) {
-			if s.Name != model.HeadName {
+		for s := range table.FamilyOf(c).Slots(c) {
+			if s.Name != table.HeadName {
 				shapes[s.Name] = fmt.Sprint(s.Shape)
 			}
 		}
@@ -112,7 +112,7 @@ func (p *Pack) checkWidths(c *config.Config) error {
 		golden, slot string // the first that does not fit
 	}
 	kinds := map[string]*kindWidths{}
-	for s := range model.FamilyOf(c).Slots(c) {
+	for s := range table.FamilyOf(c).Slots(c) {
 		name, width := moduleStage(s)
 		e, ok := p.Manifest.Tensors[name]
 		if !ok || width == 0 {
@@ -141,14 +141,14 @@ func (p *Pack) checkWidths(c *config.Config) error {
 
 // moduleStage returns the stage that a module with this weight gives by itself, and its width; 0 if
 // there is none.
-func moduleStage(s model.Slot) (stage string, width int) {
+func moduleStage(s table.Slot) (stage string, width int) {
 	module, ok := strings.CutSuffix(s.Name, ".weight")
 	switch {
 	case !ok || s.Expert >= 0:
 		return "", 0
-	case s.Param.Module == model.Router:
+	case s.Module() == table.Router:
 		return module + ".logits", s.Shape[0]
-	case s.Param.LookedUp():
+	case s.Row.LookedUp():
 		return module + ".output", s.Shape[1]
 	}
 	return module + ".output", s.Shape[0]

@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -176,7 +177,7 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		}
 	}
 	unreached, experts := map[int][]int{}, map[int]map[int]bool{} // by layer; experts that may show in what is checked
-	for s := range model.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
+	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		if s.Layer >= t.layers() {
 			c.OutsideForward++
 			continue
@@ -185,7 +186,7 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 			continue
 		}
 		c.Weights++
-		if s.Param.LookedUp() && s.Param.Copied() {
+		if s.Row.LookedUp() && s.Row.Copied() {
 			c.EmbeddingCopies++
 		}
 		_, used := t.used[s.Name]
@@ -375,19 +376,19 @@ func (t *tracer) untrained() []string {
 	}
 	type module struct {
 		layer int
-		name  model.Module
+		name  table.Module
 	}
-	has, missing := map[module]bool{}, []model.Slot{}
-	for s := range model.FamilyOf(t.m.Config).Slots(t.m.Config) {
+	has, missing := map[module]bool{}, []table.Slot{}
+	for s := range table.FamilyOf(t.m.Config).Slots(t.m.Config) {
 		if t.pack.Has(s.Name + grad) {
-			has[module{s.Layer, s.Param.Module}] = true
+			has[module{s.Layer, s.Module()}] = true
 		} else {
 			missing = append(missing, s)
 		}
 	}
 	var names []string
 	for _, s := range missing {
-		if has[module{s.Layer, s.Param.Module}] {
+		if has[module{s.Layer, s.Module()}] {
 			names = append(names, s.Name)
 		}
 	}

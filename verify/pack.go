@@ -21,7 +21,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nlpodyssey/safetensors"
 
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -168,7 +168,7 @@ func OpenPack(dir string) (*Pack, error) {
 	if err := p.readManifest(); err != nil {
 		return nil, err
 	}
-	p.DType = model.ParseTorch(p.Manifest.ComputeDType)
+	p.DType = table.ParseTorch(p.Manifest.ComputeDType)
 	problems := p.Manifest.check()
 	if len(problems) == 0 {
 		problems = p.rehash()
@@ -260,7 +260,7 @@ func (m *Manifest) check() []error {
 	if m.Mode == "train" && m.ComputeDType != "float32" {
 		add("manifest.json: a training pack in %.40q: gradients are compared in float32 only", m.ComputeDType)
 	}
-	if d := model.ParseTorch(m.ComputeDType); !d.Casts() {
+	if d := table.ParseTorch(m.ComputeDType); !d.Casts() {
 		add("manifest.json: compute_dtype %.40q, not float32, bfloat16 or float16", m.ComputeDType)
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {

@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -314,7 +315,7 @@ func TestOnlyChosenLayersAreRead(t *testing.T) {
 		r := run(t, c.Config, unreadable{c, t, others}, p, verify.Options{})
 		require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
 		unread := 0
-		for s := range model.FamilyOf(c.Config).Slots(c.Config) {
+		for s := range table.FamilyOf(c.Config).Slots(c.Config) {
 			if others(s.Name) {
 				unread++
 			}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
@@ -89,14 +89,14 @@ func TestEveryWeightOfAPredictionLayerIsHeld(t *testing.T) {
 	require.Equal(t, 1, right.Coverage.EmbeddingCopies)
 	require.Contains(t, printed(t, right), "\n           15 of 80 rows of the embedding, and of prediction layers' copies of it no others\n")
 	held := 0
-	for s := range model.FamilyOf(c.Config).MTPSlots(c.Config) {
+	for s := range table.FamilyOf(c.Config).MTPSlots(c.Config) {
 		if slices.Contains([]int{0, 1, 2, 3, 15}, s.Expert) {
 			continue
 		}
 		held++
 		w := get(t, c, s.Name)
 		row := 0
-		if s.Param.LookedUp() {
+		if s.Row.LookedUp() {
 			row = must(p.Ints("input_ids"))[5]
 		}
 		double(t, w, row)

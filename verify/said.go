@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/text"
 )
 
@@ -17,7 +17,7 @@ import (
 func (t *tracer) said(checks []Check) Scope {
 	s := Scope{Of: t.m.Config.NumHiddenLayers, Selected: t.scope.restricted(), Stages: append([]string{}, t.o.Stages...),
 		Layers: []int{}, Inputs: t.inputs(), Unread: []int{}}
-	for slot := range model.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
+	for slot := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		w, layer := t.set.Find(slot.Name), slot.Layer
 		_, used := t.used[slot.Name]
 		_, aside := t.aside[slot.Name]
@@ -30,7 +30,7 @@ func (t *tracer) said(checks []Check) Scope {
 			}
 		case used && layer >= 0 && !slices.Contains(s.Layers, layer):
 			s.Layers = append(s.Layers, layer)
-		case used && layer < 0 && slot.Param.LookedUp() && t.scope.course.Embedding:
+		case used && layer < 0 && slot.Row.LookedUp() && t.scope.course.Embedding:
 			s.Embedding = true
 		case used && layer < 0: // the head's may be the embedding's
 			s.Head = true
@@ -71,8 +71,8 @@ func (t *tracer) unreadParts(layers []int) []string {
 	if len(layers) > 0 {
 		parts = append(parts, layersText(layers))
 	}
-	for slot := range model.FamilyOf(t.m.Config).Slots(t.m.Config) {
-		if part := ends[slot.Param.LookedUp()]; slot.Layer < 0 && !t.scope.runs(slot) && !slices.Contains(parts, part) {
+	for slot := range table.FamilyOf(t.m.Config).Slots(t.m.Config) {
+		if part := ends[slot.Row.LookedUp()]; slot.Layer < 0 && !t.scope.runs(slot) && !slices.Contains(parts, part) {
 			parts = append(parts, part)
 		}
 	}

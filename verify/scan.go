@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -39,9 +39,9 @@ func (t *tracer) scan(ctx context.Context) error {
 
 // unread lists the weights of the table that no product has shown whole, and their scales.
 func (t *tracer) unread() (all []*weights.Weight) {
-	for s := range model.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
+	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		w := t.set.Find(s.Name)
-		if _, used := t.used[s.Name]; w == nil || !t.scope.reads(s) || used && !s.Param.LookedUp() {
+		if _, used := t.used[s.Name]; w == nil || !t.scope.reads(s) || used && !s.Row.LookedUp() {
 			continue
 		}
 		all = append(all, w)

@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/text"
 )
 
@@ -245,14 +246,14 @@ func (s *scope) wantsEnd(names ...string) bool {
 }
 
 // runs says whether a weight belongs to a part that is run.
-func (s *scope) runs(slot model.Slot) bool {
+func (s *scope) runs(slot table.Slot) bool {
 	c, last := &s.course, s.config.NumHiddenLayers
 	switch {
 	case slot.Layer >= last:
 		return slot.Layer < last+c.Predictions
 	case slot.Layer >= 0:
 		return slices.Contains(c.Layers, slot.Layer)
-	case slot.Param.LookedUp():
+	case slot.Row.LookedUp():
 		return c.Embedding || c.Predictions > 0 || c.Head && s.config.TieWordEmbeddings
 	}
 	return c.Head
@@ -261,7 +262,7 @@ func (s *scope) runs(slot model.Slot) bool {
 // reads says whether a weight is read, be it to look for a NaN: those of what is run, and of
 // prediction layers, which are not part of the forward pass, unless a part is selected or they
 // are absent on purpose.
-func (s *scope) reads(slot model.Slot) bool {
+func (s *scope) reads(slot table.Slot) bool {
 	return s.runs(slot) || slot.Layer >= s.config.NumHiddenLayers && !s.restricted() && !s.says(slot.Layer)
 }
 

@@ -6,7 +6,7 @@ import (
 	"iter"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/weights"
 )
 
@@ -17,7 +17,7 @@ var errTiedApart = errors.New("tie_word_embeddings is true, but lm_head.weight i
 // checkTied refuses a stored head that differs from the embedding it is tied to under the rules of
 // the published code. transformers' own classes compute with the stored one: model.Load binds it.
 func (t *tracer) checkTied() error {
-	head, embedding := t.set.Find(model.HeadName), t.set.Find("model.embed_tokens.weight")
+	head, embedding := t.set.Find(table.HeadName), t.set.Find("model.embed_tokens.weight")
 	if !t.m.Config.TieWordEmbeddings || t.m.Config.Reference != config.Remote || head == nil || embedding == nil {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
 
@@ -145,7 +146,7 @@ func (l *learning) rewind(layer int) error {
 	if err := l.g.rewind(); err != nil {
 		return err
 	}
-	for s := range model.FamilyOf(l.m.Config).Slots(l.m.Config) {
+	for s := range table.FamilyOf(l.m.Config).Slots(l.m.Config) {
 		if name := s.Name + grad; s.Layer == layer && l.g.wants(s.Name) && !l.seen[name] && s.Name != l.g.tied {
 			zeros := exact(&model.Activation{Shape: s.Shape, Values: make([]float32, s.Info(tensor.F32).Len()), DType: tensor.F32})
 			if err := l.compare(name, zeros, nil); err != nil {

@@ -104,7 +104,7 @@ func (t *tracer) unusedLimits() error {
 
 // Run verifies the weights of src under the configuration c, with the pack's
 // config_overrides in force, against pack. The error says why no comparison could
-// be made: tensors that do not fit the config (*model.MismatchError), an input
+// be made: tensors that do not fit the config (*weights.MismatchError), an input
 // that is not one, a broken pack.
 func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, o Options) (*Report, error) {
 	if o.Mode == "" {

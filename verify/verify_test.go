@@ -15,6 +15,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
@@ -278,7 +279,7 @@ func TestPredictionLayersAreReported(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v3/golden-f32")
 	extra := mtp{c, map[string]tensor.Info{}}
-	for s := range model.FamilyOf(c.Config).MTPSlots(c.Config) {
+	for s := range table.FamilyOf(c.Config).MTPSlots(c.Config) {
 		extra.infos[s.Name] = s.Info(tensor.BF16)
 	}
 	r := run(t, c.Config, extra, p, verify.Options{})
@@ -306,7 +307,7 @@ func TestTensorsThatDoNotFitAreAnError(t *testing.T) {
 	c, p := open(t, "v1-base/golden-f32")
 	cfg := override(t, c.Config, "first_k_dense_replace", "2")
 	_, err := verify.Run(context.Background(), cfg, c, p, verify.Options{})
-	var mismatch *model.MismatchError
+	var mismatch *weights.MismatchError
 	require.ErrorAs(t, err, &mismatch)
 	require.Len(t, mismatch.Missing, 3)
 	require.Len(t, mismatch.Unexpected, 16*3+1+3)

@@ -7,7 +7,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/model"
 	"dsmoe/model/weights"
 	"dsmoe/verify/diff"
 )
@@ -101,5 +100,5 @@ func orderedWeights(c *checkpoint.Checkpoint) ([]*weights.Weight, error) {
 	if problems != nil {
 		return nil, &checkpoint.Error{Path: c.Path, Problems: problems}
 	}
-	return model.Ordered(c.Config, set), nil
+	return set.Ordered(c.Config), nil
 }

@@ -19,8 +19,8 @@ import (
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
-	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify"
 )
@@ -124,7 +124,7 @@ func knownFaults(err error) (problems []fault) {
 		for _, p := range e.Problems {
 			problems = append(problems, fault{Coordinate: p.Field, Cause: p.Cause})
 		}
-	case *model.MismatchError:
+	case *weights.MismatchError:
 		for _, line := range e.Findings() {
 			tensor, cause, _ := strings.Cut(line, ": ")
 			problems = append(problems, fault{Coordinate: "tensor " + tensor, Cause: cause})
@@ -187,7 +187,7 @@ func overflowHint(e *convert.OverflowError) string {
 func hintOf(err error) string {
 	var known *hinted
 	var bad *checkpoint.Error
-	var mismatch *model.MismatchError
+	var mismatch *weights.MismatchError
 	var overflow *convert.OverflowError
 	switch {
 	case errors.As(err, &overflow):

@@ -23,38 +23,39 @@ import (
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
 		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/diff", "inspect",
-			"model", "model/count", "model/synth", "model/weights", "config", "model/tensor"},
+			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor"},
 
 		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
 		"convert/internal/engine":  {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
-		"convert/plan":             {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model", "model/weights", "config", "model/tensor"},
+		"convert/plan":             {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model/weights", "model/table", "config", "model/tensor"},
 		"convert/operation":        {"model/tensor"},
 		"convert/checkpoint":       {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/weights", "config", "model/tensor"},
 		"convert/safetensors":      {"convert/format", "model/tensor"},
 		"convert/torchbin":         {"convert/format", "model/tensor"},
-		"convert/gguf":             {"convert/format", "model", "config", "model/tensor"},
+		"convert/gguf":             {"convert/format", "model/table", "config", "model/tensor"},
 		"convert/format":           {"config", "model/tensor"},
 		"convert/internal/disk":    {},
 		"convert/internal/digest":  {},
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
-		"verify":            {"text/page", "model", "model/weights", "config", "model/tensor"},
+		"verify":            {"text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"verify/verifytest": {}, // for tests and scripts
 		"verify/diff":       {"model/weights", "config", "model/tensor"},
 
-		"inspect": {"text/page", "model", "model/count", "model/weights", "config", "model/tensor"},
+		"inspect": {"text/page", "model", "model/count", "model/weights", "model/table", "config", "model/tensor"},
 
-		"model":                   {"model/weights", "config", "model/tensor", "model/internal/kernel"},
-		"model/count":             {"model", "config", "model/tensor"},
-		"model/synth":             {"model", "model/weights", "config", "model/tensor"},
-		"model/weights":           {"config", "model/tensor"},
+		"model":                   {"model/weights", "model/table", "config", "model/tensor", "model/internal/kernel"},
+		"model/count":             {"model/table", "config", "model/tensor"},
+		"model/synth":             {"model/weights", "model/table", "config", "model/tensor"},
+		"model/weights":           {"model/table", "config", "model/tensor"},
+		"model/table":             {"config", "model/tensor"},
 		"model/tensor":            {"model/internal/kernel"},
 		"model/tensor/tensortest": {"model/tensor"}, // for tests
 		"model/internal/kernel":   {},
 
 		"scripts/ggufblocks":  {"model/tensor"},
 		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/verifytest", "config", "model/tensor"},
-		"scripts/sensitivity": {"convert/checkpoint", "verify", "model", "model/weights", "model/tensor"},
+		"scripts/sensitivity": {"convert/checkpoint", "verify", "model/weights", "model/table", "model/tensor"},
 
 		"config":            {},
 		"config/configtest": {"config"}, // for tests

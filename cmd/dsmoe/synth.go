@@ -16,8 +16,8 @@ import (
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/plan"
-	"dsmoe/model"
 	"dsmoe/model/synth"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -130,8 +130,8 @@ type synthesised struct {
 }
 
 func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []tensor.Info) *synthesised {
-	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.value, Tensors: len(tensors), TorchDType: model.TorchDType(c), Notes: []string{}}
-	if n := c.NumNextNPredictLayers; n > 0 && len(model.FamilyOf(c).AbsentMTP(c, func(string) bool { return false })) > 0 {
+	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.value, Tensors: len(tensors), TorchDType: table.TorchDType(c), Notes: []string{}}
+	if n := c.NumNextNPredictLayers; n > 0 && len(table.FamilyOf(c).AbsentMTP(c, func(string) bool { return false })) > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("num_nextn_predict_layers is %d: prediction layers were not written", n))
 	}
 	bytes := map[tensor.DType]int64{}

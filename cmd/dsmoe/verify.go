@@ -22,6 +22,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify"
 )
@@ -209,7 +210,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		return c.Named(rounded), err
 	}
 	r.Report, err = verify.Run(ctx, c.Config, c, pack, options)
-	var mismatch *model.MismatchError
+	var mismatch *weights.MismatchError
 	if errors.As(err, &mismatch) {
 		err = fmt.Errorf("%s: %w", text.Quote(path), err)
 	}

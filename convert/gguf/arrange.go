@@ -11,7 +11,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -34,7 +34,7 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 	for _, w := range weights {
 		a.there[w.Name] = true
 	}
-	f := model.FamilyOf(c)
+	f := table.FamilyOf(c)
 	given := maps.Clone(a.there)
 	for s := range f.Required(c, func(name string) bool { return given[name] }) {
 		a.slot(s)
@@ -45,7 +45,7 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 		}
 	}
 	for _, w := range weights {
-		if a.there[w.Name] && !a.ignored(w.Name) {
+		if a.there[w.Name] && !f.Ignores(c, w.Name) {
 			a.fail(w.Name, "is not in the table of %s: no tensor of a GGUF file holds it", c.ModelType)
 		}
 	}
@@ -68,12 +68,12 @@ func (a *arranger) fail(name, cause string, args ...any) {
 }
 
 // slot adds the tensors of one weight, if it is to be written.
-func (a *arranger) slot(s model.Slot) {
+func (a *arranger) slot(s table.Slot) {
 	if !a.there[s.Name] {
 		return
 	}
 	delete(a.there, s.Name)
-	g := s.Param.GGUF
+	g := s.Row.GGUF
 	for i := range g.Pieces {
 		o := g.Pieces[i].Order(a.config, s.Shape)
 		a.add(format.Arranged{Name: s.InLayer(g.Pieces[i].Name), Shape: o.Shape, Weights: []string{s.Name}, First: o.First, View: o.View})
@@ -100,14 +100,6 @@ func (a *arranger) add(x format.Arranged) { a.made = append(a.made, x) }
 // norms, the gate, and what is no weight. ModelBase.prepare_tensors of conversion/base.py.
 func alwaysF32(name string, rank int) bool {
 	return rank <= 1 || strings.HasSuffix(name, "_norm.weight") || strings.HasSuffix(name, ".ffn_gate_inp.weight") || !strings.HasSuffix(name, ".weight")
-}
-
-// ignored says whether the table knows the name as that of a tensor which says nothing.
-func (a *arranger) ignored(name string) bool {
-	layer, _, _ := strings.Cut(strings.TrimPrefix(name, "model.layers."), ".")
-	return slices.ContainsFunc(model.FamilyOf(a.config).Ignored, func(p model.Param) bool {
-		return strings.Replace(p.Name, "{l}", layer, 1) == name && (p.PerLayer() || p.Holds(a.config, -1))
-	})
 }
 
 // The limits of llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS.

@@ -9,7 +9,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -37,7 +37,7 @@ func assemble(opened []format.File) (*format.Assembly, []error) {
 		return nil, a.wrong
 	}
 	r := keyReader{File: a.files[0], arch: arch}
-	document, c := r.config(model.TorchName(torchDType(a.files)), func(name string) bool { _, ok := a.where[name]; return ok })
+	document, c := r.config(table.TorchName(torchDType(a.files)), func(name string) bool { _, ok := a.where[name]; return ok })
 	if a.wrong = append(a.wrong, r.wrong...); a.wrong != nil {
 		return nil, a.wrong
 	}
@@ -121,7 +121,7 @@ func (a *assembler) stored(name string) (info tensor.Info, file int, ok bool) {
 // tensors finds every weight of the table, and adds what is stored beyond it under its own
 // name.
 func (a *assembler) tensors() {
-	f := model.FamilyOf(a.config)
+	f := table.FamilyOf(a.config)
 	for s := range f.Slots(a.config) {
 		a.slot(s)
 	}
@@ -138,13 +138,13 @@ func (a *assembler) tensors() {
 }
 
 // slot finds one weight of the table. What is not there is left out.
-func (a *assembler) slot(s model.Slot) {
-	g := s.Param.GGUF
+func (a *assembler) slot(s table.Slot) {
+	g := s.Row.GGUF
 	if info, file, ok := a.stored(s.InLayer(g.Name)); ok {
 		a.whole(s, info, file)
 		return
 	}
-	orders := make([]model.Order, len(g.Pieces))
+	orders := make([]table.Order, len(g.Pieces))
 	pieces := make([]format.Part, len(g.Pieces))
 	for i := range g.Pieces {
 		info, file, ok := a.stored(s.InLayer(g.Pieces[i].Name))
@@ -165,7 +165,7 @@ func (a *assembler) slot(s model.Slot) {
 
 // mixed finds the dtype of a weight made of pieces, whose Decode is what they are stored in.
 // Pieces of several dtypes, and those in blocks that are cut apart, are decoded to F32.
-func mixed(pieces []format.Part, orders []model.Order) tensor.DType {
+func mixed(pieces []format.Part, orders []table.Order) tensor.DType {
 	dtype := pieces[0].Decode
 	for i := range pieces {
 		shape, strides := orders[i].Shape, orders[i].View.Stride
@@ -183,7 +183,7 @@ func mixed(pieces []format.Part, orders []model.Order) tensor.DType {
 }
 
 // whole adds a weight that is stored as it is, or with those of other experts.
-func (a *assembler) whole(s model.Slot, info tensor.Info, file int) {
+func (a *assembler) whole(s table.Slot, info tensor.Info, file int) {
 	part := format.Part{File: file, Tensor: info.Name, N: product(s.Shape)}
 	want := s.Shape
 	if s.Expert >= 0 {
@@ -209,7 +209,7 @@ func (a *assembler) fits(info tensor.Info, file int, want []int) bool {
 
 // putTogether inverts the orders of the pieces of a weight: of several, each has its share of
 // every place along the first axis.
-func putTogether(pieces []format.Part, orders []model.Order) (parts []format.Part) {
+func putTogether(pieces []format.Part, orders []table.Order) (parts []format.Part) {
 	if len(pieces) == 1 {
 		pieces[0].View = orders[0].View.Inverse()
 		return pieces

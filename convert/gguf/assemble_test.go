@@ -15,7 +15,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/config/configtest"
 	"dsmoe/convert/format"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
 
@@ -36,7 +36,7 @@ func fileOf(t testing.TB, fixture string, d tensor.DType) *file {
 		require.NoError(t, err)
 	}
 	var infos []tensor.Info
-	for s := range model.FamilyOf(c).Slots(c) {
+	for s := range table.FamilyOf(c).Slots(c) {
 		infos = append(infos, s.Info(tensor.BF16))
 	}
 	arranged, wrong := arrange(c, infos, "keep")
@@ -129,7 +129,7 @@ func TestConfigsComeBack(t *testing.T) {
 			}
 			require.EqualValues(t, x.Len(), n, x.Name)
 		}
-		for s := range model.FamilyOf(back).Slots(back) {
+		for s := range table.FamilyOf(back).Slots(back) {
 			require.True(t, names[s.Name], "%s: %s", name, s.Name)
 			delete(names, s.Name)
 		}

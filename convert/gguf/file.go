@@ -1,6 +1,6 @@
 // Package gguf reads and lays out the files of llama.cpp. Open checks a file's whole header;
 // the files of a checkpoint together are its config.json and the weights of the table, whose
-// rows say what they are called here (model.GGUF): names of GGUF occur in this package, in
+// rows say what they are called here (table.GGUF): names of GGUF occur in this package, in
 // that column, and in reports about such files.
 //
 // The reader accepts what llama.cpp's own does, versions 2 and 3, and nothing else; the

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -74,9 +74,9 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 // or one of multi-token prediction: the vector of the table's router. It decides which
 // experts are chosen, and stays in its dtype as in transformers.
 func (c *conversion) isRoutingBias(name string) bool {
-	return slices.ContainsFunc(model.FamilyOf(c.src.Config).Params, func(row model.Param) bool {
+	return slices.ContainsFunc(table.FamilyOf(c.src.Config).Rows, func(row table.Row) bool {
 		_, ofLayer, perLayer := strings.Cut(row.Name, "{l}")
-		return row.Module == model.Router && len(row.Shape) == 1 && perLayer && strings.HasSuffix(name, ofLayer)
+		return row.Module == table.Router && len(row.Shape) == 1 && perLayer && strings.HasSuffix(name, ofLayer)
 	})
 }
 

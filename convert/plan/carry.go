@@ -18,7 +18,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -160,7 +160,7 @@ func (c *conversion) configEdits(raw []byte) (edits []edit) {
 		}
 	}
 	if c.o.DType != tensor.Invalid {
-		name := strconv.Quote(model.TorchName(c.o.DType))
+		name := strconv.Quote(table.TorchName(c.o.DType))
 		if values["torch_dtype"] == "" && values["dtype"] == "" {
 			edits = append(edits, edit{"torch_dtype", []byte(name)})
 		}
@@ -183,7 +183,7 @@ func (c *conversion) layerEdits() (edits []edit) {
 	} else if len(c.o.Layers) > 0 && !ok {
 		c.note("the layers kept are not the first ones: they keep their numbers, and config.json its number of layers")
 	}
-	f := model.FamilyOf(have)
+	f := table.FamilyOf(have)
 	absent := f.AbsentMTP(have, c.writes)
 	filtered := c.o.NoMTP || len(c.o.Layers) > 0 || len(absent) > len(f.AbsentMTP(have, c.set.Has))
 	n := have.NumNextNPredictLayers - len(absent)

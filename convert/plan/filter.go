@@ -12,7 +12,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -78,7 +78,7 @@ func (c *conversion) choose() {
 	for _, m := range c.set.Misfits {
 		c.problem(m.Name, "%s", m.Cause)
 	}
-	for _, w := range model.Ordered(c.src.Config, c.set) {
+	for _, w := range c.set.Ordered(c.src.Config) {
 		if c.filter.keeps(w.Name) {
 			c.kept = append(c.kept, w)
 		} else {
@@ -139,7 +139,7 @@ func (c *conversion) checkSlots() (beyond int) {
 			beyond++
 		}
 	}
-	for slot := range model.FamilyOf(c.src.Config).Required(c.src.Config, c.set.Has) {
+	for slot := range table.FamilyOf(c.src.Config).Required(c.src.Config, c.set.Has) {
 		if !c.filter.keeps(slot.Name) {
 			continue
 		}
@@ -161,13 +161,13 @@ func (c *conversion) writes(name string) bool { return c.set.Find(name) != nil &
 
 // compareWith counts what the output's config implies and the output does not have.
 func (c *conversion) compareWith(written *config.Config) {
-	f := model.FamilyOf(written)
-	counts := map[model.Module]int{}
+	f := table.FamilyOf(written)
+	counts := map[table.Module]int{}
 	for slot := range f.Required(written, c.writes) {
 		if !c.writes(slot.Name) {
-			module := slot.Param.Module
+			module := slot.Module()
 			if slot.Layer >= written.NumHiddenLayers {
-				module = model.MTP
+				module = table.MTP
 			}
 			counts[module]++
 		}

@@ -12,7 +12,7 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -21,7 +21,7 @@ import (
 func putMTP(t *testing.T, infos map[string]tensor.Info) {
 	t.Helper()
 	c := configtest.Fixture(t, "v3/checkpoint")
-	for s := range model.FamilyOf(c).MTPSlots(c) {
+	for s := range table.FamilyOf(c).MTPSlots(c) {
 		put(infos, s.Name, tensor.BF16, s.Shape...)
 	}
 }

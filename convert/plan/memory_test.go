@@ -12,26 +12,26 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/safetensors"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
 
 // quantised returns the tensors of DeepSeek-V3 as they are published: 2-D weights FP8 with
 // scales, but for the embedding, the head, the gates and what is the prediction layer's own.
 func quantised(c *config.Config) (infos []tensor.Info) {
-	add := func(s model.Slot) {
-		switch s.Param.Module {
-		case model.Embedding, model.Head, model.Router, model.Norms, model.MTP:
+	add := func(s table.Slot) {
+		switch s.Module() {
+		case table.Embedding, table.Head, table.Router, table.Norms, table.MTP:
 			infos = append(infos, s.Info(tensor.BF16))
 			return
 		}
 		infos = append(infos, s.Info(tensor.F8E4M3), tensor.Info{Name: s.Name + "_scale_inv", DType: tensor.F32,
 			Shape: []int{(s.Shape[0] + 127) / 128, (s.Shape[1] + 127) / 128}})
 	}
-	for s := range model.FamilyOf(c).Slots(c) {
+	for s := range table.FamilyOf(c).Slots(c) {
 		add(s)
 	}
-	for s := range model.FamilyOf(c).MTPSlots(c) {
+	for s := range table.FamilyOf(c).MTPSlots(c) {
 		add(s)
 	}
 	return infos

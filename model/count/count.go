@@ -10,13 +10,13 @@ import (
 	"slices"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
 
 // Total is what a module of the model amounts to, over all layers.
 type Total struct {
-	Module     model.Module // empty for the sum of several
+	Module     table.Module // empty for the sum of several
 	Tensors    int64        // weights
 	Parameters int64        // elements of the tensors
 	// Activated are the parameters that one token uses: all of them, and of the
@@ -35,7 +35,7 @@ type Totals []Total
 // would. It takes a time that does not depend on the number of experts.
 func Modules(c *config.Config) Totals {
 	var totals Totals
-	rows := model.FamilyOf(c).Params
+	rows := table.FamilyOf(c).Rows
 	for i := range rows {
 		if n := repeats(c, &rows[i]); n > 0 {
 			totals.of(rows[i].Module).addRow(c, &rows[i], n)
@@ -47,15 +47,15 @@ func Modules(c *config.Config) Totals {
 // MTP adds up the multi-token prediction layers, num_nextn_predict_layers of them. They
 // take no part in the forward pass: nothing of them is activated.
 func MTP(c *config.Config) Total {
-	sum := Total{Module: model.MTP}
-	for s := range model.FamilyOf(c).MTPSlots(c) {
+	sum := Total{Module: table.MTP}
+	for s := range table.FamilyOf(c).MTPSlots(c) {
 		sum.add(s.Shape, 1, 0, false)
 	}
 	return sum
 }
 
 // Sum adds up all modules but those excepted.
-func (ts Totals) Sum(except ...model.Module) Total {
+func (ts Totals) Sum(except ...table.Module) Total {
 	var sum Total
 	for _, t := range ts {
 		if !slices.Contains(except, t.Module) {
@@ -69,7 +69,7 @@ func (ts Totals) Sum(except ...model.Module) Total {
 }
 
 // of returns the module's total, a new one at the end if there is none.
-func (ts *Totals) of(m model.Module) *Total {
+func (ts *Totals) of(m table.Module) *Total {
 	i := slices.IndexFunc(*ts, func(t Total) bool { return t.Module == m })
 	if i < 0 {
 		i = len(*ts)
@@ -79,12 +79,12 @@ func (ts *Totals) of(m model.Module) *Total {
 }
 
 // addRow adds a row that stands for n weights.
-func (t *Total) addRow(c *config.Config, p *model.Param, n int64) {
+func (t *Total) addRow(c *config.Config, p *table.Row, n int64) {
 	used := n
 	if p.PerExpert() {
 		used = n / int64(c.NRoutedExperts) * int64(c.NumExpertsPerTok)
 	}
-	multiplies := len(p.Shape) == 2 && (p.Module != model.Embedding || c.TieWordEmbeddings)
+	multiplies := len(p.Shape) == 2 && (p.Module != table.Embedding || c.TieWordEmbeddings)
 	t.add(p.Sizes(c), n, used, multiplies)
 }
 
@@ -101,7 +101,7 @@ func (t *Total) add(shape []int, n, used int64, multiply bool) {
 }
 
 // repeats returns how many weights the row stands for, over all layers and experts.
-func repeats(c *config.Config, p *model.Param) (n int64) {
+func repeats(c *config.Config, p *table.Row) (n int64) {
 	first, end := 0, c.NumHiddenLayers
 	if !p.PerLayer() {
 		first, end = -1, 0
@@ -129,17 +129,17 @@ func AttentionMACs(c *config.Config, seq int) int64 {
 
 // KVBytes returns the key-value cache of one token in bytes, in torch_dtype:
 //
-//	2 · num_hidden_layers · num_key_value_heads · head_dim · bytes of model.TorchDType
+//	2 · num_hidden_layers · num_key_value_heads · head_dim · bytes of table.TorchDType
 //
 // Latent attention caches what all heads' keys and values come from:
 //
-//	num_hidden_layers · (kv_lora_rank + qk_rope_head_dim) · bytes of model.TorchDType
+//	num_hidden_layers · (kv_lora_rank + qk_rope_head_dim) · bytes of table.TorchDType
 func KVBytes(c *config.Config) int64 {
 	values := 2 * int64(c.NumKeyValueHeads) * int64(c.HeadDim())
 	if c.LatentAttention() {
 		values = int64(c.KVLoraRank + c.QKRopeHeadDim)
 	}
-	return int64(c.NumHiddenLayers) * model.TorchDType(c).Bytes(values)
+	return int64(c.NumHiddenLayers) * table.TorchDType(c).Bytes(values)
 }
 
 // Combinations returns C(n_routed_experts, num_experts_per_tok), the number of sets

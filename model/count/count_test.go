@@ -11,29 +11,29 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/config/configtest"
-	"dsmoe/model"
+	"dsmoe/model/table"
 )
 
 func TestCountsOf16B(t *testing.T) {
 	c := configtest.Fixture(t, "states/deepseek-moe-16b")
 	const embed, expert = 102400 * 2048, 3 * 1408 * 2048
 	assert.Equal(t, Totals{
-		{model.Embedding, 1, embed, embed, 0},
-		{model.Attention, 28 * 4, 469_762_048, 469_762_048, 469_762_048},
-		{model.DenseMLP, 3, 67_239_936, 67_239_936, 67_239_936},
-		{model.RoutedExperts, 27 * 64 * 3, 14_948_499_456, 27 * 6 * expert, 27 * 6 * expert},
-		{model.Router, 27, 3_538_944, 3_538_944, 3_538_944},
-		{model.SharedExperts, 27 * 3, 467_140_608, 467_140_608, 467_140_608},
-		{model.Norms, 28*2 + 1, 116_736, 116_736, 0},
-		{model.Head, 1, embed, embed, embed},
+		{table.Embedding, 1, embed, embed, 0},
+		{table.Attention, 28 * 4, 469_762_048, 469_762_048, 469_762_048},
+		{table.DenseMLP, 3, 67_239_936, 67_239_936, 67_239_936},
+		{table.RoutedExperts, 27 * 64 * 3, 14_948_499_456, 27 * 6 * expert, 27 * 6 * expert},
+		{table.Router, 27, 3_538_944, 3_538_944, 3_538_944},
+		{table.SharedExperts, 27 * 3, 467_140_608, 467_140_608, 467_140_608},
+		{table.Norms, 28*2 + 1, 116_736, 116_736, 0},
+		{table.Head, 1, embed, embed, embed},
 	}, Modules(c))
 
 	all := Modules(c).Sum()
 	assert.Equal(t, int64(16_375_728_128), all.Parameters)
 	assert.EqualValues(t, 5466, all.Tensors)
 	assert.Equal(t, int64(2_828_650_496), all.Activated)
-	assert.Equal(t, int64(2_618_935_296), Modules(c).Sum(model.Embedding).Activated)
-	assert.Equal(t, int64(2_409_220_096), Modules(c).Sum(model.Embedding, model.Head).Activated)
+	assert.Equal(t, int64(2_618_935_296), Modules(c).Sum(table.Embedding).Activated)
+	assert.Equal(t, int64(2_409_220_096), Modules(c).Sum(table.Embedding, table.Head).Activated)
 	assert.Equal(t, int64(2_618_818_560), all.MACs, "2.41e9 without the norms, and the head")
 	assert.EqualValues(t, 939_524_096, 2*AttentionMACs(c, 4096))
 	assert.EqualValues(t, 229_376, KVBytes(c))
@@ -60,15 +60,15 @@ func TestCountsAreSumsOfSlots(t *testing.T) {
 	for _, path := range configs {
 		t.Run(filepath.Base(filepath.Dir(filepath.Dir(path))), func(t *testing.T) {
 			c := configtest.Fixture(t, strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), "../../fixtures/"))
-			want := map[model.Module]Total{}
-			for s := range model.FamilyOf(c).Slots(c) {
-				x := want[s.Param.Module]
+			want := map[table.Module]Total{}
+			for s := range table.FamilyOf(c).Slots(c) {
+				x := want[s.Row.Module]
 				used := int64(1)
 				if s.Expert >= c.NumExpertsPerTok {
 					used = 0 // any num_experts_per_tok of them: the first
 				}
-				x.Module = s.Param.Module
-				x.add(s.Shape, 1, used, len(s.Shape) == 2 && (x.Module != model.Embedding || c.TieWordEmbeddings))
+				x.Module = s.Row.Module
+				x.add(s.Shape, 1, used, len(s.Shape) == 2 && (x.Module != table.Embedding || c.TieWordEmbeddings))
 				want[x.Module] = x
 			}
 			got := Modules(c)
@@ -83,8 +83,8 @@ func TestCountsAreSumsOfSlots(t *testing.T) {
 func TestTiedHeadIsMultipliedButNotCountedTwice(t *testing.T) {
 	c := configtest.Fixture(t, "v1-rope-linear-tied-bias/checkpoint")
 	embedding := Modules(c)[0]
-	assert.Equal(t, Total{model.Embedding, 1, 256 * 64, 256 * 64, 256 * 64}, embedding)
-	assert.Equal(t, Modules(c).Sum(), Modules(c).Sum(model.Head))
+	assert.Equal(t, Total{table.Embedding, 1, 256 * 64, 256 * 64, 256 * 64}, embedding)
+	assert.Equal(t, Modules(c).Sum(), Modules(c).Sum(table.Head))
 }
 
 func TestDenseModel(t *testing.T) {
@@ -135,6 +135,6 @@ func TestMTP(t *testing.T) {
 	attention := int64(1536*d + 1536 + heads*192*1536 + (512+64)*d + 512 + heads*256*512 + d*heads*128)
 	experts := int64(257*3*2048*d + 256*d + 256)
 	got := MTP(configtest.Fixture(t, "states/deepseek-v3"))
-	assert.Equal(t, Total{Module: model.MTP, Tensors: 6 + 7 + 2 + 2 + 257*3, Parameters: attention + experts + 2*d + 2*129280*d + 3*d + 2*d*d}, got)
+	assert.Equal(t, Total{Module: table.MTP, Tensors: 6 + 7 + 2 + 2 + 257*3, Parameters: attention + experts + 2*d + 2*129280*d + 3*d + 2*d*d}, got)
 	assert.Zero(t, MTP(configtest.Fixture(t, "states/deepseek-v2-lite")).Tensors)
 }

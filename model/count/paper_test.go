@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config/configtest"
-	"dsmoe/model"
+	"dsmoe/model/table"
 )
 
 // TestPaperTables: the numbers that the paper prints, each within the rounding of
@@ -132,7 +132,7 @@ func TestSegmentationOf16B(t *testing.T) {
 	assert.Equal(t, PaperLayer{0, 16, 2, 1, 2048, 5632}, s.Conventional())
 	assert.Equal(t, PaperLayer{2, 64, 6, 4, 2048, 1408}, s.SharedIsolated())
 	counts := Modules(c)
-	experts := counts.Sum(model.Embedding, model.Attention, model.DenseMLP, model.Norms, model.Head, model.Router)
+	experts := counts.Sum(table.Embedding, table.Attention, table.DenseMLP, table.Norms, table.Head, table.Router)
 	assert.Equal(t, experts.Parameters, 27*s.SharedIsolated().ExpertParameters())
 	assert.Equal(t, experts.Activated, 27*s.SharedIsolated().ActivatedParameters())
 	assert.Equal(t, 0.09375, s.SharedIsolated().Nonzero())

@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -36,7 +36,7 @@ import (
 // Square roots, and their product with 1.5, are float64. The scales keep the
 // variance of the residual stream near 1 and the gates decisive.
 //
-// A matrix that model.Slot.FP8 says is F8_E4M3, and its weight_scale_inv, one F32 for each
+// A matrix that table.Slot.FP8 says is F8_E4M3, and its weight_scale_inv, one F32 for each
 // block of weight_block_size, named and counted as a tensor of its own, are
 //
 //	w_i = E4M3, rounded to nearest, ties to even, of 448·u
@@ -79,7 +79,7 @@ func (s *Source) Tensors() iter.Seq[tensor.Info] {
 // has none.
 func (s *Source) weights() iter.Seq2[tensor.Info, *tensor.Info] {
 	return func(yield func(tensor.Info, *tensor.Info) bool) {
-		for slot := range model.FamilyOf(s.config).Slots(s.config) {
+		for slot := range table.FamilyOf(s.config).Slots(s.config) {
 			info, scales := slot.Info(tensor.BF16), (*tensor.Info)(nil)
 			if slot.FP8(s.config) {
 				info.DType = tensor.F8E4M3

@@ -13,6 +13,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/tensor/tensortest"
+	"dsmoe/model/weights"
 )
 
 // TestCheckValues holds the values of the format's definition, and of each
@@ -123,7 +124,7 @@ func TestFP8IsWhatTheConfigPromises(t *testing.T) {
 		counts[i.DType]++
 	}
 	assert.Equal(t, map[tensor.DType]int{tensor.F8E4M3: 72, tensor.F32: 72, tensor.BF16: 19}, counts)
-	require.NoError(t, model.Check(c, New(c, 0)))
+	require.NoError(t, weights.Check(c, New(c, 0)))
 }
 
 func TestHasEveryWeight(t *testing.T) {

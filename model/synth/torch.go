@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"dsmoe/config"
-	"dsmoe/model"
+	"dsmoe/model/table"
 )
 
 // Torch returns the synthetic weights of c, but with the gates as
@@ -42,7 +42,7 @@ const markEvery = 1 << 20
 func newTorchGates(c *config.Config, seed uint64) *torchGates {
 	t := &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []mt19937{*newMT19937(seed)}}
 	next := int64(0)
-	for slot := range model.FamilyOf(c).Slots(c) {
+	for slot := range table.FamilyOf(c).Slots(c) {
 		if strings.HasSuffix(slot.Name, gateWeight) { // not e_score_correction_bias, which it does not draw
 			t.first[slot.Name] = next
 			next += int64(c.NRoutedExperts) * int64(c.HiddenSize)

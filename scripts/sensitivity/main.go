@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
@@ -103,9 +103,9 @@ func newStudy(path, golden string) (*study, error) {
 	for _, l := range r.Coverage.Unreached {
 		unreached[l.Layer] = l.Experts
 	}
-	for slot := range model.FamilyOf(c.Config).Slots(c.Config) {
+	for slot := range table.FamilyOf(c.Config).Slots(c.Config) {
 		layer := fmt.Sprintf("model.layers.%d", slot.Layer)
-		kind := strings.TrimPrefix(slot.Param.Name, "model.layers.{l}.")
+		kind := strings.TrimPrefix(slot.Row.Name, "model.layers.{l}.")
 		if slot.Layer >= 0 && !c.Config.IsMoE(slot.Layer) && strings.HasPrefix(kind, "mlp.") {
 			kind += " (dense)"
 		}

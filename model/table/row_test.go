@@ -1,4 +1,4 @@
-package model_test
+package table_test
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/config/configtest"
-	"dsmoe/model"
+	"dsmoe/model/table"
 )
 
 // TestKeysAreWhatTheRowsDependOn changes one field of a config after the other: a row's
@@ -24,7 +24,7 @@ func TestKeysAreWhatTheRowsDependOn(t *testing.T) {
 		{"v2-lite", "v2-group-yarn"},
 		{"v3", "v3-yarn"},
 	} {
-		rows := rowsOf(model.FamilyOf(configtest.Fixture(t, fixtures[0]+"/checkpoint")))
+		rows := rowsOf(table.FamilyOf(configtest.Fixture(t, fixtures[0]+"/checkpoint")))
 		seen := map[dependence]bool{}
 		for _, name := range fixtures {
 			c := configtest.Fixture(t, name+"/checkpoint")
@@ -51,12 +51,12 @@ func TestKeysAreWhatTheRowsDependOn(t *testing.T) {
 // dependence says that a row changes with a field. key is empty if no row names the
 // field's.
 type dependence struct {
-	row *model.Param
+	row *table.Row
 	key string
 }
 
 // dependences adds the rows that change with a field of c.
-func dependences(c *config.Config, rows []*model.Param, seen map[dependence]bool) {
+func dependences(c *config.Config, rows []*table.Row, seen map[dependence]bool) {
 	for key, changed := range variants(c, rows) {
 		for _, p := range rows {
 			if !slices.Equal(expansion(p, c), expansion(p, changed)) {
@@ -68,7 +68,7 @@ func dependences(c *config.Config, rows []*model.Param, seen map[dependence]bool
 
 // variants yields copies of c with one integer or truth value changed to another that
 // the family can have, and its key.
-func variants(c *config.Config, rows []*model.Param) iter.Seq2[string, *config.Config] {
+func variants(c *config.Config, rows []*table.Row) iter.Seq2[string, *config.Config] {
 	return func(yield func(string, *config.Config) bool) {
 		for i := range reflect.TypeFor[config.Config]().NumField() {
 			for _, change := range []func(v reflect.Value) bool{increment, double, zero, toggle} {
@@ -119,7 +119,7 @@ func toggle(v reflect.Value) bool {
 }
 
 // keyOf finds the key, of those that rows name, under which two configs differ.
-func keyOf(a, b *config.Config, rows []*model.Param) string {
+func keyOf(a, b *config.Config, rows []*table.Row) string {
 	for _, p := range rows {
 		for _, key := range p.Keys() {
 			if !bytes.Equal(a.Value(key), b.Value(key)) {
@@ -130,8 +130,8 @@ func keyOf(a, b *config.Config, rows []*model.Param) string {
 	return ""
 }
 
-func rowsOf(f *model.Family) (rows []*model.Param) {
-	for _, list := range [][]model.Param{f.Params, f.MTP} {
+func rowsOf(f *table.Family) (rows []*table.Row) {
+	for _, list := range [][]table.Row{f.Rows, f.MTP} {
 		for i := range list {
 			rows = append(rows, &list[i])
 		}
@@ -140,7 +140,7 @@ func rowsOf(f *model.Family) (rows []*model.Param) {
 }
 
 // expansion is all that a config says of a row: in which layers it is, and its shape.
-func expansion(p *model.Param, c *config.Config) (n []int) {
+func expansion(p *table.Row, c *config.Config) (n []int) {
 	for l := range 12 {
 		if p.When != nil && p.When.Holds(c, l) {
 			n = append(n, l)
@@ -154,25 +154,25 @@ func expansion(p *model.Param, c *config.Config) (n []int) {
 
 // TestStageModule: the stages that one weight gives.
 func TestStageModule(t *testing.T) {
-	v1, v3 := model.FamilyOf(configtest.Parse(t, tinyConfig)), model.FamilyOf(configtest.Parse(t, tinyLatentConfig))
-	for stage, want := range map[string]model.Module{
-		"self_attn.k_proj.output": model.Attention, "mlp.gate.logits": model.Router, "input_layernorm.output": model.Norms,
-		"model.embed_tokens.output": model.Embedding, "lm_head.output": model.Head,
+	v1, v3 := table.FamilyOf(configtest.Fixture(t, "v1-base/checkpoint")), table.FamilyOf(configtest.Fixture(t, "v3/checkpoint"))
+	for stage, want := range map[string]table.Module{
+		"self_attn.k_proj.output": table.Attention, "mlp.gate.logits": table.Router, "input_layernorm.output": table.Norms,
+		"model.embed_tokens.output": table.Embedding, "lm_head.output": table.Head,
 		"mlp.output": "", "output": "", "self_attn.o_proj.input": "", "mlp.gate.topk_weight": "", "self_attn.kv_b_proj.output": "",
 	} {
 		require.Equal(t, want, v1.StageModule(stage), stage)
 	}
-	require.Equal(t, model.Attention, v3.StageModule("self_attn.kv_b_proj.output"))
-	require.Equal(t, model.Norms, v3.StageModule("self_attn.q_a_layernorm.output"))
+	require.Equal(t, table.Attention, v3.StageModule("self_attn.kv_b_proj.output"))
+	require.Equal(t, table.Norms, v3.StageModule("self_attn.q_a_layernorm.output"))
 }
 
 // TestSlotsCanBeLeft: a loop over them ends where its body says, in every part of the table.
 func TestSlotsCanBeLeft(t *testing.T) {
-	c := configtest.Parse(t, tinyConfig)
-	all := slices.Collect(model.FamilyOf(c).Slots(c))
+	c := configtest.Fixture(t, "v1-base/checkpoint")
+	all := slices.Collect(table.FamilyOf(c).Slots(c))
 	for n := range all {
 		var seen []string
-		for s := range model.FamilyOf(c).Slots(c) {
+		for s := range table.FamilyOf(c).Slots(c) {
 			if seen = append(seen, s.Name); len(seen) == n+1 {
 				break
 			}

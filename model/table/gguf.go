@@ -1,4 +1,4 @@
-package model
+package table
 
 import (
 	"strconv"
@@ -36,9 +36,9 @@ type Order struct {
 // Order returns what the piece has of a weight of that shape.
 func (p *GGUFPiece) Order(c *config.Config, shape []int) Order { return p.order(c, shape) }
 
-// InLayer puts the slot's layer into the name of a GGUF tensor.
-func (s Slot) InLayer(name string) string {
-	return strings.Replace(name, "{l}", strconv.Itoa(s.Layer), 1)
+// InLayer puts the layer into the name of a GGUF tensor.
+func (p Place) InLayer(name string) string {
+	return strings.Replace(name, "{l}", strconv.Itoa(p.Layer), 1)
 }
 
 // The forms of the table's column.

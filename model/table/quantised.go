@@ -1,4 +1,4 @@
-package model
+package table
 
 import (
 	"strings"
@@ -15,7 +15,7 @@ func (s Slot) FP8(c *config.Config) bool {
 	if c.FP8Block[0] == 0 || len(s.Shape) != 2 || s.Excepted(c) {
 		return false
 	}
-	switch s.Param.Module {
+	switch s.Module() {
 	case Attention, DenseMLP, RoutedExperts, SharedExperts:
 		return true
 	}

@@ -1,4 +1,4 @@
-package model
+package table
 
 // Which weights a checkpoint must hold, its multi-token prediction layers included.
 
@@ -8,13 +8,13 @@ import (
 	"slices"
 
 	"dsmoe/config"
-	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
 // Required yields the weights that a checkpoint of c must hold, given which it has: the
-// decoder's, a head that is stored though it is tied (see usesStoredHead), and of each prediction layer of which it has any weight all that MTPSlots
-// yields, but copies of the main model's that it leaves out.
+// decoder's, a head that is stored though it is tied (see UsesStoredHead), and of each
+// prediction layer of which it has any weight all that MTPSlots yields, but copies of the main
+// model's that it leaves out.
 func (f *Family) Required(c *config.Config, has func(name string) bool) iter.Seq[Slot] {
 	return func(yield func(Slot) bool) {
 		for s := range f.Slots(c) {
@@ -22,8 +22,8 @@ func (f *Family) Required(c *config.Config, has func(name string) bool) iter.Seq
 				return
 			}
 		}
-		if usesStoredHead(c, has) {
-			for s := range expand(f.head(), c, 0, 0) {
+		if UsesStoredHead(c, has) {
+			for s := range slots([]*Row{f.head()}, c, 0, 0) {
 				if !yield(s) {
 					return
 				}
@@ -31,7 +31,7 @@ func (f *Family) Required(c *config.Config, has func(name string) bool) iter.Seq
 		}
 		absent := f.AbsentMTP(c, has)
 		for s := range f.MTPSlots(c) {
-			needed := !slices.Contains(absent, s.Layer) && (!s.Param.Copied() || has(s.Name))
+			needed := !slices.Contains(absent, s.Layer) && (!s.Row.Copied() || has(s.Name))
 			if needed && !yield(s) {
 				return
 			}
@@ -42,18 +42,18 @@ func (f *Family) Required(c *config.Config, has func(name string) bool) iter.Seq
 // HeadName is the name of the head's weight.
 const HeadName = "lm_head.weight"
 
-// usesStoredHead reports whether the reference computes with a stored head though
+// UsesStoredHead reports whether the reference computes with a stored head though
 // tie_word_embeddings is true. from_pretrained of transformers 5 does: it ties the two only if
 // their values are the same.
-func usesStoredHead(c *config.Config, has func(name string) bool) bool {
+func UsesStoredHead(c *config.Config, has func(name string) bool) bool {
 	return c.TieWordEmbeddings && c.Reference == config.Native && has(HeadName)
 }
 
 // head is the row of the head, without its condition.
-func (f *Family) head() []Param {
-	row := f.Params[slices.IndexFunc(f.Params, func(p Param) bool { return p.Name == HeadName })]
+func (f *Family) head() *Row {
+	row := *f.Row(Head, LMHead)
 	row.When = nil
-	return []Param{row}
+	return &row
 }
 
 // AbsentMTP returns the prediction layers of c, by their numbers behind the decoder's, of
@@ -87,12 +87,6 @@ func (f *Family) Notes(c *config.Config, has func(name string) bool) []string {
 		c.NumNextNPredictLayers, text.Ranges(absent))}
 }
 
-// Notes is Family.Notes for the headers of a checkpoint, in any form that weights.New
-// knows.
-func Notes(c *config.Config, h weights.Headers) []string {
-	return FamilyOf(c).Notes(c, weights.New(c, h).Has)
-}
-
 // Copied says whether the weight is a prediction layer's own copy of one of the main
 // model's, which takes its place. A checkpoint may leave it out.
-func (p *Param) Copied() bool { return p.When == copied }
+func (r *Row) Copied() bool { return r.When == copied }

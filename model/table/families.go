@@ -1,13 +1,25 @@
-package model
+package table
 
 import (
 	"slices"
+	"strconv"
 
 	"dsmoe/config"
 )
 
 // families is the list of all tables; a new family is a file and a line here.
 var families = []*Family{&familyV1, &familyV2, &familyV3}
+
+// FamilyOf returns the table of c's model_type. Every model_type that package
+// config accepts has one.
+func FamilyOf(c *config.Config) *Family {
+	for _, f := range families {
+		if f.ModelType == c.ModelType {
+			return f
+		}
+	}
+	panic("table: no table for model_type " + strconv.Quote(c.ModelType))
+}
 
 // moeLayers are the keys that Config.IsMoE depends on.
 var moeLayers = []string{"n_routed_experts", "first_k_dense_replace", "moe_layer_freq"}
@@ -27,7 +39,7 @@ var (
 		func(c *config.Config, _ int) bool { return c.QLoraRank > 0 && c.AttentionBias }}
 
 	// copied is that of a prediction layer's copy of a weight of the main model, see
-	// Param.Copied: no key of the config says whether a checkpoint has it.
+	// Row.Copied: no key of the config says whether a checkpoint has it.
 	copied = &When{nil, func(*config.Config, int) bool { return true }}
 
 	tied   = &When{[]string{"tie_word_embeddings"}, func(c *config.Config, _ int) bool { return c.TieWordEmbeddings }}
@@ -64,21 +76,3 @@ var (
 	latentContext = Dim{[]string{"num_attention_heads", "v_head_dim"},
 		func(c *config.Config) int { return c.NumAttentionHeads * c.VHeadDim }}
 )
-
-// Places of the table.
-
-func top(f func(*DeepseekForCausalLM) *Weight) place {
-	return func(m *DeepseekForCausalLM, _, _ int) *Weight { return f(m) }
-}
-
-func layer(f func(*DeepseekDecoderLayer) *Weight) place {
-	return func(m *DeepseekForCausalLM, l, _ int) *Weight { return f(m.Layer(l)) }
-}
-
-func expert(f func(*DeepseekMLP) *Weight) place {
-	return func(m *DeepseekForCausalLM, l, e int) *Weight { return f(&m.Layer(l).MoE.Experts[e]) }
-}
-
-func prediction(f func(*MtpLayer) *Weight) place {
-	return func(m *DeepseekForCausalLM, l, _ int) *Weight { return f(&m.Model.MTP[l-len(m.Model.Layers)]) }
-}

@@ -1,0 +1,68 @@
+package table
+
+// familyV1 is the table of the first DeepSeekMoE (model_type "deepseek",
+// modeling_deepseek.py).
+var familyV1 = Family{
+	ModelType: "deepseek",
+	Rows: []Row{
+		{"model.embed_tokens.weight", Embedding, EmbedTokens, nil, []Dim{vocab, hidden},
+			stored("token_embd.weight")},
+
+		{"model.layers.{l}.self_attn.q_proj.weight", Attention, QProj, nil, []Dim{queries, hidden},
+			rotated("blk.{l}.attn_q.weight", queryHeads)},
+		{"model.layers.{l}.self_attn.q_proj.bias", Attention, QProjBias, bias, []Dim{queries},
+			rotated("blk.{l}.attn_q.bias", queryHeads)},
+		{"model.layers.{l}.self_attn.k_proj.weight", Attention, KProj, nil, []Dim{keys, hidden},
+			rotated("blk.{l}.attn_k.weight", keyHeads)},
+		{"model.layers.{l}.self_attn.k_proj.bias", Attention, KProjBias, bias, []Dim{keys},
+			rotated("blk.{l}.attn_k.bias", keyHeads)},
+		{"model.layers.{l}.self_attn.v_proj.weight", Attention, VProj, nil, []Dim{keys, hidden},
+			stored("blk.{l}.attn_v.weight")},
+		{"model.layers.{l}.self_attn.v_proj.bias", Attention, VProjBias, bias, []Dim{keys},
+			stored("blk.{l}.attn_v.bias")},
+		{"model.layers.{l}.self_attn.o_proj.weight", Attention, OProj, nil, []Dim{hidden, queries},
+			stored("blk.{l}.attn_output.weight")},
+		{"model.layers.{l}.self_attn.o_proj.bias", Attention, OProjBias, bias, []Dim{hidden},
+			stored("blk.{l}.attn_output.bias")},
+
+		{"model.layers.{l}.mlp.gate_proj.weight", DenseMLP, GateProj, dense, []Dim{denseFF, hidden},
+			stored("blk.{l}.ffn_gate.weight")},
+		{"model.layers.{l}.mlp.up_proj.weight", DenseMLP, UpProj, dense, []Dim{denseFF, hidden},
+			stored("blk.{l}.ffn_up.weight")},
+		{"model.layers.{l}.mlp.down_proj.weight", DenseMLP, DownProj, dense, []Dim{hidden, denseFF},
+			stored("blk.{l}.ffn_down.weight")},
+
+		{"model.layers.{l}.mlp.experts.{e}.gate_proj.weight", RoutedExperts, GateProj, moe, []Dim{expertFF, hidden},
+			stored("blk.{l}.ffn_gate_exps.weight")},
+		{"model.layers.{l}.mlp.experts.{e}.up_proj.weight", RoutedExperts, UpProj, moe, []Dim{expertFF, hidden},
+			stored("blk.{l}.ffn_up_exps.weight")},
+		{"model.layers.{l}.mlp.experts.{e}.down_proj.weight", RoutedExperts, DownProj, moe, []Dim{hidden, expertFF},
+			stored("blk.{l}.ffn_down_exps.weight")},
+
+		{"model.layers.{l}.mlp.gate.weight", Router, Gate, moe, []Dim{routed, hidden},
+			stored("blk.{l}.ffn_gate_inp.weight")},
+
+		{"model.layers.{l}.mlp.shared_experts.gate_proj.weight", SharedExperts, GateProj, shared, []Dim{sharedFF, hidden},
+			stored("blk.{l}.ffn_gate_shexp.weight")},
+		{"model.layers.{l}.mlp.shared_experts.up_proj.weight", SharedExperts, UpProj, shared, []Dim{sharedFF, hidden},
+			stored("blk.{l}.ffn_up_shexp.weight")},
+		{"model.layers.{l}.mlp.shared_experts.down_proj.weight", SharedExperts, DownProj, shared, []Dim{hidden, sharedFF},
+			stored("blk.{l}.ffn_down_shexp.weight")},
+
+		{"model.layers.{l}.input_layernorm.weight", Norms, InputLayernorm, nil, []Dim{hidden},
+			stored("blk.{l}.attn_norm.weight")},
+		{"model.layers.{l}.post_attention_layernorm.weight", Norms, PostAttentionLayernorm, nil, []Dim{hidden},
+			stored("blk.{l}.ffn_norm.weight")},
+
+		{"model.norm.weight", Norms, Norm, nil, []Dim{hidden},
+			stored("output_norm.weight")},
+		{"lm_head.weight", Head, LMHead, untied, []Dim{vocab, hidden},
+			stored("output.weight")},
+	},
+	Ignored: []Row{
+		// Written by transformers before 4.32, computed from rope_theta ever since.
+		{Name: "model.layers.{l}.self_attn.rotary_emb.inv_freq"},
+		// The reference ties the head to the embedding, but for usesStoredHead.
+		{Name: "lm_head.weight", When: tied},
+	},
+}

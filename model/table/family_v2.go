@@ -1,0 +1,48 @@
+package table
+
+// familyV2 is the table of DeepSeek-V2 and V2-Lite (model_type "deepseek_v2").
+var familyV2 = Family{ModelType: "deepseek_v2", Rows: latentRows(), Ignored: familyV1.Ignored}
+
+// latentRows are the rows of a model with latent attention: the first DeepSeekMoE's with
+// other attention, and with router behind the gate's weight.
+func latentRows(router ...Row) (rows []Row) {
+	for _, row := range familyV1.Rows {
+		switch {
+		case row.Module == Attention && row.Role == QProj:
+			rows = append(rows, latentAttention...)
+		case row.Module == Attention: // has no place in latent attention
+		case row.Role == Gate:
+			rows = append(append(rows, row), router...)
+		default:
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// latentAttention is DeepseekV2Attention.
+var latentAttention = []Row{
+	{"model.layers.{l}.self_attn.q_proj.weight", Attention, QProj, wholeQ, []Dim{latentQueries, hidden},
+		stored("blk.{l}.attn_q.weight")},
+	{"model.layers.{l}.self_attn.q_a_proj.weight", Attention, QAProj, loraQ, []Dim{qRank, hidden},
+		stored("blk.{l}.attn_q_a.weight")},
+	{"model.layers.{l}.self_attn.q_a_proj.bias", Attention, QAProjBias, loraQBias, []Dim{qRank},
+		stored("blk.{l}.attn_q_a.bias")},
+	{"model.layers.{l}.self_attn.q_a_layernorm.weight", Norms, QALayernorm, loraQ, []Dim{qRank},
+		stored("blk.{l}.attn_q_a_norm.weight")},
+	{"model.layers.{l}.self_attn.q_b_proj.weight", Attention, QBProj, loraQ, []Dim{latentQueries, qRank},
+		stored("blk.{l}.attn_q_b.weight")},
+	{"model.layers.{l}.self_attn.kv_a_proj_with_mqa.weight", Attention, KVAProjWithMQA, nil, []Dim{kvRankRope, hidden},
+		stored("blk.{l}.attn_kv_a_mqa.weight")},
+	{"model.layers.{l}.self_attn.kv_a_proj_with_mqa.bias", Attention, KVAProjWithMQABias, bias, []Dim{kvRankRope},
+		stored("blk.{l}.attn_kv_a_mqa.bias")},
+	{"model.layers.{l}.self_attn.kv_a_layernorm.weight", Norms, KVALayernorm, nil, []Dim{kvRank},
+		stored("blk.{l}.attn_kv_a_norm.weight")},
+	{"model.layers.{l}.self_attn.kv_b_proj.weight", Attention, KVBProj, nil, []Dim{latentKeysValues, kvRank},
+		split("blk.{l}.attn_kv_b.weight", latentKeys("blk.{l}.attn_k_b.weight"),
+			latentValues("blk.{l}.attn_v_b.weight"))},
+	{"model.layers.{l}.self_attn.o_proj.weight", Attention, OProj, nil, []Dim{hidden, latentContext},
+		stored("blk.{l}.attn_output.weight")},
+	{"model.layers.{l}.self_attn.o_proj.bias", Attention, OProjBias, bias, []Dim{hidden},
+		stored("blk.{l}.attn_output.bias")},
+}

@@ -1,0 +1,27 @@
+package table
+
+// familyV3 is the table of DeepSeek-V3 and R1 (model_type "deepseek_v3").
+var familyV3 = Family{
+	ModelType: "deepseek_v3",
+	Rows: latentRows(Row{"model.layers.{l}.mlp.gate.e_score_correction_bias", Router, EScoreCorrectionBias, moe, []Dim{routed},
+		stored("blk.{l}.exp_probs_b.bias")}),
+	Ignored: familyV1.Ignored,
+	// A multi-token prediction layer is a decoder layer with these beside it. It
+	// predicts the token after the next, which the model's logits do not depend on.
+	// DeepSeek's files hold the main model's embedding and head a second time in it; others
+	// leave these two out, as they are the main model's.
+	MTP: []Row{
+		{"model.layers.{l}.embed_tokens.weight", MTP, EmbedTokens, copied, []Dim{vocab, hidden},
+			stored("blk.{l}.nextn.embed_tokens.weight")},
+		{"model.layers.{l}.enorm.weight", MTP, ENorm, nil, []Dim{hidden},
+			stored("blk.{l}.nextn.enorm.weight")},
+		{"model.layers.{l}.hnorm.weight", MTP, HNorm, nil, []Dim{hidden},
+			stored("blk.{l}.nextn.hnorm.weight")},
+		{"model.layers.{l}.eh_proj.weight", MTP, EHProj, nil, []Dim{hidden, twoHidden},
+			stored("blk.{l}.nextn.eh_proj.weight")},
+		{"model.layers.{l}.shared_head.norm.weight", MTP, SharedHeadNorm, nil, []Dim{hidden},
+			stored("blk.{l}.nextn.shared_head_norm.weight")},
+		{"model.layers.{l}.shared_head.head.weight", MTP, SharedHeadHead, copied, []Dim{vocab, hidden},
+			stored("blk.{l}.nextn.shared_head_head.weight")},
+	},
+}

@@ -1,0 +1,135 @@
+package table
+
+// Names and the places that they stand for. No other package takes names of weights apart.
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/config"
+)
+
+// What stands for numbers in the names of the table.
+const (
+	layerHole  = "{l}"
+	expertHole = "{e}"
+)
+
+// Fused is a tensor with matrices of all routed experts of a layer, as transformers 5 writes
+// them: [experts, rows of all its roles, columns].
+type Fused struct {
+	Name  string // "{l}" stands for a decoder layer
+	Roles []Role // the matrices of an expert, in the order of its rows
+}
+
+// fused are the tensors that hold the routed experts of a layer if these are not apart:
+//
+//	….mlp.experts.{e}.gate_proj.weight [I, H]    ….mlp.experts.gate_up_proj [E, 2I, H],
+//	….mlp.experts.{e}.up_proj.weight   [I, H]    expert e is gate's rows, then up's
+//	….mlp.experts.{e}.down_proj.weight [H, I]    ….mlp.experts.down_proj    [E, H, I]
+//
+// The weight of an expert is one run of the fused tensor's elements.
+var fused = [...]Fused{
+	{"model.layers.{l}.mlp.experts.gate_up_proj", []Role{GateProj, UpProj}},
+	{"model.layers.{l}.mlp.experts.down_proj", []Role{DownProj}},
+}
+
+// FusedAt returns the fused tensor of that name and its layer; nil if the name is another's.
+func FusedAt(name string) (f *Fused, layer int) {
+	pattern, p := cut(name)
+	for i := range fused {
+		if fused[i].Name == pattern && p.Layer >= 0 {
+			return &fused[i], p.Layer
+		}
+	}
+	return nil, -1
+}
+
+// FusedOf returns the fused tensor that a routed expert's matrix goes into and its index among
+// Roles; nil for other weights.
+func FusedOf(p Place) (f *Fused, index int) {
+	if p.Module() != RoutedExperts {
+		return nil, -1
+	}
+	for i := range fused {
+		if at := slices.Index(fused[i].Roles, p.Role()); at >= 0 {
+			return &fused[i], at
+		}
+	}
+	return nil, -1
+}
+
+// NameIn returns the name of the fused tensor of a layer.
+func (f *Fused) NameIn(layer int) string { return fillHoles(f.Name, layer, -1) }
+
+// NameIn returns the name of the row's weight in a layer, of a routed expert. Rows that are not
+// PerLayer or PerExpert do not use these.
+func (r *Row) NameIn(layer, expert int) string { return fillHoles(r.Name, layer, expert) }
+
+func fillHoles(name string, layer, expert int) string {
+	name = strings.Replace(name, layerHole, strconv.Itoa(layer), 1)
+	return strings.Replace(name, expertHole, strconv.Itoa(expert), 1)
+}
+
+// PlaceOf is Family.Place for c's family. c may be nil: then the place has no row.
+func PlaceOf(c *config.Config, name string) Place {
+	if c == nil {
+		_, p := cut(name)
+		return p
+	}
+	return FamilyOf(c).Place(name)
+}
+
+// Place returns where in the model the tensor of that name belongs. One that no row has still
+// has its layer and its routed expert, read from its name. The leading "model." may be absent
+// before "layers.", as in a decoder saved without its head.
+func (f *Family) Place(name string) Place {
+	pattern, p := cut(name)
+	p.Row = f.find(func(r *Row) bool {
+		return r.Name == pattern && r.PerLayer() == (p.Layer >= 0) && r.PerExpert() == (p.Expert >= 0)
+	})
+	return p
+}
+
+// Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.
+func (f *Family) Ignores(c *config.Config, name string) bool {
+	pattern, p := cut(name)
+	return p.Layer < c.NumHiddenLayers+c.NumNextNPredictLayers &&
+		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == pattern && r.Holds(c, p.Layer) })
+}
+
+// cut replaces the numbers in a name by holes: the layer behind "model.layers." or "layers.",
+// the routed expert behind ".mlp.experts.". The place has no row.
+func cut(name string) (pattern string, p Place) {
+	p = Place{Layer: -1, Expert: -1}
+	const model, layers, experts = "model.", "layers.", ".mlp.experts."
+	if strings.HasPrefix(name, layers) {
+		name = model + name
+	}
+	if rest, ok := strings.CutPrefix(name, model+layers); ok {
+		p.Layer, rest = number(rest)
+		if p.Layer >= 0 {
+			name = model + layers + layerHole + rest
+		}
+	}
+	if at := strings.LastIndex(name, experts); at >= 0 {
+		before := name[:at+len(experts)]
+		expert, rest := number(name[len(before):])
+		if p.Expert = expert; expert >= 0 {
+			name = before + expertHole + rest
+		}
+	}
+	return name, p
+}
+
+// number reads the number before the first dot; -1 if there is none, or one with a sign or
+// with zeros before it.
+func number(s string) (n int, rest string) {
+	digits, _, _ := strings.Cut(s, ".")
+	n, err := strconv.Atoi(digits)
+	if err != nil || n < 0 || strconv.Itoa(n) != digits {
+		return -1, s
+	}
+	return n, s[len(digits):]
+}

@@ -1,0 +1,93 @@
+package table_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config/configtest"
+	"dsmoe/model/table"
+)
+
+// TestNamesArePlaces: the name of every slot gives the slot's own place back, and module and
+// role are in the name.
+func TestNamesArePlaces(t *testing.T) {
+	for _, fixture := range []string{"v1-base", "v1-rope-linear-tied-bias", "v2-lite", "v3"} {
+		c := configtest.Fixture(t, fixture+"/checkpoint")
+		f := table.FamilyOf(c)
+		seen := map[table.Place]bool{}
+		for s := range f.Slots(c) {
+			require.Equal(t, s.Place, f.Place(s.Name), s.Name)
+			require.Same(t, s.Row, f.Row(s.Module(), s.Role()), s.Name)
+			require.True(t, strings.HasSuffix(strings.TrimSuffix(s.Name, ".weight"), string(s.Role())), s.Name)
+			seen[s.Place] = true
+		}
+		for s := range f.MTPSlots(c) {
+			require.Equal(t, s.Place, f.Place(s.Name), s.Name)
+			require.Same(t, s.Row, f.Row(s.Module(), s.Role()), s.Name)
+			seen[s.Place] = true
+		}
+		for l := range c.NumHiddenLayers + f.PredictionLayers(c) {
+			for p := range f.LayerPlaces(c, l) {
+				require.True(t, seen[p], p.Row.Name)
+				delete(seen, p)
+			}
+		}
+		for p := range seen {
+			require.Negative(t, p.Layer, p.Row.Name)
+		}
+	}
+}
+
+// TestOtherNames: what no row has still has its numbers, as they are usually written.
+func TestOtherNames(t *testing.T) {
+	c := configtest.Fixture(t, "v1-base/checkpoint")
+	for name, want := range map[string]table.Place{
+		"model.layers.3.mlp.experts.17.extra.weight":                      {Layer: 3, Expert: 17},
+		"layers.3.mlp.experts.17.extra":                                   {Layer: 3, Expert: 17},
+		"model.layers.3.mlp.experts.17":                                   {Layer: 3, Expert: 17},
+		"model.layers.03.mlp.experts.+1.up_proj.weight":                   {Layer: -1, Expert: -1},
+		"model.layers.-1.mlp.experts.01.up_proj.weight":                   {Layer: -1, Expert: -1},
+		"model.layers.3.mlp.shared_experts.1.up_proj.weight":              {Layer: 3, Expert: -1},
+		"model.layers.99999999999999999999.input_layernorm.weight":        {Layer: -1, Expert: -1},
+		"prefix.model.layers.3.input_layernorm.weight":                    {Layer: -1, Expert: -1},
+		"model.layers.{l}.input_layernorm.weight":                         {Layer: -1, Expert: -1},
+		"model.layers.3.mlp.experts.{e}.up_proj.weight":                   {Layer: 3, Expert: -1},
+		"model.layers.3.mlp.experts.gate_up_proj":                         {Layer: 3, Expert: -1},
+		"model.layers.3.mlp.experts.1.mlp.experts.2.gate_proj.weight.x.y": {Layer: 3, Expert: 2},
+	} {
+		require.Equal(t, want, table.PlaceOf(c, name), name)
+		require.Equal(t, want, table.PlaceOf(nil, name), name)
+	}
+	up := table.PlaceOf(c, "layers.3.mlp.experts.17.up_proj.weight")
+	require.True(t, up.Is(table.RoutedExperts, table.UpProj))
+	require.Equal(t, []int{3, 17}, []int{up.Layer, up.Expert})
+	require.Nil(t, table.PlaceOf(c, "model.lm_head.weight").Row)
+}
+
+// TestFusedNames: which matrices go into which fused tensor, and which names are one's.
+func TestFusedNames(t *testing.T) {
+	f := table.FamilyOf(configtest.Fixture(t, "v3/checkpoint"))
+	for name, want := range map[string]int{
+		"model.layers.3.mlp.experts.17.gate_proj.weight": 0, "model.layers.3.mlp.experts.17.up_proj.weight": 1,
+		"model.layers.3.mlp.experts.17.down_proj.weight": 0,
+	} {
+		p := f.Place(name)
+		fused, at := table.FusedOf(p)
+		require.Equal(t, want, at)
+		require.Equal(t, p.Role(), fused.Roles[at])
+		again, layer := table.FusedAt(fused.NameIn(3))
+		require.Same(t, fused, again)
+		require.Equal(t, 3, layer)
+	}
+	for _, name := range []string{"model.layers.3.mlp.gate_proj.weight", "model.layers.3.mlp.shared_experts.up_proj.weight",
+		"model.layers.3.mlp.experts.17.up_proj.bias"} {
+		fused, _ := table.FusedOf(f.Place(name))
+		require.Nil(t, fused, name)
+	}
+	for _, name := range []string{"model.layers.3.mlp.experts.gate_up_proj.weight", "model.layers.3.mlp.gate_up_proj", "model.layers.{l}.mlp.experts.gate_up_proj", ""} {
+		fused, _ := table.FusedAt(name)
+		require.Nil(t, fused, name)
+	}
+}

@@ -1,0 +1,55 @@
+package table
+
+import "strings"
+
+// Role is what a weight is in its module, spelled as HuggingFace does. A module of a layer
+// has at most one weight of a role; of the routed experts, each has one.
+type Role string
+
+// The roles of all families.
+const (
+	EmbedTokens Role = "embed_tokens"
+	LMHead      Role = "lm_head"
+	Norm        Role = "norm"
+
+	InputLayernorm         Role = "input_layernorm"
+	PostAttentionLayernorm Role = "post_attention_layernorm"
+
+	QProj     Role = "q_proj"
+	QProjBias Role = "q_proj.bias"
+	KProj     Role = "k_proj"
+	KProjBias Role = "k_proj.bias"
+	VProj     Role = "v_proj"
+	VProjBias Role = "v_proj.bias"
+	OProj     Role = "o_proj"
+	OProjBias Role = "o_proj.bias"
+
+	QAProj             Role = "q_a_proj"
+	QAProjBias         Role = "q_a_proj.bias"
+	QALayernorm        Role = "q_a_layernorm"
+	QBProj             Role = "q_b_proj"
+	KVAProjWithMQA     Role = "kv_a_proj_with_mqa"
+	KVAProjWithMQABias Role = "kv_a_proj_with_mqa.bias"
+	KVALayernorm       Role = "kv_a_layernorm"
+	KVBProj            Role = "kv_b_proj"
+
+	GateProj Role = "gate_proj"
+	UpProj   Role = "up_proj"
+	DownProj Role = "down_proj"
+
+	Gate                 Role = "gate"
+	EScoreCorrectionBias Role = "e_score_correction_bias"
+
+	ENorm          Role = "enorm"
+	HNorm          Role = "hnorm"
+	EHProj         Role = "eh_proj"
+	SharedHeadNorm Role = "shared_head.norm"
+	SharedHeadHead Role = "shared_head.head"
+)
+
+// Projection returns the projection that a role of attention belongs to, and whether it is that
+// projection's bias.
+func (r Role) Projection() (projection Role, bias bool) {
+	name, bias := strings.CutSuffix(string(r), ".bias")
+	return Role(name), bias
+}

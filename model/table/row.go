@@ -1,0 +1,180 @@
+// Package table is the table of weights: a row for each weight of a model family, with its
+// HuggingFace name, its module and role, the condition under which a layer has it, its shape
+// in terms of the config, and its tensors in llama.cpp's files. Family.Slots expands a table
+// to every weight that a config implies, and Family.Place finds the row of a name. The package
+// knows neither tensors nor the network.
+package table
+
+import (
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model/tensor"
+)
+
+// Family is the weights of one model_type: a row per weight, in the order of the
+// reference's state_dict.
+type Family struct {
+	ModelType string // model_type of config.json
+	Rows      []Row  // the weights that the logits depend on
+	// Ignored are tensors of any shape that a checkpoint may hold beyond the table:
+	// values that the reference derives anew.
+	Ignored []Row
+	// MTP are the rows of a multi-token prediction layer beside those of a decoder
+	// layer. A checkpoint may hold such layers behind the decoder's, each of them whole, or
+	// leave them out.
+	MTP []Row
+}
+
+// Row is a row of the table. It holds for every layer and expert for which When is true.
+type Row struct {
+	Name   string // "{l}" stands for a decoder layer, "{e}" for a routed expert
+	Module Module // that the weight belongs to
+	Role   Role   // of the weight in its module
+	When   *When  // nil: every layer has the weight
+	Shape  []Dim  // outermost first, as torch has it: [out_features, in_features]
+	GGUF   GGUF   // its tensors in llama.cpp's files
+}
+
+// When is a condition of the table.
+type When struct {
+	Keys  []string                               // of config.json: all that Holds depends on
+	Holds func(c *config.Config, layer int) bool // whether layer has the weight; it is -1 for rows without "{l}"
+}
+
+// Dim is a dimension of a weight.
+type Dim struct {
+	Keys []string                   // of config.json: all that Size depends on
+	Size func(c *config.Config) int // number of elements
+}
+
+// Module is the part of the model that a weight belongs to; parameter counts add
+// up by it.
+type Module string
+
+// The modules of all families.
+const (
+	Embedding     Module = "embed_tokens"
+	Attention     Module = "self_attn"
+	Norms         Module = "norms"
+	DenseMLP      Module = "mlp (dense)"
+	Router        Module = "mlp.gate"
+	RoutedExperts Module = "mlp.experts"
+	SharedExperts Module = "mlp.shared_experts"
+	Head          Module = "lm_head"
+	MTP           Module = "mtp" // of prediction layers, which the logits do not depend on
+)
+
+// Place is where in the model a weight belongs.
+type Place struct {
+	Row    *Row // nil: the table has no such weight
+	Layer  int  // counted from 0; -1 outside the decoder layers
+	Expert int  // counted from 0; -1 outside the routed experts
+}
+
+// Module returns the module of the place's row; "" without a row.
+func (p Place) Module() Module {
+	if p.Row == nil {
+		return ""
+	}
+	return p.Row.Module
+}
+
+// Role returns the role of the place's row; "" without a row.
+func (p Place) Role() Role {
+	if p.Row == nil {
+		return ""
+	}
+	return p.Row.Role
+}
+
+// Is reports whether the place is one of role r in module m.
+func (p Place) Is(m Module, r Role) bool { return p.Module() == m && p.Role() == r }
+
+// Slot is one weight that a config implies: an expanded row.
+type Slot struct {
+	Name  string // HuggingFace's, such as "model.layers.1.mlp.experts.7.up_proj.weight"
+	Shape []int  // outermost first, as torch has it: [out_features, in_features]
+	Place        // its row, layer and expert
+}
+
+// Info returns the slot as a header entry of dtype d.
+func (s Slot) Info(d tensor.DType) tensor.Info {
+	return tensor.Info{Name: s.Name, DType: d, Shape: s.Shape}
+}
+
+// Row returns the row of the role in the module; nil if the family has none.
+func (f *Family) Row(m Module, r Role) *Row {
+	return f.find(func(row *Row) bool { return row.Module == m && row.Role == r })
+}
+
+// find returns the first row that is wanted; nil if there is none.
+func (f *Family) find(wanted func(*Row) bool) *Row {
+	for _, rows := range [...][]Row{f.Rows, f.MTP} {
+		for i := range rows {
+			if wanted(&rows[i]) {
+				return &rows[i]
+			}
+		}
+	}
+	return nil
+}
+
+// StageModule returns the module of the weight that gives a stage, named as the stage
+// is within its layer: "self_attn.q_proj.output" and "mlp.gate.logits" are q_proj's and
+// the gate's. "" if the stage is not what a weight gives by itself.
+func (f *Family) StageModule(stage string) Module {
+	for _, row := range f.Rows {
+		module := strings.TrimSuffix(strings.TrimPrefix(row.Name, "model.layers.{l}."), ".weight")
+		if stage == module+".output" || stage == module+".logits" {
+			return row.Module
+		}
+	}
+	return ""
+}
+
+// Sizes returns the shape of one weight.
+func (r *Row) Sizes(c *config.Config) []int {
+	shape := make([]int, len(r.Shape))
+	for i, d := range r.Shape {
+		shape[i] = d.Size(c)
+	}
+	return shape
+}
+
+// LookedUp reports whether the weight is an embedding: only the rows of the input's tokens
+// are read.
+func (r *Row) LookedUp() bool { return r.Role == EmbedTokens }
+
+// PerLayer reports whether the row stands for a weight of each decoder layer.
+func (r *Row) PerLayer() bool { return strings.Contains(r.Name, layerHole) }
+
+// PerExpert reports whether the row stands for a weight of each routed expert.
+func (r *Row) PerExpert() bool { return strings.Contains(r.Name, expertHole) }
+
+// Holds reports whether layer has the row's weight; layer is -1 if not PerLayer.
+func (r *Row) Holds(c *config.Config, layer int) bool {
+	return r.When == nil || r.When.Holds(c, layer)
+}
+
+// Keys returns the keys of config.json that decide which weights the row has in a given number
+// of layers, and of what shape: those of its condition, then those of its shape in
+// the order of the alphabet. Rows that differ only in the order of their dimensions
+// have the same.
+func (r *Row) Keys() []string {
+	var keys, sizes []string
+	if r.When != nil {
+		keys = append(keys, r.When.Keys...)
+	}
+	for _, d := range r.Shape {
+		sizes = append(sizes, d.Keys...)
+	}
+	slices.Sort(sizes)
+	for _, key := range sizes {
+		if !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}

@@ -1,0 +1,38 @@
+package weights
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model/table"
+	"dsmoe/text"
+)
+
+// Ordered returns all weights in the order of the table of c's family, which is
+// that of the reference's state_dict: scales behind their weight, and names that the
+// table does not have last, numbers in them by value.
+func (s *Set) Ordered(c *config.Config) []*Weight {
+	list := make([]*Weight, 0, len(s.All()))
+	placed := make(map[*Weight]bool, len(s.All()))
+	for slot := range table.FamilyOf(c).Slots(c) {
+		for _, name := range []string{slot.Name, slot.Name + ScaleSuffix} {
+			if w := s.Find(name); w != nil {
+				list = append(list, w)
+				placed[w] = true
+			}
+		}
+	}
+	known := len(list)
+	for _, w := range s.All() {
+		if !placed[w] {
+			list = append(list, w)
+		}
+	}
+	slices.SortStableFunc(list[known:], func(a, b *Weight) int {
+		x, y := strings.TrimSuffix(a.Name, ScaleSuffix), strings.TrimSuffix(b.Name, ScaleSuffix)
+		return cmp.Or(text.CompareNames(x, y), cmp.Compare(len(a.Name), len(b.Name)))
+	})
+	return list
+}
