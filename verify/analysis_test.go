@@ -15,6 +15,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // numbers returns n numbers around 0.
@@ -191,8 +192,8 @@ func TestOwnForwardIsWithinTheBounds(t *testing.T) {
 				for i := range 48 {
 					in.InputIDs = append(in.InputIDs, (i*37+11)%c.Config.VocabSize)
 				}
-				pack := recorded(t, c.Config, c, in, d)
-				r, err := Run(context.Background(), c.Config, c, pack, Options{})
+				golden := recorded(t, c.Config, c, in, d)
+				r, err := Run(context.Background(), c.Config, c, golden, Options{})
 				require.NoError(t, err)
 				require.NotEqual(t, Fail, r.Verdict, "%v", r.FirstDivergence)
 				for _, check := range r.Checks {
@@ -211,33 +212,32 @@ func TestExpertsMustBeReached(t *testing.T) {
 	c, err := checkpoint.Open(filepath.Join("..", "fixtures", "v1-base", "checkpoint"))
 	require.NoError(t, err)
 	defer c.Close()
-	pack := recorded(t, c.Config, c, &model.Input{Batch: 1, Seq: 2, InputIDs: []int{5, 7}}, tensor.F32)
-	r, err := Run(context.Background(), c.Config, c, pack, Options{})
+	golden := recorded(t, c.Config, c, &model.Input{Batch: 1, Seq: 2, InputIDs: []int{5, 7}}, tensor.F32)
+	r, err := Run(context.Background(), c.Config, c, golden, Options{})
 	require.NoError(t, err)
 	require.Equal(t, Inconclusive, r.Verdict)
 	require.Contains(t, r.Reasons[len(r.Reasons)-1], "the pack's tokens reach 5 of 16 routed experts")
-	pack.Manifest.Partial = "two tokens"
-	r, err = Run(context.Background(), c.Config, c, pack, Options{})
+	golden.Manifest.Partial = "two tokens"
+	r, err = Run(context.Background(), c.Config, c, golden, Options{})
 	require.NoError(t, err)
 	require.Equal(t, Pass, r.Verdict, r.Reasons)
 }
 
 // recorded is a pack of what Plain computes with float32 sums, in memory.
-func recorded(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType) *Pack {
+func recorded(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType) *pack.Pack {
 	return recordedBy(t, c, src, in, d, func(p *model.Plain) model.Arithmetic[*model.Activation] { return p })
 }
 
 // recordedBy is recorded of an arithmetic around Plain.
-func recordedBy(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType, around func(*model.Plain) model.Arithmetic[*model.Activation]) *Pack {
+func recordedBy(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType, around func(*model.Plain) model.Arithmetic[*model.Activation]) *pack.Pack {
 	m, err := model.Load(c, src)
 	require.NoError(t, err)
 	torch := map[tensor.DType]string{tensor.F32: "float32", tensor.BF16: "bfloat16", tensor.F16: "float16"}[d]
-	p := &Pack{DType: d, file: "memory", loaded: map[string]tensor.Tensor{},
-		Manifest: Manifest{Mode: "eval", ComputeDType: torch, Reference: Reference{Kind: string(c.Reference)}, Tensors: map[string]Entry{}}}
+	p := &pack.Pack{DType: d, Manifest: pack.Manifest{Mode: "eval", ComputeDType: torch, Reference: pack.Reference{Kind: string(c.Reference)}}}
 	if c.Reference == config.Native {
 		p.Manifest.Reference.Kind = "transformers native"
 	}
-	p.ints("input_ids", []int{in.Batch, in.Seq}, in.InputIDs)
+	keepInts(p, "input_ids", []int{in.Batch, in.Seq}, in.InputIDs)
 	o := model.Options{DType: d, Accumulate: model.Float32}
 	plain := model.NewPlain(o)
 	net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: around(plain), Trace: &recorder{p}}
@@ -248,18 +248,14 @@ func recordedBy(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *
 }
 
 // recorder is a trace that puts everything it sees into a pack.
-type recorder struct{ *Pack }
+type recorder struct{ *pack.Pack }
 
-func (p *Pack) ints(name string, shape, values []int) {
+func keepInts(p *pack.Pack, name string, shape, values []int) {
 	x := tensor.Tensor{DType: tensor.I64, Shape: shape}
 	for _, v := range values {
 		x.Data = binary.LittleEndian.AppendUint64(x.Data, uint64(v))
 	}
-	p.keep(name, x)
-}
-
-func (p *Pack) keep(name string, x tensor.Tensor) {
-	p.loaded[name], p.Manifest.Tensors[name] = x, Entry{"memory", x.DType, x.Shape}
+	p.Keep(name, x)
 }
 
 func (r *recorder) Stage(name string, a *model.Activation) error {
@@ -274,7 +270,7 @@ func (r *recorder) Stage(name string, a *model.Activation) error {
 			x.Data = binary.LittleEndian.AppendUint16(x.Data, half(v))
 		}
 	}
-	r.keep(name, x)
+	r.Keep(name, x)
 	return nil
 }
 
@@ -288,7 +284,7 @@ func half(v float32) uint16 {
 }
 
 func (r *recorder) TopK(name string, c *model.Choice[*model.Activation]) error {
-	r.ints(name, []int{c.Scores.Rows(), len(c.Idx) / c.Scores.Rows()}, c.Idx)
+	keepInts(r.Pack, name, []int{c.Scores.Rows(), len(c.Idx) / c.Scores.Rows()}, c.Idx)
 	return nil
 }
 

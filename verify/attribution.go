@@ -6,6 +6,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/verify/pack"
 )
 
 // attribution is an arithmetic around another one, for values of any type. It computes
@@ -138,7 +139,7 @@ func (a *attribution[V]) Scale(x V, factor float32) V {
 // they were chosen: their weights hardly show in the sum.
 func (a *attribution[V]) Combine(weight V, parts []model.Part[V], order config.RoutedSum) V {
 	operands, numbers := []V{weight}, a.numbers(weight)
-	padded := paddedTokens(a.in, numbers.Rows())
+	padded := pack.PaddedTokens(a.in, numbers.Rows())
 	for _, p := range parts {
 		if slices.ContainsFunc(p.Slots, func(slot int) bool { return shows(numbers, padded, slot) }) {
 			operands = append(operands, p.Out)
@@ -150,9 +151,9 @@ func (a *attribution[V]) Combine(weight V, parts []model.Part[V], order config.R
 // shows reports whether an expert's output shows in the routed sum of a token: the token, at
 // this position of topk_idx, is not padding, and the expert's weight is more than a thousandth
 // of the token's largest.
-func shows(weights *model.Activation, padded padding, slot int) bool {
+func shows(weights *model.Activation, padded pack.Padding, slot int) bool {
 	token := slot / weights.Width()
-	return !padded.has(token) && weights.Values[slot] > slices.Max(weights.Row(token))/1000
+	return !padded.Has(token) && weights.Values[slot] > slices.Max(weights.Row(token))/1000
 }
 
 // AuxLoss gives its result the weights of the scores.

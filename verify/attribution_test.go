@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model"
+	"dsmoe/verify/pack"
 )
 
 // TestExpertsOfNoWeightDoNotShow: what a gate weighs with nothing, or gives to padding alone,
@@ -14,7 +15,7 @@ func TestExpertsOfNoWeightDoNotShow(t *testing.T) {
 	a := &model.Activation{Shape: []int{2, 2}, Values: []float32{1, 0, 0.5, 0.4999}}
 	var seen []bool
 	for slot := range a.Values {
-		seen = append(seen, shows(a, nil, slot), shows(a, padding{false, true}, slot))
+		seen = append(seen, shows(a, nil, slot), shows(a, pack.Padding{false, true}, slot))
 	}
 	require.Equal(t, []bool{true, true, false, false, true, false, true, false}, seen)
 }

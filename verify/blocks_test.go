@@ -36,17 +36,17 @@ func quantised(t *testing.T, src altered, d tensor.DType) altered {
 // TestQuantisedPacks: what quantising did to the weights is the explanation, whoever did it;
 // a weight of which a row is wrong beside that is none.
 func TestQuantisedPacks(t *testing.T) {
-	for _, pack := range []string{"v1-base/golden-f32", "v1-massive/golden-bf16"} {
-		c, p := open(t, pack)
+	for _, golden := range []string{"v1-base/golden-f32", "v1-massive/golden-bf16"} {
+		c, p := open(t, golden)
 		for _, d := range []tensor.DType{tensor.Q8_0, tensor.Q4_0, tensor.Q5_1} {
 			src := quantised(t, altered{Source: c}, d)
 			require.NotEmpty(t, src.tensors)
 			r := run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
-			require.NotNil(t, r.Rounding, "%s %s", pack, d)
+			require.NotNil(t, r.Rounding, "%s %s", golden, d)
 			require.Equal(t, []string{"quantise " + d.String()}, r.Rounding.Operations)
 			require.Equal(t, len(src.tensors), r.Rounding.Weights)
 			require.NotEmpty(t, r.Rounding.Stages)
-			require.Equal(t, verify.Pass, r.Verdict, "%s %s: %v %v", pack, d, r.FirstDivergence, r.Reasons)
+			require.Equal(t, verify.Pass, r.Verdict, "%s %s: %v %v", golden, d, r.FirstDivergence, r.Reasons)
 
 			const name = "model.layers.0.self_attn.v_proj.weight"
 			w := src.tensors[name]
@@ -55,13 +55,13 @@ func TestQuantisedPacks(t *testing.T) {
 			copy(w.Data[row:2*row], w.Data[2*row:3*row])
 			src.tensors[name] = w
 			r = run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
-			require.Equal(t, verify.Fail, r.Verdict, "%s %s", pack, d)
+			require.Equal(t, verify.Fail, r.Verdict, "%s %s", golden, d)
 
 			delete(src.tensors, name) // not quantised, and as it was
 			const up = "model.layers.0.mlp.up_proj.weight"
 			src.tensors[up] = tensor.Tensor{DType: d, Shape: src.tensors[up].Shape, Data: make([]byte, len(src.tensors[up].Data))}
 			r = run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
-			require.Equal(t, verify.Fail, r.Verdict, "%s %s: zeros", pack, d)
+			require.Equal(t, verify.Fail, r.Verdict, "%s %s: zeros", golden, d)
 			require.Equal(t, "model.layers.0.mlp.output", *r.FirstDivergence)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // scaled returns w, of BF16 or F32, with some elements multiplied by factor.
@@ -79,13 +80,13 @@ func TestFaultsOfFewBits(t *testing.T) {
 // on a float32, a BF16 and an F16 pack, one of them with a massive activation.
 func TestFaultsOfAllDTypes(t *testing.T) {
 	t.Parallel()
-	for _, pack := range []string{"v1-base/golden-f32", "v1-base/golden-bf16", "v1-f16/golden-f16", "v1-massive/golden-f32", "v1-massive/golden-bf16"} {
-		c, p := open(t, pack)
+	for _, golden := range []string{"v1-base/golden-f32", "v1-base/golden-bf16", "v1-f16/golden-f16", "v1-massive/golden-f32", "v1-massive/golden-bf16"} {
+		c, p := open(t, golden)
 		fails := func(src weights.Source, stage, what string) {
 			t.Helper()
 			r := run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
-			require.Equal(t, verify.Fail, r.Verdict, "%s: %s", pack, what)
-			require.Equal(t, stage, *r.FirstDivergence, "%s: %s", pack, what)
+			require.Equal(t, verify.Fail, r.Verdict, "%s: %s", golden, what)
+			require.Equal(t, stage, *r.FirstDivergence, "%s: %s", golden, what)
 			require.Nil(t, r.Cause)
 		}
 		for _, fault := range []struct {
@@ -111,7 +112,7 @@ func TestFaultsOfAllDTypes(t *testing.T) {
 			fails(replace(c, fault.weight, scaled(t, w, fault.factor, at...)), fault.stage, fmt.Sprintf("%s times %g", fault.weight, fault.factor))
 		}
 		r := run(t, override(t, c.Config, "rms_norm_eps", "1.05e-6"), c, p, verify.Options{})
-		require.Equal(t, verify.Fail, r.Verdict, pack)
+		require.Equal(t, verify.Fail, r.Verdict, golden)
 	}
 }
 
@@ -203,7 +204,7 @@ func TestPacksThatProveLittle(t *testing.T) {
 	}{
 		"a kind of stage is absent": {"v1-base/golden-f32", without("self_attn.o_proj.input"),
 			"the pack has none of these stages, and its manifest does not name them as absent: self_attn.o_proj.input", []string{"self_attn.o_proj.input"}},
-		"and the manifest says so": {"v1-base/golden-f32", then(without("self_attn.o_proj.input"), set("absent", verify.Absent{Stages: []string{"self_attn.o_proj.input"}})),
+		"and the manifest says so": {"v1-base/golden-f32", then(without("self_attn.o_proj.input"), set("absent", pack.Absent{Stages: []string{"self_attn.o_proj.input"}})),
 			"", []string{"self_attn.o_proj.input"}},
 		"that it is partial names nothing": {"v1-base/golden-bf16", then(without("mlp.gate.logits"), set("partial", "to see what happens")),
 			"the pack has none of these stages, and its manifest does not name them as absent: mlp.gate.logits", []string{"mlp.gate.logits"}},
@@ -217,7 +218,7 @@ func TestPacksThatProveLittle(t *testing.T) {
 			t.Parallel()
 			dir := rewritten(t, test.pack, func(dir string, m map[string]any) { test.edit(t, dir, m) })
 			c, _ := open(t, test.pack)
-			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 			require.Equal(t, test.free, r.Free)
 			if test.reason == "" {
 				require.Equal(t, verify.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
@@ -238,9 +239,9 @@ func TestPacksThatProveLittle(t *testing.T) {
 func TestErrorsAreCarriedOverGaps(t *testing.T) {
 	t.Parallel()
 	const bf16, f32 = "v3/golden-bf16", "v3/golden-f32"
-	for _, pack := range []string{bf16, f32, "v1-f16/golden-f16"} {
-		dir := rewritten(t, pack, func(dir string, m map[string]any) {
-			absent := verify.Absent{}
+	for _, golden := range []string{bf16, f32, "v1-f16/golden-f16"} {
+		dir := rewritten(t, golden, func(dir string, m map[string]any) {
+			absent := pack.Absent{}
 			maps.DeleteFunc(m["tensors"].(map[string]any), func(name string, _ any) bool {
 				inLayer := strings.HasPrefix(name, "model.layers.") && strings.Count(name, ".") > 3 && !strings.HasSuffix(name, "topk_idx")
 				if inLayer {
@@ -251,11 +252,11 @@ func TestErrorsAreCarriedOverGaps(t *testing.T) {
 			m["absent"] = absent
 			prune(t, dir, m)
 		})
-		c, _ := open(t, pack)
-		p := must(verify.OpenPack(dir))
+		c, _ := open(t, golden)
+		p := must(pack.Open(dir))
 		r := run(t, c.Config, c, p, verify.Options{})
-		require.NotEqual(t, verify.Fail, r.Verdict, "%s: %v", pack, r.FirstDivergence)
-		if pack != f32 {
+		require.NotEqual(t, verify.Fail, r.Verdict, "%s: %v", golden, r.FirstDivergence)
+		if golden != f32 {
 			continue
 		}
 		require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
@@ -289,7 +290,7 @@ func TestConfigsThatDiffer(t *testing.T) {
 	dir := rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
 		m["config_overrides"] = map[string]any{"rms_norm_eps": 1e-6, "seq_aux": false, "hidden_act": "silu"}
 	})
-	p := must(verify.OpenPack(dir))
+	p := must(pack.Open(dir))
 	r := run(t, wrong, c, p, verify.Options{})
 	require.Equal(t, verify.Inconclusive, r.Verdict)
 	require.Equal(t, []string{"config.json has rms_norm_eps 1e-5, the reference ran with 0.000001: this is no verdict about that config"}, r.Reasons)
@@ -302,18 +303,18 @@ func TestConfigsThatDiffer(t *testing.T) {
 // TestKeysThatAreNotExercised: the pack says nothing of them.
 func TestKeysThatAreNotExercised(t *testing.T) {
 	t.Parallel()
-	for pack, want := range map[string]string{
+	for golden, want := range map[string]string{
 		"v1-rope-dynamic/golden-f32":  "aux_loss_alpha",
 		"v1-top1-noshared/golden-f32": "norm_topk_prob",
 	} {
-		c, p := open(t, pack)
+		c, p := open(t, golden)
 		var keys []string
 		for _, u := range run(t, c.Config, c, p, verify.Options{}).Config.Unexercised {
 			keys = append(keys, u.Key)
 			require.NotEmpty(t, u.Why)
 		}
-		require.Contains(t, keys, want, pack)
-		require.NotContains(t, keys, "rope_scaling", "%s goes past the trained length", pack)
+		require.Contains(t, keys, want, golden)
+		require.NotContains(t, keys, "rope_scaling", "%s goes past the trained length", golden)
 	}
 	c, p := open(t, "v1-base/golden-f32")
 	changed, err := c.Config.Override(map[string]jsontext.Value{"rope_scaling": jsontext.Value(`{"type":"dynamic","factor":2.0}`)})

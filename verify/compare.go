@@ -65,8 +65,6 @@ func Compare(got, want []float32, width int, d tensor.DType) Metrics {
 	return m
 }
 
-func finite(v float32) bool { return v-v == 0 }
-
 func rms(x []float32) float64 {
 	sum := 0.0
 	for _, v := range x {
@@ -90,3 +88,5 @@ func apart(a, b float32, d tensor.DType) int64 {
 	n := tensor.Ordinal(a, d) - tensor.Ordinal(b, d)
 	return max(n, -n)
 }
+
+func finite(v float32) bool { return v-v == 0 }

@@ -11,6 +11,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/verify/pack"
 )
 
 // failure is the first divergence of a local run, and what it takes to run its
@@ -66,7 +67,7 @@ func (f *failure) causes(ctx context.Context) ([]Cause, error) {
 	}
 	found = append(found, f.overflows()...)
 	for _, m := range mistakes(f) {
-		if kind, _ := starred(f.kind); !slices.Contains(m.kinds, kind) || m.unless != "" && has(found, m.unless) {
+		if kind, _ := pack.CutExpert(f.kind); !slices.Contains(m.kinds, kind) || m.unless != "" && has(found, m.unless) {
 			continue
 		}
 		c, err := f.try(ctx, m)
@@ -90,7 +91,7 @@ func has(causes []Cause, id string) bool {
 // nothing to keep.
 func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*failure, error) {
 	f := &failure{tracer: t, in: in, name: name}
-	f.layer, f.kind = split(name)
+	f.layer, f.kind = pack.CutLayer(name)
 	if f.layer >= 0 && !slices.Contains(t.ran(), f.layer) {
 		return nil, nil // a layer that the model has not, or that was not run
 	}
@@ -103,7 +104,7 @@ func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*fa
 	if f.hidden, err = f.input(); err != nil || f.hidden == nil || !t.pack.Has(name) {
 		return nil, err
 	}
-	if _, err = f.run(ctx, f.trial(), nil); err != nil || f.got == nil || f.kind == topKIdx {
+	if _, err = f.run(ctx, f.trial(), nil); err != nil || f.got == nil || f.kind == pack.TopKIdx {
 		if f.got == nil {
 			f = nil
 		}
@@ -112,7 +113,7 @@ func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*fa
 	if f.want == nil {
 		return nil, nil // ids, or another shape: what is wrong is plain
 	}
-	if routing := fmt.Sprintf("model.layers.%d.%s", f.layer, topKIdx); f.kind == expertsOutput && t.pack.Has(routing) {
+	if routing := fmt.Sprintf("model.layers.%d.%s", f.layer, pack.TopKIdx); f.kind == pack.ExpertsOutput && t.pack.Has(routing) {
 		f.idx, err = f.choices(routing)
 	}
 	return f, err
@@ -132,34 +133,34 @@ func (f *failure) choices(routing string) (idx []int, err error) {
 
 // input returns the golden input of the layer or head; nil if the pack lacks it.
 func (f *failure) input() ([]float32, error) {
-	m, pack := f.tracer.m, f.tracer.pack
-	before, kind := f.layer-1, layerOutput
+	m, golden := f.tracer.m, f.tracer.pack
+	before, kind := f.layer-1, pack.LayerOutput
 	if f.layer < 0 {
 		before = len(m.Model.Layers) - 1
 	}
 	if before >= len(m.Model.Layers) {
-		kind = predictedNorm
+		kind = pack.PredictedNorm
 	}
-	name := stageOfLayer(before, kind)
+	name := pack.StageOf(before, kind)
 	switch {
-	case f.layer >= 0 && f.layer < len(m.Model.Layers) && pack.Has(inputOf(f.layer)):
-		name = inputOf(f.layer)
+	case f.layer >= 0 && f.layer < len(m.Model.Layers) && golden.Has(pack.OwnInput(f.layer)):
+		name = pack.OwnInput(f.layer)
 	case before < 0:
-		name = embedded
+		name = pack.Embedded
 	case f.layer == len(m.Model.Layers):
-		name = lastNorm
+		name = pack.LastNorm
 	}
-	if isTable(f.name) {
+	if pack.IsTable(f.name) {
 		return []float32{}, nil // of no layer
 	}
-	if f.name == embedded || !pack.Has(name) {
+	if f.name == pack.Embedded || !golden.Has(name) {
 		return nil, nil
 	}
-	values, err := pack.Float32s(name)
+	values, err := golden.Float32s(name)
 	if len(values) != f.in.Batch*f.seq()*m.Config.HiddenSize {
 		return nil, err
 	}
-	return quiet(values, m.Config.HiddenSize, paddedTokens(f.in, f.in.Batch*f.seq())), err
+	return pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedTokens(f.in, f.in.Batch*f.seq())), err
 }
 
 // predicts returns the depth of the failed prediction layer, below 0 for other layers.
@@ -184,7 +185,7 @@ func (r *Report) locate(f *failure) {
 // isProduct says whether the stage is a product with one weight, which may have a bias, and
 // nothing else took part in it.
 func (f *failure) isProduct() bool {
-	linear := strings.HasSuffix(f.kind, "_proj.output") || f.name == logits || f.kind == gateLogits
+	linear := strings.HasSuffix(f.kind, "_proj.output") || f.name == pack.Logits || f.kind == pack.GateLogits
 	modules := map[string]bool{}
 	for _, w := range f.weights {
 		modules[strings.TrimSuffix(strings.TrimSuffix(w, ".weight"), ".bias")] = true
@@ -276,8 +277,8 @@ func (f *failure) try(ctx context.Context, m mistake) (*Cause, error) {
 	}
 	needed := []string{f.name}
 	for _, c := range f.tracer.checks {
-		_, name := split(c.Tensor)
-		kind, _ := starred(name)
+		_, name := pack.CutLayer(c.Tensor)
+		kind, _ := pack.CutExpert(name)
 		if c.layer == f.layer && c.Tensor != f.name && f.tracer.pack.Has(c.Tensor) && (m.whole || slices.Contains(m.also, kind)) {
 			needed = append(needed, c.Tensor)
 		}
@@ -309,7 +310,7 @@ func (f *failure) run(ctx context.Context, x *trial, needed []string) (passes bo
 		_, err = net.PredictionLayer(ctx, k, hidden)
 	case f.layer >= 0:
 		_, err = net.Layer(ctx, f.layer, hidden)
-	case isTable(f.name):
+	case pack.IsTable(f.name):
 		_, err = net.Run(ctx, &model.Course[*value]{})
 	default:
 		_, err = net.Head(ctx, hidden)
@@ -357,7 +358,7 @@ func (w *witness) Stage(name string, x *value) error {
 // keep keeps what the failed stage gave, and the golden if it can be compared with that.
 func (f *failure) keep(t *localTrace, x *value) error {
 	f.weights, f.shape, f.got = t.attribution.weights(x), x.Shape, &model.Activation{}
-	if e := t.pack.Manifest.Tensors[f.name]; e.DType == tensor.I64 || e.elements() != len(x.Values) {
+	if e := t.pack.Manifest.Tensors[f.name]; e.DType == tensor.I64 || e.Elements() != len(x.Values) {
 		return nil
 	}
 	want, rows, err := t.goldenRows(f.name, x.Activation)
@@ -383,7 +384,7 @@ func (w *witness) TopK(name string, ours *choice) error {
 		if ours.Groups != nil {
 			f.scores = ours.Groups.Scores.Values
 		}
-		compared := selectRows(f.scores, ours.Scores.Width(), paddedTokens(w.in, ours.Scores.Rows()))
+		compared := selectRows(f.scores, ours.Scores.Width(), pack.PaddedTokens(w.in, ours.Scores.Rows()))
 		f.scores, f.k = slices.Clone(compared.gather(f.scores, ours.Scores.Width())), len(ours.Idx)/ours.Scores.Rows()
 		f.got = &model.Activation{}
 	}

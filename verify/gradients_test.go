@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 const trainStages = "v1-base/golden-train-stages" // with the gradients of stages
@@ -72,13 +73,13 @@ func TestWrongGradientsFail(t *testing.T) {
 }
 
 // changed verifies a pack with other values in one of its tensors.
-func changed(t *testing.T, pack, tensor string, edit func(x []float32)) *verify.Report {
+func changed(t *testing.T, golden, tensor string, edit func(x []float32)) *verify.Report {
 	t.Helper()
-	c, p := open(t, pack)
+	c, p := open(t, golden)
 	x := slices.Clone(must(p.Float32s(tensor)))
 	edit(x)
-	dir := rewritten(t, pack, func(dir string, m map[string]any) { rewrite(t, dir, m, tensor, x) })
-	return run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	dir := rewritten(t, golden, func(dir string, m map[string]any) { rewrite(t, dir, m, tensor, x) })
+	return run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 }
 
 // transpose swaps rows and columns of x, which keeps its shape.
@@ -96,7 +97,7 @@ func TestAuxLossAlphaShowsInTheGradientOfTheGate(t *testing.T) {
 	dir := rewritten(t, trainStages, func(_ string, m map[string]any) {
 		m["config_overrides"] = map[string]any{"aux_loss_alpha": 0.0501}
 	})
-	all := gradientsOf(run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{}))
+	all := gradientsOf(run(t, c.Config, c, must(pack.Open(dir)), verify.Options{}))
 	require.Equal(t, verify.Fail, all["model.layers.1.mlp.gate.logits.grad"].Verdict)
 	require.Equal(t, verify.Pass, all["model.layers.1.mlp.gate.topk_weight.grad"].Verdict)
 }
@@ -110,7 +111,7 @@ func TestAGradientIsMissingInOneLayer(t *testing.T) {
 		delete(m["tensors"].(map[string]any), missing)
 		prune(t, dir, m)
 	})
-	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, verify.Fail, gradientsOf(r)[missing].Verdict)
 }
 
@@ -123,7 +124,7 @@ func TestGradientsNeedThoseOfAllLayers(t *testing.T) {
 		delete(m["tensors"].(map[string]any), "model.layers.2.output.grad")
 		prune(t, dir, m)
 	})
-	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, verify.Inconclusive, r.Verdict)
 	require.Contains(t, r.Reasons[0], "gradients of stages were not compared")
 }
@@ -150,8 +151,8 @@ func TestEightDeviationsOfAGradient(t *testing.T) {
 // TestMeasuredNoiseIsTheLimit of gradients that are judged end to end: 8 of it.
 func TestMeasuredNoiseIsTheLimit(t *testing.T) {
 	t.Parallel()
-	const pack = "v1-base/golden-train-batch"
-	c, p := open(t, pack)
+	const fixture = "v1-base/golden-train-batch"
+	c, p := open(t, fixture)
 	check := verify.Check{RelRMS: new(float64)}
 	for _, other := range gradientsOf(run(t, c.Config, c, p, verify.Options{})) {
 		if *other.RelRMS > *check.RelRMS {
@@ -163,15 +164,15 @@ func TestMeasuredNoiseIsTheLimit(t *testing.T) {
 		for _, noise := range []map[string]any{
 			{"rel_rms": *check.RelRMS * factor / 8, "max_abs": 1}, {"rel_rms": 1e-5, "max_abs": *check.MaxAbs * factor / 8},
 		} {
-			dir := rewritten(t, pack, func(_ string, m map[string]any) { m["noise"] = map[string]any{name: noise} })
-			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+			dir := rewritten(t, fixture, func(_ string, m map[string]any) { m["noise"] = map[string]any{name: noise} })
+			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 			require.Equal(t, verdict, gradientsOf(r)[name].Verdict)
 		}
 	}
-	dir := rewritten(t, pack, func(_ string, m map[string]any) {
+	dir := rewritten(t, fixture, func(_ string, m map[string]any) {
 		m["noise"] = map[string]any{name: map[string]any{"rel_rms": 2e-4, "max_abs": 1}}
 	})
-	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, verify.Inconclusive, r.Verdict)
 	require.Contains(t, r.Reasons[0], "prove nothing")
 }
@@ -180,9 +181,9 @@ func TestMeasuredNoiseIsTheLimit(t *testing.T) {
 // never right.
 func TestGradientsOfUnmeasuredNoise(t *testing.T) {
 	t.Parallel()
-	const pack, name = "v1-base/golden-train-batch", "model.layers.3.mlp.gate.weight.grad"
+	const fixture, name = "v1-base/golden-train-batch", "model.layers.3.mlp.gate.weight.grad"
 	for factor, verdict := range map[float32]verify.Verdict{1 + 5e-6: verify.Pass, 1 + 5e-5: verify.Inconclusive, 1 + 9e-4: verify.Inconclusive, 1 + 1.1e-3: verify.Fail} {
-		r := changed(t, pack, name, func(x []float32) {
+		r := changed(t, fixture, name, func(x []float32) {
 			for i := range x {
 				x[i] *= factor
 			}

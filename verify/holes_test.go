@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // Ways in which verifiers were seen to pass what they should not; MISTAKES.md lists all.
@@ -25,7 +26,7 @@ func TestEveryTokenCounts(t *testing.T) {
 			off := slices.Clone(values)
 			off[at] *= by
 			dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { rewrite(t, dir, m, stage, off) })
-			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{Undiagnosed: true})
+			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{Undiagnosed: true})
 			if at/256 >= 17 && at/256 < 22 {
 				require.Equal(t, verify.Pass, r.Verdict, at)
 				continue
@@ -49,7 +50,7 @@ func TestEachMeasureFailsAlone(t *testing.T) {
 		off := slices.Clone(values)
 		edit(off)
 		dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { rewrite(t, dir, m, stage, off) })
-		r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{Undiagnosed: true})
+		r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{Undiagnosed: true})
 		require.Equal(t, stage, *r.FirstDivergence)
 		return r.Checks[len(r.Checks)-1]
 	}
@@ -76,7 +77,7 @@ func TestPrunedOutputs(t *testing.T) {
 		prune(t, dir, m)
 	})
 	c, _ := open(t, "v1-base/golden-f32")
-	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, verify.Inconclusive, r.Verdict)
 	require.Contains(t, strings.Join(r.Reasons, "\n"), "the pack has none of these stages, and its manifest does not name them as absent: mlp.output, output, self_attn.output")
 }
@@ -104,7 +105,7 @@ func TestGoldensAreWhatStagesGoOnWith(t *testing.T) {
 	}
 	dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { rewrite(t, dir, m, norm, values) })
 	var failing []string
-	for _, check := range run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{}).Checks {
+	for _, check := range run(t, c.Config, c, must(pack.Open(dir)), verify.Options{}).Checks {
 		if check.Verdict == verify.Fail {
 			failing = append(failing, strings.TrimPrefix(check.Tensor, "model.layers.2."))
 		}
@@ -124,7 +125,7 @@ func TestGapOfAChoice(t *testing.T) {
 	}
 	chosen[0] = other
 	dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { rewrite(t, dir, m, idx, chosen) })
-	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, idx, *r.FirstDivergence)
 	check := r.Checks[slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Tensor == idx })]
 	require.Equal(t, other, check.Gap.Golden)
@@ -148,7 +149,7 @@ func TestOverflowOfScores(t *testing.T) {
 	for i := range w.Len() { // +Inf
 		w.Data[2*i], w.Data[2*i+1] = 0x80, 0x7f
 	}
-	r := run(t, c.Config, replace(c, gate+"e_score_correction_bias", w), must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, replace(c, gate+"e_score_correction_bias", w), must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, gate+"topk_idx", *r.FirstDivergence)
 	require.Equal(t, "overflow", r.Cause.ID)
 }

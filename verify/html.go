@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/text"
 	"dsmoe/text/page"
+	"dsmoe/verify/pack"
 )
 
 // WriteHTML writes the report as a self-contained page: the verdict and its cause first, then
@@ -109,7 +110,7 @@ func (p *Pattern) cells() string {
 func (c *Check) heatmap() page.Heatmap {
 	p := c.Pattern
 	m := page.Heatmap{Title: "residual of " + c.Tensor, Name: "residual, " + p.Unit, RowName: "token", ColName: "channel", Scale: page.Log}
-	if strings.HasSuffix(c.Tensor, grad) {
+	if strings.HasSuffix(c.Tensor, pack.Grad) {
 		m.RowName, m.ColName = "row", "column"
 	}
 	for i, row := range p.Cells {
@@ -243,10 +244,10 @@ func (r *Report) stages(gradients, judged bool) page.Heatmap {
 	m := page.Heatmap{Title: "stages of the layers", Name: usedName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "not there, or not measured"}
 	worst := map[[2]int]Check{} // by row and column
 	for _, c := range r.Checks {
-		if c.layer < 0 || strings.HasSuffix(c.Tensor, grad) != gradients {
+		if c.layer < 0 || strings.HasSuffix(c.Tensor, pack.Grad) != gradients {
 			continue
 		}
-		_, kind := split(c.Tensor)
+		_, kind := pack.CutLayer(c.Tensor)
 		at := [2]int{indexIn(&m.Rows, fmt.Sprint(c.layer)), indexIn(&m.Columns, expert.ReplaceAllString(strings.TrimSuffix(text.Line(kind), ".output"), ".experts.*."))}
 		if before, ok := worst[at]; !ok || worse(c, before) {
 			worst[at] = c

@@ -10,31 +10,32 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // TestPackOfAnotherModel is refused before anything is computed.
 func TestPackOfAnotherModel(t *testing.T) {
 	t.Parallel()
-	holding := func(pack, checkpoint string) *verify.Pack {
-		return must(verify.OpenPack(rewritten(t, pack, func(_ string, m map[string]any) { m["config"] = configOf(t, checkpoint) })))
+	holding := func(golden, checkpoint string) *pack.Pack {
+		return must(pack.Open(rewritten(t, golden, func(_ string, m map[string]any) { m["config"] = configOf(t, checkpoint) })))
 	}
-	pack := func(name string) *verify.Pack { return must(verify.OpenPack(fixture(name))) }
+	golden := func(name string) *pack.Pack { return must(pack.Open(fixture(name))) }
 	for name, test := range map[string]struct {
 		checkpoint string
-		pack       *verify.Pack
+		pack       *pack.Pack
 		cause      string
 	}{
-		"V1's for V3": {"v3", pack("v1-base/golden-f32"), "DeepseekForCausalLM recorded it, the class of model_type deepseek; the checkpoint's model_type is deepseek_v3"},
-		"V3's for V2": {"v2-lite", pack("v3/golden-f32"), "DeepseekV3ForCausalLM recorded it, the class of model_type deepseek_v3; the checkpoint's model_type is deepseek_v2"},
-		"an unknown class": {"v3", must(verify.OpenPack(rewritten(t, "v2-lite/golden-f32", func(_ string, m map[string]any) {
+		"V1's for V3": {"v3", golden("v1-base/golden-f32"), "DeepseekForCausalLM recorded it, the class of model_type deepseek; the checkpoint's model_type is deepseek_v3"},
+		"V3's for V2": {"v2-lite", golden("v3/golden-f32"), "DeepseekV3ForCausalLM recorded it, the class of model_type deepseek_v3; the checkpoint's model_type is deepseek_v2"},
+		"an unknown class": {"v3", must(pack.Open(rewritten(t, "v2-lite/golden-f32", func(_ string, m map[string]any) {
 			m["reference"].(map[string]any)["model"], m["config"] = "MyForCausalLM", configOf(t, "v2-lite")
 		}))), "it was recorded from model_type deepseek_v2; the checkpoint's is deepseek_v3"},
 		"fewer experts": {"v1-base", holding("v1-base/golden-f32", "v1-router-ties"), "it was recorded from weights of other shapes: num_hidden_layers differs (pack "},
-		"another width": {"v1-base", pack("v1-16b-slice/golden-f32"), "is 2048 wide in the pack, and 64 here, as model.layers.0.input_layernorm.weight [64] makes it"},
-		"other experts": {"v3-mtp", must(verify.OpenPack(rewritten(t, "v3/golden-f32", func(_ string, m map[string]any) {
+		"another width": {"v1-base", golden("v1-16b-slice/golden-f32"), "is 2048 wide in the pack, and 64 here, as model.layers.0.input_layernorm.weight [64] makes it"},
+		"other experts": {"v3-mtp", must(pack.Open(rewritten(t, "v3/golden-f32", func(_ string, m map[string]any) {
 			delete(m, "config")
 		}))), " wide in the pack, and "},
-		"a broken config": {"v1-base", must(verify.OpenPack(rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
+		"a broken config": {"v1-base", must(pack.Open(rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
 			m["config"] = map[string]any{"model_type": "deepseek", "hidden_size": -1}
 		}))), "manifest.json: config: hidden_size: -1 is not in"},
 	} {
@@ -58,8 +59,8 @@ func configOf(t *testing.T, name string) (c map[string]any) {
 func TestPackOfAnotherConfig(t *testing.T) {
 	t.Parallel()
 	c, _ := open(t, "v1-base/golden-f32")
-	recorded := func(key string, value any) *verify.Pack {
-		return must(verify.OpenPack(rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
+	recorded := func(key string, value any) *pack.Pack {
+		return must(pack.Open(rewritten(t, "v1-base/golden-f32", func(_ string, m map[string]any) {
 			config := configOf(t, "v1-base")
 			config[key] = value
 			m["config"] = config
@@ -78,7 +79,7 @@ func TestPackOfAnotherConfig(t *testing.T) {
 	r = run(t, c.Config, c, recorded("torch_dtype", "float16"), verify.Options{})
 	require.Equal(t, verify.Pass, r.Verdict)
 	require.Empty(t, r.Config.Origin)
-	require.Equal(t, []verify.Difference{{Key: "torch_dtype", Checkpoint: `"bfloat16"`, Pack: `"float16"`}}, r.Config.Differ)
+	require.Equal(t, []pack.Difference{{Key: "torch_dtype", Checkpoint: `"bfloat16"`, Pack: `"float16"`}}, r.Config.Differ)
 	has(t, printed(t, r), `config     torch_dtype "bfloat16", the pack was recorded with "float16"`)
 
 	r = run(t, c.Config, c, recorded("torch_dtype", "bfloat16"), verify.Options{ConfigHash: "sha256:of another"})

@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/verify/pack"
 )
 
 // Limits are what the measures of a check may be at most. Zero is no limit.
@@ -75,11 +76,11 @@ func (t *tracer) own(l Limits, stage string) Limits {
 // metricLimits returns the limits of a stage that is held to Metrics: of losses and
 // gradients, and of chained mode.
 func (t *tracer) metricLimits(name string) Limits {
-	if learned(name) {
+	if pack.IsLossOrGradient(name) {
 		return t.own(Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
 			From: "loss, auxiliary losses and gradients"}, name)
 	}
-	layer, _ := split(name)
+	layer, _ := pack.CutLayer(name)
 	return t.own(chainedLimits(t.depth(layer)), name)
 }
 
@@ -88,7 +89,7 @@ const fewBits = 0x1p-24
 
 // noiseLimits returns the limits of a gradient whose noise was measured (golden.py --repeat): the
 // difference of two runs of the reference that sum in other orders. size is the golden's RMS.
-func (t *tracer) noiseLimits(name string, n Noise, size float64) Limits {
+func (t *tracer) noiseLimits(name string, n pack.Noise, size float64) Limits {
 	return t.own(Limits{RelRMS: lambda * max(n.RelRMS, fewBits), MaxRMS: lambda * max(ratio(n.MaxAbs, size), fewBits),
 		From: "gradients, end to end: 8 times what another order of sums changes in the reference"}, name)
 }
@@ -119,11 +120,6 @@ const (
 	undecided = "beyond the fixed limit of gradients, by no more than rounding may do in a trained model"
 	noisy     = "another order of sums changes it by so much in the reference that it proves nothing"
 )
-
-// learned says whether a stage is a loss or a gradient.
-func learned(name string) bool {
-	return strings.HasSuffix(name, grad) || strings.HasSuffix(name, "loss")
-}
 
 // chainedCeiling is the relative RMS that no layer may exceed end to end, in float32.
 const chainedCeiling = 2e-5

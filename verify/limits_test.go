@@ -9,13 +9,14 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // tracerOf returns a tracer for a pack of dtype d with options o, of a model of one layer.
 func tracerOf(d tensor.DType, o Options) *tracer {
 	m := &model.DeepseekForCausalLM{Config: &config.Config{ModelType: "deepseek_v3", Reference: config.Native}}
 	m.Model.Layers = make([]model.DeepseekDecoderLayer, 1)
-	return &tracer{pack: &Pack{DType: d}, m: m, o: &o}
+	return &tracer{pack: &pack.Pack{DType: d}, m: m, o: &o}
 }
 
 // TestMetricLimits: relative RMS, that of a row, and the largest difference over the RMS.

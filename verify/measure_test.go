@@ -123,9 +123,9 @@ func TestFailureNamesItsMeasure(t *testing.T) {
 // other check has one.
 func TestEveryFailureSaysWhy(t *testing.T) {
 	t.Parallel()
-	for _, pack := range []string{"v1-base/golden-f32", "v3/golden-bf16"} {
+	for _, golden := range []string{"v1-base/golden-f32", "v3/golden-bf16"} {
 		for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
-			c, p := open(t, pack)
+			c, p := open(t, golden)
 			for _, r := range []*verify.Report{
 				run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Undiagnosed: true, Mode: mode}),
 				run(t, override(t, c.Config, "num_experts_per_tok", "2"), c, p, verify.Options{Undiagnosed: true, Mode: mode}),

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"dsmoe/verify/pack"
 )
 
 // mistake is one known way to get a conversion or a config wrong: its name, the
@@ -21,12 +23,12 @@ type mistake struct {
 
 // What the mistakes of a kind of module are first seen at.
 var (
-	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output", "self_attn.kv_a_layernorm.output", lastNorm}
-	mlpStages  = []string{"mlp.output", expertsOutput, sharedOutput}
+	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output", "self_attn.kv_a_layernorm.output", pack.LastNorm}
+	mlpStages  = []string{"mlp.output", pack.ExpertsOutput, pack.SharedOutput}
 
 	// Where a pack has them, of RoPE and of what else decides who attends to whom.
-	ropeStages   = []string{rotaryCos, attnWeights, attended}
-	attendStages = []string{attnWeights, attended}
+	ropeStages   = []string{pack.RotaryCos, pack.AttnWeights, pack.Attended}
+	attendStages = []string{pack.AttnWeights, pack.Attended}
 	// Where a pack has them, of MLPs.
 	expertGate = "mlp.experts.*.gate_proj.output"
 	gateStages = []string{"mlp.gate_proj.output", "mlp.shared_experts.gate_proj.output", expertGate}
@@ -41,15 +43,15 @@ func mistakes(f *failure) []mistake {
 
 func configMistakes(f *failure) []mistake {
 	list := []mistake{
-		{id: "experts-per-token", kinds: []string{topKIdx}, undo: undoExpertsPerTok},
-		{id: "group-mask", kinds: []string{topKIdx}, undo: undoGroups},
-		{id: "norm-topk", kinds: []string{topKWeight}, undo: undoNormTopK},
-		{id: "reference", kinds: []string{topKWeight, expertsOutput}, undo: undoReference},
-		{id: "routed-scale", kinds: []string{topKWeight}, undo: undoScale},
-		{id: "bias-leak", kinds: []string{topKWeight}, undo: undoBiasLeak},
-		{id: "aux-loss-form", kinds: []string{auxLoss}, undo: undoSeqAux},
-		{id: "aux-loss-counts", kinds: []string{auxLoss}, undo: undoCounts},
-		{id: "aux-loss-alpha", kinds: []string{auxLoss}, undo: undoAlpha},
+		{id: "experts-per-token", kinds: []string{pack.TopKIdx}, undo: undoExpertsPerTok},
+		{id: "group-mask", kinds: []string{pack.TopKIdx}, undo: undoGroups},
+		{id: "norm-topk", kinds: []string{pack.TopKWeight}, undo: undoNormTopK},
+		{id: "reference", kinds: []string{pack.TopKWeight, pack.ExpertsOutput}, undo: undoReference},
+		{id: "routed-scale", kinds: []string{pack.TopKWeight}, undo: undoScale},
+		{id: "bias-leak", kinds: []string{pack.TopKWeight}, undo: undoBiasLeak},
+		{id: "aux-loss-form", kinds: []string{pack.AuxLoss}, undo: undoSeqAux},
+		{id: "aux-loss-counts", kinds: []string{pack.AuxLoss}, undo: undoCounts},
+		{id: "aux-loss-alpha", kinds: []string{pack.AuxLoss}, undo: undoAlpha},
 		{id: "rotary-dtype", kinds: ropeStages, undo: undoRotaryDType},
 		{id: "rope-layout", kinds: attendStages, undo: undoLayout},
 		{id: "rope-scaling", kinds: ropeStages, undo: undoRopeScaling},
@@ -57,14 +59,14 @@ func configMistakes(f *failure) []mistake {
 	}
 	c := f.tracer.m.Config
 	for n := range c.NGroup {
-		list = append(list, mistake{id: "topk-group", kinds: []string{topKIdx}, undo: undoTopKGroup(n + 1)})
+		list = append(list, mistake{id: "topk-group", kinds: []string{pack.TopKIdx}, undo: undoTopKGroup(n + 1)})
 	}
 	for n := range c.NRoutedExperts {
-		list = append(list, mistake{id: "group-count", kinds: []string{topKIdx}, undo: undoNGroup(n + 1)})
+		list = append(list, mistake{id: "group-count", kinds: []string{pack.TopKIdx}, undo: undoNGroup(n + 1)})
 	}
 	for n := 2; n <= 16; n *= 2 {
 		for chosen := range n - 1 {
-			list = append(list, mistake{id: "group-mask", kinds: []string{topKIdx}, undo: undoNoGroups(n, chosen+1)})
+			list = append(list, mistake{id: "group-mask", kinds: []string{pack.TopKIdx}, undo: undoNoGroups(n, chosen+1)})
 		}
 	}
 	for _, mscale := range []float64{1, 0.707, 0} {
@@ -95,18 +97,18 @@ func weightMistakes(f *failure) []mistake {
 		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(-1)},
 		{id: "gate-up-swapped", kinds: mlpStages, undo: undoGateUp},
 		{id: "gate-up-swapped", kinds: gateStages, whole: true, undo: undoGateUp},
-		{id: "expert-order", kinds: []string{expertsOutput}, also: []string{probeOutput}, undo: undoLexicographic},
+		{id: "expert-order", kinds: []string{pack.ExpertsOutput}, also: []string{pack.ProbeOutput}, undo: undoLexicographic},
 		{id: "expert-order", kinds: []string{expertGate}, whole: true, undo: undoLexicographic},
 		{id: "mtp-norms", kinds: []string{"enorm.output"}, undo: undoPredictionNorms},
-		{id: "mtp-copy", kinds: []string{"enorm.output", predictedLogits}, undo: undoCopies},
-		{id: "mtp-halves", kinds: []string{predictedFrom}, undo: undoHalves},
-		{id: "experts-renumbered", kinds: []string{gateLogits}, also: []string{expertsOutput, expertGate, "mlp.experts.*.up_proj.output", expertOutput, probeOutput}, undo: undoRenumbered},
-		{id: "router-rows", kinds: []string{gateLogits}, unless: "experts-renumbered", undo: undoRouterRows},
+		{id: "mtp-copy", kinds: []string{"enorm.output", pack.PredictedLogits}, undo: undoCopies},
+		{id: "mtp-halves", kinds: []string{pack.PredictedFrom}, undo: undoHalves},
+		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, also: []string{pack.ExpertsOutput, expertGate, "mlp.experts.*.up_proj.output", pack.ExpertOutput, pack.ProbeOutput}, undo: undoRenumbered},
+		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows},
 	}...)
-	switch kind, _ := starred(f.kind); kind {
-	case expertsOutput, expertGate:
+	switch kind, _ := pack.CutExpert(f.kind); kind {
+	case pack.ExpertsOutput, expertGate:
 		list = append(list, f.expertMistakes(kind)...)
-	case probeOutput:
+	case pack.ProbeOutput:
 		list = append(list, f.probeMistakes()...)
 	}
 	for _, pair := range [][2]string{{"q_proj", "k_proj"}, {"q_proj", "v_proj"}, {"q_proj", "o_proj"}, {"k_proj", "v_proj"}, {"k_proj", "o_proj"}, {"v_proj", "o_proj"}} {
@@ -130,7 +132,7 @@ func weightMistakes(f *failure) []mistake {
 
 // expertMistakes are those of single routed experts, and of their numbers.
 func (f *failure) expertMistakes(kind string) (list []mistake) {
-	kinds, whole, probes := []string{kind}, kind == expertGate, []string{probeOutput}
+	kinds, whole, probes := []string{kind}, kind == expertGate, []string{pack.ProbeOutput}
 	for _, e := range f.suspects() {
 		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, whole: whole, unless: "gate-up-swapped", undo: undoGateUpOf(e)})
 	}
@@ -149,8 +151,8 @@ func (f *failure) expertMistakes(kind string) (list []mistake) {
 
 // gateStage is the output of gate_proj in the MLP that failed, be it in the pack or not.
 func (f *failure) gateStage() string {
-	switch kind, expert := starred(f.kind); {
-	case kind == expertsOutput || expert >= 0:
+	switch kind, expert := pack.CutExpert(f.kind); {
+	case kind == pack.ExpertsOutput || expert >= 0:
 		return expertGate
 	case strings.HasPrefix(kind, "mlp.shared_experts."):
 		return "mlp.shared_experts.gate_proj.output"

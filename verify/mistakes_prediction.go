@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"dsmoe/model"
+	"dsmoe/verify/pack"
 )
 
 // Mistakes in the weights of a multi-token prediction layer.
@@ -21,7 +22,7 @@ func undoPredictionNorms(x *trial) string {
 // undoCopies takes the model's embedding and head for the layer's own.
 func undoCopies(x *trial) string {
 	layer, copied := x.prediction(), x.prediction().SharedHead.Head.Weight.Name
-	if x.failed.kind != predictedLogits {
+	if x.failed.kind != pack.PredictedLogits {
 		copied = layer.EmbedTokens.Name
 	}
 	layer.EmbedTokens, layer.SharedHead.Head = x.m.Model.EmbedTokens, x.m.LMHead

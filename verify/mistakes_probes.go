@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"dsmoe/model"
+	"dsmoe/verify/pack"
 )
 
 // Mistakes in the weights of experts that no token chose. The stage of a probe names the expert;
@@ -11,11 +12,11 @@ import (
 
 // probeMistakes are those of the expert whose probe failed.
 func (f *failure) probeMistakes() []mistake {
-	_, e := starred(f.kind)
-	list := []mistake{{id: "gate-up-swapped", kinds: []string{probeOutput}, undo: undoGateUpOf(e)}}
+	_, e := pack.CutExpert(f.kind)
+	list := []mistake{{id: "gate-up-swapped", kinds: []string{pack.ProbeOutput}, undo: undoGateUpOf(e)}}
 	for _, other := range f.wrongProbes() {
 		if other > e { // experts before this one are right
-			list = append(list, mistake{id: "experts-swapped", kinds: []string{probeOutput}, also: []string{probeOutput}, undo: undoSwapped([2]int{e, other})})
+			list = append(list, mistake{id: "experts-swapped", kinds: []string{pack.ProbeOutput}, also: []string{pack.ProbeOutput}, undo: undoSwapped([2]int{e, other})})
 		}
 	}
 	return list
@@ -25,8 +26,8 @@ func (f *failure) probeMistakes() []mistake {
 // tried in pairs.
 func (f *failure) wrongProbes() (experts []int) {
 	for _, c := range f.tracer.checks {
-		_, name := split(c.Tensor)
-		if kind, e := starred(name); kind == probeOutput && c.layer == f.layer && c.Verdict == Fail {
+		_, name := pack.CutLayer(c.Tensor)
+		if kind, e := pack.CutExpert(name); kind == pack.ProbeOutput && c.layer == f.layer && c.Verdict == Fail {
 			experts = append(experts, e)
 		}
 	}

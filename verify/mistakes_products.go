@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // Mistakes of the reference's arithmetic: products of float32 numbers that a GPU, or a setting of
@@ -15,7 +16,7 @@ import (
 
 // productStages are what a product is first seen at.
 var productStages = slices.Concat(mlpStages, gateStages, upStages, attendStages,
-	[]string{gateLogits, logits, expertOutput, predictedFrom, predictedLogits}, stagesOf(projections))
+	[]string{pack.GateLogits, pack.Logits, pack.ExpertOutput, pack.PredictedFrom, pack.PredictedLogits}, stagesOf(projections))
 
 // stagesOf are the stages of projections of the attention.
 func stagesOf(projections []string) (kinds []string) {

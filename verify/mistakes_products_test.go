@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // shortened is Plain with products whose operands lose so many of their last bits, to nearest or cut
@@ -77,24 +78,25 @@ func TestShortProductsAreNamed(t *testing.T) {
 			for i := range 48 {
 				in.InputIDs = append(in.InputIDs, (i*37+11)%src.Config.VocabSize)
 			}
-			pack := recordedBy(t, src.Config, src, in, tensor.F32, func(p *model.Plain) model.Arithmetic[*model.Activation] {
+			golden := recordedBy(t, src.Config, src, in, tensor.F32, func(p *model.Plain) model.Arithmetic[*model.Activation] {
 				return &shortened{p, c.drop, c.cut}
 			})
-			r, err := Run(context.Background(), src.Config, src, pack, Options{})
+			r, err := Run(context.Background(), src.Config, src, golden, Options{})
 			require.NoError(t, err)
 			require.Equal(t, Fail, r.Verdict)
 			require.NotNil(t, r.Cause, *r.FirstDivergence)
 			require.Equal(t, []string{c.cause}, ids(r.Causes), *r.FirstDivergence)
-			for _, wrong := range []*Pack{pack, recorded(t, src.Config, src, in, tensor.F32)} {
+			for _, wrong := range []*pack.Pack{golden, recorded(t, src.Config, src, in, tensor.F32)} {
 				name := *r.FirstDivergence
-				x := wrong.loaded[name]
+				x, err := wrong.Tensor(name)
+				require.NoError(t, err)
 				width := x.Shape[len(x.Shape)-1]
 				x.Data = slices.Clone(x.Data)
 				for i := 3; i < x.Len(); i += width { // a row of the weight
 					v := math.Float32frombits(binary.LittleEndian.Uint32(x.Data[4*i:]))
 					binary.LittleEndian.PutUint32(x.Data[4*i:], math.Float32bits(v*1.001))
 				}
-				wrong.keep(name, x)
+				wrong.Keep(name, x)
 				r, err := Run(context.Background(), src.Config, src, wrong, Options{})
 				require.NoError(t, err)
 				require.Equal(t, Fail, r.Verdict)

@@ -17,6 +17,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 const moe1 = "model.layers.1.mlp."
@@ -153,7 +154,7 @@ func TestMistakesOfTheAuxiliaryLoss(t *testing.T) {
 				m["config_overrides"].(map[string]any)[test.key] = test.value
 			})
 			c, _ := open(t, test.pack)
-			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 			require.Equal(t, verify.Fail, r.Verdict)
 			require.Equal(t, "model.layers.1.mlp.gate.aux_loss", *r.FirstDivergence)
 			require.Equal(t, test.cause, r.Cause.ID, r.Cause.Text)
@@ -280,7 +281,7 @@ func TestBiasLeakedIntoTheWeights(t *testing.T) {
 	dir := rewritten(t, "v3/golden-f32", func(dir string, m map[string]any) {
 		rewrite(t, dir, m, gate+"topk_weight", leaked)
 	})
-	requireFails(t, run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{}), gate+"topk_weight", "bias-leak")
+	requireFails(t, run(t, c.Config, c, must(pack.Open(dir)), verify.Options{}), gate+"topk_weight", "bias-leak")
 }
 
 // TestRotaryDType: the pack was made after model.to(bfloat16); told otherwise, the
@@ -293,7 +294,7 @@ func TestRotaryDType(t *testing.T) {
 	require.Equal(t, "rotary-dtype", r.Cause.ID)
 	require.Equal(t, "the reference kept RoPE's inv_freq in BF16: verify with --rotary-dtype compute", r.Cause.Text)
 
-	saysOtherwise := must(verify.OpenPack(rewritten(t, "v1-base/golden-bf16", func(_ string, m map[string]any) {
+	saysOtherwise := must(pack.Open(rewritten(t, "v1-base/golden-bf16", func(_ string, m map[string]any) {
 		m["made_by"] = "from_pretrained(checkpoint, dtype)"
 	})))
 	r = run(t, c.Config, c, saysOtherwise, verify.Options{})
@@ -345,7 +346,7 @@ func TestMistakesInPacks(t *testing.T) {
 		"a scale that is not applied": {pack: "v1-gqa-norm-freq2/golden-f32", stage: "model.layers.0.mlp.gate.topk_weight",
 			edit: func(t *testing.T, dir string, m map[string]any) {
 				const name = "model.layers.0.mlp.gate.topk_weight"
-				w := must(must(verify.OpenPack(fixture("v1-gqa-norm-freq2/golden-f32"))).Float32s(name))
+				w := must(must(pack.Open(fixture("v1-gqa-norm-freq2/golden-f32"))).Float32s(name))
 				for i := range w {
 					w[i] *= 2
 				}
@@ -366,7 +367,7 @@ func TestMistakesInPacks(t *testing.T) {
 					cfg = override(t, cfg, key, values[i])
 				}
 			}
-			r := run(t, cfg, c, must(verify.OpenPack(dir)), test.options)
+			r := run(t, cfg, c, must(pack.Open(dir)), test.options)
 			requireFails(t, r, test.stage, test.cause)
 			if r.Cause != nil {
 				require.Equal(t, test.text, r.Cause.Text)
@@ -476,5 +477,5 @@ func TestNoCauseWithoutTheLayersInput(t *testing.T) {
 	c, _ := open(t, "v1-base/golden-f32")
 	name := "model.layers.2.self_attn.q_proj.weight"
 	src := replace(c, name, interleave(get(t, c, name), 16))
-	requireFails(t, run(t, c.Config, src, must(verify.OpenPack(dir)), verify.Options{}), "model.layers.2.self_attn.q_proj.output", "")
+	requireFails(t, run(t, c.Config, src, must(pack.Open(dir)), verify.Options{}), "model.layers.2.self_attn.q_proj.output", "")
 }

@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // Mistakes in the weights: exchanged, transposed or reordered by a conversion.
@@ -183,8 +184,8 @@ func (f *failure) suspectPairs() (pairs [][2]int) {
 // wrongGates are the experts of the layer whose gate_proj gave what is wrong.
 func (f *failure) wrongGates() (experts []int) {
 	for _, c := range f.tracer.checks {
-		_, name := split(c.Tensor)
-		if kind, e := starred(name); kind == expertGate && c.layer == f.layer && c.Verdict == Fail {
+		_, name := pack.CutLayer(c.Tensor)
+		if kind, e := pack.CutExpert(name); kind == expertGate && c.layer == f.layer && c.Verdict == Fail {
 			experts = append(experts, e)
 		}
 	}
@@ -193,10 +194,10 @@ func (f *failure) wrongGates() (experts []int) {
 
 // suspects are the experts all of whose tokens are wrong, or of whose inner stages one is.
 func (f *failure) suspects() (suspects []int) {
-	if kind, _ := starred(f.kind); kind == expertGate {
+	if kind, _ := pack.CutExpert(f.kind); kind == expertGate {
 		return f.wrongGates()
 	}
-	if f.kind != expertsOutput || f.idx == nil {
+	if f.kind != pack.ExpertsOutput || f.idx == nil {
 		return nil
 	}
 	k := len(f.idx) / f.got.Rows()
@@ -217,7 +218,7 @@ func (f *failure) suspects() (suspects []int) {
 // all of whose tokens are wrong, else one of those that the wrong tokens have in common, else as
 // few suspects as do so together.
 func (f *failure) culprits() (together, oneOf []int) {
-	if f.kind != expertsOutput || f.idx == nil || !slices.Contains(f.beyond, false) {
+	if f.kind != pack.ExpertsOutput || f.idx == nil || !slices.Contains(f.beyond, false) {
 		return nil, nil
 	}
 	together = f.covering(f.suspects())

@@ -15,6 +15,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/verify/pack"
 )
 
 // report turns what was traced into the verdict: fail if a check failed, pass if
@@ -80,7 +81,7 @@ func rulesOf(c *config.Config) Rules {
 func (t *tracer) inOrder() []Check {
 	checks, behind := []Check{}, []Check{}
 	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
-		if t.seen[name] || !t.scope.selects(name) || !isStage(name) && !t.scope.compares(name) {
+		if t.seen[name] || !t.scope.selects(name) || !pack.IsStage(name) && !t.scope.compares(name) {
 			continue
 		}
 		switch c := t.unseen(name); c.Reason {
@@ -95,15 +96,15 @@ func (t *tracer) inOrder() []Check {
 	first := len(t.m.Model.Layers)
 	place := func(c Check) int {
 		switch {
-		case strings.HasSuffix(c.Tensor, grad):
+		case strings.HasSuffix(c.Tensor, pack.Grad):
 			return math.MaxInt // every gradient depends on the whole forward pass
 		case first <= c.layer && c.layer < first+len(t.m.Model.MTP):
 			return head + 1 + c.layer - first // prediction layers follow the head
 		case c.layer >= 0:
 			return min(c.layer, head-1)
-		case c.Tensor == embedded:
+		case c.Tensor == pack.Embedded:
 			return -2
-		case isTable(c.Tensor):
+		case pack.IsTable(c.Tensor):
 			return -1
 		}
 		return head
@@ -116,23 +117,23 @@ func (t *tracer) inOrder() []Check {
 // one that config.json announces, or that the pack shows to be one.
 func (t *tracer) predictedNowhere(layer int) bool {
 	announced := layer < t.m.Config.NumHiddenLayers+t.m.Config.NumNextNPredictLayers
-	return layer >= t.layers() && (announced || t.pack.Has(fmt.Sprintf("model.layers.%d.%s", layer, predictedFrom)))
+	return layer >= t.layers() && (announced || t.pack.Has(fmt.Sprintf("model.layers.%d.%s", layer, pack.PredictedFrom)))
 }
 
 // unseen is the check of a golden tensor that the model showed no stage for.
 func (t *tracer) unseen(name string) Check {
-	layer, kind := split(name)
+	layer, kind := pack.CutLayer(name)
 	c := Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"}
-	switch kind, expert := starred(kind); {
+	switch kind, expert := pack.CutExpert(kind); {
 	case t.stopped:
 		c.Verdict, c.Reason = Skipped, notLookedAt
 	case t.predictedNowhere(layer):
 		c.Verdict, c.Reason = Skipped, predictionLayer
-	case t.o.Mode == Chained && isProbe(name):
+	case t.o.Mode == Chained && pack.IsProbe(name):
 		c.Verdict, c.Reason = Skipped, noProbes
-	case isStageGradient(name) && (t.o.Mode != Local || !t.stageGradients()):
+	case pack.IsStageGradient(name) && (t.o.Mode != Local || !t.stageGradients()):
 		c.Verdict, c.Reason = Skipped, localOnly
-	case inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) && t.m.Config.IsMoE(layer):
+	case pack.Inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) && t.m.Config.IsMoE(layer):
 		c.Reason = noToken
 	}
 	return c
@@ -160,9 +161,9 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		slices.Sort(ids)
 		c.EmbeddingRows = len(slices.Compact(ids))
 	}
-	c.Padding = paddedTokens(in, len(in.InputIDs)).count()
+	c.Padding = pack.PaddedTokens(in, len(in.InputIDs)).Count()
 	for name := range t.pack.Manifest.Tensors {
-		if isStage(name) || !isInput(name) && t.scope.compares(name) {
+		if pack.IsStage(name) || !pack.IsInput(name) && t.scope.compares(name) {
 			c.GoldenTensors++
 		}
 	}
@@ -243,7 +244,7 @@ func (t *tracer) gaps(r *Report, in *model.Input) []string {
 	measured := t.o.Mode == Chained && t.pack.DType != tensor.F32 // but not judged
 	add(c.Padding == len(in.InputIDs), "all tokens are padding: no row of a stage was compared")
 	attention := t.pack.Manifest.Reference.Attention
-	add(!slices.Contains([]string{"", eager, sdpa}, attention), "the reference ran with attn_implementation %s, whose rounding errors are not known: record the pack with eager or sdpa", text.Quote(attention))
+	add(!slices.Contains([]string{"", pack.Eager, pack.Sdpa}, attention), "the reference ran with attn_implementation %s, whose rounding errors are not known: record the pack with eager or sdpa", text.Quote(attention))
 	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType)
 	skipped := slices.DeleteFunc(t.inOrder(), func(c Check) bool { return c.Reason != predictionLayer })
 	add(len(skipped) > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before", len(skipped))
@@ -252,7 +253,7 @@ func (t *tracer) gaps(r *Report, in *model.Input) []string {
 	}
 	reasons = append(reasons, t.unnamed()...)
 	add(c.WeightsChecked == 0 && !measured, "no weight took part in a checked stage: this proves nothing of the checkpoint")
-	add(c.Experts > 0 && !t.kinds[topKIdx] && t.chooses(), "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
+	add(c.Experts > 0 && !t.kinds[pack.TopKIdx] && t.chooses(), "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
 	add(t.scope.course.Embedding && !attends(in), "no token attends to a different one: attention and RoPE were not exercised")
 	for _, s := range t.starts {
 		add(s.same, "%s is the same for all tokens: attention and RoPE were not exercised", s.name)
@@ -279,12 +280,12 @@ func (t *tracer) unnamed() []string {
 // probes, or is absent without a word.
 func (t *tracer) chooses() bool {
 	for name := range t.used {
-		layer, _ := split(name)
+		layer, _ := pack.CutLayer(name)
 		if _, e, _, routed := weights.CutExpert(name); routed && (t.reached[layer][e] || !t.probed[layer][e]) {
 			return true
 		}
 	}
-	return !slices.Contains(t.pack.Manifest.Absent.Stages, topKIdx)
+	return !slices.Contains(t.pack.Manifest.Absent.Stages, pack.TopKIdx)
 }
 
 // firstOf counts a list, and names its first.
@@ -321,8 +322,8 @@ func (t *tracer) weak() (reasons []string) {
 // absent lists the kinds of stages that the pack has in no layer without saying so.
 func (t *tracer) absent() (kinds []string) {
 	for _, kind := range slices.Sorted(maps.Keys(t.free)) {
-		inTraining := kind == expertsOutput && t.pack.Manifest.Mode == "train" // it is no module's output there
-		if kind != topKIdx && !inTraining && !learned(kind) && !slices.Contains(t.pack.Manifest.Absent.Stages, kind) {
+		inTraining := kind == pack.ExpertsOutput && t.pack.Manifest.Mode == "train" // it is no module's output there
+		if kind != pack.TopKIdx && !inTraining && !pack.IsLossOrGradient(kind) && !slices.Contains(t.pack.Manifest.Absent.Stages, kind) {
 			kinds = append(kinds, kind)
 		}
 	}
@@ -353,7 +354,7 @@ func (t *tracer) seldomReached() (reasons []string) {
 // restsExperts says whether no routed expert of layer l took part in a checked stage, because
 // of what is absent on purpose or not selected.
 func (t *tracer) restsExperts(l int) bool {
-	prefix, aside := stageOfLayer(l, "mlp.experts."), false
+	prefix, aside := pack.StageOf(l, "mlp.experts."), false
 	for name := range t.aside {
 		aside = aside || strings.HasPrefix(name, prefix)
 	}
@@ -371,7 +372,7 @@ func (t *tracer) untrained() []string {
 	if t.pack.Manifest.Mode != "train" || t.scope.restricted() {
 		return nil
 	}
-	if !t.seen[loss] || !t.anyGradient() || !t.auxExpected() {
+	if !t.seen[pack.Loss] || !t.anyGradient() || !t.auxExpected() {
 		return []string{"a training pack without loss, auxiliary losses or gradients: that part was not checked"}
 	}
 	type module struct {
@@ -380,7 +381,7 @@ func (t *tracer) untrained() []string {
 	}
 	has, missing := map[module]bool{}, []table.Slot{}
 	for s := range table.FamilyOf(t.m.Config).Slots(t.m.Config) {
-		if t.pack.Has(s.Name + grad) {
+		if t.pack.Has(s.Name + pack.Grad) {
 			has[module{s.Layer, s.Module()}] = true
 		} else {
 			missing = append(missing, s)
@@ -440,12 +441,15 @@ func attends(in *model.Input) bool {
 }
 
 func (t *tracer) anyGradient() bool {
-	return slices.ContainsFunc(t.checks, func(c Check) bool { return strings.HasSuffix(c.Tensor, grad) })
+	return slices.ContainsFunc(t.checks, func(c Check) bool { return strings.HasSuffix(c.Tensor, pack.Grad) })
 }
 
 // auxExpected says whether the pack has the auxiliary losses that the config gives rise
 // to.
 func (t *tracer) auxExpected() bool {
 	c := t.m.Config
-	return c.NRoutedExperts == 0 || c.AuxLossAlpha == 0 || t.kinds[auxLoss]
+	return c.NRoutedExperts == 0 || c.AuxLossAlpha == 0 || t.kinds[pack.AuxLoss]
 }
+
+// noProbes says why stages of probes are not checked.
+const noProbes = "chained mode runs no probes: no layer's output depends on them"

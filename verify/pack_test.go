@@ -19,13 +19,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // rewritten copies a pack and lets edit change its files and manifest.
-func rewritten(t *testing.T, pack string, edit func(dir string, m map[string]any)) string {
+func rewritten(t *testing.T, golden string, edit func(dir string, m map[string]any)) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "golden")
-	require.NoError(t, os.CopyFS(dir, os.DirFS(fixture(pack))))
+	require.NoError(t, os.CopyFS(dir, os.DirFS(fixture(golden))))
 	data, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
 	require.NoError(t, err)
 	var m map[string]any
@@ -64,7 +65,7 @@ func refile(t *testing.T, dir string, m map[string]any, file string, edit func(t
 func write(t *testing.T, dir string, m map[string]any, file string, data []byte) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, file), data, 0o600))
-	m["files"].(map[string]any)[file] = must(verify.HashFile(filepath.Join(dir, file)))
+	m["files"].(map[string]any)[file] = must(pack.HashFile(filepath.Join(dir, file)))
 }
 
 // prune makes a pack's files hold what its edited manifest says, and no more.
@@ -168,17 +169,17 @@ func TestBrokenPacksAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := verify.OpenPack(rewritten(t, "v1-base/golden-f32", test.edit))
+			_, err := pack.Open(rewritten(t, "v1-base/golden-f32", test.edit))
 			require.ErrorContains(t, err, test.want)
 		})
 	}
 	dir := t.TempDir()
-	_, err := verify.OpenPack(dir)
+	_, err := pack.Open(dir)
 	require.EqualError(t, err, dir+": not a golden pack: there is no manifest.json")
 	manifest := filepath.Join(dir, "manifest.json")
 	require.NoError(t, os.WriteFile(manifest, nil, 0o600))
 	require.NoError(t, os.Truncate(manifest, 16<<20+1))
-	_, err = verify.OpenPack(dir)
+	_, err = pack.Open(dir)
 	require.EqualError(t, err, manifest+": not a regular file of at most 16.00 MiB")
 }
 
@@ -206,7 +207,7 @@ func TestFilesThatAreNotWhatTheManifestSays(t *testing.T) {
 		"longer than its tensors": {func(t *testing.T, dir string, m map[string]any) {
 			write(t, dir, m, file, nil)
 			require.NoError(t, os.Truncate(filepath.Join(dir, file), 17<<20))
-			m["files"].(map[string]any)[file] = must(verify.HashFile(filepath.Join(dir, file)))
+			m["files"].(map[string]any)[file] = must(pack.HashFile(filepath.Join(dir, file)))
 		}, "embed.safetensors: larger than the tensors that manifest.json puts there"},
 		"a tensor more": {func(t *testing.T, dir string, m map[string]any) {
 			refile(t, dir, m, file, func(tensors map[string]view) { tensors["x"] = tensors[embedding] })
@@ -256,7 +257,7 @@ func TestFilesThatAreNotWhatTheManifestSays(t *testing.T) {
 			t.Parallel()
 			dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { test.edit(t, dir, m) })
 			c, _ := open(t, "v1-base/golden-f32")
-			p, err := verify.OpenPack(dir)
+			p, err := pack.Open(dir)
 			require.NoError(t, err)
 			_, err = verify.Run(context.Background(), c.Config, c, p, verify.Options{})
 			require.ErrorContains(t, err, test.want)
@@ -274,7 +275,7 @@ func TestManifestsMayHoldAnything(t *testing.T) {
 	data = append([]byte(`{"router_gap_min":{"a":Infinity,"b":[-Infinity, NaN],"c \"Infinity":"\\"},`), data[1:]...)
 	data = []byte(strings.Replace(string(data), `"router_gap_min":{"model`, `"router_gaps":{"model`, 1))
 	require.NoError(t, os.WriteFile(path, data, 0o600))
-	_, err := verify.OpenPack(dir)
+	_, err := pack.Open(dir)
 	require.NoError(t, err)
 }
 
@@ -288,7 +289,7 @@ func TestErrorsKeepTheirCauses(t *testing.T) {
 			}
 		}
 	})
-	_, err := verify.OpenPack(dir)
+	_, err := pack.Open(dir)
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.EqualError(t, err, dir+": embed.safetensors: missing; head.safetensors: missing")
 }
@@ -298,7 +299,7 @@ func TestFileThatIsGone(t *testing.T) {
 	t.Parallel()
 	dir := rewritten(t, "v1-base/golden-f32", func(string, map[string]any) {})
 	c, _ := open(t, "v1-base/golden-f32")
-	p := must(verify.OpenPack(dir))
+	p := must(pack.Open(dir))
 	require.NoError(t, os.Remove(filepath.Join(dir, "layer-002.safetensors")))
 	_, err := verify.Run(context.Background(), c.Config, c, p, verify.Options{})
 	require.ErrorIs(t, err, os.ErrNotExist)
@@ -353,7 +354,7 @@ func TestGoldensThatCannotBe(t *testing.T) {
 			t.Parallel()
 			dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { test.edit(t, dir, m) })
 			c, _ := open(t, "v1-base/golden-f32")
-			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 			require.Equal(t, test.stage, *r.FirstDivergence)
 			for _, check := range r.Checks {
 				if check.Tensor != test.stage {
@@ -379,7 +380,7 @@ func TestPackThatContradictsItsFiles(t *testing.T) {
 		m["tensors"].(map[string]any)["lm_head.output"].(map[string]any)["shape"] = []int{17, 2, 256}
 	})
 	c, _ := open(t, "v1-base/golden-f32")
-	p, err := verify.OpenPack(dir)
+	p, err := pack.Open(dir)
 	require.NoError(t, err)
 	r, err := verify.Run(context.Background(), c.Config, c, p, verify.Options{})
 	require.NoError(t, err)
@@ -431,7 +432,7 @@ func TestMissingAndExtraGoldenTensors(t *testing.T) {
 				prune(t, dir, m)
 			})
 			c, _ := open(t, "v1-base/golden-f32")
-			p, err := verify.OpenPack(dir)
+			p, err := pack.Open(dir)
 			require.NoError(t, err)
 			r := run(t, c.Config, c, p, verify.Options{})
 			require.Equal(t, test.verdict, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)

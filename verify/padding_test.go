@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // paddedF32 is two layers of a long batch, most of it padding on the left, with few distinct ids.
@@ -41,9 +42,9 @@ func TestPaddedPack(t *testing.T) {
 }
 
 // poisoned sets a pack's numbers in rows of padding to NaN.
-func poisoned(t *testing.T, pack string) *verify.Pack {
+func poisoned(t *testing.T, golden string) *pack.Pack {
 	t.Helper()
-	original := must(verify.OpenPack(fixture(pack)))
+	original := must(pack.Open(fixture(golden)))
 	in := must(original.Input())
 	padding := func(shape []int, name string) (rows []bool) {
 		switch kind := name[strings.LastIndex(name, ".")+1:]; {
@@ -74,7 +75,7 @@ func poisoned(t *testing.T, pack string) *verify.Pack {
 		return rows
 	}
 	nan := map[string][]byte{"F32": {0, 0, 0xc0, 0x7f}, "BF16": {0xc0, 0x7f}}
-	dir := rewritten(t, pack, func(dir string, m map[string]any) {
+	dir := rewritten(t, golden, func(dir string, m map[string]any) {
 		for file := range m["files"].(map[string]any) {
 			refile(t, dir, m, file, func(tensors map[string]view) {
 				for name, x := range tensors {
@@ -90,17 +91,17 @@ func poisoned(t *testing.T, pack string) *verify.Pack {
 			})
 		}
 	})
-	return must(verify.OpenPack(dir))
+	return must(pack.Open(dir))
 }
 
 // TestPaddingIsNotLookedAt: with NaN in all rows of padding the verdict is the same, of a right
 // model and of a wrong one, and so is its cause.
 func TestPaddingIsNotLookedAt(t *testing.T) {
 	t.Parallel()
-	for _, pack := range []string{"v1-base/golden-f32", layersBF16, paddedF32} {
+	for _, golden := range []string{"v1-base/golden-f32", layersBF16, paddedF32} {
 		for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
-			c, p := open(t, pack)
-			broken := poisoned(t, pack)
+			c, p := open(t, golden)
+			broken := poisoned(t, golden)
 			for _, wrong := range []bool{false, true} {
 				src := altered{Source: c}
 				if wrong {
@@ -110,7 +111,7 @@ func TestPaddingIsNotLookedAt(t *testing.T) {
 				}
 				want, got := run(t, c.Config, src, p, verify.Options{Mode: mode}), run(t, c.Config, src, broken, verify.Options{Mode: mode})
 				got.Golden.Manifest = want.Golden.Manifest
-				require.True(t, bytes.Equal(must(json.Marshal(want)), must(json.Marshal(got))), "%s %s %v", pack, mode, wrong)
+				require.True(t, bytes.Equal(must(json.Marshal(want)), must(json.Marshal(got))), "%s %s %v", golden, mode, wrong)
 			}
 		}
 	}
@@ -147,7 +148,7 @@ func TestAllPadding(t *testing.T) {
 	for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
 		dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { rewrite(t, dir, m, "attention_mask", make([]int, 34)) })
 		c, _ := open(t, "v1-base/golden-f32")
-		r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{Mode: mode})
+		r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{Mode: mode})
 		require.Equal(t, verify.Inconclusive, r.Verdict, r.FirstDivergence)
 		require.Contains(t, r.Reasons, "all tokens are padding: no row of a stage was compared")
 		require.Zero(t, r.Coverage.WeightsChecked)

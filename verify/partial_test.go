@@ -17,6 +17,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // Packs of scripts/golden.py: of chosen layers, of chosen stages, and with inner stages.
@@ -31,13 +32,13 @@ const (
 // TestPartialPacksPass, and say what that is a pass of.
 func TestPartialPacksPass(t *testing.T) {
 	t.Parallel()
-	for pack, want := range map[string]verify.Scope{
+	for golden, want := range map[string]verify.Scope{
 		layersF32: {Text: "layer 2 of 4", Layers: []int{2}, Of: 4, Unread: []int{0, 1, 3}, UnreadParts: []string{"layers 0, 1, 3", "the embedding", "the head"}, Weights: 128,
-			Inputs: []verify.ScopeInput{{Layer: 2, Kind: verify.Seeded, Text: "model.layers.2.input, seeded: random numbers, seed 5, and not what the layer before gives"}}},
+			Inputs: []verify.ScopeInput{{Layer: 2, Kind: pack.Seeded, Text: "model.layers.2.input, seeded: random numbers, seed 5, and not what the layer before gives"}}},
 		layersBF16: {Text: "layers 1, 2, 4 of 5, the head", Layers: []int{1, 2, 4}, Of: 5, Head: true, Unread: []int{0, 3}, UnreadParts: []string{"layers 0, 3", "the embedding"}, Weights: 75,
 			Inputs: []verify.ScopeInput{
-				{Layer: 1, Kind: verify.Seeded, Text: "model.layers.1.input, seeded: random numbers, seed 4, and not what the layer before gives"},
-				{Layer: 4, Kind: verify.Seeded, Text: "model.layers.4.input, seeded: random numbers, seed 7, and not what the layer before gives"}}},
+				{Layer: 1, Kind: pack.Seeded, Text: "model.layers.1.input, seeded: random numbers, seed 4, and not what the layer before gives"},
+				{Layer: 4, Kind: pack.Seeded, Text: "model.layers.4.input, seeded: random numbers, seed 7, and not what the layer before gives"}}},
 		stagesF32: {Text: "the embedding, layers 0-2 of 5, but for 3 weights whose stages are absent on purpose", Layers: []int{0, 1, 2}, Of: 5, Embedding: true,
 			Unread: []int{3, 4}, UnreadParts: []string{"layers 3, 4", "the head"}, Weights: 126, Aside: 3, Inputs: []verify.ScopeInput{}},
 		innerBF16:  {Text: "the whole model", Whole: true, Layers: []int{0, 1, 2, 3}, Of: 4, Embedding: true, Head: true, Unread: []int{}, UnreadParts: []string{}, Inputs: []verify.ScopeInput{}},
@@ -45,9 +46,9 @@ func TestPartialPacksPass(t *testing.T) {
 	} {
 		want.Stages = []string{}
 		for _, acc := range []model.Accumulator{model.Float64, model.Float32} {
-			t.Run(pack, func(t *testing.T) {
+			t.Run(golden, func(t *testing.T) {
 				t.Parallel()
-				c, p := open(t, pack)
+				c, p := open(t, golden)
 				r := run(t, c.Config, c, p, verify.Options{Accumulate: acc})
 				require.Equal(t, verify.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 				want.Bytes = readBytes(c, want)
@@ -61,12 +62,12 @@ func TestPartialPacksPass(t *testing.T) {
 				require.Contains(t, printed(t, r), verdict)
 			})
 		}
-		t.Run(pack+" end to end", func(t *testing.T) {
+		t.Run(golden+" end to end", func(t *testing.T) {
 			t.Parallel()
-			c, p := open(t, pack)
+			c, p := open(t, golden)
 			r := run(t, c.Config, c, p, verify.Options{Mode: verify.Chained})
 			require.Nil(t, r.FirstDivergence)
-			if p.DType == tensor.F32 && pack != stagesF32 {
+			if p.DType == tensor.F32 && golden != stagesF32 {
 				require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
 			} else {
 				require.Equal(t, verify.Inconclusive, r.Verdict)
@@ -93,8 +94,8 @@ func readBytes(c *checkpoint.Checkpoint, s verify.Scope) (n int64) {
 }
 
 // edited is a pack whose manifest and files were changed.
-func edited(t *testing.T, pack string, edit func(t *testing.T, dir string, m map[string]any)) string {
-	return rewritten(t, pack, func(dir string, m map[string]any) { edit(t, dir, m) })
+func edited(t *testing.T, golden string, edit func(t *testing.T, dir string, m map[string]any)) string {
+	return rewritten(t, golden, func(dir string, m map[string]any) { edit(t, dir, m) })
 }
 
 // dropping leaves out the tensors of which lacks says so.
@@ -211,7 +212,7 @@ func TestHolesOfPartialPacks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, _ := open(t, test.pack)
-			r := run(t, c.Config, c, must(verify.OpenPack(edited(t, test.pack, test.edit))), verify.Options{Undiagnosed: true})
+			r := run(t, c.Config, c, must(pack.Open(edited(t, test.pack, test.edit))), verify.Options{Undiagnosed: true})
 			require.Equal(t, test.verdict, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 			if test.stage == "" {
 				require.Contains(t, r.Reasons, test.reason)
@@ -279,7 +280,7 @@ func TestBrokenPartialPacks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, _ := open(t, test.pack)
-			p, err := verify.OpenPack(edited(t, test.pack, test.edit))
+			p, err := pack.Open(edited(t, test.pack, test.edit))
 			if err == nil {
 				_, err = verify.Run(context.Background(), c.Config, c, p, verify.Options{})
 			}
@@ -307,8 +308,8 @@ func (u unreadable) Tensor(name string) (tensor.Tensor, error) {
 // are not touched, and said to be unread.
 func TestOnlyChosenLayersAreRead(t *testing.T) {
 	t.Parallel()
-	for pack, chosen := range map[string][]string{layersF32: {"model.layers.2."}, layersBF16: {"model.layers.1.", "model.layers.2.", "model.layers.4.", "model.norm.", "lm_head."}} {
-		c, p := open(t, pack)
+	for golden, chosen := range map[string][]string{layersF32: {"model.layers.2."}, layersBF16: {"model.layers.1.", "model.layers.2.", "model.layers.4.", "model.norm.", "lm_head."}} {
+		c, p := open(t, golden)
 		others := func(name string) bool {
 			return !slices.ContainsFunc(chosen, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 		}
@@ -491,7 +492,7 @@ func TestCausesOfInnerStages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			requireFails(t, run(t, c.Config, test.src, must(verify.OpenPack(fixture(innerBF16))), verify.Options{}), test.stage, test.cause)
+			requireFails(t, run(t, c.Config, test.src, must(pack.Open(fixture(innerBF16))), verify.Options{}), test.stage, test.cause)
 		})
 	}
 	requireFails(t, run(t, override(t, c.Config, "num_experts_per_tok", "3"), c, p, verify.Options{}), moe1+"gate.topk_idx", "experts-per-token")
@@ -510,7 +511,7 @@ func TestGivenInputsAreNoWhole(t *testing.T) {
 		rewrite(t, dir, m, input, must(p.Float32s("model.layers.1.output")))
 		m["layer_inputs"] = map[string]any{"2": map[string]any{"kind": "seeded", "seed": 1}}
 	})
-	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
 	require.False(t, r.Scope.Whole)
 	require.Contains(t, printed(t, r), "\nverdict    PASS: the embedding, layers 0-3 of 4, the head ("+exercised(r)+")\n")

@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // TestPatternIsCoarse: of a large tensor many elements share a cell, and the last cells may
@@ -55,7 +56,7 @@ func TestPatternsSayWhatTheLimitsSay(t *testing.T) {
 	require.Nil(t, p.Cells[0][3])
 
 	want = []float32{4, 4, 4, 4}
-	p = tr.metricPattern(&model.Activation{Shape: []int{2, 2}, Values: []float32{3, nan, nan, 9}, DType: tensor.F32}, want, selectRows(want, 2, padding{false, true}))
+	p = tr.metricPattern(&model.Activation{Shape: []int{2, 2}, Values: []float32{3, nan, nan, 9}, DType: tensor.F32}, want, selectRows(want, 2, pack.Padding{false, true}))
 	require.Equal(t, 0.25, *p.Cells[0][0])
 	require.Nil(t, p.Cells[0][1])
 	require.Equal(t, []float64{0, 0}, []float64{*p.Cells[1][0], *p.Cells[1][1]}, "padding")

@@ -13,6 +13,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // mtp2 is the prediction layer of v3-mtp.
@@ -121,11 +122,11 @@ func double(t *testing.T, w tensor.Tensor, row int) {
 }
 
 // without is a pack of v3-mtp that lacks some tensors, and names some kinds of stages as absent.
-func without(t *testing.T, lacks func(name string) bool, absent ...string) *verify.Pack {
-	return must(verify.OpenPack(rewritten(t, "v3-mtp/golden-f32", func(dir string, m map[string]any) {
+func without(t *testing.T, lacks func(name string) bool, absent ...string) *pack.Pack {
+	return must(pack.Open(rewritten(t, "v3-mtp/golden-f32", func(dir string, m map[string]any) {
 		maps.DeleteFunc(m["tensors"].(map[string]any), func(name string, _ any) bool { return lacks(name) })
 		prune(t, dir, m)
-		m["absent"] = verify.Absent{Stages: absent}
+		m["absent"] = pack.Absent{Stages: absent}
 	})))
 }
 
@@ -258,7 +259,7 @@ func TestSecondPredictionLayerAlone(t *testing.T) {
 		maps.DeleteFunc(m["tensors"].(map[string]any), func(name string, _ any) bool { return strings.HasPrefix(name, "model.layers.3.") })
 		prune(t, dir, m)
 	})
-	r = run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r = run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, verify.Pass, r.Verdict)
 	require.Equal(t, 68, r.Coverage.OutsideForward)
 	require.Equal(t, 145, r.Coverage.Weights)

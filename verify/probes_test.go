@@ -15,6 +15,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // probesF32 is a pack of five tokens and one of padding, with probes of all experts that the
@@ -22,7 +23,7 @@ import (
 const probesF32 = "v3/golden-probes-f32"
 
 // probed lists the experts of a layer that a pack has probes of.
-func probed(p *verify.Pack, layer int) []int { return p.Manifest.Probes[strconv.Itoa(layer)].Experts }
+func probed(p *pack.Pack, layer int) []int { return p.Manifest.Probes[strconv.Itoa(layer)].Experts }
 
 // expertWeight is the name of a projection of a routed expert.
 func expertWeight(layer, e int, projection string) string {
@@ -77,7 +78,7 @@ func TestProbesCoverExperts(t *testing.T) {
 		require.Equal(t, r.Coverage.Weights, r.Coverage.WeightsChecked)
 		require.Empty(t, r.Coverage.Unreached)
 		require.Equal(t, r.Coverage.GoldenTensors, r.Coverage.GoldenChecked)
-		unprobed := must(verify.OpenPack(edited(t, probesF32, withoutProbes("2", 0))))
+		unprobed := must(pack.Open(edited(t, probesF32, withoutProbes("2", 0))))
 		require.Equal(t, run(t, c.Config, c, unprobed, verify.Options{Accumulate: accumulate}).Routing, r.Routing, "probes choose nothing")
 		requireFiles(t, r)
 		counted, passed := fmt.Sprintf("48 of 48 routed experts (%d by probes)", probes), fmt.Sprintf("PASS (48 of 48 experts, %d of them by probes, 213 of 213 weights exercised)", probes)
@@ -100,7 +101,7 @@ func TestProbesThatCoverTooLittle(t *testing.T) {
 	tokens := 16 - len(probed(p, 3))
 	require.Less(t, tokens, 8)
 	for probes := range 8 - tokens + 1 {
-		r := run(t, c.Config, c, must(verify.OpenPack(edited(t, probesF32, withoutProbes("3", probes)))), verify.Options{})
+		r := run(t, c.Config, c, must(pack.Open(edited(t, probesF32, withoutProbes("3", probes)))), verify.Options{})
 		require.Equal(t, probed(p, 3)[probes:], r.Coverage.Unreached[0].Experts)
 		require.Contains(t, printed(t, r), "model.layers.3: neither a token nor a probe reached experts ")
 		switch {
@@ -133,7 +134,7 @@ func TestWrongWeightsOfExpertsThatNoTokenChose(t *testing.T) {
 	}
 	name := expertWeight(2, probed(p, 2)[1], "up_proj")
 	w := get(t, c, name)
-	blind := must(verify.OpenPack(edited(t, probesF32, withoutProbes("2", 0))))
+	blind := must(pack.Open(edited(t, probesF32, withoutProbes("2", 0))))
 	r := run(t, c.Config, replace(c, name, scaled(t, w, 2, row(w, 3)...)), blind, verify.Options{})
 	require.NotEqual(t, verify.Fail, r.Verdict)
 }
@@ -309,7 +310,7 @@ func TestBrokenProbes(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			c, _ := open(t, probesF32)
-			p, err := verify.OpenPack(edited(t, probesF32, edit))
+			p, err := pack.Open(edited(t, probesF32, edit))
 			if err == nil {
 				_, err = verify.Run(context.Background(), c.Config, c, p, verify.Options{})
 			}
@@ -325,6 +326,6 @@ func TestGoldensOfProbesCount(t *testing.T) {
 	values := must(p.Float32s(probeOf(4, 3)))
 	values[70] *= 1.0001
 	changed := edited(t, probesF32, func(t *testing.T, dir string, m map[string]any) { rewrite(t, dir, m, probeOf(4, 3), values) })
-	r := run(t, c.Config, c, must(verify.OpenPack(changed)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(changed)), verify.Options{})
 	require.Equal(t, []string{probeOf(4, 3)}, failed(r))
 }

@@ -4,6 +4,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/config"
+	"dsmoe/verify/pack"
 )
 
 // Verdict of a check or of the whole run.
@@ -242,11 +243,11 @@ type Rules struct {
 
 // Settings are the keys of config.json that the verdict does not speak of.
 type Settings struct {
-	Overridden  []Override    `json:"overridden"`  // keys that the reference ran with otherwise
-	Unexercised []Unexercised `json:"unexercised"` // keys that change nothing on the pack's input
-	Differ      []Difference  `json:"differ"`      // keys whose values are not those of the config.json that the pack was recorded from
-	Unknown     bool          `json:"unknown"`     // config.json is another than that one, by its hash, and the pack does not hold it
-	Origin      string        `json:"origin"`      // says that the pack was recorded from another checkpoint or config; empty if nothing shows that
+	Overridden  []Override        `json:"overridden"`  // keys that the reference ran with otherwise
+	Unexercised []Unexercised     `json:"unexercised"` // keys that change nothing on the pack's input
+	Differ      []pack.Difference `json:"differ"`      // keys whose values are not those of the config.json that the pack was recorded from
+	Unknown     bool              `json:"unknown"`     // config.json is another than that one, by its hash, and the pack does not hold it
+	Origin      string            `json:"origin"`      // says that the pack was recorded from another checkpoint or config; empty if nothing shows that
 }
 
 // Override is a key of config.json whose value is not what the reference ran with.
@@ -257,15 +258,6 @@ type Override struct {
 	Training   bool   `json:"training"`   // concerns training alone
 }
 
-// Difference is a key of config.json whose value is not that of the config.json that the pack was
-// recorded from.
-type Difference struct {
-	Key        string `json:"key"`        // of config.json
-	Checkpoint string `json:"checkpoint"` // its value there, as JSON, defaults filled in
-	Pack       string `json:"pack"`       // the same of the config.json that the pack was recorded from
-	Meaning    bool   `json:"meaning"`    // decides what the model computes, or its loss
-}
-
 // Unexercised is a key of config.json that the pack proves nothing of.
 type Unexercised struct {
 	Key string `json:"key"` // of config.json
@@ -274,12 +266,12 @@ type Unexercised struct {
 
 // Golden says what the pack was made from.
 type Golden struct {
-	Reference       Reference                 `json:"reference"`        // the Python that ran
+	Reference       pack.Reference            `json:"reference"`        // the Python that ran
 	Mode            string                    `json:"mode"`             // "eval" or "train"
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // config.json keys that the reference ran with
 	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
 	Partial         string                    `json:"partial"`          // why it proves less on purpose; empty if it does not
-	Absent          Absent                    `json:"absent"`           // what it says it has not
+	Absent          pack.Absent               `json:"absent"`           // what it says it has not
 	Batch           int                       `json:"batch"`            // sequences
 	Seq             int                       `json:"seq"`              // tokens of each
 	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> hash

@@ -13,6 +13,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/verify/pack"
 )
 
 // What a conversion did to weights by rounding them. The reference ran with weights that
@@ -128,8 +129,8 @@ func ranked(checks []Check, experts bool) []RankedError {
 	type place struct{ layer, expert int }
 	at, all := map[place]int{}, []RankedError{}
 	for _, c := range checks {
-		_, kind := split(c.Tensor)
-		_, expert := starred(kind)
+		_, kind := pack.CutLayer(c.Tensor)
+		_, expert := pack.CutExpert(kind)
 		if c.layer < 0 || c.RelRMS == nil || *c.RelRMS == 0 || experts && expert < 0 {
 			continue
 		}
@@ -297,7 +298,7 @@ const mostRanked = 5
 func rankedInWords(all []RankedError) string {
 	var words []string
 	for _, e := range all[:min(mostRanked, len(all))] {
-		_, kind := split(e.Tensor)
+		_, kind := pack.CutLayer(e.Tensor)
 		words = append(words, fmt.Sprintf("layer %d %s %s", e.Layer, kind, text.Figure("%.1e", e.RelRMS)))
 	}
 	if more := len(all) - len(words); more > 0 {

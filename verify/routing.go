@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // topK compares the experts chosen with the golden's, as sets per token, and puts
@@ -21,16 +22,16 @@ func (t *tracer) topK(name string, ours *choice) error {
 	if !t.scope.compares(name) {
 		return t.choose(name, ours.Idx, ours.Scores.Rows(), ours.Scores.Width())
 	}
-	layer, _ := split(name)
-	k, padded := len(ours.Idx)/ours.Scores.Rows(), paddedTokens(t.in, ours.Scores.Rows())
+	layer, _ := pack.CutLayer(name)
+	k, padded := len(ours.Idx)/ours.Scores.Rows(), pack.PaddedTokens(t.in, ours.Scores.Rows())
 	e := t.pack.Manifest.Tensors[name]
 	c := Check{Tensor: name, Verdict: Fail, DType: e.DType.String(), Shape: e.Shape, layer: layer}
-	if c.Reason = unfit(e, []int{ours.Scores.Rows(), k}, tensor.I64); c.Reason == "" {
+	if c.Reason = pack.Misfit(e, []int{ours.Scores.Rows(), k}, tensor.I64); c.Reason == "" {
 		want, err := t.pack.Ints(name)
 		if err != nil {
 			return err
 		}
-		c.Padding = padded.count()
+		c.Padding = padded.Count()
 		if c.Reason = notRouting(want, k, ours, padded); c.Reason == "" {
 			before := t.routing
 			t.compareTopK(&c, ours, want, k, padded)
@@ -45,7 +46,7 @@ func (t *tracer) topK(name string, ours *choice) error {
 // choose puts the golden's choice of experts in idx, if it is one.
 func (t *tracer) choose(name string, idx []int, tokens, experts int) error {
 	k := len(idx) / tokens
-	if unfit(t.pack.Manifest.Tensors[name], []int{tokens, k}, tensor.I64) != "" {
+	if pack.Misfit(t.pack.Manifest.Tensors[name], []int{tokens, k}, tensor.I64) != "" {
 		return nil
 	}
 	want, err := t.pack.Ints(name)
@@ -72,9 +73,9 @@ func (r *Routing) addLayer(before Routing, l LayerRouting) {
 
 // common counts the experts that two choices of k for each token have in common, without
 // padding.
-func common(a, b []int, k int, padded padding) (n int) {
+func common(a, b []int, k int, padded pack.Padding) (n int) {
 	for i, e := range a {
-		if !padded.has(i/k) && slices.Contains(b[i/k*k:i/k*k+k], e) {
+		if !padded.Has(i/k) && slices.Contains(b[i/k*k:i/k*k+k], e) {
 			n++
 		}
 	}
@@ -82,10 +83,10 @@ func common(a, b []int, k int, padded padding) (n int) {
 }
 
 // loads counts how often tokens other than padding chose each expert, k of them each.
-func loads(chosen []int, k, experts int, padded padding) []int {
+func loads(chosen []int, k, experts int, padded pack.Padding) []int {
 	load := make([]int, experts)
 	for i, e := range chosen {
-		if !padded.has(i / k) {
+		if !padded.Has(i / k) {
 			load[e]++
 		}
 	}
@@ -95,7 +96,7 @@ func loads(chosen []int, k, experts int, padded padding) []int {
 // reach records the experts whose output shows for some token other than padding, given the
 // weights of those last chosen.
 func (t *tracer) reach(layer int, weights *model.Activation) {
-	padded := paddedTokens(t.in, weights.Rows())
+	padded := pack.PaddedTokens(t.in, weights.Rows())
 	for slot, e := range t.chosen {
 		if shows(weights, padded, slot) {
 			notes(t.reached, layer, e)
@@ -105,10 +106,10 @@ func (t *tracer) reach(layer int, weights *model.Activation) {
 
 // notRouting says why ids are no choice of k different experts per token, or why there
 // is nothing to compare them by. Scores of padding do not count.
-func notRouting(ids []int, k int, ours *choice, padded padding) string {
+func notRouting(ids []int, k int, ours *choice, padded pack.Padding) string {
 	experts := ours.Scores.Width()
 	for i, score := range ours.Scores.Values {
-		if score != score && !padded.has(i/experts) {
+		if score != score && !padded.Has(i/experts) {
 			return fmt.Sprintf("the score of expert %d for token %d is not a number", i%experts, i/experts)
 		}
 	}
@@ -130,10 +131,10 @@ func notExperts(ids []int, k, experts int) string {
 
 // compareTopK counts the golden's choices that are not ours by what excuses them, and those
 // that no rounding could change. Padding does not count.
-func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int, padded padding) {
+func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int, padded pack.Padding) {
 	wrong, tokens := 0, ours.Scores.Rows()-c.Padding
 	for row := range ours.Scores.Rows() {
-		if padded.has(row) {
+		if padded.Has(row) {
 			continue
 		}
 		theirs := want[row*k : (row+1)*k]
@@ -342,10 +343,10 @@ func (x *value) tie(ours, golden int) tieKind {
 // chosen, by how much its score exceeds the best that was not; one that was not, by how much
 // the worst that was exceeds its. Experts of masked groups, whose scores are -∞, and padding take
 // no part.
-func biasPins(layer int, ours *choice, want []int, k int, padded padding) BiasPins {
+func biasPins(layer int, ours *choice, want []int, k int, padded pack.Padding) BiasPins {
 	pins := slices.Repeat([]float64{math.Inf(1)}, ours.Scores.Width())
 	for row := range ours.Scores.Rows() {
-		if !padded.has(row) {
+		if !padded.Has(row) {
 			pinBiases(pins, ours.Scores.Row(row), want[row*k:(row+1)*k])
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // TestTiesAreExcusedAndCounted: the pack has two identical router rows.
@@ -59,7 +60,7 @@ func TestTieExcusesTheExpertThatTies(t *testing.T) {
 		}
 		rewrite(t, dir, m, gate+"topk_idx", chosen)
 	})
-	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, verify.Fail, r.Verdict)
 	require.Equal(t, gate+"topk_idx", *r.FirstDivergence)
 	require.Equal(t, 1, r.Routing.Mismatches)
@@ -78,13 +79,13 @@ func TestTiesBetweenGroups(t *testing.T) {
 		zero.tensors[name] = w
 	}
 	tokens := p.Manifest.Tensors[gate+"topk_idx"].Shape[0]
-	golden := func(experts ...int) *verify.Pack {
-		return must(verify.OpenPack(rewritten(t, "v3/golden-f32", func(dir string, m map[string]any) {
+	golden := func(experts ...int) *pack.Pack {
+		return must(pack.Open(rewritten(t, "v3/golden-f32", func(dir string, m map[string]any) {
 			rewrite(t, dir, m, gate+"topk_idx", slices.Repeat(experts, tokens))
 			rewrite(t, dir, m, gate+"logits", make([]float32, 16*tokens))
 		})))
 	}
-	verdict := func(src weights.Source, p *verify.Pack) verify.Verdict {
+	verdict := func(src weights.Source, p *pack.Pack) verify.Verdict {
 		for _, check := range run(t, c.Config, src, p, verify.Options{}).Checks {
 			if check.Tensor == gate+"topk_idx" {
 				return check.Verdict

@@ -6,6 +6,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // rowSet selects the rows of a golden tensor [rows, width] that are compared. Rows of padding
@@ -18,20 +19,11 @@ type rowSet struct {
 	distinct int       // groups of compared rows that are alike: the sum of weights
 }
 
-// padding marks the rows of padding of a stage; nil marks no row.
-type padding []bool
-
-// has reports whether a row is padding.
-func (p padding) has(row int) bool { return p != nil && p[row] }
-
-// count is the number of rows of padding.
-func (p padding) count() int { return len(indices(p)) }
-
 // selectRows selects the rows of want, of width elements each.
-func selectRows(want []float32, width int, padded padding) *rowSet {
-	r := &rowSet{padding: padded.count()}
+func selectRows(want []float32, width int, padded pack.Padding) *rowSet {
+	r := &rowSet{padding: padded.Count()}
 	for row := range len(want) / width {
-		if !padded.has(row) {
+		if !padded.Has(row) {
 			r.compared = append(r.compared, row)
 		}
 	}
@@ -92,68 +84,40 @@ func (r *rowSet) metrics(got, want []float32, width int, d tensor.DType) Metrics
 	return m
 }
 
-// paddedTokens marks padding among n tokens in the order of a stage's rows, all tokens of each
-// sequence or, in prediction layers, fewer: row t of a sequence is made of the tokens t to
-// t + in.Seq - n/in.Batch, and it is padding if one of them is. It is nil without a mask.
-func paddedTokens(in *model.Input, n int) padding {
-	if in.AttentionMask == nil {
-		return nil
-	}
-	padded, seq := make(padding, n), n/in.Batch
-	for i := range padded {
-		first := i/seq*in.Seq + i%seq
-		padded[i] = slices.Contains(in.AttentionMask[first:first+in.Seq-seq+1], 0)
-	}
-	return padded
-}
-
 // paddedRows marks the rows of padding of a stage. RoPE's tables, losses and
 // gradients of weights have no rows of tokens, and probes none of padding. Rows of a routed expert are the tokens that chose it.
-func (t *tracer) paddedRows(name string, a *model.Activation) padding {
-	if isStageGradient(name) {
-		name = strings.TrimSuffix(name, grad)
+func (t *tracer) paddedRows(name string, a *model.Activation) pack.Padding {
+	if pack.IsStageGradient(name) {
+		name = strings.TrimSuffix(name, pack.Grad)
 	}
-	_, kind := split(name)
-	kind, expert := starred(kind)
+	_, kind := pack.CutLayer(name)
+	kind, expert := pack.CutExpert(kind)
 	switch {
-	case t.in.AttentionMask == nil || learned(name) || isTable(name) || isProbe(name):
+	case t.in.AttentionMask == nil || pack.IsLossOrGradient(name) || pack.IsTable(name) || pack.IsProbe(name):
 		return nil
 	case expert >= 0:
 		return t.paddedOfExpert(expert)
-	case kind == attnWeights: // [batch, heads, queries, keys]
+	case kind == pack.AttnWeights: // [batch, heads, queries, keys]
 		heads, queries := a.Shape[1], a.Shape[2]
-		tokens, rows := paddedTokens(t.in, a.Shape[0]*queries), make(padding, a.Rows())
+		tokens, rows := pack.PaddedTokens(t.in, a.Shape[0]*queries), make(pack.Padding, a.Rows())
 		for i := range rows {
 			rows[i] = tokens[i/(heads*queries)*queries+i%queries]
 		}
 		return rows
 	}
-	return paddedTokens(t.in, a.Rows())
+	return pack.PaddedTokens(t.in, a.Rows())
 }
 
 // paddedOfExpert marks padding among the tokens that chose an expert of the last gate.
-func (t *tracer) paddedOfExpert(expert int) (rows padding) {
+func (t *tracer) paddedOfExpert(expert int) (rows pack.Padding) {
 	k := t.m.Config.NumExpertsPerTok
-	tokens := paddedTokens(t.in, len(t.chosen)/k)
+	tokens := pack.PaddedTokens(t.in, len(t.chosen)/k)
 	for slot, e := range t.chosen {
 		if e == expert {
-			rows = append(rows, tokens.has(slot/k))
+			rows = append(rows, tokens.Has(slot/k))
 		}
 	}
 	return rows
-}
-
-// quiet sets what is not finite in rows of padding to 0. Nothing is compared with it, and the
-// mask hides these rows from all tokens; but 0·NaN in a sum over masked keys would be a NaN.
-func quiet(values []float32, width int, padded padding) []float32 {
-	for row, is := range padded {
-		for i := row * width; is && i < (row+1)*width; i++ {
-			if !finite(values[i]) {
-				values[i] = 0
-			}
-		}
-	}
-	return values
 }
 
 // goldenRows returns the golden tensor of a stage that has a's shape, and the rows of it that
@@ -164,7 +128,7 @@ func (t *tracer) goldenRows(name string, a *model.Activation) ([]float32, *rowSe
 		return nil, nil, err
 	}
 	padded := t.paddedRows(name, a)
-	want = quiet(want, a.Width(), padded)
+	want = pack.ClearPadding(want, a.Width(), padded)
 	return want, selectRows(want, a.Width(), padded), nil
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // TestSelectRows: padding is left out, and rows that are alike share one weight.
@@ -24,14 +25,14 @@ func TestSelectRows(t *testing.T) {
 		1, 2 + 4*alikeRows, // not
 		0, near,
 	}
-	r := selectRows(want, 2, padding{false, true, false, false, false, false, false})
+	r := selectRows(want, 2, pack.Padding{false, true, false, false, false, false, false})
 	require.Equal(t, []int{0, 2, 3, 4, 5, 6}, r.compared)
 	require.Equal(t, 1, r.padding)
 	require.Equal(t, 4, r.distinct)
 	require.Equal(t, []float64{1.0 / 3, 1, 1.0 / 3, 1.0 / 3, 1, 1}, r.weights)
 	require.Equal(t, []float32{1, 2, 0, 0, 1, 2, 1 - alikeRows, 2 + alikeRows, 1, 2 + 4*alikeRows, 0, near}, r.gather(want, 2))
 	require.Equal(t, want, selectRows(want, 2, nil).gather(want, 2))
-	require.Zero(t, selectRows(want, 2, padding{true, true, true, true, true, true, true}).distinct)
+	require.Zero(t, selectRows(want, 2, pack.Padding{true, true, true, true, true, true, true}).distinct)
 }
 
 // TestRowsThatAreNotAlike: numbers, signs and NaN keep rows apart.
@@ -63,19 +64,19 @@ func TestPaddedRows(t *testing.T) {
 		shape []int
 		want  []int // rows of padding
 	}{
-		"model.layers.0.self_attn.q_proj.output":           {[]int{2, 3, 4}, []int{3}},
-		"model.layers.0.mlp.gate.logits":                   {[]int{6, 8}, []int{3}},
-		"model.layers.0.mlp.experts.1.gate_proj.output":    {[]int{4, 8}, []int{2}},
-		"model.layers.0.mlp.experts.2.output":              {[]int{4, 8}, []int{2}},
-		"model.layers.0.mlp.experts.0.down_proj.input":     {[]int{4, 8}, nil},
-		"model.layers.0.self_attn.attn_weights":            {[]int{2, 2, 3, 3}, []int{6, 9}},
-		"model.layers.1.eh_proj.output":                    {[]int{2, 2, 4}, []int{2}},
-		"model.layers.2.shared_head.norm.output":           {[]int{2, 1, 4}, []int{1}},
-		rotaryCos:                                          {[]int{3, 4}, nil},
-		"model.layers.0.mlp.gate.aux_loss":                 {[]int{1}, nil},
-		"model.layers.0.self_attn.q_proj.weight" + grad:    {[]int{6, 4}, nil},
-		"lm_head.output":                                   {[]int{2, 3, 9}, []int{3}},
-		"model.layers.0.mlp.shared_experts.up_proj.output": {[]int{2, 3, 5}, []int{3}},
+		"model.layers.0.self_attn.q_proj.output":             {[]int{2, 3, 4}, []int{3}},
+		"model.layers.0.mlp.gate.logits":                     {[]int{6, 8}, []int{3}},
+		"model.layers.0.mlp.experts.1.gate_proj.output":      {[]int{4, 8}, []int{2}},
+		"model.layers.0.mlp.experts.2.output":                {[]int{4, 8}, []int{2}},
+		"model.layers.0.mlp.experts.0.down_proj.input":       {[]int{4, 8}, nil},
+		"model.layers.0.self_attn.attn_weights":              {[]int{2, 2, 3, 3}, []int{6, 9}},
+		"model.layers.1.eh_proj.output":                      {[]int{2, 2, 4}, []int{2}},
+		"model.layers.2.shared_head.norm.output":             {[]int{2, 1, 4}, []int{1}},
+		pack.RotaryCos:                                       {[]int{3, 4}, nil},
+		"model.layers.0.mlp.gate.aux_loss":                   {[]int{1}, nil},
+		"model.layers.0.self_attn.q_proj.weight" + pack.Grad: {[]int{6, 4}, nil},
+		"lm_head.output":                                     {[]int{2, 3, 9}, []int{3}},
+		"model.layers.0.mlp.shared_experts.up_proj.output":   {[]int{2, 3, 5}, []int{3}},
 	} {
 		n := 1
 		for _, dim := range test.shape {
@@ -96,7 +97,7 @@ func TestDistancesOfSelectedRows(t *testing.T) {
 	want := slices.Clone(x.Values)
 	want[8], want[9] = float32(math.NaN()), 1e9 // padding
 	want[1] += 12 * unit                        // 10 σ beyond the half unit, 2 u, of the golden's own rounding
-	rows := selectRows(want, width, padding{false, false, false, false, true})
+	rows := selectRows(want, width, pack.Padding{false, false, false, false, true})
 	require.Equal(t, 2, rows.distinct)
 	d := measure(x, want, rows, 1)
 	require.True(t, d.finite)
@@ -108,7 +109,7 @@ func TestDistancesOfSelectedRows(t *testing.T) {
 	require.Equal(t, 1, d.beyond)
 	require.Equal(t, []bool{true, false, false, false, false}, d.rows)
 	want[0] = float32(math.NaN())
-	require.False(t, measure(x, want, selectRows(want, width, padding{false, false, false, false, true}), 1).finite)
+	require.False(t, measure(x, want, selectRows(want, width, pack.Padding{false, false, false, false, true}), 1).finite)
 
 	m := rows.metrics(x.Values, x.Values, width, tensor.F32)
 	require.Equal(t, 1.0, m.BitEqual)
@@ -118,7 +119,7 @@ func TestDistancesOfSelectedRows(t *testing.T) {
 	require.True(t, m.Finite)
 	require.Equal(t, 0.5, m.MaxAbs)
 	require.Equal(t, []int{7, 3}, []int{m.Worst, m.WorstRow})
-	m = selectRows(off, width, padding{true, false, false, true, false}).metrics(off, x.Values, width, tensor.F32)
+	m = selectRows(off, width, pack.Padding{true, false, false, true, false}).metrics(off, x.Values, width, tensor.F32)
 	require.Equal(t, 8, m.Worst, "of the whole tensor, not of what is compared")
 }
 

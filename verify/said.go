@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/model/table"
 	"dsmoe/text"
+	"dsmoe/verify/pack"
 )
 
 // What the report says of the parts of the model that it is about.
@@ -53,7 +54,7 @@ func (t *tracer) said(checks []Check) Scope {
 // notLooked counts the pack's tensors that nothing was computed for because the user wants so.
 func (t *tracer) notLooked(checks []Check) (n int) {
 	for name := range t.pack.Manifest.Tensors {
-		if isStage(name) && !t.scope.selects(name) {
+		if pack.IsStage(name) && !t.scope.selects(name) {
 			n++
 		}
 	}
@@ -126,11 +127,11 @@ func (t *tracer) inputs() []ScopeInput {
 		if slices.ContainsFunc(list, func(in ScopeInput) bool { return in.Layer == s.layer }) {
 			continue // a training pack is run twice
 		}
-		in := ScopeInput{Layer: s.layer, Kind: Recorded, Text: s.name + " as the pack has it"}
-		if told := t.pack.Manifest.LayerInputs[strconv.Itoa(s.layer)]; s.name == inputOf(s.layer) {
+		in := ScopeInput{Layer: s.layer, Kind: pack.Recorded, Text: s.name + " as the pack has it"}
+		if told := t.pack.Manifest.LayerInputs[strconv.Itoa(s.layer)]; s.name == pack.OwnInput(s.layer) {
 			in.Kind = told.Kind
 			in.Text = fmt.Sprintf("%s, recorded as %s", s.name, told.Is)
-			if told.Kind == Seeded {
+			if told.Kind == pack.Seeded {
 				in.Text = fmt.Sprintf("%s, seeded: random numbers, seed %s, and not what the layer before gives", s.name, text.Line(string(told.Seed)))
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/text"
+	"dsmoe/verify/pack"
 )
 
 // What a run looks at: the layers that the pack has stages of, or of these what the user
@@ -20,7 +21,7 @@ import (
 
 // scope is which parts of the model are run, and which stages of the pack are compared.
 type scope struct {
-	pack    *Pack
+	pack    *pack.Pack
 	config  *config.Config
 	layers  text.Spans             // that the user selects; all if empty
 	stages  []string               // globs of stages that the user selects; all if empty
@@ -31,12 +32,12 @@ type scope struct {
 
 // newScope settles what is run. The error says what of the selection the pack has not, or
 // what the pack lacks to begin a layer with.
-func newScope(c *config.Config, pack *Pack, o *Options) (*scope, error) {
-	s := &scope{pack: pack, config: c, layers: o.Layers, stages: o.Stages, present: map[int]bool{}}
-	for name := range pack.Manifest.Tensors {
-		if layer, kind := split(name); layer >= 0 && kind != layerInput {
+func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
+	s := &scope{pack: golden, config: c, layers: o.Layers, stages: o.Stages, present: map[int]bool{}}
+	for name := range golden.Manifest.Tensors {
+		if layer, kind := pack.CutLayer(name); layer >= 0 && kind != pack.OwnInputKind {
 			s.present[layer] = true
-		} else if layer > 0 && pack.Manifest.LayerInputs[strconv.Itoa(layer)].Kind == Recorded {
+		} else if layer > 0 && golden.Manifest.LayerInputs[strconv.Itoa(layer)].Kind == pack.Recorded {
 			s.present[layer-1] = true // it is what that layer gives
 		}
 	}
@@ -54,8 +55,8 @@ func newScope(c *config.Config, pack *Pack, o *Options) (*scope, error) {
 func (s *scope) checkChain(mode Mode) error {
 	last := s.config.NumHiddenLayers
 	if mode == Chained && s.restricted() && s.course.Head && s.course.Predictions == 0 && !s.follows(last) {
-		return s.pack.fault(fmt.Sprintf("chained mode: the layers before the head are not selected, and it would begin with the pack's %s; "+
-			"select stages of layer %d too, or use --mode local", before(last), last-1))
+		return s.pack.Fault(fmt.Sprintf("chained mode: the layers before the head are not selected, and it would begin with the pack's %s; "+
+			"select stages of layer %d too, or use --mode local", pack.InputStage(last), last-1))
 	}
 	return nil
 }
@@ -66,9 +67,9 @@ func (s *scope) restricted() bool { return len(s.layers)+len(s.stages) > 0 }
 // selects says whether a stage is compared, if the pack has it. RoPE's tables, which all
 // layers share, always are.
 func (s *scope) selects(name string) bool {
-	layer, kind := split(name)
+	layer, kind := pack.CutLayer(name)
 	switch {
-	case isTable(kind):
+	case pack.IsTable(kind):
 		return true
 	case len(s.layers) > 0 && len(s.stages) == 0 && layer < 0, len(s.layers) > 0 && layer >= 0 && !s.layers.Has(layer):
 		return false
@@ -79,7 +80,7 @@ func (s *scope) selects(name string) bool {
 // matchesGlob says whether a glob of package path matches a stage: its whole name, or what
 // stands behind "model.layers.N.".
 func matchesGlob(glob, name string) bool {
-	_, kind := split(name)
+	_, kind := pack.CutLayer(name)
 	whole, _ := path.Match(glob, name)
 	within, _ := path.Match(glob, kind)
 	return whole || within
@@ -99,7 +100,7 @@ func (s *scope) checkSelection() error {
 	for _, glob := range s.stages {
 		if _, err := path.Match(glob, ""); err != nil {
 			errs = append(errs, fmt.Errorf("stages %s: not a glob: * stands for anything, ? for a character, [a-z] for one of a set", strconv.Quote(glob)))
-		} else if !slices.ContainsFunc(names, func(name string) bool { return isStage(name) && matchesGlob(glob, name) }) {
+		} else if !slices.ContainsFunc(names, func(name string) bool { return pack.IsStage(name) && matchesGlob(glob, name) }) {
 			errs = append(errs, fmt.Errorf("stages %s: the pack has no such stage", strconv.Quote(glob)))
 		}
 	}
@@ -107,7 +108,7 @@ func (s *scope) checkSelection() error {
 		errs = append(errs, errors.New("nothing is selected: the pack has none of these stages in these layers"))
 	}
 	if errs != nil {
-		return &PackError{s.pack.Dir, errs}
+		return &pack.Error{Dir: s.pack.Dir, Problems: errs}
 	}
 	return nil
 }
@@ -116,7 +117,7 @@ func (s *scope) checkSelection() error {
 func (s *scope) checkInputs() error {
 	for _, number := range slices.Sorted(maps.Keys(s.pack.Manifest.LayerInputs)) {
 		if l, _ := strconv.Atoi(number); l >= s.config.NumHiddenLayers {
-			return s.pack.fault(fmt.Sprintf("manifest.json: layer_inputs: layer %d: the decoder has layers 0-%d", l, s.config.NumHiddenLayers-1))
+			return s.pack.Fault(fmt.Sprintf("manifest.json: layer_inputs: layer %d: the decoder has layers 0-%d", l, s.config.NumHiddenLayers-1))
 		}
 	}
 	return nil
@@ -125,18 +126,9 @@ func (s *scope) checkInputs() error {
 // asked says whether the user selects a stage that says something of a part of the model by
 // itself: not RoPE's tables.
 func (s *scope) asked(name string) bool {
-	tables := isTable(name) && !slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, name) })
-	return isStage(name) && !tables && s.selects(name)
+	tables := pack.IsTable(name) && !slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, name) })
+	return pack.IsStage(name) && !tables && s.selects(name)
 }
-
-// isStage says whether a tensor of a pack is something that a part of the model gave.
-func isStage(name string) bool {
-	_, kind := split(name)
-	return !isInput(name) && kind != layerInput
-}
-
-// isInput says whether a tensor of a pack is what the model ran on.
-func isInput(name string) bool { return name == "input_ids" || name == "attention_mask" }
 
 // settle decides which parts are run.
 func (s *scope) settle() error {
@@ -147,9 +139,9 @@ func (s *scope) settle() error {
 			s.absent = append(s.absent, l)
 		}
 	}
-	c.Embedding, c.Predictions = s.wantsEnd(embedded), s.wantedPredictions()
-	c.Head = s.wantsEnd(lastNorm, logits) || c.Predictions > 0
-	if c.Head && !s.pack.Has(before(last)) && !wanted[last-1] {
+	c.Embedding, c.Predictions = s.wantsEnd(pack.Embedded), s.wantedPredictions()
+	c.Head = s.wantsEnd(pack.LastNorm, pack.Logits) || c.Predictions > 0
+	if c.Head && !s.pack.Has(pack.InputStage(last)) && !wanted[last-1] {
 		wanted[last-1] = !s.says(last - 1)
 		if err := s.endless(); !wanted[last-1] && err != nil {
 			return err
@@ -179,9 +171,9 @@ func (s *scope) says(l int) bool { return slices.Contains(s.pack.Manifest.Absent
 // endless says that the pack has stages of the head, or of what is behind it, but nothing that
 // they begin with.
 func (s *scope) endless() error {
-	for _, name := range []string{lastNorm, logits} {
+	for _, name := range []string{pack.LastNorm, pack.Logits} {
 		if s.pack.Has(name) || s.course.Predictions > 0 {
-			return s.pack.fault(fmt.Sprintf("%s: what it begins with is not there: %s", name, before(s.config.NumHiddenLayers)))
+			return s.pack.Fault(fmt.Sprintf("%s: what it begins with is not there: %s", name, pack.InputStage(s.config.NumHiddenLayers)))
 		}
 	}
 	return nil
@@ -191,14 +183,14 @@ func (s *scope) endless() error {
 func (s *scope) lead(l int, wanted map[int]bool) error {
 	in, told := s.pack.Manifest.LayerInputs[strconv.Itoa(l)]
 	switch {
-	case told && (in.Kind == Seeded || s.restricted()):
+	case told && (in.Kind == pack.Seeded || s.restricted()):
 		s.course.Given = append(s.course.Given, l)
-	case s.restricted() && s.pack.Has(before(l)):
+	case s.restricted() && s.pack.Has(pack.InputStage(l)):
 	case l == 0:
 		s.course.Embedding = true
-	case told || wanted[l-1] || s.pack.Has(before(l)):
+	case told || wanted[l-1] || s.pack.Has(pack.InputStage(l)):
 	case s.says(l - 1):
-		return s.pack.fault(fmt.Sprintf("layer %d: what it begins with is not there: neither %s nor %s", l, inputOf(l), before(l)))
+		return s.pack.Fault(fmt.Sprintf("layer %d: what it begins with is not there: neither %s nor %s", l, pack.OwnInput(l), pack.InputStage(l)))
 	default:
 		wanted[l-1] = true
 	}
@@ -214,7 +206,7 @@ func (s *scope) wants(l int) bool {
 		return !slices.Contains(s.pack.Manifest.Absent.Layers, l)
 	}
 	for name := range s.pack.Manifest.Tensors {
-		if layer, kind := split(name); layer == l && kind != layerInput && s.asked(name) {
+		if layer, kind := pack.CutLayer(name); layer == l && kind != pack.OwnInputKind && s.asked(name) {
 			return true
 		}
 	}
@@ -224,7 +216,7 @@ func (s *scope) wants(l int) bool {
 // wantedPredictions returns how many prediction layers there are up to the last that has
 // something to be compared.
 func (s *scope) wantedPredictions() int {
-	n := predictions(s.config, s.pack)
+	n := pack.Predictions(s.config, s.pack)
 	for n > 0 && s.restricted() && !s.wants(s.config.NumHiddenLayers+n-1) {
 		n--
 	}
@@ -275,10 +267,10 @@ func (s *scope) follows(l int) bool {
 // compares says whether a stage of the pack is compared: one that the user selects, and that
 // is not given.
 func (s *scope) compares(name string) bool {
-	layer, kind := split(name)
-	if kind == layerInput && layer >= 0 {
+	layer, kind := pack.CutLayer(name)
+	if kind == pack.OwnInputKind && layer >= 0 {
 		in := s.pack.Manifest.LayerInputs[strconv.Itoa(layer)]
-		return in.Kind == Recorded && s.follows(layer) && s.selects(name)
+		return in.Kind == pack.Recorded && s.follows(layer) && s.selects(name)
 	}
 	return s.selects(name)
 }
@@ -286,18 +278,18 @@ func (s *scope) compares(name string) bool {
 // starts returns what layer l, or the head, begins with where no other part gives it, and
 // the tensor of the pack that it is.
 func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error) {
-	name := before(l)
-	if l < s.config.NumHiddenLayers && s.pack.Has(inputOf(l)) {
-		name = inputOf(l)
+	name := pack.InputStage(l)
+	if l < s.config.NumHiddenLayers && s.pack.Has(pack.OwnInput(l)) {
+		name = pack.OwnInput(l)
 	}
 	e, shape := s.pack.Manifest.Tensors[name], []int{in.Batch, in.Seq, s.config.HiddenSize}
-	if problem := unfit(e, shape, s.pack.DType); problem != "" {
-		return nil, name, s.pack.fault(text.Quote(name) + ": " + problem)
+	if problem := pack.Misfit(e, shape, s.pack.DType); problem != "" {
+		return nil, name, s.pack.Fault(text.Quote(name) + ": " + problem)
 	}
 	values, err := s.pack.Float32s(name)
-	values = quiet(values, s.config.HiddenSize, paddedTokens(in, in.Batch*in.Seq))
+	values = pack.ClearPadding(values, s.config.HiddenSize, pack.PaddedTokens(in, in.Batch*in.Seq))
 	if err == nil && !finiteAll(values) {
-		err = s.pack.fault(text.Quote(name) + ": not finite, and a layer begins with it")
+		err = s.pack.Fault(text.Quote(name) + ": not finite, and a layer begins with it")
 	}
 	return &model.Activation{Shape: shape, Values: values, DType: s.pack.DType}, name, err
 }
@@ -318,4 +310,50 @@ func sameRows(x *model.Activation, in *model.Input) bool {
 		}
 	}
 	return true
+}
+
+// checkProbes refuses probes of experts that the model has not, and on rows of padding.
+func (s *scope) checkProbes(in *model.Input) error {
+	var errs []error
+	add := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("manifest.json: probes: "+format, args...))
+	}
+	probes, c := s.pack.Manifest.ProbesByLayer(), s.config
+	for _, l := range slices.Sorted(maps.Keys(probes)) {
+		if l >= c.NumHiddenLayers+c.NumNextNPredictLayers {
+			continue // it is not run
+		}
+		tokens := in.Batch * (in.Seq - max(0, l-c.NumHiddenLayers+1)) // prediction layers have fewer
+		switch last := probes[l].Experts[len(probes[l].Experts)-1]; {
+		case l < c.NumHiddenLayers && !c.IsMoE(l):
+			add("layer %d has no routed experts", l)
+			continue
+		case last >= c.NRoutedExperts:
+			add("layer %d: expert %d is not one of %d", l, last, c.NRoutedExperts)
+		}
+		for _, row := range probes[l].Rows {
+			switch {
+			case row >= tokens:
+				add("layer %d: row %d is not one of %d", l, row, max(0, tokens))
+			case pack.PaddedTokens(in, tokens).Has(row):
+				add("layer %d: row %d is padding", l, row)
+			}
+		}
+	}
+	if errs != nil {
+		return &pack.Error{Dir: s.pack.Dir, Problems: errs}
+	}
+	return nil
+}
+
+// probes are those that are run: of the stages that wanted reports as true.
+func (s *scope) probes(wanted func(name string) bool) map[int]model.Probe {
+	probes := map[int]model.Probe{}
+	for l, p := range s.pack.Manifest.ProbesByLayer() {
+		experts := slices.DeleteFunc(slices.Clone(p.Experts), func(e int) bool { return !wanted(pack.ProbeStage(l, e)) })
+		if len(experts) > 0 {
+			probes[l] = model.Probe{Rows: p.Rows, Experts: experts}
+		}
+	}
+	return probes
 }

@@ -6,15 +6,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // sdpaBF16 is of transformers' sdpa attention, with padding.
 const sdpaBF16 = "v3/golden-sdpa-bf16"
 
 // attending returns a pack whose manifest names another implementation of attention.
-func attending(t *testing.T, pack, implementation string) *verify.Pack {
+func attending(t *testing.T, golden, implementation string) *pack.Pack {
 	t.Helper()
-	return must(verify.OpenPack(rewritten(t, pack, func(_ string, m map[string]any) {
+	return must(pack.Open(rewritten(t, golden, func(_ string, m map[string]any) {
 		m["reference"].(map[string]any)["attn_implementation"] = implementation
 	})))
 }

@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/verify/pack"
 )
 
 // training are the keys of config.json that mean nothing but in training, so that a pack may
@@ -19,17 +20,17 @@ var training = []string{"aux_loss_alpha", "seq_aux"}
 
 // settingsOf compares a checkpoint's config with what the reference ran with, c, and with what the
 // pack was recorded from.
-func settingsOf(stored, c *config.Config, pack *Pack, in *model.Input, o *Options) Settings {
-	s := Settings{Overridden: []Override{}, Unexercised: unexercised(c, pack, in), Differ: []Difference{}}
-	if recorded, err := pack.recordedConfig(c.Reference); err == nil && recorded != nil { // checkShape has seen the error
-		s.Differ = differing(c, recorded)
-	} else if hash := pack.Manifest.Checkpoint["config.json"]; hash != "" && o.ConfigHash != "" {
+func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o *Options) Settings {
+	s := Settings{Overridden: []Override{}, Unexercised: unexercised(c, golden, in), Differ: []pack.Difference{}}
+	if recorded, err := golden.RecordedConfig(c.Reference); err == nil && recorded != nil { // checkShape has seen the error
+		s.Differ = pack.Differences(c, recorded)
+	} else if hash := golden.Manifest.Checkpoint["config.json"]; hash != "" && o.ConfigHash != "" {
 		s.Unknown = hash != o.ConfigHash
 	}
 	s.Origin = s.origin()
 	var values map[string]jsontext.Value
 	_ = json.Unmarshal(stored.JSON(), &values) // config has parsed it
-	ran := pack.Manifest.ConfigOverrides
+	ran := golden.Manifest.ConfigOverrides
 	for _, key := range slices.Sorted(maps.Keys(ran)) {
 		if sameEffect(stored, key, ran[key]) {
 			continue
@@ -59,7 +60,7 @@ func sameEffect(c *config.Config, key string, value jsontext.Value) bool {
 }
 
 // unexercised lists the keys of c that change nothing on the input.
-func unexercised(c *config.Config, pack *Pack, in *model.Input) []Unexercised {
+func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []Unexercised {
 	list := []Unexercised{}
 	add := func(holds bool, key, format string, args ...any) {
 		if holds {
@@ -76,8 +77,8 @@ func unexercised(c *config.Config, pack *Pack, in *model.Input) []Unexercised {
 		"the pack has %d positions, YaRN stretches %d", in.Seq, s.OriginalMaxPositionEmbeddings)
 	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == c.NRoutedExperts, "num_experts_per_tok", "every token goes to all %d experts: nothing is chosen", c.NRoutedExperts)
 	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == 1 && c.NormTopKProb, "norm_topk_prob", "one expert per token is not normalised")
-	add(pack.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack is not one of training")
-	n := predictions(c, pack)
+	add(golden.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack is not one of training")
+	n := pack.Predictions(c, golden)
 	add(n < c.NumNextNPredictLayers, "num_nextn_predict_layers", "the pack has stages of %d of %d prediction layers", n, c.NumNextNPredictLayers)
 	return list
 }
@@ -91,4 +92,16 @@ func (s *Settings) reasons() (reasons []string) {
 		}
 	}
 	return reasons
+}
+
+// origin says that the pack was recorded from another checkpoint or config, if anything shows that.
+func (s *Settings) origin() string {
+	meaning := slices.DeleteFunc(slices.Clone(s.Differ), func(d pack.Difference) bool { return !d.Meaning })
+	switch {
+	case len(meaning) > 0:
+		return "the pack was recorded from another checkpoint or config: " + pack.InWords(meaning)
+	case s.Unknown:
+		return "the pack was recorded from another config.json, by its hash, and does not hold that: which keys differ is not known"
+	}
+	return ""
 }

@@ -13,6 +13,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/text"
+	"dsmoe/verify/pack"
 )
 
 // WriteText writes the report for people: what was compared, a line per layer with
@@ -65,10 +66,10 @@ func (c *Coverage) exercised() string {
 func (r *Report) writeHead(b *bytes.Buffer) {
 	ref := r.Golden.Reference
 	fmt.Fprintf(b, "%-11s%s\n", "reference", text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)))
-	if on := ref.ranOn(); on != "" {
+	if on := ref.RanOn(); on != "" {
 		fmt.Fprintf(b, "%-11s%s\n", "", text.Line(on))
 	}
-	if ref.Attention != "" && ref.Attention != eager {
+	if ref.Attention != "" && ref.Attention != pack.Eager {
 		fmt.Fprintf(b, "%-11sattention %s\n", "", text.Line(ref.Attention))
 	}
 	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
@@ -208,13 +209,13 @@ func (r *Report) places() iter.Seq[[]Check] {
 
 func place(c Check) string {
 	switch {
-	case strings.HasSuffix(c.Tensor, grad):
+	case strings.HasSuffix(c.Tensor, pack.Grad):
 		return "gradients"
 	case c.layer >= 0:
 		return fmt.Sprintf("layer %d", c.layer)
-	case c.Tensor == embedded:
+	case c.Tensor == pack.Embedded:
 		return "embedding"
-	case isTable(c.Tensor):
+	case pack.IsTable(c.Tensor):
 		return "rotary"
 	}
 	return "head"
@@ -239,8 +240,8 @@ func worstOf(checks []Check) (worst Check, failed, checked int) {
 
 // kindOf is what a check is of, within its place.
 func (c *Check) kindOf() string {
-	_, kind := split(c.Tensor)
-	if strings.HasSuffix(kind, grad) {
+	_, kind := pack.CutLayer(c.Tensor)
+	if strings.HasSuffix(kind, pack.Grad) {
 		kind = c.Tensor
 	}
 	return strings.TrimSuffix(strings.TrimPrefix(text.Line(kind), "model."), ".output")
@@ -340,7 +341,7 @@ func (r *Report) writeFailing(b *bytes.Buffer) {
 		if c.Verdict != Fail || c.Tensor == *r.FirstDivergence {
 			continue
 		}
-		layer, kind := split(c.Tensor)
+		layer, kind := pack.CutLayer(c.Tensor)
 		if layers[kind] == nil {
 			kinds = append(kinds, kind)
 		}
@@ -436,11 +437,11 @@ func (c *Check) writeNeuron(line func(format string, args ...any)) {
 
 // write says what the verdict does not speak of: what the pack leaves out on purpose, what
 // was not selected or not looked at, and the weights that were not read.
-func (s *Scope) write(b *bytes.Buffer, absent Absent) {
+func (s *Scope) write(b *bytes.Buffer, absent pack.Absent) {
 	if len(absent.Layers) > 0 {
 		fmt.Fprintf(b, "%-11sthe pack leaves %s out on purpose\n", "", layersText(absent.Layers))
 	}
-	if stages := slices.DeleteFunc(slices.Clone(absent.Stages), func(kind string) bool { return inner[kind] }); len(stages) > 0 {
+	if stages := slices.DeleteFunc(slices.Clone(absent.Stages), func(kind string) bool { return pack.Inner[kind] }); len(stages) > 0 {
 		fmt.Fprintf(b, "%-11sthe pack leaves these stages out on purpose: %s\n", "", text.Line(strings.Join(stages, ", ")))
 	}
 	if s.NotLooked > 0 {
@@ -508,4 +509,21 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 			fmt.Fprintln(b)
 		}
 	}
+}
+
+// byExperts counts the routed experts that took part in a checked stage, those by probes apart.
+func (c *Coverage) byExperts() string {
+	if c.ExpertsProbed == 0 {
+		return fmt.Sprintf("%d of %d routed experts", c.ExpertsReached, c.Experts)
+	}
+	return fmt.Sprintf("%d of %d routed experts (%d by probes)", c.ExpertsReached+c.ExpertsProbed, c.Experts, c.ExpertsProbed)
+}
+
+// probedRows says which rows an expert was run on, in the check of its probe.
+func (c *Check) probedRows() string {
+	rows := "rows"
+	if len(c.ProbeRows) == 1 {
+		rows = "row"
+	}
+	return fmt.Sprintf("expert %d was run on %s %s of %s, whatever the gate chose", pack.ProbedExpert(c.Tensor), rows, text.Ranges(c.ProbeRows), pack.AttentionNorm)
 }

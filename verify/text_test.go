@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // printed is a report as text.
@@ -150,7 +151,7 @@ func TestTextIsPlain(t *testing.T) {
 		tensors[forged] = tensors["model.embed_tokens.output"]
 	})
 	c, _ := open(t, "v1-base/golden-f32")
-	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, forged, *r.FirstDivergence)
 	text := printed(t, r)
 	require.NotContains(t, text, "\x1b")
@@ -166,7 +167,7 @@ func TestNothingToCheck(t *testing.T) {
 		prune(t, dir, m)
 	})
 	c, _ := open(t, "v1-dense/golden-f32")
-	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, verify.Inconclusive, r.Verdict)
 	data, err := json.Marshal(r)
 	require.NoError(t, err)
@@ -186,7 +187,7 @@ func TestReportNamesTheDevice(t *testing.T) {
 		reference["device"], reference["gpu"] = "cuda", "NVIDIA H200"
 		reference["precision"] = map[string]any{"matmul_tf32": true, "reduced_bf16_sums": true, "float32_matmul_precision": "high"}
 	})
-	r = run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r = run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	const settings = "NVIDIA H200: matmul_tf32 true, cudnn_tf32 false, reduced_bf16_sums true, reduced_fp16_sums false, float32_matmul_precision high"
 	require.Contains(t, printed(t, r), " on cuda\n           "+settings+"\n")
 	has(t, html(t, r), settings)

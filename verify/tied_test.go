@@ -10,6 +10,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // withHead is a source with a head beside what it has.
@@ -61,14 +62,14 @@ func TestStoredHeadThatIsTied(t *testing.T) {
 func TestUntiedConversion(t *testing.T) {
 	t.Parallel()
 	c, _ := open(t, "v2-lite/golden-f32")
-	p := must(verify.OpenPack(rewritten(t, "v2-lite/golden-f32", func(_ string, m map[string]any) {
+	p := must(pack.Open(rewritten(t, "v2-lite/golden-f32", func(_ string, m map[string]any) {
 		config := configOf(t, "v2-lite")
 		config["tie_word_embeddings"] = true
 		m["config"] = config
 	})))
 	r := run(t, c.Config, c, p, verify.Options{})
 	require.Equal(t, verify.Pass, r.Verdict)
-	require.Equal(t, []verify.Difference{{Key: "tie_word_embeddings", Checkpoint: "false", Pack: "true", Meaning: true}}, r.Config.Differ)
+	require.Equal(t, []pack.Difference{{Key: "tie_word_embeddings", Checkpoint: "false", Pack: "true", Meaning: true}}, r.Config.Differ)
 }
 
 // TestStoredHeadOfPublishedCode: the published code has one parameter for both, of which neither can

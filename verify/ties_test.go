@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // uncertainly returns scores [rows, width] with a standard deviation of one float32 unit of
@@ -78,7 +79,7 @@ func TestScoresThatAreNoNumbers(t *testing.T) {
 	nan := float32(math.NaN())
 	ours := &choice{Scores: uncertainly(3, 1, 2, 3, 4, nan, 6)}
 	require.Equal(t, "the score of expert 1 for token 1 is not a number", notRouting([]int{0, 1}, 1, ours, nil))
-	require.Empty(t, notRouting([]int{0, 1}, 1, ours, padding{false, true}))
+	require.Empty(t, notRouting([]int{0, 1}, 1, ours, pack.Padding{false, true}))
 }
 
 // TestGroupsThatTie: with groups {0, 1} {2, 3} {4, 5} of which two may be chosen, the
@@ -128,16 +129,16 @@ func TestBiasPins(t *testing.T) {
 	p := biasPins(3, ours, []int{0, 1, 2, 1}, 2, nil)
 	// 0: 5 - 1 chosen, 4 - 1 not; 1: 4 - 1; 2: 4 - 1, 5 - 1; 3: 4 - 0.5; 4 is always masked
 	require.Equal(t, BiasPins{Layer: "model.layers.3", Median: 3, Widest: 3.5, Expert: 3, Free: []int{4}}, p)
-	p = biasPins(3, ours, []int{0, 1, 2, 1}, 2, padding{false, true})
+	p = biasPins(3, ours, []int{0, 1, 2, 1}, 2, pack.Padding{false, true})
 	require.Equal(t, BiasPins{Layer: "model.layers.3", Median: 3.5, Widest: 4, Expert: 0, Free: []int{4}}, p)
 }
 
 // TestRoutingByLayer: what is counted of a layer is what was added by it.
 func TestRoutingByLayer(t *testing.T) {
 	require.Equal(t, 3, common([]int{0, 1, 2, 3}, []int{1, 0, 3, 4}, 2, nil), "token by token")
-	require.Equal(t, 1, common([]int{0, 1, 2, 3}, []int{1, 0, 3, 4}, 2, padding{true, false}))
+	require.Equal(t, 1, common([]int{0, 1, 2, 3}, []int{1, 0, 3, 4}, 2, pack.Padding{true, false}))
 	require.Equal(t, []int{1, 2, 0, 1}, loads([]int{0, 1, 1, 3}, 2, 4, nil))
-	require.Equal(t, []int{0, 1, 0, 1}, loads([]int{0, 1, 1, 3}, 2, 4, padding{true, false}))
+	require.Equal(t, []int{0, 1, 0, 1}, loads([]int{0, 1, 1, 3}, 2, 4, pack.Padding{true, false}))
 	r := Routing{Choices: 10, Pinned: 8, ExactTies: 3, NearTies: 2, Mismatches: 1}
 	r.addLayer(Routing{Choices: 4, Pinned: 3, ExactTies: 3, Mismatches: 1}, LayerRouting{Layer: "model.layers.3", Same: 4})
 	require.Equal(t, []LayerRouting{{Layer: "model.layers.3", Choices: 6, Same: 4, Pinned: 5, NearTies: 2}}, r.Layers)

@@ -7,6 +7,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // chainedTrace compares the stages of a pass that runs end to end by their Metrics.
@@ -21,7 +22,7 @@ func (t *tracer) chained(ctx context.Context, in *model.Input, trace model.Trace
 	o := t.options()
 	plain := model.NewPlain(o)
 	defer plain.Close(nil)
-	tape := model.NewTape(plain, func(weight string) bool { return t.pack.Has(weight+grad) && t.scope.compares(weight+grad) })
+	tape := model.NewTape(plain, func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) })
 	var computes model.Arithmetic[*model.Activation] = plain
 	if o.Training {
 		computes = tape
@@ -42,7 +43,7 @@ func (t *tracer) chained(ctx context.Context, in *model.Input, trace model.Trace
 
 // Stage implements model.Trace.
 func (t *chainedTrace) Stage(name string, a *model.Activation) error {
-	layer, kind := split(name)
+	layer, kind := pack.CutLayer(name)
 	has, err := t.golden(name)
 	switch {
 	case err != nil:
@@ -57,7 +58,7 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 			return err
 		}
 		if c.Verdict == "" {
-			if kind == gateLogits {
+			if kind == pack.GateLogits {
 				t.logitsErr = rowErrors(a, want)
 			}
 			t.compare(&c, name, a, want, rows)
@@ -67,7 +68,7 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 			return err
 		}
 	}
-	if kind == topKWeight {
+	if kind == pack.TopKWeight {
 		t.reach(layer, a)
 	}
 	return nil
@@ -77,7 +78,7 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 func (t *tracer) compare(c *Check, name string, a *model.Activation, want []float32, rows *rowSet) {
 	m := rows.metrics(a.Values, want, a.Width(), a.DType)
 	c.measure(m, a.Values, want)
-	if strings.HasSuffix(name, grad) {
+	if strings.HasSuffix(name, pack.Grad) {
 		t.judgeGradient(c, m, want)
 	} else {
 		c.judge(m, t.metricLimits(name), t.unjudged(name))
@@ -120,12 +121,12 @@ func (t *tracer) unjudged(name string) string {
 	if t.pack.DType != tensor.F32 {
 		return "chained mode has no usable limit in " + t.pack.DType.String()
 	}
-	_, kind := split(name)
+	_, kind := pack.CutLayer(name)
 	switch kind {
-	case layerOutput, logits, lastNorm, embedded, predictedNorm, predictedLogits:
+	case pack.LayerOutput, pack.Logits, pack.LastNorm, pack.Embedded, pack.PredictedNorm, pack.PredictedLogits:
 		return ""
 	}
-	if learned(name) {
+	if pack.IsLossOrGradient(name) {
 		return ""
 	}
 	return "chained mode checks the layers' outputs"
@@ -151,10 +152,10 @@ type replay struct{ *tracer }
 
 // Stage implements model.Trace.
 func (t *replay) Stage(name string, a *model.Activation) error {
-	if isLoss(name) {
+	if pack.IsLoss(name) {
 		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[*model.Activation](nil, t.in, nil)}).Stage(name, a)
 	}
-	if !t.pack.Has(name) || unfit(t.pack.Manifest.Tensors[name], a.Shape, a.DType) != "" {
+	if !t.pack.Has(name) || pack.Misfit(t.pack.Manifest.Tensors[name], a.Shape, a.DType) != "" {
 		return nil
 	}
 	want, _, err := t.goldenRows(name, a)

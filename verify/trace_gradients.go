@@ -4,11 +4,11 @@ import (
 	"context"
 	"math"
 	"slices"
-	"strings"
 
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
 )
 
 // learning holds the gradients of a training pack against the error analysis, a layer at a time:
@@ -27,7 +27,7 @@ type learning struct {
 // gradients of the layers' outputs. Without them gradients are judged end to end.
 func (t *tracer) stageGradients() bool {
 	for l := range t.m.Model.Layers {
-		if name := stageOfLayer(l, layerOutput) + grad; !t.pack.Has(name) {
+		if name := pack.StageOf(l, pack.LayerOutput) + pack.Grad; !t.pack.Has(name) {
 			return false
 		}
 	}
@@ -46,8 +46,8 @@ func (t *tracer) learn(ctx context.Context, in *model.Input) error {
 	g := newGradients(a, t.m)
 	watched := newAttribution[*value](nil, in, nil)
 	l := &learning{tracer: t, g: g, attribution: watched, in: in, local: &localTrace{tracer: t, analysis: a, attribution: watched}}
-	g.wants = func(weight string) bool { return t.pack.Has(weight+grad) && t.scope.compares(weight+grad) }
-	g.learned = func(weight string, dw *value, by weightSet) error { return l.compare(weight+grad, dw, by) }
+	g.wants = func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) }
+	g.learned = func(weight string, dw *value, by weightSet) error { return l.compare(weight+pack.Grad, dw, by) }
 	net := &network{Model: t.m, Input: in, Options: o, Arithmetic: g, Trace: l}
 	_, err := net.Run(ctx, courseOf(t, in, exact))
 	return err
@@ -68,13 +68,13 @@ func (l *learning) Stage(name string, x *value) error {
 	if err := l.feed(name, x); err != nil {
 		return err
 	}
-	layer, kind := split(name)
+	layer, kind := pack.CutLayer(name)
 	switch {
-	case isTable(name) || kind == layerInput:
+	case pack.IsTable(name) || kind == pack.OwnInputKind:
 		return nil
-	case kind == layerOutput:
+	case kind == pack.LayerOutput:
 		return l.layer(layer, name, x)
-	case name == logits:
+	case name == pack.Logits:
 		return l.head(x)
 	}
 	l.g.steps = append(l.g.steps, func() error { return l.stage(name, x) })
@@ -83,7 +83,7 @@ func (l *learning) Stage(name string, x *value) error {
 
 // feed puts the golden's stage in x's place.
 func (l *learning) feed(name string, x *value) error {
-	if !l.pack.Has(name) || unfit(l.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
+	if !l.pack.Has(name) || pack.Misfit(l.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
 		return nil
 	}
 	want, _, err := l.goldenRows(name, x.Activation)
@@ -96,32 +96,32 @@ func (l *learning) feed(name string, x *value) error {
 // stage compares the gradient of a stage, and goes on with the golden's.
 func (l *learning) stage(name string, x *value) error {
 	switch d := l.g.of(x); {
-	case l.pack.Has(name + grad):
+	case l.pack.Has(name + pack.Grad):
 		dx := l.g.total(x)
-		if l.scope.compares(name + grad) {
-			if err := l.compare(name+grad, dx, d.by); err != nil {
+		if l.scope.compares(name + pack.Grad) {
+			if err := l.compare(name+pack.Grad, dx, d.by); err != nil {
 				return err
 			}
-		} else if err := l.feed(name+grad, dx); err != nil {
+		} else if err := l.feed(name+pack.Grad, dx); err != nil {
 			return err
 		}
 		l.g.set(x, dx)
-	case l.misses(name + grad):
-		return l.add(Check{Tensor: name + grad, Verdict: Fail, layer: layerOf(name), Reason: "the pack has no such tensor here, though it has elsewhere"})
+	case l.misses(name + pack.Grad):
+		return l.add(Check{Tensor: name + pack.Grad, Verdict: Fail, layer: layerOf(name), Reason: "the pack has no such tensor here, though it has elsewhere"})
 	}
 	return nil
 }
 
 // misses says whether the pack has a gradient in some layer and lacks it in this one.
 func (l *learning) misses(name string) bool {
-	_, kind := split(name)
-	kind, _ = starred(kind)
+	_, kind := pack.CutLayer(name)
+	kind, _ = pack.CutExpert(kind)
 	return l.kinds[kind] && l.scope.selects(name)
 }
 
 // layerOf is the layer of a stage.
 func layerOf(name string) int {
-	layer, _ := split(name)
+	layer, _ := pack.CutLayer(name)
 	return layer
 }
 
@@ -129,7 +129,7 @@ func layerOf(name string) int {
 // The gradient that the part behind it computes for x is compared when that part has been run.
 func (l *learning) layer(n int, name string, x *value) error {
 	dx := exact(&model.Activation{Shape: x.Shape, Values: make([]float32, len(x.Values)), DType: tensor.F32})
-	if err := l.feed(name+grad, dx); err != nil {
+	if err := l.feed(name+pack.Grad, dx); err != nil {
 		return err
 	}
 	l.g.set(x, dx)
@@ -147,7 +147,7 @@ func (l *learning) rewind(layer int) error {
 		return err
 	}
 	for s := range table.FamilyOf(l.m.Config).Slots(l.m.Config) {
-		if name := s.Name + grad; s.Layer == layer && l.g.wants(s.Name) && !l.seen[name] && s.Name != l.g.tied {
+		if name := s.Name + pack.Grad; s.Layer == layer && l.g.wants(s.Name) && !l.seen[name] && s.Name != l.g.tied {
 			zeros := exact(&model.Activation{Shape: s.Shape, Values: make([]float32, s.Info(tensor.F32).Len()), DType: tensor.F32})
 			if err := l.compare(name, zeros, nil); err != nil {
 				return err
@@ -180,14 +180,14 @@ func (l *learning) compare(name string, dx *value, by weightSet) error {
 // head computes the loss and the gradient of the logits, and goes back through the head.
 func (l *learning) head(x *value) error {
 	sum, dx := l.crossEntropy(x)
-	if l.pack.Has(loss) && l.scope.compares(loss) {
+	if l.pack.Has(pack.Loss) && l.scope.compares(pack.Loss) {
 		trace := &chainedTrace{tracer: l.tracer, attribution: newAttribution[*model.Activation](nil, l.tracer.in, nil)}
-		if err := trace.Stage(loss, &model.Activation{Shape: []int{1}, Values: []float32{float32(sum)}, DType: tensor.F32}); err != nil {
+		if err := trace.Stage(pack.Loss, &model.Activation{Shape: []int{1}, Values: []float32{float32(sum)}, DType: tensor.F32}); err != nil {
 			return err
 		}
 	}
 	l.g.set(x, dx)
-	if err := l.stage(logits, x); err != nil {
+	if err := l.stage(pack.Logits, x); err != nil {
 		return err
 	}
 	return l.rewind(-1)
@@ -238,8 +238,3 @@ func (l *learning) crossEntropy(x *value) (sum float64, dx *value) {
 
 // localOnly says why the gradient of a stage is not compared.
 const localOnly = "gradients of stages are compared in local mode, if the pack has those of all layers' outputs"
-
-// isStageGradient says whether a tensor of a pack is the gradient of a stage, not of a weight.
-func isStageGradient(name string) bool {
-	return strings.HasSuffix(name, grad) && !strings.HasSuffix(name, ".weight"+grad) && !strings.HasSuffix(name, ".bias"+grad)
-}

@@ -8,6 +8,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/verify/pack"
 )
 
 // What local mode computes with, and what its trace sees.
@@ -58,7 +59,7 @@ func (t *localTrace) Stage(name string, x *value) error {
 			return err
 		}
 	}
-	if layer, kind := split(name); kind == topKWeight {
+	if layer, kind := pack.CutLayer(name); kind == pack.TopKWeight {
 		t.reach(layer, x.Activation)
 	}
 	return nil
@@ -66,7 +67,7 @@ func (t *localTrace) Stage(name string, x *value) error {
 
 // feed puts the golden tensor in x's place, without comparing the two.
 func (t *localTrace) feed(name string, x *value) error {
-	if !t.pack.Has(name) || unfit(t.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
+	if !t.pack.Has(name) || pack.Misfit(t.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
 		return nil
 	}
 	want, _, err := t.goldenRows(name, x.Activation)
@@ -87,7 +88,7 @@ func (t *localTrace) compare(name string, x *value) (Check, error) {
 		rounded := x.rounded()
 		m := rows.metrics(rounded, want, x.Width(), x.DType)
 		c.measure(m, rounded, want)
-		if learned(name) {
+		if pack.IsLossOrGradient(name) {
 			c.judge(m, t.metricLimits(name), "")
 		} else {
 			t.hold(&c, x, want, rows)
@@ -151,7 +152,7 @@ func (t *localTrace) hold(c *Check, x *value, want []float32, rows *rowSet) {
 	if isMLP(c.Tensor) && x.products != nil && d.finite {
 		n, z := t.analysis.neurons(x, want, rows, factor)
 		if c.ProbeRows != nil {
-			n.Expert = probedExpert(c.Tensor)
+			n.Expert = pack.ProbedExpert(c.Tensor)
 		}
 		c.NeuronZ, l.NeuronZ, c.Neuron = known(z), neuronZ, n
 		margin = max(margin, z/neuronZ)
@@ -255,22 +256,12 @@ func (d *distances) where(rows int) string {
 	return ""
 }
 
-// indices are those of what is marked.
-func indices(marked []bool) (at []int) {
-	for i, m := range marked {
-		if m {
-			at = append(at, i)
-		}
-	}
-	return at
-}
-
 // isMLP says whether a stage is the output of an MLP, such as a probe of an expert, or of the
 // routed experts.
 func isMLP(name string) bool {
-	_, kind := split(name)
-	kind, _ = starred(kind)
-	return kind == probeOutput || kind == "mlp.output" || kind == expertsOutput || kind == sharedOutput
+	_, kind := pack.CutLayer(name)
+	kind, _ = pack.CutExpert(kind)
+	return kind == pack.ProbeOutput || kind == "mlp.output" || kind == pack.ExpertsOutput || kind == pack.SharedOutput
 }
 
 // spread spreads what rows share over their elements.
@@ -286,3 +277,13 @@ func (x *value) spread() {
 
 // TopK implements model.Trace.
 func (t *localTrace) TopK(name string, ours *choice) error { return t.topK(name, ours) }
+
+// indices are those of what is marked.
+func indices(marked []bool) (at []int) {
+	for i, m := range marked {
+		if m {
+			at = append(at, i)
+		}
+	}
+	return at
+}

@@ -8,17 +8,15 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 
-	"dsmoe/config"
 	"dsmoe/model"
-	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/verify/pack"
 )
 
 // tracer gathers what is found of a pack while the model runs.
 type tracer struct {
-	pack     *Pack
+	pack     *pack.Pack
 	in       *model.Input // of the pack
 	m        *model.DeepseekForCausalLM
 	src      weights.Source // of m's weights
@@ -66,32 +64,21 @@ func newTracer(s *scope, m *model.DeepseekForCausalLM, src weights.Source, in *m
 	if !s.course.Embedding { // prediction layers without one of their own look tokens up in it
 		t.aside["model.embed_tokens.weight"] = struct{}{}
 	}
-	for _, name := range []string{lastNorm, logits} {
+	for _, name := range []string{pack.LastNorm, pack.Logits} {
 		if !s.course.Head && s.wantsEnd(name) { // behind a layer that is absent
 			t.free[name] = true
 		}
 	}
 	for name, e := range s.pack.Manifest.Tensors {
-		_, kind := split(name)
-		kind, _ = starred(kind)
+		_, kind := pack.CutLayer(name)
+		kind, _ = pack.CutExpert(kind)
 		t.kinds[kind] = true
 		if !t.seen[name] && s.compares(name) {
 			t.expected++
 		}
-		t.attnWeights = t.attnWeights || kind == attnWeights && e.Shape[len(e.Shape)-1] == in.Seq
+		t.attnWeights = t.attnWeights || kind == pack.AttnWeights && e.Shape[len(e.Shape)-1] == in.Seq
 	}
 	return t
-}
-
-// predictions returns how many prediction layers there are up to the last that the pack has a
-// stage of.
-func predictions(c *config.Config, pack *Pack) (n int) {
-	for name := range pack.Manifest.Tensors {
-		if layer, _ := split(name); layer < c.NumHiddenLayers+c.NumNextNPredictLayers {
-			n = max(n, layer-c.NumHiddenLayers+1)
-		}
-	}
-	return n
 }
 
 // layers returns how many layers are run, prediction layers among them.
@@ -130,7 +117,7 @@ func (t *tracer) run(ctx context.Context, in *model.Input) error {
 // analysis is that of the reference's torch.
 func (t *tracer) analysis(o model.Options, rounded roundings) *analysis {
 	a := newAnalysis(o, rounded)
-	a.few, a.fused = fewRows*max(1, t.pack.Manifest.Reference.Threads), t.pack.Manifest.Reference.Attention == sdpa
+	a.few, a.fused = fewRows*max(1, t.pack.Manifest.Reference.Threads), t.pack.Manifest.Reference.Attention == pack.Sdpa
 	if t.o.Decoded != nil {
 		a.decoded = t.decodedSteps
 	}
@@ -146,7 +133,7 @@ func (t *tracer) options() model.Options {
 	return model.Options{
 		DType:       t.pack.DType,
 		Probes:      probes,
-		RotaryDType: cmp.Or(t.o.RotaryDType, t.pack.Manifest.rotaryDType()),
+		RotaryDType: cmp.Or(t.o.RotaryDType, t.pack.Manifest.RotaryDType()),
 		Training:    t.pack.Manifest.Mode == "train",
 		AttnWeights: t.attnWeights,
 		Accumulate:  t.o.Accumulate,
@@ -158,13 +145,13 @@ func (t *tracer) options() model.Options {
 // golden says whether the pack has the stage. If it lacks the stage in this layer
 // only, that is a failed check.
 func (t *tracer) golden(name string) (bool, error) {
-	layer, kind := split(name)
-	kind, expert := starred(kind)
+	layer, kind := pack.CutLayer(name)
+	kind, expert := pack.CutExpert(kind)
 	switch {
 	case t.pack.Has(name):
 		t.seen[name] = true
 		return true, nil
-	case kind == layerInput, inner[kind] && !t.kinds[kind], !t.scope.selects(name):
+	case kind == pack.OwnInputKind, pack.Inner[kind] && !t.kinds[kind], !t.scope.selects(name):
 	case t.kinds[kind] && (layer < 0 || t.scope.present[layer]):
 		of := "layer"
 		if expert >= 0 {
@@ -199,7 +186,7 @@ func (t *tracer) add(c Check) error {
 // learns says whether a loss or a gradient of the pack is to be compared.
 func (t *tracer) learns() bool {
 	for name := range t.pack.Manifest.Tensors {
-		if isLoss(name) && t.scope.compares(name) {
+		if pack.IsLoss(name) && t.scope.compares(name) {
 			return true
 		}
 	}
@@ -224,7 +211,7 @@ func courseOf[V any](t *tracer, in *model.Input, value func(*model.Activation) V
 		}
 		t.seen[name] = true
 		t.starts = append(t.starts, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, in)})
-		t.noteZeros(name, selectRows(x.Values, x.Width(), paddedTokens(in, x.Rows())).gather(x.Values, x.Width()))
+		t.noteZeros(name, selectRows(x.Values, x.Width(), pack.PaddedTokens(in, x.Rows())).gather(x.Values, x.Width()))
 		return value(x), nil
 	}
 	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions, Given: c.Given, Start: begin}
@@ -233,8 +220,8 @@ func courseOf[V any](t *tracer, in *model.Input, value func(*model.Activation) V
 // noteZeros notes a golden tensor whose compared rows are all zero. A routed expert may give
 // nothing, and a loss be nothing.
 func (t *tracer) noteZeros(name string, want []float32) {
-	_, kind := split(name)
-	if _, expert := starred(kind); expert < 0 && !isLoss(name) && !slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
+	_, kind := pack.CutLayer(name)
+	if _, expert := pack.CutExpert(kind); expert < 0 && !pack.IsLoss(name) && !slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
 		t.zeros = append(t.zeros, name)
 	}
 }
@@ -249,21 +236,21 @@ func setAside[V comparable](t *tracer, by *attribution[V], x V) {
 // onPurpose says whether a stage that the pack lacks is absent on purpose, of a pack that is
 // said to prove less.
 func (t *tracer) onPurpose(name string) bool {
-	_, kind := split(name)
-	kind, _ = starred(kind)
+	_, kind := pack.CutLayer(name)
+	kind, _ = pack.CutExpert(kind)
 	return t.pack.Manifest.Partial != "" && slices.Contains(t.pack.Manifest.Absent.Stages, kind)
 }
 
 // begin returns a check of a stage, failed if it cannot be compared, skipped if all its rows
 // are padding; the golden tensor, and its rows that are compared.
 func (t *tracer) begin(name string, a *model.Activation) (c Check, want []float32, rows *rowSet, err error) {
-	layer, _ := split(name)
+	layer, _ := pack.CutLayer(name)
 	e := t.pack.Manifest.Tensors[name]
 	c = Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape, layer: layer}
-	if isProbe(name) {
+	if pack.IsProbe(name) {
 		c.ProbeRows = t.pack.Manifest.Probes[strconv.Itoa(layer)].Rows
 	}
-	if c.Reason = unfit(e, a.Shape, a.DType); c.Reason != "" {
+	if c.Reason = pack.Misfit(e, a.Shape, a.DType); c.Reason != "" {
 		c.Verdict = Fail
 		return c, nil, nil, nil
 	}
@@ -279,19 +266,6 @@ func (t *tracer) begin(name string, a *model.Activation) (c Check, want []float3
 	return c, want, rows, nil
 }
 
-// unfit says why a golden tensor cannot be compared at all. Axes of length 1 do not
-// count: hooks see them where a reference reshapes on the way.
-func unfit(e Entry, shape []int, d tensor.DType) string {
-	one := func(n int) bool { return n == 1 }
-	switch {
-	case !slices.Equal(slices.DeleteFunc(slices.Clone(e.Shape), one), slices.DeleteFunc(slices.Clone(shape), one)):
-		return fmt.Sprintf("shape: golden %v, model %v", e.Shape, shape)
-	case e.DType != d:
-		return fmt.Sprintf("dtype: golden %s, computed in %s", e.DType, d)
-	}
-	return ""
-}
-
 // cover notes the weights behind a stage that was checked, by the arithmetic that knows them.
 func cover[V comparable](t *tracer, c Check, by *attribution[V], x V) {
 	if c.Verdict == Skipped {
@@ -301,11 +275,11 @@ func cover[V comparable](t *tracer, c Check, by *attribution[V], x V) {
 		t.used[w] = struct{}{}
 	}
 	by.checked(x)
-	if _, kind := split(c.Tensor); c.layer >= 0 {
-		switch kind, expert := starred(kind); kind {
-		case expertOutput:
+	if _, kind := pack.CutLayer(c.Tensor); c.layer >= 0 {
+		switch kind, expert := pack.CutExpert(kind); kind {
+		case pack.ExpertOutput:
 			notes(t.reached, c.layer, expert)
-		case probeOutput:
+		case pack.ProbeOutput:
 			notes(t.probed, c.layer, expert)
 		}
 	}
@@ -362,6 +336,3 @@ func unflatten(i int, shape []int) []int {
 func finiteAll(x []float32) bool {
 	return !slices.ContainsFunc(x, func(v float32) bool { return !finite(v) })
 }
-
-// isLoss says whether a stage is one of training, forward or backward.
-func isLoss(name string) bool { return name == loss || strings.HasSuffix(name, grad) }

@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // nudged returns a BF16 weight in which the largest element of a row is a number of units further from zero.
@@ -32,8 +33,8 @@ func nudged(w tensor.Tensor, row, units int) tensor.Tensor {
 // belongs to, and the report names its row, or its expert and neuron.
 func TestWrongWeightsOfTrainedModels(t *testing.T) {
 	t.Parallel()
-	for _, pack := range trained {
-		c, p := open(t, pack)
+	for _, golden := range trained {
+		c, p := open(t, golden)
 		expert, _ := firstExperts(t, p)
 		prefix := moe1 + "experts." + strconv.Itoa(expert)
 		rows := func(want ...int) func(t *testing.T, c verify.Check) {
@@ -60,7 +61,7 @@ func TestWrongWeightsOfTrainedModels(t *testing.T) {
 				require.Equal(t, "all in column 7", c.Where)
 			}},
 		} {
-			t.Run(pack+" "+test.weight, func(t *testing.T) {
+			t.Run(golden+" "+test.weight, func(t *testing.T) {
 				t.Parallel()
 				w := nudged(get(t, c, test.weight), test.row, test.units)
 				r := run(t, c.Config, replace(c, test.weight, w), p, verify.Options{})
@@ -73,7 +74,7 @@ func TestWrongWeightsOfTrainedModels(t *testing.T) {
 }
 
 // firstExperts are two that the first token chose in layer 1.
-func firstExperts(t *testing.T, p *verify.Pack) (a, b int) {
+func firstExperts(t *testing.T, p *pack.Pack) (a, b int) {
 	t.Helper()
 	chosen, err := p.Ints(moe1 + "gate.topk_idx")
 	require.NoError(t, err)
@@ -83,8 +84,8 @@ func firstExperts(t *testing.T, p *verify.Pack) (a, b int) {
 // TestExchangedExpertsOfTrainedModels are named.
 func TestExchangedExpertsOfTrainedModels(t *testing.T) {
 	t.Parallel()
-	for _, pack := range trained {
-		c, p := open(t, pack)
+	for _, golden := range trained {
+		c, p := open(t, golden)
 		first, second := firstExperts(t, p)
 		var pairs []string
 		for _, proj := range []string{"gate_proj", "up_proj", "down_proj"} {
@@ -113,7 +114,7 @@ func TestTrainedModelInBF16(t *testing.T) {
 		})
 		prune(t, dir, m)
 	})
-	r = run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r = run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, verify.Inconclusive, r.Verdict)
 	require.Contains(t, r.Reasons[0], "model.layers.2.self_attn.o_proj.input")
 }

@@ -13,13 +13,13 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/verify/pack"
 )
 
 // Mode is how a run feeds its stages.
@@ -106,22 +106,22 @@ func (t *tracer) unusedLimits() error {
 // config_overrides in force, against pack. The error says why no comparison could
 // be made: tensors that do not fit the config (*weights.MismatchError), an input
 // that is not one, a broken pack.
-func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, o Options) (*Report, error) {
+func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack.Pack, o Options) (*Report, error) {
 	if o.Mode == "" {
 		o.Mode = Local
 	}
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	if err := pack.checkFamily(c); err != nil {
+	if err := golden.CheckFamily(c); err != nil {
 		return nil, err
 	}
 	stored := c
-	c, err := pack.Config(c, o.Reference)
+	c, err := golden.Config(c, o.Reference)
 	if err != nil {
 		return nil, err
 	}
-	s, err := newScope(c, pack, &o)
+	s, err := newScope(c, golden, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -129,11 +129,11 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, pack *Pack, 
 	if err != nil {
 		return nil, err
 	}
-	if err := pack.checkShape(c); err != nil {
+	if err := golden.CheckShape(c); err != nil {
 		return nil, err
 	}
 	s.course.Predictions = min(s.course.Predictions, m.PredictionLayers())
-	in, err := pack.Input()
+	in, err := golden.Input()
 	if err != nil {
 		return nil, err
 	}
@@ -195,50 +195,4 @@ func (t *tracer) withRoundings(ctx context.Context, stored *config.Config, in *m
 		r.explained(rounded, plain)
 	}
 	return again, r, err
-}
-
-// reference returns whose behaviour the pack records, unless override says so.
-func (p *Pack) reference(override config.Reference) config.Reference {
-	switch {
-	case override != "":
-		return override
-	case strings.HasPrefix(p.Manifest.Reference.Kind, "transformers"):
-		return config.Native
-	}
-	return config.Remote
-}
-
-// Config returns a checkpoint's config as the pack's reference ran with it: with the pack's
-// config_overrides, and the rules of the reference, unless override names another.
-func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Config, error) {
-	if len(p.Manifest.ConfigOverrides) > 0 {
-		var err error
-		if c, err = c.Override(p.Manifest.ConfigOverrides); err != nil {
-			return nil, p.wrap("config_overrides", err)
-		}
-	}
-	c, err := c.As(p.reference(override))
-	if err != nil {
-		return nil, p.fault(err.Error())
-	}
-	return c, nil
-}
-
-// Input returns input_ids and attention_mask.
-func (p *Pack) Input() (*model.Input, error) {
-	ids, err := p.Ints(inputIDs)
-	if err != nil {
-		return nil, err
-	}
-	var mask []int
-	if p.Has(attentionMask) {
-		if mask, err = p.Ints(attentionMask); err != nil {
-			return nil, err
-		}
-	}
-	in, err := newInput(ids, p.Manifest.Tensors[inputIDs].Shape, mask, p.Manifest.Tensors[attentionMask].Shape)
-	if err != nil {
-		return nil, p.fault(err.Error())
-	}
-	return in, nil
 }

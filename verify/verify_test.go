@@ -19,6 +19,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // packs are all packs of tiny models.
@@ -38,17 +39,17 @@ var trained = []string{"v1-trained/golden-f32", "v3-trained/golden-f32"}
 
 func fixture(name string) string { return filepath.Join("..", "fixtures", filepath.FromSlash(name)) }
 
-func open(t *testing.T, pack string) (*checkpoint.Checkpoint, *verify.Pack) {
+func open(t *testing.T, golden string) (*checkpoint.Checkpoint, *pack.Pack) {
 	t.Helper()
-	c, err := checkpoint.Open(fixture(filepath.Dir(pack) + "/checkpoint"))
+	c, err := checkpoint.Open(fixture(filepath.Dir(golden) + "/checkpoint"))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	p, err := verify.OpenPack(fixture(pack))
+	p, err := pack.Open(fixture(golden))
 	require.NoError(t, err)
 	return c, p
 }
 
-func run(t *testing.T, c *config.Config, src weights.Source, p *verify.Pack, o verify.Options) *verify.Report {
+func run(t *testing.T, c *config.Config, src weights.Source, p *pack.Pack, o verify.Options) *verify.Report {
 	t.Helper()
 	r, err := verify.Run(context.Background(), c, src, p, o)
 	require.NoError(t, err)
@@ -66,11 +67,11 @@ func must[T any](v T, err error) T {
 // accumulators: everything is checked and within its limits.
 func TestPacksPassStageByStage(t *testing.T) {
 	t.Parallel()
-	for _, pack := range packs {
+	for _, golden := range packs {
 		for _, acc := range []model.Accumulator{model.Float64, model.Float32} {
-			t.Run(pack, func(t *testing.T) {
+			t.Run(golden, func(t *testing.T) {
 				t.Parallel()
-				c, p := open(t, pack)
+				c, p := open(t, golden)
 				r := run(t, c.Config, c, p, verify.Options{Accumulate: acc})
 				require.Equal(t, verify.Pass, r.Verdict, "%v", r.FirstDivergence)
 				require.Nil(t, r.FirstDivergence)
@@ -88,7 +89,7 @@ func TestPacksPassStageByStage(t *testing.T) {
 	}
 }
 
-func inputs(p *verify.Pack) int {
+func inputs(p *pack.Pack) int {
 	if p.Has("attention_mask") {
 		return 2
 	}
@@ -129,8 +130,8 @@ func requireModelOrder(t *testing.T, r *verify.Report) {
 // TestTrainingPacksCoverLossAndGradients counts what the packs are there for.
 func TestTrainingPacksCoverLossAndGradients(t *testing.T) {
 	t.Parallel()
-	for pack, gradients := range map[string]int{"v1-base/golden-train-seq": 186, "v1-base/golden-train-batch": 52} {
-		c, p := open(t, pack)
+	for golden, gradients := range map[string]int{"v1-base/golden-train-seq": 186, "v1-base/golden-train-batch": 52} {
+		c, p := open(t, golden)
 		got := map[string]int{}
 		for _, check := range run(t, c.Config, c, p, verify.Options{}).Checks {
 			kind := check.Tensor[strings.LastIndex(check.Tensor, ".")+1:]
@@ -159,7 +160,7 @@ func TestTrainingPacksMustHoldWhatTrainingGives(t *testing.T) {
 				prune(t, dir, m)
 			})
 			c, _ := open(t, "v1-base/golden-train-batch")
-			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 			require.Equal(t, verify.Inconclusive, r.Verdict, r.FirstDivergence)
 			require.Equal(t, []string{"a training pack without loss, auxiliary losses or gradients: that part was not checked"}, r.Reasons)
 		})
@@ -170,8 +171,8 @@ func TestTrainingPacksMustHoldWhatTrainingGives(t *testing.T) {
 // inputs or without.
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	for _, pack := range []string{"v1-base/golden-f32", "v1-dense/golden-f32"} {
-		c, p := open(t, pack)
+	for _, golden := range []string{"v1-base/golden-f32", "v1-dense/golden-f32"} {
+		c, p := open(t, golden)
 		calls := 0
 		r := run(t, c.Config, c, p, verify.Options{Progress: func(done, total int) {
 			calls++
@@ -198,10 +199,10 @@ func TestRunStopsWithItsContext(t *testing.T) {
 // TestPacksPassEndToEnd verifies every pack in chained mode; BF16 is a report only.
 func TestPacksPassEndToEnd(t *testing.T) {
 	t.Parallel()
-	for _, pack := range packs {
-		t.Run(pack, func(t *testing.T) {
+	for _, golden := range packs {
+		t.Run(golden, func(t *testing.T) {
 			t.Parallel()
-			c, p := open(t, pack)
+			c, p := open(t, golden)
 			r := run(t, c.Config, c, p, verify.Options{Mode: verify.Chained})
 			require.Nil(t, r.FirstDivergence)
 			if p.DType == tensor.F32 {
@@ -240,8 +241,8 @@ func TestFusedCheckpointPasses(t *testing.T) {
 	c, err := checkpoint.Open(fixture("v3/checkpoint-fused"))
 	require.NoError(t, err)
 	defer c.Close()
-	for _, pack := range []string{"v3/golden-f32", "v3/golden-bf16"} {
-		_, p := open(t, pack)
+	for _, golden := range []string{"v3/golden-f32", "v3/golden-bf16"} {
+		_, p := open(t, golden)
 		require.Equal(t, verify.Pass, run(t, c.Config, c, p, verify.Options{}).Verdict)
 	}
 }
@@ -268,9 +269,9 @@ func TestReferenceOverride(t *testing.T) {
 // within the limits where nothing else differs.
 func TestRemoteSumsInTheOrderOfChoices(t *testing.T) {
 	t.Parallel()
-	for _, pack := range []string{"v2-lite/golden-f32", "v3/golden-f32"} {
-		c, p := open(t, pack)
-		require.Equal(t, verify.Pass, run(t, c.Config, c, p, verify.Options{Reference: config.Remote}).Verdict, pack)
+	for _, golden := range []string{"v2-lite/golden-f32", "v3/golden-f32"} {
+		c, p := open(t, golden)
+		require.Equal(t, verify.Pass, run(t, c.Config, c, p, verify.Options{Reference: config.Remote}).Verdict, golden)
 	}
 }
 
@@ -359,7 +360,7 @@ func TestUncheckedWeightsAreInconclusive(t *testing.T) {
 		prune(t, dir, m)
 	})
 	c, _ := open(t, "v1-base/golden-f32")
-	r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, verify.Inconclusive, r.Verdict)
 	require.Equal(t, []string{"model.norm.weight", "lm_head.weight"}, r.Coverage.WeightsUnchecked)
 }
@@ -382,7 +383,7 @@ func TestAttentionMustBeExercised(t *testing.T) {
 					rewrite(t, dir, m, "attention_mask", make([]int, len(ids)))
 				}
 			})
-			r := run(t, c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 			require.Contains(t, strings.Join(r.Reasons, "; "), "attention and RoPE were not exercised")
 		})
 	}
@@ -410,6 +411,6 @@ func TestOptionsAreChecked(t *testing.T) {
 		mask[20] = 2
 		rewrite(t, dir, m, "attention_mask", mask)
 	})
-	_, err := verify.Run(context.Background(), c.Config, c, must(verify.OpenPack(dir)), verify.Options{})
+	_, err := verify.Run(context.Background(), c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.ErrorContains(t, err, "attention_mask[1, 3]: 2 is not 0 or 1")
 }

@@ -1,8 +1,5 @@
 package main
 
-// Errors: a line on stderr, "dsmoe: thing: coordinate: cause", a hint below it where one
-// helps, and with --json the same in parts as a document on stdout.
-
 import (
 	"context"
 	"errors"
@@ -22,7 +19,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
-	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // fault is an error in parts, as --json shows it.
@@ -129,7 +126,7 @@ func knownFaults(err error) (problems []fault) {
 			tensor, cause, _ := strings.Cut(line, ": ")
 			problems = append(problems, fault{Coordinate: "tensor " + tensor, Cause: cause})
 		}
-	case *verify.PackError:
+	case *pack.Error:
 		for _, p := range e.Problems {
 			file, cause, ok := strings.Cut(text.Line(p.Error()), ": ")
 			if !ok {

@@ -11,7 +11,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect"
 	"dsmoe/text"
-	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 func newInspectReport() *cobra.Command {
@@ -120,7 +120,7 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 			return fileError(f.golden, fmt.Errorf("not a golden pack: %w", errors.Unwrap(err)))
 		}
 	case f.tokens != "":
-		_, err := verify.ReadTokens(f.tokens)
+		_, err := pack.ReadTokens(f.tokens)
 		return err
 	}
 	return nil

@@ -18,7 +18,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/synth"
 	"dsmoe/text"
-	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 func newInspectRouting() *cobra.Command {
@@ -203,7 +203,7 @@ func (o *routingFlags) input(vocab int) (*model.Input, error) {
 	if o.tokens == "" {
 		return &model.Input{Batch: o.random.batch, Seq: o.random.seq, InputIDs: synth.Tokens(o.seed, o.random.batch*o.random.seq, vocab)}, nil
 	}
-	in, err := verify.ReadTokens(o.tokens)
+	in, err := pack.ReadTokens(o.tokens)
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +215,7 @@ func (o *routingFlags) input(vocab int) (*model.Input, error) {
 
 // golden reads the pack at path.
 func (o *routingFlags) golden(path string) (*inspect.Routing, error) {
-	pack, err := verify.OpenPack(path)
+	pack, err := pack.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +237,7 @@ func (o *routingFlags) golden(path string) (*inspect.Routing, error) {
 
 // recorded sets what --config knows of the model of a pack. The checkpoint that it returns is
 // opened for the gates' biases alone; it is nil where there are none.
-func (o *routingFlags) recorded(g *inspect.Golden, pack *verify.Pack) (*checkpoint.Checkpoint, error) {
+func (o *routingFlags) recorded(g *inspect.Golden, pack *pack.Pack) (*checkpoint.Checkpoint, error) {
 	g.Model = o.config
 	stored, _, err := configOf(o.config)
 	if err != nil {

@@ -25,6 +25,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 func newVerify() *cobra.Command {
@@ -192,16 +193,16 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		return r, err
 	}
 	defer c.Close()
-	pack, err := verify.OpenPack(golden)
+	p, err := pack.Open(golden)
 	if err != nil {
 		return r, err
 	}
-	b := newBar(stderr, "verifying", int64(len(pack.Manifest.Tensors)), false)
+	b := newBar(stderr, "verifying", int64(len(p.Manifest.Tensors)), false)
 	defer b.remove()
-	options := o.options(pack.DType, func(_, _ int) { b.add(1) })
+	options := o.options(p.DType, func(_, _ int) { b.add(1) })
 	options.Pages, options.Decoded = c, c
 	if config := filepath.Join(c.Dir, checkpoint.ConfigName); !c.ConfigInside() {
-		if options.ConfigHash, err = verify.HashFile(config); err != nil {
+		if options.ConfigHash, err = pack.HashFile(config); err != nil {
 			return r, fileError(config, err)
 		}
 	}
@@ -209,7 +210,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		rounded, err := convert.Rounded(ctx, c.Dir)
 		return c.Named(rounded), err
 	}
-	r.Report, err = verify.Run(ctx, c.Config, c, pack, options)
+	r.Report, err = verify.Run(ctx, c.Config, c, p, options)
 	var mismatch *weights.MismatchError
 	if errors.As(err, &mismatch) {
 		err = fmt.Errorf("%s: %w", text.Quote(path), err)
@@ -220,7 +221,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	if c.HasViews() {
 		r.Checkpoint.Mapped = r.Report.Scope.Bytes
 	}
-	return r, r.Checkpoint.compare(c, pack, o.hash)
+	return r, r.Checkpoint.compare(c, p, o.hash)
 }
 
 // exchanged says that a golden pack stands in the checkpoint's place.
@@ -255,7 +256,7 @@ type checkpointFiles struct {
 
 // compare hashes config.json, and the weights if asked to, for every file that the
 // pack lists.
-func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, hashWeights bool) error {
+func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, p *pack.Pack, hashWeights bool) error {
 	f.Files, f.Hashes = map[string]string{}, map[string]string{}
 	dir := c.Dir
 	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
@@ -269,13 +270,13 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, pack *verify.Pack, h
 		if !held[name] {
 			continue
 		}
-		hash, err := verify.HashFile(filepath.Join(dir, name))
+		hash, err := pack.HashFile(filepath.Join(dir, name))
 		if err != nil {
 			return fileError(filepath.Join(dir, name), err)
 		}
 		f.Hashes[name] = hash
 	}
-	for name, want := range pack.Manifest.Checkpoint {
+	for name, want := range p.Manifest.Checkpoint {
 		got, hashed := f.Hashes[name]
 		_, there := held[name]
 		switch {

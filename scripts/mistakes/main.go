@@ -22,6 +22,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // packs are the columns of the table.
@@ -105,13 +106,13 @@ func headings(packs []string) (names []string) {
 }
 
 // try makes the mistake in the checkpoint of a pack, and grades what is said of it.
-func try(m mistake, fixtures, pack string, chained bool) (grade, said string, err error) {
-	c, err := checkpoint.Open(filepath.Join(fixtures, filepath.Dir(pack), "checkpoint"))
+func try(m mistake, fixtures, golden string, chained bool) (grade, said string, err error) {
+	c, err := checkpoint.Open(filepath.Join(fixtures, filepath.Dir(golden), "checkpoint"))
 	if err != nil {
 		return "", "", err
 	}
 	defer c.Close()
-	p, err := verify.OpenPack(filepath.Join(fixtures, filepath.FromSlash(pack)))
+	p, err := pack.Open(filepath.Join(fixtures, filepath.FromSlash(golden)))
 	if err != nil {
 		return "", "", err
 	}
@@ -129,7 +130,7 @@ func try(m mistake, fixtures, pack string, chained bool) (grade, said string, er
 			return "", "", fmt.Errorf("chained mode: %w", err)
 		}
 	}
-	return m.grade(s, r, printed), fmt.Sprintf("== %s, %s\n%s\n", m.name, pack, printed), nil
+	return m.grade(s, r, printed), fmt.Sprintf("== %s, %s\n%s\n", m.name, golden, printed), nil
 }
 
 // report verifies the subject, and returns the report and its text. The error may be that the

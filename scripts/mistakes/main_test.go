@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // rows are the cells of a table in Markdown, without its head.
@@ -57,7 +58,7 @@ func TestDocumentsAgree(t *testing.T) {
 	require.Equal(t, 3, strings.Count(table, "named"), table)
 
 	printed := said[strings.Index(said, "\n")+1 : strings.LastIndex(said, "== ")]
-	c, p := must(checkpoint.Open(filepath.Join("..", "..", "fixtures", "v3", "checkpoint"))), must(verify.OpenPack(filepath.Join("..", "..", "fixtures", "v3", "golden-f32")))
+	c, p := must(checkpoint.Open(filepath.Join("..", "..", "fixtures", "v3", "checkpoint"))), must(pack.Open(filepath.Join("..", "..", "fixtures", "v3", "golden-f32")))
 	r := must(verify.Run(t.Context(), c.Config, c, p, verify.Options{}))
 	require.ErrorContains(t, documents(r, printed), "text: verdict is not PASS")
 }

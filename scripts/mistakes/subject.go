@@ -15,6 +15,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 // subject is a checkpoint in which a mistake is made. It is the weights.Source of what it
@@ -22,7 +23,7 @@ import (
 type subject struct {
 	checkpoint *checkpoint.Checkpoint
 	config     *config.Config
-	golden     *verify.Pack
+	golden     *pack.Pack
 	options    verify.Options
 	changed    map[string]tensor.Tensor
 	moe        int // the first layer with experts
@@ -30,7 +31,7 @@ type subject struct {
 	err        error
 }
 
-func newSubject(c *checkpoint.Checkpoint, p *verify.Pack) *subject {
+func newSubject(c *checkpoint.Checkpoint, p *pack.Pack) *subject {
 	s := &subject{checkpoint: c, config: c.Config, golden: p, changed: map[string]tensor.Tensor{}, options: verify.Options{Parallelism: 1}}
 	for !c.Config.IsMoE(s.moe) {
 		s.moe++

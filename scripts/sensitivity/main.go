@@ -28,6 +28,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
 
 func main() {
@@ -84,7 +85,7 @@ func newStudy(path, golden string) (*study, error) {
 		return nil, err
 	}
 	s := &study{checkpoint: c, golden: golden, weights: map[string][]string{}}
-	p, err := verify.OpenPack(golden)
+	p, err := pack.Open(golden)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +134,7 @@ func (s *study) count(kind string, n int, seed uint64, change func(uint16) uint1
 			if err != nil {
 				return err
 			}
-			p, err := verify.OpenPack(s.golden) // a pack holds one file at a time
+			p, err := pack.Open(s.golden) // a pack holds one file at a time
 			if err != nil {
 				return err
 			}

@@ -1,4 +1,4 @@
-package verify_test
+package pack_test
 
 import (
 	"encoding/binary"
@@ -11,8 +11,28 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model"
-	"dsmoe/verify"
+	"dsmoe/verify/pack"
 )
+
+// view is a tensor to be written.
+type view struct {
+	dtype string
+	shape []uint64
+	data  []byte
+}
+
+func (v view) DType() safetensors.DType { return must(safetensors.ParseDType(v.dtype)) }
+func (v view) Shape() []uint64          { return v.shape }
+func (v view) Data() []byte             { return v.data }
+func (v view) DataLen() uint64          { return uint64(len(v.data)) }
+
+// must returns v if there was no error.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
 
 // tokensFile writes a file and returns its path.
 func tokensFile(t *testing.T, name string, data []byte) string {
@@ -48,14 +68,14 @@ func TestReadTokens(t *testing.T) {
 		"object":        {`{"input_ids": [5, 0, 7], "attention_mask": null, "text": "x"}`, one},
 		"object, masks": {`{"attention_mask": [[0, 1], [1, 1]], "input_ids": [[5, 0], [7, 8]]}`, two},
 	} {
-		in, err := verify.ReadTokens(tokensFile(t, "tokens.json", []byte(c.data)))
+		in, err := pack.ReadTokens(tokensFile(t, "tokens.json", []byte(c.data)))
 		require.NoError(t, err, name)
 		assert.Equal(t, c.want, in, name)
 	}
-	in, err := verify.ReadTokens(tokensFile(t, "t.safetensors", tokenTensors("I64", map[string][]int{"input_ids": {5, 0, 7}, "other": {1, 2, 3}}, 3)))
+	in, err := pack.ReadTokens(tokensFile(t, "t.safetensors", tokenTensors("I64", map[string][]int{"input_ids": {5, 0, 7}, "other": {1, 2, 3}}, 3)))
 	require.NoError(t, err)
 	assert.Equal(t, one, in)
-	in, err = verify.ReadTokens(tokensFile(t, "t.safetensors", tokenTensors("I64", map[string][]int{"input_ids": {5, 0, 7, 8}, "attention_mask": {0, 1, 1, 1}}, 2, 2)))
+	in, err = pack.ReadTokens(tokensFile(t, "t.safetensors", tokenTensors("I64", map[string][]int{"input_ids": {5, 0, 7, 8}, "attention_mask": {0, 1, 1, 1}}, 2, 2)))
 	require.NoError(t, err)
 	assert.Equal(t, two, in)
 }
@@ -79,7 +99,7 @@ func TestReadTokensRefuses(t *testing.T) {
 		`{"input_ids": [1], "input_ids": [2]}`:         "duplicate",
 	} {
 		path := tokensFile(t, "tokens.json", []byte(data))
-		_, err := verify.ReadTokens(path)
+		_, err := pack.ReadTokens(path)
 		require.ErrorContains(t, err, want, data)
 		require.ErrorContains(t, err, path)
 	}
@@ -89,11 +109,11 @@ func TestReadTokensRefuses(t *testing.T) {
 		"input_ids: dtype F64, I64 expected":              tokenTensors("F64", map[string][]int{"input_ids": {1}}, 1),
 		"input_ids: shape [1 1 1], [batch, seq] expected": tokenTensors("I64", map[string][]int{"input_ids": {1}}, 1, 1, 1),
 	} {
-		_, err := verify.ReadTokens(tokensFile(t, "tokens.safetensors", data))
+		_, err := pack.ReadTokens(tokensFile(t, "tokens.safetensors", data))
 		require.ErrorContains(t, err, want)
 	}
-	_, err := verify.ReadTokens(t.TempDir())
+	_, err := pack.ReadTokens(t.TempDir())
 	require.ErrorContains(t, err, "not a regular file")
-	_, err = verify.ReadTokens(filepath.Join(t.TempDir(), "nosuch"))
+	_, err = pack.ReadTokens(filepath.Join(t.TempDir(), "nosuch"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 }

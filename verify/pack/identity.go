@@ -1,4 +1,4 @@
-package verify
+package pack
 
 import (
 	"bytes"
@@ -18,35 +18,35 @@ import (
 // classes are the references' classes by model_type. Other classes are not known.
 var classes = map[string]string{"deepseek": "DeepseekForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
 
-// checkFamily refuses a checkpoint of another family than the one that the pack was recorded from.
-func (p *Pack) checkFamily(c *config.Config) error {
+// CheckFamily refuses a checkpoint of another family than the one that the pack was recorded from.
+func (p *Pack) CheckFamily(c *config.Config) error {
 	class := p.Manifest.Reference.Model
 	for _, family := range slices.Sorted(maps.Keys(classes)) {
 		if class == classes[family] && family != c.ModelType {
-			return p.fault(fmt.Sprintf("the pack is not of this model: %s recorded it, the class of model_type %s; the checkpoint's model_type is %s", class, family, c.ModelType))
+			return p.Fault(fmt.Sprintf("the pack is not of this model: %s recorded it, the class of model_type %s; the checkpoint's model_type is %s", class, family, c.ModelType))
 		}
 	}
 	return nil
 }
 
-// checkShape refuses a checkpoint whose weights have other shapes than those that the pack was
+// CheckShape refuses a checkpoint whose weights have other shapes than those that the pack was
 // recorded from. c is the config with which the reference ran.
-func (p *Pack) checkShape(c *config.Config) error {
-	recorded, err := p.recordedConfig(c.Reference)
+func (p *Pack) CheckShape(c *config.Config) error {
+	recorded, err := p.RecordedConfig(c.Reference)
 	switch {
 	case err != nil:
 		return err
 	case recorded != nil && recorded.ModelType != c.ModelType:
-		return p.fault(fmt.Sprintf("the pack is not of this model: it was recorded from model_type %s; the checkpoint's is %s", recorded.ModelType, c.ModelType))
+		return p.Fault(fmt.Sprintf("the pack is not of this model: it was recorded from model_type %s; the checkpoint's is %s", recorded.ModelType, c.ModelType))
 	case recorded != nil && !sameShape(c, recorded):
-		return p.fault("the pack is not of this model: it was recorded from weights of other shapes: " + inWords(differing(c, recorded)))
+		return p.Fault("the pack is not of this model: it was recorded from weights of other shapes: " + InWords(Differences(c, recorded)))
 	}
 	return p.checkWidths(c)
 }
 
-// recordedConfig returns the config.json that the pack was recorded from, as config_overrides left
+// RecordedConfig returns the config.json that the pack was recorded from, as config_overrides left
 // it, under the rules of a reference; nil if the pack does not hold it.
-func (p *Pack) recordedConfig(r config.Reference) (*config.Config, error) {
+func (p *Pack) RecordedConfig(r config.Reference) (*config.Config, error) {
 	if p.Manifest.Config == nil {
 		return nil, nil
 	}
@@ -58,7 +58,7 @@ func (p *Pack) recordedConfig(r config.Reference) (*config.Config, error) {
 		c, err = c.As(r)
 	}
 	if err != nil {
-		return nil, &PackError{p.Dir, []error{fmt.Errorf("manifest.json: config: %w", err)}}
+		return nil, &Error{p.Dir, []error{fmt.Errorf("manifest.json: config: %w", err)}}
 	}
 	return c, nil
 }
@@ -78,8 +78,8 @@ func sameShape(a, b *config.Config) bool {
 	return maps.Equal(of(a), of(b))
 }
 
-// differing lists the keys under which a config has another value than the recorded one.
-func differing(c, recorded *config.Config) []Difference {
+// Differences lists the keys under which a config has another value than the recorded one.
+func Differences(c, recorded *config.Config) []Difference {
 	differ := []Difference{}
 	for _, d := range config.Differences(c, recorded) {
 		differ = append(differ, Difference{Key: d.Key, Checkpoint: setting(d.A), Pack: setting(d.B), Meaning: d.Meaning})
@@ -95,8 +95,8 @@ func setting(v jsontext.Value) string {
 	return string(v)
 }
 
-// inWords says which keys differ: "rope_scaling differs (pack null, here {…})".
-func inWords(differ []Difference) string {
+// InWords says which keys differ: "rope_scaling differs (pack null, here {…})".
+func InWords(differ []Difference) string {
 	var words []string
 	for _, d := range differ {
 		words = append(words, fmt.Sprintf("%s differs (pack %s, here %s)", d.Key, d.Pack, d.Checkpoint))
@@ -118,7 +118,7 @@ func (p *Pack) checkWidths(c *config.Config) error {
 		if !ok || width == 0 {
 			continue
 		}
-		_, kind := split(name)
+		_, kind := CutLayer(name)
 		k := kinds[kind]
 		if k == nil {
 			k = &kindWidths{}
@@ -133,7 +133,7 @@ func (p *Pack) checkWidths(c *config.Config) error {
 	}
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		if k := kinds[kind]; !k.fits {
-			return p.fault(fmt.Sprintf("the pack is not of this model: %s, as %s makes it", k.golden, k.slot))
+			return p.Fault(fmt.Sprintf("the pack is not of this model: %s, as %s makes it", k.golden, k.slot))
 		}
 	}
 	return nil
@@ -154,14 +154,11 @@ func moduleStage(s table.Slot) (stage string, width int) {
 	return module + ".output", s.Shape[0]
 }
 
-// origin says that the pack was recorded from another checkpoint or config, if anything shows that.
-func (s *Settings) origin() string {
-	meaning := slices.DeleteFunc(slices.Clone(s.Differ), func(d Difference) bool { return !d.Meaning })
-	switch {
-	case len(meaning) > 0:
-		return "the pack was recorded from another checkpoint or config: " + inWords(meaning)
-	case s.Unknown:
-		return "the pack was recorded from another config.json, by its hash, and does not hold that: which keys differ is not known"
-	}
-	return ""
+// Difference is a key of config.json whose value is not that of the config.json that the pack was
+// recorded from.
+type Difference struct {
+	Key        string `json:"key"`        // of config.json
+	Checkpoint string `json:"checkpoint"` // its value there, as JSON, defaults filled in
+	Pack       string `json:"pack"`       // the same of the config.json that the pack was recorded from
+	Meaning    bool   `json:"meaning"`    // decides what the model computes, or its loss
 }

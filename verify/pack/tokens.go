@@ -1,4 +1,4 @@
-package verify
+package pack
 
 import (
 	"encoding/binary"

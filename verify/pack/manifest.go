@@ -1,29 +1,19 @@
-package verify
+package pack
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"io"
-	"iter"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/nlpodyssey/safetensors"
 
+	"dsmoe/config"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
-	"dsmoe/text"
 )
 
 // Manifest is a golden pack's manifest.json: which reference ran, how, on what, and
@@ -69,15 +59,21 @@ type Noise struct {
 	RelRMS float64 `json:"rel_rms"` // RMS over that of the tensor
 }
 
+// Probe says, in a manifest, what experts of a layer were run on beside what its gate gave them.
+type Probe struct {
+	Rows    []int `json:"rows"`    // of post_attention_layernorm.output as [tokens, hidden_size], ascending
+	Experts []int `json:"experts"` // ascending; each has a stage mlp.experts.E.probe.output [rows, hidden_size]
+}
+
 // The kinds of LayerInput.
 const (
 	Recorded = "recorded" // what the part of the model before the layer gave
 	Seeded   = "seeded"   // random numbers: the part before did not run
 )
 
-// rotaryDType is the dtype in which the reference kept RoPE's inv_freq: from_pretrained leaves
+// RotaryDType is the dtype in which the reference kept RoPE's inv_freq: from_pretrained leaves
 // it in float32, model.to(dtype) casts it. Invalid is the compute dtype.
-func (m *Manifest) rotaryDType() tensor.DType {
+func (m *Manifest) RotaryDType() tensor.DType {
 	if strings.HasPrefix(m.MadeBy, "from_pretrained") {
 		return tensor.F32
 	}
@@ -116,8 +112,8 @@ func (p *Precision) String() string {
 		p.MatmulTF32, p.CuDNNTF32, p.ReducedBF16Sums, p.ReducedFP16Sums, p.Float32)
 }
 
-// ranOn says on which GPU the reference ran, with what settings; "" without any.
-func (r *Reference) ranOn() string {
+// RanOn says on which GPU the reference ran, with what settings; "" without any.
+func (r *Reference) RanOn() string {
 	switch {
 	case r.Precision == nil:
 		return r.GPU
@@ -134,102 +130,16 @@ type Entry struct {
 	Shape []int        `json:"shape"` // in numbers of elements
 }
 
-// elements is the number of elements of the tensor.
-func (e *Entry) elements() int {
+// Elements is the number of elements of the tensor.
+func (e *Entry) Elements() int { return elements(e.Shape) }
+
+// elements is the number of elements of a tensor of a shape.
+func elements(shape []int) int {
 	n := 1
-	for _, dim := range e.Shape {
+	for _, dim := range shape {
 		n *= dim
 	}
 	return n
-}
-
-// Pack is an opened golden pack.
-type Pack struct {
-	Dir      string       // as OpenPack was given it
-	Manifest Manifest     // what manifest.json says
-	Hash     string       // of manifest.json: "sha256:…"
-	DType    tensor.DType // the reference's compute dtype
-
-	mu     sync.Mutex
-	file   string // whose tensors are held
-	loaded map[string]tensor.Tensor
-}
-
-// The largest manifest and the largest safetensors header that a pack may have.
-const (
-	maxManifest = 16 << 20
-	maxHeader   = 16 << 20
-)
-
-// OpenPack reads the manifest of the golden pack in dir, checks it, and re-hashes
-// every file it lists. All problems are in one error.
-func OpenPack(dir string) (*Pack, error) {
-	p := &Pack{Dir: dir}
-	if err := p.readManifest(); err != nil {
-		return nil, err
-	}
-	p.DType = table.ParseTorch(p.Manifest.ComputeDType)
-	problems := p.Manifest.check()
-	if len(problems) == 0 {
-		problems = p.rehash()
-	}
-	if len(problems) > 0 {
-		return nil, &PackError{dir, problems}
-	}
-	return p, nil
-}
-
-// PackError is all that is wrong with a pack.
-type PackError struct {
-	Dir      string  // of the pack
-	Problems []error // at least one: "file: cause"
-}
-
-// Error names at most 20 problems, on one line.
-func (e *PackError) Error() string {
-	const most = 20
-	var texts []string
-	for _, problem := range e.Problems[:min(most, len(e.Problems))] {
-		texts = append(texts, problem.Error())
-	}
-	if n := len(e.Problems) - most; n > 0 {
-		texts = append(texts, fmt.Sprintf("and %d more", n))
-	}
-	return text.Quote(e.Dir) + ": " + strings.Join(texts, "; ")
-}
-
-// Unwrap returns the problems, which keep their causes.
-func (e *PackError) Unwrap() []error { return e.Problems }
-
-// wrap is an error about something in the pack.
-func (p *Pack) wrap(what string, err error) error {
-	return fmt.Errorf("%s: %w", text.Quote(p.Dir), fmt.Errorf("%s: %w", text.Quote(what), err))
-}
-
-// fault is an error about the pack.
-func (p *Pack) fault(problem string) error { return &PackError{p.Dir, []error{errors.New(problem)}} }
-
-func (p *Pack) readManifest() error {
-	path := filepath.Join(p.Dir, "manifest.json")
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("%s: %w", text.Quote(p.Dir), errors.New("not a golden pack: there is no manifest.json"))
-	case err != nil:
-		return err
-	case !info.Mode().IsRegular() || info.Size() > maxManifest:
-		return fmt.Errorf("%s: %w", text.Quote(path), fmt.Errorf("not a regular file of at most %s", text.Bytes(maxManifest)))
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	hash := sha256.Sum256(data)
-	p.Hash = "sha256:" + hex.EncodeToString(hash[:])
-	if err := json.Unmarshal(nulled(data), &p.Manifest); err != nil {
-		return fmt.Errorf("%s: %w", text.Quote(path), err)
-	}
-	return nil
 }
 
 // nulled returns a JSON text in which the literals NaN, Infinity and -Infinity are null.
@@ -299,8 +209,8 @@ func (m *Manifest) checkLayers() (problems []error) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
-		layer, kind := split(name)
-		if _, told := m.LayerInputs[strconv.Itoa(layer)]; kind == layerInput && !told {
+		layer, kind := CutLayer(name)
+		if _, told := m.LayerInputs[strconv.Itoa(layer)]; kind == OwnInputKind && !told {
 			add("manifest.json: tensors: %.120q: layer_inputs does not say where it is from", name)
 		}
 		if slices.Contains(m.Absent.Layers, layer) {
@@ -314,186 +224,121 @@ func (m *Manifest) checkLayers() (problems []error) {
 			add("manifest.json: layer_inputs: %.40q is not the number of a layer", number)
 			continue
 		}
-		if _, there := m.Tensors[inputOf(l)]; !there {
-			add("manifest.json: layer_inputs: layer %d: there is no tensor %s", l, inputOf(l))
+		if _, there := m.Tensors[OwnInput(l)]; !there {
+			add("manifest.json: layer_inputs: layer %d: there is no tensor %s", l, OwnInput(l))
 		}
 		switch {
 		case in.Kind != Recorded && in.Kind != Seeded:
 			add("manifest.json: layer_inputs: layer %d: kind %.40q, not \"recorded\" or \"seeded\"", l, in.Kind)
-		case in.Kind == Recorded && in.Is != before(l):
-			add("manifest.json: layer_inputs: layer %d: recorded as %.120q, but it begins with %s", l, in.Is, before(l))
+		case in.Kind == Recorded && in.Is != InputStage(l):
+			add("manifest.json: layer_inputs: layer %d: recorded as %.120q, but it begins with %s", l, in.Is, InputStage(l))
 		}
 	}
 	return problems
 }
 
-// rehash returns the files that are not what the manifest says.
-func (p *Pack) rehash() []error {
-	var problems []error
-	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
-	for _, name := range slices.Sorted(maps.Keys(p.Manifest.Files)) {
-		got, err := HashFile(filepath.Join(p.Dir, name))
+// checkProbes returns what is wrong with the manifest's probes by itself.
+func (m *Manifest) checkProbes() (problems []error) {
+	add := func(format string, args ...any) {
+		problems = append(problems, fmt.Errorf("manifest.json: probes: "+format, args...))
+	}
+	if m.Mode == "train" && len(m.Probes) > 0 {
+		add("a training pack has none")
+	}
+	for _, number := range slices.Sorted(maps.Keys(m.Probes)) {
+		l, err := strconv.Atoi(number)
+		if err != nil || l < 0 || strconv.Itoa(l) != number {
+			add("%.40q is not the number of a layer", number)
+			continue
+		}
+		for _, problem := range m.checkProbe(l, m.Probes[number]) {
+			add("layer %d: %s", l, problem)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
+		if l, _ := CutLayer(name); IsProbe(name) && !slices.Contains(m.Probes[strconv.Itoa(l)].Experts, ProbedExpert(name)) {
+			problems = append(problems, fmt.Errorf("manifest.json: tensors: %.120q: probes does not say which rows it is of", name))
+		}
+	}
+	return problems
+}
+
+// checkProbe returns what is wrong with the probes of layer l: their rows, experts or tensors.
+func (m *Manifest) checkProbe(l int, p Probe) (problems []string) {
+	normed := StageOf(l, AttentionNorm)
+	of, there := m.Tensors[normed]
+	if !there || len(of.Shape) == 0 {
+		return []string{"there is no tensor " + normed + ", whose rows the experts were run on"}
+	}
+	width := of.Shape[len(of.Shape)-1]
+	if problem := ascending("row", p.Rows, elements(of.Shape[:len(of.Shape)-1])); problem != "" {
+		problems = append(problems, problem)
+	}
+	if problem := ascending("expert", p.Experts, -1); problem != "" {
+		return append(problems, problem)
+	}
+	for _, e := range p.Experts {
+		name := ProbeStage(l, e)
+		t, there := m.Tensors[name]
+		switch want := []int{len(p.Rows), width}; {
+		case !there:
+			problems = append(problems, "there is no tensor "+name)
+		case !slices.Equal(t.Shape, want) || t.DType != of.DType:
+			problems = append(problems, fmt.Sprintf("%s is %s %v, not %s %v", name, t.DType, t.Shape, of.DType, want))
+		}
+	}
+	return problems
+}
+
+// ascending says why a list is not one of different numbers below end, in order. There is no end
+// below 0.
+func ascending(what string, list []int, end int) string {
+	if len(list) == 0 {
+		return "no " + what + " is named"
+	}
+	for i, n := range list {
 		switch {
-		case errors.Is(err, os.ErrNotExist):
-			problems = append(problems, &missingFile{name, err})
-		case err != nil:
-			add("%s: %w", text.Quote(name), err)
-		case got != p.Manifest.Files[name]:
-			add("%s: is %s, manifest.json says %s", text.Quote(name), got, text.Quote(p.Manifest.Files[name]))
+		case n < 0:
+			return fmt.Sprintf("%s %d is below 0", what, n)
+		case end >= 0 && n >= end:
+			return fmt.Sprintf("%s %d is not one of %d", what, n, end)
+		case i > 0 && n <= list[i-1]:
+			return fmt.Sprintf("%s %d follows %d: they are not ascending", what, n, list[i-1])
 		}
 	}
-	return problems
+	return ""
 }
 
-// missingFile is a file of a pack that is not there.
-type missingFile struct {
-	name string
-	err  error
+// ProbesByLayer is the manifest's probes by the number of the layer.
+func (m *Manifest) ProbesByLayer() map[int]Probe {
+	probes := map[int]Probe{}
+	for number, p := range m.Probes {
+		l, _ := strconv.Atoi(number) // OpenPack has checked it
+		probes[l] = p
+	}
+	return probes
 }
 
-// Error names the file.
-func (e *missingFile) Error() string { return text.Quote(e.name) + ": missing" }
-
-// Unwrap returns what the system said.
-func (e *missingFile) Unwrap() error { return e.err }
-
-// HashFile returns "sha256:" and the hash of a regular file's bytes in hexadecimal.
-func HashFile(path string) (string, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return "", err
+// Misfit says why a golden tensor cannot be compared at all. Axes of length 1 do not
+// count: hooks see them where a reference reshapes on the way.
+func Misfit(e Entry, shape []int, d tensor.DType) string {
+	one := func(n int) bool { return n == 1 }
+	switch {
+	case !slices.Equal(slices.DeleteFunc(slices.Clone(e.Shape), one), slices.DeleteFunc(slices.Clone(shape), one)):
+		return fmt.Sprintf("shape: golden %v, model %v", e.Shape, shape)
+	case e.DType != d:
+		return fmt.Sprintf("dtype: golden %s, computed in %s", e.DType, d)
 	}
-	if !info.Mode().IsRegular() {
-		return "", errors.New("not a regular file")
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
+	return ""
 }
 
-// Tensors yields the pack's tensors, in the order of their names.
-func (p *Pack) Tensors() iter.Seq[tensor.Info] {
-	return func(yield func(tensor.Info) bool) {
-		for _, name := range slices.Sorted(maps.Keys(p.Manifest.Tensors)) {
-			if e := p.Manifest.Tensors[name]; !yield(tensor.Info{Name: name, DType: e.DType, Shape: e.Shape}) {
-				return
-			}
+// Predictions returns how many prediction layers there are up to the last that the pack has a
+// stage of.
+func Predictions(c *config.Config, pack *Pack) (n int) {
+	for name := range pack.Manifest.Tensors {
+		if layer, _ := CutLayer(name); layer < c.NumHiddenLayers+c.NumNextNPredictLayers {
+			n = max(n, layer-c.NumHiddenLayers+1)
 		}
 	}
-}
-
-// Has says whether the pack holds the tensor.
-func (p *Pack) Has(name string) bool {
-	_, ok := p.Manifest.Tensors[name]
-	return ok
-}
-
-// Tensor reads a golden tensor. The file that holds it stays in memory until a
-// tensor of another file is asked for.
-func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
-	e, ok := p.Manifest.Tensors[name]
-	if !ok {
-		return tensor.Tensor{}, p.fault("there is no tensor " + text.Quote(name))
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.file != e.File {
-		loaded, err := p.load(e.File)
-		if err != nil {
-			return tensor.Tensor{}, p.wrap(e.File, err)
-		}
-		p.file, p.loaded = e.File, loaded
-	}
-	t, ok := p.loaded[name]
-	if !ok || t.DType != e.DType || !slices.Equal(t.Shape, e.Shape) {
-		return tensor.Tensor{}, p.fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", text.Quote(e.File), text.Quote(name), t.DType, t.Shape, e.DType, e.Shape))
-	}
-	return t, nil
-}
-
-// load reads one file of the pack whole: it holds one layer's activations.
-func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
-	path := filepath.Join(p.Dir, name)
-	most := int64(8 + maxHeader)
-	for _, e := range p.Manifest.Tensors {
-		if e.File == name {
-			size, _ := tensor.Size(e.DType, e.Shape) // check has seen it
-			most += size
-		}
-	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > most {
-		return nil, errors.New("larger than the tensors that manifest.json puts there")
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	tensors, err := parse(data)
-	for t := range tensors {
-		if p.Manifest.Tensors[t].File != name {
-			return nil, fmt.Errorf("tensor %.120q is not in manifest.json", t)
-		}
-	}
-	return tensors, err
-}
-
-// parse returns the tensors of a safetensors file.
-func parse(data []byte) (map[string]tensor.Tensor, error) {
-	if len(data) < 8 || binary.LittleEndian.Uint64(data) > maxHeader {
-		return nil, fmt.Errorf("not a safetensors file with a header of at most %s", text.Bytes(maxHeader))
-	}
-	parsed, err := safetensors.Deserialize(data)
-	if err != nil {
-		return nil, err
-	}
-	tensors := map[string]tensor.Tensor{}
-	for _, t := range parsed.Tensors() {
-		dtype, err := tensor.ParseDType(t.TensorView.DType().String())
-		if err != nil {
-			return nil, err
-		}
-		shape := make([]int, len(t.TensorView.Shape()))
-		for i, d := range t.TensorView.Shape() {
-			shape[i] = int(d)
-		}
-		tensors[t.Name] = tensor.Tensor{DType: dtype, Shape: shape, Data: t.TensorView.Data()}
-	}
-	return tensors, nil
-}
-
-// Float32s returns a golden tensor of floats.
-func (p *Pack) Float32s(name string) ([]float32, error) {
-	t, err := p.Tensor(name)
-	if err != nil {
-		return nil, err
-	}
-	values, err := t.Float32s(nil)
-	if err != nil {
-		return nil, p.wrap(name, err)
-	}
-	return values, nil
-}
-
-// Ints returns a golden tensor of I64.
-func (p *Pack) Ints(name string) ([]int, error) {
-	t, err := p.Tensor(name)
-	if err != nil {
-		return nil, err
-	}
-	values, err := ints(t)
-	if err != nil {
-		return nil, p.fault(fmt.Sprintf("%s: %v", text.Quote(name), err))
-	}
-	return values, nil
+	return n
 }

@@ -1,0 +1,352 @@
+// Package pack reads golden packs: directories of tensors that a reference run gave, with a manifest.
+//
+// Open checks the manifest and re-hashes the files; Pack.Tensor and its kin read a golden tensor.
+// The package also names the stages of packs, reads files of tokens, and tells whether a pack was
+// recorded from a model of the same shapes. It runs no model.
+package pack
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nlpodyssey/safetensors"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// Pack is a golden pack: one that Open has opened, or one in memory, whose tensors Keep added.
+type Pack struct {
+	Dir      string       // as OpenPack was given it
+	Manifest Manifest     // what manifest.json says
+	Hash     string       // of manifest.json: "sha256:…"
+	DType    tensor.DType // the reference's compute dtype
+
+	mu     sync.Mutex
+	file   string // whose tensors are held
+	loaded map[string]tensor.Tensor
+	kept   map[string]tensor.Tensor // by Keep: they are in no file
+}
+
+// The largest manifest and the largest safetensors header that a pack may have.
+const (
+	maxManifest = 16 << 20
+	maxHeader   = 16 << 20
+)
+
+// Open reads the manifest of the golden pack in dir, checks it, and re-hashes
+// every file it lists. All problems are in one error.
+func Open(dir string) (*Pack, error) {
+	p := &Pack{Dir: dir}
+	if err := p.readManifest(); err != nil {
+		return nil, err
+	}
+	p.DType = table.ParseTorch(p.Manifest.ComputeDType)
+	problems := p.Manifest.check()
+	if len(problems) == 0 {
+		problems = p.rehash()
+	}
+	if len(problems) > 0 {
+		return nil, &Error{dir, problems}
+	}
+	return p, nil
+}
+
+// Error is all that is wrong with a pack.
+type Error struct {
+	Dir      string  // of the pack
+	Problems []error // at least one: "file: cause"
+}
+
+// Error names at most 20 problems, on one line.
+func (e *Error) Error() string {
+	const most = 20
+	var texts []string
+	for _, problem := range e.Problems[:min(most, len(e.Problems))] {
+		texts = append(texts, problem.Error())
+	}
+	if n := len(e.Problems) - most; n > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", n))
+	}
+	return text.Quote(e.Dir) + ": " + strings.Join(texts, "; ")
+}
+
+// Unwrap returns the problems, which keep their causes.
+func (e *Error) Unwrap() []error { return e.Problems }
+
+// wrap is an error about something in the pack.
+func (p *Pack) wrap(what string, err error) error {
+	return fmt.Errorf("%s: %w", text.Quote(p.Dir), fmt.Errorf("%s: %w", text.Quote(what), err))
+}
+
+// Fault is an error about the pack.
+func (p *Pack) Fault(problem string) error { return &Error{p.Dir, []error{errors.New(problem)}} }
+
+func (p *Pack) readManifest() error {
+	path := filepath.Join(p.Dir, "manifest.json")
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("%s: %w", text.Quote(p.Dir), errors.New("not a golden pack: there is no manifest.json"))
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular() || info.Size() > maxManifest:
+		return fmt.Errorf("%s: %w", text.Quote(path), fmt.Errorf("not a regular file of at most %s", text.Bytes(maxManifest)))
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	hash := sha256.Sum256(data)
+	p.Hash = "sha256:" + hex.EncodeToString(hash[:])
+	if err := json.Unmarshal(nulled(data), &p.Manifest); err != nil {
+		return fmt.Errorf("%s: %w", text.Quote(path), err)
+	}
+	return nil
+}
+
+// rehash returns the files that are not what the manifest says.
+func (p *Pack) rehash() []error {
+	var problems []error
+	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	for _, name := range slices.Sorted(maps.Keys(p.Manifest.Files)) {
+		got, err := HashFile(filepath.Join(p.Dir, name))
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			problems = append(problems, &missingFile{name, err})
+		case err != nil:
+			add("%s: %w", text.Quote(name), err)
+		case got != p.Manifest.Files[name]:
+			add("%s: is %s, manifest.json says %s", text.Quote(name), got, text.Quote(p.Manifest.Files[name]))
+		}
+	}
+	return problems
+}
+
+// missingFile is a file of a pack that is not there.
+type missingFile struct {
+	name string
+	err  error
+}
+
+// Error names the file.
+func (e *missingFile) Error() string { return text.Quote(e.name) + ": missing" }
+
+// Unwrap returns what the system said.
+func (e *missingFile) Unwrap() error { return e.err }
+
+// HashFile returns "sha256:" and the hash of a regular file's bytes in hexadecimal.
+func HashFile(path string) (string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() {
+		return "", errors.New("not a regular file")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// Tensors yields the pack's tensors, in the order of their names.
+func (p *Pack) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for _, name := range slices.Sorted(maps.Keys(p.Manifest.Tensors)) {
+			if e := p.Manifest.Tensors[name]; !yield(tensor.Info{Name: name, DType: e.DType, Shape: e.Shape}) {
+				return
+			}
+		}
+	}
+}
+
+// Has says whether the pack holds the tensor.
+func (p *Pack) Has(name string) bool {
+	_, ok := p.Manifest.Tensors[name]
+	return ok
+}
+
+// Tensor reads a golden tensor. The file that holds it stays in memory until a
+// tensor of another file is asked for.
+func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
+	e, ok := p.Manifest.Tensors[name]
+	if !ok {
+		return tensor.Tensor{}, p.Fault("there is no tensor " + text.Quote(name))
+	}
+	if t, ok := p.kept[name]; ok {
+		return t, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.file != e.File {
+		loaded, err := p.load(e.File)
+		if err != nil {
+			return tensor.Tensor{}, p.wrap(e.File, err)
+		}
+		p.file, p.loaded = e.File, loaded
+	}
+	t, ok := p.loaded[name]
+	if !ok || t.DType != e.DType || !slices.Equal(t.Shape, e.Shape) {
+		return tensor.Tensor{}, p.Fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", text.Quote(e.File), text.Quote(name), t.DType, t.Shape, e.DType, e.Shape))
+	}
+	return t, nil
+}
+
+// Keep adds a tensor to the pack, or replaces it, in memory alone.
+func (p *Pack) Keep(name string, x tensor.Tensor) {
+	if p.kept == nil {
+		p.kept = map[string]tensor.Tensor{}
+	}
+	if p.Manifest.Tensors == nil {
+		p.Manifest.Tensors = map[string]Entry{}
+	}
+	p.kept[name], p.Manifest.Tensors[name] = x, Entry{DType: x.DType, Shape: x.Shape}
+}
+
+// load reads one file of the pack whole: it holds one layer's activations.
+func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
+	path := filepath.Join(p.Dir, name)
+	most := int64(8 + maxHeader)
+	for _, e := range p.Manifest.Tensors {
+		if e.File == name {
+			size, _ := tensor.Size(e.DType, e.Shape) // check has seen it
+			most += size
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > most {
+		return nil, errors.New("larger than the tensors that manifest.json puts there")
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	tensors, err := parse(data)
+	for t := range tensors {
+		if p.Manifest.Tensors[t].File != name {
+			return nil, fmt.Errorf("tensor %.120q is not in manifest.json", t)
+		}
+	}
+	return tensors, err
+}
+
+// parse returns the tensors of a safetensors file.
+func parse(data []byte) (map[string]tensor.Tensor, error) {
+	if len(data) < 8 || binary.LittleEndian.Uint64(data) > maxHeader {
+		return nil, fmt.Errorf("not a safetensors file with a header of at most %s", text.Bytes(maxHeader))
+	}
+	parsed, err := safetensors.Deserialize(data)
+	if err != nil {
+		return nil, err
+	}
+	tensors := map[string]tensor.Tensor{}
+	for _, t := range parsed.Tensors() {
+		dtype, err := tensor.ParseDType(t.TensorView.DType().String())
+		if err != nil {
+			return nil, err
+		}
+		shape := make([]int, len(t.TensorView.Shape()))
+		for i, d := range t.TensorView.Shape() {
+			shape[i] = int(d)
+		}
+		tensors[t.Name] = tensor.Tensor{DType: dtype, Shape: shape, Data: t.TensorView.Data()}
+	}
+	return tensors, nil
+}
+
+// Float32s returns a golden tensor of floats.
+func (p *Pack) Float32s(name string) ([]float32, error) {
+	t, err := p.Tensor(name)
+	if err != nil {
+		return nil, err
+	}
+	values, err := t.Float32s(nil)
+	if err != nil {
+		return nil, p.wrap(name, err)
+	}
+	return values, nil
+}
+
+// Ints returns a golden tensor of I64.
+func (p *Pack) Ints(name string) ([]int, error) {
+	t, err := p.Tensor(name)
+	if err != nil {
+		return nil, err
+	}
+	values, err := ints(t)
+	if err != nil {
+		return nil, p.Fault(fmt.Sprintf("%s: %v", text.Quote(name), err))
+	}
+	return values, nil
+}
+
+// reference returns whose behaviour the pack records, unless override says so.
+func (p *Pack) reference(override config.Reference) config.Reference {
+	switch {
+	case override != "":
+		return override
+	case strings.HasPrefix(p.Manifest.Reference.Kind, "transformers"):
+		return config.Native
+	}
+	return config.Remote
+}
+
+// Config returns a checkpoint's config as the pack's reference ran with it: with the pack's
+// config_overrides, and the rules of the reference, unless override names another.
+func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Config, error) {
+	if len(p.Manifest.ConfigOverrides) > 0 {
+		var err error
+		if c, err = c.Override(p.Manifest.ConfigOverrides); err != nil {
+			return nil, p.wrap("config_overrides", err)
+		}
+	}
+	c, err := c.As(p.reference(override))
+	if err != nil {
+		return nil, p.Fault(err.Error())
+	}
+	return c, nil
+}
+
+// Input returns input_ids and attention_mask.
+func (p *Pack) Input() (*model.Input, error) {
+	ids, err := p.Ints(inputIDs)
+	if err != nil {
+		return nil, err
+	}
+	var mask []int
+	if p.Has(attentionMask) {
+		if mask, err = p.Ints(attentionMask); err != nil {
+			return nil, err
+		}
+	}
+	in, err := newInput(ids, p.Manifest.Tensors[inputIDs].Shape, mask, p.Manifest.Tensors[attentionMask].Shape)
+	if err != nil {
+		return nil, p.Fault(err.Error())
+	}
+	return in, nil
+}

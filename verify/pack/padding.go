@@ -1,0 +1,51 @@
+package pack
+
+import (
+	"slices"
+
+	"dsmoe/model"
+)
+
+// Padding marks the rows of padding of a stage; nil marks no row.
+type Padding []bool
+
+// Has reports whether a row is padding.
+func (p Padding) Has(row int) bool { return p != nil && p[row] }
+
+// Count is the number of rows of padding.
+func (p Padding) Count() (n int) {
+	for _, is := range p {
+		if is {
+			n++
+		}
+	}
+	return n
+}
+
+// PaddedTokens marks padding among n tokens in the order of a stage's rows, all tokens of each
+// sequence or, in prediction layers, fewer: row t of a sequence is made of the tokens t to
+// t + in.Seq - n/in.Batch, and it is padding if one of them is. It is nil without a mask.
+func PaddedTokens(in *model.Input, n int) Padding {
+	if in.AttentionMask == nil {
+		return nil
+	}
+	padded, seq := make(Padding, n), n/in.Batch
+	for i := range padded {
+		first := i/seq*in.Seq + i%seq
+		padded[i] = slices.Contains(in.AttentionMask[first:first+in.Seq-seq+1], 0)
+	}
+	return padded
+}
+
+// ClearPadding sets what is not finite in rows of padding to 0. Nothing is compared with it, and the
+// mask hides these rows from all tokens; but 0·NaN in a sum over masked keys would be a NaN.
+func ClearPadding(values []float32, width int, padded Padding) []float32 {
+	for row, is := range padded {
+		for i := row * width; is && i < (row+1)*width; i++ {
+			if v := values[i]; v-v != 0 {
+				values[i] = 0
+			}
+		}
+	}
+	return values
+}

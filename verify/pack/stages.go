@@ -1,0 +1,141 @@
+package pack
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"dsmoe/model/weights"
+)
+
+// Stages as a pack names them: those outside the layers, and behind "model.layers.N."
+// the kinds of stages of a layer.
+const (
+	Embedded = "model.embed_tokens.output"
+	LastNorm = "model.norm.output"
+	Logits   = "lm_head.output"
+	Loss     = "loss"
+	Grad     = ".grad" // ends the names of gradients
+
+	LayerOutput   = "output"
+	Attended      = "self_attn.o_proj.input"
+	GateLogits    = "mlp.gate.logits"
+	TopKIdx       = "mlp.gate.topk_idx"
+	TopKWeight    = "mlp.gate.topk_weight"
+	AuxLoss       = "mlp.gate.aux_loss"
+	ExpertsOutput = "mlp.experts.output" // the routed sum
+	SharedOutput  = "mlp.shared_experts.output"
+
+	OwnInputKind = "input" // where the pack has no stage that is it
+	AttnWeights  = "self_attn.attn_weights"
+	RotaryCos    = "model.rotary_emb.cos"
+	rotarySin    = "model.rotary_emb.sin"
+	ExpertOutput = "mlp.experts.*.output" // of one, before its weight
+
+	AttentionNorm = "post_attention_layernorm.output"
+	ProbeOutput   = "mlp.experts.*.probe.output" // of one on rows that did not choose it: see Probe
+
+	PredictedFrom   = "eh_proj.output" // of prediction layers, as those below
+	PredictedNorm   = "shared_head.norm.output"
+	PredictedLogits = "shared_head.head.output"
+)
+
+// What transformers calls the implementations of attention whose rounding errors are known.
+const (
+	Eager = "eager"
+	Sdpa  = "sdpa"
+)
+
+// CutLayer cuts "model.layers.3.mlp.output" into 3 and "mlp.output"; names outside the
+// layers are kinds of their own, in layer -1.
+func CutLayer(name string) (layer int, kind string) {
+	rest, ok := strings.CutPrefix(name, "model.layers.")
+	if !ok {
+		return -1, name
+	}
+	number, kind, _ := strings.Cut(rest, ".")
+	layer, err := strconv.Atoi(number)
+	if err != nil {
+		return -1, name
+	}
+	return layer, kind
+}
+
+// Inner are the kinds of stages that a pack need not have: where they are not, the stages
+// behind them are bounded without them.
+var Inner = map[string]bool{
+	OwnInputKind: true, AttnWeights: true, RotaryCos: true, rotarySin: true,
+	"mlp.gate_proj.output": true, "mlp.up_proj.output": true, "mlp.down_proj.input": true,
+	"mlp.shared_experts.gate_proj.output": true, "mlp.shared_experts.up_proj.output": true, "mlp.shared_experts.down_proj.input": true,
+	"mlp.experts.*.gate_proj.output": true, "mlp.experts.*.up_proj.output": true, "mlp.experts.*.down_proj.input": true,
+	ExpertOutput:                           true,
+	"mlp.experts.*.probe.gate_proj.output": true, "mlp.experts.*.probe.up_proj.output": true, "mlp.experts.*.probe.down_proj.input": true,
+}
+
+// CutExpert is a kind of stage with * for a routed expert's number, as manifests name it, and
+// the number, -1 without one.
+func CutExpert(kind string) (kinds string, expert int) {
+	before, expert, after, ok := weights.CutExpert("." + kind)
+	if !ok {
+		return kind, -1
+	}
+	return before[1:] + "*" + after, expert
+}
+
+// IsTable says whether a stage is one of RoPE's tables.
+func IsTable(name string) bool { return name == RotaryCos || name == rotarySin }
+
+// OwnInput is the stage that layer l begins with, where a pack has it apart.
+func OwnInput(l int) string { return StageOf(l, OwnInputKind) }
+
+// InputStage is the stage that layer l, or the head behind the last layer, begins with.
+func InputStage(l int) string {
+	if l == 0 {
+		return Embedded
+	}
+	return StageOf(l-1, LayerOutput)
+}
+
+// StageOf is the name of a kind of stage of layer l.
+func StageOf(l int, kind string) string { return fmt.Sprintf("model.layers.%d.%s", l, kind) }
+
+// IsStage says whether a tensor of a pack is something that a part of the model gave.
+func IsStage(name string) bool {
+	_, kind := CutLayer(name)
+	return !IsInput(name) && kind != OwnInputKind
+}
+
+// IsInput says whether a tensor of a pack is what the model ran on.
+func IsInput(name string) bool { return name == "input_ids" || name == "attention_mask" }
+
+// IsLoss says whether a stage is one of training, forward or backward.
+func IsLoss(name string) bool { return name == Loss || strings.HasSuffix(name, Grad) }
+
+// IsLossOrGradient says whether a stage is a loss or a gradient.
+func IsLossOrGradient(name string) bool {
+	return strings.HasSuffix(name, Grad) || strings.HasSuffix(name, "loss")
+}
+
+// IsStageGradient says whether a tensor of a pack is the gradient of a stage, not of a weight.
+func IsStageGradient(name string) bool {
+	return strings.HasSuffix(name, Grad) && !strings.HasSuffix(name, ".weight"+Grad) && !strings.HasSuffix(name, ".bias"+Grad)
+}
+
+// IsProbe reports whether a stage is of a probe: what it gave, or what goes on inside.
+func IsProbe(name string) bool {
+	_, kind := CutLayer(name)
+	kind, _ = CutExpert(kind)
+	return strings.HasPrefix(kind, "mlp.experts.*.probe.")
+}
+
+// ProbeStage is the stage of a probe of expert e in layer l.
+func ProbeStage(l, e int) string {
+	return StageOf(l, fmt.Sprintf("mlp.experts.%d.probe.output", e))
+}
+
+// ProbedExpert is the expert that a stage of a probe is of.
+func ProbedExpert(name string) int {
+	_, kind := CutLayer(name)
+	_, e := CutExpert(kind)
+	return e
+}
