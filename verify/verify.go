@@ -1,6 +1,6 @@
 // Package verify compares a model with the golden tensors of a reference run.
 //
-// OpenPack opens a golden pack; Run loads the weights of a source, runs the model
+// Run loads the weights of a source, runs the model
 // over the pack's input, compares every stage and returns a Report, which
 // WriteText and json.Marshal render. The package writes nothing and opens no
 // checkpoint.
