@@ -16,6 +16,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // numbers returns n numbers around 0.
@@ -195,7 +196,7 @@ func TestOwnForwardIsWithinTheBounds(t *testing.T) {
 				golden := recorded(t, c.Config, c, in, d)
 				r, err := Run(context.Background(), c.Config, c, golden, Options{})
 				require.NoError(t, err)
-				require.NotEqual(t, Fail, r.Verdict, "%v", r.FirstDivergence)
+				require.NotEqual(t, report.Fail, r.Verdict, "%v", r.FirstDivergence)
 				for _, check := range r.Checks {
 					if check.Z != nil {
 						require.Less(t, *check.Z, 6.0, check.Tensor)
@@ -215,12 +216,12 @@ func TestExpertsMustBeReached(t *testing.T) {
 	golden := recorded(t, c.Config, c, &model.Input{Batch: 1, Seq: 2, InputIDs: []int{5, 7}}, tensor.F32)
 	r, err := Run(context.Background(), c.Config, c, golden, Options{})
 	require.NoError(t, err)
-	require.Equal(t, Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Contains(t, r.Reasons[len(r.Reasons)-1], "the pack's tokens reach 5 of 16 routed experts")
 	golden.Manifest.Partial = "two tokens"
 	r, err = Run(context.Background(), c.Config, c, golden, Options{})
 	require.NoError(t, err)
-	require.Equal(t, Pass, r.Verdict, r.Reasons)
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 }
 
 // recorded is a pack of what Plain computes with float32 sums, in memory.

@@ -9,6 +9,7 @@ import (
 
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
+	"dsmoe/verify/report"
 )
 
 // quantised is a checkpoint whose matrices of rows of whole blocks are in a block type, the
@@ -46,7 +47,7 @@ func TestQuantisedPacks(t *testing.T) {
 			require.Equal(t, []string{"quantise " + d.String()}, r.Rounding.Operations)
 			require.Equal(t, len(src.tensors), r.Rounding.Weights)
 			require.NotEmpty(t, r.Rounding.Stages)
-			require.Equal(t, verify.Pass, r.Verdict, "%s %s: %v %v", golden, d, r.FirstDivergence, r.Reasons)
+			require.Equal(t, report.Pass, r.Verdict, "%s %s: %v %v", golden, d, r.FirstDivergence, r.Reasons)
 
 			const name = "model.layers.0.self_attn.v_proj.weight"
 			w := src.tensors[name]
@@ -55,13 +56,13 @@ func TestQuantisedPacks(t *testing.T) {
 			copy(w.Data[row:2*row], w.Data[2*row:3*row])
 			src.tensors[name] = w
 			r = run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
-			require.Equal(t, verify.Fail, r.Verdict, "%s %s", golden, d)
+			require.Equal(t, report.Fail, r.Verdict, "%s %s", golden, d)
 
 			delete(src.tensors, name) // not quantised, and as it was
 			const up = "model.layers.0.mlp.up_proj.weight"
 			src.tensors[up] = tensor.Tensor{DType: d, Shape: src.tensors[up].Shape, Data: make([]byte, len(src.tensors[up].Data))}
 			r = run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
-			require.Equal(t, verify.Fail, r.Verdict, "%s %s: zeros", golden, d)
+			require.Equal(t, report.Fail, r.Verdict, "%s %s: zeros", golden, d)
 			require.Equal(t, "model.layers.0.mlp.output", *r.FirstDivergence)
 		}
 	}
@@ -78,7 +79,7 @@ func TestRankedErrors(t *testing.T) {
 		}
 	}
 	r := run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	require.Len(t, r.Rounding.Layers, 1) // all that the pack has
 	require.Equal(t, 2, r.Rounding.Layers[0].Layer)
 	require.Len(t, r.Rounding.Experts, 13)

@@ -17,6 +17,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // scaled returns w, of BF16 or F32, with some elements multiplied by factor.
@@ -59,7 +60,7 @@ func TestFaultsOfFewBits(t *testing.T) {
 		name := moe1 + "experts." + strconv.Itoa(chosen[i]) + "." + proj + ".weight"
 		w := get(t, c, name)
 		r := run(t, c.Config, replace(c, name, scaled(t, w, 2, 100+7*i)), p, verify.Options{})
-		require.Equal(t, verify.Fail, r.Verdict, "%s doubled at %d", name, 100+7*i)
+		require.Equal(t, report.Fail, r.Verdict, "%s doubled at %d", name, 100+7*i)
 		require.Equal(t, moe1+"experts.output", *r.FirstDivergence)
 	}
 	head := get(t, c, "lm_head.weight")
@@ -85,7 +86,7 @@ func TestFaultsOfAllDTypes(t *testing.T) {
 		fails := func(src weights.Source, stage, what string) {
 			t.Helper()
 			r := run(t, c.Config, src, p, verify.Options{Undiagnosed: true})
-			require.Equal(t, verify.Fail, r.Verdict, "%s: %s", golden, what)
+			require.Equal(t, report.Fail, r.Verdict, "%s: %s", golden, what)
 			require.Equal(t, stage, *r.FirstDivergence, "%s: %s", golden, what)
 			require.Nil(t, r.Cause)
 		}
@@ -112,7 +113,7 @@ func TestFaultsOfAllDTypes(t *testing.T) {
 			fails(replace(c, fault.weight, scaled(t, w, fault.factor, at...)), fault.stage, fmt.Sprintf("%s times %g", fault.weight, fault.factor))
 		}
 		r := run(t, override(t, c.Config, "rms_norm_eps", "1.05e-6"), c, p, verify.Options{})
-		require.Equal(t, verify.Fail, r.Verdict, golden)
+		require.Equal(t, report.Fail, r.Verdict, golden)
 	}
 }
 
@@ -165,11 +166,11 @@ func TestBiasesThatDecideEverything(t *testing.T) {
 		return src
 	}
 	r := run(t, c.Config, with(1e9), p, verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict, "%v", r.FirstDivergence)
+	require.Equal(t, report.Inconclusive, r.Verdict, "%v", r.FirstDivergence)
 	require.Zero(t, r.Routing.Pinned)
 	require.Contains(t, strings.Join(r.Reasons, "; "), "rounding could change 348 of 348 choices of experts")
 	for _, bias := range []float32{0, 1, 1000, 1e5} {
-		require.Equal(t, verify.Fail, run(t, c.Config, with(bias), p, verify.Options{}).Verdict, "%g", bias)
+		require.Equal(t, report.Fail, run(t, c.Config, with(bias), p, verify.Options{}).Verdict, "%g", bias)
 	}
 	right := run(t, c.Config, c, p, verify.Options{})
 	require.Len(t, right.Routing.Biases, 3)
@@ -221,9 +222,9 @@ func TestPacksThatProveLittle(t *testing.T) {
 			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 			require.Equal(t, test.free, r.Free)
 			if test.reason == "" {
-				require.Equal(t, verify.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+				require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 			} else {
-				require.NotEqual(t, verify.Pass, r.Verdict)
+				require.NotEqual(t, report.Pass, r.Verdict)
 				require.Contains(t, r.Reasons, test.reason)
 			}
 			if p := r.Golden.Partial; p != "" {
@@ -255,11 +256,11 @@ func TestErrorsAreCarriedOverGaps(t *testing.T) {
 		c, _ := open(t, golden)
 		p := must(pack.Open(dir))
 		r := run(t, c.Config, c, p, verify.Options{})
-		require.NotEqual(t, verify.Fail, r.Verdict, "%s: %v", golden, r.FirstDivergence)
+		require.NotEqual(t, report.Fail, r.Verdict, "%s: %v", golden, r.FirstDivergence)
 		if golden != f32 {
 			continue
 		}
-		require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+		require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 		const name = "model.layers.1.self_attn.kv_b_proj.weight"
 		w := get(t, c, name)
 		r = run(t, c.Config, replace(c, name, scaled(t, w, 1.01, row(w, 3)...)), p, verify.Options{})
@@ -276,7 +277,7 @@ func TestNumbersThatAreNone(t *testing.T) {
 		i := at[0]*w.Shape[1] + at[1]
 		w.Data[2*i], w.Data[2*i+1] = 0x80, 0x7f
 		r := run(t, c.Config, replace(c, name, w), p, verify.Options{})
-		require.Equal(t, verify.Inconclusive, r.Verdict)
+		require.Equal(t, report.Inconclusive, r.Verdict)
 		require.Equal(t, []string{fmt.Sprintf("%s holds +Inf at %v", name, at)}, r.Reasons)
 	}
 }
@@ -292,12 +293,12 @@ func TestConfigsThatDiffer(t *testing.T) {
 	})
 	p := must(pack.Open(dir))
 	r := run(t, wrong, c, p, verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Equal(t, []string{"config.json has rms_norm_eps 1e-5, the reference ran with 0.000001: this is no verdict about that config"}, r.Reasons)
-	require.Equal(t, []verify.Override{{Key: "rms_norm_eps", Checkpoint: "1e-5", Reference: "0.000001"},
+	require.Equal(t, []report.Override{{Key: "rms_norm_eps", Checkpoint: "1e-5", Reference: "0.000001"},
 		{Key: "seq_aux", Checkpoint: "true", Reference: "false", Training: true}}, r.Config.Overridden)
 	require.Contains(t, printed(t, r), "\nconfig     rms_norm_eps 1e-5, the reference ran with 0.000001\n")
-	require.Equal(t, verify.Pass, run(t, c.Config, c, p, verify.Options{}).Verdict, "the same value, written otherwise")
+	require.Equal(t, report.Pass, run(t, c.Config, c, p, verify.Options{}).Verdict, "the same value, written otherwise")
 }
 
 // TestKeysThatAreNotExercised: the pack says nothing of them.
@@ -320,6 +321,6 @@ func TestKeysThatAreNotExercised(t *testing.T) {
 	changed, err := c.Config.Override(map[string]jsontext.Value{"rope_scaling": jsontext.Value(`{"type":"dynamic","factor":2.0}`)})
 	require.NoError(t, err)
 	r := run(t, changed, c, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	require.Contains(t, printed(t, r), "config     rope_scaling not exercised: dynamic scaling begins beyond ")
 }

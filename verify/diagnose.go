@@ -12,6 +12,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // failure is the first divergence of a local run, and what it takes to run its
@@ -39,15 +40,15 @@ type failure struct {
 // diagnose looks for the mistakes behind the first divergence: it runs that layer again,
 // from the golden's inputs, with each candidate undone, and names all with which the stage
 // is within its limits, in the order in which they were tried.
-func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error {
-	if r.FirstDivergence == nil || t.o.Mode != Local {
+func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *report.Report) error {
+	if r.FirstDivergence == nil || t.o.Mode != report.Local {
 		return nil
 	}
 	f, err := t.failure(ctx, in, *r.FirstDivergence)
 	if err != nil || f == nil {
 		return err
 	}
-	r.locate(f)
+	locate(r, f)
 	if r.Causes, err = f.causes(ctx); err != nil {
 		return err
 	}
@@ -60,7 +61,7 @@ func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *Report) error
 }
 
 // causes are all that explain the failure: numbers that are none, then mistakes.
-func (f *failure) causes(ctx context.Context) ([]Cause, error) {
+func (f *failure) causes(ctx context.Context) ([]report.Cause, error) {
 	found, err := f.notFiniteWeights()
 	if err != nil || len(found) > 0 {
 		return found, err
@@ -82,8 +83,8 @@ func (f *failure) causes(ctx context.Context) ([]Cause, error) {
 }
 
 // has says whether one of the causes is the mistake id.
-func has(causes []Cause, id string) bool {
-	return slices.ContainsFunc(causes, func(c Cause) bool { return c.ID == id })
+func has(causes []report.Cause, id string) bool {
+	return slices.ContainsFunc(causes, func(c report.Cause) bool { return c.ID == id })
 }
 
 // failure runs the failed stage once more and keeps what it gave. It is nil if the
@@ -171,8 +172,8 @@ func (f *failure) seq() int { return f.in.Seq - max(0, f.predicts()) }
 
 // locate says in the check of the failure which experts, and which rows of the weight, it
 // lies in, if these are few.
-func (r *Report) locate(f *failure) {
-	i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Tensor == f.name })
+func locate(r *report.Report, f *failure) {
+	i := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == f.name })
 	c := &r.Checks[i]
 	if together, oneOf := f.culprits(); len(together)+len(oneOf) <= few {
 		c.Experts, c.ExpertOneOf = together, oneOf
@@ -195,13 +196,13 @@ func (f *failure) isProduct() bool {
 
 // notFiniteWeights looks for a NaN or an infinity among the weights of a stage that is not
 // finite.
-func (f *failure) notFiniteWeights() ([]Cause, error) {
+func (f *failure) notFiniteWeights() ([]report.Cause, error) {
 	if finiteAll(f.got.Values) {
-		return []Cause{}, nil
+		return []report.Cause{}, nil
 	}
-	return f.findWeights(func(name string, w tensor.Tensor) *Cause {
+	return f.findWeights(func(name string, w tensor.Tensor) *report.Cause {
 		if i, v := firstNotFinite(w); i >= 0 {
-			return &Cause{ID: "weight-not-finite", Text: fmt.Sprintf("%s holds %s at %v", name, number(v), unflatten(i, w.Shape))}
+			return &report.Cause{ID: "weight-not-finite", Text: fmt.Sprintf("%s holds %s at %v", name, number(v), unflatten(i, w.Shape))}
 		}
 		return nil
 	})
@@ -209,33 +210,33 @@ func (f *failure) notFiniteWeights() ([]Cause, error) {
 
 // overflows says that a number became too large, here or in the reference: no weight and no
 // input of the stage is infinite.
-func (f *failure) overflows() (causes []Cause) {
+func (f *failure) overflows() (causes []report.Cause) {
 	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !finite(v) }) }
 	if i := find(f.got.Values); i >= 0 {
-		causes = append(causes, Cause{ID: "overflow", Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.tracer.pack.DType, number(f.got.Values[i]), f.place(i))})
+		causes = append(causes, report.Cause{ID: "overflow", Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.tracer.pack.DType, number(f.got.Values[i]), f.place(i))})
 	}
 	if i := find(f.scores); i >= 0 {
-		causes = append(causes, Cause{ID: "overflow", Text: fmt.Sprintf("the scores that experts are chosen by are not finite, the first is %s: no choice can be compared", number(f.scores[i]))})
+		causes = append(causes, report.Cause{ID: "overflow", Text: fmt.Sprintf("the scores that experts are chosen by are not finite, the first is %s: no choice can be compared", number(f.scores[i]))})
 	}
 	if i := find(f.want); i >= 0 {
-		causes = append(causes, Cause{ID: "reference-overflow", Text: fmt.Sprintf("the golden holds %s: the reference exceeded %s", number(f.want[i]), f.tracer.pack.DType)})
+		causes = append(causes, report.Cause{ID: "reference-overflow", Text: fmt.Sprintf("the golden holds %s: the reference exceeded %s", number(f.want[i]), f.tracer.pack.DType)})
 	}
 	return causes
 }
 
 // zeroWeights looks for matrices of zeros: pruned, or not filled by a conversion.
-func (f *failure) zeroWeights() ([]Cause, error) {
-	return f.findWeights(func(name string, w tensor.Tensor) *Cause {
+func (f *failure) zeroWeights() ([]report.Cause, error) {
+	return f.findWeights(func(name string, w tensor.Tensor) *report.Cause {
 		if len(w.Shape) > 1 && !slices.ContainsFunc(w.Data, func(b byte) bool { return b != 0 }) {
-			return &Cause{ID: "weight-zero", Text: name + " holds only zeros"}
+			return &report.Cause{ID: "weight-zero", Text: name + " holds only zeros"}
 		}
 		return nil
 	})
 }
 
 // findWeights goes through the weights of the stage, by name, each followed by its FP8 scales.
-func (f *failure) findWeights(cause func(name string, w tensor.Tensor) *Cause) ([]Cause, error) {
-	found := []Cause{}
+func (f *failure) findWeights(cause func(name string, w tensor.Tensor) *report.Cause) ([]report.Cause, error) {
+	found := []report.Cause{}
 	for _, name := range f.weights {
 		stored := f.tracer.set.Find(name)
 		for _, w := range []*weights.Weight{stored, stored.Scales} {
@@ -269,7 +270,7 @@ func firstNotFinite(w tensor.Tensor) (int, float32) {
 
 // try returns the mistake as the cause if the stage passes with it undone, and all others
 // that it must explain.
-func (f *failure) try(ctx context.Context, m mistake) (*Cause, error) {
+func (f *failure) try(ctx context.Context, m mistake) (*report.Cause, error) {
 	x := f.trial()
 	text := m.undo(x)
 	if text == "" {
@@ -279,7 +280,7 @@ func (f *failure) try(ctx context.Context, m mistake) (*Cause, error) {
 	for _, c := range f.tracer.checks {
 		_, name := pack.CutLayer(c.Tensor)
 		kind, _ := pack.CutExpert(name)
-		if c.layer == f.layer && c.Tensor != f.name && f.tracer.pack.Has(c.Tensor) && (m.whole || slices.Contains(m.also, kind)) {
+		if c.Layer() == f.layer && c.Tensor != f.name && f.tracer.pack.Has(c.Tensor) && (m.whole || slices.Contains(m.also, kind)) {
 			needed = append(needed, c.Tensor)
 		}
 	}
@@ -287,7 +288,7 @@ func (f *failure) try(ctx context.Context, m mistake) (*Cause, error) {
 	if err != nil || !passes {
 		return nil, err
 	}
-	return &Cause{m.id, text}, nil
+	return &report.Cause{ID: m.id, Text: text}, nil
 }
 
 // errKnown ends the run of a trial: nothing more has to be seen.
@@ -401,7 +402,7 @@ func (w *witness) judged(name string) error {
 	if i < 0 {
 		return nil
 	}
-	if n := len(w.checks); n == 0 || w.checks[n-1].Tensor != name || w.checks[n-1].Verdict != Pass {
+	if n := len(w.checks); n == 0 || w.checks[n-1].Tensor != name || w.checks[n-1].Verdict != report.Pass {
 		return errKnown
 	}
 	if w.needed = slices.Delete(slices.Clone(w.needed), i, i+1); len(w.needed) == 0 {

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 )
 
 // distances are how far a golden tensor of shape [rows, width] is from what was computed, in
@@ -46,7 +47,7 @@ func measure(x *value, want []float32, selected *rowSet, factor float64) *distan
 			if z > d.largest {
 				d.largest, d.worst = z, i
 			}
-			if z > lambda {
+			if z > bounds.Lambda {
 				d.beyond++
 				d.columns[c], d.rows[row] = true, true
 			}
@@ -54,7 +55,7 @@ func measure(x *value, want []float32, selected *rowSet, factor float64) *distan
 			sums[c] += float64(selected.weights[n] * float64(z*z))
 			sigmas += float64(s * s)
 			goldens += float64(g * g)
-			if x.DType != tensor.F32 && s > 0 && p.round(y-lambda*s) != p.round(y+lambda*s) {
+			if x.DType != tensor.F32 && s > 0 && p.round(y-bounds.Lambda*s) != p.round(y+bounds.Lambda*s) {
 				ambiguous++
 			}
 		}
@@ -65,7 +66,7 @@ func measure(x *value, want []float32, selected *rowSet, factor float64) *distan
 	for _, sum := range sums {
 		d.columnRMS = max(d.columnRMS, math.Sqrt(sum/float64(selected.distinct)))
 	}
-	d.sees = ratio(lambda*math.Sqrt(sigmas), math.Sqrt(goldens))
+	d.sees = ratio(bounds.Lambda*math.Sqrt(sigmas), math.Sqrt(goldens))
 	d.ambiguous = float64(ambiguous) / float64(len(selected.compared)*width)
 	return d
 }

@@ -17,21 +17,22 @@ import (
 	"dsmoe/text"
 	"dsmoe/text/page"
 	"dsmoe/verify"
+	"dsmoe/verify/report"
 	"dsmoe/verify/verifytest"
 )
 
 // about is what a caller says of a run.
-var about = verify.About{Name: "model against golden, local", Duration: 1.5, Facts: []page.Fact{{Name: "dsmoe", Value: "(devel)"}}, Files: text.NewSheet("file")}
+var about = report.About{Name: "model against golden, local", Duration: 1.5, Facts: []page.Fact{{Name: "dsmoe", Value: "(devel)"}}, Files: text.NewSheet("file")}
 
 // junit and html are a report's files.
-func junit(t *testing.T, r *verify.Report) string {
+func junit(t *testing.T, r *report.Report) string {
 	t.Helper()
 	var b strings.Builder
 	require.NoError(t, r.WriteJUnit(&b, about))
 	return b.String()
 }
 
-func html(t *testing.T, r *verify.Report) string {
+func html(t *testing.T, r *report.Report) string {
 	t.Helper()
 	var b strings.Builder
 	require.NoError(t, r.WriteHTML(&b, about))
@@ -59,30 +60,30 @@ func requireSchema(t *testing.T, document string) map[string][]map[string]string
 }
 
 // requireFiles: both files of a report are what they claim to be, and say what it says.
-func requireFiles(t *testing.T, r *verify.Report) {
+func requireFiles(t *testing.T, r *report.Report) {
 	t.Helper()
 	found := requireSchema(t, junit(t, r))
-	count := map[verify.Verdict]int{}
+	count := map[report.Verdict]int{}
 	names := map[string]bool{}
 	for _, c := range r.Checks {
 		count[c.Verdict]++
 		names[text.Line(c.Tensor)] = true
 	}
-	failed, erred := count[verify.Fail], 0
+	failed, erred := count[report.Fail], 0
 	switch r.Verdict {
-	case verify.Fail:
+	case report.Fail:
 		failed++
-	case verify.Inconclusive:
+	case report.Inconclusive:
 		erred++
 	}
 	suite := found["testsuite"][0]
-	for key, want := range map[string]int{"tests": len(r.Checks) + 1, "failures": failed, "errors": erred, "skipped": count[verify.Skipped]} {
+	for key, want := range map[string]int{"tests": len(r.Checks) + 1, "failures": failed, "errors": erred, "skipped": count[report.Skipped]} {
 		require.Equal(t, strconv.Itoa(want), suite[key], key)
 	}
 	require.Len(t, found["testcase"], len(r.Checks)+1)
 	require.Len(t, found["failure"], failed)
 	require.Len(t, found["error"], erred)
-	require.Len(t, found["skipped"], count[verify.Skipped])
+	require.Len(t, found["skipped"], count[report.Skipped])
 	require.Len(t, names, len(r.Checks), "a CI takes those of one name for one")
 
 	elements := map[string]int{}
@@ -140,7 +141,7 @@ func TestFilesOfAFailure(t *testing.T) {
 func TestFilesOfOtherVerdicts(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v1-base/golden-bf16")
-	r := run(t, c.Config, c, p, verify.Options{Mode: verify.Chained})
+	r := run(t, c.Config, c, p, verify.Options{Mode: report.Chained})
 	requireFiles(t, r)
 	has(t, junit(t, r), `<error type="inconclusive" message="not a pass: end to end, BF16 rounding grows without a usable limit`)
 	has(t, junit(t, r), `<skipped type="skipped" message="chained mode has no usable limit in BF16">`)
@@ -151,14 +152,14 @@ func TestFilesOfOtherVerdicts(t *testing.T) {
 	r = run(t, override(t, c.Config, "num_hidden_layers", "3"), shallow{c}, p, verify.Options{Undiagnosed: true})
 	has(t, junit(t, r), `message="model.layers.3.input_layernorm.output: the model has no such stage; none of the known mistakes explains it"`)
 
-	r = &verify.Report{Verdict: verify.Inconclusive, Mode: verify.Local, Checks: []verify.Check{{Tensor: "model.norm.output", Verdict: verify.Skipped},
-		{Tensor: "loss.grad", Verdict: verify.Pass}, {Tensor: "model.embed_tokens.output", Verdict: verify.Pass, Margin: new(float64)}}}
+	r = &report.Report{Verdict: report.Inconclusive, Mode: report.Local, Checks: []report.Check{{Tensor: "model.norm.output", Verdict: report.Skipped},
+		{Tensor: "loss.grad", Verdict: report.Pass}, {Tensor: "model.embed_tokens.output", Verdict: report.Pass, Margin: new(float64)}}}
 	has(t, html(t, r), `>not checked</text>`)
 	has(t, html(t, r), `>no bound</text>`)
 	has(t, html(t, r), `>embed_tokens 0%</text>`)
 
 	c, p = open(t, "v1-base/golden-f32")
-	r = run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Mode: verify.Chained})
+	r = run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Mode: report.Chained})
 	requireFiles(t, r)
 	has(t, html(t, r), `residual, RMS of the golden`)
 	hasNot(t, html(t, r), `Beyond 8 σ`)
@@ -167,7 +168,7 @@ func TestFilesOfOtherVerdicts(t *testing.T) {
 	has(t, html(t, r), `<p class="verdict good"><strong>PASS with limits of the user&#39;s (45 of 48 experts, 177 of 186 weights exercised)</strong> 58 of 58 golden tensors`)
 	has(t, junit(t, r), `<property name="verdict" value="PASS with limits of the user&#39;s (45 of 48 experts, 177 of 186 weights exercised)"></property>`)
 
-	r = verify.Unfinished(errors.New("model: no such file\x1b"))
+	r = report.Unfinished(errors.New("model: no such file\x1b"))
 	found := requireSchema(t, junit(t, r))
 	assert.Equal(t, []map[string]string{{"type": "inconclusive", "message": `not a pass: model: no such file\x1b`}}, found["error"])
 	assert.Len(t, found["testcase"], 1)
@@ -180,15 +181,15 @@ func TestFilesTakeAnyName(t *testing.T) {
 	t.Parallel()
 	evil := "</script><script>alert(1)</script>]]>\"'&\x00\x1b[2J\xff\u202e"
 	inf := math.Inf(1)
-	r := &verify.Report{Verdict: verify.Fail, Mode: verify.Local, FirstDivergence: &evil, Reasons: []string{evil + "\n" + evil},
-		Cause: &verify.Cause{ID: evil, Text: evil}, Causes: []verify.Cause{{ID: evil, Text: evil}}, Hints: []verify.Cause{{ID: evil, Text: evil}}}
+	r := &report.Report{Verdict: report.Fail, Mode: report.Local, FirstDivergence: &evil, Reasons: []string{evil + "\n" + evil},
+		Cause: &report.Cause{ID: evil, Text: evil}, Causes: []report.Cause{{ID: evil, Text: evil}}, Hints: []report.Cause{{ID: evil, Text: evil}}}
 	for i := range 3 {
-		r.Checks = append(r.Checks, verify.Check{Tensor: fmt.Sprint(evil, i), Verdict: verify.Fail, Reason: evil, DType: evil, Margin: &inf})
+		r.Checks = append(r.Checks, report.Check{Tensor: fmt.Sprint(evil, i), Verdict: report.Fail, Reason: evil, DType: evil, Margin: &inf})
 	}
 	r.Checks[0].Tensor = evil
-	r.Checks[0].Pattern = &verify.Pattern{RowStep: 1, ColumnStep: 1, Unit: evil, Cells: [][]*float64{{nil, new(float64)}}}
+	r.Checks[0].Pattern = &report.Pattern{RowStep: 1, ColumnStep: 1, Unit: evil, Cells: [][]*float64{{nil, new(float64)}}}
 	r.Golden.Reference.Model, r.Golden.Manifest = evil, evil
-	r.Routing.Layers = []verify.LayerRouting{{Layer: evil, Load: []int{1, 0}}}
+	r.Routing.Layers = []report.LayerRouting{{Layer: evil, Load: []int{1, 0}}}
 	requireFiles(t, r)
 	hasNot(t, html(t, r), "<script>")
 	for _, file := range []string{junit(t, r), html(t, r)} {
@@ -202,7 +203,7 @@ func TestPattern(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v1-base/golden-f32")
 	r := run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Undiagnosed: true})
-	i := slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Pattern != nil })
+	i := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Pattern != nil })
 	require.Equal(t, *r.FirstDivergence, r.Checks[i].Tensor)
 	pattern := r.Checks[i].Pattern
 	require.Len(t, pattern.Cells, 34)

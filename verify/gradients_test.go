@@ -10,13 +10,14 @@ import (
 
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 const trainStages = "v1-base/golden-train-stages" // with the gradients of stages
 
 // gradientsOf are the checks of gradients, by name.
-func gradientsOf(r *verify.Report) map[string]verify.Check {
-	of := map[string]verify.Check{}
+func gradientsOf(r *report.Report) map[string]report.Check {
+	of := map[string]report.Check{}
 	for _, c := range r.Checks {
 		if strings.HasSuffix(c.Tensor, ".grad") {
 			of[c.Tensor] = c
@@ -31,17 +32,17 @@ func TestGradientsOfStagesPass(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, trainStages)
 	r := run(t, c.Config, c, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 	all := gradientsOf(r)
 	require.Len(t, all, 120)
 	for name, check := range all {
 		require.NotNil(t, check.Z, name)
 		require.Less(t, *check.Z, 4.0, name)
 	}
-	r = run(t, c.Config, c, p, verify.Options{Mode: verify.Chained})
-	require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+	r = run(t, c.Config, c, p, verify.Options{Mode: report.Chained})
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 	for name, check := range gradientsOf(r) {
-		require.Equal(t, strings.HasSuffix(name, ".weight.grad"), check.Verdict == verify.Pass, name)
+		require.Equal(t, strings.HasSuffix(name, ".weight.grad"), check.Verdict == report.Pass, name)
 	}
 }
 
@@ -73,7 +74,7 @@ func TestWrongGradientsFail(t *testing.T) {
 }
 
 // changed verifies a pack with other values in one of its tensors.
-func changed(t *testing.T, golden, tensor string, edit func(x []float32)) *verify.Report {
+func changed(t *testing.T, golden, tensor string, edit func(x []float32)) *report.Report {
 	t.Helper()
 	c, p := open(t, golden)
 	x := slices.Clone(must(p.Float32s(tensor)))
@@ -98,8 +99,8 @@ func TestAuxLossAlphaShowsInTheGradientOfTheGate(t *testing.T) {
 		m["config_overrides"] = map[string]any{"aux_loss_alpha": 0.0501}
 	})
 	all := gradientsOf(run(t, c.Config, c, must(pack.Open(dir)), verify.Options{}))
-	require.Equal(t, verify.Fail, all["model.layers.1.mlp.gate.logits.grad"].Verdict)
-	require.Equal(t, verify.Pass, all["model.layers.1.mlp.gate.topk_weight.grad"].Verdict)
+	require.Equal(t, report.Fail, all["model.layers.1.mlp.gate.logits.grad"].Verdict)
+	require.Equal(t, report.Pass, all["model.layers.1.mlp.gate.topk_weight.grad"].Verdict)
 }
 
 // TestAGradientIsMissingInOneLayer though others have it.
@@ -112,7 +113,7 @@ func TestAGradientIsMissingInOneLayer(t *testing.T) {
 		prune(t, dir, m)
 	})
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, verify.Fail, gradientsOf(r)[missing].Verdict)
+	require.Equal(t, report.Fail, gradientsOf(r)[missing].Verdict)
 }
 
 // TestGradientsNeedThoseOfAllLayers to be judged locally: else they are judged end to end, and
@@ -125,7 +126,7 @@ func TestGradientsNeedThoseOfAllLayers(t *testing.T) {
 		prune(t, dir, m)
 	})
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Contains(t, r.Reasons[0], "gradients of stages were not compared")
 }
 
@@ -141,7 +142,7 @@ func TestEightDeviationsOfAGradient(t *testing.T) {
 			at = at*check.Shape[d] + i
 		}
 		got := must(strconv.ParseFloat(check.Got, 64))
-		for z, verdict := range map[float64]verify.Verdict{7.6: verify.Pass, 8.8: verify.Fail} {
+		for z, verdict := range map[float64]report.Verdict{7.6: report.Pass, 8.8: report.Fail} {
 			r := changed(t, trainStages, name, func(x []float32) { x[at] = float32(got + z**check.Sigma) })
 			require.Equal(t, verdict, gradientsOf(r)[name].Verdict, "%s %g", name, z)
 		}
@@ -153,14 +154,14 @@ func TestMeasuredNoiseIsTheLimit(t *testing.T) {
 	t.Parallel()
 	const fixture = "v1-base/golden-train-batch"
 	c, p := open(t, fixture)
-	check := verify.Check{RelRMS: new(float64)}
+	check := report.Check{RelRMS: new(float64)}
 	for _, other := range gradientsOf(run(t, c.Config, c, p, verify.Options{})) {
 		if *other.RelRMS > *check.RelRMS {
 			check = other
 		}
 	}
 	name := check.Tensor
-	for factor, verdict := range map[float64]verify.Verdict{1.01: verify.Pass, 0.99: verify.Fail} {
+	for factor, verdict := range map[float64]report.Verdict{1.01: report.Pass, 0.99: report.Fail} {
 		for _, noise := range []map[string]any{
 			{"rel_rms": *check.RelRMS * factor / 8, "max_abs": 1}, {"rel_rms": 1e-5, "max_abs": *check.MaxAbs * factor / 8},
 		} {
@@ -173,7 +174,7 @@ func TestMeasuredNoiseIsTheLimit(t *testing.T) {
 		m["noise"] = map[string]any{name: map[string]any{"rel_rms": 2e-4, "max_abs": 1}}
 	})
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Contains(t, r.Reasons[0], "prove nothing")
 }
 
@@ -182,14 +183,14 @@ func TestMeasuredNoiseIsTheLimit(t *testing.T) {
 func TestGradientsOfUnmeasuredNoise(t *testing.T) {
 	t.Parallel()
 	const fixture, name = "v1-base/golden-train-batch", "model.layers.3.mlp.gate.weight.grad"
-	for factor, verdict := range map[float32]verify.Verdict{1 + 5e-6: verify.Pass, 1 + 5e-5: verify.Inconclusive, 1 + 9e-4: verify.Inconclusive, 1 + 1.1e-3: verify.Fail} {
+	for factor, verdict := range map[float32]report.Verdict{1 + 5e-6: report.Pass, 1 + 5e-5: report.Inconclusive, 1 + 9e-4: report.Inconclusive, 1 + 1.1e-3: report.Fail} {
 		r := changed(t, fixture, name, func(x []float32) {
 			for i := range x {
 				x[i] *= factor
 			}
 		})
 		require.Equal(t, verdict, r.Verdict, factor)
-		if verdict == verify.Inconclusive {
+		if verdict == report.Inconclusive {
 			require.Contains(t, r.Reasons[0], "golden.py --train")
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // Ways in which verifiers were seen to pass what they should not; MISTAKES.md lists all.
@@ -28,7 +29,7 @@ func TestEveryTokenCounts(t *testing.T) {
 			dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { rewrite(t, dir, m, stage, off) })
 			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{Undiagnosed: true})
 			if at/256 >= 17 && at/256 < 22 {
-				require.Equal(t, verify.Pass, r.Verdict, at)
+				require.Equal(t, report.Pass, r.Verdict, at)
 				continue
 			}
 			require.Equal(t, stage, *r.FirstDivergence, at)
@@ -46,7 +47,7 @@ func TestEachMeasureFailsAlone(t *testing.T) {
 	values := must(p.Float32s(stage))
 	right := run(t, c.Config, c, p, verify.Options{})
 	sigma := *right.Checks[len(right.Checks)-1].Sigma
-	with := func(edit func(x []float32)) verify.Check {
+	with := func(edit func(x []float32)) report.Check {
 		off := slices.Clone(values)
 		edit(off)
 		dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { rewrite(t, dir, m, stage, off) })
@@ -78,7 +79,7 @@ func TestPrunedOutputs(t *testing.T) {
 	})
 	c, _ := open(t, "v1-base/golden-f32")
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Contains(t, strings.Join(r.Reasons, "\n"), "the pack has none of these stages, and its manifest does not name them as absent: mlp.output, output, self_attn.output")
 }
 
@@ -106,7 +107,7 @@ func TestGoldensAreWhatStagesGoOnWith(t *testing.T) {
 	dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { rewrite(t, dir, m, norm, values) })
 	var failing []string
 	for _, check := range run(t, c.Config, c, must(pack.Open(dir)), verify.Options{}).Checks {
-		if check.Verdict == verify.Fail {
+		if check.Verdict == report.Fail {
 			failing = append(failing, strings.TrimPrefix(check.Tensor, "model.layers.2."))
 		}
 	}
@@ -127,7 +128,7 @@ func TestGapOfAChoice(t *testing.T) {
 	dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { rewrite(t, dir, m, idx, chosen) })
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 	require.Equal(t, idx, *r.FirstDivergence)
-	check := r.Checks[slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Tensor == idx })]
+	check := r.Checks[slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == idx })]
 	require.Equal(t, other, check.Gap.Golden)
 	require.Equal(t, must(p.Ints(idx))[0], check.Gap.Ours)
 	require.Greater(t, check.Gap.Score, 0.0)

@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // TestPackOfAnotherModel is refused before anything is computed.
@@ -77,7 +78,7 @@ func TestPackOfAnotherConfig(t *testing.T) {
 	has(t, junit(t, r), `<failure type="fail" message="the pack was recorded from another checkpoint or config: rms_norm_eps differs (pack 0.000001, here 0.00001), rope_scaling`)
 
 	r = run(t, c.Config, c, recorded("torch_dtype", "float16"), verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	require.Empty(t, r.Config.Origin)
 	require.Equal(t, []pack.Difference{{Key: "torch_dtype", Checkpoint: `"bfloat16"`, Pack: `"float16"`}}, r.Config.Differ)
 	has(t, printed(t, r), `config     torch_dtype "bfloat16", the pack was recorded with "float16"`)

@@ -8,31 +8,16 @@ import (
 
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
-
-// Limits are what the measures of a check may be at most. Zero is no limit.
-type Limits struct {
-	Z       float64 `json:"z,omitzero"`        // of Check.Z: 8
-	RMSZ    float64 `json:"rms_z,omitzero"`    // of Check.RMSZ: 1
-	RowZ    float64 `json:"row_z,omitzero"`    // of Check.RowZ: 3
-	ColumnZ float64 `json:"column_z,omitzero"` // of Check.ColumnZ: 1 + 4/√distinct rows
-	NeuronZ float64 `json:"neuron_z,omitzero"` // of Check.NeuronZ: 6
-	RelRMS  float64 `json:"rel_rms,omitzero"`  // of Metrics.RelRMS
-	RowRMS  float64 `json:"row_rms,omitzero"`  // of Metrics.RowRMS
-	MaxRMS  float64 `json:"max_rms,omitzero"`  // of Metrics.MaxRMS
-	// Factor is the user's: on standard deviations, or on limits of Metrics. 0 if the
-	// limits are the tool's own.
-	Factor float64 `json:"factor,omitzero"`
-	From   string  `json:"from"` // why these
-}
 
 // The limits of what is held against the error analysis. Measured on right references: at
 // most 5.3, 0.75, 1.6, and 0.7 of the column's; 4.7 for a neuron.
 const (
 	tensorRMS = 1 // float32 goldens only, as the two below; of leastRows and more
 	rowRMS    = 3 // rows of leastRow elements and more
-	neuronZ   = 6
 
 	leastRow  = 16 // elements
 	leastRows = 8  // distinct rows over which an RMS is judged, of the tensor or of a column
@@ -63,7 +48,7 @@ func matches(stage, name string) bool { return stage == name || strings.HasSuffi
 
 // own returns l with the user's factor for the stage on limits of Metrics, and says whose
 // limits they are.
-func (t *tracer) own(l Limits, stage string) Limits {
+func (t *tracer) own(l report.Limits, stage string) report.Limits {
 	factor, key := t.factor(stage)
 	if key == "" {
 		return l
@@ -75,9 +60,9 @@ func (t *tracer) own(l Limits, stage string) Limits {
 
 // metricLimits returns the limits of a stage that is held to Metrics: of losses and
 // gradients, and of chained mode.
-func (t *tracer) metricLimits(name string) Limits {
+func (t *tracer) metricLimits(name string) report.Limits {
 	if pack.IsLossOrGradient(name) {
-		return t.own(Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
+		return t.own(report.Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
 			From: "loss, auxiliary losses and gradients"}, name)
 	}
 	layer, _ := pack.CutLayer(name)
@@ -89,8 +74,8 @@ const fewBits = 0x1p-24
 
 // noiseLimits returns the limits of a gradient whose noise was measured (golden.py --repeat): the
 // difference of two runs of the reference that sum in other orders. size is the golden's RMS.
-func (t *tracer) noiseLimits(name string, n pack.Noise, size float64) Limits {
-	return t.own(Limits{RelRMS: lambda * max(n.RelRMS, fewBits), MaxRMS: lambda * max(ratio(n.MaxAbs, size), fewBits),
+func (t *tracer) noiseLimits(name string, n pack.Noise, size float64) report.Limits {
+	return t.own(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits), MaxRMS: bounds.Lambda * max(ratio(n.MaxAbs, size), fewBits),
 		From: "gradients, end to end: 8 times what another order of sums changes in the reference"}, name)
 }
 
@@ -100,18 +85,18 @@ func (t *tracer) noiseLimits(name string, n pack.Noise, size float64) Limits {
 const undecidedUpTo = 100
 
 // judgeGradient sets the verdict of a gradient that is compared end to end.
-func (t *tracer) judgeGradient(c *Check, m Metrics, want []float32) {
+func (t *tracer) judgeGradient(c *report.Check, m Metrics, want []float32) {
 	n, measured := t.pack.Manifest.Noise[c.Tensor]
 	if !measured {
 		l := t.metricLimits(c.Tensor)
-		if c.judge(m, l, ""); c.Verdict == Fail && m.Finite && l.margin(m) <= undecidedUpTo {
-			c.Verdict, c.Reason = Skipped, undecided
+		if judge(c, m, l, ""); c.Verdict == report.Fail && m.Finite && margin(l, m) <= undecidedUpTo {
+			c.Verdict, c.Reason = report.Skipped, undecided
 		}
 		return
 	}
-	c.judge(m, t.noiseLimits(c.Tensor, n, rms(want)), "")
-	if c.Verdict == Pass && n.RelRMS > blindness(tensor.F32)/lambda {
-		c.Verdict, c.Reason = Skipped, noisy
+	judge(c, m, t.noiseLimits(c.Tensor, n, rms(want)), "")
+	if c.Verdict == report.Pass && n.RelRMS > blindness(tensor.F32)/bounds.Lambda {
+		c.Verdict, c.Reason = report.Skipped, noisy
 	}
 }
 
@@ -137,17 +122,17 @@ func (t *tracer) depth(l int) int {
 
 // chainedLimits let the reference's noise grow as it was measured to, with the root
 // of the number of layers, ten times above it; logits (below 0) get the ceiling.
-func chainedLimits(layer int) Limits {
+func chainedLimits(layer int) report.Limits {
 	rel := chainedCeiling
 	if layer >= 0 {
 		rel = min(4e-6*math.Sqrt(float64(layer+1)), chainedCeiling)
 	}
-	return Limits{RelRMS: rel, RowRMS: 4 * rel, MaxRMS: 10 * rel, From: "float32 pack, end to end: 4e-6·√layers, at most 2e-5"}
+	return report.Limits{RelRMS: rel, RowRMS: 4 * rel, MaxRMS: 10 * rel, From: "float32 pack, end to end: 4e-6·√layers, at most 2e-5"}
 }
 
 // margin returns how close m comes to l: the largest of metric/limit. Up to 1 is
 // within.
-func (l Limits) margin(m Metrics) float64 {
+func margin(l report.Limits, m Metrics) float64 {
 	margin := max(m.RelRMS/l.RelRMS, m.MaxRMS/l.MaxRMS)
 	if l.RowRMS > 0 {
 		margin = max(margin, m.RowRMS/l.RowRMS)

@@ -10,6 +10,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // tracerOf returns a tracer for a pack of dtype d with options o, of a model of one layer.
@@ -27,16 +28,16 @@ func TestMetricLimits(t *testing.T) {
 		want    [3]float64
 		factor  float64
 	}{
-		"chained, layer 0":  {Options{Mode: Chained}, "model.layers.0.output", [3]float64{4e-6, 16e-6, 4e-5}, 0},
-		"chained, layer 3":  {Options{Mode: Chained}, "model.layers.3.output", [3]float64{8e-6, 32e-6, 8e-5}, 0},
-		"chained, layer 30": {Options{Mode: Chained}, "model.layers.30.output", [3]float64{2e-5, 8e-5, 2e-4}, 0},
-		"chained, head":     {Options{Mode: Chained}, "lm_head.output", [3]float64{2e-5, 8e-5, 2e-4}, 0},
-		"loss":              {Options{Mode: Local}, "loss", [3]float64{1e-5, 1e-4, 2e-4}, 0},
-		"auxiliary loss":    {Options{Mode: Chained}, "model.layers.1.mlp.gate.aux_loss", [3]float64{1e-5, 1e-4, 2e-4}, 0},
-		"gradient":          {Options{Mode: Local}, "lm_head.weight.grad", [3]float64{1e-5, 1e-4, 2e-4}, 0},
+		"chained, layer 0":  {Options{Mode: report.Chained}, "model.layers.0.output", [3]float64{4e-6, 16e-6, 4e-5}, 0},
+		"chained, layer 3":  {Options{Mode: report.Chained}, "model.layers.3.output", [3]float64{8e-6, 32e-6, 8e-5}, 0},
+		"chained, layer 30": {Options{Mode: report.Chained}, "model.layers.30.output", [3]float64{2e-5, 8e-5, 2e-4}, 0},
+		"chained, head":     {Options{Mode: report.Chained}, "lm_head.output", [3]float64{2e-5, 8e-5, 2e-4}, 0},
+		"loss":              {Options{Mode: report.Local}, "loss", [3]float64{1e-5, 1e-4, 2e-4}, 0},
+		"auxiliary loss":    {Options{Mode: report.Chained}, "model.layers.1.mlp.gate.aux_loss", [3]float64{1e-5, 1e-4, 2e-4}, 0},
+		"gradient":          {Options{Mode: report.Local}, "lm_head.weight.grad", [3]float64{1e-5, 1e-4, 2e-4}, 0},
 		"set by the suffix": {Options{Limits: map[string]float64{"grad": 2}}, "lm_head.weight.grad", [3]float64{2e-5, 2e-4, 4e-4}, 2},
-		"set by the name":   {Options{Mode: Chained, Limits: map[string]float64{"output": 3, "model.layers.0.output": 0.5}}, "model.layers.0.output", [3]float64{2e-6, 8e-6, 2e-5}, 0.5},
-		"set for others":    {Options{Mode: Chained, Limits: map[string]float64{"ayers.0.output": 2}}, "model.layers.0.output", [3]float64{4e-6, 16e-6, 4e-5}, 0},
+		"set by the name":   {Options{Mode: report.Chained, Limits: map[string]float64{"output": 3, "model.layers.0.output": 0.5}}, "model.layers.0.output", [3]float64{2e-6, 8e-6, 2e-5}, 0.5},
+		"set for others":    {Options{Mode: report.Chained, Limits: map[string]float64{"ayers.0.output": 2}}, "model.layers.0.output", [3]float64{4e-6, 16e-6, 4e-5}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := tracerOf(tensor.F32, test.options).metricLimits(test.stage)
@@ -58,7 +59,7 @@ func TestMatches(t *testing.T) {
 
 // TestMargin is the largest share of a limit that is used up.
 func TestMargin(t *testing.T) {
-	l := Limits{RelRMS: 1e-3, RowRMS: 1e-2, MaxRMS: 0.1}
+	l := report.Limits{RelRMS: 1e-3, RowRMS: 1e-2, MaxRMS: 0.1}
 	for name, test := range map[string]struct {
 		m    Metrics
 		want float64
@@ -69,7 +70,7 @@ func TestMargin(t *testing.T) {
 		"one difference":         {Metrics{MaxRMS: 0.3}, 3},
 		"an infinite difference": {Metrics{RelRMS: math.Inf(1)}, math.Inf(1)},
 	} {
-		if got := l.margin(test.m); got != test.want {
+		if got := margin(l, test.m); got != test.want {
 			require.InDelta(t, test.want, got, 1e-8, name)
 		}
 	}
@@ -83,8 +84,8 @@ func TestWhatChainedModeJudges(t *testing.T) {
 		"model.layers.1.mlp.gate.aux_loss": true, "loss": true, "lm_head.weight.grad": true,
 		"model.layers.0.mlp.output": false, "model.layers.0.self_attn.q_proj.output": false, "model.layers.1.mlp.gate.logits": false,
 	} {
-		require.Empty(t, tracerOf(tensor.F32, Options{Mode: Local}).unjudged(stage), stage)
-		require.Equal(t, judged, tracerOf(tensor.F32, Options{Mode: Chained}).unjudged(stage) == "", stage)
-		require.Equal(t, "chained mode has no usable limit in BF16", tracerOf(tensor.BF16, Options{Mode: Chained}).unjudged(stage))
+		require.Empty(t, tracerOf(tensor.F32, Options{Mode: report.Local}).unjudged(stage), stage)
+		require.Equal(t, judged, tracerOf(tensor.F32, Options{Mode: report.Chained}).unjudged(stage) == "", stage)
+		require.Equal(t, "chained mode has no usable limit in BF16", tracerOf(tensor.BF16, Options{Mode: report.Chained}).unjudged(stage))
 	}
 }

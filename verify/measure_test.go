@@ -15,10 +15,12 @@ import (
 
 	"dsmoe/text"
 	"dsmoe/verify"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/report"
 )
 
 // document is a report's JSON.
-func document(t *testing.T, r *verify.Report) (d map[string]any) {
+func document(t *testing.T, r *report.Report) (d map[string]any) {
 	t.Helper()
 	var b strings.Builder
 	require.NoError(t, text.WriteJSON(&b, r))
@@ -33,7 +35,7 @@ func TestBiasPinsAreNumbers(t *testing.T) {
 	for key, value := range map[string]string{"topk_group": "1", "n_group": "8"} {
 		c, p := open(t, "v3/golden-f32")
 		r := run(t, override(t, c.Config, key, value), c, p, verify.Options{Undiagnosed: true})
-		require.Equal(t, verify.Fail, r.Verdict)
+		require.Equal(t, report.Fail, r.Verdict)
 		require.NotEmpty(t, r.Routing.Biases)
 		_, err := json.Marshal(r)
 		require.NoError(t, err, "encoding/json refuses NaN")
@@ -74,12 +76,12 @@ func TestNoNumberIsNotFinite(t *testing.T) {
 	t.Parallel()
 	unprintable := regexp.MustCompile(`NaN|[+-]Inf|Inf\b`)
 	c, p := open(t, "v3/golden-f32")
-	for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+	for _, mode := range []report.Mode{report.Local, report.Chained} {
 		r := run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Undiagnosed: true, Mode: mode})
 		require.False(t, unprintable.MatchString(printed(t, r)+junit(t, r)+html(t, r)))
-		r.Rounding = &verify.Rounding{Layers: []verify.RankedError{{}}, Experts: []verify.RankedError{{}}, Stages: []string{"norm"}}
+		r.Rounding = &report.Rounding{Layers: []report.RankedError{{}}, Experts: []report.RankedError{{}}, Stages: []string{"norm"}}
 		for i := range r.Checks {
-			r.Checks[i].Neuron, r.Checks[i].Gap = &verify.Neuron{}, &verify.Gap{}
+			r.Checks[i].Neuron, r.Checks[i].Gap = &bounds.Neuron{}, &report.Gap{}
 		}
 		for _, not := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 			setFloats(reflect.ValueOf(r), not)
@@ -100,7 +102,7 @@ func TestFailureNamesItsMeasure(t *testing.T) {
 	const stage = "model.layers.0.mlp.output"
 	r := run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{stage: 0.5}})
 	require.Equal(t, stage, *r.FirstDivergence)
-	i := slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Verdict == verify.Fail })
+	i := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Verdict == report.Fail })
 	failed := r.Checks[i]
 	require.Len(t, failed.Failed, 1)
 	require.Equal(t, "neuron_z", failed.Failed[0].Name)
@@ -124,14 +126,14 @@ func TestFailureNamesItsMeasure(t *testing.T) {
 func TestEveryFailureSaysWhy(t *testing.T) {
 	t.Parallel()
 	for _, golden := range []string{"v1-base/golden-f32", "v3/golden-bf16"} {
-		for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+		for _, mode := range []report.Mode{report.Local, report.Chained} {
 			c, p := open(t, golden)
-			for _, r := range []*verify.Report{
+			for _, r := range []*report.Report{
 				run(t, override(t, c.Config, "rms_norm_eps", "1e-5"), c, p, verify.Options{Undiagnosed: true, Mode: mode}),
 				run(t, override(t, c.Config, "num_experts_per_tok", "2"), c, p, verify.Options{Undiagnosed: true, Mode: mode}),
 			} {
 				for _, c := range r.Checks {
-					require.Equal(t, c.Verdict == verify.Fail, len(c.Failed) > 0 || c.Verdict == verify.Fail && c.Reason != "", c.Tensor)
+					require.Equal(t, c.Verdict == report.Fail, len(c.Failed) > 0 || c.Verdict == report.Fail && c.Reason != "", c.Tensor)
 					for _, m := range c.Failed {
 						require.True(t, m.Value == nil || *m.Value > m.Limit, c.Tensor)
 					}

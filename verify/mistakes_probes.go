@@ -5,6 +5,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // Mistakes in the weights of experts that no token chose. The stage of a probe names the expert;
@@ -27,7 +28,7 @@ func (f *failure) probeMistakes() []mistake {
 func (f *failure) wrongProbes() (experts []int) {
 	for _, c := range f.tracer.checks {
 		_, name := pack.CutLayer(c.Tensor)
-		if kind, e := pack.CutExpert(name); kind == pack.ProbeOutput && c.layer == f.layer && c.Verdict == Fail {
+		if kind, e := pack.CutExpert(name); kind == pack.ProbeOutput && c.Layer() == f.layer && c.Verdict == report.Fail {
 			experts = append(experts, e)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
 
@@ -121,7 +122,7 @@ func (s *shortProducts) point(y, v float64) (float64, float64) {
 	if !s.cut {
 		return s.operands.point(y, v)
 	}
-	r, off := s.cutOff(y), lambda*unit*math.Sqrt(v)
+	r, off := s.cutOff(y), bounds.Lambda*unit*math.Sqrt(v)
 	if s.cutOff(y-off) == r && s.cutOff(y+off) == r {
 		return r, 0
 	}

@@ -13,6 +13,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // shortened is Plain with products whose operands lose so many of their last bits, to nearest or cut
@@ -83,7 +84,7 @@ func TestShortProductsAreNamed(t *testing.T) {
 			})
 			r, err := Run(context.Background(), src.Config, src, golden, Options{})
 			require.NoError(t, err)
-			require.Equal(t, Fail, r.Verdict)
+			require.Equal(t, report.Fail, r.Verdict)
 			require.NotNil(t, r.Cause, *r.FirstDivergence)
 			require.Equal(t, []string{c.cause}, ids(r.Causes), *r.FirstDivergence)
 			for _, wrong := range []*pack.Pack{golden, recorded(t, src.Config, src, in, tensor.F32)} {
@@ -99,7 +100,7 @@ func TestShortProductsAreNamed(t *testing.T) {
 				wrong.Keep(name, x)
 				r, err := Run(context.Background(), src.Config, src, wrong, Options{})
 				require.NoError(t, err)
-				require.Equal(t, Fail, r.Verdict)
+				require.Equal(t, report.Fail, r.Verdict)
 				require.Empty(t, ids(r.Causes))
 			}
 		})
@@ -107,7 +108,7 @@ func TestShortProductsAreNamed(t *testing.T) {
 }
 
 // ids are the causes' names.
-func ids(causes []Cause) (ids []string) {
+func ids(causes []report.Cause) (ids []string) {
 	for _, c := range causes {
 		ids = append(ids, c.ID)
 	}

@@ -18,6 +18,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 const moe1 = "model.layers.1.mlp."
@@ -115,7 +116,7 @@ func TestMistakesAreFoundAndNamed(t *testing.T) {
 			c, p := open(t, m.pack)
 			cfg, src := m.alter(t, c.Config, c)
 			r := run(t, cfg, src, p, verify.Options{})
-			require.Equal(t, verify.Fail, r.Verdict)
+			require.Equal(t, report.Fail, r.Verdict)
 			require.Equal(t, m.stage, *r.FirstDivergence)
 			if m.cause == "" {
 				require.Nil(t, r.Cause)
@@ -155,15 +156,15 @@ func TestMistakesOfTheAuxiliaryLoss(t *testing.T) {
 			})
 			c, _ := open(t, test.pack)
 			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-			require.Equal(t, verify.Fail, r.Verdict)
+			require.Equal(t, report.Fail, r.Verdict)
 			require.Equal(t, "model.layers.1.mlp.gate.aux_loss", *r.FirstDivergence)
 			require.Equal(t, test.cause, r.Cause.ID, r.Cause.Text)
 			for _, check := range r.Checks {
 				switch check.Tensor {
 				case "model.layers.3.mlp.gate.weight.grad", "model.layers.3.mlp.gate.aux_loss":
-					require.Equal(t, verify.Fail, check.Verdict, check.Tensor)
+					require.Equal(t, report.Fail, check.Verdict, check.Tensor)
 				case "loss", "model.layers.3.mlp.experts.0.up_proj.weight.grad":
-					require.Equal(t, verify.Pass, check.Verdict, check.Tensor)
+					require.Equal(t, report.Pass, check.Verdict, check.Tensor)
 				}
 			}
 		})
@@ -199,9 +200,9 @@ func TestMistakesOfLatentModels(t *testing.T) {
 	}
 }
 
-func requireFails(t *testing.T, r *verify.Report, stage, cause string) {
+func requireFails(t *testing.T, r *report.Report, stage, cause string) {
 	t.Helper()
-	require.Equal(t, verify.Fail, r.Verdict)
+	require.Equal(t, report.Fail, r.Verdict)
 	require.Equal(t, stage, *r.FirstDivergence)
 	if cause == "" {
 		require.Nil(t, r.Cause)
@@ -300,7 +301,7 @@ func TestRotaryDType(t *testing.T) {
 	r = run(t, c.Config, c, saysOtherwise, verify.Options{})
 	require.Equal(t, "model.layers.0.self_attn.o_proj.input", *r.FirstDivergence)
 	require.Equal(t, "rotary-dtype", r.Cause.ID)
-	require.Equal(t, verify.Pass, run(t, c.Config, c, saysOtherwise, verify.Options{RotaryDType: tensor.BF16}).Verdict)
+	require.Equal(t, report.Pass, run(t, c.Config, c, saysOtherwise, verify.Options{RotaryDType: tensor.BF16}).Verdict)
 }
 
 // TestMistakesInPacks alters what the pack says that the reference ran with.

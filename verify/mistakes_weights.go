@@ -12,6 +12,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // Mistakes in the weights: exchanged, transposed or reordered by a conversion.
@@ -185,7 +186,7 @@ func (f *failure) suspectPairs() (pairs [][2]int) {
 func (f *failure) wrongGates() (experts []int) {
 	for _, c := range f.tracer.checks {
 		_, name := pack.CutLayer(c.Tensor)
-		if kind, e := pack.CutExpert(name); kind == expertGate && c.layer == f.layer && c.Verdict == Fail {
+		if kind, e := pack.CutExpert(name); kind == expertGate && c.Layer() == f.layer && c.Verdict == report.Fail {
 			experts = append(experts, e)
 		}
 	}

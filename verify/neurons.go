@@ -7,24 +7,8 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 )
-
-// Neuron is the neuron of an MLP on which most of a residual lies.
-type Neuron struct {
-	Expert int     `json:"expert"` // number of the routed expert, -1 for other MLPs
-	Index  int     `json:"index"`  // row of gate_proj and up_proj, column of down_proj
-	Token  int     `json:"token"`  // row of the stage
-	Z      float64 `json:"z"`      // in standard deviations
-	// Share is how much of the token's residual, of what exceeds rounding, lies on the neuron;
-	// 0 if another neuron of the MLP would explain half of that.
-	Share float64 `json:"share"`
-	// explained is N²/E, the sum of squares of the token's residual, in standard deviations, that
-	// lies on the neuron; 0 if it is not known.
-	explained float64
-}
-
-// certain is the share of a residual from which on it is the neuron's.
-const certain = 0.9
 
 // screenZ is the z of the screen up to which a neuron is not suspected.
 const screenZ = 4
@@ -60,7 +44,7 @@ type filter struct {
 	suspects [][]suspect // of each token
 	crowded  []bool      // tokens that had more than mostSuspects
 
-	named *Neuron
+	named *bounds.Neuron
 	z     float64
 }
 
@@ -72,16 +56,16 @@ type term struct {
 
 // suspect is a neuron whose exact z is to be computed. Its Z is an estimate.
 type suspect struct {
-	Neuron
+	bounds.Neuron
 	term
 }
 
 // neurons returns the largest z of a neuron, and the neuron on which most of a token's residual
 // lies, of largest N_i²/E_i, of the token that says so most clearly. Once a neuron is beyond
 // the limit, neurons that are less suspicious are not examined any more.
-func (a *analysis) neurons(x *value, want []float32, rows *rowSet, factor float64) (named *Neuron, z float64) {
+func (a *analysis) neurons(x *value, want []float32, rows *rowSet, factor float64) (named *bounds.Neuron, z float64) {
 	f := &filter{
-		analysis: a, x: x, want: want, selected: rows, factor: factor, named: &Neuron{Expert: -1},
+		analysis: a, x: x, want: want, selected: rows, factor: factor, named: &bounds.Neuron{Expert: -1},
 		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows()),
 	}
 	for i := range x.products {
@@ -129,20 +113,11 @@ func (t term) deviations() []float32 {
 }
 
 // examined takes note of a neuron's z.
-func (f *filter) examined(n Neuron) {
+func (f *filter) examined(n bounds.Neuron) {
 	f.z = max(f.z, n.Z)
-	if n.clearer(f.named) {
+	if n.Clearer(f.named) {
 		f.named = &n
 	}
-}
-
-// clearer says whether n is a better answer than m: beyond the limit, sure of it, and explaining
-// more.
-func (n *Neuron) clearer(m *Neuron) bool {
-	if over := n.Z > neuronZ; over != (m.Z > neuronZ) {
-		return over
-	}
-	return cmp.Or(cmp.Compare(n.Share, m.Share), cmp.Compare(n.explained, m.explained), cmp.Compare(n.Z, m.Z)) > 0
 }
 
 // suspected adds a suspect, and keeps the mostSuspects first ones of a token.
@@ -164,7 +139,7 @@ func (s *suspect) key() suspectKey { return suspectKey{s.Token, s.Expert, s.Inde
 // compare orders suspects: neurons that a residual certainly lies on, by falling z.
 func (s suspect) compare(r suspect) int {
 	sure := func(n suspect) int {
-		if n.Share >= certain {
+		if n.Share >= bounds.Certain {
 			return 0
 		}
 		return 1
@@ -210,7 +185,7 @@ func (f *filter) screened(t term, sums, energies []float32, least, excess float6
 	}
 	token := t.tokens[t.row]
 	for k := range sums {
-		n := Neuron{Expert: t.expert, Index: k, Token: token, explained: sq(explained(k))}
+		n := bounds.Neuron{Expert: t.expert, Index: k, Token: token, Explained: sq(explained(k))}
 		n.Z = explained(k) / math.Sqrt(1+sq(unit*float64(deviations[k])*weight)*float64(energies[k])/least) / f.factor
 		if k == clearest && 2*sq(second) < sq(most) {
 			n.Share = min(1, ratio(sq(most), excess))
@@ -255,7 +230,7 @@ func (f *filter) examine() {
 	all := f.sorted()
 	n := min(mostSuspects, len(all))
 	f.inScope(func() { f.exactly(all[:n]) })
-	if f.z > neuronZ || len(all) == 0 {
+	if f.z > bounds.NeuronLimit || len(all) == 0 {
 		return
 	}
 	for _, s := range all[:n] {
@@ -264,7 +239,7 @@ func (f *filter) examine() {
 	}
 	f.simulate()
 	for batch := range slices.Chunk(f.sorted(), mostSuspects) {
-		if f.z > neuronZ {
+		if f.z > bounds.NeuronLimit {
 			return
 		}
 		f.inScope(func() { f.exactly(batch) })

@@ -6,6 +6,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 )
 
 // draws is how many residuals of a token are simulated: a variance that they estimate has a
@@ -47,7 +48,7 @@ func (f *filter) simulated(tokens []int) {
 	for i, t := range tokens {
 		noises[i].drawOutputs(residuals, i, newSigns(t, -2))
 	}
-	before := map[suspectKey]Neuron{}
+	before := map[suspectKey]bounds.Neuron{}
 	for _, t := range tokens {
 		for _, s := range f.suspects[t] {
 			before[s.key()] = s.Neuron
@@ -108,15 +109,15 @@ func (n *noise) drawOutputs(residuals *model.Activation, i int, next func() uint
 
 // resuspected estimates the z of neurons from … of the projections of draws, and of the real
 // residual, which are rows of a tile.
-func (f *filter) resuspected(t term, from int, projections *model.Activation, row int, before map[suspectKey]Neuron) {
+func (f *filter) resuspected(t term, from int, projections *model.Activation, row int, before map[suspectKey]bounds.Neuron) {
 	for k, projection := range projections.Row(row + draws) {
 		sum := 0.0
 		for d := range draws {
 			sum += sq(float64(projections.Row(row + d)[k]))
 		}
-		s := suspect{Neuron{Expert: t.expert, Index: from + k, Token: t.tokens[t.row]}, t}
+		s := suspect{bounds.Neuron{Expert: t.expert, Index: from + k, Token: t.tokens[t.row]}, t}
 		s.Z = ratio(math.Abs(float64(projection)), math.Sqrt(sum/draws)) / f.factor
-		s.Share, s.explained = before[s.key()].Share, before[s.key()].explained
+		s.Share, s.Explained = before[s.key()].Share, before[s.key()].Explained
 		if s.Z > screenZ {
 			f.suspected(s)
 		} else if s.Share > 0 || s.Z > f.z {

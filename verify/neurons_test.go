@@ -13,6 +13,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 )
 
 // orthogonal returns n orthonormal rows of k numbers, n ≤ k.
@@ -155,7 +156,7 @@ func (m *moe) analysed(rounded bool) (*analysis, *value) {
 
 // filterOf returns a filter of x's neurons that has examined nothing.
 func filterOf(a *analysis, x *value, want []float32) *filter {
-	f := &filter{analysis: a, x: x, want: want, selected: allRows(want, x), factor: 1, named: &Neuron{Expert: -1},
+	f := &filter{analysis: a, x: x, want: want, selected: allRows(want, x), factor: 1, named: &bounds.Neuron{Expert: -1},
 		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows())}
 	for i := range x.products {
 		f.add(&x.products[i])
@@ -265,7 +266,7 @@ func TestNeuronsJustBeyondTheLimit(t *testing.T) {
 			defer a.Close()
 			right := slices.Clone(x.Values)
 			f := filterOf(a, x, right)
-			wrong := suspect{Neuron{Index: 41, Token: 7}, f.terms[7][1]}
+			wrong := suspect{bounds.Neuron{Index: 41, Token: 7}, f.terms[7][1]}
 			wrong.Expert = wrong.product.expert
 			column := a.errors.Column(&wrong.down.Weight, wrong.Index)
 			golden := func(size float64) []float32 {
@@ -281,8 +282,8 @@ func TestNeuronsJustBeyondTheLimit(t *testing.T) {
 				named, largest := a.neurons(x, golden(z/perSize), allRows(x.Values, x), 1)
 				require.InDelta(t, z, largest, 0.04)
 				require.Equal(t, [3]int{wrong.Expert, 41, 7}, [3]int{named.Expert, named.Index, named.Token})
-				require.Equal(t, z > 6, largest > neuronZ)
-				require.GreaterOrEqual(t, named.Share, certain)
+				require.Equal(t, z > 6, largest > bounds.NeuronLimit)
+				require.GreaterOrEqual(t, named.Share, bounds.Certain)
 			}
 		}
 	}
@@ -298,7 +299,7 @@ func TestWrongNeuronsAmongErrors(t *testing.T) {
 			defer a.Close()
 			want := m.reference()
 			f := filterOf(a, x, slices.Clone(x.Values))
-			wrong := suspect{Neuron{Index: 5, Token: 20}, f.terms[20][2]}
+			wrong := suspect{bounds.Neuron{Index: 5, Token: 20}, f.terms[20][2]}
 			column := a.errors.Column(&wrong.down.Weight, wrong.Index)
 			for o, d := range column {
 				f.want[20*moeHidden+o] += 0.01 * d

@@ -16,57 +16,64 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // report turns what was traced into the verdict: fail if a check failed, pass if
 // nothing was left unchecked, inconclusive otherwise.
-func (t *tracer) report(in *model.Input) *Report {
-	m := &t.pack.Manifest
-	r := &Report{
+func (t *tracer) report(in *model.Input) *report.Report {
+	r := &report.Report{
 		Mode:       t.o.Mode,
 		Accumulate: "float64",
 		Routing:    t.routing,
-		Golden:     Golden{m.Reference, m.Mode, m.ConfigOverrides, m.ComputeDType, m.Partial, m.Absent, in.Batch, in.Seq, m.Checkpoint, t.pack.Hash},
+		Golden:     goldenOf(t.pack, in),
 		Stopped:    t.stopped,
 		Rules:      rulesOf(t.m.Config),
 		Config:     t.settings,
 		Free:       slices.Sorted(maps.Keys(t.free)),
 		UserLimits: len(t.o.Limits) > 0,
 		Checks:     t.inOrder(),
-		Causes:     []Cause{},
-		Hints:      []Cause{},
+		Causes:     []report.Cause{},
+		Hints:      []report.Cause{},
 	}
 	if r.Free == nil {
 		r.Free = []string{}
 	}
 	if r.Routing.Biases == nil {
-		r.Routing.Biases = []BiasPins{}
+		r.Routing.Biases = []report.BiasPins{}
 	}
 	if r.Routing.Layers == nil {
-		r.Routing.Layers = []LayerRouting{}
+		r.Routing.Layers = []report.LayerRouting{}
 	}
 	if t.o.Accumulate == model.Float32 {
 		r.Accumulate = "float32"
 	}
-	r.Limits = limitsOf(r.Checks)
+	r.Limits = report.LimitsOf(r.Checks)
 	r.Coverage = t.coverage(r.Checks, in)
 	r.Scope = t.said(r.Checks)
 	r.Reasons = append(t.gaps(r, in), t.notFinite...)
-	r.Verdict = Pass
+	r.Verdict = report.Pass
 	if len(r.Reasons) > 0 {
-		r.Verdict = Inconclusive
+		r.Verdict = report.Inconclusive
 	}
 	for _, c := range r.Checks {
-		if c.Verdict == Fail {
-			r.Verdict, r.FirstDivergence = Fail, &c.Tensor
+		if c.Verdict == report.Fail {
+			r.Verdict, r.FirstDivergence = report.Fail, &c.Tensor
 			break
 		}
 	}
 	return r
 }
 
-func rulesOf(c *config.Config) Rules {
-	r := Rules{Reference: c.Reference, MoELayerFreq: c.MoELayerFreq, IgnoresMoELayerFreq: c.Rules().IgnoresMoELayerFreq}
+// goldenOf is what the report says of a pack and its input.
+func goldenOf(p *pack.Pack, in *model.Input) report.Golden {
+	m := &p.Manifest
+	return report.Golden{Reference: m.Reference, Mode: m.Mode, ConfigOverrides: m.ConfigOverrides, ComputeDType: m.ComputeDType, Partial: m.Partial,
+		Absent: m.Absent, Batch: in.Batch, Seq: in.Seq, Checkpoint: m.Checkpoint, Manifest: p.Hash}
+}
+
+func rulesOf(c *config.Config) report.Rules {
+	r := report.Rules{Reference: c.Reference, MoELayerFreq: c.MoELayerFreq, IgnoresMoELayerFreq: c.Rules().IgnoresMoELayerFreq}
 	r.NormaliseTopK, r.TopKScale = c.TopKWeights()
 	if r.IgnoresMoELayerFreq {
 		r.MoELayerFreq = 1
@@ -78,8 +85,8 @@ func rulesOf(c *config.Config) Rules {
 // tensor that the model has no stage for: ahead of its layer's, for the rest of
 // that layer cannot be trusted. What was not looked at, and stages of an expert that
 // got no token, are behind their layer's: the choice of experts says why.
-func (t *tracer) inOrder() []Check {
-	checks, behind := []Check{}, []Check{}
+func (t *tracer) inOrder() []report.Check {
+	checks, behind := []report.Check{}, []report.Check{}
 	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
 		if t.seen[name] || !t.scope.selects(name) || !pack.IsStage(name) && !t.scope.compares(name) {
 			continue
@@ -94,14 +101,14 @@ func (t *tracer) inOrder() []Check {
 	checks = append(checks, slices.Concat(t.checks, behind)...)
 	const head = math.MaxInt / 2 // the pack may have layers that the model has not
 	first := len(t.m.Model.Layers)
-	place := func(c Check) int {
+	place := func(c report.Check) int {
 		switch {
 		case strings.HasSuffix(c.Tensor, pack.Grad):
 			return math.MaxInt // every gradient depends on the whole forward pass
-		case first <= c.layer && c.layer < first+len(t.m.Model.MTP):
-			return head + 1 + c.layer - first // prediction layers follow the head
-		case c.layer >= 0:
-			return min(c.layer, head-1)
+		case first <= c.Layer() && c.Layer() < first+len(t.m.Model.MTP):
+			return head + 1 + c.Layer() - first // prediction layers follow the head
+		case c.Layer() >= 0:
+			return min(c.Layer(), head-1)
 		case c.Tensor == pack.Embedded:
 			return -2
 		case pack.IsTable(c.Tensor):
@@ -109,7 +116,7 @@ func (t *tracer) inOrder() []Check {
 		}
 		return head
 	}
-	slices.SortStableFunc(checks, func(a, b Check) int { return cmp.Compare(place(a), place(b)) })
+	slices.SortStableFunc(checks, func(a, b report.Check) int { return cmp.Compare(place(a), place(b)) })
 	return checks
 }
 
@@ -121,18 +128,18 @@ func (t *tracer) predictedNowhere(layer int) bool {
 }
 
 // unseen is the check of a golden tensor that the model showed no stage for.
-func (t *tracer) unseen(name string) Check {
+func (t *tracer) unseen(name string) report.Check {
 	layer, kind := pack.CutLayer(name)
-	c := Check{Tensor: name, Verdict: Fail, layer: layer, Reason: "the model has no such stage"}
+	c := report.Check{Tensor: name, Verdict: report.Fail, Reason: "the model has no such stage"}
 	switch kind, expert := pack.CutExpert(kind); {
 	case t.stopped:
-		c.Verdict, c.Reason = Skipped, notLookedAt
+		c.Verdict, c.Reason = report.Skipped, notLookedAt
 	case t.predictedNowhere(layer):
-		c.Verdict, c.Reason = Skipped, predictionLayer
-	case t.o.Mode == Chained && pack.IsProbe(name):
-		c.Verdict, c.Reason = Skipped, noProbes
-	case pack.IsStageGradient(name) && (t.o.Mode != Local || !t.stageGradients()):
-		c.Verdict, c.Reason = Skipped, localOnly
+		c.Verdict, c.Reason = report.Skipped, predictionLayer
+	case t.o.Mode == report.Chained && pack.IsProbe(name):
+		c.Verdict, c.Reason = report.Skipped, noProbes
+	case pack.IsStageGradient(name) && (t.o.Mode != report.Local || !t.stageGradients()):
+		c.Verdict, c.Reason = report.Skipped, localOnly
 	case pack.Inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) && t.m.Config.IsMoE(layer):
 		c.Reason = noToken
 	}
@@ -149,8 +156,8 @@ const notLookedAt = "not looked at: the run stopped at the first failing stage"
 const predictionLayer = "the checkpoint lacks this prediction layer, or one before it"
 
 // coverage counts what the checks cover.
-func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
-	c := Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []LayerExperts{}, VocabSize: t.m.Config.VocabSize}
+func (t *tracer) coverage(checks []report.Check, in *model.Input) report.Coverage {
+	c := report.Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []report.LayerExperts{}, VocabSize: t.m.Config.VocabSize}
 	if course := &t.scope.course; course.Embedding || course.Predictions > 0 {
 		ids := []int{}
 		for i, id := range in.InputIDs {
@@ -171,7 +178,7 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		if !t.pack.Has(check.Tensor) {
 			continue
 		}
-		if check.Verdict == Skipped {
+		if check.Verdict == report.Skipped {
 			c.GoldenUnchecked = append(c.GoldenUnchecked, check.Tensor)
 		} else {
 			c.GoldenChecked++
@@ -209,7 +216,7 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 		}
 	}
 	for _, l := range slices.Sorted(maps.Keys(unreached)) {
-		c.Unreached = append(c.Unreached, LayerExperts{"model.layers." + strconv.Itoa(l), unreached[l]})
+		c.Unreached = append(c.Unreached, report.LayerExperts{Layer: "model.layers." + strconv.Itoa(l), Experts: unreached[l]})
 	}
 	for _, l := range t.ran() {
 		reached, probed := 0, 0
@@ -230,9 +237,9 @@ func (t *tracer) coverage(checks []Check, in *model.Input) Coverage {
 }
 
 // gaps says why the run is no pass even if no check failed.
-func (t *tracer) gaps(r *Report, in *model.Input) []string {
+func (t *tracer) gaps(r *report.Report, in *model.Input) []string {
 	if t.stopped {
-		return []string{fmt.Sprintf("stopped at the first failing stage: %s not looked at", were(r.Scope.NotLooked, "golden tensor"))}
+		return []string{fmt.Sprintf("stopped at the first failing stage: %s not looked at", report.CountWere(r.Scope.NotLooked, "golden tensor"))}
 	}
 	var reasons []string
 	c := &r.Coverage
@@ -241,12 +248,12 @@ func (t *tracer) gaps(r *Report, in *model.Input) []string {
 			reasons = append(reasons, fmt.Sprintf(format, args...))
 		}
 	}
-	measured := t.o.Mode == Chained && t.pack.DType != tensor.F32 // but not judged
+	measured := t.o.Mode == report.Chained && t.pack.DType != tensor.F32 // but not judged
 	add(c.Padding == len(in.InputIDs), "all tokens are padding: no row of a stage was compared")
 	attention := t.pack.Manifest.Reference.Attention
 	add(!slices.Contains([]string{"", pack.Eager, pack.Sdpa}, attention), "the reference ran with attn_implementation %s, whose rounding errors are not known: record the pack with eager or sdpa", text.Quote(attention))
 	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType)
-	skipped := slices.DeleteFunc(t.inOrder(), func(c Check) bool { return c.Reason != predictionLayer })
+	skipped := slices.DeleteFunc(t.inOrder(), func(c report.Check) bool { return c.Reason != predictionLayer })
 	add(len(skipped) > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before", len(skipped))
 	if n := len(c.WeightsUnchecked); n > 0 && !measured {
 		add(true, "%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0])
@@ -259,10 +266,10 @@ func (t *tracer) gaps(r *Report, in *model.Input) []string {
 		add(s.same, "%s is the same for all tokens: attention and RoPE were not exercised", s.name)
 	}
 	add(len(t.zeros) > 0, "%s", t.firstOf("golden tensors are all zero and prove nothing", t.zeros))
-	reasons = append(reasons, t.settings.reasons()...)
+	reasons = append(reasons, configReasons(&t.settings)...)
 	reasons = append(reasons, t.untrained()...)
 	reasons = append(reasons, t.undecided(r.Checks)...)
-	if t.o.Mode == Local {
+	if t.o.Mode == report.Local {
 		reasons = append(reasons, t.weak()...)
 	}
 	return append(reasons, t.seldomReached()...)
@@ -306,7 +313,7 @@ func (t *tracer) weak() (reasons []string) {
 	}
 	var blind []string
 	for _, c := range t.checks {
-		if c.blind && c.Verdict == Pass {
+		if c.Blind && c.Verdict == report.Pass {
 			blind = append(blind, c.Tensor)
 		}
 	}
@@ -400,10 +407,10 @@ func (t *tracer) untrained() []string {
 }
 
 // undecided says which gradients could not be judged, and what would.
-func (t *tracer) undecided(checks []Check) (reasons []string) {
+func (t *tracer) undecided(checks []report.Check) (reasons []string) {
 	of := map[string][]string{}
 	for _, c := range checks {
-		if c.Verdict == Skipped {
+		if c.Verdict == report.Skipped {
 			of[c.Reason] = append(of[c.Reason], c.Tensor)
 		}
 	}
@@ -417,7 +424,7 @@ func (t *tracer) undecided(checks []Check) (reasons []string) {
 	if names := of[noisy]; names != nil {
 		reasons = append(reasons, t.firstOf("gradients prove nothing: another order of sums changes them too much in the reference", names)+remedy)
 	}
-	if names := of[localOnly]; names != nil && t.o.Mode == Local {
+	if names := of[localOnly]; names != nil && t.o.Mode == report.Local {
 		reasons = append(reasons, t.firstOf("gradients of stages were not compared, since the pack has not those of all layers' outputs", names))
 	}
 	return reasons
@@ -441,7 +448,7 @@ func attends(in *model.Input) bool {
 }
 
 func (t *tracer) anyGradient() bool {
-	return slices.ContainsFunc(t.checks, func(c Check) bool { return strings.HasSuffix(c.Tensor, pack.Grad) })
+	return slices.ContainsFunc(t.checks, func(c report.Check) bool { return strings.HasSuffix(c.Tensor, pack.Grad) })
 }
 
 // auxExpected says whether the pack has the auxiliary losses that the config gives rise

@@ -20,6 +20,7 @@ import (
 
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // rewritten copies a pack and lets edit change its files and manifest.
@@ -359,7 +360,7 @@ func TestGoldensThatCannotBe(t *testing.T) {
 			for _, check := range r.Checks {
 				if check.Tensor != test.stage {
 					after := *r.FirstDivergence == idx && strings.HasPrefix(check.Tensor, layer+"mlp.")
-					require.True(t, after || check.Verdict == verify.Pass, check.Tensor)
+					require.True(t, after || check.Verdict == report.Pass, check.Tensor)
 					continue
 				}
 				require.Equal(t, test.want, check.Reason)
@@ -396,34 +397,34 @@ func TestMissingAndExtraGoldenTensors(t *testing.T) {
 	const gone = "model.layers.2.self_attn.q_proj.output"
 	for name, test := range map[string]struct {
 		edit    func(tensors map[string]any)
-		verdict verify.Verdict
+		verdict report.Verdict
 		first   string
 	}{
-		"missing in one layer": {func(x map[string]any) { delete(x, gone) }, verify.Fail, gone},
+		"missing in one layer": {func(x map[string]any) { delete(x, gone) }, report.Fail, gone},
 		"extra": {func(x map[string]any) {
 			x["model.layers.0.mlp.gate.logits"] = x["model.layers.1.mlp.gate.logits"]
-		}, verify.Fail, "model.layers.0.mlp.gate.logits"},
+		}, report.Fail, "model.layers.0.mlp.gate.logits"},
 		"no projections at all": {func(x map[string]any) {
 			for k := range x {
 				if strings.Contains(k, "_proj.output") {
 					delete(x, k)
 				}
 			}
-		}, verify.Inconclusive, ""},
+		}, report.Inconclusive, ""},
 		"no router tensors": {func(x map[string]any) {
 			for k := range x {
 				if strings.Contains(k, ".gate.") {
 					delete(x, k)
 				}
 			}
-		}, verify.Inconclusive, ""},
+		}, report.Inconclusive, ""},
 		"logits only": {func(x map[string]any) {
 			for k := range x {
 				if k != "lm_head.output" && k != "input_ids" && k != "attention_mask" && !strings.Contains(k, ".gate.") {
 					delete(x, k)
 				}
 			}
-		}, verify.Inconclusive, ""},
+		}, report.Inconclusive, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -450,7 +451,7 @@ func TestPackOfALargerModel(t *testing.T) {
 	cfg := override(t, c.Config, "num_hidden_layers", "3")
 	r, err := verify.Run(context.Background(), cfg, shallow{c}, p, verify.Options{})
 	require.NoError(t, err)
-	require.Equal(t, verify.Fail, r.Verdict)
+	require.Equal(t, report.Fail, r.Verdict)
 	require.Equal(t, "model.layers.3.input_layernorm.output", *r.FirstDivergence)
 	require.Nil(t, r.Cause)
 }

@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // paddedF32 is two layers of a long batch, most of it padding on the left, with few distinct ids.
@@ -21,9 +22,9 @@ const paddedF32 = "v1-base/golden-padded-f32"
 func TestPaddedPack(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, paddedF32)
-	for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+	for _, mode := range []report.Mode{report.Local, report.Chained} {
 		r := run(t, c.Config, c, p, verify.Options{Mode: mode})
-		require.Equal(t, verify.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+		require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 		require.Equal(t, 143, r.Coverage.Padding)
 		require.Contains(t, printed(t, r), "\n           143 rows of padding not compared\n")
 		require.Contains(t, html(t, r), "143 rows of padding not compared")
@@ -33,7 +34,7 @@ func TestPaddedPack(t *testing.T) {
 		require.Equal(t, r.Routing.Choices, r.Routing.Pinned)
 		for _, check := range r.Checks {
 			require.Equal(t, 143, check.Padding, check.Tensor)
-			if mode == verify.Local && check.Limits != nil {
+			if mode == report.Local && check.Limits != nil {
 				require.LessOrEqual(t, check.Distinct, 145, check.Tensor)
 				require.InDelta(t, 1+4/math.Sqrt(float64(check.Distinct)), check.Limits.ColumnZ, 1e-12, check.Tensor)
 			}
@@ -99,7 +100,7 @@ func poisoned(t *testing.T, golden string) *pack.Pack {
 func TestPaddingIsNotLookedAt(t *testing.T) {
 	t.Parallel()
 	for _, golden := range []string{"v1-base/golden-f32", layersBF16, paddedF32} {
-		for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+		for _, mode := range []report.Mode{report.Local, report.Chained} {
 			c, p := open(t, golden)
 			broken := poisoned(t, golden)
 			for _, wrong := range []bool{false, true} {
@@ -135,8 +136,8 @@ func TestExpertsOfPadding(t *testing.T) {
 	const name = "model.layers.2.mlp.experts.13.up_proj.weight"
 	w := get(t, c, name)
 	r := run(t, c.Config, replace(c, name, scaled(t, w, 3, row(w, 5)...)), p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict, r.FirstDivergence)
-	require.Equal(t, []verify.LayerExperts{{Layer: "model.layers.2", Experts: []int{4, 7, 13}}}, r.Coverage.Unreached)
+	require.Equal(t, report.Pass, r.Verdict, r.FirstDivergence)
+	require.Equal(t, []report.LayerExperts{{Layer: "model.layers.2", Experts: []int{4, 7, 13}}}, r.Coverage.Unreached)
 	require.Equal(t, 45, r.Coverage.ExpertsReached)
 	require.Equal(t, 177, r.Coverage.WeightsChecked)
 	require.Zero(t, r.Routing.Layers[1].Load[13])
@@ -145,15 +146,15 @@ func TestExpertsOfPadding(t *testing.T) {
 // TestAllPadding proves nothing.
 func TestAllPadding(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+	for _, mode := range []report.Mode{report.Local, report.Chained} {
 		dir := rewritten(t, "v1-base/golden-f32", func(dir string, m map[string]any) { rewrite(t, dir, m, "attention_mask", make([]int, 34)) })
 		c, _ := open(t, "v1-base/golden-f32")
 		r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{Mode: mode})
-		require.Equal(t, verify.Inconclusive, r.Verdict, r.FirstDivergence)
+		require.Equal(t, report.Inconclusive, r.Verdict, r.FirstDivergence)
 		require.Contains(t, r.Reasons, "all tokens are padding: no row of a stage was compared")
 		require.Zero(t, r.Coverage.WeightsChecked)
 		for _, check := range r.Checks {
-			require.Equal(t, verify.Skipped, check.Verdict, check.Tensor)
+			require.Equal(t, report.Skipped, check.Verdict, check.Tensor)
 			require.Equal(t, "all its rows are padding", check.Reason)
 		}
 	}

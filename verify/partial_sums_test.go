@@ -12,6 +12,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 )
 
 // runsOfOneSign returns n magnitudes in six runs of one sign: their sum goes far from 0 before it
@@ -112,7 +113,7 @@ func TestCoherentSumsAreWithinTheBounds(t *testing.T) {
 			w[wrong] += float32(change)
 			golden = reference(w)
 			d = measure(y, golden, allRows(golden, y), 1)
-			require.Greater(t, d.largest, float64(lambda))
+			require.Greater(t, d.largest, float64(bounds.Lambda))
 			require.Equal(t, row, d.worst%out)
 		})
 	}

@@ -18,6 +18,7 @@ import (
 	"dsmoe/text"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // Packs of scripts/golden.py: of chosen layers, of chosen stages, and with inner stages.
@@ -32,17 +33,17 @@ const (
 // TestPartialPacksPass, and say what that is a pass of.
 func TestPartialPacksPass(t *testing.T) {
 	t.Parallel()
-	for golden, want := range map[string]verify.Scope{
+	for golden, want := range map[string]report.Scope{
 		layersF32: {Text: "layer 2 of 4", Layers: []int{2}, Of: 4, Unread: []int{0, 1, 3}, UnreadParts: []string{"layers 0, 1, 3", "the embedding", "the head"}, Weights: 128,
-			Inputs: []verify.ScopeInput{{Layer: 2, Kind: pack.Seeded, Text: "model.layers.2.input, seeded: random numbers, seed 5, and not what the layer before gives"}}},
+			Inputs: []report.ScopeInput{{Layer: 2, Kind: pack.Seeded, Text: "model.layers.2.input, seeded: random numbers, seed 5, and not what the layer before gives"}}},
 		layersBF16: {Text: "layers 1, 2, 4 of 5, the head", Layers: []int{1, 2, 4}, Of: 5, Head: true, Unread: []int{0, 3}, UnreadParts: []string{"layers 0, 3", "the embedding"}, Weights: 75,
-			Inputs: []verify.ScopeInput{
+			Inputs: []report.ScopeInput{
 				{Layer: 1, Kind: pack.Seeded, Text: "model.layers.1.input, seeded: random numbers, seed 4, and not what the layer before gives"},
 				{Layer: 4, Kind: pack.Seeded, Text: "model.layers.4.input, seeded: random numbers, seed 7, and not what the layer before gives"}}},
 		stagesF32: {Text: "the embedding, layers 0-2 of 5, but for 3 weights whose stages are absent on purpose", Layers: []int{0, 1, 2}, Of: 5, Embedding: true,
-			Unread: []int{3, 4}, UnreadParts: []string{"layers 3, 4", "the head"}, Weights: 126, Aside: 3, Inputs: []verify.ScopeInput{}},
-		innerBF16:  {Text: "the whole model", Whole: true, Layers: []int{0, 1, 2, 3}, Of: 4, Embedding: true, Head: true, Unread: []int{}, UnreadParts: []string{}, Inputs: []verify.ScopeInput{}},
-		trainInner: {Text: "the whole model", Whole: true, Layers: []int{0, 1, 2, 3}, Of: 4, Embedding: true, Head: true, Unread: []int{}, UnreadParts: []string{}, Inputs: []verify.ScopeInput{}},
+			Unread: []int{3, 4}, UnreadParts: []string{"layers 3, 4", "the head"}, Weights: 126, Aside: 3, Inputs: []report.ScopeInput{}},
+		innerBF16:  {Text: "the whole model", Whole: true, Layers: []int{0, 1, 2, 3}, Of: 4, Embedding: true, Head: true, Unread: []int{}, UnreadParts: []string{}, Inputs: []report.ScopeInput{}},
+		trainInner: {Text: "the whole model", Whole: true, Layers: []int{0, 1, 2, 3}, Of: 4, Embedding: true, Head: true, Unread: []int{}, UnreadParts: []string{}, Inputs: []report.ScopeInput{}},
 	} {
 		want.Stages = []string{}
 		for _, acc := range []model.Accumulator{model.Float64, model.Float32} {
@@ -50,7 +51,7 @@ func TestPartialPacksPass(t *testing.T) {
 				t.Parallel()
 				c, p := open(t, golden)
 				r := run(t, c.Config, c, p, verify.Options{Accumulate: acc})
-				require.Equal(t, verify.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+				require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 				want.Bytes = readBytes(c, want)
 				require.Equal(t, want, r.Scope)
 				require.Equal(t, r.Coverage.GoldenTensors, r.Coverage.GoldenChecked)
@@ -65,19 +66,19 @@ func TestPartialPacksPass(t *testing.T) {
 		t.Run(golden+" end to end", func(t *testing.T) {
 			t.Parallel()
 			c, p := open(t, golden)
-			r := run(t, c.Config, c, p, verify.Options{Mode: verify.Chained})
+			r := run(t, c.Config, c, p, verify.Options{Mode: report.Chained})
 			require.Nil(t, r.FirstDivergence)
 			if p.DType == tensor.F32 && golden != stagesF32 {
-				require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+				require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 			} else {
-				require.Equal(t, verify.Inconclusive, r.Verdict)
+				require.Equal(t, report.Inconclusive, r.Verdict)
 			}
 		})
 	}
 }
 
 // readBytes is the size of the weights of the parts that were read.
-func readBytes(c *checkpoint.Checkpoint, s verify.Scope) (n int64) {
+func readBytes(c *checkpoint.Checkpoint, s report.Scope) (n int64) {
 	for i := range c.Tensors() {
 		part := map[bool]string{true: "the embedding", false: "the head"}[i.Name == "model.embed_tokens.weight"]
 		if rest, ok := strings.CutPrefix(i.Name, "model.layers."); ok {
@@ -134,80 +135,80 @@ func TestHolesOfPartialPacks(t *testing.T) {
 	for name, test := range map[string]struct {
 		pack    string
 		edit    func(t *testing.T, dir string, m map[string]any)
-		verdict verify.Verdict
+		verdict report.Verdict
 		reason  string // among the reasons, or why the check of stage failed
 		stage   string
 	}{
-		"a layer": {layersBF16, dropping(in("2")), verify.Inconclusive,
+		"a layer": {layersBF16, dropping(in("2")), report.Inconclusive,
 			"the pack has no stage of layers 2, and its manifest does not name them as absent", ""},
 		"a layer, and another's input": {stagesF32, dropping(func(name string) bool {
 			return in("1")(name) && !strings.HasSuffix(name, ".input") || name == "model.layers.1.self_attn.o_proj.input"
-		}), verify.Fail,
+		}), report.Fail,
 			"the pack has no such tensor for this layer, though it has for others", "model.layers.1.self_attn.q_a_proj.output"},
-		"layers that the manifest does not name": {layersBF16, absent(func(a map[string]any) { delete(a, "layers") }), verify.Inconclusive,
+		"layers that the manifest does not name": {layersBF16, absent(func(a map[string]any) { delete(a, "layers") }), report.Inconclusive,
 			"the pack has no stage of layers 0, 3, and its manifest does not name them as absent", ""},
-		"a stage of the only layer": {layersF32, dropping(is("model.layers.2.self_attn.q_proj.output")), verify.Inconclusive,
+		"a stage of the only layer": {layersF32, dropping(is("model.layers.2.self_attn.q_proj.output")), report.Inconclusive,
 			"the pack has none of these stages, and its manifest does not name them as absent: self_attn.q_proj.output", ""},
-		"a stage of one layer": {layersBF16, dropping(is("model.layers.2.self_attn.output")), verify.Fail,
+		"a stage of one layer": {layersBF16, dropping(is("model.layers.2.self_attn.output")), report.Fail,
 			"the pack has no such tensor for this layer, though it has for others", "model.layers.2.self_attn.output"},
-		"a stage of one expert": {layersF32, dropping(is("model.layers.2.mlp.experts.7.up_proj.output")), verify.Fail,
+		"a stage of one expert": {layersF32, dropping(is("model.layers.2.mlp.experts.7.up_proj.output")), report.Fail,
 			"the pack has no such tensor for this expert, though it has for others", "model.layers.2.mlp.experts.7.up_proj.output"},
-		"probabilities of one layer": {layersBF16, dropping(is("model.layers.4.self_attn.attn_weights")), verify.Fail,
+		"probabilities of one layer": {layersBF16, dropping(is("model.layers.4.self_attn.attn_weights")), report.Fail,
 			"the pack has no such tensor for this layer, though it has for others", "model.layers.4.self_attn.attn_weights"},
-		"the head": {layersBF16, dropping(func(name string) bool { return name == "lm_head.output" || name == "model.norm.output" }), verify.Inconclusive,
+		"the head": {layersBF16, dropping(func(name string) bool { return name == "lm_head.output" || name == "model.norm.output" }), report.Inconclusive,
 			"2 weights took part in no checked stage, the first is model.norm.weight", ""},
-		"the head behind an absent layer": {layersF32, absent(func(a map[string]any) { a["stages"] = lessOf(a["stages"], "lm_head.output", "model.norm.output") }), verify.Inconclusive,
+		"the head behind an absent layer": {layersF32, absent(func(a map[string]any) { a["stages"] = lessOf(a["stages"], "lm_head.output", "model.norm.output") }), report.Inconclusive,
 			"the pack has none of these stages, and its manifest does not name them as absent: lm_head.output, model.norm.output", ""},
-		"the embedding": {layersF32, absent(func(a map[string]any) { a["stages"] = lessOf(a["stages"], "model.embed_tokens.output") }), verify.Inconclusive,
+		"the embedding": {layersF32, absent(func(a map[string]any) { a["stages"] = lessOf(a["stages"], "model.embed_tokens.output") }), report.Inconclusive,
 			"the pack has none of these stages, and its manifest does not name them as absent: model.embed_tokens.output", ""},
-		"stages that the manifest does not name": {stagesF32, absent(func(a map[string]any) { a["stages"] = lessOf(a["stages"], "mlp.output", "mlp.shared_experts.output") }), verify.Inconclusive,
+		"stages that the manifest does not name": {stagesF32, absent(func(a map[string]any) { a["stages"] = lessOf(a["stages"], "mlp.output", "mlp.shared_experts.output") }), report.Inconclusive,
 			"the pack has none of these stages, and its manifest does not name them as absent: mlp.output, mlp.shared_experts.output", ""},
-		"weights of a pack that is not partial": {stagesF32, func(_ *testing.T, _ string, m map[string]any) { delete(m, "partial") }, verify.Inconclusive,
+		"weights of a pack that is not partial": {stagesF32, func(_ *testing.T, _ string, m map[string]any) { delete(m, "partial") }, report.Inconclusive,
 			"3 weights took part in no checked stage, the first is model.layers.2.mlp.shared_experts.gate_proj.weight", ""},
 		"the choice of experts": {stagesF32, both(dropping(func(name string) bool { return strings.HasPrefix(name, "model.layers.2.mlp.gate.topk_") }),
 			absent(func(a map[string]any) {
 				a["stages"] = append(a["stages"].([]any), "mlp.gate.topk_idx", "mlp.gate.topk_weight")
-			})), verify.Inconclusive,
+			})), report.Inconclusive,
 			"the pack has no mlp.gate.topk_idx: the choice of experts was not checked", ""},
 		"everything, by name": {layersF32, both(dropping(func(name string) bool { return name != "input_ids" }), func(_ *testing.T, _ string, m map[string]any) {
 			delete(m, "layer_inputs")
 			m["absent"].(map[string]any)["layers"] = []int{0, 1, 2, 3}
-		}), verify.Inconclusive, "no weight took part in a checked stage: this proves nothing of the checkpoint", ""},
+		}), report.Inconclusive, "no weight took part in a checked stage: this proves nothing of the checkpoint", ""},
 		"everything but RoPE's tables": {layersF32, both(dropping(in("2")), func(_ *testing.T, _ string, m map[string]any) {
 			delete(m, "layer_inputs")
 			m["absent"].(map[string]any)["layers"] = []int{0, 1, 2, 3}
-		}), verify.Inconclusive, "no weight took part in a checked stage: this proves nothing of the checkpoint", ""},
+		}), report.Inconclusive, "no weight took part in a checked stage: this proves nothing of the checkpoint", ""},
 		"an input of zeros": {layersF32, func(t *testing.T, dir string, m map[string]any) {
 			rewrite(t, dir, m, "model.layers.2.input", make([]float32, 9*64))
-		}, verify.Fail, "1 golden tensors are all zero and prove nothing, the first is model.layers.2.input", ""},
+		}, report.Fail, "1 golden tensors are all zero and prove nothing, the first is model.layers.2.input", ""},
 		"an input that is the same for all tokens": {layersF32, func(t *testing.T, dir string, m map[string]any) {
 			rewrite(t, dir, m, "model.layers.2.input", slices.Repeat(slices.Repeat([]float32{1, -1}, 32), 9))
-		}, verify.Fail, "model.layers.2.input is the same for all tokens: attention and RoPE were not exercised", ""},
+		}, report.Fail, "model.layers.2.input is the same for all tokens: attention and RoPE were not exercised", ""},
 		"another input": {layersF32, func(t *testing.T, dir string, m map[string]any) {
 			values := make([]float32, 9*64)
 			for i := range values {
 				values[i] = float32(i%7) - 3
 			}
 			rewrite(t, dir, m, "model.layers.2.input", values)
-		}, verify.Fail, "", "model.layers.2.input_layernorm.output"},
+		}, report.Fail, "", "model.layers.2.input_layernorm.output"},
 		"a stage that no model has": {layersF32, func(_ *testing.T, _ string, m map[string]any) {
 			x := m["tensors"].(map[string]any)
 			x["model.layers.2.mlp.experts.7.down_proj.output"] = x["model.layers.2.mlp.experts.7.output"]
-		}, verify.Fail, "the model has no such stage", "model.layers.2.mlp.experts.7.down_proj.output"},
+		}, report.Fail, "the model has no such stage", "model.layers.2.mlp.experts.7.down_proj.output"},
 		"a stage of an expert that there is not": {layersF32, func(_ *testing.T, _ string, m map[string]any) {
 			x := m["tensors"].(map[string]any)
 			x["model.layers.2.mlp.experts.16.output"] = x["model.layers.2.mlp.experts.7.output"]
-		}, verify.Fail, "the model has no such stage", "model.layers.2.mlp.experts.16.output"},
+		}, report.Fail, "the model has no such stage", "model.layers.2.mlp.experts.16.output"},
 		"a stage of an expert without a token": {layersF32, func(_ *testing.T, _ string, m map[string]any) {
 			x := m["tensors"].(map[string]any)
 			x["model.layers.2.mlp.experts.0.output"] = x["model.layers.2.mlp.experts.7.output"]
-		}, verify.Fail, "the model gives this expert no token", "model.layers.2.mlp.experts.0.output"},
+		}, report.Fail, "the model gives this expert no token", "model.layers.2.mlp.experts.0.output"},
 		"a recorded input that is another": {stagesF32, func(t *testing.T, dir string, m map[string]any) {
 			_, p := open(t, stagesF32)
 			values := must(p.Float32s("model.layers.2.input"))
 			values[77] *= 1.001
 			rewrite(t, dir, m, "model.layers.2.input", values)
-		}, verify.Fail, "", "model.layers.2.input"},
+		}, report.Fail, "", "model.layers.2.input"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -219,7 +220,7 @@ func TestHolesOfPartialPacks(t *testing.T) {
 				return
 			}
 			require.Equal(t, test.stage, *r.FirstDivergence)
-			check := r.Checks[slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Tensor == test.stage })]
+			check := r.Checks[slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == test.stage })]
 			require.Equal(t, test.reason, check.Reason)
 		})
 	}
@@ -314,7 +315,7 @@ func TestOnlyChosenLayersAreRead(t *testing.T) {
 			return !slices.ContainsFunc(chosen, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 		}
 		r := run(t, c.Config, unreadable{c, t, others}, p, verify.Options{})
-		require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+		require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 		unread := 0
 		for s := range table.FamilyOf(c.Config).Slots(c.Config) {
 			if others(s.Name) {
@@ -325,8 +326,8 @@ func TestOnlyChosenLayersAreRead(t *testing.T) {
 		require.Contains(t, printed(t, r), " weights were not read, and not verified: those of "+strings.Join(r.Scope.UnreadParts, ", ")+"\n")
 	}
 	c, p := open(t, layersF32)
-	for name, verdict := range map[string]verify.Verdict{"model.layers.2.mlp.experts.7.up_proj.weight": verify.Fail, "model.layers.2.self_attn.k_proj.weight": verify.Fail,
-		"model.layers.1.mlp.experts.7.up_proj.weight": verify.Pass, "lm_head.weight": verify.Pass} {
+	for name, verdict := range map[string]report.Verdict{"model.layers.2.mlp.experts.7.up_proj.weight": report.Fail, "model.layers.2.self_attn.k_proj.weight": report.Fail,
+		"model.layers.1.mlp.experts.7.up_proj.weight": report.Pass, "lm_head.weight": report.Pass} {
 		w := get(t, c, name)
 		w.Data[2*33] ^= 1 << 6
 		require.Equal(t, verdict, run(t, c.Config, replace(c, name, w), p, verify.Options{}).Verdict, name)
@@ -371,7 +372,7 @@ func TestSelection(t *testing.T) {
 				test.unread = func(string) bool { return false }
 			}
 			r := run(t, c.Config, unreadable{c, t, test.unread}, p, test.o)
-			require.Equal(t, verify.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+			require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 			require.True(t, r.Scope.Selected)
 			if test.checked > 0 {
 				require.Equal(t, test.checked, len(r.Checks))
@@ -395,7 +396,7 @@ func TestSelectionHidesNothing(t *testing.T) {
 	w := get(t, c, name)
 	wrong := replace(c, name, scaled(t, w, 2, row(w, 3)...))
 	r := run(t, c.Config, wrong, p, verify.Options{Stages: []string{"mlp.*"}})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	require.Equal(t, 5*9, r.Scope.Aside, "norms and projections of attention")
 	require.Empty(t, r.Coverage.WeightsUnchecked)
 	require.Contains(t, printed(t, r), " weights were run, but not checked: stages are not selected, or absent on purpose\n")
@@ -420,20 +421,20 @@ func TestSelectionHidesNothing(t *testing.T) {
 // TestFailFast stops at the first failing stage, and says what was not looked at.
 func TestFailFast(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+	for _, mode := range []report.Mode{report.Local, report.Chained} {
 		c, p := open(t, "v1-base/golden-f32")
 		src := swap(t, c, moe1+"experts.3.up_proj.weight", moe1+"experts.9.up_proj.weight")
 		whole := run(t, c.Config, src, p, verify.Options{Mode: mode})
 		r := run(t, c.Config, src, p, verify.Options{Mode: mode, FailFast: true})
-		require.Equal(t, verify.Fail, r.Verdict)
+		require.Equal(t, report.Fail, r.Verdict)
 		require.True(t, r.Stopped)
 		require.Equal(t, whole.FirstDivergence, r.FirstDivergence)
 		require.Equal(t, whole.Causes, r.Causes)
 		require.Equal(t, len(whole.Checks), len(r.Checks))
-		at, looked := slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Tensor == *r.FirstDivergence }), 0
+		at, looked := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == *r.FirstDivergence }), 0
 		for _, check := range r.Checks {
 			if check.Reason == "not looked at: the run stopped at the first failing stage" {
-				require.Equal(t, verify.Skipped, check.Verdict)
+				require.Equal(t, report.Skipped, check.Verdict)
 			} else {
 				looked++
 			}
@@ -463,7 +464,7 @@ func TestInnerStagesAreUsed(t *testing.T) {
 		requireFails(t, r, expert+stage, "")
 		failing := 0
 		for _, check := range r.Checks {
-			if check.Verdict == verify.Fail {
+			if check.Verdict == report.Fail {
 				failing++
 			}
 		}
@@ -512,7 +513,7 @@ func TestGivenInputsAreNoWhole(t *testing.T) {
 		m["layer_inputs"] = map[string]any{"2": map[string]any{"kind": "seeded", "seed": 1}}
 	})
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 	require.False(t, r.Scope.Whole)
 	require.Contains(t, printed(t, r), "\nverdict    PASS: the embedding, layers 0-3 of 4, the head ("+exercised(r)+")\n")
 }
@@ -524,7 +525,7 @@ func TestTiedHeadAlone(t *testing.T) {
 	c, p := open(t, "v1-rope-linear-tied-bias/golden-f32")
 	require.True(t, c.Config.TieWordEmbeddings)
 	r := run(t, c.Config, c, p, verify.Options{Stages: []string{"lm_head.output"}})
-	require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 	require.Equal(t, "the head, stages lm_head.output, as selected", r.Scope.Text)
 	require.Zero(t, r.Coverage.EmbeddingRows)
 }

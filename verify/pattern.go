@@ -5,18 +5,16 @@ import (
 	"slices"
 
 	"dsmoe/model"
+	"dsmoe/verify/report"
 )
-
-// sigmas is the unit of patterns of stages that are held to the error analysis.
-const sigmas = "σ"
 
 // A pattern has at most so many cells.
 const patternRows, patternColumns = 48, 64
 
 // localPattern is the pattern of a stage that is held to the error analysis.
-func (t *tracer) localPattern(x *value, want []float32, rows *rowSet, factor float64) *Pattern {
+func (t *tracer) localPattern(x *value, want []float32, rows *rowSet, factor float64) *report.Pattern {
 	p := precisionOf(x.DType)
-	return t.pattern(x.Activation, rows, sigmas, func(i int) float64 {
+	return t.pattern(x.Activation, rows, report.Sigmas, func(i int) float64 {
 		g, y, s := float64(want[i]), float64(x.Values[i]), factor*unit*math.Sqrt(x.v(i))
 		switch {
 		case !agree(g, p.round(y)):
@@ -29,7 +27,7 @@ func (t *tracer) localPattern(x *value, want []float32, rows *rowSet, factor flo
 }
 
 // metricPattern is the pattern of a stage that is held to Metrics.
-func (t *tracer) metricPattern(a *model.Activation, want []float32, rows *rowSet) *Pattern {
+func (t *tracer) metricPattern(a *model.Activation, want []float32, rows *rowSet) *report.Pattern {
 	scale := rms(rows.gather(want, a.Width()))
 	return t.pattern(a, rows, "RMS of the golden", func(i int) float64 {
 		if diff := math.Abs(float64(a.Values[i]) - float64(want[i])); diff-diff == 0 {
@@ -41,8 +39,8 @@ func (t *tracer) metricPattern(a *model.Activation, want []float32, rows *rowSet
 
 // pattern keeps the largest distance in each cell of a, rows that are not compared being 0; nil
 // if another check has a pattern.
-func (t *tracer) pattern(a *model.Activation, compared *rowSet, unit string, distance func(i int) float64) *Pattern {
-	if slices.ContainsFunc(t.checks, func(c Check) bool { return c.Pattern != nil }) {
+func (t *tracer) pattern(a *model.Activation, compared *rowSet, unit string, distance func(i int) float64) *report.Pattern {
+	if slices.ContainsFunc(t.checks, func(c report.Check) bool { return c.Pattern != nil }) {
 		return nil
 	}
 	steps := func(n, most int) (size, count int) {
@@ -51,7 +49,7 @@ func (t *tracer) pattern(a *model.Activation, compared *rowSet, unit string, dis
 	}
 	rowStep, rows := steps(a.Rows(), patternRows)
 	columnStep, columns := steps(a.Width(), patternColumns)
-	p := &Pattern{RowStep: rowStep, ColumnStep: columnStep, Unit: unit}
+	p := &report.Pattern{RowStep: rowStep, ColumnStep: columnStep, Unit: unit}
 	for range rows {
 		cells := make([]*float64, columns)
 		for i := range cells {

@@ -9,6 +9,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // TestPatternIsCoarse: of a large tensor many elements share a cell, and the last cells may
@@ -36,7 +37,7 @@ func TestPatternIsCoarse(t *testing.T) {
 	require.Equal(t, 7.0, *p.Cells[32][43])
 	require.Nil(t, p.Cells[16][20], "infinite")
 
-	tr.checks = []Check{{Pattern: p}}
+	tr.checks = []report.Check{{Pattern: p}}
 	require.Nil(t, tr.pattern(a, all, "σ", nil), "one is enough")
 }
 

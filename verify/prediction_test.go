@@ -14,6 +14,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // mtp2 is the prediction layer of v3-mtp.
@@ -61,16 +62,16 @@ func TestMistakesInPredictionLayers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			elsewhere := name == "another norm before the head" // which is exchanged with another layer's
-			for mode, stage := range map[verify.Mode]string{verify.Local: test.stage, verify.Chained: test.chained} {
+			for mode, stage := range map[report.Mode]string{report.Local: test.stage, report.Chained: test.chained} {
 				r := run(t, c.Config, test.src, p, verify.Options{Mode: mode})
-				require.Equal(t, verify.Fail, r.Verdict)
-				failed := func(c verify.Check) bool { return c.Tensor == mtp2+stage && c.Verdict == verify.Fail }
+				require.Equal(t, report.Fail, r.Verdict)
+				failed := func(c report.Check) bool { return c.Tensor == mtp2+stage && c.Verdict == report.Fail }
 				require.True(t, slices.ContainsFunc(r.Checks, failed), stage)
-				if mode == verify.Local && !elsewhere {
+				if mode == report.Local && !elsewhere {
 					requireFails(t, r, mtp2+test.stage, test.cause)
 				}
 				for _, c := range r.Checks {
-					if c.Verdict == verify.Fail && !strings.HasPrefix(c.Tensor, mtp2) {
+					if c.Verdict == report.Fail && !strings.HasPrefix(c.Tensor, mtp2) {
 						require.True(t, elsewhere, c.Tensor)
 					}
 				}
@@ -85,8 +86,8 @@ func TestEveryWeightOfAPredictionLayerIsHeld(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v3-mtp/golden-f32")
 	right := run(t, c.Config, c, p, verify.Options{})
-	require.Equal(t, verify.Pass, right.Verdict)
-	require.Equal(t, []verify.LayerExperts{{Layer: "model.layers.1", Experts: []int{0, 9, 12}}, {Layer: "model.layers.2", Experts: []int{0, 1, 2, 3, 15}}}, right.Coverage.Unreached)
+	require.Equal(t, report.Pass, right.Verdict)
+	require.Equal(t, []report.LayerExperts{{Layer: "model.layers.1", Experts: []int{0, 9, 12}}, {Layer: "model.layers.2", Experts: []int{0, 1, 2, 3, 15}}}, right.Coverage.Unreached)
 	require.Equal(t, 1, right.Coverage.EmbeddingCopies)
 	require.Contains(t, printed(t, right), "\n           15 of 80 rows of the embedding, and of prediction layers' copies of it no others\n")
 	held := 0
@@ -101,7 +102,7 @@ func TestEveryWeightOfAPredictionLayerIsHeld(t *testing.T) {
 			row = must(p.Ints("input_ids"))[5]
 		}
 		double(t, w, row)
-		require.Equal(t, verify.Fail, run(t, c.Config, replace(c, s.Name, w), p, verify.Options{Undiagnosed: true}).Verdict, s.Name)
+		require.Equal(t, report.Fail, run(t, c.Config, replace(c, s.Name, w), p, verify.Options{Undiagnosed: true}).Verdict, s.Name)
 	}
 	require.Equal(t, 68-5*3, held)
 }
@@ -140,28 +141,28 @@ func TestPredictionStagesMayBeAbsent(t *testing.T) {
 	}
 	p := without(t, inner, "enorm.output", "hnorm.output", "shared_head.norm.output")
 	r := run(t, c.Config, c, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 	require.Equal(t, []string{"enorm.output", "hnorm.output", "shared_head.norm.output"}, r.Free)
 	r = run(t, c.Config, swap(t, c, mtp2+"enorm.weight", mtp2+"hnorm.weight"), p, verify.Options{})
 	requireFails(t, r, mtp2+"eh_proj.output", "")
 
 	r = run(t, c.Config, c, without(t, inner), verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Equal(t, []string{"the pack has none of these stages, and its manifest does not name them as absent: enorm.output, hnorm.output, shared_head.norm.output"}, r.Reasons)
 
 	head := func(name string) bool { return strings.HasPrefix(name, mtp2+"shared_head.") }
 	r = run(t, c.Config, c, without(t, head, "shared_head.norm.output", "shared_head.head.output"), verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Equal(t, []string{mtp2 + "shared_head.norm.weight", mtp2 + "shared_head.head.weight"}, r.Coverage.WeightsUnchecked)
 
 	r = run(t, c.Config, c, without(t, func(name string) bool { return name == mtp2+"mlp.gate.logits" }), verify.Options{})
 	requireFails(t, r, mtp2+"mlp.gate.logits", "")
 
 	r = run(t, c.Config, c, without(t, func(name string) bool { return strings.HasPrefix(name, mtp2) }), verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	require.Equal(t, 68, r.Coverage.OutsideForward)
 	require.Equal(t, 77, r.Coverage.Weights)
-	require.Contains(t, r.Config.Unexercised, verify.Unexercised{Key: "num_nextn_predict_layers", Why: "the pack has stages of 0 of 1 prediction layers"})
+	require.Contains(t, r.Config.Unexercised, report.Unexercised{Key: "num_nextn_predict_layers", Why: "the pack has stages of 0 of 1 prediction layers"})
 }
 
 // lacking is a source without some tensors.
@@ -190,13 +191,13 @@ func TestPredictionLayersWithoutCopies(t *testing.T) {
 		return name == mtp2+"embed_tokens.weight" || name == mtp2+"shared_head.head.weight"
 	}}
 	r := run(t, c.Config, src, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	require.Equal(t, 145-2, r.Coverage.Weights)
 	r = run(t, c.Config, replace(src, "lm_head.weight", rotateRows(get(t, c, "lm_head.weight"))), p, verify.Options{})
 	requireFails(t, r, "lm_head.output", "")
 	last := r.Checks[len(r.Checks)-1]
 	require.Equal(t, mtp2+"shared_head.head.output", last.Tensor)
-	require.Equal(t, verify.Fail, last.Verdict)
+	require.Equal(t, report.Fail, last.Verdict)
 }
 
 // TestPredictionLayersThatAreNotThere: stages of one that the checkpoint lacks, whether
@@ -207,9 +208,9 @@ func TestPredictionLayersThatAreNotThere(t *testing.T) {
 	src := lacking{c, func(name string) bool { return strings.HasPrefix(name, mtp2) }}
 	for _, announced := range []string{"1", "0"} {
 		cfg := override(t, c.Config, "num_nextn_predict_layers", announced)
-		for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+		for _, mode := range []report.Mode{report.Local, report.Chained} {
 			r := run(t, cfg, src, p, verify.Options{Mode: mode})
-			require.Equal(t, verify.Inconclusive, r.Verdict)
+			require.Equal(t, report.Inconclusive, r.Verdict)
 			require.Equal(t, []string{"23 golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before"}, r.Reasons)
 			require.Subset(t, r.Coverage.GoldenUnchecked, []string{mtp2 + "eh_proj.output"})
 			require.Zero(t, r.Coverage.OutsideForward)
@@ -229,7 +230,7 @@ func TestNotFiniteInAPredictionLayer(t *testing.T) {
 	}
 	copy(w.Row(row).Data, []byte{0xc0, 0x7f})
 	r := run(t, c.Config, replace(c, mtp2+"embed_tokens.weight", w), p, verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Contains(t, r.Reasons[0], mtp2+"embed_tokens.weight holds NaN at [")
 }
 
@@ -251,7 +252,7 @@ func TestSecondPredictionLayerAlone(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v3-mtp-two/golden-bf16")
 	r := run(t, c.Config, lacking{c, func(name string) bool { return strings.HasPrefix(name, mtp2) }}, p, verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Equal(t, 68, r.Coverage.OutsideForward)
 	require.Contains(t, r.Reasons, "46 golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before")
 
@@ -260,8 +261,8 @@ func TestSecondPredictionLayerAlone(t *testing.T) {
 		prune(t, dir, m)
 	})
 	r = run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	require.Equal(t, 68, r.Coverage.OutsideForward)
 	require.Equal(t, 145, r.Coverage.Weights)
-	require.Contains(t, r.Config.Unexercised, verify.Unexercised{Key: "num_nextn_predict_layers", Why: "the pack has stages of 1 of 2 prediction layers"})
+	require.Contains(t, r.Config.Unexercised, report.Unexercised{Key: "num_nextn_predict_layers", Why: "the pack has stages of 1 of 2 prediction layers"})
 }

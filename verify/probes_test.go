@@ -16,6 +16,7 @@ import (
 	"dsmoe/text"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // probesF32 is a pack of five tokens and one of padding, with probes of all experts that the
@@ -67,7 +68,7 @@ func TestProbesCoverExperts(t *testing.T) {
 	for _, accumulate := range []model.Accumulator{model.Float64, model.Float32} {
 		c, p := open(t, probesF32)
 		r := run(t, c.Config, c, p, verify.Options{Accumulate: accumulate})
-		require.Equal(t, verify.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+		require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 		probes := 0
 		for layer := range 5 {
 			probes += len(probed(p, layer))
@@ -86,7 +87,7 @@ func TestProbesCoverExperts(t *testing.T) {
 			require.Contains(t, written, counted)
 			require.Contains(t, written, passed)
 		}
-		at := slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Tensor == probeOf(3, 9) })
+		at := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == probeOf(3, 9) })
 		require.Equal(t, p.Manifest.Probes["3"].Rows, r.Checks[at].ProbeRows)
 		require.NotNil(t, r.Checks[at].NeuronZ, "each probe is an MLP of its own")
 		require.Equal(t, "model.layers.3.mlp.experts.output", r.Checks[at-slices.Index(probed(p, 3), 9)-1].Tensor, "behind the routed sum")
@@ -106,7 +107,7 @@ func TestProbesThatCoverTooLittle(t *testing.T) {
 		require.Contains(t, printed(t, r), "model.layers.3: neither a token nor a probe reached experts ")
 		switch {
 		case tokens+probes == 8:
-			require.Equal(t, verify.Pass, r.Verdict, "%v", r.Reasons)
+			require.Equal(t, report.Pass, r.Verdict, "%v", r.Reasons)
 		case probes == 0:
 			require.Equal(t, []string{fmt.Sprintf("model.layers.3: the pack's tokens reach %d of 16 routed experts", tokens)}, r.Reasons)
 		default:
@@ -136,7 +137,7 @@ func TestWrongWeightsOfExpertsThatNoTokenChose(t *testing.T) {
 	w := get(t, c, name)
 	blind := must(pack.Open(edited(t, probesF32, withoutProbes("2", 0))))
 	r := run(t, c.Config, replace(c, name, scaled(t, w, 2, row(w, 3)...)), blind, verify.Options{})
-	require.NotEqual(t, verify.Fail, r.Verdict)
+	require.NotEqual(t, report.Fail, r.Verdict)
 }
 
 // largest is that of some elements of a weight which is furthest from zero.
@@ -153,9 +154,9 @@ func largest(t *testing.T, elements []int, w tensor.Tensor) (at int) {
 }
 
 // failed lists the checks that failed.
-func failed(r *verify.Report) (names []string) {
+func failed(r *report.Report) (names []string) {
 	for _, c := range r.Checks {
-		if c.Verdict == verify.Fail {
+		if c.Verdict == report.Fail {
 			names = append(names, c.Tensor)
 		}
 	}
@@ -172,7 +173,7 @@ func TestNeuronsOfProbesAreNamed(t *testing.T) {
 	w := get(t, c, name)
 	r := run(t, c.Config, replace(c, name, scaled(t, w, 1.1, row(w, 5)...)), p, verify.Options{})
 	requireFails(t, r, probeOf(3, e), "")
-	check := r.Checks[slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Tensor == probeOf(3, e) })]
+	check := r.Checks[slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == probeOf(3, e) })]
 	require.Equal(t, []int{e, 5}, []int{check.Neuron.Expert, check.Neuron.Index})
 	require.Contains(t, printed(t, r), fmt.Sprintf("expert %d, neuron 5: z ", e))
 }
@@ -227,15 +228,15 @@ func TestProbesExplainWhichExpertsAreExchanged(t *testing.T) {
 func TestChainedModeRunsNoProbes(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, probesF32)
-	r := run(t, c.Config, c, p, verify.Options{Mode: verify.Chained})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	r := run(t, c.Config, c, p, verify.Options{Mode: report.Chained})
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Len(t, r.Reasons, 1)
 	require.Regexp(t, `^model\.layers\.3: the pack's tokens reach \d of 16 routed experts; probes of others are run in local mode only$`, r.Reasons[0])
 	require.Zero(t, r.Coverage.ExpertsProbed)
 	require.Equal(t, probed(p, 3), r.Coverage.Unreached[1].Experts)
 	for _, c := range r.Checks {
 		if strings.Contains(c.Tensor, ".probe.") {
-			require.Equal(t, verify.Skipped, c.Verdict)
+			require.Equal(t, report.Skipped, c.Verdict)
 			require.Equal(t, "chained mode runs no probes: no layer's output depends on them", c.Reason)
 			require.Contains(t, r.Coverage.GoldenUnchecked, c.Tensor)
 		}
@@ -247,7 +248,7 @@ func TestProbesAreSelected(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, probesF32)
 	r := run(t, c.Config, c, p, verify.Options{Stages: []string{"mlp.experts.*.probe.output"}})
-	require.Equal(t, verify.Pass, r.Verdict, "%v", r.Reasons)
+	require.Equal(t, report.Pass, r.Verdict, "%v", r.Reasons)
 	require.Len(t, r.Checks, 21)
 	require.Equal(t, 21, r.Coverage.ExpertsProbed)
 	require.Equal(t, 3*21, r.Coverage.WeightsChecked)
@@ -255,7 +256,7 @@ func TestProbesAreSelected(t *testing.T) {
 	e := probed(p, 2)[0]
 	wrong := replace(c, expertWeight(2, e, "up_proj"), tensor.Tensor{DType: tensor.BF16, Shape: []int{24, 64}, Data: make([]byte, 2*24*64)})
 	r = run(t, c.Config, wrong, p, verify.Options{Layers: must(text.ParseSpans("2", "layers")), Stages: []string{"mlp.experts.output", fmt.Sprintf("mlp.experts.%d.probe.output", probed(p, 2)[1])}})
-	require.Equal(t, verify.Pass, r.Verdict, "the expert that is wrong is not selected: %v %v", r.FirstDivergence, r.Reasons)
+	require.Equal(t, report.Pass, r.Verdict, "the expert that is wrong is not selected: %v %v", r.FirstDivergence, r.Reasons)
 	r = run(t, c.Config, wrong, p, verify.Options{FailFast: true})
 	require.Equal(t, probeOf(2, e), *r.FirstDivergence)
 	require.Equal(t, probeOf(2, e), failed(r)[0])

@@ -4,13 +4,13 @@ import (
 	"math"
 
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 )
 
 // The constants of the error analysis. A variance is kept in units of unit², so that
 // numbers near the values' own size are stored; formulas speak of u for unit.
 const (
-	unit   = 0x1p-24 // u: half the distance of float32 values, over the smaller of them
-	lambda = 8       // the largest distance that rounding explains, in standard deviations
+	unit = 0x1p-24 // u: half the distance of float32 values, over the smaller of them
 	// leastFlip is the least probability given to a rounding that may go either way, so
 	// that a few at once stay within lambda.
 	leastFlip = 1.0 / 16
@@ -62,7 +62,7 @@ func (p precision) point(y, v float64) (float64, float64) {
 		return r, 0
 	}
 	s := unit * math.Sqrt(v)
-	if p.round(y-lambda*s) == r && p.round(y+lambda*s) == r {
+	if p.round(y-bounds.Lambda*s) == r && p.round(y+bounds.Lambda*s) == r {
 		return r, 0
 	}
 	u := p.ulp(r)

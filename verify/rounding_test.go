@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 )
 
 var reduced = []tensor.DType{tensor.F32, tensor.BF16, tensor.F16}
@@ -94,7 +95,7 @@ func TestDistances(t *testing.T) {
 	require.True(t, d.finite)
 	require.Zero(t, d.largest)
 	require.Equal(t, "", d.where(x.Rows()))
-	require.InEpsilon(t, lambda*unit/0.75, d.sees, 1e-9)
+	require.InEpsilon(t, bounds.Lambda*unit/0.75, d.sees, 1e-9)
 
 	want[6] += 21 * unit // the golden's own rounding takes half a unit of 2u
 	d = measure(x, want, each, 1)

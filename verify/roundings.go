@@ -1,50 +1,21 @@
 package verify
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
-	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
-	"dsmoe/text"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // What a conversion did to weights by rounding them. The reference ran with weights that
 // are up to half a unit away: an error of variance ulp²/12 each, beside those of computing.
 // Of a block type half a unit is what tensor.HalfSteps says.
-
-// Rounding says that the checkpoint differs from the reference's by no more than what a
-// conversion did to its weights by rounding them.
-type Rounding struct {
-	Weights    int      `json:"weights"`    // that were rounded
-	Operations []string `json:"operations"` // that rounded them, such as "cast BF16"
-	// Stages would fail if the weights were the reference's own; empty if all would pass.
-	Stages []string `json:"stages"`
-	// Error is the largest relative RMS error of these stages; null if none is finite.
-	Error *float64 `json:"error"`
-	// Allowed is the largest that 8 standard deviations allow one of these stages, as
-	// relative RMS.
-	Allowed *float64 `json:"allowed"`
-	// Layers are the stages of largest relative RMS error of each layer, the worst layer first.
-	Layers []RankedError `json:"layers"`
-	// Experts are the same of the single routed experts that the pack has stages of.
-	Experts []RankedError `json:"experts"`
-}
-
-// RankedError is how far the worst stage of a layer, or of a routed expert, is off.
-type RankedError struct {
-	Layer  int     `json:"layer"`
-	Expert int     `json:"expert"` // -1 of layers
-	Tensor string  `json:"tensor"` // the stage
-	RelRMS float64 `json:"rel_rms"`
-}
 
 // roundings are the weights that a conversion rounded to the dtype they are stored in, and how.
 type roundings map[string]tensor.Rounding
@@ -56,7 +27,7 @@ func all(by string) tensor.Rounding { return tensor.Rounding{By: by} }
 // cast to the compute dtype anyway was rounded in the reference, too. Weights of a block type
 // were rounded whoever made them, and are known without being asked for.
 func (t *tracer) roundings(by func() (map[string]tensor.Rounding, error)) (rounded roundings, err error) {
-	if t.o.Mode != Local {
+	if t.o.Mode != report.Local {
 		return nil, nil
 	}
 	var stored map[string]tensor.Rounding
@@ -100,9 +71,9 @@ func (t *tracer) decodedSteps(name string) []float32 {
 	return steps
 }
 
-// explained compares the report with the one in which weights are taken as they are.
-func (r *Report) explained(rounded roundings, plain *Report) {
-	x := &Rounding{Weights: len(rounded), Operations: []string{}, Stages: []string{}, Layers: ranked(r.Checks, false), Experts: ranked(r.Checks, true)}
+// explain compares the report with the one in which weights are taken as they are.
+func explain(r *report.Report, rounded roundings, plain *report.Report) {
+	x := &report.Rounding{Weights: len(rounded), Operations: []string{}, Stages: []string{}, Layers: ranked(r.Checks, false), Experts: ranked(r.Checks, true)}
 	for _, how := range rounded {
 		if !slices.Contains(x.Operations, how.By) {
 			x.Operations = append(x.Operations, how.By)
@@ -114,7 +85,7 @@ func (r *Report) explained(rounded roundings, plain *Report) {
 		sees[c.Tensor] = c.Sees
 	}
 	for _, c := range plain.Checks {
-		if c.Verdict != Fail {
+		if c.Verdict != report.Fail {
 			continue
 		}
 		x.Stages = append(x.Stages, c.Tensor)
@@ -125,29 +96,29 @@ func (r *Report) explained(rounded roundings, plain *Report) {
 
 // ranked orders layers, or single routed experts, by the stage that is furthest off. What is
 // equal is left out.
-func ranked(checks []Check, experts bool) []RankedError {
+func ranked(checks []report.Check, experts bool) []report.RankedError {
 	type place struct{ layer, expert int }
-	at, all := map[place]int{}, []RankedError{}
+	at, all := map[place]int{}, []report.RankedError{}
 	for _, c := range checks {
 		_, kind := pack.CutLayer(c.Tensor)
 		_, expert := pack.CutExpert(kind)
-		if c.layer < 0 || c.RelRMS == nil || *c.RelRMS == 0 || experts && expert < 0 {
+		if c.Layer() < 0 || c.RelRMS == nil || *c.RelRMS == 0 || experts && expert < 0 {
 			continue
 		}
 		if !experts {
 			expert = -1
 		}
-		e := RankedError{c.layer, expert, c.Tensor, *c.RelRMS}
-		i, seen := at[place{c.layer, expert}]
+		e := report.RankedError{Layer: c.Layer(), Expert: expert, Tensor: c.Tensor, RelRMS: *c.RelRMS}
+		i, seen := at[place{c.Layer(), expert}]
 		switch {
 		case !seen:
-			at[place{c.layer, expert}] = len(all)
+			at[place{c.Layer(), expert}] = len(all)
 			all = append(all, e)
 		case e.RelRMS > all[i].RelRMS:
 			all[i] = e
 		}
 	}
-	slices.SortStableFunc(all, func(a, b RankedError) int { return cmp.Compare(b.RelRMS, a.RelRMS) })
+	slices.SortStableFunc(all, func(a, b report.RankedError) int { return cmp.Compare(b.RelRMS, a.RelRMS) })
 	return all
 }
 
@@ -274,38 +245,3 @@ func float32Rows(w *model.Weight, n int, h []float32) model.Weight {
 // weight exceeds √3 of its standard deviation, and the errors of all rows share the
 // weights', so that they do not average out.
 func roundedRMS(width int) float64 { return math.Sqrt(3) + 4/math.Sqrt(float64(width)) }
-
-// write writes a line of what was rounded and what that did, and which layers and experts are
-// furthest off.
-func (x *Rounding) write(b *bytes.Buffer) {
-	fmt.Fprintf(b, "%-11s%d weights were rounded when they were converted (%s)", "rounding", x.Weights, strings.Join(x.Operations, ", "))
-	if len(x.Stages) == 0 {
-		fmt.Fprintln(b)
-		return
-	}
-	fmt.Fprintf(b, ": %d stages differ by up to %s of their RMS, where 8 σ allow %s\n", len(x.Stages), short(x.Error, "%.1e"), short(x.Allowed, "%.1e"))
-	fmt.Fprintf(b, "%-11slayers by error: %s\n", "", rankedInWords(x.Layers))
-	if len(x.Experts) == 0 {
-		fmt.Fprintf(b, "%-11sexperts are not ranked: the pack has no stages of single experts\n", "")
-		return
-	}
-	fmt.Fprintf(b, "%-11sexperts by error: %s\n", "", rankedInWords(x.Experts))
-}
-
-// mostRanked is how many layers and experts are named in words; JSON has all.
-const mostRanked = 5
-
-func rankedInWords(all []RankedError) string {
-	var words []string
-	for _, e := range all[:min(mostRanked, len(all))] {
-		_, kind := pack.CutLayer(e.Tensor)
-		words = append(words, fmt.Sprintf("layer %d %s %s", e.Layer, kind, text.Figure("%.1e", e.RelRMS)))
-	}
-	if more := len(all) - len(words); more > 0 {
-		words = append(words, fmt.Sprintf("%d more below", more))
-	}
-	if len(words) == 0 {
-		return "none is off"
-	}
-	return strings.Join(words, ", ")
-}

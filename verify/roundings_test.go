@@ -17,6 +17,7 @@ import (
 	"dsmoe/convert/plan"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/report"
 )
 
 // TestRoundedWeightsHaveTheVarianceOfTheirUnits: products, norms, biases and rows of an
@@ -171,21 +172,21 @@ func TestDenormalsOfACast(t *testing.T) {
 	row := 2 * original.Config.HiddenSize
 	for d, far := range map[tensor.DType]uint16{tensor.F32: 3, tensor.BF16: 4} { // steps
 		golden := recorded(t, original.Config, original, in, d)
-		verdict := func(o Options) *Report {
+		verdict := func(o Options) *report.Report {
 			r, err := Run(t.Context(), original.Config, reopened(t, dst), golden, o)
 			require.NoError(t, err)
 			return r
 		}
 		r := verdict(Options{})
-		require.Equal(t, Fail, r.Verdict)
+		require.Equal(t, report.Fail, r.Verdict)
 		require.Equal(t, "model.embed_tokens.output", *r.FirstDivergence)
 		asked := Options{Rounded: func() (map[string]tensor.Rounding, error) { return rounded, nil }}
 		r = verdict(asked)
-		require.Equal(t, Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+		require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 		require.Equal(t, []string{"cast F16"}, r.Rounding.Operations)
 		require.Equal(t, len(rounded), r.Rounding.Weights)
 
-		step := func(rounded bool, steps uint16) *Report {
+		step := func(rounded bool, steps uint16) *report.Report {
 			move := func(steps uint16) {
 				eachWeight(t, reopened(t, dst), func(name string, data []byte) {
 					if name == embedding {
@@ -198,9 +199,9 @@ func TestDenormalsOfACast(t *testing.T) {
 			defer move(-steps)
 			return verdict(asked)
 		}
-		require.Equal(t, Pass, step(true, 1).Verdict)
-		for _, r := range []*Report{step(true, far), step(false, 8)} {
-			require.Equal(t, Fail, r.Verdict)
+		require.Equal(t, report.Pass, step(true, 1).Verdict)
+		for _, r := range []*report.Report{step(true, far), step(false, 8)} {
+			require.Equal(t, report.Fail, r.Verdict)
 			require.Equal(t, "model.embed_tokens.output", *r.FirstDivergence)
 		}
 	}

@@ -8,7 +8,9 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // topK compares the experts chosen with the golden's, as sets per token, and puts
@@ -25,7 +27,7 @@ func (t *tracer) topK(name string, ours *choice) error {
 	layer, _ := pack.CutLayer(name)
 	k, padded := len(ours.Idx)/ours.Scores.Rows(), pack.PaddedTokens(t.in, ours.Scores.Rows())
 	e := t.pack.Manifest.Tensors[name]
-	c := Check{Tensor: name, Verdict: Fail, DType: e.DType.String(), Shape: e.Shape, layer: layer}
+	c := report.Check{Tensor: name, Verdict: report.Fail, DType: e.DType.String(), Shape: e.Shape}
 	if c.Reason = pack.Misfit(e, []int{ours.Scores.Rows(), k}, tensor.I64); c.Reason == "" {
 		want, err := t.pack.Ints(name)
 		if err != nil {
@@ -35,7 +37,7 @@ func (t *tracer) topK(name string, ours *choice) error {
 		if c.Reason = notRouting(want, k, ours, padded); c.Reason == "" {
 			before := t.routing
 			t.compareTopK(&c, ours, want, k, padded)
-			t.routing.addLayer(before, LayerRouting{Layer: fmt.Sprintf("model.layers.%d", layer),
+			addLayer(&t.routing, before, report.LayerRouting{Layer: fmt.Sprintf("model.layers.%d", layer),
 				Same: common(ours.Idx, want, k, padded), Load: loads(want, k, ours.Scores.Width(), padded)})
 			copy(ours.Idx, want)
 		}
@@ -65,7 +67,7 @@ func notes(set map[int]map[int]bool, layer, expert int) {
 }
 
 // addLayer adds a layer, with what was counted since before.
-func (r *Routing) addLayer(before Routing, l LayerRouting) {
+func addLayer(r *report.Routing, before report.Routing, l report.LayerRouting) {
 	l.Choices, l.Pinned, l.Mismatches = r.Choices-before.Choices, r.Pinned-before.Pinned, r.Mismatches-before.Mismatches
 	l.ExactTies, l.NearTies = r.ExactTies-before.ExactTies, r.NearTies-before.NearTies
 	r.Layers = append(r.Layers, l)
@@ -131,7 +133,7 @@ func notExperts(ids []int, k, experts int) string {
 
 // compareTopK counts the golden's choices that are not ours by what excuses them, and those
 // that no rounding could change. Padding does not count.
-func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int, padded pack.Padding) {
+func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, padded pack.Padding) {
 	wrong, tokens := 0, ours.Scores.Rows()-c.Padding
 	for row := range ours.Scores.Rows() {
 		if padded.Has(row) {
@@ -149,32 +151,32 @@ func (t *tracer) compareTopK(c *Check, ours *choice, want []int, k int, padded p
 		t.routing.NearTies += found.nearTies
 		t.routing.Pinned += pinned(ours, row, k)
 	}
-	if layer := t.m.Layer(c.layer); layer.MoE != nil && layer.MoE.Gate.EScoreCorrectionBias.Name != "" {
-		t.routing.Biases = append(t.routing.Biases, biasPins(c.layer, ours, want, k, padded))
+	if layer := t.m.Layer(c.Layer()); layer.MoE != nil && layer.MoE.Gate.EScoreCorrectionBias.Name != "" {
+		t.routing.Biases = append(t.routing.Biases, biasPins(c.Layer(), ours, want, k, padded))
 	}
 	t.routing.Choices += tokens * k
 	t.routing.Mismatches += wrong
 	skip := ""
-	if t.o.Mode == Chained && t.pack.DType != tensor.F32 {
+	if t.o.Mode == report.Chained && t.pack.DType != tensor.F32 {
 		skip = t.unjudged(c.Tensor)
 	}
 	switch {
 	case tokens == 0:
-		c.Verdict, c.Reason = Skipped, allPadding
+		c.Verdict, c.Reason = report.Skipped, allPadding
 	case skip != "":
-		c.Verdict, c.Reason = Skipped, skip
+		c.Verdict, c.Reason = report.Skipped, skip
 	case wrong > 0:
 		c.Reason = fmt.Sprintf("%d choices of another expert, where rounding does not explain it", wrong)
-		c.Failed = []Measure{{"choices", known(float64(wrong)), 0}}
+		c.Failed = []report.Measure{{Name: "choices", Value: known(float64(wrong))}}
 	default:
-		c.Verdict = Pass
+		c.Verdict = report.Pass
 	}
 }
 
 // gapOf says how far expert e, which the golden chose for a token, was from being chosen: its
 // score from that of the worst which only we chose or, if its group was not chosen, the
 // group's worth from that of the worst which was.
-func gapOf(ours *choice, theirs []int, row, e int) *Gap {
+func gapOf(ours *choice, theirs []int, row, e int) *report.Gap {
 	k := len(theirs)
 	scores, of, instead := ours.Scores, "expert", only(ours.Idx[row*k:(row+1)*k], theirs, ours.Scores.Row(row))
 	if g := ours.Groups; g != nil {
@@ -192,7 +194,7 @@ func gapOf(ours *choice, theirs []int, row, e int) *Gap {
 	if gap-gap != 0 {
 		return nil
 	}
-	return &Gap{of, e, other, gap, known(scores.excess(first+other, first+e))}
+	return &report.Gap{Of: of, Golden: e, Ours: other, Score: gap, Z: known(scores.excess(first+other, first+e))}
 }
 
 // excess is by how many standard deviations of their difference x's element i exceeds j.
@@ -212,7 +214,7 @@ func pinned(ours *choice, row, k int) (n int) {
 	firm := func(x *value, i int, chosen []int) bool {
 		first := row * x.Width()
 		for j := range x.Width() {
-			if !slices.Contains(chosen, j) && !(x.excess(first+i, first+j) > lambda) {
+			if !slices.Contains(chosen, j) && !(x.excess(first+i, first+j) > bounds.Lambda) {
 				return false
 			}
 		}
@@ -333,7 +335,7 @@ func (x *value) tie(ours, golden int) tieKind {
 	switch gap := x.excess(ours, golden); {
 	case gap == 0:
 		return exactTie
-	case gap > 0 && gap <= lambda:
+	case gap > 0 && gap <= bounds.Lambda:
 		return nearTie
 	}
 	return noTie
@@ -343,14 +345,14 @@ func (x *value) tie(ours, golden int) tieKind {
 // chosen, by how much its score exceeds the best that was not; one that was not, by how much
 // the worst that was exceeds its. Experts of masked groups, whose scores are -∞, and padding take
 // no part.
-func biasPins(layer int, ours *choice, want []int, k int, padded pack.Padding) BiasPins {
+func biasPins(layer int, ours *choice, want []int, k int, padded pack.Padding) report.BiasPins {
 	pins := slices.Repeat([]float64{math.Inf(1)}, ours.Scores.Width())
 	for row := range ours.Scores.Rows() {
 		if !padded.Has(row) {
 			pinBiases(pins, ours.Scores.Row(row), want[row*k:(row+1)*k])
 		}
 	}
-	p := BiasPins{Layer: fmt.Sprintf("model.layers.%d", layer), Free: []int{}}
+	p := report.BiasPins{Layer: fmt.Sprintf("model.layers.%d", layer), Free: []int{}}
 	var known []float64
 	for e, slack := range pins {
 		if math.IsInf(slack, 1) {

@@ -10,6 +10,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // TestTiesAreExcusedAndCounted: the pack has two identical router rows.
@@ -61,7 +62,7 @@ func TestTieExcusesTheExpertThatTies(t *testing.T) {
 		rewrite(t, dir, m, gate+"topk_idx", chosen)
 	})
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, verify.Fail, r.Verdict)
+	require.Equal(t, report.Fail, r.Verdict)
 	require.Equal(t, gate+"topk_idx", *r.FirstDivergence)
 	require.Equal(t, 1, r.Routing.Mismatches)
 }
@@ -85,7 +86,7 @@ func TestTiesBetweenGroups(t *testing.T) {
 			rewrite(t, dir, m, gate+"logits", make([]float32, 16*tokens))
 		})))
 	}
-	verdict := func(src weights.Source, p *pack.Pack) verify.Verdict {
+	verdict := func(src weights.Source, p *pack.Pack) report.Verdict {
 		for _, check := range run(t, c.Config, src, p, verify.Options{}).Checks {
 			if check.Tensor == gate+"topk_idx" {
 				return check.Verdict
@@ -93,9 +94,9 @@ func TestTiesBetweenGroups(t *testing.T) {
 		}
 		return "not checked"
 	}
-	require.Equal(t, verify.Pass, verdict(zero, golden(8, 9, 13, 15)))
-	require.Equal(t, verify.Fail, verdict(zero, golden(0, 4, 8, 12)), "four groups, where two may be chosen")
-	require.Equal(t, verify.Fail, verdict(c, golden(8, 9, 13, 15)), "the bias tells the groups apart")
+	require.Equal(t, report.Pass, verdict(zero, golden(8, 9, 13, 15)))
+	require.Equal(t, report.Fail, verdict(zero, golden(0, 4, 8, 12)), "four groups, where two may be chosen")
+	require.Equal(t, report.Fail, verdict(c, golden(8, 9, 13, 15)), "the bias tells the groups apart")
 }
 
 // TestRoutingOfLayersAddsUp to that of the run, and each choice is somebody's load.

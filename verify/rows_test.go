@@ -11,6 +11,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // TestSelectRows: padding is left out, and rows that are alike share one weight.
@@ -147,7 +148,7 @@ func TestLinesOnBothSides(t *testing.T) {
 			margin := func(rms float64) float64 {
 				var d distances
 				test.set(&d, rms)
-				return (&Check{}).lines(&d, &Limits{}, test.width, test.distinct, test.rounded, false)
+				return lines(&report.Check{}, &d, &report.Limits{}, test.width, test.distinct, test.rounded, false)
 			}
 			if math.IsInf(test.limit, 1) {
 				require.Zero(t, margin(1e9))
@@ -174,7 +175,7 @@ func TestPinnedOnBothSides(t *testing.T) {
 		89: {"rounding could change 11 of 100 choices of experts: what decides them was not checked"},
 	} {
 		tr := tracerOf(tensor.F32, Options{})
-		tr.routing = Routing{Choices: 100, Pinned: pinned}
+		tr.routing = report.Routing{Choices: 100, Pinned: pinned}
 		require.Equal(t, want, tr.weak(), fmt.Sprint(pinned))
 	}
 }

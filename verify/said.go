@@ -4,19 +4,19 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"dsmoe/model/table"
 	"dsmoe/text"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // What the report says of the parts of the model that it is about.
 
 // said says what the verdict is a statement about: parts with a weight that took part in a
 // checked stage.
-func (t *tracer) said(checks []Check) Scope {
-	s := Scope{Of: t.m.Config.NumHiddenLayers, Selected: t.scope.restricted(), Stages: append([]string{}, t.o.Stages...),
+func (t *tracer) said(checks []report.Check) report.Scope {
+	s := report.Scope{Of: t.m.Config.NumHiddenLayers, Selected: t.scope.restricted(), Stages: append([]string{}, t.o.Stages...),
 		Layers: []int{}, Inputs: t.inputs(), Unread: []int{}}
 	for slot := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		w, layer := t.set.Find(slot.Name), slot.Layer
@@ -47,12 +47,12 @@ func (t *tracer) said(checks []Check) Scope {
 	decoder, _ := slices.BinarySearch(s.Layers, s.Of)
 	s.UnreadParts = t.unreadParts(s.Unread)
 	s.Whole = decoder == s.Of && s.Embedding && s.Head && s.Aside == 0 && len(s.Inputs) == 0 && !s.Selected && !t.stopped
-	s.Text = s.text()
+	s.Text = s.Describe()
 	return s
 }
 
 // notLooked counts the pack's tensors that nothing was computed for because the user wants so.
-func (t *tracer) notLooked(checks []Check) (n int) {
+func (t *tracer) notLooked(checks []report.Check) (n int) {
 	for name := range t.pack.Manifest.Tensors {
 		if pack.IsStage(name) && !t.scope.selects(name) {
 			n++
@@ -70,7 +70,7 @@ func (t *tracer) notLooked(checks []Check) (n int) {
 func (t *tracer) unreadParts(layers []int) []string {
 	parts, ends := []string{}, map[bool]string{true: "the embedding", false: "the head"}
 	if len(layers) > 0 {
-		parts = append(parts, layersText(layers))
+		parts = append(parts, report.LayersText(layers))
 	}
 	for slot := range table.FamilyOf(t.m.Config).Slots(t.m.Config) {
 		if part := ends[slot.Row.LookedUp()]; slot.Layer < 0 && !t.scope.runs(slot) && !slices.Contains(parts, part) {
@@ -80,54 +80,14 @@ func (t *tracer) unreadParts(layers []int) []string {
 	return parts
 }
 
-// text says in words which parts were checked.
-func (s *Scope) text() string {
-	if s.Whole {
-		return "the whole model"
-	}
-	var parts []string
-	add := func(is bool, part string) {
-		if is {
-			parts = append(parts, part)
-		}
-	}
-	n, _ := slices.BinarySearch(s.Layers, s.Of)
-	add(s.Embedding, "the embedding")
-	add(n > 0, fmt.Sprintf("%s of %d", layersText(s.Layers[:n]), s.Of))
-	add(n < len(s.Layers), "prediction "+layersText(s.Layers[n:]))
-	add(s.Head, "the head")
-	if parts == nil {
-		return "nothing"
-	}
-	what := strings.Join(parts, ", ")
-	if len(s.Stages) > 0 {
-		what += ", stages " + strings.Join(s.Stages, ", ")
-	}
-	if s.Selected {
-		return what + ", as selected"
-	}
-	if s.Aside > 0 {
-		what += ", but for " + text.Plural(s.Aside, "weight") + " whose stages are absent on purpose"
-	}
-	return what
-}
-
-// layersText is "layer 3" or "layers 3-5".
-func layersText(layers []int) string {
-	if len(layers) == 1 {
-		return "layer " + strconv.Itoa(layers[0])
-	}
-	return "layers " + text.Ranges(layers)
-}
-
 // inputs says what layers began with where it was not what the part before gave.
-func (t *tracer) inputs() []ScopeInput {
-	list := []ScopeInput{}
+func (t *tracer) inputs() []report.ScopeInput {
+	list := []report.ScopeInput{}
 	for _, s := range t.starts {
-		if slices.ContainsFunc(list, func(in ScopeInput) bool { return in.Layer == s.layer }) {
+		if slices.ContainsFunc(list, func(in report.ScopeInput) bool { return in.Layer == s.layer }) {
 			continue // a training pack is run twice
 		}
-		in := ScopeInput{Layer: s.layer, Kind: pack.Recorded, Text: s.name + " as the pack has it"}
+		in := report.ScopeInput{Layer: s.layer, Kind: pack.Recorded, Text: s.name + " as the pack has it"}
 		if told := t.pack.Manifest.LayerInputs[strconv.Itoa(s.layer)]; s.name == pack.OwnInput(s.layer) {
 			in.Kind = told.Kind
 			in.Text = fmt.Sprintf("%s, recorded as %s", s.name, told.Is)
@@ -147,12 +107,4 @@ func (t *tracer) ran() []int {
 		layers = append(layers, len(t.m.Model.Layers)+k)
 	}
 	return layers
-}
-
-// were is a number of things, and the verb.
-func were(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun + " was"
-	}
-	return text.Plural(n, noun) + " were"
 }

@@ -14,6 +14,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/text"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // What a run looks at: the layers that the pack has stages of, or of these what the user
@@ -52,9 +53,9 @@ func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 
 // checkChain refuses to call it a chain if the user selects nothing but the head, which then
 // begins with the pack's tensor: that is a local check.
-func (s *scope) checkChain(mode Mode) error {
+func (s *scope) checkChain(mode report.Mode) error {
 	last := s.config.NumHiddenLayers
-	if mode == Chained && s.restricted() && s.course.Head && s.course.Predictions == 0 && !s.follows(last) {
+	if mode == report.Chained && s.restricted() && s.course.Head && s.course.Predictions == 0 && !s.follows(last) {
 		return s.pack.Fault(fmt.Sprintf("chained mode: the layers before the head are not selected, and it would begin with the pack's %s; "+
 			"select stages of layer %d too, or use --mode local", pack.InputStage(last), last-1))
 	}

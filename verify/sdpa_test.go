@@ -7,6 +7,7 @@ import (
 
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // sdpaBF16 is of transformers' sdpa attention, with padding.
@@ -27,7 +28,7 @@ func TestFusedAttention(t *testing.T) {
 	const context = "model.layers.0.self_attn.o_proj.input"
 	c, p := open(t, sdpaBF16)
 	r := run(t, c.Config, c, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+	require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
 	require.Equal(t, "sdpa", r.Golden.Reference.Attention)
 	require.Contains(t, printed(t, r), "\n           attention sdpa\n")
 	require.Contains(t, html(t, r), "attention sdpa")
@@ -37,21 +38,21 @@ func TestFusedAttention(t *testing.T) {
 
 	changed := override(t, c.Config, "rope_parameters", `{"rope_theta": 20000, "rope_type": "default"}`)
 	r = run(t, changed, c, p, verify.Options{Undiagnosed: true})
-	require.Equal(t, verify.Fail, r.Verdict)
+	require.Equal(t, report.Fail, r.Verdict)
 	const name = "model.layers.1.self_attn.kv_b_proj.weight"
 	w := get(t, c, name)
 	r = run(t, c.Config, replace(c, name, scaled(t, w, 1.1, row(w, 3)...)), p, verify.Options{Undiagnosed: true})
-	require.Equal(t, verify.Fail, r.Verdict)
+	require.Equal(t, report.Fail, r.Verdict)
 }
 
 // TestOtherAttention is inconclusive, by name; what says nothing, or eager, is eager.
 func TestOtherAttention(t *testing.T) {
 	t.Parallel()
 	c, _ := open(t, "v3/golden-f32")
-	for name, want := range map[string]verify.Verdict{"": verify.Pass, "eager": verify.Pass, "sdpa": verify.Pass, "flash_attention_2": verify.Inconclusive, "flex_attention": verify.Inconclusive} {
+	for name, want := range map[string]report.Verdict{"": report.Pass, "eager": report.Pass, "sdpa": report.Pass, "flash_attention_2": report.Inconclusive, "flex_attention": report.Inconclusive} {
 		r := run(t, c.Config, c, attending(t, "v3/golden-f32", name), verify.Options{})
 		require.Equal(t, want, r.Verdict, name)
-		if want == verify.Inconclusive {
+		if want == report.Inconclusive {
 			require.Equal(t, []string{"the reference ran with attn_implementation " + name + ", whose rounding errors are not known: record the pack with eager or sdpa"}, r.Reasons)
 		}
 	}

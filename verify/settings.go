@@ -12,6 +12,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // training are the keys of config.json that mean nothing but in training, so that a pack may
@@ -20,14 +21,14 @@ var training = []string{"aux_loss_alpha", "seq_aux"}
 
 // settingsOf compares a checkpoint's config with what the reference ran with, c, and with what the
 // pack was recorded from.
-func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o *Options) Settings {
-	s := Settings{Overridden: []Override{}, Unexercised: unexercised(c, golden, in), Differ: []pack.Difference{}}
+func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o *Options) report.Settings {
+	s := report.Settings{Overridden: []report.Override{}, Unexercised: unexercised(c, golden, in), Differ: []pack.Difference{}}
 	if recorded, err := golden.RecordedConfig(c.Reference); err == nil && recorded != nil { // checkShape has seen the error
 		s.Differ = pack.Differences(c, recorded)
 	} else if hash := golden.Manifest.Checkpoint["config.json"]; hash != "" && o.ConfigHash != "" {
 		s.Unknown = hash != o.ConfigHash
 	}
-	s.Origin = s.origin()
+	s.Origin = origin(&s)
 	var values map[string]jsontext.Value
 	_ = json.Unmarshal(stored.JSON(), &values) // config has parsed it
 	ran := golden.Manifest.ConfigOverrides
@@ -39,7 +40,7 @@ func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o 
 		if v, ok := values[key]; ok {
 			was = string(v)
 		}
-		s.Overridden = append(s.Overridden, Override{key, was, string(ran[key]), slices.Contains(training, key)})
+		s.Overridden = append(s.Overridden, report.Override{Key: key, Checkpoint: was, Reference: string(ran[key]), Training: slices.Contains(training, key)})
 	}
 	return s
 }
@@ -60,11 +61,11 @@ func sameEffect(c *config.Config, key string, value jsontext.Value) bool {
 }
 
 // unexercised lists the keys of c that change nothing on the input.
-func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []Unexercised {
-	list := []Unexercised{}
+func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.Unexercised {
+	list := []report.Unexercised{}
 	add := func(holds bool, key, format string, args ...any) {
 		if holds {
-			list = append(list, Unexercised{key, fmt.Sprintf(format, args...)})
+			list = append(list, report.Unexercised{Key: key, Why: fmt.Sprintf(format, args...)})
 		}
 	}
 	s := c.RopeScaling
@@ -83,9 +84,9 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []Unexerc
 	return list
 }
 
-// reason says why there can be no verdict about the checkpoint: the reference ran with
+// configReasons says why there can be no verdict about the checkpoint: the reference ran with
 // another config. It is empty if it did not.
-func (s *Settings) reasons() (reasons []string) {
+func configReasons(s *report.Settings) (reasons []string) {
 	for _, o := range s.Overridden {
 		if !o.Training {
 			reasons = append(reasons, fmt.Sprintf("config.json has %s %s, the reference ran with %s: this is no verdict about that config", o.Key, o.Checkpoint, o.Reference))
@@ -95,7 +96,7 @@ func (s *Settings) reasons() (reasons []string) {
 }
 
 // origin says that the pack was recorded from another checkpoint or config, if anything shows that.
-func (s *Settings) origin() string {
+func origin(s *report.Settings) string {
 	meaning := slices.DeleteFunc(slices.Clone(s.Differ), func(d pack.Difference) bool { return !d.Meaning })
 	switch {
 	case len(meaning) > 0:

@@ -12,10 +12,11 @@ import (
 	"dsmoe/model"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // printed is a report as text.
-func printed(t *testing.T, r *verify.Report) string {
+func printed(t *testing.T, r *report.Report) string {
 	t.Helper()
 	var text strings.Builder
 	require.NoError(t, r.WriteText(&text))
@@ -68,7 +69,7 @@ func TestTextSays(t *testing.T) {
 		broken  bool // q_proj of layer 2 in the other RoPE layout
 		want    []string
 	}{
-		"chained": {"v1-base/golden-f32", verify.Options{Mode: verify.Chained}, true, []string{
+		"chained": {"v1-base/golden-f32", verify.Options{Mode: report.Chained}, true, []string{
 			"mode       chained: end to end, with the golden's choice of experts; float64 sums",
 			"limits     float32 pack, end to end: 4e-6·√layers, at most 2e-5: rel RMS ≤ 2e-05, a row's ≤ 8e-05, max/RMS ≤ 0.0002",
 			"layer 1    2/15     output                6.9e-07  3.6e-06  4.634%   12.22%",
@@ -81,7 +82,7 @@ func TestTextSays(t *testing.T) {
 			"routing    348 choices of experts: 13 differ; 348 could not be changed by rounding",
 			"verdict    FAIL",
 		}},
-		"a report without a verdict": {"v1-base/golden-bf16", verify.Options{Mode: verify.Chained}, false, []string{
+		"a report without a verdict": {"v1-base/golden-bf16", verify.Options{Mode: report.Chained}, false, []string{
 			"layer 3    0/15     mlp.experts           1.1e-02  9.6e-02  67.51%  -",
 			"coverage   0 of 58 golden tensors, 0 of 186 weights, 45 of 48 routed experts",
 			"verdict    INCONCLUSIVE",
@@ -131,7 +132,7 @@ func TestTextSays(t *testing.T) {
 }
 
 // exercised is what a verdict says of a report's coverage.
-func exercised(r *verify.Report) string {
+func exercised(r *report.Report) string {
 	weights := fmt.Sprintf("%d of %d weights exercised", r.Coverage.WeightsChecked, r.Coverage.Weights)
 	if r.Coverage.Experts == 0 {
 		return weights
@@ -168,7 +169,7 @@ func TestNothingToCheck(t *testing.T) {
 	})
 	c, _ := open(t, "v1-dense/golden-f32")
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	data, err := json.Marshal(r)
 	require.NoError(t, err)
 	require.Contains(t, string(data), `"checks":[]`)

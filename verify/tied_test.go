@@ -11,6 +11,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // withHead is a source with a head beside what it has.
@@ -46,7 +47,7 @@ func TestStoredHeadThatIsTied(t *testing.T) {
 	apart := run(t, c.Config, c, p, verify.Options{})
 	tied := override(t, c.Config, "tie_word_embeddings", "true")
 	r := run(t, tied, c, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict, r.FirstDivergence)
+	require.Equal(t, report.Pass, r.Verdict, r.FirstDivergence)
 	require.Equal(t, apart.Coverage.WeightsChecked, r.Coverage.WeightsChecked)
 	require.Equal(t, apart.Coverage.Weights, r.Coverage.Weights)
 	wrong := get(t, c, "lm_head.weight")
@@ -68,7 +69,7 @@ func TestUntiedConversion(t *testing.T) {
 		m["config"] = config
 	})))
 	r := run(t, c.Config, c, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	require.Equal(t, []pack.Difference{{Key: "tie_word_embeddings", Checkpoint: "false", Pack: "true", Meaning: true}}, r.Config.Differ)
 }
 
@@ -79,7 +80,7 @@ func TestStoredHeadOfPublishedCode(t *testing.T) {
 	c, p := open(t, "v1-rope-linear-tied-bias/golden-f32")
 	embedding := get(t, c, "model.embed_tokens.weight")
 	r := run(t, c.Config, withHead{c, embedding}, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	other := get(t, c, "model.embed_tokens.weight")
 	other.Data[len(other.Data)-1] ^= 1
 	_, err := verify.Run(context.Background(), c.Config, withHead{c, other}, p, verify.Options{})

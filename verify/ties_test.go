@@ -8,7 +8,9 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // uncertainly returns scores [rows, width] with a standard deviation of one float32 unit of
@@ -30,28 +32,28 @@ func TestChoicesOfExperts(t *testing.T) {
 	for name, test := range map[string]struct {
 		scores  []float32
 		golden  []int
-		want    Routing
-		verdict Verdict
+		want    report.Routing
+		verdict report.Verdict
 	}{
-		"the same":                  {[]float32{4, 3, 2, 1}, []int{0, 1}, Routing{Choices: 2, Pinned: 2}, Pass},
-		"the same in another order": {[]float32{4, 3, 2, 1}, []int{1, 0}, Routing{Choices: 2, Pinned: 2}, Pass},
-		"equal to the bit":          {[]float32{4, 3, 3, 1}, []int{0, 2}, Routing{Choices: 2, Pinned: 1, ExactTies: 1}, Pass},
-		"8 σ apart":                 {[]float32{4, 0.5 + 11*u, 0.5, 0}, []int{0, 2}, Routing{Choices: 2, Pinned: 1, NearTies: 1}, Pass},
-		"as near, and the same":     {[]float32{4, 0.5 + 11*u, 0.5, 0}, []int{0, 1}, Routing{Choices: 2, Pinned: 1}, Pass},
-		"further":                   {[]float32{4, 0.5 + 12*u, 0.5, 0}, []int{0, 2}, Routing{Choices: 2, Pinned: 2, Mismatches: 1}, Fail},
-		"both of others":            {[]float32{4, 3, 2, 1}, []int{2, 3}, Routing{Choices: 2, Pinned: 2, Mismatches: 2}, Fail},
+		"the same":                  {[]float32{4, 3, 2, 1}, []int{0, 1}, report.Routing{Choices: 2, Pinned: 2}, report.Pass},
+		"the same in another order": {[]float32{4, 3, 2, 1}, []int{1, 0}, report.Routing{Choices: 2, Pinned: 2}, report.Pass},
+		"equal to the bit":          {[]float32{4, 3, 3, 1}, []int{0, 2}, report.Routing{Choices: 2, Pinned: 1, ExactTies: 1}, report.Pass},
+		"8 σ apart":                 {[]float32{4, 0.5 + 11*u, 0.5, 0}, []int{0, 2}, report.Routing{Choices: 2, Pinned: 1, NearTies: 1}, report.Pass},
+		"as near, and the same":     {[]float32{4, 0.5 + 11*u, 0.5, 0}, []int{0, 1}, report.Routing{Choices: 2, Pinned: 1}, report.Pass},
+		"further":                   {[]float32{4, 0.5 + 12*u, 0.5, 0}, []int{0, 2}, report.Routing{Choices: 2, Pinned: 2, Mismatches: 1}, report.Fail},
+		"both of others":            {[]float32{4, 3, 2, 1}, []int{2, 3}, report.Routing{Choices: 2, Pinned: 2, Mismatches: 2}, report.Fail},
 		"one for the best, though it ties with the second": {[]float32{4, 3, 3, 1}, []int{1, 2},
-			Routing{Choices: 2, Pinned: 1, Mismatches: 1}, Fail},
+			report.Routing{Choices: 2, Pinned: 1, Mismatches: 1}, report.Fail},
 		"any number of tokens may tie": {[]float32{4, 0.5 + u, 0.5, 0, 4, 0.5 + u, 0.5, 0}, []int{0, 2, 0, 2},
-			Routing{Choices: 4, Pinned: 2, NearTies: 2}, Pass},
+			report.Routing{Choices: 4, Pinned: 2, NearTies: 2}, report.Pass},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ours := &choice{Scores: uncertainly(4, test.scores...)}
 			for row := range ours.Scores.Rows() {
 				ours.Idx = append(ours.Idx, model.TopK(ours.Scores.Row(row), 2)...)
 			}
-			tr := tracerOf(tensor.F32, Options{Mode: Local})
-			c := Check{Verdict: Fail}
+			tr := tracerOf(tensor.F32, Options{Mode: report.Local})
+			c := report.Check{Tensor: "model.layers.0.mlp.gate.topk_idx", Verdict: report.Fail}
 			tr.compareTopK(&c, ours, test.golden, 2, nil)
 			require.Equal(t, test.want, tr.routing)
 			require.Equal(t, test.verdict, c.Verdict, c.Reason)
@@ -63,12 +65,12 @@ func TestChoicesOfExperts(t *testing.T) {
 // logits and their rounding; a difference of twice that ties.
 func TestNoiseOfScoresEndToEnd(t *testing.T) {
 	scores := &model.Activation{Shape: []int{2, 2}, Values: []float32{0.5, 0.25, 0.5, 0.25}, DType: tensor.F32}
-	tr := tracerOf(tensor.F32, Options{Mode: Chained})
+	tr := tracerOf(tensor.F32, Options{Mode: report.Chained})
 	tr.logitsErr = []float64{1e-6, 0}
 	x := tr.noisy(scores)
 	ties := func(row int) float64 { // of two scores of 0.5
 		s := unit * float64(x.sigma.Values[2*row])
-		return lambda * math.Sqrt2 * s
+		return bounds.Lambda * math.Sqrt2 * s
 	}
 	require.InEpsilon(t, 2*(0x1p-22+2e-6)*0.5, ties(0), 1e-6)
 	require.InEpsilon(t, 2*0x1p-22*0.5, ties(1), 1e-6)
@@ -128,9 +130,9 @@ func TestBiasPins(t *testing.T) {
 		1, 4, 5, masked, masked)}
 	p := biasPins(3, ours, []int{0, 1, 2, 1}, 2, nil)
 	// 0: 5 - 1 chosen, 4 - 1 not; 1: 4 - 1; 2: 4 - 1, 5 - 1; 3: 4 - 0.5; 4 is always masked
-	require.Equal(t, BiasPins{Layer: "model.layers.3", Median: 3, Widest: 3.5, Expert: 3, Free: []int{4}}, p)
+	require.Equal(t, report.BiasPins{Layer: "model.layers.3", Median: 3, Widest: 3.5, Expert: 3, Free: []int{4}}, p)
 	p = biasPins(3, ours, []int{0, 1, 2, 1}, 2, pack.Padding{false, true})
-	require.Equal(t, BiasPins{Layer: "model.layers.3", Median: 3.5, Widest: 4, Expert: 0, Free: []int{4}}, p)
+	require.Equal(t, report.BiasPins{Layer: "model.layers.3", Median: 3.5, Widest: 4, Expert: 0, Free: []int{4}}, p)
 }
 
 // TestRoutingByLayer: what is counted of a layer is what was added by it.
@@ -139,7 +141,7 @@ func TestRoutingByLayer(t *testing.T) {
 	require.Equal(t, 1, common([]int{0, 1, 2, 3}, []int{1, 0, 3, 4}, 2, pack.Padding{true, false}))
 	require.Equal(t, []int{1, 2, 0, 1}, loads([]int{0, 1, 1, 3}, 2, 4, nil))
 	require.Equal(t, []int{0, 1, 0, 1}, loads([]int{0, 1, 1, 3}, 2, 4, pack.Padding{true, false}))
-	r := Routing{Choices: 10, Pinned: 8, ExactTies: 3, NearTies: 2, Mismatches: 1}
-	r.addLayer(Routing{Choices: 4, Pinned: 3, ExactTies: 3, Mismatches: 1}, LayerRouting{Layer: "model.layers.3", Same: 4})
-	require.Equal(t, []LayerRouting{{Layer: "model.layers.3", Choices: 6, Same: 4, Pinned: 5, NearTies: 2}}, r.Layers)
+	r := report.Routing{Choices: 10, Pinned: 8, ExactTies: 3, NearTies: 2, Mismatches: 1}
+	addLayer(&r, report.Routing{Choices: 4, Pinned: 3, ExactTies: 3, Mismatches: 1}, report.LayerRouting{Layer: "model.layers.3", Same: 4})
+	require.Equal(t, []report.LayerRouting{{Layer: "model.layers.3", Choices: 6, Same: 4, Pinned: 5, NearTies: 2}}, r.Layers)
 }

@@ -7,7 +7,9 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // chainedTrace compares the stages of a pass that runs end to end by their Metrics.
@@ -75,15 +77,15 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 }
 
 // compare judges the selected rows of a by their metrics.
-func (t *tracer) compare(c *Check, name string, a *model.Activation, want []float32, rows *rowSet) {
+func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want []float32, rows *rowSet) {
 	m := rows.metrics(a.Values, want, a.Width(), a.DType)
-	c.measure(m, a.Values, want)
+	measureCheck(c, m, a.Values, want)
 	if strings.HasSuffix(name, pack.Grad) {
 		t.judgeGradient(c, m, want)
 	} else {
-		c.judge(m, t.metricLimits(name), t.unjudged(name))
+		judge(c, m, t.metricLimits(name), t.unjudged(name))
 	}
-	if c.Verdict == Fail {
+	if c.Verdict == report.Fail {
 		c.Pattern = t.metricPattern(a, want, rows)
 	}
 }
@@ -108,14 +110,14 @@ func (t *tracer) noisy(scores *model.Activation) *value {
 		if row < len(t.logitsErr) {
 			noise += 2 * t.logitsErr[row]
 		}
-		x.sigma.Values[i] = float32(math.Sqrt2 * noise * math.Abs(float64(s)) / (lambda * unit))
+		x.sigma.Values[i] = float32(math.Sqrt2 * noise * math.Abs(float64(s)) / (bounds.Lambda * unit))
 	}
 	return x
 }
 
 // unjudged says why a stage is measured but not judged in this mode, if so.
 func (t *tracer) unjudged(name string) string {
-	if t.o.Mode == Local {
+	if t.o.Mode == report.Local {
 		return ""
 	}
 	if t.pack.DType != tensor.F32 {

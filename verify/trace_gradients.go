@@ -9,6 +9,7 @@ import (
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // learning holds the gradients of a training pack against the error analysis, a layer at a time:
@@ -107,7 +108,7 @@ func (l *learning) stage(name string, x *value) error {
 		}
 		l.g.set(x, dx)
 	case l.misses(name + pack.Grad):
-		return l.add(Check{Tensor: name + pack.Grad, Verdict: Fail, layer: layerOf(name), Reason: "the pack has no such tensor here, though it has elsewhere"})
+		return l.add(report.Check{Tensor: name + pack.Grad, Verdict: report.Fail, Reason: "the pack has no such tensor here, though it has elsewhere"})
 	}
 	return nil
 }
@@ -164,14 +165,14 @@ func (l *learning) compare(name string, dx *value, by weightSet) error {
 	if err != nil {
 		return err
 	}
-	if c.Verdict == Skipped {
+	if c.Verdict == report.Skipped {
 		dx.become(want)
-	} else if c.Verdict != Fail {
-		c.measure(rows.metrics(dx.Values, want, dx.Width(), dx.DType), dx.Values, want)
+	} else if c.Verdict != report.Fail {
+		measureCheck(&c, rows.metrics(dx.Values, want, dx.Width(), dx.DType), dx.Values, want)
 		l.attribution.sets[dx] = by
 		l.local.hold(&c, dx, want, rows)
 		delete(l.attribution.sets, dx)
-		c.blind = c.blind && rms(want) > 0 // nothing flows to an expert of last tokens
+		c.Blind = c.Blind && rms(want) > 0 // nothing flows to an expert of last tokens
 		dx.become(want)
 	}
 	return l.add(c)

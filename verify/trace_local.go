@@ -8,7 +8,9 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // What local mode computes with, and what its trace sees.
@@ -79,17 +81,17 @@ func (t *localTrace) feed(name string, x *value) error {
 }
 
 // compare checks x against the golden tensor, and replaces it.
-func (t *localTrace) compare(name string, x *value) (Check, error) {
+func (t *localTrace) compare(name string, x *value) (report.Check, error) {
 	c, want, rows, err := t.begin(name, x.Activation)
-	if err != nil || c.Verdict == Fail {
+	if err != nil || c.Verdict == report.Fail {
 		return c, err
 	}
-	if c.Verdict != Skipped {
+	if c.Verdict != report.Skipped {
 		rounded := x.rounded()
 		m := rows.metrics(rounded, want, x.Width(), x.DType)
-		c.measure(m, rounded, want)
+		measureCheck(&c, m, rounded, want)
 		if pack.IsLossOrGradient(name) {
-			c.judge(m, t.metricLimits(name), "")
+			judge(&c, m, t.metricLimits(name), "")
 		} else {
 			t.hold(&c, x, want, rows)
 		}
@@ -119,17 +121,17 @@ func (x *value) rounded() []float32 {
 }
 
 // hold judges the selected rows of x by the error analysis.
-func (t *localTrace) hold(c *Check, x *value, want []float32, rows *rowSet) {
+func (t *localTrace) hold(c *report.Check, x *value, want []float32, rows *rowSet) {
 	factor, key := t.factor(c.Tensor)
 	rounded := t.roundedTo(x)
-	l := Limits{Z: lambda, From: limitsInWords(x.DType, rounded != x.DType)}
+	l := report.Limits{Z: bounds.Lambda, From: limitsInWords(x.DType, rounded != x.DType)}
 	if key != "" {
 		l.Factor, l.From = factor, fmt.Sprintf("--limit %s=%g: 8 σ, each times that", key, factor)
 	}
 	x.spread()
 	d := measure(x, want, rows, factor)
 	t.last = d
-	c.Limit, c.Limits, c.Verdict = &l.Z, &l, Fail
+	c.Limit, c.Limits, c.Verdict = &l.Z, &l, report.Fail
 	c.Index = unflatten(d.worst, c.Shape)
 	c.Want = number(want[d.worst])
 	c.Got = number(x.Values[d.worst])
@@ -141,25 +143,25 @@ func (t *localTrace) hold(c *Check, x *value, want []float32, rows *rowSet) {
 	}
 	c.Z, c.RMSZ, c.Sees, c.Beyond = known(d.largest), known(d.rms), known(d.sees), d.beyond
 	c.Sigma = known(factor * unit * math.Sqrt(x.v(d.worst)))
-	c.blind = d.saysNothing(rounded)
-	margin := d.largest / lambda
+	c.Blind = d.saysNothing(rounded)
+	margin := d.largest / bounds.Lambda
 	if x.DType == tensor.F32 {
-		margin = max(margin, c.lines(d, &l, x.Width(), rows.distinct, rounded != x.DType, x.together))
+		margin = max(margin, lines(c, d, &l, x.Width(), rows.distinct, rounded != x.DType, x.together))
 	} else {
 		c.Ambiguous = known(d.ambiguous)
-		c.roundsTo(x, d.worst, factor)
+		roundsTo(c, x, d.worst, factor)
 	}
 	if isMLP(c.Tensor) && x.products != nil && d.finite {
 		n, z := t.analysis.neurons(x, want, rows, factor)
 		if c.ProbeRows != nil {
 			n.Expert = pack.ProbedExpert(c.Tensor)
 		}
-		c.NeuronZ, l.NeuronZ, c.Neuron = known(z), neuronZ, n
-		margin = max(margin, z/neuronZ)
+		c.NeuronZ, l.NeuronZ, c.Neuron = known(z), bounds.NeuronLimit, n
+		margin = max(margin, z/bounds.NeuronLimit)
 	}
 	c.Margin = known(margin)
 	if margin <= 1 {
-		c.Verdict, c.Neuron = Pass, nil
+		c.Verdict, c.Neuron = report.Pass, nil
 	} else {
 		c.Where = d.where(len(rows.compared))
 		c.Pattern = t.localPattern(x, want, rows, factor)
@@ -203,7 +205,7 @@ func (t *localTrace) roundedTo(x *value) tensor.DType {
 // and returns the largest share of a limit. Of few distinct rows only the rows' RMS is judged.
 // Where weights were rounded, the elements of a column share that error, and columns have no
 // limit.
-func (c *Check) lines(d *distances, l *Limits, width, distinct int, rounded, together bool) (margin float64) {
+func lines(c *report.Check, d *distances, l *report.Limits, width, distinct int, rounded, together bool) (margin float64) {
 	if width >= leastRow {
 		c.RowZ, l.RowZ = known(d.rowRMS), rowRMS
 		margin = d.rowRMS / rowRMS
@@ -225,9 +227,9 @@ func (c *Check) lines(d *distances, l *Limits, width, distinct int, rounded, tog
 }
 
 // roundsTo says what element i of x may round to.
-func (c *Check) roundsTo(x *value, i int, factor float64) {
+func roundsTo(c *report.Check, x *value, i int, factor float64) {
 	p, y, s := precisionOf(x.DType), float64(x.Values[i]), factor*unit*math.Sqrt(x.v(i))
-	for _, r := range []float64{p.round(y - lambda*s), p.round(y), p.round(y + lambda*s)} {
+	for _, r := range []float64{p.round(y - bounds.Lambda*s), p.round(y), p.round(y + bounds.Lambda*s)} {
 		if n := number(float32(r)); !slices.Contains(c.Rounds, n) {
 			c.Rounds = append(c.Rounds, n)
 		}

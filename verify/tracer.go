@@ -12,6 +12,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/weights"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // tracer gathers what is found of a pack while the model runs.
@@ -24,7 +25,7 @@ type tracer struct {
 	scope    *scope         // what is run and compared
 	o        *Options
 	rounded  roundings // what the reference had before it was rounded; nil takes weights as they are
-	checks   []Check
+	checks   []report.Check
 	expected int             // golden tensors beside the inputs
 	seen     map[string]bool // golden tensors
 	kinds    map[string]bool // stages that the pack has in some layer, with * for an expert's number
@@ -40,8 +41,8 @@ type tracer struct {
 	stepsErr error // why half steps of a weight could not be read
 	stopped  bool  // at the first failing stage, because the user asked for that
 
-	settings    Settings
-	routing     Routing
+	settings    report.Settings
+	routing     report.Routing
 	attnWeights bool                 // the pack has probabilities of the whole input
 	starts      []start              // tensors that parts of the model began with
 	chosen      []int                // by the last gate
@@ -96,7 +97,7 @@ func (t *tracer) again(m *model.DeepseekForCausalLM, o *Options) *tracer {
 // run runs the model over in, and backward if the pack is one of training. In local mode
 // that is a pass of its own.
 func (t *tracer) run(ctx context.Context, in *model.Input) error {
-	if t.o.Mode == Chained {
+	if t.o.Mode == report.Chained {
 		return t.chained(ctx, in, &chainedTrace{tracer: t})
 	}
 	o := t.options()
@@ -127,7 +128,7 @@ func (t *tracer) analysis(o model.Options, rounded roundings) *analysis {
 // options are those of a pass.
 func (t *tracer) options() model.Options {
 	var probes map[int]model.Probe
-	if t.o.Mode == Local {
+	if t.o.Mode == report.Local {
 		probes = t.scope.probes(t.scope.compares)
 	}
 	return model.Options{
@@ -157,7 +158,7 @@ func (t *tracer) golden(name string) (bool, error) {
 		if expert >= 0 {
 			of = "expert"
 		}
-		return false, t.add(Check{Tensor: name, Verdict: Fail, layer: layer, Reason: fmt.Sprintf("the pack has no such tensor for this %s, though it has for others", of)})
+		return false, t.add(report.Check{Tensor: name, Verdict: report.Fail, Reason: fmt.Sprintf("the pack has no such tensor for this %s, though it has for others", of)})
 	default:
 		t.free[kind] = true
 	}
@@ -168,15 +169,15 @@ func (t *tracer) golden(name string) (bool, error) {
 var errStopped = errors.New("stopped at the first failing stage")
 
 // add adds a check. The error ends the run: the check failed, and the user wants no more.
-func (t *tracer) add(c Check) error {
-	if c.Verdict == Fail && c.Failed == nil {
-		c.Failed = c.exceeded()
+func (t *tracer) add(c report.Check) error {
+	if c.Verdict == report.Fail && c.Failed == nil {
+		c.Failed = c.Exceeded()
 	}
 	t.checks = append(t.checks, c)
 	if t.o.Progress != nil {
 		t.o.Progress(len(t.checks), t.expected)
 	}
-	if t.o.FailFast && c.Verdict == Fail {
+	if t.o.FailFast && c.Verdict == report.Fail {
 		t.stopped = true
 		return errStopped
 	}
@@ -243,15 +244,15 @@ func (t *tracer) onPurpose(name string) bool {
 
 // begin returns a check of a stage, failed if it cannot be compared, skipped if all its rows
 // are padding; the golden tensor, and its rows that are compared.
-func (t *tracer) begin(name string, a *model.Activation) (c Check, want []float32, rows *rowSet, err error) {
+func (t *tracer) begin(name string, a *model.Activation) (c report.Check, want []float32, rows *rowSet, err error) {
 	layer, _ := pack.CutLayer(name)
 	e := t.pack.Manifest.Tensors[name]
-	c = Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape, layer: layer}
+	c = report.Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape}
 	if pack.IsProbe(name) {
 		c.ProbeRows = t.pack.Manifest.Probes[strconv.Itoa(layer)].Rows
 	}
 	if c.Reason = pack.Misfit(e, a.Shape, a.DType); c.Reason != "" {
-		c.Verdict = Fail
+		c.Verdict = report.Fail
 		return c, nil, nil, nil
 	}
 	if want, rows, err = t.goldenRows(name, a); err != nil {
@@ -259,7 +260,7 @@ func (t *tracer) begin(name string, a *model.Activation) (c Check, want []float3
 	}
 	c.Padding, c.Distinct = rows.padding, rows.distinct
 	if len(rows.compared) == 0 {
-		c.Verdict, c.Reason = Skipped, allPadding
+		c.Verdict, c.Reason = report.Skipped, allPadding
 	} else {
 		t.noteZeros(name, rows.gather(want, a.Width()))
 	}
@@ -267,26 +268,26 @@ func (t *tracer) begin(name string, a *model.Activation) (c Check, want []float3
 }
 
 // cover notes the weights behind a stage that was checked, by the arithmetic that knows them.
-func cover[V comparable](t *tracer, c Check, by *attribution[V], x V) {
-	if c.Verdict == Skipped {
+func cover[V comparable](t *tracer, c report.Check, by *attribution[V], x V) {
+	if c.Verdict == report.Skipped {
 		return
 	}
 	for _, w := range by.weights(x) {
 		t.used[w] = struct{}{}
 	}
 	by.checked(x)
-	if _, kind := pack.CutLayer(c.Tensor); c.layer >= 0 {
+	if _, kind := pack.CutLayer(c.Tensor); c.Layer() >= 0 {
 		switch kind, expert := pack.CutExpert(kind); kind {
 		case pack.ExpertOutput:
-			notes(t.reached, c.layer, expert)
+			notes(t.reached, c.Layer(), expert)
 		case pack.ProbeOutput:
-			notes(t.probed, c.layer, expert)
+			notes(t.probed, c.Layer(), expert)
 		}
 	}
 }
 
-// measure records m.
-func (c *Check) measure(m Metrics, got, want []float32) {
+// measureCheck records m.
+func measureCheck(c *report.Check, m Metrics, got, want []float32) {
 	c.Index = unflatten(m.Worst, c.Shape)
 	c.Got, c.Want = number(got[m.Worst]), number(want[m.Worst])
 	if !m.Finite {
@@ -297,20 +298,20 @@ func (c *Check) measure(m Metrics, got, want []float32) {
 }
 
 // judge sets the verdict of m under l; skip is why there is none.
-func (c *Check) judge(m Metrics, l Limits, skip string) {
+func judge(c *report.Check, m Metrics, l report.Limits, skip string) {
 	if skip != "" {
-		c.Verdict, c.Reason = Skipped, skip
+		c.Verdict, c.Reason = report.Skipped, skip
 		return
 	}
-	c.Limit, c.Limits, c.Verdict = &l.RelRMS, &l, Fail
+	c.Limit, c.Limits, c.Verdict = &l.RelRMS, &l, report.Fail
 	if !m.Finite {
 		c.Reason = "not finite"
 		return
 	}
-	margin := l.margin(m)
+	margin := margin(l, m)
 	c.Margin = known(margin)
 	if margin <= 1 {
-		c.Verdict = Pass
+		c.Verdict = report.Pass
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // nudged returns a BF16 weight in which the largest element of a row is a number of units further from zero.
@@ -37,10 +38,10 @@ func TestWrongWeightsOfTrainedModels(t *testing.T) {
 		c, p := open(t, golden)
 		expert, _ := firstExperts(t, p)
 		prefix := moe1 + "experts." + strconv.Itoa(expert)
-		rows := func(want ...int) func(t *testing.T, c verify.Check) {
-			return func(t *testing.T, c verify.Check) { require.Equal(t, want, c.WeightRows) }
+		rows := func(want ...int) func(t *testing.T, c report.Check) {
+			return func(t *testing.T, c report.Check) { require.Equal(t, want, c.WeightRows) }
 		}
-		neuron := func(t *testing.T, c verify.Check) {
+		neuron := func(t *testing.T, c report.Check) {
 			require.Equal(t, []int{expert}, c.Experts)
 			require.Equal(t, []int{expert, 7}, []int{c.Neuron.Expert, c.Neuron.Index})
 		}
@@ -48,15 +49,15 @@ func TestWrongWeightsOfTrainedModels(t *testing.T) {
 			weight     string
 			row, units int
 			stage      string
-			located    func(t *testing.T, c verify.Check)
+			located    func(t *testing.T, c report.Check)
 		}{
 			{moe1 + "gate.weight", 5, 1, moe1 + "gate.logits", rows(5)},
 			{"model.layers.2.self_attn.o_proj.weight", 33, 1, "model.layers.2.self_attn.o_proj.output", rows(33)},
 			{"model.layers.3.post_attention_layernorm.weight", 0, 1, "model.layers.3.post_attention_layernorm.output",
-				func(t *testing.T, c verify.Check) { require.Contains(t, c.Where, "all in column ") }},
+				func(t *testing.T, c report.Check) { require.Contains(t, c.Where, "all in column ") }},
 			{prefix + ".up_proj.weight", 7, 4, moe1 + "experts.output", neuron},
 			{prefix + ".gate_proj.weight", 7, 4, moe1 + "experts.output", neuron},
-			{prefix + ".down_proj.weight", 7, 4, moe1 + "experts.output", func(t *testing.T, c verify.Check) {
+			{prefix + ".down_proj.weight", 7, 4, moe1 + "experts.output", func(t *testing.T, c report.Check) {
 				require.Equal(t, []int{expert}, c.Experts)
 				require.Equal(t, "all in column 7", c.Where)
 			}},
@@ -66,7 +67,7 @@ func TestWrongWeightsOfTrainedModels(t *testing.T) {
 				w := nudged(get(t, c, test.weight), test.row, test.units)
 				r := run(t, c.Config, replace(c, test.weight, w), p, verify.Options{})
 				requireFails(t, r, test.stage, "")
-				at := slices.IndexFunc(r.Checks, func(c verify.Check) bool { return c.Tensor == test.stage })
+				at := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == test.stage })
 				test.located(t, r.Checks[at])
 			})
 		}
@@ -104,7 +105,7 @@ func TestTrainedModelInBF16(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v1-trained/golden-bf16")
 	r := run(t, c.Config, c, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 	require.Equal(t, r.Coverage.Experts, r.Coverage.ExpertsReached)
 	require.Zero(t, r.Routing.Mismatches)
 
@@ -115,6 +116,6 @@ func TestTrainedModelInBF16(t *testing.T) {
 		prune(t, dir, m)
 	})
 	r = run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Contains(t, r.Reasons[0], "model.layers.2.self_attn.o_proj.input")
 }

@@ -20,23 +20,12 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify/pack"
-)
-
-// Mode is how a run feeds its stages.
-type Mode string
-
-const (
-	// Local feeds every stage the golden's own input: no error travels, and the
-	// first stage that fails is the one at fault.
-	Local Mode = "local"
-	// Chained runs end to end and checks the layers' outputs and the logits. The
-	// golden's choice of experts is used throughout.
-	Chained Mode = "chained"
+	"dsmoe/verify/report"
 )
 
 // Options are how to verify. The zero value is local mode with float64 sums.
 type Options struct {
-	Mode       Mode              // how stages are fed; "" is Local
+	Mode       report.Mode       // how stages are fed; "" is Local
 	Accumulate model.Accumulator // of our own dot products
 	// RotaryDType is the dtype in which the reference kept RoPE's inv_freq and angles:
 	// Invalid means what the pack's manifest says (made_by), and where it says nothing the
@@ -80,7 +69,7 @@ type Decoded interface {
 
 // check says what is wrong with the options.
 func (o *Options) check() error {
-	if o.Mode != Local && o.Mode != Chained {
+	if o.Mode != report.Local && o.Mode != report.Chained {
 		return fmt.Errorf("mode %q: not local or chained", o.Mode)
 	}
 	for _, stage := range slices.Sorted(maps.Keys(o.Limits)) {
@@ -95,7 +84,7 @@ func (o *Options) check() error {
 // that was meant at its default.
 func (t *tracer) unusedLimits() error {
 	for _, stage := range slices.Sorted(maps.Keys(t.o.Limits)) {
-		if !slices.ContainsFunc(t.checks, func(c Check) bool { return c.RelRMS != nil && matches(c.Tensor, stage) }) {
+		if !slices.ContainsFunc(t.checks, func(c report.Check) bool { return c.RelRMS != nil && matches(c.Tensor, stage) }) {
 			return fmt.Errorf("limit %s: no stage that was measured is named so", text.Quote(stage))
 		}
 	}
@@ -106,9 +95,9 @@ func (t *tracer) unusedLimits() error {
 // config_overrides in force, against pack. The error says why no comparison could
 // be made: tensors that do not fit the config (*weights.MismatchError), an input
 // that is not one, a broken pack.
-func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack.Pack, o Options) (*Report, error) {
+func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack.Pack, o Options) (*report.Report, error) {
 	if o.Mode == "" {
-		o.Mode = Local
+		o.Mode = report.Local
 	}
 	if err := o.check(); err != nil {
 		return nil, err
@@ -141,7 +130,7 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 		return nil, err
 	}
 	t, r, err := traced(ctx, stored, m, src, s, in, &o, nil)
-	if err == nil && r.Verdict == Fail {
+	if err == nil && r.Verdict == report.Fail {
 		t, r, err = t.withRoundings(ctx, stored, in, r)
 	}
 	if err != nil || o.Undiagnosed {
@@ -151,7 +140,7 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 }
 
 // traced runs the model once and reports, taking the error of rounded weights into account.
-func traced(ctx context.Context, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, s *scope, in *model.Input, o *Options, rounded roundings) (*tracer, *Report, error) {
+func traced(ctx context.Context, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, s *scope, in *model.Input, o *Options, rounded roundings) (*tracer, *report.Report, error) {
 	t := newTracer(s, m, src, in, o)
 	t.settings, t.rounded = settingsOf(stored, m.Config, s.pack, in, o), rounded
 	if err := t.checkTied(); err != nil {
@@ -173,10 +162,10 @@ func traced(ctx context.Context, stored *config.Config, m *model.DeepseekForCaus
 }
 
 // withRoundings repeats a run that failed with report plain, if weights were rounded.
-func (t *tracer) withRoundings(ctx context.Context, stored *config.Config, in *model.Input, plain *Report) (*tracer, *Report, error) {
+func (t *tracer) withRoundings(ctx context.Context, stored *config.Config, in *model.Input, plain *report.Report) (*tracer, *report.Report, error) {
 	rounded, err := t.roundings(t.o.Rounded)
 	if err != nil {
-		plain.Hints = append(plain.Hints, Cause{ID: "rounding", Text: "whether weights were rounded is not known: " + err.Error()})
+		plain.Hints = append(plain.Hints, report.Cause{ID: "rounding", Text: "whether weights were rounded is not known: " + err.Error()})
 	}
 	if len(rounded) == 0 {
 		return t, plain, ctx.Err()
@@ -192,7 +181,7 @@ func (t *tracer) withRoundings(ctx context.Context, stored *config.Config, in *m
 	}
 	again, r, err := traced(ctx, stored, t.m, t.src, t.scope, in, &o, rounded)
 	if err == nil {
-		r.explained(rounded, plain)
+		explain(r, rounded, plain)
 	}
 	return again, r, err
 }

@@ -20,6 +20,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // packs are all packs of tiny models.
@@ -49,7 +50,7 @@ func open(t *testing.T, golden string) (*checkpoint.Checkpoint, *pack.Pack) {
 	return c, p
 }
 
-func run(t *testing.T, c *config.Config, src weights.Source, p *pack.Pack, o verify.Options) *verify.Report {
+func run(t *testing.T, c *config.Config, src weights.Source, p *pack.Pack, o verify.Options) *report.Report {
 	t.Helper()
 	r, err := verify.Run(context.Background(), c, src, p, o)
 	require.NoError(t, err)
@@ -73,7 +74,7 @@ func TestPacksPassStageByStage(t *testing.T) {
 				t.Parallel()
 				c, p := open(t, golden)
 				r := run(t, c.Config, c, p, verify.Options{Accumulate: acc})
-				require.Equal(t, verify.Pass, r.Verdict, "%v", r.FirstDivergence)
+				require.Equal(t, report.Pass, r.Verdict, "%v", r.FirstDivergence)
 				require.Nil(t, r.FirstDivergence)
 				require.Nil(t, r.Cause)
 				require.Equal(t, r.Coverage.GoldenTensors, r.Coverage.GoldenChecked)
@@ -98,7 +99,7 @@ func inputs(p *pack.Pack) int {
 
 // requireExactSums: the embedding and the residual sums are reproduced to the bit, with no
 // error to allow for.
-func requireExactSums(t *testing.T, r *verify.Report) {
+func requireExactSums(t *testing.T, r *report.Report) {
 	t.Helper()
 	for _, c := range r.Checks {
 		if c.Tensor == "model.embed_tokens.output" || strings.HasPrefix(c.Tensor, "model.layers.") && strings.Count(c.Tensor, ".") == 3 {
@@ -107,14 +108,14 @@ func requireExactSums(t *testing.T, r *verify.Report) {
 	}
 }
 
-func requireModelOrder(t *testing.T, r *verify.Report) {
+func requireModelOrder(t *testing.T, r *report.Report) {
 	t.Helper()
 	require.Equal(t, "model.embed_tokens.output", r.Checks[0].Tensor)
 	require.Equal(t, "model.layers.0.input_layernorm.output", r.Checks[1].Tensor)
-	forward := slices.DeleteFunc(slices.Clone(r.Checks), func(c verify.Check) bool {
+	forward := slices.DeleteFunc(slices.Clone(r.Checks), func(c report.Check) bool {
 		return strings.HasSuffix(c.Tensor, ".grad") || c.Tensor == "loss"
 	})
-	last := slices.IndexFunc(forward, func(c verify.Check) bool { return c.Tensor == "lm_head.output" })
+	last := slices.IndexFunc(forward, func(c report.Check) bool { return c.Tensor == "lm_head.output" })
 	for _, c := range forward[last+1:] {
 		require.Regexp(t, `^model\.layers\.[23]\.`, c.Tensor, "prediction layers follow the head")
 	}
@@ -138,7 +139,7 @@ func TestTrainingPacksCoverLossAndGradients(t *testing.T) {
 			got[kind]++
 			if kind == "grad" || kind == "aux_loss" {
 				require.LessOrEqual(t, *check.RelRMS, 1e-5, check.Tensor)
-				require.Equal(t, verify.Pass, check.Verdict)
+				require.Equal(t, report.Pass, check.Verdict)
 			}
 		}
 		require.Equal(t, gradients, got["grad"])
@@ -161,7 +162,7 @@ func TestTrainingPacksMustHoldWhatTrainingGives(t *testing.T) {
 			})
 			c, _ := open(t, "v1-base/golden-train-batch")
 			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-			require.Equal(t, verify.Inconclusive, r.Verdict, r.FirstDivergence)
+			require.Equal(t, report.Inconclusive, r.Verdict, r.FirstDivergence)
 			require.Equal(t, []string{"a training pack without loss, auxiliary losses or gradients: that part was not checked"}, r.Reasons)
 		})
 	}
@@ -203,13 +204,13 @@ func TestPacksPassEndToEnd(t *testing.T) {
 		t.Run(golden, func(t *testing.T) {
 			t.Parallel()
 			c, p := open(t, golden)
-			r := run(t, c.Config, c, p, verify.Options{Mode: verify.Chained})
+			r := run(t, c.Config, c, p, verify.Options{Mode: report.Chained})
 			require.Nil(t, r.FirstDivergence)
 			if p.DType == tensor.F32 {
-				require.Equal(t, verify.Pass, r.Verdict, r.Reasons)
+				require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 				require.Empty(t, r.Coverage.WeightsUnchecked)
 			} else {
-				require.Equal(t, verify.Inconclusive, r.Verdict)
+				require.Equal(t, report.Inconclusive, r.Verdict)
 				require.Contains(t, r.Reasons[0], "this is a report")
 				require.Zero(t, r.Coverage.GoldenChecked)
 			}
@@ -223,12 +224,12 @@ func TestSameReportOnAnyNumberOfThreads(t *testing.T) {
 	c, p := open(t, "v1-base/golden-f32")
 	var first []byte
 	for _, threads := range []int{1, 2, 3, 7} {
-		for _, mode := range []verify.Mode{verify.Local, verify.Chained} {
+		for _, mode := range []report.Mode{report.Local, report.Chained} {
 			got, err := json.Marshal(run(t, c.Config, c, p, verify.Options{Mode: mode, Parallelism: threads}))
 			require.NoError(t, err)
-			if mode == verify.Local && first == nil {
+			if mode == report.Local && first == nil {
 				first = got
-			} else if mode == verify.Local {
+			} else if mode == report.Local {
 				require.Equal(t, string(first), string(got))
 			}
 		}
@@ -243,7 +244,7 @@ func TestFusedCheckpointPasses(t *testing.T) {
 	defer c.Close()
 	for _, golden := range []string{"v3/golden-f32", "v3/golden-bf16"} {
 		_, p := open(t, golden)
-		require.Equal(t, verify.Pass, run(t, c.Config, c, p, verify.Options{}).Verdict)
+		require.Equal(t, report.Pass, run(t, c.Config, c, p, verify.Options{}).Verdict)
 	}
 }
 
@@ -254,15 +255,15 @@ func TestReferenceOverride(t *testing.T) {
 	c, p := open(t, "v2-lite/golden-f32")
 	cfg := override(t, c.Config, "norm_topk_prob", "true")
 	r := run(t, cfg, c, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict, "transformers' own V2 ignores norm_topk_prob")
-	require.Equal(t, verify.Rules{Reference: config.Native, TopKScale: 1, MoELayerFreq: 1, IgnoresMoELayerFreq: true}, r.Rules)
+	require.Equal(t, report.Pass, r.Verdict, "transformers' own V2 ignores norm_topk_prob")
+	require.Equal(t, report.Rules{Reference: config.Native, TopKScale: 1, MoELayerFreq: 1, IgnoresMoELayerFreq: true}, r.Rules)
 	var text strings.Builder
 	require.NoError(t, r.WriteText(&text))
 	require.Contains(t, text.String(), "native reference: top-k weights not normalised, times 1; moe_layer_freq ignored")
 
 	r = run(t, cfg, c, p, verify.Options{Reference: config.Remote})
 	requireFails(t, r, "model.layers.1.mlp.gate.topk_weight", "norm-topk")
-	require.Equal(t, verify.Rules{Reference: config.Remote, NormaliseTopK: true, TopKScale: 1, MoELayerFreq: 1}, r.Rules)
+	require.Equal(t, report.Rules{Reference: config.Remote, NormaliseTopK: true, TopKScale: 1, MoELayerFreq: 1}, r.Rules)
 }
 
 // TestRemoteSumsInTheOrderOfChoices: the published code's order of the routed sum agrees
@@ -271,7 +272,7 @@ func TestRemoteSumsInTheOrderOfChoices(t *testing.T) {
 	t.Parallel()
 	for _, golden := range []string{"v2-lite/golden-f32", "v3/golden-f32"} {
 		c, p := open(t, golden)
-		require.Equal(t, verify.Pass, run(t, c.Config, c, p, verify.Options{Reference: config.Remote}).Verdict, golden)
+		require.Equal(t, report.Pass, run(t, c.Config, c, p, verify.Options{Reference: config.Remote}).Verdict, golden)
 	}
 }
 
@@ -284,7 +285,7 @@ func TestPredictionLayersAreReported(t *testing.T) {
 		extra.infos[s.Name] = s.Info(tensor.BF16)
 	}
 	r := run(t, c.Config, extra, p, verify.Options{})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	require.Equal(t, 68, r.Coverage.OutsideForward)
 	data, err := json.Marshal(r.Coverage)
 	require.NoError(t, err)
@@ -297,8 +298,8 @@ func TestChainedModeFails(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v1-base/golden-f32")
 	src := swap(t, c, moe1+"experts.3.up_proj.weight", moe1+"experts.9.up_proj.weight")
-	r := run(t, c.Config, src, p, verify.Options{Mode: verify.Chained})
-	require.Equal(t, verify.Fail, r.Verdict)
+	r := run(t, c.Config, src, p, verify.Options{Mode: report.Chained})
+	require.Equal(t, report.Fail, r.Verdict)
 	require.Equal(t, "model.layers.1.output", *r.FirstDivergence)
 }
 
@@ -342,7 +343,7 @@ func TestLimitOverride(t *testing.T) {
 		}
 	}
 	r = run(t, c.Config, c, p, verify.Options{Limits: map[string]float64{"mlp.output": 2}})
-	require.Equal(t, verify.Pass, r.Verdict)
+	require.Equal(t, report.Pass, r.Verdict)
 	require.True(t, r.UserLimits)
 	require.Contains(t, printed(t, r), "\nverdict    PASS with limits of the user's ("+exercised(r)+")\n")
 	require.False(t, own.UserLimits)
@@ -361,7 +362,7 @@ func TestUncheckedWeightsAreInconclusive(t *testing.T) {
 	})
 	c, _ := open(t, "v1-base/golden-f32")
 	r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
-	require.Equal(t, verify.Inconclusive, r.Verdict)
+	require.Equal(t, report.Inconclusive, r.Verdict)
 	require.Equal(t, []string{"model.norm.weight", "lm_head.weight"}, r.Coverage.WeightsUnchecked)
 }
 

@@ -49,7 +49,7 @@ from a config, whose experts are taken for the outcome of a split by m.`,
 	cmd.Args, cmd.ValidArgsFunction = compare.args, completeArguments("arch CONFIG")
 	plot := addPlot(cmd, "bars of parameters, and of those that a token uses; --compare: of the choices")
 	cmd.RunE = plot.around(func(cmd *cobra.Command, args []string) error {
-		var r report
+		var r result
 		var err error
 		if compare.wanted(cmd) {
 			r, err = compare.report(cmd, args)
@@ -70,7 +70,7 @@ from a config, whose experts are taken for the outcome of a split by m.`,
 // maxSeq keeps the totals of any config within 64 bits.
 const maxSeq = 100_000_000
 
-func describe(cmd *cobra.Command, path string, seq int) (report, error) {
+func describe(cmd *cobra.Command, path string, seq int) (result, error) {
 	if seq < 0 || seq > maxSeq {
 		return nil, misuse(cmd, "--seq is not in 1..100000000")
 	}
@@ -138,7 +138,7 @@ func refuse(cmd *cobra.Command, flags []string, why string) error {
 }
 
 // report compares the layers. All that is wrong with the flags is one error.
-func (f *compareFlags) report(cmd *cobra.Command, given []string) (report, error) {
+func (f *compareFlags) report(cmd *cobra.Command, given []string) (result, error) {
 	names, err := inspect.ParseLayers(f.layers)
 	if err != nil {
 		err = fmt.Errorf("--compare: %w", err)
@@ -162,7 +162,7 @@ func (f *compareFlags) report(cmd *cobra.Command, given []string) (report, error
 }
 
 // compareConfig compares the layers of the config at path.
-func compareConfig(path string, m int, names []string) (report, error) {
+func compareConfig(path string, m int, names []string) (result, error) {
 	c, _, err := configOf(path)
 	if err != nil {
 		return nil, err

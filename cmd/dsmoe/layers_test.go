@@ -22,7 +22,7 @@ import (
 // draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
-		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/pack", "verify/diff", "inspect",
+		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff", "inspect",
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor"},
 
 		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
@@ -38,8 +38,10 @@ func TestLayers(t *testing.T) {
 		"convert/internal/digest":  {},
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
-		"verify":            {"verify/pack", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
+		"verify":            {"verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"verify/pack":       {"model", "model/weights", "model/table", "config", "model/tensor"},
+		"verify/bounds":     {},
+		"verify/report":     {"verify/pack", "verify/bounds", "config", "text/page"},
 		"verify/verifytest": {}, // for tests and scripts
 		"verify/diff":       {"model/weights", "config", "model/tensor"},
 
@@ -55,8 +57,8 @@ func TestLayers(t *testing.T) {
 		"model/internal/kernel":   {},
 
 		"scripts/ggufblocks":  {"model/tensor"},
-		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/pack", "verify/verifytest", "config", "model/tensor"},
-		"scripts/sensitivity": {"convert/checkpoint", "verify", "verify/pack", "model/weights", "model/table", "model/tensor"},
+		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/pack", "verify/report", "verify/verifytest", "config", "model/tensor"},
+		"scripts/sensitivity": {"convert/checkpoint", "verify", "verify/pack", "verify/report", "model/weights", "model/table", "model/tensor"},
 
 		"config":            {},
 		"config/configtest": {"config"}, // for tests

@@ -109,7 +109,7 @@ func (p *plot) around(run func(cmd *cobra.Command, args []string) error) func(cm
 }
 
 // draw writes the drawing of a report, if it was asked for.
-func (p *plot) draw(r report) error {
+func (p *plot) draw(r result) error {
 	if p == nil || p.file == nil {
 		return nil
 	}

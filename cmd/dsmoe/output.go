@@ -16,7 +16,7 @@ import (
 
 // sheeted is a report whose numbers are a sheet.
 type sheeted interface {
-	report
+	result
 	// Sheet returns the rows that WriteText prints.
 	Sheet() *text.Sheet
 }

@@ -28,15 +28,15 @@ import (
 	"dsmoe/text"
 )
 
-// report is what a command has found out. It is JSON as it stands.
-type report interface {
+// result is what a command has found out. It is JSON as it stands.
+type result interface {
 	// WriteText writes it for a reader.
 	WriteText(w io.Writer) error
 }
 
 // printReport writes r to stdout, as text or as JSON. Foreign words are quoted where they
 // stand in a text; whatever should have slipped through is escaped here.
-func printReport(cmd *cobra.Command, r report, asJSON bool) error {
+func printReport(cmd *cobra.Command, r result, asJSON bool) error {
 	w := bufio.NewWriter(cmd.OutOrStdout())
 	if asJSON {
 		write := func(w io.Writer) error { return text.WriteJSON(w, r) }

@@ -26,6 +26,7 @@ import (
 	"dsmoe/text"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 func newVerify() *cobra.Command {
@@ -132,8 +133,8 @@ replaced. If the run ends with an error, they say that.`,
 		r, err := o.verify(cmd.Context(), args[0], args[1], cmd.ErrOrStderr())
 		r.Version, r.Duration = version(), time.Since(start).Seconds()
 		if err != nil {
-			if r.Report = verify.Unfinished(err); errors.Is(err, context.Canceled) {
-				r.Report = verify.Unfinished(errInterrupted)
+			if r.Report = report.Unfinished(err); errors.Is(err, context.Canceled) {
+				r.Report = report.Unfinished(errInterrupted)
 			}
 			if lost := files.write(r); lost != nil {
 				err = errors.Join(err, lost)
@@ -166,7 +167,7 @@ type verifyOptions struct {
 
 // options turns the flags into those of the library.
 func (o *verifyOptions) options(compute tensor.DType, progress func(done, total int)) verify.Options {
-	options := verify.Options{Mode: verify.Mode(o.mode.value), Limits: o.limits, Layers: o.layers, Stages: o.stages, FailFast: o.failFast, Progress: progress}
+	options := verify.Options{Mode: report.Mode(o.mode.value), Limits: o.limits, Layers: o.layers, Stages: o.stages, FailFast: o.failFast, Progress: progress}
 	if o.accumulate.value == "f32" {
 		options.Accumulate = model.Float32
 	}
@@ -238,7 +239,7 @@ func exchanged(path string) error {
 
 // verified is the report with the checkpoint it is about.
 type verified struct {
-	*verify.Report
+	*report.Report
 	Checkpoint checkpointFiles `json:"checkpoint"` // that the report is about
 	Version    string          `json:"version"`    // of dsmoe
 	Duration   float64         `json:"duration_s"` // that the verification took, in seconds
@@ -332,9 +333,9 @@ func (r *verified) WriteText(w io.Writer) error {
 // err is the verdict as the command's outcome.
 func (r *verified) err() error {
 	switch r.Verdict {
-	case verify.Pass:
+	case report.Pass:
 		return nil
-	case verify.Fail:
+	case report.Fail:
 		return errNo
 	}
 	return errInconclusive

@@ -1,7 +1,5 @@
 package main
 
-// The files that verify writes beside its report.
-
 import (
 	"errors"
 	"fmt"
@@ -12,22 +10,22 @@ import (
 
 	"dsmoe/text"
 	"dsmoe/text/page"
-	"dsmoe/verify"
+	"dsmoe/verify/report"
 )
 
 // reportFiles are those that --junit and --html name; "" is none.
 type reportFiles struct {
 	junit, html string
 	out         []*outFile
-	fill        []func(r *verify.Report, w io.Writer, about verify.About) error // of out
+	fill        []func(r *report.Report, w io.Writer, about report.About) error // of out
 }
 
 // create makes sure that the files can be written.
 func (f *reportFiles) create() error {
 	for _, one := range []struct {
 		path string
-		fill func(r *verify.Report, w io.Writer, about verify.About) error
-	}{{f.junit, (*verify.Report).WriteJUnit}, {f.html, (*verify.Report).WriteHTML}} {
+		fill func(r *report.Report, w io.Writer, about report.About) error
+	}{{f.junit, (*report.Report).WriteJUnit}, {f.html, (*report.Report).WriteHTML}} {
 		if one.path == "" {
 			continue
 		}
@@ -74,9 +72,9 @@ type unwritten struct{ error }
 func (u *unwritten) Unwrap() error { return u.error }
 
 // about is what the files say beside the report.
-func (r *verified) about() verify.About {
+func (r *verified) about() report.About {
 	c := &r.Checkpoint
-	about := verify.About{Name: fmt.Sprintf("%s against %s", text.Quote(baseName(c.Path)), text.Quote(baseName(c.Golden))), Duration: r.Duration, Facts: []page.Fact{
+	about := report.About{Name: fmt.Sprintf("%s against %s", text.Quote(baseName(c.Path)), text.Quote(baseName(c.Golden))), Duration: r.Duration, Facts: []page.Fact{
 		{Name: "dsmoe", Value: r.Version},
 		{Name: "checkpoint", Value: text.Quote(c.Path)},
 		{Name: "pack", Value: text.Quote(c.Golden)},

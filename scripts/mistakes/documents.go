@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"dsmoe/text"
-	"dsmoe/verify"
+	"dsmoe/verify/report"
 	"dsmoe/verify/verifytest"
 )
 
@@ -45,9 +45,9 @@ type junitMessage struct {
 
 // documents writes a report in all forms, and says where they are no such documents, or do not
 // say the same of the verdict, the cause and what each check failed by.
-func documents(r *verify.Report, printed string) error {
+func documents(r *report.Report, printed string) error {
 	var asJSON, junit, html strings.Builder
-	about := verify.About{Name: "model against golden"}
+	about := report.About{Name: "model against golden"}
 	if err := errors.Join(text.WriteJSON(&asJSON, r), r.WriteJUnit(&junit, about), r.WriteHTML(&html, about)); err != nil {
 		return err
 	}

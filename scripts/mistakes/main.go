@@ -23,6 +23,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 // packs are the columns of the table.
@@ -125,7 +126,7 @@ func try(m mistake, fixtures, golden string, chained bool) (grade, said string, 
 		return "", "", err
 	}
 	if chained {
-		s.options.Mode = verify.Chained
+		s.options.Mode = report.Chained
 		if _, _, err := s.report(); err != nil {
 			return "", "", fmt.Errorf("chained mode: %w", err)
 		}
@@ -135,7 +136,7 @@ func try(m mistake, fixtures, golden string, chained bool) (grade, said string, 
 
 // report verifies the subject, and returns the report and its text. The error may be that the
 // forms of the report do not agree.
-func (s *subject) report() (r *verify.Report, printed string, err error) {
+func (s *subject) report() (r *report.Report, printed string, err error) {
 	if r, err = verify.Run(context.Background(), s.config, s, s.golden, s.options); err != nil {
 		return nil, "", err
 	}
@@ -147,11 +148,11 @@ func (s *subject) report() (r *verify.Report, printed string, err error) {
 }
 
 // grade says how much of the mistake was found: in words that MISTAKES.md explains.
-func (m *mistake) grade(s *subject, r *verify.Report, text string) string {
+func (m *mistake) grade(s *subject, r *report.Report, text string) string {
 	switch {
-	case r.Verdict == verify.Pass:
+	case r.Verdict == report.Pass:
 		return "MISSED"
-	case r.Verdict == verify.Inconclusive:
+	case r.Verdict == report.Inconclusive:
 		return "inconclusive"
 	case *r.FirstDivergence != s.expand(m.stage) || m.where != "" && !strings.Contains(text, s.expand(m.where)):
 		return "fails"

@@ -29,6 +29,7 @@ import (
 	"dsmoe/model/weights"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
 )
 
 func main() {
@@ -73,7 +74,7 @@ func doubled(p uint16) uint16 { return p + 1<<7 }
 type study struct {
 	checkpoint *checkpoint.Checkpoint
 	golden     string
-	right      []verify.Check // of the checkpoint as it is
+	right      []report.Check // of the checkpoint as it is
 	kinds      []string       // in the order of the table
 	weights    map[string][]string
 	ids        []int // rows of the embedding that the input reads
@@ -96,7 +97,7 @@ func newStudy(path, golden string) (*study, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Verdict != verify.Pass {
+	if r.Verdict != report.Pass {
 		return nil, fmt.Errorf("%s: %s: nothing can be learnt from changes to it", path, r.Verdict)
 	}
 	s.right = r.Checks
@@ -139,14 +140,14 @@ func (s *study) count(kind string, n int, seed uint64, change func(uint16) uint1
 				return err
 			}
 			o := verify.Options{Parallelism: 1, Undiagnosed: true}
-			report, err := verify.Run(context.Background(), s.checkpoint.Config, faulty, p, o)
+			got, err := verify.Run(context.Background(), s.checkpoint.Config, faulty, p, o)
 			if err != nil {
 				return err
 			}
-			if report.Verdict == verify.Fail {
+			if got.Verdict == report.Fail {
 				failed.Add(1)
 			}
-			if !slices.EqualFunc(report.Checks, s.right, sameDistance) {
+			if !slices.EqualFunc(got.Checks, s.right, sameDistance) {
 				seen.Add(1)
 			}
 			return nil
@@ -157,7 +158,7 @@ func (s *study) count(kind string, n int, seed uint64, change func(uint16) uint1
 }
 
 // sameDistance says whether two results are as far from their golden.
-func sameDistance(a, b verify.Check) bool {
+func sameDistance(a, b report.Check) bool {
 	return a.Verdict == b.Verdict && (a.RelRMS == nil) == (b.RelRMS == nil) && (a.RelRMS == nil || *a.RelRMS == *b.RelRMS)
 }
 

@@ -52,7 +52,7 @@ func (a *mlp) projections(b *mlp, exchanged bool) []pair {
 	return []pair{{a.gate.Name, a.gate, gate}, {a.up.Name, a.up, up}, {a.down.Name, a.down, b.down}}
 }
 
-// place is where an MLP of A is found in B.
+// PlaceOf is where an MLP of A is found in B.
 type place struct {
 	a, b      *mlp
 	exchanged bool

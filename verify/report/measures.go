@@ -1,4 +1,4 @@
-package verify
+package report
 
 import (
 	"fmt"
@@ -14,9 +14,9 @@ type Measure struct {
 	Limit float64  `json:"limit"`   // the most that passes
 }
 
-// exceeded returns the measures that are beyond their limits. A check that failed for another
+// Exceeded returns the measures that are beyond their limits. A check that failed for another
 // reason has none.
-func (c *Check) exceeded() (beyond []Measure) {
+func (c *Check) Exceeded() (beyond []Measure) {
 	l := c.Limits
 	if l == nil || c.Reason != "" {
 		return nil

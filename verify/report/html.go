@@ -1,4 +1,4 @@
-package verify
+package report
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/text"
 	"dsmoe/text/page"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
 
@@ -75,8 +76,8 @@ func (r *Report) pageDivergence(p *page.Page) {
 		c := &r.Checks[i]
 		p.Section("Where it differs")
 		caption := fmt.Sprintf("%s: the largest residual of %s.", c.Tensor, c.Pattern.cells())
-		if c.Pattern.Unit == sigmas {
-			caption += fmt.Sprintf(" Beyond %d σ rounding does not explain it.", lambda)
+		if c.Pattern.Unit == Sigmas {
+			caption += fmt.Sprintf(" Beyond %d σ rounding does not explain it.", bounds.Lambda)
 		}
 		p.Figure(c.heatmap(), caption)
 	}
@@ -124,7 +125,7 @@ func (c *Check) heatmap() page.Heatmap {
 	for j := range p.Cells[0] {
 		m.Columns = append(m.Columns, fmt.Sprint(j*p.ColumnStep))
 	}
-	if p.Unit == sigmas {
+	if p.Unit == Sigmas {
 		m.Min, m.Max = 1, math.Max(100, ceiling(m.Values))
 	}
 	return m
@@ -202,7 +203,7 @@ func (r *Report) bars(judged bool) page.Bars {
 	}
 	for checks := range r.places() {
 		worst, failed, checked := worstOf(checks)
-		bar := page.Bar{Label: place(worst), Value: worst.used(judged), Bad: failed > 0}
+		bar := page.Bar{Label: PlaceOf(worst), Value: worst.used(judged), Bad: failed > 0}
 		bar.Shown = strings.TrimSuffix(worst.kindOf()+" "+worst.shown(judged), " -")
 		switch {
 		case failed > 0:
@@ -244,11 +245,11 @@ func (r *Report) stages(gradients, judged bool) page.Heatmap {
 	m := page.Heatmap{Title: "stages of the layers", Name: usedName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "not there, or not measured"}
 	worst := map[[2]int]Check{} // by row and column
 	for _, c := range r.Checks {
-		if c.layer < 0 || strings.HasSuffix(c.Tensor, pack.Grad) != gradients {
+		if c.Layer() < 0 || strings.HasSuffix(c.Tensor, pack.Grad) != gradients {
 			continue
 		}
 		_, kind := pack.CutLayer(c.Tensor)
-		at := [2]int{indexIn(&m.Rows, fmt.Sprint(c.layer)), indexIn(&m.Columns, expert.ReplaceAllString(strings.TrimSuffix(text.Line(kind), ".output"), ".experts.*."))}
+		at := [2]int{indexIn(&m.Rows, fmt.Sprint(c.Layer())), indexIn(&m.Columns, expert.ReplaceAllString(strings.TrimSuffix(text.Line(kind), ".output"), ".experts.*."))}
 		if before, ok := worst[at]; !ok || worse(c, before) {
 			worst[at] = c
 		}

@@ -1,4 +1,4 @@
-package verify
+package report
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/text"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
 
@@ -151,31 +152,6 @@ func overrides(fields map[string]jsontext.Value) string {
 	return "with " + strings.Join(parts, ", ")
 }
 
-// limitsOf lists the distinct reasons of the limits that were applied, and what they are.
-func limitsOf(checks []Check) []string {
-	from, seen := []string{}, map[string]bool{}
-	for _, c := range checks {
-		if c.Limits == nil || seen[c.Limits.From] {
-			continue
-		}
-		seen[c.Limits.From] = true
-		from = append(from, c.Limits.String())
-	}
-	return from
-}
-
-// String says why the limits are these, and what they are.
-func (l *Limits) String() string {
-	if l.Z == 0 {
-		figure := func(limit float64) string { return text.Figure("%.2g", limit) }
-		if l.RowRMS == 0 {
-			return l.From
-		}
-		return fmt.Sprintf("%s: rel RMS ≤ %s, a row's ≤ %s, max/RMS ≤ %s", l.From, figure(l.RelRMS), figure(l.RowRMS), figure(l.MaxRMS))
-	}
-	return l.From
-}
-
 // writeLayers writes a line per layer: its stages and the one nearest to its limit.
 func (r *Report) writeLayers(b *bytes.Buffer) {
 	t := &text.Table{Align: "lllllllll"}
@@ -196,7 +172,7 @@ func (r *Report) places() iter.Seq[[]Check] {
 	return func(yield func([]Check) bool) {
 		for checks := r.Checks; len(checks) > 0; {
 			n := 1
-			for n < len(checks) && place(checks[n]) == place(checks[0]) {
+			for n < len(checks) && PlaceOf(checks[n]) == PlaceOf(checks[0]) {
 				n++
 			}
 			if !yield(checks[:n]) {
@@ -207,12 +183,12 @@ func (r *Report) places() iter.Seq[[]Check] {
 	}
 }
 
-func place(c Check) string {
+func PlaceOf(c Check) string {
 	switch {
 	case strings.HasSuffix(c.Tensor, pack.Grad):
 		return "gradients"
-	case c.layer >= 0:
-		return fmt.Sprintf("layer %d", c.layer)
+	case c.Layer() >= 0:
+		return fmt.Sprintf("layer %d", c.Layer())
 	case c.Tensor == pack.Embedded:
 		return "embedding"
 	case pack.IsTable(c.Tensor):
@@ -254,7 +230,7 @@ func (r *Report) layerRow(checks []Check) []string {
 	if failed > 0 {
 		mark = fmt.Sprintf("%d FAIL", failed)
 	}
-	row := []string{place(worst), fmt.Sprintf("%d/%d", checked, len(checks)), worst.kindOf()}
+	row := []string{PlaceOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), worst.kindOf()}
 	if r.Mode == Local {
 		row = append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2f"), short(worst.Sees, "%.1e"), percent(worst.Ambiguous))
 	} else {
@@ -376,7 +352,7 @@ func (c *Check) explain(line func(format string, args ...any)) {
 		line("at %v: got %s, want %s", c.Index, c.Got, c.Want)
 	}
 	if g := c.Gap; g != nil {
-		line("the score of %s %d is %s below that of %s %d, in whose place it is: %s σ, limit %d", g.Of, g.Golden, text.Figure("%.3g", g.Score), g.Of, g.Ours, orInfinite(g.Z), lambda)
+		line("the score of %s %d is %s below that of %s %d, in whose place it is: %s σ, limit %d", g.Of, g.Golden, text.Figure("%.3g", g.Score), g.Of, g.Ours, orInfinite(g.Z), bounds.Lambda)
 	}
 	if c.inSigmas() {
 		c.writeDistances(line)
@@ -387,7 +363,7 @@ func (c *Check) explain(line func(format string, args ...any)) {
 func (c *Check) writeDistances(line func(format string, args ...any)) {
 	at := fmt.Sprintf("at %v: golden %s, recomputed %s", c.Index, c.Want, c.Got)
 	if c.Sigma != nil && *c.Sigma > 0 {
-		at += fmt.Sprintf(" ± %s (8 σ)", text.Figure("%.2g", lambda**c.Sigma))
+		at += fmt.Sprintf(" ± %s (8 σ)", text.Figure("%.2g", bounds.Lambda**c.Sigma))
 	} else {
 		at += ", exactly"
 	}
@@ -400,7 +376,7 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 		n *= dim
 	}
 	n -= c.Padding * c.Shape[len(c.Shape)-1]
-	beyond := fmt.Sprintf("%d of %d elements are beyond %d σ", c.Beyond, n, lambda)
+	beyond := fmt.Sprintf("%d of %d elements are beyond %d σ", c.Beyond, n, bounds.Lambda)
 	if c.Where != "" {
 		beyond += ", " + c.Where
 	}
@@ -421,14 +397,14 @@ func (c *Check) writeDistances(line func(format string, args ...any)) {
 // limit, one whose z is.
 func (c *Check) writeNeuron(line func(format string, args ...any)) {
 	n, alone := c.Neuron, len(c.Failed) == 1
-	if n == nil || !(n.Z > c.Limits.NeuronZ) || n.Share < certain && !alone {
+	if n == nil || !(n.Z > c.Limits.NeuronZ) || n.Share < bounds.Certain && !alone {
 		return
 	}
-	at := fmt.Sprintf("neuron %d: z %s, limit %d", n.Index, text.Figure("%.3g", n.Z), neuronZ)
+	at := fmt.Sprintf("neuron %d: z %s, limit %d", n.Index, text.Figure("%.3g", n.Z), bounds.NeuronLimit)
 	if n.Expert >= 0 {
 		at = fmt.Sprintf("expert %d, %s", n.Expert, at)
 	}
-	if n.Share >= certain {
+	if n.Share >= bounds.Certain {
 		line("%s; %s %% of the residual of token %d lies on it", at, text.Figure("%.0f", 100*n.Share), n.Token)
 		return
 	}
@@ -439,23 +415,23 @@ func (c *Check) writeNeuron(line func(format string, args ...any)) {
 // was not selected or not looked at, and the weights that were not read.
 func (s *Scope) write(b *bytes.Buffer, absent pack.Absent) {
 	if len(absent.Layers) > 0 {
-		fmt.Fprintf(b, "%-11sthe pack leaves %s out on purpose\n", "", layersText(absent.Layers))
+		fmt.Fprintf(b, "%-11sthe pack leaves %s out on purpose\n", "", LayersText(absent.Layers))
 	}
 	if stages := slices.DeleteFunc(slices.Clone(absent.Stages), func(kind string) bool { return pack.Inner[kind] }); len(stages) > 0 {
 		fmt.Fprintf(b, "%-11sthe pack leaves these stages out on purpose: %s\n", "", text.Line(strings.Join(stages, ", ")))
 	}
 	if s.NotLooked > 0 {
-		fmt.Fprintf(b, "%-11s%s not looked at\n", "", were(s.NotLooked, "golden tensor"))
+		fmt.Fprintf(b, "%-11s%s not looked at\n", "", CountWere(s.NotLooked, "golden tensor"))
 	}
 	if s.Aside > 0 {
 		why := "stages are absent on purpose"
 		if s.Selected {
 			why = "stages are not selected, or absent on purpose"
 		}
-		fmt.Fprintf(b, "%-11s%s run, but not checked: %s\n", "", were(s.Aside, "weight"), why)
+		fmt.Fprintf(b, "%-11s%s run, but not checked: %s\n", "", CountWere(s.Aside, "weight"), why)
 	}
 	if s.Weights > 0 {
-		fmt.Fprintf(b, "%-11s%s not read, and not verified: those of %s\n", "", were(s.Weights, "weight"), strings.Join(s.UnreadParts, ", "))
+		fmt.Fprintf(b, "%-11s%s not read, and not verified: those of %s\n", "", CountWere(s.Weights, "weight"), strings.Join(s.UnreadParts, ", "))
 	}
 }
 

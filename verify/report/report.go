@@ -1,9 +1,12 @@
-package verify
+// Package report holds what a verification found, and renders it: Report.WriteText for people, JSON,
+// WriteJUnit and WriteHTML. It decides nothing.
+package report
 
 import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/config"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
 
@@ -101,16 +104,16 @@ type Check struct {
 
 	// In local mode, in standard deviations of the rounding errors that the analysis
 	// expects; null where nothing could be measured.
-	Z         *float64 `json:"z"`                // the largest distance of an element
-	RMSZ      *float64 `json:"rms_z"`            // the root of the mean of their squares
-	RowZ      *float64 `json:"row_z"`            // the same of the row that has most; float32 goldens
-	ColumnZ   *float64 `json:"column_z"`         // of the column that has most; float32 goldens
-	NeuronZ   *float64 `json:"neuron_z"`         // the largest of a neuron, of MLPs: exact beyond 4, an estimate up to that
-	Neuron    *Neuron  `json:"neuron,omitempty"` // that a residual lies on, or the one with NeuronZ, where the check failed
-	Sees      *float64 `json:"sees"`             // 8 standard deviations over the golden, as RMS: what a deviation must be to be seen
-	Ambiguous *float64 `json:"ambiguous"`        // BF16, F16: share of elements that may round to either neighbour
-	Beyond    int      `json:"beyond"`           // elements beyond their limit
-	Where     string   `json:"where,omitempty"`  // rows or columns that they all lie in, if few
+	Z         *float64       `json:"z"`                // the largest distance of an element
+	RMSZ      *float64       `json:"rms_z"`            // the root of the mean of their squares
+	RowZ      *float64       `json:"row_z"`            // the same of the row that has most; float32 goldens
+	ColumnZ   *float64       `json:"column_z"`         // of the column that has most; float32 goldens
+	NeuronZ   *float64       `json:"neuron_z"`         // the largest of a neuron, of MLPs: exact beyond 4, an estimate up to that
+	Neuron    *bounds.Neuron `json:"neuron,omitempty"` // that a residual lies on, or the one with NeuronZ, where the check failed
+	Sees      *float64       `json:"sees"`             // 8 standard deviations over the golden, as RMS: what a deviation must be to be seen
+	Ambiguous *float64       `json:"ambiguous"`        // BF16, F16: share of elements that may round to either neighbour
+	Beyond    int            `json:"beyond"`           // elements beyond their limit
+	Where     string         `json:"where,omitempty"`  // rows or columns that they all lie in, if few
 
 	// Of the first divergence, if they are few.
 	Experts     []int    `json:"experts,omitempty"`       // routed experts that account for all tokens beyond a limit, together
@@ -143,8 +146,14 @@ type Check struct {
 	// [tokens, hidden_size], that the expert was run on.
 	ProbeRows []int `json:"probe_rows,omitempty"`
 
-	layer int  // -1 outside the layers
-	blind bool // the bounds are too wide to say anything
+	// Blind: the bounds are too wide to say anything.
+	Blind bool `json:"-"`
+}
+
+// Layer is the number of the stage's layer, -1 outside the layers.
+func (c *Check) Layer() int {
+	layer, _ := pack.CutLayer(c.Tensor)
+	return layer
 }
 
 // Pattern is where in a golden tensor of shape [rows, width] the residual lies, in cells of
@@ -277,3 +286,15 @@ type Golden struct {
 	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> hash
 	Manifest        string                    `json:"manifest"`         // hash of manifest.json, which has those of all other files
 }
+
+// Mode is how a run feeds its stages.
+type Mode string
+
+const (
+	// Local feeds every stage the golden's own input: no error travels, and the
+	// first stage that fails is the one at fault.
+	Local Mode = "local"
+	// Chained runs end to end and checks the layers' outputs and the logits. The
+	// golden's choice of experts is used throughout.
+	Chained Mode = "chained"
+)

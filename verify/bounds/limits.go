@@ -1,0 +1,37 @@
+package bounds
+
+import (
+	"cmp"
+)
+
+// What rounding explains at most, in standard deviations.
+const (
+	Lambda      = 8 // of an element
+	NeuronLimit = 6 // of the residuals of a token, projected on a neuron
+)
+
+// Neuron is the neuron of an MLP on which most of a residual lies.
+type Neuron struct {
+	Expert int     `json:"expert"` // number of the routed expert, -1 for other MLPs
+	Index  int     `json:"index"`  // row of gate_proj and up_proj, column of down_proj
+	Token  int     `json:"token"`  // row of the stage
+	Z      float64 `json:"z"`      // in standard deviations
+	// Share is how much of the token's residual, of what exceeds rounding, lies on the neuron;
+	// 0 if another neuron of the MLP would explain half of that.
+	Share float64 `json:"share"`
+	// Explained is N²/E, the sum of squares of the token's residual, in standard deviations, that
+	// lies on the neuron; 0 if it is not known.
+	Explained float64 `json:"-"`
+}
+
+// Clearer says whether n is a better answer than m: beyond the limit, sure of it, and explaining
+// more.
+func (n *Neuron) Clearer(m *Neuron) bool {
+	if over := n.Z > NeuronLimit; over != (m.Z > NeuronLimit) {
+		return over
+	}
+	return cmp.Or(cmp.Compare(n.Share, m.Share), cmp.Compare(n.Explained, m.Explained), cmp.Compare(n.Z, m.Z)) > 0
+}
+
+// Certain is the share of a residual from which on it is the neuron's.
+const Certain = 0.9

@@ -1,0 +1,71 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"dsmoe/text"
+	"dsmoe/verify/pack"
+)
+
+// Rounding says that the checkpoint differs from the reference's by no more than what a
+// conversion did to its weights by rounding them.
+type Rounding struct {
+	Weights    int      `json:"weights"`    // that were rounded
+	Operations []string `json:"operations"` // that rounded them, such as "cast BF16"
+	// Stages would fail if the weights were the reference's own; empty if all would pass.
+	Stages []string `json:"stages"`
+	// Error is the largest relative RMS error of these stages; null if none is finite.
+	Error *float64 `json:"error"`
+	// Allowed is the largest that 8 standard deviations allow one of these stages, as
+	// relative RMS.
+	Allowed *float64 `json:"allowed"`
+	// Layers are the stages of largest relative RMS error of each layer, the worst layer first.
+	Layers []RankedError `json:"layers"`
+	// Experts are the same of the single routed experts that the pack has stages of.
+	Experts []RankedError `json:"experts"`
+}
+
+// RankedError is how far the worst stage of a layer, or of a routed expert, is off.
+type RankedError struct {
+	Layer  int     `json:"layer"`
+	Expert int     `json:"expert"` // -1 of layers
+	Tensor string  `json:"tensor"` // the stage
+	RelRMS float64 `json:"rel_rms"`
+}
+
+// write writes a line of what was rounded and what that did, and which layers and experts are
+// furthest off.
+func (x *Rounding) write(b *bytes.Buffer) {
+	fmt.Fprintf(b, "%-11s%d weights were rounded when they were converted (%s)", "rounding", x.Weights, strings.Join(x.Operations, ", "))
+	if len(x.Stages) == 0 {
+		fmt.Fprintln(b)
+		return
+	}
+	fmt.Fprintf(b, ": %d stages differ by up to %s of their RMS, where 8 σ allow %s\n", len(x.Stages), short(x.Error, "%.1e"), short(x.Allowed, "%.1e"))
+	fmt.Fprintf(b, "%-11slayers by error: %s\n", "", rankedInWords(x.Layers))
+	if len(x.Experts) == 0 {
+		fmt.Fprintf(b, "%-11sexperts are not ranked: the pack has no stages of single experts\n", "")
+		return
+	}
+	fmt.Fprintf(b, "%-11sexperts by error: %s\n", "", rankedInWords(x.Experts))
+}
+
+// mostRanked is how many layers and experts are named in words; JSON has all.
+const mostRanked = 5
+
+func rankedInWords(all []RankedError) string {
+	var words []string
+	for _, e := range all[:min(mostRanked, len(all))] {
+		_, kind := pack.CutLayer(e.Tensor)
+		words = append(words, fmt.Sprintf("layer %d %s %s", e.Layer, kind, text.Figure("%.1e", e.RelRMS)))
+	}
+	if more := len(all) - len(words); more > 0 {
+		words = append(words, fmt.Sprintf("%d more below", more))
+	}
+	if len(words) == 0 {
+		return "none is off"
+	}
+	return strings.Join(words, ", ")
+}

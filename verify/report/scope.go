@@ -1,0 +1,61 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/text"
+)
+
+// Describe lists which parts were checked.
+func (s *Scope) Describe() string {
+	if s.Whole {
+		return "the whole model"
+	}
+	var parts []string
+	add := func(is bool, part string) {
+		if is {
+			parts = append(parts, part)
+		}
+	}
+	n, _ := slices.BinarySearch(s.Layers, s.Of)
+	add(s.Embedding, "the embedding")
+	add(n > 0, fmt.Sprintf("%s of %d", LayersText(s.Layers[:n]), s.Of))
+	add(n < len(s.Layers), "prediction "+LayersText(s.Layers[n:]))
+	add(s.Head, "the head")
+	if parts == nil {
+		return "nothing"
+	}
+	what := strings.Join(parts, ", ")
+	if len(s.Stages) > 0 {
+		what += ", stages " + strings.Join(s.Stages, ", ")
+	}
+	if s.Selected {
+		return what + ", as selected"
+	}
+	if s.Aside > 0 {
+		what += ", but for " + text.Plural(s.Aside, "weight") + " whose stages are absent on purpose"
+	}
+	return what
+}
+
+// LayersText is "layer 3" or "layers 3-5".
+func LayersText(layers []int) string {
+	if len(layers) == 1 {
+		return "layer " + strconv.Itoa(layers[0])
+	}
+	return "layers " + text.Ranges(layers)
+}
+
+// CountWere is a number of things, and the verb.
+func CountWere(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun + " was"
+	}
+	return text.Plural(n, noun) + " were"
+}
+
+// Sigmas is the unit of patterns of stages that are held to the error analysis.
+const Sigmas = "σ"
