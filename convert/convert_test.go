@@ -61,8 +61,7 @@ func TestThereAndBack(t *testing.T) {
 			sharded := converted(t, src, plan.Options{MaxShardBytes: 100_000})
 			fused := converted(t, sharded, plan.Options{Experts: plan.FusedExperts, MaxShardBytes: -1})
 			for info := range open(t, fused).Tensors() {
-				_, expert := weights.ParseExpert(info.Name)
-				require.False(t, expert, info.Name)
+				require.Negative(t, table.PlaceOf(nil, info.Name).Expert, info.Name)
 			}
 			fixture.RequireSameTensors(t, open(t, src), open(t, sharded))
 			fixture.RequireSameTensors(t, open(t, src), open(t, converted(t, fused, plan.Options{Experts: plan.PerExpert})))

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -63,7 +64,8 @@ func placeOf(name string) place {
 	if _, n, _, ok := weights.CutExpert(name); ok {
 		at.expert = n
 	}
-	_, at.fused = weights.ParseFused(name)
+	f, _ := table.FusedAt(strings.TrimSuffix(name, weights.ScaleSuffix))
+	at.fused = f != nil
 	return at
 }
 

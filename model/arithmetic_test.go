@@ -15,7 +15,6 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/count"
 	"dsmoe/model/table"
-	"dsmoe/model/weights"
 )
 
 // tinyLatentConfig is a DeepSeek-V3 with everything that it has: low-rank queries, groups,
@@ -103,7 +102,7 @@ type stages[V any] struct {
 // depends on the numbers.
 func (s *stages[V]) outsideExperts() (list []string) {
 	for i, name := range s.names {
-		if _, _, _, of := weights.CutExpert(name); !of {
+		if table.PlaceOf(nil, name).Expert < 0 {
 			list = append(list, fmt.Sprint(name, s.dims[i]))
 		}
 	}

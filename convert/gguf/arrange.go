@@ -21,6 +21,7 @@ type arranger struct {
 	config *config.Config
 	there  map[string]bool // the weights to be written
 	made   []format.Arranged
+	places []table.Place  // of the first weight of each of made
 	stacks map[string]int // of experts, by name, in made
 	wrong  []error
 }
@@ -56,7 +57,7 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 		case alwaysF32(x.Name, len(x.Shape)):
 			x.DType = tensor.F32
 		case mix != nil:
-			x.DType = mix.dtype(*x)
+			x.DType = mix.dtype(a.places[i], x.Shape[len(x.Shape)-1])
 		}
 	}
 	slices.SortStableFunc(a.wrong, func(x, y error) int { return strings.Compare(x.Error(), y.Error()) })
@@ -76,7 +77,7 @@ func (a *arranger) slot(s table.Slot) {
 	g := s.Row.GGUF
 	for i := range g.Pieces {
 		o := g.Pieces[i].Order(a.config, s.Shape)
-		a.add(format.Arranged{Name: s.InLayer(g.Pieces[i].Name), Shape: o.Shape, Weights: []string{s.Name}, First: o.First, View: o.View})
+		a.add(s, format.Arranged{Name: s.InLayer(g.Pieces[i].Name), Shape: o.Shape, Weights: []string{s.Name}, First: o.First, View: o.View})
 	}
 	if len(g.Pieces) > 0 {
 		return
@@ -84,17 +85,19 @@ func (a *arranger) slot(s table.Slot) {
 	name := s.InLayer(g.Name)
 	switch at, seen := a.stacks[name]; {
 	case s.Expert < 0:
-		a.add(format.Arranged{Name: name, Shape: s.Shape, Weights: []string{s.Name}})
+		a.add(s, format.Arranged{Name: name, Shape: s.Shape, Weights: []string{s.Name}})
 	case seen:
 		a.made[at].Weights = append(a.made[at].Weights, s.Name)
 	default:
 		a.stacks[name] = len(a.made)
 		weights := append(make([]string, 0, a.config.NRoutedExperts), s.Name)
-		a.add(format.Arranged{Name: name, Shape: append([]int{a.config.NRoutedExperts}, s.Shape...), Weights: weights})
+		a.add(s, format.Arranged{Name: name, Shape: append([]int{a.config.NRoutedExperts}, s.Shape...), Weights: weights})
 	}
 }
 
-func (a *arranger) add(x format.Arranged) { a.made = append(a.made, x) }
+func (a *arranger) add(s table.Slot, x format.Arranged) {
+	a.made, a.places = append(a.made, x), append(a.places, s.Place)
+}
 
 // alwaysF32 says whether llama.cpp has a tensor in F32 whatever the file's type: vectors,
 // norms, the gate, and what is no weight. ModelBase.prepare_tensors of conversion/base.py.

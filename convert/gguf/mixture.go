@@ -4,11 +4,8 @@ package gguf
 // src/llama-quant.cpp, without an importance matrix.
 
 import (
-	"fmt"
-	"strings"
-
 	"dsmoe/config"
-	"dsmoe/convert/format"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
 
@@ -62,18 +59,18 @@ func newMixer(word string, c *config.Config) *mixer {
 // hasMore is use_more_bits: the first and last eighth of n, and every third between.
 func hasMore(i, n int) bool { return i < n/8 || i >= 7*n/8 || (i-n/8)%3 == 2 }
 
-// dtype returns the type of a tensor that is quantised.
-func (m *mixer) dtype(x format.Arranged) tensor.DType {
-	row := x.Shape[len(x.Shape)-1]
+// dtype returns the type of a tensor that is quantised: of a weight with that place, in rows of
+// so many elements.
+func (m *mixer) dtype(p table.Place, row int) tensor.DType {
 	d := m.most
-	switch name := x.Name; {
-	case name == "output.weight", m.tied && name == "token_embd.weight":
+	switch role := p.Role(); {
+	case role == table.LMHead, m.tied && p.Module() == table.Embedding:
 		if elements, _ := d.Block(); row%elements != 0 {
 			d = tensor.Q8_0
 		} else if d != tensor.Q8_0 {
 			d = tensor.Q6_K
 		}
-	case strings.HasSuffix(name, "attn_v.weight"):
+	case role == table.VProj:
 		if m.more && hasMore(m.value, m.values) {
 			d = tensor.Q6_K
 		}
@@ -81,16 +78,12 @@ func (m *mixer) dtype(x format.Arranged) tensor.DType {
 			d = tensor.Q8_0
 		}
 		m.value++
-	case strings.HasSuffix(name, "attn_k.weight") && m.eight:
+	case role == table.KProj && m.eight:
 		d = tensor.Q8_0
-	case strings.HasSuffix(name, "attn_output.weight") && m.eight && m.word == "q4_k_m":
+	case role == table.OProj && m.eight && m.word == "q4_k_m":
 		d = tensor.Q5_K
-	case strings.Contains(name, "ffn_down") && m.more:
-		layer := 0
-		fmt.Sscanf(name, "blk.%d.", &layer)
-		if hasMore(layer, m.blocks) {
-			d = tensor.Q6_K
-		}
+	case role == table.DownProj && m.more && hasMore(p.Layer, m.blocks):
+		d = tensor.Q6_K
 	}
 	return fitting(d, row)
 }

@@ -5,7 +5,6 @@ package plan
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model/table"
@@ -18,8 +17,8 @@ import (
 func (c *conversion) arrange() error {
 	shared := map[string]bool{} // the fused tensors of the source, by the table's name
 	for _, w := range c.kept {
-		if place, ok := weights.ParseExpert(w.Name); ok && w.Shared {
-			shared[place.Fused] = true
+		if w.Shared {
+			shared[w.FusedName()] = true
 		}
 	}
 	for i, w := range c.kept {
@@ -27,12 +26,12 @@ func (c *conversion) arrange() error {
 			continue // it goes into the weight
 		}
 		to := c.target(w)
-		place, ok := weights.ParseExpert(w.Name)
-		if !ok || c.o.Experts == PerExpert || c.o.Experts == KeepExperts && !shared[place.Fused] {
+		f, _ := w.Fused()
+		if f == nil || c.o.Experts == PerExpert || c.o.Experts == KeepExperts && !shared[w.FusedName()] {
 			c.output(tensor.Info{Name: w.Name, DType: to, Shape: w.Shape}, c.kept[i:i+1:i+1])
 			continue
 		}
-		c.collect(place, to, w)
+		c.collect(to, w)
 	}
 	c.fuseGroups()
 	return nil
@@ -61,7 +60,7 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 			return from
 		}
 		return to
-	case c.isRoutingBias(w.Name):
+	case w.Role() == table.EScoreCorrectionBias: // it decides the choice of experts; as in transformers
 		return from
 	case from.Casts(), from.Blocked():
 		return to
@@ -70,49 +69,45 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 	return from
 }
 
-// isRoutingBias says whether a name is that of e_score_correction_bias, in a decoder layer
-// or one of multi-token prediction: the vector of the table's router. It decides which
-// experts are chosen, and stays in its dtype as in transformers.
-func (c *conversion) isRoutingBias(name string) bool {
-	return slices.ContainsFunc(table.FamilyOf(c.src.Config).Rows, func(row table.Row) bool {
-		_, ofLayer, perLayer := strings.Cut(row.Name, "{l}")
-		return row.Module == table.Router && len(row.Shape) == 1 && perLayer && strings.HasSuffix(name, ofLayer)
-	})
+// fusedGroup is a fused tensor that is made of weights.
+type fusedGroup struct {
+	output int             // its place in outputs
+	first  *weights.Weight // the first of its parts that the source has
 }
 
 // collect puts a weight in its place in a fused tensor; the tensor's own place is
 // that of its first part.
-func (c *conversion) collect(place weights.Place, to tensor.DType, w *weights.Weight) {
-	f, _ := weights.ParseFused(place.Fused)
-	experts := c.src.Config.NRoutedExperts
-	at, seen := c.groups[place.Fused]
+func (c *conversion) collect(to tensor.DType, w *weights.Weight) {
+	f, index := w.Fused()
+	name, experts := w.FusedName(), c.src.Config.NRoutedExperts
+	g, seen := c.groups[name]
 	if !seen {
-		at = len(c.outputs)
-		c.groups[place.Fused] = at
-		c.output(tensor.Info{Name: place.Fused}, make([]*weights.Weight, experts*len(f.Parts)))
+		g = fusedGroup{len(c.outputs), w}
+		c.groups[name] = g
+		c.output(tensor.Info{Name: name}, make([]*weights.Weight, experts*len(f.Roles)))
 	}
-	if place.Expert >= experts {
+	if w.Expert >= experts {
 		c.problem(w.Name, "cannot be fused: config says %d experts", experts)
 		return
 	}
-	out := &c.outputs[at]
+	out := &c.outputs[g.output]
 	if out.DType != tensor.Invalid && out.DType != to {
-		c.problem(w.Name, "cannot be fused: it would be %s, but others of %s %s", to, text.Quote(place.Fused), out.DType)
+		c.problem(w.Name, "cannot be fused: it would be %s, but others of %s %s", to, text.Quote(name), out.DType)
 	}
 	out.DType = to
-	c.parts[at][place.Expert*len(f.Parts)+place.Part] = w
+	c.parts[g.output][w.Expert*len(f.Roles)+index] = w
 }
 
 // fuseGroups completes the fused tensors.
 func (c *conversion) fuseGroups() {
 	for i := range c.outputs {
 		out, parts := &c.outputs[i], c.parts[i]
-		if _, ok := c.groups[out.Name]; !ok {
+		g, ok := c.groups[out.Name]
+		if !ok {
 			continue
 		}
-		f, _ := weights.ParseFused(out.Name)
 		if absent := slices.Index(parts, nil); absent >= 0 {
-			c.problem(out.Name, "cannot be fused: %s is not among the tensors", text.Quote(f.ExpertName(absent/len(f.Parts), f.Parts[absent%len(f.Parts)])))
+			c.problem(out.Name, "cannot be fused: %s is not among the tensors", text.Quote(c.partName(g.first, absent)))
 			continue
 		}
 		shape, err := fusedShape(parts, c.src.Config.NRoutedExperts)
@@ -121,11 +116,16 @@ func (c *conversion) fuseGroups() {
 			continue
 		}
 		out.Shape = shape
-		if f.Scale {
-			c.noteRagged(out.Name, parts[0])
-		}
+		c.noteRagged(out.Name, parts[0])
 	}
 	c.checkReaders()
+}
+
+// partName returns the name of part i of the fused tensor that w goes into.
+func (c *conversion) partName(w *weights.Weight, i int) string {
+	f, _ := w.Fused()
+	n := len(f.Roles)
+	return table.FamilyOf(c.src.Config).Row(table.RoutedExperts, f.Roles[i%n]).NameIn(w.Layer, i/n) + w.Part
 }
 
 // checkReaders says what cannot read the fused tensors that are written: only transformers'

@@ -3,7 +3,6 @@ package plan
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
@@ -28,7 +27,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 		return nil, fmt.Errorf("type %s: %s does not have it", text.Quote(o.Mixture), f.Name)
 	}
 	o.NoMTP = o.NoMTP || f.Dialect != nil && !o.MTP
-	c := conversion{src: src, o: o, filter: newFilter(src.Config, o), set: weights.New(src.Config, src), groups: map[string]int{},
+	c := conversion{src: src, o: o, filter: newFilter(src.Config, o), set: weights.New(src.Config, src), groups: map[string]fusedGroup{},
 		plan: &Plan{Format: f, Options: o.recorded(f), Left: []string{}, Notes: []string{}, Missing: []Missing{}}}
 	c.choose()
 	steps := []func() error{c.arrange, c.layout, c.sources, c.others}
@@ -59,10 +58,10 @@ type conversion struct {
 	plan     *Plan
 	problems []checkpoint.Problem
 
-	kept    []*weights.Weight   // what the filter keeps, in the order of the model
-	outputs []tensor.Info       // what is written, in the order of the model
-	parts   [][]*weights.Weight // what each output is made of
-	groups  map[string]int      // fused tensor to its place in outputs
+	kept    []*weights.Weight     // what the filter keeps, in the order of the model
+	outputs []tensor.Info         // what is written, in the order of the model
+	parts   [][]*weights.Weight   // what each output is made of
+	groups  map[string]fusedGroup // by the name of the fused tensor
 
 	written *config.Config          // config.json as it is in the output
 	text    []byte                  // that, as it is written
@@ -113,8 +112,9 @@ func (c *conversion) sources() error {
 
 // noteRagged warns of what other readers would make of fused scales.
 func (c *conversion) noteRagged(fused string, part *weights.Weight) {
-	w := c.set.Find(strings.TrimSuffix(part.Name, weights.ScaleSuffix))
-	if w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 && strings.HasSuffix(fused, "gate_up_proj"+weights.ScaleSuffix) {
+	f, _ := part.Fused()
+	w := c.set.Find(part.Owner())
+	if part.Part != "" && len(f.Roles) > 1 && w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 {
 		c.note("%s: %d rows per projection are not whole blocks of %d: the scales of gate and up stay apart, and a reader that takes both for one matrix misreads them",
 			text.Quote(fused), w.Shape[0], w.Block[0])
 	}

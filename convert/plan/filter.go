@@ -7,8 +7,6 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strconv"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
@@ -42,11 +40,9 @@ func newFilter(c *config.Config, o Options) *filter {
 	return f
 }
 
-// keeps decides about a tensor by its per-expert name. Scales go with their weight.
-func (f *filter) keeps(name string) bool {
-	name = strings.TrimSuffix(name, weights.ScaleSuffix)
-	layer, ok := layerOf(name)
-	in := !ok || f.layers.Has(layer) && layer < f.decoder
+// keeps decides about a weight of a layer, -1 outside the layers, by its per-expert name.
+func (f *filter) keeps(name string, layer int) bool {
+	in := layer < 0 || f.layers.Has(layer) && layer < f.decoder
 	included := f.match(f.include, name, in) || len(f.include) == 0
 	excluded := f.match(f.exclude, name, in && included)
 	return in && included && !excluded
@@ -79,7 +75,7 @@ func (c *conversion) choose() {
 		c.problem(m.Name, "%s", m.Cause)
 	}
 	for _, w := range c.set.Ordered(c.src.Config) {
-		if c.filter.keeps(w.Name) {
+		if c.filter.keeps(w.Owner(), w.Layer) {
 			c.kept = append(c.kept, w)
 		} else {
 			c.plan.Dropped++
@@ -106,10 +102,9 @@ func (c *conversion) checkLayers() {
 		there[l] = true
 	}
 	for _, w := range c.set.All() {
-		if l, ok := layerOf(w.Name); ok {
-			there[l] = true
-		}
+		there[w.Layer] = true
 	}
+	delete(there, -1) // what is outside the layers
 	absent := c.o.Layers.Absent(func(l int) bool { return there[l] })
 	if absent == nil {
 		return
@@ -140,7 +135,7 @@ func (c *conversion) checkSlots() (beyond int) {
 		}
 	}
 	for slot := range table.FamilyOf(c.src.Config).Required(c.src.Config, c.set.Has) {
-		if !c.filter.keeps(slot.Name) {
+		if !c.filter.keeps(slot.Name, slot.Layer) {
 			continue
 		}
 		switch w := c.set.Find(slot.Name); {
@@ -157,7 +152,10 @@ func (c *conversion) checkSlots() (beyond int) {
 }
 
 // writes says whether the output has a weight of the source.
-func (c *conversion) writes(name string) bool { return c.set.Find(name) != nil && c.filter.keeps(name) }
+func (c *conversion) writes(name string) bool {
+	w := c.set.Find(name)
+	return w != nil && c.filter.keeps(w.Owner(), w.Layer)
+}
 
 // compareWith counts what the output's config implies and the output does not have.
 func (c *conversion) compareWith(written *config.Config) {
@@ -178,12 +176,4 @@ func (c *conversion) compareWith(written *config.Config) {
 	for _, n := range f.Notes(written, c.writes) {
 		c.note("%s", n)
 	}
-}
-
-// layerOf returns the layer in "model.layers.17.…".
-func layerOf(name string) (int, bool) {
-	rest, ok := strings.CutPrefix(name, "model.layers.")
-	digits, _, _ := strings.Cut(rest, ".")
-	n, err := strconv.Atoi(digits)
-	return n, ok && err == nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/operation"
+	"dsmoe/model/table"
 	"dsmoe/model/weights"
 )
 
@@ -29,8 +30,8 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 		if !strings.HasPrefix(info.Name, "model.") { // a decoder's alone, most likely: a name is made of it
 			names += checkpoint.NameMemory("model." + info.Name)
 		}
-		if f, fused := weights.ParseFused(info.Name); fused && len(info.Shape) > 0 {
-			n += int64(min(info.Shape[0], src.Config.NRoutedExperts)*len(f.Parts)) - 1
+		if f, _ := table.FusedAt(strings.TrimSuffix(info.Name, weights.ScaleSuffix)); f != nil && len(info.Shape) > 0 {
+			n += int64(min(info.Shape[0], src.Config.NRoutedExperts)*len(f.Roles)) - 1
 		}
 	}
 	return src.Memory() + n*perWeight + names

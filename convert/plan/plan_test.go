@@ -15,6 +15,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/safetensors"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -41,7 +42,7 @@ func TestFilters(t *testing.T) {
 		o    Options
 		keep func(name string) bool
 	}{
-		"layers":  {Options{Layers: Layers{{1, 2}, {4, 4}}}, func(n string) bool { l, ok := layerOf(n); return !ok || l == 1 || l == 2 || l == 4 }},
+		"layers":  {Options{Layers: Layers{{1, 2}, {4, 4}}}, func(n string) bool { l := table.PlaceOf(nil, n).Layer; return l < 0 || l == 1 || l == 2 || l == 4 }},
 		"include": {Options{Include: []string{"*.mlp.experts.*", "lm_head*"}}, func(n string) bool { return strings.Contains(n, ".mlp.experts.") || n == "lm_head.weight" }},
 		"exclude": {Options{Exclude: []string{"*.mlp.experts.1[0-5].*"}}, func(n string) bool {
 			return !strings.Contains(n, ".mlp.experts.1") || strings.Contains(n, ".experts.1.")

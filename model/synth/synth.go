@@ -10,7 +10,6 @@ import (
 	"iter"
 	"math"
 	"slices"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model/table"
@@ -126,23 +125,20 @@ func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
 	case info.DType == tensor.F8E4M3:
 		g.fillFP8(dst, uint64(offset))
 	default:
-		g.base, g.scale = affine(info)
+		g.base, g.scale = affine(table.PlaceOf(s.config, info.Name).Role(), info.Shape)
 		g.fill(dst, uint64(offset))
 	}
 	return nil
 }
 
-// gateWeight ends the names of the gates' weights.
-const gateWeight = ".mlp.gate.weight"
-
-// affine returns the rule of a tensor's values, w = base + scale·u.
-func affine(info tensor.Info) (base, scale float32) {
-	switch d := info.Shape[len(info.Shape)-1]; {
-	case len(info.Shape) == 1:
+// affine returns the rule of a weight's values, w = base + scale·u.
+func affine(role table.Role, shape []int) (base, scale float32) {
+	switch d := shape[len(shape)-1]; {
+	case len(shape) == 1:
 		return 1, 0.1
-	case info.Name == "model.embed_tokens.weight":
+	case role == table.EmbedTokens:
 		return 0, float32(math.Sqrt(3))
-	case strings.HasSuffix(info.Name, gateWeight):
+	case role == table.Gate:
 		return 0, float32(1.5 * math.Sqrt(3/float64(d)))
 	default:
 		return 0, float32(math.Sqrt(3 / float64(d)))

@@ -2,7 +2,6 @@ package synth
 
 import (
 	"encoding/binary"
-	"strings"
 	"sync"
 
 	"dsmoe/config"
@@ -43,7 +42,7 @@ func newTorchGates(c *config.Config, seed uint64) *torchGates {
 	t := &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []mt19937{*newMT19937(seed)}}
 	next := int64(0)
 	for slot := range table.FamilyOf(c).Slots(c) {
-		if strings.HasSuffix(slot.Name, gateWeight) { // not e_score_correction_bias, which it does not draw
+		if slot.Role() == table.Gate { // not e_score_correction_bias, which it does not draw
 			t.first[slot.Name] = next
 			next += int64(c.NRoutedExperts) * int64(c.HiddenSize)
 		}

@@ -37,9 +37,10 @@ var fused = [...]Fused{
 
 // FusedAt returns the fused tensor of that name and its layer; nil if the name is another's.
 func FusedAt(name string) (f *Fused, layer int) {
-	pattern, p := cut(name)
+	var r room
+	pattern, p := r.cut(name)
 	for i := range fused {
-		if fused[i].Name == pattern && p.Layer >= 0 {
+		if fused[i].Name == string(pattern) && p.Layer >= 0 {
 			return &fused[i], p.Layer
 		}
 	}
@@ -75,7 +76,7 @@ func fillHoles(name string, layer, expert int) string {
 // PlaceOf is Family.Place for c's family. c may be nil: then the place has no row.
 func PlaceOf(c *config.Config, name string) Place {
 	if c == nil {
-		_, p := cut(name)
+		_, p := new(room).cut(name)
 		return p
 	}
 	return FamilyOf(c).Place(name)
@@ -85,51 +86,64 @@ func PlaceOf(c *config.Config, name string) Place {
 // has its layer and its routed expert, read from its name. The leading "model." may be absent
 // before "layers.", as in a decoder saved without its head.
 func (f *Family) Place(name string) Place {
-	pattern, p := cut(name)
+	var r room
+	pattern, p := r.cut(name)
 	p.Row = f.find(func(r *Row) bool {
-		return r.Name == pattern && r.PerLayer() == (p.Layer >= 0) && r.PerExpert() == (p.Expert >= 0)
+		return r.Name == string(pattern) && r.PerLayer() == (p.Layer >= 0) && r.PerExpert() == (p.Expert >= 0)
 	})
 	return p
 }
 
 // Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.
 func (f *Family) Ignores(c *config.Config, name string) bool {
-	pattern, p := cut(name)
+	pattern, p := new(room).cut(name)
 	return p.Layer < c.NumHiddenLayers+c.NumNextNPredictLayers &&
-		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == pattern && r.Holds(c, p.Layer) })
+		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == string(pattern) && r.Holds(c, p.Layer) })
 }
 
-// cut replaces the numbers in a name by holes: the layer behind "model.layers." or "layers.",
-// the routed expert behind ".mlp.experts.". The place has no row.
-func cut(name string) (pattern string, p Place) {
-	p = Place{Layer: -1, Expert: -1}
-	const model, layers, experts = "model.", "layers.", ".mlp.experts."
-	if strings.HasPrefix(name, layers) {
-		name = model + name
+// room is what the patterns of most names fit into.
+type room [96]byte
+
+// cut returns name with holes for its numbers: for the layer behind "model.layers." or "layers.",
+// for the routed expert behind the last ".mlp.experts.". The place has no row. Thousands of names
+// are cut at once, so patterns are made in r.
+func (r *room) cut(name string) (pattern []byte, p Place) {
+	const layers, experts = "model.layers.", ".mlp.experts."
+	pattern, p = r[:0], Place{Layer: -1, Expert: -1}
+	if strings.HasPrefix(name, layers[len("model."):]) {
+		pattern = append(pattern, "model."...)
 	}
-	if rest, ok := strings.CutPrefix(name, model+layers); ok {
-		p.Layer, rest = number(rest)
-		if p.Layer >= 0 {
-			name = model + layers + layerHole + rest
+	if at := len(layers) - len(pattern); strings.HasPrefix(name, layers[len(pattern):]) {
+		if n, digits := number(name[at:]); n >= 0 {
+			p.Layer = n
+			pattern = append(append(pattern, name[:at]...), layerHole...)
+			name = name[at+digits:]
 		}
 	}
-	if at := strings.LastIndex(name, experts); at >= 0 {
-		before := name[:at+len(experts)]
-		expert, rest := number(name[len(before):])
-		if p.Expert = expert; expert >= 0 {
-			name = before + expertHole + rest
+	if at := strings.LastIndex(name, experts) + len(experts); at >= len(experts) {
+		if n, digits := number(name[at:]); n >= 0 {
+			p.Expert = n
+			pattern = append(append(pattern, name[:at]...), expertHole...)
+			name = name[at+digits:]
 		}
 	}
-	return name, p
+	return append(pattern, name...), p
 }
 
-// number reads the number before the first dot; -1 if there is none, or one with a sign or
-// with zeros before it.
-func number(s string) (n int, rest string) {
-	digits, _, _ := strings.Cut(s, ".")
-	n, err := strconv.Atoi(digits)
-	if err != nil || n < 0 || strconv.Itoa(n) != digits {
-		return -1, s
+// number reads the number before the first dot, and how many digits it has; -1 if there is none,
+// or one with a sign or with zeros before it.
+func number(s string) (n, digits int) {
+	const most = 9 // digits, which every int holds
+	for digits < len(s) && s[digits] != '.' {
+		c := s[digits]
+		if c < '0' || c > '9' || digits == most || digits == 1 && s[0] == '0' {
+			return -1, 0
+		}
+		n = 10*n + int(c-'0')
+		digits++
 	}
-	return n, s[len(digits):]
+	if digits == 0 {
+		return -1, 0
+	}
+	return n, digits
 }

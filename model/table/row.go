@@ -126,7 +126,7 @@ func (f *Family) find(wanted func(*Row) bool) *Row {
 // the gate's. "" if the stage is not what a weight gives by itself.
 func (f *Family) StageModule(stage string) Module {
 	for _, row := range f.Rows {
-		module := strings.TrimSuffix(strings.TrimPrefix(row.Name, "model.layers.{l}."), ".weight")
+		module := strings.TrimSuffix(row.InLayer(), ".weight")
 		if stage == module+".output" || stage == module+".logits" {
 			return row.Module
 		}
@@ -142,6 +142,9 @@ func (r *Row) Sizes(c *config.Config) []int {
 	}
 	return shape
 }
+
+// InLayer returns the row's name as it is within its layer: "mlp.gate.weight".
+func (r *Row) InLayer() string { return strings.TrimPrefix(r.Name, "model.layers."+layerHole+".") }
 
 // LookedUp reports whether the weight is an embedding: only the rows of the input's tokens
 // are read.

@@ -5,10 +5,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model/tensor"
 )
 
-// TestExpertNames: per-expert names and fused ones give each other back, and nothing else
-// is taken for one.
+// TestExpertNames: which weights go into which place of a fused tensor, and nothing else does.
 func TestExpertNames(t *testing.T) {
 	for name, want := range map[string]string{
 		"model.layers.3.mlp.experts.17.up_proj.weight":             "model.layers.3.mlp.experts.gate_up_proj 17 1",
@@ -22,16 +24,17 @@ func TestExpertNames(t *testing.T) {
 		"model.layers.3.mlp.experts.gate_up_proj":                  "",
 		"model.layers.3.mlp.shared_experts.1.gate_proj.weight_inv": "",
 	} {
-		p, ok := ParseExpert(name)
+		src := memory{name: tensor.Tensor{DType: tensor.U8, Shape: []int{1, 1}}}
+		w := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2}, src).Find(name)
 		if want == "" {
-			require.False(t, ok, name)
+			if w != nil {
+				f, _ := w.Fused()
+				require.Nil(t, f, name)
+			}
 			continue
 		}
-		require.Equal(t, want, fmt.Sprint(p.Fused, " ", p.Expert, " ", p.Part))
-		f, ok := ParseFused(p.Fused)
-		require.True(t, ok)
-		require.Equal(t, name, f.ExpertName(p.Expert, f.Parts[p.Part]))
+		_, index := w.Fused()
+		require.Equal(t, want, fmt.Sprint(w.FusedName(), " ", w.Expert, " ", index))
+		require.Equal(t, w.Part != "", w.Row == nil, "scales have no role of their own")
 	}
-	_, ok := ParseFused("model.layers.3.mlp.experts.gate_up_proj.weight")
-	require.False(t, ok)
 }

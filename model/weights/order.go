@@ -3,7 +3,6 @@ package weights
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model/table"
@@ -31,8 +30,7 @@ func (s *Set) Ordered(c *config.Config) []*Weight {
 		}
 	}
 	slices.SortStableFunc(list[known:], func(a, b *Weight) int {
-		x, y := strings.TrimSuffix(a.Name, ScaleSuffix), strings.TrimSuffix(b.Name, ScaleSuffix)
-		return cmp.Or(text.CompareNames(x, y), cmp.Compare(len(a.Name), len(b.Name)))
+		return cmp.Or(text.CompareNames(a.Owner(), b.Owner()), cmp.Compare(len(a.Name), len(b.Name)))
 	})
 	return list
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"dsmoe/config"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -55,13 +56,32 @@ type ReaderAt interface {
 // stored tensor.
 type Weight struct {
 	tensor.Info // the table's name and the shape of this weight alone; the dtype as it is stored
+	table.Place // where in the model it belongs; scales have the layer and expert of their weight, but no row
 
+	Part   string  // what its name has behind that of the weight it belongs to: ScaleSuffix, or ""
 	Stored string  // name of the tensor that holds it, as it is in the file
 	First  int64   // its first element there
 	Shared bool    // Stored holds other weights too: experts that are fused
 	Scales *Weight // weight_scale_inv of an FP8 weight; nil if there is none
 	Block  [2]int  // rows and columns of an FP8 weight that share a scale
-	scales bool    // it is the Scales of another weight
+
+	scales bool       // it is the Scales of another weight
+	row    *table.Row // of the weight it belongs to
+}
+
+// Owner returns the name of the weight that it belongs to: of scales, of what they scale.
+func (w *Weight) Owner() string { return strings.TrimSuffix(w.Name, w.Part) }
+
+// Fused returns the fused tensor that holds the weight, or its scales, where experts are not
+// apart, and the index of its matrix there; nil for other weights.
+func (w *Weight) Fused() (f *table.Fused, index int) {
+	return table.FusedOf(table.Place{Row: w.row, Layer: w.Layer, Expert: w.Expert})
+}
+
+// FusedName returns the name of the tensor that Fused describes.
+func (w *Weight) FusedName() string {
+	f, _ := w.Fused()
+	return f.NameIn(w.Layer) + w.Part
 }
 
 // IsScales says whether the weight is the Scales of another.
@@ -159,6 +179,10 @@ type Set struct {
 	list   []*Weight
 	byName map[string]*Weight
 	misfit map[string]bool // the names of Misfits
+
+	family  *table.Family
+	experts int    // of a layer
+	block   [2]int // rows and columns of an FP8 weight that share a scale
 }
 
 // Misfit is a tensor that cannot be understood, and why.
@@ -179,26 +203,46 @@ var defaultBlock = [2]int{128, 128}
 //
 // All other tensors keep their names.
 func New(c *config.Config, h Headers) *Set {
-	s := &Set{byName: map[string]*Weight{}, misfit: map[string]bool{}}
-	block := c.FP8Block
-	if block == [2]int{} {
-		block = defaultBlock
+	s := &Set{byName: map[string]*Weight{}, misfit: map[string]bool{},
+		family: table.FamilyOf(c), experts: c.NRoutedExperts, block: c.FP8Block}
+	if s.block == [2]int{} {
+		s.block = defaultBlock
 	}
 	prefix := missingPrefix(h)
-	for info := range h.Tensors() {
-		name := info.Name
-		if !strings.HasPrefix(name, "lm_head.") {
-			name = prefix + name
+	for stored := range h.Tensors() {
+		info := stored
+		if !strings.HasPrefix(info.Name, "lm_head.") {
+			info.Name = prefix + info.Name
 		}
-		f, ok := ParseFused(name)
-		if !ok {
-			s.add(&Weight{Info: tensor.Info{Name: name, DType: info.DType, Shape: info.Shape}, Stored: info.Name, Block: block})
-		} else if err := s.split(f, info, c.NRoutedExperts, block); err != nil {
-			s.refuse(tensor.Info{Name: name, DType: info.DType, Shape: info.Shape}, err.Error())
-		}
+		s.take(info, stored.Name)
 	}
 	s.linkScales()
 	return s
+}
+
+// take adds the weights of a stored tensor, which info names as the table does.
+func (s *Set) take(info tensor.Info, stored string) {
+	owner, part := info.Name, ""
+	if name, scales := strings.CutSuffix(owner, ScaleSuffix); scales {
+		owner, part = name, ScaleSuffix
+	}
+	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block}
+	if w.Row == nil && w.Expert < 0 {
+		if f, _ := table.FusedAt(owner); f != nil {
+			w.Shared = true
+			s.split(f, w)
+			return
+		}
+	}
+	s.add(s.place(w))
+}
+
+// place finishes a weight whose Place is that of its owner.
+func (s *Set) place(w Weight) *Weight {
+	if w.row = w.Row; w.Part != "" {
+		w.Row = nil
+	}
+	return &w
 }
 
 // missingPrefix returns "model." if h's names lack it.
@@ -230,22 +274,27 @@ func (s *Set) refuse(t tensor.Info, cause string) {
 }
 
 // split adds the weights that a fused tensor consists of, in the order of its elements.
-func (s *Set) split(f Fused, info tensor.Info, experts int, block [2]int) error {
-	if len(info.Shape) != 3 || info.Shape[1]%len(f.Parts) != 0 {
-		return fmt.Errorf("shape %v is not that of fused experts", info.Shape)
+func (s *Set) split(f *table.Fused, fused Weight) {
+	shape, n := fused.Shape, len(f.Roles)
+	switch {
+	case len(shape) != 3 || shape[1]%n != 0:
+		s.refuse(fused.Info, fmt.Sprintf("shape %v is not that of fused experts", shape))
+		return
+	case shape[0] != s.experts:
+		s.refuse(fused.Info, fmt.Sprintf("shape %v: %d experts, config says %d", shape, shape[0], s.experts))
+		return
 	}
-	if info.Shape[0] != experts {
-		return fmt.Errorf("shape %v: %d experts, config says %d", info.Shape, info.Shape[0], experts)
-	}
-	shape := []int{info.Shape[1] / len(f.Parts), info.Shape[2]}
-	size := int64(shape[0]) * int64(shape[1])
-	for e := range experts {
-		for i, part := range f.Parts {
-			s.add(&Weight{Info: tensor.Info{Name: f.ExpertName(e, part), DType: info.DType, Shape: shape},
-				Stored: info.Name, First: int64(e*len(f.Parts)+i) * size, Shared: true, Block: block})
+	fused.Shape = []int{shape[1] / n, shape[2]}
+	size := int64(fused.Len())
+	for e := range s.experts {
+		for i, role := range f.Roles {
+			w := fused
+			w.Place = table.Place{Row: s.family.Row(table.RoutedExperts, role), Layer: fused.Layer, Expert: e}
+			w.Name = w.Row.NameIn(w.Layer, e) + w.Part
+			w.First = int64(e*n+i) * size
+			s.add(s.place(w))
 		}
 	}
-	return nil
 }
 
 func (s *Set) linkScales() {
@@ -272,6 +321,7 @@ func (s *Set) Has(name string) bool { return s.Find(name) != nil || s.InMisfit(n
 // InMisfit says whether a weight that Find does not know is held by one of the Misfits.
 // Whoever tells of those need not call it missing.
 func (s *Set) InMisfit(name string) bool {
-	place, ok := ParseExpert(name)
-	return ok && s.misfit[place.Fused]
+	p := s.family.Place(name)
+	f, _ := table.FusedOf(p)
+	return f != nil && s.misfit[f.NameIn(p.Layer)]
 }

@@ -3,6 +3,7 @@ package weights
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -55,12 +56,12 @@ func counting(d tensor.DType, shape ...int) tensor.Tensor {
 func TestFusedExpertsAreTakenApart(t *testing.T) {
 	const group = "model.layers.0.mlp.experts"
 	src := memory{group + ".gate_up_proj": counting(tensor.U8, 3, 4, 5), group + ".down_proj": counting(tensor.U8, 3, 5, 2)}
-	set := New(&config.Config{NRoutedExperts: 3}, src)
+	set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 3}, src)
 	require.Empty(t, set.Misfits)
 	require.Len(t, set.All(), 9)
 	for e := range 3 {
 		for i, part := range []string{"gate_proj", "up_proj"} {
-			w := set.Find(Fused{Group: group}.ExpertName(e, part))
+			w := set.Find(fmt.Sprintf("%s.%d.%s.weight", group, e, part))
 			require.Equal(t, []int{2, 5}, w.Shape)
 			require.True(t, w.Shared)
 			view, err := w.View(src)
@@ -90,7 +91,7 @@ func TestMisfits(t *testing.T) {
 		"twice": {memory{group + ".down_proj": counting(tensor.U8, 2, 5, 2), group + ".1.down_proj.weight": counting(tensor.U8, 5, 2)},
 			"is there twice: in " + group + ".1.down_proj.weight and in " + group + ".down_proj"},
 	} {
-		set := New(&config.Config{NRoutedExperts: 2}, c.src)
+		set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2}, c.src)
 		require.Len(t, set.Misfits, 1, name)
 		require.Contains(t, set.Misfits[0].Cause, c.want)
 	}
@@ -99,7 +100,7 @@ func TestMisfits(t *testing.T) {
 // TestInMisfit: the weights of a fused tensor that cannot be taken apart are not missing;
 // others are. Names are the table's, also those of a decoder alone.
 func TestInMisfit(t *testing.T) {
-	set := New(&config.Config{NRoutedExperts: 2}, memory{"layers.0.mlp.experts.down_proj": counting(tensor.U8, 3, 5, 2)})
+	set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2}, memory{"layers.0.mlp.experts.down_proj": counting(tensor.U8, 3, 5, 2)})
 	require.Equal(t, "model.layers.0.mlp.experts.down_proj", set.Misfits[0].Name)
 	for name, want := range map[string]bool{
 		"model.layers.0.mlp.experts.1.down_proj.weight":           true,
@@ -127,7 +128,7 @@ func TestDecoderNames(t *testing.T) {
 		"neither": {memory{"a": one, "b": one}, []string{"a", "b"}},
 	} {
 		var got []string
-		for _, w := range New(&config.Config{}, c.src).All() {
+		for _, w := range New(&config.Config{ModelType: "deepseek_v3"}, c.src).All() {
 			got = append(got, w.Name)
 			require.Contains(t, c.src, w.Stored)
 		}
@@ -148,7 +149,7 @@ func fp8(t *testing.T, scales tensor.DType) memory {
 func TestStream(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.F32, tensor.F16, tensor.BF16} {
 		src := fp8(t, d)
-		w := New(&config.Config{FP8Block: [2]int{2, 2}}, src).Find("w")
+		w := New(&config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}, src).Find("w")
 		require.Equal(t, tensor.F32, w.NumberType())
 		require.NoError(t, w.CheckScales())
 		scales := []float32{1, 1, 3, 1, 1, 3, 0.5, 0.5, 8}
@@ -168,7 +169,7 @@ func TestStream(t *testing.T) {
 		}
 	}
 	plain := memory{"x": tensortest.Vector(t, tensor.BF16, 1, -2, 3)}
-	s := NewStream(plain, New(&config.Config{}, plain).Find("x"))
+	s := NewStream(plain, New(&config.Config{ModelType: "deepseek_v3"}, plain).Find("x"))
 	require.NoError(t, s.Load(1, 2))
 	values, err := s.Values()
 	require.NoError(t, err)
@@ -186,12 +187,12 @@ func TestCheckScales(t *testing.T) {
 	} {
 		src := fp8(t, tensor.F32)
 		change(src)
-		w := New(&config.Config{FP8Block: [2]int{2, 2}}, src).Find("w")
+		w := New(&config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}, src).Find("w")
 		require.ErrorContains(t, w.CheckScales(), want)
 	}
 	src := fp8(t, tensor.F32)
-	require.NoError(t, New(&config.Config{FP8Block: [2]int{2, 2}}, src).Find("w_scale_inv").CheckScales(), "no FP8")
-	require.Equal(t, [2]int{128, 128}, New(&config.Config{}, src).Find("w").Block, "DeepSeek-V3's, if the config does not say")
+	require.NoError(t, New(&config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}, src).Find("w_scale_inv").CheckScales(), "no FP8")
+	require.Equal(t, [2]int{128, 128}, New(&config.Config{ModelType: "deepseek_v3"}, src).Find("w").Block, "DeepSeek-V3's, if the config does not say")
 }
 
 // failing is a source whose reads of one tensor fail.
@@ -211,7 +212,7 @@ func (f failing) ReadAt(name string, dst []byte, offset int64) error {
 // TestStreamErrors: what cannot be read, or has no numbers, is the error of its step, and
 // one about scales names them.
 func TestStreamErrors(t *testing.T) {
-	c := &config.Config{FP8Block: [2]int{2, 2}}
+	c := &config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}
 	src := fp8(t, tensor.F32)
 	s := NewStream(failing{src, "w"}, New(c, src).Find("w"))
 	require.ErrorContains(t, s.Load(0, 3), "disk on fire")
@@ -255,7 +256,7 @@ func TestBlockStream(t *testing.T) {
 	}
 	want, err := src["w"].Float32s(nil)
 	require.NoError(t, err)
-	set := New(&config.Config{NRoutedExperts: 2}, src)
+	set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2}, src)
 	for name, from := range map[string]int{"w": 0, "model.layers.0.mlp.experts.1.down_proj.weight": rows * cols} {
 		w := set.Find(name)
 		require.Equal(t, tensor.F32, w.NumberType())
@@ -274,14 +275,14 @@ func TestNoElements(t *testing.T) {
 	src := fp8(t, tensor.F32)
 	src["x"], src["y"], src["y_scale_inv"] = counting(tensor.BF16, 0, 3), counting(tensor.F8E4M3, 3, 0), counting(tensor.F32, 2, 0)
 	for _, name := range []string{"w", "x", "y"} {
-		s := NewStream(src, New(&config.Config{FP8Block: [2]int{2, 2}}, src).Find(name))
+		s := NewStream(src, New(&config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}, src).Find(name))
 		require.NoError(t, s.Load(0, 0))
 		values, err := s.Values()
 		require.NoError(t, err)
 		require.Empty(t, values)
 		require.Empty(t, s.Raw)
 	}
-	view, err := New(&config.Config{}, src).Find("x").View(src)
+	view, err := New(&config.Config{ModelType: "deepseek_v3"}, src).Find("x").View(src)
 	require.NoError(t, err)
 	require.Empty(t, view.Data)
 }
@@ -294,7 +295,7 @@ func TestFusedScales(t *testing.T) {
 		group + ".gate_up_proj":           counting(tensor.F8E4M3, 2, 4, 2),
 		group + ".gate_up_proj_scale_inv": tensortest.New(t, tensor.F32, []int{2, 2, 1}, []float32{1, 2, 4, 8}),
 	}
-	set := New(&config.Config{NRoutedExperts: 2, FP8Block: [2]int{2, 2}}, src)
+	set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2, FP8Block: [2]int{2, 2}}, src)
 	require.Empty(t, set.Misfits)
 	for i, name := range []string{group + ".0.gate_proj.weight", group + ".0.up_proj.weight", group + ".1.gate_proj.weight", group + ".1.up_proj.weight"} {
 		w := set.Find(name)

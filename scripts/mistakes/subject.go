@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"iter"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -13,7 +14,9 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
 )
@@ -130,18 +133,14 @@ func (s *subject) swapProjections(a, b string) bool {
 
 // permute gives expert e of the first layer with experts the weights of order(e).
 func (s *subject) permute(order func(e int) int) bool {
-	was := map[string]tensor.Tensor{}
-	prefix := s.expand("{moe}experts.")
-	for t := range s.Tensors() {
-		if strings.HasPrefix(t.Name, prefix) {
-			was[t.Name], s.err = s.Tensor(t.Name)
+	moved := map[string]tensor.Tensor{}
+	for _, w := range weights.New(s.config, s).All() {
+		if w.Layer == s.moe && w.Expert >= 0 {
+			from := table.PlaceOf(s.config, w.Owner()).Row.NameIn(s.moe, order(w.Expert)) + w.Part
+			moved[w.Name], s.err = s.Tensor(from)
 		}
 	}
-	for name := range was {
-		number, rest, _ := strings.Cut(strings.TrimPrefix(name, prefix), ".")
-		e, _ := strconv.Atoi(number)
-		s.changed[name] = was[prefix+strconv.Itoa(order(e))+"."+rest]
-	}
+	maps.Copy(s.changed, moved)
 	return s.err == nil
 }
 

@@ -107,8 +107,8 @@ func newStudy(path, golden string) (*study, error) {
 	}
 	for slot := range table.FamilyOf(c.Config).Slots(c.Config) {
 		layer := fmt.Sprintf("model.layers.%d", slot.Layer)
-		kind := strings.TrimPrefix(slot.Row.Name, "model.layers.{l}.")
-		if slot.Layer >= 0 && !c.Config.IsMoE(slot.Layer) && strings.HasPrefix(kind, "mlp.") {
+		kind := slot.Row.InLayer()
+		if slot.Module() == table.DenseMLP {
 			kind += " (dense)"
 		}
 		if slot.Expert >= 0 && slices.Contains(unreached[layer], slot.Expert) {
