@@ -1,6 +1,7 @@
 package operation
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"strings"
@@ -107,6 +108,11 @@ func blockValues(v []float32, b []byte, d tensor.DType) {
 	}
 }
 
+// f16 is the value of a stored F16.
+func f16(src []byte) float32 {
+	return float32(valuesF16()[binary.LittleEndian.Uint16(src)])
+}
+
 // minimumValues is blockValues of Q4_K and Q5_K.
 func minimumValues(v []float32, b []byte, d tensor.DType) {
 	codes := b[16:]
@@ -126,7 +132,7 @@ func minimumValues(v []float32, b []byte, d tensor.DType) {
 	}
 }
 
-// sixBits reads what setSixBits stores.
+// sixBits returns scale and minimum j of 8, of 6 bits each, of the 12 bytes that hold them.
 func sixBits(b []byte, j int) (scale, low int) {
 	if j < 4 {
 		return int(b[j] & 63), int(b[j+4] & 63)

@@ -3,8 +3,9 @@
 // holds per segment: it fills pieces of the output, proves pieces that were read again,
 // and counts what was lost or is not finite. Prove does not compute what Apply computes and compare: it
 // decodes what was written and asks whether it may stand for the source, so that a mistake
-// in one shows in the other. Shared are the decoding of a dequantisation's scales, and all
-// of Make, whose elements have no source: its proof makes them a second time.
+// in one shows in the other. Shared is the decoding of a dequantisation's scales. Two operations
+// are computed a second time by their proof: Make, whose elements have no source, and Quantise,
+// whose Apply decodes each block and compares it with the source, by code that is not the encoder's.
 package operation
 
 import (

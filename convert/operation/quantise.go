@@ -1,8 +1,8 @@
 package operation
 
 import (
+	"errors"
 	"fmt"
-	"math"
 
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -70,15 +70,29 @@ func (q *Quantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	if err != nil {
 		return err
 	}
-	return q.each(in, widen, func(x []float32, _ int) error {
-		size, before := q.To.Bytes(int64(len(x))), lost.NotFinite
-		q.codec.Convert(dst[:size], x, lost)
-		if n := lost.NotFinite - before; n > 0 {
-			return &NotFiniteError{n, q.To}
+	return q.each(in, widen, func(x []float32, first int) error {
+		size := q.To.Bytes(int64(len(x)))
+		if err := q.encode(dst[:size], x, first, lost); err != nil {
+			return err
 		}
 		dst = dst[size:]
 		return nil
 	})
+}
+
+// encode sets dst to the blocks of x, which begins with element first of a piece. A block that
+// does not stand for its numbers is a *Mismatch.
+func (q *Quantise) encode(dst []byte, x []float32, first int, lost *tensor.Loss) error {
+	before := lost.NotFinite
+	err := q.codec.Convert(dst, x, lost)
+	if n := lost.NotFinite - before; n > 0 {
+		return &NotFiniteError{n, q.To}
+	}
+	var beyond *tensor.BeyondError
+	if errors.As(err, &beyond) {
+		return &Mismatch{first + beyond.Element, fmt.Sprintf("%v in its %s block", beyond.Block, q.To), fmt.Sprint(beyond.Source)}
+	}
+	return err
 }
 
 // widening sets dst to the numbers of a piece from element from on, which lies at that place
@@ -129,85 +143,30 @@ func (q *Quantise) widen(in Input) (widening, error) {
 	}, err
 }
 
-// exact returns what decodes the elements of a piece by the definition of their dtype.
-func (q *Quantise) exact(in Input) (widening, error) {
-	if q.FP8 == nil {
-		values := exactValues(q.From, in.Data)
-		return func(dst []float32, _ int64, from int) { values(dst, from) }, nil
-	}
-	scales, err := q.FP8.scales(in)
-	return func(dst []float32, at int64, from int) {
-		p := products{q.FP8.Blocks, q.FP8.rowsFrom(scales, in, at), q.FP8.Blocks.GridRow(at), at, in.Data[from : from+len(dst)], valuesE4M3()}
-		p.rounded(dst, 0)
-	}, err
-}
-
-// Prove makes every block again, of the source's numbers by the definition of their dtype
-// and by the formulas of ggml's reference encoder written down a second time, and demands
-// the same bytes: scales, minimums and codes are the very ones that the type's definition
-// gives.
+// Prove encodes every block again and demands the same bytes. That each number is within half
+// a step of its block, Apply has seen to; what was read of the source, and what was written,
+// may have changed since.
 func (q *Quantise) Prove(out []byte, in Input) error {
-	widen, err := q.exact(in)
+	widen, err := q.widen(in)
 	if err != nil {
 		return err
 	}
-	elements, size := q.To.Block()
-	want, isRight := make([]byte, size), quickProofs[q.To]
+	var room [4 * numbersAtOnce]byte
 	return q.each(in, widen, func(x []float32, first int) error {
-		for i := 0; i < len(x); i += elements {
-			got := out[:size]
-			out = out[size:]
-			if isRight != nil && isRight(got, x[i:i+elements]) {
-				continue
-			}
-			referenceBlock(want, x[i:i+elements], q.To)
-			if string(got) != string(want) {
-				return differentBlock(q.To, first+i, got, want)
+		again, lost := room[:q.To.Bytes(int64(len(x)))], tensor.Loss{}
+		if err := q.encode(again, x, first, &lost); err != nil {
+			return err
+		}
+		got := out[:len(again)]
+		out = out[len(again):]
+		elements, size := q.To.Block()
+		for i := 0; i < len(again) && string(got) != string(again); i += size {
+			if a, b := got[i:i+size], again[i:i+size]; string(a) != string(b) {
+				return differentBlock(q.To, first+i/size*elements, a, b)
 			}
 		}
 		return nil
 	})
-}
-
-// quickProofs say of blocks of some types, at less cost than making them again, that they are
-// the ones of x.
-var quickProofs = map[tensor.DType]func(block []byte, x []float32) bool{tensor.Q8_0: isQ8}
-
-// isQ8 says whether the scale is the F16 nearest to max|x|/127 and each code q the integer
-// nearest to y, x times the reciprocal, half away from zero: |q| - ½ ≤ |y| < |q| + ½.
-func isQ8(block []byte, x []float32) bool {
-	most := uint32(0)
-	for _, v := range x {
-		most = max(most, math.Float32bits(v)&^(1<<31))
-	}
-	d := math.Float32frombits(most) / 127
-	inverse := reciprocal(d)
-	if inverse-inverse != 0 || !boundsF16().check(float64(d), block, 0, 0) {
-		return false
-	}
-	codes, worst := (*[32]byte)(block[2:]), uint32(0)
-	for i, v := range (*[32]float32)(x) {
-		off := float32(v*inverse) - float32(int8(codes[i]))
-		worst = max(worst, math.Float32bits(off)&^(1<<31))
-	}
-	half := math.Float32bits(0.5) // that a difference rounds to: it is looked at again
-	return worst < half || worst == half && tiesAwayFromZero(codes, x, inverse)
-}
-
-// tiesAwayFromZero is isQ8's condition on codes, in numbers that are exact.
-func tiesAwayFromZero(codes *[32]byte, x []float32, inverse float32) bool {
-	right := true
-	for i, b := range codes {
-		q, y := float64(int8(b)), float64(float32(x[i]*inverse))
-		if q < 0 {
-			q, y = -q, -y
-		}
-		if q == 0 {
-			y = math.Abs(y)
-		}
-		right = right && y-q >= -0.5 && y-q < 0.5
-	}
-	return right
 }
 
 // differentBlock names the first byte of a block that differs.

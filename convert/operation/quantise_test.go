@@ -60,9 +60,9 @@ func normal(n int, scale float64) []float32 {
 	return x
 }
 
-// TestProofIsGGML: the proof, whose code is its own, gives the blocks that llama.cpp made of
-// rows of all kinds, and so does Apply.
-func TestProofIsGGML(t *testing.T) {
+// TestBlocksAreGGML: Apply gives the blocks that llama.cpp made of rows of all kinds, and so does
+// the definition, whose code is its own.
+func TestBlocksAreGGML(t *testing.T) {
 	b := blocks(t)
 	rows := data(t, b, "rows")
 	for _, d := range quantised {
@@ -232,7 +232,7 @@ func TestDequantiseBlocks(t *testing.T) {
 	require.EqualError(t, err, "Q8_0 cannot be dequantised to Q4_0")
 }
 
-// FuzzProof: whatever is encoded is proven, by code that is not the encoder's.
+// FuzzProof: all that is encoded lies within half a step of its block, and is proven.
 func FuzzProof(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 0x3f}, uint8(0))
 	f.Add([]byte("\x00\x00\x80\x3f\x01\x00\x80\x3f\xff\xff\x7f\xbf"), uint8(4))
@@ -315,8 +315,8 @@ func BenchmarkDequantiseBlocks(b *testing.B) {
 	}
 }
 
-// TestQ8HalfWay: what lies half way between two codes goes away from zero, and what lies just
-// beside that does not: the difference from the wrong code rounds to ½ there.
+// TestQ8HalfWay: a number half way between two codes goes away from zero, one just beside it does
+// not.
 func TestQ8HalfWay(t *testing.T) {
 	below := math.Nextafter32(0.5, 0)
 	for _, c := range []struct {
@@ -327,9 +327,9 @@ func TestQ8HalfWay(t *testing.T) {
 		x[0], x[1] = 127, c.v // the scale is 1
 		referenceBlock(block, x, tensor.Q8_0)
 		require.Equal(t, c.code, int8(block[3]), "%v", c.v)
-		for code := -127; code <= 127; code++ {
-			block[3] = byte(int8(code))
-			require.Equal(t, int8(code) == c.code, isQ8(block, x), "%v as %d", c.v, code)
-		}
+		q, err := NewQuantise(tensor.F32, tensor.Q8_0, tensor.Invalid, tensor.Blocks{})
+		require.NoError(t, err)
+		out, _ := apply(t, q, Input{Data: encoded(t, x, tensor.F32)})
+		require.Equal(t, block, out)
 	}
 }

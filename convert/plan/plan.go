@@ -100,6 +100,16 @@ func (t *Tensor) Copies() bool {
 	return len(t.Segments) == 1 && t.Segments[0].Copies() && t.Segments[0].View == nil
 }
 
+// Encodes reports whether all elements of the tensor are encoded in blocks.
+func (t *Tensor) Encodes() bool {
+	for i := range t.Segments {
+		if _, is := t.Segments[i].Operation.(*operation.Quantise); !is {
+			return false
+		}
+	}
+	return true
+}
+
 // Segment is a run of the output's elements that come from one stored tensor, put
 // through one operation.
 type Segment struct {

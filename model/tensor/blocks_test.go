@@ -1,6 +1,8 @@
 package tensor
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -103,7 +105,9 @@ func TestQuantiseLoss(t *testing.T) {
 		require.Zero(t, lost.Overflow+lost.Flushed+lost.NotFinite+lost.Denormal, d)
 		require.Equal(t, rounded, lost.Rounded, d)
 
-		q, cut := Quantiser{d}, Loss{}
+		q, err := NewQuantiser(d)
+		require.NoError(t, err)
+		cut := Loss{}
 		for i := 0; i < len(x); i += 256 {
 			q.Convert(make([]byte, d.Bytes(256)), x[i:i+256], &cut)
 		}
@@ -171,6 +175,48 @@ func TestHalfSteps(t *testing.T) {
 	require.Equal(t, []float32{0.5, 0.5, 1, 4}, h[16:20])              // of 1, 3, 6, 12, …
 }
 
+// TestFaultyBlocks: an encoder whose block does not stand for its numbers is found out: by a code
+// that is off by two, by a scale that is half or twice what it should be.
+func TestFaultyBlocks(t *testing.T) {
+	r := rand.New(rand.NewPCG(4, 5))
+	x := make([]float32, 4096)
+	for i := range x {
+		x[i] = float32(r.NormFloat64() / (0.1 + math.Abs(r.NormFloat64())))
+	}
+	places := map[DType]struct{ scale, code int }{ // bytes of a block: the upper one of its scale, one of a code in its lower bits
+		Q4_0: {1, 9}, Q5_0: {1, 13}, Q5_1: {1, 15}, Q8_0: {1, 13}, Q4_K: {1, 77}, Q5_K: {1, 99}, Q6_K: {209, 60},
+	}
+	for d, at := range places {
+		q, err := NewQuantiser(d)
+		require.NoError(t, err)
+		elements, size := d.Block()
+		found := map[string]int{}
+		for name, fault := range map[string]func(block []byte){
+			"code":  func(b []byte) { b[at.code] ^= 2 },
+			"scale": func(b []byte) { b[at.scale] += 4 }, // a power of two in F16
+			"half":  func(b []byte) { b[at.scale] -= 4 },
+		} {
+			q.encode = func(dst []byte, x []float32) {
+				d.encodeBlocks(dst, x)
+				fault(dst)
+			}
+			for first := 0; first < len(x); first += elements {
+				part := x[first:][:elements]
+				err := q.Convert(make([]byte, size), part, new(Loss))
+				var beyond *BeyondError
+				if errors.As(err, &beyond) {
+					found[name]++
+					require.Equal(t, part[beyond.Element], beyond.Source)
+					require.ErrorContains(t, err, fmt.Sprintf("but its %s block has ", d))
+				}
+			}
+		}
+		all := len(x) / elements
+		require.Equal(t, []int{all, all}, []int{found["scale"], found["half"]}, "%s of %d blocks", d, all)
+		require.Greater(t, found["code"], all*9/10, "%s: the outermost codes also stand for numbers beyond them", d)
+	}
+}
+
 // TestNoQuantiser: types that nothing is quantised to.
 func TestNoQuantiser(t *testing.T) {
 	for _, d := range []DType{Invalid, F32, F8E4M3, F4, MXFP4, C64, Bool, 99} {
@@ -210,7 +256,7 @@ func FuzzBlocks(f *testing.F) {
 			out := make([]byte, bytes+1)
 			out[bytes] = guard
 			var lost Loss
-			(&Quantiser{d}).Convert(out[:bytes], x, &lost)
+			require.NoError(t, (&Quantiser{d, d.encodeBlocks}).Convert(out[:bytes], x, &lost))
 			require.EqualValues(t, guard, out[bytes])
 			require.False(t, math.IsNaN(lost.Squares+lost.Errors+lost.Largest))
 			y := dequantise(t, d, out[:bytes])
@@ -228,7 +274,7 @@ func BenchmarkQuantise(b *testing.B) {
 	}
 	for _, d := range blockTypes[:7] {
 		b.Run(d.String(), func(b *testing.B) {
-			out, q, lost := make([]byte, d.Bytes(int64(len(x)))), Quantiser{d}, Loss{}
+			out, q, lost := make([]byte, d.Bytes(int64(len(x)))), Quantiser{d, d.encodeBlocks}, Loss{}
 			b.SetBytes(int64(4 * len(x)))
 			for b.Loop() {
 				q.Convert(out, x, &lost)

@@ -11,7 +11,8 @@ import (
 // Quantiser encodes numbers in a block type, byte for byte as ggml's reference encoder
 // does without an importance matrix. It is safe for concurrent use.
 type Quantiser struct {
-	To DType // Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K
+	To     DType                         // Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K
+	encode func(dst []byte, x []float32) // encodes whole blocks
 }
 
 // NewQuantiser prepares the conversion, or says that there is none: of the block types,
@@ -20,7 +21,7 @@ func NewQuantiser(to DType) (*Quantiser, error) {
 	if !to.Quantises() {
 		return nil, fmt.Errorf("nothing can be quantised to dtype %s", to)
 	}
-	return &Quantiser{to}, nil
+	return &Quantiser{to, to.encodeBlocks}, nil
 }
 
 // Quantises says whether there is a Quantiser to d.
@@ -29,12 +30,13 @@ func (d DType) Quantises() bool { return int(d) < len(encoders) && encoders[d] !
 // Convert encodes x, whole blocks, into dst, which has room for exactly them, and adds to
 // lost what that does to them: block after block, so that the sums do not depend on how a
 // tensor is cut. A block of a number that is infinite or NaN is not defined; such numbers
-// are counted.
-func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) {
+// are counted. Each block is decoded again, by code that is not the encoder's. The error is a
+// *BeyondError if a number is not within half a step of what its block stands for.
+func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) error {
 	m := measures.Get().(*measure)
 	defer measures.Put(m)
-	elements, _ := q.To.Block()
-	for len(x) > 0 {
+	elements, size := q.To.Block()
+	for first := 0; len(x) > 0; first += piece {
 		part := x[:min(piece, len(x))]
 		out, y := dst[:q.To.Bytes(int64(len(part)))], m.decoded[:len(part)]
 		q.encode(out, part)
@@ -42,9 +44,14 @@ func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) {
 		lost.Rounded += changed(y, part)
 		for i := 0; i < len(part); i += elements {
 			lost.quantised(y[i:i+elements], part[i:i+elements], &m.sums)
+			block := out[i/elements*size:][:size]
+			if at := beyond(y[i:i+elements], part[i:i+elements], block, q.To, m.sums.Largest); at >= 0 {
+				return &BeyondError{q.To, first + i + at, part[i+at], y[i+at]}
+			}
 		}
 		x, dst = x[len(part):], dst[len(out):]
 	}
+	return nil
 }
 
 // changed counts the numbers of y that are not those of x.
@@ -62,14 +69,14 @@ type measure struct {
 
 var measures = sync.Pool{New: func() any { return new(measure) }}
 
-// encode encodes whole blocks.
-func (q *Quantiser) encode(dst []byte, x []float32) {
-	if q.To == Q8_0 {
+// encodeBlocks encodes whole blocks.
+func (d DType) encodeBlocks(dst []byte, x []float32) {
+	if d == Q8_0 {
 		kernel.EncodeQ8(dst, x)
 		return
 	}
-	elements, bytes := q.To.Block()
-	for encode := encoders[q.To]; len(x) > 0; x, dst = x[elements:], dst[bytes:] {
+	elements, bytes := d.Block()
+	for encode := encoders[d]; len(x) > 0; x, dst = x[elements:], dst[bytes:] {
 		encode(dst[:bytes:bytes], x[:elements:elements])
 	}
 }

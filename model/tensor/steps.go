@@ -2,6 +2,7 @@ package tensor
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 
 	"dsmoe/model/internal/kernel"
@@ -112,6 +113,56 @@ func halfSteps(h []float32, b []byte, d DType) {
 	default:
 		minimumSteps(h, b, d)
 	}
+}
+
+// BeyondError is a number that its block does not stand for.
+type BeyondError struct {
+	DType   DType   // of the block
+	Element int     // index of the number
+	Source  float32 // the number
+	Block   float32 // what the block has in its place
+}
+
+// Error gives both numbers.
+func (e *BeyondError) Error() string {
+	return fmt.Sprintf("element %d is %v, but its %s block has %v there, more than half a step away", e.Element, e.Source, e.DType, e.Block)
+}
+
+// beyond returns the index of the first number of x that is not within half a step (see
+// HalfSteps) of y, which block stands for; -1 if all are. largest is max |y - x|, as bits.
+// Encoding and decoding round about eight times, to 2^-24 of numbers that are at most twice the
+// largest of x: 2^-20 of that is added to each half step. A block of numbers that are not
+// finite is not looked at.
+func beyond(y, x []float32, block []byte, d DType, largest uint32) int {
+	const infinite = 0x7f800000
+	if largest >= infinite || math.Float32frombits(largest) <= quickStep(block, d) {
+		return -1
+	}
+	var steps [256]float32
+	h, slack := steps[:len(x)], float32(0)
+	halfSteps(h, block, d)
+	for _, v := range x {
+		slack = max(slack, 0x1p-20*abs32(v))
+	}
+	for i, v := range x {
+		if !(abs32(y[i]-v) <= h[i]+slack) {
+			return i
+		}
+	}
+	return -1
+}
+
+// quickStep is half a step of a block of one scale; of Q8_0 with what rounding the scale adds at
+// the largest code, because its blocks are encoded so fast. It is 0 for blocks of several scales.
+func quickStep(block []byte, d DType) float32 {
+	switch d {
+	case Q8_0:
+		scale := abs32(getF16(block))
+		return 0.5*scale + 127*errorF16(scale)
+	case Q4_0, Q5_0, Q5_1:
+		return 0.5 * abs32(getF16(block))
+	}
+	return 0
 }
 
 // oneScale sets h for blocks of one scale d and minimum m: half a step, or a step at the

@@ -41,7 +41,7 @@ func main() {
 	check(err)
 	out, lost := make([]byte, d.Bytes(int64(len(x)))), tensor.Loss{}
 	for range *times {
-		q.Convert(out, x, &lost)
+		check(q.Convert(out, x, &lost))
 	}
 	_, err = os.Stdout.Write(out)
 	check(err)

@@ -49,7 +49,7 @@ type execution struct {
 type tensorState struct {
 	done  int64 // bytes written
 	lost  tensor.Loss
-	proof *proof // nil until all is written and, with verification, compared
+	proof *proof // nil until all is written and hashed
 }
 
 func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution, error) {
@@ -247,7 +247,7 @@ func (e *execution) news() (n news) {
 		lost := s.lost // a copy: the tensor goes on
 		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: &lost, Proof: s.proof})
 		inFile[t.File] = true
-		if !e.Unverified && s.proof == nil && s.done == t.Bytes() {
+		if !e.Unverified && s.done == t.Bytes() && (s.proof == nil || !s.proof.Compared) {
 			n.written = append(n.written, i)
 		}
 	}

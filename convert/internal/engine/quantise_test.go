@@ -1,26 +1,27 @@
 package engine
 
 import (
+	"errors"
 	"math/rand/v2"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/convert/safetensors"
 	"dsmoe/model/tensor"
 )
 
-// TestQuantisedTensors: blocks do not depend on memory and goroutines, and neither do the sums
-// of their errors; FP8 of a transposed matrix, whose elements are gathered one by one, is
-// quantised too; the proof accepts both. The blocks are written as bytes
-// of a safetensors file.
-func TestQuantisedTensors(t *testing.T) {
-	t.Parallel()
+// The source of quantisedPlan: numbers in BF16, and a matrix of FP8.
+const many, rows, cols = 5 << 19, 256, 1280 // many numbers have blocks of more than two tiles
+
+// quantisedPlan plans blocks of BF16, and of a transposed matrix of FP8, whose elements are gathered
+// one by one, as bytes of a safetensors file. Beside it are the source and the first operation.
+func quantisedPlan(t *testing.T) (*plan.Plan, bytesSource, *operation.Quantise) {
 	r := rand.New(rand.NewPCG(1, 2))
-	const many, rows, cols = 5 << 19, 256, 1280 // blocks of more than two tiles
 	src := make([]byte, 2*many+rows*cols)
 	for i := range src {
 		if src[i] = byte(r.Uint32()); i < 2*many && i%2 == 1 {
@@ -44,19 +45,24 @@ func TestQuantisedTensors(t *testing.T) {
 		s.Bytes = d.Bytes(n)
 		return plan.Tensor{Name: name, DType: tensor.U8, Shape: []int{int(s.Bytes)}, Segments: []plan.Segment{s}, Operations: []string{s.Operation.Name()}}
 	}
-	planned := func() *plan.Plan {
-		return planOf(t,
-			tensorOf("plain", tensor.Q8_0, many, plan.Segment{Tensor: "x", DType: tensor.BF16, End: 2 * many, Operation: plain}),
-			tensorOf("turned", tensor.Q4_K, rows*cols, plan.Segment{Tensor: "y", DType: tensor.F8E4M3, Offset: 2 * many, End: rows * cols,
-				View: view, Sides: []plan.Side{{Tensor: "scales", Offset: scales}}, Operation: scaled}))
-	}
+	return planOf(t,
+		tensorOf("plain", tensor.Q8_0, many, plan.Segment{Tensor: "x", DType: tensor.BF16, End: 2 * many, Operation: plain}),
+		tensorOf("turned", tensor.Q4_K, rows*cols, plan.Segment{Tensor: "y", DType: tensor.F8E4M3, Offset: 2 * many, End: rows * cols,
+			View: view, Sides: []plan.Side{{Tensor: "scales", Offset: scales}}, Operation: scaled})), src, plain
+}
+
+// TestQuantisedTensors: blocks do not depend on memory and goroutines, and neither do the sums
+// of their errors; the proof accepts them.
+func TestQuantisedTensors(t *testing.T) {
+	t.Parallel()
+	planned, src, plain := quantisedPlan(t)
 	want, lost := make([]byte, tensor.Q8_0.Bytes(many)), tensor.Loss{}
 	require.NoError(t, plain.Apply(want, operation.Input{Data: src[:2*many]}, &lost))
 	var first []LostTensor
 	for _, s := range []Settings{{IO: 1, Compute: 1, Memory: MinMemory}, {IO: 3, Compute: 2}} {
 		s.Disk = inMemory().Disk
 		dst := filepath.Join(t.TempDir(), "out")
-		done, err := Run(t.Context(), dst, planned(), bytesSource(src), s)
+		done, err := Run(t.Context(), dst, planned, src, s)
 		require.NoError(t, err)
 		require.Len(t, done.Lost, 2)
 		if first == nil {
@@ -65,11 +71,74 @@ func TestQuantisedTensors(t *testing.T) {
 			require.InDelta(t, 0.07, first[1].RelRMS(), 0.03)
 		}
 		require.Equal(t, first, done.Lost)
-		f, err := safetensors.Open(filepath.Join(dst, planned().Files[0].Name))
+		f, err := safetensors.Open(filepath.Join(dst, planned.Files[0].Name))
 		require.NoError(t, err)
 		x, err := f.Tensor("plain")
 		require.NoError(t, err)
 		require.Equal(t, string(want), string(x.Data))
 		require.NoError(t, f.Close())
+	}
+}
+
+// TestBlocksAreReadAgain: blocks that a run with verification encoded are proven by reading them
+// again, without their source; others by encoding the source once more.
+func TestBlocksAreReadAgain(t *testing.T) {
+	t.Parallel()
+	p, src, _ := quantisedPlan(t)
+	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
+	require.NoError(t, err)
+	require.NoError(t, e.begin())
+	defer e.close()
+	for i := range p.Tensors {
+		w, path, at := e.newWorker(), filepath.Join(e.dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
+		e.source = src
+		require.NoError(t, w.writeTensor(t.Context(), i))
+		e.source = bytesSource(nil)
+		written := e.state(i)
+		require.False(t, written.proof.Compared)
+		fixture.Flip(t, path, at)
+		err := w.proveTensor(t.Context(), i)
+		require.ErrorIs(t, err, errReadBack)
+		require.ErrorContains(t, err, path)
+		require.Zero(t, e.state(i).done)
+		fixture.Flip(t, path, at)
+		e.mark(i, written)
+		require.NoError(t, w.proveTensor(t.Context(), i))
+		proven := e.state(i).proof
+		require.Equal(t, &proof{written.proof.Hash, written.proof.Segments, true}, proven)
+
+		e.source = src
+		e.mark(i, tensorState{done: written.done, proof: &proof{Hash: written.proof.Hash}}) // of a run without verification
+		require.NoError(t, w.proveTensor(t.Context(), i))
+		require.Equal(t, proven, e.state(i).proof)
+		e.mark(i, tensorState{done: written.done})
+		fixture.Flip(t, path, at)
+		require.ErrorContains(t, w.proveTensor(t.Context(), i), "block, but the source gives ")
+		require.Zero(t, e.state(i).done)
+	}
+}
+
+// TestBlocksAfterCrash: a run that crashed while it encoded blocks goes on to the same bytes and
+// the same manifest.
+func TestBlocksAfterCrash(t *testing.T) {
+	t.Parallel()
+	p, src, _ := quantisedPlan(t)
+	run := func(dst string, n int64) (error, int64) {
+		d, count := crash(n, errors.New("boom"))
+		_, err := Run(t.Context(), dst, p, src, Settings{Disk: d, IO: 2})
+		return err, count.Load()
+	}
+	whole := target(t, "beside")
+	err, calls := run(whole, 1<<60)
+	require.NoError(t, err)
+	for n := int64(0); n < calls; n += max(calls/8, 1) {
+		dst := target(t, "beside")
+		if err, _ := run(dst, n); err == nil || exists(dst) { // finished
+			break
+		}
+		err, _ := run(dst, 1<<60)
+		require.NoError(t, err, n)
+		require.Equal(t, fixture.Sums(t, whole), fixture.Sums(t, dst), n)
+		require.Equal(t, fixture.Read(t, whole, plan.ManifestName), fixture.Read(t, dst, plan.ManifestName), n)
 	}
 }

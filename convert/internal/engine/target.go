@@ -161,7 +161,7 @@ func (e *execution) reopen() bool {
 		}
 	}
 	for i := range e.states {
-		if e.Unverified && e.states[i].proof == nil {
+		if e.hashesWriting(&e.plan.Tensors[i]) && e.states[i].proof == nil {
 			e.states[i] = tensorState{} // it is written, and hashed, from its begin
 		}
 		s := &e.states[i]

@@ -20,7 +20,7 @@ type worker struct {
 	piece  []byte      // source bytes of a piece
 	window []byte      // source bytes around a view's elements
 	sides  [][]byte    // of a piece
-	whole  digest.Hash // of the tensor that is proven
+	whole  digest.Hash // of the tensor that is written or proven
 	part   digest.Hash // of a segment of its source
 }
 
@@ -37,14 +37,17 @@ func (w *worker) computing(ctx context.Context, f func() error) error {
 	return f()
 }
 
-// writeTensor writes what is left of a tensor, tile by tile. Without verification its
-// hash is made on the way; with verification the proof makes it of what it reads.
+// hashesWriting reports whether the hash of t is made while it is written: always without
+// verification, and of a tensor of blocks, because reading the same bytes again proves it.
+// Otherwise the proof makes the hash of what it reads.
+func (e *execution) hashesWriting(t *plan.Tensor) bool { return e.Unverified || t.Encodes() }
+
+// writeTensor writes what is left of a tensor, tile by tile.
 func (w *worker) writeTensor(ctx context.Context, i int) error {
 	t, s := &w.plan.Tensors[i], w.state(i)
-	var hash *digest.Hash
-	if w.Unverified {
-		h := digest.New()
-		hash = &h // of all of it: reopen has forgotten what was written of it without a hash
+	var hash *hasher
+	if w.hashesWriting(t) {
+		hash = w.newHasher(t) // of all of it: reopen has forgotten what was written of it without a hash
 	}
 	for size := t.Bytes(); s.done < size; {
 		if err := ctx.Err(); err != nil {
@@ -52,7 +55,7 @@ func (w *worker) writeTensor(ctx context.Context, i int) error {
 		}
 		end := w.shape.tileEnd(t, s.done)
 		tile := w.memory.Tile(t.Offset+s.done, t.Offset+end)
-		err := w.fill(ctx, t, tile, s.done, &s.lost)
+		err := w.fill(ctx, t, tile, s.done, &s.lost, hash)
 		if err == nil && s.lost.Overflow > 0 && !w.AllowOverflow {
 			err = &OverflowError{s.lost.Overflow, t.DType}
 		}
@@ -63,39 +66,30 @@ func (w *worker) writeTensor(ctx context.Context, i int) error {
 			return err
 		}
 		w.advance(end - s.done)
-		s.done = end
-		w.mark(i, s)
+		if s.done = end; s.done < size {
+			w.mark(i, s)
+		}
 	}
 	if hash != nil {
-		s.proof = proofOfWriting(t, hash.Name())
-		w.mark(i, s)
+		s.proof = hash.finish(!w.Unverified)
 	}
+	w.mark(i, s)
 	return nil
 }
 
 // writeTile writes a tile, and hashes it meanwhile if there is a hash.
-func (w *worker) writeTile(ctx context.Context, t *plan.Tensor, tile []byte, at int64, hash *digest.Hash) error {
+func (w *worker) writeTile(ctx context.Context, t *plan.Tensor, tile []byte, at int64, hash *hasher) error {
 	f := w.files[t.File]
 	if hash == nil {
 		return f.WriteTile(tile, t.Offset+at)
 	}
 	written := make(chan error, 1)
 	go func() { written <- f.WriteTile(tile, t.Offset+at) }()
-	err := w.computing(ctx, func() error { hash.Write(tile); return nil })
+	err := w.computing(ctx, func() error { hash.output.Write(tile); return nil })
 	if writeErr := <-written; writeErr != nil {
 		return writeErr
 	}
 	return err
-}
-
-// proofOfWriting is what is known without verification: the output's hash and,
-// where that is the same, the source's.
-func proofOfWriting(t *plan.Tensor, hash string) *proof {
-	p := &proof{Hash: hash}
-	if t.Copies() {
-		p.Segments = []string{hash}
-	}
-	return p
 }
 
 // piece is a run of a tensor's bytes that comes from one segment.
@@ -153,8 +147,8 @@ func elementBytes(s *plan.Segment, n int64) int64 {
 }
 
 // fill writes the bytes of t from offset on into dst, and adds to lost, which is that of the
-// bytes before it.
-func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64, lost *tensor.Loss) error {
+// bytes before it. With verification, hash takes the bytes of the source; it may be nil.
+func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64, lost *tensor.Loss, hash *hasher) error {
 	return pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
 		out := dst[p.at-offset:][:p.size]
 		src := out
@@ -165,7 +159,12 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 			return err
 		}
 		return w.withSides(p, src, func(in operation.Input) error {
-			return w.computing(ctx, func() error { return p.segment.Operation.Apply(out, in, lost) })
+			return w.computing(ctx, func() error {
+				if hash != nil && !w.Unverified {
+					hash.source(p, src)
+				}
+				return p.located(p.segment.Operation.Apply(out, in, lost))
+			})
 		})
 	})
 }

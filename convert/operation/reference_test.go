@@ -1,9 +1,8 @@
 package operation
 
 // The blocks of ggml's types by their definition, the functions quantize_row_…_ref of
-// ggml-quants.c, for the proof: one statement of C is one of Go, and nothing is saved. The
-// arithmetic is float32, each operation rounded once. Blocks that were written are not made
-// by this code but by that of package tensor.
+// ggml-quants.c: one statement of C is one of Go, and nothing is saved. The arithmetic is
+// float32, each operation rounded once. The encoders of package tensor are compared with it.
 
 import (
 	"encoding/binary"
@@ -58,11 +57,6 @@ func setF16(dst []byte, v float32) {
 		p |= 0x8000
 	}
 	binary.LittleEndian.PutUint16(dst, uint16(p))
-}
-
-// f16 is the value of a stored F16.
-func f16(src []byte) float32 {
-	return float32(valuesF16()[binary.LittleEndian.Uint16(src)])
 }
 
 // largest is the first number of the largest magnitude.
