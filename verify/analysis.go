@@ -21,7 +21,8 @@ type value struct {
 	shared []float64
 	// unrounded says that the last rounding, to the dtype, is yet to be done.
 	unrounded bool
-	// together says that the elements of a column share an operand's errors.
+	// together says that the elements of a column share an operand's errors: those of a row of
+	// another stage, which the pack does not hold.
 	together bool
 	// products are those, of what is not exact, whose result the value is a (weighted) sum of.
 	products []product
@@ -184,6 +185,12 @@ func (a *analysis) computed(y *model.Activation, d tensor.DType) *value {
 	return &value{Activation: y, sigma: a.errors.Make(tensor.F32, y.Shape...), unrounded: true}
 }
 
+// after returns y, whose columns share errors if those of an operand do.
+func (y *value) after(operands ...*value) *value {
+	y.together = y.together || slices.ContainsFunc(operands, func(x *value) bool { return x.together })
+	return y
+}
+
 // exact is a value without errors.
 func exact(y *model.Activation) *value { return &value{Activation: y} }
 
@@ -297,7 +304,7 @@ func (a *analysis) Linear(x *value, l *model.Linear) *value {
 	if x.sigma != nil {
 		y.products = []product{{expert: -1, hidden: x.deviations(), down: l}}
 	}
-	return y
+	return y.after(x)
 }
 
 // scratch returns what f made, and takes back what else f took from a.errors.
@@ -368,7 +375,7 @@ func (a *analysis) RMSNorm(x *value, weight *model.Weight, eps float64) *value {
 			y.set(from+i, out, exactly(out, float64(v*sq(wi))+float64(sq(n)*delta(deltas, i))))
 		}
 	})
-	return y
+	return y.after(x)
 }
 
 // Add implements model.Arithmetic: v = v_a + v_b.
@@ -383,7 +390,7 @@ func (a *analysis) Add(x, z *value) *value {
 	for i, s := range y.Values {
 		y.set(i, float64(s), exactly(float64(s), x.v(i)+z.v(i)))
 	}
-	return y
+	return y.after(x, z)
 }
 
 // times is the product of two uncertain values: v = v_a·b² + v_b·a² + v_a·v_b.
@@ -413,7 +420,7 @@ func (a *analysis) SwiGLU(gate, up *value) *value {
 			y.set(i, s, v)
 		}
 	})
-	return y
+	return y.after(gate, up)
 }
 
 // Softmax implements model.Arithmetic, with z = x - max:
@@ -444,13 +451,14 @@ func (a *analysis) Softmax(x *value) *value {
 		}
 		y.shared[t] = c
 	})
-	return y
+	return y.after(x)
 }
 
 // Float32 implements model.Arithmetic.
 func (a *analysis) Float32(x *value) *value {
 	x = a.use(x)
-	return &value{Activation: a.plain.Float32(x.Activation), sigma: x.sigma}
+	y := &value{Activation: a.plain.Float32(x.Activation), sigma: x.sigma}
+	return y.after(x)
 }
 
 // Reshape implements model.Arithmetic.
@@ -460,7 +468,7 @@ func (a *analysis) Reshape(x *value, shape ...int) *value {
 	if x.sigma != nil {
 		y.sigma = a.errors.Reshape(x.sigma, shape...)
 	}
-	return y
+	return y.after(x)
 }
 
 // Move implements model.Arithmetic. What is yet to be rounded in all operands is put off
@@ -487,5 +495,5 @@ func (a *analysis) Move(m *model.Move, operands ...*value) *value {
 		}
 	}
 	y.sigma = a.errors.Move(m, sigmas...)
-	return y
+	return y.after(operands...)
 }

@@ -2,6 +2,7 @@ package verify
 
 import (
 	"math"
+	"slices"
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -36,7 +37,7 @@ func (a *analysis) Tables(r *model.Rotary) (cos, sin *value) {
 func (a *analysis) RoPE(x, cosines, sines *value, r *model.Rotary) *value {
 	x, cosines, sines = a.use(x), a.use(cosines), a.use(sines)
 	y := a.result(x.DType, x.Shape...)
-	y.unrounded = false
+	y.unrounded, y.together = false, x.sigma != nil
 	inner := x.DType
 	if r.Whole {
 		inner = tensor.F32
@@ -93,7 +94,7 @@ func (a *analysis) Scores(q, k *value, first, n int, s *model.Scoring) *value {
 			}
 		}
 	})
-	return y
+	return y.after(q, k)
 }
 
 // add returns a function that adds to the variances of y's elements, from at on, that of s.
@@ -162,9 +163,10 @@ func (a *analysis) halves(x *value, f func(y, v float64) (float64, float64)) *mo
 
 // Context implements model.Arithmetic. With p's own variance v_p and what its row shares, c:
 //
-//	ctx = p·V:  v = Σ v_p·V² + Σ p²·v_V + ctx²·c + sums.variance
+//	ctx = p·V:  v = Σ v_p·V² + Σ (Σ p)²·v_V + ctx²·c + sums.variance
 //
-// In BF16 and F16 p is a rounding point first, or one that may not happen. The natural order of the sum is that of the keys.
+// where the inner sum is over keys whose values are alike, as those of equal tokens are: their errors
+// are the same, and so may be those that their scores have from queries and keys. In BF16 and F16 p is a rounding point first, or one that may not happen. The natural order of the sum is that of the keys.
 func (a *analysis) Context(probs, vT *value) *value {
 	c, vT := probs.shared, a.use(vT)
 	if c == nil { // they are exact
@@ -186,7 +188,9 @@ func (a *analysis) Context(probs, vT *value) *value {
 	y.DType = probs.DType
 	sums := a.sums(probs.Width())
 	y.sigma = a.scratch(func() *model.Activation {
-		return a.errors.Context(a.doubled(probs), a.halved(vT))
+		squares := a.doubled(probs)
+		y.together = a.gatherAlike(squares, probs, vT)
+		return a.errors.Context(squares, a.halved(vT))
 	})
 	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.oneChain, y.add(sums))
 	width := y.Width()
@@ -196,5 +200,46 @@ func (a *analysis) Context(probs, vT *value) *value {
 			y.sigma.Values[i] = float32(math.Sqrt(roughly(ctx, float64(y.sigma.Values[i])+float64(sq(ctx)*c[t]))))
 		}
 	})
-	return y
+	return y.after(vT)
+}
+
+// gatherAlike sums the errors of keys whose values are alike. Rows of squares are [v_p, p²]: of these
+// keys the first takes the square of the sum of p, and that of √v_p where errors of queries or keys
+// are in the scores. It reports whether it found such keys; if all operands are exact it looks for none.
+func (a *analysis) gatherAlike(squares *model.Activation, probs, vT *value) bool {
+	if vT.sigma == nil && !probs.together {
+		return false
+	}
+	n, keys, alike := probs.Shape[2], probs.Width(), alikeKeys(vT)
+	a.plain.Each(probs.Rows(), len(probs.Values), func(t int) {
+		for _, group := range alike[groupOf(t/n, probs, vT)] {
+			if probs.together {
+				gather(squares.Row(t)[:keys], group)
+			}
+			gather(squares.Row(t)[keys:], group)
+		}
+	})
+	return slices.ContainsFunc(alike, func(groups [][]int) bool { return len(groups) > 0 })
+}
+
+// gather puts the square of the sum of a group's roots in the place of its first square, and 0 in
+// that of the others.
+func gather(squares []float32, group []int) {
+	sum := 0.0
+	for _, i := range group {
+		sum += math.Sqrt(float64(squares[i]))
+		squares[i] = 0
+	}
+	squares[group[0]] = float32(sq(sum))
+}
+
+// alikeKeys returns of each head of vT the groups of at least two keys whose values are alike.
+func alikeKeys(vT *value) [][][]int {
+	heads := make([][][]int, vT.Shape[0]*vT.Shape[1])
+	for i := range heads {
+		values := vT.matrixAt(i).transposed()
+		heads[i] = slices.DeleteFunc(alikeGroups(values.rows, func(key int) []float32 { return values.part(key, 1).y }),
+			func(group []int) bool { return len(group) == 1 })
+	}
+	return heads
 }

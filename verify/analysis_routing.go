@@ -16,7 +16,7 @@ func (a *analysis) Sigmoid(x *value) *value {
 		p := float64(p)
 		y.set(i, p, roughly(p, float64(sq(p*(1-p))*x.v(i))+float64(2.25*sq(p))))
 	}
-	return y
+	return y.after(x)
 }
 
 // AddBias implements model.Arithmetic.
@@ -28,7 +28,7 @@ func (a *analysis) AddBias(scores *value, bias *model.Weight) *value {
 	for i, s := range y.Values {
 		y.set(i, float64(s), exactly(float64(s), scores.v(i)+delta(deltas, i%y.Width())))
 	}
-	return y
+	return y.after(scores)
 }
 
 // GroupWorth implements model.Arithmetic: the sum of the best scores' v, + worth² if they
@@ -48,7 +48,7 @@ func (a *analysis) GroupWorth(scores *value, groups, best int) *value {
 		}
 		y.set(i, float64(worth), v)
 	}
-	return y
+	return y.after(scores)
 }
 
 // MaskGroups implements model.Arithmetic. What is masked is exact.
@@ -58,7 +58,7 @@ func (a *analysis) MaskGroups(scores *value, groups int, chosen []int, masked fl
 	if scores.sigma != nil {
 		y.sigma = a.errors.MaskGroups(scores.sigma, groups, chosen, 0)
 	}
-	return y
+	return y.after(scores)
 }
 
 // TopK implements model.Arithmetic.
@@ -87,7 +87,7 @@ func (a *analysis) Normalise(w *value) *value {
 			y.set(at, share, exactly(share, (w.v(at)+float64(sq(share)*v))/sq(sum)))
 		}
 	}
-	return y
+	return y.after(w)
 }
 
 // Scale implements model.Arithmetic.
@@ -98,7 +98,7 @@ func (a *analysis) Scale(x *value, factor float32) *value {
 		product := float64(float32(v * factor))
 		y.set(i, product, exactly(product, x.v(i)*sq(float64(factor))))
 	}
-	return y
+	return y.after(x)
 }
 
 // weighted is an expert's output for a token: a row of it, and its position in topk_idx.
@@ -114,6 +114,7 @@ func (a *analysis) Combine(weight *value, parts []model.Part[*value], order conf
 	y := a.result(parts[0].Out.DType, weight.Rows(), parts[0].Out.Width())
 	for p, part := range parts {
 		out := a.use(part.Out)
+		y.after(weight, out)
 		from := product{expert: part.Expert}
 		for i, slot := range part.Slots {
 			terms[slot/k] = append(terms[slot/k], weighted{p, i, slot})

@@ -103,7 +103,7 @@ func TestKappa(t *testing.T) {
 }
 
 // TestErrorsAreCarriedOn: operands are moved at random by far more than rounding does; the
-// results move by as much as the analysis says.
+// results move by as much as the analysis says. Errors that columns share are shared by the results'.
 func TestErrorsAreCarriedOn(t *testing.T) {
 	const spread = 1e-4 // relative, of each element
 	r := rand.New(rand.NewPCG(5, 6))
@@ -154,6 +154,7 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 				operands := make([]*value, len(bases))
 				for i, base := range bases {
 					operands[i] = a.result(tensor.F32, test.shapes[i]...)
+					operands[i].together = true
 					for k, v := range base {
 						y := float64(v) * (1 + moved*r.NormFloat64())
 						operands[i].set(k, y, sq(sigma*float64(v)/unit))
@@ -162,6 +163,7 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 				return test.f(a, operands)
 			}
 			base := run(0, spread)
+			require.True(t, base.together)
 			observed := 0.0
 			const samples = 200
 			for range samples {

@@ -36,24 +36,31 @@ func selectRows(want []float32, width int, padded pack.Padding) *rowSet {
 // equal contexts differ by some units of float32, 2^-20 after some layers; other tokens by far more.
 const alikeRows = 0x1p-16
 
-// weigh finds groups of rows that are alike: sorted by their elements they are neighbours.
+// weigh finds groups of rows that are alike.
 func (r *rowSet) weigh(row func(int) []float32) {
-	order := make([]int, len(r.compared)) // positions in compared
+	r.weights = make([]float64, len(r.compared))
+	groups := alikeGroups(len(r.compared), func(i int) []float32 { return row(r.compared[i]) })
+	for _, group := range groups {
+		for _, twin := range group {
+			r.weights[twin] = 1 / float64(len(group))
+		}
+	}
+	r.distinct = len(groups)
+}
+
+// alikeGroups groups n rows that are alike: sorted by their elements they are neighbours.
+func alikeGroups(n int, row func(int) []float32) (groups [][]int) {
+	order := make([]int, n)
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortFunc(order, func(i, j int) int { return slices.Compare(row(r.compared[i]), row(r.compared[j])) })
-	r.weights = make([]float64, len(order))
-	for first, i := 0, 1; i <= len(order); i++ {
-		if i < len(order) && alike(row(r.compared[order[first]]), row(r.compared[order[i]])) {
-			continue
+	slices.SortFunc(order, func(i, j int) int { return slices.Compare(row(i), row(j)) })
+	for first, i := 0, 1; i <= n; i++ {
+		if i == n || !alike(row(order[first]), row(order[i])) {
+			groups, first = append(groups, order[first:i]), i
 		}
-		for _, twin := range order[first:i] {
-			r.weights[twin] = 1 / float64(i-first)
-		}
-		r.distinct++
-		first = i
 	}
+	return groups
 }
 
 // alike reports whether two rows are one observation.

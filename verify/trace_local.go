@@ -220,6 +220,7 @@ func lines(c *report.Check, d *distances, l *report.Limits, width, distinct int,
 		c.ColumnZ, l.ColumnZ = known(d.columnRMS), columnRMS(distinct)
 		if together { // they share an operand's error, as those of a row do
 			l.ColumnZ = max(l.ColumnZ, rowRMS)
+			l.From += ", at most 3 where its elements share errors"
 		}
 		margin = max(margin, d.columnRMS/l.ColumnZ)
 	}
