@@ -18,7 +18,7 @@ import (
 // failure is the first divergence of a local run, and what it takes to run its
 // stage again.
 type failure struct {
-	tracer  *tracer
+	tracer  outcome
 	in      *model.Input
 	hidden  []float32         // golden input of the layer, or of the head
 	layer   int               // -1 for the final norm and the head
@@ -40,11 +40,11 @@ type failure struct {
 // diagnose looks for the mistakes behind the first divergence: it runs that layer again,
 // from the golden's inputs, with each candidate undone, and names all with which the stage
 // is within its limits, in the order in which they were tried.
-func (t *tracer) diagnose(ctx context.Context, in *model.Input, r *report.Report) error {
+func (t outcome) diagnose(ctx context.Context, r *report.Report) error {
 	if r.FirstDivergence == nil || t.o.Mode != report.Local {
 		return nil
 	}
-	f, err := t.failure(ctx, in, *r.FirstDivergence)
+	f, err := t.failure(ctx, *r.FirstDivergence)
 	if err != nil || f == nil {
 		return err
 	}
@@ -90,8 +90,8 @@ func has(causes []report.Cause, id string) bool {
 // failure runs the failed stage once more and keeps what it gave. It is nil if the
 // stage cannot be run alone or compared with the golden; a choice of experts has
 // nothing to keep.
-func (t *tracer) failure(ctx context.Context, in *model.Input, name string) (*failure, error) {
-	f := &failure{tracer: t, in: in, name: name}
+func (t outcome) failure(ctx context.Context, name string) (*failure, error) {
+	f := &failure{tracer: t, in: t.in, name: name}
 	f.layer, f.kind = pack.CutLayer(name)
 	if f.layer >= 0 && !slices.Contains(t.ran(), f.layer) {
 		return nil, nil // a layer that the model has not, or that was not run
@@ -298,8 +298,10 @@ var errKnown = errors.New("known")
 func (f *failure) run(ctx context.Context, x *trial, needed []string) (passes bool, err error) {
 	o := *f.tracer.o
 	o.Progress, o.FailFast = nil, false
-	again := f.tracer.again(&x.m, &o)
-	again.rounded, x.options.Probes = x.rounded, f.probesOf(needed)
+	r := f.tracer.with(&o, x.rounded)
+	r.m = &x.m
+	again := newTracer(r)
+	x.options.Probes = f.probesOf(needed)
 	analysis := again.analysis(x.options, again.rounded)
 	defer analysis.Close()
 	net := again.local(&x.in, x.options, analysis, analysis)

@@ -33,7 +33,7 @@ const gradRelRMS = 1e-5
 
 // factor returns the user's factor for a stage, by the longest name that fits: the whole
 // name, or what follows a dot in it. It is 1 without one.
-func (t *tracer) factor(stage string) (factor float64, key string) {
+func (t *run) factor(stage string) (factor float64, key string) {
 	factor = 1
 	for name, f := range t.o.Limits {
 		if matches(stage, name) && len(name) > len(key) {
@@ -48,7 +48,7 @@ func matches(stage, name string) bool { return stage == name || strings.HasSuffi
 
 // own returns l with the user's factor for the stage on limits of Metrics, and says whose
 // limits they are.
-func (t *tracer) own(l report.Limits, stage string) report.Limits {
+func (t *run) own(l report.Limits, stage string) report.Limits {
 	factor, key := t.factor(stage)
 	if key == "" {
 		return l
@@ -74,7 +74,7 @@ const fewBits = 0x1p-24
 
 // noiseLimits returns the limits of a gradient whose noise was measured (golden.py --repeat): the
 // difference of two runs of the reference that sum in other orders. size is the golden's RMS.
-func (t *tracer) noiseLimits(name string, n pack.Noise, size float64) report.Limits {
+func (t *run) noiseLimits(name string, n pack.Noise, size float64) report.Limits {
 	return t.own(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits), MaxRMS: bounds.Lambda * max(ratio(n.MaxAbs, size), fewBits),
 		From: "gradients, end to end: 8 times what another order of sums changes in the reference"}, name)
 }

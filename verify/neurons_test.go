@@ -116,8 +116,8 @@ func newMoE(decay float64) *moe {
 	return m
 }
 
-// run computes the layer with an arithmetic; of makes its values of activations.
-func run[V any](m *moe, a model.Arithmetic[V], of func(*model.Activation) V) V {
+// compute computes the layer with an arithmetic; of makes its values of activations.
+func compute[V any](m *moe, a model.Arithmetic[V], of func(*model.Activation) V) V {
 	var parts []model.Part[V]
 	for e, w := range m.experts {
 		rows := &model.Activation{DType: tensor.F32, Shape: []int{len(m.slots[e]), moeHidden}}
@@ -135,7 +135,7 @@ func run[V any](m *moe, a model.Arithmetic[V], of func(*model.Activation) V) V {
 // reference computes the layer in float32.
 func (m *moe) reference() []float32 {
 	p := model.NewPlain(model.Options{DType: tensor.F32, Accumulate: model.Float32})
-	return run(m, p, func(x *model.Activation) *model.Activation { return x }).Values
+	return compute(m, p, func(x *model.Activation) *model.Activation { return x }).Values
 }
 
 // analysed computes the layer with variances, of its weights rounded to BF16 or as they are.
@@ -151,7 +151,7 @@ func (m *moe) analysed(rounded bool) (*analysis, *value) {
 		}
 	}
 	a := newAnalysis(model.Options{DType: tensor.F32}, names)
-	return a, run(&copied, a, exact)
+	return a, compute(&copied, a, exact)
 }
 
 // filterOf returns a filter of x's neurons that has examined nothing.

@@ -21,12 +21,12 @@ import (
 
 // report turns what was traced into the verdict: fail if a check failed, pass if
 // nothing was left unchecked, inconclusive otherwise.
-func (t *tracer) report(in *model.Input) *report.Report {
+func (t outcome) report() *report.Report {
 	r := &report.Report{
 		Mode:       t.o.Mode,
 		Accumulate: "float64",
 		Routing:    t.routing,
-		Golden:     goldenOf(t.pack, in),
+		Golden:     goldenOf(t.pack, t.in),
 		Stopped:    t.stopped,
 		Rules:      rulesOf(t.m.Config),
 		Config:     t.settings,
@@ -49,9 +49,9 @@ func (t *tracer) report(in *model.Input) *report.Report {
 		r.Accumulate = "float32"
 	}
 	r.Limits = report.LimitsOf(r.Checks)
-	r.Coverage = t.coverage(r.Checks, in)
+	r.Coverage = t.coverage(r.Checks)
 	r.Scope = t.said(r.Checks)
-	r.Reasons = append(t.gaps(r, in), t.notFinite...)
+	r.Reasons = append(t.gaps(r), t.notFinite...)
 	r.Verdict = report.Pass
 	if len(r.Reasons) > 0 {
 		r.Verdict = report.Inconclusive
@@ -85,7 +85,7 @@ func rulesOf(c *config.Config) report.Rules {
 // tensor that the model has no stage for: ahead of its layer's, for the rest of
 // that layer cannot be trusted. What was not looked at, and stages of an expert that
 // got no token, are behind their layer's: the choice of experts says why.
-func (t *tracer) inOrder() []report.Check {
+func (t outcome) inOrder() []report.Check {
 	checks, behind := []report.Check{}, []report.Check{}
 	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
 		if t.seen[name] || !t.scope.selects(name) || !pack.IsStage(name) && !t.scope.compares(name) {
@@ -122,13 +122,13 @@ func (t *tracer) inOrder() []report.Check {
 
 // predictedNowhere says whether the pack has stages of a prediction layer that was not run:
 // one that config.json announces, or that the pack shows to be one.
-func (t *tracer) predictedNowhere(layer int) bool {
+func (t outcome) predictedNowhere(layer int) bool {
 	announced := layer < t.m.Config.NumHiddenLayers+t.m.Config.NumNextNPredictLayers
 	return layer >= t.layers() && (announced || t.pack.Has(fmt.Sprintf("model.layers.%d.%s", layer, pack.PredictedFrom)))
 }
 
 // unseen is the check of a golden tensor that the model showed no stage for.
-func (t *tracer) unseen(name string) report.Check {
+func (t outcome) unseen(name string) report.Check {
 	layer, kind := pack.CutLayer(name)
 	c := report.Check{Tensor: name, Verdict: report.Fail, Reason: "the model has no such stage"}
 	switch kind, expert := pack.CutExpert(kind); {
@@ -156,19 +156,19 @@ const notLookedAt = "not looked at: the run stopped at the first failing stage"
 const predictionLayer = "the checkpoint lacks this prediction layer, or one before it"
 
 // coverage counts what the checks cover.
-func (t *tracer) coverage(checks []report.Check, in *model.Input) report.Coverage {
+func (t outcome) coverage(checks []report.Check) report.Coverage {
 	c := report.Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []report.LayerExperts{}, VocabSize: t.m.Config.VocabSize}
 	if course := &t.scope.course; course.Embedding || course.Predictions > 0 {
 		ids := []int{}
-		for i, id := range in.InputIDs {
-			if !in.IsPadding(i) {
+		for i, id := range t.in.InputIDs {
+			if !t.in.IsPadding(i) {
 				ids = append(ids, id)
 			}
 		}
 		slices.Sort(ids)
 		c.EmbeddingRows = len(slices.Compact(ids))
 	}
-	c.Padding = pack.PaddedTokens(in, len(in.InputIDs)).Count()
+	c.Padding = pack.PaddedTokens(t.in, len(t.in.InputIDs)).Count()
 	for name := range t.pack.Manifest.Tensors {
 		if pack.IsStage(name) || !pack.IsInput(name) && t.scope.compares(name) {
 			c.GoldenTensors++
@@ -237,7 +237,7 @@ func (t *tracer) coverage(checks []report.Check, in *model.Input) report.Coverag
 }
 
 // gaps says why the run is no pass even if no check failed.
-func (t *tracer) gaps(r *report.Report, in *model.Input) []string {
+func (t outcome) gaps(r *report.Report) []string {
 	if t.stopped {
 		return []string{fmt.Sprintf("stopped at the first failing stage: %s not looked at", report.CountWere(r.Scope.NotLooked, "golden tensor"))}
 	}
@@ -249,7 +249,7 @@ func (t *tracer) gaps(r *report.Report, in *model.Input) []string {
 		}
 	}
 	measured := t.o.Mode == report.Chained && t.pack.DType != tensor.F32 // but not judged
-	add(c.Padding == len(in.InputIDs), "all tokens are padding: no row of a stage was compared")
+	add(c.Padding == len(t.in.InputIDs), "all tokens are padding: no row of a stage was compared")
 	attention := t.pack.Manifest.Reference.Attention
 	add(!slices.Contains([]string{"", pack.Eager, pack.Sdpa}, attention), "the reference ran with attn_implementation %s, whose rounding errors are not known: record the pack with eager or sdpa", text.Quote(attention))
 	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType)
@@ -261,11 +261,11 @@ func (t *tracer) gaps(r *report.Report, in *model.Input) []string {
 	reasons = append(reasons, t.unnamed()...)
 	add(c.WeightsChecked == 0 && !measured, "no weight took part in a checked stage: this proves nothing of the checkpoint")
 	add(c.Experts > 0 && !t.kinds[pack.TopKIdx] && t.chooses(), "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
-	add(t.scope.course.Embedding && !attends(in), "no token attends to a different one: attention and RoPE were not exercised")
+	add(t.scope.course.Embedding && !attends(t.in), "no token attends to a different one: attention and RoPE were not exercised")
 	for _, s := range t.starts {
 		add(s.same, "%s is the same for all tokens: attention and RoPE were not exercised", s.name)
 	}
-	add(len(t.zeros) > 0, "%s", t.firstOf("golden tensors are all zero and prove nothing", t.zeros))
+	add(len(t.zeros) > 0, "%s", firstOf("golden tensors are all zero and prove nothing", t.zeros))
 	reasons = append(reasons, configReasons(&t.settings)...)
 	reasons = append(reasons, t.untrained()...)
 	reasons = append(reasons, t.undecided(r.Checks)...)
@@ -276,7 +276,7 @@ func (t *tracer) gaps(r *report.Report, in *model.Input) []string {
 }
 
 // unnamed says which layers have no stage in the pack, without a word in its manifest.
-func (t *tracer) unnamed() []string {
+func (t outcome) unnamed() []string {
 	if len(t.scope.absent) == 0 {
 		return nil
 	}
@@ -285,7 +285,7 @@ func (t *tracer) unnamed() []string {
 
 // chooses says whether the choice of experts matters to what was checked, which it does not to
 // probes, or is absent without a word.
-func (t *tracer) chooses() bool {
+func (t outcome) chooses() bool {
 	for name := range t.used {
 		layer, _ := pack.CutLayer(name)
 		if _, e, _, routed := weights.CutExpert(name); routed && (t.reached[layer][e] || !t.probed[layer][e]) {
@@ -296,7 +296,7 @@ func (t *tracer) chooses() bool {
 }
 
 // firstOf counts a list, and names its first.
-func (t *tracer) firstOf(what string, list []string) string {
+func firstOf(what string, list []string) string {
 	if len(list) == 0 {
 		return ""
 	}
@@ -307,7 +307,7 @@ func (t *tracer) firstOf(what string, list []string) string {
 const leastPinned = 0.9
 
 // weak says where the pack proves little of what was computed.
-func (t *tracer) weak() (reasons []string) {
+func (t outcome) weak() (reasons []string) {
 	if r := &t.routing; float64(r.Pinned) < leastPinned*float64(r.Choices) {
 		reasons = append(reasons, fmt.Sprintf("rounding could change %d of %d choices of experts: what decides them was not checked", r.Choices-r.Pinned, r.Choices))
 	}
@@ -318,7 +318,7 @@ func (t *tracer) weak() (reasons []string) {
 		}
 	}
 	if blind != nil {
-		reasons = append(reasons, t.firstOf("stages may be off by so much for rounding alone that they prove nothing", blind))
+		reasons = append(reasons, firstOf("stages may be off by so much for rounding alone that they prove nothing", blind))
 	}
 	if absent := t.absent(); absent != nil {
 		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+strings.Join(absent, ", "))
@@ -327,7 +327,7 @@ func (t *tracer) weak() (reasons []string) {
 }
 
 // absent lists the kinds of stages that the pack has in no layer without saying so.
-func (t *tracer) absent() (kinds []string) {
+func (t outcome) absent() (kinds []string) {
 	for _, kind := range slices.Sorted(maps.Keys(t.free)) {
 		inTraining := kind == pack.ExpertsOutput && t.pack.Manifest.Mode == "train" // it is no module's output there
 		if kind != pack.TopKIdx && !inTraining && !pack.IsLossOrGradient(kind) && !slices.Contains(t.pack.Manifest.Absent.Stages, kind) {
@@ -339,7 +339,7 @@ func (t *tracer) absent() (kinds []string) {
 
 // seldomReached lists the layers of which tokens and probes reached fewer than half of the routed
 // experts.
-func (t *tracer) seldomReached() (reasons []string) {
+func (t outcome) seldomReached() (reasons []string) {
 	if t.pack.Manifest.Partial != "" {
 		return nil
 	}
@@ -360,7 +360,7 @@ func (t *tracer) seldomReached() (reasons []string) {
 
 // restsExperts says whether no routed expert of layer l took part in a checked stage, because
 // of what is absent on purpose or not selected.
-func (t *tracer) restsExperts(l int) bool {
+func (t outcome) restsExperts(l int) bool {
 	prefix, aside := pack.StageOf(l, "mlp.experts."), false
 	for name := range t.aside {
 		aside = aside || strings.HasPrefix(name, prefix)
@@ -375,7 +375,7 @@ func (t *tracer) restsExperts(l int) bool {
 
 // untrained says what a training pack lacks: the loss, auxiliary losses, or gradients. It
 // may hold those of some modules only, but then all of them.
-func (t *tracer) untrained() []string {
+func (t outcome) untrained() []string {
 	if t.pack.Manifest.Mode != "train" || t.scope.restricted() {
 		return nil
 	}
@@ -403,11 +403,11 @@ func (t *tracer) untrained() []string {
 	if names == nil {
 		return nil
 	}
-	return []string{t.firstOf("weights have no gradient in the pack, though others of their module have", names)}
+	return []string{firstOf("weights have no gradient in the pack, though others of their module have", names)}
 }
 
 // undecided says which gradients could not be judged, and what would.
-func (t *tracer) undecided(checks []report.Check) (reasons []string) {
+func (t outcome) undecided(checks []report.Check) (reasons []string) {
 	of := map[string][]string{}
 	for _, c := range checks {
 		if c.Verdict == report.Skipped {
@@ -419,13 +419,13 @@ func (t *tracer) undecided(checks []report.Check) (reasons []string) {
 		remedy = ": local mode decides, by the gradients of stages"
 	}
 	if names := of[undecided]; names != nil {
-		reasons = append(reasons, t.firstOf("gradients are "+undecided, names)+remedy)
+		reasons = append(reasons, firstOf("gradients are "+undecided, names)+remedy)
 	}
 	if names := of[noisy]; names != nil {
-		reasons = append(reasons, t.firstOf("gradients prove nothing: another order of sums changes them too much in the reference", names)+remedy)
+		reasons = append(reasons, firstOf("gradients prove nothing: another order of sums changes them too much in the reference", names)+remedy)
 	}
 	if names := of[localOnly]; names != nil && t.o.Mode == report.Local {
-		reasons = append(reasons, t.firstOf("gradients of stages were not compared, since the pack has not those of all layers' outputs", names))
+		reasons = append(reasons, firstOf("gradients of stages were not compared, since the pack has not those of all layers' outputs", names))
 	}
 	return reasons
 }
@@ -447,13 +447,13 @@ func attends(in *model.Input) bool {
 	return false
 }
 
-func (t *tracer) anyGradient() bool {
+func (t outcome) anyGradient() bool {
 	return slices.ContainsFunc(t.checks, func(c report.Check) bool { return strings.HasSuffix(c.Tensor, pack.Grad) })
 }
 
 // auxExpected says whether the pack has the auxiliary losses that the config gives rise
 // to.
-func (t *tracer) auxExpected() bool {
+func (t outcome) auxExpected() bool {
 	c := t.m.Config
 	return c.NRoutedExperts == 0 || c.AuxLossAlpha == 0 || t.kinds[pack.AuxLoss]
 }

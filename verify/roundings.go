@@ -26,7 +26,7 @@ func all(by string) tensor.Rounding { return tensor.Rounding{By: by} }
 // roundings asks whoever knows, and gives stored tensors the names of the table. What is
 // cast to the compute dtype anyway was rounded in the reference, too. Weights of a block type
 // were rounded whoever made them, and are known without being asked for.
-func (t *tracer) roundings(by func() (map[string]tensor.Rounding, error)) (rounded roundings, err error) {
+func (t *run) roundings(by func() (map[string]tensor.Rounding, error)) (rounded roundings, err error) {
 	if t.o.Mode != report.Local {
 		return nil, nil
 	}
@@ -50,7 +50,7 @@ func (t *tracer) roundings(by func() (map[string]tensor.Rounding, error)) (round
 }
 
 // decodedFrom returns the dtypes that a weight is decoded from.
-func (t *tracer) decodedFrom(w *weights.Weight) string {
+func (t *run) decodedFrom(w *weights.Weight) string {
 	if t.o.Decoded == nil {
 		return ""
 	}

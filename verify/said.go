@@ -15,7 +15,7 @@ import (
 
 // said says what the verdict is a statement about: parts with a weight that took part in a
 // checked stage.
-func (t *tracer) said(checks []report.Check) report.Scope {
+func (t outcome) said(checks []report.Check) report.Scope {
 	s := report.Scope{Of: t.m.Config.NumHiddenLayers, Selected: t.scope.restricted(), Stages: append([]string{}, t.o.Stages...),
 		Layers: []int{}, Inputs: t.inputs(), Unread: []int{}}
 	for slot := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
@@ -52,7 +52,7 @@ func (t *tracer) said(checks []report.Check) report.Scope {
 }
 
 // notLooked counts the pack's tensors that nothing was computed for because the user wants so.
-func (t *tracer) notLooked(checks []report.Check) (n int) {
+func (t outcome) notLooked(checks []report.Check) (n int) {
 	for name := range t.pack.Manifest.Tensors {
 		if pack.IsStage(name) && !t.scope.selects(name) {
 			n++
@@ -67,7 +67,7 @@ func (t *tracer) notLooked(checks []report.Check) (n int) {
 }
 
 // unreadParts says in words whose weights were not read.
-func (t *tracer) unreadParts(layers []int) []string {
+func (t *run) unreadParts(layers []int) []string {
 	parts, ends := []string{}, map[bool]string{true: "the embedding", false: "the head"}
 	if len(layers) > 0 {
 		parts = append(parts, report.LayersText(layers))
@@ -81,7 +81,7 @@ func (t *tracer) unreadParts(layers []int) []string {
 }
 
 // inputs says what layers began with where it was not what the part before gave.
-func (t *tracer) inputs() []report.ScopeInput {
+func (t outcome) inputs() []report.ScopeInput {
 	list := []report.ScopeInput{}
 	for _, s := range t.starts {
 		if slices.ContainsFunc(list, func(in report.ScopeInput) bool { return in.Layer == s.layer }) {
@@ -101,7 +101,7 @@ func (t *tracer) inputs() []report.ScopeInput {
 }
 
 // ran are the layers that were run, prediction layers among them.
-func (t *tracer) ran() []int {
+func (t *run) ran() []int {
 	layers := slices.Clone(t.scope.course.Layers)
 	for k := range t.scope.course.Predictions {
 		layers = append(layers, len(t.m.Model.Layers)+k)

@@ -19,7 +19,7 @@ import (
 // scan looks for NaNs and infinities in the weights that were not multiplied with, or not
 // all of: experts that no token reached, rows of the embedding, prediction layers that were
 // not run. In the others they would show. Weights of other parts that are not run are left alone.
-func (t *tracer) scan(ctx context.Context) error {
+func (t outcome) scan(ctx context.Context) error {
 	all := t.unread()
 	found := make([]string, len(all))
 	g, ctx := errgroup.WithContext(ctx)
@@ -38,7 +38,7 @@ func (t *tracer) scan(ctx context.Context) error {
 }
 
 // unread lists the weights of the table that no product has shown whole, and their scales.
-func (t *tracer) unread() (all []*weights.Weight) {
+func (t outcome) unread() (all []*weights.Weight) {
 	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		w := t.set.Find(s.Name)
 		if _, used := t.used[s.Name]; w == nil || !t.scope.reads(s) || used && !s.Row.LookedUp() {
@@ -53,7 +53,7 @@ func (t *tracer) unread() (all []*weights.Weight) {
 }
 
 // notFiniteIn says where a weight holds a NaN or an infinity, "" if it does not.
-func (t *tracer) notFiniteIn(ctx context.Context, w *weights.Weight) (where string, err error) {
+func (t *run) notFiniteIn(ctx context.Context, w *weights.Weight) (where string, err error) {
 	at := int64(0)
 	for data, err := range t.pieces(w) {
 		if err := cmp.Or(err, ctx.Err()); err != nil {
@@ -73,7 +73,7 @@ func (t *tracer) notFiniteIn(ctx context.Context, w *weights.Weight) (where stri
 const pieceSize = 1 << 20
 
 // pieces yields the bytes of a weight: all at once, or where it has no view in parts.
-func (t *tracer) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
+func (t *run) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		u, unviewed := w.AsUnviewed(t.src)
 		if !unviewed {

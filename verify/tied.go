@@ -16,7 +16,7 @@ var errTiedApart = errors.New("tie_word_embeddings is true, but lm_head.weight i
 
 // checkTied refuses a stored head that differs from the embedding it is tied to under the rules of
 // the published code. transformers' own classes compute with the stored one: model.Load binds it.
-func (t *tracer) checkTied() error {
+func (t *run) checkTied() error {
 	head, embedding := t.set.Find(table.HeadName), t.set.Find("model.embed_tokens.weight")
 	if !t.m.Config.TieWordEmbeddings || t.m.Config.Reference != config.Remote || head == nil || embedding == nil {
 		return nil
@@ -29,7 +29,7 @@ func (t *tracer) checkTied() error {
 }
 
 // sameBytes reports whether two weights have the same shape, dtype and bytes.
-func (t *tracer) sameBytes(a, b *weights.Weight) (bool, error) {
+func (t *run) sameBytes(a, b *weights.Weight) (bool, error) {
 	if a.DType != b.DType || a.Bytes() != b.Bytes() {
 		return false, nil
 	}

@@ -20,7 +20,7 @@ type chainedTrace struct {
 
 // chained runs the model without the error analysis, and backward if the pack is one of
 // training.
-func (t *tracer) chained(ctx context.Context, in *model.Input, trace model.Trace[*model.Activation]) error {
+func (t *tracer) chained(ctx context.Context, trace model.Trace[*model.Activation]) error {
 	o := t.options()
 	plain := model.NewPlain(o)
 	defer plain.Close(nil)
@@ -33,12 +33,12 @@ func (t *tracer) chained(ctx context.Context, in *model.Input, trace model.Trace
 	if c, ok := trace.(*chainedTrace); ok {
 		c.attribution = watched
 	}
-	net := &model.Network[*model.Activation]{Model: t.m, Input: in, Options: o, Arithmetic: watched, Trace: trace}
+	net := &model.Network[*model.Activation]{Model: t.m, Input: t.in, Options: o, Arithmetic: watched, Trace: trace}
 	var err error
 	if o.Training {
 		_, err = model.Train(ctx, net, tape)
 	} else {
-		_, err = net.Run(ctx, courseOf(t, in, func(x *model.Activation) *model.Activation { return x }))
+		_, err = net.Run(ctx, courseOf(t, func(x *model.Activation) *model.Activation { return x }))
 	}
 	return err
 }
@@ -116,7 +116,7 @@ func (t *tracer) noisy(scores *model.Activation) *value {
 }
 
 // unjudged says why a stage is measured but not judged in this mode, if so.
-func (t *tracer) unjudged(name string) string {
+func (t *run) unjudged(name string) string {
 	if t.o.Mode == report.Local {
 		return ""
 	}

@@ -21,12 +21,11 @@ type learning struct {
 	g           *gradients
 	local       *localTrace
 	attribution *attribution[*value]
-	in          *model.Input
 }
 
 // stageGradients says whether the pack has what a backward pass a layer at a time begins with: the
 // gradients of the layers' outputs. Without them gradients are judged end to end.
-func (t *tracer) stageGradients() bool {
+func (t *run) stageGradients() bool {
 	for l := range t.m.Model.Layers {
 		if name := pack.StageOf(l, pack.LayerOutput) + pack.Grad; !t.pack.Has(name) {
 			return false
@@ -36,8 +35,8 @@ func (t *tracer) stageGradients() bool {
 }
 
 // learn runs the backward pass.
-func (t *tracer) learn(ctx context.Context, in *model.Input) error {
-	if err := model.Learns(t.m.Config, in); err != nil {
+func (t *tracer) learn(ctx context.Context) error {
+	if err := model.Learns(t.m.Config, t.in); err != nil {
 		return err
 	}
 	o := t.options()
@@ -45,12 +44,12 @@ func (t *tracer) learn(ctx context.Context, in *model.Input) error {
 	a := t.analysis(o, t.rounded)
 	defer a.Close()
 	g := newGradients(a, t.m)
-	watched := newAttribution[*value](nil, in, nil)
-	l := &learning{tracer: t, g: g, attribution: watched, in: in, local: &localTrace{tracer: t, analysis: a, attribution: watched}}
+	watched := newAttribution[*value](nil, t.in, nil)
+	l := &learning{tracer: t, g: g, attribution: watched, local: &localTrace{tracer: t, analysis: a, attribution: watched}}
 	g.wants = func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) }
 	g.learned = func(weight string, dw *value, by weightSet) error { return l.compare(weight+pack.Grad, dw, by) }
-	net := &network{Model: t.m, Input: in, Options: o, Arithmetic: g, Trace: l}
-	_, err := net.Run(ctx, courseOf(t, in, exact))
+	net := &network{Model: t.m, Input: t.in, Options: o, Arithmetic: g, Trace: l}
+	_, err := net.Run(ctx, courseOf(t, exact))
 	return err
 }
 

@@ -9,110 +9,124 @@ import (
 	"slices"
 	"strconv"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/weights"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
 
-// tracer gathers what is found of a pack while the model runs.
-type tracer struct {
+// run is what a verification compares, and how. It does not change while the model runs.
+type run struct {
 	pack     *pack.Pack
 	in       *model.Input // of the pack
 	m        *model.DeepseekForCausalLM
 	src      weights.Source // of m's weights
 	set      *weights.Set   // the same under the names of the table
-	scope    *scope         // what is run and compared
+	scope    *scope         // parts of the model that are run, and stages that are compared
 	o        *Options
-	rounded  roundings // what the reference had before it was rounded; nil takes weights as they are
-	checks   []report.Check
+	rounded  roundings       // weights that the reference had before they were rounded; nil takes weights as they are
+	settings report.Settings // how config.json and what the reference ran with go together
 	expected int             // golden tensors beside the inputs
-	seen     map[string]bool // golden tensors
 	kinds    map[string]bool // stages that the pack has in some layer, with * for an expert's number
-	free     map[string]bool // kinds of stages that the model has and the pack has not
-	zeros    []string        // golden tensors that are all zero
-	// notFinite says which weights that took part in no checked stage hold a NaN or an
-	// infinity.
-	notFinite []string
-	used      weightSet // weights behind a checked stage
-	// aside are weights behind a stage that is absent on purpose, or that the user does not
-	// select.
-	aside    weightSet
-	stepsErr error // why half steps of a weight could not be read
-	stopped  bool  // at the first failing stage, because the user asked for that
 
-	settings    report.Settings
-	routing     report.Routing
-	attnWeights bool                 // the pack has probabilities of the whole input
-	starts      []start              // tensors that parts of the model began with
-	chosen      []int                // by the last gate
-	reached     map[int]map[int]bool // layer -> expert
-	probed      map[int]map[int]bool // the same of those that a probe reached
-	logitsErr   []float64            // of the last gate in chained mode, per token: max |logit - golden|
+	attnWeights bool // the pack has probabilities of the whole input
 }
 
-func newTracer(s *scope, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input, o *Options) *tracer {
-	t := &tracer{
-		pack: s.pack, in: in, m: m, src: src, set: weights.New(m.Config, src), scope: s, o: o,
-		seen:    map[string]bool{"input_ids": true, "attention_mask": true},
-		kinds:   map[string]bool{},
-		free:    map[string]bool{},
-		used:    weightSet{},
-		aside:   weightSet{},
-		reached: map[int]map[int]bool{},
-		probed:  map[int]map[int]bool{},
-	}
-	if !s.course.Embedding { // prediction layers without one of their own look tokens up in it
-		t.aside["model.embed_tokens.weight"] = struct{}{}
-	}
-	for _, name := range []string{pack.LastNorm, pack.Logits} {
-		if !s.course.Head && s.wantsEnd(name) { // behind a layer that is absent
-			t.free[name] = true
-		}
-	}
+// result is what a run has found so far. A tracer appends to it while the model runs.
+type result struct {
+	checks    []report.Check
+	seen      map[string]bool // golden tensors that the model showed a stage for, and inputs
+	free      map[string]bool // kinds of stages that the model has and the pack has not
+	zeros     []string        // golden tensors that are all zero
+	notFinite []string        // where weights that took part in no checked stage hold a NaN or an infinity
+	used      weightSet       // weights behind a checked stage
+	aside     weightSet       // weights behind a stage that is absent on purpose, or not selected
+	stepsErr  error           // why half steps of a weight could not be read
+	stopped   bool            // at the first failing stage, because the user asked for that
+	routing   report.Routing
+	starts    []start              // tensors that parts of the model began with
+	reached   map[int]map[int]bool // layer -> experts whose output shows for some token
+	probed    map[int]map[int]bool // layer -> experts that a probe reached
+}
+
+// tracer compares the stages of one pass over a run with the pack, and appends what it finds.
+type tracer struct {
+	*run
+	*result
+	chosen    []int     // experts, by the last gate
+	logitsErr []float64 // of the last gate in chained mode, per token: max |logit - golden|
+}
+
+// outcome is a run with all that was found: the report follows from these two alone.
+type outcome struct {
+	*run
+	*result
+}
+
+// newRun settles what is compared of a pack: all that the scope selects.
+func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input, o *Options) *run {
+	r := &run{pack: s.pack, in: in, m: m, src: src, set: weights.New(m.Config, src), scope: s, o: o,
+		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
 	for name, e := range s.pack.Manifest.Tensors {
 		_, kind := pack.CutLayer(name)
 		kind, _ = pack.CutExpert(kind)
-		t.kinds[kind] = true
-		if !t.seen[name] && s.compares(name) {
-			t.expected++
+		r.kinds[kind] = true
+		if !pack.IsInput(name) && s.compares(name) {
+			r.expected++
 		}
-		t.attnWeights = t.attnWeights || kind == pack.AttnWeights && e.Shape[len(e.Shape)-1] == in.Seq
+		r.attnWeights = r.attnWeights || kind == pack.AttnWeights && e.Shape[len(e.Shape)-1] == in.Seq
 	}
-	return t
+	return r
+}
+
+// with is the run with other options, and weights that were rounded.
+func (r *run) with(o *Options, rounded roundings) *run {
+	c := *r
+	c.o, c.rounded = o, rounded
+	return &c
+}
+
+// newTracer begins a pass that has found nothing yet.
+func newTracer(r *run) *tracer {
+	return &tracer{run: r, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true}, free: map[string]bool{},
+		used: weightSet{}, aside: weightSet{}, reached: map[int]map[int]bool{}, probed: map[int]map[int]bool{}}}
+}
+
+// leaveOut notes what the scope leaves out beforehand.
+func (t *tracer) leaveOut() {
+	if !t.scope.course.Embedding { // prediction layers without one of their own look tokens up in it
+		t.aside["model.embed_tokens.weight"] = struct{}{}
+	}
+	for _, name := range []string{pack.LastNorm, pack.Logits} {
+		if !t.scope.course.Head && t.scope.wantsEnd(name) { // behind a layer that is absent
+			t.free[name] = true
+		}
+	}
 }
 
 // layers returns how many layers are run, prediction layers among them.
-func (t *tracer) layers() int { return len(t.m.Model.Layers) + t.scope.course.Predictions }
+func (t *run) layers() int { return len(t.m.Model.Layers) + t.scope.course.Predictions }
 
-// again is a tracer of the same pack and weights for another run, with a model that may
-// differ.
-func (t *tracer) again(m *model.DeepseekForCausalLM, o *Options) *tracer {
-	return &tracer{
-		pack: t.pack, in: t.in, m: m, src: t.src, set: t.set, scope: t.scope, o: o, kinds: t.kinds, expected: t.expected, attnWeights: t.attnWeights,
-		seen: map[string]bool{}, free: map[string]bool{}, used: weightSet{}, aside: weightSet{}, reached: map[int]map[int]bool{}, probed: map[int]map[int]bool{},
-	}
-}
-
-// run runs the model over in, and backward if the pack is one of training. In local mode
+// trace runs the model over the input, and backward if the pack is one of training. In local mode
 // that is a pass of its own.
-func (t *tracer) run(ctx context.Context, in *model.Input) error {
+func (t *tracer) trace(ctx context.Context) error {
 	if t.o.Mode == report.Chained {
-		return t.chained(ctx, in, &chainedTrace{tracer: t})
+		return t.chained(ctx, &chainedTrace{tracer: t})
 	}
 	o := t.options()
 	analysis := t.analysis(o, t.rounded)
 	defer analysis.Close()
-	net := t.local(in, o, analysis, analysis)
-	_, err := net.Run(ctx, courseOf(t, in, exact))
+	net := t.local(t.in, o, analysis, analysis)
+	_, err := net.Run(ctx, courseOf(t, exact))
 	err = cmp.Or(t.stepsErr, err) // without the steps, a failure says nothing
 	if err != nil || !o.Training || !t.learns() {
 		return err
 	}
 	if t.stageGradients() {
-		return t.learn(ctx, in)
+		return t.learn(ctx)
 	}
-	return t.chained(ctx, in, &replay{t})
+	return t.chained(ctx, &replay{t})
 }
 
 // analysis is that of the reference's torch.
@@ -126,7 +140,7 @@ func (t *tracer) analysis(o model.Options, rounded roundings) *analysis {
 }
 
 // options are those of a pass.
-func (t *tracer) options() model.Options {
+func (t *run) options() model.Options {
 	var probes map[int]model.Probe
 	if t.o.Mode == report.Local {
 		probes = t.scope.probes(t.scope.compares)
@@ -185,7 +199,7 @@ func (t *tracer) add(c report.Check) error {
 }
 
 // learns says whether a loss or a gradient of the pack is to be compared.
-func (t *tracer) learns() bool {
+func (t *run) learns() bool {
 	for name := range t.pack.Manifest.Tensors {
 		if pack.IsLoss(name) && t.scope.compares(name) {
 			return true
@@ -203,16 +217,16 @@ type start struct {
 }
 
 // courseOf is the course of a pass over values that are made of what a part begins with.
-func courseOf[V any](t *tracer, in *model.Input, value func(*model.Activation) V) *model.Course[V] {
+func courseOf[V any](t *tracer, value func(*model.Activation) V) *model.Course[V] {
 	c := &t.scope.course
 	begin := func(l int) (v V, err error) {
-		x, name, err := t.scope.starts(l, in)
+		x, name, err := t.scope.starts(l, t.in)
 		if err != nil {
 			return v, err
 		}
 		t.seen[name] = true
-		t.starts = append(t.starts, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, in)})
-		t.noteZeros(name, selectRows(x.Values, x.Width(), pack.PaddedTokens(in, x.Rows())).gather(x.Values, x.Width()))
+		t.starts = append(t.starts, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.in)})
+		t.noteZeros(name, selectRows(x.Values, x.Width(), pack.PaddedTokens(t.in, x.Rows())).gather(x.Values, x.Width()))
 		return value(x), nil
 	}
 	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions, Given: c.Given, Start: begin}
@@ -236,7 +250,7 @@ func setAside[V comparable](t *tracer, by *attribution[V], x V) {
 
 // onPurpose says whether a stage that the pack lacks is absent on purpose, of a pack that is
 // said to prove less.
-func (t *tracer) onPurpose(name string) bool {
+func (t *run) onPurpose(name string) bool {
 	_, kind := pack.CutLayer(name)
 	kind, _ = pack.CutExpert(kind)
 	return t.pack.Manifest.Partial != "" && slices.Contains(t.pack.Manifest.Absent.Stages, kind)

@@ -129,40 +129,42 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	if err := s.checkProbes(in); err != nil {
 		return nil, err
 	}
-	t, r, err := traced(ctx, stored, m, src, s, in, &o, nil)
-	if err == nil && r.Verdict == report.Fail {
-		t, r, err = t.withRoundings(ctx, stored, in, r)
+	r := newRun(s, stored, m, src, in, &o)
+	if err := r.checkTied(); err != nil {
+		return nil, err
+	}
+	found, err := r.verify(ctx)
+	if err != nil {
+		return nil, err
+	}
+	verdict := found.report()
+	if verdict.Verdict == report.Fail {
+		found, verdict, err = found.withRoundings(ctx, verdict)
 	}
 	if err != nil || o.Undiagnosed {
-		return r, err
+		return verdict, err
 	}
-	return r, t.diagnose(ctx, in, r)
+	return verdict, found.diagnose(ctx, verdict)
 }
 
-// traced runs the model once and reports, taking the error of rounded weights into account.
-func traced(ctx context.Context, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, s *scope, in *model.Input, o *Options, rounded roundings) (*tracer, *report.Report, error) {
-	t := newTracer(s, m, src, in, o)
-	t.settings, t.rounded = settingsOf(stored, m.Config, s.pack, in, o), rounded
-	if err := t.checkTied(); err != nil {
-		return nil, nil, err
-	}
-	err := t.run(ctx, in)
-	if errors.Is(err, errStopped) {
-		return t, t.report(in), nil
+// verify runs the model once.
+func (r *run) verify(ctx context.Context) (found outcome, err error) {
+	t := newTracer(r)
+	t.leaveOut()
+	found = outcome{r, t.result}
+	if err := t.trace(ctx); errors.Is(err, errStopped) {
+		return found, nil
 	} else if err != nil {
-		return nil, nil, err
+		return found, err
 	}
 	if err := t.unusedLimits(); err != nil {
-		return nil, nil, err
+		return found, err
 	}
-	if err := t.scan(ctx); err != nil {
-		return nil, nil, err
-	}
-	return t, t.report(in), nil
+	return found, found.scan(ctx)
 }
 
 // withRoundings repeats a run that failed with report plain, if weights were rounded.
-func (t *tracer) withRoundings(ctx context.Context, stored *config.Config, in *model.Input, plain *report.Report) (*tracer, *report.Report, error) {
+func (t outcome) withRoundings(ctx context.Context, plain *report.Report) (outcome, *report.Report, error) {
 	rounded, err := t.roundings(t.o.Rounded)
 	if err != nil {
 		plain.Hints = append(plain.Hints, report.Cause{ID: "rounding", Text: "whether weights were rounded is not known: " + err.Error()})
@@ -175,13 +177,17 @@ func (t *tracer) withRoundings(ctx context.Context, stored *config.Config, in *m
 	if t.stopped { // all stages that fail are counted
 		whole := o
 		whole.FailFast = false
-		if t, plain, err = traced(ctx, stored, t.m, t.src, t.scope, in, &whole, nil); err != nil {
-			return nil, nil, err
+		all, err := t.with(&whole, nil).verify(ctx)
+		if err != nil {
+			return t, nil, err
 		}
+		plain = all.report()
 	}
-	again, r, err := traced(ctx, stored, t.m, t.src, t.scope, in, &o, rounded)
-	if err == nil {
-		explain(r, rounded, plain)
+	again, err := t.with(&o, rounded).verify(ctx)
+	if err != nil {
+		return t, nil, err
 	}
-	return again, r, err
+	r := again.report()
+	explain(r, rounded, plain)
+	return again, r, nil
 }
