@@ -1,7 +1,8 @@
 // Command sensitivity counts which wrong weights a verification sees: it changes one random
 // element of one weight at a time, by one unit of BF16 or to its double, verifies, and prints
 // the share of each kind that failed and, of one unit, the share that is visible: that changes
-// any bit of a stage. The checkpoint's weights are BF16, and it passes.
+// any bit of a stage. The checkpoint's weights are BF16 or F32, whose upper half is a BF16 number,
+// and it passes.
 //
 //	go run ./scripts/sensitivity [-n 200] [-seed 1] [-only SUBSTRING] CHECKPOINT GOLDEN
 //
@@ -66,7 +67,7 @@ func main() {
 	}
 }
 
-// oneUnit and doubled change the pattern of a BF16 number.
+// oneUnit and doubled change the pattern of a BF16 number, or of the upper half of an F32 number.
 func oneUnit(p uint16) uint16 { return p + 1 }
 func doubled(p uint16) uint16 { return p + 1<<7 }
 
@@ -184,8 +185,9 @@ func (s *study) fault(r *rand.Rand, kind string, change func(uint16) uint16) (*f
 	if err != nil {
 		return nil, err
 	}
-	if w.DType != tensor.BF16 {
-		return nil, fmt.Errorf("%s: dtype %s, not BF16", name, w.DType)
+	size := map[tensor.DType]int{tensor.BF16: 2, tensor.F32: 4}[w.DType]
+	if size == 0 {
+		return nil, fmt.Errorf("%s: dtype %s, not BF16 or F32", name, w.DType)
 	}
 	w.Data = slices.Clone(w.Data)
 	for {
@@ -193,8 +195,9 @@ func (s *study) fault(r *rand.Rand, kind string, change func(uint16) uint16) (*f
 		if kind == "model.embed_tokens.weight" {
 			i = s.ids[r.IntN(len(s.ids))]*w.Shape[1] + r.IntN(w.Shape[1])
 		}
-		if p := binary.LittleEndian.Uint16(w.Data[2*i:]); p&0x7fff != 0 {
-			binary.LittleEndian.PutUint16(w.Data[2*i:], change(p))
+		upper := w.Data[(i+1)*size-2:]
+		if p := binary.LittleEndian.Uint16(upper); p&0x7fff != 0 {
+			binary.LittleEndian.PutUint16(upper, change(p))
 			return &faulty{s.checkpoint, name, w}, nil
 		}
 	}
