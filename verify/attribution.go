@@ -6,6 +6,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 )
 
@@ -16,14 +17,11 @@ type attribution[V comparable] struct {
 	model.Arithmetic[V]
 	in      *model.Input                // the tokens: weights behind rows of padding alone take no part
 	numbers func(x V) *model.Activation // what x amounts to
-	sets    map[V]weightSet
+	sets    map[V]bounds.WeightSet
 }
 
-// weightSet is a set of weights' names. It is not changed once a value has it.
-type weightSet map[string]struct{}
-
 func newAttribution[V comparable](inner model.Arithmetic[V], in *model.Input, numbers func(V) *model.Activation) *attribution[V] {
-	return &attribution[V]{inner, in, numbers, map[V]weightSet{}}
+	return &attribution[V]{inner, in, numbers, map[V]bounds.WeightSet{}}
 }
 
 // weights are the names of the weights that took part in x, sorted.
@@ -43,7 +41,7 @@ func (a *attribution[V]) join(y V, operands ...V) V {
 	if len(operands) == 1 {
 		return a.like(y, operands[0])
 	}
-	set := weightSet{}
+	set := bounds.WeightSet{}
 	for _, x := range operands {
 		maps.Copy(set, a.sets[x])
 	}
@@ -53,7 +51,7 @@ func (a *attribution[V]) join(y V, operands ...V) V {
 
 // with gives y the weights added beside those that it has, and returns it.
 func (a *attribution[V]) with(y V, added ...*model.Weight) V {
-	set := weightSet{}
+	set := bounds.WeightSet{}
 	maps.Copy(set, a.sets[y])
 	for _, w := range added {
 		if w.Name != "" {

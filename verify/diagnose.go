@@ -11,6 +11,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -175,10 +176,10 @@ func (f *failure) seq() int { return f.in.Seq - max(0, f.predicts()) }
 func locate(r *report.Report, f *failure) {
 	i := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == f.name })
 	c := &r.Checks[i]
-	if together, oneOf := f.culprits(); len(together)+len(oneOf) <= few {
+	if together, oneOf := f.culprits(); len(together)+len(oneOf) <= bounds.Few {
 		c.Experts, c.ExpertOneOf = together, oneOf
 	}
-	if rows := indices(f.beyondColumns); len(rows) > 0 && len(rows) <= few && f.isProduct() {
+	if rows := bounds.Marked(f.beyondColumns); len(rows) > 0 && len(rows) <= bounds.Few && f.isProduct() {
 		c.WeightRows, c.Weights = rows, f.weights
 	}
 }
@@ -197,7 +198,7 @@ func (f *failure) isProduct() bool {
 // notFiniteWeights looks for a NaN or an infinity among the weights of a stage that is not
 // finite.
 func (f *failure) notFiniteWeights() ([]report.Cause, error) {
-	if finiteAll(f.got.Values) {
+	if bounds.AllFinite(f.got.Values) {
 		return []report.Cause{}, nil
 	}
 	return f.findWeights(func(name string, w tensor.Tensor) *report.Cause {
@@ -211,7 +212,7 @@ func (f *failure) notFiniteWeights() ([]report.Cause, error) {
 // overflows says that a number became too large, here or in the reference: no weight and no
 // input of the stage is infinite.
 func (f *failure) overflows() (causes []report.Cause) {
-	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !finite(v) }) }
+	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !bounds.Finite(v) }) }
 	if i := find(f.got.Values); i >= 0 {
 		causes = append(causes, report.Cause{ID: "overflow", Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.tracer.pack.DType, number(f.got.Values[i]), f.place(i))})
 	}
@@ -261,7 +262,7 @@ func firstNotFinite(w tensor.Tensor) (int, float32) {
 	var row []float32
 	for r := range w.Shape[0] {
 		row, _ = w.Row(r).Float32s(row[:0]) // Load has checked the dtype
-		if i := slices.IndexFunc(row, func(v float32) bool { return !finite(v) }); i >= 0 {
+		if i := slices.IndexFunc(row, func(v float32) bool { return !bounds.Finite(v) }); i >= 0 {
 			return r*len(row) + i, row[i]
 		}
 	}
@@ -307,14 +308,14 @@ func (f *failure) run(ctx context.Context, x *trial, needed []string) (passes bo
 	net := again.local(&x.in, x.options, analysis, analysis)
 	w := &witness{net.Trace.(*localTrace), f, needed}
 	net.Arithmetic, net.Trace = x.around(net.Arithmetic), w
-	hidden := exact(&model.Activation{Shape: []int{f.in.Batch, f.seq(), x.config.HiddenSize}, Values: slices.Clone(f.hidden), DType: again.pack.DType})
+	hidden := bounds.Exact(&model.Activation{Shape: []int{f.in.Batch, f.seq(), x.config.HiddenSize}, Values: slices.Clone(f.hidden), DType: again.pack.DType})
 	switch k := f.predicts(); {
 	case k >= 0:
 		_, err = net.PredictionLayer(ctx, k, hidden)
 	case f.layer >= 0:
 		_, err = net.Layer(ctx, f.layer, hidden)
 	case pack.IsTable(f.name):
-		_, err = net.Run(ctx, &model.Course[*value]{})
+		_, err = net.Run(ctx, &model.Course[*bounds.Value]{})
 	default:
 		_, err = net.Head(ctx, hidden)
 	}
@@ -333,7 +334,7 @@ type witness struct {
 }
 
 // Stage implements model.Trace.
-func (w *witness) Stage(name string, x *value) error {
+func (w *witness) Stage(name string, x *bounds.Value) error {
 	f := w.failure
 	if name != f.name && !slices.Contains(w.needed, name) {
 		return w.feed(name, x)
@@ -349,17 +350,17 @@ func (w *witness) Stage(name string, x *value) error {
 	}
 	w.last = nil
 	err := w.localTrace.Stage(name, x)
-	if w.last != nil && w.last.finite {
+	if w.last != nil && w.last.Finite {
 		for _, row := range f.rows {
-			f.beyond = append(f.beyond, w.last.rows[row])
+			f.beyond = append(f.beyond, w.last.Rows[row])
 		}
-		f.beyondColumns = w.last.columns
+		f.beyondColumns = w.last.Columns
 	}
 	return err
 }
 
 // keep keeps what the failed stage gave, and the golden if it can be compared with that.
-func (f *failure) keep(t *localTrace, x *value) error {
+func (f *failure) keep(t *localTrace, x *bounds.Value) error {
 	f.weights, f.shape, f.got = t.attribution.weights(x), x.Shape, &model.Activation{}
 	if e := t.pack.Manifest.Tensors[f.name]; e.DType == tensor.I64 || e.Elements() != len(x.Values) {
 		return nil
@@ -369,8 +370,8 @@ func (f *failure) keep(t *localTrace, x *value) error {
 		return nil // the check tells
 	}
 	width := x.Width()
-	f.rows, f.want = rows.compared, slices.Clone(rows.gather(want, width))
-	f.got = &model.Activation{Shape: []int{len(f.rows), width}, Values: slices.Clone(rows.gather(x.rounded(), width)), DType: x.DType}
+	f.rows, f.want = rows.Compared, slices.Clone(rows.Gather(want, width))
+	f.got = &model.Activation{Shape: []int{len(f.rows), width}, Values: slices.Clone(rows.Gather(x.Rounded(), width)), DType: x.DType}
 	return nil
 }
 
@@ -387,8 +388,8 @@ func (w *witness) TopK(name string, ours *choice) error {
 		if ours.Groups != nil {
 			f.scores = ours.Groups.Scores.Values
 		}
-		compared := selectRows(f.scores, ours.Scores.Width(), pack.PaddedTokens(w.in, ours.Scores.Rows()))
-		f.scores, f.k = slices.Clone(compared.gather(f.scores, ours.Scores.Width())), len(ours.Idx)/ours.Scores.Rows()
+		compared := bounds.SelectRows(f.scores, ours.Scores.Width(), pack.PaddedTokens(w.in, ours.Scores.Rows()))
+		f.scores, f.k = slices.Clone(compared.Gather(f.scores, ours.Scores.Width())), len(ours.Idx)/ours.Scores.Rows()
 		f.got = &model.Activation{}
 	}
 	if err := w.localTrace.TopK(name, ours); err != nil {
@@ -422,14 +423,14 @@ type trial struct {
 	layer   *model.DeepseekDecoderLayer // nil outside the layers
 	in      model.Input
 	options model.Options
-	around  func(arithmetic) arithmetic // puts an operation in another's place
-	rounded roundings                   // weights that the reference had before they were rounded
+	around  func(bounds.Arithmetic) bounds.Arithmetic // puts an operation in another's place
+	rounded bounds.Roundings                          // weights that the reference had before they were rounded
 }
 
 func (f *failure) trial() *trial {
 	t := f.tracer
 	x := &trial{failed: f, m: *t.m, config: *t.m.Config, in: *f.in, options: t.options(), rounded: t.rounded}
-	x.around = func(a arithmetic) arithmetic { return a }
+	x.around = func(a bounds.Arithmetic) bounds.Arithmetic { return a }
 	x.m.Config = &x.config
 	x.m.Model.Layers, x.m.Model.MTP = slices.Clone(t.m.Model.Layers), slices.Clone(t.m.Model.MTP)
 	if f.layer < 0 {

@@ -75,7 +75,7 @@ const fewBits = 0x1p-24
 // noiseLimits returns the limits of a gradient whose noise was measured (golden.py --repeat): the
 // difference of two runs of the reference that sum in other orders. size is the golden's RMS.
 func (t *run) noiseLimits(name string, n pack.Noise, size float64) report.Limits {
-	return t.own(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits), MaxRMS: bounds.Lambda * max(ratio(n.MaxAbs, size), fewBits),
+	return t.own(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits), MaxRMS: bounds.Lambda * max(bounds.Ratio(n.MaxAbs, size), fewBits),
 		From: "gradients, end to end: 8 times what another order of sums changes in the reference"}, name)
 }
 
@@ -85,7 +85,7 @@ func (t *run) noiseLimits(name string, n pack.Noise, size float64) report.Limits
 const undecidedUpTo = 100
 
 // judgeGradient sets the verdict of a gradient that is compared end to end.
-func (t *tracer) judgeGradient(c *report.Check, m Metrics, want []float32) {
+func (t *tracer) judgeGradient(c *report.Check, m bounds.Metrics, want []float32) {
 	n, measured := t.pack.Manifest.Noise[c.Tensor]
 	if !measured {
 		l := t.metricLimits(c.Tensor)
@@ -94,8 +94,8 @@ func (t *tracer) judgeGradient(c *report.Check, m Metrics, want []float32) {
 		}
 		return
 	}
-	judge(c, m, t.noiseLimits(c.Tensor, n, rms(want)), "")
-	if c.Verdict == report.Pass && n.RelRMS > blindness(tensor.F32)/bounds.Lambda {
+	judge(c, m, t.noiseLimits(c.Tensor, n, bounds.RMS(want)), "")
+	if c.Verdict == report.Pass && n.RelRMS > bounds.Blindness(tensor.F32)/bounds.Lambda {
 		c.Verdict, c.Reason = report.Skipped, noisy
 	}
 }
@@ -132,10 +132,15 @@ func chainedLimits(layer int) report.Limits {
 
 // margin returns how close m comes to l: the largest of metric/limit. Up to 1 is
 // within.
-func margin(l report.Limits, m Metrics) float64 {
+func margin(l report.Limits, m bounds.Metrics) float64 {
 	margin := max(m.RelRMS/l.RelRMS, m.MaxRMS/l.MaxRMS)
 	if l.RowRMS > 0 {
 		margin = max(margin, m.RowRMS/l.RowRMS)
 	}
 	return margin
 }
+
+// roundedRMS is the limit of the RMS of a stage whose weights were rounded: no error of a
+// weight exceeds √3 of its standard deviation, and the errors of all rows share the
+// weights', so that they do not average out.
+func roundedRMS(width int) float64 { return math.Sqrt(3) + 4/math.Sqrt(float64(width)) }

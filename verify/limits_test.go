@@ -9,6 +9,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -61,14 +62,14 @@ func TestMatches(t *testing.T) {
 func TestMargin(t *testing.T) {
 	l := report.Limits{RelRMS: 1e-3, RowRMS: 1e-2, MaxRMS: 0.1}
 	for name, test := range map[string]struct {
-		m    Metrics
+		m    bounds.Metrics
 		want float64
 	}{
-		"nothing":                {Metrics{}, 0},
-		"relative RMS":           {Metrics{RelRMS: 5e-4}, 0.5},
-		"a row":                  {Metrics{RelRMS: 5e-4, RowRMS: 2e-2}, 2},
-		"one difference":         {Metrics{MaxRMS: 0.3}, 3},
-		"an infinite difference": {Metrics{RelRMS: math.Inf(1)}, math.Inf(1)},
+		"nothing":                {bounds.Metrics{}, 0},
+		"relative RMS":           {bounds.Metrics{RelRMS: 5e-4}, 0.5},
+		"a row":                  {bounds.Metrics{RelRMS: 5e-4, RowRMS: 2e-2}, 2},
+		"one difference":         {bounds.Metrics{MaxRMS: 0.3}, 3},
+		"an infinite difference": {bounds.Metrics{RelRMS: math.Inf(1)}, math.Inf(1)},
 	} {
 		if got := margin(l, test.m); got != test.want {
 			require.InDelta(t, test.want, got, 1e-8, name)

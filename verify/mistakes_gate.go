@@ -9,6 +9,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/verify/bounds"
 )
 
 // Mistakes of the gate: its weights, groups and auxiliary loss, and the order of its rows.
@@ -105,7 +106,7 @@ func undoBiasLeak(x *trial) string {
 	if x.layer.MoE.Gate.EScoreCorrectionBias.Name == "" {
 		return ""
 	}
-	x.around = func(a arithmetic) arithmetic { return &biasLeak[*value]{Arithmetic: a} }
+	x.around = func(a bounds.Arithmetic) bounds.Arithmetic { return &biasLeak[*bounds.Value]{Arithmetic: a} }
 	return "e_score_correction_bias, which is for the choice of experts only, is in their weights"
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -61,8 +62,8 @@ func undoLayer(other int) func(x *trial) string {
 // undoNormOffset adds an offset to the weight of the norm.
 func undoNormOffset(by float32) func(x *trial) string {
 	return func(x *trial) string {
-		x.around = func(a arithmetic) arithmetic { return &normOffset{a, x.failed.name, by} }
-		x.rounded = roundings{strings.TrimSuffix(x.failed.name, ".output") + ".weight": all("stored off by 1")}
+		x.around = func(a bounds.Arithmetic) bounds.Arithmetic { return &normOffset{a, x.failed.name, by} }
+		x.rounded = bounds.Roundings{strings.TrimSuffix(x.failed.name, ".output") + ".weight": bounds.AllRounded("stored off by 1")}
 		maps.Copy(x.rounded, x.failed.tracer.rounded)
 		if by > 0 {
 			return "the weight is the reference's less 1, as for a norm that multiplies with 1 + weight"
@@ -73,29 +74,29 @@ func undoNormOffset(by float32) func(x *trial) string {
 
 // normOffset is an arithmetic in which a number is added to the weight of one norm.
 type normOffset struct {
-	arithmetic
+	bounds.Arithmetic
 	stage string
 	by    float32
 }
 
 // RMSNorm implements model.Arithmetic. What the weight lost when it was stored off by that
 // number is an error of half a unit.
-func (o *normOffset) RMSNorm(x *value, weight *model.Weight, eps float64) *value {
+func (o *normOffset) RMSNorm(x *bounds.Value, weight *model.Weight, eps float64) *bounds.Value {
 	module := strings.TrimSuffix(o.stage, ".output")
 	if weight.Name != module+".weight" {
-		return o.arithmetic.RMSNorm(x, weight, eps)
+		return o.Arithmetic.RMSNorm(x, weight, eps)
 	}
 	stored, _ := weight.Float32s(nil) // loading has checked the dtype
-	moved, p := *weight, precisionOf(weight.DType)
+	moved, p := *weight, bounds.PrecisionOf(weight.DType)
 	moved.DType, moved.Data = tensor.F32, nil
 	for _, w := range stored {
 		moved.Data = binary.LittleEndian.AppendUint32(moved.Data, math.Float32bits(w+o.by))
 	}
-	y := o.arithmetic.RMSNorm(x, &moved, eps)
+	y := o.Arithmetic.RMSNorm(x, &moved, eps)
 	for i, v := range y.Values {
 		c := i % y.Width()
 		if w := stored[c]; w+o.by != 0 {
-			y.set(i, float64(v), y.v(i)+sq(float64(v)/float64(w+o.by)*p.ulp(float64(w))/unit)/12)
+			y.Set(i, float64(v), y.Variance(i)+bounds.Sq(float64(v)/float64(w+o.by)*p.Ulp(float64(w))/bounds.Unit)/12)
 		}
 	}
 	return y
@@ -227,7 +228,7 @@ func (f *failure) culprits() (together, oneOf []int) {
 		return together, nil
 	}
 	k, common := len(f.idx)/f.got.Rows(), []int(nil)
-	for i, token := range indices(f.beyond) {
+	for i, token := range bounds.Marked(f.beyond) {
 		chosen := f.idx[token*k : (token+1)*k]
 		if i == 0 {
 			common = slices.Clone(chosen)
@@ -243,7 +244,7 @@ func (f *failure) culprits() (together, oneOf []int) {
 
 // covering are as few suspects as account for all tokens that are wrong; nil if they do not.
 func (f *failure) covering(suspects []int) (culprits []int) {
-	k, open := len(f.idx)/f.got.Rows(), indices(f.beyond)
+	k, open := len(f.idx)/f.got.Rows(), bounds.Marked(f.beyond)
 	has := func(token, e int) bool { return slices.Contains(f.idx[token*k:(token+1)*k], e) }
 	for len(open) > 0 {
 		best, left := -1, open

@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -17,7 +18,7 @@ import (
 func TestPatternIsCoarse(t *testing.T) {
 	a := &model.Activation{Shape: []int{3, 33, 130}, Values: make([]float32, 3*33*130), DType: tensor.F32}
 	tr := tracerOf(tensor.F32, Options{})
-	all := selectRows(a.Values, 130, nil)
+	all := bounds.SelectRows(a.Values, 130, nil)
 	p := tr.pattern(a, all, "σ", func(i int) float64 {
 		switch row, column := i/130, i%130; {
 		case row == 98 && column == 129:
@@ -47,17 +48,17 @@ func TestPatternsSayWhatTheLimitsSay(t *testing.T) {
 	tr := tracerOf(tensor.F32, Options{})
 	// The reals that round to the golden end half a unit in the last place, 2 u, before it.
 	nan := float32(math.NaN())
-	x := uncertainly(4, 1, 2, 3, nan)
-	x.sigma.Values[0], x.sigma.Values[1] = 0, 0
+	scores := &model.Activation{Shape: []int{1, 4}, Values: []float32{1, 2, 3, nan}, DType: tensor.F32}
+	x := bounds.WithErrors(scores, func(i int) float64 { return []float64{0, 0, bounds.Unit, bounds.Unit}[i] })
 	want := []float32{1, 2.5, 3 + 4*0x1p-22, 4}
-	p := tr.localPattern(x, want, allRows(want, x), 1)
+	p := tr.localPattern(x, want, bounds.SelectRows(want, x.Width(), nil), 1)
 	require.Equal(t, 0.0, *p.Cells[0][0])
 	require.Nil(t, p.Cells[0][1])
 	require.Equal(t, 14.0, *p.Cells[0][2])
 	require.Nil(t, p.Cells[0][3])
 
 	want = []float32{4, 4, 4, 4}
-	p = tr.metricPattern(&model.Activation{Shape: []int{2, 2}, Values: []float32{3, nan, nan, 9}, DType: tensor.F32}, want, selectRows(want, 2, pack.Padding{false, true}))
+	p = tr.metricPattern(&model.Activation{Shape: []int{2, 2}, Values: []float32{3, nan, nan, 9}, DType: tensor.F32}, want, bounds.SelectRows(want, 2, pack.Padding{false, true}))
 	require.Equal(t, 0.25, *p.Cells[0][0])
 	require.Nil(t, p.Cells[0][1])
 	require.Equal(t, []float64{0, 0}, []float64{*p.Cells[1][0], *p.Cells[1][1]}, "padding")

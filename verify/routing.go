@@ -194,16 +194,7 @@ func gapOf(ours *choice, theirs []int, row, e int) *report.Gap {
 	if gap-gap != 0 {
 		return nil
 	}
-	return &report.Gap{Of: of, Golden: e, Ours: other, Score: gap, Z: known(scores.excess(first+other, first+e))}
-}
-
-// excess is by how many standard deviations of their difference x's element i exceeds j.
-func (x *value) excess(i, j int) float64 {
-	gap := float64(x.Values[i]) - float64(x.Values[j])
-	if gap == 0 {
-		return 0
-	}
-	return gap / (unit * math.Sqrt(x.v(i)+x.v(j)))
+	return &report.Gap{Of: of, Golden: e, Ours: other, Score: gap, Z: known(scores.Excess(first+other, first+e))}
 }
 
 // pinned counts the choices of a row that no rounding could change: whose score exceeds
@@ -211,10 +202,10 @@ func (x *value) excess(i, j int) float64 {
 // by more than lambda.
 func pinned(ours *choice, row, k int) (n int) {
 	chosen, g := ours.Idx[row*k:(row+1)*k], ours.Groups
-	firm := func(x *value, i int, chosen []int) bool {
+	firm := func(x *bounds.Value, i int, chosen []int) bool {
 		first := row * x.Width()
 		for j := range x.Width() {
-			if !slices.Contains(chosen, j) && !(x.excess(first+i, first+j) > bounds.Lambda) {
+			if !slices.Contains(chosen, j) && !(x.Excess(first+i, first+j) > bounds.Lambda) {
 				return false
 			}
 		}
@@ -242,13 +233,13 @@ type rowChoice struct {
 	wrong               []int // golden experts that no tie excuses
 }
 
-func (r *rowChoice) count(kind tieKind, expert int) {
+func (r *rowChoice) count(kind bounds.TieKind, expert int) {
 	switch kind {
-	case exactTie:
+	case bounds.ExactTie:
 		r.exactTies++
-	case nearTie:
+	case bounds.NearTie:
 		r.nearTies++
-	case noTie:
+	case bounds.NoTie:
 		r.wrong = append(r.wrong, expert)
 	}
 }
@@ -259,7 +250,7 @@ func compareRow(ours *choice, theirs []int, row int) rowChoice {
 	k := len(theirs)
 	r := rowChoice{ours: ours.Idx[row*k : (row+1)*k]}
 	scores := ours.Scores
-	if groups, kind := otherGroups(ours, theirs, row); kind != noTie {
+	if groups, kind := otherGroups(ours, theirs, row); kind != bounds.NoTie {
 		g := ours.Groups
 		masked := model.MaskGroups(g.Scores.Row(row), g.Worth.Width(), groups, g.Masked)
 		r.ours, scores = model.TopK(masked, k), g.Scores
@@ -268,7 +259,7 @@ func compareRow(ours *choice, theirs []int, row int) rowChoice {
 	first := row * scores.Width()
 	dropped := only(r.ours, theirs, scores.Row(row))
 	for i, e := range only(theirs, r.ours, scores.Row(row)) {
-		r.count(scores.tie(first+dropped[i], first+e), e)
+		r.count(scores.Tie(first+dropped[i], first+e), e)
 	}
 	return r
 }
@@ -285,21 +276,13 @@ func only(a, b []int, scores []float32) []int {
 	return list
 }
 
-type tieKind int
-
-const (
-	noTie tieKind = iota
-	nearTie
-	exactTie
-)
-
 // otherGroups returns the groups that the golden's experts come from, filled up with the
 // best of ours, if they are others than ours and tie with those they stand for: paired
 // by worth, best with best. noTie means that there is nothing to excuse.
-func otherGroups(ours *choice, theirs []int, row int) ([]int, tieKind) {
+func otherGroups(ours *choice, theirs []int, row int) ([]int, bounds.TieKind) {
 	g := ours.Groups
 	if g == nil {
-		return nil, noTie
+		return nil, bounds.NoTie
 	}
 	count := len(g.Chosen) / g.Worth.Rows()
 	chosen, worth := g.Chosen[row*count:(row+1)*count], g.Worth.Row(row)
@@ -312,33 +295,20 @@ func otherGroups(ours *choice, theirs []int, row int) ([]int, tieKind) {
 	}
 	added := only(golden, chosen, worth)
 	if len(added) == 0 || len(golden) > count {
-		return nil, noTie
+		return nil, bounds.NoTie
 	}
 	dropped := only(chosen, golden, worth)
 	kept := dropped[:len(dropped)-len(added)]
-	kind, first := exactTie, row*g.Worth.Width()
+	kind, first := bounds.ExactTie, row*g.Worth.Width()
 	for i, group := range added {
-		switch g.Worth.tie(first+dropped[len(kept)+i], first+group) {
-		case noTie:
-			return nil, noTie
-		case nearTie:
-			kind = nearTie
+		switch g.Worth.Tie(first+dropped[len(kept)+i], first+group) {
+		case bounds.NoTie:
+			return nil, bounds.NoTie
+		case bounds.NearTie:
+			kind = bounds.NearTie
 		}
 	}
 	return append(golden, kept...), kind
-}
-
-// tie says whether the golden's score, at position golden of x, of an expert or a group,
-// ties with ours, in whose place it was chosen: exactly, or within lambda standard
-// deviations of their difference.
-func (x *value) tie(ours, golden int) tieKind {
-	switch gap := x.excess(ours, golden); {
-	case gap == 0:
-		return exactTie
-	case gap > 0 && gap <= bounds.Lambda:
-		return nearTie
-	}
-	return noTie
 }
 
 // biasPins says how far the golden's choices pin the bias of each expert: an expert that was
@@ -374,7 +344,7 @@ func pinBiases(pins []float64, scores []float32, chosen []int) {
 	least, most := math.Inf(1), math.Inf(-1) // of those chosen, and of the others
 	for e, s := range scores {
 		switch {
-		case !finite(s):
+		case !bounds.Finite(s):
 		case slices.Contains(chosen, e):
 			least = min(least, float64(s))
 		default:
@@ -386,7 +356,7 @@ func pinBiases(pins []float64, scores []float32, chosen []int) {
 		if slices.Contains(chosen, e) {
 			slack = float64(s) - most
 		}
-		if finite(s) {
+		if bounds.Finite(s) {
 			pins[e] = min(pins[e], max(0, slack))
 		}
 	}

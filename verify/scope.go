@@ -13,6 +13,7 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/text"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -289,7 +290,7 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 	}
 	values, err := s.pack.Float32s(name)
 	values = pack.ClearPadding(values, s.config.HiddenSize, pack.PaddedTokens(in, in.Batch*in.Seq))
-	if err == nil && !finiteAll(values) {
+	if err == nil && !bounds.AllFinite(values) {
 		err = s.pack.Fault(text.Quote(name) + ": not finite, and a layer begins with it")
 	}
 	return &model.Activation{Shape: shape, Values: values, DType: s.pack.DType}, name, err

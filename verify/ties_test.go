@@ -15,14 +15,9 @@ import (
 
 // uncertainly returns scores [rows, width] with a standard deviation of one float32 unit of
 // 1 each, so that 8 of their differences' are 11.3 such units.
-func uncertainly(width int, values ...float32) *value {
-	shape := []int{len(values) / width, width}
-	x := &value{Activation: &model.Activation{Shape: shape, Values: values, DType: tensor.F32},
-		sigma: &model.Activation{Shape: shape, Values: make([]float32, len(values))}}
-	for i := range values {
-		x.sigma.Values[i] = 1
-	}
-	return x
+func uncertainly(width int, values ...float32) *bounds.Value {
+	scores := &model.Activation{Shape: []int{len(values) / width, width}, Values: values, DType: tensor.F32}
+	return bounds.WithErrors(scores, func(int) float64 { return bounds.Unit })
 }
 
 // TestChoicesOfExperts compares choices of two experts of four with the golden's, a row
@@ -69,7 +64,7 @@ func TestNoiseOfScoresEndToEnd(t *testing.T) {
 	tr.logitsErr = []float64{1e-6, 0}
 	x := tr.noisy(scores)
 	ties := func(row int) float64 { // of two scores of 0.5
-		s := unit * float64(x.sigma.Values[2*row])
+		s := bounds.Unit * math.Sqrt(x.Variance(2*row))
 		return bounds.Lambda * math.Sqrt2 * s
 	}
 	require.InEpsilon(t, 2*(0x1p-22+2e-6)*0.5, ties(0), 1e-6)
@@ -91,20 +86,20 @@ func TestGroupsThatTie(t *testing.T) {
 	for name, test := range map[string]struct {
 		worth  []float32
 		golden []int
-		want   tieKind
+		want   bounds.TieKind
 		groups []int
 	}{
-		"ours":                    {[]float32{3, 2, 1}, []int{0, 2}, noTie, nil},
-		"one of ours":             {[]float32{3, 2, 1}, []int{0, 1}, noTie, nil},
-		"another, that ties":      {[]float32{3, 2, 2}, []int{0, 4}, exactTie, []int{0, 2}},
-		"another, nearly tied":    {[]float32{3, 0.5 + 11*u, 0.5}, []int{0, 4}, nearTie, []int{0, 2}},
-		"another, far off":        {[]float32{3, 0.5 + 12*u, 0.5}, []int{0, 4}, noTie, nil},
-		"another alone":           {[]float32{3, 2, 2}, []int{4, 5}, exactTie, []int{2, 0}},
-		"more groups than may be": {[]float32{3, 3, 3}, []int{0, 2, 4}, noTie, nil},
+		"ours":                    {[]float32{3, 2, 1}, []int{0, 2}, bounds.NoTie, nil},
+		"one of ours":             {[]float32{3, 2, 1}, []int{0, 1}, bounds.NoTie, nil},
+		"another, that ties":      {[]float32{3, 2, 2}, []int{0, 4}, bounds.ExactTie, []int{0, 2}},
+		"another, nearly tied":    {[]float32{3, 0.5 + 11*u, 0.5}, []int{0, 4}, bounds.NearTie, []int{0, 2}},
+		"another, far off":        {[]float32{3, 0.5 + 12*u, 0.5}, []int{0, 4}, bounds.NoTie, nil},
+		"another alone":           {[]float32{3, 2, 2}, []int{4, 5}, bounds.ExactTie, []int{2, 0}},
+		"more groups than may be": {[]float32{3, 3, 3}, []int{0, 2, 4}, bounds.NoTie, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			scores := uncertainly(6, make([]float32, 6)...)
-			ours := &choice{Scores: scores, Groups: &model.Groups[*value]{Scores: scores, Worth: uncertainly(3, test.worth...), Chosen: model.TopK(test.worth, 2)}}
+			ours := &choice{Scores: scores, Groups: &model.Groups[*bounds.Value]{Scores: scores, Worth: uncertainly(3, test.worth...), Chosen: model.TopK(test.worth, 2)}}
 			groups, kind := otherGroups(ours, test.golden, 0)
 			require.Equal(t, test.want, kind)
 			require.Equal(t, test.groups, groups)
@@ -116,7 +111,7 @@ func TestGroupsThatTie(t *testing.T) {
 // if its group might not have been chosen.
 func TestGroupsPinTheirExperts(t *testing.T) {
 	scores := uncertainly(4, 1, 0, 2, 0)
-	ours := &choice{Scores: scores, Idx: []int{2}, Groups: &model.Groups[*value]{Scores: scores, Worth: uncertainly(2, 1, 2), Chosen: []int{1}}}
+	ours := &choice{Scores: scores, Idx: []int{2}, Groups: &model.Groups[*bounds.Value]{Scores: scores, Worth: uncertainly(2, 1, 2), Chosen: []int{1}}}
 	require.Equal(t, 1, pinned(ours, 0, 1))
 	ours.Groups.Worth = uncertainly(2, 2, 2)
 	require.Equal(t, 0, pinned(ours, 0, 1))

@@ -77,8 +77,8 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 }
 
 // compare judges the selected rows of a by their metrics.
-func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want []float32, rows *rowSet) {
-	m := rows.metrics(a.Values, want, a.Width(), a.DType)
+func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want []float32, rows *bounds.Rows) {
+	m := rows.Metrics(a.Values, want, a.Width(), a.DType)
 	measureCheck(c, m, a.Values, want)
 	if strings.HasSuffix(name, pack.Grad) {
 		t.judgeGradient(c, m, want)
@@ -95,24 +95,22 @@ func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want
 func (t *chainedTrace) TopK(name string, ours *model.Choice[*model.Activation]) error {
 	noisy := &choice{Scores: t.noisy(ours.Scores), Idx: ours.Idx}
 	if g := ours.Groups; g != nil {
-		noisy.Groups = &model.Groups[*value]{Scores: t.noisy(g.Scores), Worth: t.noisy(g.Worth), Chosen: g.Chosen, Masked: g.Masked}
+		noisy.Groups = &model.Groups[*bounds.Value]{Scores: t.noisy(g.Scores), Worth: t.noisy(g.Worth), Chosen: g.Chosen, Masked: g.Masked}
 	}
 	return t.topK(name, noisy)
 }
 
 // noisy is a gate's scores with the errors that they have end to end: of each its own size
 // times twice the error of the logits (d softmax), and its rounding.
-func (t *tracer) noisy(scores *model.Activation) *value {
-	x := &value{Activation: scores, sigma: &model.Activation{Shape: scores.Shape, Values: make([]float32, len(scores.Values))}}
+func (t *tracer) noisy(scores *model.Activation) *bounds.Value {
 	rounding := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11}[scores.DType]
-	for i, s := range scores.Values {
+	return bounds.WithErrors(scores, func(i int) float64 {
 		noise, row := rounding, i/scores.Width()
 		if row < len(t.logitsErr) {
 			noise += 2 * t.logitsErr[row]
 		}
-		x.sigma.Values[i] = float32(math.Sqrt2 * noise * math.Abs(float64(s)) / (bounds.Lambda * unit))
-	}
-	return x
+		return math.Sqrt2 * noise * math.Abs(float64(scores.Values[i])) / bounds.Lambda
+	})
 }
 
 // unjudged says why a stage is measured but not judged in this mode, if so.
@@ -143,7 +141,7 @@ func rowErrors(a *model.Activation, want []float32) []float64 {
 		for i, v := range a.Row(r) {
 			worst[r] = max(worst[r], math.Abs(float64(v)-float64(golden[i])))
 		}
-		worst[r] = min(worst[r], 10*chainedCeiling*rms(golden))
+		worst[r] = min(worst[r], 10*chainedCeiling*bounds.RMS(golden))
 	}
 	return worst
 }
@@ -161,7 +159,7 @@ func (t *replay) Stage(name string, a *model.Activation) error {
 		return nil
 	}
 	want, _, err := t.goldenRows(name, a)
-	if err == nil && finiteAll(want) {
+	if err == nil && bounds.AllFinite(want) {
 		copy(a.Values, want)
 	}
 	return err

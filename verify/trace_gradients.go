@@ -2,12 +2,12 @@ package verify
 
 import (
 	"context"
-	"math"
 	"slices"
 
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -18,9 +18,9 @@ import (
 // gradient is compared and replaced by the golden's, so that no error travels.
 type learning struct {
 	*tracer
-	g           *gradients
+	g           *bounds.Gradients
 	local       *localTrace
-	attribution *attribution[*value]
+	attribution *attribution[*bounds.Value]
 }
 
 // stageGradients says whether the pack has what a backward pass a layer at a time begins with: the
@@ -43,13 +43,15 @@ func (t *tracer) learn(ctx context.Context) error {
 	o.AttnWeights = true // all queries at once, as the reference has them
 	a := t.analysis(o, t.rounded)
 	defer a.Close()
-	g := newGradients(a, t.m)
-	watched := newAttribution[*value](nil, t.in, nil)
+	g := bounds.NewGradients(a, t.m)
+	watched := newAttribution[*bounds.Value](nil, t.in, nil)
 	l := &learning{tracer: t, g: g, attribution: watched, local: &localTrace{tracer: t, analysis: a, attribution: watched}}
-	g.wants = func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) }
-	g.learned = func(weight string, dw *value, by weightSet) error { return l.compare(weight+pack.Grad, dw, by) }
+	g.Wants = func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) }
+	g.Learned = func(weight string, dw *bounds.Value, by bounds.WeightSet) error {
+		return l.compare(weight+pack.Grad, dw, by)
+	}
 	net := &network{Model: t.m, Input: t.in, Options: o, Arithmetic: g, Trace: l}
-	_, err := net.Run(ctx, courseOf(t, exact))
+	_, err := net.Run(ctx, courseOf(t, bounds.Exact))
 	return err
 }
 
@@ -64,7 +66,7 @@ func (l *learning) TopK(name string, ours *choice) error {
 }
 
 // Stage implements model.Trace.
-func (l *learning) Stage(name string, x *value) error {
+func (l *learning) Stage(name string, x *bounds.Value) error {
 	if err := l.feed(name, x); err != nil {
 		return err
 	}
@@ -77,35 +79,35 @@ func (l *learning) Stage(name string, x *value) error {
 	case name == pack.Logits:
 		return l.head(x)
 	}
-	l.g.steps = append(l.g.steps, func() error { return l.stage(name, x) })
+	l.g.Steps = append(l.g.Steps, func() error { return l.stage(name, x) })
 	return nil
 }
 
 // feed puts the golden's stage in x's place.
-func (l *learning) feed(name string, x *value) error {
+func (l *learning) feed(name string, x *bounds.Value) error {
 	if !l.pack.Has(name) || pack.Misfit(l.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
 		return nil
 	}
 	want, _, err := l.goldenRows(name, x.Activation)
 	if err == nil {
-		x.become(want)
+		x.Replace(want)
 	}
 	return err
 }
 
 // stage compares the gradient of a stage, and goes on with the golden's.
-func (l *learning) stage(name string, x *value) error {
-	switch d := l.g.of(x); {
+func (l *learning) stage(name string, x *bounds.Value) error {
+	switch d := l.g.Adjoint(x); {
 	case l.pack.Has(name + pack.Grad):
-		dx := l.g.total(x)
+		dx := l.g.Total(x)
 		if l.scope.compares(name + pack.Grad) {
-			if err := l.compare(name+pack.Grad, dx, d.by); err != nil {
+			if err := l.compare(name+pack.Grad, dx, d.By); err != nil {
 				return err
 			}
 		} else if err := l.feed(name+pack.Grad, dx); err != nil {
 			return err
 		}
-		l.g.set(x, dx)
+		l.g.Set(x, dx)
 	case l.misses(name + pack.Grad):
 		return l.add(report.Check{Tensor: name + pack.Grad, Verdict: report.Fail, Reason: "the pack has no such tensor here, though it has elsewhere"})
 	}
@@ -127,28 +129,28 @@ func layerOf(name string) int {
 
 // layer goes back through a layer that has been run, from the golden's gradient of its output x.
 // The gradient that the part behind it computes for x is compared when that part has been run.
-func (l *learning) layer(n int, name string, x *value) error {
-	dx := exact(&model.Activation{Shape: x.Shape, Values: make([]float32, len(x.Values)), DType: tensor.F32})
+func (l *learning) layer(n int, name string, x *bounds.Value) error {
+	dx := bounds.Exact(&model.Activation{Shape: x.Shape, Values: make([]float32, len(x.Values)), DType: tensor.F32})
 	if err := l.feed(name+pack.Grad, dx); err != nil {
 		return err
 	}
-	l.g.set(x, dx)
+	l.g.Set(x, dx)
 	if err := l.rewind(n); err != nil {
 		return err
 	}
-	l.g.steps = append(l.g.steps, func() error { return l.stage(name, x) })
+	l.g.Steps = append(l.g.Steps, func() error { return l.stage(name, x) })
 	return nil
 }
 
 // rewind goes back through a part of the model, and sees to the weights that got no gradient: those
 // of experts that no token chose, which are 0.
 func (l *learning) rewind(layer int) error {
-	if err := l.g.rewind(); err != nil {
+	if err := l.g.Rewind(); err != nil {
 		return err
 	}
 	for s := range table.FamilyOf(l.m.Config).Slots(l.m.Config) {
-		if name := s.Name + pack.Grad; s.Layer == layer && l.g.wants(s.Name) && !l.seen[name] && s.Name != l.g.tied {
-			zeros := exact(&model.Activation{Shape: s.Shape, Values: make([]float32, s.Info(tensor.F32).Len()), DType: tensor.F32})
+		if name := s.Name + pack.Grad; s.Layer == layer && l.g.Wants(s.Name) && !l.seen[name] && s.Name != l.g.Tied {
+			zeros := bounds.Exact(&model.Activation{Shape: s.Shape, Values: make([]float32, s.Info(tensor.F32).Len()), DType: tensor.F32})
 			if err := l.compare(name, zeros, nil); err != nil {
 				return err
 			}
@@ -158,82 +160,39 @@ func (l *learning) rewind(layer int) error {
 }
 
 // compare holds a gradient against the golden's, and becomes that.
-func (l *learning) compare(name string, dx *value, by weightSet) error {
+func (l *learning) compare(name string, dx *bounds.Value, by bounds.WeightSet) error {
 	l.seen[name] = true
 	c, want, rows, err := l.begin(name, dx.Activation)
 	if err != nil {
 		return err
 	}
 	if c.Verdict == report.Skipped {
-		dx.become(want)
+		dx.Replace(want)
 	} else if c.Verdict != report.Fail {
-		measureCheck(&c, rows.metrics(dx.Values, want, dx.Width(), dx.DType), dx.Values, want)
+		measureCheck(&c, rows.Metrics(dx.Values, want, dx.Width(), dx.DType), dx.Values, want)
 		l.attribution.sets[dx] = by
 		l.local.hold(&c, dx, want, rows)
 		delete(l.attribution.sets, dx)
-		c.Blind = c.Blind && rms(want) > 0 // nothing flows to an expert of last tokens
-		dx.become(want)
+		c.Blind = c.Blind && bounds.RMS(want) > 0 // nothing flows to an expert of last tokens
+		dx.Replace(want)
 	}
 	return l.add(c)
 }
 
 // head computes the loss and the gradient of the logits, and goes back through the head.
-func (l *learning) head(x *value) error {
-	sum, dx := l.crossEntropy(x)
+func (l *learning) head(x *bounds.Value) error {
+	sum, dx := l.g.CrossEntropy(x, l.tracer.in)
 	if l.pack.Has(pack.Loss) && l.scope.compares(pack.Loss) {
 		trace := &chainedTrace{tracer: l.tracer, attribution: newAttribution[*model.Activation](nil, l.tracer.in, nil)}
 		if err := trace.Stage(pack.Loss, &model.Activation{Shape: []int{1}, Values: []float32{float32(sum)}, DType: tensor.F32}); err != nil {
 			return err
 		}
 	}
-	l.g.set(x, dx)
+	l.g.Set(x, dx)
 	if err := l.stage(pack.Logits, x); err != nil {
 		return err
 	}
 	return l.rewind(-1)
-}
-
-// crossEntropy returns the loss and the gradient of the logits, of N predictions:
-//
-//	∂x[b, t] = (softmax(x[b, t]) - onehot(input_ids[b, t+1])) / N
-//	v = p²·(v_x + 2 + (z² + log²S + log²p)/3 + Σ p²·v_x + 1)/N² + ∂x²
-//
-// with z = x - max, S = Σ e^z and p = e^z/S, which is computed as e^log p.
-func (l *learning) crossEntropy(x *value) (sum float64, dx *value) {
-	n := float64(l.in.Batch * (l.in.Seq - 1))
-	dx = l.g.result(tensor.F32, x.Shape...)
-	dx.unrounded = false
-	clear(dx.Values)
-	clear(dx.sigma.Values)
-	for row := range x.Rows() {
-		if row%l.in.Seq == l.in.Seq-1 {
-			continue
-		}
-		label, from := l.in.InputIDs[row+1], row*x.Width()
-		top, total, common := math.Inf(-1), 0.0, 1.0
-		for _, v := range x.Row(row) {
-			top = max(top, float64(v))
-		}
-		for _, v := range x.Row(row) {
-			total += math.Exp(float64(v) - top)
-		}
-		logTotal := math.Log(total)
-		for i, v := range x.Row(row) {
-			common += sq(math.Exp(float64(v)-top)/total) * x.v(from+i)
-		}
-		for i, v := range x.Row(row) {
-			z := float64(v) - top
-			p := math.Exp(z - logTotal)
-			own := x.v(from+i) + 2 + (sq(z)+sq(logTotal)+sq(z-logTotal))/3
-			d := p
-			if i == label {
-				d--
-				sum += logTotal - z
-			}
-			dx.set(from+i, d/n, roughly(d/n, sq(p/n)*(own+common)+sq(d/n)))
-		}
-	}
-	return sum / n, dx
 }
 
 // localOnly says why the gradient of a stage is not compared.

@@ -8,10 +8,12 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/weights"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -25,10 +27,10 @@ type run struct {
 	set      *weights.Set   // the same under the names of the table
 	scope    *scope         // parts of the model that are run, and stages that are compared
 	o        *Options
-	rounded  roundings       // weights that the reference had before they were rounded; nil takes weights as they are
-	settings report.Settings // how config.json and what the reference ran with go together
-	expected int             // golden tensors beside the inputs
-	kinds    map[string]bool // stages that the pack has in some layer, with * for an expert's number
+	rounded  bounds.Roundings // weights that the reference had before they were rounded; nil takes weights as they are
+	settings report.Settings  // how config.json and what the reference ran with go together
+	expected int              // golden tensors beside the inputs
+	kinds    map[string]bool  // stages that the pack has in some layer, with * for an expert's number
 
 	attnWeights bool // the pack has probabilities of the whole input
 }
@@ -36,14 +38,14 @@ type run struct {
 // result is what a run has found so far. A tracer appends to it while the model runs.
 type result struct {
 	checks    []report.Check
-	seen      map[string]bool // golden tensors that the model showed a stage for, and inputs
-	free      map[string]bool // kinds of stages that the model has and the pack has not
-	zeros     []string        // golden tensors that are all zero
-	notFinite []string        // where weights that took part in no checked stage hold a NaN or an infinity
-	used      weightSet       // weights behind a checked stage
-	aside     weightSet       // weights behind a stage that is absent on purpose, or not selected
-	stepsErr  error           // why half steps of a weight could not be read
-	stopped   bool            // at the first failing stage, because the user asked for that
+	seen      map[string]bool  // golden tensors that the model showed a stage for, and inputs
+	free      map[string]bool  // kinds of stages that the model has and the pack has not
+	zeros     []string         // golden tensors that are all zero
+	notFinite []string         // where weights that took part in no checked stage hold a NaN or an infinity
+	used      bounds.WeightSet // weights behind a checked stage
+	aside     bounds.WeightSet // weights behind a stage that is absent on purpose, or not selected
+	stepsErr  error            // why half steps of a weight could not be read
+	stopped   bool             // at the first failing stage, because the user asked for that
 	routing   report.Routing
 	starts    []start              // tensors that parts of the model began with
 	reached   map[int]map[int]bool // layer -> experts whose output shows for some token
@@ -81,7 +83,7 @@ func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src w
 }
 
 // with is the run with other options, and weights that were rounded.
-func (r *run) with(o *Options, rounded roundings) *run {
+func (r *run) with(o *Options, rounded bounds.Roundings) *run {
 	c := *r
 	c.o, c.rounded = o, rounded
 	return &c
@@ -90,7 +92,7 @@ func (r *run) with(o *Options, rounded roundings) *run {
 // newTracer begins a pass that has found nothing yet.
 func newTracer(r *run) *tracer {
 	return &tracer{run: r, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true}, free: map[string]bool{},
-		used: weightSet{}, aside: weightSet{}, reached: map[int]map[int]bool{}, probed: map[int]map[int]bool{}}}
+		used: bounds.WeightSet{}, aside: bounds.WeightSet{}, reached: map[int]map[int]bool{}, probed: map[int]map[int]bool{}}}
 }
 
 // leaveOut notes what the scope leaves out beforehand.
@@ -118,7 +120,7 @@ func (t *tracer) trace(ctx context.Context) error {
 	analysis := t.analysis(o, t.rounded)
 	defer analysis.Close()
 	net := t.local(t.in, o, analysis, analysis)
-	_, err := net.Run(ctx, courseOf(t, exact))
+	_, err := net.Run(ctx, courseOf(t, bounds.Exact))
 	err = cmp.Or(t.stepsErr, err) // without the steps, a failure says nothing
 	if err != nil || !o.Training || !t.learns() {
 		return err
@@ -130,11 +132,11 @@ func (t *tracer) trace(ctx context.Context) error {
 }
 
 // analysis is that of the reference's torch.
-func (t *tracer) analysis(o model.Options, rounded roundings) *analysis {
-	a := newAnalysis(o, rounded)
-	a.few, a.fused = fewRows*max(1, t.pack.Manifest.Reference.Threads), t.pack.Manifest.Reference.Attention == pack.Sdpa
+func (t *tracer) analysis(o model.Options, rounded bounds.Roundings) *bounds.Analysis {
+	a, ref := bounds.NewAnalysis(o, rounded), &t.pack.Manifest.Reference
+	a.SetReference(ref.Threads, ref.Attention == pack.Sdpa)
 	if t.o.Decoded != nil {
-		a.decoded = t.decodedSteps
+		a.Decoded = t.decodedSteps
 	}
 	return a
 }
@@ -226,7 +228,7 @@ func courseOf[V any](t *tracer, value func(*model.Activation) V) *model.Course[V
 		}
 		t.seen[name] = true
 		t.starts = append(t.starts, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.in)})
-		t.noteZeros(name, selectRows(x.Values, x.Width(), pack.PaddedTokens(t.in, x.Rows())).gather(x.Values, x.Width()))
+		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedTokens(t.in, x.Rows())).Gather(x.Values, x.Width()))
 		return value(x), nil
 	}
 	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions, Given: c.Given, Start: begin}
@@ -258,7 +260,7 @@ func (t *run) onPurpose(name string) bool {
 
 // begin returns a check of a stage, failed if it cannot be compared, skipped if all its rows
 // are padding; the golden tensor, and its rows that are compared.
-func (t *tracer) begin(name string, a *model.Activation) (c report.Check, want []float32, rows *rowSet, err error) {
+func (t *tracer) begin(name string, a *model.Activation) (c report.Check, want []float32, rows *bounds.Rows, err error) {
 	layer, _ := pack.CutLayer(name)
 	e := t.pack.Manifest.Tensors[name]
 	c = report.Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape}
@@ -272,11 +274,11 @@ func (t *tracer) begin(name string, a *model.Activation) (c report.Check, want [
 	if want, rows, err = t.goldenRows(name, a); err != nil {
 		return c, nil, nil, err
 	}
-	c.Padding, c.Distinct = rows.padding, rows.distinct
-	if len(rows.compared) == 0 {
+	c.Padding, c.Distinct = rows.Padding, rows.Distinct
+	if len(rows.Compared) == 0 {
 		c.Verdict, c.Reason = report.Skipped, allPadding
 	} else {
-		t.noteZeros(name, rows.gather(want, a.Width()))
+		t.noteZeros(name, rows.Gather(want, a.Width()))
 	}
 	return c, want, rows, nil
 }
@@ -301,7 +303,7 @@ func cover[V comparable](t *tracer, c report.Check, by *attribution[V], x V) {
 }
 
 // measureCheck records m.
-func measureCheck(c *report.Check, m Metrics, got, want []float32) {
+func measureCheck(c *report.Check, m bounds.Metrics, got, want []float32) {
 	c.Index = unflatten(m.Worst, c.Shape)
 	c.Got, c.Want = number(got[m.Worst]), number(want[m.Worst])
 	if !m.Finite {
@@ -312,7 +314,7 @@ func measureCheck(c *report.Check, m Metrics, got, want []float32) {
 }
 
 // judge sets the verdict of m under l; skip is why there is none.
-func judge(c *report.Check, m Metrics, l report.Limits, skip string) {
+func judge(c *report.Check, m bounds.Metrics, l report.Limits, skip string) {
 	if skip != "" {
 		c.Verdict, c.Reason = report.Skipped, skip
 		return
@@ -348,6 +350,53 @@ func unflatten(i int, shape []int) []int {
 	return index
 }
 
-func finiteAll(x []float32) bool {
-	return !slices.ContainsFunc(x, func(v float32) bool { return !finite(v) })
+// paddedRows marks the rows of padding of a stage. RoPE's tables, losses and
+// gradients of weights have no rows of tokens, and probes none of padding. Rows of a routed expert are the tokens that chose it.
+func (t *tracer) paddedRows(name string, a *model.Activation) pack.Padding {
+	if pack.IsStageGradient(name) {
+		name = strings.TrimSuffix(name, pack.Grad)
+	}
+	_, kind := pack.CutLayer(name)
+	kind, expert := pack.CutExpert(kind)
+	switch {
+	case t.in.AttentionMask == nil || pack.IsLossOrGradient(name) || pack.IsTable(name) || pack.IsProbe(name):
+		return nil
+	case expert >= 0:
+		return t.paddedOfExpert(expert)
+	case kind == pack.AttnWeights: // [batch, heads, queries, keys]
+		heads, queries := a.Shape[1], a.Shape[2]
+		tokens, rows := pack.PaddedTokens(t.in, a.Shape[0]*queries), make(pack.Padding, a.Rows())
+		for i := range rows {
+			rows[i] = tokens[i/(heads*queries)*queries+i%queries]
+		}
+		return rows
+	}
+	return pack.PaddedTokens(t.in, a.Rows())
 }
+
+// paddedOfExpert marks padding among the tokens that chose an expert of the last gate.
+func (t *tracer) paddedOfExpert(expert int) (rows pack.Padding) {
+	k := t.m.Config.NumExpertsPerTok
+	tokens := pack.PaddedTokens(t.in, len(t.chosen)/k)
+	for slot, e := range t.chosen {
+		if e == expert {
+			rows = append(rows, tokens.Has(slot/k))
+		}
+	}
+	return rows
+}
+
+// goldenRows returns the golden tensor of a stage that has a's shape, and the rows of it that
+// are compared.
+func (t *tracer) goldenRows(name string, a *model.Activation) ([]float32, *bounds.Rows, error) {
+	want, err := t.pack.Float32s(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	padded := t.paddedRows(name, a)
+	want = pack.ClearPadding(want, a.Width(), padded)
+	return want, bounds.SelectRows(want, a.Width(), padded), nil
+}
+
+// allPadding is why a stage is not checked.
+const allPadding = "all its rows are padding"

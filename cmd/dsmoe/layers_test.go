@@ -40,7 +40,7 @@ func TestLayers(t *testing.T) {
 
 		"verify":            {"verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"verify/pack":       {"model", "model/weights", "model/table", "config", "model/tensor"},
-		"verify/bounds":     {},
+		"verify/bounds":     {"model", "config", "model/tensor"},
 		"verify/report":     {"verify/pack", "verify/bounds", "config", "text/page"},
 		"verify/verifytest": {}, // for tests and scripts
 		"verify/diff":       {"model/weights", "config", "model/tensor"},

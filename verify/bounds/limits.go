@@ -19,18 +19,18 @@ type Neuron struct {
 	// Share is how much of the token's residual, of what exceeds rounding, lies on the neuron;
 	// 0 if another neuron of the MLP would explain half of that.
 	Share float64 `json:"share"`
-	// Explained is N²/E, the sum of squares of the token's residual, in standard deviations, that
+	// explained is N²/E, the sum of squares of the token's residual, in standard deviations, that
 	// lies on the neuron; 0 if it is not known.
-	Explained float64 `json:"-"`
+	explained float64
 }
 
-// Clearer says whether n is a better answer than m: beyond the limit, sure of it, and explaining
+// clearer says whether n is a better answer than m: beyond the limit, sure of it, and explaining
 // more.
-func (n *Neuron) Clearer(m *Neuron) bool {
+func (n *Neuron) clearer(m *Neuron) bool {
 	if over := n.Z > NeuronLimit; over != (m.Z > NeuronLimit) {
 		return over
 	}
-	return cmp.Or(cmp.Compare(n.Share, m.Share), cmp.Compare(n.Explained, m.Explained), cmp.Compare(n.Z, m.Z)) > 0
+	return cmp.Or(cmp.Compare(n.Share, m.Share), cmp.Compare(n.explained, m.explained), cmp.Compare(n.Z, m.Z)) > 0
 }
 
 // Certain is the share of a residual from which on it is the neuron's.

@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"math"
@@ -11,18 +11,18 @@ import (
 // values; the sum over the heads of a group is one of as many terms (repeat_kv).
 
 // groupOf returns which matrix of shared belongs to matrix i of x.
-func groupOf(i int, x, shared *value) int { return i / (x.Shape[1] / shared.Shape[1]) }
+func groupOf(i int, x, shared *Value) int { return i / (x.Shape[1] / shared.Shape[1]) }
 
 // RoPE rotates the gradient back: two products and a sum, all exact.
-func (g *gradients) RoPE(x, cosines, sines *value, r *model.Rotary) *value {
-	y := g.analysis.RoPE(x, cosines, sines, r)
-	return g.record(y, func(dy *value, by weightSet) error {
-		dx, width, seq := g.of(x), x.Width(), x.Shape[2]
+func (g *Gradients) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
+	y := g.Analysis.RoPE(x, cosines, sines, r)
+	return g.record(y, func(dy *Value, by WeightSet) error {
+		dx, width, seq := g.Adjoint(x), x.Width(), x.Shape[2]
 		dx.joins(by)
 		g.plain.Each(x.Rows(), 16*width, func(t int) {
 			first, table := (t+1)*width-2*r.Half, t%seq*r.Half
 			for i := t * width; i < first; i++ {
-				dx.add(i, float64(dy.Values[i]), dy.v(i))
+				dx.add(i, float64(dy.Values[i]), dy.Variance(i))
 			}
 			for i := range r.Half {
 				ia, ib := r.Pair(i)
@@ -48,13 +48,13 @@ func (d *adjoint) turn(i int, a, cos, b, sin uncertain) {
 //
 //	∂s  = ∂y/scale, or ∂y·scale, exact
 //	∂q += ∂s·k,  ∂k += ∂sᵀ·q:  products of as many terms as there are positions
-func (g *gradients) Scores(q, k *value, first, n int, s *model.Scoring) *value {
-	y := g.analysis.Scores(q, k, first, n, s)
-	return g.record(y, func(dy *value, by weightSet) error {
-		dq, dk, seq, dim := g.of(q), g.of(k), k.Shape[2], q.Width()
+func (g *Gradients) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
+	y := g.Analysis.Scores(q, k, first, n, s)
+	return g.record(y, func(dy *Value, by WeightSet) error {
+		dq, dk, seq, dim := g.Adjoint(q), g.Adjoint(k), k.Shape[2], q.Width()
 		dq.joins(by)
 		dk.joins(by)
-		rows := g.of(y).rows
+		rows := g.Adjoint(y).rows
 		dy = g.scaled(dy, s)
 		for i := range q.Shape[0] * q.Shape[1] {
 			ds, group := dy.matrixAt(i), groupOf(i, q, k)
@@ -73,7 +73,7 @@ func (g *gradients) Scores(q, k *value, first, n int, s *model.Scoring) *value {
 // a softmax, of which e tells. With the mean k̄ = Σ p·k of the keys:
 //
 //	v = Σ carried·(k - k̄)² + sum·k̄² + common·(∂s·k)² + (Σ tilt·k)² + Σ rest·k²
-func (g *gradients) intoQueries(ds, keys matrix, e *softmaxErrors, i int, s *model.Scoring) productOf {
+func (g *Gradients) intoQueries(ds, keys matrix, e *softmaxErrors, i int, s *model.Scoring) productOf {
 	if e == nil {
 		return g.product(ds, keys, ds.cols)
 	}
@@ -83,7 +83,7 @@ func (g *gradients) intoQueries(ds, keys matrix, e *softmaxErrors, i int, s *mod
 	}
 	own, from := make([]float32, n*seq), i*n*seq
 	for c := range own {
-		own[c] = float32(math.Sqrt(sq(by)*e.rest[from+c] + sq(float64(ds.y[c]))/3))
+		own[c] = float32(math.Sqrt(Sq(by)*e.rest[from+c] + Sq(float64(ds.y[c]))/3))
 	}
 	into := g.product(matrix{n, seq, ds.y, own}, keys, seq)
 	g.plain.Each(n, 8*n*seq*keys.rows, func(t int) {
@@ -96,17 +96,17 @@ func (g *gradients) intoQueries(ds, keys matrix, e *softmaxErrors, i int, s *mod
 				tilted += e.tilt[row+j] * float64(k)
 			}
 			for j, k := range column {
-				v += e.carried[row+j] * sq(float64(k)-mean)
+				v += e.carried[row+j] * Sq(float64(k)-mean)
 			}
 			at := t*keys.rows + c
-			into.v[at] += sq(by)*(v+e.sum[i*n+t]*sq(mean)+sq(tilted)) + e.common[i*n+t]*sq(into.y[at])
+			into.v[at] += Sq(by)*(v+e.sum[i*n+t]*Sq(mean)+Sq(tilted)) + e.common[i*n+t]*Sq(into.y[at])
 		}
 	})
 	return into
 }
 
 // scaled is the gradient of scores before their scale.
-func (g *gradients) scaled(dy *value, s *model.Scoring) *value {
+func (g *Gradients) scaled(dy *Value, s *model.Scoring) *Value {
 	ds := g.result(tensor.F32, dy.Shape...)
 	for i, d := range dy.Values {
 		by := float64(s.By)
@@ -116,7 +116,7 @@ func (g *gradients) scaled(dy *value, s *model.Scoring) *value {
 		} else {
 			d *= s.By
 		}
-		ds.set(i, float64(d), exactly(float64(d), dy.v(i)*sq(by)))
+		ds.Set(i, float64(d), exactly(float64(d), dy.Variance(i)*Sq(by)))
 	}
 	if dy.sigma == nil {
 		ds.sigma = nil
@@ -127,10 +127,10 @@ func (g *gradients) scaled(dy *value, s *model.Scoring) *value {
 // Context implements model.Arithmetic, of each head, P being its probabilities:
 //
 //	∂v += Pᵀ·∂y, a product of as many terms as there are positions;  ∂P += ∂y·vᵀ
-func (g *gradients) Context(probs, vT *value) *value {
-	y := g.analysis.Context(probs, vT)
-	return g.record(y, func(dy *value, by weightSet) error {
-		dp, dv := g.of(probs), g.of(vT)
+func (g *Gradients) Context(probs, vT *Value) *Value {
+	y := g.Analysis.Context(probs, vT)
+	return g.record(y, func(dy *Value, by WeightSet) error {
+		dp, dv := g.Adjoint(probs), g.Adjoint(vT)
 		dp.joins(by)
 		dv.joins(by)
 		p := probs.whole()
@@ -147,11 +147,11 @@ func (g *gradients) Context(probs, vT *value) *value {
 }
 
 // whole is x with what its rows share spread over their elements, x being left as it is.
-func (x *value) whole() *value {
+func (x *Value) whole() *Value {
 	if x.shared == nil {
 		return x
 	}
-	y := &value{Activation: x.Activation, sigma: copied(x.sigma), shared: x.shared}
-	y.spread()
+	y := &Value{Activation: x.Activation, sigma: copied(x.sigma), shared: x.shared}
+	y.DistributeShared()
 	return y
 }

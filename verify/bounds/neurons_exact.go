@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"math"
@@ -30,7 +30,7 @@ func (f *filter) noises(tokens []int) []noise {
 		n := noise{inverse: make([]float32, width), scaled: make([]float32, width), rest: make([]float64, width)}
 		n.least, _ = f.residual(n.scaled, n.inverse, t)
 		for c := range n.rest {
-			n.rest[c] = float64(f.x.v(t*width+c)*(unit*unit)) / n.least
+			n.rest[c] = float64(f.x.Variance(t*width+c)*(Unit*Unit)) / n.least
 		}
 		all[i] = n
 	}
@@ -47,7 +47,7 @@ func (f *filter) noises(tokens []int) []noise {
 	})
 	for i, t := range tokens {
 		for c, s2 := range f.variances(t) {
-			golden := s2 - float64(f.x.v(t*width+c)*(unit*unit))
+			golden := s2 - float64(f.x.Variance(t*width+c)*(Unit*Unit))
 			all[i].rest[c] = max(0, all[i].rest[c]) + golden/all[i].least
 		}
 	}
@@ -63,17 +63,17 @@ type position struct {
 // variances sets dst to the variances of the row's neurons times their squared weight, in
 // units of least.
 func (t term) variances(dst []float32, least float64) {
-	scale := sq(unit*t.weight()) / least
+	scale := Sq(Unit*t.weight()) / least
 	for k, s := range t.deviations() {
-		dst[k] = float32(scale * sq(float64(s)))
+		dst[k] = float32(scale * Sq(float64(s)))
 	}
 }
 
 // each calls visit for each product that some of the tokens are a sum of, with its rows. Memory
 // of the arithmetic of errors is taken back after visit.
 func (f *filter) each(tokens []int, visit func(p *product, rows []position)) {
-	for i := range f.x.products {
-		p, rows := &f.x.products[i], []position(nil)
+	for i := range f.x.Products {
+		p, rows := &f.x.Products[i], []position(nil)
 		for at, t := range tokens {
 			for _, term := range f.terms[t] {
 				if term.product == p {
@@ -117,13 +117,13 @@ func (f *filter) exactly(suspects []suspect) {
 		f.errors.EachColumns(some, &p.down.Weight, func(from int, m *model.Activation) {
 			for i, r := range rows {
 				for k, mik := range m.Row(i) {
-					variances[r.at] += float64(sq(float64(mik)) * float64(own.Row(i)[from+k]))
+					variances[r.at] += float64(Sq(float64(mik)) * float64(own.Row(i)[from+k]))
 				}
 			}
 		})
 	})
 	for i, s := range suspects {
-		s.Z = ratio(math.Abs(sums[i]), math.Sqrt(variances[i])) / f.factor
+		s.Z = Ratio(math.Abs(sums[i]), math.Sqrt(variances[i])) / f.factor
 		f.examined(s.Neuron)
 	}
 }
@@ -136,7 +136,7 @@ func (n *noise) project(dst, column []float32, weight float64) (sum, variance fl
 		sum += float64(d * float64(n.scaled[o]))
 		a := d * float64(n.inverse[o])
 		dst[o] = float32(a)
-		variance += float64(sq(a) * n.rest[o])
+		variance += float64(Sq(a) * n.rest[o])
 	}
 	return sum, variance
 }

@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"encoding/binary"
@@ -13,7 +13,6 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
-	"dsmoe/verify/bounds"
 )
 
 // orthogonal returns n orthonormal rows of k numbers, n ≤ k.
@@ -53,7 +52,7 @@ func coloured(r *rand.Rand, name string, directions [][]float64, in int, decay f
 	values, sum := make([]float64, out*in), 0.0
 	for k := range n {
 		s := math.Pow(float64(k+1), -decay)
-		sum += sq(s)
+		sum += Sq(s)
 		for o := range out {
 			for i := range in {
 				values[o*in+i] += s * directions[k][o] * inputs[k][i]
@@ -139,35 +138,35 @@ func (m *moe) reference() []float32 {
 }
 
 // analysed computes the layer with variances, of its weights rounded to BF16 or as they are.
-func (m *moe) analysed(rounded bool) (*analysis, *value) {
-	names, copied := roundings{}, *m
+func (m *moe) analysed(rounded bool) (*Analysis, *Value) {
+	names, copied := Roundings{}, *m
 	if rounded {
 		copied.experts = slices.Clone(m.experts)
 		for e := range copied.experts {
 			for i, w := range copied.experts[e] {
 				copied.experts[e][i] = inBF16(w)
-				names[w.Name] = all("cast BF16")
+				names[w.Name] = AllRounded("cast BF16")
 			}
 		}
 	}
-	a := newAnalysis(model.Options{DType: tensor.F32}, names)
-	return a, compute(&copied, a, exact)
+	a := NewAnalysis(model.Options{DType: tensor.F32}, names)
+	return a, compute(&copied, a, Exact)
 }
 
 // filterOf returns a filter of x's neurons that has examined nothing.
-func filterOf(a *analysis, x *value, want []float32) *filter {
-	f := &filter{analysis: a, x: x, want: want, selected: allRows(want, x), factor: 1, named: &bounds.Neuron{Expert: -1},
+func filterOf(a *Analysis, x *Value, want []float32) *filter {
+	f := &filter{Analysis: a, x: x, want: want, selected: allRows(want, x), factor: 1, named: &Neuron{Expert: -1},
 		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows())}
-	for i := range x.products {
-		f.add(&x.products[i])
+	for i := range x.Products {
+		f.add(&x.Products[i])
 	}
 	return f
 }
 
 // screenedZ returns the largest z of the screen.
 func (f *filter) screenedZ() float64 {
-	for i := range f.x.products {
-		f.screen(&f.x.products[i])
+	for i := range f.x.Products {
+		f.screen(&f.x.Products[i])
 	}
 	z := f.z
 	for _, s := range f.sorted() {
@@ -184,7 +183,7 @@ func (f *filter) explicitZ(t term, index int) float64 {
 		return func(o, k int) float64 { return t.weight() * float64(d[o*t.down.Weight.Shape[1]+k]) }
 	}
 	s2, own, di := f.variances(token), make([]float64, width), columns(t)
-	v := func(t term, k int) float64 { return sq(unit * float64(t.deviations()[k])) }
+	v := func(t term, k int) float64 { return Sq(Unit * float64(t.deviations()[k])) }
 	variance, sum := 0.0, 0.0
 	for _, other := range f.terms[token] {
 		d := columns(other)
@@ -192,16 +191,16 @@ func (f *filter) explicitZ(t term, index int) float64 {
 			m := 0.0
 			for o := range width {
 				m += di(o, index) * d(o, k) / s2[o]
-				own[o] += sq(d(o, k)) * v(other, k)
+				own[o] += Sq(d(o, k)) * v(other, k)
 			}
-			variance += sq(m) * v(other, k)
+			variance += Sq(m) * v(other, k)
 		}
 	}
 	for o := range width {
 		i := token*width + o
 		sum += di(o, index) * (float64(f.want[i]) - float64(f.x.Values[i])) / s2[o]
-		golden := s2[o] - f.x.v(i)*unit*unit
-		variance += sq(di(o, index)/s2[o]) * (max(0, s2[o]-golden-own[o]) + golden)
+		golden := s2[o] - f.x.Variance(i)*Unit*Unit
+		variance += Sq(di(o, index)/s2[o]) * (max(0, s2[o]-golden-own[o]) + golden)
 	}
 	return math.Abs(sum) / math.Sqrt(variance)
 }
@@ -220,9 +219,9 @@ func TestRightNeuronsOfDecayingWeights(t *testing.T) {
 			a, x := m.analysed(test.rounded)
 			defer a.Close()
 			want := m.reference()
-			require.Less(t, measure(x, want, allRows(want, x), 1).largest, 8.0)
+			require.Less(t, Measure(x, want, allRows(want, x), 1).Largest, 8.0)
 			screen := filterOf(a, x, want).screenedZ()
-			_, z := a.neurons(x, want, allRows(want, x), 1)
+			_, z := a.Neurons(x, want, allRows(want, x), 1)
 			t.Logf("screen %.1f, z %.1f", screen, z)
 			require.GreaterOrEqual(t, screen, test.screen)
 			require.LessOrEqual(t, z, 4.7)
@@ -266,7 +265,7 @@ func TestNeuronsJustBeyondTheLimit(t *testing.T) {
 			defer a.Close()
 			right := slices.Clone(x.Values)
 			f := filterOf(a, x, right)
-			wrong := suspect{bounds.Neuron{Index: 41, Token: 7}, f.terms[7][1]}
+			wrong := suspect{Neuron{Index: 41, Token: 7}, f.terms[7][1]}
 			wrong.Expert = wrong.product.expert
 			column := a.errors.Column(&wrong.down.Weight, wrong.Index)
 			golden := func(size float64) []float32 {
@@ -279,11 +278,11 @@ func TestNeuronsJustBeyondTheLimit(t *testing.T) {
 			f.want = golden(0.01)
 			perSize := f.explicitZ(wrong.term, wrong.Index) / 0.01
 			for _, z := range []float64{5.95, 6.05} {
-				named, largest := a.neurons(x, golden(z/perSize), allRows(x.Values, x), 1)
+				named, largest := a.Neurons(x, golden(z/perSize), allRows(x.Values, x), 1)
 				require.InDelta(t, z, largest, 0.04)
 				require.Equal(t, [3]int{wrong.Expert, 41, 7}, [3]int{named.Expert, named.Index, named.Token})
-				require.Equal(t, z > 6, largest > bounds.NeuronLimit)
-				require.GreaterOrEqual(t, named.Share, bounds.Certain)
+				require.Equal(t, z > 6, largest > NeuronLimit)
+				require.GreaterOrEqual(t, named.Share, Certain)
 			}
 		}
 	}
@@ -299,7 +298,7 @@ func TestWrongNeuronsAmongErrors(t *testing.T) {
 			defer a.Close()
 			want := m.reference()
 			f := filterOf(a, x, slices.Clone(x.Values))
-			wrong := suspect{bounds.Neuron{Index: 5, Token: 20}, f.terms[20][2]}
+			wrong := suspect{Neuron{Index: 5, Token: 20}, f.terms[20][2]}
 			column := a.errors.Column(&wrong.down.Weight, wrong.Index)
 			for o, d := range column {
 				f.want[20*moeHidden+o] += 0.01 * d
@@ -308,7 +307,7 @@ func TestWrongNeuronsAmongErrors(t *testing.T) {
 			for o, d := range column {
 				want[20*moeHidden+o] += float32(size * float64(d))
 			}
-			named, z := a.neurons(x, want, allRows(want, x), 1)
+			named, z := a.Neurons(x, want, allRows(want, x), 1)
 			t.Logf("decay %g, rounded %v: z %.1f, share %.2f", decay, rounded, z, named.Share)
 			require.InDelta(t, 12, z, 4.5)
 			require.Equal(t, [3]int{wrong.product.expert, 5, 20}, [3]int{named.Expert, named.Index, named.Token})
@@ -334,7 +333,7 @@ func TestNeuronsJustBeyondTheScreen(t *testing.T) {
 	for _, z := range []float64{3.95, 4.05} {
 		f := filterOf(a, x, golden(z/screen))
 		exact = f.explicitZ(wrong, 41)
-		_, largest := a.neurons(x, f.want, allRows(f.want, x), 1)
+		_, largest := a.Neurons(x, f.want, allRows(f.want, x), 1)
 		if z < 4 {
 			require.InDelta(t, z, largest, 0.02)
 		} else {

@@ -1,4 +1,4 @@
-package verify_test
+package bounds_test
 
 import (
 	"math"
@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model/tensor"
-	"dsmoe/verify"
+	"dsmoe/verify/bounds"
 )
 
 // TestCompare pins the metrics by hand-made cases.
@@ -16,11 +16,11 @@ func TestCompare(t *testing.T) {
 	t.Parallel()
 	want := []float32{1, -1, 1, -1, 0.01, 0, 0, 0}
 	got := slices.Clone(want)
-	m := verify.Compare(got, want, 4, tensor.F32)
-	require.Equal(t, verify.Metrics{BitEqual: 1, OneULP: 1, Finite: true}, m)
+	m := bounds.Compare(got, want, 4, tensor.F32)
+	require.Equal(t, bounds.Metrics{BitEqual: 1, OneULP: 1, Finite: true}, m)
 
 	got[2] += 0x1p-23
-	m = verify.Compare(got, want, 4, tensor.F32)
+	m = bounds.Compare(got, want, 4, tensor.F32)
 	rms := math.Sqrt((4 + 0.0001) / 8)
 	require.InEpsilon(t, 0x1p-23/rms, m.MaxRMS, 1e-6)
 	require.InEpsilon(t, 0x1p-23/math.Sqrt(8)/rms, m.RelRMS, 1e-6)
@@ -30,14 +30,14 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, 1.0, m.OneULP)
 
 	got[6] = float32(math.NaN())
-	require.Equal(t, verify.Metrics{Worst: 6}, verify.Compare(got, want, 4, tensor.F32))
+	require.Equal(t, bounds.Metrics{Worst: 6}, bounds.Compare(got, want, 4, tensor.F32))
 
 	zero := make([]float32, 4)
-	m = verify.Compare([]float32{0, 0, 1e-30, 0}, zero, 4, tensor.F32)
+	m = bounds.Compare([]float32{0, 0, 1e-30, 0}, zero, 4, tensor.F32)
 	require.True(t, math.IsInf(m.RelRMS, 1), "a golden of zeros demands zeros")
-	require.Zero(t, verify.Compare(zero, zero, 4, tensor.F32).RelRMS)
+	require.Zero(t, bounds.Compare(zero, zero, 4, tensor.F32).RelRMS)
 
-	m = verify.Compare([]float32{1, 1.0078125, 1.015625, 2}, []float32{1, 1, 1, 2}, 4, tensor.BF16)
+	m = bounds.Compare([]float32{1, 1.0078125, 1.015625, 2}, []float32{1, 1, 1, 2}, 4, tensor.BF16)
 	require.Equal(t, 0.5, m.BitEqual)
 	require.Equal(t, 0.75, m.OneULP)
 }

@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"math/rand/v2"
@@ -19,33 +19,33 @@ func TestErrorsAreCarriedBack(t *testing.T) {
 	linear := &model.Linear{Weight: weight(r, 24, 32)}
 	scale := weight(r, 32)
 	rotary := &model.Rotary{Angles: numbers(r, 32), Cos: make([]float32, 32), Sin: make([]float32, 32), Factor: 1, Half: 4, DType: tensor.F32, Buffer: tensor.F32}
-	part := func(e int, x *value, slots ...int) model.Part[*value] {
-		return model.Part[*value]{Expert: e, Slots: slots, Out: x}
+	part := func(e int, x *Value, slots ...int) model.Part[*Value] {
+		return model.Part[*Value]{Expert: e, Slots: slots, Out: x}
 	}
 	for name, test := range map[string]struct {
 		shapes      [][]int
-		f           func(g *gradients, x []*value) *value
+		f           func(g *Gradients, x []*Value) *Value
 		least, most float64 // predicted over observed, RMS
 	}{
-		"Linear":    {[][]int{{8, 32}}, func(g *gradients, x []*value) *value { return g.Linear(x[0], linear) }, 0.9, 1.1},
-		"RMSNorm":   {[][]int{{8, 32}}, func(g *gradients, x []*value) *value { return g.RMSNorm(x[0], &scale, 1e-6) }, 0.9, 1.15},
-		"Add":       {[][]int{{8, 32}, {8, 32}}, func(g *gradients, x []*value) *value { return g.Add(x[0], x[1]) }, 0.9, 1.1},
-		"SwiGLU":    {[][]int{{8, 32}, {8, 32}}, func(g *gradients, x []*value) *value { return g.SwiGLU(x[0], x[1]) }, 0.9, 1.1},
-		"Softmax":   {[][]int{{8, 32}}, func(g *gradients, x []*value) *value { return g.Softmax(x[0]) }, 0.9, 1.2},
-		"Scale":     {[][]int{{8, 32}}, func(g *gradients, x []*value) *value { return g.Scale(x[0], 2.5) }, 0.9, 1.1},
-		"Normalise": {[][]int{{8, 6}}, func(g *gradients, x []*value) *value { return g.Normalise(g.Softmax(x[0])) }, 0.7, 1.6},
-		"RoPE": {[][]int{{2, 2, 8, 8}}, func(g *gradients, x []*value) *value {
+		"Linear":    {[][]int{{8, 32}}, func(g *Gradients, x []*Value) *Value { return g.Linear(x[0], linear) }, 0.9, 1.1},
+		"RMSNorm":   {[][]int{{8, 32}}, func(g *Gradients, x []*Value) *Value { return g.RMSNorm(x[0], &scale, 1e-6) }, 0.9, 1.15},
+		"Add":       {[][]int{{8, 32}, {8, 32}}, func(g *Gradients, x []*Value) *Value { return g.Add(x[0], x[1]) }, 0.9, 1.1},
+		"SwiGLU":    {[][]int{{8, 32}, {8, 32}}, func(g *Gradients, x []*Value) *Value { return g.SwiGLU(x[0], x[1]) }, 0.9, 1.1},
+		"Softmax":   {[][]int{{8, 32}}, func(g *Gradients, x []*Value) *Value { return g.Softmax(x[0]) }, 0.9, 1.2},
+		"Scale":     {[][]int{{8, 32}}, func(g *Gradients, x []*Value) *Value { return g.Scale(x[0], 2.5) }, 0.9, 1.1},
+		"Normalise": {[][]int{{8, 6}}, func(g *Gradients, x []*Value) *Value { return g.Normalise(g.Softmax(x[0])) }, 0.7, 1.6},
+		"RoPE": {[][]int{{2, 2, 8, 8}}, func(g *Gradients, x []*Value) *Value {
 			cos, sin := g.Tables(rotary)
 			return g.RoPE(x[0], cos, sin, rotary)
 		}, 0.9, 1.1},
-		"Scores": {[][]int{{1, 4, 8, 16}, {1, 2, 8, 16}}, func(g *gradients, x []*value) *value {
+		"Scores": {[][]int{{1, 4, 8, 16}, {1, 2, 8, 16}}, func(g *Gradients, x []*Value) *Value {
 			return g.Scores(x[0], x[1], 0, 8, &model.Scoring{By: 5.5, Divides: true})
 		}, 0.9, 1.1},
-		"Attention": {[][]int{{1, 4, 8, 16}, {1, 2, 8, 16}, {1, 2, 16, 8}}, func(g *gradients, x []*value) *value {
+		"Attention": {[][]int{{1, 4, 8, 16}, {1, 2, 8, 16}, {1, 2, 16, 8}}, func(g *Gradients, x []*Value) *Value {
 			return g.Context(g.Softmax(g.Scores(x[0], x[1], 0, 8, &model.Scoring{By: 5.5, Divides: true})), x[2])
 		}, 0.8, 1.5},
-		"Combine": {[][]int{{4, 2}, {4, 16}, {4, 16}}, func(g *gradients, x []*value) *value {
-			return g.Combine(x[0], []model.Part[*value]{part(1, x[1], 0, 3, 4, 7), part(2, x[2], 1, 2, 5, 6)}, config.ByChoice)
+		"Combine": {[][]int{{4, 2}, {4, 16}, {4, 16}}, func(g *Gradients, x []*Value) *Value {
+			return g.Combine(x[0], []model.Part[*Value]{part(1, x[1], 0, 3, 4, 7), part(2, x[2], 1, 2, 5, 6)}, config.ByChoice)
 		}, 0.9, 1.1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -55,19 +55,19 @@ func TestErrorsAreCarriedBack(t *testing.T) {
 				bases = append(bases, numbers(r, size(shape)))
 			}
 			var result []float32
-			backward := func(moved, sigma float64) (dx []*value) {
-				a := newAnalysis(model.Options{DType: tensor.F32}, nil)
-				g := newGradients(a, &model.DeepseekForCausalLM{})
-				g.wants = func(string) bool { return false }
-				of := func(base []float32, shape []int) *value {
+			backward := func(moved, sigma float64) (dx []*Value) {
+				a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+				g := NewGradients(a, &model.DeepseekForCausalLM{})
+				g.Wants = func(string) bool { return false }
+				of := func(base []float32, shape []int) *Value {
 					x := a.result(tensor.F32, shape...)
 					x.unrounded = false
 					for k, v := range base {
-						x.set(k, float64(v)*(1+moved*r.NormFloat64()), sq(sigma*float64(v)/unit))
+						x.Set(k, float64(v)*(1+moved*r.NormFloat64()), Sq(sigma*float64(v)/Unit))
 					}
 					return x
 				}
-				var x []*value
+				var x []*Value
 				for i, base := range bases {
 					x = append(x, of(base, test.shapes[i]))
 				}
@@ -76,16 +76,16 @@ func TestErrorsAreCarriedBack(t *testing.T) {
 					result = numbers(r, len(y.Values))
 				}
 				dy := of(result, y.Shape)
-				d := g.of(y)
+				d := g.Adjoint(y)
 				for i, v := range dy.Values {
-					d.sums[i] = sum{y: float64(v), v: dy.v(i), n: 1}
+					d.sums[i] = sum{y: float64(v), v: dy.Variance(i), n: 1}
 				}
-				steps := g.steps
+				steps := g.Steps
 				for i := range steps {
 					require.NoError(t, steps[len(steps)-1-i]())
 				}
 				for _, x := range x {
-					dx = append(dx, g.total(x))
+					dx = append(dx, g.Total(x))
 				}
 				return dx
 			}
@@ -95,18 +95,18 @@ func TestErrorsAreCarriedBack(t *testing.T) {
 			for range samples {
 				for k, dx := range backward(spread, 0) {
 					for i, v := range dx.Values {
-						observed[k] += sq(float64(v)-float64(base[k].Values[i])) / samples
+						observed[k] += Sq(float64(v)-float64(base[k].Values[i])) / samples
 					}
 				}
 			}
 			for k, dx := range base {
 				predicted := 0.0
 				for i := range dx.Values {
-					predicted += dx.v(i) * sq(unit)
+					predicted += dx.Variance(i) * Sq(Unit)
 				}
 				ratio := predicted / observed[k]
-				require.Greater(t, ratio, sq(test.least), "operand %d", k)
-				require.Less(t, ratio, sq(test.most), "operand %d", k)
+				require.Greater(t, ratio, Sq(test.least), "operand %d", k)
+				require.Less(t, ratio, Sq(test.most), "operand %d", k)
 			}
 		})
 	}
@@ -123,7 +123,7 @@ func size(shape []int) int {
 
 // TestEqualTermsDrift: the rounding errors of equal terms that are added up one after the other are the same.
 func TestEqualTermsDrift(t *testing.T) {
-	g := &gradients{analysis: newAnalysis(model.Options{DType: tensor.F32}, nil)}
+	g := &Gradients{Analysis: NewAnalysis(model.Options{DType: tensor.F32}, nil)}
 	defer g.Close()
 	const k = 400
 	for name, first := range map[string]float32{"repeated": 0.1, "lost in a large one": 1e6} {
@@ -143,8 +143,8 @@ func TestEqualTermsDrift(t *testing.T) {
 		}
 		y, v := sumOf(matrix{1, k, x, nil}, one, g.sums(k))
 		require.InEpsilon(t, exact, y, 1e-12)
-		z := sq(float64(total)-exact) / (v * sq(unit))
-		require.Less(t, z, sq(4), name)
-		require.Greater(t, z, sq(0.1), name)
+		z := Sq(float64(total)-exact) / (v * Sq(Unit))
+		require.Less(t, z, Sq(4), name)
+		require.Greater(t, z, Sq(0.1), name)
 	}
 }

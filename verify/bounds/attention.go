@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"math"
@@ -12,12 +12,12 @@ import (
 type uncertain struct{ y, v float64 }
 
 // at is element i.
-func (x *value) at(i int) uncertain { return uncertain{float64(x.Values[i]), x.v(i)} }
+func (x *Value) at(i int) uncertain { return uncertain{float64(x.Values[i]), x.Variance(i)} }
 
 // Tables implements model.Arithmetic. They may be off by one float32 unit each, v = cos²,
 // sin²; where inv_freq is float32 by half a unit of the angle beside it, v += sin²·(angle/2)²
 // of the cosine, and of the sine likewise; where a table is cast, that is a rounding point.
-func (a *analysis) Tables(r *model.Rotary) (cos, sin *value) {
+func (a *Analysis) Tables(r *model.Rotary) (cos, sin *Value) {
 	shape := []int{len(r.Angles) / r.Half, r.Half}
 	cos, sin = a.result(r.DType, shape...), a.result(r.DType, shape...)
 	for i, angle := range r.Angles {
@@ -25,19 +25,19 @@ func (a *analysis) Tables(r *model.Rotary) (cos, sin *value) {
 		s, c = float64(float32(s)*r.Factor), float64(float32(c)*r.Factor)
 		turned := 0.0
 		if r.Buffer == tensor.F32 {
-			turned = sq(float64(angle)) / 4
+			turned = Sq(float64(angle)) / 4
 		}
-		cos.set(i, c, sq(c)+float64(sq(s)*turned))
-		sin.set(i, s, sq(s)+float64(sq(c)*turned))
+		cos.Set(i, c, Sq(c)+float64(Sq(s)*turned))
+		sin.Set(i, s, Sq(s)+float64(Sq(c)*turned))
 	}
 	return cos, sin
 }
 
 // RoPE implements model.Arithmetic: four products and two sums, all exact.
-func (a *analysis) RoPE(x, cosines, sines *value, r *model.Rotary) *value {
+func (a *Analysis) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 	x, cosines, sines = a.use(x), a.use(cosines), a.use(sines)
 	y := a.result(x.DType, x.Shape...)
-	y.unrounded, y.together = false, x.sigma != nil
+	y.unrounded, y.Together = false, x.sigma != nil
 	inner := x.DType
 	if r.Whole {
 		inner = tensor.F32
@@ -45,7 +45,7 @@ func (a *analysis) RoPE(x, cosines, sines *value, r *model.Rotary) *value {
 	width, seq := x.Width(), x.Shape[2]
 	a.plain.Each(x.Rows(), 16*width, func(t int) {
 		for i := t * width; i < (t+1)*width-2*r.Half; i++ {
-			y.Values[i], y.sigma.Values[i] = x.Values[i], float32(math.Sqrt(x.v(i)))
+			y.Values[i], y.sigma.Values[i] = x.Values[i], float32(math.Sqrt(x.Variance(i)))
 		}
 		first, table := (t+1)*width-2*r.Half, t%seq*r.Half
 		for i := range r.Half {
@@ -60,23 +60,23 @@ func (a *analysis) RoPE(x, cosines, sines *value, r *model.Rotary) *value {
 }
 
 // rotate sets element i to a·cos + b·sin, with products of dtype inner.
-func (x *value) rotate(i int, inner tensor.DType, a, cos, b, sin uncertain) {
+func (x *Value) rotate(i int, inner tensor.DType, a, cos, b, sin uncertain) {
 	ac, va := times(a.y, a.v, cos.y, cos.v)
 	bs, vb := times(b.y, b.v, sin.y, sin.v)
 	ac, va = point(inner, ac, va)
 	bs, vb = point(inner, bs, vb)
 	sum := float64(float32(ac + bs))
 	sum, v := point(x.DType, sum, exactly(sum, va+vb))
-	x.set(i, sum, v)
+	x.Set(i, sum, v)
 }
 
 // Scores implements model.Arithmetic, of queries and keys of n dims:
 //
 //	s = q·k:  v = Σ v_q·k² + Σ q²·v_k + sums.variance, a rounding point
 //	scale, exact, a rounding point; masked ones are exact
-func (a *analysis) Scores(q, k *value, first, n int, s *model.Scoring) *value {
+func (a *Analysis) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 	q, k = a.use(q), a.use(k)
-	y := &value{Activation: a.plain.Scores(q.wide(), k.wide(), first, n, &model.Scoring{By: 1})}
+	y := &Value{Activation: a.plain.Scores(q.wide(), k.wide(), first, n, &model.Scoring{By: 1})}
 	y.DType = q.DType
 	sums := a.sums(q.Width())
 	y.sigma = a.scratch(func() *model.Activation {
@@ -98,7 +98,7 @@ func (a *analysis) Scores(q, k *value, first, n int, s *model.Scoring) *value {
 }
 
 // add returns a function that adds to the variances of y's elements, from at on, that of s.
-func (y *value) add(s sums) func(at int, partial, squares []float32) {
+func (y *Value) add(s sums) func(at int, partial, squares []float32) {
 	return func(at int, partial, squares []float32) {
 		for i, p := range partial {
 			y.sigma.Values[at+i] += float32(s.variance(float64(y.Values[at+i]), float64(p), float64(squares[i])))
@@ -108,20 +108,20 @@ func (y *value) add(s sums) func(at int, partial, squares []float32) {
 
 // score turns element i, a product of a query and a key beside its variance, into a score. If
 // attention is fused the roundings to the dtype, and those of the scale, may not happen.
-func (x *value) score(i int, s *model.Scoring, fused bool) {
+func (x *Value) score(i int, s *model.Scoring, fused bool) {
 	y, by, rounds := float64(x.Values[i]), float64(s.By), point
 	if fused {
 		rounds = mayRound
 	}
 	y, v := rounds(x.DType, y, roughly(y, float64(x.sigma.Values[i])))
 	if s.Divides {
-		y, v = y/by, v/sq(by)
+		y, v = y/by, v/Sq(by)
 	} else {
-		y, v = y*by, v*sq(by)
+		y, v = y*by, v*Sq(by)
 	}
 	y = float64(float32(y))
 	y, v = rounds(x.DType, y, exactly(y, v))
-	x.set(i, y, v)
+	x.Set(i, y, v)
 }
 
 // mayRound is y with variance v, both kept, where rounding to dtype d may happen or not, at
@@ -132,29 +132,29 @@ func mayRound(d tensor.DType, y, v float64) (float64, float64) {
 	if d == tensor.F32 {
 		return y, v
 	}
-	p := precisionOf(d)
-	ulp := max(math.Ldexp(math.Abs(y), 1-p.bits), p.ulp(0))
-	return y, v + sq(ulp/unit)/12
+	p := PrecisionOf(d)
+	ulp := max(math.Ldexp(math.Abs(y), 1-p.bits), p.Ulp(0))
+	return y, v + Sq(ulp/Unit)/12
 }
 
 // doubled is [v_x, x²] of each row of x.
-func (a *analysis) doubled(x *value) *model.Activation {
-	return a.halves(x, func(y, v float64) (float64, float64) { return v, sq(y) })
+func (a *Analysis) doubled(x *Value) *model.Activation {
+	return a.halves(x, func(y, v float64) (float64, float64) { return v, Sq(y) })
 }
 
 // halved is [x², v_x] of each row of x.
-func (a *analysis) halved(x *value) *model.Activation {
-	return a.halves(x, func(y, v float64) (float64, float64) { return sq(y), v })
+func (a *Analysis) halved(x *Value) *model.Activation {
+	return a.halves(x, func(y, v float64) (float64, float64) { return Sq(y), v })
 }
 
 // halves sets side by side the two numbers that f makes of each element of a row.
-func (a *analysis) halves(x *value, f func(y, v float64) (float64, float64)) *model.Activation {
+func (a *Analysis) halves(x *Value, f func(y, v float64) (float64, float64)) *model.Activation {
 	shape, width := append([]int{}, x.Shape...), x.Width()
 	shape[len(shape)-1] *= 2
 	both := a.errors.Make(tensor.F32, shape...)
 	a.plain.Each(x.Rows(), 4*len(x.Values), func(t int) {
 		for i, y := range x.Row(t) {
-			left, right := f(float64(y), x.v(t*width+i))
+			left, right := f(float64(y), x.Variance(t*width+i))
 			both.Row(t)[i], both.Row(t)[width+i] = float32(left), float32(right)
 		}
 	})
@@ -167,7 +167,7 @@ func (a *analysis) halves(x *value, f func(y, v float64) (float64, float64)) *mo
 //
 // where the inner sum is over keys whose values are alike, as those of equal tokens are: their errors
 // are the same, and so may be those that their scores have from queries and keys. In BF16 and F16 p is a rounding point first, or one that may not happen. The natural order of the sum is that of the keys.
-func (a *analysis) Context(probs, vT *value) *value {
+func (a *Analysis) Context(probs, vT *Value) *Value {
 	c, vT := probs.shared, a.use(vT)
 	if c == nil { // they are exact
 		c = make([]float64, probs.Rows())
@@ -178,18 +178,18 @@ func (a *analysis) Context(probs, vT *value) *value {
 	case a.fused:
 		probs.unrounded = false
 		for i, p := range probs.Values {
-			y, v := mayRound(probs.DType, float64(p), probs.v(i))
-			probs.set(i, y, v)
+			y, v := mayRound(probs.DType, float64(p), probs.Variance(i))
+			probs.Set(i, y, v)
 		}
 	default:
 		a.use(probs)
 	}
-	y := &value{Activation: a.plain.Context(probs.wide(), vT.wide()), unrounded: true}
+	y := &Value{Activation: a.plain.Context(probs.wide(), vT.wide()), unrounded: true}
 	y.DType = probs.DType
 	sums := a.sums(probs.Width())
 	y.sigma = a.scratch(func() *model.Activation {
 		squares := a.doubled(probs)
-		y.together = a.gatherAlike(squares, probs, vT)
+		y.Together = a.gatherAlike(squares, probs, vT)
 		return a.errors.Context(squares, a.halved(vT))
 	})
 	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.oneChain, y.add(sums))
@@ -197,7 +197,7 @@ func (a *analysis) Context(probs, vT *value) *value {
 	a.plain.Each(y.Rows(), len(y.Values), func(t int) {
 		for i := t * width; i < (t+1)*width; i++ {
 			ctx := float64(y.Values[i])
-			y.sigma.Values[i] = float32(math.Sqrt(roughly(ctx, float64(y.sigma.Values[i])+float64(sq(ctx)*c[t]))))
+			y.sigma.Values[i] = float32(math.Sqrt(roughly(ctx, float64(y.sigma.Values[i])+float64(Sq(ctx)*c[t]))))
 		}
 	})
 	return y.after(vT)
@@ -206,14 +206,14 @@ func (a *analysis) Context(probs, vT *value) *value {
 // gatherAlike sums the errors of keys whose values are alike. Rows of squares are [v_p, p²]: of these
 // keys the first takes the square of the sum of p, and that of √v_p where errors of queries or keys
 // are in the scores. It reports whether it found such keys; if all operands are exact it looks for none.
-func (a *analysis) gatherAlike(squares *model.Activation, probs, vT *value) bool {
-	if vT.sigma == nil && !probs.together {
+func (a *Analysis) gatherAlike(squares *model.Activation, probs, vT *Value) bool {
+	if vT.sigma == nil && !probs.Together {
 		return false
 	}
 	n, keys, alike := probs.Shape[2], probs.Width(), alikeKeys(vT)
 	a.plain.Each(probs.Rows(), len(probs.Values), func(t int) {
 		for _, group := range alike[groupOf(t/n, probs, vT)] {
-			if probs.together {
+			if probs.Together {
 				gather(squares.Row(t)[:keys], group)
 			}
 			gather(squares.Row(t)[keys:], group)
@@ -230,11 +230,11 @@ func gather(squares []float32, group []int) {
 		sum += math.Sqrt(float64(squares[i]))
 		squares[i] = 0
 	}
-	squares[group[0]] = float32(sq(sum))
+	squares[group[0]] = float32(Sq(sum))
 }
 
 // alikeKeys returns of each head of vT the groups of at least two keys whose values are alike.
-func alikeKeys(vT *value) [][][]int {
+func alikeKeys(vT *Value) [][][]int {
 	heads := make([][][]int, vT.Shape[0]*vT.Shape[1])
 	for i := range heads {
 		values := vT.matrixAt(i).transposed()

@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"math"
@@ -14,10 +14,10 @@ type matrix struct {
 }
 
 // matrixOf is x as a matrix of its rows.
-func matrixOf(x *value) matrix { return matrix{x.Rows(), x.Width(), x.Values, x.deviations()} }
+func matrixOf(x *Value) matrix { return matrix{x.Rows(), x.Width(), x.Values, x.deviations()} }
 
 // matrixAt is the i-th matrix of x's last two axes.
-func (x *value) matrixAt(i int) matrix {
+func (x *Value) matrixAt(i int) matrix {
 	rows, cols := x.Shape[len(x.Shape)-2], x.Width()
 	return matrix{rows * len(x.Values), cols, x.Values, x.deviations()}.part(i*rows, rows)
 }
@@ -60,9 +60,9 @@ func (p productOf) each(f func(i int, y, v float64)) {
 }
 
 // gradient is a product as a tensor.
-func (g *gradients) gradient(p productOf, shape ...int) *value {
+func (g *Gradients) gradient(p productOf, shape ...int) *Value {
 	x := g.result(tensor.F32, shape...)
-	p.each(x.set)
+	p.each(x.Set)
 	return x
 }
 
@@ -75,7 +75,7 @@ func (g *gradients) gradient(p productOf, shape ...int) *value {
 // rounded the same way again and again. Other terms are runs of one. So are terms that are hardly
 // more than the spacing of numbers at S_k: what is lost of each has its sign, and many of one sign,
 // as the logits of tokens that never occur give, add up: twice (Σ ±min(|term|/u, |S_k|))² more.
-func (g *gradients) product(a, b matrix, k int) productOf {
+func (g *Gradients) product(a, b matrix, k int) productOf {
 	p := productOf{make([]float64, a.rows*b.rows), make([]float64, a.rows*b.rows)}
 	s := g.sums(k)
 	if a.rows <= g.few || b.rows <= g.few { // by dot products, or in one chain
@@ -108,20 +108,20 @@ func sumOf(a, b matrix, s sums) (y, v float64) {
 	for k, x := range a.y {
 		term := float64(x) * float64(b.y[k])
 		partial += term
-		squares += sq(term)
+		squares += Sq(term)
 		if term != last {
-			ordered += sq(run)
+			ordered += Sq(run)
 			run, last = 0, term
 		}
 		if term != 0 { // else nothing is rounded
 			run += math.Abs(partial)
 		}
-		if math.Abs(term) < littleTerm*unit*math.Abs(partial) {
-			lost += math.Copysign(min(math.Abs(term)/unit, math.Abs(partial)), term)
+		if math.Abs(term) < littleTerm*Unit*math.Abs(partial) {
+			lost += math.Copysign(min(math.Abs(term)/Unit, math.Abs(partial)), term)
 		}
 		if left--; left == 0 {
 			total += partial
-			ordered += sq(total)
+			ordered += Sq(total)
 			partial, left = 0, chain
 		}
 	}
@@ -129,7 +129,7 @@ func sumOf(a, b matrix, s sums) (y, v float64) {
 	if a.sigma != nil || b.sigma != nil {
 		v = carried(a, b)
 	}
-	return y, roughly(y, v+s.variance(y, ordered+sq(run)+2*sq(lost), squares))
+	return y, roughly(y, v+s.variance(y, ordered+Sq(run)+2*Sq(lost), squares))
 }
 
 // carried is Σ (v_a·b² + v_b·a² + v_a·v_b). Where a or b repeats a number, as equal tokens do, the
@@ -139,14 +139,14 @@ func carried(a, b matrix) (v float64) {
 	for k, x := range a.y {
 		y := b.y[k]
 		if k > 0 && x != a.y[k-1] && y != b.y[k-1] {
-			v, ofA, ofB = v+sq(ofA)+sq(ofB), 0, 0
+			v, ofA, ofB = v+Sq(ofA)+Sq(ofB), 0, 0
 		}
 		va, vb := variance(a.sigma, k), variance(b.sigma, k)
 		ofA += math.Sqrt(va) * math.Abs(float64(y))
 		ofB += math.Sqrt(vb) * math.Abs(float64(x))
-		v += va * vb * (unit * unit)
+		v += va * vb * (Unit * Unit)
 	}
-	return v + sq(ofA) + sq(ofB)
+	return v + Sq(ofA) + Sq(ofB)
 }
 
 // repeats says whether a column of m is equal to the one before it.
@@ -168,5 +168,5 @@ func variance(sigma []float32, i int) float64 {
 	if sigma == nil {
 		return 0
 	}
-	return sq(float64(sigma[i]))
+	return Sq(float64(sigma[i]))
 }

@@ -1,7 +1,8 @@
-package verify
+package bounds
 
 import (
 	"math"
+	"slices"
 
 	"dsmoe/model/tensor"
 )
@@ -30,11 +31,11 @@ const rowFloor = 1.0 / 8
 func Compare(got, want []float32, width int, d tensor.DType) Metrics {
 	m := Metrics{Finite: true}
 	for i := range want {
-		if !finite(got[i]) || !finite(want[i]) {
+		if !Finite(got[i]) || !Finite(want[i]) {
 			return Metrics{Worst: i}
 		}
 	}
-	scale := rms(want)
+	scale := RMS(want)
 	var sum float64
 	var equal, near int
 	for row := 0; row*width < len(want); row++ {
@@ -54,18 +55,18 @@ func Compare(got, want []float32, width int, d tensor.DType) Metrics {
 			}
 		}
 		sum += rowSum
-		if r := ratio(math.Sqrt(rowSum/float64(width)), max(rms(w), scale*rowFloor)); r > m.RowRMS {
+		if r := Ratio(math.Sqrt(rowSum/float64(width)), max(RMS(w), scale*rowFloor)); r > m.RowRMS {
 			m.RowRMS, m.WorstRow = r, row
 		}
 	}
 	n := float64(len(want))
-	m.RelRMS = ratio(math.Sqrt(sum/n), scale)
-	m.MaxRMS = ratio(m.MaxAbs, scale)
+	m.RelRMS = Ratio(math.Sqrt(sum/n), scale)
+	m.MaxRMS = Ratio(m.MaxAbs, scale)
 	m.BitEqual, m.OneULP = float64(equal)/n, float64(equal+near)/n
 	return m
 }
 
-func rms(x []float32) float64 {
+func RMS(x []float32) float64 {
 	sum := 0.0
 	for _, v := range x {
 		sum += float64(v) * float64(v) // exact, so fusing does not show
@@ -73,7 +74,7 @@ func rms(x []float32) float64 {
 	return math.Sqrt(sum / float64(len(x)))
 }
 
-func ratio(diff, scale float64) float64 {
+func Ratio(diff, scale float64) float64 {
 	switch {
 	case diff == 0:
 		return 0
@@ -89,4 +90,8 @@ func apart(a, b float32, d tensor.DType) int64 {
 	return max(n, -n)
 }
 
-func finite(v float32) bool { return v-v == 0 }
+func Finite(v float32) bool { return v-v == 0 }
+
+func AllFinite(x []float32) bool {
+	return !slices.ContainsFunc(x, func(v float32) bool { return !Finite(v) })
+}

@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"math"
@@ -8,7 +8,7 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// gradients is the arithmetic of a backward pass that is held to the error analysis: what an
+// Gradients is the arithmetic of a backward pass that is held to the error analysis: what an
 // analysis computes and, for each operation, in order, the step that computes from the gradient
 // of its result, with a variance, what it adds to those of its operands. The formulas are those
 // of model.Tape, the order of operations and the roundings those of autograd.
@@ -17,22 +17,22 @@ import (
 // step begins with exact numbers. With L the loss, the gradient ∂x of an activation or a weight
 // is ∂L/∂x, of x's shape. Formulas in comments are in units of u² for variances, of float32
 // references: others have no gradients.
-type gradients struct {
-	*analysis
-	steps    []func() error      // from the first operation to the last
-	adjoints map[*value]*adjoint // of values since the last rewind
+type Gradients struct {
+	*Analysis
+	Steps    []func() error      // from the first operation to the last
+	adjoints map[*Value]*adjoint // of values since the last rewind
 	depth    int                 // of scopes
-	// wants says whether the gradient of a weight is to be computed, and learned is called with it.
-	wants   func(weight string) bool
-	learned func(weight string, gradient *value, by weightSet) error
-	shared  map[string]*value // gradients that another operation will add to: of a tied embedding
-	tied    string            // the weight that the embedding and the head share; empty if none
+	// Wants says whether the gradient of a weight is to be computed, and learned is called with it.
+	Wants   func(weight string) bool
+	Learned func(weight string, gradient *Value, by WeightSet) error
+	shared  map[string]*Value // gradients that another operation will add to: of a tied embedding
+	Tied    string            // the weight that the embedding and the head share; empty if none
 }
 
 // adjoint is the gradient of a value while its consumers add to it.
 type adjoint struct {
 	sums []sum
-	by   weightSet // weights that it was multiplied by since the last golden
+	By   WeightSet // weights that it was multiplied by since the last golden
 	// rows are what the elements of a row share, of the gradient of what a softmax was taken of.
 	rows *softmaxErrors
 }
@@ -44,30 +44,30 @@ type sum struct {
 	n             int
 }
 
-// newGradients returns an arithmetic for one pass over m.
-func newGradients(a *analysis, m *model.DeepseekForCausalLM) *gradients {
-	g := &gradients{analysis: a, adjoints: map[*value]*adjoint{}, shared: map[string]*value{}}
+// NewGradients returns an arithmetic for one pass over m.
+func NewGradients(a *Analysis, m *model.DeepseekForCausalLM) *Gradients {
+	g := &Gradients{Analysis: a, adjoints: map[*Value]*adjoint{}, shared: map[string]*Value{}}
 	if m.LMHead.Weight.Name == m.Model.EmbedTokens.Name {
-		g.tied = m.LMHead.Weight.Name
+		g.Tied = m.LMHead.Weight.Name
 	}
 	return g
 }
 
 // Scope implements model.Arithmetic. What a layer computes is needed until its gradients are
 // known: only the outermost scope, a layer's, takes memory back.
-func (g *gradients) Scope(x *value, f func(x *value) *value) *value {
+func (g *Gradients) Scope(x *Value, f func(x *Value) *Value) *Value {
 	if g.depth > 0 {
 		return f(x)
 	}
 	g.depth++
 	defer func() { g.depth-- }()
-	return g.analysis.Scope(x, f)
+	return g.Analysis.Scope(x, f)
 }
 
-// of returns the adjoint of x, zeros at first.
-func (g *gradients) of(x *value) *adjoint {
+// Adjoint returns the adjoint of x, zeros at first.
+func (g *Gradients) Adjoint(x *Value) *adjoint {
 	if g.adjoints[x] == nil {
-		g.adjoints[x] = &adjoint{sums: make([]sum, len(x.Values)), by: weightSet{}}
+		g.adjoints[x] = &adjoint{sums: make([]sum, len(x.Values)), By: WeightSet{}}
 	}
 	return g.adjoints[x]
 }
@@ -75,16 +75,16 @@ func (g *gradients) of(x *value) *adjoint {
 // add adds y with variance v to element i.
 func (d *adjoint) add(i int, y, v float64) {
 	s := &d.sums[i]
-	s.y, s.v, s.squares, s.n = s.y+y, s.v+v, s.squares+sq(y), s.n+1
+	s.y, s.v, s.squares, s.n = s.y+y, s.v+v, s.squares+Sq(y), s.n+1
 }
 
-// set makes x's gradient what is known of it.
-func (g *gradients) set(x, gradient *value) {
-	d := g.of(x)
+// Set makes x's gradient what is known of it.
+func (g *Gradients) Set(x, gradient *Value) {
+	d := g.Adjoint(x)
 	for i, y := range gradient.Values {
-		d.sums[i] = sum{y: float64(y), v: gradient.v(i), n: 1}
+		d.sums[i] = sum{y: float64(y), v: gradient.Variance(i), n: 1}
 	}
-	d.by, d.rows = weightSet{}, nil
+	d.By, d.rows = WeightSet{}, nil
 }
 
 // total is the sum of an element's n contributions: one is itself, of two the sum is exact, and of
@@ -99,18 +99,18 @@ func (s *sum) total() (y, v float64) {
 		y = float64(float32(s.y))
 		return y, exactly(y, s.v)
 	}
-	return s.y, roughly(s.y, s.v+float64(float64(s.n)/6*(s.squares+sq(s.y))))
+	return s.y, roughly(s.y, s.v+float64(float64(s.n)/6*(s.squares+Sq(s.y))))
 }
 
-// total returns the gradient of x as its consumers left it.
-func (g *gradients) total(x *value) *value {
-	d := g.of(x)
+// Total returns the gradient of x as its consumers left it.
+func (g *Gradients) Total(x *Value) *Value {
+	d := g.Adjoint(x)
 	y := g.result(tensor.F32, x.Shape...)
 	y.unrounded = false
 	certain := true
 	for i := range d.sums {
 		sum, v := d.sums[i].total()
-		y.set(i, sum, v)
+		y.Set(i, sum, v)
 		certain = certain && v == 0
 	}
 	if certain {
@@ -120,72 +120,72 @@ func (g *gradients) total(x *value) *value {
 }
 
 // record adds a step behind the operation that gave y, and returns y.
-func (g *gradients) record(y *value, step func(dy *value, by weightSet) error) *value {
-	g.steps = append(g.steps, func() error {
+func (g *Gradients) record(y *Value, step func(dy *Value, by WeightSet) error) *Value {
+	g.Steps = append(g.Steps, func() error {
 		if g.adjoints[y] == nil { // nothing depends on it
 			return nil
 		}
-		return step(g.total(y), g.of(y).by)
+		return step(g.Total(y), g.Adjoint(y).By)
 	})
 	return y
 }
 
 // view gives y, which has the values of x, the gradient of x.
-func (g *gradients) view(y, x *value) *value {
-	g.adjoints[y] = g.of(x)
+func (g *Gradients) view(y, x *Value) *Value {
+	g.adjoints[y] = g.Adjoint(x)
 	return y
 }
 
-// rewind runs the steps from the last to the first, and forgets them.
-func (g *gradients) rewind() error {
-	for _, step := range slices.Backward(g.steps) {
+// Rewind runs the steps from the last to the first, and forgets them.
+func (g *Gradients) Rewind() error {
+	for _, step := range slices.Backward(g.Steps) {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	g.steps, g.adjoints = nil, map[*value]*adjoint{}
+	g.Steps, g.adjoints = nil, map[*Value]*adjoint{}
 	return nil
 }
 
 // passes adds a gradient as it is to that of x.
-func (g *gradients) passes(x, dy *value, by weightSet) {
-	d := g.of(x)
+func (g *Gradients) passes(x, dy *Value, by WeightSet) {
+	d := g.Adjoint(x)
 	d.joins(by)
 	for i, y := range dy.Values {
-		d.add(i, float64(y), dy.v(i))
+		d.add(i, float64(y), dy.Variance(i))
 	}
 }
 
 // joins notes weights beside those that are there.
-func (d *adjoint) joins(by weightSet, names ...string) {
+func (d *adjoint) joins(by WeightSet, names ...string) {
 	for name := range by {
-		d.by[name] = struct{}{}
+		d.By[name] = struct{}{}
 	}
 	for _, name := range names {
-		d.by[name] = struct{}{}
+		d.By[name] = struct{}{}
 	}
 }
 
 // learn hands on the gradient of a weight. What a tied embedding is given comes first, since the
 // first layer is rewound before the head: it waits for the head's.
-func (g *gradients) learn(w *model.Weight, by weightSet, gradient func() *value) error {
-	if w.Name == "" || !g.wants(w.Name) {
+func (g *Gradients) learn(w *model.Weight, by WeightSet, gradient func() *Value) error {
+	if w.Name == "" || !g.Wants(w.Name) {
 		return nil
 	}
 	dw := gradient()
-	if w.Name != g.tied {
-		return g.learned(w.Name, dw, by)
+	if w.Name != g.Tied {
+		return g.Learned(w.Name, dw, by)
 	}
 	other := g.shared[w.Name]
 	if other == nil {
-		g.shared[w.Name] = &value{Activation: copied(dw.Activation), sigma: copied(dw.sigma)}
+		g.shared[w.Name] = &Value{Activation: copied(dw.Activation), sigma: copied(dw.sigma)}
 		return nil
 	}
 	for i, y := range dw.Values {
 		y := float64(float32(float64(y) + float64(other.Values[i])))
-		other.set(i, y, exactly(y, dw.v(i)+other.v(i)))
+		other.Set(i, y, exactly(y, dw.Variance(i)+other.Variance(i)))
 	}
-	return g.learned(w.Name, other, by)
+	return g.Learned(w.Name, other, by)
 }
 
 // copied is a with memory of its own.
@@ -196,17 +196,17 @@ func copied(a *model.Activation) *model.Activation {
 // Embed gives each row of w the sum over its tokens, of n terms in their order:
 //
 //	∂w[ids[i]] += ∂y[i]:  v = Σ v_∂y + n/6·(Σ ∂y² + ∂w²)
-func (g *gradients) Embed(w *model.Weight, ids []int) *value {
-	y := g.analysis.Embed(w, ids)
-	return g.record(y, func(dy *value, by weightSet) error {
-		return g.learn(w, by, func() *value {
+func (g *Gradients) Embed(w *model.Weight, ids []int) *Value {
+	y := g.Analysis.Embed(w, ids)
+	return g.record(y, func(dy *Value, by WeightSet) error {
+		return g.learn(w, by, func() *Value {
 			width, rows := y.Width(), map[int]*adjoint{}
 			for i, id := range ids {
 				if rows[id] == nil {
 					rows[id] = &adjoint{sums: make([]sum, width)}
 				}
 				for c := range width {
-					rows[id].add(c, float64(dy.Values[i*width+c]), dy.v(i*width+c))
+					rows[id].add(c, float64(dy.Values[i*width+c]), dy.Variance(i*width+c))
 				}
 			}
 			dw := g.result(tensor.F32, w.Shape...)
@@ -215,7 +215,7 @@ func (g *gradients) Embed(w *model.Weight, ids []int) *value {
 			for id, row := range rows {
 				for c := range row.sums {
 					sum, v := row.sums[c].total()
-					dw.set(id*width+c, sum, v)
+					dw.Set(id*width+c, sum, v)
 				}
 			}
 			return dw
@@ -229,25 +229,25 @@ func (g *gradients) Embed(w *model.Weight, ids []int) *value {
 //	∂x      += ∂y·weight
 //	∂weight += ∂yᵀ·x
 //	∂bias   += Σ_t ∂y[t]
-func (g *gradients) Linear(x *value, l *model.Linear) *value {
-	y := g.analysis.Linear(x, l)
-	return g.record(y, func(dy *value, by weightSet) error {
+func (g *Gradients) Linear(x *Value, l *model.Linear) *Value {
+	y := g.Analysis.Linear(x, l)
+	return g.record(y, func(dy *Value, by WeightSet) error {
 		d, in := matrixOf(dy), x.Width()
 		dT := d.transposed()
-		if err := g.learn(&l.Weight, by, func() *value {
+		if err := g.learn(&l.Weight, by, func() *Value {
 			xT := matrixOf(x).transposed()
 			dw := g.gradient(g.product(dT, xT, d.rows), d.cols, in)
-			dw.together = x.sigma != nil || xT.repeats()
+			dw.Together = x.sigma != nil || xT.repeats()
 			return dw
 		}); err != nil {
 			return err
 		}
 		ones := matrix{1, d.rows, slices.Repeat([]float32{1}, d.rows), nil}
-		if err := g.learn(&l.Bias, by, func() *value { return g.gradient(g.product(ones, dT, d.rows), d.cols) }); err != nil {
+		if err := g.learn(&l.Bias, by, func() *Value { return g.gradient(g.product(ones, dT, d.rows), d.cols) }); err != nil {
 			return err
 		}
 		w := matrix{d.cols, in, g.plain.Values(&l.Weight), g.weightSigmas(&l.Weight)}
-		dx := g.of(x)
+		dx := g.Adjoint(x)
 		dx.joins(by, l.Weight.Name)
 		g.product(d, w.transposed(), d.cols).each(dx.add)
 		return nil
@@ -256,7 +256,7 @@ func (g *gradients) Linear(x *value, l *model.Linear) *value {
 
 // weightSigmas are the standard deviations, in units of u, of a weight that was rounded; nil of
 // others.
-func (g *gradients) weightSigmas(w *model.Weight) []float32 {
+func (g *Gradients) weightSigmas(w *model.Weight) []float32 {
 	how := g.rounded[w.Name]
 	if how.By == "" {
 		return nil
@@ -267,7 +267,7 @@ func (g *gradients) weightSigmas(w *model.Weight) []float32 {
 	}
 	sigmas := make([]float32, len(steps))
 	for i, h := range steps {
-		sigmas[i] = float32(float64(h) / (unit * math.Sqrt(3)))
+		sigmas[i] = float32(float64(h) / (Unit * math.Sqrt(3)))
 	}
 	return sigmas
 }
@@ -277,14 +277,14 @@ func (g *gradients) weightSigmas(w *model.Weight) []float32 {
 //
 //	∂weight += Σ_t ∂y[t]·n[t], a product of as many terms as there are tokens; n: v = n²·1.5² + r²·v_x
 //	∂x      += A + B: see normBackward
-func (g *gradients) RMSNorm(x *value, weight *model.Weight, eps float64) *value {
-	y := g.analysis.RMSNorm(x, weight, eps)
-	return g.record(y, func(dy *value, by weightSet) error {
-		if err := g.learn(weight, by, func() *value { return g.normWeight(x, dy, eps) }); err != nil {
+func (g *Gradients) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
+	y := g.Analysis.RMSNorm(x, weight, eps)
+	return g.record(y, func(dy *Value, by WeightSet) error {
+		if err := g.learn(weight, by, func() *Value { return g.normWeight(x, dy, eps) }); err != nil {
 			return err
 		}
 		w, sigmas := g.plain.Values(weight), g.weightSigmas(weight)
-		dx := g.of(x)
+		dx := g.Adjoint(x)
 		dx.joins(by, weight.Name)
 		g.plain.Each(x.Rows(), 16*len(x.Values), func(t int) {
 			g.normBackward(dx, x, dy, t, w, sigmas, eps)
@@ -294,13 +294,13 @@ func (g *gradients) RMSNorm(x *value, weight *model.Weight, eps float64) *value 
 }
 
 // normWeight is the gradient of a norm's weight.
-func (g *gradients) normWeight(x, dy *value, eps float64) *value {
+func (g *Gradients) normWeight(x, dy *Value, eps float64) *Value {
 	n := g.result(tensor.F32, x.Shape...)
 	for t := range x.Rows() {
 		r2 := inverseSquare(x.Row(t), eps)
 		for c, v := range x.Row(t) {
 			i, norm := t*x.Width()+c, float64(v)*math.Sqrt(r2)
-			n.set(i, norm, roughly(norm, 2.25*sq(norm)+r2*x.v(i)))
+			n.Set(i, norm, roughly(norm, 2.25*Sq(norm)+r2*x.Variance(i)))
 		}
 	}
 	width := x.Width()
@@ -308,7 +308,7 @@ func (g *gradients) normWeight(x, dy *value, eps float64) *value {
 	a, b := matrixOf(dy).transposed(), matrixOf(n).transposed()
 	g.plain.Each(width, 16*len(x.Values), func(c int) {
 		one := g.product(a.part(c, 1), b.part(c, 1), a.cols)
-		dw.set(c, one.y[0], one.v[0])
+		dw.Set(c, one.y[0], one.v[0])
 	})
 	return dw
 }
@@ -317,7 +317,7 @@ func (g *gradients) normWeight(x, dy *value, eps float64) *value {
 func inverseSquare(x []float32, eps float64) float64 {
 	sum := 0.0
 	for _, v := range x {
-		sum += sq(float64(v))
+		sum += Sq(float64(v))
 	}
 	return 1 / (sum/float64(len(x)) + eps)
 }
@@ -330,7 +330,7 @@ func inverseSquare(x []float32, eps float64) float64 {
 //	A + B:                         (A + B)²/3
 //	∂y:  r²·((1 - n²/H)²·v_g + (n/H)²·Σ' n²·v_g),  Σ' without the element itself, v_g = w²·v_∂y
 //	x:   r⁴·Σ_j v_xj·(δ_kj·m + (n_j·g_k + n_k·(g_j - 3·n_j·m))/H)²
-func (g *gradients) normBackward(dx *adjoint, x, dy *value, t int, w, sigmas []float32, eps float64) {
+func (g *Gradients) normBackward(dx *adjoint, x, dy *Value, t int, w, sigmas []float32, eps float64) {
 	width, from := x.Width(), t*x.Width()
 	r2 := inverseSquare(x.Row(t), eps)
 	r, h := math.Sqrt(r2), float64(width)
@@ -339,38 +339,38 @@ func (g *gradients) normBackward(dx *adjoint, x, dy *value, t int, w, sigmas []f
 	for k, v := range x.Row(t) {
 		wk, d := float64(w[k]), float64(dy.Values[from+k])
 		gs[k], ns[k] = d*wk, float64(v)*r
-		vs[k] = sq(wk) * dy.v(from+k)
+		vs[k] = Sq(wk) * dy.Variance(from+k)
 		if sigmas != nil {
-			vs[k] += sq(d) * sq(float64(sigmas[k]))
+			vs[k] += Sq(d) * Sq(float64(sigmas[k]))
 		}
 		term := gs[k] * float64(v)
 		s += term
-		squares += sq(term)
-		carried += sq(ns[k]) * vs[k]
+		squares += Sq(term)
+		carried += Sq(ns[k]) * vs[k]
 	}
 	m := s * r / h
-	vS := g.sums(width).kappa*(squares+sq(s)) + squares*2/3
+	vS := g.sums(width).kappa*(squares+Sq(s)) + squares*2/3
 	var p, q, u float64 // Σ v_x·n², Σ v_x·n·h, Σ v_x·h², h = g - 3·n·m
 	for k := range ns {
 		off := gs[k] - 3*ns[k]*m
-		p, q, u = p+x.v(from+k)*sq(ns[k]), q+x.v(from+k)*ns[k]*off, u+x.v(from+k)*sq(off)
+		p, q, u = p+x.Variance(from+k)*Sq(ns[k]), q+x.Variance(from+k)*ns[k]*off, u+x.Variance(from+k)*Sq(off)
 	}
 	for k, n := range ns {
 		a, b := gs[k]*r, -n*r*m
-		v := sq(a) + 2.25*sq(a+3*b) + 2*sq(b) + sq(n*r2/h)*vS + sq(a+b)/3
-		v += r2 * (sq(1-sq(n)/h)*vs[k] + sq(n/h)*(carried-sq(n)*vs[k]))
-		if vx := x.v(from + k); p > 0 {
+		v := Sq(a) + 2.25*Sq(a+3*b) + 2*Sq(b) + Sq(n*r2/h)*vS + Sq(a+b)/3
+		v += r2 * (Sq(1-Sq(n)/h)*vs[k] + Sq(n/h)*(carried-Sq(n)*vs[k]))
+		if vx := x.Variance(from + k); p > 0 {
 			off := gs[k] - 3*n*m
-			v += sq(r2) * (sq(m)*vx + 2*m*vx*(gs[k]*n+n*off)/h + (sq(gs[k])*p+2*gs[k]*n*q+sq(n)*u)/sq(h))
+			v += Sq(r2) * (Sq(m)*vx + 2*m*vx*(gs[k]*n+n*off)/h + (Sq(gs[k])*p+2*gs[k]*n*q+Sq(n)*u)/Sq(h))
 		}
 		dx.add(from+k, a+b, roughly(a+b, v))
 	}
 }
 
 // Add passes the gradient on to both operands.
-func (g *gradients) Add(a, b *value) *value {
-	y := g.analysis.Add(a, b)
-	return g.record(y, func(dy *value, by weightSet) error {
+func (g *Gradients) Add(a, b *Value) *Value {
+	y := g.Analysis.Add(a, b)
+	return g.record(y, func(dy *Value, by WeightSet) error {
 		g.passes(a, dy, by)
 		g.passes(b, dy, by)
 		return nil
@@ -384,10 +384,10 @@ func (g *gradients) Add(a, b *value) *value {
 //	∂gate += (∂y·up)·s':      the product in brackets is exact, of variance v_d and value d
 //	                          v = s'²·v_d + d²·(v_s' + s”²·v_gate)
 //	s':   v = 1.5²·(1 + 0.1·gate²)·(s'² + (σ²·gate)²) + σ²·(gate·(1-σ))² + s'²
-func (g *gradients) SwiGLU(gate, up *value) *value {
-	y := g.analysis.SwiGLU(gate, up)
-	return g.record(y, func(dy *value, by weightSet) error {
-		dgate, dup := g.of(gate), g.of(up)
+func (g *Gradients) SwiGLU(gate, up *Value) *Value {
+	y := g.Analysis.SwiGLU(gate, up)
+	return g.record(y, func(dy *Value, by WeightSet) error {
+		dgate, dup := g.Adjoint(gate), g.Adjoint(up)
 		dgate.joins(by)
 		dup.joins(by)
 		silu := g.plain.SiLU(gate.wide())
@@ -400,7 +400,7 @@ func (g *gradients) SwiGLU(gate, up *value) *value {
 				slope, vSlope := siluSlope(x)
 				product, vp := times(d.y, d.v, u.y, u.v)
 				into := product * slope
-				dgate.add(i, into, roughly(into, sq(slope)*vp+sq(product)*vSlope+vp*vSlope*(unit*unit)))
+				dgate.add(i, into, roughly(into, Sq(slope)*vp+Sq(product)*vSlope+vp*vSlope*(Unit*Unit)))
 			}
 		})
 		return nil
@@ -414,7 +414,7 @@ func siluErrors(x uncertain, s float64) (float64, float64) {
 		logistic = s / x.y
 	}
 	slope := logistic + float64(s*(1-logistic))
-	v := float64(sq(slope)*x.v) + float64(0.3*unit*unit*sq(x.v)) + float64(2.25*sq(s)*(1+float64(0.1*sq(min(x.y, 0)))))
+	v := float64(Sq(slope)*x.v) + float64(0.3*Unit*Unit*Sq(x.v)) + float64(2.25*Sq(s)*(1+float64(0.1*Sq(min(x.y, 0)))))
 	return s, roughly(s, v)
 }
 
@@ -423,8 +423,8 @@ func siluSlope(x uncertain) (float64, float64) {
 	logistic := 1 / (1 + math.Exp(-x.y))
 	slope := logistic * (1 + x.y*(1-logistic))
 	bend := logistic * (1 - logistic) * (2 + x.y*(1-2*logistic))
-	v := 2.25*(1+0.1*sq(x.y))*(sq(slope)+sq(sq(logistic)*x.y)) + sq(logistic*x.y*(1-logistic)) + sq(slope)
-	return slope, v + sq(bend)*x.v
+	v := 2.25*(1+0.1*Sq(x.y))*(Sq(slope)+Sq(Sq(logistic)*x.y)) + Sq(logistic*x.y*(1-logistic)) + Sq(slope)
+	return slope, v + Sq(bend)*x.v
 }
 
 // softmaxErrors are the errors of the gradient ∂x of what a softmax was taken of, D being Σ p·∂p:
@@ -444,12 +444,12 @@ type softmaxErrors struct{ p, carried, tilt, rest, sum, common []float64 }
 //	                    + p²·((1 - 2p)·v_∂p + Σ p²·v_∂p)               ∂p, which is part of D, too
 //	                    + p²·κ·(Σ (p·∂p)² + D²)                          the sum D
 //	                    + 2/3·∂x²                                        difference and product
-func (g *gradients) Softmax(x *value) *value {
-	y := g.analysis.Softmax(x)
+func (g *Gradients) Softmax(x *Value) *Value {
+	y := g.Analysis.Softmax(x)
 	own, common := slices.Clone(y.sigma.Values), slices.Clone(y.shared)
-	return g.record(y, func(dy *value, by weightSet) error {
+	return g.record(y, func(dy *Value, by WeightSet) error {
 		exact := y.sigma == nil // the golden's
-		dx, n := g.of(x), len(y.Values)
+		dx, n := g.Adjoint(x), len(y.Values)
 		dx.joins(by)
 		dx.rows = &softmaxErrors{make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, y.Rows()), make([]float64, y.Rows())}
 		g.plain.Each(y.Rows(), 16*n, func(t int) {
@@ -464,52 +464,98 @@ func (g *gradients) Softmax(x *value) *value {
 	})
 }
 
-func (g *gradients) softmaxBackward(dx *adjoint, y, dy *value, t int, own []float32, exact bool) {
+func (g *Gradients) softmaxBackward(dx *adjoint, y, dy *Value, t int, own []float32, exact bool) {
 	var sum, squares, carried, moved float64 // D, Σ (p·∂p)², Σ p²·v_∂p, Σ ∂x²·a
 	from, e := t*y.Width(), dx.rows
 	for i, p := range y.Row(t) {
 		p, d := float64(p), dy.at(from+i)
 		sum += p * d.y
-		squares += sq(p * d.y)
-		carried += sq(p) * d.v
+		squares += Sq(p * d.y)
+		carried += Sq(p) * d.v
 	}
 	for i := range y.Row(t) {
-		moved += sq((float64(dy.Values[from+i]) - sum) * float64(own[from+i]))
+		moved += Sq((float64(dy.Values[from+i]) - sum) * float64(own[from+i]))
 	}
-	e.sum[t] = moved + g.sums(y.Width()).kappa*(squares+sq(sum))
+	e.sum[t] = moved + g.sums(y.Width()).kappa*(squares+Sq(sum))
 	for i, p := range y.Row(t) {
 		p, d, i := float64(p), dy.at(from+i), from+i
 		into := p * (d.y - sum)
-		e.p[i], e.carried[i], e.rest[i] = p, sq(p)*d.v, roughly(into, sq((d.y-sum)*float64(own[i])))
+		e.p[i], e.carried[i], e.rest[i] = p, Sq(p)*d.v, roughly(into, Sq((d.y-sum)*float64(own[i])))
 		if !exact {
 			e.tilt[i] = p * (d.y - 2*sum)
 		}
-		dx.add(i, into, e.rest[i]+(1-2*p)*e.carried[i]+sq(p)*(carried+e.sum[t])+e.common[t]*sq(into)+sq(e.tilt[i]))
+		dx.add(i, into, e.rest[i]+(1-2*p)*e.carried[i]+Sq(p)*(carried+e.sum[t])+e.common[t]*Sq(into)+Sq(e.tilt[i]))
 	}
 }
 
 // Float32 shares the gradient.
-func (g *gradients) Float32(x *value) *value { return g.view(g.analysis.Float32(x), x) }
+func (g *Gradients) Float32(x *Value) *Value { return g.view(g.Analysis.Float32(x), x) }
 
 // Reshape shares the gradient.
-func (g *gradients) Reshape(x *value, shape ...int) *value {
-	return g.view(g.analysis.Reshape(x, shape...), x)
+func (g *Gradients) Reshape(x *Value, shape ...int) *Value {
+	return g.view(g.Analysis.Reshape(x, shape...), x)
 }
 
 // Move moves the gradient back.
-func (g *gradients) Move(m *model.Move, operands ...*value) *value {
-	y := g.analysis.Move(m, operands...)
-	return g.record(y, func(dy *value, by weightSet) error {
+func (g *Gradients) Move(m *model.Move, operands ...*Value) *Value {
+	y := g.Analysis.Move(m, operands...)
+	return g.record(y, func(dy *Value, by WeightSet) error {
 		into := make([]*adjoint, len(operands))
 		for i, x := range operands {
-			into[i] = g.of(x)
+			into[i] = g.Adjoint(x)
 			into[i].joins(by)
 		}
 		m.Each(func(r model.Run) {
 			for i := range r.N {
-				into[r.Operand].add(r.From+i*r.Step, float64(dy.Values[r.To+i]), dy.v(r.To+i))
+				into[r.Operand].add(r.From+i*r.Step, float64(dy.Values[r.To+i]), dy.Variance(r.To+i))
 			}
 		})
 		return nil
 	})
 }
+
+// CrossEntropy returns the loss and the gradient of the logits, of N predictions:
+//
+//	∂x[b, t] = (softmax(x[b, t]) - onehot(input_ids[b, t+1])) / N
+//	v = p²·(v_x + 2 + (z² + log²S + log²p)/3 + Σ p²·v_x + 1)/N² + ∂x²
+//
+// with z = x - max, S = Σ e^z and p = e^z/S, which is computed as e^log p.
+func (g *Gradients) CrossEntropy(x *Value, in *model.Input) (sum float64, dx *Value) {
+	n := float64(in.Batch * (in.Seq - 1))
+	dx = g.result(tensor.F32, x.Shape...)
+	dx.unrounded = false
+	clear(dx.Values)
+	clear(dx.sigma.Values)
+	for row := range x.Rows() {
+		if row%in.Seq == in.Seq-1 {
+			continue
+		}
+		label, from := in.InputIDs[row+1], row*x.Width()
+		top, total, common := math.Inf(-1), 0.0, 1.0
+		for _, v := range x.Row(row) {
+			top = max(top, float64(v))
+		}
+		for _, v := range x.Row(row) {
+			total += math.Exp(float64(v) - top)
+		}
+		logTotal := math.Log(total)
+		for i, v := range x.Row(row) {
+			common += Sq(math.Exp(float64(v)-top)/total) * x.Variance(from+i)
+		}
+		for i, v := range x.Row(row) {
+			z := float64(v) - top
+			p := math.Exp(z - logTotal)
+			own := x.Variance(from+i) + 2 + (Sq(z)+Sq(logTotal)+Sq(z-logTotal))/3
+			d := p
+			if i == label {
+				d--
+				sum += logTotal - z
+			}
+			dx.Set(from+i, d/n, roughly(d/n, Sq(p/n)*(own+common)+Sq(d/n)))
+		}
+	}
+	return sum / n, dx
+}
+
+// WeightSet is a set of weights' names. It is not changed once a value has it.
+type WeightSet map[string]struct{}

@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"math"
@@ -6,7 +6,6 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
-	"dsmoe/verify/bounds"
 )
 
 // draws is how many residuals of a token are simulated: a variance that they estimate has a
@@ -23,7 +22,7 @@ const simulatedElements = 1 << 21
 // beyond screenZ are suspects.
 func (f *filter) simulate() {
 	widest := f.x.Width()
-	for _, p := range f.x.products {
+	for _, p := range f.x.Products {
 		widest = max(widest, p.down.Weight.Shape[1])
 	}
 	size := max(1, simulatedElements/((draws+1)*widest))
@@ -48,7 +47,7 @@ func (f *filter) simulated(tokens []int) {
 	for i, t := range tokens {
 		noises[i].drawOutputs(residuals, i, newSigns(t, -2))
 	}
-	before := map[suspectKey]bounds.Neuron{}
+	before := map[suspectKey]Neuron{}
 	for _, t := range tokens {
 		for _, s := range f.suspects[t] {
 			before[s.key()] = s.Neuron
@@ -74,7 +73,7 @@ func (f *filter) drawNeurons(residuals *model.Activation, p *product, rows []pos
 	width := p.down.Weight.Shape[1]
 	errors := f.errors.Make(tensor.F32, len(rows)*draws, width)
 	for i, r := range rows {
-		scale, next := unit*r.weight()/math.Sqrt(noises[r.at].least), newSigns(p.tokens[r.row], p.expert)
+		scale, next := Unit*r.weight()/math.Sqrt(noises[r.at].least), newSigns(p.tokens[r.row], p.expert)
 		for k, s := range r.deviations() {
 			signs := next()
 			for d := range draws {
@@ -109,15 +108,15 @@ func (n *noise) drawOutputs(residuals *model.Activation, i int, next func() uint
 
 // resuspected estimates the z of neurons from … of the projections of draws, and of the real
 // residual, which are rows of a tile.
-func (f *filter) resuspected(t term, from int, projections *model.Activation, row int, before map[suspectKey]bounds.Neuron) {
+func (f *filter) resuspected(t term, from int, projections *model.Activation, row int, before map[suspectKey]Neuron) {
 	for k, projection := range projections.Row(row + draws) {
 		sum := 0.0
 		for d := range draws {
-			sum += sq(float64(projections.Row(row + d)[k]))
+			sum += Sq(float64(projections.Row(row + d)[k]))
 		}
-		s := suspect{bounds.Neuron{Expert: t.expert, Index: from + k, Token: t.tokens[t.row]}, t}
-		s.Z = ratio(math.Abs(float64(projection)), math.Sqrt(sum/draws)) / f.factor
-		s.Share, s.Explained = before[s.key()].Share, before[s.key()].Explained
+		s := suspect{Neuron{Expert: t.expert, Index: from + k, Token: t.tokens[t.row]}, t}
+		s.Z = Ratio(math.Abs(float64(projection)), math.Sqrt(sum/draws)) / f.factor
+		s.Share, s.explained = before[s.key()].Share, before[s.key()].explained
 		if s.Z > screenZ {
 			f.suspected(s)
 		} else if s.Share > 0 || s.Z > f.z {

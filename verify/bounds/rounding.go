@@ -1,16 +1,15 @@
-package verify
+package bounds
 
 import (
 	"math"
 
 	"dsmoe/model/tensor"
-	"dsmoe/verify/bounds"
 )
 
 // The constants of the error analysis. A variance is kept in units of unit², so that
 // numbers near the values' own size are stored; formulas speak of u for unit.
 const (
-	unit = 0x1p-24 // u: half the distance of float32 values, over the smaller of them
+	Unit = 0x1p-24 // u: half the distance of float32 values, over the smaller of them
 	// leastFlip is the least probability given to a rounding that may go either way, so
 	// that a few at once stay within lambda.
 	leastFlip = 1.0 / 16
@@ -23,8 +22,8 @@ type precision struct {
 	largest float64 // finite value
 }
 
-// precisionOf returns that of F32, BF16 or F16.
-func precisionOf(d tensor.DType) precision {
+// PrecisionOf returns that of F32, BF16 or F16.
+func PrecisionOf(d tensor.DType) precision {
 	switch d {
 	case tensor.BF16:
 		return precision{8, -126, 0x1.fep127}
@@ -34,15 +33,15 @@ func precisionOf(d tensor.DType) precision {
 	return precision{24, -126, math.MaxFloat32}
 }
 
-// ulp is the spacing of the values at |x|: 2^(max(e, least) - bits + 1), 2^e ≤ |x| < 2^(e+1).
-func (p precision) ulp(x float64) float64 {
+// Ulp is the spacing of the values at |x|: 2^(max(e, least) - bits + 1), 2^e ≤ |x| < 2^(e+1).
+func (p precision) Ulp(x float64) float64 {
 	e := max(int(math.Float64bits(x)>>52&0x7ff)-1023, p.least) - p.bits + 1
 	return math.Float64frombits(uint64(e+1023) << 52)
 }
 
-// round is x rounded to nearest, ties to even, in one step. What is too large is infinite.
-func (p precision) round(x float64) float64 {
-	u := p.ulp(x)
+// Round is x rounded to nearest, ties to even, in one step. What is too large is infinite.
+func (p precision) Round(x float64) float64 {
+	u := p.Ulp(x)
 	r := math.RoundToEven(x/u) * u
 	if math.Abs(r) > p.largest {
 		return math.Copysign(math.Inf(1), x)
@@ -57,17 +56,17 @@ func (p precision) round(x float64) float64 {
 //
 //	ulp²·max(leastFlip, erfc(b/(s√2))),  plus s² if s > ulp/4
 func (p precision) point(y, v float64) (float64, float64) {
-	r := p.round(y)
+	r := p.Round(y)
 	if v == 0 || math.IsInf(r, 0) || r != r {
 		return r, 0
 	}
-	s := unit * math.Sqrt(v)
-	if p.round(y-bounds.Lambda*s) == r && p.round(y+bounds.Lambda*s) == r {
+	s := Unit * math.Sqrt(v)
+	if p.Round(y-Lambda*s) == r && p.Round(y+Lambda*s) == r {
 		return r, 0
 	}
-	u := p.ulp(r)
+	u := p.Ulp(r)
 	b := max(0, u/2-math.Abs(y-r))
-	flip := u / unit * (u / unit) * max(leastFlip, math.Erfc(b/(s*math.Sqrt2)))
+	flip := u / Unit * (u / Unit) * max(leastFlip, math.Erfc(b/(s*math.Sqrt2)))
 	if s > u/4 {
 		flip += v
 	}
@@ -76,4 +75,4 @@ func (p precision) point(y, v float64) (float64, float64) {
 
 // distance is how far y is from the reals that round to the golden g: |g - y| - ulp(g)/2,
 // or 0 among them.
-func (p precision) distance(g, y float64) float64 { return max(0, math.Abs(g-y)-p.ulp(g)/2) }
+func (p precision) distance(g, y float64) float64 { return max(0, math.Abs(g-y)-p.Ulp(g)/2) }

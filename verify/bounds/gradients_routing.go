@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"slices"
@@ -16,10 +16,10 @@ import (
 //	∂w += A - D:  v = A²·(v_total/total² + 1/3) + Σ (∂y·y/total)²·2 + κ·(Σ (∂y·y/total)² + D²)
 //	                  + ((1 - 2y)·v_∂y + Σ y²·v_∂y)/total²
 //	                  + Σ_m v_wm·((A - D) + (A_m - D))²/total²
-func (g *gradients) Normalise(w *value) *value {
-	y := g.analysis.Normalise(w)
-	return g.record(y, func(dy *value, by weightSet) error {
-		dw := g.of(w)
+func (g *Gradients) Normalise(w *Value) *Value {
+	y := g.Analysis.Normalise(w)
+	return g.record(y, func(dy *Value, by WeightSet) error {
+		dw := g.Adjoint(w)
 		dw.joins(by)
 		for t := range w.Rows() {
 			g.normaliseBackward(dw, w, y, dy, t)
@@ -28,7 +28,7 @@ func (g *gradients) Normalise(w *value) *value {
 	})
 }
 
-func (g *gradients) normaliseBackward(dw *adjoint, w, y, dy *value, t int) {
+func (g *Gradients) normaliseBackward(dw *adjoint, w, y, dy *Value, t int) {
 	from, width, total := t*w.Width(), w.Width(), 0.0
 	for _, v := range w.Row(t) {
 		total += float64(v)
@@ -38,30 +38,30 @@ func (g *gradients) normaliseBackward(dw *adjoint, w, y, dy *value, t int) {
 	for i := from; i < from+width; i++ {
 		term := float64(dy.Values[i]) * float64(y.Values[i]) / total
 		sum += term
-		squares += sq(term)
-		carried += sq(float64(y.Values[i])) * dy.v(i)
-		relative += w.v(i) / sq(total)
+		squares += Sq(term)
+		carried += Sq(float64(y.Values[i])) * dy.Variance(i)
+		relative += w.Variance(i) / Sq(total)
 	}
 	for i := from; i < from+width; i++ {
 		a := float64(dy.Values[i]) / total
-		v := sq(a)*(relative+1.0/3) + 2*squares + g.sums(width).kappa*(squares+sq(sum)) +
-			((1-2*float64(y.Values[i]))*dy.v(i)+carried)/sq(total)
+		v := Sq(a)*(relative+1.0/3) + 2*squares + g.sums(width).kappa*(squares+Sq(sum)) +
+			((1-2*float64(y.Values[i]))*dy.Variance(i)+carried)/Sq(total)
 		for m := from; m < from+width; m++ {
-			v += w.v(m) * sq((a-sum)+(float64(dy.Values[m])/total-sum)) / sq(total)
+			v += w.Variance(m) * Sq((a-sum)+(float64(dy.Values[m])/total-sum)) / Sq(total)
 		}
 		dw.add(i, a-sum, roughly(a-sum, v))
 	}
 }
 
 // Scale passes ∂y·factor on, exact.
-func (g *gradients) Scale(x *value, factor float32) *value {
-	y := g.analysis.Scale(x, factor)
-	return g.record(y, func(dy *value, by weightSet) error {
-		dx := g.of(x)
+func (g *Gradients) Scale(x *Value, factor float32) *Value {
+	y := g.Analysis.Scale(x, factor)
+	return g.record(y, func(dy *Value, by WeightSet) error {
+		dx := g.Adjoint(x)
 		dx.joins(by)
 		for i, d := range dy.Values {
 			product := float64(float32(d * factor))
-			dx.add(i, product, exactly(product, dy.v(i)*sq(float64(factor))))
+			dx.add(i, product, exactly(product, dy.Variance(i)*Sq(float64(factor))))
 		}
 		return nil
 	})
@@ -72,9 +72,9 @@ func (g *gradients) Scale(x *value, factor float32) *value {
 //	∂out          += weight[t, i]·∂y[t], exact
 //	∂weight[t, i] += ∂y[t]·out, a product of hidden_size terms. What out has of its neurons' errors
 //	                 is not independent from column to column:  v += Σ v_h·(∂y[t]·down)²
-func (g *gradients) Combine(weight *value, parts []model.Part[*value], order config.RoutedSum) *value {
-	y := g.analysis.Combine(weight, parts, order)
-	return g.record(y, func(dy *value, by weightSet) error {
+func (g *Gradients) Combine(weight *Value, parts []model.Part[*Value], order config.RoutedSum) *Value {
+	y := g.Analysis.Combine(weight, parts, order)
+	return g.record(y, func(dy *Value, by WeightSet) error {
 		for _, part := range parts {
 			g.combineBackward(weight, part, dy, by)
 		}
@@ -82,8 +82,8 @@ func (g *gradients) Combine(weight *value, parts []model.Part[*value], order con
 	})
 }
 
-func (g *gradients) combineBackward(weight *value, part model.Part[*value], dy *value, by weightSet) {
-	dw, dout, k, width := g.of(weight), g.of(part.Out), weight.Width(), dy.Width()
+func (g *Gradients) combineBackward(weight *Value, part model.Part[*Value], dy *Value, by WeightSet) {
+	dw, dout, k, width := g.Adjoint(weight), g.Adjoint(part.Out), weight.Width(), dy.Width()
 	dw.joins(by)
 	dout.joins(by)
 	d, out, neurons := matrixOf(dy), matrixOf(part.Out), g.neuronErrors(part, dy, k)
@@ -92,7 +92,7 @@ func (g *gradients) combineBackward(weight *value, part model.Part[*value], dy *
 		into := g.product(row, out.part(i, 1), width)
 		dw.add(slot, into.y[0], into.v[0]+neurons[i])
 		for c, v := range row.y {
-			product, vp := times(float64(v), variance(row.sigma, c), float64(weight.Values[slot]), weight.v(slot))
+			product, vp := times(float64(v), variance(row.sigma, c), float64(weight.Values[slot]), weight.Variance(slot))
 			dout.add(i*width+c, product, vp)
 		}
 	}
@@ -100,12 +100,12 @@ func (g *gradients) combineBackward(weight *value, part model.Part[*value], dy *
 
 // neuronErrors is, for each token of an expert, Σ v_h·(∂y·down)² over its neurons, 0 if these are
 // the golden's.
-func (g *gradients) neuronErrors(part model.Part[*value], dy *value, k int) []float64 {
+func (g *Gradients) neuronErrors(part model.Part[*Value], dy *Value, k int) []float64 {
 	errors := make([]float64, len(part.Slots))
-	if part.Out.sigma == nil || len(part.Out.products) != 1 {
+	if part.Out.sigma == nil || len(part.Out.Products) != 1 {
 		return errors
 	}
-	p := part.Out.products[0]
+	p := part.Out.Products[0]
 	rows := matrix{len(part.Slots), dy.Width(), nil, nil}
 	for _, slot := range part.Slots {
 		rows.y = append(rows.y, dy.Row(slot/k)...)
@@ -113,7 +113,7 @@ func (g *gradients) neuronErrors(part model.Part[*value], dy *value, k int) []fl
 	down := &p.down.Weight
 	columns := matrix{down.Shape[0], down.Shape[1], g.plain.Values(down), nil}.transposed()
 	g.product(rows, columns, rows.cols).each(func(i int, y, _ float64) {
-		errors[i/columns.rows] += sq(y * float64(p.hidden[i]))
+		errors[i/columns.rows] += Sq(y * float64(p.hidden[i]))
 	})
 	return errors
 }
@@ -122,15 +122,15 @@ func (g *gradients) neuronErrors(part model.Part[*value], dy *value, k int) []fl
 // four roundings,
 //
 //	∂scores[b, t, e] += alpha · ce[b, e] / tokens
-func (g *gradients) AuxLoss(scores *value, idx []int, sequences int, alpha float64) *value {
-	y := g.analysis.AuxLoss(scores, idx, sequences, alpha)
+func (g *Gradients) AuxLoss(scores *Value, idx []int, sequences int, alpha float64) *Value {
+	y := g.Analysis.AuxLoss(scores, idx, sequences, alpha)
 	idx = slices.Clone(idx)
-	g.of(y).add(0, 1, 0)
-	return g.record(y, func(dy *value, by weightSet) error {
-		ds, ce := g.of(scores), model.ExpertLoad(scores.Activation, idx, sequences)
+	g.Adjoint(y).add(0, 1, 0)
+	return g.record(y, func(dy *Value, by WeightSet) error {
+		ds, ce := g.Adjoint(scores), model.ExpertLoad(scores.Activation, idx, sequences)
 		for i := range ds.sums {
 			if into := float64(dy.Values[0]) * alpha * ce(i) / float64(scores.Rows()); into != 0 {
-				ds.add(i, into, roughly(into, 4.0/3*sq(into)))
+				ds.add(i, into, roughly(into, 4.0/3*Sq(into)))
 			}
 		}
 		return nil

@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"cmp"
@@ -7,7 +7,6 @@ import (
 
 	"dsmoe/model"
 	"dsmoe/model/tensor"
-	"dsmoe/verify/bounds"
 )
 
 // screenZ is the z of the screen up to which a neuron is not suspected.
@@ -34,17 +33,17 @@ const mostSuspects = 64
 // Neurons beyond screenZ have their exact variance computed (exactly). Where a token has too
 // many of them, a simulation finds those that are worth it (simulate).
 type filter struct {
-	*analysis
-	x        *value    // the stage
+	*Analysis
+	x        *Value    // the stage
 	want     []float32 // its golden
-	selected *rowSet   // its rows that are compared
+	selected *Rows     // its rows that are compared
 	factor   float64   // the user's, on standard deviations
 
 	terms    [][]term    // of each token, what its row is the sum of
 	suspects [][]suspect // of each token
 	crowded  []bool      // tokens that had more than mostSuspects
 
-	named *bounds.Neuron
+	named *Neuron
 	z     float64
 }
 
@@ -56,23 +55,23 @@ type term struct {
 
 // suspect is a neuron whose exact z is to be computed. Its Z is an estimate.
 type suspect struct {
-	bounds.Neuron
+	Neuron
 	term
 }
 
-// neurons returns the largest z of a neuron, and the neuron on which most of a token's residual
+// Neurons returns the largest z of a neuron, and the neuron on which most of a token's residual
 // lies, of largest N_i²/E_i, of the token that says so most clearly. Once a neuron is beyond
 // the limit, neurons that are less suspicious are not examined any more.
-func (a *analysis) neurons(x *value, want []float32, rows *rowSet, factor float64) (named *bounds.Neuron, z float64) {
+func (a *Analysis) Neurons(x *Value, want []float32, rows *Rows, factor float64) (named *Neuron, z float64) {
 	f := &filter{
-		analysis: a, x: x, want: want, selected: rows, factor: factor, named: &bounds.Neuron{Expert: -1},
+		Analysis: a, x: x, want: want, selected: rows, factor: factor, named: &Neuron{Expert: -1},
 		terms: make([][]term, x.Rows()), suspects: make([][]suspect, x.Rows()), crowded: make([]bool, x.Rows()),
 	}
-	for i := range x.products {
-		f.add(&x.products[i])
+	for i := range x.Products {
+		f.add(&x.Products[i])
 	}
-	for i := range x.products {
-		f.inScope(func() { f.screen(&x.products[i]) })
+	for i := range x.Products {
+		f.inScope(func() { f.screen(&x.Products[i]) })
 	}
 	f.examine()
 	return f.named, f.z
@@ -113,9 +112,9 @@ func (t term) deviations() []float32 {
 }
 
 // examined takes note of a neuron's z.
-func (f *filter) examined(n bounds.Neuron) {
+func (f *filter) examined(n Neuron) {
 	f.z = max(f.z, n.Z)
-	if n.Clearer(f.named) {
+	if n.clearer(f.named) {
 		f.named = &n
 	}
 }
@@ -139,7 +138,7 @@ func (s *suspect) key() suspectKey { return suspectKey{s.Token, s.Expert, s.Inde
 // compare orders suspects: neurons that a residual certainly lies on, by falling z.
 func (s suspect) compare(r suspect) int {
 	sure := func(n suspect) int {
-		if n.Share >= bounds.Certain {
+		if n.Share >= Certain {
 			return 0
 		}
 		return 1
@@ -157,7 +156,7 @@ func (f *filter) screen(p *product) {
 	}
 	sums, energies := f.errors.Columns(residuals, inverse, &p.down.Weight)
 	for i, t := range p.tokens {
-		if _, compared := slices.BinarySearch(f.selected.compared, t); !compared {
+		if _, compared := slices.BinarySearch(f.selected.Compared, t); !compared {
 			continue // padding
 		}
 		f.screened(term{p, i}, sums.Row(i), energies.Row(i), least[i], max(0, totals[i]-float64(width)))
@@ -185,10 +184,10 @@ func (f *filter) screened(t term, sums, energies []float32, least, excess float6
 	}
 	token := t.tokens[t.row]
 	for k := range sums {
-		n := bounds.Neuron{Expert: t.expert, Index: k, Token: token, Explained: sq(explained(k))}
-		n.Z = explained(k) / math.Sqrt(1+sq(unit*float64(deviations[k])*weight)*float64(energies[k])/least) / f.factor
-		if k == clearest && 2*sq(second) < sq(most) {
-			n.Share = min(1, ratio(sq(most), excess))
+		n := Neuron{Expert: t.expert, Index: k, Token: token, explained: Sq(explained(k))}
+		n.Z = explained(k) / math.Sqrt(1+Sq(Unit*float64(deviations[k])*weight)*float64(energies[k])/least) / f.factor
+		if k == clearest && 2*Sq(second) < Sq(most) {
+			n.Share = min(1, Ratio(Sq(most), excess))
 		}
 		if n.Z > screenZ {
 			f.suspected(suspect{n, t})
@@ -200,11 +199,11 @@ func (f *filter) screened(t term, sums, energies []float32, least, excess float6
 
 // variances are s² of a token's outputs: of what was computed, and of the golden's rounding.
 func (f *filter) variances(t int) []float64 {
-	p, s2 := precisionOf(f.x.DType), make([]float64, f.x.Width())
+	p, s2 := PrecisionOf(f.x.DType), make([]float64, f.x.Width())
 	for c := range s2 {
 		i := t*len(s2) + c
 		largest := max(math.Abs(float64(f.want[i])), math.Abs(float64(f.x.Values[i])))
-		s2[c] = float64(f.x.v(i)*(unit*unit)) + sq(p.ulp(largest))/12
+		s2[c] = float64(f.x.Variance(i)*(Unit*Unit)) + Sq(p.Ulp(largest))/12
 	}
 	return s2
 }
@@ -230,7 +229,7 @@ func (f *filter) examine() {
 	all := f.sorted()
 	n := min(mostSuspects, len(all))
 	f.inScope(func() { f.exactly(all[:n]) })
-	if f.z > bounds.NeuronLimit || len(all) == 0 {
+	if f.z > NeuronLimit || len(all) == 0 {
 		return
 	}
 	for _, s := range all[:n] {
@@ -239,7 +238,7 @@ func (f *filter) examine() {
 	}
 	f.simulate()
 	for batch := range slices.Chunk(f.sorted(), mostSuspects) {
-		if f.z > bounds.NeuronLimit {
+		if f.z > NeuronLimit {
 			return
 		}
 		f.inScope(func() { f.exactly(batch) })

@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"encoding/binary"
@@ -12,7 +12,6 @@ import (
 	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
-	"dsmoe/verify/bounds"
 )
 
 // runsOfOneSign returns n magnitudes in six runs of one sign: their sum goes far from 0 before it
@@ -86,35 +85,35 @@ func TestCoherentSumsAreWithinTheBounds(t *testing.T) {
 			}
 			golden := reference(w)
 			l := &model.Linear{Weight: storedWeight(w, out, test.k)}
-			a := newAnalysis(model.Options{DType: test.d}, nil)
+			a := NewAnalysis(model.Options{DType: test.d}, nil)
 			defer a.Close()
-			in := exact(&model.Activation{DType: tensor.F32, Shape: []int{test.rows, test.k}, Values: x})
+			in := Exact(&model.Activation{DType: tensor.F32, Shape: []int{test.rows, test.k}, Values: x})
 			y := a.Linear(in, l)
-			d := measure(y, golden, allRows(golden, y), 1)
-			require.Less(t, d.largest, 5.0)
-			require.Less(t, d.rms, 1.0)
-			require.Greater(t, d.rms, 0.3)
+			d := Measure(y, golden, allRows(golden, y), 1)
+			require.Less(t, d.Largest, 5.0)
+			require.Less(t, d.Rms, 1.0)
+			require.Greater(t, d.Rms, 0.3)
 
 			kappa := a.sumsOf(in).kappa
 			first := a.result(tensor.F32, test.rows, out) // what terms in random order allow
 			for i, sum := range y.Values {
 				squares := 0.0
 				for k := range test.k {
-					squares += sq(float64(x[i/out*test.k+k]) * float64(w[i%out*test.k+k]))
+					squares += Sq(float64(x[i/out*test.k+k]) * float64(w[i%out*test.k+k]))
 				}
-				first.set(i, float64(sum), roughly(float64(sum), kappa*(squares+sq(float64(sum)))))
+				first.Set(i, float64(sum), roughly(float64(sum), kappa*(squares+Sq(float64(sum)))))
 			}
-			d = measure(first, golden, allRows(golden, first), 1)
-			require.Greater(t, d.rms, 1.5)
+			d = Measure(first, golden, allRows(golden, first), 1)
+			require.Greater(t, d.Rms, 1.5)
 
 			const wrong = 7*4096/4 + 5
 			row := wrong / test.k
-			change := 20 * unit * math.Sqrt(y.v(row)) / math.Abs(float64(x[wrong%test.k]))
+			change := 20 * Unit * math.Sqrt(y.Variance(row)) / math.Abs(float64(x[wrong%test.k]))
 			w[wrong] += float32(change)
 			golden = reference(w)
-			d = measure(y, golden, allRows(golden, y), 1)
-			require.Greater(t, d.largest, float64(bounds.Lambda))
-			require.Equal(t, row, d.worst%out)
+			d = Measure(y, golden, allRows(golden, y), 1)
+			require.Greater(t, d.Largest, float64(Lambda))
+			require.Equal(t, row, d.Worst%out)
 		})
 	}
 }
@@ -135,10 +134,10 @@ func TestCoherentScoresAndContexts(t *testing.T) {
 	for range heads * dim {
 		v = append(v, runsOfOneSign(r, keys)...)
 	}
-	given := func(values []float32, shape ...int) *value {
-		return exact(&model.Activation{DType: tensor.F32, Shape: shape, Values: values})
+	given := func(values []float32, shape ...int) *Value {
+		return Exact(&model.Activation{DType: tensor.F32, Shape: shape, Values: values})
 	}
-	a := newAnalysis(model.Options{DType: tensor.F32}, nil)
+	a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
 	defer a.Close()
 	of := func(x, w []float32, rows, k int) (y []float32) {
 		for h := range heads {
@@ -150,9 +149,9 @@ func TestCoherentScoresAndContexts(t *testing.T) {
 	}
 	scores := a.Scores(given(q, 1, heads, n, dim), given(k, 1, heads, keys, dim), 0, n, &model.Scoring{By: 1})
 	want := of(q, k, keys, dim)
-	d := measure(scores, want, allRows(want, scores), 1)
-	require.Less(t, d.rms, 1.0)
-	require.Greater(t, d.rms, 0.3)
+	d := Measure(scores, want, allRows(want, scores), 1)
+	require.Less(t, d.Rms, 1.0)
+	require.Greater(t, d.Rms, 0.3)
 
 	probs := make([]float32, heads*n*keys)
 	for i := range probs {
@@ -160,12 +159,12 @@ func TestCoherentScoresAndContexts(t *testing.T) {
 	}
 	context := a.Context(given(probs, 1, heads, n, keys), given(v, 1, heads, dim, keys))
 	want = of(probs, v, dim, keys)
-	d = measure(context, want, allRows(want, context), 1)
-	require.Less(t, d.rms, 1.0)
-	require.Greater(t, d.rms, 0.3)
+	d = Measure(context, want, allRows(want, context), 1)
+	require.Less(t, d.Rms, 1.0)
+	require.Greater(t, d.Rms, 0.3)
 
 	const chosen, width = 12, 64
-	parts, weights, golden := []model.Part[*value](nil), make([]float32, chosen), make([]float32, width)
+	parts, weights, golden := []model.Part[*Value](nil), make([]float32, chosen), make([]float32, width)
 	for e, s := range runsOfOneSign(r, chosen) {
 		weights[e] = s
 		out := make([]float32, width)
@@ -173,22 +172,22 @@ func TestCoherentScoresAndContexts(t *testing.T) {
 			out[c] = 1 + float32(r.Float64())
 			golden[c] += float32(out[c] * s)
 		}
-		parts = append(parts, model.Part[*value]{Expert: e, Slots: []int{e}, Out: given(out, 1, width)})
+		parts = append(parts, model.Part[*Value]{Expert: e, Slots: []int{e}, Out: given(out, 1, width)})
 	}
 	sum := a.Combine(given(weights, 1, chosen), parts, config.ByChoice)
-	d = measure(sum, golden, allRows(golden, sum), 1)
-	require.Less(t, d.rms, 1.0)
-	require.Greater(t, d.rms, 0.2)
+	d = Measure(sum, golden, allRows(golden, sum), 1)
+	require.Less(t, d.Rms, 1.0)
+	require.Greater(t, d.Rms, 0.2)
 }
 
 // TestSumsOverExpertsHaveTheirPartialSums: of 64 experts whose outputs are of one sign, then of
 // the other, the partial sums are far larger than the terms.
 func TestSumsOverExpertsHaveTheirPartialSums(t *testing.T) {
 	const k = 64
-	a := newAnalysis(model.Options{DType: tensor.F32}, nil)
+	a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
 	defer a.Close()
 	weight := a.plain.Make(tensor.F32, 1, k)
-	var parts []model.Part[*value]
+	var parts []model.Part[*Value]
 	sum, partial, squares, products := 0.0, 0.0, 0.0, 0.0
 	for e := range k {
 		out := a.plain.Make(tensor.F32, 1, 1)
@@ -196,16 +195,16 @@ func TestSumsOverExpertsHaveTheirPartialSums(t *testing.T) {
 		if e >= k/2 {
 			out.Values[0] = -1.25
 		}
-		parts = append(parts, model.Part[*value]{Expert: e, Slots: []int{e}, Out: exact(out)})
+		parts = append(parts, model.Part[*Value]{Expert: e, Slots: []int{e}, Out: Exact(out)})
 		term := float64(out.Values[0] * weight.Values[e])
 		sum += term
-		partial += sq(sum)
-		squares += sq(term)
-		products += sq(term) / 3 // each rounded once
+		partial += Sq(sum)
+		squares += Sq(term)
+		products += Sq(term) / 3 // each rounded once
 	}
-	y := a.Combine(exact(weight), parts, config.ByChoice)
-	random, natural := (k+1.0)/6*(squares+sq(sum)), (partial+sq(sum))/6
+	y := a.Combine(Exact(weight), parts, config.ByChoice)
+	random, natural := (k+1.0)/6*(squares+Sq(sum)), (partial+Sq(sum))/6
 	require.Greater(t, natural, 3*random)
-	require.InEpsilon(t, random+1.5*(natural-random), y.v(0), 0.02)
+	require.InEpsilon(t, random+1.5*(natural-random), y.Variance(0), 0.02)
 	require.LessOrEqual(t, products, 0.02*natural)
 }

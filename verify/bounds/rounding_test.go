@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"math"
@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/model"
 	"dsmoe/model/tensor"
-	"dsmoe/verify/bounds"
 )
 
 var reduced = []tensor.DType{tensor.F32, tensor.BF16, tensor.F16}
@@ -22,7 +22,7 @@ func TestRoundIsTheCast(t *testing.T) {
 			continue
 		}
 		for _, d := range reduced {
-			require.Equal(t, float64(tensor.Rounded(x, d)), precisionOf(d).round(float64(x)), "%s %x", d, x)
+			require.Equal(t, float64(tensor.Rounded(x, d)), PrecisionOf(d).Round(float64(x)), "%s %x", d, x)
 		}
 	}
 }
@@ -31,11 +31,11 @@ func TestRoundIsTheCast(t *testing.T) {
 func TestRoundTakesOneStep(t *testing.T) {
 	for d, half := range map[tensor.DType]float64{tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11} {
 		y := 1 + half + 0x1p-40
-		require.Equal(t, 1+2*half, precisionOf(d).round(y))
+		require.Equal(t, 1+2*half, PrecisionOf(d).Round(y))
 		require.Equal(t, 1.0, float64(tensor.Rounded(float32(y), d)))
 	}
-	require.Equal(t, math.Inf(-1), precisionOf(tensor.F16).round(-65520))
-	require.Equal(t, 65504.0, precisionOf(tensor.F16).round(65519.9))
+	require.Equal(t, math.Inf(-1), PrecisionOf(tensor.F16).Round(-65520))
+	require.Equal(t, 65504.0, PrecisionOf(tensor.F16).Round(65519.9))
 }
 
 func TestULP(t *testing.T) {
@@ -46,15 +46,15 @@ func TestULP(t *testing.T) {
 		{tensor.F32, 1, 0x1p-23}, {tensor.F32, 0x1.fffp0, 0x1p-23}, {tensor.F32, -2, 0x1p-22}, {tensor.F32, 0, 0x1p-149}, {tensor.F32, 0x1p-140, 0x1p-149},
 		{tensor.BF16, 1, 0x1p-7}, {tensor.BF16, 0, 0x1p-133}, {tensor.F16, 1000, 0.5}, {tensor.F16, 0x1p-20, 0x1p-24},
 	} {
-		require.Equal(t, test.u, precisionOf(test.d).ulp(test.x), "%s %g", test.d, test.x)
+		require.Equal(t, test.u, PrecisionOf(test.d).Ulp(test.x), "%s %g", test.d, test.x)
 	}
 }
 
 // TestPoint: what cannot round otherwise becomes exact; what can carries a flip, of
 // probability 1/16 at least, and its own error where that is large.
 func TestPoint(t *testing.T) {
-	p, ulp := precisionOf(tensor.BF16), 0x1p-7
-	inUnits := func(s float64) float64 { return sq(s / unit) }
+	p, ulp := PrecisionOf(tensor.BF16), 0x1p-7
+	inUnits := func(s float64) float64 { return Sq(s / Unit) }
 	for name, test := range map[string]struct {
 		y, s, r, v float64 // v in units of ulp²
 	}{
@@ -67,7 +67,7 @@ func TestPoint(t *testing.T) {
 	} {
 		r, v := p.point(test.y, inUnits(test.s))
 		require.Equal(t, test.r, r, name)
-		require.InDelta(t, test.v, v*sq(unit)/sq(ulp), 1e-4, name)
+		require.InDelta(t, test.v, v*Sq(Unit)/Sq(ulp), 1e-4, name)
 	}
 	for _, y := range []float64{math.Inf(1), math.NaN()} {
 		r, v := p.point(y, 1)
@@ -84,47 +84,47 @@ func TestDistances(t *testing.T) {
 	for i := range x.Values {
 		x.Values[i] = 0.75
 	}
-	each := selectRows(x.Values, width, nil)
-	require.Equal(t, 1, each.distinct)
+	each := SelectRows(x.Values, width, nil)
+	require.Equal(t, 1, each.Distinct)
 	for i := range each.weights { // as if no row were equal to another
 		each.weights[i] = 1
 	}
-	each.distinct = rows
+	each.Distinct = rows
 	want := append([]float32{}, x.Values...)
-	d := measure(x, want, each, 1)
-	require.True(t, d.finite)
-	require.Zero(t, d.largest)
-	require.Equal(t, "", d.where(x.Rows()))
-	require.InEpsilon(t, bounds.Lambda*unit/0.75, d.sees, 1e-9)
+	d := Measure(x, want, each, 1)
+	require.True(t, d.Finite)
+	require.Zero(t, d.Largest)
+	require.Equal(t, "", d.Where(x.Rows()))
+	require.InEpsilon(t, Lambda*Unit/0.75, d.Sees, 1e-9)
 
-	want[6] += 21 * unit // the golden's own rounding takes half a unit of 2u
-	d = measure(x, want, each, 1)
-	require.InDelta(t, 21, d.largest, 1.01)
-	require.Equal(t, 6, d.worst)
-	require.Equal(t, 1, d.beyond)
-	require.Equal(t, "all in column 2", d.where(x.Rows()))
-	require.InEpsilon(t, d.largest/math.Sqrt(width), d.rowRMS, 1e-9)
-	require.InEpsilon(t, d.largest/math.Sqrt(rows), d.columnRMS, 1e-9)
-	require.InEpsilon(t, d.largest/math.Sqrt(width*rows), d.rms, 1e-9)
-	require.InEpsilon(t, d.largest/4, measure(x, want, each, 4).largest, 1e-9)
+	want[6] += 21 * Unit // the golden's own rounding takes half a unit of 2u
+	d = Measure(x, want, each, 1)
+	require.InDelta(t, 21, d.Largest, 1.01)
+	require.Equal(t, 6, d.Worst)
+	require.Equal(t, 1, d.Beyond)
+	require.Equal(t, "all in column 2", d.Where(x.Rows()))
+	require.InEpsilon(t, d.Largest/math.Sqrt(width), d.RowRMS, 1e-9)
+	require.InEpsilon(t, d.Largest/math.Sqrt(rows), d.ColumnRMS, 1e-9)
+	require.InEpsilon(t, d.Largest/math.Sqrt(width*rows), d.Rms, 1e-9)
+	require.InEpsilon(t, d.Largest/4, Measure(x, want, each, 4).Largest, 1e-9)
 	want[7] = 1
-	require.Equal(t, "all in row 1", measure(x, want, each, 1).where(x.Rows()))
+	require.Equal(t, "all in row 1", Measure(x, want, each, 1).Where(x.Rows()))
 
 	x.sigma.Values[9] = 0
-	require.Equal(t, 0.0, measure(x, x.Values, each, 1).largest)
+	require.Equal(t, 0.0, Measure(x, x.Values, each, 1).Largest)
 	want[9] = math.Nextafter32(want[9], 1)
-	d = measure(x, want, each, 1)
-	require.True(t, math.IsInf(d.largest, 1), "an exact result one unit off")
-	require.Equal(t, 9, d.worst)
+	d = Measure(x, want, each, 1)
+	require.True(t, math.IsInf(d.Largest, 1), "an exact result one unit off")
+	require.Equal(t, 9, d.Worst)
 
 	want[20] = float32(math.NaN())
-	d = measure(x, want, each, 1)
-	require.False(t, d.finite)
-	require.Equal(t, 20, d.worst)
+	d = Measure(x, want, each, 1)
+	require.False(t, d.Finite)
+	require.Equal(t, 20, d.Worst)
 	x.Values[20], want[20] = float32(math.Inf(1)), float32(math.Inf(1))
-	require.True(t, agree(math.Inf(1), math.Inf(1)))
-	require.False(t, agree(math.Inf(1), math.Inf(-1)))
-	require.False(t, agree(math.NaN(), math.NaN()))
+	require.True(t, Agree(math.Inf(1), math.Inf(1)))
+	require.False(t, Agree(math.Inf(1), math.Inf(-1)))
+	require.False(t, Agree(math.NaN(), math.NaN()))
 }
 
 // TestErrorsThatAreNoNumbers hide nothing: the stage says nothing.
@@ -132,11 +132,17 @@ func TestErrorsThatAreNoNumbers(t *testing.T) {
 	for _, s := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
 		x := uncertainly(2, 1, 2, 3, 4)
 		x.sigma.Values[2] = s
-		d := measure(x, []float32{1, 2, 7, 4}, allRows([]float32{1, 2, 7, 4}, x), 1)
-		require.True(t, d.finite)
-		require.True(t, d.saysNothing(tensor.F32))
+		d := Measure(x, []float32{1, 2, 7, 4}, allRows([]float32{1, 2, 7, 4}, x), 1)
+		require.True(t, d.Finite)
+		require.True(t, d.SaysNothing(tensor.F32))
 	}
 }
 
 // allRows compares every row of want, which has x's shape.
-func allRows(want []float32, x *value) *rowSet { return selectRows(want, x.Width(), nil) }
+func allRows(want []float32, x *Value) *Rows { return SelectRows(want, x.Width(), nil) }
+
+// uncertainly returns a value [rows, width] with a standard deviation of one float32 unit of 1 each.
+func uncertainly(width int, values ...float32) *Value {
+	y := &model.Activation{Shape: []int{len(values) / width, width}, Values: values, DType: tensor.F32}
+	return WithErrors(y, func(int) float64 { return Unit })
+}

@@ -1,4 +1,4 @@
-package verify
+package bounds
 
 import (
 	"math"
@@ -81,8 +81,8 @@ func TestOwnErrors(t *testing.T) {
 		require.NoError(t, err)
 		return v
 	}
-	part := func(e int, x *value, slots ...int) model.Part[*value] {
-		return model.Part[*value]{Expert: e, Slots: slots, Out: x}
+	part := func(e int, x *Value, slots ...int) model.Part[*Value] {
+		return model.Part[*Value]{Expert: e, Slots: slots, Out: x}
 	}
 	type values32 = [][]float32
 	rotary := &model.Rotary{Factor: 1, DType: tensor.F32, Buffer: tensor.F32, Half: 8}
@@ -93,11 +93,11 @@ func TestOwnErrors(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		shapes      [][]int
-		f           func(a *analysis, x []*value) *value
+		f           func(a *Analysis, x []*Value) *Value
 		g           func(c reference32, x values32) []float32
 		least, most float64 // predicted over observed, RMS; 0: both are 0
 	}{
-		"Linear": {[][]int{{rows, width}}, func(a *analysis, x []*value) *value { return a.Linear(x[0], linear) },
+		"Linear": {[][]int{{rows, width}}, func(a *Analysis, x []*Value) *Value { return a.Linear(x[0], linear) },
 			func(c reference32, x values32) []float32 {
 				return mapRows(x[0], width, func(row []float32) (y []float32) {
 					for w := range slices.Chunk(values(&linear.Weight), width) {
@@ -106,7 +106,7 @@ func TestOwnErrors(t *testing.T) {
 					return y
 				})
 			}, 1, 3},
-		"RMSNorm": {[][]int{{rows, width}}, func(a *analysis, x []*value) *value { return a.RMSNorm(x[0], &scale, 1e-6) },
+		"RMSNorm": {[][]int{{rows, width}}, func(a *Analysis, x []*Value) *Value { return a.RMSNorm(x[0], &scale, 1e-6) },
 			func(c reference32, x values32) []float32 {
 				return mapRows(x[0], width, func(row []float32) (y []float32) {
 					inverse := float32(1 / math.Sqrt(float64(c.dot(row, row)/width+1e-6)))
@@ -116,23 +116,23 @@ func TestOwnErrors(t *testing.T) {
 					return y
 				})
 			}, 1, 3},
-		"SwiGLU": {[][]int{{rows, width}, {rows, width}}, func(a *analysis, x []*value) *value { return a.SwiGLU(x[0], x[1]) },
+		"SwiGLU": {[][]int{{rows, width}, {rows, width}}, func(a *Analysis, x []*Value) *Value { return a.SwiGLU(x[0], x[1]) },
 			func(c reference32, x values32) (y []float32) {
 				for i, g := range x[0] {
 					y = append(y, c.silu(g)*x[1][i])
 				}
 				return y
 			}, 1, 3},
-		"Softmax": {[][]int{{rows, width}}, func(a *analysis, x []*value) *value { return a.use(a.Softmax(x[0])) },
+		"Softmax": {[][]int{{rows, width}}, func(a *Analysis, x []*Value) *Value { return a.use(a.Softmax(x[0])) },
 			func(c reference32, x values32) []float32 { return mapRows(x[0], width, c.softmax) }, 1, 3},
-		"Sigmoid": {[][]int{{rows, width}}, func(a *analysis, x []*value) *value { return a.Sigmoid(x[0]) },
+		"Sigmoid": {[][]int{{rows, width}}, func(a *Analysis, x []*Value) *Value { return a.Sigmoid(x[0]) },
 			func(c reference32, x values32) (y []float32) {
 				for _, v := range x[0] {
 					y = append(y, 1/(1+c.exp32(-v)))
 				}
 				return y
 			}, 1, 3},
-		"Normalise": {[][]int{{rows, 6}}, func(a *analysis, x []*value) *value { return a.Normalise(x[0]) },
+		"Normalise": {[][]int{{rows, 6}}, func(a *Analysis, x []*Value) *Value { return a.Normalise(x[0]) },
 			func(c reference32, x values32) []float32 {
 				return mapRows(x[0], 6, func(row []float32) (y []float32) {
 					total := c.sum(6, func(i int) float32 { return row[i] }) + 1e-20
@@ -142,7 +142,7 @@ func TestOwnErrors(t *testing.T) {
 					return y
 				})
 			}, 1, 3},
-		"Scores": {[][]int{{1, 1, 16, width}, {1, 1, 16, width}}, func(a *analysis, x []*value) *value {
+		"Scores": {[][]int{{1, 1, 16, width}, {1, 1, 16, width}}, func(a *Analysis, x []*Value) *Value {
 			return a.Scores(x[0], x[1], 0, 16, &model.Scoring{By: 8, Divides: true})
 		}, func(c reference32, x values32) []float32 {
 			return mapRows(x[0], width, func(q []float32) (y []float32) {
@@ -152,7 +152,7 @@ func TestOwnErrors(t *testing.T) {
 				return y
 			})
 		}, 1, 3},
-		"Context": {[][]int{{1, 1, 16, 32}, {1, 1, 24, 32}}, func(a *analysis, x []*value) *value { return a.Context(a.Softmax(x[0]), x[1]) },
+		"Context": {[][]int{{1, 1, 16, 32}, {1, 1, 24, 32}}, func(a *Analysis, x []*Value) *Value { return a.Context(a.Softmax(x[0]), x[1]) },
 			func(c reference32, x values32) []float32 {
 				return mapRows(x[0], 32, func(row []float32) (y []float32) {
 					p := c.softmax(row)
@@ -162,15 +162,15 @@ func TestOwnErrors(t *testing.T) {
 					return y
 				})
 			}, 1, 3},
-		"Worth": {[][]int{{rows, 8}}, func(a *analysis, x []*value) *value { return a.GroupWorth(x[0], 1, 2) },
+		"Worth": {[][]int{{rows, 8}}, func(a *Analysis, x []*Value) *Value { return a.GroupWorth(x[0], 1, 2) },
 			func(c reference32, x values32) []float32 {
 				return mapRows(x[0], 8, func(row []float32) []float32 {
 					best := model.TopK(row, 2)
 					return []float32{row[best[1]] + row[best[0]]}
 				})
 			}, 0, 0},
-		"Combine by choice": {[][]int{{rows, 4}, {rows, 16}, {rows, 16}, {rows, 16}, {rows, 16}}, func(a *analysis, x []*value) *value {
-			var parts []model.Part[*value]
+		"Combine by choice": {[][]int{{rows, 4}, {rows, 16}, {rows, 16}, {rows, 16}, {rows, 16}}, func(a *Analysis, x []*Value) *Value {
+			var parts []model.Part[*Value]
 			for e := range 4 {
 				var slots []int
 				for i := range rows {
@@ -186,7 +186,7 @@ func TestOwnErrors(t *testing.T) {
 			}
 			return y
 		}, 1, 3},
-		"RoPE": {[][]int{{1, 4, 12, 16}}, func(a *analysis, x []*value) *value {
+		"RoPE": {[][]int{{1, 4, 12, 16}}, func(a *Analysis, x []*Value) *Value {
 			cos, sin := a.Tables(rotary)
 			return a.RoPE(x[0], cos, sin, rotary)
 		}, func(c reference32, x values32) (y []float32) {
@@ -213,21 +213,21 @@ func TestOwnErrors(t *testing.T) {
 			}
 			return y
 		}, 1, 3},
-		"Add": {[][]int{{rows, width}, {rows, width}}, func(a *analysis, x []*value) *value { return a.Add(x[0], x[1]) },
+		"Add": {[][]int{{rows, width}, {rows, width}}, func(a *Analysis, x []*Value) *Value { return a.Add(x[0], x[1]) },
 			func(c reference32, x values32) (y []float32) {
 				for i, v := range x[0] {
 					y = append(y, v+x[1][i])
 				}
 				return y
 			}, 0, 0},
-		"AddBias": {[][]int{{rows, width}}, func(a *analysis, x []*value) *value { return a.AddBias(x[0], &bias) },
+		"AddBias": {[][]int{{rows, width}}, func(a *Analysis, x []*Value) *Value { return a.AddBias(x[0], &bias) },
 			func(c reference32, x values32) (y []float32) {
 				for i, v := range x[0] {
 					y = append(y, v+values(&bias)[i%width])
 				}
 				return y
 			}, 0, 0},
-		"Scale": {[][]int{{rows, width}}, func(a *analysis, x []*value) *value { return a.Scale(x[0], 2.3) },
+		"Scale": {[][]int{{rows, width}}, func(a *Analysis, x []*Value) *Value { return a.Scale(x[0], 2.3) },
 			func(c reference32, x values32) (y []float32) {
 				for _, v := range x[0] {
 					y = append(y, v*2.3)
@@ -237,9 +237,9 @@ func TestOwnErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := reference32{rand.New(rand.NewPCG(7, 8))}
-			a := newAnalysis(model.Options{DType: tensor.F32}, nil)
+			a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
 			defer a.Close()
-			var operands []*value
+			var operands []*Value
 			var x values32
 			for _, shape := range test.shapes {
 				v := a.plain.Make(tensor.F32, shape...)
@@ -250,22 +250,22 @@ func TestOwnErrors(t *testing.T) {
 					}
 				}
 				x = append(x, append([]float32(nil), v.Values...))
-				operands = append(operands, exact(v))
+				operands = append(operands, Exact(v))
 			}
 			y := test.f(a, operands)
 			var predicted, observed float64
 			const samples = 20
 			for range samples {
 				for i, v := range test.g(c, x) {
-					observed += sq(float64(v)-float64(y.Values[i])) / samples
+					observed += Sq(float64(v)-float64(y.Values[i])) / samples
 				}
 			}
 			for i := range y.Values {
-				predicted += y.v(i) * unit * unit
+				predicted += y.Variance(i) * Unit * Unit
 			}
 			if test.most == 0 {
 				require.Zero(t, observed)
-				require.LessOrEqual(t, predicted, 2*float64(len(y.Values))*sq(unit*4), "the operation is exact, or nearly")
+				require.LessOrEqual(t, predicted, 2*float64(len(y.Values))*Sq(Unit*4), "the operation is exact, or nearly")
 				return
 			}
 			ratio := math.Sqrt(predicted / observed)

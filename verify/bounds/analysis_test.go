@@ -1,0 +1,223 @@
+package bounds
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// numbers returns n numbers around 0.
+func numbers(r *rand.Rand, n int) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	return x
+}
+
+// weight returns a weight of F32.
+func weight(r *rand.Rand, shape ...int) model.Weight {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	var data []byte
+	for _, v := range numbers(r, n) {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+	}
+	return model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: shape, Data: data}}
+}
+
+// TestProductsHaveTheVarianceOfTheFormula, with inputs that vary and a bias, and inputs so
+// small that their squares are no float32 numbers.
+func TestProductsHaveTheVarianceOfTheFormula(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	const rows, k, out = 4, 168, 5
+	l := &model.Linear{Weight: weight(r, out, k), Bias: weight(r, out)}
+	for _, scale := range []float32{1, 0x1p-70, 0x1p-90} {
+		a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+		defer a.Close()
+		w, b := a.plain.Values(&l.Weight), a.plain.Values(&l.Bias)
+		x := a.result(tensor.F32, rows, k)
+		for i, v := range numbers(r, rows*k) {
+			if i < k { // partial sums of the first element go far from 0 and come back
+				v = w[i] * float32(1-i/(k/2)*2)
+			}
+			x.Set(i, float64(v*scale), float64(Sq(float64(v*scale))*100))
+		}
+		y := a.Linear(x, l)
+		kappa, larger := (k+k/64.0)/6, 0
+		for i := range y.Values {
+			sum, v, squares, partial := 0.0, 0.0, 0.0, 0.0
+			for c := range k {
+				at := i/out*k + c
+				wi, xi := float64(w[i%out*k+c]), float64(x.Values[at])
+				sum += wi * xi
+				v += Sq(wi) * x.Variance(at)
+				squares += Sq(wi * xi)
+				if n := c%16 + 1; n == 16 || c == k-1 {
+					partial += float64(n) * Sq(sum)
+				}
+			}
+			random, ordered := kappa*(squares+Sq(sum)), (partial+Sq(sum))/6
+			v += random + 1.5*max(0, ordered-random) + Sq(sum)/3
+			if ordered > random {
+				larger++
+			}
+			sum += float64(b[i%out])
+			require.InEpsilon(t, sum, float64(y.Values[i]), 1e-6)
+			require.InEpsilon(t, v+2.0/3*Sq(sum), y.Variance(i), 1e-4)
+		}
+		require.True(t, larger > 0 && larger < len(y.Values), "each of the two is the larger one somewhere")
+	}
+}
+
+// TestKappa: blocks in float32 and BF16, one chain in F16, twice as much if our own sums
+// are float32.
+func TestKappa(t *testing.T) {
+	for _, test := range []struct {
+		o    model.Options
+		k    int
+		want float64
+	}{
+		{model.Options{DType: tensor.F32}, 64, 65.0 / 6}, {model.Options{DType: tensor.BF16}, 10944, (512 + 171.0) / 6},
+		{model.Options{DType: tensor.F16}, 10944, 10944.0 / 6}, {model.Options{DType: tensor.F32, Accumulate: model.Float32}, 64, 65.0 / 3},
+	} {
+		a := NewAnalysis(test.o, nil)
+		require.InEpsilon(t, test.want, a.sums(test.k).kappa, 1e-12)
+		a.Close()
+	}
+}
+
+// TestErrorsAreCarriedOn: operands are moved at random by far more than rounding does; the
+// results move by as much as the analysis says. Errors that columns share are shared by the results'.
+func TestErrorsAreCarriedOn(t *testing.T) {
+	const spread = 1e-4 // relative, of each element
+	r := rand.New(rand.NewPCG(5, 6))
+	linear := &model.Linear{Weight: weight(r, 24, 32)}
+	scale, bias := weight(r, 32), weight(r, 32)
+	part := func(e int, x *Value, slots ...int) model.Part[*Value] {
+		return model.Part[*Value]{Expert: e, Slots: slots, Out: x}
+	}
+	for name, test := range map[string]struct {
+		shapes [][]int
+		f      func(a *Analysis, x []*Value) *Value
+		least  float64 // predicted over observed, RMS
+		most   float64
+	}{
+		"Linear":    {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.Linear(x[0], linear) }, 0.9, 1.1},
+		"RMSNorm":   {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.RMSNorm(x[0], &scale, 1e-6) }, 0.9, 1.2},
+		"Add":       {[][]int{{8, 32}, {8, 32}}, func(a *Analysis, x []*Value) *Value { return a.Add(x[0], x[1]) }, 0.9, 1.1},
+		"SwiGLU":    {[][]int{{8, 32}, {8, 32}}, func(a *Analysis, x []*Value) *Value { return a.SwiGLU(x[0], x[1]) }, 0.9, 1.1},
+		"Softmax":   {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.use(a.Softmax(x[0])) }, 0.9, 1.6},
+		"Sigmoid":   {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.Sigmoid(x[0]) }, 0.9, 1.1},
+		"AddBias":   {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.AddBias(x[0], &bias) }, 0.9, 1.1},
+		"Scale":     {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.Scale(x[0], 2.5) }, 0.9, 1.1},
+		"Worth":     {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.GroupWorth(x[0], 4, 2) }, 0.9, 1.1},
+		"Normalise": {[][]int{{8, 6}}, func(a *Analysis, x []*Value) *Value { return a.Normalise(a.Sigmoid(x[0])) }, 0.9, 1.4},
+		"Scores": {[][]int{{1, 4, 8, 16}, {1, 2, 8, 16}}, func(a *Analysis, x []*Value) *Value {
+			return a.Scores(x[0], x[1], 0, 8, &model.Scoring{By: 5.5, Divides: true})
+		}, 0.9, 1.1},
+		"Context": {[][]int{{1, 4, 8, 8}, {1, 2, 16, 8}}, func(a *Analysis, x []*Value) *Value { return a.Context(a.Softmax(x[0]), x[1]) }, 0.8, 2},
+		"Combine by expert": {[][]int{{4, 2}, {4, 16}, {4, 16}}, func(a *Analysis, x []*Value) *Value {
+			return a.Combine(x[0], []model.Part[*Value]{part(1, x[1], 0, 3, 4, 7), part(2, x[2], 1, 2, 5, 6)}, config.ByExpert)
+		}, 0.9, 1.1},
+		"Combine by choice": {[][]int{{4, 2}, {4, 16}, {4, 16}}, func(a *Analysis, x []*Value) *Value {
+			return a.Combine(x[0], []model.Part[*Value]{part(1, x[1], 0, 3, 4, 7), part(2, x[2], 1, 2, 5, 6)}, config.ByChoice)
+		}, 0.9, 1.1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(7, 8))
+			bases := make([][]float32, len(test.shapes))
+			for i, shape := range test.shapes {
+				n := 1
+				for _, d := range shape {
+					n *= d
+				}
+				bases[i] = numbers(r, n)
+			}
+			run := func(moved, sigma float64) *Value {
+				a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+				operands := make([]*Value, len(bases))
+				for i, base := range bases {
+					operands[i] = a.result(tensor.F32, test.shapes[i]...)
+					operands[i].Together = true
+					for k, v := range base {
+						y := float64(v) * (1 + moved*r.NormFloat64())
+						operands[i].Set(k, y, Sq(sigma*float64(v)/Unit))
+					}
+				}
+				return test.f(a, operands)
+			}
+			base := run(0, spread)
+			require.True(t, base.Together)
+			observed := 0.0
+			const samples = 200
+			for range samples {
+				for i, v := range run(spread, 0).Values {
+					observed += Sq(float64(v)-float64(base.Values[i])) / samples
+				}
+			}
+			predicted := 0.0
+			for i := range base.Values {
+				predicted += base.Variance(i) * Unit * Unit
+			}
+			ratio := math.Sqrt(predicted / observed)
+			require.True(t, ratio >= test.least && ratio <= test.most, "predicted %g of what was observed", ratio)
+		})
+	}
+}
+
+// TestFewRowsAreDotProducts: products of few rows as torch computes them, four sums of every
+// fourth term, are within the limits at widths where those of blocks are not.
+func TestFewRowsAreDotProducts(t *testing.T) {
+	t.Parallel()
+	const width, rows = 7168, 256
+	r := rand.New(rand.NewPCG(3, 4))
+	draw := func(n int) (values []float32, data []byte) {
+		for range n {
+			v := float32(r.NormFloat64())
+			values, data = append(values, v), binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+		}
+		return values, data
+	}
+	x, _ := draw(width)
+	w, data := draw(rows * width)
+	want := make([]float32, rows)
+	for row := range want {
+		var sums [4]float32
+		for k, v := range x {
+			sums[k%4] += float32(v * w[row*width+k])
+		}
+		want[row] = float32(sums[0]+sums[1]) + float32(sums[2]+sums[3])
+	}
+	l := &model.Linear{Weight: model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{rows, width}, Data: data}}}
+	rms := func(few int) float64 {
+		a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+		a.few = few
+		defer a.Close()
+		y := a.Linear(Exact(&model.Activation{DType: tensor.F32, Shape: []int{1, width}, Values: x}), l)
+		y.DistributeShared()
+		return Measure(y, want, allRows(want, y), 1).Rms
+	}
+	require.InDelta(t, 0.6, rms(1), 0.1)
+	require.InDelta(t, 1, rms(0), 0.15)
+	a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
+	defer a.Close()
+	of := func(rows, width int) *Value {
+		return Exact(&model.Activation{Shape: []int{rows, width}, Values: make([]float32, rows*width)})
+	}
+	blocks, few := a.sums(7168), a.sumsOf(of(3, 7168))
+	require.Equal(t, sums{7168.0 / 24, 1.0 / 24, true}, few)
+	require.Equal(t, blocks, a.sumsOf(of(4, 7168)))
+	require.Equal(t, sums{a.sums(2048).kappa, 1.0 / 24, true}, a.sumsOf(of(1, 2048)), "blocks are no better there")
+	a.chain = true
+	require.Equal(t, sums{7168.0 / 6, 1.0 / 6, true}, a.sumsOf(of(1, 7168)))
+}

@@ -1,0 +1,168 @@
+package bounds
+
+import (
+	"math"
+
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// Distances are how far a golden tensor of shape [rows, width] is from what was computed, in
+// standard deviations: z = d/σ of each element, d the distance of the value from the reals
+// that round to the golden's. Where σ = 0 the two must be equal.
+type Distances struct {
+	Largest   float64 // z
+	Worst     int     // flat index of largest, or of the first element that is not finite
+	Finite    bool    // both tensors are; if not, only worst is set
+	Rms       float64 // of z, over distinct rows
+	RowRMS    float64 // the largest of a row
+	ColumnRMS float64 // the largest of a column, over distinct rows
+	Beyond    int     // elements further than lambda
+	Columns   []bool  // that have such elements
+	Rows      []bool
+	Sees      float64 // lambda·rms(σ)/rms(golden): what a deviation must be to be seen; infinite if some σ is no number
+	Ambiguous float64 // share of elements that may round to either neighbour
+}
+
+// Measure returns the distances of the selected rows of want from x, σ being multiplied by
+// factor.
+func Measure(x *Value, want []float32, selected *Rows, factor float64) *Distances {
+	p, width := PrecisionOf(x.DType), x.Width()
+	d := &Distances{Finite: true, Worst: selected.Compared[0] * width, Columns: make([]bool, width), Rows: make([]bool, x.Rows())}
+	sums := make([]float64, width) // of z², per column
+	var total, sigmas, goldens float64
+	ambiguous := 0
+	for n, row := range selected.Compared {
+		rowSum := 0.0
+		for c := range width {
+			i := row*width + c
+			g, y, s := float64(want[i]), float64(x.Values[i]), factor*Unit*math.Sqrt(x.Variance(i))
+			if !Agree(g, p.Round(y)) {
+				return &Distances{Worst: i}
+			}
+			if s-s != 0 {
+				s = math.Inf(1)
+			}
+			z := p.Z(g, y, s)
+			if z > d.Largest {
+				d.Largest, d.Worst = z, i
+			}
+			if z > Lambda {
+				d.Beyond++
+				d.Columns[c], d.Rows[row] = true, true
+			}
+			rowSum += float64(z * z)
+			sums[c] += float64(selected.weights[n] * float64(z*z))
+			sigmas += float64(s * s)
+			goldens += float64(g * g)
+			if x.DType != tensor.F32 && s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s) {
+				ambiguous++
+			}
+		}
+		total += float64(selected.weights[n] * rowSum)
+		d.RowRMS = max(d.RowRMS, math.Sqrt(rowSum/float64(width)))
+	}
+	d.Rms = math.Sqrt(total / float64(selected.Distinct*width))
+	for _, sum := range sums {
+		d.ColumnRMS = max(d.ColumnRMS, math.Sqrt(sum/float64(selected.Distinct)))
+	}
+	d.Sees = Ratio(Lambda*math.Sqrt(sigmas), math.Sqrt(goldens))
+	d.Ambiguous = float64(ambiguous) / float64(len(selected.Compared)*width)
+	return d
+}
+
+// Agree says whether a golden and what it is compared with are both finite, or infinities of
+// the same sign.
+func Agree(g, y float64) bool { return g-g == 0 && y-y == 0 || g == y }
+
+// Z is the distance of y from the golden g in standard deviations s.
+func (p precision) Z(g, y, s float64) float64 {
+	switch {
+	case g == p.Round(y):
+		return 0
+	case s == 0:
+		return math.Inf(1)
+	}
+	return p.distance(g, y) / s
+}
+
+// Blindness is the share of a golden's RMS from which on a stage says nothing, when numbers
+// were rounded to dtype d: hardly anything smaller would be seen. In BF16 and F16 that is an
+// eighth: an expert that is missing of 8 is .35 of a routed sum. To block types weights were
+// rounded coarsely on purpose. Their stages say something as long as a stage of zeros would
+// fail: with 8 σ of twice the RMS the larger of normally distributed elements do, and in float32
+// the RMS of all of them, 4 σ.
+func Blindness(d tensor.DType) float64 {
+	switch {
+	case d.Blocked():
+		return 2
+	case d == tensor.BF16 || d == tensor.F16:
+		return 0x1p-3
+	}
+	return 1e-3
+}
+
+// SaysNothing says whether the bounds are that wide.
+func (d *Distances) SaysNothing(t tensor.DType) bool { return d.Sees > Blindness(t) }
+
+// Excess is by how many standard deviations of their difference x's element i exceeds j.
+func (x *Value) Excess(i, j int) float64 {
+	gap := float64(x.Values[i]) - float64(x.Values[j])
+	if gap == 0 {
+		return 0
+	}
+	return gap / (Unit * math.Sqrt(x.Variance(i)+x.Variance(j)))
+}
+
+// Tie says whether the golden's score, at position golden of x, of an expert or a group,
+// ties with ours, in whose place it was chosen: exactly, or within lambda standard
+// deviations of their difference.
+func (x *Value) Tie(ours, golden int) TieKind {
+	switch gap := x.Excess(ours, golden); {
+	case gap == 0:
+		return ExactTie
+	case gap > 0 && gap <= Lambda:
+		return NearTie
+	}
+	return NoTie
+}
+
+type TieKind int
+
+const (
+	NoTie TieKind = iota
+	NearTie
+	ExactTie
+)
+
+// Where says in which columns, or which of so many compared rows, the elements beyond the limit
+// lie, if they are few.
+func (d *Distances) Where(rows int) string {
+	for _, axis := range []struct {
+		name   string
+		marked []bool
+		of     int
+	}{{"column", d.Columns, len(d.Columns)}, {"row", d.Rows, rows}} {
+		at := Marked(axis.marked)
+		switch {
+		case len(at) == 1:
+			return "all in " + axis.name + " " + text.Ranges(at)
+		case len(at) > 1 && len(at) <= Few && 2*len(at) < axis.of:
+			return "all in " + axis.name + "s " + text.Ranges(at)
+		}
+	}
+	return ""
+}
+
+// Few is how many rows, columns or experts are named.
+const Few = 3
+
+// Marked are those of what is marked.
+func Marked(marked []bool) (at []int) {
+	for i, m := range marked {
+		if m {
+			at = append(at, i)
+		}
+	}
+	return at
+}

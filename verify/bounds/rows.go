@@ -1,0 +1,91 @@
+package bounds
+
+import (
+	"slices"
+
+	"dsmoe/model/tensor"
+)
+
+// Rows selects the rows of a golden tensor [rows, width] that are compared. Rows of padding
+// tokens are not: no result that a user sees depends on them, and references disagree on them.
+// Rows that are alike are one observation: an RMS over rows counts them once.
+type Rows struct {
+	Compared []int     // rows that are compared, ascending
+	Padding  int       // rows of padding
+	weights  []float64 // of each compared row in an RMS: 1 / the number of rows alike
+	Distinct int       // groups of compared rows that are alike: the sum of weights
+}
+
+// SelectRows selects the rows of want, of width elements each.
+func SelectRows(want []float32, width int, padded []bool) *Rows {
+	r := &Rows{}
+	for row := range len(want) / width {
+		if padded != nil && padded[row] {
+			r.Padding++
+		} else {
+			r.Compared = append(r.Compared, row)
+		}
+	}
+	r.weigh(func(row int) []float32 { return want[row*width : (row+1)*width] })
+	return r
+}
+
+// alikeRows is the largest difference of two rows' elements, as a share of the largest element,
+// up to which the rows are one observation: sums of terms so alike round alike. Equal tokens in
+// equal contexts differ by some units of float32, 2^-20 after some layers; other tokens by far more.
+const alikeRows = 0x1p-16
+
+// weigh finds groups of rows that are alike.
+func (r *Rows) weigh(row func(int) []float32) {
+	r.weights = make([]float64, len(r.Compared))
+	groups := alikeGroups(len(r.Compared), func(i int) []float32 { return row(r.Compared[i]) })
+	for _, group := range groups {
+		for _, twin := range group {
+			r.weights[twin] = 1 / float64(len(group))
+		}
+	}
+	r.Distinct = len(groups)
+}
+
+// alikeGroups groups n rows that are alike: sorted by their elements they are neighbours.
+func alikeGroups(n int, row func(int) []float32) (groups [][]int) {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int { return slices.Compare(row(i), row(j)) })
+	for first, i := 0, 1; i <= n; i++ {
+		if i == n || !alike(row(order[first]), row(order[i])) {
+			groups, first = append(groups, order[first:i]), i
+		}
+	}
+	return groups
+}
+
+// alike reports whether two rows are one observation.
+func alike(a, b []float32) bool {
+	var largest, difference float32
+	for i, x := range a {
+		largest, difference = max(largest, x, -x), max(difference, x-b[i], b[i]-x)
+	}
+	return difference <= alikeRows*largest
+}
+
+// Gather returns the values of the compared rows, one after the other.
+func (r *Rows) Gather(values []float32, width int) []float32 {
+	if r.Padding == 0 {
+		return values
+	}
+	gathered := make([]float32, 0, len(r.Compared)*width)
+	for _, row := range r.Compared {
+		gathered = append(gathered, values[row*width:(row+1)*width]...)
+	}
+	return gathered
+}
+
+// Metrics compares the selected rows of got with want's, as Compare does.
+func (r *Rows) Metrics(got, want []float32, width int, d tensor.DType) Metrics {
+	m := Compare(r.Gather(got, width), r.Gather(want, width), width, d)
+	m.WorstRow, m.Worst = r.Compared[m.WorstRow], r.Compared[m.Worst/width]*width+m.Worst%width
+	return m
+}

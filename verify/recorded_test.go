@@ -1,0 +1,177 @@
+package verify
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// TestOwnForwardIsWithinTheBounds: what Plain computes with float32 sums is a right reference,
+// in every dtype, of models with and without latent attention, groups and biases.
+func TestOwnForwardIsWithinTheBounds(t *testing.T) {
+	for _, name := range []string{"v1-base", "v2-group-yarn", "v3-yarn", "v1-rope-linear-tied-bias", "v3-fp8"} {
+		for _, d := range []tensor.DType{tensor.F32, tensor.BF16, tensor.F16} {
+			t.Run(fmt.Sprint(name, d), func(t *testing.T) {
+				t.Parallel()
+				c, err := checkpoint.Open(filepath.Join("..", "fixtures", name, "checkpoint"))
+				require.NoError(t, err)
+				defer c.Close()
+				in := &model.Input{Batch: 2, Seq: 24}
+				for i := range 48 {
+					in.InputIDs = append(in.InputIDs, (i*37+11)%c.Config.VocabSize)
+				}
+				golden := recorded(t, c.Config, c, in, d)
+				r, err := Run(context.Background(), c.Config, c, golden, Options{})
+				require.NoError(t, err)
+				require.NotEqual(t, report.Fail, r.Verdict, "%v", r.FirstDivergence)
+				for _, check := range r.Checks {
+					if check.Z != nil {
+						require.Less(t, *check.Z, 6.0, check.Tensor)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestExpertsMustBeReached: at least half of each layer's, unless the pack says that it is
+// partial.
+func TestExpertsMustBeReached(t *testing.T) {
+	c, err := checkpoint.Open(filepath.Join("..", "fixtures", "v1-base", "checkpoint"))
+	require.NoError(t, err)
+	defer c.Close()
+	golden := recorded(t, c.Config, c, &model.Input{Batch: 1, Seq: 2, InputIDs: []int{5, 7}}, tensor.F32)
+	r, err := Run(context.Background(), c.Config, c, golden, Options{})
+	require.NoError(t, err)
+	require.Equal(t, report.Inconclusive, r.Verdict)
+	require.Contains(t, r.Reasons[len(r.Reasons)-1], "the pack's tokens reach 5 of 16 routed experts")
+	golden.Manifest.Partial = "two tokens"
+	r, err = Run(context.Background(), c.Config, c, golden, Options{})
+	require.NoError(t, err)
+	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
+}
+
+// recorded is a pack of what Plain computes with float32 sums, in memory.
+func recorded(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType) *pack.Pack {
+	return recordedBy(t, c, src, in, d, func(p *model.Plain) model.Arithmetic[*model.Activation] { return p })
+}
+
+// recordedBy is recorded of an arithmetic around Plain.
+func recordedBy(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType, around func(*model.Plain) model.Arithmetic[*model.Activation]) *pack.Pack {
+	m, err := model.Load(c, src)
+	require.NoError(t, err)
+	torch := map[tensor.DType]string{tensor.F32: "float32", tensor.BF16: "bfloat16", tensor.F16: "float16"}[d]
+	p := &pack.Pack{DType: d, Manifest: pack.Manifest{Mode: "eval", ComputeDType: torch, Reference: pack.Reference{Kind: string(c.Reference)}}}
+	if c.Reference == config.Native {
+		p.Manifest.Reference.Kind = "transformers native"
+	}
+	keepInts(p, "input_ids", []int{in.Batch, in.Seq}, in.InputIDs)
+	o := model.Options{DType: d, Accumulate: model.Float32}
+	plain := model.NewPlain(o)
+	net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: around(plain), Trace: &recorder{p}}
+	_, err = net.Forward(context.Background())
+	require.NoError(t, err)
+	plain.Close(nil)
+	return p
+}
+
+func keepInts(p *pack.Pack, name string, shape, values []int) {
+	x := tensor.Tensor{DType: tensor.I64, Shape: shape}
+	for _, v := range values {
+		x.Data = binary.LittleEndian.AppendUint64(x.Data, uint64(v))
+	}
+	p.Keep(name, x)
+}
+
+// recorder is a trace that puts everything it sees into a pack.
+type recorder struct{ *pack.Pack }
+
+func (r *recorder) Stage(name string, a *model.Activation) error {
+	x := tensor.Tensor{DType: a.DType, Shape: a.Shape}
+	for _, v := range a.Values {
+		switch a.DType {
+		case tensor.F32:
+			x.Data = binary.LittleEndian.AppendUint32(x.Data, math.Float32bits(v))
+		case tensor.BF16:
+			x.Data = binary.LittleEndian.AppendUint16(x.Data, uint16(math.Float32bits(v)>>16))
+		default:
+			x.Data = binary.LittleEndian.AppendUint16(x.Data, half(v))
+		}
+	}
+	r.Keep(name, x)
+	return nil
+}
+
+// half is the F16 pattern of a number that F16 has.
+func half(v float32) uint16 {
+	n := tensor.Ordinal(v, tensor.F16)
+	if n < 0 {
+		return uint16(-n) | 1<<15
+	}
+	return uint16(n)
+}
+
+func (r *recorder) TopK(name string, c *model.Choice[*model.Activation]) error {
+	keepInts(r.Pack, name, []int{c.Scores.Rows(), len(c.Idx) / c.Scores.Rows()}, c.Idx)
+	return nil
+}
+
+// TestRepeatedTokensWithoutAStage: batches of two ids are right references whatever the pack lacks
+// of attention. Where rows share the errors of what it lacks, columns have the limit of rows.
+func TestRepeatedTokensWithoutAStage(t *testing.T) {
+	t.Parallel()
+	in := &model.Input{Batch: 2, Seq: 240}
+	for i := range in.Batch * in.Seq {
+		in.InputIDs = append(in.InputIDs, 3+i%2*6)
+	}
+	const attention, behind = "self_attn.o_proj.input", "output"
+	for _, test := range []struct {
+		fixture string
+		absent  []string
+		shares  string // a stage whose rows share errors
+	}{
+		{"v3", nil, ""},
+		{"v1-gqa-norm-freq2", []string{"self_attn.v_proj.output"}, attention},
+		{"v3", []string{"self_attn.kv_b_proj.output"}, attention},
+		{"v3", []string{"self_attn.q_b_proj.output"}, attention},
+		{"v3", []string{"self_attn.q_b_proj.output", "self_attn.kv_b_proj.output"}, attention},
+		{"v3", []string{"self_attn.kv_b_proj.output", attention, "self_attn.o_proj.output", "self_attn.output", "post_attention_layernorm.output", "mlp.output"}, behind},
+	} {
+		t.Run(fmt.Sprint(test.fixture, test.absent), func(t *testing.T) {
+			c, err := checkpoint.Open(filepath.Join("..", "fixtures", test.fixture, "checkpoint"))
+			require.NoError(t, err)
+			defer c.Close()
+			p := recorded(t, c.Config, c, in, tensor.F32)
+			for name := range p.Manifest.Tensors {
+				if _, kind := pack.CutLayer(name); slices.Contains(test.absent, kind) {
+					delete(p.Manifest.Tensors, name)
+				}
+			}
+			p.Manifest.Partial, p.Manifest.Absent.Stages = "two ids", test.absent
+			r, err := Run(context.Background(), c.Config, c, p, Options{Undiagnosed: true})
+			require.NoError(t, err)
+			require.Nil(t, r.FirstDivergence)
+			for _, check := range r.Checks {
+				switch layer, kind := pack.CutLayer(check.Tensor); {
+				case layer == 0 && kind == test.shares:
+					require.Equal(t, float64(rowRMS), check.Limits.ColumnZ, check.Tensor)
+				case layer == 0 && (kind == attention || kind == "self_attn.o_proj.output"):
+					require.Less(t, check.Limits.ColumnZ, 1.6, check.Tensor)
+				}
+			}
+		})
+	}
+}
