@@ -11,6 +11,7 @@ package tensor
 import (
 	"encoding/binary"
 	"math"
+	"sync"
 
 	"dsmoe/model/internal/kernel"
 )
@@ -109,20 +110,11 @@ func encodeQ5_1(dst []byte, x []float32) {
 	binary.LittleEndian.PutUint32(dst[4:], fifth)
 }
 
-// nearest is nearest_int: v rounded to the nearest integer, half to even, if |v| < 2²²; of
-// others the low bits of a sum.
-func nearest(v float32) int32 {
-	return int32(math.Float32bits(float32(v)+12582912)&0x007fffff) - 0x00400000
-}
-
-// clamp is max(low, min(high, v)).
-func clamp(v, low, high int32) int32 { return max(low, min(high, v)) }
-
-// encodeQ4_K is quantize_row_q4_K_ref: the parts' scales and minimums of qkx2, rounded to
+// encodeQ4_K is quantize_row_q4_K_ref: the parts' scales and minimums of kernel.Fit, rounded to
 // 6 bits of two F16, and the codes nearest under these.
 func encodeQ4_K(dst []byte, x []float32) {
 	var codes [256]byte
-	encodeMinimums(dst, x, &codes, &searchQ4_K)
+	encodeMinimums(dst, x, &codes, searchQ4_K)
 	for i := range 4 {
 		q, l := (*[32]byte)(dst[16+32*i:]), (*[64]byte)(codes[64*i:])
 		for j := range q {
@@ -135,7 +127,7 @@ func encodeQ4_K(dst []byte, x []float32) {
 // p of byte j.
 func encodeQ5_K(dst []byte, x []float32) {
 	var codes [256]byte
-	encodeMinimums(dst, x, &codes, &searchQ5_K)
+	encodeMinimums(dst, x, &codes, searchQ5_K)
 	high := (*[32]byte)(dst[16:])
 	clear(high[:])
 	for i := range 4 {
@@ -147,47 +139,56 @@ func encodeQ5_K(dst []byte, x []float32) {
 	}
 }
 
-// search is what make_qkx2_quants is called with: it tries the inverse scales
-// (from + 0.1·i + most)/(max - min), i = 0 … steps.
+// search is what make_qkx2_quants is called with.
 type search struct {
-	most  int32 // the largest code
-	from  float32
-	steps int
+	most  int       // the largest code
+	tries []float32 // from + 0.1·i + most, i = 0 … steps
 }
 
 var (
-	searchQ4_K = search{15, -1, 20}
-	searchQ5_K = search{31, -0.5, 15}
+	searchQ4_K = newSearch(15, -1, 20)
+	searchQ5_K = newSearch(31, -0.5, 15)
 )
+
+func newSearch(most int, from float32, steps int) *search {
+	s := &search{most: most}
+	for i := range steps + 1 {
+		s.tries = append(s.tries, from+float32(0.1*float32(i))+float32(most))
+	}
+	return s
+}
+
+// fits are for encoders at work.
+var fits = sync.Pool{New: func() any { return new(kernel.Fit) }}
+
+// groups sets the numbers of a fit to n of each group from x on, group after group.
+func groups(fit *kernel.Fit, x []float32, n int) {
+	for g := range kernel.FitGroups {
+		for j, v := range x[n*g:][:n] {
+			fit.X[j][g] = v
+		}
+	}
+}
 
 // encodeMinimums sets the first 16 bytes of a Q4_K or Q5_K block, its scales, and codes.
 func encodeMinimums(dst []byte, x []float32, codes *[256]byte, s *search) {
-	var scales, mins [8]float32
-	var weights [32]float32
+	fit := fits.Get().(*kernel.Fit)
+	defer fits.Put(fit)
+	groups(fit, x, 32)
+	fit.Minimums(s.most, s.tries)
 	maxScale, maxMin := float32(0), float32(0)
 	for p := range 8 {
-		part := (*[32]float32)(x[32*p:])
-		squares := float32(0)
-		for _, v := range part {
-			squares += float32(v * v)
+		if fit.Scale[p] > maxScale {
+			maxScale = fit.Scale[p]
 		}
-		rms := float32(math.Sqrt(float64(squares / 32)))
-		for j, v := range part {
-			weights[j] = rms + math.Float32frombits(math.Float32bits(v)&^(1<<31))
-		}
-		scales[p], mins[p] = s.qkx2(part, &weights, (*[32]byte)(codes[32*p:]))
-		if scales[p] > maxScale {
-			maxScale = scales[p]
-		}
-		if mins[p] > maxMin {
-			maxMin = mins[p]
+		if -fit.Low[p] > maxMin {
+			maxMin = -fit.Low[p]
 		}
 	}
 	putF16(dst, maxScale/63)
 	putF16(dst[2:], maxMin/63)
-	packed := (*[12]byte)(dst[4:])
-	packScales(packed, &scales, &mins, sixtyThirds(maxScale), sixtyThirds(maxMin))
-	s.nearestCodes(dst, x, codes)
+	packScales((*[12]byte)(dst[4:]), &fit.Scale, &fit.Low, sixtyThirds(maxScale), sixtyThirds(maxMin))
+	s.nearestCodes(dst, x, codes, fit)
 }
 
 // sixtyThirds is 63/v, or 0 for what is not positive.
@@ -198,12 +199,13 @@ func sixtyThirds(v float32) float32 {
 	return 0
 }
 
-// packScales rounds the scales and minimums to 6 bits, as kernel.ScaleMin reads them.
-func packScales(q *[12]byte, scales, mins *[8]float32, perScale, perMin float32) {
+// packScales rounds the scales and minimums, which are -lows, to 6 bits, as kernel.ScaleMin reads
+// them.
+func packScales(q *[12]byte, scales, lows *[8]float32, perScale, perMin float32) {
 	*q = [12]byte{}
 	for j := range 8 {
-		ls := min(63, byte(nearest(perScale*scales[j])))
-		lm := min(63, byte(nearest(perMin*mins[j])))
+		ls := min(63, byte(kernel.Nearest(perScale*scales[j])))
+		lm := min(63, byte(kernel.Nearest(perMin*-lows[j])))
 		if j < 4 {
 			q[j], q[j+4] = ls, lm
 		} else {
@@ -215,126 +217,86 @@ func packScales(q *[12]byte, scales, mins *[8]float32, perScale, perMin float32)
 }
 
 // nearestCodes sets codes to (x + dmin·min)/(d·scale), rounded, of the block's own d, dmin,
-// scales and minimums. Those of a part without scale stay.
-func (s *search) nearestCodes(block []byte, x []float32, codes *[256]byte) {
+// scales and minimums. A part without scale has the codes of the fit.
+func (s *search) nearestCodes(block []byte, x []float32, codes *[256]byte, fit *kernel.Fit) {
 	d, dmin, packed := getF16(block), getF16(block[2:]), (*[12]byte)(block[4:])
 	for p := range 8 {
 		scale, low := kernel.ScaleMin(p, packed)
 		dp, mp := d*float32(scale), float32(dmin*float32(low))
-		if dp == 0 {
-			continue
-		}
-		l := (*[32]byte)(codes[32*p:])
-		for j, v := range (*[32]float32)(x[32*p:]) {
-			l[j] = byte(clamp(nearest((v+mp)/dp), 0, s.most))
-		}
-	}
-}
-
-// qkx2 is make_qkx2_quants: of several scales with the minimums that fit best it returns
-// those whose codes have the least weighted error of squares, and sets codes. A better fit's
-// minimum is that from which later ones count.
-func (s *search) qkx2(x, w *[32]float32, codes *[32]byte) (scale, min float32) {
-	low, high := x[0], x[0]
-	sumW := w[0]
-	sumX := float32(sumW * x[0])
-	for i := 1; i < 32; i++ {
-		if x[i] < low {
-			low = x[i]
-		}
-		if x[i] > high {
-			high = x[i]
-		}
-		sumW += w[i]
-		sumX += float32(w[i] * x[i])
-	}
-	if low > 0 {
-		low = 0
-	}
-	if high == low {
-		*codes = [32]byte{}
-		return 0, -low
-	}
-	per := float32(s.most) / (high - low)
-	scale = 1 / per
-	best := float32(0)
-	for i, v := range x {
-		l := clamp(nearest(per*(v-low)), 0, s.most)
-		codes[i] = byte(l)
-		diff := float32(scale*float32(l)) + low - v
-		best += float32(w[i] * float32(diff*diff))
-	}
-	var try [32]float32 // codes
-	for i := range s.steps + 1 {
-		per := (s.from + float32(0.1*float32(i)) + float32(s.most)) / (high - low)
-		var sumL, sumL2, sumXL float32
-		for j, v := range x {
-			l := float32(clamp(nearest(per*(v-low)), 0, s.most))
-			try[j] = l
-			wl := float32(w[j] * l)
-			sumL += wl
-			sumL2 += float32(wl * l)
-			sumXL += float32(wl * v)
-		}
-		det := float32(sumW*sumL2) - float32(sumL*sumL)
-		if !(det > 0) {
-			continue
-		}
-		thisScale := (float32(sumW*sumXL) - float32(sumX*sumL)) / det
-		thisMin := (float32(sumL2*sumX) - float32(sumL*sumXL)) / det
-		if thisMin > 0 {
-			thisMin = 0
-			thisScale = sumXL / sumL2
-		}
-		sum := float32(0)
-		for j, v := range x {
-			diff := float32(thisScale*try[j]) + thisMin - v
-			sum += float32(w[j] * float32(diff*diff))
-		}
-		if sum < best {
-			for j, l := range try {
-				codes[j] = byte(int32(l))
+		part, l := (*[32]float32)(x[32*p:]), (*[32]byte)(codes[32*p:])
+		for j, v := range part {
+			code := (v + mp) / dp
+			if dp == 0 {
+				code = fit.Per[p] * (v - fit.From[p])
 			}
-			best, scale, low = sum, thisScale, thisMin
+			l[j] = byte(kernel.Clamp(kernel.Nearest(code), 0, int32(s.most)))
 		}
 	}
-	return scale, -low
 }
 
-// leastGroup is GROUP_MAX_EPS: a group of numbers below it is all zero.
-const leastGroup = 1e-15
+// triesQ6_K are the numerators -(32 + 0.1·i) that make_qx_quants tries, that of i = 0 first.
+var triesQ6_K = func() []float32 {
+	tries := []float32{-32}
+	for i := float32(-9); i <= 9; i++ {
+		if i != 0 {
+			tries = append(tries, -(32 + float32(0.1*i)))
+		}
+	}
+	return tries
+}()
 
-// encodeQ6_K is quantize_row_q6_K_ref: 16 scales of qx, rounded to int8 times an F16, and
-// the codes nearest under these.
+// encodeQ6_K is quantize_row_q6_K_ref: 16 scales of make_qx_quants, rounded to int8 times an F16,
+// and the codes nearest under these.
 func encodeQ6_K(dst []byte, x []float32) {
 	var codes [256]byte
-	var scales [16]float32
+	var scales, pers [16]float32
+	fitQ6_K(x, &scales, &pers)
 	maxScale, largest := float32(0), float32(0)
-	for g := range 16 {
-		scales[g] = qx((*[16]float32)(x[16*g:]), (*[16]byte)(codes[16*g:]))
-		if abs := abs32(scales[g]); abs > largest {
-			largest, maxScale = abs, scales[g]
+	for _, scale := range scales {
+		if abs := abs32(scale); abs > largest {
+			largest, maxScale = abs, scale
 		}
 	}
-	if largest < leastGroup {
+	if largest < kernel.LeastGroup {
 		clear(dst[:210])
 		return
 	}
 	per := -128 / maxScale
 	putF16(dst[208:], 1/per)
 	d := getF16(dst[208:])
-	for g := range 16 {
-		packed := int8(min(127, nearest(per*scales[g])))
+	for g, scale := range scales {
+		packed := int8(min(127, kernel.Nearest(per*scale)))
 		dst[192+g] = byte(packed)
 		dg := d * float32(packed)
-		if dg == 0 {
+		if dg == 0 && pers[g] == 0 { // all zero
 			continue
 		}
 		l := (*[16]byte)(codes[16*g:])
 		for j, v := range (*[16]float32)(x[16*g:]) {
-			l[j] = byte(clamp(nearest(v/dg), -32, 31) + 32)
+			code := v / dg
+			if dg == 0 {
+				code = pers[g] * v
+			}
+			l[j] = byte(kernel.Clamp(kernel.Nearest(code), -32, 31) + 32)
 		}
 	}
+	packQ6_K(dst, &codes)
+}
+
+// fitQ6_K sets the scales of 16 groups of 16 numbers, and their inverses that give the codes.
+func fitQ6_K(x []float32, scales, pers *[16]float32) {
+	fit := fits.Get().(*kernel.Fit)
+	defer fits.Put(fit)
+	for g := 0; g < 16; g += kernel.FitGroups {
+		groups(fit, x[16*g:], 16)
+		fit.Symmetric(triesQ6_K)
+		copy(scales[g:], fit.Scale[:])
+		copy(pers[g:], fit.Per[:])
+	}
+}
+
+// packQ6_K sets the first 192 bytes of a block to its codes.
+func packQ6_K(dst []byte, codes *[256]byte) {
 	for half := range 2 {
 		l, low, high := (*[128]byte)(codes[128*half:]), (*[64]byte)(dst[64*half:]), (*[32]byte)(dst[128+32*half:])
 		for j := range 32 {
@@ -346,68 +308,3 @@ func encodeQ6_K(dst []byte, x []float32) {
 }
 
 func abs32(v float32) float32 { return math.Float32frombits(math.Float32bits(v) &^ (1 << 31)) }
-
-// qx is make_qx_quants of 16 numbers, 32 and rmse_type 1: of 19 scales near x_max/-32 it
-// returns the one, fitted, whose codes have the least error of squares weighted with x²,
-// and sets codes.
-func qx(x *[16]float32, codes *[16]byte) float32 {
-	top := extreme(x[:])
-	if abs32(top) < leastGroup {
-		*codes = [16]byte{}
-		return 0
-	}
-	var weights, products [16]float32 // x² and x²·x
-	for i, v := range x {
-		weights[i] = v * v
-		products[i] = weights[i] * v
-	}
-	per := -32 / top
-	first, _ := tryQx(x, &weights, &products, per, per)
-	scale, chosen := float32(0), per
-	if first.l2 != 0 {
-		scale = first.lx / first.l2
-	}
-	best := scale * first.lx
-	take := func(per float32, s sumsQx) {
-		if s.l2 > 0 && s.lx*s.lx > best*s.l2 {
-			chosen, scale = per, s.lx/s.l2
-			best = scale * s.lx
-		}
-	}
-	for _, i := range [...]float32{-9, -7, -5, -3, -1, 2, 4, 6, 8} {
-		next := i + 1
-		if i == -1 {
-			next = 1
-		}
-		a, b := -(32+float32(0.1*i))/top, -(32+float32(0.1*next))/top
-		ofA, ofB := tryQx(x, &weights, &products, a, b)
-		take(a, ofA)
-		take(b, ofB)
-	}
-	fillQx(x, chosen, codes)
-	return scale
-}
-
-// sumsQx are Σ x²·x·l and Σ x²·l² for codes l.
-type sumsQx struct{ lx, l2 float32 }
-
-// tryQx returns the sums for the codes of two inverse scales, which need not wait for each
-// other.
-func tryQx(x, weights, products *[16]float32, perA, perB float32) (a, b sumsQx) {
-	for i, v := range x {
-		p, w := products[i], weights[i]
-		l, m := float32(clamp(nearest(perA*v), -32, 31)), float32(clamp(nearest(perB*v), -32, 31))
-		a.lx += float32(p * l)
-		b.lx += float32(p * m)
-		a.l2 += float32(float32(w*l) * l)
-		b.l2 += float32(float32(w*m) * m)
-	}
-	return a, b
-}
-
-// fillQx sets the codes of an inverse scale.
-func fillQx(x *[16]float32, per float32, codes *[16]byte) {
-	for i, v := range x {
-		codes[i] = byte(clamp(nearest(per*v), -32, 31) + 32)
-	}
-}

@@ -39,6 +39,10 @@ type implementation struct {
 	encodeQ8    func(dst *byte, src *float32, n int)      // n is a multiple of 32
 	blockErrors func(sums *float64, y, x *float32, n int) // sums begins a BlockSums; n is a multiple of 8
 
+	// Fit.Minimums and Fit.Symmetric; fit begins a Fit, and n is at least 1.
+	fitMinimums  func(fit *float32, most int, tries *float32, n int)
+	fitSymmetric func(fit, tries *float32, n int)
+
 	// losses counts in the fields of a Losses, which sums begins; n is a multiple of 8.
 	losses func(sums *uint32, y, x *float32, n int, least uint32)
 

@@ -70,9 +70,11 @@ var avx512 = implementation{
 	addMultiple: avx512AddMultiple,
 	largest16:   avx512Largest16,
 
-	encodeQ8:    avx2EncodeQ8,
-	blockErrors: avx2BlockErrors,
-	losses:      avx2Losses,
+	encodeQ8:     avx2EncodeQ8,
+	blockErrors:  avx2BlockErrors,
+	losses:       avx2Losses,
+	fitMinimums:  avx2FitMinimums,
+	fitSymmetric: avx2FitSymmetric,
 }
 
 // avx2 also needs FMA and F16C.
@@ -126,7 +128,9 @@ var avx2 = implementation{
 	addMultiple: avx2AddMultiple,
 	largest16:   avx2Largest16,
 
-	encodeQ8:    avx2EncodeQ8,
-	blockErrors: avx2BlockErrors,
-	losses:      avx2Losses,
+	encodeQ8:     avx2EncodeQ8,
+	blockErrors:  avx2BlockErrors,
+	losses:       avx2Losses,
+	fitMinimums:  avx2FitMinimums,
+	fitSymmetric: avx2FitSymmetric,
 }

@@ -1059,6 +1059,16 @@ func avx2Largest16(src *byte, n int) uint16
 //go:noescape
 func avx2Losses(sums *uint32, y *float32, x *float32, n int, least uint32)
 
+// avx2FitMinimums is minimumsPortable of all groups, fit the first field of the Fit. n is at least 1.
+//
+//go:noescape
+func avx2FitMinimums(fit *float32, most int, tries *float32, n int)
+
+// avx2FitSymmetric is symmetricPortable of all groups, fit the first field of the Fit. n is at least 1.
+//
+//go:noescape
+func avx2FitSymmetric(fit *float32, tries *float32, n int)
+
 // avx512Exp raises e to powers. n is a multiple of 16.
 //
 //	for i := range n {

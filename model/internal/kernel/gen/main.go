@@ -46,6 +46,8 @@ func main() {
 	avx512.largest()
 	avx2.largest()
 	avx2.losses()
+	avx2.fitMinimums()
+	avx2.fitSymmetric()
 	exps()
 	peaks()
 	Generate()
