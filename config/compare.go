@@ -50,10 +50,11 @@ func (row field) shown(c *Config) jsontext.Value {
 		}
 		v = c.TorchDType
 	case row.key == "quantization_config":
-		if c.FP8Block == [2]int{} {
+		q := c.Quantization
+		if q.Method == "" {
 			return jsontext.Value("null")
 		}
-		v = map[string]any{"modules_to_not_convert": slices.Concat([]string{}, c.FP8Except), "weight_block_size": c.FP8Block}
+		v = map[string]any{"modules_to_not_convert": slices.Concat([]string{}, q.Except), "weight_block_size": q.Block}
 	case row.key == "auto_map":
 		v = c.Reference
 	default:

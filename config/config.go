@@ -69,11 +69,7 @@ type Config struct {
 	RopeInterleave        bool    // rope_interleave: RoPE rotates pairs (2i, 2i+1), not halves
 	NumNextNPredictLayers int     // num_nextn_predict_layers: MTP layers behind the decoder's
 
-	// FP8Block is quantization_config.weight_block_size, rows and columns that share a
-	// weight_scale_inv; zeros without quantization_config.
-	FP8Block [2]int
-	// FP8Except is quantization_config.modules_to_not_convert: see StaysUnquantised.
-	FP8Except []string
+	Quantization Quantization // quantization_config: the zero value is null
 
 	// Reference is whose behaviour to follow where the published remote code and
 	// transformers' own classes differ: see Rules.

@@ -44,7 +44,7 @@ func TestMLAFixtures(t *testing.T) {
 		"v3-fp8/checkpoint": mlaFixture(func(c *Config) {
 			c.HiddenSize, c.IntermediateSize, c.MoEIntermediateSize, c.NumHiddenLayers, c.FirstKDenseReplace = 192, 320, 72, 3, 1
 			c.KVLoraRank, c.QLoraRank, c.NRoutedExperts, c.NumExpertsPerTok, c.NGroup, c.TopKGroup = 140, 136, 8, 2, 2, 1
-			c.FP8Block = [2]int{128, 128}
+			c.Quantization = Quantization{Method: "fp8", Block: [2]int{128, 128}}
 		}),
 		"v2-lite/checkpoint": mlaFixture(func(c *Config) {
 			asV2(c)
@@ -128,7 +128,7 @@ func TestMLASpellings(t *testing.T) {
 	const v3 = `{"model_type":"deepseek_v3"`
 	c := parse(t, v3+`,"num_nextn_predict_layers":null,"quantization_config":null,"q_lora_rank":null,"mlp_bias":false,"auto_map":null}`)
 	assert.Zero(t, c.NumNextNPredictLayers)
-	assert.Zero(t, c.FP8Block)
+	assert.Zero(t, c.Quantization)
 	assert.Zero(t, c.QLoraRank)
 	assert.Equal(t, Native, c.Reference)
 	c = parse(t, `{"model_type":"deepseek_v2","n_routed_experts":null,"topk_method":"group_limited_greedy"}`)
@@ -213,7 +213,7 @@ func TestReferencesDiffer(t *testing.T) {
 // TestStaysUnquantised: an entry of modules_to_not_convert names a module, what is in it,
 // or every module of that name.
 func TestStaysUnquantised(t *testing.T) {
-	c := Config{FP8Except: []string{"model.layers.1", "lm_head", "o_proj"}}
+	c := Config{Quantization: Quantization{Except: []string{"model.layers.1", "lm_head", "o_proj"}}}
 	for module, want := range map[string]bool{
 		"model.layers.1": true, "model.layers.1.mlp.up_proj": true, "lm_head": true, "model.layers.0.self_attn.o_proj": true,
 		"model.layers.10.mlp.up_proj": false, "model.layers.0.mlp.up_proj": false, "my_o_proj": false,

@@ -10,6 +10,13 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
+// Quantization is quantization_config: how the matrices of a checkpoint are stored.
+type Quantization struct {
+	Method string   // quant_method; "" without quantization_config
+	Block  [2]int   // weight_block_size: rows and columns that share a scale
+	Except []string // modules_to_not_convert: see StaysUnquantised
+}
+
 // readQuantization reads quantization_config: null, or FP8 E4M3 weights in blocks, as
 // DeepSeek-V3 is published. Any other method is refused by name. What it says of
 // activations does not matter here.
@@ -27,8 +34,9 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 		return
 	}
 	o := doc.values()
-	d.part(key, "quant_method", o, func(v jsontext.Value) error {
-		_, err := parseOneOf(v, "fp8")
+	q := &d.config.Quantization
+	d.part(key, "quant_method", o, func(v jsontext.Value) (err error) {
+		q.Method, err = parseOneOf(v, "fp8")
 		return err
 	})
 	if _, ok := o["fmt"]; ok {
@@ -39,12 +47,12 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 	}
 	if _, ok := o["modules_to_not_convert"]; ok {
 		d.part(key, "modules_to_not_convert", o, func(v jsontext.Value) (err error) {
-			d.config.FP8Except, err = parseNames(v)
+			q.Except, err = parseNames(v)
 			return err
 		})
 	}
 	d.part(key, "weight_block_size", o, func(v jsontext.Value) (err error) {
-		d.config.FP8Block, err = parseBlock(v)
+		q.Block, err = parseBlock(v)
 		return err
 	})
 }
@@ -53,7 +61,7 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 // an entry is the module's name, one that the name begins with, or one that it ends in
 // ("model.layers.3", "lm_head").
 func (c *Config) StaysUnquantised(module string) bool {
-	return slices.ContainsFunc(c.FP8Except, func(entry string) bool {
+	return slices.ContainsFunc(c.Quantization.Except, func(entry string) bool {
 		return module == entry || strings.HasPrefix(module, entry+".") || strings.HasSuffix(module, "."+entry)
 	})
 }

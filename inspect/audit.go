@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -80,32 +81,33 @@ func wrong(w weights.Wrong, file string, hint *hints) Finding {
 // wrongScales is the finding about the scales of an FP8 weight. If a file could not be
 // read, it may hold those that are missing.
 func (c *Checkpoint) wrongScales(e *weights.ScalesError, files map[string]string) []Finding {
-	const hint = "without its scales nobody knows the numbers of an FP8 weight"
 	w, s := e.Weight, e.Weight.Scales
+	hint := fmt.Sprintf("without its scales nobody knows the numbers of an %s weight", w.DType.Form().Name)
 	switch {
 	case !e.Missing() && e.Misshapen():
-		return []Finding{{Shape, files[s.Stored], s.Name, fmt.Sprintf("%v, but one scale per block of %v of the FP8 weight is %v", s.Shape, w.Block, e.Want), hint}}
+		return []Finding{{Shape, files[s.Stored], s.Name, fmt.Sprintf("%v, but one scale per block of %v of the %s weight is %v", s.Shape, w.Block, w.DType.Form().Name, e.Want), hint}}
 	case !e.Missing():
 		return []Finding{{DType, files[s.Stored], s.Name, fmt.Sprintf("dtype %s: scales are F32, F16 or BF16", s.DType), hint}}
 	case c.complete():
-		return []Finding{{Missing, "", w.Name + weights.ScaleSuffix, fmt.Sprintf("the FP8 weight needs these scales, shape %v", e.Want), hint}}
+		return []Finding{{Missing, "", e.Name(), fmt.Sprintf("the %s weight needs these scales, shape %v", w.DType.Form().Name, e.Want), hint}}
 	}
 	return nil
 }
 
-// quantised are the weights that are not in FP8 though quantization_config says so.
+// quantised are the weights that are plain though quantization_config says otherwise.
 func (c *Checkpoint) quantised() (found []Finding) {
-	if c.Config == nil || c.Config.FP8Block[0] == 0 {
+	if c.Config == nil || c.Config.Quantization.Method == "" {
 		return nil
 	}
 	files := c.holders()
 	set := weights.New(c.Config, headers{c})
 	for s := range table.FamilyOf(c.Config).Required(c.Config, set.Has) {
 		w := set.Find(s.Name)
+		form := s.Form(c.Config)
 		switch {
 		case w == nil:
-		case w.DType.Casts() && s.FP8(c.Config):
-			found = append(found, Finding{DType, files[w.Name], w.Name, fmt.Sprintf("dtype %s, but quantization_config says F8_E4M3 with scales", w.DType),
+		case w.DType.Casts() && form != tensor.Plain:
+			found = append(found, Finding{DType, files[w.Name], w.Name, fmt.Sprintf("dtype %s, but quantization_config says %s with scales", w.DType, form.Codes),
 				"take quantization_config out of config.json, or list the module in its modules_to_not_convert"})
 		}
 	}

@@ -107,13 +107,12 @@ func moduleMemory(c *config.Config) []ModuleMemory {
 	return sums
 }
 
-// slotBytes is the size of a weight in torch_dtype, or in FP8 with its scales in F32.
-func slotBytes(c *config.Config, s table.Slot) int64 {
-	if !s.FP8(c) {
-		return s.Info(table.TorchDType(c)).Bytes()
+// slotBytes is the size of a weight in torch_dtype, or in its stored form with scales in F32.
+func slotBytes(c *config.Config, s table.Slot) (n int64) {
+	for _, info := range s.Tensors(c, table.TorchDType(c)) {
+		n += info.Bytes()
 	}
-	rows, cols := tensor.Blocks{Rows: s.Shape[0], Cols: s.Shape[1], BlockRows: c.FP8Block[0], BlockCols: c.FP8Block[1]}.Grid()
-	return s.Info(tensor.F8E4M3).Bytes() + 4*int64(rows)*int64(cols)
+	return n
 }
 
 // activations returns the bytes of activations that exist at once for each token that

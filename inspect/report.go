@@ -158,7 +158,7 @@ func (m *reportMaker) selected(is func(name string) bool) (w Weights, n int) {
 
 // isExpert says whether a tensor is a matrix of an expert, or the scales of one.
 func isExpert(name string) bool {
-	_, _, _, ok := mlpOf(strings.TrimSuffix(name, weights.ScaleSuffix))
+	_, _, _, ok := mlpOf(weights.OwnerOf(name))
 	return ok
 }
 

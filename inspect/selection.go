@@ -41,7 +41,7 @@ func (s Selection) Has(name string) bool {
 // matches says whether a glob matches a tensor, or the weight whose scales it holds.
 func matches(glob, name string) bool {
 	itself, _ := path.Match(glob, name)
-	weight, _ := path.Match(glob, strings.TrimSuffix(name, weights.ScaleSuffix))
+	weight, _ := path.Match(glob, weights.OwnerOf(name))
 	return itself || weight
 }
 
@@ -64,7 +64,7 @@ func placeOf(name string) place {
 	if _, n, _, ok := weights.CutExpert(name); ok {
 		at.expert = n
 	}
-	f, _ := table.FusedAt(strings.TrimSuffix(name, weights.ScaleSuffix))
+	f, _ := table.FusedAt(weights.OwnerOf(name))
 	at.fused = f != nil
 	return at
 }

@@ -132,7 +132,7 @@ func (n *TreeNode) total(times int) {
 	times *= n.Count
 	if t := n.tensor; t != nil {
 		n.Tensors, n.Bytes = times, int64(times)*t.Bytes
-		if !strings.HasSuffix(t.Name, weights.ScaleSuffix) {
+		if weights.OwnerOf(t.Name) == t.Name {
 			n.Parameters = int64(times) * int64(tensor.Info{Shape: t.Shape}.Len())
 		}
 		n.DTypes = []DTypeSum{{t.DType, n.Tensors, n.Bytes}}

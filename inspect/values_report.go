@@ -99,7 +99,7 @@ func (r *valueAudit) aboutPart(p checkedPart) []Finding {
 // expertOf returns the routed expert that a weight belongs to, and the weight's part.
 func expertOf(name string) (expert, part string, ok bool) {
 	before, e, after, ok := weights.CutExpert(name)
-	if !ok || strings.HasSuffix(name, weights.ScaleSuffix) {
+	if !ok || weights.OwnerOf(name) != name {
 		return "", "", false
 	}
 	return fmt.Sprint(before, e), after, true

@@ -8,7 +8,7 @@ import (
 )
 
 // Load binds every weight of the decoder that c implies, and of the prediction layers that src
-// has, to src's tensors, in any form that weights.New knows, as views: nothing is read but the scales of FP8 weights. Where src has
+// has, to src's tensors, in any form that weights.New knows, as views: nothing is read but scales. Where src has
 // no views (weights.Unviewed), a layer's weights are read when it runs. If a
 // weight is missing, has another shape or an unsupported dtype, or if src holds tensors
 // that the table does not know, the error is a *weights.MismatchError with all of them.
@@ -54,7 +54,7 @@ func (m *DeepseekForCausalLM) shareCopies() {
 	}
 }
 
-// bind views a weight, and reads its scales if it is FP8. One of a layer whose source has
+// bind views a weight, and reads its scales if it has any. One of a layer whose source has
 // no views is read when the layer runs.
 func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, err error) {
 	bound.Name = w.Name
@@ -63,7 +63,7 @@ func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, er
 	} else {
 		bound.Tensor, err = w.View(src)
 	}
-	if err != nil || w.DType != tensor.F8E4M3 {
+	if err != nil || w.Scales == nil {
 		return bound, err
 	}
 	bound.Block = w.Block

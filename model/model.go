@@ -17,12 +17,11 @@ import (
 // Weight is a named tensor of the checkpoint, as it is stored. The zero Weight
 // stands for one that the config does not have, such as a bias.
 //
-// FP8 weights have a scale per block, weight_scale_inv of the checkpoint: see
-// kernel.Matrix.
+// Weights of a stored form with scales have one per block: see tensor.Form and kernel.Matrix.
 type Weight struct {
 	Name          string    // of the table; "" for a weight that is not there
 	tensor.Tensor           // as stored
-	Scales        []float32 // weight_scale_inv, row by row of blocks; nil without
+	Scales        []float32 // row by row of blocks; nil without
 	Block         [2]int    // rows and columns that share a scale
 
 	unread *unread // where Data comes from while a layer runs; nil if it is always there

@@ -138,7 +138,7 @@ func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []t
 	for _, t := range tensors {
 		bytes[t.DType] += t.Bytes()
 		r.Bytes += t.Bytes()
-		if !strings.HasSuffix(t.Name, weights.ScaleSuffix) {
+		if weights.OwnerOf(t.Name) == t.Name {
 			r.Parameters += int64(t.Len())
 		}
 	}

@@ -152,9 +152,14 @@ var (
 	boundsF16  = sync.OnceValue(func() *bounds { return newBounds(tensor.F16) })
 	boundsBF16 = sync.OnceValue(func() *bounds { return newBounds(tensor.BF16) })
 
-	// valuesF16 lists the values of all patterns of F16, valuesE4M3 those of F8E4M3.
-	valuesF16  = sync.OnceValue(func() []float64 { return valuesOf(1<<16, func(i int) float64 { return valueF16(uint16(i)) }) })
-	valuesE4M3 = sync.OnceValue(func() []float64 { return valuesOf(1<<8, func(i int) float64 { return valueE4M3(byte(i)) }) })
+	// valuesF16 lists the values of all patterns of F16.
+	valuesF16 = sync.OnceValue(func() []float64 {
+		values := make([]float64, 1<<16)
+		for i := range values {
+			values[i] = valueF16(uint16(i))
+		}
+		return values
+	})
 )
 
 // boundsOf returns the bounds of F32, F16 or BF16.
@@ -166,29 +171,4 @@ func boundsOf(d tensor.DType) *bounds {
 		return boundsF16()
 	}
 	return boundsBF16()
-}
-
-func valuesOf(patterns int, value func(i int) float64) []float64 {
-	values := make([]float64, patterns)
-	for i := range values {
-		values[i] = value(i)
-	}
-	return values
-}
-
-// valueE4M3 is the value of the bits s eeee mmm: (-1)^s · 2^(e-7) · 1.m, or
-// (-1)^s · 2^-6 · 0.m for e = 0; all ones but the sign is NaN.
-func valueE4M3(b byte) float64 {
-	exponent, fraction := int(b>>3&15), float64(b&7)
-	v := math.Ldexp(8+fraction, exponent-10)
-	switch {
-	case b&0x7f == 0x7f:
-		v = math.NaN()
-	case exponent == 0:
-		v = math.Ldexp(fraction, -9)
-	}
-	if b&0x80 != 0 {
-		v = -v
-	}
-	return v
 }

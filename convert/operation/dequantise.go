@@ -2,11 +2,12 @@ package operation
 
 import (
 	"errors"
+	"strings"
 
 	"dsmoe/model/tensor"
 )
 
-// Dequantise multiplies FP8 by the scale of its block and rounds to F32, F16 or BF16. The
+// Dequantise multiplies codes by the scale of their block and rounds to F32, F16 or BF16. The
 // tensor beside the source holds the scales, a row for each row of blocks.
 type Dequantise struct {
 	To     tensor.DType  `json:"to"`     // dtype of the output
@@ -16,20 +17,25 @@ type Dequantise struct {
 	codec *tensor.Dequantiser
 }
 
-// NewDequantise prepares the operation, or says why there is none.
-func NewDequantise(to, scales tensor.DType, b tensor.Blocks) (*Dequantise, error) {
-	codec, err := tensor.NewDequantiser(to)
+// NewDequantise prepares the operation for codes of dtype from, or says why there is none.
+func NewDequantise(from, to, scales tensor.DType, b tensor.Blocks) (*Dequantise, error) {
+	codec, err := from.Form().Dequantiser(to)
 	if err != nil {
 		return nil, err
 	}
 	return &Dequantise{to, scales, b, codec}, nil
 }
 
-// Name returns "fp8-dequantise" and the dtype of the output.
-func (d *Dequantise) Name() string { return "fp8-dequantise " + d.To.String() }
+// Name returns "fp8-dequantise" and the dtype of the output, FP8 being the codes' stored form.
+func (d *Dequantise) Name() string {
+	return strings.ToLower(d.codec.From.Name) + "-dequantise " + d.To.String()
+}
 
-// Unit returns one element.
-func (d *Dequantise) Unit() Unit { return Unit{1, 1, int(d.To.Bytes(1))} }
+// Unit returns the fewest codes that fill whole bytes.
+func (d *Dequantise) Unit() Unit {
+	elements, bytes := d.codec.From.Codes.Block()
+	return Unit{elements, bytes, int(d.To.Bytes(int64(elements)))}
+}
 
 // Sides returns the rows of the scales that the elements need.
 func (d *Dequantise) Sides(at, n int64) []Span {
@@ -62,9 +68,11 @@ func (d *Dequantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	if err != nil {
 		return err
 	}
-	size := int(d.To.Bytes(1))
-	return in.each(len(in.Data), func(at int64, from, to int) error {
-		lost.Add(d.codec.Convert(dst[size*from:size*to], in.Data[from:to], int(at), d.Blocks, d.rowsFrom(scales, in, at)))
+	codes := d.codec.From.Codes
+	return in.each(int(codes.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
+		data := in.Data[codes.Bytes(int64(from)):codes.Bytes(int64(to))]
+		out := dst[d.To.Bytes(int64(from)):d.To.Bytes(int64(to))]
+		lost.Add(d.codec.Convert(out, data, int(at), d.Blocks, d.rowsFrom(scales, in, at)))
 		return nil
 	})
 }
@@ -80,10 +88,10 @@ func (d *Dequantise) Prove(out []byte, in Input) error {
 	if err != nil {
 		return err
 	}
-	size, values := int(d.To.Bytes(1)), valuesE4M3()
-	return in.each(len(in.Data), func(at int64, from, to int) error {
-		p := products{d.Blocks, d.rowsFrom(scales, in, at), d.Blocks.GridRow(at), at, in.Data[from:to], values}
-		err := boundsOf(d.To).checkAll(out[size*from:], to-from, productSlack, p.exact, p.rounded)
+	form := d.codec.From
+	return in.each(int(form.Codes.Elements(int64(len(in.Data)))), func(at int64, from, to int) error {
+		p := products{d.Blocks, d.rowsFrom(scales, in, at), d.Blocks.GridRow(at), at, form, in.Data, from}
+		err := boundsOf(d.To).checkAll(out[d.To.Bytes(int64(from)):], to-from, productSlack, p.exact, p.rounded)
 		var m *Mismatch
 		if errors.As(err, &m) {
 			m.Element += from
@@ -92,14 +100,15 @@ func (d *Dequantise) Prove(out []byte, in Input) error {
 	})
 }
 
-// products are the exact products of a piece of FP8 and its scales.
+// products are the exact products of a piece of codes and their scales.
 type products struct {
 	blocks tensor.Blocks
 	scales []float32
 	first  int   // row of the grid that scales begin with
 	at     int64 // first element of the piece in the matrix
+	form   *tensor.Form
 	codes  []byte
-	values []float64 // of the codes
+	begin  int // the first of them
 }
 
 // run returns the scale of element i of the piece, and how many elements from it on
@@ -114,17 +123,21 @@ func (p *products) run(i int) (scale float64, n int) {
 
 // exact returns the product of element i.
 func (p *products) exact(i int) float64 {
+	var value [1]float64
+	p.form.Values(value[:], p.codes, p.begin+i)
 	scale, _ := p.run(i)
-	return p.values[p.codes[i]] * scale
+	return value[0] * scale
 }
 
 // rounded sets v to the products from element i on, rounded to F32.
 func (p *products) rounded(v []float32, i int) {
+	var values [256]float64
 	for len(v) > 0 {
 		scale, n := p.run(i)
-		n = min(n, len(v))
-		for k, code := range p.codes[i : i+n] {
-			v[k] = float32(p.values[code] * scale)
+		n = min(n, len(v), len(values))
+		p.form.Values(values[:n], p.codes, p.begin+i)
+		for k, value := range values[:n] {
+			v[k] = float32(value * scale)
 		}
 		v, i = v[n:], i+n
 	}

@@ -8,19 +8,19 @@ import (
 	"dsmoe/text"
 )
 
-// Quantise encodes F32, F16, BF16 or FP8 with scales in blocks of a type of ggml. Numbers of
-// FP8 are multiplied with their scales and rounded to F32 first, as Dequantise does. A number
+// Quantise encodes F32, F16, BF16 or codes with scales in blocks of a type of ggml. Codes
+// are multiplied with their scales and rounded to F32 first, as Dequantise does. A number
 // that is infinite or NaN is refused: a block has no place for it.
 type Quantise struct {
-	From tensor.DType `json:"from"`          // dtype of the source
-	To   tensor.DType `json:"to"`            // dtype of the output
-	FP8  *Dequantise  `json:"fp8,omitempty"` // what makes F32 of FP8; nil for other sources
+	From   tensor.DType `json:"from"`          // dtype of the source
+	To     tensor.DType `json:"to"`            // dtype of the output
+	Scaled *Dequantise  `json:"fp8,omitempty"` // what makes F32 of codes; nil for other sources
 
 	codec *tensor.Quantiser
 }
 
 // NewQuantise prepares the operation, or says why there is none. scales and b are those of
-// an F8_E4M3 source.
+// a source of codes.
 func NewQuantise(from, to, scales tensor.DType, b tensor.Blocks) (*Quantise, error) {
 	codec, err := tensor.NewQuantiser(to)
 	if err != nil {
@@ -28,8 +28,8 @@ func NewQuantise(from, to, scales tensor.DType, b tensor.Blocks) (*Quantise, err
 	}
 	q := &Quantise{From: from, To: to, codec: codec}
 	switch {
-	case from == tensor.F8E4M3:
-		q.FP8, err = NewDequantise(tensor.F32, scales, b)
+	case from.Scaled():
+		q.Scaled, err = NewDequantise(from, tensor.F32, scales, b)
 	case !from.Casts():
 		err = fmt.Errorf("dtype %s cannot be quantised", from)
 	}
@@ -45,12 +45,12 @@ func (q *Quantise) Unit() Unit {
 	return Unit{elements, int(q.From.Bytes(int64(elements))), bytes}
 }
 
-// Sides returns the rows of the scales of FP8 that the elements need.
+// Sides returns the rows of the scales that the elements need.
 func (q *Quantise) Sides(at, n int64) []Span {
-	if q.FP8 == nil {
+	if q.Scaled == nil {
 		return nil
 	}
-	return q.FP8.Sides(at, n)
+	return q.Scaled.Sides(at, n)
 }
 
 // NotFiniteError refuses to quantise numbers that are infinite or NaN.
@@ -131,15 +131,15 @@ func (q *Quantise) each(in Input, widen widening, do func(x []float32, first int
 
 // widen returns what decodes the elements of a piece.
 func (q *Quantise) widen(in Input) (widening, error) {
-	if q.FP8 == nil {
+	if q.Scaled == nil {
 		return func(dst []float32, _ int64, from int) {
 			data := in.Data[q.From.Bytes(int64(from)):][:q.From.Bytes(int64(len(dst)))]
 			tensor.Tensor{DType: q.From, Shape: []int{len(dst)}, Data: data}.Float32s(dst[:0])
 		}, nil
 	}
-	scales, err := q.FP8.scales(in)
+	scales, err := q.Scaled.scales(in)
 	return func(dst []float32, at int64, from int) {
-		q.FP8.Blocks.Widen(dst, in.Data[from:from+len(dst)], int(at), q.FP8.rowsFrom(scales, in, at))
+		q.From.Form().Widen(dst, in.Data[q.From.Bytes(int64(from)):], int(at), q.Scaled.Blocks, q.Scaled.rowsFrom(scales, in, at))
 	}, err
 }
 

@@ -54,7 +54,7 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 		return from
 	case to == tensor.Invalid || from == to || from.Integer():
 		return from
-	case from == tensor.F8E4M3:
+	case from.Scaled():
 		if err := w.CheckScales(); err != nil {
 			c.problem(w.Name, "%v", err)
 			return from

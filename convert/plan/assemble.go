@@ -83,7 +83,7 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, order format.Arr
 		s := Segment{Tensor: part.Tensor, DType: w.DType, Decode: part.Decode, File: part.File, Offset: start + begin, Begin: begin, End: begin + stored.Bytes(part.N),
 			First: first, View: part.View, Bytes: to.Bytes(n)}
 		key := elementwise{from: w.DType, to: to, exactly: a.src.Was(w.Stored) == to}
-		if w.DType == tensor.F8E4M3 && to != w.DType {
+		if w.DType.Scaled() && to != w.DType {
 			key.scales, key.blocks = w.Scales.DType, w.Blocks()
 			if s.Sides, err = a.scales(w.Scales); err != nil {
 				return err
@@ -117,8 +117,8 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 		op, err = operation.NewQuantise(key.from, key.to, key.scales, key.blocks)
 	case key.from.Blocked():
 		op, err = operation.NewDequantiseBlocks(key.from, key.to)
-	case key.from == tensor.F8E4M3:
-		op, err = operation.NewDequantise(key.to, key.scales, key.blocks)
+	case key.from.Scaled():
+		op, err = operation.NewDequantise(key.from, key.to, key.scales, key.blocks)
 	default:
 		op, err = operation.NewCast(key.from, key.to)
 	}

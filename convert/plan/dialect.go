@@ -78,7 +78,7 @@ func (c *conversion) targetIn(x format.Arranged, parts []*weights.Weight) (to te
 		d := w.DType
 		if err := w.CheckScales(); err != nil {
 			c.problem(w.Name, "%v", err)
-		} else if !d.Casts() && !d.Blocked() && d != tensor.F8E4M3 {
+		} else if !d.Casts() && !d.Blocked() && !d.Scaled() {
 			c.problem(w.Name, "dtype %s cannot be written to a %s file", d, c.plan.Format.Name)
 		}
 		switch {
@@ -86,7 +86,7 @@ func (c *conversion) targetIn(x format.Arranged, parts []*weights.Weight) (to te
 			d = x.DType
 		case c.o.DType != tensor.Invalid:
 			d = c.o.DType
-		case d == tensor.F8E4M3: // which the format does not have
+		case d.Scaled(): // which the format does not have
 			d = tensor.BF16
 		}
 		if w.DType.Blocked() && d.Blocked() && d != w.DType {
@@ -111,8 +111,9 @@ func (c *conversion) describe() error {
 	if c.src.Alone {
 		d.Open = nil
 	}
-	if slices.ContainsFunc(c.kept, func(w *weights.Weight) bool { return w.DType == tensor.F8E4M3 }) && c.o.kind() == "keep" {
-		c.note("%s has no FP8: it becomes BF16, rounded", c.plan.Format.Name)
+	scaled := slices.IndexFunc(c.kept, func(w *weights.Weight) bool { return w.DType.Scaled() })
+	if scaled >= 0 && c.o.kind() == "keep" {
+		c.note("%s has no %s: it becomes BF16, rounded", c.plan.Format.Name, c.kept[scaled].DType.Form().Name)
 	}
 	keys, notes, err := c.plan.Format.Dialect.Describe(d)
 	c.plan.keys = keys

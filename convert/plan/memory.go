@@ -12,7 +12,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/operation"
 	"dsmoe/model/table"
-	"dsmoe/model/weights"
+	"dsmoe/model/tensor"
 )
 
 // perWeight is the most bytes that planning a conversion takes for a weight beside the
@@ -30,7 +30,8 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 		if !strings.HasPrefix(info.Name, "model.") { // a decoder's alone, most likely: a name is made of it
 			names += checkpoint.NameMemory("model." + info.Name)
 		}
-		if f, _ := table.FusedAt(strings.TrimSuffix(info.Name, weights.ScaleSuffix)); f != nil && len(info.Shape) > 0 {
+		_, part := tensor.PartOf(info)
+		if f, _ := table.FusedAt(strings.TrimSuffix(info.Name, part)); f != nil && len(info.Shape) > 0 {
 			n += int64(min(info.Shape[0], src.Config.NRoutedExperts)*len(f.Roles)) - 1
 		}
 	}

@@ -133,7 +133,7 @@ func (s *Segment) Copies() bool {
 	return is
 }
 
-// Side is a stored tensor beside the elements, such as the scales of FP8.
+// Side is a stored tensor beside the elements, such as scales.
 type Side struct {
 	Tensor string `json:"tensor"` // as it is stored
 	File   int    `json:"file"`   // index in Sources

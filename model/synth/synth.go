@@ -14,12 +14,12 @@ import (
 	"dsmoe/config"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
-	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
 // Source is a source of deterministic weights for a config: BF16 and, where its
-// quantization_config says so, F8_E4M3 with F32 scales. Nothing is stored: a value follows from the seed, the tensor's name and the value's index,
+// quantization_config says so, codes with F32 scales. Nothing is stored: a value follows from
+// the seed, the tensor's name and the value's index,
 // so that any part of any tensor can be made at any time, with the same bits on
 // every machine. All arithmetic is float32 unless said otherwise:
 //
@@ -35,29 +35,32 @@ import (
 // Square roots, and their product with 1.5, are float64. The scales keep the
 // variance of the residual stream near 1 and the gates decisive.
 //
-// A matrix that table.Slot.FP8 says is F8_E4M3, and its weight_scale_inv, one F32 for each
+// A matrix whose stored form (table.Slot.Form) has scales, and these, one F32 for each
 // block of weight_block_size, named and counted as a tensor of its own, are
 //
-//	w_i = E4M3, rounded to nearest, ties to even, of 448·u
-//	s_j = float32(sqrt(3/d)/448) · (1 + 0.1·u_j), d the last dimension of the matrix
+//	w_i = code, rounded to nearest, ties to even, of M·u, M the form's largest: 448 of FP8
+//	s_j = float32(sqrt(3/d)/M) · (1 + 0.1·u_j), d the last dimension of the matrix
 //
 // Torch has another rule for the gates.
 type Source struct {
 	config *config.Config
 	seed   uint64
-	infos  map[string]tensor.Info
-	widths map[string]int // of the FP8 matrix whose scales a tensor is
-	gates  *torchGates    // nil: the gates follow the rule above
+	made   map[string]made
+	gates  *torchGates // nil: the gates follow the rule above
+}
+
+// made is a tensor of the source.
+type made struct {
+	tensor.Info
+	slot  table.Slot // the weight that it holds, or belongs to
+	width int        // of scales, the last dimension of what they scale; 0 of a weight
 }
 
 // New returns the synthetic weights of c.
 func New(c *config.Config, seed uint64) *Source {
-	s := &Source{config: c, seed: seed, infos: map[string]tensor.Info{}, widths: map[string]int{}}
-	for weight, scales := range s.weights() {
-		s.infos[weight.Name] = weight
-		if scales != nil {
-			s.infos[scales.Name], s.widths[scales.Name] = *scales, weight.Shape[1]
-		}
+	s := &Source{config: c, seed: seed, made: map[string]made{}}
+	for m := range s.all() {
+		s.made[m.Name] = m
 	}
 	return s
 }
@@ -66,28 +69,26 @@ func New(c *config.Config, seed uint64) *Source {
 // their weight.
 func (s *Source) Tensors() iter.Seq[tensor.Info] {
 	return func(yield func(tensor.Info) bool) {
-		for weight, scales := range s.weights() {
-			if !yield(weight) || scales != nil && !yield(*scales) {
+		for m := range s.all() {
+			if !yield(m.Info) {
 				return
 			}
 		}
 	}
 }
 
-// weights yields every weight that the config implies with its scales, nil for one that
-// has none.
-func (s *Source) weights() iter.Seq2[tensor.Info, *tensor.Info] {
-	return func(yield func(tensor.Info, *tensor.Info) bool) {
+// all yields the tensors.
+func (s *Source) all() iter.Seq[made] {
+	return func(yield func(made) bool) {
 		for slot := range table.FamilyOf(s.config).Slots(s.config) {
-			info, scales := slot.Info(tensor.BF16), (*tensor.Info)(nil)
-			if slot.FP8(s.config) {
-				info.DType = tensor.F8E4M3
-				b := tensor.Blocks{Rows: info.Shape[0], Cols: info.Shape[1], BlockRows: s.config.FP8Block[0], BlockCols: s.config.FP8Block[1]}
-				rows, cols := b.Grid()
-				scales = &tensor.Info{Name: info.Name + weights.ScaleSuffix, DType: tensor.F32, Shape: []int{rows, cols}}
-			}
-			if !yield(info, scales) {
-				return
+			for i, info := range slot.Tensors(s.config, tensor.BF16) {
+				m := made{Info: info, slot: slot}
+				if i > 0 {
+					m.width = slot.Shape[1]
+				}
+				if !yield(m) {
+					return
+				}
 			}
 		}
 	}
@@ -95,18 +96,19 @@ func (s *Source) weights() iter.Seq2[tensor.Info, *tensor.Info] {
 
 // Tensor makes a whole tensor in memory.
 func (s *Source) Tensor(name string) (tensor.Tensor, error) {
-	info, ok := s.infos[name]
+	m, ok := s.made[name]
 	if !ok {
 		return tensor.Tensor{}, fmt.Errorf("synthetic weights: %s: the config has no such tensor", text.Quote(name))
 	}
-	t := tensor.Tensor{DType: info.DType, Shape: info.Shape, Data: make([]byte, info.Bytes())}
-	return t, s.Fill(info, t.Data, 0)
+	t := tensor.Tensor{DType: m.DType, Shape: m.Shape, Data: make([]byte, m.Bytes())}
+	return t, s.Fill(m.Info, t.Data, 0)
 }
 
 // Fill writes the bytes of the tensor from offset on to dst. A tensor may be made in
 // parts of any size, in any order; the bytes are the same.
 func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
-	if own, ok := s.infos[info.Name]; !ok || own.DType != info.DType || !slices.Equal(own.Shape, info.Shape) {
+	own, ok := s.made[info.Name]
+	if !ok || own.DType != info.DType || !slices.Equal(own.Shape, info.Shape) {
 		return fmt.Errorf("synthetic weights: %s: the config has no such tensor of %s %v", text.Quote(info.Name), info.DType, info.Shape)
 	}
 	if offset < 0 || offset+int64(len(dst)) > info.Bytes() {
@@ -117,15 +119,15 @@ func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
 		return nil
 	}
 	g := generator{key: fnv1a64(info.Name) ^ s.seed}
-	switch d, isScales := s.widths[info.Name]; {
-	case isScales:
-		g.base = float32(math.Sqrt(3/float64(d)) / maxE4M3)
+	switch form := own.slot.Form(s.config); {
+	case own.width > 0:
+		g.base = float32(math.Sqrt(3/float64(own.width)) / float64(form.Largest))
 		g.scale = 0.1
 		g.fillScales(dst, offset)
-	case info.DType == tensor.F8E4M3:
-		g.fillFP8(dst, uint64(offset))
+	case info.DType.Scaled():
+		g.fillCodes(dst, form, uint64(offset))
 	default:
-		g.base, g.scale = affine(table.PlaceOf(s.config, info.Name).Role(), info.Shape)
+		g.base, g.scale = affine(own.slot.Role(), info.Shape)
 		g.fill(dst, uint64(offset))
 	}
 	return nil

@@ -110,8 +110,8 @@ func TestE4M3(t *testing.T) {
 	for code := range 0x7e {
 		a, b := tensor.E4M3(byte(code)), tensor.E4M3(byte(code+1))
 		for _, v := range []float32{a, b, (a + b) / 2, a + (b-a)/8, b - (b-a)/8} {
-			assert.Equal(t, nearestE4M3(v), e4m3(v), "%v", v)
-			assert.Equal(t, nearestE4M3(-v), e4m3(-v), "%v", -v)
+			assert.Equal(t, nearestE4M3(v), tensor.FP8.Nearest(v), "%v", v)
+			assert.Equal(t, nearestE4M3(-v), tensor.FP8.Nearest(-v), "%v", -v)
 		}
 	}
 }
@@ -144,8 +144,8 @@ func TestTilesAreTheTensor(t *testing.T) {
 		require.NoError(t, err)
 		for cut := range len(want.Data) + 1 {
 			got := make([]byte, len(want.Data))
-			require.NoError(t, s.Fill(s.infos[name], got[cut:], int64(cut)))
-			require.NoError(t, s.Fill(s.infos[name], got[:cut], 0))
+			require.NoError(t, s.Fill(s.made[name].Info, got[cut:], int64(cut)))
+			require.NoError(t, s.Fill(s.made[name].Info, got[:cut], 0))
 			require.Equal(t, want.Data, got, "%s, cut at byte %d", name, cut)
 		}
 	}
@@ -176,10 +176,10 @@ func TestRefusesWhatItDoesNotHave(t *testing.T) {
 func BenchmarkFill(b *testing.B) {
 	c := configtest.Fixture(b, "states/deepseek-moe-16b")
 	s := New(c, 7)
-	info := s.infos["model.layers.1.mlp.experts.0.gate_proj.weight"]
+	info := s.made["model.layers.1.mlp.experts.0.gate_proj.weight"]
 	dst := make([]byte, 1<<18)
 	for b.Loop() {
-		_ = s.Fill(info, dst, 0)
+		_ = s.Fill(info.Info, dst, 0)
 	}
 	b.ReportMetric(float64(len(dst)/2)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mvalues/s")
 }

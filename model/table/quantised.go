@@ -4,22 +4,27 @@ import (
 	"strings"
 
 	"dsmoe/config"
+	"dsmoe/model/tensor"
 )
 
-// FP8 says whether a checkpoint of c's quantization_config holds the weight in F8_E4M3 with
-// a scale per block, as DeepSeek-V3 is published: the matrices of attention, MLPs and
-// experts, those of prediction layers too. Embedding, head, gates, norms, biases and what a
-// prediction layer has of its own keep torch_dtype, and so do the modules that
-// modules_to_not_convert lists. It is false for all without quantization_config.
-func (s Slot) FP8(c *config.Config) bool {
-	if c.FP8Block[0] == 0 || len(s.Shape) != 2 || s.Excepted(c) {
-		return false
+// Form returns the stored form in which a checkpoint of c's quantization_config holds the
+// weight. It covers the matrices of attention, MLPs and experts, those of prediction layers too,
+// as DeepSeek-V3 is published. Embedding, head, gates, norms, biases and what a prediction layer
+// has of its own are plain, and so are the modules that modules_to_not_convert lists.
+func (s Slot) Form(c *config.Config) *tensor.Form {
+	if len(s.Shape) == 2 && !s.Excepted(c) {
+		switch s.Module() {
+		case Attention, DenseMLP, RoutedExperts, SharedExperts:
+			return tensor.FormOf(c.Quantization.Method)
+		}
 	}
-	switch s.Module() {
-	case Attention, DenseMLP, RoutedExperts, SharedExperts:
-		return true
-	}
-	return false
+	return tensor.Plain
+}
+
+// Tensors returns the header entries of the tensors that a checkpoint of c holds the weight in, if
+// plain ones have dtype d: the weight's own first.
+func (s Slot) Tensors(c *config.Config, d tensor.DType) []tensor.Info {
+	return s.Form(c).Tensors(s.Name, s.Shape, d, c.Quantization.Block)
 }
 
 // Excepted says whether modules_to_not_convert lists the weight's module.

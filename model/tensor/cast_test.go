@@ -202,7 +202,7 @@ func TestCastCountsLosses(t *testing.T) {
 func requireDequantised(t testing.TB, b Blocks, scales []float32, src []byte, at, n int) {
 	_, width := b.Grid()
 	for _, to := range floats {
-		q, err := NewDequantiser(to)
+		q, err := FP8.Dequantiser(to)
 		require.NoError(t, err)
 		dst := make([]byte, to.Bytes(int64(n)))
 		lost := q.Convert(dst, src[at:at+n], at, b, scales[at/b.Cols/b.BlockRows*width:])
@@ -311,7 +311,7 @@ func TestDequantiseCountsLosses(t *testing.T) {
 		{F32, 1e38, Loss{Overflow: 1, NotFinite: 1}}, {BF16, 1e-44, Loss{Flushed: 2, NotFinite: 1}}, {F16, 0, Loss{NotFinite: 1}},
 		{BF16, float32(math.Inf(1)), Loss{NotFinite: 4}}, {F32, float32(math.NaN()), Loss{NotFinite: 4}},
 	} {
-		q, err := NewDequantiser(c.to)
+		q, err := FP8.Dequantiser(c.to)
 		require.NoError(t, err)
 		lost := q.Convert(make([]byte, c.to.Bytes(4)), src, 0, b, []float32{c.scale, c.scale, c.scale, c.scale})
 		require.Equal(t, c.want, lost, "%s × %g", c.to, c.scale)
@@ -389,7 +389,7 @@ func BenchmarkDequantise(b *testing.B) {
 		for _, to := range floats {
 			b.Run(name+"/"+to.String(), func(b *testing.B) {
 				defer kernel.Use(name)()
-				q, err := NewDequantiser(to)
+				q, err := FP8.Dequantiser(to)
 				require.NoError(b, err)
 				dst := make([]byte, to.Bytes(int64(len(src))))
 				against(b, dst, func() { q.Convert(dst, src, 0, blocks, scales) })

@@ -8,8 +8,8 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// Blocks says how a matrix of FP8 numbers is scaled: the number at (r, c) is its
-// E4M3 value times the scale at (r/BlockRows, c/BlockCols) of a grid of
+// Blocks says how a matrix of codes is scaled: the number at (r, c) is its
+// code times the scale at (r/BlockRows, c/BlockCols) of a grid of
 // ⌈Rows/BlockRows⌉ × ⌈Cols/BlockCols⌉. Blocks at the edges may be ragged.
 type Blocks struct {
 	Rows      int `json:"rows"`       // of the matrix
@@ -26,37 +26,33 @@ func (b Blocks) Grid() (rows, cols int) {
 // GridRow returns the row of the scales for an element, counted row by row.
 func (b Blocks) GridRow(element int64) int { return int(element / int64(b.Cols) / int64(b.BlockRows)) }
 
-// Dequantiser turns F8_E4M3 in blocks into a float dtype, as the reference does:
-// the product is rounded to F32, that to the dtype. A NaN of E4M3 stays itself,
+// Dequantiser turns codes with scales into a float dtype, as the reference does:
+// the product is rounded to F32, that to the dtype. A NaN among the codes stays itself,
 // whatever its scale. It is safe for concurrent use.
 type Dequantiser struct {
-	To DType // dtype of the products: F32, F16 or BF16
+	From *Form // the form of the codes
+	To   DType // dtype of the products: F32, F16 or BF16
 }
 
-// NewDequantiser prepares the conversion to F32, F16 or BF16.
-func NewDequantiser(to DType) (*Dequantiser, error) {
+// Dequantiser prepares the conversion of the form, which has scales, to F32, F16 or BF16.
+func (f *Form) Dequantiser(to DType) (*Dequantiser, error) {
 	if !to.Casts() {
-		return nil, fmt.Errorf("FP8 cannot be dequantised to %s", to)
+		return nil, fmt.Errorf("%s cannot be dequantised to %s", f.Name, to)
 	}
-	return &Dequantiser{To: to}, nil
+	return &Dequantiser{From: f, To: to}, nil
 }
 
-// E4M3 decodes the bits s eeee mmm: the value is (-1)^s · 2^(e-7) · 1.m, or
-// (-1)^s · 2^-6 · 0.m for e = 0; all ones but the sign is NaN.
-func E4M3(b byte) float32 {
-	return math.Float32frombits(kernel.Decode(uint32(b), kernel.F8E4M3))
-}
-
-// Widen decodes the elements of src, which are those of the matrix from element at on, into
-// dst: products, rounded to F32. scales are the rows of the grid from that of element at on.
-func (b Blocks) Widen(dst []float32, src []byte, at int, scales []float32) {
+// Widen decodes len(dst) elements of a matrix from element at on, whose codes src begins with,
+// into dst: products, rounded to F32. scales are the rows of the grid from that of element at on.
+func (f *Form) Widen(dst []float32, src []byte, at int, b Blocks, scales []float32) {
 	_, width := b.Grid()
 	first := b.GridRow(int64(at))
-	for len(src) > 0 {
-		row, col, n := b.run(at, len(src))
+	codes, _ := f.Codes.Format()
+	for len(dst) > 0 {
+		row, col, n := b.run(at, len(dst))
 		s := scales[(row/b.BlockRows-first)*width:][:width]
-		kernel.WidenBlocks(dst[:n], src, kernel.F8E4M3, s[col/b.BlockCols:], b.BlockCols)
-		dst, src, at = dst[n:], src[n:], at+n
+		kernel.WidenBlocks(dst[:n], src, codes, s[col/b.BlockCols:], b.BlockCols)
+		dst, src, at = dst[n:], src[f.Codes.Bytes(int64(n)):], at+n
 	}
 }
 
@@ -77,17 +73,18 @@ func (b *Blocks) run(at, n int) (row, col, length int) {
 func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, scales []float32) (lost Loss) {
 	_, width := b.Grid()
 	first := b.GridRow(int64(at))
+	codes, _ := q.From.Codes.Format()
 	to, _ := q.To.Format()
 	size, n := to.Size(), min(piece, b.Cols, len(src))
 	wide, back := make([]float32, n), make([]float32, n)
 	for len(src) > 0 {
 		row, col, n := b.run(at, min(len(wide), len(src)))
 		s := scales[(row/b.BlockRows-first)*width:][:width]
-		kernel.WidenBlocks(wide[:n], src, kernel.F8E4M3, s[col/b.BlockCols:], b.BlockCols)
+		kernel.WidenBlocks(wide[:n], src, codes, s[col/b.BlockCols:], b.BlockCols)
 		kernel.Narrow(dst, wide[:n], to)
 		kernel.Widen(back[:n], dst, to)
 		if b.tiny(s, col, n) || lost.cast(back[:n], wide[:n], to) {
-			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, src[i:j], s[block]) })
+			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, q.From, src[i:j], s[block]) })
 		}
 		src, dst, at = src[n:], dst[n*size:], at+n
 	}
@@ -112,9 +109,10 @@ func (b *Blocks) runs(col, n int, f func(i, j, block int)) {
 // scaled counts what src lost when it was multiplied by scale and became dst. All is done again
 // by the definition: the kernels change NaNs. What a scale that is infinite or NaN makes infinite
 // or NaN was so in the source.
-func (l *Loss) scaled(dst []byte, to kernel.Format, src []byte, scale float32) {
+func (l *Loss) scaled(dst []byte, to kernel.Format, from *Form, src []byte, scale float32) {
+	values := from.values()
 	for i, code := range src {
-		v := E4M3(code)
+		v := float32(values[code])
 		product := v
 		if v == v {
 			product = v * scale

@@ -22,19 +22,10 @@ func errorF16(d float32) float32 { return max(0x1p-11*d, 0x1p-25) }
 // to a few bits moves the end of its range. The error of a number that the reference encoder
 // rounded is then about uniform within ± half a step, of a variance of a third of its square.
 func (t Tensor) HalfSteps(dst []float32) []float32 {
-	switch {
-	case t.DType == F16:
-		return t.halfUnits(dst, 11, -14)
-	case t.DType == BF16:
-		return t.halfUnits(dst, 8, -126)
-	case !t.DType.Blocked():
-		return append(dst, make([]float32, t.Len())...)
-	}
-	elements, bytes := t.DType.Block()
-	for data := t.Data; len(data) > 0; data = data[bytes:] {
-		n := len(dst)
-		dst = append(dst, make([]float32, elements)...)
-		halfSteps(dst[n:], data[:bytes], t.DType)
+	n := len(dst)
+	dst = append(dst, make([]float32, t.Len())...)
+	if half := t.DType.Form().half; half != nil {
+		half(dst[n:], t)
 	}
 	return dst
 }
@@ -73,16 +64,31 @@ func (r Rounding) HalfSteps(dst []float32, t Tensor) []float32 {
 	return dst
 }
 
-// halfUnits is HalfSteps of a dtype of so many significant bits, whose smallest normal number is
-// 2^least.
-func (t Tensor) halfUnits(dst []float32, bits, least int) []float32 {
-	n := len(dst)
-	dst, _ = t.Float32s(dst) // of F16 and BF16 there is no error
-	for i, v := range dst[n:] {
-		exponent := max(int(math.Float32bits(v)>>23&0xff)-127, least)
-		dst[n+i] = float32(math.Ldexp(1, exponent-bits))
+// halfUnits is HalfSteps of F16 and BF16, which have 11 and 8 significant bits and smallest
+// normal numbers of 2^-14 and 2^-126; other plain dtypes keep 0.
+func halfUnits(dst []float32, t Tensor) {
+	bits, least := 11, -14
+	switch t.DType {
+	case BF16:
+		bits, least = 8, -126
+	case F16:
+	default:
+		return
 	}
-	return dst
+	dst, _ = t.Float32s(dst[:0]) // of F16 and BF16 there is no error
+	for i, v := range dst {
+		exponent := max(int(math.Float32bits(v)>>23&0xff)-127, least)
+		dst[i] = float32(math.Ldexp(1, exponent-bits))
+	}
+}
+
+// blockSteps is HalfSteps of the block types.
+func blockSteps(dst []float32, t Tensor) {
+	elements, bytes := t.DType.Block()
+	for data := t.Data; len(data) > 0; data = data[bytes:] {
+		halfSteps(dst[:elements], data[:bytes], t.DType)
+		dst = dst[elements:]
+	}
 }
 
 // halfSteps is HalfSteps of one block.

@@ -36,7 +36,7 @@ func TestDTypes(t *testing.T) {
 		require.False(t, d.Casts() && d.Integer(), d)
 		_, err = NewCast(d, F32)
 		require.Equal(t, casts[d], err == nil, d)
-		_, err = NewDequantiser(d)
+		_, err = FP8.Dequantiser(d)
 		require.Equal(t, casts[d], err == nil, d)
 		if d.Integer() {
 			integers++

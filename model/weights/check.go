@@ -111,8 +111,8 @@ func (k *checker) check(s table.Slot) {
 		k.found.Missing = append(k.found.Missing, s)
 	case !slices.Equal(w.Shape, s.Shape):
 		k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape})
-	case w.DType == tensor.F8E4M3:
-		k.checkFP8(s, w)
+	case w.DType.Scaled():
+		k.checkScaled(s, w)
 	default:
 		if _, ok := w.DType.Format(); !ok {
 			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with F32, F16, BF16, F8_E4M3 and the blocks of GGUF", w.DType))
@@ -126,15 +126,15 @@ func (k *checker) wrong(s table.Slot, w *Weight, cause string) {
 	k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape, Cause: cause})
 }
 
-// checkFP8 looks for an FP8 weight's scales, wherever they are.
-func (k *checker) checkFP8(s table.Slot, w *Weight) {
-	k.known[s.Name+ScaleSuffix] = true
-	if k.c.FP8Block[0] == 0 {
-		k.wrong(s, w, "dtype F8_E4M3, but config.json has no quantization_config")
+// checkScaled looks for the scales of a weight, wherever they are.
+func (k *checker) checkScaled(s table.Slot, w *Weight) {
+	k.known[s.Name+w.DType.Form().Scales] = true
+	if k.c.Quantization.Method == "" {
+		k.wrong(s, w, fmt.Sprintf("dtype %s, but config.json has no quantization_config", w.DType))
 	} else if s.Row.LookedUp() {
-		k.wrong(s, w, "dtype F8_E4M3, which only matrix products take")
+		k.wrong(s, w, fmt.Sprintf("dtype %s, which only matrix products take", w.DType))
 	} else if s.Excepted(k.c) {
-		k.wrong(s, w, "dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it")
+		k.wrong(s, w, fmt.Sprintf("dtype %s, but modules_to_not_convert of quantization_config lists it", w.DType))
 	} else if err := w.CheckScales(); err != nil {
 		k.wrong(s, w, err.Error())
 		errors.As(err, &k.found.Wrong[len(k.found.Wrong)-1].Scales)

@@ -3,10 +3,16 @@ package weights
 import (
 	"strconv"
 	"strings"
+
+	"dsmoe/model/tensor"
 )
 
-// ScaleSuffix makes the name of the scales of an FP8 weight: weight_scale_inv.
-const ScaleSuffix = "_scale_inv"
+// OwnerOf returns the name of the weight that a stored tensor belongs to: its own, or of
+// scales that of what they scale.
+func OwnerOf(name string) string {
+	_, part := tensor.PartOf(tensor.Info{Name: name})
+	return strings.TrimSuffix(name, part)
+}
 
 // expertsMark is what stands before the number of a routed expert.
 const expertsMark = ".mlp.experts."

@@ -6,6 +6,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model/table"
+	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
@@ -15,9 +16,10 @@ import (
 func (s *Set) Ordered(c *config.Config) []*Weight {
 	list := make([]*Weight, 0, len(s.All()))
 	placed := make(map[*Weight]bool, len(s.All()))
+	parts := append([]string{""}, tensor.Parts()...)
 	for slot := range table.FamilyOf(c).Slots(c) {
-		for _, name := range []string{slot.Name, slot.Name + ScaleSuffix} {
-			if w := s.Find(name); w != nil {
+		for _, part := range parts {
+			if w := s.Find(slot.Name + part); w != nil {
 				list = append(list, w)
 				placed[w] = true
 			}

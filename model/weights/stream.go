@@ -2,13 +2,14 @@ package weights
 
 import (
 	"fmt"
+	"slices"
 
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
-// Stream reads a weight's numbers a part at a time, as float32, FP8 ones multiplied by
-// their scales. It is for one goroutine.
+// Stream reads a weight's numbers a part at a time, as float32, codes multiplied by their
+// scales. It is for one goroutine.
 type Stream struct {
 	// Raw is the bytes of the part that was loaded last, as they are stored, of a block type
 	// whole blocks. Equal bytes of weights of one dtype without scales are equal numbers.
@@ -21,7 +22,6 @@ type Stream struct {
 	n      int // that were asked for
 	grid   []byte
 	scales []float32
-	wide   []byte
 	values []float32
 }
 
@@ -36,11 +36,11 @@ func (w *Weight) Failed(err error) error {
 	return fmt.Errorf("tensor %s: %w", text.Quote(w.Name), err)
 }
 
-// NumberType is the dtype of the weight's numbers: its own, or F32 for FP8 with scales and
-// for block types.
+// NumberType is the dtype of the weight's numbers: its own, or what its stored form decodes
+// them to. Codes without their scales count as numbers.
 func (w *Weight) NumberType() tensor.DType {
-	if w.Scales != nil || w.DType.Blocked() {
-		return tensor.F32
+	if to := w.DType.Form().Numbers; to != tensor.Invalid && (w.Scales != nil || !w.DType.Scaled()) {
+		return to
 	}
 	return w.DType
 }
@@ -57,33 +57,28 @@ func (s *Stream) Load(at int64, n int) error {
 
 // Values decodes what was loaded last. The slice is valid until the next call.
 func (s *Stream) Values() ([]float32, error) {
-	data, d := s.Raw, s.w.DType
-	if s.w.Scales != nil {
-		if err := s.dequantise(); err != nil {
-			return nil, err
-		}
-		data, d = s.wide, tensor.F32
-	}
+	n := int(s.w.DType.Elements(int64(len(s.Raw))))
 	var err error
-	s.values, err = tensor.Tensor{DType: d, Shape: []int{int(d.Elements(int64(len(data))))}, Data: data}.Float32s(s.values[:0])
+	if s.w.Scales != nil {
+		s.values = slices.Grow(s.values[:0], n)[:n]
+		err = s.dequantise()
+	} else {
+		s.values, err = tensor.Tensor{DType: s.w.DType, Shape: []int{n}, Data: s.Raw}.Float32s(s.values[:0])
+	}
 	if err != nil {
 		return nil, err
 	}
 	return s.values[s.lead : s.lead+s.n], nil
 }
 
-// dequantise fills wide with Raw's numbers times their scales.
+// dequantise fills values with Raw's codes times their scales.
 func (s *Stream) dequantise() error {
-	if err := s.w.CheckScales(); err != nil {
+	if err := s.w.CheckScales(); err != nil || len(s.values) == 0 {
 		return err
-	}
-	if len(s.Raw) == 0 {
-		s.wide = s.wide[:0]
-		return nil
 	}
 	b, scales := s.w.Blocks(), s.w.Scales
 	_, width := b.Grid()
-	first, last := b.GridRow(s.at), b.GridRow(s.at+int64(len(s.Raw))-1)
+	first, last := b.GridRow(s.at), b.GridRow(s.at+int64(len(s.values))-1)
 	row := int(scales.DType.Bytes(int64(width)))
 	s.grid = sized(s.grid, (last-first+1)*row)
 	if err := scales.ReadAt(s.src, s.grid, int64(first*row)); err != nil {
@@ -94,12 +89,7 @@ func (s *Stream) dequantise() error {
 	if err != nil {
 		return err
 	}
-	q, err := tensor.NewDequantiser(tensor.F32)
-	if err != nil {
-		return err
-	}
-	s.wide = sized(s.wide, 4*len(s.Raw))
-	q.Convert(s.wide, s.Raw, int(s.at), b, s.scales)
+	s.w.DType.Form().Widen(s.values, s.Raw, int(s.at), b, s.scales)
 	return nil
 }
 

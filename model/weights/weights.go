@@ -58,12 +58,12 @@ type Weight struct {
 	tensor.Info // the table's name and the shape of this weight alone; the dtype as it is stored
 	table.Place // where in the model it belongs; scales have the layer and expert of their weight, but no row
 
-	Part   string  // what its name has behind that of the weight it belongs to: ScaleSuffix, or ""
+	Part   string  // what its name has behind that of the weight it belongs to: see tensor.PartOf
 	Stored string  // name of the tensor that holds it, as it is in the file
 	First  int64   // its first element there
 	Shared bool    // Stored holds other weights too: experts that are fused
-	Scales *Weight // weight_scale_inv of an FP8 weight; nil if there is none
-	Block  [2]int  // rows and columns of an FP8 weight that share a scale
+	Scales *Weight // of a weight whose stored form has scales; nil if it has none, or they are absent
+	Block  [2]int  // rows and columns of such a weight that share a scale
 
 	scales bool       // it is the Scales of another weight
 	row    *table.Row // of the weight it belongs to
@@ -87,20 +87,20 @@ func (w *Weight) FusedName() string {
 // IsScales says whether the weight is the Scales of another.
 func (w *Weight) IsScales() bool { return w.scales }
 
-// Blocks says how an FP8 matrix is scaled.
+// Blocks returns how a matrix with scales is scaled.
 func (w *Weight) Blocks() tensor.Blocks {
 	return tensor.Blocks{Rows: w.Shape[0], Cols: w.Shape[1], BlockRows: w.Block[0], BlockCols: w.Block[1]}
 }
 
-// CheckScales says why an FP8 weight cannot be read as numbers: it is no matrix, or its
-// scales are missing or are not one float per block, which is a *ScalesError. Other
-// weights have no scales to check.
+// CheckScales returns why a weight of a form with scales cannot be read as numbers: it is no
+// matrix, or its scales are missing or are not one float per block, which is a *ScalesError.
+// Other weights have no scales to check.
 func (w *Weight) CheckScales() error {
-	if w.DType != tensor.F8E4M3 {
+	if !w.DType.Scaled() {
 		return nil
 	}
 	if len(w.Shape) != 2 {
-		return fmt.Errorf("dtype F8_E4M3, shape %v: only a matrix can have a scale per block", w.Shape)
+		return fmt.Errorf("dtype %s, shape %v: only a matrix can have a scale per block", w.DType, w.Shape)
 	}
 	rows, cols := w.Blocks().Grid()
 	if e := (&ScalesError{Weight: w, Want: []int{rows, cols}}); e.Missing() || e.Misshapen() || !w.Scales.DType.Casts() {
@@ -109,12 +109,15 @@ func (w *Weight) CheckScales() error {
 	return nil
 }
 
-// ScalesError says why the scales of an FP8 weight cannot be used: they are missing, have
+// ScalesError says why the scales of a weight cannot be used: they are missing, have
 // another shape than one scale per block, or are no floats.
 type ScalesError struct {
-	Weight *Weight // the FP8 weight
+	Weight *Weight // whose elements are codes
 	Want   []int   // the shape that its scales must have
 }
+
+// Name returns the name of the scales, whether or not they are missing.
+func (e *ScalesError) Name() string { return e.Weight.Name + e.Weight.DType.Form().Scales }
 
 // Missing says whether there are no scales.
 func (e *ScalesError) Missing() bool { return e.Weight.Scales == nil }
@@ -126,10 +129,10 @@ func (e *ScalesError) Misshapen() bool {
 
 // Error says what is wrong, as a fault of the weight.
 func (e *ScalesError) Error() string {
-	const what = "dtype F8_E4M3, but its scales"
+	what := fmt.Sprintf("dtype %s, but its scales", e.Weight.DType)
 	switch {
 	case e.Missing():
-		return fmt.Sprintf("%s, %s, are missing", what, text.Quote(e.Weight.Name+ScaleSuffix))
+		return fmt.Sprintf("%s, %s, are missing", what, text.Quote(e.Name()))
 	case e.Misshapen():
 		return fmt.Sprintf("%s have shape %v: blocks of %v give %v", what, e.Weight.Scales.Shape, e.Weight.Block, e.Want)
 	}
@@ -182,7 +185,7 @@ type Set struct {
 
 	family  *table.Family
 	experts int    // of a layer
-	block   [2]int // rows and columns of an FP8 weight that share a scale
+	block   [2]int // rows and columns that share a scale
 }
 
 // Misfit is a tensor that cannot be understood, and why.
@@ -195,16 +198,16 @@ type Misfit struct {
 var defaultBlock = [2]int{128, 128}
 
 // New maps the tensors of h to the names of the table. c says how many experts a fused
-// tensor holds and how large the blocks of FP8 weights are. These forms are known:
+// tensor holds and how large the blocks with a scale are. These forms are known:
 //
 //	layers.0.…                              the decoder saved without its head: "model." is put before
 //	….mlp.experts.gate_up_proj [E, 2I, H]   all experts in one: taken apart
-//	….weight_scale_inv                      of an FP8 weight: its Scales
+//	….weight_scale_inv                      of an FP8 weight: its Scales; see tensor.Form
 //
 // All other tensors keep their names.
 func New(c *config.Config, h Headers) *Set {
 	s := &Set{byName: map[string]*Weight{}, misfit: map[string]bool{},
-		family: table.FamilyOf(c), experts: c.NRoutedExperts, block: c.FP8Block}
+		family: table.FamilyOf(c), experts: c.NRoutedExperts, block: c.Quantization.Block}
 	if s.block == [2]int{} {
 		s.block = defaultBlock
 	}
@@ -222,10 +225,8 @@ func New(c *config.Config, h Headers) *Set {
 
 // take adds the weights of a stored tensor, which info names as the table does.
 func (s *Set) take(info tensor.Info, stored string) {
-	owner, part := info.Name, ""
-	if name, scales := strings.CutSuffix(owner, ScaleSuffix); scales {
-		owner, part = name, ScaleSuffix
-	}
+	info, part := tensor.PartOf(info)
+	owner := strings.TrimSuffix(info.Name, part)
 	w := Weight{Info: info, Place: s.family.Place(owner), Part: part, Stored: stored, Block: s.block}
 	if w.Row == nil && w.Expert < 0 {
 		if f, _ := table.FusedAt(owner); f != nil {
@@ -299,10 +300,10 @@ func (s *Set) split(f *table.Fused, fused Weight) {
 
 func (s *Set) linkScales() {
 	for _, w := range s.list {
-		if w.DType != tensor.F8E4M3 {
+		if !w.DType.Scaled() {
 			continue
 		}
-		if scales := s.byName[w.Name+ScaleSuffix]; scales != nil {
+		if scales := s.byName[w.Name+w.DType.Form().Scales]; scales != nil {
 			w.Scales, scales.scales = scales, true
 		}
 	}

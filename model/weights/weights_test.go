@@ -149,7 +149,7 @@ func fp8(t *testing.T, scales tensor.DType) memory {
 func TestStream(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.F32, tensor.F16, tensor.BF16} {
 		src := fp8(t, d)
-		w := New(&config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}, src).Find("w")
+		w := New(&config.Config{ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "fp8", Block: [2]int{2, 2}}}, src).Find("w")
 		require.Equal(t, tensor.F32, w.NumberType())
 		require.NoError(t, w.CheckScales())
 		scales := []float32{1, 1, 3, 1, 1, 3, 0.5, 0.5, 8}
@@ -187,11 +187,11 @@ func TestCheckScales(t *testing.T) {
 	} {
 		src := fp8(t, tensor.F32)
 		change(src)
-		w := New(&config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}, src).Find("w")
+		w := New(&config.Config{ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "fp8", Block: [2]int{2, 2}}}, src).Find("w")
 		require.ErrorContains(t, w.CheckScales(), want)
 	}
 	src := fp8(t, tensor.F32)
-	require.NoError(t, New(&config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}, src).Find("w_scale_inv").CheckScales(), "no FP8")
+	require.NoError(t, New(&config.Config{ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "fp8", Block: [2]int{2, 2}}}, src).Find("w_scale_inv").CheckScales(), "no FP8")
 	require.Equal(t, [2]int{128, 128}, New(&config.Config{ModelType: "deepseek_v3"}, src).Find("w").Block, "DeepSeek-V3's, if the config does not say")
 }
 
@@ -212,7 +212,7 @@ func (f failing) ReadAt(name string, dst []byte, offset int64) error {
 // TestStreamErrors: what cannot be read, or has no numbers, is the error of its step, and
 // one about scales names them.
 func TestStreamErrors(t *testing.T) {
-	c := &config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}
+	c := &config.Config{ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "fp8", Block: [2]int{2, 2}}}
 	src := fp8(t, tensor.F32)
 	s := NewStream(failing{src, "w"}, New(c, src).Find("w"))
 	require.ErrorContains(t, s.Load(0, 3), "disk on fire")
@@ -275,7 +275,7 @@ func TestNoElements(t *testing.T) {
 	src := fp8(t, tensor.F32)
 	src["x"], src["y"], src["y_scale_inv"] = counting(tensor.BF16, 0, 3), counting(tensor.F8E4M3, 3, 0), counting(tensor.F32, 2, 0)
 	for _, name := range []string{"w", "x", "y"} {
-		s := NewStream(src, New(&config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}, src).Find(name))
+		s := NewStream(src, New(&config.Config{ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "fp8", Block: [2]int{2, 2}}}, src).Find(name))
 		require.NoError(t, s.Load(0, 0))
 		values, err := s.Values()
 		require.NoError(t, err)
@@ -295,13 +295,13 @@ func TestFusedScales(t *testing.T) {
 		group + ".gate_up_proj":           counting(tensor.F8E4M3, 2, 4, 2),
 		group + ".gate_up_proj_scale_inv": tensortest.New(t, tensor.F32, []int{2, 2, 1}, []float32{1, 2, 4, 8}),
 	}
-	set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2, FP8Block: [2]int{2, 2}}, src)
+	set := New(&config.Config{ModelType: "deepseek_v3", NRoutedExperts: 2, Quantization: config.Quantization{Method: "fp8", Block: [2]int{2, 2}}}, src)
 	require.Empty(t, set.Misfits)
 	for i, name := range []string{group + ".0.gate_proj.weight", group + ".0.up_proj.weight", group + ".1.gate_proj.weight", group + ".1.up_proj.weight"} {
 		w := set.Find(name)
 		require.NoError(t, w.CheckScales())
 		require.True(t, w.Scales.IsScales())
-		require.Equal(t, name+ScaleSuffix, w.Scales.Name)
+		require.Equal(t, name+tensor.FP8.Scales, w.Scales.Name)
 		require.Equal(t, int64(4*i), w.Offset())
 		require.Equal(t, int64(4*i), w.Scales.Offset())
 		s := NewStream(src, w)

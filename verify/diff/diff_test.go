@@ -43,7 +43,7 @@ func (m *memory) ReadAt(name string, dst []byte, offset int64) error {
 
 // side maps the tensors' names, in blocks of 2 × 2 for FP8.
 func (m *memory) side() Side {
-	return Side{Weights: weights.New(&config.Config{ModelType: "deepseek_v3", FP8Block: [2]int{2, 2}}, m).All(), Reader: m}
+	return Side{Weights: weights.New(&config.Config{ModelType: "deepseek_v3", Quantization: config.Quantization{Method: "fp8", Block: [2]int{2, 2}}}, m).All(), Reader: m}
 }
 
 func (m *memory) add(name string, t tensor.Tensor) *memory {

@@ -1,0 +1,138 @@
+package tensor
+
+import (
+	"math"
+	"strings"
+	"sync"
+)
+
+// Form is a stored form: which tensors a weight lies in, and which numbers its elements stand
+// for. Every dtype has one: Plain, Blocks or a form with scales. A new form with scales is a
+// value here and an entry of scaled; the rest is its quantization_config, which package config
+// reads, and how the kernels decode its codes.
+type Form struct {
+	Name    string // in messages
+	Method  string // quant_method of the quantization_config that announces it; "" if none does
+	Numbers DType  // what its elements are decoded to; Invalid: they are numbers already
+
+	// Scales is what the name of the tensor of scales has behind the weight's name. The elements
+	// of the weight are codes, and each block of the matrix has a scale that its codes are
+	// multiplied by: see Blocks. "" for forms without scales, which have none of what follows.
+	Scales  string
+	Codes   DType              // the dtype of the codes
+	Largest float32            // the largest code
+	Nearest func(float32) byte // the code nearest to a number of magnitude Largest at most, ties to even
+	values  func() []float64   // of all codes, by the definition of their dtype
+
+	half func(dst []float32, t Tensor) // sets dst to HalfSteps; nil: no rounding is known
+}
+
+// The forms without scales, and FP8 as DeepSeek-V3 is published.
+var (
+	Plain      = &Form{Name: "plain", half: halfUnits}
+	SelfScaled = &Form{Name: "blocks of GGUF", Numbers: F32, half: blockSteps}
+	FP8        = &Form{Name: "FP8", Method: "fp8", Numbers: F32, Scales: "_scale_inv", Codes: F8E4M3,
+		Largest: 448, Nearest: nearestE4M3, values: sync.OnceValue(valuesE4M3)}
+)
+
+// scaled lists the forms with scales.
+var scaled = []*Form{FP8}
+
+// Form returns the stored form of weights whose elements are of dtype d.
+func (d DType) Form() *Form {
+	if d.Blocked() {
+		return SelfScaled
+	}
+	for _, f := range scaled {
+		if f.Codes == d {
+			return f
+		}
+	}
+	return Plain
+}
+
+// Scaled reports whether weights of dtype d are codes with scales beside them.
+func (d DType) Scaled() bool { return d.Form().Scales != "" }
+
+// FormOf returns the form that a quant_method announces; Plain if it is "".
+func FormOf(method string) *Form {
+	for _, f := range scaled {
+		if f.Method == method {
+			return f
+		}
+	}
+	return Plain
+}
+
+// PartOf tells what a stored tensor is: part is "" for a weight, or what the name of a tensor
+// beside it has behind the weight's name. info is its header entry as the weight's form has it.
+func PartOf(stored Info) (info Info, part string) {
+	for _, f := range scaled {
+		if strings.HasSuffix(stored.Name, f.Scales) {
+			return stored, f.Scales
+		}
+	}
+	return stored, ""
+}
+
+// Parts returns what the names of tensors beside weights have behind the weights' names.
+func Parts() (parts []string) {
+	for _, f := range scaled {
+		parts = append(parts, f.Scales)
+	}
+	return parts
+}
+
+// Tensors returns the header entries of a matrix in the form, whose blocks have that many rows and
+// columns: the weight's first, then those beside it. d is the dtype of a plain one.
+func (f *Form) Tensors(name string, shape []int, d DType, block [2]int) []Info {
+	if f.Scales == "" {
+		return []Info{{name, d, shape}}
+	}
+	rows, cols := Blocks{shape[0], shape[1], block[0], block[1]}.Grid()
+	return []Info{{name, f.Codes, shape}, {name + f.Scales, F32, []int{rows, cols}}}
+}
+
+// Values sets dst to what codes stand for without their scales, from element first of data on, by
+// the definition of their dtype.
+func (f *Form) Values(dst []float64, data []byte, first int) {
+	values := f.values()
+	for i, code := range data[first:][:len(dst)] {
+		dst[i] = values[code]
+	}
+}
+
+// E4M3 decodes the bits s eeee mmm: the value is (-1)^s · 2^(e-7) · 1.m, or
+// (-1)^s · 2^-6 · 0.m for e = 0; all ones but the sign is NaN.
+func E4M3(b byte) float32 {
+	exponent, fraction := int(b>>3&15), float64(b&7)
+	v := math.Ldexp(8+fraction, exponent-10)
+	switch {
+	case b&0x7f == 0x7f:
+		v = math.NaN()
+	case exponent == 0:
+		v = math.Ldexp(fraction, -9)
+	}
+	if b&0x80 != 0 {
+		v = -v
+	}
+	return float32(v)
+}
+
+func valuesE4M3() []float64 {
+	values := make([]float64, 1<<8)
+	for i := range values {
+		values[i] = float64(E4M3(byte(i)))
+	}
+	return values
+}
+
+// nearestE4M3 rounds v to E4M3. The numbers of exponent e are the multiples 0 … 16 of 2^(e-3),
+// below 2^-6 those of 2^-9; code 8·(e+6) + n is n times that, the next exponent's beginning
+// where n is 16.
+func nearestE4M3(v float32) byte {
+	b := math.Float32bits(v)
+	e := max(int(b>>23&0xff)-127, -6)
+	n := math.RoundToEven(math.Abs(float64(v)) * math.Float64frombits(uint64(3-e+1023)<<52))
+	return byte(b>>24&0x80) | byte(8*(e+6)+int(n))
+}
