@@ -303,6 +303,14 @@ func firstOf(what string, list []string) string {
 	return fmt.Sprintf("%d %s, the first is %s", len(list), what, list[0])
 }
 
+// scoresRemedy is what to do if stages of sdpa attention are among those that prove nothing.
+func (t outcome) scoresRemedy(blind []string) string {
+	if t.pack.Manifest.Reference.Attention != pack.Sdpa || !strings.Contains(strings.Join(blind, " "), ".self_attn.") {
+		return ""
+	}
+	return "; sdpa may round the scores of attention or not: record the pack with eager attention (--attn eager)"
+}
+
 // leastPinned is the share of the choices of experts that rounding must not be able to change.
 const leastPinned = 0.9
 
@@ -318,7 +326,7 @@ func (t outcome) weak() (reasons []string) {
 		}
 	}
 	if blind != nil {
-		reasons = append(reasons, firstOf("stages may be off by so much for rounding alone that they prove nothing", blind))
+		reasons = append(reasons, firstOf("stages may be off by so much for rounding alone that they prove nothing", blind)+t.scoresRemedy(blind))
 	}
 	if absent := t.absent(); absent != nil {
 		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+strings.Join(absent, ", "))

@@ -45,6 +45,17 @@ func TestFusedAttention(t *testing.T) {
 	require.Equal(t, report.Fail, r.Verdict)
 }
 
+// TestSdpaThatMayRoundScores: of a trained model, whose scores are large, a pack of rounded scores is
+// inconclusive as one of sdpa, and the report says what to do.
+func TestSdpaThatMayRoundScores(t *testing.T) {
+	t.Parallel()
+	c, _ := open(t, "v3-trained/golden-bf16")
+	r := run(t, c.Config, c, attending(t, "v3-trained/golden-bf16", "sdpa"), verify.Options{})
+	require.Equal(t, report.Inconclusive, r.Verdict, r.FirstDivergence)
+	require.Equal(t, []string{"4 stages may be off by so much for rounding alone that they prove nothing, the first is model.layers.0.self_attn.o_proj.input; " +
+		"sdpa may round the scores of attention or not: record the pack with eager attention (--attn eager)"}, r.Reasons)
+}
+
 // TestOtherAttention is inconclusive, by name; what says nothing, or eager, is eager.
 func TestOtherAttention(t *testing.T) {
 	t.Parallel()

@@ -108,6 +108,12 @@ func (t *localTrace) hold(c *report.Check, x *bounds.Value, want []float32, rows
 	}
 	x.DistributeShared()
 	d := bounds.Measure(x, want, rows, factor)
+	if n := x.Float32Scores; n != nil {
+		if narrow := bounds.Measure(n, want, rows, factor); narrow.Finite && narrow.Largest <= bounds.Lambda {
+			x, d = n, narrow
+			l.From += "; of scores in float32"
+		}
+	}
 	t.last = d
 	c.Limit, c.Limits, c.Verdict = &l.Z, &l, report.Fail
 	c.Index = unflatten(d.Worst, c.Shape)

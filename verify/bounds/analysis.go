@@ -30,6 +30,9 @@ type Value struct {
 	// Together says that the elements of a column share an operand's errors: those of a row of
 	// another stage, which the pack does not hold.
 	Together bool
+	// Float32Scores is, of attention in BF16 or F16 whose scores may have been rounded, the same value
+	// with the variance that it has if they were not; nil elsewhere.
+	Float32Scores *Value
 	// Products are those, of what is not exact, whose result the value is a (weighted) sum of.
 	Products []product
 }
@@ -259,6 +262,9 @@ func (a *Analysis) Scope(x *Value, f func(x *Value) *Value) *Value {
 			for i, p := range y.Products {
 				y.Products[i].hidden = slices.Clone(p.hidden)
 			}
+			if n := y.Float32Scores; n != nil {
+				n.Activation, n.sigma = copied(n.Activation), copied(n.sigma)
+			}
 			return orNone(y.sigma)
 		})
 		return y.Activation
@@ -471,6 +477,9 @@ func (a *Analysis) Softmax(x *Value) *Value {
 		}
 		y.shared[t] = c
 	})
+	if x.Float32Scores != nil {
+		y.Float32Scores = a.Softmax(x.Float32Scores)
+	}
 	return y.after(x)
 }
 
@@ -515,6 +524,13 @@ func (a *Analysis) Move(m *model.Move, operands ...*Value) *Value {
 		}
 	}
 	y.sigma = a.errors.Move(m, sigmas...)
+	if operands[0].Float32Scores != nil {
+		narrow := make([]*Value, len(operands))
+		for i, x := range operands {
+			narrow[i] = x.Float32Scores
+		}
+		y.Float32Scores = a.Move(m, narrow...)
+	}
 	return y.after(operands...)
 }
 

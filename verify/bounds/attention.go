@@ -74,7 +74,19 @@ func (x *Value) rotate(i int, inner tensor.DType, a, cos, b, sin uncertain) {
 //
 //	s = q·k:  v = Σ v_q·k² + Σ q²·v_k + sums.variance, a rounding point
 //	scale, exact, a rounding point; masked ones are exact
+//
+// If attention is fused both roundings may happen or not; in Float32Scores they do not.
 func (a *Analysis) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
+	if !a.fused || q.DType == tensor.F32 {
+		return a.scores(q, k, first, n, s, point)
+	}
+	y := a.scores(q, k, first, n, s, mayRound)
+	y.Float32Scores = a.scores(q, k, first, n, s, func(_ tensor.DType, y, v float64) (float64, float64) { return y, v })
+	return y
+}
+
+// scores are Scores with these roundings to a dtype.
+func (a *Analysis) scores(q, k *Value, first, n int, s *model.Scoring, rounds func(tensor.DType, float64, float64) (float64, float64)) *Value {
 	q, k = a.use(q), a.use(k)
 	y := &Value{Activation: a.plain.Scores(q.wide(), k.wide(), first, n, &model.Scoring{By: 1})}
 	y.DType = q.DType
@@ -87,7 +99,7 @@ func (a *Analysis) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 	a.plain.Each(q.Shape[0]*heads*n, 16*seq, func(t int) {
 		batch, query := t/(heads*n), first+t%n
 		for i := t * seq; i < (t+1)*seq; i++ {
-			y.score(i, s, a.fused)
+			y.score(i, s, rounds)
 			if s.Mask != nil && s.Mask.Masked(batch, query, i%seq) {
 				y.Values[i] = tensor.Rounded(y.Values[i]+s.Mask.Lowest, y.DType)
 				y.sigma.Values[i] = 0
@@ -106,13 +118,9 @@ func (y *Value) add(s sums) func(at int, partial, squares []float32) {
 	}
 }
 
-// score turns element i, a product of a query and a key beside its variance, into a score. If
-// attention is fused the roundings to the dtype, and those of the scale, may not happen.
-func (x *Value) score(i int, s *model.Scoring, fused bool) {
-	y, by, rounds := float64(x.Values[i]), float64(s.By), point
-	if fused {
-		rounds = mayRound
-	}
+// score turns element i, a product of a query and a key beside its variance, into a score.
+func (x *Value) score(i int, s *model.Scoring, rounds func(tensor.DType, float64, float64) (float64, float64)) {
+	y, by := float64(x.Values[i]), float64(s.By)
 	y, v := rounds(x.DType, y, roughly(y, float64(x.sigma.Values[i])))
 	if s.Divides {
 		y, v = y/by, v/Sq(by)
@@ -200,6 +208,9 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 			y.sigma.Values[i] = float32(math.Sqrt(roughly(ctx, float64(y.sigma.Values[i])+float64(Sq(ctx)*c[t]))))
 		}
 	})
+	if probs.Float32Scores != nil {
+		y.Float32Scores = a.Context(probs.Float32Scores, vT)
+	}
 	return y.after(vT)
 }
 
