@@ -75,18 +75,19 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, scales []float3
 	first := b.GridRow(int64(at))
 	codes, _ := q.From.Codes.Format()
 	to, _ := q.To.Format()
-	size, n := to.Size(), min(piece, b.Cols, len(src))
+	size := to.Size()
+	n := min(piece, b.Cols, len(dst)/size)
 	wide, back := make([]float32, n), make([]float32, n)
-	for len(src) > 0 {
-		row, col, n := b.run(at, min(len(wide), len(src)))
+	for len(dst) > 0 {
+		row, col, n := b.run(at, min(len(wide), len(dst)/size))
 		s := scales[(row/b.BlockRows-first)*width:][:width]
 		kernel.WidenBlocks(wide[:n], src, codes, s[col/b.BlockCols:], b.BlockCols)
 		kernel.Narrow(dst, wide[:n], to)
 		kernel.Widen(back[:n], dst, to)
 		if b.tiny(s, col, n) || lost.cast(back[:n], wide[:n], to) {
-			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, q.From, src[i:j], s[block]) })
+			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, q.From, src, i, s[block]) })
 		}
-		src, dst, at = src[n:], dst[n*size:], at+n
+		src, dst, at = src[q.From.Codes.Bytes(int64(n)):], dst[n*size:], at+n
 	}
 	return lost
 }
@@ -106,13 +107,15 @@ func (b *Blocks) runs(col, n int, f func(i, j, block int)) {
 	}
 }
 
-// scaled counts what src lost when it was multiplied by scale and became dst. All is done again
+// scaled counts what codes of src, from the first on, lost when they were multiplied by scale and
+// became dst. All is done again
 // by the definition: the kernels change NaNs. What a scale that is infinite or NaN makes infinite
 // or NaN was so in the source.
-func (l *Loss) scaled(dst []byte, to kernel.Format, from *Form, src []byte, scale float32) {
-	values := from.values()
-	for i, code := range src {
-		v := float32(values[code])
+func (l *Loss) scaled(dst []byte, to kernel.Format, from *Form, src []byte, first int, scale float32) {
+	for i := range len(dst) / to.Size() {
+		var value [1]float64
+		from.Values(value[:], src, first+i)
+		v := float32(value[0])
 		product := v
 		if v == v {
 			product = v * scale

@@ -3,11 +3,10 @@ package tensor
 import (
 	"math"
 	"strings"
-	"sync"
 )
 
 // Form is a stored form: which tensors a weight lies in, and which numbers its elements stand
-// for. Every dtype has one: Plain, Blocks or a form with scales. A new form with scales is a
+// for. Every dtype has one: Plain, SelfScaled or a form with scales. A new form with scales is a
 // value here and an entry of scaled; the rest is its quantization_config, which package config
 // reads, and how the kernels decode its codes.
 type Form struct {
@@ -15,14 +14,15 @@ type Form struct {
 	Method  string // quant_method of the quantization_config that announces it; "" if none does
 	Numbers DType  // what its elements are decoded to; Invalid: they are numbers already
 
-	// Scales is what the name of the tensor of scales has behind the weight's name. The elements
-	// of the weight are codes, and each block of the matrix has a scale that its codes are
-	// multiplied by: see Blocks. "" for forms without scales, which have none of what follows.
-	Scales  string
+	// Parts are what the names of the tensors beside the weight's own have behind the weight's
+	// name, that of its scales first. The elements of the weight are codes, and each block of the
+	// matrix has a scale that its codes are multiplied by: see Blocks. nil for forms without
+	// scales, which have none of what follows.
+	Parts   []string
 	Codes   DType              // the dtype of the codes
 	Largest float32            // the largest code
 	Nearest func(float32) byte // the code nearest to a number of magnitude Largest at most, ties to even
-	values  func() []float64   // of all codes, by the definition of their dtype
+	values  *[256]float64      // of all codes, by the definition of their dtype
 
 	half func(dst []float32, t Tensor) // sets dst to HalfSteps; nil: no rounding is known
 }
@@ -31,8 +31,8 @@ type Form struct {
 var (
 	Plain      = &Form{Name: "plain", half: halfUnits}
 	SelfScaled = &Form{Name: "blocks of GGUF", Numbers: F32, half: blockSteps}
-	FP8        = &Form{Name: "FP8", Method: "fp8", Numbers: F32, Scales: "_scale_inv", Codes: F8E4M3,
-		Largest: 448, Nearest: nearestE4M3, values: sync.OnceValue(valuesE4M3)}
+	FP8        = &Form{Name: "FP8", Method: "fp8", Numbers: F32, Parts: []string{"_scale_inv"}, Codes: F8E4M3,
+		Largest: 448, Nearest: nearestE4M3, values: valuesE4M3()}
 )
 
 // scaled lists the forms with scales.
@@ -52,7 +52,7 @@ func (d DType) Form() *Form {
 }
 
 // Scaled reports whether weights of dtype d are codes with scales beside them.
-func (d DType) Scaled() bool { return d.Form().Scales != "" }
+func (d DType) Scaled() bool { return d.Form().Parts != nil }
 
 // FormOf returns the form that a quant_method announces; Plain if it is "".
 func FormOf(method string) *Form {
@@ -68,8 +68,10 @@ func FormOf(method string) *Form {
 // beside it has behind the weight's name. info is its header entry as the weight's form has it.
 func PartOf(stored Info) (info Info, part string) {
 	for _, f := range scaled {
-		if strings.HasSuffix(stored.Name, f.Scales) {
-			return stored, f.Scales
+		for _, part := range f.Parts {
+			if strings.HasSuffix(stored.Name, part) {
+				return stored, part
+			}
 		}
 	}
 	return stored, ""
@@ -78,7 +80,7 @@ func PartOf(stored Info) (info Info, part string) {
 // Parts returns what the names of tensors beside weights have behind the weights' names.
 func Parts() (parts []string) {
 	for _, f := range scaled {
-		parts = append(parts, f.Scales)
+		parts = append(parts, f.Parts...)
 	}
 	return parts
 }
@@ -86,17 +88,17 @@ func Parts() (parts []string) {
 // Tensors returns the header entries of a matrix in the form, whose blocks have that many rows and
 // columns: the weight's first, then those beside it. d is the dtype of a plain one.
 func (f *Form) Tensors(name string, shape []int, d DType, block [2]int) []Info {
-	if f.Scales == "" {
+	if f.Parts == nil {
 		return []Info{{name, d, shape}}
 	}
 	rows, cols := Blocks{shape[0], shape[1], block[0], block[1]}.Grid()
-	return []Info{{name, f.Codes, shape}, {name + f.Scales, F32, []int{rows, cols}}}
+	return []Info{{name, f.Codes, shape}, {name + f.Parts[0], F32, []int{rows, cols}}}
 }
 
 // Values sets dst to what codes stand for without their scales, from element first of data on, by
 // the definition of their dtype.
 func (f *Form) Values(dst []float64, data []byte, first int) {
-	values := f.values()
+	values := f.values
 	for i, code := range data[first:][:len(dst)] {
 		dst[i] = values[code]
 	}
@@ -119,12 +121,12 @@ func E4M3(b byte) float32 {
 	return float32(v)
 }
 
-func valuesE4M3() []float64 {
-	values := make([]float64, 1<<8)
+func valuesE4M3() *[256]float64 {
+	var values [256]float64
 	for i := range values {
 		values[i] = float64(E4M3(byte(i)))
 	}
-	return values
+	return &values
 }
 
 // nearestE4M3 rounds v to E4M3. The numbers of exponent e are the multiples 0 … 16 of 2^(e-3),

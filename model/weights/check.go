@@ -128,7 +128,9 @@ func (k *checker) wrong(s table.Slot, w *Weight, cause string) {
 
 // checkScaled looks for the scales of a weight, wherever they are.
 func (k *checker) checkScaled(s table.Slot, w *Weight) {
-	k.known[s.Name+w.DType.Form().Scales] = true
+	for _, part := range w.DType.Form().Parts {
+		k.known[s.Name+part] = true
+	}
 	if k.c.Quantization.Method == "" {
 		k.wrong(s, w, fmt.Sprintf("dtype %s, but config.json has no quantization_config", w.DType))
 	} else if s.Row.LookedUp() {

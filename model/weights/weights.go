@@ -65,7 +65,7 @@ type Weight struct {
 	Scales *Weight // of a weight whose stored form has scales; nil if it has none, or they are absent
 	Block  [2]int  // rows and columns of such a weight that share a scale
 
-	scales bool       // it is the Scales of another weight
+	scales bool       // it is a part of another weight
 	row    *table.Row // of the weight it belongs to
 }
 
@@ -84,7 +84,7 @@ func (w *Weight) FusedName() string {
 	return f.NameIn(w.Layer) + w.Part
 }
 
-// IsScales says whether the weight is the Scales of another.
+// IsScales reports whether the weight is the Scales of another, or another part of its stored form.
 func (w *Weight) IsScales() bool { return w.scales }
 
 // Blocks returns how a matrix with scales is scaled.
@@ -117,7 +117,7 @@ type ScalesError struct {
 }
 
 // Name returns the name of the scales, whether or not they are missing.
-func (e *ScalesError) Name() string { return e.Weight.Name + e.Weight.DType.Form().Scales }
+func (e *ScalesError) Name() string { return e.Weight.Name + e.Weight.DType.Form().Parts[0] }
 
 // Missing says whether there are no scales.
 func (e *ScalesError) Missing() bool { return e.Weight.Scales == nil }
@@ -300,11 +300,14 @@ func (s *Set) split(f *table.Fused, fused Weight) {
 
 func (s *Set) linkScales() {
 	for _, w := range s.list {
-		if !w.DType.Scaled() {
-			continue
-		}
-		if scales := s.byName[w.Name+w.DType.Form().Scales]; scales != nil {
-			w.Scales, scales.scales = scales, true
+		for i, name := range w.DType.Form().Parts {
+			part := s.byName[w.Name+name]
+			if part == nil {
+				continue
+			}
+			if part.scales = true; i == 0 {
+				w.Scales = part
+			}
 		}
 	}
 }

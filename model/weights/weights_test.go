@@ -301,7 +301,7 @@ func TestFusedScales(t *testing.T) {
 		w := set.Find(name)
 		require.NoError(t, w.CheckScales())
 		require.True(t, w.Scales.IsScales())
-		require.Equal(t, name+tensor.FP8.Scales, w.Scales.Name)
+		require.Equal(t, name+tensor.FP8.Parts[0], w.Scales.Name)
 		require.Equal(t, int64(4*i), w.Offset())
 		require.Equal(t, int64(4*i), w.Scales.Offset())
 		s := NewStream(src, w)

@@ -1,0 +1,44 @@
+package tensor
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestForms: every dtype has a form, and what a form with scales says of names and shapes is one.
+func TestForms(t *testing.T) {
+	for d := Invalid; int(d) < len(dtypes); d++ {
+		f := d.Form()
+		require.Equal(t, d.Blocked(), f == SelfScaled, d)
+		require.Equal(t, d.Scaled(), f.Codes == d && d != Invalid, d)
+	}
+	require.Equal(t, FP8, FormOf("fp8"))
+	require.Equal(t, Plain, FormOf(""))
+
+	all := FP8.Tensors("x.weight", []int{300, 130}, BF16, [2]int{128, 64})
+	require.Equal(t, []Info{{"x.weight", F8E4M3, []int{300, 130}}, {"x.weight_scale_inv", F32, []int{3, 3}}}, all)
+	for i, info := range all {
+		_, part := PartOf(info)
+		require.Equal(t, info.Name, "x.weight"+part)
+		require.Equal(t, i == 0, part == "")
+	}
+	require.Equal(t, []Info{{"x.weight", BF16, []int{3}}}, Plain.Tensors("x.weight", []int{3}, BF16, [2]int{}))
+}
+
+// TestNearestIsTheInverseOfValues, for every code that is a number.
+func TestNearestIsTheInverseOfValues(t *testing.T) {
+	for _, f := range scaled {
+		codes := make([]byte, 256)
+		for i := range codes {
+			codes[i] = byte(i)
+		}
+		values := make([]float64, len(codes))
+		f.Values(values, codes, 0)
+		for code, v := range values {
+			if v == v {
+				require.Equal(t, byte(code), f.Nearest(float32(v)), f.Name)
+			}
+		}
+	}
+}
