@@ -25,7 +25,7 @@ const maxHoles = 8
 func split(name string) (template string, numbers []int) {
 	parts := strings.Split(name, ".")
 	for i, part := range parts {
-		if n, ok := number(part); ok && len(numbers) < maxHoles {
+		if n, ok := Number(part); ok && len(numbers) < maxHoles {
 			numbers = append(numbers, n)
 			parts[i] = hole
 		}
@@ -33,8 +33,8 @@ func split(name string) (template string, numbers []int) {
 	return strings.Join(parts, "."), numbers
 }
 
-// number reads a component that is a number as it is usually written.
-func number(part string) (int, bool) {
+// Number reads a component of a name that is a number as it is usually written.
+func Number(part string) (int, bool) {
 	n, err := strconv.Atoi(part)
 	return n, err == nil && n >= 0 && strconv.Itoa(n) == part
 }
@@ -48,14 +48,14 @@ type box [][]int
 // the first and the last are written.
 func (b box) fill(template string, most int) string {
 	for _, set := range b {
-		template = strings.Replace(template, hole, formatSet(set, most), 1)
+		template = strings.Replace(template, hole, FormatSet(set, most), 1)
 	}
 	return template
 }
 
-// formatSet writes ascending numbers as "3", "{0..63}" or "{0,2..5}"; of more than most
+// FormatSet writes ascending numbers as "3", "{0..63}" or "{0,2..5}"; of more than most
 // runs, "{0,2,4,…,62}".
-func formatSet(set []int, most int) string {
+func FormatSet(set []int, most int) string {
 	if len(set) == 1 {
 		return strconv.Itoa(set[0])
 	}
@@ -125,21 +125,21 @@ func (b box) names(template string) []string {
 	return all
 }
 
-// pattern is a set of names that differ in numbers only.
-type pattern struct {
-	name  string // as box.fill writes it, every number told
-	brief string // the same for a message: few numbers of each set, cut as text.Quote cuts
-	names []string
+// Pattern is a set of names that differ in numbers only.
+type Pattern struct {
+	Name  string   // with sets of numbers: "model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight"
+	Brief string   // for a message: with few numbers of each set, cut as text.Quote cuts
+	Names []string // in their order, numbers by value
 }
 
 // The runs of numbers that a pattern's name and its brief form spell out.
 const (
-	allRuns   = math.MaxInt
+	AllRuns   = math.MaxInt
 	briefRuns = 8
 )
 
-// fold writes names, in any order, as patterns in the order of their first names.
-func fold(names []string) []pattern {
+// Fold writes names, in any order, as patterns in the order of their first names.
+func Fold(names []string) []Pattern {
 	names = slices.SortedFunc(slices.Values(names), text.CompareNames)
 	var templates []string
 	tuples := map[string][][]int{}
@@ -150,12 +150,12 @@ func fold(names []string) []pattern {
 		}
 		tuples[t] = append(tuples[t], numbers)
 	}
-	var all []pattern
+	var all []Pattern
 	for _, t := range templates {
 		for _, b := range boxes(tuples[t]) {
-			all = append(all, pattern{b.fill(t, allRuns), text.Quote(b.fill(t, briefRuns)), b.names(t)})
+			all = append(all, Pattern{b.fill(t, AllRuns), text.Quote(b.fill(t, briefRuns)), b.names(t)})
 		}
 	}
-	slices.SortFunc(all, func(a, b pattern) int { return text.CompareNames(a.names[0], b.names[0]) })
+	slices.SortFunc(all, func(a, b Pattern) int { return text.CompareNames(a.Names[0], b.Names[0]) })
 	return all
 }

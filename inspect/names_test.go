@@ -40,8 +40,8 @@ func TestFold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
-			for _, p := range fold(test.names) {
-				got = append(got, p.name)
+			for _, p := range Fold(test.names) {
+				got = append(got, p.Name)
 			}
 			assert.Equal(t, test.want, got)
 		})
@@ -57,8 +57,8 @@ func TestFoldLosesNothing(t *testing.T) {
 			names = append(names, fmt.Sprintf("a.%d.b.%d.%d", r.Intn(3), r.Intn(4), r.Intn(2)))
 		}
 		var got []string
-		for _, p := range fold(names) {
-			got = append(got, p.names...)
+		for _, p := range Fold(names) {
+			got = append(got, p.Names...)
 		}
 		slices.SortFunc(names, text.CompareNames)
 		slices.SortFunc(got, text.CompareNames)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"dsmoe/inspect"
+	"dsmoe/inspect/header"
 	"dsmoe/model/count"
 	"dsmoe/text"
 )
@@ -78,7 +78,7 @@ func describe(cmd *cobra.Command, path string, seq int) (result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return inspect.Describe(path, c, seq), nil
+	return header.Describe(path, c, seq), nil
 }
 
 // compareFlags are the flags of --compare. The defaults are the paper's example.
@@ -97,7 +97,7 @@ func addCompareFlags(cmd *cobra.Command) *compareFlags {
 	f := &compareFlags{n: 16, k: 2, m: 4, shared: 1}
 	flags := cmd.Flags()
 	flags.StringVar(&f.layers, "compare", "", "compare `layers`: any of top2,fine,shared, in the order to print")
-	cmd.RegisterFlagCompletionFunc("compare", completeList(inspect.Top2, inspect.Fine, inspect.Shared))
+	cmd.RegisterFlagCompletionFunc("compare", completeList(header.Top2, header.Fine, header.Shared))
 	numberFlag(flags, &f.n, "experts", "N", "experts of the conventional layer")
 	numberFlag(flags, &f.k, "active", "K", "experts of it that a token uses")
 	numberFlag(flags, &f.m, splitFlag, "m", "parts that each expert is split into; never more than a config's active experts")
@@ -139,7 +139,7 @@ func refuse(cmd *cobra.Command, flags []string, why string) error {
 
 // report compares the layers. All that is wrong with the flags is one error.
 func (f *compareFlags) report(cmd *cobra.Command, given []string) (result, error) {
-	names, err := inspect.ParseLayers(f.layers)
+	names, err := header.ParseLayers(f.layers)
 	if err != nil {
 		err = fmt.Errorf("--compare: %w", err)
 	}
@@ -154,7 +154,7 @@ func (f *compareFlags) report(cmd *cobra.Command, given []string) (result, error
 	case err != nil:
 		return nil, misuse(cmd, err.Error())
 	case len(given) == 0:
-		return inspect.Compare("", s, names), nil
+		return header.Compare("", s, names), nil
 	case !cmd.Flags().Changed(splitFlag):
 		return compareConfig(given[0], 0, names)
 	}
@@ -171,5 +171,5 @@ func compareConfig(path string, m int, names []string) (result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
-	return inspect.Compare(path, s, names), nil
+	return header.Compare(path, s, names), nil
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/experts"
 	"dsmoe/text"
 )
 
@@ -102,7 +103,7 @@ threads.`,
 			if *against != "" {
 				return expertsAgainst(cmd, w, *against, *selection, out)
 			}
-			r, err := inspect.ExamineExperts(cmd.Context(), w, inspect.ExpertsOptions{Selection: *selection, Similarities: *similarities, By: inspect.Grouping(by.value)})
+			r, err := experts.Examine(cmd.Context(), w, experts.Options{Selection: *selection, Similarities: *similarities, By: inspect.Grouping(by.value)})
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}
@@ -119,7 +120,7 @@ func expertsAgainst(cmd *cobra.Command, w inspect.Weights, original string, s in
 		return err
 	}
 	defer c.Close()
-	r, err := inspect.ExpertsAgainst(cmd.Context(), w, b, s)
+	r, err := experts.Against(cmd.Context(), w, b, s)
 	if err != nil {
 		return fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original), err)
 	}

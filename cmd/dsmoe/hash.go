@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/stats"
 	"dsmoe/text"
 )
 
@@ -40,14 +41,14 @@ are. Whether there are all tensors that the config asks for, inspect audit says.
 		Annotations: exits("done", ""),
 	}
 	out, selection := addOutput(cmd, text.TSV), addSelection(cmd)
-	by := choice{value: string(inspect.HashTensors), words: []string{string(inspect.HashTensors), string(inspect.HashModules), string(inspect.HashModel)}}
+	by := choice{value: string(stats.HashTensors), words: []string{string(stats.HashTensors), string(stats.HashModules), string(stats.HashModel)}}
 	cmd.Flags().Var(&by, "by", "a row for each tensor or module, or for the model alone")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if by.value == string(inspect.HashModel) && !selection.All() {
+		if by.value == string(stats.HashModel) && !selection.All() {
 			return misuse(cmd, "--by model is about all tensors: not with --layers, --experts or --match")
 		}
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
-			r, err := inspect.Hash(cmd.Context(), w, *selection, inspect.HashLevel(by.value))
+			r, err := stats.Hash(cmd.Context(), w, *selection, stats.HashLevel(by.value))
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}

@@ -12,6 +12,8 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect"
+	"dsmoe/inspect/header"
+	"dsmoe/inspect/stats"
 	"dsmoe/text"
 )
 
@@ -39,7 +41,7 @@ headers are read, never a weight.`,
 		if err != nil {
 			return err
 		}
-		s := inspect.Summarize(c)
+		s := header.Summarize(c)
 		return answer(printReport(cmd, s, *asJSON), s.Problems == 0)
 	}
 	cmd.AddCommand(newInspectLs(), newInspectTree(), newInspectAudit(), newInspectArch(), newInspectMem(),
@@ -122,16 +124,16 @@ computes what the reference does only dsmoe verify can tell.`,
 }
 
 // auditHeaders audits what headers tell.
-func auditHeaders(_ *cobra.Command, path string) (*inspect.AuditReport, error) {
+func auditHeaders(_ *cobra.Command, path string) (*header.AuditReport, error) {
 	c, err := scan(path)
 	if err != nil {
 		return nil, err
 	}
-	return inspect.Audit(c), nil
+	return header.Audit(c), nil
 }
 
 // auditValues reads every weight.
-func auditValues(cmd *cobra.Command, path string) (*inspect.AuditReport, error) {
+func auditValues(cmd *cobra.Command, path string) (*header.AuditReport, error) {
 	src, err := checkpoint.Examine(path)
 	if err != nil {
 		return nil, err
@@ -144,12 +146,12 @@ func auditValues(cmd *cobra.Command, path string) (*inspect.AuditReport, error) 
 	b := phaseBar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	v.Progress = func(done, total int64) { b.set("reading", done, total) }
-	return inspect.AuditValues(cmd.Context(), c, v)
+	return stats.AuditValues(cmd.Context(), c, v)
 }
 
 // valuesOf returns what the values of a checkpoint are audited with.
-func valuesOf(src *checkpoint.Checkpoint) (*inspect.Checkpoint, inspect.Values, error) {
-	v := inspect.Values{Reader: src, ReadFile: src.ReadFile}
+func valuesOf(src *checkpoint.Checkpoint) (*inspect.Checkpoint, stats.Values, error) {
+	v := stats.Values{Reader: src, ReadFile: src.ReadFile}
 	c, err := inspected(src.Inventory)
 	if err != nil {
 		return nil, v, err
@@ -160,7 +162,7 @@ func valuesOf(src *checkpoint.Checkpoint) (*inspect.Checkpoint, inspect.Values, 
 			c.Findings = append(c.Findings, inspect.Finding{Kind: inspect.Broken, File: f.Name, Cause: "its checksums cannot be read: " + err.Error()})
 		}
 		for _, s := range sums {
-			v.Parts = append(v.Parts, inspect.Part{File: i, Name: s.Name, Tensor: s.Tensor, Offset: s.Offset, Size: s.Size, CRC32: s.CRC32})
+			v.Parts = append(v.Parts, stats.Part{File: i, Name: s.Name, Tensor: s.Tensor, Offset: s.Offset, Size: s.Size, CRC32: s.CRC32})
 		}
 	}
 	return c, v, nil

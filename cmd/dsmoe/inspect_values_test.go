@@ -12,6 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/experts"
+	"dsmoe/inspect/matrix"
+	"dsmoe/inspect/router"
+	"dsmoe/inspect/stats"
 )
 
 // TestInspectedValues: statistics and hashes of the fixtures are those that numpy and
@@ -24,7 +28,7 @@ func TestInspectedValues(t *testing.T) {
 		Tensors map[string]struct {
 			Elements, Zeros     int64
 			Min, Max, Mean, Std float64
-			Quantiles           []inspect.QuantileValue
+			Quantiles           []stats.QuantileValue
 			Median              float64 `json:"median_absmax"`
 		}
 	}
@@ -32,7 +36,7 @@ func TestInspectedValues(t *testing.T) {
 	require.Len(t, fixtures, 5)
 	for name, want := range fixtures {
 		path := filepath.Join("..", "..", "fixtures", name, "checkpoint")
-		var got inspect.StatsReport
+		var got stats.Report
 		document(t, &got, "inspect", "stats", "--json", "--quantiles", "0.001,0.07,0.5,0.99", path)
 		found := 0
 		for _, x := range got.Tensors {
@@ -47,7 +51,7 @@ func TestInspectedValues(t *testing.T) {
 			assert.InDelta(t, w.Std, *x.Std, 1e-14, "%s %s", name, x.Name)
 		}
 		assert.Len(t, want.Tensors, found)
-		var hashes inspect.HashReport
+		var hashes stats.HashReport
 		document(t, &hashes, "inspect", "hash", "--json", path)
 		assert.Equal(t, want.Model, *hashes.Model, name)
 	}
@@ -80,13 +84,13 @@ func TestInspectedExperts(t *testing.T) {
 	for name, want := range fixtures {
 		path := filepath.Join("..", "..", "fixtures", name, "checkpoint")
 		layer := fmt.Sprint(want.Layer)
-		var got inspect.ExpertsReport
+		var got experts.Report
 		document(t, &got, "inspect", "experts", "--json", "--layers", layer, path)
 		require.Len(t, got.Layers, 1)
 		require.Len(t, got.Layers[0].Experts, len(want.Experts.Function))
 		for e, x := range got.Layers[0].Experts {
 			assertNearest(t, want.Experts.Function[e], x.Function, 2e-5)
-			for i, m := range []*inspect.MatrixNumbers{x.Gate, x.Up, x.Down} {
+			for i, m := range []*experts.MatrixNumbers{x.Gate, x.Up, x.Down} {
 				w := []matrixValues{want.Experts.Gate, want.Experts.Up, want.Experts.Down}[i]
 				assert.InEpsilon(t, w.Norm[e], *m.Norm, 1e-13)
 				assert.InEpsilon(t, w.SpectralNorm[e], *m.SpectralNorm, 1e-4)
@@ -98,7 +102,7 @@ func TestInspectedExperts(t *testing.T) {
 		rounded := filepath.Join(t.TempDir(), "rounded")
 		status, _, stderr := dsmoe(t.Context(), "convert", "--type", "bf16", path, rounded)
 		require.Contains(t, []int{exitYes, exitNo}, status, stderr)
-		var errors inspect.ExpertsErrorReport
+		var errors experts.ErrorReport
 		document(t, &errors, "inspect", "experts", "--json", "--layers", layer, "--against", path, rounded)
 		for e, w := range want.Rounding {
 			assert.InDelta(t, w, *errors.Layers[0].Experts[e].Gate.RelativeRMS, 1e-15+1e-12*w, name)
@@ -106,7 +110,7 @@ func TestInspectedExperts(t *testing.T) {
 	}
 }
 
-func assertNearest(t *testing.T, want nearestValue, got *inspect.Neighbour, within float64) {
+func assertNearest(t *testing.T, want nearestValue, got *matrix.Neighbour, within float64) {
 	t.Helper()
 	assert.InDelta(t, want[0], got.Cosine, within)
 	assert.Equal(t, int(want[1]), got.Expert)
@@ -126,7 +130,7 @@ func TestInspectedRouters(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(data, &fixtures))
 	for name, want := range fixtures {
-		var got inspect.RouterReport
+		var got router.Report
 		document(t, &got, "inspect", "router", "--json", "--layers", fmt.Sprint(want.Layer), filepath.Join("..", "..", "fixtures", name, "checkpoint"))
 		require.Len(t, got.Layers, 1)
 		l := got.Layers[0]
@@ -177,7 +181,7 @@ func document(t *testing.T, v any, args ...string) {
 // all, and reports GB/s per core, beside what copying memory reaches in the same run.
 func BenchmarkStats(b *testing.B) {
 	benchmarkInspection(b, func(w inspect.Weights) error {
-		_, err := inspect.Stats(b.Context(), w, inspect.StatsOptions{})
+		_, err := stats.Compute(b.Context(), w, stats.Options{})
 		return err
 	})
 }
@@ -185,7 +189,7 @@ func BenchmarkStats(b *testing.B) {
 // BenchmarkHash is BenchmarkStats for hashes.
 func BenchmarkHash(b *testing.B) {
 	benchmarkInspection(b, func(w inspect.Weights) error {
-		_, err := inspect.Hash(b.Context(), w, inspect.Selection{}, inspect.HashModel)
+		_, err := stats.Hash(b.Context(), w, inspect.Selection{}, stats.HashModel)
 		return err
 	})
 }

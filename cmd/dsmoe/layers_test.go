@@ -22,7 +22,8 @@ import (
 // draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
-		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff", "inspect",
+		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff",
+			"inspect", "inspect/header", "inspect/stats", "inspect/matrix", "inspect/experts", "inspect/router", "inspect/routing", "inspect/report",
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor"},
 
 		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
@@ -45,7 +46,15 @@ func TestLayers(t *testing.T) {
 		"verify/verifytest": {}, // for tests and scripts
 		"verify/diff":       {"model/weights", "config", "model/tensor"},
 
-		"inspect": {"text/page", "model", "model/count", "model/weights", "model/table", "config", "model/tensor"},
+		"inspect":             {"text/page", "model/weights", "model/table", "config", "model/tensor"},
+		"inspect/header":      {"inspect", "text/page", "model/count", "model/weights", "model/table", "config", "model/tensor"},
+		"inspect/stats":       {"inspect", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor"},
+		"inspect/matrix":      {"inspect", "model", "model/weights"},
+		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
+		"inspect/router":      {"inspect", "inspect/matrix", "inspect/experts", "text/page", "model/weights", "model/table", "config"},
+		"inspect/routing":     {"inspect", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
+		"inspect/report":      {"inspect", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table"},
+		"inspect/inspecttest": {"inspect", "config", "config/configtest", "model/synth", "model/weights", "model/tensor"}, // for tests
 
 		"model":                   {"model/weights", "model/table", "config", "model/tensor", "model/internal/kernel"},
 		"model/count":             {"model/table", "config", "model/tensor"},

@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"dsmoe/inspect"
+	"dsmoe/inspect/header"
 	"dsmoe/text"
 )
 
@@ -54,7 +54,7 @@ Allocators, fragmentation and workspaces of kernels are not counted.`,
 		if len(*contexts) == 0 {
 			*contexts = []int{c.MaxPositionEmbeddings}
 		}
-		r, err := inspect.MemoryOf(args[0], c, *contexts, *batches)
+		r, err := header.MemoryOf(args[0], c, *contexts, *batches)
 		if err != nil {
 			return misuse(cmd, err.Error())
 		}

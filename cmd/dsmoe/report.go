@@ -10,6 +10,9 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect"
+	"dsmoe/inspect/header"
+	"dsmoe/inspect/report"
+	"dsmoe/inspect/routing"
 	"dsmoe/text"
 	"dsmoe/verify/pack"
 )
@@ -127,13 +130,13 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 }
 
 // report makes the report on a checkpoint, or on a config alone.
-func (f *reportFlags) report(cmd *cobra.Command, path string) (*inspect.Report, error) {
+func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, error) {
 	if configPath(path) == path {
 		c, _, err := readConfig(path)
 		if err != nil {
 			return nil, err
 		}
-		return inspect.ReportConfig(inspect.Describe(path, c, 0)), nil
+		return report.OfConfig(header.Describe(path, c, 0)), nil
 	}
 	src, err := checkpoint.Examine(path)
 	if err != nil {
@@ -142,7 +145,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*inspect.Report, 
 	defer src.Close()
 	b := phaseBar{w: cmd.ErrOrStderr()}
 	defer b.remove()
-	in := inspect.ReportInput{Selection: f.selection, Progress: b.set}
+	in := report.Input{Selection: f.selection, Progress: b.set}
 	if in.Checkpoint, in.Values, err = valuesOf(src); err != nil {
 		return nil, err
 	}
@@ -150,7 +153,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*inspect.Report, 
 		in.Unusable = err
 	}
 	if f.golden != "" || f.tokens != "" || f.random != (batchFlag{}) {
-		in.Route = func(o inspect.RoutingOptions) (*inspect.Routing, error) {
+		in.Route = func(o routing.Options) (*routing.Report, error) {
 			b.remove()
 			f.layers, f.experts = o.Layers, o.Experts
 			if f.golden != "" {
@@ -160,7 +163,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*inspect.Report, 
 			return f.forward(cmd, path)
 		}
 	}
-	r, err := inspect.MakeReport(cmd.Context(), in)
+	r, err := report.Make(cmd.Context(), in)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}

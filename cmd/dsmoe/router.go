@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/router"
 	"dsmoe/text"
 )
 
@@ -79,7 +80,7 @@ number depends on the number of threads.`,
 	out.plot = addPlot(cmd, "norms of the rows by layer and expert")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
-			r, err := inspect.ExamineRouters(cmd.Context(), w, inspect.RouterOptions{Selection: *selection, Coupling: *coupling, By: inspect.Grouping(by.value)})
+			r, err := router.Examine(cmd.Context(), w, router.Options{Selection: *selection, Coupling: *coupling, By: inspect.Grouping(by.value)})
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}

@@ -14,7 +14,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
-	"dsmoe/inspect"
+	"dsmoe/inspect/routing"
 	"dsmoe/model"
 	"dsmoe/model/synth"
 	"dsmoe/text"
@@ -80,7 +80,7 @@ bytes for the pairs and 8 for each token of a layer.`,
 		Annotations: exits("done", ""),
 	}
 	cmd.ValidArgsFunction = completeArguments("routing CHECKPOINT")
-	o := routingFlags{reference: choice{words: []string{string(config.Remote), string(config.Native)}}, by: choice{value: string(inspect.RoutingByLayer), words: []string{string(inspect.RoutingByLayer), string(inspect.RoutingByExpert), string(inspect.RoutingByPair)}}}
+	o := routingFlags{reference: choice{words: []string{string(config.Remote), string(config.Native)}}, by: choice{value: string(routing.ByLayer), words: []string{string(routing.ByLayer), string(routing.ByExpert), string(routing.ByPair)}}}
 	out := addOutput(cmd, text.TSV)
 	out.form.words = append(out.form.words, esftForm)
 	flags := cmd.Flags()
@@ -122,12 +122,12 @@ type routingFlags struct {
 	seed            uint64
 }
 
-func (o *routingFlags) options() inspect.RoutingOptions {
-	return inspect.RoutingOptions{Layers: o.layers, Experts: o.experts, By: inspect.RoutingLevel(o.by.value)}
+func (o *routingFlags) options() routing.Options {
+	return routing.Options{Layers: o.layers, Experts: o.experts, By: routing.Level(o.by.value)}
 }
 
 // route finds out what path is, and counts.
-func (o *routingFlags) route(cmd *cobra.Command, path string) (*inspect.Routing, error) {
+func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, error) {
 	forward := o.tokens != "" || o.random != batchFlag{}
 	switch {
 	case o.tokens != "" && o.random != batchFlag{}:
@@ -165,7 +165,7 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*inspect.Routing,
 }
 
 // forward routes the tokens of the flags by the checkpoint at path.
-func (o *routingFlags) forward(cmd *cobra.Command, path string) (*inspect.Routing, error) {
+func (o *routingFlags) forward(cmd *cobra.Command, path string) (*routing.Report, error) {
 	c, err := checkpoint.Open(path)
 	if err != nil {
 		return nil, err
@@ -195,7 +195,7 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string) (*inspect.Routin
 		b.add(int64(done - before))
 		before = done
 	}
-	return inspect.RouteForward(cmd.Context(), inspect.Forward{Path: path, Model: m, Input: in, Pages: c, Progress: progress}, o.options())
+	return routing.OfForward(cmd.Context(), routing.Forward{Path: path, Model: m, Input: in, Pages: c, Progress: progress}, o.options())
 }
 
 // input returns the tokens of the flags.
@@ -214,12 +214,12 @@ func (o *routingFlags) input(vocab int) (*model.Input, error) {
 }
 
 // golden reads the pack at path.
-func (o *routingFlags) golden(path string) (*inspect.Routing, error) {
+func (o *routingFlags) golden(path string) (*routing.Report, error) {
 	pack, err := pack.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	g := inspect.Golden{Path: path, Recording: pack}
+	g := routing.Golden{Path: path, Recording: pack}
 	if g.Input, err = pack.Input(); err != nil {
 		return nil, err
 	}
@@ -232,12 +232,12 @@ func (o *routingFlags) golden(path string) (*inspect.Routing, error) {
 			return nil, err
 		}
 	}
-	return inspect.RouteGolden(g, o.options())
+	return routing.OfGolden(g, o.options())
 }
 
 // recorded sets what --config knows of the model of a pack. The checkpoint that it returns is
 // opened for the gates' biases alone; it is nil where there are none.
-func (o *routingFlags) recorded(g *inspect.Golden, pack *pack.Pack) (*checkpoint.Checkpoint, error) {
+func (o *routingFlags) recorded(g *routing.Golden, pack *pack.Pack) (*checkpoint.Checkpoint, error) {
 	g.Model = o.config
 	stored, _, err := configOf(o.config)
 	if err != nil {
@@ -255,7 +255,7 @@ func (o *routingFlags) recorded(g *inspect.Golden, pack *pack.Pack) (*checkpoint
 }
 
 // logged reads ESFT's logs.
-func (o *routingFlags) logged(cmd *cobra.Command, path string, files []string) (*inspect.Routing, error) {
+func (o *routingFlags) logged(cmd *cobra.Command, path string, files []string) (*routing.Report, error) {
 	c, _, err := configOf(o.config)
 	if err != nil {
 		return nil, err
@@ -266,7 +266,7 @@ func (o *routingFlags) logged(cmd *cobra.Command, path string, files []string) (
 	if err != nil {
 		return nil, err
 	}
-	return inspect.RouteESFT(cmd.Context(), inspect.ESFTLogs{Path: path, Logs: logs, Config: c}, o.options())
+	return routing.OfLogs(cmd.Context(), routing.ESFTLogs{Path: path, Logs: logs, Config: c}, o.options())
 }
 
 // esftLogs returns the paths of the logs in a directory, or of those in folders of it that are
@@ -279,7 +279,7 @@ func esftLogs(dir string) (files []string, err error) {
 	var below []string
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		if _, ok := inspect.ParseESFTName(e.Name()); ok {
+		if _, ok := routing.ParseESFTName(e.Name()); ok {
 			files = append(files, path)
 		} else if e.IsDir() && strings.HasPrefix(e.Name(), "rank") {
 			logs, err := esftLogs(path)
@@ -296,11 +296,11 @@ func esftLogs(dir string) (files []string, err error) {
 }
 
 // openLogs returns the logs in files, and shows how much of them was read.
-func openLogs(files []string, progress func(done, total int64)) (logs []inspect.ESFTLog, err error) {
+func openLogs(files []string, progress func(done, total int64)) (logs []routing.ESFTLog, err error) {
 	var total int64
 	var done atomic.Int64
 	for _, path := range files {
-		layer, _ := inspect.ParseESFTName(filepath.Base(path))
+		layer, _ := routing.ParseESFTName(filepath.Base(path))
 		info, err := os.Stat(path)
 		if err != nil {
 			return nil, err
@@ -309,7 +309,7 @@ func openLogs(files []string, progress func(done, total int64)) (logs []inspect.
 			return nil, fmt.Errorf("%s: %w", text.Quote(path), errors.New("not a regular file"))
 		}
 		total += info.Size()
-		logs = append(logs, inspect.ESFTLog{Name: path, Layer: layer, Open: func() (io.ReadCloser, error) {
+		logs = append(logs, routing.ESFTLog{Name: path, Layer: layer, Open: func() (io.ReadCloser, error) {
 			f, err := os.Open(path)
 			return &countedFile{f, func(n int) { progress(done.Add(int64(n)), total) }}, err
 		}})

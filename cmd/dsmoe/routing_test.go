@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"dsmoe/inspect"
+	"dsmoe/inspect/routing"
 )
 
 // recordedRouting is what numpy makes of the stages of a layer's gate.
@@ -38,7 +38,7 @@ func TestInspectedRouting(t *testing.T) {
 	require.Len(t, fixtures, 6)
 	for name, layers := range fixtures {
 		dir := filepath.Join("..", "..", "fixtures", name)
-		var r inspect.Routing
+		var r routing.Report
 		document(t, &r, "inspect", "routing", filepath.Join(dir, "golden-f32"), "--config", filepath.Join(dir, "checkpoint"), "--by", "pair", "--json")
 		require.Len(t, r.Layers, len(layers), name)
 		assert.Empty(t, r.Missing, name)
@@ -48,7 +48,7 @@ func TestInspectedRouting(t *testing.T) {
 	}
 }
 
-func sameRouting(t *testing.T, want recordedRouting, l inspect.LayerRouting) {
+func sameRouting(t *testing.T, want recordedRouting, l routing.Layer) {
 	t.Helper()
 	const near = 1e-12
 	require.Equal(t, want.Tokens, l.Tokens)
@@ -92,7 +92,7 @@ func TestForwardRouting(t *testing.T) {
 		"v3-fp8/checkpoint": "v3-fp8/golden-f32",
 	} {
 		dir := filepath.Join("..", "..", "fixtures")
-		var ours, recorded inspect.Routing
+		var ours, recorded routing.Report
 		document(t, &ours, "inspect", "routing", filepath.Join(dir, checkpoint), "--tokens", filepath.Join(dir, golden, "inputs.safetensors"), "--by", "pair", "--json")
 		document(t, &recorded, "inspect", "routing", filepath.Join(dir, golden), "--config", filepath.Join(dir, checkpoint), "--by", "pair", "--json")
 		require.Len(t, ours.Layers, len(recorded.Layers))

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/stats"
 	"dsmoe/text"
 )
 
@@ -48,7 +49,7 @@ scales, are listed as not counted.`,
 	out.plot = addPlot(cmd, "standard deviations by layer and expert (--by expert) or in bars; by tensor the largest magnitudes by layer and kind")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
-			r, err := inspect.Stats(cmd.Context(), w, inspect.StatsOptions{Selection: *selection, By: inspect.Grouping(by.value), Quantiles: shares})
+			r, err := stats.Compute(cmd.Context(), w, stats.Options{Selection: *selection, By: inspect.Grouping(by.value), Quantiles: shares})
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}
@@ -59,11 +60,11 @@ scales, are listed as not counted.`,
 }
 
 // quantilesFlag is a flag: shares.
-type quantilesFlag []inspect.Quantile
+type quantilesFlag []stats.Quantile
 
 // Set reads shares.
 func (q *quantilesFlag) Set(list string) (err error) {
-	*q, err = inspect.ParseQuantiles(list)
+	*q, err = stats.ParseQuantiles(list)
 	return err
 }
 

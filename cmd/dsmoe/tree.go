@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/header"
 	"dsmoe/text"
 )
 
@@ -42,12 +43,12 @@ Only headers are read, and the config plays no part. Names are those of the file
 }
 
 // listing lists the selected tensors of the checkpoint at path.
-func listing(path string, s inspect.Selection) (*inspect.Listing, error) {
+func listing(path string, s inspect.Selection) (*header.Listing, error) {
 	c, err := scan(path)
 	if err != nil {
 		return nil, err
 	}
-	l, err := inspect.List(c).Select(s)
+	l, err := header.List(c).Select(s)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}

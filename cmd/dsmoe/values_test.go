@@ -14,6 +14,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect"
+	"dsmoe/inspect/stats"
 )
 
 // TestDamagedArchive: a byte of a .bin file that makes another number of a weight is found
@@ -66,7 +67,7 @@ func TestShortenedFile(t *testing.T) {
 	in, err := inspected(c.Inventory)
 	require.NoError(t, err)
 	require.NoError(t, os.Truncate(filepath.Join(dir, in.Files[0].Name), in.Files[0].Size-100))
-	a, err := inspect.AuditValues(t.Context(), in, inspect.Values{Reader: c, ReadFile: c.ReadFile})
+	a, err := stats.AuditValues(t.Context(), in, stats.Values{Reader: c, ReadFile: c.ReadFile})
 	require.NoError(t, err)
 	assert.Positive(t, a.Problems)
 	for _, f := range a.Findings {
@@ -87,7 +88,7 @@ func BenchmarkAuditValues(b *testing.B) {
 	for _, threads := range []int{1, runtime.NumCPU()} {
 		b.Run(threadsName(threads), func(b *testing.B) {
 			for b.Loop() {
-				a, err := inspect.AuditValues(b.Context(), in, inspect.Values{Reader: c, ReadFile: c.ReadFile, Threads: threads})
+				a, err := stats.AuditValues(b.Context(), in, stats.Values{Reader: c, ReadFile: c.ReadFile, Threads: threads})
 				require.NoError(b, err)
 				require.True(b, a.Clean)
 			}

@@ -71,6 +71,14 @@ func (s *Stream) Values() ([]float32, error) {
 	return s.values[s.lead : s.lead+s.n], nil
 }
 
+// Part loads the n elements from at on and decodes them. The slice is valid until the next call.
+func (s *Stream) Part(at int64, n int) ([]float32, error) {
+	if err := s.Load(at, n); err != nil {
+		return nil, err
+	}
+	return s.Values()
+}
+
 // dequantise fills values with Raw's codes times their scales.
 func (s *Stream) dequantise() error {
 	if err := s.w.CheckScales(); err != nil || len(s.values) == 0 {

@@ -1,0 +1,114 @@
+// Package inspect holds what all inspections of a checkpoint share: the Checkpoint as its headers describe
+// it, the Weights that are read, the Selection of some of them, Findings and Observations, and the cells of
+// heatmaps. The inspections are its sub-packages:
+//
+//   - header: what a checkpoint holds, whether its parts fit together, what its config implies
+//   - stats: whether the numbers can be weights, what they are, and hashes of them
+//   - experts: norms, ranks, likeness and twins of experts, and how far they are from originals
+//   - router: rows of routers, and which choices they allow
+//   - routing: which experts tokens get
+//   - report: all of that at once, as a page
+//
+// An inspection returns a report that is JSON as it stands and that WriteText prints; those with a method
+// Figure are a drawing, too. No package opens a file: the caller reads weights.
+package inspect
+
+import (
+	"iter"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+)
+
+// Checkpoint is all that opening a checkpoint told. The checkpoint may be damaged.
+type Checkpoint struct {
+	Path     string         // as the user gave it
+	Config   *config.Config // nil if it cannot be read; a Finding says why
+	Index    *Index         // nil if there is none, or it cannot be read
+	Files    []File         // the weight files whose headers could be read
+	Findings []Finding      // about reading the files
+}
+
+// Index is the index of a sharded checkpoint.
+type Index struct {
+	File    string `json:"file"`    // relative to the checkpoint
+	Tensors int    `json:"tensors"` // number of names in it
+	Shards  int    `json:"shards"`  // number of files in it
+}
+
+// File is a weight file, by its header.
+type File struct {
+	Name    string        // relative to the checkpoint
+	Size    int64         // in bytes, header included
+	Tensors []tensor.Info // in file order
+}
+
+// Tensor is one tensor of a checkpoint.
+type Tensor struct {
+	Name  string       `json:"name"`  // as the file spells it
+	DType tensor.DType `json:"dtype"` // of its elements
+	Shape []int        `json:"shape"` // outermost first
+	Bytes int64        `json:"bytes"` // of its data
+	File  string       `json:"file"`  // relative to the checkpoint
+}
+
+// List returns all tensors, file after file.
+func (c *Checkpoint) List() []Tensor {
+	all := []Tensor{}
+	for _, f := range c.Files {
+		for _, i := range f.Tensors {
+			all = append(all, Tensor{i.Name, i.DType, i.Shape, i.Bytes(), f.Name})
+		}
+	}
+	return all
+}
+
+// Tensors implements weights.Headers: it yields the header entries, file after file.
+func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for _, f := range c.Files {
+			for _, i := range f.Tensors {
+				if !yield(i) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Holders maps each tensor, by its own name and by the table's, to the file that holds it.
+func (c *Checkpoint) Holders() map[string]string {
+	files := map[string]string{}
+	for _, t := range c.List() {
+		files[t.Name] = t.File
+	}
+	if c.Config != nil {
+		for _, w := range weights.New(c.Config, c).All() {
+			files[w.Name] = files[w.Stored]
+		}
+	}
+	return files
+}
+
+// Complete reports whether every weight file that there should be was read.
+func (c *Checkpoint) Complete() bool {
+	for _, f := range c.Findings {
+		if f.Kind == Broken && f.File != ConfigFile && !c.hasRead(f.File) {
+			return false
+		}
+	}
+	return len(c.Files) > 0
+}
+
+// ConfigFile is the name of a checkpoint's config.
+const ConfigFile = "config.json"
+
+// hasRead reports whether file is a weight file whose header was read, or the index.
+func (c *Checkpoint) hasRead(file string) bool {
+	if c.Index != nil && file == c.Index.File {
+		return true
+	}
+	return slices.ContainsFunc(c.Files, func(f File) bool { return f.Name == file })
+}

@@ -1,0 +1,297 @@
+package experts
+
+// How far the experts of a checkpoint are from their originals: what a quantisation cost each.
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+
+	"dsmoe/inspect"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+	"dsmoe/text/page"
+)
+
+// ErrorReport is how far the experts of a checkpoint are from those of another, their original.
+type ErrorReport struct {
+	Path       string                `json:"path"`        // of the checkpoint, as the user gave it
+	Against    string                `json:"against"`     // of the original
+	Layers     []LayerErrors         `json:"layers"`      // layers with a selected expert, in their order
+	Findings   []inspect.Observation `json:"findings"`    // in the order of the layers, then of the experts
+	NotCounted []inspect.NotCounted  `json:"not_counted"` // selected weights that have no numbers
+}
+
+// LayerErrors is the experts of a layer.
+type LayerErrors struct {
+	Layer                     int            `json:"layer"`
+	Experts                   []ExpertErrors `json:"experts"` // the routed ones by their numbers, then the shared ones
+	Matrices[*inspect.Spread]                // of RelativeRMS over the routed experts
+}
+
+// ExpertErrors is how far an expert is from its original.
+type ExpertErrors struct {
+	Expert                 int    `json:"expert"` // its number; -1 for the shared ones
+	Module                 string `json:"module"` // "model.layers.3.mlp.experts.17"
+	Matrices[*MatrixError]        // null if not selected
+}
+
+// MatrixError is how far a matrix a is from its original b.
+type MatrixError struct {
+	DType       tensor.DType `json:"dtype"`        // of a, as it is stored
+	Against     tensor.DType `json:"against"`      // of b
+	RelativeRMS *float64     `json:"relative_rms"` // √(Σ(a-b)² / Σb²), in float64; null if b is zero and a is not, or if not finite
+	MaxAbs      *float64     `json:"max_abs"`      // the largest |a-b|, in float64; null if numbers are not finite
+	Different   int64        `json:"different"`    // elements that are not equal
+	NotFinite   int64        `json:"not_finite"`   // elements that are not equal, with a or b not finite
+	Z           *float64     `json:"z"`            // robust z-score of RelativeRMS among the layer's routed experts
+}
+
+// errorFactor is how many times its layer's median a relative error must be to be a finding.
+const errorFactor = 2
+
+// Against compares the selected experts of w with those of their original. Names are per expert, so that either
+// may be fused; numbers are those that the model computes with, FP8 times its scales. Each weight of either is
+// read once. What has no counterpart of its shape, and what cannot be read, is an error that names all of it.
+func Against(ctx context.Context, w, original inspect.Weights, s inspect.Selection) (*ErrorReport, error) {
+	layers, not, err := selected(&w, s)
+	if err != nil {
+		return nil, err
+	}
+	pairs, err := pair(layers, original.List)
+	if err != nil {
+		return nil, err
+	}
+	reading := w.Reading(ctx)
+	for _, p := range pairs {
+		reading.Expect(p.a.Bytes())
+	}
+	errors := map[*weights.Weight]*MatrixError{}
+	for _, p := range pairs {
+		errors[p.a] = &p.MatrixError
+		reading.Go(func() error { return p.a.Failed(p.compare(reading, w.Reader, original.Reader)) })
+	}
+	if err := reading.Wait(); err != nil {
+		return nil, err
+	}
+	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []LayerErrors{}, Findings: []inspect.Observation{}, NotCounted: not}
+	for _, l := range layers {
+		r.Layers = append(r.Layers, layerErrors(l, errors))
+	}
+	for i := range r.Layers {
+		r.Findings = append(r.Findings, r.Layers[i].observe()...)
+	}
+	return r, nil
+}
+
+// original is a matrix and its original.
+type original struct {
+	a, b *weights.Weight
+	MatrixError
+}
+
+// pair finds the originals.
+func pair(layers []*layerMLPs, originals []*weights.Weight) (pairs []*original, err error) {
+	byName := map[string]*weights.Weight{}
+	for _, w := range originals {
+		byName[w.Name] = w
+	}
+	var problems []inspect.Finding
+	for _, l := range layers {
+		for _, m := range l.all {
+			for _, a := range present(&m.weights) {
+				b := byName[a.Name]
+				if kind, cause := mismatch(a, b); kind != "" {
+					problems = append(problems, inspect.Finding{Kind: kind, Tensor: a.Name, Cause: cause})
+					continue
+				}
+				pairs = append(pairs, &original{a, b, MatrixError{DType: a.DType, Against: b.DType}})
+			}
+		}
+	}
+	var errs []error
+	for _, line := range inspect.Lines(problems) {
+		errs = append(errs, errors.New(line.Text))
+	}
+	return pairs, errors.Join(errs...)
+}
+
+// mismatch says why a weight cannot be compared with its original; "" if it can.
+func mismatch(a, b *weights.Weight) (kind inspect.Kind, cause string) {
+	switch {
+	case b == nil:
+		return inspect.Missing, "the original does not have it"
+	case !slices.Equal(a.Shape, b.Shape):
+		return inspect.Shape, fmt.Sprintf("%v, but the original's is %v", a.Shape, b.Shape)
+	}
+	if err := inspect.Countable(b); err != nil {
+		return inspect.DType, "in the original: " + err.Error()
+	}
+	return "", ""
+}
+
+// compare goes through both weights in tiles.
+func (p *original) compare(reading *weights.Reading, a, b weights.ReaderAt) error {
+	right := weights.NewStream(b, p.b)
+	at, squares, errorSquares, most := int64(0), 0.0, 0.0, 0.0
+	for x, err := range reading.Numbers(a, p.a, 0, int64(p.a.Len())) {
+		if err != nil {
+			return err
+		}
+		y, err := right.Part(at, len(x))
+		if err != nil {
+			return fmt.Errorf("in the original: %w", err)
+		}
+		at += int64(len(x))
+		tile, errorTile := 0.0, 0.0
+		for i, v := range y {
+			d := float64(x[i]) - float64(v)
+			if d != 0 && x[i] != v && (x[i] == x[i] || v == v) {
+				p.Different++
+				if d-d != 0 {
+					p.NotFinite++
+				}
+			}
+			most = max(most, d, -d)
+			tile += float64(v) * float64(v)
+			errorTile += float64(d * d)
+		}
+		squares, errorSquares = squares+tile, errorSquares+errorTile
+	}
+	p.MaxAbs = inspect.Finite(most)
+	if p.RelativeRMS = inspect.Finite(0); errorSquares != 0 {
+		p.RelativeRMS = inspect.Finite(math.Sqrt(errorSquares / squares))
+	}
+	return nil
+}
+
+// layerErrors sums up a layer.
+func layerErrors(l *layerMLPs, errors map[*weights.Weight]*MatrixError) LayerErrors {
+	r := LayerErrors{Layer: l.layer}
+	var relative Matrices[[]*float64]
+	for _, m := range l.all {
+		e := ExpertErrors{Expert: m.number, Module: m.module}
+		for role, w := range present(&m.weights) {
+			*e.Of(role) = errors[w]
+			if m.number >= 0 {
+				*relative.Of(role) = append(*relative.Of(role), errors[w].RelativeRMS)
+			}
+		}
+		r.Experts = append(r.Experts, e)
+	}
+	for role, list := range relative.All() {
+		spread := inspect.SpreadOf(list)
+		*r.Of(role) = spread
+		for i := range r.Experts {
+			if m := *r.Experts[i].Of(role); m != nil {
+				m.Z = spread.Z(m.RelativeRMS)
+			}
+		}
+	}
+	return r
+}
+
+// observe finds the experts whose error is far from those of their layer.
+func (l *LayerErrors) observe() (found []inspect.Observation) {
+	routed := 0
+	for i := range l.Experts {
+		if l.Experts[i].Expert >= 0 {
+			routed++
+		}
+	}
+	for i := range l.Experts {
+		for role, m := range present(&l.Experts[i].Matrices) {
+			spread := *l.Of(role)
+			if routed < LeastPeers {
+				spread = nil
+			}
+			found = append(found, l.about(&l.Experts[i], role, m, spread)...)
+		}
+	}
+	return found
+}
+
+// about returns what is odd about the error of a matrix; layer may be nil.
+func (l *LayerErrors) about(e *ExpertErrors, role table.Role, m *MatrixError, layer *inspect.Spread) []inspect.Observation {
+	about := func(id string, value, expected *float64, format string, args ...any) []inspect.Observation {
+		named := &Expert{Expert: e.Expert, Module: e.Module}
+		return []inspect.Observation{observation(l.Layer, named, id, role, value, expected, format, args...)}
+	}
+	switch {
+	case m.NotFinite > 0:
+		return about("not-finite", inspect.Finite(float64(m.NotFinite)), inspect.Finite(0),
+			"%s: not finite, here or in the original, and not the same", text.Plural(m.NotFinite, "number"))
+	case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
+		return about("error", m.MaxAbs, inspect.Finite(0), "the original is all zero, this is up to %.4g", *m.MaxAbs)
+	case layer.Far(m.RelativeRMS, errorFactor) && *m.RelativeRMS > layer.Median:
+		return about("error", m.RelativeRMS, &layer.Median, "relative RMS error %.4g, the layer's median is %.4g", *m.RelativeRMS, layer.Median)
+	}
+	return nil
+}
+
+// Sheet is a row per expert.
+func (r *ErrorReport) Sheet() *text.Sheet {
+	s := text.NewSheet("layer", "expert", "dtype", "against", ">rms_gate", ">rms_up", ">rms_down", ">z", ">max_abs", ">different", ">not_finite")
+	for _, l := range r.Layers {
+		for i := range l.Experts {
+			s.Add(l.Experts[i].cells(l.Layer)...)
+		}
+	}
+	return s
+}
+
+func (e *ExpertErrors) cells(layer int) []text.Cell {
+	var dtypes, against []string
+	var errs []text.Cell
+	var z, most *float64
+	different, notFinite := int64(0), int64(0)
+	for _, m := range e.All() {
+		if m == nil {
+			errs = append(errs, text.Real(nil))
+			continue
+		}
+		errs = append(errs, text.Real(m.RelativeRMS))
+		dtypes, against = append(dtypes, m.DType.String()), append(against, m.Against.String())
+		different, notFinite = different+m.Different, notFinite+m.NotFinite
+		z, most = inspect.Larger(z, m.Z), inspect.Larger(most, m.MaxAbs)
+	}
+	cells := append([]text.Cell{text.Whole(layer), expertCell(e.Expert), text.Plain(once(dtypes)), text.Plain(once(against))}, errs...)
+	return append(cells, text.Real(z), text.Real(most), text.Whole(different), text.Whole(notFinite))
+}
+
+// once joins the different ones of words.
+func once(words []string) string {
+	slices.SortFunc(words, cmp.Compare)
+	return strings.Join(slices.Compact(words), ",")
+}
+
+// WriteText writes the sheet and the findings.
+func (r *ErrorReport) WriteText(w io.Writer) error {
+	if err := inspect.WriteSheet(w, r.Sheet(), nil, r.NotCounted); err != nil {
+		return err
+	}
+	return inspect.WriteObservations(w, r.Findings)
+}
+
+// Figure draws how far each expert is from its original.
+func (r *ErrorReport) Figure() page.Figure {
+	c := inspect.NewCells()
+	for _, l := range r.Layers {
+		for i := range l.Experts {
+			var most *float64
+			for _, m := range present(&l.Experts[i].Matrices) {
+				most = inspect.Larger(most, m.RelativeRMS)
+			}
+			c.SetExpert(l.Layer, l.Experts[i].Expert, most, false)
+		}
+	}
+	return c.Experts(page.Heatmap{Title: "how far each expert is from its original", Name: "largest relative RMS error of its matrices",
+		NoValue: "not finite"}, r.Findings)
+}

@@ -1,0 +1,74 @@
+package experts
+
+import (
+	"context"
+	"slices"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/matrix"
+)
+
+// Examine looks at the selected experts. What cannot be read is an error that names all of it.
+func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
+	layers, not, err := selected(&w, o.Selection)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Path: w.Path, Layers: []Layer{}, Findings: []inspect.Observation{}, NotCounted: not, by: o.By}
+	x := matrix.NewReader(ctx, w)
+	for _, l := range layers {
+		x.Expect(2 * l.bytes())
+	}
+	var suspects []*suspect
+	for _, l := range layers {
+		layer, found, err := examineLayer(x, l)
+		if err != nil {
+			return nil, err
+		}
+		suspects = append(suspects, l.suspects(layer)...)
+		if !o.Similarities {
+			layer.Similarity = nil
+		}
+		r.Layers, r.Findings = append(r.Layers, *layer), append(r.Findings, found...)
+	}
+	twins, err := duplicates(x, suspects)
+	if err != nil {
+		return nil, err
+	}
+	r.Findings = append(r.Findings, twins...)
+	slices.SortStableFunc(r.Findings, func(a, b inspect.Observation) int { return a.Layer - b.Layer })
+	return r, nil
+}
+
+// examineLayer looks at the experts of a layer, and returns what is odd about them.
+func examineLayer(x *matrix.Reader, l *layerMLPs) (*Layer, []inspect.Observation, error) {
+	probes, err := probes(x, l)
+	if err != nil {
+		return nil, nil, err
+	}
+	all := make([]*Expert, len(l.all))
+	for i, m := range l.all {
+		x.Go(func() (err error) {
+			all[i], err = examine(x, m, probes)
+			return err
+		})
+	}
+	if err := x.Wait(); err != nil {
+		return nil, nil, err
+	}
+	r := &Layer{Layer: l.layer, Experts: []Expert{}, Similarity: &Similarity{}}
+	for _, e := range all {
+		if e.Expert < 0 {
+			r.Shared = e
+		} else {
+			r.Experts = append(r.Experts, *e)
+		}
+	}
+	r.spread()
+	if err := similarities(x, l, r); err != nil {
+		return nil, nil, err
+	}
+	found := r.observe()
+	near, err := nearTwins(x, l, r, probes)
+	return r, append(found, near...), err
+}

@@ -1,0 +1,103 @@
+package experts
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/inspecttest"
+)
+
+// TestLimitsOfObservations: what grows with a factor is a finding from its limit on, a multiple of the layer's median,
+// and not below it.
+func TestLimitsOfObservations(t *testing.T) {
+	t.Parallel()
+	up, down, layer := inspecttest.ExpertName(2, 4, "up"), inspecttest.ExpertName(2, 4, "down"), inspect.Selection{Layers: inspecttest.Spans(t, "2")}
+	for id, c := range map[string]struct {
+		tensor    string
+		at, count int
+		limit     float64
+	}{
+		"norm": {up, 0, 1536, 4}, "channel": {down, 5 * 24, 24, 6}, "neuron": {up, 3 * 64, 64, 6},
+	} {
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			inspecttest.Limit(t, "v1-base", id, c.limit, func(s *inspecttest.Stored, by float64) {
+				s.Change(c.tensor, inspecttest.Row(c.at, c.count, inspecttest.Times(float32(by))))
+			}, func(s *inspecttest.Stored) []inspect.Observation {
+				return examined(t, s, Options{Selection: layer}).Findings
+			})
+		})
+	}
+}
+
+// TestLimitOfErrors: an expert's error beside the original is told of from twice its layer's
+// median on.
+func TestLimitOfErrors(t *testing.T) {
+	t.Parallel()
+	for noise, want := range map[float64]int{1.94: 0, 2.06: 1} {
+		a, b := inspecttest.Filled(t, "v1-base"), inspecttest.Filled(t, "v1-base")
+		for e := range 16 {
+			by := float32(1.03125)
+			if e == 4 {
+				by = float32(1 + 0.03125*noise)
+			}
+			for _, s := range []*inspecttest.Stored{a, b} { // in float32, which holds the products
+				s.InFloat32(t, inspecttest.ExpertName(2, e, "up"))
+			}
+			a.Change(inspecttest.ExpertName(2, e, "up"), inspecttest.Row(0, 1536, inspecttest.Times(by)))
+		}
+		r, err := Against(t.Context(), a.Weights(), b.Weights(), inspect.Selection{})
+		require.NoError(t, err)
+		require.Len(t, inspecttest.With(r.Findings, "error"), want, "%v", inspecttest.Kinds(r.Findings))
+	}
+}
+
+// TestLimitOfCoarseness: magnitudes are coarse where fewer than three quarters of the layer's
+// median differ.
+func TestLimitOfCoarseness(t *testing.T) {
+	t.Parallel()
+	least, most := math.Inf(1), 0.0 // shares of the median: of those told of the largest, of others the smallest
+	for rows := range 25 {
+		s := inspecttest.Filled(t, "v1-base")
+		s.Change(inspecttest.ExpertName(2, 4, "up"), func(values []float32) { roundTo(64, 7)(values[:rows*64]) })
+		r := examined(t, s, Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2")}})
+		var distinct []*float64
+		for _, e := range r.Layers[0].Experts {
+			distinct = append(distinct, e.Up.Distinct)
+		}
+		share := *r.Layers[0].Experts[4].Up.Distinct / inspect.SpreadOf(distinct).Median
+		if len(inspecttest.With(r.Findings, "coarse")) > 0 {
+			most = max(most, share)
+		} else {
+			least = min(least, share)
+		}
+	}
+	require.Less(t, most, 0.75)
+	require.Greater(t, most, 0.70)
+	require.GreaterOrEqual(t, least, 0.75)
+	require.Less(t, least, 0.80)
+}
+
+// TestLimitOfZeroNeurons: one in a hundred more than in the layer's median.
+func TestLimitOfZeroNeurons(t *testing.T) {
+	t.Parallel()
+	for zeros, want := range map[int]int{2: 0, 3: 1} {
+		s := inspecttest.Fill(t, inspecttest.Override(t, inspecttest.Filled(t, "v1-base").Config, "moe_intermediate_size", "300"))
+		s.Change(inspecttest.ExpertName(2, 4, "up"), inspecttest.Row(0, 64*zeros, inspecttest.Times(0)))
+		require.Len(t, examined(t, s, Options{}).Findings, want)
+	}
+}
+
+// TestLeastPeers: of two experts none is the odd one, of three one is.
+func TestLeastPeers(t *testing.T) {
+	t.Parallel()
+	for experts, want := range map[string]int{"4,5": 0, "4-6": 1} {
+		s := inspecttest.Filled(t, "v1-base")
+		s.Change(inspecttest.ExpertName(2, 4, "up"), inspecttest.Row(0, 1536, inspecttest.Times(8)))
+		o := Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2"), Experts: inspecttest.Spans(t, experts)}}
+		require.Len(t, examined(t, s, o).Findings, want, experts)
+	}
+}

@@ -1,0 +1,246 @@
+package experts
+
+// What one expert is by itself, and what it computes.
+
+import (
+	"math"
+	"slices"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/matrix"
+	"dsmoe/model"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+)
+
+// facts is what Examine compares of an expert with others.
+type facts struct {
+	matrices  Matrices[matrixFacts]
+	responses Matrices[[]float32] // of gate_proj and up_proj to the probes [probeCount, neurons]; only while twins are matched
+	output    []float32           // of the expert for the probes [probeCount, hidden]; nil if a matrix is missing
+}
+
+// matrixFacts is what Examine compares of a matrix with others.
+type matrixFacts struct {
+	neurons  []uint64  // a hash of each neuron's numbers: rows of gate_proj and up_proj, columns of down_proj
+	print    uint64    // a hash of those, whatever their order
+	zero     []bool    // neurons all of whose numbers are 0
+	channels []float64 // norms of the other axis, which experts share, over their median; nil if that is 0
+	peak     float64   // the largest norm of a neuron over their median; 0 if that is 0
+	neuron   int       // the neuron with that norm
+}
+
+// hashes returns a hash of each neuron's three vectors.
+func (x *facts) hashes() []uint64 {
+	all := make([]uint64, len(x.matrices.Gate.neurons))
+	for _, m := range x.matrices.All() {
+		for i := range all {
+			all[i] = matrix.Mix(all[i], m.neurons[i])
+		}
+	}
+	return all
+}
+
+// zeroNeurons counts the neurons with a vector that is all zero.
+func (x *facts) zeroNeurons() (n int) {
+	for i := range x.matrices.Gate.zero {
+		if x.matrices.Gate.zero[i] || x.matrices.Up.zero[i] || x.matrices.Down.zero[i] {
+			n++
+		}
+	}
+	return n
+}
+
+// axis is the rows, or the columns, of a matrix.
+type axis struct {
+	hashes  []uint64
+	squares []float64 // sums of squares
+}
+
+func newAxis(n int) *axis { return &axis{make([]uint64, n), make([]float64, n)} }
+
+// ratios returns the norms over their median; nil if that is 0 or not finite.
+func (a *axis) ratios() []float64 {
+	median := math.Sqrt(inspect.LowerMedian(slices.Clone(a.squares)))
+	if !(median > 0) || math.IsInf(median, 1) || slices.ContainsFunc(a.squares, func(s float64) bool { return s-s != 0 }) {
+		return nil
+	}
+	ratios := make([]float64, len(a.squares))
+	for i, s := range a.squares {
+		ratios[i] = math.Sqrt(s) / median
+	}
+	return ratios
+}
+
+// measure counts in a matrix, and hashes its neurons.
+func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts) {
+	rows, cols := newAxis(m.Rows), newAxis(m.Cols)
+	total := 0.0
+	for r := range m.Rows {
+		for c, v := range m.Row(r) {
+			switch {
+			case v == 0:
+				n.Zeros++
+			case v != v:
+				n.NaN++
+			case v-v != 0:
+				n.Infinite++
+			}
+			b, square := matrix.Bits(v), float64(v)*float64(v)
+			rows.hashes[r] = matrix.Mix(rows.hashes[r], b)
+			cols.hashes[c] = matrix.Mix(cols.hashes[c], b)
+			rows.squares[r] += square
+			cols.squares[c] += square
+		}
+		total += rows.squares[r]
+	}
+	n.Norm, n.RMS = inspect.Finite(math.Sqrt(total)), inspect.Finite(math.Sqrt(total/float64(m.Rows*m.Cols)))
+	n.Distinct = distinct(m)
+	if role == table.DownProj {
+		return newMatrixFacts(cols, rows)
+	}
+	return newMatrixFacts(rows, cols)
+}
+
+func newMatrixFacts(neurons, channels *axis) matrixFacts {
+	x := matrixFacts{neurons: neurons.hashes, print: matrix.Orderless(neurons.hashes), channels: channels.ratios()}
+	for _, s := range neurons.squares {
+		x.zero = append(x.zero, s == 0) // no square of a float32 is too small for float64
+	}
+	if ratios := neurons.ratios(); ratios != nil {
+		x.peak = slices.Max(ratios)
+		x.neuron = slices.Index(ratios, x.peak)
+	}
+	return x
+}
+
+// The runs of distinct: at most so many, evenly over the rows, of at most so many numbers.
+const (
+	distinctRuns   = 64
+	distinctLength = 128
+)
+
+// distinct is the number of different magnitudes, other than 0, in the first 128 numbers of each of up to 64 rows,
+// over the number of those that are not 0. Numbers that were quantised to few bits repeat, whatever their scale.
+// nil if all are 0.
+func distinct(m *matrix.Matrix) *float64 {
+	different, all := 0, 0
+	runs, length := min(distinctRuns, m.Rows), min(distinctLength, m.Cols)
+	sorted := make([]float32, 0, length)
+	for i := range runs {
+		sorted = sorted[:0]
+		for _, v := range m.Row(i * m.Rows / runs)[:length] {
+			if v != 0 && v == v {
+				sorted = append(sorted, max(v, -v))
+			}
+		}
+		all += len(sorted)
+		slices.Sort(sorted)
+		different += len(slices.Compact(sorted))
+	}
+	if all == 0 {
+		return nil
+	}
+	return inspect.Finite(float64(different) / float64(all))
+}
+
+// rank computes σ₁ and the stable rank.
+func (n *MatrixNumbers) rank(m *matrix.Matrix, p *model.Plain, space *matrix.Space) {
+	if n.Norm == nil {
+		return
+	}
+	space.Second = slices.Grow(space.Second[:0], len(m.Values))[:len(m.Values)]
+	m.Transpose(space.Second)
+	n.SpectralNorm = inspect.Finite(m.SpectralNorm(p, space.Second))
+	if s := n.SpectralNorm; s != nil && *s > 0 {
+		ratio := *n.Norm / *s
+		n.StableRank = inspect.Finite(ratio * ratio)
+	}
+}
+
+// probeCount is the number of inputs that all experts of a layer are given.
+const probeCount = 8
+
+// probesOf returns those inputs [probeCount, hidden]: what post_attention_layernorm makes of vectors of ±1, whose
+// RMS is 1. Without its weight they are the vectors.
+func probesOf(hidden int, norm []float32) []float32 {
+	probes := make([]float32, probeCount*hidden)
+	for p := range probeCount {
+		for c := range hidden {
+			v := matrix.Sign(p, c)
+			if len(norm) == hidden {
+				v *= norm[c]
+			}
+			probes[p*hidden+c] = v
+		}
+	}
+	return probes
+}
+
+// probes returns the inputs of the experts of a layer; nil if there are no whole experts.
+func probes(x *matrix.Reader, l *layerMLPs) ([]float32, error) {
+	i := slices.IndexFunc(l.all, (*mlp).isWhole)
+	if i < 0 {
+		return nil, nil
+	}
+	var norm []float32
+	if l.norm != nil && inspect.Countable(l.norm) == nil {
+		var err error
+		if norm, err = x.Again.All(x.Reader, l.norm, nil); err != nil {
+			return nil, err
+		}
+	}
+	return probesOf(l.all[i].weights.Gate.Shape[1], norm), nil
+}
+
+// respond takes the probes through a matrix. The matrices come in the order of roles.
+func (x *facts) respond(p *model.Plain, role table.Role, m *matrix.Matrix, probes []float32) {
+	if role != table.DownProj {
+		*x.responses.Of(role) = p.Product(probes, m.Values, m.Cols)
+		return
+	}
+	activation := func(values []float32) *model.Activation {
+		return &model.Activation{Shape: []int{len(values) / m.Cols, m.Cols}, Values: values, DType: tensor.F32}
+	}
+	inner := p.SwiGLU(activation(x.responses.Gate), activation(x.responses.Up))
+	x.output = p.Product(inner.Values, m.Values, m.Cols)
+}
+
+// examine reads an expert, its bytes counted, and computes its spectra too.
+func examine(x *matrix.Reader, m *mlp, probes []float32) (*Expert, error) {
+	e, err := read(x, m, probes, true)
+	if err == nil {
+		e.facts.responses = Matrices[[]float32]{} // they are many, and only the matching of twins needs them
+	}
+	return e, err
+}
+
+// read reads an expert, the first time or again.
+func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, error) {
+	space, p := x.Spaces.Get(), matrix.Arithmetic()
+	defer x.Spaces.Put(space)
+	defer p.Close(nil)
+	reading := x.Again
+	if first {
+		reading = x.Reading
+	}
+	e := &Expert{Expert: m.number, Module: m.module, facts: &facts{}}
+	for role, w := range present(&m.weights) {
+		values, err := x.Matrix(reading, w, &space.First)
+		if err != nil {
+			return nil, err
+		}
+		n := &MatrixNumbers{Shape: w.Shape}
+		*e.facts.matrices.Of(role), *e.Of(role) = measure(values, n, role), n
+		if first {
+			n.rank(values, p, space)
+		}
+		if m.isWhole() && len(probes) == probeCount*m.weights.Gate.Shape[1] {
+			e.facts.respond(p, role, values, probes)
+		}
+	}
+	if m.isWhole() {
+		e.ZeroNeurons = e.facts.zeroNeurons()
+	}
+	return e, nil
+}

@@ -1,0 +1,162 @@
+package experts
+
+// How the experts of a layer are like each other: cosines of all pairs.
+
+import (
+	"math"
+	"slices"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/matrix"
+	"dsmoe/model/table"
+	"dsmoe/model/weights"
+)
+
+// The elements of a layer's matrices are divided among lanes, which run at once. Their number is fixed, so that the
+// number of threads does not show.
+const (
+	gramLanes  = 16
+	gramFloats = 8 << 20 / 4 // of a worker's memory
+)
+
+// similarities fills in the cosines of a layer's experts.
+func similarities(x *matrix.Reader, l *layerMLPs, r *Layer) error {
+	routed := l.routed()
+	if len(routed) < 2 {
+		x.Done(l.bytes())
+		return nil
+	}
+	var sides Matrices[*side]
+	for _, role := range roles {
+		s := newSide(routed, role)
+		*sides.Of(role) = s
+		for lane := range gramLanes {
+			x.Go(func() error { return s.compute(x, lane) })
+		}
+	}
+	if err := x.Wait(); err != nil {
+		return err
+	}
+	for role, s := range sides.All() {
+		if len(s.experts) > 1 {
+			c := s.cosines(len(routed))
+			*r.Similarity.Of(role) = c
+			r.nearest(role, c)
+		}
+	}
+	if r.Shared != nil {
+		x.Done(l.all[len(l.all)-1].bytes())
+	}
+	r.functions()
+	return nil
+}
+
+// side is one matrix of each routed expert of a layer: those of one shape.
+type side struct {
+	list    []*weights.Weight
+	experts []int // indices of their experts
+	lanes   [gramLanes]*matrix.Gram
+}
+
+// newSide collects the matrices of the shape of the first.
+func newSide(routed []*mlp, role table.Role) *side {
+	s := &side{}
+	for i, m := range routed {
+		if w := *m.weights.Of(role); w != nil && (s.list == nil || slices.Equal(w.Shape, s.list[0].Shape)) {
+			s.list, s.experts = append(s.list, w), append(s.experts, i)
+		}
+	}
+	return s
+}
+
+// compute computes the products of a lane of the matrices' elements.
+func (s *side) compute(x *matrix.Reader, lane int) (err error) {
+	g := matrix.NewGram(len(s.list))
+	s.lanes[lane] = g
+	if len(s.list) < 2 {
+		return nil
+	}
+	p := matrix.Arithmetic()
+	defer p.Close(nil)
+	total := s.list[0].Len()
+	chunks := (total + matrix.ChunkTerms - 1) / matrix.ChunkTerms
+	at, end := lane*chunks/gramLanes*matrix.ChunkTerms, min((lane+1)*chunks/gramLanes*matrix.ChunkTerms, total)
+	batch := max(1, gramFloats/matrix.ChunkTerms/len(s.list)) * matrix.ChunkTerms
+	streams := make([]*weights.Stream, len(s.list))
+	for i, w := range s.list {
+		streams[i] = weights.NewStream(x.Reader, w)
+	}
+	var values []float32
+	for ; at < end && !x.Ended(); at += batch {
+		n := min(batch, end-at)
+		if values, err = s.gather(values, streams, at, n); err != nil {
+			return err
+		}
+		for from := 0; from < n; from += matrix.ChunkTerms {
+			k := min(matrix.ChunkTerms, n-from)
+			g.Add(p, values[from*len(s.list):][:k*len(s.list)], k)
+		}
+		for _, w := range s.list {
+			x.Done(w.DType.Bytes(int64(n)))
+		}
+	}
+	return nil
+}
+
+// gather reads n numbers of each matrix from at on, chunk by chunk: [chunk, matrix, ChunkTerms].
+func (s *side) gather(dst []float32, streams []*weights.Stream, at, n int) ([]float32, error) {
+	dst = slices.Grow(dst[:0], n*len(streams))[:n*len(streams)]
+	for i, stream := range streams {
+		values, err := stream.Part(int64(at), n)
+		if err != nil {
+			return nil, s.list[i].Failed(err)
+		}
+		for from := 0; from < n; from += matrix.ChunkTerms {
+			k := min(matrix.ChunkTerms, n-from)
+			copy(dst[from*len(streams)+i*k:], values[from:from+k])
+		}
+	}
+	return dst, nil
+}
+
+// cosines adds up the lanes.
+func (s *side) cosines(all int) matrix.Cosines {
+	sum := matrix.NewGram(len(s.list))
+	for _, lane := range s.lanes {
+		sum.Merge(lane)
+	}
+	return sum.Cosines(all, s.experts)
+}
+
+// nearest fills in what the cosines of one matrix say.
+func (r *Layer) nearest(role table.Role, c matrix.Cosines) {
+	numbers := r.numbers()
+	var shape []int
+	for i := range r.Experts {
+		if m := *r.Experts[i].Of(role); m != nil {
+			m.Nearest, shape = c.Nearest(i, numbers, inspect.Magnitude), m.Shape
+		}
+	}
+	(*r.Of(role)).Pairs = c.Pairs(numbers, 1/math.Sqrt(float64(shape[0])*float64(shape[1])))
+}
+
+// functions fills in the cosines of what the experts compute.
+func (r *Layer) functions() {
+	all := r.all()
+	var outputs [][]float32
+	var experts []int
+	for i, e := range all {
+		if out := e.facts.output; out != nil && (outputs == nil || len(out) == len(outputs[0])) {
+			outputs, experts = append(outputs, out), append(experts, i)
+		}
+	}
+	if len(outputs) < 2 {
+		return
+	}
+	c, numbers := matrix.GramOf(outputs).Cosines(len(all), experts), r.numbers()
+	r.Similarity.Function = c
+	for i, e := range all {
+		e.Function = c.Nearest(i, numbers, func(v float64) float64 { return v })
+	}
+	r.Function = c.Pairs(numbers, 1/math.Sqrt(float64(len(outputs[0]))))
+}

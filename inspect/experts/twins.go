@@ -1,0 +1,446 @@
+package experts
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/matrix"
+	"dsmoe/model/table"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// Experts, and matrices, that are others over again. Those that look so, by hashes that do not depend on the order of
+// neurons, or by cosines, are read again and compared, neuron by neuron.
+
+// suspect is a matrix of an expert, or all three, and the hash that equal ones have.
+type suspect struct {
+	*mlp
+	role table.Role // "" for the whole expert
+	hash uint64
+}
+
+// name is that of the module or tensor.
+func (s *suspect) name() string {
+	if s.role == "" {
+		return s.module
+	}
+	return (*s.weights.Of(s.role)).Name
+}
+
+// suspects returns the experts of a layer and their matrices, except those that are all zero or not finite. It
+// drops what the layer's comparisons alone needed.
+func (l *layerMLPs) suspects(r *Layer) (all []*suspect) {
+	for i, e := range r.all() {
+		m, usable := l.all[i], 0
+		for role, n := range present(&e.Matrices) {
+			if n.Norm == nil || *n.Norm == 0 {
+				continue
+			}
+			usable++
+			orientation := uint64(1) // of neurons: rows, or columns
+			if role == table.DownProj {
+				orientation = 2
+			}
+			hash := matrix.Mix(orientation, e.facts.matrices.Of(role).print)
+			all = append(all, &suspect{m, role, matrix.Mix(hash, uint64(n.Shape[0]))})
+		}
+		if usable == len(roles) && e.facts.output != nil && e.ZeroNeurons < e.Down.Shape[1] {
+			all = append(all, &suspect{m, "", matrix.Orderless(e.facts.hashes())})
+		}
+		e.facts = nil
+	}
+	return all
+}
+
+// duplicates finds experts that are others, in their layer or another one, and then single matrices that are.
+func duplicates(x *matrix.Reader, all []*suspect) (found []inspect.Observation, err error) {
+	isWhole := func(s *suspect) bool { return s.role == "" }
+	group := map[*mlp]int{} // of equal experts
+	for _, same := range byHash(all, isWhole) {
+		equal, moved, err := confirm(x, same)
+		if err != nil {
+			return nil, err
+		}
+		if len(equal) < 2 {
+			continue
+		}
+		for _, s := range equal {
+			group[s.mlp] = len(found) + 1
+		}
+		found = append(found, describe(equal, moved, "duplicate")...)
+	}
+	for _, same := range byHash(all, func(s *suspect) bool { return !isWhole(s) }) {
+		equal, moved, err := confirm(x, onePerGroup(same, group))
+		if err != nil {
+			return nil, err
+		}
+		if len(equal) > 1 {
+			found = append(found, describe(equal, moved, "duplicate-matrix")...)
+		}
+	}
+	return found, nil
+}
+
+// byHash returns the suspects with equal hashes, of one kind, in the order of the first of each hash.
+func byHash(all []*suspect, kind func(*suspect) bool) (groups [][]*suspect) {
+	index := map[uint64]int{}
+	for _, s := range all {
+		if !kind(s) {
+			continue
+		}
+		i, known := index[s.hash]
+		if !known {
+			i = len(groups)
+			index[s.hash], groups = i, append(groups, nil)
+		}
+		groups[i] = append(groups[i], s)
+	}
+	return slices.DeleteFunc(groups, func(g []*suspect) bool { return len(g) < 2 })
+}
+
+// onePerGroup keeps of each group of equal experts one, for each of its matrices.
+func onePerGroup(same []*suspect, group map[*mlp]int) (kept []*suspect) {
+	type matrixOf struct {
+		group int
+		role  table.Role
+	}
+	seen := map[matrixOf]bool{}
+	for _, s := range same {
+		key := matrixOf{group[s.mlp], s.role}
+		if key.group == 0 || !seen[key] {
+			kept = append(kept, s)
+		}
+		seen[key] = true
+	}
+	return kept
+}
+
+// confirm compares suspects with the first of them whole, and returns those that are equal, and whether neurons of
+// one are in another order.
+func confirm(x *matrix.Reader, same []*suspect) (equal []*suspect, moved bool, err error) {
+	equal = append(equal, same[0])
+	for _, s := range same[1:] {
+		p, err := compare(x, same[0], s, nil)
+		if err != nil {
+			return nil, false, err
+		}
+		if p.equal {
+			equal, moved = append(equal, s), moved || p.moved
+		}
+	}
+	return equal, moved, x.Again.Wait()
+}
+
+// comparison is how one expert, or matrix, compares with another once their neurons are matched.
+type comparison struct {
+	equal  bool    // every number is the other's
+	moved  bool    // neurons have other places
+	cosine float64 // of all numbers
+}
+
+// compare matches the neurons of two suspects, by their hashes or else, with probes, by their responses, and
+// compares all numbers.
+func compare(x *matrix.Reader, a, b *suspect, probes []float32) (r comparison, err error) {
+	left, err := read(x, a.mlp, probes, false)
+	if err != nil {
+		return r, err
+	}
+	right, err := read(x, b.mlp, probes, false)
+	if err != nil {
+		return r, err
+	}
+	order, ok := matchHashes(a.neurons(left.facts), b.neurons(right.facts))
+	if !ok && left.facts.output != nil && right.facts.output != nil {
+		order, ok = matchResponses(left.facts, right.facts), true
+	}
+	if !ok {
+		return r, nil
+	}
+	sums := products{equal: true}
+	if err := sums.addAll(x, a, b, order); err != nil {
+		return r, err
+	}
+	cosine := sums.dot / (math.Sqrt(sums.squares) * math.Sqrt(sums.others))
+	return comparison{sums.equal, !slices.IsSorted(order), cosine}, nil
+}
+
+// neurons returns the hashes of the neurons of the suspected matrix or expert.
+func (s *suspect) neurons(x *facts) []uint64 {
+	if s.role == "" {
+		return x.hashes()
+	}
+	return x.matrices.Of(s.role).neurons
+}
+
+// products is whether the numbers of two are equal, and Σab, Σa² and Σb².
+type products struct {
+	equal                bool
+	dot, squares, others float64
+}
+
+// addAll adds all numbers of two suspects, neuron i of a with order[i] of b.
+func (s *products) addAll(x *matrix.Reader, a, b *suspect, order []int) error {
+	if a.role != "" {
+		return s.addMatrices(x, *a.weights.Of(a.role), *b.weights.Of(b.role), order, a.role == table.DownProj)
+	}
+	for _, role := range roles {
+		if err := s.addMatrices(x, *a.weights.Of(role), *b.weights.Of(role), order, role == table.DownProj); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addMatrices reads two matrices, whose neurons are rows or columns, and adds their numbers.
+func (s *products) addMatrices(x *matrix.Reader, a, b *weights.Weight, order []int, columns bool) error {
+	space := x.Spaces.Get()
+	defer x.Spaces.Put(space)
+	m, err := x.Matrix(x.Again, a, &space.First)
+	if err != nil {
+		return err
+	}
+	o, err := x.Matrix(x.Again, b, &space.Second)
+	if err != nil {
+		return err
+	}
+	s.add(m, o, order, columns)
+	return nil
+}
+
+// add adds the numbers of two matrices whose neurons are rows, or columns.
+func (s *products) add(a, b *matrix.Matrix, order []int, columns bool) {
+	for i, v := range a.Values {
+		row, col := i/a.Cols, i%a.Cols
+		if columns {
+			col = order[col]
+		} else {
+			row = order[row]
+		}
+		w := b.Values[row*b.Cols+col]
+		s.equal = s.equal && v == w
+		s.dot += float64(v) * float64(w) // products of two float32 are exact
+		s.squares += float64(v) * float64(v)
+		s.others += float64(w) * float64(w)
+	}
+}
+
+// matchHashes returns for each neuron of a where it is in b.
+func matchHashes(a, b []uint64) (order []int, ok bool) {
+	free := map[uint64][]int{}
+	for i, h := range b {
+		free[h] = append(free[h], i)
+	}
+	for _, h := range a {
+		places := free[h]
+		if len(places) == 0 {
+			return nil, false
+		}
+		order, free[h] = append(order, places[0]), places[1:]
+	}
+	return order, len(a) == len(b)
+}
+
+// matchResponses returns for each neuron of a one of b, none twice: the pairs whose responses to the probes are most
+// alike first. It is the best matching wherever each neuron is nearer to its own copy than to others; in any case
+// the cosine that it gives is that of two real orders.
+func matchResponses(a, b *facts) []int {
+	n := len(a.matrices.Gate.neurons)
+	p := matrix.Arithmetic()
+	defer p.Close(nil)
+	alike := p.Product(a.normedResponses(n), b.normedResponses(n), 2*probeCount)
+	type match struct {
+		i, k   int
+		cosine float32
+	}
+	best := make([]match, n)
+	for i := range best {
+		row := alike[i*n : (i+1)*n]
+		best[i] = match{i, slices.Index(row, slices.Max(row)), slices.Max(row)}
+	}
+	slices.SortStableFunc(best, func(x, y match) int { return cmp.Compare(y.cosine, x.cosine) })
+	order, taken := make([]int, n), make([]bool, n)
+	var unmatched []int
+	for _, m := range best {
+		if m.k < 0 || taken[m.k] {
+			unmatched = append(unmatched, m.i)
+			continue
+		}
+		order[m.i], taken[m.k] = m.k, true
+	}
+	for _, i := range unmatched {
+		k := -1
+		for c, v := range alike[i*n : (i+1)*n] {
+			if !taken[c] && (k < 0 || v > alike[i*n+k]) {
+				k = c
+			}
+		}
+		order[i], taken[k] = k, true
+	}
+	return order
+}
+
+// normedResponses returns the responses of each neuron to the probes, of norm 1: [neurons, 2·probeCount].
+func (x *facts) normedResponses(n int) []float32 {
+	all := make([]float32, 0, n*2*probeCount)
+	for i := range n {
+		first, squares := len(all), 0.0
+		for _, responses := range [][]float32{x.responses.Gate, x.responses.Up} {
+			for p := range probeCount {
+				v := responses[p*n+i]
+				squares += float64(v) * float64(v)
+				all = append(all, v)
+			}
+		}
+		for k := range all[first:] {
+			if squares > 0 {
+				all[first+k] = float32(float64(all[first+k]) / math.Sqrt(squares))
+			}
+		}
+	}
+	return all
+}
+
+// describe returns an observation about equal experts or matrices for each layer that has one.
+func describe(same []*suspect, moved bool, id string) (found []inspect.Observation) {
+	slices.SortStableFunc(same, func(a, b *suspect) int { return a.layer - b.layer })
+	one, zero := 1.0, 0.0
+	for i := 0; i < len(same); {
+		n := 1
+		for i+n < len(same) && same[i+n].layer == same[i].layer {
+			n++
+		}
+		o := inspect.Observation{ID: id, Layer: same[i].layer, Experts: []int{}, Tensor: same[i].name(), Value: &one, Expected: &zero}
+		var others []string
+		for k, s := range same {
+			if k >= i && k < i+n && s.number >= 0 && !slices.Contains(o.Experts, s.number) {
+				o.Experts = append(o.Experts, s.number)
+			}
+			if k != i {
+				others = append(others, text.Quote(s.name()))
+			}
+		}
+		slices.Sort(o.Experts)
+		o.Text = "has the numbers of " + inspect.List(others)
+		if moved {
+			o.Text += ", neurons in another order"
+		}
+		found, i = append(found, o), i+n
+	}
+	return found
+}
+
+// twin is the leader of an expert: the first one that it equals, maybe but for noise.
+type twin struct {
+	leader int // its index; the expert's own if it equals no other
+	cosine float64
+	equal  bool
+}
+
+// nearTwins finds experts of a layer that are others but for noise, and matrices that are though their experts are
+// not. It leaves out equal ones.
+func nearTwins(x *matrix.Reader, l *layerMLPs, r *Layer, probes []float32) (found []inspect.Observation, err error) {
+	routed := l.routed()
+	twins := make([]twin, len(routed))
+	for i := range routed {
+		twins[i] = twin{leader: i}
+		for _, k := range r.likeliest(i, twins) {
+			p, err := compare(x, &suspect{mlp: routed[k]}, &suspect{mlp: routed[i]}, probes)
+			if err != nil {
+				return nil, err
+			}
+			if p.equal || p.cosine >= alike {
+				twins[i] = twin{k, p.cosine, p.equal}
+				break
+			}
+			if c := r.Similarity.Function; c != nil && c[k][i] >= sameFunction {
+				o := observation(r.Layer, &r.Experts[k], "same-function", "", inspect.Finite(c[k][i]), inspect.Finite(0),
+					"computes what expert %d does, on 8 inputs: the cosine of their outputs is %.6f, that of all numbers, neurons matched, %.2g",
+					routed[i].number, c[k][i], p.cosine)
+				o.Experts = append(o.Experts, routed[i].number)
+				found = append(found, o)
+			}
+		}
+	}
+	for k := range routed {
+		found = append(found, r.twinsOf(k, twins)...)
+	}
+	return append(found, r.nearMatrices(twins)...), x.Again.Wait()
+}
+
+// maxTrials is how many others an expert is compared with whole, so that experts that compute much the same with
+// other weights do not take the square of their number.
+const maxTrials = 4
+
+// likeliest returns the leaders before expert i that it may be but for noise, the likeliest first.
+func (r *Layer) likeliest(i int, twins []twin) (all []int) {
+	a := &r.Experts[i]
+	for k := range i {
+		b := &r.Experts[k]
+		sameShape := a.facts.output != nil && b.facts.output != nil && slices.Equal(a.Gate.Shape, b.Gate.Shape)
+		if twins[k].leader == k && sameShape && r.Similarity.likeness(k, i) >= alike {
+			all = append(all, k)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b int) int {
+		return cmp.Compare(r.Similarity.likeness(b, i), r.Similarity.likeness(a, i))
+	})
+	return all[:min(len(all), maxTrials)]
+}
+
+// likeness is the largest magnitude of the cosines of two experts; 0 if they have none.
+func (s *Similarity) likeness(a, b int) (most float64) {
+	for _, c := range []matrix.Cosines{s.Function, s.Gate, s.Up, s.Down} {
+		if c != nil && inspect.Magnitude(c[a][b]) > most {
+			most = inspect.Magnitude(c[a][b])
+		}
+	}
+	return most
+}
+
+// twinsOf returns the observation about the experts that are not quite their leader k, if there are any.
+func (r *Layer) twinsOf(k int, twins []twin) []inspect.Observation {
+	o := inspect.Observation{ID: "near-duplicate", Layer: r.Layer, Experts: []int{r.Experts[k].Expert}, Tensor: r.Experts[k].Module, Expected: inspect.Finite(0)}
+	least := 1.0
+	for i, m := range twins {
+		if m.leader == k && i != k && !m.equal {
+			o.Experts = append(o.Experts, r.Experts[i].Expert)
+			least = min(least, m.cosine)
+		}
+	}
+	if len(o.Experts) == 1 {
+		return nil
+	}
+	o.Value = &least
+	noun := "expert "
+	if len(o.Experts) > 2 {
+		noun = "experts "
+	}
+	o.Text = fmt.Sprintf("equals %s%s but for noise: with their neurons matched, the cosine of all numbers is at least %.4f",
+		noun, text.Ranges(o.Experts[1:]), least)
+	return []inspect.Observation{o}
+}
+
+// nearMatrices finds pairs of matrices that are alike though their experts are not twins, and are not equal.
+func (r *Layer) nearMatrices(twins []twin) (found []inspect.Observation) {
+	for role, c := range r.Similarity.All() {
+		for i := range c {
+			for k := range i {
+				a, b := &r.Experts[k], &r.Experts[i]
+				if !(inspect.Magnitude(c[k][i]) >= alike) || twins[i].leader == twins[k].leader ||
+					a.facts.matrices.Of(role).print == b.facts.matrices.Of(role).print {
+					continue
+				}
+				o := observation(r.Layer, b, "similar-matrix", role, inspect.Finite(c[k][i]), inspect.Finite(0),
+					"its cosine with that of expert %d is %.4f; that of independent random ones has standard deviation %.2g",
+					a.Expert, c[k][i], (*r.Of(role)).Pairs.NullStd)
+				o.Experts = []int{a.Expert, b.Expert}
+				found = append(found, o)
+			}
+		}
+	}
+	return found
+}

@@ -1,0 +1,266 @@
+package header
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"math/big"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model/count"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// Arch is what a config implies, exactly and with no weight at hand.
+type Arch struct {
+	Path      string          `json:"path"`              // of the config, as it was given
+	ModelType string          `json:"model_type"`        // the family
+	Layers    *Layers         `json:"layers"`            // the decoder's
+	Modules   []ModuleCount   `json:"modules"`           // in the order of the table of weights
+	Total     ModuleCount     `json:"total"`             // of Modules; its Module is "total"
+	Activated ActivatedCounts `json:"activated"`         // of all modules
+	Weights   WeightBytes     `json:"weights"`           // of all modules
+	Forward   ForwardFLOPs    `json:"flops_per_token"`   // compute of one token
+	Training  TrainingFLOPs   `json:"training_flops"`    // compute of one sequence
+	KVCache   KVCache         `json:"kv_cache"`          // memory of one sequence
+	Experts   *Experts        `json:"experts,omitempty"` // absent if the model is dense
+	Choice    *Choice         `json:"choice,omitempty"`  // absent if the model is dense
+	MTP       *ModuleCount    `json:"mtp,omitempty"`     // prediction layers, not part of the forward pass nor of Total
+	Assumed   bool            `json:"dtype_assumed"`     // the config has no torch_dtype, so that it is taken for F32
+}
+
+// ModuleCount is one module over all layers.
+type ModuleCount struct {
+	Module        string `json:"module"`          // a table.Module, such as "mlp.experts"
+	Tensors       int64  `json:"tensors"`         // number of weights
+	Parameters    int64  `json:"parameters"`      // elements of the weights
+	Activated     int64  `json:"activated"`       // parameters that one token uses
+	FLOPsPerToken int64  `json:"flops_per_token"` // of its matrix products: 2 · activated matrix elements
+}
+
+// ActivatedCounts are the parameters that one token uses, by what is counted.
+type ActivatedCounts struct {
+	All                     int64 `json:"all"`                        // of all modules
+	WithoutEmbedding        int64 `json:"without_embedding"`          // but for embed_tokens
+	WithoutEmbeddingAndHead int64 `json:"without_embedding_and_head"` // but for embed_tokens and lm_head
+}
+
+// WeightBytes is the size of all weights in one dtype.
+type WeightBytes struct {
+	DType tensor.DType `json:"dtype"` // torch_dtype
+	Bytes int64        `json:"bytes"` // parameters times the dtype's size
+}
+
+// ForwardFLOPs are the floating point operations of one token's forward pass, two
+// per multiply-add: matrix products with the activated weights, router and head
+// included, and attention. Norms, softmax, activations and biases are not counted.
+type ForwardFLOPs struct {
+	Positions int   `json:"positions"` // tokens of the sequence whose last token it is
+	Matmul    int64 `json:"matmul"`    // of the products with weights
+	Attention int64 `json:"attention"` // 2 · count.AttentionMACs over Positions
+	Total     int64 `json:"total"`     // Matmul + Attention
+}
+
+// TrainingFLOPs are the floating point operations of training on one sequence, counted
+// in two ways, both as three forward passes: one forward, two for the backward.
+type TrainingFLOPs struct {
+	Positions int     `json:"positions"` // tokens of the sequence
+	Exact     float64 `json:"exact"`     // 3 · Positions · ForwardFLOPs.Total, rounded only beyond 2^53
+	Paper     float64 `json:"paper"`     // count.PaperModel.FLOPs, the convention of the DeepSeekMoE paper's tables
+	// PaperExpert is what the paper's convention takes an expert for, in standard FFNs
+	// of 8·d²: see count.StandardFFNs. It is 0 if no layer has experts.
+	PaperExpert float64 `json:"paper_expert_ffns"`
+	// PaperDense is the same for a dense layer's MLP. It is 0 if no layer is dense.
+	PaperDense float64 `json:"paper_dense_ffns"`
+}
+
+// KVCache is the key-value cache of one sequence.
+type KVCache struct {
+	DType         tensor.DType `json:"dtype"`           // torch_dtype
+	BytesPerToken int64        `json:"bytes_per_token"` // count.KVBytes
+	Positions     int          `json:"positions"`       // tokens of the sequence
+	Bytes         int64        `json:"bytes"`           // BytesPerToken · Positions
+}
+
+// Choice is how many ways a gate has to route a token.
+type Choice struct {
+	Combinations string  `json:"combinations"` // C(n_routed_experts, num_experts_per_tok), in digits: it can exceed 64 bits
+	Log2         float64 `json:"log2"`         // of Combinations
+	Sparsity     float64 `json:"sparsity"`     // num_experts_per_tok / n_routed_experts, the share of gates that are not zero
+	// Groups is n_group with a group-limited method, by which a token chooses from
+	// TopKGroup of the groups, so that some of the combinations do not occur; 0 without
+	// groups.
+	Groups    int `json:"groups,omitempty"`
+	TopKGroup int `json:"topk_group,omitempty"` // topk_group; 0 without groups
+}
+
+// Describe works out what c implies. seq is the number of positions that attention
+// and the KV cache are given for; 0 is max_position_embeddings.
+func Describe(path string, c *config.Config, seq int) *Arch {
+	if seq == 0 {
+		seq = c.MaxPositionEmbeddings
+	}
+	counts := count.Modules(c)
+	total := counts.Sum()
+	total.Module = "total"
+	d := table.TorchDType(c)
+	a := &Arch{Path: path, ModelType: c.ModelType, Layers: layersOf(c), Experts: expertsOf(c), Choice: choiceOf(c),
+		Total: moduleCount(total), Assumed: c.TorchDType == ""}
+	for _, x := range counts {
+		a.Modules = append(a.Modules, moduleCount(x))
+	}
+	if mtp := moduleCount(count.MTP(c)); mtp.Tensors > 0 {
+		a.MTP = &mtp
+	}
+	a.Activated = ActivatedCounts{total.Activated, counts.Sum(table.Embedding).Activated, counts.Sum(table.Embedding, table.Head).Activated}
+	a.Weights = WeightBytes{d, d.Bytes(total.Parameters)}
+	attention := 2 * count.AttentionMACs(c, seq)
+	a.Forward = ForwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
+	a.Training = trainingOf(c, a.Forward)
+	a.KVCache = KVCache{d, count.KVBytes(c), seq, count.KVBytes(c) * int64(seq)}
+	return a
+}
+
+func moduleCount(x count.Total) ModuleCount {
+	return ModuleCount{string(x.Module), x.Tensors, x.Parameters, x.Activated, 2 * x.MACs}
+}
+
+func trainingOf(c *config.Config, forward ForwardFLOPs) TrainingFLOPs {
+	t := TrainingFLOPs{Positions: forward.Positions, Exact: 3 * float64(forward.Positions) * float64(forward.Total),
+		Paper: count.PaperModelOf(c, forward.Positions).FLOPs()}
+	layers := layersOf(c)
+	if layers.MoE > 0 {
+		t.PaperExpert = count.StandardFFNs(c.MoEIntermediateSize, c.HiddenSize)
+	}
+	if layers.Dense > 0 {
+		t.PaperDense = count.StandardFFNs(c.IntermediateSize, c.HiddenSize)
+	}
+	return t
+}
+
+func choiceOf(c *config.Config) *Choice {
+	n := count.Combinations(c)
+	if n == nil {
+		return nil
+	}
+	choice := &Choice{Combinations: n.String(), Log2: log2(n), Sparsity: float64(c.NumExpertsPerTok) / float64(c.NRoutedExperts)}
+	if c.LimitsGroups() && c.NGroup > c.TopKGroup {
+		choice.Groups, choice.TopKGroup = c.NGroup, c.TopKGroup
+	}
+	return choice
+}
+
+// log2 returns the logarithm of a number of any size.
+func log2(n *big.Int) float64 {
+	mantissa := new(big.Float)
+	exp := new(big.Float).SetInt(n).MantExp(mantissa)
+	m, _ := mantissa.Float64()
+	return math.Log2(m) + float64(exp)
+}
+
+// WriteText writes the table of modules and a line per derived number.
+func (a *Arch) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s, %s\n\n", text.Word(a.Path), a.ModelType, a.layers())
+	a.moduleTable().WriteText(&b)
+	fmt.Fprintln(&b)
+	a.factTable().WriteText(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (a *Arch) layers() string {
+	return fmt.Sprintf("%d layers (%d dense, %d MoE)", a.Layers.Total, a.Layers.Dense, a.Layers.MoE)
+}
+
+func (a *Arch) moduleTable() *text.Table {
+	t := &text.Table{Align: "lrrrrr"}
+	t.Add("MODULE", "TENSORS", "PARAMETERS", "SHARE", "ACTIVATED", "FLOP A TOKEN")
+	for _, x := range append(a.Modules, a.Total) {
+		t.Add(x.Module, text.Grouped(x.Tensors), text.Grouped(x.Parameters), text.Percent(x.Parameters, a.Total.Parameters),
+			text.Grouped(x.Activated), text.Grouped(x.FLOPsPerToken))
+	}
+	t.Add("without embed_tokens", "", "", "", text.Grouped(a.Activated.WithoutEmbedding), "")
+	t.Add("without embed_tokens, lm_head", "", "", "", text.Grouped(a.Activated.WithoutEmbeddingAndHead), "")
+	return t
+}
+
+func (a *Arch) factTable() *text.Table {
+	t := &text.Table{Align: "ll"}
+	t.Add("weights", fmt.Sprintf("%s in %s", text.Bytes(a.Weights.Bytes), a.dtype()))
+	t.Add("forward", a.Forward.String())
+	t.Add("training", fmt.Sprintf("%s for a sequence of %s, 3 times forward", text.FLOP(a.Training.Exact), text.Plural(a.Training.Positions, "token")))
+	t.Add("", fmt.Sprintf("%s as the paper counts: no router, FFN 8·d²%s", text.FLOP(a.Training.Paper), a.Training.idealised()))
+	t.Add("KV cache", a.KVCache.String())
+	t.Add("experts", a.Experts.String())
+	if a.Choice != nil {
+		a.addChoice(t)
+	}
+	if a.MTP != nil {
+		t.Add("MTP", fmt.Sprintf("%s parameters in %s for multi-token prediction, not part of the forward pass and not counted above",
+			text.Grouped(a.MTP.Parameters), text.Plural(a.MTP.Tensors, "tensor")))
+	}
+	return t
+}
+
+// addChoice adds how many ways the gate has.
+func (a *Arch) addChoice(t *text.Table) {
+	t.Add("routing", fmt.Sprintf("%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed, 100*a.Choice.Sparsity))
+	t.Add("choices", fmt.Sprintf("C(%d,%d) = %s2^%.1f sets of experts in each MoE layer",
+		a.Experts.Routed, a.Experts.PerToken, a.Choice.digits(), a.Choice.Log2))
+	if a.Choice.Groups > 0 {
+		t.Add("", fmt.Sprintf("fewer of them occur: a token chooses from %d of %d groups", a.Choice.TopKGroup, a.Choice.Groups))
+	}
+}
+
+// String returns "6.18 GFLOP a token, 939.52 MFLOP of it attention over 4,096 positions".
+func (f ForwardFLOPs) String() string {
+	return fmt.Sprintf("%s a token, %s of it attention over %s positions",
+		text.FLOP(float64(f.Total)), text.FLOP(float64(f.Attention)), text.Grouped(f.Positions))
+}
+
+// String returns "229,376 bytes a token in BF16, 896.00 MiB for 4,096 positions".
+func (k KVCache) String() string {
+	return fmt.Sprintf("%s bytes a token in %s, %s for %s positions",
+		text.Grouped(k.BytesPerToken), k.DType, text.Bytes(k.Bytes), text.Grouped(k.Positions))
+}
+
+// idealised returns ", an expert 1/4 of it, a dense layer 2".
+func (t TrainingFLOPs) idealised() (sizes string) {
+	if t.PaperExpert > 0 {
+		sizes = ", an expert " + fraction(t.PaperExpert) + " of it"
+	}
+	if t.PaperDense > 0 {
+		sizes += ", a dense layer " + fraction(t.PaperDense)
+	}
+	return sizes
+}
+
+// fraction returns a whole number as it is, and one below 1 as 1/n.
+func fraction(n float64) string {
+	if n < 1 {
+		return fmt.Sprintf("1/%.0f", 1/n)
+	}
+	return fmt.Sprintf("%.0f", n)
+}
+
+func (a *Arch) dtype() string {
+	if a.Assumed {
+		return a.Weights.DType.String() + " (assumed: the config has no torch_dtype)"
+	}
+	return a.Weights.DType.String()
+}
+
+// maxDigits is the longest number of combinations that text spells out.
+const maxDigits = 40
+
+// digits returns "74,974,368 = ", or nothing if the number is too long to read.
+func (c *Choice) digits() string {
+	if len(c.Combinations) > maxDigits {
+		return ""
+	}
+	return text.GroupDigits(c.Combinations) + " = "
+}

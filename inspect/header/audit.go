@@ -1,0 +1,236 @@
+package header
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"dsmoe/inspect"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// AuditReport says what was checked, what could not be, and everything found.
+type AuditReport struct {
+	Path       string            `json:"path"`        // of the checkpoint, as the user gave it
+	Clean      bool              `json:"clean"`       // no finding is a problem; there may be notes
+	Problems   int               `json:"problems"`    // findings that are not notes
+	Checked    []string          `json:"checked"`     // a sentence for each part
+	NotChecked []string          `json:"not_checked"` // a sentence for each part, with the reason
+	Findings   []inspect.Finding `json:"findings"`    // of reading the files, then of the comparison
+}
+
+// ValuesNotChecked is the last sentence of Audit's NotChecked.
+const ValuesNotChecked = "the values of the weights"
+
+// Audit compares the parts of a checkpoint: the index with the shards, as reading them found, and every
+// tensor's name, shape and dtype with the weights that the config implies. It goes as far as the readable
+// files allow.
+func Audit(c *inspect.Checkpoint) *AuditReport {
+	a := &AuditReport{Path: c.Path, Findings: []inspect.Finding{}}
+	a.Add(c.Findings...)
+	if c.Config != nil {
+		x := &auditor{c, weights.New(c.Config, c), c.Holders(), newHints(c.Config)}
+		a.Add(x.mismatches()...)
+		a.Add(x.unquantised()...)
+		a.Add(x.torchDType()...)
+		a.Add(x.absent()...)
+	}
+	a.Checked, a.NotChecked = scope(c)
+	return a
+}
+
+// Add adds findings.
+func (a *AuditReport) Add(found ...inspect.Finding) {
+	a.Findings = append(a.Findings, found...)
+	a.Problems = inspect.Problems(a.Findings)
+	a.Clean = a.Problems == 0
+}
+
+// auditor is a checkpoint with a config.
+type auditor struct {
+	*inspect.Checkpoint
+	weights *weights.Set
+	files   map[string]string // see Checkpoint.Holders
+	hints   *hints
+}
+
+// mismatches compares the tensors with the config's weights. If a file could not be read, no weight is called
+// missing.
+func (x *auditor) mismatches() (found []inspect.Finding) {
+	var e *weights.MismatchError
+	if !errors.As(x.weights.Check(x.Config), &e) {
+		return nil
+	}
+	if !x.Complete() {
+		e.Missing = nil
+	}
+	for _, m := range e.Missing {
+		found = append(found, inspect.Finding{Kind: inspect.Missing, Tensor: m.Name,
+			Cause: fmt.Sprintf("the config asks for it, shape %v", m.Shape), Hint: x.hints.of(m.Name)})
+	}
+	for _, w := range e.Wrong {
+		if w.Scales != nil {
+			found = append(found, x.wrongScales(w.Scales)...)
+		} else {
+			found = append(found, x.wrong(w))
+		}
+	}
+	for _, u := range e.Unexpected {
+		found = append(found, inspect.Finding{Kind: inspect.Unexpected, File: x.files[u.Name], Tensor: u.Name,
+			Cause: fmt.Sprintf("the config has no use for it, shape %v", u.Shape), Hint: x.hints.of(u.Name)})
+	}
+	return found
+}
+
+// wrong returns the finding about a tensor of the table that has another shape, or with which the model cannot
+// compute, and about one that is no weight for a reason of its own.
+func (x *auditor) wrong(w weights.Wrong) inspect.Finding {
+	f := inspect.Finding{Kind: inspect.DType, File: x.files[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause}
+	switch {
+	case w.Cause == "":
+		f.Kind, f.Hint = inspect.Shape, x.hints.of(w.Got.Name)
+		f.Cause = fmt.Sprintf("%v, the config asks for %v", w.Got.Shape, w.Want)
+	case w.Want == nil:
+		f.Kind = inspect.Unexpected
+	}
+	return f
+}
+
+// wrongScales returns the finding about the scales of a weight. A file that could not be read may hold the
+// missing ones.
+func (x *auditor) wrongScales(e *weights.ScalesError) []inspect.Finding {
+	w, s := e.Weight, e.Weight.Scales
+	form := w.DType.Form().Name
+	f := inspect.Finding{Hint: fmt.Sprintf("without its scales nobody knows the numbers of an %s weight", form)}
+	switch {
+	case !e.Missing() && e.Misshapen():
+		f.Kind, f.Cause = inspect.Shape, fmt.Sprintf("%v, but one scale per block of %v of the %s weight is %v", s.Shape, w.Block, form, e.Want)
+	case !e.Missing():
+		f.Kind, f.Cause = inspect.DType, fmt.Sprintf("dtype %s: scales are F32, F16 or BF16", s.DType)
+	case x.Complete():
+		f.Kind, f.Tensor = inspect.Missing, e.Name()
+		f.Cause = fmt.Sprintf("the %s weight needs these scales, shape %v", form, e.Want)
+		return []inspect.Finding{f}
+	default:
+		return nil
+	}
+	f.File, f.Tensor = x.files[s.Stored], s.Name
+	return []inspect.Finding{f}
+}
+
+// unquantised finds the weights that are plain though quantization_config says otherwise.
+func (x *auditor) unquantised() (found []inspect.Finding) {
+	if x.Config.Quantization.Method == "" {
+		return nil
+	}
+	for s := range table.FamilyOf(x.Config).Required(x.Config, x.weights.Has) {
+		form := s.Form(x.Config)
+		if w := x.weights.Find(s.Name); w != nil && w.DType.Casts() && form != tensor.Plain {
+			found = append(found, inspect.Finding{Kind: inspect.DType, File: x.files[w.Name], Tensor: w.Name,
+				Cause: fmt.Sprintf("dtype %s, but quantization_config says %s with scales", w.DType, form.Codes),
+				Hint:  "take quantization_config out of config.json, or list the module in its modules_to_not_convert"})
+		}
+	}
+	return found
+}
+
+// torchDType notes a torch_dtype that no tensor has.
+func (x *auditor) torchDType() []inspect.Finding {
+	want, dtypes := table.TorchDType(x.Config), []string{}
+	for t := range x.Tensors() {
+		dtypes = append(dtypes, t.DType.String())
+	}
+	if x.Config.TorchDType == "" || len(dtypes) == 0 || slices.Contains(dtypes, want.String()) {
+		return nil
+	}
+	slices.Sort(dtypes)
+	return []inspect.Finding{{Kind: inspect.Note, File: inspect.ConfigFile,
+		Cause: fmt.Sprintf("torch_dtype is %s, but no tensor is %s", x.Config.TorchDType, want),
+		Hint:  "transformers will convert the weights when it loads them; they are " + strings.Join(slices.Compact(dtypes), ", ")}}
+}
+
+// absent notes what the config announces and no reader needs.
+func (x *auditor) absent() (found []inspect.Finding) {
+	if !x.Complete() {
+		return nil
+	}
+	for _, note := range weights.Notes(x.Config, x) {
+		found = append(found, inspect.Finding{Kind: inspect.Note, File: inspect.ConfigFile, Cause: note,
+			Hint: "the model computes the same without them, but cannot draft tokens by multi-token prediction"})
+	}
+	return found
+}
+
+// scope returns what Audit could check of c, and what it could not.
+func scope(c *inspect.Checkpoint) (checked, not []string) {
+	checked, not = []string{}, []string{}
+	tensors := c.List()
+	if x := c.Index; x != nil {
+		checked = append(checked, fmt.Sprintf("%s: %s in %s", text.Word(x.File), text.Plural(x.Tensors, "name"), text.Plural(x.Shards, "file")))
+	}
+	if len(c.Files) > 0 {
+		checked = append(checked, fmt.Sprintf("headers of %s: %s, %s", text.Plural(len(c.Files), "file"), text.Plural(len(tensors), "tensor"),
+			text.Bytes(bytesOf(tensors))))
+	}
+	switch {
+	case c.Config == nil:
+		not = append(not, "the tensors against the config: config.json cannot be used")
+	case len(tensors) == 0:
+		not = append(not, "the tensors against the config: there are none")
+	default:
+		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json", text.Plural(required(c), "weight")))
+	}
+	if c.Config != nil && len(tensors) > 0 && !c.Complete() {
+		not = append(not, "which weights are missing: not every file could be read")
+	}
+	return checked, append(not, ValuesNotChecked)
+}
+
+// required counts the weights that the checkpoint must hold: those of the decoder, and of the prediction layers
+// that it has.
+func required(c *inspect.Checkpoint) (n int) {
+	for range table.FamilyOf(c.Config).Required(c.Config, weights.New(c.Config, c).Has) {
+		n++
+	}
+	return n
+}
+
+// bytesOf adds up the sizes of tensors.
+func bytesOf(tensors []inspect.Tensor) (n int64) {
+	for _, t := range tensors {
+		n += t.Bytes
+	}
+	return n
+}
+
+// WriteText writes the findings, those of a kind that differ only in numbers as one, and what was checked.
+func (a *AuditReport) WriteText(w io.Writer) error {
+	if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(a.Path), verdict(a.Findings)); err != nil {
+		return err
+	}
+	if err := inspect.WriteFindings(w, a.Findings, inspect.MaxLines); err != nil {
+		return err
+	}
+	return inspect.WriteChecked(w, a.Checked, a.NotChecked)
+}
+
+// verdict counts findings, notes apart.
+func verdict(findings []inspect.Finding) string {
+	n := inspect.Problems(findings)
+	notes := len(findings) - n
+	switch {
+	case len(findings) == 0:
+		return "clean"
+	case notes == 0:
+		return text.Plural(n, "problem")
+	case n == 0:
+		return "no problems, " + text.Plural(notes, "note")
+	default:
+		return text.Plural(n, "problem") + ", " + text.Plural(notes, "note")
+	}
+}

@@ -1,0 +1,265 @@
+package header
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/model/count"
+	"dsmoe/text"
+)
+
+// The layers that Compare knows by name.
+const (
+	Top2   = "top2"   // the conventional top-K layer, K = 2 in the paper
+	Fine   = "fine"   // after fine-grained segmentation
+	Shared = "shared" // and after shared expert isolation: DeepSeekMoE
+)
+
+// Comparison is the DeepSeekMoE paper's argument in numbers: an MoE layer as top-K
+// of N experts, split into mN, with K_s of them shared, each with the same expert
+// parameters and compute.
+type Comparison struct {
+	Path         string `json:"path,omitempty"`        // the config; absent if the layer was given by its numbers
+	M            int    `json:"m"`                     // parts that a conventional expert is split into
+	Experts      int    `json:"mN"`                    // n_routed_experts + n_shared_experts
+	PerToken     int    `json:"mK"`                    // num_experts_per_tok + n_shared_experts
+	Shared       int    `json:"K_s"`                   // n_shared_experts
+	Hidden       int    `json:"hidden_size,omitempty"` // d; absent if not known
+	Intermediate int    `json:"d_ff,omitempty"`        // the width of a conventional expert; absent if not known
+	// EqualParameters says that the experts of all Layers have as many parameters. It is
+	// false if m does not divide mN, and the layer top2 has N rounded down.
+	EqualParameters bool `json:"equal_parameters"`
+	// EqualCompute says that a token uses as many expert parameters in all Layers. It is
+	// false if m does not divide mK, and the layer top2 has K rounded down.
+	EqualCompute bool          `json:"equal_compute"`
+	Layers       []ComparedRow `json:"layers"` // in the order that was asked for
+}
+
+// ComparedRow is one of the layers compared. An FFN is a conventional expert.
+type ComparedRow struct {
+	Name          string     `json:"name"`                  // top2, fine or shared
+	SharedExperts int        `json:"shared_experts"`        // experts that every token uses
+	RoutedExperts int        `json:"routed_experts"`        // experts that the gate chooses from, the rows of the router
+	ActiveRouted  int        `json:"active_routed_experts"` // experts that it chooses for a token
+	WidthDivisor  int        `json:"width_divisor"`         // the experts' width is d_ff divided by it
+	ExpertFFNs    float64    `json:"expert_ffns"`           // parameters of all experts, in FFNs
+	ActivatedFFNs float64    `json:"activated_ffns"`        // parameters of the experts that a token uses, in FFNs
+	Combinations  string     `json:"combinations"`          // C(routed_experts, active_routed_experts) in digits: it can exceed 64 bits
+	Log2          float64    `json:"log2"`                  // of Combinations
+	Nonzero       float64    `json:"nonzero"`               // active_routed_experts / routed_experts: the share of the gates g that are not zero
+	Cost          *LayerCost `json:"cost,omitempty"`        // absent if the dimensions are not known
+}
+
+// LayerCost is what a layer costs. FLOPs are those of a token's forward pass, two
+// per multiply-add.
+type LayerCost struct {
+	Width               int   `json:"width"`                // of one expert: d_ff / m
+	ExpertParameters    int64 `json:"expert_parameters"`    // of all experts: each has 3 · d · Width
+	ActivatedParameters int64 `json:"activated_parameters"` // of the experts that a token uses
+	ExpertFLOPs         int64 `json:"expert_flops"`         // 2 · ActivatedParameters
+	RouterParameters    int64 `json:"router_parameters"`    // routed_experts · d
+	RouterFLOPs         int64 `json:"router_flops"`         // 2 · RouterParameters
+}
+
+// ParseLayers reads the names of layers, separated by commas. All that is wrong with
+// them is one error.
+func ParseLayers(list string) ([]string, error) {
+	names := strings.Split(list, ",")
+	var problems []string
+	for i, name := range names {
+		switch {
+		case !slices.Contains([]string{Top2, Fine, Shared}, name):
+			problems = append(problems, fmt.Sprintf("%q is not one of %s, %s, %s", name, Top2, Fine, Shared))
+		case slices.Contains(names[:i], name):
+			problems = append(problems, fmt.Sprintf("%q stands there twice", name))
+		}
+	}
+	if problems != nil {
+		return nil, fmt.Errorf("%s", strings.Join(problems, "; "))
+	}
+	return names, nil
+}
+
+// Compare works out the layers of s that names, from ParseLayers, lists; path is
+// that of the config, if there is one.
+func Compare(path string, s count.Segmentation, names []string) *Comparison {
+	c := &Comparison{Path: path, M: s.M, Experts: s.Experts, PerToken: s.PerToken, Shared: s.Shared,
+		Hidden: s.Hidden, Intermediate: s.Intermediate, EqualParameters: true, EqualCompute: true}
+	for _, name := range names {
+		row := comparedRow(name, paperLayer(s, name))
+		c.Layers = append(c.Layers, row)
+		c.EqualParameters = c.EqualParameters && row.ExpertFFNs == c.Layers[0].ExpertFFNs
+		c.EqualCompute = c.EqualCompute && row.ActivatedFFNs == c.Layers[0].ActivatedFFNs
+	}
+	return c
+}
+
+func paperLayer(s count.Segmentation, name string) count.PaperLayer {
+	switch name {
+	case Top2:
+		return s.Conventional()
+	case Fine:
+		return s.FineGrained()
+	case Shared:
+		return s.SharedIsolated()
+	}
+	panic("inspect: Compare: no layer " + strconv.Quote(name))
+}
+
+func comparedRow(name string, l count.PaperLayer) ComparedRow {
+	n := l.Combinations()
+	row := ComparedRow{Name: name, SharedExperts: l.Shared, RoutedExperts: l.Routed, ActiveRouted: l.Active,
+		WidthDivisor: l.M, ExpertFFNs: l.Experts(), ActivatedFFNs: l.Activated(),
+		Combinations: n.String(), Log2: log2(n), Nonzero: l.Nonzero()}
+	if l.Width > 0 {
+		row.Cost = &LayerCost{l.Width, l.ExpertParameters(), l.ActivatedParameters(), 2 * l.ActivatedParameters(),
+			l.RouterParameters(), 2 * l.RouterParameters()}
+	}
+	return row
+}
+
+// WriteText writes a row per layer, a second table of costs if the dimensions are
+// known, and what is equal and what is not.
+func (c *Comparison) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", c.title())
+	c.choiceTable().WriteText(&b)
+	if c.Layers[0].Cost != nil {
+		fmt.Fprintln(&b)
+		c.costTable().WriteText(&b)
+	}
+	fmt.Fprintf(&b, "\n%s", c.conclusion())
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (c *Comparison) title() string {
+	if c.Path != "" {
+		return fmt.Sprintf("%s: mN = %d experts, mK = %d active, K_s = %d of them shared; split by m = %d",
+			text.Word(c.Path), c.Experts, c.PerToken, c.Shared, c.M)
+	}
+	return fmt.Sprintf("N = %d experts, K = %d active, split by m = %d, K_s = %d shared",
+		c.Experts/c.M, c.PerToken/c.M, c.M, c.Shared)
+}
+
+func (c *Comparison) choiceTable() *text.Table {
+	t := &text.Table{Align: "lrrlrrrrl"}
+	t.Add("LAYER", "EXPERTS", "ACTIVE", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "ROUTER", "NOT ZERO IN g", "SETS OF ROUTED EXPERTS")
+	for _, x := range c.Layers {
+		t.Add(c.label(x), x.count(x.RoutedExperts), x.count(x.ActiveRouted), x.width(), ffns(x.ExpertFFNs), ffns(x.ActivatedFFNs),
+			fmt.Sprintf("%d·d", x.RoutedExperts), fmt.Sprintf("%d/%d = %.2f %%", x.ActiveRouted, x.RoutedExperts, 100*x.Nonzero), x.sets())
+	}
+	return t
+}
+
+func (c *Comparison) costTable() *text.Table {
+	t := &text.Table{Align: "lrrrrrr"}
+	t.Add("LAYER", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "EXPERT FLOP A TOKEN", "ROUTER PARAMETERS", "ROUTER FLOP A TOKEN")
+	for _, x := range c.Layers {
+		t.Add(c.label(x), strconv.Itoa(x.Cost.Width), text.Grouped(x.Cost.ExpertParameters), text.Grouped(x.Cost.ActivatedParameters),
+			text.Grouped(x.Cost.ExpertFLOPs), text.Grouped(x.Cost.RouterParameters), text.Grouped(x.Cost.RouterFLOPs))
+	}
+	return t
+}
+
+// label describes a layer: "top-2", "fine-grained, m = 4", "1 shared expert".
+func (c *Comparison) label(x ComparedRow) string {
+	switch x.Name {
+	case Top2:
+		return fmt.Sprintf("top-%d", x.ActiveRouted)
+	case Fine:
+		return fmt.Sprintf("fine-grained, m = %d", c.M)
+	}
+	return "+ " + text.Plural(x.SharedExperts, "shared expert")
+}
+
+// count returns "64", or "1+63" with the shared experts before the routed ones.
+func (x ComparedRow) count(routed int) string {
+	if x.SharedExperts == 0 {
+		return strconv.Itoa(routed)
+	}
+	return fmt.Sprintf("%d+%d", x.SharedExperts, routed)
+}
+
+func (x ComparedRow) width() string {
+	if x.WidthDivisor == 1 {
+		return "d_ff"
+	}
+	return fmt.Sprintf("d_ff/%d", x.WidthDivisor)
+}
+
+// sets returns "C(16,2) = 120 = 2^6.9".
+func (x ComparedRow) sets() string {
+	n := Choice{Combinations: x.Combinations}
+	return fmt.Sprintf("C(%d,%d) = %s2^%.1f", x.RoutedExperts, x.ActiveRouted, n.digits(), x.Log2)
+}
+
+// ffns returns "16 FFN", "16.5 FFN".
+func ffns(n float64) string { return strconv.FormatFloat(n, 'g', 6, 64) + " FFN" }
+
+// conclusion says what is equal in all rows, and what is not.
+func (c *Comparison) conclusion() string {
+	var b strings.Builder
+	b.WriteString("An FFN is a conventional expert: 3·d·d_ff parameters, 2 FLOP each for a token that uses it.\n")
+	if c.Path != "" {
+		fmt.Fprintf(&b, "The config says how wide an expert is, moe_intermediate_size; m times that is d_ff = %d.\n", c.Intermediate)
+	}
+	if len(c.Layers) > 1 {
+		b.WriteString(compared(c.EqualParameters, "expert parameters", "mN", c.Experts, c.M))
+		b.WriteString(compared(c.EqualCompute, "activated expert parameters, and so expert FLOP", "mK", c.PerToken, c.M))
+		b.WriteString(c.growth())
+	}
+	return b.String() + c.isolation()
+}
+
+// compared says that a quantity is equal, or which division by m was not even.
+func compared(equal bool, what, name string, total, m int) string {
+	if equal {
+		return fmt.Sprintf("Equal in all rows: %s.\n", what)
+	}
+	return fmt.Sprintf("Not equal: %s, as %s/m = %d/%d is not whole; the conventional layer has %d.\n", what, name, total, m, total/m)
+}
+
+// isolation says what the shared experts cost in sets, if both sides of it are shown.
+func (c *Comparison) isolation() string {
+	fine := slices.IndexFunc(c.Layers, func(x ComparedRow) bool { return x.Name == Fine })
+	shared := slices.IndexFunc(c.Layers, func(x ComparedRow) bool { return x.Name == Shared })
+	if fine < 0 || shared < 0 || c.Shared == 0 {
+		return ""
+	}
+	factor := power(c.Layers[fine].Log2 - c.Layers[shared].Log2)
+	return fmt.Sprintf("Isolating %s divides the sets of experts by %s.\n", text.Plural(c.Shared, "shared expert"), factor)
+}
+
+// power returns 2 to the given power, spelled out if it is below a million.
+func power(exponent float64) string {
+	if v := math.Exp2(exponent); v < 1e6 {
+		return strconv.FormatFloat(v, 'g', 4, 64)
+	}
+	return fmt.Sprintf("2^%.1f", exponent)
+}
+
+// growth says how the router's size, which is not equal, compares with the experts'.
+func (c *Comparison) growth() string {
+	byRouter := func(a, b ComparedRow) int { return a.RoutedExperts - b.RoutedExperts }
+	low, high := slices.MinFunc(c.Layers, byRouter), slices.MaxFunc(c.Layers, byRouter)
+	if low.RoutedExperts == high.RoutedExperts {
+		return "Equal in all rows: the router.\n"
+	}
+	growth := fmt.Sprintf("Not equal: the router, a row of d per routed expert: %d·d to %d·d parameters", low.RoutedExperts, high.RoutedExperts)
+	if high.Cost == nil {
+		return growth + ".\n"
+	}
+	return fmt.Sprintf("%s,\n%s to %s of the experts', and %s to %s of the experts' FLOP a token.\n", growth,
+		tiny(low.Cost.RouterParameters, low.Cost.ExpertParameters), tiny(high.Cost.RouterParameters, high.Cost.ExpertParameters),
+		tiny(low.Cost.RouterFLOPs, low.Cost.ExpertFLOPs), tiny(high.Cost.RouterFLOPs, high.Cost.ExpertFLOPs))
+}
+
+// tiny returns part of whole in percent, to three decimals.
+func tiny(part, whole int64) string {
+	return fmt.Sprintf("%.3f %%", 100*float64(part)/float64(whole))
+}

@@ -1,0 +1,174 @@
+package header
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+
+	"dsmoe/inspect"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// Listing is every tensor whose header could be read, in the order of names, numbers by value. It needs no config.
+type Listing struct {
+	Path    string            `json:"path"`    // of the checkpoint, as it was given
+	Tensors []inspect.Tensor  `json:"tensors"` // by text.CompareNames
+	Bytes   int64             `json:"bytes"`   // of all tensors
+	Broken  []inspect.Finding `json:"broken"`  // files that are not in the list, or not as the index has them
+}
+
+// List lists the tensors of c.
+func List(c *inspect.Checkpoint) *Listing {
+	all := c.List()
+	slices.SortStableFunc(all, func(a, b inspect.Tensor) int { return text.CompareNames(a.Name, b.Name) })
+	return &Listing{c.Path, all, bytesOf(all), brokenFiles(c)}
+}
+
+// Select returns the listing of the selected tensors. Selected layers, experts or globs that are absent are an error.
+func (l *Listing) Select(s inspect.Selection) (*Listing, error) {
+	picked, err := inspect.Pick(s, l.Tensors, func(t inspect.Tensor) string { return t.Name })
+	if err != nil {
+		return nil, err
+	}
+	return &Listing{l.Path, picked, bytesOf(picked), l.Broken}, nil
+}
+
+// brokenFiles returns the findings that are about weight files and the index.
+func brokenFiles(c *inspect.Checkpoint) []inspect.Finding {
+	found := []inspect.Finding{}
+	for _, f := range c.Findings {
+		if f.Kind == inspect.Broken && f.File != inspect.ConfigFile {
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// WriteText writes a line per tensor and a total.
+func (l *Listing) WriteText(w io.Writer) error {
+	t := text.Table{Align: "lllrl"}
+	for _, x := range l.Tensors {
+		t.Add(text.Word(x.Name), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes), text.Word(x.File))
+	}
+	if err := t.WriteText(w); err != nil {
+		return err
+	}
+	return writeTotal(w, len(l.Tensors), l.Bytes, l.Broken)
+}
+
+// Sheet is a row per tensor.
+func (l *Listing) Sheet() *text.Sheet {
+	s := text.NewSheet("tensor", "dtype", "shape", ">bytes", "file")
+	for _, x := range l.Tensors {
+		s.Add(text.Foreign(x.Name), text.Plain(x.DType.String()), text.Plain(fmt.Sprint(x.Shape)), text.Size(x.Bytes),
+			text.Foreign(x.File))
+	}
+	return s
+}
+
+// Fold returns the listing with a row per pattern.
+func (l *Listing) Fold() *Patterns {
+	p := &Patterns{Path: l.Path, Patterns: []Pattern{}, Tensors: len(l.Tensors), Bytes: l.Bytes, Broken: l.Broken}
+	var kinds []string // dtype and shape
+	alike := map[string][]inspect.Tensor{}
+	for _, t := range l.Tensors {
+		kind := fmt.Sprint(t.DType, t.Shape)
+		if alike[kind] == nil {
+			kinds = append(kinds, kind)
+		}
+		alike[kind] = append(alike[kind], t)
+	}
+	for _, kind := range kinds {
+		p.Patterns = append(p.Patterns, foldAlike(alike[kind])...)
+	}
+	slices.SortStableFunc(p.Patterns, func(a, b Pattern) int { return text.CompareNames(a.first, b.first) })
+	return p
+}
+
+// foldAlike folds tensors of one dtype and shape.
+func foldAlike(alike []inspect.Tensor) []Pattern {
+	files := map[string][]string{}
+	var names []string
+	for _, t := range alike {
+		names = append(names, t.Name)
+		files[t.Name] = append(files[t.Name], t.File)
+	}
+	var rows []Pattern
+	for _, p := range inspect.Fold(names) {
+		row := Pattern{Name: p.Name, DType: alike[0].DType, Shape: alike[0].Shape, first: p.Names[0]}
+		for _, name := range p.Names {
+			row.Files = append(row.Files, files[name]...)
+		}
+		row.Count = len(row.Files)
+		row.Bytes = int64(row.Count) * alike[0].Bytes
+		slices.Sort(row.Files)
+		row.Files = slices.Compact(row.Files)
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// Patterns is a listing in which tensors that differ only in the numbers of their
+// names share a row.
+type Patterns struct {
+	Path     string            `json:"path"`     // of the checkpoint, as it was given
+	Patterns []Pattern         `json:"patterns"` // in the order of the first of their names
+	Tensors  int               `json:"tensors"`  // number of tensors in all patterns
+	Bytes    int64             `json:"bytes"`    // of all tensors
+	Broken   []inspect.Finding `json:"broken"`   // as in Listing
+}
+
+// Pattern is tensors of one dtype and one shape. Name holds sets of numbers, each
+// combination of which is a tensor:
+//
+//	model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight
+type Pattern struct {
+	Name  string       `json:"pattern"` // with sets of numbers
+	Count int          `json:"count"`   // number of tensors; one that several files hold counts once for each file
+	DType tensor.DType `json:"dtype"`   // of each
+	Shape []int        `json:"shape"`   // of each
+	Bytes int64        `json:"bytes"`   // of all of them
+	Files []string     `json:"files"`   // files that hold them, sorted
+
+	first string // of the names, for the order of rows
+}
+
+// WriteText writes a line per pattern and a total.
+func (p *Patterns) WriteText(w io.Writer) error {
+	t := text.Table{Align: "lrllrl"}
+	for _, x := range p.Patterns {
+		t.Add(text.Word(x.Name), "x"+strconv.Itoa(x.Count), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes), x.holder())
+	}
+	if err := t.WriteText(w); err != nil {
+		return err
+	}
+	return writeTotal(w, p.Tensors, p.Bytes, p.Broken)
+}
+
+// Sheet is a row per pattern.
+func (p *Patterns) Sheet() *text.Sheet {
+	s := text.NewSheet("pattern", ">count", "dtype", "shape", ">bytes", ">files")
+	for _, x := range p.Patterns {
+		s.Add(text.Foreign(x.Name), text.Whole(x.Count), text.Plain(x.DType.String()), text.Plain(fmt.Sprint(x.Shape)),
+			text.Size(x.Bytes), text.Whole(len(x.Files)))
+	}
+	return s
+}
+
+// holder names the file that holds the pattern, or the number of files.
+func (p *Pattern) holder() string {
+	if len(p.Files) == 1 {
+		return text.Word(p.Files[0])
+	}
+	return text.Plural(len(p.Files), "shard")
+}
+
+// writeTotal ends a listing.
+func writeTotal(w io.Writer, tensors int, bytes int64, broken []inspect.Finding) error {
+	if _, err := fmt.Fprintf(w, "%s, %s\n", text.Plural(tensors, "tensor"), text.Bytes(bytes)); err != nil {
+		return err
+	}
+	return inspect.WriteFindings(w, broken, inspect.MaxLines)
+}

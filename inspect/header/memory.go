@@ -1,0 +1,177 @@
+package header
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model/count"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// MemoryReport is the memory that a model takes, from its config alone.
+type MemoryReport struct {
+	Path      string         `json:"path"`          // of the config, as it was given
+	ModelType string         `json:"model_type"`    // the family
+	DType     tensor.DType   `json:"dtype"`         // torch_dtype: of weights that are not FP8, cache and activations
+	Assumed   bool           `json:"dtype_assumed"` // the config has no torch_dtype, so that it is taken for F32
+	Weights   int64          `json:"weights"`       // bytes of all modules but MTP
+	Modules   []ModuleMemory `json:"modules"`       // in the order of the table, MTP last if there is any
+	Rows      []Memory       `json:"rows"`          // for each context each batch
+}
+
+// ModuleMemory is the weights of one module over all layers.
+type ModuleMemory struct {
+	Module string `json:"module"` // a table.Module
+	Bytes  int64  `json:"bytes"`  // FP8 with a quantization_config: a byte an element, and 4 for each block's scale
+}
+
+// Memory is what batch sequences of context tokens take, in bytes.
+type Memory struct {
+	Context int   `json:"context"`  // tokens of a sequence
+	Batch   int   `json:"batch"`    // sequences at once
+	Weights int64 `json:"weights"`  // MemoryReport.Weights
+	KVCache int64 `json:"kv_cache"` // count.KVBytes · Context · Batch
+	Prefill int64 `json:"prefill"`  // activations of all tokens at once, or the logits of the last of each sequence
+	Decode  int64 `json:"decode"`   // activations of one token of each sequence, or its logits
+	Total   int64 `json:"total"`    // Weights + KVCache + Prefill
+}
+
+// MaxTokens is the largest Context · Batch.
+const MaxTokens = 1_000_000_000
+
+// MemoryOf works out the memory of c for each context with each batch. What is not 1 to MaxTokens
+// tokens, or too much memory for 64 bits, is an error that names all of it.
+func MemoryOf(path string, c *config.Config, contexts, batches []int) (*MemoryReport, error) {
+	r := &MemoryReport{Path: path, ModelType: c.ModelType, DType: table.TorchDType(c), Assumed: c.TorchDType == "", Rows: []Memory{}}
+	r.Modules = moduleMemory(c)
+	for _, m := range r.Modules {
+		if m.Module != string(table.MTP) {
+			r.Weights += m.Bytes
+		}
+	}
+	var errs []error
+	for _, context := range contexts {
+		for _, batch := range batches {
+			m, err := r.row(c, int64(context), int64(batch))
+			if err != nil {
+				errs = append(errs, fmt.Errorf("context %d with batch %d: %w", context, batch, err))
+			}
+			r.Rows = append(r.Rows, m)
+		}
+	}
+	return r, errors.Join(errs...)
+}
+
+// row is the memory of batch sequences.
+func (r *MemoryReport) row(c *config.Config, context, batch int64) (Memory, error) {
+	if context < 1 || batch < 1 || context > MaxTokens/batch {
+		return Memory{}, fmt.Errorf("not 1 to %s tokens", text.Grouped(MaxTokens))
+	}
+	tokens := context * batch
+	token, logits := activations(c)
+	for _, n := range []int64{count.KVBytes(c), token, logits} {
+		if n > math.MaxInt64/4/tokens {
+			return Memory{}, errors.New("more bytes than 64 bits can count")
+		}
+	}
+	m := Memory{Context: int(context), Batch: int(batch), Weights: r.Weights, KVCache: count.KVBytes(c) * tokens,
+		Prefill: max(tokens*token, batch*logits), Decode: batch * max(token, logits)}
+	m.Total = m.Weights + m.KVCache + m.Prefill
+	return m, nil
+}
+
+// moduleMemory adds up the weights that c implies.
+func moduleMemory(c *config.Config) []ModuleMemory {
+	sums := []ModuleMemory{}
+	add := func(module table.Module, s table.Slot) {
+		i := slices.IndexFunc(sums, func(m ModuleMemory) bool { return m.Module == string(module) })
+		if i < 0 {
+			i = len(sums)
+			sums = append(sums, ModuleMemory{Module: string(module)})
+		}
+		sums[i].Bytes += slotBytes(c, s)
+	}
+	for s := range table.FamilyOf(c).Slots(c) {
+		add(s.Module(), s)
+	}
+	for s := range table.FamilyOf(c).MTPSlots(c) {
+		add(table.MTP, s)
+	}
+	return sums
+}
+
+// slotBytes is the size of a weight in torch_dtype, or in its stored form with scales in F32.
+func slotBytes(c *config.Config, s table.Slot) (n int64) {
+	for _, info := range s.Tensors(c, table.TorchDType(c)) {
+		n += info.Bytes()
+	}
+	return n
+}
+
+// activations returns the bytes of activations that exist at once for each token that
+// passes one layer, and for the logits, in F32, of one:
+//
+//	token     = (2·hidden_size + max(attention, dense, routed, shared)) · bytes of torch_dtype
+//	attention = num_attention_heads · 2·(qk_head_dim + v_head_dim)
+//	dense     = 3·intermediate_size
+//	routed    = num_experts_per_tok · (2·hidden_size + 3·moe_intermediate_size)
+//	shared    = n_shared_experts · 3·moe_intermediate_size + hidden_size
+//	logits    = hidden_size · bytes of torch_dtype + 4·vocab_size
+//
+// 2·hidden_size is the residual stream and its norm. Attention holds queries, keys, values
+// and what comes of them; an MLP gate, up and their product; routed experts also what goes
+// into them and what comes out; shared ones the routed sum. Scores are not stored, as in
+// FlashAttention: the reference's eager attention takes 4 · batch · num_attention_heads ·
+// context² more.
+func activations(c *config.Config) (token, logits int64) {
+	hidden, expert := int64(c.HiddenSize), int64(c.MoEIntermediateSize)
+	widest := 2 * int64(c.NumAttentionHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
+	layers := layersOf(c)
+	if layers.Dense > 0 {
+		widest = max(widest, 3*int64(c.IntermediateSize))
+	}
+	if layers.MoE > 0 {
+		widest = max(widest, int64(c.NumExpertsPerTok)*(2*hidden+3*expert), 3*int64(c.NSharedExperts)*expert+hidden)
+	}
+	size := table.TorchDType(c).Bytes(1)
+	return (2*hidden + widest) * size, hidden*size + 4*int64(c.VocabSize)
+}
+
+// Sheet is a row per context and batch.
+func (r *MemoryReport) Sheet() *text.Sheet {
+	s := text.NewSheet(">context", ">batch", ">weights", ">kv_cache", ">prefill", ">decode", ">total")
+	for _, m := range r.Rows {
+		s.Add(text.Whole(m.Context), text.Whole(m.Batch), text.Size(m.Weights), text.Size(m.KVCache), text.Size(m.Prefill), text.Size(m.Decode), text.Size(m.Total))
+	}
+	return s
+}
+
+// WriteText writes the weights by module, then the sheet.
+func (r *MemoryReport) WriteText(w io.Writer) error {
+	var b strings.Builder
+	modules := text.NewSheet("module", ">weights", ">share")
+	for _, m := range r.Modules {
+		share := text.Share(m.Bytes, r.Weights)
+		if m.Module == string(table.MTP) {
+			share = text.Plain("not counted")
+		}
+		modules.Add(text.Plain(m.Module), text.Size(m.Bytes), share)
+	}
+	assumed := ""
+	if r.Assumed {
+		assumed = " (assumed: the config has no torch_dtype)"
+	}
+	fmt.Fprintf(&b, "%s: %s, cache and activations in %s%s\n\n", text.Word(r.Path), r.ModelType, r.DType, assumed)
+	modules.WriteAs(&b, text.AsTable)
+	fmt.Fprintln(&b)
+	r.Sheet().WriteAs(&b, text.AsTable)
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,182 @@
+package header
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/inspect"
+	"dsmoe/model/count"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// Summary is a checkpoint at a glance. What the config tells is absent if the
+// config cannot be used.
+type Summary struct {
+	Path       string            `json:"path"`                 // of the checkpoint, as it was given
+	ModelType  string            `json:"model_type,omitempty"` // the family
+	Layers     *Layers           `json:"layers,omitempty"`     // the decoder's
+	Experts    *Experts          `json:"experts,omitempty"`    // absent if the model is dense
+	Parameters *Parameters       `json:"parameters,omitempty"` // of the weights that the config implies
+	Tensors    int               `json:"tensors"`              // number of tensors that the files hold
+	Bytes      int64             `json:"bytes"`                // of all tensors
+	DTypes     []DTypeSum        `json:"dtypes"`               // most bytes first
+	Files      []FileSum         `json:"files"`                // in reading order
+	Problems   int               `json:"problems"`             // findings that are not notes
+	Findings   []inspect.Finding `json:"findings"`             // as Audit reports them
+}
+
+// Layers counts the decoder layers.
+type Layers struct {
+	Total int `json:"total"` // num_hidden_layers
+	Dense int `json:"dense"` // with a DeepseekMLP
+	MoE   int `json:"moe"`   // with a DeepseekMoE: see config.Config.IsMoE
+}
+
+// Experts is the shape of a mixture.
+type Experts struct {
+	Routed   int `json:"routed"`    // n_routed_experts
+	PerToken int `json:"per_token"` // num_experts_per_tok
+	Shared   int `json:"shared"`    // n_shared_experts
+}
+
+// Parameters counts the weights that the config implies.
+type Parameters struct {
+	Total     int64 `json:"total"`     // of all modules
+	Activated int64 `json:"activated"` // that one token uses, embeddings included
+}
+
+// DTypeSum is how much of a checkpoint is of one dtype.
+type DTypeSum struct {
+	DType   tensor.DType `json:"dtype"`   // of the tensors
+	Tensors int          `json:"tensors"` // number of them
+	Bytes   int64        `json:"bytes"`   // of all of them
+}
+
+// FileSum is one weight file.
+type FileSum struct {
+	Name    string `json:"name"`    // relative to the checkpoint
+	Tensors int    `json:"tensors"` // number of tensors that it holds
+	Size    int64  `json:"size"`    // in bytes, header included
+}
+
+// Summarize sums up c, and audits it.
+func Summarize(c *inspect.Checkpoint) *Summary {
+	tensors := c.List()
+	s := &Summary{Path: c.Path, Tensors: len(tensors), Bytes: bytesOf(tensors), DTypes: sumDTypes(tensors), Files: []FileSum{}}
+	for _, f := range c.Files {
+		s.Files = append(s.Files, FileSum{f.Name, len(f.Tensors), f.Size})
+	}
+	if c.Config != nil {
+		sum := count.Modules(c.Config).Sum()
+		s.ModelType = c.Config.ModelType
+		s.Layers, s.Experts = layersOf(c.Config), expertsOf(c.Config)
+		s.Parameters = &Parameters{sum.Parameters, sum.Activated}
+	}
+	s.Findings = Audit(c).Findings
+	s.Problems = inspect.Problems(s.Findings)
+	return s
+}
+
+func layersOf(c *config.Config) *Layers {
+	l := &Layers{Total: c.NumHiddenLayers}
+	for i := range l.Total {
+		if c.IsMoE(i) {
+			l.MoE++
+		}
+	}
+	l.Dense = l.Total - l.MoE
+	return l
+}
+
+func expertsOf(c *config.Config) *Experts {
+	if c.NRoutedExperts == 0 {
+		return nil
+	}
+	return &Experts{c.NRoutedExperts, c.NumExpertsPerTok, c.NSharedExperts}
+}
+
+// sumDTypes adds up the tensors by dtype, most bytes first.
+func sumDTypes(tensors []inspect.Tensor) []DTypeSum {
+	sums := []DTypeSum{}
+	for _, t := range tensors {
+		sums = addDTypes(sums, []DTypeSum{{t.DType, 1, t.Bytes}})
+	}
+	sortDTypes(sums)
+	return sums
+}
+
+// addDTypes adds sums to others, dtype by dtype.
+func addDTypes(to, sums []DTypeSum) []DTypeSum {
+	for _, s := range sums {
+		i := slices.IndexFunc(to, func(t DTypeSum) bool { return t.DType == s.DType })
+		if i < 0 {
+			i = len(to)
+			to = append(to, DTypeSum{DType: s.DType})
+		}
+		to[i].Tensors += s.Tensors
+		to[i].Bytes += s.Bytes
+	}
+	return to
+}
+
+// sortDTypes puts the dtype with most bytes first.
+func sortDTypes(sums []DTypeSum) {
+	slices.SortFunc(sums, func(a, b DTypeSum) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.DType, b.DType))
+	})
+}
+
+// summaryLines is how many lines of findings a summary shows.
+const summaryLines = 5
+
+// WriteText writes a line per fact, then the first findings.
+func (s *Summary) WriteText(w io.Writer) error {
+	if _, err := fmt.Fprintln(w, text.Word(s.Path)); err != nil {
+		return err
+	}
+	t := text.Table{Align: "ll", Indent: "  "}
+	t.Add("family", s.family())
+	if s.ModelType != "" {
+		t.Add("layers", s.Layers.String())
+		t.Add("experts", s.Experts.String())
+		t.Add("parameters", s.Parameters.String())
+	}
+	t.Add("weights", fmt.Sprintf("%s in %s, %s", text.Plural(s.Tensors, "tensor"), text.Plural(len(s.Files), "file"), text.Bytes(s.Bytes)))
+	for i, d := range s.DTypes {
+		t.Add([]string{"dtypes", ""}[min(i, 1)], fmt.Sprintf("%s %s, %s", d.DType, text.Plural(d.Tensors, "tensor"), text.Bytes(d.Bytes)))
+	}
+	t.Add("audit", verdict(s.Findings))
+	if err := t.WriteText(w); err != nil {
+		return err
+	}
+	return inspect.WriteFindings(w, s.Findings, summaryLines)
+}
+
+func (s *Summary) family() string {
+	if s.ModelType == "" {
+		return "unknown: config.json cannot be used"
+	}
+	return s.ModelType
+}
+
+// String returns "28: 1 dense, 27 MoE".
+func (l *Layers) String() string {
+	return fmt.Sprintf("%d: %d dense, %d MoE", l.Total, l.Dense, l.MoE)
+}
+
+// String returns "64 routed, 6 per token, 2 shared"; nil is "none".
+func (e *Experts) String() string {
+	if e == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%d routed, %d per token, %d shared", e.Routed, e.PerToken, e.Shared)
+}
+
+// String returns "16,375,728,128, of which a token uses 2,828,650,496 (17.27 %)".
+func (p *Parameters) String() string {
+	return fmt.Sprintf("%s, of which a token uses %s (%s)", text.Grouped(p.Total), text.Grouped(p.Activated), text.Percent(p.Activated, p.Total))
+}

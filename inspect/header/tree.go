@@ -1,0 +1,194 @@
+package header
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"lukechampine.com/blake3"
+
+	"dsmoe/inspect"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// TreeReport is the tensors of a checkpoint as the modules that their names say, by headers
+// alone and without a config. Neighbours with numbers for names, as layers and experts are,
+// share a node if what is in them is alike: names, dtypes and shapes.
+type TreeReport struct {
+	Path   string            `json:"path"`   // of the checkpoint, as it was given
+	Tree   *TreeNode         `json:"tree"`   // the whole, whose name is empty
+	Broken []inspect.Finding `json:"broken"` // as in Listing
+
+	depth int
+}
+
+// TreeNode is a module, or a tensor; or several that are alike.
+type TreeNode struct {
+	Name       string      `json:"name"`            // within its parent: "{1..27}", "self_attn", "up_proj.weight"
+	Count      int         `json:"count"`           // how many that are alike it stands for, in each parent
+	Tensors    int         `json:"tensors"`         // in all of them, in all that the parents stand for
+	Parameters int64       `json:"parameters"`      // their elements; those of scales (weight_scale_inv) are none
+	Bytes      int64       `json:"bytes"`           // of their data
+	DTypes     []DTypeSum  `json:"dtypes"`          // of them, most bytes first
+	Shape      []int       `json:"shape,omitempty"` // of a tensor; absent if it has none
+	Children   []*TreeNode `json:"children"`        // in the order of names; none of a tensor
+
+	tensor    *inspect.Tensor // nil of a module
+	signature string          // equal if what is in them is alike
+}
+
+// Tree puts the tensors of a listing into a tree. Its text shows depth levels, all of them
+// if depth is 0.
+func (l *Listing) Tree(depth int) *TreeReport {
+	root := moduleNode("", branches(l.Tensors))
+	root.total(1)
+	return &TreeReport{l.Path, root, l.Broken, depth}
+}
+
+// branch is a tensor and the rest of its name, below a module.
+type branch struct {
+	rest   string
+	tensor *inspect.Tensor
+}
+
+func branches(tensors []inspect.Tensor) (all []branch) {
+	for i := range tensors {
+		all = append(all, branch{tensors[i].Name, &tensors[i]})
+	}
+	return all
+}
+
+// moduleNode makes a node of what is below it, which is in the order of names.
+func moduleNode(name string, below []branch) *TreeNode {
+	n := &TreeNode{Name: name, Count: 1, Children: []*TreeNode{}}
+	for len(below) > 0 {
+		first, _, inner := strings.Cut(below[0].rest, ".")
+		if !inner {
+			n.Children = append(n.Children, tensorNode(first, below[0].tensor))
+			below = below[1:]
+			continue
+		}
+		end := 0
+		for ; end < len(below) && strings.HasPrefix(below[end].rest, first+"."); end++ {
+			below[end].rest = below[end].rest[len(first)+1:]
+		}
+		n.Children = append(n.Children, moduleNode(first, below[:end]).alone())
+		below = below[end:]
+	}
+	n.Children = foldNodes(n.Children)
+	sum := blake3.New(32, nil)
+	for _, c := range n.Children {
+		fmt.Fprintf(sum, "%q %q\n", c.Name, c.signature)
+	}
+	n.signature = string(sum.Sum(nil))
+	return n
+}
+
+func tensorNode(name string, t *inspect.Tensor) *TreeNode {
+	return &TreeNode{Name: name, Count: 1, Shape: t.Shape, Children: []*TreeNode{}, tensor: t, signature: fmt.Sprint(t.DType, t.Shape)}
+}
+
+// alone returns the tensor that is all there is in a module, under both names; any other
+// node, and one that others may be alike, as it is.
+func (n *TreeNode) alone() *TreeNode {
+	if _, numbered := inspect.Number(n.Name); numbered || len(n.Children) != 1 || n.Children[0].tensor == nil {
+		return n
+	}
+	t := *n.Children[0]
+	t.Name = n.Name + "." + t.Name
+	t.signature = strconv.Quote(t.Name) + t.signature
+	return &t
+}
+
+// foldNodes makes one node of those that have numbers for names and are alike.
+func foldNodes(nodes []*TreeNode) []*TreeNode {
+	kept := []*TreeNode{}
+	numbers := map[*TreeNode][]int{}
+	alike := map[string]*TreeNode{}
+	for _, n := range nodes {
+		i, ok := inspect.Number(n.Name)
+		first := alike[n.signature]
+		switch {
+		case !ok || n.tensor != nil:
+			kept = append(kept, n)
+		case first == nil:
+			alike[n.signature] = n
+			numbers[n] = []int{i}
+			kept = append(kept, n)
+		default:
+			numbers[first] = append(numbers[first], i)
+		}
+	}
+	for n, set := range numbers {
+		n.Name, n.Count = inspect.FormatSet(set, inspect.AllRuns), len(set)
+	}
+	return kept
+}
+
+// total adds up what is in so many of the node.
+func (n *TreeNode) total(times int) {
+	times *= n.Count
+	if t := n.tensor; t != nil {
+		n.Tensors, n.Bytes = times, int64(times)*t.Bytes
+		if weights.OwnerOf(t.Name) == t.Name {
+			n.Parameters = int64(times) * int64(tensor.Info{Shape: t.Shape}.Len())
+		}
+		n.DTypes = []DTypeSum{{t.DType, n.Tensors, n.Bytes}}
+		return
+	}
+	n.DTypes = []DTypeSum{}
+	for _, c := range n.Children {
+		c.total(times)
+		n.Tensors += c.Tensors
+		n.Parameters += c.Parameters
+		n.Bytes += c.Bytes
+		n.DTypes = addDTypes(n.DTypes, c.DTypes)
+	}
+	sortDTypes(n.DTypes)
+}
+
+// Sheet is a row per node, in depth-first order, with its whole name.
+func (r *TreeReport) Sheet() *text.Sheet {
+	s := text.NewSheet("module", ">tensors", ">parameters", ">share", ">bytes", "dtypes", "shape")
+	r.addRows(s, r.Tree, "", 0)
+	return s
+}
+
+// addRows adds a node and those below it.
+func (r *TreeReport) addRows(s *text.Sheet, n *TreeNode, path string, depth int) {
+	name := text.Cell{Shown: strings.Repeat("  ", depth) + text.Word(n.Name), Exact: text.Line(path)}
+	if depth == 0 {
+		name = text.Plain("(all)")
+	}
+	var dtypes []string
+	for _, d := range n.DTypes {
+		dtypes = append(dtypes, d.DType.String())
+	}
+	shape := ""
+	if n.tensor != nil {
+		shape = fmt.Sprint(n.Shape)
+	}
+	s.Add(name, text.Whole(n.Tensors), text.Whole(n.Parameters), text.Share(n.Parameters, r.Tree.Parameters),
+		text.Size(n.Bytes), text.Plain(strings.Join(dtypes, " ")), text.Plain(shape))
+	if r.depth > 0 && depth == r.depth {
+		return
+	}
+	for _, c := range n.Children {
+		inner := c.Name
+		if depth > 0 {
+			inner = path + "." + c.Name
+		}
+		r.addRows(s, c, inner, depth+1)
+	}
+}
+
+// WriteText writes the sheet, and which files are not in it.
+func (r *TreeReport) WriteText(w io.Writer) error {
+	if err := r.Sheet().WriteAs(w, text.AsTable); err != nil {
+		return err
+	}
+	return inspect.WriteFindings(w, r.Broken, inspect.MaxLines)
+}

@@ -1,0 +1,192 @@
+// Package matrix measures matrices of weights: hashes, spectral norms, and cosines between them. Products are
+// those of model.Plain, whose bits no machine changes.
+package matrix
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"dsmoe/inspect"
+	"dsmoe/model"
+	"dsmoe/model/weights"
+)
+
+// Matrix is the numbers of a weight.
+type Matrix struct {
+	Values     []float32 // row by row
+	Rows, Cols int
+}
+
+// Row returns row r.
+func (m *Matrix) Row(r int) []float32 { return m.Values[r*m.Cols : (r+1)*m.Cols] }
+
+// Transpose fills dst with the columns of m as rows.
+func (m *Matrix) Transpose(dst []float32) {
+	const block = 64 // stays in the nearest cache
+	for r0 := 0; r0 < m.Rows; r0 += block {
+		for c0 := 0; c0 < m.Cols; c0 += block {
+			for r := r0; r < min(r0+block, m.Rows); r++ {
+				for c, v := range m.Row(r)[c0:min(c0+block, m.Cols)] {
+					dst[(c0+c)*m.Rows+r] = v
+				}
+			}
+		}
+	}
+}
+
+// Reader reads the matrices of a checkpoint.
+type Reader struct {
+	inspect.Weights
+	*weights.Reading
+	Again  *weights.Reading // of weights a second time, whose bytes are not counted
+	Spaces inspect.Spare[Space]
+}
+
+// Space is the memory of a worker: two matrices.
+type Space struct{ First, Second []float32 }
+
+// NewReader returns a reader of w's matrices.
+func NewReader(ctx context.Context, w inspect.Weights) *Reader {
+	return &Reader{Weights: w, Reading: w.Reading(ctx), Again: weights.NewReading(ctx, w.Threads, nil)}
+}
+
+// Matrix reads a weight into the memory of dst.
+func (x *Reader) Matrix(r *weights.Reading, w *weights.Weight, dst *[]float32) (*Matrix, error) {
+	values, err := r.All(x.Reader, w, *dst)
+	if err != nil {
+		return nil, err
+	}
+	*dst = values
+	return &Matrix{values, w.Shape[0], w.Shape[1]}, nil
+}
+
+// Arithmetic returns what computes products: in float32, on one processor.
+func Arithmetic() *model.Plain {
+	return model.NewPlain(model.Options{Accumulate: model.Float32, Parallelism: 1})
+}
+
+// hashFactor is the golden ratio times 2⁶⁴.
+const hashFactor = 0x9E3779B97F4A7C15
+
+// Mix adds v to a hash of what came before it.
+func Mix(h, v uint64) uint64 {
+	h = (h ^ v) * hashFactor
+	return h ^ h>>32
+}
+
+// Bits returns the bits of a float32; those of -0 are those of 0.
+func Bits(v float32) uint64 { return uint64(math.Float32bits(v + 0)) }
+
+// Orderless hashes hashes in any order.
+func Orderless(hashes []uint64) uint64 {
+	sum := uint64(len(hashes))
+	for _, h := range slices.Sorted(slices.Values(hashes)) {
+		sum = Mix(sum, h)
+	}
+	return sum
+}
+
+// Sign is +1 or -1 by the highest bit of the SplitMix64 finaliser of probe·2³² + i + 1, times the golden ratio:
+// G. Steele, D. Lea, C. Flood, Fast Splittable Pseudorandom Number Generators, 2014.
+func Sign(probe, i int) float32 {
+	z := (uint64(probe)<<32 + uint64(i) + 1) * hashFactor
+	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
+	z = (z ^ z>>27) * 0x94D049BB133111EB
+	if (z^z>>31)>>63 == 1 {
+		return -1
+	}
+	return 1
+}
+
+// lanczosSteps is how many steps SpectralNorm takes. For random matrices of the experts' widths σ₁ is then less
+// than 10⁻³ short; for spectra with a gap it is exact in float32.
+const lanczosSteps = 40
+
+// SpectralNorm returns σ₁ of a matrix, the largest singular value, from below: that of the bidiagonal matrix to
+// which lanczosSteps steps of G. Golub and W. Kahan, Calculating the Singular Values and Pseudo-Inverse of a
+// Matrix, 1965, reduce it, begun with a fixed vector of ±1. transposed has the columns as rows. NaN if products
+// overflow.
+func (m *Matrix) SpectralNorm(p *model.Plain, transposed []float32) float64 {
+	v, u := make([]float32, m.Cols), make([]float32, m.Rows)
+	for c := range v {
+		v[c] = Sign(0, c) / float32(math.Sqrt(float64(m.Cols)))
+	}
+	var alphas, betas []float64
+	beta := 0.0
+	for range min(lanczosSteps, m.Rows, m.Cols) {
+		alpha := residual(u, p.Product(v, m.Values, m.Cols), beta)
+		alphas = append(alphas, alpha)
+		if !(alpha > 0) {
+			break
+		}
+		beta = residual(v, p.Product(u, transposed, m.Rows), alpha)
+		if !(beta > 1e-6*alpha) { // what is left is rounding
+			break
+		}
+		betas = append(betas, beta)
+	}
+	return largestSingular(alphas, betas)
+}
+
+// residual sets x to (y - by·x) over its norm, and returns the norm. If the norm is 0, so is x.
+func residual(x, y []float32, by float64) float64 {
+	squares := 0.0
+	for i, v := range y {
+		d := float64(v) - float64(by*float64(x[i]))
+		squares += float64(d * d)
+		y[i] = float32(d)
+	}
+	norm := math.Sqrt(squares)
+	for i, v := range y {
+		x[i] = 0
+		if norm > 0 {
+			x[i] = float32(float64(v) / norm)
+		}
+	}
+	return norm
+}
+
+// largestSingular returns the largest singular value of the upper bidiagonal matrix with alphas on its diagonal
+// and betas above it, by bisection with Sturm sequences of its square.
+func largestSingular(alphas, betas []float64) float64 {
+	diagonal, off := make([]float64, len(alphas)), make([]float64, len(alphas))
+	high := 0.0
+	for i, a := range alphas {
+		diagonal[i] = float64(a * a)
+		if i > 0 {
+			diagonal[i] += float64(betas[i-1] * betas[i-1])
+			off[i] = alphas[i-1] * betas[i-1]
+		}
+		high += diagonal[i] // their sum is at least the largest eigenvalue
+	}
+	if high-high != 0 {
+		return math.NaN()
+	}
+	low := 0.0
+	for range 200 {
+		middle := (low + high) / 2
+		if middle <= low || middle >= high {
+			break
+		}
+		if hasAbove(diagonal, off, middle) {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	return math.Sqrt(high)
+}
+
+// hasAbove reports whether a symmetric tridiagonal matrix T has an eigenvalue above x: whether x·1 - T has a pivot
+// that is not above 0.
+func hasAbove(diagonal, off []float64, x float64) bool {
+	pivot := 1.0
+	for i, d := range diagonal {
+		pivot = x - d - float64(off[i]*off[i])/pivot
+		if !(pivot > 0) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,371 @@
+// Package report looks into everything at once: what is wrong or odd in a checkpoint, and the numbers that show it, as
+// text, JSON and a page.
+package report
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/experts"
+	"dsmoe/inspect/header"
+	"dsmoe/inspect/router"
+	"dsmoe/inspect/routing"
+	"dsmoe/inspect/stats"
+	"dsmoe/model/table"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+	"dsmoe/text/page"
+)
+
+// Report is what was found in a checkpoint, and the reports of its parts. A part that could not be checked is null.
+type Report struct {
+	Path       string              `json:"path"`        // of the checkpoint, or of the config, as the user gave it
+	Findings   []Finding           `json:"findings"`    // of all parts: about the whole checkpoint, then by layer
+	Checked    []string            `json:"checked"`     // a sentence for each part, with how often weights were read
+	NotChecked []string            `json:"not_checked"` // a sentence for each part, with the reason
+	Arch       *header.Arch        `json:"arch"`        // what the config implies
+	Summary    *header.Summary     `json:"summary"`     // the files; null for a config alone
+	Audit      *header.AuditReport `json:"audit"`       // of headers and values; its notes are no findings
+	Tensors    *stats.Report       `json:"stats"`       // of all weights but those of experts
+	Experts    *experts.Report     `json:"experts"`
+	Routers    *router.Report      `json:"router"`
+	Routing    *routing.Report     `json:"routing"` // null unless there are tokens
+
+	checkpoint *inspect.Checkpoint // nil for a config alone
+	pairs      []page.Captioned
+	pairsText  string
+}
+
+// Finding is an inspect.Observation, or an inspect.Finding of the audit.
+type Finding struct {
+	ID       string   `json:"id"`       // of an observation its ID, of the audit its Kind
+	Layer    *int     `json:"layer"`    // null if it is in none
+	Experts  []int    `json:"experts"`  // the routed experts that it is about
+	Tensor   string   `json:"tensor"`   // the tensor, or the module of an expert; empty if it is about none
+	Text     string   `json:"text"`     // a sentence without a full stop
+	Value    *float64 `json:"value"`    // the measured number; null if there is none
+	Expected *float64 `json:"expected"` // a median, a null value or a bound to compare Value with; null if there is none
+
+	line inspect.Finding // as text has it
+}
+
+// Input is what a Report is made of.
+type Input struct {
+	Checkpoint *inspect.Checkpoint
+	Values     stats.Values     // without its Selection and Progress
+	Weights    *inspect.Weights // without its Progress; nil if config and files do not fit
+	Unusable   error            // why Weights is nil
+	Selection  inspect.Selection
+	// Route returns the routing that is to be part of the report, of these layers; it may be nil.
+	Route    func(o routing.Options) (*routing.Report, error)
+	Progress func(part string, done, total int64) // may be nil
+}
+
+// OfConfig returns a Report on a config alone.
+func OfConfig(a *header.Arch) *Report {
+	return &Report{Path: a.Path, Findings: []Finding{}, Arch: a, Checked: []string{"the config: it can be used"},
+		NotChecked: []string{"any weight: the path is that of a config alone"}}
+}
+
+// Make reads a checkpoint: all selected weights once, those of no expert a second time, those of experts twice more, and
+// gate_proj another time, for the routers. A part that fails is an error, or NotChecked if the audit has findings.
+func Make(ctx context.Context, in Input) (*Report, error) {
+	r := &Report{Path: in.Checkpoint.Path, Findings: []Finding{}, checkpoint: in.Checkpoint}
+	m := &maker{Input: in, Report: r}
+	if in.Weights != nil {
+		if _, err := in.Weights.Pick(in.Selection); err != nil {
+			return nil, err
+		}
+	}
+	if c := in.Checkpoint.Config; c != nil {
+		r.Arch = header.Describe(in.Checkpoint.Path, c, 0)
+	}
+	if err := m.audit(ctx); err != nil {
+		return nil, err
+	}
+	for _, part := range m.parts() {
+		if err := part.run(ctx); ctx.Err() != nil {
+			return nil, ctx.Err()
+		} else if err != nil && r.Audit.Clean {
+			return nil, err
+		} else if err != nil {
+			m.didNot("%s: %v", part.name, err)
+		}
+	}
+	m.collect()
+	return r, nil
+}
+
+// maker is the state of one Make run.
+type maker struct {
+	Input
+	*Report
+}
+
+// progressOf is the progress of a part.
+func (m *maker) progressOf(part string) func(done, total int64) {
+	if m.Progress == nil {
+		return nil
+	}
+	return func(done, total int64) { m.Progress(part, done, total) }
+}
+
+// audit looks at the headers and at every selected value.
+func (m *maker) audit(ctx context.Context) (err error) {
+	v := m.Values
+	v.Selection, v.Progress = m.Selection, m.progressOf("values")
+	if m.Report.Audit, err = stats.AuditValues(ctx, m.Checkpoint, v); err != nil {
+		return err
+	}
+	m.Summary = header.Summarize(m.Checkpoint)
+	m.Checked, m.NotChecked = slices.Clone(m.Report.Audit.Checked), slices.Clone(m.Report.Audit.NotChecked)
+	return nil
+}
+
+// part is a part of a report behind the audit.
+type part struct {
+	name string
+	run  func(ctx context.Context) error
+}
+
+// parts returns those for which there is something.
+func (m *maker) parts() []part {
+	if m.Weights == nil {
+		return []part{{"the numbers of tensors, experts and routers", func(context.Context) error { return m.Unusable }}}
+	}
+	all := []part{{"the numbers of tensors other than experts", m.tensors}, {"experts", m.experts}, {"routers", m.routers}}
+	if m.Route != nil {
+		all = append(all, part{"routing", m.routing})
+	} else {
+		m.didNot("how tokens are routed: none were given")
+	}
+	return all
+}
+
+// split divides the selected weights into those of experts, with their scales, and others.
+func (m *maker) split() (ofExperts, others []*weights.Weight) {
+	for _, x := range m.Weights.List {
+		switch {
+		case !m.Selection.Has(x.Name):
+		case experts.IsMatrix(table.PlaceOf(m.Weights.Config, x.Owner())):
+			ofExperts = append(ofExperts, x)
+		default:
+			others = append(others, x)
+		}
+	}
+	return ofExperts, others
+}
+
+// weights returns the weights as a part reads them.
+func (m *maker) weights(part string) inspect.Weights {
+	w := *m.Weights
+	w.Progress = m.progressOf(part)
+	return w
+}
+
+// tensors looks at all but experts.
+func (m *maker) tensors(ctx context.Context) (err error) {
+	w := m.weights("tensors")
+	if _, w.List = m.split(); len(w.List) == 0 {
+		return nil
+	}
+	if m.Tensors, err = stats.Compute(ctx, w, stats.Options{}); err != nil {
+		return err
+	}
+	m.did("%s other than those of experts, read once more: ranges and rows", text.Plural(len(m.Tensors.Tensors), "tensor"))
+	m.skip(m.Tensors.NotCounted)
+	return nil
+}
+
+// did adds a sentence to Checked, didNot to NotChecked.
+func (m *maker) did(sentence string, args ...any) {
+	m.Checked = append(m.Checked, fmt.Sprintf(sentence, args...))
+}
+
+func (m *maker) didNot(sentence string, args ...any) {
+	m.NotChecked = append(m.NotChecked, fmt.Sprintf(sentence, args...))
+}
+
+// skip says which selected tensors have no numbers.
+func (m *maker) skip(not []inspect.NotCounted) {
+	if len(not) > 0 {
+		m.didNot("the numbers of %s, %s first: %s", text.Plural(len(not), "tensor"), text.Quote(not[0].Name), not[0].Cause)
+	}
+}
+
+// experts looks at the experts.
+func (m *maker) experts(ctx context.Context) (err error) {
+	if list, _ := m.split(); len(list) == 0 {
+		m.didNot("experts: %s", m.none("expert"))
+		return nil
+	}
+	if m.Experts, err = experts.Examine(ctx, m.weights("experts"), experts.Options{Selection: m.Selection, Similarities: true}); err != nil {
+		return err
+	}
+	m.takePairs()
+	routed, few := 0, 0
+	for _, l := range m.Experts.Layers {
+		if routed += len(l.Experts); len(l.Experts) < experts.LeastPeers {
+			few++
+		}
+	}
+	m.did("%s in %s, read twice, and again those that are compared whole: norms, ranks, likeness, duplicates, zero neurons, channels",
+		text.Plural(routed, "routed expert"), text.Plural(len(m.Experts.Layers), "layer"))
+	if few > 0 {
+		m.didNot("which experts are the odd ones in %s: fewer than %d are there or selected", text.Plural(few, "layer"), experts.LeastPeers)
+	}
+	m.skip(m.Experts.NotCounted)
+	return nil
+}
+
+// none says why there are none.
+func (m *maker) none(what string) string {
+	if m.Selection.All() {
+		return "there are none"
+	}
+	return "no " + what + " is selected"
+}
+
+// routers looks at the routers of the selected layers, always with all their rows.
+func (m *maker) routers(ctx context.Context) (err error) {
+	s := inspect.Selection{Layers: m.Selection.Layers}
+	if !slices.ContainsFunc(m.Weights.List, func(w *weights.Weight) bool {
+		return s.Has(w.Name) && w.Is(table.Router, table.Gate)
+	}) {
+		m.didNot("routers: %s", m.none("router"))
+		return nil
+	}
+	if m.Routers, err = router.Examine(ctx, m.weights("routers"), router.Options{Selection: s, Coupling: true, By: inspect.ByLayer}); err != nil {
+		return err
+	}
+	m.did("routers of %s: rows, likeness, singular values, bounds", text.Plural(len(m.Routers.Layers), "layer"))
+	m.coupled()
+	m.skip(m.Routers.NotCounted)
+	return nil
+}
+
+// coupled says in how many layers it could be told whether experts fit the rows of their router.
+func (m *maker) coupled() {
+	layers := map[string]int{}
+	for _, l := range m.Routers.Layers {
+		layers[l.Coupling.Verdict]++
+	}
+	if n := layers[router.CoupledOwn] + layers[router.CoupledPermuted]; n > 0 {
+		m.did("gate_proj of the experts of %s, read once more: whether they fit the rows of their routers", text.Plural(n, "layer"))
+	}
+	const whether = "whether the experts of %s fit the rows of their routers: "
+	if n := layers[router.NotMeasurable]; n > 0 {
+		m.didNot(whether+"they fit none, as random weights do", text.Plural(n, "layer"))
+	}
+	if n := layers[router.NotLookedAt]; n > 0 {
+		m.didNot(whether+"there are fewer than %d, or one has no gate_proj", text.Plural(n, "layer"), router.LeastCoupled)
+	}
+}
+
+// routing routes the tokens, in the selected layers that route.
+func (m *maker) routing(context.Context) error {
+	o := routing.Options{Layers: m.Selection.Layers, Experts: m.Selection.Experts}
+	if len(o.Layers) > 0 {
+		routed := routing.Layers(m.Checkpoint.Config)
+		o.Layers = nil
+		for _, l := range routed {
+			if m.Selection.Layers.Has(l) {
+				o.Layers = append(o.Layers, text.Span{l, l})
+			}
+		}
+		if o.Layers == nil {
+			m.didNot("routing: no decoder layer with a router is selected")
+			return nil
+		}
+	}
+	r, err := m.Route(o)
+	if err != nil {
+		return err
+	}
+	m.Report.Routing = r
+	m.Checked, m.NotChecked = append(m.Checked, r.Title()), append(m.NotChecked, r.Missing...)
+	return nil
+}
+
+// collect puts the findings of all parts together.
+func (m *maker) collect() {
+	var observed []inspect.Observation
+	if m.Experts != nil {
+		observed = append(observed, m.Experts.Findings...)
+	}
+	if m.Routers != nil {
+		observed = append(observed, m.Routers.Findings...)
+	}
+	told := map[string]bool{} // tensors of which an observation says what the audit says
+	for _, o := range observed {
+		told[o.Tensor] = told[o.Tensor] || slices.Contains([]string{"nan", "infinite", "zeroed"}, o.ID)
+	}
+	for _, f := range m.Report.Audit.Findings {
+		if f.Kind != inspect.Note && !(f.Kind == inspect.Value && told[f.Tensor]) {
+			m.Findings = append(m.Findings, ofAudit(f))
+		}
+	}
+	for _, o := range observed {
+		line := inspect.Finding{Kind: inspect.Kind(o.ID), Tensor: o.Tensor, Cause: o.Text}
+		m.Findings = append(m.Findings, Finding{o.ID, &o.Layer, o.Experts, o.Tensor, o.Text, o.Value, o.Expected, line})
+	}
+	layer := func(f Finding) int {
+		if f.Layer == nil {
+			return -1
+		}
+		return *f.Layer
+	}
+	slices.SortStableFunc(m.Findings, func(a, b Finding) int { return layer(a) - layer(b) })
+}
+
+// ofAudit is a finding of the audit.
+func ofAudit(f inspect.Finding) Finding {
+	r := Finding{ID: string(f.Kind), Experts: []int{}, Tensor: f.Tensor, Text: f.Cause, line: f}
+	if f.File != "" && f.Tensor == "" {
+		r.Text = text.Quote(f.File) + ": " + f.Cause
+	}
+	at := table.PlaceOf(nil, f.Tensor) // may be the module of an expert
+	if at.Layer >= 0 {
+		r.Layer = &at.Layer
+	}
+	if at.Expert >= 0 {
+		r.Experts = append(r.Experts, at.Expert)
+	}
+	return r
+}
+
+// lines are the findings as the audit writes them.
+func (r *Report) lines() (all []inspect.Finding) {
+	for _, f := range r.Findings {
+		all = append(all, f.line)
+	}
+	return all
+}
+
+// verdict says how much was found.
+func (r *Report) verdict() string {
+	switch {
+	case r.checkpoint == nil:
+		return "a config alone, without weights to look at"
+	case r.Clean():
+		return "nothing was found"
+	}
+	return text.Plural(len(r.Findings), "finding")
+}
+
+// Clean reports whether nothing was found.
+func (r *Report) Clean() bool { return len(r.Findings) == 0 }
+
+// WriteText writes the findings and what was checked.
+func (r *Report) WriteText(w io.Writer) error {
+	if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(r.Path), r.verdict()); err != nil {
+		return err
+	}
+	if err := inspect.WriteFindings(w, r.lines(), inspect.MaxLines); err != nil {
+		return err
+	}
+	return inspect.WriteChecked(w, r.Checked, r.NotChecked)
+}

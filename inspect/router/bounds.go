@@ -1,0 +1,184 @@
+package router
+
+// What a router's rows and biases allow, whatever the token.
+//
+// A router reads x = w∘n, where n = h/√(mean h² + ε) is the hidden state of a token, normalised, and
+// w the weight of post_attention_layernorm. Since ε ≥ 0, ‖n‖₂ ≤ √d. The logit of expert e is
+// r_e·x = (r_e∘w)·n, so that by Cauchy and Schwarz
+//
+//	|logit_e| ≤ L_e = √d·‖r_e∘w‖₂,
+//
+// and no smaller bound holds for all n. It is raised by roundingShare for the rounding of n and x to
+// BF16. With sigmoid scores, the number that experts are chosen by lies in
+//
+//	[σ(-L_e) + b_e, σ(L_e) + b_e],   b = e_score_correction_bias;
+//
+// with softmax scores in [b_e, 1 + b_e].
+//
+// Without a bias nothing follows from these bounds: if n may occur, so may -n, which turns all
+// logits round. What follows from rows that depend on each other, such as one between two others
+// where the best alone is chosen, is not looked for.
+
+import (
+	"math"
+	"slices"
+
+	"dsmoe/config"
+)
+
+// roundingShare covers two roundings to BF16, each within 2⁻⁹ of a number; choiceSlack those of
+// scores and sums in float32.
+const (
+	roundingShare = 1 + 1.0/128
+	choiceSlack   = 1e-4
+)
+
+// largestLogit is L_e, without roundingShare.
+func (r *router) largestLogit(e int) float64 {
+	squares := 0.0
+	for c, v := range r.matrix.Row(e) {
+		a := float64(v) * float64(r.norm[c])
+		squares += float64(a * a)
+	}
+	return math.Sqrt(squares) * math.Sqrt(float64(r.matrix.Cols))
+}
+
+// limits bound the number that an expert, or a group, is chosen by.
+type limits struct{ low, high float64 }
+
+// above reports whether l is above o, whatever the token.
+func (l limits) above(o limits) bool { return l.low > o.high+choiceSlack }
+
+// gatePlan is how experts are chosen: topk_group of the groups, then k among their experts.
+type gatePlan struct {
+	k, groups, chosen int
+	experts           []limits
+}
+
+// prove fills in which experts are never chosen, or always.
+func (r *router) prove(c *config.Config) {
+	p := r.plan(c)
+	if p == nil {
+		return
+	}
+	for e := range r.Rows {
+		switch {
+		case p.never(e):
+			r.Rows[e].Proven = "never"
+		case p.always(e):
+			r.Rows[e].Proven = "always"
+		}
+	}
+}
+
+// plan returns the bounds of all experts; nil if nothing can follow from them.
+func (r *router) plan(c *config.Config) *gatePlan {
+	if c == nil || c.TopKMethod != "noaux_tc" || r.bias == nil || c.NumExpertsPerTok < 1 || c.NumExpertsPerTok >= len(r.Rows) {
+		return nil
+	}
+	p := &gatePlan{k: c.NumExpertsPerTok, groups: 1, chosen: 1}
+	if c.NGroup > 1 && len(r.Rows)%c.NGroup == 0 && c.TopKGroup < c.NGroup {
+		p.groups, p.chosen = c.NGroup, c.TopKGroup
+	}
+	for e := range r.Rows {
+		row := &r.Rows[e]
+		if row.Bias == nil || row.Norm == nil {
+			return nil
+		}
+		l := limits{0, 1}
+		if c.ScoringFunc == "sigmoid" && row.MaxLogit != nil {
+			l.low = 1 / (1 + math.Exp(roundingShare**row.MaxLogit))
+			l.high = 1 - l.low
+		}
+		p.experts = append(p.experts, limits{l.low + *row.Bias, l.high + *row.Bias})
+	}
+	return p
+}
+
+// group returns the group of an expert, and the experts of a group.
+func (p *gatePlan) group(e int) int { return e / (len(p.experts) / p.groups) }
+func (p *gatePlan) members(g int) []limits {
+	size := len(p.experts) / p.groups
+	return p.experts[g*size : (g+1)*size]
+}
+
+// groupScore bounds the sum of the two best of a group.
+func (p *gatePlan) groupScore(g int) limits {
+	var low, high []float64
+	for _, l := range p.members(g) {
+		low, high = append(low, l.low), append(high, l.high)
+	}
+	return limits{bestTwo(low), bestTwo(high)}
+}
+
+func bestTwo(values []float64) (sum float64) {
+	slices.Sort(values)
+	for _, v := range values[max(0, len(values)-2):] {
+		sum += v
+	}
+	return sum
+}
+
+// groupNever reports whether as many groups as are chosen are above g, groupAlways whether fewer may be.
+func (p *gatePlan) groupNever(g int) bool {
+	return p.groups > 1 && p.count(func(h int) bool { return p.groupScore(h).above(p.groupScore(g)) }, g) >= p.chosen
+}
+
+func (p *gatePlan) groupAlways(g int) bool {
+	return p.groups == 1 || p.count(func(h int) bool { return !p.groupScore(g).above(p.groupScore(h)) }, g) < p.chosen
+}
+
+// count counts the groups other than g of which f holds.
+func (p *gatePlan) count(f func(h int) bool, g int) (n int) {
+	for h := range p.groups {
+		if h != g && f(h) {
+			n++
+		}
+	}
+	return n
+}
+
+// never reports whether e's group is never chosen, or k others are above e and chosen from whenever e is: those of
+// its group, and of whichever other groups are chosen with it.
+func (p *gatePlan) never(e int) bool {
+	own := p.group(e)
+	if p.groupNever(own) {
+		return true
+	}
+	above := make([]int, p.groups)
+	for f, l := range p.experts {
+		if f != e && l.above(p.experts[e]) {
+			above[p.group(f)]++
+		}
+	}
+	sum, with := above[own], p.chosen-1
+	var others []int
+	for g, n := range above {
+		switch {
+		case g == own:
+		case p.groupAlways(g):
+			sum, with = sum+n, with-1
+		default:
+			others = append(others, n)
+		}
+	}
+	slices.Sort(others)
+	for _, n := range others[:max(0, min(with, len(others)))] {
+		sum += n
+	}
+	return sum >= p.k
+}
+
+// always reports whether e's group is always chosen, and fewer than k others may be above e.
+func (p *gatePlan) always(e int) bool {
+	if !p.groupAlways(p.group(e)) {
+		return false
+	}
+	others := 0
+	for f, l := range p.experts {
+		if f != e && !p.experts[e].above(l) {
+			others++
+		}
+	}
+	return others < p.k
+}

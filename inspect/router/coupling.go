@@ -1,0 +1,217 @@
+package router
+
+// Whether the rows of a router belong to the experts of their numbers. Training moves gate_proj of an expert along the
+// tokens that its row sends to it, so that gate_proj responds more to its own row than to others'. Where that shows,
+// a conversion that numbers rows and experts apart shows too.
+
+import (
+	"fmt"
+	"math"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/matrix"
+	"dsmoe/model/weights"
+)
+
+// Coupling is how the rows of a router fit the gate_proj of the experts.
+type Coupling struct {
+	Own     int    `json:"own"`     // experts that fit their own row, and it them, better than all others
+	Other   int    `json:"other"`   // experts that fit another row, and it them, better than all others
+	Rows    []int  `json:"rows"`    // for each expert the row that it fits so; -1 if it fits none
+	Verdict string `json:"verdict"` // "own", "permuted", "not measurable" or, below 8 experts or if one lacks gate_proj, "not looked at"
+}
+
+// The verdicts of Coupling.
+const (
+	CoupledOwn      = "own"            // at least half of the experts fit a row, and these are their own
+	CoupledPermuted = "permuted"       // at least half fit a row, and two or more another one than their own
+	NotMeasurable   = "not measurable" // fewer fit a row: as with random weights
+	NotLookedAt     = "not looked at"  // there are fewer than LeastCoupled experts, or one has no gate_proj
+)
+
+// LeastCoupled is the number of experts below which no coupling is looked for.
+const LeastCoupled = 8
+
+// fitZ is the z-score from which on an expert fits a row; looseZ is what it must not reach with its own row for
+// another one to count.
+const (
+	fitZ   = 6
+	looseZ = 3
+)
+
+// String says how many experts fit which rows; nil is "".
+func (c *Coupling) String() string {
+	switch {
+	case c == nil:
+		return ""
+	case c.Verdict == NotMeasurable || c.Verdict == NotLookedAt:
+		return c.Verdict
+	}
+	return fmt.Sprintf("%s (%d fit their own row, %d another)", c.Verdict, c.Own, c.Other)
+}
+
+// exchanged returns the experts that fit another row than their own, and those rows.
+func (c *Coupling) exchanged() (experts, rows []int) {
+	for e, row := range c.Rows {
+		if row >= 0 && row != e {
+			experts, rows = append(experts, e), append(rows, row)
+		}
+	}
+	return experts, rows
+}
+
+// couple compares the rows of a router with gate_proj of its experts, if all are present.
+//
+//	q[e][f] = ‖W_e·(r_f - mean r)‖² / ‖r_f - mean r‖²
+//
+// is divided by its median over e, for each f, then by that over f, for each e. z is the distance from the median of
+// all, over a standard deviation: the larger one of MAD/0.6745 and √(2/neurons), that of random weights.
+func (r *router) couple(x *matrix.Reader) (*Coupling, error) {
+	for _, w := range r.experts {
+		if len(r.experts) < LeastCoupled || w == nil || inspect.Measurable(w) != nil {
+			return &Coupling{Rows: []int{}, Verdict: NotLookedAt}, nil
+		}
+	}
+	rows, energies := r.centred(), make([][]float64, len(r.experts))
+	for e, w := range r.experts {
+		x.Go(func() (err error) {
+			if energies[e], err = responses(x, w, rows, len(r.experts)); err != nil {
+				return fmt.Errorf("router of layer %d: %w", r.Layer.Layer, err)
+			}
+			return nil
+		})
+	}
+	if err := x.Wait(); err != nil {
+		return nil, err
+	}
+	return couplingOf(relative(energies), math.Sqrt(2/float64(r.experts[0].Shape[0]))), nil
+}
+
+// responses returns ‖W·r‖² of an expert's gate_proj for each of n rows.
+func responses(x *matrix.Reader, w *weights.Weight, rows []float32, n int) (squares []float64, err error) {
+	space, p := x.Spaces.Get(), matrix.Arithmetic()
+	defer x.Spaces.Put(space)
+	defer p.Close(nil)
+	m, err := x.Matrix(x.Reading, w, &space.First)
+	if err != nil {
+		return nil, err
+	}
+	products := p.Product(rows, m.Values, m.Cols)
+	for f := range n {
+		product := products[f*m.Rows : (f+1)*m.Rows]
+		squares = append(squares, matrix.Dot(product, product))
+	}
+	return squares, nil
+}
+
+// centred returns the rows less their mean, of norm 1; those that are it are 0.
+func (r *router) centred() []float32 {
+	mean := make([]float64, r.matrix.Cols)
+	for e := range r.Rows {
+		for c, v := range r.matrix.Row(e) {
+			mean[c] += float64(v) / float64(len(r.Rows))
+		}
+	}
+	all := make([]float32, 0, len(r.Rows)*r.matrix.Cols)
+	off := make([]float64, r.matrix.Cols)
+	for e := range r.Rows {
+		squares := 0.0
+		for c, v := range r.matrix.Row(e) {
+			off[c] = float64(v) - mean[c]
+			squares += float64(off[c] * off[c])
+		}
+		for _, v := range off {
+			if squares > 0 {
+				v /= math.Sqrt(squares)
+			}
+			all = append(all, float32(v))
+		}
+	}
+	return all
+}
+
+// relative divides energies by the medians of their columns, then of their rows; nil if one of these is
+// 0 or not finite.
+func relative(energies [][]float64) [][]float64 {
+	n := len(energies)
+	column := make([]float64, n)
+	for pass := range 2 {
+		for f := range n {
+			for e := range n {
+				column[e] = *at(energies, e, f, pass)
+			}
+			median := inspect.LowerMedian(column)
+			if !(median > 0) || median-median != 0 {
+				return nil
+			}
+			for e := range n {
+				*at(energies, e, f, pass) /= median
+			}
+		}
+	}
+	return energies
+}
+
+// at is the element of row e and column f, or with pass 1 of row f and column e.
+func at(m [][]float64, e, f, pass int) *float64 {
+	if pass == 1 {
+		return &m[f][e]
+	}
+	return &m[e][f]
+}
+
+// couplingOf finds the experts and rows that fit: each the other's best, by fitZ.
+func couplingOf(energies [][]float64, null float64) *Coupling {
+	c := &Coupling{Rows: []int{}, Verdict: NotMeasurable}
+	var all []*float64
+	for _, row := range energies {
+		for i := range row {
+			all = append(all, &row[i])
+		}
+	}
+	if energies == nil {
+		return c
+	}
+	spread := inspect.SpreadOf(all)
+	unit := max(spread.MAD/inspect.RobustUnit, null)
+	z := func(v float64) float64 { return (v - spread.Median) / unit }
+	foreign := 0 // matches with another row, where their own does not fit
+	for e, row := range energies {
+		c.Rows = append(c.Rows, -1)
+		best := largest(len(row), func(f int) float64 { return row[f] })
+		if best < 0 || largest(len(energies), func(i int) float64 { return energies[i][best] }) != e {
+			continue
+		}
+		if z(row[best]) < fitZ {
+			continue
+		}
+		switch c.Rows[e] = best; {
+		case best == e:
+			c.Own++
+		default:
+			c.Other++
+			if z(row[e]) < looseZ {
+				foreign++
+			}
+		}
+	}
+	switch {
+	case 2*(c.Own+c.Other) < len(energies):
+	case foreign >= 2:
+		c.Verdict = CoupledPermuted
+	default:
+		c.Verdict = CoupledOwn
+	}
+	return c
+}
+
+// largest returns the first index of the largest of n numbers; -1 if there is none.
+func largest(n int, value func(i int) float64) int {
+	best := -1
+	for i := range n {
+		if v := value(i); v == v && (best < 0 || v > value(best)) {
+			best = i
+		}
+	}
+	return best
+}

@@ -1,0 +1,326 @@
+// Package router says what the routers of a checkpoint are: their rows, each by itself and beside the others, and
+// which choices they allow.
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"gonum.org/v1/gonum/mat"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/experts"
+	"dsmoe/inspect/matrix"
+	"dsmoe/model/table"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// Options says what Examine looks at; the zero value is all routers, without Coupling.
+type Options struct {
+	Selection inspect.Selection
+	Coupling  bool             // compares the rows with the experts' gate_proj, which it reads
+	By        inspect.Grouping // rows of the sheet: ByExpert, also "", or ByLayer
+}
+
+// Report is what the routers of a checkpoint are.
+type Report struct {
+	Path       string                `json:"path"`        // of the checkpoint, as the user gave it
+	Layers     []Layer               `json:"layers"`      // layers whose router is selected, in their order
+	Findings   []inspect.Observation `json:"findings"`    // in the order of the layers
+	NotCounted []inspect.NotCounted  `json:"not_counted"` // selected weights that have no numbers
+
+	by inspect.Grouping
+}
+
+// Layer is the router of a layer, mlp.gate.weight [experts, hidden].
+type Layer struct {
+	Layer     int                `json:"layer"`
+	Tensor    string             `json:"tensor"`    // its name
+	Rows      []Row              `json:"rows"`      // one for each expert
+	Norm      *inspect.Spread    `json:"norm"`      // of Row.Norm
+	Pairs     *matrix.PairSpread `json:"pairs"`     // the cosines of all pairs of rows
+	Singular  []float64          `json:"singular"`  // the singular values, the largest first, 0 below 1e-7 of it; empty if a number is not finite
+	Condition *float64           `json:"condition"` // the largest singular value over the smallest; null if that is 0
+	// NullCondition is (1 + √(experts/hidden)) / (1 - √(experts/hidden)), of a matrix of independent random
+	// numbers; null unless there are fewer experts than hidden.
+	NullCondition *float64        `json:"null_condition"`
+	Bias          *inspect.Spread `json:"bias"`     // of Row.Bias; null if the router has no bias
+	Coupling      *Coupling       `json:"coupling"` // null unless Options asks for it
+}
+
+// Row is the row of one expert, its centroid.
+type Row struct {
+	Expert   int               `json:"expert"`
+	Norm     *float64          `json:"norm"`      // √Σr²; null if a number is not finite
+	NormZ    *float64          `json:"norm_z"`    // robust z-score of Norm in the layer
+	MaxLogit *float64          `json:"max_logit"` // √hidden·‖r∘w‖: no token's logit is larger, of either sign
+	Bias     *float64          `json:"bias"`      // e_score_correction_bias; null if the router has none
+	Nearest  *matrix.Neighbour `json:"nearest"`   // the row with the cosine of the largest magnitude
+	Proven   string            `json:"proven"`    // "never" or "always" chosen, whatever the token; "" if neither is proven
+}
+
+// router is a router while Examine looks at it.
+type router struct {
+	Layer
+	matrix     matrix.Matrix
+	bias, norm []float32 // nil if the layer has none
+	hashes     []uint64  // of the rows
+	cosines    matrix.Cosines
+
+	gate, biasWeight, normWeight *weights.Weight   // the last two are nil if the layer has none
+	experts                      []*weights.Weight // gate_proj of the routed experts, by their numbers
+}
+
+// selected collects the routers of the selected weights, with the weights that belong to them.
+func selected(w *inspect.Weights, s inspect.Selection) (all []*router, not []inspect.NotCounted, err error) {
+	list, err := w.Pick(s)
+	if err != nil {
+		return nil, nil, err
+	}
+	not = []inspect.NotCounted{}
+	byLayer := map[int]*router{}
+	for _, x := range list {
+		if x.Layer < 0 || !x.Is(table.Router, table.Gate) {
+			continue
+		}
+		if err := inspect.Measurable(x); err != nil {
+			not = append(not, inspect.Skip(x, err))
+			continue
+		}
+		r := &router{Layer: Layer{Layer: x.Layer, Tensor: x.Name, Rows: []Row{}, Singular: []float64{}}, gate: x,
+			experts: make([]*weights.Weight, x.Shape[0])}
+		byLayer[x.Layer], all = r, append(all, r)
+	}
+	if len(all)+len(not) == 0 {
+		return nil, nil, errors.New("no router is selected, or there is none")
+	}
+	for _, x := range w.List {
+		if r := byLayer[x.Layer]; r != nil && inspect.Countable(x) == nil {
+			r.take(x)
+		}
+	}
+	slices.SortFunc(all, func(a, b *router) int { return a.Layer.Layer - b.Layer.Layer })
+	return all, not, nil
+}
+
+// take adds a weight of the layer, if its shape fits.
+func (r *router) take(w *weights.Weight) {
+	experts, width := r.gate.Shape[0], r.gate.Shape[1]
+	switch {
+	case w.Is(table.Router, table.EScoreCorrectionBias) && slices.Equal(w.Shape, []int{experts}):
+		r.biasWeight = w
+	case w.Role() == table.PostAttentionLayernorm && slices.Equal(w.Shape, []int{width}):
+		r.normWeight = w
+	case w.Is(table.RoutedExperts, table.GateProj) && w.Expert < experts && len(w.Shape) == 2 && w.Shape[1] == width:
+		r.experts[w.Expert] = w
+	}
+}
+
+// Examine looks at the selected routers. What cannot be read is an error that names all of it.
+func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
+	if len(o.Selection.Experts) > 0 {
+		return nil, errors.New("--experts cannot be combined with router: a router's rows are compared with each other")
+	}
+	routers, not, err := selected(&w, o.Selection)
+	if err != nil {
+		return nil, err
+	}
+	x := matrix.NewReader(ctx, w)
+	for _, r := range routers {
+		x.Expect(r.bytes(o.Coupling))
+	}
+	for _, r := range routers {
+		x.Go(func() error { return r.read(x) })
+	}
+	if err := x.Wait(); err != nil {
+		return nil, err
+	}
+	report := &Report{Path: w.Path, Layers: []Layer{}, Findings: []inspect.Observation{}, NotCounted: not, by: o.By}
+	for _, r := range routers {
+		if o.Coupling {
+			if r.Coupling, err = r.couple(x); err != nil {
+				return nil, err
+			}
+		}
+		r.prove(w.Config)
+		report.Findings = append(report.Findings, r.observe()...)
+		report.Layers = append(report.Layers, r.Layer)
+	}
+	return report, nil
+}
+
+// bytes is the size of what Examine reads of a layer.
+func (r *router) bytes(coupling bool) (n int64) {
+	all := []*weights.Weight{r.gate, r.biasWeight, r.normWeight}
+	if coupling {
+		all = append(all, r.experts...)
+	}
+	for _, w := range all {
+		if w != nil {
+			n += w.Bytes()
+		}
+	}
+	return n
+}
+
+// read reads and measures a router.
+func (r *router) read(x *matrix.Reader) (err error) {
+	r.matrix = matrix.Matrix{Rows: r.gate.Shape[0], Cols: r.gate.Shape[1]}
+	if r.matrix.Values, err = x.All(x.Reader, r.gate, nil); err != nil {
+		return err
+	}
+	if r.biasWeight != nil {
+		if r.bias, err = x.All(x.Reader, r.biasWeight, nil); err != nil {
+			return err
+		}
+	}
+	if r.normWeight != nil {
+		if r.norm, err = x.All(x.Reader, r.normWeight, nil); err != nil {
+			return err
+		}
+	}
+	r.measure()
+	return nil
+}
+
+// measure fills in what the rows are by themselves and beside each other.
+func (r *router) measure() {
+	n := r.matrix.Rows
+	var norms, biases []*float64
+	g, numbers := matrix.NewGram(n), make([]int, n)
+	for e := range n {
+		numbers[e] = e
+		for k := e; k < n; k++ {
+			g.Sums[e*n+k] = matrix.Dot(r.matrix.Row(e), r.matrix.Row(k))
+		}
+		row := Row{Expert: e, Norm: inspect.Finite(math.Sqrt(g.Sums[e*n+e]))}
+		if r.norm != nil {
+			row.MaxLogit = inspect.Finite(r.largestLogit(e))
+		}
+		if r.bias != nil {
+			row.Bias = inspect.Finite(float64(r.bias[e]))
+			biases = append(biases, row.Bias)
+		}
+		hash := uint64(0)
+		for _, v := range r.matrix.Row(e) {
+			hash = matrix.Mix(hash, matrix.Bits(v))
+		}
+		r.hashes = append(r.hashes, hash)
+		norms, r.Rows = append(norms, row.Norm), append(r.Rows, row)
+	}
+	r.Norm, r.Bias = inspect.SpreadOf(norms), inspect.SpreadOf(biases)
+	r.cosines = g.Cosines(n, numbers)
+	r.Pairs = r.cosines.Pairs(numbers, 1/math.Sqrt(float64(r.matrix.Cols)))
+	for e := range r.Rows {
+		r.Rows[e].NormZ = r.Norm.Z(r.Rows[e].Norm)
+		r.Rows[e].Nearest = r.cosines.Nearest(e, numbers, inspect.Magnitude)
+	}
+	r.spectrum(g)
+}
+
+// leastSingular is the share of the largest singular value below which one is 0: to the precision of the roots of
+// eigenvalues of products in float64, it may be.
+const leastSingular = 1e-7
+
+// spectrum fills in the singular values: the roots of the eigenvalues of the products of the rows.
+func (r *router) spectrum(g *matrix.Gram) {
+	ratio := math.Sqrt(float64(r.matrix.Rows) / float64(r.matrix.Cols))
+	if ratio < 1 {
+		r.NullCondition = inspect.Finite((1 + ratio) / (1 - ratio))
+	}
+	var eigen mat.EigenSym
+	if slices.ContainsFunc(g.Sums, func(v float64) bool { return v-v != 0 }) || !eigen.Factorize(mat.NewSymDense(g.N, g.Sums), false) {
+		return
+	}
+	values := eigen.Values(nil) // ascending
+	slices.Reverse(values)
+	most := math.Sqrt(max(values[0], 0))
+	for _, v := range values[:min(r.matrix.Rows, r.matrix.Cols)] {
+		if v = math.Sqrt(max(v, 0)); v <= leastSingular*most {
+			v = 0
+		}
+		r.Singular = append(r.Singular, v)
+	}
+	if least := r.Singular[len(r.Singular)-1]; least > 0 {
+		r.Condition = inspect.Finite(most / least)
+	}
+}
+
+// rowFactor is how many times the median a row's norm must be, or the median it, to be a finding.
+const rowFactor = 4
+
+// equalRows is the cosine from which on two rows are a finding, if their norms are within equalNorms of each other.
+const (
+	equalRows  = 0.99
+	equalNorms = 1.1
+)
+
+// observe returns what is odd about a router.
+func (r *router) observe() (found []inspect.Observation) {
+	add := func(id string, experts []int, value, expected *float64, format string, args ...any) {
+		found = append(found, inspect.Observation{ID: id, Layer: r.Layer.Layer, Experts: experts, Tensor: r.Tensor,
+			Text: fmt.Sprintf(format, args...), Value: value, Expected: expected})
+	}
+	rows := r.Rows
+	for e := range rows {
+		row := &rows[e]
+		switch {
+		case row.Norm == nil:
+			add("not-finite", []int{e}, nil, nil, "row %d has numbers that are not finite", e)
+		case *row.Norm == 0:
+			add("dead-row", []int{e}, row.Norm, &r.Norm.Median, "row %d is all zero: the logit of expert %d is 0 for every token", e, e)
+		case len(rows) >= experts.LeastPeers && r.Norm.Far(row.Norm, rowFactor):
+			add("row-norm", []int{e}, row.Norm, &r.Norm.Median, "row %d has norm %.4g, the layer's median is %.4g", e, *row.Norm, r.Norm.Median)
+		}
+		if r.bias != nil && row.Bias == nil {
+			add("not-finite", []int{e}, nil, nil, "e_score_correction_bias of expert %d is not finite", e)
+		}
+		if row.Proven != "" {
+			add(row.Proven+"-chosen", []int{e}, row.Bias, &r.Bias.Median,
+				"expert %d is %s chosen, whatever the token: its e_score_correction_bias is %.4g, the layer's median %.4g",
+				e, row.Proven, *row.Bias, r.Bias.Median)
+		}
+	}
+	for _, group := range r.equalRows() {
+		add("duplicate-row", group, inspect.Finite(1), inspect.Finite(0), "rows %s are equal", text.Ranges(group))
+	}
+	for e := range rows {
+		for k := range e {
+			c := r.cosines[k][e]
+			if !(c >= equalRows) || r.hashes[k] == r.hashes[e] {
+				continue
+			}
+			if a, b := *rows[k].Norm, *rows[e].Norm; max(a, b) <= equalNorms*min(a, b) {
+				add("near-duplicate-row", []int{k, e}, inspect.Finite(c), inspect.Finite(0), "rows %d and %d have cosine %.4f, and norms %.4g and %.4g", k, e, c, a, b)
+			}
+		}
+	}
+	if c := r.Coupling; c != nil && c.Verdict == CoupledPermuted {
+		experts, rows := c.exchanged()
+		add("permuted", experts, inspect.Finite(float64(c.Other)), inspect.Finite(0),
+			"gate_proj of experts %s fit the rows %s, not their own: rows and experts may have been numbered apart",
+			inspect.List(experts), inspect.List(rows))
+	}
+	return found
+}
+
+// equalRows returns the rows that are equal to others and not zero.
+func (r *router) equalRows() (groups [][]int) {
+	done := map[int]bool{}
+	for e, row := range r.Rows {
+		group := []int{e}
+		for k := e + 1; k < len(r.Rows) && row.Norm != nil && *row.Norm > 0; k++ {
+			if !done[k] && r.hashes[k] == r.hashes[e] && slices.Equal(r.matrix.Row(k), r.matrix.Row(e)) {
+				group, done[k] = append(group, k), true
+			}
+		}
+		if len(group) > 1 && !done[e] {
+			groups = append(groups, group)
+		}
+	}
+	return groups
+}

@@ -1,0 +1,63 @@
+package router
+
+import (
+	"fmt"
+	"io"
+
+	"dsmoe/inspect"
+	"dsmoe/text"
+)
+
+// Sheet is a row per expert, or LayerSheet.
+func (r *Report) Sheet() *text.Sheet {
+	if r.by == inspect.ByLayer {
+		return r.LayerSheet()
+	}
+	s := text.NewSheet("layer", "expert", ">norm", ">z", ">max_logit", ">cosine", ">nearest", ">bias", "proven")
+	for _, l := range r.Layers {
+		for _, row := range l.Rows {
+			s.Add(text.Whole(l.Layer), text.Whole(row.Expert), text.Real(row.Norm), text.Real(row.NormZ), text.Real(row.MaxLogit),
+				text.Real(row.Nearest.Value()), row.Nearest.Name(), text.Real(row.Bias), text.Plain(row.Proven))
+		}
+	}
+	return s
+}
+
+// LayerSheet is a row per layer.
+func (r *Report) LayerSheet() *text.Sheet {
+	s := text.NewSheet("layer", ">experts", ">norm", ">norm_mad", ">condition", ">null_condition", ">mean_abs_cos", ">largest_cos",
+		"pair", ">null_std", ">bias", ">bias_mad", "coupling")
+	for _, l := range r.Layers {
+		cells := append([]text.Cell{text.Whole(l.Layer), text.Whole(len(l.Rows))}, l.Norm.Cells()...)
+		cells = append(cells, text.Real(l.Condition), text.Real(l.NullCondition))
+		cells = append(append(cells, l.Pairs.Cells()...), l.Bias.Cells()...)
+		s.Add(append(cells, text.Plain(l.Coupling.String()))...)
+	}
+	return s
+}
+
+// WriteText writes the sheet, a line per layer, and the findings.
+func (r *Report) WriteText(w io.Writer) error {
+	var lines []string
+	for i := range r.Layers {
+		if r.by != inspect.ByLayer {
+			lines = append(lines, r.Layers[i].line())
+		}
+	}
+	if err := inspect.WriteSheet(w, r.Sheet(), lines, r.NotCounted); err != nil {
+		return err
+	}
+	return inspect.WriteObservations(w, r.Findings)
+}
+
+// line says what is about the router as a whole.
+func (l *Layer) line() string {
+	line := fmt.Sprintf("layer %d: condition %s, of random numbers %s", l.Layer, text.Real(l.Condition).Shown, text.Real(l.NullCondition).Shown)
+	if l.Pairs != nil {
+		line += fmt.Sprintf("; cosines of random rows 0 ± %.2g", l.Pairs.NullStd)
+	}
+	if l.Coupling != nil {
+		line += fmt.Sprintf("; coupling to gate_proj: %s", l.Coupling)
+	}
+	return line
+}

@@ -1,0 +1,307 @@
+package routing
+
+// Routing as a golden pack has it.
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// The stages of a gate behind "model.layers.N.".
+const (
+	gateStage   = "mlp.gate."
+	gateLogits  = gateStage + "logits"      // [tokens, n_routed_experts]
+	gateIDs     = gateStage + "topk_idx"    // [tokens, num_experts_per_tok]
+	gateWeights = gateStage + "topk_weight" // as topk_idx
+)
+
+// Recording is the tensors of a golden pack. Its errors name the pack.
+type Recording interface {
+	Tensors() iter.Seq[tensor.Info]          // in any order
+	Ints(name string) ([]int, error)         // a tensor of I64
+	Float32s(name string) ([]float32, error) // one of floats
+}
+
+// Golden is a golden pack, and what is known of the model that was recorded.
+type Golden struct {
+	Path      string         // of the pack, as it was given
+	Recording Recording      // its tensors
+	Input     *model.Input   // its tokens
+	Model     string         // path of what the following is from, as it was given
+	Config    *config.Config // what the reference ran with; nil if it is not known
+	Weights   weights.Source // of the model, for the biases of noaux_tc; nil if they are not known
+}
+
+// OfGolden reads the choices of a pack. Margins need the pack's logits and the config, under
+// noaux_tc the gates' biases too; gate masses need topk_weight. What is not there is Missing.
+func OfGolden(g Golden, o Options) (*Report, error) {
+	p := &goldenPack{Golden: g, stages: map[int]map[string]tensor.Info{}, Report: newReport(g.Path, FromGolden, o)}
+	p.counted(g.Input)
+	if p.choosesByBias() && g.Weights != nil {
+		p.biases = weights.New(g.Config, g.Weights)
+	}
+	if err := p.hasTokens(); err != nil {
+		return nil, err
+	}
+	p.find()
+	if err := p.measure(o); err != nil {
+		return nil, fmt.Errorf("%s: %w", text.Quote(g.Path), err)
+	}
+	p.sayMissing(o)
+	for _, l := range slices.Sorted(maps.Keys(p.stages)) {
+		if !o.Layers.Has(l) || !p.has(l, gateIDs) {
+			continue
+		}
+		t, err := p.layer(l)
+		if err != nil {
+			return nil, err
+		}
+		p.Layers = append(p.Layers, t.report(o))
+	}
+	return p.Report, nil
+}
+
+// goldenPack is a pack while it is read.
+type goldenPack struct {
+	Golden
+	*Report
+	stages map[int]map[string]tensor.Info // by layer and stage: those of gates
+	biases *weights.Set                   // nil if none are needed, or known
+}
+
+// find finds the stages of the gates.
+func (p *goldenPack) find() {
+	for info := range p.Recording.Tensors() {
+		at := strings.Index(info.Name, gateStage)
+		l := table.PlaceOf(nil, info.Name).Layer
+		if at < 0 || l < 0 || info.Name != stageName(l, info.Name[at:]) {
+			continue
+		}
+		if p.stages[l] == nil {
+			p.stages[l] = map[string]tensor.Info{}
+		}
+		p.stages[l][info.Name[at:]] = info
+	}
+}
+
+func stageName(layer int, stage string) string {
+	return fmt.Sprintf("model.layers.%d.%s", layer, stage)
+}
+
+func (p *goldenPack) has(layer int, stage string) bool {
+	_, ok := p.stages[layer][stage]
+	return ok
+}
+
+// measure finds out how many experts there are, checks that all stages agree, and that what was
+// selected is there.
+func (p *goldenPack) measure(o Options) error {
+	if p.Config != nil {
+		p.Experts, p.PerToken = p.Config.NRoutedExperts, p.Config.NumExpertsPerTok
+	}
+	var routed []int
+	for _, l := range slices.Sorted(maps.Keys(p.stages)) {
+		if !p.has(l, gateIDs) {
+			continue
+		}
+		routed = append(routed, l)
+		if err := errors.Join(p.isMoE(l), p.shapes(l)); err != nil {
+			return err
+		}
+	}
+	if routed == nil {
+		return fmt.Errorf("no %s of any layer: the pack does not say which experts were chosen", gateIDs)
+	}
+	if p.Experts == 0 {
+		return fmt.Errorf("no %s: how many experts there are is not known without the model's config", gateLogits)
+	}
+	return o.check("the pack", routed, p.Experts)
+}
+
+// isMoE says whether the config, if it is known, has no routed experts in a layer.
+func (p *goldenPack) isMoE(l int) error {
+	c := p.Config
+	if c == nil || l < c.NumHiddenLayers && c.IsMoE(l) || l >= c.NumHiddenLayers && l < c.NumHiddenLayers+c.NumNextNPredictLayers {
+		return nil
+	}
+	return fmt.Errorf("%s: by the config this layer has no routed experts", stageName(l, gateIDs))
+}
+
+// choosesByBias says whether scores are not known without e_score_correction_bias.
+func (p *goldenPack) choosesByBias() bool {
+	return p.Config != nil && p.Config.TopKMethod == "noaux_tc"
+}
+
+// shapes holds the shapes of a layer's stages against each other.
+func (p *goldenPack) shapes(l int) error {
+	ids := p.stages[l][gateIDs]
+	if len(ids.Shape) != 2 || ids.Shape[1] < 1 {
+		return fmt.Errorf("%s: shape %v, [tokens, num_experts_per_tok] expected", ids.Name, ids.Shape)
+	}
+	if rows := ids.Shape[0]; rows < 1 || rows%p.Input.Batch != 0 || rows > len(p.Input.InputIDs) {
+		return fmt.Errorf("%s: shape %v, the input is [%d %d]", ids.Name, ids.Shape, p.Input.Batch, p.Input.Seq)
+	}
+	if w, ok := p.stages[l][gateWeights]; ok && !slices.Equal(w.Shape, ids.Shape) {
+		return fmt.Errorf("%s: shape %v, that of %s is %v", w.Name, w.Shape, gateIDs, ids.Shape)
+	}
+	if p.PerToken == 0 {
+		p.PerToken = ids.Shape[1]
+	}
+	if ids.Shape[1] != p.PerToken {
+		return fmt.Errorf("%s: %d experts for each token, not %d", ids.Name, ids.Shape[1], p.PerToken)
+	}
+	logits, ok := p.stages[l][gateLogits]
+	if !ok {
+		return nil
+	}
+	if len(logits.Shape) != 2 || logits.Shape[0] != ids.Shape[0] {
+		return fmt.Errorf("%s: shape %v, [%d, n_routed_experts] expected", logits.Name, logits.Shape, ids.Shape[0])
+	}
+	if p.Experts == 0 {
+		p.Experts = logits.Shape[1]
+	}
+	if logits.Shape[1] != p.Experts {
+		return fmt.Errorf("%s: %d experts, not %d", logits.Name, logits.Shape[1], p.Experts)
+	}
+	return nil
+}
+
+// sayMissing notes what the pack, or what is known beside it, leaves open.
+func (p *goldenPack) sayMissing(o Options) {
+	var silent, unweighted, unscored []int
+	layers := slices.Collect(maps.Keys(p.stages))
+	if p.Config != nil {
+		layers = append(layers, Layers(p.Config)...)
+	}
+	slices.Sort(layers)
+	for _, l := range slices.Compact(layers) {
+		switch {
+		case !o.Layers.Has(l):
+		case !p.has(l, gateIDs):
+			silent = append(silent, l)
+		default:
+			if !p.has(l, gateWeights) {
+				unweighted = append(unweighted, l)
+			}
+			if !p.has(l, gateLogits) {
+				unscored = append(unscored, l)
+			}
+		}
+	}
+	p.lack(silent, "the pack has no %s: nothing is known of them", gateIDs)
+	p.lack(unweighted, "the pack has no %s: no gate weights", gateWeights)
+	p.lack(unscored, "the pack has no %s: no margins", gateLogits)
+	if reason := p.unscored(); reason != "" {
+		p.Missing = append(p.Missing, "margins: "+reason)
+	}
+}
+
+// unscored says why selection scores cannot be made of logits, if so.
+func (p *goldenPack) unscored() string {
+	switch {
+	case p.Config == nil:
+		return "how experts are chosen by the logits is not known without the model's config"
+	case p.choosesByBias() && p.biases == nil:
+		return "experts are chosen with e_score_correction_bias, which is a weight of the checkpoint"
+	}
+	return ""
+}
+
+// layer counts the choices of a layer.
+func (p *goldenPack) layer(l int) (*layerTally, error) {
+	name := stageName(l, gateIDs)
+	ids, err := p.Recording.Ints(name)
+	if err != nil {
+		return nil, err
+	}
+	scores, err := p.scores(l)
+	if err != nil {
+		return nil, err
+	}
+	var weights []float32
+	if p.has(l, gateWeights) {
+		if weights, err = p.Recording.Float32s(stageName(l, gateWeights)); err != nil {
+			return nil, err
+		}
+	}
+	t := newTally(l, p.Experts, p.PerToken, weights != nil, scores != nil)
+	for row := range len(ids) / p.PerToken {
+		if p.padding(row, len(ids)/p.PerToken) {
+			continue
+		}
+		if err := countRow(t, row, ids, weights, scores); err != nil {
+			return nil, fmt.Errorf("%s: %s: row %d: %w", text.Quote(p.Report.Path), name, row, err)
+		}
+	}
+	if t.tokens == 0 {
+		return nil, fmt.Errorf("%s: %s: all tokens are padding", text.Quote(p.Report.Path), name)
+	}
+	return t, nil
+}
+
+// countRow counts a row of ids, and of weights and scores where they are known.
+func countRow(t *layerTally, row int, ids []int, weights []float32, scores *model.Activation) error {
+	from := row * t.k
+	chosen := ids[from : from+t.k]
+	err := t.choose(chosen)
+	if err == nil && weights != nil {
+		err = t.weigh(chosen, func(i int) float64 { return float64(weights[from+i]) })
+	}
+	if err == nil && scores != nil {
+		err = t.score(chosen, scores.Row(row))
+	}
+	return err
+}
+
+// scores returns a layer's selection scores, nil if they are not known.
+func (p *goldenPack) scores(l int) (*model.Activation, error) {
+	info, ok := p.stages[l][gateLogits]
+	if !ok || p.unscored() != "" {
+		return nil, nil
+	}
+	values, err := p.Recording.Float32s(info.Name)
+	if err != nil {
+		return nil, err
+	}
+	gate := &model.MoEGate{}
+	if p.biases != nil {
+		if err := p.bias(l, &gate.EScoreCorrectionBias); err != nil {
+			return nil, err
+		}
+	}
+	return model.Choose(p.Config, gate, &model.Activation{Shape: info.Shape, Values: values, DType: info.DType}).Scores, nil
+}
+
+// bias finds the bias of a layer's gate.
+func (p *goldenPack) bias(l int, bias *model.Weight) error {
+	name := stageName(l, gateStage+"e_score_correction_bias")
+	w := p.biases.Find(name)
+	if w == nil {
+		return fmt.Errorf("%s: tensor %s: not there, but experts are chosen with it", text.Quote(p.Model), name)
+	}
+	if _, ok := w.DType.Format(); !ok || w.DType == tensor.F8E4M3 || !slices.Equal(w.Shape, []int{p.Experts}) {
+		return fmt.Errorf("%s: tensor %s: %s %v, a number for each of %d experts expected", text.Quote(p.Model), name, w.DType, w.Shape, p.Experts)
+	}
+	view, err := w.View(p.Golden.Weights)
+	*bias = model.Weight{Name: name, Tensor: view}
+	return err
+}
+
+// padding says whether a row of a stage with so many rows is about padding. Those of a
+// prediction layer are about a token and a later one.
+func (p *goldenPack) padding(row, rows int) bool {
+	seq, n := p.Input.Seq, rows/p.Input.Batch
+	first := row/n*seq + row%n
+	return p.Input.IsPadding(first) || p.Input.IsPadding(first+seq-n)
+}

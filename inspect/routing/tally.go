@@ -1,0 +1,179 @@
+package routing
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// layerTally is a layer's choices while they are counted. Beside a number per token for the margins,
+// its memory is a number per pair of experts.
+type layerTally struct {
+	layer, experts, k int
+	tokens            int
+	counts            []int     // n_e
+	mass              []float64 // Σ of gate weights by expert; nil if they are not known
+	total             float64   // Σ of all gate weights
+	pairs             []uint32  // n_ij at pair(i, j)
+	scored            bool      // selection scores are known
+	margins           []float64
+	below             int // tokens without a margin, whose chosen experts the scores exclude
+	seen              []int
+}
+
+// newTally returns the tally of a layer. Weights says whether gate weights are known, scored
+// whether selection scores are.
+func newTally(layer, experts, k int, weights, scored bool) *layerTally {
+	t := &layerTally{layer: layer, experts: experts, k: k, counts: make([]int, experts), pairs: make([]uint32, experts*(experts-1)/2), scored: scored, seen: make([]int, experts)}
+	if weights {
+		t.mass = make([]float64, experts)
+	}
+	return t
+}
+
+// pair is the place of experts i < j among all pairs, row after row.
+func (t *layerTally) pair(i, j int) int { return i*(2*t.experts-i-1)/2 + j - i - 1 }
+
+// choose counts the experts of the next token, k different ones, or says why they are not.
+func (t *layerTally) choose(ids []int) error {
+	t.tokens++
+	for _, e := range ids {
+		if e < 0 || e >= t.experts {
+			return fmt.Errorf("expert %d is not one of %d", e, t.experts)
+		}
+		if t.seen[e] == t.tokens {
+			return fmt.Errorf("expert %d appears twice", e)
+		}
+		t.seen[e] = t.tokens
+		t.counts[e]++
+	}
+	for a, i := range ids {
+		for _, j := range ids[a+1:] {
+			t.pairs[t.pair(min(i, j), max(i, j))]++
+		}
+	}
+	return nil
+}
+
+// weigh adds a token's gate weights, in the order of its experts.
+func (t *layerTally) weigh(ids []int, at func(i int) float64) error {
+	for i, e := range ids {
+		w := at(i)
+		if !(math.Abs(w) <= math.MaxFloat32) {
+			return fmt.Errorf("the gate weight of expert %d is %g", e, w)
+		}
+		t.mass[e] += w
+		t.total += w
+	}
+	return nil
+}
+
+// score notes how near a token's choice of experts was, by its selection scores.
+func (t *layerTally) score(ids []int, scores []float32) error {
+	if i := slices.IndexFunc(scores, func(v float32) bool { return !(v <= math.MaxFloat32) }); i >= 0 {
+		return fmt.Errorf("the score of expert %d is %g", i, scores[i])
+	}
+	lowest, highest := math.Inf(1), math.Inf(-1)
+	for e, v := range scores {
+		if slices.Contains(ids, e) {
+			lowest = min(lowest, float64(v))
+		} else {
+			highest = max(highest, float64(v))
+		}
+	}
+	switch {
+	case math.IsInf(lowest, -1):
+		t.below++
+	case !math.IsInf(highest, -1):
+		t.margins = append(t.margins, lowest-highest)
+	}
+	return nil
+}
+
+// report returns the layer's numbers.
+func (t *layerTally) report(o Options) Layer {
+	n, k, tokens := float64(t.experts), float64(t.k), float64(t.tokens)
+	fair := tokens * k / n
+	r := Layer{Layer: t.layer, Tokens: t.tokens, MaxEntropy: decimals(math.Log(n)), Unreached: []int{}, Experts: []Expert{},
+		CVUniform: math.Sqrt((1 - k/n) / fair), UnreachedUniform: decimals(n * math.Pow(1-k/n, tokens)), Margins: t.summary()}
+	squares := 0.0
+	for e, count := range t.counts {
+		share := float64(count) / (tokens * k)
+		if count == 0 {
+			r.Unreached = append(r.Unreached, e)
+		} else {
+			r.Entropy -= float64(share * math.Log(share))
+		}
+		off := float64(count) - fair
+		squares += float64(off * off)
+		r.MaxVio = max(r.MaxVio, off/fair)
+		if o.Experts.Has(e) {
+			r.Experts = append(r.Experts, t.expert(e, share, fair))
+		}
+	}
+	r.Entropy = decimals(r.Entropy)
+	r.CV = math.Sqrt(squares/n) / fair
+	if t.mass != nil {
+		mean := t.total / tokens
+		r.Mass = &mean
+	}
+	r.Pairs = t.pairList(o)
+	return r
+}
+
+// decimals rounds to 12 of them: the last bits of a logarithm depend on the machine.
+func decimals(v float64) float64 { return math.Round(v*1e12)/1e12 + 0 }
+
+func (t *layerTally) expert(e int, share, fair float64) Expert {
+	x := Expert{Expert: e, Tokens: t.counts[e], Share: share, Load: float64(t.counts[e]) / fair}
+	if t.mass != nil {
+		mass := t.mass[e]
+		mean := mass / float64(t.tokens)
+		x.Mass, x.MeanWeight = &mass, &mean
+	}
+	return x
+}
+
+// pairList returns the pairs of selected experts that share a token: all, or those furthest
+// above what is expected.
+func (t *layerTally) pairList(o Options) []Pair {
+	pairs := []Pair{}
+	for i := range t.experts {
+		for j := i + 1; j < t.experts; j++ {
+			if n := int(t.pairs[t.pair(i, j)]); n > 0 && o.Experts.Has(i) && o.Experts.Has(j) {
+				a, b := float64(t.counts[i]), float64(t.counts[j])
+				pairs = append(pairs, Pair{Experts: [2]int{i, j}, Tokens: n, Expected: a * b / float64(t.tokens), Second: float64(n) / a, First: float64(n) / b})
+			}
+		}
+	}
+	if o.By == ByPair {
+		return pairs
+	}
+	above := func(p Pair) float64 { return float64(p.Tokens) - p.Expected }
+	slices.SortStableFunc(pairs, func(a, b Pair) int { return cmp.Compare(above(b), above(a)) })
+	return slices.Clone(pairs[:min(len(pairs), MaxPairs)])
+}
+
+// summary sums the margins up.
+func (t *layerTally) summary() *Margins {
+	if !t.scored {
+		return nil
+	}
+	m := &Margins{Tokens: len(t.margins), Below: t.below}
+	if m.Tokens == 0 {
+		return m
+	}
+	slices.Sort(t.margins)
+	at := func(percent int) *float64 { return &t.margins[max((m.Tokens*percent+99)/100, 1)-1] }
+	m.Min, m.Q01, m.Q10, m.Median = at(0), at(1), at(10), at(50)
+	for _, v := range t.margins {
+		switch {
+		case v == 0:
+			m.Ties++
+		case v < 0:
+			m.Below++
+		}
+	}
+	return m
+}

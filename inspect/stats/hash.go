@@ -1,0 +1,248 @@
+package stats
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+
+	"lukechampine.com/blake3"
+
+	"dsmoe/inspect"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// HashReport names the values of a checkpoint's weights. A name does not depend on files,
+// their format and order, on whether experts are fused, on a leading "model.", nor on a
+// dtype that holds the same numbers:
+//
+//   - The name of a tensor is that of a line of ASCII, "F32" and the dimensions with spaces
+//     between, then LF: "F32 1408 2048\n"; and of the elements as little-endian float32, row by row.
+//     F16 and BF16 become F32, FP8 is multiplied with its scales and rounded to F32; each NaN
+//     is 0x7fc00000; -0 is not 0. Scales have no name of their own.
+//   - A tensor of another dtype has that in the line, "I64 17\n", and its bytes as they are stored.
+//   - The name of a module is that of a line for each tensor in it: the tensor's name without the
+//     module's and its dot, a space, the tensor's hash, LF; ordered by the bytes of the names. The
+//     model is the module of all tensors, with their whole names, per expert and with "model.".
+//
+// A name is "blake3:" and the 64 hexadecimal digits of a BLAKE3 hash of 256 bits.
+type HashReport struct {
+	Path    string       `json:"path"`    // of the checkpoint, as it was given
+	Model   *string      `json:"model"`   // of all tensors; null if not all are selected
+	Modules []ModuleHash `json:"modules"` // those all of whose tensors are selected, in the order of their first tensors
+	Tensors []TensorHash `json:"tensors"` // the selected ones, in the order of the model
+
+	by HashLevel
+}
+
+// ModuleHash is a module: every part of a tensor's name up to a dot names one, unless it has
+// that tensor alone.
+type ModuleHash struct {
+	Name    string `json:"name"`    // "model.layers.3.mlp.experts.17"
+	Tensors int    `json:"tensors"` // number of tensors in it
+	Hash    string `json:"hash"`    // see HashReport
+}
+
+// TensorHash is a tensor; of fused experts each has its own.
+type TensorHash struct {
+	Name  string       `json:"name"`  // the table's
+	DType tensor.DType `json:"dtype"` // as it is stored
+	Shape []int        `json:"shape"` // outermost first
+	Hash  string       `json:"hash"`  // see HashReport
+}
+
+// HashLevel says which names the text of a HashReport shows; its JSON has all.
+type HashLevel string
+
+// The levels.
+const (
+	HashTensors HashLevel = "tensor" // each tensor's, then the model's
+	HashModules HashLevel = "module" // each module's, then the model's
+	HashModel   HashLevel = "model"  // the model's alone
+)
+
+// Hash reads the selected weights and names their values. What cannot be read, and FP8 weights
+// without usable scales, are an error that names all of them.
+func Hash(ctx context.Context, w inspect.Weights, s inspect.Selection, by HashLevel) (*HashReport, error) {
+	list, err := w.Pick(s)
+	if err != nil {
+		return nil, err
+	}
+	list = slices.DeleteFunc(list, (*weights.Weight).IsScales)
+	if len(list) == 0 {
+		return nil, errors.New("nothing to hash: no weight is selected; scales have no hash of their own")
+	}
+	sums, err := hashAll(&w, w.Reading(ctx), list)
+	if err != nil {
+		return nil, err
+	}
+	r := &HashReport{Path: w.Path, Tensors: sums, by: by}
+	r.Modules, r.Model = modulesOf(w.List, sums)
+	return r, nil
+}
+
+// hashAll hashes each weight in one piece, the largest first, so that none is left for one worker at the end.
+func hashAll(w *inspect.Weights, r *weights.Reading, list []*weights.Weight) ([]TensorHash, error) {
+	order := make([]int, len(list))
+	for i, x := range list {
+		order[i] = i
+		r.Expect(x.Bytes())
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(list[b].Bytes(), list[a].Bytes()) })
+	sums, errs := make([]TensorHash, len(list)), make([]error, len(list))
+	for _, i := range order {
+		r.Go(func() error {
+			x := list[i]
+			sum, err := hashWeight(w, r, x)
+			sums[i], errs[i] = TensorHash{x.Name, x.DType, x.Shape, sum}, x.Failed(err)
+			return nil
+		})
+	}
+	return sums, errors.Join(r.Wait(), errors.Join(errs...))
+}
+
+// hashWeight names the values of a weight.
+func hashWeight(w *inspect.Weights, r *weights.Reading, x *weights.Weight) (string, error) {
+	sum := blake3.New(32, nil)
+	if _, ok := x.DType.Format(); !ok {
+		io.WriteString(sum, heading(x.DType, x.Shape))
+		for tile, err := range r.Bytes(w.Reader, x, 0, int64(x.Len())) {
+			if err != nil {
+				return "", err
+			}
+			sum.Write(tile)
+		}
+		return nameOf(sum.Sum(nil)), nil
+	}
+	if err := x.CheckScales(); err != nil {
+		return "", err
+	}
+	io.WriteString(sum, heading(tensor.F32, x.Shape))
+	buffer := make([]byte, weights.TileBytes)
+	for values, err := range r.Numbers(w.Reader, x, 0, int64(x.Len())) {
+		if err != nil {
+			return "", err
+		}
+		sum.Write(canonical(buffer, values))
+	}
+	return nameOf(sum.Sum(nil)), nil
+}
+
+// heading begins what is hashed.
+func heading(d tensor.DType, shape []int) string {
+	line := d.String()
+	for _, n := range shape {
+		line += fmt.Sprint(" ", n)
+	}
+	return line + "\n"
+}
+
+// canonicalNaN is what every NaN is hashed as.
+const canonicalNaN = 0x7fc00000
+
+// canonical writes numbers as they are hashed into the memory of buffer.
+func canonical(buffer []byte, values []float32) []byte {
+	for i, v := range values {
+		b := math.Float32bits(v)
+		if v != v {
+			b = canonicalNaN
+		}
+		binary.LittleEndian.PutUint32(buffer[4*i:], b)
+	}
+	return buffer[:4*len(values)]
+}
+
+// nameOf writes a hash.
+func nameOf(sum []byte) string { return "blake3:" + hex.EncodeToString(sum) }
+
+// modulesOf names the modules all of whose tensors have a hash, and the model if all have.
+func modulesOf(all []*weights.Weight, hashed []TensorHash) (modules []ModuleHash, model *string) {
+	size := map[string]int{} // of modules, in tensors
+	for _, w := range all {
+		for m := range enclosing(w.Name) {
+			if !w.IsScales() {
+				size[m]++
+			}
+		}
+	}
+	inside := map[string][]TensorHash{}
+	order := []string{}
+	for _, t := range hashed {
+		for m := range enclosing(t.Name) {
+			if inside[m] == nil {
+				order = append(order, m)
+			}
+			inside[m] = append(inside[m], t)
+		}
+	}
+	modules = []ModuleHash{}
+	for _, m := range order {
+		switch sum := moduleHash(m, inside[m]); {
+		case len(inside[m]) < size[m]:
+		case m == "":
+			model = &sum
+		case size[m] == 1: // its tensor's hash says as much
+		default:
+			modules = append(modules, ModuleHash{m, size[m], sum})
+		}
+	}
+	return modules, model
+}
+
+// enclosing yields the modules that a tensor is in, the model, "", first.
+func enclosing(name string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		if !yield("") {
+			return
+		}
+		for i := range len(name) {
+			if name[i] == '.' && !yield(name[:i]) {
+				return
+			}
+		}
+	}
+}
+
+// moduleHash names the values of the tensors of a module.
+func moduleHash(module string, tensors []TensorHash) string {
+	slices.SortFunc(tensors, func(a, b TensorHash) int { return strings.Compare(a.Name, b.Name) })
+	sum := blake3.New(32, nil)
+	for _, t := range tensors {
+		name := t.Name
+		if module != "" {
+			name = name[len(module)+1:]
+		}
+		fmt.Fprintf(sum, "%s %s\n", name, t.Hash)
+	}
+	return nameOf(sum.Sum(nil))
+}
+
+// Sheet is a row per name of the level.
+func (r *HashReport) Sheet() *text.Sheet {
+	s := text.NewSheet("hash", "name")
+	switch r.by {
+	case HashTensors:
+		for _, t := range r.Tensors {
+			s.Add(text.Plain(t.Hash), text.Foreign(t.Name))
+		}
+	case HashModules:
+		for _, m := range r.Modules {
+			s.Add(text.Plain(m.Hash), text.Foreign(m.Name))
+		}
+	}
+	if r.Model != nil {
+		s.Add(text.Plain(*r.Model), text.Plain("(model)"))
+	}
+	return s
+}
+
+// WriteText writes the sheet.
+func (r *HashReport) WriteText(w io.Writer) error { return r.Sheet().WriteAs(w, text.AsTable) }

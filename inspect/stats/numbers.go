@@ -1,0 +1,177 @@
+package stats
+
+// The statistics of many numbers: counts, which are exact, and sums, whose order is that
+// of the elements.
+
+import (
+	"math"
+	"slices"
+)
+
+// Numbers is what the elements of a tensor, or of several, are. FP8 elements are those of
+// the weight: code times scale, rounded to F32. All but the counts is of the finite elements alone,
+// and null if there are none.
+type Numbers struct {
+	Elements  int64           `json:"elements"`            // all of them
+	NaN       int64           `json:"nan"`                 // not a number
+	Infinite  int64           `json:"infinite"`            // +∞ or -∞
+	Zeros     int64           `json:"zeros"`               // 0 or -0
+	BeyondF16 int64           `json:"beyond_f16"`          // finite, but infinite when rounded to F16: of magnitude 65520 or more
+	Min       *float64        `json:"min"`                 // exact
+	Max       *float64        `json:"max"`                 // exact
+	AbsMax    *float64        `json:"absmax"`              // largest magnitude, exact
+	Mean      *float64        `json:"mean"`                // Σx / n, in float64
+	Std       *float64        `json:"std"`                 // √(Σ(x - mean)² / n), in float64
+	Quantiles []QuantileValue `json:"quantiles,omitempty"` // those that were asked for; empty if there are no finite elements
+}
+
+// QuantileValue is a quantile: the smallest element x such that at least q·n of the n
+// finite elements are at most x; of q = 0, the smallest element. Nothing is interpolated.
+type QuantileValue struct {
+	Q     string  `json:"q"`     // as it was asked for: "0.01"
+	Value float64 `json:"value"` // exact
+}
+
+// moments is n numbers, their sum by their mean, and the squares of what they are off it.
+type moments struct {
+	n        int64
+	mean, m2 float64 // mean and Σ(x - mean)²
+}
+
+// merge adds others: T. Chan, G. Golub, R. LeVeque, Algorithms for Computing the Sample
+// Variance, 1983.
+func (m *moments) merge(o moments) {
+	if o.n == 0 {
+		return
+	}
+	n := m.n + o.n
+	d := o.mean - m.mean
+	share := float64(o.n) / float64(n)
+	m.m2 += o.m2 + float64(float64(d*d)*float64(m.n))*share
+	m.mean += float64(d * share)
+	m.n = n
+}
+
+// sums is what was counted of some numbers, in any order, and their moments.
+type sums struct {
+	moments
+	nan, infinite, zeros, beyond int64
+	min, max                     float32 // of the finite ones; +∞ and -∞ if there are none
+}
+
+func newSums() sums { return sums{min: float32(math.Inf(1)), max: float32(math.Inf(-1))} }
+
+// merge adds the numbers of o behind those of t.
+func (t *sums) merge(o *sums) {
+	t.moments.merge(o.moments)
+	t.nan += o.nan
+	t.infinite += o.infinite
+	t.zeros += o.zeros
+	t.beyond += o.beyond
+	t.min, t.max = min(t.min, o.min), max(t.max, o.max)
+}
+
+// add counts a number, times over, and says whether it is finite.
+func (t *sums) add(v float32, times int64) (finite bool) {
+	switch a := max(v, -v); {
+	case v != v:
+		t.nan += times
+		return false
+	case a > math.MaxFloat32:
+		t.infinite += times
+		return false
+	case a == 0:
+		t.zeros += times
+	case a >= beyondF16:
+		t.beyond += times
+	}
+	t.min, t.max = min(t.min, v), max(t.max, v)
+	return true
+}
+
+// chunkElements is how many numbers are summed up one after the other. Chunks make tiles,
+// tiles jobs, and jobs weights, so that no sum has many terms and rounding stays small.
+const chunkElements = 1024
+
+// addValues adds numbers in their order.
+func (t *sums) addValues(values []float32) {
+	tile := moments{}
+	for chunk := range slices.Chunk(values, chunkElements) {
+		tile.merge(t.addChunk(chunk))
+	}
+	t.moments.merge(tile)
+}
+
+// addChunk counts numbers, and returns the moments of the finite ones.
+func (t *sums) addChunk(values []float32) (m moments) {
+	sum := 0.0
+	for _, v := range values {
+		if t.add(v, 1) {
+			sum += float64(v)
+			m.n++
+		}
+	}
+	m.mean = sum / float64(max(m.n, 1))
+	for _, v := range values {
+		if v-v == 0 {
+			d := float64(v) - m.mean
+			m.m2 += float64(d * d)
+		}
+	}
+	return m
+}
+
+// counted is a finite number that is there more than once.
+type counted struct {
+	v float32
+	n int64
+}
+
+// addCounts adds numbers in the order of their patterns, and appends the finite ones to known.
+func (t *sums) addCounts(counts *[halves]int64, values *[halves]float32, known []counted) []counted {
+	before := len(known)
+	m, sum, squares := moments{}, series{}, series{}
+	for p, n := range counts {
+		if n > 0 && t.add(values[p], n) {
+			known = append(known, counted{values[p], n})
+			m.n += n
+			sum.add(float64(values[p]) * float64(n))
+		}
+	}
+	m.mean = sum.total() / float64(max(m.n, 1))
+	for _, c := range known[before:] {
+		d := float64(c.v) - m.mean
+		squares.add(float64(d*d) * float64(c.n))
+	}
+	m.m2 = squares.total()
+	t.moments.merge(m)
+	return known
+}
+
+// series is a sum in which no rounding is lost: A. Neumaier, Rundungsfehleranalyse einiger
+// Verfahren zur Summation endlicher Summen, 1974.
+type series struct{ sum, lost float64 }
+
+// add adds a term.
+func (s *series) add(v float64) {
+	t := s.sum + v
+	if math.Abs(s.sum) >= math.Abs(v) {
+		s.lost += (s.sum - t) + v
+	} else {
+		s.lost += (v - t) + s.sum
+	}
+	s.sum = t
+}
+
+func (s *series) total() float64 { return s.sum + s.lost }
+
+// numbers is what was counted as a report has it.
+func (t *sums) numbers() Numbers {
+	n := Numbers{Elements: t.n + t.nan + t.infinite, NaN: t.nan, Infinite: t.infinite, Zeros: t.zeros, BeyondF16: t.beyond}
+	if t.n > 0 {
+		least, most := float64(t.min)+0, float64(t.max)+0 // -0 becomes 0
+		largest, mean, std := max(-least, most), t.mean, math.Sqrt(t.m2/float64(t.n))
+		n.Min, n.Max, n.AbsMax, n.Mean, n.Std = &least, &most, &largest, &mean, &std
+	}
+	return n
+}

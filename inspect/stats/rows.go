@@ -1,0 +1,103 @@
+package stats
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"dsmoe/text"
+)
+
+// rowPeaks is the largest finite magnitude of each row that a job reads; nil is nobody who
+// wants to know.
+type rowPeaks struct {
+	width int64 // elements of a row
+	first int64 // row of the job's first element
+	peaks []float32
+}
+
+// newRowPeaks returns room for the rows of n elements of a weight from at on.
+func newRowPeaks(w *countedWeight, at, n int64, wanted bool) *rowPeaks {
+	if !wanted || len(w.Shape) == 0 || w.Shape[0] > MaxRows || n == 0 {
+		return nil
+	}
+	width := int64(w.Len() / w.Shape[0])
+	first, last := at/width, (at+n-1)/width
+	return &rowPeaks{width: width, first: first, peaks: make([]float32, last-first+1)}
+}
+
+// rest returns how many elements there are from at on to the end of its row.
+func (r *rowPeaks) rest(at int64) int64 {
+	if r == nil {
+		return math.MaxInt32
+	}
+	return r.width - at%r.width
+}
+
+// see notes a magnitude in the row of element at.
+func (r *rowPeaks) see(at int64, magnitude float32) {
+	if r != nil {
+		p := &r.peaks[at/r.width-r.first]
+		*p = max(*p, magnitude)
+	}
+}
+
+// seeAll notes those of the elements from at on.
+func (r *rowPeaks) seeAll(at int64, values []float32) {
+	for r != nil && len(values) > 0 {
+		n := min(r.rest(at), int64(len(values)))
+		peak := float32(0)
+		for _, v := range values[:n] {
+			if v-v == 0 {
+				peak = max(peak, v, -v)
+			}
+		}
+		r.see(at, peak)
+		at, values = at+n, values[n:]
+	}
+}
+
+// merge notes them in the weight, of whose rows two jobs may share one.
+func (r *rowPeaks) merge(w *countedWeight) {
+	if r == nil {
+		return
+	}
+	if w.rows == nil {
+		w.rows = make([]float32, w.Shape[0])
+	}
+	for i, p := range r.peaks {
+		row := &w.rows[r.first+int64(i)]
+		*row = max(*row, p)
+	}
+}
+
+// rowStats sums up the largest magnitudes of rows.
+func rowStats(peaks []float32) *RowStats {
+	if len(peaks) == 0 {
+		return nil
+	}
+	sorted := slices.Clone(peaks)
+	slices.Sort(sorted)
+	s := &RowStats{Count: len(peaks), Median: float64(sorted[(len(sorted)-1)/2]), Largest: []RowPeak{}}
+	for i, p := range peaks {
+		if float64(p) > OutlierRatio*s.Median {
+			s.Largest = append(s.Largest, RowPeak{i, float64(p)})
+		}
+	}
+	s.Outliers = len(s.Largest)
+	slices.SortStableFunc(s.Largest, func(a, b RowPeak) int { return cmp.Compare(b.AbsMax, a.AbsMax) })
+	s.Largest = slices.Clone(s.Largest[:min(len(s.Largest), MaxPeaks)])
+	return s
+}
+
+// cells are the median, the number of outliers, and the largest of them.
+func (s *RowStats) cells() []text.Cell {
+	if s == nil {
+		return []text.Cell{text.Real(nil), text.Real(nil), text.Plain("")}
+	}
+	cells := []text.Cell{text.Real(&s.Median), text.Whole(s.Outliers), text.Plain("")}
+	if len(s.Largest) > 0 {
+		cells[2] = text.Whole(s.Largest[0].Row)
+	}
+	return cells
+}

@@ -1,0 +1,232 @@
+package stats
+
+// What statistics are of, and the report.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/inspect"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// Options says what Compute computes; the zero value is everything per tensor, without quantiles.
+type Options struct {
+	Selection inspect.Selection
+	By        inspect.Grouping // "" is ByTensor
+	Quantiles []Quantile       // of each row of the report
+}
+
+// Report is what the weights of a checkpoint are, in numbers.
+type Report struct {
+	Path       string               `json:"path"`        // of the checkpoint, as it was given
+	By         inspect.Grouping     `json:"by"`          // what a row is
+	Tensors    []Tensor             `json:"tensors"`     // by tensor: in the order of the model
+	Groups     []Group              `json:"groups"`      // otherwise: in the order of their first tensors
+	NotCounted []inspect.NotCounted `json:"not_counted"` // what is selected and in no number
+
+	quantiles []Quantile
+}
+
+// Tensor is one tensor. Of fused experts each is a tensor of its own.
+type Tensor struct {
+	Name  string       `json:"name"`  // the table's, per expert
+	DType tensor.DType `json:"dtype"` // as it is stored
+	Shape []int        `json:"shape"` // outermost first
+	Numbers
+	Rows *RowStats `json:"rows"` // null if there are no rows, or more than MaxRows
+}
+
+// RowStats is about the largest magnitudes of the finite elements of each row: of all that have
+// the same first index. In a weight [out, in], a row is what one output is made with.
+type RowStats struct {
+	Count    int       `json:"count"`         // number of rows
+	Median   float64   `json:"median_absmax"` // of the rows' absmax: the lower one of two
+	Outliers int       `json:"outliers"`      // rows whose absmax is more than OutlierRatio times Median
+	Largest  []RowPeak `json:"largest"`       // the most extreme of those, at most MaxPeaks, the largest first
+}
+
+// RowPeak is a row and its largest magnitude.
+type RowPeak struct {
+	Row    int     `json:"row"`    // first index
+	AbsMax float64 `json:"absmax"` // exact
+}
+
+// A row above OutlierRatio times the median row's absmax is an outlier: of rows of 2048 normal
+// numbers, fewer than one of 10^8 is above 2 times. MaxPeaks of them are listed. A tensor
+// with more than MaxRows rows has none: that many would take much memory.
+const (
+	OutlierRatio = 4
+	MaxPeaks     = 8
+	MaxRows      = 1 << 22
+)
+
+// Group is several tensors together.
+type Group struct {
+	Name    string `json:"name"`    // "model.layers.3.mlp.experts.17", "model.layers.3", "mlp.experts"
+	Tensors int    `json:"tensors"` // number of tensors that were counted
+	Numbers
+}
+
+// patternsFrom is the number of elements from which on counting patterns pays.
+const patternsFrom = 1 << 15
+
+// Compute reads the selected weights. What cannot be read is an error that names all of it.
+func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error) {
+	list, err := w.Pick(o.Selection)
+	if err != nil {
+		return nil, err
+	}
+	if o.By == "" {
+		o.By = inspect.ByTensor
+	}
+	r := &Report{Path: w.Path, By: o.By, Tensors: []Tensor{}, Groups: []Group{}, NotCounted: []inspect.NotCounted{}, quantiles: o.Quantiles}
+	s := newCounting(ctx, w, o)
+	name := grouping(&w, o.By)
+	for _, x := range list {
+		if group := name(x); group == "" {
+			continue
+		} else if err := inspect.Countable(x); err != nil {
+			r.NotCounted = append(r.NotCounted, inspect.Skip(x, err))
+		} else {
+			s.take(group, x)
+		}
+	}
+	if len(s.groups)+len(r.NotCounted) == 0 && len(list) > 0 {
+		return nil, fmt.Errorf("nothing to count by %s: none of the selected tensors is in one", o.By)
+	}
+	for _, pass := range []func(){s.countAll, s.findQuantiles} {
+		pass()
+		if err := errors.Join(s.Wait(), s.errors()); err != nil {
+			return nil, err
+		}
+	}
+	for _, g := range s.groups {
+		r.add(g)
+	}
+	return r, nil
+}
+
+// grouping returns the function that names the group of a weight, "" if it is in none.
+func grouping(w *inspect.Weights, by inspect.Grouping) func(x *weights.Weight) string {
+	if by == inspect.ByTensor {
+		return func(x *weights.Weight) string { return x.Name }
+	}
+	group := map[inspect.Grouping]func(at table.Place, name string) string{inspect.ByExpert: expertGroup, inspect.ByLayer: layerGroup}[by]
+	if by == inspect.ByModule {
+		group = moduleGroups(w.Config)
+	}
+	return func(x *weights.Weight) string {
+		if x.IsScales() {
+			return ""
+		}
+		return group(x.Place, x.Name)
+	}
+}
+
+// expertGroup returns the routed expert, or the shared ones, that a weight is of.
+func expertGroup(at table.Place, name string) string {
+	shared := fmt.Sprintf("model.layers.%d.mlp.shared_experts", at.Layer)
+	switch {
+	case at.Layer >= 0 && at.Expert >= 0:
+		return fmt.Sprintf("model.layers.%d.mlp.experts.%d", at.Layer, at.Expert)
+	case strings.HasPrefix(name, shared+"."):
+		return shared
+	}
+	return ""
+}
+
+// layerGroup returns the layer of a weight, or its module.
+func layerGroup(at table.Place, name string) string {
+	if at.Layer >= 0 {
+		return fmt.Sprint("model.layers.", at.Layer)
+	}
+	if end := strings.LastIndexByte(name, '.'); end > 0 {
+		return name[:end]
+	}
+	return name
+}
+
+// otherModule is that of tensors that the table does not have.
+const otherModule = "other"
+
+// moduleGroups returns the function from names to modules of the table.
+func moduleGroups(c *config.Config) func(at table.Place, name string) string {
+	modules := map[string]table.Module{}
+	for slot := range table.FamilyOf(c).MTPSlots(c) {
+		modules[slot.Name] = table.MTP
+	}
+	for slot := range table.FamilyOf(c).Slots(c) {
+		modules[slot.Name] = slot.Module()
+	}
+	return func(_ table.Place, name string) string {
+		if m, ok := modules[name]; ok {
+			return string(m)
+		}
+		return otherModule
+	}
+}
+
+// add adds a group to the report.
+func (r *Report) add(h *group) {
+	if h.search != nil {
+		h.numbers.Quantiles = h.search.found
+	}
+	if r.By != inspect.ByTensor {
+		r.Groups = append(r.Groups, Group{h.name, len(h.list), h.numbers})
+		return
+	}
+	w := h.list[0]
+	r.Tensors = append(r.Tensors, Tensor{w.Name, w.DType, w.Shape, h.numbers, h.rows})
+}
+
+// Sheet is a row per tensor or group.
+func (r *Report) Sheet() *text.Sheet {
+	numbers := []string{">elements", ">min", ">max", ">mean", ">std", ">zeros", ">nan", ">infinite", ">beyond_f16"}
+	for _, q := range r.quantiles {
+		numbers = append(numbers, ">q"+q.String())
+	}
+	if r.By != inspect.ByTensor {
+		s := text.NewSheet(slices.Concat([]string{string(r.By), ">tensors"}, numbers)...)
+		for _, g := range r.Groups {
+			name := text.Foreign(g.Name)
+			if r.By == inspect.ByModule {
+				name = text.Plain(g.Name)
+			}
+			s.Add(append([]text.Cell{name, text.Whole(g.Tensors)}, r.cells(&g.Numbers)...)...)
+		}
+		return s
+	}
+	s := text.NewSheet(slices.Concat([]string{"tensor", "dtype", "shape"}, numbers, []string{">absmax", ">median_row_absmax", ">outlier_rows", "largest_row"})...)
+	for _, t := range r.Tensors {
+		cells := append([]text.Cell{text.Foreign(t.Name), text.Plain(t.DType.String()), text.Plain(fmt.Sprint(t.Shape))}, r.cells(&t.Numbers)...)
+		s.Add(slices.Concat(cells, []text.Cell{text.Real(t.AbsMax)}, t.Rows.cells())...)
+	}
+	return s
+}
+
+func (r *Report) cells(n *Numbers) []text.Cell {
+	cells := []text.Cell{text.Whole(n.Elements), text.Real(n.Min), text.Real(n.Max), text.Real(n.Mean), text.Real(n.Std),
+		text.Whole(n.Zeros), text.Whole(n.NaN), text.Whole(n.Infinite), text.Whole(n.BeyondF16)}
+	for i := range r.quantiles {
+		if i < len(n.Quantiles) {
+			cells = append(cells, text.Real(&n.Quantiles[i].Value))
+		} else {
+			cells = append(cells, text.Real(nil))
+		}
+	}
+	return cells
+}
+
+// WriteText writes the sheet, and the tensors that are not in it.
+func (r *Report) WriteText(w io.Writer) error {
+	return inspect.WriteSheet(w, r.Sheet(), nil, r.NotCounted)
+}
