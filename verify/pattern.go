@@ -62,7 +62,7 @@ func (t *tracer) pattern(a *model.Activation, compared *bounds.Rows, unit string
 		for c := range a.Width() {
 			cell := &p.Cells[row/rowStep][c/columnStep]
 			if d := distance(row*a.Width() + c); *cell != nil && d > **cell {
-				*cell = known(d)
+				*cell = report.JSONFloat(d)
 			}
 		}
 	}

@@ -167,7 +167,7 @@ func (t *tracer) compareTopK(c *report.Check, ours *choice, want []int, k int, p
 		c.Verdict, c.Reason = report.Skipped, skip
 	case wrong > 0:
 		c.Reason = fmt.Sprintf("%d choices of another expert, where rounding does not explain it", wrong)
-		c.Failed = []report.Measure{{Name: "choices", Value: known(float64(wrong))}}
+		c.Failed = []report.Measure{{Name: "choices", Value: report.JSONFloat(float64(wrong))}}
 	default:
 		c.Verdict = report.Pass
 	}
@@ -194,7 +194,7 @@ func gapOf(ours *choice, theirs []int, row, e int) *report.Gap {
 	if gap-gap != 0 {
 		return nil
 	}
-	return &report.Gap{Of: of, Golden: e, Ours: other, Score: gap, Z: known(scores.Excess(first+other, first+e))}
+	return &report.Gap{Of: of, Golden: e, Ours: other, Score: gap, Z: report.JSONFloat(scores.Excess(first+other, first+e))}
 }
 
 // pinned counts the choices of a row that no rounding could change: whose score exceeds

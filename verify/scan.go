@@ -14,6 +14,8 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
+	"dsmoe/verify/diagnose"
+	"dsmoe/verify/report"
 )
 
 // scan looks for NaNs and infinities in the weights that were not multiplied with, or not
@@ -61,8 +63,8 @@ func (t *run) notFiniteIn(ctx context.Context, w *weights.Weight) (where string,
 		}
 		piece := tensor.Tensor{DType: w.DType, Shape: []int{1, int(w.DType.Elements(int64(len(data))))}, Data: data}
 		if !piece.Finite() {
-			i, v := firstNotFinite(piece)
-			return fmt.Sprintf("%s holds %s at %v", text.Quote(w.Name), number(v), unflatten(int(at)+i, w.Shape)), nil
+			i, v := diagnose.FirstNotFinite(piece)
+			return fmt.Sprintf("%s holds %s at %v", text.Quote(w.Name), report.Number(v), report.Unflatten(int(at)+i, w.Shape)), nil
 		}
 		at += int64(piece.Shape[1])
 	}

@@ -116,23 +116,23 @@ func (t *localTrace) hold(c *report.Check, x *bounds.Value, want []float32, rows
 	}
 	t.last = d
 	c.Limit, c.Limits, c.Verdict = &l.Z, &l, report.Fail
-	c.Index = unflatten(d.Worst, c.Shape)
-	c.Want = number(want[d.Worst])
-	c.Got = number(x.Values[d.Worst])
+	c.Index = report.Unflatten(d.Worst, c.Shape)
+	c.Want = report.Number(want[d.Worst])
+	c.Got = report.Number(x.Values[d.Worst])
 	if !d.Finite {
-		c.Got = number(x.Rounded()[d.Worst])
+		c.Got = report.Number(x.Rounded()[d.Worst])
 		c.Reason = "not finite"
 		c.Pattern = t.localPattern(x, want, rows, factor)
 		return
 	}
-	c.Z, c.RMSZ, c.Sees, c.Beyond = known(d.Largest), known(d.Rms), known(d.Sees), d.Beyond
-	c.Sigma = known(factor * bounds.Unit * math.Sqrt(x.Variance(d.Worst)))
+	c.Z, c.RMSZ, c.Sees, c.Beyond = report.JSONFloat(d.Largest), report.JSONFloat(d.Rms), report.JSONFloat(d.Sees), d.Beyond
+	c.Sigma = report.JSONFloat(factor * bounds.Unit * math.Sqrt(x.Variance(d.Worst)))
 	c.Blind = d.SaysNothing(rounded)
 	margin := d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
 		margin = max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.Together))
 	} else {
-		c.Ambiguous = known(d.Ambiguous)
+		c.Ambiguous = report.JSONFloat(d.Ambiguous)
 		roundsTo(c, x, d.Worst, factor)
 	}
 	if isMLP(c.Tensor) && x.Products != nil && d.Finite {
@@ -140,10 +140,10 @@ func (t *localTrace) hold(c *report.Check, x *bounds.Value, want []float32, rows
 		if c.ProbeRows != nil {
 			n.Expert = pack.ProbedExpert(c.Tensor)
 		}
-		c.NeuronZ, l.NeuronZ, c.Neuron = known(z), bounds.NeuronLimit, n
+		c.NeuronZ, l.NeuronZ, c.Neuron = report.JSONFloat(z), bounds.NeuronLimit, n
 		margin = max(margin, z/bounds.NeuronLimit)
 	}
-	c.Margin = known(margin)
+	c.Margin = report.JSONFloat(margin)
 	if margin <= 1 {
 		c.Verdict, c.Neuron = report.Pass, nil
 	} else {
@@ -191,7 +191,7 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 // limit.
 func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distinct int, rounded, together bool) (margin float64) {
 	if width >= leastRow {
-		c.RowZ, l.RowZ = known(d.RowRMS), rowRMS
+		c.RowZ, l.RowZ = report.JSONFloat(d.RowRMS), rowRMS
 		margin = d.RowRMS / rowRMS
 	}
 	if distinct < leastRows {
@@ -201,7 +201,7 @@ func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distin
 	if rounded {
 		l.RMSZ = roundedRMS(width)
 	} else {
-		c.ColumnZ, l.ColumnZ = known(d.ColumnRMS), columnRMS(distinct)
+		c.ColumnZ, l.ColumnZ = report.JSONFloat(d.ColumnRMS), columnRMS(distinct)
 		if together { // they share an operand's error, as those of a row do
 			l.ColumnZ = max(l.ColumnZ, rowRMS)
 			l.From += ", at most 3 where its elements share errors"
@@ -215,7 +215,7 @@ func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distin
 func roundsTo(c *report.Check, x *bounds.Value, i int, factor float64) {
 	p, y, s := bounds.PrecisionOf(x.DType), float64(x.Values[i]), factor*bounds.Unit*math.Sqrt(x.Variance(i))
 	for _, r := range []float64{p.Round(y - bounds.Lambda*s), p.Round(y), p.Round(y + bounds.Lambda*s)} {
-		if n := number(float32(r)); !slices.Contains(c.Rounds, n) {
+		if n := report.Number(float32(r)); !slices.Contains(c.Rounds, n) {
 			c.Rounds = append(c.Rounds, n)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -304,13 +303,13 @@ func cover[V comparable](t *tracer, c report.Check, by *attribution[V], x V) {
 
 // measureCheck records m.
 func measureCheck(c *report.Check, m bounds.Metrics, got, want []float32) {
-	c.Index = unflatten(m.Worst, c.Shape)
-	c.Got, c.Want = number(got[m.Worst]), number(want[m.Worst])
+	c.Index = report.Unflatten(m.Worst, c.Shape)
+	c.Got, c.Want = report.Number(got[m.Worst]), report.Number(want[m.Worst])
 	if !m.Finite {
 		return
 	}
-	c.RelRMS, c.RowRMS, c.MaxRMS, c.MaxAbs = known(m.RelRMS), known(m.RowRMS), known(m.MaxRMS), known(m.MaxAbs)
-	c.BitEqual, c.OneULP, c.WorstRow = known(m.BitEqual), known(m.OneULP), m.WorstRow
+	c.RelRMS, c.RowRMS, c.MaxRMS, c.MaxAbs = report.JSONFloat(m.RelRMS), report.JSONFloat(m.RowRMS), report.JSONFloat(m.MaxRMS), report.JSONFloat(m.MaxAbs)
+	c.BitEqual, c.OneULP, c.WorstRow = report.JSONFloat(m.BitEqual), report.JSONFloat(m.OneULP), m.WorstRow
 }
 
 // judge sets the verdict of m under l; skip is why there is none.
@@ -325,29 +324,10 @@ func judge(c *report.Check, m bounds.Metrics, l report.Limits, skip string) {
 		return
 	}
 	margin := margin(l, m)
-	c.Margin = known(margin)
+	c.Margin = report.JSONFloat(margin)
 	if margin <= 1 {
 		c.Verdict = report.Pass
 	}
-}
-
-// known returns a pointer to v, nil if JSON has no number for it.
-func known(v float64) *float64 {
-	if math.IsInf(v, 0) || math.IsNaN(v) {
-		return nil
-	}
-	return &v
-}
-
-// number prints a float32 with all its digits, NaN and infinities by name.
-func number(v float32) string { return strconv.FormatFloat(float64(v), 'g', -1, 32) }
-
-func unflatten(i int, shape []int) []int {
-	index := make([]int, len(shape))
-	for d := len(shape) - 1; d >= 0; d-- {
-		index[d], i = i%shape[d], i/shape[d]
-	}
-	return index
 }
 
 // paddedRows marks the rows of padding of a stage. RoPE's tables, losses and

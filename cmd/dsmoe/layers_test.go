@@ -39,10 +39,11 @@ func TestLayers(t *testing.T) {
 		"convert/internal/digest":  {},
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
-		"verify":            {"verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
+		"verify":            {"verify/diagnose", "verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"verify/pack":       {"model", "model/weights", "model/table", "config", "model/tensor"},
 		"verify/bounds":     {"model", "config", "model/tensor"},
 		"verify/report":     {"verify/pack", "verify/bounds", "config", "text/page"},
+		"verify/diagnose":   {"verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "config", "model/tensor"},
 		"verify/verifytest": {}, // for tests and scripts
 		"verify/diff":       {"model/weights", "config", "model/tensor"},
 

@@ -1,4 +1,4 @@
-package verify
+package diagnose
 
 import (
 	"fmt"
@@ -14,34 +14,34 @@ import (
 
 // Mistakes of the gate: its weights, groups and auxiliary loss, and the order of its rows.
 
-func undoNormTopK(x *trial) string {
-	x.config.NormTopKProb = !x.config.NormTopKProb
-	return fmt.Sprintf("the reference ran with norm_topk_prob %v, here it is %v", x.config.NormTopKProb, !x.config.NormTopKProb)
+func undoNormTopK(x *Trial) string {
+	x.Config.NormTopKProb = !x.Config.NormTopKProb
+	return fmt.Sprintf("the reference ran with norm_topk_prob %v, here it is %v", x.Config.NormTopKProb, !x.Config.NormTopKProb)
 }
 
-func undoGroups(x *trial) string {
-	if !x.config.LimitsGroups() || x.config.TopKGroup >= x.config.NGroup {
+func undoGroups(x *Trial) string {
+	if !x.Config.LimitsGroups() || x.Config.TopKGroup >= x.Config.NGroup {
 		return ""
 	}
-	was := x.config.NGroup
-	x.config.NGroup, x.config.TopKGroup = 1, 1
+	was := x.Config.NGroup
+	x.Config.NGroup, x.Config.TopKGroup = 1, 1
 	return fmt.Sprintf("the reference chose among all experts, here there are %d groups", was)
 }
 
 // undoExpertsPerTok takes num_experts_per_tok from the golden.
-func undoExpertsPerTok(x *trial) string {
-	shape, was := x.failed.tracer.pack.Manifest.Tensors[x.failed.name].Shape, x.config.NumExpertsPerTok
-	if len(shape) == 0 || shape[len(shape)-1] == was || shape[len(shape)-1] > x.config.NRoutedExperts {
+func undoExpertsPerTok(x *Trial) string {
+	shape, was := x.failed.Pack.Manifest.Tensors[x.failed.Name].Shape, x.Config.NumExpertsPerTok
+	if len(shape) == 0 || shape[len(shape)-1] == was || shape[len(shape)-1] > x.Config.NRoutedExperts {
 		return ""
 	}
-	x.config.NumExpertsPerTok = shape[len(shape)-1]
-	return fmt.Sprintf("the reference ran with num_experts_per_tok %d, here it is %d", x.config.NumExpertsPerTok, was)
+	x.Config.NumExpertsPerTok = shape[len(shape)-1]
+	return fmt.Sprintf("the reference ran with num_experts_per_tok %d, here it is %d", x.Config.NumExpertsPerTok, was)
 }
 
 // undoNoGroups puts the experts into groups, where the config knows none.
-func undoNoGroups(n, chosen int) func(x *trial) string {
-	return func(x *trial) string {
-		c := &x.config
+func undoNoGroups(n, chosen int) func(x *Trial) string {
+	return func(x *Trial) string {
+		c := &x.Config
 		if c.LimitsGroups() && c.TopKGroup < c.NGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 || chosen*(c.NRoutedExperts/n) < c.NumExpertsPerTok || !c.LatentAttention() {
 			return ""
 		}
@@ -54,21 +54,21 @@ func undoNoGroups(n, chosen int) func(x *trial) string {
 }
 
 // undoTopKGroup sets the number of groups that a token may choose from.
-func undoTopKGroup(n int) func(x *trial) string {
-	return func(x *trial) string {
-		was := x.config.TopKGroup
-		if !x.config.LimitsGroups() || n == was || n*(x.config.NRoutedExperts/x.config.NGroup) < x.config.NumExpertsPerTok || n == x.config.NGroup {
+func undoTopKGroup(n int) func(x *Trial) string {
+	return func(x *Trial) string {
+		was := x.Config.TopKGroup
+		if !x.Config.LimitsGroups() || n == was || n*(x.Config.NRoutedExperts/x.Config.NGroup) < x.Config.NumExpertsPerTok || n == x.Config.NGroup {
 			return "" // all groups: no limit
 		}
-		x.config.TopKGroup = n
+		x.Config.TopKGroup = n
 		return fmt.Sprintf("the reference ran with topk_group %d, here it is %d", n, was)
 	}
 }
 
 // undoNGroup sets the number of groups that the experts are in.
-func undoNGroup(n int) func(x *trial) string {
-	return func(x *trial) string {
-		c := &x.config
+func undoNGroup(n int) func(x *Trial) string {
+	return func(x *Trial) string {
+		c := &x.Config
 		was := c.NGroup
 		if !c.LimitsGroups() || c.TopKGroup >= was || n == was || n <= c.TopKGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 || c.TopKGroup*(c.NRoutedExperts/n) < c.NumExpertsPerTok {
 			return ""
@@ -78,23 +78,23 @@ func undoNGroup(n int) func(x *trial) string {
 	}
 }
 
-func undoReference(x *trial) string {
+func undoReference(x *Trial) string {
 	other := config.Remote
-	if x.config.Reference == config.Remote {
+	if x.Config.Reference == config.Remote {
 		other = config.Native
 	}
-	if !x.config.HasReference(other) {
+	if !x.Config.HasReference(other) {
 		return ""
 	}
-	x.config.Reference = other
+	x.Config.Reference = other
 	return fmt.Sprintf("the pack follows the rules of the %s reference: verify with --reference %[1]s", other)
 }
 
 // undoScale takes routed_scaling_factor from the golden.
-func undoScale(x *trial) string {
-	was := x.config.RoutedScalingFactor
+func undoScale(x *Trial) string {
+	was := x.Config.RoutedScalingFactor
 	scale := x.failed.scaled(was)
-	x.config.RoutedScalingFactor = scale
+	x.Config.RoutedScalingFactor = scale
 	if !(scale > 0) {
 		return ""
 	}
@@ -102,11 +102,11 @@ func undoScale(x *trial) string {
 }
 
 // undoBiasLeak takes the weights from what the experts are chosen by.
-func undoBiasLeak(x *trial) string {
+func undoBiasLeak(x *Trial) string {
 	if x.layer.MoE.Gate.EScoreCorrectionBias.Name == "" {
 		return ""
 	}
-	x.around = func(a bounds.Arithmetic) bounds.Arithmetic { return &biasLeak[*bounds.Value]{Arithmetic: a} }
+	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &biasLeak[*bounds.Value]{Arithmetic: a} }
 	return "e_score_correction_bias, which is for the choice of experts only, is in their weights"
 }
 
@@ -134,36 +134,36 @@ func (b *biasLeak[V]) Move(m *model.Move, operands ...V) V {
 // scaled returns the factor that the failed stage is multiplied by, had it been such that
 // the stage's first value is the golden's, in three digits: a number that somebody would
 // have written.
-func (f *failure) scaled(factor float64) float64 {
-	ratio := float64(f.want[0]) / float64(f.got.Values[0])
+func (f *Failure) scaled(factor float64) float64 {
+	ratio := float64(f.Want[0]) / float64(f.Got.Values[0])
 	written, _ := strconv.ParseFloat(strconv.FormatFloat(factor*ratio, 'g', 3, 64), 64)
 	return written
 }
 
-func undoSeqAux(x *trial) string {
-	x.config.SeqAux = !x.config.SeqAux
-	return fmt.Sprintf("the reference ran with seq_aux %v, here it is %v", x.config.SeqAux, !x.config.SeqAux)
+func undoSeqAux(x *Trial) string {
+	x.Config.SeqAux = !x.Config.SeqAux
+	return fmt.Sprintf("the reference ran with seq_aux %v, here it is %v", x.Config.SeqAux, !x.Config.SeqAux)
 }
 
 // undoCounts leaves the division of the experts' counts by their fair share out.
-func undoCounts(x *trial) string {
-	tokens := x.in.Seq
-	if !x.config.SeqAux {
-		tokens *= x.in.Batch
+func undoCounts(x *Trial) string {
+	tokens := x.In.Seq
+	if !x.Config.SeqAux {
+		tokens *= x.In.Batch
 	}
-	x.config.AuxLossAlpha *= float64(tokens*x.config.NumExpertsPerTok) / float64(x.config.NRoutedExperts)
+	x.Config.AuxLossAlpha *= float64(tokens*x.Config.NumExpertsPerTok) / float64(x.Config.NRoutedExperts)
 	return "the reference did not divide the experts' counts by seq_len·num_experts_per_tok/n_routed_experts"
 }
 
 // undoAlpha takes aux_loss_alpha from the golden.
-func undoAlpha(x *trial) string {
-	was := x.config.AuxLossAlpha
-	x.config.AuxLossAlpha = x.failed.scaled(was)
-	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", x.config.AuxLossAlpha, was)
+func undoAlpha(x *Trial) string {
+	was := x.Config.AuxLossAlpha
+	x.Config.AuxLossAlpha = x.failed.scaled(was)
+	return fmt.Sprintf("the reference ran with aux_loss_alpha %g, here it is %g", x.Config.AuxLossAlpha, was)
 }
 
 // undoRouterRows looks for the expert whose logits each of the gate's rows gives.
-func undoRouterRows(x *trial) string {
+func undoRouterRows(x *Trial) string {
 	order := x.reorderRouter()
 	if order == nil {
 		return ""
@@ -173,7 +173,7 @@ func undoRouterRows(x *trial) string {
 
 // undoRenumbered gives the router's rows and the experts the numbers that the golden's
 // logits say.
-func undoRenumbered(x *trial) string {
+func undoRenumbered(x *Trial) string {
 	order := x.reorderRouter()
 	if order == nil || slices.IsSorted(order) {
 		return ""
@@ -185,7 +185,7 @@ func undoRenumbered(x *trial) string {
 	}
 	moe.Experts = experts
 	harm := "the sums are the same, only the ids differ"
-	if x.config.LimitsGroups() && !keepsGroups(order, x.config.NGroup) {
+	if x.Config.LimitsGroups() && !keepsGroups(order, x.Config.NGroup) {
 		harm = "the ids differ, and so do the groups, which decide what is chosen"
 	}
 	return fmt.Sprintf("experts and the router's rows are numbered otherwise, together: %s: %s", harm, rowOrder(order))
@@ -205,8 +205,8 @@ func keepsGroups(order []int, n int) bool {
 // reorderRouter reorders the gate's rows, and the biases with them, by the golden's logits.
 // It returns which row of ours each of the golden's experts is, nil if they are no others
 // than ours in another order.
-func (x *trial) reorderRouter() []int {
-	order, seen := make([]int, x.failed.got.Width()), map[int]bool{} // golden column -> ours
+func (x *Trial) reorderRouter() []int {
+	order, seen := make([]int, x.failed.Got.Width()), map[int]bool{} // golden column -> ours
 	for e := range order {
 		if order[e] = x.failed.column(e); order[e] < 0 || seen[order[e]] {
 			return nil
@@ -232,14 +232,14 @@ func rowsOf(w *model.Weight, order []int) []byte {
 
 // column returns which column of got is nearest to golden column e, -1 if none is
 // near.
-func (f *failure) column(e int) int {
-	n := f.got.Width()
+func (f *Failure) column(e int) int {
+	n := f.Got.Width()
 	best, at := math.Inf(1), -1
 	for c := range n {
 		sum, scale := 0.0, 0.0
-		for r := range f.got.Rows() {
-			want := float64(f.want[r*n+e])
-			diff := float64(f.got.Values[r*n+c]) - want
+		for r := range f.Got.Rows() {
+			want := float64(f.Want[r*n+e])
+			diff := float64(f.Got.Values[r*n+c]) - want
 			sum += float64(diff * diff)
 			scale += float64(want * want)
 		}

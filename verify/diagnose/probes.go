@@ -1,9 +1,6 @@
-package verify
+package diagnose
 
 import (
-	"slices"
-
-	"dsmoe/model"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -12,8 +9,8 @@ import (
 // tried is what its weights may be instead.
 
 // probeMistakes are those of the expert whose probe failed.
-func (f *failure) probeMistakes() []mistake {
-	_, e := pack.CutExpert(f.kind)
+func (f *Failure) probeMistakes() []mistake {
+	_, e := pack.CutExpert(f.Kind)
 	list := []mistake{{id: "gate-up-swapped", kinds: []string{pack.ProbeOutput}, undo: undoGateUpOf(e)}}
 	for _, other := range f.wrongProbes() {
 		if other > e { // experts before this one are right
@@ -25,10 +22,10 @@ func (f *failure) probeMistakes() []mistake {
 
 // wrongProbes are the experts of the layer whose probes fail; nil if they are more than may be
 // tried in pairs.
-func (f *failure) wrongProbes() (experts []int) {
-	for _, c := range f.tracer.checks {
+func (f *Failure) wrongProbes() (experts []int) {
+	for _, c := range f.Checks {
 		_, name := pack.CutLayer(c.Tensor)
-		if kind, e := pack.CutExpert(name); kind == pack.ProbeOutput && c.Layer() == f.layer && c.Verdict == report.Fail {
+		if kind, e := pack.CutExpert(name); kind == pack.ProbeOutput && c.Layer() == f.Layer && c.Verdict == report.Fail {
 			experts = append(experts, e)
 		}
 	}
@@ -36,9 +33,4 @@ func (f *failure) wrongProbes() (experts []int) {
 		return nil
 	}
 	return experts
-}
-
-// probesOf are the probes that show the stages that a trial needs.
-func (f *failure) probesOf(needed []string) map[int]model.Probe {
-	return f.tracer.scope.probes(func(name string) bool { return name == f.name || slices.Contains(needed, name) })
 }

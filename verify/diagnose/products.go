@@ -1,4 +1,4 @@
-package verify
+package diagnose
 
 import (
 	"fmt"
@@ -38,12 +38,12 @@ func productMistakes() (list []mistake) {
 
 // undoShortProducts rounds the operands of all products of a float32 reference to so many
 // significant bits.
-func undoShortProducts(bits int, cut bool, numbers string) func(x *trial) string {
-	return func(x *trial) string {
-		if x.failed.tracer.pack.DType != tensor.F32 {
+func undoShortProducts(bits int, cut bool, numbers string) func(x *Trial) string {
+	return func(x *Trial) string {
+		if x.failed.Pack.DType != tensor.F32 {
 			return ""
 		}
-		x.around = func(a bounds.Arithmetic) bounds.Arithmetic {
+		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic {
 			return bounds.NewShortProducts(a, bits, cut)
 		}
 		return fmt.Sprintf("the reference ran in float32, but its products are those of %s", numbers)

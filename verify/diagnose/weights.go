@@ -1,4 +1,4 @@
-package verify
+package diagnose
 
 import (
 	"encoding/binary"
@@ -19,7 +19,7 @@ import (
 // Mistakes in the weights: exchanged, transposed or reordered by a conversion.
 
 // undoGateUp exchanges gate_proj and up_proj of every MLP of the layer.
-func undoGateUp(x *trial) string {
+func undoGateUp(x *Trial) string {
 	swap := func(m *model.DeepseekMLP) {
 		if m != nil {
 			m.GateProj, m.UpProj = m.UpProj, m.GateProj
@@ -36,8 +36,8 @@ func undoGateUp(x *trial) string {
 }
 
 // undoGateUpOf exchanges gate_proj and up_proj of one expert.
-func undoGateUpOf(e int) func(x *trial) string {
-	return func(x *trial) string {
+func undoGateUpOf(e int) func(x *Trial) string {
+	return func(x *Trial) string {
 		m := &x.layer.MoE.Experts[e]
 		m.GateProj, m.UpProj = m.UpProj, m.GateProj
 		return fmt.Sprintf("gate_proj and up_proj of expert %d are exchanged", e)
@@ -45,26 +45,26 @@ func undoGateUpOf(e int) func(x *trial) string {
 }
 
 // undoLayer puts another layer's weights in the place of the layer's.
-func undoLayer(other int) func(x *trial) string {
-	return func(x *trial) string {
-		t := x.failed.tracer
-		if !slices.Contains(t.scope.course.Layers, other) {
+func undoLayer(other int) func(x *Trial) string {
+	return func(x *Trial) string {
+		f := x.failed
+		if !slices.Contains(f.Layers, other) {
 			return "" // its weights were not read
 		}
-		if x.layer == nil || other == x.failed.layer || t.m.Config.IsMoE(other) != t.m.Config.IsMoE(x.failed.layer) {
+		if x.layer == nil || other == f.Layer || f.Model.Config.IsMoE(other) != f.Model.Config.IsMoE(f.Layer) {
 			return ""
 		}
-		*x.layer = ownLayer(&t.m.Model.Layers[other])
-		return fmt.Sprintf("the weights of model.layers.%d are not its own: with those of model.layers.%d it is right", x.failed.layer, other)
+		*x.layer = ownLayer(&f.Model.Model.Layers[other])
+		return fmt.Sprintf("the weights of model.layers.%d are not its own: with those of model.layers.%d it is right", f.Layer, other)
 	}
 }
 
 // undoNormOffset adds an offset to the weight of the norm.
-func undoNormOffset(by float32) func(x *trial) string {
-	return func(x *trial) string {
-		x.around = func(a bounds.Arithmetic) bounds.Arithmetic { return &normOffset{a, x.failed.name, by} }
-		x.rounded = bounds.Roundings{strings.TrimSuffix(x.failed.name, ".output") + ".weight": bounds.AllRounded("stored off by 1")}
-		maps.Copy(x.rounded, x.failed.tracer.rounded)
+func undoNormOffset(by float32) func(x *Trial) string {
+	return func(x *Trial) string {
+		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &normOffset{a, x.failed.Name, by} }
+		x.Rounded = bounds.Roundings{strings.TrimSuffix(x.failed.Name, ".output") + ".weight": bounds.AllRounded("stored off by 1")}
+		maps.Copy(x.Rounded, x.failed.Rounded)
 		if by > 0 {
 			return "the weight is the reference's less 1, as for a norm that multiplies with 1 + weight"
 		}
@@ -115,8 +115,8 @@ func rotations(experts int) (by []int) {
 }
 
 // undoRotated gives each expert the weights that are stored under a number higher by some.
-func undoRotated(by int) func(x *trial) string {
-	return func(x *trial) string {
+func undoRotated(by int) func(x *Trial) string {
+	return func(x *Trial) string {
 		was := x.layer.MoE.Experts
 		rotated := slices.Concat(was[by:], was[:by])
 		x.layer.MoE.Experts = rotated
@@ -130,7 +130,7 @@ func undoRotated(by int) func(x *trial) string {
 
 // undoLexicographic puts experts that were numbered in the order "0", "1", "10", …
 // back into the order of their numbers.
-func undoLexicographic(x *trial) string {
+func undoLexicographic(x *Trial) string {
 	experts := x.layer.MoE.Experts
 	names := make([]string, len(experts))
 	for e := range names {
@@ -150,8 +150,8 @@ func undoLexicographic(x *trial) string {
 }
 
 // undoSwapped exchanges two experts.
-func undoSwapped(pair [2]int) func(x *trial) string {
-	return func(x *trial) string {
+func undoSwapped(pair [2]int) func(x *Trial) string {
+	return func(x *Trial) string {
 		a, b := pair[0], pair[1]
 		experts := x.layer.MoE.Experts
 		experts[a], experts[b] = experts[b], experts[a]
@@ -164,7 +164,7 @@ const mostPaired = 8
 
 // suspectPairs are the pairs of experts that may be exchanged with each other: exactly
 // the tokens routed to either of them are wrong, or its probe is.
-func (f *failure) suspectPairs() (pairs [][2]int) {
+func (f *Failure) suspectPairs() (pairs [][2]int) {
 	suspects := f.suspects()
 	for _, e := range f.wrongProbes() {
 		if !slices.Contains(suspects, e) {
@@ -184,10 +184,10 @@ func (f *failure) suspectPairs() (pairs [][2]int) {
 }
 
 // wrongGates are the experts of the layer whose gate_proj gave what is wrong.
-func (f *failure) wrongGates() (experts []int) {
-	for _, c := range f.tracer.checks {
+func (f *Failure) wrongGates() (experts []int) {
+	for _, c := range f.Checks {
 		_, name := pack.CutLayer(c.Tensor)
-		if kind, e := pack.CutExpert(name); kind == expertGate && c.Layer() == f.layer && c.Verdict == report.Fail {
+		if kind, e := pack.CutExpert(name); kind == expertGate && c.Layer() == f.Layer && c.Verdict == report.Fail {
 			experts = append(experts, e)
 		}
 	}
@@ -195,20 +195,20 @@ func (f *failure) wrongGates() (experts []int) {
 }
 
 // suspects are the experts all of whose tokens are wrong, or of whose inner stages one is.
-func (f *failure) suspects() (suspects []int) {
-	if kind, _ := pack.CutExpert(f.kind); kind == expertGate {
+func (f *Failure) suspects() (suspects []int) {
+	if kind, _ := pack.CutExpert(f.Kind); kind == expertGate {
 		return f.wrongGates()
 	}
-	if f.kind != pack.ExpertsOutput || f.idx == nil {
+	if f.Kind != pack.ExpertsOutput || f.Idx == nil {
 		return nil
 	}
-	k := len(f.idx) / f.got.Rows()
+	k := len(f.Idx) / f.Got.Rows()
 	right, seen := map[int]bool{}, map[int]bool{}
-	for i, e := range f.idx {
+	for i, e := range f.Idx {
 		seen[e] = true
 		right[e] = right[e] || !f.wrong(i/k)
 	}
-	for e := range f.tracer.m.Config.NRoutedExperts {
+	for e := range f.Model.Config.NRoutedExperts {
 		if seen[e] && !right[e] {
 			suspects = append(suspects, e)
 		}
@@ -219,17 +219,17 @@ func (f *failure) suspects() (suspects []int) {
 // culprits are experts that account for all tokens that are wrong, if not all tokens are: one
 // all of whose tokens are wrong, else one of those that the wrong tokens have in common, else as
 // few suspects as do so together.
-func (f *failure) culprits() (together, oneOf []int) {
-	if f.kind != pack.ExpertsOutput || f.idx == nil || !slices.Contains(f.beyond, false) {
+func (f *Failure) culprits() (together, oneOf []int) {
+	if f.Kind != pack.ExpertsOutput || f.Idx == nil || !slices.Contains(f.Beyond, false) {
 		return nil, nil
 	}
 	together = f.covering(f.suspects())
 	if len(together) == 1 {
 		return together, nil
 	}
-	k, common := len(f.idx)/f.got.Rows(), []int(nil)
-	for i, token := range bounds.Marked(f.beyond) {
-		chosen := f.idx[token*k : (token+1)*k]
+	k, common := len(f.Idx)/f.Got.Rows(), []int(nil)
+	for i, token := range bounds.Marked(f.Beyond) {
+		chosen := f.Idx[token*k : (token+1)*k]
 		if i == 0 {
 			common = slices.Clone(chosen)
 		}
@@ -243,9 +243,9 @@ func (f *failure) culprits() (together, oneOf []int) {
 }
 
 // covering are as few suspects as account for all tokens that are wrong; nil if they do not.
-func (f *failure) covering(suspects []int) (culprits []int) {
-	k, open := len(f.idx)/f.got.Rows(), bounds.Marked(f.beyond)
-	has := func(token, e int) bool { return slices.Contains(f.idx[token*k:(token+1)*k], e) }
+func (f *Failure) covering(suspects []int) (culprits []int) {
+	k, open := len(f.Idx)/f.Got.Rows(), bounds.Marked(f.Beyond)
+	has := func(token, e int) bool { return slices.Contains(f.Idx[token*k:(token+1)*k], e) }
 	for len(open) > 0 {
 		best, left := -1, open
 		for _, e := range suspects {
@@ -264,10 +264,10 @@ func (f *failure) covering(suspects []int) (culprits []int) {
 }
 
 // wrong says whether row of the failed stage is beyond its limits.
-func (f *failure) wrong(row int) bool { return row < len(f.beyond) && f.beyond[row] }
+func (f *Failure) wrong(row int) bool { return row < len(f.Beyond) && f.Beyond[row] }
 
 // linear finds a projection of the layer's attention.
-func (x *trial) linear(proj string) *model.Linear {
+func (x *Trial) linear(proj string) *model.Linear {
 	if a := x.layer.MLA; a != nil {
 		return map[string]*model.Linear{"q_proj": &a.QProj, "q_b_proj": &a.QBProj, "q_a_proj": &a.QAProj, "kv_a_proj_with_mqa": &a.KVAProjWithMQA, "kv_b_proj": &a.KVBProj, "o_proj": &a.OProj}[proj]
 	}
@@ -276,8 +276,8 @@ func (x *trial) linear(proj string) *model.Linear {
 }
 
 // undoExchanged exchanges two projections of equal shape.
-func undoExchanged(a, b string) func(x *trial) string {
-	return func(x *trial) string {
+func undoExchanged(a, b string) func(x *Trial) string {
+	return func(x *Trial) string {
 		p, q := x.linear(a), x.linear(b)
 		if p == nil || q == nil || !slices.Equal(p.Weight.Shape, q.Weight.Shape) {
 			return ""
@@ -289,9 +289,9 @@ func undoExchanged(a, b string) func(x *trial) string {
 
 // undoKVB reorders the rows of kv_b_proj: values before keys in each head, or all keys
 // before all values.
-func undoKVB(apart bool) func(x *trial) string {
-	return func(x *trial) string {
-		c, w := &x.config, &x.linear("kv_b_proj").Weight
+func undoKVB(apart bool) func(x *Trial) string {
+	return func(x *Trial) string {
+		c, w := &x.Config, &x.linear("kv_b_proj").Weight
 		if w.Scales != nil {
 			return "" // rows would leave their blocks
 		}
@@ -336,8 +336,8 @@ func transposeScales(w *model.Weight) bool {
 	return true
 }
 
-func undoProjectionScales(proj string) func(x *trial) string {
-	return func(x *trial) string {
+func undoProjectionScales(proj string) func(x *Trial) string {
+	return func(x *Trial) string {
 		if l := x.linear(proj); l == nil || !transposeScales(&l.Weight) {
 			return ""
 		}
@@ -347,13 +347,13 @@ func undoProjectionScales(proj string) func(x *trial) string {
 
 // undoMLPScales transposes the scales of gate_proj, up_proj or down_proj of every MLP that
 // takes part.
-func undoMLPScales(parts []bool) func(x *trial) string {
-	return func(x *trial) string {
+func undoMLPScales(parts []bool) func(x *Trial) string {
+	return func(x *Trial) string {
 		var mlps []*model.DeepseekMLP
 		switch moe := x.layer.MoE; {
 		case moe == nil:
 			mlps = append(mlps, x.layer.MLP)
-		case strings.HasPrefix(x.failed.kind, "mlp.shared_experts."):
+		case strings.HasPrefix(x.failed.Kind, "mlp.shared_experts."):
 			mlps = append(mlps, moe.SharedExperts)
 		default:
 			for e := range moe.Experts {
@@ -375,8 +375,8 @@ func undoMLPScales(parts []bool) func(x *trial) string {
 	}
 }
 
-func undoTransposed(proj string) func(x *trial) string {
-	return func(x *trial) string {
+func undoTransposed(proj string) func(x *Trial) string {
+	return func(x *Trial) string {
 		l := x.linear(proj)
 		if l == nil {
 			return ""
@@ -399,18 +399,18 @@ func undoTransposed(proj string) func(x *trial) string {
 
 // undoPermuted reorders the rows of each head from interleaved pairs (2i, 2i+1), as
 // GGUF and Meta's code rotate them, to halves (i, i + head_dim/2), or back.
-func undoPermuted(proj string, toHalves bool) func(x *trial) string {
-	return func(x *trial) string {
-		width := x.config.QKHeadDim()
+func undoPermuted(proj string, toHalves bool) func(x *Trial) string {
+	return func(x *Trial) string {
+		width := x.Config.QKHeadDim()
 		if proj == "kv_a_proj_with_mqa" {
-			width = x.config.KVLoraRank + x.config.QKRopeHeadDim
+			width = x.Config.KVLoraRank + x.Config.QKRopeHeadDim
 		}
 		l := x.linear(proj)
 		if l == nil || l.Weight.Scales != nil {
 			return "" // rows would leave their blocks
 		}
-		permuteRows(&l.Weight, width, x.config.HeadDim(), toHalves)
-		permuteRows(&l.Bias, width, x.config.HeadDim(), toHalves)
+		permuteRows(&l.Weight, width, x.Config.HeadDim(), toHalves)
+		permuteRows(&l.Bias, width, x.Config.HeadDim(), toHalves)
 		return fmt.Sprintf("the rows of %s are permuted for the other RoPE layout (interleaved pairs against halves)", proj)
 	}
 }

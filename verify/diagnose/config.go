@@ -1,4 +1,4 @@
-package verify
+package diagnose
 
 import (
 	"fmt"
@@ -10,9 +10,9 @@ import (
 // Mistakes in what the reference ran with: config.json, the pack's inputs, dtypes.
 
 // undoNumber sets a number of config.json to one that others run with.
-func undoNumber(key string, at func(*config.Config) *float64, ran float64) func(x *trial) string {
-	return func(x *trial) string {
-		number := at(&x.config)
+func undoNumber(key string, at func(*config.Config) *float64, ran float64) func(x *Trial) string {
+	return func(x *Trial) string {
+		number := at(&x.Config)
 		was := *number
 		*number = ran
 		if was == ran {
@@ -22,19 +22,19 @@ func undoNumber(key string, at func(*config.Config) *float64, ran float64) func(
 	}
 }
 
-func undoEps(eps float64) func(x *trial) string {
+func undoEps(eps float64) func(x *Trial) string {
 	return undoNumber("rms_norm_eps", func(c *config.Config) *float64 { return &c.RMSNormEps }, eps)
 }
 
-func undoTheta(theta float64) func(x *trial) string {
+func undoTheta(theta float64) func(x *Trial) string {
 	return undoNumber("rope_theta", func(c *config.Config) *float64 { return &c.RopeTheta }, theta)
 }
 
-func undoRopeScaling(x *trial) string {
-	if x.config.RopeScaling == nil {
+func undoRopeScaling(x *Trial) string {
+	if x.Config.RopeScaling == nil {
 		return ""
 	}
-	x.config.RopeScaling = nil
+	x.Config.RopeScaling = nil
 	return "the reference ran without the rope_scaling of config.json"
 }
 
@@ -65,12 +65,12 @@ func scalings(c *config.Config, seq int) (list []config.RopeScaling) {
 	return list
 }
 
-func undoMissingScaling(s config.RopeScaling) func(x *trial) string {
-	return func(x *trial) string {
-		if x.config.RopeScaling != nil {
+func undoMissingScaling(s config.RopeScaling) func(x *Trial) string {
+	return func(x *Trial) string {
+		if x.Config.RopeScaling != nil {
 			return ""
 		}
-		x.config.RopeScaling = &s
+		x.Config.RopeScaling = &s
 		what := fmt.Sprintf("%s, factor %g", s.Type, s.Factor)
 		if s.Type == "yarn" {
 			what += fmt.Sprintf(", original_max_position_embeddings %d, mscale and mscale_all_dim %g", s.OriginalMaxPositionEmbeddings, s.MScale)
@@ -80,9 +80,9 @@ func undoMissingScaling(s config.RopeScaling) func(x *trial) string {
 }
 
 // undoHeads sets the number of heads to another that gives projections of the same shapes.
-func undoHeads(heads int) func(x *trial) string {
-	return func(x *trial) string {
-		c := &x.config
+func undoHeads(heads int) func(x *Trial) string {
+	return func(x *Trial) string {
+		c := &x.Config
 		was, kv := c.NumAttentionHeads, c.NumKeyValueHeads*heads/c.NumAttentionHeads
 		if c.LatentAttention() || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 || kv*was != c.NumKeyValueHeads*heads {
 			return ""
@@ -92,41 +92,41 @@ func undoHeads(heads int) func(x *trial) string {
 	}
 }
 
-func undoPaddingMask(x *trial) string {
-	if x.in.AttentionMask == nil {
+func undoPaddingMask(x *Trial) string {
+	if x.In.AttentionMask == nil {
 		return ""
 	}
-	x.in.AttentionMask = nil
+	x.In.AttentionMask = nil
 	return "the reference ran without the attention_mask of the pack"
 }
 
-func undoRotaryDType(x *trial) string {
-	if x.failed.tracer.pack.DType == tensor.F32 {
+func undoRotaryDType(x *Trial) string {
+	if x.failed.Pack.DType == tensor.F32 {
 		return ""
 	}
 	to, flag := tensor.F32, "float32"
-	if x.options.RotaryDType == tensor.F32 {
-		to, flag = x.failed.tracer.pack.DType, "compute"
+	if x.Options.RotaryDType == tensor.F32 {
+		to, flag = x.failed.Pack.DType, "compute"
 	}
-	x.options.RotaryDType = to
+	x.Options.RotaryDType = to
 	return fmt.Sprintf("the reference kept RoPE's inv_freq in %s: verify with --rotary-dtype %s", to, flag)
 }
 
-func undoLayout(x *trial) string {
-	x.config.RopeInterleave = !x.config.RopeInterleave
+func undoLayout(x *Trial) string {
+	x.Config.RopeInterleave = !x.Config.RopeInterleave
 	layouts := map[bool]string{true: "interleaved pairs", false: "halves"}
-	return fmt.Sprintf("the reference rotates %s, here it is %s", layouts[x.config.RopeInterleave], layouts[!x.config.RopeInterleave])
+	return fmt.Sprintf("the reference rotates %s, here it is %s", layouts[x.Config.RopeInterleave], layouts[!x.Config.RopeInterleave])
 }
 
-func undoMScale(mscale float64) func(x *trial) string {
-	return func(x *trial) string {
-		was := x.config.RopeScaling
+func undoMScale(mscale float64) func(x *Trial) string {
+	return func(x *Trial) string {
+		was := x.Config.RopeScaling
 		if was == nil || was.Type != "yarn" || was.MScaleAllDim == mscale {
 			return ""
 		}
 		scaling := *was
 		scaling.MScale, scaling.MScaleAllDim = mscale, mscale
-		x.config.RopeScaling = &scaling
+		x.Config.RopeScaling = &scaling
 		return fmt.Sprintf("the reference ran with mscale_all_dim %g, here it is %g", mscale, was.MScaleAllDim)
 	}
 }

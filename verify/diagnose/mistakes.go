@@ -1,4 +1,9 @@
-package verify
+// Package diagnose finds the cause of a failed stage: known mistakes are undone one by one, and those under
+// which the stage passes are named.
+//
+// A Failure holds the failed stage and the function that runs its layer again with a Trial: a copy of the
+// model, its config and its input with one mistake undone.
+package diagnose
 
 import (
 	"fmt"
@@ -14,7 +19,7 @@ import (
 type mistake struct {
 	id    string
 	kinds []string
-	undo  func(x *trial) string
+	undo  func(x *Trial) string
 
 	also   []string // kinds of stages of the layer that it must explain, too, if the pack has them
 	whole  bool     // it must explain all stages of the layer
@@ -37,11 +42,11 @@ var (
 
 // mistakes are tried in this order, which is that of Report.Causes: switches and numbers of
 // the config first, then what a conversion does to weights, from whole layers to rows.
-func mistakes(f *failure) []mistake {
+func mistakes(f *Failure) []mistake {
 	return slices.Concat(configMistakes(f), productMistakes(), weightMistakes(f))
 }
 
-func configMistakes(f *failure) []mistake {
+func configMistakes(f *Failure) []mistake {
 	list := []mistake{
 		{id: "experts-per-token", kinds: []string{pack.TopKIdx}, undo: undoExpertsPerTok},
 		{id: "group-mask", kinds: []string{pack.TopKIdx}, undo: undoGroups},
@@ -57,7 +62,7 @@ func configMistakes(f *failure) []mistake {
 		{id: "rope-scaling", kinds: ropeStages, undo: undoRopeScaling},
 		{id: "padding-mask", kinds: attendStages, undo: undoPaddingMask},
 	}
-	c := f.tracer.m.Config
+	c := f.Model.Config
 	for n := range c.NGroup {
 		list = append(list, mistake{id: "topk-group", kinds: []string{pack.TopKIdx}, undo: undoTopKGroup(n + 1)})
 	}
@@ -81,15 +86,15 @@ func configMistakes(f *failure) []mistake {
 	for _, heads := range []int{2, 4, 8, 16, 32, 64, 128} {
 		list = append(list, mistake{id: "head-count", kinds: ropeStages, undo: undoHeads(heads)})
 	}
-	for _, s := range scalings(c, f.in.Seq) {
+	for _, s := range scalings(c, f.In.Seq) {
 		list = append(list, mistake{id: "rope-scaling", kinds: ropeStages, undo: undoMissingScaling(s)})
 	}
 	return list
 }
 
-func weightMistakes(f *failure) []mistake {
+func weightMistakes(f *Failure) []mistake {
 	list := []mistake{}
-	for l := range f.tracer.m.Model.Layers {
+	for l := range f.Model.Model.Layers {
 		list = append(list, mistake{id: "layers-exchanged", kinds: normStages, whole: true, undo: undoLayer(l)})
 	}
 	list = append(list, []mistake{
@@ -105,7 +110,7 @@ func weightMistakes(f *failure) []mistake {
 		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, also: []string{pack.ExpertsOutput, expertGate, "mlp.experts.*.up_proj.output", pack.ExpertOutput, pack.ProbeOutput}, undo: undoRenumbered},
 		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows},
 	}...)
-	switch kind, _ := pack.CutExpert(f.kind); kind {
+	switch kind, _ := pack.CutExpert(f.Kind); kind {
 	case pack.ExpertsOutput, expertGate:
 		list = append(list, f.expertMistakes(kind)...)
 	case pack.ProbeOutput:
@@ -121,7 +126,7 @@ func weightMistakes(f *failure) []mistake {
 			mistake{id: "scales-transposed", kinds: stageOf(proj), undo: undoProjectionScales(proj)})
 	}
 	for _, parts := range [][]bool{{true, true, true}, {true, false, false}, {false, true, false}, {true, true, false}, {false, false, true}} {
-		list = append(list, mistake{id: "scales-transposed", kinds: slices.Concat(gateStages, upStages, mlpStages), whole: f.tracer.kinds[f.gateStage()], undo: undoMLPScales(parts)})
+		list = append(list, mistake{id: "scales-transposed", kinds: slices.Concat(gateStages, upStages, mlpStages), whole: f.hasKind(f.gateStage()), undo: undoMLPScales(parts)})
 	}
 	for _, proj := range []string{"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"} {
 		list = append(list, mistake{id: "rope-permutation", kinds: stageOf(proj), undo: undoPermuted(proj, true)},
@@ -131,12 +136,12 @@ func weightMistakes(f *failure) []mistake {
 }
 
 // expertMistakes are those of single routed experts, and of their numbers.
-func (f *failure) expertMistakes(kind string) (list []mistake) {
+func (f *Failure) expertMistakes(kind string) (list []mistake) {
 	kinds, whole, probes := []string{kind}, kind == expertGate, []string{pack.ProbeOutput}
 	for _, e := range f.suspects() {
 		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, whole: whole, unless: "gate-up-swapped", undo: undoGateUpOf(e)})
 	}
-	for _, by := range rotations(f.tracer.m.Config.NRoutedExperts) {
+	for _, by := range rotations(f.Model.Config.NRoutedExperts) {
 		list = append(list, mistake{id: "experts-rotated", kinds: kinds, also: probes, whole: whole, undo: undoRotated(by)})
 	}
 	for _, pair := range f.suspectPairs() {
@@ -150,14 +155,25 @@ func (f *failure) expertMistakes(kind string) (list []mistake) {
 }
 
 // gateStage is the output of gate_proj in the MLP that failed, be it in the pack or not.
-func (f *failure) gateStage() string {
-	switch kind, expert := pack.CutExpert(f.kind); {
+func (f *Failure) gateStage() string {
+	switch kind, expert := pack.CutExpert(f.Kind); {
 	case kind == pack.ExpertsOutput || expert >= 0:
 		return expertGate
 	case strings.HasPrefix(kind, "mlp.shared_experts."):
 		return "mlp.shared_experts.gate_proj.output"
 	}
 	return "mlp.gate_proj.output"
+}
+
+// hasKind reports whether the pack has a kind of stage in some layer.
+func (f *Failure) hasKind(kind string) bool {
+	for name := range f.Pack.Manifest.Tensors {
+		_, k := pack.CutLayer(name)
+		if k, _ = pack.CutExpert(k); k == kind {
+			return true
+		}
+	}
+	return false
 }
 
 // projections are those of either attention.

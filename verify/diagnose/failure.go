@@ -1,0 +1,259 @@
+package diagnose
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// Failure is the first divergence of a local run, and what it takes to find its cause.
+type Failure struct {
+	Pack    *pack.Pack
+	Model   *model.DeepseekForCausalLM
+	Set     *weights.Set   // of the model's weights
+	Source  weights.Source // of the same
+	In      *model.Input
+	Options model.Options    // of the run
+	Rounded bounds.Roundings // weights that the reference had before they were rounded
+	Checks  []report.Check   // of the run
+	Layers  []int            // of the decoder, that were run
+
+	Layer   int               // -1 for the final norm and the head
+	Name    string            // of the golden tensor
+	Kind    string            // of the stage
+	Got     *model.Activation // compared rows of the stage [compared, width], with its DType
+	Rows    []int             // number in the stage of each row of got
+	Shape   []int             // of the stage
+	Weights []string          // that took part in got
+	Beyond  []bool            // rows of got with elements beyond their limits
+
+	BeyondColumns []bool    // the same of columns
+	Want          []float32 // golden tensor, as got
+	Idx           []int     // golden choice of experts of got's rows, if the routed sum failed and the pack has it
+	Scores        []float32 // that experts are chosen by, if their choice failed
+	K             int       // experts per token, likewise
+
+	// Rerun runs the layer or head of a trial from the golden's input, with these probes, and
+	// reports whether all stages that are needed pass.
+	Rerun func(ctx context.Context, x *Trial, needed []string) (passes bool, err error)
+}
+
+// Diagnose returns all causes that explain the failure, and what is odd about its weights.
+func (f *Failure) Diagnose(ctx context.Context) (causes, hints []report.Cause, err error) {
+	if causes, err = f.causes(ctx); err != nil {
+		return nil, nil, err
+	}
+	hints, err = f.zeroWeights()
+	return causes, hints, err
+}
+
+// causes are all that explain the failure: numbers that are none, then mistakes.
+func (f *Failure) causes(ctx context.Context) ([]report.Cause, error) {
+	found, err := f.notFiniteWeights()
+	if err != nil || len(found) > 0 {
+		return found, err
+	}
+	found = append(found, f.overflows()...)
+	for _, m := range mistakes(f) {
+		if kind, _ := pack.CutExpert(f.Kind); !slices.Contains(m.kinds, kind) || m.unless != "" && has(found, m.unless) {
+			continue
+		}
+		c, err := f.try(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		if c != nil && !slices.Contains(found, *c) {
+			found = append(found, *c)
+		}
+	}
+	return found, nil
+}
+
+// has says whether one of the causes is the mistake id.
+func has(causes []report.Cause, id string) bool {
+	return slices.ContainsFunc(causes, func(c report.Cause) bool { return c.ID == id })
+}
+
+// Predicts returns the depth of the failed prediction layer, below 0 for other layers.
+func (f *Failure) Predicts() int { return f.Layer - len(f.Model.Model.Layers) }
+
+// Seq returns how many tokens of a sequence the failed layer's input has.
+func (f *Failure) Seq() int { return f.In.Seq - max(0, f.Predicts()) }
+
+// Locate says in the check of the failure which experts, and which rows of the weight, it
+// lies in, if these are few.
+func (f *Failure) Locate(c *report.Check) {
+	if together, oneOf := f.culprits(); len(together)+len(oneOf) <= bounds.Few {
+		c.Experts, c.ExpertOneOf = together, oneOf
+	}
+	if rows := bounds.Marked(f.BeyondColumns); len(rows) > 0 && len(rows) <= bounds.Few && f.isProduct() {
+		c.WeightRows, c.Weights = rows, f.Weights
+	}
+}
+
+// isProduct says whether the stage is a product with one weight, which may have a bias, and
+// nothing else took part in it.
+func (f *Failure) isProduct() bool {
+	linear := strings.HasSuffix(f.Kind, "_proj.output") || f.Name == pack.Logits || f.Kind == pack.GateLogits
+	modules := map[string]bool{}
+	for _, w := range f.Weights {
+		modules[strings.TrimSuffix(strings.TrimSuffix(w, ".weight"), ".bias")] = true
+	}
+	return linear && len(modules) == 1
+}
+
+// notFiniteWeights looks for a NaN or an infinity among the weights of a stage that is not
+// finite.
+func (f *Failure) notFiniteWeights() ([]report.Cause, error) {
+	if bounds.AllFinite(f.Got.Values) {
+		return []report.Cause{}, nil
+	}
+	return f.findWeights(func(name string, w tensor.Tensor) *report.Cause {
+		if i, v := FirstNotFinite(w); i >= 0 {
+			return &report.Cause{ID: "weight-not-finite", Text: fmt.Sprintf("%s holds %s at %v", name, report.Number(v), report.Unflatten(i, w.Shape))}
+		}
+		return nil
+	})
+}
+
+// overflows says that a number became too large, here or in the reference: no weight and no
+// input of the stage is infinite.
+func (f *Failure) overflows() (causes []report.Cause) {
+	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !bounds.Finite(v) }) }
+	if i := find(f.Got.Values); i >= 0 {
+		causes = append(causes, report.Cause{ID: "overflow", Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.Pack.DType, report.Number(f.Got.Values[i]), f.place(i))})
+	}
+	if i := find(f.Scores); i >= 0 {
+		causes = append(causes, report.Cause{ID: "overflow", Text: fmt.Sprintf("the scores that experts are chosen by are not finite, the first is %s: no choice can be compared", report.Number(f.Scores[i]))})
+	}
+	if i := find(f.Want); i >= 0 {
+		causes = append(causes, report.Cause{ID: "reference-overflow", Text: fmt.Sprintf("the golden holds %s: the reference exceeded %s", report.Number(f.Want[i]), f.Pack.DType)})
+	}
+	return causes
+}
+
+// zeroWeights looks for matrices of zeros: pruned, or not filled by a conversion.
+func (f *Failure) zeroWeights() ([]report.Cause, error) {
+	return f.findWeights(func(name string, w tensor.Tensor) *report.Cause {
+		if len(w.Shape) > 1 && !slices.ContainsFunc(w.Data, func(b byte) bool { return b != 0 }) {
+			return &report.Cause{ID: "weight-zero", Text: name + " holds only zeros"}
+		}
+		return nil
+	})
+}
+
+// findWeights goes through the weights of the stage, by name, each followed by its FP8 scales.
+func (f *Failure) findWeights(cause func(name string, w tensor.Tensor) *report.Cause) ([]report.Cause, error) {
+	found := []report.Cause{}
+	for _, name := range f.Weights {
+		stored := f.Set.Find(name)
+		for _, w := range []*weights.Weight{stored, stored.Scales} {
+			if w == nil {
+				continue
+			}
+			x, err := w.View(f.Source)
+			if err != nil {
+				return nil, err
+			}
+			if c := cause(w.Name, x); c != nil {
+				found = append(found, *c)
+			}
+		}
+	}
+	return found, nil
+}
+
+// FirstNotFinite returns the flat index and value of w's first NaN or infinity, -1 if
+// there is none, decoding a row at a time.
+func FirstNotFinite(w tensor.Tensor) (int, float32) {
+	var row []float32
+	for r := range w.Shape[0] {
+		row, _ = w.Row(r).Float32s(row[:0]) // Load has checked the dtype
+		if i := slices.IndexFunc(row, func(v float32) bool { return !bounds.Finite(v) }); i >= 0 {
+			return r*len(row) + i, row[i]
+		}
+	}
+	return -1, 0
+}
+
+// try returns the mistake as the cause if the stage passes with it undone, and all others
+// that it must explain.
+func (f *Failure) try(ctx context.Context, m mistake) (*report.Cause, error) {
+	x := f.NewTrial()
+	text := m.undo(x)
+	if text == "" {
+		return nil, ctx.Err()
+	}
+	needed := []string{f.Name}
+	for _, c := range f.Checks {
+		_, name := pack.CutLayer(c.Tensor)
+		kind, _ := pack.CutExpert(name)
+		if c.Layer() == f.Layer && c.Tensor != f.Name && f.Pack.Has(c.Tensor) && (m.whole || slices.Contains(m.also, kind)) {
+			needed = append(needed, c.Tensor)
+		}
+	}
+	passes, err := f.Rerun(ctx, x, needed)
+	if err != nil || !passes {
+		return nil, err
+	}
+	return &report.Cause{ID: m.id, Text: text}, nil
+}
+
+// place is where in the stage element i of got is.
+func (f *Failure) place(i int) []int {
+	width := f.Got.Width()
+	return report.Unflatten(f.Rows[i/width]*width+i%width, f.Shape)
+}
+
+// Trial is the model with a mistake undone: a copy of the parts that one may touch,
+// so that the model itself stays as it is.
+type Trial struct {
+	failed  *Failure
+	Model   model.DeepseekForCausalLM
+	Config  config.Config
+	layer   *model.DeepseekDecoderLayer // nil outside the layers
+	In      model.Input
+	Options model.Options
+	Around  func(bounds.Arithmetic) bounds.Arithmetic // puts an operation in another's place
+	Rounded bounds.Roundings                          // weights that the reference had before they were rounded
+}
+
+func (f *Failure) NewTrial() *Trial {
+	x := &Trial{failed: f, Model: *f.Model, Config: *f.Model.Config, In: *f.In, Options: f.Options, Rounded: f.Rounded}
+	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return a }
+	x.Model.Config = &x.Config
+	x.Model.Model.Layers, x.Model.Model.MTP = slices.Clone(f.Model.Model.Layers), slices.Clone(f.Model.Model.MTP)
+	if f.Layer < 0 {
+		return x
+	}
+	x.layer = x.Model.Layer(f.Layer)
+	*x.layer = ownLayer(x.layer)
+	return x
+}
+
+// ownLayer is a copy of a layer that shares no module with it.
+func ownLayer(d *model.DeepseekDecoderLayer) model.DeepseekDecoderLayer {
+	c := *d
+	c.MLP, c.MoE, c.SelfAttn, c.MLA = clone(d.MLP), clone(d.MoE), clone(d.SelfAttn), clone(d.MLA)
+	if c.MoE != nil {
+		c.MoE.Experts, c.MoE.SharedExperts = slices.Clone(c.MoE.Experts), clone(c.MoE.SharedExperts)
+	}
+	return c
+}
+
+func clone[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	c := *p
+	return &c
+}

@@ -1,0 +1,236 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/diagnose"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// diagnose looks for the mistakes behind the first divergence: it runs that layer again,
+// from the golden's inputs, with each candidate undone, and names all with which the stage
+// is within its limits, in the order in which they were tried.
+func (t outcome) diagnose(ctx context.Context, r *report.Report) error {
+	if r.FirstDivergence == nil || t.o.Mode != report.Local {
+		return nil
+	}
+	f, err := t.failure(ctx, *r.FirstDivergence)
+	if err != nil || f == nil {
+		return err
+	}
+	f.Locate(&r.Checks[slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == f.Name })])
+	var hints []report.Cause
+	if r.Causes, hints, err = f.Diagnose(ctx); len(r.Causes) > 0 {
+		r.Cause = &r.Causes[0]
+	}
+	r.Hints = append(r.Hints, hints...)
+	return err
+}
+
+// failure runs the failed stage once more and keeps what it gave. It is nil if the
+// stage cannot be run alone or compared with the golden; a choice of experts has
+// nothing to keep.
+func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, error) {
+	f := &diagnose.Failure{Pack: t.pack, Model: t.m, Set: t.set, Source: t.src, In: t.in, Options: t.options(), Rounded: t.rounded, Checks: t.checks,
+		Layers: t.scope.course.Layers, Name: name}
+	f.Layer, f.Kind = pack.CutLayer(name)
+	if f.Layer >= 0 && !slices.Contains(t.ran(), f.Layer) {
+		return nil, nil // a layer that the model has not, or that was not run
+	}
+	var err error
+	if f.Layer >= 0 {
+		if err = t.m.Hold(f.Layer); err != nil {
+			return nil, err
+		}
+	}
+	again := &rerun{outcome: t, failure: f}
+	if again.hidden, err = again.input(); err != nil || again.hidden == nil || !t.pack.Has(name) {
+		return nil, err
+	}
+	f.Rerun = again.run
+	if _, err = f.Rerun(ctx, f.NewTrial(), nil); err != nil || f.Got == nil || f.Kind == pack.TopKIdx {
+		if f.Got == nil {
+			f = nil
+		}
+		return f, err
+	}
+	if f.Want == nil {
+		return nil, nil // ids, or another shape: what is wrong is plain
+	}
+	if routing := fmt.Sprintf("model.layers.%d.%s", f.Layer, pack.TopKIdx); f.Kind == pack.ExpertsOutput && t.pack.Has(routing) {
+		f.Idx, err = again.choices(routing)
+	}
+	return f, err
+}
+
+// rerun runs the layer of a failure again, from the golden's input.
+type rerun struct {
+	outcome
+	failure *diagnose.Failure
+	hidden  []float32 // golden input of the layer, or of the head; empty for RoPE's tables
+}
+
+// choices are the golden's choices of experts of the compared rows.
+func (t *rerun) choices(routing string) (idx []int, err error) {
+	all, err := t.pack.Ints(routing)
+	k := t.m.Config.NumExpertsPerTok
+	for _, row := range t.failure.Rows {
+		if last := (row + 1) * k; last <= len(all) {
+			idx = append(idx, all[last-k:last]...)
+		}
+	}
+	return idx, err
+}
+
+// input returns the golden input of the layer or head; nil if the pack lacks it.
+func (t *rerun) input() ([]float32, error) {
+	f, m, golden := t.failure, t.m, t.pack
+	before, kind := f.Layer-1, pack.LayerOutput
+	if f.Layer < 0 {
+		before = len(m.Model.Layers) - 1
+	}
+	if before >= len(m.Model.Layers) {
+		kind = pack.PredictedNorm
+	}
+	name := pack.StageOf(before, kind)
+	switch {
+	case f.Layer >= 0 && f.Layer < len(m.Model.Layers) && golden.Has(pack.OwnInput(f.Layer)):
+		name = pack.OwnInput(f.Layer)
+	case before < 0:
+		name = pack.Embedded
+	case f.Layer == len(m.Model.Layers):
+		name = pack.LastNorm
+	}
+	if pack.IsTable(f.Name) {
+		return []float32{}, nil // of no layer
+	}
+	if f.Name == pack.Embedded || !golden.Has(name) {
+		return nil, nil
+	}
+	values, err := golden.Float32s(name)
+	if len(values) != f.In.Batch*f.Seq()*m.Config.HiddenSize {
+		return nil, err
+	}
+	return pack.ClearPadding(values, m.Config.HiddenSize, pack.PaddedTokens(f.In, f.In.Batch*f.Seq())), err
+}
+
+// errKnown ends the run of a trial: nothing more has to be seen.
+var errKnown = errors.New("known")
+
+// run runs the trial's layer or head and says whether all stages that are needed pass.
+func (t *rerun) run(ctx context.Context, x *diagnose.Trial, needed []string) (passes bool, err error) {
+	f, o := t.failure, *t.o
+	o.Progress, o.FailFast = nil, false
+	r := t.with(&o, x.Rounded)
+	r.m = &x.Model
+	again := newTracer(r)
+	x.Options.Probes = t.scope.probes(func(name string) bool { return name == f.Name || slices.Contains(needed, name) })
+	analysis := again.analysis(x.Options, again.rounded)
+	defer analysis.Close()
+	net := again.local(&x.In, x.Options, analysis, analysis)
+	w := &witness{net.Trace.(*localTrace), f, needed}
+	net.Arithmetic, net.Trace = x.Around(net.Arithmetic), w
+	hidden := bounds.Exact(&model.Activation{Shape: []int{f.In.Batch, f.Seq(), x.Config.HiddenSize}, Values: slices.Clone(t.hidden), DType: again.pack.DType})
+	switch k := f.Predicts(); {
+	case k >= 0:
+		_, err = net.PredictionLayer(ctx, k, hidden)
+	case f.Layer >= 0:
+		_, err = net.Layer(ctx, f.Layer, hidden)
+	case pack.IsTable(f.Name):
+		_, err = net.Run(ctx, &model.Course[*bounds.Value]{})
+	default:
+		_, err = net.Head(ctx, hidden)
+	}
+	if errors.Is(err, errKnown) {
+		err = nil
+	}
+	return err == nil && len(w.needed) == 0, err
+}
+
+// witness hands all stages on to a trace until those needed are known, and keeps what the
+// failed one gave at first.
+type witness struct {
+	*localTrace
+	failure *diagnose.Failure
+	needed  []string // stages that have yet to pass
+}
+
+// Stage implements model.Trace.
+func (w *witness) Stage(name string, x *bounds.Value) error {
+	f := w.failure
+	if name != f.Name && !slices.Contains(w.needed, name) {
+		return w.feed(name, x)
+	}
+	if f.Got != nil {
+		if err := w.localTrace.Stage(name, x); err != nil {
+			return err
+		}
+		return w.judged(name)
+	}
+	w.keep(x)
+	w.last = nil
+	err := w.localTrace.Stage(name, x)
+	if w.last != nil && w.last.Finite {
+		for _, row := range f.Rows {
+			f.Beyond = append(f.Beyond, w.last.Rows[row])
+		}
+		f.BeyondColumns = w.last.Columns
+	}
+	return err
+}
+
+// keep keeps what the failed stage gave, and the golden if it can be compared with that.
+func (w *witness) keep(x *bounds.Value) {
+	f, t := w.failure, w.localTrace
+	f.Weights, f.Shape, f.Got = t.attribution.weights(x), x.Shape, &model.Activation{}
+	if e := t.pack.Manifest.Tensors[f.Name]; e.DType == tensor.I64 || e.Elements() != len(x.Values) {
+		return
+	}
+	want, rows, err := t.goldenRows(f.Name, x.Activation)
+	if err != nil {
+		return // the check tells
+	}
+	width := x.Width()
+	f.Rows, f.Want = rows.Compared, slices.Clone(rows.Gather(want, width))
+	f.Got = &model.Activation{Shape: []int{len(f.Rows), width}, Values: slices.Clone(rows.Gather(x.Rounded(), width)), DType: x.DType}
+}
+
+// TopK implements model.Trace.
+func (w *witness) TopK(name string, ours *choice) error {
+	if f := w.failure; name == f.Name && f.Scores == nil {
+		f.Scores = ours.Scores.Values
+		if ours.Groups != nil {
+			f.Scores = ours.Groups.Scores.Values
+		}
+		compared := bounds.SelectRows(f.Scores, ours.Scores.Width(), pack.PaddedTokens(w.in, ours.Scores.Rows()))
+		f.Scores, f.K = slices.Clone(compared.Gather(f.Scores, ours.Scores.Width())), len(ours.Idx)/ours.Scores.Rows()
+		f.Got = &model.Activation{}
+	}
+	if err := w.localTrace.TopK(name, ours); err != nil {
+		return err
+	}
+	return w.judged(name)
+}
+
+// judged ends the run if the stage, the last that was seen, is the last of those needed, or
+// failed though it is needed.
+func (w *witness) judged(name string) error {
+	i := slices.Index(w.needed, name)
+	if i < 0 {
+		return nil
+	}
+	if n := len(w.checks); n == 0 || w.checks[n-1].Tensor != name || w.checks[n-1].Verdict != report.Pass {
+		return errKnown
+	}
+	if w.needed = slices.Delete(slices.Clone(w.needed), i, i+1); len(w.needed) == 0 {
+		return errKnown
+	}
+	return nil
+}

@@ -1,0 +1,25 @@
+package report
+
+import (
+	"math"
+	"strconv"
+)
+
+// JSONFloat returns a pointer to v, nil if JSON has no number for it.
+func JSONFloat(v float64) *float64 {
+	if math.IsInf(v, 0) || math.IsNaN(v) {
+		return nil
+	}
+	return &v
+}
+
+// Number prints a float32 with all its digits, NaN and infinities by name.
+func Number(v float32) string { return strconv.FormatFloat(float64(v), 'g', -1, 32) }
+
+func Unflatten(i int, shape []int) []int {
+	index := make([]int, len(shape))
+	for d := len(shape) - 1; d >= 0; d-- {
+		index[d], i = i%shape[d], i/shape[d]
+	}
+	return index
+}
