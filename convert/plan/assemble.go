@@ -8,6 +8,7 @@ import (
 	"errors"
 	"slices"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
@@ -23,7 +24,7 @@ const (
 
 // assembler fills in the segments of a conversion's tensors.
 type assembler struct {
-	*conversion
+	src        *checkpoint.Checkpoint
 	segments   []Segment // of all tensors, one behind the other
 	sides      []Side    // room for those of further segments
 	operations map[elementwise]operation.Operation
@@ -38,21 +39,21 @@ type elementwise struct {
 }
 
 // assemble fills in where a tensor's elements come from, and what is done to them.
-func (a *assembler) assemble(t *Tensor, parts []*weights.Weight, order format.Arranged) error {
+func (a *assembler) assemble(t *Tensor, out *output) error {
 	first := len(a.segments)
-	for _, w := range parts {
-		if err := a.segment(w, t.DType, order); err != nil {
+	for _, w := range out.parts {
+		if err := a.segment(w, t.DType, out.order); err != nil {
 			return err
 		}
 	}
 	t.Segments = a.segments[first:len(a.segments):len(a.segments)]
-	t.Operations = a.shared(operationNames(t.Segments, len(parts) > 1, parts[0].Shared))
+	t.Operations = a.shared(operationNames(t.Segments, len(out.parts) > 1, out.parts[0].Shared))
 	return nil
 }
 
 // segment adds the segments of a weight on its way to an output of dtype to: one, but of a
 // weight that is stored in parts one for each.
-func (a *assembler) segment(w *weights.Weight, to tensor.DType, order format.Arranged) error {
+func (a *assembler) segment(w *weights.Weight, to tensor.DType, order *format.Arranged) error {
 	parts, err := a.src.Parts(w.Stored)
 	if err != nil {
 		return err
@@ -61,7 +62,7 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, order format.Arr
 		parts = []format.Part{run(parts[0], w.First, int64(w.Len()))}
 	}
 	first := int64(0)
-	if order.View != nil {
+	if order != nil {
 		if len(parts) != 1 || parts[0].View != nil {
 			return errors.New("is stored in an order of its own, and cannot be put into another: convert to safetensors first")
 		}

@@ -16,6 +16,78 @@ import (
 // Conversion plans the conversion of src. It reads no weight. Everything that keeps the
 // conversion from being right is in the one *checkpoint.Error that it returns.
 func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
+	c, err := newConversion(src, o)
+	if err != nil {
+		return nil, err
+	}
+	chosen := c.choose()
+	if err := c.refused(nil); err != nil {
+		return nil, err
+	}
+	doc, err := c.rewrite(chosen)
+	if err := c.refused(err); err != nil {
+		return nil, err
+	}
+	outputs, derived := c.dialect.arrange(c, chosen, doc.config)
+	if err := c.refused(nil); err != nil {
+		return nil, err
+	}
+	keys, err := c.dialect.keys(c, chosen, doc.config, outputs)
+	if err := c.refused(err); err != nil {
+		return nil, err
+	}
+	p := &Plan{Format: c.format, Options: c.o.recorded(c.format), Missing: doc.missing, keys: keys, source: src.Memory()}
+	if p.Sources, err = c.sources(); err != nil {
+		return nil, err
+	}
+	if err := c.layOut(p, outputs); err != nil {
+		return nil, err
+	}
+	p.Others, p.Left, err = c.dialect.companions(c, doc, p)
+	if err := c.refused(err); err != nil {
+		return nil, err
+	}
+	p.Dropped, p.Notes = chosen.dropped+derived, c.notes
+	p.seal()
+	return p, nil
+}
+
+// conversion is what a plan is made of, and what its stages find.
+type conversion struct {
+	src     *checkpoint.Checkpoint
+	o       Options
+	format  *format.Format // of the output
+	dialect dialect
+	set     *weights.Set // all of src's
+	*findings
+}
+
+// findings are appended to by every stage.
+type findings struct {
+	problems []checkpoint.Problem // what keeps the conversion from being right
+	notes    []string             // what the user should know
+}
+
+// dialect is how a format arranges what it writes.
+type dialect interface {
+	// arrange decides the tensors to be written, in the order of the model. written is the
+	// output's config. derived counts weights that are not written, as nothing reads them.
+	arrange(c *conversion, chosen selection, written *config.Config) (outputs []output, derived int)
+	// keys encodes what the weight files say beside their tensors; nil for nothing.
+	keys(c *conversion, chosen selection, written *config.Config, outputs []output) ([]byte, error)
+	// companions plans the files without weights, and lists those of the source that are neither
+	// read nor copied.
+	companions(c *conversion, doc document, p *Plan) (others []Other, left []string, err error)
+}
+
+// output is a tensor to be written, and the weights that it is made of, one behind the other.
+type output struct {
+	tensor.Info
+	parts []*weights.Weight
+	order *format.Arranged // if it has the elements of one weight in another order
+}
+
+func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
@@ -26,96 +98,57 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	if o.Mixture != "" && (f.Dialect == nil || !slices.Contains(f.Dialect.Types, o.Mixture)) {
 		return nil, fmt.Errorf("type %s: %s does not have it", text.Quote(o.Mixture), f.Name)
 	}
-	o.NoMTP = o.NoMTP || f.Dialect != nil && !o.MTP
-	c := conversion{src: src, o: o, filter: newFilter(src.Config, o), set: weights.New(src.Config, src), groups: map[string]fusedGroup{},
-		plan: &Plan{Format: f, Options: o.recorded(f), Left: []string{}, Notes: []string{}, Missing: []Missing{}}}
-	c.choose()
-	steps := []func() error{c.arrange, c.layout, c.sources, c.others}
+	c := &conversion{src: src, o: o, format: f, dialect: huggingFace{}, set: weights.New(src.Config, src), findings: &findings{notes: []string{}}}
 	if f.Dialect != nil {
-		steps = []func() error{c.rewrite, c.arrangeIn, c.describe, c.layout, c.sources, c.leave}
+		c.dialect, c.o.NoMTP = foreign{f.Dialect}, !o.MTP
 	}
-	for _, step := range steps {
-		if c.problems == nil {
-			err = step()
-		}
-		if c.problems != nil {
-			return nil, &checkpoint.Error{Path: src.Path, Problems: c.problems}
-		}
-		if err != nil {
-			return nil, err
-		}
+	return c, nil
+}
+
+func (f *findings) problem(name, cause string, args ...any) {
+	f.problems = append(f.problems, checkpoint.Problem{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
+}
+
+func (f *findings) note(what string, args ...any) {
+	f.notes = append(f.notes, fmt.Sprintf(what, args...))
+}
+
+// refused returns all problems found so far, or else err, why a stage could not be completed.
+func (c *conversion) refused(err error) error {
+	if c.problems == nil {
+		return err
 	}
-	c.plan.seal()
-	return c.plan, nil
+	return &checkpoint.Error{Path: c.src.Path, Problems: c.problems}
 }
 
-// conversion builds the plan of one.
-type conversion struct {
-	src      *checkpoint.Checkpoint
-	o        Options
-	filter   *filter
-	set      *weights.Set // all of src's
-	plan     *Plan
-	problems []checkpoint.Problem
-
-	kept    []*weights.Weight     // what the filter keeps, in the order of the model
-	outputs []tensor.Info         // what is written, in the order of the model
-	parts   [][]*weights.Weight   // what each output is made of
-	groups  map[string]fusedGroup // by the name of the fused tensor
-
-	written *config.Config          // config.json as it is in the output
-	text    []byte                  // that, as it is written
-	orders  map[int]format.Arranged // of outputs that have a weight's elements in another order
-}
-
-func (c *conversion) problem(name, cause string, args ...any) {
-	c.problems = append(c.problems, checkpoint.Problem{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
-}
-
-func (c *conversion) note(what string, args ...any) {
-	c.plan.Notes = append(c.plan.Notes, fmt.Sprintf(what, args...))
-}
-
-// layout divides the tensors among files and gives each its place.
-func (c *conversion) layout() error {
-	given, err := c.plan.layOut(c.outputs, shardBytes(c.o.MaxShardBytes, c.plan.Format))
+// layOut divides the outputs among files and fills in what each tensor is made of.
+func (c *conversion) layOut(p *Plan, outputs []output) error {
+	infos, n := make([]tensor.Info, len(outputs)), 0
+	for i := range outputs {
+		infos[i] = outputs[i].Info
+		n += len(outputs[i].parts)
+	}
+	given, err := p.layOut(infos, shardBytes(c.o.MaxShardBytes, c.format))
 	if err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(c.src.Path), err)
 	}
-	n := 0
-	for _, parts := range c.parts {
-		n += len(parts)
-	}
-	c.outputs = nil // the plan has them
-	a := assembler{conversion: c, segments: make([]Segment, 0, n), operations: map[elementwise]operation.Operation{}}
-	for i := range c.plan.Tensors {
-		t := &c.plan.Tensors[i]
-		if err := a.assemble(t, c.parts[given[i]], c.orders[int(given[i])]); err != nil {
-			return fmt.Errorf("%s: tensor %s: %w", text.Quote(c.src.Path), text.Quote(t.Name), err)
+	a := assembler{src: c.src, segments: make([]Segment, 0, n), operations: map[elementwise]operation.Operation{}}
+	for i := range p.Tensors {
+		if err := a.assemble(&p.Tensors[i], &outputs[given[i]]); err != nil {
+			return fmt.Errorf("%s: tensor %s: %w", text.Quote(c.src.Path), text.Quote(p.Tensors[i].Name), err)
 		}
 	}
 	return nil
 }
 
 // sources names the files that are read, by what is in them.
-func (c *conversion) sources() error {
-	c.plan.source = c.src.Memory()
+func (c *conversion) sources() (files []Source, err error) {
 	for i, f := range c.src.Inventory.Files {
 		identity, err := c.src.Identity(i)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		c.plan.Sources = append(c.plan.Sources, Source{f.Name, f.Size, identity})
+		files = append(files, Source{f.Name, f.Size, identity})
 	}
-	return nil
-}
-
-// noteRagged warns of what other readers would make of fused scales.
-func (c *conversion) noteRagged(fused string, part *weights.Weight) {
-	f, _ := part.Fused()
-	w := c.set.Find(part.Owner())
-	if part.Part != "" && len(f.Roles) > 1 && w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 {
-		c.note("%s: %d rows per projection are not whole blocks of %d: the scales of gate and up stay apart, and a reader that takes both for one matrix misreads them",
-			text.Quote(fused), w.Shape[0], w.Block[0])
-	}
+	return files, nil
 }

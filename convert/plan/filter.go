@@ -63,8 +63,16 @@ func (f *filter) match(globs []string, name string, open bool) (matched bool) {
 	return matched
 }
 
+// selection is the weights that a conversion keeps.
+type selection struct {
+	filter  *filter
+	set     *weights.Set
+	kept    []*weights.Weight // in the order of the model
+	dropped int               // how many are not kept
+}
+
 // choose applies the filter and compares what is kept with the table.
-func (c *conversion) choose() {
+func (c *conversion) choose() selection {
 	for _, n := range c.src.Inventory.Notes {
 		c.note("%s", n)
 	}
@@ -74,22 +82,24 @@ func (c *conversion) choose() {
 	for _, m := range c.set.Misfits {
 		c.problem(m.Name, "%s", m.Cause)
 	}
+	s := selection{filter: newFilter(c.src.Config, c.o), set: c.set}
 	for _, w := range c.set.Ordered(c.src.Config) {
-		if c.filter.keeps(w.Owner(), w.Layer) {
-			c.kept = append(c.kept, w)
+		if s.filter.keeps(w.Owner(), w.Layer) {
+			s.kept = append(s.kept, w)
 		} else {
-			c.plan.Dropped++
+			s.dropped++
 		}
 	}
 	c.checkLayers()
-	c.checkGlobs()
-	beyond := c.checkSlots()
-	if len(c.kept) == 0 && len(c.problems) == 0 {
+	c.checkGlobs(s.filter)
+	beyond := c.checkSlots(s)
+	if len(s.kept) == 0 && len(c.problems) == 0 {
 		c.problem("", "the filters leave no tensor")
 	}
 	if beyond > 0 {
 		c.note("%s that config.json does not imply are converted too", text.Plural(beyond, "tensor"))
 	}
+	return s
 }
 
 // checkLayers refuses layers that the checkpoint does not have.
@@ -114,9 +124,9 @@ func (c *conversion) checkLayers() {
 }
 
 // checkGlobs refuses globs that match nothing, most likely for a typing mistake.
-func (c *conversion) checkGlobs() {
+func (c *conversion) checkGlobs(f *filter) {
 	for _, glob := range slices.Concat(c.o.Include, c.o.Exclude) {
-		switch c.filter.matched[glob] {
+		switch f.matched[glob] {
 		case nothing:
 			c.problems = append(c.problems, checkpoint.Problem{Cause: fmt.Sprintf("the glob %q matches no tensor", glob),
 				Hint: "globs are of per-expert names such as model.layers.1.mlp.experts.0.up_proj.weight; scales go with their weight"})
@@ -128,14 +138,14 @@ func (c *conversion) checkGlobs() {
 
 // checkSlots demands every weight that the config implies and the filter keeps, and
 // returns how many weights are kept beyond these.
-func (c *conversion) checkSlots() (beyond int) {
-	for _, w := range c.kept {
+func (c *conversion) checkSlots(s selection) (beyond int) {
+	for _, w := range s.kept {
 		if !w.IsScales() {
 			beyond++
 		}
 	}
 	for slot := range table.FamilyOf(c.src.Config).Required(c.src.Config, c.set.Has) {
-		if !c.filter.keeps(slot.Name, slot.Layer) {
+		if !s.filter.keeps(slot.Name, slot.Layer) {
 			continue
 		}
 		switch w := c.set.Find(slot.Name); {
@@ -151,18 +161,18 @@ func (c *conversion) checkSlots() (beyond int) {
 	return beyond
 }
 
-// writes says whether the output has a weight of the source.
-func (c *conversion) writes(name string) bool {
-	w := c.set.Find(name)
-	return w != nil && c.filter.keeps(w.Owner(), w.Layer)
+// has reports whether a weight of the source is kept.
+func (s selection) has(name string) bool {
+	w := s.set.Find(name)
+	return w != nil && s.filter.keeps(w.Owner(), w.Layer)
 }
 
-// compareWith counts what the output's config implies and the output does not have.
-func (c *conversion) compareWith(written *config.Config) {
+// missing counts the weights that the output's config implies and the output does not have.
+func (c *conversion) missing(written *config.Config, s selection) []Missing {
 	f := table.FamilyOf(written)
 	counts := map[table.Module]int{}
-	for slot := range f.Required(written, c.writes) {
-		if !c.writes(slot.Name) {
+	for slot := range f.Required(written, s.has) {
+		if !s.has(slot.Name) {
 			module := slot.Module()
 			if slot.Layer >= written.NumHiddenLayers {
 				module = table.MTP
@@ -170,10 +180,12 @@ func (c *conversion) compareWith(written *config.Config) {
 			counts[module]++
 		}
 	}
+	all := []Missing{}
 	for _, module := range slices.Sorted(maps.Keys(counts)) {
-		c.plan.Missing = append(c.plan.Missing, Missing{string(module), counts[module]})
+		all = append(all, Missing{string(module), counts[module]})
 	}
-	for _, n := range f.Notes(written, c.writes) {
+	for _, n := range f.Notes(written, s.has) {
 		c.note("%s", n)
 	}
+	return all
 }

@@ -92,16 +92,17 @@ func (p *Plan) writeIndex(w io.Writer) error {
 	})
 }
 
-// describe adds config.json, whose text is document, and for more than one file their
+// described returns config.json, whose text is document, and for more than one file their
 // index.
-func (p *Plan) describe(document []byte) {
-	p.Others = append(p.Others, Other{Name: checkpoint.ConfigName, Size: int64(len(document)), Hash: digest.Of(document), Text: document})
+func (p *Plan) described(document []byte) []Other {
+	others := []Other{{Name: checkpoint.ConfigName, Size: int64(len(document)), Hash: digest.Of(document), Text: document}}
 	if p.Index != "" {
 		h := digest.New()
 		var size countedBytes
 		p.writeIndex(io.MultiWriter(h, &size)) // neither fails
-		p.Others = append(p.Others, Other{Name: p.Index, Size: int64(size), Hash: h.Name()})
+		others = append(others, Other{Name: p.Index, Size: int64(size), Hash: h.Name()})
 	}
+	return others
 }
 
 // countedBytes counts what is written to it.

@@ -40,7 +40,7 @@ func Synthesis(s Synthetic, maxShardBytes int64) (*Plan, error) {
 		segments[i] = Segment{DType: t.DType, Bytes: t.Bytes(), Operation: operation.Make{Rule: s.Rule, Info: t.Info(), Fill: s.Fill}}
 		t.Operations, t.Segments = name, segments[i:i+1:i+1]
 	}
-	p.describe(s.Config)
+	p.Others = p.described(s.Config)
 	p.seal()
 	return p, nil
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
@@ -17,69 +18,72 @@ import (
 	"dsmoe/text"
 )
 
-// arrangeIn decides the tensors to be written as the format has them.
-func (c *conversion) arrangeIn() error {
+// foreign is a format with names, orders and a config of its own.
+type foreign struct{ *format.Dialect }
+
+// arrange decides the tensors to be written as the format has them.
+func (f foreign) arrange(c *conversion, chosen selection, written *config.Config) (outputs []output, derived int) {
 	var infos []tensor.Info
-	for _, w := range c.kept {
+	for _, w := range chosen.kept {
 		if !w.IsScales() {
 			infos = append(infos, w.Info)
 		}
 	}
-	arranged, wrong := c.plan.Format.Dialect.Arrange(c.written, infos, c.o.kind())
+	arranged, wrong := f.Arrange(written, infos, c.o.kind())
 	for _, err := range wrong {
 		c.problems = append(c.problems, checkpoint.ProblemsOf("", err)...)
 	}
 	if wrong != nil {
-		return nil
+		return nil, 0
 	}
 	if c.o.Experts == FusedExperts {
-		c.problem("", "%s has the experts of a layer in three tensors: %s is not for it", c.plan.Format.Name, "--experts fused")
+		c.problem("", "%s has the experts of a layer in three tensors: %s is not for it", c.format.Name, "--experts fused")
 	}
-	c.orders = map[int]format.Arranged{}
-	c.noteDerived(infos, arranged)
-	for _, x := range arranged {
-		parts := make([]*weights.Weight, len(x.Weights))
-		for i, name := range x.Weights {
-			parts[i] = c.set.Find(name)
+	for i := range arranged {
+		x := &arranged[i]
+		out := output{parts: make([]*weights.Weight, len(x.Weights))}
+		for k, name := range x.Weights {
+			out.parts[k] = c.set.Find(name)
 		}
 		if x.View != nil {
-			c.orders[len(c.outputs)] = x
+			out.order = x
 		}
-		c.output(tensor.Info{Name: x.Name, DType: c.targetIn(x, parts), Shape: x.Shape}, parts)
+		out.Info = tensor.Info{Name: x.Name, DType: c.targetIn(x, out.parts), Shape: x.Shape}
+		outputs = append(outputs, out)
 	}
-	return nil
+	return outputs, c.noteDerived(infos, arranged)
 }
 
 // noteDerived names the tensors that are not written because the table knows that nothing
-// reads them: a head that is tied, or angles of RoPE.
-func (c *conversion) noteDerived(infos []tensor.Info, arranged []format.Arranged) {
+// reads them: a head that is tied, or angles of RoPE. It returns how many there are.
+func (c *conversion) noteDerived(infos []tensor.Info, arranged []format.Arranged) (n int) {
 	written := make(map[string]bool, len(infos))
 	for _, x := range arranged {
 		for _, name := range x.Weights {
 			written[name] = true
 		}
 	}
-	n, first := 0, ""
+	first := ""
 	for _, info := range infos {
 		if !written[info.Name] {
 			n, first = n+1, cmp.Or(first, info.Name)
 		}
 	}
 	if n > 0 {
-		c.plan.Dropped += n
 		c.note("%s, the first is %s: not written, as models derive or tie them", text.Plural(n, "tensor"), text.Quote(first))
 	}
+	return n
 }
 
 // targetIn is the dtype that a tensor of such a format is written in, which all that it is
 // made of can be turned into.
-func (c *conversion) targetIn(x format.Arranged, parts []*weights.Weight) (to tensor.DType) {
+func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to tensor.DType) {
 	for i, w := range parts {
 		d := w.DType
 		if err := w.CheckScales(); err != nil {
 			c.problem(w.Name, "%v", err)
 		} else if !d.Casts() && !d.Blocked() && !d.Scaled() {
-			c.problem(w.Name, "dtype %s cannot be written to a %s file", d, c.plan.Format.Name)
+			c.problem(w.Name, "dtype %s cannot be written to a %s file", d, c.format.Name)
 		}
 		switch {
 		case x.DType != tensor.Invalid:
@@ -100,29 +104,28 @@ func (c *conversion) targetIn(x format.Arranged, parts []*weights.Weight) (to te
 	return to
 }
 
-// describe has the format say what its files say beside their tensors.
-func (c *conversion) describe() error {
-	d := format.Description{Config: c.written, Name: modelName(c.src), Type: c.o.kind(), Tensors: c.outputs, Was: make([]tensor.DType, len(c.outputs)), Open: c.src.OpenOther}
-	for i, parts := range c.parts {
-		if from := parts[0].DType; c.outputs[i].DType == tensor.F32 && (from == tensor.BF16 || from == tensor.F16) {
+// keys has the format say what its files say beside their tensors.
+func (f foreign) keys(c *conversion, chosen selection, written *config.Config, outputs []output) ([]byte, error) {
+	d := format.Description{Config: written, Name: modelName(c.src), Type: c.o.kind(), Was: make([]tensor.DType, len(outputs)), Open: c.src.OpenOther}
+	for i, out := range outputs {
+		d.Tensors = append(d.Tensors, out.Info)
+		if from := out.parts[0].DType; out.DType == tensor.F32 && (from == tensor.BF16 || from == tensor.F16) {
 			d.Was[i] = from
 		}
 	}
 	if c.src.Alone {
 		d.Open = nil
 	}
-	scaled := slices.IndexFunc(c.kept, func(w *weights.Weight) bool { return w.DType.Scaled() })
-	if scaled >= 0 && c.o.kind() == "keep" {
-		c.note("%s has no %s: it becomes BF16, rounded", c.plan.Format.Name, c.kept[scaled].DType.Form().Name)
+	if slices.ContainsFunc(chosen.kept, func(w *weights.Weight) bool { return w.DType == tensor.F8E4M3 }) && c.o.kind() == "keep" {
+		c.note("%s has no FP8: it becomes BF16, rounded", c.format.Name)
 	}
-	keys, notes, err := c.plan.Format.Dialect.Describe(d)
-	c.plan.keys = keys
-	c.plan.Notes = append(c.plan.Notes, notes...)
+	keys, notes, err := f.Describe(d)
+	c.notes = append(c.notes, notes...)
 	var bad *format.Error
 	if errors.As(err, &bad) {
 		c.problems = append(c.problems, checkpoint.ProblemsOf(filepath.Base(bad.File), err)...)
 	}
-	return err
+	return keys, err
 }
 
 // modelName is what a model is called that has no name of its own: as its directory, or its
@@ -142,17 +145,18 @@ func modelName(src *checkpoint.Checkpoint) string {
 	return name
 }
 
-// leave lists the files that are neither read nor copied: nothing goes along with such a
+// companions lists the files that are neither read nor copied: nothing goes along with such a
 // format, which has all in its own files.
-func (c *conversion) leave() error {
+func (f foreign) companions(c *conversion, _ document, _ *Plan) (others []Other, left []string, err error) {
 	entries, err := os.ReadDir(c.src.Dir)
 	if err != nil || c.src.Alone {
-		return err
+		return nil, []string{}, err
 	}
+	left = []string{}
 	for _, e := range entries {
-		if !c.isReplaced(e.Name()) && !c.plan.Format.Dialect.Consumes(e.Name()) {
-			c.plan.Left = append(c.plan.Left, e.Name())
+		if !c.isReplaced(e.Name()) && !f.Consumes(e.Name()) {
+			left = append(left, e.Name())
 		}
 	}
-	return nil
+	return nil, left, nil
 }

@@ -1,0 +1,184 @@
+package plan
+
+// Outputs as HuggingFace has them.
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// huggingFace writes weights under their names in the table, experts apart or fused.
+type huggingFace struct{}
+
+// keys returns nothing: config.json says it all.
+func (huggingFace) keys(*conversion, selection, *config.Config, []output) ([]byte, error) {
+	return nil, nil
+}
+
+// arrange decides the tensors to be written, in the order of the model.
+func (huggingFace) arrange(c *conversion, chosen selection, _ *config.Config) (outputs []output, derived int) {
+	shared := map[string]bool{} // the fused tensors of the source, by the table's name
+	for _, w := range chosen.kept {
+		if w.Shared {
+			shared[w.FusedName()] = true
+		}
+	}
+	a := arrangement{conversion: c, groups: map[string]fusedGroup{}}
+	for i, w := range chosen.kept {
+		if c.o.DType != tensor.Invalid && w.IsScales() {
+			continue // it goes into the weight
+		}
+		to := c.target(w)
+		f, _ := w.Fused()
+		if f == nil || c.o.Experts == PerExpert || c.o.Experts == KeepExperts && !shared[w.FusedName()] {
+			a.outputs = append(a.outputs, output{Info: tensor.Info{Name: w.Name, DType: to, Shape: w.Shape}, parts: chosen.kept[i : i+1 : i+1]})
+			continue
+		}
+		a.collect(to, w)
+	}
+	a.fuseGroups()
+	return a.outputs, 0
+}
+
+// arrangement is the tensors to be written, of which some become fused.
+type arrangement struct {
+	*conversion
+	outputs []output
+	groups  map[string]fusedGroup // by the name of the fused tensor
+}
+
+// target is the dtype that a weight is written in.
+func (c *conversion) target(w *weights.Weight) tensor.DType {
+	from, to := w.DType, c.o.DType
+	switch was := c.src.Was(w.Stored); {
+	case to == tensor.Invalid && was != tensor.Invalid:
+		return was
+	case to == tensor.Invalid && from.Blocked():
+		c.problem(w.Name, "dtype %s: %s cannot hold it; ask for bf16, f16 or f32", from, c.format.Name)
+		return from
+	case to == tensor.Invalid || from == to || from.Integer():
+		return from
+	case from.Scaled():
+		if err := w.CheckScales(); err != nil {
+			c.problem(w.Name, "%v", err)
+			return from
+		}
+		return to
+	case w.Role() == table.EScoreCorrectionBias: // it decides the choice of experts; as in transformers
+		return from
+	case from.Casts(), from.Blocked():
+		return to
+	}
+	c.problem(w.Name, "dtype %s cannot be cast to %s", from, to)
+	return from
+}
+
+// fusedGroup is a fused tensor that is made of weights.
+type fusedGroup struct {
+	output int             // its place in outputs
+	first  *weights.Weight // the first of its parts that the source has
+}
+
+// collect puts a weight in its place in a fused tensor; the tensor's own place is
+// that of its first part.
+func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
+	f, index := w.Fused()
+	name, experts := w.FusedName(), a.src.Config.NRoutedExperts
+	g, seen := a.groups[name]
+	if !seen {
+		g = fusedGroup{len(a.outputs), w}
+		a.groups[name] = g
+		a.outputs = append(a.outputs, output{Info: tensor.Info{Name: name}, parts: make([]*weights.Weight, experts*len(f.Roles))})
+	}
+	if w.Expert >= experts {
+		a.problem(w.Name, "cannot be fused: config says %d experts", experts)
+		return
+	}
+	out := &a.outputs[g.output]
+	if out.DType != tensor.Invalid && out.DType != to {
+		a.problem(w.Name, "cannot be fused: it would be %s, but others of %s %s", to, text.Quote(name), out.DType)
+	}
+	out.DType = to
+	out.parts[w.Expert*len(f.Roles)+index] = w
+}
+
+// fuseGroups completes the fused tensors.
+func (a *arrangement) fuseGroups() {
+	first := ""
+	for i := range a.outputs {
+		out := &a.outputs[i]
+		g, ok := a.groups[out.Name]
+		if !ok {
+			continue
+		}
+		first = cmp.Or(first, out.Name)
+		if absent := slices.Index(out.parts, nil); absent >= 0 {
+			a.problem(out.Name, "cannot be fused: %s is not among the tensors", text.Quote(a.partName(g.first, absent)))
+			continue
+		}
+		shape, err := fusedShape(out.parts, a.src.Config.NRoutedExperts)
+		if err != nil {
+			a.problem(out.Name, "%v", err)
+			continue
+		}
+		out.Shape = shape
+		a.noteRagged(out.Name, out.parts[0])
+	}
+	if first != "" {
+		a.checkReaders(first)
+	}
+}
+
+// partName returns the name of part i of the fused tensor that w goes into.
+func (c *conversion) partName(w *weights.Weight, i int) string {
+	f, _ := w.Fused()
+	n := len(f.Roles)
+	return table.FamilyOf(c.src.Config).Row(table.RoutedExperts, f.Roles[i%n]).NameIn(w.Layer, i/n) + w.Part
+}
+
+// checkReaders says what cannot read the fused tensors that are written, of which first is one:
+// only transformers' own classes, from transformers 5 on, can.
+func (c *conversion) checkReaders(first string) {
+	have := c.src.Config
+	switch {
+	case have.HasReference(config.Native):
+		if have.Reference == config.Remote {
+			c.note("the code that auto_map in config.json names cannot read fused experts, such as %s; transformers' own classes can, from transformers 5 on", text.Quote(first))
+		}
+	case c.o.Experts == FusedExperts:
+		c.problem(first, "nothing can read fused experts of model_type %s: its published code fills experts that it does not find with random numbers, and transformers has no class for it; leave the experts as they are, or ask for %s",
+			have.ModelType, PerExpert)
+	default:
+		c.note("nothing can read fused experts of model_type %s, such as %s: ask for %s experts", have.ModelType, text.Quote(first), PerExpert)
+	}
+}
+
+// fusedShape returns the shape of the fused tensor that the parts, in the order of
+// its elements, make up, or what keeps them from it.
+func fusedShape(parts []*weights.Weight, experts int) ([]int, error) {
+	first := parts[0]
+	for _, p := range parts {
+		if len(p.Shape) != 2 || !slices.Equal(p.Shape, first.Shape) {
+			return nil, fmt.Errorf("cannot be fused: %s has shape %v, but %s %v",
+				text.Quote(first.Name), first.Shape, text.Quote(p.Name), p.Shape)
+		}
+	}
+	return []int{experts, first.Shape[0] * len(parts) / experts, first.Shape[1]}, nil
+}
+
+// noteRagged warns of what other readers would make of fused scales.
+func (c *conversion) noteRagged(fused string, part *weights.Weight) {
+	f, _ := part.Fused()
+	w := c.set.Find(part.Owner())
+	if part.Part != "" && len(f.Roles) > 1 && w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 {
+		c.note("%s: %d rows per projection are not whole blocks of %d: the scales of gate and up stay apart, and a reader that takes both for one matrix misreads them",
+			text.Quote(fused), w.Shape[0], w.Block[0])
+	}
+}
