@@ -154,7 +154,7 @@ func TestUncountedManifest(t *testing.T) {
 // again.
 func TestRecordsWithoutLosses(t *testing.T) {
 	t.Parallel()
-	e := &execution{states: make([]tensorState, 2)}
+	e := &execution{ledger: &ledger{states: make([]tensorState, 2)}}
 	require.NoError(t, journalLines(t, e, `{"t":0,"n":64,"losses":{"rounded":3}}`, `{"t":1,"n":64,"lost":{"overflow":0}}`))
 	require.Equal(t, []tensorState{{done: 64, lost: tensor.Loss{Rounded: 3}}, {}}, e.states)
 }

@@ -1,12 +1,10 @@
 package engine
 
-// The work on tensors: how it is cut, how far it is, and what the journal is told of it.
+// The work on tensors: how it is cut, and when the journal is told of it.
 
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +12,6 @@ import (
 
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
-	"dsmoe/model/tensor"
 )
 
 // execution is a plan that is being carried out.
@@ -32,24 +29,9 @@ type execution struct {
 	compute   *semaphore.Weighted // held by a goroutine while it computes
 	shape     shape
 	carried   map[string]string // hashes of the files that were copied from the source, by name
-
-	mu      sync.Mutex
-	states  []tensorState // as plan.Tensors
-	changed map[int]bool  // tensors whose state the journal does not have
-	queue   *queue
-	phase   string // for Progress
-	ahead   int64  // bytes written or compared since the journal was last told
-	done    int64  // bytes written and bytes compared, for Progress
-	total   int64  // that done grows to
-	resumed int64  // bytes that an earlier run wrote
-	flushMu sync.Mutex
-}
-
-// tensorState is how far one tensor has come.
-type tensorState struct {
-	done  int64 // bytes written
-	lost  tensor.Loss
-	proof *proof // nil until all is written and hashed
+	queue     *queue
+	flushing  sync.Mutex
+	*ledger
 }
 
 func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution, error) {
@@ -57,8 +39,8 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 	if err != nil {
 		return nil, err
 	}
-	e := &execution{Settings: s, plan: p, source: src, format: manifestFormat, key: key, place: placeOf(dst), shape: newShape(p, s), phase: "writing",
-		compute: semaphore.NewWeighted(int64(s.Compute)), states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}, carried: map[string]string{}}
+	e := &execution{Settings: s, plan: p, source: src, format: manifestFormat, key: key, place: placeOf(dst), shape: newShape(p, s),
+		compute: semaphore.NewWeighted(int64(s.Compute)), carried: map[string]string{}, ledger: newLedger(p, s.Progress)}
 	if s.Overwrite && checkReplaceable(dst) == nil {
 		e.place = besideOf(dst)
 	}
@@ -151,40 +133,6 @@ func (e *execution) journaled(ctx context.Context) error {
 	return errors.Join(err, e.flush())
 }
 
-// state returns how far a tensor has come.
-func (e *execution) state(i int) tensorState {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.states[i]
-}
-
-// mark takes note of a tensor's new state.
-func (e *execution) mark(i int, s tensorState) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.states[i] = s
-	e.changed[i] = true
-}
-
-// advance takes note of n bytes that were written or compared.
-func (e *execution) advance(n int64) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.ahead += n
-	e.done += n
-	e.Progress(e.phase, e.done, e.total)
-}
-
-// lost lists the tensors with elements that are not finite, or not the source's.
-func (e *execution) lost() (lost []LostTensor) {
-	for i := range e.states {
-		if e.states[i].lost.Any() {
-			lost = append(lost, LostTensor{e.plan.Tensors[i].Name, e.states[i].lost})
-		}
-	}
-	return lost
-}
-
 // flushRegularly tells the journal what was done, until stop is closed.
 func (e *execution) flushRegularly(stop chan struct{}) error {
 	tick := time.NewTicker(50 * time.Millisecond)
@@ -196,10 +144,7 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 			return nil
 		case <-tick.C:
 		}
-		e.mu.Lock()
-		due := e.ahead >= flushBytes || e.ahead > 0 && time.Since(last) > flushTime
-		e.mu.Unlock()
-		if !due {
+		if ahead := e.unflushed(); ahead == 0 || ahead < flushBytes && time.Since(last) <= flushTime {
 			continue
 		}
 		if err := e.flush(); err != nil {
@@ -212,9 +157,9 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 // flush makes what was written durable, then says so in the journal. What is to be proven
 // is then read from the disk.
 func (e *execution) flush() error {
-	e.flushMu.Lock()
-	defer e.flushMu.Unlock()
-	n := e.news()
+	e.flushing.Lock()
+	defer e.flushing.Unlock()
+	n := e.take(e.Unverified)
 	if n.lines == nil {
 		return nil
 	}
@@ -229,45 +174,4 @@ func (e *execution) flush() error {
 	}
 	e.queue.durable(n.written)
 	return nil
-}
-
-// news is what the journal does not know.
-type news struct {
-	lines   []any // for the journal
-	files   []int // that hold the tensors
-	written []int // tensors that are complete and to be proven
-}
-
-func (e *execution) news() (n news) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	inFile := map[int]bool{}
-	for _, i := range slices.Sorted(maps.Keys(e.changed)) {
-		s, t := &e.states[i], &e.plan.Tensors[i]
-		lost := s.lost // a copy: the tensor goes on
-		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: &lost, Proof: s.proof})
-		inFile[t.File] = true
-		if !e.Unverified && s.done == t.Bytes() && (s.proof == nil || !s.proof.Compared) {
-			n.written = append(n.written, i)
-		}
-	}
-	clear(e.changed)
-	e.ahead = 0
-	n.files = slices.Sorted(maps.Keys(inFile))
-	return n
-}
-
-// apply takes over what a journal says.
-func (e *execution) apply(r record) {
-	if r.Published != nil {
-		e.published = r.Published
-	}
-	if r.Ready || r.Tensor < 0 || r.Tensor >= len(e.states) {
-		return
-	}
-	if r.Lost == nil {
-		e.states[r.Tensor] = tensorState{}
-		return
-	}
-	e.states[r.Tensor] = tensorState{done: r.Done, lost: *r.Lost, proof: r.Proof}
 }

@@ -130,6 +130,9 @@ func (e *execution) resume() error {
 	ready := false
 	old, err := e.journal.read(func(r record) {
 		ready = (ready || r.Ready) && !r.Void
+		if r.Published != nil {
+			e.published = r.Published
+		}
 		e.apply(r)
 	})
 	if err != nil {
