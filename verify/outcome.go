@@ -13,7 +13,6 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
-	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -287,8 +286,8 @@ func (t outcome) unnamed() []string {
 // probes, or is absent without a word.
 func (t outcome) chooses() bool {
 	for name := range t.used {
-		layer, _ := pack.CutLayer(name)
-		if _, e, _, routed := weights.CutExpert(name); routed && (t.reached[layer][e] || !t.probed[layer][e]) {
+		w := t.set.Find(name)
+		if w != nil && w.Expert >= 0 && (t.reached[w.Layer][w.Expert] || !t.probed[w.Layer][w.Expert]) {
 			return true
 		}
 	}

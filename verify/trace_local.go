@@ -226,7 +226,7 @@ func roundsTo(c *report.Check, x *bounds.Value, i int, factor float64) {
 func isMLP(name string) bool {
 	_, kind := pack.CutLayer(name)
 	kind, _ = pack.CutExpert(kind)
-	return kind == pack.ProbeOutput || kind == "mlp.output" || kind == pack.ExpertsOutput || kind == pack.SharedOutput
+	return kind == pack.ProbeOutput || slices.Contains(pack.MLPOutputs, kind)
 }
 
 // TopK implements model.Trace.

@@ -14,6 +14,8 @@ import (
 const (
 	layerHole  = "{l}"
 	expertHole = "{e}"
+
+	layerPrefix = "model.layers." + layerHole + "."
 )
 
 // Fused is a tensor with matrices of all routed experts of a layer, as transformers 5 writes
@@ -108,7 +110,7 @@ type room [96]byte
 // for the routed expert behind the last ".mlp.experts.". The place has no row. Thousands of names
 // are cut at once, so patterns are made in r.
 func (r *room) cut(name string) (pattern []byte, p Place) {
-	const layers, experts = "model.layers.", ".mlp.experts."
+	const layers = "model.layers."
 	pattern, p = r[:0], Place{Layer: -1, Expert: -1}
 	if strings.HasPrefix(name, layers[len("model."):]) {
 		pattern = append(pattern, "model."...)
@@ -120,14 +122,33 @@ func (r *room) cut(name string) (pattern []byte, p Place) {
 			name = name[at+digits:]
 		}
 	}
-	if at := strings.LastIndex(name, experts) + len(experts); at >= len(experts) {
-		if n, digits := number(name[at:]); n >= 0 {
-			p.Expert = n
-			pattern = append(append(pattern, name[:at]...), expertHole...)
-			name = name[at+digits:]
-		}
+	if begin, end, n := expertAt(name); n >= 0 {
+		p.Expert = n
+		pattern = append(append(pattern, name[:begin]...), expertHole...)
+		name = name[end:]
 	}
 	return append(pattern, name...), p
+}
+
+// expertAt returns where in a name the number of a routed expert is, and that; -1 without one.
+func expertAt(name string) (begin, end, expert int) {
+	const experts = ".mlp.experts."
+	begin = strings.LastIndex(name, experts) + len(experts)
+	if begin < len(experts) {
+		return 0, 0, -1
+	}
+	expert, digits := number(name[begin:])
+	return begin, begin + digits, expert
+}
+
+// CutExpert returns the name of a weight or a stage with "{e}" for the number of its routed expert,
+// and that number; -1 without one. The name of a stage may be that within its layer.
+func CutExpert(name string) (pattern string, expert int) {
+	begin, end, expert := expertAt("." + name)
+	if expert < 0 {
+		return name, -1
+	}
+	return name[:begin-1] + expertHole + name[end-1:], expert
 }
 
 // number reads the number before the first dot, and how many digits it has; -1 if there is none,

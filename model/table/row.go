@@ -126,13 +126,28 @@ func (f *Family) find(wanted func(*Row) bool) *Row {
 // the gate's. "" if the stage is not what a weight gives by itself.
 func (f *Family) StageModule(stage string) Module {
 	for _, row := range f.Rows {
-		module := strings.TrimSuffix(row.InLayer(), ".weight")
-		if stage == module+".output" || stage == module+".logits" {
+		if stage == strings.TrimPrefix(row.stage(), layerPrefix) {
 			return row.Module
 		}
 	}
 	return ""
 }
+
+// stage returns the name of the stage that the row's weight gives, with its holes; "" for a bias.
+func (r *Row) stage() string {
+	module, ok := strings.CutSuffix(r.Name, ".weight")
+	switch {
+	case !ok:
+		return ""
+	case r.Role == Gate:
+		return module + ".logits"
+	}
+	return module + ".output"
+}
+
+// Stage returns the name of the stage that the weight of the place, which has a row, gives: the
+// output of its module, or the gate's logits. "" for a bias.
+func (p Place) Stage() string { return fillHoles(p.Row.stage(), p.Layer, p.Expert) }
 
 // Sizes returns the shape of one weight.
 func (r *Row) Sizes(c *config.Config) []int {
@@ -144,7 +159,7 @@ func (r *Row) Sizes(c *config.Config) []int {
 }
 
 // InLayer returns the row's name as it is within its layer: "mlp.gate.weight".
-func (r *Row) InLayer() string { return strings.TrimPrefix(r.Name, "model.layers."+layerHole+".") }
+func (r *Row) InLayer() string { return strings.TrimPrefix(r.Name, layerPrefix) }
 
 // LookedUp reports whether the weight is an embedding: only the rows of the input's tokens
 // are read.

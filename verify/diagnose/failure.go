@@ -151,7 +151,7 @@ func (f *Failure) zeroWeights() ([]report.Cause, error) {
 	})
 }
 
-// findWeights goes through the weights of the stage, by name, each followed by its FP8 scales.
+// findWeights goes through the weights of the stage, by name, each followed by its scales.
 func (f *Failure) findWeights(cause func(name string, w tensor.Tensor) *report.Cause) ([]report.Cause, error) {
 	found := []report.Cause{}
 	for _, name := range f.Weights {

@@ -6,10 +6,10 @@
 package diagnose
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
+	"dsmoe/model/table"
 	"dsmoe/verify/pack"
 )
 
@@ -26,18 +26,24 @@ type mistake struct {
 	unless string   // id of a mistake that is more than this one: not tried if that was found
 }
 
+// The kinds of MLPs that a layer with experts has.
+const (
+	routedMLP = "mlp.experts.*"
+	sharedMLP = "mlp.shared_experts"
+)
+
 // What the mistakes of a kind of module are first seen at.
 var (
 	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output", "self_attn.kv_a_layernorm.output", pack.LastNorm}
-	mlpStages  = []string{"mlp.output", pack.ExpertsOutput, pack.SharedOutput}
 
 	// Where a pack has them, of RoPE and of what else decides who attends to whom.
 	ropeStages   = []string{pack.RotaryCos, pack.AttnWeights, pack.Attended}
 	attendStages = []string{pack.AttnWeights, pack.Attended}
 	// Where a pack has them, of MLPs.
-	expertGate = "mlp.experts.*.gate_proj.output"
-	gateStages = []string{"mlp.gate_proj.output", "mlp.shared_experts.gate_proj.output", expertGate}
-	upStages   = []string{"mlp.up_proj.output", "mlp.shared_experts.up_proj.output", "mlp.experts.*.up_proj.output"}
+	gateStages = pack.InMLPs(table.GateProj)
+	upStages   = pack.InMLPs(table.UpProj)
+	expertGate = pack.InMLP(routedMLP, table.GateProj)
+	expertUp   = pack.InMLP(routedMLP, table.UpProj)
 )
 
 // mistakes are tried in this order, which is that of Report.Causes: switches and numbers of
@@ -100,14 +106,14 @@ func weightMistakes(f *Failure) []mistake {
 	list = append(list, []mistake{
 		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(1)},
 		{id: "norm-off-by-one", kinds: normStages, undo: undoNormOffset(-1)},
-		{id: "gate-up-swapped", kinds: mlpStages, undo: undoGateUp},
+		{id: "gate-up-swapped", kinds: pack.MLPOutputs, undo: undoGateUp},
 		{id: "gate-up-swapped", kinds: gateStages, whole: true, undo: undoGateUp},
 		{id: "expert-order", kinds: []string{pack.ExpertsOutput}, also: []string{pack.ProbeOutput}, undo: undoLexicographic},
 		{id: "expert-order", kinds: []string{expertGate}, whole: true, undo: undoLexicographic},
 		{id: "mtp-norms", kinds: []string{"enorm.output"}, undo: undoPredictionNorms},
 		{id: "mtp-copy", kinds: []string{"enorm.output", pack.PredictedLogits}, undo: undoCopies},
 		{id: "mtp-halves", kinds: []string{pack.PredictedFrom}, undo: undoHalves},
-		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, also: []string{pack.ExpertsOutput, expertGate, "mlp.experts.*.up_proj.output", pack.ExpertOutput, pack.ProbeOutput}, undo: undoRenumbered},
+		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, also: []string{pack.ExpertsOutput, expertGate, expertUp, pack.ExpertOutput, pack.ProbeOutput}, undo: undoRenumbered},
 		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows},
 	}...)
 	switch kind, _ := pack.CutExpert(f.Kind); kind {
@@ -116,19 +122,20 @@ func weightMistakes(f *Failure) []mistake {
 	case pack.ProbeOutput:
 		list = append(list, f.probeMistakes()...)
 	}
-	for _, pair := range [][2]string{{"q_proj", "k_proj"}, {"q_proj", "v_proj"}, {"q_proj", "o_proj"}, {"k_proj", "v_proj"}, {"k_proj", "o_proj"}, {"v_proj", "o_proj"}} {
+	for _, pair := range [][2]table.Role{{table.QProj, table.KProj}, {table.QProj, table.VProj}, {table.QProj, table.OProj},
+		{table.KProj, table.VProj}, {table.KProj, table.OProj}, {table.VProj, table.OProj}} {
 		list = append(list, mistake{id: "projections-exchanged", kinds: stageOf(pair[0]), also: stageOf(pair[1]), undo: undoExchanged(pair[0], pair[1])})
 	}
-	list = append(list, mistake{id: "keys-values-exchanged", kinds: stageOf("kv_b_proj"), undo: undoKVB(false)},
-		mistake{id: "keys-values-exchanged", kinds: stageOf("kv_b_proj"), undo: undoKVB(true)})
+	list = append(list, mistake{id: "keys-values-exchanged", kinds: stageOf(table.KVBProj), undo: undoKVB(false)},
+		mistake{id: "keys-values-exchanged", kinds: stageOf(table.KVBProj), undo: undoKVB(true)})
 	for _, proj := range projections {
 		list = append(list, mistake{id: "transposed", kinds: stageOf(proj), undo: undoTransposed(proj)},
 			mistake{id: "scales-transposed", kinds: stageOf(proj), undo: undoProjectionScales(proj)})
 	}
 	for _, parts := range [][]bool{{true, true, true}, {true, false, false}, {false, true, false}, {true, true, false}, {false, false, true}} {
-		list = append(list, mistake{id: "scales-transposed", kinds: slices.Concat(gateStages, upStages, mlpStages), whole: f.hasKind(f.gateStage()), undo: undoMLPScales(parts)})
+		list = append(list, mistake{id: "scales-transposed", kinds: slices.Concat(gateStages, upStages, pack.MLPOutputs), whole: f.hasKind(f.gateStage()), undo: undoMLPScales(parts)})
 	}
-	for _, proj := range []string{"q_proj", "k_proj", "q_b_proj", "kv_a_proj_with_mqa"} {
+	for _, proj := range []table.Role{table.QProj, table.KProj, table.QBProj, table.KVAProjWithMQA} {
 		list = append(list, mistake{id: "rope-permutation", kinds: stageOf(proj), undo: undoPermuted(proj, true)},
 			mistake{id: "rope-permutation", kinds: stageOf(proj), undo: undoPermuted(proj, false)})
 	}
@@ -159,10 +166,10 @@ func (f *Failure) gateStage() string {
 	switch kind, expert := pack.CutExpert(f.Kind); {
 	case kind == pack.ExpertsOutput || expert >= 0:
 		return expertGate
-	case strings.HasPrefix(kind, "mlp.shared_experts."):
-		return "mlp.shared_experts.gate_proj.output"
+	case strings.HasPrefix(kind, sharedMLP+"."):
+		return pack.InMLP(sharedMLP, table.GateProj)
 	}
-	return "mlp.gate_proj.output"
+	return pack.InMLP("mlp", table.GateProj)
 }
 
 // hasKind reports whether the pack has a kind of stage in some layer.
@@ -177,7 +184,8 @@ func (f *Failure) hasKind(kind string) bool {
 }
 
 // projections are those of either attention.
-var projections = []string{"q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "k_proj", "v_proj", "o_proj"}
+var projections = []table.Role{table.QProj, table.QAProj, table.QBProj, table.KVAProjWithMQA, table.KVBProj,
+	table.KProj, table.VProj, table.OProj}
 
 // stageOf is the stage of a projection of the attention.
-func stageOf(proj string) []string { return []string{fmt.Sprintf("self_attn.%s.output", proj)} }
+func stageOf(proj table.Role) []string { return []string{pack.InAttention(proj)} }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
@@ -13,11 +14,11 @@ import (
 // torch, rounded to fewer bits first.
 
 // productStages are what a product is first seen at.
-var productStages = slices.Concat(mlpStages, gateStages, upStages, attendStages,
+var productStages = slices.Concat(pack.MLPOutputs, gateStages, upStages, attendStages,
 	[]string{pack.GateLogits, pack.Logits, pack.ExpertOutput, pack.PredictedFrom, pack.PredictedLogits}, stagesOf(projections))
 
 // stagesOf are the stages of projections of the attention.
-func stagesOf(projections []string) (kinds []string) {
+func stagesOf(projections []table.Role) (kinds []string) {
 	for _, p := range projections {
 		kinds = append(kinds, stageOf(p)...)
 	}

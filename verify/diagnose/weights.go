@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
@@ -266,19 +267,10 @@ func (f *Failure) covering(suspects []int) (culprits []int) {
 // wrong says whether row of the failed stage is beyond its limits.
 func (f *Failure) wrong(row int) bool { return row < len(f.Beyond) && f.Beyond[row] }
 
-// linear finds a projection of the layer's attention.
-func (x *Trial) linear(proj string) *model.Linear {
-	if a := x.layer.MLA; a != nil {
-		return map[string]*model.Linear{"q_proj": &a.QProj, "q_b_proj": &a.QBProj, "q_a_proj": &a.QAProj, "kv_a_proj_with_mqa": &a.KVAProjWithMQA, "kv_b_proj": &a.KVBProj, "o_proj": &a.OProj}[proj]
-	}
-	a := x.layer.SelfAttn
-	return map[string]*model.Linear{"q_proj": &a.QProj, "k_proj": &a.KProj, "v_proj": &a.VProj, "o_proj": &a.OProj}[proj]
-}
-
 // undoExchanged exchanges two projections of equal shape.
-func undoExchanged(a, b string) func(x *Trial) string {
+func undoExchanged(a, b table.Role) func(x *Trial) string {
 	return func(x *Trial) string {
-		p, q := x.linear(a), x.linear(b)
+		p, q := x.layer.Projection(a), x.layer.Projection(b)
 		if p == nil || q == nil || !slices.Equal(p.Weight.Shape, q.Weight.Shape) {
 			return ""
 		}
@@ -291,7 +283,7 @@ func undoExchanged(a, b string) func(x *Trial) string {
 // before all values.
 func undoKVB(apart bool) func(x *Trial) string {
 	return func(x *Trial) string {
-		c, w := &x.Config, &x.linear("kv_b_proj").Weight
+		c, w := &x.Config, &x.layer.Projection(table.KVBProj).Weight
 		if w.Scales != nil {
 			return "" // rows would leave their blocks
 		}
@@ -336,12 +328,14 @@ func transposeScales(w *model.Weight) bool {
 	return true
 }
 
-func undoProjectionScales(proj string) func(x *Trial) string {
+func undoProjectionScales(proj table.Role) func(x *Trial) string {
 	return func(x *Trial) string {
-		if l := x.linear(proj); l == nil || !transposeScales(&l.Weight) {
+		l := x.layer.Projection(proj)
+		if l == nil || !transposeScales(&l.Weight) {
 			return ""
 		}
-		return proj + ".weight_scale_inv is transposed"
+		scales := l.Weight.DType.Form().Parts[0]
+		return fmt.Sprintf("%s.weight%s is transposed", proj, scales)
 	}
 }
 
@@ -353,31 +347,31 @@ func undoMLPScales(parts []bool) func(x *Trial) string {
 		switch moe := x.layer.MoE; {
 		case moe == nil:
 			mlps = append(mlps, x.layer.MLP)
-		case strings.HasPrefix(x.failed.Kind, "mlp.shared_experts."):
+		case strings.HasPrefix(x.failed.Kind, sharedMLP+"."):
 			mlps = append(mlps, moe.SharedExperts)
 		default:
 			for e := range moe.Experts {
 				mlps = append(mlps, &moe.Experts[e])
 			}
 		}
-		changed := map[string]bool{}
+		changed, scales := map[string]bool{}, ""
 		for _, m := range mlps {
-			for i, l := range []*model.Linear{&m.GateProj, &m.UpProj, &m.DownProj} {
-				if parts[i] && transposeScales(&l.Weight) {
-					changed[[]string{"gate_proj", "up_proj", "down_proj"}[i]] = true
+			for i, role := range []table.Role{table.GateProj, table.UpProj, table.DownProj} {
+				if w := &m.Linear(role).Weight; parts[i] && transposeScales(w) {
+					changed[string(role)], scales = true, w.DType.Form().Parts[0]
 				}
 			}
 		}
 		if len(changed) == 0 {
 			return ""
 		}
-		return "weight_scale_inv is transposed: " + strings.Join(slices.Sorted(maps.Keys(changed)), ", ")
+		return fmt.Sprintf("weight%s is transposed: %s", scales, strings.Join(slices.Sorted(maps.Keys(changed)), ", "))
 	}
 }
 
-func undoTransposed(proj string) func(x *Trial) string {
+func undoTransposed(proj table.Role) func(x *Trial) string {
 	return func(x *Trial) string {
-		l := x.linear(proj)
+		l := x.layer.Projection(proj)
 		if l == nil {
 			return ""
 		}
@@ -393,19 +387,19 @@ func undoTransposed(proj string) func(x *Trial) string {
 			}
 		}
 		w.Data = t
-		return proj + ".weight is transposed"
+		return string(proj) + ".weight is transposed"
 	}
 }
 
 // undoPermuted reorders the rows of each head from interleaved pairs (2i, 2i+1), as
 // GGUF and Meta's code rotate them, to halves (i, i + head_dim/2), or back.
-func undoPermuted(proj string, toHalves bool) func(x *Trial) string {
+func undoPermuted(proj table.Role, toHalves bool) func(x *Trial) string {
 	return func(x *Trial) string {
 		width := x.Config.QKHeadDim()
-		if proj == "kv_a_proj_with_mqa" {
+		if proj == table.KVAProjWithMQA {
 			width = x.Config.KVLoraRank + x.Config.QKRopeHeadDim
 		}
-		l := x.linear(proj)
+		l := x.layer.Projection(proj)
 		if l == nil || l.Weight.Scales != nil {
 			return "" // rows would leave their blocks
 		}

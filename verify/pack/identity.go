@@ -142,16 +142,13 @@ func (p *Pack) checkWidths(c *config.Config) error {
 // moduleStage returns the stage that a module with this weight gives by itself, and its width; 0 if
 // there is none.
 func moduleStage(s table.Slot) (stage string, width int) {
-	module, ok := strings.CutSuffix(s.Name, ".weight")
-	switch {
-	case !ok || s.Expert >= 0:
+	switch stage = s.Stage(); {
+	case stage == "" || s.Expert >= 0:
 		return "", 0
-	case s.Module() == table.Router:
-		return module + ".logits", s.Shape[0]
 	case s.Row.LookedUp():
-		return module + ".output", s.Shape[1]
+		return stage, s.Shape[1]
 	}
-	return module + ".output", s.Shape[0]
+	return stage, s.Shape[0]
 }
 
 // Difference is a key of config.json whose value is not that of the config.json that the pack was

@@ -2,10 +2,11 @@ package pack
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
-	"dsmoe/model/weights"
+	"dsmoe/model/table"
 )
 
 // Stages as a pack names them: those outside the layers, and behind "model.layers.N."
@@ -63,23 +64,43 @@ func CutLayer(name string) (layer int, kind string) {
 
 // Inner are the kinds of stages that a pack need not have: where they are not, the stages
 // behind them are bounded without them.
-var Inner = map[string]bool{
-	OwnInputKind: true, AttnWeights: true, RotaryCos: true, rotarySin: true,
-	"mlp.gate_proj.output": true, "mlp.up_proj.output": true, "mlp.down_proj.input": true,
-	"mlp.shared_experts.gate_proj.output": true, "mlp.shared_experts.up_proj.output": true, "mlp.shared_experts.down_proj.input": true,
-	"mlp.experts.*.gate_proj.output": true, "mlp.experts.*.up_proj.output": true, "mlp.experts.*.down_proj.input": true,
-	ExpertOutput:                           true,
-	"mlp.experts.*.probe.gate_proj.output": true, "mlp.experts.*.probe.up_proj.output": true, "mlp.experts.*.probe.down_proj.input": true,
+var Inner = inner()
+
+func inner() map[string]bool {
+	kinds := map[string]bool{OwnInputKind: true, AttnWeights: true, RotaryCos: true, rotarySin: true, ExpertOutput: true}
+	for _, mlp := range append(slices.Clip(mlps), "mlp.experts.*.probe") {
+		for _, stage := range []string{InMLP(mlp, table.GateProj), InMLP(mlp, table.UpProj), mlp + ".down_proj.input"} {
+			kinds[stage] = true
+		}
+	}
+	return kinds
 }
+
+// mlps are the modules of a layer that are an MLP.
+var mlps = []string{"mlp", "mlp.shared_experts", "mlp.experts.*"}
+
+// InMLPs are the kinds of stages that the projections of a role give, in every kind of MLP.
+func InMLPs(role table.Role) (kinds []string) {
+	for _, mlp := range mlps {
+		kinds = append(kinds, InMLP(mlp, role))
+	}
+	return kinds
+}
+
+// InMLP is the kind of stage that a projection of an MLP gives.
+func InMLP(mlp string, role table.Role) string { return mlp + "." + string(role) + ".output" }
+
+// MLPOutputs are the outputs of a layer's MLPs, single experts aside, and their sum.
+var MLPOutputs = []string{"mlp.output", ExpertsOutput, SharedOutput}
+
+// InAttention is the kind of stage that a projection of the attention gives.
+func InAttention(role table.Role) string { return "self_attn." + string(role) + ".output" }
 
 // CutExpert is a kind of stage with * for a routed expert's number, as manifests name it, and
 // the number, -1 without one.
 func CutExpert(kind string) (kinds string, expert int) {
-	before, expert, after, ok := weights.CutExpert("." + kind)
-	if !ok {
-		return kind, -1
-	}
-	return before[1:] + "*" + after, expert
+	kinds, expert = table.CutExpert(kind)
+	return strings.Replace(kinds, "{e}", "*", 1), expert
 }
 
 // IsTable says whether a stage is one of RoPE's tables.
