@@ -36,7 +36,7 @@ func (p *pass[V]) latentAttention(name string, a *DeepseekV2Attention, x V) V {
 	q := p.latentQueries(name, a, x)
 	latentRope := p.linear(name+".kv_a_proj_with_mqa", &a.KVAProjWithMQA, x)
 	rank, width := c.KVLoraRank, c.KVLoraRank+c.QKRopeHeadDim
-	normed := p.norm(name+".kv_a_layernorm", &a.KVALayernorm, p.Move(takeColumns(p.in, width, 0, rank), latentRope))
+	normed := p.norm(name+".kv_a_layernorm", &a.KVALayernorm, p.Move(TakeColumns(p.in, width, 0, rank), latentRope))
 	kv := p.linear(name+".kv_b_proj", &a.KVBProj, normed)
 	context := p.Scope(q, func(q V) V {
 		heads, nope := c.NumAttentionHeads, c.QKNopeHeadDim

@@ -122,5 +122,5 @@ func (p *pass[V]) table(name string, table V) V {
 	}
 	once, half := &Input{Batch: 1, Seq: p.in.Seq}, p.rotary.Half
 	twice := p.stage(name, p.Move(joinColumns(once, half, half), table, table))
-	return p.Move(takeColumns(once, 2*half, 0, half), twice)
+	return p.Move(TakeColumns(once, 2*half, 0, half), twice)
 }

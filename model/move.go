@@ -93,8 +93,8 @@ func joinHeads(in *Input, heads, width, shared int) *Move {
 	}}
 }
 
-// takeColumns takes the columns from … to-1 of rows [batch, seq, width].
-func takeColumns(in *Input, width, from, to int) *Move {
+// TakeColumns takes the columns from … to-1 of rows [batch, seq, width].
+func TakeColumns(in *Input, width, from, to int) *Move {
 	m := splitHeads(in, 1, width, from, to)
 	m.Shape = []int{in.Batch, in.Seq, to - from}
 	return m

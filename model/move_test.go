@@ -33,7 +33,7 @@ func TestMoves(t *testing.T) {
 			}
 			return name("b", i[0], 0, i[2], i[3]-width)
 		}},
-		"columns": {takeColumns(in, 7, 2, 6), [][]int{{2, 5, 7}}, func(i []int) string { return name("a", i[0], i[1], 2+i[2]) }},
+		"columns": {TakeColumns(in, 7, 2, 6), [][]int{{2, 5, 7}}, func(i []int) string { return name("a", i[0], i[1], 2+i[2]) }},
 		"join columns": {joinColumns(in, 4, 2), [][]int{{2, 5, 4}, {2, 5, 2}}, func(i []int) string {
 			if i[2] < 4 {
 				return name("a", i...)

@@ -45,7 +45,7 @@ func TestGradientsOfOperations(t *testing.T) {
 			return a.Add(a.Reshape(a.Float32(x[0]), 3, 4), a.Reshape(x[0], 3, 4))
 		}},
 		"columns": {[][]int{{2, 6}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
-			return a.Move(takeColumns(&Input{Batch: 1, Seq: 2}, 6, 1, 4), x[0])
+			return a.Move(TakeColumns(&Input{Batch: 1, Seq: 2}, 6, 1, 4), x[0])
 		}},
 		"rows": {[][]int{{3, 2}}, func(a Arithmetic[*Activation], x []*Activation) *Activation {
 			return a.Move(takeRows([]int{2, 0, 2}, 2), x[0])

@@ -135,7 +135,7 @@ func (t *rerun) run(ctx context.Context, x *diagnose.Trial, needed []string) (pa
 	analysis := again.analysis(x.Options, again.rounded)
 	defer analysis.Close()
 	net := again.local(&x.In, x.Options, analysis, analysis)
-	w := &witness{net.Trace.(*localTrace), f, needed}
+	w := &witness{net.Trace.(*localTrace), f, needed, x.Proves}
 	net.Arithmetic, net.Trace = x.Around(net.Arithmetic), w
 	hidden := bounds.Exact(&model.Activation{Shape: []int{f.In.Batch, f.Seq(), x.Config.HiddenSize}, Values: slices.Clone(t.hidden), DType: again.pack.DType})
 	switch k := f.Predicts(); {
@@ -159,7 +159,8 @@ func (t *rerun) run(ctx context.Context, x *diagnose.Trial, needed []string) (pa
 type witness struct {
 	*localTrace
 	failure *diagnose.Failure
-	needed  []string // stages that have yet to pass
+	needed  []string                   // stages that have yet to pass
+	proves  func(x *bounds.Value) bool // of the trial
 }
 
 // Stage implements model.Trace.
@@ -169,6 +170,9 @@ func (w *witness) Stage(name string, x *bounds.Value) error {
 		return w.feed(name, x)
 	}
 	if f.Got != nil {
+		if w.proves != nil && name == f.Name && !w.proves(x) {
+			return errKnown
+		}
 		if err := w.localTrace.Stage(name, x); err != nil {
 			return err
 		}
@@ -198,7 +202,7 @@ func (w *witness) keep(x *bounds.Value) {
 		return // the check tells
 	}
 	width := x.Width()
-	f.Rows, f.Want = rows.Compared, slices.Clone(rows.Gather(want, width))
+	f.Rows, f.RowWeights, f.Want = rows.Compared, rows.Weights, slices.Clone(rows.Gather(want, width))
 	f.Got = &model.Activation{Shape: []int{len(f.Rows), width}, Values: slices.Clone(rows.Gather(x.Rounded(), width)), DType: x.DType}
 }
 

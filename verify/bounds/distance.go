@@ -52,14 +52,14 @@ func Measure(x *Value, want []float32, selected *Rows, factor float64) *Distance
 				d.Columns[c], d.Rows[row] = true, true
 			}
 			rowSum += float64(z * z)
-			sums[c] += float64(selected.weights[n] * float64(z*z))
+			sums[c] += float64(selected.Weights[n] * float64(z*z))
 			sigmas += float64(s * s)
 			goldens += float64(g * g)
 			if x.DType != tensor.F32 && s > 0 && p.Round(y-Lambda*s) != p.Round(y+Lambda*s) {
 				ambiguous++
 			}
 		}
-		total += float64(selected.weights[n] * rowSum)
+		total += float64(selected.Weights[n] * rowSum)
 		d.RowRMS = max(d.RowRMS, math.Sqrt(rowSum/float64(width)))
 	}
 	d.Rms = math.Sqrt(total / float64(selected.Distinct*width))

@@ -73,6 +73,12 @@ func (p precision) point(y, v float64) (float64, float64) {
 	return r, flip
 }
 
+// RoundsTo returns what element i rounds to, and whether Lambda standard deviations leave nothing else.
+func (x *Value) RoundsTo(i int) (float32, bool) {
+	r, v := PrecisionOf(x.DType).point(float64(x.Values[i]), x.Variance(i))
+	return float32(r), v == 0
+}
+
 // distance is how far y is from the reals that round to the golden g: |g - y| - ulp(g)/2,
 // or 0 among them.
 func (p precision) distance(g, y float64) float64 { return max(0, math.Abs(g-y)-p.Ulp(g)/2) }

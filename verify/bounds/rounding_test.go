@@ -86,8 +86,8 @@ func TestDistances(t *testing.T) {
 	}
 	each := SelectRows(x.Values, width, nil)
 	require.Equal(t, 1, each.Distinct)
-	for i := range each.weights { // as if no row were equal to another
-		each.weights[i] = 1
+	for i := range each.Weights { // as if no row were equal to another
+		each.Weights[i] = 1
 	}
 	each.Distinct = rows
 	want := append([]float32{}, x.Values...)

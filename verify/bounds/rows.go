@@ -12,7 +12,7 @@ import (
 type Rows struct {
 	Compared []int     // rows that are compared, ascending
 	Padding  int       // rows of padding
-	weights  []float64 // of each compared row in an RMS: 1 / the number of rows alike
+	Weights  []float64 // of each compared row in an RMS: 1 / the number of rows alike
 	Distinct int       // groups of compared rows that are alike: the sum of weights
 }
 
@@ -37,11 +37,11 @@ const alikeRows = 0x1p-16
 
 // weigh finds groups of rows that are alike.
 func (r *Rows) weigh(row func(int) []float32) {
-	r.weights = make([]float64, len(r.Compared))
+	r.Weights = make([]float64, len(r.Compared))
 	groups := alikeGroups(len(r.Compared), func(i int) []float32 { return row(r.Compared[i]) })
 	for _, group := range groups {
 		for _, twin := range group {
-			r.weights[twin] = 1 / float64(len(group))
+			r.Weights[twin] = 1 / float64(len(group))
 		}
 	}
 	r.Distinct = len(groups)

@@ -27,7 +27,7 @@ func TestSelectRows(t *testing.T) {
 	require.Equal(t, []int{0, 2, 3, 4, 5, 6}, r.Compared)
 	require.Equal(t, 1, r.Padding)
 	require.Equal(t, 4, r.Distinct)
-	require.Equal(t, []float64{1.0 / 3, 1, 1.0 / 3, 1.0 / 3, 1, 1}, r.weights)
+	require.Equal(t, []float64{1.0 / 3, 1, 1.0 / 3, 1.0 / 3, 1, 1}, r.Weights)
 	require.Equal(t, []float32{1, 2, 0, 0, 1, 2, 1 - alikeRows, 2 + alikeRows, 1, 2 + 4*alikeRows, 0, near}, r.Gather(want, 2))
 	require.Equal(t, want, SelectRows(want, 2, nil).Gather(want, 2))
 	require.Zero(t, SelectRows(want, 2, pack.Padding{true, true, true, true, true, true, true}).Distinct)

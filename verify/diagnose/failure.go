@@ -27,14 +27,15 @@ type Failure struct {
 	Checks  []report.Check   // of the run
 	Layers  []int            // of the decoder, that were run
 
-	Layer   int               // -1 for the final norm and the head
-	Name    string            // of the golden tensor
-	Kind    string            // of the stage
-	Got     *model.Activation // compared rows of the stage [compared, width], with its DType
-	Rows    []int             // number in the stage of each row of got
-	Shape   []int             // of the stage
-	Weights []string          // that took part in got
-	Beyond  []bool            // rows of got with elements beyond their limits
+	Layer      int               // -1 for the final norm and the head
+	Name       string            // of the golden tensor
+	Kind       string            // of the stage
+	Got        *model.Activation // compared rows of the stage [compared, width], with its DType
+	Rows       []int             // number in the stage of each row of got
+	RowWeights []float64         // of each row of got: 1 / the number of rows alike
+	Shape      []int             // of the stage
+	Weights    []string          // that took part in got
+	Beyond     []bool            // rows of got with elements beyond their limits
 
 	BeyondColumns []bool    // the same of columns
 	Want          []float32 // golden tensor, as got
@@ -224,6 +225,7 @@ type Trial struct {
 	In      model.Input
 	Options model.Options
 	Around  func(bounds.Arithmetic) bounds.Arithmetic // puts an operation in another's place
+	Proves  func(x *bounds.Value) bool                // what the failed stage must satisfy beside its limits; nil if nothing
 	Rounded bounds.Roundings                          // weights that the reference had before they were rounded
 }
 

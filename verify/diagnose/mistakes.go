@@ -49,7 +49,7 @@ var (
 // mistakes are tried in this order, which is that of Report.Causes: switches and numbers of
 // the config first, then what a conversion does to weights, from whole layers to rows.
 func mistakes(f *Failure) []mistake {
-	return slices.Concat(configMistakes(f), productMistakes(), weightMistakes(f))
+	return slices.Concat(configMistakes(f), productMistakes(), sumMistakes(), weightMistakes(f))
 }
 
 func configMistakes(f *Failure) []mistake {
