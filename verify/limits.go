@@ -144,3 +144,51 @@ func margin(l report.Limits, m bounds.Metrics) float64 {
 // weight exceeds √3 of its standard deviation, and the errors of all rows share the
 // weights', so that they do not average out.
 func roundedRMS(width int) float64 { return math.Sqrt(3) + 4/math.Sqrt(float64(width)) }
+
+// judge sets the verdict of m under l; skip is why there is none.
+func judge(c *report.Check, m bounds.Metrics, l report.Limits, skip string) {
+	if skip != "" {
+		c.Verdict, c.Reason = report.Skipped, skip
+		return
+	}
+	c.Limit, c.Limits, c.Verdict = &l.RelRMS, &l, report.Fail
+	if !m.Finite {
+		c.Reason = "not finite"
+		return
+	}
+	margin := margin(l, m)
+	c.Margin = report.JSONFloat(margin)
+	if margin <= 1 {
+		c.Verdict = report.Pass
+	}
+}
+
+// measureCheck records m.
+func measureCheck(c *report.Check, m bounds.Metrics, got, want []float32) {
+	c.Index = report.Unflatten(m.Worst, c.Shape)
+	c.Got, c.Want = report.Number(got[m.Worst]), report.Number(want[m.Worst])
+	if !m.Finite {
+		return
+	}
+	c.RelRMS, c.RowRMS, c.MaxRMS, c.MaxAbs = report.JSONFloat(m.RelRMS), report.JSONFloat(m.RowRMS), report.JSONFloat(m.MaxRMS), report.JSONFloat(m.MaxAbs)
+	c.BitEqual, c.OneULP, c.WorstRow = report.JSONFloat(m.BitEqual), report.JSONFloat(m.OneULP), m.WorstRow
+}
+
+// unjudged says why a stage is measured but not judged in this mode, if so.
+func (t *run) unjudged(name string) string {
+	if t.o.Mode == report.Local {
+		return ""
+	}
+	if t.pack.DType != tensor.F32 {
+		return "chained mode has no usable limit in " + t.pack.DType.String()
+	}
+	_, kind := pack.CutLayer(name)
+	switch kind {
+	case pack.LayerOutput, pack.Logits, pack.LastNorm, pack.Embedded, pack.PredictedNorm, pack.PredictedLogits:
+		return ""
+	}
+	if pack.IsLossOrGradient(name) {
+		return ""
+	}
+	return "chained mode checks the layers' outputs"
+}

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"dsmoe/model/tensor"
-	"dsmoe/model/weights"
 	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -39,28 +38,6 @@ func (t *run) roundings(by func() (map[string]tensor.Rounding, error)) (rounded 
 		}
 	}
 	return rounded, err
-}
-
-// decodedFrom returns the dtypes that a weight is decoded from.
-func (t *run) decodedFrom(w *weights.Weight) string {
-	if t.o.Decoded == nil {
-		return ""
-	}
-	return t.o.Decoded.DecodedFrom(w.Stored)
-}
-
-// decodedSteps returns the half steps of a weight of the table that is decoded, nil of others.
-// An error ends the run.
-func (t *tracer) decodedSteps(name string) []float32 {
-	w := t.set.Find(name)
-	if t.decodedFrom(w) == "" {
-		return nil
-	}
-	steps, err := t.o.Decoded.HalfSteps(w.Stored)
-	if err != nil && t.stepsErr == nil {
-		t.stepsErr = err
-	}
-	return steps
 }
 
 // explain compares the report with the one in which weights are taken as they are.

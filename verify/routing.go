@@ -58,14 +58,6 @@ func (t *tracer) choose(name string, idx []int, tokens, experts int) error {
 	return err
 }
 
-// notes puts an expert of a layer in a set.
-func notes(set map[int]map[int]bool, layer, expert int) {
-	if set[layer] == nil {
-		set[layer] = map[int]bool{}
-	}
-	set[layer][expert] = true
-}
-
 // addLayer adds a layer, with what was counted since before.
 func addLayer(r *report.Routing, before report.Routing, l report.LayerRouting) {
 	l.Choices, l.Pinned, l.Mismatches = r.Choices-before.Choices, r.Pinned-before.Pinned, r.Mismatches-before.Mismatches
@@ -361,3 +353,9 @@ func pinBiases(pins []float64, scores []float32, chosen []int) {
 		}
 	}
 }
+
+// What local mode runs, and what its trace sees.
+type (
+	network = model.Network[*bounds.Value]
+	choice  = model.Choice[*bounds.Value]
+)

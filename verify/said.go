@@ -99,12 +99,3 @@ func (t outcome) inputs() []report.ScopeInput {
 	}
 	return list
 }
-
-// ran are the layers that were run, prediction layers among them.
-func (t *run) ran() []int {
-	layers := slices.Clone(t.scope.course.Layers)
-	for k := range t.scope.course.Predictions {
-		layers = append(layers, len(t.m.Model.Layers)+k)
-	}
-	return layers
-}

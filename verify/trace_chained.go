@@ -113,25 +113,6 @@ func (t *tracer) noisy(scores *model.Activation) *bounds.Value {
 	})
 }
 
-// unjudged says why a stage is measured but not judged in this mode, if so.
-func (t *run) unjudged(name string) string {
-	if t.o.Mode == report.Local {
-		return ""
-	}
-	if t.pack.DType != tensor.F32 {
-		return "chained mode has no usable limit in " + t.pack.DType.String()
-	}
-	_, kind := pack.CutLayer(name)
-	switch kind {
-	case pack.LayerOutput, pack.Logits, pack.LastNorm, pack.Embedded, pack.PredictedNorm, pack.PredictedLogits:
-		return ""
-	}
-	if pack.IsLossOrGradient(name) {
-		return ""
-	}
-	return "chained mode checks the layers' outputs"
-}
-
 // rowErrors returns the largest difference of each row, but no more than chained mode
 // lets pass: what is beyond is no noise.
 func rowErrors(a *model.Activation, want []float32) []float64 {

@@ -12,12 +12,6 @@ import (
 	"dsmoe/verify/report"
 )
 
-// What local mode runs, and what its trace sees.
-type (
-	network = model.Network[*bounds.Value]
-	choice  = model.Choice[*bounds.Value]
-)
-
 // localTrace holds each stage against the pack, and puts the golden tensor in the stage's
 // place: what follows is computed from that.
 type localTrace struct {

@@ -2,7 +2,6 @@ package verify
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -108,37 +107,6 @@ func (t *tracer) leaveOut() {
 
 // layers returns how many layers are run, prediction layers among them.
 func (t *run) layers() int { return len(t.m.Model.Layers) + t.scope.course.Predictions }
-
-// trace runs the model over the input, and backward if the pack is one of training. In local mode
-// that is a pass of its own.
-func (t *tracer) trace(ctx context.Context) error {
-	if t.o.Mode == report.Chained {
-		return t.chained(ctx, &chainedTrace{tracer: t})
-	}
-	o := t.options()
-	analysis := t.analysis(o, t.rounded)
-	defer analysis.Close()
-	net := t.local(t.in, o, analysis, analysis)
-	_, err := net.Run(ctx, courseOf(t, bounds.Exact))
-	err = cmp.Or(t.stepsErr, err) // without the steps, a failure says nothing
-	if err != nil || !o.Training || !t.learns() {
-		return err
-	}
-	if t.stageGradients() {
-		return t.learn(ctx)
-	}
-	return t.chained(ctx, &replay{t})
-}
-
-// analysis is that of the reference's torch.
-func (t *tracer) analysis(o model.Options, rounded bounds.Roundings) *bounds.Analysis {
-	a, ref := bounds.NewAnalysis(o, rounded), &t.pack.Manifest.Reference
-	a.SetReference(ref.Threads, ref.Attention == pack.Sdpa)
-	if t.o.Decoded != nil {
-		a.Decoded = t.decodedSteps
-	}
-	return a
-}
 
 // options are those of a pass.
 func (t *run) options() model.Options {
@@ -301,35 +269,6 @@ func cover[V comparable](t *tracer, c report.Check, by *attribution[V], x V) {
 	}
 }
 
-// measureCheck records m.
-func measureCheck(c *report.Check, m bounds.Metrics, got, want []float32) {
-	c.Index = report.Unflatten(m.Worst, c.Shape)
-	c.Got, c.Want = report.Number(got[m.Worst]), report.Number(want[m.Worst])
-	if !m.Finite {
-		return
-	}
-	c.RelRMS, c.RowRMS, c.MaxRMS, c.MaxAbs = report.JSONFloat(m.RelRMS), report.JSONFloat(m.RowRMS), report.JSONFloat(m.MaxRMS), report.JSONFloat(m.MaxAbs)
-	c.BitEqual, c.OneULP, c.WorstRow = report.JSONFloat(m.BitEqual), report.JSONFloat(m.OneULP), m.WorstRow
-}
-
-// judge sets the verdict of m under l; skip is why there is none.
-func judge(c *report.Check, m bounds.Metrics, l report.Limits, skip string) {
-	if skip != "" {
-		c.Verdict, c.Reason = report.Skipped, skip
-		return
-	}
-	c.Limit, c.Limits, c.Verdict = &l.RelRMS, &l, report.Fail
-	if !m.Finite {
-		c.Reason = "not finite"
-		return
-	}
-	margin := margin(l, m)
-	c.Margin = report.JSONFloat(margin)
-	if margin <= 1 {
-		c.Verdict = report.Pass
-	}
-}
-
 // paddedRows marks the rows of padding of a stage. RoPE's tables, losses and
 // gradients of weights have no rows of tokens, and probes none of padding. Rows of a routed expert are the tokens that chose it.
 func (t *tracer) paddedRows(name string, a *model.Activation) pack.Padding {
@@ -380,3 +319,20 @@ func (t *tracer) goldenRows(name string, a *model.Activation) ([]float32, *bound
 
 // allPadding is why a stage is not checked.
 const allPadding = "all its rows are padding"
+
+// notes puts an expert of a layer in a set.
+func notes(set map[int]map[int]bool, layer, expert int) {
+	if set[layer] == nil {
+		set[layer] = map[int]bool{}
+	}
+	set[layer][expert] = true
+}
+
+// ran are the layers that were run, prediction layers among them.
+func (t *run) ran() []int {
+	layers := slices.Clone(t.scope.course.Layers)
+	for k := range t.scope.course.Predictions {
+		layers = append(layers, len(t.m.Model.Layers)+k)
+	}
+	return layers
+}

@@ -8,12 +8,6 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// uncertain is a number and its variance, in units of u².
-type uncertain struct{ y, v float64 }
-
-// at is element i.
-func (x *Value) at(i int) uncertain { return uncertain{float64(x.Values[i]), x.Variance(i)} }
-
 // Tables implements model.Arithmetic. They may be off by one float32 unit each, v = cos²,
 // sin²; where inv_freq is float32 by half a unit of the angle beside it, v += sin²·(angle/2)²
 // of the cosine, and of the sine likewise; where a table is cast, that is a rounding point.
@@ -254,3 +248,6 @@ func alikeKeys(vT *Value) [][][]int {
 	}
 	return heads
 }
+
+// groupOf returns which matrix of shared belongs to matrix i of x.
+func groupOf(i int, x, shared *Value) int { return i / (x.Shape[1] / shared.Shape[1]) }

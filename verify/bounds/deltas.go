@@ -8,12 +8,6 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Roundings are the weights that a conversion rounded to the dtype they are stored in, and how.
-type Roundings map[string]tensor.Rounding
-
-// AllRounded says that all elements of a weight were rounded by an operation.
-func AllRounded(by string) tensor.Rounding { return tensor.Rounding{By: by} }
-
 // deltas are the variances of w's elements, in units of u²; nil if it was not rounded.
 func (a *Analysis) deltas(w *model.Weight) []float64 {
 	how := a.rounded[w.Name]

@@ -31,15 +31,15 @@ type Gradients struct {
 
 // adjoint is the gradient of a value while its consumers add to it.
 type adjoint struct {
-	sums []sum
+	sums []addends
 	By   WeightSet // weights that it was multiplied by since the last golden
 	// rows are what the elements of a row share, of the gradient of what a softmax was taken of.
 	rows *softmaxErrors
 }
 
-// sum is an element of a gradient: y with variance v, of n contributions, the sum of whose
+// addends are an element of a gradient: y with variance v, of n contributions, the sum of whose
 // squares is kept.
-type sum struct {
+type addends struct {
 	y, v, squares float64
 	n             int
 }
@@ -67,7 +67,7 @@ func (g *Gradients) Scope(x *Value, f func(x *Value) *Value) *Value {
 // Adjoint returns the adjoint of x, zeros at first.
 func (g *Gradients) Adjoint(x *Value) *adjoint {
 	if g.adjoints[x] == nil {
-		g.adjoints[x] = &adjoint{sums: make([]sum, len(x.Values)), By: WeightSet{}}
+		g.adjoints[x] = &adjoint{sums: make([]addends, len(x.Values)), By: WeightSet{}}
 	}
 	return g.adjoints[x]
 }
@@ -82,7 +82,7 @@ func (d *adjoint) add(i int, y, v float64) {
 func (g *Gradients) Set(x, gradient *Value) {
 	d := g.Adjoint(x)
 	for i, y := range gradient.Values {
-		d.sums[i] = sum{y: float64(y), v: gradient.Variance(i), n: 1}
+		d.sums[i] = addends{y: float64(y), v: gradient.Variance(i), n: 1}
 	}
 	d.By, d.rows = WeightSet{}, nil
 }
@@ -91,7 +91,7 @@ func (g *Gradients) Set(x, gradient *Value) {
 // more, whose order is autograd's,
 //
 //	v = Σ v_c + n/6·(Σ c² + y²)
-func (s *sum) total() (y, v float64) {
+func (s *addends) total() (y, v float64) {
 	switch s.n {
 	case 0, 1:
 		return s.y, s.v
@@ -188,11 +188,6 @@ func (g *Gradients) learn(w *model.Weight, by WeightSet, gradient func() *Value)
 	return g.Learned(w.Name, other, by)
 }
 
-// copied is a with memory of its own.
-func copied(a *model.Activation) *model.Activation {
-	return &model.Activation{Shape: a.Shape, Values: slices.Clone(a.Values), DType: a.DType}
-}
-
 // Embed gives each row of w the sum over its tokens, of n terms in their order:
 //
 //	∂w[ids[i]] += ∂y[i]:  v = Σ v_∂y + n/6·(Σ ∂y² + ∂w²)
@@ -203,7 +198,7 @@ func (g *Gradients) Embed(w *model.Weight, ids []int) *Value {
 			width, rows := y.Width(), map[int]*adjoint{}
 			for i, id := range ids {
 				if rows[id] == nil {
-					rows[id] = &adjoint{sums: make([]sum, width)}
+					rows[id] = &adjoint{sums: make([]addends, width)}
 				}
 				for c := range width {
 					rows[id].add(c, float64(dy.Values[i*width+c]), dy.Variance(i*width+c))

@@ -10,9 +10,6 @@ import (
 // Of attention backward, beside analysis_attention.go. A head's group is that of its keys and
 // values; the sum over the heads of a group is one of as many terms (repeat_kv).
 
-// groupOf returns which matrix of shared belongs to matrix i of x.
-func groupOf(i int, x, shared *Value) int { return i / (x.Shape[1] / shared.Shape[1]) }
-
 // RoPE rotates the gradient back: two products and a sum, all exact.
 func (g *Gradients) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 	y := g.Analysis.RoPE(x, cosines, sines, r)

@@ -78,7 +78,7 @@ func TestErrorsAreCarriedBack(t *testing.T) {
 				dy := of(result, y.Shape)
 				d := g.Adjoint(y)
 				for i, v := range dy.Values {
-					d.sums[i] = sum{y: float64(v), v: dy.Variance(i), n: 1}
+					d.sums[i] = addends{y: float64(v), v: dy.Variance(i), n: 1}
 				}
 				steps := g.Steps
 				for i := range steps {

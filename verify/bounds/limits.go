@@ -1,9 +1,5 @@
 package bounds
 
-import (
-	"cmp"
-)
-
 // What rounding explains at most, in standard deviations.
 const (
 	Lambda      = 8 // of an element
@@ -22,15 +18,6 @@ type Neuron struct {
 	// explained is N²/E, the sum of squares of the token's residual, in standard deviations, that
 	// lies on the neuron; 0 if it is not known.
 	explained float64
-}
-
-// clearer says whether n is a better answer than m: beyond the limit, sure of it, and explaining
-// more.
-func (n *Neuron) clearer(m *Neuron) bool {
-	if over := n.Z > NeuronLimit; over != (m.Z > NeuronLimit) {
-		return over
-	}
-	return cmp.Or(cmp.Compare(n.Share, m.Share), cmp.Compare(n.explained, m.explained), cmp.Compare(n.Z, m.Z)) > 0
 }
 
 // Certain is the share of a residual from which on it is the neuron's.

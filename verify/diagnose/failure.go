@@ -48,58 +48,11 @@ type Failure struct {
 	Rerun func(ctx context.Context, x *Trial, needed []string) (passes bool, err error)
 }
 
-// Diagnose returns all causes that explain the failure, and what is odd about its weights.
-func (f *Failure) Diagnose(ctx context.Context) (causes, hints []report.Cause, err error) {
-	if causes, err = f.causes(ctx); err != nil {
-		return nil, nil, err
-	}
-	hints, err = f.zeroWeights()
-	return causes, hints, err
-}
-
-// causes are all that explain the failure: numbers that are none, then mistakes.
-func (f *Failure) causes(ctx context.Context) ([]report.Cause, error) {
-	found, err := f.notFiniteWeights()
-	if err != nil || len(found) > 0 {
-		return found, err
-	}
-	found = append(found, f.overflows()...)
-	for _, m := range mistakes(f) {
-		if kind, _ := pack.CutExpert(f.Kind); !slices.Contains(m.kinds, kind) || m.unless != "" && has(found, m.unless) {
-			continue
-		}
-		c, err := f.try(ctx, m)
-		if err != nil {
-			return nil, err
-		}
-		if c != nil && !slices.Contains(found, *c) {
-			found = append(found, *c)
-		}
-	}
-	return found, nil
-}
-
-// has says whether one of the causes is the mistake id.
-func has(causes []report.Cause, id string) bool {
-	return slices.ContainsFunc(causes, func(c report.Cause) bool { return c.ID == id })
-}
-
 // Predicts returns the depth of the failed prediction layer, below 0 for other layers.
 func (f *Failure) Predicts() int { return f.Layer - len(f.Model.Model.Layers) }
 
 // Seq returns how many tokens of a sequence the failed layer's input has.
 func (f *Failure) Seq() int { return f.In.Seq - max(0, f.Predicts()) }
-
-// Locate says in the check of the failure which experts, and which rows of the weight, it
-// lies in, if these are few.
-func (f *Failure) Locate(c *report.Check) {
-	if together, oneOf := f.culprits(); len(together)+len(oneOf) <= bounds.Few {
-		c.Experts, c.ExpertOneOf = together, oneOf
-	}
-	if rows := bounds.Marked(f.BeyondColumns); len(rows) > 0 && len(rows) <= bounds.Few && f.isProduct() {
-		c.WeightRows, c.Weights = rows, f.Weights
-	}
-}
 
 // isProduct says whether the stage is a product with one weight, which may have a bias, and
 // nothing else took part in it.
@@ -184,29 +137,6 @@ func FirstNotFinite(w tensor.Tensor) (int, float32) {
 		}
 	}
 	return -1, 0
-}
-
-// try returns the mistake as the cause if the stage passes with it undone, and all others
-// that it must explain.
-func (f *Failure) try(ctx context.Context, m mistake) (*report.Cause, error) {
-	x := f.NewTrial()
-	text := m.undo(x)
-	if text == "" {
-		return nil, ctx.Err()
-	}
-	needed := []string{f.Name}
-	for _, c := range f.Checks {
-		_, name := pack.CutLayer(c.Tensor)
-		kind, _ := pack.CutExpert(name)
-		if c.Layer() == f.Layer && c.Tensor != f.Name && f.Pack.Has(c.Tensor) && (m.whole || slices.Contains(m.also, kind)) {
-			needed = append(needed, c.Tensor)
-		}
-	}
-	passes, err := f.Rerun(ctx, x, needed)
-	if err != nil || !passes {
-		return nil, err
-	}
-	return &report.Cause{ID: m.id, Text: text}, nil
 }
 
 // place is where in the stage element i of got is.

@@ -13,39 +13,6 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// mistake is one known way to get a conversion or a config wrong: its name, the
-// stages at which it can be the first divergence, and how to undo it in a trial.
-// undo returns what to tell the user, "" if the mistake cannot be there.
-type mistake struct {
-	id    string
-	kinds []string
-	undo  func(x *Trial) string
-
-	also   []string // kinds of stages of the layer that it must explain, too, if the pack has them
-	whole  bool     // it must explain all stages of the layer
-	unless string   // id of a mistake that is more than this one: not tried if that was found
-}
-
-// The kinds of MLPs that a layer with experts has.
-const (
-	routedMLP = "mlp.experts.*"
-	sharedMLP = "mlp.shared_experts"
-)
-
-// What the mistakes of a kind of module are first seen at.
-var (
-	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output", "self_attn.kv_a_layernorm.output", pack.LastNorm}
-
-	// Where a pack has them, of RoPE and of what else decides who attends to whom.
-	ropeStages   = []string{pack.RotaryCos, pack.AttnWeights, pack.Attended}
-	attendStages = []string{pack.AttnWeights, pack.Attended}
-	// Where a pack has them, of MLPs.
-	gateStages = pack.InMLPs(table.GateProj)
-	upStages   = pack.InMLPs(table.UpProj)
-	expertGate = pack.InMLP(routedMLP, table.GateProj)
-	expertUp   = pack.InMLP(routedMLP, table.UpProj)
-)
-
 // mistakes are tried in this order, which is that of Report.Causes: switches and numbers of
 // the config first, then what a conversion does to weights, from whole layers to rows.
 func mistakes(f *Failure) []mistake {
@@ -183,9 +150,14 @@ func (f *Failure) hasKind(kind string) bool {
 	return false
 }
 
-// projections are those of either attention.
-var projections = []table.Role{table.QProj, table.QAProj, table.QBProj, table.KVAProjWithMQA, table.KVBProj,
-	table.KProj, table.VProj, table.OProj}
-
-// stageOf is the stage of a projection of the attention.
-func stageOf(proj table.Role) []string { return []string{pack.InAttention(proj)} }
+// probeMistakes are those of the expert whose probe failed.
+func (f *Failure) probeMistakes() []mistake {
+	_, e := pack.CutExpert(f.Kind)
+	list := []mistake{{id: "gate-up-swapped", kinds: []string{pack.ProbeOutput}, undo: undoGateUpOf(e)}}
+	for _, other := range f.wrongProbes() {
+		if other > e { // experts before this one are right
+			list = append(list, mistake{id: "experts-swapped", kinds: []string{pack.ProbeOutput}, also: []string{pack.ProbeOutput}, undo: undoSwapped([2]int{e, other})})
+		}
+	}
+	return list
+}

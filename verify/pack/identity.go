@@ -159,3 +159,14 @@ type Difference struct {
 	Pack       string `json:"pack"`       // the same of the config.json that the pack was recorded from
 	Meaning    bool   `json:"meaning"`    // decides what the model computes, or its loss
 }
+
+// Predictions returns how many prediction layers there are up to the last that the pack has a
+// stage of.
+func Predictions(c *config.Config, pack *Pack) (n int) {
+	for name := range pack.Manifest.Tensors {
+		if layer, _ := CutLayer(name); layer < c.NumHiddenLayers+c.NumNextNPredictLayers {
+			n = max(n, layer-c.NumHiddenLayers+1)
+		}
+	}
+	return n
+}

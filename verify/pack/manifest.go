@@ -11,7 +11,6 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
-	"dsmoe/config"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
@@ -330,15 +329,4 @@ func Misfit(e Entry, shape []int, d tensor.DType) string {
 		return fmt.Sprintf("dtype: golden %s, computed in %s", e.DType, d)
 	}
 	return ""
-}
-
-// Predictions returns how many prediction layers there are up to the last that the pack has a
-// stage of.
-func Predictions(c *config.Config, pack *Pack) (n int) {
-	for name := range pack.Manifest.Tensors {
-		if layer, _ := CutLayer(name); layer < c.NumHiddenLayers+c.NumNextNPredictLayers {
-			n = max(n, layer-c.NumHiddenLayers+1)
-		}
-	}
-	return n
 }

@@ -7,7 +7,6 @@ package pack
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -21,7 +20,6 @@ import (
 	"sync"
 
 	"github.com/go-json-experiment/json"
-	"github.com/nlpodyssey/safetensors"
 
 	"dsmoe/config"
 	"dsmoe/model"
@@ -43,11 +41,8 @@ type Pack struct {
 	kept   map[string]tensor.Tensor // by Keep: they are in no file
 }
 
-// The largest manifest and the largest safetensors header that a pack may have.
-const (
-	maxManifest = 16 << 20
-	maxHeader   = 16 << 20
-)
+// maxManifest is how large a manifest may be.
+const maxManifest = 16 << 20
 
 // Open reads the manifest of the golden pack in dir, checks it, and re-hashes
 // every file it lists. All problems are in one error.
@@ -253,30 +248,6 @@ func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
 		}
 	}
 	return tensors, err
-}
-
-// parse returns the tensors of a safetensors file.
-func parse(data []byte) (map[string]tensor.Tensor, error) {
-	if len(data) < 8 || binary.LittleEndian.Uint64(data) > maxHeader {
-		return nil, fmt.Errorf("not a safetensors file with a header of at most %s", text.Bytes(maxHeader))
-	}
-	parsed, err := safetensors.Deserialize(data)
-	if err != nil {
-		return nil, err
-	}
-	tensors := map[string]tensor.Tensor{}
-	for _, t := range parsed.Tensors() {
-		dtype, err := tensor.ParseDType(t.TensorView.DType().String())
-		if err != nil {
-			return nil, err
-		}
-		shape := make([]int, len(t.TensorView.Shape()))
-		for i, d := range t.TensorView.Shape() {
-			shape[i] = int(d)
-		}
-		tensors[t.Name] = tensor.Tensor{DType: dtype, Shape: shape, Data: t.TensorView.Data()}
-	}
-	return tensors, nil
 }
 
 // Float32s returns a golden tensor of floats.

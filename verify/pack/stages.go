@@ -160,3 +160,9 @@ func ProbedExpert(name string) int {
 	_, e := CutExpert(kind)
 	return e
 }
+
+// The names of an input's tensors.
+const (
+	inputIDs      = "input_ids"
+	attentionMask = "attention_mask"
+)

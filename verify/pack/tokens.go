@@ -1,7 +1,6 @@
 package pack
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -12,14 +11,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/model"
-	"dsmoe/model/tensor"
 	"dsmoe/text"
-)
-
-// The names of an input's tensors.
-const (
-	inputIDs      = "input_ids"
-	attentionMask = "attention_mask"
 )
 
 // maxTokensFile is how large a file of tokens may be.
@@ -156,16 +148,4 @@ func newInput(ids, shape, mask, maskShape []int) (*model.Input, error) {
 	}
 	in.AttentionMask = mask
 	return in, nil
-}
-
-// ints returns the elements of an I64 tensor.
-func ints(t tensor.Tensor) ([]int, error) {
-	if t.DType != tensor.I64 {
-		return nil, fmt.Errorf("dtype %s, I64 expected", t.DType)
-	}
-	values := make([]int, t.Len())
-	for i := range values {
-		values[i] = int(int64(binary.LittleEndian.Uint64(t.Data[8*i:])))
-	}
-	return values, nil
 }

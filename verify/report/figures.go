@@ -1,8 +1,11 @@
 package report
 
 import (
+	"fmt"
 	"math"
 	"strconv"
+
+	"dsmoe/text"
 )
 
 // JSONFloat returns a pointer to v, nil if JSON has no number for it.
@@ -22,4 +25,31 @@ func Unflatten(i int, shape []int) []int {
 		index[d], i = i%shape[d], i/shape[d]
 	}
 	return index
+}
+
+func short(v *float64, format string) string {
+	if v == nil {
+		return "-"
+	}
+	return text.Figure(format, *v)
+}
+
+func percent(v *float64) string {
+	switch {
+	case v == nil:
+		return "-"
+	case *v-*v != 0:
+		return text.Figure("", *v)
+	case *v >= 10:
+		return fmt.Sprintf("%.1e×", *v)
+	}
+	return fmt.Sprintf("%.4g%%", *v*100)
+}
+
+// orInfinite prints z; what is missing is infinite.
+func orInfinite(z *float64) string {
+	if z == nil {
+		return "infinite"
+	}
+	return text.Figure("%.3g", *z)
 }

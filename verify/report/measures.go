@@ -7,13 +7,6 @@ import (
 	"dsmoe/text"
 )
 
-// Measure is a number of a check that is beyond its limit.
-type Measure struct {
-	Name  string   `json:"measure"` // its key in the check, such as "neuron_z"; "choices" of a choice of experts
-	Value *float64 `json:"value"`   // null if it is infinite
-	Limit float64  `json:"limit"`   // the most that passes
-}
-
 // Exceeded returns the measures that are beyond their limits. A check that failed for another
 // reason has none.
 func (c *Check) Exceeded() (beyond []Measure) {

@@ -298,3 +298,26 @@ const (
 	// golden's choice of experts is used throughout.
 	Chained Mode = "chained"
 )
+
+// Limits are what the measures of a check may be at most. Zero is no limit.
+type Limits struct {
+	Z       float64 `json:"z,omitzero"`        // of Check.Z: 8
+	RMSZ    float64 `json:"rms_z,omitzero"`    // of Check.RMSZ: 1
+	RowZ    float64 `json:"row_z,omitzero"`    // of Check.RowZ: 3
+	ColumnZ float64 `json:"column_z,omitzero"` // of Check.ColumnZ: 1 + 4/√distinct rows
+	NeuronZ float64 `json:"neuron_z,omitzero"` // of Check.NeuronZ: 6
+	RelRMS  float64 `json:"rel_rms,omitzero"`  // of Metrics.RelRMS
+	RowRMS  float64 `json:"row_rms,omitzero"`  // of Metrics.RowRMS
+	MaxRMS  float64 `json:"max_rms,omitzero"`  // of Metrics.MaxRMS
+	// Factor is the user's: on standard deviations, or on limits of Metrics. 0 if the
+	// limits are the tool's own.
+	Factor float64 `json:"factor,omitzero"`
+	From   string  `json:"from"` // why these
+}
+
+// Measure is a number of a check that is beyond its limit.
+type Measure struct {
+	Name  string   `json:"measure"` // its key in the check, such as "neuron_z"; "choices" of a choice of experts
+	Value *float64 `json:"value"`   // null if it is infinite
+	Limit float64  `json:"limit"`   // the most that passes
+}

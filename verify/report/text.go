@@ -255,25 +255,6 @@ func worse(a, b Check) bool {
 	return rank(a) > rank(b)
 }
 
-func short(v *float64, format string) string {
-	if v == nil {
-		return "-"
-	}
-	return text.Figure(format, *v)
-}
-
-func percent(v *float64) string {
-	switch {
-	case v == nil:
-		return "-"
-	case *v-*v != 0:
-		return text.Figure("", *v)
-	case *v >= 10:
-		return fmt.Sprintf("%.1e×", *v)
-	}
-	return fmt.Sprintf("%.4g%%", *v*100)
-}
-
 // writeDivergence writes the first failed check in full.
 func (r *Report) writeDivergence(b *bytes.Buffer) {
 	if r.FirstDivergence == nil {
@@ -435,14 +416,6 @@ func (s *Scope) write(b *bytes.Buffer, absent pack.Absent) {
 	}
 }
 
-// orInfinite prints z; what is missing is infinite.
-func orInfinite(z *float64) string {
-	if z == nil {
-		return "infinite"
-	}
-	return text.Figure("%.3g", *z)
-}
-
 func (r *Report) writeCoverage(b *bytes.Buffer) {
 	c := r.Coverage
 	fmt.Fprintf(b, "%-11s%d of %d golden tensors, %d of %d weights", "coverage", c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
@@ -502,4 +475,29 @@ func (c *Check) probedRows() string {
 		rows = "row"
 	}
 	return fmt.Sprintf("expert %d was run on %s %s of %s, whatever the gate chose", pack.ProbedExpert(c.Tensor), rows, text.Ranges(c.ProbeRows), pack.AttentionNorm)
+}
+
+// String says why the limits are these, and what they are.
+func (l *Limits) String() string {
+	if l.Z == 0 {
+		figure := func(limit float64) string { return text.Figure("%.2g", limit) }
+		if l.RowRMS == 0 {
+			return l.From
+		}
+		return fmt.Sprintf("%s: rel RMS ≤ %s, a row's ≤ %s, max/RMS ≤ %s", l.From, figure(l.RelRMS), figure(l.RowRMS), figure(l.MaxRMS))
+	}
+	return l.From
+}
+
+// LimitsOf lists the distinct reasons of the limits that were applied, and what they are.
+func LimitsOf(checks []Check) []string {
+	from, seen := []string{}, map[string]bool{}
+	for _, c := range checks {
+		if c.Limits == nil || seen[c.Limits.From] {
+			continue
+		}
+		seen[c.Limits.From] = true
+		from = append(from, c.Limits.String())
+	}
+	return from
 }

@@ -60,32 +60,32 @@ func (p productOf) each(f func(i int, y, v float64)) {
 }
 
 // gradient is a product as a tensor.
-func (g *Gradients) gradient(p productOf, shape ...int) *Value {
-	x := g.result(tensor.F32, shape...)
+func (a *Analysis) gradient(p productOf, shape ...int) *Value {
+	x := a.result(tensor.F32, shape...)
 	p.each(x.Set)
 	return x
 }
 
-// product is a·bᵀ, [a.rows, b.rows]. The reference sums k terms, of which these may be a part:
+// product is a·bᵀ of two matrices, [a.rows, b.rows]. The reference sums k terms, of which these may be a part:
 //
 //	v = Σ_runs (Σ σ_a·|b|)² + Σ_runs (Σ σ_b·|a|)² + Σ v_a·v_b + that of a sum
 //
-// where the squares of the partial sums of a sum (see sums.variance) are Σ_runs (Σ |S_k|)², S_k being the partial sums in chains of at most chainTerms, and of the chains. A run is of equal
-// terms, one behind the other, as repeated tokens give: adding a term to a sum again and again is
+// where the squares of the partial sums of a sum (see sums.variance) are Σ_runs (Σ |S_k|)², S_k being the
+// partial sums in chains of at most chainTerms, and of the chains. A run is of equal terms, one behind the other, as repeated tokens give: adding a term to a sum again and again is
 // rounded the same way again and again. Other terms are runs of one. So are terms that are hardly
 // more than the spacing of numbers at S_k: what is lost of each has its sign, and many of one sign,
 // as the logits of tokens that never occur give, add up: twice (Σ ±min(|term|/u, |S_k|))² more.
-func (g *Gradients) product(a, b matrix, k int) productOf {
-	p := productOf{make([]float64, a.rows*b.rows), make([]float64, a.rows*b.rows)}
-	s := g.sums(k)
-	if a.rows <= g.few || b.rows <= g.few { // by dot products, or in one chain
-		s = sums{max(s.kappa, g.noise*float64(k)/6), s.ordered, true}
+func (a *Analysis) product(left, right matrix, k int) productOf {
+	p := productOf{make([]float64, left.rows*right.rows), make([]float64, left.rows*right.rows)}
+	s := a.sums(k)
+	if left.rows <= a.few || right.rows <= a.few { // by dot products, or in one chain
+		s = sums{max(s.kappa, a.noise*float64(k)/6), s.ordered, true}
 	}
-	g.plain.Each(a.rows, 4*len(p.y)*a.cols, func(r int) {
-		x := a.part(r, 1)
-		for c := range b.rows {
-			i := r*b.rows + c
-			p.y[i], p.v[i] = sumOf(x, b.part(c, 1), s)
+	a.plain.Each(left.rows, 4*len(p.y)*left.cols, func(r int) {
+		x := left.part(r, 1)
+		for c := range right.rows {
+			i := r*right.rows + c
+			p.y[i], p.v[i] = sumOf(x, right.part(c, 1), s)
 		}
 	})
 	return p

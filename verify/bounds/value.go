@@ -1,0 +1,154 @@
+package bounds
+
+import (
+	"math"
+	"slices"
+
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+)
+
+// Value is a tensor as the analysis has it: what was computed and, of each element, how far
+// a correct evaluation of the reference may be from that.
+type Value struct {
+	*model.Activation // computed; in float32 if unrounded, whatever the dtype
+
+	// sigma are standard deviations in units of u, as many as values; nil where all
+	// elements are exact.
+	sigma *model.Activation
+	// shared is, of probabilities, the relative variance per row that all elements of the
+	// row have in common, in units of u²; nil of other values.
+	shared []float64
+	// unrounded says that the last rounding, to the dtype, is yet to be done.
+	unrounded bool
+	// Together says that the elements of a column share an operand's errors: those of a row of
+	// another stage, which the pack does not hold.
+	Together bool
+	// Float32Scores is, of attention in BF16 or F16 whose scores may have been rounded, the same value
+	// with the variance that it has if they were not; nil elsewhere.
+	Float32Scores *Value
+	// Products are those, of what is not exact, whose result the value is a (weighted) sum of.
+	Products []product
+}
+
+// Variance is the variance of element i, in units of u².
+func (x *Value) Variance(i int) float64 {
+	if x.sigma == nil {
+		return 0
+	}
+	return Sq(float64(x.sigma.Values[i]))
+}
+
+// deviations are the standard deviations, in units of u; nil where all are 0.
+func (x *Value) deviations() []float32 {
+	if x.sigma == nil {
+		return nil
+	}
+	return x.sigma.Values
+}
+
+// Set sets element i to y, with variance v.
+func (x *Value) Set(i int, y, v float64) {
+	x.Values[i], x.sigma.Values[i] = float32(y), float32(math.Sqrt(v))
+}
+
+// wide is x for operations that do not round their result.
+func (x *Value) wide() *model.Activation {
+	return &model.Activation{Shape: x.Shape, Values: x.Values, DType: tensor.F32}
+}
+
+// product is down_proj of an MLP: the neurons that went in and what they were multiplied by.
+type product struct {
+	expert int       // number of the routed expert, -1 for other MLPs
+	hidden []float32 // standard deviations of the neurons, in units of u
+	down   *model.Linear
+	// Of a routed expert: the tokens that chose it, and the weights of its outputs.
+	tokens  []int
+	weights []float32
+}
+
+// Exact is a value without errors.
+func Exact(y *model.Activation) *Value { return &Value{Activation: y} }
+
+// WithErrors is a value whose elements have these standard deviations.
+func WithErrors(y *model.Activation, deviation func(i int) float64) *Value {
+	x := &Value{Activation: y, sigma: &model.Activation{Shape: y.Shape, Values: make([]float32, len(y.Values))}}
+	for i := range y.Values {
+		x.sigma.Values[i] = float32(deviation(i) / Unit)
+	}
+	return x
+}
+
+// after returns y, whose columns share errors if those of an operand do.
+func (y *Value) after(operands ...*Value) *Value {
+	y.Together = y.Together || slices.ContainsFunc(operands, func(x *Value) bool { return x.Together })
+	return y
+}
+
+// DistributeShared spreads what rows share over their elements.
+func (x *Value) DistributeShared() {
+	for i, y := range x.Values {
+		if x.shared == nil {
+			return
+		}
+		x.Set(i, float64(y), x.Variance(i)+float64(Sq(float64(y))*x.shared[i/x.Width()]))
+	}
+	x.shared = nil
+}
+
+// Replace puts golden values in x's place, if they are finite.
+func (x *Value) Replace(want []float32) {
+	if AllFinite(want) {
+		*x = Value{Activation: x.Activation}
+		copy(x.Values, want)
+	}
+}
+
+// Rounded are x's values as the reference holds them: its own, if they are these.
+func (x *Value) Rounded() []float32 {
+	if !x.unrounded || x.DType == tensor.F32 {
+		return x.Values
+	}
+	rounded := make([]float32, len(x.Values))
+	for i, v := range x.Values {
+		rounded[i] = tensor.Rounded(v, x.DType)
+	}
+	return rounded
+}
+
+// copied is a with memory of its own.
+func copied(a *model.Activation) *model.Activation {
+	return &model.Activation{Shape: a.Shape, Values: slices.Clone(a.Values), DType: a.DType}
+}
+
+// Sq is x², rounded: no machine fuses it with a sum.
+func Sq(x float64) float64 { return float64(x * x) }
+
+// exactly is the variance v of one correctly rounded float32 operation's result y: what is
+// computed of exact operands is reproduced, not bounded.
+func exactly(y, v float64) float64 {
+	if v == 0 {
+		return 0
+	}
+	return float64(v) + Sq(y)/3 + denormal
+}
+
+// roughly is the variance of a result y beside v where the reference's float32 rounding and
+// our own may differ.
+func roughly(y, v float64) float64 { return float64(v) + 2*Sq(y)/3 + denormal }
+
+// denormal is the variance of one unit of the smallest float32 values, which are spaced
+// wider than 2u of their size.
+const denormal = 0x1p-149 * 0x1p-149 / (Unit * Unit)
+
+// times is the product of two uncertain values: v = v_a·b² + v_b·a² + v_a·v_b.
+func times(x, vx, z, vz float64) (float64, float64) {
+	y := float64(float32(x * z))
+	return y, exactly(y, float64(vx*Sq(z))+float64(vz*Sq(x))+float64(vx*vz*(Unit*Unit)))
+}
+
+// uncertain is a number and its variance, in units of u².
+type uncertain struct{ y, v float64 }
+
+// at is element i.
+func (x *Value) at(i int) uncertain { return uncertain{float64(x.Values[i]), x.Variance(i)} }

@@ -1,0 +1,46 @@
+package diagnose
+
+import (
+	"dsmoe/model/table"
+	"dsmoe/verify/pack"
+)
+
+// mistake is one known way to get a conversion or a config wrong: its name, the
+// stages at which it can be the first divergence, and how to undo it in a trial.
+// undo returns what to tell the user, "" if the mistake cannot be there.
+type mistake struct {
+	id    string
+	kinds []string
+	undo  func(x *Trial) string
+
+	also   []string // kinds of stages of the layer that it must explain, too, if the pack has them
+	whole  bool     // it must explain all stages of the layer
+	unless string   // id of a mistake that is more than this one: not tried if that was found
+}
+
+// What the mistakes of a kind of module are first seen at.
+var (
+	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output", "self_attn.kv_a_layernorm.output", pack.LastNorm}
+
+	// Where a pack has them, of RoPE and of what else decides who attends to whom.
+	ropeStages   = []string{pack.RotaryCos, pack.AttnWeights, pack.Attended}
+	attendStages = []string{pack.AttnWeights, pack.Attended}
+	// Where a pack has them, of MLPs.
+	gateStages = pack.InMLPs(table.GateProj)
+	upStages   = pack.InMLPs(table.UpProj)
+	expertGate = pack.InMLP(routedMLP, table.GateProj)
+	expertUp   = pack.InMLP(routedMLP, table.UpProj)
+)
+
+// stageOf is the stage of a projection of the attention.
+func stageOf(proj table.Role) []string { return []string{pack.InAttention(proj)} }
+
+// projections are those of either attention.
+var projections = []table.Role{table.QProj, table.QAProj, table.QBProj, table.KVAProjWithMQA, table.KVBProj,
+	table.KProj, table.VProj, table.OProj}
+
+// The kinds of MLPs that a layer with experts has.
+const (
+	routedMLP = "mlp.experts.*"
+	sharedMLP = "mlp.shared_experts"
+)

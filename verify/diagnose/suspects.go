@@ -1,0 +1,142 @@
+package diagnose
+
+import (
+	"slices"
+
+	"dsmoe/verify/bounds"
+	"dsmoe/verify/pack"
+	"dsmoe/verify/report"
+)
+
+// culprits are experts that account for all tokens that are wrong, if not all tokens are: one
+// all of whose tokens are wrong, else one of those that the wrong tokens have in common, else as
+// few suspects as do so together.
+func (f *Failure) culprits() (together, oneOf []int) {
+	if f.Kind != pack.ExpertsOutput || f.Idx == nil || !slices.Contains(f.Beyond, false) {
+		return nil, nil
+	}
+	together = f.covering(f.suspects())
+	if len(together) == 1 {
+		return together, nil
+	}
+	k, common := len(f.Idx)/f.Got.Rows(), []int(nil)
+	for i, token := range bounds.Marked(f.Beyond) {
+		chosen := f.Idx[token*k : (token+1)*k]
+		if i == 0 {
+			common = slices.Clone(chosen)
+		}
+		common = slices.DeleteFunc(common, func(e int) bool { return !slices.Contains(chosen, e) })
+	}
+	if len(common) == 0 {
+		return together, nil
+	}
+	slices.Sort(common)
+	return nil, common
+}
+
+// covering are as few suspects as account for all tokens that are wrong; nil if they do not.
+func (f *Failure) covering(suspects []int) (culprits []int) {
+	k, open := len(f.Idx)/f.Got.Rows(), bounds.Marked(f.Beyond)
+	has := func(token, e int) bool { return slices.Contains(f.Idx[token*k:(token+1)*k], e) }
+	for len(open) > 0 {
+		best, left := -1, open
+		for _, e := range suspects {
+			rest := slices.DeleteFunc(slices.Clone(open), func(token int) bool { return has(token, e) })
+			if len(rest) < len(left) {
+				best, left = e, rest
+			}
+		}
+		if best < 0 {
+			return nil
+		}
+		culprits, open = append(culprits, best), left
+	}
+	slices.Sort(culprits)
+	return culprits
+}
+
+// suspects are the experts all of whose tokens are wrong, or of whose inner stages one is.
+func (f *Failure) suspects() (suspects []int) {
+	if kind, _ := pack.CutExpert(f.Kind); kind == expertGate {
+		return f.wrongGates()
+	}
+	if f.Kind != pack.ExpertsOutput || f.Idx == nil {
+		return nil
+	}
+	k := len(f.Idx) / f.Got.Rows()
+	right, seen := map[int]bool{}, map[int]bool{}
+	for i, e := range f.Idx {
+		seen[e] = true
+		right[e] = right[e] || !f.wrong(i/k)
+	}
+	for e := range f.Model.Config.NRoutedExperts {
+		if seen[e] && !right[e] {
+			suspects = append(suspects, e)
+		}
+	}
+	return suspects
+}
+
+// suspectPairs are the pairs of experts that may be exchanged with each other: exactly
+// the tokens routed to either of them are wrong, or its probe is.
+func (f *Failure) suspectPairs() (pairs [][2]int) {
+	suspects := f.suspects()
+	for _, e := range f.wrongProbes() {
+		if !slices.Contains(suspects, e) {
+			suspects = append(suspects, e)
+		}
+	}
+	if len(suspects) > mostPaired {
+		return nil
+	}
+	slices.Sort(suspects)
+	for i, a := range suspects {
+		for _, b := range suspects[i+1:] {
+			pairs = append(pairs, [2]int{a, b})
+		}
+	}
+	return pairs
+}
+
+// wrongGates are the experts of the layer whose gate_proj gave what is wrong.
+func (f *Failure) wrongGates() (experts []int) {
+	for _, c := range f.Checks {
+		_, name := pack.CutLayer(c.Tensor)
+		if kind, e := pack.CutExpert(name); kind == expertGate && c.Layer() == f.Layer && c.Verdict == report.Fail {
+			experts = append(experts, e)
+		}
+	}
+	return experts
+}
+
+// wrongProbes are the experts of the layer whose probes fail; nil if they are more than may be
+// tried in pairs.
+func (f *Failure) wrongProbes() (experts []int) {
+	for _, c := range f.Checks {
+		_, name := pack.CutLayer(c.Tensor)
+		if kind, e := pack.CutExpert(name); kind == pack.ProbeOutput && c.Layer() == f.Layer && c.Verdict == report.Fail {
+			experts = append(experts, e)
+		}
+	}
+	if len(experts) > mostPaired {
+		return nil
+	}
+	return experts
+}
+
+// wrong says whether row of the failed stage is beyond its limits.
+func (f *Failure) wrong(row int) bool { return row < len(f.Beyond) && f.Beyond[row] }
+
+// mostPaired is how many experts are tried in pairs, whose number grows with the square.
+const mostPaired = 8
+
+// Locate says in the check of the failure which experts, and which rows of the weight, it
+// lies in, if these are few.
+func (f *Failure) Locate(c *report.Check) {
+	if together, oneOf := f.culprits(); len(together)+len(oneOf) <= bounds.Few {
+		c.Experts, c.ExpertOneOf = together, oneOf
+	}
+	if rows := bounds.Marked(f.BeyondColumns); len(rows) > 0 && len(rows) <= bounds.Few && f.isProduct() {
+		c.WeightRows, c.Weights = rows, f.Weights
+	}
+}

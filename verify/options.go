@@ -1,0 +1,71 @@
+package verify
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+	"dsmoe/verify/report"
+)
+
+// Options are how to verify. The zero value is local mode with float64 sums.
+type Options struct {
+	Mode       report.Mode       // how stages are fed; "" is Local
+	Accumulate model.Accumulator // of our own dot products
+	// RotaryDType is the dtype in which the reference kept RoPE's inv_freq and angles:
+	// Invalid means what the pack's manifest says (made_by), and where it says nothing the
+	// compute dtype, as model.to(dtype) leaves them.
+	RotaryDType tensor.DType
+	// Reference overrides what the pack's manifest says of whose behaviour to follow.
+	Reference config.Reference
+	// Limits multiplies the standard deviations of the stages that a key names, or in
+	// chained mode and of losses and gradients their limits, by a factor above 0. A key is
+	// a stage's whole name, or what follows a dot in it; the longest one counts.
+	Limits map[string]float64
+	// Layers and Stages select what is compared: stages of these layers, prediction layers
+	// among them, that one of these globs of package path matches, by their whole name or by
+	// what stands behind "model.layers.N.". Empty ones select all. Of the layers, and of the
+	// embedding and the head, only those with something selected are run; other stages of
+	// these are taken from the pack and not compared. RoPE's tables always are.
+	Layers      text.Spans
+	Stages      []string
+	FailFast    bool // the run ends with the first stage that fails
+	Undiagnosed bool // the cause of a failure is not looked for
+	// Rounded tells which stored tensors hold what a conversion rounded to their dtype, and
+	// by which operation. It is asked if a stage fails in local mode: the run is then
+	// repeated with the error that this rounding allows. It may be nil.
+	Rounded     func() (map[string]tensor.Rounding, error)
+	ConfigHash  string                // "sha256:…" of the checkpoint's config.json; "" if it has none
+	Decoded     Decoded               // what src knows of weights that it decodes; may be nil
+	Pages       model.Pages           // what src is mapped into; may be nil
+	Parallelism int                   // goroutines; 0 means GOMAXPROCS
+	Progress    func(done, total int) // called after each golden tensor; may be nil
+}
+
+// Decoded knows the weights that a source decodes to the dtype that they seem to have.
+type Decoded interface {
+	// DecodedFrom returns the dtypes that the elements of a stored tensor are decoded from, such
+	// as "F16 and Q8_0", if one of them is a block type, and else "".
+	DecodedFrom(name string) string
+	// HalfSteps returns, for each element of such a tensor, half the distance between the
+	// numbers that those dtypes have there.
+	HalfSteps(name string) ([]float32, error)
+}
+
+// check says what is wrong with the options.
+func (o *Options) check() error {
+	if o.Mode != report.Local && o.Mode != report.Chained {
+		return fmt.Errorf("mode %q: not local or chained", o.Mode)
+	}
+	for _, stage := range slices.Sorted(maps.Keys(o.Limits)) {
+		if l := o.Limits[stage]; !(l > 0) || math.IsInf(l, 0) {
+			return fmt.Errorf("limit %s=%g: not a number above 0", text.Quote(stage), l)
+		}
+	}
+	return nil
+}
