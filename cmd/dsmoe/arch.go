@@ -16,30 +16,14 @@ func newInspectArch() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "arch {CONFIG|CHECKPOINT | --compare LAYERS [CONFIG|CHECKPOINT]}",
 		Short: "Work out parameters, compute and memory from the config alone",
-		Long: `Derives from config.json, with no weight at hand and without rounding: parameters
-in total and used by one token, module by module; floating point operations of a
-token's forward pass (two per multiply-add: all matrices that the token uses, router
-and head included, and full attention over T positions); of training on a sequence
-of T tokens (three forward passes); the KV cache in torch_dtype; and how many sets of
-experts a gate can choose. --seq sets T.
+		Long: `Works out, from config.json alone and without rounding: parameters in total and used by
+one token, by module; floating point operations of a token's forward pass and of
+training; the KV cache; and the number of sets of experts that a gate can choose. With
+--compare it prints the comparison of MoE layers of the DeepSeekMoE paper.
 
-The FLOP of training stand there a second time as the tables of the DeepSeekMoE
-paper count them, T·(L·(24·d² + 12·d·T) + 6·V·d + 6·A): no router, and A, the
-FFN parameters that a token uses, in whole or 1/n standard FFNs of 8·d².
-
-With --compare, prints the paper's comparison of one MoE layer instead: the
-conventional top-K of N experts (top2); each of them split into m, m·K of m·N active
-(fine); and shared of those isolated, used by every token (shared). Expert parameters
-and compute are equal in all three; what differs is the router's size, and by far the
-number of sets of experts that a token can get. The numbers come from the flags; or
-from a config, whose experts are taken for the outcome of a split by m.`,
-		Example: `  dsmoe inspect arch fixtures/states/deepseek-moe-16b/config.json
-  dsmoe inspect arch --seq 32768 fixtures/v1-base/checkpoint
-  dsmoe inspect arch --json fixtures/states/deepseek-v3/config.json
-  dsmoe inspect arch --compare top2,fine,shared -N 16 -K 2 -m 4 --shared 1
-  dsmoe inspect arch --compare top2,shared --hidden 2048 --intermediate 5632
-  dsmoe inspect arch --compare top2,fine fixtures/states/deepseek-moe-16b/config.json
-  dsmoe inspect arch --plot parameters.svg fixtures/states/deepseek-v3/config.json`,
+dsmoe help memory  the formulas`,
+		Example: `  dsmoe inspect arch --seq 32768 fixtures/states/deepseek-moe-16b/config.json
+  dsmoe inspect arch --compare top2,fine,shared -N 16 -K 2 -m 4 --shared 1`,
 		Annotations: exits("done", ""),
 	}
 	asJSON := jsonFlag(cmd)

@@ -44,53 +44,17 @@ func newConvert() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
-		Long: `Writes the checkpoint SRC anew: in other shards, another dtype or another layout of
-the routed experts, or a part of it, in any combination, as safetensors or as GGUF. SRC
-is a directory, an index, the hub's cache of a model, or a .safetensors, .gguf or .bin
-file; nothing in a .bin file is ever executed. The other files of SRC's directory, such
-as the tokenizer, go along, but not with a single weight file.
+		Long: `Writes the checkpoint SRC in other shards, another dtype, another layout of the routed
+experts, or a part of it, as safetensors or GGUF. The output is read again, compared
+with SRC and then renamed: DST is complete or absent. An interrupted run continues when
+the same command is given again. The other files of SRC's directory, such as the
+tokenizer, are copied, but not with a single weight file.
 
-Everything is planned from the headers first: --dry-run prints the plan. The output
-is assembled in a hidden directory beside DST, read again, compared with the source,
-and renamed: DST is complete or not there. If DST is an empty directory, the hidden one
-is in it, and its files move into DST when all are complete. An interrupted run, however
-it ended, goes on when the same command is given again, and gives the same bytes. Given
-again after that, the command checks DST, and compares it with SRC unless the weights'
-files are those that it was verified with. DST holds
-dsmoe.manifest.json, which binds its tensors to the source's by their BLAKE3 hashes;
---check DST hashes everything again and names what changed. --overwrite replaces a DST
-that has such a manifest and holds nothing that it does not list: when the new output
-is complete, it takes the name and the old one is removed.
-
---type casts F32, F16 and BF16 weights and dequantises FP8 ones; config.json follows.
-Integers stay, and so does e_score_correction_bias, which decides the routing. A cast
-that makes a number infinite is refused, unless --allow-overflow is given. Numbers that
-are rounded, to denormal numbers or to zero apart, and those that are infinite or NaN in
-SRC, are counted in the report and the manifest.
-
---to gguf writes DST/model.gguf, or shards, for llama.cpp: architecture deepseek for the
-first DeepSeekMoE, deepseek2 for V2 and V3 in the layout with attn_k_b and attn_v_b. The
-tokenizer and the config go into it, nothing else goes along. --type may then also be a
-mixture of llama.cpp's quantiser: q8_0, q4_0, q4_k_m, q5_k_m, q6_k. Norms, routers and
-biases are F32 there; keep leaves the others in their dtypes, but FP8 becomes BF16.
-Prediction layers are left out unless --mtp is given. What llama.cpp would compute
-otherwise is refused, but V2's group_limited_greedy: that is warned of. A GGUF file made
-with keep gives the same bits back.
-
---include and --exclude take globs (*, ?, [a-z]) of Hugging Face's per-expert names.
---layers 0-3 makes a smaller model; layers keep their numbers. --no-mtp drops the
-multi-token prediction layers of DeepSeek-V3. config.json's numbers of layers follow.
-What remains may be a part of a model, which does not load: the report says so, and
-what is not there.`,
-		Example: `  dsmoe convert fixtures/v3/checkpoint shards --max-shard-size 300KB
-  dsmoe convert fixtures/v3/checkpoint one-file --max-shard-size none
-  dsmoe convert fixtures/v3-fp8/checkpoint v3-bf16 --type bf16
-  dsmoe convert fixtures/v3/checkpoint fused --experts fused
-  dsmoe convert fixtures/v3/checkpoint v3-gguf --to gguf
+dsmoe help conversions  what is guaranteed, what each --type does, GGUF, parts
+dsmoe help checkpoints  what SRC may be`,
+		Example: `  dsmoe convert fixtures/v3-fp8/checkpoint v3-bf16 --type bf16
   dsmoe convert fixtures/v3-fp8/checkpoint v3-q8 --to gguf --type q8_0
-  dsmoe convert v3-gguf back
-  dsmoe convert fixtures/v3/checkpoint --exclude '*.mlp.experts.*' --dry-run
-  dsmoe convert --check fused`,
+  dsmoe convert --check v3-bf16`,
 		Args:        f.args,
 		Annotations: exits("the output is complete, or --check found it unchanged", "--check found it changed"),
 	}

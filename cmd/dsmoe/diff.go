@@ -18,21 +18,18 @@ func newDiff() *cobra.Command {
 		Long: `Compares two checkpoints, whatever their shards, formats, dtypes and layouts of experts.
 
 Of the configs, all that decides what the model computes counts, after defaults and
-aliases; torch_dtype, quantization_config and the like are shown, and are no difference.
+aliases. torch_dtype, quantization_config and the like are shown, and are no difference.
 
-Every tensor is equal; or close: each value of one side is that of the other rounded to
-its dtype, as a cast leaves it, and as finite; or it differs, and then the line gives the
+A tensor is equal; or close: each value of one side is that of the other rounded to its
+dtype, as a cast leaves it; or it differs. A tensor that differs has a line with the
 relative RMS, the largest difference and its place, the largest number of steps between
-two values of the dtype (ulp), the cosine, and how many elements are not finite in one
-only. FP8 weights count with their scales. Experts that differ alike are folded into one
-line, with the worst. Where the experts of a layer, the rows of its router, or gate_proj
-and up_proj are the other side's in another place, a line says so; they differ all the
-same.
-
-Equal and close tensors are the same; with --exact, another dtype is a difference too.`,
+two values of the dtype (ulp), the cosine, and the number of elements that are not
+finite on one side only. FP8 weights count with their scales. Experts that differ alike
+share a line. If the experts of a layer, the rows of its router, or gate_proj and
+up_proj only changed places, a line says so. With --exact, close tensors and other
+dtypes are differences too.`,
 		Example: `  dsmoe convert fixtures/v3/checkpoint fused --experts fused
-  dsmoe diff --exact fixtures/v3/checkpoint fused
-  dsmoe diff --json fixtures/v3/checkpoint fused`,
+  dsmoe diff --exact fixtures/v3/checkpoint fused`,
 		Args:        expect("A", "B"),
 		Annotations: exits("the same weights, and configs of the same meaning", "they differ"),
 	}

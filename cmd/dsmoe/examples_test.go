@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/assert"
@@ -43,11 +45,39 @@ func paste(dir, script string) (string, error) {
 func everyCommand(cmd *cobra.Command) []*cobra.Command {
 	all := []*cobra.Command{cmd}
 	for _, sub := range cmd.Commands() {
-		if sub.Name() != "help" && sub.Name() != "completion" {
+		if sub.Name() != "help" && sub.Name() != "completion" && sub.Runnable() {
 			all = append(all, everyCommand(sub)...)
 		}
 	}
 	return all
+}
+
+// TestHelp: what --help prints fits a screen, topics are those that it names, and no line is too
+// long for a terminal.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	named, topics := map[string]bool{}, map[string]bool{}
+	for _, cmd := range everyCommand(newRoot()) {
+		var out strings.Builder
+		args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
+		require.Zero(t, run(t.Context(), args, &out, io.Discard))
+		assert.LessOrEqual(t, strings.Count(out.String(), "\n"), 48, cmd.CommandPath())
+		for _, topic := range regexp.MustCompile(`dsmoe help (\w+)`).FindAllStringSubmatch(cmd.Long, -1) {
+			named[topic[1]] = true
+		}
+	}
+	for _, cmd := range newRoot().Commands() {
+		if cmd.IsAdditionalHelpTopicCommand() {
+			topics[cmd.Name()] = true
+			var out strings.Builder
+			require.Zero(t, run(t.Context(), []string{"help", cmd.Name()}, &out, io.Discard))
+			assert.Equal(t, cmd.Long, out.String())
+			for line := range strings.Lines(cmd.Long) {
+				assert.LessOrEqual(t, utf8.RuneCountInString(line), 93, line)
+			}
+		}
+	}
+	assert.Equal(t, topics, named)
 }
 
 // TestHelpExamplesWork pastes every line of every command's examples, one after the other.

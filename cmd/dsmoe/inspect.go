@@ -21,15 +21,12 @@ func newInspect() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect CHECKPOINT",
 		Short: "Say what is in a checkpoint",
-		Long: `Sums up a checkpoint: its family, layers and experts, parameters in total and used
-by one token, tensors, dtypes, sizes, and the first findings of inspect audit.
+		Long: `Sums up a checkpoint: its family, layers and experts, parameters in total and used by
+one token, tensors, dtypes, sizes, and the first findings of inspect audit. Only headers
+are read, never a weight.
 
-CHECKPOINT is a directory with config.json and its weights: model.safetensors, or shards
-with model.safetensors.index.json; or PyTorch's pytorch_model.bin, or shards with
-pytorch_model.bin.index.json. Or it is one such file (.safetensors, .bin, .pt, .pth) or
-an index, beside its config.json; or the hub's cache of a model (models--x--y); or a
-.gguf file, any of its shards, or their directory, whose config is in its keys. Only
-headers are read, never a weight.`,
+dsmoe help checkpoints  what CHECKPOINT may be
+dsmoe help findings     what the commands below call a finding`,
 		Example: `  dsmoe inspect fixtures/v1-base/checkpoint
   dsmoe inspect --json fixtures/v1-base/checkpoint`,
 		Args:        expect("CHECKPOINT"),
@@ -53,16 +50,12 @@ func newInspectLs() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls CHECKPOINT",
 		Short: "List the tensors of a checkpoint",
-		Long: `Lists every tensor with its dtype, shape, size and file, in the order of names,
-numbers by value, so that the lists of two checkpoints can be compared with diff.
-
-With --fold, tensors of one dtype and shape whose names differ only in numbers share
-a row: model.layers.{1..27}.mlp.experts.{0..63}.up_proj.weight stands for 1728 of
-them. The config plays no part: ls works where it is missing or does not fit.`,
-		Example: `  dsmoe inspect ls fixtures/v1-base/checkpoint
-  dsmoe inspect ls --fold fixtures/v1-base/checkpoint
-  dsmoe inspect ls --layers 1 --experts 0-3 -o csv fixtures/v1-base/checkpoint
-  dsmoe inspect ls fixtures/v3/checkpoint > v3.txt`,
+		Long: `Lists every tensor with its dtype, shape, size and file, in the order of names, numbers
+by value, so that the lists of two checkpoints can be compared with diff. With --fold,
+tensors of one dtype and shape whose names differ only in numbers share a row. The
+config is not needed.`,
+		Example: `  dsmoe inspect ls --fold fixtures/v1-base/checkpoint
+  dsmoe inspect ls --layers 1 --experts 0-3 -o csv fixtures/v1-base/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("all tensors are listed", "some files cannot be read, or disagree with the index"),
 	}
@@ -86,24 +79,16 @@ func newInspectAudit() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "audit CHECKPOINT",
 		Short: "Hold the config, the index and the tensors against each other",
-		Long: `Checks everything that headers can tell: that each file is well-formed and of its full
-length; that the index and the shards name the same tensors; that the tensors have
-exactly the names and shapes that config.json implies, and dtypes that its
-quantization_config does not contradict.
+		Long: `Checks everything that headers can tell: each file is well-formed and of its full
+length; the index and the shards name the same tensors; the tensors have exactly the
+names, shapes and dtypes that config.json implies. Findings that differ only in numbers
+share a line; --json has an entry for each. A broken checkpoint is audited as far as it
+can be read, and the report says what was not checked. --values also reads every weight.
+Whether the model computes what the reference computes, only dsmoe verify can tell.
 
-A finding is broken (a file cannot be read, or contradicts the index), missing, shape,
-dtype or unexpected (a tensor is not what the config asks for), or a note. Those that
-differ only in numbers share a line; --json has one entry for each. A checkpoint that
-is broken is audited as far as it can be read; the report says what was not checked.
-
-With --values every weight is read, too: NaN, infinities, tensors and experts that are
-all zero, scales of FP8 weights that are not finite or not above 0, a stored head that
-is not the embedding that it is tied to, and the checksums in .bin files are findings
-(value, or broken); numbers beyond the range of F16 are a note. Whether the model
-computes what the reference does only dsmoe verify can tell.`,
+dsmoe help findings  the kinds of findings`,
 		Example: `  dsmoe inspect audit fixtures/v1-base/checkpoint
-  dsmoe inspect audit --values fixtures/v1-base/checkpoint
-  dsmoe inspect audit --json fixtures/v1-base/checkpoint`,
+  dsmoe inspect audit --values fixtures/v1-base/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("no problems; there may be notes", "there are problems"),
 	}

@@ -78,8 +78,9 @@ ones.`,
 	root.Flags().MarkHidden("json")
 	root.SetVersionTemplate("dsmoe {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misuse(cmd, err.Error()) })
-	root.SetUsageTemplate(root.UsageTemplate() + exitStatusTemplate)
+	root.SetUsageTemplate(topicsTemplate.Replace(root.UsageTemplate()) + exitStatusTemplate)
 	root.AddCommand(newVerify(), newConvert(), newInspect(), newDiff(), newSynth(), newVersion())
+	addTopics(root)
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultCompletionCmd()
 	refuseUnknown(root, "completion")
@@ -113,8 +114,8 @@ func refuseUnknown(root *cobra.Command, name string) {
 // newHelp is the command help: what --help prints, by the name of the command.
 func newHelp() *cobra.Command {
 	return &cobra.Command{
-		Use:   "help [COMMAND]",
-		Short: "Explain a command",
+		Use:   "help [COMMAND|TOPIC]",
+		Short: "Explain a command or a topic",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			topic, rest, err := cmd.Root().Find(args)
 			if err != nil {
@@ -123,13 +124,15 @@ func newHelp() *cobra.Command {
 			if len(rest) > 0 {
 				return misuse(cmd, unknownCommand(topic, rest[0]))
 			}
-			topic.InitDefaultHelpFlag()
+			if topic.Runnable() {
+				topic.InitDefaultHelpFlag()
+			}
 			return topic.Help()
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
 			if topic, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
 				for _, sub := range topic.Commands() {
-					if sub.IsAvailableCommand() {
+					if sub.IsAvailableCommand() || sub.IsAdditionalHelpTopicCommand() {
 						names = append(names, cobra.CompletionWithDesc(sub.Name(), sub.Short))
 					}
 				}

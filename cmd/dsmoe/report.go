@@ -21,38 +21,20 @@ func newInspectReport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "report {CHECKPOINT|CONFIG}",
 		Short: "Look into everything at once, and draw it on a page",
-		Long: `Does what inspect audit --values, experts, router --coupling and, of all weights but
-those of experts, stats do, and prints what they found: each finding with its tensor,
-and what was looked at. --html writes a page with the findings, then the numbers as
-drawings: parameters by module; likeness, norms and ranks of the experts by layer; pairs
-of experts; the routers' rows, spectra and biases; magnitudes; dtypes and files. It is
-one file, asks for nothing from anywhere, runs no script, and is light or dark as the
-reader's system is.
+		Long: `Runs inspect audit --values, experts, router --coupling, and stats of all other weights,
+and prints their findings. --html also writes a page with the findings and the numbers
+as drawings: one file that needs no network and no script. With a golden pack or tokens
+the page has their routing; experts that these tokens do not reach are no finding. For
+CONFIG, a config.json alone, the page has the parameters.
 
-With a golden pack or tokens, as inspect routing takes them, the page has their routing:
-load of the experts and margins. What those tokens do not reach is no finding.
+Every weight is read once, those of experts twice more, others once more, gate_proj once
+more for the routers. Memory: that of inspect experts, 32·N² bytes for each layer of N
+experts, and with tokens that of inspect routing. With --layers or --experts only those
+weights are read; routers have all their rows.
 
-Of CONFIG, a config.json alone, there are the parameters, and no findings.
-
-  findings  what audit --values calls a problem, but for what experts says of the same
-            tensor; what experts and router find. --json lists them with the id of their
-            kind, layer, experts, tensor, text, value and what it was expected to be;
-            audit's kinds have no numbers. Beside them are the documents of the parts
-  reads     every selected weight once, for audit --values (a tied head, and FP8 with
-            large scales, again); those of no expert once more; those of experts twice
-            more, and again where two are compared; gate_proj once more, for the routers.
-            A forward pass for --tokens or --random maps what it needs
-  pairs     drawn of the 12 layers in which two experts are most alike, of more than 64
-            experts several in a cell; drawings of more than 4000 cells have no tips
-
-Memory is that of inspect experts, 32 N^2 bytes for each layer of N experts, and for
---tokens and --random that of inspect routing. No byte depends on the number of threads.
-With --layers or --experts only those weights are read; routers have all their rows, and
-checksums of archive entries are not compared.`,
+dsmoe help findings  the kinds of findings`,
 		Example: `  dsmoe inspect report fixtures/v1-base/checkpoint --html report.html
-  dsmoe inspect report fixtures/v3/checkpoint --golden fixtures/v3/golden-f32 --json
-  dsmoe inspect report fixtures/v3-fp8/checkpoint --random 2x16 --layers 1-2
-  dsmoe inspect report fixtures/states/deepseek-v3/config.json --html config.html`,
+  dsmoe inspect report fixtures/v3/checkpoint --golden fixtures/v3/golden-f32 --json`,
 		Args:        expect("CHECKPOINT or CONFIG"),
 		Annotations: exits("nothing was found in what was looked at", "there are findings"),
 	}

@@ -26,56 +26,13 @@ func newInspectRouting() *cobra.Command {
 		Use:   "routing {GOLDEN|LOGS|CHECKPOINT}",
 		Short: "Count which experts tokens are routed to",
 		Long: `Counts which routed experts the gates chose, and prints a row for each layer, or with
---by for each expert or each pair of experts that share a token. The choices are from
+--by for each expert or each pair of experts that share a token. The choices come from a
+golden pack, from ESFT's logs, or from our own forward pass on --tokens or --random ids.
+The numbers hold for these tokens only.
 
-  GOLDEN      a golden pack: what the reference recorded. --config names the model's
-              config.json, or for DeepSeek-V3's bias its checkpoint; without it there are
-              no margins. Stages that the pack lacks are named
-  LOGS        a directory of ESFT's logs, expert_weights_LAYER.txt in it or in rank_*
-              below it; --config is needed. They hold no scores, so there are no margins,
-              and padding in them counts
-  CHECKPOINT  our own forward pass, in float32, on --tokens FILE (JSON or safetensors,
-              input_ids and attention_mask, as scripts/golden.py takes them) or on
-              --random BxT ids from --seed, those of torch.randint. It runs as far as the
-              last of --layers, on all tokens a layer at a time, by the rules of
-              --reference; multi-token prediction layers are not run
-
-What is printed holds for these tokens and no others: an expert that none of them reached
-is unreached, not dead. Padding is left out. T tokens choose k of N experts each, n_e of
-them expert e; "uniform" is what chance gives if every token chooses by lot.
-
-  entropy      -sum p_e ln p_e, p_e = n_e/(T k), in nats; max_entropy is ln N
-  maxvio       max n_e / (T k/N) - 1: MaxVio of arXiv 2408.15664
-  cv           standard deviation of n_e over its mean T k/N; cv_uniform is
-               sqrt((1 - k/N) / (T k/N))
-  unreached    experts with n_e = 0; unreached_uniform is N (1 - k/N)^T
-  mass         sum of the gate weights, normalised and scaled: a layer's over T, an
-               expert's as it is; mean_weight is an expert's over T (ESFT-Gate)
-  margin_…     of a token, the lowest selection score of its experts less the highest
-               of the others; the smallest, and quantiles as those of inspect stats. The
-               selection score has e_score_correction_bias, and the mask of groups:
-               0 outside a token's groups in DeepSeek-V2, none in V3. How near the
-               choice of the groups was is not in it
-  ties, below  tokens whose margin is 0; tokens whose experts are not those with the
-               highest scores, as rounding or another config makes them
-  share, load  p_e (ESFT-Token, arXiv 2407.01906), and n_e/(T k/N)
-  expected     n_i n_j / T tokens of a pair, if its experts were chosen independently;
-               p_second is n_ij/n_i, p_first n_ij/n_j (co-activation as OLMoE has it,
-               arXiv 2409.02060, of all pairs). --json lists the 8 pairs of a layer that
-               are furthest above expected, with --by pair all that share a token
-
--o esft prints what ESFT's summary.json holds: token_scores and gate_scores, to 4
-decimals, by which it chooses the experts to train.
-
-Memory is that of one layer's weights, mapped; the hidden states of all tokens, 4
-hidden_size bytes each; activations of 1024 tokens, or of one longer sequence; 4 N^2/2
-bytes for the pairs and 8 for each token of a layer.`,
-		Example: `  dsmoe inspect routing fixtures/v1-base/golden-f32
-  dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
-  dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --seed 7 --by expert
-  dsmoe inspect routing fixtures/v3-fp8/checkpoint --random 1x64 --json
-  dsmoe inspect routing fixtures/v2-lite/golden-f32 -o esft > summary.json
-  dsmoe inspect routing fixtures/v1-base/golden-f32 --plot load.svg`,
+dsmoe help routing  the measures, where choices come from, memory`,
+		Example: `  dsmoe inspect routing fixtures/v3/golden-f32 --config fixtures/v3/checkpoint
+  dsmoe inspect routing fixtures/v1-base/checkpoint --random 4x128 --seed 7 --by expert`,
 		Args:        expect("GOLDEN, LOGS or CHECKPOINT"),
 		Annotations: exits("done", ""),
 	}

@@ -14,30 +14,12 @@ func newInspectStats() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stats CHECKPOINT",
 		Short: "Give statistics of the weights",
-		Long: `Reads every selected weight and prints a row of numbers for each tensor (of fused
-experts, for each expert's), or with --by for each expert (routed ones, and a layer's
-shared ones), layer or module. FP8 weights count as numbers: code times scale in F32.
+		Long: `Reads every selected weight and prints a row of statistics for each tensor, or with --by
+for each expert (routed ones, and a layer's shared ones), layer or module.
 
-  elements    all of them; nan and infinite count those that are not finite, zeros 0 and
-              -0, beyond_f16 the finite ones that F16 rounds to infinity (65520 or more)
-  min, max    of the finite elements, as are all that follow; exact
-  mean, std   Σx/n and √(Σ(x-mean)²/n), in float64
-  q…          --quantiles: the smallest element x such that at least q·n of n elements
-              are at most x; exact, nothing is interpolated
-  absmax      the largest magnitude. A row is all elements with the same first index;
-              median_row_absmax is the median of the rows' absmax (the lower of two),
-              outlier_rows counts rows with more than 4 times that, and largest_row is
-              the most extreme of those. --json lists up to 8 of them
-
-All numbers are the same whatever the number of threads. Beside the headers and the rows,
-memory is a few megabytes for each processor. Weights are read once, with --quantiles F32
-and FP8 ones at most twice. Tensors of other dtypes, and FP8 weights without usable
-scales, are listed as not counted.`,
-		Example: `  dsmoe inspect stats fixtures/v1-base/checkpoint
-  dsmoe inspect stats --by expert --layers 1 --experts 0,5-9 fixtures/v1-base/checkpoint
-  dsmoe inspect stats --by module --quantiles 0.5,0.99 -o md fixtures/v3-fp8/checkpoint
-  dsmoe inspect stats --match '*.gate.weight' --json fixtures/v3/checkpoint
-  dsmoe inspect stats --by expert --plot std.svg fixtures/v3/checkpoint`,
+dsmoe help statistics  the columns`,
+		Example: `  dsmoe inspect stats --by expert --layers 1 --experts 0,5-9 fixtures/v1-base/checkpoint
+  dsmoe inspect stats --by module --quantiles 0.5,0.99 -o md fixtures/v3-fp8/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("done", ""),
 	}

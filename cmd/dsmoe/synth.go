@@ -27,31 +27,14 @@ func newSynth() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "synth CONFIG DST",
 		Short: "Write a synthetic checkpoint of any size",
-		Long: `Writes a checkpoint with every weight that CONFIG implies, in the layout of
-Hugging Face. The values are pseudo-random and follow from the seed, the name of the
-tensor and the index of the value alone: the same on every machine, whatever the size
-of the shards. They are scaled so that activations stay near 1. Multi-token prediction
-layers that CONFIG announces are not written, and a note says so.
+		Long: `Writes a checkpoint with every weight that CONFIG implies, in HuggingFace's layout. The
+values are pseudo-random and depend only on the seed, the name of the tensor and the
+index of the value. The weights are BF16, or FP8 where quantization_config asks for it.
+Multi-token prediction layers are not written. DST is complete or absent, as with
+convert.
 
-With --init torch, the gates' weights (mlp.gate.weight) are what the reference's
-MoEGate.reset_parameters draws from torch's own generator, one MoE layer after the
-other, rounded to BF16; all other tensors stay as they are:
-
-  torch.manual_seed(seed)
-  for each MoE layer:
-      kaiming_uniform_(torch.empty(n_routed_experts, hidden_size), a=sqrt(5)).bfloat16()
-
-The weights are BF16, whatever torch_dtype says. With quantization_config fp8, as
-DeepSeek-V3 has it, the matrices of attention, MLPs and experts are F8_E4M3, each with
-F32 scales per weight_block_size (weight_scale_inv); modules_to_not_convert is heeded,
-and embedding, head, gates and norms stay BF16. config.json is copied as it is.
-DST must not exist, and is then complete or not there, or be an empty directory: the
-files move into it when all are complete, config.json and the index last. With
---overwrite it may be an output of dsmoe, which is replaced. An interrupted run goes on
-when the same command is given again. DST holds dsmoe.manifest.json: dsmoe convert
---check DST hashes everything again.`,
+dsmoe help conversions  what is guaranteed, the values, and --init torch`,
 		Example: `  dsmoe synth fixtures/v2-lite/checkpoint/config.json lite --seed 7
-  dsmoe synth fixtures/v1-base/checkpoint/config.json sharded --max-shard-size 200KB
   dsmoe synth fixtures/v1-base/checkpoint fresh --init torch --seed 1234`,
 		Args:        expect("CONFIG", "DST"),
 		Annotations: exits("the checkpoint is written", ""),

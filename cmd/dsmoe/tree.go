@@ -14,17 +14,13 @@ func newInspectTree() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tree CHECKPOINT",
 		Short: "Show the modules of a checkpoint as a tree",
-		Long: `Shows the modules that the names of the tensors make, each with its tensors,
-parameters, their share of all, bytes, dtypes and shape. Layers and experts in which
-names, dtypes and shapes are alike share a line: layers.{1..27} stands for 27 layers, and
-its numbers are those of all of them together. The scales of FP8 weights
-(weight_scale_inv) are tensors, but no parameters.
-
-Only headers are read, and the config plays no part. Names are those of the files.`,
-		Example: `  dsmoe inspect tree fixtures/v1-base/checkpoint
-  dsmoe inspect tree --depth 2 -o md fixtures/v3/checkpoint-fused
-  dsmoe inspect tree --layers 1 --json fixtures/v3-fp8/checkpoint
-  dsmoe inspect tree --depth 3 --plot tree.svg fixtures/v3/checkpoint`,
+		Long: `Shows the modules that the names of the tensors make, each with its tensors, parameters,
+their share of all, bytes, dtypes and shape. Layers and experts that are alike share a
+line: layers.{1..27} stands for 27 layers, and its numbers are those of all of them
+together. FP8 scales are tensors, but no parameters. Only headers are read; the config
+is not needed.`,
+		Example: `  dsmoe inspect tree --depth 2 -o md fixtures/v3/checkpoint-fused
+  dsmoe inspect tree --layers 1 --json fixtures/v3-fp8/checkpoint`,
 		Args:        expect("CHECKPOINT"),
 		Annotations: exits("all tensors are in the tree", "some files cannot be read, or disagree with the index"),
 	}

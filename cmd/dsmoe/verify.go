@@ -33,76 +33,16 @@ func newVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify CHECKPOINT GOLDEN",
 		Short: "Compare every stage of the model with the reference's tensors",
-		Long: `Runs the model on the golden pack's input and compares every stage with what the
-reference Python gave. Names the first stage that differs, and the known mistakes that
-explain it, the likeliest first.
+		Long: `Runs the model on the golden pack's input, compares every stage with what the reference
+Python computed, and names the first stage that differs, with the known mistakes that
+explain it. --junit and --html also write the report to files: a test case for each
+golden tensor, and one page with drawings that needs no network. An existing file is
+replaced.
 
-In local mode every stage is fed the golden's own input: no error travels, and the
-first stage that fails is the one at fault. Beside each value runs the standard
-deviation of the rounding errors that a correct reference makes. What is further off
-than 8 of them fails; operations that round once are held to equality. Rows of padding
-are not compared, and an RMS counts rows that are alike once. In chained
-mode the model runs end to end, and the layers' outputs and the logits are checked;
-on BF16 and F16 packs that is a report without a verdict, for their rounding leaves
-no usable limit.
-
-A pack made in training mode has the loss, the auxiliary losses and gradients; the
-model is run backward for them. If the pack has the gradients of stages, each layer
-goes backward from the golden's own, and gradients are held to 8 deviations, too. Else
-they are compared end to end: with 8 times the noise that golden.py --train --repeat
-measured, or with fixed limits, up to 100 times beyond which the verdict is
-inconclusive, as rounding in a trained model may do that.
-
-The code published with DeepSeek-V2 and V3 and transformers' own classes differ in
-some rules (norm_topk_prob, moe_layer_freq, …). The pack says which one made it;
---reference overrides that, and the report names the rules in force.
-
-A BF16 or F16 reference made by model.to(dtype) has RoPE's angles in that dtype; one
-made by from_pretrained(torch_dtype=…) has them in float32. The pack says by made_by
-which it is; --rotary-dtype overrides that.
-
-A reference with sdpa attention, as the pack says, may leave out the roundings of scores
-and probabilities, which the bounds allow. One with other than eager or sdpa attention is
-inconclusive.
-
-Where dsmoe.manifest.json records that a conversion rounded weights, or a GGUF file
-has them quantised, a local run that fails is repeated with the error that this
-allows. A pass is then one "within the rounding of the weights", and the report ranks
-layers and experts by error.
-
-A pack of another family, or of a model of other shapes, is refused. One that was
-recorded from another config.json is not: keys that differ are listed where the pack
-holds that one.
-
-A pass means that every golden tensor is within its limits, that the choice of
-experts is the golden's but where rounding may decide, and that every weight took
-part, but for experts that neither a token nor, in local mode, a probe of the pack
-reached, which are listed, and for multi-token prediction layers if the pack has no
-stages of them. A pack that proves little, or was made with another config, gives no
-pass: the reasons are listed.
-
-A pack may hold some layers, or some stages, if its manifest says which are absent. Of
-the model only what the pack has stages of is run, and only those weights are read: layer
-60 of a DeepSeek-V3 without the other sixty. --layers and --stages select among what the
-pack has: layers, and globs of stages by what stands behind "model.layers.N.", or by
-their whole names. Other stages of the layers that are run are taken from the pack and
-not compared, but for RoPE's tables, which always are. The verdict then says what it is a
-pass of, and the report which weights were not read, or ran unchecked.
-
---fail-fast ends the run with the first stage that fails. What follows was not looked at.
-
---junit and --html write the same report to files beside it, whatever the verdict: for
-a CI a test case per golden tensor, and one for the verdict that is green only for a
-pass; for people one page with drawings, which needs no network. A file that is there is
-replaced. If the run ends with an error, they say that.`,
+dsmoe help verdicts  what PASS covers, how limits are derived, parts and gradients
+dsmoe help packs     what a golden pack is, and which settings it records`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
-  dsmoe verify --mode chained fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
-  dsmoe verify --json fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
-  dsmoe verify --junit v.xml --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32
-  dsmoe verify --layers 0,2-3 fixtures/v3/checkpoint fixtures/v3/golden-f32
-  dsmoe verify --stages 'mlp.*,output' fixtures/v3/checkpoint fixtures/v3/golden-f32
-  dsmoe verify --layers 2 --fail-fast fixtures/v3/checkpoint fixtures/v3/golden-f32
-  dsmoe verify --limit mlp.experts.output=2 fixtures/v3/checkpoint fixtures/v3/golden-f32`,
+  dsmoe verify --layers 2 --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32`,
 		Args:        expect("CHECKPOINT", "GOLDEN"),
 		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: the first stage that differs is named"),
 	}
