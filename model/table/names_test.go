@@ -91,3 +91,24 @@ func TestFusedNames(t *testing.T) {
 		require.Nil(t, fused, name)
 	}
 }
+
+// TestCutExpert: names of weights and of stages, whole or within their layer.
+func TestCutExpert(t *testing.T) {
+	for name, want := range map[string]struct {
+		pattern string
+		expert  int
+	}{
+		"model.layers.1.mlp.experts.17.up_proj.weight":          {"model.layers.1.mlp.experts.{e}.up_proj.weight", 17},
+		"model.layers.1.mlp.experts.0.up_proj.weight_scale_inv": {"model.layers.1.mlp.experts.{e}.up_proj.weight_scale_inv", 0},
+		"model.layers.1.mlp.experts.01.up_proj.weight":          {"model.layers.1.mlp.experts.01.up_proj.weight", -1},
+		"model.layers.1.mlp.experts.-1.up_proj.weight":          {"model.layers.1.mlp.experts.-1.up_proj.weight", -1},
+		"model.layers.1.mlp.experts.gate_up_proj":               {"model.layers.1.mlp.experts.gate_up_proj", -1},
+		"model.layers.1.mlp.shared_experts.up_proj.weight":      {"model.layers.1.mlp.shared_experts.up_proj.weight", -1},
+		"a.mlp.experts.3":              {"a.mlp.experts.{e}", 3},
+		"mlp.experts.3.up_proj.output": {"mlp.experts.{e}.up_proj.output", 3},
+	} {
+		pattern, expert := table.CutExpert(name)
+		require.Equal(t, want.pattern, pattern)
+		require.Equal(t, want.expert, expert)
+	}
+}

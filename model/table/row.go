@@ -92,6 +92,16 @@ func (p Place) Role() Role {
 // Is reports whether the place is one of role r in module m.
 func (p Place) Is(m Module, r Role) bool { return p.Module() == m && p.Role() == r }
 
+// MLP returns the module of the MLP that the weight is a matrix of, such as
+// "model.layers.3.mlp.experts.17"; "" for other weights.
+func (p Place) MLP() string {
+	switch p.Module() {
+	case DenseMLP, RoutedExperts, SharedExperts:
+		return strings.TrimSuffix(p.Row.NameIn(p.Layer, p.Expert), "."+string(p.Role())+".weight")
+	}
+	return ""
+}
+
 // Slot is one weight that a config implies: an expanded row.
 type Slot struct {
 	Name  string // HuggingFace's, such as "model.layers.1.mlp.experts.7.up_proj.weight"

@@ -72,6 +72,13 @@ type Weight struct {
 // Owner returns the name of the weight that it belongs to: of scales, of what they scale.
 func (w *Weight) Owner() string { return strings.TrimSuffix(w.Name, w.Part) }
 
+// OwnerOf returns the name of the weight that a stored tensor belongs to: its own, or of
+// scales that of what they scale.
+func OwnerOf(name string) string {
+	_, part := tensor.PartOf(tensor.Info{Name: name})
+	return strings.TrimSuffix(name, part)
+}
+
 // Fused returns the fused tensor that holds the weight, or its scales, where experts are not
 // apart, and the index of its matrix there; nil for other weights.
 func (w *Weight) Fused() (f *table.Fused, index int) {

@@ -15,7 +15,7 @@ import (
 
 // Side is one side: its weights in the order of the model, and what reads them.
 type Side struct {
-	Weights []*weights.Weight // scales of FP8 weights among them
+	Weights []*weights.Weight // scales among them
 	Reader  weights.ReaderAt  // of their bytes
 	Config  *config.Config    // of the model; nil leaves the configs out
 }
@@ -23,8 +23,8 @@ type Side struct {
 // Status says how a tensor of A stands to that of B.
 type Status string
 
-// The statuses, from best to worst. Equal is every value, to the bit (for FP8, the
-// dequantised ones; a NaN of another dtype, and of FP8, is equal to any). Close is every value of one side being that
+// The statuses, from best to worst. Equal is every value, to the bit (of codes with
+// scales, the dequantised ones; a NaN of another dtype, and of codes, is equal to any). Close is every value of one side being that
 // of the other rounded to its dtype, what a cast leaves, and finite where that is finite.
 const (
 	Equal   Status = "equal"

@@ -257,27 +257,6 @@ differs: 4 tensors compared: 2 equal, 0 close, 2 differ; 0 of another dtype, 0 o
 	assert.True(t, slices.IsSortedFunc(r.Findings[:2], func(x, y Finding) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) }))
 }
 
-// TestFold: only the number of a routed expert, as it is usually written, is taken out of
-// a name.
-func TestFold(t *testing.T) {
-	for name, want := range map[string]struct {
-		folded string
-		expert int
-	}{
-		"model.layers.1.mlp.experts.17.up_proj.weight":          {"model.layers.1.mlp.experts.{e}.up_proj.weight", 17},
-		"model.layers.1.mlp.experts.0.up_proj.weight_scale_inv": {"model.layers.1.mlp.experts.{e}.up_proj.weight_scale_inv", 0},
-		"model.layers.1.mlp.experts.01.up_proj.weight":          {"model.layers.1.mlp.experts.01.up_proj.weight", -1},
-		"model.layers.1.mlp.experts.-1.up_proj.weight":          {"model.layers.1.mlp.experts.-1.up_proj.weight", -1},
-		"model.layers.1.mlp.experts.gate_up_proj":               {"model.layers.1.mlp.experts.gate_up_proj", -1},
-		"model.layers.1.mlp.shared_experts.up_proj.weight":      {"model.layers.1.mlp.shared_experts.up_proj.weight", -1},
-		"a.mlp.experts.3": {"a.mlp.experts.{e}", 3},
-	} {
-		folded, expert := fold(name)
-		assert.Equal(t, want.folded, folded)
-		assert.Equal(t, want.expert, expert)
-	}
-}
-
 // failing is a reader whose reads of one tensor fail.
 type failing struct {
 	*memory

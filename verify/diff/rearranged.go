@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -52,23 +53,23 @@ func (a *mlp) projections(b *mlp, exchanged bool) []pair {
 	return []pair{{a.gate.Name, a.gate, gate}, {a.up.Name, a.up, up}, {a.down.Name, a.down, b.down}}
 }
 
-// PlaceOf is where an MLP of A is found in B.
-type place struct {
+// found is where an MLP of A is in B.
+type found struct {
 	a, b      *mlp
 	exchanged bool
 }
 
 // rearranged looks for the MLPs that differ elsewhere in their layer.
 func rearranged(ctx context.Context, a, b Side, findings []Finding) ([]Rearranged, error) {
-	all := []Rearranged{}
+	all, at := []Rearranged{}, places(a, b)
 	differ, unlike := map[string]bool{}, map[string]bool{}
 	for _, f := range findings {
-		if module, _, ok := cutProjection(f.Name); ok && f.Status != Equal && f.Status != Close {
+		if module := at[f.Name].MLP(); module != "" && f.Status != Equal && f.Status != Close {
 			unlike[module], differ[module] = true, differ[module] || f.Status == Differs
 		}
 	}
 	left, right := mlps(a, differ), mlps(b, differ)
-	for _, layer := range layers(findings) {
+	for _, layer := range layers(findings, at) {
 		s := search{a: a, b: b, left: left[layer], right: right[layer], unlike: unlike}
 		places, err := s.places(ctx)
 		if err != nil {
@@ -85,69 +86,67 @@ func rearranged(ctx context.Context, a, b Side, findings []Finding) ([]Rearrange
 	return all, nil
 }
 
-// layers returns the modules that tensors which differ belong to, in the order of the
-// findings: of a router and of experts that of the layer's MLPs, of another MLP its own.
-func layers(findings []Finding) (all []string) {
+// places returns where in the model the weights of the sides are, by their names.
+func places(sides ...Side) map[string]table.Place {
+	at := map[string]table.Place{}
+	for _, s := range sides {
+		for _, w := range s.Weights {
+			at[w.Name] = w.Place
+		}
+	}
+	return at
+}
+
+// layers returns the modules that tensors which differ belong to, by layerOf, in the order of
+// the findings.
+func layers(findings []Finding, at map[string]table.Place) (all []string) {
 	seen := map[string]bool{}
 	for _, f := range findings {
-		module, _, ok := cutProjection(f.Name)
-		if !ok {
-			module, _, ok = strings.Cut(f.Name, routerMark)
-		}
-		if layer := layerOf(module); ok && f.Status == Differs && !seen[layer] {
+		if layer := layerOf(at[f.Name]); layer != "" && f.Status == Differs && !seen[layer] {
 			all, seen[layer] = append(all, layer), true
 		}
 	}
 	return all
 }
 
-// layerOf returns the module of a layer's MLPs for that of an expert; any other stays as it
-// is.
-func layerOf(module string) string {
-	if before, _, _, ok := weights.CutExpert(module); ok {
-		return strings.TrimSuffix(before, ".experts.")
+// layerOf returns the module in which a weight may be found elsewhere: of a routed expert or a
+// router that of the layer's MLPs, of another MLP its own; "" for other weights.
+func layerOf(p table.Place) string {
+	switch p.Module() {
+	case table.RoutedExperts, table.Router:
+		return fmt.Sprintf("model.layers.%d.mlp", p.Layer)
 	}
-	return module
-}
-
-// cutProjection takes "….mlp.gate_proj.weight" apart.
-func cutProjection(name string) (module, projection string, ok bool) {
-	rest, isWeight := strings.CutSuffix(name, "_proj.weight")
-	at := strings.LastIndexByte(rest, '.')
-	if !isWeight || at < 0 || !strings.Contains(rest, ".mlp") {
-		return "", "", false
-	}
-	return rest[:at], rest[at+1:], true
+	return p.MLP()
 }
 
 // mlps returns the whole MLPs of a side among those that differ, by layerOf.
 func mlps(s Side, differ map[string]bool) map[string][]*mlp {
 	byModule := map[string]*mlp{}
-	var found []*mlp
+	var all []*mlp
 	for _, w := range s.Weights {
-		module, projection, ok := cutProjection(w.Name)
-		if !ok || !differ[module] || !decodes(w) || len(w.Shape) != 2 {
+		module := w.MLP()
+		if !differ[module] || !decodes(w) || len(w.Shape) != 2 {
 			continue
 		}
 		m := byModule[module]
 		if m == nil {
 			m = &mlp{module: module}
 			byModule[module] = m
-			found = append(found, m)
+			all = append(all, m)
 		}
-		switch projection {
-		case "gate":
+		switch w.Role() {
+		case table.GateProj:
 			m.gate = w
-		case "up":
+		case table.UpProj:
 			m.up = w
-		case "down":
+		case table.DownProj:
 			m.down = w
 		}
 	}
 	byLayer := map[string][]*mlp{}
-	for _, m := range found {
+	for _, m := range all {
 		if m.gate != nil && m.up != nil && m.down != nil {
-			layer := layerOf(m.module)
+			layer := layerOf(m.gate.Place)
 			byLayer[layer] = append(byLayer[layer], m)
 		}
 	}
@@ -165,7 +164,7 @@ type search struct {
 
 // places returns where the MLPs of A are in B, in their order: whole, or with gate and up
 // exchanged.
-func (s *search) places(ctx context.Context) ([]place, error) {
+func (s *search) places(ctx context.Context) ([]found, error) {
 	var all []*weights.Weight
 	for _, m := range slices.Concat(s.left, s.right) {
 		all = append(all, m.gate, m.up, m.down)
@@ -183,7 +182,7 @@ func (s *search) places(ctx context.Context) ([]place, error) {
 	for i, m := range s.right {
 		free[at[i]] = append(free[at[i]], m)
 	}
-	var candidates []place
+	var candidates []found
 	for i, m := range s.left {
 		for _, exchanged := range []bool{false, true} {
 			key := keys[i]
@@ -191,7 +190,7 @@ func (s *search) places(ctx context.Context) ([]place, error) {
 				key[0], key[1] = key[1], key[0]
 			}
 			if twins := free[key]; len(twins) > 0 {
-				candidates = append(candidates, place{m, twins[0], exchanged})
+				candidates = append(candidates, found{m, twins[0], exchanged})
 				free[key] = twins[1:]
 				break
 			}
@@ -251,7 +250,7 @@ func part(s Side, w *weights.Weight, at int64, n int) ([]float32, error) {
 }
 
 // confirm compares the candidates whole and returns those that are what they seem.
-func (s *search) confirm(ctx context.Context, candidates []place) ([]place, error) {
+func (s *search) confirm(ctx context.Context, candidates []found) ([]found, error) {
 	same := make([]bool, len(candidates))
 	err := each(ctx, len(candidates), nil, func(r *weights.Reading, i int) error {
 		c := candidates[i]
@@ -267,7 +266,7 @@ func (s *search) confirm(ctx context.Context, candidates []place) ([]place, erro
 		same[i] = true
 		return nil
 	})
-	var places []place
+	var places []found
 	for i, c := range candidates {
 		if same[i] {
 			places = append(places, c)
@@ -277,14 +276,13 @@ func (s *search) confirm(ctx context.Context, candidates []place) ([]place, erro
 }
 
 // describe says what the places mean.
-func (s *search) describe(layer string, places []place) (Rearranged, error) {
+func (s *search) describe(layer string, places []found) (Rearranged, error) {
 	r := Rearranged{Module: layer, Experts: []Renumbered{}, Exchanged: []string{}, Rows: []Renumbered{}}
 	for _, p := range places {
 		if p.exchanged {
 			r.Exchanged = append(r.Exchanged, p.a.module)
 		}
-		_, from, _, _ := weights.CutExpert(p.a.module)
-		if _, to, _, ok := weights.CutExpert(p.b.module); ok && from != to {
+		if from, to := p.a.gate.Expert, p.b.gate.Expert; to >= 0 && from != to {
 			r.Experts = append(r.Experts, Renumbered{from, to})
 		}
 	}
@@ -376,12 +374,12 @@ func (r *Rearranged) consequence() string {
 func exchangedName(modules []string) string {
 	var experts []int
 	for _, m := range modules {
-		_, e, _, ok := weights.CutExpert(m)
-		if !ok || len(modules) == 1 {
+		_, e := table.CutExpert(m)
+		if e < 0 || len(modules) == 1 {
 			return m
 		}
 		experts = append(experts, e)
 	}
-	before, _, _, _ := weights.CutExpert(modules[0])
-	return before + "{" + strings.ReplaceAll(text.Ranges(experts), " ", "") + "}"
+	folded, _ := table.CutExpert(modules[0])
+	return strings.Replace(folded, "{e}", "{"+strings.ReplaceAll(text.Ranges(experts), " ", "")+"}", 1)
 }

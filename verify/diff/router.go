@@ -22,12 +22,9 @@ const (
 	Other Router = "other" // none of these
 )
 
-// routerMark follows the layer's module in the names of a router's weights.
-const routerMark = ".gate."
-
 // routerPairs returns the weights of a layer's router that both sides have.
 func (s *search) routerPairs(layer string) (pairs []pair) {
-	for _, name := range []string{layer + routerMark + "weight", layer + routerMark + "e_score_correction_bias"} {
+	for _, name := range []string{layer + ".gate.weight", layer + ".gate.e_score_correction_bias"} {
 		if x, y := s.a.find(name), s.b.find(name); x != nil && y != nil {
 			pairs = append(pairs, pair{name, x, y})
 		}

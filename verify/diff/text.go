@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	"dsmoe/config"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
-	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -69,7 +69,7 @@ func (r *Report) groups() []*group {
 	var groups []*group
 	at := map[string]*group{}
 	for _, f := range r.Findings {
-		name, expert := fold(f.Name)
+		name, expert := table.CutExpert(f.Name)
 		key := fmt.Sprint(name, f.Status, dtype(f.DTypeA), dtype(f.DTypeB), f.ShapeA, f.ShapeB)
 		g := at[key]
 		if g == nil {
@@ -99,15 +99,6 @@ func (g *group) add(f Finding, expert int) {
 	if cmp.Or(cmp.Compare(f.NonFinite, g.worst.NonFinite), cmp.Compare(f.RelRMS, g.worst.RelRMS), cmp.Compare(f.Different, g.worst.Different)) > 0 {
 		g.worst = f
 	}
-}
-
-// fold takes the expert's number out of a name; -1 is none.
-func fold(name string) (string, int) {
-	before, expert, after, ok := weights.CutExpert(name)
-	if !ok {
-		return name, -1
-	}
-	return before + "{e}" + after, expert
 }
 
 // String is the group's line: "NAME: STATUS", and what there is to say of the status.
@@ -142,7 +133,7 @@ func (g *group) values() string {
 		line += ", at worst in " + text.Quote(f.Name)
 	}
 	if f.Different == 0 && *f.DTypeA == *f.DTypeB {
-		return line + ": FP8 with scales in one only, whose values cannot be compared"
+		return fmt.Sprintf("%s: %s with scales in one only, whose values cannot be compared", line, f.DTypeA.Form().Name)
 	} else if f.Different == 0 {
 		return line + ": dtypes that cannot be compared"
 	}
