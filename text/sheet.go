@@ -2,6 +2,7 @@ package text
 
 import (
 	"encoding/csv"
+	"fmt"
 	"io"
 	"strconv"
 	"strings"
@@ -51,6 +52,39 @@ func (s *Sheet) Add(cells ...Cell) {
 		panic("text: Sheet.Add: as many cells as columns are wanted")
 	}
 	s.rows = append(s.rows, cells)
+}
+
+// Row appends a row of values: whole numbers, reals, text of our own, cells, and lists of cells, which stand for as
+// many columns.
+func (s *Sheet) Row(values ...any) {
+	var cells []Cell
+	for _, v := range values {
+		cells = append(cells, cellsOf(v)...)
+	}
+	s.Add(cells...)
+}
+
+// cellsOf returns the cells of a value.
+func cellsOf(v any) []Cell {
+	switch v := v.(type) {
+	case int:
+		return []Cell{Whole(v)}
+	case int64:
+		return []Cell{Whole(v)}
+	case float64:
+		return []Cell{Real(&v)}
+	case *float64:
+		return []Cell{Real(v)}
+	case string:
+		return []Cell{Plain(v)}
+	case Cell:
+		return []Cell{v}
+	case []Cell:
+		return v
+	case fmt.Stringer:
+		return []Cell{Plain(v.String())}
+	}
+	panic(fmt.Sprintf("text: Sheet.Row: no cell for a %T", v))
 }
 
 // Columns returns the columns.

@@ -24,7 +24,7 @@ import (
 // behind an empty field, their gate weights in the same order, all with tabs between.
 type ESFTLog struct {
 	Name  string // of the file, as errors name it
-	Layer int    // whose it is, as ParseESFTName reads it
+	Layer int    // as ParseESFTName reads it
 	Open  func() (io.ReadCloser, error)
 }
 
@@ -47,8 +47,7 @@ type ESFTLogs struct {
 	Config *config.Config // of the model
 }
 
-// OfLogs reads logs. What is wrong with them is one error that names each file's first fault.
-// Logs hold no scores, so there are no margins.
+// OfLogs reads logs. Its error names the first fault of each file. Logs hold no scores, so there are no margins.
 func OfLogs(ctx context.Context, l ESFTLogs, o Options) (*Report, error) {
 	byLayer := map[int][]ESFTLog{}
 	for _, log := range l.Logs {
@@ -89,17 +88,18 @@ func OfLogs(ctx context.Context, l ESFTLogs, o Options) (*Report, error) {
 	return r, ctx.Err()
 }
 
-// fits says which layers of the logs the config does not have, or which of the options.
+// fits returns an error if the config lacks layers of the logs, or the logs lack layers or experts of the options.
 func fits(layers []int, c *config.Config, o Options) error {
 	moe := Layers(c)
 	foreign := slices.DeleteFunc(slices.Clone(layers), func(l int) bool { return slices.Contains(moe, l) })
 	if len(foreign) > 0 {
-		return fmt.Errorf("there are logs of layers %s, but by the config layers %s have routed experts", text.Ranges(foreign), text.Ranges(moe))
+		return fmt.Errorf("there are logs of layers %s, but by the config layers %s have routed experts",
+			text.Ranges(foreign), text.Ranges(moe))
 	}
 	return o.check("the log", layers, c.NRoutedExperts)
 }
 
-// without returns the selected layers that there are no logs of.
+// without returns the selected layers that have no logs.
 func without(layers, logged []int, o Options) []int {
 	return slices.DeleteFunc(layers, func(l int) bool { return !o.Layers.Has(l) || slices.Contains(logged, l) })
 }
@@ -143,7 +143,7 @@ func readLog(ctx context.Context, log ESFTLog, t *layerTally) (lines int, err er
 // maxLineIDs is how many expert ids a line may have: those of a line are in memory.
 const maxLineIDs = 1 << 24
 
-// esftLog is a log while it is read, field by field.
+// esftLog reads a log field by field.
 type esftLog struct {
 	in    *bufio.Reader
 	tally *layerTally
@@ -151,7 +151,7 @@ type esftLog struct {
 	field []byte
 }
 
-// line counts the tokens of the next line, or says that there is none.
+// line counts the tokens of the next line; more is false at the end of the log.
 func (p *esftLog) line() (more bool, err error) {
 	p.ids = p.ids[:0]
 	for {
@@ -170,7 +170,7 @@ func (p *esftLog) line() (more bool, err error) {
 		case bad != nil:
 			return false, fmt.Errorf("%s is not an expert's number", text.Quote(string(p.field)))
 		case end != '\t':
-			return false, errors.New("no gate weights: an empty field between tabs is wanted before them")
+			return false, errors.New("no gate weights: an empty field between tabs must come before them")
 		case len(p.ids) == maxLineIDs:
 			return false, fmt.Errorf("more than %s", text.Plural(maxLineIDs, "expert"))
 		}
@@ -212,13 +212,13 @@ func (p *esftLog) count(ids []int, weights []float64) error {
 	if err := p.tally.choose(ids); err != nil {
 		return err
 	}
-	return p.tally.weigh(ids, func(i int) float64 { return weights[i] })
+	return weigh(p.tally, ids, weights)
 }
 
-// maxField is the longest number that is read.
+// maxField is how many bytes a number may have.
 const maxField = 32
 
-// next reads a field, and returns what ended it: a tab or a line feed, or 0 with io.EOF.
+// next reads a field, and returns the byte behind it: a tab or a line feed, or 0 with io.EOF.
 func (p *esftLog) next() (end byte, err error) {
 	p.field = p.field[:0]
 	for {

@@ -15,24 +15,24 @@ import (
 	"dsmoe/text"
 )
 
-// Forward is a model and the tokens whose routing is asked for.
+// Forward is a model and the tokens whose routing OfForward counts.
 type Forward struct {
-	Path     string                     // of the checkpoint, as it was given
+	Path     string                     // of the checkpoint, as the user gave it
 	Model    *model.DeepseekForCausalLM // whose gates choose
 	Input    *model.Input               // the tokens
-	Pages    model.Pages                // what the weights are mapped into; may be nil
+	Pages    model.Pages                // memory that the weights are mapped into; may be nil
 	Threads  int                        // 0 is one per processor; the numbers do not depend on it
-	Progress func(done, total int)      // told of tokens that passed a layer, at first of none; nil is nobody
+	Progress func(done, total int)      // called with the tokens that passed a layer, first with 0; may be nil
 
 	atOnce int // tokens; 0 is pieceTokens
 }
 
-// pieceTokens is how many tokens run at once: whole sequences of so many together, or one.
+// pieceTokens is how many tokens run at once: whole sequences with so many tokens together, or one longer sequence.
 const pieceTokens = 1024
 
-// OfForward runs the decoder, in float32 and float32 sums, as far as the last selected layer,
-// one layer at a time: on all tokens, whose hidden states stay in memory, in pieces of whole
-// sequences. A gate whose score is not a number is an error. Prediction layers are not run.
+// OfForward runs the decoder, in float32 and float32 sums, as far as the last selected layer, one layer at a time: on all
+// tokens, whose hidden states stay in memory, in pieces of whole sequences. A gate whose score is not a number is an
+// error. Prediction layers are not run.
 func OfForward(ctx context.Context, f Forward, o Options) (*Report, error) {
 	c := f.Model.Config
 	layers := Layers(c)
@@ -44,12 +44,15 @@ func OfForward(ctx context.Context, f Forward, o Options) (*Report, error) {
 	}
 	r := newReport(f.Path, FromForward, o)
 	r.Experts, r.PerToken, r.Reference = c.NRoutedExperts, c.NumExpertsPerTok, c.Reference
-	r.counted(f.Input)
-	if err := r.hasTokens(); err != nil {
+	if err := r.countTokens(f.Input); err != nil {
 		return nil, err
 	}
 	if n := f.Model.PredictionLayers(); n > 0 && len(o.Layers) == 0 {
-		r.lack(upTo(c.NumHiddenLayers, n), "multi-token prediction layers are not run")
+		var prediction []int
+		for i := range n {
+			prediction = append(prediction, c.NumHiddenLayers+i)
+		}
+		r.lack(prediction, "multi-token prediction layers are not run")
 	}
 	layers = slices.DeleteFunc(layers, func(l int) bool { return !o.Layers.Has(l) })
 	return r, f.run(ctx, r, o, layers[len(layers)-1]+1)
@@ -64,7 +67,8 @@ func (f *Forward) run(ctx context.Context, r *Report, o Options, layers int) err
 	defer plain.Close(nil)
 	var nets []*model.Network[*model.Activation]
 	for _, piece := range pieces(f.Input, cmp.Or(f.atOnce, pieceTokens)) {
-		nets = append(nets, &model.Network[*model.Activation]{Model: f.Model, Input: piece, Options: options, Arithmetic: plain, Trace: &pieceTrace{run, piece, nil}})
+		nets = append(nets, &model.Network[*model.Activation]{Model: f.Model, Input: piece, Options: options, Arithmetic: plain,
+			Trace: &pieceTrace{run, piece, nil}})
 	}
 	if err := model.Decode(ctx, layers, nets); err != nil {
 		return err
@@ -83,31 +87,6 @@ func Layers(c *config.Config) (layers []int) {
 	return layers
 }
 
-// upTo returns n numbers from first on.
-func upTo(first, n int) (numbers []int) {
-	for i := range n {
-		numbers = append(numbers, first+i)
-	}
-	return numbers
-}
-
-// counted notes how many tokens an input has.
-func (r *Report) counted(in *model.Input) {
-	r.Sequences = in.Batch
-	for _, m := range in.AttentionMask {
-		r.Padding += 1 - m
-	}
-	r.Tokens = len(in.InputIDs) - r.Padding
-}
-
-// hasTokens refuses an input of padding alone.
-func (r *Report) hasTokens() error {
-	if r.Tokens == 0 {
-		return fmt.Errorf("%s: the input has no token but padding", text.Quote(r.Path))
-	}
-	return nil
-}
-
 // pieces cuts an input into pieces of whole sequences, of at most so many tokens if it can.
 func pieces(in *model.Input, tokens int) (all []*model.Input) {
 	step := max(tokens/in.Seq, 1)
@@ -123,7 +102,7 @@ func pieces(in *model.Input, tokens int) (all []*model.Input) {
 	return all
 }
 
-// forward is the routing of a pass while it runs.
+// forward is the state of one forward pass.
 type forward struct {
 	*Report
 	o           Options
@@ -132,8 +111,8 @@ type forward struct {
 	progress    func(done, total int)
 }
 
-// at returns the tally of a layer, nil if it is not selected, and finishes that before.
-func (f *forward) at(layer int) *layerTally {
+// tally returns the tally of a layer, nil if it is not selected, and finishes the layer before.
+func (f *forward) tally(layer int) *layerTally {
 	if !f.o.Layers.Has(layer) {
 		return nil
 	}
@@ -152,7 +131,7 @@ func (f *forward) finish() {
 	}
 }
 
-// passed tells of n tokens more that passed a layer.
+// passed counts n tokens more that passed a layer.
 func (f *forward) passed(n int) {
 	if f.done += n; f.progress != nil {
 		f.progress(f.done, f.total)
@@ -168,50 +147,50 @@ type pieceTrace struct {
 
 // TopK implements model.Trace.
 func (t *pieceTrace) TopK(name string, choice *model.Choice[*model.Activation]) error {
-	tally := t.run.at(table.PlaceOf(nil, name).Layer)
+	tally := t.run.tally(layerOf(name))
 	if tally == nil {
 		return nil
 	}
 	t.ids = slices.Clone(choice.Idx)
-	for row := range choice.Scores.Rows() {
-		if t.in.IsPadding(row) {
-			continue
+	return t.rows(tally, name, func(row int, ids []int) error {
+		if err := tally.choose(ids); err != nil {
+			return err
 		}
-		ids := t.ids[row*tally.k : (row+1)*tally.k]
-		err := tally.choose(ids)
-		if err == nil {
-			err = tally.score(ids, choice.Scores.Row(row))
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %s: token %d of a sequence: %w", text.Quote(t.run.Path), name, row%t.in.Seq, err)
-		}
-	}
-	return nil
+		return tally.score(ids, choice.Scores.Row(row))
+	})
 }
 
 // Stage implements model.Trace.
 func (t *pieceTrace) Stage(name string, x *model.Activation) error {
-	layer := table.PlaceOf(nil, name).Layer
+	layer := layerOf(name)
 	switch {
 	case strings.HasSuffix(name, gateWeights):
-		if tally := t.run.at(layer); tally != nil {
-			return t.weigh(tally, x)
+		if tally := t.run.tally(layer); tally != nil {
+			return t.rows(tally, stageName(layer, ""), func(row int, ids []int) error { return weigh(tally, ids, x.Row(row)) })
 		}
-	case layer >= 0 && strings.Count(name, ".") == 3 && strings.HasSuffix(name, ".output"): // model.layers.N.output
+	case name == stageName(layer, "output"):
 		t.run.passed(len(t.in.InputIDs))
 	}
 	return nil
 }
 
-func (t *pieceTrace) weigh(tally *layerTally, x *model.Activation) error {
-	for row := range x.Rows() {
+// rows calls f for each token that is no padding, with its experts. name is that of the stage, for errors.
+func (t *pieceTrace) rows(tally *layerTally, name string, f func(row int, ids []int) error) error {
+	for row := range len(t.ids) / tally.k {
 		if t.in.IsPadding(row) {
 			continue
 		}
-		ids, weights := t.ids[row*tally.k:(row+1)*tally.k], x.Row(row)
-		if err := tally.weigh(ids, func(i int) float64 { return float64(weights[i]) }); err != nil {
-			return fmt.Errorf("%s: model.layers.%d: token %d of a sequence: %w", text.Quote(t.run.Path), tally.layer, row%t.in.Seq, err)
+		if err := f(row, t.ids[row*tally.k:(row+1)*tally.k]); err != nil {
+			return fmt.Errorf("%s: %s: token %d of a sequence: %w", text.Quote(t.run.Path), strings.TrimSuffix(name, "."), row%t.in.Seq, err)
 		}
 	}
 	return nil
+}
+
+// layerOf returns the layer of a stage; -1 outside the layers.
+func layerOf(stage string) int { return table.PlaceOf(nil, stage).Layer }
+
+// stageName returns the name of a stage of a layer.
+func stageName(layer int, stage string) string {
+	return fmt.Sprintf("model.layers.%d.%s", layer, stage)
 }

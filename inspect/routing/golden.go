@@ -12,7 +12,6 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
-	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -33,26 +32,25 @@ type Recording interface {
 	Float32s(name string) ([]float32, error) // one of floats
 }
 
-// Golden is a golden pack, and what is known of the model that was recorded.
+// Golden is a golden pack, and the model that it records, as far as it is known.
 type Golden struct {
-	Path      string         // of the pack, as it was given
+	Path      string         // of the pack, as the user gave it
 	Recording Recording      // its tensors
 	Input     *model.Input   // its tokens
-	Model     string         // path of what the following is from, as it was given
-	Config    *config.Config // what the reference ran with; nil if it is not known
-	Weights   weights.Source // of the model, for the biases of noaux_tc; nil if they are not known
+	Model     string         // path of Config and Weights, as the user gave it
+	Config    *config.Config // of the reference's run; nil if not known
+	Weights   weights.Source // of the model, for the biases of noaux_tc; nil if not known
 }
 
-// OfGolden reads the choices of a pack. Margins need the pack's logits and the config, under
-// noaux_tc the gates' biases too; gate masses need topk_weight. What is not there is Missing.
+// OfGolden reads the choices of a pack. Margins need the pack's logits and the config, under noaux_tc the gates' biases
+// too; gate masses need topk_weight. Numbers that lack these are named in Missing.
 func OfGolden(g Golden, o Options) (*Report, error) {
 	p := &goldenPack{Golden: g, stages: map[int]map[string]tensor.Info{}, Report: newReport(g.Path, FromGolden, o)}
-	p.counted(g.Input)
+	if err := p.countTokens(g.Input); err != nil {
+		return nil, err
+	}
 	if p.choosesByBias() && g.Weights != nil {
 		p.biases = weights.New(g.Config, g.Weights)
-	}
-	if err := p.hasTokens(); err != nil {
-		return nil, err
 	}
 	p.find()
 	if err := p.measure(o); err != nil {
@@ -72,19 +70,19 @@ func OfGolden(g Golden, o Options) (*Report, error) {
 	return p.Report, nil
 }
 
-// goldenPack is a pack while it is read.
+// goldenPack is the state of one OfGolden run.
 type goldenPack struct {
 	Golden
 	*Report
 	stages map[int]map[string]tensor.Info // by layer and stage: those of gates
-	biases *weights.Set                   // nil if none are needed, or known
+	biases *weights.Set                   // nil if not needed, or not known
 }
 
 // find finds the stages of the gates.
 func (p *goldenPack) find() {
 	for info := range p.Recording.Tensors() {
 		at := strings.Index(info.Name, gateStage)
-		l := table.PlaceOf(nil, info.Name).Layer
+		l := layerOf(info.Name)
 		if at < 0 || l < 0 || info.Name != stageName(l, info.Name[at:]) {
 			continue
 		}
@@ -95,17 +93,12 @@ func (p *goldenPack) find() {
 	}
 }
 
-func stageName(layer int, stage string) string {
-	return fmt.Sprintf("model.layers.%d.%s", layer, stage)
-}
-
 func (p *goldenPack) has(layer int, stage string) bool {
 	_, ok := p.stages[layer][stage]
 	return ok
 }
 
-// measure finds out how many experts there are, checks that all stages agree, and that what was
-// selected is there.
+// measure finds the number of experts, and checks that all stages agree and that the selected layers and experts exist.
 func (p *goldenPack) measure(o Options) error {
 	if p.Config != nil {
 		p.Experts, p.PerToken = p.Config.NRoutedExperts, p.Config.NumExpertsPerTok
@@ -129,21 +122,22 @@ func (p *goldenPack) measure(o Options) error {
 	return o.check("the pack", routed, p.Experts)
 }
 
-// isMoE says whether the config, if it is known, has no routed experts in a layer.
+// isMoE returns an error if by the config a layer has no routed experts.
 func (p *goldenPack) isMoE(l int) error {
 	c := p.Config
-	if c == nil || l < c.NumHiddenLayers && c.IsMoE(l) || l >= c.NumHiddenLayers && l < c.NumHiddenLayers+c.NumNextNPredictLayers {
+	decoder := c == nil || l < c.NumHiddenLayers && c.IsMoE(l)
+	if decoder || l >= c.NumHiddenLayers && l < c.NumHiddenLayers+c.NumNextNPredictLayers {
 		return nil
 	}
 	return fmt.Errorf("%s: by the config this layer has no routed experts", stageName(l, gateIDs))
 }
 
-// choosesByBias says whether scores are not known without e_score_correction_bias.
+// choosesByBias reports whether selection scores depend on e_score_correction_bias.
 func (p *goldenPack) choosesByBias() bool {
 	return p.Config != nil && p.Config.TopKMethod == "noaux_tc"
 }
 
-// shapes holds the shapes of a layer's stages against each other.
+// shapes compares the shapes of a layer's stages.
 func (p *goldenPack) shapes(l int) error {
 	ids := p.stages[l][gateIDs]
 	if len(ids.Shape) != 2 || ids.Shape[1] < 1 {
@@ -177,7 +171,7 @@ func (p *goldenPack) shapes(l int) error {
 	return nil
 }
 
-// sayMissing notes what the pack, or what is known beside it, leaves open.
+// sayMissing notes the numbers that the pack and the model do not give.
 func (p *goldenPack) sayMissing(o Options) {
 	var silent, unweighted, unscored []int
 	layers := slices.Collect(maps.Keys(p.stages))
@@ -207,11 +201,11 @@ func (p *goldenPack) sayMissing(o Options) {
 	}
 }
 
-// unscored says why selection scores cannot be made of logits, if so.
+// unscored says why selection scores cannot be made of logits; "" if they can.
 func (p *goldenPack) unscored() string {
 	switch {
 	case p.Config == nil:
-		return "how experts are chosen by the logits is not known without the model's config"
+		return "they need the model's config (--config)"
 	case p.choosesByBias() && p.biases == nil:
 		return "experts are chosen with e_score_correction_bias, which is a weight of the checkpoint"
 	}
@@ -250,13 +244,13 @@ func (p *goldenPack) layer(l int) (*layerTally, error) {
 	return t, nil
 }
 
-// countRow counts a row of ids, and of weights and scores where they are known.
+// countRow counts a row of ids, and of weights and scores if they are known.
 func countRow(t *layerTally, row int, ids []int, weights []float32, scores *model.Activation) error {
 	from := row * t.k
 	chosen := ids[from : from+t.k]
 	err := t.choose(chosen)
 	if err == nil && weights != nil {
-		err = t.weigh(chosen, func(i int) float64 { return float64(weights[from+i]) })
+		err = weigh(t, chosen, weights[from:])
 	}
 	if err == nil && scores != nil {
 		err = t.score(chosen, scores.Row(row))
@@ -264,7 +258,7 @@ func countRow(t *layerTally, row int, ids []int, weights []float32, scores *mode
 	return err
 }
 
-// scores returns a layer's selection scores, nil if they are not known.
+// scores returns a layer's selection scores; nil if they are not known.
 func (p *goldenPack) scores(l int) (*model.Activation, error) {
 	info, ok := p.stages[l][gateLogits]
 	if !ok || p.unscored() != "" {
@@ -291,15 +285,16 @@ func (p *goldenPack) bias(l int, bias *model.Weight) error {
 		return fmt.Errorf("%s: tensor %s: not there, but experts are chosen with it", text.Quote(p.Model), name)
 	}
 	if _, ok := w.DType.Format(); !ok || w.DType == tensor.F8E4M3 || !slices.Equal(w.Shape, []int{p.Experts}) {
-		return fmt.Errorf("%s: tensor %s: %s %v, a number for each of %d experts expected", text.Quote(p.Model), name, w.DType, w.Shape, p.Experts)
+		return fmt.Errorf("%s: tensor %s: %s %v, a number for each of %d experts expected",
+			text.Quote(p.Model), name, w.DType, w.Shape, p.Experts)
 	}
 	view, err := w.View(p.Golden.Weights)
 	*bias = model.Weight{Name: name, Tensor: view}
 	return err
 }
 
-// padding says whether a row of a stage with so many rows is about padding. Those of a
-// prediction layer are about a token and a later one.
+// padding reports whether a row of a stage with so many rows is about padding. Rows of a prediction layer are about a
+// token and a later one.
 func (p *goldenPack) padding(row, rows int) bool {
 	seq, n := p.Input.Seq, rows/p.Input.Batch
 	first := row/n*seq + row%n

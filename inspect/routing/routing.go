@@ -7,26 +7,26 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/inspect"
+	"dsmoe/model"
 	"dsmoe/text"
 )
 
-// Report is which routed experts the gates chose for some tokens, in numbers. They hold for
-// these tokens: an expert that none of them reached is not one that no token reaches.
+// Report is which routed experts the gates chose for some tokens, in numbers. The numbers hold for these tokens: other
+// tokens may reach an expert that none of these reached.
 type Report struct {
-	Path      string           `json:"path"`                // of the golden pack, the logs or the checkpoint, as it was given
+	Path      string           `json:"path"`                // of the golden pack, the logs or the checkpoint, as the user gave it
 	Source    Source           `json:"source"`              // where the choices are from
 	Reference config.Reference `json:"reference,omitempty"` // FromForward: whose rules the pass followed
-	Tokens    int              `json:"tokens"`              // the most that the numbers of a layer are of
-	Sequences int              `json:"sequences"`           // that the tokens are of; FromLogs: forward passes, the most of a layer
-	Padding   int              `json:"padding"`             // tokens of the input that are padding, and in no number
+	Tokens    int              `json:"tokens"`              // the most of a layer
+	Sequences int              `json:"sequences"`           // of the tokens; FromLogs: forward passes, the most of a layer
+	Padding   int              `json:"padding"`             // tokens of padding, which are not counted
 	Experts   int              `json:"n_routed_experts"`    // N of each layer
 	PerToken  int              `json:"num_experts_per_tok"` // k, experts that a gate chooses for a token
 	Layers    []Layer          `json:"layers"`              // the selected ones, ascending
-	Missing   []string         `json:"missing"`             // what cannot be said, and why
+	Missing   []string         `json:"missing"`             // numbers that are not shown, and why
 
 	by Level
 }
@@ -41,9 +41,8 @@ const (
 	FromLogs    Source = "logs"    // logs in the form of ESFT
 )
 
-// Layer is the routing of one layer. T is Tokens; p_e = n_e / (T·k) is the share of the
-// choices that fell on expert e, n_e tokens; "uniform" is what to expect if every token chose k
-// of the N experts by lot.
+// Layer is the routing of one layer. T is Tokens, n_e the tokens that chose expert e, and p_e = n_e / (T·k) their share of
+// all choices. "uniform" is the expectation if every token chose k of the N experts by lot.
 type Layer struct {
 	Layer            int      `json:"layer"`             // number in the model; from num_hidden_layers on, of a prediction layer
 	Tokens           int      `json:"tokens"`            // that its gate routed, padding left out
@@ -57,7 +56,7 @@ type Layer struct {
 	Mass             *float64 `json:"mass"`              // Σ of all gate weights / T; null without gate weights
 	Margins          *Margins `json:"margins"`           // null without selection scores
 	Experts          []Expert `json:"experts"`           // the selected ones, ascending
-	Pairs            []Pair   `json:"pairs"`             // of selected experts; by pair all that share a token, else the MaxPairs furthest above Expected
+	Pairs            []Pair   `json:"pairs"`             // of selected experts that share a token: MaxPairs, or ByPair all
 }
 
 // Expert is one expert's part of a layer's routing.
@@ -123,20 +122,47 @@ func newReport(path string, source Source, o Options) *Report {
 	return &Report{Path: path, Source: source, Layers: []Layer{}, Missing: []string{}, by: o.By}
 }
 
-// check says what of the options somebody has not, who has layers and experts.
+// check returns an error if who, with these layers and experts, lacks some that are selected.
 func (o *Options) check(who string, layers []int, experts int) error {
-	there := map[int]bool{}
-	for _, l := range layers {
-		there[l] = true
-	}
-	numbers := map[int]bool{}
-	for e := range experts {
-		numbers[e] = true
-	}
 	if experts > maxRouted {
 		return fmt.Errorf("%s in a layer: at most %s are counted", text.Plural(experts, "expert"), text.Grouped(maxRouted))
 	}
-	return errors.Join(inspect.Absent(who, "layers", o.Layers, there), inspect.Absent(who, "experts", o.Experts, numbers))
+	routed, numbers := map[int]bool{}, map[int]bool{}
+	for _, l := range layers {
+		routed[l] = true
+	}
+	for e := range experts {
+		numbers[e] = true
+	}
+	return errors.Join(inspect.Absent(who, "layers", o.Layers, routed), inspect.Absent(who, "experts", o.Experts, numbers))
+}
+
+// countTokens notes how many tokens an input has. An input of padding alone is an error.
+func (r *Report) countTokens(in *model.Input) error {
+	r.Sequences = in.Batch
+	for _, m := range in.AttentionMask {
+		r.Padding += 1 - m
+	}
+	if r.Tokens = len(in.InputIDs) - r.Padding; r.Tokens == 0 {
+		return fmt.Errorf("%s: the input has no token but padding", text.Quote(r.Path))
+	}
+	return nil
+}
+
+// lack notes what cannot be shown of layers.
+func (r *Report) lack(layers []int, format string, args ...any) {
+	if len(layers) > 0 {
+		slices.Sort(layers)
+		r.Missing = append(r.Missing, numbered("layer", layers)+": "+fmt.Sprintf(format, args...))
+	}
+}
+
+// numbered returns "layer 3", "layers 3-5".
+func numbered(what string, numbers []int) string {
+	if len(numbers) > 1 {
+		what += "s"
+	}
+	return what + " " + text.Ranges(numbers)
 }
 
 // Sheet is a row per layer, expert or pair.
@@ -150,16 +176,15 @@ func (r *Report) Sheet() *text.Sheet {
 	s := text.NewSheet(">layer", ">tokens", ">entropy", ">max_entropy", ">maxvio", ">cv", ">cv_uniform", ">unreached", ">unreached_uniform",
 		">mass", ">margin_min", ">margin_q01", ">margin_median", ">ties", ">below")
 	for _, l := range r.Layers {
-		s.Add(append([]text.Cell{text.Whole(l.Layer), text.Whole(l.Tokens), text.Real(&l.Entropy), text.Real(&l.MaxEntropy), text.Real(&l.MaxVio),
-			text.Real(&l.CV), text.Real(&l.CVUniform), text.Whole(len(l.Unreached)), text.Real(&l.UnreachedUniform), text.Real(l.Mass)}, l.Margins.cells()...)...)
+		s.Row(l.Layer, l.Tokens, l.Entropy, l.MaxEntropy, l.MaxVio, l.CV, l.CVUniform, len(l.Unreached), l.UnreachedUniform,
+			l.Mass, l.Margins.cells())
 	}
 	return s
 }
 
 func (m *Margins) cells() []text.Cell {
 	if m == nil {
-		none := text.Real(nil)
-		return []text.Cell{none, none, none, none, none}
+		return slices.Repeat([]text.Cell{text.Real(nil)}, 5)
 	}
 	return []text.Cell{text.Real(m.Min), text.Real(m.Q01), text.Real(m.Median), text.Whole(m.Ties), text.Whole(m.Below)}
 }
@@ -168,7 +193,7 @@ func (r *Report) expertSheet() *text.Sheet {
 	s := text.NewSheet(">layer", ">expert", ">tokens", ">share", ">load", ">mass", ">mean_weight")
 	for _, l := range r.Layers {
 		for _, e := range l.Experts {
-			s.Add(text.Whole(l.Layer), text.Whole(e.Expert), text.Whole(e.Tokens), text.Real(&e.Share), text.Real(&e.Load), text.Real(e.Mass), text.Real(e.MeanWeight))
+			s.Row(l.Layer, e.Expert, e.Tokens, e.Share, e.Load, e.Mass, e.MeanWeight)
 		}
 	}
 	return s
@@ -178,66 +203,57 @@ func (r *Report) pairSheet() *text.Sheet {
 	s := text.NewSheet(">layer", ">expert", ">with", ">tokens", ">expected", ">p_second", ">p_first")
 	for _, l := range r.Layers {
 		for _, p := range l.Pairs {
-			s.Add(text.Whole(l.Layer), text.Whole(p.Experts[0]), text.Whole(p.Experts[1]), text.Whole(p.Tokens), text.Real(&p.Expected), text.Real(&p.Second), text.Real(&p.First))
+			s.Row(l.Layer, p.Experts[0], p.Experts[1], p.Tokens, p.Expected, p.Second, p.First)
 		}
 	}
 	return s
 }
 
-// WriteText writes what the numbers are of, the sheet, and what is not in it.
+// WriteText writes the tokens that the numbers hold for, the sheet, and the numbers that are missing.
 func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n", r.Title())
-	if err := r.Sheet().WriteAs(&b, text.AsTable); err != nil {
-		return err
-	}
-	unreached := false
+	var lines []string
 	for _, l := range r.Layers {
 		if len(l.Unreached) > 0 {
-			fmt.Fprintf(&b, "model.layers.%d: none of %s reached %s %s\n", l.Layer, text.Plural(l.Tokens, "token"), experts(len(l.Unreached)), text.Ranges(l.Unreached))
-			unreached = true
+			lines = append(lines, fmt.Sprintf("model.layers.%d: none of %s reached %s", l.Layer, text.Plural(l.Tokens, "token"),
+				numbered("expert", l.Unreached)))
 		}
 	}
-	if unreached {
-		b.WriteString("An expert without a token is unreached by these tokens, not dead: other tokens may need it.\n")
+	if lines != nil {
+		lines = append(lines, "An expert without a token is unreached by these tokens, not dead: other tokens may need it.")
 	}
 	for _, l := range r.Layers {
 		if l.Margins != nil && l.Margins.Below > 0 {
-			fmt.Fprintf(&b, "model.layers.%d: the scores would choose other experts for %s: rounding decided, or the config is another model's\n", l.Layer, text.Plural(l.Margins.Below, "token"))
+			lines = append(lines, fmt.Sprintf("model.layers.%d: the scores would choose other experts for %s: rounding decided, "+
+				"or the config is another model's", l.Layer, text.Plural(l.Margins.Below, "token")))
 		}
 	}
 	for _, m := range r.Missing {
-		fmt.Fprintf(&b, "not said: %s\n", m)
+		lines = append(lines, "not shown: "+m)
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// experts is the word for n of them.
-func experts(n int) string {
-	if n == 1 {
-		return "expert"
+	if _, err := fmt.Fprintf(w, "%s\n", r.Title()); err != nil {
+		return err
 	}
-	return "experts"
+	return inspect.WriteSheet(w, r.Sheet(), lines, nil)
 }
 
 // Title says which tokens the numbers hold for, and where they are from.
 func (r *Report) Title() string {
-	of, in := "as the reference recorded it", "sequence"
+	source, unit := "as the reference recorded it", "sequence"
 	switch r.Source {
 	case FromForward:
-		of = fmt.Sprintf("of our own forward pass in float32 by the rules of %s code", r.Reference)
+		source = fmt.Sprintf("of our own forward pass in float32 by the rules of %s code", r.Reference)
 	case FromLogs:
-		of, in = "as ESFT's logs have it", "line"
+		source, unit = "as ESFT's logs have it", "line"
 	}
 	padding := ""
 	if r.Padding > 0 {
 		padding = fmt.Sprintf(" (%d more are padding, and left out)", r.Padding)
 	}
-	return fmt.Sprintf("%s: routing of %s in %s%s, %s; %d of %d experts for each token", text.Word(r.Path), r.tokens(), text.Plural(r.Sequences, in), padding, of, r.PerToken, r.Experts)
+	return fmt.Sprintf("%s: routing of %s in %s%s, %s; %d of %d experts for each token", text.Word(r.Path), r.tokens(),
+		text.Plural(r.Sequences, unit), padding, source, r.PerToken, r.Experts)
 }
 
-// tokens is how many tokens the numbers of the layers are of.
+// tokens returns the number of tokens of the layers: "40 tokens", "30 to 40 tokens".
 func (r *Report) tokens() string {
 	least := r.Tokens
 	for _, l := range r.Layers {
@@ -247,16 +263,4 @@ func (r *Report) tokens() string {
 		return text.Grouped(least) + " to " + text.Plural(r.Tokens, "token")
 	}
 	return text.Plural(r.Tokens, "token")
-}
-
-// lack notes what cannot be said of layers.
-func (r *Report) lack(layers []int, format string, args ...any) {
-	if len(layers) > 0 {
-		slices.Sort(layers)
-		what := "layers "
-		if len(layers) == 1 {
-			what = "layer "
-		}
-		r.Missing = append(r.Missing, what+text.Ranges(layers)+": "+fmt.Sprintf(format, args...))
-	}
 }

@@ -110,7 +110,7 @@ func TestGoldenLacks(t *testing.T) {
 		missing []string
 		err     string
 	}{
-		"no config":           {nil, false, false, []string{"margins: how experts are chosen"}, ""},
+		"no config":           {nil, false, false, []string{"margins: they need the model's config"}, ""},
 		"no weights":          {[]string{"topk_weight"}, true, false, []string{"layer 1: the pack has no mlp.gate.topk_weight: no gate weights"}, ""},
 		"no logits":           {[]string{"logits"}, true, false, []string{"layer 1: the pack has no mlp.gate.logits: no margins"}, ""},
 		"no logits, config":   {[]string{"logits"}, false, false, nil, "pack: no mlp.gate.logits: how many experts there are is not known"},

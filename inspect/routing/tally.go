@@ -7,8 +7,7 @@ import (
 	"slices"
 )
 
-// layerTally is a layer's choices while they are counted. Beside a number per token for the margins,
-// its memory is a number per pair of experts.
+// layerTally counts a layer's choices. Its memory is a number per pair of experts, and one per token for the margins.
 type layerTally struct {
 	layer, experts, k int
 	tokens            int
@@ -18,15 +17,15 @@ type layerTally struct {
 	pairs             []uint32  // n_ij at pair(i, j)
 	scored            bool      // selection scores are known
 	margins           []float64
-	below             int // tokens without a margin, whose chosen experts the scores exclude
-	seen              []int
+	below             int   // tokens without a margin, whose chosen experts the scores exclude
+	lastToken         []int // by expert: the last token that chose it, from 1
 }
 
-// newTally returns the tally of a layer. Weights says whether gate weights are known, scored
-// whether selection scores are.
-func newTally(layer, experts, k int, weights, scored bool) *layerTally {
-	t := &layerTally{layer: layer, experts: experts, k: k, counts: make([]int, experts), pairs: make([]uint32, experts*(experts-1)/2), scored: scored, seen: make([]int, experts)}
-	if weights {
+// newTally returns the tally of a layer whose gate weights, and selection scores, are known or not.
+func newTally(layer, experts, k int, weighed, scored bool) *layerTally {
+	t := &layerTally{layer: layer, experts: experts, k: k, counts: make([]int, experts), pairs: make([]uint32, experts*(experts-1)/2),
+		scored: scored, lastToken: make([]int, experts)}
+	if weighed {
 		t.mass = make([]float64, experts)
 	}
 	return t
@@ -35,17 +34,17 @@ func newTally(layer, experts, k int, weights, scored bool) *layerTally {
 // pair is the place of experts i < j among all pairs, row after row.
 func (t *layerTally) pair(i, j int) int { return i*(2*t.experts-i-1)/2 + j - i - 1 }
 
-// choose counts the experts of the next token, k different ones, or says why they are not.
+// choose counts the experts of the next token. They must be k different ones.
 func (t *layerTally) choose(ids []int) error {
 	t.tokens++
 	for _, e := range ids {
 		if e < 0 || e >= t.experts {
 			return fmt.Errorf("expert %d is not one of %d", e, t.experts)
 		}
-		if t.seen[e] == t.tokens {
+		if t.lastToken[e] == t.tokens {
 			return fmt.Errorf("expert %d appears twice", e)
 		}
-		t.seen[e] = t.tokens
+		t.lastToken[e] = t.tokens
 		t.counts[e]++
 	}
 	for a, i := range ids {
@@ -57,9 +56,9 @@ func (t *layerTally) choose(ids []int) error {
 }
 
 // weigh adds a token's gate weights, in the order of its experts.
-func (t *layerTally) weigh(ids []int, at func(i int) float64) error {
+func weigh[F float32 | float64](t *layerTally, ids []int, weights []F) error {
 	for i, e := range ids {
-		w := at(i)
+		w := float64(weights[i])
 		if !(math.Abs(w) <= math.MaxFloat32) {
 			return fmt.Errorf("the gate weight of expert %d is %g", e, w)
 		}
@@ -96,7 +95,8 @@ func (t *layerTally) report(o Options) Layer {
 	n, k, tokens := float64(t.experts), float64(t.k), float64(t.tokens)
 	fair := tokens * k / n
 	r := Layer{Layer: t.layer, Tokens: t.tokens, MaxEntropy: decimals(math.Log(n)), Unreached: []int{}, Experts: []Expert{},
-		CVUniform: math.Sqrt((1 - k/n) / fair), UnreachedUniform: decimals(n * math.Pow(1-k/n, tokens)), Margins: t.summary()}
+		CVUniform: math.Sqrt((1 - k/n) / fair), UnreachedUniform: decimals(n * math.Pow(1-k/n, tokens)),
+		Margins: t.marginReport(), Pairs: t.pairReport(o)}
 	squares := 0.0
 	for e, count := range t.counts {
 		share := float64(count) / (tokens * k)
@@ -118,7 +118,6 @@ func (t *layerTally) report(o Options) Layer {
 		mean := t.total / tokens
 		r.Mass = &mean
 	}
-	r.Pairs = t.pairList(o)
 	return r
 }
 
@@ -135,15 +134,14 @@ func (t *layerTally) expert(e int, share, fair float64) Expert {
 	return x
 }
 
-// pairList returns the pairs of selected experts that share a token: all, or those furthest
-// above what is expected.
-func (t *layerTally) pairList(o Options) []Pair {
+// pairReport returns the pairs of selected experts that share a token: all, or those furthest above what is expected.
+func (t *layerTally) pairReport(o Options) []Pair {
 	pairs := []Pair{}
 	for i := range t.experts {
 		for j := i + 1; j < t.experts; j++ {
 			if n := int(t.pairs[t.pair(i, j)]); n > 0 && o.Experts.Has(i) && o.Experts.Has(j) {
 				a, b := float64(t.counts[i]), float64(t.counts[j])
-				pairs = append(pairs, Pair{Experts: [2]int{i, j}, Tokens: n, Expected: a * b / float64(t.tokens), Second: float64(n) / a, First: float64(n) / b})
+				pairs = append(pairs, Pair{[2]int{i, j}, n, a * b / float64(t.tokens), float64(n) / a, float64(n) / b})
 			}
 		}
 	}
@@ -155,8 +153,8 @@ func (t *layerTally) pairList(o Options) []Pair {
 	return slices.Clone(pairs[:min(len(pairs), MaxPairs)])
 }
 
-// summary sums the margins up.
-func (t *layerTally) summary() *Margins {
+// marginReport sums the margins up.
+func (t *layerTally) marginReport() *Margins {
 	if !t.scored {
 		return nil
 	}
@@ -165,8 +163,8 @@ func (t *layerTally) summary() *Margins {
 		return m
 	}
 	slices.Sort(t.margins)
-	at := func(percent int) *float64 { return &t.margins[max((m.Tokens*percent+99)/100, 1)-1] }
-	m.Min, m.Q01, m.Q10, m.Median = at(0), at(1), at(10), at(50)
+	quantile := func(percent int) *float64 { return &t.margins[max((m.Tokens*percent+99)/100, 1)-1] }
+	m.Min, m.Q01, m.Q10, m.Median = quantile(0), quantile(1), quantile(10), quantile(50)
 	for _, v := range t.margins {
 		switch {
 		case v == 0:
