@@ -47,7 +47,7 @@ type ExpertErrors struct {
 type MatrixError struct {
 	DType       tensor.DType `json:"dtype"`        // of a, as it is stored
 	Against     tensor.DType `json:"against"`      // of b
-	RelativeRMS *float64     `json:"relative_rms"` // √(Σ(a-b)² / Σb²), in float64; null if b is zero and a is not, or if not finite
+	RelativeRMS *float64     `json:"relative_rms"` // √(Σ(a-b)² / Σb²), in float64; null if only b is zero or not finite
 	MaxAbs      *float64     `json:"max_abs"`      // the largest |a-b|, in float64; null if numbers are not finite
 	Different   int64        `json:"different"`    // elements that are not equal
 	NotFinite   int64        `json:"not_finite"`   // elements that are not equal, with a or b not finite
@@ -81,7 +81,8 @@ func Against(ctx context.Context, w, original inspect.Weights, s inspect.Selecti
 	if err := reading.Wait(); err != nil {
 		return nil, err
 	}
-	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []LayerErrors{}, Findings: []inspect.Observation{}, NotCounted: not}
+	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []LayerErrors{}, Findings: []inspect.Observation{},
+		NotCounted: not}
 	for _, l := range layers {
 		r.Layers = append(r.Layers, layerErrors(l, errors))
 	}
@@ -219,7 +220,8 @@ func (l *LayerErrors) observe() (found []inspect.Observation) {
 }
 
 // about returns what is odd about the error of a matrix; layer may be nil.
-func (l *LayerErrors) about(e *ExpertErrors, role table.Role, m *MatrixError, layer *inspect.Spread) []inspect.Observation {
+func (l *LayerErrors) about(e *ExpertErrors, role table.Role, m *MatrixError,
+	layer *inspect.Spread) []inspect.Observation {
 	about := func(id string, value, expected *float64, format string, args ...any) []inspect.Observation {
 		named := &Expert{Expert: e.Expert, Module: e.Module}
 		return []inspect.Observation{observation(l.Layer, named, id, role, value, expected, format, args...)}
@@ -231,23 +233,26 @@ func (l *LayerErrors) about(e *ExpertErrors, role table.Role, m *MatrixError, la
 	case m.RelativeRMS == nil && m.MaxAbs != nil && m.Different > 0:
 		return about("error", m.MaxAbs, inspect.Finite(0), "the original is all zero, this is up to %.4g", *m.MaxAbs)
 	case layer.Far(m.RelativeRMS, errorFactor) && *m.RelativeRMS > layer.Median:
-		return about("error", m.RelativeRMS, &layer.Median, "relative RMS error %.4g, the layer's median is %.4g", *m.RelativeRMS, layer.Median)
+		return about("error", m.RelativeRMS, &layer.Median, "relative RMS error %.4g, the layer's median is %.4g",
+			*m.RelativeRMS, layer.Median)
 	}
 	return nil
 }
 
 // Sheet is a row per expert.
 func (r *ErrorReport) Sheet() *text.Sheet {
-	s := text.NewSheet("layer", "expert", "dtype", "against", ">rms_gate", ">rms_up", ">rms_down", ">z", ">max_abs", ">different", ">not_finite")
+	s := text.NewSheet("layer", "expert", "dtype", "against", ">rms_gate", ">rms_up", ">rms_down", ">z", ">max_abs",
+		">different", ">not_finite")
 	for _, l := range r.Layers {
 		for i := range l.Experts {
-			s.Add(l.Experts[i].cells(l.Layer)...)
+			l.Experts[i].addRow(s, l.Layer)
 		}
 	}
 	return s
 }
 
-func (e *ExpertErrors) cells(layer int) []text.Cell {
+// addRow adds the row of an expert.
+func (e *ExpertErrors) addRow(s *text.Sheet, layer int) {
 	var dtypes, against []string
 	var errs []text.Cell
 	var z, most *float64
@@ -262,8 +267,7 @@ func (e *ExpertErrors) cells(layer int) []text.Cell {
 		different, notFinite = different+m.Different, notFinite+m.NotFinite
 		z, most = inspect.Larger(z, m.Z), inspect.Larger(most, m.MaxAbs)
 	}
-	cells := append([]text.Cell{text.Whole(layer), expertCell(e.Expert), text.Plain(once(dtypes)), text.Plain(once(against))}, errs...)
-	return append(cells, text.Real(z), text.Real(most), text.Whole(different), text.Whole(notFinite))
+	s.Row(layer, expertCell(e.Expert), once(dtypes), once(against), errs, z, most, different, notFinite)
 }
 
 // once joins the different ones of words.
@@ -292,6 +296,7 @@ func (r *ErrorReport) Figure() page.Figure {
 			c.SetExpert(l.Layer, l.Experts[i].Expert, most, false)
 		}
 	}
-	return c.Experts(page.Heatmap{Title: "how far each expert is from its original", Name: "largest relative RMS error of its matrices",
+	return c.Experts(page.Heatmap{Title: "how far each expert is from its original",
+		Name:    "largest relative RMS error of its matrices",
 		NoValue: "not finite"}, r.Findings)
 }

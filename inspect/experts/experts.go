@@ -88,7 +88,7 @@ func weightName(module string, role table.Role) string {
 type Layer struct {
 	Layer                   int                `json:"layer"`
 	Experts                 []Expert           `json:"experts"` // the routed ones, by their numbers
-	Shared                  *Expert            `json:"shared"`  // the shared ones, which are one MLP; null if there is none
+	Shared                  *Expert            `json:"shared"`  // the shared ones, one MLP; null if there is none
 	Matrices[*MatrixSpread]                    // of the routed experts; null if there are none
 	Function                *matrix.PairSpread `json:"function"` // the cosines of Expert.Function; null below two experts
 
@@ -108,8 +108,8 @@ type Similarity struct {
 type MatrixSpread struct {
 	Norm           *inspect.Spread    `json:"norm"`             // of MatrixNumbers.Norm
 	StableRank     *inspect.Spread    `json:"stable_rank"`      // of MatrixNumbers.StableRank
-	NullStableRank float64            `json:"null_stable_rank"` // rows·cols / (√rows + √cols)²: of independent normal numbers
-	Pairs          *matrix.PairSpread `json:"pairs"`            // the cosines of MatrixNumbers.Nearest; null below two experts
+	NullStableRank float64            `json:"null_stable_rank"` // rows·cols / (√rows + √cols)²: of normal numbers
+	Pairs          *matrix.PairSpread `json:"pairs"`            // of MatrixNumbers.Nearest; null below two experts
 }
 
 // Expert is one expert.
@@ -139,7 +139,7 @@ type MatrixNumbers struct {
 	SpectralNorm *float64          `json:"spectral_norm"` // σ₁, the largest singular value: see matrix.SpectralNorm
 	StableRank   *float64          `json:"stable_rank"`   // Norm² / σ₁²
 	Distinct     *float64          `json:"distinct"`      // share of different magnitudes in runs of a row: see distinct
-	Nearest      *matrix.Neighbour `json:"nearest"`       // the routed expert whose matrix has the cosine of the largest magnitude
+	Nearest      *matrix.Neighbour `json:"nearest"`       // the routed expert with the matrix most like it
 }
 
 // numbers are those of the routed experts.
@@ -171,7 +171,8 @@ type mlp struct {
 // isWhole reports whether all three matrices are there and fit each other: [n, d], [n, d], [d, n].
 func (m *mlp) isWhole() bool {
 	g, u, d := m.weights.Gate, m.weights.Up, m.weights.Down
-	return g != nil && u != nil && d != nil && slices.Equal(g.Shape, u.Shape) && slices.Equal(d.Shape, []int{g.Shape[1], g.Shape[0]})
+	return g != nil && u != nil && d != nil && slices.Equal(g.Shape, u.Shape) &&
+		slices.Equal(d.Shape, []int{g.Shape[1], g.Shape[0]})
 }
 
 // bytes is the size of the selected matrices.
@@ -267,8 +268,10 @@ func expertCell(number int) text.Cell {
 }
 
 // observation returns an observation about an expert, or about a matrix of it unless role is "".
-func observation(layer int, e *Expert, id string, role table.Role, value, expected *float64, format string, args ...any) inspect.Observation {
-	o := inspect.Observation{ID: id, Layer: layer, Experts: []int{}, Tensor: e.Module, Text: fmt.Sprintf(format, args...), Value: value, Expected: expected}
+func observation(layer int, e *Expert, id string, role table.Role, value, expected *float64, format string,
+	args ...any) inspect.Observation {
+	o := inspect.Observation{ID: id, Layer: layer, Experts: []int{}, Tensor: e.Module,
+		Text: fmt.Sprintf(format, args...), Value: value, Expected: expected}
 	if e.Expert >= 0 {
 		o.Experts = append(o.Experts, e.Expert)
 	}

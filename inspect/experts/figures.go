@@ -29,8 +29,9 @@ func (r *Report) draw(m page.Heatmap, number func(l *Layer, e *Expert) *float64)
 
 // Likeness draws the largest cosine of each expert with another one.
 func (r *Report) Likeness() page.Figure {
-	return r.draw(page.Heatmap{Title: "how like each expert is to the one that it is most like", Name: "largest cosine with another expert",
-		Max: 1, NoValue: "no other to compare it with"}, func(_ *Layer, e *Expert) *float64 {
+	return r.draw(page.Heatmap{Title: "how like each expert is to the one that it is most like",
+		Name: "largest cosine with another expert",
+		Max:  1, NoValue: "no other to compare it with"}, func(_ *Layer, e *Expert) *float64 {
 		most := e.Function.Value()
 		for _, m := range present(&e.Matrices) {
 			most = inspect.Larger(most, m.Nearest.Value())
@@ -59,8 +60,9 @@ func (r *Report) Norms() page.Figure {
 
 // NormZ draws how far each expert's norms are from its layer's.
 func (r *Report) NormZ() page.Figure {
-	return r.draw(page.Heatmap{Title: "how far each expert's norms are from its layer's", Name: "robust z-score of the norm furthest off",
-		Scale: page.Diverging, Min: -inspect.FarZ, Max: inspect.FarZ, NoValue: "none: equal norms, or not finite"}, func(_ *Layer, e *Expert) (far *float64) {
+	return r.draw(page.Heatmap{Title: "how far each expert's norms are from its layer's",
+		Name: "robust z-score of the norm furthest off", Scale: page.Diverging, Min: -inspect.FarZ, Max: inspect.FarZ,
+		NoValue: "none: equal norms, or not finite"}, func(_ *Layer, e *Expert) (far *float64) {
 		for _, m := range present(&e.Matrices) {
 			far = inspect.Larger(far, m.NormZ)
 		}
@@ -70,7 +72,8 @@ func (r *Report) NormZ() page.Figure {
 
 // Ranks draws the lowest stable rank of each expert's matrices.
 func (r *Report) Ranks() page.Figure {
-	return r.draw(page.Heatmap{Title: "stable rank of each expert", Name: "lowest stable rank, 1 for a random matrix", Max: 1,
+	return r.draw(page.Heatmap{Title: "stable rank of each expert", Name: "lowest stable rank, 1 for a random matrix",
+		Max:     1,
 		NoValue: "all zero, or not finite"}, func(l *Layer, e *Expert) (least *float64) {
 		for role, m := range present(&e.Matrices) {
 			if m.StableRank == nil {
@@ -110,8 +113,9 @@ func (l *Layer) Pairs(found []inspect.Observation) page.Figure {
 	n := len(l.Experts)
 	by := max(1, (n+MaxSide-1)/MaxSide)
 	side := (n + by - 1) / by
-	m := page.Heatmap{Title: fmt.Sprintf("pairs of experts of layer %d", l.Layer), Name: "magnitude of cosines", ColName: fmt.Sprintf("layer %d", l.Layer),
-		Max: 1, Side: pairSide, Quiet: true, NoValue: "none", MarkName: inspect.FoundMark}
+	m := page.Heatmap{Title: fmt.Sprintf("pairs of experts of layer %d", l.Layer), Name: "magnitude of cosines",
+		ColName: fmt.Sprintf("layer %d", l.Layer),
+		Max:     1, Side: pairSide, Quiet: true, NoValue: "none", MarkName: inspect.FoundMark}
 	for i := range side {
 		label := fmt.Sprint(l.Experts[i*by].Expert)
 		if last := min((i+1)*by, n) - 1; last > i*by {

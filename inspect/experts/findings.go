@@ -41,7 +41,8 @@ func (r *Layer) spread() {
 		}
 		rows, cols := float64(shape[0]), float64(shape[1])
 		edge := math.Sqrt(rows) + math.Sqrt(cols)
-		s := &MatrixSpread{Norm: inspect.SpreadOf(norms), StableRank: inspect.SpreadOf(ranks), NullStableRank: float64(rows*cols) / float64(edge*edge)}
+		s := &MatrixSpread{Norm: inspect.SpreadOf(norms), StableRank: inspect.SpreadOf(ranks),
+			NullStableRank: float64(rows*cols) / float64(edge*edge)}
 		*r.Of(role) = s
 		for i := range r.Experts {
 			if m := *r.Experts[i].Of(role); m != nil {
@@ -105,12 +106,14 @@ func (r *Layer) zeroed(e *Expert, others *inspect.Spread) []inspect.Observation 
 	neurons, zero := e.Down.Shape[1], inspect.Finite(float64(e.ZeroNeurons))
 	switch {
 	case e.ZeroNeurons == neurons:
-		return []inspect.Observation{observation(r.Layer, e, "zeroed", "", zero, inspect.Finite(0), "%s are zero: it adds nothing to any token", e.zeroParts())}
+		return []inspect.Observation{observation(r.Layer, e, "zeroed", "", zero, inspect.Finite(0),
+			"%s are zero: it adds nothing to any token", e.zeroParts())}
 	case e.Expert < 0 || others == nil:
 		return nil
 	case *zero-others.Median >= max(1, zeroShare*float64(neurons)):
 		return []inspect.Observation{observation(r.Layer, e, "zeroed-neurons", "", zero, &others.Median,
-			"%d of %d neurons add nothing: their row of gate_proj or up_proj, or column of down_proj, is zero; the layer's median is %g",
+			"%d of %d neurons add nothing: their row of gate_proj or up_proj, or column of down_proj, is zero; "+
+				"the layer's median is %g",
 			e.ZeroNeurons, neurons, others.Median)}
 	}
 	return nil
@@ -166,7 +169,8 @@ func (r *Layer) peers() (all Matrices[*peers]) {
 			}
 		}
 		if len(norms) >= LeastPeers {
-			*all.Of(role) = &peers{inspect.SpreadOf(norms), inspect.SpreadOf(distinct), inspect.SpreadOf(peaks), medians(channels)}
+			*all.Of(role) = &peers{inspect.SpreadOf(norms), inspect.SpreadOf(distinct), inspect.SpreadOf(peaks),
+				medians(channels)}
 		}
 	}
 	return all
@@ -199,7 +203,8 @@ func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peer
 	found = r.channels(e, role, x, others)
 	if len(found) == 0 && others.peak != nil && others.peak.Median > 0 && x.peak >= channelFactor*others.peak.Median {
 		add("neuron", inspect.Finite(x.peak), &others.peak.Median,
-			"neuron %d has %.3g times the norm of the expert's median neuron; the largest of the layer's experts are %.3g in the median",
+			"neuron %d has %.3g times the norm of the expert's median neuron; "+
+				"the largest of the layer's experts are %.3g in the median",
 			x.neuron, x.peak, others.peak.Median)
 	}
 	if len(found) == 0 && others.norm.Far(m.Norm, normFactor) {
@@ -207,7 +212,8 @@ func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peer
 	}
 	if d := m.Distinct; d != nil && others.distinct != nil && *d < coarseShare*others.distinct.Median {
 		add("coarse", d, &others.distinct.Median,
-			"%.0f %% of magnitudes in short runs are different ones, %.0f %% in the layer's median expert: as rounding to few bits leaves behind",
+			"%.0f %% of magnitudes in short runs are different ones, %.0f %% in the layer's median expert: "+
+				"as rounding to few bits leaves behind",
 			100**d, 100*others.distinct.Median)
 	}
 	return found

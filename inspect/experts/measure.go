@@ -16,7 +16,7 @@ import (
 // facts is what Examine compares of an expert with others.
 type facts struct {
 	matrices  Matrices[matrixFacts]
-	responses Matrices[[]float32] // of gate_proj and up_proj to the probes [probeCount, neurons]; only while twins are matched
+	responses Matrices[[]float32] // of gate_proj and up_proj to the probes [probeCount, neurons]; for twins
 	output    []float32           // of the expert for the probes [probeCount, hidden]; nil if a matrix is missing
 }
 

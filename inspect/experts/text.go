@@ -3,6 +3,7 @@ package experts
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"dsmoe/inspect"
@@ -15,18 +16,19 @@ func (r *Report) Sheet() *text.Sheet {
 	if r.by == inspect.ByLayer {
 		return r.LayerSheet()
 	}
-	s := text.NewSheet("layer", "expert", ">norm_gate", ">norm_up", ">norm_down", ">z", ">rank_gate", ">rank_up", ">rank_down",
+	s := text.NewSheet("layer", "expert", ">norm_gate", ">norm_up", ">norm_down", ">z", ">rank_gate", ">rank_up",
+		">rank_down",
 		">cos_gate", ">cos_up", ">cos_down", ">function", ">nearest", ">zero_neurons", ">not_finite")
 	for i := range r.Layers {
 		for _, e := range r.Layers[i].all() {
-			s.Add(e.cells(r.Layers[i].Layer)...)
+			e.addRow(s, r.Layers[i].Layer)
 		}
 	}
 	return s
 }
 
-// cells are those of an expert.
-func (e *Expert) cells(layer int) []text.Cell {
+// addRow adds the row of an expert.
+func (e *Expert) addRow(s *text.Sheet, layer int) {
 	var norms, ranks, cosines []text.Cell
 	var z *float64
 	notFinite := int64(0)
@@ -39,24 +41,24 @@ func (e *Expert) cells(layer int) []text.Cell {
 		z = inspect.Larger(z, m.NormZ)
 		notFinite += m.NaN + m.Infinite
 	}
-	cells := append([]text.Cell{text.Whole(layer), expertCell(e.Expert)}, norms...)
-	cells = append(append(append(cells, text.Real(z)), ranks...), cosines...)
-	return append(cells, text.Real(e.Function.Value()), e.Function.Name(), text.Whole(e.ZeroNeurons), text.Whole(notFinite))
+	s.Row(layer, expertCell(e.Expert), norms, z, ranks, cosines, e.Function.Value(), e.Function.Name(), e.ZeroNeurons,
+		notFinite)
 }
 
 // LayerSheet is a row per layer and matrix, and one for the function of the experts.
 func (r *Report) LayerSheet() *text.Sheet {
-	s := text.NewSheet("layer", "of", ">experts", ">norm", ">norm_mad", ">shared_norm", ">rank", ">null_rank", ">mean_abs_cos", ">largest_cos", "pair", ">null_std")
+	s := text.NewSheet("layer", "of", ">experts", ">norm", ">norm_mad", ">shared_norm", ">rank", ">null_rank",
+		">mean_abs_cos",
+		">largest_cos", "pair", ">null_std")
 	for i := range r.Layers {
 		l := &r.Layers[i]
 		for role, m := range present(&l.Matrices) {
-			cells := append([]text.Cell{text.Whole(l.Layer), text.Plain(string(role)), text.Whole(len(l.Experts))}, m.Norm.Cells()...)
-			cells = append(cells, text.Real(l.sharedNorm(role)), m.StableRank.Cells()[0], text.Real(&m.NullStableRank))
-			s.Add(append(cells, m.Pairs.Cells()...)...)
+			s.Row(l.Layer, string(role), len(l.Experts), m.Norm.Cells(), l.sharedNorm(role), m.StableRank.Cells()[0],
+				m.NullStableRank,
+				m.Pairs.Cells())
 		}
 		if l.Function != nil {
-			none := text.Real(nil)
-			s.Add(append([]text.Cell{text.Whole(l.Layer), text.Plain("function"), text.Whole(len(l.Experts)), none, none, none, none, none}, l.Function.Cells()...)...)
+			s.Row(l.Layer, "function", len(l.Experts), slices.Repeat([]text.Cell{text.Real(nil)}, 5), l.Function.Cells())
 		}
 	}
 	return s
@@ -80,7 +82,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	for _, l := range r.Layers {
 		if n := len(l.Experts); n < LeastPeers {
-			lines = append(lines, fmt.Sprintf("layer %d: %s: too few for one to be the odd one", l.Layer, text.Plural(n, "routed expert")))
+			lines = append(lines, fmt.Sprintf("layer %d: %s: too few for one to be the odd one", l.Layer,
+				text.Plural(n, "routed expert")))
 		}
 	}
 	if err := inspect.WriteSheet(w, r.Sheet(), lines, r.NotCounted); err != nil {

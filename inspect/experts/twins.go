@@ -313,7 +313,8 @@ func describe(same []*suspect, moved bool, id string) (found []inspect.Observati
 		for i+n < len(same) && same[i+n].layer == same[i].layer {
 			n++
 		}
-		o := inspect.Observation{ID: id, Layer: same[i].layer, Experts: []int{}, Tensor: same[i].name(), Value: &one, Expected: &zero}
+		o := inspect.Observation{ID: id, Layer: same[i].layer, Experts: []int{}, Tensor: same[i].name(), Value: &one,
+			Expected: &zero}
 		var others []string
 		for k, s := range same {
 			if k >= i && k < i+n && s.number >= 0 && !slices.Contains(o.Experts, s.number) {
@@ -358,7 +359,8 @@ func nearTwins(x *matrix.Reader, l *layerMLPs, r *Layer, probes []float32) (foun
 			}
 			if c := r.Similarity.Function; c != nil && c[k][i] >= sameFunction {
 				o := observation(r.Layer, &r.Experts[k], "same-function", "", inspect.Finite(c[k][i]), inspect.Finite(0),
-					"computes what expert %d does, on 8 inputs: the cosine of their outputs is %.6f, that of all numbers, neurons matched, %.2g",
+					"computes what expert %d does, on 8 inputs: the cosine of their outputs is %.6f, "+
+						"that of all numbers, neurons matched, %.2g",
 					routed[i].number, c[k][i], p.cosine)
 				o.Experts = append(o.Experts, routed[i].number)
 				found = append(found, o)
@@ -403,7 +405,8 @@ func (s *Similarity) likeness(a, b int) (most float64) {
 
 // twinsOf returns the observation about the experts that are not quite their leader k, if there are any.
 func (r *Layer) twinsOf(k int, twins []twin) []inspect.Observation {
-	o := inspect.Observation{ID: "near-duplicate", Layer: r.Layer, Experts: []int{r.Experts[k].Expert}, Tensor: r.Experts[k].Module, Expected: inspect.Finite(0)}
+	o := inspect.Observation{ID: "near-duplicate", Layer: r.Layer, Experts: []int{r.Experts[k].Expert},
+		Tensor: r.Experts[k].Module, Expected: inspect.Finite(0)}
 	least := 1.0
 	for i, m := range twins {
 		if m.leader == k && i != k && !m.equal {
@@ -419,7 +422,8 @@ func (r *Layer) twinsOf(k int, twins []twin) []inspect.Observation {
 	if len(o.Experts) > 2 {
 		noun = "experts "
 	}
-	o.Text = fmt.Sprintf("equals %s%s but for noise: with their neurons matched, the cosine of all numbers is at least %.4f",
+	o.Text = fmt.Sprintf("equals %s%s but for noise: "+
+		"with their neurons matched, the cosine of all numbers is at least %.4f",
 		noun, text.Ranges(o.Experts[1:]), least)
 	return []inspect.Observation{o}
 }

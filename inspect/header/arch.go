@@ -87,9 +87,9 @@ type KVCache struct {
 
 // Choice is how many ways a gate has to route a token.
 type Choice struct {
-	Combinations string  `json:"combinations"` // C(n_routed_experts, num_experts_per_tok), in digits: it can exceed 64 bits
+	Combinations string  `json:"combinations"` // C(n_routed_experts, num_experts_per_tok), in digits: may exceed 64 bits
 	Log2         float64 `json:"log2"`         // of Combinations
-	Sparsity     float64 `json:"sparsity"`     // num_experts_per_tok / n_routed_experts, the share of gates that are not zero
+	Sparsity     float64 `json:"sparsity"`     // num_experts_per_tok / n_routed_experts, the share of nonzero gates
 	// Groups is n_group with a group-limited method, by which a token chooses from
 	// TopKGroup of the groups, so that some of the combinations do not occur; 0 without
 	// groups.
@@ -115,7 +115,8 @@ func Describe(path string, c *config.Config, seq int) *Arch {
 	if mtp := moduleCount(count.MTP(c)); mtp.Tensors > 0 {
 		a.MTP = &mtp
 	}
-	a.Activated = ActivatedCounts{total.Activated, counts.Sum(table.Embedding).Activated, counts.Sum(table.Embedding, table.Head).Activated}
+	a.Activated = ActivatedCounts{total.Activated, counts.Sum(table.Embedding).Activated,
+		counts.Sum(table.Embedding, table.Head).Activated}
 	a.Weights = WeightBytes{d, d.Bytes(total.Parameters)}
 	attention := 2 * count.AttentionMACs(c, seq)
 	a.Forward = ForwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
@@ -146,7 +147,8 @@ func choiceOf(c *config.Config) *Choice {
 	if n == nil {
 		return nil
 	}
-	choice := &Choice{Combinations: n.String(), Log2: log2(n), Sparsity: float64(c.NumExpertsPerTok) / float64(c.NRoutedExperts)}
+	choice := &Choice{Combinations: n.String(), Log2: log2(n),
+		Sparsity: float64(c.NumExpertsPerTok) / float64(c.NRoutedExperts)}
 	if c.LimitsGroups() && c.NGroup > c.TopKGroup {
 		choice.Groups, choice.TopKGroup = c.NGroup, c.TopKGroup
 	}
@@ -192,15 +194,18 @@ func (a *Arch) factTable() *text.Table {
 	t := &text.Table{Align: "ll"}
 	t.Add("weights", fmt.Sprintf("%s in %s", text.Bytes(a.Weights.Bytes), a.dtype()))
 	t.Add("forward", a.Forward.String())
-	t.Add("training", fmt.Sprintf("%s for a sequence of %s, 3 times forward", text.FLOP(a.Training.Exact), text.Plural(a.Training.Positions, "token")))
-	t.Add("", fmt.Sprintf("%s as the paper counts: no router, FFN 8·d²%s", text.FLOP(a.Training.Paper), a.Training.idealised()))
+	t.Add("training", fmt.Sprintf("%s for a sequence of %s, 3 times forward", text.FLOP(a.Training.Exact),
+		text.Plural(a.Training.Positions, "token")))
+	t.Add("", fmt.Sprintf("%s as the paper counts: no router, FFN 8·d²%s", text.FLOP(a.Training.Paper),
+		a.Training.idealised()))
 	t.Add("KV cache", a.KVCache.String())
 	t.Add("experts", a.Experts.String())
 	if a.Choice != nil {
 		a.addChoice(t)
 	}
 	if a.MTP != nil {
-		t.Add("MTP", fmt.Sprintf("%s parameters in %s for multi-token prediction, not part of the forward pass and not counted above",
+		t.Add("MTP", fmt.Sprintf("%s parameters in %s for multi-token prediction, "+
+			"not part of the forward pass and not counted above",
 			text.Grouped(a.MTP.Parameters), text.Plural(a.MTP.Tensors, "tensor")))
 	}
 	return t
@@ -208,11 +213,13 @@ func (a *Arch) factTable() *text.Table {
 
 // addChoice adds how many ways the gate has.
 func (a *Arch) addChoice(t *text.Table) {
-	t.Add("routing", fmt.Sprintf("%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed, 100*a.Choice.Sparsity))
+	t.Add("routing", fmt.Sprintf("%d of %d gates are not zero (%.2f %%)", a.Experts.PerToken, a.Experts.Routed,
+		100*a.Choice.Sparsity))
 	t.Add("choices", fmt.Sprintf("C(%d,%d) = %s2^%.1f sets of experts in each MoE layer",
 		a.Experts.Routed, a.Experts.PerToken, a.Choice.digits(), a.Choice.Log2))
 	if a.Choice.Groups > 0 {
-		t.Add("", fmt.Sprintf("fewer of them occur: a token chooses from %d of %d groups", a.Choice.TopKGroup, a.Choice.Groups))
+		t.Add("", fmt.Sprintf("fewer of them occur: a token chooses from %d of %d groups", a.Choice.TopKGroup,
+			a.Choice.Groups))
 	}
 }
 

@@ -109,7 +109,8 @@ func (x *auditor) wrongScales(e *weights.ScalesError) []inspect.Finding {
 	f := inspect.Finding{Hint: fmt.Sprintf("without its scales nobody knows the numbers of an %s weight", form)}
 	switch {
 	case !e.Missing() && e.Misshapen():
-		f.Kind, f.Cause = inspect.Shape, fmt.Sprintf("%v, but one scale per block of %v of the %s weight is %v", s.Shape, w.Block, form, e.Want)
+		f.Kind, f.Cause = inspect.Shape, fmt.Sprintf("%v, but one scale per block of %v of the %s weight is %v", s.Shape,
+			w.Block, form, e.Want)
 	case !e.Missing():
 		f.Kind, f.Cause = inspect.DType, fmt.Sprintf("dtype %s: scales are F32, F16 or BF16", s.DType)
 	case x.Complete():
@@ -151,7 +152,8 @@ func (x *auditor) torchDType() []inspect.Finding {
 	slices.Sort(dtypes)
 	return []inspect.Finding{{Kind: inspect.Note, File: inspect.ConfigFile,
 		Cause: fmt.Sprintf("torch_dtype is %s, but no tensor is %s", x.Config.TorchDType, want),
-		Hint:  "transformers will convert the weights when it loads them; they are " + strings.Join(slices.Compact(dtypes), ", ")}}
+		Hint: "transformers will convert the weights when it loads them; they are " + strings.Join(slices.Compact(dtypes),
+			", ")}}
 }
 
 // absent notes what the config announces and no reader needs.
@@ -171,10 +173,12 @@ func scope(c *inspect.Checkpoint) (checked, not []string) {
 	checked, not = []string{}, []string{}
 	tensors := c.List()
 	if x := c.Index; x != nil {
-		checked = append(checked, fmt.Sprintf("%s: %s in %s", text.Word(x.File), text.Plural(x.Tensors, "name"), text.Plural(x.Shards, "file")))
+		checked = append(checked, fmt.Sprintf("%s: %s in %s", text.Word(x.File), text.Plural(x.Tensors, "name"),
+			text.Plural(x.Shards, "file")))
 	}
 	if len(c.Files) > 0 {
-		checked = append(checked, fmt.Sprintf("headers of %s: %s, %s", text.Plural(len(c.Files), "file"), text.Plural(len(tensors), "tensor"),
+		checked = append(checked, fmt.Sprintf("headers of %s: %s, %s", text.Plural(len(c.Files), "file"),
+			text.Plural(len(tensors), "tensor"),
 			text.Bytes(bytesOf(tensors))))
 	}
 	switch {
@@ -183,7 +187,8 @@ func scope(c *inspect.Checkpoint) (checked, not []string) {
 	case len(tensors) == 0:
 		not = append(not, "the tensors against the config: there are none")
 	default:
-		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json", text.Plural(required(c), "weight")))
+		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json",
+			text.Plural(required(c), "weight")))
 	}
 	if c.Config != nil && len(tensors) > 0 && !c.Complete() {
 		not = append(not, "which weights are missing: not every file could be read")

@@ -48,9 +48,9 @@ type ComparedRow struct {
 	WidthDivisor  int        `json:"width_divisor"`         // the experts' width is d_ff divided by it
 	ExpertFFNs    float64    `json:"expert_ffns"`           // parameters of all experts, in FFNs
 	ActivatedFFNs float64    `json:"activated_ffns"`        // parameters of the experts that a token uses, in FFNs
-	Combinations  string     `json:"combinations"`          // C(routed_experts, active_routed_experts) in digits: it can exceed 64 bits
+	Combinations  string     `json:"combinations"`          // C(routed_experts, active_routed_experts), in digits
 	Log2          float64    `json:"log2"`                  // of Combinations
-	Nonzero       float64    `json:"nonzero"`               // active_routed_experts / routed_experts: the share of the gates g that are not zero
+	Nonzero       float64    `json:"nonzero"`               // active_routed_experts / routed_experts: of the gates g
 	Cost          *LayerCost `json:"cost,omitempty"`        // absent if the dimensions are not known
 }
 
@@ -148,19 +148,24 @@ func (c *Comparison) title() string {
 
 func (c *Comparison) choiceTable() *text.Table {
 	t := &text.Table{Align: "lrrlrrrrl"}
-	t.Add("LAYER", "EXPERTS", "ACTIVE", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "ROUTER", "NOT ZERO IN g", "SETS OF ROUTED EXPERTS")
+	t.Add("LAYER", "EXPERTS", "ACTIVE", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "ROUTER", "NOT ZERO IN g",
+		"SETS OF ROUTED EXPERTS")
 	for _, x := range c.Layers {
-		t.Add(c.label(x), x.count(x.RoutedExperts), x.count(x.ActiveRouted), x.width(), ffns(x.ExpertFFNs), ffns(x.ActivatedFFNs),
-			fmt.Sprintf("%d·d", x.RoutedExperts), fmt.Sprintf("%d/%d = %.2f %%", x.ActiveRouted, x.RoutedExperts, 100*x.Nonzero), x.sets())
+		t.Add(c.label(x), x.count(x.RoutedExperts), x.count(x.ActiveRouted), x.width(), ffns(x.ExpertFFNs),
+			ffns(x.ActivatedFFNs),
+			fmt.Sprintf("%d·d", x.RoutedExperts), fmt.Sprintf("%d/%d = %.2f %%", x.ActiveRouted, x.RoutedExperts,
+				100*x.Nonzero), x.sets())
 	}
 	return t
 }
 
 func (c *Comparison) costTable() *text.Table {
 	t := &text.Table{Align: "lrrrrrr"}
-	t.Add("LAYER", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "EXPERT FLOP A TOKEN", "ROUTER PARAMETERS", "ROUTER FLOP A TOKEN")
+	t.Add("LAYER", "WIDTH", "EXPERT PARAMETERS", "ACTIVATED", "EXPERT FLOP A TOKEN", "ROUTER PARAMETERS",
+		"ROUTER FLOP A TOKEN")
 	for _, x := range c.Layers {
-		t.Add(c.label(x), strconv.Itoa(x.Cost.Width), text.Grouped(x.Cost.ExpertParameters), text.Grouped(x.Cost.ActivatedParameters),
+		t.Add(c.label(x), strconv.Itoa(x.Cost.Width), text.Grouped(x.Cost.ExpertParameters),
+			text.Grouped(x.Cost.ActivatedParameters),
 			text.Grouped(x.Cost.ExpertFLOPs), text.Grouped(x.Cost.RouterParameters), text.Grouped(x.Cost.RouterFLOPs))
 	}
 	return t
@@ -206,7 +211,8 @@ func (c *Comparison) conclusion() string {
 	var b strings.Builder
 	b.WriteString("An FFN is a conventional expert: 3·d·d_ff parameters, 2 FLOP each for a token that uses it.\n")
 	if c.Path != "" {
-		fmt.Fprintf(&b, "The config says how wide an expert is, moe_intermediate_size; m times that is d_ff = %d.\n", c.Intermediate)
+		fmt.Fprintf(&b, "The config says how wide an expert is, moe_intermediate_size; m times that is d_ff = %d.\n",
+			c.Intermediate)
 	}
 	if len(c.Layers) > 1 {
 		b.WriteString(compared(c.EqualParameters, "expert parameters", "mN", c.Experts, c.M))
@@ -221,7 +227,8 @@ func compared(equal bool, what, name string, total, m int) string {
 	if equal {
 		return fmt.Sprintf("Equal in all rows: %s.\n", what)
 	}
-	return fmt.Sprintf("Not equal: %s, as %s/m = %d/%d is not whole; the conventional layer has %d.\n", what, name, total, m, total/m)
+	return fmt.Sprintf("Not equal: %s, as %s/m = %d/%d is not whole; the conventional layer has %d.\n", what, name,
+		total, m, total/m)
 }
 
 // isolation says what the shared experts cost in sets, if both sides of it are shown.
@@ -250,12 +257,14 @@ func (c *Comparison) growth() string {
 	if low.RoutedExperts == high.RoutedExperts {
 		return "Equal in all rows: the router.\n"
 	}
-	growth := fmt.Sprintf("Not equal: the router, a row of d per routed expert: %d·d to %d·d parameters", low.RoutedExperts, high.RoutedExperts)
+	growth := fmt.Sprintf("Not equal: the router, a row of d per routed expert: %d·d to %d·d parameters",
+		low.RoutedExperts, high.RoutedExperts)
 	if high.Cost == nil {
 		return growth + ".\n"
 	}
 	return fmt.Sprintf("%s,\n%s to %s of the experts', and %s to %s of the experts' FLOP a token.\n", growth,
-		tiny(low.Cost.RouterParameters, low.Cost.ExpertParameters), tiny(high.Cost.RouterParameters, high.Cost.ExpertParameters),
+		tiny(low.Cost.RouterParameters, low.Cost.ExpertParameters), tiny(high.Cost.RouterParameters,
+			high.Cost.ExpertParameters),
 		tiny(low.Cost.RouterFLOPs, low.Cost.ExpertFLOPs), tiny(high.Cost.RouterFLOPs, high.Cost.ExpertFLOPs))
 }
 

@@ -14,7 +14,8 @@ func (a *Arch) Figure() page.Figure {
 	unit, name := parameterUnit(a.Total.Parameters)
 	bars := page.Bars{Title: "parameters of each module, and how many of them a token uses", Name: name}
 	add := func(label string, n int64) {
-		bars.Rows = append(bars.Rows, page.Bar{Label: label, Value: float64(n) / unit, Shown: text.Grouped(n) + ", " + text.Percent(n, a.Total.Parameters)})
+		bars.Rows = append(bars.Rows, page.Bar{Label: label, Value: float64(n) / unit,
+			Shown: text.Grouped(n) + ", " + text.Percent(n, a.Total.Parameters)})
 	}
 	for _, m := range append(slices.Clone(a.Modules), a.Total) {
 		add(m.Module, m.Parameters)
@@ -42,7 +43,8 @@ func (r *MemoryReport) Figure() page.Figure {
 			name  string
 			bytes int64
 		}{{"weights", m.Weights}, {"KV cache", m.KVCache}, {"prefill", m.Prefill}, {"total", m.Total}} {
-			bars.Rows = append(bars.Rows, page.Bar{Label: fmt.Sprintf("%s × %d: %s", text.Grouped(m.Context), m.Batch, part.name),
+			bars.Rows = append(bars.Rows, page.Bar{Label: fmt.Sprintf("%s × %d: %s", text.Grouped(m.Context), m.Batch,
+				part.name),
 				Value: float64(part.bytes) / (1 << 30), Shown: text.Bytes(part.bytes)})
 		}
 	}
@@ -92,7 +94,8 @@ func parameterUnit(most int64) (unit float64, name string) {
 func (r *TreeReport) addBars(bars *page.Bars, n *TreeNode, path string, depth int) {
 	if len(n.Children) == 0 || r.depth > 0 && depth == r.depth {
 		if depth > 0 {
-			bars.Rows = append(bars.Rows, page.Bar{Label: strings.TrimSuffix(strings.TrimPrefix(path, "."), ".weight"), Value: float64(n.Parameters), Shown: text.Grouped(n.Parameters)})
+			bars.Rows = append(bars.Rows, page.Bar{Label: strings.TrimSuffix(strings.TrimPrefix(path, "."), ".weight"),
+				Value: float64(n.Parameters), Shown: text.Grouped(n.Parameters)})
 		}
 		return
 	}

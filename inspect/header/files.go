@@ -12,7 +12,10 @@ import (
 
 // DTypeMap draws how many bytes of each dtype each layer has.
 func DTypeMap(c *inspect.Checkpoint) page.Figure {
-	return layerBytes(c, "bytes of each layer by dtype", "dtype", func(_ int, t *inspect.Tensor) string { return t.DType.String() })
+	return layerBytes(c, "bytes of each layer by dtype", "dtype", func(_ int,
+		t *inspect.Tensor) string {
+		return t.DType.String()
+	})
 }
 
 // maxFiles is how many rows the drawing of files has. Of more files, several share a row.
@@ -56,7 +59,8 @@ func layerBytes(c *inspect.Checkpoint, title, rows string, rowOf func(file int, 
 			x.Add(rowOf(i, &t), column(layerOf(t.Name)), float64(info.Bytes())/(1<<20))
 		}
 	}
-	return x.Heatmap(page.Heatmap{Title: title, Name: "MiB", RowName: rows, ColName: "layer", Scale: page.Log, Blank: true})
+	return x.Heatmap(page.Heatmap{Title: title, Name: "MiB", RowName: rows, ColName: "layer", Scale: page.Log,
+		Blank: true})
 }
 
 // layerOf returns the layer that a tensor is in; -1 outside the layers.

@@ -62,8 +62,7 @@ func (l *Listing) WriteText(w io.Writer) error {
 func (l *Listing) Sheet() *text.Sheet {
 	s := text.NewSheet("tensor", "dtype", "shape", ">bytes", "file")
 	for _, x := range l.Tensors {
-		s.Add(text.Foreign(x.Name), text.Plain(x.DType.String()), text.Plain(fmt.Sprint(x.Shape)), text.Size(x.Bytes),
-			text.Foreign(x.File))
+		s.Row(text.Foreign(x.Name), x.DType, fmt.Sprint(x.Shape), text.Size(x.Bytes), text.Foreign(x.File))
 	}
 	return s
 }
@@ -139,7 +138,8 @@ type Pattern struct {
 func (p *Patterns) WriteText(w io.Writer) error {
 	t := text.Table{Align: "lrllrl"}
 	for _, x := range p.Patterns {
-		t.Add(text.Word(x.Name), "x"+strconv.Itoa(x.Count), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes), x.holder())
+		t.Add(text.Word(x.Name), "x"+strconv.Itoa(x.Count), x.DType.String(), fmt.Sprint(x.Shape), text.Bytes(x.Bytes),
+			x.holder())
 	}
 	if err := t.WriteText(w); err != nil {
 		return err
@@ -151,8 +151,7 @@ func (p *Patterns) WriteText(w io.Writer) error {
 func (p *Patterns) Sheet() *text.Sheet {
 	s := text.NewSheet("pattern", ">count", "dtype", "shape", ">bytes", ">files")
 	for _, x := range p.Patterns {
-		s.Add(text.Foreign(x.Name), text.Whole(x.Count), text.Plain(x.DType.String()), text.Plain(fmt.Sprint(x.Shape)),
-			text.Size(x.Bytes), text.Whole(len(x.Files)))
+		s.Row(text.Foreign(x.Name), x.Count, x.DType, fmt.Sprint(x.Shape), text.Size(x.Bytes), len(x.Files))
 	}
 	return s
 }

@@ -49,7 +49,8 @@ const MaxTokens = 1_000_000_000
 // MemoryOf works out the memory of c for each context with each batch. What is not 1 to MaxTokens
 // tokens, or too much memory for 64 bits, is an error that names all of it.
 func MemoryOf(path string, c *config.Config, contexts, batches []int) (*MemoryReport, error) {
-	r := &MemoryReport{Path: path, ModelType: c.ModelType, DType: table.TorchDType(c), Assumed: c.TorchDType == "", Rows: []Memory{}}
+	r := &MemoryReport{Path: path, ModelType: c.ModelType, DType: table.TorchDType(c), Assumed: c.TorchDType == "",
+		Rows: []Memory{}}
 	r.Modules = moduleMemory(c)
 	for _, m := range r.Modules {
 		if m.Module != string(table.MTP) {
@@ -148,7 +149,8 @@ func activations(c *config.Config) (token, logits int64) {
 func (r *MemoryReport) Sheet() *text.Sheet {
 	s := text.NewSheet(">context", ">batch", ">weights", ">kv_cache", ">prefill", ">decode", ">total")
 	for _, m := range r.Rows {
-		s.Add(text.Whole(m.Context), text.Whole(m.Batch), text.Size(m.Weights), text.Size(m.KVCache), text.Size(m.Prefill), text.Size(m.Decode), text.Size(m.Total))
+		s.Row(m.Context, m.Batch, text.Size(m.Weights), text.Size(m.KVCache), text.Size(m.Prefill), text.Size(m.Decode),
+			text.Size(m.Total))
 	}
 	return s
 }
@@ -162,7 +164,7 @@ func (r *MemoryReport) WriteText(w io.Writer) error {
 		if m.Module == string(table.MTP) {
 			share = text.Plain("not counted")
 		}
-		modules.Add(text.Plain(m.Module), text.Size(m.Bytes), share)
+		modules.Row(m.Module, text.Size(m.Bytes), share)
 	}
 	assumed := ""
 	if r.Assumed {

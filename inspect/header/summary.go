@@ -66,7 +66,8 @@ type FileSum struct {
 // Summarize sums up c, and audits it.
 func Summarize(c *inspect.Checkpoint) *Summary {
 	tensors := c.List()
-	s := &Summary{Path: c.Path, Tensors: len(tensors), Bytes: bytesOf(tensors), DTypes: sumDTypes(tensors), Files: []FileSum{}}
+	s := &Summary{Path: c.Path, Tensors: len(tensors), Bytes: bytesOf(tensors), DTypes: sumDTypes(tensors),
+		Files: []FileSum{}}
 	for _, f := range c.Files {
 		s.Files = append(s.Files, FileSum{f.Name, len(f.Tensors), f.Size})
 	}
@@ -145,9 +146,11 @@ func (s *Summary) WriteText(w io.Writer) error {
 		t.Add("experts", s.Experts.String())
 		t.Add("parameters", s.Parameters.String())
 	}
-	t.Add("weights", fmt.Sprintf("%s in %s, %s", text.Plural(s.Tensors, "tensor"), text.Plural(len(s.Files), "file"), text.Bytes(s.Bytes)))
+	t.Add("weights", fmt.Sprintf("%s in %s, %s", text.Plural(s.Tensors, "tensor"), text.Plural(len(s.Files), "file"),
+		text.Bytes(s.Bytes)))
 	for i, d := range s.DTypes {
-		t.Add([]string{"dtypes", ""}[min(i, 1)], fmt.Sprintf("%s %s, %s", d.DType, text.Plural(d.Tensors, "tensor"), text.Bytes(d.Bytes)))
+		t.Add([]string{"dtypes", ""}[min(i, 1)], fmt.Sprintf("%s %s, %s", d.DType, text.Plural(d.Tensors, "tensor"),
+			text.Bytes(d.Bytes)))
 	}
 	t.Add("audit", verdict(s.Findings))
 	if err := t.WriteText(w); err != nil {
@@ -178,5 +181,6 @@ func (e *Experts) String() string {
 
 // String returns "16,375,728,128, of which a token uses 2,828,650,496 (17.27 %)".
 func (p *Parameters) String() string {
-	return fmt.Sprintf("%s, of which a token uses %s (%s)", text.Grouped(p.Total), text.Grouped(p.Activated), text.Percent(p.Activated, p.Total))
+	return fmt.Sprintf("%s, of which a token uses %s (%s)", text.Grouped(p.Total), text.Grouped(p.Activated),
+		text.Percent(p.Activated, p.Total))
 }

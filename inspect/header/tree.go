@@ -88,7 +88,8 @@ func moduleNode(name string, below []branch) *TreeNode {
 }
 
 func tensorNode(name string, t *inspect.Tensor) *TreeNode {
-	return &TreeNode{Name: name, Count: 1, Shape: t.Shape, Children: []*TreeNode{}, tensor: t, signature: fmt.Sprint(t.DType, t.Shape)}
+	return &TreeNode{Name: name, Count: 1, Shape: t.Shape, Children: []*TreeNode{}, tensor: t,
+		signature: fmt.Sprint(t.DType, t.Shape)}
 }
 
 // alone returns the tensor that is all there is in a module, under both names; any other
@@ -171,8 +172,8 @@ func (r *TreeReport) addRows(s *text.Sheet, n *TreeNode, path string, depth int)
 	if n.tensor != nil {
 		shape = fmt.Sprint(n.Shape)
 	}
-	s.Add(name, text.Whole(n.Tensors), text.Whole(n.Parameters), text.Share(n.Parameters, r.Tree.Parameters),
-		text.Size(n.Bytes), text.Plain(strings.Join(dtypes, " ")), text.Plain(shape))
+	s.Row(name, n.Tensors, n.Parameters, text.Share(n.Parameters, r.Tree.Parameters), text.Size(n.Bytes),
+		strings.Join(dtypes, " "), shape)
 	if r.depth > 0 && depth == r.depth {
 		return
 	}

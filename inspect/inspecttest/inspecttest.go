@@ -28,8 +28,10 @@ import (
 func Whole(c *config.Config) *inspect.Checkpoint {
 	infos := slices.Collect(synth.New(c, 0).Tensors())
 	half := len(infos) / 2
-	return &inspect.Checkpoint{Path: "ckpt", Config: c, Index: &inspect.Index{File: "model.safetensors.index.json", Tensors: len(infos), Shards: 2},
-		Files: []inspect.File{{Name: "a.safetensors", Size: 1 << 20, Tensors: infos[:half:half]}, {Name: "b.safetensors", Size: 1 << 20, Tensors: infos[half:]}}}
+	return &inspect.Checkpoint{Path: "ckpt", Config: c, Index: &inspect.Index{File: "model.safetensors.index.json",
+		Tensors: len(infos), Shards: 2},
+		Files: []inspect.File{{Name: "a.safetensors", Size: 1 << 20, Tensors: infos[:half:half]},
+			{Name: "b.safetensors", Size: 1 << 20, Tensors: infos[half:]}}}
 }
 
 // Override returns c with another value of one key.
@@ -125,7 +127,8 @@ func (s *Stored) ReadAt(name string, dst []byte, offset int64) error {
 
 // Weights returns the checkpoint as its weights are read.
 func (s *Stored) Weights() inspect.Weights {
-	return inspect.Weights{Path: s.Path, Config: s.Config, List: weights.New(s.Config, s.Checkpoint).Ordered(s.Config), Reader: s}
+	return inspect.Weights{Path: s.Path, Config: s.Config, List: weights.New(s.Config, s.Checkpoint).Ordered(s.Config),
+		Reader: s}
 }
 
 // Store adds a tensor, or takes another in its place.
@@ -266,9 +269,10 @@ func With(found []inspect.Observation, id string) (kept []inspect.Observation) {
 	return kept
 }
 
-// Limit plants something that grows with a factor, and checks that look finds it from limit times the layer's median on,
-// and not below.
-func Limit(t *testing.T, fixture, id string, limit float64, plant func(s *Stored, factor float64), look func(s *Stored) []inspect.Observation) {
+// Limit plants something that grows with a factor, and checks that look finds it from limit times the layer's median
+// on, and not below.
+func Limit(t *testing.T, fixture, id string, limit float64, plant func(s *Stored, factor float64),
+	look func(s *Stored) []inspect.Observation) {
 	t.Helper()
 	planted := func(factor float64) []inspect.Observation {
 		s := Filled(t, fixture)

@@ -192,5 +192,6 @@ func (s *PairSpread) Cells() []text.Cell {
 	if s == nil {
 		return []text.Cell{text.Real(nil), text.Real(nil), text.Plain(""), text.Real(nil)}
 	}
-	return []text.Cell{text.Real(&s.MeanAbs), text.Real(&s.Largest), text.Plain(fmt.Sprintf("%d, %d", s.A, s.B)), text.Real(&s.NullStd)}
+	return []text.Cell{text.Real(&s.MeanAbs), text.Real(&s.Largest), text.Plain(fmt.Sprintf("%d, %d", s.A, s.B)),
+		text.Real(&s.NullStd)}
 }

@@ -70,8 +70,8 @@ func OfConfig(a *header.Arch) *Report {
 		NotChecked: []string{"any weight: the path is that of a config alone"}}
 }
 
-// Make reads a checkpoint: all selected weights once, those of no expert a second time, those of experts twice more, and
-// gate_proj another time, for the routers. A part that fails is an error, or NotChecked if the audit has findings.
+// Make reads a checkpoint: all selected weights once, those of no expert a second time, those of experts twice more,
+// and gate_proj another time, for the routers. A part that fails is an error, or NotChecked if the audit has findings.
 func Make(ctx context.Context, in Input) (*Report, error) {
 	r := &Report{Path: in.Checkpoint.Path, Findings: []Finding{}, checkpoint: in.Checkpoint}
 	m := &maker{Input: in, Report: r}
@@ -202,7 +202,8 @@ func (m *maker) experts(ctx context.Context) (err error) {
 		m.didNot("experts: %s", m.none("expert"))
 		return nil
 	}
-	if m.Experts, err = experts.Examine(ctx, m.weights("experts"), experts.Options{Selection: m.Selection, Similarities: true}); err != nil {
+	if m.Experts, err = experts.Examine(ctx, m.weights("experts"), experts.Options{Selection: m.Selection,
+		Similarities: true}); err != nil {
 		return err
 	}
 	m.takePairs()
@@ -212,10 +213,12 @@ func (m *maker) experts(ctx context.Context) (err error) {
 			few++
 		}
 	}
-	m.did("%s in %s, read twice, and again those that are compared whole: norms, ranks, likeness, duplicates, zero neurons, channels",
+	m.did("%s in %s, read twice, and again those that are compared whole: "+
+		"norms, ranks, likeness, duplicates, zero neurons, channels",
 		text.Plural(routed, "routed expert"), text.Plural(len(m.Experts.Layers), "layer"))
 	if few > 0 {
-		m.didNot("which experts are the odd ones in %s: fewer than %d are there or selected", text.Plural(few, "layer"), experts.LeastPeers)
+		m.didNot("which experts are the odd ones in %s: fewer than %d are there or selected", text.Plural(few, "layer"),
+			experts.LeastPeers)
 	}
 	m.skip(m.Experts.NotCounted)
 	return nil
@@ -238,7 +241,8 @@ func (m *maker) routers(ctx context.Context) (err error) {
 		m.didNot("routers: %s", m.none("router"))
 		return nil
 	}
-	if m.Routers, err = router.Examine(ctx, m.weights("routers"), router.Options{Selection: s, Coupling: true, By: inspect.ByLayer}); err != nil {
+	if m.Routers, err = router.Examine(ctx, m.weights("routers"), router.Options{Selection: s, Coupling: true,
+		By: inspect.ByLayer}); err != nil {
 		return err
 	}
 	m.did("routers of %s: rows, likeness, singular values, bounds", text.Plural(len(m.Routers.Layers), "layer"))
@@ -254,7 +258,8 @@ func (m *maker) coupled() {
 		layers[l.Coupling.Verdict]++
 	}
 	if n := layers[router.CoupledOwn] + layers[router.CoupledPermuted]; n > 0 {
-		m.did("gate_proj of the experts of %s, read once more: whether they fit the rows of their routers", text.Plural(n, "layer"))
+		m.did("gate_proj of the experts of %s, read once more: whether they fit the rows of their routers",
+			text.Plural(n, "layer"))
 	}
 	const whether = "whether the experts of %s fit the rows of their routers: "
 	if n := layers[router.NotMeasurable]; n > 0 {

@@ -19,7 +19,8 @@ import (
 // Page draws the report.
 func (r *Report) Page() *page.Page {
 	p := page.New(text.Word(r.Path) + ": what is in it")
-	for _, section := range []func(p *page.Page){r.pageFindings, r.pageScope, r.pageParameters, r.pageExperts, r.pagePairs, r.pageRouters, r.pageRouting, r.pageTensors, r.pageFiles} {
+	for _, section := range []func(p *page.Page){r.pageFindings, r.pageScope, r.pageParameters, r.pageExperts,
+		r.pagePairs, r.pageRouters, r.pageRouting, r.pageTensors, r.pageFiles} {
 		section(p)
 	}
 	return p
@@ -74,7 +75,8 @@ func (r *Report) pageScope(p *page.Page) {
 	if r.Audit != nil {
 		for _, f := range r.Audit.Findings {
 			if f.Kind == inspect.Note {
-				facts = append(facts, page.Fact{Name: "note", Value: strings.Join(slices.DeleteFunc([]string{f.File, f.Tensor, f.Cause}, func(s string) bool { return s == "" }), ": ")})
+				facts = append(facts, page.Fact{Name: "note", Value: strings.Join(slices.DeleteFunc([]string{f.File, f.Tensor,
+					f.Cause}, func(s string) bool { return s == "" }), ": ")})
 			}
 		}
 	}
@@ -86,9 +88,12 @@ func (r *Report) pageParameters(p *page.Page) {
 		return
 	}
 	p.Section("Parameters")
-	p.Facts(page.Fact{Name: "family", Value: r.Arch.ModelType}, page.Fact{Name: "layers", Value: r.Arch.Layers.String()}, page.Fact{Name: "experts", Value: r.Arch.Experts.String()},
-		page.Fact{Name: "parameters", Value: (&header.Parameters{Total: r.Arch.Total.Parameters, Activated: r.Arch.Total.Activated}).String()})
-	p.Figure(r.Arch.Figure(), "What the config implies, by module over all layers; with experts, also what one token uses.")
+	p.Facts(page.Fact{Name: "family", Value: r.Arch.ModelType}, page.Fact{Name: "layers", Value: r.Arch.Layers.String()},
+		page.Fact{Name: "experts", Value: r.Arch.Experts.String()},
+		page.Fact{Name: "parameters", Value: (&header.Parameters{Total: r.Arch.Total.Parameters,
+			Activated: r.Arch.Total.Activated}).String()})
+	p.Figure(r.Arch.Figure(),
+		"What the config implies, by module over all layers; with experts, also what one token uses.")
 }
 
 func (r *Report) pageExperts(p *page.Page) {
@@ -96,10 +101,14 @@ func (r *Report) pageExperts(p *page.Page) {
 		return
 	}
 	p.Section("Experts")
-	figure(p, r.Experts.Likeness(), "How like each routed expert is to another one of its layer: the largest magnitude of the cosines of gate_proj, up_proj and down_proj, and of what the experts compute, which the order of neurons does not change.")
-	figure(p, r.Experts.NormZ(), "How many robust standard deviations the norm of a matrix is from its layer's median: that of gate_proj, up_proj or down_proj that is furthest off.")
+	figure(p, r.Experts.Likeness(), "How like each routed expert is to another one of its layer: "+
+		"the largest magnitude of the cosines of gate_proj, up_proj and down_proj, "+
+		"and of what the experts compute, which the order of neurons does not change.")
+	figure(p, r.Experts.NormZ(), "How many robust standard deviations the norm of a matrix is from its layer's median: "+
+		"that of gate_proj, up_proj or down_proj that is furthest off.")
 	figure(p, r.Experts.Norms(), "The norm of all weights of each routed expert.")
-	figure(p, r.Experts.Ranks(), "‖W‖²/σ₁² of each matrix over that of a random matrix of its shape; the lowest of the three.")
+	figure(p, r.Experts.Ranks(),
+		"‖W‖²/σ₁² of each matrix over that of a random matrix of its shape; the lowest of the three.")
 	p.Fold("Each layer in numbers", r.Experts.LayerSheet())
 }
 
@@ -129,12 +138,14 @@ func (r *Report) takePairs() {
 	slices.SortStableFunc(layers, func(a, b *experts.Layer) int { return cmp.Compare(b.MostAlike(), a.MostAlike()) })
 	layers = layers[:min(all, maxPairDrawings)]
 	slices.SortFunc(layers, func(a, b *experts.Layer) int { return a.Layer - b.Layer })
-	r.pairsText = "Above the diagonal the largest magnitude of the cosines of two experts' matrices, below it the magnitude of the cosine of what they compute."
+	r.pairsText = "Above the diagonal the largest magnitude of the cosines of two experts' matrices, " +
+		"below it the magnitude of the cosine of what they compute."
 	if all > len(layers) {
 		r.pairsText += fmt.Sprintf(" These are the %d of %d layers in which two experts are most alike.", len(layers), all)
 	}
 	if coarse {
-		r.pairsText += fmt.Sprintf(" Of more than %d experts several share a cell, which shows the largest cosine of their pairs.", experts.MaxSide)
+		r.pairsText += fmt.Sprintf(" Of more than %d experts several share a cell, "+
+			"which shows the largest cosine of their pairs.", experts.MaxSide)
 	}
 	for _, l := range layers {
 		r.pairs = append(r.pairs, page.Captioned{Figure: l.Pairs(r.Experts.Findings)})
@@ -150,7 +161,8 @@ func (r *Report) pageRouters(p *page.Page) {
 	}
 	p.Section("Routers")
 	figure(p, r.Routers.Figure(), "The norm of each expert's row of mlp.gate.weight.")
-	figure(p, r.Routers.Likeness(), "The largest magnitude of the cosines of a row with the others of its router: experts with like rows get like tokens.")
+	figure(p, r.Routers.Likeness(), "The largest magnitude of the cosines of a row with the others of its router: "+
+		"experts with like rows get like tokens.")
 	figure(p, r.Routers.Biases(), "How far the bias that an expert is chosen by is from its layer's median.")
 	spectra, caption := r.Routers.Spectra()
 	figure(p, spectra, caption)
@@ -162,9 +174,12 @@ func (r *Report) pageRouting(p *page.Page) {
 		return
 	}
 	p.Section("Routing")
-	p.Text("%s. An expert without a token is unreached by these tokens, not dead: other tokens may need it.", r.Routing.Title())
+	p.Text("%s. An expert without a token is unreached by these tokens, not dead: other tokens may need it.",
+		r.Routing.Title())
 	figure(p, r.Routing.Figure(), "Tokens of each expert, over what it would get if all got the same.")
-	figure(p, r.Routing.MarginFigure(), "How near the choices were: of a token the lowest selection score of its experts less the highest of the others. What is 0 or below stands at the bottom.")
+	figure(p, r.Routing.MarginFigure(), "How near the choices were: "+
+		"of a token the lowest selection score of its experts less the highest of the others. "+
+		"What is 0 or below stands at the bottom.")
 	p.Fold("Each layer in numbers", r.Routing.Sheet())
 }
 
@@ -189,7 +204,8 @@ func (r *Report) pageTensors(p *page.Page) {
 	peak := func(t stats.Tensor) float64 { return t.Rows.Largest[0].AbsMax / t.Rows.Median }
 	slices.SortStableFunc(all, func(a, b stats.Tensor) int { return cmp.Compare(peak(b), peak(a)) })
 	shown := stats.Report{By: inspect.ByTensor, Tensors: all[:min(len(all), maxListed)]}
-	p.Fold(fmt.Sprintf("%s with rows whose largest magnitude is more than %d times that of the median row%s", text.Plural(len(all), "tensor"), stats.OutlierRatio, firstOf(len(shown.Tensors), len(all))), shown.Sheet())
+	p.Fold(fmt.Sprintf("%s with rows whose largest magnitude is more than %d times that of the median row%s",
+		text.Plural(len(all), "tensor"), stats.OutlierRatio, firstOf(len(shown.Tensors), len(all))), shown.Sheet())
 }
 
 func (r *Report) pageFiles(p *page.Page) {

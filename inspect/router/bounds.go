@@ -73,7 +73,8 @@ func (r *router) prove(c *config.Config) {
 
 // plan returns the bounds of all experts; nil if nothing can follow from them.
 func (r *router) plan(c *config.Config) *gatePlan {
-	if c == nil || c.TopKMethod != "noaux_tc" || r.bias == nil || c.NumExpertsPerTok < 1 || c.NumExpertsPerTok >= len(r.Rows) {
+	if c == nil || c.TopKMethod != "noaux_tc" || r.bias == nil || c.NumExpertsPerTok < 1 ||
+		c.NumExpertsPerTok >= len(r.Rows) {
 		return nil
 	}
 	p := &gatePlan{k: c.NumExpertsPerTok, groups: 1, chosen: 1}

@@ -18,7 +18,7 @@ type Coupling struct {
 	Own     int    `json:"own"`     // experts that fit their own row, and it them, better than all others
 	Other   int    `json:"other"`   // experts that fit another row, and it them, better than all others
 	Rows    []int  `json:"rows"`    // for each expert the row that it fits so; -1 if it fits none
-	Verdict string `json:"verdict"` // "own", "permuted", "not measurable" or, below 8 experts or if one lacks gate_proj, "not looked at"
+	Verdict string `json:"verdict"` // CoupledOwn, CoupledPermuted, NotMeasurable or NotLookedAt
 }
 
 // The verdicts of Coupling.

@@ -11,7 +11,8 @@ import (
 
 // Figure draws the norm of each row.
 func (r *Report) Figure() page.Figure {
-	return r.draw(page.Heatmap{Title: "norm of each row of the routers", Name: "norm of the router's row", Max: inspect.FromZero,
+	return r.draw(page.Heatmap{Title: "norm of each row of the routers", Name: "norm of the router's row",
+		Max:     inspect.FromZero,
 		NoValue: "not finite"}, func(_ *Layer, row *Row) *float64 { return row.Norm })
 }
 
@@ -43,7 +44,8 @@ func (r *Report) Biases() page.Figure {
 	if !slices.ContainsFunc(r.Layers, func(l Layer) bool { return l.Bias != nil }) {
 		return nil
 	}
-	return r.draw(page.Heatmap{Title: "e_score_correction_bias of each expert", Name: "e_score_correction_bias less the median",
+	return r.draw(page.Heatmap{Title: "e_score_correction_bias of each expert",
+		Name:  "e_score_correction_bias less the median",
 		Scale: page.Diverging, NoValue: "none, or not finite"}, func(l *Layer, row *Row) *float64 {
 		if l.Bias == nil || row.Bias == nil {
 			return nil
@@ -69,7 +71,8 @@ func (r *Report) Spectra() (f page.Figure, caption string) {
 	}
 	caption = "Singular values of each router, the largest first."
 	if len(all) > maxCurves {
-		caption = fmt.Sprintf("Singular values of the %d of %d routers with the largest condition numbers.", maxCurves, len(all))
+		caption = fmt.Sprintf("Singular values of the %d of %d routers with the largest condition numbers.", maxCurves,
+			len(all))
 		condition := func(l *Layer) float64 {
 			if l.Condition == nil {
 				return l.Singular[0] / 1e-300
@@ -80,7 +83,8 @@ func (r *Report) Spectra() (f page.Figure, caption string) {
 		all = all[:maxCurves]
 		slices.SortFunc(all, func(a, b *Layer) int { return a.Layer - b.Layer })
 	}
-	lines := page.Lines{Title: "singular values of the routers", XName: "number of the singular value", YName: "singular value"}
+	lines := page.Lines{Title: "singular values of the routers", XName: "number of the singular value",
+		YName: "singular value"}
 	for _, l := range all {
 		s := page.Series{Name: fmt.Sprintf("layer %d", l.Layer)}
 		for i, v := range l.Singular {

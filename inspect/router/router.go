@@ -43,7 +43,7 @@ type Layer struct {
 	Rows      []Row              `json:"rows"`      // one for each expert
 	Norm      *inspect.Spread    `json:"norm"`      // of Row.Norm
 	Pairs     *matrix.PairSpread `json:"pairs"`     // the cosines of all pairs of rows
-	Singular  []float64          `json:"singular"`  // the singular values, the largest first, 0 below 1e-7 of it; empty if a number is not finite
+	Singular  []float64          `json:"singular"`  // values, the largest first, 0 below 1e-7 of it; empty if not finite
 	Condition *float64           `json:"condition"` // the largest singular value over the smallest; null if that is 0
 	// NullCondition is (1 + √(experts/hidden)) / (1 - √(experts/hidden)), of a matrix of independent random
 	// numbers; null unless there are fewer experts than hidden.
@@ -60,7 +60,7 @@ type Row struct {
 	MaxLogit *float64          `json:"max_logit"` // √hidden·‖r∘w‖: no token's logit is larger, of either sign
 	Bias     *float64          `json:"bias"`      // e_score_correction_bias; null if the router has none
 	Nearest  *matrix.Neighbour `json:"nearest"`   // the row with the cosine of the largest magnitude
-	Proven   string            `json:"proven"`    // "never" or "always" chosen, whatever the token; "" if neither is proven
+	Proven   string            `json:"proven"`    // "never" or "always" chosen, whatever the token; "" if unproven
 }
 
 // router is a router while Examine looks at it.
@@ -233,7 +233,8 @@ func (r *router) spectrum(g *matrix.Gram) {
 		r.NullCondition = inspect.Finite((1 + ratio) / (1 - ratio))
 	}
 	var eigen mat.EigenSym
-	if slices.ContainsFunc(g.Sums, func(v float64) bool { return v-v != 0 }) || !eigen.Factorize(mat.NewSymDense(g.N, g.Sums), false) {
+	if slices.ContainsFunc(g.Sums, func(v float64) bool { return v-v != 0 }) ||
+		!eigen.Factorize(mat.NewSymDense(g.N, g.Sums), false) {
 		return
 	}
 	values := eigen.Values(nil) // ascending
@@ -272,9 +273,11 @@ func (r *router) observe() (found []inspect.Observation) {
 		case row.Norm == nil:
 			add("not-finite", []int{e}, nil, nil, "row %d has numbers that are not finite", e)
 		case *row.Norm == 0:
-			add("dead-row", []int{e}, row.Norm, &r.Norm.Median, "row %d is all zero: the logit of expert %d is 0 for every token", e, e)
+			add("dead-row", []int{e}, row.Norm, &r.Norm.Median,
+				"row %d is all zero: the logit of expert %d is 0 for every token", e, e)
 		case len(rows) >= experts.LeastPeers && r.Norm.Far(row.Norm, rowFactor):
-			add("row-norm", []int{e}, row.Norm, &r.Norm.Median, "row %d has norm %.4g, the layer's median is %.4g", e, *row.Norm, r.Norm.Median)
+			add("row-norm", []int{e}, row.Norm, &r.Norm.Median, "row %d has norm %.4g, the layer's median is %.4g", e,
+				*row.Norm, r.Norm.Median)
 		}
 		if r.bias != nil && row.Bias == nil {
 			add("not-finite", []int{e}, nil, nil, "e_score_correction_bias of expert %d is not finite", e)
@@ -295,7 +298,8 @@ func (r *router) observe() (found []inspect.Observation) {
 				continue
 			}
 			if a, b := *rows[k].Norm, *rows[e].Norm; max(a, b) <= equalNorms*min(a, b) {
-				add("near-duplicate-row", []int{k, e}, inspect.Finite(c), inspect.Finite(0), "rows %d and %d have cosine %.4f, and norms %.4g and %.4g", k, e, c, a, b)
+				add("near-duplicate-row", []int{k, e}, inspect.Finite(c), inspect.Finite(0),
+					"rows %d and %d have cosine %.4f, and norms %.4g and %.4g", k, e, c, a, b)
 			}
 		}
 	}

@@ -16,8 +16,8 @@ func (r *Report) Sheet() *text.Sheet {
 	s := text.NewSheet("layer", "expert", ">norm", ">z", ">max_logit", ">cosine", ">nearest", ">bias", "proven")
 	for _, l := range r.Layers {
 		for _, row := range l.Rows {
-			s.Add(text.Whole(l.Layer), text.Whole(row.Expert), text.Real(row.Norm), text.Real(row.NormZ), text.Real(row.MaxLogit),
-				text.Real(row.Nearest.Value()), row.Nearest.Name(), text.Real(row.Bias), text.Plain(row.Proven))
+			s.Row(l.Layer, row.Expert, row.Norm, row.NormZ, row.MaxLogit, row.Nearest.Value(), row.Nearest.Name(), row.Bias,
+				row.Proven)
 		}
 	}
 	return s
@@ -25,13 +25,12 @@ func (r *Report) Sheet() *text.Sheet {
 
 // LayerSheet is a row per layer.
 func (r *Report) LayerSheet() *text.Sheet {
-	s := text.NewSheet("layer", ">experts", ">norm", ">norm_mad", ">condition", ">null_condition", ">mean_abs_cos", ">largest_cos",
+	s := text.NewSheet("layer", ">experts", ">norm", ">norm_mad", ">condition", ">null_condition", ">mean_abs_cos",
+		">largest_cos",
 		"pair", ">null_std", ">bias", ">bias_mad", "coupling")
 	for _, l := range r.Layers {
-		cells := append([]text.Cell{text.Whole(l.Layer), text.Whole(len(l.Rows))}, l.Norm.Cells()...)
-		cells = append(cells, text.Real(l.Condition), text.Real(l.NullCondition))
-		cells = append(append(cells, l.Pairs.Cells()...), l.Bias.Cells()...)
-		s.Add(append(cells, text.Plain(l.Coupling.String()))...)
+		s.Row(l.Layer, len(l.Rows), l.Norm.Cells(), l.Condition, l.NullCondition, l.Pairs.Cells(), l.Bias.Cells(),
+			l.Coupling.String())
 	}
 	return s
 }
@@ -52,7 +51,8 @@ func (r *Report) WriteText(w io.Writer) error {
 
 // line says what is about the router as a whole.
 func (l *Layer) line() string {
-	line := fmt.Sprintf("layer %d: condition %s, of random numbers %s", l.Layer, text.Real(l.Condition).Shown, text.Real(l.NullCondition).Shown)
+	line := fmt.Sprintf("layer %d: condition %s, of random numbers %s", l.Layer, text.Real(l.Condition).Shown,
+		text.Real(l.NullCondition).Shown)
 	if l.Pairs != nil {
 		line += fmt.Sprintf("; cosines of random rows 0 ± %.2g", l.Pairs.NullStd)
 	}

@@ -244,7 +244,8 @@ func (p *esftLog) next() (end byte, err error) {
 func (r *Report) WriteESFT(w io.Writer) error {
 	for _, l := range r.Layers {
 		if l.Mass == nil {
-			return fmt.Errorf("%s: layer %d: its gate weights are not known, so there are no gate_scores", text.Quote(r.Path), l.Layer)
+			return fmt.Errorf("%s: layer %d: its gate weights are not known, so there are no gate_scores", text.Quote(r.Path),
+				l.Layer)
 		}
 	}
 	var b strings.Builder

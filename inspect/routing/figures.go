@@ -14,14 +14,17 @@ func (r *Report) Figure() page.Figure {
 			c.SetExpert(l.Layer, e.Expert, &e.Load, e.Tokens == 0)
 		}
 	}
-	return c.Experts(page.Heatmap{Title: "load of each expert by " + text.Plural(r.Tokens, "token"), Name: "load: 1 is a fair share",
-		Max: 1, MarkName: "none of these tokens"}, nil)
+	return c.Experts(page.Heatmap{Title: "load of each expert by " + text.Plural(r.Tokens, "token"),
+		Name: "load: 1 is a fair share",
+		Max:  1, MarkName: "none of these tokens"}, nil)
 }
 
 // MarginFigure draws how near the choices of each layer were; nil if there are no scores.
 func (r *Report) MarginFigure() page.Figure {
-	lines := page.Lines{Title: "margins of the routers' choices", XName: "layer", YName: "margin of a token's choice, in selection scores", YScale: page.Log,
-		Series: []page.Series{{Name: "median token"}, {Name: "token of the lowest tenth"}, {Name: "token of the lowest hundredth"}, {Name: "closest token"}}}
+	lines := page.Lines{Title: "margins of the routers' choices", XName: "layer",
+		YName: "margin of a token's choice, in selection scores", YScale: page.Log,
+		Series: []page.Series{{Name: "median token"}, {Name: "token of the lowest tenth"},
+			{Name: "token of the lowest hundredth"}, {Name: "closest token"}}}
 	scored := false
 	for _, l := range r.Layers {
 		if l.Margins == nil || l.Margins.Tokens == 0 {

@@ -30,9 +30,9 @@ type Forward struct {
 // pieceTokens is how many tokens run at once: whole sequences with so many tokens together, or one longer sequence.
 const pieceTokens = 1024
 
-// OfForward runs the decoder, in float32 and float32 sums, as far as the last selected layer, one layer at a time: on all
-// tokens, whose hidden states stay in memory, in pieces of whole sequences. A gate whose score is not a number is an
-// error. Prediction layers are not run.
+// OfForward runs the decoder, in float32 and float32 sums, as far as the last selected layer, one layer at a time: on
+// all tokens, whose hidden states stay in memory, in pieces of whole sequences. A gate whose score is not a number is
+// an error. Prediction layers are not run.
 func OfForward(ctx context.Context, f Forward, o Options) (*Report, error) {
 	c := f.Model.Config
 	layers := Layers(c)
@@ -67,8 +67,9 @@ func (f *Forward) run(ctx context.Context, r *Report, o Options, layers int) err
 	defer plain.Close(nil)
 	var nets []*model.Network[*model.Activation]
 	for _, piece := range pieces(f.Input, cmp.Or(f.atOnce, pieceTokens)) {
-		nets = append(nets, &model.Network[*model.Activation]{Model: f.Model, Input: piece, Options: options, Arithmetic: plain,
-			Trace: &pieceTrace{run, piece, nil}})
+		nets = append(nets, &model.Network[*model.Activation]{Model: f.Model, Input: piece, Options: options,
+			Arithmetic: plain,
+			Trace:      &pieceTrace{run, piece, nil}})
 	}
 	if err := model.Decode(ctx, layers, nets); err != nil {
 		return err
@@ -181,7 +182,8 @@ func (t *pieceTrace) rows(tally *layerTally, name string, f func(row int, ids []
 			continue
 		}
 		if err := f(row, t.ids[row*tally.k:(row+1)*tally.k]); err != nil {
-			return fmt.Errorf("%s: %s: token %d of a sequence: %w", text.Quote(t.run.Path), strings.TrimSuffix(name, "."), row%t.in.Seq, err)
+			return fmt.Errorf("%s: %s: token %d of a sequence: %w", text.Quote(t.run.Path), strings.TrimSuffix(name, "."),
+				row%t.in.Seq, err)
 		}
 	}
 	return nil

@@ -274,7 +274,8 @@ func (p *goldenPack) scores(l int) (*model.Activation, error) {
 			return nil, err
 		}
 	}
-	return model.Choose(p.Config, gate, &model.Activation{Shape: info.Shape, Values: values, DType: info.DType}).Scores, nil
+	return model.Choose(p.Config, gate, &model.Activation{Shape: info.Shape, Values: values,
+		DType: info.DType}).Scores, nil
 }
 
 // bias finds the bias of a layer's gate.

@@ -17,7 +17,7 @@ import (
 // Report is which routed experts the gates chose for some tokens, in numbers. The numbers hold for these tokens: other
 // tokens may reach an expert that none of these reached.
 type Report struct {
-	Path      string           `json:"path"`                // of the golden pack, the logs or the checkpoint, as the user gave it
+	Path      string           `json:"path"`                // of the pack, the logs or the checkpoint, as the user gave it
 	Source    Source           `json:"source"`              // where the choices are from
 	Reference config.Reference `json:"reference,omitempty"` // FromForward: whose rules the pass followed
 	Tokens    int              `json:"tokens"`              // the most of a layer
@@ -41,15 +41,15 @@ const (
 	FromLogs    Source = "logs"    // logs in the form of ESFT
 )
 
-// Layer is the routing of one layer. T is Tokens, n_e the tokens that chose expert e, and p_e = n_e / (T·k) their share of
-// all choices. "uniform" is the expectation if every token chose k of the N experts by lot.
+// Layer is the routing of one layer. T is Tokens, n_e the tokens that chose expert e, and p_e = n_e / (T·k) their share
+// of all choices. "uniform" is the expectation if every token chose k of the N experts by lot.
 type Layer struct {
-	Layer            int      `json:"layer"`             // number in the model; from num_hidden_layers on, of a prediction layer
+	Layer            int      `json:"layer"`             // in the model; from num_hidden_layers on a prediction layer
 	Tokens           int      `json:"tokens"`            // that its gate routed, padding left out
 	Entropy          float64  `json:"entropy"`           // -Σ p_e·ln p_e, in nats, to 12 decimals
 	MaxEntropy       float64  `json:"max_entropy"`       // ln N, if all experts have equal shares; to 12 decimals
 	MaxVio           float64  `json:"maxvio"`            // max_e n_e / (T·k/N) - 1, arXiv 2408.15664
-	CV               float64  `json:"cv"`                // √(Σ (n_e - T·k/N)² / N) / (T·k/N), the loads' coefficient of variation
+	CV               float64  `json:"cv"`                // √(Σ (n_e - T·k/N)² / N) / (T·k/N), of the loads
 	CVUniform        float64  `json:"cv_uniform"`        // √((1 - k/N) / (T·k/N)), the same of choices by lot
 	Unreached        []int    `json:"unreached"`         // experts that none of these tokens was routed to, ascending
 	UnreachedUniform float64  `json:"unreached_uniform"` // N·(1 - k/N)^T, how many of choices by lot; to 12 decimals
@@ -173,7 +173,8 @@ func (r *Report) Sheet() *text.Sheet {
 	case ByPair:
 		return r.pairSheet()
 	}
-	s := text.NewSheet(">layer", ">tokens", ">entropy", ">max_entropy", ">maxvio", ">cv", ">cv_uniform", ">unreached", ">unreached_uniform",
+	s := text.NewSheet(">layer", ">tokens", ">entropy", ">max_entropy", ">maxvio", ">cv", ">cv_uniform", ">unreached",
+		">unreached_uniform",
 		">mass", ">margin_min", ">margin_q01", ">margin_median", ">ties", ">below")
 	for _, l := range r.Layers {
 		s.Row(l.Layer, l.Tokens, l.Entropy, l.MaxEntropy, l.MaxVio, l.CV, l.CVUniform, len(l.Unreached), l.UnreachedUniform,
@@ -223,8 +224,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	for _, l := range r.Layers {
 		if l.Margins != nil && l.Margins.Below > 0 {
-			lines = append(lines, fmt.Sprintf("model.layers.%d: the scores would choose other experts for %s: rounding decided, "+
-				"or the config is another model's", l.Layer, text.Plural(l.Margins.Below, "token")))
+			lines = append(lines, fmt.Sprintf("model.layers.%d: the scores would choose other experts for %s: "+
+				"rounding decided, or the config is another model's", l.Layer, text.Plural(l.Margins.Below, "token")))
 		}
 	}
 	for _, m := range r.Missing {

@@ -23,7 +23,8 @@ type layerTally struct {
 
 // newTally returns the tally of a layer whose gate weights, and selection scores, are known or not.
 func newTally(layer, experts, k int, weighed, scored bool) *layerTally {
-	t := &layerTally{layer: layer, experts: experts, k: k, counts: make([]int, experts), pairs: make([]uint32, experts*(experts-1)/2),
+	t := &layerTally{layer: layer, experts: experts, k: k, counts: make([]int, experts),
+		pairs:  make([]uint32, experts*(experts-1)/2),
 		scored: scored, lastToken: make([]int, experts)}
 	if weighed {
 		t.mass = make([]float64, experts)
@@ -94,7 +95,8 @@ func (t *layerTally) score(ids []int, scores []float32) error {
 func (t *layerTally) report(o Options) Layer {
 	n, k, tokens := float64(t.experts), float64(t.k), float64(t.tokens)
 	fair := tokens * k / n
-	r := Layer{Layer: t.layer, Tokens: t.tokens, MaxEntropy: decimals(math.Log(n)), Unreached: []int{}, Experts: []Expert{},
+	r := Layer{Layer: t.layer, Tokens: t.tokens, MaxEntropy: decimals(math.Log(n)), Unreached: []int{},
+		Experts:   []Expert{},
 		CVUniform: math.Sqrt((1 - k/n) / fair), UnreachedUniform: decimals(n * math.Pow(1-k/n, tokens)),
 		Margins: t.marginReport(), Pairs: t.pairReport(o)}
 	squares := 0.0

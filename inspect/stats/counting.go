@@ -81,7 +81,8 @@ func (s *counting) take(name string, w *weights.Weight) {
 		g = &group{name: name, patterns: map[tensor.DType]*[halves]int64{}}
 		s.byName[name], s.groups = g, append(s.groups, g)
 	}
-	x := &countedWeight{Weight: w, firstPart: len(g.parts), byPattern: s.decoded[w.DType] != nil && w.Len() >= patternsFrom}
+	x := &countedWeight{Weight: w, firstPart: len(g.parts), byPattern: s.decoded[w.DType] != nil &&
+		w.Len() >= patternsFrom}
 	g.list = append(g.list, x)
 	g.jobsLeft += x.jobs()
 	s.Expect(w.Bytes())

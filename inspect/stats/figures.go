@@ -61,7 +61,8 @@ func (r *Report) TensorFigure() page.Figure {
 			c.Mark(row, kind)
 		}
 	}
-	return c.Heatmap(page.Heatmap{Title: "largest magnitude in each layer's tensors", Name: "largest magnitude", Scale: page.Log,
+	return c.Heatmap(page.Heatmap{Title: "largest magnitude in each layer's tensors", Name: "largest magnitude",
+		Scale:   page.Log,
 		RowName: "layer", ColName: "tensor", MarkName: notFinite, Blank: true})
 }
 

@@ -231,15 +231,15 @@ func (r *HashReport) Sheet() *text.Sheet {
 	switch r.by {
 	case HashTensors:
 		for _, t := range r.Tensors {
-			s.Add(text.Plain(t.Hash), text.Foreign(t.Name))
+			s.Row(t.Hash, text.Foreign(t.Name))
 		}
 	case HashModules:
 		for _, m := range r.Modules {
-			s.Add(text.Plain(m.Hash), text.Foreign(m.Name))
+			s.Row(m.Hash, text.Foreign(m.Name))
 		}
 	}
 	if r.Model != nil {
-		s.Add(text.Plain(*r.Model), text.Plain("(model)"))
+		s.Row(*r.Model, "(model)")
 	}
 	return s
 }

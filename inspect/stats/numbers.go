@@ -16,13 +16,13 @@ type Numbers struct {
 	NaN       int64           `json:"nan"`                 // not a number
 	Infinite  int64           `json:"infinite"`            // +∞ or -∞
 	Zeros     int64           `json:"zeros"`               // 0 or -0
-	BeyondF16 int64           `json:"beyond_f16"`          // finite, but infinite when rounded to F16: of magnitude 65520 or more
+	BeyondF16 int64           `json:"beyond_f16"`          // finite, but infinite in F16: of magnitude 65520 or more
 	Min       *float64        `json:"min"`                 // exact
 	Max       *float64        `json:"max"`                 // exact
 	AbsMax    *float64        `json:"absmax"`              // largest magnitude, exact
 	Mean      *float64        `json:"mean"`                // Σx / n, in float64
 	Std       *float64        `json:"std"`                 // √(Σ(x - mean)² / n), in float64
-	Quantiles []QuantileValue `json:"quantiles,omitempty"` // those that were asked for; empty if there are no finite elements
+	Quantiles []QuantileValue `json:"quantiles,omitempty"` // as asked for; empty if there are no finite elements
 }
 
 // QuantileValue is a quantile: the smallest element x such that at least q·n of the n

@@ -88,7 +88,8 @@ func Compute(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	if o.By == "" {
 		o.By = inspect.ByTensor
 	}
-	r := &Report{Path: w.Path, By: o.By, Tensors: []Tensor{}, Groups: []Group{}, NotCounted: []inspect.NotCounted{}, quantiles: o.Quantiles}
+	r := &Report{Path: w.Path, By: o.By, Tensors: []Tensor{}, Groups: []Group{}, NotCounted: []inspect.NotCounted{},
+		quantiles: o.Quantiles}
 	s := newCounting(ctx, w, o)
 	name := grouping(&w, o.By)
 	for _, x := range list {
@@ -120,7 +121,8 @@ func grouping(w *inspect.Weights, by inspect.Grouping) func(x *weights.Weight) s
 	if by == inspect.ByTensor {
 		return func(x *weights.Weight) string { return x.Name }
 	}
-	group := map[inspect.Grouping]func(at table.Place, name string) string{inspect.ByExpert: expertGroup, inspect.ByLayer: layerGroup}[by]
+	group := map[inspect.Grouping]func(at table.Place, name string) string{inspect.ByExpert: expertGroup,
+		inspect.ByLayer: layerGroup}[by]
 	if by == inspect.ByModule {
 		group = moduleGroups(w.Config)
 	}
@@ -201,27 +203,28 @@ func (r *Report) Sheet() *text.Sheet {
 			if r.By == inspect.ByModule {
 				name = text.Plain(g.Name)
 			}
-			s.Add(append([]text.Cell{name, text.Whole(g.Tensors)}, r.cells(&g.Numbers)...)...)
+			s.Row(name, g.Tensors, r.cells(&g.Numbers))
 		}
 		return s
 	}
-	s := text.NewSheet(slices.Concat([]string{"tensor", "dtype", "shape"}, numbers, []string{">absmax", ">median_row_absmax", ">outlier_rows", "largest_row"})...)
+	rows := []string{">absmax", ">median_row_absmax", ">outlier_rows", "largest_row"}
+	s := text.NewSheet(slices.Concat([]string{"tensor", "dtype", "shape"}, numbers, rows)...)
 	for _, t := range r.Tensors {
-		cells := append([]text.Cell{text.Foreign(t.Name), text.Plain(t.DType.String()), text.Plain(fmt.Sprint(t.Shape))}, r.cells(&t.Numbers)...)
-		s.Add(slices.Concat(cells, []text.Cell{text.Real(t.AbsMax)}, t.Rows.cells())...)
+		s.Row(text.Foreign(t.Name), t.DType, fmt.Sprint(t.Shape), r.cells(&t.Numbers), t.AbsMax, t.Rows.cells())
 	}
 	return s
 }
 
+// cells are those of numbers.
 func (r *Report) cells(n *Numbers) []text.Cell {
 	cells := []text.Cell{text.Whole(n.Elements), text.Real(n.Min), text.Real(n.Max), text.Real(n.Mean), text.Real(n.Std),
 		text.Whole(n.Zeros), text.Whole(n.NaN), text.Whole(n.Infinite), text.Whole(n.BeyondF16)}
 	for i := range r.quantiles {
+		var v *float64
 		if i < len(n.Quantiles) {
-			cells = append(cells, text.Real(&n.Quantiles[i].Value))
-		} else {
-			cells = append(cells, text.Real(nil))
+			v = &n.Quantiles[i].Value
 		}
+		cells = append(cells, text.Real(v))
 	}
 	return cells
 }

@@ -97,7 +97,8 @@ type comparison struct {
 }
 
 func newValueAudit(ctx context.Context, c *inspect.Checkpoint, v Values) *valueAudit {
-	r := &valueAudit{Reading: weights.NewReading(ctx, v.Threads, v.Progress), c: c, v: v, files: c.Holders(), byName: map[string]*read{}}
+	r := &valueAudit{Reading: weights.NewReading(ctx, v.Threads, v.Progress), c: c, v: v, files: c.Holders(),
+		byName: map[string]*read{}}
 	covered := map[string]bool{}
 	if c.Config != nil {
 		for _, w := range weights.New(c.Config, c).All() {
@@ -111,7 +112,8 @@ func newValueAudit(ctx context.Context, c *inspect.Checkpoint, v Values) *valueA
 		case seen[t.Name]:
 			r.twice++
 		case !covered[t.Name]: // without a config, or fused experts that cannot be taken apart
-			r.take(&weights.Weight{Info: tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}, Place: table.PlaceOf(c.Config, t.Name), Stored: t.Name})
+			r.take(&weights.Weight{Info: tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape},
+				Place: table.PlaceOf(c.Config, t.Name), Stored: t.Name})
 		}
 		seen[t.Name] = true
 	}

@@ -20,8 +20,9 @@ func (r *valueAudit) findings() (found []inspect.Finding) {
 		silent := dead[expertOf(w)]
 		found = append(found, r.about(w, silent)...)
 		if module, isLast := strings.CutSuffix(w.Name, "."+string(table.DownProj)+".weight"); silent && isLast {
-			found = append(found, inspect.Finding{Kind: inspect.Value, Tensor: module, Cause: "every weight of the expert is zero",
-				Hint: "padding, or an expert that a conversion lost: tokens that are sent to it get nothing"})
+			found = append(found, inspect.Finding{Kind: inspect.Value, Tensor: module,
+				Cause: "every weight of the expert is zero",
+				Hint:  "padding, or an expert that a conversion lost: tokens that are sent to it get nothing"})
 		}
 	}
 	found = append(found, r.aboutHead()...)
@@ -42,14 +43,16 @@ func (r *valueAudit) aboutHead() []inspect.Finding {
 	default:
 		return nil
 	}
-	return []inspect.Finding{{Kind: inspect.Value, File: r.files[head], Tensor: head, Cause: differs + ", though tie_word_embeddings is true",
-		Hint: "readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"}}
+	return []inspect.Finding{{Kind: inspect.Value, File: r.files[head], Tensor: head,
+		Cause: differs + ", though tie_word_embeddings is true",
+		Hint:  "readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"}}
 }
 
 // about says what was found in a weight; silent leaves out that all of it is zero.
 func (r *valueAudit) about(w *read, silent bool) (found []inspect.Finding) {
 	add := func(kind inspect.Kind, hint, cause string, args ...any) {
-		found = append(found, inspect.Finding{Kind: kind, File: r.files[w.Name], Tensor: w.Name, Cause: fmt.Sprintf(cause, args...), Hint: hint})
+		found = append(found, inspect.Finding{Kind: kind, File: r.files[w.Name], Tensor: w.Name,
+			Cause: fmt.Sprintf(cause, args...), Hint: hint})
 	}
 	a, n := &w.found, w.Len()
 	if w.err != nil {
@@ -60,7 +63,8 @@ func (r *valueAudit) about(w *read, silent bool) (found []inspect.Finding) {
 	}
 	switch {
 	case a.Infinite > 0 && w.DType == tensor.F8E4M3:
-		add(inspect.Value, "a float32 cannot hold the product of code and scale", "%d of %d values are infinite with their scales", a.Infinite, n)
+		add(inspect.Value, "a float32 cannot hold the product of code and scale",
+			"%d of %d values are infinite with their scales", a.Infinite, n)
 	case a.Infinite > 0:
 		add(inspect.Value, "", "%d of %d values are infinite", a.Infinite, n)
 	}
@@ -85,7 +89,8 @@ func (r *valueAudit) about(w *read, silent bool) (found []inspect.Finding) {
 
 // aboutPart returns what was found in a part of a file.
 func (r *valueAudit) aboutPart(p checkedPart) []inspect.Finding {
-	f := inspect.Finding{Kind: inspect.Broken, File: r.c.Files[p.File].Name, Tensor: p.Tensor, Cause: "archive entry " + text.Quote(p.Name)}
+	f := inspect.Finding{Kind: inspect.Broken, File: r.c.Files[p.File].Name, Tensor: p.Tensor,
+		Cause: "archive entry " + text.Quote(p.Name)}
 	switch {
 	case p.err != nil:
 		f.Cause += fmt.Sprintf(" cannot be read: %v", p.err)
@@ -132,7 +137,8 @@ func (r *valueAudit) scope() (checked, not []string) {
 			*list = append(*list, fmt.Sprintf(sentence, args...))
 		}
 	}
-	say(&checked, t.weights, "every value of %s, %s: NaN, infinities, all zero, the range of F16", text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
+	say(&checked, t.weights, "every value of %s, %s: NaN, infinities, all zero, the range of F16",
+		text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
 	say(&checked, t.scales, "the scales of FP8 weights, %s: finite and above 0", text.Plural(t.scales, "tensor"))
 	say(&checked, t.tied, "%s against %s, which it is tied to", head, embedding)
 	say(&checked, t.parts, "%s of archive entries", text.Plural(t.parts, "CRC-32 checksum"))
@@ -140,7 +146,8 @@ func (r *valueAudit) scope() (checked, not []string) {
 	say(&not, t.damaged, "%s of archive entries that cannot be read", text.Plural(t.damaged, "CRC-32 checksum"))
 	say(&not, t.unread, "the values of %s that cannot be read", text.Plural(t.unread, "weight"))
 	say(&not, t.codes, "the range of F16 for %s without usable scales", text.Plural(t.codes, "FP8 weight"))
-	say(&not, len(r.skipped), "the values of %s of dtypes that the model does not compute with", text.Plural(len(r.skipped), "tensor"))
+	say(&not, len(r.skipped), "the values of %s of dtypes that the model does not compute with",
+		text.Plural(len(r.skipped), "tensor"))
 	say(&not, r.twice, "the values of %s that a second file holds too, there", text.Plural(r.twice, "tensor"))
 	say(&not, r.left, "the values of %s that are not selected", text.Plural(r.left, "weight"))
 	if !r.v.Selection.All() {
