@@ -251,17 +251,17 @@ func (r *valueAudit) compare(c *comparison) error {
 	return nil
 }
 
-// multiply counts the numbers of FP8 weights that are infinite, or beyond F16, with their scales. Only
+// multiply counts the numbers of weights with scales that are infinite, or beyond F16. Only
 // weights with a large scale are read again.
 func (r *valueAudit) multiply(again *weights.Reading) {
 	for _, w := range r.weights {
-		if w.DType == tensor.F8E4M3 && w.err == nil && r.scaled(w) {
+		if w.DType.Scaled() && w.err == nil && r.scaled(w) {
 			again.Go(func() error { w.err = r.product(again, w); return nil })
 		}
 	}
 }
 
-// scaled says whether the numbers of an FP8 weight are known.
+// scaled reports whether the numbers of a weight with scales are known.
 func (r *valueAudit) scaled(w *read) bool {
 	if w.Scales == nil || w.CheckScales() != nil {
 		return false
@@ -270,20 +270,17 @@ func (r *valueAudit) scaled(w *read) bool {
 	return s != nil && s.err == nil
 }
 
-// largestE4M3 is the largest number of F8_E4M3, beyondF16 the first that is infinite in F16.
-const (
-	largestE4M3 = 448
-	beyondF16   = 65520
-)
+// beyondF16 is the first number that is infinite in F16.
+const beyondF16 = 65520
 
-// product counts the products in F32 of an FP8 weight and its scales, if some may be beyond F16.
+// product counts the products in F32 of codes and their scales, if some may be beyond F16.
 func (r *valueAudit) product(again *weights.Reading, w *read) error {
-	large := false
+	large, largest := false, w.DType.Form().Largest
 	for scales, err := range again.Numbers(r.v.Reader, w.Scales, 0, int64(w.Scales.Len())) {
 		if err != nil {
 			return err
 		}
-		large = large || slices.ContainsFunc(scales, func(s float32) bool { return max(s, -s)*largestE4M3 >= beyondF16 })
+		large = large || slices.ContainsFunc(scales, func(s float32) bool { return max(s, -s)*largest >= beyondF16 })
 	}
 	if !large {
 		return nil

@@ -9,7 +9,6 @@ import (
 
 	"dsmoe/inspect"
 	"dsmoe/model/table"
-	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
@@ -62,7 +61,7 @@ func (r *valueAudit) about(w *read, silent bool) (found []inspect.Finding) {
 		add(inspect.Value, "", "%d of %d values are NaN", a.NaN, n)
 	}
 	switch {
-	case a.Infinite > 0 && w.DType == tensor.F8E4M3:
+	case a.Infinite > 0 && w.DType.Scaled():
 		add(inspect.Value, "a float32 cannot hold the product of code and scale",
 			"%d of %d values are infinite with their scales", a.Infinite, n)
 	case a.Infinite > 0:
@@ -71,7 +70,8 @@ func (r *valueAudit) about(w *read, silent bool) (found []inspect.Finding) {
 	switch {
 	case w.IsScales():
 		if w.notPositive > 0 {
-			add(inspect.Value, "the scales of FP8 weights are above 0", "%d of %d scales are 0 or below", w.notPositive, n)
+			add(inspect.Value, fmt.Sprintf("the scales of %s weights are above 0", r.scaledForm()),
+				"%d of %d scales are 0 or below", w.notPositive, n)
 		}
 		return found
 	case n > 0 && !a.Nonzero && w.err == nil && !silent:
@@ -139,13 +139,14 @@ func (r *valueAudit) scope() (checked, not []string) {
 	}
 	say(&checked, t.weights, "every value of %s, %s: NaN, infinities, all zero, the range of F16",
 		text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
-	say(&checked, t.scales, "the scales of FP8 weights, %s: finite and above 0", text.Plural(t.scales, "tensor"))
+	say(&checked, t.scales, "the scales of %s weights, %s: finite and above 0", r.scaledForm(),
+		text.Plural(t.scales, "tensor"))
 	say(&checked, t.tied, "%s against %s, which it is tied to", head, embedding)
 	say(&checked, t.parts, "%s of archive entries", text.Plural(t.parts, "CRC-32 checksum"))
 
 	say(&not, t.damaged, "%s of archive entries that cannot be read", text.Plural(t.damaged, "CRC-32 checksum"))
 	say(&not, t.unread, "the values of %s that cannot be read", text.Plural(t.unread, "weight"))
-	say(&not, t.codes, "the range of F16 for %s without usable scales", text.Plural(t.codes, "FP8 weight"))
+	say(&not, t.codes, "the range of F16 for %s without usable scales", text.Plural(t.codes, r.scaledForm()+" weight"))
 	say(&not, len(r.skipped), "the values of %s of dtypes that the model does not compute with",
 		text.Plural(len(r.skipped), "tensor"))
 	say(&not, r.twice, "the values of %s that a second file holds too, there", text.Plural(r.twice, "tensor"))
@@ -165,6 +166,16 @@ type tally struct {
 	bytes                                  int64 // of the weights
 }
 
+// scaledForm returns the name of the stored form of the weights that have scales; "" if none has.
+func (r *valueAudit) scaledForm() string {
+	for _, w := range r.weights {
+		if w.DType.Scaled() {
+			return w.DType.Form().Name
+		}
+	}
+	return ""
+}
+
 func (r *valueAudit) tally() (t tally) {
 	for _, w := range r.weights {
 		if w.err != nil {
@@ -176,7 +187,7 @@ func (r *valueAudit) tally() (t tally) {
 		if w.IsScales() {
 			t.scales++
 		}
-		if w.DType == tensor.F8E4M3 && !r.scaled(w) {
+		if w.DType.Scaled() && !r.scaled(w) {
 			t.codes++
 		}
 	}
