@@ -14,7 +14,7 @@ import (
 type Weights struct {
 	Path     string                  // of the checkpoint, as the user gave it
 	Config   *config.Config          // its config.json
-	List     []*weights.Weight       // all of them, as model.Ordered has them
+	List     []*weights.Weight       // all of them, as weights.Set.Ordered has them
 	Reader   weights.ReaderAt        // of the stored tensors
 	Threads  int                     // workers that read at once; 0 is one per processor
 	Progress func(done, total int64) // called, one call at a time, with bytes read and bytes expected; may be nil
@@ -38,7 +38,7 @@ const (
 	ByTensor Grouping = "tensor" // one tensor
 	ByExpert Grouping = "expert" // the matrices of a routed expert, or of a layer's shared experts
 	ByLayer  Grouping = "layer"  // the weights of a layer, or of a module outside the layers
-	ByModule Grouping = "module" // a model.Module over all layers
+	ByModule Grouping = "module" // a table.Module over all layers
 )
 
 // NotCounted is a selected tensor that has no numbers.

@@ -6,7 +6,8 @@ import (
 )
 
 // torchNames spells dtypes as torch_dtype of config.json does.
-var torchNames = map[tensor.DType]string{tensor.F64: "float64", tensor.F32: "float32", tensor.F16: "float16", tensor.BF16: "bfloat16"}
+var torchNames = map[tensor.DType]string{
+	tensor.F64: "float64", tensor.F32: "float32", tensor.F16: "float16", tensor.BF16: "bfloat16"}
 
 // TorchDType returns torch_dtype as a dtype. A config without one means F32, the
 // type in which PyTorch creates weights.

@@ -3,8 +3,8 @@ package table
 // familyV3 is the table of DeepSeek-V3 and R1 (model_type "deepseek_v3").
 var familyV3 = Family{
 	ModelType: "deepseek_v3",
-	Rows: latentRows(Row{"model.layers.{l}.mlp.gate.e_score_correction_bias", Router, EScoreCorrectionBias, moe, []Dim{routed},
-		stored("blk.{l}.exp_probs_b.bias")}),
+	Rows: latentRows(Row{"model.layers.{l}.mlp.gate.e_score_correction_bias", Router, EScoreCorrectionBias,
+		moe, []Dim{routed}, stored("blk.{l}.exp_probs_b.bias")}),
 	Ignored: familyV1.Ignored,
 	// A multi-token prediction layer is a decoder layer with these beside it. It
 	// predicts the token after the next, which the model's logits do not depend on.

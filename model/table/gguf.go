@@ -28,9 +28,11 @@ type GGUFPiece struct {
 
 // Order is which elements of a weight a tensor has.
 type Order struct {
-	Shape []int        // of the tensor, outermost first
-	First int64        // the first element of the weight that View counts from
-	View  *tensor.View // which elements, in which order; with several pieces, of each place along the first axis first one piece, then the next
+	Shape []int // of the tensor, outermost first
+	First int64 // the first element of the weight that View counts from
+	// View is which elements, in which order. The pieces of a weight that has several take turns
+	// along the first axis.
+	View *tensor.View
 }
 
 // Order returns what the piece has of a weight of that shape.
@@ -59,26 +61,35 @@ func rotated(name string, heads Dim) GGUF {
 			width = int64(shape[1])
 		}
 		half := int64(shape[0]) / n / 2
-		return Order{Shape: shape, View: &tensor.View{Shape: []int64{n, half, 2, width}, Stride: []int64{2 * half * width, width, half * width, 1}}}
+		return Order{Shape: shape, View: view([]int64{n, half, 2, width}, 2*half*width, width, half*width, 1)}
 	}}}}
+}
+
+func view(shape []int64, stride ...int64) *tensor.View {
+	return &tensor.View{Shape: shape, Stride: stride}
+}
+
+// latentSizes are num_attention_heads, qk_nope_head_dim, v_head_dim and kv_lora_rank.
+func latentSizes(c *config.Config) (heads, nope, value, rank int64) {
+	return int64(c.NumAttentionHeads), int64(c.QKNopeHeadDim), int64(c.VHeadDim), int64(c.KVLoraRank)
 }
 
 // latentKeys has of kv_b_proj the rows that make keys, those of each head transposed:
 // [heads, kv_lora_rank, qk_nope_head_dim].
 func latentKeys(name string) GGUFPiece {
 	return GGUFPiece{name, func(c *config.Config, _ []int) Order {
-		heads, nope, value, rank := c.NumAttentionHeads, c.QKNopeHeadDim, c.VHeadDim, c.KVLoraRank
-		return Order{Shape: []int{heads, rank, nope},
-			View: &tensor.View{Shape: []int64{int64(heads), int64(rank), int64(nope)}, Stride: []int64{int64((nope + value) * rank), 1, int64(rank)}}}
+		heads, nope, value, rank := latentSizes(c)
+		return Order{Shape: []int{int(heads), int(rank), int(nope)},
+			View: view([]int64{heads, rank, nope}, (nope+value)*rank, 1, rank)}
 	}}
 }
 
 // latentValues has of kv_b_proj the rows that make values: [heads, v_head_dim, kv_lora_rank].
 func latentValues(name string) GGUFPiece {
 	return GGUFPiece{name, func(c *config.Config, _ []int) Order {
-		heads, nope, value, rank := c.NumAttentionHeads, c.QKNopeHeadDim, c.VHeadDim, c.KVLoraRank
-		return Order{Shape: []int{heads, value, rank}, First: int64(nope * rank),
-			View: &tensor.View{Shape: []int64{int64(heads), int64(value), int64(rank)}, Stride: []int64{int64((nope + value) * rank), int64(rank), 1}}}
+		heads, nope, value, rank := latentSizes(c)
+		return Order{Shape: []int{int(heads), int(value), int(rank)}, First: nope * rank,
+			View: view([]int64{heads, value, rank}, (nope+value)*rank, rank, 1)}
 	}}
 }
 

@@ -27,7 +27,7 @@ func (s Slot) Tensors(c *config.Config, d tensor.DType) []tensor.Info {
 	return s.Form(c).Tensors(s.Name, s.Shape, d, c.Quantization.Block)
 }
 
-// Excepted says whether modules_to_not_convert lists the weight's module.
+// Excepted reports whether modules_to_not_convert lists the weight's module.
 func (s Slot) Excepted(c *config.Config) bool {
 	return c.StaysUnquantised(strings.TrimSuffix(s.Name, ".weight"))
 }

@@ -72,21 +72,21 @@ func (f *Family) AbsentMTP(c *config.Config, has func(name string) bool) (layers
 	return layers
 }
 
-// Notes are what a reader of a checkpoint of c should know though it is no mistake: that
-// prediction layers which c announces are not there. Without them a model computes the
-// same.
+// Notes names the prediction layers that c announces and a checkpoint lacks. That is no mistake:
+// without them a model computes the same.
 func (f *Family) Notes(c *config.Config, has func(name string) bool) []string {
-	absent := f.AbsentMTP(c, has)
-	switch len(absent) {
-	case 0:
+	absent, n := f.AbsentMTP(c, has), c.NumNextNPredictLayers
+	if len(absent) == 0 {
 		return nil
-	case c.NumNextNPredictLayers:
-		return []string{fmt.Sprintf("num_nextn_predict_layers is %d, but there are no tensors of multi-token prediction layers", c.NumNextNPredictLayers)}
 	}
-	return []string{fmt.Sprintf("num_nextn_predict_layers is %d, but there are no tensors of multi-token prediction layers %s",
-		c.NumNextNPredictLayers, text.Ranges(absent))}
+	which := ""
+	if len(absent) < n {
+		which = " " + text.Ranges(absent)
+	}
+	return []string{fmt.Sprintf("num_nextn_predict_layers is %d, "+
+		"but there are no tensors of multi-token prediction layers%s", n, which)}
 }
 
-// Copied says whether the weight is a prediction layer's own copy of one of the main
+// Copied reports whether the weight is a prediction layer's own copy of one of the main
 // model's, which takes its place. A checkpoint may leave it out.
 func (r *Row) Copied() bool { return r.When == copied }

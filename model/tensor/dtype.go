@@ -98,7 +98,7 @@ func (d DType) Block() (elements, bytes int) {
 	return dtypes[d].elements, dtypes[d].bytes
 }
 
-// Blocked says whether the elements of d lie in blocks that hold their own scales. A row,
+// Blocked reports whether the elements of d lie in blocks that hold their own scales. A row,
 // the last axis, is a whole number of them, and no element can be had without its block.
 func (d DType) Blocked() bool { return Q4_0 <= d && d <= MXFP4 }
 
@@ -119,11 +119,11 @@ func (d DType) Elements(n int64) int64 {
 	return n / int64(bytes) * int64(elements)
 }
 
-// Casts says whether elements of d can be cast to any other dtype that casts: F32, F16
+// Casts reports whether elements of d can be cast to any other dtype that casts: F32, F16
 // and BF16.
 func (d DType) Casts() bool { return d == F32 || d == F16 || d == BF16 }
 
-// Integer says whether d holds integers or truth values, which a cast of weights leaves
+// Integer reports whether d holds integers or truth values, which a cast of weights leaves
 // as they are.
 func (d DType) Integer() bool { return I64 <= d && d <= Bool }
 

@@ -115,7 +115,8 @@ func (k *checker) check(s table.Slot) {
 		k.checkScaled(s, w)
 	default:
 		if _, ok := w.DType.Format(); !ok {
-			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with F32, F16, BF16, F8_E4M3 and the blocks of GGUF", w.DType))
+			const usable = "F32, F16, BF16, F8_E4M3 and the blocks of GGUF"
+			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with %s", w.DType, usable))
 		} else if _, err := tensor.Size(w.DType, w.Shape); err != nil {
 			k.wrong(s, w, err.Error())
 		}

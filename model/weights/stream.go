@@ -93,7 +93,8 @@ func (s *Stream) dequantise() error {
 		return fmt.Errorf("%s: %w", text.Quote(scales.Name), err)
 	}
 	var err error
-	s.scales, err = tensor.Tensor{DType: scales.DType, Shape: []int{last - first + 1, width}, Data: s.grid}.Float32s(s.scales[:0])
+	rows := tensor.Tensor{DType: scales.DType, Shape: []int{last - first + 1, width}, Data: s.grid}
+	s.scales, err = rows.Float32s(s.scales[:0])
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ type Source interface {
 type Unviewed interface {
 	Source
 	ReaderAt
-	// HasView says whether the named tensor can be viewed, and all that can at once. The
+	// HasView reports whether the named tensor can be viewed, and all that can at once. The
 	// answer does not change.
 	HasView(name string) bool
 	// Room says why n bytes cannot be read into memory; nil if they can.
@@ -126,10 +126,10 @@ type ScalesError struct {
 // Name returns the name of the scales, whether or not they are missing.
 func (e *ScalesError) Name() string { return e.Weight.Name + e.Weight.DType.Form().Parts[0] }
 
-// Missing says whether there are no scales.
+// Missing reports whether there are no scales.
 func (e *ScalesError) Missing() bool { return e.Weight.Scales == nil }
 
-// Misshapen says whether there are scales, of another shape.
+// Misshapen reports whether there are scales, of another shape.
 func (e *ScalesError) Misshapen() bool {
 	return !e.Missing() && !slices.Equal(e.Weight.Scales.Shape, e.Want)
 }
@@ -326,10 +326,10 @@ func (s *Set) All() []*Weight { return s.list }
 // Find returns the weight of that name, nil if there is none.
 func (s *Set) Find(name string) *Weight { return s.byName[name] }
 
-// Has says whether there is a weight of that name, be it in one of the Misfits.
+// Has reports whether there is a weight of that name, be it in one of the Misfits.
 func (s *Set) Has(name string) bool { return s.Find(name) != nil || s.InMisfit(name) }
 
-// InMisfit says whether a weight that Find does not know is held by one of the Misfits.
+// InMisfit reports whether a weight that Find does not know is held by one of the Misfits.
 // Whoever tells of those need not call it missing.
 func (s *Set) InMisfit(name string) bool {
 	p := s.family.Place(name)

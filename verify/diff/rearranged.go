@@ -330,13 +330,16 @@ const maxMoved = 8
 // lines says what is elsewhere, for a reader.
 func (r *Rearranged) lines() (lines []string) {
 	if n := len(r.Experts); n > 0 {
-		lines = append(lines, fmt.Sprintf("%s.experts: %s renumbered: %s; %s", text.Quote(r.Module), text.Plural(n, "expert"), moves(r.Experts), r.consequence()))
+		lines = append(lines, fmt.Sprintf("%s.experts: %s renumbered: %s; %s",
+			text.Quote(r.Module), text.Plural(n, "expert"), moves(r.Experts), r.consequence()))
 	}
 	if n := len(r.Rows); n > 0 {
-		lines = append(lines, fmt.Sprintf("%s.gate: %s renumbered: %s; %s", text.Quote(r.Module), text.Plural(n, "row"), moves(r.Rows), r.consequence()))
+		lines = append(lines, fmt.Sprintf("%s.gate: %s renumbered: %s; %s",
+			text.Quote(r.Module), text.Plural(n, "row"), moves(r.Rows), r.consequence()))
 	}
 	if len(r.Exchanged) > 0 {
-		lines = append(lines, fmt.Sprintf("%s: gate_proj and up_proj are exchanged in B", text.Quote(exchangedName(r.Exchanged))))
+		name := text.Quote(exchangedName(r.Exchanged))
+		lines = append(lines, fmt.Sprintf("%s: gate_proj and up_proj are exchanged in B", name))
 	}
 	return lines
 }

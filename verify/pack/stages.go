@@ -139,7 +139,8 @@ func IsLossOrGradient(name string) bool {
 
 // IsStageGradient says whether a tensor of a pack is the gradient of a stage, not of a weight.
 func IsStageGradient(name string) bool {
-	return strings.HasSuffix(name, Grad) && !strings.HasSuffix(name, ".weight"+Grad) && !strings.HasSuffix(name, ".bias"+Grad)
+	of, ok := strings.CutSuffix(name, Grad)
+	return ok && !strings.HasSuffix(of, ".weight") && !strings.HasSuffix(of, ".bias")
 }
 
 // IsProbe reports whether a stage is of a probe: what it gave, or what goes on inside.
