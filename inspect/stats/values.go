@@ -16,43 +16,43 @@ import (
 	"dsmoe/model/weights"
 )
 
-// Values is what AuditValues reads weights with.
+// Values says how AuditValues reads weights.
 type Values struct {
 	Reader weights.ReaderAt // of the stored tensors
 	// ReadFile fills dst with bytes of a weight file, an index in Checkpoint.Files, for Parts.
 	ReadFile  func(file int, dst []byte, offset int64) error
-	Parts     []Part                  // what the files say of their own bytes
-	Selection inspect.Selection       // weights that are read; Parts only with all of them
-	Threads   int                     // that read at once; 0 is one per processor
-	Progress  func(done, total int64) // told of bytes that were read, one call at a time; nil is nobody
+	Parts     []Part                  // runs of bytes with checksums
+	Selection inspect.Selection       // weights to read; Parts are read only if all weights are
+	Threads   int                     // workers that read at once; 0 is one per processor
+	Progress  func(done, total int64) // called, one call at a time, with bytes read and bytes expected; may be nil
 }
 
-// Part is a run of bytes of a weight file, and their checksum as the file has it.
+// Part is a run of bytes of a weight file, with the checksum that the file has for it.
 type Part struct {
 	File   int    // index in Checkpoint.Files
 	Name   string // of the part: an entry of an archive
-	Tensor string // the first tensor in it; "" if none is
+	Tensor string // the first tensor in it; "" if there is none
 	Offset int64  // of the first byte in the file
 	Size   int64  // in bytes
 	CRC32  uint32 // of the bytes
 }
 
-// AuditValues is Audit, and reads every weight. What cannot be read is a finding; an error
-// says that ctx ended.
+// AuditValues is header.Audit, and reads every weight. What cannot be read is a finding; the error says that ctx
+// ended.
 func AuditValues(ctx context.Context, c *inspect.Checkpoint, v Values) (*header.AuditReport, error) {
-	r := newValueAudit(ctx, c, v)
-	r.readAll()
-	if err := r.Wait(); err != nil {
+	x := newValueAudit(ctx, c, v)
+	x.readAll()
+	if err := x.Wait(); err != nil {
 		return nil, err
 	}
 	again := weights.NewReading(ctx, v.Threads, nil)
-	r.multiply(again)
+	x.multiplyAll(again)
 	if err := again.Wait(); err != nil {
 		return nil, err
 	}
 	a := header.Audit(c)
-	a.Add(r.findings()...)
-	checked, not := r.scope()
+	a.Add(x.findings()...)
+	checked, not := x.scope()
 	a.Checked, a.NotChecked = append(a.Checked, checked...), append(a.NotChecked[:len(a.NotChecked)-1], not...)
 	return a, nil
 }
@@ -60,87 +60,85 @@ func AuditValues(ctx context.Context, c *inspect.Checkpoint, v Values) (*header.
 // valueAudit is the state of one AuditValues run.
 type valueAudit struct {
 	*weights.Reading
-	c       *inspect.Checkpoint
-	v       Values
-	files   map[string]string // of tensors: see holders
-	weights []*read           // in the order of the files
-	byName  map[string]*read
-	twice   int     // tensors that a second file holds too
-	skipped []*read // of dtypes that are not looked into
-	left    int     // weights that are not selected
-	parts   []checkedPart
-	tied    *comparison // lm_head against embed_tokens; nil if there is nothing to compare
+	*inspect.Checkpoint
+	Values
+	holders    map[string]string // see Checkpoint.Holders
+	weights    []*audited        // in the order of the files
+	byName     map[string]*audited
+	duplicates int // tensors that a second file holds too
+	skipped    int // weights of dtypes that the model does not compute with
+	unselected int // weights
+	sums       []checksum
+	tied       *comparison // of lm_head with embed_tokens; nil if they are not tied, or cannot be compared
 
-	mu sync.Mutex // guards what is found in the weights
+	mu sync.Mutex // guards the counts of weights
 }
 
-// read is one weight: what was found in it.
-type read struct {
+// audited is one weight and what is odd in it.
+type audited struct {
 	*weights.Weight
-	found       tensor.Anomalies
+	tensor.Anomalies
 	notPositive int64 // scales that are 0 or below
 	err         error // of reading it
 }
 
-// checkedPart is a Part and what was found.
-type checkedPart struct {
+// checksum is a Part and the checksum of its bytes.
+type checksum struct {
 	Part
-	got uint32
-	err error
+	actual uint32
+	err    error
 }
 
 // comparison is the values of two weights.
 type comparison struct {
-	a, b      *read
+	a, b      *audited
 	different int64
 	err       error
 }
 
 func newValueAudit(ctx context.Context, c *inspect.Checkpoint, v Values) *valueAudit {
-	r := &valueAudit{Reading: weights.NewReading(ctx, v.Threads, v.Progress), c: c, v: v, files: c.Holders(),
-		byName: map[string]*read{}}
+	x := &valueAudit{Reading: weights.NewReading(ctx, v.Threads, v.Progress), Checkpoint: c, Values: v,
+		holders: c.Holders(), byName: map[string]*audited{}}
 	covered := map[string]bool{}
 	if c.Config != nil {
 		for _, w := range weights.New(c.Config, c).All() {
-			r.take(w)
+			x.take(w)
 			covered[w.Stored] = true
 		}
 	}
 	seen := map[string]bool{}
-	for _, t := range c.List() {
+	for t := range c.Tensors() {
 		switch {
 		case seen[t.Name]:
-			r.twice++
+			x.duplicates++
 		case !covered[t.Name]: // without a config, or fused experts that cannot be taken apart
-			r.take(&weights.Weight{Info: tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape},
-				Place: table.PlaceOf(c.Config, t.Name), Stored: t.Name})
+			x.take(&weights.Weight{Info: t, Place: table.PlaceOf(c.Config, t.Name), Stored: t.Name})
 		}
 		seen[t.Name] = true
 	}
 	if v.Selection.All() {
 		for _, p := range v.Parts {
-			r.parts = append(r.parts, checkedPart{Part: p})
-			r.Expect(p.Size)
+			x.sums = append(x.sums, checksum{Part: p})
+			x.Expect(p.Size)
 		}
 	}
-	r.tie()
-	return r
+	x.tie()
+	return x
 }
 
-// take adds a weight to what is read.
-func (r *valueAudit) take(w *weights.Weight) {
-	x := &read{Weight: w}
-	if !r.v.Selection.Has(w.Name) {
-		r.left++
+// take adds a weight to those that are read.
+func (x *valueAudit) take(w *weights.Weight) {
+	if !x.Selection.Has(w.Name) {
+		x.unselected++
 		return
 	}
 	if _, ok := w.DType.Format(); !ok {
-		r.skipped = append(r.skipped, x)
+		x.skipped++
 		return
 	}
-	r.weights = append(r.weights, x)
-	r.byName[w.Name] = x
-	r.Expect(w.Bytes())
+	a := &audited{Weight: w}
+	x.weights, x.byName[w.Name] = append(x.weights, a), a
+	x.Expect(w.Bytes())
 }
 
 // The tensors that tie_word_embeddings makes one.
@@ -149,39 +147,39 @@ const (
 	head      = "lm_head.weight"
 )
 
-// tie prepares the comparison of a stored head that is said to be the embedding.
-func (r *valueAudit) tie() {
-	a, b := r.byName[embedding], r.byName[head]
-	if r.isTied() && a != nil && b != nil && slices.Equal(a.Shape, b.Shape) && a.DType.Casts() && b.DType.Casts() {
-		r.tied = &comparison{a: a, b: b}
-		r.Expect(b.Bytes())
+// tie prepares the comparison of a stored head with the embedding that the config ties it to.
+func (x *valueAudit) tie() {
+	a, b := x.byName[embedding], x.byName[head]
+	if x.isTied() && a != nil && b != nil && slices.Equal(a.Shape, b.Shape) && a.DType.Casts() && b.DType.Casts() {
+		x.tied = &comparison{a: a, b: b}
+		x.Expect(b.Bytes())
 	}
 }
 
-// isTied says whether the config makes head and embedding one.
-func (r *valueAudit) isTied() bool { return r.c.Config != nil && r.c.Config.TieWordEmbeddings }
+// isTied reports whether the config makes head and embedding one.
+func (x *valueAudit) isTied() bool { return x.Config != nil && x.Config.TieWordEmbeddings }
 
-// readAll reads everything once. What cannot be read is kept where it belongs.
-func (r *valueAudit) readAll() {
-	for _, w := range r.weights {
+// readAll reads everything once. Errors are kept with the weights, the sums and the comparison.
+func (x *valueAudit) readAll() {
+	for _, w := range x.weights {
 		for at, n := range w.Jobs() {
-			r.Go(func() error { r.count(w, at, n); return nil })
+			x.Go(func() error { x.count(w, at, n); return nil })
 		}
 	}
-	for i := range r.parts {
-		r.Go(func() error { r.sum(&r.parts[i]); return nil })
+	for i := range x.sums {
+		x.Go(func() error { x.sums[i].err = x.sum(&x.sums[i]); return nil })
 	}
-	if r.tied != nil {
-		r.Go(func() error { r.tied.err = r.compare(r.tied); return nil })
+	if x.tied != nil {
+		x.Go(func() error { x.tied.err = x.compare(x.tied); return nil })
 	}
 }
 
 // count counts what is odd in n elements of a weight from at on.
-func (r *valueAudit) count(w *read, at, n int64) {
+func (x *valueAudit) count(w *audited, at, n int64) {
 	var found tensor.Anomalies
 	var notPositive int64
 	var failed error
-	for tile, err := range r.Bytes(r.v.Reader, w.Weight, at, n) {
+	for tile, err := range x.Bytes(x.Reader, w.Weight, at, n) {
 		if failed = err; err != nil {
 			break
 		}
@@ -190,21 +188,18 @@ func (r *valueAudit) count(w *read, at, n int64) {
 			notPositive += countNotPositive(tile, w.DType)
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	w.found.Merge(found)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	w.Merge(found)
 	w.notPositive += notPositive
 	if w.err == nil {
 		w.err = failed
 	}
 }
 
-// countNotPositive counts the numbers that are 0 or below.
+// countNotPositive counts the numbers that are 0 or below. d has a format.
 func countNotPositive(data []byte, d tensor.DType) (n int64) {
-	values, err := tensor.Tensor{DType: d, Shape: []int{int(d.Elements(int64(len(data))))}, Data: data}.Float32s(nil)
-	if err != nil {
-		return 0 // take asked for a format
-	}
+	values, _ := tensor.Tensor{DType: d, Shape: []int{int(d.Elements(int64(len(data))))}, Data: data}.Float32s(nil)
 	for _, v := range values {
 		if v <= 0 {
 			n++
@@ -214,36 +209,34 @@ func countNotPositive(data []byte, d tensor.DType) (n int64) {
 }
 
 // sum computes the checksum of a part.
-func (r *valueAudit) sum(p *checkedPart) {
+func (x *valueAudit) sum(p *checksum) error {
 	buffer := make([]byte, weights.TileBytes)
-	for at := int64(0); at < p.Size && !r.Ended(); {
+	for at := int64(0); at < p.Size && !x.Ended(); {
 		tile := buffer[:min(weights.TileBytes, p.Size-at)]
-		if p.err = r.v.ReadFile(p.File, tile, p.Offset+at); p.err != nil {
-			return
+		if err := x.ReadFile(p.File, tile, p.Offset+at); err != nil {
+			return err
 		}
-		p.got = crc32.Update(p.got, crc32.IEEETable, tile)
+		p.actual = crc32.Update(p.actual, crc32.IEEETable, tile)
 		at += int64(len(tile))
-		r.Done(int64(len(tile)))
+		x.Done(int64(len(tile)))
 	}
+	return nil
 }
 
 // compare counts the different elements of two weights of one shape.
-func (r *valueAudit) compare(c *comparison) error {
-	a, b := weights.NewStream(r.v.Reader, c.a.Weight), weights.NewStream(r.v.Reader, c.b.Weight)
-	for _, err := range r.Tiles(0, int64(c.a.Len()), weights.TileElements, b, a) {
+func (x *valueAudit) compare(c *comparison) error {
+	at, stream := int64(0), weights.NewStream(x.Reader, c.a.Weight)
+	for b, err := range x.Numbers(x.Reader, c.b.Weight, 0, int64(c.b.Len())) {
 		if err != nil {
 			return err
 		}
-		x, err := a.Values()
+		a, err := stream.Part(at, len(b))
 		if err != nil {
 			return err
 		}
-		y, err := b.Values()
-		if err != nil {
-			return err
-		}
-		for i := range y {
-			if x[i] != y[i] && (x[i] == x[i] || y[i] == y[i]) {
+		at += int64(len(b))
+		for i := range b {
+			if a[i] != b[i] && (a[i] == a[i] || b[i] == b[i]) {
 				c.different++
 			}
 		}
@@ -251,49 +244,49 @@ func (r *valueAudit) compare(c *comparison) error {
 	return nil
 }
 
-// multiply counts the numbers of weights with scales that are infinite, or beyond F16. Only
-// weights with a large scale are read again.
-func (r *valueAudit) multiply(again *weights.Reading) {
-	for _, w := range r.weights {
-		if w.DType.Scaled() && w.err == nil && r.scaled(w) {
-			again.Go(func() error { w.err = r.product(again, w); return nil })
-		}
-	}
-}
-
-// scaled reports whether the numbers of a weight with scales are known.
-func (r *valueAudit) scaled(w *read) bool {
-	if w.Scales == nil || w.CheckScales() != nil {
-		return false
-	}
-	s := r.byName[w.Scales.Name]
-	return s != nil && s.err == nil
-}
-
 // beyondF16 is the first number that is infinite in F16.
 const beyondF16 = 65520
 
-// product counts the products in F32 of codes and their scales, if some may be beyond F16.
-func (r *valueAudit) product(again *weights.Reading, w *read) error {
-	large, largest := false, w.DType.Form().Largest
-	for scales, err := range again.Numbers(r.v.Reader, w.Scales, 0, int64(w.Scales.Len())) {
+// multiplyAll counts the numbers of weights with scales that are infinite, or beyond F16, once they are multiplied.
+func (x *valueAudit) multiplyAll(again *weights.Reading) {
+	for _, w := range x.weights {
+		if w.DType.Scaled() && w.err == nil && x.hasNumbers(w) {
+			again.Go(func() error { w.err = x.multiply(again, w); return nil })
+		}
+	}
+}
+
+// hasNumbers reports whether the scales of a weight were read and can be used.
+func (x *valueAudit) hasNumbers(w *audited) bool {
+	if w.Scales == nil || w.CheckScales() != nil {
+		return false
+	}
+	s := x.byName[w.Scales.Name]
+	return s != nil && s.err == nil
+}
+
+// multiply counts the products in F32 of a weight and its scales. It reads the weight only if some product may be
+// beyond F16.
+func (x *valueAudit) multiply(again *weights.Reading, w *audited) error {
+	large, most := false, w.DType.Form().Largest
+	for scales, err := range again.Numbers(x.Reader, w.Scales, 0, int64(w.Scales.Len())) {
 		if err != nil {
 			return err
 		}
-		large = large || slices.ContainsFunc(scales, func(s float32) bool { return max(s, -s)*largest >= beyondF16 })
+		large = large || slices.ContainsFunc(scales, func(s float32) bool { return max(s, -s)*most >= beyondF16 })
 	}
 	if !large {
 		return nil
 	}
-	for values, err := range again.Numbers(r.v.Reader, w.Weight, 0, int64(w.Len())) {
+	for values, err := range again.Numbers(x.Reader, w.Weight, 0, int64(w.Len())) {
 		if err != nil {
 			return err
 		}
 		for _, v := range values {
 			if v-v != 0 && v == v {
-				w.found.Infinite++
+				w.Infinite++
 			} else if max(v, -v) >= beyondF16 {
-				w.found.BeyondF16++
+				w.BeyondF16++
 			}
 		}
 	}

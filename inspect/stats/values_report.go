@@ -1,6 +1,6 @@
 package stats
 
-// What reading the values of the weights has found, and what of them was looked at.
+// The findings about the values of the weights, and which values were checked.
 
 import (
 	"fmt"
@@ -13,89 +13,97 @@ import (
 )
 
 // findings returns what was found: weights in the order of the files, then what concerns several of them.
-func (r *valueAudit) findings() (found []inspect.Finding) {
-	dead := r.deadExperts()
-	for _, w := range r.weights {
-		silent := dead[expertOf(w)]
-		found = append(found, r.about(w, silent)...)
-		if module, isLast := strings.CutSuffix(w.Name, "."+string(table.DownProj)+".weight"); silent && isLast {
+func (x *valueAudit) findings() (found []inspect.Finding) {
+	dead := x.deadExperts()
+	for _, w := range x.weights {
+		isDead := dead[expertOf(w)]
+		found = append(found, x.about(w, isDead)...)
+		if module, isLast := strings.CutSuffix(w.Name, "."+string(table.DownProj)+".weight"); isDead && isLast {
 			found = append(found, inspect.Finding{Kind: inspect.Value, Tensor: module,
 				Cause: "every weight of the expert is zero",
 				Hint:  "padding, or an expert that a conversion lost: tokens that are sent to it get nothing"})
 		}
 	}
-	found = append(found, r.aboutHead()...)
-	for _, p := range r.parts {
-		found = append(found, r.aboutPart(p)...)
+	found = append(found, x.aboutHead()...)
+	for i := range x.sums {
+		found = append(found, x.aboutSum(&x.sums[i])...)
 	}
 	return found
 }
 
-// aboutHead says how a stored head differs from the embedding that it is said to be.
-func (r *valueAudit) aboutHead() []inspect.Finding {
-	differs, t := "", r.tied
-	switch a, b := r.byName[embedding], r.byName[head]; {
+// aboutHead returns the finding about a stored head that differs from the embedding that it is tied to.
+func (x *valueAudit) aboutHead() []inspect.Finding {
+	differs, t := "", x.tied
+	switch a, b := x.byName[embedding], x.byName[head]; {
 	case t != nil && t.err == nil && t.different > 0:
 		differs = fmt.Sprintf("%d of %d values are not those of %s", t.different, t.b.Len(), embedding)
-	case r.isTied() && a != nil && b != nil && !slices.Equal(a.Shape, b.Shape):
+	case x.isTied() && a != nil && b != nil && !slices.Equal(a.Shape, b.Shape):
 		differs = fmt.Sprintf("shape %v, but %s has %v", b.Shape, embedding, a.Shape)
 	default:
 		return nil
 	}
-	return []inspect.Finding{{Kind: inspect.Value, File: r.files[head], Tensor: head,
+	return []inspect.Finding{{Kind: inspect.Value, File: x.holders[head], Tensor: head,
 		Cause: differs + ", though tie_word_embeddings is true",
 		Hint:  "readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"}}
 }
 
-// about says what was found in a weight; silent leaves out that all of it is zero.
-func (r *valueAudit) about(w *read, silent bool) (found []inspect.Finding) {
+// about returns the findings about a weight. For a weight of a dead expert it leaves out that all of it is zero.
+func (x *valueAudit) about(w *audited, isDead bool) (found []inspect.Finding) {
+	n, form := w.Len(), w.DType.Form()
 	add := func(kind inspect.Kind, hint, cause string, args ...any) {
-		found = append(found, inspect.Finding{Kind: kind, File: r.files[w.Name], Tensor: w.Name,
+		found = append(found, inspect.Finding{Kind: kind, File: x.holders[w.Name], Tensor: w.Name,
 			Cause: fmt.Sprintf(cause, args...), Hint: hint})
 	}
-	a, n := &w.found, w.Len()
 	if w.err != nil {
 		add(inspect.Broken, "what was read of the tensor is counted all the same", "cannot be read: %v", w.err)
 	}
-	if a.NaN > 0 {
-		add(inspect.Value, "", "%d of %d values are NaN", a.NaN, n)
+	if w.NaN > 0 {
+		add(inspect.Value, "", "%d of %d values are NaN", w.NaN, n)
 	}
 	switch {
-	case a.Infinite > 0 && w.DType.Scaled():
+	case w.Infinite > 0 && w.DType == form.Codes:
 		add(inspect.Value, "a float32 cannot hold the product of code and scale",
-			"%d of %d values are infinite with their scales", a.Infinite, n)
-	case a.Infinite > 0:
-		add(inspect.Value, "", "%d of %d values are infinite", a.Infinite, n)
+			"%d of %d values are infinite with their scales", w.Infinite, n)
+	case w.Infinite > 0:
+		add(inspect.Value, "", "%d of %d values are infinite", w.Infinite, n)
 	}
-	switch {
-	case w.IsScales():
+	if w.IsScales() {
 		if w.notPositive > 0 {
-			add(inspect.Value, fmt.Sprintf("the scales of %s weights are above 0", r.scaledForm()),
-				"%d of %d scales are 0 or below", w.notPositive, n)
+			hint := fmt.Sprintf("the scales of %s weights are above 0", x.formOf(w))
+			add(inspect.Value, hint, "%d of %d scales are 0 or below", w.notPositive, n)
 		}
 		return found
-	case n > 0 && !a.Nonzero && w.err == nil && !silent:
+	}
+	if n > 0 && !w.Nonzero && w.err == nil && !isDead {
 		kind, hint := inspect.Value, "lost in a conversion, or never trained"
 		if strings.HasSuffix(w.Name, "bias") {
 			kind, hint = inspect.Note, "as biases are before training"
 		}
 		add(kind, hint, "every value is zero")
 	}
-	if a.BeyondF16 > 0 {
-		add(inspect.Note, "a cast to F16 makes them infinite", "%d of %d values are beyond the range of F16", a.BeyondF16, n)
+	if w.BeyondF16 > 0 {
+		add(inspect.Note, "a cast to F16 makes them infinite", "%d of %d values are beyond the range of F16", w.BeyondF16, n)
 	}
 	return found
 }
 
-// aboutPart returns what was found in a part of a file.
-func (r *valueAudit) aboutPart(p checkedPart) []inspect.Finding {
-	f := inspect.Finding{Kind: inspect.Broken, File: r.c.Files[p.File].Name, Tensor: p.Tensor,
+// formOf returns the name of the stored form of the weight that scales belong to.
+func (x *valueAudit) formOf(scales *audited) string {
+	if w := x.byName[scales.Owner()]; w != nil {
+		return w.DType.Form().Name
+	}
+	return "scaled"
+}
+
+// aboutSum returns the finding about a checksum that is wrong, or could not be computed.
+func (x *valueAudit) aboutSum(p *checksum) []inspect.Finding {
+	f := inspect.Finding{Kind: inspect.Broken, File: x.Files[p.File].Name, Tensor: p.Tensor,
 		Cause: "archive entry " + text.Quote(p.Name)}
 	switch {
 	case p.err != nil:
 		f.Cause += fmt.Sprintf(" cannot be read: %v", p.err)
-	case p.got != p.CRC32:
-		f.Cause += fmt.Sprintf(": CRC-32 is %08x, but the archive says %08x", p.got, p.CRC32)
+	case p.actual != p.CRC32:
+		f.Cause += fmt.Sprintf(": CRC-32 is %08x, but the archive says %08x", p.actual, p.CRC32)
 		f.Hint = "bytes are damaged: fetch the file again; or torch was told to write no checksums"
 	default:
 		return nil
@@ -103,21 +111,24 @@ func (r *valueAudit) aboutPart(p checkedPart) []inspect.Finding {
 	return []inspect.Finding{f}
 }
 
-// expertOf returns the layer and the number of the routed expert that a weight belongs to; -1 if it is none's.
-func expertOf(w *read) (expert [2]int) {
+// expertOf returns the layer and the number of the routed expert that a weight belongs to; -1 outside the experts.
+func expertOf(w *audited) [2]int {
 	if w.Expert >= 0 && w.Owner() == w.Name {
 		return [2]int{w.Layer, w.Expert}
 	}
 	return [2]int{-1, -1}
 }
 
+// matrices is the number of an expert's weights: gate_proj, up_proj and down_proj.
+const matrices = 3
+
 // deadExperts returns the routed experts all of whose weights were read and are zero.
-func (r *valueAudit) deadExperts() map[[2]int]bool {
+func (x *valueAudit) deadExperts() map[[2]int]bool {
 	zero, alive := map[[2]int]int{}, map[[2]int]bool{{-1, -1}: true}
-	for _, w := range r.weights {
+	for _, w := range x.weights {
 		expert := expertOf(w)
 		zero[expert]++
-		alive[expert] = alive[expert] || w.found.Nonzero || w.err != nil || w.Len() == 0
+		alive[expert] = alive[expert] || w.Nonzero || w.err != nil || w.Len() == 0
 	}
 	dead := map[[2]int]bool{}
 	for expert, n := range zero {
@@ -126,58 +137,15 @@ func (r *valueAudit) deadExperts() map[[2]int]bool {
 	return dead
 }
 
-// matrices is the number of an expert's weights: gate_proj, up_proj and down_proj.
-const matrices = 3
-
-// scope says what was looked at, and what was not.
-func (r *valueAudit) scope() (checked, not []string) {
-	t := r.tally()
-	say := func(list *[]string, n int, sentence string, args ...any) {
-		if n > 0 {
-			*list = append(*list, fmt.Sprintf(sentence, args...))
-		}
-	}
-	say(&checked, t.weights, "every value of %s, %s: NaN, infinities, all zero, the range of F16",
-		text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
-	say(&checked, t.scales, "the scales of %s weights, %s: finite and above 0", r.scaledForm(),
-		text.Plural(t.scales, "tensor"))
-	say(&checked, t.tied, "%s against %s, which it is tied to", head, embedding)
-	say(&checked, t.parts, "%s of archive entries", text.Plural(t.parts, "CRC-32 checksum"))
-
-	say(&not, t.damaged, "%s of archive entries that cannot be read", text.Plural(t.damaged, "CRC-32 checksum"))
-	say(&not, t.unread, "the values of %s that cannot be read", text.Plural(t.unread, "weight"))
-	say(&not, t.codes, "the range of F16 for %s without usable scales", text.Plural(t.codes, r.scaledForm()+" weight"))
-	say(&not, len(r.skipped), "the values of %s of dtypes that the model does not compute with",
-		text.Plural(len(r.skipped), "tensor"))
-	say(&not, r.twice, "the values of %s that a second file holds too, there", text.Plural(r.twice, "tensor"))
-	say(&not, r.left, "the values of %s that are not selected", text.Plural(r.left, "weight"))
-	if !r.v.Selection.All() {
-		say(&not, len(r.v.Parts), "checksums of archive entries: not all weights are selected")
-	}
-	say(&not, t.hidden, "the values in files whose headers cannot be read")
-	say(&not, t.untied, "%s against %s: they cannot be compared", head, embedding)
-	return checked, not
-}
-
-// tally is how many of each were looked at, or not.
+// tally is how many weights, scales and checksums were checked, or not.
 type tally struct {
-	weights, scales, tied, parts           int
-	damaged, unread, codes, hidden, untied int
-	bytes                                  int64 // of the weights
+	weights, scales, sums         int
+	unread, withoutScales, broken int
+	bytes                         int64 // of the weights
 }
 
-// scaledForm returns the name of the stored form of the weights that have scales; "" if none has.
-func (r *valueAudit) scaledForm() string {
-	for _, w := range r.weights {
-		if w.DType.Scaled() {
-			return w.DType.Form().Name
-		}
-	}
-	return ""
-}
-
-func (r *valueAudit) tally() (t tally) {
-	for _, w := range r.weights {
+func (x *valueAudit) tally() (t tally) {
+	for _, w := range x.weights {
 		if w.err != nil {
 			t.unread++
 			continue
@@ -187,24 +155,44 @@ func (r *valueAudit) tally() (t tally) {
 		if w.IsScales() {
 			t.scales++
 		}
-		if w.DType.Scaled() && !r.scaled(w) {
-			t.codes++
+		if w.DType.Scaled() && !x.hasNumbers(w) {
+			t.withoutScales++
 		}
 	}
-	for _, p := range r.parts {
-		if p.err != nil {
-			t.damaged++
+	for i := range x.sums {
+		if x.sums[i].err != nil {
+			t.broken++
 		} else {
-			t.parts++
+			t.sums++
 		}
-	}
-	if r.tied != nil && r.tied.err == nil {
-		t.tied = 1
-	} else if r.isTied() && r.files[head] != "" && r.v.Selection.Has(head) && r.v.Selection.Has(embedding) {
-		t.untied = 1
-	}
-	if !r.c.Complete() {
-		t.hidden = 1
 	}
 	return t
+}
+
+// scope returns which values were checked, and which were not.
+func (x *valueAudit) scope() (checked, not []string) {
+	t := x.tally()
+	say := func(list *[]string, is bool, sentence string, args ...any) {
+		if is {
+			*list = append(*list, fmt.Sprintf(sentence, args...))
+		}
+	}
+	compared := x.tied != nil && x.tied.err == nil
+	say(&checked, t.weights > 0, "every value of %s, %s: NaN, infinities, all zero, the range of F16",
+		text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
+	say(&checked, t.scales > 0, "the scales of FP8 weights, %s: finite and above 0", text.Plural(t.scales, "tensor"))
+	say(&checked, compared, "%s against %s, which it is tied to", head, embedding)
+	say(&checked, t.sums > 0, "%s of archive entries", text.Plural(t.sums, "CRC-32 checksum"))
+
+	say(&not, t.broken > 0, "%s of archive entries that cannot be read", text.Plural(t.broken, "CRC-32 checksum"))
+	say(&not, t.unread > 0, "the values of %s that cannot be read", text.Plural(t.unread, "weight"))
+	say(&not, t.withoutScales > 0, "the range of F16 for %s without usable scales", text.Plural(t.withoutScales, "FP8 weight"))
+	say(&not, x.skipped > 0, "the values of %s of dtypes that the model does not compute with", text.Plural(x.skipped, "tensor"))
+	say(&not, x.duplicates > 0, "the values of %s that a second file holds too, there", text.Plural(x.duplicates, "tensor"))
+	say(&not, x.unselected > 0, "the values of %s that are not selected", text.Plural(x.unselected, "weight"))
+	say(&not, len(x.Parts) > 0 && !x.Selection.All(), "checksums of archive entries: not all weights are selected")
+	say(&not, !x.Complete(), "the values in files whose headers cannot be read")
+	say(&not, !compared && x.isTied() && x.holders[head] != "" && x.Selection.Has(head) && x.Selection.Has(embedding),
+		"%s against %s: they cannot be compared", head, embedding)
+	return checked, not
 }
