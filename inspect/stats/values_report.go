@@ -49,7 +49,7 @@ func (x *valueAudit) aboutHead() []inspect.Finding {
 
 // about returns the findings about a weight. For a weight of a dead expert it leaves out that all of it is zero.
 func (x *valueAudit) about(w *audited, isDead bool) (found []inspect.Finding) {
-	n, form := w.Len(), w.DType.Form()
+	n := w.Len()
 	add := func(kind inspect.Kind, hint, cause string, args ...any) {
 		found = append(found, inspect.Finding{Kind: kind, File: x.holders[w.Name], Tensor: w.Name,
 			Cause: fmt.Sprintf(cause, args...), Hint: hint})
@@ -61,7 +61,7 @@ func (x *valueAudit) about(w *audited, isDead bool) (found []inspect.Finding) {
 		add(inspect.Value, "", "%d of %d values are NaN", w.NaN, n)
 	}
 	switch {
-	case w.Infinite > 0 && w.DType == form.Codes:
+	case w.Infinite > 0 && w.DType.Scaled():
 		add(inspect.Value, "a float32 cannot hold the product of code and scale",
 			"%d of %d values are infinite with their scales", w.Infinite, n)
 	case w.Infinite > 0:
@@ -69,8 +69,8 @@ func (x *valueAudit) about(w *audited, isDead bool) (found []inspect.Finding) {
 	}
 	if w.IsScales() {
 		if w.notPositive > 0 {
-			hint := fmt.Sprintf("the scales of %s weights are above 0", x.formOf(w))
-			add(inspect.Value, hint, "%d of %d scales are 0 or below", w.notPositive, n)
+			add(inspect.Value, fmt.Sprintf("the scales of %s weights are above 0", x.scaledForm()),
+				"%d of %d scales are 0 or below", w.notPositive, n)
 		}
 		return found
 	}
@@ -87,12 +87,14 @@ func (x *valueAudit) about(w *audited, isDead bool) (found []inspect.Finding) {
 	return found
 }
 
-// formOf returns the name of the stored form of the weight that scales belong to.
-func (x *valueAudit) formOf(scales *audited) string {
-	if w := x.byName[scales.Owner()]; w != nil {
-		return w.DType.Form().Name
+// scaledForm returns the name of the stored form of the weights that have scales; "" if none has.
+func (x *valueAudit) scaledForm() string {
+	for _, w := range x.weights {
+		if w.DType.Scaled() {
+			return w.DType.Form().Name
+		}
 	}
-	return "scaled"
+	return ""
 }
 
 // aboutSum returns the finding about a checksum that is wrong, or could not be computed.
@@ -180,13 +182,14 @@ func (x *valueAudit) scope() (checked, not []string) {
 	compared := x.tied != nil && x.tied.err == nil
 	say(&checked, t.weights > 0, "every value of %s, %s: NaN, infinities, all zero, the range of F16",
 		text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
-	say(&checked, t.scales > 0, "the scales of FP8 weights, %s: finite and above 0", text.Plural(t.scales, "tensor"))
+	say(&checked, t.scales > 0, "the scales of %s weights, %s: finite and above 0", x.scaledForm(), text.Plural(t.scales, "tensor"))
 	say(&checked, compared, "%s against %s, which it is tied to", head, embedding)
 	say(&checked, t.sums > 0, "%s of archive entries", text.Plural(t.sums, "CRC-32 checksum"))
 
 	say(&not, t.broken > 0, "%s of archive entries that cannot be read", text.Plural(t.broken, "CRC-32 checksum"))
 	say(&not, t.unread > 0, "the values of %s that cannot be read", text.Plural(t.unread, "weight"))
-	say(&not, t.withoutScales > 0, "the range of F16 for %s without usable scales", text.Plural(t.withoutScales, "FP8 weight"))
+	say(&not, t.withoutScales > 0, "the range of F16 for %s without usable scales",
+		text.Plural(t.withoutScales, x.scaledForm()+" weight"))
 	say(&not, x.skipped > 0, "the values of %s of dtypes that the model does not compute with", text.Plural(x.skipped, "tensor"))
 	say(&not, x.duplicates > 0, "the values of %s that a second file holds too, there", text.Plural(x.duplicates, "tensor"))
 	say(&not, x.unselected > 0, "the values of %s that are not selected", text.Plural(x.unselected, "weight"))
