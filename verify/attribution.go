@@ -30,16 +30,16 @@ func (a *attribution[V]) weights(x V) []string { return slices.Sorted(maps.Keys(
 // checked forgets the weights of x: they took part in a checked stage.
 func (a *attribution[V]) checked(x V) { delete(a.sets, x) }
 
-// like gives y the weights of x, and returns it.
-func (a *attribution[V]) like(y, x V) V {
+// inherit gives y the weights of x, and returns it.
+func (a *attribution[V]) inherit(y, x V) V {
 	a.sets[y] = a.sets[x]
 	return y
 }
 
-// join gives y the weights of all operands, and returns it.
-func (a *attribution[V]) join(y V, operands ...V) V {
+// union gives y the weights of all operands, and returns it.
+func (a *attribution[V]) union(y V, operands ...V) V {
 	if len(operands) == 1 {
-		return a.like(y, operands[0])
+		return a.inherit(y, operands[0])
 	}
 	set := bounds.WeightSet{}
 	for _, x := range operands {
@@ -49,8 +49,8 @@ func (a *attribution[V]) join(y V, operands ...V) V {
 	return y
 }
 
-// with gives y the weights added beside those that it has, and returns it.
-func (a *attribution[V]) with(y V, added ...*model.Weight) V {
+// adding gives y the weights added beside those that it has, and returns it.
+func (a *attribution[V]) adding(y V, added ...*model.Weight) V {
 	set := bounds.WeightSet{}
 	maps.Copy(set, a.sets[y])
 	for _, w := range added {
@@ -64,72 +64,74 @@ func (a *attribution[V]) with(y V, added ...*model.Weight) V {
 
 // Embed gives its result the weight w.
 func (a *attribution[V]) Embed(w *model.Weight, ids []int) V {
-	return a.with(a.Arithmetic.Embed(w, ids), w)
+	return a.adding(a.Arithmetic.Embed(w, ids), w)
 }
 
-// Linear gives its result the weights of x, and those of l.
+// Linear gives its result the weights of x and of l.
 func (a *attribution[V]) Linear(x V, l *model.Linear) V {
-	return a.with(a.like(a.Arithmetic.Linear(x, l), x), &l.Weight, &l.Bias)
+	return a.adding(a.inherit(a.Arithmetic.Linear(x, l), x), &l.Weight, &l.Bias)
 }
 
 // RMSNorm gives its result the weights of x, and weight.
 func (a *attribution[V]) RMSNorm(x V, weight *model.Weight, eps float64) V {
-	return a.with(a.like(a.Arithmetic.RMSNorm(x, weight, eps), x), weight)
+	return a.adding(a.inherit(a.Arithmetic.RMSNorm(x, weight, eps), x), weight)
 }
 
 // Add gives its result the weights of both operands.
-func (a *attribution[V]) Add(x, y V) V { return a.join(a.Arithmetic.Add(x, y), x, y) }
+func (a *attribution[V]) Add(x, y V) V { return a.union(a.Arithmetic.Add(x, y), x, y) }
 
 // SwiGLU gives its result the weights of both operands.
-func (a *attribution[V]) SwiGLU(gate, up V) V { return a.join(a.Arithmetic.SwiGLU(gate, up), gate, up) }
+func (a *attribution[V]) SwiGLU(gate, up V) V {
+	return a.union(a.Arithmetic.SwiGLU(gate, up), gate, up)
+}
 
 // Softmax gives its result the weights of x.
-func (a *attribution[V]) Softmax(x V) V { return a.like(a.Arithmetic.Softmax(x), x) }
+func (a *attribution[V]) Softmax(x V) V { return a.inherit(a.Arithmetic.Softmax(x), x) }
 
 // Float32 gives its result the weights of x.
-func (a *attribution[V]) Float32(x V) V { return a.like(a.Arithmetic.Float32(x), x) }
+func (a *attribution[V]) Float32(x V) V { return a.inherit(a.Arithmetic.Float32(x), x) }
 
 // Reshape gives its result the weights of x.
 func (a *attribution[V]) Reshape(x V, shape ...int) V {
-	return a.like(a.Arithmetic.Reshape(x, shape...), x)
+	return a.inherit(a.Arithmetic.Reshape(x, shape...), x)
 }
 
 // Move gives its result the weights of all operands.
 func (a *attribution[V]) Move(m *model.Move, operands ...V) V {
-	return a.join(a.Arithmetic.Move(m, operands...), operands...)
+	return a.union(a.Arithmetic.Move(m, operands...), operands...)
 }
 
 // RoPE gives its result the weights of x.
 func (a *attribution[V]) RoPE(x, cos, sin V, r *model.Rotary) V {
-	return a.like(a.Arithmetic.RoPE(x, cos, sin, r), x)
+	return a.inherit(a.Arithmetic.RoPE(x, cos, sin, r), x)
 }
 
 // Scores gives its result the weights of queries and keys.
 func (a *attribution[V]) Scores(q, k V, first, n int, s *model.Scoring) V {
-	return a.join(a.Arithmetic.Scores(q, k, first, n, s), q, k)
+	return a.union(a.Arithmetic.Scores(q, k, first, n, s), q, k)
 }
 
 // Context gives its result the weights of probabilities and values.
 func (a *attribution[V]) Context(probs, vT V) V {
-	return a.join(a.Arithmetic.Context(probs, vT), probs, vT)
+	return a.union(a.Arithmetic.Context(probs, vT), probs, vT)
 }
 
 // Sigmoid gives its result the weights of x.
-func (a *attribution[V]) Sigmoid(x V) V { return a.like(a.Arithmetic.Sigmoid(x), x) }
+func (a *attribution[V]) Sigmoid(x V) V { return a.inherit(a.Arithmetic.Sigmoid(x), x) }
 
 // AddBias gives the bias to the scores themselves: it decides which of them become the
 // top-k weights. Its result serves the choice of experts only, and has no weights.
 func (a *attribution[V]) AddBias(scores V, bias *model.Weight) V {
-	a.with(scores, bias)
+	a.adding(scores, bias)
 	return a.Arithmetic.AddBias(scores, bias)
 }
 
 // Normalise gives its result the weights of w.
-func (a *attribution[V]) Normalise(w V) V { return a.like(a.Arithmetic.Normalise(w), w) }
+func (a *attribution[V]) Normalise(w V) V { return a.inherit(a.Arithmetic.Normalise(w), w) }
 
 // Scale gives its result the weights of x.
 func (a *attribution[V]) Scale(x V, factor float32) V {
-	return a.like(a.Arithmetic.Scale(x, factor), x)
+	return a.inherit(a.Arithmetic.Scale(x, factor), x)
 }
 
 // Combine gives its result the weights of weight and of the parts. It leaves out the
@@ -139,22 +141,22 @@ func (a *attribution[V]) Combine(weight V, parts []model.Part[V], order config.R
 	operands, numbers := []V{weight}, a.numbers(weight)
 	padded := pack.PaddedTokens(a.in, numbers.Rows())
 	for _, p := range parts {
-		if slices.ContainsFunc(p.Slots, func(slot int) bool { return shows(numbers, padded, slot) }) {
+		if slices.ContainsFunc(p.Slots, func(slot int) bool { return contributes(numbers, padded, slot) }) {
 			operands = append(operands, p.Out)
 		}
 	}
-	return a.join(a.Arithmetic.Combine(weight, parts, order), operands...)
+	return a.union(a.Arithmetic.Combine(weight, parts, order), operands...)
 }
 
-// shows reports whether an expert's output shows in the routed sum of a token: the token, at
+// contributes reports whether an expert's output shows in the routed sum of a token: the token, at
 // this position of topk_idx, is not padding, and the expert's weight is more than a thousandth
 // of the token's largest.
-func shows(weights *model.Activation, padded pack.Padding, slot int) bool {
+func contributes(weights *model.Activation, padded pack.Padding, slot int) bool {
 	token := slot / weights.Width()
 	return !padded.Has(token) && weights.Values[slot] > slices.Max(weights.Row(token))/1000
 }
 
 // AuxLoss gives its result the weights of the scores.
 func (a *attribution[V]) AuxLoss(scores V, idx []int, sequences int, alpha float64) V {
-	return a.like(a.Arithmetic.AuxLoss(scores, idx, sequences, alpha), scores)
+	return a.inherit(a.Arithmetic.AuxLoss(scores, idx, sequences, alpha), scores)
 }

@@ -15,7 +15,7 @@ func TestExpertsOfNoWeightDoNotShow(t *testing.T) {
 	a := &model.Activation{Shape: []int{2, 2}, Values: []float32{1, 0, 0.5, 0.4999}}
 	var seen []bool
 	for slot := range a.Values {
-		seen = append(seen, shows(a, nil, slot), shows(a, pack.Padding{false, true}, slot))
+		seen = append(seen, contributes(a, nil, slot), contributes(a, pack.Padding{false, true}, slot))
 	}
 	require.Equal(t, []bool{true, true, false, false, true, false, true, false}, seen)
 }

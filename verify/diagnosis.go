@@ -124,7 +124,7 @@ func (t *rerun) input() ([]float32, error) {
 // errKnown ends the run of a trial: nothing more has to be seen.
 var errKnown = errors.New("known")
 
-// run runs the trial's layer or head and says whether all stages that are needed pass.
+// run runs the trial's layer or head and reports whether all stages that are needed pass.
 func (t *rerun) run(ctx context.Context, x *diagnose.Trial, needed []string) (passes bool, err error) {
 	f, o := t.failure, *t.o
 	o.Progress, o.FailFast = nil, false
@@ -167,7 +167,7 @@ type witness struct {
 func (w *witness) Stage(name string, x *bounds.Value) error {
 	f := w.failure
 	if name != f.Name && !slices.Contains(w.needed, name) {
-		return w.feed(name, x)
+		return w.substitute(name, x)
 	}
 	if f.Got != nil {
 		if w.proves != nil && name == f.Name && !w.proves(x) {
@@ -179,13 +179,13 @@ func (w *witness) Stage(name string, x *bounds.Value) error {
 		return w.judged(name)
 	}
 	w.keep(x)
-	w.last = nil
+	w.lastDistances = nil
 	err := w.localTrace.Stage(name, x)
-	if w.last != nil && w.last.Finite {
+	if w.lastDistances != nil && w.lastDistances.Finite {
 		for _, row := range f.Rows {
-			f.Beyond = append(f.Beyond, w.last.Rows[row])
+			f.Beyond = append(f.Beyond, w.lastDistances.Rows[row])
 		}
-		f.BeyondColumns = w.last.Columns
+		f.BeyondColumns = w.lastDistances.Columns
 	}
 	return err
 }

@@ -93,6 +93,6 @@ func TestPinnedOnBothSides(t *testing.T) {
 	} {
 		tr := tracerOf(tensor.F32, Options{})
 		tr.routing = report.Routing{Choices: 100, Pinned: pinned}
-		require.Equal(t, want, outcome{tr.run, tr.result}.weak(), fmt.Sprint(pinned))
+		require.Equal(t, want, outcome{tr.run, tr.result}.weakEvidence(), fmt.Sprint(pinned))
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"dsmoe/verify/report"
 )
 
-// The limits of what is held against the error analysis. Measured on right references: at
+// The limits of stages that the error analysis judges. Measured on right references: at
 // most 5.3, 0.75, 1.6, and 0.7 of the column's; 4.7 for a neuron.
 const (
 	tensorRMS = 1 // float32 goldens only, as the two below; of leastRows and more
@@ -43,12 +43,12 @@ func (t *run) factor(stage string) (factor float64, key string) {
 	return factor, key
 }
 
-// matches says whether a stage is named by its whole name, or by what follows a dot in it.
+// matches reports whether name is a stage's whole name, or its part behind a dot.
 func matches(stage, name string) bool { return stage == name || strings.HasSuffix(stage, "."+name) }
 
-// own returns l with the user's factor for the stage on limits of Metrics, and says whose
+// userLimits returns l with the user's factor for the stage on limits of Metrics, and says whose
 // limits they are.
-func (t *run) own(l report.Limits, stage string) report.Limits {
+func (t *run) userLimits(l report.Limits, stage string) report.Limits {
 	factor, key := t.factor(stage)
 	if key == "" {
 		return l
@@ -62,11 +62,11 @@ func (t *run) own(l report.Limits, stage string) report.Limits {
 // gradients, and of chained mode.
 func (t *tracer) metricLimits(name string) report.Limits {
 	if pack.IsLossOrGradient(name) {
-		return t.own(report.Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
+		return t.userLimits(report.Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
 			From: "loss, auxiliary losses and gradients"}, name)
 	}
 	layer, _ := pack.CutLayer(name)
-	return t.own(chainedLimits(t.depth(layer)), name)
+	return t.userLimits(chainedLimits(t.depth(layer)), name)
 }
 
 // fewBits is the least noise of a gradient: its own rounding.
@@ -75,7 +75,7 @@ const fewBits = 0x1p-24
 // noiseLimits returns the limits of a gradient whose noise was measured (golden.py --repeat): the
 // difference of two runs of the reference that sum in other orders. size is the golden's RMS.
 func (t *run) noiseLimits(name string, n pack.Noise, size float64) report.Limits {
-	return t.own(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits), MaxRMS: bounds.Lambda * max(bounds.Ratio(n.MaxAbs, size), fewBits),
+	return t.userLimits(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits), MaxRMS: bounds.Lambda * max(bounds.Ratio(n.MaxAbs, size), fewBits),
 		From: "gradients, end to end: 8 times what another order of sums changes in the reference"}, name)
 }
 
@@ -112,7 +112,7 @@ const chainedCeiling = 2e-5
 // depth counts the layers that were run, one after the other, before layer l: below 0 outside
 // the layers.
 func (t *tracer) depth(l int) int {
-	for _, s := range slices.Backward(t.starts) {
+	for _, s := range slices.Backward(t.begun) {
 		if s.layer <= l && l < len(t.m.Model.Layers) {
 			return l - s.layer
 		}
@@ -145,7 +145,7 @@ func margin(l report.Limits, m bounds.Metrics) float64 {
 // weights', so that they do not average out.
 func roundedRMS(width int) float64 { return math.Sqrt(3) + 4/math.Sqrt(float64(width)) }
 
-// judge sets the verdict of m under l; skip is why there is none.
+// judge sets the verdict of m under l; skip, unless empty, is the reason not to judge.
 func judge(c *report.Check, m bounds.Metrics, l report.Limits, skip string) {
 	if skip != "" {
 		c.Verdict, c.Reason = report.Skipped, skip
@@ -163,8 +163,8 @@ func judge(c *report.Check, m bounds.Metrics, l report.Limits, skip string) {
 	}
 }
 
-// measureCheck records m.
-func measureCheck(c *report.Check, m bounds.Metrics, got, want []float32) {
+// record records m.
+func record(c *report.Check, m bounds.Metrics, got, want []float32) {
 	c.Index = report.Unflatten(m.Worst, c.Shape)
 	c.Got, c.Want = report.Number(got[m.Worst]), report.Number(want[m.Worst])
 	if !m.Finite {
@@ -174,7 +174,7 @@ func measureCheck(c *report.Check, m bounds.Metrics, got, want []float32) {
 	c.BitEqual, c.OneULP, c.WorstRow = report.JSONFloat(m.BitEqual), report.JSONFloat(m.OneULP), m.WorstRow
 }
 
-// unjudged says why a stage is measured but not judged in this mode, if so.
+// unjudged returns why a stage is measured but not judged in this mode; empty if it is judged.
 func (t *run) unjudged(name string) string {
 	if t.o.Mode == report.Local {
 		return ""

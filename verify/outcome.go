@@ -49,8 +49,8 @@ func (t outcome) report() *report.Report {
 	}
 	r.Limits = report.LimitsOf(r.Checks)
 	r.Coverage = t.coverage(r.Checks)
-	r.Scope = t.said(r.Checks)
-	r.Reasons = append(t.gaps(r), t.notFinite...)
+	r.Scope = t.describeScope(r.Checks)
+	r.Reasons = append(t.reasons(r), t.notFinite...)
 	r.Verdict = report.Pass
 	if len(r.Reasons) > 0 {
 		r.Verdict = report.Inconclusive
@@ -82,15 +82,15 @@ func rulesOf(c *config.Config) report.Rules {
 
 // inOrder returns the checks in model order, with a failed one for every golden
 // tensor that the model has no stage for: ahead of its layer's, for the rest of
-// that layer cannot be trusted. What was not looked at, and stages of an expert that
-// got no token, are behind their layer's: the choice of experts says why.
+// that layer cannot be trusted. Stages that were not checked, and stages of an expert that
+// got no token, follow their layer's: the choice of experts explains them.
 func (t outcome) inOrder() []report.Check {
 	checks, behind := []report.Check{}, []report.Check{}
 	for _, name := range slices.Sorted(maps.Keys(t.pack.Manifest.Tensors)) {
 		if t.seen[name] || !t.scope.selects(name) || !pack.IsStage(name) && !t.scope.compares(name) {
 			continue
 		}
-		switch c := t.unseen(name); c.Reason {
+		switch c := t.unmatched(name); c.Reason {
 		case notLookedAt, noToken, noProbes:
 			behind = append(behind, c)
 		default:
@@ -119,15 +119,15 @@ func (t outcome) inOrder() []report.Check {
 	return checks
 }
 
-// predictedNowhere says whether the pack has stages of a prediction layer that was not run:
+// predictedNowhere reports whether the pack has stages of a prediction layer that was not run:
 // one that config.json announces, or that the pack shows to be one.
 func (t outcome) predictedNowhere(layer int) bool {
 	announced := layer < t.m.Config.NumHiddenLayers+t.m.Config.NumNextNPredictLayers
 	return layer >= t.layers() && (announced || t.pack.Has(fmt.Sprintf("model.layers.%d.%s", layer, pack.PredictedFrom)))
 }
 
-// unseen is the check of a golden tensor that the model showed no stage for.
-func (t outcome) unseen(name string) report.Check {
+// unmatched is the check of a golden tensor that the model showed no stage for.
+func (t outcome) unmatched(name string) report.Check {
 	layer, kind := pack.CutLayer(name)
 	c := report.Check{Tensor: name, Verdict: report.Fail, Reason: "the model has no such stage"}
 	switch kind, expert := pack.CutExpert(kind); {
@@ -145,14 +145,14 @@ func (t outcome) unseen(name string) report.Check {
 	return c
 }
 
-// noToken says why stages of a routed expert are not there.
+// noToken is the reason why stages of a routed expert are missing.
 const noToken = "the model gives this expert no token"
 
-// predictionLayer says why stages of a multi-token prediction layer are not checked.
+// predictionLayer is the reason why stages of a multi-token prediction layer are not checked.
 const predictionLayer = "the checkpoint lacks this prediction layer, or one before it"
 
-// gaps says why the run is no pass even if no check failed.
-func (t outcome) gaps(r *report.Report) []string {
+// reasons lists why the run is no pass although no check failed.
+func (t outcome) reasons(r *report.Report) []string {
 	if t.stopped {
 		return []string{fmt.Sprintf("stopped at the first failing stage: %s not looked at", report.CountWere(r.Scope.NotLooked, "golden tensor"))}
 	}
@@ -173,35 +173,35 @@ func (t outcome) gaps(r *report.Report) []string {
 	if n := len(c.WeightsUnchecked); n > 0 && !measured {
 		add(true, "%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0])
 	}
-	reasons = append(reasons, t.unnamed()...)
+	reasons = append(reasons, t.unnamedLayers()...)
 	add(c.WeightsChecked == 0 && !measured, "no weight took part in a checked stage: this proves nothing of the checkpoint")
-	add(c.Experts > 0 && !t.kinds[pack.TopKIdx] && t.chooses(), "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
+	add(c.Experts > 0 && !t.kinds[pack.TopKIdx] && t.choiceMatters(), "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
 	add(t.scope.course.Embedding && !attends(t.in), "no token attends to a different one: attention and RoPE were not exercised")
-	for _, s := range t.starts {
-		add(s.same, "%s is the same for all tokens: attention and RoPE were not exercised", s.name)
+	for _, s := range t.begun {
+		add(s.uniform, "%s is the same for all tokens: attention and RoPE were not exercised", s.name)
 	}
-	add(len(t.zeros) > 0, "%s", firstOf("golden tensors are all zero and prove nothing", t.zeros))
+	add(len(t.zeros) > 0, "%s", countWithFirst("golden tensors are all zero and prove nothing", t.zeros))
 	reasons = append(reasons, configReasons(&t.settings)...)
 	reasons = append(reasons, t.untrained()...)
 	reasons = append(reasons, t.undecided(r.Checks)...)
 	if t.o.Mode == report.Local {
-		reasons = append(reasons, t.weak()...)
+		reasons = append(reasons, t.weakEvidence()...)
 	}
 	return append(reasons, t.seldomReached()...)
 }
 
-// unnamed says which layers have no stage in the pack, without a word in its manifest.
-func (t outcome) unnamed() []string {
+// unnamedLayers reports layers that have no stage in the pack and that its manifest does not name as absent.
+func (t outcome) unnamedLayers() []string {
 	if len(t.scope.absent) == 0 {
 		return nil
 	}
 	return []string{"the pack has no stage of layers " + text.Ranges(t.scope.absent) + ", and its manifest does not name them as absent"}
 }
 
-// chooses says whether the choice of experts matters to what was checked, which it does not to
-// probes, or is absent without a word.
-func (t outcome) chooses() bool {
-	for name := range t.used {
+// choiceMatters reports whether a checked stage depends on the choice of experts, as probes do not, or the
+// manifest does not name the choice as absent.
+func (t outcome) choiceMatters() bool {
+	for name := range t.exercised {
 		w := t.set.Find(name)
 		if w != nil && w.Expert >= 0 && (t.reached[w.Layer][w.Expert] || !t.probed[w.Layer][w.Expert]) {
 			return true
@@ -210,8 +210,8 @@ func (t outcome) chooses() bool {
 	return !slices.Contains(t.pack.Manifest.Absent.Stages, pack.TopKIdx)
 }
 
-// firstOf counts a list, and names its first.
-func firstOf(what string, list []string) string {
+// countWithFirst counts a list, and names its first element.
+func countWithFirst(what string, list []string) string {
 	if len(list) == 0 {
 		return ""
 	}
@@ -229,8 +229,8 @@ func (t outcome) scoresRemedy(blind []string) string {
 // leastPinned is the share of the choices of experts that rounding must not be able to change.
 const leastPinned = 0.9
 
-// weak says where the pack proves little of what was computed.
-func (t outcome) weak() (reasons []string) {
+// weakEvidence lists where the pack proves little about what was computed.
+func (t outcome) weakEvidence() (reasons []string) {
 	if r := &t.routing; float64(r.Pinned) < leastPinned*float64(r.Choices) {
 		reasons = append(reasons, fmt.Sprintf("rounding could change %d of %d choices of experts: what decides them was not checked", r.Choices-r.Pinned, r.Choices))
 	}
@@ -241,7 +241,7 @@ func (t outcome) weak() (reasons []string) {
 		}
 	}
 	if blind != nil {
-		reasons = append(reasons, firstOf("stages may be off by so much for rounding alone that they prove nothing", blind)+t.scoresRemedy(blind))
+		reasons = append(reasons, countWithFirst("stages may be off by so much for rounding alone that they prove nothing", blind)+t.scoresRemedy(blind))
 	}
 	if absent := t.absent(); absent != nil {
 		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+strings.Join(absent, ", "))
@@ -274,21 +274,21 @@ func (t outcome) seldomReached() (reasons []string) {
 			more = "; probes of others are run in local mode only"
 		}
 		maps.Copy(reached, t.reached[l])
-		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(reached) < n && !t.restsExperts(l) {
+		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(reached) < n && !t.expertsAside(l) {
 			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's %s reach %d of %d routed experts%s", l, what, len(reached), n, more))
 		}
 	}
 	return reasons
 }
 
-// restsExperts says whether no routed expert of layer l took part in a checked stage, because
-// of what is absent on purpose or not selected.
-func (t outcome) restsExperts(l int) bool {
+// expertsAside reports whether layer l's routed experts took part only in stages that are absent on purpose or
+// not selected.
+func (t outcome) expertsAside(l int) bool {
 	prefix, aside := pack.StageOf(l, "mlp.experts."), false
 	for name := range t.aside {
 		aside = aside || strings.HasPrefix(name, prefix)
 	}
-	for name := range t.used {
+	for name := range t.exercised {
 		if strings.HasPrefix(name, prefix) {
 			return false
 		}
@@ -296,8 +296,8 @@ func (t outcome) restsExperts(l int) bool {
 	return aside
 }
 
-// untrained says what a training pack lacks: the loss, auxiliary losses, or gradients. It
-// may hold those of some modules only, but then all of them.
+// untrained reports what a training pack lacks: the loss, auxiliary losses, or gradients. A pack
+// may have gradients of some modules only, but then of all their weights.
 func (t outcome) untrained() []string {
 	if t.pack.Manifest.Mode != "train" || t.scope.restricted() {
 		return nil
@@ -326,10 +326,10 @@ func (t outcome) untrained() []string {
 	if names == nil {
 		return nil
 	}
-	return []string{firstOf("weights have no gradient in the pack, though others of their module have", names)}
+	return []string{countWithFirst("weights have no gradient in the pack, though others of their module have", names)}
 }
 
-// undecided says which gradients could not be judged, and what would.
+// undecided lists gradients that could not be judged, and what would decide them.
 func (t outcome) undecided(checks []report.Check) (reasons []string) {
 	of := map[string][]string{}
 	for _, c := range checks {
@@ -342,18 +342,18 @@ func (t outcome) undecided(checks []report.Check) (reasons []string) {
 		remedy = ": local mode decides, by the gradients of stages"
 	}
 	if names := of[undecided]; names != nil {
-		reasons = append(reasons, firstOf("gradients are "+undecided, names)+remedy)
+		reasons = append(reasons, countWithFirst("gradients are "+undecided, names)+remedy)
 	}
 	if names := of[noisy]; names != nil {
-		reasons = append(reasons, firstOf("gradients prove nothing: another order of sums changes them too much in the reference", names)+remedy)
+		reasons = append(reasons, countWithFirst("gradients prove nothing: another order of sums changes them too much in the reference", names)+remedy)
 	}
 	if names := of[localOnly]; names != nil && t.o.Mode == report.Local {
-		reasons = append(reasons, firstOf("gradients of stages were not compared, since the pack has not those of all layers' outputs", names))
+		reasons = append(reasons, countWithFirst("gradients of stages were not compared, since the pack has not those of all layers' outputs", names))
 	}
 	return reasons
 }
 
-// attends says whether some token sees another one, of another id, before it.
+// attends reports whether some token sees an earlier token with another id.
 func attends(in *model.Input) bool {
 	for b := range in.Batch {
 		first := -1
@@ -374,12 +374,11 @@ func (t outcome) anyGradient() bool {
 	return slices.ContainsFunc(t.checks, func(c report.Check) bool { return strings.HasSuffix(c.Tensor, pack.Grad) })
 }
 
-// auxExpected says whether the pack has the auxiliary losses that the config gives rise
-// to.
+// auxExpected reports whether the pack has the auxiliary losses that the config implies.
 func (t outcome) auxExpected() bool {
 	c := t.m.Config
 	return c.NRoutedExperts == 0 || c.AuxLossAlpha == 0 || t.kinds[pack.AuxLoss]
 }
 
-// noProbes says why stages of probes are not checked.
+// noProbes is the reason why stages of probes are not checked.
 const noProbes = "chained mode runs no probes: no layer's output depends on them"

@@ -58,7 +58,7 @@ func (t *tracer) choose(name string, idx []int, tokens, experts int) error {
 	return err
 }
 
-// addLayer adds a layer, with what was counted since before.
+// addLayer adds a layer with the counts since before.
 func addLayer(r *report.Routing, before report.Routing, l report.LayerRouting) {
 	l.Choices, l.Pinned, l.Mismatches = r.Choices-before.Choices, r.Pinned-before.Pinned, r.Mismatches-before.Mismatches
 	l.ExactTies, l.NearTies = r.ExactTies-before.ExactTies, r.NearTies-before.NearTies
@@ -87,18 +87,18 @@ func loads(chosen []int, k, experts int, padded pack.Padding) []int {
 	return load
 }
 
-// reach records the experts whose output shows for some token other than padding, given the
+// markReached records the experts whose output shows for some token other than padding, given the
 // weights of those last chosen.
-func (t *tracer) reach(layer int, weights *model.Activation) {
+func (t *tracer) markReached(layer int, weights *model.Activation) {
 	padded := pack.PaddedTokens(t.in, weights.Rows())
 	for slot, e := range t.chosen {
-		if shows(weights, padded, slot) {
-			notes(t.reached, layer, e)
+		if contributes(weights, padded, slot) {
+			addExpert(t.reached, layer, e)
 		}
 	}
 }
 
-// notRouting says why ids are no choice of k different experts per token, or why there
+// notRouting returns why ids are no choice of k different experts per token, or why there
 // is nothing to compare them by. Scores of padding do not count.
 func notRouting(ids []int, k int, ours *choice, padded pack.Padding) string {
 	experts := ours.Scores.Width()
@@ -110,7 +110,7 @@ func notRouting(ids []int, k int, ours *choice, padded pack.Padding) string {
 	return notExperts(ids, k, experts)
 }
 
-// notExperts says why ids are no choice of k different experts per token.
+// notExperts returns why ids are no choice of k different experts per token.
 func notExperts(ids []int, k, experts int) string {
 	for i, e := range ids {
 		if e < 0 || e >= experts {

@@ -1,8 +1,10 @@
 package verify
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"runtime"
@@ -10,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"dsmoe/config"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -18,9 +21,9 @@ import (
 	"dsmoe/verify/report"
 )
 
-// scan looks for NaNs and infinities in the weights that were not multiplied with, or not
-// all of: experts that no token reached, rows of the embedding, prediction layers that were
-// not run. In the others they would show. Weights of other parts that are not run are left alone.
+// scan looks for NaNs and infinities in weights that no product used whole: experts that no token reached, rows
+// of the embedding, prediction layers that were not run. A NaN in another weight would show in a stage. Weights
+// of parts that are not run are not read.
 func (t outcome) scan(ctx context.Context) error {
 	all := t.unread()
 	found := make([]string, len(all))
@@ -43,7 +46,7 @@ func (t outcome) scan(ctx context.Context) error {
 func (t outcome) unread() (all []*weights.Weight) {
 	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		w := t.set.Find(s.Name)
-		if _, used := t.used[s.Name]; w == nil || !t.scope.reads(s) || used && !s.Row.LookedUp() {
+		if _, used := t.exercised[s.Name]; w == nil || !t.scope.reads(s) || used && !s.Row.LookedUp() {
 			continue
 		}
 		all = append(all, w)
@@ -54,7 +57,7 @@ func (t outcome) unread() (all []*weights.Weight) {
 	return all
 }
 
-// notFiniteIn says where a weight holds a NaN or an infinity, "" if it does not.
+// notFiniteIn locates a NaN or an infinity in a weight; empty if there is none.
 func (t *run) notFiniteIn(ctx context.Context, w *weights.Weight) (where string, err error) {
 	at := int64(0)
 	for data, err := range t.pieces(w) {
@@ -94,3 +97,37 @@ func (t *run) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
 		}
 	}
 }
+
+// checkTied refuses a stored head that differs from the embedding it is tied to under the rules of
+// the published code. transformers' own classes compute with the stored one: model.Load binds it.
+func (t *run) checkTied() error {
+	head, embedding := t.set.Find(table.HeadName), t.set.Find("model.embed_tokens.weight")
+	if !t.m.Config.TieWordEmbeddings || t.m.Config.Reference != config.Remote || head == nil || embedding == nil {
+		return nil
+	}
+	same, err := t.sameBytes(head, embedding)
+	if err == nil && !same {
+		err = errTiedApart
+	}
+	return err
+}
+
+// sameBytes reports whether two weights have the same shape, dtype and bytes.
+func (t *run) sameBytes(a, b *weights.Weight) (bool, error) {
+	if a.DType != b.DType || a.Bytes() != b.Bytes() {
+		return false, nil
+	}
+	next, stop := iter.Pull2(t.pieces(b))
+	defer stop()
+	for x, err := range t.pieces(a) {
+		y, errB, _ := next()
+		if err := errors.Join(err, errB); err != nil || !bytes.Equal(x, y) {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// errTiedApart refuses a stored head that the published code gives no single meaning.
+var errTiedApart = errors.New("tie_word_embeddings is true, but lm_head.weight is stored, with other numbers than model.embed_tokens.weight: " +
+	"the published code keeps one of the two for both, the one that it reads last; take lm_head.weight out, or set tie_word_embeddings to false")

@@ -56,17 +56,17 @@ func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 // begins with the pack's tensor: that is a local check.
 func (s *scope) checkChain(mode report.Mode) error {
 	last := s.config.NumHiddenLayers
-	if mode == report.Chained && s.restricted() && s.course.Head && s.course.Predictions == 0 && !s.follows(last) {
+	if mode == report.Chained && s.restricted() && s.course.Head && s.course.Predictions == 0 && !s.followsPart(last) {
 		return s.pack.Fault(fmt.Sprintf("chained mode: the layers before the head are not selected, and it would begin with the pack's %s; "+
 			"select stages of layer %d too, or use --mode local", pack.InputStage(last), last-1))
 	}
 	return nil
 }
 
-// restricted says whether the user selects a part of the pack.
+// restricted reports whether the user selected a part of the pack.
 func (s *scope) restricted() bool { return len(s.layers)+len(s.stages) > 0 }
 
-// selects says whether a stage is compared, if the pack has it. RoPE's tables, which all
+// selects reports whether a stage is compared, if the pack has it. RoPE's tables, which all
 // layers share, always are.
 func (s *scope) selects(name string) bool {
 	layer, kind := pack.CutLayer(name)
@@ -79,8 +79,8 @@ func (s *scope) selects(name string) bool {
 	return len(s.stages) == 0 || slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, name) })
 }
 
-// matchesGlob says whether a glob of package path matches a stage: its whole name, or what
-// stands behind "model.layers.N.".
+// matchesGlob reports whether a glob of package path matches a stage's whole name, or its part behind
+// "model.layers.N.".
 func matchesGlob(glob, name string) bool {
 	_, kind := pack.CutLayer(name)
 	whole, _ := path.Match(glob, name)
@@ -88,7 +88,7 @@ func matchesGlob(glob, name string) bool {
 	return whole || within
 }
 
-// checkSelection says what of the user's selection is not in the pack.
+// checkSelection returns the parts of the user's selection that the pack lacks.
 func (s *scope) checkSelection() error {
 	var errs []error
 	if missing := s.layers.Absent(func(l int) bool { return s.present[l] }); missing != nil {
@@ -106,7 +106,7 @@ func (s *scope) checkSelection() error {
 			errs = append(errs, fmt.Errorf("stages %s: the pack has no such stage", strconv.Quote(glob)))
 		}
 	}
-	if errs == nil && s.restricted() && !slices.ContainsFunc(names, func(name string) bool { return s.asked(name) }) {
+	if errs == nil && s.restricted() && !slices.ContainsFunc(names, func(name string) bool { return s.selectsStage(name) }) {
 		errs = append(errs, errors.New("nothing is selected: the pack has none of these stages in these layers"))
 	}
 	if errs != nil {
@@ -125,9 +125,9 @@ func (s *scope) checkInputs() error {
 	return nil
 }
 
-// asked says whether the user selects a stage that says something of a part of the model by
-// itself: not RoPE's tables.
-func (s *scope) asked(name string) bool {
+// selectsStage reports whether the user selects a stage that a part of the model gives: not RoPE's tables,
+// unless a glob names them.
+func (s *scope) selectsStage(name string) bool {
 	tables := pack.IsTable(name) && !slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, name) })
 	return pack.IsStage(name) && !tables && s.selects(name)
 }
@@ -144,8 +144,8 @@ func (s *scope) settle() error {
 	c.Embedding, c.Predictions = s.wantsEnd(pack.Embedded), s.wantedPredictions()
 	c.Head = s.wantsEnd(pack.LastNorm, pack.Logits) || c.Predictions > 0
 	if c.Head && !s.pack.Has(pack.InputStage(last)) && !wanted[last-1] {
-		wanted[last-1] = !s.says(last - 1)
-		if err := s.endless(); !wanted[last-1] && err != nil {
+		wanted[last-1] = !s.namesAbsent(last - 1)
+		if err := s.checkHeadInput(); !wanted[last-1] && err != nil {
 			return err
 		}
 		c.Head = wanted[last-1]
@@ -154,7 +154,7 @@ func (s *scope) settle() error {
 		if !wanted[l] {
 			continue
 		}
-		if err := s.lead(l, wanted); err != nil {
+		if err := s.provideInput(l, wanted); err != nil {
 			return err
 		}
 	}
@@ -167,12 +167,11 @@ func (s *scope) settle() error {
 	return nil
 }
 
-// says whether the manifest names layer l as absent.
-func (s *scope) says(l int) bool { return slices.Contains(s.pack.Manifest.Absent.Layers, l) }
+// namesAbsent reports whether the manifest names layer l as absent.
+func (s *scope) namesAbsent(l int) bool { return slices.Contains(s.pack.Manifest.Absent.Layers, l) }
 
-// endless says that the pack has stages of the head, or of what is behind it, but nothing that
-// they begin with.
-func (s *scope) endless() error {
+// checkHeadInput refuses a pack with stages of the head, or of prediction layers, but without their input.
+func (s *scope) checkHeadInput() error {
 	for _, name := range []string{pack.LastNorm, pack.Logits} {
 		if s.pack.Has(name) || s.course.Predictions > 0 {
 			return s.pack.Fault(fmt.Sprintf("%s: what it begins with is not there: %s", name, pack.InputStage(s.config.NumHiddenLayers)))
@@ -181,8 +180,8 @@ func (s *scope) endless() error {
 	return nil
 }
 
-// lead sees to it that there is something that layer l, which is wanted, begins with.
-func (s *scope) lead(l int, wanted map[int]bool) error {
+// provideInput sees to it that there is something that layer l, which is wanted, begins with.
+func (s *scope) provideInput(l int, wanted map[int]bool) error {
 	in, told := s.pack.Manifest.LayerInputs[strconv.Itoa(l)]
 	switch {
 	case told && (in.Kind == pack.Seeded || s.restricted()):
@@ -191,7 +190,7 @@ func (s *scope) lead(l int, wanted map[int]bool) error {
 	case l == 0:
 		s.course.Embedding = true
 	case told || wanted[l-1] || s.pack.Has(pack.InputStage(l)):
-	case s.says(l - 1):
+	case s.namesAbsent(l - 1):
 		return s.pack.Fault(fmt.Sprintf("layer %d: what it begins with is not there: neither %s nor %s", l, pack.OwnInput(l), pack.InputStage(l)))
 	default:
 		wanted[l-1] = true
@@ -199,7 +198,7 @@ func (s *scope) lead(l int, wanted map[int]bool) error {
 	return nil
 }
 
-// wants says whether layer l of the decoder has something to be compared, or should have.
+// wants reports whether layer l of the decoder has, or should have, a stage to compare.
 func (s *scope) wants(l int) bool {
 	switch {
 	case s.pack.Manifest.Mode == "train":
@@ -208,7 +207,7 @@ func (s *scope) wants(l int) bool {
 		return !slices.Contains(s.pack.Manifest.Absent.Layers, l)
 	}
 	for name := range s.pack.Manifest.Tensors {
-		if layer, kind := pack.CutLayer(name); layer == l && kind != pack.OwnInputKind && s.asked(name) {
+		if layer, kind := pack.CutLayer(name); layer == l && kind != pack.OwnInputKind && s.selectsStage(name) {
 			return true
 		}
 	}
@@ -225,21 +224,20 @@ func (s *scope) wantedPredictions() int {
 	return n
 }
 
-// wantsEnd says whether one of the stages outside of the layers is to be compared, or should
-// be there.
+// wantsEnd reports whether one of these stages outside the layers is compared, or should be in the pack.
 func (s *scope) wantsEnd(names ...string) bool {
 	return slices.ContainsFunc(names, func(name string) bool {
 		switch {
 		case s.pack.Manifest.Mode == "train":
 			return true
 		case s.pack.Has(name) || s.restricted():
-			return s.pack.Has(name) && s.asked(name)
+			return s.pack.Has(name) && s.selectsStage(name)
 		}
 		return !slices.Contains(s.pack.Manifest.Absent.Stages, name)
 	})
 }
 
-// runs says whether a weight belongs to a part that is run.
+// runs reports whether a weight belongs to a part that is run.
 func (s *scope) runs(slot table.Slot) bool {
 	c, last := &s.course, s.config.NumHiddenLayers
 	switch {
@@ -253,26 +251,24 @@ func (s *scope) runs(slot table.Slot) bool {
 	return c.Head
 }
 
-// reads says whether a weight is read, be it to look for a NaN: those of what is run, and of
-// prediction layers, which are not part of the forward pass, unless a part is selected or they
-// are absent on purpose.
+// reads reports whether a weight is read, if only to look for a NaN: weights of the parts that are run, and of
+// prediction layers unless a part is selected or they are absent on purpose.
 func (s *scope) reads(slot table.Slot) bool {
-	return s.runs(slot) || slot.Layer >= s.config.NumHiddenLayers && !s.restricted() && !s.says(slot.Layer)
+	return s.runs(slot) || slot.Layer >= s.config.NumHiddenLayers && !s.restricted() && !s.namesAbsent(slot.Layer)
 }
 
-// follows says whether layer l, or the head, begins with what the part before it gives.
-func (s *scope) follows(l int) bool {
+// followsPart reports whether layer l, or the head, begins with the output of the part before it.
+func (s *scope) followsPart(l int) bool {
 	ran := l == 0 && s.course.Embedding || l > 0 && slices.Contains(s.course.Layers, l-1)
 	return ran && !slices.Contains(s.course.Given, l)
 }
 
-// compares says whether a stage of the pack is compared: one that the user selects, and that
-// is not given.
+// compares reports whether a stage of the pack is compared: the user selects it, and it is no given input.
 func (s *scope) compares(name string) bool {
 	layer, kind := pack.CutLayer(name)
 	if kind == pack.OwnInputKind && layer >= 0 {
 		in := s.pack.Manifest.LayerInputs[strconv.Itoa(layer)]
-		return in.Kind == pack.Recorded && s.follows(layer) && s.selects(name)
+		return in.Kind == pack.Recorded && s.followsPart(layer) && s.selects(name)
 	}
 	return s.selects(name)
 }
@@ -296,7 +292,7 @@ func (s *scope) starts(l int, in *model.Input) (*model.Activation, string, error
 	return &model.Activation{Shape: shape, Values: values, DType: s.pack.DType}, name, err
 }
 
-// sameRows says whether all tokens of a sequence, padding aside, have the same numbers.
+// sameRows reports whether all tokens of a sequence, except padding, have the same numbers.
 func sameRows(x *model.Activation, in *model.Input) bool {
 	var first []float32
 	for t := range x.Rows() {

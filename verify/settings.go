@@ -19,8 +19,8 @@ import (
 // be made with others than a checkpoint's.
 var training = []string{"aux_loss_alpha", "seq_aux"}
 
-// settingsOf compares a checkpoint's config with what the reference ran with, c, and with what the
-// pack was recorded from.
+// settingsOf compares a checkpoint's config with the config c that the reference ran with, and with the config
+// that the pack was recorded from.
 func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o *Options) report.Settings {
 	s := report.Settings{Overridden: []report.Override{}, Unexercised: unexercised(c, golden, in), Differ: []pack.Difference{}}
 	if recorded, err := golden.RecordedConfig(c.Reference); err == nil && recorded != nil { // checkShape has seen the error
@@ -45,7 +45,7 @@ func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o 
 	return s
 }
 
-// sameEffect says whether a value of a key leaves everything that c says as it is.
+// sameEffect reports whether setting a key to a value changes no field of c.
 func sameEffect(c *config.Config, key string, value jsontext.Value) bool {
 	changed, err := c.Override(map[string]jsontext.Value{key: value})
 	if err != nil {
@@ -84,8 +84,8 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 	return list
 }
 
-// configReasons says why there can be no verdict about the checkpoint: the reference ran with
-// another config. It is empty if it did not.
+// configReasons lists why there can be no verdict about the checkpoint: keys with which the reference ran
+// otherwise.
 func configReasons(s *report.Settings) (reasons []string) {
 	for _, o := range s.Overridden {
 		if !o.Training {
@@ -95,7 +95,7 @@ func configReasons(s *report.Settings) (reasons []string) {
 	return reasons
 }
 
-// origin says that the pack was recorded from another checkpoint or config, if anything shows that.
+// origin describes the evidence that the pack was recorded from another checkpoint or config; empty without any.
 func origin(s *report.Settings) string {
 	meaning := slices.DeleteFunc(slices.Clone(s.Differ), func(d pack.Difference) bool { return !d.Meaning })
 	switch {

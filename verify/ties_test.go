@@ -62,7 +62,7 @@ func TestNoiseOfScoresEndToEnd(t *testing.T) {
 	scores := &model.Activation{Shape: []int{2, 2}, Values: []float32{0.5, 0.25, 0.5, 0.25}, DType: tensor.F32}
 	tr := tracerOf(tensor.F32, Options{Mode: report.Chained})
 	tr.logitsErr = []float64{1e-6, 0}
-	x := tr.noisy(scores)
+	x := tr.scoreErrors(scores)
 	ties := func(row int) float64 { // of two scores of 0.5
 		s := bounds.Unit * math.Sqrt(x.Variance(2*row))
 		return bounds.Lambda * math.Sqrt2 * s

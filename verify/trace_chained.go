@@ -38,7 +38,7 @@ func (t *tracer) chained(ctx context.Context, trace model.Trace[*model.Activatio
 	if o.Training {
 		_, err = model.Train(ctx, net, tape)
 	} else {
-		_, err = net.Run(ctx, courseOf(t, func(x *model.Activation) *model.Activation { return x }))
+		_, err = net.Run(ctx, newCourse(t, func(x *model.Activation) *model.Activation { return x }))
 	}
 	return err
 }
@@ -71,7 +71,7 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 		}
 	}
 	if kind == pack.TopKWeight {
-		t.reach(layer, a)
+		t.markReached(layer, a)
 	}
 	return nil
 }
@@ -79,7 +79,7 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 // compare judges the selected rows of a by their metrics.
 func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want []float32, rows *bounds.Rows) {
 	m := rows.Metrics(a.Values, want, a.Width(), a.DType)
-	measureCheck(c, m, a.Values, want)
+	record(c, m, a.Values, want)
 	if strings.HasSuffix(name, pack.Grad) {
 		t.judgeGradient(c, m, want)
 	} else {
@@ -93,16 +93,16 @@ func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want
 // TopK implements model.Trace. Scores vary by as much as the logits were off, and their
 // rounding; exactly as much that two that are equal may differ by twice that.
 func (t *chainedTrace) TopK(name string, ours *model.Choice[*model.Activation]) error {
-	noisy := &choice{Scores: t.noisy(ours.Scores), Idx: ours.Idx}
+	noisy := &choice{Scores: t.scoreErrors(ours.Scores), Idx: ours.Idx}
 	if g := ours.Groups; g != nil {
-		noisy.Groups = &model.Groups[*bounds.Value]{Scores: t.noisy(g.Scores), Worth: t.noisy(g.Worth), Chosen: g.Chosen, Masked: g.Masked}
+		noisy.Groups = &model.Groups[*bounds.Value]{Scores: t.scoreErrors(g.Scores), Worth: t.scoreErrors(g.Worth), Chosen: g.Chosen, Masked: g.Masked}
 	}
 	return t.topK(name, noisy)
 }
 
-// noisy is a gate's scores with the errors that they have end to end: of each its own size
+// scoreErrors is a gate's scores with the errors that they have end to end: of each its own size
 // times twice the error of the logits (d softmax), and its rounding.
-func (t *tracer) noisy(scores *model.Activation) *bounds.Value {
+func (t *tracer) scoreErrors(scores *model.Activation) *bounds.Value {
 	rounding := map[tensor.DType]float64{tensor.F32: 0x1p-22, tensor.BF16: 0x1p-8, tensor.F16: 0x1p-11}[scores.DType]
 	return bounds.WithErrors(scores, func(i int) float64 {
 		noise, row := rounding, i/scores.Width()

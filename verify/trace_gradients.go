@@ -23,7 +23,7 @@ type learning struct {
 	attribution *attribution[*bounds.Value]
 }
 
-// stageGradients says whether the pack has what a backward pass a layer at a time begins with: the
+// stageGradients reports whether the pack has what a backward pass a layer at a time begins with: the
 // gradients of the layers' outputs. Without them gradients are judged end to end.
 func (t *run) stageGradients() bool {
 	for l := range t.m.Model.Layers {
@@ -46,12 +46,12 @@ func (t *tracer) learn(ctx context.Context) error {
 	g := bounds.NewGradients(a, t.m)
 	watched := newAttribution[*bounds.Value](nil, t.in, nil)
 	l := &learning{tracer: t, g: g, attribution: watched, local: &localTrace{tracer: t, analysis: a, attribution: watched}}
-	g.Wants = func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) }
-	g.Learned = func(weight string, dw *bounds.Value, by bounds.WeightSet) error {
+	g.Wanted = func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) }
+	g.OnWeight = func(weight string, dw *bounds.Value, by bounds.WeightSet) error {
 		return l.compare(weight+pack.Grad, dw, by)
 	}
 	net := &network{Model: t.m, Input: t.in, Options: o, Arithmetic: g, Trace: l}
-	_, err := net.Run(ctx, courseOf(t, bounds.Exact))
+	_, err := net.Run(ctx, newCourse(t, bounds.Exact))
 	return err
 }
 
@@ -67,7 +67,7 @@ func (l *learning) TopK(name string, ours *choice) error {
 
 // Stage implements model.Trace.
 func (l *learning) Stage(name string, x *bounds.Value) error {
-	if err := l.feed(name, x); err != nil {
+	if err := l.substitute(name, x); err != nil {
 		return err
 	}
 	layer, kind := pack.CutLayer(name)
@@ -83,8 +83,8 @@ func (l *learning) Stage(name string, x *bounds.Value) error {
 	return nil
 }
 
-// feed puts the golden's stage in x's place.
-func (l *learning) feed(name string, x *bounds.Value) error {
+// substitute puts the golden's stage in x's place.
+func (l *learning) substitute(name string, x *bounds.Value) error {
 	if !l.pack.Has(name) || pack.Misfit(l.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (l *learning) stage(name string, x *bounds.Value) error {
 			if err := l.compare(name+pack.Grad, dx, d.By); err != nil {
 				return err
 			}
-		} else if err := l.feed(name+pack.Grad, dx); err != nil {
+		} else if err := l.substitute(name+pack.Grad, dx); err != nil {
 			return err
 		}
 		l.g.Set(x, dx)
@@ -114,7 +114,7 @@ func (l *learning) stage(name string, x *bounds.Value) error {
 	return nil
 }
 
-// misses says whether the pack has a gradient in some layer and lacks it in this one.
+// misses reports whether the pack lacks a gradient that it has in another layer.
 func (l *learning) misses(name string) bool {
 	_, kind := pack.CutLayer(name)
 	kind, _ = pack.CutExpert(kind)
@@ -131,7 +131,7 @@ func layerOf(name string) int {
 // The gradient that the part behind it computes for x is compared when that part has been run.
 func (l *learning) layer(n int, name string, x *bounds.Value) error {
 	dx := bounds.Exact(&model.Activation{Shape: x.Shape, Values: make([]float32, len(x.Values)), DType: tensor.F32})
-	if err := l.feed(name+pack.Grad, dx); err != nil {
+	if err := l.substitute(name+pack.Grad, dx); err != nil {
 		return err
 	}
 	l.g.Set(x, dx)
@@ -149,7 +149,7 @@ func (l *learning) rewind(layer int) error {
 		return err
 	}
 	for s := range table.FamilyOf(l.m.Config).Slots(l.m.Config) {
-		if name := s.Name + pack.Grad; s.Layer == layer && l.g.Wants(s.Name) && !l.seen[name] && s.Name != l.g.Tied {
+		if name := s.Name + pack.Grad; s.Layer == layer && l.g.Wanted(s.Name) && !l.seen[name] && s.Name != l.g.Tied {
 			zeros := bounds.Exact(&model.Activation{Shape: s.Shape, Values: make([]float32, s.Info(tensor.F32).Len()), DType: tensor.F32})
 			if err := l.compare(name, zeros, nil); err != nil {
 				return err
@@ -169,9 +169,9 @@ func (l *learning) compare(name string, dx *bounds.Value, by bounds.WeightSet) e
 	if c.Verdict == report.Skipped {
 		dx.Replace(want)
 	} else if c.Verdict != report.Fail {
-		measureCheck(&c, rows.Metrics(dx.Values, want, dx.Width(), dx.DType), dx.Values, want)
+		record(&c, rows.Metrics(dx.Values, want, dx.Width(), dx.DType), dx.Values, want)
 		l.attribution.sets[dx] = by
-		l.local.hold(&c, dx, want, rows)
+		l.local.judgeErrors(&c, dx, want, rows)
 		delete(l.attribution.sets, dx)
 		c.Blind = c.Blind && bounds.RMS(want) > 0 // nothing flows to an expert of last tokens
 		dx.Replace(want)
@@ -195,5 +195,5 @@ func (l *learning) head(x *bounds.Value) error {
 	return l.rewind(-1)
 }
 
-// localOnly says why the gradient of a stage is not compared.
+// localOnly is the reason why the gradient of a stage is not compared.
 const localOnly = "gradients of stages are compared in local mode, if the pack has those of all layers' outputs"

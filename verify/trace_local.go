@@ -16,9 +16,9 @@ import (
 // place: what follows is computed from that.
 type localTrace struct {
 	*tracer
-	analysis    *bounds.Analysis
-	attribution *attribution[*bounds.Value]
-	last        *bounds.Distances // of the last stage that was compared
+	analysis      *bounds.Analysis
+	attribution   *attribution[*bounds.Value]
+	lastDistances *bounds.Distances // of the last stage that was compared
 }
 
 // local is the model over what computes, an analysis or one with a mistake around it,
@@ -40,7 +40,7 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 		}
 	case !t.scope.compares(name):
 		setAside(t.tracer, t.attribution, x)
-		if err := t.feed(name, x); err != nil {
+		if err := t.substitute(name, x); err != nil {
 			return err
 		}
 	default:
@@ -54,13 +54,13 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 		}
 	}
 	if layer, kind := pack.CutLayer(name); kind == pack.TopKWeight {
-		t.reach(layer, x.Activation)
+		t.markReached(layer, x.Activation)
 	}
 	return nil
 }
 
-// feed puts the golden tensor in x's place, without comparing the two.
-func (t *localTrace) feed(name string, x *bounds.Value) error {
+// substitute puts the golden tensor in x's place without comparing them.
+func (t *localTrace) substitute(name string, x *bounds.Value) error {
 	if !t.pack.Has(name) || pack.Misfit(t.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
 		return nil
 	}
@@ -81,19 +81,19 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 	if c.Verdict != report.Skipped {
 		rounded := x.Rounded()
 		m := rows.Metrics(rounded, want, x.Width(), x.DType)
-		measureCheck(&c, m, rounded, want)
+		record(&c, m, rounded, want)
 		if pack.IsLossOrGradient(name) {
 			judge(&c, m, t.metricLimits(name), "")
 		} else {
-			t.hold(&c, x, want, rows)
+			t.judgeErrors(&c, x, want, rows)
 		}
 	}
 	x.Replace(want)
 	return c, nil
 }
 
-// hold judges the selected rows of x by the error analysis.
-func (t *localTrace) hold(c *report.Check, x *bounds.Value, want []float32, rows *bounds.Rows) {
+// judgeErrors judges the selected rows of x by their errors' standard deviations.
+func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float32, rows *bounds.Rows) {
 	factor, key := t.factor(c.Tensor)
 	rounded := t.roundedTo(x)
 	l := report.Limits{Z: bounds.Lambda, From: limitsInWords(x.DType, rounded != x.DType)}
@@ -108,7 +108,7 @@ func (t *localTrace) hold(c *report.Check, x *bounds.Value, want []float32, rows
 			l.From += "; of scores in float32"
 		}
 	}
-	t.last = d
+	t.lastDistances = d
 	c.Limit, c.Limits, c.Verdict = &l.Z, &l, report.Fail
 	c.Index = report.Unflatten(d.Worst, c.Shape)
 	c.Want = report.Number(want[d.Worst])
@@ -124,7 +124,7 @@ func (t *localTrace) hold(c *report.Check, x *bounds.Value, want []float32, rows
 	c.Blind = d.SaysNothing(rounded)
 	margin := d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
-		margin = max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.Together))
+		margin = max(margin, lines(c, d, &l, x.Width(), rows.Distinct, rounded != x.DType, x.ColumnsShare))
 	} else {
 		c.Ambiguous = report.JSONFloat(d.Ambiguous)
 		roundsTo(c, x, d.Worst, factor)
@@ -205,7 +205,7 @@ func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distin
 	return max(margin, d.Rms/l.RMSZ)
 }
 
-// roundsTo says what element i of x may round to.
+// roundsTo lists the values that element i of x may round to.
 func roundsTo(c *report.Check, x *bounds.Value, i int, factor float64) {
 	p, y, s := bounds.PrecisionOf(x.DType), float64(x.Values[i]), factor*bounds.Unit*math.Sqrt(x.Variance(i))
 	for _, r := range []float64{p.Round(y - bounds.Lambda*s), p.Round(y), p.Round(y + bounds.Lambda*s)} {
@@ -215,7 +215,7 @@ func roundsTo(c *report.Check, x *bounds.Value, i int, factor float64) {
 	}
 }
 
-// isMLP says whether a stage is the output of an MLP, such as a probe of an expert, or of the
+// isMLP reports whether a stage is the output of an MLP, such as a probe of an expert, or of the
 // routed experts.
 func isMLP(name string) bool {
 	_, kind := pack.CutLayer(name)

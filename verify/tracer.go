@@ -40,17 +40,17 @@ type result struct {
 	free      map[string]bool  // kinds of stages that the model has and the pack has not
 	zeros     []string         // golden tensors that are all zero
 	notFinite []string         // where weights that took part in no checked stage hold a NaN or an infinity
-	used      bounds.WeightSet // weights behind a checked stage
+	exercised bounds.WeightSet // weights behind a checked stage
 	aside     bounds.WeightSet // weights behind a stage that is absent on purpose, or not selected
 	stepsErr  error            // why half steps of a weight could not be read
 	stopped   bool             // at the first failing stage, because the user asked for that
 	routing   report.Routing
-	starts    []start              // tensors that parts of the model began with
+	begun     []start              // tensors that parts of the model began with
 	reached   map[int]map[int]bool // layer -> experts whose output shows for some token
 	probed    map[int]map[int]bool // layer -> experts that a probe reached
 }
 
-// tracer compares the stages of one pass over a run with the pack, and appends what it finds.
+// tracer compares the stages of one pass with the pack, and appends to the result.
 type tracer struct {
 	*run
 	*result
@@ -64,7 +64,7 @@ type outcome struct {
 	*result
 }
 
-// newRun settles what is compared of a pack: all that the scope selects.
+// newRun returns a run that compares all stages of the pack that the scope selects.
 func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input, o *Options) *run {
 	r := &run{pack: s.pack, in: in, m: m, src: src, set: weights.New(m.Config, src), scope: s, o: o,
 		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
@@ -80,7 +80,7 @@ func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src w
 	return r
 }
 
-// with is the run with other options, and weights that were rounded.
+// with returns the run with other options and other rounded weights.
 func (r *run) with(o *Options, rounded bounds.Roundings) *run {
 	c := *r
 	c.o, c.rounded = o, rounded
@@ -90,10 +90,10 @@ func (r *run) with(o *Options, rounded bounds.Roundings) *run {
 // newTracer begins a pass that has found nothing yet.
 func newTracer(r *run) *tracer {
 	return &tracer{run: r, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true}, free: map[string]bool{},
-		used: bounds.WeightSet{}, aside: bounds.WeightSet{}, reached: map[int]map[int]bool{}, probed: map[int]map[int]bool{}}}
+		exercised: bounds.WeightSet{}, aside: bounds.WeightSet{}, reached: map[int]map[int]bool{}, probed: map[int]map[int]bool{}}}
 }
 
-// leaveOut notes what the scope leaves out beforehand.
+// leaveOut records the stages and weights that the scope excludes.
 func (t *tracer) leaveOut() {
 	if !t.scope.course.Embedding { // prediction layers without one of their own look tokens up in it
 		t.aside["model.embed_tokens.weight"] = struct{}{}
@@ -108,7 +108,7 @@ func (t *tracer) leaveOut() {
 // layers returns how many layers are run, prediction layers among them.
 func (t *run) layers() int { return len(t.m.Model.Layers) + t.scope.course.Predictions }
 
-// options are those of a pass.
+// options returns the model's options of a pass.
 func (t *run) options() model.Options {
 	var probes map[int]model.Probe
 	if t.o.Mode == report.Local {
@@ -126,8 +126,8 @@ func (t *run) options() model.Options {
 	}
 }
 
-// golden says whether the pack has the stage. If it lacks the stage in this layer
-// only, that is a failed check.
+// golden reports whether the pack has the stage. A stage that the pack lacks in this layer
+// only is a failed check.
 func (t *tracer) golden(name string) (bool, error) {
 	layer, kind := pack.CutLayer(name)
 	kind, expert := pack.CutExpert(kind)
@@ -167,8 +167,8 @@ func (t *tracer) add(c report.Check) error {
 	return nil
 }
 
-// learns says whether a loss or a gradient of the pack is to be compared.
-func (t *run) learns() bool {
+// comparesTraining reports whether a loss or a gradient of the pack is to be compared.
+func (t *run) comparesTraining() bool {
 	for name := range t.pack.Manifest.Tensors {
 		if pack.IsLoss(name) && t.scope.compares(name) {
 			return true
@@ -180,13 +180,13 @@ func (t *run) learns() bool {
 // start is a tensor of the pack that a layer or the head began with, because the part before
 // it was not run, or ran on something else.
 type start struct {
-	layer int // num_hidden_layers for the head
-	name  string
-	same  bool // for all tokens
+	layer   int // num_hidden_layers for the head
+	name    string
+	uniform bool // for all tokens
 }
 
-// courseOf is the course of a pass over values that are made of what a part begins with.
-func courseOf[V any](t *tracer, value func(*model.Activation) V) *model.Course[V] {
+// newCourse is the course of a pass over values that are made of what a part begins with.
+func newCourse[V any](t *tracer, value func(*model.Activation) V) *model.Course[V] {
 	c := &t.scope.course
 	begin := func(l int) (v V, err error) {
 		x, name, err := t.scope.starts(l, t.in)
@@ -194,7 +194,7 @@ func courseOf[V any](t *tracer, value func(*model.Activation) V) *model.Course[V
 			return v, err
 		}
 		t.seen[name] = true
-		t.starts = append(t.starts, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.in)})
+		t.begun = append(t.begun, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.in)})
 		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedTokens(t.in, x.Rows())).Gather(x.Values, x.Width()))
 		return value(x), nil
 	}
@@ -217,8 +217,7 @@ func setAside[V comparable](t *tracer, by *attribution[V], x V) {
 	}
 }
 
-// onPurpose says whether a stage that the pack lacks is absent on purpose, of a pack that is
-// said to prove less.
+// onPurpose reports whether the manifest of a partial pack names a stage as absent.
 func (t *run) onPurpose(name string) bool {
 	_, kind := pack.CutLayer(name)
 	kind, _ = pack.CutExpert(kind)
@@ -256,21 +255,22 @@ func cover[V comparable](t *tracer, c report.Check, by *attribution[V], x V) {
 		return
 	}
 	for _, w := range by.weights(x) {
-		t.used[w] = struct{}{}
+		t.exercised[w] = struct{}{}
 	}
 	by.checked(x)
 	if _, kind := pack.CutLayer(c.Tensor); c.Layer() >= 0 {
 		switch kind, expert := pack.CutExpert(kind); kind {
 		case pack.ExpertOutput:
-			notes(t.reached, c.Layer(), expert)
+			addExpert(t.reached, c.Layer(), expert)
 		case pack.ProbeOutput:
-			notes(t.probed, c.Layer(), expert)
+			addExpert(t.probed, c.Layer(), expert)
 		}
 	}
 }
 
 // paddedRows marks the rows of padding of a stage. RoPE's tables, losses and
-// gradients of weights have no rows of tokens, and probes none of padding. Rows of a routed expert are the tokens that chose it.
+// gradients of weights have no rows of tokens, and probes none of padding. Rows of a routed expert are the
+// tokens that chose it.
 func (t *tracer) paddedRows(name string, a *model.Activation) pack.Padding {
 	if pack.IsStageGradient(name) {
 		name = strings.TrimSuffix(name, pack.Grad)
@@ -320,15 +320,15 @@ func (t *tracer) goldenRows(name string, a *model.Activation) ([]float32, *bound
 // allPadding is why a stage is not checked.
 const allPadding = "all its rows are padding"
 
-// notes puts an expert of a layer in a set.
-func notes(set map[int]map[int]bool, layer, expert int) {
+// addExpert puts an expert of a layer in a set.
+func addExpert(set map[int]map[int]bool, layer, expert int) {
 	if set[layer] == nil {
 		set[layer] = map[int]bool{}
 	}
 	set[layer][expert] = true
 }
 
-// ran are the layers that were run, prediction layers among them.
+// ran returns the layers that were run, prediction layers included.
 func (t *run) ran() []int {
 	layers := slices.Clone(t.scope.course.Layers)
 	for k := range t.scope.course.Predictions {

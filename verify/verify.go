@@ -145,9 +145,9 @@ func (t *tracer) trace(ctx context.Context) error {
 	analysis := t.analysis(o, t.rounded)
 	defer analysis.Close()
 	net := t.local(t.in, o, analysis, analysis)
-	_, err := net.Run(ctx, courseOf(t, bounds.Exact))
+	_, err := net.Run(ctx, newCourse(t, bounds.Exact))
 	err = cmp.Or(t.stepsErr, err) // without the steps, a failure says nothing
-	if err != nil || !o.Training || !t.learns() {
+	if err != nil || !o.Training || !t.comparesTraining() {
 		return err
 	}
 	if t.stageGradients() {

@@ -47,7 +47,7 @@ func (c *alikeKeysTest) context(moved, sigma float64) *Value {
 		return y
 	}
 	q := operand(c.moveQ, c.q, 1, 2, 8, 16)
-	q.Together = c.moveQ
+	q.ColumnsShare = c.moveQ
 	k := repeated(operand(false, c.k, 1, 2, different, 16), func(head, key, dim int) int { return (head*keys+key)*16 + dim }, 1, 2, keys, 16)
 	vT := repeated(operand(!c.moveQ, c.v, 1, 2, different, 12), func(head, key, dim int) int { return (head*12+dim)*keys + key }, 1, 2, 12, keys)
 	return a.Context(a.Softmax(a.Scores(q, k, 0, 8, &model.Scoring{By: 4, Divides: true})), vT)
@@ -82,7 +82,7 @@ func TestErrorsOfAlikeKeysAddUp(t *testing.T) {
 			ratio := math.Sqrt(predicted / observed)
 			t.Logf("predicted %.2f of what was observed", ratio)
 			require.True(t, ratio >= test.least && ratio <= test.most, "predicted %g of what was observed", ratio)
-			require.True(t, base.Together)
+			require.True(t, base.ColumnsShare)
 		})
 	}
 }

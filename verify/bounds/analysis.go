@@ -24,7 +24,7 @@ func (a *Analysis) Embed(w *model.Weight, ids []int) *Value {
 //	v = Σ w²·v_x + sums.variance;  with a bias + y²/3 for the sum without it
 //	with a weight that was rounded + Σ h²/3·(x² + v_x), h half a unit of w
 func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
-	x = a.use(x)
+	x = a.settle(x)
 	y := a.result(x.DType, slices.Concat(x.Shape[:len(x.Shape)-1], l.Weight.Shape[:1])...)
 	sums := a.sumsOf(x)
 	moved := a.linearDeltas(y.sigma.Values, x, l)
@@ -65,14 +65,14 @@ func (a *Analysis) Linear(x *Value, l *model.Linear) *Value {
 	if x.sigma != nil {
 		y.Products = []product{{expert: -1, hidden: x.deviations(), down: l}}
 	}
-	return y.after(x)
+	return y.inherit(x)
 }
 
 // RMSNorm implements model.Arithmetic, with r = 1/sqrt(mean(x²) + eps):
 //
 //	n = x·r:  v = r²·v_x + n²·(1.5² + Σ(x²·v_x)/(Σx²)²), a rounding point;  · weight, exact
 func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
-	x = a.use(x)
+	x = a.settle(x)
 	w, deltas := a.plain.Values(weight), a.deltas(weight)
 	y := a.result(x.DType, x.Shape...)
 	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
@@ -96,22 +96,22 @@ func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 			y.Set(from+i, out, exactly(out, float64(v*Sq(wi))+float64(Sq(n)*delta(deltas, i))))
 		}
 	})
-	return y.after(x)
+	return y.inherit(x)
 }
 
 // Add implements model.Arithmetic: v = v_a + v_b.
 func (a *Analysis) Add(x, z *Value) *Value {
-	x, z = a.use(x), a.use(z)
+	x, z = a.settle(x), a.settle(z)
 	sum := a.plain.Add(x.wide(), z.wide())
 	if x.sigma == nil && z.sigma == nil {
 		sum.DType = x.DType
-		return &Value{Activation: sum, unrounded: true}
+		return &Value{Activation: sum, roundLater: true}
 	}
 	y := a.computed(sum, x.DType)
 	for i, s := range y.Values {
 		y.Set(i, float64(s), exactly(float64(s), x.Variance(i)+z.Variance(i)))
 	}
-	return y.after(x, z)
+	return y.inherit(x, z)
 }
 
 // SwiGLU implements model.Arithmetic, with σ the logistic function and silu' = σ + silu·(1-σ):
@@ -119,7 +119,7 @@ func (a *Analysis) Add(x, z *Value) *Value {
 //	silu(g):  v = silu'²·v_g + 0.3·v_g² + (1.5·silu)²·(1 + 0.1·min(g, 0)²), a rounding point
 //	· up, exact
 func (a *Analysis) SwiGLU(gate, up *Value) *Value {
-	gate, up = a.use(gate), a.use(up)
+	gate, up = a.settle(gate), a.settle(up)
 	y := a.computed(a.plain.SiLU(gate.wide()), gate.DType)
 	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
 		for i := t * y.Width(); i < (t+1)*y.Width(); i++ {
@@ -135,7 +135,7 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 			y.Set(i, s, v)
 		}
 	})
-	return y.after(gate, up)
+	return y.inherit(gate, up)
 }
 
 // Softmax implements model.Arithmetic, with z = x - max:
@@ -144,7 +144,7 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 //	c = Σ p²·a + 1         what acts on the whole row, the denominator: shared
 //	v = p²·(a + c)
 func (a *Analysis) Softmax(x *Value) *Value {
-	x = a.use(x)
+	x = a.settle(x)
 	y := a.computed(a.plain.Softmax(x.wide()), x.DType)
 	y.shared = make([]float64, y.Rows())
 	a.plain.Each(y.Rows(), 8*len(y.Values), func(t int) {
@@ -169,40 +169,40 @@ func (a *Analysis) Softmax(x *Value) *Value {
 	if x.Float32Scores != nil {
 		y.Float32Scores = a.Softmax(x.Float32Scores)
 	}
-	return y.after(x)
+	return y.inherit(x)
 }
 
 // Float32 implements model.Arithmetic.
 func (a *Analysis) Float32(x *Value) *Value {
-	x = a.use(x)
+	x = a.settle(x)
 	y := &Value{Activation: a.plain.Float32(x.Activation), sigma: x.sigma}
-	return y.after(x)
+	return y.inherit(x)
 }
 
 // Reshape implements model.Arithmetic.
 func (a *Analysis) Reshape(x *Value, shape ...int) *Value {
-	x = a.use(x)
+	x = a.settle(x)
 	y := Exact(a.plain.Reshape(x.Activation, shape...))
 	if x.sigma != nil {
 		y.sigma = a.errors.Reshape(x.sigma, shape...)
 	}
-	return y.after(x)
+	return y.inherit(x)
 }
 
 // Move implements model.Arithmetic. What is yet to be rounded in all operands is put off
 // further.
 func (a *Analysis) Move(m *model.Move, operands ...*Value) *Value {
 	values, sigmas, allExact := make([]*model.Activation, len(operands)), make([]*model.Activation, len(operands)), true
-	putOff := !slices.ContainsFunc(operands, func(x *Value) bool { return !x.unrounded })
+	putOff := !slices.ContainsFunc(operands, func(x *Value) bool { return !x.roundLater })
 	for i, x := range operands {
 		if x.DistributeShared(); !putOff {
-			a.use(x)
+			a.settle(x)
 		}
 		values[i] = x.Activation
 		allExact = allExact && x.sigma == nil
 	}
 	y := Exact(a.plain.Move(m, values...))
-	y.unrounded = putOff
+	y.roundLater = putOff
 	if allExact {
 		return y
 	}
@@ -220,5 +220,5 @@ func (a *Analysis) Move(m *model.Move, operands ...*Value) *Value {
 		}
 		y.Float32Scores = a.Move(m, narrow...)
 	}
-	return y.after(operands...)
+	return y.inherit(operands...)
 }

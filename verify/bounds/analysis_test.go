@@ -116,7 +116,7 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 		"RMSNorm":   {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.RMSNorm(x[0], &scale, 1e-6) }, 0.9, 1.2},
 		"Add":       {[][]int{{8, 32}, {8, 32}}, func(a *Analysis, x []*Value) *Value { return a.Add(x[0], x[1]) }, 0.9, 1.1},
 		"SwiGLU":    {[][]int{{8, 32}, {8, 32}}, func(a *Analysis, x []*Value) *Value { return a.SwiGLU(x[0], x[1]) }, 0.9, 1.1},
-		"Softmax":   {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.use(a.Softmax(x[0])) }, 0.9, 1.6},
+		"Softmax":   {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.settle(a.Softmax(x[0])) }, 0.9, 1.6},
 		"Sigmoid":   {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.Sigmoid(x[0]) }, 0.9, 1.1},
 		"AddBias":   {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.AddBias(x[0], &bias) }, 0.9, 1.1},
 		"Scale":     {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.Scale(x[0], 2.5) }, 0.9, 1.1},
@@ -148,7 +148,7 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 				operands := make([]*Value, len(bases))
 				for i, base := range bases {
 					operands[i] = a.result(tensor.F32, test.shapes[i]...)
-					operands[i].Together = true
+					operands[i].ColumnsShare = true
 					for k, v := range base {
 						y := float64(v) * (1 + moved*r.NormFloat64())
 						operands[i].Set(k, y, Sq(sigma*float64(v)/Unit))
@@ -157,7 +157,7 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 				return test.f(a, operands)
 			}
 			base := run(0, spread)
-			require.True(t, base.Together)
+			require.True(t, base.ColumnsShare)
 			observed := 0.0
 			const samples = 200
 			for range samples {

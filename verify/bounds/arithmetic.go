@@ -60,7 +60,7 @@ type sums struct {
 	oneChain bool    // these are of one chain, not of chains of 512 terms and their totals
 }
 
-// sums are those of K terms. One chain rounds K partial sums, each with variance 1/6 of its square;
+// sums are the sums of K terms. One chain rounds K partial sums, each with variance 1/6 of its square;
 // blocks have at most 512, and K/64 totals:
 //
 //	κ(K) = (min(K, 512) + K/64)/6, of one chain K/6
@@ -72,7 +72,7 @@ func (a *Analysis) sums(k int) sums {
 	return sums{a.noise * terms / 6, a.noise / 6, a.chain}
 }
 
-// sumsOf are those of a product with x. Of few rows torch takes dot products, without blocks: four
+// sumsOf are the sums of a product with x. torch computes few rows by dot products, without blocks: four
 // sums of K/4 terms each, as was measured of torch 2.3 and 2.8 for 512 to 7168 terms, up to three
 // rows for each thread. Their partial sums are at most half of those of one chain, in the mean of
 // squares.
@@ -84,7 +84,7 @@ func (a *Analysis) sumsOf(x *Value) sums {
 	return s
 }
 
-// variance of a sum y is that of rounding its partial sums, from two estimates:
+// variance of a sum y is the variance of rounding its partial sums, from two estimates:
 //
 //	v_κ = κ·(squares + y²)   of terms in random order, whose squares have this sum
 //	v_E = partial/6          of terms in natural order: partial is the sum of the squares of their
@@ -95,7 +95,7 @@ func (s sums) variance(y, partial, squares float64) float64 {
 	return random + float64(ordersDiffer*max(0, ordered-random))
 }
 
-// ordersDiffer is how much more than v_E a reference's own sums may have. v_E is no upper estimate,
+// ordersDiffer is the factor by which a reference's own sums may exceed v_E. v_E is no upper estimate,
 // but the variance of chains of just 512 terms whose partial sums are spread over a binade: where
 // these lie near its lower end each is rounded by up to u²/3 of its square, and chains of other
 // lengths have other partial sums. Measured of terms in runs of one sign: RMS of z up to 1.11 with
@@ -107,23 +107,23 @@ const fewRows = 3
 
 // result returns a value whose elements are to be set.
 func (a *Analysis) result(d tensor.DType, shape ...int) *Value {
-	return &Value{Activation: a.plain.Make(d, shape...), sigma: a.errors.Make(tensor.F32, shape...), unrounded: true}
+	return &Value{Activation: a.plain.Make(d, shape...), sigma: a.errors.Make(tensor.F32, shape...), roundLater: true}
 }
 
 // computed is what Plain computed in float32, as a value of dtype d whose variances are to
 // be set.
 func (a *Analysis) computed(y *model.Activation, d tensor.DType) *Value {
 	y.DType = d
-	return &Value{Activation: y, sigma: a.errors.Make(tensor.F32, y.Shape...), unrounded: true}
+	return &Value{Activation: y, sigma: a.errors.Make(tensor.F32, y.Shape...), roundLater: true}
 }
 
-// use does x's last rounding, if that is yet to be done, and spreads what its rows share.
-func (a *Analysis) use(x *Value) *Value {
+// settle applies x's last rounding if it is still due, and distributes the errors that its rows share.
+func (a *Analysis) settle(x *Value) *Value {
 	x.DistributeShared()
-	if x.unrounded && x.DType != tensor.F32 {
+	if x.roundLater && x.DType != tensor.F32 {
 		a.round(x)
 	}
-	x.unrounded = false
+	x.roundLater = false
 	return x
 }
 

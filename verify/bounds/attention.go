@@ -29,9 +29,9 @@ func (a *Analysis) Tables(r *model.Rotary) (cos, sin *Value) {
 
 // RoPE implements model.Arithmetic: four products and two sums, all exact.
 func (a *Analysis) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
-	x, cosines, sines = a.use(x), a.use(cosines), a.use(sines)
+	x, cosines, sines = a.settle(x), a.settle(cosines), a.settle(sines)
 	y := a.result(x.DType, x.Shape...)
-	y.unrounded, y.Together = false, x.sigma != nil
+	y.roundLater, y.ColumnsShare = false, x.sigma != nil
 	inner := x.DType
 	if r.Whole {
 		inner = tensor.F32
@@ -45,7 +45,7 @@ func (a *Analysis) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 		for i := range r.Half {
 			ia, ib := r.Pair(i)
 			ia, ib = first+ia, first+ib
-			xa, xb, cos, sin := x.at(ia), x.at(ib), cosines.at(table+i), sines.at(table+i)
+			xa, xb, cos, sin := x.element(ia), x.element(ib), cosines.element(table+i), sines.element(table+i)
 			y.rotate(ia, inner, xa, cos, uncertain{-xb.y, xb.v}, sin)
 			y.rotate(ib, inner, xb, cos, xa, sin)
 		}
@@ -81,7 +81,7 @@ func (a *Analysis) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 
 // scores are Scores with these roundings to a dtype.
 func (a *Analysis) scores(q, k *Value, first, n int, s *model.Scoring, rounds func(tensor.DType, float64, float64) (float64, float64)) *Value {
-	q, k = a.use(q), a.use(k)
+	q, k = a.settle(q), a.settle(k)
 	y := &Value{Activation: a.plain.Scores(q.wide(), k.wide(), first, n, &model.Scoring{By: 1})}
 	y.DType = q.DType
 	sums := a.sums(q.Width())
@@ -100,7 +100,7 @@ func (a *Analysis) scores(q, k *Value, first, n int, s *model.Scoring, rounds fu
 			}
 		}
 	})
-	return y.after(q, k)
+	return y.inherit(q, k)
 }
 
 // add returns a function that adds to the variances of y's elements, from at on, that of s.
@@ -168,30 +168,31 @@ func (a *Analysis) halves(x *Value, f func(y, v float64) (float64, float64)) *mo
 //	ctx = p·V:  v = Σ v_p·V² + Σ (Σ p)²·v_V + ctx²·c + sums.variance
 //
 // where the inner sum is over keys whose values are alike, as those of equal tokens are: their errors
-// are the same, and so may be those that their scores have from queries and keys. In BF16 and F16 p is a rounding point first, or one that may not happen. The natural order of the sum is that of the keys.
+// are the same, and so may be those that their scores have from queries and keys. In BF16 and F16 p is a
+// rounding point first, or one that may not happen. The natural order of the sum is that of the keys.
 func (a *Analysis) Context(probs, vT *Value) *Value {
-	c, vT := probs.shared, a.use(vT)
+	c, vT := probs.shared, a.settle(vT)
 	if c == nil { // they are exact
 		c = make([]float64, probs.Rows())
 	}
 	switch {
 	case probs.DType == tensor.F32:
-		probs.unrounded = false
+		probs.roundLater = false
 	case a.fused:
-		probs.unrounded = false
+		probs.roundLater = false
 		for i, p := range probs.Values {
 			y, v := mayRound(probs.DType, float64(p), probs.Variance(i))
 			probs.Set(i, y, v)
 		}
 	default:
-		a.use(probs)
+		a.settle(probs)
 	}
-	y := &Value{Activation: a.plain.Context(probs.wide(), vT.wide()), unrounded: true}
+	y := &Value{Activation: a.plain.Context(probs.wide(), vT.wide()), roundLater: true}
 	y.DType = probs.DType
 	sums := a.sums(probs.Width())
 	y.sigma = a.scratch(func() *model.Activation {
 		squares := a.doubled(probs)
-		y.Together = a.gatherAlike(squares, probs, vT)
+		y.ColumnsShare = a.gatherAlike(squares, probs, vT)
 		return a.errors.Context(squares, a.halved(vT))
 	})
 	a.plain.ContextPartial(probs.Activation, vT.Activation, sums.oneChain, y.add(sums))
@@ -205,20 +206,20 @@ func (a *Analysis) Context(probs, vT *Value) *Value {
 	if probs.Float32Scores != nil {
 		y.Float32Scores = a.Context(probs.Float32Scores, vT)
 	}
-	return y.after(vT)
+	return y.inherit(vT)
 }
 
 // gatherAlike sums the errors of keys whose values are alike. Rows of squares are [v_p, p²]: of these
 // keys the first takes the square of the sum of p, and that of √v_p where errors of queries or keys
 // are in the scores. It reports whether it found such keys; if all operands are exact it looks for none.
 func (a *Analysis) gatherAlike(squares *model.Activation, probs, vT *Value) bool {
-	if vT.sigma == nil && !probs.Together {
+	if vT.sigma == nil && !probs.ColumnsShare {
 		return false
 	}
 	n, keys, alike := probs.Shape[2], probs.Width(), alikeKeys(vT)
 	a.plain.Each(probs.Rows(), len(probs.Values), func(t int) {
 		for _, group := range alike[groupOf(t/n, probs, vT)] {
-			if probs.Together {
+			if probs.ColumnsShare {
 				gather(squares.Row(t)[:keys], group)
 			}
 			gather(squares.Row(t)[keys:], group)

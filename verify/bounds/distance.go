@@ -71,7 +71,7 @@ func Measure(x *Value, want []float32, selected *Rows, factor float64) *Distance
 	return d
 }
 
-// Agree says whether a golden and what it is compared with are both finite, or infinities of
+// Agree reports whether a golden and the value computed are both finite, or infinities of
 // the same sign.
 func Agree(g, y float64) bool { return g-g == 0 && y-y == 0 || g == y }
 
@@ -86,8 +86,8 @@ func (p precision) Z(g, y, s float64) float64 {
 	return p.distance(g, y) / s
 }
 
-// Blindness is the share of a golden's RMS from which on a stage says nothing, when numbers
-// were rounded to dtype d: hardly anything smaller would be seen. In BF16 and F16 that is an
+// Blindness is the share of a golden's RMS that bounds may have at most, where numbers were rounded to
+// dtype d: a stage with wider bounds proves nothing. In BF16 and F16 that is an
 // eighth: an expert that is missing of 8 is .35 of a routed sum. To block types weights were
 // rounded coarsely on purpose. Their stages say something as long as a stage of zeros would
 // fail: with 8 σ of twice the RMS the larger of normally distributed elements do, and in float32
@@ -102,7 +102,7 @@ func Blindness(d tensor.DType) float64 {
 	return 1e-3
 }
 
-// SaysNothing says whether the bounds are that wide.
+// SaysNothing reports whether the bounds exceed Blindness.
 func (d *Distances) SaysNothing(t tensor.DType) bool { return d.Sees > Blindness(t) }
 
 // Excess is by how many standard deviations of their difference x's element i exceeds j.
@@ -114,7 +114,7 @@ func (x *Value) Excess(i, j int) float64 {
 	return gap / (Unit * math.Sqrt(x.Variance(i)+x.Variance(j)))
 }
 
-// Tie says whether the golden's score, at position golden of x, of an expert or a group,
+// Tie reports whether the golden's score, at position golden of x, of an expert or a group,
 // ties with ours, in whose place it was chosen: exactly, or within lambda standard
 // deviations of their difference.
 func (x *Value) Tie(ours, golden int) TieKind {
@@ -135,8 +135,8 @@ const (
 	ExactTie
 )
 
-// Where says in which columns, or which of so many compared rows, the elements beyond the limit
-// lie, if they are few.
+// Where names the columns, or the rows of so many compared, that hold all elements beyond the limit, if they
+// are few.
 func (d *Distances) Where(rows int) string {
 	for _, axis := range []struct {
 		name   string
@@ -157,7 +157,7 @@ func (d *Distances) Where(rows int) string {
 // Few is how many rows, columns or experts are named.
 const Few = 3
 
-// Marked are those of what is marked.
+// Marked returns the indices of the marked elements.
 func Marked(marked []bool) (at []int) {
 	for i, m := range marked {
 		if m {

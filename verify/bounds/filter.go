@@ -89,16 +89,16 @@ func (t term) deviations() []float32 {
 	return t.hidden[t.row*width : (t.row+1)*width]
 }
 
-// examined takes note of a neuron's z.
-func (f *filter) examined(n Neuron) {
+// consider takes note of a neuron's z.
+func (f *filter) consider(n Neuron) {
 	f.z = max(f.z, n.Z)
 	if n.clearer(f.named) {
 		f.named = &n
 	}
 }
 
-// suspected adds a suspect, and keeps the mostSuspects first ones of a token.
-func (f *filter) suspected(s suspect) {
+// addSuspect adds a suspect, and keeps the mostSuspects first ones of a token.
+func (f *filter) addSuspect(s suspect) {
 	all := append(f.suspects[s.Token], s)
 	if len(all) == 2*mostSuspects {
 		slices.SortFunc(all, suspect.compare)
@@ -137,14 +137,14 @@ func (f *filter) screen(p *product) {
 		if _, compared := slices.BinarySearch(f.selected.Compared, t); !compared {
 			continue // padding
 		}
-		f.screened(term{p, i}, sums.Row(i), energies.Row(i), least[i], max(0, totals[i]-float64(width)))
+		f.judgeProjections(term{p, i}, sums.Row(i), energies.Row(i), least[i], max(0, totals[i]-float64(width)))
 	}
 }
 
-// screened judges the projections of a token's residual on the neurons of one MLP. The
+// judgeProjections judges the projections of a token's residual on the neurons of one MLP. The
 // variances are those of sums and energies times least; what exceeds rounding in the residual
 // is excess.
-func (f *filter) screened(t term, sums, energies []float32, least, excess float64) {
+func (f *filter) judgeProjections(t term, sums, energies []float32, least, excess float64) {
 	weight, deviations := math.Abs(t.weight()), t.deviations()
 	explained := func(k int) float64 {
 		if energies[k] == 0 {
@@ -168,14 +168,14 @@ func (f *filter) screened(t term, sums, energies []float32, least, excess float6
 			n.Share = min(1, Ratio(Sq(most), excess))
 		}
 		if n.Z > screenZ {
-			f.suspected(suspect{n, t})
+			f.addSuspect(suspect{n, t})
 		} else if n.Share > 0 || n.Z > f.z {
-			f.examined(n)
+			f.consider(n)
 		}
 	}
 }
 
-// variances are s² of a token's outputs: of what was computed, and of the golden's rounding.
+// variances are s² of a token's outputs: the variance computed, and that of the golden's rounding.
 func (f *filter) variances(t int) []float64 {
 	p, s2 := PrecisionOf(f.x.DType), make([]float64, f.x.Width())
 	for c := range s2 {
@@ -205,8 +205,8 @@ func (f *filter) residual(residuals, inverse []float32, t int) (least, total flo
 // a simulation thins them out first. It is also how many are examined at a time.
 const mostSuspects = 64
 
-// clearer says whether n is a better answer than m: beyond the limit, sure of it, and explaining
-// more.
+// clearer reports whether n is the better suspect: beyond the limit, with the larger share of the residual,
+// then with the larger explained part, then with the larger z.
 func (n *Neuron) clearer(m *Neuron) bool {
 	if over := n.Z > NeuronLimit; over != (m.Z > NeuronLimit) {
 		return over

@@ -22,18 +22,18 @@ type Gradients struct {
 	Steps    []func() error      // from the first operation to the last
 	adjoints map[*Value]*adjoint // of values since the last rewind
 	depth    int                 // of scopes
-	// Wants says whether the gradient of a weight is to be computed, and learned is called with it.
-	Wants   func(weight string) bool
-	Learned func(weight string, gradient *Value, by WeightSet) error
-	shared  map[string]*Value // gradients that another operation will add to: of a tied embedding
-	Tied    string            // the weight that the embedding and the head share; empty if none
+	// Wanted reports whether the gradient of a weight is to be computed; OnWeight is called with it.
+	Wanted   func(weight string) bool
+	OnWeight func(weight string, gradient *Value, by WeightSet) error
+	shared   map[string]*Value // gradients that another operation will add to: of a tied embedding
+	Tied     string            // the weight that the embedding and the head share; empty if none
 }
 
 // adjoint is the gradient of a value while its consumers add to it.
 type adjoint struct {
 	sums []addends
 	By   WeightSet // weights that it was multiplied by since the last golden
-	// rows are what the elements of a row share, of the gradient of what a softmax was taken of.
+	// rows are the errors that elements of a row share, in the gradient of a softmax's operand.
 	rows *softmaxErrors
 }
 
@@ -106,7 +106,7 @@ func (s *addends) total() (y, v float64) {
 func (g *Gradients) Total(x *Value) *Value {
 	d := g.Adjoint(x)
 	y := g.result(tensor.F32, x.Shape...)
-	y.unrounded = false
+	y.roundLater = false
 	certain := true
 	for i := range d.sums {
 		sum, v := d.sums[i].total()
@@ -147,17 +147,17 @@ func (g *Gradients) Rewind() error {
 	return nil
 }
 
-// passes adds a gradient as it is to that of x.
-func (g *Gradients) passes(x, dy *Value, by WeightSet) {
+// passOn adds a gradient, unchanged, to the gradient of x.
+func (g *Gradients) passOn(x, dy *Value, by WeightSet) {
 	d := g.Adjoint(x)
-	d.joins(by)
+	d.addWeights(by)
 	for i, y := range dy.Values {
 		d.add(i, float64(y), dy.Variance(i))
 	}
 }
 
-// joins notes weights beside those that are there.
-func (d *adjoint) joins(by WeightSet, names ...string) {
+// addWeights adds weights to the gradient's set.
+func (d *adjoint) addWeights(by WeightSet, names ...string) {
 	for name := range by {
 		d.By[name] = struct{}{}
 	}
@@ -166,15 +166,15 @@ func (d *adjoint) joins(by WeightSet, names ...string) {
 	}
 }
 
-// learn hands on the gradient of a weight. What a tied embedding is given comes first, since the
+// handOn hands on the gradient of a weight. What a tied embedding is given comes first, since the
 // first layer is rewound before the head: it waits for the head's.
-func (g *Gradients) learn(w *model.Weight, by WeightSet, gradient func() *Value) error {
-	if w.Name == "" || !g.Wants(w.Name) {
+func (g *Gradients) handOn(w *model.Weight, by WeightSet, gradient func() *Value) error {
+	if w.Name == "" || !g.Wanted(w.Name) {
 		return nil
 	}
 	dw := gradient()
 	if w.Name != g.Tied {
-		return g.Learned(w.Name, dw, by)
+		return g.OnWeight(w.Name, dw, by)
 	}
 	other := g.shared[w.Name]
 	if other == nil {
@@ -185,7 +185,7 @@ func (g *Gradients) learn(w *model.Weight, by WeightSet, gradient func() *Value)
 		y := float64(float32(float64(y) + float64(other.Values[i])))
 		other.Set(i, y, exactly(y, dw.Variance(i)+other.Variance(i)))
 	}
-	return g.Learned(w.Name, other, by)
+	return g.OnWeight(w.Name, other, by)
 }
 
 // Embed gives each row of w the sum over its tokens, of n terms in their order:
@@ -194,7 +194,7 @@ func (g *Gradients) learn(w *model.Weight, by WeightSet, gradient func() *Value)
 func (g *Gradients) Embed(w *model.Weight, ids []int) *Value {
 	y := g.Analysis.Embed(w, ids)
 	return g.record(y, func(dy *Value, by WeightSet) error {
-		return g.learn(w, by, func() *Value {
+		return g.handOn(w, by, func() *Value {
 			width, rows := y.Width(), map[int]*adjoint{}
 			for i, id := range ids {
 				if rows[id] == nil {
@@ -229,21 +229,21 @@ func (g *Gradients) Linear(x *Value, l *model.Linear) *Value {
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		d, in := matrixOf(dy), x.Width()
 		dT := d.transposed()
-		if err := g.learn(&l.Weight, by, func() *Value {
+		if err := g.handOn(&l.Weight, by, func() *Value {
 			xT := matrixOf(x).transposed()
 			dw := g.gradient(g.product(dT, xT, d.rows), d.cols, in)
-			dw.Together = x.sigma != nil || xT.repeats()
+			dw.ColumnsShare = x.sigma != nil || xT.repeats()
 			return dw
 		}); err != nil {
 			return err
 		}
 		ones := matrix{1, d.rows, slices.Repeat([]float32{1}, d.rows), nil}
-		if err := g.learn(&l.Bias, by, func() *Value { return g.gradient(g.product(ones, dT, d.rows), d.cols) }); err != nil {
+		if err := g.handOn(&l.Bias, by, func() *Value { return g.gradient(g.product(ones, dT, d.rows), d.cols) }); err != nil {
 			return err
 		}
 		w := matrix{d.cols, in, g.plain.Values(&l.Weight), g.weightSigmas(&l.Weight)}
 		dx := g.Adjoint(x)
-		dx.joins(by, l.Weight.Name)
+		dx.addWeights(by, l.Weight.Name)
 		g.product(d, w.transposed(), d.cols).each(dx.add)
 		return nil
 	})
@@ -275,12 +275,12 @@ func (g *Gradients) weightSigmas(w *model.Weight) []float32 {
 func (g *Gradients) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 	y := g.Analysis.RMSNorm(x, weight, eps)
 	return g.record(y, func(dy *Value, by WeightSet) error {
-		if err := g.learn(weight, by, func() *Value { return g.normWeight(x, dy, eps) }); err != nil {
+		if err := g.handOn(weight, by, func() *Value { return g.normWeight(x, dy, eps) }); err != nil {
 			return err
 		}
 		w, sigmas := g.plain.Values(weight), g.weightSigmas(weight)
 		dx := g.Adjoint(x)
-		dx.joins(by, weight.Name)
+		dx.addWeights(by, weight.Name)
 		g.plain.Each(x.Rows(), 16*len(x.Values), func(t int) {
 			g.normBackward(dx, x, dy, t, w, sigmas, eps)
 		})
@@ -366,8 +366,8 @@ func (g *Gradients) normBackward(dx *adjoint, x, dy *Value, t int, w, sigmas []f
 func (g *Gradients) Add(a, b *Value) *Value {
 	y := g.Analysis.Add(a, b)
 	return g.record(y, func(dy *Value, by WeightSet) error {
-		g.passes(a, dy, by)
-		g.passes(b, dy, by)
+		g.passOn(a, dy, by)
+		g.passOn(b, dy, by)
 		return nil
 	})
 }
@@ -383,12 +383,12 @@ func (g *Gradients) SwiGLU(gate, up *Value) *Value {
 	y := g.Analysis.SwiGLU(gate, up)
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		dgate, dup := g.Adjoint(gate), g.Adjoint(up)
-		dgate.joins(by)
-		dup.joins(by)
+		dgate.addWeights(by)
+		dup.addWeights(by)
 		silu := g.plain.SiLU(gate.wide())
 		g.plain.Each(y.Rows(), 16*len(y.Values), func(t int) {
 			for i := t * y.Width(); i < (t+1)*y.Width(); i++ {
-				d, u, x := dy.at(i), up.at(i), gate.at(i)
+				d, u, x := dy.element(i), up.element(i), gate.element(i)
 				s, v := siluErrors(x, float64(silu.Values[i]))
 				to, vTo := times(d.y, d.v, s, v)
 				dup.add(i, to, vTo)
@@ -422,7 +422,7 @@ func siluSlope(x uncertain) (float64, float64) {
 	return slope, v + Sq(bend)*x.v
 }
 
-// softmaxErrors are the errors of the gradient ∂x of what a softmax was taken of, D being Σ p·∂p:
+// softmaxErrors are the errors of the gradient ∂x of a softmax's operand, with D = Σ p·∂p:
 //
 //	p_j·(e_j - Σ_k p_k·e_k)   e: of ∂p, of variance carried_j/p_j²
 //	p_j·e_D                   of D itself, of variance sum per row
@@ -445,7 +445,7 @@ func (g *Gradients) Softmax(x *Value) *Value {
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		exact := y.sigma == nil // the golden's
 		dx, n := g.Adjoint(x), len(y.Values)
-		dx.joins(by)
+		dx.addWeights(by)
 		dx.rows = &softmaxErrors{make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, y.Rows()), make([]float64, y.Rows())}
 		g.plain.Each(y.Rows(), 16*n, func(t int) {
 			if exact {
@@ -463,7 +463,7 @@ func (g *Gradients) softmaxBackward(dx *adjoint, y, dy *Value, t int, own []floa
 	var sum, squares, carried, moved float64 // D, Σ (p·∂p)², Σ p²·v_∂p, Σ ∂x²·a
 	from, e := t*y.Width(), dx.rows
 	for i, p := range y.Row(t) {
-		p, d := float64(p), dy.at(from+i)
+		p, d := float64(p), dy.element(from+i)
 		sum += p * d.y
 		squares += Sq(p * d.y)
 		carried += Sq(p) * d.v
@@ -473,7 +473,7 @@ func (g *Gradients) softmaxBackward(dx *adjoint, y, dy *Value, t int, own []floa
 	}
 	e.sum[t] = moved + g.sums(y.Width()).kappa*(squares+Sq(sum))
 	for i, p := range y.Row(t) {
-		p, d, i := float64(p), dy.at(from+i), from+i
+		p, d, i := float64(p), dy.element(from+i), from+i
 		into := p * (d.y - sum)
 		e.p[i], e.carried[i], e.rest[i] = p, Sq(p)*d.v, roughly(into, Sq((d.y-sum)*float64(own[i])))
 		if !exact {
@@ -498,7 +498,7 @@ func (g *Gradients) Move(m *model.Move, operands ...*Value) *Value {
 		into := make([]*adjoint, len(operands))
 		for i, x := range operands {
 			into[i] = g.Adjoint(x)
-			into[i].joins(by)
+			into[i].addWeights(by)
 		}
 		m.Each(func(r model.Run) {
 			for i := range r.N {
@@ -518,7 +518,7 @@ func (g *Gradients) Move(m *model.Move, operands ...*Value) *Value {
 func (g *Gradients) CrossEntropy(x *Value, in *model.Input) (sum float64, dx *Value) {
 	n := float64(in.Batch * (in.Seq - 1))
 	dx = g.result(tensor.F32, x.Shape...)
-	dx.unrounded = false
+	dx.roundLater = false
 	clear(dx.Values)
 	clear(dx.sigma.Values)
 	for row := range x.Rows() {

@@ -7,15 +7,15 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Of attention backward, beside analysis_attention.go. A head's group is that of its keys and
-// values; the sum over the heads of a group is one of as many terms (repeat_kv).
+// Attention backward, beside attention.go. Heads with the same keys and values form a group; the sum
+// over the heads of a group has as many terms as the group has heads (repeat_kv).
 
 // RoPE rotates the gradient back: two products and a sum, all exact.
 func (g *Gradients) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 	y := g.Analysis.RoPE(x, cosines, sines, r)
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		dx, width, seq := g.Adjoint(x), x.Width(), x.Shape[2]
-		dx.joins(by)
+		dx.addWeights(by)
 		g.plain.Each(x.Rows(), 16*width, func(t int) {
 			first, table := (t+1)*width-2*r.Half, t%seq*r.Half
 			for i := t * width; i < first; i++ {
@@ -24,17 +24,17 @@ func (g *Gradients) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 			for i := range r.Half {
 				ia, ib := r.Pair(i)
 				ia, ib = first+ia, first+ib
-				da, db, cos, sin := dy.at(ia), dy.at(ib), cosines.at(table+i), sines.at(table+i)
-				dx.turn(ia, da, cos, db, sin)
-				dx.turn(ib, db, cos, uncertain{-da.y, da.v}, sin)
+				da, db, cos, sin := dy.element(ia), dy.element(ib), cosines.element(table+i), sines.element(table+i)
+				dx.addRotated(ia, da, cos, db, sin)
+				dx.addRotated(ib, db, cos, uncertain{-da.y, da.v}, sin)
 			}
 		})
 		return nil
 	})
 }
 
-// turn adds a·cos + b·sin to element i.
-func (d *adjoint) turn(i int, a, cos, b, sin uncertain) {
+// addRotated adds a·cos + b·sin to element i.
+func (d *adjoint) addRotated(i int, a, cos, b, sin uncertain) {
 	ac, va := times(a.y, a.v, cos.y, cos.v)
 	bs, vb := times(b.y, b.v, sin.y, sin.v)
 	sum := float64(float32(ac + bs))
@@ -49,8 +49,8 @@ func (g *Gradients) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 	y := g.Analysis.Scores(q, k, first, n, s)
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		dq, dk, seq, dim := g.Adjoint(q), g.Adjoint(k), k.Shape[2], q.Width()
-		dq.joins(by)
-		dk.joins(by)
+		dq.addWeights(by)
+		dk.addWeights(by)
 		rows := g.Adjoint(y).rows
 		dy = g.scaled(dy, s)
 		for i := range q.Shape[0] * q.Shape[1] {
@@ -128,9 +128,9 @@ func (g *Gradients) Context(probs, vT *Value) *Value {
 	y := g.Analysis.Context(probs, vT)
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		dp, dv := g.Adjoint(probs), g.Adjoint(vT)
-		dp.joins(by)
-		dv.joins(by)
-		p := probs.whole()
+		dp.addWeights(by)
+		dv.addWeights(by)
+		p := probs.distributed()
 		n, seq, width := probs.Shape[2], probs.Width(), vT.Shape[2]
 		for i := range probs.Shape[0] * probs.Shape[1] {
 			d, group := dy.matrixAt(i), groupOf(i, probs, vT)
@@ -143,8 +143,8 @@ func (g *Gradients) Context(probs, vT *Value) *Value {
 	})
 }
 
-// whole is x with what its rows share spread over their elements, x being left as it is.
-func (x *Value) whole() *Value {
+// distributed is x with the errors that its rows share given to their elements; x itself is unchanged.
+func (x *Value) distributed() *Value {
 	if x.shared == nil {
 		return x
 	}

@@ -7,7 +7,7 @@ import (
 	"dsmoe/model"
 )
 
-// Of a mixture of experts backward, beside analysis_routing.go. The choice of experts is a
+// A mixture of experts backward, beside routing.go. The choice of experts is a
 // constant of the loss: what serves it alone passes no gradient on.
 
 // Normalise implements model.Arithmetic, total being a row's sum + 1e-20, A = ∂y/total and D = Σ
@@ -20,7 +20,7 @@ func (g *Gradients) Normalise(w *Value) *Value {
 	y := g.Analysis.Normalise(w)
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		dw := g.Adjoint(w)
-		dw.joins(by)
+		dw.addWeights(by)
 		for t := range w.Rows() {
 			g.normaliseBackward(dw, w, y, dy, t)
 		}
@@ -58,7 +58,7 @@ func (g *Gradients) Scale(x *Value, factor float32) *Value {
 	y := g.Analysis.Scale(x, factor)
 	return g.record(y, func(dy *Value, by WeightSet) error {
 		dx := g.Adjoint(x)
-		dx.joins(by)
+		dx.addWeights(by)
 		for i, d := range dy.Values {
 			product := float64(float32(d * factor))
 			dx.add(i, product, exactly(product, dy.Variance(i)*Sq(float64(factor))))
@@ -84,8 +84,8 @@ func (g *Gradients) Combine(weight *Value, parts []model.Part[*Value], order con
 
 func (g *Gradients) combineBackward(weight *Value, part model.Part[*Value], dy *Value, by WeightSet) {
 	dw, dout, k, width := g.Adjoint(weight), g.Adjoint(part.Out), weight.Width(), dy.Width()
-	dw.joins(by)
-	dout.joins(by)
+	dw.addWeights(by)
+	dout.addWeights(by)
 	d, out, neurons := matrixOf(dy), matrixOf(part.Out), g.neuronErrors(part, dy, k)
 	for i, slot := range part.Slots {
 		row := d.part(slot/k, 1)

@@ -58,10 +58,10 @@ func TestErrorsAreCarriedBack(t *testing.T) {
 			backward := func(moved, sigma float64) (dx []*Value) {
 				a := NewAnalysis(model.Options{DType: tensor.F32}, nil)
 				g := NewGradients(a, &model.DeepseekForCausalLM{})
-				g.Wants = func(string) bool { return false }
+				g.Wanted = func(string) bool { return false }
 				of := func(base []float32, shape []int) *Value {
 					x := a.result(tensor.F32, shape...)
-					x.unrounded = false
+					x.roundLater = false
 					for k, v := range base {
 						x.Set(k, float64(v)*(1+moved*r.NormFloat64()), Sq(sigma*float64(v)/Unit))
 					}

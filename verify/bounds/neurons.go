@@ -27,7 +27,7 @@ func (a *Analysis) Neurons(x *Value, want []float32, rows *Rows, factor float64)
 func (f *filter) examine() {
 	all := f.sorted()
 	n := min(mostSuspects, len(all))
-	f.inScope(func() { f.exactly(all[:n]) })
+	f.inScope(func() { f.examineExactly(all[:n]) })
 	if f.z > NeuronLimit || len(all) == 0 {
 		return
 	}
@@ -40,7 +40,7 @@ func (f *filter) examine() {
 		if f.z > NeuronLimit {
 			return
 		}
-		f.inScope(func() { f.exactly(batch) })
+		f.inScope(func() { f.examineExactly(batch) })
 	}
 }
 

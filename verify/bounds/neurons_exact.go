@@ -87,12 +87,12 @@ func (f *filter) each(tokens []int, visit func(p *product, rows []position)) {
 	}
 }
 
-// exactly computes the exact z of suspects. With M = Dᵀ·diag(w)·D, of which it computes the
+// examineExactly computes the exact z of suspects. With M = Dᵀ·diag(w)·D, of which it computes the
 // suspects' rows, and k over the neurons of all MLPs that the token is a sum of, each of their
 // columns of D times its expert's weight:
 //
 //	Var(N_i) = Σ_k M_ik²·v_hk + Σ_o D_oi²·w_o²·q_o
-func (f *filter) exactly(suspects []suspect) {
+func (f *filter) examineExactly(suspects []suspect) {
 	n := len(suspects)
 	tokens := make([]int, n)
 	for i, s := range suspects {
@@ -124,7 +124,7 @@ func (f *filter) exactly(suspects []suspect) {
 	})
 	for i, s := range suspects {
 		s.Z = Ratio(math.Abs(sums[i]), math.Sqrt(variances[i])) / f.factor
-		f.examined(s.Neuron)
+		f.consider(s.Neuron)
 	}
 }
 

@@ -32,14 +32,14 @@ func (f *filter) simulate() {
 			block = append(block, t)
 		}
 		if len(block) == size || t == len(f.crowded)-1 && len(block) > 0 {
-			f.inScope(func() { f.simulated(block) })
+			f.inScope(func() { f.simulateBlock(block) })
 			block = block[:0]
 		}
 	}
 }
 
-// simulated does that for a block of tokens.
-func (f *filter) simulated(tokens []int) {
+// simulateBlock does that for a block of tokens.
+func (f *filter) simulateBlock(tokens []int) {
 	noises := f.noises(tokens)
 	residuals := f.errors.Make(tensor.F32, len(tokens)*(draws+1), f.x.Width()) // draws, and the real one, of each token
 	clear(residuals.Values)
@@ -62,7 +62,7 @@ func (f *filter) simulated(tokens []int) {
 		}
 		f.errors.EachColumns(some, &p.down.Weight, func(from int, projections *model.Activation) {
 			for i, r := range rows {
-				f.resuspected(r.term, from, projections, i*(draws+1), before)
+				f.suspectAgain(r.term, from, projections, i*(draws+1), before)
 			}
 		})
 	})
@@ -106,9 +106,9 @@ func (n *noise) drawOutputs(residuals *model.Activation, i int, next func() uint
 	copy(residuals.Row(first+draws), n.scaled)
 }
 
-// resuspected estimates the z of neurons from … of the projections of draws, and of the real
+// suspectAgain estimates the z of neurons from … of the projections of draws, and of the real
 // residual, which are rows of a tile.
-func (f *filter) resuspected(t term, from int, projections *model.Activation, row int, before map[suspectKey]Neuron) {
+func (f *filter) suspectAgain(t term, from int, projections *model.Activation, row int, before map[suspectKey]Neuron) {
 	for k, projection := range projections.Row(row + draws) {
 		sum := 0.0
 		for d := range draws {
@@ -118,9 +118,9 @@ func (f *filter) resuspected(t term, from int, projections *model.Activation, ro
 		s.Z = Ratio(math.Abs(float64(projection)), math.Sqrt(sum/draws)) / f.factor
 		s.Share, s.explained = before[s.key()].Share, before[s.key()].explained
 		if s.Z > screenZ {
-			f.suspected(s)
+			f.addSuspect(s)
 		} else if s.Share > 0 || s.Z > f.z {
-			f.examined(s.Neuron)
+			f.consider(s.Neuron)
 		}
 	}
 }

@@ -245,7 +245,7 @@ func TestNeuronsHaveTheVarianceOfTheFormula(t *testing.T) {
 		off := 0.0
 		for _, s := range simulated {
 			f.z = 0
-			f.exactly([]suspect{s})
+			f.examineExactly([]suspect{s})
 			z := f.explicitZ(s.term, s.Index)
 			require.InEpsilon(t, z, f.z, 1e-3)
 			require.InDelta(t, 0, math.Log(s.Z*1e-6/z), 0.6)

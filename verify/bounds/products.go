@@ -71,10 +71,11 @@ func (a *Analysis) gradient(p productOf, shape ...int) *Value {
 //	v = Σ_runs (Σ σ_a·|b|)² + Σ_runs (Σ σ_b·|a|)² + Σ v_a·v_b + that of a sum
 //
 // where the squares of the partial sums of a sum (see sums.variance) are Σ_runs (Σ |S_k|)², S_k being the
-// partial sums in chains of at most chainTerms, and of the chains. A run is of equal terms, one behind the other, as repeated tokens give: adding a term to a sum again and again is
-// rounded the same way again and again. Other terms are runs of one. So are terms that are hardly
-// more than the spacing of numbers at S_k: what is lost of each has its sign, and many of one sign,
-// as the logits of tokens that never occur give, add up: twice (Σ ±min(|term|/u, |S_k|))² more.
+// partial sums in chains of at most chainTerms, and of the chains. A run is of equal terms, one behind the
+// other, as repeated tokens give: adding a term to a sum again and again is rounded the same way again and
+// again. Other terms are runs of one. So are terms that are hardly more than the spacing of numbers at S_k:
+// what is lost of each has its sign, and many of one sign, as the logits of tokens that never occur give, add
+// up: twice (Σ ±min(|term|/u, |S_k|))² more.
 func (a *Analysis) product(left, right matrix, k int) productOf {
 	p := productOf{make([]float64, left.rows*right.rows), make([]float64, left.rows*right.rows)}
 	s := a.sums(k)
@@ -149,7 +150,7 @@ func carried(a, b matrix) (v float64) {
 	return v + Sq(ofA) + Sq(ofB)
 }
 
-// repeats says whether a column of m is equal to the one before it.
+// repeats reports whether a column of m equals the column before it.
 func (m matrix) repeats() bool {
 	for c := 1; c < m.cols; c++ {
 		same := true

@@ -22,7 +22,7 @@ type precision struct {
 	largest float64 // finite value
 }
 
-// PrecisionOf returns that of F32, BF16 or F16.
+// PrecisionOf returns the precision of F32, BF16 or F16.
 func PrecisionOf(d tensor.DType) precision {
 	switch d {
 	case tensor.BF16:

@@ -10,33 +10,33 @@ import (
 
 // Sigmoid implements model.Arithmetic: v = (y·(1-y))²·v_x + (1.5y)².
 func (a *Analysis) Sigmoid(x *Value) *Value {
-	x = a.use(x)
+	x = a.settle(x)
 	y := a.computed(a.plain.Sigmoid(x.wide()), x.DType)
 	for i, p := range y.Values {
 		p := float64(p)
 		y.Set(i, p, roughly(p, float64(Sq(p*(1-p))*x.Variance(i))+float64(2.25*Sq(p))))
 	}
-	return y.after(x)
+	return y.inherit(x)
 }
 
 // AddBias implements model.Arithmetic.
 func (a *Analysis) AddBias(scores *Value, bias *model.Weight) *Value {
-	scores = a.use(scores)
+	scores = a.settle(scores)
 	y := a.computed(a.plain.AddBias(scores.wide(), bias), scores.DType)
-	y.unrounded = false
+	y.roundLater = false
 	deltas := a.deltas(bias)
 	for i, s := range y.Values {
 		y.Set(i, float64(s), exactly(float64(s), scores.Variance(i)+delta(deltas, i%y.Width())))
 	}
-	return y.after(scores)
+	return y.inherit(scores)
 }
 
 // GroupWorth implements model.Arithmetic: the sum of the best scores' v, + worth² if they
 // are several.
 func (a *Analysis) GroupWorth(scores *Value, groups, best int) *Value {
-	scores = a.use(scores)
+	scores = a.settle(scores)
 	y := a.computed(a.plain.GroupWorth(scores.wide(), groups, best), scores.DType)
-	y.unrounded = false
+	y.roundLater = false
 	size := scores.Width() / groups
 	for i, worth := range y.Values {
 		v := 0.0
@@ -48,28 +48,30 @@ func (a *Analysis) GroupWorth(scores *Value, groups, best int) *Value {
 		}
 		y.Set(i, float64(worth), v)
 	}
-	return y.after(scores)
+	return y.inherit(scores)
 }
 
 // MaskGroups implements model.Arithmetic. What is masked is exact.
 func (a *Analysis) MaskGroups(scores *Value, groups int, chosen []int, masked float32) *Value {
-	scores = a.use(scores)
+	scores = a.settle(scores)
 	y := &Value{Activation: a.plain.MaskGroups(scores.Activation, groups, chosen, masked)}
 	if scores.sigma != nil {
 		y.sigma = a.errors.MaskGroups(scores.sigma, groups, chosen, 0)
 	}
-	return y.after(scores)
+	return y.inherit(scores)
 }
 
 // TopK implements model.Arithmetic.
-func (a *Analysis) TopK(scores *Value, k int) []int { return a.plain.TopK(a.use(scores).Activation, k) }
+func (a *Analysis) TopK(scores *Value, k int) []int {
+	return a.plain.TopK(a.settle(scores).Activation, k)
+}
 
 // Normalise implements model.Arithmetic, S being a row's sum:
 //
 //	S:    v = Σ v_w + (1.5·S)², a rounding point; + 1e-20, exact, a rounding point
 //	w/S:  v = (w/S)²·(v_w/w² + v_S/S²), exact
 func (a *Analysis) Normalise(w *Value) *Value {
-	w = a.use(w)
+	w = a.settle(w)
 	y := a.result(w.DType, w.Shape...)
 	for t := range w.Rows() {
 		sum, v := 0.0, 0.0
@@ -87,18 +89,18 @@ func (a *Analysis) Normalise(w *Value) *Value {
 			y.Set(at, share, exactly(share, (w.Variance(at)+float64(Sq(share)*v))/Sq(sum)))
 		}
 	}
-	return y.after(w)
+	return y.inherit(w)
 }
 
 // Scale implements model.Arithmetic.
 func (a *Analysis) Scale(x *Value, factor float32) *Value {
-	x = a.use(x)
+	x = a.settle(x)
 	y := a.result(x.DType, x.Shape...)
 	for i, v := range x.Values {
 		product := float64(float32(v * factor))
 		y.Set(i, product, exactly(product, x.Variance(i)*Sq(float64(factor))))
 	}
-	return y.after(x)
+	return y.inherit(x)
 }
 
 // weighted is an expert's output for a token: a row of it, and its position in topk_idx.
@@ -109,12 +111,12 @@ type weighted struct{ part, row, slot int }
 //
 //	v = Σ v_p + sums.variance
 func (a *Analysis) Combine(weight *Value, parts []model.Part[*Value], order config.RoutedSum) *Value {
-	weight = a.use(weight)
+	weight = a.settle(weight)
 	k, terms := weight.Width(), make([][]weighted, weight.Rows())
 	y := a.result(parts[0].Out.DType, weight.Rows(), parts[0].Out.Width())
 	for p, part := range parts {
-		out := a.use(part.Out)
-		y.after(weight, out)
+		out := a.settle(part.Out)
+		y.inherit(weight, out)
 		from := product{expert: part.Expert}
 		for i, slot := range part.Slots {
 			terms[slot/k] = append(terms[slot/k], weighted{p, i, slot})
@@ -178,5 +180,5 @@ func (a *Analysis) sumByChoice(y *Value, t int, weight *Value, parts []model.Par
 
 // AuxLoss implements model.Arithmetic. It is held to limits of its own, and has no variance.
 func (a *Analysis) AuxLoss(scores *Value, idx []int, sequences int, alpha float64) *Value {
-	return Exact(a.plain.AuxLoss(a.use(scores).Activation, idx, sequences, alpha))
+	return Exact(a.plain.AuxLoss(a.settle(scores).Activation, idx, sequences, alpha))
 }

@@ -123,7 +123,7 @@ func TestOwnErrors(t *testing.T) {
 				}
 				return y
 			}, 1, 3},
-		"Softmax": {[][]int{{rows, width}}, func(a *Analysis, x []*Value) *Value { return a.use(a.Softmax(x[0])) },
+		"Softmax": {[][]int{{rows, width}}, func(a *Analysis, x []*Value) *Value { return a.settle(a.Softmax(x[0])) },
 			func(c reference32, x values32) []float32 { return mapRows(x[0], width, c.softmax) }, 1, 3},
 		"Sigmoid": {[][]int{{rows, width}}, func(a *Analysis, x []*Value) *Value { return a.Sigmoid(x[0]) },
 			func(c reference32, x values32) (y []float32) {

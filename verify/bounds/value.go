@@ -19,11 +19,11 @@ type Value struct {
 	// shared is, of probabilities, the relative variance per row that all elements of the
 	// row have in common, in units of u²; nil of other values.
 	shared []float64
-	// unrounded says that the last rounding, to the dtype, is yet to be done.
-	unrounded bool
-	// Together says that the elements of a column share an operand's errors: those of a row of
+	// roundLater says that the last rounding, to the dtype, is yet to be done.
+	roundLater bool
+	// ColumnsShare says that the elements of a column share an operand's errors: those of a row of
 	// another stage, which the pack does not hold.
-	Together bool
+	ColumnsShare bool
 	// Float32Scores is, of attention in BF16 or F16 whose scores may have been rounded, the same value
 	// with the variance that it has if they were not; nil elsewhere.
 	Float32Scores *Value
@@ -79,13 +79,13 @@ func WithErrors(y *model.Activation, deviation func(i int) float64) *Value {
 	return x
 }
 
-// after returns y, whose columns share errors if those of an operand do.
-func (y *Value) after(operands ...*Value) *Value {
-	y.Together = y.Together || slices.ContainsFunc(operands, func(x *Value) bool { return x.Together })
+// inherit returns y, whose columns share errors if an operand's columns do.
+func (y *Value) inherit(operands ...*Value) *Value {
+	y.ColumnsShare = y.ColumnsShare || slices.ContainsFunc(operands, func(x *Value) bool { return x.ColumnsShare })
 	return y
 }
 
-// DistributeShared spreads what rows share over their elements.
+// DistributeShared gives the errors that rows share to their elements.
 func (x *Value) DistributeShared() {
 	for i, y := range x.Values {
 		if x.shared == nil {
@@ -96,7 +96,7 @@ func (x *Value) DistributeShared() {
 	x.shared = nil
 }
 
-// Replace puts golden values in x's place, if they are finite.
+// Replace puts golden values in x's place if they are finite.
 func (x *Value) Replace(want []float32) {
 	if AllFinite(want) {
 		*x = Value{Activation: x.Activation}
@@ -106,7 +106,7 @@ func (x *Value) Replace(want []float32) {
 
 // Rounded are x's values as the reference holds them: its own, if they are these.
 func (x *Value) Rounded() []float32 {
-	if !x.unrounded || x.DType == tensor.F32 {
+	if !x.roundLater || x.DType == tensor.F32 {
 		return x.Values
 	}
 	rounded := make([]float32, len(x.Values))
@@ -150,5 +150,5 @@ func times(x, vx, z, vz float64) (float64, float64) {
 // uncertain is a number and its variance, in units of u².
 type uncertain struct{ y, v float64 }
 
-// at is element i.
-func (x *Value) at(i int) uncertain { return uncertain{float64(x.Values[i]), x.Variance(i)} }
+// element is element i.
+func (x *Value) element(i int) uncertain { return uncertain{float64(x.Values[i]), x.Variance(i)} }

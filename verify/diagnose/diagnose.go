@@ -17,7 +17,7 @@ func (f *Failure) Diagnose(ctx context.Context) (causes, hints []report.Cause, e
 	return causes, hints, err
 }
 
-// causes are all that explain the failure: numbers that are none, then mistakes.
+// causes are all explanations of the failure: weights that are not finite, overflow, then mistakes.
 func (f *Failure) causes(ctx context.Context) ([]report.Cause, error) {
 	found, err := f.notFiniteWeights()
 	if err != nil || len(found) > 0 {
@@ -25,7 +25,7 @@ func (f *Failure) causes(ctx context.Context) ([]report.Cause, error) {
 	}
 	found = append(found, f.overflows()...)
 	for _, m := range mistakes(f) {
-		if kind, _ := pack.CutExpert(f.Kind); !slices.Contains(m.kinds, kind) || m.unless != "" && has(found, m.unless) {
+		if kind, _ := pack.CutExpert(f.Kind); !slices.Contains(m.kinds, kind) || m.unless != "" && hasCause(found, m.unless) {
 			continue
 		}
 		c, err := f.try(ctx, m)
@@ -62,7 +62,7 @@ func (f *Failure) try(ctx context.Context, m mistake) (*report.Cause, error) {
 	return &report.Cause{ID: m.id, Text: text}, nil
 }
 
-// has says whether one of the causes is the mistake id.
-func has(causes []report.Cause, id string) bool {
+// hasCause reports whether the mistake id is among the causes.
+func hasCause(causes []report.Cause, id string) bool {
 	return slices.ContainsFunc(causes, func(c report.Cause) bool { return c.ID == id })
 }

@@ -54,7 +54,7 @@ func (f *Failure) Predicts() int { return f.Layer - len(f.Model.Model.Layers) }
 // Seq returns how many tokens of a sequence the failed layer's input has.
 func (f *Failure) Seq() int { return f.In.Seq - max(0, f.Predicts()) }
 
-// isProduct says whether the stage is a product with one weight, which may have a bias, and
+// isProduct reports whether the stage is a product with one weight, which may have a bias, and
 // nothing else took part in it.
 func (f *Failure) isProduct() bool {
 	linear := strings.HasSuffix(f.Kind, "_proj.output") || f.Name == pack.Logits || f.Kind == pack.GateLogits
@@ -79,7 +79,7 @@ func (f *Failure) notFiniteWeights() ([]report.Cause, error) {
 	})
 }
 
-// overflows says that a number became too large, here or in the reference: no weight and no
+// overflows reports numbers that became too large, here or in the reference: no weight and no
 // input of the stage is infinite.
 func (f *Failure) overflows() (causes []report.Cause) {
 	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !bounds.Finite(v) }) }

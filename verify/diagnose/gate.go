@@ -191,7 +191,7 @@ func undoRenumbered(x *Trial) string {
 	return fmt.Sprintf("experts and the router's rows are numbered otherwise, together: %s: %s", harm, rowOrder(order))
 }
 
-// keepsGroups says whether experts that were in one of n groups are in one again.
+// keepsGroups reports whether experts of the same group, of n, stay in the same group.
 func keepsGroups(order []int, n int) bool {
 	size := len(order) / n
 	for e, from := range order {

@@ -35,7 +35,7 @@ var (
 // stageOf is the stage of a projection of the attention.
 func stageOf(proj table.Role) []string { return []string{pack.InAttention(proj)} }
 
-// projections are those of either attention.
+// projections are the projections of either kind of attention.
 var projections = []table.Role{table.QProj, table.QAProj, table.QBProj, table.KVAProjWithMQA, table.KVBProj,
 	table.KProj, table.VProj, table.OProj}
 

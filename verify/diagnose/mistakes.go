@@ -13,7 +13,7 @@ import (
 	"dsmoe/verify/pack"
 )
 
-// mistakes are tried in this order, which is that of Report.Causes: switches and numbers of
+// mistakes are tried in this order, in which Report.Causes lists them: switches and numbers of
 // the config first, then what a conversion does to weights, from whole layers to rows.
 func mistakes(f *Failure) []mistake {
 	return slices.Concat(configMistakes(f), productMistakes(), sumMistakes(), weightMistakes(f))
@@ -109,7 +109,7 @@ func weightMistakes(f *Failure) []mistake {
 	return list
 }
 
-// expertMistakes are those of single routed experts, and of their numbers.
+// expertMistakes are mistakes of single routed experts, and of their numbers.
 func (f *Failure) expertMistakes(kind string) (list []mistake) {
 	kinds, whole, probes := []string{kind}, kind == expertGate, []string{pack.ProbeOutput}
 	for _, e := range f.suspects() {
@@ -150,7 +150,7 @@ func (f *Failure) hasKind(kind string) bool {
 	return false
 }
 
-// probeMistakes are those of the expert whose probe failed.
+// probeMistakes are mistakes of the expert whose probe failed.
 func (f *Failure) probeMistakes() []mistake {
 	_, e := pack.CutExpert(f.Kind)
 	list := []mistake{{id: "gate-up-swapped", kinds: []string{pack.ProbeOutput}, undo: undoGateUpOf(e)}}

@@ -67,7 +67,7 @@ func (f *Failure) suspects() (suspects []int) {
 	right, seen := map[int]bool{}, map[int]bool{}
 	for i, e := range f.Idx {
 		seen[e] = true
-		right[e] = right[e] || !f.wrong(i/k)
+		right[e] = right[e] || !f.isBeyond(i/k)
 	}
 	for e := range f.Model.Config.NRoutedExperts {
 		if seen[e] && !right[e] {
@@ -124,8 +124,8 @@ func (f *Failure) wrongProbes() (experts []int) {
 	return experts
 }
 
-// wrong says whether row of the failed stage is beyond its limits.
-func (f *Failure) wrong(row int) bool { return row < len(f.Beyond) && f.Beyond[row] }
+// isBeyond reports whether a row of the failed stage is beyond its limits.
+func (f *Failure) isBeyond(row int) bool { return row < len(f.Beyond) && f.Beyond[row] }
 
 // mostPaired is how many experts are tried in pairs, whose number grows with the square.
 const mostPaired = 8

@@ -200,7 +200,7 @@ func undoKVB(apart bool) func(x *Trial) string {
 	}
 }
 
-// transposeScales reads w's scales column by column. It says whether there are several.
+// transposeScales reads w's scales column by column. It reports whether there are several.
 func transposeScales(w *model.Weight) bool {
 	if w.Scales == nil {
 		return false

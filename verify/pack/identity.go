@@ -95,7 +95,7 @@ func setting(v jsontext.Value) string {
 	return string(v)
 }
 
-// InWords says which keys differ: "rope_scaling differs (pack null, here {…})".
+// InWords lists the keys that differ: "rope_scaling differs (pack null, here {…})".
 func InWords(differ []Difference) string {
 	var words []string
 	for _, d := range differ {
@@ -151,7 +151,7 @@ func moduleStage(s table.Slot) (stage string, width int) {
 	return stage, s.Shape[0]
 }
 
-// Difference is a key of config.json whose value is not that of the config.json that the pack was
+// Difference is a key whose values differ between the checkpoint's config.json and the one that the pack was
 // recorded from.
 type Difference struct {
 	Key        string `json:"key"`        // of config.json

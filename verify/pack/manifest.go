@@ -105,14 +105,14 @@ type Precision struct {
 	Float32         string `json:"float32_matmul_precision"` // highest, high or medium
 }
 
-// String says it in torch's words.
+// String prints the settings in torch's words.
 func (p *Precision) String() string {
 	return fmt.Sprintf("matmul_tf32 %t, cudnn_tf32 %t, reduced_bf16_sums %t, reduced_fp16_sums %t, float32_matmul_precision %s",
 		p.MatmulTF32, p.CuDNNTF32, p.ReducedBF16Sums, p.ReducedFP16Sums, p.Float32)
 }
 
-// RanOn says on which GPU the reference ran, with what settings; "" without any.
-func (r *Reference) RanOn() string {
+// GPUText names the GPU that the reference ran on, and its settings; empty for a CPU.
+func (r *Reference) GPUText() string {
 	switch {
 	case r.Precision == nil:
 		return r.GPU
@@ -141,9 +141,9 @@ func elements(shape []int) int {
 	return n
 }
 
-// nulled returns a JSON text in which the literals NaN, Infinity and -Infinity are null.
+// withoutNaN returns a JSON text in which the literals NaN, Infinity and -Infinity are null.
 // Python's json module writes them, and JSON has none.
-func nulled(data []byte) []byte {
+func withoutNaN(data []byte) []byte {
 	literal := regexp.MustCompile(`"(?:[^"\\]|\\.)*"|-?Infinity|NaN`)
 	return literal.ReplaceAllFunc(data, func(found []byte) []byte {
 		if found[0] == '"' {
@@ -198,8 +198,7 @@ func (m *Manifest) check() []error {
 	return problems
 }
 
-// checkLayers returns what is wrong with what the manifest says of layers: of those that are
-// absent, and of what layers begin with.
+// checkLayers returns what is wrong with the manifest's absent layers and layer inputs.
 func (m *Manifest) checkLayers() (problems []error) {
 	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	for _, l := range m.Absent.Layers {
@@ -289,8 +288,8 @@ func (m *Manifest) checkProbe(l int, p Probe) (problems []string) {
 	return problems
 }
 
-// ascending says why a list is not one of different numbers below end, in order. There is no end
-// below 0.
+// ascending returns why a list does not hold different numbers below end in ascending order. A negative end
+// is no limit.
 func ascending(what string, list []int, end int) string {
 	if len(list) == 0 {
 		return "no " + what + " is named"
@@ -318,7 +317,7 @@ func (m *Manifest) ProbesByLayer() map[int]Probe {
 	return probes
 }
 
-// Misfit says why a golden tensor cannot be compared at all. Axes of length 1 do not
+// Misfit returns why a golden tensor cannot be compared at all; empty if it can. Axes of length 1 do not
 // count: hooks see them where a reference reshapes on the way.
 func Misfit(e Entry, shape []int, d tensor.DType) string {
 	one := func(n int) bool { return n == 1 }

@@ -109,7 +109,7 @@ func (p *Pack) readManifest() error {
 	}
 	hash := sha256.Sum256(data)
 	p.Hash = "sha256:" + hex.EncodeToString(hash[:])
-	if err := json.Unmarshal(nulled(data), &p.Manifest); err != nil {
+	if err := json.Unmarshal(withoutNaN(data), &p.Manifest); err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
 	return nil
@@ -133,7 +133,7 @@ func (p *Pack) rehash() []error {
 	return problems
 }
 
-// missingFile is a file of a pack that is not there.
+// missingFile is the error about a file that the manifest names and the pack lacks.
 type missingFile struct {
 	name string
 	err  error
@@ -177,7 +177,7 @@ func (p *Pack) Tensors() iter.Seq[tensor.Info] {
 	}
 }
 
-// Has says whether the pack holds the tensor.
+// Has reports whether the pack holds the tensor.
 func (p *Pack) Has(name string) bool {
 	_, ok := p.Manifest.Tensors[name]
 	return ok

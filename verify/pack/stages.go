@@ -103,7 +103,7 @@ func CutExpert(kind string) (kinds string, expert int) {
 	return strings.Replace(kinds, "{e}", "*", 1), expert
 }
 
-// IsTable says whether a stage is one of RoPE's tables.
+// IsTable reports whether a stage is a table of RoPE.
 func IsTable(name string) bool { return name == RotaryCos || name == rotarySin }
 
 // OwnInput is the stage that layer l begins with, where a pack has it apart.
@@ -120,24 +120,24 @@ func InputStage(l int) string {
 // StageOf is the name of a kind of stage of layer l.
 func StageOf(l int, kind string) string { return fmt.Sprintf("model.layers.%d.%s", l, kind) }
 
-// IsStage says whether a tensor of a pack is something that a part of the model gave.
+// IsStage reports whether a tensor of a pack is the output of a part of the model.
 func IsStage(name string) bool {
 	_, kind := CutLayer(name)
 	return !IsInput(name) && kind != OwnInputKind
 }
 
-// IsInput says whether a tensor of a pack is what the model ran on.
+// IsInput reports whether a tensor of a pack is an input of the model.
 func IsInput(name string) bool { return name == "input_ids" || name == "attention_mask" }
 
-// IsLoss says whether a stage is one of training, forward or backward.
+// IsLoss reports whether a tensor is the loss or a gradient.
 func IsLoss(name string) bool { return name == Loss || strings.HasSuffix(name, Grad) }
 
-// IsLossOrGradient says whether a stage is a loss or a gradient.
+// IsLossOrGradient reports whether a tensor is a gradient or any loss, auxiliary losses included.
 func IsLossOrGradient(name string) bool {
 	return strings.HasSuffix(name, Grad) || strings.HasSuffix(name, "loss")
 }
 
-// IsStageGradient says whether a tensor of a pack is the gradient of a stage, not of a weight.
+// IsStageGradient reports whether a tensor of a pack is the gradient of a stage, not of a weight.
 func IsStageGradient(name string) bool {
 	of, ok := strings.CutSuffix(name, Grad)
 	return ok && !strings.HasSuffix(of, ".weight") && !strings.HasSuffix(of, ".bias")

@@ -19,8 +19,8 @@ const maxTokensFile = 256 << 20
 
 // ReadTokens reads a file of tokens as golden.py --tokens does: a safetensors file with I64 tensors
 // input_ids and, with padding, attention_mask; or JSON, an object with lists under these names, or
-// the list of ids alone. Ids are [batch, seq], or those of one sequence. The error names the
-// file. Whether the ids are in a vocabulary is not looked at.
+// the list of ids alone. Ids are [batch, seq], or one sequence. The error names the
+// file. Ids are not compared with a vocabulary.
 func ReadTokens(path string) (*model.Input, error) {
 	data, err := readSmall(path)
 	if err != nil {

@@ -63,7 +63,7 @@ func (r *Report) pageDivergence(p *page.Page) {
 	if r.FirstDivergence == nil {
 		return
 	}
-	facts, also := without(factsOf(r.writeDivergence), "also")
+	facts, also := cutFacts(factsOf(r.writeDivergence), "also")
 	p.Facts(facts...)
 	if len(also) > 0 {
 		s := text.NewSheet("stages")
@@ -83,8 +83,8 @@ func (r *Report) pageDivergence(p *page.Page) {
 	}
 }
 
-// without takes the facts of a name, and those behind it that have none, out of a list.
-func without(facts []page.Fact, name string) (rest, taken []page.Fact) {
+// cutFacts takes the facts of a name, and those behind it that have none, out of a list.
+func cutFacts(facts []page.Fact, name string) (rest, taken []page.Fact) {
 	current := ""
 	for _, f := range facts {
 		if f.Name != "" {
@@ -118,7 +118,7 @@ func (c *Check) heatmap() page.Heatmap {
 		m.Rows = append(m.Rows, fmt.Sprint(i*p.RowStep))
 		values := make([]float64, len(row))
 		for j, v := range row {
-			values[j] = orInf(v)
+			values[j] = orInfinity(v)
 		}
 		m.Values = append(m.Values, values)
 	}
@@ -131,8 +131,8 @@ func (c *Check) heatmap() page.Heatmap {
 	return m
 }
 
-// orInf is what is missing because it is infinite.
-func orInf(v *float64) float64 {
+// orInfinity is what is missing because it is infinite.
+func orInfinity(v *float64) float64 {
 	if v == nil {
 		return math.Inf(1)
 	}
@@ -171,9 +171,9 @@ func (r *Report) pageBounds(p *page.Page) {
 	p.Fold(fmt.Sprintf("All %s", text.Plural(len(r.Checks), "check")), r.checksSheet())
 }
 
-// used is what a drawing shows of a check: the share of its bound, or its relative RMS if none
+// boundShare is what a drawing shows of a check: the share of its bound, or its relative RMS if none
 // has a bound; NaN if there is none.
-func (c *Check) used(judged bool) float64 {
+func (c *Check) boundShare(judged bool) float64 {
 	v := c.Margin
 	if !judged {
 		v = c.RelRMS
@@ -187,8 +187,8 @@ func (c *Check) used(judged bool) float64 {
 	return math.NaN()
 }
 
-// usedName is what used is.
-func usedName(judged bool) string {
+// shareName is what used is.
+func shareName(judged bool) string {
 	if judged {
 		return "share of the bound"
 	}
@@ -197,14 +197,14 @@ func usedName(judged bool) string {
 
 // bars is a bar for each place.
 func (r *Report) bars(judged bool) page.Bars {
-	b := page.Bars{Title: "the stage of each layer that is nearest to its limit", Name: usedName(judged), Scale: page.Log}
+	b := page.Bars{Title: "the stage of each layer that is nearest to its limit", Name: shareName(judged), Scale: page.Log}
 	if judged {
 		b.Limit = 1
 	}
 	for checks := range r.places() {
 		worst, failed, checked := worstOf(checks)
-		bar := page.Bar{Label: PlaceOf(worst), Value: worst.used(judged), Bad: failed > 0}
-		bar.Shown = strings.TrimSuffix(worst.kindOf()+" "+worst.shown(judged), " -")
+		bar := page.Bar{Label: PlaceOf(worst), Value: worst.boundShare(judged), Bad: failed > 0}
+		bar.Shown = strings.TrimSuffix(worst.kindOf()+" "+worst.shareText(judged), " -")
 		switch {
 		case failed > 0:
 			bar.Shown += fmt.Sprintf(", %d failed", failed)
@@ -225,9 +225,9 @@ func (r *Report) bars(judged bool) page.Bars {
 	return b
 }
 
-// shown writes used for a reader.
-func (c *Check) shown(judged bool) string {
-	switch v := c.used(judged); {
+// shareText writes used for a reader.
+func (c *Check) shareText(judged bool) string {
+	switch v := c.boundShare(judged); {
 	case math.IsNaN(v) || math.IsInf(v, 0):
 		return "-"
 	case judged:
@@ -242,7 +242,7 @@ var expert = regexp.MustCompile(`\.experts\.\d+\.`)
 // stages is a heatmap of the layers' stages, or of their gradients: one row for each layer, a
 // column for each kind.
 func (r *Report) stages(gradients, judged bool) page.Heatmap {
-	m := page.Heatmap{Title: "stages of the layers", Name: usedName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "not there, or not measured"}
+	m := page.Heatmap{Title: "stages of the layers", Name: shareName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "not there, or not measured"}
 	worst := map[[2]int]Check{} // by row and column
 	for _, c := range r.Checks {
 		if c.Layer() < 0 || strings.HasSuffix(c.Tensor, pack.Grad) != gradients {
@@ -259,7 +259,7 @@ func (r *Report) stages(gradients, judged bool) page.Heatmap {
 		for j := range m.Columns {
 			v := math.NaN()
 			if c, ok := worst[[2]int{i, j}]; ok {
-				v = c.used(judged)
+				v = c.boundShare(judged)
 			}
 			m.Values[i] = append(m.Values[i], v)
 		}
@@ -274,7 +274,7 @@ func (r *Report) stages(gradients, judged bool) page.Heatmap {
 		if !ok {
 			return m.NoValue
 		}
-		return fmt.Sprintf("%s: %s %s", c.Tensor, c.Verdict, c.shown(judged))
+		return fmt.Sprintf("%s: %s %s", c.Tensor, c.Verdict, c.shareText(judged))
 	}
 	return m
 }
@@ -298,7 +298,7 @@ func (r *Report) checksSheet() *text.Sheet {
 		}
 		shape := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.Shape), "[]"), " ", " × ")
 		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), text.Plain(percent(c.Margin)), z, text.Real(c.RMSZ), text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
-			text.Plain(c.DType), text.Plain(shape), text.Plain(c.why()))
+			text.Plain(c.DType), text.Plain(shape), text.Plain(c.failureText()))
 	}
 	return s
 }

@@ -72,7 +72,7 @@ type (
 // WriteJUnit writes the report as a JUnit document: a test case per golden tensor, and one
 // for the verdict. A check that failed is a failure with its measures; one that was not
 // judged is skipped. The verdict's case is a failure if a check failed, with the cause, and
-// an error if the run is inconclusive, with the reasons: what is no pass is never green.
+// an error if the run is inconclusive, with the reasons: only a pass is green.
 //
 // A case has no time of its own, since stages are not timed.
 func (r *Report) WriteJUnit(w io.Writer, about About) error {
@@ -156,7 +156,7 @@ func (r *Report) summary() string {
 		if origin != "" {
 			origin += "; "
 		}
-		return text.Line(origin + *r.FirstDivergence + ": " + r.Checks[i].why() + "; " + r.cause())
+		return text.Line(origin + *r.FirstDivergence + ": " + r.Checks[i].failureText() + "; " + r.cause())
 	case Inconclusive:
 		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
 	}

@@ -28,9 +28,9 @@ func (c *Check) Exceeded() (beyond []Measure) {
 // inSigmas reports whether the check measured standard deviations of rounding errors.
 func (c *Check) inSigmas() bool { return c.Limits != nil && c.Limits.Z > 0 && c.Reason == "" }
 
-// why says in one line what the check failed by: the reason, or each measure that is beyond its
-// limit. It is empty if the check did not fail.
-func (c *Check) why() string {
+// failureText is one line: the reason of the failure, or each measure beyond its limit. It is empty if the check
+// did not fail.
+func (c *Check) failureText() string {
 	if c.Reason != "" {
 		return c.Reason
 	}

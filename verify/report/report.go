@@ -169,7 +169,7 @@ type Pattern struct {
 	Cells [][]*float64 `json:"cells"`
 }
 
-// Gap is how much better the score was of what we choose than of the golden's choice.
+// Gap is the distance between the scores of our choice and of the golden's choice.
 type Gap struct {
 	Of     string   `json:"of"`     // "expert" or, where its group was not chosen, "group"
 	Golden int      `json:"golden"` // number of the golden's

@@ -35,8 +35,8 @@ type RankedError struct {
 	RelRMS float64 `json:"rel_rms"`
 }
 
-// write writes a line of what was rounded and what that did, and which layers and experts are
-// furthest off.
+// write prints which weights were rounded and what that did, and the layers and experts with the
+// largest errors.
 func (x *Rounding) write(b *bytes.Buffer) {
 	fmt.Fprintf(b, "%-11s%d weights were rounded when they were converted (%s)", "rounding", x.Weights, strings.Join(x.Operations, ", "))
 	if len(x.Stages) == 0 {

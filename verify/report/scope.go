@@ -9,7 +9,7 @@ import (
 	"dsmoe/text"
 )
 
-// Describe lists which parts were checked.
+// Describe names the parts that were checked.
 func (s *Scope) Describe() string {
 	if s.Whole {
 		return "the whole model"
@@ -49,7 +49,7 @@ func LayersText(layers []int) string {
 	return "layers " + text.Ranges(layers)
 }
 
-// CountWere is a number of things, and the verb.
+// CountWere is a number of things with its verb: "1 weight was", "2 weights were".
 func CountWere(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun + " was"

@@ -33,7 +33,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// verdict is the verdict, with what limits it and, of a pass, what was exercised.
+// verdict is the verdict with its limitations and, for a pass, the weights exercised.
 func (r *Report) verdict() string {
 	verdict := strings.ToUpper(string(r.Verdict))
 	if r.UserLimits {
@@ -67,7 +67,7 @@ func (c *Coverage) exercised() string {
 func (r *Report) writeHead(b *bytes.Buffer) {
 	ref := r.Golden.Reference
 	fmt.Fprintf(b, "%-11s%s\n", "reference", text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)))
-	if on := ref.RanOn(); on != "" {
+	if on := ref.GPUText(); on != "" {
 		fmt.Fprintf(b, "%-11s%s\n", "", text.Line(on))
 	}
 	if ref.Attention != "" && ref.Attention != pack.Eager {
@@ -127,7 +127,7 @@ func (s *Settings) write(b *bytes.Buffer) {
 	}
 }
 
-// String says which reference's rules are in force, and what they are.
+// String names the reference whose rules are in force, and the rules.
 func (r Rules) String() string {
 	rules := fmt.Sprintf("%s reference: top-k weights ", r.Reference)
 	if !r.NormaliseTopK {
@@ -280,7 +280,7 @@ func (r *Report) writeDivergence(b *bytes.Buffer) {
 	fmt.Fprintln(b)
 }
 
-// cause is the likeliest cause of the first divergence, or what is said without one.
+// cause is the likeliest cause of the first divergence, or what to do without one.
 func (r *Report) cause() string {
 	switch {
 	case r.Cause != nil:
@@ -291,7 +291,7 @@ func (r *Report) cause() string {
 	return "run with --mode local to find the stage at fault"
 }
 
-// writeFailing lists the other stages that fail, those of one kind together.
+// writeFailing lists the other stages that fail, grouped by kind.
 func (r *Report) writeFailing(b *bytes.Buffer) {
 	layers, kinds := map[string][]int{}, []string{}
 	for _, c := range r.Checks {
@@ -321,9 +321,9 @@ func (c *Check) write(b *bytes.Buffer) {
 	c.explain(func(format string, args ...any) { fmt.Fprintf(b, "%-11s"+format+"\n", append([]any{""}, args...)...) })
 }
 
-// explain writes how a check failed, a line at a time: first what it failed by.
+// explain writes how a check failed, a line at a time: the measures first.
 func (c *Check) explain(line func(format string, args ...any)) {
-	if why := c.why(); why != "" {
+	if why := c.failureText(); why != "" {
 		line("%s", why)
 	}
 	if c.ProbeRows != nil {
@@ -477,7 +477,7 @@ func (c *Check) probedRows() string {
 	return fmt.Sprintf("expert %d was run on %s %s of %s, whatever the gate chose", pack.ProbedExpert(c.Tensor), rows, text.Ranges(c.ProbeRows), pack.AttentionNorm)
 }
 
-// String says why the limits are these, and what they are.
+// String describes the limits and their reason.
 func (l *Limits) String() string {
 	if l.Z == 0 {
 		figure := func(limit float64) string { return text.Figure("%.2g", limit) }
