@@ -36,7 +36,7 @@ dsmoe help findings  the kinds of findings`,
 		Example: `  dsmoe inspect report fixtures/v1-base/checkpoint --html report.html
   dsmoe inspect report fixtures/v3/checkpoint --golden fixtures/v3/golden-f32 --json`,
 		Args:        expect("CHECKPOINT or CONFIG"),
-		Annotations: exits("nothing was found in what was looked at", "there are findings"),
+		Annotations: exits("nothing was found in what was checked", "there are findings"),
 	}
 	cmd.ValidArgsFunction = completeArguments("report CHECKPOINT")
 	f := &reportFlags{}

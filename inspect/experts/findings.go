@@ -95,7 +95,7 @@ func (r *Layer) zeroNeurons() *inspect.Spread {
 	return inspect.SpreadOf(all)
 }
 
-// zeroed tells of an expert that adds nothing, or has many more neurons that do than the others.
+// zeroed finds an expert that adds nothing, or that has many more neurons that add nothing than the others.
 func (r *Layer) zeroed(e *Expert, others *inspect.Spread) []inspect.Observation {
 	switch {
 	case e.facts.output == nil:
@@ -119,7 +119,7 @@ func (r *Layer) zeroed(e *Expert, others *inspect.Spread) []inspect.Observation 
 	return nil
 }
 
-// zeroMatrices finds matrices that are all zero, of an expert that is not there as a whole.
+// zeroMatrices finds matrices that are all zero, of an expert that is not selected as a whole.
 func (r *Layer) zeroMatrices(e *Expert) (found []inspect.Observation) {
 	for role, m := range present(&e.Matrices) {
 		if m.Zeros == int64(m.Shape[0])*int64(m.Shape[1]) {

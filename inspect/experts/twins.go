@@ -23,7 +23,7 @@ type suspect struct {
 	hash uint64
 }
 
-// name is that of the module or tensor.
+// name returns the name of the expert or the matrix.
 func (s *suspect) name() string {
 	if s.role == "" {
 		return s.module
@@ -334,9 +334,9 @@ func describe(same []*suspect, moved bool, id string) (found []inspect.Observati
 	return found
 }
 
-// twin is the leader of an expert: the first one that it equals, maybe but for noise.
+// twin is the first expert that another one equals, maybe but for noise: its leader.
 type twin struct {
-	leader int // its index; the expert's own if it equals no other
+	leader int // index; the expert's own if it equals no other
 	cosine float64
 	equal  bool
 }

@@ -16,7 +16,7 @@ import (
 
 // Arch is what a config implies, exactly and with no weight at hand.
 type Arch struct {
-	Path      string          `json:"path"`              // of the config, as it was given
+	Path      string          `json:"path"`              // of the config, as the user gave it
 	ModelType string          `json:"model_type"`        // the family
 	Layers    *Layers         `json:"layers"`            // the decoder's
 	Modules   []ModuleCount   `json:"modules"`           // in the order of the table of weights
@@ -44,8 +44,8 @@ type ModuleCount struct {
 // ActivatedCounts are the parameters that one token uses, by what is counted.
 type ActivatedCounts struct {
 	All                     int64 `json:"all"`                        // of all modules
-	WithoutEmbedding        int64 `json:"without_embedding"`          // but for embed_tokens
-	WithoutEmbeddingAndHead int64 `json:"without_embedding_and_head"` // but for embed_tokens and lm_head
+	WithoutEmbedding        int64 `json:"without_embedding"`          // without embed_tokens
+	WithoutEmbeddingAndHead int64 `json:"without_embedding_and_head"` // without embed_tokens and lm_head
 }
 
 // WeightBytes is the size of all weights in one dtype.

@@ -88,7 +88,7 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 }
 
 // wrong returns the finding about a tensor of the table that has another shape, or with which the model cannot
-// compute, and about one that is no weight for a reason of its own.
+// compute, and about a tensor that cannot be a weight.
 func (x *auditor) wrong(w weights.Wrong) inspect.Finding {
 	f := inspect.Finding{Kind: inspect.DType, File: x.files[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause}
 	switch {
@@ -213,7 +213,7 @@ func bytesOf(tensors []inspect.Tensor) (n int64) {
 	return n
 }
 
-// WriteText writes the findings, those of a kind that differ only in numbers as one, and what was checked.
+// WriteText writes the findings, and what was checked. Findings of a kind that differ only in numbers share a line.
 func (a *AuditReport) WriteText(w io.Writer) error {
 	if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(a.Path), verdict(a.Findings)); err != nil {
 		return err

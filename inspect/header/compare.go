@@ -54,8 +54,7 @@ type ComparedRow struct {
 	Cost          *LayerCost `json:"cost,omitempty"`        // absent if the dimensions are not known
 }
 
-// LayerCost is what a layer costs. FLOPs are those of a token's forward pass, two
-// per multiply-add.
+// LayerCost is the cost of a layer. FLOPs are per token of a forward pass, two per multiply-add.
 type LayerCost struct {
 	Width               int   `json:"width"`                // of one expert: d_ff / m
 	ExpertParameters    int64 `json:"expert_parameters"`    // of all experts: each has 3 · d · Width
@@ -84,8 +83,7 @@ func ParseLayers(list string) ([]string, error) {
 	return names, nil
 }
 
-// Compare works out the layers of s that names, from ParseLayers, lists; path is
-// that of the config, if there is one.
+// Compare works out the layers of s that names, from ParseLayers, lists. path is the config's; it may be empty.
 func Compare(path string, s count.Segmentation, names []string) *Comparison {
 	c := &Comparison{Path: path, M: s.M, Experts: s.Experts, PerToken: s.PerToken, Shared: s.Shared,
 		Hidden: s.Hidden, Intermediate: s.Intermediate, EqualParameters: true, EqualCompute: true}

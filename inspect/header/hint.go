@@ -9,7 +9,7 @@ import (
 )
 
 // hints explains findings about tensors by the table of weights: which keys of config.json decide whether
-// there is a tensor of a name, and of what shape.
+// a tensor exists, and its shape.
 type hints struct {
 	config *config.Config
 	family *table.Family

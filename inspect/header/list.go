@@ -13,7 +13,7 @@ import (
 
 // Listing is every tensor whose header could be read, in the order of names, numbers by value. It needs no config.
 type Listing struct {
-	Path    string            `json:"path"`    // of the checkpoint, as it was given
+	Path    string            `json:"path"`    // of the checkpoint, as the user gave it
 	Tensors []inspect.Tensor  `json:"tensors"` // by text.CompareNames
 	Bytes   int64             `json:"bytes"`   // of all tensors
 	Broken  []inspect.Finding `json:"broken"`  // files that are not in the list, or not as the index has them
@@ -112,7 +112,7 @@ func foldAlike(alike []inspect.Tensor) []Pattern {
 // Patterns is a listing in which tensors that differ only in the numbers of their
 // names share a row.
 type Patterns struct {
-	Path     string            `json:"path"`     // of the checkpoint, as it was given
+	Path     string            `json:"path"`     // of the checkpoint, as the user gave it
 	Patterns []Pattern         `json:"patterns"` // in the order of the first of their names
 	Tensors  int               `json:"tensors"`  // number of tensors in all patterns
 	Bytes    int64             `json:"bytes"`    // of all tensors

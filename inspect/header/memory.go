@@ -17,7 +17,7 @@ import (
 
 // MemoryReport is the memory that a model takes, from its config alone.
 type MemoryReport struct {
-	Path      string         `json:"path"`          // of the config, as it was given
+	Path      string         `json:"path"`          // of the config, as the user gave it
 	ModelType string         `json:"model_type"`    // the family
 	DType     tensor.DType   `json:"dtype"`         // torch_dtype: of weights that are not FP8, cache and activations
 	Assumed   bool           `json:"dtype_assumed"` // the config has no torch_dtype, so that it is taken for F32

@@ -16,7 +16,7 @@ import (
 // Summary is a checkpoint at a glance. What the config tells is absent if the
 // config cannot be used.
 type Summary struct {
-	Path       string            `json:"path"`                 // of the checkpoint, as it was given
+	Path       string            `json:"path"`                 // of the checkpoint, as the user gave it
 	ModelType  string            `json:"model_type,omitempty"` // the family
 	Layers     *Layers           `json:"layers,omitempty"`     // the decoder's
 	Experts    *Experts          `json:"experts,omitempty"`    // absent if the model is dense

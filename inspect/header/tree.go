@@ -18,7 +18,7 @@ import (
 // alone and without a config. Neighbours with numbers for names, as layers and experts are,
 // share a node if what is in them is alike: names, dtypes and shapes.
 type TreeReport struct {
-	Path   string            `json:"path"`   // of the checkpoint, as it was given
+	Path   string            `json:"path"`   // of the checkpoint, as the user gave it
 	Tree   *TreeNode         `json:"tree"`   // the whole, whose name is empty
 	Broken []inspect.Finding `json:"broken"` // as in Listing
 
@@ -30,52 +30,48 @@ type TreeNode struct {
 	Name       string      `json:"name"`            // within its parent: "{1..27}", "self_attn", "up_proj.weight"
 	Count      int         `json:"count"`           // how many that are alike it stands for, in each parent
 	Tensors    int         `json:"tensors"`         // in all of them, in all that the parents stand for
-	Parameters int64       `json:"parameters"`      // their elements; those of scales (weight_scale_inv) are none
+	Parameters int64       `json:"parameters"`      // their elements; scales (weight_scale_inv) have none
 	Bytes      int64       `json:"bytes"`           // of their data
 	DTypes     []DTypeSum  `json:"dtypes"`          // of them, most bytes first
 	Shape      []int       `json:"shape,omitempty"` // of a tensor; absent if it has none
 	Children   []*TreeNode `json:"children"`        // in the order of names; none of a tensor
 
 	tensor    *inspect.Tensor // nil of a module
-	signature string          // equal if what is in them is alike
+	signature string          // equal for nodes with like contents
 }
 
-// Tree puts the tensors of a listing into a tree. Its text shows depth levels, all of them
-// if depth is 0.
+// Tree puts the tensors of a listing into a tree. Its text shows depth levels; 0 is all.
 func (l *Listing) Tree(depth int) *TreeReport {
-	root := moduleNode("", branches(l.Tensors))
+	var all []branch
+	for i := range l.Tensors {
+		all = append(all, branch{l.Tensors[i].Name, &l.Tensors[i]})
+	}
+	root := moduleNode("", all)
 	root.total(1)
 	return &TreeReport{l.Path, root, l.Broken, depth}
 }
 
-// branch is a tensor and the rest of its name, below a module.
+// branch is a tensor below a module, and the end of its name behind the module's.
 type branch struct {
-	rest   string
+	name   string
 	tensor *inspect.Tensor
 }
 
-func branches(tensors []inspect.Tensor) (all []branch) {
-	for i := range tensors {
-		all = append(all, branch{tensors[i].Name, &tensors[i]})
-	}
-	return all
-}
-
-// moduleNode makes a node of what is below it, which is in the order of names.
+// moduleNode makes a node of the tensors below it, which are in the order of names.
 func moduleNode(name string, below []branch) *TreeNode {
 	n := &TreeNode{Name: name, Count: 1, Children: []*TreeNode{}}
 	for len(below) > 0 {
-		first, _, inner := strings.Cut(below[0].rest, ".")
+		first, _, inner := strings.Cut(below[0].name, ".")
 		if !inner {
 			n.Children = append(n.Children, tensorNode(first, below[0].tensor))
 			below = below[1:]
 			continue
 		}
 		end := 0
-		for ; end < len(below) && strings.HasPrefix(below[end].rest, first+"."); end++ {
-			below[end].rest = below[end].rest[len(first)+1:]
+		for ; end < len(below) && strings.HasPrefix(below[end].name, first+"."); end++ {
+			below[end].name = below[end].name[len(first)+1:]
 		}
-		n.Children = append(n.Children, moduleNode(first, below[:end]).alone())
+		n.Children = append(n.Children, moduleNode(first, below[:end]).merged())
 		below = below[end:]
 	}
 	n.Children = foldNodes(n.Children)
@@ -92,9 +88,9 @@ func tensorNode(name string, t *inspect.Tensor) *TreeNode {
 		signature: fmt.Sprint(t.DType, t.Shape)}
 }
 
-// alone returns the tensor that is all there is in a module, under both names; any other
-// node, and one that others may be alike, as it is.
-func (n *TreeNode) alone() *TreeNode {
+// merged returns the only tensor of a module, under both names. It returns any other node, and one with a number for
+// a name, as it is.
+func (n *TreeNode) merged() *TreeNode {
 	if _, numbered := inspect.Number(n.Name); numbered || len(n.Children) != 1 || n.Children[0].tensor == nil {
 		return n
 	}
@@ -104,7 +100,7 @@ func (n *TreeNode) alone() *TreeNode {
 	return &t
 }
 
-// foldNodes makes one node of those that have numbers for names and are alike.
+// foldNodes makes one node of nodes that have numbers for names and are alike.
 func foldNodes(nodes []*TreeNode) []*TreeNode {
 	kept := []*TreeNode{}
 	numbers := map[*TreeNode][]int{}
@@ -129,7 +125,7 @@ func foldNodes(nodes []*TreeNode) []*TreeNode {
 	return kept
 }
 
-// total adds up what is in so many of the node.
+// total adds up the tensors in so many of the node.
 func (n *TreeNode) total(times int) {
 	times *= n.Count
 	if t := n.tensor; t != nil {

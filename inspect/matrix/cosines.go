@@ -72,7 +72,7 @@ func Dot(a, b []float32) (sum float64) {
 // Cosines is a row of cosines for each expert.
 type Cosines [][]float64
 
-// Cosines returns the cosines of the vectors, which are those of some experts among all. A pair without both
+// Cosines returns the cosines of the vectors, which belong to some experts among all. A pair without both
 // vectors, or with one that is zero or not finite, has NaN.
 func (g *Gram) Cosines(all int, experts []int) Cosines {
 	c := make(Cosines, all)

@@ -145,7 +145,7 @@ func (m *maker) parts() []part {
 	return all
 }
 
-// split divides the selected weights into those of experts, with their scales, and others.
+// split divides the selected weights into matrices of experts, with their scales, and others.
 func (m *maker) split() (ofExperts, others []*weights.Weight) {
 	for _, x := range m.Weights.List {
 		switch {
@@ -224,7 +224,7 @@ func (m *maker) experts(ctx context.Context) (err error) {
 	return nil
 }
 
-// none says why there are none.
+// none says why a part has nothing to check.
 func (m *maker) none(what string) string {
 	if m.Selection.All() {
 		return "there are none"
@@ -265,7 +265,7 @@ func (m *maker) coupled() {
 	if n := layers[router.NotMeasurable]; n > 0 {
 		m.didNot(whether+"they fit none, as random weights do", text.Plural(n, "layer"))
 	}
-	if n := layers[router.NotLookedAt]; n > 0 {
+	if n := layers[router.NotChecked]; n > 0 {
 		m.didNot(whether+"there are fewer than %d, or one has no gate_proj", text.Plural(n, "layer"), router.LeastCoupled)
 	}
 }

@@ -43,7 +43,7 @@ func (r *Report) pageFindings(p *page.Page) {
 	case r.checkpoint == nil:
 		p.Verdict(page.Unclear, "CONFIG ALONE", "There are no weights to look at.")
 	case r.Clean():
-		p.Verdict(page.Good, "NOTHING FOUND", "That holds for what was looked at: see below.")
+		p.Verdict(page.Good, "NOTHING FOUND", "That holds for what was checked: see below.")
 	default:
 		p.Verdict(page.Bad, strings.ToUpper(r.verdict()), outlined)
 	}
@@ -62,15 +62,15 @@ func (r *Report) pageFindings(p *page.Page) {
 	}
 }
 
-// pageScope says what was looked at, and what was not.
+// pageScope lists what was checked, and what was not.
 func (r *Report) pageScope(p *page.Page) {
-	p.Section("Looked at")
+	p.Section("Checked")
 	var facts []page.Fact
 	for _, s := range r.Checked {
-		facts = append(facts, page.Fact{Name: "looked at", Value: s})
+		facts = append(facts, page.Fact{Name: "checked", Value: s})
 	}
 	for _, s := range r.NotChecked {
-		facts = append(facts, page.Fact{Name: "not looked at", Value: s})
+		facts = append(facts, page.Fact{Name: "not checked", Value: s})
 	}
 	if r.Audit != nil {
 		for _, f := range r.Audit.Findings {

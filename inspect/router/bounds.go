@@ -120,7 +120,7 @@ func bestTwo(values []float64) (sum float64) {
 	return sum
 }
 
-// groupNever reports whether as many groups as are chosen are above g, groupAlways whether fewer may be.
+// groupNever reports whether as many groups as are chosen are above g, groupAlways whether fewer may be above g.
 func (p *gatePlan) groupNever(g int) bool {
 	return p.groups > 1 && p.count(func(h int) bool { return p.groupScore(h).above(p.groupScore(g)) }, g) >= p.chosen
 }

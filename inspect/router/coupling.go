@@ -18,7 +18,7 @@ type Coupling struct {
 	Own     int    `json:"own"`     // experts that fit their own row, and it them, better than all others
 	Other   int    `json:"other"`   // experts that fit another row, and it them, better than all others
 	Rows    []int  `json:"rows"`    // for each expert the row that it fits so; -1 if it fits none
-	Verdict string `json:"verdict"` // CoupledOwn, CoupledPermuted, NotMeasurable or NotLookedAt
+	Verdict string `json:"verdict"` // CoupledOwn, CoupledPermuted, NotMeasurable or NotChecked
 }
 
 // The verdicts of Coupling.
@@ -26,14 +26,14 @@ const (
 	CoupledOwn      = "own"            // at least half of the experts fit a row, and these are their own
 	CoupledPermuted = "permuted"       // at least half fit a row, and two or more another one than their own
 	NotMeasurable   = "not measurable" // fewer fit a row: as with random weights
-	NotLookedAt     = "not looked at"  // there are fewer than LeastCoupled experts, or one has no gate_proj
+	NotChecked      = "not checked"    // there are fewer than LeastCoupled experts, or one has no gate_proj
 )
 
 // LeastCoupled is the number of experts below which no coupling is looked for.
 const LeastCoupled = 8
 
-// fitZ is the z-score from which on an expert fits a row; looseZ is what it must not reach with its own row for
-// another one to count.
+// fitZ is the z-score from which on an expert fits a row; an expert that fits another row counts only if
+// its z with its own row is below looseZ.
 const (
 	fitZ   = 6
 	looseZ = 3
@@ -44,7 +44,7 @@ func (c *Coupling) String() string {
 	switch {
 	case c == nil:
 		return ""
-	case c.Verdict == NotMeasurable || c.Verdict == NotLookedAt:
+	case c.Verdict == NotMeasurable || c.Verdict == NotChecked:
 		return c.Verdict
 	}
 	return fmt.Sprintf("%s (%d fit their own row, %d another)", c.Verdict, c.Own, c.Other)
@@ -69,7 +69,7 @@ func (c *Coupling) exchanged() (experts, rows []int) {
 func (r *router) couple(x *matrix.Reader) (*Coupling, error) {
 	for _, w := range r.experts {
 		if len(r.experts) < LeastCoupled || w == nil || inspect.Measurable(w) != nil {
-			return &Coupling{Rows: []int{}, Verdict: NotLookedAt}, nil
+			return &Coupling{Rows: []int{}, Verdict: NotChecked}, nil
 		}
 	}
 	rows, energies := r.centred(), make([][]float64, len(r.experts))

@@ -226,8 +226,8 @@ func TestCoupling(t *testing.T) {
 	w.List = slices.DeleteFunc(w.List, func(x *weights.Weight) bool { return x.Name == inspecttest.ExpertName(2, 3, "gate") })
 	lacking, err := Examine(t.Context(), w, Options{Coupling: true})
 	require.NoError(t, err)
-	require.Equal(t, NotLookedAt, lacking.Layers[0].Coupling.Verdict)
-	require.Contains(t, inspecttest.Printed(t, lacking), "coupling to gate_proj: not looked at")
+	require.Equal(t, NotChecked, lacking.Layers[0].Coupling.Verdict)
+	require.Contains(t, inspecttest.Printed(t, lacking), "coupling to gate_proj: not checked")
 }
 
 // TestRoutersDoNotDependOnThreads.

@@ -42,7 +42,7 @@ func ParseESFTName(name string) (layer int, ok bool) {
 
 // ESFTLogs is a run's logs, and the model that was run.
 type ESFTLogs struct {
-	Path   string         // as it was given
+	Path   string         // as the user gave it
 	Logs   []ESFTLog      // a layer can have several, one for each process that ran
 	Config *config.Config // of the model
 }
@@ -140,7 +140,7 @@ func readLog(ctx context.Context, log ESFTLog, t *layerTally) (lines int, err er
 	return lines, ctx.Err()
 }
 
-// maxLineIDs is how many expert ids a line may have: those of a line are in memory.
+// maxLineIDs is how many expert ids a line may have. The ids of a line are in memory.
 const maxLineIDs = 1 << 24
 
 // esftLog reads a log field by field.

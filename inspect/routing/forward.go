@@ -175,7 +175,7 @@ func (t *pieceTrace) Stage(name string, x *model.Activation) error {
 	return nil
 }
 
-// rows calls f for each token that is no padding, with its experts. name is that of the stage, for errors.
+// rows calls f for each token but padding, with its experts. Errors name the stage.
 func (t *pieceTrace) rows(tally *layerTally, name string, f func(row int, ids []int) error) error {
 	for row := range len(t.ids) / tally.k {
 		if t.in.IsPadding(row) {

@@ -74,7 +74,7 @@ func OfGolden(g Golden, o Options) (*Report, error) {
 type goldenPack struct {
 	Golden
 	*Report
-	stages map[int]map[string]tensor.Info // by layer and stage: those of gates
+	stages map[int]map[string]tensor.Info // of the gates, by layer and stage
 	biases *weights.Set                   // nil if not needed, or not known
 }
 

@@ -163,10 +163,10 @@ func (s *counting) countPatterns(w *countedWeight, at, n int64, memory *scratch,
 			return err
 		}
 		for len(tile) > 0 {
-			row := min(int64(len(tile)), size*rows.rest(at)) // stays in the nearest cache for LargestFinite
+			row := min(int64(len(tile)), size*rows.toRowEnd(at)) // stays in the nearest cache for LargestFinite
 			memory.patterns.Add(tile[:row])
 			if rows != nil {
-				rows.see(at, tensor.LargestFinite(tile[:row], w.DType))
+				rows.raise(at, tensor.LargestFinite(tile[:row], w.DType))
 			}
 			tile, at = tile[row:], at+row/size
 		}
@@ -181,7 +181,7 @@ func (s *counting) countNumbers(w *countedWeight, at, n int64, part *sums, memor
 			return err
 		}
 		part.addValues(values)
-		rows.seeAll(at, values)
+		rows.raiseAll(at, values)
 		at += int64(len(values))
 		if len(s.options.Quantiles) == 0 {
 			continue

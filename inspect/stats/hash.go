@@ -35,7 +35,7 @@ import (
 //
 // A name is "blake3:" and the 64 hexadecimal digits of a BLAKE3 hash of 256 bits.
 type HashReport struct {
-	Path    string       `json:"path"`    // of the checkpoint, as it was given
+	Path    string       `json:"path"`    // of the checkpoint, as the user gave it
 	Model   *string      `json:"model"`   // of all tensors; null if not all are selected
 	Modules []ModuleHash `json:"modules"` // those all of whose tensors are selected, in the order of their first tensors
 	Tensors []TensorHash `json:"tensors"` // the selected ones, in the order of the model

@@ -8,9 +8,8 @@ import (
 	"slices"
 )
 
-// Numbers is what the elements of a tensor, or of several, are. FP8 elements are those of
-// the weight: code times scale, rounded to F32. All but the counts is of the finite elements alone,
-// and null if there are none.
+// Numbers are the statistics of the elements of one tensor, or of several. FP8 elements count as numbers: code times
+// scale, rounded to F32. All but the counts cover the finite elements, and are null if there are none.
 type Numbers struct {
 	Elements  int64           `json:"elements"`            // all of them
 	NaN       int64           `json:"nan"`                 // not a number
@@ -28,11 +27,11 @@ type Numbers struct {
 // QuantileValue is a quantile: the smallest element x such that at least q·n of the n
 // finite elements are at most x; of q = 0, the smallest element. Nothing is interpolated.
 type QuantileValue struct {
-	Q     string  `json:"q"`     // as it was asked for: "0.01"
+	Q     string  `json:"q"`     // as the user gave it: "0.01"
 	Value float64 `json:"value"` // exact
 }
 
-// moments is n numbers, their sum by their mean, and the squares of what they are off it.
+// moments are the number of elements, their mean, and the sum of squares of their distances from the mean.
 type moments struct {
 	n        int64
 	mean, m2 float64 // mean and Σ(x - mean)²
@@ -52,16 +51,16 @@ func (m *moments) merge(o moments) {
 	m.n = n
 }
 
-// sums is what was counted of some numbers, in any order, and their moments.
+// sums are counts of some numbers, in any order, and their moments.
 type sums struct {
 	moments
 	nan, infinite, zeros, beyond int64
-	min, max                     float32 // of the finite ones; +∞ and -∞ if there are none
+	min, max                     float32 // of the finite numbers; +∞ and -∞ if there are none
 }
 
 func newSums() sums { return sums{min: float32(math.Inf(1)), max: float32(math.Inf(-1))} }
 
-// merge adds the numbers of o behind those of t.
+// merge adds the numbers of o, which come after those of t.
 func (t *sums) merge(o *sums) {
 	t.moments.merge(o.moments)
 	t.nan += o.nan
@@ -71,7 +70,7 @@ func (t *sums) merge(o *sums) {
 	t.min, t.max = min(t.min, o.min), max(t.max, o.max)
 }
 
-// add counts a number, times over, and says whether it is finite.
+// add counts a number so many times, and reports whether it is finite.
 func (t *sums) add(v float32, times int64) (finite bool) {
 	switch a := max(v, -v); {
 	case v != v:
@@ -121,7 +120,7 @@ func (t *sums) addChunk(values []float32) (m moments) {
 	return m
 }
 
-// counted is a finite number that is there more than once.
+// counted is a finite number and how often it occurs.
 type counted struct {
 	v float32
 	n int64
@@ -165,7 +164,7 @@ func (s *series) add(v float64) {
 
 func (s *series) total() float64 { return s.sum + s.lost }
 
-// numbers is what was counted as a report has it.
+// numbers returns the counts as a report has them.
 func (t *sums) numbers() Numbers {
 	n := Numbers{Elements: t.n + t.nan + t.infinite, NaN: t.nan, Infinite: t.infinite, Zeros: t.zeros, BeyondF16: t.beyond}
 	if t.n > 0 {

@@ -44,7 +44,7 @@ func ParseQuantiles(list string) ([]Quantile, error) {
 	return all, nil
 }
 
-// String returns the share as it was given.
+// String returns the share as the user gave it.
 func (q Quantile) String() string { return q.text }
 
 // rank returns which of n elements in ascending order the quantile is, counted from 1:

@@ -8,8 +8,7 @@ import (
 	"dsmoe/text"
 )
 
-// rowPeaks is the largest finite magnitude of each row that a job reads; nil is nobody who
-// wants to know.
+// rowPeaks are the largest finite magnitudes of the rows that a job reads. Methods of nil do nothing.
 type rowPeaks struct {
 	width int64 // elements of a row
 	first int64 // row of the job's first element
@@ -26,38 +25,38 @@ func newRowPeaks(w *countedWeight, at, n int64, wanted bool) *rowPeaks {
 	return &rowPeaks{width: width, first: first, peaks: make([]float32, last-first+1)}
 }
 
-// rest returns how many elements there are from at on to the end of its row.
-func (r *rowPeaks) rest(at int64) int64 {
+// toRowEnd returns the number of elements from at on to the end of its row.
+func (r *rowPeaks) toRowEnd(at int64) int64 {
 	if r == nil {
 		return math.MaxInt32
 	}
 	return r.width - at%r.width
 }
 
-// see notes a magnitude in the row of element at.
-func (r *rowPeaks) see(at int64, magnitude float32) {
+// raise notes a magnitude in the row of element at.
+func (r *rowPeaks) raise(at int64, magnitude float32) {
 	if r != nil {
 		p := &r.peaks[at/r.width-r.first]
 		*p = max(*p, magnitude)
 	}
 }
 
-// seeAll notes those of the elements from at on.
-func (r *rowPeaks) seeAll(at int64, values []float32) {
+// raiseAll notes the magnitudes of the elements from at on.
+func (r *rowPeaks) raiseAll(at int64, values []float32) {
 	for r != nil && len(values) > 0 {
-		n := min(r.rest(at), int64(len(values)))
+		n := min(r.toRowEnd(at), int64(len(values)))
 		peak := float32(0)
 		for _, v := range values[:n] {
 			if v-v == 0 {
 				peak = max(peak, v, -v)
 			}
 		}
-		r.see(at, peak)
+		r.raise(at, peak)
 		at, values = at+n, values[n:]
 	}
 }
 
-// merge notes them in the weight, of whose rows two jobs may share one.
+// merge notes the magnitudes in the weight. Two jobs may share a row.
 func (r *rowPeaks) merge(w *countedWeight) {
 	if r == nil {
 		return

@@ -1,6 +1,6 @@
 package stats
 
-// What statistics are of, and the report.
+// The report of statistics, and what its rows stand for.
 
 import (
 	"context"
@@ -27,11 +27,11 @@ type Options struct {
 
 // Report is what the weights of a checkpoint are, in numbers.
 type Report struct {
-	Path       string               `json:"path"`        // of the checkpoint, as it was given
+	Path       string               `json:"path"`        // of the checkpoint, as the user gave it
 	By         inspect.Grouping     `json:"by"`          // what a row is
 	Tensors    []Tensor             `json:"tensors"`     // by tensor: in the order of the model
 	Groups     []Group              `json:"groups"`      // otherwise: in the order of their first tensors
-	NotCounted []inspect.NotCounted `json:"not_counted"` // what is selected and in no number
+	NotCounted []inspect.NotCounted `json:"not_counted"` // selected tensors that have no numbers
 
 	quantiles []Quantile
 }
@@ -49,7 +49,7 @@ type Tensor struct {
 // the same first index. In a weight [out, in], a row is what one output is made with.
 type RowStats struct {
 	Count    int       `json:"count"`         // number of rows
-	Median   float64   `json:"median_absmax"` // of the rows' absmax: the lower one of two
+	Median   float64   `json:"median_absmax"` // of the rows' absmax: the lower of the two middle values
 	Outliers int       `json:"outliers"`      // rows whose absmax is more than OutlierRatio times Median
 	Largest  []RowPeak `json:"largest"`       // the most extreme of those, at most MaxPeaks, the largest first
 }
@@ -76,7 +76,7 @@ type Group struct {
 	Numbers
 }
 
-// patternsFrom is the number of elements from which on counting patterns pays.
+// patternsFrom is the number of elements from which on counting by patterns is faster.
 const patternsFrom = 1 << 15
 
 // Compute reads the selected weights. What cannot be read is an error that names all of it.
@@ -157,7 +157,7 @@ func layerGroup(at table.Place, name string) string {
 	return name
 }
 
-// otherModule is that of tensors that the table does not have.
+// otherModule is the group of tensors that the table does not have.
 const otherModule = "other"
 
 // moduleGroups returns the function from names to modules of the table.

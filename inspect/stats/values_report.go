@@ -182,7 +182,8 @@ func (x *valueAudit) scope() (checked, not []string) {
 	compared := x.tied != nil && x.tied.err == nil
 	say(&checked, t.weights > 0, "every value of %s, %s: NaN, infinities, all zero, the range of F16",
 		text.Plural(t.weights, "weight"), text.Bytes(t.bytes))
-	say(&checked, t.scales > 0, "the scales of %s weights, %s: finite and above 0", x.scaledForm(), text.Plural(t.scales, "tensor"))
+	say(&checked, t.scales > 0, "the scales of %s weights, %s: finite and above 0", x.scaledForm(),
+		text.Plural(t.scales, "tensor"))
 	say(&checked, compared, "%s against %s, which it is tied to", head, embedding)
 	say(&checked, t.sums > 0, "%s of archive entries", text.Plural(t.sums, "CRC-32 checksum"))
 
@@ -190,8 +191,10 @@ func (x *valueAudit) scope() (checked, not []string) {
 	say(&not, t.unread > 0, "the values of %s that cannot be read", text.Plural(t.unread, "weight"))
 	say(&not, t.withoutScales > 0, "the range of F16 for %s without usable scales",
 		text.Plural(t.withoutScales, x.scaledForm()+" weight"))
-	say(&not, x.skipped > 0, "the values of %s of dtypes that the model does not compute with", text.Plural(x.skipped, "tensor"))
-	say(&not, x.duplicates > 0, "the values of %s that a second file holds too, there", text.Plural(x.duplicates, "tensor"))
+	say(&not, x.skipped > 0, "the values of %s of dtypes that the model does not compute with",
+		text.Plural(x.skipped, "tensor"))
+	say(&not, x.duplicates > 0, "the values of %s that a second file holds too, there",
+		text.Plural(x.duplicates, "tensor"))
 	say(&not, x.unselected > 0, "the values of %s that are not selected", text.Plural(x.unselected, "weight"))
 	say(&not, len(x.Parts) > 0 && !x.Selection.All(), "checksums of archive entries: not all weights are selected")
 	say(&not, !x.Complete(), "the values in files whose headers cannot be read")
