@@ -116,8 +116,9 @@ func (f foreign) keys(c *conversion, chosen selection, written *config.Config, o
 	if c.src.Alone {
 		d.Open = nil
 	}
-	if slices.ContainsFunc(chosen.kept, func(w *weights.Weight) bool { return w.DType == tensor.F8E4M3 }) && c.o.kind() == "keep" {
-		c.note("%s has no FP8: it becomes BF16, rounded", c.format.Name)
+	scaled := slices.IndexFunc(chosen.kept, func(w *weights.Weight) bool { return w.DType.Scaled() })
+	if scaled >= 0 && c.o.kind() == "keep" {
+		c.note("%s has no %s: it becomes BF16, rounded", c.format.Name, chosen.kept[scaled].DType.Form().Name)
 	}
 	keys, notes, err := f.Describe(d)
 	c.notes = append(c.notes, notes...)

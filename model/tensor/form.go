@@ -77,13 +77,8 @@ func PartOf(stored Info) (info Info, part string) {
 	return stored, ""
 }
 
-// Parts returns what the names of tensors beside weights have behind the weights' names.
-func Parts() (parts []string) {
-	for _, f := range scaled {
-		parts = append(parts, f.Parts...)
-	}
-	return parts
-}
+// Forms returns the forms with scales. The slice is shared: do not change it.
+func Forms() []*Form { return scaled }
 
 // Tensors returns the header entries of a matrix in the form, whose blocks have that many rows and
 // columns: the weight's first, then those beside it. d is the dtype of a plain one.

@@ -115,12 +115,20 @@ func (k *checker) check(s table.Slot) {
 		k.checkScaled(s, w)
 	default:
 		if _, ok := w.DType.Format(); !ok {
-			const usable = "F32, F16, BF16, F8_E4M3 and the blocks of GGUF"
-			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with %s", w.DType, usable))
+			k.wrong(s, w, fmt.Sprintf("dtype %s, the model computes with %s and the blocks of GGUF", w.DType, computed()))
 		} else if _, err := tensor.Size(w.DType, w.Shape); err != nil {
 			k.wrong(s, w, err.Error())
 		}
 	}
+}
+
+// computed lists the dtypes that the model computes with, blocks aside.
+func computed() string {
+	list := []string{"F32", "F16", "BF16"}
+	for _, f := range tensor.Forms() {
+		list = append(list, f.Codes.String())
+	}
+	return strings.Join(list, ", ")
 }
 
 func (k *checker) wrong(s table.Slot, w *Weight, cause string) {

@@ -16,7 +16,10 @@ import (
 func (s *Set) Ordered(c *config.Config) []*Weight {
 	list := make([]*Weight, 0, len(s.All()))
 	placed := make(map[*Weight]bool, len(s.All()))
-	parts := append([]string{""}, tensor.Parts()...)
+	parts := []string{""}
+	for _, f := range tensor.Forms() {
+		parts = append(parts, f.Parts...)
+	}
 	for slot := range table.FamilyOf(c).Slots(c) {
 		for _, part := range parts {
 			if w := s.Find(slot.Name + part); w != nil {

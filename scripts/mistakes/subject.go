@@ -115,8 +115,8 @@ func (s *subject) swap(a, b string) bool {
 
 // swapMLPs exchanges two MLPs, with their scales.
 func (s *subject) swapMLPs(a, b string) bool {
-	for _, proj := range []string{"gate_proj", "up_proj", "down_proj"} {
-		if !s.swapProjections(a+proj, b+proj) {
+	for _, role := range []table.Role{table.GateProj, table.UpProj, table.DownProj} {
+		if !s.swapProjections(a+string(role), b+string(role)) {
 			return false
 		}
 	}
@@ -125,8 +125,10 @@ func (s *subject) swapMLPs(a, b string) bool {
 
 // swapProjections exchanges two linear modules, with their scales.
 func (s *subject) swapProjections(a, b string) bool {
-	if s.has(a + ".weight_scale_inv") {
-		s.swap(a+".weight_scale_inv", b+".weight_scale_inv")
+	for _, form := range tensor.Forms() {
+		for _, part := range form.Parts {
+			s.swap(a+".weight"+part, b+".weight"+part)
+		}
 	}
 	return s.swap(a+".weight", b+".weight")
 }
