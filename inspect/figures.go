@@ -43,8 +43,8 @@ func (a *axis) add(name string) int {
 // sorted returns the names, numbers by value and before words.
 func (a *axis) sorted() []string { return slices.SortedFunc(slices.Values(a.names), text.CompareNames) }
 
-// at returns the place of a row and a column, and adds them if they are new.
-func (c *Cells) at(row, column string) [2]int { return [2]int{c.rows.add(row), c.columns.add(column)} }
+// cell returns the place of a row and a column, and adds them if they are new.
+func (c *Cells) cell(row, column string) [2]int { return [2]int{c.rows.add(row), c.columns.add(column)} }
 
 // AddColumn adds a column if it is new.
 func (c *Cells) AddColumn(name string) { c.columns.add(name) }
@@ -57,21 +57,21 @@ func (c *Cells) Columns(name string) (n int, known bool) {
 
 // Raise sets a number unless a larger one is there; nil only adds the row and the column.
 func (c *Cells) Raise(row, column string, v *float64) {
-	at := c.at(row, column)
+	at := c.cell(row, column)
 	if old, ok := c.values[at]; v != nil && (!ok || old < *v) {
 		c.values[at] = *v
 	}
 }
 
 // Add adds to a number, which is 0 at first.
-func (c *Cells) Add(row, column string, v float64) { c.values[c.at(row, column)] += v }
+func (c *Cells) Add(row, column string, v float64) { c.values[c.cell(row, column)] += v }
 
 // Mark marks a cell.
-func (c *Cells) Mark(row, column string) { c.marked[c.at(row, column)] = true }
+func (c *Cells) Mark(row, column string) { c.marked[c.cell(row, column)] = true }
 
 // SetExpert sets the number of an expert, and marks the expert; nil is no number.
 func (c *Cells) SetExpert(layer, expert int, v *float64, mark bool) {
-	at := c.at(LayerLabel(layer), expertLabel(expert))
+	at := c.cell(LayerLabel(layer), expertLabel(expert))
 	if v != nil {
 		c.values[at] = *v
 	}
@@ -139,7 +139,7 @@ func (c *Cells) Heatmap(m page.Heatmap) page.Figure {
 	for _, row := range m.Rows {
 		line := make([]float64, len(m.Columns))
 		for k, column := range m.Columns {
-			v, ok := c.values[c.at(row, column)]
+			v, ok := c.values[c.cell(row, column)]
 			if line[k] = v; !ok {
 				line[k] = math.NaN()
 			}
@@ -147,7 +147,7 @@ func (c *Cells) Heatmap(m page.Heatmap) page.Figure {
 		m.Values = append(m.Values, line)
 	}
 	if len(c.marked) > 0 {
-		m.Marked = func(row, col int) bool { return c.marked[c.at(m.Rows[row], m.Columns[col])] }
+		m.Marked = func(row, col int) bool { return c.marked[c.cell(m.Rows[row], m.Columns[col])] }
 	}
 	m.Quiet = m.Quiet || len(m.Rows)*len(m.Columns) > mostTips
 	return m

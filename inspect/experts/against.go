@@ -213,14 +213,14 @@ func (l *LayerErrors) observe() (found []inspect.Observation) {
 			if routed < LeastPeers {
 				spread = nil
 			}
-			found = append(found, l.about(&l.Experts[i], role, m, spread)...)
+			found = append(found, l.aboutMatrix(&l.Experts[i], role, m, spread)...)
 		}
 	}
 	return found
 }
 
-// about returns what is odd about the error of a matrix; layer may be nil.
-func (l *LayerErrors) about(e *ExpertErrors, role table.Role, m *MatrixError,
+// aboutMatrix returns what is odd about the error of a matrix; layer may be nil.
+func (l *LayerErrors) aboutMatrix(e *ExpertErrors, role table.Role, m *MatrixError,
 	layer *inspect.Spread) []inspect.Observation {
 	about := func(id string, value, expected *float64, format string, args ...any) []inspect.Observation {
 		named := &Expert{Expert: e.Expert, Module: e.Module}

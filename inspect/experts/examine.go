@@ -64,7 +64,7 @@ func examineLayer(x *matrix.Reader, l *layerMLPs) (*Layer, []inspect.Observation
 			r.Experts = append(r.Experts, *e)
 		}
 	}
-	r.spread()
+	r.fillSpreads()
 	if err := similarities(x, l, r); err != nil {
 		return nil, nil, err
 	}

@@ -26,8 +26,8 @@ const (
 	sameFunction  = 0.999
 )
 
-// spread fills in the numbers that are about the layer.
-func (r *Layer) spread() {
+// fillSpreads fills in the numbers that are about the layer.
+func (r *Layer) fillSpreads() {
 	for _, role := range roles {
 		var norms, ranks []*float64
 		var shape []int

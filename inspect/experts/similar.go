@@ -26,10 +26,10 @@ func similarities(x *matrix.Reader, l *layerMLPs, r *Layer) error {
 		x.Done(l.bytes())
 		return nil
 	}
-	var sides Matrices[*side]
+	var all Matrices[*roleMatrices]
 	for _, role := range roles {
-		s := newSide(routed, role)
-		*sides.Of(role) = s
+		s := newRoleMatrices(routed, role)
+		*all.Of(role) = s
 		for lane := range gramLanes {
 			x.Go(func() error { return s.compute(x, lane) })
 		}
@@ -37,7 +37,7 @@ func similarities(x *matrix.Reader, l *layerMLPs, r *Layer) error {
 	if err := x.Wait(); err != nil {
 		return err
 	}
-	for role, s := range sides.All() {
+	for role, s := range all.All() {
 		if len(s.experts) > 1 {
 			c := s.cosines(len(routed))
 			*r.Similarity.Of(role) = c
@@ -51,16 +51,16 @@ func similarities(x *matrix.Reader, l *layerMLPs, r *Layer) error {
 	return nil
 }
 
-// side is one matrix of each routed expert of a layer: those of one shape.
-type side struct {
+// roleMatrices are the matrices of one role and shape of the routed experts of a layer.
+type roleMatrices struct {
 	list    []*weights.Weight
 	experts []int // indices of their experts
 	lanes   [gramLanes]*matrix.Gram
 }
 
-// newSide collects the matrices of the shape of the first.
-func newSide(routed []*mlp, role table.Role) *side {
-	s := &side{}
+// newRoleMatrices collects the matrices of the shape of the first.
+func newRoleMatrices(routed []*mlp, role table.Role) *roleMatrices {
+	s := &roleMatrices{}
 	for i, m := range routed {
 		if w := *m.weights.Of(role); w != nil && (s.list == nil || slices.Equal(w.Shape, s.list[0].Shape)) {
 			s.list, s.experts = append(s.list, w), append(s.experts, i)
@@ -70,7 +70,7 @@ func newSide(routed []*mlp, role table.Role) *side {
 }
 
 // compute computes the products of a lane of the matrices' elements.
-func (s *side) compute(x *matrix.Reader, lane int) (err error) {
+func (s *roleMatrices) compute(x *matrix.Reader, lane int) (err error) {
 	g := matrix.NewGram(len(s.list))
 	s.lanes[lane] = g
 	if len(s.list) < 2 {
@@ -104,7 +104,7 @@ func (s *side) compute(x *matrix.Reader, lane int) (err error) {
 }
 
 // gather reads n numbers of each matrix from at on, chunk by chunk: [chunk, matrix, ChunkTerms].
-func (s *side) gather(dst []float32, streams []*weights.Stream, at, n int) ([]float32, error) {
+func (s *roleMatrices) gather(dst []float32, streams []*weights.Stream, at, n int) ([]float32, error) {
 	dst = slices.Grow(dst[:0], n*len(streams))[:n*len(streams)]
 	for i, stream := range streams {
 		values, err := stream.Part(int64(at), n)
@@ -120,7 +120,7 @@ func (s *side) gather(dst []float32, streams []*weights.Stream, at, n int) ([]fl
 }
 
 // cosines adds up the lanes.
-func (s *side) cosines(all int) matrix.Cosines {
+func (s *roleMatrices) cosines(all int) matrix.Cosines {
 	sum := matrix.NewGram(len(s.list))
 	for _, lane := range s.lanes {
 		sum.Merge(lane)

@@ -71,7 +71,7 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 	}
 	for _, m := range e.Missing {
 		found = append(found, inspect.Finding{Kind: inspect.Missing, Tensor: m.Name,
-			Cause: fmt.Sprintf("the config asks for it, shape %v", m.Shape), Hint: x.hints.of(m.Name)})
+			Cause: fmt.Sprintf("the config asks for it, shape %v", m.Shape), Hint: x.hints.hint(m.Name)})
 	}
 	for _, w := range e.Wrong {
 		if w.Scales != nil {
@@ -82,7 +82,7 @@ func (x *auditor) mismatches() (found []inspect.Finding) {
 	}
 	for _, u := range e.Unexpected {
 		found = append(found, inspect.Finding{Kind: inspect.Unexpected, File: x.files[u.Name], Tensor: u.Name,
-			Cause: fmt.Sprintf("the config has no use for it, shape %v", u.Shape), Hint: x.hints.of(u.Name)})
+			Cause: fmt.Sprintf("the config has no use for it, shape %v", u.Shape), Hint: x.hints.hint(u.Name)})
 	}
 	return found
 }
@@ -93,7 +93,7 @@ func (x *auditor) wrong(w weights.Wrong) inspect.Finding {
 	f := inspect.Finding{Kind: inspect.DType, File: x.files[w.Got.Name], Tensor: w.Got.Name, Cause: w.Cause}
 	switch {
 	case w.Cause == "":
-		f.Kind, f.Hint = inspect.Shape, x.hints.of(w.Got.Name)
+		f.Kind, f.Hint = inspect.Shape, x.hints.hint(w.Got.Name)
 		f.Cause = fmt.Sprintf("%v, the config asks for %v", w.Got.Shape, w.Want)
 	case w.Want == nil:
 		f.Kind = inspect.Unexpected

@@ -20,8 +20,8 @@ func newHints(c *config.Config) *hints {
 	return &hints{c, table.FamilyOf(c), map[*table.Row]string{}}
 }
 
-// of returns the hint for a tensor that is missing, not expected or of another shape.
-func (h *hints) of(name string) string {
+// hint returns the hint for a tensor that is missing, not expected or of another shape.
+func (h *hints) hint(name string) string {
 	at := h.family.Place(name)
 	switch {
 	case at.Row == nil:

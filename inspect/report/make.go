@@ -92,7 +92,7 @@ func Make(ctx context.Context, in Input) (*Report, error) {
 		} else if err != nil && r.Audit.Clean {
 			return nil, err
 		} else if err != nil {
-			m.didNot("%s: %v", part.name, err)
+			m.addNotChecked("%s: %v", part.name, err)
 		}
 	}
 	m.collect()
@@ -140,7 +140,7 @@ func (m *maker) parts() []part {
 	if m.Route != nil {
 		all = append(all, part{"routing", m.routing})
 	} else {
-		m.didNot("how tokens are routed: none were given")
+		m.addNotChecked("how tokens are routed: none were given")
 	}
 	return all
 }
@@ -175,31 +175,31 @@ func (m *maker) tensors(ctx context.Context) (err error) {
 	if m.Tensors, err = stats.Compute(ctx, w, stats.Options{}); err != nil {
 		return err
 	}
-	m.did("%s other than those of experts, read once more: ranges and rows", text.Plural(len(m.Tensors.Tensors), "tensor"))
+	m.addChecked("%s other than those of experts, read once more: ranges and rows", text.Plural(len(m.Tensors.Tensors), "tensor"))
 	m.skip(m.Tensors.NotCounted)
 	return nil
 }
 
-// did adds a sentence to Checked, didNot to NotChecked.
-func (m *maker) did(sentence string, args ...any) {
+// addChecked adds a sentence to Checked, addNotChecked to NotChecked.
+func (m *maker) addChecked(sentence string, args ...any) {
 	m.Checked = append(m.Checked, fmt.Sprintf(sentence, args...))
 }
 
-func (m *maker) didNot(sentence string, args ...any) {
+func (m *maker) addNotChecked(sentence string, args ...any) {
 	m.NotChecked = append(m.NotChecked, fmt.Sprintf(sentence, args...))
 }
 
 // skip says which selected tensors have no numbers.
 func (m *maker) skip(not []inspect.NotCounted) {
 	if len(not) > 0 {
-		m.didNot("the numbers of %s, %s first: %s", text.Plural(len(not), "tensor"), text.Quote(not[0].Name), not[0].Cause)
+		m.addNotChecked("the numbers of %s, %s first: %s", text.Plural(len(not), "tensor"), text.Quote(not[0].Name), not[0].Cause)
 	}
 }
 
 // experts looks at the experts.
 func (m *maker) experts(ctx context.Context) (err error) {
 	if list, _ := m.split(); len(list) == 0 {
-		m.didNot("experts: %s", m.none("expert"))
+		m.addNotChecked("experts: %s", m.absence("expert"))
 		return nil
 	}
 	if m.Experts, err = experts.Examine(ctx, m.weights("experts"), experts.Options{Selection: m.Selection,
@@ -213,19 +213,19 @@ func (m *maker) experts(ctx context.Context) (err error) {
 			few++
 		}
 	}
-	m.did("%s in %s, read twice, and again those that are compared whole: "+
+	m.addChecked("%s in %s, read twice, and again those that are compared whole: "+
 		"norms, ranks, likeness, duplicates, zero neurons, channels",
 		text.Plural(routed, "routed expert"), text.Plural(len(m.Experts.Layers), "layer"))
 	if few > 0 {
-		m.didNot("which experts are the odd ones in %s: fewer than %d are there or selected", text.Plural(few, "layer"),
+		m.addNotChecked("which experts are the odd ones in %s: fewer than %d are there or selected", text.Plural(few, "layer"),
 			experts.LeastPeers)
 	}
 	m.skip(m.Experts.NotCounted)
 	return nil
 }
 
-// none says why a part has nothing to check.
-func (m *maker) none(what string) string {
+// absence says why a part has nothing to check.
+func (m *maker) absence(what string) string {
 	if m.Selection.All() {
 		return "there are none"
 	}
@@ -238,14 +238,14 @@ func (m *maker) routers(ctx context.Context) (err error) {
 	if !slices.ContainsFunc(m.Weights.List, func(w *weights.Weight) bool {
 		return s.Has(w.Name) && w.Is(table.Router, table.Gate)
 	}) {
-		m.didNot("routers: %s", m.none("router"))
+		m.addNotChecked("routers: %s", m.absence("router"))
 		return nil
 	}
 	if m.Routers, err = router.Examine(ctx, m.weights("routers"), router.Options{Selection: s, Coupling: true,
 		By: inspect.ByLayer}); err != nil {
 		return err
 	}
-	m.did("routers of %s: rows, likeness, singular values, bounds", text.Plural(len(m.Routers.Layers), "layer"))
+	m.addChecked("routers of %s: rows, likeness, singular values, bounds", text.Plural(len(m.Routers.Layers), "layer"))
 	m.coupled()
 	m.skip(m.Routers.NotCounted)
 	return nil
@@ -258,15 +258,15 @@ func (m *maker) coupled() {
 		layers[l.Coupling.Verdict]++
 	}
 	if n := layers[router.CoupledOwn] + layers[router.CoupledPermuted]; n > 0 {
-		m.did("gate_proj of the experts of %s, read once more: whether they fit the rows of their routers",
+		m.addChecked("gate_proj of the experts of %s, read once more: whether they fit the rows of their routers",
 			text.Plural(n, "layer"))
 	}
 	const whether = "whether the experts of %s fit the rows of their routers: "
 	if n := layers[router.NotMeasurable]; n > 0 {
-		m.didNot(whether+"they fit none, as random weights do", text.Plural(n, "layer"))
+		m.addNotChecked(whether+"they fit none, as random weights do", text.Plural(n, "layer"))
 	}
 	if n := layers[router.NotChecked]; n > 0 {
-		m.didNot(whether+"there are fewer than %d, or one has no gate_proj", text.Plural(n, "layer"), router.LeastCoupled)
+		m.addNotChecked(whether+"there are fewer than %d, or one has no gate_proj", text.Plural(n, "layer"), router.LeastCoupled)
 	}
 }
 
@@ -282,7 +282,7 @@ func (m *maker) routing(context.Context) error {
 			}
 		}
 		if o.Layers == nil {
-			m.didNot("routing: no decoder layer with a router is selected")
+			m.addNotChecked("routing: no decoder layer with a router is selected")
 			return nil
 		}
 	}

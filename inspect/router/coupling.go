@@ -138,22 +138,22 @@ func relative(energies [][]float64) [][]float64 {
 	for pass := range 2 {
 		for f := range n {
 			for e := range n {
-				column[e] = *at(energies, e, f, pass)
+				column[e] = *element(energies, e, f, pass)
 			}
 			median := inspect.LowerMedian(column)
 			if !(median > 0) || median-median != 0 {
 				return nil
 			}
 			for e := range n {
-				*at(energies, e, f, pass) /= median
+				*element(energies, e, f, pass) /= median
 			}
 		}
 	}
 	return energies
 }
 
-// at is the element of row e and column f, or with pass 1 of row f and column e.
-func at(m [][]float64, e, f, pass int) *float64 {
+// element is the element of row e and column f, or with pass 1 of row f and column e.
+func element(m [][]float64, e, f, pass int) *float64 {
 	if pass == 1 {
 		return &m[f][e]
 	}

@@ -60,7 +60,7 @@ func OfForward(ctx context.Context, f Forward, o Options) (*Report, error) {
 
 // run runs the first layers and puts what their gates choose into r.
 func (f *Forward) run(ctx context.Context, r *Report, o Options, layers int) error {
-	run := &forward{Report: r, o: o, total: len(f.Input.InputIDs) * layers, progress: f.Progress}
+	run := &forward{Report: r, options: o, total: len(f.Input.InputIDs) * layers, progress: f.Progress}
 	run.passed(0)
 	options := model.Options{Accumulate: model.Float32, Parallelism: f.Threads, Pages: f.Pages}
 	plain := model.NewPlain(options)
@@ -106,7 +106,7 @@ func pieces(in *model.Input, tokens int) (all []*model.Input) {
 // forward is the state of one forward pass.
 type forward struct {
 	*Report
-	o           Options
+	options     Options
 	layer       *layerTally // of the layer that runs; nil before the first, and in one that is not selected
 	done, total int
 	progress    func(done, total int)
@@ -114,7 +114,7 @@ type forward struct {
 
 // tally returns the tally of a layer, nil if it is not selected, and finishes the layer before.
 func (f *forward) tally(layer int) *layerTally {
-	if !f.o.Layers.Has(layer) {
+	if !f.options.Layers.Has(layer) {
 		return nil
 	}
 	if f.layer == nil || f.layer.layer != layer {
@@ -127,7 +127,7 @@ func (f *forward) tally(layer int) *layerTally {
 // finish puts the numbers of the last layer into the report.
 func (f *forward) finish() {
 	if f.layer != nil {
-		f.Layers = append(f.Layers, f.layer.report(f.o))
+		f.Layers = append(f.Layers, f.layer.report(f.options))
 		f.layer = nil
 	}
 }

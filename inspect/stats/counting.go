@@ -39,7 +39,7 @@ func newCounting(ctx context.Context, w inspect.Weights, o Options) *counting {
 type scratch struct {
 	patterns tensor.Patterns
 	upper    [halves]int64
-	known    []counted // for sumUp
+	decoded  []counted // for sumUp
 }
 
 // group is weights that are counted together. Its counters are in memory only while its weights are being read.
@@ -197,14 +197,14 @@ func (s *counting) countNumbers(w *countedWeight, at, n int64, part *sums, memor
 
 // sumUp turns the counts of a group into its numbers, and gives their memory back.
 func (s *counting) sumUp(g *group, memory *scratch) {
-	all, known := newSums(), memory.known[:0]
+	all, known := newSums(), memory.decoded[:0]
 	for _, d := range []tensor.DType{tensor.BF16, tensor.F16} {
 		if counts := g.patterns[d]; counts != nil {
 			known = all.addCounts(counts, s.decoded[d], known)
 			s.giveBack(counts)
 		}
 	}
-	memory.known = known
+	memory.decoded = known
 	for i := range g.parts {
 		all.merge(&g.parts[i])
 	}

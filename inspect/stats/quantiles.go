@@ -79,9 +79,9 @@ const halves = 1 << 16
 // bytes.
 type search struct {
 	quantiles []Quantile
-	found     []QuantileValue
+	values    []QuantileValue
 	open      []target  // those that are not found yet
-	known     []counted // that may be among them, and are not read again
+	exact     []counted // numbers among them that are not read again
 
 	begun sync.Once
 	slot  *[halves]uint8    // 1 + the index in lower of the upper half of a key; 0 if it is not searched
@@ -112,7 +112,7 @@ func newSearch(quantiles []Quantile, known []counted, others *[halves]int64) *se
 	if n == 0 {
 		return nil
 	}
-	s := &search{quantiles: quantiles, found: make([]QuantileValue, len(quantiles))}
+	s := &search{quantiles: quantiles, values: make([]QuantileValue, len(quantiles))}
 	for i, q := range quantiles {
 		t := target{index: i, rank: q.rank(n)}
 		for ; t.rank > upper[t.upper]; t.upper++ {
@@ -120,19 +120,19 @@ func newSearch(quantiles []Quantile, known []counted, others *[halves]int64) *se
 		}
 		among := slices.DeleteFunc(slices.Clone(known), func(c counted) bool { return keyOf(c.v)>>16 != t.upper })
 		if others[t.upper] == 0 {
-			s.found[i] = q.is(nth(among, t.rank))
+			s.values[i] = q.value(nth(among, t.rank))
 			continue
 		}
 		if !slices.ContainsFunc(s.open, func(o target) bool { return o.upper == t.upper }) {
-			s.known = append(s.known, among...)
+			s.exact = append(s.exact, among...)
 		}
 		s.open = append(s.open, t)
 	}
 	return s
 }
 
-// is says what the quantile is; -0 is 0.
-func (q Quantile) is(v float32) QuantileValue { return QuantileValue{q.text, float64(v) + 0} }
+// value returns the quantile with its value; -0 becomes 0.
+func (q Quantile) value(v float32) QuantileValue { return QuantileValue{q.text, float64(v) + 0} }
 
 // nth returns the number of a rank, of numbers in ascending order.
 func nth(numbers []counted, rank int64) float32 {
@@ -153,7 +153,7 @@ func (s *search) begin() {
 				s.slot[t.upper] = uint8(len(s.lower))
 			}
 		}
-		for _, c := range s.known {
+		for _, c := range s.exact {
 			s.add(c.v, uint64(c.n))
 		}
 	})
@@ -174,7 +174,7 @@ func (s *search) finish() {
 		for ; t.rank > int64(lower[l]); l++ {
 			t.rank -= int64(lower[l])
 		}
-		s.found[t.index] = s.quantiles[t.index].is(valueOf(t.upper<<16 | l))
+		s.values[t.index] = s.quantiles[t.index].value(valueOf(t.upper<<16 | l))
 	}
-	s.open, s.known, s.slot, s.lower = nil, nil, nil, nil
+	s.open, s.exact, s.slot, s.lower = nil, nil, nil, nil
 }

@@ -180,7 +180,7 @@ func moduleGroups(c *config.Config) func(at table.Place, name string) string {
 // add adds a group to the report.
 func (r *Report) add(h *group) {
 	if h.search != nil {
-		h.numbers.Quantiles = h.search.found
+		h.numbers.Quantiles = h.search.values
 	}
 	if r.By != inspect.ByTensor {
 		r.Groups = append(r.Groups, Group{h.name, len(h.list), h.numbers})

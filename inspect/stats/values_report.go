@@ -17,7 +17,7 @@ func (x *valueAudit) findings() (found []inspect.Finding) {
 	dead := x.deadExperts()
 	for _, w := range x.weights {
 		isDead := dead[expertOf(w)]
-		found = append(found, x.about(w, isDead)...)
+		found = append(found, x.aboutWeight(w, isDead)...)
 		if module, isLast := strings.CutSuffix(w.Name, "."+string(table.DownProj)+".weight"); isDead && isLast {
 			found = append(found, inspect.Finding{Kind: inspect.Value, Tensor: module,
 				Cause: "every weight of the expert is zero",
@@ -47,8 +47,8 @@ func (x *valueAudit) aboutHead() []inspect.Finding {
 		Hint:  "readers use the embedding in its place: set tie_word_embeddings to false if this head is meant"}}
 }
 
-// about returns the findings about a weight. For a weight of a dead expert it leaves out that all of it is zero.
-func (x *valueAudit) about(w *audited, isDead bool) (found []inspect.Finding) {
+// aboutWeight returns the findings about a weight. For a weight of a dead expert it leaves out that all of it is zero.
+func (x *valueAudit) aboutWeight(w *audited, isDead bool) (found []inspect.Finding) {
 	n := w.Len()
 	add := func(kind inspect.Kind, hint, cause string, args ...any) {
 		found = append(found, inspect.Finding{Kind: kind, File: x.holders[w.Name], Tensor: w.Name,
