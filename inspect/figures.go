@@ -44,7 +44,9 @@ func (a *axis) add(name string) int {
 func (a *axis) sorted() []string { return slices.SortedFunc(slices.Values(a.names), text.CompareNames) }
 
 // cell returns the place of a row and a column, and adds them if they are new.
-func (c *Cells) cell(row, column string) [2]int { return [2]int{c.rows.add(row), c.columns.add(column)} }
+func (c *Cells) cell(row, column string) [2]int {
+	return [2]int{c.rows.add(row), c.columns.add(column)}
+}
 
 // AddColumn adds a column if it is new.
 func (c *Cells) AddColumn(name string) { c.columns.add(name) }

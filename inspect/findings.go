@@ -108,18 +108,6 @@ func WriteFindings(w io.Writer, findings []Finding, limit int) error {
 	return err
 }
 
-// WriteChecked writes what was checked, and what was not.
-func WriteChecked(w io.Writer, checked, not []string) error {
-	t := text.Table{Align: "ll"}
-	for _, what := range checked {
-		t.Add("checked", what)
-	}
-	for _, what := range not {
-		t.Add("not checked", what)
-	}
-	return t.WriteText(w)
-}
-
 // Observation is something that sets an expert, or a row of a router, apart from those beside it, and the
 // number that shows it. A healthy checkpoint has none. An observation says what was measured, and never that
 // a weight may be left out.
@@ -168,6 +156,32 @@ func WriteSheet(w io.Writer, s *text.Sheet, lines []string, not []NotCounted) er
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// WriteExamination is WriteSheet, with the observations below it.
+func WriteExamination(w io.Writer, s *text.Sheet, lines []string, not []NotCounted, found []Observation) error {
+	if err := WriteSheet(w, s, lines, not); err != nil {
+		return err
+	}
+	return WriteObservations(w, found)
+}
+
+// WriteAudit writes a line about a checkpoint, the findings, and what was checked.
+func WriteAudit(w io.Writer, path, verdict string, findings []Finding, checked, not []string) error {
+	if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(path), verdict); err != nil {
+		return err
+	}
+	if err := WriteFindings(w, findings, MaxLines); err != nil {
+		return err
+	}
+	t := text.Table{Align: "ll"}
+	for _, what := range checked {
+		t.Add("checked", what)
+	}
+	for _, what := range not {
+		t.Add("not checked", what)
+	}
+	return t.WriteText(w)
 }
 
 // List joins the first eight of many numbers or names, and says how many more there are.

@@ -25,18 +25,22 @@ func TestFold(t *testing.T) {
 		names []string
 		want  []string
 	}{
-		"nothing":      {nil, nil},
-		"no numbers":   {[]string{"lm_head.weight"}, []string{"lm_head.weight"}},
-		"one":          {[]string{"model.layers.3.x"}, []string{"model.layers.3.x"}},
-		"pair":         {[]string{"a.1", "a.0"}, []string{"a.{0..1}"}},
-		"gap":          {[]string{"a.5", "a.0", "a.3", "a.4", "a.2", "a.9"}, []string{"a.{0,2..5,9}"}},
-		"product":      {grid(up, []int{1, 2, 3}, []int{0, 1}), []string{"model.layers.{1..3}.mlp.experts.{0..1}.up_proj.weight"}},
-		"missing one":  {grid(up, []int{1, 2, 3}, []int{0, 1, 2})[1:], []string{"model.layers.1.mlp.experts.{1..2}.up_proj.weight", "model.layers.{2..3}.mlp.experts.{0..2}.up_proj.weight"}},
+		"nothing":    {nil, nil},
+		"no numbers": {[]string{"lm_head.weight"}, []string{"lm_head.weight"}},
+		"one":        {[]string{"model.layers.3.x"}, []string{"model.layers.3.x"}},
+		"pair":       {[]string{"a.1", "a.0"}, []string{"a.{0..1}"}},
+		"gap":        {[]string{"a.5", "a.0", "a.3", "a.4", "a.2", "a.9"}, []string{"a.{0,2..5,9}"}},
+		"product": {grid(up, []int{1, 2, 3}, []int{0, 1}),
+			[]string{"model.layers.{1..3}.mlp.experts.{0..1}.up_proj.weight"}},
+		"missing one": {grid(up, []int{1, 2, 3}, []int{0, 1, 2})[1:],
+			[]string{"model.layers.1.mlp.experts.{1..2}.up_proj.weight",
+				"model.layers.{2..3}.mlp.experts.{0..2}.up_proj.weight"}},
 		"not numbers":  {[]string{"a.01", "a.+1", "a.1"}, []string{"a.1", "a.+1", "a.01"}},
 		"first number": {[]string{"1.a", "0.a"}, []string{"{0..1}.a"}},
 		"by value":     {[]string{"b.10.x", "b.9.y", "b.2.x"}, []string{"b.{2,10}.x", "b.9.y"}},
-		"many numbers": {[]string{"1.1.1.1.1.1.1.1.2.3", "1.1.1.1.1.1.1.0.2.3", "1.1.1.1.1.1.1.1.2.4"}, []string{"1.1.1.1.1.1.1.{0..1}.2.3", "1.1.1.1.1.1.1.1.2.4"}},
-		"twice":        {[]string{"a.1", "a.1"}, []string{"a.1"}},
+		"many numbers": {[]string{"1.1.1.1.1.1.1.1.2.3", "1.1.1.1.1.1.1.0.2.3", "1.1.1.1.1.1.1.1.2.4"},
+			[]string{"1.1.1.1.1.1.1.{0..1}.2.3", "1.1.1.1.1.1.1.1.2.4"}},
+		"twice": {[]string{"a.1", "a.1"}, []string{"a.1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string

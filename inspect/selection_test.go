@@ -38,9 +38,13 @@ func TestSelection(t *testing.T) {
 		got, err := Pick(c.s, names, self)
 		require.NoError(t, err, name)
 		assert.Len(t, got, c.want, name)
-		assert.True(t, slices.IsSortedFunc(got, func(a, b string) int { return slices.Index(names, a) - slices.Index(names, b) }))
+		assert.True(t, slices.IsSortedFunc(got, func(a, b string) int {
+			return slices.Index(names, a) - slices.Index(names,
+				b)
+		}))
 	}
-	_, err := Pick(Selection{Layers: text.Spans{{2, 5}}, Experts: text.Spans{{16, 17}}, Match: []string{"nosuch", "[", "*"}}, names, self)
+	_, err := Pick(Selection{Layers: text.Spans{{2, 5}}, Experts: text.Spans{{16, 17}},
+		Match: []string{"nosuch", "[", "*"}}, names, self)
 	assert.EqualError(t, err, "layers 2-5: 4, 5 not there: the checkpoint has 0-3\n"+
 		"experts 16-17: 16, 17 not there: the checkpoint has 0-15\n"+
 		"the glob \"nosuch\" matches no tensor\n"+
@@ -50,7 +54,8 @@ func TestSelection(t *testing.T) {
 	_, err = Pick(Selection{Experts: text.Spans{{1, 1}}}, []string{"model.norm.weight"}, self)
 	assert.EqualError(t, err, "experts 1: 1 not there: the checkpoint has none")
 
-	fused := []string{"layers.1.mlp.experts.gate_up_proj", "layers.1.mlp.experts.gate_up_proj_scale_inv", "layers.1.mlp.gate.weight"}
+	fused := []string{"layers.1.mlp.experts.gate_up_proj", "layers.1.mlp.experts.gate_up_proj_scale_inv",
+		"layers.1.mlp.gate.weight"}
 	got, err := Pick(Selection{Layers: text.Spans{{1, 1}}, Experts: text.Spans{{7, 7}}}, fused, self)
 	require.NoError(t, err)
 	assert.Equal(t, fused[:2], got, "fused experts are of every number, and names may lack model.")

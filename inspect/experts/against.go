@@ -278,10 +278,7 @@ func once(words []string) string {
 
 // WriteText writes the sheet and the findings.
 func (r *ErrorReport) WriteText(w io.Writer) error {
-	if err := inspect.WriteSheet(w, r.Sheet(), nil, r.NotCounted); err != nil {
-		return err
-	}
-	return inspect.WriteObservations(w, r.Findings)
+	return inspect.WriteExamination(w, r.Sheet(), nil, r.NotCounted, r.Findings)
 }
 
 // Figure draws how far each expert is from its original.

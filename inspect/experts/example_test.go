@@ -24,7 +24,8 @@ func Example() {
 		log.Fatal(err)
 	}
 	for _, l := range r.Layers {
-		fmt.Printf("layer %d: %d experts, the first with a norm of gate_proj of %.3f\n", l.Layer, len(l.Experts), *l.Experts[0].Gate.Norm)
+		fmt.Printf("layer %d: %d experts, the first with a norm of gate_proj of %.3f\n", l.Layer, len(l.Experts),
+			*l.Experts[0].Gate.Norm)
 	}
 	fmt.Println("findings:", len(r.Findings))
 	// Output:

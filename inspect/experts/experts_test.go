@@ -74,12 +74,20 @@ func TestPlantedExperts(t *testing.T) {
 		want  []string
 		said  string
 	}{
-		"copy":                 {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 2, 7, same, 0) }, []string{"duplicate 2 [3 7]"}, "has the numbers of model.layers.2.mlp.experts.7"},
-		"neurons moved":        {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 2, 7, order, 0) }, []string{"duplicate 2 [3 7]"}, "neurons in another order"},
-		"another layer":        {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 1, 5, order, 0) }, []string{"duplicate 1 [5]", "duplicate 2 [3]"}, "has the numbers of model.layers.2.mlp.experts.3, neurons"},
-		"three":                {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 2, 7, order, 0); copyExpert(s, 2, 3, 2, 1, same, 0) }, []string{"duplicate 2 [1 3 7]"}, "experts.3, model.layers.2.mlp.experts.7"},
-		"noise":                {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 2, 7, same, 0.02) }, []string{"near-duplicate 2 [3 7]"}, "cosine of all numbers is at least 0.99"},
-		"noise, neurons moved": {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 2, 7, order, 0.1) }, []string{"near-duplicate 2 [3 7]"}, "equals expert 7 but for noise"},
+		"copy": {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 2, 7, same, 0) },
+			[]string{"duplicate 2 [3 7]"}, "has the numbers of model.layers.2.mlp.experts.7"},
+		"neurons moved": {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 2, 7, order, 0) },
+			[]string{"duplicate 2 [3 7]"}, "neurons in another order"},
+		"another layer": {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 1, 5, order, 0) },
+			[]string{"duplicate 1 [5]", "duplicate 2 [3]"}, "has the numbers of model.layers.2.mlp.experts.3, neurons"},
+		"three": {func(s *inspecttest.Stored) {
+			copyExpert(s, 2, 3, 2, 7, order, 0)
+			copyExpert(s, 2, 3, 2, 1, same, 0)
+		}, []string{"duplicate 2 [1 3 7]"}, "experts.3, model.layers.2.mlp.experts.7"},
+		"noise": {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 2, 7, same, 0.02) },
+			[]string{"near-duplicate 2 [3 7]"}, "cosine of all numbers is at least 0.99"},
+		"noise, neurons moved": {func(s *inspecttest.Stored) { copyExpert(s, 2, 3, 2, 7, order, 0.1) },
+			[]string{"near-duplicate 2 [3 7]"}, "equals expert 7 but for noise"},
 		"noise and a copy": {func(s *inspecttest.Stored) {
 			copyExpert(s, 2, 3, 2, 7, order, 0.1)
 			copyExpert(s, 2, 3, 2, 9, order, 0)
@@ -98,7 +106,8 @@ func TestPlantedExperts(t *testing.T) {
 			s.Change(inspecttest.ExpertName(2, 4, "up"), inspecttest.Row(0, 64, inspecttest.Times(1.5)))
 		}, []string{"similar-matrix 2 [4 6]"}, "its cosine with that of expert 4 is 0.9"},
 		"zeroed": {func(s *inspecttest.Stored) {
-			s.Zero(inspecttest.ExpertName(2, 4, "gate"), inspecttest.ExpertName(2, 4, "up"), inspecttest.ExpertName(2, 4, "down"))
+			s.Zero(inspecttest.ExpertName(2, 4, "gate"), inspecttest.ExpertName(2, 4, "up"),
+				inspecttest.ExpertName(2, 4, "down"))
 		}, []string{"zeroed 2 [4]"}, "all weights are zero: it adds nothing"},
 		"two zeroed": {func(s *inspecttest.Stored) {
 			s.Zero(inspecttest.ExpertName(2, 4, "gate"), inspecttest.ExpertName(2, 5, "gate"))
@@ -115,7 +124,8 @@ func TestPlantedExperts(t *testing.T) {
 		"zero neurons": {func(s *inspecttest.Stored) {
 			s.Change(inspecttest.ExpertName(2, 4, "up"), inspecttest.Row(64, 128, zero))
 		}, []string{"zeroed-neurons 2 [4]"}, "2 of 24 neurons add nothing"},
-		"zeroed shared": {func(s *inspecttest.Stored) { s.Zero("model.layers.1.mlp.shared_experts.down_proj.weight") }, []string{"zeroed 1 []"}, "all numbers of down_proj"},
+		"zeroed shared": {func(s *inspecttest.Stored) { s.Zero("model.layers.1.mlp.shared_experts.down_proj.weight") },
+			[]string{"zeroed 1 []"}, "all numbers of down_proj"},
 		"channel of output": {func(s *inspecttest.Stored) {
 			s.Change(inspecttest.ExpertName(2, 4, "down"), inspecttest.Row(5*24, 24, inspecttest.Times(20)))
 		}, []string{"channel 2 [4]"}, "channel 5 has "},
@@ -129,8 +139,10 @@ func TestPlantedExperts(t *testing.T) {
 		"neuron": {func(s *inspecttest.Stored) {
 			s.Change(inspecttest.ExpertName(2, 4, "gate"), inspecttest.Row(3*64, 64, inspecttest.Times(20)))
 		}, []string{"neuron 2 [4]"}, "neuron 3 has "},
-		"NaN":      {func(s *inspecttest.Stored) { s.Put(inspecttest.ExpertName(2, 4, "gate"), 9, 0x7fc0) }, []string{"nan 2 [4]"}, "1 of 1,536 numbers are NaN"},
-		"infinite": {func(s *inspecttest.Stored) { s.Put(inspecttest.ExpertName(2, 4, "down"), 9, 0xff80, 0x7f80) }, []string{"infinite 2 [4]"}, "2 of 1,536 numbers are infinite"},
+		"NaN": {func(s *inspecttest.Stored) { s.Put(inspecttest.ExpertName(2, 4, "gate"), 9, 0x7fc0) },
+			[]string{"nan 2 [4]"}, "1 of 1,536 numbers are NaN"},
+		"infinite": {func(s *inspecttest.Stored) { s.Put(inspecttest.ExpertName(2, 4, "down"), 9, 0xff80, 0x7f80) },
+			[]string{"infinite 2 [4]"}, "2 of 1,536 numbers are infinite"},
 		"scaled": {func(s *inspecttest.Stored) {
 			s.Change(inspecttest.ExpertName(2, 4, "up"), inspecttest.Row(0, 1536, inspecttest.Times(8)))
 		}, []string{"norm 2 [4]"}, "the layer's median is"},
@@ -138,7 +150,8 @@ func TestPlantedExperts(t *testing.T) {
 			s.Change(inspecttest.ExpertName(2, 4, "up"), inspecttest.Row(0, 1536, inspecttest.Times(0.01)))
 		},
 			[]string{"norm 2 [4]"}, ""},
-		"4 bits": {func(s *inspecttest.Stored) { s.Change(inspecttest.ExpertName(2, 4, "up"), roundTo(64, 7)) }, []string{"coarse 2 [4]"}, "as rounding to few bits leaves behind"},
+		"4 bits": {func(s *inspecttest.Stored) { s.Change(inspecttest.ExpertName(2, 4, "up"), roundTo(64, 7)) },
+			[]string{"coarse 2 [4]"}, "as rounding to few bits leaves behind"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := inspecttest.Filled(t, "v1-base")
@@ -209,7 +222,8 @@ func TestLimitsOfLikeness(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := inspecttest.Filled(t, "v1-base")
 			c.plant(s)
-			require.Equal(t, c.want, inspecttest.Kinds(examined(t, s, Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2")}}).Findings))
+			require.Equal(t, c.want, inspecttest.Kinds(examined(t, s,
+				Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2")}}).Findings))
 		})
 	}
 }
@@ -242,7 +256,8 @@ func TestPlantedFP8(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := inspecttest.Filled(t, "v3-fp8")
-			c.plant(s, inspecttest.ExpertName(1, 2, "gate"), inspecttest.ExpertName(1, 2, "up"), inspecttest.ExpertName(1, 2, "down"))
+			c.plant(s, inspecttest.ExpertName(1, 2, "gate"), inspecttest.ExpertName(1, 2, "up"),
+				inspecttest.ExpertName(1, 2, "down"))
 			require.Equal(t, c.want, inspecttest.Kinds(examined(t, s, Options{}).Findings))
 		})
 	}
@@ -360,7 +375,8 @@ func TestSimilarities(t *testing.T) {
 // TestSelectedExperts: what is selected is looked at, beside each other.
 func TestSelectedExperts(t *testing.T) {
 	s := inspecttest.Filled(t, "v1-base")
-	r := examined(t, s, Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2-3"), Experts: inspecttest.Spans(t, "1,4-6"), Match: []string{"*.up_proj.weight"}}})
+	r := examined(t, s, Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2-3"),
+		Experts: inspecttest.Spans(t, "1,4-6"), Match: []string{"*.up_proj.weight"}}})
 	require.Len(t, r.Layers, 2)
 	require.Len(t, r.Layers[0].Experts, 4)
 	e := r.Layers[0].Experts[1]
@@ -370,11 +386,13 @@ func TestSelectedExperts(t *testing.T) {
 	require.NotNil(t, e.Up.Nearest)
 	require.Nil(t, r.Layers[0].Gate)
 	require.Nil(t, r.Layers[0].Shared)
-	one := examined(t, s, Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2"), Experts: inspecttest.Spans(t, "1")}})
+	one := examined(t, s, Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2"),
+		Experts: inspecttest.Spans(t, "1")}})
 	require.Nil(t, one.Layers[0].Gate.Pairs)
 	require.Nil(t, one.Layers[0].Function)
 	require.Empty(t, one.Findings)
-	require.Contains(t, inspecttest.Printed(t, one), "layer 2: 1 routed expert: too few for one to be the odd one\nno finding")
+	require.Contains(t, inspecttest.Printed(t, one),
+		"layer 2: 1 routed expert: too few for one to be the odd one\nno finding")
 }
 
 // TestExpertsThatCannotBe: all that cannot be read is named, and what has no numbers.
@@ -390,7 +408,8 @@ func TestExpertsThatCannotBe(t *testing.T) {
 	require.ErrorContains(t, err, inspecttest.ExpertName(1, 5, "down")+": in the original: disk on fire")
 	_, err = Against(t.Context(), s.Weights(), inspecttest.Filled(t, "v3").Weights(), inspect.Selection{})
 	require.ErrorContains(t, err, "missing: model.layers.1.mlp.experts.{0..15}.down_proj.weight (16 tensors): the original does not have it")
-	_, err = Against(t.Context(), inspecttest.Filled(t, "v3-fp8").Weights(), inspecttest.Filled(t, "v3").Weights(), inspect.Selection{})
+	_, err = Against(t.Context(), inspecttest.Filled(t, "v3-fp8").Weights(), inspecttest.Filled(t, "v3").Weights(),
+		inspect.Selection{})
 	require.ErrorContains(t, err, "[72 192], but the original's is [24 64]")
 	_, err = Examine(t.Context(), inspecttest.Filled(t, "v1-dense").Weights(), Options{})
 	require.ErrorContains(t, err, "no expert is selected, or there is none")
@@ -400,7 +419,8 @@ func TestExpertsThatCannotBe(t *testing.T) {
 	inspecttest.Retype(t, s.Checkpoint, inspecttest.ExpertName(1, 5, "down"), tensor.I16)
 	r := examined(t, s, Options{})
 	require.Len(t, r.NotCounted, 1)
-	require.Contains(t, inspecttest.Printed(t, r), "not counted: "+inspecttest.ExpertName(1, 5, "down")+": dtype I16 has no numbers")
+	require.Contains(t, inspecttest.Printed(t, r), "not counted: "+inspecttest.ExpertName(1, 5,
+		"down")+": dtype I16 has no numbers")
 	require.Nil(t, r.Layers[0].Experts[5].Down)
 	require.Empty(t, r.Findings)
 }
@@ -436,7 +456,8 @@ func TestExpertsAgainst(t *testing.T) {
 	b.Put(inspecttest.ExpertName(1, 2, "gate"), 3, 0x7f80, 0x7fc1)
 	r, err := Against(t.Context(), a.Weights(), b.Weights(), inspect.Selection{})
 	require.NoError(t, err)
-	require.Equal(t, []string{"not-finite 1 [0]", "not-finite 1 [1]", "error 2 [4]", "error 3 [9]"}, inspecttest.Kinds(r.Findings))
+	require.Equal(t, []string{"not-finite 1 [0]", "not-finite 1 [1]", "error 2 [4]", "error 3 [9]"},
+		inspecttest.Kinds(r.Findings))
 	require.Equal(t, inspecttest.ExpertName(2, 4, "up"), r.Findings[2].Tensor)
 	var squares, off float64
 	x, y := a.Numbers(inspecttest.ExpertName(2, 4, "up")), b.Numbers(inspecttest.ExpertName(2, 4, "up"))

@@ -14,7 +14,8 @@ import (
 // and not below it.
 func TestLimitsOfObservations(t *testing.T) {
 	t.Parallel()
-	up, down, layer := inspecttest.ExpertName(2, 4, "up"), inspecttest.ExpertName(2, 4, "down"), inspect.Selection{Layers: inspecttest.Spans(t, "2")}
+	up, down, layer := inspecttest.ExpertName(2, 4, "up"), inspecttest.ExpertName(2, 4,
+		"down"), inspect.Selection{Layers: inspecttest.Spans(t, "2")}
 	for id, c := range map[string]struct {
 		tensor    string
 		at, count int
@@ -85,7 +86,8 @@ func TestLimitOfCoarseness(t *testing.T) {
 func TestLimitOfZeroNeurons(t *testing.T) {
 	t.Parallel()
 	for zeros, want := range map[int]int{2: 0, 3: 1} {
-		s := inspecttest.Fill(t, inspecttest.Override(t, inspecttest.Filled(t, "v1-base").Config, "moe_intermediate_size", "300"))
+		s := inspecttest.Fill(t, inspecttest.Override(t, inspecttest.Filled(t, "v1-base").Config, "moe_intermediate_size",
+			"300"))
 		s.Change(inspecttest.ExpertName(2, 4, "up"), inspecttest.Row(0, 64*zeros, inspecttest.Times(0)))
 		require.Len(t, examined(t, s, Options{}).Findings, want)
 	}

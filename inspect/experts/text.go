@@ -86,10 +86,7 @@ func (r *Report) WriteText(w io.Writer) error {
 				text.Plural(n, "routed expert")))
 		}
 	}
-	if err := inspect.WriteSheet(w, r.Sheet(), lines, r.NotCounted); err != nil {
-		return err
-	}
-	return inspect.WriteObservations(w, r.Findings)
+	return inspect.WriteExamination(w, r.Sheet(), lines, r.NotCounted, r.Findings)
 }
 
 // null says what independent random weights would give; "" if there are no pairs.

@@ -215,13 +215,7 @@ func bytesOf(tensors []inspect.Tensor) (n int64) {
 
 // WriteText writes the findings, and what was checked. Findings of a kind that differ only in numbers share a line.
 func (a *AuditReport) WriteText(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(a.Path), verdict(a.Findings)); err != nil {
-		return err
-	}
-	if err := inspect.WriteFindings(w, a.Findings, inspect.MaxLines); err != nil {
-		return err
-	}
-	return inspect.WriteChecked(w, a.Checked, a.NotChecked)
+	return inspect.WriteAudit(w, a.Path, verdict(a.Findings), a.Findings, a.Checked, a.NotChecked)
 }
 
 // verdict counts findings, notes apart.

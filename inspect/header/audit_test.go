@@ -17,8 +17,10 @@ import (
 )
 
 func TestWholeCheckpointIsClean(t *testing.T) {
-	for _, name := range []string{"v1-base", "v1-dense", "v1-rope-linear-tied-bias", "v1-16b-slice", "v2-lite", "v2-group-yarn", "v3", "v3-fp8"} {
-		c := inspecttest.Whole(inspecttest.Override(t, configtest.Fixture(t, name+"/checkpoint"), "num_nextn_predict_layers", "0"))
+	for _, name := range []string{"v1-base", "v1-dense", "v1-rope-linear-tied-bias", "v1-16b-slice", "v2-lite",
+		"v2-group-yarn", "v3", "v3-fp8"} {
+		c := inspecttest.Whole(inspecttest.Override(t, configtest.Fixture(t, name+"/checkpoint"),
+			"num_nextn_predict_layers", "0"))
 		a := Audit(c)
 		assert.True(t, a.Clean, name)
 		assert.Empty(t, a.Findings, name)
@@ -34,19 +36,22 @@ func TestAbsentMTP(t *testing.T) {
 	c := inspecttest.Whole(configtest.Fixture(t, "v3/checkpoint"))
 	a := Audit(c)
 	assert.True(t, a.Clean)
-	assert.Contains(t, inspecttest.Printed(t, a), "ckpt: no problems, 1 note\n  note: config.json: num_nextn_predict_layers is 1, but there are no tensors of multi-token prediction layers\n")
+	assert.Contains(t, inspecttest.Printed(t, a),
+		"ckpt: no problems, 1 note\n  note: config.json: num_nextn_predict_layers is 1, but there are no tensors of multi-token prediction layers\n")
 	c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "c.safetensors", Cause: "file is empty"}}
 	assert.Equal(t, c.Findings, Audit(c).Findings, "nobody knows what is missing")
 
 	c = inspecttest.Whole(configtest.Fixture(t, "v3/checkpoint"))
-	c.Files[0].Tensors = append(c.Files[0].Tensors, tensor.Info{Name: "model.layers.5.eh_proj.weight", DType: tensor.BF16, Shape: []int{64, 64}})
+	c.Files[0].Tensors = append(c.Files[0].Tensors, tensor.Info{Name: "model.layers.5.eh_proj.weight",
+		DType: tensor.BF16, Shape: []int{64, 64}})
 	a = Audit(c)
 	assert.False(t, a.Clean)
 	got := inspecttest.Printed(t, a)
 	assert.Contains(t, got, "missing: model.layers.5.enorm.weight: the config asks for it, shape [64]")
 	assert.Contains(t, got, "shape: model.layers.5.eh_proj.weight: [64 64], the config asks for [64 128]")
 	assert.NotContains(t, got, "note")
-	assert.Contains(t, got, "against the 279 weights of config.json", "those of the prediction layer, without its copies, are among them")
+	assert.Contains(t, got, "against the 279 weights of config.json",
+		"those of the prediction layer, without its copies, are among them")
 }
 
 func TestAuditFindings(t *testing.T) {
@@ -74,9 +79,11 @@ func TestAuditFindings(t *testing.T) {
 		},
 		"tied head": {
 			func(t *testing.T, c *inspect.Checkpoint) {
-				c.Files[1].Tensors = slices.DeleteFunc(slices.Clone(c.Files[1].Tensors), func(i tensor.Info) bool { return i.Name == "lm_head.weight" })
+				c.Files[1].Tensors = slices.DeleteFunc(slices.Clone(c.Files[1].Tensors),
+					func(i tensor.Info) bool { return i.Name == "lm_head.weight" })
 			},
-			[]string{"missing: lm_head.weight: the config asks for it, shape [256 64]", "hint: see tie_word_embeddings false"}, "unexpected",
+			[]string{"missing: lm_head.weight: the config asks for it, shape [256 64]",
+				"hint: see tie_word_embeddings false"}, "unexpected",
 		},
 		"dtype that the model does not compute with": {
 			func(t *testing.T, c *inspect.Checkpoint) { c.Files[0].Tensors[0].DType = tensor.I8 },
@@ -84,9 +91,11 @@ func TestAuditFindings(t *testing.T) {
 		},
 		"foreign name": {
 			func(t *testing.T, c *inspect.Checkpoint) {
-				c.Files[1].Tensors = append(slices.Clone(c.Files[1].Tensors), tensor.Info{Name: "\x1b[2J", DType: tensor.BF16, Shape: []int{1}})
+				c.Files[1].Tensors = append(slices.Clone(c.Files[1].Tensors), tensor.Info{Name: "\x1b[2J", DType: tensor.BF16,
+					Shape: []int{1}})
 			},
-			[]string{`unexpected: "\x1b[2J": the config has no use for it, shape [1]`, "hint: no weight of model_type deepseek has this name"}, "missing",
+			[]string{`unexpected: "\x1b[2J": the config has no use for it, shape [1]`,
+				"hint: no weight of model_type deepseek has this name"}, "missing",
 		},
 		"torch_dtype of another checkpoint": {
 			func(t *testing.T, c *inspect.Checkpoint) { c.Config = with(t, "torch_dtype", `"float16"`) },
@@ -97,14 +106,16 @@ func TestAuditFindings(t *testing.T) {
 				c.Files = c.Files[:1]
 				c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "b.safetensors", Cause: "file is empty"}}
 			},
-			[]string{"1 problem\n", "broken: b.safetensors: file is empty", "not checked  which weights are missing: not every file could be read"}, "missing: model",
+			[]string{"1 problem\n", "broken: b.safetensors: file is empty",
+				"not checked  which weights are missing: not every file could be read"}, "missing: model",
 		},
 		"config that cannot be read": {
 			func(t *testing.T, c *inspect.Checkpoint) {
 				c.Config = nil
 				c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "config.json", Cause: "missing"}}
 			},
-			[]string{"1 problem\n", "broken: config.json: missing", "not checked  the tensors against the config: config.json cannot be used"}, "missing: model",
+			[]string{"1 problem\n", "broken: config.json: missing",
+				"not checked  the tensors against the config: config.json cannot be used"}, "missing: model",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +139,8 @@ func TestBrokenTensorDoesNotHideMissingOnes(t *testing.T) {
 	c := inspecttest.Whole(configtest.Fixture(t, "v1-base/checkpoint"))
 	c.Files[0].Tensors = c.Files[0].Tensors[1:]
 	c.Findings = []inspect.Finding{
-		{Kind: inspect.Broken, File: "a.safetensors", Tensor: "model.embed_tokens.weight", Cause: "missing, though the index puts it here"},
+		{Kind: inspect.Broken, File: "a.safetensors", Tensor: "model.embed_tokens.weight",
+			Cause: "missing, though the index puts it here"},
 		{Kind: inspect.Broken, File: "model.safetensors.index.json", Cause: "odd"},
 	}
 	kinds := []inspect.Kind{}
@@ -143,20 +155,29 @@ func TestBrokenTensorDoesNotHideMissingOnes(t *testing.T) {
 func TestHintsFollowFromTheTable(t *testing.T) {
 	const attn = "model.layers.1.self_attn."
 	for _, test := range []struct{ fixture, key, value, tensor, want string }{
-		{"v1-base", "num_key_value_heads", "2", attn + "k_proj.weight", "see hidden_size 64, num_attention_heads 4, num_key_value_heads 2"},
-		{"v1-base", "attention_bias", "true", attn + "q_proj.bias", "see attention_bias true, hidden_size 64, num_attention_heads 4"},
+		{"v1-base", "num_key_value_heads", "2", attn + "k_proj.weight",
+			"see hidden_size 64, num_attention_heads 4, num_key_value_heads 2"},
+		{"v1-base", "attention_bias", "true", attn + "q_proj.bias",
+			"see attention_bias true, hidden_size 64, num_attention_heads 4"},
 		{"v1-base", "n_shared_experts", "null", "model.layers.1.mlp.shared_experts.up_proj.weight",
 			"see n_routed_experts 16, first_k_dense_replace 1, moe_layer_freq 1, n_shared_experts null, hidden_size 64, moe_intermediate_size 24"},
 		{"v1-base", "num_hidden_layers", "1", attn + "q_proj.weight", "num_hidden_layers is 1"},
 		{"v1-base", "vocab_size", "100", "lm_head.weight", "see tie_word_embeddings false, hidden_size 64, vocab_size 100"},
-		{"v2-group-yarn", "kv_lora_rank", "16", attn + "kv_a_proj_with_mqa.weight", "see hidden_size 64, kv_lora_rank 16, qk_rope_head_dim 16"},
-		{"v2-group-yarn", "kv_lora_rank", "16", attn + "kv_b_proj.weight", "see kv_lora_rank 16, num_attention_heads 4, qk_nope_head_dim 24, v_head_dim 20"},
-		{"v2-group-yarn", "v_head_dim", "8", attn + "o_proj.weight", "see hidden_size 64, num_attention_heads 4, v_head_dim 8"},
-		{"v2-group-yarn", "q_lora_rank", "40", attn + "q_b_proj.weight", "see q_lora_rank 40, num_attention_heads 4, qk_nope_head_dim 24, qk_rope_head_dim 16"},
+		{"v2-group-yarn", "kv_lora_rank", "16", attn + "kv_a_proj_with_mqa.weight",
+			"see hidden_size 64, kv_lora_rank 16, qk_rope_head_dim 16"},
+		{"v2-group-yarn", "kv_lora_rank", "16", attn + "kv_b_proj.weight",
+			"see kv_lora_rank 16, num_attention_heads 4, qk_nope_head_dim 24, v_head_dim 20"},
+		{"v2-group-yarn", "v_head_dim", "8", attn + "o_proj.weight",
+			"see hidden_size 64, num_attention_heads 4, v_head_dim 8"},
+		{"v2-group-yarn", "q_lora_rank", "40", attn + "q_b_proj.weight",
+			"see q_lora_rank 40, num_attention_heads 4, qk_nope_head_dim 24, qk_rope_head_dim 16"},
 		{"v2-group-yarn", "q_lora_rank", "null", attn + "q_a_layernorm.weight", "see q_lora_rank null"},
-		{"v2-group-yarn", "q_lora_rank", "null", attn + "q_proj.weight", "see q_lora_rank null, hidden_size 64, num_attention_heads 4, qk_nope_head_dim 24, qk_rope_head_dim 16"},
-		{"v3", "n_routed_experts", "8", "model.layers.2.mlp.gate.e_score_correction_bias", "see n_routed_experts 8, first_k_dense_replace 2, moe_layer_freq 1"},
-		{"v3", "num_hidden_layers", "3", "model.layers.4.mlp.gate.weight", "num_hidden_layers is 3, num_nextn_predict_layers is 1"},
+		{"v2-group-yarn", "q_lora_rank", "null", attn + "q_proj.weight",
+			"see q_lora_rank null, hidden_size 64, num_attention_heads 4, qk_nope_head_dim 24, qk_rope_head_dim 16"},
+		{"v3", "n_routed_experts", "8", "model.layers.2.mlp.gate.e_score_correction_bias",
+			"see n_routed_experts 8, first_k_dense_replace 2, moe_layer_freq 1"},
+		{"v3", "num_hidden_layers", "3", "model.layers.4.mlp.gate.weight",
+			"num_hidden_layers is 3, num_nextn_predict_layers is 1"},
 	} {
 		c := inspecttest.Whole(configtest.Fixture(t, test.fixture+"/checkpoint"))
 		c.Config = inspecttest.Override(t, c.Config, test.key, test.value)
@@ -177,7 +198,8 @@ func TestHintsOfPredictionLayers(t *testing.T) {
 		"model.layers.5.eh_proj.bias":            "no weight of model_type deepseek_v3 has this name",
 	} {
 		c := inspecttest.Whole(configtest.Fixture(t, "v3/checkpoint"))
-		c.Files[1].Tensors = append(slices.Clone(c.Files[1].Tensors), tensor.Info{Name: name, DType: tensor.BF16, Shape: []int{1}})
+		c.Files[1].Tensors = append(slices.Clone(c.Files[1].Tensors), tensor.Info{Name: name, DType: tensor.BF16,
+			Shape: []int{1}})
 		found := findingsAbout(c, name)
 		require.Len(t, found, 1, name)
 		assert.Equal(t, want, found[0].Hint, name)
@@ -193,7 +215,8 @@ func findingsAbout(c *inspect.Checkpoint, name string) []inspect.Finding {
 func TestAuditOfFP8(t *testing.T) {
 	const name = "model.layers.1.self_attn.o_proj.weight"
 	fp8 := inspecttest.Override(t, configtest.Fixture(t, "v3-fp8/checkpoint"), "num_nextn_predict_layers", "0")
-	excepting := inspecttest.Override(t, fp8, "quantization_config", `{"quant_method":"fp8","fmt":"e4m3","weight_block_size":[128,128],"modules_to_not_convert":["model.layers.1.self_attn.o_proj"]}`)
+	excepting := inspecttest.Override(t, fp8, "quantization_config",
+		`{"quant_method":"fp8","fmt":"e4m3","weight_block_size":[128,128],"modules_to_not_convert":["model.layers.1.self_attn.o_proj"]}`)
 	for _, test := range []struct {
 		config *config.Config
 		weight string
@@ -203,29 +226,39 @@ func TestAuditOfFP8(t *testing.T) {
 	}{
 		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.F32, Shape: []int{2, 1}}, inspect.Finding{}},
 		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.BF16, Shape: []int{2, 1}}, inspect.Finding{}},
-		{fp8, name, tensor.F8E4M3, nil, inspect.Finding{Kind: inspect.Missing, Tensor: name + "_scale_inv", Cause: "the FP8 weight needs these scales, shape [2 1]"}},
+		{fp8, name, tensor.F8E4M3, nil, inspect.Finding{Kind: inspect.Missing, Tensor: name + "_scale_inv",
+			Cause: "the FP8 weight needs these scales, shape [2 1]"}},
 		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.F32, Shape: []int{1, 2}},
-			inspect.Finding{Kind: inspect.Shape, File: "b.safetensors", Tensor: name + "_scale_inv", Cause: "[1 2], but one scale per block of [128 128] of the FP8 weight is [2 1]"}},
+			inspect.Finding{Kind: inspect.Shape, File: "b.safetensors", Tensor: name + "_scale_inv",
+				Cause: "[1 2], but one scale per block of [128 128] of the FP8 weight is [2 1]"}},
 		{fp8, name, tensor.F8E4M3, &tensor.Info{DType: tensor.I32, Shape: []int{2, 1}},
-			inspect.Finding{Kind: inspect.DType, File: "b.safetensors", Tensor: name + "_scale_inv", Cause: "dtype I32: scales are F32, F16 or BF16"}},
-		{fp8, name, tensor.BF16, nil, inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: name, Cause: "dtype BF16, but quantization_config says F8_E4M3 with scales"}},
+			inspect.Finding{Kind: inspect.DType, File: "b.safetensors", Tensor: name + "_scale_inv",
+				Cause: "dtype I32: scales are F32, F16 or BF16"}},
+		{fp8, name, tensor.BF16, nil, inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: name,
+			Cause: "dtype BF16, but quantization_config says F8_E4M3 with scales"}},
 		{excepting, name, tensor.BF16, nil, inspect.Finding{}},
 		{excepting, name, tensor.F8E4M3, &tensor.Info{DType: tensor.F32, Shape: []int{2, 1}},
-			inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: name, Cause: "dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it"}},
+			inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: name,
+				Cause: "dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it"}},
 		{fp8, "model.embed_tokens.weight", tensor.F8E4M3, nil,
-			inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: "model.embed_tokens.weight", Cause: "dtype F8_E4M3, which only matrix products take"}},
-		{inspecttest.Override(t, configtest.Fixture(t, "v3/checkpoint"), "num_nextn_predict_layers", "0"), name, tensor.F8E4M3, nil,
-			inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: name, Cause: "dtype F8_E4M3, but config.json has no quantization_config"}},
+			inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: "model.embed_tokens.weight",
+				Cause: "dtype F8_E4M3, which only matrix products take"}},
+		{inspecttest.Override(t, configtest.Fixture(t, "v3/checkpoint"), "num_nextn_predict_layers", "0"), name,
+			tensor.F8E4M3, nil,
+			inspect.Finding{Kind: inspect.DType, File: "a.safetensors", Tensor: name,
+				Cause: "dtype F8_E4M3, but config.json has no quantization_config"}},
 	} {
 		c := inspecttest.Whole(test.config)
 		inspecttest.Retype(t, c, test.weight, test.dtype)
 		if test.weight == name {
 			for i := range c.Files {
-				c.Files[i].Tensors = slices.DeleteFunc(slices.Clone(c.Files[i].Tensors), func(x tensor.Info) bool { return x.Name == name+"_scale_inv" })
+				c.Files[i].Tensors = slices.DeleteFunc(slices.Clone(c.Files[i].Tensors),
+					func(x tensor.Info) bool { return x.Name == name+"_scale_inv" })
 			}
 		}
 		if test.scales != nil {
-			c.Files[1].Tensors = append(c.Files[1].Tensors, tensor.Info{Name: name + "_scale_inv", DType: test.scales.DType, Shape: test.scales.Shape})
+			c.Files[1].Tensors = append(c.Files[1].Tensors, tensor.Info{Name: name + "_scale_inv", DType: test.scales.DType,
+				Shape: test.scales.Shape})
 		}
 		found := Audit(c).Findings
 		if test.want == (inspect.Finding{}) {
@@ -241,9 +274,11 @@ func TestAuditOfFP8(t *testing.T) {
 // TestScalesOfAnUnreadableFile: where a file could not be read, nobody knows that the
 // scales are missing.
 func TestScalesOfAnUnreadableFile(t *testing.T) {
-	c := inspecttest.Whole(inspecttest.Override(t, configtest.Fixture(t, "v3-fp8/checkpoint"), "num_nextn_predict_layers", "0"))
+	c := inspecttest.Whole(inspecttest.Override(t, configtest.Fixture(t, "v3-fp8/checkpoint"),
+		"num_nextn_predict_layers", "0"))
 	for i := range c.Files {
-		c.Files[i].Tensors = slices.DeleteFunc(slices.Clone(c.Files[i].Tensors), func(x tensor.Info) bool { return strings.HasSuffix(x.Name, "_scale_inv") })
+		c.Files[i].Tensors = slices.DeleteFunc(slices.Clone(c.Files[i].Tensors),
+			func(x tensor.Info) bool { return strings.HasSuffix(x.Name, "_scale_inv") })
 	}
 	assert.Len(t, Audit(c).Findings, 72)
 	c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "c.safetensors", Cause: "file is empty"}}

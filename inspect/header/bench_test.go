@@ -19,7 +19,8 @@ func BenchmarkManyFindings(b *testing.B) {
 	unexpected := func(pattern string, step int) func(c *inspect.Checkpoint, n int) {
 		return func(c *inspect.Checkpoint, n int) {
 			for i := range n {
-				c.Files[1].Tensors = append(c.Files[1].Tensors, tensor.Info{Name: fmt.Sprintf(pattern, step*i), DType: tensor.BF16, Shape: []int{1}})
+				c.Files[1].Tensors = append(c.Files[1].Tensors, tensor.Info{Name: fmt.Sprintf(pattern, step*i),
+					DType: tensor.BF16, Shape: []int{1}})
 			}
 		}
 	}
@@ -28,14 +29,16 @@ func BenchmarkManyFindings(b *testing.B) {
 		"every other": unexpected("model.layers.%d.scale", 2),
 		"apart":       unexpected("foreign%d.weight", 1),
 		"missing": func(c *inspect.Checkpoint, n int) {
-			c.Config, _ = c.Config.Override(map[string]jsontext.Value{"n_routed_experts": jsontext.Value(fmt.Sprint(n / 9)), "vocab_size": jsontext.Value("256")})
+			c.Config, _ = c.Config.Override(map[string]jsontext.Value{"n_routed_experts": jsontext.Value(fmt.Sprint(n / 9)),
+				"vocab_size": jsontext.Value("256")})
 		},
 		"broken": func(c *inspect.Checkpoint, n int) {
 			for i := range 163 {
 				c.Files = append(c.Files, inspect.File{Name: fmt.Sprintf("model-%05d-of-00163.safetensors", i)})
 			}
 			for i := range n {
-				c.Findings = append(c.Findings, inspect.Finding{Kind: inspect.Broken, File: c.Files[2+i%163].Name, Tensor: fmt.Sprintf("model.layers.0.mlp.experts.%d.up", i), Cause: "not listed in the index"})
+				c.Findings = append(c.Findings, inspect.Finding{Kind: inspect.Broken, File: c.Files[2+i%163].Name,
+					Tensor: fmt.Sprintf("model.layers.0.mlp.experts.%d.up", i), Cause: "not listed in the index"})
 			}
 		},
 	} {

@@ -57,6 +57,7 @@ func TestCompareKeepsLargeNumbersReadable(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, compareText(t, s, Top2), "C(1000,500) = 2^994.7\n")
 	s.Shared = 499
-	assert.Contains(t, compareText(t, s, Fine, Shared), "Isolating 499 shared experts divides the sets of experts by 2^985.7.\n")
+	assert.Contains(t, compareText(t, s, Fine, Shared),
+		"Isolating 499 shared experts divides the sets of experts by 2^985.7.\n")
 	assert.Len(t, Compare("", s, []string{Top2}).Layers[0].Combinations, 300)
 }

@@ -17,7 +17,8 @@ import (
 func TestLargestOfTreeAreDrawn(t *testing.T) {
 	l := &Listing{}
 	for i := range 200 {
-		l.Tensors = append(l.Tensors, inspect.Tensor{Name: fmt.Sprintf("t%03d.weight", i), DType: tensor.F32, Shape: []int{i + 1}, Bytes: int64(4 * (i + 1))})
+		l.Tensors = append(l.Tensors, inspect.Tensor{Name: fmt.Sprintf("t%03d.weight", i), DType: tensor.F32,
+			Shape: []int{i + 1}, Bytes: int64(4 * (i + 1))})
 	}
 	bars := l.Tree(0).Figure().(page.Bars)
 	require.Len(t, bars.Rows, maxBars)
@@ -30,7 +31,9 @@ func TestLargestOfTreeAreDrawn(t *testing.T) {
 func TestManyFilesAreDrawn(t *testing.T) {
 	c := &inspect.Checkpoint{}
 	for i := range 950 {
-		c.Files = append(c.Files, inspect.File{Name: fmt.Sprintf("f%d", i), Tensors: []tensor.Info{{Name: fmt.Sprintf("model.layers.%d.x", 7*i), DType: tensor.F32, Shape: []int{1 << 18}}, {Name: "y", DType: tensor.BF16, Shape: []int{1 << 19}}}})
+		c.Files = append(c.Files, inspect.File{Name: fmt.Sprintf("f%d", i),
+			Tensors: []tensor.Info{{Name: fmt.Sprintf("model.layers.%d.x", 7*i), DType: tensor.F32, Shape: []int{1 << 18}},
+				{Name: "y", DType: tensor.BF16, Shape: []int{1 << 19}}}})
 	}
 	for _, f := range []page.Figure{FileMap(c), DTypeMap(c)} {
 		m := f.(page.Heatmap)

@@ -23,7 +23,10 @@ func TestListNeedsNoConfig(t *testing.T) {
 	c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "config.json", Cause: "missing"}}
 	l := List(c)
 	assert.Empty(t, l.Broken)
-	assert.True(t, slices.IsSortedFunc(l.Tensors, func(a, b inspect.Tensor) int { return text.CompareNames(a.Name, b.Name) }))
+	assert.True(t, slices.IsSortedFunc(l.Tensors, func(a, b inspect.Tensor) int {
+		return text.CompareNames(a.Name,
+			b.Name)
+	}))
 
 	p := l.Fold()
 	sum, bytes := 0, int64(0)
@@ -33,7 +36,8 @@ func TestListNeedsNoConfig(t *testing.T) {
 	}
 	assert.Equal(t, len(l.Tensors), sum)
 	assert.Equal(t, l.Bytes, bytes)
-	assert.Contains(t, inspecttest.Printed(t, p), "model.layers.{1..3}.mlp.experts.{0..15}.up_proj.weight    x48  BF16  [24 64]   144.00 KiB  2 shards\n")
+	assert.Contains(t, inspecttest.Printed(t, p),
+		"model.layers.{1..3}.mlp.experts.{0..15}.up_proj.weight    x48  BF16  [24 64]   144.00 KiB  2 shards\n")
 }
 
 // TestFoldKeepsShapesAndDTypesApart: tensors fold only with their like.
@@ -62,7 +66,8 @@ func TestSummary(t *testing.T) {
 	assert.Contains(t, inspecttest.Printed(t, s), "audit       clean")
 
 	c.Config = nil
-	c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "config.json", Cause: "missing"}, {Kind: inspect.Note, Cause: "odd"}}
+	c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "config.json", Cause: "missing"},
+		{Kind: inspect.Note, Cause: "odd"}}
 	s = Summarize(c)
 	assert.Equal(t, 1, s.Problems)
 	assert.Nil(t, s.Parameters)

@@ -72,7 +72,8 @@ func TestTreeOfScales(t *testing.T) {
 
 // TestTreeOfOddNames: any names make a tree, each tensor in it once.
 func TestTreeOfOddNames(t *testing.T) {
-	names := []string{"a", "a", "a.b", "a.b.c", ".", "..", "a..b", "0", "1", "0.x", "1.x", "01.x", "x.0", "x.1", "x.1.y", strings.Repeat("d.", 200) + "e"}
+	names := []string{"a", "a", "a.b", "a.b.c", ".", "..", "a..b", "0", "1", "0.x", "1.x", "01.x", "x.0", "x.1", "x.1.y",
+		strings.Repeat("d.", 200) + "e"}
 	c := &inspect.Checkpoint{Files: []inspect.File{{Name: "f"}}}
 	for _, name := range names {
 		c.Files[0].Tensors = append(c.Files[0].Tensors, tensor.Info{Name: name, DType: tensor.F32, Shape: []int{2}})

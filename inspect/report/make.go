@@ -366,11 +366,5 @@ func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 
 // WriteText writes the findings and what was checked.
 func (r *Report) WriteText(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(r.Path), r.verdict()); err != nil {
-		return err
-	}
-	if err := inspect.WriteFindings(w, r.lines(), inspect.MaxLines); err != nil {
-		return err
-	}
-	return inspect.WriteChecked(w, r.Checked, r.NotChecked)
+	return inspect.WriteAudit(w, r.Path, r.verdict(), r.lines(), r.Checked, r.NotChecked)
 }

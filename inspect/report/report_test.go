@@ -24,7 +24,9 @@ func alikeLayer(layer, n int) experts.Layer {
 		}
 		return c
 	}
-	l := experts.Layer{Layer: layer, Function: &matrix.PairSpread{}, Similarity: &experts.Similarity{Matrices: experts.Matrices[matrix.Cosines]{Gate: zeros(), Up: zeros()}, Function: zeros()}}
+	l := experts.Layer{Layer: layer, Function: &matrix.PairSpread{},
+		Similarity: &experts.Similarity{Matrices: experts.Matrices[matrix.Cosines]{Gate: zeros(), Up: zeros()},
+			Function: zeros()}}
 	for e := range n {
 		l.Experts = append(l.Experts, experts.Expert{Expert: e})
 	}
@@ -59,10 +61,13 @@ func TestFindingsAreToldOnce(t *testing.T) {
 	up := "model.layers.2.mlp.experts.3.up_proj.weight"
 	m := &maker{Report: &Report{Findings: []Finding{}}}
 	m.Report.Audit = &header.AuditReport{Findings: []inspect.Finding{
-		{Kind: inspect.Value, Tensor: up, Cause: "1 of 9 values are NaN"}, {Kind: inspect.Shape, Tensor: up, Cause: "[3 4]"}, {Kind: inspect.Note, Tensor: up},
+		{Kind: inspect.Value, Tensor: up, Cause: "1 of 9 values are NaN"}, {Kind: inspect.Shape, Tensor: up,
+			Cause: "[3 4]"}, {Kind: inspect.Note, Tensor: up},
 		{Kind: inspect.Value, Tensor: "model.layers.1.mlp.experts.7", Cause: "every weight of the expert is zero"},
-		{Kind: inspect.Value, Tensor: "lm_head.weight", Cause: "every value is zero"}, {Kind: inspect.Broken, File: "a.bin", Cause: "cut"}}}
-	m.Experts = &experts.Report{Findings: []inspect.Observation{{ID: "nan", Layer: 2, Experts: []int{3}, Tensor: up}, {ID: "channel", Layer: 1, Experts: []int{7}, Tensor: "model.layers.1.mlp.experts.7"}}}
+		{Kind: inspect.Value, Tensor: "lm_head.weight", Cause: "every value is zero"}, {Kind: inspect.Broken, File: "a.bin",
+			Cause: "cut"}}}
+	m.Experts = &experts.Report{Findings: []inspect.Observation{{ID: "nan", Layer: 2, Experts: []int{3}, Tensor: up},
+		{ID: "channel", Layer: 1, Experts: []int{7}, Tensor: "model.layers.1.mlp.experts.7"}}}
 	m.Routers = &router.Report{Findings: []inspect.Observation{{ID: "dead-row", Layer: 1, Experts: []int{4}}}}
 	m.collect()
 	var got []string
@@ -73,7 +78,8 @@ func TestFindingsAreToldOnce(t *testing.T) {
 		}
 		got = append(got, fmt.Sprint(layer, " ", f.ID, " ", f.Experts))
 	}
-	assert.Equal(t, []string{"- value []", "- broken []", "1 value [7]", "1 channel [7]", "1 dead-row [4]", "2 shape [3]", "2 nan [3]"}, got)
+	assert.Equal(t, []string{"- value []", "- broken []", "1 value [7]", "1 channel [7]", "1 dead-row [4]",
+		"2 shape [3]", "2 nan [3]"}, got)
 	assert.Equal(t, "a.bin: cut", m.Findings[1].Text)
 	var text strings.Builder
 	require.NoError(t, m.Report.WriteText(&text))

@@ -21,7 +21,8 @@ func TestSpectraOfManyRouters(t *testing.T) {
 	f, caption := r.Spectra()
 	lines := f.(page.Lines)
 	require.Len(t, lines.Series, maxCurves)
-	assert.Equal(t, []string{"layer 2", "layer 9", "layer 10"}, []string{lines.Series[0].Name, lines.Series[1].Name, lines.Series[2].Name})
+	assert.Equal(t, []string{"layer 2", "layer 9", "layer 10"}, []string{lines.Series[0].Name, lines.Series[1].Name,
+		lines.Series[2].Name})
 	assert.Equal(t, [][2]float64{{1, 2}, {2, 1}}, lines.Series[0].Points)
 	assert.Contains(t, caption, "of the 12 of 20 routers")
 	none, _ := (&Report{}).Spectra()

@@ -18,7 +18,8 @@ func TestLimitsOfRows(t *testing.T) {
 		cosine, factor float64
 		want           int
 	}{
-		"cosine 0.9905": {0.9905, 1, 1}, "cosine 0.9895": {0.9895, 1, 0}, "norm × 1.09": {0.999, 1.09, 1}, "norm × 1.11": {0.999, 1.11, 0},
+		"cosine 0.9905": {0.9905, 1, 1}, "cosine 0.9895": {0.9895, 1, 0}, "norm × 1.09": {0.999, 1.09,
+			1}, "norm × 1.11": {0.999, 1.11, 0},
 	} {
 		s := inspecttest.Filled(t, "v3")
 		s.InFloat32(t, gateOf2)

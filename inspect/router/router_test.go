@@ -45,16 +45,19 @@ func TestPlantedRouters(t *testing.T) {
 		want   []string
 		said   string
 	}{
-		"dead":        {gateOf2, scaled(3, 3, 0), []string{"dead-row 2 [3]"}, "row 3 is all zero: the logit of expert 3 is 0"},
-		"twice":       {gateOf2, scaled(3, 6, 1), []string{"duplicate-row 2 [3 6]"}, "rows 3, 6 are equal"},
-		"three times": {gateOf2, func(v []float32) { scaled(3, 6, 1)(v); scaled(9, 6, 1)(v) }, []string{"duplicate-row 2 [3 6 9]"}, "rows 3, 6, 9"},
-		"nearly":      {gateOf2, scaled(3, 6, 1.01), []string{"near-duplicate-row 2 [3 6]"}, "rows 3 and 6 have cosine"},
-		"massive":     {gateOf2, scaled(3, 6, 10), []string{"row-norm 2 [3]"}, "row 3 has norm"},
-		"faint":       {gateOf2, scaled(3, 6, 0.01), []string{"row-norm 2 [3]"}, ""},
-		"NaN":         {gateOf2, at(70, float32(math.NaN())), []string{"not-finite 2 [1]"}, "row 1 has numbers"},
-		"bias NaN":    {biasOf2, at(1, float32(math.Inf(1))), []string{"not-finite 2 [1]"}, "e_score_correction_bias of expert 1"},
-		"low bias":    {biasOf2, at(3, -5), []string{"never-chosen 2 [3]"}, "expert 3 is never chosen, whatever the token"},
-		"high bias":   {biasOf2, at(3, 5), []string{"always-chosen 2 [3]"}, "expert 3 is always chosen"},
+		"dead": {gateOf2, scaled(3, 3, 0), []string{"dead-row 2 [3]"},
+			"row 3 is all zero: the logit of expert 3 is 0"},
+		"twice": {gateOf2, scaled(3, 6, 1), []string{"duplicate-row 2 [3 6]"}, "rows 3, 6 are equal"},
+		"three times": {gateOf2, func(v []float32) { scaled(3, 6, 1)(v); scaled(9, 6, 1)(v) },
+			[]string{"duplicate-row 2 [3 6 9]"}, "rows 3, 6, 9"},
+		"nearly":  {gateOf2, scaled(3, 6, 1.01), []string{"near-duplicate-row 2 [3 6]"}, "rows 3 and 6 have cosine"},
+		"massive": {gateOf2, scaled(3, 6, 10), []string{"row-norm 2 [3]"}, "row 3 has norm"},
+		"faint":   {gateOf2, scaled(3, 6, 0.01), []string{"row-norm 2 [3]"}, ""},
+		"NaN":     {gateOf2, at(70, float32(math.NaN())), []string{"not-finite 2 [1]"}, "row 1 has numbers"},
+		"bias NaN": {biasOf2, at(1, float32(math.Inf(1))), []string{"not-finite 2 [1]"},
+			"e_score_correction_bias of expert 1"},
+		"low bias":  {biasOf2, at(3, -5), []string{"never-chosen 2 [3]"}, "expert 3 is never chosen, whatever the token"},
+		"high bias": {biasOf2, at(3, 5), []string{"always-chosen 2 [3]"}, "expert 3 is always chosen"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := inspecttest.Filled(t, "v3")
@@ -150,7 +153,8 @@ func ranked(values []float64) []int {
 func TestLogitsStayBelowTheBound(t *testing.T) {
 	s := inspecttest.Filled(t, "v3")
 	rows, norm := s.Numbers(gateOf2), s.Numbers("model.layers.2.post_attention_layernorm.weight")
-	bound := *routers(t, s, Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2")}}).Layers[0].Rows[5].MaxLogit
+	bound := *routers(t, s, Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t,
+		"2")}}).Layers[0].Rows[5].MaxLogit
 	logit := func(h []float64) float64 {
 		mean, sum := 0.0, 0.0
 		for _, v := range h {
@@ -223,7 +227,10 @@ func TestCoupling(t *testing.T) {
 	}
 	require.Nil(t, routers(t, inspecttest.Filled(t, "v3-fp8"), Options{}).Layers[0].Coupling)
 	w := inspecttest.Filled(t, "v3").Weights()
-	w.List = slices.DeleteFunc(w.List, func(x *weights.Weight) bool { return x.Name == inspecttest.ExpertName(2, 3, "gate") })
+	w.List = slices.DeleteFunc(w.List, func(x *weights.Weight) bool {
+		return x.Name == inspecttest.ExpertName(2, 3,
+			"gate")
+	})
 	lacking, err := Examine(t.Context(), w, Options{Coupling: true})
 	require.NoError(t, err)
 	require.Equal(t, NotChecked, lacking.Layers[0].Coupling.Verdict)

@@ -43,10 +43,7 @@ func (r *Report) WriteText(w io.Writer) error {
 			lines = append(lines, r.Layers[i].line())
 		}
 	}
-	if err := inspect.WriteSheet(w, r.Sheet(), lines, r.NotCounted); err != nil {
-		return err
-	}
-	return inspect.WriteObservations(w, r.Findings)
+	return inspect.WriteExamination(w, r.Sheet(), lines, r.NotCounted, r.Findings)
 }
 
 // line says what is about the router as a whole.

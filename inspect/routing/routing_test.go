@@ -61,13 +61,15 @@ func smallPack() (recording, Golden) {
 		"model.layers.01.mlp.gate.topk_idx":   {shape: []int{1}, ints: []int{7}},
 		"input_ids":                           {shape: []int{1, 3}, ints: []int{1, 2, 3}},
 	}
-	return r, Golden{Path: "pack", Recording: r, Input: &model.Input{Batch: 1, Seq: 3, InputIDs: []int{1, 2, 3}, AttentionMask: []int{0, 1, 1}}}
+	return r, Golden{Path: "pack", Recording: r, Input: &model.Input{Batch: 1, Seq: 3, InputIDs: []int{1, 2, 3},
+		AttentionMask: []int{0, 1, 1}}}
 }
 
 // small is a config that fits it.
 func small(t *testing.T) *config.Config {
 	c := configtest.Fixture(t, "v1-base/checkpoint")
-	return inspecttest.Override(t, inspecttest.Override(t, inspecttest.Override(t, c, "n_routed_experts", "4"), "num_experts_per_tok", "2"), "num_hidden_layers", "2")
+	return inspecttest.Override(t, inspecttest.Override(t, inspecttest.Override(t, c, "n_routed_experts", "4"),
+		"num_experts_per_tok", "2"), "num_hidden_layers", "2")
 }
 
 // TestRouteGolden: numbers that are worked out by hand, of the tokens that are not padding.
@@ -80,7 +82,8 @@ func TestRouteGolden(t *testing.T) {
 	require.Len(t, r.Layers, 1)
 	l := r.Layers[0]
 	assert.Equal(t, decimals(math.Log(4)-0.5*math.Log(2)), l.Entropy)
-	assert.Equal(t, []float64{1, math.Sqrt(0.5), math.Sqrt(0.5), 1}, []float64{l.MaxVio, l.CV, l.CVUniform, l.UnreachedUniform})
+	assert.Equal(t, []float64{1, math.Sqrt(0.5), math.Sqrt(0.5), 1}, []float64{l.MaxVio, l.CV, l.CVUniform,
+		l.UnreachedUniform})
 	assert.Equal(t, []int{0}, l.Unreached)
 	assert.Equal(t, 0.6875, *l.Mass)
 	assert.Equal(t, Expert{1, 2, 0.5, 2, l.Experts[1].Mass, l.Experts[1].MeanWeight}, l.Experts[1])
@@ -110,10 +113,13 @@ func TestGoldenLacks(t *testing.T) {
 		missing []string
 		err     string
 	}{
-		"no config":           {nil, false, false, []string{"margins: they need the model's config"}, ""},
-		"no weights":          {[]string{"topk_weight"}, true, false, []string{"layer 1: the pack has no mlp.gate.topk_weight: no gate weights"}, ""},
-		"no logits":           {[]string{"logits"}, true, false, []string{"layer 1: the pack has no mlp.gate.logits: no margins"}, ""},
-		"no logits, config":   {[]string{"logits"}, false, false, nil, "pack: no mlp.gate.logits: how many experts there are is not known"},
+		"no config": {nil, false, false, []string{"margins: they need the model's config"}, ""},
+		"no weights": {[]string{"topk_weight"}, true, false,
+			[]string{"layer 1: the pack has no mlp.gate.topk_weight: no gate weights"}, ""},
+		"no logits": {[]string{"logits"}, true, false,
+			[]string{"layer 1: the pack has no mlp.gate.logits: no margins"}, ""},
+		"no logits, config": {[]string{"logits"}, false, false, nil,
+			"pack: no mlp.gate.logits: how many experts there are is not known"},
 		"no ids":              {[]string{"topk_idx"}, true, false, nil, "pack: no mlp.gate.topk_idx of any layer"},
 		"a config, no biases": {nil, true, true, []string{"margins: experts are chosen with e_score_correction_bias"}, ""},
 	} {
@@ -165,19 +171,35 @@ func TestGoldenIsWrong(t *testing.T) {
 		}
 	}
 	for want, change := range map[string]func(recording, *Golden){
-		"topk_idx: row 1: expert 4 is not one of 4":                          edit("topk_idx", func(s *stage) { s.ints[2] = 4 }),
-		"topk_idx: row 1: expert -1 is not one of 4":                         edit("topk_idx", func(s *stage) { s.ints[2] = -1 }),
-		"topk_idx: row 2: expert 2 appears twice":                            edit("topk_idx", func(s *stage) { s.ints[4] = 2 }),
-		"row 1: the gate weight of expert 1 is NaN":                          edit("topk_weight", func(s *stage) { s.floats[3] = float32(math.NaN()) }),
-		"row 2: the score of expert 0 is NaN":                                edit("logits", func(s *stage) { s.floats[9] = float32(math.NaN()) }),
-		"topk_idx: shape [6], [tokens, num_experts_per_tok]":                 edit("topk_idx", func(s *stage) { s.shape = []int{6} }),
-		"topk_idx: shape [6 1], the input is [1 3]":                          edit("topk_idx", func(s *stage) { s.shape = []int{6, 1} }),
-		"topk_weight: shape [2 3], that of mlp.gate.topk_idx is":             edit("topk_weight", func(s *stage) { s.shape = []int{2, 3} }),
-		"logits: shape [4 3], [3, n_routed_experts] expected":                edit("logits", func(s *stage) { s.shape = []int{4, 3} }),
-		"logits: 3 experts, not 4":                                           edit("logits", func(s *stage) { s.shape = []int{3, 3} }),
-		"no token but padding":                                               func(_ recording, g *Golden) { g.Input.AttentionMask = []int{0, 0, 0} },
-		"layers 3: 3 not there: the pack has 1":                              nil,
-		"layers.1.mlp.gate.topk_idx: by the config this layer has no routed": func(_ recording, g *Golden) { g.Config = inspecttest.Override(t, g.Config, "num_hidden_layers", "1") },
+		"topk_idx: row 1: expert 4 is not one of 4": edit("topk_idx",
+			func(s *stage) { s.ints[2] = 4 }),
+		"topk_idx: row 1: expert -1 is not one of 4": edit("topk_idx",
+			func(s *stage) { s.ints[2] = -1 }),
+		"topk_idx: row 2: expert 2 appears twice": edit("topk_idx",
+			func(s *stage) { s.ints[4] = 2 }),
+		"row 1: the gate weight of expert 1 is NaN": edit("topk_weight",
+			func(s *stage) { s.floats[3] = float32(math.NaN()) }),
+		"row 2: the score of expert 0 is NaN": edit("logits",
+			func(s *stage) { s.floats[9] = float32(math.NaN()) }),
+		"topk_idx: shape [6], [tokens, num_experts_per_tok]": edit("topk_idx",
+			func(s *stage) { s.shape = []int{6} }),
+		"topk_idx: shape [6 1], the input is [1 3]": edit("topk_idx",
+			func(s *stage) { s.shape = []int{6, 1} }),
+		"topk_weight: shape [2 3], that of mlp.gate.topk_idx is": edit("topk_weight",
+			func(s *stage) { s.shape = []int{2, 3} }),
+		"logits: shape [4 3], [3, n_routed_experts] expected": edit("logits",
+			func(s *stage) { s.shape = []int{4, 3} }),
+		"logits: 3 experts, not 4": edit("logits",
+			func(s *stage) { s.shape = []int{3, 3} }),
+		"no token but padding": func(_ recording,
+			g *Golden) {
+			g.Input.AttentionMask = []int{0, 0, 0}
+		},
+		"layers 3: 3 not there: the pack has 1": nil,
+		"layers.1.mlp.gate.topk_idx: by the config this layer has no routed": func(_ recording,
+			g *Golden) {
+			g.Config = inspecttest.Override(t, g.Config, "num_hidden_layers", "1")
+		},
 	} {
 		pack, g := smallPack()
 		g.Config = small(t)
@@ -220,27 +242,32 @@ func (s synthetic) Tensor(name string) (tensor.Tensor, error) {
 func TestRouteForward(t *testing.T) {
 	m := routedModel(t, "v3/checkpoint")
 	const batch, seq, atOnce = 4, 20, 65 // three sequences a piece
-	in := &model.Input{Batch: batch, Seq: seq, InputIDs: synth.Tokens(5, batch*seq, m.Config.VocabSize), AttentionMask: make([]int, batch*seq)}
+	in := &model.Input{Batch: batch, Seq: seq, InputIDs: synth.Tokens(5, batch*seq, m.Config.VocabSize),
+		AttentionMask: make([]int, batch*seq)}
 	for i := range in.AttentionMask {
 		in.AttentionMask[i] = min(i/7, 1)
 	}
 	require.Len(t, pieces(in, atOnce), 2)
 	require.Len(t, pieces(in, 1), batch)
 	var last [2]int
-	whole, err := OfForward(t.Context(), Forward{Path: "m", Model: m, Input: in, Threads: 1, atOnce: atOnce, Progress: func(done, total int) { last = [2]int{done, total} }}, Options{By: ByPair})
+	whole, err := OfForward(t.Context(), Forward{Path: "m", Model: m, Input: in, Threads: 1, atOnce: atOnce,
+		Progress: func(done, total int) { last = [2]int{done, total} }}, Options{By: ByPair})
 	require.NoError(t, err)
 	assert.Equal(t, batch*seq-7, whole.Layers[0].Tokens)
 	assert.Equal(t, last[0], last[1])
 	assert.Positive(t, last[1])
 
-	last3, err := OfForward(t.Context(), Forward{Path: "m", Model: m, Input: in, Threads: 3}, Options{By: ByPair, Layers: text.Spans{{3, 3}}})
+	last3, err := OfForward(t.Context(), Forward{Path: "m", Model: m, Input: in, Threads: 3},
+		Options{By: ByPair, Layers: text.Spans{{3, 3}}})
 	require.NoError(t, err)
 	require.Len(t, last3.Layers, 1)
-	assert.Equal(t, whole.Layers[slices.IndexFunc(whole.Layers, func(l Layer) bool { return l.Layer == 3 })], last3.Layers[0])
+	assert.Equal(t, whole.Layers[slices.IndexFunc(whole.Layers, func(l Layer) bool { return l.Layer == 3 })],
+		last3.Layers[0])
 
 	counts := make([]int, whole.Experts) // sequence by sequence
 	for b := range batch {
-		one := &model.Input{Batch: 1, Seq: seq, InputIDs: in.InputIDs[b*seq : (b+1)*seq], AttentionMask: in.AttentionMask[b*seq : (b+1)*seq]}
+		one := &model.Input{Batch: 1, Seq: seq, InputIDs: in.InputIDs[b*seq : (b+1)*seq],
+			AttentionMask: in.AttentionMask[b*seq : (b+1)*seq]}
 		r, err := OfForward(t.Context(), Forward{Model: m, Input: one}, Options{Layers: text.Spans{{3, 3}}})
 		require.NoError(t, err)
 		for i, e := range r.Layers[0].Experts {
@@ -260,7 +287,8 @@ func TestRouteForwardFails(t *testing.T) {
 		_, err := OfForward(t.Context(), Forward{Path: "m", Model: m, Input: in}, o)
 		return err
 	}
-	require.ErrorContains(t, route(Options{Layers: text.Spans{{0, 1}}}), "m: layers 0-1: 0 not there: the checkpoint has 1-3")
+	require.ErrorContains(t, route(Options{Layers: text.Spans{{0, 1}}}),
+		"m: layers 0-1: 0 not there: the checkpoint has 1-3")
 	require.ErrorContains(t, route(Options{Experts: text.Spans{{16, 16}}}), "experts 16: 16 not there")
 	in.InputIDs = []int{1, 2, 256}
 	require.ErrorContains(t, route(Options{}), "input_ids[0, 2]: 256 is not in the vocabulary of 256")
@@ -269,7 +297,8 @@ func TestRouteForwardFails(t *testing.T) {
 	in.InputIDs = []int{1, 2, 3}
 	gate := m.Model.Layers[2].MoE.Gate.Weight.Data
 	copy(gate[2*64*5:], []byte{0xc0, 0x7f}) // a NaN in row 5
-	require.ErrorContains(t, route(Options{}), "m: model.layers.2.mlp.gate.topk_idx: token 0 of a sequence: the score of expert 0 is NaN")
+	require.ErrorContains(t, route(Options{}),
+		"m: model.layers.2.mlp.gate.topk_idx: token 0 of a sequence: the score of expert 0 is NaN")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := OfForward(ctx, Forward{Model: m, Input: in}, Options{})
@@ -282,7 +311,10 @@ func TestRouteForwardFails(t *testing.T) {
 
 // logged reads a log of layer 1.
 func logged(t testing.TB, c *config.Config, log string) (*Report, error) {
-	l := ESFTLog{Name: "expert_weights_1.txt", Layer: 1, Open: func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(log)), nil }}
+	l := ESFTLog{Name: "expert_weights_1.txt", Layer: 1, Open: func() (io.ReadCloser,
+		error) {
+		return io.NopCloser(strings.NewReader(log)), nil
+	}}
 	return OfLogs(context.Background(), ESFTLogs{Path: "logs", Logs: []ESFTLog{l}, Config: c}, Options{})
 }
 
@@ -290,7 +322,8 @@ func logged(t testing.TB, c *config.Config, log string) (*Report, error) {
 // script makes of it.
 func TestRouteESFT(t *testing.T) {
 	c := small(t)
-	for _, log := range []string{"3\t1\t1\t2\t\t0.5\t0.25\t0.375\t0.25\n", "3\t1\t\t0.5\t0.25\r\n1\t2\t\t0.375\t0.25", "3\t1\t\t0.5\t2.5e-1\n1\t2\t\t0.375\t0.25\n"} {
+	for _, log := range []string{"3\t1\t1\t2\t\t0.5\t0.25\t0.375\t0.25\n", "3\t1\t\t0.5\t0.25\r\n1\t2\t\t0.375\t0.25",
+		"3\t1\t\t0.5\t2.5e-1\n1\t2\t\t0.375\t0.25\n"} {
 		r, err := logged(t, c, log)
 		require.NoError(t, err)
 		_, g := smallPack()
@@ -300,7 +333,8 @@ func TestRouteESFT(t *testing.T) {
 		want.Layers[0].Margins = nil
 		assert.Equal(t, want.Layers, r.Layers)
 		assert.Equal(t, []int{2, strings.Count(strings.TrimSpace(log), "\n") + 1}, []int{r.Tokens, r.Sequences})
-		assert.Equal(t, []string{"margins: the logs hold no scores", "padding: the logs do not tell it from other tokens"}, r.Missing)
+		assert.Equal(t, []string{"margins: the logs hold no scores", "padding: the logs do not tell it from other tokens"},
+			r.Missing)
 		var b strings.Builder
 		require.NoError(t, r.WriteESFT(&b))
 		assert.Equal(t, `{"token_scores": {"1": {"0": 0.0, "1": 0.5, "2": 0.25, "3": 0.25}}, "gate_scores": {"1": {"0": 0.0, "1": 0.3125, "2": 0.125, "3": 0.25}}}`+"\n", b.String())
@@ -335,11 +369,13 @@ func TestESFTLogIsWrong(t *testing.T) {
 		_, err := logged(t, c, log)
 		require.ErrorContains(t, err, want, "%.40q", log)
 	}
-	_, err := OfLogs(t.Context(), ESFTLogs{Path: "logs", Logs: []ESFTLog{{Name: "expert_weights_7.txt", Layer: 7}}, Config: c}, Options{})
+	_, err := OfLogs(t.Context(), ESFTLogs{Path: "logs", Logs: []ESFTLog{{Name: "expert_weights_7.txt", Layer: 7}},
+		Config: c}, Options{})
 	require.EqualError(t, err, "logs: there are logs of layers 7, but by the config layers 1 have routed experts")
 	_, err = logged(t, inspecttest.Override(t, c, "n_routed_experts", "4097"), good)
 	require.EqualError(t, err, "logs: 4,097 experts in a layer: at most 4,096 are counted")
-	for name, layer := range map[string]int{"expert_weights_0.txt": 0, "expert_weights_26.txt": 26, "expert_weights_.txt": -1, "expert_weights_01.txt": -1, "expert_weights_1.txt.gz": -1, "summary.json": -1} {
+	for name, layer := range map[string]int{"expert_weights_0.txt": 0, "expert_weights_26.txt": 26,
+		"expert_weights_.txt": -1, "expert_weights_01.txt": -1, "expert_weights_1.txt.gz": -1, "summary.json": -1} {
 		l, ok := ParseESFTName(name)
 		assert.Equal(t, layer >= 0, ok, name)
 		assert.True(t, !ok || l == layer, name)

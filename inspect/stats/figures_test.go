@@ -18,7 +18,8 @@ func TestExpertsOfStatsAreDrawn(t *testing.T) {
 		return Group{Name: name, Numbers: Numbers{Std: inspect.Finite(std), NaN: nan}}
 	}
 	r := Report{By: inspect.ByExpert, Groups: []Group{
-		group("model.layers.10.mlp.experts.2", 1, 0), group("model.layers.10.mlp.experts.11", 2, 0), group("model.layers.10.mlp.shared_experts", 3, 0),
+		group("model.layers.10.mlp.experts.2", 1, 0), group("model.layers.10.mlp.experts.11", 2,
+			0), group("model.layers.10.mlp.shared_experts", 3, 0),
 		group("model.layers.9.mlp.experts.11", 4, 7), group("model.layers.9.mlp.experts.2", math.NaN(), 1)}}
 	m := r.Figure().(page.Heatmap)
 	assert.Equal(t, []string{"9", "10"}, m.Rows)
@@ -37,7 +38,8 @@ func TestTensorsOfStatsAreDrawn(t *testing.T) {
 	tensor := func(name string, most float64) Tensor {
 		return Tensor{Name: name, Numbers: Numbers{AbsMax: &most}}
 	}
-	r := Report{By: inspect.ByTensor, Tensors: []Tensor{tensor("model.embed_tokens.weight", 9), tensor("model.layers.1.mlp.experts.0.up_proj.weight", 2),
+	r := Report{By: inspect.ByTensor, Tensors: []Tensor{tensor("model.embed_tokens.weight", 9),
+		tensor("model.layers.1.mlp.experts.0.up_proj.weight", 2),
 		tensor("model.layers.1.mlp.experts.1.up_proj.weight", 5), tensor("model.layers.1.mlp.experts.2.up_proj.weight", 3)}}
 	m := r.Figure().(page.Heatmap)
 	assert.Equal(t, []string{"1", inspect.OutsideRow}, m.Rows)

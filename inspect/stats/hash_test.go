@@ -65,7 +65,8 @@ func TestHashIsDefined(t *testing.T) {
 	assert.Len(t, lines, len(tensors)-1, "scales have no hash")
 	slices.Sort(lines)
 	assert.Equal(t, blake(strings.Join(lines, "")), *r.Model)
-	assert.Equal(t, blake("F32\n\x00\x00\x00\x40"), r.Tensors[slices.IndexFunc(r.Tensors, func(x TensorHash) bool { return x.Name == "scalar" })].Hash)
+	assert.Equal(t, blake("F32\n\x00\x00\x00\x40"), r.Tensors[slices.IndexFunc(r.Tensors,
+		func(x TensorHash) bool { return x.Name == "scalar" })].Hash)
 }
 
 // TestHashOfModules: a module is its tensors' names within it and their hashes; it has a hash
@@ -181,12 +182,14 @@ func TestHashErrors(t *testing.T) {
 	s := inspecttest.Only(t, tensors)
 	s.Broken["f32"], s.Broken["bf16"] = true, true
 	_, err := Hash(t.Context(), s.Weights(), inspect.Selection{}, HashTensors)
-	for _, want := range []string{"tensor fp8: dtype F8_E4M3, but its scales, fp8_scale_inv, are missing", "tensor f32: disk on fire", "tensor bf16: disk on fire"} {
+	for _, want := range []string{"tensor fp8: dtype F8_E4M3, but its scales, fp8_scale_inv, are missing",
+		"tensor f32: disk on fire", "tensor bf16: disk on fire"} {
 		require.ErrorContains(t, err, want)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = Hash(ctx, inspecttest.Fill(t, configtest.Fixture(t, "v1-base/checkpoint")).Weights(), inspect.Selection{}, HashTensors)
+	_, err = Hash(ctx, inspecttest.Fill(t, configtest.Fixture(t, "v1-base/checkpoint")).Weights(), inspect.Selection{},
+		HashTensors)
 	require.ErrorIs(t, err, context.Canceled)
 }
 

@@ -65,8 +65,11 @@ func hostile() map[string]tensor.Tensor {
 		"scalar":   inspecttest.Floats(tensor.F32, []int{}, func(int) float32 { return 2 }),
 		"nan":      inspecttest.Floats(tensor.F32, []int{3, 2}, func(int) float32 { return nan }),
 		"constant": inspecttest.Floats(tensor.F32, []int{300, 90}, func(int) float32 { return 0.1 }),
-		"zeros":    inspecttest.Floats(tensor.BF16, []int{256, 256}, func(i int) float32 { return float32(math.Copysign(0, float64(i%2)-0.5)) }),
-		"fp8":      {DType: tensor.F8E4M3, Shape: []int{300, 200}},
+		"zeros": inspecttest.Floats(tensor.BF16, []int{256, 256}, func(i int) float32 {
+			return float32(math.Copysign(0,
+				float64(i%2)-0.5))
+		}),
+		"fp8": {DType: tensor.F8E4M3, Shape: []int{300, 200}},
 	}
 	fp8, scales := tensors["fp8"], make([]float32, 6)
 	for i := range 300 * 200 {
@@ -176,7 +179,8 @@ func quantilesOf(t *testing.T, list ...string) []Quantile {
 // TestStats: the numbers of each tensor are those of plain loops, whatever is in it.
 func TestStats(t *testing.T) {
 	tensors := hostile()
-	r, err := Compute(t.Context(), weights128(inspecttest.Only(t, tensors)), Options{Quantiles: quantilesOf(t, someQuantiles...)})
+	r, err := Compute(t.Context(), weights128(inspecttest.Only(t, tensors)),
+		Options{Quantiles: quantilesOf(t, someQuantiles...)})
 	require.NoError(t, err)
 	require.Len(t, r.Tensors, len(tensors))
 	assert.Empty(t, r.NotCounted)
@@ -314,7 +318,8 @@ func TestStatsDoNotDependOnThreads(t *testing.T) {
 func TestStatsOfFusedExperts(t *testing.T) {
 	s := inspecttest.Fill(t, configtest.Fixture(t, "v1-base/checkpoint"))
 	const layer = "model.layers.2.mlp.experts"
-	want, err := Compute(t.Context(), s.Weights(), Options{Selection: inspect.Selection{Layers: text.Spans{{2, 2}}, Experts: text.Spans{{3, 3}}}})
+	want, err := Compute(t.Context(), s.Weights(), Options{Selection: inspect.Selection{Layers: text.Spans{{2, 2}},
+		Experts: text.Spans{{3, 3}}}})
 	require.NoError(t, err)
 	require.Len(t, want.Tensors, 3)
 	var gateUp, down []byte
@@ -325,11 +330,13 @@ func TestStatsOfFusedExperts(t *testing.T) {
 		down = append(down, s.Data[fmt.Sprintf("%s.%d.down_proj.weight", layer, e)]...)
 	}
 	for i := range s.Files {
-		s.Files[i].Tensors = slices.DeleteFunc(slices.Clone(s.Files[i].Tensors), func(x tensor.Info) bool { return strings.HasPrefix(x.Name, layer+".") })
+		s.Files[i].Tensors = slices.DeleteFunc(slices.Clone(s.Files[i].Tensors),
+			func(x tensor.Info) bool { return strings.HasPrefix(x.Name, layer+".") })
 	}
 	s.Store(layer+".gate_up_proj", tensor.BF16, []int{16, 48, 64}, gateUp)
 	s.Store(layer+".down_proj", tensor.BF16, []int{16, 64, 24}, down)
-	got, err := Compute(t.Context(), s.Weights(), Options{Selection: inspect.Selection{Layers: text.Spans{{2, 2}}, Experts: text.Spans{{3, 3}}}})
+	got, err := Compute(t.Context(), s.Weights(), Options{Selection: inspect.Selection{Layers: text.Spans{{2, 2}},
+		Experts: text.Spans{{3, 3}}}})
 	require.NoError(t, err)
 	assert.Equal(t, want, got)
 }
@@ -357,7 +364,8 @@ func TestStatsThatCannotBe(t *testing.T) {
 		require.ErrorContains(t, err, "tensor f32: disk on fire")
 	}
 	whole := inspecttest.Fill(t, configtest.Fixture(t, "v3-fp8/checkpoint")).Weights()
-	_, err = Compute(t.Context(), whole, Options{By: inspect.ByExpert, Selection: inspect.Selection{Layers: text.Spans{{0, 0}}}})
+	_, err = Compute(t.Context(), whole, Options{By: inspect.ByExpert,
+		Selection: inspect.Selection{Layers: text.Spans{{0, 0}}}})
 	require.EqualError(t, err, "nothing to count by expert: none of the selected tensors is in one")
 	scales := inspect.Selection{Match: []string{"*_scale_inv"}}
 	r, err = Compute(t.Context(), whole, Options{Selection: scales})

@@ -58,11 +58,16 @@ func TestValues(t *testing.T) {
 		want     []string // lines of the report
 		lacks    string
 	}{
-		"NaN and infinities": {base, func(s *inspecttest.Stored) { s.Put(normal, 5, 0x7fc0, 0xff80, 0xffff, 0x7f80, 0x7f80) }, 2,
-			[]string{"value: " + normal + ": 2 of 4096 values are NaN", "value: " + normal + ": 3 of 4096 values are infinite"}, "F16"},
+		"NaN and infinities": {base, func(s *inspecttest.Stored) {
+			s.Put(normal, 5, 0x7fc0, 0xff80, 0xffff, 0x7f80,
+				0x7f80)
+		}, 2,
+			[]string{"value: " + normal + ": 2 of 4096 values are NaN",
+				"value: " + normal + ": 3 of 4096 values are infinite"}, "F16"},
 		"beyond F16": {base, func(s *inspecttest.Stored) { s.Put(normal, 0, 0x4780, 0xc780, 0x477f) }, 0,
 			[]string{"no problems, 1 note", "note: a.safetensors: " + normal + ": 2 of 4096 values are beyond the range of F16"}, "value:"},
-		"zero tensor": {base, func(s *inspecttest.Stored) { s.Zero(normal); s.Put(normal, 9, 0x8000) }, 1, []string{"value: " + normal + ": every value is zero"}, "expert"},
+		"zero tensor": {base, func(s *inspecttest.Stored) { s.Zero(normal); s.Put(normal, 9, 0x8000) }, 1,
+			[]string{"value: " + normal + ": every value is zero"}, "expert"},
 		"zero bias": {tied, func(s *inspecttest.Stored) { s.Zero("model.layers.1.self_attn.q_proj.bias") }, 0,
 			[]string{"note: a.safetensors: model.layers.1.self_attn.q_proj.bias: every value is zero"}, "value:"},
 		"dead expert": {base, func(s *inspecttest.Stored) {
@@ -75,7 +80,8 @@ func TestValues(t *testing.T) {
 		}, 3, []string{dead + ".down_proj.weight: cannot be read", "value: " + dead + ".up_proj.weight: every value is zero"}, "every weight"},
 		"part of an expert": {base, func(s *inspecttest.Stored) {
 			for i := range s.Files {
-				s.Files[i].Tensors = slices.DeleteFunc(slices.Clone(s.Files[i].Tensors), func(x tensor.Info) bool { return x.Name == dead+".gate_proj.weight" })
+				s.Files[i].Tensors = slices.DeleteFunc(slices.Clone(s.Files[i].Tensors),
+					func(x tensor.Info) bool { return x.Name == dead+".gate_proj.weight" })
 			}
 			s.Zero(dead+".up_proj.weight", dead+".down_proj.weight")
 		}, 3, []string{"missing: " + dead + ".gate_proj.weight", "value: " + dead + ".down_proj.weight: every value is zero"}, "every weight"},
@@ -105,7 +111,10 @@ func TestValues(t *testing.T) {
 			s.Store("lm_head.weight", tensor.BF16, []int{256, 64}, slices.Clone(s.Data["model.embed_tokens.weight"]))
 			s.Put("lm_head.weight", 100, 0x4000, 0x4001)
 		}, 1, []string{"value: lm_head.weight: 2 of 16384 values are not those of model.embed_tokens.weight, though tie_word_embeddings is true", "lm_head.weight against model.embed_tokens.weight, which it is tied to"}, "zero:"},
-		"tied, in another shape": {tied, func(s *inspecttest.Stored) { s.Store("lm_head.weight", tensor.BF16, []int{1, 2}, []byte{1, 1, 1, 1}) }, 1,
+		"tied, in another shape": {tied, func(s *inspecttest.Stored) {
+			s.Store("lm_head.weight", tensor.BF16, []int{1, 2},
+				[]byte{1, 1, 1, 1})
+		}, 1,
 			[]string{"value: lm_head.weight: shape [1 2], but model.embed_tokens.weight has [256 64]"}, "which it is tied to"},
 		"tied, and not to be compared": {tied, func(s *inspecttest.Stored) {
 			s.Store("lm_head.weight", tensor.I16, []int{256, 64}, make([]byte, 2*256*64))
@@ -114,8 +123,10 @@ func TestValues(t *testing.T) {
 		"tied, and alike": {tied, func(s *inspecttest.Stored) {
 			s.Store("lm_head.weight", tensor.BF16, []int{256, 64}, slices.Clone(s.Data["model.embed_tokens.weight"]))
 		}, 0, []string{"ckpt: clean", "lm_head.weight against model.embed_tokens.weight, which it is tied to"}, "value:"},
-		"unreadable": {base, func(s *inspecttest.Stored) { s.Broken[normal] = true; s.Put("model.norm.weight", 0, 0x7fc0) }, 2,
-			[]string{"broken: a.safetensors: " + normal + ": cannot be read: disk on fire", "value: model.norm.weight: 1 of 64 values are NaN",
+		"unreadable": {base, func(s *inspecttest.Stored) { s.Broken[normal] = true; s.Put("model.norm.weight", 0, 0x7fc0) },
+			2,
+			[]string{"broken: a.safetensors: " + normal + ": cannot be read: disk on fire",
+				"value: model.norm.weight: 1 of 64 values are NaN",
 				"not checked  the values of 1 weight that cannot be read", "every value of 185 weights"}, "zero:"},
 		"unreadable scales": {fp8, func(s *inspecttest.Stored) { s.Broken["model.layers.1.mlp.experts.2.up_proj.weight_scale_inv"] = true }, 1,
 			[]string{"broken: a.safetensors: model.layers.1.mlp.experts.2.up_proj.weight_scale_inv: cannot be read: disk on fire", "1 weight that cannot be read", "not checked  the range of F16 for 1 FP8 weight without usable scales"}, "up_proj.weight:"},
@@ -131,7 +142,8 @@ func TestValues(t *testing.T) {
 		}, 1,
 			[]string{"not checked  the values in files whose headers cannot be read"}, "value:"},
 		"two files": {base, func(s *inspecttest.Stored) {
-			s.Files = append(s.Files, inspect.File{Name: "c.safetensors", Size: 9, Tensors: []tensor.Info{{Name: normal, DType: tensor.BF16, Shape: []int{64, 64}}}})
+			s.Files = append(s.Files, inspect.File{Name: "c.safetensors", Size: 9,
+				Tensors: []tensor.Info{{Name: normal, DType: tensor.BF16, Shape: []int{64, 64}}}})
 		}, 1, []string{"not checked  the values of 1 tensor that a second file holds too, there"}, "value:"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -155,10 +167,13 @@ func TestValues(t *testing.T) {
 func TestFusedExpertsAreLookedIntoOneByOne(t *testing.T) {
 	s := inspecttest.Fill(t, configtest.Fixture(t, "v1-base/checkpoint"))
 	for i := range s.Files {
-		s.Files[i].Tensors = slices.DeleteFunc(slices.Clone(s.Files[i].Tensors), func(x tensor.Info) bool { return strings.Contains(x.Name, "layers.2.mlp.experts.") })
+		s.Files[i].Tensors = slices.DeleteFunc(slices.Clone(s.Files[i].Tensors),
+			func(x tensor.Info) bool { return strings.Contains(x.Name, "layers.2.mlp.experts.") })
 	}
-	s.Store("model.layers.2.mlp.experts.gate_up_proj", tensor.BF16, []int{16, 48, 64}, slices.Repeat([]byte{0x80, 0x3f}, 16*48*64))
-	s.Store("model.layers.2.mlp.experts.down_proj", tensor.BF16, []int{16, 64, 24}, slices.Repeat([]byte{0x80, 0x3f}, 16*64*24))
+	s.Store("model.layers.2.mlp.experts.gate_up_proj", tensor.BF16, []int{16, 48, 64},
+		slices.Repeat([]byte{0x80, 0x3f}, 16*48*64))
+	s.Store("model.layers.2.mlp.experts.down_proj", tensor.BF16, []int{16, 64, 24},
+		slices.Repeat([]byte{0x80, 0x3f}, 16*64*24))
 	clear(s.Data["model.layers.2.mlp.experts.gate_up_proj"][2*3*48*64:][:2*48*64])
 	clear(s.Data["model.layers.2.mlp.experts.down_proj"][2*3*64*24:][:2*64*24])
 	a := audit(t, s, Values{})
@@ -167,7 +182,8 @@ func TestFusedExpertsAreLookedIntoOneByOne(t *testing.T) {
 
 	s.Config = inspecttest.Override(t, s.Config, "n_routed_experts", "8")
 	s.Put("model.layers.2.mlp.experts.down_proj", 17, 0x7fc0)
-	assert.Contains(t, inspecttest.Printed(t, audit(t, s, Values{})), "value: model.layers.2.mlp.experts.down_proj: 1 of 24576 values are NaN")
+	assert.Contains(t, inspecttest.Printed(t, audit(t, s, Values{})),
+		"value: model.layers.2.mlp.experts.down_proj: 1 of 24576 values are NaN")
 }
 
 // TestValuesDoNotDependOnThreads: the same report, and the same number of bytes told of,
@@ -216,10 +232,11 @@ func TestParts(t *testing.T) {
 	s := inspecttest.Fill(t, configtest.Fixture(t, "v1-base/checkpoint"))
 	data := slices.Repeat([]byte("weights"), weights.TileBytes/3)
 	sum := crc32.ChecksumIEEE(data[5:])
-	v := Values{Parts: []Part{{0, "archive/data/0", normal, 5, int64(len(data)) - 5, sum}}, ReadFile: func(_ int, dst []byte, offset int64) error {
-		copy(dst, data[offset:])
-		return nil
-	}}
+	v := Values{Parts: []Part{{0, "archive/data/0", normal, 5, int64(len(data)) - 5, sum}},
+		ReadFile: func(_ int, dst []byte, offset int64) error {
+			copy(dst, data[offset:])
+			return nil
+		}}
 	a := audit(t, s, v)
 	assert.Empty(t, a.Findings)
 	assert.Contains(t, a.Checked, "1 CRC-32 checksum of archive entries")
