@@ -24,21 +24,10 @@ func (m *DeepseekForCausalLM) at(p table.Place) *Weight {
 
 // at returns the weight of a prediction layer beside those of its decoder layer.
 func (x *MtpLayer) at(r table.Role) *Weight {
-	switch r {
-	case table.EmbedTokens:
-		return &x.EmbedTokens
-	case table.ENorm:
-		return &x.ENorm.Weight
-	case table.HNorm:
-		return &x.HNorm.Weight
-	case table.EHProj:
-		return &x.EHProj.Weight
-	case table.SharedHeadNorm:
-		return &x.SharedHead.Norm.Weight
-	case table.SharedHeadHead:
-		return &x.SharedHead.Head.Weight
-	}
-	return nil
+	return map[table.Role]*Weight{
+		table.EmbedTokens: &x.EmbedTokens, table.ENorm: &x.ENorm.Weight, table.HNorm: &x.HNorm.Weight,
+		table.EHProj:         &x.EHProj.Weight,
+		table.SharedHeadNorm: &x.SharedHead.Norm.Weight, table.SharedHeadHead: &x.SharedHead.Head.Weight}[r]
 }
 
 // at returns the weight of a decoder layer.
@@ -83,38 +72,13 @@ func (x *DeepseekDecoderLayer) norm(r table.Role) *DeepseekRMSNorm {
 
 // Projection returns a projection of the layer's attention; nil if it has none of this role.
 func (x *DeepseekDecoderLayer) Projection(r table.Role) *Linear {
-	if x.MLA != nil {
-		return x.MLA.linear(r)
+	if a := x.MLA; a != nil {
+		return map[table.Role]*Linear{table.QProj: &a.QProj, table.QAProj: &a.QAProj, table.QBProj: &a.QBProj,
+			table.KVAProjWithMQA: &a.KVAProjWithMQA, table.KVBProj: &a.KVBProj, table.OProj: &a.OProj}[r]
 	}
-	switch a := x.SelfAttn; r {
-	case table.QProj:
-		return &a.QProj
-	case table.KProj:
-		return &a.KProj
-	case table.VProj:
-		return &a.VProj
-	case table.OProj:
-		return &a.OProj
-	}
-	return nil
-}
-
-func (a *DeepseekV2Attention) linear(r table.Role) *Linear {
-	switch r {
-	case table.QProj:
-		return &a.QProj
-	case table.QAProj:
-		return &a.QAProj
-	case table.QBProj:
-		return &a.QBProj
-	case table.KVAProjWithMQA:
-		return &a.KVAProjWithMQA
-	case table.KVBProj:
-		return &a.KVBProj
-	case table.OProj:
-		return &a.OProj
-	}
-	return nil
+	a := x.SelfAttn
+	return map[table.Role]*Linear{
+		table.QProj: &a.QProj, table.KProj: &a.KProj, table.VProj: &a.VProj, table.OProj: &a.OProj}[r]
 }
 
 // Linear returns the MLP's matrix of a role: gate_proj, up_proj or down_proj; nil for others.
