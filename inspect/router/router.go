@@ -262,52 +262,66 @@ const (
 
 // observe returns what is odd about a router.
 func (r *router) observe() (found []inspect.Observation) {
-	add := func(id string, experts []int, value, expected *float64, format string, args ...any) {
-		found = append(found, inspect.Observation{ID: id, Layer: r.Layer.Layer, Experts: experts, Tensor: r.Tensor,
-			Text: fmt.Sprintf(format, args...), Value: value, Expected: expected})
-	}
-	rows := r.Rows
-	for e := range rows {
-		row := &rows[e]
-		switch {
-		case row.Norm == nil:
-			add("not-finite", []int{e}, nil, nil, "row %d has numbers that are not finite", e)
-		case *row.Norm == 0:
-			add("dead-row", []int{e}, row.Norm, &r.Norm.Median,
-				"row %d is all zero: the logit of expert %d is 0 for every token", e, e)
-		case len(rows) >= experts.LeastPeers && r.Norm.Far(row.Norm, rowFactor):
-			add("row-norm", []int{e}, row.Norm, &r.Norm.Median, "row %d has norm %.4g, the layer's median is %.4g", e,
-				*row.Norm, r.Norm.Median)
-		}
-		if r.bias != nil && row.Bias == nil {
-			add("not-finite", []int{e}, nil, nil, "e_score_correction_bias of expert %d is not finite", e)
-		}
-		if row.Proven != "" {
-			add(row.Proven+"-chosen", []int{e}, row.Bias, &r.Bias.Median,
-				"expert %d is %s chosen, whatever the token: its e_score_correction_bias is %.4g, the layer's median %.4g",
-				e, row.Proven, *row.Bias, r.Bias.Median)
-		}
+	for e := range r.Rows {
+		found = append(found, r.observeRow(e)...)
 	}
 	for _, group := range r.equalRows() {
-		add("duplicate-row", group, inspect.Finite(1), inspect.Finite(0), "rows %s are equal", text.Ranges(group))
+		found = append(found, r.about("duplicate-row", group, inspect.Finite(1), inspect.Finite(0),
+			"rows %s are equal", text.Ranges(group)))
 	}
-	for e := range rows {
-		for k := range e {
-			c := r.cosines[k][e]
-			if !(c >= equalRows) || r.hashes[k] == r.hashes[e] {
-				continue
-			}
-			if a, b := *rows[k].Norm, *rows[e].Norm; max(a, b) <= equalNorms*min(a, b) {
-				add("near-duplicate-row", []int{k, e}, inspect.Finite(c), inspect.Finite(0),
-					"rows %d and %d have cosine %.4f, and norms %.4g and %.4g", k, e, c, a, b)
-			}
-		}
+	for e := range r.Rows {
+		found = append(found, r.nearRows(e)...)
 	}
 	if c := r.Coupling; c != nil && c.Verdict == CoupledPermuted {
 		experts, rows := c.exchanged()
-		add("permuted", experts, inspect.Finite(float64(c.Other)), inspect.Finite(0),
+		found = append(found, r.about("permuted", experts, inspect.Finite(float64(c.Other)), inspect.Finite(0),
 			"gate_proj of experts %s fit the rows %s, not their own: rows and experts may have been numbered apart",
-			inspect.List(experts), inspect.List(rows))
+			inspect.List(experts), inspect.List(rows)))
+	}
+	return found
+}
+
+// about returns an observation about rows of the router.
+func (r *router) about(id string, rows []int, value, expected *float64, format string, args ...any) inspect.Observation {
+	return inspect.Observation{ID: id, Layer: r.Layer.Layer, Experts: rows, Tensor: r.Tensor,
+		Text: fmt.Sprintf(format, args...), Value: value, Expected: expected}
+}
+
+// observeRow returns what is odd about a row by itself.
+func (r *router) observeRow(e int) (found []inspect.Observation) {
+	row, rows := &r.Rows[e], []int{e}
+	switch {
+	case row.Norm == nil:
+		found = append(found, r.about("not-finite", rows, nil, nil, "row %d has numbers that are not finite", e))
+	case *row.Norm == 0:
+		found = append(found, r.about("dead-row", rows, row.Norm, &r.Norm.Median,
+			"row %d is all zero: the logit of expert %d is 0 for every token", e, e))
+	case len(r.Rows) >= experts.LeastPeers && r.Norm.Far(row.Norm, rowFactor):
+		found = append(found, r.about("row-norm", rows, row.Norm, &r.Norm.Median,
+			"row %d has norm %.4g, the layer's median is %.4g", e, *row.Norm, r.Norm.Median))
+	}
+	if r.bias != nil && row.Bias == nil {
+		found = append(found, r.about("not-finite", rows, nil, nil, "e_score_correction_bias of expert %d is not finite", e))
+	}
+	if row.Proven != "" {
+		found = append(found, r.about(row.Proven+"-chosen", rows, row.Bias, &r.Bias.Median,
+			"expert %d is %s chosen, whatever the token: its e_score_correction_bias is %.4g, the layer's median %.4g",
+			e, row.Proven, *row.Bias, r.Bias.Median))
+	}
+	return found
+}
+
+// nearRows finds the rows before e that are nearly equal to it.
+func (r *router) nearRows(e int) (found []inspect.Observation) {
+	for k := range e {
+		c := r.cosines[k][e]
+		if !(c >= equalRows) || r.hashes[k] == r.hashes[e] {
+			continue
+		}
+		if a, b := *r.Rows[k].Norm, *r.Rows[e].Norm; max(a, b) <= equalNorms*min(a, b) {
+			found = append(found, r.about("near-duplicate-row", []int{k, e}, inspect.Finite(c), inspect.Finite(0),
+				"rows %d and %d have cosine %.4f, and norms %.4g and %.4g", k, e, c, a, b))
+		}
 	}
 	return found
 }
