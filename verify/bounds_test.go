@@ -59,12 +59,12 @@ func TestFaultsOfFewBits(t *testing.T) {
 	for i, proj := range []string{"gate_proj", "up_proj", "down_proj", "gate_proj", "up_proj", "down_proj"} {
 		name := moe1 + "experts." + strconv.Itoa(chosen[i]) + "." + proj + ".weight"
 		w := get(t, c, name)
-		r := run(t, c.Config, replace(c, name, scaled(t, w, 2, 100+7*i)), p, verify.Options{})
+		r := run(t, c.Config, replace(c, name, scaled(t, w, 2, 100+7*i)), p, verify.Options{Undiagnosed: true})
 		require.Equal(t, report.Fail, r.Verdict, "%s doubled at %d", name, 100+7*i)
 		require.Equal(t, moe1+"experts.output", *r.FirstDivergence)
 	}
 	head := get(t, c, "lm_head.weight")
-	r := run(t, c.Config, replace(c, "lm_head.weight", scaled(t, head, 1.03, row(head, 3)...)), p, verify.Options{})
+	r := run(t, c.Config, replace(c, "lm_head.weight", scaled(t, head, 1.03, row(head, 3)...)), p, verify.Options{Undiagnosed: true})
 	require.Equal(t, "lm_head.output", *r.FirstDivergence)
 	require.Equal(t, "all in column 3", r.Checks[len(r.Checks)-1].Where)
 
@@ -74,7 +74,7 @@ func TestFaultsOfFewBits(t *testing.T) {
 		w := get(t, c, name)
 		channel.tensors[name] = scaled(t, w, 1.02, row(w, 20)...)
 	}
-	require.Equal(t, moe1+"experts.output", *run(t, c.Config, channel, p, verify.Options{}).FirstDivergence)
+	require.Equal(t, moe1+"experts.output", *run(t, c.Config, channel, p, verify.Options{Undiagnosed: true}).FirstDivergence)
 }
 
 // TestFaultsOfAllDTypes: small mistakes of one row, one element or one number of the config,
@@ -112,7 +112,7 @@ func TestFaultsOfAllDTypes(t *testing.T) {
 			}
 			fails(replace(c, fault.weight, scaled(t, w, fault.factor, at...)), fault.stage, fmt.Sprintf("%s times %g", fault.weight, fault.factor))
 		}
-		r := run(t, override(t, c.Config, "rms_norm_eps", "1.05e-6"), c, p, verify.Options{})
+		r := run(t, override(t, c.Config, "rms_norm_eps", "1.05e-6"), c, p, verify.Options{Undiagnosed: true})
 		require.Equal(t, report.Fail, r.Verdict, golden)
 	}
 }

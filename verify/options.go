@@ -33,9 +33,9 @@ type Options struct {
 	// embedding and the head, only those with something selected are run; other stages of
 	// these are taken from the pack and not compared. RoPE's tables always are.
 	Layers      text.Spans
-	Stages      []string
-	FailFast    bool // the run ends with the first stage that fails
-	Undiagnosed bool // the cause of a failure is not looked for
+	Stages      []string // globs of stages, with Layers
+	FailFast    bool     // the run ends with the first stage that fails
+	Undiagnosed bool     // the cause of a failure is not looked for
 	// Rounded tells which stored tensors hold what a conversion rounded to their dtype, and
 	// by which operation. It is asked if a stage fails in local mode: the run is then
 	// repeated with the error that this rounding allows. It may be nil.

@@ -9,7 +9,7 @@ import (
 	"dsmoe/verify/report"
 )
 
-// A pattern has at most so many cells.
+// patternRows and patternColumns are the most cells that a pattern has.
 const patternRows, patternColumns = 48, 64
 
 // localPattern is the pattern of a stage that is held to the error analysis.

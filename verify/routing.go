@@ -191,7 +191,7 @@ func gapOf(ours *choice, theirs []int, row, e int) *report.Gap {
 
 // pinned counts the choices of a row that no rounding could change: whose score exceeds
 // that of every expert not chosen, and whose group's worth that of every group not chosen,
-// by more than lambda.
+// by more than Lambda.
 func pinned(ours *choice, row, k int) (n int) {
 	chosen, g := ours.Idx[row*k:(row+1)*k], ours.Groups
 	firm := func(x *bounds.Value, i int, chosen []int) bool {

@@ -67,7 +67,7 @@ func (l *learning) TopK(name string, ours *choice) error {
 
 // Stage implements model.Trace.
 func (l *learning) Stage(name string, x *bounds.Value) error {
-	if err := l.substitute(name, x); err != nil {
+	if err := l.local.substitute(name, x); err != nil {
 		return err
 	}
 	layer, kind := pack.CutLayer(name)
@@ -83,18 +83,6 @@ func (l *learning) Stage(name string, x *bounds.Value) error {
 	return nil
 }
 
-// substitute puts the golden's stage in x's place.
-func (l *learning) substitute(name string, x *bounds.Value) error {
-	if !l.pack.Has(name) || pack.Misfit(l.pack.Manifest.Tensors[name], x.Shape, x.DType) != "" {
-		return nil
-	}
-	want, _, err := l.goldenRows(name, x.Activation)
-	if err == nil {
-		x.Replace(want)
-	}
-	return err
-}
-
 // stage compares the gradient of a stage, and goes on with the golden's.
 func (l *learning) stage(name string, x *bounds.Value) error {
 	switch d := l.g.Adjoint(x); {
@@ -104,7 +92,7 @@ func (l *learning) stage(name string, x *bounds.Value) error {
 			if err := l.compare(name+pack.Grad, dx, d.By); err != nil {
 				return err
 			}
-		} else if err := l.substitute(name+pack.Grad, dx); err != nil {
+		} else if err := l.local.substitute(name+pack.Grad, dx); err != nil {
 			return err
 		}
 		l.g.Set(x, dx)
@@ -131,7 +119,7 @@ func layerOf(name string) int {
 // The gradient that the part behind it computes for x is compared when that part has been run.
 func (l *learning) layer(n int, name string, x *bounds.Value) error {
 	dx := bounds.Exact(&model.Activation{Shape: x.Shape, Values: make([]float32, len(x.Values)), DType: tensor.F32})
-	if err := l.substitute(name+pack.Grad, dx); err != nil {
+	if err := l.local.substitute(name+pack.Grad, dx); err != nil {
 		return err
 	}
 	l.g.Set(x, dx)

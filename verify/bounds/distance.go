@@ -17,10 +17,10 @@ type Distances struct {
 	Rms       float64 // of z, over distinct rows
 	RowRMS    float64 // the largest of a row
 	ColumnRMS float64 // the largest of a column, over distinct rows
-	Beyond    int     // elements further than lambda
+	Beyond    int     // elements further than Lambda
 	Columns   []bool  // that have such elements
-	Rows      []bool
-	Sees      float64 // lambda·rms(σ)/rms(golden): what a deviation must be to be seen; infinite if some σ is no number
+	Rows      []bool  // likewise
+	Sees      float64 // Lambda·rms(σ)/rms(golden): what a deviation must be to be seen; infinite if some σ is no number
 	Ambiguous float64 // share of elements that may round to either neighbour
 }
 
@@ -115,7 +115,7 @@ func (x *Value) Excess(i, j int) float64 {
 }
 
 // Tie reports whether the golden's score, at position golden of x, of an expert or a group,
-// ties with ours, in whose place it was chosen: exactly, or within lambda standard
+// ties with ours, in whose place it was chosen: exactly, or within Lambda standard
 // deviations of their difference.
 func (x *Value) Tie(ours, golden int) TieKind {
 	switch gap := x.Excess(ours, golden); {
@@ -127,12 +127,14 @@ func (x *Value) Tie(ours, golden int) TieKind {
 	return NoTie
 }
 
+// TieKind is how near two scores are to each other.
 type TieKind int
 
+// The kinds of ties.
 const (
-	NoTie TieKind = iota
-	NearTie
-	ExactTie
+	NoTie    TieKind = iota // apart by more than Lambda standard deviations of their difference
+	NearTie                 // within these
+	ExactTie                // equal
 )
 
 // Where names the columns, or the rows of so many compared, that hold all elements beyond the limit, if they

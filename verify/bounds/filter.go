@@ -26,7 +26,7 @@ const screenZ = 4
 //
 //	Var(N_i) ≈ E_i·(1 + v_hi·E_i),  E_i = Σ_o D_oi²·w_o,  v_hi the neuron's own variance
 //
-// Neurons beyond screenZ have their exact variance computed (exactly). Where a token has too
+// Neurons beyond screenZ have their exact variance computed (examineExactly). Where a token has too
 // many of them, a simulation finds those that are worth it (simulate).
 type filter struct {
 	*Analysis

@@ -24,9 +24,9 @@ type Gradients struct {
 	depth    int                 // of scopes
 	// Wanted reports whether the gradient of a weight is to be computed; OnWeight is called with it.
 	Wanted   func(weight string) bool
-	OnWeight func(weight string, gradient *Value, by WeightSet) error
-	shared   map[string]*Value // gradients that another operation will add to: of a tied embedding
-	Tied     string            // the weight that the embedding and the head share; empty if none
+	OnWeight func(weight string, gradient *Value, by WeightSet) error // may not be nil where Wanted is true
+	shared   map[string]*Value                                        // gradients that another operation will add to: of a tied embedding
+	Tied     string                                                   // the weight that the embedding and the head share; empty if none
 }
 
 // adjoint is the gradient of a value while its consumers add to it.

@@ -66,6 +66,7 @@ func Compare(got, want []float32, width int, d tensor.DType) Metrics {
 	return m
 }
 
+// RMS is the root of the mean of squares.
 func RMS(x []float32) float64 {
 	sum := 0.0
 	for _, v := range x {
@@ -74,6 +75,7 @@ func RMS(x []float32) float64 {
 	return math.Sqrt(sum / float64(len(x)))
 }
 
+// Ratio is diff/scale: 0 for no difference, infinite for one from nothing.
 func Ratio(diff, scale float64) float64 {
 	switch {
 	case diff == 0:
@@ -90,8 +92,10 @@ func apart(a, b float32, d tensor.DType) int64 {
 	return max(n, -n)
 }
 
+// Finite reports whether v is neither NaN nor infinite.
 func Finite(v float32) bool { return v-v == 0 }
 
+// AllFinite reports whether all numbers are finite.
 func AllFinite(x []float32) bool {
 	return !slices.ContainsFunc(x, func(v float32) bool { return !Finite(v) })
 }

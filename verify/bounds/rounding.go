@@ -11,7 +11,7 @@ import (
 const (
 	Unit = 0x1p-24 // u: half the distance of float32 values, over the smaller of them
 	// leastFlip is the least probability given to a rounding that may go either way, so
-	// that a few at once stay within lambda.
+	// that a few at once stay within Lambda.
 	leastFlip = 1.0 / 16
 )
 
@@ -50,7 +50,7 @@ func (p precision) Round(x float64) float64 {
 }
 
 // point is a rounding point: y with variance v (in units of u²) is rounded to p. The result
-// is exact where y may be off by lambda standard deviations and still rounds to the same.
+// is exact where y may be off by Lambda standard deviations and still rounds to the same.
 // Else it is ambiguous, and carries the variance of a flip to the neighbour, of
 // probability erfc(b/(s√2)), b the distance of y to where it would flip:
 //

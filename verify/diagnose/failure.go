@@ -17,15 +17,15 @@ import (
 
 // Failure is the first divergence of a local run, and what it takes to find its cause.
 type Failure struct {
-	Pack    *pack.Pack
-	Model   *model.DeepseekForCausalLM
-	Set     *weights.Set   // of the model's weights
-	Source  weights.Source // of the same
-	In      *model.Input
-	Options model.Options    // of the run
-	Rounded bounds.Roundings // weights that the reference had before they were rounded
-	Checks  []report.Check   // of the run
-	Layers  []int            // of the decoder, that were run
+	Pack    *pack.Pack                 // golden pack of the run
+	Model   *model.DeepseekForCausalLM // as it is
+	Set     *weights.Set               // of the model's weights
+	Source  weights.Source             // of the same
+	In      *model.Input               // of the pack
+	Options model.Options              // of the run
+	Rounded bounds.Roundings           // weights that the reference had before they were rounded
+	Checks  []report.Check             // of the run
+	Layers  []int                      // of the decoder, that were run
 
 	Layer      int               // -1 for the final norm and the head
 	Name       string            // of the golden tensor
@@ -149,16 +149,17 @@ func (f *Failure) place(i int) []int {
 // so that the model itself stays as it is.
 type Trial struct {
 	failed  *Failure
-	Model   model.DeepseekForCausalLM
-	Config  config.Config
-	layer   *model.DeepseekDecoderLayer // nil outside the layers
-	In      model.Input
-	Options model.Options
+	Model   model.DeepseekForCausalLM                 // a copy
+	Config  config.Config                             // of Model
+	layer   *model.DeepseekDecoderLayer               // nil outside the layers
+	In      model.Input                               // tokens and mask
+	Options model.Options                             // of the pass
 	Around  func(bounds.Arithmetic) bounds.Arithmetic // puts an operation in another's place
 	Proves  func(x *bounds.Value) bool                // what the failed stage must satisfy beside its limits; nil if nothing
 	Rounded bounds.Roundings                          // weights that the reference had before they were rounded
 }
 
+// NewTrial returns a trial in which nothing is undone yet.
 func (f *Failure) NewTrial() *Trial {
 	x := &Trial{failed: f, Model: *f.Model, Config: *f.Model.Config, In: *f.In, Options: f.Options, Rounded: f.Rounded}
 	x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return a }

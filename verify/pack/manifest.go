@@ -25,7 +25,7 @@ type Manifest struct {
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // keys of config.json that the reference ran with
 	Config          jsontext.Value            `json:"config"`           // config.json of the checkpoint; nil in packs of before it was recorded
 	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> "sha256:…"
-	Weights         string                    `json:"weights"`          // said of them where there are no files
+	Weights         string                    `json:"weights"`          // describes weights that are in no file
 	Partial         string                    `json:"partial"`          // why the pack proves less on purpose; empty if it does not
 	Absent          Absent                    `json:"absent"`           // what was left out on purpose
 	LayerInputs     map[string]LayerInput     `json:"layer_inputs"`     // by the layer's number: of those whose input is in the pack

@@ -142,7 +142,7 @@ type missingFile struct {
 // Error names the file.
 func (e *missingFile) Error() string { return text.Quote(e.name) + ": missing" }
 
-// Unwrap returns what the system said.
+// Unwrap returns the error of the system.
 func (e *missingFile) Unwrap() error { return e.err }
 
 // HashFile returns "sha256:" and the hash of a regular file's bytes in hexadecimal.

@@ -19,6 +19,7 @@ func JSONFloat(v float64) *float64 {
 // Number prints a float32 with all its digits, NaN and infinities by name.
 func Number(v float32) string { return strconv.FormatFloat(float64(v), 'g', -1, 32) }
 
+// Unflatten is the index of element i of a tensor of this shape.
 func Unflatten(i int, shape []int) []int {
 	index := make([]int, len(shape))
 	for d := len(shape) - 1; d >= 0; d-- {

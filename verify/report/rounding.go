@@ -29,10 +29,10 @@ type Rounding struct {
 
 // RankedError is how far the worst stage of a layer, or of a routed expert, is off.
 type RankedError struct {
-	Layer  int     `json:"layer"`
-	Expert int     `json:"expert"` // -1 of layers
-	Tensor string  `json:"tensor"` // the stage
-	RelRMS float64 `json:"rel_rms"`
+	Layer  int     `json:"layer"`   // number
+	Expert int     `json:"expert"`  // -1 of layers
+	Tensor string  `json:"tensor"`  // the stage
+	RelRMS float64 `json:"rel_rms"` // of the stage
 }
 
 // write prints which weights were rounded and what that did, and the layers and experts with the

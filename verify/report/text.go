@@ -183,6 +183,7 @@ func (r *Report) places() iter.Seq[[]Check] {
 	}
 }
 
+// PlaceOf is the part of the model that a check belongs to: "layer 3", "head", "gradients", …
 func PlaceOf(c Check) string {
 	switch {
 	case strings.HasSuffix(c.Tensor, pack.Grad):
