@@ -4,1097 +4,462 @@
 
 package kernel
 
-// avx512Tile32F32x1 multiplies 4 rows of F32 with 1 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile32F32x1 is the tileKernel of F32 for width 1.
 //
 //go:noescape
 func avx512Tile32F32x1(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx512Tile64F32x1 multiplies 4 rows of F32 with 1 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile64F32x1 is the tileKernel of F32 for width 1.
 //
 //go:noescape
 func avx512Tile64F32x1(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx512Tile32F32x2 multiplies 4 rows of F32 with 2 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile32F32x2 is the tileKernel of F32 for width 2.
 //
 //go:noescape
 func avx512Tile32F32x2(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx512Tile64F32x2 multiplies 4 rows of F32 with 2 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile64F32x2 is the tileKernel of F32 for width 2.
 //
 //go:noescape
 func avx512Tile64F32x2(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx512Tile32F32x4 multiplies 4 rows of F32 with 4 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 4 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile32F32x4 is the tileKernel of F32 for width 4.
 //
 //go:noescape
 func avx512Tile32F32x4(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx512Tile64F32x4 multiplies 4 rows of F32 with 4 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 4 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile64F32x4 is the tileKernel of F32 for width 4.
 //
 //go:noescape
 func avx512Tile64F32x4(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx2Tile32F32x1 multiplies 4 rows of F32 with 1 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile32F32x1 is the tileKernel of F32 for width 1.
 //
 //go:noescape
 func avx2Tile32F32x1(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx2Tile64F32x1 multiplies 4 rows of F32 with 1 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile64F32x1 is the tileKernel of F32 for width 1.
 //
 //go:noescape
 func avx2Tile64F32x1(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx2Tile32F32x2 multiplies 4 rows of F32 with 2 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile32F32x2 is the tileKernel of F32 for width 2.
 //
 //go:noescape
 func avx2Tile32F32x2(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx2Tile64F32x2 multiplies 4 rows of F32 with 2 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile64F32x2 is the tileKernel of F32 for width 2.
 //
 //go:noescape
 func avx2Tile64F32x2(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx2Tile32F32x3 multiplies 4 rows of F32 with 3 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 3 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile32F32x3 is the tileKernel of F32 for width 3.
 //
 //go:noescape
 func avx2Tile32F32x3(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx2Tile64F32x3 multiplies 4 rows of F32 with 3 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 3 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile64F32x3 is the tileKernel of F32 for width 3.
 //
 //go:noescape
 func avx2Tile64F32x3(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx512Tile32BF16x1 multiplies 4 rows of BF16 with 1 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile32BF16x1 is the tileKernel of BF16 for width 1.
 //
 //go:noescape
 func avx512Tile32BF16x1(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx512Tile64BF16x1 multiplies 4 rows of BF16 with 1 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile64BF16x1 is the tileKernel of BF16 for width 1.
 //
 //go:noescape
 func avx512Tile64BF16x1(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx512Tile32BF16x2 multiplies 4 rows of BF16 with 2 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile32BF16x2 is the tileKernel of BF16 for width 2.
 //
 //go:noescape
 func avx512Tile32BF16x2(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx512Tile64BF16x2 multiplies 4 rows of BF16 with 2 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile64BF16x2 is the tileKernel of BF16 for width 2.
 //
 //go:noescape
 func avx512Tile64BF16x2(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx512Tile32BF16x4 multiplies 4 rows of BF16 with 4 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 4 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile32BF16x4 is the tileKernel of BF16 for width 4.
 //
 //go:noescape
 func avx512Tile32BF16x4(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx512Tile64BF16x4 multiplies 4 rows of BF16 with 4 row(s) of x, all n long.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 4 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx512Tile64BF16x4 is the tileKernel of BF16 for width 4.
 //
 //go:noescape
 func avx512Tile64BF16x4(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx2Tile32BF16x1 multiplies 4 rows of BF16 with 1 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile32BF16x1 is the tileKernel of BF16 for width 1.
 //
 //go:noescape
 func avx2Tile32BF16x1(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx2Tile64BF16x1 multiplies 4 rows of BF16 with 1 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile64BF16x1 is the tileKernel of BF16 for width 1.
 //
 //go:noescape
 func avx2Tile64BF16x1(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx2Tile32BF16x2 multiplies 4 rows of BF16 with 2 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile32BF16x2 is the tileKernel of BF16 for width 2.
 //
 //go:noescape
 func avx2Tile32BF16x2(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx2Tile64BF16x2 multiplies 4 rows of BF16 with 2 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile64BF16x2 is the tileKernel of BF16 for width 2.
 //
 //go:noescape
 func avx2Tile64BF16x2(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx2Tile32BF16x3 multiplies 4 rows of BF16 with 3 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 3 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile32BF16x3 is the tileKernel of BF16 for width 3.
 //
 //go:noescape
 func avx2Tile32BF16x3(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// avx2Tile64BF16x3 multiplies 4 rows of BF16 with 3 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 3 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// avx2Tile64BF16x3 is the tileKernel of BF16 for width 3.
 //
 //go:noescape
 func avx2Tile64BF16x3(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// avx512PackPairs arranges 16 rows of pairs of BF16 as a panel of half the lanes.
-//
-//	for s := range steps { // which is even
-//		for l := range 8 {
-//			for i := range 16 {
-//				dst[l*lane+s*stride+i] = src[i][8*s+l]
-//			}
-//		}
-//	}
+// avx512PackPairs is the packKernel of 16 rows of BF16.
 //
 //go:noescape
 func avx512PackPairs(dst *uint32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Pack32F32 widens 16 rows of F32 into the lanes of a panel.
-//
-//	for s := range steps { // which is even
-//		for l := range 16 {
-//			for i := range 16 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
+// avx512Pack32F32 is the packKernel of 16 rows of F32.
 //
 //go:noescape
 func avx512Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Add32x4 adds the products of one lane of 32 rows and panels of 4 tokens to acc,
-// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
-// prefetches the memory from ahead on, pace bytes further every 2 steps.
-//
-//	for p := range panels {
-//		for i := range 4 {
-//			for j := range 32 {
-//				at := 32*(4*p+i) + j
-//				sum := acc[at] // or 0
-//				for s := range steps {
-//					sum += x[next*p+4*s+i] * w[32*s+j] // fused
-//				}
-//				for f := range folds {
-//					sum += pending[at-lane*f]
-//				}
-//				out[stride*(4*p+i)+j] = sum
-//			}
-//		}
-//	}
+// avx512Add32x4 is the addKernel of 32 rows and 4 tokens.
 //
 //go:noescape
 func avx512Add32x4(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512AddPairs32x4 is avx512Add32x4 with one panel, after
-//
-//	for s := range steps {
-//		for j := range 32 {
-//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
-//		}
-//	}
+// avx512AddPairs32x4 is the addPairsKernel of 32 rows and 4 tokens.
 //
 //go:noescape
 func avx512AddPairs32x4(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x8 adds the products of one lane of 32 rows and panels of 8 tokens to acc,
-// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
-// prefetches the memory from ahead on, pace bytes further every 2 steps.
-//
-//	for p := range panels {
-//		for i := range 8 {
-//			for j := range 32 {
-//				at := 32*(8*p+i) + j
-//				sum := acc[at] // or 0
-//				for s := range steps {
-//					sum += x[next*p+8*s+i] * w[32*s+j] // fused
-//				}
-//				for f := range folds {
-//					sum += pending[at-lane*f]
-//				}
-//				out[stride*(8*p+i)+j] = sum
-//			}
-//		}
-//	}
+// avx512Add32x8 is the addKernel of 32 rows and 8 tokens.
 //
 //go:noescape
 func avx512Add32x8(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512AddPairs32x8 is avx512Add32x8 with one panel, after
-//
-//	for s := range steps {
-//		for j := range 32 {
-//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
-//		}
-//	}
+// avx512AddPairs32x8 is the addPairsKernel of 32 rows and 8 tokens.
 //
 //go:noescape
 func avx512AddPairs32x8(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Add32x12 adds the products of one lane of 32 rows and panels of 12 tokens to acc,
-// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
-// prefetches the memory from ahead on, pace bytes further every 2 steps.
-//
-//	for p := range panels {
-//		for i := range 12 {
-//			for j := range 32 {
-//				at := 32*(12*p+i) + j
-//				sum := acc[at] // or 0
-//				for s := range steps {
-//					sum += x[next*p+12*s+i] * w[32*s+j] // fused
-//				}
-//				for f := range folds {
-//					sum += pending[at-lane*f]
-//				}
-//				out[stride*(12*p+i)+j] = sum
-//			}
-//		}
-//	}
+// avx512Add32x12 is the addKernel of 32 rows and 12 tokens.
 //
 //go:noescape
 func avx512Add32x12(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512AddPairs32x12 is avx512Add32x12 with one panel, after
-//
-//	for s := range steps {
-//		for j := range 32 {
-//			w[32*s+j] = BF16(pairs[32*s+j] >> (odd ? 16 : 0))
-//		}
-//	}
+// avx512AddPairs32x12 is the addPairsKernel of 32 rows and 12 tokens.
 //
 //go:noescape
 func avx512AddPairs32x12(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx512Pack64F32 widens 16 rows of F32 into the lanes of a panel.
-//
-//	for s := range steps { // which is even
-//		for l := range 16 {
-//			for i := range 16 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
+// avx512Pack64F32 is the packKernel of 16 rows of F32.
 //
 //go:noescape
 func avx512Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 
-// avx512Add64x4 adds the products of one lane of 16 rows and panels of 4 tokens to acc,
-// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
-// prefetches the memory from ahead on, pace bytes further every 2 steps.
-//
-//	for p := range panels {
-//		for i := range 4 {
-//			for j := range 16 {
-//				at := 16*(4*p+i) + j
-//				sum := acc[at] // or 0
-//				for s := range steps {
-//					sum += x[next*p+4*s+i] * w[16*s+j] // fused
-//				}
-//				for f := range folds {
-//					sum += pending[at-lane*f]
-//				}
-//				out[stride*(4*p+i)+j] = sum
-//			}
-//		}
-//	}
+// avx512Add64x4 is the addKernel of 16 rows and 4 tokens.
 //
 //go:noescape
 func avx512Add64x4(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512AddPairs64x4 is avx512Add64x4 with one panel, after
-//
-//	for s := range steps {
-//		for j := range 16 {
-//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
-//		}
-//	}
+// avx512AddPairs64x4 is the addPairsKernel of 16 rows and 4 tokens.
 //
 //go:noescape
 func avx512AddPairs64x4(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x8 adds the products of one lane of 16 rows and panels of 8 tokens to acc,
-// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
-// prefetches the memory from ahead on, pace bytes further every 2 steps.
-//
-//	for p := range panels {
-//		for i := range 8 {
-//			for j := range 16 {
-//				at := 16*(8*p+i) + j
-//				sum := acc[at] // or 0
-//				for s := range steps {
-//					sum += x[next*p+8*s+i] * w[16*s+j] // fused
-//				}
-//				for f := range folds {
-//					sum += pending[at-lane*f]
-//				}
-//				out[stride*(8*p+i)+j] = sum
-//			}
-//		}
-//	}
+// avx512Add64x8 is the addKernel of 16 rows and 8 tokens.
 //
 //go:noescape
 func avx512Add64x8(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512AddPairs64x8 is avx512Add64x8 with one panel, after
-//
-//	for s := range steps {
-//		for j := range 16 {
-//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
-//		}
-//	}
+// avx512AddPairs64x8 is the addPairsKernel of 16 rows and 8 tokens.
 //
 //go:noescape
 func avx512AddPairs64x8(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512Add64x12 adds the products of one lane of 16 rows and panels of 12 tokens to acc,
-// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
-// prefetches the memory from ahead on, pace bytes further every 2 steps.
-//
-//	for p := range panels {
-//		for i := range 12 {
-//			for j := range 16 {
-//				at := 16*(12*p+i) + j
-//				sum := acc[at] // or 0
-//				for s := range steps {
-//					sum += x[next*p+12*s+i] * w[16*s+j] // fused
-//				}
-//				for f := range folds {
-//					sum += pending[at-lane*f]
-//				}
-//				out[stride*(12*p+i)+j] = sum
-//			}
-//		}
-//	}
+// avx512Add64x12 is the addKernel of 16 rows and 12 tokens.
 //
 //go:noescape
 func avx512Add64x12(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512AddPairs64x12 is avx512Add64x12 with one panel, after
-//
-//	for s := range steps {
-//		for j := range 16 {
-//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
-//		}
-//	}
+// avx512AddPairs64x12 is the addPairsKernel of 16 rows and 12 tokens.
 //
 //go:noescape
 func avx512AddPairs64x12(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx2PackPairs arranges 8 rows of pairs of BF16 as a panel of half the lanes.
-//
-//	for s := range steps { // which is even
-//		for l := range 8 {
-//			for i := range 8 {
-//				dst[l*lane+s*stride+i] = src[i][8*s+l]
-//			}
-//		}
-//	}
+// avx2PackPairs is the packKernel of 8 rows of BF16.
 //
 //go:noescape
 func avx2PackPairs(dst *uint32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx2Pack32F32 widens 8 rows of F32 into the lanes of a panel.
-//
-//	for s := range steps { // which is even
-//		for l := range 16 {
-//			for i := range 8 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
+// avx2Pack32F32 is the packKernel of 8 rows of F32.
 //
 //go:noescape
 func avx2Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int)
 
-// avx2Add32x3 adds the products of one lane of 16 rows and panels of 3 tokens to acc,
-// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
-// prefetches the memory from ahead on, pace bytes further every 2 steps.
-//
-//	for p := range panels {
-//		for i := range 3 {
-//			for j := range 16 {
-//				at := 16*(3*p+i) + j
-//				sum := acc[at] // or 0
-//				for s := range steps {
-//					sum += x[next*p+3*s+i] * w[16*s+j] // fused
-//				}
-//				for f := range folds {
-//					sum += pending[at-lane*f]
-//				}
-//				out[stride*(3*p+i)+j] = sum
-//			}
-//		}
-//	}
+// avx2Add32x3 is the addKernel of 16 rows and 3 tokens.
 //
 //go:noescape
 func avx2Add32x3(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx2AddPairs32x3 is avx2Add32x3 with one panel, after
-//
-//	for s := range steps {
-//		for j := range 16 {
-//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
-//		}
-//	}
+// avx2AddPairs32x3 is the addPairsKernel of 16 rows and 3 tokens.
 //
 //go:noescape
 func avx2AddPairs32x3(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx2Add32x6 adds the products of one lane of 16 rows and panels of 6 tokens to acc,
-// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
-// prefetches the memory from ahead on, pace bytes further every 2 steps.
-//
-//	for p := range panels {
-//		for i := range 6 {
-//			for j := range 16 {
-//				at := 16*(6*p+i) + j
-//				sum := acc[at] // or 0
-//				for s := range steps {
-//					sum += x[next*p+6*s+i] * w[16*s+j] // fused
-//				}
-//				for f := range folds {
-//					sum += pending[at-lane*f]
-//				}
-//				out[stride*(6*p+i)+j] = sum
-//			}
-//		}
-//	}
+// avx2Add32x6 is the addKernel of 16 rows and 6 tokens.
 //
 //go:noescape
 func avx2Add32x6(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx2AddPairs32x6 is avx2Add32x6 with one panel, after
-//
-//	for s := range steps {
-//		for j := range 16 {
-//			w[16*s+j] = BF16(pairs[16*s+j] >> (odd ? 16 : 0))
-//		}
-//	}
+// avx2AddPairs32x6 is the addPairsKernel of 16 rows and 6 tokens.
 //
 //go:noescape
 func avx2AddPairs32x6(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
-// avx2Pack64F32 widens 8 rows of F32 into the lanes of a panel.
-//
-//	for s := range steps { // which is even
-//		for l := range 16 {
-//			for i := range 8 {
-//				dst[l*lane+s*stride+i] = src[i][16*s+l]
-//			}
-//		}
-//	}
+// avx2Pack64F32 is the packKernel of 8 rows of F32.
 //
 //go:noescape
 func avx2Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int)
 
-// avx2Add64x3 adds the products of one lane of 8 rows and panels of 3 tokens to acc,
-// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
-// prefetches the memory from ahead on, pace bytes further every 2 steps.
-//
-//	for p := range panels {
-//		for i := range 3 {
-//			for j := range 8 {
-//				at := 8*(3*p+i) + j
-//				sum := acc[at] // or 0
-//				for s := range steps {
-//					sum += x[next*p+3*s+i] * w[8*s+j] // fused
-//				}
-//				for f := range folds {
-//					sum += pending[at-lane*f]
-//				}
-//				out[stride*(3*p+i)+j] = sum
-//			}
-//		}
-//	}
+// avx2Add64x3 is the addKernel of 8 rows and 3 tokens.
 //
 //go:noescape
 func avx2Add64x3(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx2AddPairs64x3 is avx2Add64x3 with one panel, after
-//
-//	for s := range steps {
-//		for j := range 8 {
-//			w[8*s+j] = BF16(pairs[8*s+j] >> (odd ? 16 : 0))
-//		}
-//	}
+// avx2AddPairs64x3 is the addPairsKernel of 8 rows and 3 tokens.
 //
 //go:noescape
 func avx2AddPairs64x3(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx2Add64x6 adds the products of one lane of 8 rows and panels of 6 tokens to acc,
-// or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it
-// prefetches the memory from ahead on, pace bytes further every 2 steps.
-//
-//	for p := range panels {
-//		for i := range 6 {
-//			for j := range 8 {
-//				at := 8*(6*p+i) + j
-//				sum := acc[at] // or 0
-//				for s := range steps {
-//					sum += x[next*p+6*s+i] * w[8*s+j] // fused
-//				}
-//				for f := range folds {
-//					sum += pending[at-lane*f]
-//				}
-//				out[stride*(6*p+i)+j] = sum
-//			}
-//		}
-//	}
+// avx2Add64x6 is the addKernel of 8 rows and 6 tokens.
 //
 //go:noescape
 func avx2Add64x6(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx2AddPairs64x6 is avx2Add64x6 with one panel, after
-//
-//	for s := range steps {
-//		for j := range 8 {
-//			w[8*s+j] = BF16(pairs[8*s+j] >> (odd ? 16 : 0))
-//		}
-//	}
+// avx2AddPairs64x6 is the addPairsKernel of 8 rows and 6 tokens.
 //
 //go:noescape
 func avx2AddPairs64x6(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
-// avx512WidenBF16 widens BF16. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = math.Float32frombits(uint32(src[i]) << 16)
-//	}
+// avx512WidenBF16 is widenPortable.
 //
 //go:noescape
 func avx512WidenBF16(dst *float32, src *byte, n int)
 
-// avx512WidenF16 widens F16. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = float32FromF16(src[i])
-//	}
+// avx512WidenF16 is widenPortable.
 //
 //go:noescape
 func avx512WidenF16(dst *float32, src *byte, n int)
 
-// avx512NarrowBF16 narrows to BF16. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = bf16FromFloat32(src[i])
-//	}
+// avx512NarrowBF16 is narrowPortable.
 //
 //go:noescape
 func avx512NarrowBF16(dst *byte, src *float32, n int)
 
-// avx512NarrowF16 narrows to F16. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = f16FromFloat32(src[i])
-//	}
+// avx512NarrowF16 is narrowPortable.
 //
 //go:noescape
 func avx512NarrowF16(dst *byte, src *float32, n int)
 
-// avx512WidenBF16Stream widens BF16 around the caches, dst being aligned to a register. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = math.Float32frombits(uint32(src[i]) << 16)
-//	}
+// avx512WidenBF16Stream is widenPortable with stores around the caches; dst is aligned to a register.
 //
 //go:noescape
 func avx512WidenBF16Stream(dst *float32, src *byte, n int)
 
-// avx512WidenF16Stream widens F16 around the caches, dst being aligned to a register. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = float32FromF16(src[i])
-//	}
+// avx512WidenF16Stream is widenPortable with stores around the caches; dst is aligned to a register.
 //
 //go:noescape
 func avx512WidenF16Stream(dst *float32, src *byte, n int)
 
-// avx512NarrowBF16Stream narrows to BF16 around the caches, dst being aligned to a register. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = bf16FromFloat32(src[i])
-//	}
+// avx512NarrowBF16Stream is narrowPortable with stores around the caches; dst is aligned to a register.
 //
 //go:noescape
 func avx512NarrowBF16Stream(dst *byte, src *float32, n int)
 
-// avx512NarrowF16Stream narrows to F16 around the caches, dst being aligned to a register. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = f16FromFloat32(src[i])
-//	}
+// avx512NarrowF16Stream is narrowPortable with stores around the caches; dst is aligned to a register.
 //
 //go:noescape
 func avx512NarrowF16Stream(dst *byte, src *float32, n int)
 
-// avx512Widen64 widens float32 to float64. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = float64(src[i])
-//	}
+// avx512Widen64 is widen64.
 //
 //go:noescape
 func avx512Widen64(dst *float64, src *float32, n int)
 
-// avx512WidenE4M3 widens F8E4M3, each block times its scale. n and block are multiples of 16.
-//
-//	for i := range n {
-//		dst[i] = float32FromE4M3(src[i]) * scales[i/block]
-//	}
+// avx512WidenE4M3 is WidenBlocks of F8E4M3.
 //
 //go:noescape
 func avx512WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 
-// avx2WidenBF16 widens BF16. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = math.Float32frombits(uint32(src[i]) << 16)
-//	}
+// avx2WidenBF16 is widenPortable.
 //
 //go:noescape
 func avx2WidenBF16(dst *float32, src *byte, n int)
 
-// avx2WidenF16 widens F16. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = float32FromF16(src[i])
-//	}
+// avx2WidenF16 is widenPortable.
 //
 //go:noescape
 func avx2WidenF16(dst *float32, src *byte, n int)
 
-// avx2NarrowBF16 narrows to BF16. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = bf16FromFloat32(src[i])
-//	}
+// avx2NarrowBF16 is narrowPortable.
 //
 //go:noescape
 func avx2NarrowBF16(dst *byte, src *float32, n int)
 
-// avx2NarrowF16 narrows to F16. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = f16FromFloat32(src[i])
-//	}
+// avx2NarrowF16 is narrowPortable.
 //
 //go:noescape
 func avx2NarrowF16(dst *byte, src *float32, n int)
 
-// avx2WidenBF16Stream widens BF16 around the caches, dst being aligned to a register. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = math.Float32frombits(uint32(src[i]) << 16)
-//	}
+// avx2WidenBF16Stream is widenPortable with stores around the caches; dst is aligned to a register.
 //
 //go:noescape
 func avx2WidenBF16Stream(dst *float32, src *byte, n int)
 
-// avx2WidenF16Stream widens F16 around the caches, dst being aligned to a register. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = float32FromF16(src[i])
-//	}
+// avx2WidenF16Stream is widenPortable with stores around the caches; dst is aligned to a register.
 //
 //go:noescape
 func avx2WidenF16Stream(dst *float32, src *byte, n int)
 
-// avx2NarrowBF16Stream narrows to BF16 around the caches, dst being aligned to a register. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = bf16FromFloat32(src[i])
-//	}
+// avx2NarrowBF16Stream is narrowPortable with stores around the caches; dst is aligned to a register.
 //
 //go:noescape
 func avx2NarrowBF16Stream(dst *byte, src *float32, n int)
 
-// avx2NarrowF16Stream narrows to F16 around the caches, dst being aligned to a register. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = f16FromFloat32(src[i])
-//	}
+// avx2NarrowF16Stream is narrowPortable with stores around the caches; dst is aligned to a register.
 //
 //go:noescape
 func avx2NarrowF16Stream(dst *byte, src *float32, n int)
 
-// avx2Widen64 widens float32 to float64. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = float64(src[i])
-//	}
+// avx2Widen64 is widen64.
 //
 //go:noescape
 func avx2Widen64(dst *float64, src *float32, n int)
 
-// avx2WidenE4M3 widens F8E4M3, each block times its scale. n and block are multiples of 16.
-//
-//	for i := range n {
-//		dst[i] = float32FromE4M3(src[i]) * scales[i/block]
-//	}
+// avx2WidenE4M3 is WidenBlocks of F8E4M3.
 //
 //go:noescape
 func avx2WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 
-// avx512Partial1 goes on with PartialSums of 32 rows, and 1 tokens, by 16·steps terms.
-//
-//	for each token and row { // s, t, partial, squares are in state
-//		for range steps {
-//			for range 16 {
-//				s += x * w           // fused, as all that follow
-//				squares += terms * (w * w)
-//			}
-//			partial += (n * s) * s
-//		}
-//		if end {
-//			t += s
-//			partial += t * t
-//			s = 0
-//		}
-//	}
+// avx512Partial1 is the partialKernel of 32 rows and 1 tokens.
 //
 //go:noescape
 func avx512Partial1(state *float32, w *float32, x *float32, steps int, n float32, end bool)
 
-// avx512Partial2 goes on with PartialSums of 32 rows, and 2 tokens, by 16·steps terms.
-//
-//	for each token and row { // s, t, partial, squares are in state
-//		for range steps {
-//			for range 16 {
-//				s += x * w           // fused, as all that follow
-//				squares += terms * (w * w)
-//			}
-//			partial += (n * s) * s
-//		}
-//		if end {
-//			t += s
-//			partial += t * t
-//			s = 0
-//		}
-//	}
+// avx512Partial2 is the partialKernel of 32 rows and 2 tokens.
 //
 //go:noescape
 func avx512Partial2(state *float32, w *float32, x *float32, steps int, n float32, end bool)
 
-// avx512Partial4 goes on with PartialSums of 32 rows, and 4 tokens, by 16·steps terms.
-//
-//	for each token and row { // s, t, partial, squares are in state
-//		for range steps {
-//			for range 16 {
-//				s += x * w           // fused, as all that follow
-//				squares += terms * (w * w)
-//			}
-//			partial += (n * s) * s
-//		}
-//		if end {
-//			t += s
-//			partial += t * t
-//			s = 0
-//		}
-//	}
+// avx512Partial4 is the partialKernel of 32 rows and 4 tokens.
 //
 //go:noescape
 func avx512Partial4(state *float32, w *float32, x *float32, steps int, n float32, end bool)
 
-// avx2Partial1 goes on with PartialSums of 16 rows, and 1 tokens, by 16·steps terms.
-//
-//	for each token and row { // s, t, partial, squares are in state
-//		for range steps {
-//			for range 16 {
-//				s += x * w           // fused, as all that follow
-//				squares += terms * (w * w)
-//			}
-//			partial += (n * s) * s
-//		}
-//		if end {
-//			t += s
-//			partial += t * t
-//			s = 0
-//		}
-//	}
+// avx2Partial1 is the partialKernel of 16 rows and 1 tokens.
 //
 //go:noescape
 func avx2Partial1(state *float32, w *float32, x *float32, steps int, n float32, end bool)
 
-// avx2Partial2 goes on with PartialSums of 16 rows, and 2 tokens, by 16·steps terms.
-//
-//	for each token and row { // s, t, partial, squares are in state
-//		for range steps {
-//			for range 16 {
-//				s += x * w           // fused, as all that follow
-//				squares += terms * (w * w)
-//			}
-//			partial += (n * s) * s
-//		}
-//		if end {
-//			t += s
-//			partial += t * t
-//			s = 0
-//		}
-//	}
+// avx2Partial2 is the partialKernel of 16 rows and 2 tokens.
 //
 //go:noescape
 func avx2Partial2(state *float32, w *float32, x *float32, steps int, n float32, end bool)
 
-// avx512Square squares numbers. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = src[i] * src[i]
-//	}
+// avx512Square is square.
 //
 //go:noescape
 func avx512Square(dst *float32, src *float32, n int)
 
-// avx512AddMultiple adds a multiple of numbers. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] += float32(factor * src[i])
-//	}
+// avx512AddMultiple is addMultiple.
 //
 //go:noescape
 func avx512AddMultiple(dst *float32, src *float32, n int, factor float32)
 
-// avx2Square squares numbers. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = src[i] * src[i]
-//	}
+// avx2Square is square.
 //
 //go:noescape
 func avx2Square(dst *float32, src *float32, n int)
 
-// avx2AddMultiple adds a multiple of numbers. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] += float32(factor * src[i])
-//	}
+// avx2AddMultiple is addMultiple.
 //
 //go:noescape
 func avx2AddMultiple(dst *float32, src *float32, n int, factor float32)
 
-// avx2EncodeQ8 is encodeQ8Portable. n is a multiple of 32.
+// avx2EncodeQ8 is encodeQ8Portable.
 //
 //go:noescape
 func avx2EncodeQ8(dst *byte, src *float32, n int)
 
-// avx2BlockErrors is blockErrorsPortable, sums the first field of its result. n is a multiple of 8.
+// avx2BlockErrors is blockErrorsPortable.
 //
 //go:noescape
 func avx2BlockErrors(sums *float64, y *float32, x *float32, n int)
 
-// avx512Largest16 finds the largest of n patterns without their signs. n is a multiple of 128, and not 0.
-//
-//	for i := range n {
-//		most = max(most, src[i]&0x7fff)
-//	}
+// avx512Largest16 is the largest src[i]&0x7fff of n 16-bit patterns.
 //
 //go:noescape
 func avx512Largest16(src *byte, n int) uint16
 
-// avx2Largest16 finds the largest of n patterns without their signs. n is a multiple of 128, and not 0.
-//
-//	for i := range n {
-//		most = max(most, src[i]&0x7fff)
-//	}
+// avx2Largest16 is the largest src[i]&0x7fff of n 16-bit patterns.
 //
 //go:noescape
 func avx2Largest16(src *byte, n int) uint16
 
-// avx2Losses is lossesPortable, sums the first field of its result. n is a multiple of 8.
+// avx2Losses is lossesPortable.
 //
 //go:noescape
 func avx2Losses(sums *uint32, y *float32, x *float32, n int, least uint32)
 
-// avx2FitMinimums is minimumsPortable of all groups, fit the first field of the Fit. n is at least 1.
+// avx2FitMinimums is minimumsPortable for all groups.
 //
 //go:noescape
 func avx2FitMinimums(fit *float32, most int, tries *float32, n int)
 
-// avx2FitSymmetric is symmetricPortable of all groups, fit the first field of the Fit. n is at least 1.
+// avx2FitSymmetric is symmetricPortable for all groups.
 //
 //go:noescape
 func avx2FitSymmetric(fit *float32, tries *float32, n int)
 
-// avx512Exp raises e to powers. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = Exp(src[i])
-//	}
+// avx512Exp is Exp of each number.
 //
 //go:noescape
 func avx512Exp(dst *float64, src *float64, n int)
 
-// avx2Exp raises e to powers. n is a multiple of 16.
-//
-//	for i := range n {
-//		dst[i] = Exp(src[i])
-//	}
+// avx2Exp is Exp of each number.
 //
 //go:noescape
 func avx2Exp(dst *float64, src *float64, n int)
 
-// avx512Peak32 runs n rounds of 12 independent fused multiply-adds of full registers of float32.
+// avx512Peak32 is n rounds of 12 independent fused multiply-adds.
+//
+//go:noescape
 func avx512Peak32(n int)
 
-// avx2Peak32 runs n rounds of 12 independent fused multiply-adds of full registers of float32.
+// avx2Peak32 is n rounds of 12 independent fused multiply-adds.
+//
+//go:noescape
 func avx2Peak32(n int)
 
-// avx512Peak64 runs n rounds of 12 independent fused multiply-adds of full registers of float64.
+// avx512Peak64 is n rounds of 12 independent fused multiply-adds.
+//
+//go:noescape
 func avx512Peak64(n int)
 
-// avx2Peak64 runs n rounds of 12 independent fused multiply-adds of full registers of float64.
+// avx2Peak64 is n rounds of 12 independent fused multiply-adds.
+//
+//go:noescape
 func avx2Peak64(n int)

@@ -4,177 +4,72 @@
 
 package kernel
 
-// neonTile32F32x1 multiplies 4 rows of F32 with 1 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile32F32x1 is the tileKernel of F32 for width 1.
 //
 //go:noescape
 func neonTile32F32x1(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// neonTile64F32x1 multiplies 4 rows of F32 with 1 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile64F32x1 is the tileKernel of F32 for width 1.
 //
 //go:noescape
 func neonTile64F32x1(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// neonTile32F32x2 multiplies 4 rows of F32 with 2 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile32F32x2 is the tileKernel of F32 for width 2.
 //
 //go:noescape
 func neonTile32F32x2(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// neonTile64F32x2 multiplies 4 rows of F32 with 2 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile64F32x2 is the tileKernel of F32 for width 2.
 //
 //go:noescape
 func neonTile64F32x2(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// neonTile32F32x4 multiplies 4 rows of F32 with 4 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 4 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile32F32x4 is the tileKernel of F32 for width 4.
 //
 //go:noescape
 func neonTile32F32x4(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// neonTile64F32x4 multiplies 4 rows of F32 with 4 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 4 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile64F32x4 is the tileKernel of F32 for width 4.
 //
 //go:noescape
 func neonTile64F32x4(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// neonTile32BF16x1 multiplies 4 rows of BF16 with 1 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile32BF16x1 is the tileKernel of BF16 for width 1.
 //
 //go:noescape
 func neonTile32BF16x1(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// neonTile64BF16x1 multiplies 4 rows of BF16 with 1 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 1 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile64BF16x1 is the tileKernel of BF16 for width 1.
 //
 //go:noescape
 func neonTile64BF16x1(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// neonTile32BF16x2 multiplies 4 rows of BF16 with 2 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile32BF16x2 is the tileKernel of BF16 for width 2.
 //
 //go:noescape
 func neonTile32BF16x2(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// neonTile64BF16x2 multiplies 4 rows of BF16 with 2 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 2 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile64BF16x2 is the tileKernel of BF16 for width 2.
 //
 //go:noescape
 func neonTile64BF16x2(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// neonTile32BF16x4 multiplies 4 rows of BF16 with 4 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 4 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot32(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile32BF16x4 is the tileKernel of BF16 for width 4.
 //
 //go:noescape
 func neonTile32BF16x4(w *[4]*byte, x *[4]*float32, n int, sum *[256]float32)
 
-// neonTile64BF16x4 multiplies 4 rows of BF16 with 4 row(s) of x, all n long. n is a multiple of 16.
-// The part of sum that holds no result is scratch.
-//
-//	for i := range 4 {
-//		for j := range 4 {
-//			sum[4*i+j] = Dot64(x[i][:n], w[j][:n])
-//		}
-//	}
+// neonTile64BF16x4 is the tileKernel of BF16 for width 4.
 //
 //go:noescape
 func neonTile64BF16x4(w *[4]*byte, x *[4]*float64, n int, sum *[256]float64)
 
-// neonPack4 arranges 4 rows of F32 side by side. stride is 64, lane 4.
-//
-//	for k := range 16 * steps {
-//		for i := range 4 {
-//			dst[4*k+i] = src[i][k]
-//		}
-//	}
+// neonPack4 is the packKernel of 4 rows of F32 with stride 64 and lane 4.
 //
 //go:noescape
 func neonPack4(dst *float32, src *[16]*byte, steps, stride, lane int)
 
-// neonPartial4 goes on with PartialSums of 8 rows, and 4 tokens, by 16·steps terms.
-//
-//	for each token and row { // s, t, partial, squares are in state
-//		for range steps {
-//			for range 16 {
-//				s += x * w           // fused, as all that follow
-//				squares += terms * (w * w)
-//			}
-//			partial += (n * s) * s
-//		}
-//		if end {
-//			t += s
-//			partial += t * t
-//			s = 0
-//		}
-//	}
+// neonPartial4 is the partialKernel of 8 rows and 4 tokens.
 //
 //go:noescape
 func neonPartial4(state, w, x *float32, steps int, n float32, end bool)

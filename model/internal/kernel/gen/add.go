@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -12,7 +11,8 @@ import (
 const (
 	panelVectors = 2 // registers that the rows of a panel of weights fill
 	unrolled     = 2 // steps between two prefetches and between two tests of the end
-	// The registers that numbers of tokens are broadcast to in turn, if so many are free.
+	// mostNumbers is the largest number of registers that receive the numbers of tokens in
+	// turn; fewer where fewer are free.
 	mostNumbers = 4
 )
 
@@ -22,23 +22,23 @@ type addition struct {
 	bits, tokens int
 	pairs        bool
 
-	acc    reg.GPPhysical // of the first panel
-	weight reg.GPPhysical // the lane of weights, from its first step
-	token  reg.GPPhysical // the panel of tokens, from its first step
-	w, x   reg.GPPhysical // the same, at the present step
-	out    reg.GPPhysical // of the present token
+	acc    reg.GPPhysical // accumulators of the first panel
+	weight reg.GPPhysical // first step of the lane of weights
+	token  reg.GPPhysical // first step of the panel of tokens
+	w, x   reg.GPPhysical // present step of weights and tokens
+	out    reg.GPPhysical // output of the present token
 	stride reg.GPPhysical // bytes between tokens of out
-	ahead  reg.GPPhysical // memory to prefetch next
-	pace   reg.GPPhysical // bytes to the one after
+	ahead  reg.GPPhysical // address to prefetch next
+	pace   reg.GPPhysical // bytes between addresses to prefetch
 	again  reg.GPPhysical
 	done   reg.GPPhysical // bytes of accumulators of the panels before
-	panels reg.GPPhysical // left to do
-	wide   reg.GPPhysical // pairs, widened, at the present step
+	panels reg.GPPhysical // panels left
+	wide   reg.GPPhysical // present step of the widened pairs
 
-	sum     []reg.VecPhysical // those of a token side by side
+	sum     []reg.VecPhysical // one per token and register of rows, token by token
 	weights []reg.VecPhysical
-	number  []reg.VecPhysical // of a token, broadcast
-	upper   reg.VecPhysical   // masks the odd numbers of pairs, with AVX-512
+	number  []reg.VecPhysical // a number of a token, broadcast
+	upper   reg.VecPhysical   // mask of the odd numbers of pairs, with AVX-512
 }
 
 // panels writes all kernels that work on panels.
@@ -95,53 +95,20 @@ func (s isa) add(bits, tokens int, pairs bool) {
 	end()
 }
 
-// rows is how many rows of weights a panel has.
+// rows returns the number of rows of weights in a panel.
 func (a *addition) rows() int { return panelVectors * a.perVector(a.bits) }
 
-// begin starts the function and writes its documentation.
+// begin starts the function.
 func (a *addition) begin() {
-	rows := a.rows()
-	plain := fmt.Sprintf("%sAdd%dx%d", a.name, a.bits, a.tokens)
-	name, what := plain, "w, x *float%[1]d, steps, panels, next int"
+	name, kind, operands := "Add", "addKernel", "w, x *float%[1]d, steps, panels, next int"
 	if a.pairs {
-		name = fmt.Sprintf("%sAddPairs%dx%d", a.name, a.bits, a.tokens)
-		what = "pairs *uint32, odd bool, w, x *float%[1]d, steps int"
+		name, kind = "AddPairs", "addPairsKernel"
+		operands = "pairs *uint32, odd bool, w, x *float%[1]d, steps int"
 	}
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(acc *float%[1]d, "+what+", again bool, pending *float%[1]d, folds, lane int, out *float%[1]d, stride int, ahead uintptr, pace int)", a.bits))
-	if a.pairs {
-		Doc(
-			fmt.Sprintf("%s is %s with one panel, after", name, plain),
-			"",
-			"\tfor s := range steps {",
-			fmt.Sprintf("\t\tfor j := range %d {", rows),
-			fmt.Sprintf("\t\t\tw[%d*s+j] = BF16(pairs[%[1]d*s+j] >> (odd ? 16 : 0))", rows),
-			"\t\t}",
-			"\t}",
-		)
-	} else {
-		Doc(
-			fmt.Sprintf("%s adds the products of one lane of %d rows and panels of %d tokens to acc,", name, rows, a.tokens),
-			"or to 0 unless again, then pending sums, and writes the sum to out. Meanwhile it",
-			"prefetches the memory from ahead on, pace bytes further every 2 steps.",
-			"",
-			"\tfor p := range panels {",
-			fmt.Sprintf("\t\tfor i := range %d {", a.tokens),
-			fmt.Sprintf("\t\t\tfor j := range %d {", rows),
-			fmt.Sprintf("\t\t\t\tat := %d*(%d*p+i) + j", rows, a.tokens),
-			"\t\t\t\tsum := acc[at] // or 0",
-			"\t\t\t\tfor s := range steps {",
-			fmt.Sprintf("\t\t\t\t\tsum += x[next*p+%d*s+i] * w[%d*s+j] // fused", a.tokens, rows),
-			"\t\t\t\t}",
-			"\t\t\t\tfor f := range folds {",
-			"\t\t\t\t\tsum += pending[at-lane*f]",
-			"\t\t\t\t}",
-			fmt.Sprintf("\t\t\t\tout[stride*(%d*p+i)+j] = sum", a.tokens),
-			"\t\t\t}",
-			"\t\t}",
-			"\t}",
-		)
-	}
-	Pragma("noescape")
+	signature := "(acc *float%[1]d, " + operands + ", again bool, pending *float%[1]d, folds, lane int, " +
+		"out *float%[1]d, stride int, ahead uintptr, pace int)"
+	function(fmt.Sprintf("%s%s%dx%d", a.isa.name, name, a.bits, a.tokens), fmt.Sprintf(signature, a.bits),
+		fmt.Sprintf("the %s of %d rows and %d tokens", kind, a.rows(), a.tokens))
 }
 
 // load hands out the registers and loads the parameters.
@@ -149,7 +116,7 @@ func (a *addition) load() {
 	g, v := general(), a.vectors()
 	a.acc, a.panels, a.again, a.weight, a.token = g.one(), g.one(), g.one(), g.one(), g.one()
 	a.w, a.x, a.out, a.stride, a.ahead, a.pace, a.done = g.one(), g.one(), g.one(), g.one(), g.one(), g.one(), g.one()
-	a.wide = a.panels // of which there is one if there are pairs
+	a.wide = a.panels // pairs come with one panel, which needs no counter
 	a.sum, a.weights = v.take(panelVectors*a.tokens), v.take(panelVectors)
 	if a.pairs && a.bytes == 64 {
 		a.upper = v.one()
@@ -173,7 +140,7 @@ func (a *addition) load() {
 	XORQ(a.done, a.done)
 }
 
-// accumulators sets the sums of a panel to 0 or to what they were.
+// accumulators sets the sums of a panel to 0 or to the accumulators.
 func (a *addition) accumulators() {
 	TESTB(a.again.As8(), a.again.As8())
 	JNZ(operand.LabelRef("resume"))
@@ -188,7 +155,7 @@ func (a *addition) accumulators() {
 	Label("begin")
 }
 
-// loop goes over all steps, unrolled of them at once, and then to the fold.
+// loop runs all steps, unrolled of them at a time, and jumps to the fold.
 func (a *addition) loop(label string, odd bool) {
 	Load(Param("steps"), left)
 	SHRQ(operand.Imm(1), left)
@@ -211,7 +178,7 @@ func (a *addition) loop(label string, odd bool) {
 	a.step(0, odd)
 }
 
-// stored is how many bytes the weights of a step take: of widened numbers, or of pairs.
+// stored returns the bytes of a step's weights: widened numbers or pairs.
 func (a *addition) stored() int {
 	if a.pairs {
 		return 4 * a.rows()
@@ -219,7 +186,7 @@ func (a *addition) stored() int {
 	return panelVectors * a.bytes
 }
 
-// step multiplies the weights of the step that is k further on with its tokens.
+// step multiplies the weights with the tokens of the step k places after the present one.
 func (a *addition) step(k int, odd bool) {
 	if a.pairs {
 		a.widenPairs(operand.Mem{Base: a.w, Disp: a.stored() * k}, odd)
@@ -271,9 +238,9 @@ func (a *addition) widenPairs(m operand.Mem, odd bool) {
 	}
 }
 
-// fold adds the sums that wait for these.
+// fold adds the pending sums.
 func (a *addition) fold() {
-	pending, distance := a.w, a.x // which are not needed any more
+	pending, distance := a.w, a.x // the products no longer need them
 	Load(Param("folds"), left)
 	TESTQ(left, left)
 	JZ(operand.LabelRef("write"))

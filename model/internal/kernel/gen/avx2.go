@@ -8,8 +8,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// beginAVX2 starts a tile's kernel and sums the lanes, a group that fits one register in
-// each pass, into slots of scratch: slot(g, a) holds the lanes g·16/groups … of
+// beginAVX2 starts a tile's kernel and sums the lanes into slots of scratch, in each pass a
+// group of lanes that fits one register: slot(g, a) holds the lanes g·16/groups … of
 // accumulator a. n is a multiple of 16.
 func beginAVX2(f format, bits, tokens int) *tile {
 	t, v := avx2.begin(f, bits, tokens), avx2.vectors()
@@ -40,7 +40,7 @@ func beginAVX2(f format, bits, tokens int) *tile {
 	return t
 }
 
-// slot is the place of one register of accumulator a.
+// slot is the memory of one register of accumulator a.
 func (t *tile) slot(group, a int) operand.Mem {
 	return t.at(avx2.bytes * (group*len(t.acc) + a))
 }

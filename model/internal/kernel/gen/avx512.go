@@ -33,8 +33,8 @@ func (t *tile) whole(label string, step func()) {
 	Label(label + "_end")
 }
 
-// mask sets K1 to the elements of the tail that belong to lanes skip, skip+1, …
-// and jumps to done if there are none.
+// mask sets K1 to the elements of the tail in the lanes skip, skip+1, …, and jumps to done if
+// the tail ends before.
 func (t *tile) mask(skip int, done string) {
 	Load(Param("n"), left)
 	ANDQ(operand.Imm(lanes-1), left)

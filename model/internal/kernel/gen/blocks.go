@@ -1,18 +1,17 @@
 package main
 
 import (
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// The kernels of block types are of AVX2; machines with AVX-512 run them too.
+// The kernels of block types use AVX2; machines with AVX-512 run them too.
 
-// packedOrder is the order of four bytes each that packing 32 numbers to bytes leaves.
+// packedOrder is the order in which packing 32 numbers to bytes leaves them, four at a time.
 var packedOrder operand.Mem
 
-// blocks writes the encoder of Q8_0 and the kernel that measures what quantising did.
+// blocks writes the encoder of Q8_0 and the kernel that measures quantising errors.
 func (s isa) blocks() {
 	packedOrder = GLOBL("packedOrder", 8|16)
 	for k, from := range []int{0, 4, 1, 5, 2, 6, 3, 7} {
@@ -24,10 +23,7 @@ func (s isa) blocks() {
 
 // encodeQ8 writes the encoder of Q8_0, a block at a time.
 func (s isa) encodeQ8() {
-	name := s.name + "EncodeQ8"
-	e := s.beginElement(name, "func(dst *byte, src *float32, n int)", []string{
-		name + " is encodeQ8Portable. n is a multiple of 32.",
-	})
+	e := s.beginElement("EncodeQ8", "(dst *byte, src *float32, n int)", "encodeQ8Portable")
 	v := e.vector
 	abs, sign, half := e.constant32(0x7fffffff), e.constant32(0x80000000), e.constant32(0x3effffff)
 	infinite, one, most := e.constant32(0x7f800000), e.constant32(0x3f800000), e.constant32(0x42fe0000) // 127
@@ -84,12 +80,9 @@ func (s isa) reduce(r, scratch reg.VecPhysical, f func(a, b, dst operand.Op)) {
 // maxWords is VPMAXUD of as many operands as AVX2 has.
 func maxWords(a, b, dst operand.Op) { VPMAXUD(a, b, dst) }
 
-// blockErrors writes the kernel that compares a block with what it was made of.
+// blockErrors writes the kernel that compares a decoded block with its source.
 func (s isa) blockErrors() {
-	name := s.name + "BlockErrors"
-	TEXT(name, attr.NOSPLIT, "func(sums *float64, y, x *float32, n int)")
-	Doc(name + " is blockErrorsPortable, sums the first field of its result. n is a multiple of 8.")
-	Pragma("noescape")
+	function(s.name+"BlockErrors", "(sums *float64, y, x *float32, n int)", "blockErrorsPortable")
 	g, v := general(), s.vectors()
 	sums, py, px, word := g.one(), g.one(), g.one(), g.one()
 	Load(Param("sums"), sums)

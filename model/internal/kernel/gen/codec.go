@@ -1,29 +1,26 @@
 package main
 
 import (
-	"fmt"
+	"strings"
 
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// element is a kernel that converts numbers one by one, 16 at a time, and its registers.
+// element is a kernel that converts numbers, 16 at a time, and its registers.
 type element struct {
 	isa
-	dst, src reg.GPPhysical // where it writes and reads at present
-	constant reg.GPPhysical // on its way to a vector register
+	dst, src reg.GPPhysical // the present addresses
+	constant reg.GPPhysical // a constant on its way to a vector register
 	general  *bank[reg.GPPhysical]
 	vector   *bank[reg.VecPhysical]
 	stream   bool // stores go around the caches
 }
 
 // beginElement starts an element kernel and loads its first parameters.
-func (s isa) beginElement(name, signature string, doc []string) *element {
-	TEXT(name, attr.NOSPLIT, signature)
-	Doc(doc...)
-	Pragma("noescape")
+func (s isa) beginElement(name, signature, definition string) *element {
+	function(s.name+name, signature, definition)
 	g := general()
 	e := &element{isa: s, dst: g.one(), src: g.one(), constant: g.one(), general: g, vector: s.vectors()}
 	Load(Param("dst"), e.dst)
@@ -32,8 +29,8 @@ func (s isa) beginElement(name, signature string, doc []string) *element {
 	return e
 }
 
-// loop runs step, which converts the 16 numbers at src to dst, until none are left. The
-// sizes of a number say how far dst and src move.
+// loop runs step, which converts the 16 numbers at src to dst, for each 16 of left numbers.
+// dstSize and srcSize are the sizes of a number in bytes.
 func (e *element) loop(dstSize, srcSize int, step func()) {
 	SHRQ(operand.Imm(4), left)
 	JZ(operand.LabelRef("end"))
@@ -50,7 +47,7 @@ func (e *element) loop(dstSize, srcSize int, step func()) {
 	end()
 }
 
-// from and to are a byte of what is read and written.
+// from and to are the memory at a byte offset from src and dst.
 func (e *element) from(offset int) operand.Mem { return operand.Mem{Base: e.src, Disp: offset} }
 func (e *element) to(offset int) operand.Mem   { return operand.Mem{Base: e.dst, Disp: offset} }
 
@@ -78,54 +75,29 @@ func (e *element) store(r reg.VecPhysical, offset int, around func(src, dst oper
 	}
 }
 
-// loopDoc is the documentation of an element kernel: its reference loop.
-func loopDoc(name, what, body string) []string {
-	return []string{
-		fmt.Sprintf("%s %s. n is a multiple of %d.", name, what, lanes),
-		"",
-		"\tfor i := range n {",
-		"\t\t" + body,
-		"\t}",
-	}
-}
-
-// conversion is what differs between the kernels that widen and narrow 16-bit formats.
-// prepare makes the constants that the step needs.
+// conversion is a kernel that widens or narrows a 16-bit format: prepare makes the constants
+// that its step needs.
 type conversion struct {
-	name, what, body string
-	narrow           bool
-	prepare          func(e *element) (step func())
+	name    string
+	prepare func(e *element) (step func())
 }
 
-func widenBF16(prepare func(e *element) func()) conversion {
-	return conversion{"WidenBF16", "widens BF16", "dst[i] = math.Float32frombits(uint32(src[i]) << 16)", false, prepare}
-}
-
-func widenF16(prepare func(e *element) func()) conversion {
-	return conversion{"WidenF16", "widens F16", "dst[i] = float32FromF16(src[i])", false, prepare}
-}
-
-func narrowBF16(prepare func(e *element) func()) conversion {
-	return conversion{"NarrowBF16", "narrows to BF16", "dst[i] = bf16FromFloat32(src[i])", true, prepare}
-}
-
-func narrowF16(prepare func(e *element) func()) conversion {
-	return conversion{"NarrowF16", "narrows to F16", "dst[i] = f16FromFloat32(src[i])", true, prepare}
-}
+// narrow reports whether the kernel narrows float32.
+func (c conversion) narrow() bool { return strings.HasPrefix(c.name, "Narrow") }
 
 // convert writes a conversion, as it is or with stores that go around the caches.
 func (s isa) convert(c conversion, stream bool) {
-	name := s.name + c.name
-	doc := loopDoc(name, c.what, c.body)
+	name, definition := c.name, "widenPortable"
+	signature, dstSize, srcSize := "(dst *float32, src *byte, n int)", 4, 2
+	if c.narrow() {
+		definition = "narrowPortable"
+		signature, dstSize, srcSize = "(dst *byte, src *float32, n int)", 2, 4
+	}
 	if stream {
 		name += "Stream"
-		doc = loopDoc(name, c.what+" around the caches, dst being aligned to a register", c.body)
+		definition += " with stores around the caches; dst is aligned to a register"
 	}
-	signature, dstSize, srcSize := "func(dst *float32, src *byte, n int)", 4, 2
-	if c.narrow {
-		signature, dstSize, srcSize = "func(dst *byte, src *float32, n int)", 2, 4
-	}
-	e := s.beginElement(name, signature, doc)
+	e := s.beginElement(name, signature, definition)
 	e.stream = stream
 	e.loop(dstSize, srcSize, c.prepare(e))
 }
@@ -137,8 +109,7 @@ func (s isa) codecs(conversions []conversion, wide int) {
 			s.convert(c, stream)
 		}
 	}
-	name := s.name + "Widen64"
-	e := s.beginElement(name, "func(dst *float64, src *float32, n int)", loopDoc(name, "widens float32 to float64", "dst[i] = float64(src[i])"))
+	e := s.beginElement("Widen64", "(dst *float64, src *float32, n int)", "widen64")
 	v := e.vector.take(wide)
 	e.loop(8, 4, func() {
 		for i, r := range v {
@@ -150,22 +121,22 @@ func (s isa) codecs(conversions []conversion, wide int) {
 
 func avx512Codecs() {
 	avx512.codecs([]conversion{
-		widenBF16(func(e *element) func() {
+		{"WidenBF16", func(e *element) func() {
 			v := e.vector.one()
 			return func() {
 				VPMOVZXWD(e.from(0), v)
 				VPSLLD(operand.Imm(16), v, v)
 				e.storeFloats(v, 0)
 			}
-		}),
-		widenF16(func(e *element) func() {
+		}},
+		{"WidenF16", func(e *element) func() {
 			v := e.vector.one()
 			return func() {
 				VCVTPH2PS(e.from(0), v)
 				e.storeFloats(v, 0)
 			}
-		}),
-		narrowBF16(func(e *element) func() {
+		}},
+		{"NarrowBF16", func(e *element) func() {
 			v, top, sum := e.vector.one(), e.vector.one(), e.vector.one()
 			one, half, quiet := e.constant32(1), e.constant32(0x7fff), e.constant32(0x40)
 			return func() {
@@ -180,22 +151,22 @@ func avx512Codecs() {
 				VPMOVDW(sum, y(sum))
 				e.storeIntegers(y(sum), 0)
 			}
-		}),
-		narrowF16(func(e *element) func() {
+		}},
+		{"NarrowF16", func(e *element) func() {
 			v := e.vector.one()
 			return func() {
 				VMOVUPS(e.from(0), v)
 				VCVTPS2PH(operand.Imm(toNearestEven), v, y(v))
 				e.storeIntegers(y(v), 0)
 			}
-		}),
+		}},
 	}, 2)
 	avx512E4M3()
 }
 
 func avx2Codecs() {
 	avx2.codecs([]conversion{
-		widenBF16(func(e *element) func() {
+		{"WidenBF16", func(e *element) func() {
 			v := e.vector.take(2)
 			return func() {
 				for h, r := range v {
@@ -204,8 +175,8 @@ func avx2Codecs() {
 					e.storeFloats(r, 32*h)
 				}
 			}
-		}),
-		widenF16(func(e *element) func() {
+		}},
+		{"WidenF16", func(e *element) func() {
 			v := e.vector.take(2)
 			return func() {
 				for h, r := range v {
@@ -213,8 +184,8 @@ func avx2Codecs() {
 					e.storeFloats(r, 32*h)
 				}
 			}
-		}),
-		narrowBF16(func(e *element) func() {
+		}},
+		{"NarrowBF16", func(e *element) func() {
 			v, top, sum, isNaN := e.vector.take(2), e.vector.take(2), e.vector.take(2), e.vector.one()
 			one, half, quiet := e.constant32(1), e.constant32(0x7fff), e.constant32(0x40)
 			return func() {
@@ -233,8 +204,8 @@ func avx2Codecs() {
 				VPERMQ(operand.Imm(0xD8), sum[0], sum[0])
 				e.storeIntegers(sum[0], 0)
 			}
-		}),
-		narrowF16(func(e *element) func() {
+		}},
+		{"NarrowF16", func(e *element) func() {
 			v := e.vector.take(2)
 			return func() {
 				for h, r := range v {
@@ -243,7 +214,7 @@ func avx2Codecs() {
 					e.storeIntegers(x(r), 16*h)
 				}
 			}
-		}),
+		}},
 	}, 4)
 	avx2E4M3()
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -16,28 +14,22 @@ import (
 // e4m3 is such a kernel and its registers.
 type e4m3 struct {
 	*element
-	scales reg.GPPhysical // of the next block
-	block  reg.GPPhysical // length of a block, in 16 numbers
-	here   reg.GPPhysical // what is left of the present block, in 16 numbers
+	scales reg.GPPhysical // scale of the next block
+	block  reg.GPPhysical // length of a block, in units of 16 numbers
+	here   reg.GPPhysical // length left of the present block, in units of 16 numbers
 
 	v        []reg.VecPhysical // two registers of numbers
-	bits     reg.VecPhysical   // 16-bit constants: the sign and the 7 bits that are kept,
-	isNaN    reg.VecPhysical   // those bits of a NaN,
-	exponent reg.VecPhysical   // and the bit that its exponent lacks
+	bits     reg.VecPhysical   // 16-bit mask of the sign and the 7 other bits
+	isNaN    reg.VecPhysical   // the 7 bits of a NaN
+	exponent reg.VecPhysical   // the exponent bit that an F16 NaN has besides
 	unbias   reg.VecPhysical   // 256
-	scale    reg.VecPhysical   // of the present block
+	scale    reg.VecPhysical   // scale of the present block
 }
 
 // beginE4M3 starts the kernel and sets its constants.
 func (s isa) beginE4M3() *e4m3 {
-	name := s.name + "WidenE4M3"
-	k := &e4m3{element: s.beginElement(name, "func(dst *float32, src *byte, n int, scales *float32, block int)", []string{
-		fmt.Sprintf("%s widens F8E4M3, each block times its scale. n and block are multiples of %d.", name, lanes),
-		"",
-		"\tfor i := range n {",
-		"\t\tdst[i] = float32FromE4M3(src[i]) * scales[i/block]",
-		"\t}",
-	})}
+	const signature = "(dst *float32, src *byte, n int, scales *float32, block int)"
+	k := &e4m3{element: s.beginElement("WidenE4M3", signature, "WidenBlocks of F8E4M3")}
 	k.scales, k.block, k.here = k.general.one(), k.general.one(), k.general.one()
 	Load(Param("scales"), k.scales)
 	Load(Param("block"), k.block)
@@ -47,7 +39,7 @@ func (s isa) beginE4M3() *e4m3 {
 	return k
 }
 
-// blocks writes the loop over blocks; a piece converts what is left of one, here.
+// blocks writes the loop over blocks; piece converts the here·16 numbers left of one.
 func (k *e4m3) blocks(piece func()) {
 	SHRQ(operand.Imm(4), left)
 	JZ(operand.LabelRef("end"))
@@ -107,7 +99,7 @@ func avx2E4M3() {
 	})
 }
 
-// avx512E4M3 converts 32 numbers at once, and what is left of a block 16.
+// avx512E4M3 converts 32 numbers at once, and the last 16 of an odd block.
 func avx512E4M3() {
 	k := avx512.beginE4M3()
 	k.blocks(func() {

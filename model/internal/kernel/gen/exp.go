@@ -47,7 +47,7 @@ type exponential struct {
 	table operand.Mem // of expConstants
 }
 
-// exps writes the kernels of package kernel's exps: the steps of Exp, one by one.
+// exps writes the kernels of package kernel's exps: the steps of Exp.
 func exps() {
 	table := GLOBL("expTable", 8|16)
 	for i, v := range expConstants {
@@ -59,9 +59,7 @@ func exps() {
 
 // beginExp starts the kernel of one instruction set.
 func (s isa) beginExp(table operand.Mem) *exponential {
-	name := s.name + "Exp"
-	doc := loopDoc(name, "raises e to powers", "dst[i] = Exp(src[i])")
-	return &exponential{s.beginElement(name, "func(dst, src *float64, n int)", doc), table}
+	return &exponential{s.beginElement("Exp", "(dst, src *float64, n int)", "Exp of each number"), table}
 }
 
 // broadcast sets r to a constant.
@@ -81,7 +79,8 @@ func avx512Exp(table operand.Mem) {
 	c := func(i int) reg.VecPhysical { return constants[i] }
 	e.loop(8, 8, func() {
 		for i, v := range halves {
-			power, result := expReduced(e.from(64*i), v, c, func(power operand.Op) { VRNDSCALEPD(operand.Imm(down), power, power) })
+			floor := func(power operand.Op) { VRNDSCALEPD(operand.Imm(down), power, power) }
+			power, result := expReduced(e.from(64*i), v, c, floor)
 			VSCALEFPD(power, result, result)
 			VCMPPD(operand.Imm(greater), c(upper), v[0], reg.K1)
 			VMOVAPD(c(infinity), reg.K1, result)
@@ -101,7 +100,8 @@ func avx2Exp(table operand.Mem) {
 	c := func(i int) reg.VecPhysical { return e.broadcast(i, constant) }
 	e.loop(8, 8, func() {
 		for i := range 4 {
-			power, result := expReduced(e.from(32*i), v, c, func(power operand.Op) { VROUNDPD(operand.Imm(down), power, power) })
+			floor := func(power operand.Op) { VROUNDPD(operand.Imm(down), power, power) }
+			power, result := expReduced(e.from(32*i), v, c, floor)
 			avx2Scale(result, power, v[2], c)
 			mask := v[3]
 			VCMPPD(operand.Imm(greater), c(upper), v[0], mask)
@@ -132,11 +132,13 @@ func avx2Scale(result, power, first reg.VecPhysical, c func(i int) reg.VecPhysic
 // down is the rounding of VROUNDPD and VRNDSCALEPD towards -∞, to integers.
 const down = 1
 
-// expRegisters is how many registers expReduced uses.
+// expRegisters is the number of registers that expReduced uses.
 const expRegisters = 7
 
-// expReduced reads x into v[0] and returns k and exp(x - k·ln2), in two others of v.
-func expReduced(m operand.Mem, v []reg.VecPhysical, c func(i int) reg.VecPhysical, floor func(operand.Op)) (power, result reg.VecPhysical) {
+// expReduced reads x into v[0] and returns k and exp(x - k·ln2) in two other registers of v.
+func expReduced(
+	m operand.Mem, v []reg.VecPhysical, c func(i int) reg.VecPhysical, floor func(operand.Op),
+) (power, result reg.VecPhysical) {
 	x, k, hi, lo, r, t, p := v[0], v[1], v[2], v[3], v[4], v[5], v[6]
 	VMOVUPD(m, x)
 	VMULPD(c(log2e), x, k)

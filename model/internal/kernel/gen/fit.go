@@ -1,7 +1,6 @@
 package main
 
 import (
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -11,7 +10,7 @@ import (
 
 // The fields of kernel.Fit, in bytes.
 const (
-	fitNumber = 32 // of all groups
+	fitNumber = 32 // one number of each group
 	fitScale  = 32 * fitNumber
 	fitLow    = fitScale + fitNumber
 	fitPer    = fitLow + fitNumber
@@ -32,21 +31,19 @@ const (
 type fitting struct {
 	isa
 	fit    reg.GPPhysical // the kernel.Fit
-	at     reg.GPPhysical // a number of it, in bytes
+	at     reg.GPPhysical // byte offset of a number in an array of the Fit
 	tries  reg.GPPhysical
 	v      *bank[reg.VecPhysical]
 	magic  reg.VecPhysical // 1.5·2²³
-	low    reg.VecPhysical // the mask of the bits of a nearest integer
-	shift  reg.VecPhysical // what is taken off them
+	low    reg.VecPhysical // mask of the bits of a nearest integer
+	shift  reg.VecPhysical // subtracted from those bits
 	number reg.VecPhysical
 	t      reg.VecPhysical // scratch
 }
 
 // beginFit starts a kernel.
-func (s isa) beginFit(name, signature, doc string) *fitting {
-	TEXT(s.name+name, attr.NOSPLIT, signature)
-	Doc(s.name + name + " is " + doc + " of all groups, fit the first field of the Fit. n is at least 1.")
-	Pragma("noescape")
+func (s isa) beginFit(name, signature, definition string) *fitting {
+	function(s.name+name, signature, definition+" for all groups")
 	g := general()
 	f := &fitting{isa: s, fit: g.one(), at: g.one(), tries: g.one(), v: s.vectors()}
 	Load(Param("fit"), f.fit)
@@ -55,7 +52,7 @@ func (s isa) beginFit(name, signature, doc string) *fitting {
 	return f
 }
 
-// constant hands out a register with a word in all places.
+// constant hands out a register whose words are all bits.
 func (f *fitting) constant(bits uint32) reg.VecPhysical {
 	r := f.v.one()
 	f.set(r, bits)
@@ -71,7 +68,7 @@ func (f *fitting) set(r reg.VecPhysical, bits uint32) {
 // field is a field of the Fit.
 func (f *fitting) field(offset int) operand.Mem { return operand.Mem{Base: f.fit, Disp: offset} }
 
-// now is the present number of an array of the Fit.
+// now is the number at byte offset at of an array of the Fit.
 func (f *fitting) now(offset int) operand.Mem {
 	return operand.Mem{Base: f.fit, Index: f.at, Scale: 1, Disp: offset}
 }
@@ -86,7 +83,7 @@ func (f *fitting) each(label string, n int, body func()) {
 	JB(operand.LabelRef(label))
 }
 
-// code turns number, times an inverse scale already, into its code as a float32.
+// code turns number, multiplied by an inverse scale, into its code as a float32.
 func (f *fitting) code(least, most operand.Op) {
 	VADDPS(f.magic, f.number, f.number)
 	VPAND(f.low, f.number, f.number)
@@ -99,7 +96,7 @@ func (f *fitting) code(least, most operand.Op) {
 // choose sets dst to src where mask is set.
 func choose(mask, src, dst reg.VecPhysical) { VBLENDVPS(mask, src, dst, dst) }
 
-// squareError adds weight·(scale·code + least - x)² to sum, of the code in number.
+// squareError adds weight·(scale·code + least - x)² to sum; number holds the code.
 func (f *fitting) squareError(scale, least, sum reg.VecPhysical) {
 	VMULPS(scale, f.number, f.number)
 	VADDPS(least, f.number, f.number)
@@ -118,7 +115,7 @@ func (f *fitting) update(mask, value reg.VecPhysical, field int) {
 
 // fitMinimums writes the kernel of Q4_K and Q5_K.
 func (s isa) fitMinimums() {
-	f := s.beginFit("FitMinimums", "func(fit *float32, most int, tries *float32, n int)", "minimumsPortable")
+	f := s.beginFit("FitMinimums", "(fit *float32, most int, tries *float32, n int)", "minimumsPortable")
 	v, local := f.v, AllocLocal(4*fitNumber)
 	memW, memX, memFlat, memLow := local, local.Offset(fitNumber), local.Offset(2*fitNumber), local.Offset(3*fitNumber)
 	zero, most, low, high := v.one(), v.one(), v.one(), v.one()
@@ -252,7 +249,7 @@ func (s isa) fitMinimums() {
 
 // fitSymmetric writes the kernel of Q6_K.
 func (s isa) fitSymmetric() {
-	f := s.beginFit("FitSymmetric", "func(fit, tries *float32, n int)", "symmetricPortable")
+	f := s.beginFit("FitSymmetric", "(fit, tries *float32, n int)", "symmetricPortable")
 	v := f.v
 	least, most := f.constant(0xffffffe0), f.constant(31)
 	top, largest, per := v.one(), v.one(), v.one()

@@ -3,20 +3,13 @@ package main
 import (
 	"math/bits"
 
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 )
 
 // largest writes the kernel that finds the largest magnitude of 16-bit numbers.
 func (s isa) largest() {
-	TEXT(s.name+"Largest16", attr.NOSPLIT, "func(src *byte, n int) uint16")
-	Doc(s.name+"Largest16 finds the largest of n patterns without their signs. n is a multiple of 128, and not 0.",
-		"",
-		"\tfor i := range n {",
-		"\t\tmost = max(most, src[i]&0x7fff)",
-		"\t}")
-	Pragma("noescape")
+	function(s.name+"Largest16", "(src *byte, n int) uint16", "the largest src[i]&0x7fff of n 16-bit patterns")
 	g, v := general(), s.vectors()
 	src, scratch := g.one(), g.one()
 	most, read, magnitude := v.take(4), v.take(4), v.one()
@@ -53,7 +46,7 @@ func (s isa) largest() {
 	}
 	VEXTRACTI128(operand.Imm(1), y(one), x(half))
 	VPMAXUW(x(half), x(one), x(one))
-	VPXOR(x(magnitude), x(one), x(one)) // there is an instruction for the smallest alone
+	VPXOR(x(magnitude), x(one), x(one)) // the instruction finds the smallest
 	VPHMINPOSUW(x(one), x(one))
 	VPXOR(x(magnitude), x(one), x(one))
 	VMOVD(x(one), scratch.As32())

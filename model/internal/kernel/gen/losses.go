@@ -1,25 +1,21 @@
 package main
 
 import (
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// losses writes the kernel that counts how numbers differ from those that they were rounded
-// from.
+// losses writes the kernel that counts how rounded numbers differ from their sources.
 func (s isa) losses() {
-	TEXT(s.name+"Losses", attr.NOSPLIT, "func(sums *uint32, y, x *float32, n int, least uint32)")
-	Doc(s.name + "Losses is lossesPortable, sums the first field of its result. n is a multiple of 8.")
-	Pragma("noescape")
+	function(s.name+"Losses", "(sums *uint32, y, x *float32, n int, least uint32)", "lossesPortable")
 	g, v := general(), s.vectors()
 	sums, py, px, word := g.one(), g.one(), g.one(), g.one()
 	Load(Param("sums"), sums)
 	Load(Param("y"), py)
 	Load(Param("x"), px)
 	Load(Param("n"), left)
-	counts := v.take(4) // as the fields of Losses
+	counts := v.take(4) // the fields of Losses
 	a, b, same, t := v.one(), v.one(), v.one(), v.one()
 	abs, least, finite, none := v.one(), v.one(), v.one(), v.one()
 	for _, r := range append(counts, none) {
@@ -61,7 +57,7 @@ func (s isa) losses() {
 	end()
 }
 
-// words sets all words of a register to that of a general one.
+// words sets all words of a vector register to the word in a general one.
 func (s isa) words(from reg.GPPhysical, to reg.VecPhysical) {
 	VMOVD(from.As32(), x(to))
 	VPBROADCASTD(x(to), to)

@@ -1,13 +1,14 @@
 // Command gen writes the assembly of package kernel and its stubs; scripts/kernels.sh
 // runs it, and KERNELS.md explains what it writes.
 //
-// It is a module of its own so that nobody who uses dsmoe needs avo.
+// It is a separate module, so that users of dsmoe do not need avo.
 package main
 
 import (
 	"flag"
 	"log"
 
+	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -59,8 +60,8 @@ const lanes = 16
 // isa is an instruction set of amd64.
 type isa struct {
 	name        string
-	bytes       int // of a vector register
-	registers   int // of that size
+	bytes       int // size of a vector register
+	registers   int // number of vector registers of that size
 	tileWidths  []int
 	panelWidths []int
 
@@ -72,7 +73,7 @@ var (
 	avx2   = isa{"avx2", 32, 16, []int{1, 2, 3}, []int{3, 6}, []int{1, 2}}
 )
 
-// vectors is a bank of the vector registers of s.
+// vectors returns a bank of the vector registers of s.
 func (s isa) vectors() *bank[reg.VecPhysical] {
 	b := newBank(zRegisters[:s.registers])
 	for i, r := range b.free {
@@ -81,13 +82,13 @@ func (s isa) vectors() *bank[reg.VecPhysical] {
 	return b
 }
 
-// perVector is how many numbers of so many bits a register holds.
+// perVector returns how many numbers of the given width in bits a register holds.
 func (s isa) perVector(bits int) int { return 8 * s.bytes / bits }
 
 // zero sets a register to 0.
 func (s isa) zero(r reg.VecPhysical) {
 	if s.bytes == 64 {
-		VPXORD(r, r, r) // of 64 bytes, VXORPS belongs to another extension
+		VPXORD(r, r, r) // VXORPS on 64 bytes belongs to another extension
 	} else {
 		VXORPS(r, r, r)
 	}
@@ -134,12 +135,20 @@ func fma(bits int, a, b, acc operand.Op) {
 	}
 }
 
-// toBytes turns a count of numbers into one of bytes.
+// toBytes turns a count of numbers into a count of bytes.
 func toBytes(bits int, r reg.GPPhysical) { SHLQ(operand.Imm(uint64(bits/32+1)), r) }
 
-// left counts what is left to do. It is RCX, whose lower byte is the only register that
+// left counts the iterations left. It is RCX, whose lower byte is the only register that
 // gives a variable shift.
 var left = reg.RCX
+
+// function begins a kernel and documents its stub: its definition is a function type or a
+// portable function.
+func function(name, signature, definition string) {
+	TEXT(name, attr.NOSPLIT, "func"+signature)
+	Doc(name + " is " + definition + ".")
+	Pragma("noescape")
+}
 
 // end returns from a kernel.
 func end() {
@@ -147,7 +156,7 @@ func end() {
 	RET()
 }
 
-// The tables that the last step of the tiles' sums permutes by.
+// The permutations that end the sums of the AVX-512 tiles.
 var permute32, permute64 operand.Mem
 
 // constants declares the read-only data.

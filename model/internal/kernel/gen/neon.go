@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
-	"strings"
 )
 
 // avo knows amd64 only, so the NEON tiles are written as text. The assembler lacks
@@ -50,6 +49,12 @@ func writeNEON(asm, stubs string) error {
 	return os.WriteFile(stubs, n.stubs.Bytes(), 0o644)
 }
 
+// function begins a function whose arguments take the given number of bytes.
+func (n *neon) function(name, signature string, arguments int, definition string) {
+	fmt.Fprintf(&n.stubs, "\n// %s is %s.\n//\n//go:noescape\nfunc %s%s\n", name, definition, name, signature)
+	fmt.Fprintf(&n.asm, "\n// func %s%s\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", name, signature, name, arguments)
+}
+
 // op writes an instruction.
 func (n *neon) op(format string, args ...any) { fmt.Fprintf(&n.asm, "\t"+format+"\n", args...) }
 
@@ -83,10 +88,10 @@ type neonTile struct {
 
 	sums         string   // the result, and scratch
 	w, x         []string // rows and tokens
-	wNow, xNow   []string // the same, at the present element
-	start, limit string   // of a chunk, in elements
+	wNow, xNow   []string // rows and tokens at the present element
+	start, limit string   // first and last element of a chunk
 	from         string   // first lane of a pass
-	slot         string   // a place in scratch; what is left of a chunk
+	slot         string   // address in scratch; also counts the elements left of a chunk
 	step32       string   // bytes of 16 float32
 	step64       string   // bytes of 16 float64
 
@@ -117,19 +122,9 @@ func (n *neon) tile(f format, tokens, bits int) {
 	t.op("RET")
 }
 
-// begin writes the stub and what comes before the sums.
+// begin writes the stub and loads the parameters.
 func (t *neonTile) begin() {
-	name := tileName("neon", t.f, t.bits, t.tokens)
-	signature := tileSignature(t.bits)
-	t.stubs.WriteString("\n")
-	for _, line := range tileDoc(name, "neon", t.f, t.bits, t.tokens) {
-		if line != "" && !strings.HasPrefix(line, "\t") {
-			line = " " + line
-		}
-		fmt.Fprintf(&t.stubs, "//%s\n", line)
-	}
-	fmt.Fprintf(&t.stubs, "//\n//go:noescape\nfunc %s%s\n", name, signature)
-	fmt.Fprintf(&t.asm, "\n// func %s%s\nTEXT ·%s(SB), NOSPLIT, $0-32\n", name, signature, name)
+	t.function(tileName("neon", t.f, t.bits, t.tokens), tileSignature(t.bits), 32, tileDefinition(t.f, t.tokens))
 	t.op("MOVD w+0(FP), %s", t.sums)
 	t.op("LDP (%s), (%s, %s)", t.sums, t.w[0], t.w[1])
 	t.op("LDP 16(%s), (%s, %s)", t.sums, t.w[2], t.w[3])
@@ -142,11 +137,11 @@ func (t *neonTile) begin() {
 	t.op("VEOR V%d.B16, V%[1]d.B16, V%[1]d.B16", t.zero)
 }
 
-// perVector is how many numbers a register holds.
+// perVector returns how many numbers a register holds.
 func (t *neonTile) perVector() int { return 8 * neonBytes / t.bits }
 
-// sum sums the lanes, a group that fits one register in each pass, into slots of scratch,
-// as the AVX2 tiles do. n is a multiple of 16.
+// sum sums the lanes into slots of scratch, in each pass a group of lanes that fits one
+// register, as the AVX2 tiles do. n is a multiple of 16.
 func (t *neonTile) sum() {
 	groups := lanes / t.perVector()
 	t.op("MOVD %s, %s", t.sums, t.slot)
@@ -175,16 +170,17 @@ func (t *neonTile) sum() {
 	t.label("fold")
 }
 
-// toSlot sets slot to the place of one register of accumulator a, which those of the
-// accumulators after it follow.
+// toSlot sets slot to the address of one register of accumulator a; the registers of the next
+// accumulators follow it.
 func (t *neonTile) toSlot(group, a int) {
 	t.op("ADD $%d, %s, %s", neonBytes*(group*tileRows*t.tokens+a), t.sums, t.slot)
 }
 
-// toPass sets slot to the place of the accumulators of a pass: tileRows·tokens registers for each
+// toPass sets slot to the address of the accumulators of a pass: tileRows·tokens registers for each
 // perVector lanes.
 func (t *neonTile) toPass() {
-	t.op("ADD %s<<%d, %s, %s", t.from, bits.TrailingZeros(uint(neonBytes*tileRows*t.tokens/t.perVector())), t.sums, t.slot)
+	perLane := neonBytes * tileRows * t.tokens / t.perVector()
+	t.op("ADD %s<<%d, %s, %s", t.from, bits.TrailingZeros(uint(perLane)), t.sums, t.slot)
 }
 
 // pass adds the elements start … limit to the lanes from … from+perVector.
@@ -208,8 +204,8 @@ func (t *neonTile) pass() {
 	for j := range tileRows {
 		t.loadWeight(t.wNow[j])
 		for i := range t.tokens {
-			arrangement := map[int]string{32: "S4", 64: "D2"}[t.bits]
-			t.op("VFMLA V%d.%s, V%d.%s, V%d.%s", t.weight, arrangement, t.token[i], arrangement, t.acc[tileRows*i+j], arrangement)
+			as := map[int]string{32: "S4", 64: "D2"}[t.bits]
+			t.op("VFMLA V%d.%s, V%d.%s, V%d.%s", t.weight, as, t.token[i], as, t.acc[tileRows*i+j], as)
 		}
 	}
 	t.op("SUBS $%d, %s", lanes, t.slot)

@@ -1,10 +1,5 @@
 package main
 
-import (
-	"fmt"
-	"strings"
-)
-
 // Instructions on four float32 that the assembler lacks.
 const (
 	fmul32        = 0x6e20dc00
@@ -12,22 +7,15 @@ const (
 )
 
 const (
-	partialTokens = 4 // a register of them
-	partialGroups = 2 // of rows, a register each
+	partialTokens = 4 // tokens, which fill a register
+	partialGroups = 2 // groups of rows, a register each
 )
 
 // partialPack writes the kernel that rearranges four rows for PartialSums: an instruction that
 // stores four registers interleaved.
 func (n *neon) partialPack() {
 	n.function("neonPack4", "(dst *float32, src *[16]*byte, steps, stride, lane int)", 40,
-		"neonPack4 arranges 4 rows of F32 side by side. stride is 64, lane 4.",
-		"",
-		"\tfor k := range 16 * steps {",
-		"\t\tfor i := range 4 {",
-		"\t\t\tdst[4*k+i] = src[i][k]",
-		"\t\t}",
-		"\t}",
-	)
+		"the packKernel of 4 rows of F32 with stride 64 and lane 4")
 	n.op("MOVD dst+0(FP), R0")
 	n.op("MOVD src+8(FP), R1")
 	n.op("MOVD steps+16(FP), R2")
@@ -46,27 +34,15 @@ func (n *neon) partialPack() {
 	n.op("RET")
 }
 
-// function begins a function.
-func (n *neon) function(name, signature string, arguments int, doc ...string) {
-	n.stubs.WriteString("\n")
-	for _, line := range doc {
-		if line != "" && !strings.HasPrefix(line, "\t") {
-			line = " " + line
-		}
-		fmt.Fprintf(&n.stubs, "//%s\n", line)
-	}
-	fmt.Fprintf(&n.stubs, "//\n//go:noescape\nfunc %s%s\n", name, signature)
-	fmt.Fprintf(&n.asm, "\n// func %s%s\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", name, signature, name, arguments)
-}
-
 // partial writes the kernel of PartialSums for 4 tokens and 8 rows.
 func (n *neon) partial() {
 	v := newBank(neonRegisters)
-	sum, squares := v.take(partialTokens*partialGroups), v.take(partialTokens*partialGroups) // token i, group g at 2*i + g
+	sums := partialTokens * partialGroups // token i and group g at 2*i + g
+	sum, squares := v.take(sums), v.take(sums)
 	weights, squared := v.take(partialGroups), v.take(partialGroups)
 	number, term, terms, a, b := v.one(), v.one(), v.one(), v.one(), v.one()
 	const state, w, other, x, steps, turn, at = "R0", "R1", "R2", "R3", "R4", "R5", "R6"
-	bytes := neonBytes * len(sum) // of one of the four states
+	bytes := neonBytes * sums // size of one of the four states
 	each := func(load string, registers []int) {
 		for i := 0; i < len(registers); i += 4 {
 			n.op("%s.P 64(%s), %s", load, at, four(registers[i:]))
@@ -77,7 +53,7 @@ func (n *neon) partial() {
 			n.op("VST1.P %s, 64(%s)", four(registers[i:]), at)
 		}
 	}
-	// update adds the squares of a to partial sum i, b being what it is multiplied with.
+	// update adds a·b to partial sum i.
 	update := func(i int) {
 		n.op("ADD $%d, %s, %s", 2*bytes+neonBytes*i, state, at)
 		n.op("VLD1 (%s), [V%d.S4]", at, term)
@@ -85,7 +61,7 @@ func (n *neon) partial() {
 		n.op("VST1 [V%d.S4], (%s)", term, at)
 	}
 	n.function("neonPartial4", "(state, w, x *float32, steps int, n float32, end bool)", 37,
-		partialDoc("neonPartial4", 4*partialGroups, partialTokens)...)
+		partialDefinition(4*partialGroups, partialTokens))
 	n.op("MOVD state+0(FP), %s", state)
 	n.op("MOVD w+8(FP), %s", w)
 	n.op("MOVD x+16(FP), %s", x)

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -16,46 +15,33 @@ const maxGroup = 16
 type packing struct {
 	isa
 	f     format // F32 or, in pairs, BF16
-	bits  int    // of a number of the panel
-	size  int    // of a word of a row, the unit that is transposed: a number or a pair
-	lanes int    // of words
+	bits  int    // width of a number of the panel
+	size  int    // bytes of a word of a row, the unit that is transposed: a number or a pair
+	lanes int    // number of lanes of words
 	group int    // rows
 
 	table  reg.GPPhysical   // pointers to rows
 	rows   []reg.GPPhysical // pointers to rows, in turn
-	offset reg.GPPhysical   // in each of the rows
+	offset reg.GPPhysical   // byte offset in each of the rows
 	lane   reg.GPPhysical   // bytes between two lanes
-	lane3  reg.GPPhysical   // three times that
+	lane3  reg.GPPhysical   // bytes between three lanes
 	stride reg.GPPhysical   // bytes between two steps
-	quads  []reg.GPPhysical // where lanes 0, 4, 8 and 12 are written
+	quads  []reg.GPPhysical // addresses of lanes 0, 4, 8 and 12
 
 	a, b  []reg.VecPhysical // the words of the rows, and room to transpose them
-	spare reg.VecPhysical   // the upper half of one that is widened to float64
+	spare reg.VecPhysical   // upper half of a register widened to float64
 }
 
-// pack writes the kernel that rearranges rows of f into the lanes of a panel, and widens
-// them to so many bits unless they are BF16.
+// pack writes the kernel that rearranges rows of f into the lanes of a panel. It widens F32 to
+// the given bits; BF16 stays as pairs.
 func (s isa) pack(f format, bits int) {
 	p := &packing{isa: s, f: f, bits: bits, size: f.size, lanes: lanes, group: s.bytes / 4}
 	name, number := fmt.Sprintf("%sPack%d%s", s.name, bits, f.name), fmt.Sprintf("float%d", bits)
-	what := fmt.Sprintf("%s widens %d rows of %s into the lanes of a panel.", name, p.group, f.name)
 	if f == bf16 {
 		name, number, p.size, p.lanes = s.name+"PackPairs", "uint32", 2*f.size, lanes/2
-		what = fmt.Sprintf("%s arranges %d rows of pairs of %s as a panel of half the lanes.", name, p.group, f.name)
 	}
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(dst *%s, src *[%d]*byte, steps, stride, lane int)", number, maxGroup))
-	Doc(
-		what,
-		"",
-		"\tfor s := range steps { // which is even",
-		fmt.Sprintf("\t\tfor l := range %d {", p.lanes),
-		fmt.Sprintf("\t\t\tfor i := range %d {", p.group),
-		fmt.Sprintf("\t\t\t\tdst[l*lane+s*stride+i] = src[i][%d*s+l]", p.lanes),
-		"\t\t\t}",
-		"\t\t}",
-		"\t}",
-	)
-	Pragma("noescape")
+	function(name, fmt.Sprintf("(dst *%s, src *[%d]*byte, steps, stride, lane int)", number, maxGroup),
+		fmt.Sprintf("the packKernel of %d rows of %s", p.group, f.name))
 	p.load()
 	SHRQ(operand.Imm(1), left)
 	JZ(operand.LabelRef("end"))
@@ -160,8 +146,8 @@ func loadHalf(m operand.Mem, size, upper int, r reg.VecPhysical) {
 	}
 }
 
-// transpose4 transposes 4×4 words in each 16 bytes of four registers of a after the
-// other, in place; b is scratch.
+// transpose4 transposes 4×4 words in each 16 bytes of each four registers of a, in place; b is
+// scratch.
 func transpose4(a, b []reg.VecPhysical) {
 	for i := 0; i < len(a); i += 2 {
 		VUNPCKLPS(a[i+1], a[i], b[i])
@@ -186,7 +172,7 @@ func (p *packing) store(r reg.VecPhysical, l int) {
 	VMOVUPD(p.spare, p.laneAt(l, p.bytes))
 }
 
-// split widens the float32 of r to float64, of which r and high are filled.
+// split widens the float32 of r to float64 in r and high.
 func (s isa) split(r, high reg.VecPhysical) {
 	half := part(high, s.bytes/2)
 	if s.bytes == 64 {

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -21,9 +20,9 @@ type partialSums struct {
 
 	state, w, x, steps, turn reg.GPPhysical
 
-	sum, squares     []reg.VecPhysical // those of a token side by side
+	sum, squares     []reg.VecPhysical // one per token and register of rows, token by token
 	weights, squared []reg.VecPhysical
-	number, term     reg.VecPhysical // of a token, broadcast
+	number, term     reg.VecPhysical // a token's number and term, broadcast
 	n, scratch       reg.VecPhysical
 }
 
@@ -34,13 +33,11 @@ func (s isa) partials() {
 	}
 }
 
-// partial writes the one for so many tokens.
+// partial writes the kernel for a number of tokens.
 func (s isa) partial(tokens int) {
 	p := &partialSums{isa: s, tokens: tokens}
-	name := fmt.Sprintf("%sPartial%d", s.name, tokens)
-	TEXT(name, attr.NOSPLIT, "func(state, w, x *float32, steps int, n float32, end bool)")
-	Doc(partialDoc(name, 2*s.perVector(32), tokens)...)
-	Pragma("noescape")
+	function(fmt.Sprintf("%sPartial%d", s.name, tokens), "(state, w, x *float32, steps int, n float32, end bool)",
+		partialDefinition(panelVectors*s.perVector(32), tokens))
 	p.load()
 	TESTQ(p.steps, p.steps)
 	JZ(operand.LabelRef("last"))
@@ -70,26 +67,9 @@ func (s isa) partial(tokens int) {
 	end()
 }
 
-// partialDoc is the documentation of a kernel: its reference loop.
-func partialDoc(name string, rows, tokens int) []string {
-	return []string{
-		fmt.Sprintf("%s goes on with PartialSums of %d rows, and %d tokens, by 16·steps terms.", name, rows, tokens),
-		"",
-		"\tfor each token and row { // s, t, partial, squares are in state",
-		"\t\tfor range steps {",
-		"\t\t\tfor range 16 {",
-		"\t\t\t\ts += x * w           // fused, as all that follow",
-		"\t\t\t\tsquares += terms * (w * w)",
-		"\t\t\t}",
-		"\t\t\tpartial += (n * s) * s",
-		"\t\t}",
-		"\t\tif end {",
-		"\t\t\tt += s",
-		"\t\t\tpartial += t * t",
-		"\t\t\ts = 0",
-		"\t\t}",
-		"\t}",
-	}
+// partialDefinition describes a kernel of PartialSums.
+func partialDefinition(rows, tokens int) string {
+	return fmt.Sprintf("the partialKernel of %d rows and %d tokens", rows, tokens)
 }
 
 // at is register i of one of the four states.
@@ -119,7 +99,7 @@ func (p *partialSums) load() {
 	}
 }
 
-// multiply adds the products of the term that is k further on.
+// multiply adds the products of the term k places after the present one.
 func (p *partialSums) multiply(k int) {
 	for j, r := range p.weights {
 		VMOVUPS(operand.Mem{Base: p.w, Disp: k*p.bytes + j*chainTerms*p.bytes}, r)
@@ -136,7 +116,7 @@ func (p *partialSums) multiply(k int) {
 	}
 }
 
-// end ends a chain, if it is to be ended.
+// end ends a chain, if the parameter end is true.
 func (p *partialSums) end() {
 	Load(Param("end"), p.turn.As8())
 	TESTB(p.turn.As8(), p.turn.As8())

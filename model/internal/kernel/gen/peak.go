@@ -3,13 +3,12 @@ package main
 import (
 	"fmt"
 
-	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 )
 
-// peaks writes loops of nothing but independent fused multiply-adds, 12 per round,
-// which measure what the processor can do at most.
+// peaks writes loops of independent fused multiply-adds, 12 per round, which measure the
+// processor's peak.
 func peaks() {
 	for _, bits := range []int{32, 64} {
 		avx512.peak(bits)
@@ -18,9 +17,7 @@ func peaks() {
 }
 
 func (s isa) peak(bits int) {
-	name := fmt.Sprintf("%sPeak%d", s.name, bits)
-	TEXT(name, attr.NOSPLIT, "func(n int)")
-	Doc(fmt.Sprintf("%s runs n rounds of 12 independent fused multiply-adds of full registers of float%d.", name, bits))
+	function(fmt.Sprintf("%sPeak%d", s.name, bits), "(n int)", "n rounds of 12 independent fused multiply-adds")
 	v := s.vectors()
 	sums, a, b := v.take(12), v.one(), v.one()
 	Load(Param("n"), left)

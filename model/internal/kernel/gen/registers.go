@@ -10,7 +10,8 @@ import (
 // pointer, and R14, which is Go's goroutine.
 var (
 	generalRegisters = []reg.GPPhysical{
-		reg.RAX, reg.RBX, reg.RCX, reg.RDX, reg.RSI, reg.RDI, reg.R8, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.R15,
+		reg.RAX, reg.RBX, reg.RCX, reg.RDX, reg.RSI, reg.RDI,
+		reg.R8, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.R15,
 	}
 	zRegisters = []reg.VecPhysical{
 		reg.Z0, reg.Z1, reg.Z2, reg.Z3, reg.Z4, reg.Z5, reg.Z6, reg.Z7,
@@ -20,12 +21,11 @@ var (
 	}
 )
 
-// bank hands out the registers of one kernel, each once. Kernels use nearly all there are,
-// so that nothing is left to an allocator; one that takes too many makes the generator
-// panic.
+// bank hands out the registers of one kernel, each once. Kernels use nearly all registers, too
+// many for an allocator; a kernel that takes more than the bank has makes the generator panic.
 type bank[R comparable] struct{ free []R }
 
-// general is a bank of general registers but for left.
+// general returns a bank of the general registers without left.
 func general() *bank[reg.GPPhysical] {
 	b := newBank(generalRegisters)
 	b.reserve(left)

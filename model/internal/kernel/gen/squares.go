@@ -5,10 +5,9 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// squares writes the kernel that squares numbers, and the one that adds multiples of them.
+// squares writes the kernels that square numbers and that add multiples of numbers.
 func (s isa) squares() {
-	name := s.name + "Square"
-	e := s.beginElement(name, "func(dst, src *float32, n int)", loopDoc(name, "squares numbers", "dst[i] = src[i] * src[i]"))
+	e := s.beginElement("Square", "(dst, src *float32, n int)", "square")
 	v := e.vector.take(lanes / s.perVector(32))
 	e.loop(4, 4, func() {
 		for i, r := range v {
@@ -18,9 +17,7 @@ func (s isa) squares() {
 		}
 	})
 
-	name = s.name + "AddMultiple"
-	e = s.beginElement(name, "func(dst, src *float32, n int, factor float32)",
-		loopDoc(name, "adds a multiple of numbers", "dst[i] += float32(factor * src[i])"))
+	e = s.beginElement("AddMultiple", "(dst, src *float32, n int, factor float32)", "addMultiple")
 	factor := e.vector.one()
 	v = e.vector.take(lanes / s.perVector(32))
 	Load(Param("factor"), factor.AsX().(reg.Register))
