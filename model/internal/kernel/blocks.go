@@ -1,16 +1,15 @@
 package kernel
 
-// The block formats of ggml. Numbers lie in blocks of 32 or 256 with their scales, and
-// what a code stands for is a product or a product and a sum, each rounded once to
-// float32 in the order of ggml's dequantize_row functions, never fused.
+// The block formats of ggml. Numbers lie in blocks of 32 or 256 with their scales. A code
+// stands for a product, or a product and a sum, each rounded once to float32 in the order of
+// ggml's dequantize_row functions, never fused.
 
 import (
 	"encoding/binary"
 	"math"
 )
 
-// blocks lists the block formats: numbers and bytes of a block, and how rows of them are
-// decoded.
+// blocks lists the block formats: numbers and bytes of a block, and the decoder of a row.
 var blocks = [...]struct {
 	numbers, bytes int
 	widen          func(dst []float32, src []byte)
@@ -151,7 +150,8 @@ func widenQ6_K(dst []float32, src []byte) {
 			y, ql, qh := (*[128]float32)(dst[128*half:]), (*[64]byte)(src[64*half:]), (*[32]byte)(src[128+32*half:])
 			for part := range 2 {
 				s := scales[8*half+part:]
-				d1, d2, d3, d4 := d*float32(int8(s[0])), d*float32(int8(s[2])), d*float32(int8(s[4])), d*float32(int8(s[6]))
+				d1, d2 := d*float32(int8(s[0])), d*float32(int8(s[2]))
+				d3, d4 := d*float32(int8(s[4])), d*float32(int8(s[6]))
 				for l := 16 * part; l < 16*part+16; l++ {
 					h, a, b := qh[l], ql[l], ql[l+32]
 					y[l] = d1 * float32(int32(a&15|h&3<<4)-32)
@@ -171,7 +171,7 @@ var valuesMXFP4 = [16]float32{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8
 //
 //	e E8M0; qs[16]      y[j] = v(qs[j]&15)·d,  y[j+16] = v(qs[j]>>4)·d
 //
-// with d = 2^(e-128), v twice the value of E2M1. As in ggml e = 255 is no NaN but 2^127.
+// with d = 2^(e-128) and v twice the value of E2M1. As in ggml, e = 255 is 2^127, not NaN.
 func widenMXFP4(dst []float32, src []byte) {
 	for ; len(dst) >= 32; dst, src = dst[32:], src[17:] {
 		d := math.Float32frombits(0x00200000 << src[0])

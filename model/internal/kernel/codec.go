@@ -2,23 +2,23 @@ package kernel
 
 import "unsafe"
 
-// chunk is how many numbers one call into assembly converts at most: assembly cannot be
-// interrupted, and the garbage collector waits for it. It is a multiple of lanes.
+// chunk is the most numbers that one call into assembly converts: Go cannot interrupt assembly,
+// and the garbage collector waits for it. chunk is a multiple of lanes.
 const chunk = 1 << 15
 
-// streamFrom is the size in bytes of an output that the caches cannot hold, so that it is
-// written around them, from the next multiple of cacheLine on.
+// streamFrom is the size in bytes of an output that the caches cannot hold: kernels write it
+// around them, from the next multiple of cacheLine on.
 const (
 	streamFrom = 16 << 20
 	cacheLine  = 64
 )
 
-// unscaled is the scale of numbers that have none.
+// unscaled is the scale of numbers without scales.
 var unscaled = []float32{1}
 
-// Widen decodes len(dst) numbers from src, of a block format whole blocks. Every value is
-// exact, or of a block format what its definition gives; a NaN stays a NaN. It panics if
-// src is too short.
+// Widen decodes len(dst) numbers from src; numbers of a block format are whole blocks. Every
+// value is exact, or as a block format defines it; a NaN stays a NaN. Widen panics if src is too
+// short.
 func Widen(dst []float32, src []byte, f Format) {
 	if f.Blocked() {
 		blocks[f].widen(dst, src[:f.Bytes(len(dst))])
@@ -59,8 +59,8 @@ func WidenBlocks(dst []float32, src []byte, f Format, scales []float32, block in
 	}
 }
 
-// widenE4M3Blocks is WidenBlocks for F8E4M3. One call of the kernel takes as many blocks
-// as a chunk holds, or, if blocks are longer or no multiple of lanes, a piece of one.
+// widenE4M3Blocks is WidenBlocks for F8E4M3. One call of the kernel takes the blocks that a
+// chunk holds or, if blocks are longer or not a multiple of lanes, a piece of one block.
 func widenE4M3Blocks(dst []float32, src []byte, scales []float32, block int) {
 	widen := current().widenE4M3
 	whole := widen != nil && block%lanes == 0 && block <= chunk
@@ -89,8 +89,8 @@ func multiply(x []float32, scale float32) {
 }
 
 // Narrow encodes src into dst, rounding to nearest, ties to even. Values beyond
-// the format's range become infinite, a NaN stays a (quiet) NaN. f is F32, F16 or
-// BF16. It panics if dst is too short or f is another.
+// the format's range become infinite, a NaN stays a (quiet) NaN. f is F32, F16 or BF16.
+// Narrow panics if dst is too short or for other formats.
 func Narrow(dst []byte, src []float32, f Format) {
 	if f >= F8E4M3 {
 		panic("kernel: Narrow: " + f.String() + " is read only")
@@ -117,7 +117,7 @@ func Narrow(dst []byte, src []float32, f Format) {
 func toCacheLine(p unsafe.Pointer) int { return int(-uintptr(p) % cacheLine) }
 
 // RoundTo rounds x in place to the nearest values of f (F32, F16 or BF16), ties to even.
-// A NaN stays a (quiet) NaN. A number beyond the range becomes infinite.
+// A NaN stays a (quiet) NaN; a number beyond the range becomes infinite.
 func RoundTo(x []float32, f Format) {
 	if f == F32 {
 		return
@@ -149,8 +149,8 @@ func widen64(im *implementation, dst []float64, src []float32) {
 	}
 }
 
-// inChunks calls f(i, m) for the pieces i … i+m, at most chunk long, of the largest
-// multiple of lanes up to n, and returns that multiple.
+// inChunks cuts the largest multiple of lanes up to n into pieces of at most chunk, calls
+// f(i, m) for each piece i … i+m, and returns the multiple.
 func inChunks(n int, f func(i, n int)) int {
 	n &^= lanes - 1
 	for i := 0; i < n; i += chunk {

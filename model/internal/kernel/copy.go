@@ -4,7 +4,7 @@ package kernel
 
 import "unsafe"
 
-// copyIn widens F32, whose bytes are in the order of the processor's float32.
+// copyIn widens F32, whose bytes have the order of the processor's float32.
 func copyIn(dst *float32, src *byte, n int) {
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(dst)), 4*n), unsafe.Slice(src, 4*n))
 }

@@ -46,8 +46,8 @@ func tree[F float32 | float64](lane *[lanes]F) F {
 }
 
 // fma32 returns a*b + c rounded once to float32. The product is exact in float64. The sum
-// is rounded to odd there, so that only the second rounding, to float32, counts: float64
-// has more than 2·24+1 bits.
+// is rounded to odd in float64, which has more than 2·24+1 bits, so that only the second
+// rounding, to float32, counts.
 func fma32(a, b, c float32) float32 {
 	p := float64(a) * float64(b)
 	s := p + float64(c)

@@ -9,8 +9,8 @@ import (
 //
 //	d = max|x|/127, an F16; q[j] = x[j]·(1/d), rounded to nearest, half away from zero
 //
-// with 0 for 1/0, and codes of 0 where 1/d is infinite. Of a number that is infinite or NaN
-// only that its block has some bytes is defined. It panics if dst is too short.
+// with 0 for 1/0, and codes of 0 where 1/d is infinite. The bytes of a block with an infinity or
+// a NaN are undefined. EncodeQ8 panics if dst is too short.
 func EncodeQ8(dst []byte, src []float32) {
 	dst = dst[:Q8_0.Bytes(len(src))]
 	encode := current().encodeQ8
@@ -25,7 +25,8 @@ func EncodeQ8(dst []byte, src []float32) {
 
 // encodeQ8Portable is EncodeQ8 of a block in portable Go.
 func encodeQ8Portable(dst *[34]byte, x *[32]float32) {
-	const sign, belowHalf = 1 << 31, 0x3effffff // added to a number, with its sign, before it is truncated: rounds half away
+	// Adding belowHalf, with the number's sign, before truncating rounds half away from zero.
+	const sign, belowHalf = 1 << 31, 0x3effffff
 	q, largest := (*[32]byte)(dst[2:]), uint32(0)
 	for _, v := range x {
 		largest = max(largest, math.Float32bits(v)&^sign)
@@ -42,17 +43,17 @@ func encodeQ8Portable(dst *[34]byte, x *[32]float32) {
 	}
 }
 
-// BlockSums is how far numbers y are from others, x.
+// BlockSums measures the errors of numbers y, which approximate numbers x.
 type BlockSums struct {
 	Squares float64 // Σ x²
 	Errors  float64 // Σ e², e = y - x rounded to float32
-	Largest uint32  // the largest |e|, as bits: of one that is infinite or NaN at least those of infinity
-	Any     uint32  // the bits that some y has
+	Largest uint32  // bits of the largest |e|; at least the bits of infinity if some e is infinite or NaN
+	Any     uint32  // the bits of all y, or-ed
 }
 
-// Compare sets s to those of a block, a multiple of 8 numbers. The sums of float64 are four,
-// number k in number k mod 4, added in pairs at the end; with Largest not finite they are
-// not defined. It panics if lengths differ.
+// Compare sets s to the sums of a block, a multiple of 8 numbers. Squares and Errors have four
+// float64 partial sums, number k in partial sum k mod 4, added in pairs at the end; they are
+// undefined if Largest is not finite. Compare panics if lengths differ.
 func (s *BlockSums) Compare(y, x []float32) {
 	if len(y) != len(x) || len(x)%8 != 0 {
 		panic("kernel: BlockSums: lengths do not fit")
@@ -66,13 +67,14 @@ func (s *BlockSums) Compare(y, x []float32) {
 
 // blockErrorsPortable is Compare in portable Go.
 func blockErrorsPortable(s *BlockSums, y, x []float32) {
-	const sign = 1 << 31
+	bits := func(v float32) uint32 { return math.Float32bits(v) }
+	magnitude := func(v float32) uint32 { return math.Float32bits(v) &^ (1 << 31) }
 	*s = BlockSums{}
 	var s0, s1, s2, s3, e0, e1, e2, e3 float64
 	for ; len(x) >= 4 && len(y) >= 4; x, y = x[4:], y[4:] {
 		d0, d1, d2, d3 := y[0]-x[0], y[1]-x[1], y[2]-x[2], y[3]-x[3]
-		s.Any |= math.Float32bits(y[0]) | math.Float32bits(y[1]) | math.Float32bits(y[2]) | math.Float32bits(y[3])
-		s.Largest = max(s.Largest, math.Float32bits(d0)&^sign, math.Float32bits(d1)&^sign, math.Float32bits(d2)&^sign, math.Float32bits(d3)&^sign)
+		s.Any |= bits(y[0]) | bits(y[1]) | bits(y[2]) | bits(y[3])
+		s.Largest = max(s.Largest, magnitude(d0), magnitude(d1), magnitude(d2), magnitude(d3))
 		v0, v1, v2, v3 := float64(x[0]), float64(x[1]), float64(x[2]), float64(x[3])
 		s0, s1, s2, s3 = s0+float64(v0*v0), s1+float64(v1*v1), s2+float64(v2*v2), s3+float64(v3*v3)
 		v0, v1, v2, v3 = float64(d0), float64(d1), float64(d2), float64(d3)

@@ -4,8 +4,8 @@ import "math"
 
 // Exp returns e^x with an error below 1 unit in the last place. It is the algorithm of
 // FreeBSD's e_exp.c, as math.Exp in portable Go, but every product is rounded before it is
-// added, so that the bits are the same on machines whose compiler or library fuses them.
-// Exp(NaN) is NaN, Exp(-Inf) is 0, and what is too large for float64 is +Inf.
+// added, so that compilers and libraries that fuse give the same bits.
+// Exp(NaN) is NaN, Exp(-Inf) is 0, and a result too large for float64 is +Inf.
 //
 //	x = k·ln2 + r, |r| ≤ ln2/2;  exp(x) = 2^k · exp(r)
 //	exp(r) = 1 + r + r·c/(2-c),  c = r - r²·P(r²)
@@ -46,10 +46,7 @@ func Exp(x float64) float64 {
 func exps(x []float64) {
 	n := 0
 	if im := current(); im.exp != nil {
-		n = len(x) &^ (lanes - 1)
-		for i := 0; i < n; i += chunk {
-			im.exp(&x[i], &x[i], min(chunk, n-i))
-		}
+		n = inChunks(len(x), func(i, n int) { im.exp(&x[i], &x[i], n) })
 	}
 	for i, v := range x[n:] {
 		x[n+i] = Exp(v)

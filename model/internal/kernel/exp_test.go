@@ -11,7 +11,7 @@ import (
 )
 
 // TestExpsIsExp compares with Exp to the bit: ordinary numbers, the ends of the range,
-// denormal results, and what is no number.
+// denormal results, and NaN.
 func TestExpsIsExp(t *testing.T) {
 	each(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(11, 2))
@@ -85,7 +85,7 @@ func bigExp(x float64) *big.Float {
 	return sum
 }
 
-// TestSoftmax compares with the formula, and has what is no number.
+// TestSoftmax compares with the formula, NaN included.
 func TestSoftmax(t *testing.T) {
 	r := rand.New(rand.NewPCG(14, 2))
 	inf := float32(math.Inf(1))

@@ -3,8 +3,8 @@ package kernel
 import "math"
 
 // The types K of ggml choose the scales of a block's groups of numbers by trying some and taking the
-// one with the least weighted error. Each group's sums have an order that a kernel must keep; the
-// groups do not depend on each other, so that eight of them are fitted at once.
+// scale with the least weighted error. A kernel keeps the order of each group's sums. The groups do
+// not depend on each other, so eight groups are fitted at once.
 
 // FitGroups is the number of groups that a Fit holds.
 const FitGroups = 8
@@ -14,15 +14,15 @@ const FitGroups = 8
 type Fit struct {
 	X     [32][FitGroups]float32 // number j of group g at [j][g]
 	Scale [FitGroups]float32
-	Low   [FitGroups]float32 // at most 0; FitSymmetric leaves it alone, and From
+	Low   [FitGroups]float32 // at most 0; Symmetric leaves Low and From alone
 	Per   [FitGroups]float32 // the inverse scale that gives the codes
 	From  [FitGroups]float32
 
 	w, l [32][FitGroups]float32 // weights and codes of one try
 }
 
-// Nearest is nearest_int of ggml: v rounded to the nearest integer, half to even, if |v| < 2²²; of
-// others the low bits of a sum.
+// Nearest is nearest_int of ggml: v rounded to the nearest integer, half to even, if |v| < 2²²;
+// otherwise the low bits of a sum.
 func Nearest(v float32) int32 {
 	return int32(math.Float32bits(float32(v)+12582912)&0x007fffff) - 0x00400000
 }
@@ -30,10 +30,10 @@ func Nearest(v float32) int32 {
 // Clamp is max(low, min(high, v)).
 func Clamp(v, low, high int32) int32 { return max(low, min(high, v)) }
 
-// Minimums is make_qkx2_quants of eight groups of 32 numbers with weights √(Σx²/32) + |x|: of
-// the inverse scales tries[i]/(max - min) with the minimums that fit best it takes those whose
-// codes, 0 … most, have the least weighted error of squares. A better fit's minimum is that from which
-// later tries count. Of a group whose numbers are all equal Scale and Per are 0.
+// Minimums is make_qkx2_quants of eight groups of 32 numbers with weights √(Σx²/32) + |x|. It tries
+// the inverse scales tries[i]/(max - min), each with the minimum that fits best, and takes the one
+// whose codes, 0 … most, have the least weighted sum of squared errors. Later tries count from the
+// minimum of the best fit so far. Scale and Per of a group of equal numbers are 0.
 func (f *Fit) Minimums(most int, tries []float32) {
 	if fit := current().fitMinimums; fit != nil {
 		fit(&f.X[0][0], most, &tries[0], len(tries))
@@ -114,10 +114,9 @@ func (f *Fit) minimumsPortable(g int, most int32, tries []float32) {
 }
 
 // Symmetric is make_qx_quants, with 32 and rmse_type 1, of eight groups of 16 numbers, the first 16
-// of X: of the inverse scales tries[i]/x_max, x_max the first number of the largest magnitude, it takes
-// the one whose codes, -32 … 31, once their scale is fitted, have the least error of squares weighted
-// with x². The first try is taken if no other is better. Of a group of numbers below LeastGroup
-// Scale and Per are 0.
+// of X. It tries the inverse scales tries[i]/x_max, x_max the first number of the largest magnitude,
+// fits the scale of the codes, -32 … 31, and takes the try with the least sum of squared errors
+// weighted with x²; the first one among equals. Scale and Per of a group below LeastGroup are 0.
 func (f *Fit) Symmetric(tries []float32) {
 	if fit := current().fitSymmetric; fit != nil {
 		fit(&f.X[0][0], &tries[0], len(tries))

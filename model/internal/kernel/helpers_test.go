@@ -58,7 +58,7 @@ func stored(r *rand.Rand, rows, cols int, f Format, offset int) Matrix {
 	return Matrix{Format: f, Rows: rows, Cols: cols, Data: data[offset : offset+n]}
 }
 
-// same says whether a and b have the same bits or are both NaN.
+// same reports whether a and b have the same bits or are both NaN.
 func same[F float32 | float64](a, b F) bool {
 	return a == b && math.Signbit(float64(a)) == math.Signbit(float64(b)) || a != a && b != b
 }

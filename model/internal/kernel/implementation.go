@@ -6,16 +6,16 @@ import (
 	"sync/atomic"
 )
 
-// implementation is a set of kernels for one kind of processor. What is nil or empty is
-// done in portable Go, which gives the same bits.
+// implementation is a set of kernels for one kind of processor. Portable Go takes the place of
+// kernels that are nil or empty, and gives the same bits.
 type implementation struct {
 	name string
 
-	// tile is indexed by the format of the weights. An implementation has tiles for F32,
-	// among them one of width 1, or none at all.
+	// tile is indexed by the format of the weights. An implementation without tiles for F32 has
+	// no tiles; the tiles for F32 include width 1.
 	tile [F8E4M3]tiles
-	// anyLength says that the tiles take rows of any length n. Otherwise n is a multiple
-	// of lanes, and shorter rows are padded.
+	// anyLength is true if the tiles take rows of any length n. Otherwise n is a multiple of
+	// lanes, and shorter rows are padded.
 	anyLength bool
 
 	panels32 panelKernels[float32] // float32 sums
@@ -37,30 +37,30 @@ type implementation struct {
 	addMultiple func(dst, src *float32, n int, factor float32) // dst[i] += float32(factor * src[i])
 
 	encodeQ8    func(dst *byte, src *float32, n int)      // n is a multiple of 32
-	blockErrors func(sums *float64, y, x *float32, n int) // sums begins a BlockSums; n is a multiple of 8
+	blockErrors func(sums *float64, y, x *float32, n int) // sums is the start of a BlockSums; n is a multiple of 8
 
-	// Fit.Minimums and Fit.Symmetric; fit begins a Fit, and n is at least 1.
+	// Fit.Minimums and Fit.Symmetric; fit is the start of a Fit, and n at least 1.
 	fitMinimums  func(fit *float32, most int, tries *float32, n int)
 	fitSymmetric func(fit, tries *float32, n int)
 
-	// losses counts in the fields of a Losses, which sums begins; n is a multiple of 8.
+	// losses sets the fields of a Losses, which starts at sums; n is a multiple of 8.
 	losses func(sums *uint32, y, x *float32, n int, least uint32)
 
-	// largest16 returns the largest of n patterns of 16 bits without their signs; n is a
-	// multiple of largestBlock, and not 0.
+	// largest16 returns the largest of n 16-bit patterns without their signs; n is a positive
+	// multiple of largestBlock.
 	largest16 func(src *byte, n int) uint16
 }
 
-// elementKernels holds conversions between float32 and the format that is their index.
+// elementKernels holds conversions between float32 and the format of their index.
 type elementKernels struct {
 	widen  [F8E4M3]func(dst *float32, src *byte, n int)
 	narrow [F8E4M3]func(dst *byte, src *float32, n int)
 }
 
-// hasTiles says whether im multiplies matrices other than in portable Go.
+// hasTiles reports whether im has kernels that multiply matrices.
 func (im *implementation) hasTiles() bool { return im.tile[F32].float32[0] != nil }
 
-// portable is the definition of all results: no assembly at all.
+// portable is the definition of all results: it has no assembly.
 var portable = implementation{name: "portable"}
 
 // active is the implementation in use, nil until the first kernel runs.
@@ -79,9 +79,9 @@ func current() *implementation {
 // last is portable Go.
 func supported() []*implementation { return append(native(), &portable) }
 
-// Implementations names what this machine runs, best first: "avx512", "avx2",
-// "neon", "portable". The environment variable GODEBUG=cpu.avx512f=off (and the
-// like) hides a feature from them.
+// Implementations names the implementations that this machine runs, best first: "avx512", "avx2",
+// "neon", "portable". The environment variable GODEBUG=cpu.avx512f=off (and the like) hides a
+// feature of the processor.
 func Implementations() []string {
 	var names []string
 	for _, im := range supported() {
@@ -90,9 +90,9 @@ func Implementations() []string {
 	return names
 }
 
-// Use makes the named implementation the one in use, for tests and benchmarks,
-// and returns a function that undoes it. No result depends on it. It panics if the
-// machine does not run that implementation.
+// Use puts the named implementation in use, for tests and benchmarks, and returns a function
+// that restores the previous one. No result depends on it. Use panics if the machine does not
+// run that implementation.
 func Use(name string) (restore func()) {
 	all := supported()
 	i := slices.IndexFunc(all, func(im *implementation) bool { return im.name == name })

@@ -7,7 +7,7 @@
 // define the order of every sum; Widen and Narrow. KERNELS.md explains how the assembly
 // works, how it is generated and how to add to it.
 //
-// Lengths that do not fit are a programmer's mistake and panic.
+// Functions panic if lengths do not fit: that is a programmer's mistake.
 package kernel
 
 // lanes is the number of partial sums of a dot product; element k belongs to lane k mod
@@ -27,7 +27,7 @@ const (
 	// S.1111.111 alone, the largest number 448. It is read only.
 	F8E4M3
 
-	// The block formats of ggml: see blocks.go. They are read only, in whole blocks.
+	// The block formats of ggml: see blocks.go. They are read only, by whole blocks.
 	Q4_0
 	Q5_0
 	Q5_1
@@ -38,31 +38,32 @@ const (
 	MXFP4
 )
 
-// Blocked says whether f is a block format, whose numbers have no size of their own.
+// Blocked reports whether f is a block format: only its whole blocks have a size.
 func (f Format) Blocked() bool { return f > F8E4M3 }
 
-// Size returns the size of one number in bytes; f is no block format.
+// Size returns the size of one number in bytes; f is not a block format.
 func (f Format) Size() int { return [...]int{F32: 4, F16: 2, BF16: 2, F8E4M3: 1}[f] }
 
-// Bytes returns the size of n numbers, of a block format whole blocks.
+// Bytes returns the size of n numbers in bytes; n numbers of a block format are whole blocks.
 func (f Format) Bytes(n int) int {
 	if !f.Blocked() {
 		return n * f.Size()
 	}
 	b := &blocks[f]
 	if n%b.numbers != 0 {
-		panic("kernel: numbers that are no whole blocks of " + f.String())
+		panic("kernel: not whole blocks of " + f.String())
 	}
 	return n / b.numbers * b.bytes
 }
 
-// String returns the name that safetensors uses, but for the underscore of F8_E4M3, or
-// ggml.
+// String returns the name that safetensors or ggml uses; F8_E4M3 loses its underscore.
 func (f Format) String() string {
-	return [...]string{"F32", "F16", "BF16", "F8E4M3", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"}[f]
+	return [...]string{
+		"F32", "F16", "BF16", "F8E4M3", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4",
+	}[f]
 }
 
-// Accumulator says in what precision a dot product is summed.
+// Accumulator is the precision in which a dot product is summed.
 type Accumulator uint8
 
 const (

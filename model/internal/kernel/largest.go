@@ -2,11 +2,11 @@ package kernel
 
 import "encoding/binary"
 
-// largestBlock is how many patterns the kernels of Largest16 take at least, and a multiple of.
+// largestBlock divides the number of patterns that a kernel of Largest16 takes.
 const largestBlock = 128
 
-// Largest16 returns the largest magnitude below limit of the patterns of 16 bits in data, which
-// are without their sign bits magnitudes of F16 or BF16; 0 if there is none.
+// Largest16 returns the largest magnitude below limit in data, 16-bit patterns of F16 or BF16: a
+// magnitude is a pattern without its sign bit. It returns 0 if no magnitude is below limit.
 func Largest16(data []byte, limit uint16) (most uint16) {
 	largest := current().largest16
 	if largest == nil {
@@ -23,14 +23,14 @@ func Largest16(data []byte, limit uint16) (most uint16) {
 }
 
 const (
-	each16 = 0x0001_0001_0001_0001 // times a 16-bit number: four of it side by side
+	each16 = 0x0001_0001_0001_0001 // its product with a 16-bit number holds the number four times
 	sign16 = 0x8000 * each16
 )
 
-// largestPortable is Largest16 without kernels. Few blocks hold a larger magnitude than those
-// before them.
+// largestPortable is Largest16 without kernels. Few blocks hold a larger magnitude than all
+// blocks before.
 func largestPortable(data []byte, limit uint16) (most uint16) {
-	gap := uint64(0x7fff * each16) // reaches the sign from the first magnitude above most on
+	gap := uint64(0x7fff * each16) // added to a magnitude above most it sets the sign bit
 	for ; len(data) >= 64; data = data[64:] {
 		b := (*[64]byte)(data)
 		above := binary.LittleEndian.Uint64(b[0:])&^sign16 + gap

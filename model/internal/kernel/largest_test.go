@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLargest16 finds the largest at every place of every length around those of the kernels,
+// TestLargest16 finds the largest at every place of every length around the lengths of kernels,
 // at any alignment, with patterns from limit on that do not count, and larger ones around.
 func TestLargest16(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))

@@ -2,16 +2,16 @@ package kernel
 
 import "math"
 
-// Losses counts how numbers y differ from those, x, that they were rounded from.
+// Losses counts how numbers y differ from their sources x, of which they are roundings.
 type Losses struct {
 	Changed  uint32 // |y| ≠ |x|
-	Small    uint32 // of these: |x| below the least normal number
-	Zero     uint32 // of these that changed: y = 0
+	Small    uint32 // |y| ≠ |x|, |x| below the least normal number
+	Zero     uint32 // |y| ≠ |x|, y = 0
 	Infinite uint32 // y infinite or NaN
 }
 
-// Count sets l to the counts of fewer than 2³² numbers, least being the least normal number of the
-// format that y are of. It panics if lengths differ.
+// Count sets l to the counts of fewer than 2³² numbers; least is the least normal number of y's
+// format. Count panics if lengths differ.
 func (l *Losses) Count(y, x []float32, least float32) {
 	if len(y) != len(x) {
 		panic("kernel: Losses: lengths do not fit")
@@ -31,7 +31,7 @@ func (l *Losses) Count(y, x []float32, least float32) {
 	lossesPortable(l, y[done:], x[done:], math.Float32bits(least))
 }
 
-// lossesPortable adds to l what Count sets, in portable Go.
+// lossesPortable adds the counts to l, in portable Go.
 func lossesPortable(l *Losses, y, x []float32, least uint32) {
 	const magnitude, infinity = 1<<31 - 1, 0x7f800000
 	y = y[:len(x)]
@@ -45,5 +45,5 @@ func lossesPortable(l *Losses, y, x []float32, least uint32) {
 	}
 }
 
-// negative is 1 for differences of magnitudes that are below 0, and 0 for others.
+// negative returns 1 for a difference of magnitudes below 0, else 0.
 func negative(d uint32) uint32 { return d >> 31 }

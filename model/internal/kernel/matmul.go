@@ -7,9 +7,9 @@ import (
 
 // MatMul computes dst = x·wᵀ + bias: dst[t, r] = dot(x[t], w[r]) + bias[r], with x
 // of shape [tokens, w.Cols] and dst of shape [tokens, w.Rows], both row-major. bias, of
-// w.Rows numbers, may be nil. The dot product is Dot64 or Dot32 as acc says; the bias is
-// added in the same precision before the one rounding to float32. workers is the number
-// of goroutines at most, 0 meaning GOMAXPROCS; it does not change the result. dst does not
+// w.Rows numbers, may be nil. acc selects Dot64 or Dot32; the bias is added in the same
+// precision before the one rounding to float32. workers is the largest number of goroutines,
+// 0 meaning GOMAXPROCS; it does not change the result. dst does not
 // overlap the operands.
 func MatMul(dst, x []float32, w Matrix, bias []float32, acc Accumulator, workers int) {
 	j := jobs.Get().(*job)
@@ -33,7 +33,7 @@ func (j *job) run() {
 // job is one call of MatMul, cut into a grid of items: blocks of tokens against
 // blocks of rows. No dot product is cut.
 type job struct {
-	serial  uint64 // unlike any other job's
+	serial  uint64 // unique to the job
 	im      *implementation
 	dst, x  []float32
 	w       Matrix
@@ -41,11 +41,11 @@ type job struct {
 	acc     Accumulator
 	workers int
 	tokens  int
-	length  int // of a row of the operands, padded if the tiles want whole steps of lanes
+	length  int // length of a row of the operands, padded if the tiles need whole steps of lanes
 
 	panels  bool   // tokens and weights are packed into panels
 	inPlace bool   // tiles read the weights as stored, not decoded
-	format  Format // of the weights that tiles read
+	format  Format // format of the weights that tiles read
 
 	tokenBlock, rowBlock   int // tokens and rows of an item
 	tokenBlocks, rowBlocks int // the grid
@@ -58,15 +58,15 @@ var (
 
 // Sizes of the blocks that a product is cut into.
 const (
-	// blockStep divides the tokens of every block but the last. It is a multiple of the
-	// widths of all tiles, and the widest panel.
+	// blockStep divides the number of tokens of every block but the last. It is a multiple of
+	// the widths of all tiles and panels.
 	blockStep = 12
-	// itemsPerWorker is how many items there are for each worker, if there are rows and
-	// tokens enough: workers that are held up then take fewer.
+	// itemsPerWorker is the number of items per worker, if rows and tokens suffice: a worker
+	// that the system delays then takes fewer items.
 	itemsPerWorker = 8
 	// leastRowBlock is the fewest rows that a block is cut to.
 	leastRowBlock = 16
-	// wakeProducts is how many multiply-adds take about as long as waking a worker.
+	// wakeProducts is the number of multiply-adds that take about as long as waking a worker.
 	wakeProducts = 1 << 19
 
 	// tileBlockBytes bounds the tokens of a block for tiles: they stay in the second-level
@@ -74,8 +74,8 @@ const (
 	tileBlockBytes = 512 << 10
 
 	// panelBlockBytes and mostPanelTokens bound the tokens of a block for panels, which
-	// pass from the third-level cache through the kernels. The weights are packed again
-	// for every block, so that a block has at least leastPanelTokens, if there are so many.
+	// pass from the third-level cache through the kernels. The weights are packed again for
+	// every block, so a block has at least leastPanelTokens, if the product has that many.
 	panelBlockBytes  = 5 << 20
 	mostPanelTokens  = 516
 	leastPanelTokens = 96
@@ -140,7 +140,7 @@ func (j *job) tokenBytes() int {
 }
 
 // cutTokens cuts the tokens into blocks of at most block tokens, a multiple of blockStep,
-// and makes these as small as they can be without becoming more.
+// and makes the blocks as small as possible without adding one.
 func (j *job) cutTokens(block int) {
 	block = max(1, block/blockStep) * blockStep
 	blocks := max(1, ceilDiv(j.tokens, block))
@@ -153,13 +153,13 @@ func (j *job) cutRows(block int) {
 	j.rowBlock, j.rowBlocks = block, ceilDiv(j.w.Rows, block)
 }
 
-// ceilDiv returns ⌈a/b⌉ of a ≥ 0 and b > 0.
+// ceilDiv returns ⌈a/b⌉ for a ≥ 0 and b > 0.
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
 // roundUp returns the smallest multiple of b that is at least a.
 func roundUp(a, b int) int { return ceilDiv(a, b) * b }
 
-// items is the number of items.
+// items returns the number of items.
 func (j *job) items() int { return j.tokenBlocks * j.rowBlocks }
 
 // item computes one block of dst.

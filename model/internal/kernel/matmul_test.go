@@ -115,7 +115,7 @@ func TestMatMulIsTheDotProduct(t *testing.T) {
 	})
 }
 
-// TestMatMulOfEveryCount has every count of tokens and rows around those of the tiles,
+// TestMatMulOfEveryCount has every count of tokens and rows around the counts of the tiles,
 // and every count of tokens up to several panels.
 func TestMatMulOfEveryCount(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 2))

@@ -11,17 +11,17 @@ import "unsafe"
 //
 // the product rounded once; and then rounded to Via, if Round is set.
 type Matrix struct {
-	Rows int // r < Rows; of weights, the output features
-	Cols int // c < Cols; of weights, the input features
+	Rows int // r < Rows; the output features of weights
+	Cols int // c < Cols; the input features of weights
 
-	Format Format // of Data; of a block format, rows are whole blocks, and there are no Scales
+	Format Format // format of Data; rows of a block format are whole blocks, without Scales
 	Data   []byte // at least Rows × Cols numbers of Format, at any alignment
 
-	Scales    []float32 // one factor per block, [⌈Rows/BlockRows⌉, ⌈Cols/BlockCols⌉], or nil
+	Scales    []float32 // [⌈Rows/BlockRows⌉, ⌈Cols/BlockCols⌉], one factor per block; may be nil
 	BlockRows int       // rows of a block, fewer at the lower edge
 	BlockCols int       // columns of a block, fewer at the right edge
 
-	Round bool   // numbers of Data are rounded to Via, as a reference does that casts its weights
+	Round bool   // round the numbers of Data to Via, as a reference that casts its weights
 	Via   Format // F32, F16 or BF16
 
 	Values []float32 // at least Rows × Cols numbers, if Data is nil
@@ -35,7 +35,7 @@ func (m *Matrix) check() {
 	}
 }
 
-// inPlace says whether the tiles of im read m as it is in memory.
+// inPlace reports whether the tiles of im read m from its memory.
 func (m *Matrix) inPlace(im *implementation) bool {
 	if m.Cols%lanes != 0 && !im.anyLength {
 		return false
@@ -43,13 +43,13 @@ func (m *Matrix) inPlace(im *implementation) bool {
 	return m.raw() && im.tile[m.format()].float32[0] != nil
 }
 
-// raw says whether the numbers in memory, decoded, are those of the matrix, in a format
-// that tiles and panels know.
+// raw reports whether decoding the memory gives the numbers of the matrix, and tiles and panels
+// know the format.
 func (m *Matrix) raw() bool {
 	return m.Data == nil || m.Scales == nil && !m.Round && (m.Format == F32 || m.Format == BF16)
 }
 
-// format is the format of the numbers in memory.
+// format returns the format of the numbers in memory.
 func (m *Matrix) format() Format {
 	if m.Data == nil {
 		return F32
@@ -57,10 +57,10 @@ func (m *Matrix) format() Format {
 	return m.Format
 }
 
-// rowBytes is the size of a row in memory.
+// rowBytes returns the size of a row in memory.
 func (m *Matrix) rowBytes() int { return m.format().Bytes(m.Cols) }
 
-// start returns where row r begins in memory; the rows after it follow.
+// start returns the address of row r in memory; the next rows follow it.
 func (m *Matrix) start(r int) unsafe.Pointer {
 	if m.Data == nil {
 		return unsafe.Pointer(&m.Values[r*m.Cols])
@@ -72,8 +72,8 @@ func (m *Matrix) start(r int) unsafe.Pointer {
 func (m *Matrix) Row(dst []float32, r int) []float32 { return m.part(dst, r, 0, m.Cols) }
 
 // part returns the numbers from … to-1 of row r as float32: decoded into dst, or a part of
-// Values. Where there are scales, from is a multiple of BlockCols; of a block format they
-// are whole blocks.
+// Values. With Scales, from is a multiple of BlockCols; in a block format the numbers are whole
+// blocks.
 func (m *Matrix) part(dst []float32, r, from, to int) []float32 {
 	first, n := r*m.Cols+from, to-from
 	if m.Data == nil {

@@ -70,7 +70,7 @@ func TestInPlace(t *testing.T) {
 		{"values", Matrix{Rows: 2, Cols: 32, Values: make([]float32, 64)}, true, true},
 		{"BF16", Matrix{Rows: 2, Cols: 32, Format: BF16, Data: data}, true, true},
 		{"BF16, odd length", Matrix{Rows: 2, Cols: 31, Format: BF16, Data: data}, true, false},
-		{"F16, which there is no tile for", Matrix{Rows: 2, Cols: 32, Format: F16, Data: data}, false, false},
+		{"F16, which has no tile", Matrix{Rows: 2, Cols: 32, Format: F16, Data: data}, false, false},
 		{"F8E4M3", Matrix{Rows: 2, Cols: 32, Format: F8E4M3, Data: data}, false, false},
 		{"scaled", Matrix{Rows: 2, Cols: 32, Format: BF16, Data: data, Scales: unscaled, BlockRows: 2, BlockCols: 32}, false, false},
 		{"rounded", Matrix{Rows: 2, Cols: 32, Format: BF16, Data: data, Round: true, Via: F16}, false, false},

@@ -2,8 +2,8 @@ package kernel
 
 import "unsafe"
 
-// packedFormat returns the format in which rows of weights are packed: that of memory, or
-// F32 for what is decoded first.
+// packedFormat returns the format in which rows of weights are packed: the format in memory, or
+// F32 if they are decoded first.
 func (j *job) packedFormat() Format {
 	if j.w.raw() {
 		return j.w.format()
@@ -47,8 +47,7 @@ func (s *panelScratch[F]) decode(r, rows int) {
 	}
 }
 
-// packWeights packs a part of the weights. The last row is repeated in the place of those
-// that are missing.
+// packWeights packs a part of the weights. The last row is repeated where rows are missing.
 func (s *panelScratch[F]) packWeights(p part) {
 	format, lane := s.j.packedFormat(), s.weightLane(p.steps)
 	n := min(p.steps*lanes, s.j.w.Cols-p.step*lanes)
@@ -69,7 +68,7 @@ func (s *panelScratch[F]) packWeights(p part) {
 	}
 }
 
-// weight is the first number of row i of a part, in the format in which it is packed.
+// weight returns the address of the first number of row i of a part, in the packed format.
 func (s *panelScratch[F]) weight(p part, i int) *byte {
 	m, first := &s.j.w, p.step*lanes
 	if m.raw() {
@@ -78,10 +77,12 @@ func (s *panelScratch[F]) weight(p part, i int) *byte {
 	return (*byte)(unsafe.Pointer(&s.rows[i*m.Cols+first]))
 }
 
-// arrange runs a pack kernel on n numbers of each row of s.src. The kernel takes pairs
-// of steps; what is left over at the ends of rows is copied first, so that nothing behind
-// them is read. s.src is cleared: it points to the caller's memory.
-func arrange[F float32 | float64, D any](s *panelScratch[F], kernel packKernel[D], dst []D, format Format, n, stride, lane int) {
+// arrange runs a pack kernel on n numbers of each row of s.src. The kernel takes pairs of
+// steps; arrange copies the ends of rows first, so that the kernel reads nothing behind them.
+// It clears s.src, which points to the caller's memory.
+func arrange[F float32 | float64, D any](
+	s *panelScratch[F], kernel packKernel[D], dst []D, format Format, n, stride, lane int,
+) {
 	src, size := &s.src, format.Size()
 	steps := n / (2 * lanes) * 2
 	kernel(&dst[0], src, steps, stride, lane)

@@ -5,19 +5,19 @@ import (
 	"unsafe"
 )
 
-// A float32 sum rounds each of its partial sums, by an error whose variance is in proportion to
-// the square of that partial sum. The kernels here add these squares up, for sums in their
-// natural order, which GEMM kernels follow in chains of some hundred terms whose sums they add.
+// A float32 sum rounds each of its partial sums; the variance of that error is proportional to
+// the square of the partial sum. These kernels add up the squares, for sums in their natural
+// order. GEMM kernels follow that order in chains of some hundred terms and add the chains.
 
 const (
-	// ChainTerms is how many terms a chain has, of sums that are not one chain.
+	// ChainTerms is the number of terms of a chain, in sums of several chains.
 	ChainTerms = 512
-	// sampled is how many terms lie between two partial sums that are looked at.
+	// sampled is the number of terms between two partial sums that are squared.
 	sampled = lanes
 )
 
-// PartialSums returns the squares of the partial sums of Σ x·w, and beside them the sum of terms
-// with squared weights, all in float32 and in the order of k:
+// PartialSums returns the sum of the squares of the partial sums of Σ x·w, and the sum
+// Σ terms·w², all in float32 and in the order of k:
 //
 //	for k := range w {
 //		s = fma32(x[k], w[k], s)
@@ -26,8 +26,8 @@ const (
 //		if k%512 == 511 && !oneChain || k is the last { t += s; partial = fma32(t, t, partial); s = 0 }
 //	}
 //
-// One partial sum in 16 stands for these n, and t are the running totals of the chains. x and
-// terms are at least as long as w.
+// One partial sum in 16 represents n of them; t is the running total of the chains. x and terms
+// are at least as long as w.
 func PartialSums(x, terms, w []float32, oneChain bool) (partial, squares float32) {
 	x, terms = x[:len(w)], terms[:len(w)]
 	var s, t float32
@@ -47,18 +47,18 @@ func PartialSums(x, terms, w []float32, oneChain bool) (partial, squares float32
 	return partial, squares
 }
 
-// Partial asks for sums of rows of X and V with the rows of a matrix w. Each receives, of a token
-// and the rows of w from row on:
+// Partial requests sums of rows of X and V with the rows of a matrix w. Each receives the sums of
+// a token with the rows of w from row on:
 //
-//	partial, squares = PartialSums(x, x∘x, w, OneChain), x being the token's row of X times its scale
-//	carried = Σ v·w², v being the token's row of V: the squares of PartialSums
+//	partial, squares = PartialSums(x, x∘x, w, OneChain), x the token's row of X times its scale
+//	carried          = Σ v·w², v the token's row of V: the squares of PartialSums
 //
-// It is called for parts of the results, at once on several goroutines. The slices are of as many
-// rows, and may be used during the call.
+// Several goroutines call Each at once, each for a part of the results. The slices have one number
+// per row and are valid during the call.
 type Partial struct {
-	X     []float32 // [tokens, w.Cols]; nil if none are wanted: then so are partial and squares
-	Scale []float32 // of each token of X, powers of two; nil means 1
-	V     []float32 // [tokens, w.Cols]; nil if none are wanted: then so is carried
+	X     []float32 // [tokens, w.Cols]; nil leaves partial and squares nil
+	Scale []float32 // factor of each token of X, a power of two; nil means 1
+	V     []float32 // [tokens, w.Cols]; nil leaves carried nil
 
 	OneChain bool
 	Each     func(token, row int, partial, squares, carried []float32)
@@ -69,28 +69,27 @@ type Partial struct {
 //
 //	panel[group][k][row of the group]
 type partialKernels struct {
-	group int // rows of a group: a register of float32; 0 means no kernels
-	// pack is a kernel of panels32, or one for which lane is group and stride 16·group.
-	pack packKernel[float32]
-	// sums take panels of as many tokens as their index says, and one more.
-	sums [maxWidth]partialKernel
+	group int                     // rows of a group: a register of float32; 0 means no kernels
+	pack  packKernel[float32]     // called with lane = group and stride = 16·group
+	sums  [maxWidth]partialKernel // the kernel at index i takes panels of i+1 tokens; nil if missing
 }
 
-// partialKernel goes on with PartialSums of a panel of weights and one of tokens by 16·steps
-// terms. state is [s, t, partial, squares][token][row of the panel], w a panel, and x holds of
-// each k the numbers of all tokens and their terms:
+// partialKernel continues PartialSums of a panel of weights and a panel of tokens by 16·steps
+// terms. state is [s, t, partial, squares][token][row of the panel], w a panel, and x holds for
+// each k the numbers of all tokens, then their terms:
 //
 //	for each 16 terms { s, squares as in PartialSums; partial = fma32(n*s, s, partial) }
 //	if end { t += s; partial = fma32(t, t, partial); s = 0 }
 type partialKernel func(state, w, x *float32, steps int, n float32, end bool)
 
-// states is how many numbers a partialKernel keeps of each token and row.
+// states is the number of sums in a partialKernel's state, for each token and row.
 const states = 4
 
-// available says whether there are any kernels.
+// available reports whether the implementation has these kernels.
 func (k *partialKernels) available() bool { return k.group > 0 }
 
-// width returns the smallest width of a kernel for n tokens or, if there is none, the largest.
+// width returns the smallest width of a kernel for n tokens, or the largest width if all are
+// smaller than n.
 func (k *partialKernels) width(n int) int {
 	best := 0
 	for i, kernel := range k.sums {
@@ -101,10 +100,10 @@ func (k *partialKernels) width(n int) int {
 	return best
 }
 
-// MatMulPartial computes dst = x·wᵀ + bias as MatMul does, and the sums that p asks for: dst
-// holds its results of a row when p.Each gets those of that row. Few tokens go through the weights
-// once, for both. workers is the number of goroutines at most, 0
-// meaning GOMAXPROCS; it does not change the result. It panics if lengths do not fit.
+// MatMulPartial computes dst = x·wᵀ + bias as MatMul does, and the sums that p requests. dst holds
+// the results of a row when p.Each receives the sums of that row. Few tokens read the weights once
+// for both. workers is the largest number of goroutines, 0 meaning GOMAXPROCS; it does not change
+// the result. MatMulPartial panics if lengths do not fit.
 func MatMulPartial(dst, x []float32, w Matrix, bias []float32, acc Accumulator, p *Partial, workers int) {
 	j := jobs.Get().(*job)
 	defer jobs.Put(j)
@@ -116,7 +115,8 @@ func MatMulPartial(dst, x []float32, w Matrix, bias []float32, acc Accumulator, 
 		q.run(workers)
 		return
 	}
-	j.cutRows(max(tileRows, j.im.panelRows(acc), q.panelRows(), min(sharedBytes/max(1, j.w.rowBytes()), j.rowBlock)/q.panelRows()*q.panelRows()))
+	shared := min(sharedBytes/max(1, j.w.rowBytes()), j.rowBlock) / q.panelRows() * q.panelRows()
+	j.cutRows(max(tileRows, j.im.panelRows(acc), q.panelRows(), shared))
 	q.setTokens(0)
 	defer q.release()
 	Parallel(j.rowBlocks, j.workers, func(i int) {
@@ -125,11 +125,11 @@ func MatMulPartial(dst, x []float32, w Matrix, bias []float32, acc Accumulator, 
 	})
 }
 
-// MatPartial computes the sums that p asks for. workers is as of MatMulPartial.
+// MatPartial computes the sums that p requests. workers means the same as for MatMulPartial.
 func MatPartial(w Matrix, p *Partial, workers int) { p.prepare(w).run(workers) }
 
-// sharedBytes is how many bytes of weights two computations read one after the other: they stay
-// in the second-level cache.
+// sharedBytes is the size in bytes of the weights that two computations read in turn: it fits the
+// second-level cache.
 const sharedBytes = 256 << 10
 
 // partialJob is one call of MatMulPartial or MatPartial.
@@ -137,15 +137,15 @@ type partialJob struct {
 	*Partial
 	im     *implementation
 	w      Matrix
-	kinds  int // 2 if there are X and V: of each token a row of X, then one of V
-	tokens int // rows of both
-	block  int // of these that are packed at once, an even number
+	kinds  int // 2 with both X and V: for each token a row of X, then a row of V
+	tokens int // rows of X and V together
+	block  int // tokens that are packed at once, an even number
 
 	// The present block: its first token, its panels, and their numbers.
 	first  int
 	panels []tokenRun
 	x      []float32
-	held   *[]float32 // where x's memory came from
+	pooled *[]float32 // memory of x, from packedTokens
 }
 
 // partialBytes bounds the tokens of a block, which pass from the third-level cache through the
@@ -179,10 +179,10 @@ func (p *Partial) prepare(w Matrix) *partialJob {
 	return q
 }
 
-// blocks is how many blocks of tokens there are.
+// blocks returns the number of blocks of tokens.
 func (q *partialJob) blocks() int { return ceilDiv(q.tokens, q.block) }
 
-// panelRows is how many rows of weights are taken at once.
+// panelRows returns the number of rows of weights in a panel.
 func (q *partialJob) panelRows() int { return max(1, 2*q.im.partial.group) }
 
 // run computes all blocks of tokens.
@@ -201,9 +201,9 @@ func (q *partialJob) run(workers int) {
 // packedTokens holds the memory of blocks of tokens.
 var packedTokens = sync.Pool{New: func() any { return new([]float32) }}
 
-// setTokens packs a block of tokens for the kernels: of each panel and each k the numbers of its
-// tokens, then their terms. The last token is repeated in the place of those that are missing,
-// and each row is filled up with 0 to whole steps.
+// setTokens packs a block of tokens for the kernels: for each panel and each k the numbers of its
+// tokens, then their terms. The last token is repeated where tokens are missing; each row is
+// padded with 0 to whole steps.
 func (q *partialJob) setTokens(block int) {
 	q.first = block * q.block
 	n, k, length := q.blockTokens(), &q.im.partial, q.length()
@@ -212,8 +212,8 @@ func (q *partialJob) setTokens(block int) {
 		run := tokenRun{at, max(1, k.width(n-at)), 1}
 		q.panels, at = append(q.panels, run), run.end()
 	}
-	q.held = packedTokens.Get().(*[]float32)
-	q.x = grow(*q.held, 2*length*q.panels[len(q.panels)-1].end())
+	q.pooled = packedTokens.Get().(*[]float32)
+	q.x = grow(*q.pooled, 2*length*q.panels[len(q.panels)-1].end())
 	for _, run := range q.panels {
 		for i := range run.width {
 			q.pack(q.x[2*length*run.first+i:], q.first+min(run.first+i, n-1), run.width)
@@ -221,19 +221,18 @@ func (q *partialJob) setTokens(block int) {
 	}
 }
 
-// blockTokens is how many tokens the present block has.
+// blockTokens returns the number of tokens in the present block.
 func (q *partialJob) blockTokens() int { return min(q.block, q.tokens-q.first) }
 
 // pack writes a token's numbers, and terms, to a panel of width tokens.
 func (q *partialJob) pack(panel []float32, token, width int) {
 	cols := q.w.Cols
 	from := token / q.kinds * cols
-	switch {
-	case q.carries(token):
+	if q.carries(token) {
 		for c, v := range q.V[from : from+cols] {
 			panel[2*c*width], panel[(2*c+1)*width] = 0, v
 		}
-	default:
+	} else {
 		scale := float32(1)
 		if q.Scale != nil {
 			scale = q.Scale[token/q.kinds]
@@ -248,19 +247,19 @@ func (q *partialJob) pack(panel []float32, token, width int) {
 	}
 }
 
-// carries says whether a token is a row of V.
+// carries reports whether a token is a row of V.
 func (q *partialJob) carries(token int) bool { return q.X == nil || token%q.kinds == 1 }
 
 // release gives the memory of a block back.
 func (q *partialJob) release() {
-	if q.held != nil {
-		*q.held = q.x
-		packedTokens.Put(q.held)
-		q.held, q.x = nil, nil
+	if q.pooled != nil {
+		*q.pooled = q.x
+		packedTokens.Put(q.pooled)
+		q.pooled, q.x = nil, nil
 	}
 }
 
-// length is that of a row, filled up to whole steps: pack kernels take two at a time.
+// length returns the length of a row, padded to whole steps: pack kernels take two at a time.
 func (q *partialJob) length() int { return roundUp(q.w.Cols, 2*lanes) }
 
 // rows computes the rows r … toR of the present block of tokens.
@@ -295,7 +294,7 @@ func (q *partialJob) portable(s *scratch, r, toR int) {
 
 // panel computes the rows r … r+rows, one panel of weights.
 func (q *partialJob) panel(s *scratch, r, rows int) {
-	span := ChainTerms // columns that are decoded at once
+	span := ChainTerms // columns decoded at once
 	if q.w.Scales != nil && span%q.w.BlockCols != 0 {
 		span = max(span, roundUp(q.w.Cols, ChainTerms))
 	}
@@ -318,8 +317,8 @@ func (q *partialJob) panel(s *scratch, r, rows int) {
 	q.give(p, r, rows)
 }
 
-// decode returns the numbers from … to-1 of a row, filled up with 0 to whole steps, in dst
-// unless they can be read where they are.
+// decode returns the numbers from … to-1 of a row, padded with 0 to whole steps: in dst, or in
+// the matrix if it holds float32 and no padding is needed.
 func (q *partialJob) decode(dst []float32, row, from, to int) []float32 {
 	n, whole := to-from, roundUp(to-from, 2*lanes)
 	values := q.w.part(dst, row, from, to)
@@ -331,7 +330,7 @@ func (q *partialJob) decode(dst []float32, row, from, to int) []float32 {
 	return dst[:whole]
 }
 
-// part goes on by n ≤ ChainTerms terms, from column k on: those at place at of what is decoded.
+// part continues the sums by n ≤ ChainTerms terms, from column k on, which is decoded at place at.
 func (q *partialJob) part(p *partialScratch, rows, at, k, n int) {
 	kernels, group := &q.im.partial, q.im.partial.group
 	for g := range 2 {
@@ -356,12 +355,12 @@ func (q *partialJob) part(p *partialScratch, rows, at, k, n int) {
 	}
 }
 
-// give hands the results of the rows r … r+rows on.
+// give passes the results of the rows r … r+rows to Each.
 func (q *partialJob) give(p *partialScratch, r, rows int) {
 	var sums [3][]float32 // partial, squares, carried
 	i, n := 0, q.blockTokens()
 	for _, run := range q.panels {
-		size := q.panelRows() * run.width // of one of the states
+		size := q.panelRows() * run.width // length of one sum of the state
 		state := p.state[states*q.panelRows()*run.first:]
 		for at := 0; at < size && i < n; at, i = at+q.panelRows(), i+1 {
 			token := q.first + i
@@ -380,9 +379,9 @@ func (q *partialJob) give(p *partialScratch, r, rows int) {
 
 // partialScratch is the memory of one worker for partialKernels.
 type partialScratch struct {
-	rows    []float32 // of weights, decoded
-	w       []float32 // a panel of them; in portable Go a token
-	state   []float32 // of each panel of tokens
+	rows    []float32 // decoded rows of weights
+	w       []float32 // a panel of weights; in portable Go a token
+	state   []float32 // state of each panel of tokens
 	decoded [2 * maxGroup][]float32
 	src     [maxGroup]*byte
 }

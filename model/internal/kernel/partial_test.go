@@ -132,7 +132,7 @@ func requireGiven(t *testing.T, want [3][]float32, p *Partial, n, rows int, run 
 	requireGuarded(t, got[:]...)
 }
 
-// TestPartialTokensMayBeOthers than those of the product, and none at all.
+// TestPartialTokensMayBeOthers than the tokens of the product, and may be absent.
 func TestPartialTokensMayBeOthers(t *testing.T) {
 	each(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(5, 6))

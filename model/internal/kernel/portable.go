@@ -23,8 +23,8 @@ func (j *job) portableRows(s *scratch, r, toR, t, toT int) {
 	}
 }
 
-// dotWide is Dot64 of numbers that were widened first. It makes one pass per half of the
-// lanes, so that the compiler keeps the partial sums in registers.
+// dotWide is Dot64 of widened numbers. It makes one pass per half of the lanes, so that the
+// compiler keeps the partial sums in registers.
 func dotWide(x, w []float64) float64 {
 	var lane [lanes]float64
 	whole := len(x) - len(x)%lanes

@@ -5,12 +5,12 @@ import (
 	"math"
 )
 
-// This file defines every format by the conversion of one number, and by loops over these
-// what the element kernels compute.
+// This file defines every format by the conversion of one number, and the element kernels by
+// loops over these conversions.
 
 // Decode returns the bits of the float32 that the pattern p of f stands for, which is
-// exact. A NaN of F16 or BF16 keeps its sign and payload and stays quiet or signalling;
-// F8E4M3 has one NaN, which is decoded as the quiet one of its sign. f is no block format.
+// exact. A NaN of F16 or BF16 keeps its sign and payload and stays quiet or signalling. The NaN
+// of F8E4M3 becomes the quiet float32 NaN of its sign. f is not a block format.
 func Decode(p uint32, f Format) uint32 {
 	switch f {
 	case F16:
@@ -24,8 +24,8 @@ func Decode(p uint32, f Format) uint32 {
 }
 
 // Encode returns the pattern of f (F32, F16 or BF16) nearest to the float32 of the
-// given bits, ties to even; what is beyond the range becomes infinite. A NaN keeps its
-// sign and the top of its payload, and is quiet if nothing of that is left.
+// given bits, ties to even; numbers beyond the range become infinite. A NaN keeps its
+// sign and the top of its payload, and becomes quiet if the top is 0.
 func Encode(bits uint32, f Format) uint32 {
 	switch f {
 	case F16:
@@ -100,7 +100,7 @@ func encodeF16(b uint32) uint16 {
 	return sign | uint16((abs-0x38000000+0xfff+abs>>13&1)>>13)
 }
 
-// payload sets the quiet bit of a NaN whose mantissa has become 0, which would be infinity.
+// payload sets the quiet bit of a NaN if its mantissa is 0, which would make it infinity.
 func payload(nan, mantissa, quiet uint16) uint16 {
 	if nan&mantissa == 0 {
 		return nan | quiet
@@ -108,9 +108,9 @@ func payload(nan, mantissa, quiet uint16) uint16 {
 	return nan
 }
 
-// The conversions below are those of the element kernels. They differ from Decode and
-// Encode in NaNs: as processors do, the kernels make a NaN quiet when they narrow it, and of
-// a NaN that they widen nothing is defined but that it is one.
+// The element kernels use the conversions below. They differ from Decode and Encode in NaNs:
+// as processors do, the kernels make a NaN quiet when they narrow it. A NaN that they widen
+// stays a NaN; its bits are undefined.
 
 // float32FromF16 widens an F16.
 func float32FromF16(h uint16) float32 { return math.Float32frombits(decodeF16(h)) }

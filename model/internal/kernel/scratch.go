@@ -5,22 +5,22 @@ import (
 	"sync"
 )
 
-// scratch is the memory that one worker needs. A worker takes one from scratches for each
-// item, so that buffers grow to what the largest product needs and are allocated once.
+// scratch is the memory of one worker. A worker takes a scratch from scratches for each item, so
+// that buffers grow to the needs of the largest product and are allocated once.
 type scratch struct {
 	w      [tileRows]*byte // the rows of a tile
 	tile32 tileScratch[float32]
 	tile64 tileScratch[float64]
 
-	// A block of tokens, each job.length numbers long: x, which is the caller's memory or
-	// padded, for float32 sums, and wide for float64 sums.
-	x, padded []float32
-	wide      []float64
-	heldFor   uint64 // the serial of the job that padded or wide belongs to
-	heldFrom  int    // and the first token in it
+	// A block of tokens, each job.length numbers long: x, the caller's memory or padded, for
+	// float32 sums; wide for float64 sums.
+	x, padded   []float32
+	wide        []float64
+	blockSerial uint64 // serial of the job of padded or wide
+	blockFirst  int    // first token in padded or wide
 
 	rows    []float32 // weights decoded for a tile, or one row in portable Go
-	rowWide []float64 // that row as float64
+	rowWide []float64 // the row in portable Go as float64
 
 	panels32 panelScratch[float32]
 	panels64 panelScratch[float64]
@@ -33,9 +33,9 @@ type scratch struct {
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
-// setTokens sets x or wide to the tokens t … toT, unless it holds them already. They are
-// padded to whole steps of lanes with -0: its product with the padding of weights, which
-// is 0, is -0, and adding that changes no sum, not even one that is -0.
+// setTokens sets x or wide to the tokens t … toT, unless it holds them already. Tokens are
+// padded with -0 to whole steps of lanes. The product of -0 with the padding of weights, 0, is
+// -0, and adding -0 changes no sum, not even -0.
 func (s *scratch) setTokens(j *job, t, toT int) {
 	cols, length := j.w.Cols, j.length
 	if j.acc == Float32 && cols == length {
@@ -49,10 +49,10 @@ func (s *scratch) setTokens(j *job, t, toT int) {
 	} else {
 		s.wide = grow(s.wide, n)
 	}
-	if s.heldFor == j.serial && s.heldFrom == t {
+	if s.blockSerial == j.serial && s.blockFirst == t {
 		return
 	}
-	s.heldFor, s.heldFrom = j.serial, t
+	s.blockSerial, s.blockFirst = j.serial, t
 	for i := range toT - t {
 		src := j.x[(t+i)*cols:][:cols]
 		if j.acc == Float32 {
@@ -65,8 +65,8 @@ func (s *scratch) setTokens(j *job, t, toT int) {
 	}
 }
 
-// grow returns a slice of n elements, in buf's memory if it is large enough. What the
-// elements hold is not defined.
+// grow returns a slice of n elements, in buf's memory if it is large enough. The values of the
+// elements are undefined.
 func grow[T any](buf []T, n int) []T {
 	if cap(buf) < n {
 		return make([]T, n)

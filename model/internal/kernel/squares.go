@@ -1,6 +1,6 @@
 package kernel
 
-// square sets dst to the squares of src, and returns it. They may be the same.
+// square sets dst to the squares of src, and returns it. dst may be src.
 func square(dst, src []float32) []float32 {
 	dst, done := dst[:len(src)], 0
 	if im := current(); im.square != nil {
@@ -23,8 +23,8 @@ func addMultiple(im *implementation, dst, src []float32, factor float32) {
 	}
 }
 
-// columnBlock is how many columns are added up at once: those of a few tokens stay in the
-// second-level cache.
+// columnBlock is the number of columns whose sums are made at once: the sums of a few tokens stay
+// in the second-level cache.
 const columnBlock = 1024
 
 // Columns computes products = a·w and squares = b·(w∘w), for a and b of shape [tokens,
@@ -35,11 +35,12 @@ const columnBlock = 1024
 //		squares[t, c] += float32(b[t, r] * float32(w[r, c] * w[r, c]))
 //	}
 //
-// from +0. workers is the number of goroutines at most, 0 meaning GOMAXPROCS; it does not
-// change the result. It panics if lengths do not fit.
+// from +0. workers is the largest number of goroutines, 0 meaning GOMAXPROCS; it does not
+// change the result. Columns panics if lengths do not fit.
 func Columns(products, a, squares, b []float32, w Matrix, workers int) {
 	w.check()
-	if w.Rows == 0 || len(a)%w.Rows != 0 || len(b) != len(a) || len(products) != len(a)/w.Rows*w.Cols || len(squares) != len(products) {
+	if w.Rows == 0 || len(a)%w.Rows != 0 || len(b) != len(a) ||
+		len(products) != len(a)/w.Rows*w.Cols || len(squares) != len(products) {
 		panic("kernel: Columns: lengths do not fit")
 	}
 	block := roundUp(columnBlock, max(1, w.BlockCols))

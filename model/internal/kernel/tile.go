@@ -2,8 +2,8 @@ package kernel
 
 import "unsafe"
 
-// Products of few tokens run on tiles: a kernel that multiplies tileRows rows of weights,
-// as they lie in memory, with a few tokens, and holds one sum per lane in registers.
+// Products of few tokens run on tiles. A tile is a kernel that multiplies tileRows rows of
+// weights, as they lie in memory, with a few tokens, and holds one sum per lane in registers.
 
 // tileRows is the number of rows of weights that a tile multiplies.
 const tileRows = 4
@@ -16,19 +16,19 @@ const maxWidth = 4
 //
 //	sum[tileRows*i+j] = Dot32(x[i][:n], w[j][:n])
 //
-// or Dot64, on tokens that were widened first, if F is float64. The rest of sum is scratch.
-// The weights have the format that the tile is for, at any alignment.
+// or Dot64 of widened tokens if F is float64. The rest of sum is scratch. The weights have the
+// format of the tile, at any alignment.
 type tileKernel[F float32 | float64] func(w *[tileRows]*byte, x *[maxWidth]*F, n int, sum *[256]F)
 
-// tiles holds the tiles for one format of weights. The tile of width n is at index n-1,
-// nil where there is none; float32 and float64 have the same widths.
+// tiles holds the tiles for one format of weights. The tile of width n is at index n-1, nil for
+// widths without a tile; float32 and float64 have the same widths.
 type tiles struct {
 	float32 [maxWidth]tileKernel[float32]
 	float64 [maxWidth]tileKernel[float64]
 }
 
-// width returns the smallest width of a tile for n tokens or, if there is none, the
-// largest.
+// width returns the smallest width of a tile for n tokens, or the largest width if all are
+// smaller than n.
 func (t *tiles) width(n int) int {
 	best := 1
 	for width := 2; width <= maxWidth && best < n; width++ {
@@ -58,7 +58,7 @@ func (j *job) tiled(s *scratch, r, toR, t, toT int) {
 }
 
 // tileWeights points s.w to the rows r … r+rows, decoded if the tiles do not read them as
-// stored. The last row is repeated in the place of those that are missing.
+// stored. The last row is repeated where rows are missing.
 func (j *job) tileWeights(s *scratch, r, rows int) {
 	if !j.inPlace {
 		s.rows = grow(s.rows, tileRows*j.length)
@@ -78,8 +78,8 @@ func (j *job) tileWeights(s *scratch, r, rows int) {
 	}
 }
 
-// tile multiplies rows of weights with the first of the tokens t … t+left and returns how
-// many tokens that were. The block of tokens that s holds begins at token first.
+// tile multiplies rows of weights with the first of the tokens t … t+left and returns the
+// number of those tokens. The block of tokens in s begins at token first.
 func (j *job) tile(s *scratch, r, rows, first, t, left int) int {
 	set, at := &j.im.tile[j.format], (t-first)*j.length
 	width := set.width(left)
@@ -94,8 +94,8 @@ func (j *job) tile(s *scratch, r, rows, first, t, left int) int {
 	return n
 }
 
-// run runs the kernel of a width on n tokens of a length. The last token is repeated in
-// the place of those that are missing.
+// run runs the kernel of a width on n tokens of a length. The last token is repeated where
+// tokens are missing.
 func (s *tileScratch[F]) run(kernel tileKernel[F], w *[tileRows]*byte, tokens []F, width, n, length int) {
 	for i := range width {
 		s.x[i] = &tokens[min(i, n-1)*length]

@@ -84,7 +84,7 @@ func TestTileWidth(t *testing.T) {
 	require.Equal(t, 3, set.width(9))
 }
 
-// TestSetTokensPads with what changes no sum.
+// TestSetTokensPads with numbers that change no sum.
 func TestSetTokensPads(t *testing.T) {
 	t.Parallel()
 	negative := float32(math.Copysign(0, -1))

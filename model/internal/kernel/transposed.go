@@ -1,13 +1,13 @@
 package kernel
 
-// transposeRows is how many rows are transposed at once: as many numbers as fill a line of
+// transposeRows is the number of rows that are transposed at once: their numbers fill a line of
 // the cache, so that each line of the result is written once.
 const transposeRows = 16
 
 // Transposed sets dst to the columns from … to-1 of w, decoded:
-// dst[c-from, r] = w[r, c], of shape [to-from, w.Rows]. Where w has scales, from is a
-// multiple of BlockCols; of a block format, the columns are whole blocks. workers is the
-// number of goroutines at most, 0 meaning GOMAXPROCS. It panics if lengths do not fit.
+// dst[c-from, r] = w[r, c], of shape [to-from, w.Rows]. With scales, from is a multiple of
+// BlockCols; in a block format, the columns are whole blocks. workers is the largest number of
+// goroutines, 0 meaning GOMAXPROCS. Transposed panics if lengths do not fit.
 func Transposed(dst []float32, w Matrix, from, to, workers int) {
 	w.check()
 	n := to - from
