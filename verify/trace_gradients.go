@@ -109,12 +109,6 @@ func (l *learning) misses(name string) bool {
 	return l.kinds[kind] && l.scope.selects(name)
 }
 
-// layerOf is the layer of a stage.
-func layerOf(name string) int {
-	layer, _ := pack.CutLayer(name)
-	return layer
-}
-
 // layer goes back through a layer that has been run, from the golden's gradient of its output x.
 // The gradient that the part behind it computes for x is compared when that part has been run.
 func (l *learning) layer(n int, name string, x *bounds.Value) error {
