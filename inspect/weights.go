@@ -3,7 +3,6 @@ package inspect
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"dsmoe/config"
 	"dsmoe/model/tensor"
@@ -65,30 +64,4 @@ func Measurable(w *weights.Weight) error {
 		return fmt.Errorf("shape %v is not that of a matrix", w.Shape)
 	}
 	return Countable(w)
-}
-
-// Spare is memory that is used again.
-type Spare[T any] struct {
-	mu   sync.Mutex
-	free []*T
-}
-
-// Get returns memory that was put back, or new memory.
-func (s *Spare[T]) Get() *T {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := len(s.free)
-	if n == 0 {
-		return new(T)
-	}
-	x := s.free[n-1]
-	s.free = s.free[:n-1]
-	return x
-}
-
-// Put gives memory back.
-func (s *Spare[T]) Put(x *T) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.free = append(s.free, x)
 }

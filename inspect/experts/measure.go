@@ -217,7 +217,7 @@ func examine(x *matrix.Reader, m *mlp, probes []float32) (*Expert, error) {
 
 // read reads an expert, the first time or again.
 func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, error) {
-	space, p := x.Spaces.Get(), matrix.Arithmetic()
+	space, p := x.Spaces.Get().(*matrix.Space), matrix.Arithmetic()
 	defer x.Spaces.Put(space)
 	defer p.Close(nil)
 	reading := x.Again

@@ -197,7 +197,7 @@ func (s *products) addAll(x *matrix.Reader, a, b *suspect, order []int) error {
 
 // addMatrices reads two matrices, whose neurons are rows or columns, and adds their numbers.
 func (s *products) addMatrices(x *matrix.Reader, a, b *weights.Weight, order []int, columns bool) error {
-	space := x.Spaces.Get()
+	space := x.Spaces.Get().(*matrix.Space)
 	defer x.Spaces.Put(space)
 	m, err := x.Matrix(x.Again, a, &space.First)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"math"
 	"slices"
+	"sync"
 
 	"dsmoe/inspect"
 	"dsmoe/model"
@@ -40,7 +41,7 @@ type Reader struct {
 	inspect.Weights
 	*weights.Reading
 	Again  *weights.Reading // of weights a second time, whose bytes are not counted
-	Spaces inspect.Spare[Space]
+	Spaces sync.Pool        // of *Space
 }
 
 // Space is the memory of a worker: two matrices.
@@ -48,7 +49,8 @@ type Space struct{ First, Second []float32 }
 
 // NewReader returns a reader of w's matrices.
 func NewReader(ctx context.Context, w inspect.Weights) *Reader {
-	return &Reader{Weights: w, Reading: w.Reading(ctx), Again: weights.NewReading(ctx, w.Threads, nil)}
+	return &Reader{Weights: w, Reading: w.Reading(ctx), Again: weights.NewReading(ctx, w.Threads, nil),
+		Spaces: sync.Pool{New: func() any { return new(Space) }}}
 }
 
 // Matrix reads a weight into the memory of dst.

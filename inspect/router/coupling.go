@@ -89,7 +89,7 @@ func (r *router) couple(x *matrix.Reader) (*Coupling, error) {
 
 // responses returns ‖W·r‖² of an expert's gate_proj for each of n rows.
 func responses(x *matrix.Reader, w *weights.Weight, rows []float32, n int) (squares []float64, err error) {
-	space, p := x.Spaces.Get(), matrix.Arithmetic()
+	space, p := x.Spaces.Get().(*matrix.Space), matrix.Arithmetic()
 	defer x.Spaces.Put(space)
 	defer p.Close(nil)
 	m, err := x.Matrix(x.Reading, w, &space.First)

@@ -23,8 +23,8 @@ type counting struct {
 	groups   []*group
 	byName   map[string]*group
 	decoded  map[tensor.DType]*[halves]float32 // the number of each bit pattern
-	scratch  inspect.Spare[scratch]
-	counters inspect.Spare[[halves]int64] // all zeros
+	scratch  sync.Pool                         // of *scratch
+	counters sync.Pool                         // of *[halves]int64, all zeros
 }
 
 func newCounting(ctx context.Context, w inspect.Weights, o Options) *counting {
@@ -32,7 +32,9 @@ func newCounting(ctx context.Context, w inspect.Weights, o Options) *counting {
 	for _, d := range []tensor.DType{tensor.F16, tensor.BF16} {
 		decoded[d] = tensor.PatternValues(d)
 	}
-	return &counting{Weights: w, Reading: w.Reading(ctx), options: o, byName: map[string]*group{}, decoded: decoded}
+	return &counting{Weights: w, Reading: w.Reading(ctx), options: o, byName: map[string]*group{}, decoded: decoded,
+		scratch:  sync.Pool{New: func() any { return new(scratch) }},
+		counters: sync.Pool{New: func() any { return new([halves]int64) }}}
 }
 
 // scratch is the memory of a worker.
@@ -111,7 +113,7 @@ func (s *counting) countAll() {
 
 // count counts part i of a group, n elements of a weight from at on. The last part of a group sums up.
 func (s *counting) count(g *group, w *countedWeight, i int, at, n int64) {
-	memory := s.scratch.Get()
+	memory := s.scratch.Get().(*scratch)
 	defer s.scratch.Put(memory)
 	rows := newRowPeaks(w, at, n, s.options.By == inspect.ByTensor)
 	part := newSums()
@@ -129,7 +131,7 @@ func (s *counting) count(g *group, w *countedWeight, i int, at, n int64) {
 	}
 	if w.byPattern {
 		if g.patterns[w.DType] == nil {
-			g.patterns[w.DType] = s.counters.Get()
+			g.patterns[w.DType] = s.counters.Get().(*[halves]int64)
 		}
 		memory.patterns.Take(g.patterns[w.DType])
 	} else {
@@ -147,7 +149,7 @@ func (s *counting) addUpper(g *group, memory *scratch) {
 		return
 	}
 	if g.upper == nil {
-		g.upper = s.counters.Get()
+		g.upper = s.counters.Get().(*[halves]int64)
 	}
 	for i, n := range memory.upper {
 		g.upper[i] += n
