@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// arena hands out the buffers of activations, so that a layer uses those of the layer
+// arena hands out the buffers of activations, so that a layer reuses the buffers of the layer
 // before. It belongs to one pass and one goroutine at a time.
 type arena struct {
 	free [64][][]float32 // by the logarithm of their capacity
@@ -15,7 +15,7 @@ type arena struct {
 // arenas keeps the memory of passes for the next ones.
 var arenas = sync.Pool{New: func() any { return new(arena) }}
 
-// get returns n numbers, whatever they are.
+// get returns n numbers with undefined values.
 func (a *arena) get(n int) []float32 {
 	class := bits.Len(uint(max(n, 1) - 1))
 	if last := len(a.free[class]) - 1; last >= 0 {
@@ -29,11 +29,11 @@ func (a *arena) get(n int) []float32 {
 	return buf
 }
 
-// mark returns where the buffers handed out from here on begin.
+// mark returns the number of buffers handed out so far.
 func (a *arena) mark() int { return len(a.used) }
 
-// release takes back the buffers handed out since mark, and that of dropped wherever it
-// is, but not that of keep.
+// release takes back the buffers handed out since mark and the buffer of dropped, however old,
+// but not the buffer of keep.
 func (a *arena) release(mark int, dropped, keep []float32) {
 	if i := a.find(mark, dropped); i >= 0 && !sameBuffer(dropped, keep) {
 		mark--
@@ -51,7 +51,7 @@ func (a *arena) release(mark int, dropped, keep []float32) {
 	a.used = kept
 }
 
-// find returns which of the first n buffers in use holds values, -1 if none does.
+// find returns the index of values among the first n buffers in use, or -1.
 func (a *arena) find(n int, values []float32) int {
 	for i := n - 1; i >= 0; i-- {
 		if sameBuffer(a.used[i], values) {
@@ -61,5 +61,5 @@ func (a *arena) find(n int, values []float32) int {
 	return -1
 }
 
-// sameBuffer says whether two slices begin at the same number.
+// sameBuffer reports whether two slices begin at the same number.
 func sameBuffer(a, b []float32) bool { return len(a) > 0 && len(b) > 0 && &a[0] == &b[0] }

@@ -3,26 +3,24 @@ package model
 import "dsmoe/config"
 
 // Arithmetic carries out the operations of the network on values of its own type V. The
-// network is written once, over these; Plain computes them in float32, Tape does so
-// and remembers what the gradients need, and others can be written elsewhere, from
-// nothing or around one of these two: such a one embeds it and has other methods for
-// the operations that it changes.
+// network is written once, over these operations. Plain computes them in float32; Tape
+// computes the same and remembers what the gradients need. Other packages can write more
+// arithmetics, from nothing or by embedding one of these two and overriding operations.
 //
 // A value is a tensor with a shape and a dtype. An operation does not change its
 // operands. As in PyTorch its result has the dtype of its first operand, and is rounded
-// to that once, unless the operation says where else the reference rounds. Formulas
-// stand for what is computed between these rounding points: "exact" ones are one
-// correctly rounded float32 operation per element, and need no second rounding in F32.
-// "Data movement" computes nothing. Weights are cast to the compute dtype first, as
-// model.to(dtype) does.
+// to that dtype once, unless the operation names more rounding points of the reference.
+// Formulas hold between rounding points: "exact" ones are one correctly rounded float32
+// operation per element, and need no second rounding in F32. "Data movement" computes
+// nothing. Weights are cast to the compute dtype first, as model.to(dtype) does.
 //
-// An arithmetic may put the last rounding of a result off until an operation takes the
-// result as its operand: a Trace then sees what was computed before that rounding.
+// An arithmetic may delay the last rounding of a result until an operation takes the
+// result as its operand: a Trace then sees the values before that rounding.
 //
-// An arithmetic serves one pass of one network, and no two operations at a time.
+// An arithmetic serves one pass of one network, one operation at a time.
 type Arithmetic[V any] interface {
-	// Scope returns f(x). Afterwards neither x nor what f made is used, but for the
-	// result, so that an arithmetic can take memory back.
+	// Scope returns f(x). Afterwards only the result is used, neither x nor other values that
+	// f made, so that an arithmetic can take memory back.
 	Scope(x V, f func(x V) V) V
 
 	// Embed looks token ids up in w [vocab, hidden]: [tokens, hidden] in the compute dtype.
@@ -36,32 +34,32 @@ type Arithmetic[V any] interface {
 	Add(a, b V) V
 	// SwiGLU is silu(gate) · up, exact, with silu(g) = g / (1 + e^-g) a rounding point.
 	SwiGLU(gate, up V) V
-	// Softmax is e^(x - max) / Σ e^(x - max) of each row, in float32 or better. Scores of
-	// attention are among its operands, and logits of a gate.
+	// Softmax is e^(x - max) / Σ e^(x - max) of each row, in float32 or better. The network
+	// applies it to scores of attention and to logits of a gate.
 	Softmax(x V) V
 	// Float32 is x in dtype F32, mirroring x.type(torch.float32). Exact.
 	Float32(x V) V
 
-	// Reshape is x in another shape of as many elements. Data movement.
+	// Reshape is x in another shape with the same number of elements. Data movement.
 	Reshape(x V, shape ...int) V
-	// Move carries a Move out: the result is values of the operands, which are of one
-	// dtype. Data movement.
+	// Move carries out a Move: the result's values are values of the operands, which have
+	// one dtype. Data movement.
 	Move(m *Move, operands ...V) V
 
 	AttentionArithmetic[V] // operations of attention
 	RoutingArithmetic[V]   // operations of a mixture of experts
 }
 
-// AttentionArithmetic is the part of Arithmetic that only attention uses. Heads are
-// apart there: q is [batch, heads, seq, qk_head_dim], k [batch, groups, seq, qk_head_dim],
-// and heads/groups heads in a row share a group's keys and values (repeat_kv).
+// AttentionArithmetic is the part of Arithmetic that only attention uses. Heads have an
+// axis there: q is [batch, heads, seq, qk_head_dim], k [batch, groups, seq, qk_head_dim],
+// and heads/groups consecutive heads share a group's keys and values (repeat_kv).
 type AttentionArithmetic[V any] interface {
 	// Tables are RoPE's cos and sin, [positions, r.Half] each, in r.DType.
 	Tables(r *Rotary) (cos, sin V)
 	// RoPE rotates the last columns of each row by its position, with the rows of cos and
 	// sin, [positions, r.Half]: see Rotary.
 	RoPE(x, cos, sin V, r *Rotary) V
-	// Scores are the scaled and masked scores of n queries from the first on, [batch,
+	// Scores are the scaled and masked scores of the queries first … first+n-1, [batch,
 	// heads, n, seq]: s = q·kᵀ, a rounding point; s·scale or s/scale, exact, a rounding
 	// point; plus the mask.
 	Scores(q, k V, first, n int, s *Scoring) V
@@ -70,11 +68,11 @@ type AttentionArithmetic[V any] interface {
 	Context(probs, vT V) V
 }
 
-// Scoring is how scores of attention are scaled and masked.
+// Scoring holds the scale and the mask of the scores of attention.
 type Scoring struct {
 	By      float32 // the scale
 	Divides bool    // scores are divided by By, not multiplied
-	Mask    *Mask   // added to the scores; nil for none
+	Mask    *Mask   // added to the scores; may be nil
 }
 
 // RoutingArithmetic is the part of Arithmetic that only a mixture of experts uses.
@@ -82,12 +80,12 @@ type RoutingArithmetic[V any] interface {
 	// Sigmoid is 1 / (1 + e^-x).
 	Sigmoid(x V) V
 	// AddBias adds a bias per column in float32, exact. The bias is not cast to the
-	// compute dtype. The result serves the choice of experts only.
+	// compute dtype. The result serves only the choice of experts.
 	AddBias(scores V, bias *Weight) V
-	// GroupWorth is the worth of each of the equal groups of experts, [tokens, groups]:
-	// the sum of the best scores in it, in float32. With best 1 that is exact.
+	// GroupWorth is the worth of each of the equal groups of experts, [tokens, groups]: the
+	// sum of the best largest scores in the group, in float32; exact with best 1.
 	GroupWorth(scores V, groups, best int) V
-	// MaskGroups sets the scores of all groups but the chosen ones, [tokens, n], to masked.
+	// MaskGroups sets the scores of all groups that are not chosen, [tokens, n], to masked.
 	MaskGroups(scores V, groups int, chosen []int, masked float32) V
 	// TopK are the columns of the k largest values of each row, [tokens, k], largest
 	// first, the lower column first among equals: see the function TopK.
@@ -97,9 +95,9 @@ type RoutingArithmetic[V any] interface {
 	Normalise(w V) V
 	// Scale is x · factor, exact.
 	Scale(x V, factor float32) V
-	// Combine is the weighted sum of what the experts gave, [tokens, hidden_size], in
-	// the dtype of parts: y[t] = Σ_i weight[t, i] · expert_i(x[t]). weight is [tokens, k].
-	// The order says where the reference rounds:
+	// Combine is the weighted sum of the experts' outputs, [tokens, hidden_size], in the
+	// dtype of parts: y[t] = Σ_i weight[t, i] · expert_i(x[t]). weight is [tokens, k]. The
+	// order sets the rounding points:
 	//
 	//	ByExpert  each product, and after it each partial sum, in the order of
 	//	          ascending experts; both exact
@@ -113,9 +111,9 @@ type RoutingArithmetic[V any] interface {
 	AuxLoss(scores V, idx []int, sequences int, alpha float64) V
 }
 
-// Part is what one expert gave for the tokens that chose it.
+// Part is the output of one expert for the tokens that chose it.
 type Part[V any] struct {
-	Expert int // its number
+	Expert int // number of the expert
 	// Slots are the positions in topk_idx [tokens, k] that hold Expert, ascending.
 	Slots []int
 	Out   V // [len(Slots), hidden_size], row i for the token Slots[i]/k

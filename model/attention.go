@@ -51,6 +51,7 @@ func (p *pass[V]) latentAttention(name string, a *DeepseekV2Attention, x V) V {
 	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
 }
 
+// latentQueries returns the queries of latent attention, through a low rank if the config has one.
 func (p *pass[V]) latentQueries(name string, a *DeepseekV2Attention, x V) V {
 	if p.config.QLoraRank == 0 {
 		return p.linear(name+".q_proj", &a.QProj, x)
@@ -62,8 +63,8 @@ func (p *pass[V]) latentQueries(name string, a *DeepseekV2Attention, x V) V {
 // rotated rotates heads by their positions.
 func (p *pass[V]) rotated(heads V) V { return p.RoPE(heads, p.cos, p.sin, p.rotary) }
 
-// queryBlock is how many queries' scores are held at a time: memory grows with the
-// length of a sequence, not with its square, unless Options.AttnWeights makes a stage of them.
+// queryBlock is the number of queries whose scores are in memory at a time: memory grows with
+// the length of a sequence, not with its square, unless Options.AttnWeights is set.
 const queryBlock = 64
 
 // attend returns softmax(scores(q, k))·v of all heads, mirroring
@@ -77,12 +78,14 @@ func (p *pass[V]) attend(name string, q, k, vT V, s *Scoring) V {
 	var blocks []V
 	for first := 0; first < p.in.Seq; first += n {
 		scores := p.Scores(q, k, first, min(n, p.in.Seq-first), s)
-		blocks = append(blocks, p.Scope(scores, func(scores V) V { return p.Context(p.attnWeights(name, scores), vT) }))
+		blocks = append(blocks, p.Scope(scores, func(scores V) V {
+			return p.Context(p.attnWeights(name, scores), vT)
+		}))
 	}
 	return p.Move(mergeHeads(p.in, p.config.NumAttentionHeads, p.config.ValueHeadDim(), n), blocks...)
 }
 
-// attnWeights are the probabilities that scores [batch, heads, queries, seq] stand for.
+// attnWeights returns the probabilities of scores [batch, heads, queries, seq].
 func (p *pass[V]) attnWeights(name string, scores V) V {
 	probs := p.Softmax(scores)
 	if p.o.AttnWeights {

@@ -6,28 +6,28 @@ import (
 	"slices"
 )
 
-// Course says which parts of a model a pass runs, and what a part begins with if the one
-// before it is not run. The weights of other parts are not touched. The zero Course runs
-// nothing but RoPE's tables.
+// Course lists the parts of a model that a pass runs, and the input of a part whose
+// predecessor is not run. A pass does not touch the weights of other parts. The zero Course
+// runs only RoPE's tables.
 type Course[V any] struct {
 	Embedding   bool  // embed_tokens
-	Layers      []int // of the decoder, ascending
+	Layers      []int // layers of the decoder, ascending
 	Head        bool  // the final norm and lm_head
-	Predictions int   // prediction layers behind the head, the first ones
-	// Start returns what layer l begins with, [batch, seq, hidden_size]; num_hidden_layers
-	// stands for the head. It is asked where the part before is not run, and where Given
-	// says so; it may be nil if that is nowhere.
+	Predictions int   // number of prediction layers behind the head
+	// Start returns the input of layer l, [batch, seq, hidden_size]; num_hidden_layers stands
+	// for the head. It is called where the part before is not run, and for the layers of
+	// Given; it may be nil if no part needs it.
 	Start func(l int) (V, error)
-	// Given are layers that begin with what Start returns though the part before is run.
+	// Given lists layers that begin with Start's result although the part before is run.
 	Given []int
 }
 
-// WholeCourse is the whole decoder, and the first prediction layers.
+// WholeCourse runs the whole decoder, and the first prediction layers.
 func WholeCourse[V any](m *DeepseekForCausalLM, predictions int) *Course[V] {
 	return &Course[V]{Embedding: true, Layers: firstLayers(len(m.Model.Layers)), Head: true, Predictions: predictions}
 }
 
-// firstLayers are the numbers of the first n layers.
+// firstLayers returns the numbers of the first n layers.
 func firstLayers(n int) (layers []int) {
 	for l := range n {
 		layers = append(layers, l)
@@ -35,7 +35,7 @@ func firstLayers(n int) (layers []int) {
 	return layers
 }
 
-// check says why the course cannot be run.
+// check returns an error if the course cannot be run.
 func (c *Course[V]) check(m *DeepseekForCausalLM, in *Input) error {
 	switch n := c.Predictions; {
 	case n > m.PredictionLayers():
@@ -46,14 +46,14 @@ func (c *Course[V]) check(m *DeepseekForCausalLM, in *Input) error {
 	return nil
 }
 
-// follows says whether layer l, or the head, takes what the part before gives.
+// follows reports whether layer l, or the head, takes the output of the part before.
 func (c *Course[V]) follows(l int) bool {
 	return !slices.Contains(c.Given, l) && (l == 0 && c.Embedding || l > 0 && slices.Contains(c.Layers, l-1))
 }
 
-// Run runs the parts of the model that c says, as Forward would, and returns what the last
-// of them gives: the logits [batch, seq, vocab_size] if the head is run, which is not what
-// prediction layers give, else the output [batch, seq, hidden_size] of the last layer.
+// Run runs the parts of the model that c lists, as Forward would. It returns the model's logits
+// [batch, seq, vocab_size] if c runs the head, else the output [batch, seq, hidden_size] of
+// the last decoder layer.
 func (n *Network[V]) Run(ctx context.Context, c *Course[V]) (y V, err error) {
 	if err := c.check(n.Model, n.Input); err != nil {
 		return y, err
@@ -84,7 +84,7 @@ func (p *pass[V]) run() (x V) {
 	return logits
 }
 
-// start returns what layer l, or the head, begins with: x is what the part before gave.
+// start returns the input of layer l, or of the head; x is the output of the part before.
 func (p *pass[V]) start(l int, x V) V {
 	if p.course.follows(l) {
 		return x
@@ -94,7 +94,7 @@ func (p *pass[V]) start(l int, x V) V {
 	return x
 }
 
-// next returns the layer that is run after layer l, -1 if there is none.
+// next returns the layer that is run after layer l, or -1 if l is the last.
 func (p *pass[V]) next(l int) int {
 	c, first := p.course, len(p.m.Model.Layers)
 	i, _ := slices.BinarySearch(c.Layers, l+1)
@@ -113,8 +113,8 @@ func (p *pass[V]) tables() {
 	p.cos, p.sin = p.table("cos", cos), p.table("sin", sin)
 }
 
-// table shows one of RoPE's tables [seq, half] as the reference's module gives it: twice,
-// side by side, or where it is of complex numbers once.
+// table shows one of RoPE's tables [seq, half] as the reference's module returns it: twice, side
+// by side, or once where the reference rotates complex numbers.
 func (p *pass[V]) table(name string, table V) V {
 	name = "model.rotary_emb." + name
 	if p.rotary.Whole {

@@ -10,16 +10,17 @@ import (
 // Input is a batch of token sequences.
 type Input struct {
 	Batch         int   // sequences
-	Seq           int   // tokens of each
+	Seq           int   // tokens per sequence
 	InputIDs      []int // [batch, seq]
-	AttentionMask []int // [batch, seq], 0 for padding; nil for none
+	AttentionMask []int // [batch, seq], 0 for padding; nil without padding
 }
 
-// Check says what is wrong with the input of a model with such a vocabulary.
+// Check returns an error if the input does not fit a model whose vocabulary has vocab tokens.
 func (in *Input) Check(vocab int) error {
 	n := in.Batch * in.Seq
 	if in.Batch < 1 || in.Seq < 1 || len(in.InputIDs) != n || in.AttentionMask != nil && len(in.AttentionMask) != n {
-		return fmt.Errorf("input: %d ids and %d mask values for a batch of %d × %d", len(in.InputIDs), len(in.AttentionMask), in.Batch, in.Seq)
+		return fmt.Errorf("input: %d ids and %d mask values for a batch of %d × %d",
+			len(in.InputIDs), len(in.AttentionMask), in.Batch, in.Seq)
 	}
 	for i, id := range in.InputIDs {
 		if id < 0 || id >= vocab {
@@ -29,10 +30,10 @@ func (in *Input) Check(vocab int) error {
 	return nil
 }
 
-// IsPadding says whether token i of the batch is padding.
+// IsPadding reports whether token i of the batch is padding.
 func (in *Input) IsPadding(i int) bool { return in.AttentionMask != nil && in.AttentionMask[i] == 0 }
 
-// from returns the tokens of each sequence from position first on, none of them padding.
+// from returns the tokens of each sequence from position first on, without a padding mask.
 func (in *Input) from(first int) *Input {
 	later := &Input{Batch: in.Batch, Seq: in.Seq - first}
 	for b := range in.Batch {
@@ -42,27 +43,26 @@ func (in *Input) from(first int) *Input {
 }
 
 // Mask is the causal mask with padding, mirroring _prepare_4d_causal_attention_mask:
-// 0 where a query may look, Lowest where it may not. Adding that to a score gives
-// Lowest, whatever the score was, so that a query with all its keys masked attends to
-// all keys alike, later ones too.
+// 0 where a query may look, Lowest elsewhere. A score plus Lowest is Lowest, whatever the
+// score, so that a query with all its keys masked attends to all keys alike, later ones too.
 type Mask struct {
 	Lowest float32 // the lowest finite value of the compute dtype
 	in     *Input
 }
 
-// lowest are the lowest finite values of the compute dtypes, torch.finfo(dtype).min.
+// lowest holds the lowest finite values of the compute dtypes, torch.finfo(dtype).min.
 var lowest = map[tensor.DType]float32{
 	tensor.F32:  -math.MaxFloat32,
 	tensor.F16:  -65504,
 	tensor.BF16: -0x1.fep127,
 }
 
-// Masked says whether the query at a position of a sequence may not look at a key.
+// Masked reports whether the query at a position of a sequence may not look at a key.
 func (m *Mask) Masked(batch, query, key int) bool {
 	return key > query || m.in.AttentionMask != nil && m.in.AttentionMask[batch*m.in.Seq+key] == 0
 }
 
-// add adds the mask to the scores of a query, one for each key position.
+// add adds the mask to the scores of a query, one score per key position.
 func (m *Mask) add(scores []float32, batch, query int) {
 	for key := range scores {
 		if m.Masked(batch, query, key) {

@@ -1,6 +1,8 @@
 package model
 
 import (
+	"iter"
+
 	"dsmoe/config"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
@@ -8,16 +10,17 @@ import (
 )
 
 // Load binds every weight of the decoder that c implies, and of the prediction layers that src
-// has, to src's tensors, in any form that weights.New knows, as views: nothing is read but scales. Where src has
-// no views (weights.Unviewed), a layer's weights are read when it runs. If a
-// weight is missing, has another shape or an unsupported dtype, or if src holds tensors
-// that the table does not know, the error is a *weights.MismatchError with all of them.
+// has, to src's tensors, in any stored form that weights.New knows. Weights are bound as views:
+// Load reads only scales. If src has no views (weights.Unviewed), a layer's weights are read when
+// the layer runs. If a weight is missing, has another shape or an unsupported dtype, or if src
+// holds tensors that the table does not know, the error is a *weights.MismatchError that lists
+// all of them.
 func Load(c *config.Config, src weights.Source) (*DeepseekForCausalLM, error) {
 	return LoadPart(c, src, func(table.Slot) bool { return true })
 }
 
-// LoadPart is Load for the weights that are wanted. The others are held against the config by
-// their headers, and stay unbound: nothing that needs them can be run.
+// LoadPart is Load for the wanted weights. The headers of the others are compared with the
+// config, but the weights stay unbound: no module that needs them can be run.
 func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool) (*DeepseekForCausalLM, error) {
 	set := weights.New(c, src)
 	if err := set.Check(c); err != nil {
@@ -41,7 +44,7 @@ func LoadPart(c *config.Config, src weights.Source, wanted func(table.Slot) bool
 	return m, nil
 }
 
-// shareCopies gives the model's embedding and head to prediction layers without their own.
+// shareCopies lets prediction layers without embedding or head use the model's.
 func (m *DeepseekForCausalLM) shareCopies() {
 	for k := range m.Model.MTP {
 		layer := &m.Model.MTP[k]
@@ -54,8 +57,8 @@ func (m *DeepseekForCausalLM) shareCopies() {
 	}
 }
 
-// bind views a weight, and reads its scales if it has any. One of a layer whose source has
-// no views is read when the layer runs.
+// bind views a weight, and reads its scales. A layer's weight whose source has no views is read
+// when the layer runs.
 func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, err error) {
 	bound.Name = w.Name
 	if u, ok := w.AsUnviewed(src); ok && ofLayer {
@@ -73,4 +76,110 @@ func bind(src weights.Source, w *weights.Weight, ofLayer bool) (bound Weight, er
 	}
 	bound.Scales, err = scales.Float32s(nil)
 	return bound, err
+}
+
+// at returns the weight at a place of the table.
+func (m *DeepseekForCausalLM) at(p table.Place) *Weight {
+	switch p.Module() {
+	case table.Embedding:
+		return &m.Model.EmbedTokens
+	case table.Head:
+		return &m.LMHead.Weight
+	case table.MTP:
+		return m.Model.MTP[p.Layer-len(m.Model.Layers)].at(p.Role())
+	}
+	if p.Layer < 0 {
+		return &m.Model.Norm.Weight
+	}
+	return m.Layer(p.Layer).at(p)
+}
+
+// at returns a weight of a prediction layer that its decoder layer does not have.
+func (x *MtpLayer) at(r table.Role) *Weight {
+	return map[table.Role]*Weight{
+		table.EmbedTokens: &x.EmbedTokens, table.ENorm: &x.ENorm.Weight, table.HNorm: &x.HNorm.Weight,
+		table.EHProj:         &x.EHProj.Weight,
+		table.SharedHeadNorm: &x.SharedHead.Norm.Weight, table.SharedHeadHead: &x.SharedHead.Head.Weight}[r]
+}
+
+// at returns the weight of a decoder layer.
+func (x *DeepseekDecoderLayer) at(p table.Place) *Weight {
+	switch role := p.Role(); p.Module() {
+	case table.Norms:
+		return &x.norm(role).Weight
+	case table.DenseMLP:
+		return &x.MLP.Linear(role).Weight
+	case table.RoutedExperts:
+		return &x.MoE.Experts[p.Expert].Linear(role).Weight
+	case table.SharedExperts:
+		return &x.MoE.SharedExperts.Linear(role).Weight
+	case table.Attention:
+		projection, bias := role.Projection()
+		if bias {
+			return &x.Projection(projection).Bias
+		}
+		return &x.Projection(projection).Weight
+	case table.Router:
+		if role == table.EScoreCorrectionBias {
+			return &x.MoE.Gate.EScoreCorrectionBias
+		}
+		return &x.MoE.Gate.Weight
+	}
+	return nil
+}
+
+// norm returns the layer's norm of a role; nil for other roles.
+func (x *DeepseekDecoderLayer) norm(r table.Role) *DeepseekRMSNorm {
+	switch r {
+	case table.InputLayernorm:
+		return &x.InputLayernorm
+	case table.PostAttentionLayernorm:
+		return &x.PostAttentionLayernorm
+	case table.QALayernorm:
+		return &x.MLA.QALayernorm
+	case table.KVALayernorm:
+		return &x.MLA.KVALayernorm
+	}
+	return nil
+}
+
+// Projection returns the projection of the layer's attention with a role; nil for other roles.
+func (x *DeepseekDecoderLayer) Projection(r table.Role) *Linear {
+	if a := x.MLA; a != nil {
+		return map[table.Role]*Linear{table.QProj: &a.QProj, table.QAProj: &a.QAProj, table.QBProj: &a.QBProj,
+			table.KVAProjWithMQA: &a.KVAProjWithMQA, table.KVBProj: &a.KVBProj, table.OProj: &a.OProj}[r]
+	}
+	a := x.SelfAttn
+	return map[table.Role]*Linear{
+		table.QProj: &a.QProj, table.KProj: &a.KProj, table.VProj: &a.VProj, table.OProj: &a.OProj}[r]
+}
+
+// Linear returns the MLP's matrix with a role, gate_proj, up_proj or down_proj; nil for other roles.
+func (m *DeepseekMLP) Linear(r table.Role) *Linear {
+	switch r {
+	case table.GateProj:
+		return &m.GateProj
+	case table.UpProj:
+		return &m.UpProj
+	case table.DownProj:
+		return &m.DownProj
+	}
+	return nil
+}
+
+// weights returns the MLP's matrices.
+func (m *DeepseekMLP) weights() [3]*Weight {
+	return [3]*Weight{&m.GateProj.Weight, &m.UpProj.Weight, &m.DownProj.Weight}
+}
+
+// layerWeights yields the weights of decoder or prediction layer l with their places, in the
+// order of the table.
+func (m *DeepseekForCausalLM) layerWeights(l int) iter.Seq2[table.Place, *Weight] {
+	return func(yield func(table.Place, *Weight) bool) {
+		for p := range table.FamilyOf(m.Config).LayerPlaces(m.Config, l) {
+			if !yield(p, m.at(p)) {
+				return
+			}
+		}
+	}
 }

@@ -1,11 +1,10 @@
 // Package model is the mathematics of DeepSeekMoE.
 //
-// Load binds every weight of package table to the tensors of a weights.Source. A Network is the decoder as
-// the reference's Python has it, written once over the operations of an Arithmetic:
-// Plain computes them, Tape does so and carries gradients back, others are written
-// elsewhere. A Trace sees every stage under its HuggingFace name. Types and methods
-// carry the reference's names, so that both files can be read side by side. The package
-// opens no file.
+// Load binds every weight of package table to the tensors of a weights.Source. A Network is
+// the decoder of the reference's Python, written once over the operations of an Arithmetic:
+// Plain computes them, Tape also carries gradients back, other packages have more. A Trace
+// sees every stage under its HuggingFace name. Types and methods carry the reference's
+// names, so that both files can be read side by side. The package opens no file.
 package model
 
 import (
@@ -14,23 +13,23 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Weight is a named tensor of the checkpoint, as it is stored. The zero Weight
-// stands for one that the config does not have, such as a bias.
+// Weight is a named tensor of the checkpoint, as it is stored. The zero Weight stands for a
+// weight that the config does not have, such as a bias.
 //
-// Weights of a stored form with scales have one per block: see tensor.Form and kernel.Matrix.
+// Weights of a stored form with scales have a scale per block: see tensor.Form and kernel.Matrix.
 type Weight struct {
-	Name          string    // of the table; "" for a weight that is not there
+	Name          string    // name in the table; "" for the zero Weight
 	tensor.Tensor           // as stored
-	Scales        []float32 // row by row of blocks; nil without
+	Scales        []float32 // scale of each block, row by row; nil in forms without scales
 	Block         [2]int    // rows and columns that share a scale
 
-	unread *unread // where Data comes from while a layer runs; nil if it is always there
+	unread *unread // source of Data while a layer runs; nil if Data is always in memory
 }
 
 // DeepseekForCausalLM is the decoder with its language-model head.
 type DeepseekForCausalLM struct {
-	Config *config.Config // that the modules follow
-	Model  DeepseekModel  // model: everything but the head
+	Config *config.Config // config of the modules
+	Model  DeepseekModel  // model: the decoder without the head
 	LMHead Linear         // [vocab_size, hidden_size]; the embedding's weight if tied
 }
 
@@ -39,21 +38,21 @@ type DeepseekModel struct {
 	EmbedTokens Weight                 // [vocab_size, hidden_size]
 	Layers      []DeepseekDecoderLayer // num_hidden_layers
 	Norm        DeepseekRMSNorm        // before the head
-	// MTP are the multi-token prediction layers, num_nextn_predict_layers, numbered on
-	// from Layers. Those that the checkpoint has not have no weights.
+	// MTP holds the num_nextn_predict_layers multi-token prediction layers, whose numbers follow
+	// those of Layers. Layers that the checkpoint lacks have no weights.
 	MTP []MtpLayer
 }
 
-// MtpLayer is a multi-token prediction layer: a decoder layer that makes of a hidden state
-// and the embedding of a later token the hidden state from which the head predicts the
-// token after that.
+// MtpLayer is a multi-token prediction layer: a decoder layer that takes a hidden state and the
+// embedding of a later token, and returns the hidden state from which the head predicts the
+// next token.
 type MtpLayer struct {
 	DeepseekDecoderLayer                 // mtp_block
 	EmbedTokens          Weight          // [vocab_size, hidden_size]; the model's if the layer has none
-	ENorm                DeepseekRMSNorm // of the embedding
-	HNorm                DeepseekRMSNorm // of the hidden state
+	ENorm                DeepseekRMSNorm // norm of the embedding
+	HNorm                DeepseekRMSNorm // norm of the hidden state
 	EHProj               Linear          // [hidden_size, 2·hidden_size], the embedding's columns first
-	SharedHead           SharedHead      // what predicts
+	SharedHead           SharedHead      // head that predicts the token
 }
 
 // SharedHead is a norm and a language-model head.
@@ -62,7 +61,7 @@ type SharedHead struct {
 	Head Linear          // [vocab_size, hidden_size]; the model's if the layer has none
 }
 
-// Layer returns decoder layer l, or, from num_hidden_layers on, that of a prediction layer.
+// Layer returns decoder layer l or, from num_hidden_layers on, the decoder layer of a prediction layer.
 func (m *DeepseekForCausalLM) Layer(l int) *DeepseekDecoderLayer {
 	if n := len(m.Model.Layers); l >= n {
 		return &m.Model.MTP[l-n].DeepseekDecoderLayer
@@ -70,8 +69,8 @@ func (m *DeepseekForCausalLM) Layer(l int) *DeepseekDecoderLayer {
 	return &m.Model.Layers[l]
 }
 
-// PredictionLayers returns how many prediction layers can be run: each takes what the one
-// before gives, so they end where the checkpoint lacks one.
+// PredictionLayers returns the number of prediction layers that can be run: each takes the
+// output of the layer before, so they end at the first that the checkpoint lacks.
 func (m *DeepseekForCausalLM) PredictionLayers() int {
 	for k := range m.Model.MTP {
 		if m.Model.MTP[k].EHProj.Weight.Name == "" {
@@ -82,15 +81,15 @@ func (m *DeepseekForCausalLM) PredictionLayers() int {
 }
 
 // DeepseekDecoderLayer is x + self_attn(input_layernorm(x)), then the same with the
-// MLP: a dense one, or a mixture of experts where config.IsMoE says so. One of MLP
-// and MoE is nil, and one of SelfAttn and MLA: latent attention came with DeepSeek-V2.
+// MLP: a mixture of experts in the layers of config.IsMoE, else a dense MLP. One of MLP and
+// MoE is nil, and one of SelfAttn and MLA: latent attention came with DeepSeek-V2.
 type DeepseekDecoderLayer struct {
 	InputLayernorm         DeepseekRMSNorm      // before attention
 	SelfAttn               *DeepseekAttention   // self_attn of the first DeepSeekMoE
-	MLA                    *DeepseekV2Attention // self_attn of later ones
+	MLA                    *DeepseekV2Attention // self_attn of later models
 	PostAttentionLayernorm DeepseekRMSNorm      // before the MLP
 	MLP                    *DeepseekMLP         // mlp of a dense layer
-	MoE                    *DeepseekMoE         // mlp of the others
+	MoE                    *DeepseekMoE         // mlp of a layer with experts
 }
 
 // DeepseekAttention is multi-head attention with rotary positions; several query
@@ -103,9 +102,9 @@ type DeepseekAttention struct {
 }
 
 // DeepseekV2Attention is multi-head latent attention: keys and values of all heads
-// come from one compressed row per token, and so may the queries. A head is
-// qk_nope_head_dim values without position and qk_rope_head_dim rotated ones, which
-// all heads share among their keys.
+// come from one compressed row per token, and queries may, too. A head has
+// qk_nope_head_dim values without position and qk_rope_head_dim rotated values. All heads
+// share the rotated values of the keys.
 type DeepseekV2Attention struct {
 	QProj          Linear          // [heads·qk_head_dim, hidden_size], without q_lora_rank
 	QAProj         Linear          // [q_lora_rank, hidden_size]
@@ -126,7 +125,7 @@ type DeepseekMLP struct {
 
 // DeepseekMoE is the routed experts that the gate picks per token, weighted and
 // summed, plus the shared experts, one MLP of width moe_intermediate_size ·
-// n_shared_experts (nil if the config has none).
+// n_shared_experts, nil if n_shared_experts is 0.
 type DeepseekMoE struct {
 	Gate          MoEGate       // the router
 	Experts       []DeepseekMLP // n_routed_experts, of width moe_intermediate_size
@@ -143,19 +142,19 @@ type MoEGate struct {
 // DeepseekRMSNorm is weight · x / sqrt(mean(x²) + eps).
 type DeepseekRMSNorm struct {
 	Weight Weight // [width]
-	// VarianceEpsilon is eps where the reference does not take it from the config;
-	// 0 means rms_norm_eps.
+	// VarianceEpsilon is eps if the reference does not take it from the config; 0 means
+	// rms_norm_eps.
 	VarianceEpsilon float64
 }
 
-// Linear is x·weightᵀ + bias; most have no bias.
+// Linear is x·weightᵀ + bias; most projections have no bias.
 type Linear struct {
 	Weight Weight // [out, in]
 	Bias   Weight // [out]
 }
 
-// latentEps is the class default of DeepseekV2RMSNorm, which the norms inside latent
-// attention keep.
+// latentEps is eps of the norms inside latent attention, the class default of
+// DeepseekV2RMSNorm.
 const latentEps = 1e-6
 
 // newModel returns the modules that c implies, with no weights bound yet.

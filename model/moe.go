@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"dsmoe/config"
 )
@@ -64,7 +65,7 @@ func (p *pass[V]) expert(name string, m *DeepseekMLP, x V, rows []int) V {
 	return p.stage(name+".output", p.Scope(in, func(in V) V { return p.mlp(name, m, in) }))
 }
 
-// chosen returns the experts that some slot chose.
+// chosen returns the experts that at least one slot chose.
 func chosen(byExpert [][]int) (experts []int) {
 	for e, slots := range byExpert {
 		if len(slots) > 0 {
@@ -100,9 +101,9 @@ func tokensOf(slots []int, k int) []int {
 //	topk_weight = scores[topk_idx], normalised and scaled: config.TopKWeights
 //	aux_loss    in training with aux_loss_alpha > 0: see AuxLoss
 //
-// Among equal scores the lowest expert id wins; the reference leaves that open. The
-// order of a token's experts has no meaning. The auxiliary loss is per sequence if
-// seq_aux is set, else over the batch as one sequence.
+// Among equal scores the lowest expert id wins; the reference leaves ties open. The order of
+// a token's experts has no meaning. The auxiliary loss is per sequence if seq_aux is set,
+// else over the batch as one sequence.
 func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	c, k := p.config, p.config.NumExpertsPerTok
 	if p.rules.RouterFloat32 {
@@ -134,6 +135,7 @@ func (p *pass[V]) gate(name string, g *MoEGate, x V) (idx []int, weight V) {
 	return choice.Idx, weight
 }
 
+// gateScores returns the scores of a gate's logits.
 func (p *pass[V]) gateScores(logits V) V {
 	if p.config.ScoringFunc == "sigmoid" {
 		return p.Sigmoid(logits)
@@ -141,13 +143,13 @@ func (p *pass[V]) gateScores(logits V) V {
 	return p.Softmax(logits)
 }
 
-// choice returns what the experts are chosen by. With a greedy method that is the
-// scores. With the others a token may only choose from its topk_group best groups of
-// experts; a group is as good as
+// choice returns the scores by which experts are chosen. A greedy method chooses by the gate's
+// scores. With other methods a token chooses only from its topk_group best groups of experts.
+// The worth of a group, and the scores of other groups, are
 //
 //	group_limited_greedy  its best score; other groups' scores become 0
 //	noaux_tc              the sum of its two best of scores + e_score_correction_bias;
-//	                      other groups' become -inf
+//	                      other groups' scores become -inf
 func (p *pass[V]) choice(g *MoEGate, scores V) *Choice[V] {
 	switch p.config.TopKMethod {
 	case "group_limited_greedy":
@@ -158,8 +160,8 @@ func (p *pass[V]) choice(g *MoEGate, scores V) *Choice[V] {
 	return &Choice[V]{Scores: scores}
 }
 
-// limited masks all but the topk_group best groups of each token, a group's worth being
-// the sum of its best scores.
+// limited masks all groups except the topk_group best of each token. The worth of a group is the
+// sum of its best scores.
 func (p *pass[V]) limited(scores V, best int, masked float32) *Choice[V] {
 	n := p.config.NGroup
 	worth := p.GroupWorth(scores, n, best)
@@ -170,11 +172,46 @@ func (p *pass[V]) limited(scores V, best int, masked float32) *Choice[V] {
 	}
 }
 
-// Choose returns how a gate with these logits [tokens, n_routed_experts] chooses under c, as
-// gate has it: in the logits' dtype. Of g only the bias is used, and that only by noaux_tc.
+// Choose returns the choice of a gate with these logits [tokens, n_routed_experts] under c, in
+// the logits' dtype. Of g it uses only the bias, and only with noaux_tc.
 func Choose(c *config.Config, g *MoEGate, logits *Activation) *Choice[*Activation] {
 	p := &pass[*Activation]{Arithmetic: NewPlain(Options{DType: logits.DType, Parallelism: 1}), config: c}
 	choice := p.choice(g, p.gateScores(logits))
 	choice.Idx = p.TopK(choice.Scores, c.NumExpertsPerTok)
 	return choice
+}
+
+// Probe lists experts of a layer that run on some of its tokens, whatever the gate chooses.
+type Probe struct {
+	Rows    []int // rows of the input of the mixture of experts, [tokens, hidden_size]
+	Experts []int // numbers of the experts
+}
+
+// probe runs the experts of layer l that Options.Probes lists on rows of x [tokens,
+// hidden_size], one expert after the other. The output of each is a stage,
+// name.E.probe.output [rows, hidden_size]; the pass does not use it.
+func (p *pass[V]) probe(l int, name string, m *DeepseekMoE, x V) {
+	probe := p.o.Probes[l]
+	p.stopIf(probe.check(l, p.in.Batch*p.in.Seq, len(m.Experts)))
+	for i, e := range probe.Experts {
+		p.fetchExperts(l, probe.Experts[i:min(i+2, len(probe.Experts))])
+		p.Scope(x, func(x V) V {
+			p.expert(fmt.Sprintf("%s.%d.probe", name, e), &m.Experts[e], x, probe.Rows)
+			return x
+		})
+		for _, w := range m.Experts[e].weights() {
+			p.dontNeed(w)
+		}
+	}
+}
+
+// check returns an error if a row or an expert does not exist.
+func (probe *Probe) check(l, tokens, experts int) error {
+	if i := slices.IndexFunc(probe.Rows, func(row int) bool { return row < 0 || row >= tokens }); i >= 0 {
+		return fmt.Errorf("probes of layer %d: row %d is not one of %d", l, probe.Rows[i], tokens)
+	}
+	if i := slices.IndexFunc(probe.Experts, func(e int) bool { return e < 0 || e >= experts }); i >= 0 {
+		return fmt.Errorf("probes of layer %d: expert %d is not one of %d", l, probe.Experts[i], experts)
+	}
+	return nil
 }

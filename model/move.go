@@ -1,37 +1,37 @@
 package model
 
-// Move is data movement: a result whose values are values of the operands, unchanged.
-// An arithmetic that keeps several numbers for a value moves each of them alike:
-// MoveValues does it for a list of anything.
+// Move is data movement: the values of the result are values of the operands, unchanged.
+// An arithmetic with several numbers per value moves each of them alike, with MoveValues.
 type Move struct {
-	Shape []int // of the result
+	Shape []int // shape of the result
 
-	parts int                      // of the result, one behind the other
-	part  func(i int, f func(Run)) // yields the runs that make up part i
+	parts int                      // number of consecutive parts of the result
+	part  func(i int, f func(Run)) // yields the runs of part i
 }
 
-// Run is values that come to stand side by side: the result's value To+i is the
-// operand's value From + i·Step, for i < N. All are row-major positions.
+// Run is a run of values of the result: value To+i of the result is value From + i·Step of
+// the operand, for i < N. All are row-major positions.
 type Run struct {
-	Operand int // its number among the operands
+	Operand int // index of the operand
 	To      int // position in the result
 	From    int // position in the operand
-	Step    int // between the operand's values
-	N       int // how many
+	Step    int // distance between values of the operand
+	N       int // number of values
 }
 
-// Each calls f with all runs, part by part. Every value of the result is in one of them.
+// Each calls f with all runs, part by part. Every value of the result is in one run.
 func (m *Move) Each(f func(Run)) {
 	for i := range m.parts {
 		m.part(i, f)
 	}
 }
 
-// MoveValues sets dst, as many values as m.Shape says, to what m makes of the operands'.
+// MoveValues sets dst, a slice with the shape m.Shape, to the moved values of the operands.
 func MoveValues[T any](m *Move, dst []T, operands ...[]T) {
 	m.Each(func(r Run) { moveRun(dst, operands[r.Operand], r) })
 }
 
+// moveRun moves the values of one run.
 func moveRun[T any](dst, x []T, r Run) {
 	if r.Step == 1 {
 		copy(dst[r.To:r.To+r.N], x[r.From:])
@@ -42,8 +42,8 @@ func moveRun[T any](dst, x []T, r Run) {
 	}
 }
 
-// splitHeads cuts rows [batch, seq, heads·width] into heads, and takes the columns from …
-// to-1 of each: [batch, heads, seq, to-from].
+// splitHeads cuts rows [batch, seq, heads·width] into heads, and takes the columns from … to-1 of
+// each head: [batch, heads, seq, to-from].
 func splitHeads(in *Input, heads, width, from, to int) *Move {
 	n := to - from
 	return &Move{[]int{in.Batch, heads, in.Seq, n}, in.Batch * heads, func(i int, f func(Run)) {
@@ -66,9 +66,8 @@ func splitHeadsT(in *Input, heads, width, from, to int) *Move {
 	}}
 }
 
-// mergeHeads puts blocks of queries, [batch, heads, n, width] each, one after the other,
-// and their heads side by side: [batch, seq, heads·width]. All blocks but the last have
-// block queries.
+// mergeHeads puts blocks of queries, [batch, heads, n, width] each, one after the other, and their
+// heads side by side: [batch, seq, heads·width]. Each block has block queries, the last one fewer.
 func mergeHeads(in *Input, heads, width, block int) *Move {
 	return &Move{[]int{in.Batch, in.Seq, heads * width}, in.Batch * heads, func(i int, f func(Run)) {
 		first := i/heads*in.Seq*heads*width + i%heads*width
@@ -79,9 +78,8 @@ func mergeHeads(in *Input, heads, width, block int) *Move {
 	}}
 }
 
-// joinHeads puts behind each row of a [batch, heads, seq, width] the row of b [batch, 1,
-// seq, shared] of the same position, which all heads share: [batch, heads, seq,
-// width+shared].
+// joinHeads appends to each row of a [batch, heads, seq, width] the row of b [batch, 1, seq,
+// shared] at the same position, which all heads share: [batch, heads, seq, width+shared].
 func joinHeads(in *Input, heads, width, shared int) *Move {
 	n := width + shared
 	return &Move{[]int{in.Batch, heads, in.Seq, n}, in.Batch * heads, func(i int, f func(Run)) {
@@ -108,7 +106,7 @@ func joinColumns(in *Input, width, other int) *Move {
 	return m
 }
 
-// takeFirst takes the first in.Seq of each sequence's rows [batch, seq, width].
+// takeFirst takes the first in.Seq rows of each sequence [batch, seq, width].
 func takeFirst(in *Input, seq, width int) *Move {
 	return &Move{[]int{in.Batch, in.Seq, width}, in.Batch, func(i int, f func(Run)) {
 		f(Run{To: i * in.Seq * width, From: i * seq * width, Step: 1, N: in.Seq * width})

@@ -9,7 +9,7 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Accumulator says in what precision dot products are summed.
+// Accumulator is the precision in which dot products are summed.
 type Accumulator = kernel.Accumulator
 
 // The accumulators. With Float64 every dot product is exact up to one rounding to
@@ -19,31 +19,31 @@ const (
 	Float32 = kernel.Float32
 )
 
-// Options are how the reference ran, and how to compute. The zero value computes in
+// Options describe how the reference ran, and how to compute. The zero value computes in
 // float32 with float64 sums on all cores.
 type Options struct {
-	// DType is the compute dtype of the reference: every module's output is rounded
-	// to it where the reference's is. F32 (also the zero value), BF16 or F16.
+	// DType is the compute dtype of the reference, to which it rounds every module's output:
+	// F32 (also the zero value), BF16 or F16.
 	DType tensor.DType
-	// RotaryDType is the dtype of RoPE's inv_freq and angles. Invalid means DType, as
-	// the reference has them after model.to(dtype); F32 is what it has when
-	// from_pretrained made the model in dtype, which leaves inv_freq alone.
+	// RotaryDType is the dtype of RoPE's inv_freq and angles. Invalid means DType, the dtype
+	// after model.to(dtype); F32 is the dtype after from_pretrained(dtype), which leaves
+	// inv_freq alone.
 	RotaryDType tensor.DType
 	Training    bool        // run as the reference does when self.training, without dropout
-	Accumulate  Accumulator // of the dot products
+	Accumulate  Accumulator // precision of the dot products
 	Parallelism int         // goroutines; 0 means GOMAXPROCS. It does not change any result.
-	// AttnWeights makes a stage of the probabilities of attention, self_attn.attn_weights
+	// AttnWeights adds a stage with the probabilities of attention, self_attn.attn_weights
 	// [batch, heads, seq, seq]: memory then grows with the square of seq.
 	AttnWeights bool
-	// Probes, by the number of a layer with a mixture of experts, make stages of experts that run
+	// Probes, by the number of a layer with a mixture of experts, add stages of experts that run
 	// on given rows: see Probe.
 	Probes map[int]Probe
-	// Pages, if not nil, are told which weights are read next and which no more, so
-	// that a mapped checkpoint is read ahead and only a layer of it stays in memory.
+	// Pages, if not nil, learns which weights are read next and which no longer, so that a
+	// mapped checkpoint is read ahead and only one layer of it stays in memory.
 	Pages Pages
 }
 
-// dtypes returns the compute dtype and that of RoPE's angles.
+// dtypes returns the compute dtype and the dtype of RoPE's angles.
 func (o *Options) dtypes() (compute, angles tensor.DType) {
 	compute, angles = o.DType, o.RotaryDType
 	if compute == tensor.Invalid {
@@ -55,7 +55,7 @@ func (o *Options) dtypes() (compute, angles tensor.DType) {
 	return compute, angles
 }
 
-// check says what is wrong with the options.
+// check returns an error if the network cannot compute in the dtypes.
 func (o *Options) check() error {
 	compute, angles := o.dtypes()
 	if lowest[compute] == 0 || lowest[angles] == 0 {
@@ -65,9 +65,9 @@ func (o *Options) check() error {
 }
 
 // Network is a model's decoder on one input: the formulas of the reference's Python over
-// the operations of an Arithmetic, whose values they neither know nor change.
+// the operations of an Arithmetic. They neither read nor change its values.
 type Network[V any] struct {
-	Model      *DeepseekForCausalLM // its config and weights
+	Model      *DeepseekForCausalLM // config and weights
 	Input      *Input               // the tokens
 	Options    Options              // how the reference ran
 	Arithmetic Arithmetic[V]        // carries the operations out
@@ -75,9 +75,9 @@ type Network[V any] struct {
 }
 
 // Trace sees the stages of a pass, in the reference's order, under the name of the
-// HuggingFace module and what it produced: "model.layers.3.mlp.output". It may change
-// what it sees, in place; the pass goes on with that. At its first error the pass stops,
-// and returns it. What a Trace sees is valid during the call only.
+// HuggingFace module and its product: "model.layers.3.mlp.output". It may change a stage in
+// place; the pass goes on with the changed values. The first error of a Trace ends the pass,
+// which returns it. A stage is valid only during the call.
 type Trace[V any] interface {
 	// Stage is called with each stage's output.
 	Stage(name string, x V) error
@@ -87,20 +87,17 @@ type Trace[V any] interface {
 
 // Choice is how a gate chooses experts.
 type Choice[V any] struct {
-	// Scores [tokens, n_routed_experts] are what the experts are chosen by, with bias
-	// and group mask.
-	Scores V
-	Idx    []int // [tokens, k], the experts chosen; a Trace may set others
-	// Groups is how a group-limited method came to the mask; nil without groups.
-	Groups *Groups[V]
+	Scores V          // [tokens, n_routed_experts], with bias and group mask; the largest are chosen
+	Idx    []int      // [tokens, k], the experts chosen; a Trace may set others
+	Groups *Groups[V] // the groups of a group-limited method; nil for other methods
 }
 
-// Groups are the groups of experts that each token may choose from.
+// Groups holds the groups of experts from which each token may choose.
 type Groups[V any] struct {
 	Scores V       // [tokens, n_routed_experts], before the mask
 	Worth  V       // [tokens, n_group]
 	Chosen []int   // [tokens, topk_group]
-	Masked float32 // what the scores of other groups become
+	Masked float32 // score of the experts in other groups
 }
 
 // Forward runs the decoder on in, in evaluation mode unless o says otherwise, and
@@ -126,8 +123,8 @@ func (m *DeepseekForCausalLM) Forward(ctx context.Context, in *Input, o Options)
 // It fails on ids outside the vocabulary, when the Trace does, and when ctx is done.
 func (n *Network[V]) Forward(ctx context.Context) (V, error) { return n.ForwardMTP(ctx, 0) }
 
-// ForwardMTP is Forward, and runs the first layers of the model's prediction layers behind
-// it. Only the Trace sees what these give; what is returned are the model's logits.
+// ForwardMTP is Forward, followed by the given number of prediction layers. It returns the
+// model's logits; only the Trace sees the outputs of prediction layers.
 func (n *Network[V]) ForwardMTP(ctx context.Context, layers int) (logits V, err error) {
 	return n.Run(ctx, WholeCourse[V](n.Model, layers))
 }
@@ -150,11 +147,11 @@ func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
 	})
 }
 
-// pass is one run of a network: its arithmetic, and what the modules share.
+// pass is one run of a network: its arithmetic, and the state that its modules share.
 type pass[V any] struct {
 	Arithmetic[V]
 	ctx    context.Context
-	course *Course[V] // what is run; nil of a pass over one layer
+	course *Course[V] // parts to run; nil in a pass over one layer
 	m      *DeepseekForCausalLM
 	config *config.Config
 	rules  config.Rules
@@ -167,8 +164,7 @@ type pass[V any] struct {
 	mask   *Mask
 }
 
-// run checks what the caller gave, and calls f with a pass. An error of the Trace, or of
-// ctx, ends f.
+// run checks the network, and calls f with a pass. An error of the Trace, or of ctx, ends f.
 func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err error) {
 	p, err := n.begin(ctx)
 	if err != nil {
@@ -178,7 +174,7 @@ func (n *Network[V]) run(ctx context.Context, f func(*pass[V]) V) (y V, err erro
 	return y, err
 }
 
-// begin checks what the caller gave, and returns a pass.
+// begin checks options and input, and returns a pass.
 func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 	if err := n.Options.check(); err != nil {
 		return nil, err
@@ -189,12 +185,13 @@ func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 	}
 	compute, angles := n.Options.dtypes()
 	return &pass[V]{
-		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input, o: &n.Options,
-		trace: n.Trace, rotary: newRotary(c, n.Input.Seq, compute, angles), mask: &Mask{lowest[compute], n.Input},
+		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input,
+		o: &n.Options, trace: n.Trace, rotary: newRotary(c, n.Input.Seq, compute, angles),
+		mask: &Mask{lowest[compute], n.Input},
 	}, nil
 }
 
-// ended runs f, and returns the error with which a pass stopped in it.
+// ended runs f, and returns the error that stopped a pass in f.
 func ended(f func()) (err error) {
 	defer func() {
 		switch s := recover().(type) {
@@ -209,7 +206,7 @@ func ended(f func()) (err error) {
 	return nil
 }
 
-// stop is what a pass panics with to end before its time. It does not leave the package.
+// stop is the panic value of a pass that ends early. It does not leave the package.
 type stop struct{ err error }
 
 // stopIf ends the pass if err is not nil.
@@ -219,7 +216,7 @@ func (p *pass[V]) stopIf(err error) {
 	}
 }
 
-// stage shows x to the trace, and returns it.
+// stage shows x to the trace, and returns x.
 func (p *pass[V]) stage(name string, x V) V {
 	p.stopIf(p.ctx.Err())
 	if p.trace != nil {
@@ -234,8 +231,8 @@ func (p *pass[V]) embed() V {
 	return p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize))
 }
 
-// within runs f, which reads the weights of layer l, while they are in memory, and those of
-// the layer that is run next are fetched.
+// within runs f, which reads the weights of layer l, while these weights are in memory; the
+// weights of the next layer are fetched meanwhile.
 func (p *pass[V]) within(l int, x V, f func(x V) V) V {
 	p.holding(l, func() { x = p.Scope(x, f) })
 	return x
@@ -246,13 +243,12 @@ func (p *pass[V]) holding(l int, f func()) {
 	p.stopIf(p.m.Hold(l))
 	p.willNeed(p.next(l))
 	f()
-	p.dontNeed(l)
 	p.drop(l)
 }
 
-// Decode runs the first layers of the decoder on the inputs of one network or more, which share
-// model and arithmetic and differ in their inputs: each layer on all of them before the next,
-// so that its weights are in memory once. Only the traces see what comes out.
+// Decode runs the first layers of the decoder on one network or more, which share model and
+// arithmetic and differ in their inputs: each layer on all inputs before the next layer, so that
+// its weights are in memory once. Only the traces see the outputs.
 func Decode[V any](ctx context.Context, layers int, nets []*Network[V]) error {
 	passes, x := make([]*pass[V], len(nets)), make([]V, len(nets))
 	course := &Course[V]{Embedding: true, Layers: firstLayers(layers)}
@@ -301,7 +297,7 @@ func (p *pass[V]) layer(l int, x V) V {
 	return p.stage(name+".output", p.Add(residual, x))
 }
 
-// head returns the logits, and the final norm of which they are made.
+// head returns the logits, and the output of the final norm.
 func (p *pass[V]) head(x V) (logits, normed V) {
 	normed = p.norm("model.norm", &p.m.Model.Norm, x)
 	return p.linear("lm_head", &p.m.LMHead, normed), normed

@@ -7,15 +7,15 @@ import (
 	"dsmoe/model/weights"
 )
 
-// Pages are the memory that weights are mapped into: see Options.Pages.
+// Pages is the memory that weights are mapped into: see Options.Pages.
 type Pages interface {
-	WillNeed(data []byte) // is about to be read
-	DontNeed(data []byte) // is not read for a while
+	WillNeed(data []byte) // called before data is read
+	DontNeed(data []byte) // called when data is not read for a while
 }
 
-// willNeed fetches ahead what layer l reads whatever its gate decides, but for an
-// embedding, of which it reads rows; which experts it reads is known, and fetched, after that.
-// No layer is below 0.
+// willNeed fetches ahead the weights that layer l reads whatever its gate decides, except an
+// embedding, of which it reads only rows. fetchExperts fetches the experts once the gate has
+// chosen them. A negative l stands for no layer.
 func (p *pass[V]) willNeed(l int) {
 	if p.o.Pages == nil || l < 0 {
 		return
@@ -39,34 +39,17 @@ func (p *pass[V]) fetchExperts(l int, experts []int) {
 	}
 }
 
-// dropExpert lets the pages of an expert of layer l go, if it will not be read again for a
-// gradient.
-func (p *pass[V]) dropExpert(l, e int) {
-	if p.o.Pages == nil || p.o.Training {
-		return
-	}
-	for _, w := range p.m.Layer(l).MoE.Experts[e].weights() {
-		if len(w.Data) > 0 {
-			p.o.Pages.DontNeed(w.Data)
-		}
-	}
-}
-
+// fetch fetches a weight ahead.
 func fetch(pages Pages, w *Weight) {
 	if len(w.Data) > 0 {
 		pages.WillNeed(w.Data)
 	}
 }
 
-// dontNeed lets a layer's pages go, if it will not be read again for a gradient.
-func (p *pass[V]) dontNeed(l int) {
-	if p.o.Pages == nil || p.o.Training {
-		return
-	}
-	for _, w := range p.m.layerWeights(l) {
-		if len(w.Data) > 0 {
-			p.o.Pages.DontNeed(w.Data)
-		}
+// dontNeed releases the pages of a weight, unless a gradient will read it again.
+func (p *pass[V]) dontNeed(w *Weight) {
+	if p.o.Pages != nil && !p.o.Training && len(w.Data) > 0 {
+		p.o.Pages.DontNeed(w.Data)
 	}
 }
 
@@ -76,8 +59,8 @@ type unread struct {
 	src weights.Unviewed
 }
 
-// Hold reads the weights of layer l that Load left out, which are then kept. The error says
-// which there is no memory for, or which cannot be read.
+// Hold reads the weights of layer l that Load left out, and keeps them. The error names the
+// weight that does not fit into memory or cannot be read.
 func (m *DeepseekForCausalLM) Hold(l int) error {
 	need := m.unreadBytes(l)
 	for _, w := range m.layerWeights(l) {
@@ -96,7 +79,7 @@ func (m *DeepseekForCausalLM) Hold(l int) error {
 	return nil
 }
 
-// unreadBytes is the size of the weights of layer l that are not in memory.
+// unreadBytes returns the size in bytes of the weights of layer l that are not in memory.
 func (m *DeepseekForCausalLM) unreadBytes(l int) (n int64) {
 	for _, w := range m.layerWeights(l) {
 		if w.unread != nil && w.Data == nil {
@@ -106,15 +89,17 @@ func (m *DeepseekForCausalLM) unreadBytes(l int) (n int64) {
 	return n
 }
 
-// drop lets go of what Hold read, if it is not read again for a gradient.
+// drop releases the pages of layer l and the weights that Hold read, unless a gradient will read
+// them again.
 func (p *pass[V]) drop(l int) {
 	dropped := false
 	for _, w := range p.m.layerWeights(l) {
+		p.dontNeed(w)
 		if w.unread != nil && !p.o.Training {
 			w.Data, dropped = nil, true
 		}
 	}
 	if dropped {
-		runtime.GC() // the next layer takes the memory of this one
+		runtime.GC() // the next layer takes this memory
 	}
 }

@@ -8,12 +8,44 @@ import (
 	"dsmoe/model/tensor"
 )
 
+// Activation is a tensor between two stages: float32 values that its dtype can
+// represent, row-major.
+type Activation struct {
+	Shape  []int        // the last dimension is the width of a row
+	Values []float32    // one value per element of the shape
+	DType  tensor.DType // dtype of the reference's tensor: F32, BF16 or F16
+}
+
+// Width returns the last dimension.
+func (a *Activation) Width() int { return a.Shape[len(a.Shape)-1] }
+
+// Row returns row i of the last axis.
+func (a *Activation) Row(i int) []float32 {
+	w := a.Width()
+	return a.Values[i*w : (i+1)*w]
+}
+
+// Rows returns the number of rows: the product of all dimensions but the last.
+func (a *Activation) Rows() int { return len(a.Values) / a.Width() }
+
+// Matrix returns the i-th matrix of the last two axes.
+func (a *Activation) Matrix(i int) []float32 {
+	n := a.Shape[len(a.Shape)-2] * a.Width()
+	return a.Values[i*n : (i+1)*n]
+}
+
+// format returns the format to which a's values are rounded.
+func (a *Activation) format() kernel.Format {
+	f, _ := a.DType.Format()
+	return f
+}
+
 // Plain is the arithmetic of inference: float32 activations, in memory that later
-// operations use again. It rounds where the reference does, and gives the same bits on
-// every machine. An arithmetic in another package can embed one, or call its operations.
+// operations reuse. It rounds where the reference does, and gives the same bits on every
+// machine. An arithmetic in another package can embed a Plain or call its operations.
 type Plain struct {
 	o       Options
-	weights kernel.Format // that the reference cast its weights to
+	weights kernel.Format // format to which the reference cast its weights
 	compute tensor.DType
 	arena   *arena
 }
@@ -25,8 +57,8 @@ func NewPlain(o Options) *Plain {
 	return &Plain{o: o, compute: compute, weights: format, arena: arenas.Get().(*arena)}
 }
 
-// Close takes all memory back, but for that of result, which may be nil. It is called
-// once: the arithmetic and its other activations must not be used any more.
+// Close takes back all memory except the memory of result, which may be nil. Call it once and
+// use neither the arithmetic nor its other activations afterwards.
 func (p *Plain) Close(result *Activation) {
 	var keep []float32
 	if result != nil {
@@ -46,7 +78,7 @@ func (p *Plain) Scope(x *Activation, f func(x *Activation) *Activation) *Activat
 	return y
 }
 
-// Make returns an activation whose values are to be set: they are whatever was there.
+// Make returns an activation with undefined values.
 func (p *Plain) Make(d tensor.DType, shape ...int) *Activation {
 	n := 1
 	for _, dim := range shape {
@@ -55,14 +87,8 @@ func (p *Plain) Make(d tensor.DType, shape ...int) *Activation {
 	return &Activation{Shape: shape, Values: p.arena.get(n), DType: d}
 }
 
-// format is the format that a's values are rounded to.
-func (a *Activation) format() kernel.Format {
-	f, _ := a.DType.Format()
-	return f
-}
-
-// Each calls f(0) … f(n-1), at once if the work is worth waking other goroutines for. It
-// is counted in numbers that are copied; an exponential is as much work as eight.
+// Each calls f(0) … f(n-1), in parallel if the work is worth waking other goroutines. work
+// counts copied numbers; an exponential counts as eight.
 func (p *Plain) Each(n, work int, f func(i int)) {
 	const little = 1 << 14
 	workers := p.o.Parallelism
@@ -95,9 +121,9 @@ func (p *Plain) Linear(x *Activation, l *Linear) *Activation {
 	return y
 }
 
-// matrix returns w for the kernels: as stored, cast to the compute dtype on the way
-// if that holds fewer values. What blocks stand for is not cast: it is no number of the
-// reference's, and would be off by another rounding.
+// matrix returns w for the kernels: as stored, cast to the compute dtype on the way if that
+// dtype holds fewer values. Decoded blocks are not cast: the reference has no such numbers,
+// and a cast would add another rounding error.
 func (p *Plain) matrix(w *Weight) kernel.Matrix {
 	m := w.matrix()
 	m.Round, m.Via = p.weights != kernel.F32 && m.Format != p.weights && !m.Format.Blocked(), p.weights
@@ -117,8 +143,8 @@ func (w *Weight) matrix() kernel.Matrix {
 	}
 }
 
-// Values returns w's numbers as the reference multiplies with them: FP8 ones scaled,
-// all cast to the compute dtype.
+// Values returns w's numbers as the reference multiplies with them: decoded and cast to the
+// compute dtype.
 func (p *Plain) Values(w *Weight) []float32 { return decoded(p.matrix(w)) }
 
 // decoded returns m's numbers, row by row.
@@ -157,7 +183,7 @@ func (p *Plain) RMSNorm(x *Activation, weight *Weight, eps float64) *Activation 
 	return y
 }
 
-// inverseRMS is 1/sqrt(mean(x²) + eps).
+// inverseRMS returns 1/sqrt(mean(x²) + eps).
 func inverseRMS(x []float32, eps float64) float64 {
 	return 1 / math.Sqrt(kernel.Dot64(x, x)/float64(len(x))+eps)
 }
@@ -220,3 +246,8 @@ func (p *Plain) Move(m *Move, operands ...*Activation) *Activation {
 	})
 	return y
 }
+
+// Kernels names the implementations of the arithmetic that this processor runs, such as
+// "avx512", "avx2", "neon" and, always, "portable". The first is in use; all give the same
+// bits.
+func Kernels() []string { return kernel.Implementations() }

@@ -2,8 +2,8 @@ package model
 
 import "dsmoe/model/internal/kernel"
 
-// headOf returns which matrix of shared [batch, groups, …] belongs to matrix i of x
-// [batch, heads, …]: heads/groups heads in a row have the same.
+// headOf returns the index of the matrix of shared [batch, groups, …] that belongs to matrix i
+// of x [batch, heads, …]: heads/groups consecutive heads share a matrix.
 func headOf(i int, x, shared *Activation) int { return i / (x.Shape[1] / shared.Shape[1]) }
 
 // Tables implements Arithmetic.
@@ -48,7 +48,7 @@ func (p *Plain) Scores(q, k *Activation, first, n int, s *Scoring) *Activation {
 	return y
 }
 
-// scale multiplies by the scale, or divides by it.
+// scale multiplies or divides x by the scale.
 func (s *Scoring) scale(x []float32) {
 	if s.Divides {
 		for i := range x {

@@ -54,16 +54,15 @@ func (p *Plain) MaskGroups(scores *Activation, groups int, chosen []int, masked 
 	return y
 }
 
-// MaskGroups returns a token's scores with those of all groups but the chosen ones set
-// to masked.
+// MaskGroups returns a token's scores, set to masked in all groups that are not chosen.
 func MaskGroups[F float32 | float64](scores []F, groups int, chosen []int, masked F) []F {
-	left, size := slices.Clone(scores), len(scores)/groups
-	for e := range left {
+	y, size := slices.Clone(scores), len(scores)/groups
+	for e := range y {
 		if !slices.Contains(chosen, e/size) {
-			left[e] = masked
+			y[e] = masked
 		}
 	}
-	return left
+	return y
 }
 
 // TopK implements Arithmetic.
@@ -89,7 +88,7 @@ func TopK[F float32 | float64](x []F, k int) []int {
 		case x[a] < x[b]:
 			return 1
 		}
-		return 0
+		return 0 // NaN too
 	})
 	return order[:k]
 }
@@ -106,7 +105,7 @@ func (p *Plain) Normalise(w *Activation) *Activation {
 	return y
 }
 
-// rowTotal returns the sum of w + 1e-20, rounded to f after either addition.
+// rowTotal returns the sum of w + 1e-20, rounded to f after the sum and again after + 1e-20.
 func rowTotal(w []float32, f kernel.Format) float32 {
 	sum := 0.0
 	for _, v := range w {
@@ -188,13 +187,14 @@ func (p *Plain) AuxLoss(scores *Activation, idx []int, sequences int, alpha floa
 	for i, s := range scores.Values {
 		loss += float64(ce(i) * float64(s))
 	}
-	y := &Activation{Shape: []int{1}, Values: []float32{float32(loss * (alpha / float64(scores.Rows())))}, DType: scores.DType}
+	mean := float32(loss * (alpha / float64(scores.Rows())))
+	y := &Activation{Shape: []int{1}, Values: []float32{mean}, DType: scores.DType}
 	kernel.RoundTo(y.Values, y.format())
 	return y
 }
 
-// ExpertLoad returns, for the position of a score, the ce of its sequence and expert: how
-// often the expert was chosen in the sequence, over its fair share.
+// ExpertLoad returns a function of the position of a score, which gives ce of its sequence and
+// expert: how often the sequence chose the expert, over the expert's fair share.
 func ExpertLoad(scores *Activation, idx []int, sequences int) func(i int) float64 {
 	n, tokens := scores.Width(), scores.Rows()/sequences
 	k := len(idx) / scores.Rows()

@@ -15,9 +15,9 @@ func (n *Network[V]) PredictionLayer(ctx context.Context, k int, h V) (V, error)
 	})
 }
 
-// predict runs prediction layer k on h [batch, seq-k, hidden_size]: the final norm, or what
-// the one before gives. It returns shared_head.norm's output, [batch, seq-1-k, hidden_size],
-// mirroring MtpModel.forward_layer without a cache, on the tokens that there are:
+// predict runs prediction layer k on h [batch, seq-k, hidden_size], the output of the final norm or
+// of the prediction layer before. It returns shared_head.norm's output, [batch, seq-1-k,
+// hidden_size], mirroring MtpModel.forward_layer without a cache, on the tokens of the input:
 //
 //	for t in 0 … seq-2-k, at position t+1+k:
 //		e = enorm(embed_tokens[input_ids[t+1+k]])
@@ -48,7 +48,8 @@ func (p *pass[V]) from(first int) *pass[V] {
 	for i := range rows {
 		rows[i] = first + i
 	}
-	later.cos, later.sin = p.Move(takeRows(rows, p.rotary.Half), p.cos), p.Move(takeRows(rows, p.rotary.Half), p.sin)
+	move := takeRows(rows, p.rotary.Half)
+	later.cos, later.sin = p.Move(move, p.cos), p.Move(move, p.sin)
 	later.mask = &Mask{p.mask.Lowest, later.in}
 	return &later
 }

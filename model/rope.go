@@ -14,40 +14,41 @@ import (
 //	x[a] = x[a]·cos - x[b]·sin
 //	x[b] = x[b]·cos + x[a]·sin
 //
-// Each product is exact and a rounding point, and so is each sum; with Whole the four
-// products and two sums are float32, and only the results are rounded. The reference
-// moves interleaved pairs to halves, in queries and keys alike; here they stay, which
-// leaves their product the same.
+// Each product and each sum is exact and a rounding point; with Whole the four products and
+// two sums are float32, and only the results are rounded. The reference moves interleaved
+// pairs to halves, in queries and keys alike; here they stay in place, and the product of
+// query and key is the same.
 type Rotary struct {
 	Angles []float32 // [positions, Half], in float32 or the dtype of inv_freq
-	// Cos and Sin [positions, Half] are those of the angles, times Factor, each rounded to
-	// float32 and then to DType.
+	// Cos and Sin [positions, Half] are cosine and sine of the angles, times Factor, each
+	// rounded to float32 and then to DType.
 	Cos, Sin   []float32
 	Factor     float32      // YaRN's attention factor; else 1
-	DType      tensor.DType // to which the reference casts Cos and Sin
-	Buffer     tensor.DType // of inv_freq
+	DType      tensor.DType // dtype to which the reference casts Cos and Sin
+	Buffer     tensor.DType // dtype of inv_freq
 	Half       int          // pairs of a head
 	Interleave bool         // a pair is (2i, 2i+1), not (i, i+Half)
 	Whole      bool         // config.Rules.RotatesInFloat32
 }
 
-// newRotary returns the table for positions 0 … seq-1, with the reference's float32
-// steps. compute is the reference's compute dtype and buffer that of inv_freq: both F32,
-// BF16 or F16.
+// newRotary returns the table for positions 0 … seq-1, computed in the reference's float32
+// steps. compute is the reference's compute dtype, buffer the dtype of inv_freq: F32, BF16
+// or F16.
 //
 //	inv_freq[i] = 1 / theta^(2i/head_dim)
 //	angle       = position · inv_freq                        (linear: position/factor)
-//	cos, sin    = of the angle                               (yarn: · attention factor)
+//	cos, sin    = cosine and sine of the angle               (yarn: · attention factor)
 //	theta       = rope_theta, or past max_position_embeddings with dynamic NTK
 //	              rope_theta · (factor·seq/max - (factor-1))^(head_dim/(head_dim-2))
 //
-// inv_freq is rounded to buffer. Positions and angles are rounded to buffer too, cos and
-// sin to compute, unless config.Rules says float32.
+// inv_freq is rounded to buffer. Positions and angles are rounded to buffer and cos and sin to
+// compute, except where config.Rules keeps float32.
 func newRotary(c *config.Config, seq int, compute, buffer tensor.DType) *Rotary {
 	rules, n := c.Rules(), seq*c.HeadDim()/2
 	r := &Rotary{
 		Angles: make([]float32, 0, n), Cos: make([]float32, 0, n), Sin: make([]float32, 0, n),
-		Factor: 1, DType: compute, Buffer: buffer, Half: c.HeadDim() / 2, Interleave: c.RopeInterleave, Whole: rules.RotatesInFloat32,
+		Factor: 1, DType: compute, Buffer: buffer,
+		Half: c.HeadDim() / 2, Interleave: c.RopeInterleave, Whole: rules.RotatesInFloat32,
 	}
 	if r.Whole {
 		r.DType = tensor.F32
@@ -84,6 +85,7 @@ func (r *Rotary) fill(c *config.Config, seq int, frequencies, angles kernel.Form
 	}
 }
 
+// inverseFrequencies returns inv_freq.
 func inverseFrequencies(c *config.Config, seq int) []float32 {
 	dim := c.HeadDim()
 	theta := c.RopeTheta
@@ -106,10 +108,9 @@ func inverseFrequencies(c *config.Config, seq int) []float32 {
 	return freq
 }
 
-// yarn turns theta^(2i/dim) into YaRN's inv_freq, mirroring _compute_yarn_parameters:
-// fast pairs keep their frequency, slow ones are slowed down by the factor, with a
-// ramp between the pairs that turn beta_fast and beta_slow times over the original
-// length:
+// yarn turns theta^(2i/dim) into YaRN's inv_freq, mirroring _compute_yarn_parameters: fast pairs
+// keep their frequency, the frequency of slow pairs is divided by the factor, with a ramp between
+// the pairs that turn beta_fast and beta_slow times over the original length:
 //
 //	pair(b)  = dim · ln(original/(b·2π)) / (2·ln theta)
 //	ramp[i]  = clamp((i - low)/(high - low), 0, 1),  low = ⌊pair(beta_fast)⌋, high = ⌈pair(beta_slow)⌉
@@ -138,7 +139,7 @@ func yarnMScale(factor, mscale float64) float64 {
 	return float64(0.1*mscale*math.Log(factor)) + 1
 }
 
-// yarnAttentionFactor is what cos and sin are multiplied by.
+// yarnAttentionFactor returns the factor of cos and sin.
 func yarnAttentionFactor(s *config.RopeScaling) float64 {
 	if s.MScale != 0 && s.MScaleAllDim != 0 {
 		return yarnMScale(s.Factor, s.MScale) / yarnMScale(s.Factor, s.MScaleAllDim)
@@ -146,9 +147,9 @@ func yarnAttentionFactor(s *config.RopeScaling) float64 {
 	return yarnMScale(s.Factor, 1)
 }
 
-// softmaxScale is what latent attention multiplies its scores by, mirroring
-// DeepseekV2Attention.__init__: 1/sqrt(qk_head_dim), and with YaRN's mscale_all_dim
-// times yarnMScale².
+// softmaxScale returns the factor of latent attention's scores, mirroring
+// DeepseekV2Attention.__init__: 1/sqrt(qk_head_dim), times yarnMScale² with YaRN's
+// mscale_all_dim.
 func softmaxScale(c *config.Config) float32 {
 	scale := 1 / math.Sqrt(float64(c.QKHeadDim()))
 	if s := c.RopeScaling; s != nil && s.MScaleAllDim != 0 {
@@ -158,7 +159,7 @@ func softmaxScale(c *config.Config) float32 {
 	return float32(scale)
 }
 
-// Pair returns where the i-th rotated pair of a head lies.
+// Pair returns the positions of the i-th rotated pair of a head.
 func (r *Rotary) Pair(i int) (a, b int) {
 	if r.Interleave {
 		return 2 * i, 2*i + 1

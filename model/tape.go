@@ -6,10 +6,10 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// Tape is the arithmetic of training: the same activations as Plain computes, and for
-// each operation, in order, the function that adds to the gradients of its operands,
-// given that of its result. Gradients are float32, each contribution summed as
-// Options.Accumulate says, and rounding points are passed as if they did nothing.
+// Tape is the arithmetic of training. It computes Plain's activations and records a step for
+// each operation, in order: a function that takes the gradient of the result and adds to the
+// gradients of the operands. Gradients are float32, each contribution summed in the precision
+// of Options.Accumulate. The gradient of a rounding point is the identity.
 //
 // With L the loss, the gradient ∂x of an activation or a weight is ∂L/∂x, of x's shape.
 type Tape struct {
@@ -21,7 +21,7 @@ type Tape struct {
 	weights     map[string]gradient
 }
 
-// gradient is that of an activation or a weight, as a flat list.
+// gradient is the gradient of an activation or a weight, row-major.
 type gradient []float32
 
 // add adds x to the gradient.
@@ -31,19 +31,21 @@ func (g gradient) add(x []float32) {
 	}
 }
 
-// row returns the gradient of row i of a.
+// row returns the gradient of row i of activation a.
 func (g gradient) row(i int, a *Activation) gradient { return g[i*a.Width() : (i+1)*a.Width()] }
 
-// NewTape returns a tape around plain. It keeps the gradients of the weights for which
-// wants is true.
+// NewTape returns a tape around plain. It keeps the gradients of the weights for which wants
+// returns true.
 func NewTape(plain *Plain, wants func(weight string) bool) *Tape {
-	return &Tape{Plain: plain, wants: wants, activations: map[*Activation]gradient{}, weights: map[string]gradient{}}
+	return &Tape{
+		Plain: plain, wants: wants, activations: map[*Activation]gradient{}, weights: map[string]gradient{},
+	}
 }
 
-// Scope implements Arithmetic. Whatever was computed is needed again.
+// Scope implements Arithmetic. It takes no memory back: the steps need all activations.
 func (t *Tape) Scope(x *Activation, f func(x *Activation) *Activation) *Activation { return f(x) }
 
-// of returns ∂a, zeros at first.
+// of returns ∂a, initially zeros.
 func (t *Tape) of(a *Activation) gradient {
 	if t.activations[a] == nil {
 		t.activations[a] = make(gradient, len(a.Values))
@@ -57,14 +59,14 @@ func (t *Tape) record(y *Activation, step func(dy gradient)) *Activation {
 	return y
 }
 
-// view records that y has the values of x, and so its gradient.
+// view records that y shares the values of x, and returns y: they share the gradient.
 func (t *Tape) view(y, x *Activation) *Activation {
 	t.activations[y] = t.of(x)
 	return y
 }
 
-// wanted returns the gradient of a weight to add to, nil if nobody asked for it. It
-// is called while recording, once for each step that will add to it.
+// wanted returns the gradient of a wanted weight, to which a step adds; nil for other weights. It
+// is called while recording, once for each step that will add to the gradient.
 func (t *Tape) wanted(w *Weight) gradient {
 	if w.Name == "" || !t.wants(w.Name) {
 		return nil
@@ -76,8 +78,8 @@ func (t *Tape) wanted(w *Weight) gradient {
 	return t.weights[w.Name]
 }
 
-// rewind runs the steps from the last to the first, until no gradient of a wanted weight
-// is outstanding: those further down are nobody's.
+// rewind runs the steps from the last to the first, until no gradient of a wanted weight is
+// outstanding: no wanted weight depends on earlier steps.
 func (t *Tape) rewind() {
 	for _, step := range slices.Backward(t.steps) {
 		if t.outstanding == 0 {
@@ -156,7 +158,7 @@ func (t *Tape) RMSNorm(x *Activation, weight *Weight, eps float64) *Activation {
 	})
 }
 
-// normBackward adds what one row of an RMSNorm adds to ∂x and ∂weight.
+// normBackward adds the contributions of one row of an RMSNorm to ∂x and ∂weight.
 func normBackward(dx gradient, dw []float64, x, dy, weight []float32, r float64) {
 	mean := 0.0
 	for k, v := range x {
@@ -209,6 +211,7 @@ func (t *Tape) Softmax(x *Activation) *Activation {
 	})
 }
 
+// softmaxBackward adds the contribution of one row of a Softmax to ∂x.
 func softmaxBackward(dx, dy gradient, y []float32) {
 	sum := 0.0
 	for i, v := range y {
@@ -238,5 +241,53 @@ func (t *Tape) Move(m *Move, operands ...*Activation) *Activation {
 				dx[r.From+i*r.Step] += d
 			}
 		})
+	})
+}
+
+// RoPE adds ∂y rotated back.
+func (t *Tape) RoPE(x, cos, sin *Activation, r *Rotary) *Activation {
+	y := t.Plain.RoPE(x, cos, sin, r)
+	return t.record(y, func(dy gradient) {
+		for i := range y.Rows() {
+			d := append(gradient{}, dy.row(i, y)...)
+			r.unrotate(d[len(d)-2*r.Half:], cos.Row(i%x.Shape[2]), sin.Row(i%x.Shape[2]))
+			t.of(x).row(i, x).add(d)
+		}
+	})
+}
+
+// Scores adds, for each head, with q the n queries,
+//
+//	∂s  = ∂y · scale, or ∂y / scale
+//	∂q += ∂s·k,  ∂k += ∂sᵀ·q
+func (t *Tape) Scores(q, k *Activation, first, n int, s *Scoring) *Activation {
+	y := t.Plain.Scores(q, k, first, n, s)
+	return t.record(y, func(dy gradient) {
+		seq, dim := k.Shape[2], q.Width()
+		for i := range q.Shape[0] * q.Shape[1] {
+			ds := append([]float32{}, dy[i*n*seq:(i+1)*n*seq]...)
+			s.scale(ds)
+			group := headOf(i, q, k)
+			block := q.Matrix(i)[first*dim : (first+n)*dim]
+			dq, dk := t.of(q)[(i*seq+first)*dim:], t.of(k)[group*seq*dim:]
+			dq.add(t.Product(ds, transposed(k.Matrix(group), seq, dim), seq))
+			dk.add(t.Product(transposed(ds, n, seq), transposed(block, n, dim), n))
+		}
+	})
+}
+
+// Context adds, for each head, with P its probabilities,
+//
+//	∂v += Pᵀ·∂y,  ∂P += ∂y·vᵀ
+func (t *Tape) Context(probs, vT *Activation) *Activation {
+	y := t.Plain.Context(probs, vT)
+	return t.record(y, func(dy gradient) {
+		n, seq, width := probs.Shape[2], probs.Width(), vT.Shape[2]
+		for i := range probs.Shape[0] * probs.Shape[1] {
+			d, group := dy[i*n*width:(i+1)*n*width], headOf(i, probs, vT)
+			dv := t.of(vT)[group*width*seq:]
+			dv.add(t.Product(transposed(d, n, width), transposed(probs.Matrix(i), n, seq), n))
+			t.of(probs)[i*n*seq:].add(t.Product(d, transposed(vT.Matrix(group), width, seq), width))
+		}
 	})
 }

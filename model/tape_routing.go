@@ -5,8 +5,8 @@ import (
 	"dsmoe/model/internal/kernel"
 )
 
-// The choice of experts is a constant of the loss: AddBias, GroupWorth, MaskGroups and
-// TopK are Plain's, and pass no gradient on.
+// The loss treats the choice of experts as a constant: AddBias, GroupWorth, MaskGroups and TopK
+// are Plain's methods, which record no step.
 
 // Sigmoid adds
 //
@@ -21,7 +21,7 @@ func (t *Tape) Sigmoid(x *Activation) *Activation {
 	})
 }
 
-// Normalise adds, total being a row's sum + 1e-20,
+// Normalise adds, with total a row's sum + 1e-20,
 //
 //	∂w[i] += (∂y[i] - Σ_j ∂y[j]·y[j]) / total
 func (t *Tape) Normalise(w *Activation) *Activation {
@@ -52,7 +52,7 @@ func (t *Tape) Scale(x *Activation, factor float32) *Activation {
 	})
 }
 
-// Combine adds, for the expert that token t chose as its i-th,
+// Combine adds, for the output out of the i-th expert of token t,
 //
 //	∂out          += weight[t, i] · ∂y[t]
 //	∂weight[t, i] += ∂y[t] · out
@@ -73,7 +73,7 @@ func (t *Tape) Combine(weight *Activation, parts []Part[*Activation], order conf
 	})
 }
 
-// AuxLoss adds to the loss, whose gradient by it is 1 (AddAuxiliaryLoss), and so
+// AuxLoss adds, as AddAuxiliaryLoss makes the gradient of the auxiliary loss 1,
 //
 //	∂scores[b, t, e] += alpha · ce[b, e] / tokens
 func (t *Tape) AuxLoss(scores *Activation, idx []int, sequences int, alpha float64) *Activation {

@@ -11,9 +11,9 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Train runs n in training mode, computes the loss, and carries it back to the weights
-// that tape wants. The arithmetic of n is tape, or one around it. The trace sees the
-// stages of the forward pass, each gate's "aux_loss" among them, then "loss", then the
+// Train runs n in training mode, computes the loss, and carries its gradient back to the
+// weights that tape wants. The arithmetic of n is tape, or one that embeds tape. The trace sees
+// the stages of the forward pass, each gate's "aux_loss" among them, then "loss", then the
 // gradients as "NAME.grad", in the order of the table.
 //
 // The loss is the next-token cross entropy over all positions, padding included:
@@ -22,8 +22,8 @@ import (
 //
 // The gradients are those of loss + Σ aux_loss: AddAuxiliaryLoss hands each gate's
 // auxiliary loss a gradient of 1 without adding it to the output. There is no
-// dropout. Gradients are float32, whatever the compute dtype. Models with latent
-// attention are refused: their gradients were held against no reference's.
+// dropout. Gradients are float32, whatever the compute dtype. Models with latent attention
+// are refused: no reference has confirmed their gradients.
 func Train(ctx context.Context, n *Network[*Activation], tape *Tape) (loss float64, err error) {
 	in := n.Input
 	if err := Learns(n.Model.Config, in); err != nil {
@@ -40,13 +40,13 @@ func Train(ctx context.Context, n *Network[*Activation], tape *Tape) (loss float
 	return loss, tape.show(n, loss)
 }
 
-// Learns says why a model of config c cannot be trained on in.
+// Learns returns an error if a model of config c cannot be trained on in.
 func Learns(c *config.Config, in *Input) error {
 	if in.Seq < 2 {
 		return fmt.Errorf("input: sequences of %d token have no next token to learn", in.Seq)
 	}
 	if c.LatentAttention() {
-		return fmt.Errorf("model_type %s: the gradients of latent attention were held against no reference's", c.ModelType)
+		return fmt.Errorf("model_type %s: the gradients of latent attention are not confirmed by a reference", c.ModelType)
 	}
 	return nil
 }
@@ -65,10 +65,11 @@ func (t *Tape) show(n *Network[*Activation], loss float64) error {
 			continue
 		}
 		values := t.weights[s.Name]
-		if values == nil { // nothing flowed to it: an expert that no token reached
+		if values == nil { // an expert that no token reached
 			values = make(gradient, s.Info(tensor.F32).Len())
 		}
-		if err := n.Trace.Stage(s.Name+".grad", &Activation{Shape: s.Shape, Values: values, DType: tensor.F32}); err != nil {
+		grad := &Activation{Shape: s.Shape, Values: values, DType: tensor.F32}
+		if err := n.Trace.Stage(s.Name+".grad", grad); err != nil {
 			return err
 		}
 	}

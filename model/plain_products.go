@@ -1,0 +1,128 @@
+package model
+
+import (
+	"dsmoe/model/internal/kernel"
+	"dsmoe/model/tensor"
+)
+
+// Products for an arithmetic around Plain that computes an error with each value.
+
+// SiLU is x / (1 + e^-x), rounded once to x's dtype. The exponential is computed in float64.
+func (p *Plain) SiLU(x *Activation) *Activation {
+	y := p.Make(x.DType, x.Shape...)
+	p.Each(x.Rows(), 8*len(y.Values), func(t int) {
+		kernel.SiLU(y.Row(t), x.Row(t))
+		kernel.RoundTo(y.Row(t), y.format())
+	})
+	return y
+}
+
+// Partial requests the squares of the partial sums of products, and sums of squares.
+type Partial = kernel.Partial
+
+// LinearPartial sets y to Linear of x in float32, and computes the sums that q requests with the
+// weight, cast to the compute dtype. y holds the elements of a row when q.Each receives the sums
+// of that row.
+func (p *Plain) LinearPartial(y, x *Activation, l *Linear, q *Partial) {
+	var bias []float32
+	if l.Bias.Name != "" {
+		bias = p.Values(&l.Bias)
+	}
+	kernel.MatMulPartial(y.Values, x.Values, p.matrix(&l.Weight), bias, p.o.Accumulate, q, p.o.Parallelism)
+}
+
+// WeightPartial computes the sums that q requests with a weight, cast to the compute dtype.
+func (p *Plain) WeightPartial(w *Weight, q *Partial) {
+	kernel.MatPartial(p.matrix(w), q, p.o.Parallelism)
+}
+
+// eachPartial receives partial and squares, as PartialSums defines them, of the elements of a
+// result from at on.
+type eachPartial = func(at int, partial, squares []float32)
+
+// ScoresPartial calls each with the sums of q·k, for the elements of Scores.
+func (p *Plain) ScoresPartial(q, k *Activation, first, n int, oneChain bool, each eachPartial) {
+	heads, seq, dim := q.Shape[1], k.Shape[2], q.Width()
+	p.Each(q.Shape[0]*heads, q.Shape[0]*heads*n*seq*dim, func(i int) {
+		rows := q.Matrix(i)[first*dim : (first+n)*dim]
+		w := kernel.Matrix{Rows: seq, Cols: dim, Values: k.Matrix(headOf(i, q, k))}
+		p.partial(rows, w, oneChain, i*n*seq, each)
+	})
+}
+
+// ContextPartial calls each with the sums of probs·v, for the elements of Context. The terms are
+// in the order of the keys.
+func (p *Plain) ContextPartial(probs, vT *Activation, oneChain bool, each eachPartial) {
+	n, seq, width := probs.Shape[2], probs.Width(), vT.Shape[2]
+	p.Each(probs.Shape[0]*probs.Shape[1], len(probs.Values)*width, func(i int) {
+		w := kernel.Matrix{Rows: width, Cols: seq, Values: vT.Matrix(headOf(i, probs, vT))}
+		p.partial(probs.Matrix(i), w, oneChain, i*n*width, each)
+	})
+}
+
+// partial calls each with the sums of rows x with w, whose results begin at element from.
+func (p *Plain) partial(x []float32, w kernel.Matrix, oneChain bool, from int, each eachPartial) {
+	kernel.MatPartial(w, &Partial{X: x, OneChain: oneChain, Each: func(t, r int, partial, squares, _ []float32) {
+		each(from+t*w.Rows+r, partial, squares)
+	}}, 1)
+}
+
+// Columns returns products = a·weight and squares = b·(weight∘weight), [tokens, in], for a and b
+// [tokens, out] and a weight [out, in]. The sums are float32.
+func (p *Plain) Columns(a, b *Activation, weight *Weight) (products, squares *Activation) {
+	m := p.matrix(weight)
+	products, squares = p.Make(a.DType, a.Rows(), m.Cols), p.Make(a.DType, a.Rows(), m.Cols)
+	kernel.Columns(products.Values, a.Values, squares.Values, b.Values, m, p.o.Parallelism)
+	return products, squares
+}
+
+// columnTile is the least number of columns of a weight that are decoded at a time. It is a
+// multiple of the block length of every block format.
+const columnTile = 256
+
+// EachColumns computes a·weight, for a [rows, out] and a weight [out, in], and calls f with
+// tiles of the result, in order: products [rows, n] with the columns from … from+n-1. The
+// sums are float32. Each tile reuses the memory of the tile before.
+func (p *Plain) EachColumns(a *Activation, weight *Weight, f func(from int, products *Activation)) {
+	m := p.matrix(weight)
+	width := columnTile
+	if m.Scales != nil {
+		width = (columnTile + m.BlockCols - 1) / m.BlockCols * m.BlockCols
+	}
+	width = min(width, m.Cols)
+	columns, products := p.Make(tensor.F32, width, m.Rows), p.Make(tensor.F32, a.Rows(), width)
+	for from := 0; from < m.Cols; from += width {
+		n := min(width, m.Cols-from)
+		t := kernel.Matrix{Rows: n, Cols: m.Rows, Values: columns.Values[:n*m.Rows]}
+		kernel.Transposed(t.Values, m, from, from+n, p.o.Parallelism)
+		part := &Activation{Shape: []int{a.Rows(), n}, Values: products.Values[:a.Rows()*n], DType: tensor.F32}
+		kernel.MatMul(part.Values, a.Values, t, nil, kernel.Float32, p.o.Parallelism)
+		f(from, part)
+	}
+}
+
+// Column returns column i of a weight [out, in], as the reference multiplies with it.
+func (p *Plain) Column(weight *Weight, i int) []float32 {
+	m, width := p.matrix(weight), 1
+	switch {
+	case m.Scales != nil:
+		width = m.BlockCols
+	case m.Format.Blocked():
+		width = columnTile
+	}
+	from := i / width * width
+	to := min(from+width, m.Cols)
+	columns := make([]float32, (to-from)*m.Rows)
+	kernel.Transposed(columns, m, from, to, p.o.Parallelism)
+	return columns[(i-from)*m.Rows : (i-from+1)*m.Rows]
+}
+
+// Squares returns x·(weight∘weight)ᵀ for x [tokens, in]. The weight is cast to the compute dtype
+// before it is squared; the sums are float32.
+func (p *Plain) Squares(x *Activation, weight *Weight) *Activation {
+	y := p.Make(tensor.F32, x.Rows(), weight.Shape[0])
+	p.WeightPartial(weight, &Partial{V: x.Values, Each: func(t, row int, _, _, squares []float32) {
+		copy(y.Row(t)[row:], squares)
+	}})
+	return y
+}
