@@ -93,3 +93,21 @@ func (p *pass[V]) attnWeights(name string, scores V) V {
 	}
 	return probs
 }
+
+// tables makes RoPE's tables, as stages.
+func (p *pass[V]) tables() {
+	cos, sin := p.Tables(p.rotary)
+	p.cos, p.sin = p.table("cos", cos), p.table("sin", sin)
+}
+
+// table shows one of RoPE's tables [seq, half] as the reference's module returns it: twice, side
+// by side, or once where the reference rotates complex numbers.
+func (p *pass[V]) table(name string, table V) V {
+	name = "model.rotary_emb." + name
+	if p.rotary.Whole {
+		return p.stage(name, table)
+	}
+	once, half := &Input{Batch: 1, Seq: p.in.Seq}, p.rotary.Half
+	twice := p.stage(name, p.Move(joinColumns(once, half, half), table, table))
+	return p.Move(TakeColumns(once, 2*half, 0, half), twice)
+}

@@ -11,6 +11,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 )
 
 // Weight is a named tensor of the checkpoint, as it is stored. The zero Weight stands for a
@@ -24,6 +25,12 @@ type Weight struct {
 	Block         [2]int    // rows and columns that share a scale
 
 	unread *unread // source of Data while a layer runs; nil if Data is always in memory
+}
+
+// unread is a weight of a layer that is in memory only while the layer runs.
+type unread struct {
+	w   *weights.Weight
+	src weights.Unviewed
 }
 
 // DeepseekForCausalLM is the decoder with its language-model head.

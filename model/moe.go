@@ -3,7 +3,6 @@ package model
 import (
 	"fmt"
 	"math"
-	"slices"
 
 	"dsmoe/config"
 )
@@ -181,12 +180,6 @@ func Choose(c *config.Config, g *MoEGate, logits *Activation) *Choice[*Activatio
 	return choice
 }
 
-// Probe lists experts of a layer that run on some of its tokens, whatever the gate chooses.
-type Probe struct {
-	Rows    []int // rows of the input of the mixture of experts, [tokens, hidden_size]
-	Experts []int // numbers of the experts
-}
-
 // probe runs the experts of layer l that Options.Probes lists on rows of x [tokens,
 // hidden_size], one expert after the other. The output of each is a stage,
 // name.E.probe.output [rows, hidden_size]; the pass does not use it.
@@ -203,15 +196,4 @@ func (p *pass[V]) probe(l int, name string, m *DeepseekMoE, x V) {
 			p.dontNeed(w)
 		}
 	}
-}
-
-// check returns an error if a row or an expert does not exist.
-func (probe *Probe) check(l, tokens, experts int) error {
-	if i := slices.IndexFunc(probe.Rows, func(row int) bool { return row < 0 || row >= tokens }); i >= 0 {
-		return fmt.Errorf("probes of layer %d: row %d is not one of %d", l, probe.Rows[i], tokens)
-	}
-	if i := slices.IndexFunc(probe.Experts, func(e int) bool { return e < 0 || e >= experts }); i >= 0 {
-		return fmt.Errorf("probes of layer %d: expert %d is not one of %d", l, probe.Experts[i], experts)
-	}
-	return nil
 }

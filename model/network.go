@@ -3,6 +3,7 @@ package model
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"dsmoe/config"
 	"dsmoe/model/internal/kernel"
@@ -41,6 +42,29 @@ type Options struct {
 	// Pages, if not nil, learns which weights are read next and which no longer, so that a
 	// mapped checkpoint is read ahead and only one layer of it stays in memory.
 	Pages Pages
+}
+
+// Pages is the memory that weights are mapped into: see Options.Pages.
+type Pages interface {
+	WillNeed(data []byte) // called before data is read
+	DontNeed(data []byte) // called when data is not read for a while
+}
+
+// Probe lists experts of a layer that run on some of its tokens, whatever the gate chooses.
+type Probe struct {
+	Rows    []int // rows of the input of the mixture of experts, [tokens, hidden_size]
+	Experts []int // numbers of the experts
+}
+
+// check returns an error if a row or an expert does not exist.
+func (probe *Probe) check(l, tokens, experts int) error {
+	if i := slices.IndexFunc(probe.Rows, func(row int) bool { return row < 0 || row >= tokens }); i >= 0 {
+		return fmt.Errorf("probes of layer %d: row %d is not one of %d", l, probe.Rows[i], tokens)
+	}
+	if i := slices.IndexFunc(probe.Experts, func(e int) bool { return e < 0 || e >= experts }); i >= 0 {
+		return fmt.Errorf("probes of layer %d: expert %d is not one of %d", l, probe.Experts[i], experts)
+	}
+	return nil
 }
 
 // dtypes returns the compute dtype and the dtype of RoPE's angles.
@@ -100,51 +124,62 @@ type Groups[V any] struct {
 	Masked float32 // score of the experts in other groups
 }
 
-// Forward runs the decoder on in, in evaluation mode unless o says otherwise, and
-// returns the logits [batch, seq, vocab_size] as Plain computes them: see
-// Network.Forward.
-func (m *DeepseekForCausalLM) Forward(ctx context.Context, in *Input, o Options) (*Activation, error) {
-	plain := NewPlain(o)
-	net := &Network[*Activation]{Model: m, Input: in, Options: o, Arithmetic: plain}
-	logits, err := net.Forward(ctx)
-	plain.Close(logits)
-	return logits, err
+// Course lists the parts of a model that a pass runs, and the input of a part whose
+// predecessor is not run. A pass does not touch the weights of other parts. The zero Course
+// runs only RoPE's tables.
+type Course[V any] struct {
+	Embedding   bool  // embed_tokens
+	Layers      []int // layers of the decoder, ascending
+	Head        bool  // the final norm and lm_head
+	Predictions int   // number of prediction layers behind the head
+	// Start returns the input of layer l, [batch, seq, hidden_size]; num_hidden_layers stands
+	// for the head. It is called where the part before is not run, and for the layers of
+	// Given; it may be nil if no part needs it.
+	Start func(l int) (V, error)
+	// Given lists layers that begin with Start's result although the part before is run.
+	Given []int
 }
 
-// Forward returns the logits [batch, seq, vocab_size], mirroring
-// DeepseekForCausalLM.forward with eager attention:
-//
-//	x = embed_tokens[input_ids]
-//	for each layer:
-//		x = x + self_attn(input_layernorm(x))
-//		x = x + mlp(post_attention_layernorm(x))
-//	logits = norm(x)·lm_headᵀ
-//
-// It fails on ids outside the vocabulary, when the Trace does, and when ctx is done.
-func (n *Network[V]) Forward(ctx context.Context) (V, error) { return n.ForwardMTP(ctx, 0) }
-
-// ForwardMTP is Forward, followed by the given number of prediction layers. It returns the
-// model's logits; only the Trace sees the outputs of prediction layers.
-func (n *Network[V]) ForwardMTP(ctx context.Context, layers int) (logits V, err error) {
-	return n.Run(ctx, WholeCourse[V](n.Model, layers))
+// WholeCourse runs the whole decoder, and the first prediction layers.
+func WholeCourse[V any](m *DeepseekForCausalLM, predictions int) *Course[V] {
+	return &Course[V]{Embedding: true, Layers: firstLayers(len(m.Model.Layers)), Head: true, Predictions: predictions}
 }
 
-// Layer runs decoder layer l alone on x [batch, seq, hidden_size], as Forward would.
-func (n *Network[V]) Layer(ctx context.Context, l int, x V) (V, error) {
-	return n.run(ctx, func(p *pass[V]) V {
-		p.stopIf(p.m.Hold(l))
-		p.tables()
-		return p.layer(l, x)
-	})
+// firstLayers returns the numbers of the first n layers.
+func firstLayers(n int) (layers []int) {
+	for l := range n {
+		layers = append(layers, l)
+	}
+	return layers
 }
 
-// Head runs the final norm and the head on x [batch, seq, hidden_size], the last
-// layer's output, as Forward would.
-func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
-	return n.run(ctx, func(p *pass[V]) V {
-		logits, _ := p.head(x)
-		return logits
-	})
+// check returns an error if the course cannot be run.
+func (c *Course[V]) check(m *DeepseekForCausalLM, in *Input) error {
+	switch n := c.Predictions; {
+	case n > m.PredictionLayers():
+		return fmt.Errorf("%d prediction layers, the model has %d", n, m.PredictionLayers())
+	case n >= in.Seq && n > 0:
+		return fmt.Errorf("input: sequences of %d tokens leave nothing to predict for %d prediction layers", in.Seq, n)
+	}
+	return nil
+}
+
+// follows reports whether layer l, or the head, takes the output of the part before.
+func (c *Course[V]) follows(l int) bool {
+	return !slices.Contains(c.Given, l) && (l == 0 && c.Embedding || l > 0 && slices.Contains(c.Layers, l-1))
+}
+
+// next returns the layer that runs after layer l of a decoder with the given number of layers, or
+// -1 if l is the last.
+func (c *Course[V]) next(l, layers int) int {
+	i, _ := slices.BinarySearch(c.Layers, l+1)
+	switch prediction := max(layers, l+1); {
+	case i < len(c.Layers):
+		return c.Layers[i]
+	case prediction < layers+c.Predictions:
+		return prediction
+	}
+	return -1
 }
 
 // pass is one run of a network: its arithmetic, and the state that its modules share.
@@ -223,84 +258,6 @@ func (p *pass[V]) stage(name string, x V) V {
 		p.stopIf(p.trace.Stage(name, x))
 	}
 	return x
-}
-
-// embed looks the input ids up in embed_tokens: [batch, seq, hidden_size].
-func (p *pass[V]) embed() V {
-	x := p.Embed(&p.m.Model.EmbedTokens, p.in.InputIDs)
-	return p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize))
-}
-
-// within runs f, which reads the weights of layer l, while these weights are in memory; the
-// weights of the next layer are fetched meanwhile.
-func (p *pass[V]) within(l int, x V, f func(x V) V) V {
-	p.holding(l, func() { x = p.Scope(x, f) })
-	return x
-}
-
-// holding is within for a function of several activations.
-func (p *pass[V]) holding(l int, f func()) {
-	p.stopIf(p.m.Hold(l))
-	p.willNeed(p.next(l))
-	f()
-	p.drop(l)
-}
-
-// Decode runs the first layers of the decoder on one network or more, which share model and
-// arithmetic and differ in their inputs: each layer on all inputs before the next layer, so that
-// its weights are in memory once. Only the traces see the outputs.
-func Decode[V any](ctx context.Context, layers int, nets []*Network[V]) error {
-	passes, x := make([]*pass[V], len(nets)), make([]V, len(nets))
-	course := &Course[V]{Embedding: true, Layers: firstLayers(layers)}
-	for i, n := range nets {
-		p, err := n.begin(ctx)
-		if err != nil {
-			return err
-		}
-		p.course, passes[i] = course, p
-	}
-	return ended(func() {
-		for i, p := range passes {
-			x[i] = p.embed()
-			p.tables()
-		}
-		for _, l := range course.Layers {
-			passes[0].holding(l, func() {
-				for i, p := range passes {
-					x[i] = p.Scope(x[i], func(x V) V { return p.layer(l, x) })
-				}
-			})
-		}
-	})
-}
-
-// layer mirrors DeepseekDecoderLayer.forward.
-func (p *pass[V]) layer(l int, x V) V {
-	d, name := p.m.Layer(l), fmt.Sprintf("model.layers.%d", l)
-	x = p.stage(name+".input", x)
-	residual := x
-	x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
-	if d.MLA != nil {
-		x = p.latentAttention(name+".self_attn", d.MLA, x)
-	} else {
-		x = p.attention(name+".self_attn", d.SelfAttn, x)
-	}
-	x = p.Add(residual, x)
-
-	residual = x
-	x = p.norm(name+".post_attention_layernorm", &d.PostAttentionLayernorm, x)
-	if d.MoE != nil {
-		x = p.moe(l, name+".mlp", d.MoE, x)
-	} else {
-		x = p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
-	}
-	return p.stage(name+".output", p.Add(residual, x))
-}
-
-// head returns the logits, and the output of the final norm.
-func (p *pass[V]) head(x V) (logits, normed V) {
-	normed = p.norm("model.norm", &p.m.Model.Norm, x)
-	return p.linear("lm_head", &p.m.LMHead, normed), normed
 }
 
 // norm mirrors DeepseekRMSNorm.forward as a stage.

@@ -3,15 +3,7 @@ package model
 import (
 	"fmt"
 	"runtime"
-
-	"dsmoe/model/weights"
 )
-
-// Pages is the memory that weights are mapped into: see Options.Pages.
-type Pages interface {
-	WillNeed(data []byte) // called before data is read
-	DontNeed(data []byte) // called when data is not read for a while
-}
 
 // willNeed fetches ahead the weights that layer l reads whatever its gate decides, except an
 // embedding, of which it reads only rows. fetchExperts fetches the experts once the gate has
@@ -51,12 +43,6 @@ func (p *pass[V]) dontNeed(w *Weight) {
 	if p.o.Pages != nil && !p.o.Training && len(w.Data) > 0 {
 		p.o.Pages.DontNeed(w.Data)
 	}
-}
-
-// unread is a weight of a layer that is in memory only while the layer runs.
-type unread struct {
-	w   *weights.Weight
-	src weights.Unviewed
 }
 
 // Hold reads the weights of layer l that Load left out, and keeps them. The error names the

@@ -46,7 +46,8 @@ func Learns(c *config.Config, in *Input) error {
 		return fmt.Errorf("input: sequences of %d token have no next token to learn", in.Seq)
 	}
 	if c.LatentAttention() {
-		return fmt.Errorf("model_type %s: the gradients of latent attention are not confirmed by a reference", c.ModelType)
+		const why = "the gradients of latent attention are not confirmed by a reference"
+		return fmt.Errorf("model_type %s: %s", c.ModelType, why)
 	}
 	return nil
 }

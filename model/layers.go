@@ -5,6 +5,15 @@ import (
 	"fmt"
 )
 
+// Layer runs decoder layer l alone on x [batch, seq, hidden_size], as Forward would.
+func (n *Network[V]) Layer(ctx context.Context, l int, x V) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V {
+		p.stopIf(p.m.Hold(l))
+		p.tables()
+		return p.layer(l, x)
+	})
+}
+
 // PredictionLayer runs prediction layer k alone on h [batch, seq-k, hidden_size], as
 // ForwardMTP would, and returns [batch, seq-1-k, hidden_size].
 func (n *Network[V]) PredictionLayer(ctx context.Context, k int, h V) (V, error) {
@@ -13,6 +22,44 @@ func (n *Network[V]) PredictionLayer(ctx context.Context, k int, h V) (V, error)
 		p.tables()
 		return p.predict(k, h)
 	})
+}
+
+// Head runs the final norm and the head on x [batch, seq, hidden_size], the last
+// layer's output, as Forward would.
+func (n *Network[V]) Head(ctx context.Context, x V) (V, error) {
+	return n.run(ctx, func(p *pass[V]) V {
+		logits, _ := p.head(x)
+		return logits
+	})
+}
+
+// embed looks the input ids up in embed_tokens: [batch, seq, hidden_size].
+func (p *pass[V]) embed() V {
+	x := p.Embed(&p.m.Model.EmbedTokens, p.in.InputIDs)
+	return p.stage("model.embed_tokens.output", p.Reshape(x, p.in.Batch, p.in.Seq, p.config.HiddenSize))
+}
+
+// layer mirrors DeepseekDecoderLayer.forward.
+func (p *pass[V]) layer(l int, x V) V {
+	d, name := p.m.Layer(l), fmt.Sprintf("model.layers.%d", l)
+	x = p.stage(name+".input", x)
+	residual := x
+	x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
+	if d.MLA != nil {
+		x = p.latentAttention(name+".self_attn", d.MLA, x)
+	} else {
+		x = p.attention(name+".self_attn", d.SelfAttn, x)
+	}
+	x = p.Add(residual, x)
+
+	residual = x
+	x = p.norm(name+".post_attention_layernorm", &d.PostAttentionLayernorm, x)
+	if d.MoE != nil {
+		x = p.moe(l, name+".mlp", d.MoE, x)
+	} else {
+		x = p.stage(name+".mlp.output", p.mlp(name+".mlp", d.MLP, x))
+	}
+	return p.stage(name+".output", p.Add(residual, x))
 }
 
 // predict runs prediction layer k on h [batch, seq-k, hidden_size], the output of the final norm or
@@ -52,4 +99,10 @@ func (p *pass[V]) from(first int) *pass[V] {
 	later.cos, later.sin = p.Move(move, p.cos), p.Move(move, p.sin)
 	later.mask = &Mask{p.mask.Lowest, later.in}
 	return &later
+}
+
+// head returns the logits, and the output of the final norm.
+func (p *pass[V]) head(x V) (logits, normed V) {
+	normed = p.norm("model.norm", &p.m.Model.Norm, x)
+	return p.linear("lm_head", &p.m.LMHead, normed), normed
 }
