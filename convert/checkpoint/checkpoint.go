@@ -116,7 +116,7 @@ func (c *Checkpoint) HasView(name string) bool {
 // Room says why n bytes cannot be read into memory; nil if they can. The error is an *Error.
 func (c *Checkpoint) Room(n int64) error {
 	if err := format.Room(n); err != nil {
-		return unusable(c.Path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
+		return Refusal(c.Path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
 	}
 	return nil
 }

@@ -36,22 +36,22 @@ func Snapshot(path string) (string, error) {
 	}
 	there, err := subdirectories(filepath.Join(path, hubSnapshots))
 	if err != nil {
-		return "", unusable(path, err.Error(), "")
+		return "", Refusal(path, err.Error(), "")
 	}
 	main, err := os.ReadFile(filepath.Join(path, hubRefs, hubMain))
 	revision := strings.TrimSpace(string(main))
 	switch {
 	case err == nil && slices.Contains(there, revision):
 	case err == nil:
-		return "", unusable(path, "refs/main names the snapshot "+text.Quote(revision)+", which is not there"+listed(there), "download it again, or "+snapshotHint)
+		return "", Refusal(path, "refs/main names the snapshot "+text.Quote(revision)+", which is not there"+listed(there), "download it again, or "+snapshotHint)
 	case !errors.Is(err, fs.ErrNotExist):
-		return "", unusable(path, err.Error(), "")
+		return "", Refusal(path, err.Error(), "")
 	case len(there) == 1:
 		revision = there[0]
 	case len(there) == 0:
-		return "", unusable(path, "is a cache of the hub without a snapshot", "download the model")
+		return "", Refusal(path, "is a cache of the hub without a snapshot", "download the model")
 	default:
-		return "", unusable(path, "is a cache of the hub without refs/main"+listed(there), snapshotHint)
+		return "", Refusal(path, "is a cache of the hub without refs/main"+listed(there), snapshotHint)
 	}
 	return filepath.Join(path, hubSnapshots, revision), nil
 }

@@ -44,7 +44,7 @@ func locate(path string) (*location, error) {
 	case stat.IsDir():
 		return locateDir(path)
 	case !stat.Mode().IsRegular():
-		return nil, unusable(path, "is neither a directory nor a regular file", "")
+		return nil, Refusal(path, "is neither a directory nor a regular file", "")
 	}
 	return locateFile(path)
 }
@@ -53,7 +53,7 @@ func locate(path string) (*location, error) {
 func locateFile(path string) (*location, error) {
 	dir, name := filepath.Dir(path), filepath.Base(path)
 	if IsAdapter(name) {
-		return nil, unusable(path, isAdapter, adapterHint)
+		return nil, Refusal(path, isAdapter, adapterHint)
 	}
 	if f := FormatOf(name); f != nil {
 		l := &location{dir: dir, format: f, files: []string{name}, alone: true}
@@ -77,12 +77,12 @@ func locateFile(path string) (*location, error) {
 // refuseFile names a file that is no checkpoint for what it is.
 func refuseFile(path, name string) error {
 	if kind := foreignKind(name); kind != "" {
-		return unusable(path, "is "+kind+", not a safetensors checkpoint", foreignHint)
+		return Refusal(path, "is "+kind+", not a safetensors checkpoint", foreignHint)
 	}
 	if name == ConfigName {
-		return unusable(path, "is a config, not a checkpoint", "give the directory that it is in")
+		return Refusal(path, "is a config, not a checkpoint", "give the directory that it is in")
 	}
-	return unusable(path, "is not a checkpoint", "give a directory, a .safetensors file or a "+formats[0].Index)
+	return Refusal(path, "is not a checkpoint", "give a directory, a .safetensors file or a "+formats[0].Index)
 }
 
 const foreignHint = "convert it to safetensors first, with the tool that wrote it"
@@ -199,7 +199,7 @@ func readDir(dir string) (names []string, err error) {
 		if errors.As(err, &perr) {
 			err = perr.Err
 		}
-		return nil, unusable(dir, err.Error(), "")
+		return nil, Refusal(dir, err.Error(), "")
 	}
 	for _, e := range entries {
 		names = append(names, e.Name())

@@ -66,8 +66,8 @@ func (e *Error) Error() string {
 	return text.Quote(e.Path) + ": " + all
 }
 
-// unusable is the error for a path that is no checkpoint at all.
-func unusable(path, cause, hint string) error {
+// Refusal is the error for one problem with all of path.
+func Refusal(path, cause, hint string) *Error {
 	return &Error{Path: path, Problems: []Problem{{Cause: cause, Hint: hint}}}
 }
 

@@ -8,8 +8,10 @@ import (
 	"encoding/json"
 	"io"
 	"iter"
+	"slices"
 	"time"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
@@ -191,6 +193,34 @@ func (p *Plan) CarriedNames() []string {
 		if f.Carried {
 			names = append(names, f.Name)
 		}
+	}
+	return names
+}
+
+// FinishOrder lists the files of the output in the order in which they are finished and
+// appear in an existing directory: config.json and the index last, because a directory
+// without them does not look like a checkpoint. A format with the config inside has its
+// first file last.
+func (p *Plan) FinishOrder() (names []string) {
+	last := []string{checkpoint.ConfigName, p.Index}
+	configured := false
+	for _, f := range p.Others {
+		configured = configured || f.Name == checkpoint.ConfigName
+		if !slices.Contains(last, f.Name) {
+			names = append(names, f.Name)
+		}
+	}
+	var files []string
+	for _, f := range p.Files {
+		files = append(files, f.Name)
+	}
+	if !configured {
+		slices.Reverse(files)
+		return append(append(names, ManifestName), files...)
+	}
+	names = append(append(names, files...), ManifestName, checkpoint.ConfigName)
+	if p.Index != "" {
+		names = append(names, p.Index)
 	}
 	return names
 }

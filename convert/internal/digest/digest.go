@@ -3,6 +3,7 @@
 package digest
 
 import (
+	"context"
 	"encoding/hex"
 	"hash"
 	"io"
@@ -13,13 +14,13 @@ import (
 // size is the bytes of a hash.
 const size = 32
 
-// Hash takes bytes in, of a stream of any length.
+// Hash is the hash of the bytes written to it.
 type Hash struct{ hash.Hash }
 
-// New returns a hash of nothing yet.
+// New returns the hash of no bytes.
 func New() Hash { return Hash{blake3.New(size, nil)} }
 
-// Name returns the name of all that was written.
+// Name returns the name of all bytes written.
 func (h Hash) Name() string { return "blake3:" + hex.EncodeToString(h.Sum(nil)) }
 
 // Of names data.
@@ -28,9 +29,27 @@ func Of(data []byte) string {
 	return "blake3:" + hex.EncodeToString(sum[:])
 }
 
-// Reader names all that r reads, and returns the number of bytes.
-func Reader(r io.Reader) (name string, n int64, err error) {
+// Copy copies src to dst until ctx is done, and returns the name and the number of the bytes.
+// It calls progress with the bytes of each read.
+func Copy(ctx context.Context, dst io.Writer, src io.Reader, progress func(n int64)) (name string, n int64, err error) {
 	h := New()
-	n, err = io.Copy(h, r)
+	n, err = io.Copy(io.MultiWriter(h, dst), reader{src, ctx, progress})
 	return h.Name(), n, err
+}
+
+// reader reads until its context is done.
+type reader struct {
+	io.Reader
+	ctx      context.Context
+	progress func(n int64)
+}
+
+// Read implements io.Reader.
+func (r reader) Read(b []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := r.Reader.Read(b)
+	r.progress(int64(n))
+	return n, err
 }

@@ -1,6 +1,9 @@
 package digest
 
 import (
+	"bytes"
+	"context"
+	"io"
 	"strings"
 	"testing"
 
@@ -26,9 +29,17 @@ func TestKnownNames(t *testing.T) {
 			h.Write([]byte{b})
 		}
 		require.Equal(t, want, h.Name(), n)
-		name, read, err := Reader(strings.NewReader(string(data)))
+		var copied bytes.Buffer
+		progress := int64(0)
+		name, read, err := Copy(t.Context(), &copied, strings.NewReader(string(data)), func(n int64) { progress += n })
 		require.NoError(t, err)
 		require.EqualValues(t, n, read)
+		require.EqualValues(t, n, progress)
+		require.Equal(t, string(data), copied.String())
 		require.Equal(t, want, name)
+		done, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, _, err = Copy(done, io.Discard, strings.NewReader(string(data)), func(int64) {})
+		require.ErrorIs(t, err, context.Canceled)
 	}
 }

@@ -4,9 +4,8 @@ package disk
 
 import "os"
 
-// directFlag returns zero: this system has no flag that opens a file past the page
-// cache.
+// directFlag returns 0: this system has no flag that bypasses the page cache.
 func directFlag(*os.File) int { return 0 }
 
-// dropCache does nothing: this system cannot be asked.
+// dropCache does nothing on this system.
 func dropCache(*os.File) {}

@@ -1,6 +1,6 @@
-// Package disk is every call that an engine makes to change the file system, and what the
-// systems differ in: locks, free space, reserved blocks, files that pass the page cache
-// by. A Disk makes the calls; a test can make any of them fail.
+// Package disk makes every call that changes the file system, and hides the differences
+// between systems: locks, free space, reserved blocks, files that bypass the page cache. A
+// test can make any call of a Disk fail.
 package disk
 
 import (
@@ -12,9 +12,9 @@ import (
 	"path/filepath"
 )
 
-// State names the state that a file is in, without reading it: another state may mean other
-// bytes. It is made of the file's size and times and, where the system has them, its inode
-// and the time at which anything about it last changed.
+// State names the state of a file without reading it: another state may mean other bytes.
+// The name consists of the file's size and modification time and, where the system has
+// them, its inode and the time of its last change of any kind.
 func State(path string) (string, error) {
 	stat, err := os.Stat(path)
 	if err != nil {
@@ -26,10 +26,10 @@ func State(path string) (string, error) {
 
 // Disk makes the calls that change the file system. The zero value is the real disk.
 type Disk struct {
-	// Fail is asked before each call, with the name of the system call and the path,
-	// and may refuse it. Tests set it.
+	// Fail is called before each call with the name of the system call and the path. An error
+	// refuses the call. Tests set it.
 	Fail func(call, path string) error
-	// NoSync leaves out what makes data durable. A test that crashes no machine sets it.
+	// NoSync omits the calls that make data durable. A test that crashes no machine sets it.
 	NoSync bool
 }
 
@@ -43,7 +43,7 @@ func (d *Disk) ask(call, path string) error {
 	return nil
 }
 
-// Open opens a file for reading and writing, and makes it if it is not there.
+// Open opens a file for reading and writing, and creates a missing file.
 func (d *Disk) Open(path string) (*File, error) { return d.openWith(path, os.O_RDWR|os.O_CREATE) }
 
 func (d *Disk) openWith(path string, flag int) (*File, error) {
@@ -57,7 +57,7 @@ func (d *Disk) openWith(path string, flag int) (*File, error) {
 	return &File{f, d}, nil
 }
 
-// Mkdir makes a directory, whose parent must be there.
+// Mkdir makes a directory in an existing parent.
 func (d *Disk) Mkdir(path string) error {
 	if err := d.ask("mkdir", path); err != nil {
 		return err
@@ -81,8 +81,8 @@ func (d *Disk) Chmod(path string, mode os.FileMode) error {
 	return os.Chmod(path, mode)
 }
 
-// Exchange gives two names, which both must be there, to each other's directories at one
-// instant; the error is errors.ErrUnsupported where the system cannot.
+// Exchange swaps the directories of two existing names atomically. The error is
+// errors.ErrUnsupported if the system cannot.
 func (d *Disk) Exchange(a, b string) error {
 	if err := d.ask("exchange", b); err != nil {
 		return err
@@ -101,7 +101,7 @@ func (d *Disk) Remove(path string) error {
 	return os.Remove(path)
 }
 
-// RemoveAll removes a directory and all that is in it.
+// RemoveAll removes a directory and its content.
 func (d *Disk) RemoveAll(path string) error {
 	if err := d.ask("remove", path); err != nil {
 		return err
@@ -117,7 +117,7 @@ func (d *Disk) SyncDir(path string) error {
 	return syncDir(path)
 }
 
-// WriteFile makes a file with the content that fill writes, durably.
+// WriteFile makes a durable file with the content that fill writes.
 func (d *Disk) WriteFile(path string, fill func(w io.Writer) error) error {
 	f, err := d.Open(path)
 	if err != nil {
@@ -133,8 +133,8 @@ func (d *Disk) WriteFile(path string, fill func(w io.Writer) error) error {
 	return errors.Join(err, f.Finish())
 }
 
-// ReplaceFile is WriteFile for a file that may be there: it is the old or the new one,
-// whatever happens.
+// ReplaceFile is WriteFile for a file that may exist: after a crash it is the old or the new
+// file.
 func (d *Disk) ReplaceFile(path string, fill func(w io.Writer) error) error {
 	dir, name := filepath.Split(path)
 	partial := filepath.Join(dir, "."+name+".partial")
@@ -151,7 +151,7 @@ func (d *Disk) ReplaceFile(path string, fill func(w io.Writer) error) error {
 	return err
 }
 
-// File is a file that is written.
+// File is a file open for writing.
 type File struct {
 	file *os.File
 	disk *Disk
@@ -182,7 +182,7 @@ func (f *File) WriteAt(b []byte, at int64) (int, error) {
 // ReadAt implements io.ReaderAt.
 func (f *File) ReadAt(b []byte, at int64) (int, error) { return f.file.ReadAt(b, at) }
 
-// Sync makes what was written durable.
+// Sync makes the written bytes durable.
 func (f *File) Sync() error {
 	if err := f.disk.ask("fsync", f.Name()); err != nil || f.disk.NoSync {
 		return err
@@ -198,7 +198,7 @@ func (f *File) Truncate(size int64) error {
 	return f.file.Truncate(size)
 }
 
-// Reserve gives the file its size and, where the system can, its place on disk.
+// Reserve gives the file its size and, where the system can, its blocks on disk.
 func (f *File) Reserve(size int64) error {
 	if err := f.disk.ask("fallocate", f.Name()); err != nil {
 		return err
@@ -206,19 +206,19 @@ func (f *File) Reserve(size int64) error {
 	return reserve(f.file, size)
 }
 
-// TryLock locks the file for this process alone; it is let go when the file is closed,
-// or when the process ends however it ends.
+// TryLock locks the file for this process alone, until the file is closed or the process
+// ends.
 func (f *File) TryLock() (locked bool, err error) { return tryLock(f.file) }
 
-// DropCache asks the system to forget the file's pages, which are on disk, so that
-// the next reader gets what the disk holds.
+// DropCache asks the system to drop the file's clean pages from the cache, so that the next
+// read comes from the disk.
 func (f *File) DropCache() { dropCache(f.file) }
 
-// Finish closes a file that was written: an error may mean that something is lost.
+// Finish closes a written file: an error may mean lost bytes.
 func (f *File) Finish() error {
 	err := f.disk.ask("close", f.Name())
 	return errors.Join(err, f.file.Close())
 }
 
-// Close closes a file whose content does not matter any more.
+// Close closes a file whose content no longer matters.
 func (f *File) Close() error { return f.file.Close() }

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// exchange gives two names to each other's directories at one instant.
+// exchange swaps the directories of two names atomically.
 func exchange(a, b string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 	if err == unix.EINVAL || err == unix.ENOSYS {

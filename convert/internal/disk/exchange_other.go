@@ -4,5 +4,5 @@ package disk
 
 import "errors"
 
-// exchange is not known on this system.
+// exchange is not supported on this system.
 func exchange(_, _ string) error { return errors.ErrUnsupported }

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// tryLock locks an open file for this process alone; it is let go when the file is
-// closed, or when the process ends however it ends.
+// tryLock locks an open file for this process alone, until the file is closed or the process
+// ends.
 func tryLock(f *os.File) (locked bool, err error) {
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {

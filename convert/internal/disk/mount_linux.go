@@ -2,8 +2,8 @@ package disk
 
 import "golang.org/x/sys/unix"
 
-// IsMountPoint says whether the directory at path is the root of what is mounted there, and
-// so can neither be renamed nor replaced.
+// IsMountPoint reports whether the directory at path is the root of a mounted file system,
+// which can neither be renamed nor replaced.
 func IsMountPoint(path string) bool {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, 0, &st)

@@ -2,5 +2,5 @@
 
 package disk
 
-// IsMountPoint is not known of any directory here.
+// IsMountPoint returns false: this system is not asked.
 func IsMountPoint(string) bool { return false }

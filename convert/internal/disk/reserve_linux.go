@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// reserve allocates the file's blocks, so that a full disk shows before any work
-// is done. File systems that cannot get the size alone.
+// reserve allocates the file's blocks, so that a full disk fails before any work. A file
+// system that cannot allocate sets the size alone.
 func reserve(f *os.File, size int64) error {
 	for {
 		err := syscall.Fallocate(int(f.Fd()), 0, 0, size)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// identity says which file stat is of, and when it was last changed in any way: what
-// writes to a file can set its time of modification back, but not this.
+// identity returns the file's inode and the time of its last change of any kind. A program
+// can set the modification time back, but not this time.
 func identity(path string) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -22,8 +22,7 @@ func identity(path string) (string, error) {
 	return fmt.Sprintf("%d %d.%09d", st.Ino, sec, nsec), nil
 }
 
-// FreeSpace returns the bytes that can still be written to the disk of dir; ok is
-// false where that is not known.
+// FreeSpace returns the free bytes on the disk of dir; ok is false if they are unknown.
 func FreeSpace(dir string) (free uint64, ok bool) {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(dir, &st); err != nil {
@@ -32,8 +31,7 @@ func FreeSpace(dir string) (free uint64, ok bool) {
 	return uint64(max(st.Bavail, 0)) * uint64(st.Bsize), true
 }
 
-// syncDir makes the names in dir durable. File systems that cannot do it are
-// excused.
+// syncDir makes the names in dir durable, on file systems that can.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

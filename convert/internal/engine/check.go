@@ -14,8 +14,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sync/errgroup"
 
 	"dsmoe/convert/checkpoint"
@@ -26,20 +24,17 @@ import (
 	"dsmoe/text"
 )
 
-// maxManifest bounds a manifest; DeepSeek-V3's has some tens of megabytes.
-const maxManifest = 1 << 30
-
-// Checked is what Check found.
+// Checked is the result of Check.
 type Checked struct {
-	Plan     string               // hash of the plan that it is the output of
-	Verified bool                 // it was compared with its source
-	Tensors  int                  // in the manifest
-	Bytes    int64                // of their data
-	Problems []checkpoint.Problem // what differs from the manifest
+	Plan     string               // hash of the output's plan
+	Verified bool                 // the output was compared with its source
+	Tensors  int                  // tensors in the manifest
+	Bytes    int64                // bytes of their data
+	Problems []checkpoint.Problem // differences from the manifest
 }
 
-// Check hashes every byte of the output in dir and compares it with its manifest, which is
-// read a tensor at a time. An error means that it could not be told.
+// Check hashes every byte of the output in dir and compares it with its manifest, which it
+// reads one tensor at a time. An error means that the comparison was not possible.
 func Check(ctx context.Context, dir string, s Settings) (*Checked, error) {
 	m, err := readManifest(filepath.Join(dir, plan.ManifestName), nil)
 	if err != nil {
@@ -53,89 +48,11 @@ func Check(ctx context.Context, dir string, s Settings) (*Checked, error) {
 	return r, err
 }
 
-// Info returns the tensor's header entry.
-func (t *ManifestTensor) Info() tensor.Info {
-	return tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}
-}
-
-// readManifest reads and checks a manifest without its tensors, which are handed to each
-// one by one, or with nil passed over.
-func readManifest(path string, each func(*ManifestTensor) error) (*Manifest, error) {
-	f, size, err := format.OpenRegular(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if size > maxManifest {
-		return nil, fmt.Errorf("%s: %s, more than the limit of %s", text.Quote(path), text.ExactBytes(size), text.Bytes(maxManifest))
-	}
-	var m Manifest
-	var own error // of each
-	err = json.UnmarshalRead(f, &m, json.WithUnmarshalers(json.UnmarshalFromFunc(func(d *jsontext.Decoder, _ *[]ManifestTensor) error {
-		return eachTensor(d, func(t *ManifestTensor) error {
-			if each != nil {
-				own = each(t)
-			}
-			return own
-		})
-	})))
-	switch {
-	case own != nil:
-		return nil, own
-	case err != nil:
-		return nil, fmt.Errorf("%s: not a manifest: %s", text.Quote(path), text.Quote(err.Error()))
-	}
-	return &m, m.check(path)
-}
-
-// eachTensor reads an array of tensors.
-func eachTensor(d *jsontext.Decoder, do func(*ManifestTensor) error) error {
-	if d.PeekKind() != '[' {
-		return errors.New("tensors is no array")
-	}
-	if _, err := d.ReadToken(); err != nil {
-		return err
-	}
-	for d.PeekKind() != ']' {
-		var t ManifestTensor
-		if err := json.UnmarshalDecode(d, &t); err != nil {
-			return err
-		}
-		if err := do(&t); err != nil {
-			return err
-		}
-	}
-	_, err := d.ReadToken()
-	return err
-}
-
-// check says what is wrong with the head of a manifest that was read from path.
-func (m *Manifest) check(path string) error {
-	if m.Format != manifestFormat && m.Format != uncountedFormat {
-		return fmt.Errorf("%s: format %s is not %s", text.Quote(path), text.Quote(m.Format), manifestFormat)
-	}
-	for _, name := range m.fileNames() {
-		if filepath.Base(name) != name || !filepath.IsLocal(name) {
-			return fmt.Errorf("%s: file name %s leads out of the directory", text.Quote(path), text.Quote(name))
-		}
-	}
-	return nil
-}
-
-func (m *Manifest) fileNames() (names []string) {
-	for _, f := range m.Files {
-		names = append(names, f.Name)
-	}
-	for _, f := range m.Others {
-		names = append(names, f.Name)
-	}
-	return names
-}
-
-// checkManifest compares the files in dir with the manifest there, whose head m is. Each of
-// its tensors is told to each. If p, the plan that dir is the output of, is not nil, it says
-// where tensors are, and no header needs to be in memory beside it.
-func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s Settings, each func(*ManifestTensor)) ([]checkpoint.Problem, error) {
+// checkManifest compares the files in dir with the manifest there, whose head is m, and hands
+// each tensor of the manifest to each. p is the plan of the output, or nil; with it no header
+// is read into memory.
+func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s Settings,
+	each func(*ManifestTensor)) ([]checkpoint.Problem, error) {
 	c := checker{Settings: s, dir: dir, plan: p, files: map[string]*os.File{}, problems: []checkpoint.Problem{}}
 	defer c.close()
 	files := m.Files
@@ -145,7 +62,7 @@ func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s
 	for _, f := range files {
 		c.total += f.Size
 		c.files[f.Name] = nil
-		if err := c.weights(f); err != nil {
+		if err := c.header(f); err != nil {
 			return nil, err
 		}
 	}
@@ -163,17 +80,17 @@ func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s
 	return c.problems, c.strays(m)
 }
 
-// checker collects what differs from a manifest.
+// checker collects the differences from a manifest.
 type checker struct {
 	Settings
 	dir         string
-	plan        *plan.Plan          // nil if it is not known
-	files       map[string]*os.File // of weights, as the manifest lists them; nil if the header cannot be read
-	held        format.File         // the file whose header is in memory: those of all are not, at once
-	heldName    string              // of that file
+	plan        *plan.Plan          // nil if unknown
+	files       map[string]*os.File // weight files in the manifest; nil if the header cannot be read
+	weights     format.File         // the file whose header is in memory: one at a time
+	weightsName string              // its name
 	problems    []checkpoint.Problem
 	buffers     sync.Pool  // of *[]byte, for hash
-	mu          sync.Mutex // of done and Progress
+	mu          sync.Mutex // guards done and Progress
 	done, total int64
 }
 
@@ -183,8 +100,8 @@ func (c *checker) close() {
 			f.Close()
 		}
 	}
-	if c.held != nil {
-		c.held.Close()
+	if c.weights != nil {
+		c.weights.Close()
 	}
 }
 
@@ -192,18 +109,18 @@ func (c *checker) problem(file, name, cause string, args ...any) {
 	c.problems = append(c.problems, checkpoint.Problem{File: file, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
-// open opens a file that must be there.
+// open opens a file, or records that it cannot be opened.
 func (c *checker) open(name string) (f *os.File, size int64, err error) {
 	f, size, err = format.OpenRegular(filepath.Join(c.dir, name))
 	if err != nil {
-		return nil, 0, c.found(name, err)
+		return nil, 0, c.recordProblems(name, err)
 	}
 	return f, size, nil
 }
 
-// found takes note of what is wrong with a file. That the system could not read it is not
-// known to be wrong with the file: that is an error.
-func (c *checker) found(name string, err error) error {
+// recordProblems records the problems of a file. A failure of the system proves nothing about
+// the file and remains an error.
+func (c *checker) recordProblems(name string, err error) error {
 	var bad *format.Error
 	if !errors.As(err, &bad) || bad.Unwrap() != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -212,8 +129,8 @@ func (c *checker) found(name string, err error) error {
 	return nil
 }
 
-// weights checks the header of a weight file.
-func (c *checker) weights(want plan.File) error {
+// header checks the header of a weight file.
+func (c *checker) header(want plan.File) error {
 	f, size, err := c.open(want.Name)
 	if f == nil {
 		return err
@@ -221,16 +138,16 @@ func (c *checker) weights(want plan.File) error {
 	if size != want.Size {
 		c.problem(want.Name, "", "has %s, not %s", text.ExactBytes(size), text.ExactBytes(want.Size))
 		if c.plan != nil {
-			return f.Close() // the plan's places are not in it
+			return f.Close() // the plan's offsets do not hold
 		}
 	}
 	if checkpoint.FormatOf(want.Name) == nil {
-		c.problem(want.Name, "", "is no weight file that can be read")
+		c.problem(want.Name, "", "is not a weight file that can be read")
 		return f.Close()
 	}
 	identity, err := c.identity(f, want.Name)
 	if err != nil {
-		return errors.Join(c.found(want.Name, err), f.Close())
+		return errors.Join(c.recordProblems(want.Name, err), f.Close())
 	}
 	c.files[want.Name] = f
 	if identity != want.Header {
@@ -246,29 +163,29 @@ func (c *checker) identity(f *os.File, name string) (string, error) {
 		_, err := io.Copy(h, io.NewSectionReader(f, 0, c.plan.DataStart(name)))
 		return h.Name(), err
 	}
-	if err := c.hold(name); err != nil {
+	if err := c.readHeader(name); err != nil {
 		return "", err
 	}
-	err := c.held.Identify(h)
+	err := c.weights.Identify(h)
 	return h.Name(), err
 }
 
-// hold reads the header of a weight file, in place of the one that was read before.
-func (c *checker) hold(name string) (err error) {
-	if c.held != nil && c.heldName == name {
+// readHeader reads the header of a weight file in place of the previous one.
+func (c *checker) readHeader(name string) (err error) {
+	if c.weights != nil && c.weightsName == name {
 		return nil
 	}
-	if c.held != nil {
-		c.held.Close()
+	if c.weights != nil {
+		c.weights.Close()
 	}
-	c.heldName = name
-	c.held, err = checkpoint.FormatOf(name).Open(filepath.Join(c.dir, name))
+	c.weightsName = name
+	c.weights, err = checkpoint.FormatOf(name).Open(filepath.Join(c.dir, name))
 	return err
 }
 
 // tensors hashes the data of all tensors of the manifest.
 func (c *checker) tensors(ctx context.Context, each func(*ManifestTensor)) error {
-	changed := map[int]checkpoint.Problem{} // by their places in the manifest
+	changed := map[int]checkpoint.Problem{} // by position in the manifest
 	n := 0
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(c.Compute)
@@ -288,7 +205,8 @@ func (c *checker) tensors(ctx context.Context, each func(*ManifestTensor)) error
 			if got != t.Hash {
 				c.mu.Lock()
 				defer c.mu.Unlock()
-				changed[i] = checkpoint.Problem{File: t.File, Tensor: t.Name, Cause: fmt.Sprintf("the data changed: %s, not %s", got, text.Quote(t.Hash))}
+				changed[i] = checkpoint.Problem{File: t.File, Tensor: t.Name,
+					Cause: fmt.Sprintf("the data changed: %s, not %s", got, text.Quote(t.Hash))}
 			}
 			return nil
 		})
@@ -303,7 +221,8 @@ func (c *checker) tensors(ctx context.Context, each func(*ManifestTensor)) error
 	return err
 }
 
-// tensor looks the i-th tensor of the manifest up; without a file there is nothing to hash.
+// tensor finds the data of the i-th tensor of the manifest. It returns no file for a tensor
+// with a problem.
 func (c *checker) tensor(i int, want *ManifestTensor) (f *os.File, offset int64, err error) {
 	f, listed := c.files[want.File]
 	if !listed {
@@ -326,7 +245,7 @@ func (c *checker) tensor(i int, want *ManifestTensor) (f *os.File, offset int64,
 	return nil, 0, nil
 }
 
-// lookup says where the i-th tensor of the manifest is in its file.
+// lookup returns the header entry and the offset of the i-th tensor of the manifest.
 func (c *checker) lookup(i int, want *ManifestTensor) (info tensor.Info, offset int64, ok bool, err error) {
 	if c.plan != nil {
 		if ok = i < len(c.plan.Tensors) && c.plan.Tensors[i].Name == want.Name; ok {
@@ -334,14 +253,14 @@ func (c *checker) lookup(i int, want *ManifestTensor) (info tensor.Info, offset 
 		}
 		return info, offset, ok, nil
 	}
-	if err := c.hold(want.File); err != nil {
+	if err := c.readHeader(want.File); err != nil {
 		return tensor.Info{}, 0, false, err
 	}
-	info, offset, ok = c.held.Lookup(want.Name)
+	info, offset, ok = c.weights.Lookup(want.Name)
 	return info, offset, ok, nil
 }
 
-// hash names the bytes of a tensor.
+// hash hashes the bytes of a tensor.
 func (c *checker) hash(ctx context.Context, f *os.File, offset, size int64) (string, error) {
 	buf, ok := c.buffers.Get().(*[]byte)
 	if !ok {
@@ -372,37 +291,37 @@ func (c *checker) advance(n int64) {
 	c.Progress("checking", c.done, c.total)
 }
 
+// other checks the hash of a file without weights.
 func (c *checker) other(ctx context.Context, want plan.Other) error {
 	f, _, err := c.open(want.Name)
 	if f == nil {
 		return err
 	}
 	defer f.Close()
-	got, _, err := digest.Reader(follow{f, ctx, c.advance})
+	got, _, err := digest.Copy(ctx, io.Discard, f, c.advance)
 	if err == nil && got != want.Hash {
 		c.problem(want.Name, "", "changed: %s, not %s", got, text.Quote(want.Hash))
 	}
 	return err
 }
 
-// strays looks for weight files that the manifest does not know.
+// strays records weight files that the manifest does not list.
 func (c *checker) strays(m *Manifest) error {
 	entries, err := os.ReadDir(c.dir)
 	if err != nil {
 		return err
 	}
-	known := m.fileNames()
+	listed := m.fileNames()
 	for _, e := range entries {
-		if name := e.Name(); (checkpoint.IsWeights(name) || checkpoint.IsIndex(name)) && !slices.Contains(known, name) {
+		if name := e.Name(); (checkpoint.IsWeights(name) || checkpoint.IsIndex(name)) && !slices.Contains(listed, name) {
 			c.problem(name, "", "is not in the manifest")
 		}
 	}
 	return nil
 }
 
-// Rounded returns the tensors of the output in dir which its manifest says were rounded to
-// their dtype, and how. Those whose bytes are not the manifest's are left out; without a
-// manifest there are none.
+// Rounded returns the tensors of the output in dir that were rounded to their dtype, and how,
+// by its manifest. It omits tensors whose bytes changed; without a manifest it returns nil.
 func Rounded(ctx context.Context, dir string, s Settings) (map[string]tensor.Rounding, error) {
 	m, err := readManifest(filepath.Join(dir, plan.ManifestName), nil)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -426,8 +345,8 @@ func Rounded(ctx context.Context, dir string, s Settings) (map[string]tensor.Rou
 	return rounded, nil
 }
 
-// rounds says how the tensor was rounded, if it was. counted says that the manifest counts rounded
-// elements. Where it does not, every tensor of a source that may hold other numbers was.
+// rounds describes how the tensor was rounded, if it was. If the manifest has not counted
+// rounded elements, a tensor counts as rounded if its sources' dtype has other numbers.
 func (t *ManifestTensor) rounds(counted bool) (r tensor.Rounding) {
 	if t.DType != tensor.BF16 && t.DType != tensor.F16 && !t.DType.Blocked() || len(t.Operations) == 0 {
 		return r
@@ -443,7 +362,7 @@ func (t *ManifestTensor) rounds(counted bool) (r tensor.Rounding) {
 		if s.DType == t.DType || s.Tensor == "" {
 			continue
 		}
-		denormals := s.DType == tensor.BF16 && t.DType == tensor.F16 // which has all other numbers that BF16 has
+		denormals := s.DType == tensor.BF16 && t.DType == tensor.F16 // F16 has all BF16's other numbers
 		r = r.And(tensor.Rounding{By: by, Denormals: denormals})
 	}
 	return r

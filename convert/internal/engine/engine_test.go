@@ -428,12 +428,12 @@ func TestForeignLeftovers(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(dir, ".out.partial"), 0o755))
 	fixture.Write(t, dir, ".out.partial/mine", "x")
 	_, err := convert(t.Context(), t, filepath.Join(dir, "out"), src, plan.Options{}, Settings{StartOver: true})
-	require.ErrorContains(t, err, "no journal says that it was left by a conversion")
+	require.ErrorContains(t, err, "no journal says that a conversion left it")
 	require.Equal(t, "x", fixture.Read(t, dir, ".out.partial/mine"))
 	require.NoError(t, os.RemoveAll(filepath.Join(dir, ".out.partial")))
 	fixture.Write(t, dir, ".out.journal", "my diary")
 	_, err = convert(t.Context(), t, filepath.Join(dir, "out"), src, plan.Options{}, Settings{StartOver: true})
-	require.ErrorContains(t, err, "is no journal")
+	require.ErrorContains(t, err, "is not a journal")
 	require.Equal(t, "my diary", fixture.Read(t, dir, ".out.journal"))
 }
 
@@ -777,12 +777,12 @@ func requireProof(t *testing.T, p *plan.Plan, src Source) {
 	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, s)
 	require.NoError(t, err)
 	require.NoError(t, e.begin())
-	defer e.close()
-	require.NoError(t, e.journaled(t.Context()))
+	defer e.out.close()
+	require.NoError(t, e.writeAndProve(t.Context()))
 	e.Unverified = false
 	for i := range p.Tensors {
 		x := &p.Tensors[i]
-		path, middle := filepath.Join(e.dir, p.Files[x.File].Name), x.Bytes()/2
+		path, middle := filepath.Join(e.out.dir, p.Files[x.File].Name), x.Bytes()/2
 		fixture.Flip(t, path, x.Offset+middle)
 		state := e.state(i)
 		err := e.newWorker().proveTensor(t.Context(), i)
@@ -794,7 +794,7 @@ func requireProof(t *testing.T, p *plan.Plan, src Source) {
 		fixture.Flip(t, path, x.Offset+middle)
 		e.mark(i, state)
 	}
-	require.NoError(t, e.journaled(t.Context()))
+	require.NoError(t, e.writeAndProve(t.Context()))
 	for i := range p.Tensors {
 		require.True(t, e.states[i].proof.Compared)
 	}
@@ -811,8 +811,8 @@ func TestProofThatIsInterrupted(t *testing.T) {
 	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, c, s)
 	require.NoError(t, err)
 	require.NoError(t, e.begin())
-	defer e.close()
-	require.NoError(t, e.journaled(t.Context()))
+	defer e.out.close()
+	require.NoError(t, e.writeAndProve(t.Context()))
 	e.source = unreadable{c}
 	for i := range p.Tensors {
 		require.ErrorContains(t, e.newWorker().proveTensor(t.Context(), i), "is away")

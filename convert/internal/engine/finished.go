@@ -1,32 +1,34 @@
 package engine
 
-// A target that is there already: what it takes to call it complete.
+// A target that is already a finished output: which checks call it complete.
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
 	"syscall"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
 
-// isOutputOf says whether dst is, or was, the finished output of the plan.
+// isOutputOf reports whether dst is, or was, the finished output of the plan.
 func isOutputOf(dst string, p *plan.Plan) bool {
 	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
 	return err == nil && m.Plan == p.Hash
 }
 
-// finished says what dst is if it is the finished output of the plan; a nil Result says that
-// it is not. If it was changed since, or is not what the source gives any more, that is an
-// error, unless it is to be overwritten.
+// finished describes a dst that is the finished output of the plan; otherwise its Result is
+// nil. An output that was changed, or that the source no longer gives, is an error unless
+// it is to be overwritten.
 func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	e, err := newExecution(dst, p, src, s)
-	if err != nil || e.place.inside && exists(e.place.journal) { // a run was interrupted while it filled dst
+	if err != nil || e.out.inside && exists(e.out.journalPath) { // a run was interrupted while it filled dst
 		return nil, err
 	}
 	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
@@ -41,21 +43,21 @@ func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Setti
 	return r, err
 }
 
-// compare compares the target with its manifest and, where that does not tell, with the
-// source.
+// compare compares the target with its manifest and, if the manifest may be outdated or does
+// not say verified, with the source.
 func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
-	if err := e.unchanged(ctx, m); err != nil {
+	if err := e.compareManifest(ctx, m); err != nil {
 		return nil, err
 	}
-	if err := e.sameCarried(ctx, m); err != nil {
+	if err := e.compareCarried(ctx, m); err != nil {
 		return nil, err
 	}
-	e.format = m.Format
+	e.manifest = m.Format
 	r := &Result{Already: true, Verified: m.Verified, Uncounted: m.Format == uncountedFormat}
 	if m.State != e.key || !m.Verified && !e.Unverified {
 		err := e.proveAgain(ctx)
 		if err == nil {
-			err = e.unmoved()
+			err = e.checkSource()
 		}
 		if err != nil {
 			return nil, err
@@ -63,85 +65,89 @@ func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
 		r.Verified = true
 	}
 	r.Lost = e.lost()
-	return r, e.removeOrphan()
+	return r, e.out.removeOrphan()
 }
 
-// anew is what can be done about a finished output that is not what it should be.
-const anew = "--overwrite makes it anew"
+// stale is the error for a finished output of this plan that is to be made anew.
+func (e *execution) stale(cause string, problems ...checkpoint.Problem) error {
+	err := checkpoint.Refusal(e.out.dst, "is the output of this very conversion, but "+cause, "--overwrite makes it anew")
+	err.Problems = append(err.Problems, problems...)
+	return err
+}
 
-// unchanged compares the target with its manifest, and takes over what that says of tensors.
-func (e *execution) unchanged(ctx context.Context, m *Manifest) error {
+// compareManifest compares the target with its manifest and takes over the losses.
+func (e *execution) compareManifest(ctx context.Context, m *Manifest) error {
 	n := 0
-	problems, err := checkManifest(ctx, e.dst, m, e.plan, e.Settings, func(t *ManifestTensor) {
+	problems, err := checkManifest(ctx, e.out.dst, m, e.plan, e.Settings, func(t *ManifestTensor) {
 		if n < len(e.states) && t.Lost != nil {
 			e.states[n].lost = *t.Lost
 		}
 		n++
 	})
-	if err == nil && n != len(e.states) {
-		problems = append(problems, checkpoint.Problem{File: plan.ManifestName, Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.states))})
+	if err != nil {
+		return err
 	}
-	if err == nil && len(problems) > 0 {
-		err = &checkpoint.Error{Path: e.dst, Problems: append([]checkpoint.Problem{{
-			Cause: "is the output of this very conversion, but was changed since", Hint: anew}}, problems...)}
+	if n != len(e.states) {
+		problems = append(problems, checkpoint.Problem{File: plan.ManifestName,
+			Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.states))})
 	}
-	return err
+	if len(problems) > 0 {
+		return e.stale("was changed since", problems...)
+	}
+	return nil
 }
 
-// proveAgain compares the target's weights with the source as that is now, and puts what
-// it found into the manifest.
+// compareCarried compares the source's other files with the manifest's hashes, and takes
+// these over.
+func (e *execution) compareCarried(ctx context.Context, m *Manifest) error {
+	e.startCarried("comparing other files")
+	var problems []checkpoint.Problem
+	for _, f := range m.Others {
+		if !f.Carried {
+			continue
+		}
+		file, err := e.source.OpenOther(f.Name)
+		if err != nil {
+			return err
+		}
+		hash, _, err := digest.Copy(ctx, io.Discard, file, e.advance)
+		file.Close()
+		if err != nil {
+			return err
+		}
+		if hash != f.Hash {
+			problems = append(problems, checkpoint.Problem{File: f.Name, Cause: "is " + hash + " now, not " + f.Hash})
+		}
+		e.carried[f.Name] = f.Hash
+	}
+	if len(problems) > 0 {
+		return e.stale("files that went along changed in the source since", problems...)
+	}
+	return nil
+}
+
+// proveAgain compares the target's weights with the source in its present state, and
+// records the proof in the manifest.
 func (e *execution) proveAgain(ctx context.Context) error {
-	e.dir, e.Unverified, e.phase = e.dst, false, "verifying"
-	e.done = 0
-	_, e.total = e.plan.Bytes()
+	e.Unverified = false
+	_, total := e.plan.Bytes()
+	e.startPhase("verifying", total)
 	for i := range e.states {
 		e.states[i].done = e.plan.Tensors[i].Bytes()
 	}
-	if err := e.openFiles(e.Disk.OpenTilesToRead); err != nil {
+	if err := e.out.openFinished(); err != nil {
 		return err
 	}
-	defer e.closeFiles()
-	if err := e.work(ctx); err != nil {
-		return differs(e.dst, err)
+	defer e.out.closeFiles()
+	switch err := e.work(ctx); {
+	case errors.Is(err, context.Canceled):
+		return err
+	case err != nil:
+		return e.stale("of other weights: " + err.Error())
 	}
-	err := e.Disk.ReplaceFile(filepath.Join(e.dst, plan.ManifestName), e.writeManifest)
+	err := e.Disk.ReplaceFile(filepath.Join(e.out.dst, plan.ManifestName), e.writeManifest)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-		return nil // what was found is true all the same; the next run compares again
+		return nil // the comparison holds without the manifest; the next run repeats it
 	}
 	return err
-}
-
-// differs says that a finished output is not what the source gives.
-func differs(dst string, err error) error {
-	if errors.Is(err, context.Canceled) {
-		return err
-	}
-	return &checkpoint.Error{Path: dst, Problems: []checkpoint.Problem{{
-		Cause: "is the output of this very conversion, but of other weights: " + err.Error(),
-		Hint:  anew,
-	}}}
-}
-
-// removeOrphan removes the journal of a run that died between giving the output its name
-// and its own end. One of another conversion, or what is no journal, stays.
-func (e *execution) removeOrphan() error {
-	if !exists(e.place.journal) {
-		return nil
-	}
-	j, err := lockJournal(e.Disk, e.place.journal)
-	if err != nil {
-		return nil
-	}
-	defer j.f.Close()
-	old, err := j.read(func(record) {})
-	ours := old != nil && old.Plan == e.plan.Hash
-	if err != nil || !ours && (old != nil || !j.isOurs()) {
-		return err
-	}
-	if ours && !e.place.inside {
-		if err := removeReplaced(e.Disk, e.dst); err != nil { // it died while it removed what it replaced
-			return err
-		}
-	}
-	return e.Disk.Remove(e.place.journal)
 }

@@ -107,7 +107,7 @@ func FuzzJournal(f *testing.F) {
 		j := journalOf(t, path, data)
 		defer j.f.Close()
 		head, before := linesOf(t, j)
-		require.LessOrEqual(t, j.at, int64(len(data)))
+		require.LessOrEqual(t, j.end, int64(len(data)))
 		if head == nil {
 			return
 		}

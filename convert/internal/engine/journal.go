@@ -1,7 +1,7 @@
 package engine
 
-// The journal of an unfinished output: lines that can be trusted after a crash,
-// because each stands for data that was durable before it was written.
+// The journal of an unfinished output. Its lines can be trusted after a crash: the data
+// that a line records was durable before the line was written.
 
 import (
 	"bufio"
@@ -13,23 +13,21 @@ import (
 	"io"
 	"os"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/model/tensor"
-	"dsmoe/text"
 )
 
 // journal is an open, locked journal.
 type journal struct {
-	f  *disk.File
-	at int64 // where the next line goes
+	f   *disk.File
+	end int64 // offset of the next line
 }
 
-// journalHead is the first line: which output it is of.
+// journalHead is the first line. It names the output.
 type journalHead struct {
 	Format string `json:"format"` // journalFormat
 	Plan   string `json:"plan"`   // hash of the plan
-	Key    string `json:"key"`    // of the sources as they were: names, sizes, times
+	Key    string `json:"key"`    // state of the source: Source.Key
 }
 
 const (
@@ -37,24 +35,31 @@ const (
 	journalStart  = `{"format":"` + journalFormat
 )
 
+// proof is the proof of a finished tensor.
+type proof struct {
+	Hash     string   `json:"hash"`
+	Segments []string `json:"segments,omitempty"` // hashes of the sources' elements; nil if they were not hashed
+	Compared bool     `json:"compared"`           // the output was read again and agrees with the source
+}
+
 // record is a line. A later line about a tensor replaces an earlier one.
 type record struct {
 	Ready  bool  `json:"ready,omitempty"` // all files have their size and header
-	Void   bool  `json:"void,omitempty"`  // nothing said so far counts: an older output is being replaced
-	Tensor int   `json:"t"`               // index in the plan; -1 if it is about none
+	Void   bool  `json:"void,omitempty"`  // earlier lines are void: an older output is being replaced
+	Tensor int   `json:"t"`               // index in the plan; -1 for a line about no tensor
 	Done   int64 `json:"n"`               // bytes written
-	// Lost is what casts lost so far. Without it, as in journals of versions that counted no
-	// rounded elements, the tensor is written again.
+	// Lost counts the losses of casts so far. A line without it is from a version that counted
+	// no rounded elements; the tensor is written again.
 	Lost  *tensor.Loss `json:"losses,omitempty"`
-	Proof *proof       `json:"proof,omitempty"` // what is known of a finished tensor
+	Proof *proof       `json:"proof,omitempty"` // of a finished tensor
 
-	Published []string `json:"published,omitempty"` // all is complete, and these files are being moved into the target
+	Published []string `json:"published,omitempty"` // the output is complete; these files are being moved into the target
 }
 
 var errBusy = errors.New("another run is writing it")
 
-// lockJournal opens the journal at path and locks it. A journal that was removed
-// while this waited is opened anew.
+// lockJournal opens the journal at path and locks it. If the file was removed before the
+// lock was taken, lockJournal opens a new one.
 func lockJournal(d *disk.Disk, path string) (*journal, error) {
 	for {
 		f, err := d.Open(path)
@@ -82,12 +87,12 @@ func sameFile(f *disk.File, path string) bool {
 	return errA == nil && errB == nil && os.SameFile(a, b)
 }
 
-// read returns the journal's head, nil if there is none, and hands every whole line
-// to apply. What follows the last whole line is cut off by the next append.
+// read hands every whole line to apply and returns the journal's head, nil without a whole
+// head. The next append cuts off the bytes behind the last whole line.
 func (j *journal) read(apply func(record)) (*journalHead, error) {
 	r := bufio.NewReader(io.NewSectionReader(j.f, 0, 1<<62))
 	var head *journalHead
-	for j.at = 0; ; {
+	for j.end = 0; ; {
 		line, err := r.ReadBytes('\n')
 		if err == io.EOF {
 			return head, nil
@@ -111,41 +116,41 @@ func (j *journal) read(apply func(record)) (*journalHead, error) {
 			}
 			apply(rec)
 		}
-		j.at += int64(len(line))
+		j.end += int64(len(line))
 	}
 }
 
-// isOurs says whether a file without a whole first line can be a journal whose
-// first line a crash cut short.
+// isOurs reports whether a file without a whole first line can be a journal that a crash
+// cut short.
 func (j *journal) isOurs() bool {
 	b := make([]byte, 9+len(journalStart))
 	n, _ := j.f.ReadAt(b, 0)
 	b = b[:n]
-	check, rest := b[:min(n, 9)], b[min(n, 9):]
+	check, payload := b[:min(n, 9)], b[min(n, 9):]
 	return len(bytes.Trim(b, "\x00")) == 0 ||
-		len(bytes.Trim(check, "0123456789abcdef ")) == 0 && bytes.HasPrefix([]byte(journalStart), rest)
+		len(bytes.Trim(check, "0123456789abcdef ")) == 0 && bytes.HasPrefix([]byte(journalStart), payload)
 }
 
-// begin makes the journal one of the given output, with nothing done.
+// begin clears the journal and starts it with head.
 func (j *journal) begin(head journalHead) error {
 	if err := j.f.Truncate(0); err != nil {
 		return err
 	}
-	j.at = 0
+	j.end = 0
 	return j.append(head)
 }
 
-// writeSize is the bytes of lines that are written at once, if there are so many.
+// writeSize is the least bytes of lines per write, but for the last.
 const writeSize = 1 << 20
 
 // append adds lines and makes them durable.
 func (j *journal) append(lines ...any) error {
-	if err := j.f.Truncate(j.at); err != nil {
+	if err := j.f.Truncate(j.end); err != nil {
 		return err
 	}
 	var b []byte
 	var payload bytes.Buffer
-	encoder, at := json.NewEncoder(&payload), j.at
+	encoder, at := json.NewEncoder(&payload), j.end
 	for i, line := range lines {
 		payload.Reset()
 		if err := encoder.Encode(line); err != nil {
@@ -162,7 +167,7 @@ func (j *journal) append(lines ...any) error {
 	if err := j.f.Sync(); err != nil {
 		return err
 	}
-	j.at = at
+	j.end = at
 	return nil
 }
 
@@ -175,14 +180,4 @@ func seal(b, payload []byte) []byte {
 func unseal(line []byte) (payload []byte, ok bool) {
 	check, payload, ok := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
 	return payload, ok && string(check) == fmt.Sprintf("%08x", crc32.ChecksumIEEE(payload))
-}
-
-// mismatch says why an unfinished conversion cannot go on.
-func (h *journalHead) mismatch(want journalHead, p *place) error {
-	what := "with other options, or of another source"
-	if h.Plan == want.Plan {
-		what = "of these files, which were changed since"
-	}
-	return &checkpoint.Error{Path: p.dst, Problems: []checkpoint.Problem{{Cause: "an unfinished conversion " + what + " is in " + text.Quote(p.dir),
-		Hint: "--no-resume starts over"}}}
 }

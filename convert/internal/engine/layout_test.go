@@ -85,8 +85,8 @@ func TestSegmentsWithoutElements(t *testing.T) {
 	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
 	require.NoError(t, err)
 	require.NoError(t, e.begin())
-	defer e.close()
-	require.NoError(t, e.journaled(t.Context()))
+	defer e.out.close()
+	require.NoError(t, e.writeAndProve(t.Context()))
 	for i, x := range p.Tensors {
 		var hashes []string
 		for _, s := range x.Segments {

@@ -1,6 +1,6 @@
 package engine
 
-// How far each tensor has come, and how much is done in all.
+// The progress of each tensor and of all.
 
 import (
 	"maps"
@@ -11,40 +11,76 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// tensorState is how far one tensor has come.
+// tensorState is the progress of one tensor.
 type tensorState struct {
 	done  int64 // bytes written
 	lost  tensor.Loss
-	proof *proof // nil until all is written and hashed
+	proof *proof // nil until all bytes are written and hashed
 }
 
-// ledger is safe for concurrent use while workers are at work.
+// proven reports whether the tensor was compared with its source.
+func (s *tensorState) proven() bool { return s.proof != nil && s.proof.Compared }
+
+// ledger is safe for concurrent use by the workers.
 type ledger struct {
 	plan     *plan.Plan
 	progress func(phase string, done, total int64)
 
 	mu      sync.Mutex
 	states  []tensorState // as plan.Tensors
-	changed map[int]bool  // tensors whose state the journal does not have
+	changed map[int]bool  // tensors whose state is not in the journal
 	phase   string        // for progress
-	ahead   int64         // bytes written or compared since the journal was last told
-	done    int64         // bytes written and bytes compared
-	total   int64         // that done grows to
+	ahead   int64         // bytes written or compared that the journal does not record
+	done    int64         // bytes written plus bytes compared
+	total   int64         // done at the end of the phase
 	resumed int64         // bytes that an earlier run wrote
 }
 
 func newLedger(p *plan.Plan, progress func(phase string, done, total int64)) *ledger {
-	return &ledger{plan: p, progress: progress, phase: "writing", states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}}
+	return &ledger{plan: p, progress: progress, states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}}
 }
 
-// state returns how far a tensor has come.
+// startPhase starts the progress of a phase with total bytes.
+func (l *ledger) startPhase(phase string, total int64) { l.phase, l.done, l.total = phase, 0, total }
+
+// apply takes over a record of the journal.
+func (l *ledger) apply(r record) {
+	if r.Ready || r.Tensor < 0 || r.Tensor >= len(l.states) {
+		return
+	}
+	l.states[r.Tensor] = tensorState{}
+	if r.Lost != nil {
+		l.states[r.Tensor] = tensorState{done: r.Done, lost: *r.Lost, proof: r.Proof}
+	}
+}
+
+// reset forgets the applied records.
+func (l *ledger) reset() { clear(l.states) }
+
+// resume counts the bytes of the applied records. A tensor that is hashed while it is
+// written, and has no hash, starts over.
+func (l *ledger) resume(hashesWriting func(*plan.Tensor) bool) {
+	for i := range l.states {
+		s := &l.states[i]
+		if s.proof == nil && hashesWriting(&l.plan.Tensors[i]) {
+			*s = tensorState{}
+		}
+		l.resumed += s.done
+		if s.proven() {
+			l.done += s.done
+		}
+	}
+	l.done += l.resumed
+}
+
+// state returns the state of a tensor.
 func (l *ledger) state(i int) tensorState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.states[i]
 }
 
-// mark takes note of a tensor's new state.
+// mark sets the state of a tensor.
 func (l *ledger) mark(i int, s tensorState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,7 +88,7 @@ func (l *ledger) mark(i int, s tensorState) {
 	l.changed[i] = true
 }
 
-// advance takes note of n bytes that were written or compared.
+// advance counts n more bytes written or compared.
 func (l *ledger) advance(n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,7 +97,7 @@ func (l *ledger) advance(n int64) {
 	l.progress(l.phase, l.done, l.total)
 }
 
-// lost lists the tensors with elements that are not finite, or not the source's.
+// lost lists the tensors with elements that changed or are not finite.
 func (l *ledger) lost() (lost []LostTensor) {
 	for i := range l.states {
 		if l.states[i].lost.Any() {
@@ -71,31 +107,31 @@ func (l *ledger) lost() (lost []LostTensor) {
 	return lost
 }
 
-// unflushed returns the bytes that were written or compared since the journal was last told.
+// unflushed returns the bytes written or compared that the journal does not record.
 func (l *ledger) unflushed() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.ahead
 }
 
-// unrecorded is what the journal does not know.
+// unrecorded is the progress that the journal does not record.
 type unrecorded struct {
-	lines   []any // for the journal
-	files   []int // that hold the tensors
-	written []int // tensors that are complete and to be proven; none without verification
+	lines   []any // records for the journal
+	files   []int // weight files with their bytes
+	written []int // complete tensors that still need a proof
 }
 
-// take returns what the journal does not know, and takes it for known.
+// take returns the progress that the journal does not record, and counts it as recorded.
 func (l *ledger) take(unverified bool) (n unrecorded) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	inFile := map[int]bool{}
 	for _, i := range slices.Sorted(maps.Keys(l.changed)) {
 		s, t := &l.states[i], &l.plan.Tensors[i]
-		lost := s.lost // a copy: the tensor goes on
+		lost := s.lost // a copy: a worker changes the state
 		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: &lost, Proof: s.proof})
 		inFile[t.File] = true
-		if !unverified && s.done == t.Bytes() && (s.proof == nil || !s.proof.Compared) {
+		if !unverified && s.done == t.Bytes() && !s.proven() {
 			n.written = append(n.written, i)
 		}
 	}
@@ -103,16 +139,4 @@ func (l *ledger) take(unverified bool) (n unrecorded) {
 	l.ahead = 0
 	n.files = slices.Sorted(maps.Keys(inFile))
 	return n
-}
-
-// apply takes over what a journal says.
-func (l *ledger) apply(r record) {
-	if r.Ready || r.Tensor < 0 || r.Tensor >= len(l.states) {
-		return
-	}
-	if r.Lost == nil {
-		l.states[r.Tensor] = tensorState{}
-		return
-	}
-	l.states[r.Tensor] = tensorState{done: r.Done, lost: *r.Lost, proof: r.Proof}
 }

@@ -1,36 +1,45 @@
 package engine
 
-// dsmoe.manifest.json: which bytes of which source, put through what, gave which
-// bytes. It holds no paths, and of times only a hash: the same conversion of the same files
-// gives the same file.
+// dsmoe.manifest.json binds the source's bytes, through operations, to the output's bytes.
+// It holds no paths, and no times except in a hash: the same conversion of the same files
+// gives the same manifest.
 
 import (
 	"bufio"
-	"encoding/json"
+	stdjson "encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"path/filepath"
 
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"dsmoe/convert/format"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
-// manifestFormat is the format that Manifest describes. In uncountedFormat, which is read too,
-// the losses have no elements that were rounded, denormal ones included.
+// manifestFormat is the format that Manifest describes. uncountedFormat can be read too; its
+// losses count no rounded elements, denormal ones included.
 const (
 	manifestFormat  = "dsmoe.manifest/3"
 	uncountedFormat = "dsmoe.manifest/2"
 )
+
+// maxManifest bounds a manifest in bytes; DeepSeek-V3's has some tens of megabytes.
+const maxManifest = 1 << 30
 
 // Manifest is a dsmoe.manifest.json.
 type Manifest struct {
 	Format   string           `json:"format"`   // manifestFormat or uncountedFormat
 	Tool     string           `json:"tool"`     // name and version of the program
 	Plan     string           `json:"plan"`     // hash of the plan
-	Options  any              `json:"options"`  // that decided the bytes
+	Options  any              `json:"options"`  // options that decided the bytes
 	Verified bool             `json:"verified"` // the output was read again and compared with the source
 	Sources  []plan.Source    `json:"sources"`  // weight files that were read
-	State    string           `json:"state"`    // names the state that these were in when the output was last compared with them: Source.Key
+	State    string           `json:"state"`    // Source.Key at the last comparison with the sources
 	Files    []plan.File      `json:"files"`    // weight files that were written
 	Others   []plan.Other     `json:"others"`   // files without weights
 	Tensors  []ManifestTensor `json:"tensors"`  // by file, then offset
@@ -38,42 +47,45 @@ type Manifest struct {
 
 // ManifestTensor binds one tensor of the output to its sources.
 type ManifestTensor struct {
-	Name       string           `json:"name"`           // as it was written
-	DType      tensor.DType     `json:"dtype"`          // as it was written
-	Shape      []int            `json:"shape"`          // as it was written
-	File       string           `json:"file"`           // that holds it
-	Hash       string           `json:"hash"`           // of its bytes
-	Operations []string         `json:"operations"`     // what was done
-	Lost       *tensor.Loss     `json:"lost,omitempty"` // elements that are not the source's, or not finite; nil if there are none
-	Sources    []ManifestSource `json:"sources"`        // what it was made of, in this order
+	Name       string           `json:"name"`           // name in the output
+	DType      tensor.DType     `json:"dtype"`          // dtype in the output
+	Shape      []int            `json:"shape"`          // shape in the output
+	File       string           `json:"file"`           // weight file
+	Hash       string           `json:"hash"`           // hash of its bytes
+	Operations []string         `json:"operations"`     // operations applied, in order
+	Lost       *tensor.Loss     `json:"lost,omitempty"` // elements that changed or are not finite; nil without losses
+	Sources    []ManifestSource `json:"sources"`        // its sources, in order
 }
 
-// ManifestSource is a run of bytes of a stored tensor. Without verification the source
-// of a tensor that is no plain copy has no hash: only verification reads sources for
-// their own sake.
+// ManifestSource is a run of bytes of a stored tensor. Without verification only plain
+// copies have a source hash: verification alone reads sources for their own sake.
 type ManifestSource struct {
-	Tensor string       `json:"tensor,omitempty"` // as it is stored; empty if nothing was read
-	DType  tensor.DType `json:"dtype"`            // as it is stored
+	Tensor string       `json:"tensor,omitempty"` // stored name; empty for synthetic elements
+	DType  tensor.DType `json:"dtype"`            // stored dtype
 	Begin  int64        `json:"begin"`            // first byte in the stored tensor
 	End    int64        `json:"end"`              // the byte behind the last
-	View   *tensor.View `json:"view,omitempty"`   // which elements of these, in which order; nil for all as they lie
-	Hash   string       `json:"hash,omitempty"`   // of the elements in the order in which they were used
-	Beside []string     `json:"beside,omitempty"` // tensors that were needed too, such as scales
+	View   *tensor.View `json:"view,omitempty"`   // which of these elements, in which order; nil for all in stored order
+	Hash   string       `json:"hash,omitempty"`   // hash of the elements in the order of use
+	Beside []string     `json:"beside,omitempty"` // sides, such as scales
 }
 
-// writeManifest writes the manifest, a tensor a line.
-func (e *execution) writeManifest(w io.Writer) error {
+// Info returns the tensor's header entry.
+func (t *ManifestTensor) Info() tensor.Info {
+	return tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}
+}
+
+// write writes the manifest with n tensors, one per line.
+func (m Manifest) write(w io.Writer, n int, tensor func(i int) ManifestTensor) error {
 	b := bufio.NewWriter(w)
-	p := e.plan
-	head, err := json.MarshalIndent(Manifest{Format: e.format, Tool: e.Tool, Plan: p.Hash, Options: p.Options,
-		Verified: !e.Unverified, Sources: p.Sources, State: e.key, Files: p.Files, Others: e.others(), Tensors: []ManifestTensor{}}, "", "  ")
+	m.Tensors = []ManifestTensor{}
+	head, err := stdjson.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
 	}
 	const end = "]\n}"
 	b.Write(head[:len(head)-len(end)])
-	for i := range p.Tensors {
-		line, err := json.Marshal(e.manifestTensor(i))
+	for i := range n {
+		line, err := stdjson.Marshal(tensor(i))
 		if err != nil {
 			return err
 		}
@@ -87,32 +99,78 @@ func (e *execution) writeManifest(w io.Writer) error {
 	return b.Flush()
 }
 
-// others are the files without weights, with the hashes of those that were carried.
-func (e *execution) others() []plan.Other {
-	others := slices.Clone(e.plan.Others)
-	for i := range others {
-		if others[i].Carried {
-			others[i].Hash = e.carried[others[i].Name]
-		}
+// readManifest reads and checks a manifest without its tensors. It hands these to each, one
+// by one; each may be nil.
+func readManifest(path string, each func(*ManifestTensor) error) (*Manifest, error) {
+	f, size, err := format.OpenRegular(path)
+	if err != nil {
+		return nil, err
 	}
-	return others
+	defer f.Close()
+	if size > maxManifest {
+		return nil, fmt.Errorf("%s: %s, more than the limit of %s",
+			text.Quote(path), text.ExactBytes(size), text.Bytes(maxManifest))
+	}
+	var m Manifest
+	var own error // of each
+	tensors := func(d *jsontext.Decoder, _ *[]ManifestTensor) error {
+		return eachTensor(d, func(t *ManifestTensor) error {
+			if each != nil {
+				own = each(t)
+			}
+			return own
+		})
+	}
+	err = json.UnmarshalRead(f, &m, json.WithUnmarshalers(json.UnmarshalFromFunc(tensors)))
+	switch {
+	case own != nil:
+		return nil, own
+	case err != nil:
+		return nil, fmt.Errorf("%s: not a manifest: %s", text.Quote(path), text.Quote(err.Error()))
+	}
+	return &m, m.check(path)
 }
 
-func (e *execution) manifestTensor(i int) ManifestTensor {
-	t, s := &e.plan.Tensors[i], &e.states[i]
-	m := ManifestTensor{Name: t.Name, DType: t.DType, Shape: t.Shape, File: e.plan.Files[t.File].Name,
-		Hash: s.proof.Hash, Operations: t.Operations, Sources: make([]ManifestSource, len(t.Segments))}
-	if s.lost.Any() {
-		m.Lost = &s.lost
+// eachTensor reads a JSON array of tensors.
+func eachTensor(d *jsontext.Decoder, do func(*ManifestTensor) error) error {
+	if d.PeekKind() != '[' {
+		return errors.New("tensors: not an array")
 	}
-	for j, g := range t.Segments {
-		m.Sources[j] = ManifestSource{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End, View: g.View}
-		if s.proof.Segments != nil {
-			m.Sources[j].Hash = s.proof.Segments[j]
+	if _, err := d.ReadToken(); err != nil {
+		return err
+	}
+	for d.PeekKind() != ']' {
+		var t ManifestTensor
+		if err := json.UnmarshalDecode(d, &t); err != nil {
+			return err
 		}
-		for _, side := range g.Sides {
-			m.Sources[j].Beside = append(m.Sources[j].Beside, side.Tensor)
+		if err := do(&t); err != nil {
+			return err
 		}
 	}
-	return m
+	_, err := d.ReadToken()
+	return err
+}
+
+// check refuses an unknown format, and file names outside the directory.
+func (m *Manifest) check(path string) error {
+	if m.Format != manifestFormat && m.Format != uncountedFormat {
+		return fmt.Errorf("%s: format %s is not %s", text.Quote(path), text.Quote(m.Format), manifestFormat)
+	}
+	for _, name := range m.fileNames() {
+		if filepath.Base(name) != name || !filepath.IsLocal(name) {
+			return fmt.Errorf("%s: file name %s leads out of the directory", text.Quote(path), text.Quote(name))
+		}
+	}
+	return nil
+}
+
+func (m *Manifest) fileNames() (names []string) {
+	for _, f := range m.Files {
+		names = append(names, f.Name)
+	}
+	for _, f := range m.Others {
+		names = append(names, f.Name)
+	}
+	return names
 }

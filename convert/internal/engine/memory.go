@@ -1,60 +1,60 @@
 package engine
 
+// The memory that an execution takes, and how its work is cut to fit.
+
 import (
 	"fmt"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
 
-// What carrying out a plan takes beside the plan.
+// Memory beside the plan, in bytes.
 const (
-	// program is the bytes of memory of the program before it does anything: its code and
-	// the tables of Go's runtime.
+	// program is the memory of the program before it does anything: code and the tables of Go's runtime.
 	program = 16 << 20
-	// leastBuffers are the bytes of buffers with which a few workers can go on.
+	// leastBuffers is the least memory for buffers with which a few workers can run.
 	leastBuffers = 12 << 20
-	// perState is the bytes that are kept of a tensor: how far it has come, and its proof.
+	// perState is the memory of a tensor's state: bytes written, losses and proof.
 	perState = 180
-	// perHash is the bytes that are kept of the hash of a segment that is no plain copy.
+	// perHash is the memory of a segment's hash, unless the segment is a plain copy.
 	perHash = 96
 )
 
-// HeapLimit returns what Go's heap is to stay below, for debug.SetMemoryLimit, so that the
-// program stays below memory.
+// HeapLimit returns the limit of Go's heap, for debug.SetMemoryLimit, with which the program
+// stays below memory.
 func HeapLimit(memory int64) int64 { return usable(memory) - program }
 
-// usable is what of memory can be planned with: the heap grows beyond what is in use, and
-// for moments beyond its limit.
+// usable is the part of memory that can be planned with: the heap outgrows the live
+// objects, and briefly its own limit.
 func usable(memory int64) int64 { return memory - memory/8 }
 
-// CheckPlanning refuses a conversion whose planning takes that many bytes, more than there
-// are. What is enough for the planning is enough for the conversion.
+// CheckPlanning refuses a conversion whose planning takes more bytes than Memory allows.
+// Memory for planning is enough for the conversion.
 func (s Settings) CheckPlanning(path string, planning int64) error {
 	return s.withDefaults().check(path, program+planning+leastBuffers)
 }
 
-// CheckPlan refuses a plan, to be written to path, that cannot be carried out within the
-// memory that there is.
+// CheckPlan refuses a plan, to be written to path, that Memory does not allow.
 func (s Settings) CheckPlan(path string, p *plan.Plan) error {
-	return s.withDefaults().check(path, held(p)+leastBuffers)
+	return s.withDefaults().check(path, fixed(p)+leastBuffers)
 }
 
-// check compares the bytes that are needed with those that there are.
+// check compares the needed bytes with Memory.
 func (s Settings) check(path string, need int64) error {
 	if need <= usable(s.Memory) {
 		return nil
 	}
 	const unit = 1 << 20
 	need = need * 8 / 7
-	return &checkpoint.Error{Path: path, Problems: []checkpoint.Problem{{
-		Cause: fmt.Sprintf("its list of tensors does not fit in %s of memory", text.Bytes(s.Memory)),
-		Hint:  fmt.Sprintf("--max-memory %dMiB is enough", need/unit+1)}}}
+	return checkpoint.Refusal(path, fmt.Sprintf("its list of tensors does not fit in %s of memory", text.Bytes(s.Memory)),
+		fmt.Sprintf("--max-memory %dMiB is enough", need/unit+1))
 }
 
-// held is the bytes of memory that are not free for buffers.
-func held(p *plan.Plan) int64 {
+// fixed is the memory, in bytes, that is not free for buffers.
+func fixed(p *plan.Plan) int64 {
 	n := program + p.Memory() + int64(len(p.Tensors))*perState
 	for i := range p.Tensors {
 		if t := &p.Tensors[i]; !t.Copies() {
@@ -62,4 +62,58 @@ func held(p *plan.Plan) int64 {
 		}
 	}
 	return n
+}
+
+// shape is how the work is cut into workers and tiles.
+type shape struct {
+	workers int // tensors in work at once
+	limit   int // largest tile allowed, in bytes
+	largest int // largest tile of the plan, in bytes
+}
+
+// The sizes of tiles in bytes. A large tensor has larger tiles: one worker does all of it,
+// and has to keep up with the others.
+const (
+	minTile  = 1 << 20
+	maxTile  = 4 << 20
+	tiles    = 64        // tiles that a tensor is cut into, within these sizes
+	maxPiece = 256 << 10 // source bytes in work at once: the size of a level-2 cache
+)
+
+// newShape divides half the memory, or the memory that the plan leaves if that is less,
+// among workers. Each has a tile, a piece of source and room to gather one.
+func newShape(p *plan.Plan, s Settings) (h shape) {
+	room := int(min(s.Memory/2, usable(s.Memory)-fixed(p)))
+	h.workers = max(min(s.IO, room/(minTile+3*maxPiece)), 1)
+	h.limit = max(min(room/h.workers-3*maxPiece, maxTile)&^(disk.Block-1), disk.Block)
+	for i := range p.Tensors {
+		h.largest = max(h.largest, h.tileBytes(p.Tensors[i].Bytes()))
+	}
+	return h
+}
+
+// tileBytes returns the size of the tiles of a tensor of size bytes.
+func (h *shape) tileBytes(size int64) int {
+	n := min(max(size/tiles, minTile), int64(h.limit), size)
+	return int(n+disk.Block-1) &^ (disk.Block - 1)
+}
+
+// tileEnd returns the end of the tile that begins at byte from of t. The tile holds whole
+// units of the segments' operations.
+func (h *shape) tileEnd(t *plan.Tensor, from int64) int64 {
+	size := t.Bytes()
+	end := disk.TileEnd(t.Offset+from, int64(h.tileBytes(size)), t.Offset+size) - t.Offset
+	if end == size {
+		return end
+	}
+	begin := int64(0) // of the segment
+	for i := range t.Segments {
+		s := &t.Segments[i]
+		if end < begin+s.Bytes {
+			unit := int64(s.Operation.Unit().Out)
+			return max(end-(end-begin)%unit, min(from+unit, begin+s.Bytes))
+		}
+		begin += s.Bytes
+	}
+	return end
 }

@@ -88,9 +88,9 @@ func TestBlocksAreReadAgain(t *testing.T) {
 	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
 	require.NoError(t, err)
 	require.NoError(t, e.begin())
-	defer e.close()
+	defer e.out.close()
 	for i := range p.Tensors {
-		w, path, at := e.newWorker(), filepath.Join(e.dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
+		w, path, at := e.newWorker(), filepath.Join(e.out.dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
 		e.source = src
 		require.NoError(t, w.writeTensor(t.Context(), i))
 		e.source = bytesSource(nil)

@@ -80,11 +80,11 @@ func TestOverwriteSpares(t *testing.T) {
 	s := inMemory()
 	s.Overwrite = true
 	for want, spoil := range map[string]func(dst string){
-		"it holds notes.txt":      func(dst string) { fixture.Write(t, dst, "notes.txt", "mine") },
-		"it holds sub":            func(dst string) { require.NoError(t, os.Mkdir(filepath.Join(dst, "sub"), 0o755)) },
-		"it holds config.json":    func(dst string) { relink(t, dst) },
-		"is no finished output: ": func(dst string) { require.NoError(t, os.Remove(filepath.Join(dst, plan.ManifestName))) },
-		"not a manifest":          func(dst string) { fixture.Write(t, dst, plan.ManifestName, "[]") },
+		"it holds notes.txt":         func(dst string) { fixture.Write(t, dst, "notes.txt", "mine") },
+		"it holds sub":               func(dst string) { require.NoError(t, os.Mkdir(filepath.Join(dst, "sub"), 0o755)) },
+		"it holds config.json":       func(dst string) { relink(t, dst) },
+		"is not a finished output: ": func(dst string) { require.NoError(t, os.Remove(filepath.Join(dst, plan.ManifestName))) },
+		"not a manifest":             func(dst string) { fixture.Write(t, dst, plan.ManifestName, "[]") },
 	} {
 		dst := olderOutput(t, src, older)
 		spoil(dst)

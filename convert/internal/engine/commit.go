@@ -1,0 +1,107 @@
+package engine
+
+// The files without weights, and the manifest.
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/plan"
+	"dsmoe/text"
+)
+
+// commit adds the files without weights and the manifest, and publishes the output.
+func (e *execution) commit(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := e.checkSource(); err != nil {
+		return err
+	}
+	e.startCarried("copying other files")
+	return e.out.commit(func(name string) func(io.Writer) error {
+		if name == plan.ManifestName {
+			return e.writeManifest
+		}
+		for _, f := range e.plan.Others {
+			if f.Name == name {
+				return func(w io.Writer) error { return e.writeOther(ctx, w, f) }
+			}
+		}
+		return nil
+	})
+}
+
+// startCarried starts the phase that reads the files copied from the source.
+func (e *execution) startCarried(phase string) {
+	total := int64(0)
+	for _, f := range e.plan.Others {
+		if f.Carried {
+			total += f.Size
+		}
+	}
+	e.startPhase(phase, total)
+}
+
+// writeOther writes a file without weights.
+func (e *execution) writeOther(ctx context.Context, w io.Writer, f plan.Other) (err error) {
+	if f.Carried {
+		e.carried[f.Name], err = e.copyCarried(ctx, w, f)
+		return err
+	}
+	return e.plan.WriteOther(w, f)
+}
+
+// copyCarried copies a file to w and returns its hash. The file must be as planned, also
+// after it was copied.
+func (e *execution) copyCarried(ctx context.Context, w io.Writer, f plan.Other) (hash string, err error) {
+	src, err := e.source.OpenOther(f.Name)
+	if err != nil {
+		return "", err
+	}
+	defer src.Close()
+	hash, n, err := digest.Copy(ctx, w, src, e.advance)
+	if err != nil {
+		return "", err
+	}
+	stat, err := src.Stat()
+	if err == nil && (n != f.Size || !stat.ModTime().Equal(f.ModTime)) {
+		err = fmt.Errorf("%s: changed while the conversion ran", text.Quote(f.Name))
+	}
+	return hash, err
+}
+
+func (e *execution) writeManifest(w io.Writer) error {
+	p := e.plan
+	others := slices.Clone(p.Others)
+	for i := range others {
+		if others[i].Carried {
+			others[i].Hash = e.carried[others[i].Name]
+		}
+	}
+	m := Manifest{Format: e.manifest, Tool: e.Tool, Plan: p.Hash, Options: p.Options, Verified: !e.Unverified,
+		Sources: p.Sources, State: e.key, Files: p.Files, Others: others}
+	return m.write(w, len(p.Tensors), e.manifestTensor)
+}
+
+func (e *execution) manifestTensor(i int) ManifestTensor {
+	t, s := &e.plan.Tensors[i], &e.states[i]
+	m := ManifestTensor{Name: t.Name, DType: t.DType, Shape: t.Shape, File: e.plan.Files[t.File].Name,
+		Hash: s.proof.Hash, Operations: t.Operations, Sources: make([]ManifestSource, len(t.Segments))}
+	if s.lost.Any() {
+		m.Lost = &s.lost
+	}
+	for j, g := range t.Segments {
+		m.Sources[j] = ManifestSource{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End, View: g.View}
+		if s.proof.Segments != nil {
+			m.Sources[j].Hash = s.proof.Segments[j]
+		}
+		for _, side := range g.Sides {
+			m.Sources[j].Beside = append(m.Sources[j].Beside, side.Tensor)
+		}
+	}
+	return m
+}

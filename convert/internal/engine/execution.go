@@ -1,0 +1,100 @@
+package engine
+
+// One run: what the workers share.
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+
+	"dsmoe/convert/plan"
+)
+
+// execution is one run of a plan.
+type execution struct {
+	Settings
+	plan     *plan.Plan
+	source   Source
+	key      string              // state of the source: Source.Key
+	out      *output             // the files on disk
+	shape    shape               // workers and tiles
+	compute  *semaphore.Weighted // held by a goroutine while it computes
+	queue    *queue              // the tensors left to write and prove
+	flushing sync.Mutex          // held during flush
+	*ledger
+	manifest string            // format of the manifest
+	carried  map[string]string // hashes of the files copied from the source, by name
+}
+
+func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution, error) {
+	key, err := src.Key()
+	if err != nil {
+		return nil, err
+	}
+	e := &execution{Settings: s, plan: p, source: src, key: key, out: newOutput(dst, p, key, s), shape: newShape(p, s),
+		compute: semaphore.NewWeighted(int64(s.Compute)), ledger: newLedger(p, s.Progress),
+		manifest: manifestFormat, carried: map[string]string{}}
+	_, bytes := p.Bytes()
+	if s.Unverified {
+		e.startPhase("writing", bytes)
+	} else {
+		e.startPhase("writing and verifying", 2*bytes)
+	}
+	return e, nil
+}
+
+// begin opens the output and takes over the progress of an earlier run.
+func (e *execution) begin() error {
+	resumed, err := e.out.begin(e.apply)
+	switch {
+	case err != nil:
+		return err
+	case resumed:
+		e.resume(e.hashesWriting)
+	default:
+		e.reset()
+	}
+	return nil
+}
+
+// hashesWriting reports whether the hash of t is computed while t is written: always without
+// verification, and for a tensor of blocks, because its proof reads the same bytes again.
+// Otherwise the proof hashes the bytes that it reads.
+func (e *execution) hashesWriting(t *plan.Tensor) bool { return e.Unverified || t.Encodes() }
+
+// computing runs f while the goroutine counts as one that computes.
+func (e *execution) computing(ctx context.Context, f func() error) error {
+	if err := e.compute.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer e.compute.Release(1)
+	return f()
+}
+
+// checkSource refuses a source whose weights changed during the run: the output may mix
+// two states.
+func (e *execution) checkSource() error {
+	key, err := e.source.Key()
+	if err == nil && key != e.key {
+		err = errors.New("the source's weight files changed while the conversion ran")
+	}
+	return err
+}
+
+// flush makes the written bytes durable, then records them in the journal and hands their
+// tensors to the proof.
+func (e *execution) flush() error {
+	e.flushing.Lock()
+	defer e.flushing.Unlock()
+	n := e.take(e.Unverified)
+	if n.lines == nil {
+		return nil
+	}
+	if err := e.out.record(n.files, n.lines); err != nil {
+		return err
+	}
+	e.queue.durable(n.written)
+	return nil
+}

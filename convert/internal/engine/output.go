@@ -1,0 +1,260 @@
+package engine
+
+// The output on disk: its lock and journal, its weight files, and how a run takes up the
+// unfinished output of an earlier one.
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/plan"
+	"dsmoe/text"
+)
+
+// output is a plan's output from its first file to its final name.
+type output struct {
+	place
+	disk      *disk.Disk
+	plan      *plan.Plan
+	key       string // state of the source: Source.Key
+	startOver bool   // Settings.StartOver
+	overwrite bool   // Settings.Overwrite
+	replaces  bool   // the target holds an older output, to be replaced
+	journal   *journal
+	files     []*disk.TileFile // open weight files, as plan.Files
+	published []string         // files on their way from dir to dst; nil before publishing starts
+}
+
+func newOutput(dst string, p *plan.Plan, key string, s Settings) *output {
+	o := &output{place: placeOf(dst), disk: s.Disk, plan: p, key: key, startOver: s.StartOver, overwrite: s.Overwrite}
+	if s.Overwrite && checkReplaceable(dst) == nil {
+		o.place = besideOf(dst)
+	}
+	return o
+}
+
+// begin locks the output and opens its files. It hands the records of an earlier run's
+// journal to apply; they hold if begin reports that it resumed that run.
+func (o *output) begin(apply func(record)) (resumed bool, err error) {
+	var own []string
+	if exists(o.journalPath) {
+		own = o.plan.FinishOrder()
+	}
+	if err := o.check(own); err != nil {
+		return false, err
+	}
+	if o.journal, err = lockJournal(o.disk, o.journalPath); err != nil {
+		return false, err
+	}
+	resumed, err = o.open(apply)
+	if err == nil {
+		err = o.check(o.published) // another run may have finished meanwhile
+	}
+	if err != nil {
+		o.close()
+	}
+	return resumed, err
+}
+
+// check refuses a target that holds other files than those named own, unless it is an older
+// output to be replaced.
+func (o *output) check(own []string) error {
+	o.replaces = o.overwrite && !o.inside && exists(filepath.Join(o.dst, plan.ManifestName))
+	if o.replaces {
+		return checkReplaceable(o.dst)
+	}
+	err := o.place.check(own)
+	if err == nil {
+		return nil
+	}
+	irreplaceable := checkReplaceable(o.dst)
+	switch {
+	case o.overwrite:
+		return cmp.Or(irreplaceable, err)
+	case irreplaceable == nil && own == nil:
+		return checkpoint.Refusal(o.dst, "directory is not empty: it holds the finished output of another conversion",
+			"--overwrite replaces it")
+	}
+	return err
+}
+
+// close closes the files and releases the lock.
+func (o *output) close() {
+	o.closeFiles()
+	if o.journal != nil {
+		o.journal.f.Close()
+	}
+}
+
+func (o *output) closeFiles() {
+	for _, f := range o.files {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// open reads the journal, then opens the files of the run that wrote it, or makes new ones.
+func (o *output) open(apply func(record)) (resumed bool, err error) {
+	head := journalHead{journalFormat, o.plan.Hash, o.key}
+	ready := false
+	old, err := o.journal.read(func(r record) {
+		ready = (ready || r.Ready) && !r.Void
+		if r.Published != nil {
+			o.published = r.Published
+		}
+		apply(r)
+	})
+	if err != nil {
+		return false, err
+	}
+	if old == nil && !o.journal.isOurs() {
+		return false, fmt.Errorf("%s is not a journal of an unfinished conversion: remove it", text.Quote(o.journalPath))
+	}
+	if old != nil && !o.inside {
+		if err := takeBack(o.disk, o.dst); err != nil {
+			return false, err
+		}
+	}
+	if old != nil && !o.startOver {
+		if *old != head {
+			return false, o.mismatch(old)
+		}
+		if ready && (o.published != nil || o.reopen()) {
+			return true, nil
+		}
+	}
+	return false, o.create(head, old != nil)
+}
+
+// mismatch is the error for the unfinished output of another plan or another source.
+func (o *output) mismatch(old *journalHead) error {
+	change := "with other options, or of another source"
+	if old.Plan == o.plan.Hash {
+		change = "of these files, which were changed since"
+	}
+	return checkpoint.Refusal(o.dst, "an unfinished conversion "+change+" is in "+text.Quote(o.dir),
+		"--no-resume starts over")
+}
+
+// reopen opens the files of the unfinished output if each has its planned size.
+func (o *output) reopen() bool {
+	for _, planned := range o.plan.Files {
+		stat, err := os.Lstat(filepath.Join(o.dir, planned.Name))
+		if err != nil || !stat.Mode().IsRegular() || stat.Size() != planned.Size {
+			return false
+		}
+	}
+	return o.openFiles(o.disk.OpenTiles) == nil
+}
+
+// openFinished opens the weight files of a finished output to read them.
+func (o *output) openFinished() error {
+	o.dir = o.dst
+	return o.openFiles(o.disk.OpenTilesToRead)
+}
+
+func (o *output) openFiles(open func(path string) (*disk.TileFile, error)) error {
+	o.closeFiles()
+	o.files = make([]*disk.TileFile, len(o.plan.Files))
+	for i, planned := range o.plan.Files {
+		f, err := open(filepath.Join(o.dir, planned.Name))
+		if err != nil {
+			return err
+		}
+		o.files[i] = f
+	}
+	return nil
+}
+
+// create makes new files. It removes existing files only if ours is true: the journal
+// proves that a run left them.
+func (o *output) create(head journalHead, ours bool) error {
+	if ours {
+		if err := o.discard(); err != nil {
+			return err
+		}
+	}
+	o.published = nil
+	parent := filepath.Dir(o.dir)
+	if err := checkFree(parent, o.plan.Size()); err != nil {
+		o.disk.Remove(o.journal.f.Name())
+		return err
+	}
+	if err := o.journal.begin(head); err != nil {
+		return err
+	}
+	if err := o.disk.SyncDir(parent); err != nil {
+		return err
+	}
+	if err := o.disk.Mkdir(o.dir); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			o.disk.Remove(o.journal.f.Name())
+			err = fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(o.dir))
+		}
+		return err
+	}
+	return o.layOut()
+}
+
+// discard removes the files of an earlier run.
+func (o *output) discard() error {
+	for _, name := range o.published {
+		if err := o.disk.Remove(filepath.Join(o.dst, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return o.disk.RemoveAll(o.dir)
+}
+
+// checkFree compares the needed bytes with the free space of the disk.
+func checkFree(dir string, need int64) error {
+	if free, ok := disk.FreeSpace(dir); ok && free < uint64(need) {
+		return fmt.Errorf("needs %s of disk, but only %s are free", text.ExactBytes(need), text.ExactBytes(int64(free)))
+	}
+	return nil
+}
+
+// layOut gives every file its size and its header, then records that in the journal.
+func (o *output) layOut() error {
+	if err := o.openFiles(o.disk.OpenTiles); err != nil {
+		return err
+	}
+	for i, f := range o.files {
+		if err := f.Reserve(o.plan.Files[i].Size); err != nil {
+			return err
+		}
+		header, err := o.plan.Header(i)
+		if err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(header, 0); err != nil {
+			return err
+		}
+		if err := f.Sync(); err != nil {
+			return err
+		}
+	}
+	if err := o.disk.SyncDir(o.dir); err != nil {
+		return err
+	}
+	return o.journal.append(record{Ready: true, Tensor: -1})
+}
+
+// record makes the data of these files durable, then appends the lines about them to the
+// journal. Later reads come from the disk.
+func (o *output) record(files []int, lines []any) error {
+	for _, i := range files {
+		if err := o.files[i].Sync(); err != nil {
+			return err
+		}
+		o.files[i].DropCache()
+	}
+	return o.journal.append(lines...)
+}

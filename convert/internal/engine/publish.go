@@ -1,0 +1,159 @@
+package engine
+
+// How a finished output gets its final name. A replaced output and its replacement are
+// never both incomplete: where the system can exchange two names at once, one of them is the
+// target at every moment. Elsewhere a crash between two renames leaves the old output hidden
+// beside the target; the next run renames it back.
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// commit closes the weight files, writes the others and publishes the output. content
+// returns the function that writes a named file, nil for a weight file.
+func (o *output) commit(content func(name string) func(io.Writer) error) error {
+	for i, f := range o.files {
+		o.files[i] = nil
+		if err := f.Finish(); err != nil {
+			return err
+		}
+	}
+	for _, name := range o.plan.FinishOrder() {
+		if write := content(name); write != nil {
+			if err := o.disk.WriteFile(filepath.Join(o.dir, name), write); err != nil {
+				return err
+			}
+		}
+	}
+	if err := o.disk.SyncDir(o.dir); err != nil {
+		return err
+	}
+	if err := o.check(nil); err != nil {
+		return err
+	}
+	return o.publish()
+}
+
+// publish moves the finished output to the target and removes the journal.
+func (o *output) publish() error {
+	appear := o.rename
+	switch {
+	case o.replaces:
+		appear = o.replace
+	case o.inside:
+		appear = o.fill
+	}
+	if err := appear(); err != nil {
+		return err
+	}
+	return o.disk.Remove(o.journalPath)
+}
+
+// rename gives the hidden directory the target's name. An empty target is replaced.
+func (o *output) rename() error {
+	if exists(o.dst) {
+		if err := o.disk.Remove(o.dst); err != nil {
+			return err
+		}
+	}
+	if err := o.disk.Rename(o.dir, o.dst); err != nil {
+		return err
+	}
+	return o.disk.SyncDir(filepath.Dir(o.dst))
+}
+
+// fill moves the files from the hidden directory into the target around it. The journal
+// records the move first, so that the next run can continue it.
+func (o *output) fill() error {
+	if o.published == nil {
+		o.published = o.plan.FinishOrder()
+		if err := o.journal.append(record{Published: o.published, Tensor: -1}); err != nil {
+			return err
+		}
+	}
+	for i, name := range o.published {
+		if i == len(o.published)-1 {
+			if err := o.disk.SyncDir(o.dst); err != nil {
+				return err
+			}
+		}
+		err := o.disk.Rename(filepath.Join(o.dir, name), filepath.Join(o.dst, name))
+		if err != nil && !(errors.Is(err, fs.ErrNotExist) && exists(filepath.Join(o.dst, name))) {
+			return err
+		}
+	}
+	if err := o.disk.SyncDir(o.dst); err != nil {
+		return err
+	}
+	if err := o.disk.Remove(o.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return o.disk.SyncDir(o.dst)
+}
+
+// replace exchanges the finished directory, given the old mode, with an older output, and
+// removes that. The journal's records are voided first: their bytes are about to be in the
+// directory with the final name, and the hidden directory will hold others.
+func (o *output) replace() error {
+	if err := o.journal.append(record{Void: true, Tensor: -1}); err != nil {
+		return err
+	}
+	stat, err := os.Stat(o.dst)
+	if err != nil {
+		return err
+	}
+	if err := o.disk.Chmod(o.dir, stat.Mode().Perm()); err != nil {
+		return err
+	}
+	err = o.disk.Exchange(o.dir, o.dst)
+	if errors.Is(err, errors.ErrUnsupported) {
+		err = o.renameAside()
+	}
+	if err != nil {
+		return err
+	}
+	if err := o.disk.SyncDir(filepath.Dir(o.dst)); err != nil {
+		return err
+	}
+	return removeReplaced(o.disk, o.dst)
+}
+
+// renameAside replaces the target by two renames; if the second fails, the first is undone.
+func (o *output) renameAside() error {
+	aside := replacedName(o.dst)
+	if err := o.disk.Rename(o.dst, aside); err != nil {
+		return err
+	}
+	if err := o.disk.Rename(o.dir, o.dst); err != nil {
+		return errors.Join(err, o.disk.Rename(aside, o.dst))
+	}
+	return nil
+}
+
+// removeOrphan removes the journal of a run that died after the output got its name. It
+// keeps other files and journals of other conversions.
+func (o *output) removeOrphan() error {
+	if !exists(o.journalPath) {
+		return nil
+	}
+	j, err := lockJournal(o.disk, o.journalPath)
+	if err != nil {
+		return nil
+	}
+	defer j.f.Close()
+	old, err := j.read(func(record) {})
+	ours := old != nil && old.Plan == o.plan.Hash
+	if err != nil || !ours && (old != nil || !j.isOurs()) {
+		return err
+	}
+	if ours && !o.inside {
+		if err := removeReplaced(o.disk, o.dst); err != nil { // the run died while it removed the replaced output
+			return err
+		}
+	}
+	return o.disk.Remove(o.journalPath)
+}

@@ -1,0 +1,107 @@
+package engine
+
+// What the caller hands to Run and gets back.
+
+import (
+	"fmt"
+	"io/fs"
+	"runtime"
+
+	"dsmoe/convert/internal/disk"
+	"dsmoe/model/tensor"
+	"dsmoe/text"
+)
+
+// Source reads the files that a plan's segments name. It is safe for concurrent use.
+type Source interface {
+	// ReadFile fills dst from a weight file, an index in Plan.Sources.
+	ReadFile(file int, dst []byte, offset int64) error
+	// OpenOther opens a file without weights that is copied.
+	OpenOther(name string) (fs.File, error)
+	// Key names the source's state. One output must not mix two states.
+	Key() (string, error)
+}
+
+// Settings are how a plan is carried out. They decide no byte of the output's weights.
+type Settings struct {
+	Memory        int64 // limit in bytes; 0 is 512 MiB
+	Compute       int   // goroutines that cast, hash and compare at once; 0 is GOMAXPROCS
+	IO            int   // goroutines that read and write, each one tensor at a time; 0 is DefaultIO
+	Unverified    bool  // do not read the output again and compare it with the source
+	StartOver     bool  // ignore an unfinished output
+	Overwrite     bool  // replace a finished output of any plan
+	AllowOverflow bool  // write numbers that a cast makes infinite
+
+	Tool     string                          // name and version of the program, for the manifest
+	Progress func(phase string, n, of int64) // called, one call at a time, with the bytes done; may be nil
+	Disk     *disk.Disk                      // makes the system calls; nil is the real disk
+}
+
+// The limits of Settings.Memory.
+const (
+	DefaultMemory = 512 << 20
+	MinMemory     = 64 << 20
+)
+
+// DefaultIO is the number of tensors in transit to or from the disk at once.
+const DefaultIO = 16
+
+func (s Settings) withDefaults() Settings {
+	if s.Memory == 0 {
+		s.Memory = DefaultMemory
+	}
+	if s.Compute == 0 {
+		s.Compute = runtime.GOMAXPROCS(0)
+	}
+	if s.IO == 0 {
+		s.IO = DefaultIO
+	}
+	if s.Progress == nil {
+		s.Progress = func(string, int64, int64) {}
+	}
+	if s.Disk == nil {
+		s.Disk = &disk.Disk{}
+	}
+	return s
+}
+
+// Check refuses a limit of memory that no conversion can keep.
+func (s Settings) Check() error {
+	if s.Memory != 0 && s.Memory < MinMemory {
+		return fmt.Errorf("%s of memory are too few: %s are the least", text.Bytes(s.Memory), text.Bytes(MinMemory))
+	}
+	return nil
+}
+
+// Result is what Run did.
+type Result struct {
+	Already  bool         // the target was already the finished output of this plan
+	Verified bool         // this run or the one that wrote the output compared it with the source
+	Resumed  int64        // bytes that an interrupted run had written
+	Replaced bool         // an older output was replaced
+	Lost     []LostTensor // tensors with elements that changed or are not finite
+
+	// Uncounted reports that an older version wrote the target without counting rounded elements.
+	Uncounted bool
+}
+
+// LostTensor counts the elements of one tensor that changed or are not finite.
+type LostTensor struct {
+	Name string `json:"name"` // name of the tensor
+	tensor.Loss
+}
+
+// OverflowError refuses a cast that makes numbers infinite.
+type OverflowError struct {
+	Count int64        // elements in the first part of a tensor that overflows
+	DType tensor.DType // dtype that they do not fit
+}
+
+// Error counts the elements and names the dtype.
+func (e *OverflowError) Error() string {
+	infinite := "infinite"
+	if e.DType.Blocked() {
+		infinite = "infinite or NaN" // 0 times an infinite scale
+	}
+	return fmt.Sprintf("at least %s would become %s in %s", text.Plural(int(e.Count), "element"), infinite, e.DType)
+}

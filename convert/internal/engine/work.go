@@ -1,0 +1,131 @@
+package engine
+
+// The workers, and how often the journal records their progress.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"dsmoe/text"
+)
+
+// The journal is flushed when either is reached.
+const (
+	flushBytes = 256 << 20
+	flushTime  = 5 * time.Second
+)
+
+// writeAndProve finishes all tensors, and flushes the journal meanwhile.
+func (e *execution) writeAndProve(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := make(chan struct{})
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		if err := e.flushRegularly(stop); err != nil {
+			cancel(err)
+		}
+	}()
+	err := e.work(ctx)
+	close(stop)
+	<-stopped
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	return errors.Join(err, e.flush())
+}
+
+// flushRegularly flushes until stop is closed.
+func (e *execution) flushRegularly(stop chan struct{}) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-stop:
+			return nil
+		case <-tick.C:
+		}
+		if ahead := e.unflushed(); ahead == 0 || ahead < flushBytes && time.Since(last) <= flushTime {
+			continue
+		}
+		if err := e.flush(); err != nil {
+			return err
+		}
+		last = time.Now()
+	}
+}
+
+// work writes and proves all unfinished tensors.
+func (e *execution) work(ctx context.Context) error {
+	e.queue = e.newQueue()
+	for _, f := range e.out.files {
+		f.DropCache()
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for range min(e.shape.workers, e.queue.open) {
+		g.Go(func() error {
+			err := e.newWorker().work(ctx)
+			if err != nil {
+				e.queue.stop()
+			}
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// newQueue lists the unfinished tensors: those that are not complete and, with verification,
+// those that were not compared with the source.
+func (e *execution) newQueue() *queue {
+	var writing, proving []int
+	for i := range e.states {
+		s := &e.states[i]
+		switch {
+		case s.done < e.plan.Tensors[i].Bytes() || e.Unverified && s.proof == nil:
+			writing = append(writing, i)
+		case !e.Unverified && !s.proven():
+			proving = append(proving, i)
+		}
+	}
+	writing = largeFirst(writing, e.shape.workers, func(i int) int64 { return e.plan.Tensors[i].Bytes() })
+	return newQueue(writing, proving)
+}
+
+// work does jobs until the queue is empty.
+func (w *worker) work(ctx context.Context) error {
+	for {
+		do, i := w.queue.next()
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		switch do {
+		case noJob:
+			return nil
+		case flushAll:
+			if err := w.flush(); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := w.tensor(ctx, do, i); err != nil {
+			return fmt.Errorf("tensor %s: %w", text.Quote(w.plan.Tensors[i].Name), err)
+		}
+	}
+}
+
+// tensor writes or proves a tensor.
+func (w *worker) tensor(ctx context.Context, do job, i int) (err error) {
+	if do == proveTensor {
+		err = w.proveTensor(ctx, i)
+		w.queue.proved()
+	} else if err = w.writeTensor(ctx, i); err == nil {
+		w.queue.wrote(!w.Unverified)
+	}
+	return err
+}

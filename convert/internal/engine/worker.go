@@ -1,0 +1,243 @@
+package engine
+
+// What writing and proving share: a worker's buffers, the pieces of a tensor, the reading
+// of their source, and the hashes.
+
+import (
+	"errors"
+
+	"dsmoe/convert/format"
+	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/operation"
+	"dsmoe/convert/plan"
+	"dsmoe/model/tensor"
+)
+
+// worker is one goroutine with its buffers.
+type worker struct {
+	*execution
+	memory disk.TileMemory
+	piece  []byte      // source bytes of a piece
+	window []byte      // source bytes around a view's elements
+	sides  [][]byte    // bytes of a piece's sides
+	whole  digest.Hash // hash of the tensor
+	part   digest.Hash // hash of one segment's source
+}
+
+func (e *execution) newWorker() *worker {
+	return &worker{execution: e, memory: disk.NewTileMemory(e.shape.largest), whole: digest.New(), part: digest.New()}
+}
+
+// piece is a run of a tensor's bytes that comes from one segment.
+type piece struct {
+	segment  *plan.Segment
+	index    int   // index of the segment
+	from, to int64 // elements, in the segment's order
+	offset   int64 // first byte in the tensor
+	size     int64 // bytes in the tensor
+}
+
+// pieces calls do for the pieces of n bytes of t from offset on. Offset and n are whole units
+// of the segments' operations; most bounds the bytes of a segment's pieces.
+func pieces(t *plan.Tensor, offset, n int64, most func(*plan.Segment) int64, do func(piece) error) error {
+	begin := int64(0) // of the segment in the tensor
+	for i := range t.Segments {
+		s := &t.Segments[i]
+		u, most := s.Operation.Unit(), most(s)
+		for at := max(offset, begin); at < min(offset+n, begin+s.Bytes); {
+			p := piece{segment: s, index: i, offset: at, size: min(offset+n-at, begin+s.Bytes-at, most)}
+			p.from = (at - begin) / int64(u.Out) * int64(u.Elements)
+			p.to = p.from + p.size/int64(u.Out)*int64(u.Elements)
+			if err := do(p); err != nil {
+				return err
+			}
+			at += p.size
+		}
+		begin += s.Bytes
+	}
+	return nil
+}
+
+// buffered bounds the bytes of a piece whose source goes through a worker's buffer.
+func buffered(s *plan.Segment) int64 {
+	u := s.Operation.Unit()
+	return int64(max(maxPiece/max(u.In, u.Out), 1) * u.Out)
+}
+
+// direct is buffered, except that a plain copy is one piece: it is read straight into the tile.
+func direct(s *plan.Segment) int64 {
+	if s.Copies() && s.View == nil {
+		return s.Bytes
+	}
+	return buffered(s)
+}
+
+// elementBytes returns the bytes of n elements of the segment in the source: 0 for
+// synthetic elements.
+func elementBytes(s *plan.Segment, n int64) int64 {
+	if s.Operation.Unit().In == 0 {
+		return 0
+	}
+	return s.DType.Bytes(n)
+}
+
+// room returns memory for the source bytes of a piece.
+func (w *worker) room(p piece) []byte {
+	if w.piece == nil {
+		w.piece = make([]byte, maxPiece)
+	}
+	return w.piece[:elementBytes(p.segment, p.to-p.from)]
+}
+
+// read fills dst with n elements of a segment from first on, in stored order.
+func (w *worker) read(s *plan.Segment, dst []byte, first, n int64) error {
+	readAt := func(dst []byte, offset int64) error { return w.source.ReadFile(s.File, dst, s.Offset+offset) }
+	return format.ReadElements(readAt, dst, s.DType, s.Decode, first, n)
+}
+
+// gather fills dst with the source of a piece in the segment's order. For a view, pick gets
+// a function that appends n elements from index at on to dst.
+func (w *worker) gather(p piece, dst []byte, pick func(v *tensor.View, take func(at, n int64) error) error) error {
+	s := p.segment
+	if len(dst) == 0 {
+		return nil
+	}
+	if s.View == nil {
+		return w.read(s, dst, p.from, p.to-p.from)
+	}
+	begin, window, err := w.around(p)
+	if err != nil {
+		return err
+	}
+	return pick(s.View, func(at, n int64) error {
+		part := dst[:elementBytes(s, n)]
+		dst = dst[len(part):]
+		if window == nil {
+			return w.read(s, part, at, n)
+		}
+		copy(part, window[elementBytes(s, at)-begin:])
+		return nil
+	})
+}
+
+// around reads everything between the elements of a view's piece: the bytes of the segment
+// from begin on. It returns nil for elements too far apart for one read.
+func (w *worker) around(p piece) (begin int64, window []byte, err error) {
+	s := p.segment
+	first, last := s.View.Extent(p.from, p.to)
+	begin, end := elementBytes(s, first), elementBytes(s, last)
+	if end-begin > 2*maxPiece {
+		return 0, nil, nil
+	}
+	if w.window == nil {
+		w.window = make([]byte, 2*maxPiece)
+	}
+	window = w.window[:end-begin]
+	return begin, window, w.read(s, window, first, last-first)
+}
+
+// withSides reads the sides that the operation needs for a piece and calls do. The positions
+// of a view's elements in the matrix matter only to an operation with sides.
+func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) error) error {
+	s := p.segment
+	in := operation.Input{Data: src, At: s.First + p.from}
+	end := s.First + p.to
+	if s.View != nil && len(s.Sides) > 0 {
+		first, last := s.View.Extent(p.from, p.to)
+		in.At, end = s.First+first, s.First+last
+		in.Runs = func(yield func(tensor.Run) bool) {
+			for r := range s.View.Runs(p.from, p.to) {
+				if !yield(tensor.Run{At: s.First + r.At, N: r.N}) {
+					return
+				}
+			}
+		}
+	}
+	spans := s.Operation.Sides(in.At, end-in.At)
+	for len(w.sides) < len(spans) {
+		w.sides = append(w.sides, nil)
+	}
+	for i, span := range spans {
+		if need := int(span.End - span.Begin); cap(w.sides[i]) < need {
+			w.sides[i] = make([]byte, need)
+		}
+		w.sides[i] = w.sides[i][:span.End-span.Begin]
+		if err := w.source.ReadFile(s.Sides[i].File, w.sides[i], s.Sides[i].Offset+span.Begin); err != nil {
+			return err
+		}
+	}
+	in.Sides = w.sides[:len(spans)]
+	return do(in)
+}
+
+// mismatch is an element that differs from the source, counted from the begin of the tensor.
+type mismatch struct {
+	*operation.Mismatch
+	before int64 // elements of the tensor before the piece
+}
+
+// Error names the element and both values.
+func (m *mismatch) Error() string { return m.Differs(m.before + int64(m.Element)) }
+
+// located counts a mismatch's element from the begin of the tensor.
+func (p *piece) located(err error) error {
+	var m *operation.Mismatch
+	if errors.As(err, &m) {
+		u := p.segment.Operation.Unit()
+		return &mismatch{m, p.offset / int64(u.Out) * int64(u.Elements)}
+	}
+	return err
+}
+
+// hasher hashes one tensor and the elements of its source, from begin to end.
+type hasher struct {
+	tensor  *plan.Tensor
+	output  digest.Hash
+	segment digest.Hash // hash of the current segment's elements
+	index   int         // index of the current segment
+	hashes  []string    // hashes of the segments before it
+}
+
+// newHasher returns a hasher with the worker's memory, for one tensor at a time.
+func (w *worker) newHasher(t *plan.Tensor) *hasher {
+	w.whole.Reset()
+	w.part.Reset()
+	return &hasher{tensor: t, output: w.whole, segment: w.part}
+}
+
+// source hashes the source bytes of a piece.
+func (h *hasher) source(p piece, src []byte) {
+	if h.tensor.Copies() {
+		return // the source's hash is the output's
+	}
+	for h.index < p.index { // segments without elements
+		h.next()
+	}
+	h.segment.Write(src)
+	if u := p.segment.Operation.Unit(); p.to == p.segment.Bytes/int64(u.Out)*int64(u.Elements) {
+		h.next()
+	}
+}
+
+func (h *hasher) next() {
+	h.hashes = append(h.hashes, h.segment.Name())
+	h.segment.Reset()
+	h.index++
+}
+
+// finish returns the hash of the tensor, and those of its segments if the source was hashed
+// or is a plain copy.
+func (h *hasher) finish(source bool) *proof {
+	p := &proof{Hash: h.output.Name()}
+	switch {
+	case h.tensor.Copies():
+		p.Segments = []string{p.Hash}
+	case source:
+		for h.index < len(h.tensor.Segments) {
+			h.next()
+		}
+		p.Segments = h.hashes
+	}
+	return p
+}
