@@ -11,14 +11,11 @@ import (
 	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
-// Numbers of reports. NaN and infinities are null in JSON, which has no such numbers, and words
-// elsewhere.
-
-// WriteJSON writes a report as one JSON document, two spaces deep, as encoding/json does. NaN
-// and infinities become null.
+// WriteJSON writes a report as one JSON document in the form of encoding/json, indented by two
+// spaces. NaN and infinities, which JSON lacks, become null.
 func WriteJSON(w io.Writer, document any) error {
-	data, err := json.Marshal(document, jsonv1.DefaultOptionsV1(), jsontext.EscapeForHTML(false), jsontext.WithIndent("  "),
-		json.WithMarshalers(json.MarshalToFunc(finiteOrNull)))
+	data, err := json.Marshal(document, jsonv1.DefaultOptionsV1(), jsontext.EscapeForHTML(false),
+		jsontext.WithIndent("  "), json.WithMarshalers(json.MarshalToFunc(finiteOrNull)))
 	if err == nil {
 		_, err = w.Write(append(data, '\n'))
 	}
@@ -28,7 +25,7 @@ func WriteJSON(w io.Writer, document any) error {
 // finiteOrNull writes null in place of NaN and infinities.
 func finiteOrNull(e *jsontext.Encoder, v float64) error {
 	if v-v == 0 {
-		return errors.ErrUnsupported // as every float64
+		return errors.ErrUnsupported // the default marshals v
 	}
 	return e.WriteToken(jsontext.Null)
 }

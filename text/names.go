@@ -6,10 +6,9 @@ import (
 )
 
 // CompareNames orders dotted names component by component, as a model's layers are
-// numbered: model.layers.9 stands before model.layers.10. Components that are numbers
-// are compared by value and stand before others; 010 and -1 are text. It returns a
-// negative number, 0 or a positive number, as cmp.Compare does, and 0 only for equal
-// names.
+// numbered: model.layers.9 stands before model.layers.10. Numbers are compared by value and
+// stand before other components; 010 and -1 are text. The result is negative, 0 or positive,
+// as cmp.Compare's, and 0 only for equal names.
 func CompareNames(a, b string) int {
 	for {
 		x, restA, moreA := strings.Cut(a, ".")
@@ -30,6 +29,7 @@ func CompareNames(a, b string) int {
 	}
 }
 
+// compareComponents compares one component of two names.
 func compareComponents(a, b string) int {
 	switch x, y := isNumber(a), isNumber(b); {
 	case x && y:
@@ -42,8 +42,8 @@ func compareComponents(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// isNumber reports whether s is a non-negative integer as it is usually written: ASCII
-// digits without a leading zero. Of two such, the longer is the larger.
+// isNumber reports whether s is a non-negative integer in its usual form: ASCII digits without a
+// leading zero. The longer of two such numbers is the larger.
 func isNumber(s string) bool {
 	if s == "" || s[0] == '0' && s != "0" {
 		return false

@@ -5,11 +5,10 @@ import (
 	"strconv"
 )
 
-// Grouped returns a number with commas between groups of three digits:
-// "16,375,728,128".
+// Grouped returns a number with commas between groups of three digits: "16,375,728,128".
 func Grouped[T ~int | ~int64](n T) string { return GroupDigits(strconv.FormatInt(int64(n), 10)) }
 
-// GroupDigits is Grouped for a number in decimal digits, whose size has no limit.
+// GroupDigits is Grouped for a number of any size in decimal digits.
 func GroupDigits(digits string) string {
 	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
 		digits = digits[:i] + "," + digits[i:]
@@ -17,8 +16,8 @@ func GroupDigits(digits string) string {
 	return digits
 }
 
-// Plural returns a count and what is counted, with an "s" unless the count is one:
-// "1 file", "5,466 tensors".
+// Plural returns a count and a noun, with an "s" unless the count is one: "1 file",
+// "5,466 tensors".
 func Plural[T ~int | ~int64](n T, noun string) string {
 	if n != 1 {
 		noun += "s"
@@ -31,7 +30,7 @@ func Bytes(n int64) string {
 	return scaled(float64(n), 1024, "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 }
 
-// ExactBytes is Bytes with the exact number, where two sizes are held against each other:
+// ExactBytes is Bytes with the exact number, for sizes that readers compare:
 // "5.29 MiB (5,551,376 bytes)"; "512 bytes".
 func ExactBytes(n int64) string {
 	if -1024 < n && n < 1024 {
@@ -40,14 +39,13 @@ func ExactBytes(n int64) string {
 	return fmt.Sprintf("%s (%s)", Bytes(n), Plural(n, "byte"))
 }
 
-// FLOP returns a number of floating point operations in the largest decimal unit that
-// it fills: "5.24 GFLOP".
+// FLOP returns a number of floating point operations in the largest decimal unit that it
+// fills: "5.24 GFLOP".
 func FLOP(n float64) string {
 	return scaled(n, 1000, "FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
 }
 
-// scaled writes v in the largest of units that it fills, each of which is step times
-// the one before it.
+// scaled returns v in the largest unit that it fills; each unit is step times the unit before.
 func scaled(v, step float64, units ...string) string {
 	i := 0
 	for ; v >= step && i < len(units)-1; i++ {

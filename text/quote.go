@@ -1,7 +1,7 @@
 package text
 
-// Text from files and from the command line is foreign: it may hold line breaks and
-// escape sequences that a terminal would act on, and it may be of any length.
+// Text from files and from the command line is foreign: it may hold line breaks and escape
+// sequences for terminals, and it may have any length.
 
 import (
 	"fmt"
@@ -10,12 +10,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxQuoted is the number of bytes of foreign text that Quote prints.
+// maxQuoted is the most bytes of foreign text that Quote prints.
 const maxQuoted = 200
 
-// Quote prepares a foreign word, such as a name or a path, for an error or a
-// terminal, as Word does. Of more than 200 bytes the first are quoted, and the number of
-// all is added: "… (1234 bytes)".
+// Quote prepares a foreign word, such as a name or a path, for an error or a terminal, as Word
+// does. It cuts a word of more than 200 bytes and adds the full length: "… (1234 bytes)".
 func Quote(s string) string {
 	if len(s) > maxQuoted {
 		return fmt.Sprintf("%s… (%d bytes)", Word(cut(s, maxQuoted)), len(s))
@@ -23,9 +22,9 @@ func Quote(s string) string {
 	return Word(s)
 }
 
-// Word is a foreign word in full, for a listing that leaves nothing out. Printable text
-// without spaces, quotation marks and backslashes stays as it is; any other, the empty
-// one included, becomes a string literal of Go.
+// Word returns a foreign word in full, for complete listings. Printable text without spaces,
+// quotation marks and backslashes is unchanged; any other text, and the empty word, becomes a
+// string literal of Go.
 func Word(s string) string {
 	if q := strconv.Quote(s); s == "" || q != `"`+s+`"` || strings.ContainsAny(s, " '`") {
 		return q
@@ -33,9 +32,8 @@ func Word(s string) string {
 	return s
 }
 
-// Literal returns s as a string literal of Go, in quotation marks even if it is plain,
-// as a value of a JSON document is shown. Of more than n bytes the first are quoted,
-// and "…" follows.
+// Literal returns s as a string literal of Go, always in quotation marks, such as a value of a
+// JSON document. It cuts s after n bytes and adds "…".
 func Literal(s string, n int) string {
 	head := cut(s, n)
 	if len(head) < len(s) {
@@ -44,9 +42,8 @@ func Literal(s string, n int) string {
 	return strconv.Quote(s)
 }
 
-// Line returns a foreign sentence on one line: what is not printable is escaped as in
-// a string literal of Go, the rest, spaces and quotation marks included, stays as it
-// is.
+// Line returns a foreign sentence on one line: unprintable characters are escaped as in a string
+// literal of Go, all others, spaces and quotation marks included, are unchanged.
 func Line(s string) string {
 	if Printable(s) {
 		return s
@@ -65,8 +62,7 @@ func Line(s string) string {
 	return b.String()
 }
 
-// Clip returns s if it has at most n bytes; otherwise its first bytes, n or as many
-// fewer as keep the last rune whole, and "…".
+// Clip returns s if it has at most n bytes, otherwise cut(s, n) and "…".
 func Clip(s string, n int) string {
 	if head := cut(s, n); len(head) < len(s) {
 		return head + "…"
@@ -74,8 +70,8 @@ func Clip(s string, n int) string {
 	return s
 }
 
-// Printable reports whether s is valid UTF-8 and holds only what strconv.IsPrint
-// accepts: letters, marks, numbers, punctuation, symbols and the ASCII space.
+// Printable reports whether s is valid UTF-8 and holds only runes that strconv.IsPrint accepts:
+// letters, marks, numbers, punctuation, symbols and the ASCII space.
 func Printable(s string) bool {
 	for i, r := range s {
 		if !strconv.IsPrint(r) || r == utf8.RuneError && !strings.HasPrefix(s[i:], string(utf8.RuneError)) {
@@ -85,7 +81,7 @@ func Printable(s string) bool {
 	return true
 }
 
-// cut returns the first bytes of s: n, or as many fewer as keep the last rune whole.
+// cut returns the first n bytes of s, or fewer to keep the last rune whole.
 func cut(s string, n int) string {
 	if len(s) <= n {
 		return s

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Ranges writes ascending numbers, such as those of layers or experts, for a sentence.
-// Three or more in a row are written as a range: "0-3, 7", "4, 5".
+// Ranges writes ascending numbers, such as numbers of layers, for a sentence. Three or more
+// consecutive numbers are a range: "0-3, 7", "4, 5".
 func Ranges(n []int) string {
 	var parts []string
 	for first, last := range Runs(n) {
@@ -24,8 +24,8 @@ func Ranges(n []int) string {
 	return strings.Join(parts, ", ")
 }
 
-// Runs yields the first and the last number of each run of consecutive numbers in n,
-// which is ascending: 0, 1, 2, 7 gives (0, 2) and (7, 7).
+// Runs yields the first and the last number of each run of consecutive numbers in the ascending
+// list n: 0, 1, 2, 7 gives (0, 2) and (7, 7).
 func Runs(n []int) iter.Seq2[int, int] {
 	return func(yield func(first, last int) bool) {
 		for len(n) > 0 {

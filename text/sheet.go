@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// Form is how a Sheet is printed.
+// Form is a printed form of a Sheet.
 type Form string
 
-// The forms. Table and Markdown are for readers: numbers are rounded and have units. TSV
-// and CSV are for programs: numbers are exact, and every line has the same fields.
+// AsTable and Markdown are for readers: numbers are rounded and have units. TSV and CSV are for
+// programs: numbers are exact, and every line has the same fields.
 const (
 	AsTable  Form = "table" // aligned columns
 	TSV      Form = "tsv"   // tabs between fields
@@ -28,15 +28,15 @@ type Sheet struct {
 
 // Column is a column of a Sheet.
 type Column struct {
-	Name  string // in the first line: one word of lower case, for programs too
-	Right bool   // aligned to the right, as numbers are
+	Name  string // one word in lower case, in the first line
+	Right bool   // aligned to the right, as for numbers
 }
 
 // Cell is a value in a Sheet, for readers and for programs.
 type Cell struct{ Shown, Exact string }
 
-// NewSheet returns a sheet of these columns: "name" is aligned to the left, ">name" to the
-// right.
+// NewSheet returns a sheet with columns of these names: "name" is aligned to the left, ">name" to
+// the right.
 func NewSheet(names ...string) *Sheet {
 	s := &Sheet{}
 	for _, name := range names {
@@ -49,13 +49,13 @@ func NewSheet(names ...string) *Sheet {
 // Add appends a row, which has a cell for each column.
 func (s *Sheet) Add(cells ...Cell) {
 	if len(cells) != len(s.columns) {
-		panic("text: Sheet.Add: as many cells as columns are wanted")
+		panic("text: Sheet.Add: cells do not match the columns")
 	}
 	s.rows = append(s.rows, cells)
 }
 
-// Row appends a row of values: whole numbers, reals, text of our own, cells, and lists of cells, which stand for as
-// many columns.
+// Row appends a row of values: whole numbers, reals, trusted text, cells, and lists of cells, each
+// cell a column.
 func (s *Sheet) Row(values ...any) {
 	var cells []Cell
 	for _, v := range values {
@@ -93,10 +93,10 @@ func (s *Sheet) Columns() []Column { return s.columns }
 // Rows returns the rows, each of which has a cell for each column.
 func (s *Sheet) Rows() [][]Cell { return s.rows }
 
-// Plain is a cell of text of our own.
+// Plain is a cell of trusted text.
 func Plain(s string) Cell { return Cell{s, s} }
 
-// Foreign is a cell of text that may hold anything: a name.
+// Foreign is a cell of foreign text, such as a name.
 func Foreign(s string) Cell { return Cell{Word(s), Line(s)} }
 
 // Whole is a cell of a whole number.
@@ -105,7 +105,7 @@ func Whole[T ~int | ~int64](n T) Cell { return Cell{Grouped(n), strconv.FormatIn
 // Size is a cell of a number of bytes.
 func Size(n int64) Cell { return Cell{Bytes(n), strconv.FormatInt(n, 10)} }
 
-// Share is a cell of part / whole: in per cent for readers.
+// Share is a cell of part / whole, in per cent for readers.
 func Share(part, whole int64) Cell {
 	if whole == 0 {
 		return Cell{"-", ""}
@@ -113,9 +113,8 @@ func Share(part, whole int64) Cell {
 	return Cell{Percent(part, whole), strconv.FormatFloat(float64(part)/float64(whole), 'g', -1, 64)}
 }
 
-// Real is a cell of a number: four digits for readers, the shortest text that reads as the
-// same float64 for programs. nil is a number that there is none of: "-", and nothing for
-// programs.
+// Real is a cell of a number: four digits for readers, the shortest text that reads as the same
+// float64 for programs. A missing number, nil, is "-" for readers and "" for programs.
 func Real(v *float64) Cell {
 	if v == nil {
 		return Cell{"-", ""}
@@ -144,75 +143,70 @@ func (s *Sheet) names() (names []string) {
 	return names
 }
 
-// exact returns a row for programs, shown one for readers.
-func exact(row []Cell) (fields []string) {
-	for _, c := range row {
-		fields = append(fields, c.Exact)
+// lines returns the names of the columns, then the fields of each row: exact for programs, or
+// shown for readers.
+func (s *Sheet) lines(exact bool) [][]string {
+	lines := [][]string{s.names()}
+	for _, row := range s.rows {
+		var fields []string
+		for _, c := range row {
+			if exact {
+				fields = append(fields, c.Exact)
+			} else {
+				fields = append(fields, c.Shown)
+			}
+		}
+		lines = append(lines, fields)
 	}
-	return fields
+	return lines
 }
 
-func shown(row []Cell) (fields []string) {
-	for _, c := range row {
-		fields = append(fields, c.Shown)
+// align returns right for each column aligned to the right, and left for the others.
+func (s *Sheet) align(left, right string) (aligned string) {
+	for _, c := range s.columns {
+		if c.Right {
+			aligned += right
+		} else {
+			aligned += left
+		}
 	}
-	return fields
+	return aligned
 }
 
 func (s *Sheet) writeTable(w io.Writer) error {
-	t := Table{}
-	for _, c := range s.columns {
-		if c.Right {
-			t.Align += "r"
-		} else {
-			t.Align += "l"
-		}
+	t, lines := Table{Align: s.align("l", "r")}, s.lines(false)
+	for i, name := range lines[0] {
+		lines[0][i] = strings.ToUpper(name)
 	}
-	t.Add(strings.Fields(strings.ToUpper(strings.Join(s.names(), " ")))...)
-	for _, row := range s.rows {
-		t.Add(shown(row)...)
+	for _, line := range lines {
+		t.Add(line...)
 	}
 	return t.WriteText(w)
 }
 
 func (s *Sheet) writeTSV(w io.Writer) error {
-	lines := []string{strings.Join(s.names(), "\t")}
-	for _, row := range s.rows {
-		lines = append(lines, strings.Join(exact(row), "\t"))
+	var b strings.Builder
+	for _, line := range s.lines(true) {
+		b.WriteString(strings.Join(line, "\t") + "\n")
 	}
-	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
+	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 func (s *Sheet) writeCSV(w io.Writer) error {
-	c := csv.NewWriter(w)
-	c.Write(s.names())
-	for _, row := range s.rows {
-		c.Write(exact(row))
-	}
-	c.Flush()
-	return c.Error()
+	return csv.NewWriter(w).WriteAll(s.lines(true))
 }
 
 func (s *Sheet) writeMarkdown(w io.Writer) error {
 	var b strings.Builder
-	line := func(fields []string) {
-		for _, f := range fields {
+	for i, line := range s.lines(false) {
+		for _, f := range line {
 			b.WriteString("| " + strings.ReplaceAll(f, "|", `\|`) + " ")
 		}
 		b.WriteString("|\n")
-	}
-	line(s.names())
-	for _, c := range s.columns {
-		if c.Right {
-			b.WriteString("|---:")
-		} else {
-			b.WriteString("|---")
+		if i == 0 {
+			b.WriteString(s.align("|---", "|---:") + "|\n")
 		}
-	}
-	b.WriteString("|\n")
-	for _, row := range s.rows {
-		line(shown(row))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// Spans is a set of numbers as a user writes it, such as layers or experts: "0-3,7". An
-// empty one is all numbers.
+// Spans is a set of numbers that a user wrote, such as layers: "0-3,7". The empty Spans holds all
+// numbers.
 type Spans []Span
 
-// Span is the first and the last of consecutive numbers.
+// Span is the first and the last number of a run.
 type Span [2]int
 
-// ParseSpans reads "0-3,7". The error says what is wanted: "not layers such as 0-3,7".
+// ParseSpans reads "0-3,7". The error names what: "not layers such as 0-3,7".
 func ParseSpans(s, what string) (Spans, error) {
 	var spans Spans
 	for one := range strings.SplitSeq(s, ",") {
@@ -32,7 +32,7 @@ func ParseSpans(s, what string) (Spans, error) {
 	return spans, nil
 }
 
-// String returns what ParseSpans reads.
+// String returns the form that ParseSpans reads.
 func (s Spans) String() string {
 	var parts []string
 	for _, r := range s {
@@ -45,7 +45,7 @@ func (s Spans) String() string {
 	return strings.Join(parts, ",")
 }
 
-// Has says whether n is in the set.
+// Has reports whether n is in the set.
 func (s Spans) Has(n int) bool {
 	return len(s) == 0 || slices.ContainsFunc(s, func(r Span) bool { return r[0] <= n && n <= r[1] })
 }
@@ -62,11 +62,11 @@ func (s Spans) Prefix() (n int, ok bool) {
 	return n, ok
 }
 
-// Absent returns those numbers of the set for which there says no, ascending.
-func (s Spans) Absent(there func(n int) bool) (absent []int) {
+// Absent returns the numbers of the set for which exists is false, ascending.
+func (s Spans) Absent(exists func(n int) bool) (absent []int) {
 	for _, r := range s {
 		for n := r[0]; n <= r[1]; n++ {
-			if !there(n) {
+			if !exists(n) {
 				absent = append(absent, n)
 			}
 		}

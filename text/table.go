@@ -8,14 +8,14 @@ import (
 
 // Table is rows of cells in aligned columns, two spaces apart.
 type Table struct {
-	Align  string // a byte per column: 'r' aligns it to the right, any other to the left
-	Indent string // begins every line
+	Align  string // a byte per column: 'r' aligns the column to the right, other bytes to the left
+	Indent string // start of every line
 
 	rows [][]string
 }
 
-// Add appends a row of at most len(Align) cells. Cells are printed as they are: foreign
-// text among them has to be quoted.
+// Add appends a row of at most len(Align) cells. Cells are printed unchanged: quote foreign
+// text first.
 func (t *Table) Add(cells ...string) {
 	if len(cells) > len(t.Align) {
 		panic("text: Table.Add: more cells than columns")
@@ -35,6 +35,7 @@ func (t *Table) WriteText(w io.Writer) error {
 	return err
 }
 
+// line returns a row as a line.
 func (t *Table) line(row []string, widths []int) string {
 	line := t.Indent
 	for i, cell := range row {
@@ -47,6 +48,7 @@ func (t *Table) line(row []string, widths []int) string {
 	return line
 }
 
+// widths returns the width of each column in runes.
 func (t *Table) widths() []int {
 	widths := make([]int, len(t.Align))
 	for _, row := range t.rows {

@@ -1,26 +1,24 @@
 package page
 
-import (
-	"math"
-)
+import "math"
 
-// Bars is a bar for each of some things, one below the other.
+// Bars is a drawing of horizontal bars, one below the other.
 type Bars struct {
-	Title    string // what is shown, for who does not see it
-	Name     string // of the numbers, with their unit
-	Scale    Scale  // Linear, from 0 unless Min says otherwise, or Log
-	Min, Max float64
-	Limit    float64 // a line is drawn there, unless it is 0
+	Title    string  // description for screen readers
+	Name     string  // name of the numbers, with their unit
+	Scale    Scale   // Linear or Log
+	Min, Max float64 // ends of the scale; both 0: ends of the values, and 0 on a Linear scale
+	Limit    float64 // position of a line; 0 draws no line
 	Rows     []Bar
 }
 
-// Bar is one of Bars.
+// Bar is one bar of Bars.
 type Bar struct {
 	Label string
-	Value float64 // NaN: there is none
-	Shown string  // the number as it is written; "" is three digits
-	Tip   string  // shown where the pointer rests; "" is label and number
-	Bad   bool    // in the other colour, with a cross
+	Value float64 // NaN is a missing number
+	Shown string  // the number for readers; "" means Value with three digits
+	Tip   string  // text under the pointer; "" means label and number
+	Bad   bool    // the bar has the other colour and a cross
 }
 
 // The measures of bars.
@@ -29,14 +27,15 @@ const (
 	plotWidth = 420.0
 )
 
+// span returns the scale of the bars.
 func (b Bars) span() span {
 	if b.Scale == Linear && b.Min == 0 && b.Max == 0 {
-		s := spanOf(Linear, 0, 0, func(yield func(float64)) { yield(0); b.values(yield) })
-		return s
+		return spanOf(Linear, 0, 0, func(yield func(float64)) { yield(0); b.values(yield) })
 	}
 	return spanOf(b.Scale, b.Min, b.Max, b.values)
 }
 
+// values yields all numbers of the drawing.
 func (b Bars) values(yield func(float64)) {
 	for _, r := range b.Rows {
 		yield(r.Value)
@@ -72,7 +71,7 @@ func (b Bars) draw() *drawing {
 	return d
 }
 
-// row draws one bar; what there is no number for gets a crossed box.
+// row draws one bar; a missing number is a crossed box.
 func (b Bars) row(d *drawing, s span, r Bar, left, y float64) {
 	tip := r.Tip
 	if tip == "" {
@@ -91,7 +90,7 @@ func (b Bars) row(d *drawing, s span, r Bar, left, y float64) {
 	d.text(text, left+plotWidth+8, y+13, r.number())
 }
 
-// number is what stands behind the bar.
+// number returns the text behind the bar.
 func (r Bar) number() string {
 	s := first(widestNumber, r.shown())
 	if r.Bad {
@@ -100,6 +99,7 @@ func (r Bar) number() string {
 	return s
 }
 
+// shown returns the number for readers.
 func (r Bar) shown() string {
 	if r.Shown != "" {
 		return r.Shown

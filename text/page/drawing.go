@@ -13,13 +13,12 @@ import (
 	"dsmoe/text"
 )
 
-// Figure is a drawing of numbers. A number that is not there is a NaN, and drawn as such.
+// Figure is a drawing of numbers. NaN is a missing number, and drawn as such.
 type Figure interface {
 	draw() *drawing
 }
 
-// WriteSVG writes a drawing as an SVG file that stands alone, with its own style for light and
-// dark.
+// WriteSVG writes a drawing as a separate SVG file, with its own style for light and dark.
 func WriteSVG(w io.Writer, f Figure) error {
 	d := f.draw()
 	d.Style = template.CSS(drawingStyle())
@@ -30,30 +29,30 @@ func WriteSVG(w io.Writer, f Figure) error {
 	return err
 }
 
-// drawing is texts and paths, in the order in which they are drawn.
+// drawing is a list of texts and paths, in drawing order.
 type drawing struct {
 	Title         string
 	Width, Height length
-	Style         template.CSS // its own; empty within a page
+	Style         template.CSS // style of a separate file; empty within a page
 	Shapes        []shape
 }
 
-// shape is a text or, without one, a path.
+// shape is a text or, if Text is empty, a path.
 type shape struct {
 	Class, Text, D, Tip string
 	X, Y                length
-	Upright             bool // a text that is read from below
+	Upright             bool // the text runs upwards
 }
 
 // length is a length in CSS pixels, written with at most two decimals.
 type length float64
 
-// String writes it.
+// String returns the length in CSS pixels.
 func (l length) String() string {
 	return strconv.FormatFloat(math.Round(100*float64(l))/100+0, 'f', -1, 64)
 }
 
-// text adds a text, unless it is empty, that begins, is centred or ends at x, as its class says.
+// text adds a text unless it is empty. The text begins, is centred or ends at x, as class says.
 func (d *drawing) text(class string, x, y float64, s string) *shape {
 	if s == "" {
 		return &shape{}
@@ -72,31 +71,32 @@ func (d *drawing) line(class string, x1, y1, x2, y2 float64) {
 	d.path(class, fmt.Sprintf("M%s %sL%s %s", length(x1), length(y1), length(x2), length(y2)), "")
 }
 
+// path adds a path.
 func (d *drawing) path(class, path, tip string) {
 	d.Shapes = append(d.Shapes, shape{Class: class, D: path, Tip: tip})
 }
 
-// box is the path of a rectangle.
+// box returns the path of a rectangle.
 func box(x, y, w, h float64) string {
 	return fmt.Sprintf("M%s %sh%sv%sh%sz", length(x), length(y), length(w), length(h), length(-w))
 }
 
-// crossed is the path of a rectangle with a diagonal, which stands for a number that is not there.
+// crossed returns the path of a rectangle with a diagonal, which stands for a missing number.
 func crossed(x, y, w, h float64) string {
 	return box(x, y, w, h) + fmt.Sprintf("M%s %sl%s %s", length(x), length(y+h), length(w), length(-h))
 }
 
-// em is a generous guess at the width of a character of labels, fontHeight their height.
+// em is a generous estimate of the width of a character of labels, fontHeight their height.
 const em, fontHeight = 7.4, 13.0
 
-// longest is how many characters of a label are shown, and widestNumber of what stands behind a
-// bar; their tips have all of them.
+// longest is the most characters shown of a label, widestNumber of the number behind a bar; their
+// tips show all characters.
 const longest, widestNumber = 44, 80
 
-// label shortens a label to what is shown.
+// label shortens a label.
 func label(s string) string { return first(longest, s) }
 
-// first is a line of n characters of s at most.
+// first returns s as a line of at most n characters.
 func first(n int, s string) string {
 	s = text.Line(s)
 	if utf8.RuneCountInString(s) <= n {
@@ -105,7 +105,7 @@ func first(n int, s string) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
-// tipFor is the whole label, where label shortens it.
+// tipFor returns s if label shortens it, else "".
 func tipFor(s string) string {
 	if label(s) == text.Line(s) {
 		return ""
@@ -113,7 +113,7 @@ func tipFor(s string) string {
 	return s
 }
 
-// widest is the width of the widest of labels.
+// widest returns the width of the widest label.
 func widest(labels []string) (w float64) {
 	for _, l := range labels {
 		w = max(w, width(label(l)))
@@ -121,7 +121,7 @@ func widest(labels []string) (w float64) {
 	return w
 }
 
-// width is that of a text.
+// width returns the estimated width of a text.
 func width(s string) float64 { return float64(em * float64(utf8.RuneCountInString(s))) }
 
 // shown writes a number for a reader.
@@ -138,7 +138,7 @@ func shown(v float64) string {
 //go:embed drawing.css
 var drawingRules string
 
-// drawingStyle is the style of drawings: what drawing.css says, and the colours of the ramps.
+// drawingStyle returns the style of drawings: drawing.css and the colours of the ramps.
 func drawingStyle() string {
 	var light, dark strings.Builder
 	for i := range steps {
@@ -148,3 +148,16 @@ func drawingStyle() string {
 	}
 	return drawingRules + light.String() + "\n@media (prefers-color-scheme: dark) {" + dark.String() + "}\n"
 }
+
+// templates holds the templates of pages and drawings. The function line makes foreign text one
+// printable line, which XML and readers accept.
+var templates = template.Must(template.New("").Funcs(template.FuncMap{
+	"line":   text.Line,
+	"header": func(c text.Column) string { return strings.ReplaceAll(c.Name, "_", " ") },
+}).Parse(pageTemplate + drawingTemplate))
+
+//go:embed page.tmpl
+var pageTemplate string
+
+//go:embed drawing.tmpl
+var drawingTemplate string

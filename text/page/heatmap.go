@@ -6,39 +6,43 @@ import (
 	"strings"
 )
 
-// Heatmap is a matrix of numbers as colours, with a legend. Numbers that are not there (NaN) are
+// Heatmap is a drawing of a matrix of numbers as colours, with a legend. Missing numbers (NaN) are
 // crossed out.
 type Heatmap struct {
-	Title             string      // what is shown, for who does not see it
-	Name              string      // of the numbers, with their unit
+	Title             string      // description for screen readers
+	Name              string      // name of the numbers, with their unit
 	RowName, ColName  string      // what rows and columns are
-	Rows, Columns     []string    // their labels; of many, some are shown
+	Rows, Columns     []string    // labels; crowded labels are thinned out
 	Values            [][]float64 // [row][column]
 	Scale             Scale
-	Min, Max          float64                   // ends of the scale; both 0: those of the values
-	Tip               func(row, col int) string // where the pointer rests; nil is row, column and number
-	Marked            func(row, col int) bool   // outlined; may be nil
-	Blank             bool                      // cells without a number are left blank instead: there are many
-	Side              float64                   // about how wide and high it is; 0 is 900 pixels
+	Min, Max          float64                   // ends of the scale; both 0: ends of the values
+	Tip               func(row, col int) string // text under the pointer; nil means row, column and number
+	Marked            func(row, col int) bool   // reports whether to outline a cell; may be nil
+	Blank             bool                      // missing numbers are left blank, not crossed out
+	Side              float64                   // approximate width and height in pixels; 0 means 900
 	Quiet             bool                      // cells have no tips, which makes the drawing many times smaller
-	MarkName, NoValue string                    // what the legend says of marked cells, and of those without a number
+	MarkName, NoValue string                    // the legend's words for marked cells and for missing numbers
 }
 
-// mostTips is the number of cells up to which each has a tip. Of more, those of one colour are
-// one path.
+// mostTips is the most cells that have tips. In larger drawings all cells of one colour are one
+// path.
 const mostTips = 20_000
 
-// grid is where the cells are.
+// grid is the position and size of the cells.
 type grid struct {
 	left, top, w, h float64
-	upright         bool // labels of columns
+	upright         bool // labels of columns run upwards
 }
 
-// place decides on sizes, whole pixels, so that no seams show: cells between 3 and 26 pixels wide, so that a matrix of usual size is
-// seen without scrolling.
+// place chooses the sizes: whole pixels, so that no seams show, and cells of 3 to 26 pixels, so that
+// a matrix of usual size needs no scrolling.
 func (m Heatmap) place() grid {
 	side := cmp.Or(m.Side, 900)
-	g := grid{left: math.Ceil(widest(m.Rows)) + fontHeight + 14, w: clamp(side/float64(max(1, len(m.Columns))), 3, 26), h: clamp(side/float64(max(1, len(m.Rows))), 3, 18)}
+	g := grid{
+		left: math.Ceil(widest(m.Rows)) + fontHeight + 14,
+		w:    clamp(side/float64(max(1, len(m.Columns))), 3, 26),
+		h:    clamp(side/float64(max(1, len(m.Rows))), 3, 18),
+	}
 	if len(m.Rows) == len(m.Columns) {
 		g.w = math.Min(g.w, g.h)
 		g.h = g.w
@@ -51,9 +55,10 @@ func (m Heatmap) place() grid {
 	return g
 }
 
+// clamp returns ⌊v⌋, at least low and at most high.
 func clamp(v, low, high float64) float64 { return math.Floor(math.Max(low, math.Min(high, v))) }
 
-// every is the distance between labels that have room.
+// every returns the least distance, in rows, between labels that do not overlap.
 func every(step float64) int { return max(1, int(math.Ceil(fontHeight/step))) }
 
 func (m Heatmap) draw() *drawing {
@@ -75,6 +80,7 @@ func (m Heatmap) draw() *drawing {
 	return d
 }
 
+// labels draws the labels and names of rows and columns.
 func (m Heatmap) labels(d *drawing, g grid, right, bottom float64) {
 	d.text("soft", g.left, fontHeight-2, label(m.ColName))
 	name := d.text("soft mid", fontHeight-2, (g.top+bottom)/2, label(m.RowName))
@@ -97,13 +103,13 @@ func (m Heatmap) labels(d *drawing, g grid, right, bottom float64) {
 	}
 }
 
-// cells draws them, and then outlines those that are marked.
+// cells draws the cells, then the outlines of marked cells.
 func (m Heatmap) cells(d *drawing, g grid, s span) {
 	tips := !m.Quiet && len(m.Rows)*len(m.Columns) <= mostTips
-	var together [steps + 1]strings.Builder // paths by colour, the last that of numbers that are not there
+	var together [steps + 1]strings.Builder // paths by colour, the last for missing numbers
 	var marks []string
 	for i, row := range m.Values {
-		run := 0 // cells of the same colour before this one, which share its rectangle
+		run := 0 // number of cells of the same colour before this one, which share its rectangle
 		for j, v := range row {
 			x, y := g.left+float64(g.w*float64(j)), g.top+float64(g.h*float64(i))
 			path, n := crossed(x+.5, y+.5, g.w-1, g.h-1), s.cell(v)
@@ -134,7 +140,7 @@ func (m Heatmap) cells(d *drawing, g grid, s span) {
 	}
 }
 
-// outline is the path around a cell: within it, if that leaves something of it.
+// outline returns the path around a cell: within the cell, or around a small one.
 func (g grid) outline(x, y float64) string {
 	by := 1.0
 	if math.Min(g.w, g.h) < 8 {
@@ -143,6 +149,7 @@ func (g grid) outline(x, y float64) string {
 	return box(x+by, y+by, g.w-float64(2*by), g.h-float64(2*by))
 }
 
+// tip returns the text under the pointer for a cell.
 func (m Heatmap) tip(i, j int) string {
 	if m.Tip != nil {
 		return m.Tip(i, j)
@@ -153,13 +160,14 @@ func (m Heatmap) tip(i, j int) string {
 // The measures of the legend.
 const swatch, swatchHeight = 7.0, 12.0
 
-// legend draws the colours with the numbers at their ends, and what else cells may be. It returns
-// where it ends.
+// legend draws the colours with the numbers at their ends, and the signs of missing and marked
+// cells. It returns its right end.
 func (m Heatmap) legend(d *drawing, s span, x, y float64) float64 {
 	low, high, missing, marked := false, false, false, false
 	for i, row := range m.Values {
 		for j, v := range row {
-			low, high, missing = low || v < s.min, high || v > s.max, missing || math.IsNaN(v) && !m.Blank
+			low, high = low || v < s.min, high || v > s.max
+			missing = missing || math.IsNaN(v) && !m.Blank
 			marked = marked || m.Marked != nil && m.Marked(i, j)
 		}
 	}
@@ -174,8 +182,8 @@ func (m Heatmap) legend(d *drawing, s span, x, y float64) float64 {
 		d.text("soft mid", (x+end)/2, y+2*fontHeight, "0")
 	}
 	d.text("soft end", end, y+2*fontHeight, beyond("≥ ", high)+shown(s.max))
-	add := func(there bool, class, path, name string) {
-		if there {
+	add := func(used bool, class, path, name string) {
+		if used {
 			d.path(class, path, "")
 			d.text("soft", end+38, y+10, label(name))
 			end += 38 + widest([]string{name})
@@ -186,6 +194,7 @@ func (m Heatmap) legend(d *drawing, s span, x, y float64) float64 {
 	return math.Max(end, x+widest([]string{m.Name}))
 }
 
+// beyond returns the sign for numbers beyond the end of the scale.
 func beyond(sign string, some bool) string {
 	if some {
 		return sign

@@ -1,15 +1,14 @@
 // Package page writes self-contained HTML pages and stand-alone SVG drawings.
 //
-// A Page is filled from top to bottom (Verdict, Section, Text, Facts, Table, Fold, Figure, Gallery) and
-// written once, by WriteHTML. It holds its own style, for light and dark; it asks for nothing from
-// anywhere, which it also forbids itself by a content security policy, and runs no script. Nothing
-// on it is wider than the window: tables and drawings scroll in boxes of their own.
+// Callers fill a Page from top to bottom (Verdict, Section, Text, Facts, Table, Fold, Figure,
+// Gallery) and write it once, with WriteHTML. A page holds its own style, for light and dark. It
+// loads nothing, as its content security policy demands, and runs no script. Tables and drawings
+// wider than the window scroll in boxes.
 //
-// A Figure is a drawing: Bars, Heatmap, Lines or Histogram. WriteSVG writes one as a file that
-// stands alone.
+// A Figure is a drawing: Bars, Heatmap or Lines. WriteSVG writes a drawing as a separate file.
 //
-// All text is escaped, here and nowhere else: names may hold anything. Markup is well-formed XML,
-// and the same page has the same bytes on every machine.
+// This package alone escapes text: names may hold anything. Markup is well-formed XML, and the
+// same page has the same bytes on every machine.
 package page
 
 import (
@@ -17,49 +16,49 @@ import (
 	"fmt"
 	"html/template"
 	"io"
-	"strings"
 
 	"dsmoe/text"
 )
 
-// Page is a page that is being filled. The zero value is an empty one.
+// Page is an HTML page in the making. The zero value is an empty page.
 type Page struct {
 	title    string
 	sections []section
 }
 
-// section is a heading and what stands below it. The first one may have none.
+// section is a heading and its blocks. The first section may have no heading.
 type section struct {
 	Title  string
 	ID     string
 	Blocks []block
 }
 
-// block is one of these things.
+// block is an element of a page: one field, or a table with its summary, is set.
 type block struct {
 	Verdict *verdict
 	Text    string
 	Facts   []Fact
 	Table   *text.Sheet
-	Summary string // of a table that is folded
+	Summary string // summary of a folded table
 	Gallery []*picture
 }
 
-// picture is a drawing and what is said of it.
+// picture is a drawing and its caption.
 type picture struct {
 	Drawing *drawing
 	Caption string
 }
 
+// verdict is the answer of a page.
 type verdict struct{ Tone, Word, Text string }
 
-// Fact is something that has a name; without one it belongs to the fact before it.
+// Fact is a value with a name. A fact without a name belongs to the fact before it.
 type Fact struct{ Name, Value string }
 
-// Tone says how a verdict is meant.
+// Tone is the kind of a verdict.
 type Tone string
 
-// The tones. Each has a sign of its own beside its colour.
+// The tones. Each has its own sign and colour.
 const (
 	Good    Tone = "good"
 	Bad     Tone = "bad"
@@ -69,7 +68,7 @@ const (
 // New returns a page with a title, which is also its first heading.
 func New(title string) *Page { return &Page{title: title} }
 
-// Section begins a section. Pages with more than three have links to all of them at the top.
+// Section begins a section. A page with more than three sections links to them at the top.
 func (p *Page) Section(title string) {
 	p.sections = append(p.sections, section{Title: title, ID: fmt.Sprintf("s%d", len(p.sections))})
 }
@@ -83,7 +82,7 @@ func (p *Page) add(b block) {
 	last.Blocks = append(last.Blocks, b)
 }
 
-// Verdict adds the answer that the page gives: a word that catches the eye, and a sentence.
+// Verdict adds the answer of the page: a conspicuous word, and a sentence.
 func (p *Page) Verdict(tone Tone, word, sentence string) {
 	p.add(block{Verdict: &verdict{string(tone), word, sentence}})
 }
@@ -91,29 +90,29 @@ func (p *Page) Verdict(tone Tone, word, sentence string) {
 // Text adds a paragraph.
 func (p *Page) Text(format string, args ...any) { p.add(block{Text: fmt.Sprintf(format, args...)}) }
 
-// Facts adds a list of things that have names.
+// Facts adds a list of facts; an empty list is left out.
 func (p *Page) Facts(facts ...Fact) {
 	if len(facts) > 0 {
 		p.add(block{Facts: facts})
 	}
 }
 
-// Table adds a table, as its readers see it: the Shown of each cell.
+// Table adds a table for readers: the Shown of each cell.
 func (p *Page) Table(s *text.Sheet) { p.add(block{Table: s}) }
 
-// Fold adds a table that is hidden until its summary is opened.
+// Fold adds a table that is hidden until the reader opens its summary.
 func (p *Page) Fold(summary string, s *text.Sheet) { p.add(block{Table: s, Summary: summary}) }
 
-// Figure adds a drawing with a caption; an empty one is left out.
+// Figure adds a drawing with a caption; an empty caption is left out.
 func (p *Page) Figure(f Figure, caption string) { p.Gallery(Captioned{f, caption}) }
 
-// Captioned is a drawing with a caption; an empty one is left out.
+// Captioned is a drawing with a caption; an empty caption is left out.
 type Captioned struct {
 	Figure
 	Caption string
 }
 
-// Gallery adds small drawings side by side, as many in a line as there is room for.
+// Gallery adds small drawings side by side, as many in a line as fit.
 func (p *Page) Gallery(figures ...Captioned) {
 	var b block
 	for _, f := range figures {
@@ -125,22 +124,10 @@ func (p *Page) Gallery(figures ...Captioned) {
 // WriteHTML writes the page.
 func (p *Page) WriteHTML(w io.Writer) error {
 	return templates.ExecuteTemplate(w, "page", map[string]any{
-		"Title": p.title, "Sections": p.sections, "Linked": len(p.sections) > 3, "Style": template.CSS(pageStyle + drawingStyle()),
+		"Title": p.title, "Sections": p.sections, "Linked": len(p.sections) > 3,
+		"Style": template.CSS(pageStyle + drawingStyle()),
 	})
 }
 
-// templates are those of the page and of drawings. The function line makes foreign text one
-// printable line, so that neither XML nor a reader meets what it cannot take.
-var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"line":   text.Line,
-	"header": func(c text.Column) string { return strings.ReplaceAll(c.Name, "_", " ") },
-}).Parse(pageTemplate + drawingTemplate))
-
 //go:embed page.css
 var pageStyle string
-
-//go:embed page.tmpl
-var pageTemplate string
-
-//go:embed drawing.tmpl
-var drawingTemplate string

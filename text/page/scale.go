@@ -6,27 +6,26 @@ import (
 	"strconv"
 )
 
-// Scale says how numbers become places or colours.
+// Scale maps numbers to positions or colours.
 type Scale int
 
 const (
 	Linear Scale = iota
-	// Log is the decimal logarithm. Numbers that are not above 0 stand at its lower end.
+	// Log is the decimal logarithm. Numbers of at most 0 are at its lower end.
 	Log
-	// Diverging is linear and symmetric about 0, and has colours of its own: a hue for each
-	// sign. Of places it is Linear.
+	// Diverging is linear and symmetric about 0, with a hue for each sign.
 	Diverging
 )
 
-// span is a scale between two numbers, the first of which is the smaller.
+// span is a scale between two numbers, min < max.
 type span struct {
 	Scale
 	min, max float64
-	whole    bool // what stands there are whole numbers, and ticks are
+	whole    bool // values and ticks are whole numbers
 }
 
-// spanOf is a span of numbers, finite ones alone, unless the caller gives its ends: any but both 0.
-// It is never empty. Of a logarithm it ends at powers of ten.
+// spanOf returns the span of the finite values, or the span min … max unless both are 0. The span is
+// never empty. A logarithmic span of values ends at powers of ten.
 func spanOf(s Scale, min, max float64, values func(yield func(float64))) span {
 	if min != 0 || max != 0 {
 		return span{s, min, max, false}
@@ -56,16 +55,16 @@ func spanOf(s Scale, min, max float64, values func(yield func(float64))) span {
 	return span{s, min, max, whole && s != Log}
 }
 
-// exponent is the decimal logarithm, a whole number where that is what it should be.
+// exponent returns the decimal logarithm, exactly whole for powers of ten.
 func exponent(v float64) float64 { return nearest(math.Log10(v)) }
 
-// nearest drops what arithmetic leaves behind the ninth decimal.
+// nearest rounds v to nine decimals, which drops rounding errors.
 func nearest(v float64) float64 { return math.Round(v*1e9) / 1e9 }
 
-// power is 10 to a whole power, no further than finite numbers above 0 go.
+// power returns 10 to a whole power, limited to finite numbers above 0.
 func power(n float64) float64 { return math.Pow10(int(math.Max(-307, math.Min(308, n)))) }
 
-// at is where v stands, from 0 to 1; what is beyond the ends stands there. v is no NaN.
+// at returns the position of v, from 0 to 1; numbers beyond an end have its position. v is not NaN.
 func (s span) at(v float64) float64 {
 	min, max := s.min, s.max
 	if s.Scale == Log {
@@ -77,10 +76,11 @@ func (s span) at(v float64) float64 {
 	if math.IsInf(v, 0) {
 		return math.Max(0, math.Copysign(1, v))
 	}
-	return nearest(math.Max(0, math.Min(1, (v/2-min/2)/(max/2-min/2)))) // halves, since the difference may be infinite
+	// Halves, since the difference may be infinite.
+	return nearest(math.Max(0, math.Min(1, (v/2-min/2)/(max/2-min/2))))
 }
 
-// ticks are round numbers within the span, about n at most.
+// ticks returns round numbers within the span, about n at most.
 func (s span) ticks(n int) (at []float64) {
 	if s.Scale == Log {
 		from, to := math.Ceil(exponent(s.min)), math.Floor(exponent(s.max))
@@ -107,7 +107,7 @@ func (s span) ticks(n int) (at []float64) {
 	return at
 }
 
-// tick writes a number of ticks.
+// tick returns the label of a tick.
 func tick(v float64) string {
 	s := strconv.FormatFloat(v, 'g', 6, 64)
 	if f, err := strconv.ParseFloat(s, 64); err == nil {
@@ -116,21 +116,28 @@ func tick(v float64) string {
 	return s
 }
 
-// steps is how many colours a ramp has.
+// steps is the number of colours of a ramp.
 const steps = 32
 
-// ramp is colours of equal distance, red, green and blue from 0 to 255.
+// ramp is a list of evenly spaced colours, red, green and blue from 0 to 255.
 type ramp [][3]float64
 
 var (
-	// viridis is matplotlib's: its lightness grows evenly, for colour-blind readers, too.
-	viridis = ramp{{68, 1, 84}, {72, 40, 120}, {62, 73, 137}, {49, 104, 142}, {38, 130, 142}, {31, 158, 137}, {53, 183, 121}, {110, 206, 88}, {181, 222, 43}, {253, 231, 37}}
-	// The diverging ramps go from blue to orange over what is near to the ground, white or black.
-	lightDiverging = ramp{{8, 64, 129}, {67, 133, 190}, {158, 199, 226}, {240, 240, 240}, {250, 190, 130}, {222, 115, 30}, {140, 60, 0}}
-	darkDiverging  = ramp{{150, 210, 255}, {80, 155, 220}, {40, 90, 145}, {45, 45, 52}, {140, 75, 20}, {220, 125, 50}, {255, 200, 140}}
+	// viridis is matplotlib's: its lightness grows evenly, also for colour-blind readers.
+	viridis = ramp{
+		{68, 1, 84}, {72, 40, 120}, {62, 73, 137}, {49, 104, 142}, {38, 130, 142},
+		{31, 158, 137}, {53, 183, 121}, {110, 206, 88}, {181, 222, 43}, {253, 231, 37},
+	}
+	// The diverging ramps go from blue to orange through the colour of the background.
+	lightDiverging = ramp{
+		{8, 64, 129}, {67, 133, 190}, {158, 199, 226}, {240, 240, 240}, {250, 190, 130}, {222, 115, 30}, {140, 60, 0},
+	}
+	darkDiverging = ramp{
+		{150, 210, 255}, {80, 155, 220}, {40, 90, 145}, {45, 45, 52}, {140, 75, 20}, {220, 125, 50}, {255, 200, 140},
+	}
 )
 
-// at is the colour at t, from 0 to 1.
+// at returns the colour at t, from 0 to 1.
 func (r ramp) at(t float64) string {
 	place := t * float64(len(r)-1)
 	i := int(math.Min(place, float64(len(r)-2)))
@@ -139,18 +146,15 @@ func (r ramp) at(t float64) string {
 	return fmt.Sprintf("#%02x%02x%02x", mix(0), mix(1), mix(2))
 }
 
-// step is the number of v's colour.
-func (s span) step(v float64) int { return int(math.Min(steps-1, math.Floor(float64(s.at(v)*steps)))) }
-
-// cell is the number of v's colour, or steps if v is a NaN.
+// cell returns the index of v's colour, or steps if v is NaN.
 func (s span) cell(v float64) int {
 	if math.IsNaN(v) {
 		return steps
 	}
-	return s.step(v)
+	return int(math.Min(steps-1, math.Floor(float64(s.at(v)*steps))))
 }
 
-// classOf is the class of a colour by its number; behind the last is that of no number at all.
+// classOf returns the class of a colour by its index; steps stands for a missing number.
 func (s span) classOf(step int) string {
 	switch {
 	case step == steps:
