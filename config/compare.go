@@ -1,7 +1,7 @@
 package config
 
-// What two configs say differently, after defaults and aliases, and which of that decides
-// what the model computes.
+// The differences between two configs, after defaults and aliases, and which of them change
+// the model's computation.
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ type Difference struct {
 	Key     string         `json:"key"`     // such as "rms_norm_eps"; "auto_map" where the references to follow differ
 	A       jsontext.Value `json:"a"`       // the one's value, as JSON
 	B       jsontext.Value `json:"b"`       // the other's
-	Meaning bool           `json:"meaning"` // it decides what the model computes, the loss of training included
+	Meaning bool           `json:"meaning"` // it changes the model's computation, the training loss included
 }
 
 // Differences compares all that a Config holds, in the order of the families' keys.
@@ -67,7 +67,7 @@ func (row field) shown(c *Config) jsontext.Value {
 	return text
 }
 
-// decides says whether a difference under a key is one of what the model computes.
+// decides reports whether a difference under a key changes the model's computation.
 func decides(key string, a, b *Config) bool {
 	switch key {
 	case "torch_dtype", "quantization_config": // how weights are stored
@@ -90,7 +90,7 @@ func decides(key string, a, b *Config) bool {
 	return true
 }
 
-// scalesDynamically says whether RoPE changes beyond max_position_embeddings.
+// scalesDynamically reports whether RoPE changes beyond max_position_embeddings.
 func (c *Config) scalesDynamically() bool {
 	return c.RopeScaling != nil && c.RopeScaling.Type == "dynamic"
 }
@@ -101,7 +101,8 @@ func sameTopKWeights(a, b *Config) bool {
 	return normA == normB && scaleA == scaleB
 }
 
-// sameLayers says whether the layers that both have are dense, or not, in both.
+// sameLayers reports whether both configs have the same kind, dense or not, for each layer
+// that both have.
 func sameLayers(a, b *Config) bool {
 	for l := range min(a.NumHiddenLayers, b.NumHiddenLayers) {
 		if a.IsMoE(l) != b.IsMoE(l) {

@@ -1,7 +1,7 @@
 // Package config reads the config.json of a DeepSeek checkpoint. Parse fills in
 // the defaults of the reference's configuration and refuses, in one error, every
 // field that the reference could not run with. Override applies the changes that
-// a golden pack carries. The package opens no file and knows no weight.
+// a golden pack carries. The package opens no file and has no list of weights.
 package config
 
 import (
@@ -71,11 +71,11 @@ type Config struct {
 
 	Quantization Quantization // quantization_config: the zero value is null
 
-	// Reference is whose behaviour to follow where the published remote code and
-	// transformers' own classes differ: see Rules.
+	// Reference selects the published remote code or transformers' own classes where their
+	// behaviour differs: see Rules.
 	Reference Reference
 
-	doc document // what was parsed
+	doc document // parsed document
 }
 
 // RopeScaling is rope_scaling. Type is "linear" (DeepseekLinearScalingRotaryEmbedding)
@@ -111,12 +111,12 @@ func Parse(r io.Reader) (*Config, error) {
 	return decode(doc)
 }
 
-// LatentAttention says whether attention is multi-head latent attention,
+// LatentAttention reports whether attention is multi-head latent attention,
 // DeepseekV2Attention: keys and values come from kv_lora_rank compressed values.
 func (c *Config) LatentAttention() bool { return c.KVLoraRank > 0 }
 
-// LimitsGroups says whether a token may choose from topk_group of the n_group groups of
-// experts only. With topk_method greedy, or none, n_group and topk_group mean nothing.
+// LimitsGroups reports whether a token may choose only from topk_group of the n_group groups of
+// experts. With topk_method greedy or null, n_group and topk_group have no effect.
 func (c *Config) LimitsGroups() bool {
 	return c.TopKMethod == "group_limited_greedy" || c.TopKMethod == "noaux_tc"
 }

@@ -13,7 +13,7 @@ import (
 
 const (
 	maxDepth = 64      // levels of a document, the outermost object included
-	maxKeys  = 1 << 16 // keys of one object: bounds what the search for duplicates holds
+	maxKeys  = 1 << 16 // keys of one object: bounds the memory of the search for duplicates
 )
 
 const jsonSpace = " \t\r\n"
@@ -161,7 +161,7 @@ func (s *scanner) end() error {
 	return nil
 }
 
-// syntaxError says what is wrong and where, in one line.
+// syntaxError describes a syntax error and its position in one line.
 func (s *scanner) syntaxError(err error) error {
 	var syntactic *jsontext.SyntacticError
 	switch {

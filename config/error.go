@@ -14,8 +14,8 @@ const (
 	maxQuoted = 40 // bytes of a foreign text in a problem
 )
 
-// Error holds everything that is wrong with one config.json, in the order of the
-// family's table of fields. Which file it was, the caller knows.
+// Error holds all problems of one config.json, in the order of the family's table of fields.
+// The caller adds the file's name.
 type Error struct {
 	Problems []Problem // at least one, in the order of the family's fields
 }

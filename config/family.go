@@ -2,11 +2,11 @@ package config
 
 import "github.com/go-json-experiment/json/jsontext"
 
-// The families: which keys a model_type has, in which order problems are
-// reported, what an absent key means and what must hold between keys. A new
-// family is one more entry here.
+// The families: the keys of a model_type, the order in which problems are reported, the
+// defaults of absent keys, and the conditions between keys. A new family is one more entry
+// here.
 
-// family is what a model_type means.
+// family describes a model_type.
 type family struct {
 	defaults Config  // of the reference's __init__; ModelType names the family
 	fields   []field // its keys; an alias stands after the key it spells anew
@@ -16,7 +16,7 @@ type family struct {
 	references map[Reference]Rules // what each implementation does in its own way
 }
 
-// ropeForm is what a family's rope_scaling and rope_parameters may hold.
+// ropeForm is the allowed content of a family's rope_scaling and rope_parameters.
 type ropeForm struct {
 	types []string // beside "default"
 	keys  []string // beside type, factor
@@ -31,7 +31,7 @@ var families = []family{
 	{defaults: v3Defaults, fields: v3Fields, rules: v3Rules, rope: yarnForm, references: v3References},
 }
 
-// v1Defaults are those of DeepseekConfig.__init__ (configuration_deepseek.py).
+// v1Defaults are the defaults of DeepseekConfig.__init__ (configuration_deepseek.py).
 var v1Defaults = Config{
 	ModelType:             "deepseek",
 	VocabSize:             102400,

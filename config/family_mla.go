@@ -7,7 +7,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// v2Defaults are those of transformers' DeepseekV2Config.
+// v2Defaults are the defaults of transformers' DeepseekV2Config.
 var v2Defaults = Config{
 	ModelType:             "deepseek_v2",
 	VocabSize:             102400,
@@ -40,7 +40,7 @@ var v2Defaults = Config{
 	Reference:             Native,
 }
 
-// v3Defaults are those of transformers' DeepseekV3Config.
+// v3Defaults are the defaults of transformers' DeepseekV3Config.
 var v3Defaults = Config{
 	ModelType:             "deepseek_v3",
 	VocabSize:             129280,
@@ -79,8 +79,8 @@ var v3Defaults = Config{
 	Reference:             Native,
 }
 
-// mlaFields are the keys of DeepseekV2Config and DeepseekV3Config: those of the first
-// DeepSeekMoE and what came with latent attention.
+// mlaFields are the keys of DeepseekV2Config and DeepseekV3Config: the keys of the first
+// DeepSeekMoE, and new ones for latent attention.
 var mlaFields = append(append([]field{}, v1Fields...), []field{
 	{"kv_lora_rank", integer(func(c *Config) *int { return &c.KVLoraRank }, 1, maxDim)},
 	{"q_lora_rank", optional(func(c *Config) *int { return &c.QLoraRank }, maxDim)},
@@ -97,8 +97,8 @@ var mlaFields = append(append([]field{}, v1Fields...), []field{
 	{"auto_map", reader{read: readAutoMap}},
 }...)
 
-// v3Fields are those of DeepSeek-V3's configuration: mlaFields and head_dim, which DeepSeek-V2's
-// replaces by qk_rope_head_dim.
+// v3Fields are the keys of DeepSeek-V3's configuration: mlaFields and head_dim, which
+// DeepSeek-V2's configuration replaces by qk_rope_head_dim.
 var v3Fields = append(slices.Clone(mlaFields), field{"head_dim", reader{read: readHeadDim}})
 
 // sharedMLARules hold for V2 and V3.
@@ -151,7 +151,7 @@ func readHeadDim(d *decoding, key string, value jsontext.Value) {
 		return
 	}
 	n, err := parseInteger(value, 1, maxDim)
-	if err == nil && d.sound("qk_rope_head_dim") && n != d.config.QKRopeHeadDim {
+	if err == nil && d.valid("qk_rope_head_dim") && n != d.config.QKRopeHeadDim {
 		err = fmt.Errorf("%d is not qk_rope_head_dim %d: the reference fails at RoPE's tables", n, d.config.QKRopeHeadDim)
 	}
 	if err != nil {
@@ -159,8 +159,7 @@ func readHeadDim(d *decoding, key string, value jsontext.Value) {
 	}
 }
 
-// readAutoMap takes a checkpoint that comes with code of its own to be that of the
-// remote reference.
+// readAutoMap selects the remote reference for a checkpoint with its own code.
 func readAutoMap(d *decoding, _ string, value jsontext.Value) {
 	if value.Kind() == '{' {
 		d.config.Reference = Remote
@@ -216,8 +215,8 @@ func methodOfV3(c *Config) error {
 	return groupsFit(c, 2)
 }
 
-// groupsFit: experts fall into n_group equal groups of at least least, of which
-// topk_group hold enough experts for a token.
+// groupsFit: experts fall into n_group equal groups of at least least experts, and topk_group
+// groups hold enough experts for a token.
 func groupsFit(c *Config, least int) error {
 	n, g := c.NRoutedExperts, c.NGroup
 	switch {

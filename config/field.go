@@ -21,7 +21,7 @@ type field struct {
 
 // reader is the way between the JSON value of a key and the Config.
 type reader struct {
-	// read stores value in d.config, or says with d.fail what is wrong with it.
+	// read stores value in d.config, or reports its problem with d.fail.
 	read func(d *decoding, key string, value jsontext.Value)
 	// value returns what c holds under the key: an integer, a number, a truth value, a
 	// string, or nil for null. It is nil where no single field of Config is the key's.
@@ -58,7 +58,7 @@ func boolean(get func(*Config) *bool) reader { return single(get, parseBoolean) 
 // str reads a field that must be a string.
 func str(get func(*Config) *string) reader { return single(get, parseString) }
 
-// single is the reader of a key whose value is one field of Config, as parse returns it.
+// single reads a key with parse into one field of Config.
 func single[T any](get func(*Config) *T, parse func(jsontext.Value) (T, error)) reader {
 	return reader{
 		read: func(d *decoding, key string, value jsontext.Value) {
@@ -81,8 +81,8 @@ func store[T any](d *decoding, key string, dst *T, parse func() (T, error)) {
 // dtypes are the torch_dtype that a checkpoint's own weights can have.
 var dtypes = []string{"bfloat16", "float16", "float32", "float64"}
 
-// readTorchDType reads torch_dtype and, after it, transformers 5's dtype. Null
-// says nothing; two names that differ are an error.
+// readTorchDType reads torch_dtype and, after it, transformers 5's dtype. It ignores null;
+// two names that differ are an error.
 func readTorchDType(d *decoding, key string, value jsontext.Value) {
 	if value.Kind() == 'n' {
 		return
@@ -122,7 +122,7 @@ func parseOptional(v jsontext.Value, max int) (int, error) {
 	return n, nil
 }
 
-// isFloat says whether Python's json module makes a float of the number.
+// isFloat reports whether Python's json module parses the number as a float.
 func isFloat(v jsontext.Value) bool { return strings.ContainsAny(string(v), ".eE") }
 
 // bound is a condition on a number, with its wording.

@@ -17,9 +17,9 @@ type Quantization struct {
 	Except []string // modules_to_not_convert: see StaysUnquantised
 }
 
-// readQuantization reads quantization_config: null, or FP8 E4M3 weights in blocks, as
-// DeepSeek-V3 is published. Any other method is refused by name. What it says of
-// activations does not matter here.
+// readQuantization reads quantization_config: null, or FP8 E4M3 weights in blocks, as in the
+// published DeepSeek-V3. It refuses any other method by name, and ignores the fields about
+// activations.
 func readQuantization(d *decoding, key string, value jsontext.Value) {
 	if value.Kind() == 'n' {
 		return
@@ -57,9 +57,8 @@ func readQuantization(d *decoding, key string, value jsontext.Value) {
 	})
 }
 
-// StaysUnquantised says whether quantization_config.modules_to_not_convert names the module:
-// an entry is the module's name, one that the name begins with, or one that it ends in
-// ("model.layers.3", "lm_head").
+// StaysUnquantised reports whether quantization_config.modules_to_not_convert names the module:
+// an entry is the module's name, or its beginning or end ("model.layers.3", "lm_head").
 func (c *Config) StaysUnquantised(module string) bool {
 	return slices.ContainsFunc(c.Quantization.Except, func(entry string) bool {
 		return module == entry || strings.HasPrefix(module, entry+".") || strings.HasSuffix(module, "."+entry)

@@ -86,9 +86,8 @@ func (d *decoding) yarn(key string, o map[string]jsontext.Value, s *RopeScaling)
 }
 
 // readRopeParameters reads transformers 5's object. It comes after rope_theta and
-// rope_scaling in the table and must agree with those that are present; null says
-// nothing. Keys that could change the rotation in a way that the reference does
-// not know are refused.
+// rope_scaling in the table and must agree with those that are present; null is ignored.
+// Keys that could change the rotation in a way unknown to the reference are refused.
 func readRopeParameters(d *decoding, key string, value jsontext.Value) {
 	if value.Kind() == 'n' {
 		return
@@ -109,7 +108,7 @@ func readRopeParameters(d *decoding, key string, value jsontext.Value) {
 // adoptRopeTheta takes rope_parameters.rope_theta unless rope_theta differs.
 func (d *decoding) adoptRopeTheta(key string, raw jsontext.Value) {
 	theta, err := parseNumber(raw, positive)
-	if old := d.config.RopeTheta; err == nil && d.given("rope_theta") && theta != old {
+	if old := d.config.RopeTheta; err == nil && d.hasValid("rope_theta") && theta != old {
 		err = fmt.Errorf("%v disagrees with rope_theta %v", theta, old)
 	}
 	store(d, key+".rope_theta", &d.config.RopeTheta, func() (float64, error) { return theta, err })
@@ -117,7 +116,7 @@ func (d *decoding) adoptRopeTheta(key string, raw jsontext.Value) {
 
 // adoptRopeScaling takes the scaling of rope_parameters unless rope_scaling differs.
 func (d *decoding) adoptRopeScaling(key string, s *RopeScaling) {
-	if old := d.config.RopeScaling; d.given("rope_scaling") && !s.equal(old) {
+	if old := d.config.RopeScaling; d.hasValid("rope_scaling") && !s.equal(old) {
 		d.fail(key, fmt.Errorf("%s disagrees with rope_scaling %s", s, old))
 		return
 	}

@@ -11,8 +11,8 @@ const (
 	Native Reference = "native" // transformers' models/deepseek_v2, models/deepseek_v3
 )
 
-// Rules are what a family's references do differently from each other, and from those
-// of other families, beyond what config.json says. The zero value is the first
+// Rules are the differences between references, of one family or several, that config.json
+// does not express. The zero value is the first
 // DeepSeekMoE's modeling_deepseek.py.
 //
 //	                      V1 remote  V2 remote  V2 native  V3 remote  V3 native
@@ -44,7 +44,7 @@ type Rules struct {
 	RotatesInFloat32 bool
 }
 
-// NormTopK says when norm_topk_prob is heeded.
+// NormTopK is the condition under which norm_topk_prob has an effect.
 type NormTopK uint8
 
 // The conditions under which norm_topk_prob normalises.
@@ -54,7 +54,7 @@ const (
 	NormNever                    // not at all
 )
 
-// RoutedSum is an order of adding up what a token's experts gave.
+// RoutedSum is the order in which the outputs of a token's experts are added.
 type RoutedSum uint8
 
 // The orders of the routed sum.
@@ -80,13 +80,13 @@ var (
 	}
 )
 
-// Rules returns those of c's family and reference.
+// Rules returns the rules of c's family and reference.
 func (c *Config) Rules() Rules {
 	rules, _ := c.rulesOf(c.Reference)
 	return rules
 }
 
-// HasReference says whether c's family has the reference.
+// HasReference reports whether c's family has the reference.
 func (c *Config) HasReference(r Reference) bool {
 	_, ok := c.rulesOf(r)
 	return ok
@@ -101,8 +101,8 @@ func (c *Config) rulesOf(r Reference) (rules Rules, ok bool) {
 	return rules, ok
 }
 
-// As returns c following another reference of its family: see Rules. It fails if there
-// is none.
+// As returns c with another reference of its family: see Rules. It fails if the family does not
+// have the reference.
 func (c *Config) As(r Reference) (*Config, error) {
 	if !c.HasReference(r) {
 		return nil, fmt.Errorf("model_type %s has no %s reference", c.ModelType, r)
@@ -112,8 +112,8 @@ func (c *Config) As(r Reference) (*Config, error) {
 	return &copied, nil
 }
 
-// TopKWeights says what a gate does with the scores of the chosen experts: divide
-// them by their sum + 1e-20 if normalise is set, then multiply them by scale.
+// TopKWeights returns how a gate scales the scores of the chosen experts: divide them
+// by their sum + 1e-20 if normalise is set, then multiply them by scale.
 //
 //	V1         norm_topk_prob and num_experts_per_tok > 1, 1
 //	V2 remote  the same; routed_scaling_factor if not normalised
@@ -134,7 +134,7 @@ func (c *Config) TopKWeights() (normalise bool, scale float64) {
 	return normalise, c.RoutedScalingFactor
 }
 
-// IsMoE says whether a layer, counted from 0, has a DeepseekMoE where a dense
+// IsMoE reports whether a layer, counted from 0, has a DeepseekMoE where a dense
 // layer has a DeepseekMLP. It is the condition of DeepseekDecoderLayer.__init__:
 //
 //	n_routed_experts is not None and

@@ -19,7 +19,7 @@ type decoding struct {
 	problems []Problem
 }
 
-// rule is a condition between fields. It is checked if all of them are sound; a
+// rule is a condition between fields. It is checked if all of them are valid; a
 // problem is reported under the first.
 type rule struct {
 	fields []string
@@ -91,7 +91,7 @@ func (d *decoding) readFields(fields []field) {
 
 func (d *decoding) checkRules(rules []rule) {
 	for _, r := range rules {
-		if slices.ContainsFunc(r.fields, func(key string) bool { return !d.sound(key) }) {
+		if slices.ContainsFunc(r.fields, func(key string) bool { return !d.valid(key) }) {
 			continue
 		}
 		if err := r.check(&d.config); err != nil {
@@ -100,22 +100,22 @@ func (d *decoding) checkRules(rules []rule) {
 	}
 }
 
-// fail records what is wrong with a key, or with a part of it: "key.part".
+// fail records a problem of a key, or of a part of it: "key.part".
 func (d *decoding) fail(key string, err error) {
 	d.problems = append(d.problems, Problem{Field: key, Cause: err.Error()})
 }
 
-// sound says whether nothing was found wrong with the key or a part of it.
-func (d *decoding) sound(key string) bool {
+// valid reports whether no problem was found with the key or a part of it.
+func (d *decoding) valid(key string) bool {
 	return !slices.ContainsFunc(d.problems, func(p Problem) bool {
 		return p.Field == key || strings.HasPrefix(p.Field, key+".")
 	})
 }
 
-// given says whether the document has the key, with a sound value.
-func (d *decoding) given(key string) bool {
+// hasValid reports whether the document has the key, with a valid value.
+func (d *decoding) hasValid(key string) bool {
 	_, ok := d.values[key]
-	return ok && d.sound(key)
+	return ok && d.valid(key)
 }
 
 // headsDivideHidden: DeepseekAttention.__init__ demands head_dim * num_heads ==

@@ -7,10 +7,9 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Value returns what c holds under a key of config.json, as JSON: the document's value,
-// or the family's default where the document has none. It is nil for a key that the
-// family does not know, and for one that several fields of Config hold, such as
-// rope_scaling.
+// Value returns the value in c of a key of config.json, as JSON: the document's value, or the
+// family's default for an absent key. It is nil for a key unknown to the family, and for a key
+// that several fields of Config hold, such as rope_scaling.
 func (c *Config) Value(key string) jsontext.Value {
 	for _, f := range families {
 		if f.defaults.ModelType != c.ModelType {

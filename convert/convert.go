@@ -1,7 +1,7 @@
-// Package convert writes checkpoints. Run converts one that package checkpoint opened, to
-// another dtype, shard size or layout of experts; Synthesise writes one from a rule; Check
-// compares what either wrote with its manifest. Each works out a plan first (package
-// plan) and has it carried out: the output is complete, or not there.
+// Package convert writes checkpoints. Run converts a checkpoint that package checkpoint opened
+// to another dtype, shard size or layout of experts; Synthesise writes one from a rule; Check
+// compares the output of either with its manifest. Run and Synthesise first make a plan
+// (package plan), then carry it out: the output is complete or absent.
 package convert
 
 import (
@@ -29,9 +29,9 @@ type Options struct {
 // They are described in package engine.
 type Settings = engine.Settings
 
-// DefaultIO is the number of goroutines that read and write unless Settings.IO says
-// otherwise. One that waits in a system call keeps a processor of Go's scheduler for a
-// while: a program whose GOMAXPROCS is Settings.Compute + Settings.IO converts faster.
+// DefaultIO is the default number of goroutines that read and write: Settings.IO. One that
+// waits in a system call keeps a processor of Go's scheduler for a while: a program converts
+// faster with GOMAXPROCS = Settings.Compute + Settings.IO.
 const DefaultIO = engine.DefaultIO
 
 // DefaultMemory is the Memory of Settings that do not say.
@@ -44,8 +44,8 @@ func HeapLimit(memory int64) int64 { return engine.HeapLimit(memory) }
 // OverflowError refuses a cast that makes numbers infinite.
 type OverflowError = engine.OverflowError
 
-// Plan plans what Run does. A src whose list of tensors does not fit in o.Memory is
-// refused.
+// Plan returns the plan that Run carries out. It refuses a src with a list of tensors that
+// does not fit in o.Memory.
 func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
 	if err := o.CheckPlanning(src.Path, plan.PlanningMemory(src, o.Options)); err != nil {
 		return nil, err
@@ -53,17 +53,15 @@ func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
 	return plan.Conversion(src, o.Options)
 }
 
-// Run converts src into the directory dst, which must not exist or be empty. The output
-// is assembled in a hidden directory, beside dst or, if dst exists, in it. It gets its
-// name, or its files theirs, when it is complete and, unless Unverified is set, proven
-// against the source. With Overwrite, dst may also hold a finished output and nothing else,
-// which is replaced.
+// Run converts src into the directory dst, which must not exist or be empty. It assembles the
+// output in a hidden directory, beside dst or, if dst exists, inside it. The output appears
+// in dst when it is complete and, unless Unverified is set, proven against the source. With
+// Overwrite, dst may also hold a finished output and nothing else, which is replaced.
 //
-// An interrupted run, however it ended, leaves that hidden directory and a journal;
-// the same call goes on from there and gives the same bytes. If dst is the finished
-// output of the same plan, Run checks it against its manifest and reports so; where the
-// source may have changed since, or the output was not verified, it is compared with the
-// source.
+// An interrupted run leaves that hidden directory and a journal; the same call continues from
+// there and gives the same bytes. If dst is the finished output of the same plan, Run checks
+// it against its manifest and reports so. It also compares it with the source if the source
+// may have changed since, or if the output was not verified.
 func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options) (*Report, error) {
 	if err := o.Settings.Check(); err != nil {
 		return nil, err
@@ -114,7 +112,7 @@ func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.S
 	var known *checkpoint.Error
 	if errors.As(err, &known) {
 		if known.Path == target {
-			known.Path = dst // as the user knows it
+			known.Path = dst // the user's spelling
 		}
 		return nil, err
 	}
@@ -124,7 +122,7 @@ func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.S
 	return newReport(dst, p, r), nil
 }
 
-// nothing is the source of what is made by a rule: there are no files.
+// nothing is the empty source of a synthetic checkpoint.
 type nothing struct{}
 
 // ReadFile is never called.
@@ -135,11 +133,11 @@ func (nothing) OpenOther(string) (fs.File, error) {
 	return nil, errors.New("there is no source")
 }
 
-// Key is that of nothing: the plan names the rule.
+// Key returns "": the plan names the rule.
 func (nothing) Key() (string, error) { return "", nil }
 
-// checkOverlap refuses a target that is the source, or inside it, whether that was given as
-// a directory, an index or a hub's cache. Beside a single weight file there may be anything.
+// checkOverlap refuses a target that is the source, or inside it: the source's path may be a
+// directory, an index or a hub's cache. A target beside a single weight file is allowed.
 func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
 	if src.Alone {
 		return nil
@@ -170,12 +168,12 @@ func checkOutside(source os.FileInfo, dst string) error {
 	}
 }
 
-// checkSpared refuses to overwrite a target that holds a file of the source, be it by a
-// link from there.
+// checkSpared refuses to overwrite a target that holds a file of the source, even one that the
+// source links to.
 func checkSpared(src *checkpoint.Checkpoint, dst string) error {
 	target, err := os.Stat(dst)
 	if err != nil {
-		return nil // there is nothing to overwrite
+		return nil // nothing to overwrite
 	}
 	files, err := os.ReadDir(src.Dir)
 	if err != nil {

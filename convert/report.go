@@ -15,11 +15,11 @@ import (
 	"dsmoe/text"
 )
 
-// Report is what a conversion did. It is JSON as it stands.
+// Report is the result of a conversion. It is JSON as it stands.
 type Report struct {
 	Path       string              `json:"path"`             // the target, as it was given
 	Plan       string              `json:"plan"`             // hash of the plan
-	Already    bool                `json:"already_complete"` // the target was the finished output of this plan, and still is
+	Already    bool                `json:"already_complete"` // the target was already the finished output of this plan
 	Replaced   bool                `json:"replaced"`         // the target was an older output, which is gone
 	Resumed    int64               `json:"resumed_bytes"`    // that an earlier, interrupted run had written
 	Verified   bool                `json:"verified"`         // read again and compared with the source
@@ -31,8 +31,8 @@ type Report struct {
 	Dropped    int                 `json:"dropped_tensors"`  // left out on request
 	Missing    []plan.Missing      `json:"missing"`          // weights that the output lacks to be a model
 	Operations map[string]int      `json:"operations"`       // tensors per operation
-	Lost       []engine.LostTensor `json:"lost"`             // tensors with elements that are not the source's, or not finite
-	Notes      []string            `json:"notes"`            // what the user should know
+	Lost       []engine.LostTensor `json:"lost"`             // tensors with elements that changed or are not finite
+	Notes      []string            `json:"notes"`            // for the user
 }
 
 func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
@@ -52,7 +52,7 @@ func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 	return r
 }
 
-// WriteText writes what was done, a finding a line.
+// WriteText writes the report, one finding per line.
 func (r *Report) WriteText(w io.Writer) error {
 	state := "not verified"
 	if r.Verified {
@@ -84,8 +84,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// writeLost writes a line for each kind of elements that are not the source's, or no numbers: how
-// many there are, and the tensors that have most.
+// writeLost writes a line for each kind of elements that changed or are not finite: their
+// number, and the tensors with most of them.
 func (r *Report) writeLost(w io.Writer) {
 	for _, kind := range []struct {
 		text  string
@@ -129,8 +129,8 @@ func flushedBlocks(t *engine.LostTensor) int64 {
 	return t.Flushed
 }
 
-// writeErrors writes what quantising did to the numbers: the relative RMS of their error,
-// over all and in the tensors where it is largest, and the largest error of all.
+// writeErrors writes the relative RMS of the errors of quantising, over all tensors and in the
+// worst ones, and the largest error of all.
 func (r *Report) writeErrors(w io.Writer) {
 	var all engine.LostTensor
 	quantised, largest := []*engine.LostTensor{}, ""
@@ -177,8 +177,8 @@ func Check(ctx context.Context, dir string, s Settings) (*CheckReport, error) {
 }
 
 // Rounded returns the tensors of the converted checkpoint in dir that the conversion rounded
-// to their dtype, and how, as the manifest records and where the bytes are the manifest's.
-// Without a manifest there are none.
+// to their dtype, and how, as its manifest records. It omits tensors whose bytes changed
+// since; without a manifest it returns nil.
 func Rounded(ctx context.Context, dir string) (map[string]tensor.Rounding, error) {
 	return engine.Rounded(ctx, dir, Settings{})
 }

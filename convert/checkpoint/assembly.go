@@ -1,7 +1,7 @@
 package checkpoint
 
-// Checkpoints of a format with a dialect: their tensors in HuggingFace's terms, and reading
-// those that are stored in parts, or in another order.
+// Checkpoints of a format with a dialect: their tensors in HuggingFace's terms, and the
+// reading of tensors that are stored in parts or in another order.
 
 import (
 	"bytes"
@@ -24,8 +24,8 @@ type assembly struct {
 	byName map[string]int // index in Tensors
 }
 
-// assemble asks the format what the files hold, if all could be opened. The config comes
-// with the answer.
+// assemble has the format assemble the tensors and the config from the files, if all files
+// could be opened.
 func (s *scanner) assemble() {
 	if len(s.opened) < len(s.files) || len(s.files) == 0 || len(s.problems) > 0 {
 		s.inv.ConfigErr = errors.New("the config is in the weight files, of which not all can be read")
@@ -69,7 +69,7 @@ func (a *assembly) infos(yield func(tensor.Info) bool) {
 	}
 }
 
-// find returns the tensor of that name, nil if there is none.
+// find returns the named tensor, or nil.
 func (a *assembly) find(name string) *format.Assembled {
 	if i, ok := a.byName[name]; ok {
 		return &a.Tensors[i]
@@ -110,19 +110,18 @@ func (c *Checkpoint) Parts(name string) ([]format.Part, error) {
 	return []format.Part{{File: file, Tensor: name, N: int64(info.Len())}}, nil
 }
 
-// ConfigInside says whether the config is that of the weight files' keys: there is no
+// ConfigInside reports whether the config comes from the weight files' keys instead of
 // config.json.
 func (c *Checkpoint) ConfigInside() bool { return c.assembly != nil }
 
-// HasConfigInside says whether the checkpoint at path is of a format whose files hold the
-// config.
+// HasConfigInside reports whether the checkpoint at path has a format with the config inside
+// the weight files.
 func HasConfigInside(path string) bool {
 	l, err := locate(path)
 	return err == nil && l.format.Dialect != nil
 }
 
-// Named re-keys the roundings of tensors from the names of their format to those that Tensors
-// yields.
+// Named re-keys a map from stored names to the names that Tensors yields.
 func (c *Checkpoint) Named(stored map[string]tensor.Rounding) map[string]tensor.Rounding {
 	if c.assembly == nil || len(stored) == 0 {
 		return stored
@@ -140,8 +139,8 @@ func (c *Checkpoint) Named(stored map[string]tensor.Rounding) map[string]tensor.
 	return named
 }
 
-// Was returns the dtype that the named tensor had before its format widened it, without any
-// loss, to the one that it has; Invalid if it did not, or nothing says so.
+// Was returns the dtype of the named tensor before its format widened it without loss; Invalid
+// if the format did not, or the files do not record it.
 func (c *Checkpoint) Was(name string) tensor.DType {
 	if c.assembly == nil {
 		return tensor.Invalid
@@ -249,8 +248,8 @@ func (c *Checkpoint) readView(d tensor.DType, part *format.Part, dst []byte, sta
 }
 
 // DecodedFrom returns the dtypes of a tensor's parts, such as "F16 and Q8_0", if it is decoded to
-// F32 and one of them is a block type: its elements were rounded, whoever did it. It returns ""
-// of all others.
+// F32 and one of them is a block type: then its elements were rounded. For other tensors it
+// returns "".
 func (c *Checkpoint) DecodedFrom(name string) string {
 	if c.assembly == nil {
 		return ""
@@ -268,8 +267,8 @@ func (c *Checkpoint) DecodedFrom(name string) string {
 	return strings.Join(types, " and ")
 }
 
-// HalfSteps returns, for each element of a tensor that is decoded, half the distance between the
-// numbers that its stored dtype has there, as tensor.HalfSteps has them.
+// HalfSteps returns, for each element of a decoded tensor, half the distance between the
+// neighbouring numbers of its stored dtype: tensor.HalfSteps.
 func (c *Checkpoint) HalfSteps(name string) ([]float32, error) {
 	x := c.assembly.find(name)
 	if x == nil {

@@ -22,14 +22,14 @@ import (
 	"dsmoe/text"
 )
 
-// Checkpoint is an open checkpoint: its config and, as a weights.Source, views
-// of its weights, whose files are mapped when they are first viewed. It is safe for concurrent use.
+// Checkpoint is an open checkpoint: its config and, as a weights.Source, views of its weights. A
+// weight file is mapped at the first view. It is safe for concurrent use.
 type Checkpoint struct {
 	Path      string         // as it was given
 	Dir       string         // the directory of its files
-	Alone     bool           // Path is that of one weight file: what lies beside it is not meant
+	Alone     bool           // Path is one weight file; other files beside it do not belong to the checkpoint
 	Config    *config.Config // its config.json
-	Inventory *Inventory     // what it consists of, with Notes and without Problems
+	Inventory *Inventory     // its files, with Notes and without Problems
 
 	files    []format.File
 	where    map[string]int // the file of each tensor
@@ -49,15 +49,14 @@ var (
 
 // Open opens the checkpoint at path: a directory with config.json and either
 // model.safetensors or shards with model.safetensors.index.json, the path of one
-// .safetensors file, or that of an index; likewise for PyTorch's files, whose shards
-// are read without an index if their names say that there are all of them. Links, as in a
-// Hugging Face cache, are followed, and of the cache itself (models--x--y) a snapshot is
-// opened: see Snapshot. It reads the headers and touches no weight.
+// .safetensors file, or the path of an index; likewise for PyTorch's files. PyTorch's shards
+// are read without an index if their names prove the set complete. Open follows links, as in
+// a Hugging Face cache, and opens a snapshot of the cache itself (models--x--y): see Snapshot.
+// It reads the headers and touches no weight.
 //
-// Everything that is wrong, in all files, is in the one *Error that it returns:
-// a bad config, index or header, a missing shard, a tensor that is missing from
-// its shard, is in two, or is not in the index. Each tensor's shape and whether
-// the config asks for it are not checked here but by model.Load.
+// It returns all problems of all files in one *Error: a bad config, index or header, a
+// missing shard, a tensor that is missing from its shard, is in two shards, or is not in the
+// index. Open does not compare tensors and shapes with the config; model.Load does.
 func Open(path string) (*Checkpoint, error) {
 	s, err := scan(path)
 	if err != nil {
@@ -90,8 +89,8 @@ func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
 	}
 }
 
-// Tensor returns a view of the named tensor's mapped bytes, valid until Close. What is in
-// parts, or in another order, has none.
+// Tensor returns a view of the named tensor's mapped bytes, valid until Close. A tensor in
+// parts, or in another order, has no view.
 func (c *Checkpoint) Tensor(name string) (tensor.Tensor, error) {
 	if c.assembly != nil {
 		return c.assembled(name)
@@ -103,17 +102,17 @@ func (c *Checkpoint) Tensor(name string) (tensor.Tensor, error) {
 	return c.files[i].Tensor(name)
 }
 
-// HasViews says whether the address space has room for all files and as much again. If not,
-// package weights reads tensors instead of viewing them.
+// HasViews reports whether the address space has room for twice the bytes of all files. If
+// not, package weights reads tensors instead of viewing them.
 func (c *Checkpoint) HasViews() bool { return c.hasViews() }
 
-// HasView says whether the named tensor can be viewed: all can that are one run of stored
-// elements, if there is room for them.
+// HasView reports whether the named tensor has a view: it is one run of stored elements, and
+// HasViews is true.
 func (c *Checkpoint) HasView(name string) bool {
 	return c.HasViews() && (c.assembly == nil || c.assembly.whole(name))
 }
 
-// Room says why n bytes cannot be read into memory; nil if they can. The error is an *Error.
+// Room fails, with an *Error, if n bytes cannot be read into memory.
 func (c *Checkpoint) Room(n int64) error {
 	if err := format.Room(n); err != nil {
 		return Refusal(c.Path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
@@ -125,8 +124,8 @@ func (c *Checkpoint) unknown(name string) error {
 	return fmt.Errorf("%s: tensor %s: not in this checkpoint", text.Quote(c.Path), text.Quote(name))
 }
 
-// Place returns the index in Inventory.Files of the file that holds the stored tensor of
-// that name, and the offset there of its first byte.
+// Place returns the file that holds the named stored tensor, an index in Inventory.Files, and
+// the offset of the tensor's first byte in the file.
 func (c *Checkpoint) Place(stored string) (file int, offset int64, err error) {
 	file, ok := c.where[stored]
 	if !ok {
@@ -136,9 +135,9 @@ func (c *Checkpoint) Place(stored string) (file int, offset int64, err error) {
 	return file, offset, nil
 }
 
-// ReadAt fills dst with the named tensor's bytes from offset on, whole elements of it. It
-// reads the file, not its mapping, so that memory stays what the caller gives, and for a
-// tensor in another order some MiB.
+// ReadAt fills dst with the named tensor's bytes from offset on, in whole elements. It reads
+// the file, not its mapping, so that it needs no memory beside dst, except some MiB for a
+// tensor in another order.
 func (c *Checkpoint) ReadAt(name string, dst []byte, offset int64) error {
 	if c.assembly != nil {
 		return c.readAssembled(name, dst, offset)
@@ -176,7 +175,7 @@ func (c *Checkpoint) reader(file int) (*os.File, error) {
 	return c.readers[file], nil
 }
 
-// Identity names what a weight file holds and where: its header, as a rule.
+// Identity names a weight file's tensors and their offsets, usually by hashing its header.
 func (c *Checkpoint) Identity(file int) (string, error) {
 	h := digest.New()
 	if err := c.files[file].Identify(h); err != nil {
@@ -235,7 +234,7 @@ func (c *Checkpoint) CheckLink(name string) error {
 		Hint: "if the file belongs to the checkpoint, put a copy in the link's place"}
 }
 
-// isIn says whether the file at path is in dir or below it.
+// isIn reports whether the file at path is in dir or below it.
 func isIn(dir, path string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rel)
@@ -273,10 +272,10 @@ func (c *Checkpoint) Memory() (n int64) {
 // it.
 func NameMemory(name string) int64 { return int64(len(name)+15) &^ 15 }
 
-// WillNeed tells the system that a part of a tensor's view is about to be read.
+// WillNeed announces to the system that a part of a tensor's view is about to be read.
 func (c *Checkpoint) WillNeed(data []byte) { c.advise(data, format.File.WillNeed) }
 
-// DontNeed tells it that a part is not read for a while, so that its pages need not
+// DontNeed announces that a part will not be read for a while, so that its pages need not
 // stay in memory. Views stay valid.
 func (c *Checkpoint) DontNeed(data []byte) { c.advise(data, format.File.DontNeed) }
 

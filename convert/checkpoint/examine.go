@@ -7,9 +7,9 @@ import (
 	"dsmoe/convert/format"
 )
 
-// Examine opens what can be read of the checkpoint at path, whatever is wrong with it:
-// Inventory.Problems says what is, and Config may be nil. It returns an error, of type
-// *Error, only if path is no checkpoint at all.
+// Examine opens the readable parts of the checkpoint at path. Inventory.Problems lists the
+// problems, and Config may be nil. It returns an error, of type *Error, only if path is not
+// a checkpoint at all.
 func Examine(path string) (*Checkpoint, error) {
 	s, err := scan(path)
 	if err != nil {
@@ -18,7 +18,7 @@ func Examine(path string) (*Checkpoint, error) {
 	return s.checkpoint(), nil
 }
 
-// checkpoint is what was scanned, opened.
+// checkpoint returns the scanned files as an open Checkpoint.
 func (s *scanner) checkpoint() *Checkpoint {
 	total := int64(0)
 	for i := range s.inv.Files {
@@ -29,8 +29,8 @@ func (s *scanner) checkpoint() *Checkpoint {
 		files:    s.opened, where: s.where, assembly: s.assembly, readers: make([]*os.File, len(s.opened))}
 }
 
-// Checksums returns what a weight file, an index in Inventory.Files, says of its bytes;
-// most formats say nothing.
+// Checksums returns the checksums that a weight file, an index in Inventory.Files, holds of
+// its bytes; in most formats a file holds no checksums.
 func (c *Checkpoint) Checksums(file int) ([]format.Checksum, error) {
 	f, ok := c.files[file].(format.Checksummed)
 	if !ok {

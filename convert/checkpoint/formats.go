@@ -17,7 +17,7 @@ import (
 // is searched for them.
 var formats = []*format.Format{safetensors.Format(), torchbin.Format(), gguf.Format()}
 
-// formatOf returns the first format for which is holds, nil if there is none.
+// formatOf returns the first format for which is holds, or nil.
 func formatOf(is func(*format.Format) bool) *format.Format {
 	if i := slices.IndexFunc(formats, is); i >= 0 {
 		return formats[i]
@@ -25,13 +25,12 @@ func formatOf(is func(*format.Format) bool) *format.Format {
 	return nil
 }
 
-// FormatOf returns the format that a weight file of that name is read as, nil if it is
-// none.
+// FormatOf returns the format of a weight file with this name; nil for other files.
 func FormatOf(file string) *format.Format {
 	return formatOf(func(f *format.Format) bool { return f.Recognise(file) })
 }
 
-// IsIndex says whether a file of that name is an index of weights.
+// IsIndex reports whether a file with this name is an index of weights.
 func IsIndex(file string) bool { return indexFormat(file) != nil }
 
 // indexFormat returns the format of the files that an index of that name lists.
@@ -39,7 +38,8 @@ func indexFormat(file string) *format.Format {
 	return formatOf(func(f *format.Format) bool { return f.IsIndex(file) })
 }
 
-// IsWeights knows weight files by their names, those of formats that are not read too.
+// IsWeights reports whether a file with this name holds weights, even in a format that cannot
+// be read.
 func IsWeights(file string) bool { return FormatOf(file) != nil || foreignKind(file) != "" }
 
 // foreignKind names weight files that are not read, by their extension.

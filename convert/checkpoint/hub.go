@@ -25,8 +25,8 @@ const (
 const snapshotHint = "give the path of a snapshot"
 
 // Snapshot returns the directory of the checkpoint in a hub's cache of a model: the
-// snapshot that refs/main names or, without that file, the only one. Any other path it
-// returns as it is. The error, of type *Error, says why no snapshot can be chosen.
+// snapshot that refs/main names or, without that file, the only one. It returns any other
+// path unchanged. The error, of type *Error, explains why it cannot choose a snapshot.
 func Snapshot(path string) (string, error) {
 	if _, err := os.Stat(filepath.Join(path, ConfigName)); err == nil {
 		return path, nil
@@ -56,7 +56,7 @@ func Snapshot(path string) (string, error) {
 	return filepath.Join(path, hubSnapshots, revision), nil
 }
 
-// isCache knows a cache by its name, or by what is beside the snapshots.
+// isCache recognises a cache by its name, or by the directories beside the snapshots.
 func isCache(path string) bool {
 	beside, _ := subdirectories(path)
 	return slices.Contains(beside, hubSnapshots) &&

@@ -25,7 +25,7 @@ const (
 	maxShards     = 10_000
 )
 
-// Index is what model.safetensors.index.json says.
+// Index is the content of a model.safetensors.index.json.
 type Index struct {
 	File      string   `json:"file"`                 // its own name
 	TotalSize string   `json:"total_size,omitempty"` // metadata.total_size as it was written; empty if absent

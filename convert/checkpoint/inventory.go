@@ -17,17 +17,16 @@ import (
 	"dsmoe/text"
 )
 
-// Inventory is everything that can be told about a checkpoint without reading
-// its weights. Problems keep it from being opened; Notes are findings that a
-// reader can live with, such as a wrong total_size or a file that nothing names.
+// Inventory describes a checkpoint without reading its weights. Problems keep it from being
+// opened; Notes do not, such as a wrong total_size or a file that no index lists.
 type Inventory struct {
 	Path      string         `json:"path"`             // as it was given
 	Config    *config.Config `json:"config,omitempty"` // nil if it cannot be read
 	ConfigErr error          `json:"-"`                // why Config is nil; in Problems too
-	Index     *Index         `json:"index,omitempty"`  // nil if there is none, or it cannot be read
-	Files     []FileInfo     `json:"files"`            // in reading order, those that could be read
+	Index     *Index         `json:"index,omitempty"`  // nil if missing or unreadable
+	Files     []FileInfo     `json:"files"`            // readable files, in reading order
 	Problems  []Problem      `json:"problems"`         // what keeps the checkpoint from being opened
-	Notes     []Problem      `json:"notes"`            // what a reader can live with
+	Notes     []Problem      `json:"notes"`            // findings that keep no reader from opening it
 }
 
 // FileInfo describes one weight file.
@@ -41,16 +40,16 @@ type FileInfo struct {
 	Infos    []tensor.Info     `json:"-"`                  // its tensors, in file order; nil in a Checkpoint, which yields them itself
 }
 
-// DTypeCount says how much of a file is of one dtype.
+// DTypeCount counts the tensors and bytes of one dtype in a file.
 type DTypeCount struct {
 	DType   tensor.DType `json:"dtype"`   // as it is stored
 	Tensors int          `json:"tensors"` // of that dtype
 	Bytes   int64        `json:"bytes"`   // of their data
 }
 
-// Scan reads the config, the index and every header of the checkpoint at path
-// (see Open for what path can be) and collects what is wrong. It returns an error,
-// of type *Error, only if path is no checkpoint at all.
+// Scan reads the config, the index and every header of the checkpoint at path (see Open for
+// the forms of path) and collects all problems. It returns an error, of type *Error, only if
+// path is not a checkpoint at all.
 func Scan(path string) (*Inventory, error) {
 	s, err := scan(path)
 	if err != nil {
@@ -67,7 +66,7 @@ type scanner struct {
 	opened []format.File  // as inv.Files
 	where  map[string]int // the first of the files that hold a tensor
 
-	assembly *assembly // what the files hold, if their format has a dialect
+	assembly *assembly // the files' content, if their format has a dialect
 }
 
 func scan(path string) (*scanner, error) {
@@ -130,8 +129,8 @@ func ReadConfig(path string) (*config.Config, []byte, error) {
 	return c, document.Bytes(), err
 }
 
-// readIndex reads the index, if there is one, and takes the list of files from
-// it. Without a usable index, all shards in the directory are looked at.
+// readIndex reads the index, if present, and takes the list of files from it. Without a
+// usable index it lists all shards in the directory.
 func (s *scanner) readIndex() {
 	if s.index == "" {
 		return
@@ -173,7 +172,8 @@ func (s *scanner) openFiles() {
 	}
 }
 
-// explain says of a file that cannot be read how many tensors it should hold.
+// explain adds to the problems of an unreadable file the number of tensors that the index
+// expects in it.
 func (s *scanner) explain(name string, err error) []Problem {
 	problems := ProblemsOf(name, err)
 	if s.inv.Index == nil || slices.Contains(s.weightFiles, name) {
@@ -228,8 +228,8 @@ func (s *scanner) indexTensors() {
 	}
 }
 
-// checkIndex compares the index with what the files hold. A file that cannot be
-// read has its own problem; its tensors are not complained about.
+// checkIndex compares the index with the files' tensors. An unreadable file has its own
+// problem; its tensors are not reported.
 func (s *scanner) checkIndex() {
 	readable := map[string]int{}
 	for i, f := range s.inv.Files {
@@ -256,7 +256,7 @@ func (s *scanner) checkIndex() {
 	}
 }
 
-// holds says whether file i holds the tensor.
+// holds reports whether file i holds the tensor.
 func (s *scanner) holds(i int, name string) bool {
 	if first, ok := s.where[name]; !ok || first == i {
 		return ok

@@ -1,7 +1,7 @@
 package checkpoint
 
-// Where a checkpoint is: which files of a directory count, as transformers
-// decides it, and what to say when none does.
+// Where a checkpoint is: which files of a directory belong to it, by transformers' rules, and
+// the message for a directory without a checkpoint.
 
 import (
 	"errors"
@@ -23,10 +23,10 @@ const ConfigName = "config.json"
 type location struct {
 	dir         string
 	format      *format.Format // of the weight files
-	index       string         // the index to read; empty if there is none
+	index       string         // the index to read; empty without an index
 	files       []string       // the weight files to read
 	together    bool           // they are all of one checkpoint, even without an index
-	alone       bool           // the path is that of one weight file
+	alone       bool           // the path is one weight file
 	weightFiles []string       // all of the directory that belong to the format, sorted
 	problems    []Problem
 	notes       []Problem
@@ -74,7 +74,7 @@ func locateFile(path string) (*location, error) {
 	return &location{dir: dir, format: f, index: name, weightFiles: belonging(f, entries)}, err
 }
 
-// refuseFile names a file that is no checkpoint for what it is.
+// refuseFile is the error for a file that is not a checkpoint; it names the kind of file.
 func refuseFile(path, name string) error {
 	if kind := foreignKind(name); kind != "" {
 		return Refusal(path, "is "+kind+", not a safetensors checkpoint", foreignHint)
@@ -166,7 +166,7 @@ func quoteAll(names []string) []string {
 	return quoted
 }
 
-// takeSet takes the shards of a set among names, which must be all of them.
+// takeSet takes the shards of a set among names, which must be complete.
 func (l *location) takeSet(family string, names []string) {
 	l.files, l.together = nil, true
 	for _, name := range names {
@@ -221,10 +221,10 @@ func (l *location) single(hasIndex bool) {
 	}
 }
 
-// unnamed deals with weight files that no index lists. Shards whose names say that there
-// are all of them are the checkpoint, unless there is an index of another name, or the
-// format is one that is written: its index comes last, and an output without is
-// unfinished. The headers of others are looked at all the same.
+// unnamed handles weight files without an index. Shards with names that prove the set complete
+// are the checkpoint, unless the directory has an index of another name, or the format can be
+// written: its index comes last, and an output without an index is unfinished. The headers of
+// other files are read all the same.
 func (l *location) unnamed(hasVariant bool) {
 	l.files = l.weightFiles
 	shards := 0
@@ -246,12 +246,12 @@ func (l *location) unnamed(hasVariant bool) {
 	}
 }
 
-// misnamed says that a weight file has a name that no loader looks for.
+// misnamed is the problem of a weight file with a name that no loader looks for.
 func misnamed(f *format.Format, name string) Problem {
 	return Problem{File: f.Single, Cause: "missing, but there is " + text.Quote(name), Hint: "rename the file, or give its own path"}
 }
 
-// isWholeSet says whether the files are exactly the shards 1 to M "of M".
+// isWholeSet reports whether the files are exactly the shards 1 to M "of M".
 func isWholeSet(names []string) bool {
 	first, _, _ := shardFamily(names[0])
 	seen := map[int]bool{}
@@ -266,7 +266,7 @@ func isWholeSet(names []string) bool {
 	return len(seen) == len(names)
 }
 
-// noWeights says what a directory holds instead of weights.
+// noWeights is the problem of a directory without weights; it names the files found instead.
 func noWeights(entries []string) Problem {
 	for _, name := range entries {
 		if f := FormatOf(name); f != nil && !isTrainingState(name) {
@@ -284,7 +284,7 @@ func noWeights(entries []string) Problem {
 	return Problem{Cause: "directory holds no " + formats[0].Single + " and no " + formats[0].Index}
 }
 
-// isTrainingState knows the files that trainers leave beside a model's weights.
+// isTrainingState recognises the files that trainers write beside a model's weights.
 func isTrainingState(name string) bool {
 	return slices.ContainsFunc([]string{"optimizer", "scheduler", "rng_state", "training_args", "scaler"},
 		func(prefix string) bool { return strings.HasPrefix(name, prefix) })
@@ -296,15 +296,14 @@ const (
 	adapterHint = "merge it into its base model first, with merge_and_unload() of peft, and give what that saves"
 )
 
-// IsAdapter knows the files of a PEFT adapter by their names: its config and its weights.
+// IsAdapter recognises the files of a PEFT adapter by name: its config and its weights.
 func IsAdapter(file string) bool {
 	return strings.HasPrefix(file, "adapter_config.") || strings.HasPrefix(file, "adapter_model.") || strings.HasPrefix(file, "adapter_model-")
 }
 
 var shardPattern = regexp.MustCompile(`^(.*)-([0-9]{5,})-of-([0-9]{5,})\.[a-z]+$`)
 
-// shardFamily splits a shard's file name into what it shares with the other
-// shards of its set, and "N of M".
+// shardFamily splits a shard's file name into the name of its set and "N of M".
 func shardFamily(name string) (family, part string, ok bool) {
 	m := shardPattern.FindStringSubmatch(name)
 	if m == nil {

@@ -15,7 +15,7 @@ type Problem struct {
 	File   string `json:"file,omitempty"`   // relative to the checkpoint's directory; empty for the directory
 	Tensor string `json:"tensor,omitempty"` // empty when it is about the whole file
 	Cause  string `json:"cause"`            // what is wrong
-	Hint   string `json:"hint,omitempty"`   // what the user can do about it
+	Hint   string `json:"hint,omitempty"`   // a remedy for the user
 }
 
 // Place returns "file: tensor name", without the parts that are not known.

@@ -7,5 +7,5 @@ const (
 	dontNeed
 )
 
-// madvise does nothing where there is no such call.
+// madvise does nothing: this system has no such call.
 func madvise([]byte, int) {}

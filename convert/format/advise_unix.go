@@ -9,5 +9,5 @@ const (
 	dontNeed = unix.MADV_DONTNEED
 )
 
-// madvise hints at the use of pages; what the system makes of it is its business.
+// madvise hints at the use of pages; the system may ignore it.
 func madvise(pages []byte, advice int) { _ = unix.Madvise(pages, advice) }

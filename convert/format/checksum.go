@@ -2,10 +2,10 @@ package format
 
 import "io"
 
-// Checksum is what a file says of a run of its bytes.
+// Checksum is a checksum that a file holds of a run of its bytes.
 type Checksum struct {
 	Name   string // of the run, in the file's terms
-	Tensor string // the first tensor that lies in it; "" if none does
+	Tensor string // first tensor in the run; "" for a run without tensors
 	Offset int64  // of its first byte in the file
 	Size   int64  // in bytes
 	CRC32  uint32 // of the bytes, by the polynomial of IEEE 802.3

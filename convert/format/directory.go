@@ -6,8 +6,7 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Directory is the tensors of a file, by their places and by their names. The zero value has
-// none.
+// Directory lists the tensors of a file by position and by name. The zero value is empty.
 type Directory struct {
 	Entries []Entry // in the order of the file
 	byName  map[string]int

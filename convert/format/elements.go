@@ -2,9 +2,9 @@ package format
 
 import "dsmoe/model/tensor"
 
-// ReadElements fills dst with n elements of dtype d from first on, which read, given the
-// offset of bytes from the first of all, reads. If decode is not Invalid, they are stored in
-// that dtype, F16, BF16 or one with blocks, and decoded to d, which is F32.
+// ReadElements fills dst with n elements of dtype d from first on. read fills its dst from an
+// offset in bytes, counted from the first element. With a decode other than Invalid, the
+// stored elements are decoded from that dtype (F16, BF16 or one with blocks) to d, which is F32.
 func ReadElements(read func(dst []byte, offset int64) error, dst []byte, d, decode tensor.DType, first, n int64) error {
 	if decode == tensor.Invalid {
 		return read(dst, d.Bytes(first))

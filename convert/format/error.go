@@ -9,7 +9,7 @@ import (
 	"dsmoe/text"
 )
 
-// Error says why a file cannot be read as the format that it should be in, and where.
+// Error is the cause, and the position, for which a file cannot be read as its format.
 // Its text is one line, with every untrusted part quoted and clipped.
 type Error struct {
 	File   string // the path as it was given
@@ -35,10 +35,10 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap returns the system's error, such as fs.ErrNotExist, if there is one.
+// Unwrap returns the system's error, such as fs.ErrNotExist; it may be nil.
 func (e *Error) Unwrap() error { return e.err }
 
-// SystemError is an Error made of an error of the system; what says what was being done
+// SystemError is an Error with an error of the system as its cause; what names the action
 // and may be empty.
 func SystemError(file, what string, err error) error {
 	cause := err

@@ -1,7 +1,6 @@
-// Package format says what a file format of weights is to the rest of convert: a Format,
-// a value with the names that its files have and the functions that open and lay out
-// one. Each format is a package of its own that makes such a value; package checkpoint
-// lists them.
+// Package format defines a file format of weights: a Format is a value with the names of its
+// files and the functions that open and lay out a file. Each format has its own package,
+// which makes such a value; package checkpoint lists them.
 package format
 
 import (
@@ -17,21 +16,20 @@ import (
 type Format struct {
 	Name string // in messages: "safetensors"
 
-	// Recognise says whether a file of that name holds weights in this format.
+	// Recognise reports whether a file with this name holds weights in this format.
 	Recognise func(file string) bool
 	// Single is the file name of a checkpoint in one file.
 	Single string
 	// Shard returns the name of shard i of n, counted from 0.
 	Shard func(i, n int) string
-	// ShardBytes is how many bytes of tensors go into one file unless somebody says otherwise;
-	// 0 is all.
+	// ShardBytes is the default limit of tensor bytes per file; 0 puts all in one file.
 	ShardBytes int64
 	// Index is the file name of the index of a checkpoint in shards.
 	Index string
 	// IsIndex accepts the name of an index of this format, its variants too.
 	IsIndex func(file string) bool
-	// Belongs says whether a file may be a part of a checkpoint that was found in its
-	// directory, rather than by its own path.
+	// Belongs reports whether a file in a checkpoint's directory may be part of the
+	// checkpoint.
 	Belongs func(file string) bool
 
 	// Open opens a file and checks everything but the weights themselves. Errors are of
@@ -45,31 +43,31 @@ type Format struct {
 	Dialect *Dialect
 }
 
-// Head is what a file says beside its tensors. The zero value is the format's default.
+// Head is a file's content beside its tensors. The zero value is the format's default.
 type Head struct {
 	Keys    []byte // as Dialect.Describe encodes them
 	Shard   int    // the number of the file, counted from 0
-	Shards  int    // how many files there are; 0 is one
+	Shards  int    // number of files; 0 is one
 	Tensors int    // in all files
 }
 
-// Dialect is what a format has that keeps config.json inside its files, and tensors under
-// names and in orders of its own.
+// Dialect describes a format that holds config.json inside its files, and tensors under its
+// own names and in its own orders.
 type Dialect struct {
-	// Assemble says what open files, which are all of a checkpoint's, hold in HuggingFace's
-	// terms. What is wrong with them is in one error for each problem, of type *Error.
+	// Assemble returns the content of a checkpoint's open files in HuggingFace's terms. It
+	// returns one error, of type *Error, per problem.
 	Assemble func(files []File) (*Assembly, []error)
-	// Arrange says which tensors hold the weights of c, given which are to be written by
-	// their names in the table; in the order of these. What the format cannot hold, a weight
-	// or the model, is an error each, of type *Error without a file.
-	// kind is what was asked for, as Description.Type has it.
+	// Arrange returns the tensors that hold weights of c, in the order of weights, which go by
+	// their names in the table. It returns one error, of type *Error without a file, for each
+	// weight or property of the model that the format cannot hold. kind is the type asked
+	// for: Description.Type.
 	Arrange func(c *config.Config, weights []tensor.Info, kind string) ([]Arranged, []error)
-	// Types are the words for the mixtures of types that Arrange knows, beside dtypes.
+	// Types are Arrange's words for mixtures of dtypes.
 	Types []string
-	// Describe encodes what the files say beside their tensors. Notes say what a reader
-	// of them should know.
+	// Describe encodes the files' content beside their tensors. Notes are warnings for readers
+	// of the files.
 	Describe func(d Description) (keys []byte, notes []string, err error)
-	// Consumes says whether a file without weights of that name goes into the keys.
+	// Consumes reports whether a file without weights with this name goes into the keys.
 	Consumes func(file string) bool
 }
 
@@ -84,27 +82,27 @@ type Arranged struct {
 	View    *tensor.View // which of its elements, in which order; nil for all as they lie
 }
 
-// Description is what Describe is told.
+// Description is the argument of Describe.
 type Description struct {
 	Config  *config.Config
 	Name    string                             // of the model
 	Type    string                             // that was asked for: "keep", or a dtype or a mixture
 	Tensors []tensor.Info                      // as they are written
-	Was     []tensor.DType                     // the dtypes of those that are widened, Invalid for others
+	Was     []tensor.DType                     // dtypes of widened tensors before widening; Invalid for others
 	Open    func(name string) (fs.File, error) // opens a file beside the source's weights
 }
 
-// Assembly is what the files of a checkpoint hold, in HuggingFace's terms.
+// Assembly is the content of a checkpoint's files in HuggingFace's terms.
 type Assembly struct {
 	Config  []byte      // config.json
-	Tensors []Assembled // those of one file after the other
-	Notes   []string    // what of the files is not read
+	Tensors []Assembled // file by file
+	Notes   []string    // parts of the files that are not read
 }
 
 // Assembled is a tensor in HuggingFace's terms, and where its elements are.
 type Assembled struct {
 	tensor.Info
-	Parts []Part // one behind the other they are the tensor; there is at least one
+	Parts []Part // consecutive parts of the tensor, at least one
 	// Was is the dtype that the elements had before they were widened to this one, which
 	// lost nothing; Invalid if that is not known.
 	Was tensor.DType
@@ -112,10 +110,10 @@ type Assembled struct {
 
 // Part is a run of a tensor's elements, or a view of one, where a file has them.
 type Part struct {
-	File   int          // that has them: its index among those of the checkpoint
+	File   int          // index of the file in the checkpoint
 	Tensor string       // as it is stored
-	First  int64        // index of the first element there
-	N      int64        // elements from there on that are used
+	First  int64        // index of the first element in the stored tensor
+	N      int64        // number of elements used from First on
 	View   *tensor.View // in which order; nil for that in which they lie
 	// Decode is the dtype that the elements are stored in, if they are decoded to F32, the
 	// dtype of the tensor, because it is of several, or its blocks are cut apart; else Invalid.
@@ -130,7 +128,7 @@ func (p *Part) Stored(d tensor.DType) tensor.DType {
 	return d
 }
 
-// Whole says whether the tensor is one run of stored elements as they lie.
+// Whole reports whether the tensor is one run of stored elements in stored order.
 func (a *Assembled) Whole() bool {
 	return len(a.Parts) == 1 && a.Parts[0].View == nil && a.Parts[0].Decode == tensor.Invalid
 }
@@ -156,15 +154,15 @@ type File interface {
 	// Tensor returns a view of the named tensor's mapped bytes, valid until Close. The
 	// first view maps the file: what only reads it needs no address space for that.
 	Tensor(name string) (tensor.Tensor, error)
-	// Stat says what the file is beside its tensors.
+	// Stat describes the file beside its tensors.
 	Stat() Stat
-	// Identify writes what tells the file from one with other tensors, or with the same
-	// at other places: the header, as a rule. It reads no weights.
+	// Identify writes bytes that differ between files with other tensors or other offsets,
+	// usually the header. It reads no weights.
 	Identify(w io.Writer) error
-	// WillNeed tells the system that data, a part of a view, is about to be read. It says
-	// whether data is of this file.
+	// WillNeed announces to the system that data, a part of a view, is about to be read. It
+	// reports whether data is of this file.
 	WillNeed(data []byte) bool
-	// DontNeed tells the system that data is not read for a while, and says as much.
+	// DontNeed announces that data will not be read for a while, and reports the same.
 	DontNeed(data []byte) bool
 	// Close unmaps the file; views of its tensors must not be used any more.
 	Close() error
@@ -174,8 +172,8 @@ type File interface {
 type Stat struct {
 	Size     int64             // bytes of the file
 	Tensors  int               // tensors in it
-	Metadata map[string]string // free-form texts of the header; nil if there are none
-	Notes    []string          // what of the file is not read
+	Metadata map[string]string // free-form texts of the header; nil if absent
+	Notes    []string          // parts of the file that are not read
 }
 
 // Layout is a file before its data is written: every byte of the header and the place of

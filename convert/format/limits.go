@@ -7,8 +7,8 @@ import (
 	"dsmoe/text"
 )
 
-// The limits on what a file or an index may list, whatever its format. No model comes near
-// them; a hostile file would otherwise make its reader allocate gigabytes.
+// The limits on the lists in a file or an index of any format. They are far above every
+// model's; a hostile file would otherwise make its reader allocate gigabytes.
 const (
 	MaxTensors = 1 << 19 // tensors in one file or one index
 	MaxName    = 512     // bytes of a tensor's name

@@ -52,7 +52,7 @@ func (m *Mapping) Reopen() (*os.File, error) {
 	return f, nil
 }
 
-// View returns the tensor that info describes, whose data begins at offset. found says
+// View returns the tensor that info describes, with data from offset on. found reports
 // whether the file has it. The data starts at any byte: formats do not align it.
 func (m *Mapping) View(name string, info tensor.Info, offset int64, found bool) (tensor.Tensor, error) {
 	if !found {
@@ -93,11 +93,11 @@ func (m *Mapping) mapped() (mmap.MMap, error) {
 	return m.data, nil
 }
 
-// spareSpace is the address space that is left to everything else: the Go runtime ends the
-// process where it gets none.
+// spareSpace is the address space, in bytes, that is left to everything else: without address
+// space the Go runtime ends the process.
 const spareSpace = 512 << 20
 
-// Room says why n more bytes, mapped or in memory, do not fit in the address space. What
+// Room fails if n more bytes, mapped or in memory, do not fit in the address space. Space that
 // the runtime has taken and does not use counts as free.
 func Room(n int64) error {
 	free, limit, ok := freeSpace()
@@ -110,8 +110,8 @@ func Room(n int64) error {
 	return nil
 }
 
-// WillNeed tells the system that data, a part of a tensor's view, is about to be
-// read, and DontNeed that it is not for a while: its pages leave the process's
+// WillNeed announces to the system that data, a part of a tensor's view, is about to be
+// read, and DontNeed that it will not be read for a while: its pages leave the process's
 // resident memory and are read again when touched. Both are hints; they return false
 // if data is not of this mapping.
 func (m *Mapping) WillNeed(data []byte) bool { return m.advise(data, willNeed) }

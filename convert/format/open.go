@@ -7,8 +7,8 @@ import (
 	"dsmoe/text"
 )
 
-// LFSPointer is what a file begins with that stands in a Git repository for one that was
-// not downloaded.
+// LFSPointer is the beginning of a Git LFS pointer, which stands in a Git repository for a
+// file that was not downloaded.
 const LFSPointer = "version https://git-lfs.github.com/spec/"
 
 // OpenRegular opens a regular file, or a link to one, for reading. Anything else
@@ -41,7 +41,7 @@ func OpenRegular(path string) (*os.File, int64, error) {
 	return f, stat.Size(), nil
 }
 
-// statError explains why there is nothing at path.
+// statError explains a missing file.
 func statError(path string, err error) error {
 	if target, lerr := os.Readlink(path); lerr == nil && os.IsNotExist(err) {
 		return &Error{File: path, Cause: "is a link to " + text.Quote(filepath.ToSlash(target)) + ", which does not exist",

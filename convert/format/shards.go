@@ -19,9 +19,9 @@ type Shard struct {
 	Layout Layout // its header and the places of its tensors
 }
 
-// Shards divides tensors, given in the order of the model, among files of at most
-// maxBytes of tensor data and lays out each. keys are what the files say beside them; nil is
-// the format's default.
+// Shards divides tensors, given in the order of the model, among files of at most maxBytes
+// of tensor data, and lays out each. keys are the encoded keys of the files; nil is the
+// format's default.
 func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, keys []byte) ([]Shard, error) {
 	if len(tensors) == 0 {
 		return nil, errors.New("no tensors to write")
@@ -89,8 +89,8 @@ func divide(tensors []tensor.Info, maxBytes int64) (groups [][]tensor.Info) {
 	return groups
 }
 
-// WriteIndex writes the index of shards as Python's json.dumps(indent=2) writes it: of
-// tensors with total bytes, the name of each with that of its file.
+// WriteIndex writes the index of shards as Python's json.dumps(indent=2) does: files yields
+// the name and the file of each tensor, and total is the bytes of all tensors.
 func WriteIndex(w io.Writer, total int64, files iter.Seq2[string, string]) error {
 	b := bufio.NewWriter(w)
 	fmt.Fprintf(b, "{\n  \"metadata\": {\n    \"total_size\": %d\n  },\n  \"weight_map\": {", total)

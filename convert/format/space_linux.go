@@ -10,7 +10,7 @@ import (
 )
 
 // freeSpace returns the bytes of address space that the process may still use, and its
-// limit; ok is false if there is none or it is not known.
+// limit; ok is false if it is unlimited or unknown.
 func freeSpace() (free, limit int64, ok bool) {
 	var r unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_AS, &r) != nil || r.Cur > 1<<62 {

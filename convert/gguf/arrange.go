@@ -1,7 +1,7 @@
 package gguf
 
-// Which tensors llama.cpp's files have for the weights of a model, and what these files
-// cannot say.
+// How the weights of a model become tensors of llama.cpp's files, and which models these
+// files cannot hold.
 
 import (
 	"fmt"
@@ -99,8 +99,8 @@ func (a *arranger) add(s table.Slot, x format.Arranged) {
 	a.made, a.places = append(a.made, x), append(a.places, s.Place)
 }
 
-// alwaysF32 says whether llama.cpp has a tensor in F32 whatever the file's type: vectors,
-// norms, the gate, and what is no weight. ModelBase.prepare_tensors of conversion/base.py.
+// alwaysF32 reports whether llama.cpp stores a tensor in F32 in files of every type: vectors,
+// norms, the gate, and tensors that are not weights. ModelBase.prepare_tensors of conversion/base.py.
 func alwaysF32(name string, rank int) bool {
 	return rank <= 1 || strings.HasSuffix(name, "_norm.weight") || strings.HasSuffix(name, ".ffn_gate_inp.weight") || !strings.HasSuffix(name, ".weight")
 }
@@ -156,13 +156,13 @@ func moeLayers(c *config.Config) (n int) {
 	return n
 }
 
-// limited says whether groups keep experts from being chosen: with as many groups chosen
-// from as there are, or one, they do not.
+// limited reports whether groups restrict the choice of experts: there are several, and not
+// all of them are chosen from.
 func limited(c *config.Config) bool {
 	return c.LimitsGroups() && c.NGroup > 1 && c.TopKGroup < c.NGroup
 }
 
-// architectureOf is what general.architecture says of a model.
+// architectureOf returns a model's general.architecture.
 func architectureOf(c *config.Config) string {
 	if c.LatentAttention() {
 		return deepseek2

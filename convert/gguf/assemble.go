@@ -52,7 +52,7 @@ func (a *assembler) fail(file int, name, cause string, args ...any) {
 	a.wrong = append(a.wrong, &format.Error{File: a.files[file].path, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
-// architecture returns that of the model, if it is one that can be read.
+// architecture returns the model's architecture; ok is false if it cannot be read.
 func (a *assembler) architecture() (arch string, ok bool) {
 	arch, said := a.files[0].values[architectureKey].one.(string)
 	switch {
@@ -66,7 +66,7 @@ func (a *assembler) architecture() (arch string, ok bool) {
 	return "", false
 }
 
-// shards compares what the files say of their places in the set with the set.
+// shards compares each file's number and count with the set of files.
 func (a *assembler) shards() {
 	total := 0
 	for i, f := range a.files {
@@ -118,8 +118,8 @@ func (a *assembler) stored(name string) (info tensor.Info, file int, ok bool) {
 	return info, file, true
 }
 
-// tensors finds every weight of the table, and adds what is stored beyond it under its own
-// name.
+// tensors finds every weight of the table, and adds other stored tensors under their own
+// names.
 func (a *assembler) tensors() {
 	f := table.FamilyOf(a.config)
 	for s := range f.Slots(a.config) {
@@ -137,7 +137,7 @@ func (a *assembler) tensors() {
 	}
 }
 
-// slot finds one weight of the table. What is not there is left out.
+// slot finds one weight of the table. A missing weight is left out.
 func (a *assembler) slot(s table.Slot) {
 	g := s.Row.GGUF
 	if info, file, ok := a.stored(s.InLayer(g.Name)); ok {
@@ -163,8 +163,8 @@ func (a *assembler) slot(s table.Slot) {
 	}
 }
 
-// mixed finds the dtype of a weight made of pieces, whose Decode is what they are stored in.
-// Pieces of several dtypes, and those in blocks that are cut apart, are decoded to F32.
+// mixed returns the dtype of a weight with these pieces, and sets their Decode. Pieces of
+// several dtypes, and pieces cut across blocks, are decoded to F32.
 func mixed(pieces []format.Part, orders []table.Order) tensor.DType {
 	dtype := pieces[0].Decode
 	for i := range pieces {
@@ -182,7 +182,7 @@ func mixed(pieces []format.Part, orders []table.Order) tensor.DType {
 	return dtype
 }
 
-// whole adds a weight that is stored as it is, or with those of other experts.
+// whole adds a weight that is a stored tensor or, for an expert, a slice of one.
 func (a *assembler) whole(s table.Slot, info tensor.Info, file int) {
 	part := format.Part{File: file, Tensor: info.Name, N: product(s.Shape)}
 	want := s.Shape
@@ -229,7 +229,7 @@ func putTogether(pieces []format.Part, orders []table.Order) (parts []format.Par
 	return parts
 }
 
-// isPlain says whether a view's elements are used as they lie.
+// isPlain reports whether a view yields its elements in stored order.
 func isPlain(v *tensor.View) bool {
 	n := 0
 	for range v.Runs(0, v.Len()) {
@@ -261,7 +261,7 @@ func (a *assembler) widened() {
 	}
 }
 
-// notes say what of the files is not read.
+// notes lists the parts of the files that are not read.
 func (a *assembler) notes() (notes []string) {
 	if n := a.files[0].values["tokenizer.ggml.tokens"].n; n > 0 {
 		notes = append(notes, fmt.Sprintf("the tokenizer in it, of %s, is not read", text.Plural(int(min(n, 1<<30)), "token")))

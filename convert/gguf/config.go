@@ -15,13 +15,13 @@ import (
 	"dsmoe/text"
 )
 
-// keyReader reads the keys of a file, and takes note of what is wrong with them.
+// keyReader reads the keys of a file and collects their problems.
 type keyReader struct {
 	*File
 	arch   string
 	doc    []string // members of config.json
 	wrong  []error
-	absent []string // keys that have to be there
+	absent []string // required keys that are missing
 }
 
 func (r *keyReader) fail(key, cause string, args ...any) {
@@ -75,7 +75,7 @@ func (r *keyReader) natural(key string) (n int, ok bool) {
 	return 0, false
 }
 
-// need is natural for a key that has to be there.
+// need is natural for a required key.
 func (r *keyReader) need(key string) int {
 	n, ok := r.natural(key)
 	if _, said := r.values[r.arch+"."+key]; !said {
@@ -107,7 +107,7 @@ func (r *keyReader) put(field, value string) {
 
 func (r *keyReader) putInt(field string, n int) { r.put(field, strconv.Itoa(n)) }
 
-// config makes config.json; has says which tensors there are.
+// config makes config.json; has reports whether the files hold a tensor.
 func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *config.Config) {
 	r.family(has)
 	if dtype != "" {
@@ -146,7 +146,7 @@ func (r *keyReader) parsed() ([]byte, *config.Config) {
 	return document, c
 }
 
-// row adds a field that a key says as it is.
+// row adds a field that equals its key.
 func (r *keyReader) row(row row) {
 	if row.kind == f32 {
 		if x, ok := r.real(row.key); ok {
@@ -168,8 +168,8 @@ func (r *keyReader) row(row row) {
 	}
 }
 
-// family tells DeepSeek-V2 from V3 by the gating function, and where no key says that, as
-// in files of before V3, by the bias of V3's gate.
+// family tells DeepSeek-V2 from V3 by the gating function or, in files from before V3, which
+// have no such key, by the bias of V3's gate.
 func (r *keyReader) family(has func(name string) bool) {
 	class, name := "DeepseekForCausalLM", "deepseek"
 	gating, said := r.natural(gatingFunc)
@@ -238,7 +238,7 @@ func (r *keyReader) layers() {
 	}
 }
 
-// plainAttention is that of the first DeepSeekMoE.
+// plainAttention adds the attention fields of the first DeepSeekMoE.
 func (r *keyReader) plainAttention(has func(name string) bool) {
 	heads := r.need("attention.head_count")
 	if n, ok := r.natural(headCountKV); ok {
@@ -256,8 +256,8 @@ func (r *keyReader) plainAttention(has func(name string) bool) {
 	r.put("norm_topk_prob", "false")
 }
 
-// latentAttention takes the widths of heads, which files say in two ways: those with kv_b
-// in one piece have keys and values as they are multiplied, later ones also as they are kept.
+// latentAttention adds the widths of heads, which files store in two ways: files with kv_b in
+// one piece have the widths of keys and values in products; later files also those in the cache.
 func (r *keyReader) latentAttention() {
 	r.putInt("num_key_value_heads", r.need("attention.head_count"))
 	key, value := keyMLA, valueMLA

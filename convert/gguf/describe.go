@@ -65,7 +65,7 @@ func (w *keyWriter) list(key string, of kind, n int) {
 	w.b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(w.b, uint32(of)), uint64(n))
 }
 
-// of writes a pair whose key begins with the architecture.
+// of writes a key behind the architecture's name.
 func (w *keyWriter) of(key string, v any) { w.put(w.arch+"."+key, v) }
 
 // describe is Dialect.Describe.
@@ -85,7 +85,7 @@ func describe(d format.Description) (keys []byte, notes []string, err error) {
 	return w.b, append(notes, said...), err
 }
 
-// model writes what config.json says.
+// model writes the keys that come from config.json.
 func (w *keyWriter) model(c *config.Config) {
 	w.of(blockCount, uint32(c.NumHiddenLayers+c.NumNextNPredictLayers))
 	for _, row := range rowsOf(w.arch) {
@@ -121,7 +121,7 @@ func (w *keyWriter) model(c *config.Config) {
 	}
 }
 
-// groups writes those that experts are chosen by. Where all are chosen from, there is one.
+// groups writes the groups of experts: 1 if experts are chosen from all groups.
 func (w *keyWriter) groups(c *config.Config) {
 	switch {
 	case limited(c):
@@ -137,7 +137,7 @@ func (w *keyWriter) groups(c *config.Config) {
 // llama.cpp multiplies queries into the compressed keys and values, which are one head.
 func (w *keyWriter) latentAttention(c *config.Config) {
 	if c.QLoraRank > 0 || !isLite(c.NumHiddenLayers, c.VocabSize) {
-		w.of(queryRank, uint32(c.QLoraRank)) // 0 is none, and the key is demanded of all but the lite model
+		w.of(queryRank, uint32(c.QLoraRank)) // 0 means no rank; every model but the lite one needs the key
 	}
 	w.of(headCountKV, uint32(1))
 	w.of(keyLength, uint32(c.KVLoraRank+c.QKRopeHeadDim))
@@ -156,7 +156,7 @@ func (w *keyWriter) linear(s *config.RopeScaling) {
 	w.of(scalingFactor, float32(s.Factor))
 }
 
-// yarn writes the scaling of later models, nothing if there is none.
+// yarn writes the scaling of later models; s may be nil.
 func (w *keyWriter) yarn(s *config.RopeScaling) {
 	if s == nil {
 		return
@@ -198,7 +198,7 @@ func warnings(c *config.Config) (notes []string) {
 // fileTypes are the numbers of general.file_type: enum llama_ftype.
 var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q8_0": 7, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "BF16": 32}
 
-// fileType is what general.file_type says: what was asked for, or the dtype of most elements.
+// fileType returns general.file_type: the type asked for, or the dtype of most elements.
 func fileType(d format.Description) uint32 {
 	if n, known := fileTypes[d.Type]; known {
 		return n

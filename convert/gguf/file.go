@@ -1,10 +1,10 @@
-// Package gguf reads and lays out the files of llama.cpp. Open checks a file's whole header;
-// the files of a checkpoint together are its config.json and the weights of the table, whose
-// rows say what they are called here (table.GGUF): names of GGUF occur in this package, in
-// that column, and in reports about such files.
+// Package gguf reads and lays out the files of llama.cpp. Open checks a file's whole header.
+// A checkpoint's files together hold its config.json and the weights of the table, whose rows
+// have GGUF names (table.GGUF). GGUF names occur only in this package, in that column, and in
+// reports about such files.
 //
-// The reader accepts what llama.cpp's own does, versions 2 and 3, and nothing else; the
-// lengths that a hostile file says are checked before memory is taken for them. The package
+// The reader accepts the versions that llama.cpp's own reader accepts, 2 and 3, and nothing
+// else. It checks every length in a file before it allocates memory for it. The package
 // writes no file.
 package gguf
 
@@ -59,8 +59,8 @@ type Header struct {
 }
 
 // ReadHeader reads the header of the GGUF file of the given size from r and checks all that
-// can be checked without the data. file is the name for errors, which are of type
-// *format.Error, or several of these joined.
+// can be checked without the data. file is the name for errors. An error is a *format.Error,
+// or several of them joined.
 func ReadHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
 	var head [len(magic)]byte
 	if n, err := r.ReadAt(head[:], 0); n < len(head) && err != io.EOF {
@@ -77,7 +77,7 @@ func ReadHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
 	return h, nil
 }
 
-// notGGUF says what a file is that does not begin as one should.
+// notGGUF is the error for a file without GGUF's magic; it names the kind of file.
 func notGGUF(r io.ReaderAt, head []byte, file string) error {
 	pointer := make([]byte, len(format.LFSPointer))
 	r.ReadAt(pointer, 0)
@@ -92,16 +92,16 @@ func notGGUF(r io.ReaderAt, head []byte, file string) error {
 	return &format.Error{File: file, Cause: fmt.Sprintf("is no GGUF file: it begins with %s, not GGUF", text.Quote(string(head)))}
 }
 
-// File is an open GGUF file whose header was checked. It is safe for concurrent use. Its
-// tensors have the names of GGUF.
+// File is an open GGUF file with a checked header. It is safe for concurrent use. Its
+// tensors have GGUF names.
 type File struct {
 	*Header
 	*format.Mapping
 	path string
 }
 
-// Open checks the header of the file at path. It reads nothing of the weights. Errors are of
-// type *format.Error, or several of these joined.
+// Open checks the header of the file at path. It reads no weights. An error is a
+// *format.Error, or several of them joined.
 func Open(path string) (*File, error) {
 	f, size, err := format.OpenRegular(path)
 	if err != nil {

@@ -10,13 +10,13 @@ import (
 	"dsmoe/config"
 )
 
-// The architectures: what general.architecture says.
+// The values of general.architecture.
 const (
 	deepseek  = "deepseek"  // the first DeepSeekMoE
 	deepseek2 = "deepseek2" // DeepSeek-V2, V3 and R1
 )
 
-// What expert_gating_func says: LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX and _SIGMOID.
+// The values of expert_gating_func: LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX and _SIGMOID.
 const (
 	gatingSoftmax = 1
 	gatingSigmoid = 2
@@ -55,8 +55,8 @@ const (
 	yarnLog        = "rope.scaling.yarn_log_multiplier"
 )
 
-// row is a key, behind the architecture's name and a dot, that says what a field of
-// config.json says.
+// row maps a key, behind the architecture's name and a dot, to a field of config.json with
+// the same value.
 type row struct {
 	key   string
 	kind  kind
@@ -64,8 +64,7 @@ type row struct {
 	value func(c *config.Config) any // a uint32, float32 or bool; nil if it is not written
 }
 
-// rows are those keys that all models have, in the order in which llama.cpp's converter
-// writes them.
+// rows are the keys of all models, in the order in which llama.cpp's converter writes them.
 var rows = []row{
 	{"context_length", u32, "max_position_embeddings", func(c *config.Config) any { return natural(c.MaxPositionEmbeddings) }},
 	{"embedding_length", u32, "hidden_size", func(c *config.Config) any { return natural(c.HiddenSize) }},
@@ -78,7 +77,7 @@ var rows = []row{
 	{"expert_feed_forward_length", u32, "moe_intermediate_size", func(c *config.Config) any { return natural(c.MoEIntermediateSize) }},
 }
 
-// latentRows are those of models with latent attention.
+// latentRows are the keys of models with latent attention.
 var latentRows = []row{
 	{"attention.kv_lora_rank", u32, "kv_lora_rank", func(c *config.Config) any { return natural(c.KVLoraRank) }},
 }
@@ -93,7 +92,7 @@ func unlessZero(n int) any {
 	return natural(n)
 }
 
-// isLite says whether llama.cpp takes a model for DeepSeek-V2-Lite, whose queries have no
+// isLite reports whether llama.cpp takes a model for DeepSeek-V2-Lite, whose queries have no
 // q_lora_rank: llama_model_deepseek2::load_arch_hparams.
 func isLite(layers, vocab int) bool {
 	return layers == 26 || layers == 27 || layers == 48 && vocab == 128256

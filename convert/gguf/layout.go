@@ -11,7 +11,7 @@ import (
 	"dsmoe/text"
 )
 
-// alignment is that of the tensors of written files, which is ggml's default.
+// alignment is the alignment, in bytes, of tensors in written files: ggml's default.
 const alignment = 32
 
 // Layout is a GGUF file before its data is written: every byte of the header and the place
@@ -24,7 +24,7 @@ type Layout struct {
 }
 
 // NewLayout lays out tensors in their order, each padded to the alignment, as gguf-py's
-// GGUFWriter does. The keys are in the first file of several; each says which it is.
+// GGUFWriter does. The first of several files holds the keys; each holds its number.
 func NewLayout(tensors []tensor.Info, head format.Head) (*Layout, error) {
 	l := &Layout{head: head, infos: slices.Clone(tensors)}
 	for _, info := range tensors {

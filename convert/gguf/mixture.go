@@ -35,9 +35,9 @@ type mixer struct {
 	word   string
 	most   tensor.DType
 	more   bool
-	blocks int  // layers, those of prediction included
+	blocks int  // layers, prediction layers included
 	values int  // attn_v tensors
-	value  int  // those seen
+	value  int  // attn_v tensors seen so far
 	eight  bool // experts: llama.cpp gives such models more
 	tied   bool
 }

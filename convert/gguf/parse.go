@@ -1,8 +1,7 @@
 package gguf
 
-// The strict parser of a header. No length that the file says is believed before it was held
-// against what the file has left, so that memory is bounded by the file's size and by the
-// limits below.
+// The strict parser of a header. Every length in the file is checked against the bytes left
+// before it is used, so that memory is bounded by the file's size and by the limits below.
 
 import (
 	"bufio"
@@ -36,7 +35,7 @@ type parser struct {
 	at   int64 // of the next byte
 	size int64 // of the file
 	h    *Header
-	bad  []error // what is wrong with tensors; anything else ends the reading
+	bad  []error // problems of tensors; any other problem ends the reading
 }
 
 // fail is an error at a byte of the file.
@@ -44,13 +43,13 @@ func (p *parser) fail(at int64, cause string, args ...any) error {
 	return &format.Error{File: p.file, Offset: at, Cause: fmt.Sprintf(cause, args...)}
 }
 
-// failTensor takes note of what is wrong with a tensor.
+// failTensor records a problem of the current tensor.
 func (p *parser) failTensor(name, cause string, args ...any) {
 	p.bad = append(p.bad, &format.Error{File: p.file, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
-// left says whether n more bytes, of what, are in the file.
-func (p *parser) left(n uint64, what string) error {
+// need fails unless n more bytes, of what, remain in the file.
+func (p *parser) need(n uint64, what string) error {
 	if n > uint64(p.size-p.at) {
 		return &format.Error{File: p.file, Offset: p.at, Hint: hintDownload,
 			Cause: fmt.Sprintf("file is cut off, or damaged: %s needs %s, and %s are left", what, text.ExactBytes(int64(min(n, math.MaxInt64))), text.ExactBytes(p.size-p.at))}
@@ -61,9 +60,9 @@ func (p *parser) left(n uint64, what string) error {
 	return nil
 }
 
-// read fills b, whose bytes are in the file.
+// read fills b with bytes that are in the file.
 func (p *parser) read(b []byte, what string) error {
-	if err := p.left(uint64(len(b)), what); err != nil {
+	if err := p.need(uint64(len(b)), what); err != nil {
 		return err
 	}
 	if _, err := io.ReadFull(p.r, b); err != nil {
@@ -95,7 +94,7 @@ func (p *parser) text(limit int, what string) (string, error) {
 	if n > uint64(limit) {
 		return "", p.fail(at, "%s has %d bytes, more than the limit of %d", what, n, limit)
 	}
-	if err := p.left(n, what); err != nil {
+	if err := p.need(n, what); err != nil {
 		return "", err
 	}
 	b := make([]byte, n)
@@ -107,7 +106,7 @@ func (p *parser) text(limit int, what string) (string, error) {
 
 // skip reads over n bytes.
 func (p *parser) skip(n uint64, what string) error {
-	if err := p.left(n, what); err != nil {
+	if err := p.need(n, what); err != nil {
 		return err
 	}
 	if _, err := p.r.Discard(int(n)); err != nil {
@@ -146,7 +145,7 @@ func (p *parser) parse() error {
 
 // begin reads what comes before the keys.
 func (p *parser) begin() (tensors, keys uint64, err error) {
-	if err := p.skip(uint64(len(magic)), "the magic"); err != nil { // it was looked at
+	if err := p.skip(uint64(len(magic)), "the magic"); err != nil { // checked by the caller
 		return 0, 0, err
 	}
 	if p.h.Version, err = p.uint32("the version"); err != nil {
@@ -169,7 +168,7 @@ func (p *parser) begin() (tensors, keys uint64, err error) {
 	return tensors, keys, err
 }
 
-// count reads how many there are, of which each takes so many bytes at least.
+// count reads the number of items, each of at least least bytes.
 func (p *parser) count(what string, limit, least uint64) (uint64, error) {
 	at := p.at
 	n, err := p.uint64("the number of " + what)
@@ -179,7 +178,7 @@ func (p *parser) count(what string, limit, least uint64) (uint64, error) {
 	if n > limit {
 		return 0, p.fail(at, "%d %s, more than the limit of %d", n, what, limit)
 	}
-	return n, p.left(n*least, fmt.Sprintf("a list of %d %s", n, what))
+	return n, p.need(n*least, fmt.Sprintf("a list of %d %s", n, what))
 }
 
 // pair reads a key and its value.
@@ -230,7 +229,7 @@ func (p *parser) value(key string) (v value, err error) {
 	if v.n > maxHeader {
 		return v, p.fail(at, "%s is an array of %d elements, more than fit in a header", what, v.n)
 	}
-	if err := p.left(v.n*uint64(kindTable[v.of].size), what); err != nil {
+	if err := p.need(v.n*uint64(kindTable[v.of].size), what); err != nil {
 		return v, err
 	}
 	return v, p.list(&v, what)
@@ -346,7 +345,7 @@ func (p *parser) tensor() (offset uint64, err error) {
 	return offset, nil
 }
 
-// take adds a tensor, and takes note of what is wrong with it.
+// take adds a tensor and records its problems.
 func (p *parser) take(info tensor.Info, number uint32) {
 	if err := format.CheckName(info.Name); err != nil {
 		p.failTensor(info.Name, "%v", err)

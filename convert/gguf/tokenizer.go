@@ -49,7 +49,7 @@ var splits = map[string]string{
 	"3e41884740914736a01647a8d1d6426e0e5aed47b7fdb19dfb81d31e3653a502": "deepseek-v3",    // V3, R1
 }
 
-// tokenizer is what of a tokenizer.json goes into a file.
+// tokenizer holds the parts of tokenizer.json that go into a file.
 type tokenizer struct {
 	AddedTokens []struct {
 		ID      int    `json:"id"`
@@ -81,8 +81,8 @@ type tokenizer struct {
 // merge is two pieces with a space between, however tokenizer.json has them.
 type merge string
 
-// UnmarshalJSON reads "a b" or ["a", "b"], whose pieces may have spaces of their own: these
-// become the letter that stands for a space in a vocabulary of bytes.
+// UnmarshalJSON reads "a b" or ["a", "b"]. A space inside a piece becomes the letter for a
+// space in a vocabulary of bytes.
 func (m *merge) UnmarshalJSON(b []byte) error {
 	var one string
 	if err := json.Unmarshal(b, &one); err == nil {
@@ -128,7 +128,7 @@ func (w *keyWriter) vocabulary(d format.Description) (notes []string, err error)
 	return w.special(d, &t, tokens)
 }
 
-// read decodes a file beside the weights, if it is there.
+// read decodes a file beside the weights; found is false if it is missing.
 func read(d format.Description, name string, into any) (found bool, err error) {
 	data, err := slurp(d, name)
 	if data == nil || err != nil {
@@ -140,7 +140,7 @@ func read(d format.Description, name string, into any) (found bool, err error) {
 	return true, nil
 }
 
-// slurp returns the bytes of a file beside the weights, nil if it is not there.
+// slurp returns the bytes of a file beside the weights, nil if it is missing.
 func slurp(d format.Description, name string) ([]byte, error) {
 	if d.Open == nil {
 		return nil, nil
@@ -222,8 +222,8 @@ func (t *tokenizer) tokens(size int) (tokens []string, types []int32, err error)
 	return tokens, types, nil
 }
 
-// looksSpecial is does_token_look_special: added tokens that are control tokens, whatever
-// tokenizer.json says.
+// looksSpecial is does_token_look_special: added tokens that are control tokens in spite of
+// tokenizer.json.
 func looksSpecial(token string) bool {
 	for _, around := range [][2]string{{"<|", "|>"}, {"<｜", "｜>"}, {"<unused", ">"}} {
 		if strings.HasPrefix(token, around[0]) && strings.HasSuffix(token, around[1]) {
@@ -271,7 +271,7 @@ func (w *keyWriter) special(d format.Description, t *tokenizer, tokens []string)
 	return []string{"the vocabulary is that of tokenizer.json"}, err
 }
 
-// isByteLevel says whether a post-processor is ByteLevel, which adds no tokens.
+// isByteLevel reports whether the post-processor is ByteLevel, which adds no tokens.
 func (t *tokenizer) isByteLevel() bool {
 	is := t.PostProcessor.Type == "ByteLevel"
 	for _, p := range t.PostProcessor.Processors {

@@ -12,8 +12,8 @@ type ggmlType struct {
 	dtype tensor.DType // Invalid if its elements cannot be read here
 }
 
-// types is the table by ggml's numbers. Those that it lacks were given up by ggml, or never
-// given out.
+// types is the table by ggml's numbers. It lacks numbers that ggml abandoned or never
+// assigned.
 var types = map[uint32]ggmlType{
 	0: {"F32", tensor.F32}, 1: {"F16", tensor.F16}, 30: {"BF16", tensor.BF16}, 28: {"F64", tensor.F64},
 	24: {"I8", tensor.I8}, 25: {"I16", tensor.I16}, 26: {"I32", tensor.I32}, 27: {"I64", tensor.I64},
@@ -28,7 +28,7 @@ var types = map[uint32]ggmlType{
 	34: {name: "TQ1_0"}, 35: {name: "TQ2_0"}, 40: {name: "NVFP4"}, 41: {name: "Q1_0"}, 42: {name: "Q2_0"},
 }
 
-// dtypeOf returns how a tensor of ggml's type of that number is read, or says why it is not.
+// dtypeOf returns the dtype that a tensor of this ggml type is read as.
 func dtypeOf(number uint32) (tensor.DType, error) {
 	t, known := types[number]
 	switch {

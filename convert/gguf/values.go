@@ -20,10 +20,10 @@ const (
 	u64
 	i64
 	f64
-	kinds // how many there are
+	kinds // number of kinds
 )
 
-// names and sizes of kinds; a string's size is that of its length, the least that it takes.
+// names and sizes in bytes of kinds; a string's size is its least, the size of its length.
 var kindTable = [kinds]struct {
 	name string
 	size int64
@@ -32,7 +32,7 @@ var kindTable = [kinds]struct {
 	boolean: {"bool", 1}, str: {"string", 8}, array: {"array", 12}, u64: {"u64", 8}, i64: {"i64", 8}, f64: {"f64", 8},
 }
 
-// String returns the name, or the number of what is no type.
+// String returns the name, or the number of an unknown type.
 func (k kind) String() string {
 	if k >= kinds {
 		return "type " + strconv.FormatUint(uint64(k), 10)
@@ -40,7 +40,7 @@ func (k kind) String() string {
 	return kindTable[k].name
 }
 
-// value is what a key has: a uint64, int64, float64, bool or string, or a list.
+// value is the value of a key: a uint64, int64, float64, bool or string, or a list.
 type value struct {
 	kind kind
 	of   kind   // of the elements of an array
@@ -51,6 +51,6 @@ type value struct {
 	at, end int64 // where key and value are in the file
 }
 
-// maxList is how many elements an array may have to be kept: those of configs have one per
-// layer, or per norm. The tokens of a vocabulary are not.
+// maxList bounds the elements of an array that is kept: configs have one per layer or per
+// norm. The tokens of a vocabulary are not kept.
 const maxList = 4096

@@ -15,7 +15,7 @@ type DequantiseBlocks struct {
 	To   tensor.DType `json:"to"`   // dtype of the output
 }
 
-// NewDequantiseBlocks prepares the operation, or says why there is none.
+// NewDequantiseBlocks prepares the operation; it refuses other dtypes.
 func NewDequantiseBlocks(from, to tensor.DType) (*DequantiseBlocks, error) {
 	if !from.Blocked() {
 		return nil, fmt.Errorf("dtype %s has no blocks", from)
@@ -46,11 +46,11 @@ func (d *DequantiseBlocks) Apply(dst []byte, in Input, lost *tensor.Loss) error 
 	return nil
 }
 
-// Prove decodes every element by the definition of the type, one by one, and asks whether
-// what that gives, rounded to F32, could have been rounded to what was written.
+// Prove decodes every element by the definition of the type, one by one, and checks that the
+// value, rounded to F32, could have been rounded to the written number.
 func (d *DequantiseBlocks) Prove(out []byte, in Input) error {
 	elements, size := d.From.Block()
-	var last [256]float32 // of the block that was looked at last
+	var last [256]float32 // values of the last block
 	at := -1
 	exact := func(i int) float64 {
 		if i/elements != at {
@@ -66,9 +66,8 @@ func (d *DequantiseBlocks) Prove(out []byte, in Input) error {
 	})
 }
 
-// blockValues sets v to what the elements of a block stand for, by the definition of its
-// dtype in ggml: products, or differences of two, that float64 holds exactly, rounded to F32
-// once.
+// blockValues sets v to the values of a block by the definition of its dtype in ggml:
+// products, or differences of two, that float64 holds exactly, rounded to F32 once.
 func blockValues(v []float32, b []byte, d tensor.DType) {
 	low := func(q []byte, i int) int { return int(q[i%16] >> (i / 16 * 4) & 15) } // of 32 codes in 16 bytes
 	fifth := func(q []byte, i int) int { return int(q[i/8]>>(i%8)&1) << 4 }
@@ -91,7 +90,7 @@ func blockValues(v []float32, b []byte, d tensor.DType) {
 			v[i] = float32(float64(float64(low(b[8:], i)+fifth(b[4:], i))*scale) + least)
 		}
 	case tensor.MXFP4:
-		// 1 bit of sign, 2 of exponent, 1 of mantissa; there is no -0
+		// 1 sign bit, 2 exponent bits, 1 mantissa bit; -0 does not exist
 		values, unit := [...]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6}, math.Ldexp(1, int(b[0])-127)
 		for i := range v {
 			v[i] = float32(values[low(b[1:], i)] * unit)

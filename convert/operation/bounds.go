@@ -1,7 +1,7 @@
 package operation
 
-// The proof of operations that round. It does not repeat them: it decodes what was
-// written and asks whether the exact value could have been rounded to it.
+// The proof of operations that round. It decodes the written number and checks that the
+// exact value could have been rounded to it; it does not repeat the operation.
 
 import (
 	"encoding/binary"
@@ -55,8 +55,8 @@ func magnitude(pattern int, d tensor.DType) float64 {
 	return math.Ldexp(float64(fraction+1<<mantissa), exponent-bias-mantissa)
 }
 
-// check says whether exact may be written as the element at i of out. slack widens
-// the bounds by that share, for operations that round more than once.
+// check reports whether exact may be written as the element at i of out. slack widens the
+// bounds by that share, for operations that round more than once.
 func (b *bounds) check(exact float64, out []byte, i int, slack float64) bool {
 	if b.dtype == tensor.F32 {
 		return b.checkF32(exact, math.Float32frombits(binary.LittleEndian.Uint32(out[4*i:])))
@@ -79,8 +79,8 @@ func (b *bounds) checkF32(exact float64, got float32) bool {
 	return math.Float32bits(want) == math.Float32bits(got)
 }
 
-// checkAll checks n elements of out. exact gives the value that element i was made of;
-// rounded sets v to those from i on, rounded to F32, and is asked first.
+// checkAll checks n elements of out. rounded sets v to the values from element i on, rounded
+// to F32; exact, called only where that does not decide, gives the exact value of element i.
 func (b *bounds) checkAll(out []byte, n int, slack float64, exact func(i int) float64, rounded func(v []float32, i int)) error {
 	var values [512]float32
 	size := int(b.dtype.Bytes(1))
@@ -152,7 +152,7 @@ var (
 	boundsF16  = sync.OnceValue(func() *bounds { return newBounds(tensor.F16) })
 	boundsBF16 = sync.OnceValue(func() *bounds { return newBounds(tensor.BF16) })
 
-	// valuesF16 lists the values of all patterns of F16.
+	// valuesF16 lists the values of all F16 bit patterns.
 	valuesF16 = sync.OnceValue(func() []float64 {
 		values := make([]float64, 1<<16)
 		for i := range values {

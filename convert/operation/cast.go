@@ -8,7 +8,7 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Cast rounds F32, F16 or BF16 to another of them, to nearest, ties to even.
+// Cast rounds F32, F16 or BF16 to another of the three, to nearest, ties to even.
 type Cast struct {
 	From tensor.DType `json:"from"` // dtype of the source
 	To   tensor.DType `json:"to"`   // dtype of the output
@@ -16,7 +16,7 @@ type Cast struct {
 	codec *tensor.Cast
 }
 
-// NewCast prepares a cast, or says that there is none.
+// NewCast prepares a cast; it refuses other dtypes.
 func NewCast(from, to tensor.DType) (*Cast, error) {
 	c, err := tensor.NewCast(from, to)
 	if err != nil {
@@ -40,8 +40,8 @@ func (c *Cast) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	return nil
 }
 
-// Prove decodes what was written and asks of each element whether the source's could
-// have been rounded to it. To F32 nothing may be lost.
+// Prove decodes the written numbers and checks that the source's could have been rounded to
+// them. A cast to F32 must be exact.
 func (c *Cast) Prove(out []byte, in Input) error {
 	if c.To == tensor.F32 {
 		return proveWidening(c.From, out, in.Data)
@@ -80,7 +80,7 @@ func exactValues(from tensor.DType, src []byte) func(v []float32, i int) {
 	}
 }
 
-// proveWidening narrows every F32 to what it was made of: nothing may be lost.
+// proveWidening narrows every F32 and demands the source to the bit.
 func proveWidening(from tensor.DType, out, src []byte) error {
 	for i := range len(src) / 2 {
 		got, want := binary.LittleEndian.Uint32(out[4*i:]), binary.LittleEndian.Uint16(src[2*i:])
@@ -95,7 +95,7 @@ func proveWidening(from tensor.DType, out, src []byte) error {
 	return nil
 }
 
-// narrows says whether F32 bits are the value of an F16, with its NaN's payload.
+// narrows reports whether F32 bits are the value of an F16, with its NaN's payload.
 func narrows(got uint32, want uint16) bool {
 	v := float64(math.Float32frombits(got))
 	abs := int(want & 0x7fff)

@@ -17,7 +17,7 @@ type Dequantise struct {
 	codec *tensor.Dequantiser
 }
 
-// NewDequantise prepares the operation for codes of dtype from, or says why there is none.
+// NewDequantise prepares the operation for codes of dtype from; it refuses other dtypes.
 func NewDequantise(from, to, scales tensor.DType, b tensor.Blocks) (*Dequantise, error) {
 	codec, err := from.Form().Dequantiser(to)
 	if err != nil {
@@ -55,8 +55,7 @@ func (d *Dequantise) scales(in Input) ([]float32, error) {
 	return tensor.Tensor{DType: d.Scales, Shape: []int{int(d.Scales.Elements(int64(len(data))))}, Data: data}.Float32s(nil)
 }
 
-// rowsFrom returns the rows of the scales from that of element at on, of those that came
-// with the input.
+// rowsFrom returns the input's scales from the row of the element at index at on.
 func (d *Dequantise) rowsFrom(scales []float32, in Input, at int64) []float32 {
 	_, width := d.Blocks.Grid()
 	return scales[(d.Blocks.GridRow(at)-d.Blocks.GridRow(in.At))*width:]
@@ -81,8 +80,8 @@ func (d *Dequantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 // rounded to 16 bits may miss the bounds of one rounding.
 const productSlack = 0x1p-23
 
-// Prove decodes what was written and asks of each element whether the exact product
-// could have been rounded to it.
+// Prove decodes the written numbers and checks that the exact products could have been
+// rounded to them.
 func (d *Dequantise) Prove(out []byte, in Input) error {
 	scales, err := d.scales(in)
 	if err != nil {

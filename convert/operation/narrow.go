@@ -14,7 +14,7 @@ type Narrow struct {
 	codec *tensor.Cast
 }
 
-// NewNarrow prepares the operation, or says that there is none.
+// NewNarrow prepares the operation; it refuses other dtypes.
 func NewNarrow(to tensor.DType) (*Narrow, error) {
 	c, err := tensor.NewCast(tensor.F32, to)
 	if err != nil {
@@ -41,5 +41,5 @@ func (n *Narrow) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	return nil
 }
 
-// Prove demands that what was written, widened, is the source to the bit.
+// Prove demands that the written numbers, widened, are the source to the bit.
 func (n *Narrow) Prove(out []byte, in Input) error { return proveWidening(n.To, in.Data, out) }

@@ -1,11 +1,11 @@
-// Package operation holds what is done to the elements of a tensor on their way from the
-// source to the output: copy, cast, dequantise, make. An Operation is a value that a plan
-// holds per segment: it fills pieces of the output, proves pieces that were read again,
-// and counts what was lost or is not finite. Prove does not compute what Apply computes and compare: it
-// decodes what was written and asks whether it may stand for the source, so that a mistake
-// in one shows in the other. Shared is the decoding of a dequantisation's scales. Two operations
-// are computed a second time by their proof: Make, whose elements have no source, and Quantise,
-// whose Apply decodes each block and compares it with the source, by code that is not the encoder's.
+// Package operation holds the operations on a tensor's elements between source and output:
+// copy, cast, dequantise, quantise, make. An Operation is a value that a plan holds per segment:
+// it fills pieces of the output, proves pieces that were read again, and counts losses. Prove
+// does not repeat Apply and compare. It decodes the written numbers and checks that they may
+// stand for the source, so that a mistake in one shows in the other; the two share only the
+// decoding of scales. Two operations are computed again by their proof: Make, whose elements
+// have no source, and Quantise, whose Apply decodes each block with other code than the
+// encoder's and compares it with the source.
 package operation
 
 import (
@@ -22,22 +22,21 @@ type Operation interface {
 	Name() string
 	// Unit is the least that it works on.
 	Unit() Unit
-	// Sides says which bytes of the tensors beside the source, such as scales, n elements
-	// from at on need, in the order in which the plan lists those tensors. Elements are
-	// counted row by row in the matrix that the source is.
+	// Sides returns the bytes that n elements from at on need of the tensors beside the
+	// source, such as scales, in the plan's order of those tensors. Elements are counted row
+	// by row in the source's matrix.
 	Sides(at, n int64) []Span
-	// Apply fills dst with what becomes of in, and adds to lost, which is that of the
-	// tensor's elements before it, what is lost and what is not finite. Both are whole units.
+	// Apply fills dst with the result of in, and adds its losses to lost. Both are whole units.
 	Apply(dst []byte, in Input, lost *tensor.Loss) error
-	// Prove says whether out, as it was read again, can be what becomes of in. An element
-	// for which it cannot is a *Mismatch.
+	// Prove checks that out, as it was read again, can be the result of in. An element that
+	// cannot be is a *Mismatch.
 	Prove(out []byte, in Input) error
 }
 
 // Unit is the least number of elements that an operation works on.
 type Unit struct {
 	Elements int // of the source and of the output alike
-	In       int // bytes of the source that they take; 0 for what is made from nothing
+	In       int // bytes of the source; 0 for synthetic elements
 	Out      int // bytes of the output
 }
 
@@ -52,8 +51,8 @@ type Input struct {
 	Data  []byte   // its bytes
 	At    int64    // the first of its elements, counted in the matrix that the source is
 	Sides [][]byte // what Sides asked for
-	// Runs says where in the matrix the elements lie, if not one behind the other from At
-	// on: the runs that Data is made of, in its order. None begins before At.
+	// Runs yields the positions of the elements in the matrix, in Data's order; nil if they
+	// are consecutive from At on. No run begins before At.
 	Runs iter.Seq[tensor.Run]
 }
 
@@ -79,14 +78,14 @@ func (in *Input) each(n int, do func(at int64, from, to int) error) error {
 // Mismatch is the first element of a piece that the source does not give.
 type Mismatch struct {
 	Element int    // its index in the piece
-	Got     string // what was read
-	Want    string // what the source gives
+	Got     string // value read
+	Want    string // value that the source gives
 }
 
-// Error says what differs.
+// Error names the element and both values.
 func (m *Mismatch) Error() string { return m.Differs(int64(m.Element)) }
 
-// Differs says what differs, the element having that index in the tensor.
+// Differs describes the mismatch of the element with this index in the tensor.
 func (m *Mismatch) Differs(element int64) string {
 	return fmt.Sprintf("element %d reads %s, but the source gives %s", element, m.Got, m.Want)
 }
@@ -152,7 +151,7 @@ type Make struct {
 // Name returns "make" and the rule.
 func (m Make) Name() string { return "make " + m.Rule }
 
-// Unit returns the fewest elements that fill whole bytes, made of nothing.
+// Unit returns the fewest elements that fill whole bytes, with no source.
 func (m Make) Unit() Unit {
 	elements, size := m.Info.DType.Block()
 	return Unit{elements, 0, size}

@@ -19,8 +19,8 @@ type Quantise struct {
 	codec *tensor.Quantiser
 }
 
-// NewQuantise prepares the operation, or says why there is none. scales and b are those of
-// a source of codes.
+// NewQuantise prepares the operation; it refuses other dtypes. scales and b describe the
+// scales of a source of codes.
 func NewQuantise(from, to, scales tensor.DType, b tensor.Blocks) (*Quantise, error) {
 	codec, err := tensor.NewQuantiser(to)
 	if err != nil {
@@ -59,7 +59,7 @@ type NotFiniteError struct {
 	DType tensor.DType // that has no such numbers
 }
 
-// Error says how many there are.
+// Error counts the elements.
 func (e *NotFiniteError) Error() string {
 	return fmt.Sprintf("at least %s of the source: infinite or NaN, which %s cannot hold", text.Plural(int(e.Count), "element"), e.DType)
 }
@@ -99,7 +99,7 @@ func (q *Quantise) encode(dst []byte, x []float32, first int, lost *tensor.Loss)
 // in the matrix.
 type widening func(dst []float32, at int64, from int)
 
-// numbersAtOnce is a whole number of blocks of every type, whose numbers a cache holds.
+// numbersAtOnce is a whole number of blocks of every type; that many numbers fit in a cache.
 const numbersAtOnce = 2048
 
 // each calls do for parts of the numbers of a piece, whole blocks, and for the index of
@@ -143,9 +143,9 @@ func (q *Quantise) widen(in Input) (widening, error) {
 	}, err
 }
 
-// Prove encodes every block again and demands the same bytes. That each number is within half
-// a step of its block, Apply has seen to; what was read of the source, and what was written,
-// may have changed since.
+// Prove encodes every block again and demands the same bytes. Apply already checked that each
+// number is within half a step of its block; Prove finds bytes of the source or the output
+// that changed since.
 func (q *Quantise) Prove(out []byte, in Input) error {
 	widen, err := q.widen(in)
 	if err != nil {

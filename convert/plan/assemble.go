@@ -1,8 +1,7 @@
 package plan
 
-// What each tensor of a conversion is made of. What many tensors have alike is kept once,
-// and what there is one of per tensor is kept side by side: plans of 100,000 tensors must
-// be small.
+// The segments of each tensor of a conversion. Properties shared by many tensors are stored
+// once, and properties of single tensors side by side: plans of 100,000 tensors must be small.
 
 import (
 	"errors"
@@ -25,8 +24,8 @@ const (
 // assembler fills in the segments of a conversion's tensors.
 type assembler struct {
 	src        *checkpoint.Checkpoint
-	segments   []Segment // of all tensors, one behind the other
-	sides      []Side    // room for those of further segments
+	segments   []Segment // segments of all tensors, in order
+	sides      []Side    // room for the sides of further segments
 	operations map[elementwise]operation.Operation
 	names      [][]string // the different Operations of tensors
 }
@@ -38,7 +37,7 @@ type elementwise struct {
 	exactly          bool // nothing may be lost
 }
 
-// assemble fills in where a tensor's elements come from, and what is done to them.
+// assemble fills in a tensor's segments and operations.
 func (a *assembler) assemble(t *Tensor, out *output) error {
 	first := len(a.segments)
 	for _, w := range out.parts {
@@ -152,8 +151,8 @@ func (a *assembler) shared(names []string) []string {
 	return a.names[i]
 }
 
-// operationNames names what is done to a tensor: how its parts are arranged, then what
-// is done to elements; copies count only if there is nothing else.
+// operationNames names the operations of a tensor: how its parts are arranged, then how its
+// elements change. It names copies only if the tensor has no other operation.
 func operationNames(segments []Segment, fused, wasFused bool) (names []string) {
 	switch {
 	case fused && !wasFused:

@@ -25,10 +25,10 @@ func (huggingFace) companions(c *conversion, doc document, p *Plan) (others []Ot
 	return append(others, p.described(doc.text)...), left, nil
 }
 
-// carry finds the files that go along: those in the checkpoint's directory itself that are
-// neither hidden, nor weights of any format, nor an index or manifest of weights, nor of an
-// adapter. Nothing goes along with a single weight file. A file that cannot go along as it
-// should is a problem.
+// carry finds the files to copy: regular files in the checkpoint's own directory that are not
+// hidden, not weights of any format, not an index or manifest of weights, and not part of an
+// adapter. Beside a single weight file no file is copied. A file that cannot be copied is a
+// problem.
 func (c *conversion) carry() (others []Other, left []string, err error) {
 	entries, err := os.ReadDir(c.src.Dir)
 	if err != nil {
@@ -67,15 +67,14 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 	return others, left, nil
 }
 
-// isReplaced says whether a file is read, and the output has its own.
+// isReplaced reports whether a file is read and the output has its own.
 func (c *conversion) isReplaced(name string) bool {
 	index := c.src.Inventory.Index
 	return name == checkpoint.ConfigName || name == ManifestName || index != nil && name == index.File ||
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })
 }
 
-// carried plans a file that goes along. It is read when it is copied; only its first bytes
-// are looked at here.
+// carried plans a file to copy. The copy reads it; carried reads only its first bytes.
 func (c *conversion) carried(name string) (Other, error) {
 	if !utf8.ValidString(name) {
 		return Other{}, &format.Error{Cause: "its name is not UTF-8, which a manifest cannot hold", Hint: "rename the file, or move it away"}

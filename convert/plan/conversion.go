@@ -52,7 +52,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	return p, nil
 }
 
-// conversion is what a plan is made of, and what its stages find.
+// conversion is the input of a plan and the findings of its stages.
 type conversion struct {
 	src     *checkpoint.Checkpoint
 	o       Options
@@ -65,22 +65,22 @@ type conversion struct {
 // findings are appended to by every stage.
 type findings struct {
 	problems []checkpoint.Problem // what keeps the conversion from being right
-	notes    []string             // what the user should know
+	notes    []string             // for the user
 }
 
-// dialect is how a format arranges what it writes.
+// dialect is how a format arranges its tensors, keys and files.
 type dialect interface {
 	// arrange decides the tensors to be written, in the order of the model. written is the
 	// output's config. derived counts weights that are not written, as nothing reads them.
 	arrange(c *conversion, chosen selection, written *config.Config) (outputs []output, derived int)
-	// keys encodes what the weight files say beside their tensors; nil for nothing.
+	// keys encodes the weight files' content beside their tensors; nil for no keys.
 	keys(c *conversion, chosen selection, written *config.Config, outputs []output) ([]byte, error)
-	// companions plans the files without weights, and lists those of the source that are neither
+	// companions plans the files without weights, and lists the source's files that are neither
 	// read nor copied.
 	companions(c *conversion, doc document, p *Plan) (others []Other, left []string, err error)
 }
 
-// output is a tensor to be written, and the weights that it is made of, one behind the other.
+// output is a tensor to be written, and the weights that it consists of, in order.
 type output struct {
 	tensor.Info
 	parts []*weights.Weight
@@ -121,7 +121,7 @@ func (c *conversion) refused(err error) error {
 	return &checkpoint.Error{Path: c.src.Path, Problems: c.problems}
 }
 
-// layOut divides the outputs among files and fills in what each tensor is made of.
+// layOut divides the outputs among files and fills in their segments.
 func (c *conversion) layOut(p *Plan, outputs []output) error {
 	infos, n := make([]tensor.Info, len(outputs)), 0
 	for i := range outputs {
@@ -141,7 +141,7 @@ func (c *conversion) layOut(p *Plan, outputs []output) error {
 	return nil
 }
 
-// sources names the files that are read, by what is in them.
+// sources lists the weight files that are read, with the identities of their contents.
 func (c *conversion) sources() (files []Source, err error) {
 	for i, f := range c.src.Inventory.Files {
 		identity, err := c.src.Identity(i)

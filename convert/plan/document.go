@@ -1,6 +1,6 @@
 package plan
 
-// Changing config.json without touching a byte of what stays.
+// Editing config.json without changing a byte elsewhere.
 
 import (
 	"bytes"
@@ -23,8 +23,8 @@ type documentMember struct {
 	end   int // the byte behind the value
 }
 
-// editDocument applies edits to the object in document, which is valid JSON. Keys that
-// are not there are added at the end, unless they are to be removed.
+// editDocument applies edits to the object in document, which is valid JSON. It adds missing
+// keys at the end.
 func editDocument(document []byte, edits []edit) ([]byte, error) {
 	members, err := documentMembers(document)
 	if err != nil || len(edits) == 0 {

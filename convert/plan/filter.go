@@ -1,6 +1,6 @@
 package plan
 
-// Which tensors a conversion keeps, and what an output is that lacks some of a model.
+// Which tensors a conversion keeps, and which weights the output then lacks.
 
 import (
 	"fmt"
@@ -18,17 +18,17 @@ import (
 // filter decides which tensors are kept, and remembers what each glob did.
 type filter struct {
 	layers           Layers
-	decoder          int // how many layers are kept at most: those behind them predict further tokens
+	decoder          int // limit of kept layers: the layers from here on predict further tokens
 	include, exclude []string
 	matched          map[string]match
 }
 
-// match is what a glob did so far, the least first.
+// match is the effect of a glob so far; a higher value has more effect.
 type match uint8
 
 const (
 	nothing match = iota // it matched no name
-	dropped              // it matched only what is left out for another reason
+	dropped              // it matched only names that another filter drops
 	decided              // it decided about a tensor
 )
 
@@ -48,7 +48,7 @@ func (f *filter) keeps(name string, layer int) bool {
 	return in && included && !excluded
 }
 
-// match says whether one of globs matches a name. open says whether that decides.
+// match reports whether one of globs matches a name. open: no other filter drops the name.
 func (f *filter) match(globs []string, name string, open bool) (matched bool) {
 	did := dropped
 	if open {
@@ -71,7 +71,7 @@ type selection struct {
 	dropped int               // how many are not kept
 }
 
-// choose applies the filter and compares what is kept with the table.
+// choose applies the filter and compares the kept weights with the table.
 func (c *conversion) choose() selection {
 	for _, n := range c.src.Inventory.Notes {
 		c.note("%s", n)
@@ -114,7 +114,7 @@ func (c *conversion) checkLayers() {
 	for _, w := range c.set.All() {
 		there[w.Layer] = true
 	}
-	delete(there, -1) // what is outside the layers
+	delete(there, -1) // -1: weights outside the layers
 	absent := c.o.Layers.Absent(func(l int) bool { return there[l] })
 	if absent == nil {
 		return

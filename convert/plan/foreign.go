@@ -54,8 +54,8 @@ func (f foreign) arrange(c *conversion, chosen selection, written *config.Config
 	return outputs, c.noteDerived(infos, arranged)
 }
 
-// noteDerived names the tensors that are not written because the table knows that nothing
-// reads them: a head that is tied, or angles of RoPE. It returns how many there are.
+// noteDerived names the tensors that are not written because nothing reads them by the table:
+// a tied head, or angles of RoPE. It returns their number.
 func (c *conversion) noteDerived(infos []tensor.Info, arranged []format.Arranged) (n int) {
 	written := make(map[string]bool, len(infos))
 	for _, x := range arranged {
@@ -75,8 +75,7 @@ func (c *conversion) noteDerived(infos []tensor.Info, arranged []format.Arranged
 	return n
 }
 
-// targetIn is the dtype that a tensor of such a format is written in, which all that it is
-// made of can be turned into.
+// targetIn returns the dtype of a written tensor. All its parts must be convertible to it.
 func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to tensor.DType) {
 	for i, w := range parts {
 		d := w.DType
@@ -104,7 +103,7 @@ func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to t
 	return to
 }
 
-// keys has the format say what its files say beside their tensors.
+// keys encodes the files' content beside their tensors in the format.
 func (f foreign) keys(c *conversion, chosen selection, written *config.Config, outputs []output) ([]byte, error) {
 	d := format.Description{Config: written, Name: modelName(c.src), Type: c.o.kind(), Was: make([]tensor.DType, len(outputs)), Open: c.src.OpenOther}
 	for i, out := range outputs {
@@ -129,8 +128,8 @@ func (f foreign) keys(c *conversion, chosen selection, written *config.Config, o
 	return keys, err
 }
 
-// modelName is what a model is called that has no name of its own: as its directory, or its
-// file without the extension.
+// modelName is the name of a model without a name of its own: its directory, or its file
+// without the extension.
 func modelName(src *checkpoint.Checkpoint) string {
 	path := src.Dir
 	if src.Alone {
@@ -146,8 +145,8 @@ func modelName(src *checkpoint.Checkpoint) string {
 	return name
 }
 
-// companions lists the files that are neither read nor copied: nothing goes along with such a
-// format, which has all in its own files.
+// companions lists the files that are neither read nor copied: the format has everything in
+// its own files, so no file is copied.
 func (f foreign) companions(c *conversion, _ document, _ *Plan) (others []Other, left []string, err error) {
 	entries, err := os.ReadDir(c.src.Dir)
 	if err != nil || c.src.Alone {

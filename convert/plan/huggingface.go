@@ -17,7 +17,7 @@ import (
 // huggingFace writes weights under their names in the table, experts apart or fused.
 type huggingFace struct{}
 
-// keys returns nothing: config.json says it all.
+// keys returns nil: config.json describes the model.
 func (huggingFace) keys(*conversion, selection, *config.Config, []output) ([]byte, error) {
 	return nil, nil
 }
@@ -47,7 +47,7 @@ func (huggingFace) arrange(c *conversion, chosen selection, _ *config.Config) (o
 	return a.outputs, 0
 }
 
-// arrangement is the tensors to be written, of which some become fused.
+// arrangement is the tensors to be written while experts are collected into fused tensors.
 type arrangement struct {
 	*conversion
 	outputs []output
@@ -80,14 +80,14 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 	return from
 }
 
-// fusedGroup is a fused tensor that is made of weights.
+// fusedGroup is a fused tensor under construction.
 type fusedGroup struct {
 	output int             // its place in outputs
 	first  *weights.Weight // the first of its parts that the source has
 }
 
-// collect puts a weight in its place in a fused tensor; the tensor's own place is
-// that of its first part.
+// collect adds a weight to its fused tensor, which is written at the position of its first
+// part.
 func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 	f, index := w.Fused()
 	name, experts := w.FusedName(), a.src.Config.NRoutedExperts
@@ -143,8 +143,8 @@ func (c *conversion) partName(w *weights.Weight, i int) string {
 	return table.FamilyOf(c.src.Config).Row(table.RoutedExperts, f.Roles[i%n]).NameIn(w.Layer, i/n) + w.Part
 }
 
-// checkReaders says what cannot read the fused tensors that are written, of which first is one:
-// only transformers' own classes, from transformers 5 on, can.
+// checkReaders warns of readers that cannot read fused tensors such as first: only
+// transformers' own classes, from transformers 5 on, can.
 func (c *conversion) checkReaders(first string) {
 	have := c.src.Config
 	switch {
@@ -173,7 +173,7 @@ func fusedShape(parts []*weights.Weight, experts int) ([]int, error) {
 	return []int{experts, first.Shape[0] * len(parts) / experts, first.Shape[1]}, nil
 }
 
-// noteRagged warns of what other readers would make of fused scales.
+// noteRagged warns that other readers misread fused scales.
 func (c *conversion) noteRagged(fused string, part *weights.Weight) {
 	f, _ := part.Fused()
 	w := c.set.Find(part.Owner())

@@ -92,8 +92,7 @@ func (p *Plan) writeIndex(w io.Writer) error {
 	})
 }
 
-// described returns config.json, whose text is document, and for more than one file their
-// index.
+// described returns config.json, with document as its text, and the index of several files.
 func (p *Plan) described(document []byte) []Other {
 	others := []Other{{Name: checkpoint.ConfigName, Size: int64(len(document)), Hash: digest.Of(document), Text: document}}
 	if p.Index != "" {
@@ -105,7 +104,7 @@ func (p *Plan) described(document []byte) []Other {
 	return others
 }
 
-// countedBytes counts what is written to it.
+// countedBytes counts the bytes written to it.
 type countedBytes int64
 
 // Write counts.

@@ -15,10 +15,9 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// perWeight is the most bytes that planning a conversion takes for a weight beside the
-// headers of the source: as a member of a weights.Set, as an output and its place in a
-// file, and as a Tensor with its segment. A plan and what the engine knows of each tensor
-// take less.
+// perWeight is the most memory, in bytes, that planning takes for a weight beside the source's
+// headers: as a member of a weights.Set, as an output with its position in a file, and as a
+// Tensor with its segment. Carrying the plan out takes less per tensor.
 const perWeight = 520
 
 // PlanningMemory returns the bytes of memory that the conversion of src takes at most
@@ -27,7 +26,7 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 	n, names := int64(0), consumed(src, o)*perConsumed
 	for info := range src.Tensors() {
 		n++
-		if !strings.HasPrefix(info.Name, "model.") { // a decoder's alone, most likely: a name is made of it
+		if !strings.HasPrefix(info.Name, "model.") { // probably a decoder's alone: its full name is a new string
 			names += checkpoint.NameMemory("model." + info.Name)
 		}
 		_, part := tensor.PartOf(info)
@@ -38,9 +37,8 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 	return src.Memory() + n*perWeight + names
 }
 
-// perConsumed is the bytes that a byte of a file takes that goes into the keys of weight
-// files, such as a tokenizer, while these are made: its text, what is decoded of that, and
-// what is encoded again.
+// perConsumed is the memory, in bytes, that each byte of a file such as a tokenizer takes
+// while it becomes keys of weight files: its text, the decoded values and the encoded keys.
 const perConsumed = 8
 
 // consumed is the bytes of the files that go into the keys.

@@ -11,17 +11,17 @@ import (
 	"dsmoe/text"
 )
 
-// Options are what a conversion changes; the zero value copies every tensor, in shards
-// of 5 GB.
+// Options are the changes that a conversion makes; the zero value copies every tensor, in
+// shards of 5 GB.
 type Options struct {
 	Format        string       // of the output: safetensors, which is the default, or gguf
-	DType         tensor.DType // of all float weights: F32, F16 or BF16; Invalid keeps each one's own
+	DType         tensor.DType // dtype of all float weights: F32, F16 or BF16; Invalid keeps each weight's dtype
 	Mixture       string       // of types, in a format that has some: q8_0, q4_k_m; DType is Invalid then
 	Experts       Experts      // the layout of routed experts
-	MaxShardBytes int64        // tensor bytes of one file; 0 is what the format is used to, negative is one file for all
+	MaxShardBytes int64        // tensor bytes of one file; 0 is the format's default, negative is one file for all
 	Layers        Layers       // keep only these decoder layers; empty keeps all
-	Include       []string     // keep only tensors whose per-expert name one of these globs matches
-	Exclude       []string     // drop those that one of these matches
+	Include       []string     // keep only tensors with a per-expert name that one of these globs matches
+	Exclude       []string     // drop tensors with a per-expert name that one of these globs matches
 	NoMTP         bool         // drop the multi-token prediction layers, which follow the decoder's
 	MTP           bool         // keep them in a format that is mostly written without
 }
@@ -109,5 +109,5 @@ func (e Experts) String() string {
 	return string(e)
 }
 
-// Layers is a set of decoder layers; empty, it is all of them.
+// Layers is a set of decoder layers; the empty set stands for all layers.
 type Layers = text.Spans

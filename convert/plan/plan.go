@@ -18,7 +18,7 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// ManifestName is the file that binds the sources of an output to what was written.
+// ManifestName is the file that binds an output's bytes to its sources.
 const ManifestName = "dsmoe.manifest.json"
 
 // Plan is everything that will be done. It is JSON as it stands.
@@ -27,22 +27,22 @@ type Plan struct {
 	Options any      `json:"options"`         // that decide the bytes of the output
 	Sources []Source `json:"sources"`         // weight files that are read
 	Files   []File   `json:"files"`           // weight files to be written
-	Others  []Other  `json:"others"`          // config.json, the index and what is carried along
+	Others  []Other  `json:"others"`          // config.json, the index and the copied files
 	Left    []string `json:"left_behind"`     // files of the source that are neither read nor copied
 	Dropped int      `json:"dropped_tensors"` // left out on request
-	// Missing are the weights that the output's config.json implies and the output does not
-	// have; if there are any, it is a part of a model, and does not load.
+	// Missing counts the weights that the output's config.json implies and the output lacks.
+	// An output with missing weights is part of a model and does not load.
 	Missing []Missing `json:"missing"`
-	Notes   []string  `json:"notes"`   // what the user should know
+	Notes   []string  `json:"notes"`   // for the user
 	Tensors []Tensor  `json:"tensors"` // by file, then offset
 
-	// Index is the name among Others of the index of the shards, which is written last;
-	// empty if there is none.
+	// Index is the name, in Others, of the index of the shards, which is written last; empty
+	// for a single file.
 	Index string `json:"-"`
 
 	Format *format.Format `json:"-"` // of the files to be written
 
-	keys   []byte  // what the files say beside their tensors
+	keys   []byte  // the weight files' content beside their tensors
 	order  []int32 // Tensors in the order of the model
 	source int64   // bytes of memory that the headers of the source take
 }
@@ -51,7 +51,7 @@ type Plan struct {
 type Source struct {
 	Name     string `json:"file"`     // in the source's directory
 	Size     int64  `json:"size"`     // bytes of the file
-	Identity string `json:"identity"` // hash of its header, or of what stands for one
+	Identity string `json:"identity"` // hash of its header or, for a format without one, of a substitute
 }
 
 // File is a weight file to be written.
@@ -66,7 +66,7 @@ type File struct {
 type Other struct {
 	Name    string    `json:"file"`              // in the output's directory
 	Size    int64     `json:"size"`              // bytes of the file
-	Hash    string    `json:"hash,omitempty"`    // of its bytes; a plan does not know that of a file that is carried
+	Hash    string    `json:"hash,omitempty"`    // hash of its bytes; empty for a copied file, which planning does not read
 	Carried bool      `json:"carried,omitempty"` // copied from the source's directory
 	Text    []byte    `json:"-"`                 // the bytes of a file that is neither carried nor the index
 	ModTime time.Time `json:"-"`                 // of a file that is carried, when it was planned
@@ -85,7 +85,7 @@ type Tensor struct {
 	Shape      []int        `json:"shape"`      // as it is written
 	File       int          `json:"file"`       // index in Files
 	Offset     int64        `json:"offset"`     // of its first byte in the file
-	Operations []string     `json:"operations"` // what is done, for a reader: "stack-experts", "cast BF16"
+	Operations []string     `json:"operations"` // operations, for a reader: "stack-experts", "cast BF16"
 	Segments   []Segment    `json:"segments"`   // where its elements come from
 }
 
@@ -97,7 +97,7 @@ func (t *Tensor) Info() tensor.Info {
 // Bytes returns the size of the tensor's data.
 func (t *Tensor) Bytes() int64 { return t.Info().Bytes() }
 
-// Copies says whether the tensor's bytes are those of one run of the source.
+// Copies reports whether the tensor is one run of the source's bytes.
 func (t *Tensor) Copies() bool {
 	return len(t.Segments) == 1 && t.Segments[0].Copies() && t.Segments[0].View == nil
 }
@@ -122,14 +122,14 @@ type Segment struct {
 	Begin     int64               `json:"begin"`            // that byte in the stored tensor
 	End       int64               `json:"end"`              // the byte behind the last
 	First     int64               `json:"first"`            // index of the first element in the matrix that the operation sees
-	View      *tensor.View        `json:"view,omitempty"`   // which of these elements, in which order; nil for all as they lie
-	Decode    tensor.DType        `json:"decode,omitempty"` // the dtype of the elements as they are stored, if they are decoded to DType before anything else; else invalid
+	View      *tensor.View        `json:"view,omitempty"`   // selection and order of these elements; nil for all in stored order
+	Decode    tensor.DType        `json:"decode,omitempty"` // dtype of stored elements that are decoded to DType first; else Invalid
 	Sides     []Side              `json:"sides,omitempty"`  // tensors that the operation needs beside the elements
 	Bytes     int64               `json:"bytes"`            // that it has in the output
-	Operation operation.Operation `json:"operation"`        // what is done to each element
+	Operation operation.Operation `json:"operation"`        // operation on each element
 }
 
-// Copies says whether the operation keeps elements as they are.
+// Copies reports whether the operation keeps elements unchanged.
 func (s *Segment) Copies() bool {
 	_, is := s.Operation.(operation.Copy)
 	return is

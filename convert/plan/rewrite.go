@@ -1,6 +1,6 @@
 package plan
 
-// What config.json says in the output.
+// The output's config.json.
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// document is config.json as it is written, and what that implies.
+// document is the written config.json, as text and parsed.
 type document struct {
 	text    []byte
 	config  *config.Config
@@ -62,8 +62,8 @@ func (c *conversion) configEdits(raw []byte, chosen selection) (edits []edit) {
 	return append(edits, c.layerEdits(chosen)...)
 }
 
-// layerEdits are the changes to the numbers of layers. A key that is not there has a
-// default, so it is added.
+// layerEdits returns the changes to the numbers of layers. It adds a missing key, which
+// would have a default.
 func (c *conversion) layerEdits(chosen selection) (edits []edit) {
 	have := c.src.Config
 	put := func(key string, n int) { edits = append(edits, edit{key, []byte(strconv.Itoa(n))}) }

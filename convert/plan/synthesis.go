@@ -6,11 +6,11 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Synthetic is a checkpoint whose values follow from a rule.
+// Synthetic is a checkpoint with values computed by a rule.
 type Synthetic struct {
 	Tensors []tensor.Info // in the order of the model
 	Config  []byte        // config.json, as it is to be written
-	Rule    string        // names the rule and what it depends on: "seed 7"; the same rule gives the same values
+	Rule    string        // name of the rule and its parameters: "seed 7"; the same rule gives the same values
 	// Fill writes the bytes of a tensor from offset on to dst. It is called for several
 	// parts at once; dst holds whole elements.
 	Fill func(t tensor.Info, dst []byte, offset int64) error

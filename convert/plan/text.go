@@ -82,8 +82,8 @@ func WriteOperations(b *strings.Builder, counts map[string]int) {
 	}
 }
 
-// WriteMissing writes one line that says what an output lacks to be a model, nothing if it
-// is one.
+// WriteMissing writes one line that counts the weights that the output lacks; nothing for a
+// whole model.
 func WriteMissing(b *strings.Builder, missing []Missing) {
 	if len(missing) == 0 {
 		return
@@ -96,7 +96,7 @@ func WriteMissing(b *strings.Builder, missing []Missing) {
 	fmt.Fprintf(b, "not a whole model: %s that config.json implies are not there (%s); it will not load as one\n", text.Plural(sum, "weight"), strings.Join(parts, ", "))
 }
 
-// WriteNames writes one line with the names of files, nothing if there are none.
+// WriteNames writes one line with the names of files; nothing for an empty list.
 func WriteNames(b *strings.Builder, what string, names []string) {
 	if len(names) == 0 {
 		return

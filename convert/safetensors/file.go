@@ -38,8 +38,7 @@ func isIndex(file string) bool {
 	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".safetensors.index.")
 }
 
-// File is an open safetensors file whose header was checked. It is safe for concurrent
-// use.
+// File is an open safetensors file with a checked header. It is safe for concurrent use.
 type File struct {
 	*Header
 	*format.Mapping

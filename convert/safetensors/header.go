@@ -55,9 +55,9 @@ type entry struct {
 }
 
 // ReadHeader reads the header of the safetensors file of the given size from r
-// and checks everything that can be checked without the data. It reads the length
-// and the header only (a few bytes more to tell what a file is that is no
-// safetensors file). file is the name for errors, which are of type *format.Error.
+// and checks everything that can be checked without the data. It reads the length and the
+// header only, or a few bytes more to name the kind of another file. file is the name for
+// errors, which are of type *format.Error.
 func ReadHeader(r io.ReaderAt, size int64, file string) (*Header, error) {
 	n, err := headerLength(r, size, file)
 	if err != nil {

@@ -195,8 +195,8 @@ var writeOrder = [...]tensor.DType{
 	tensor.F6E3M2, tensor.F6E2M3, tensor.F4, tensor.Bool,
 }
 
-// Sort puts the tensors in the order in which Python's save_file writes them: by
-// dtype, those of the largest elements first, then by name.
+// Sort puts the tensors in the order in which Python's save_file writes them: by dtype,
+// largest elements first, then by name.
 func Sort(infos []tensor.Info) {
 	slices.SortStableFunc(infos, func(a, b tensor.Info) int {
 		return cmp.Or(cmp.Compare(slices.Index(writeOrder[:], a.DType), slices.Index(writeOrder[:], b.DType)),

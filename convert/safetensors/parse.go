@@ -136,7 +136,7 @@ func (p *parser) parseTensor(name string) error {
 	return nil
 }
 
-// fieldNames are the keys of a tensor's entry; fields says which were seen.
+// fieldNames are the keys of a tensor's entry; fields records which were seen.
 var fieldNames = [...]string{"dtype", "shape", "data_offsets"}
 
 type fields [len(fieldNames)]bool
@@ -235,7 +235,7 @@ func (p *parser) offsets() (begin, end int64, err error) {
 	}
 }
 
-// parseMetadata reads an object of strings; null stands for none.
+// parseMetadata reads an object of strings, or null.
 func (p *parser) parseMetadata() error {
 	if p.dec.PeekKind() == 'n' {
 		_, err := p.next()

@@ -1,7 +1,6 @@
 package safetensors
 
-// What a file is that is not a safetensors file: the mistakes that users make,
-// each named for what it is.
+// Files that are not safetensors files: common mistakes of users, each with its name.
 
 import (
 	"bytes"
@@ -37,8 +36,8 @@ var lookalikes = []struct{ magic, cause, hint string }{
 	{"{", "is a JSON text, not safetensors", "an index or a config has the name of a weight file, or the download got an error message"},
 }
 
-// sniff names the kind of a file whose first bytes are no header length; nil if
-// it does not know. It reads at most 4 KiB.
+// sniff returns the error that names the kind of a file that begins with no header length;
+// nil for an unknown kind. It reads at most 4 KiB.
 func sniff(r io.ReaderAt, size int64, file string) error {
 	head := make([]byte, min(size, 4096))
 	n, err := r.ReadAt(head, 0)

@@ -60,7 +60,7 @@ func openArchive(f io.ReaderAt, size int64) (*archive, error) {
 	return a, a.checkByteOrder()
 }
 
-// notArchive says what a file is that is no zip archive.
+// notArchive is the error for a file that is not a zip archive; it names the kind of file.
 func notArchive(f io.ReaderAt, size int64) error {
 	var head [64]byte
 	n, _ := f.ReadAt(head[:], 0)

@@ -10,7 +10,8 @@ import (
 
 var _ format.Checksummed = (*File)(nil)
 
-// Checksums returns those of the entries of the zip archive; a file that is none has none.
+// Checksums returns the checksums of the zip archive's entries; nil if the file is not a zip
+// archive.
 func (f *File) Checksums(r io.ReaderAt) ([]format.Checksum, error) {
 	size := f.Stat().Size
 	z, err := zip.NewReader(r, size)

@@ -1,12 +1,12 @@
 // Package torchbin reads the files that torch.save writes of a state dict
-// (pytorch_model.bin): raw storages, and a pickle that says which tensor is where. Since
+// (pytorch_model.bin): raw storages, and a pickle that maps tensors to storages. Since
 // version 1.6 of torch they are parts of a zip archive; before, they follow each other.
-// Open gives a File whose tensors are views of the mapped file.
+// Open gives a File with tensors that are views of the mapped file.
 //
 // A pickle is a program, and loading one the usual way runs it. This package runs
-// nothing: it knows the few opcodes and names that a state dict needs, and refuses
-// every other by its name, whatever it may do. It never imports, calls or
-// unpickles anything, and its memory is bounded by the pickle's size.
+// nothing: it accepts the few opcodes and names that a state dict needs, and refuses
+// every other by its name. It never imports, calls or unpickles anything, and its memory is
+// bounded by the pickle's size.
 package torchbin
 
 import (
@@ -57,7 +57,7 @@ func isIndex(file string) bool {
 	return strings.HasSuffix(file, ".json") && strings.Contains(file, ".bin.index.")
 }
 
-// belongs knows the names that transformers gives, and those of shards: a directory may
+// belongs accepts the names that transformers gives to weights and shards: a directory may
 // hold other pickles, such as the state of an optimiser.
 func belongs(file string) bool {
 	return strings.HasSuffix(file, ".bin") && (strings.HasPrefix(file, "pytorch_model") || shard.MatchString(file))
@@ -65,12 +65,11 @@ func belongs(file string) bool {
 
 var shard = regexp.MustCompile(`-[0-9]{5,}-of-[0-9]{5,}\.bin$`)
 
-// File is an open file whose pickle and storages were checked. It is safe
-// for concurrent use.
+// File is an open file with checked pickle and storages. It is safe for concurrent use.
 type File struct {
 	*format.Mapping
 	format.Directory
-	notes []string // what of the pickle is not read
+	notes []string // parts of the pickle that are not read
 }
 
 const hintSafe = "save the model with safe_serialization=True, or load it where you trust it and save it again"

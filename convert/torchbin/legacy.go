@@ -19,10 +19,10 @@ import (
 // magic is the opcodes of the number that such a file begins with, behind PROTO and FRAME.
 const magic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 
-// legacyVersion is the one version of the file that there is.
+// legacyVersion is the only version of the file.
 const legacyVersion = int64(1001)
 
-// isPickle says whether a file that begins with head is a bare pickle.
+// isPickle reports whether a file that begins with head is a bare pickle.
 func isPickle(head []byte) bool { return len(head) > 1 && head[0] == 0x80 && head[1] <= 5 }
 
 // legacy is where the storages lie.
@@ -42,8 +42,8 @@ func (l legacy) extent(s storage) (start, held int64, err error) {
 	return at.start, at.held, nil
 }
 
-// readLegacy reads the pickles and finds the storages. How long the pickles are nobody
-// knows before they were read, so more of the file is taken until they end.
+// readLegacy reads the pickles and finds the storages. The file does not record the length of
+// the pickles, so readLegacy takes more of the file until they end.
 func readLegacy(f io.ReaderAt, size int64) (*state, storages, error) {
 	most := min(size, maxPickle)
 	for n := min(most, 1<<20); ; n = min(most, 8*n) {
@@ -97,13 +97,13 @@ func (m *machine) legacy() (*state, []any, error) {
 	return s, list.items, nil
 }
 
-// next runs the next pickle, which shares nothing with those before it but the storages.
+// next runs the next pickle, which shares only the storages with earlier ones.
 func (m *machine) next() (any, error) {
 	m.memo = map[int]any{}
 	return m.run()
 }
 
-// plain says why a pickle that torch.save did not write cannot be read.
+// plain is the error for a pickle that torch.save did not write.
 func (m *machine) plain() error {
 	const is = "is a plain pickle, not written by torch.save"
 	cause := is
@@ -120,7 +120,7 @@ func (m *machine) plain() error {
 	return &format.Error{Cause: cause, Hint: hintSafe}
 }
 
-// has says whether the dict has the key with the value.
+// has reports whether the dict has the key with the value.
 func (d *dict) has(key string, value any) bool {
 	for i, k := range d.keys {
 		if k == key {
@@ -161,7 +161,7 @@ func findStorages(f io.ReaderAt, at, size int64, keys []any, known map[string]st
 	return found, nil
 }
 
-// cutOff says that the file ends before a storage does.
+// cutOff is the error for a file that ends before a storage does.
 func cutOff(s storage) error {
 	return &format.Error{Cause: fmt.Sprintf("file is cut off: storage %s of %d elements of %d bytes is not whole", text.Quote(s.key), s.elements, s.width()), Hint: hintDownload}
 }

@@ -1,7 +1,7 @@
 package torchbin
 
-// The pickle of a state dict: a program for a stack machine, of which this file
-// knows exactly the opcodes below. Calls build descriptions, never objects.
+// The pickle of a state dict: a program for a stack machine. This file accepts exactly the
+// opcodes below. Calls build descriptions, never objects.
 
 import (
 	"bytes"
@@ -23,11 +23,11 @@ type (
 	tuple  []any
 	list   struct{ items []any }
 	dict   struct{ keys, values []any }
-	global string // "module.name", of those that globals lists
+	global string // "module.name", one of globals
 	mark   struct{}
 )
 
-// storage is what a persistent id names: bytes elsewhere in the file.
+// storage is the object of a persistent id: bytes elsewhere in the file.
 type storage struct {
 	dtype    tensor.DType // Invalid for untyped storages
 	key      string
@@ -51,7 +51,7 @@ func (s storage) bytes() (n int64, ok bool) {
 // state is a state dict: its tensors, in its order.
 type state struct {
 	tensors []pickled
-	notes   []string // what of the pickle is not read
+	notes   []string // parts of the pickle that are not read
 }
 
 // pickled is a tensor as the pickle describes it.
@@ -93,7 +93,7 @@ var globals = map[string]tensor.DType{
 	"torch.uint64":                    tensor.U64,
 }
 
-// The limits on a tensor, those of safetensors.
+// The limits on a tensor, the same as for safetensors.
 const (
 	maxRank = 16      // dimensions
 	maxDim  = 1 << 40 // elements along one dimension
@@ -101,7 +101,7 @@ const (
 
 // machine runs a pickle.
 type machine struct {
-	name     string // of what holds the pickle, for errors
+	name     string // source of the pickle, for errors
 	program  []byte // from at on
 	at       int
 	stack    []any
@@ -342,7 +342,7 @@ func (m *machine) text8(op byte) error {
 	return nil
 }
 
-// memoize keeps the top of the stack under a number, or pushes what was kept.
+// memoize stores the top of the stack under a number, or pushes a stored value.
 func (m *machine) memoize(op byte) error {
 	key := len(m.memo)
 	if op != 0x94 {
@@ -440,7 +440,7 @@ func (m *machine) items(op byte) ([]any, error) {
 	return []any{key, v}, err
 }
 
-// global pushes a name that the pickle refers to, if it is one of those allowed.
+// global pushes a name that the pickle refers to; it refuses names that are not in globals.
 func (m *machine) global(op byte) error {
 	var module, name string
 	var err error
@@ -474,7 +474,7 @@ func (m *machine) stackGlobal() (module, name string, err error) {
 }
 
 // persistent answers ("storage", type, key, location, elements) with the storage. Before
-// version 1.6 of torch a sixth part says of which other storage it is a part, None here.
+// version 1.6 of torch a sixth part names the storage that it is a part of; here it is None.
 func (m *machine) persistent() error {
 	v, err := m.pop()
 	if err != nil {
@@ -639,8 +639,8 @@ func (m *machine) state(v any) (*state, error) {
 // maxOthers is how many keys beside the state dict are named.
 const maxOthers = 10
 
-// nested returns the dict under nest and the keys beside it, nil if there is none or if a
-// tensor is beside it.
+// nested returns the dict under nest and the keys beside it; nil without nest, or with a
+// tensor beside it.
 func (d *dict) nested() (inner *dict, others []string) {
 	for i, v := range d.values {
 		switch v := v.(type) {
@@ -661,7 +661,7 @@ func (d *dict) nested() (inner *dict, others []string) {
 	return inner, others
 }
 
-// checkContiguous refuses a tensor whose elements do not lie one after the other.
+// checkContiguous refuses a tensor with elements that are not consecutive.
 func (t pickled) checkContiguous() error {
 	if slices.Contains(t.shape, 0) {
 		return nil
