@@ -40,7 +40,7 @@ func TestWriteJSON(t *testing.T) {
 	require.JSONEq(t, `{"v":null,"n":null,"f":[null,2,null],"m":{"a":"\u2028","b":"<&>"}}`, got.String())
 }
 
-// TestFigure: a number that is none is a word.
+// TestFigure: NaN and infinities are words.
 func TestFigure(t *testing.T) {
 	for want, v := range map[string]float64{"1.5": 1.5, "infinite": math.Inf(1), "-infinite": math.Inf(-1), "not a number": math.NaN()} {
 		require.Equal(t, want, text.Figure("%.3g", v))

@@ -1,8 +1,7 @@
-// Package count is the arithmetic of a config: how many weights and parameters each
-// module has and a token uses, what its products cost, and the numbers of the
-// DeepSeekMoE paper. Modules and MTP count, Segment and SegmentationOf lead to the paper's
-// layers, PaperModelOf to its FLOPs. Everything follows from the table of package model;
-// no weight is read.
+// Package count is the arithmetic of a config: the weights and parameters of each module, the
+// parameters that a token uses, the cost of its products, and the numbers of the DeepSeekMoE
+// paper. Modules and MTP count, Segment and SegmentationOf lead to the paper's layers,
+// PaperModelOf to its FLOPs. Everything follows from package table; no weight is read.
 package count
 
 import (
@@ -14,25 +13,25 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Total is what a module of the model amounts to, over all layers.
+// Total holds the totals of a module of the model, over all layers.
 type Total struct {
 	Module     table.Module // empty for the sum of several
-	Tensors    int64        // weights
+	Tensors    int64        // number of weights
 	Parameters int64        // elements of the tensors
-	// Activated are the parameters that one token uses: all of them, and of the
-	// routed experts num_experts_per_tok / n_routed_experts.
+	// Activated counts the parameters that one token uses: all of a module, and
+	// num_experts_per_tok / n_routed_experts of the routed experts.
 	Activated int64
-	// MACs are the multiplications in the matrix products of one token with the
-	// activated weights. Looking up an embedding is none; a tied head's product is
-	// counted with the embedding, whose weight it is.
+	// MACs counts the multiplications in the matrix products of one token with the activated
+	// weights. An embedding's look-up has no multiplications; the product of a tied head is
+	// counted with the embedding, which owns the weight.
 	MACs int64
 }
 
-// Totals are the modules that a config has, in the order of the table.
+// Totals holds the modules of a config, in the order of the table.
 type Totals []Total
 
-// Modules adds up the table's rows by module, as the weights that Family.Slots yields
-// would. It takes a time that does not depend on the number of experts.
+// Modules adds up the table's rows by module. The sums equal the sums over Family.Slots; the time
+// does not depend on the number of experts.
 func Modules(c *config.Config) Totals {
 	var totals Totals
 	rows := table.FamilyOf(c).Rows
@@ -44,8 +43,8 @@ func Modules(c *config.Config) Totals {
 	return totals
 }
 
-// MTP adds up the multi-token prediction layers, num_nextn_predict_layers of them. They
-// take no part in the forward pass: nothing of them is activated.
+// MTP adds up the num_nextn_predict_layers multi-token prediction layers. The forward pass does
+// not use them: none of their parameters is activated.
 func MTP(c *config.Config) Total {
 	sum := Total{Module: table.MTP}
 	for s := range table.FamilyOf(c).MTPSlots(c) {
@@ -54,7 +53,7 @@ func MTP(c *config.Config) Total {
 	return sum
 }
 
-// Sum adds up all modules but those excepted.
+// Sum adds up all modules without the excepted ones.
 func (ts Totals) Sum(except ...table.Module) Total {
 	var sum Total
 	for _, t := range ts {
@@ -68,7 +67,7 @@ func (ts Totals) Sum(except ...table.Module) Total {
 	return sum
 }
 
-// of returns the module's total, a new one at the end if there is none.
+// of returns the module's total, and appends a new total if the module has none yet.
 func (ts *Totals) of(m table.Module) *Total {
 	i := slices.IndexFunc(*ts, func(t Total) bool { return t.Module == m })
 	if i < 0 {
@@ -88,8 +87,8 @@ func (t *Total) addRow(c *config.Config, p *table.Row, n int64) {
 	t.add(p.Sizes(c), n, used, multiplies)
 }
 
-// add counts n tensors of the given shape, of which a token uses some. A token is
-// multiplied with those that multiply.
+// add counts n tensors of the given shape, of which a token uses used; multiply reports whether
+// a token is multiplied with them.
 func (t *Total) add(shape []int, n, used int64, multiply bool) {
 	size := int64(tensor.Info{Shape: shape}.Len())
 	t.Tensors += n
@@ -131,7 +130,7 @@ func AttentionMACs(c *config.Config, seq int) int64 {
 //
 //	2 · num_hidden_layers · num_key_value_heads · head_dim · bytes of table.TorchDType
 //
-// Latent attention caches what all heads' keys and values come from:
+// Latent attention caches the row from which all heads' keys and values are computed:
 //
 //	num_hidden_layers · (kv_lora_rank + qk_rope_head_dim) · bytes of table.TorchDType
 func KVBytes(c *config.Config) int64 {
@@ -143,7 +142,7 @@ func KVBytes(c *config.Config) int64 {
 }
 
 // Combinations returns C(n_routed_experts, num_experts_per_tok), the number of sets
-// of experts that a gate can choose for a token, or nil if there are no experts.
+// of experts that a gate can choose for a token, or nil for a dense model.
 func Combinations(c *config.Config) *big.Int {
 	if c.NRoutedExperts == 0 {
 		return nil

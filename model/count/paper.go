@@ -1,8 +1,8 @@
 package count
 
 // The arithmetic of the DeepSeekMoE paper (arXiv:2401.06066): experts that are split
-// (fine-grained segmentation) and shared (shared expert isolation) at equal cost, and
-// the convention by which its tables count FLOPs. Letters are the paper's.
+// (fine-grained segmentation) and shared (shared expert isolation) at equal cost, and the
+// convention of its tables for counting FLOPs. Letters are the paper's.
 
 import (
 	"errors"
@@ -13,22 +13,22 @@ import (
 	"dsmoe/config"
 )
 
-// Segmentation is how the paper arrives at an MoE layer: a conventional layer of N
-// experts, K of them active, has each expert split into m; of the mN that this gives,
-// K_s are isolated as shared experts. Make one with Segment or SegmentationOf.
+// Segmentation is the paper's way to an MoE layer: each expert of a conventional layer of N
+// experts, K of them active, is split into m; of the mN parts, K_s are isolated as shared
+// experts. Make one with Segment or SegmentationOf.
 type Segmentation struct {
 	Experts  int // mN: n_routed_experts + n_shared_experts
 	PerToken int // mK: num_experts_per_tok + n_shared_experts
 	M        int // m: an expert is 1/m of a conventional one
 	Shared   int // K_s: n_shared_experts
 
-	Hidden       int // d: hidden_size; 0 if not known
-	Intermediate int // d_ff: the width of a conventional expert, a multiple of M; 0 if not known
+	Hidden       int // d: hidden_size; 0 if unknown
+	Intermediate int // d_ff: the width of a conventional expert, a multiple of M; 0 if unknown
 }
 
 // Segment splits a layer of n experts, k active, by m and isolates shared of them.
-// hidden and intermediate, the layer's dimensions, are both 0 if they are not known.
-// All that makes no sense is one error.
+// hidden and intermediate, the layer's dimensions, are both 0 if unknown. One error lists all
+// problems.
 func Segment(n, k, m, shared, hidden, intermediate int) (Segmentation, error) {
 	err := errors.Join(
 		limited("N", n, 1, maxSegments), limited("K", k, 1, maxSegments), limited("m", m, 1, maxSegments),
@@ -36,8 +36,8 @@ func Segment(n, k, m, shared, hidden, intermediate int) (Segmentation, error) {
 		problem(k > n, "K = %d is more than N = %d", k, n),
 		problem(shared < 0 || shared >= m*k && m > 0 && k > 0, "K_s = %d is not in 0..%d, below mK", shared, m*k-1),
 		problem((hidden == 0) != (intermediate == 0), "hidden size d and intermediate size d_ff are needed together"),
-		problem(m > 0 && intermediate%m != 0, "intermediate size d_ff = %d is not a multiple of m = %d: parameters would not stay equal; %d is one",
-			intermediate, m, above(intermediate, m)),
+		problem(m > 0 && intermediate%m != 0, "intermediate size d_ff = %d is not a multiple of m = %d: "+
+			"parameters would not stay equal; %d is one", intermediate, m, above(intermediate, m)),
 	)
 	if err == nil {
 		err = problem(m*n > maxSegments, "mN = %d is more than %d", m*n, maxSegments)
@@ -51,7 +51,7 @@ const (
 	maxWidth    = 1 << 22
 )
 
-// above returns the next multiple of m that n is not above.
+// above returns the least multiple of m that is at least n; 0 if m < 1.
 func above(n, m int) int {
 	if m < 1 {
 		return 0
@@ -59,10 +59,12 @@ func above(n, m int) int {
 	return (n + m - 1) / m * m
 }
 
+// limited returns an error unless low ≤ n ≤ high.
 func limited(name string, n, low, high int) error {
 	return problem(n < low || n > high, "%s = %d is not in %d..%d", name, n, low, high)
 }
 
+// problem returns an error if holds is true.
 func problem(holds bool, format string, args ...any) error {
 	if !holds {
 		return nil
@@ -70,11 +72,11 @@ func problem(holds bool, format string, args ...any) error {
 	return fmt.Errorf(format, args...)
 }
 
-// SegmentationOf reads c's MoE layers as the outcome of a split by m. The config says
-// mN, mK, K_s and the width of an expert; m says what they were split from, of width
-// d_ff = m · moe_intermediate_size. An m of 0 means the paper's 4, or mK if that is
-// less. (intermediate_size is another matter: in
-// DeepSeekMoE-16B that of a dense layer as large as all active experts.)
+// SegmentationOf reads c's MoE layers as the outcome of a split by m. The config gives mN, mK,
+// K_s and the width of an expert; the experts before the split have the width d_ff = m ·
+// moe_intermediate_size. An m of 0 means the paper's 4, or mK if mK is less.
+// (intermediate_size is the width of a dense layer: in DeepSeekMoE-16B that layer is as large
+// as all active experts.)
 func SegmentationOf(c *config.Config, m int) (Segmentation, error) {
 	if c.NRoutedExperts == 0 {
 		return Segmentation{}, errors.New("the model is dense: it has no experts to compare")
@@ -89,7 +91,7 @@ func SegmentationOf(c *config.Config, m int) (Segmentation, error) {
 }
 
 // Conventional returns the layer before the split: top-K of N experts of width d_ff.
-// N = mN/m and K = mK/m are rounded down. Those of a config need not be whole:
+// N = mN/m and K = mK/m are rounded down; in a config they need not be whole:
 // DeepSeekMoE-16B has 66 experts of a quarter.
 func (s Segmentation) Conventional() PaperLayer {
 	return PaperLayer{Routed: s.Experts / s.M, Active: s.PerToken / s.M, M: 1, Hidden: s.Hidden, Width: s.Intermediate}
@@ -109,12 +111,12 @@ func (s Segmentation) SharedIsolated() PaperLayer {
 	return l
 }
 
-// PaperLayer is one MoE layer in the terms of the paper. Parameters and FLOPs are 0
-// where the dimensions are not known.
+// PaperLayer is one MoE layer in the terms of the paper. Parameters and FLOPs are 0 if the
+// dimensions are unknown.
 type PaperLayer struct {
 	Shared int // experts that every token uses: n_shared_experts
-	Routed int // experts that the gate chooses from: n_routed_experts
-	Active int // experts that it chooses: num_experts_per_tok, the gates g that are not zero
+	Routed int // experts from which the gate chooses: n_routed_experts
+	Active int // experts that the gate chooses, whose g is not zero: num_experts_per_tok
 	M      int // an expert is 1/M of a conventional FFN
 	Hidden int // d: hidden_size
 	Width  int // d_ff/M: moe_intermediate_size
@@ -131,14 +133,15 @@ func (l PaperLayer) Activated() float64 { return float64(l.Shared+l.Active) / fl
 // ExpertParameters returns the experts' parameters: (Shared + Routed) · 3 · d · width.
 func (l PaperLayer) ExpertParameters() int64 { return int64(l.Shared+l.Routed) * l.expert() }
 
-// ActivatedParameters returns those that one token uses: (Shared + Active) · 3 · d · width.
+// ActivatedParameters returns the experts' parameters that one token uses: (Shared + Active) · 3 · d ·
+// width.
 func (l PaperLayer) ActivatedParameters() int64 { return int64(l.Shared+l.Active) * l.expert() }
 
-// expert is one DeepseekMLP: gate_proj, up_proj and down_proj.
+// expert returns the parameters of one DeepseekMLP: gate_proj, up_proj and down_proj.
 func (l PaperLayer) expert() int64 { return 3 * int64(l.Hidden) * int64(l.Width) }
 
-// RouterParameters returns Routed · d, the size of MoEGate.weight. It grows with m:
-// what is equal in the paper's comparison are the experts.
+// RouterParameters returns Routed · d, the size of MoEGate.weight. It grows with m: the paper
+// keeps only the experts' parameters equal.
 func (l PaperLayer) RouterParameters() int64 { return int64(l.Routed) * int64(l.Hidden) }
 
 // Combinations returns C(Routed, Active), the sets of experts that a token can get.
@@ -149,8 +152,8 @@ func (l PaperLayer) Combinations() *big.Int {
 // Nonzero returns the share of the gates g that are not zero: Active / Routed.
 func (l PaperLayer) Nonzero() float64 { return float64(l.Active) / float64(l.Routed) }
 
-// PaperModel is what the FLOPs of the paper's tables depend on. They are idealised:
-// see FLOPs and PaperModelOf.
+// PaperModel holds the sizes that determine the FLOPs of the paper's tables. They are
+// idealised: see FLOPs and PaperModelOf.
 type PaperModel struct {
 	Layers    int     // L: num_hidden_layers
 	Hidden    int     // d: hidden_size
@@ -174,13 +177,12 @@ func (p PaperModel) FLOPs() float64 {
 }
 
 // standardFFN returns 8·d², the parameters of the paper's standard FFN: three
-// matrices of d × 8/3·d, with no regard to what 8/3·d is rounded to.
+// matrices of d × 8/3·d, without rounding 8/3·d.
 func standardFFN(hidden int) float64 { return 8 * float64(hidden) * float64(hidden) }
 
-// StandardFFNs returns how many standard FFNs one of the given width is in the
-// paper's tables: the nearest whole number, or below one the nearest 1/n.
-// In DeepSeekMoE-16B, where 8/3·d = 5461.3, an expert of 1408 is 1/4, and the
-// dense layer of 10944 is 2.
+// StandardFFNs returns the size of an FFN in standard FFNs, as the paper's tables count: the
+// nearest whole number, or below one the nearest 1/n. In DeepSeekMoE-16B, where 8/3·d = 5461.3,
+// an expert of width 1408 is 1/4, and the dense layer of width 10944 is 2.
 func StandardFFNs(width, hidden int) float64 {
 	ratio := float64(width) / (float64(hidden) * 8 / 3)
 	if ratio < 1 {
@@ -189,9 +191,8 @@ func StandardFFNs(width, hidden int) float64 {
 	return math.Round(ratio)
 }
 
-// PaperModelOf idealises c as the paper's tables do: every FFN counts as StandardFFNs
-// standard ones, and attention as four matrices of d², however many key-value heads
-// share them.
+// PaperModelOf idealises c as the paper's tables do: every FFN counts as StandardFFNs standard
+// FFNs, and attention as four matrices of d², for any number of key-value heads.
 func PaperModelOf(c *config.Config, seq int) PaperModel {
 	ffns := 0.0
 	for l := range c.NumHiddenLayers {

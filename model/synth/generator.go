@@ -3,11 +3,11 @@ package synth
 import "math"
 
 // mt19937 is torch's generator of random numbers on the CPU: MT19937 of Matsumoto
-// and Nishimura, as torch.manual_seed leaves it. A copy goes on independently, from
-// where the original was copied. Use newMT19937; the zero mt19937 draws zeros.
+// and Nishimura, seeded as torch.manual_seed does. A copy continues independently from the
+// state of the original. Use newMT19937; the zero mt19937 draws zeros.
 type mt19937 struct {
 	state [624]uint32
-	next  int // the word to be drawn next; at the end the state is renewed first
+	next  int // index of the next word to draw; at the end draw renews the state
 }
 
 // newMT19937 returns the generator after torch.manual_seed(seed). As in torch,
@@ -39,7 +39,7 @@ func (g *mt19937) draw() uint32 {
 	return y ^ y>>18
 }
 
-// skip draws n times and drops what it drew; n is not negative.
+// skip draws n times and drops the results; n is not negative.
 func (g *mt19937) skip(n int64) {
 	for n > int64(len(g.state)-g.next) {
 		n -= int64(len(g.state) - g.next)
@@ -69,12 +69,12 @@ func twist(u, v uint32) uint32 {
 
 // uniform fills dst with the next values in [-bound, bound]:
 //
-//	u = (draw mod 2^24) · 2^-24                  one draw a value
+//	u = (draw mod 2^24) · 2^-24                  one draw per value
 //	v = u·2bound - bound                         in float32, rounded once
 //
 // It is torch.Tensor.uniform_ on float32 tensors (at::transformation::uniform_real) as
-// torch computes it on x86-64 with AVX2 or more, with a fused multiply-add. Here
-// float64 takes its place: it holds the product and the sum exactly.
+// torch computes it on x86-64 with AVX2 or more, with a fused multiply-add. float64 gives the
+// same bits: it holds the product and the sum exactly.
 func (g *mt19937) uniform(dst []float32, bound float32) {
 	b := float64(bound)
 	for i := range dst {

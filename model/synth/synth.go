@@ -1,7 +1,6 @@
-// Package synth makes the weights of a config without storing any: New's values follow
-// from a seed and from where they stand, and Torch's gates are those that the
-// reference's MoEGate.reset_parameters draws from torch's generator. Both are a
-// weights.Source.
+// Package synth makes the weights of a config without storing any. New's values follow from a
+// seed, the name and the index. Torch's gates are the weights that the reference's
+// MoEGate.reset_parameters draws from torch's generator. Both are a weights.Source.
 package synth
 
 import (
@@ -17,11 +16,10 @@ import (
 	"dsmoe/text"
 )
 
-// Source is a source of deterministic weights for a config: BF16 and, where its
-// quantization_config says so, codes with F32 scales. Nothing is stored: a value follows from
-// the seed, the tensor's name and the value's index,
-// so that any part of any tensor can be made at any time, with the same bits on
-// every machine. All arithmetic is float32 unless said otherwise:
+// Source is a source of deterministic weights for a config: BF16 and, under a
+// quantization_config, codes with F32 scales. Nothing is stored: a value follows from the seed,
+// the tensor's name and the value's index, so that any part of any tensor can be made at any
+// time, with the same bits on every machine. The arithmetic is float32:
 //
 //	key = fnv1a64(name) xor seed
 //	x_i = splitmix64 finaliser of key + (i+1)·0x9E3779B97F4A7C15, i the row-major index
@@ -32,28 +30,28 @@ import (
 //	      u · float32(1.5·sqrt(3/d))    for *.mlp.gate.weight, d the last dimension
 //	      u · float32(sqrt(3/d))        for every other matrix
 //
-// Square roots, and their product with 1.5, are float64. The scales keep the
-// variance of the residual stream near 1 and the gates decisive.
+// Square roots, and their product with 1.5, are float64. The factors keep the variance of the
+// residual stream near 1 and the gates decisive.
 //
-// A matrix whose stored form (table.Slot.Form) has scales, and these, one F32 for each
-// block of weight_block_size, named and counted as a tensor of its own, are
+// A matrix whose stored form (table.Slot.Form) has scales holds codes w. Its scales s, one F32
+// for each block of weight_block_size, are a tensor with its own name and indices:
 //
 //	w_i = code, rounded to nearest, ties to even, of M·u, M the form's largest: 448 of FP8
 //	s_j = float32(sqrt(3/d)/M) · (1 + 0.1·u_j), d the last dimension of the matrix
 //
-// Torch has another rule for the gates.
+// Source from Torch has another rule for the gates.
 type Source struct {
 	config *config.Config
 	seed   uint64
 	made   map[string]made
-	gates  *torchGates // nil: the gates follow the rule above
+	gates  *torchGates // nil if the gates follow the rule above
 }
 
 // made is a tensor of the source.
 type made struct {
 	tensor.Info
-	slot  table.Slot // the weight that it holds, or belongs to
-	width int        // of scales, the last dimension of what they scale; 0 of a weight
+	slot  table.Slot // the weight, or the weight of the scales
+	width int        // last dimension of the matrix of the scales; 0 for a weight
 }
 
 // New returns the synthetic weights of c.
@@ -65,8 +63,8 @@ func New(c *config.Config, seed uint64) *Source {
 	return s
 }
 
-// Tensors yields every weight that the config implies, in the table's order, scales behind
-// their weight.
+// Tensors yields every weight that the config implies, in the table's order, followed by its
+// scales.
 func (s *Source) Tensors() iter.Seq[tensor.Info] {
 	return func(yield func(tensor.Info) bool) {
 		for m := range s.all() {
@@ -109,10 +107,12 @@ func (s *Source) Tensor(name string) (tensor.Tensor, error) {
 func (s *Source) Fill(info tensor.Info, dst []byte, offset int64) error {
 	own, ok := s.made[info.Name]
 	if !ok || own.DType != info.DType || !slices.Equal(own.Shape, info.Shape) {
-		return fmt.Errorf("synthetic weights: %s: the config has no such tensor of %s %v", text.Quote(info.Name), info.DType, info.Shape)
+		return fmt.Errorf("synthetic weights: %s: the config has no such tensor of %s %v",
+			text.Quote(info.Name), info.DType, info.Shape)
 	}
 	if offset < 0 || offset+int64(len(dst)) > info.Bytes() {
-		return fmt.Errorf("synthetic weights: %s: bytes %d..%d of %d", text.Quote(info.Name), offset, offset+int64(len(dst)), info.Bytes())
+		return fmt.Errorf("synthetic weights: %s: bytes %d..%d of %d",
+			text.Quote(info.Name), offset, offset+int64(len(dst)), info.Bytes())
 	}
 	if s.gates.has(info.Name) {
 		s.gates.fill(info.Name, dst, offset)
@@ -153,7 +153,7 @@ type generator struct {
 	base, scale float32
 }
 
-// fill writes the bytes from offset on; it may begin and end in the middle of a value.
+// fill writes the bytes from offset on; it may begin and end inside a value.
 func (g generator) fill(dst []byte, offset uint64) {
 	i := offset / 2
 	if offset%2 == 1 && len(dst) > 0 {
@@ -179,8 +179,8 @@ func (g generator) values(dst []byte, i uint64) {
 	}
 }
 
-// at returns the bits of value i. Every product is rounded before it is added: a
-// fused one would differ in the last bit.
+// at returns the bits of value i. Every product is rounded before it is added: a fused
+// multiply-add would differ in the last bit.
 func (g generator) at(i uint64) uint16 { return bf16(g.base + float32(g.scale*g.u(i))) }
 
 // u returns the uniform number of value i, in [-1, 1).

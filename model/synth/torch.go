@@ -17,9 +17,9 @@ import (
 //	    torch.nn.init.kaiming_uniform_(w, a=math.sqrt(5))
 //	    state_dict[f"model.layers.{l}.mlp.gate.weight"] = w.bfloat16()
 //
-// A model that is built by the reference draws for its other modules in between, so
-// that its gates differ from these. Fill stays free in the order of its calls; it
-// remembers the generator at every 2^20th value of the stream.
+// A model that the reference builds draws for its other modules in between, so its gates
+// differ. Calls of Fill may come in any order: Fill remembers the generator at every 2^20th
+// value of the stream.
 func Torch(c *config.Config, seed uint64) *Source {
 	s := New(c, seed)
 	s.gates = newTorchGates(c, seed)
@@ -28,21 +28,22 @@ func Torch(c *config.Config, seed uint64) *Source {
 
 // torchGates is the stream of all gates' values, one after the other.
 type torchGates struct {
-	first map[string]int64 // where in the stream a gate's weight begins
-	fanIn int
+	first map[string]int64 // position of the first value of a gate in the stream
+	fanIn int              // values in a row
 
 	lock  sync.Mutex
 	marks []mt19937 // marks[i] has drawn i·markEvery values
 }
 
-// markEvery is how far a generator at a mark may have to skip: a few milliseconds.
+// markEvery is the distance between marks: skipping it takes a few milliseconds.
 const markEvery = 1 << 20
 
+// newTorchGates returns the stream of the gates of c.
 func newTorchGates(c *config.Config, seed uint64) *torchGates {
 	t := &torchGates{first: map[string]int64{}, fanIn: c.HiddenSize, marks: []mt19937{*newMT19937(seed)}}
 	next := int64(0)
 	for slot := range table.FamilyOf(c).Slots(c) {
-		if slot.Role() == table.Gate { // not e_score_correction_bias, which it does not draw
+		if slot.Role() == table.Gate { // the reference does not draw e_score_correction_bias
 			t.first[slot.Name] = next
 			next += int64(c.NRoutedExperts) * int64(c.HiddenSize)
 		}
@@ -50,7 +51,7 @@ func newTorchGates(c *config.Config, seed uint64) *torchGates {
 	return t
 }
 
-// has says whether name is the weight of a gate; never, if t is nil.
+// has reports whether name is the weight of a gate; false if t is nil.
 func (t *torchGates) has(name string) bool {
 	if t == nil {
 		return false

@@ -219,7 +219,7 @@ func TestHeatmapColours(t *testing.T) {
 	assert.Contains(t, high, `>≥ 2</text>`)
 }
 
-// TestLargeMatrixIsSmall: of many cells those of one colour are one path.
+// TestLargeMatrixIsSmall: in a large matrix all cells of one colour are one path.
 func TestLargeMatrixIsSmall(t *testing.T) {
 	cells := svg(t, Heatmap{Rows: numbers(150), Columns: numbers(150), Values: products(150)})
 	assert.Less(t, len(cells), 1<<20)
@@ -244,7 +244,7 @@ func TestLargeMatrixIsSmall(t *testing.T) {
 	assert.NotContains(t, svg(t, uniform), "no value")
 }
 
-// area is that of all rectangles of a drawing.
+// area returns the area of all rectangles of a drawing.
 func area(t *testing.T, drawing string) (sum float64) {
 	t.Helper()
 	for _, box := range regexp.MustCompile(`h([0-9.]+)v([0-9.]+)h-`).FindAllStringSubmatch(drawing, -1) {
@@ -307,7 +307,7 @@ func FuzzPage(f *testing.F) {
 	})
 }
 
-// TestWriteErrorsAreReturned: a full disk is no page.
+// TestWriteErrorsAreReturned: a full disk is an error.
 func TestWriteErrorsAreReturned(t *testing.T) {
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
