@@ -24,6 +24,18 @@ var blocks = [...]struct {
 	MXFP4: {32, 17, widenMXFP4},
 }
 
+// Bytes returns the size of n numbers in bytes; n numbers of a block format are whole blocks.
+func (f Format) Bytes(n int) int {
+	if !f.Blocked() {
+		return n * f.Size()
+	}
+	b := &blocks[f]
+	if n%b.numbers != 0 {
+		panic("kernel: not whole blocks of " + f.String())
+	}
+	return n / b.numbers * b.bytes
+}
+
 // f16At decodes the F16 that b begins with.
 func f16At(b []byte) float32 {
 	return math.Float32frombits(decodeF16(binary.LittleEndian.Uint16(b)))

@@ -1,6 +1,9 @@
 package kernel
 
-import "unsafe"
+import (
+	"sync"
+	"unsafe"
+)
 
 // chunk is the most numbers that one call into assembly converts: Go cannot interrupt assembly,
 // and the garbage collector waits for it. chunk is a multiple of lanes.
@@ -116,6 +119,9 @@ func Narrow(dst []byte, src []float32, f Format) {
 // toCacheLine returns the number of bytes from p to the next cache line, 0 at its start.
 func toCacheLine(p unsafe.Pointer) int { return int(-uintptr(p) % cacheLine) }
 
+// roundings holds buffers for numbers on their way through RoundTo.
+var roundings = sync.Pool{New: func() any { return new([4096]byte) }}
+
 // RoundTo rounds x in place to the nearest values of f (F32, F16 or BF16), ties to even.
 // A NaN stays a (quiet) NaN; a number beyond the range becomes infinite.
 func RoundTo(x []float32, f Format) {
@@ -124,12 +130,12 @@ func RoundTo(x []float32, f Format) {
 	}
 	im, size, done := current(), f.Size(), 0
 	if im.element.narrow[f] != nil && im.element.widen[f] != nil && len(x) >= lanes {
-		s := scratches.Get().(*scratch)
-		defer scratches.Put(s)
+		stored := roundings.Get().(*[4096]byte)
+		defer roundings.Put(stored)
 		for done+lanes <= len(x) {
-			n := min(len(s.stored)/size, len(x)-done) &^ (lanes - 1)
-			im.element.narrow[f](&s.stored[0], &x[done], n)
-			im.element.widen[f](&x[done], &s.stored[0], n)
+			n := min(len(stored)/size, len(x)-done) &^ (lanes - 1)
+			im.element.narrow[f](&stored[0], &x[done], n)
+			im.element.widen[f](&x[done], &stored[0], n)
 			done += n
 		}
 	}

@@ -60,6 +60,14 @@ type elementKernels struct {
 // hasTiles reports whether im has kernels that multiply matrices.
 func (im *implementation) hasTiles() bool { return im.tile[F32].float32[0] != nil }
 
+// panelRows returns the number of rows of weights in a panel.
+func (im *implementation) panelRows(acc Accumulator) int {
+	if acc == Float32 {
+		return im.panels32.rows
+	}
+	return im.panels64.rows
+}
+
 // portable is the definition of all results: it has no assembly.
 var portable = implementation{name: "portable"}
 

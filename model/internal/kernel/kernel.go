@@ -44,18 +44,6 @@ func (f Format) Blocked() bool { return f > F8E4M3 }
 // Size returns the size of one number in bytes; f is not a block format.
 func (f Format) Size() int { return [...]int{F32: 4, F16: 2, BF16: 2, F8E4M3: 1}[f] }
 
-// Bytes returns the size of n numbers in bytes; n numbers of a block format are whole blocks.
-func (f Format) Bytes(n int) int {
-	if !f.Blocked() {
-		return n * f.Size()
-	}
-	b := &blocks[f]
-	if n%b.numbers != 0 {
-		panic("kernel: not whole blocks of " + f.String())
-	}
-	return n / b.numbers * b.bytes
-}
-
 // String returns the name that safetensors or ggml uses; F8_E4M3 loses its underscore.
 func (f Format) String() string {
 	return [...]string{
@@ -73,3 +61,9 @@ const (
 	// Float32 sums in float32 with fused multiply-add.
 	Float32
 )
+
+// ceilDiv returns ⌈a/b⌉ for a ≥ 0 and b > 0.
+func ceilDiv(a, b int) int { return (a + b - 1) / b }
+
+// roundUp returns the smallest multiple of b that is at least a.
+func roundUp(a, b int) int { return ceilDiv(a, b) * b }

@@ -2,15 +2,6 @@ package kernel
 
 import "unsafe"
 
-// packedFormat returns the format in which rows of weights are packed: the format in memory, or
-// F32 if they are decoded first.
-func (j *job) packedFormat() Format {
-	if j.w.raw() {
-		return j.w.format()
-	}
-	return F32
-}
-
 // packTokens sets x to the panels of the block of tokens, unless it holds them already.
 func (s *panelScratch[F]) packTokens() {
 	if s.packedFor == s.j.serial && s.packedFrom == s.first {

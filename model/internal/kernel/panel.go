@@ -16,138 +16,22 @@ import (
 // sums are the lane's partial sums in the definition of Dot32 and Dot64. KERNELS.md has
 // a drawing.
 
-// panelKernels are the kernels that work on panels with sums of type F.
-type panelKernels[F float32 | float64] struct {
-	group int // rows that one call of a pack kernel rearranges, at most maxGroup
-	rows  int // rows of weights in a panel, a multiple of group; 0 means no kernels
-
-	// pack rearranges rows of F32, packPairs rows of BF16. Two neighbouring BF16 numbers of a
-	// row stay together in one uint32, and so do their lanes: half the bytes of widened
-	// numbers. An addPairs kernel widens them later.
-	pack      packKernel[F]
-	packPairs packKernel[uint32]
-
-	// tiles multiply panels, narrowest first; the last is the widest.
-	tiles []panelTile[F]
-}
-
-// panelTile holds the kernels for panels of width tokens.
-type panelTile[F float32 | float64] struct {
-	width int
-	add   addKernel[F]
-	pairs addPairsKernel[F]
-}
-
-// packKernel rearranges a group of rows:
-//
-//	dst[l*lane + s*stride + i] = src[i][lanes*s + l],  s < steps, l < lanes, i < group
-//
-// lanes is 16, or 8 if D is uint32 (src is then read as pairs of BF16). steps is even. A
-// group wider than stride writes into the next steps, which the kernel then overwrites.
-type packKernel[D any] func(dst *D, src *[maxGroup]*byte, steps, stride, lane int)
-
-// addKernel multiplies one lane of a panel of weights, w, with the same lane of panels of
-// tokens, the first at x and then one every next numbers:
-//
-//	sum[token][row] = acc[token][row], or 0 unless again
-//	sum[token][row] += x[s][token] * w[s][row],        s < steps, fused, in this order
-//	sum[token][row] += (pending - f*lane)[token][row], f < folds
-//	out[token*stride + row] = sum[token][row]
-//
-// acc and pending have the layout [token][row of the panel]. Meanwhile the kernel prefetches
-// into the second-level cache, from address ahead on, pace bytes further every 2 steps.
-type addKernel[F any] func(acc, w, x *F, steps, panels, next int, again bool, pending *F, folds, lane int,
-	out *F, stride int, ahead uintptr, pace int)
-
-// addPairsKernel is addKernel for a single panel of tokens. It takes one lane of the
-// weights from pairs, the upper half of each if odd, and leaves it widened in w, for the
-// next calls of an addKernel.
-type addPairsKernel[F any] func(acc *F, pairs *uint32, odd bool, w, x *F, steps int, again bool,
-	pending *F, folds, lane int, out *F, stride int, ahead uintptr, pace int)
-
 const (
-	// maxGroup is the largest group of a pack kernel.
-	maxGroup = 16
-
 	// panelSteps is the number of steps of a lane that are multiplied at once. The weights and
 	// a panel of tokens of panelSteps steps share the first-level cache; the weights of all
 	// lanes fit the second-level cache.
 	panelSteps = 128
-
-	// laneGap is the distance in numbers between the end of a lane and the next lane. It
-	// keeps the distance between lanes from being a power of two, where lanes compete for the
-	// same lines of the cache. The last step of a group wider than its panel writes into it.
-	laneGap = maxGroup
 
 	// waitingSums is the largest number of partial sums that wait to be added: one on each
 	// level of the tree.
 	waitingSums = 4
 )
 
-// panelTokens is the least number of tokens at which packing saves more time than it takes:
-// a full panel with float32 sums, half a panel with float64 sums, where a multiplication
-// takes twice the time.
-var panelTokens = [...]int{Float64: 6, Float32: 12}
-
 // foldOrder is the order in which the lanes are multiplied: a walk through the tree of Dot32
 // that keeps few sums waiting. The lane at place i takes as many waiting sums, the latest
 // first, as i has ones at its end in binary: lane 8 takes the sum of lane 0; lane 12 the sum
 // of lane 4, then the sum of lanes 0 and 8.
 var foldOrder = [lanes]int{0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15}
-
-// panelScratch is the memory of one worker for panels, and its present work.
-type panelScratch[F float32 | float64] struct {
-	j *job
-	k *panelKernels[F]
-
-	// A block of tokens, from token first on, as panels.
-	first, tokens int
-	runs          []tokenRun
-	x             []F    // panels of the block
-	packedFor     uint64 // serial of the job of x
-	packedFrom    int    // first token in x
-
-	// A panel of weights, or the part of its steps that is multiplied at once.
-	w     []F       // all lanes; of pairs the present lane
-	pairs []uint32  // all lanes, in pairs
-	rows  []float32 // the decoded rows, where the kernels do not read their format
-
-	// sums is slots of [token][row]: waitingSums slots for the sums that wait and, if the
-	// steps are multiplied in several parts, one slot for each lane.
-	sums []F
-
-	ahead uintptr // address to prefetch next
-	pace  int     // bytes to prefetch in 2 steps
-
-	src  [maxGroup]*byte               // the rows that a pack kernel rearranges
-	tail [maxGroup][2 * lanes * 4]byte // the ends of rows; no product uses the bytes behind an end
-}
-
-// tokenRun is a row of panels of equal width, next to each other.
-type tokenRun struct {
-	first  int // first token of the run, in the block
-	width  int // tokens in each panel
-	panels int
-}
-
-// end returns the token behind the run.
-func (run tokenRun) end() int { return run.first + run.width*run.panels }
-
-// available reports whether the implementation has panel kernels.
-func (k *panelKernels[F]) available() bool { return k.rows > 0 }
-
-// widest returns the tile for the most tokens.
-func (k *panelKernels[F]) widest() *panelTile[F] { return &k.tiles[len(k.tiles)-1] }
-
-// tile returns the narrowest tile that holds n tokens, or else the widest.
-func (k *panelKernels[F]) tile(n int) *panelTile[F] {
-	for i := range k.tiles {
-		if k.tiles[i].width >= n {
-			return &k.tiles[i]
-		}
-	}
-	return k.widest()
-}
 
 // cut appends to runs a cut of tokens into panels: the first panel by itself, then the widest
 // panels, then for the tokens left the narrowest panel that holds them. That panel repeats the
@@ -161,14 +45,6 @@ func (k *panelKernels[F]) cut(runs []tokenRun, tokens int) []tokenRun {
 		runs, at = append(runs, run), run.end()
 	}
 	return runs
-}
-
-// panelRows returns the number of rows of weights in a panel.
-func (im *implementation) panelRows(acc Accumulator) int {
-	if acc == Float32 {
-		return im.panels32.rows
-	}
-	return im.panels64.rows
 }
 
 // panelled computes the rows r … toR of the tokens t … toT on panels.
@@ -207,27 +83,11 @@ func (s *panelScratch[F]) panel(r, rows, toR int) {
 	s.finish(r, rows)
 }
 
-// part is the steps step … step+steps of the rows r … r+rows of one panel.
-type part struct{ r, rows, step, steps int }
-
-// steps returns the number of steps of the longest lane, rounded up to an even number: pack
-// kernels take two steps at a time.
-func (j *job) steps() int { return ceilDiv(j.w.Cols, 2*lanes) * 2 }
-
 // slotSize returns the length of a slot of sums.
 func (s *panelScratch[F]) slotSize() int { return s.padded()*s.k.rows + laneGap }
 
 // slot returns the address of a token of the block in slot i of the sums.
 func (s *panelScratch[F]) slot(i, token int) *F { return &s.sums[i*s.slotSize()+token*s.k.rows] }
-
-// padded returns the number of tokens in the panels of the block, repeated ones included.
-func (s *panelScratch[F]) padded() int { return s.runs[len(s.runs)-1].end() }
-
-// tokenLane returns the distance between lanes of x.
-func (s *panelScratch[F]) tokenLane() int { return s.j.steps()*s.padded() + laneGap }
-
-// weightLane returns the distance between lanes of weights, in numbers or pairs.
-func (s *panelScratch[F]) weightLane(steps int) int { return steps*s.k.rows + laneGap }
 
 // prefetch sets ahead and pace so that the panel of weights at row r is in the cache
 // when the present one has been multiplied.

@@ -64,41 +64,8 @@ type Partial struct {
 	Each     func(token, row int, partial, squares, carried []float32)
 }
 
-// partialKernels are kernels for panels of rows of weights, and a few tokens. A panel is two
-// groups of rows; a group holds the numbers of its rows side by side, ChainTerms of each at most:
-//
-//	panel[group][k][row of the group]
-type partialKernels struct {
-	group int                     // rows of a group: a register of float32; 0 means no kernels
-	pack  packKernel[float32]     // called with lane = group and stride = 16·group
-	sums  [maxWidth]partialKernel // the kernel at index i takes panels of i+1 tokens; nil if missing
-}
-
-// partialKernel continues PartialSums of a panel of weights and a panel of tokens by 16·steps
-// terms. state is [s, t, partial, squares][token][row of the panel], w a panel, and x holds for
-// each k the numbers of all tokens, then their terms:
-//
-//	for each 16 terms { s, squares as in PartialSums; partial = fma32(n*s, s, partial) }
-//	if end { t += s; partial = fma32(t, t, partial); s = 0 }
-type partialKernel func(state, w, x *float32, steps int, n float32, end bool)
-
 // states is the number of sums in a partialKernel's state, for each token and row.
 const states = 4
-
-// available reports whether the implementation has these kernels.
-func (k *partialKernels) available() bool { return k.group > 0 }
-
-// width returns the smallest width of a kernel for n tokens, or the largest width if all are
-// smaller than n.
-func (k *partialKernels) width(n int) int {
-	best := 0
-	for i, kernel := range k.sums {
-		if kernel != nil && best < n {
-			best = i + 1
-		}
-	}
-	return best
-}
 
 // MatMulPartial computes dst = x·wᵀ + bias as MatMul does, and the sums that p requests. dst holds
 // the results of a row when p.Each receives the sums of that row. Few tokens read the weights once
@@ -375,13 +342,4 @@ func (q *partialJob) give(p *partialScratch, r, rows int) {
 			}
 		}
 	}
-}
-
-// partialScratch is the memory of one worker for partialKernels.
-type partialScratch struct {
-	rows    []float32 // decoded rows of weights
-	w       []float32 // a panel of weights; in portable Go a token
-	state   []float32 // state of each panel of tokens
-	decoded [2 * maxGroup][]float32
-	src     [maxGroup]*byte
 }

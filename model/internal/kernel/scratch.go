@@ -1,9 +1,6 @@
 package kernel
 
-import (
-	"math"
-	"sync"
-)
+import "sync"
 
 // scratch is the memory of one worker. A worker takes a scratch from scratches for each item, so
 // that buffers grow to the needs of the largest product and are allocated once.
@@ -27,43 +24,80 @@ type scratch struct {
 
 	partial partialScratch
 
-	exps   []float64  // exponents of Softmax and SiLU
-	stored [4096]byte // numbers on their way through RoundTo
+	exps []float64 // exponents of Softmax and SiLU
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
-// setTokens sets x or wide to the tokens t … toT, unless it holds them already. Tokens are
-// padded with -0 to whole steps of lanes. The product of -0 with the padding of weights, 0, is
-// -0, and adding -0 changes no sum, not even -0.
-func (s *scratch) setTokens(j *job, t, toT int) {
-	cols, length := j.w.Cols, j.length
-	if j.acc == Float32 && cols == length {
-		s.x = j.x[t*cols : toT*cols]
-		return
-	}
-	n := (toT - t) * length
-	if j.acc == Float32 {
-		s.padded = grow(s.padded, n)
-		s.x = s.padded
-	} else {
-		s.wide = grow(s.wide, n)
-	}
-	if s.blockSerial == j.serial && s.blockFirst == t {
-		return
-	}
-	s.blockSerial, s.blockFirst = j.serial, t
-	for i := range toT - t {
-		src := j.x[(t+i)*cols:][:cols]
-		if j.acc == Float32 {
-			copy(s.x[i*length:], src)
-			fill(s.x[i*length+cols:(i+1)*length], float32(math.Copysign(0, -1)))
-		} else {
-			widen64(j.im, s.wide[i*length:][:cols], src)
-			fill(s.wide[i*length+cols:(i+1)*length], math.Copysign(0, -1))
-		}
-	}
+// tileScratch is the memory of one worker for tiles with sums of type F.
+type tileScratch[F float32 | float64] struct {
+	x   [maxWidth]*F // the tokens of one tile
+	sum [256]F
 }
+
+// panelScratch is the memory of one worker for panels, and its present work.
+type panelScratch[F float32 | float64] struct {
+	j *job
+	k *panelKernels[F]
+
+	// A block of tokens, from token first on, as panels.
+	first, tokens int
+	runs          []tokenRun
+	x             []F    // panels of the block
+	packedFor     uint64 // serial of the job of x
+	packedFrom    int    // first token in x
+
+	// A panel of weights, or the part of its steps that is multiplied at once.
+	w     []F       // all lanes; of pairs the present lane
+	pairs []uint32  // all lanes, in pairs
+	rows  []float32 // the decoded rows, where the kernels do not read their format
+
+	// sums is slots of [token][row]: waitingSums slots for the sums that wait and, if the
+	// steps are multiplied in several parts, one slot for each lane.
+	sums []F
+
+	ahead uintptr // address to prefetch next
+	pace  int     // bytes to prefetch in 2 steps
+
+	src  [maxGroup]*byte               // the rows that a pack kernel rearranges
+	tail [maxGroup][2 * lanes * 4]byte // the ends of rows; no product uses the bytes behind an end
+}
+
+// tokenRun is a row of panels of equal width, next to each other.
+type tokenRun struct {
+	first  int // first token of the run, in the block
+	width  int // tokens in each panel
+	panels int
+}
+
+// end returns the token behind the run.
+func (run tokenRun) end() int { return run.first + run.width*run.panels }
+
+// padded returns the number of tokens in the panels of the block, repeated ones included.
+func (s *panelScratch[F]) padded() int { return s.runs[len(s.runs)-1].end() }
+
+// laneGap is the distance in numbers between the end of a lane and the next lane. It
+// keeps the distance between lanes from being a power of two, where lanes compete for the
+// same lines of the cache. The last step of a group wider than its panel writes into it.
+const laneGap = maxGroup
+
+// tokenLane returns the distance between lanes of x.
+func (s *panelScratch[F]) tokenLane() int { return s.j.steps()*s.padded() + laneGap }
+
+// weightLane returns the distance between lanes of weights, in numbers or pairs.
+func (s *panelScratch[F]) weightLane(steps int) int { return steps*s.k.rows + laneGap }
+
+// partialScratch is the memory of one worker for partialKernels.
+type partialScratch struct {
+	rows    []float32 // decoded rows of weights
+	w       []float32 // a panel of weights; in portable Go a token
+	state   []float32 // state of each panel of tokens
+	decoded [2 * maxGroup][]float32
+	src     [maxGroup]*byte
+}
+
+// part is the steps step … step+steps of the rows r … r+rows of one panel.
+type part struct{ r, rows, step, steps int }
 
 // grow returns a slice of n elements, in buf's memory if it is large enough. The values of the
 // elements are undefined.

@@ -1,49 +1,12 @@
 package kernel
 
-import "unsafe"
+import (
+	"math"
+	"unsafe"
+)
 
 // Products of few tokens run on tiles. A tile is a kernel that multiplies tileRows rows of
 // weights, as they lie in memory, with a few tokens, and holds one sum per lane in registers.
-
-// tileRows is the number of rows of weights that a tile multiplies.
-const tileRows = 4
-
-// maxWidth is the largest width of a tile, in tokens.
-const maxWidth = 4
-
-// tileKernel multiplies tileRows rows of weights with a fixed number of tokens, the
-// tile's width:
-//
-//	sum[tileRows*i+j] = Dot32(x[i][:n], w[j][:n])
-//
-// or Dot64 of widened tokens if F is float64. The rest of sum is scratch. The weights have the
-// format of the tile, at any alignment.
-type tileKernel[F float32 | float64] func(w *[tileRows]*byte, x *[maxWidth]*F, n int, sum *[256]F)
-
-// tiles holds the tiles for one format of weights. The tile of width n is at index n-1, nil for
-// widths without a tile; float32 and float64 have the same widths.
-type tiles struct {
-	float32 [maxWidth]tileKernel[float32]
-	float64 [maxWidth]tileKernel[float64]
-}
-
-// width returns the smallest width of a tile for n tokens, or the largest width if all are
-// smaller than n.
-func (t *tiles) width(n int) int {
-	best := 1
-	for width := 2; width <= maxWidth && best < n; width++ {
-		if t.float32[width-1] != nil {
-			best = width
-		}
-	}
-	return best
-}
-
-// tileScratch is the memory of one worker for tiles with sums of type F.
-type tileScratch[F float32 | float64] struct {
-	x   [maxWidth]*F // the tokens of one tile
-	sum [256]F
-}
 
 // tiled computes the rows r … toR of the tokens t … toT with tiles.
 func (j *job) tiled(s *scratch, r, toR, t, toT int) {
@@ -107,5 +70,37 @@ func (s *tileScratch[F]) run(kernel tileKernel[F], w *[tileRows]*byte, tokens []
 func (s *tileScratch[F]) finish(j *job, t, n, r, rows int) {
 	for i := range n {
 		finish(j.dst[(t+i)*j.w.Rows+r:][:rows], s.sum[tileRows*i:], j.bias, r)
+	}
+}
+
+// setTokens sets x or wide to the tokens t … toT, unless it holds them already. Tokens are
+// padded with -0 to whole steps of lanes. The product of -0 with the padding of weights, 0, is
+// -0, and adding -0 changes no sum, not even -0.
+func (s *scratch) setTokens(j *job, t, toT int) {
+	cols, length := j.w.Cols, j.length
+	if j.acc == Float32 && cols == length {
+		s.x = j.x[t*cols : toT*cols]
+		return
+	}
+	n := (toT - t) * length
+	if j.acc == Float32 {
+		s.padded = grow(s.padded, n)
+		s.x = s.padded
+	} else {
+		s.wide = grow(s.wide, n)
+	}
+	if s.blockSerial == j.serial && s.blockFirst == t {
+		return
+	}
+	s.blockSerial, s.blockFirst = j.serial, t
+	for i := range toT - t {
+		src := j.x[(t+i)*cols:][:cols]
+		if j.acc == Float32 {
+			copy(s.x[i*length:], src)
+			fill(s.x[i*length+cols:(i+1)*length], float32(math.Copysign(0, -1)))
+		} else {
+			widen64(j.im, s.wide[i*length:][:cols], src)
+			fill(s.wide[i*length+cols:(i+1)*length], math.Copysign(0, -1))
+		}
 	}
 }
