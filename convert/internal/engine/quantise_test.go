@@ -123,20 +123,20 @@ func TestBlocksAreReadAgain(t *testing.T) {
 func TestBlocksAfterCrash(t *testing.T) {
 	t.Parallel()
 	p, src, _ := quantisedPlan(t)
-	run := func(dst string, n int64) (error, int64) {
+	run := func(dst string, n int64) (calls int64, err error) {
 		d, count := crash(n, errors.New("boom"))
-		_, err := Run(t.Context(), dst, p, src, Settings{Disk: d, IO: 2})
-		return err, count.Load()
+		_, err = Run(t.Context(), dst, p, src, Settings{Disk: d, IO: 2})
+		return count.Load(), err
 	}
 	whole := target(t, "beside")
-	err, calls := run(whole, 1<<60)
+	calls, err := run(whole, 1<<60)
 	require.NoError(t, err)
 	for n := int64(0); n < calls; n += max(calls/8, 1) {
 		dst := target(t, "beside")
-		if err, _ := run(dst, n); err == nil || exists(dst) { // finished
+		if _, err := run(dst, n); err == nil || exists(dst) { // finished
 			break
 		}
-		err, _ := run(dst, 1<<60)
+		_, err := run(dst, 1<<60)
 		require.NoError(t, err, n)
 		require.Equal(t, fixture.Sums(t, whole), fixture.Sums(t, dst), n)
 		require.Equal(t, fixture.Read(t, whole, plan.ManifestName), fixture.Read(t, dst, plan.ManifestName), n)
