@@ -98,8 +98,8 @@ type stages[V any] struct {
 	last  string
 }
 
-// outsideExperts lists what was seen and its shapes, but for single experts: which are chosen
-// depends on the numbers.
+// outsideExperts lists the stages seen and their shapes, without single experts: the choice of
+// experts depends on the numbers.
 func (s *stages[V]) outsideExperts() (list []string) {
 	for i, name := range s.names {
 		if table.PlaceOf(nil, name).Expert < 0 {
@@ -146,9 +146,8 @@ func tracePlain(m *model.DeepseekForCausalLM, in *model.Input, o model.Options, 
 	return seen, err
 }
 
-// TestNetworkOverShapes runs the network over an arithmetic with values of its own: the
-// stages and their shapes are those of numbers, and the products are as many as the
-// table's count.
+// TestNetworkOverShapes runs the network over an arithmetic whose values are shapes: stages and
+// shapes equal those of Plain, and the number of products equals the table's count.
 func TestNetworkOverShapes(t *testing.T) {
 	const tokens = 70 // more than a block of queries
 	in := &model.Input{Batch: 2, Seq: tokens, InputIDs: make([]int, 2*tokens)}

@@ -11,8 +11,8 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// TestColumns: products with columns of a weight, single columns, and products with squares are
-// those of its decoded numbers, for plain dtypes, blocks, and FP8 with scales.
+// TestColumns: products with columns of a weight, single columns, and products with squares equal
+// the results with its decoded numbers, for plain dtypes, blocks, and FP8 with scales.
 func TestColumns(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	draw := func(n int) []float32 {

@@ -157,8 +157,8 @@ func TestEmbeddingInFP8(t *testing.T) {
 	require.ErrorContains(t, weights.Check(c, src), "1 findings: model.embed_tokens.weight: dtype F8_E4M3, which only matrix products take")
 }
 
-// TestPredictionLayersAreWholeOrAbsent: of a layer that is there nothing but the copies of
-// the main model's weights may be missing; layers that are not there are noted.
+// TestPredictionLayersAreWholeOrAbsent: a layer that is present may lack only the copies of the
+// main model's weights; absent layers are noted.
 func TestPredictionLayersAreWholeOrAbsent(t *testing.T) {
 	c := configtest.Parse(t, strings.Replace(tinyLatentConfig, "{", `{"num_nextn_predict_layers":2,`, 1))
 	require.Equal(t, 2, c.NumNextNPredictLayers)

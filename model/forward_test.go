@@ -21,8 +21,8 @@ const latentFields = `"vocab_size":11,"hidden_size":8,"intermediate_size":12,"mo
 const yarnFields = `"rope_parameters":{"rope_type":"yarn","rope_theta":10.0,"factor":4.0,
 "original_max_position_embeddings":32,"beta_fast":4,"beta_slow":0.1,"mscale":1,"mscale_all_dim":0.5}`
 
-// TestForwardIsTheFormula compares the logits, and every choice of experts, with what the
-// formulas give in float64.
+// TestForwardIsTheFormula compares the logits, and every choice of experts, with the formulas in
+// float64.
 func TestForwardIsTheFormula(t *testing.T) {
 	v1 := func(fields string) string { return strings.Replace(tinyConfig, "{", "{"+fields, 1) }
 	for name, text := range map[string]string{

@@ -196,8 +196,8 @@ func (o outputs) Stage(name string, x *model.Activation) error {
 
 func (o outputs) TopK(string, *model.Choice[*model.Activation]) error { return nil }
 
-// TestDecode: several inputs layer by layer give what one pass over all of them gives, as far as
-// the layers that are asked for, and an input that is none is an error before anything runs.
+// TestDecode: several inputs layer by layer equal one pass over all inputs, up to the requested
+// layer, and an invalid input is an error before any layer runs.
 func TestDecode(t *testing.T) {
 	m := loaded(t, tinyConfig)
 	plain := model.NewPlain(model.Options{})

@@ -93,7 +93,7 @@ func (o *oracle) rotated(x []float64, pos int) []float64 {
 	return out
 }
 
-// angle is that of the i-th pair of n values, and the factor of its cosine and sine.
+// angle returns the angle of the i-th pair of n values, and the factor of its cosine and sine.
 func (o *oracle) angle(i, n, position int) (angle, factor float64) {
 	pos, theta, exponent := float64(position), o.c.RopeTheta, float64(2*i)/float64(n)
 	scaling := o.c.RopeScaling
@@ -233,7 +233,7 @@ func add64(a, b []float64, scale float64) []float64 {
 	return out
 }
 
-// scores are those of a token's experts.
+// scores returns the scores of a token's experts.
 func (o *oracle) scores(name string, x []float64) []float64 {
 	logits := o.matrix(name+".gate", x)
 	if o.c.ScoringFunc == "softmax" {
@@ -344,8 +344,8 @@ func (o *oracle) layer(l int, x [][]float64, seq int, mask []int) (scores [][]fl
 	return scores
 }
 
-// predicted returns the logits of every prediction layer, sequence by sequence, given what
-// hidden returned: that of depth k has seq-1-k rows for each.
+// predicted returns the logits of every prediction layer, sequence by sequence, given hidden's
+// result: depth k has seq-1-k rows per sequence.
 func (o *oracle) predicted(x [][]float64) (logits [][][]float64) {
 	var h [][]float64
 	for _, row := range x {

@@ -51,9 +51,9 @@ func recorded(t *testing.T, m *model.DeepseekForCausalLM, in *model.Input, layer
 	return heard, logits
 }
 
-// TestPredictionIsTheFormula compares the logits of two prediction layers, and their choices
-// of experts, with what the formulas give in float64, with copies of the embedding and the
-// head that are not the model's, and without. The model's own logits stay as they are.
+// TestPredictionIsTheFormula compares the logits of two prediction layers, and their choices of
+// experts, with the formulas in float64, with their own embedding and head, and with the model's.
+// The model's logits do not change.
 func TestPredictionIsTheFormula(t *testing.T) {
 	for _, copies := range []bool{true, false} {
 		t.Run(fmt.Sprint("copies ", copies), func(t *testing.T) {
@@ -96,8 +96,8 @@ func float64s(x []float32) (y []float64) {
 	return y
 }
 
-// TestPredictionLayersAreReadWhenRun: a plain forward pass reads none of their weights, one
-// with them reads each once; and only those that are there, in sequences long enough, run.
+// TestPredictionLayersAreReadWhenRun: a plain forward pass does not read their weights, a pass with
+// them reads each once; only layers that are present, in sequences long enough, run.
 func TestPredictionLayersAreReadWhenRun(t *testing.T) {
 	c, src := predicting(t)
 	in := &model.Input{Batch: 1, Seq: 3, InputIDs: []int{1, 2, 3}}
@@ -131,8 +131,8 @@ func TestPredictionLayersAreReadWhenRun(t *testing.T) {
 	fails(m, in, 1, "1 prediction layers, the model has 0")
 }
 
-// TestPredictionPages: what a prediction layer reads is fetched ahead when it runs, but for its
-// embedding, of which rows are read.
+// TestPredictionPages: the weights of a prediction layer are fetched ahead when it runs, except its
+// embedding, of which the layer reads only rows.
 func TestPredictionPages(t *testing.T) {
 	c, src := predicting(t)
 	m, err := model.Load(c, src)

@@ -73,7 +73,7 @@ func TestProbes(t *testing.T) {
 	require.Equal(t, 2*4*len(all), extra, "gate_proj, up_proj, down_proj's input and the output of each")
 }
 
-// TestProbesThatAreNot: rows and experts that are not there end the pass.
+// TestProbesThatAreNot: rows and experts that do not exist end the pass.
 func TestProbesThatAreNot(t *testing.T) {
 	c, src := predicting(t)
 	m, err := model.Load(c, src)

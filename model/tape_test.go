@@ -13,9 +13,8 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// TestGradientsOfOperations compares the gradients that the tape's operations add with
-// central differences of what Plain computes. Those of weights are those of
-// TestGradientsByFiniteDifferences.
+// TestGradientsOfOperations compares the gradients that the tape's operations add with central
+// differences of Plain's results. TestGradientsByFiniteDifferences covers gradients of weights.
 func TestGradientsOfOperations(t *testing.T) {
 	type operation = func(a Arithmetic[*Activation], x []*Activation) *Activation
 	rotary := &Rotary{Cos: []float32{1, 0.5, 0.25}, Sin: []float32{0, 0.75, -0.5}, Half: 1, DType: tensor.F32}

@@ -118,8 +118,7 @@ func TestOnlyWantedGradients(t *testing.T) {
 	require.ErrorContains(t, err, "no next token")
 }
 
-// TestTrainingAndEvaluationAgree: the routed sum is the same but for the order of its
-// terms.
+// TestTrainingAndEvaluationAgree: the routed sums differ only in the order of their terms.
 func TestTrainingAndEvaluationAgree(t *testing.T) {
 	c := configtest.Parse(t, tinyConfig)
 	m, err := model.Load(c, synthetic(t, c))

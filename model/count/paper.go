@@ -42,7 +42,8 @@ func Segment(n, k, m, shared, hidden, intermediate int) (Segmentation, error) {
 	if err == nil {
 		err = problem(m*n > maxSegments, "mN = %d is more than %d", m*n, maxSegments)
 	}
-	return Segmentation{Experts: m * n, PerToken: m * k, M: m, Shared: shared, Hidden: hidden, Intermediate: intermediate}, err
+	s := Segmentation{m * n, m * k, m, shared, hidden, intermediate}
+	return s, err
 }
 
 // maxSegments and maxWidth keep counts within 64 bits, and combinations quick.
