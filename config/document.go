@@ -170,7 +170,8 @@ func (s *scanner) syntaxError(err error) error {
 	case !errors.As(err, &syntactic):
 		return documentError("%s", clip(err.Error()))
 	case errors.Is(err, jsontext.ErrDuplicateName):
-		return documentError("key %s appears twice at byte %d", quote(syntactic.JSONPointer.LastToken()), syntactic.ByteOffset)
+		return documentError("key %s appears twice at byte %d", quote(syntactic.JSONPointer.LastToken()),
+			syntactic.ByteOffset)
 	}
 	return documentError("byte %d: %s", syntactic.ByteOffset, clip(syntactic.Err.Error()))
 }

@@ -26,7 +26,8 @@ type ropeForm struct {
 
 // families lists every model_type that Parse accepts.
 var families = []family{
-	{defaults: v1Defaults, fields: v1Fields, rules: v1Rules, rope: ropeForm{types: []string{"linear", "dynamic"}, number: parseFloat}, references: v1References},
+	{defaults: v1Defaults, fields: v1Fields, rules: v1Rules,
+		rope: ropeForm{types: []string{"linear", "dynamic"}, number: parseFloat}, references: v1References},
 	{defaults: v2Defaults, fields: mlaFields, rules: v2Rules, rope: yarnForm, references: v2References},
 	{defaults: v3Defaults, fields: v3Fields, rules: v3Rules, rope: yarnForm, references: v3References},
 }
@@ -81,7 +82,8 @@ var v1Fields = []field{
 	{"moe_intermediate_size", integer(func(c *Config) *int { return &c.MoEIntermediateSize }, 1, maxDim)},
 	{"num_hidden_layers", integer(func(c *Config) *int { return &c.NumHiddenLayers }, 1, maxLayers)},
 	{"num_attention_heads", integer(func(c *Config) *int { return &c.NumAttentionHeads }, 1, maxDim)},
-	{"num_key_value_heads", optional(func(c *Config) *int { return &c.NumKeyValueHeads }, maxDim)}, // null: num_attention_heads
+	// null: num_attention_heads
+	{"num_key_value_heads", optional(func(c *Config) *int { return &c.NumKeyValueHeads }, maxDim)},
 	{"n_shared_experts", optional(func(c *Config) *int { return &c.NSharedExperts }, maxExperts)},
 	{"n_routed_experts", optional(func(c *Config) *int { return &c.NRoutedExperts }, maxExperts)},
 	{"num_experts_per_tok", optional(func(c *Config) *int { return &c.NumExpertsPerTok }, maxExperts)},
@@ -109,11 +111,13 @@ var v1Fields = []field{
 // v1Rules are checked between fields that are each in order.
 var v1Rules = []rule{
 	{[]string{"hidden_size", "num_attention_heads"}, headsDivideHidden},
-	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "n_shared_experts", "n_routed_experts"}, sizeIsSane},
+	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size",
+		"n_shared_experts", "n_routed_experts"}, sizeIsSane},
 	{[]string{"num_key_value_heads", "num_attention_heads"}, groupsDivideHeads},
 	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
 	{[]string{"scoring_func", "n_routed_experts"}, scoringIsSoftmax},
 	{[]string{"hidden_act"}, activationIsSiLU},
-	{[]string{"pretraining_tp", "vocab_size", "hidden_size", "num_key_value_heads", "num_attention_heads", "intermediate_size"}, slicesDivide},
+	{[]string{"pretraining_tp", "vocab_size", "hidden_size", "num_key_value_heads", "num_attention_heads",
+		"intermediate_size"}, slicesDivide},
 	{[]string{"pretraining_tp", "attention_bias"}, slicesKeepBias},
 }

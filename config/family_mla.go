@@ -103,8 +103,9 @@ var v3Fields = append(slices.Clone(mlaFields), field{"head_dim", reader{read: re
 
 // sharedMLARules hold for V2 and V3.
 var sharedMLARules = []rule{
-	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "n_shared_experts", "n_routed_experts",
-		"num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}, sizeIsSane},
+	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size",
+		"n_shared_experts", "n_routed_experts", "num_attention_heads", "q_lora_rank", "kv_lora_rank",
+		"qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}, sizeIsSane},
 	{[]string{"num_key_value_heads", "num_attention_heads"}, latentHeadsAreEqual},
 	{[]string{"qk_rope_head_dim"}, rotaryIsEven},
 	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
@@ -169,7 +170,8 @@ func readAutoMap(d *decoding, _ string, value jsontext.Value) {
 // latentHeadsAreEqual: MLA expands the latent into keys for every head.
 func latentHeadsAreEqual(c *Config) error {
 	if c.NumKeyValueHeads != c.NumAttentionHeads {
-		return fmt.Errorf("%d is not num_attention_heads %d, as latent attention demands", c.NumKeyValueHeads, c.NumAttentionHeads)
+		return fmt.Errorf("%d is not num_attention_heads %d, as latent attention demands", c.NumKeyValueHeads,
+			c.NumAttentionHeads)
 	}
 	return nil
 }
@@ -229,7 +231,8 @@ func groupsFit(c *Config, least int) error {
 	case c.TopKGroup > g:
 		return fmt.Errorf("topk_group %d is more than n_group %d", c.TopKGroup, g)
 	case c.NumExpertsPerTok > c.TopKGroup*(n/g):
-		return fmt.Errorf("num_experts_per_tok %d is more than topk_group %d groups of %d hold", c.NumExpertsPerTok, c.TopKGroup, n/g)
+		return fmt.Errorf("num_experts_per_tok %d is more than topk_group %d groups of %d hold", c.NumExpertsPerTok,
+			c.TopKGroup, n/g)
 	}
 	return nil
 }

@@ -185,7 +185,8 @@ func (s *RopeScaling) String() string {
 		return "null"
 	}
 	if s.Type == "yarn" {
-		return fmt.Sprintf(`{"type": "yarn", "factor": %v, "original_max_position_embeddings": %d, "beta_fast": %v, "beta_slow": %v, "mscale": %v, "mscale_all_dim": %v}`,
+		return fmt.Sprintf(`{"type": "yarn", "factor": %v, "original_max_position_embeddings": %d, `+
+			`"beta_fast": %v, "beta_slow": %v, "mscale": %v, "mscale_all_dim": %v}`,
 			s.Factor, s.OriginalMaxPositionEmbeddings, s.BetaFast, s.BetaSlow, s.MScale, s.MScaleAllDim)
 	}
 	return fmt.Sprintf(`{"type": %q, "factor": %v}`, s.Type, s.Factor)

@@ -72,11 +72,13 @@ var (
 	v1References = map[Reference]Rules{Remote: {}}
 	v2References = map[Reference]Rules{
 		Remote: {RouterFloat32: true, RoutedSum: ByChoice},
-		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormNever, ScalesNormalised: true, AnglesInFloat32: true, RotatesInFloat32: true},
+		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormNever, ScalesNormalised: true,
+			AnglesInFloat32: true, RotatesInFloat32: true},
 	}
 	v3References = map[Reference]Rules{
 		Remote: {RouterFloat32: true, ScalesNormalised: true, RoutedSum: ByChoice},
-		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormAlways, ScalesNormalised: true, AnglesInFloat32: true},
+		Native: {RouterFloat32: true, IgnoresMoELayerFreq: true, NormTopK: NormAlways, ScalesNormalised: true,
+			AnglesInFloat32: true},
 	}
 )
 

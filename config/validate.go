@@ -125,7 +125,8 @@ func headsDivideHidden(c *Config) error {
 		return fmt.Errorf("%d is not divisible by num_attention_heads %d", c.HiddenSize, c.NumAttentionHeads)
 	}
 	if c.HeadDim()%2 != 0 {
-		return fmt.Errorf("%d over num_attention_heads %d makes a head dimension of %d, which is odd: RoPE rotates its halves",
+		return fmt.Errorf(
+			"%d over num_attention_heads %d makes a head dimension of %d, which is odd: RoPE rotates its halves",
 			c.HiddenSize, c.NumAttentionHeads, c.HeadDim())
 	}
 	return nil
@@ -193,7 +194,8 @@ func scoringIsSoftmax(c *Config) error {
 // use one.
 func activationIsSiLU(c *Config) error {
 	if c.HiddenAct != "silu" {
-		return fmt.Errorf(`%s is not "silu", the activation of the published models and the only one computed here`, quote(c.HiddenAct))
+		return fmt.Errorf(`%s is not "silu", the activation of the published models and the only one computed here`,
+			quote(c.HiddenAct))
 	}
 	return nil
 }

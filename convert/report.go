@@ -36,15 +36,17 @@ type Report struct {
 }
 
 func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
-	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Replaced: done.Replaced, Resumed: done.Resumed, Verified: done.Verified,
-		Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left, Dropped: p.Dropped, Missing: p.Missing,
+	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Replaced: done.Replaced, Resumed: done.Resumed,
+		Verified: done.Verified, Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left,
+		Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
 	_, r.Bytes = p.Bytes()
 	for _, f := range p.Files {
 		r.Files = append(r.Files, f.Name)
 	}
 	if done.Uncounted {
-		r.Notes = append(slices.Clone(p.Notes), "an older version wrote it and counted no elements that were rounded: --no-resume makes it anew")
+		r.Notes = append(slices.Clone(p.Notes),
+			"an older version wrote it and counted no elements that were rounded: --no-resume makes it anew")
 	}
 	if r.Lost == nil {
 		r.Lost = []engine.LostTensor{}
@@ -62,7 +64,8 @@ func (r *Report) WriteText(w io.Writer) error {
 		state += ", was complete already, matches its manifest"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s, %s in %s, %s\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Bytes(r.Bytes), text.Plural(len(r.Files), "file"), state)
+	fmt.Fprintf(&b, "%s: %s, %s in %s, %s\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Bytes(r.Bytes),
+		text.Plural(len(r.Files), "file"), state)
 	if r.Replaced {
 		b.WriteString("replaced: the older output that was there\n")
 	}
@@ -152,7 +155,8 @@ func (r *Report) writeErrors(w io.Writer) {
 	for _, t := range quantised[:min(len(quantised), 3)] {
 		most = append(most, fmt.Sprintf("%s (%.2e)", text.Quote(t.Name), t.RelRMS()))
 	}
-	fmt.Fprintf(w, "error of quantised numbers: %.2e of their RMS, most in %s; at most %.2e, in %s\n", all.RelRMS(), strings.Join(most, ", "), all.Largest, text.Quote(largest))
+	fmt.Fprintf(w, "error of quantised numbers: %.2e of their RMS, most in %s; at most %.2e, in %s\n", all.RelRMS(),
+		strings.Join(most, ", "), all.Largest, text.Quote(largest))
 }
 
 // CheckReport is what Check found. It is JSON as it stands.
@@ -173,7 +177,8 @@ func Check(ctx context.Context, dir string, s Settings) (*CheckReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &CheckReport{Path: dir, Plan: c.Plan, Verified: c.Verified, Tensors: c.Tensors, Bytes: c.Bytes, Problems: c.Problems}, nil
+	return &CheckReport{Path: dir, Plan: c.Plan, Verified: c.Verified, Tensors: c.Tensors, Bytes: c.Bytes,
+		Problems: c.Problems}, nil
 }
 
 // Rounded returns the tensors of the converted checkpoint in dir that the conversion rounded
@@ -190,7 +195,8 @@ func (r *CheckReport) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "%s\n", p)
 	}
 	if len(r.Problems) == 0 {
-		fmt.Fprintf(&b, "%s: %s, %s match the manifest\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Bytes(r.Bytes))
+		fmt.Fprintf(&b, "%s: %s, %s match the manifest\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"),
+			text.Bytes(r.Bytes))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

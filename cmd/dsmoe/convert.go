@@ -67,9 +67,11 @@ dsmoe help checkpoints  what SRC may be`,
 func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf")
-	flags.Var(&f.dtype, "type", "dtype of float weights: f32, f16, bf16 or keep; float32, fp16, half, … will do; a mixture for gguf")
+	flags.Var(&f.dtype, "type",
+		"dtype of float weights: f32, f16, bf16 or keep; float32, fp16, half, … will do; a mixture for gguf")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
-	flags.Var(&f.shard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
+	flags.Var(&f.shard, "max-shard-size",
+		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
 	flags.Var(spansFlag{&f.layers, "layers"}, "layers", "keep only these decoder `layers`: 0-3,7")
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
@@ -134,7 +136,8 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 // the disk get processors of the scheduler beside those that compute, unless the user has
 // said by GOMAXPROCS how many there may be.
 func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
-	s := convert.Settings{Compute: min(runtime.GOMAXPROCS(0), runtime.NumCPU()), IO: convert.DefaultIO, Tool: version(), Progress: progress}
+	s := convert.Settings{Compute: min(runtime.GOMAXPROCS(0), runtime.NumCPU()), IO: convert.DefaultIO, Tool: version(),
+		Progress: progress}
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(s.Compute + s.IO)
 	}
@@ -142,8 +145,10 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 }
 
 // convert plans or converts.
-func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string, s convert.Settings) (result, error) {
-	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, Mixture: f.dtype.mixture, Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
+func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string,
+	s convert.Settings) (result, error) {
+	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, Mixture: f.dtype.mixture,
+		Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
 		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp, Format: string(f.to)}}
 	if f.dryRun {
 		return convert.Plan(src, o)

@@ -43,7 +43,8 @@ dsmoe help conversions  what is guaranteed, the values, and --init torch`,
 	o := synthOptions{gates: choice{syntheticGates, []string{syntheticGates, torchGates}}}
 	numberFlag(cmd.Flags(), &o.seed, "seed", "", "seed of the values, decimal or 0x…")
 	cmd.Flags().Var(&o.gates, "init", "`rule` of the gates: synthetic as all other tensors, or torch")
-	cmd.Flags().Var(&o.maxShard, "max-shard-size", "largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes, or none for one file (default 5GB)")
+	cmd.Flags().Var(&o.maxShard, "max-shard-size",
+		"largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes, or none for one file (default 5GB)")
 	overwriteFlag(cmd, &o.replace)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		r, err := synthesise(cmd.Context(), args[0], args[1], o, cmd.ErrOrStderr())
@@ -101,7 +102,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 // synthesised says what was written.
 type synthesised struct {
 	Path       string         `json:"path"`             // the target, as it was given
-	Already    bool           `json:"already_complete"` // the target was this checkpoint, and still is: nothing was written
+	Already    bool           `json:"already_complete"` // the target was already this checkpoint
 	Seed       uint64         `json:"seed"`             // of the values
 	Init       string         `json:"init"`             // how the gates were drawn
 	Tensors    int            `json:"tensors"`          // that the checkpoint holds, scales among them
@@ -113,7 +114,8 @@ type synthesised struct {
 }
 
 func describeSynthetic(dst string, o synthOptions, c *config.Config, tensors []tensor.Info) *synthesised {
-	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.value, Tensors: len(tensors), TorchDType: table.TorchDType(c), Notes: []string{}}
+	r := &synthesised{Path: dst, Seed: o.seed, Init: o.gates.value, Tensors: len(tensors),
+		TorchDType: table.TorchDType(c), Notes: []string{}}
 	if n := c.NumNextNPredictLayers; n > 0 && len(table.FamilyOf(c).AbsentMTP(c, func(string) bool { return false })) > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("num_nextn_predict_layers is %d: prediction layers were not written", n))
 	}
@@ -137,7 +139,8 @@ func (r *synthesised) WriteText(w io.Writer) error {
 	for i, d := range r.DTypes {
 		dtypes[i] = d.String()
 	}
-	line := fmt.Sprintf("%s: %s, %s, %s of %s, seed %d", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Plural(r.Parameters, "parameter"), text.Bytes(r.Bytes), strings.Join(dtypes, ", "), r.Seed)
+	line := fmt.Sprintf("%s: %s, %s, %s of %s, seed %d", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"),
+		text.Plural(r.Parameters, "parameter"), text.Bytes(r.Bytes), strings.Join(dtypes, ", "), r.Seed)
 	if r.Init == torchGates {
 		line += ", gates as torch draws them"
 	}

@@ -158,7 +158,8 @@ func (c *Checkpoint) assembled(name string) (tensor.Tensor, error) {
 	case x == nil:
 		return tensor.Tensor{}, c.unknown(name)
 	case !x.Whole():
-		return tensor.Tensor{}, fmt.Errorf("%s: tensor %s: is stored in another order, which has no view", text.Quote(c.Path), text.Quote(name))
+		return tensor.Tensor{}, fmt.Errorf("%s: tensor %s: is stored in another order, which has no view",
+			text.Quote(c.Path), text.Quote(name))
 	}
 	part := x.Parts[0]
 	t, err := c.files[part.File].Tensor(part.Tensor)
@@ -222,7 +223,8 @@ const (
 // file the part begins.
 func (c *Checkpoint) readView(d tensor.DType, part *format.Part, dst []byte, start, from, to int64) error {
 	read := func(dst []byte, first, n int64) error {
-		return format.ReadElements(func(dst []byte, offset int64) error { return c.ReadFile(part.File, dst, start+offset) }, dst, d, part.Decode, first, n)
+		return format.ReadElements(func(dst []byte, offset int64) error { return c.ReadFile(part.File, dst, start+offset) },
+			dst, d, part.Decode, first, n)
 	}
 	if part.View == nil {
 		return read(dst, from, to-from)

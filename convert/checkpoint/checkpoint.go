@@ -227,7 +227,8 @@ func (c *Checkpoint) CheckLink(name string) error {
 		}
 		return err
 	}
-	if isIn(dir, target) || filepath.Base(filepath.Dir(dir)) == hubSnapshots && isIn(filepath.Join(dir, "..", "..", hubBlobs), target) {
+	if isIn(dir, target) || filepath.Base(filepath.Dir(dir)) == hubSnapshots &&
+		isIn(filepath.Join(dir, "..", "..", hubBlobs), target) {
 		return nil
 	}
 	return &format.Error{File: path, Cause: "is a link to " + text.Quote(target) + ", outside the checkpoint",

@@ -128,7 +128,7 @@ func brokenFiles() []broken {
 		}, []string{"pytorch_model.bin: is not a zip archive"}, nil},
 		{"gguf only", whole, func(t *testing.T, dir string) {
 			require.NoError(t, os.Rename(filepath.Join(dir, "model.safetensors"), filepath.Join(dir, "model.gguf")))
-		}, []string{"model.gguf: is no GGUF file"}, nil},
+		}, []string{"model.gguf: is not a GGUF file"}, nil},
 		{"pickle named safetensors", whole, func(t *testing.T, dir string) {
 			fixture.Write(t, dir, "model.safetensors", "PK\x03\x04\x00\x00\x08\x08")
 		},

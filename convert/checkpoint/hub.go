@@ -43,7 +43,8 @@ func Snapshot(path string) (string, error) {
 	switch {
 	case err == nil && slices.Contains(there, revision):
 	case err == nil:
-		return "", Refusal(path, "refs/main names the snapshot "+text.Quote(revision)+", which is not there"+listed(there), "download it again, or "+snapshotHint)
+		return "", Refusal(path, "refs/main names the snapshot "+text.Quote(revision)+", which is not there"+listed(there),
+			"download it again, or "+snapshotHint)
 	case !errors.Is(err, fs.ErrNotExist):
 		return "", Refusal(path, err.Error(), "")
 	case len(there) == 1:
@@ -60,7 +61,8 @@ func Snapshot(path string) (string, error) {
 func isCache(path string) bool {
 	beside, _ := subdirectories(path)
 	return slices.Contains(beside, hubSnapshots) &&
-		(strings.HasPrefix(filepath.Base(path), "models--") || slices.Contains(beside, hubBlobs) || slices.Contains(beside, hubRefs))
+		(strings.HasPrefix(filepath.Base(path), "models--") || slices.Contains(beside, hubBlobs) ||
+			slices.Contains(beside, hubRefs))
 }
 
 // listed names snapshots behind a message.

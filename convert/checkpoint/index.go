@@ -212,7 +212,8 @@ func (x *Index) totalSizeNote(sum int64) []Problem {
 			Hint: "some versions of transformers cannot load the checkpoint without it"}}
 	}
 	v, err := strconv.ParseFloat(x.TotalSize, 64)
-	if x.TotalSize == strconv.FormatInt(sum, 10) || err == nil && v == float64(sum) && strings.ContainsAny(x.TotalSize, ".eE") {
+	if x.TotalSize == strconv.FormatInt(sum, 10) || err == nil && v == float64(sum) &&
+		strings.ContainsAny(x.TotalSize, ".eE") {
 		return nil
 	}
 	return []Problem{{File: x.File, Cause: fmt.Sprintf("metadata.total_size is %s, but the tensors have %s",

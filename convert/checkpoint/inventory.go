@@ -37,7 +37,7 @@ type FileInfo struct {
 	Bytes    int64             `json:"bytes"`              // of tensor data
 	DTypes   []DTypeCount      `json:"dtypes"`             // in the order of their constants
 	Metadata map[string]string `json:"metadata,omitempty"` // free-form texts of its header
-	Infos    []tensor.Info     `json:"-"`                  // its tensors, in file order; nil in a Checkpoint, which yields them itself
+	Infos    []tensor.Info     `json:"-"`                  // tensors in file order; nil in a Checkpoint
 }
 
 // DTypeCount counts the tensors and bytes of one dtype in a file.
@@ -74,7 +74,8 @@ func scan(path string) (*scanner, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &scanner{location: *loc, inv: &Inventory{Path: path, Files: []FileInfo{}, Problems: []Problem{}, Notes: []Problem{}}}
+	s := &scanner{location: *loc, inv: &Inventory{Path: path, Files: []FileInfo{}, Problems: []Problem{},
+		Notes: []Problem{}}}
 	if s.format.Dialect == nil {
 		s.readConfig()
 	}
@@ -185,7 +186,8 @@ func (s *scanner) explain(name string, err error) []Problem {
 			n++
 		}
 	}
-	problems[0].Cause = fmt.Sprintf("missing, and %s names it for %s", text.Quote(s.inv.Index.File), text.Plural(n, "tensor"))
+	problems[0].Cause = fmt.Sprintf("missing, and %s names it for %s", text.Quote(s.inv.Index.File),
+		text.Plural(n, "tensor"))
 	problems[0].Hint = "download the file again"
 	return problems
 }
@@ -239,7 +241,8 @@ func (s *scanner) checkIndex() {
 	for _, w := range s.inv.Index.weights {
 		listed[w.tensor] = true
 		if i, ok := readable[w.file]; ok && !s.holds(i, w.tensor) {
-			s.problem(Problem{File: w.file, Tensor: w.tensor, Cause: "missing, though " + s.inv.Index.File + " puts it here" + s.elsewhere(w.tensor)})
+			s.problem(Problem{File: w.file, Tensor: w.tensor,
+				Cause: "missing, though " + s.inv.Index.File + " puts it here" + s.elsewhere(w.tensor)})
 		}
 	}
 	sum := int64(0)

@@ -99,7 +99,8 @@ func locateDir(path string) (*location, error) {
 	}
 	l := &location{dir: dir, format: formats[0]}
 	if dir != path {
-		l.notes = []Problem{{Cause: "is a cache of the hub: " + text.Quote(filepath.Base(dir)) + " is the snapshot that is read"}}
+		l.notes = []Problem{{Cause: "is a cache of the hub: " + text.Quote(filepath.Base(dir)) +
+			" is the snapshot that is read"}}
 	}
 	for _, f := range formats {
 		if l.find(f, entries) {
@@ -139,7 +140,8 @@ func (l *location) sets() bool {
 	var sets []string // the names of the first files
 	for _, name := range l.weightFiles {
 		family, _, _ := shardFamily(name)
-		if family == "" || !slices.ContainsFunc(sets, func(first string) bool { other, _, _ := shardFamily(first); return other == family }) {
+		if family == "" || !slices.ContainsFunc(sets,
+			func(first string) bool { other, _, _ := shardFamily(first); return other == family }) {
 			sets = append(sets, name)
 		}
 	}
@@ -147,7 +149,8 @@ func (l *location) sets() bool {
 		return false
 	}
 	if len(sets) > 1 {
-		l.problems = append(l.problems, Problem{Cause: fmt.Sprintf("holds %d models: %s", len(sets), strings.Join(quoteAll(sets), ", ")), Hint: "give the path of one of these files"})
+		l.problems = append(l.problems, Problem{Cause: fmt.Sprintf("holds %d models: %s", len(sets),
+			strings.Join(quoteAll(sets), ", ")), Hint: "give the path of one of these files"})
 		return true
 	}
 	if family, _, ok := shardFamily(sets[0]); ok {
@@ -176,8 +179,9 @@ func (l *location) takeSet(family string, names []string) {
 	}
 	if !isWholeSet(l.files) {
 		_, part, _ := shardFamily(l.files[0])
-		l.problems = append(l.problems, Problem{File: l.files[0], Cause: fmt.Sprintf("is %s, but there are %s of this set", part, text.Plural(len(l.files), "file")),
-			Hint: "download the others"})
+		l.problems = append(l.problems, Problem{File: l.files[0],
+			Cause: fmt.Sprintf("is %s, but there are %s of this set", part, text.Plural(len(l.files), "file")),
+			Hint:  "download the others"})
 	}
 }
 
@@ -236,11 +240,13 @@ func (l *location) unnamed(hasVariant bool) {
 	switch {
 	case l.format.Layout == nil && !hasVariant && isWholeSet(l.weightFiles):
 		l.together = true
-		l.notes = append(l.notes, Problem{File: l.format.Index, Cause: fmt.Sprintf("missing: all %d shards are read, as their names count them", shards),
-			Hint: "transformers does not find shards without their index; dsmoe convert writes one"})
+		l.notes = append(l.notes, Problem{File: l.format.Index,
+			Cause: fmt.Sprintf("missing: all %d shards are read, as their names count them", shards),
+			Hint:  "transformers does not find shards without their index; dsmoe convert writes one"})
 	case shards > 0:
-		l.problems = append(l.problems, Problem{File: l.format.Index, Cause: fmt.Sprintf("missing, but there are %d shards", shards),
-			Hint: "download the index; without it a missing shard goes unnoticed"})
+		l.problems = append(l.problems, Problem{File: l.format.Index,
+			Cause: fmt.Sprintf("missing, but there are %d shards", shards),
+			Hint:  "download the index; without it a missing shard goes unnoticed"})
 	default:
 		l.problems = append(l.problems, misnamed(l.format, l.weightFiles[0]))
 	}
@@ -248,7 +254,8 @@ func (l *location) unnamed(hasVariant bool) {
 
 // misnamed is the problem of a weight file with a name that no loader looks for.
 func misnamed(f *format.Format, name string) Problem {
-	return Problem{File: f.Single, Cause: "missing, but there is " + text.Quote(name), Hint: "rename the file, or give its own path"}
+	return Problem{File: f.Single, Cause: "missing, but there is " + text.Quote(name),
+		Hint: "rename the file, or give its own path"}
 }
 
 // isWholeSet reports whether the files are exactly the shards 1 to M "of M".
@@ -258,7 +265,8 @@ func isWholeSet(names []string) bool {
 	for _, name := range names {
 		family, part, ok := shardFamily(name)
 		var i, of int
-		if _, err := fmt.Sscanf(part, "%d of %d", &i, &of); !ok || err != nil || family != first || i < 1 || i > of || of != len(names) {
+		if _, err := fmt.Sscanf(part, "%d of %d", &i, &of); !ok || err != nil || family != first || i < 1 || i > of ||
+			of != len(names) {
 			return false
 		}
 		seen[i] = true
@@ -275,7 +283,8 @@ func noWeights(entries []string) Problem {
 	}
 	for _, name := range entries {
 		if kind := foreignKind(name); kind != "" && FormatOf(name) == nil {
-			return Problem{Cause: "holds no safetensors; " + text.Quote(name) + " is " + kind + ", which cannot be read", Hint: foreignHint}
+			return Problem{Cause: "holds no safetensors; " + text.Quote(name) + " is " + kind + ", which cannot be read",
+				Hint: foreignHint}
 		}
 	}
 	if len(entries) == 0 {
@@ -298,7 +307,8 @@ const (
 
 // IsAdapter recognises the files of a PEFT adapter by name: its config and its weights.
 func IsAdapter(file string) bool {
-	return strings.HasPrefix(file, "adapter_config.") || strings.HasPrefix(file, "adapter_model.") || strings.HasPrefix(file, "adapter_model-")
+	return strings.HasPrefix(file, "adapter_config.") || strings.HasPrefix(file, "adapter_model.") ||
+		strings.HasPrefix(file, "adapter_model-")
 }
 
 var shardPattern = regexp.MustCompile(`^(.*)-([0-9]{5,})-of-([0-9]{5,})\.[a-z]+$`)

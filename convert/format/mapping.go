@@ -82,7 +82,8 @@ func (m *Mapping) mapped() (mmap.MMap, error) {
 	}
 	defer f.Close() // the mapping outlives the descriptor
 	if stat, err := f.Stat(); err != nil || stat.Size() != m.Size() {
-		return nil, &Error{File: m.path, Cause: "had " + text.Bytes(m.Size()) + " when its header was read, and has another size now"}
+		return nil, &Error{File: m.path, Cause: "had " + text.Bytes(m.Size()) +
+			" when its header was read, and has another size now"}
 	}
 	if err := Room(m.Size()); err != nil {
 		return nil, &Error{File: m.path, Cause: err.Error(), Hint: "`ulimit -v unlimited` lifts the shell's limit"}
@@ -105,7 +106,8 @@ func Room(n int64) error {
 		free, limit = math.MaxInt, math.MaxInt
 	}
 	if n > free-spareSpace {
-		return fmt.Errorf("no room for %s: the address space is limited to %s (ulimit -v), of which %s are free", text.Bytes(n), text.Bytes(limit), text.Bytes(max(free, 0)))
+		return fmt.Errorf("no room for %s: the address space is limited to %s (ulimit -v), of which %s are free",
+			text.Bytes(n), text.Bytes(limit), text.Bytes(max(free, 0)))
 	}
 	return nil
 }

@@ -11,6 +11,12 @@ import (
 // file that was not downloaded.
 const LFSPointer = "version https://git-lfs.github.com/spec/"
 
+// The cause and the hint of the Error for such a file.
+const (
+	LFSCause = "is a Git LFS pointer: the weights were not downloaded"
+	LFSHint  = "run `git lfs pull` in the checkpoint's repository"
+)
+
 // OpenRegular opens a regular file, or a link to one, for reading. Anything else
 // (a FIFO, a device, a directory) is refused before it is opened, because opening
 // or reading it may never end. A dangling link is named with its target. It returns

@@ -42,7 +42,8 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 	}
 	for _, i := range a.stacks {
 		if x := &a.made[i]; len(x.Weights) != x.Shape[0] {
-			a.fail(x.Weights[0], "is one of %s to be written, but a file has those of all %d experts of a layer in one tensor", text.Plural(len(x.Weights), "expert"), x.Shape[0])
+			a.fail(x.Weights[0], "is one of %s to be written, but a file has all %d experts of a layer in one tensor",
+				text.Plural(len(x.Weights), "expert"), x.Shape[0])
 		}
 	}
 	for _, w := range weights {
@@ -77,7 +78,8 @@ func (a *arranger) slot(s table.Slot) {
 	g := s.Row.GGUF
 	for i := range g.Pieces {
 		o := g.Pieces[i].Order(a.config, s.Shape)
-		a.add(s, format.Arranged{Name: s.InLayer(g.Pieces[i].Name), Shape: o.Shape, Weights: []string{s.Name}, First: o.First, View: o.View})
+		a.add(s, format.Arranged{Name: s.InLayer(g.Pieces[i].Name), Shape: o.Shape, Weights: []string{s.Name},
+			First: o.First, View: o.View})
 	}
 	if len(g.Pieces) > 0 {
 		return
@@ -102,7 +104,8 @@ func (a *arranger) add(s table.Slot, x format.Arranged) {
 // alwaysF32 reports whether llama.cpp stores a tensor in F32 in files of every type: vectors,
 // norms, the gate, and tensors that are not weights. ModelBase.prepare_tensors of conversion/base.py.
 func alwaysF32(name string, rank int) bool {
-	return rank <= 1 || strings.HasSuffix(name, "_norm.weight") || strings.HasSuffix(name, ".ffn_gate_inp.weight") || !strings.HasSuffix(name, ".weight")
+	return rank <= 1 || strings.HasSuffix(name, "_norm.weight") || strings.HasSuffix(name, ".ffn_gate_inp.weight") ||
+		!strings.HasSuffix(name, ".weight")
 }
 
 // The limits of llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS.
@@ -121,27 +124,37 @@ func unsayable(c *config.Config) (reasons []string) {
 		}
 	}
 	refuse(c.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
-	refuse(c.NumHiddenLayers+c.NumNextNPredictLayers > mostLayers, "%d layers: llama.cpp takes %d at most", c.NumHiddenLayers+c.NumNextNPredictLayers, mostLayers)
-	refuse(c.NRoutedExperts > mostExperts, "n_routed_experts is %d: llama.cpp takes %d at most", c.NRoutedExperts, mostExperts)
+	refuse(c.NumHiddenLayers+c.NumNextNPredictLayers > mostLayers, "%d layers: llama.cpp takes %d at most",
+		c.NumHiddenLayers+c.NumNextNPredictLayers, mostLayers)
+	refuse(c.NRoutedExperts > mostExperts, "n_routed_experts is %d: llama.cpp takes %d at most", c.NRoutedExperts,
+		mostExperts)
 	mixed := moeLayers(c) > 0
 	for l := range c.NumHiddenLayers {
 		if c.IsMoE(l) != (l >= c.FirstKDenseReplace && mixed) {
-			refuse(true, "moe_layer_freq is %d: layer %d is dense, and to llama.cpp all from first_k_dense_replace %d on have experts", c.MoELayerFreq, l, c.FirstKDenseReplace)
+			refuse(true, "moe_layer_freq is %d: layer %d is dense, and to llama.cpp all from first_k_dense_replace %d on "+
+				"have experts", c.MoELayerFreq, l, c.FirstKDenseReplace)
 			break
 		}
 	}
 	refuse(mixed && c.NSharedExperts == 0, "n_shared_experts is null: llama.cpp's %s demands shared experts", arch)
 	if arch == deepseek {
 		normalise, _ := c.TopKWeights()
-		refuse(mixed && normalise, "norm_topk_prob is true: llama.cpp's %s never normalises the weights of the chosen experts", arch)
-		refuse(c.RopeScaling != nil && c.RopeScaling.Type != "linear", "rope_scaling is %s: llama.cpp has linear scaling, and YaRN", c.RopeScaling)
+		refuse(mixed && normalise,
+			"norm_topk_prob is true: llama.cpp's %s never normalises the weights of the chosen experts", arch)
+		refuse(c.RopeScaling != nil && c.RopeScaling.Type != "linear",
+			"rope_scaling is %s: llama.cpp has linear scaling, and YaRN", c.RopeScaling)
 		return reasons
 	}
 	refuse(!c.RopeInterleave, "rope_interleave is false: llama.cpp's %s rotates interleaved pairs", arch)
-	refuse(c.QLoraRank > 0 && isLite(c.NumHiddenLayers, c.VocabSize), "%d layers with a q_lora_rank: llama.cpp takes a model of so many layers for DeepSeek-V2-Lite, which has none", c.NumHiddenLayers)
-	refuse(mixed && limited(c) && c.NGroup >= c.NRoutedExperts, "n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.NGroup, c.NRoutedExperts)
+	refuse(c.QLoraRank > 0 && isLite(c.NumHiddenLayers, c.VocabSize),
+		"%d layers with a q_lora_rank: llama.cpp takes a model of so many layers for DeepSeek-V2-Lite, which has none",
+		c.NumHiddenLayers)
+	refuse(mixed && limited(c) && c.NGroup >= c.NRoutedExperts,
+		"n_group is %d of %d experts: llama.cpp demands fewer groups than experts", c.NGroup, c.NRoutedExperts)
 	if s := c.RopeScaling; s != nil {
-		refuse(s.MScale != s.MScaleAllDim || s.MScaleAllDim == 0, "rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp takes them to be equal, and not 0", s.MScale, s.MScaleAllDim)
+		refuse(s.MScale != s.MScaleAllDim || s.MScaleAllDim == 0,
+			"rope_scaling has mscale %v and mscale_all_dim %v: llama.cpp takes them to be equal, and not 0",
+			s.MScale, s.MScaleAllDim)
 	}
 	return reasons
 }

@@ -37,7 +37,8 @@ func assemble(opened []format.File) (*format.Assembly, []error) {
 		return nil, a.wrong
 	}
 	r := keyReader{File: a.files[0], arch: arch}
-	document, c := r.config(table.TorchName(torchDType(a.files)), func(name string) bool { _, ok := a.where[name]; return ok })
+	document, c := r.config(table.TorchName(torchDType(a.files)),
+		func(name string) bool { _, ok := a.where[name]; return ok })
 	if a.wrong = append(a.wrong, r.wrong...); a.wrong != nil {
 		return nil, a.wrong
 	}
@@ -131,7 +132,8 @@ func (a *assembler) tensors() {
 	for i, f := range a.files {
 		for _, e := range f.Entries {
 			if !a.used[e.Info.Name] {
-				a.found = append(a.found, format.Assembled{Info: e.Info, Parts: []format.Part{{File: i, Tensor: e.Info.Name, N: int64(e.Info.Len())}}})
+				a.found = append(a.found, format.Assembled{Info: e.Info,
+					Parts: []format.Part{{File: i, Tensor: e.Info.Name, N: int64(e.Info.Len())}}})
 			}
 		}
 	}
@@ -264,7 +266,8 @@ func (a *assembler) widened() {
 // notes lists the parts of the files that are not read.
 func (a *assembler) notes() (notes []string) {
 	if n := a.files[0].values["tokenizer.ggml.tokens"].n; n > 0 {
-		notes = append(notes, fmt.Sprintf("the tokenizer in it, of %s, is not read", text.Plural(int(min(n, 1<<30)), "token")))
+		notes = append(notes, fmt.Sprintf("the tokenizer in it, of %s, is not read",
+			text.Plural(int(min(n, 1<<30)), "token")))
 	}
 	decoded := 0
 	for i := range a.found {
@@ -273,7 +276,9 @@ func (a *assembler) notes() (notes []string) {
 		}
 	}
 	if decoded > 0 {
-		notes = append(notes, fmt.Sprintf("%s, stored in parts of several dtypes or quantised in another order, are F32 here, and larger than in the file", text.Plural(decoded, "weight")))
+		notes = append(notes, fmt.Sprintf(
+			"%s, stored in parts of several dtypes or quantised in another order, are F32 here, and larger than in the file",
+			text.Plural(decoded, "weight")))
 	}
 	return notes
 }

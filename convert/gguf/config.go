@@ -25,7 +25,8 @@ type keyReader struct {
 }
 
 func (r *keyReader) fail(key, cause string, args ...any) {
-	r.wrong = append(r.wrong, &format.Error{File: r.path, Offset: r.values[key].at, Cause: "key " + text.Quote(key) + ": " + fmt.Sprintf(cause, args...)})
+	r.wrong = append(r.wrong, &format.Error{File: r.path, Offset: r.values[key].at,
+		Cause: "key " + text.Quote(key) + ": " + fmt.Sprintf(cause, args...)})
 }
 
 // find returns the value of a key of the architecture. An array of equal elements, one per
@@ -323,7 +324,8 @@ func (r *keyReader) scaling() {
 // yarn spells the scaling of DeepSeek-V2 and V3. The multiplier of the logarithm is a tenth
 // of mscale_all_dim, and llama.cpp takes mscale to be the same.
 func (r *keyReader) yarn(factor float64) string {
-	s := fmt.Sprintf(`{"type": "yarn", "factor": %s, "original_max_position_embeddings": %d`, shortest(factor), r.need(scalingContext))
+	s := fmt.Sprintf(`{"type": "yarn", "factor": %s, "original_max_position_embeddings": %d`, shortest(factor),
+		r.need(scalingContext))
 	for _, x := range []struct{ key, field string }{{yarnFast, "beta_fast"}, {yarnSlow, "beta_slow"}} {
 		if v, ok := r.real(x.key); ok {
 			s += fmt.Sprintf(`, %q: %s`, x.field, shortest(v))

@@ -187,16 +187,20 @@ func (w *keyWriter) widened(d format.Description) {
 // warnings say what llama.cpp computes otherwise.
 func warnings(c *config.Config) (notes []string) {
 	if c.TopKMethod == "group_limited_greedy" && limited(c) {
-		notes = append(notes, "llama.cpp chooses groups by the sum of their two best scores, DeepSeek-V2 by the best: some tokens go to other experts there")
+		notes = append(notes,
+			"llama.cpp chooses groups by the sum of their two best scores, "+
+				"DeepSeek-V2 by the best: some tokens go to other experts there")
 	}
 	if c.NumNextNPredictLayers > 0 {
-		notes = append(notes, "the prediction layers are named as llama.cpp loads them; its own converter leaves them out, and nobody is known to run them")
+		notes = append(notes, "the prediction layers are named as llama.cpp loads them; "+
+			"its own converter leaves them out, and no program is known to run them")
 	}
 	return notes
 }
 
 // fileTypes are the numbers of general.file_type: enum llama_ftype.
-var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q8_0": 7, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "BF16": 32}
+var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q8_0": 7, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,
+	"BF16": 32}
 
 // fileType returns general.file_type: the type asked for, or the dtype of most elements.
 func fileType(d format.Description) uint32 {

@@ -39,7 +39,8 @@ func Format() *format.Format {
 		Layout: func(tensors []tensor.Info, head format.Head) (format.Layout, error) {
 			return NewLayout(tensors, head)
 		},
-		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describe, Consumes: consumes},
+		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describe,
+			Consumes: consumes},
 	}
 }
 
@@ -83,13 +84,14 @@ func notGGUF(r io.ReaderAt, head []byte, file string) error {
 	r.ReadAt(pointer, 0)
 	switch {
 	case string(pointer) == format.LFSPointer:
-		return &format.Error{File: file, Cause: "is a Git LFS pointer: the weights were not downloaded", Hint: "run `git lfs pull` in the checkpoint's repository"}
+		return &format.Error{File: file, Cause: format.LFSCause, Hint: format.LFSHint}
 	case string(head) == "FUGG":
 		return &format.Error{File: file, Cause: "is a big-endian GGUF file: this program reads little-endian ones"}
 	case len(bytes.Trim(head, "\x00")) == 0:
-		return &format.Error{File: file, Cause: "is no GGUF file: it is empty, or begins with zeros", Hint: hintDownload}
+		return &format.Error{File: file, Cause: "is not a GGUF file: it is empty, or begins with zeros", Hint: hintDownload}
 	}
-	return &format.Error{File: file, Cause: fmt.Sprintf("is no GGUF file: it begins with %s, not GGUF", text.Quote(string(head)))}
+	return &format.Error{File: file, Cause: fmt.Sprintf("is not a GGUF file: it begins with %s, not GGUF",
+		text.Quote(string(head)))}
 }
 
 // File is an open GGUF file with a checked header. It is safe for concurrent use. Its

@@ -131,9 +131,9 @@ func hostile() map[string]struct {
 		want []string
 	}
 	files := map[string]file{
-		"empty":       {nil, []string{"is no GGUF file: it is empty, or begins with zeros"}},
+		"empty":       {nil, []string{"is not a GGUF file: it is empty, or begins with zeros"}},
 		"zeros":       {make([]byte, 100), []string{"begins with zeros"}},
-		"safetensors": {[]byte("\x08\x00\x00\x00\x00\x00\x00\x00{}      "), []string{`is no GGUF file: it begins with`}},
+		"safetensors": {[]byte("\x08\x00\x00\x00\x00\x00\x00\x00{}      "), []string{`is not a GGUF file: it begins with`}},
 		"LFS pointer": {[]byte(format.LFSPointer + "v1"), []string{"is a Git LFS pointer"}},
 		"magic alone": {[]byte(magic), []string{"file is cut off, or damaged: the version needs 4 bytes, and 0 bytes are left"}},
 		"big-endian":  {append([]byte(magic), 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0), []string{"is big-endian"}},
@@ -176,7 +176,7 @@ func hostile() map[string]struct {
 	add("a name that is too long", newHeader().tensor(string(bytes.Repeat([]byte("a"), 64)), 0, 0, 1), "a tensor's name has 64 bytes, more than the limit of 63")
 	add("what is wrong with tensors, all of it",
 		newHeader().tensor("a", 0, 0, 1<<41).tensor("b", 99, 0, 1).tensor("c", 10, 0, 256).tensor("d", 2, 0, 33).tensor("d", 0, 0, 4).tensor("", 0, 0, 1).tensor("e", 0, 0, 1<<39, 1<<39),
-		"tensor a: dimension 2199023255552 exceeds the limit", "tensor b: type 99 is none of ggml's", "tensor c: type Q2_K cannot be read",
+		"tensor a: dimension 2199023255552 exceeds the limit", "tensor b: type 99 is not a type of ggml", "tensor c: type Q2_K cannot be read",
 		"tensor d: ", "tensor d: name occurs twice", "name is empty", "tensor e: number of")
 	h = newHeader().tensor("a", 0, 0, 8).tensor("b", 0, 0, 8)
 	h.data = 64

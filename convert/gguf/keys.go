@@ -66,15 +66,19 @@ type row struct {
 
 // rows are the keys of all models, in the order in which llama.cpp's converter writes them.
 var rows = []row{
-	{"context_length", u32, "max_position_embeddings", func(c *config.Config) any { return natural(c.MaxPositionEmbeddings) }},
+	{"context_length", u32, "max_position_embeddings",
+		func(c *config.Config) any { return natural(c.MaxPositionEmbeddings) }},
 	{"embedding_length", u32, "hidden_size", func(c *config.Config) any { return natural(c.HiddenSize) }},
 	{"feed_forward_length", u32, "intermediate_size", func(c *config.Config) any { return natural(c.IntermediateSize) }},
-	{"attention.head_count", u32, "num_attention_heads", func(c *config.Config) any { return natural(c.NumAttentionHeads) }},
+	{"attention.head_count", u32, "num_attention_heads",
+		func(c *config.Config) any { return natural(c.NumAttentionHeads) }},
 	{"rope.freq_base", f32, "rope_theta", func(c *config.Config) any { return float32(c.RopeTheta) }},
 	{"attention.layer_norm_rms_epsilon", f32, "rms_norm_eps", func(c *config.Config) any { return float32(c.RMSNormEps) }},
 	{expertCount, u32, "n_routed_experts", func(c *config.Config) any { return unlessZero(c.NRoutedExperts) }},
-	{"expert_used_count", u32, "num_experts_per_tok", func(c *config.Config) any { return unlessZero(c.NumExpertsPerTok) }},
-	{"expert_feed_forward_length", u32, "moe_intermediate_size", func(c *config.Config) any { return natural(c.MoEIntermediateSize) }},
+	{"expert_used_count", u32, "num_experts_per_tok",
+		func(c *config.Config) any { return unlessZero(c.NumExpertsPerTok) }},
+	{"expert_feed_forward_length", u32, "moe_intermediate_size",
+		func(c *config.Config) any { return natural(c.MoEIntermediateSize) }},
 }
 
 // latentRows are the keys of models with latent attention.

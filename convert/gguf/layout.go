@@ -32,7 +32,8 @@ func NewLayout(tensors []tensor.Info, head format.Head) (*Layout, error) {
 			return nil, fmt.Errorf("layout: tensor %s: GGUF has no dtype %s", text.Quote(info.Name), info.DType)
 		}
 		if len(info.Name) > maxName || len(info.Shape) > maxDims {
-			return nil, fmt.Errorf("layout: tensor %s: a name has %d bytes at most, a shape %d dimensions", text.Quote(info.Name), maxName, maxDims)
+			return nil, fmt.Errorf("layout: tensor %s: a name has %d bytes at most, a shape %d dimensions",
+				text.Quote(info.Name), maxName, maxDims)
 		}
 		if len(info.Shape) == 0 {
 			return nil, fmt.Errorf("layout: tensor %s: a scalar", text.Quote(info.Name))

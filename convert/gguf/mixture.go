@@ -46,7 +46,8 @@ type mixer struct {
 func newMixer(word string, c *config.Config) *mixer {
 	for _, m := range mixtures {
 		if m.word == word {
-			x := &mixer{word: word, most: m.dtype, more: m.more, blocks: c.NumHiddenLayers + c.NumNextNPredictLayers, eight: c.NRoutedExperts == 8, tied: c.TieWordEmbeddings}
+			x := &mixer{word: word, most: m.dtype, more: m.more, blocks: c.NumHiddenLayers + c.NumNextNPredictLayers,
+				eight: c.NRoutedExperts == 8, tied: c.TieWordEmbeddings}
 			if !c.LatentAttention() {
 				x.values = c.NumHiddenLayers
 			}

@@ -52,7 +52,8 @@ func (p *parser) failTensor(name, cause string, args ...any) {
 func (p *parser) need(n uint64, what string) error {
 	if n > uint64(p.size-p.at) {
 		return &format.Error{File: p.file, Offset: p.at, Hint: hintDownload,
-			Cause: fmt.Sprintf("file is cut off, or damaged: %s needs %s, and %s are left", what, text.ExactBytes(int64(min(n, math.MaxInt64))), text.ExactBytes(p.size-p.at))}
+			Cause: fmt.Sprintf("file is cut off, or damaged: %s needs %s, and %s are left", what,
+				text.ExactBytes(int64(min(n, math.MaxInt64))), text.ExactBytes(p.size-p.at))}
 	}
 	if p.at+int64(n) > maxHeader {
 		return p.fail(p.at, "header has more than %s", text.Bytes(maxHeader))
@@ -154,8 +155,9 @@ func (p *parser) begin() (tensors, keys uint64, err error) {
 	switch v := p.h.Version; {
 	case v == 2 || v == 3:
 	case v&0xffff == 0 && v != 0:
-		return 0, 0, &format.Error{File: p.file, Cause: "is big-endian, for machines such as IBM's z: this program reads little-endian files",
-			Hint: "gguf-convert-endian, of llama.cpp's gguf-py, changes it"}
+		return 0, 0, &format.Error{File: p.file,
+			Cause: "is big-endian, for machines such as IBM's z: this program reads little-endian files",
+			Hint:  "gguf-convert-endian, of llama.cpp's gguf-py, changes it"}
 	case v == 1:
 		return 0, 0, p.fail(4, "is of version 1 of GGUF, which llama.cpp gave up in 2023: 2 and 3 are read")
 	default:
@@ -302,7 +304,8 @@ func (p *parser) alignment() error {
 	}
 	n, is := v.one.(uint64)
 	if v.kind != u32 || !is || n == 0 || n&(n-1) != 0 || n > maxAlign {
-		return p.fail(v.at, "key %s is %v: a u32 that is a power of two, of at most %d, is expected", alignmentKey, v.one, maxAlign)
+		return p.fail(v.at, "key %s is %v: a u32 that is a power of two, of at most %d, is expected", alignmentKey, v.one,
+			maxAlign)
 	}
 	p.h.alignment = int64(n)
 	return nil
@@ -320,7 +323,8 @@ func (p *parser) tensor() (offset uint64, err error) {
 		return 0, err
 	}
 	if n > maxDims {
-		return 0, &format.Error{File: p.file, Tensor: name, Offset: at, Cause: fmt.Sprintf("%d dimensions, more than the limit of %d", n, maxDims)}
+		return 0, &format.Error{File: p.file, Tensor: name, Offset: at,
+			Cause: fmt.Sprintf("%d dimensions, more than the limit of %d", n, maxDims)}
 	}
 	shape := make([]int, n) // outermost first; the file has the innermost first
 	for i := range shape {
@@ -374,12 +378,14 @@ func (p *parser) places(offsets []uint64) {
 		e := &p.h.Entries[i]
 		size := e.Info.Bytes()
 		if offsets[i] != uint64(end) {
-			p.failTensor(e.Info.Name, "data begins at offset %d, but the tensors before it end at %d, the padding included", offsets[i], end)
+			p.failTensor(e.Info.Name, "data begins at offset %d, but the tensors before it end at %d, the padding included",
+				offsets[i], end)
 			return
 		}
 		if size > p.size-p.h.DataStart-end {
 			p.bad = append(p.bad, &format.Error{File: p.file, Tensor: e.Info.Name, Hint: hintDownload,
-				Cause: fmt.Sprintf("file is cut off: the tensor's %s begin at byte %d, but the file has %s. It is the first tensor that is not whole",
+				Cause: fmt.Sprintf("file is cut off: the tensor's %s begin at byte %d, but the file has %s. "+
+					"It is the first tensor that is not whole",
 					text.ExactBytes(size), p.h.DataStart+end, text.ExactBytes(p.size))})
 			return
 		}

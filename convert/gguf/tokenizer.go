@@ -106,7 +106,8 @@ func (w *keyWriter) vocabulary(d format.Description) (notes []string, err error)
 	}
 	if !found {
 		w.put("tokenizer.ggml.model", "none")
-		return []string{"there is no tokenizer.json: the file has no vocabulary, and llama.cpp takes numbers of tokens only"}, nil
+		return []string{"there is no tokenizer.json: the file has no vocabulary, " +
+			"and llama.cpp takes numbers of tokens only"}, nil
 	}
 	pre, err := t.pre()
 	if err != nil {
@@ -163,7 +164,8 @@ func slurp(d format.Description, name string) ([]byte, error) {
 // pre names the pre-tokenizer.
 func (t *tokenizer) pre() (string, error) {
 	if t.Model.Type != "BPE" {
-		return "", &format.Error{File: tokenizerName, Cause: fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type))}
+		return "", &format.Error{File: tokenizerName,
+			Cause: fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type))}
 	}
 	h := sha256.New()
 	for _, p := range t.PreTokenizer.PreTokenizers {
@@ -173,7 +175,9 @@ func (t *tokenizer) pre() (string, error) {
 	}
 	name, known := splits[hex.EncodeToString(h.Sum(nil))]
 	if !known {
-		return "", &format.Error{File: tokenizerName, Cause: "its pre_tokenizer is none of deepseek-llm, deepseek-coder and deepseek-v3: llama.cpp would split texts otherwise",
+		return "", &format.Error{File: tokenizerName,
+			Cause: "its pre_tokenizer is not deepseek-llm, deepseek-coder or deepseek-v3: " +
+				"llama.cpp would split texts otherwise",
 			Hint: "without tokenizer.json beside the weights the file is written without a vocabulary"}
 	}
 	return name, nil
@@ -184,10 +188,13 @@ func (t *tokenizer) tokens(size int) (tokens []string, types []int32, err error)
 	tokens, types = make([]string, size), make([]int32, size)
 	place := func(id int, token string, kind int32) error {
 		if id < 0 || id >= size {
-			return &format.Error{File: tokenizerName, Cause: fmt.Sprintf("token %s has number %d, but vocab_size is %d", text.Quote(token), id, size)}
+			return &format.Error{File: tokenizerName,
+				Cause: fmt.Sprintf("token %s has number %d, but vocab_size is %d", text.Quote(token), id, size)}
 		}
 		if types[id] == normalToken && tokens[id] != token {
-			return &format.Error{File: tokenizerName, Cause: fmt.Sprintf("number %d is that of %s and of %s", id, text.Quote(min(token, tokens[id])), text.Quote(max(token, tokens[id])))}
+			return &format.Error{File: tokenizerName,
+				Cause: fmt.Sprintf("%d is the number of %s and of %s", id, text.Quote(min(token, tokens[id])),
+					text.Quote(max(token, tokens[id])))}
 		}
 		tokens[id], types[id] = token, kind
 		return nil
@@ -215,7 +222,9 @@ func (t *tokenizer) tokens(size int) (tokens []string, types []int32, err error)
 			tokens[id], types[id] = fmt.Sprintf("[PAD%d]", id), unusedToken
 		}
 		if first, twice := seen[tokens[id]]; twice {
-			return nil, nil, &format.Error{File: tokenizerName, Cause: fmt.Sprintf("token %s has numbers %d and %d, which llama.cpp does not take", text.Quote(tokens[id]), first, id)}
+			return nil, nil, &format.Error{File: tokenizerName,
+				Cause: fmt.Sprintf("token %s has numbers %d and %d, which llama.cpp does not take", text.Quote(tokens[id]), first,
+					id)}
 		}
 		seen[tokens[id]] = id
 	}
@@ -235,7 +244,8 @@ func looksSpecial(token string) bool {
 
 // specials are the tokens with a meaning, in the order in which gguf-py has them, and what
 // llama.cpp calls them.
-var specials = []struct{ name, key string }{{"bos", "bos"}, {"eos", "eos"}, {"unk", "unknown"}, {"sep", "seperator"}, {"pad", "padding"}}
+var specials = []struct{ name, key string }{{"bos", "bos"}, {"eos", "eos"}, {"unk", "unknown"}, {"sep", "seperator"},
+	{"pad", "padding"}}
 
 // special writes which tokens have a meaning, and the chat template.
 func (w *keyWriter) special(d format.Description, t *tokenizer, tokens []string) (notes []string, err error) {
@@ -247,7 +257,8 @@ func (w *keyWriter) special(d format.Description, t *tokenizer, tokens []string)
 	for _, s := range specials {
 		id := slices.Index(tokens, content(settings[s.name+"_token"]))
 		var number int
-		if raw := ids[s.name+"_token_id"]; id < 0 && raw != nil && json.Unmarshal(raw, &number) == nil && string(raw) != "null" && 0 <= number && number < len(tokens) {
+		if raw := ids[s.name+"_token_id"]; id < 0 && raw != nil && json.Unmarshal(raw, &number) == nil &&
+			string(raw) != "null" && 0 <= number && number < len(tokens) {
 			id = number
 		}
 		if id >= 0 {
@@ -268,7 +279,7 @@ func (w *keyWriter) special(d format.Description, t *tokenizer, tokens []string)
 	if len(template) > 0 {
 		w.put("tokenizer.chat_template", string(template))
 	}
-	return []string{"the vocabulary is that of tokenizer.json"}, err
+	return []string{"the vocabulary comes from tokenizer.json"}, err
 }
 
 // isByteLevel reports whether the post-processor is ByteLevel, which adds no tokens.

@@ -66,7 +66,7 @@ func TestTokenizer(t *testing.T) {
 			settingsName:  `{"bos_token": {"content": "<s>"}, "eos_token": "<｜end｜>", "pad_token": null, "add_bos_token": true, "chat_template": [{"name": "default", "template": "{{x}}"}]}`,
 		})
 		require.NoError(t, err)
-		require.Equal(t, []string{"the vocabulary is that of tokenizer.json"}, notes)
+		require.Equal(t, []string{"the vocabulary comes from tokenizer.json"}, notes)
 		require.Equal(t, "gpt2", values["tokenizer.ggml.model"].one)
 		require.Equal(t, "deepseek-coder", values["tokenizer.ggml.pre"].one)
 		require.Equal(t, []any{"a", "b", "ab", "Ġ", "Ġa", "[PAD5]", "[PAD6]", "<pad>", " user", "<s>", "<｜end｜>", "[PAD11]"}, values["tokenizer.ggml.tokens"].many)
@@ -110,10 +110,10 @@ func TestTokenizersThatAreRefused(t *testing.T) {
 	for want, files := range map[string]map[string]string{
 		"tokenizer.json: cannot be read":                                {tokenizerName: `{"model": 1}`},
 		`tokenizer.json: its model is WordPiece`:                        {tokenizerName: `{"model": {"type": "WordPiece"}}`},
-		"its pre_tokenizer is none of deepseek-llm":                     {tokenizerName: tokenizerJSON(t, []string{"x"}, a, nil)},
+		"its pre_tokenizer is not deepseek-llm":                         {tokenizerName: tokenizerJSON(t, []string{"x"}, a, nil)},
 		"token b has number 12, but vocab_size is 12":                   {tokenizerName: tokenizerJSON(t, coderSplits, map[string]int{"b": 12}, nil)},
-		"number 0 is that of a and of b":                                {tokenizerName: tokenizerJSON(t, coderSplits, map[string]int{"a": 0, "b": 0}, nil)},
-		"number 0 is that of a and of x":                                {tokenizerName: tokenizerJSON(t, coderSplits, a, nil, map[string]any{"id": 0, "content": "x"})},
+		"0 is the number of a and of b":                                 {tokenizerName: tokenizerJSON(t, coderSplits, map[string]int{"a": 0, "b": 0}, nil)},
+		"0 is the number of a and of x":                                 {tokenizerName: tokenizerJSON(t, coderSplits, a, nil, map[string]any{"id": 0, "content": "x"})},
 		"token a has numbers 0 and 5, which llama.cpp does not take":    {tokenizerName: tokenizerJSON(t, coderSplits, a, nil, map[string]any{"id": 5, "content": "a"})},
 		"a merge is neither a string nor a pair of strings":             {tokenizerName: tokenizerJSON(t, coderSplits, a, []any{[]string{"a"}})},
 		"tokenizer_config.json: cannot be read: json: cannot unmarshal": {tokenizerName: tokenizerJSON(t, coderSplits, a, nil), settingsName: "[]"},

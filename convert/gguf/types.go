@@ -33,7 +33,7 @@ func dtypeOf(number uint32) (tensor.DType, error) {
 	t, known := types[number]
 	switch {
 	case !known:
-		return tensor.Invalid, fmt.Errorf("type %d is none of ggml's", number)
+		return tensor.Invalid, fmt.Errorf("type %d is not a type of ggml", number)
 	case t.dtype == tensor.Invalid:
 		return tensor.Invalid, fmt.Errorf("type %s cannot be read", t.name)
 	}

@@ -91,7 +91,8 @@ func blockValues(v []float32, b []byte, d tensor.DType) {
 		}
 	case tensor.MXFP4:
 		// 1 sign bit, 2 exponent bits, 1 mantissa bit; -0 does not exist
-		values, unit := [...]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6}, math.Ldexp(1, int(b[0])-127)
+		values := [...]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6}
+		unit := math.Ldexp(1, int(b[0])-127)
 		for i := range v {
 			v[i] = float32(values[low(b[1:], i)] * unit)
 		}

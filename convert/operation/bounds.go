@@ -81,7 +81,8 @@ func (b *bounds) checkF32(exact float64, got float32) bool {
 
 // checkAll checks n elements of out. rounded sets v to the values from element i on, rounded
 // to F32; exact, called only where that does not decide, gives the exact value of element i.
-func (b *bounds) checkAll(out []byte, n int, slack float64, exact func(i int) float64, rounded func(v []float32, i int)) error {
+func (b *bounds) checkAll(out []byte, n int, slack float64, exact func(i int) float64,
+	rounded func(v []float32, i int)) error {
 	var values [512]float32
 	size := int(b.dtype.Bytes(1))
 	for i := 0; i < n; {

@@ -61,7 +61,8 @@ type NotFiniteError struct {
 
 // Error counts the elements.
 func (e *NotFiniteError) Error() string {
-	return fmt.Sprintf("at least %s of the source: infinite or NaN, which %s cannot hold", text.Plural(int(e.Count), "element"), e.DType)
+	return fmt.Sprintf("at least %s of the source: infinite or NaN, which %s cannot hold",
+		text.Plural(int(e.Count), "element"), e.DType)
 }
 
 // Apply encodes every block.
@@ -90,7 +91,8 @@ func (q *Quantise) encode(dst []byte, x []float32, first int, lost *tensor.Loss)
 	}
 	var beyond *tensor.BeyondError
 	if errors.As(err, &beyond) {
-		return &Mismatch{first + beyond.Element, fmt.Sprintf("%v in its %s block", beyond.Block, q.To), fmt.Sprint(beyond.Source)}
+		return &Mismatch{first + beyond.Element, fmt.Sprintf("%v in its %s block", beyond.Block, q.To),
+			fmt.Sprint(beyond.Source)}
 	}
 	return err
 }
@@ -139,7 +141,8 @@ func (q *Quantise) widen(in Input) (widening, error) {
 	}
 	scales, err := q.Scaled.scales(in)
 	return func(dst []float32, at int64, from int) {
-		q.From.Form().Widen(dst, in.Data[q.From.Bytes(int64(from)):], int(at), q.Scaled.Blocks, q.Scaled.rowsFrom(scales, in, at))
+		q.From.Form().Widen(dst, in.Data[q.From.Bytes(int64(from)):], int(at), q.Scaled.Blocks,
+			q.Scaled.rowsFrom(scales, in, at))
 	}, err
 }
 

@@ -80,7 +80,8 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, order *format.Ar
 		if part.View != nil {
 			n = part.View.Len()
 		}
-		s := Segment{Tensor: part.Tensor, DType: w.DType, Decode: part.Decode, File: part.File, Offset: start + begin, Begin: begin, End: begin + stored.Bytes(part.N),
+		s := Segment{Tensor: part.Tensor, DType: w.DType, Decode: part.Decode, File: part.File, Offset: start + begin,
+			Begin: begin, End: begin + stored.Bytes(part.N),
 			First: first, View: part.View, Bytes: to.Bytes(n)}
 		key := elementwise{from: w.DType, to: to, exactly: a.src.Was(w.Stored) == to}
 		if w.DType.Scaled() && to != w.DType {

@@ -39,7 +39,8 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 	c.noteMetadata()
 	if c.src.Alone {
 		if len(entries) > 0 {
-			c.note("only %s is converted: what lies beside it, such as a tokenizer, does not go along", text.Quote(filepath.Base(c.src.Path)))
+			c.note("only %s is converted: files beside it, such as a tokenizer, are not copied",
+				text.Quote(filepath.Base(c.src.Path)))
 		}
 		return nil, left, nil
 	}
@@ -51,7 +52,8 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 		case checkpoint.IsAdapter(name):
 			adapter = append(adapter, text.Quote(name))
 			fallthrough
-		case strings.HasPrefix(name, "."), checkpoint.IsWeights(name), checkpoint.IsIndex(name), err == nil && !stat.Mode().IsRegular():
+		case strings.HasPrefix(name, "."), checkpoint.IsWeights(name), checkpoint.IsIndex(name),
+			err == nil && !stat.Mode().IsRegular():
 			left = append(left, name)
 		default:
 			f, err := c.carried(name)
@@ -62,7 +64,8 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 		}
 	}
 	if adapter != nil {
-		c.note("%s stay behind: an adapter is made for the weights as they were; merge it before converting if it should have effect", strings.Join(adapter, ", "))
+		c.note("%s are not copied: an adapter fits the unconverted weights; to keep its effect, merge it before converting",
+			strings.Join(adapter, ", "))
 	}
 	return others, left, nil
 }
@@ -77,7 +80,8 @@ func (c *conversion) isReplaced(name string) bool {
 // carried plans a file to copy. The copy reads it; carried reads only its first bytes.
 func (c *conversion) carried(name string) (Other, error) {
 	if !utf8.ValidString(name) {
-		return Other{}, &format.Error{Cause: "its name is not UTF-8, which a manifest cannot hold", Hint: "rename the file, or move it away"}
+		return Other{}, &format.Error{Cause: "its name is not UTF-8, which a manifest cannot hold",
+			Hint: "rename the file, or move it away"}
 	}
 	if err := c.src.CheckLink(name); err != nil {
 		return Other{}, err
@@ -93,7 +97,8 @@ func (c *conversion) carried(name string) (Other, error) {
 	}
 	head, err := io.ReadAll(io.LimitReader(f, int64(len(format.LFSPointer))))
 	if string(head) == format.LFSPointer {
-		c.note("%s is a Git LFS pointer and goes along as one: `git lfs pull` in the source's repository downloads the file", text.Quote(name))
+		c.note("%s is copied as a Git LFS pointer: `git lfs pull` in the source's repository downloads the file",
+			text.Quote(name))
 	}
 	return Other{Name: name, Size: stat.Size(), Carried: true, ModTime: stat.ModTime()}, err
 }

@@ -123,9 +123,9 @@ func TestWhatIsSaid(t *testing.T) {
 
 	fixture.Write(t, dir, "tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
 	fixture.Write(t, dir, "tiny.txt", "v")
-	require.Contains(t, notes(dir), "tokenizer.json is a Git LFS pointer and goes along as one")
+	require.Contains(t, notes(dir), "tokenizer.json is copied as a Git LFS pointer")
 	require.NotContains(t, notes(dir), "tiny.txt")
-	require.Contains(t, notes(filepath.Join(dir, "model.safetensors")), "only model.safetensors is converted: what lies beside it, such as a tokenizer, does not go along")
+	require.Contains(t, notes(filepath.Join(dir, "model.safetensors")), "only model.safetensors is converted: files beside it, such as a tokenizer, are not copied")
 
 	fixture.Write(t, dir, "adapter_config.json", "{}")
 	fixture.Write(t, dir, "adapter_model.safetensors", "x")
@@ -133,7 +133,7 @@ func TestWhatIsSaid(t *testing.T) {
 	fixture.Write(t, dir, "pytorch_model.bin.index.json", "x")
 	p, err := planOf(t, dir, Options{})
 	require.NoError(t, err)
-	require.Contains(t, strings.Join(p.Notes, "\n"), "adapter_config.json, adapter_model.safetensors, adapter_model.safetensors.index.json stay behind")
+	require.Contains(t, strings.Join(p.Notes, "\n"), "adapter_config.json, adapter_model.safetensors, adapter_model.safetensors.index.json are not copied")
 	require.Equal(t, []string{"tiny.txt", "tokenizer.json"}, p.CarriedNames())
 	require.Equal(t, []string{"adapter_config.json", "adapter_model.safetensors", "adapter_model.safetensors.index.json", "pytorch_model.bin.index.json"}, p.Left)
 }

@@ -98,7 +98,8 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 	if o.Mixture != "" && (f.Dialect == nil || !slices.Contains(f.Dialect.Types, o.Mixture)) {
 		return nil, fmt.Errorf("type %s: %s does not have it", text.Quote(o.Mixture), f.Name)
 	}
-	c := &conversion{src: src, o: o, format: f, dialect: huggingFace{}, set: weights.New(src.Config, src), findings: &findings{notes: []string{}}}
+	c := &conversion{src: src, o: o, format: f, dialect: huggingFace{}, set: weights.New(src.Config, src),
+		findings: &findings{notes: []string{}}}
 	if f.Dialect != nil {
 		c.dialect, c.o.NoMTP = foreign{f.Dialect}, !o.MTP
 	}

@@ -129,7 +129,8 @@ func (c *conversion) checkGlobs(f *filter) {
 		switch f.matched[glob] {
 		case nothing:
 			c.problems = append(c.problems, checkpoint.Problem{Cause: fmt.Sprintf("the glob %q matches no tensor", glob),
-				Hint: "globs are of per-expert names such as model.layers.1.mlp.experts.0.up_proj.weight; scales go with their weight"})
+				Hint: "globs are of per-expert names such as model.layers.1.mlp.experts.0.up_proj.weight; " +
+					"scales go with their weight"})
 		case dropped:
 			c.note("the glob %q matches only tensors that are left out anyhow", glob)
 		}

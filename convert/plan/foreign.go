@@ -105,7 +105,8 @@ func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to t
 
 // keys encodes the files' content beside their tensors in the format.
 func (f foreign) keys(c *conversion, chosen selection, written *config.Config, outputs []output) ([]byte, error) {
-	d := format.Description{Config: written, Name: modelName(c.src), Type: c.o.kind(), Was: make([]tensor.DType, len(outputs)), Open: c.src.OpenOther}
+	d := format.Description{Config: written, Name: modelName(c.src), Type: c.o.kind(),
+		Was: make([]tensor.DType, len(outputs)), Open: c.src.OpenOther}
 	for i, out := range outputs {
 		d.Tensors = append(d.Tensors, out.Info)
 		if from := out.parts[0].DType; out.DType == tensor.F32 && (from == tensor.BF16 || from == tensor.F16) {

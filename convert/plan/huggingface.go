@@ -38,7 +38,8 @@ func (huggingFace) arrange(c *conversion, chosen selection, _ *config.Config) (o
 		to := c.target(w)
 		f, _ := w.Fused()
 		if f == nil || c.o.Experts == PerExpert || c.o.Experts == KeepExperts && !shared[w.FusedName()] {
-			a.outputs = append(a.outputs, output{Info: tensor.Info{Name: w.Name, DType: to, Shape: w.Shape}, parts: chosen.kept[i : i+1 : i+1]})
+			a.outputs = append(a.outputs, output{Info: tensor.Info{Name: w.Name, DType: to, Shape: w.Shape},
+				parts: chosen.kept[i : i+1 : i+1]})
 			continue
 		}
 		a.collect(to, w)
@@ -95,7 +96,8 @@ func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 	if !seen {
 		g = fusedGroup{len(a.outputs), w}
 		a.groups[name] = g
-		a.outputs = append(a.outputs, output{Info: tensor.Info{Name: name}, parts: make([]*weights.Weight, experts*len(f.Roles))})
+		a.outputs = append(a.outputs, output{Info: tensor.Info{Name: name},
+			parts: make([]*weights.Weight, experts*len(f.Roles))})
 	}
 	if w.Expert >= experts {
 		a.problem(w.Name, "cannot be fused: config says %d experts", experts)
@@ -150,13 +152,17 @@ func (c *conversion) checkReaders(first string) {
 	switch {
 	case have.HasReference(config.Native):
 		if have.Reference == config.Remote {
-			c.note("the code that auto_map in config.json names cannot read fused experts, such as %s; transformers' own classes can, from transformers 5 on", text.Quote(first))
+			c.note("the code that auto_map in config.json names cannot read fused experts, such as %s; "+
+				"transformers' own classes can, from transformers 5 on", text.Quote(first))
 		}
 	case c.o.Experts == FusedExperts:
-		c.problem(first, "nothing can read fused experts of model_type %s: its published code fills experts that it does not find with random numbers, and transformers has no class for it; leave the experts as they are, or ask for %s",
+		c.problem(first, "nothing can read fused experts of model_type %s: "+
+			"its published code fills experts that it does not find with random numbers, "+
+			"and transformers has no class for it; leave the experts as they are, or ask for %s",
 			have.ModelType, PerExpert)
 	default:
-		c.note("nothing can read fused experts of model_type %s, such as %s: ask for %s experts", have.ModelType, text.Quote(first), PerExpert)
+		c.note("nothing can read fused experts of model_type %s, such as %s: ask for %s experts", have.ModelType,
+			text.Quote(first), PerExpert)
 	}
 }
 
@@ -178,7 +184,8 @@ func (c *conversion) noteRagged(fused string, part *weights.Weight) {
 	f, _ := part.Fused()
 	w := c.set.Find(part.Owner())
 	if part.Part != "" && len(f.Roles) > 1 && w != nil && len(w.Shape) == 2 && w.Shape[0]%w.Block[0] != 0 {
-		c.note("%s: %d rows per projection are not whole blocks of %d: the scales of gate and up stay apart, and a reader that takes both for one matrix misreads them",
+		c.note("%s: %d rows per projection are not whole blocks of %d: "+
+			"the scales of gate and up stay apart, and a reader that takes both for one matrix misreads them",
 			text.Quote(fused), w.Shape[0], w.Block[0])
 	}
 }

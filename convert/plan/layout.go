@@ -33,7 +33,8 @@ func (p *Plan) layOut(tensors []tensor.Info, maxShardBytes int64) (given []int32
 			at := index[info.Name]
 			p.order[at] = int32(len(p.Tensors))
 			given = append(given, at)
-			p.Tensors = append(p.Tensors, Tensor{Name: info.Name, DType: info.DType, Shape: info.Shape, File: i, Offset: s.Layout.Offset(j)})
+			p.Tensors = append(p.Tensors, Tensor{Name: info.Name, DType: info.DType, Shape: info.Shape, File: i,
+				Offset: s.Layout.Offset(j)})
 		}
 	}
 	return given, nil

@@ -66,7 +66,8 @@ type recordedOptions struct {
 }
 
 func (o Options) recorded(f *format.Format) recordedOptions {
-	return recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes, f), o.Layers.String(), o.Include, o.Exclude, o.NoMTP}
+	return recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes, f), o.Layers.String(),
+		o.Include, o.Exclude, o.NoMTP}
 }
 
 // kind names what weights become: a dtype, a mixture, or keep.

@@ -66,7 +66,7 @@ type File struct {
 type Other struct {
 	Name    string    `json:"file"`              // in the output's directory
 	Size    int64     `json:"size"`              // bytes of the file
-	Hash    string    `json:"hash,omitempty"`    // hash of its bytes; empty for a copied file, which planning does not read
+	Hash    string    `json:"hash,omitempty"`    // hash of its bytes; empty for a copied file
 	Carried bool      `json:"carried,omitempty"` // copied from the source's directory
 	Text    []byte    `json:"-"`                 // the bytes of a file that is neither carried nor the index
 	ModTime time.Time `json:"-"`                 // of a file that is carried, when it was planned
@@ -121,9 +121,9 @@ type Segment struct {
 	Offset    int64               `json:"offset"`           // in the file, of the first byte that the segment may read
 	Begin     int64               `json:"begin"`            // that byte in the stored tensor
 	End       int64               `json:"end"`              // the byte behind the last
-	First     int64               `json:"first"`            // index of the first element in the matrix that the operation sees
-	View      *tensor.View        `json:"view,omitempty"`   // selection and order of these elements; nil for all in stored order
-	Decode    tensor.DType        `json:"decode,omitempty"` // dtype of stored elements that are decoded to DType first; else Invalid
+	First     int64               `json:"first"`            // index of the first element in the operation's matrix
+	View      *tensor.View        `json:"view,omitempty"`   // selection of these elements; nil for all in stored order
+	Decode    tensor.DType        `json:"decode,omitempty"` // stored dtype of elements decoded to DType; else Invalid
 	Sides     []Side              `json:"sides,omitempty"`  // tensors that the operation needs beside the elements
 	Bytes     int64               `json:"bytes"`            // that it has in the output
 	Operation operation.Operation `json:"operation"`        // operation on each element

@@ -29,7 +29,8 @@ func Synthesis(s Synthetic, maxShardBytes int64) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{Format: f, Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes, f)}, Sources: []Source{}, Left: []string{}, Notes: []string{}, Missing: []Missing{}}
+	p := &Plan{Format: f, Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes, f)}, Sources: []Source{},
+		Left: []string{}, Notes: []string{}, Missing: []Missing{}}
 	if _, err := p.layOut(s.Tensors, shardBytes(maxShardBytes, f)); err != nil {
 		return nil, err
 	}
@@ -37,7 +38,8 @@ func Synthesis(s Synthetic, maxShardBytes int64) (*Plan, error) {
 	segments := make([]Segment, len(p.Tensors))
 	for i := range p.Tensors {
 		t := &p.Tensors[i]
-		segments[i] = Segment{DType: t.DType, Bytes: t.Bytes(), Operation: operation.Make{Rule: s.Rule, Info: t.Info(), Fill: s.Fill}}
+		segments[i] = Segment{DType: t.DType, Bytes: t.Bytes(),
+			Operation: operation.Make{Rule: s.Rule, Info: t.Info(), Fill: s.Fill}}
 		t.Operations, t.Segments = name, segments[i:i+1:i+1]
 	}
 	p.Others = p.described(s.Config)

@@ -17,7 +17,8 @@ func (p *Plan) WriteText(w io.Writer) error {
 	in, out := p.Bytes()
 	var b strings.Builder
 	fmt.Fprintf(&b, "plan %s\n", p.Hash)
-	fmt.Fprintf(&b, "reads %s of weights from %s, writes %s: %s in %s\n", text.Bytes(in), text.Plural(len(p.Sources), "file"), text.Bytes(out),
+	fmt.Fprintf(&b, "reads %s of weights from %s, writes %s: %s in %s\n", text.Bytes(in),
+		text.Plural(len(p.Sources), "file"), text.Bytes(out),
 		text.Plural(len(p.Tensors), "tensor"), text.Plural(len(p.Files), "file"))
 	fmt.Fprintf(&b, "needs %s of disk\n", text.ExactBytes(p.Size()))
 	WriteOperations(&b, p.OperationCounts())
@@ -93,7 +94,8 @@ func WriteMissing(b *strings.Builder, missing []Missing) {
 		sum += m.Tensors
 		parts[i] = fmt.Sprintf("%s %s", m.Module, text.Grouped(m.Tensors))
 	}
-	fmt.Fprintf(b, "not a whole model: %s that config.json implies are not there (%s); it will not load as one\n", text.Plural(sum, "weight"), strings.Join(parts, ", "))
+	fmt.Fprintf(b, "not a whole model: %s that config.json implies are not there (%s); it will not load as one\n",
+		text.Plural(sum, "weight"), strings.Join(parts, ", "))
 }
 
 // WriteNames writes one line with the names of files; nothing for an empty list.

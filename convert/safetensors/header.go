@@ -96,10 +96,12 @@ func headerLength(r io.ReaderAt, size int64, file string) (int64, error) {
 	case n == 0:
 		return 0, &format.Error{File: file, Cause: "header is empty: its length is 0"}
 	case n > MaxHeader:
-		return 0, &format.Error{File: file, Cause: fmt.Sprintf("not a safetensors file: it would have a header of %d bytes, more than the limit of %s", n, text.Bytes(MaxHeader))}
+		return 0, &format.Error{File: file, Cause: fmt.Sprintf(
+			"not a safetensors file: it would have a header of %d bytes, more than the limit of %s", n, text.Bytes(MaxHeader))}
 	case int64(n) > size-prefixSize:
 		return 0, &format.Error{File: file, Hint: hintDownload,
-			Cause: fmt.Sprintf("file is cut off inside its header: the header has %s, the file %s in all", text.ExactBytes(int64(n)), text.ExactBytes(size))}
+			Cause: fmt.Sprintf("file is cut off inside its header: the header has %s, the file %s in all",
+				text.ExactBytes(int64(n)), text.ExactBytes(size))}
 	}
 	return int64(n), nil
 }
@@ -169,7 +171,8 @@ func (h *Header) checkEnd(end, size int64, file string) error {
 	}
 	i := slices.IndexFunc(h.entries, func(e entry) bool { return e.end > size })
 	return &format.Error{File: file, Tensor: h.entries[i].info.Name, Hint: hintDownload,
-		Cause: fmt.Sprintf("file is cut off: %s of its %s of data are missing, and this is the first tensor that is not whole", text.ExactBytes(end-size), text.ExactBytes(end))}
+		Cause: fmt.Sprintf("file is cut off: %s of its %s of data are missing; this is the first tensor that is not whole",
+			text.ExactBytes(end-size), text.ExactBytes(end))}
 }
 
 // Len returns the number of tensors.

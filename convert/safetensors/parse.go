@@ -273,7 +273,8 @@ func (p *parser) trailing() error {
 		n, err := rest.Read(buf)
 		for i, c := range buf[:n] {
 			if !isSpace(c) {
-				return &format.Error{File: p.file, Offset: at + int64(i), Cause: fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c)}
+				return &format.Error{File: p.file, Offset: at + int64(i),
+					Cause: fmt.Sprintf("byte 0x%02x after the end of the header's JSON object", c)}
 			}
 		}
 		at += int64(n)
@@ -368,7 +369,8 @@ func kindName(k jsontext.Kind) string {
 
 // fail makes a format.Error at the last token.
 func (p *parser) fail(cause string, args ...any) error {
-	return &format.Error{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.dec.InputOffset(), Cause: fmt.Sprintf(cause, args...)}
+	return &format.Error{File: p.file, Tensor: p.tensor, Offset: p.src.base + p.dec.InputOffset(),
+		Cause: fmt.Sprintf(cause, args...)}
 }
 
 // syntax turns an error of the decoder or the reader into a format.Error.

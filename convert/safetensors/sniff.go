@@ -15,13 +15,14 @@ const hintDownload = "the download did not finish: fetch the file again"
 // lookalikes are the beginnings of files that are found in place of weights.
 // The first that matches counts.
 var lookalikes = []struct{ magic, cause, hint string }{
-	{format.LFSPointer, "is a Git LFS pointer: the weights were not downloaded", "run `git lfs pull` in the checkpoint's repository"},
-	{"version https://hawser.github.com/spec/", "is a Git LFS pointer: the weights were not downloaded", "run `git lfs pull` in the checkpoint's repository"},
+	{format.LFSPointer, format.LFSCause, format.LFSHint},
+	{"version https://hawser.github.com/spec/", format.LFSCause, format.LFSHint},
 	{"GGUF", "is a GGUF file, not safetensors", "give it the extension .gguf"},
 	{"FUGG", "is a big-endian GGUF file, not safetensors", "convert from the original safetensors checkpoint"},
 	{"lmgg", "is a GGML file, not safetensors", ""},
 	{"tjgg", "is a GGML file, not safetensors", ""},
-	{"PK\x03\x04", "is a zip archive, such as torch.save writes (.bin, .pt), not safetensors", "save the model with safe_serialization=True"},
+	{"PK\x03\x04", "is a zip archive, such as torch.save writes (.bin, .pt), not safetensors",
+		"save the model with safe_serialization=True"},
 	{"\x80\x02", "is a Python pickle, not safetensors", "save the model with safe_serialization=True"},
 	{"\x80\x03", "is a Python pickle, not safetensors", "save the model with safe_serialization=True"},
 	{"\x80\x04", "is a Python pickle, not safetensors", "save the model with safe_serialization=True"},
@@ -30,10 +31,12 @@ var lookalikes = []struct{ magic, cause, hint string }{
 	{"\x28\xb5\x2f\xfd", "is a zstd file, not safetensors", "decompress it first"},
 	{"\x89HDF\r\n", "is an HDF5 file, not safetensors", ""},
 	{"\x93NUMPY", "is a NumPy file, not safetensors", ""},
-	{"<!doctype html", "is an HTML page, not safetensors", "the download got an error or login page: fetch the file again"},
+	{"<!doctype html", "is an HTML page, not safetensors",
+		"the download got an error or login page: fetch the file again"},
 	{"<html", "is an HTML page, not safetensors", "the download got an error or login page: fetch the file again"},
 	{"<?xml", "is an XML document, not safetensors", "the download got an error page: fetch the file again"},
-	{"{", "is a JSON text, not safetensors", "an index or a config has the name of a weight file, or the download got an error message"},
+	{"{", "is a JSON text, not safetensors",
+		"an index or a config has the name of a weight file, or the download got an error message"},
 }
 
 // sniff returns the error that names the kind of a file that begins with no header length;

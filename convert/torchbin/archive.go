@@ -50,7 +50,8 @@ func openArchive(f io.ReaderAt, size int64) (*archive, error) {
 			root = folder
 		}
 		if folder != root || rest == "" {
-			return nil, fmt.Errorf("archive entry %s is outside the folder %s that torch.save puts all in", text.Quote(e.Name), text.Quote(root))
+			return nil, fmt.Errorf("archive entry %s is outside the folder %s that torch.save puts all in", text.Quote(e.Name),
+				text.Quote(root))
 		}
 		if a.entries[rest] != nil {
 			return nil, fmt.Errorf("archive entry %s is there twice", text.Quote(e.Name))
@@ -70,7 +71,7 @@ func notArchive(f io.ReaderAt, size int64) error {
 	case strings.HasPrefix(string(head[:n]), "PK\x03\x04"):
 		return &format.Error{Cause: "archive is cut off: its directory is missing", Hint: hintDownload}
 	case strings.HasPrefix(string(head[:n]), format.LFSPointer):
-		return &format.Error{Cause: "is a Git LFS pointer: the weights were not downloaded", Hint: "run `git lfs pull` in the checkpoint's repository"}
+		return &format.Error{Cause: format.LFSCause, Hint: format.LFSHint}
 	}
 	return errors.New("is not a zip archive, as torch.save writes")
 }
@@ -99,7 +100,8 @@ func (a *archive) pickle() ([]byte, error) {
 // content reads an entry of at most limit bytes and checks its checksum.
 func (a *archive) content(e *zip.File, limit uint64) ([]byte, error) {
 	if e.UncompressedSize64 > limit {
-		return nil, fmt.Errorf("archive entry %s has %s, more than the limit of %s", text.Quote(e.Name), text.ExactBytes(int64(e.UncompressedSize64)), text.Bytes(int64(limit)))
+		return nil, fmt.Errorf("archive entry %s has %s, more than the limit of %s", text.Quote(e.Name),
+			text.ExactBytes(int64(e.UncompressedSize64)), text.Bytes(int64(limit)))
 	}
 	r, err := e.Open()
 	if err != nil {

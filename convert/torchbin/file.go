@@ -163,11 +163,13 @@ func place(t pickled, in storages) (format.Entry, error) {
 	}
 	said, ok := t.storage.bytes()
 	if !ok || said > held {
-		return e, fmt.Errorf("its storage %s has %d bytes, but the pickle says %d elements of %d bytes", in.title(t.storage), held, t.storage.elements, t.storage.width())
+		return e, fmt.Errorf("its storage %s has %d bytes, but the pickle says %d elements of %d bytes",
+			in.title(t.storage), held, t.storage.elements, t.storage.width())
 	}
 	width := t.dtype.Bytes(1)
 	if t.offset > math.MaxInt64/8/width || t.offset*width > said || size > said-t.offset*width {
-		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size), t.offset, in.title(t.storage), text.ExactBytes(int64(said)))
+		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size),
+			t.offset, in.title(t.storage), text.ExactBytes(int64(said)))
 	}
 	e.Offset = start + t.offset*width
 	return e, nil

@@ -163,5 +163,6 @@ func findStorages(f io.ReaderAt, at, size int64, keys []any, known map[string]st
 
 // cutOff is the error for a file that ends before a storage does.
 func cutOff(s storage) error {
-	return &format.Error{Cause: fmt.Sprintf("file is cut off: storage %s of %d elements of %d bytes is not whole", text.Quote(s.key), s.elements, s.width()), Hint: hintDownload}
+	return &format.Error{Cause: fmt.Sprintf("file is cut off: storage %s of %d elements of %d bytes is not whole",
+		text.Quote(s.key), s.elements, s.width()), Hint: hintDownload}
 }

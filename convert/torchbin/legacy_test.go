@@ -106,9 +106,9 @@ func TestNested(t *testing.T) {
 
 	ok4 := tensorOf("FloatStorage", "0", 0, "K\x04", "K\x01")
 	for pickle, want := range map[string]string{
-		"\x80\x02}" + utf8("model") + tensors + "s.":                                  "tensor model: is no tensor",
-		"\x80\x02}(" + utf8("w") + ok4 + utf8("state_dict") + tensors + "u.":          "tensor state_dict: is no tensor",
-		"\x80\x02}" + utf8("state_dict") + "}" + utf8("state_dict") + tensors + "ss.": "tensor state_dict: is no tensor",
+		"\x80\x02}" + utf8("model") + tensors + "s.":                                  "tensor model: is not a tensor",
+		"\x80\x02}(" + utf8("w") + ok4 + utf8("state_dict") + tensors + "u.":          "tensor state_dict: is not a tensor",
+		"\x80\x02}" + utf8("state_dict") + "}" + utf8("state_dict") + tensors + "ss.": "tensor state_dict: is not a tensor",
 	} {
 		data := archiveOf(t, pickle, fourFloats)
 		_, err := read(bytes.NewReader(data), int64(len(data)))

@@ -204,17 +204,21 @@ func (m *machine) step(op byte) error {
 	case 'b':
 		return m.build()
 	default:
-		return &format.Error{Cause: fmt.Sprintf("%s: byte %d: opcode %s is not allowed: no state dict needs it", m.name, m.at-1, opcodeName(op)), Hint: hintSafe}
+		return &format.Error{Cause: fmt.Sprintf("%s: byte %d: opcode %s is not allowed: no state dict needs it", m.name,
+			m.at-1, opcodeName(op)), Hint: hintSafe}
 	}
 	return nil
 }
 
 // opcodeName names the opcodes that hostile pickles use.
 func opcodeName(op byte) string {
-	names := map[byte]string{'i': "INST", 'o': "OBJ", 0x81: "NEWOBJ", 0x92: "NEWOBJ_EX", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4", 'P': "PERSID",
-		'I': "INT", 'L': "LONG", 'F': "FLOAT", 'S': "STRING", 'T': "BINSTRING", 'U': "SHORT_BINSTRING", 'V': "UNICODE", 'd': "DICT", 'l': "LIST",
-		0x8b: "LONG4", 0x8d: "BINUNICODE8", 0x8e: "BINBYTES8", 0x8f: "EMPTY_SET", 0x90: "ADDITEMS", 0x91: "FROZENSET", 0x96: "BYTEARRAY8",
-		0x97: "NEXT_BUFFER", 0x98: "READONLY_BUFFER", 'B': "BINBYTES", 'C': "SHORT_BINBYTES", '0': "POP", '1': "POP_MARK", '2': "DUP", 'g': "GET", 'p': "PUT"}
+	names := map[byte]string{
+		'i': "INST", 'o': "OBJ", 0x81: "NEWOBJ", 0x92: "NEWOBJ_EX", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
+		'P': "PERSID", 'I': "INT", 'L': "LONG", 'F': "FLOAT", 'S': "STRING", 'T': "BINSTRING", 'U': "SHORT_BINSTRING",
+		'V': "UNICODE", 'd': "DICT", 'l': "LIST", 0x8b: "LONG4", 0x8d: "BINUNICODE8", 0x8e: "BINBYTES8",
+		0x8f: "EMPTY_SET", 0x90: "ADDITEMS", 0x91: "FROZENSET", 0x96: "BYTEARRAY8", 0x97: "NEXT_BUFFER",
+		0x98: "READONLY_BUFFER", 'B': "BINBYTES", 'C': "SHORT_BINBYTES", '0': "POP", '1': "POP_MARK", '2': "DUP",
+		'g': "GET", 'p': "PUT"}
 	if name, ok := names[op]; ok {
 		return name
 	}
@@ -456,7 +460,9 @@ func (m *machine) global(op byte) error {
 	}
 	full := module + "." + name
 	if _, ok := globals[full]; !ok {
-		return &format.Error{Cause: fmt.Sprintf("%s: byte %d: refers to %s, which is not allowed: loading it could run code", m.name, m.at, text.Quote(full)), Hint: hintSafe}
+		return &format.Error{Cause: fmt.Sprintf(
+			"%s: byte %d: refers to %s, which is not allowed: loading it could run code",
+			m.name, m.at, text.Quote(full)), Hint: hintSafe}
 	}
 	m.push(global(full))
 	return nil
@@ -495,7 +501,8 @@ func (m *machine) persistent() error {
 	}
 	s := storage{dtype: globals[string(kind)], key: key, elements: elements}
 	if first, ok := m.storages[key]; ok && first != s {
-		return fmt.Errorf("storage %s is not what it was before: %d elements of %d bytes, then %d of %d", text.Quote(key), first.elements, first.width(), elements, s.width())
+		return fmt.Errorf("storage %s is not what it was before: %d elements of %d bytes, then %d of %d", text.Quote(key),
+			first.elements, first.width(), elements, s.width())
 	}
 	m.storages[key] = s
 	m.push(s)
@@ -628,7 +635,8 @@ func (m *machine) state(v any) (*state, error) {
 		seen[name] = true
 		t, ok := d.values[i].(*pickled)
 		if !ok {
-			return nil, &format.Error{Tensor: name, Cause: "is no tensor", Hint: "a plain state dict is read, or one under " + nest + ": save model.state_dict() itself"}
+			return nil, &format.Error{Tensor: name, Cause: "is not a tensor",
+				Hint: "a plain state dict is read, or one under " + nest + ": save model.state_dict() itself"}
 		}
 		s.tensors = append(s.tensors, *t)
 		s.tensors[i].name = name
@@ -669,7 +677,8 @@ func (t pickled) checkContiguous() error {
 	step := 1
 	for i := len(t.shape) - 1; i >= 0; i-- {
 		if t.shape[i] > 1 && t.strides[i] != step {
-			return fmt.Errorf("shape %v with strides %v is not contiguous: save the tensor with .contiguous()", t.shape, t.strides)
+			return fmt.Errorf("shape %v with strides %v is not contiguous: save the tensor with .contiguous()", t.shape,
+				t.strides)
 		}
 		step *= t.shape[i]
 	}

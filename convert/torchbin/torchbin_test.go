@@ -161,7 +161,7 @@ func TestHostile(t *testing.T) {
 		"empty stack":        {"\x80\x02.", "the stack is empty"},
 		"no dict":            {"\x80\x02K\x01.", "holds no state dict"},
 		"no memo":            {"\x80\x02h\x05.", "nothing is kept under 5"},
-		"no tensor":          {stateOf(utf8("epoch"), "K\x05"), "tensor epoch: is no tensor"},
+		"no tensor":          {stateOf(utf8("epoch"), "K\x05"), "tensor epoch: is not a tensor"},
 		"twice":              {stateOf(w, ok, w, ok), "tensor w: name occurs twice"},
 		"number as name":     {stateOf("K\x05", ok), "a key of the state dict is no string"},
 		"beyond the storage": {stateOf(w, tensorOf("FloatStorage", "0", 1, "K\x04", "K\x01")), "needs 16 bytes from element 1"},
