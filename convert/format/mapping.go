@@ -2,6 +2,7 @@ package format
 
 import (
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"sync"
@@ -92,6 +93,17 @@ func (m *Mapping) mapped() (mmap.MMap, error) {
 		return nil, SystemError(m.path, "mapping "+text.Bytes(m.Size()), err)
 	}
 	return m.data, nil
+}
+
+// WriteHead writes the first n bytes of the file.
+func (m *Mapping) WriteHead(w io.Writer, n int64) error {
+	file, err := m.Reopen()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.CopyN(w, file, n)
+	return err
 }
 
 // spareSpace is the address space, in bytes, that is left to everything else: without address

@@ -1,11 +1,3 @@
-// Package gguf reads and lays out the files of llama.cpp. Open checks a file's whole header.
-// A checkpoint's files together hold its config.json and the weights of the table, whose rows
-// have GGUF names (table.GGUF). GGUF names occur only in this package, in that column, and in
-// reports about such files.
-//
-// The reader accepts the versions that llama.cpp's own reader accepts, 2 and 3, and nothing
-// else. It checks every length in a file before it allocates memory for it. The package
-// writes no file.
 package gguf
 
 import (
@@ -13,51 +5,11 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"path/filepath"
-	"strings"
 
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
-
-// magic is what every file begins with.
-const magic = "GGUF"
-
-const hintDownload = "the download did not finish: fetch the file again"
-
-// Format is GGUF, as llama.cpp reads and writes it.
-func Format() *format.Format {
-	return &format.Format{
-		Name:      "GGUF",
-		Recognise: isWeights,
-		Single:    "model.gguf",
-		Shard:     func(i, n int) string { return fmt.Sprintf("model-%05d-of-%05d.gguf", i+1, n) },
-		IsIndex:   func(string) bool { return false },
-		Belongs:   isWeights,
-		Open:      format.Opener(Open),
-		Layout: func(tensors []tensor.Info, head format.Head) (format.Layout, error) {
-			return NewLayout(tensors, head)
-		},
-		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describe,
-			Consumes: consumes},
-	}
-}
-
-func isWeights(file string) bool { return strings.EqualFold(filepath.Ext(file), ".gguf") }
-
-// Header is the checked header of a file. It is safe for concurrent use.
-type Header struct {
-	format.Directory // its entries follow each other as their data does
-
-	Version   uint32 // of the format: 2 or 3
-	DataStart int64  // offset in the file of the first tensor
-
-	alignment int64
-	values    map[string]value
-	keys      []string // in the order of the file
-	notes     []string
-}
 
 // ReadHeader reads the header of the GGUF file of the given size from r and checks all that
 // can be checked without the data. file is the name for errors. An error is a *format.Error,
@@ -133,12 +85,4 @@ func (f *File) Stat() format.Stat {
 }
 
 // Identify writes the header's bytes.
-func (f *File) Identify(w io.Writer) error {
-	file, err := f.Reopen()
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	_, err = io.CopyN(w, file, min(f.DataStart, f.Size()))
-	return err
-}
+func (f *File) Identify(w io.Writer) error { return f.WriteHead(w, min(f.DataStart, f.Size())) }

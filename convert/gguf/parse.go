@@ -16,6 +16,11 @@ import (
 	"dsmoe/text"
 )
 
+// magic is the beginning of every file.
+const magic = "GGUF"
+
+const hintDownload = "the download did not finish: fetch the file again"
+
 // The limits on a header, far above those of any model.
 const (
 	maxHeader = 128 << 20 // bytes
@@ -27,6 +32,19 @@ const (
 	maxDim    = 1 << 40   // elements along one dimension
 	maxAlign  = 1 << 20   // general.alignment
 )
+
+// Header is the checked header of a file. It is safe for concurrent use.
+type Header struct {
+	format.Directory // its entries follow each other as their data does
+
+	Version   uint32 // of the format: 2 or 3
+	DataStart int64  // offset in the file of the first tensor
+
+	alignment int64
+	values    map[string]value
+	keys      []string // in the order of the file
+	notes     []string
+}
 
 // parser reads a header from its begin to its end.
 type parser struct {

@@ -75,12 +75,4 @@ func (f *File) Stat() format.Stat {
 }
 
 // Identify writes the header's bytes.
-func (f *File) Identify(w io.Writer) error {
-	file, err := f.Reopen()
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	_, err = io.CopyN(w, file, f.DataStart)
-	return err
-}
+func (f *File) Identify(w io.Writer) error { return f.WriteHead(w, f.DataStart) }

@@ -1,0 +1,38 @@
+// Package gguf reads and lays out the files of llama.cpp. Open checks a file's whole header.
+// A checkpoint's files together hold its config.json and the weights of the table, whose rows
+// have GGUF names (table.GGUF). GGUF names occur only in this package, in that column, and in
+// reports about such files.
+//
+// The reader accepts the versions that llama.cpp's own reader accepts, 2 and 3, and nothing
+// else. It checks every length in a file before it allocates memory for it. The package
+// writes no file.
+package gguf
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"dsmoe/convert/format"
+	"dsmoe/model/tensor"
+)
+
+// Format is GGUF, as llama.cpp reads and writes it.
+func Format() *format.Format {
+	return &format.Format{
+		Name:      "GGUF",
+		Recognise: isWeights,
+		Single:    "model.gguf",
+		Shard:     func(i, n int) string { return fmt.Sprintf("model-%05d-of-%05d.gguf", i+1, n) },
+		IsIndex:   func(string) bool { return false },
+		Belongs:   isWeights,
+		Open:      format.Opener(Open),
+		Layout: func(tensors []tensor.Info, head format.Head) (format.Layout, error) {
+			return NewLayout(tensors, head)
+		},
+		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describe,
+			Consumes: consumes},
+	}
+}
+
+func isWeights(file string) bool { return strings.EqualFold(filepath.Ext(file), ".gguf") }
