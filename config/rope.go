@@ -124,7 +124,7 @@ func (d *decoding) adoptRopeScaling(key string, s *RopeScaling) {
 }
 
 // parametersScaling reads rope_type, for which older releases write type or both,
-// and the factor. "default", or no type at all, is no scaling.
+// and the factor. "default", or no type at all, means no scaling.
 func (d *decoding) parametersScaling(key string, o map[string]jsontext.Value) *RopeScaling {
 	typeKey := "rope_type"
 	if _, ok := o[typeKey]; !ok {

@@ -67,7 +67,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "%s: %s, %s in %s, %s\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"), text.Bytes(r.Bytes),
 		text.Plural(len(r.Files), "file"), state)
 	if r.Replaced {
-		b.WriteString("replaced: the older output that was there\n")
+		b.WriteString("replaced: an older output\n")
 	}
 	if r.Resumed > 0 {
 		fmt.Fprintf(&b, "resumed: %s were there\n", text.Bytes(r.Resumed))

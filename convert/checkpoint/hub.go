@@ -34,25 +34,25 @@ func Snapshot(path string) (string, error) {
 	if !isCache(path) {
 		return path, nil
 	}
-	there, err := subdirectories(filepath.Join(path, hubSnapshots))
+	snapshots, err := subdirectories(filepath.Join(path, hubSnapshots))
 	if err != nil {
 		return "", Refusal(path, err.Error(), "")
 	}
 	main, err := os.ReadFile(filepath.Join(path, hubRefs, hubMain))
 	revision := strings.TrimSpace(string(main))
 	switch {
-	case err == nil && slices.Contains(there, revision):
+	case err == nil && slices.Contains(snapshots, revision):
 	case err == nil:
-		return "", Refusal(path, "refs/main names the snapshot "+text.Quote(revision)+", which is not there"+listed(there),
+		return "", Refusal(path, "refs/main names the snapshot "+text.Quote(revision)+", which is not there"+listed(snapshots),
 			"download it again, or "+snapshotHint)
 	case !errors.Is(err, fs.ErrNotExist):
 		return "", Refusal(path, err.Error(), "")
-	case len(there) == 1:
-		revision = there[0]
-	case len(there) == 0:
+	case len(snapshots) == 1:
+		revision = snapshots[0]
+	case len(snapshots) == 0:
 		return "", Refusal(path, "is a cache of the hub without a snapshot", "download the model")
 	default:
-		return "", Refusal(path, "is a cache of the hub without refs/main"+listed(there), snapshotHint)
+		return "", Refusal(path, "is a cache of the hub without refs/main"+listed(snapshots), snapshotHint)
 	}
 	return filepath.Join(path, hubSnapshots, revision), nil
 }

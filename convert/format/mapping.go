@@ -14,10 +14,10 @@ import (
 	"dsmoe/text"
 )
 
-// Mapping is a weight file that is mapped into the address space when a view of it is
-// asked for first: reading the view reads the file. The file must not be cut shorter
-// while it is mapped: touching the lost part kills the process (SIGBUS), as for every
-// mapped file. It is safe for concurrent use, but for Close.
+// Mapping is a weight file that is mapped into the address space at the first view: reading
+// the view reads the file. The file must not be cut shorter while it is mapped: touching the
+// lost part kills the process (SIGBUS), as for every mapped file. All methods except Close
+// are safe for concurrent use.
 type Mapping struct {
 	path string
 	stat os.FileInfo // of the file as it was opened

@@ -18,26 +18,26 @@ import (
 
 // arranger makes the tensors of a file of weights.
 type arranger struct {
-	config *config.Config
-	there  map[string]bool // the weights to be written
-	made   []format.Arranged
-	places []table.Place  // of the first weight of each of made
-	stacks map[string]int // of experts, by name, in made
-	wrong  []error
+	config    *config.Config
+	unwritten map[string]bool // weights that no tensor holds yet
+	made      []format.Arranged
+	places    []table.Place  // of the first weight of each of made
+	stacks    map[string]int // of experts, by name, in made
+	wrong     []error
 }
 
 // arrange is Dialect.Arrange.
 func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arranged, []error) {
-	a := arranger{config: c, there: make(map[string]bool, len(weights)), stacks: map[string]int{}}
+	a := arranger{config: c, unwritten: make(map[string]bool, len(weights)), stacks: map[string]int{}}
 	for _, reason := range unsayable(c) {
 		a.fail("", "%s", reason)
 	}
 	for _, w := range weights {
-		a.there[w.Name] = true
+		a.unwritten[w.Name] = true
 	}
 	f := table.FamilyOf(c)
-	given := maps.Clone(a.there)
-	for s := range f.Required(c, func(name string) bool { return given[name] }) {
+	all := maps.Clone(a.unwritten)
+	for s := range f.Required(c, func(name string) bool { return all[name] }) {
 		a.slot(s)
 	}
 	for _, i := range a.stacks {
@@ -47,7 +47,7 @@ func arrange(c *config.Config, weights []tensor.Info, kind string) ([]format.Arr
 		}
 	}
 	for _, w := range weights {
-		if a.there[w.Name] && !f.Ignores(c, w.Name) {
+		if a.unwritten[w.Name] && !f.Ignores(c, w.Name) {
 			a.fail(w.Name, "is not in the table of %s: no tensor of a GGUF file holds it", c.ModelType)
 		}
 	}
@@ -71,10 +71,10 @@ func (a *arranger) fail(name, cause string, args ...any) {
 
 // slot adds the tensors of one weight, if it is to be written.
 func (a *arranger) slot(s table.Slot) {
-	if !a.there[s.Name] {
+	if !a.unwritten[s.Name] {
 		return
 	}
-	delete(a.there, s.Name)
+	delete(a.unwritten, s.Name)
 	g := s.Row.GGUF
 	for i := range g.Pieces {
 		o := g.Pieces[i].Order(a.config, s.Shape)

@@ -55,9 +55,9 @@ func (a *assembler) fail(file int, name, cause string, args ...any) {
 
 // architecture returns the model's architecture; ok is false if it cannot be read.
 func (a *assembler) architecture() (arch string, ok bool) {
-	arch, said := a.files[0].values[architectureKey].one.(string)
+	arch, present := a.files[0].values[architectureKey].one.(string)
 	switch {
-	case !said:
+	case !present:
 		a.fail(0, "", "key %s is missing, or no string", architectureKey)
 	case arch != deepseek && arch != deepseek2:
 		a.fail(0, "", "%s is %s: this program reads %s and %s", architectureKey, text.Quote(arch), deepseek, deepseek2)
@@ -72,11 +72,11 @@ func (a *assembler) shards() {
 	total := 0
 	for i, f := range a.files {
 		total += len(f.Entries)
-		count, said := f.values["split.count"].one.(uint64)
+		count, present := f.values["split.count"].one.(uint64)
 		no, numbered := f.values["split.no"].one.(uint64)
 		switch {
-		case !said && len(a.files) == 1:
-		case !said || !numbered:
+		case !present && len(a.files) == 1:
+		case !present || !numbered:
 			a.fail(i, "", "keys split.no and split.count, which say its place among %d files, are missing", len(a.files))
 		case count != uint64(len(a.files)):
 			a.fail(i, "", "split.count is %d, but the set has %s", count, text.Plural(len(a.files), "file"))
@@ -85,12 +85,12 @@ func (a *assembler) shards() {
 		}
 	}
 	for i, f := range a.files {
-		v, said := f.values["split.tensors.count"]
+		v, present := f.values["split.tensors.count"]
 		n, _ := v.one.(int64)
 		if u, unsigned := v.one.(uint64); unsigned {
 			n = int64(u)
 		}
-		if said && n != int64(total) {
+		if present && n != int64(total) {
 			a.fail(i, "", "split.tensors.count is %v, but the files have %d", v.one, total)
 		}
 	}
@@ -193,7 +193,7 @@ func (a *assembler) whole(s table.Slot, info tensor.Info, file int) {
 		want = append([]int{a.config.NRoutedExperts}, want...)
 	}
 	if s.Expert > 0 && !slices.Equal(info.Shape, want) {
-		return // said of the first
+		return // reported for the first
 	}
 	if a.fits(info, file, want) {
 		a.found = append(a.found, format.Assembled{Info: s.Info(info.DType), Parts: []format.Part{part}})
@@ -242,7 +242,7 @@ func isPlain(v *tensor.View) bool {
 
 // widened finds the tensors that our writer had to widen.
 func (a *assembler) widened() {
-	was := map[string]tensor.DType{}
+	before := map[string]tensor.DType{}
 	for _, key := range a.files[0].keys {
 		name, ours := strings.CutPrefix(key, widenedKey)
 		d, err := tensor.ParseDType(name)
@@ -251,13 +251,13 @@ func (a *assembler) widened() {
 		}
 		for _, x := range a.files[0].values[key].many {
 			if stored, ok := x.(string); ok {
-				was[stored] = d
+				before[stored] = d
 			}
 		}
 	}
 	for i := range a.found {
 		x := &a.found[i]
-		if d := was[x.Parts[0].Tensor]; x.DType == tensor.F32 && d.Casts() && x.Whole() {
+		if d := before[x.Parts[0].Tensor]; x.DType == tensor.F32 && d.Casts() && x.Whole() {
 			x.Was = d
 		}
 	}

@@ -208,8 +208,8 @@ func TestWrongFiles(t *testing.T) {
 	}{
 		"no architecture":                       {v1().without(t, architectureKey), []string{"key general.architecture is missing"}},
 		"keys that are missing":                 {v1().without(t, blockCount).without(t, "embedding_length"), []string{"keys are missing:", "deepseek.block_count", "deepseek.embedding_length"}},
-		"a number that is none":                 {v1().with(t, "context_length", "many"), []string{"key deepseek.context_length: many is no whole number"}},
-		"a number that is none either":          {v1().with(t, "rope.freq_base", float32(math.NaN())), []string{"key deepseek.rope.freq_base: NaN is no number"}},
+		"a number that is none":                 {v1().with(t, "context_length", "many"), []string{"key deepseek.context_length: many is not a whole number"}},
+		"a number that is none either":          {v1().with(t, "rope.freq_base", float32(math.NaN())), []string{"key deepseek.rope.freq_base: NaN is not a number"}},
 		"layers that differ":                    {v1().with(t, "attention.head_count", []int32{4, 4, 2, 4}), []string{"differs from layer to layer, which config.json cannot say"}},
 		"heads of another width":                {v1().with(t, ropeDims, uint32(8)), []string{"key deepseek.rope.dimension_count: 8, but each of 4 heads has a share of embedding_length 64"}},
 		"a sigmoid in V1":                       {v1().with(t, gatingFunc, uint32(gatingSigmoid)), []string{"a gating function that this architecture does not have"}},

@@ -72,14 +72,14 @@ func (r *keyReader) natural(key string) (n int, ok bool) {
 			return int(x), true
 		}
 	}
-	r.fail(full, "%v is no whole number from 0 to %d", one, maxNatural)
+	r.fail(full, "%v is not a whole number from 0 to %d", one, maxNatural)
 	return 0, false
 }
 
 // need is natural for a required key.
 func (r *keyReader) need(key string) int {
 	n, ok := r.natural(key)
-	if _, said := r.values[r.arch+"."+key]; !said {
+	if _, present := r.values[r.arch+"."+key]; !present {
 		r.absent = append(r.absent, r.arch+"."+key)
 	}
 	if !ok {
@@ -95,7 +95,7 @@ func (r *keyReader) real(key string) (x float64, ok bool) {
 		return 0, false
 	}
 	if x, ok = one.(float64); !ok || x != x || x-x != 0 {
-		r.fail(full, "%v is no number", one)
+		r.fail(full, "%v is not a number", one)
 		return 0, false
 	}
 	return x, true
@@ -152,7 +152,7 @@ func (r *keyReader) row(row row) {
 	if row.kind == f32 {
 		if x, ok := r.real(row.key); ok {
 			r.put(row.field, shortest(x))
-		} else if _, said := r.values[r.arch+"."+row.key]; !said && row.field != "rope_theta" {
+		} else if _, present := r.values[r.arch+"."+row.key]; !present && row.field != "rope_theta" {
 			r.absent = append(r.absent, r.arch+"."+row.key)
 		}
 		return
@@ -173,12 +173,13 @@ func (r *keyReader) row(row row) {
 // have no such key, by the bias of V3's gate.
 func (r *keyReader) family(has func(name string) bool) {
 	class, name := "DeepseekForCausalLM", "deepseek"
-	gating, said := r.natural(gatingFunc)
+	gating, present := r.natural(gatingFunc)
 	switch {
-	case r.arch == deepseek && said && gating != gatingSoftmax, said && gating != gatingSoftmax && gating != gatingSigmoid:
+	case r.arch == deepseek && present && gating != gatingSoftmax,
+		present && gating != gatingSoftmax && gating != gatingSigmoid:
 		r.fail(r.arch+"."+gatingFunc, "%d is a gating function that this architecture does not have", gating)
 	case r.arch == deepseek:
-	case gating == gatingSigmoid || !said && r.hasRoutingBias(has):
+	case gating == gatingSigmoid || !present && r.hasRoutingBias(has):
 		class, name = "DeepseekV3ForCausalLM", "deepseek_v3"
 	default:
 		class, name = "DeepseekV2ForCausalLM", "deepseek_v2"
@@ -278,9 +279,9 @@ func (r *keyReader) latentAttention() {
 
 // routing takes what V2 and V3 do with the gate's scores.
 func (r *keyReader) routing() {
-	norm, _, said := r.find(weightsNorm)
-	if _, is := norm.(bool); said && !is {
-		r.fail(r.arch+"."+weightsNorm, "%v is no truth value", norm)
+	norm, _, present := r.find(weightsNorm)
+	if _, is := norm.(bool); present && !is {
+		r.fail(r.arch+"."+weightsNorm, "%v is not a boolean", norm)
 	}
 	r.put("norm_topk_prob", strconv.FormatBool(norm == true))
 	if x, ok := r.real(weightsScale); ok && x != 0 {
@@ -307,10 +308,10 @@ func (r *keyReader) routing() {
 
 // scaling takes RoPE's scaling.
 func (r *keyReader) scaling() {
-	kind, full, said := r.find(scalingType)
+	kind, full, present := r.find(scalingType)
 	factor, _ := r.real(scalingFactor)
 	switch {
-	case !said || kind == "none" || kind == "":
+	case !present || kind == "none" || kind == "":
 		r.put("rope_scaling", "null")
 	case kind == "linear" && r.arch == deepseek:
 		r.put("rope_scaling", fmt.Sprintf(`{"type": "linear", "factor": %s}`, shortest(factor)))

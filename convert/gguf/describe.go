@@ -81,8 +81,8 @@ func describe(d format.Description) (keys []byte, notes []string, err error) {
 	w.put("general.quantization_version", uint32(2))
 	w.widened(d)
 	notes = warnings(c)
-	said, err := w.vocabulary(d)
-	return w.b, append(notes, said...), err
+	tokenizerNotes, err := w.vocabulary(d)
+	return w.b, append(notes, tokenizerNotes...), err
 }
 
 // model writes the keys that come from config.json.

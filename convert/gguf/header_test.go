@@ -164,7 +164,7 @@ func hostile() map[string]struct {
 	add("a type that there is not", newHeader().raw("x", 13, 0, 0, 0, 0), "key x has a value of type 13, which there is not")
 	add("a string longer than the file", newHeader().raw("x", 8, le64(1<<20)...), "key x needs 1.00 MiB (1,048,576 bytes)")
 	add("a string longer than any", newHeader().raw("x", 8, le64(1<<40)...), "key x has 1099511627776 bytes, more than the limit")
-	add("no truth value", newHeader().raw("x", 7, 2), "key x: 2 is no truth value")
+	add("no truth value", newHeader().raw("x", 7, 2), "key x: 2 is not a boolean")
 	add("an array of arrays", newHeader().raw("x", 9, append([]byte{9, 0, 0, 0}, le64(1)...)...), "key x is an array of array")
 	add("an array longer than the file", newHeader().raw("x", 9, append([]byte{10, 0, 0, 0}, le64(1<<20)...)...), "key x needs 8.00 MiB (8,388,608 bytes)")
 	add("an array whose length overflows", newHeader().raw("x", 9, append([]byte{10, 0, 0, 0}, le64(1<<61)...)...), "key x is an array of 2305843009213693952 elements")

@@ -26,7 +26,7 @@ const (
 	maxHeader = 128 << 20 // bytes
 	maxKeys   = 1 << 16   // key-value pairs
 	maxKey    = 1 << 16   // bytes of a key, the format's own limit
-	maxText   = 16 << 20  // bytes of a string that is no key
+	maxText   = 16 << 20  // bytes of any other string
 	maxName   = 63        // bytes of a tensor's name: GGML_MAX_NAME less the NUL
 	maxDims   = 4         // GGML_MAX_DIMS
 	maxDim    = 1 << 40   // elements along one dimension
@@ -289,7 +289,7 @@ func (p *parser) one(k kind, at int64, what string) (any, error) {
 	}
 	bits := binary.LittleEndian.Uint64(b[:])
 	if k == boolean && bits > 1 {
-		return nil, p.fail(at, "%s: %d is no truth value", what, bits)
+		return nil, p.fail(at, "%s: %d is not a boolean", what, bits)
 	}
 	return number(k, bits), nil
 }
@@ -313,11 +313,11 @@ func number(k kind, bits uint64) any {
 // alignmentKey is the key of the alignment of tensors.
 const alignmentKey = "general.alignment"
 
-// alignment takes general.alignment, which is 32 unless it is said.
+// alignment reads general.alignment; the default is 32.
 func (p *parser) alignment() error {
 	p.h.alignment = 32
-	v, said := p.h.values[alignmentKey]
-	if !said {
+	v, present := p.h.values[alignmentKey]
+	if !present {
 		return nil
 	}
 	n, is := v.one.(uint64)

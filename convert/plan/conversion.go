@@ -129,13 +129,13 @@ func (c *conversion) layOut(p *Plan, outputs []output) error {
 		infos[i] = outputs[i].Info
 		n += len(outputs[i].parts)
 	}
-	given, err := p.layOut(infos, shardBytes(c.o.MaxShardBytes, c.format))
+	sources, err := p.layOut(infos, shardBytes(c.o.MaxShardBytes, c.format))
 	if err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(c.src.Path), err)
 	}
 	a := assembler{src: c.src, segments: make([]Segment, 0, n), operations: map[elementwise]operation.Operation{}}
 	for i := range p.Tensors {
-		if err := a.assemble(&p.Tensors[i], &outputs[given[i]]); err != nil {
+		if err := a.assemble(&p.Tensors[i], &outputs[sources[i]]); err != nil {
 			return fmt.Errorf("%s: tensor %s: %w", text.Quote(c.src.Path), text.Quote(p.Tensors[i].Name), err)
 		}
 	}

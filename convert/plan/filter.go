@@ -107,19 +107,19 @@ func (c *conversion) checkLayers() {
 	if len(c.o.Layers) == 0 {
 		return
 	}
-	there := make(map[int]bool, c.src.Config.NumHiddenLayers)
+	has := make(map[int]bool, c.src.Config.NumHiddenLayers)
 	for l := range c.src.Config.NumHiddenLayers {
-		there[l] = true
+		has[l] = true
 	}
 	for _, w := range c.set.All() {
-		there[w.Layer] = true
+		has[w.Layer] = true
 	}
-	delete(there, -1) // -1: weights outside the layers
-	absent := c.o.Layers.Absent(func(l int) bool { return there[l] })
+	delete(has, -1) // -1: weights outside the layers
+	absent := c.o.Layers.Absent(func(l int) bool { return has[l] })
 	if absent == nil {
 		return
 	}
-	have := text.Ranges(slices.Sorted(maps.Keys(there)))
+	have := text.Ranges(slices.Sorted(maps.Keys(has)))
 	c.problem("", "layers %s: %s not there: the checkpoint has %s", c.o.Layers, text.Ranges(absent), have)
 }
 
@@ -150,7 +150,7 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 			continue
 		}
 		switch w := c.set.Find(slot.Name); {
-		case w == nil && c.set.InMisfit(slot.Name): // said already
+		case w == nil && c.set.InMisfit(slot.Name): // reported already
 		case w == nil:
 			c.problem(slot.Name, "missing, shape %v is expected", slot.Shape)
 		case !slices.Equal(w.Shape, slot.Shape):

@@ -10,9 +10,9 @@ import (
 )
 
 // layOut divides tensors, given in the order of the model, among files in the plan's format
-// and fills in Files, Tensors and their places. It returns which of the given ones each of
-// Tensors is. What the headers hold is in the plan, and Header makes them of that.
-func (p *Plan) layOut(tensors []tensor.Info, maxShardBytes int64) (given []int32, err error) {
+// and fills in Files and Tensors. It returns, for each of Tensors, its index in tensors. The
+// plan keeps no header; Header makes them anew.
+func (p *Plan) layOut(tensors []tensor.Info, maxShardBytes int64) (sources []int32, err error) {
 	f := p.Format
 	shards, err := f.Shards(tensors, maxShardBytes, p.keys)
 	if err != nil {
@@ -32,12 +32,12 @@ func (p *Plan) layOut(tensors []tensor.Info, maxShardBytes int64) (given []int32
 			info := s.Layout.Info(j)
 			at := index[info.Name]
 			p.order[at] = int32(len(p.Tensors))
-			given = append(given, at)
+			sources = append(sources, at)
 			p.Tensors = append(p.Tensors, Tensor{Name: info.Name, DType: info.DType, Shape: info.Shape, File: i,
 				Offset: s.Layout.Offset(j)})
 		}
 	}
-	return given, nil
+	return sources, nil
 }
 
 // Header makes the bytes before the data of a file, an index in Files.

@@ -37,21 +37,21 @@ func newParser(r io.Reader, file string) *parser {
 // source feeds the decoder and refuses to go on when a token, or the white space
 // before it, does not end: the decoder holds both in memory.
 type source struct {
-	r     *bufio.Reader
-	base  int64 // offset in the file of the first byte that the decoder gets
-	given int64 // bytes given to the decoder
-	used  int64 // bytes of the tokens that it returned
+	r      *bufio.Reader
+	base   int64 // offset in the file of the first byte that the decoder gets
+	handed int64 // bytes handed to the decoder
+	used   int64 // bytes of the tokens that it returned
 }
 
 var errLongToken = errors.New("a string or white space of more than 16 MiB")
 
 // Read implements io.Reader.
 func (s *source) Read(b []byte) (int, error) {
-	if s.given-s.used > maxToken {
+	if s.handed-s.used > maxToken {
 		return 0, errLongToken
 	}
 	n, err := s.r.Read(b)
-	s.given += int64(n)
+	s.handed += int64(n)
 	return n, err
 }
 

@@ -119,7 +119,7 @@ func (a *archive) content(e *zip.File, limit uint64) ([]byte, error) {
 func (a *archive) title(s storage) string { return text.Quote(path.Join("data", s.key)) }
 
 // extent finds the storage's entry, which must lie in the file as it is.
-func (a *archive) extent(s storage) (start, held int64, err error) {
+func (a *archive) extent(s storage) (start, size int64, err error) {
 	z := a.entries[path.Join("data", s.key)]
 	if z == nil {
 		return 0, 0, errors.New("is not in the archive")

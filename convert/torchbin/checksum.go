@@ -31,11 +31,11 @@ func (f *File) Checksums(r io.ReaderAt) ([]format.Checksum, error) {
 		if err != nil {
 			return nil, err
 		}
-		held := int64(e.UncompressedSize64)
-		if e.Method != zip.Store || held <= 0 || held > size-start {
+		stored := int64(e.UncompressedSize64)
+		if e.Method != zip.Store || stored <= 0 || stored > size-start {
 			continue // a folder, or what no tensor lies in
 		}
-		all = append(all, format.Checksum{Name: e.Name, Tensor: tensors[start], Offset: start, Size: held, CRC32: e.CRC32})
+		all = append(all, format.Checksum{Name: e.Name, Tensor: tensors[start], Offset: start, Size: stored, CRC32: e.CRC32})
 	}
 	return all, nil
 }

@@ -118,7 +118,7 @@ func read(f io.ReaderAt, size int64) (*File, error) {
 	if isPickle(head[:n]) {
 		open = readLegacy
 	}
-	s, held, err := open(f, size)
+	s, storages, err := open(f, size)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func read(f io.ReaderAt, size int64) (*File, error) {
 		if err := format.CheckName(t.name); err != nil {
 			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
 		}
-		e, err := place(t, held)
+		e, err := place(t, storages)
 		if err != nil {
 			return nil, &format.Error{Tensor: t.name, Cause: err.Error()}
 		}
@@ -141,8 +141,8 @@ func read(f io.ReaderAt, size int64) (*File, error) {
 
 // storages finds the bytes of storages in a file.
 type storages interface {
-	// extent returns where the storage lies and how many bytes it has.
-	extent(s storage) (start, held int64, err error)
+	// extent returns the first byte of the storage in the file, and its size in bytes.
+	extent(s storage) (start, size int64, err error)
 	// title names the storage in messages.
 	title(s storage) string
 }
@@ -157,19 +157,19 @@ func place(t pickled, in storages) (format.Entry, error) {
 	if err := t.checkContiguous(); err != nil {
 		return e, err
 	}
-	start, held, err := in.extent(t.storage)
+	start, stored, err := in.extent(t.storage)
 	if err != nil {
 		return e, fmt.Errorf("its storage %s %w", in.title(t.storage), err)
 	}
-	said, ok := t.storage.bytes()
-	if !ok || said > held {
+	declared, ok := t.storage.bytes()
+	if !ok || declared > stored {
 		return e, fmt.Errorf("its storage %s has %d bytes, but the pickle says %d elements of %d bytes",
-			in.title(t.storage), held, t.storage.elements, t.storage.width())
+			in.title(t.storage), stored, t.storage.elements, t.storage.width())
 	}
 	width := t.dtype.Bytes(1)
-	if t.offset > math.MaxInt64/8/width || t.offset*width > said || size > said-t.offset*width {
+	if t.offset > math.MaxInt64/8/width || t.offset*width > declared || size > declared-t.offset*width {
 		return e, fmt.Errorf("it needs %s from element %d of its storage %s on, which has %s", text.ExactBytes(size),
-			t.offset, in.title(t.storage), text.ExactBytes(int64(said)))
+			t.offset, in.title(t.storage), text.ExactBytes(int64(declared)))
 	}
 	e.Offset = start + t.offset*width
 	return e, nil

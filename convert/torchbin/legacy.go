@@ -25,21 +25,21 @@ const legacyVersion = int64(1001)
 // isPickle reports whether a file that begins with head is a bare pickle.
 func isPickle(head []byte) bool { return len(head) > 1 && head[0] == 0x80 && head[1] <= 5 }
 
-// legacy is where the storages lie.
+// legacy maps the keys of storages to their bytes.
 type legacy map[string]span
 
-type span struct{ start, held int64 }
+type span struct{ start, size int64 }
 
 // title names the storage by its key.
 func (l legacy) title(s storage) string { return text.Quote(s.key) }
 
 // extent finds the storage.
-func (l legacy) extent(s storage) (start, held int64, err error) {
+func (l legacy) extent(s storage) (start, size int64, err error) {
 	at, ok := l[s.key]
 	if !ok {
 		return 0, 0, errors.New("is not in the file")
 	}
-	return at.start, at.held, nil
+	return at.start, at.size, nil
 }
 
 // readLegacy reads the pickles and finds the storages. The file does not record the length of
@@ -59,8 +59,8 @@ func readLegacy(f io.ReaderAt, size int64) (*state, storages, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		held, err := findStorages(f, int64(m.at), size, keys, m.storages)
-		return s, held, err
+		found, err := findStorages(f, int64(m.at), size, keys, m.storages)
+		return s, found, err
 	}
 }
 

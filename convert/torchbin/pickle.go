@@ -474,7 +474,7 @@ func (m *machine) stackGlobal() (module, name string, err error) {
 	module, okA := a.(string)
 	name, okB := b.(string)
 	if errA != nil || errB != nil || !okA || !okB {
-		err = errors.New("a name that is no string")
+		err = errors.New("a name that is not a string")
 	}
 	return module, name, err
 }
@@ -522,7 +522,7 @@ func (m *machine) reduce() error {
 	args, okArgs := v.(tuple)
 	name, okName := f.(global)
 	if !okArgs || !okName {
-		return errors.New("a call of what is no function")
+		return errors.New("a call of a value that is not a function")
 	}
 	switch name {
 	case "collections.OrderedDict":
@@ -627,7 +627,7 @@ func (m *machine) state(v any) (*state, error) {
 	for i, key := range d.keys {
 		name, ok := key.(string)
 		if !ok {
-			return nil, fmt.Errorf("%s: a key of the state dict is no string", m.name)
+			return nil, fmt.Errorf("%s: a key of the state dict is not a string", m.name)
 		}
 		if seen[name] {
 			return nil, &format.Error{Tensor: name, Cause: "name occurs twice"}

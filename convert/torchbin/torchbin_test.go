@@ -163,7 +163,7 @@ func TestHostile(t *testing.T) {
 		"no memo":            {"\x80\x02h\x05.", "nothing is kept under 5"},
 		"no tensor":          {stateOf(utf8("epoch"), "K\x05"), "tensor epoch: is not a tensor"},
 		"twice":              {stateOf(w, ok, w, ok), "tensor w: name occurs twice"},
-		"number as name":     {stateOf("K\x05", ok), "a key of the state dict is no string"},
+		"number as name":     {stateOf("K\x05", ok), "a key of the state dict is not a string"},
 		"beyond the storage": {stateOf(w, tensorOf("FloatStorage", "0", 1, "K\x04", "K\x01")), "needs 16 bytes from element 1"},
 		"strides":            {stateOf(w, tensorOf("FloatStorage", "0", 0, "K\x02K\x02", "K\x01K\x02")), "is not contiguous"},
 		"rank":               {stateOf(w, tensorOf("FloatStorage", "0", 0, "K\x02K\x02", "K\x01")), "wrong arguments"},

@@ -140,7 +140,7 @@ func (j *journal) begin(head journalHead) error {
 	return j.append(head)
 }
 
-// writeSize is the least bytes of lines per write, but for the last.
+// writeSize is the least size of a write in bytes, except the last.
 const writeSize = 1 << 20
 
 // append adds lines and makes them durable.

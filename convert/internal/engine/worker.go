@@ -226,8 +226,8 @@ func (h *hasher) next() {
 	h.index++
 }
 
-// finish returns the hash of the tensor, and those of its segments if the source was hashed
-// or is a plain copy.
+// finish returns the hash of the tensor, and the hashes of its segments if the source was
+// hashed or is a plain copy.
 func (h *hasher) finish(source bool) *proof {
 	p := &proof{Hash: h.output.Name()}
 	switch {
