@@ -43,8 +43,8 @@ func Snapshot(path string) (string, error) {
 	switch {
 	case err == nil && slices.Contains(snapshots, revision):
 	case err == nil:
-		return "", Refusal(path, "refs/main names the snapshot "+text.Quote(revision)+", which is not there"+listed(snapshots),
-			"download it again, or "+snapshotHint)
+		cause := "refs/main names the snapshot " + text.Quote(revision) + ", which is not there" + listed(snapshots)
+		return "", Refusal(path, cause, "download it again, or "+snapshotHint)
 	case !errors.Is(err, fs.ErrNotExist):
 		return "", Refusal(path, err.Error(), "")
 	case len(snapshots) == 1:
