@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -232,10 +233,13 @@ func TestDequantiseBlocks(t *testing.T) {
 	require.EqualError(t, err, "Q8_0 cannot be dequantised to Q4_0")
 }
 
-// FuzzProof: all that is encoded lies within half a step of its block, and is proven.
+// FuzzProof: all that is encoded lies within half a step of its block, and is proven. Refused are
+// NaN, infinities, and numbers beyond 10⁸, which no scale in F16 holds: ggml's sums of their
+// fourth powers overflow, and its block may stand for 0.
 func FuzzProof(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 0x3f}, uint8(0))
 	f.Add([]byte("\x00\x00\x80\x3f\x01\x00\x80\x3f\xff\xff\x7f\xbf"), uint8(4))
+	f.Add([]byte("a"), uint8(167))
 	f.Fuzz(func(t *testing.T, noise []byte, which uint8) {
 		if len(noise) == 0 {
 			return
@@ -252,7 +256,8 @@ func FuzzProof(f *testing.F) {
 		require.NoError(t, err)
 		out := make([]byte, d.Bytes(256))
 		if err := q.Apply(out, Input{Data: src}, &tensor.Loss{}); err != nil {
-			require.Positive(t, tensor.NotFinite(src, tensor.F32))
+			huge := slices.ContainsFunc(values(src), func(v float32) bool { return v > 1e8 || v < -1e8 })
+			require.True(t, huge || tensor.NotFinite(src, tensor.F32) > 0, "%v", err)
 			return
 		}
 		require.NoError(t, q.Prove(out, Input{Data: src}))
@@ -261,6 +266,13 @@ func FuzzProof(f *testing.F) {
 		back, _ := apply(t, o, Input{Data: out})
 		require.NoError(t, o.Prove(back, Input{Data: out}))
 	})
+}
+
+// values are the numbers of F32.
+func values(src []byte) []float32 {
+	v := make([]float32, len(src)/4)
+	exactValues(tensor.F32, src)(v, 0)
+	return v
 }
 
 // BenchmarkQuantise writes and proves BF16, in bytes of the source.
