@@ -22,11 +22,11 @@ import (
 	"dsmoe/model/weights"
 )
 
-// Checkpoint is all that opening a checkpoint told. The checkpoint may be damaged.
+// Checkpoint is what was found when a checkpoint, which may be damaged, was opened.
 type Checkpoint struct {
 	Path     string         // as the user gave it
 	Config   *config.Config // nil if it cannot be read; a Finding says why
-	Index    *Index         // nil if there is none, or it cannot be read
+	Index    *Index         // nil if the checkpoint has no index that can be read
 	Files    []File         // the weight files whose headers could be read
 	Findings []Finding      // about reading the files
 }

@@ -66,7 +66,7 @@ func (p *parser) failTensor(name, cause string, args ...any) {
 	p.bad = append(p.bad, &format.Error{File: p.file, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
-// need fails unless n more bytes, of what, remain in the file.
+// need returns an error unless n more bytes remain in the file; what names them.
 func (p *parser) need(n uint64, what string) error {
 	if n > uint64(p.size-p.at) {
 		return &format.Error{File: p.file, Offset: p.at, Hint: hintDownload,

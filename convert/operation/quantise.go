@@ -81,8 +81,9 @@ func (q *Quantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	})
 }
 
-// encode sets dst to the blocks of x, which begins with element first of a piece. A block that
-// does not stand for its numbers is a *Mismatch.
+// encode sets dst to the blocks of x, which begins with element first of a piece. A block with a
+// number more than half a step away is a *Mismatch: numbers beyond 10⁸, whose fourth powers
+// overflow in ggml's encoder, can give one.
 func (q *Quantise) encode(dst []byte, x []float32, first int, lost *tensor.Loss) error {
 	before := lost.NotFinite
 	err := q.codec.Convert(dst, x, lost)

@@ -88,8 +88,8 @@ func weightName(module string, role table.Role) string {
 type Layer struct {
 	Layer                   int                `json:"layer"`
 	Experts                 []Expert           `json:"experts"` // the routed ones, by their numbers
-	Shared                  *Expert            `json:"shared"`  // the shared ones, one MLP; null if there is none
-	Matrices[*MatrixSpread]                    // of the routed experts; null if there are none
+	Shared                  *Expert            `json:"shared"`  // the shared experts, one MLP; null if the layer has none
+	Matrices[*MatrixSpread]                    // of the routed experts; null if the layer has none
 	Function                *matrix.PairSpread `json:"function"` // the cosines of Expert.Function; null below two experts
 
 	// Similarity is the cosines of all pairs. Rows and columns are Experts. null unless Options asks for it: that

@@ -60,7 +60,7 @@ func roundTo(width int, steps float64) func(values []float32) {
 	}
 }
 
-// TestPlantedExperts: each fault is found, and nothing else is told of.
+// TestPlantedExperts: each fault is found, and nothing else.
 func TestPlantedExperts(t *testing.T) {
 	t.Parallel()
 	order := rand.New(rand.NewPCG(3, 4)).Perm(24) // neurons of v1-base

@@ -138,7 +138,7 @@ func (e *BeyondError) Error() string {
 // HalfSteps) of y, which block stands for; -1 if all are. largest is max |y - x|, as bits.
 // Encoding and decoding round about eight times, to 2^-24 of numbers that are at most twice the
 // largest of x: 2^-20 of that is added to each half step. A block of numbers that are not
-// finite is not looked at.
+// finite is not checked.
 func beyond(y, x []float32, block []byte, d DType, largest uint32) int {
 	const infinite = 0x7f800000
 	if largest >= infinite || math.Float32frombits(largest) <= quickStep(block, d) {

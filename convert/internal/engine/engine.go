@@ -1,6 +1,7 @@
 // Package engine carries a plan out. Run writes every tensor in tiles under a limit of
 // memory, records in a journal what is durable, reads the output again, compares it with
-// the source, and writes a manifest. Then the output appears under its final name: the
+// the source (quantised blocks, which are compared with it when they are encoded, by their
+// hash), and writes a manifest. Then the output appears under its final name: the
 // target holds a whole checkpoint or no checkpoint. Check compares an output with its manifest.
 package engine
 
