@@ -144,6 +144,9 @@ func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
 	}
 	for _, path := range []string{src.Path, src.Dir} {
 		stat, err := os.Stat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the name of a model in the hub
+		}
 		if err != nil {
 			return err
 		}

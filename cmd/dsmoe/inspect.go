@@ -164,6 +164,9 @@ func answer(err error, yes bool) error {
 // configOf reads the config of a checkpoint, or a config, and returns its text too.
 func configOf(path string) (*config.Config, []byte, error) {
 	if !checkpoint.HasConfigInside(path) {
+		if _, err := checkpoint.Snapshot(path); err != nil {
+			return nil, nil, err
+		}
 		return readConfig(configPath(path))
 	}
 	c, err := checkpoint.Open(path)

@@ -51,7 +51,8 @@ var (
 // model.safetensors or shards with model.safetensors.index.json, the path of one
 // .safetensors file, or the path of an index; likewise for PyTorch's files. PyTorch's shards
 // are read without an index if their names prove the set complete. Open follows links, as in
-// a Hugging Face cache, and opens a snapshot of the cache itself (models--x--y): see Snapshot.
+// a Hugging Face cache, and opens a snapshot of the cache itself (models--x--y), which the
+// model's name in the hub (x/y) stands for, too: see Snapshot.
 // It reads the headers and touches no weight.
 //
 // It returns all problems of all files in one *Error: a bad config, index or header, a

@@ -4,10 +4,12 @@ package checkpoint
 // directory of links for each revision that was downloaded.
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -25,11 +27,16 @@ const (
 const snapshotHint = "give the path of a snapshot"
 
 // Snapshot returns the directory of the checkpoint in a hub's cache of a model: the
-// snapshot that refs/main names or, without that file, the only one. It returns any other
-// path unchanged. The error, of type *Error, explains why it cannot choose a snapshot.
+// snapshot that refs/main names or, without that file, the only one. A path that does not
+// exist and has the form ORG/NAME stands for the cache of that model. Snapshot returns any
+// other path unchanged. The error, of type *Error, explains why it cannot choose a snapshot.
 func Snapshot(path string) (string, error) {
 	if _, err := os.Stat(filepath.Join(path, ConfigName)); err == nil {
 		return path, nil
+	}
+	path, err := downloaded(path)
+	if err != nil {
+		return "", err
 	}
 	if !isCache(path) {
 		return path, nil
@@ -55,6 +62,37 @@ func Snapshot(path string) (string, error) {
 		return "", Refusal(path, "is a cache of the hub without refs/main"+listed(snapshots), snapshotHint)
 	}
 	return filepath.Join(path, hubSnapshots, revision), nil
+}
+
+// repository is the form of a model's name in the hub.
+var repository = regexp.MustCompile(`^([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)$`)
+
+// downloaded returns the cache of the model that path names in the hub. It returns a path
+// that exists, or is no such name, unchanged. A model that was not downloaded is an error,
+// of type *Error.
+func downloaded(path string) (string, error) {
+	name := repository.FindStringSubmatch(path)
+	if _, err := os.Lstat(path); err == nil || name == nil || FormatOf(name[2]) != nil || IsIndex(name[2]) {
+		return path, nil
+	}
+	hub := hubCache()
+	cache := filepath.Join(hub, "models--"+name[1]+"--"+name[2])
+	if isCache(cache) {
+		return cache, nil
+	}
+	if _, err := os.Stat(name[1]); err == nil {
+		return path, nil // a directory: the path is a mistyped one
+	}
+	return "", Refusal(path, "no such file or directory, and the hub's cache "+text.Quote(hub)+" has no model of this name",
+		"`hf download "+path+"` fetches it")
+}
+
+// hubCache is the directory in which huggingface_hub keeps downloads.
+func hubCache() string {
+	user, _ := os.UserHomeDir()
+	user = cmp.Or(os.Getenv("XDG_CACHE_HOME"), filepath.Join(user, ".cache"))
+	home := cmp.Or(os.Getenv("HF_HOME"), filepath.Join(user, "huggingface"))
+	return cmp.Or(os.Getenv("HF_HUB_CACHE"), filepath.Join(home, "hub"))
 }
 
 // isCache recognises a cache by its name, or by the directories beside the snapshots.

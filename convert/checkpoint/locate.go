@@ -6,6 +6,7 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -32,9 +33,14 @@ type location struct {
 	notes       []Problem
 }
 
-// locate resolves the path that the user gave.
+// locate resolves the path, or the model's name in the hub, that the user gave.
 func locate(path string) (*location, error) {
 	stat, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if cache, err := downloaded(path); err != nil || cache != path {
+			return locateDir(path)
+		}
+	}
 	if err != nil {
 		// OpenRegular words the error, a dangling link among others.
 		_, _, err = format.OpenRegular(path)

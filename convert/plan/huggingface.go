@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model/table"
@@ -30,6 +31,9 @@ func (huggingFace) arrange(c *conversion, chosen selection, _ *config.Config) (o
 			shared[w.FusedName()] = true
 		}
 	}
+	if c.refusesBlocks(chosen) {
+		return nil, 0
+	}
 	a := arrangement{conversion: c, groups: map[string]fusedGroup{}}
 	for i, w := range chosen.kept {
 		if c.o.DType != tensor.Invalid && w.IsScales() {
@@ -48,6 +52,22 @@ func (huggingFace) arrange(c *conversion, chosen selection, _ *config.Config) (o
 	return a.outputs, 0
 }
 
+// refusesBlocks makes quantised weights that would keep their dtype one problem.
+func (c *conversion) refusesBlocks(chosen selection) bool {
+	var types []string
+	for _, w := range chosen.kept {
+		if d := w.DType.String(); c.o.DType == tensor.Invalid && w.DType.Blocked() && !slices.Contains(types, d) {
+			types = append(types, d)
+		}
+	}
+	if types != nil {
+		slices.Sort(types)
+		c.problem("", "its weights are quantised (%s), and %s has no such types; --type bf16 decodes them",
+			strings.Join(types, ", "), c.format.Name)
+	}
+	return types != nil
+}
+
 // arrangement is the tensors to be written while experts are collected into fused tensors.
 type arrangement struct {
 	*conversion
@@ -61,9 +81,6 @@ func (c *conversion) target(w *weights.Weight) tensor.DType {
 	switch was := c.src.Was(w.Stored); {
 	case to == tensor.Invalid && was != tensor.Invalid:
 		return was
-	case to == tensor.Invalid && from.Blocked():
-		c.problem(w.Name, "dtype %s: %s cannot hold it; ask for bf16, f16 or f32", from, c.format.Name)
-		return from
 	case to == tensor.Invalid || from == to || from.Integer():
 		return from
 	case from.Scaled():
