@@ -59,7 +59,7 @@ func TestThereAndBack(t *testing.T) {
 			t.Parallel()
 			src := fixture.Path(t, name+"/checkpoint")
 			sharded := converted(t, src, plan.Options{MaxShardBytes: 100_000})
-			fused := converted(t, sharded, plan.Options{Experts: plan.FusedExperts, MaxShardBytes: -1})
+			fused := converted(t, sharded, plan.Options{Experts: plan.FusedExperts, AllowFP8Fused: true, MaxShardBytes: -1})
 			for info := range open(t, fused).Tensors() {
 				require.Negative(t, table.PlaceOf(nil, info.Name).Expert, info.Name)
 			}
@@ -85,7 +85,8 @@ func TestDequantised(t *testing.T) {
 	t.Parallel()
 	src := fixture.Path(t, "v3-fp8/checkpoint")
 	direct := converted(t, src, plan.Options{DType: tensor.BF16})
-	by := converted(t, converted(t, src, plan.Options{Experts: plan.FusedExperts}), plan.Options{DType: tensor.BF16, Experts: plan.PerExpert})
+	by := converted(t, converted(t, src, plan.Options{Experts: plan.FusedExperts, AllowFP8Fused: true}),
+		plan.Options{DType: tensor.BF16, Experts: plan.PerExpert})
 	got := open(t, direct)
 	fixture.RequireSameTensors(t, got, open(t, by))
 	require.NotContains(t, fixture.Read(t, direct, checkpoint.ConfigName), "quantization_config")

@@ -30,6 +30,7 @@ type convertFlags struct {
 	noMTP         bool
 	mtp           bool
 	memory        byteSize
+	allowFP8Fused bool
 	allowOverflow bool
 	verify        bool
 	noResume      bool
@@ -79,6 +80,8 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.mtp, "mtp", false, "keep them in a GGUF file, which has none otherwise")
 	flags.Var(&f.memory, "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
+	flags.BoolVar(&f.allowFP8Fused, "allow-fp8-fused", false,
+		"write fused experts in FP8, whose scales transformers may ignore")
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
 	flags.BoolVar(&f.noResume, "no-resume", false, "start over, whether DST was begun or finished")
 	overwriteFlag(cmd, &f.overwrite)
@@ -148,7 +151,7 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string,
 	s convert.Settings) (result, error) {
 	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, Mixture: f.dtype.mixture,
-		Experts: plan.Experts(f.experts), MaxShardBytes: int64(f.shard),
+		Experts: plan.Experts(f.experts), AllowFP8Fused: f.allowFP8Fused, MaxShardBytes: int64(f.shard),
 		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp, Format: string(f.to)}}
 	if f.dryRun {
 		return convert.Plan(src, o)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -130,7 +131,7 @@ func (a *arrangement) collect(to tensor.DType, w *weights.Weight) {
 
 // fuseGroups completes the fused tensors.
 func (a *arrangement) fuseGroups() {
-	first := ""
+	first, scales := "", ""
 	for i := range a.outputs {
 		out := &a.outputs[i]
 		g, ok := a.groups[out.Name]
@@ -149,9 +150,15 @@ func (a *arrangement) fuseGroups() {
 		}
 		out.Shape = shape
 		a.noteRagged(out.Name, out.parts[0])
+		if out.parts[0].IsScales() {
+			scales = cmp.Or(scales, out.Name)
+		}
 	}
 	if first != "" {
 		a.checkReaders(first)
+	}
+	if scales != "" && a.src.Config.HasReference(config.Native) {
+		a.checkScales(scales)
 	}
 }
 
@@ -181,6 +188,20 @@ func (c *conversion) checkReaders(first string) {
 		c.note("nothing can read fused experts of model_type %s, such as %s: ask for %s experts", have.ModelType,
 			text.Quote(first), PerExpert)
 	}
+}
+
+// checkScales refuses to fuse experts with scales, of which first is a tensor: transformers 5.23 finds no
+// place for the scales of fused experts where it dequantises, and takes the codes for the weights. Experts
+// that are fused already get a note.
+func (c *conversion) checkScales(first string) {
+	const cause = "transformers 5.23 ignores the scales of fused experts wherever it dequantises, as on a CPU, " +
+		"and computes with wrong weights"
+	if c.o.Experts != FusedExperts || c.o.AllowFP8Fused {
+		c.note("%s: %s; --type bf16 writes experts that load right", text.Quote(first), cause)
+		return
+	}
+	c.problems = append(c.problems, checkpoint.Problem{Tensor: first, Cause: cause,
+		Hint: "--type bf16 writes experts that load right; --allow-fp8-fused writes these"})
 }
 
 // fusedShape returns the shape of the fused tensor that the parts, in the order of

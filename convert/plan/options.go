@@ -18,6 +18,7 @@ type Options struct {
 	DType         tensor.DType // dtype of all float weights: F32, F16 or BF16; Invalid keeps each weight's dtype
 	Mixture       string       // of types, in a format that has some: q8_0, q4_k_m; DType is Invalid then
 	Experts       Experts      // the layout of routed experts
+	AllowFP8Fused bool         // write fused experts in FP8, though transformers may misread them
 	MaxShardBytes int64        // tensor bytes of one file; 0 is the format's default, negative is one file for all
 	Layers        Layers       // keep only these decoder layers; empty keeps all
 	Include       []string     // keep only tensors with a per-expert name that one of these globs matches

@@ -759,7 +759,7 @@ func poke(t testing.TB, c *checkpoint.Checkpoint, name, data string) {
 func TestProofFindsEveryChange(t *testing.T) {
 	t.Parallel()
 	for _, src := range []string{fixture.Path(t, "v3-fp8/checkpoint"), manyTiles(t)} {
-		for _, o := range []plan.Options{{}, {Experts: plan.FusedExperts}, {DType: tensor.BF16}, {DType: tensor.F32}} {
+		for _, o := range []plan.Options{{}, {Experts: plan.FusedExperts, AllowFP8Fused: true}, {DType: tensor.BF16}, {DType: tensor.F32}} {
 			t.Run(fmt.Sprintf("%s to %s %s", filepath.Base(filepath.Dir(src)), o.Experts, o.DType), func(t *testing.T) {
 				t.Parallel()
 				c := open(t, src)
