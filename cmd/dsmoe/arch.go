@@ -15,8 +15,9 @@ import (
 func newInspectArch() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "arch {CONFIG|CHECKPOINT | --compare LAYERS [CONFIG|CHECKPOINT]}",
-		Short: "Work out parameters, compute and memory from the config alone",
-		Long: `Works out, from config.json alone and without rounding: parameters in total and used by
+		Short: "Work out parameters, compute and memory from the config",
+		Long: `Works out, from config.json and without rounding: the bytes of the weights, those of the
+files if there are any; parameters in total and used by
 one token, by module; floating point operations of a token's forward pass and of
 training; the KV cache; and the number of sets of experts that a gate can choose. With
 --compare it prints the comparison of MoE layers of the DeepSeekMoE paper.
@@ -58,11 +59,16 @@ func describe(cmd *cobra.Command, path string, seq int) (result, error) {
 	if seq < 0 || seq > maxSeq {
 		return nil, misuse(cmd, "--seq is not in 1..100000000")
 	}
-	c, _, err := configOf(path)
+	src, imagined, err := checkpointOrConfig(path)
 	if err != nil {
 		return nil, err
 	}
-	return header.Describe(path, c, seq), nil
+	defer src.Close()
+	w, err := weightsOf(src, imagined, weightType{})
+	if err != nil {
+		return nil, err
+	}
+	return header.Describe(path, src.Config, w, seq), nil
 }
 
 // compareFlags are the flags of --compare. The defaults are the paper's example.

@@ -3,19 +3,26 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/plan"
 	"dsmoe/inspect/header"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
 func newInspectMem() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mem {CONFIG|CHECKPOINT}",
-		Short: "Work out the memory that a model takes, from the config alone",
+		Short: "Work out the memory that a model takes",
 		Long: `Prints the bytes of the weights, the KV cache and the activations for each --context
-with each --batch, from config.json alone.
+with each --batch. The weights are those of the CHECKPOINT's files, or of a CONFIG in
+torch_dtype and as its quantization_config says. --type gives them as convert would write
+them, by the same plan. No weight is read.
 
 dsmoe help memory  the formulas`,
-		Example: `  dsmoe inspect mem fixtures/states/deepseek-moe-16b/config.json
+		Example: `  dsmoe inspect mem fixtures/states/deepseek-moe-16b/config.json --type q4_k_m
   dsmoe inspect mem --context 4096,32768 --plot mem.svg fixtures/v3/checkpoint`,
 		Args:        expect("CONFIG or CHECKPOINT"),
 		Annotations: exits("done", ""),
@@ -24,20 +31,109 @@ dsmoe help memory  the formulas`,
 	out := addOutput(cmd, text.TSV)
 	contexts := cmd.Flags().IntSlice("context", nil, "`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
 	batches := cmd.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
+	var dtype weightType
+	cmd.Flags().Var(&dtype, "type", "weights as convert --type writes them")
 	out.plot = addPlot(cmd, "bars of what each context and batch takes")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
-		c, _, err := configOf(args[0])
+		src, imagined, err := checkpointOrConfig(args[0])
 		if err != nil {
 			return err
 		}
+		defer src.Close()
 		if len(*contexts) == 0 {
-			*contexts = []int{c.MaxPositionEmbeddings}
+			*contexts = []int{src.Config.MaxPositionEmbeddings}
 		}
-		r, err := header.MemoryOf(args[0], c, *contexts, *batches)
+		w, err := weightsOf(src, imagined, dtype)
+		if err != nil {
+			return err
+		}
+		r, err := header.MemoryOf(args[0], src.Config, w, *contexts, *batches)
 		if err != nil {
 			return misuse(cmd, err.Error())
 		}
 		return out.print(cmd, r)
 	})
 	return cmd
+}
+
+// checkpointOrConfig opens the checkpoint at path, or imagines the one of a config: a file, or
+// that of a directory whose weights are not there, or not whole.
+func checkpointOrConfig(path string) (src *checkpoint.Checkpoint, imagined bool, err error) {
+	if path != configPath(path) || checkpoint.HasConfigInside(path) {
+		if src, err = checkpoint.Open(path); err == nil {
+			return src, false, nil
+		}
+	}
+	c, document, err := configOf(path)
+	if err != nil {
+		return nil, false, err
+	}
+	var tensors []tensor.Info
+	for _, info := range table.FamilyOf(c).Implied(c) {
+		tensors = append(tensors, info)
+	}
+	return checkpoint.Imagine(path, document, c, tensors), true, nil
+}
+
+// weightsOf returns what the weights of src take as they are stored, or as convert writes them.
+func weightsOf(src *checkpoint.Checkpoint, imagined bool, to weightType) (header.Weights, error) {
+	switch {
+	case to != (weightType{}):
+		return convertedWeights(src, to)
+	case imagined:
+		return header.Weights{}, nil
+	}
+	return storedWeights(src)
+}
+
+// storedWeights returns what the headers of src say.
+func storedWeights(src *checkpoint.Checkpoint) (header.Weights, error) {
+	w := header.Weights{From: header.FromFiles}
+	for _, x := range weights.New(src.Config, src).All() {
+		parts, err := src.Parts(x.Stored)
+		if err != nil {
+			return w, err
+		}
+		for _, part := range parts {
+			d, n := part.Stored(x.DType), part.N
+			if len(parts) == 1 {
+				n = int64(x.Len())
+			}
+			w.Held = append(w.Held, header.Held{Module: moduleOf(src, x), DType: d, Bytes: d.Bytes(n)})
+		}
+	}
+	return w, nil
+}
+
+// moduleOf is the module of a weight, or of what scales belong to.
+func moduleOf(src *checkpoint.Checkpoint, w *weights.Weight) table.Module {
+	if w.Layer >= src.Config.NumHiddenLayers {
+		return table.MTP
+	}
+	return table.FamilyOf(src.Config).Place(w.Owner()).Module()
+}
+
+// convertedWeights returns what convert --type would write.
+func convertedWeights(src *checkpoint.Checkpoint, to weightType) (header.Weights, error) {
+	w := header.Weights{From: "convert --type " + to.String()}
+	o := plan.Options{DType: to.dtype, Mixture: to.mixture}
+	if to.mixture != "" {
+		o.Format = "gguf" // the format that has mixtures
+	}
+	p, err := plan.Conversion(src, o)
+	if err != nil {
+		return w, err
+	}
+	modules := map[string]table.Module{}
+	for _, x := range weights.New(src.Config, src).All() {
+		parts, _ := src.Parts(x.Stored)
+		for _, part := range parts {
+			modules[part.Tensor] = moduleOf(src, x)
+		}
+	}
+	for i := range p.Tensors {
+		t := &p.Tensors[i]
+		w.Held = append(w.Held, header.Held{Module: modules[t.Segments[0].Tensor], DType: t.DType, Bytes: t.Bytes()})
+	}
+	return w, nil
 }

@@ -118,7 +118,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 		if err != nil {
 			return nil, err
 		}
-		return report.OfConfig(header.Describe(path, c, 0)), nil
+		return report.OfConfig(header.Describe(path, c, header.Weights{}, 0)), nil
 	}
 	src, err := checkpoint.Examine(path)
 	if err != nil {
@@ -133,6 +133,8 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 	}
 	if in.Weights, err = usableWeights(src); err != nil {
 		in.Unusable = err
+	} else if in.Stored, err = storedWeights(src); err != nil {
+		return nil, err
 	}
 	if f.golden != "" || f.tokens != "" || f.random != (batchFlag{}) {
 		in.Route = func(o routing.Options) (*routing.Report, error) {

@@ -34,6 +34,7 @@ type Checkpoint struct {
 	files    []format.File
 	where    map[string]int // the file of each tensor
 	assembly *assembly      // the tensors of a format with a dialect; nil for others
+	document []byte         // the text of an imagined checkpoint's config; nil for others
 
 	hasViews func() bool
 
@@ -244,8 +245,11 @@ func isIn(dir, path string) bool {
 
 // ConfigText returns config.json as it is written, or as the weight files' keys say it.
 func (c *Checkpoint) ConfigText() ([]byte, error) {
-	if c.assembly != nil {
+	switch {
+	case c.assembly != nil:
 		return c.assembly.Config, nil
+	case c.document != nil:
+		return c.document, nil
 	}
 	f, err := c.OpenOther(ConfigName)
 	if err != nil {

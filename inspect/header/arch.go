@@ -22,14 +22,14 @@ type Arch struct {
 	Modules   []ModuleCount   `json:"modules"`           // in the order of the table of weights
 	Total     ModuleCount     `json:"total"`             // of Modules; its Module is "total"
 	Activated ActivatedCounts `json:"activated"`         // of all modules
-	Weights   WeightBytes     `json:"weights"`           // of all modules
+	Weights   WeightBytes     `json:"weights"`           // of all modules but MTP
 	Forward   ForwardFLOPs    `json:"flops_per_token"`   // compute of one token
 	Training  TrainingFLOPs   `json:"training_flops"`    // compute of one sequence
 	KVCache   KVCache         `json:"kv_cache"`          // memory of one sequence
 	Experts   *Experts        `json:"experts,omitempty"` // absent if the model is dense
 	Choice    *Choice         `json:"choice,omitempty"`  // absent if the model is dense
 	MTP       *ModuleCount    `json:"mtp,omitempty"`     // prediction layers, not part of the forward pass nor of Total
-	Assumed   bool            `json:"dtype_assumed"`     // the config has no torch_dtype, so that it is taken for F32
+	Assumed   bool            `json:"dtype_assumed"`     // the config has no torch_dtype, so that it is taken for BF16
 }
 
 // ModuleCount is one module over all layers.
@@ -46,12 +46,6 @@ type ActivatedCounts struct {
 	All                     int64 `json:"all"`                        // of all modules
 	WithoutEmbedding        int64 `json:"without_embedding"`          // without embed_tokens
 	WithoutEmbeddingAndHead int64 `json:"without_embedding_and_head"` // without embed_tokens and lm_head
-}
-
-// WeightBytes is the size of all weights in one dtype.
-type WeightBytes struct {
-	DType tensor.DType `json:"dtype"` // torch_dtype
-	Bytes int64        `json:"bytes"` // parameters times the dtype's size
 }
 
 // ForwardFLOPs are the floating point operations of one token's forward pass, two
@@ -97,9 +91,9 @@ type Choice struct {
 	TopKGroup int `json:"topk_group,omitempty"` // topk_group; 0 without groups
 }
 
-// Describe works out what c implies. seq is the number of positions that attention
+// Describe works out what c implies, with the weights w. seq is the number of positions that attention
 // and the KV cache are given for; 0 is max_position_embeddings.
-func Describe(path string, c *config.Config, seq int) *Arch {
+func Describe(path string, c *config.Config, w Weights, seq int) *Arch {
 	if seq == 0 {
 		seq = c.MaxPositionEmbeddings
 	}
@@ -117,7 +111,7 @@ func Describe(path string, c *config.Config, seq int) *Arch {
 	}
 	a.Activated = ActivatedCounts{total.Activated, counts.Sum(table.Embedding).Activated,
 		counts.Sum(table.Embedding, table.Head).Activated}
-	a.Weights = WeightBytes{d, d.Bytes(total.Parameters)}
+	a.Weights = w.or(c).sum()
 	attention := 2 * count.AttentionMACs(c, seq)
 	a.Forward = ForwardFLOPs{seq, 2 * total.MACs, attention, 2*total.MACs + attention}
 	a.Training = trainingOf(c, a.Forward)
@@ -192,13 +186,13 @@ func (a *Arch) moduleTable() *text.Table {
 
 func (a *Arch) factTable() *text.Table {
 	t := &text.Table{Align: "ll"}
-	t.Add("weights", fmt.Sprintf("%s in %s", text.Bytes(a.Weights.Bytes), a.dtype()))
+	t.Add("weights", fmt.Sprintf("%s %s", text.Bytes(a.Weights.Bytes), a.Weights))
 	t.Add("forward", a.Forward.String())
 	t.Add("training", fmt.Sprintf("%s for a sequence of %s, 3 times forward", text.FLOP(a.Training.Exact),
 		text.Plural(a.Training.Positions, "token")))
 	t.Add("", fmt.Sprintf("%s as the paper counts: no router, FFN 8·d²%s", text.FLOP(a.Training.Paper),
 		a.Training.idealised()))
-	t.Add("KV cache", a.KVCache.String())
+	t.Add("KV cache", a.KVCache.String()+assumed(a.Assumed))
 	t.Add("experts", a.Experts.String())
 	if a.Choice != nil {
 		a.addChoice(t)
@@ -252,13 +246,6 @@ func fraction(n float64) string {
 		return fmt.Sprintf("1/%.0f", 1/n)
 	}
 	return fmt.Sprintf("%.0f", n)
-}
-
-func (a *Arch) dtype() string {
-	if a.Assumed {
-		return a.Weights.DType.String() + " (assumed: the config has no torch_dtype)"
-	}
-	return a.Weights.DType.String()
 }
 
 // maxDigits is the longest number of combinations that text spells out.

@@ -76,10 +76,10 @@ func TestSummary(t *testing.T) {
 }
 
 func TestArchOf16B(t *testing.T) {
-	a := Describe("config.json", configtest.Fixture(t, "states/deepseek-moe-16b"), 0)
+	a := Describe("config.json", configtest.Fixture(t, "states/deepseek-moe-16b"), Weights{}, 0)
 	assert.Equal(t, ModuleCount{"total", 5466, 16_375_728_128, 2_828_650_496, 5_237_637_120}, a.Total)
 	assert.Equal(t, ActivatedCounts{2_828_650_496, 2_618_935_296, 2_409_220_096}, a.Activated)
-	assert.Equal(t, WeightBytes{tensor.BF16, 32_751_456_256}, a.Weights)
+	assert.Equal(t, WeightBytes{FromConfig, 32_751_456_256, []DTypeBytes{{tensor.BF16, 32_751_456_256}}}, a.Weights)
 	assert.Equal(t, ForwardFLOPs{4096, 5_237_637_120, 939_524_096, 6_177_161_216}, a.Forward)
 	assert.Equal(t, KVCache{tensor.BF16, 229_376, 4096, 896 << 20}, a.KVCache)
 	assert.Equal(t, "74974368", a.Choice.Combinations)
@@ -89,7 +89,7 @@ func TestArchOf16B(t *testing.T) {
 }
 
 func TestArchOfADenseModelHasNoExperts(t *testing.T) {
-	a := Describe("x", configtest.Fixture(t, "v1-dense/checkpoint"), 7)
+	a := Describe("x", configtest.Fixture(t, "v1-dense/checkpoint"), Weights{}, 7)
 	assert.Nil(t, a.Experts)
 	assert.Nil(t, a.Choice)
 	assert.Equal(t, 7, a.Forward.Positions)
@@ -98,20 +98,20 @@ func TestArchOfADenseModelHasNoExperts(t *testing.T) {
 
 // TestArchOfGroups: a token chooses from some groups only where topk_method says so.
 func TestArchOfGroups(t *testing.T) {
-	v3 := Describe("x", configtest.Fixture(t, "v3/checkpoint"), 0)
+	v3 := Describe("x", configtest.Fixture(t, "v3/checkpoint"), Weights{}, 0)
 	assert.Equal(t, []int{4, 2}, []int{v3.Choice.Groups, v3.Choice.TopKGroup})
 	assert.Contains(t, inspecttest.Printed(t, v3), "fewer of them occur: a token chooses from 2 of 4 groups\n")
 
 	greedy := configtest.Fixture(t, "v2-group-yarn/checkpoint")
-	assert.Equal(t, 4, Describe("x", greedy, 0).Choice.Groups)
-	v2 := Describe("x", inspecttest.Override(t, greedy, "topk_method", `"greedy"`), 0)
+	assert.Equal(t, 4, Describe("x", greedy, Weights{}, 0).Choice.Groups)
+	v2 := Describe("x", inspecttest.Override(t, greedy, "topk_method", `"greedy"`), Weights{}, 0)
 	assert.Zero(t, v2.Choice.Groups)
 	assert.NotContains(t, inspecttest.Printed(t, v2), "groups")
 }
 
 func TestArchSaysWhenItAssumesADType(t *testing.T) {
-	a := Describe("x", configtest.Parse(t, `{"model_type": "deepseek"}`), 0)
-	assert.Equal(t, tensor.F32, a.Weights.DType)
+	a := Describe("x", configtest.Parse(t, `{"model_type": "deepseek"}`), Weights{}, 0)
+	assert.Equal(t, tensor.BF16, a.Weights.DTypes[0].DType)
 	assert.Contains(t, inspecttest.Printed(t, a), "assumed: the config has no torch_dtype")
 }
 

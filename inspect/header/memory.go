@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strings"
 
 	"dsmoe/config"
@@ -15,13 +14,13 @@ import (
 	"dsmoe/text"
 )
 
-// MemoryReport is the memory that a model takes, from its config alone.
+// MemoryReport is the memory that a model takes.
 type MemoryReport struct {
 	Path      string         `json:"path"`          // of the config, as the user gave it
 	ModelType string         `json:"model_type"`    // the family
-	DType     tensor.DType   `json:"dtype"`         // torch_dtype: of weights that are not FP8, cache and activations
-	Assumed   bool           `json:"dtype_assumed"` // the config has no torch_dtype, so that it is taken for F32
-	Weights   int64          `json:"weights"`       // bytes of all modules but MTP
+	DType     tensor.DType   `json:"dtype"`         // torch_dtype: of cache and activations
+	Assumed   bool           `json:"dtype_assumed"` // the config has no torch_dtype, so that it is taken for BF16
+	Weights   WeightBytes    `json:"weights"`       // of all modules but MTP
 	Modules   []ModuleMemory `json:"modules"`       // in the order of the table, MTP last if there is any
 	Rows      []Memory       `json:"rows"`          // for each context each batch
 }
@@ -29,14 +28,14 @@ type MemoryReport struct {
 // ModuleMemory is the weights of one module over all layers.
 type ModuleMemory struct {
 	Module string `json:"module"` // a table.Module
-	Bytes  int64  `json:"bytes"`  // FP8 with a quantization_config: a byte an element, and 4 for each block's scale
+	Bytes  int64  `json:"bytes"`  // as WeightBytes.From says, scales included
 }
 
 // Memory is what batch sequences of context tokens take, in bytes.
 type Memory struct {
 	Context int   `json:"context"`  // tokens of a sequence
 	Batch   int   `json:"batch"`    // sequences at once
-	Weights int64 `json:"weights"`  // MemoryReport.Weights
+	Weights int64 `json:"weights"`  // MemoryReport.Weights.Bytes
 	KVCache int64 `json:"kv_cache"` // count.KVBytes · Context · Batch
 	Prefill int64 `json:"prefill"`  // activations of all tokens at once, or the logits of the last of each sequence
 	Decode  int64 `json:"decode"`   // activations of one token of each sequence, or its logits
@@ -46,17 +45,12 @@ type Memory struct {
 // MaxTokens is the largest Context · Batch.
 const MaxTokens = 1_000_000_000
 
-// MemoryOf works out the memory of c for each context with each batch. What is not 1 to MaxTokens
-// tokens, or too much memory for 64 bits, is an error that names all of it.
-func MemoryOf(path string, c *config.Config, contexts, batches []int) (*MemoryReport, error) {
+// MemoryOf works out the memory of c with the weights w for each context with each batch. What is
+// not 1 to MaxTokens tokens, or too much memory for 64 bits, is an error that names all of it.
+func MemoryOf(path string, c *config.Config, w Weights, contexts, batches []int) (*MemoryReport, error) {
+	w = w.or(c)
 	r := &MemoryReport{Path: path, ModelType: c.ModelType, DType: table.TorchDType(c), Assumed: c.TorchDType == "",
-		Rows: []Memory{}}
-	r.Modules = moduleMemory(c)
-	for _, m := range r.Modules {
-		if m.Module != string(table.MTP) {
-			r.Weights += m.Bytes
-		}
-	}
+		Weights: w.sum(), Modules: w.modules(c), Rows: []Memory{}}
 	var errs []error
 	for _, context := range contexts {
 		for _, batch := range batches {
@@ -82,38 +76,10 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (Memory, erro
 			return Memory{}, errors.New("more bytes than 64 bits can count")
 		}
 	}
-	m := Memory{Context: int(context), Batch: int(batch), Weights: r.Weights, KVCache: count.KVBytes(c) * tokens,
+	m := Memory{Context: int(context), Batch: int(batch), Weights: r.Weights.Bytes, KVCache: count.KVBytes(c) * tokens,
 		Prefill: max(tokens*token, batch*logits), Decode: batch * max(token, logits)}
 	m.Total = m.Weights + m.KVCache + m.Prefill
 	return m, nil
-}
-
-// moduleMemory adds up the weights that c implies.
-func moduleMemory(c *config.Config) []ModuleMemory {
-	sums := []ModuleMemory{}
-	add := func(module table.Module, s table.Slot) {
-		i := slices.IndexFunc(sums, func(m ModuleMemory) bool { return m.Module == string(module) })
-		if i < 0 {
-			i = len(sums)
-			sums = append(sums, ModuleMemory{Module: string(module)})
-		}
-		sums[i].Bytes += slotBytes(c, s)
-	}
-	for s := range table.FamilyOf(c).Slots(c) {
-		add(s.Module(), s)
-	}
-	for s := range table.FamilyOf(c).MTPSlots(c) {
-		add(table.MTP, s)
-	}
-	return sums
-}
-
-// slotBytes is the size of a weight in torch_dtype, or in its stored form with scales in F32.
-func slotBytes(c *config.Config, s table.Slot) (n int64) {
-	for _, info := range s.Tensors(c, table.TorchDType(c)) {
-		n += info.Bytes()
-	}
-	return n
 }
 
 // activations returns the bytes of activations that exist at once for each token that
@@ -147,10 +113,11 @@ func activations(c *config.Config) (token, logits int64) {
 
 // Sheet is a row per context and batch.
 func (r *MemoryReport) Sheet() *text.Sheet {
-	s := text.NewSheet(">context", ">batch", ">weights", ">kv_cache", ">prefill", ">decode", ">total")
+	s := text.NewSheet(">context", ">batch", ">weights", ">kv_cache", ">prefill", ">decode", ">total", "weights_dtypes",
+		"compute_dtype")
 	for _, m := range r.Rows {
 		s.Row(m.Context, m.Batch, text.Size(m.Weights), text.Size(m.KVCache), text.Size(m.Prefill), text.Size(m.Decode),
-			text.Size(m.Total))
+			text.Size(m.Total), r.Weights.names(","), r.DType)
 	}
 	return s
 }
@@ -160,17 +127,14 @@ func (r *MemoryReport) WriteText(w io.Writer) error {
 	var b strings.Builder
 	modules := text.NewSheet("module", ">weights", ">share")
 	for _, m := range r.Modules {
-		share := text.Share(m.Bytes, r.Weights)
+		share := text.Share(m.Bytes, r.Weights.Bytes)
 		if m.Module == string(table.MTP) {
 			share = text.Plain("not counted")
 		}
 		modules.Row(m.Module, text.Size(m.Bytes), share)
 	}
-	assumed := ""
-	if r.Assumed {
-		assumed = " (assumed: the config has no torch_dtype)"
-	}
-	fmt.Fprintf(&b, "%s: %s, cache and activations in %s%s\n\n", text.Word(r.Path), r.ModelType, r.DType, assumed)
+	fmt.Fprintf(&b, "%s: %s, weights %s; cache and activations in %s%s\n\n", text.Word(r.Path), r.ModelType, r.Weights,
+		r.DType, assumed(r.Assumed))
 	modules.WriteAs(&b, text.AsTable)
 	fmt.Fprintln(&b)
 	r.Sheet().WriteAs(&b, text.AsTable)

@@ -10,14 +10,15 @@ import (
 	"dsmoe/config/configtest"
 	"dsmoe/inspect/inspecttest"
 	"dsmoe/model/synth"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 )
 
 // TestMemoryOf16B: the numbers of DeepSeekMoE-16B, worked out by hand.
 func TestMemoryOf16B(t *testing.T) {
-	r, err := MemoryOf("x", configtest.Fixture(t, "states/deepseek-moe-16b"), []int{4096, 1}, []int{1, 8})
+	r, err := MemoryOf("x", configtest.Fixture(t, "states/deepseek-moe-16b"), Weights{}, []int{4096, 1}, []int{1, 8})
 	require.NoError(t, err)
-	assert.Equal(t, int64(32_751_456_256), r.Weights)
+	assert.Equal(t, int64(32_751_456_256), r.Weights.Bytes)
 	assert.Equal(t, tensor.BF16, r.DType)
 	assert.False(t, r.Assumed)
 	const kv = 2 * 28 * 16 * 128 * 2
@@ -36,7 +37,7 @@ func TestMemoryOf16B(t *testing.T) {
 // memoryOf is the memory of one token whose logits are few.
 func memoryOf(t *testing.T, c *config.Config) Memory {
 	t.Helper()
-	r, err := MemoryOf("x", inspecttest.Override(t, c, "vocab_size", "100"), []int{1}, []int{1})
+	r, err := MemoryOf("x", inspecttest.Override(t, c, "vocab_size", "100"), Weights{}, []int{1}, []int{1})
 	require.NoError(t, err)
 	return r.Rows[0]
 }
@@ -45,9 +46,9 @@ func memoryOf(t *testing.T, c *config.Config) Memory {
 // its routed experts are the widest.
 func TestMemoryOfLatentAttention(t *testing.T) {
 	c := inspecttest.Override(t, configtest.Fixture(t, "states/deepseek-v3"), "torch_dtype", `"bfloat16"`)
-	r, err := MemoryOf("x", c, []int{1000}, []int{2})
+	r, err := MemoryOf("x", c, Weights{}, []int{1000}, []int{2})
 	require.NoError(t, err)
-	assert.Equal(t, int64(2*671_026_419_200), r.Weights)
+	assert.Equal(t, int64(2*671_026_419_200), r.Weights.Bytes)
 	assert.EqualValues(t, 61*576*2*2000, r.Rows[0].KVCache)
 	const widest = 8 * (2*7168 + 3*2048)
 	assert.EqualValues(t, 2000*(2*7168+widest)*2, r.Rows[0].Prefill)
@@ -80,21 +81,33 @@ func TestMemoryOfWeights(t *testing.T) {
 
 func memoryOfWeights(t *testing.T, c *config.Config) int64 {
 	t.Helper()
-	r, err := MemoryOf("x", c, []int{1}, []int{1})
+	r, err := MemoryOf("x", c, Weights{}, []int{1}, []int{1})
 	require.NoError(t, err)
-	return r.Weights
+	return r.Weights.Bytes
+}
+
+// TestMemoryOfHeldWeights: what is said of the weights is counted, by module and dtype.
+func TestMemoryOfHeldWeights(t *testing.T) {
+	w := Weights{From: FromFiles, Held: []Held{{table.Attention, tensor.Q8_0, 34}, {table.Embedding, tensor.F32, 400},
+		{table.Attention, tensor.Q6_K, 210}, {table.MTP, tensor.F32, 1 << 40}, {"", tensor.F32, 4}}}
+	r, err := MemoryOf("x", configtest.Fixture(t, "v1-dense/checkpoint"), w, []int{1}, []int{1})
+	require.NoError(t, err)
+	assert.Equal(t, WeightBytes{FromFiles, 648, []DTypeBytes{{tensor.F32, 404}, {tensor.Q6_K, 210}, {tensor.Q8_0, 34}}}, r.Weights)
+	assert.Equal(t, []ModuleMemory{{"embed_tokens", 400}, {"self_attn", 244}, {"mtp", 1 << 40}, {"other", 4}}, r.Modules)
+	assert.EqualValues(t, 648, r.Rows[0].Weights)
+	assert.Contains(t, inspecttest.Printed(t, r), "weights in F32, Q6_K, Q8_0, by the files; cache and activations in BF16\n")
 }
 
 // TestMemoryThatCannotBe: every context and batch that makes no sense is named, and numbers
 // that are too large are no numbers.
 func TestMemoryThatCannotBe(t *testing.T) {
 	c := configtest.Fixture(t, "v1-dense/checkpoint")
-	_, err := MemoryOf("x", c, []int{0, 1, MaxTokens}, []int{1, 2, -1})
+	_, err := MemoryOf("x", c, Weights{}, []int{0, 1, MaxTokens}, []int{1, 2, -1})
 	assert.EqualError(t, err, "context 0 with batch 1: not 1 to 1,000,000,000 tokens\ncontext 0 with batch 2: not 1 to 1,000,000,000 tokens\n"+
 		"context 0 with batch -1: not 1 to 1,000,000,000 tokens\ncontext 1 with batch -1: not 1 to 1,000,000,000 tokens\n"+
 		"context 1000000000 with batch 2: not 1 to 1,000,000,000 tokens\ncontext 1000000000 with batch -1: not 1 to 1,000,000,000 tokens")
 	huge := configtest.Parse(t, `{"model_type": "deepseek", "torch_dtype": "float32", "num_hidden_layers": 10000, "hidden_size": 65536, "num_attention_heads": 64,
 		"num_key_value_heads": 64, "intermediate_size": 1, "vocab_size": 100}`)
-	_, err = MemoryOf("x", huge, []int{1, MaxTokens}, []int{1})
+	_, err = MemoryOf("x", huge, Weights{}, []int{1, MaxTokens}, []int{1})
 	assert.EqualError(t, err, "context 1000000000 with batch 1: more bytes than 64 bits can count")
 }

@@ -58,6 +58,7 @@ type Input struct {
 	Values     stats.Values     // without its Selection and Progress
 	Weights    *inspect.Weights // without its Progress; nil if config and files do not fit
 	Unusable   error            // why Weights is nil
+	Stored     header.Weights   // as the files hold them; the zero value if Weights is nil
 	Selection  inspect.Selection
 	// Route returns the routing that is to be part of the report, of these layers; it may be nil.
 	Route    func(o routing.Options) (*routing.Report, error)
@@ -81,7 +82,7 @@ func Make(ctx context.Context, in Input) (*Report, error) {
 		}
 	}
 	if c := in.Checkpoint.Config; c != nil {
-		r.Arch = header.Describe(in.Checkpoint.Path, c, 0)
+		r.Arch = header.Describe(in.Checkpoint.Path, c, in.Stored, 0)
 	}
 	if err := m.audit(ctx); err != nil {
 		return nil, err

@@ -118,14 +118,14 @@ func TestKVBytesFollowHeadsAndDType(t *testing.T) {
 	base := *configtest.Fixture(t, "v1-base/checkpoint")
 	assert.EqualValues(t, 2*4*64*2, KVBytes(&base), "bfloat16")
 	base.TorchDType = ""
-	assert.EqualValues(t, 2*4*64*4, KVBytes(&base), "no torch_dtype: float32")
+	assert.EqualValues(t, 2*4*64*2, KVBytes(&base), "no torch_dtype: bfloat16")
 }
 
 // TestKVBytesOfLatentAttention: what is cached is the compressed row, and the rotated part
 // of the keys that all heads share.
 func TestKVBytesOfLatentAttention(t *testing.T) {
 	c := configtest.Fixture(t, "states/deepseek-v3")
-	assert.EqualValues(t, 61*(512+64)*4, KVBytes(c), "no torch_dtype: float32")
+	assert.EqualValues(t, 61*(512+64)*2, KVBytes(c), "no torch_dtype: bfloat16")
 }
 
 // TestMTP adds up DeepSeek-V3's prediction layer by hand: a decoder layer with experts,

@@ -9,13 +9,12 @@ import (
 var torchNames = map[tensor.DType]string{
 	tensor.F64: "float64", tensor.F32: "float32", tensor.F16: "float16", tensor.BF16: "bfloat16"}
 
-// TorchDType returns torch_dtype as a dtype. A config without one means F32, the
-// type in which PyTorch creates weights.
+// TorchDType returns torch_dtype as a dtype; without one BF16, in which these models are published.
 func TorchDType(c *config.Config) tensor.DType {
 	if d := ParseTorch(c.TorchDType); d != tensor.Invalid {
 		return d
 	}
-	return tensor.F32
+	return tensor.BF16
 }
 
 // ParseTorch returns the dtype that torch_dtype spells so; Invalid if it is none of weights.

@@ -87,11 +87,11 @@ func TestPredictionLayers(t *testing.T) {
 	}
 }
 
-// TestTorchDType: a config without one has what torch creates weights in.
+// TestTorchDType: a config without one has what these models are published in.
 func TestTorchDType(t *testing.T) {
 	for field, want := range map[string]tensor.DType{
-		``:                          tensor.F32,
-		`,"torch_dtype":null`:       tensor.F32,
+		``:                          tensor.BF16,
+		`,"torch_dtype":null`:       tensor.BF16,
 		`,"torch_dtype":"bfloat16"`: tensor.BF16,
 		`,"torch_dtype":"float16"`:  tensor.F16,
 		`,"dtype":"float32"`:        tensor.F32,

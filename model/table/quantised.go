@@ -1,6 +1,7 @@
 package table
 
 import (
+	"iter"
 	"strings"
 
 	"dsmoe/config"
@@ -25,6 +26,26 @@ func (s Slot) Form(c *config.Config) *tensor.Form {
 // plain ones have dtype d: the weight's own first.
 func (s Slot) Tensors(c *config.Config, d tensor.DType) []tensor.Info {
 	return s.Form(c).Tensors(s.Name, s.Shape, d, c.Quantization.Block)
+}
+
+// Implied yields every tensor that a checkpoint of c holds, and the module of its weight: plain
+// ones in TorchDType, prediction layers, whose module is MTP, last.
+func (f *Family) Implied(c *config.Config) iter.Seq2[Module, tensor.Info] {
+	return func(yield func(Module, tensor.Info) bool) {
+		for _, slots := range []iter.Seq[Slot]{f.Slots(c), f.MTPSlots(c)} {
+			for s := range slots {
+				module := s.Module()
+				if s.Layer >= c.NumHiddenLayers {
+					module = MTP
+				}
+				for _, info := range s.Tensors(c, TorchDType(c)) {
+					if !yield(module, info) {
+						return
+					}
+				}
+			}
+		}
+	}
 }
 
 // Excepted reports whether modules_to_not_convert lists the weight's module.
