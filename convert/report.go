@@ -167,6 +167,7 @@ type CheckReport struct {
 	Tensors  int                  `json:"tensors"`  // in the manifest
 	Bytes    int64                `json:"bytes"`    // of their data
 	Problems []checkpoint.Problem `json:"problems"` // what changed since
+	Notes    []string             `json:"notes"`    // for the user
 }
 
 // Check hashes every byte of the converted checkpoint in dir and compares it with
@@ -177,8 +178,13 @@ func Check(ctx context.Context, dir string, s Settings) (*CheckReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &CheckReport{Path: dir, Plan: c.Plan, Verified: c.Verified, Tensors: c.Tensors, Bytes: c.Bytes,
-		Problems: c.Problems}, nil
+	r := &CheckReport{Path: dir, Plan: c.Plan, Verified: c.Verified, Tensors: c.Tensors, Bytes: c.Bytes,
+		Problems: c.Problems, Notes: []string{}}
+	if c.Unsealed {
+		r.Notes = append(r.Notes, "an older version wrote the manifest, without a hash of its own: "+
+			"its list fits the files' headers, but edits of its hashes go unnoticed")
+	}
+	return r, nil
 }
 
 // Rounded returns the tensors of the converted checkpoint in dir that the conversion rounded
@@ -197,6 +203,9 @@ func (r *CheckReport) WriteText(w io.Writer) error {
 	if len(r.Problems) == 0 {
 		fmt.Fprintf(&b, "%s: %s, %s match the manifest\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"),
 			text.Bytes(r.Bytes))
+		for _, n := range r.Notes {
+			fmt.Fprintf(&b, "note: %s\n", n)
+		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

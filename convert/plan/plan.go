@@ -24,6 +24,7 @@ const ManifestName = "dsmoe.manifest.json"
 // Plan is everything that will be done. It is JSON as it stands.
 type Plan struct {
 	Hash    string   `json:"plan"`            // names the rest
+	Weights string   `json:"weights"`         // names Sources and Tensors, offsets left out: names the weights' bytes
 	Options any      `json:"options"`         // that decide the bytes of the output
 	Sources []Source `json:"sources"`         // weight files that are read
 	Files   []File   `json:"files"`           // weight files to be written
@@ -225,16 +226,20 @@ func (p *Plan) FinishOrder() (names []string) {
 	return names
 }
 
-// seal gives the plan its hash, over the canonical encoding: its parts as JSON.
+// seal gives the plan its hashes, over the canonical encoding: its parts as JSON.
 func (p *Plan) seal() {
-	h := digest.New()
-	e := json.NewEncoder(h)
+	h, weights := digest.New(), digest.New()
+	e, w := json.NewEncoder(h), json.NewEncoder(weights)
 	io.WriteString(h, "dsmoe plan 1\n")
 	for _, part := range []any{p.Options, p.Sources, p.Files, p.Others} {
 		e.Encode(part) // plain structs: nothing can fail
 	}
+	w.Encode(p.Sources)
 	for i := range p.Tensors {
-		e.Encode(&p.Tensors[i])
+		t := p.Tensors[i]
+		e.Encode(&t)
+		t.Offset = 0
+		w.Encode(&t)
 	}
-	p.Hash = h.Name()
+	p.Hash, p.Weights = h.Name(), weights.Name()
 }

@@ -28,6 +28,7 @@ import (
 type Checked struct {
 	Plan     string               // hash of the output's plan
 	Verified bool                 // the output was compared with its source
+	Unsealed bool                 // an older version wrote the manifest, without a hash of its own
 	Tensors  int                  // tensors in the manifest
 	Bytes    int64                // bytes of their data
 	Problems []checkpoint.Problem // differences from the manifest
@@ -40,7 +41,7 @@ func Check(ctx context.Context, dir string, s Settings) (*Checked, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Checked{Plan: m.Plan, Verified: m.Verified}
+	r := &Checked{Plan: m.Plan, Verified: m.Verified, Unsealed: m.Hash == ""}
 	r.Problems, err = checkManifest(ctx, dir, m, nil, s.withDefaults(), func(t *ManifestTensor) {
 		r.Tensors++
 		r.Bytes += t.Info().Bytes()
@@ -48,13 +49,17 @@ func Check(ctx context.Context, dir string, s Settings) (*Checked, error) {
 	return r, err
 }
 
-// checkManifest compares the files in dir with the manifest there, whose head is m, and hands
-// each tensor of the manifest to each. p is the plan of the output, or nil; with it no header
-// is read into memory.
+// checkManifest compares the files in dir with the manifest there, whose head is m, and the
+// manifest with its own hash and the headers of the files. It hands each tensor of the manifest
+// to each. p is the plan of the output, or nil; with it no header is read into memory.
 func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s Settings,
 	each func(*ManifestTensor)) ([]checkpoint.Problem, error) {
-	c := checker{Settings: s, dir: dir, plan: p, files: map[string]*os.File{}, problems: []checkpoint.Problem{}}
+	c := checker{Settings: s, dir: dir, plan: p, files: map[string]*os.File{}, unlisted: map[string]int{},
+		listed: map[[2]string]bool{}, problems: []checkpoint.Problem{}}
 	defer c.close()
+	if edited := m.edited(); edited != "" {
+		c.problem(plan.ManifestName, "", "%s", edited)
+	}
 	files := m.Files
 	if p != nil {
 		files = p.Files
@@ -72,6 +77,11 @@ func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s
 	if err := c.tensors(ctx, each); err != nil {
 		return nil, err
 	}
+	for _, f := range files {
+		if n := c.unlisted[f.Name]; n > 0 {
+			c.problem(f.Name, "", "holds %s that the manifest does not list", text.Plural(n, "tensor"))
+		}
+	}
 	for _, f := range m.Others {
 		if err := c.other(ctx, f); err != nil {
 			return nil, err
@@ -86,6 +96,8 @@ type checker struct {
 	dir         string
 	plan        *plan.Plan          // nil if unknown
 	files       map[string]*os.File // weight files in the manifest; nil if the header cannot be read
+	unlisted    map[string]int      // tensors in the headers of files, less those of the manifest; unused with a plan
+	listed      map[[2]string]bool  // files and names of the manifest's tensors that were found; unused with a plan
 	weights     format.File         // the file whose header is in memory: one at a time
 	weightsName string              // its name
 	problems    []checkpoint.Problem
@@ -166,6 +178,7 @@ func (c *checker) identity(f *os.File, name string) (string, error) {
 	if err := c.readHeader(name); err != nil {
 		return "", err
 	}
+	c.unlisted[name] = c.weights.Stat().Tensors
 	err := c.weights.Identify(h)
 	return h.Name(), err
 }
@@ -218,6 +231,9 @@ func (c *checker) tensors(ctx context.Context, each func(*ManifestTensor)) error
 	for _, i := range slices.Sorted(maps.Keys(changed)) {
 		c.problems = append(c.problems, changed[i])
 	}
+	if n == 0 {
+		c.problem(plan.ManifestName, "", "lists no tensor")
+	}
 	return err
 }
 
@@ -239,6 +255,8 @@ func (c *checker) tensor(i int, want *ManifestTensor) (f *os.File, offset int64,
 		c.problem(want.File, want.Name, "missing")
 	case info.DType != want.DType || !slices.Equal(info.Shape, want.Shape):
 		c.problem(want.File, want.Name, "is %s %v, not %s %v", info.DType, info.Shape, want.DType, want.Shape)
+	case want.isCopy() && want.Sources[0].Hash != "" && want.Sources[0].Hash != want.Hash:
+		c.problem(plan.ManifestName, want.Name, "the manifest gives it another hash than its source, of which it is a copy")
 	default:
 		return f, offset, nil
 	}
@@ -256,8 +274,20 @@ func (c *checker) lookup(i int, want *ManifestTensor) (info tensor.Info, offset 
 	if err := c.readHeader(want.File); err != nil {
 		return tensor.Info{}, 0, false, err
 	}
-	info, offset, ok = c.weights.Lookup(want.Name)
+	if info, offset, ok = c.weights.Lookup(want.Name); ok {
+		c.list(want)
+	}
 	return info, offset, ok, nil
+}
+
+// list counts a tensor of the manifest that is in its file.
+func (c *checker) list(t *ManifestTensor) {
+	if key := [2]string{t.File, t.Name}; c.listed[key] {
+		c.problem(plan.ManifestName, t.Name, "is listed twice")
+	} else {
+		c.listed[key] = true
+		c.unlisted[t.File]--
+	}
 }
 
 // hash hashes the bytes of a tensor.
@@ -330,9 +360,12 @@ func Rounded(ctx context.Context, dir string, s Settings) (map[string]tensor.Rou
 	if err != nil {
 		return nil, err
 	}
+	if edited := m.edited(); edited != "" {
+		return nil, fmt.Errorf("%s: %s", text.Quote(filepath.Join(dir, plan.ManifestName)), edited)
+	}
 	rounded := map[string]tensor.Rounding{}
 	problems, err := checkManifest(ctx, dir, m, nil, s.withDefaults(), func(t *ManifestTensor) {
-		if r := t.rounds(m.Format == manifestFormat); r.By != "" {
+		if r := t.rounds(m.Format != uncountedFormat); r.By != "" {
 			rounded[t.Name] = r
 		}
 	})

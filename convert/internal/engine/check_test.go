@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
@@ -90,6 +92,95 @@ func emptyList(t *testing.T, dst string) {
 	fixture.Write(t, dst, plan.ManifestName, head+`"tensors": []}`)
 }
 
+// olderManifest makes a manifest one of an older format, without a hash of its own.
+func olderManifest(t *testing.T, dst, format string) {
+	list, _, found := strings.Cut(fixture.Read(t, dst, plan.ManifestName), ",\n  \"manifest\"")
+	require.True(t, found)
+	fixture.Write(t, dst, plan.ManifestName, strings.Replace(list, manifestFormat, format, 1)+"\n}\n")
+}
+
+// edited replaces a text of a manifest once, and gives it the hash that it then has.
+func edited(t *testing.T, dst, old, replacement string) {
+	list, _, found := strings.Cut(fixture.Read(t, dst, plan.ManifestName), ",\n  \"manifest\"")
+	require.True(t, found)
+	require.Contains(t, list, old)
+	list = strings.Replace(list, old, replacement, 1)
+	fixture.Write(t, dst, plan.ManifestName, list+hashLine(digest.Of([]byte(list))))
+}
+
+// lineOf returns the line of a tensor in a manifest, with the comma behind it.
+func lineOf(t *testing.T, dst, name string) string {
+	for line := range strings.Lines(fixture.Read(t, dst, plan.ManifestName)) {
+		if strings.Contains(line, `{"name":"`+name+`"`) {
+			return line
+		}
+	}
+	require.Fail(t, "not listed", name)
+	return ""
+}
+
+// TestManifestIsNotTrusted: a manifest that lists less than the files hold, lists a tensor twice,
+// or gives a copy another hash than its source is found out, even with the right hash of its
+// own; with a wrong one every edit is.
+func TestManifestIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	made := converted(t, fixture.Path(t, "v1-dense/checkpoint"), plan.Options{}, inMemory())
+	line := lineOf(t, made, "model.layers.0.mlp.up_proj.weight")
+	hash := line[strings.Index(line, `"hash":"`):][:len(`"hash":"`)+len(digest.Of(nil))]
+	for name, c := range map[string]struct {
+		edit func(dst string)
+		want []string
+	}{
+		"taken off": {func(dst string) { edited(t, dst, line, "") },
+			[]string{"model.safetensors: holds 1 tensor that the manifest does not list"}},
+		"twice": {func(dst string) { edited(t, dst, line, line+line) },
+			[]string{"dsmoe.manifest.json: tensor model.layers.0.mlp.up_proj.weight: is listed twice"}},
+		"another for it": {func(dst string) { edited(t, dst, line, lineOf(t, made, "model.layers.0.mlp.gate_proj.weight")) },
+			[]string{"dsmoe.manifest.json: tensor model.layers.0.mlp.gate_proj.weight: is listed twice",
+				"model.safetensors: holds 1 tensor that the manifest does not list"}},
+		"hash of the source": {func(dst string) { edited(t, dst, hash, `"hash":"`+digest.Of(nil)) },
+			[]string{"dsmoe.manifest.json: tensor model.layers.0.mlp.up_proj.weight: the manifest gives it another hash than its source, of which it is a copy"}},
+		"older format": {func(dst string) {
+			edited(t, dst, line, "")
+			olderManifest(t, dst, unsealedFormat)
+		}, []string{"model.safetensors: holds 1 tensor that the manifest does not list"}},
+		"without a hash": {func(dst string) { olderManifest(t, dst, manifestFormat) }, []string{"dsmoe.manifest.json: was edited: "}},
+		"any byte": {func(dst string) { fixture.Replace(t, dst, plan.ManifestName, `"verified": true`, `"verified":  true`) },
+			[]string{"dsmoe.manifest.json: was edited: its hash is blake3:"}},
+		"any byte of its hash": {func(dst string) { flipLast(t, filepath.Join(dst, plan.ManifestName)) }, nil},
+	} {
+		dst := filepath.Join(t.TempDir(), "out")
+		require.NoError(t, os.CopyFS(dst, os.DirFS(made)))
+		c.edit(dst)
+		checked, err := Check(t.Context(), dst, inMemory())
+		if c.want == nil {
+			require.ErrorContains(t, err, "not a manifest", name)
+			continue
+		}
+		require.NoError(t, err, name)
+		require.Len(t, checked.Problems, len(c.want), name)
+		for i, want := range c.want {
+			require.Contains(t, checked.Problems[i].String(), want, name)
+		}
+		require.Equal(t, name == "older format" || name == "without a hash", checked.Unsealed)
+		_, err = convert(t.Context(), t, dst, open(t, fixture.Path(t, "v1-dense/checkpoint")), plan.Options{}, inMemory())
+		require.ErrorContains(t, err, "was changed since", name)
+	}
+}
+
+// TestEmptyListMatchesNothing: a manifest that lists nothing does not match an empty directory.
+func TestEmptyListMatchesNothing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	list := `{"format":"` + manifestFormat + `","files":[],"tensors":[]`
+	for _, manifest := range []string{list + hashLine(digest.Of([]byte(list))), `{"format":"` + unsealedFormat + `"}`} {
+		fixture.Write(t, dir, plan.ManifestName, manifest)
+		checked, err := Check(t.Context(), dir, inMemory())
+		require.NoError(t, err)
+		require.Equal(t, []checkpoint.Problem{{File: plan.ManifestName, Cause: "lists no tensor"}}, checked.Problems)
+	}
+}
+
 // TestRounds: a tensor was rounded if its losses say so. Where they do not count that, it was if
 // its source may hold other numbers, but of BF16 F16 lacks the smallest alone.
 func TestRounds(t *testing.T) {
@@ -133,7 +224,7 @@ func TestUncountedManifest(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, r.Lost)
 	require.False(t, r.Uncounted)
-	fixture.Replace(t, dst, plan.ManifestName, manifestFormat, uncountedFormat)
+	olderManifest(t, dst, uncountedFormat)
 	for range 2 {
 		later := time.Now().Add(time.Hour)
 		require.NoError(t, os.Chtimes(filepath.Join(dir, "model-00001-of-00003.safetensors"), later, later))

@@ -52,7 +52,9 @@ func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
 	if err := e.compareCarried(ctx, m); err != nil {
 		return nil, err
 	}
-	e.manifest = m.Format
+	if m.Format == uncountedFormat {
+		e.manifest = m.Format // the losses remain uncounted
+	}
 	r := &Result{Already: true, Verified: m.Verified, Uncounted: m.Format == uncountedFormat}
 	if m.State != e.key || !m.Verified && !e.Unverified {
 		err := e.proveAgain(ctx)

@@ -11,20 +11,25 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/convert/format"
+	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
-// manifestFormat is the format that Manifest describes. uncountedFormat can be read too; its
-// losses count no rounded elements, denormal ones included.
+// manifestFormat is the format that Manifest describes. Older formats can be read, too: they
+// have no hash of their own. The losses of uncountedFormat count no rounded elements, denormal
+// ones included.
 const (
-	manifestFormat  = "dsmoe.manifest/3"
+	manifestFormat  = "dsmoe.manifest/4"
+	unsealedFormat  = "dsmoe.manifest/3"
 	uncountedFormat = "dsmoe.manifest/2"
 )
 
@@ -33,9 +38,10 @@ const maxManifest = 1 << 30
 
 // Manifest is a dsmoe.manifest.json.
 type Manifest struct {
-	Format   string           `json:"format"`   // manifestFormat or uncountedFormat
+	Format   string           `json:"format"`   // manifestFormat or an older format
 	Tool     string           `json:"tool"`     // name and version of the program
 	Plan     string           `json:"plan"`     // hash of the plan
+	Weights  string           `json:"weights"`  // plan.Plan.Weights; empty in older formats
 	Options  any              `json:"options"`  // options that decided the bytes
 	Verified bool             `json:"verified"` // the output was read again and compared with the source
 	Sources  []plan.Source    `json:"sources"`  // weight files that were read
@@ -43,6 +49,10 @@ type Manifest struct {
 	Files    []plan.File      `json:"files"`    // weight files that were written
 	Others   []plan.Other     `json:"others"`   // files without weights
 	Tensors  []ManifestTensor `json:"tensors"`  // by file, then offset
+	// Hash is the hash of the manifest's bytes up to the end of Tensors; empty in older formats.
+	Hash string `json:"manifest,omitempty"`
+
+	found string // what Hash is by the bytes that were read
 }
 
 // ManifestTensor binds one tensor of the output to its sources.
@@ -69,14 +79,20 @@ type ManifestSource struct {
 	Beside []string     `json:"beside,omitempty"` // sides, such as scales
 }
 
+// isCopy reports whether the tensor is one run of the source's bytes.
+func (t *ManifestTensor) isCopy() bool {
+	return len(t.Sources) == 1 && t.Sources[0].View == nil && slices.Equal(t.Operations, []string{operation.Copy{}.Name()})
+}
+
 // Info returns the tensor's header entry.
 func (t *ManifestTensor) Info() tensor.Info {
 	return tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}
 }
 
-// write writes the manifest with n tensors, one per line.
+// write writes the manifest with n tensors, one per line, and its hash.
 func (m Manifest) write(w io.Writer, n int, tensor func(i int) ManifestTensor) error {
-	b := bufio.NewWriter(w)
+	h := digest.New()
+	b := bufio.NewWriter(io.MultiWriter(w, h))
 	m.Tensors = []ManifestTensor{}
 	head, err := stdjson.MarshalIndent(m, "", "  ")
 	if err != nil {
@@ -95,8 +111,24 @@ func (m Manifest) write(w io.Writer, n int, tensor func(i int) ManifestTensor) e
 		}
 		fmt.Fprintf(b, "%s%s", separator, line)
 	}
-	b.WriteString("\n  " + end + "\n")
-	return b.Flush()
+	b.WriteString("\n  ]")
+	if err := b.Flush(); err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, hashLine(h.Name()))
+	return err
+}
+
+// hashLine is the end of a manifest with a hash.
+func hashLine(hash string) string { return ",\n  \"manifest\": \"" + hash + "\"\n}\n" }
+
+// edited says how the manifest is not as it was written; empty if it is, or if its format has
+// no hash to tell by.
+func (m *Manifest) edited() string {
+	if m.Hash == m.found || m.Hash == "" && m.Format != manifestFormat {
+		return ""
+	}
+	return fmt.Sprintf("was edited: its hash is %s, not %s", m.found, text.Quote(m.Hash))
 }
 
 // readManifest reads and checks a manifest without its tensors. It hands these to each, one
@@ -121,13 +153,17 @@ func readManifest(path string, each func(*ManifestTensor) error) (*Manifest, err
 			return own
 		})
 	}
-	err = json.UnmarshalRead(f, &m, json.WithUnmarshalers(json.UnmarshalFromFunc(tensors)))
+	h, end := digest.New(), int64(len(hashLine(digest.Of(nil))))
+	sealed := io.NewSectionReader(f, 0, max(size-end, 0))
+	all := io.MultiReader(io.TeeReader(sealed, h), io.NewSectionReader(f, sealed.Size(), size-sealed.Size()))
+	err = json.UnmarshalRead(all, &m, json.WithUnmarshalers(json.UnmarshalFromFunc(tensors)))
 	switch {
 	case own != nil:
 		return nil, own
 	case err != nil:
 		return nil, fmt.Errorf("%s: not a manifest: %s", text.Quote(path), text.Quote(err.Error()))
 	}
+	m.found = h.Name()
 	return &m, m.check(path)
 }
 
@@ -154,7 +190,7 @@ func eachTensor(d *jsontext.Decoder, do func(*ManifestTensor) error) error {
 
 // check refuses an unknown format, and file names outside the directory.
 func (m *Manifest) check(path string) error {
-	if m.Format != manifestFormat && m.Format != uncountedFormat {
+	if !slices.Contains([]string{manifestFormat, unsealedFormat, uncountedFormat}, m.Format) {
 		return fmt.Errorf("%s: format %s is not %s", text.Quote(path), text.Quote(m.Format), manifestFormat)
 	}
 	for _, name := range m.fileNames() {
