@@ -55,7 +55,7 @@ func Check(ctx context.Context, dir string, s Settings) (*Checked, error) {
 func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s Settings,
 	each func(*ManifestTensor)) ([]checkpoint.Problem, error) {
 	c := checker{Settings: s, dir: dir, plan: p, files: map[string]*os.File{}, unlisted: map[string]int{},
-		listed: map[[2]string]bool{}, problems: []checkpoint.Problem{}}
+		begun: map[string]bool{}, problems: []checkpoint.Problem{}}
 	defer c.close()
 	if edited := m.edited(); edited != "" {
 		c.problem(plan.ManifestName, "", "%s", edited)
@@ -97,7 +97,9 @@ type checker struct {
 	plan        *plan.Plan          // nil if unknown
 	files       map[string]*os.File // weight files in the manifest; nil if the header cannot be read
 	unlisted    map[string]int      // tensors in the headers of files, less those of the manifest; unused with a plan
-	listed      map[[2]string]bool  // files and names of the manifest's tensors that were found; unused with a plan
+	listed      map[string]bool     // tensors that the manifest lists of one file; unused with a plan
+	listedOf    string              // the file of listed
+	begun       map[string]bool     // files whose tensors the manifest has begun to list
 	weights     format.File         // the file whose header is in memory: one at a time
 	weightsName string              // its name
 	problems    []checkpoint.Problem
@@ -280,14 +282,22 @@ func (c *checker) lookup(i int, want *ManifestTensor) (info tensor.Info, offset 
 	return info, offset, ok, nil
 }
 
-// list counts a tensor of the manifest that is in its file.
+// list counts a tensor of the manifest that is in its file. The tensors of a file are listed one
+// after the other.
 func (c *checker) list(t *ManifestTensor) {
-	if key := [2]string{t.File, t.Name}; c.listed[key] {
-		c.problem(plan.ManifestName, t.Name, "is listed twice")
-	} else {
-		c.listed[key] = true
-		c.unlisted[t.File]--
+	if c.listedOf != t.File {
+		c.listedOf, c.listed = t.File, map[string]bool{}
+		if c.begun[t.File] {
+			c.problem(plan.ManifestName, t.Name, "is listed apart from other tensors of its file")
+		}
+		c.begun[t.File] = true
 	}
+	if c.listed[t.Name] {
+		c.problem(plan.ManifestName, t.Name, "is listed twice")
+		return
+	}
+	c.listed[t.Name] = true
+	c.unlisted[t.File]--
 }
 
 // hash hashes the bytes of a tensor.
@@ -333,6 +343,30 @@ func (c *checker) other(ctx context.Context, want plan.Other) error {
 		c.problem(want.Name, "", "changed: %s, not %s", got, text.Quote(want.Hash))
 	}
 	return err
+}
+
+// problemsByFile keeps the first problem of the tensors of each file, which counts the others.
+func problemsByFile(problems []checkpoint.Problem) (files []checkpoint.Problem) {
+	count := map[string]int{}
+	for _, p := range problems {
+		if p.Tensor != "" {
+			count[p.File]++
+		}
+		if p.Tensor == "" || count[p.File] == 1 {
+			files = append(files, p)
+		}
+	}
+	for i := range files {
+		if more := count[files[i].File] - 1; files[i].Tensor != "" && more > 0 {
+			files[i].Cause += fmt.Sprintf(", and of %s in the file", text.Plural(more, "more tensor"))
+		}
+	}
+	return files
+}
+
+// holdsAny reports whether dir holds a file that has a problem: of a missing file nothing can be lost.
+func holdsAny(dir string, problems []checkpoint.Problem) bool {
+	return slices.ContainsFunc(problems, func(p checkpoint.Problem) bool { return exists(filepath.Join(dir, p.File)) })
 }
 
 // strays records weight files that the manifest does not list.

@@ -15,7 +15,7 @@ import (
 // exist is assembled in a hidden directory beside it and renamed. An existing dst must be
 // empty; Run assembles the output in a hidden directory inside it and moves the files out,
 // config.json and the index last. With Overwrite, dst may hold a finished output and nothing
-// else, and is replaced. An interrupted run leaves the hidden directory and a journal; the
+// else, and is replaced if it is as its manifest records. An interrupted run leaves the hidden directory and a journal; the
 // same call continues from there and gives the same bytes.
 //
 // If dst is the finished output of the same plan, Run checks it against its manifest. It
@@ -24,16 +24,20 @@ import (
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
 	s.Overwrite = s.Overwrite || s.StartOver && isOutputOf(dst, p)
+	var intact map[string]string
 	if !s.StartOver {
-		if r, err := finished(ctx, dst, p, src, s); r != nil || err != nil {
+		r, states, err := finished(ctx, dst, p, src, s)
+		if r != nil || err != nil {
 			return r, err
 		}
+		intact = states
 	}
 	e, err := newExecution(dst, p, src, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := e.begin(); err != nil {
+	e.out.intact = intact
+	if err := e.begin(ctx); err != nil {
 		return nil, err
 	}
 	defer e.out.close()
@@ -41,7 +45,8 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		if err := e.out.publish(); err != nil {
 			return nil, err
 		}
-		return finished(ctx, dst, p, src, s)
+		r, _, err := finished(ctx, dst, p, src, s)
+		return r, err
 	}
 	if err := e.writeAndProve(ctx); err != nil {
 		return nil, err

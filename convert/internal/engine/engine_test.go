@@ -776,7 +776,7 @@ func requireProof(t *testing.T, p *plan.Plan, src Source) {
 	s.Unverified = true
 	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, s)
 	require.NoError(t, err)
-	require.NoError(t, e.begin())
+	require.NoError(t, e.begin(t.Context()))
 	defer e.out.close()
 	require.NoError(t, e.writeAndProve(t.Context()))
 	e.Unverified = false
@@ -810,7 +810,7 @@ func TestProofThatIsInterrupted(t *testing.T) {
 	s.Unverified = true
 	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, c, s)
 	require.NoError(t, err)
-	require.NoError(t, e.begin())
+	require.NoError(t, e.begin(t.Context()))
 	defer e.out.close()
 	require.NoError(t, e.writeAndProve(t.Context()))
 	e.source = unreadable{c}

@@ -46,7 +46,8 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 }
 
 // begin opens the output and takes over the progress of an earlier run.
-func (e *execution) begin() error {
+func (e *execution) begin(ctx context.Context) error {
+	e.out.unchanged = func() error { return e.checkUnchanged(ctx) }
 	resumed, err := e.out.begin(e.apply)
 	switch {
 	case err != nil:

@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"os"
 	"path/filepath"
 	"syscall"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
@@ -23,32 +26,42 @@ func isOutputOf(dst string, p *plan.Plan) bool {
 	return err == nil && m.Plan == p.Hash
 }
 
-// finished describes a dst that is the finished output of the plan; otherwise its Result is
+// finished describes a target that is the finished output of the plan; otherwise its Result is
 // nil. An output that was changed, or that the source no longer gives, is an error unless
-// it is to be overwritten.
-func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
+// it is to be overwritten. intact are the states of its files if they were found unchanged.
+func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (r *Result, intact map[string]string,
+	err error) {
 	e, err := newExecution(dst, p, src, s)
-	if err != nil || e.out.inside && exists(e.out.journalPath) { // a run was interrupted while it filled dst
-		return nil, err
+	if err != nil {
+		return nil, nil, err
 	}
-	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
-	if err != nil || m.Plan != p.Hash {
+	r, err = e.finished(ctx)
+	return r, e.out.intact, err
+}
+
+func (e *execution) finished(ctx context.Context) (*Result, error) {
+	if e.out.inside && exists(e.out.journalPath) { // a run was interrupted while it filled dst
 		return nil, nil
 	}
-	r, err := e.compare(ctx, m)
+	m, err := readManifest(filepath.Join(e.out.dst, plan.ManifestName), nil)
+	if err != nil || m.Plan != e.plan.Hash {
+		return nil, nil
+	}
+	changed, err := e.compareManifest(ctx, m)
+	if err != nil || changed && e.Overwrite {
+		return nil, err
+	}
+	r, err := e.compareSource(ctx, m)
 	var stale *checkpoint.Error
-	if s.Overwrite && errors.As(err, &stale) {
+	if e.Overwrite && errors.As(err, &stale) {
 		return nil, nil
 	}
 	return r, err
 }
 
-// compare compares the target with its manifest and, if the manifest may be outdated or does
-// not say verified, with the source.
-func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
-	if err := e.compareManifest(ctx, m); err != nil {
-		return nil, err
-	}
+// compareSource compares the target with the source if the manifest may be outdated or does
+// not say verified.
+func (e *execution) compareSource(ctx context.Context, m *Manifest) (*Result, error) {
 	if err := e.compareCarried(ctx, m); err != nil {
 		return nil, err
 	}
@@ -70,15 +83,20 @@ func (e *execution) compare(ctx context.Context, m *Manifest) (*Result, error) {
 	return r, e.out.removeOrphan()
 }
 
-// stale is the error for a finished output of this plan that is to be made anew.
-func (e *execution) stale(cause string, problems ...checkpoint.Problem) error {
-	err := checkpoint.Refusal(e.out.dst, "is the output of this very conversion, but "+cause, "--overwrite makes it anew")
+// stale is the error for a finished output of this plan that is to be made anew, as hint says.
+func (e *execution) stale(cause, hint string, problems ...checkpoint.Problem) error {
+	err := checkpoint.Refusal(e.out.dst, "is the output of this very conversion, but "+cause, hint)
 	err.Problems = append(err.Problems, problems...)
 	return err
 }
 
-// compareManifest compares the target with its manifest and takes over the losses.
-func (e *execution) compareManifest(ctx context.Context, m *Manifest) error {
+// compareManifest compares the target with its manifest and takes over the losses. It reports
+// a target that changed if that may be overwritten; otherwise the change is an error.
+func (e *execution) compareManifest(ctx context.Context, m *Manifest) (changed bool, err error) {
+	states, err := fileStates(e.out.dst)
+	if err != nil {
+		return false, err
+	}
 	n := 0
 	problems, err := checkManifest(ctx, e.out.dst, m, e.plan, e.Settings, func(t *ManifestTensor) {
 		if n < len(e.states) && t.Lost != nil {
@@ -87,16 +105,68 @@ func (e *execution) compareManifest(ctx context.Context, m *Manifest) error {
 		n++
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
 	if n != len(e.states) {
 		problems = append(problems, checkpoint.Problem{File: plan.ManifestName,
 			Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.states))})
 	}
-	if len(problems) > 0 {
-		return e.stale("was changed since", problems...)
+	if len(problems) == 0 {
+		e.out.intact = states
+		return false, nil
 	}
+	files, hint := problemsByFile(problems), "--overwrite makes it anew"
+	lossy := holdsAny(e.out.dst, files)
+	if lossy {
+		hint = "--overwrite=changed makes it anew"
+	}
+	if e.Overwrite && (e.OverwriteChanged || !lossy) {
+		return true, nil
+	}
+	return false, e.stale("was changed since", hint, files...)
+}
+
+// checkUnchanged refuses to replace an output with files that are not as its manifest records
+// them. It hashes them, unless they have the states that they had when they were hashed.
+func (e *execution) checkUnchanged(ctx context.Context) error {
+	if e.OverwriteChanged {
+		return nil
+	}
+	states, err := fileStates(e.out.dst)
+	if err != nil || maps.Equal(states, e.out.intact) {
+		return err
+	}
+	m, err := readManifest(filepath.Join(e.out.dst, plan.ManifestName), nil)
+	if err != nil {
+		return err
+	}
+	problems, err := checkManifest(ctx, e.out.dst, m, nil, e.Settings, func(*ManifestTensor) {})
+	if err != nil {
+		return err
+	}
+	if files := problemsByFile(problems); holdsAny(e.out.dst, files) {
+		err := checkpoint.Refusal(e.out.dst, "cannot be overwritten: its files changed since they were written",
+			"--overwrite=changed replaces them, too")
+		err.Problems = append(err.Problems, files...)
+		return err
+	}
+	e.out.intact = states
 	return nil
+}
+
+// fileStates returns the states of the files in a directory.
+func fileStates(dir string) (map[string]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	states := map[string]string{}
+	for _, entry := range entries {
+		if states[entry.Name()], err = disk.State(filepath.Join(dir, entry.Name())); err != nil {
+			return nil, err
+		}
+	}
+	return states, nil
 }
 
 // compareCarried compares the source's other files with the manifest's hashes, and takes
@@ -123,7 +193,7 @@ func (e *execution) compareCarried(ctx context.Context, m *Manifest) error {
 		e.carried[f.Name] = f.Hash
 	}
 	if len(problems) > 0 {
-		return e.stale("files that went along changed in the source since", problems...)
+		return e.stale("files that went along changed in the source since", "--overwrite makes it anew", problems...)
 	}
 	return nil
 }
@@ -145,7 +215,7 @@ func (e *execution) proveAgain(ctx context.Context) error {
 	case errors.Is(err, context.Canceled):
 		return err
 	case err != nil:
-		return e.stale("of other weights: " + err.Error())
+		return e.stale("of other weights: "+err.Error(), "--overwrite makes it anew")
 	}
 	err := e.Disk.ReplaceFile(filepath.Join(e.out.dst, plan.ManifestName), e.writeManifest)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {

@@ -84,7 +84,7 @@ func TestSegmentsWithoutElements(t *testing.T) {
 	requireWritten(t, p, src, map[string][]byte{"x": slices.Concat(src[10:110], src[500:502]), "empty": {}})
 	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
 	require.NoError(t, err)
-	require.NoError(t, e.begin())
+	require.NoError(t, e.begin(t.Context()))
 	defer e.out.close()
 	require.NoError(t, e.writeAndProve(t.Context()))
 	for i, x := range p.Tensors {

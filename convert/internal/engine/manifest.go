@@ -128,6 +128,9 @@ func (m *Manifest) edited() string {
 	if m.Hash == m.found || m.Hash == "" && m.Format != manifestFormat {
 		return ""
 	}
+	if m.Hash == "" {
+		return "was edited: it has no hash of its own"
+	}
 	return fmt.Sprintf("was edited: its hash is %s, not %s", m.found, text.Quote(m.Hash))
 }
 

@@ -29,6 +29,9 @@ type output struct {
 	journal   *journal
 	files     []*disk.TileFile // open weight files, as plan.Files
 	published []string         // files on their way from dir to dst; nil before publishing starts
+
+	unchanged func() error      // refuses to replace files that changed since they were written
+	intact    map[string]string // states of the target's files when they were hashed and found unchanged
 }
 
 func newOutput(dst string, p *plan.Plan, key string, s Settings) *output {
@@ -65,8 +68,7 @@ func (o *output) begin(apply func(record)) (resumed bool, err error) {
 // check refuses a target that holds other files than those named own, unless it is an older
 // output to be replaced.
 func (o *output) check(own []string) error {
-	o.replaces = o.overwrite && !o.inside && exists(filepath.Join(o.dst, plan.ManifestName))
-	if o.replaces {
+	if o.replaces = o.replacing(); o.replaces {
 		return checkReplaceable(o.dst)
 	}
 	err := o.place.check(own)
@@ -82,6 +84,11 @@ func (o *output) check(own []string) error {
 			"--overwrite replaces it")
 	}
 	return err
+}
+
+// replacing reports whether the target holds an older output that is to be replaced.
+func (o *output) replacing() bool {
+	return o.overwrite && !o.inside && exists(filepath.Join(o.dst, plan.ManifestName))
 }
 
 // close closes the files and releases the lock.
@@ -119,6 +126,14 @@ func (o *output) open(apply func(record)) (resumed bool, err error) {
 	}
 	if old != nil && !o.inside {
 		if err := takeBack(o.disk, o.dst); err != nil {
+			return false, err
+		}
+	}
+	if o.replacing() {
+		if err := o.unchanged(); err != nil {
+			if old == nil {
+				err = errors.Join(err, o.disk.Remove(o.journal.f.Name()))
+			}
 			return false, err
 		}
 	}

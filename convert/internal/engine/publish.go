@@ -35,6 +35,11 @@ func (o *output) commit(content func(name string) func(io.Writer) error) error {
 	if err := o.check(nil); err != nil {
 		return err
 	}
+	if o.replaces {
+		if err := o.unchanged(); err != nil {
+			return err
+		}
+	}
 	return o.publish()
 }
 

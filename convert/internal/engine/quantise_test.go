@@ -87,7 +87,7 @@ func TestBlocksAreReadAgain(t *testing.T) {
 	p, src, _ := quantisedPlan(t)
 	e, err := newExecution(filepath.Join(t.TempDir(), "out"), p, src, inMemory().withDefaults())
 	require.NoError(t, err)
-	require.NoError(t, e.begin())
+	require.NoError(t, e.begin(t.Context()))
 	defer e.out.close()
 	for i := range p.Tensors {
 		w, path, at := e.newWorker(), filepath.Join(e.out.dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -65,11 +66,82 @@ func TestOverwrite(t *testing.T) {
 		fixture.Write(t, dst, checkpoint.ConfigName, "{}")
 		_, err = convert(t.Context(), t, dst, src, newer, inMemory())
 		require.ErrorContains(t, err, "was changed since")
+		_, err = convert(t.Context(), t, dst, src, newer, s)
+		require.ErrorContains(t, err, "was changed since")
+		require.Equal(t, "{}", fixture.Read(t, dst, checkpoint.ConfigName))
+		s.OverwriteChanged = true
 		r, err = convert(t.Context(), t, dst, src, newer, s)
 		require.NoError(t, err)
 		require.True(t, r.Replaced)
 		require.Equal(t, want, fixture.Sums(t, dst))
 		fixture.RequireEntries(t, filepath.Dir(dst), "out")
+	}
+}
+
+// TestOverwriteSparesChanges: what a user changed in a finished output is refused by name before
+// anything is written, whatever the plan; a missing file is no loss; OverwriteChanged replaces all.
+func TestOverwriteSparesChanges(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	made := olderOutput(t, src, older)
+	tried := func(dst string, o plan.Options, s Settings) error {
+		s.Overwrite, s.Disk = true, &disk.Disk{NoSync: true}
+		_, err := convert(t.Context(), t, dst, src, o, s)
+		return err
+	}
+	for _, o := range []plan.Options{newer, older} {
+		for _, s := range []Settings{{}, {StartOver: true}} {
+			dst := filepath.Join(t.TempDir(), "out")
+			require.NoError(t, os.CopyFS(dst, os.DirFS(made)))
+			fixture.Write(t, dst, checkpoint.ConfigName, "{}")
+			flipLast(t, filepath.Join(dst, "model.safetensors"))
+			sums := fixture.Sums(t, dst)
+			err := tried(dst, o, s)
+			require.ErrorContains(t, err, "config.json: changed: ")
+			require.ErrorContains(t, err, "model.safetensors: tensor model.norm.weight: the data changed: ")
+			require.Equal(t, sums, fixture.Sums(t, dst))
+			fixture.RequireEntries(t, filepath.Dir(dst), "out")
+			require.NoError(t, tried(dst, o, Settings{OverwriteChanged: true, StartOver: s.StartOver}))
+			requireChecked(t, dst)
+
+			fixture.Remove(t, dst, checkpoint.ConfigName)
+			require.NoError(t, tried(dst, o, s))
+			requireChecked(t, dst)
+		}
+	}
+}
+
+// TestOverwriteSparesLateChanges: a file that changes after it was hashed is noticed before it is
+// replaced; one whose state alone changes is not mistaken for it.
+func TestOverwriteSparesLateChanges(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v1-dense/checkpoint"))
+	for _, changes := range []bool{true, false} {
+		dst := olderOutput(t, src, older)
+		var once sync.Once
+		s := Settings{Overwrite: true, Disk: &disk.Disk{NoSync: true, Fail: func(call, path string) error {
+			if filepath.Base(path) == plan.ManifestName {
+				once.Do(func() {
+					config := fixture.Read(t, dst, checkpoint.ConfigName)
+					if changes {
+						config += "\n"
+					}
+					fixture.Write(t, dst, checkpoint.ConfigName, config)
+				})
+			}
+			return nil
+		}}}
+		_, err := convert(t.Context(), t, dst, src, newer, s)
+		if changes {
+			require.ErrorContains(t, err, "config.json: changed: ")
+			s.OverwriteChanged = true
+			r, err := convert(t.Context(), t, dst, src, newer, s)
+			require.NoError(t, err)
+			require.NotZero(t, r.Resumed)
+		} else {
+			require.NoError(t, err)
+		}
+		requireChecked(t, dst)
 	}
 }
 
@@ -243,7 +315,7 @@ func TestOverwriteResumesNothingOld(t *testing.T) {
 	data[len(data)-1] ^= 1
 	require.NoError(t, os.WriteFile(weights, data, 0o666))
 	s := inMemory()
-	s.Overwrite = true
+	s.Overwrite, s.OverwriteChanged = true, true
 	s.Disk.Fail = func(call, _ string) error {
 		if call == "remove" {
 			return syscall.EIO

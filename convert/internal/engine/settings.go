@@ -24,13 +24,16 @@ type Source interface {
 
 // Settings are how a plan is carried out. They decide no byte of the output's weights.
 type Settings struct {
-	Memory        int64 // limit in bytes; 0 is 512 MiB
-	Compute       int   // goroutines that cast, hash and compare at once; 0 is GOMAXPROCS
-	IO            int   // goroutines that read and write, each one tensor at a time; 0 is DefaultIO
-	Unverified    bool  // do not read the output again and compare it with the source
-	StartOver     bool  // ignore an unfinished output
-	Overwrite     bool  // replace a finished output of any plan
-	AllowOverflow bool  // write numbers that a cast makes infinite
+	Memory     int64 // limit in bytes; 0 is 512 MiB
+	Compute    int   // goroutines that cast, hash and compare at once; 0 is GOMAXPROCS
+	IO         int   // goroutines that read and write, each one tensor at a time; 0 is DefaultIO
+	Unverified bool  // do not read the output again and compare it with the source
+	StartOver  bool  // ignore an unfinished output
+	Overwrite  bool  // replace a finished output of any plan, unless its files changed since
+	// OverwriteChanged, with Overwrite, replaces a finished output with files that are not as its
+	// manifest records them, too.
+	OverwriteChanged bool
+	AllowOverflow    bool // write numbers that a cast makes infinite
 
 	Tool     string                          // name and version of the program, for the manifest
 	Progress func(phase string, n, of int64) // called, one call at a time, with the bytes done; may be nil
