@@ -56,7 +56,8 @@ func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
 // Run converts src into the directory dst, which must not exist or be empty. It assembles the
 // output in a hidden directory, beside dst or, if dst exists, inside it. The output appears
 // in dst when it is complete and, unless Unverified is set, proven against the source. With
-// Overwrite, dst may also hold a finished output and nothing else, which is replaced.
+// Overwrite, dst may also hold a finished output and nothing else, which is replaced if it is as
+// its manifest records.
 //
 // An interrupted run leaves that hidden directory and a journal; the same call continues from
 // there and gives the same bytes. If dst is the finished output of the same plan, Run checks

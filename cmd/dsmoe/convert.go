@@ -34,7 +34,7 @@ type convertFlags struct {
 	allowOverflow bool
 	verify        bool
 	noResume      bool
-	overwrite     bool
+	overwrite     overwriting
 	dryRun        bool
 	check         bool
 	json          *bool
@@ -118,7 +118,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	settings := engineSettings(b.set)
 	settings.Memory, settings.Unverified = int64(f.memory), !f.verify
 	settings.StartOver, settings.AllowOverflow = f.noResume, f.allowOverflow
-	settings.Overwrite = f.overwrite
+	settings.Overwrite, settings.OverwriteChanged = f.overwrite.finished, f.overwrite.changed
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)
 	}

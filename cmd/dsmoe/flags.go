@@ -78,9 +78,41 @@ func numberFlag[T int | uint64](flags *pflag.FlagSet, value *T, name, short, usa
 	flags.VarP(number[T]{value}, name, short, usage)
 }
 
+// overwriting is a flag: whether a finished output is replaced, and whether one with files that
+// changed since is.
+type overwriting struct{ finished, changed bool }
+
+// String returns what Set reads.
+func (o *overwriting) String() string {
+	if o.changed {
+		return "changed"
+	}
+	return strconv.FormatBool(o.finished)
+}
+
+// Set reads true, which the flag alone stands for, changed, or false.
+func (o *overwriting) Set(word string) error {
+	finished, err := strconv.ParseBool(word)
+	*o = overwriting{finished, false}
+	if word == "changed" {
+		*o, err = overwriting{true, true}, nil
+	}
+	if err != nil {
+		return errors.New("not changed")
+	}
+	return nil
+}
+
+// Type is that of a flag without a value.
+func (o *overwriting) Type() string { return "bool" }
+
+func (o *overwriting) completions() []string { return []string{"changed"} }
+
 // overwriteFlag adds --overwrite to a command.
-func overwriteFlag(cmd *cobra.Command, value *bool) {
-	cmd.Flags().BoolVar(value, "overwrite", false, "replace DST if it is a finished output of dsmoe")
+func overwriteFlag(cmd *cobra.Command, value *overwriting) {
+	cmd.Flags().Var(value, "overwrite",
+		"replace DST if it is a finished output of dsmoe; --overwrite=changed also if its files changed since")
+	cmd.Flags().Lookup("overwrite").NoOptDefVal = "true"
 }
 
 // addCompletion tells the shell, for a command and those below it, what its arguments and

@@ -61,7 +61,7 @@ type synthOptions struct {
 	seed     uint64
 	gates    choice
 	maxShard shardSize
-	replace  bool
+	replace  overwriting
 }
 
 func (o synthOptions) source(c *config.Config) *synth.Source {
@@ -89,7 +89,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	b := phaseBar{w: stderr}
 	defer b.remove()
 	settings := engineSettings(b.set)
-	settings.Overwrite = o.replace
+	settings.Overwrite, settings.OverwriteChanged = o.replace.finished, o.replace.changed
 	done, err := convert.Synthesise(ctx, dst, p, settings)
 	if err != nil {
 		return nil, err
