@@ -20,6 +20,13 @@ const (
 	Markdown Form = "md"    // a table of GitHub's Markdown
 )
 
+// Screen is a writer whose lines have room for Columns runes; 0 is any number. A Sheet leaves out
+// its last columns in a table that is wider.
+type Screen struct {
+	io.Writer
+	Columns int
+}
+
 // Sheet is a table with named columns.
 type Sheet struct {
 	columns []Column
@@ -181,7 +188,17 @@ func (s *Sheet) writeTable(w io.Writer) error {
 	for _, line := range lines {
 		t.Add(line...)
 	}
-	return t.WriteText(w)
+	screen, _ := w.(Screen)
+	n := t.fitting(screen.Columns)
+	for i := range t.rows {
+		t.rows[i] = t.rows[i][:n]
+	}
+	if err := t.WriteText(w); err != nil || n == len(s.columns) {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "%s without room: %s; --wide shows all\n", Plural(len(s.columns)-n, "column"),
+		strings.Join(s.names()[n:], ", "))
+	return err
 }
 
 func (s *Sheet) writeTSV(w io.Writer) error {

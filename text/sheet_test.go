@@ -44,6 +44,26 @@ func TestSheet(t *testing.T) {
 	assert.Panics(t, func() { s.Add(Plain("too few")) })
 }
 
+// TestTablesFit: a table on a narrow screen leaves out its last columns, never the first, and names them.
+func TestTablesFit(t *testing.T) {
+	s := NewSheet("name", ">bytes", ">é", "last")
+	s.Row("model.layers.1", 12, 3, "word")
+	for columns, want := range map[int]string{
+		0:  "NAME            BYTES  É  LAST\nmodel.layers.1     12  3  word\n",
+		30: "NAME            BYTES  É  LAST\nmodel.layers.1     12  3  word\n",
+		29: "NAME            BYTES  É\nmodel.layers.1     12  3\n1 column without room: last; --wide shows all\n",
+		24: "NAME            BYTES  É\nmodel.layers.1     12  3\n1 column without room: last; --wide shows all\n",
+		3:  "NAME\nmodel.layers.1\n3 columns without room: bytes, é, last; --wide shows all\n",
+	} {
+		var out strings.Builder
+		require.NoError(t, s.WriteAs(Screen{&out, columns}, AsTable))
+		assert.Equal(t, want, out.String(), columns)
+	}
+	var out strings.Builder
+	require.NoError(t, s.WriteAs(Screen{&out, 3}, TSV))
+	assert.Contains(t, out.String(), "last")
+}
+
 func TestSpans(t *testing.T) {
 	s, err := ParseSpans("7,0-3, 5-5", "layers")
 	require.NoError(t, err)

@@ -58,3 +58,15 @@ func (t *Table) widths() []int {
 	}
 	return widths
 }
+
+// fitting returns how many columns, at least one, stand in a line of room runes; 0 is any number.
+func (t *Table) fitting(room int) (n int) {
+	end := utf8.RuneCountInString(t.Indent)
+	for i, width := range t.widths() {
+		if end += width; room > 0 && i > 0 && end > room {
+			return i
+		}
+		end += len("  ")
+	}
+	return len(t.Align)
+}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"dsmoe/config"
 	"dsmoe/convert"
@@ -238,6 +239,24 @@ func nearCommands(cmd *cobra.Command, word string) string {
 	}
 	cmd.SuggestionsMinimumDistance = 2
 	return strings.Join(cmd.SuggestionsFor(word), " or ")
+}
+
+// nearFlags asks, if err is about an unknown flag, which of cmd's it may have been meant for.
+func nearFlags(cmd *cobra.Command, err error) string {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
+		return ""
+	}
+	names := &cobra.Command{} // which knows how near names are
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+		}
+	})
+	if near := nearCommands(names, unknown.GetSpecifiedName()); near != "" {
+		return ", is it --" + strings.ReplaceAll(near, " or ", " or --") + "?"
+	}
+	return ""
 }
 
 // errInterrupted is an interruption by the user.

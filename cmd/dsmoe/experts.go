@@ -33,12 +33,12 @@ dsmoe help findings  the kinds of findings`,
 	against := cmd.Flags().String("against", "", "only how far each expert is from that of the `original` checkpoint")
 	out.plot = addPlot(cmd, "likeness to the nearest by layer and expert; --against: relative errors")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
-		if *against != "" && (*similarities || cmd.Flags().Changed("by")) {
-			return misuse(cmd, "--against goes with neither --by nor --similarities")
+		if *against != "" && *similarities {
+			return misuse(cmd, "--against does not go with --similarities")
 		}
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
 			if *against != "" {
-				return expertsAgainst(cmd, w, *against, *selection, out)
+				return expertsAgainst(cmd, w, *against, *selection, inspect.Grouping(by.value), out)
 			}
 			r, err := experts.Examine(cmd.Context(), w, experts.Options{Selection: *selection, Similarities: *similarities, By: inspect.Grouping(by.value)})
 			if err != nil {
@@ -51,7 +51,8 @@ dsmoe help findings  the kinds of findings`,
 }
 
 // expertsAgainst compares experts with their originals.
-func expertsAgainst(cmd *cobra.Command, w inspect.Weights, original string, s inspect.Selection, out *output) error {
+func expertsAgainst(cmd *cobra.Command, w inspect.Weights, original string, s inspect.Selection, by inspect.Grouping,
+	out *output) error {
 	b, c, err := openWeights(original)
 	if err != nil {
 		return err
@@ -61,5 +62,6 @@ func expertsAgainst(cmd *cobra.Command, w inspect.Weights, original string, s in
 	if err != nil {
 		return fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original), err)
 	}
+	r.By = by
 	return out.judge(cmd, r, r.Findings)
 }

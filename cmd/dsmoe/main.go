@@ -66,18 +66,24 @@ ones.`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe convert fixtures/v3-fp8/checkpoint v3-f32 --type f32
   dsmoe inspect v3-f32
-  dsmoe diff fixtures/v3-fp8/checkpoint v3-f32
-  dsmoe synth fixtures/v1-base/checkpoint/config.json random`,
-		Version:       version(),
-		Args:          noCommand,
-		RunE:          func(*cobra.Command, []string) error { return nil },
+  dsmoe diff fixtures/v3-fp8/checkpoint v3-f32`,
+		Version: version(),
+		Args:    noCommand,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if asksJSON(cmd, args) {
+				return misuse(cmd, "a command is missing")
+			}
+			return cmd.Help()
+		},
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	colour := choice{value: colourAuto, words: []string{colourAuto, colourAlways, colourNever}}
+	root.PersistentFlags().Var(&colour, colourFlag, "colour of verdicts and levels: auto, always or never")
 	jsonFlag(root) // so that an error has a document
 	root.Flags().MarkHidden("json")
 	root.SetVersionTemplate("dsmoe {{.Version}}\n")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misuse(cmd, err.Error()) })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misuse(cmd, err.Error()+nearFlags(cmd, err)) })
 	root.SetUsageTemplate(topicsTemplate.Replace(root.UsageTemplate()) + exitStatusTemplate)
 	root.AddCommand(newVerify(), newConvert(), newInspect(), newDiff(), newSynth(), newVersion())
 	addTopics(root)
@@ -88,10 +94,10 @@ ones.`,
 	return root
 }
 
-// noCommand is what is wrong when the root command itself is about to run.
+// noCommand refuses words that are no command.
 func noCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return misuse(cmd, "a command is missing")
+		return nil
 	}
 	return misuse(cmd, unknownCommand(cmd, args[0]))
 }

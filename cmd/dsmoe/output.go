@@ -46,6 +46,7 @@ func addOutput(cmd *cobra.Command, pipe text.Form) *output {
 		usage += " (default table)"
 	}
 	cmd.Flags().VarP(&o.form, outputFlag, "o", usage)
+	cmd.Flags().Bool(wideFlag, false, "all columns of a table, wider than the terminal")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if *o.json && !slices.Contains([]string{"", jsonForm}, o.form.value) {
 			return misuse(cmd, "--json and -o "+o.form.value+": one of them")

@@ -109,3 +109,27 @@ func TestTablesAreForTerminals(t *testing.T) {
 		assert.Equal(t, exitYes, status)
 	}
 }
+
+// TestTerminals: on a terminal a table leaves out what has no room unless it is to be wide, and verdicts have a
+// colour unless it is not wanted.
+func TestTerminals(t *testing.T) {
+	fixture := func(name string) string { return filepath.Join("..", "..", "fixtures", "v1-base", name) }
+	shown := func(args ...string) string {
+		x := openTerminal(t)
+		require.NoError(t, unix.IoctlSetWinsize(int(x.File.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 60}))
+		require.Equal(t, exitYes, run(t.Context(), args, x.File, io.Discard))
+		return x.close(t)
+	}
+	mem := []string{"inspect", "mem", fixture("checkpoint")}
+	assert.Contains(t, shown(mem...), "columns without room: ")
+	assert.NotContains(t, shown(append(mem, "--wide")...), "without room")
+	assert.NotContains(t, shown(append(mem, "-o", "tsv")...), "without room")
+
+	verify := []string{"verify", fixture("checkpoint"), fixture("golden-f32")}
+	const green = "\x1b[1;32mPASS\x1b[0m"
+	assert.Contains(t, shown(verify...), green)
+	assert.NotContains(t, shown(append(verify, "--color", "never")...), "\x1b")
+	t.Setenv("NO_COLOR", "1")
+	assert.NotContains(t, shown(verify...), "\x1b")
+	assert.Contains(t, shown(append(verify, "--color", "always")...), green)
+}

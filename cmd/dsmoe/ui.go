@@ -10,7 +10,8 @@ package main
 //   - What a terminal would act on, in a path, a name or a value, is shown escaped.
 //   - Progress goes to stderr, and only if that is a terminal. It is gone when the
 //     command ends.
-//   - No colour is used, so NO_COLOR has nothing to switch off.
+//   - Verdicts and levels of findings are coloured on a terminal: --color, NO_COLOR.
+//   - A table leaves out its last columns where the terminal has no room: --wide.
 //   - The exit status is the answer; see the switch in main.go.
 
 import (
@@ -49,11 +50,15 @@ func printReport(cmd *cobra.Command, r result, asJSON bool) error {
 		return w.Flush()
 	}
 	var b strings.Builder
-	if err := r.WriteText(&b); err != nil {
+	if err := r.WriteText(screenOf(cmd, &b)); err != nil {
 		return err
 	}
+	coloured := isColoured(cmd)
 	for line := range strings.Lines(b.String()) {
-		fmt.Fprintln(w, text.Line(strings.TrimSuffix(line, "\n")))
+		if line = text.Line(strings.TrimSuffix(line, "\n")); coloured {
+			line = paint(line)
+		}
+		fmt.Fprintln(w, line)
 	}
 	return w.Flush()
 }

@@ -27,6 +27,7 @@ type ErrorReport struct {
 	Layers     []LayerErrors         `json:"layers"`      // layers with a selected expert, in their order
 	Findings   []inspect.Observation `json:"findings"`    // in the order of the layers, then of the experts
 	NotCounted []inspect.NotCounted  `json:"not_counted"` // selected weights that have no numbers
+	By         inspect.Grouping      `json:"-"`           // rows of the sheet: ByExpert, also "", or ByLayer
 }
 
 // LayerErrors is the experts of a layer.
@@ -239,8 +240,11 @@ func (l *LayerErrors) aboutMatrix(e *ExpertErrors, role table.Role, m *MatrixErr
 	return nil
 }
 
-// Sheet is a row per expert.
+// Sheet is a row per expert, or layerSheet.
 func (r *ErrorReport) Sheet() *text.Sheet {
+	if r.By == inspect.ByLayer {
+		return r.layerSheet()
+	}
 	s := text.NewSheet("layer", "expert", "dtype", "against", ">rms_gate", ">rms_up", ">rms_down", ">z", ">max_abs",
 		">different", ">not_finite")
 	for _, l := range r.Layers {
@@ -268,6 +272,40 @@ func (e *ExpertErrors) addRow(s *text.Sheet, layer int) {
 		z, most = inspect.Larger(z, m.Z), inspect.Larger(most, m.MaxAbs)
 	}
 	s.Row(layer, expertCell(e.Expert), once(dtypes), once(against), errs, z, most, different, notFinite)
+}
+
+// layerSheet is a row per layer and matrix: the spread of the routed experts' errors, the expert that is
+// farthest from its original, and what differs in all of them.
+func (r *ErrorReport) layerSheet() *text.Sheet {
+	s := text.NewSheet("layer", "of", ">rms", ">rms_mad", ">largest", "expert", ">max_abs", ">different", ">not_finite")
+	for _, l := range r.Layers {
+		for role, spread := range l.All() {
+			l.addRow(s, role, spread)
+		}
+	}
+	return s
+}
+
+// addRow adds the row of a matrix, if an expert has it.
+func (l *LayerErrors) addRow(s *text.Sheet, role table.Role, spread *inspect.Spread) {
+	var largest, most *float64
+	farthest := text.Real(nil)
+	different, notFinite, any := int64(0), int64(0), false
+	for i := range l.Experts {
+		m := *l.Experts[i].Of(role)
+		if m == nil {
+			continue
+		}
+		any = true
+		if m.RelativeRMS != nil && (largest == nil || *m.RelativeRMS > *largest) {
+			largest, farthest = m.RelativeRMS, expertCell(l.Experts[i].Expert)
+		}
+		most = inspect.Larger(most, m.MaxAbs)
+		different, notFinite = different+m.Different, notFinite+m.NotFinite
+	}
+	if any {
+		s.Row(l.Layer, string(role), spread.Cells(), largest, farthest, most, different, notFinite)
+	}
 }
 
 // once joins the different ones of words.

@@ -137,7 +137,8 @@ func (r *MemoryReport) WriteText(w io.Writer) error {
 		r.DType, assumed(r.Assumed))
 	modules.WriteAs(&b, text.AsTable)
 	fmt.Fprintln(&b)
-	r.Sheet().WriteAs(&b, text.AsTable)
-	_, err := io.WriteString(w, b.String())
-	return err
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return err
+	}
+	return r.Sheet().WriteAs(w, text.AsTable)
 }

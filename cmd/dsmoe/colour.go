@@ -1,0 +1,70 @@
+package main
+
+import (
+	"io"
+	"os"
+	"regexp"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"dsmoe/text"
+)
+
+// The words of --color.
+const (
+	colourFlag   = "color"
+	colourAuto   = "auto" // on a terminal, unless NO_COLOR is set or TERM is dumb
+	colourAlways = "always"
+	colourNever  = "never"
+)
+
+// colours are the words at the begin of a line that have a colour, behind what stands before
+// them: verdicts, and the levels of findings.
+var colours = regexp.MustCompile(`^(verdict +|  )(PASS|FAIL|INCONCLUSIVE|error|notice)\b`)
+
+// codes are the colours: bold, and green, red or yellow.
+var codes = map[string]string{"PASS": "1;32", "FAIL": "1;31", "error": "1;31", "INCONCLUSIVE": "1;33", "notice": "1;33"}
+
+// paint colours the verdict or the level that a line begins with.
+func paint(line string) string {
+	m := colours.FindStringSubmatchIndex(line)
+	if m == nil {
+		return line
+	}
+	word := line[m[4]:m[5]]
+	return line[:m[4]] + "\x1b[" + codes[word] + "m" + word + "\x1b[0m" + line[m[5]:]
+}
+
+// isColoured says whether the result of cmd is printed in colours.
+func isColoured(cmd *cobra.Command) bool {
+	switch f := cmd.Flags().Lookup(colourFlag); {
+	case f != nil && f.Value.String() == colourAlways:
+		return true
+	case f != nil && f.Value.String() == colourNever, os.Getenv("NO_COLOR") != "", os.Getenv("TERM") == "dumb":
+		return false
+	}
+	return columnsOf(cmd.OutOrStdout()) > 0
+}
+
+// columnsOf returns how many columns the terminal w shows; 0 if w is no terminal.
+func columnsOf(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if columns, _, err := term.GetSize(int(f.Fd())); err == nil {
+			return columns
+		}
+	}
+	return 0
+}
+
+// wideFlag shows tables with all their columns.
+const wideFlag = "wide"
+
+// screenOf returns w as the screen that the result of cmd is made for.
+func screenOf(cmd *cobra.Command, w io.Writer) text.Screen {
+	s := text.Screen{Writer: w}
+	if f := cmd.Flags().Lookup(wideFlag); f != nil && f.Value.String() == "false" {
+		s.Columns = columnsOf(cmd.OutOrStdout())
+	}
+	return s
+}
