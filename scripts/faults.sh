@@ -27,7 +27,7 @@ die() { echo "FAILED: $*" >&2; exit 1; }
 hashes() { (cd "$1" && find . -type f | LC_ALL=C sort | xargs -d '\n' sha256sum); }
 
 src=fixtures/v3-fp8/checkpoint
-options="--experts fused --max-shard-size 300KB"
+options="--experts fused --allow-fp8-fused --max-shard-size 300KB"
 
 complete() { [ -e "$1/model.safetensors.index.json" ]; }
 
