@@ -14,7 +14,9 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"dsmoe/config"
 	"dsmoe/convert/format"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -49,6 +51,15 @@ func readIndex(dir, file string, of *format.Format) (*Index, error) {
 		return nil, fmt.Errorf("%s, more than the limit of %s", text.ExactBytes(size), text.Bytes(maxIndexSize))
 	}
 	return parseIndex(io.LimitReader(f, maxIndexSize), file, of)
+}
+
+// fits fails if the index names no weight that c implies: it is of another model.
+func (x *Index) fits(c *config.Config) error {
+	if slices.ContainsFunc(x.weights, func(w weight) bool { return weights.Implied(c, w.tensor) }) {
+		return nil
+	}
+	return fmt.Errorf("weight_map names no weight that %s implies; its %s begin with %s", ConfigName,
+		text.Plural(x.Tensors, "name"), text.Quote(x.weights[0].tensor))
 }
 
 // parseIndex reads an index strictly: exact keys, no key twice in any object,
@@ -86,6 +97,9 @@ func (p *indexParser) parse() error {
 	}
 	if _, err := p.dec.ReadToken(); err != io.EOF {
 		return fmt.Errorf("text after the end of the JSON object")
+	}
+	if p.index.Tensors == 0 {
+		return errors.New("weight_map is empty")
 	}
 	return nil
 }

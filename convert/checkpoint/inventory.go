@@ -137,6 +137,9 @@ func (s *scanner) readIndex() {
 		return
 	}
 	index, err := readIndex(s.dir, s.index, s.format)
+	if err == nil && s.inv.Config != nil {
+		err = index.fits(s.inv.Config)
+	}
 	if err != nil {
 		s.problem(ProblemsOf(s.index, err)...)
 		s.files = s.weightFiles

@@ -191,7 +191,7 @@ func scope(c *inspect.Checkpoint) (checked, not []string) {
 			text.Plural(required(c), "weight")))
 	}
 	if c.Config != nil && len(tensors) > 0 && !c.Complete() {
-		not = append(not, "which weights are missing: not every file could be read")
+		not = append(not, "which weights are missing: not every file can be used")
 	}
 	return checked, append(not, ValuesNotChecked)
 }

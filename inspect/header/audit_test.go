@@ -107,7 +107,7 @@ func TestAuditFindings(t *testing.T) {
 				c.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "b.safetensors", Cause: "file is empty"}}
 			},
 			[]string{"1 problem\n", "broken: b.safetensors: file is empty",
-				"not checked  which weights are missing: not every file could be read"}, "missing: model",
+				"not checked  which weights are missing: not every file can be used"}, "missing: model",
 		},
 		"config that cannot be read": {
 			func(t *testing.T, c *inspect.Checkpoint) {

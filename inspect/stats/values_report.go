@@ -197,7 +197,7 @@ func (x *valueAudit) scope() (checked, not []string) {
 		text.Plural(x.duplicates, "tensor"))
 	say(&not, x.unselected > 0, "the values of %s that are not selected", text.Plural(x.unselected, "weight"))
 	say(&not, len(x.Parts) > 0 && !x.Selection.All(), "checksums of archive entries: not all weights are selected")
-	say(&not, !x.Complete(), "the values in files whose headers cannot be read")
+	say(&not, !x.Complete(), "the values in files that cannot be used")
 	say(&not, !compared && x.isTied() && x.holders[head] != "" && x.Selection.Has(head) && x.Selection.Has(embedding),
 		"%s against %s: they cannot be compared", head, embedding)
 	return checked, not

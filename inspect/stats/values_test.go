@@ -140,7 +140,7 @@ func TestValues(t *testing.T) {
 		"no file": {base, func(s *inspecttest.Stored) {
 			s.Findings = []inspect.Finding{{Kind: inspect.Broken, File: "c.safetensors", Cause: "file is empty"}}
 		}, 1,
-			[]string{"not checked  the values in files whose headers cannot be read"}, "value:"},
+			[]string{"not checked  the values in files that cannot be used"}, "value:"},
 		"two files": {base, func(s *inspecttest.Stored) {
 			s.Files = append(s.Files, inspect.File{Name: "c.safetensors", Size: 9,
 				Tensors: []tensor.Info{{Name: normal, DType: tensor.BF16, Shape: []int{64, 64}}}})

@@ -146,6 +146,18 @@ func (e *ScalesError) Error() string {
 	return fmt.Sprintf("%s have dtype %s: F32, F16 or BF16 is expected", what, e.Weight.Scales.DType)
 }
 
+// Implied reports whether c implies the stored tensor of that name: it is a weight of the model, a part of
+// one, or the fused experts of a layer.
+func Implied(c *config.Config, stored string) bool {
+	f, name := table.FamilyOf(c), OwnerOf(stored)
+	p := f.Place(name)
+	if fused, layer := table.FusedAt(name); fused != nil {
+		p = table.Place{Row: f.Row(table.RoutedExperts, fused.Roles[0]), Layer: layer}
+	}
+	return p.Row != nil && p.Layer < c.NumHiddenLayers+f.PredictionLayers(c) && p.Expert < c.NRoutedExperts &&
+		(p.Row.Holds(c, p.Layer) || p.Is(table.Head, table.LMHead)) // a tied head may be stored
+}
+
 // AsUnviewed returns src, which has the weight, if that has to be read.
 func (w *Weight) AsUnviewed(src Source) (u Unviewed, ok bool) {
 	u, ok = src.(Unviewed)

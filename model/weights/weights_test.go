@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
 	"dsmoe/model/tensor/tensortest"
 )
@@ -133,6 +134,24 @@ func TestDecoderNames(t *testing.T) {
 			require.Contains(t, c.src, w.Stored)
 		}
 		require.Equal(t, c.want, got, name)
+	}
+}
+
+// TestImplied: of stored names those that the config implies, scales, fused experts and a stored head among them.
+func TestImplied(t *testing.T) {
+	c := configtest.Fixture(t, "v3-mtp/checkpoint")
+	c.TieWordEmbeddings = true
+	for name, want := range map[string]bool{
+		"model.norm.weight": true, "lm_head.weight": true, "layers.0.input_layernorm.weight": true,
+		"model.layers.1.mlp.experts.0.up_proj.weight_scale_inv": true, "model.layers.1.mlp.experts.gate_up_proj": true,
+		"model.layers.2.enorm.weight": true, "model.layers.2.mlp.experts.down_proj": true,
+
+		"norm.wait": false, "lang.model.norm.weight": false, "model.layers.0.self_attn.rotary_emb.inv_freq": false,
+		"model.layers.3.input_layernorm.weight": false, "model.layers.3.mlp.experts.gate_up_proj": false,
+		"model.layers.0.mlp.gate.weight": false, "model.layers.0.mlp.experts.down_proj": false,
+		"model.layers.1.mlp.experts.16.up_proj.weight": false,
+	} {
+		require.Equal(t, want, Implied(c, name), name)
 	}
 }
 
