@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/engine"
@@ -53,7 +54,8 @@ func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
 	return plan.Conversion(src, o.Options)
 }
 
-// Run converts src into the directory dst, which must not exist or be empty. It assembles the
+// Run converts src into dst: the path of one file if it ends as o.Into says, and else a directory,
+// which must not exist or be empty. It assembles the
 // output in a hidden directory, beside dst or, if dst exists, inside it. The output appears
 // in dst when it is complete and, unless Unverified is set, proven against the source. With
 // Overwrite, dst may also hold a finished output and nothing else, which is replaced if it is as
@@ -71,6 +73,7 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 	if err != nil {
 		return nil, err
 	}
+	o.Options = o.Into(target)
 	err = checkOverlap(src, target)
 	if err == nil && (o.Overwrite || o.StartOver) {
 		err = checkSpared(src, target)
@@ -140,6 +143,9 @@ func (nothing) Key() (string, error) { return "", nil }
 // checkOverlap refuses a target that is the source, or inside it: the source's path may be a
 // directory, an index or a hub's cache. A target beside a single weight file is allowed.
 func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
+	if holds(src, dst) {
+		return errors.New("is the source itself")
+	}
 	if src.Alone {
 		return nil
 	}
@@ -158,6 +164,15 @@ func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
 		}
 	}
 	return nil
+}
+
+// holds reports whether the file at dst is a weight file of the source.
+func holds(src *checkpoint.Checkpoint, dst string) bool {
+	target, err := os.Stat(dst)
+	return err == nil && slices.ContainsFunc(src.Inventory.Files, func(f checkpoint.FileInfo) bool {
+		stat, err := os.Stat(filepath.Join(src.Dir, f.Name))
+		return err == nil && os.SameFile(stat, target)
+	})
 }
 
 // checkOutside refuses a target that is the directory source, or inside it.

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -170,15 +172,15 @@ type CheckReport struct {
 	Notes    []string             `json:"notes"`    // for the user
 }
 
-// Check hashes every byte of the converted checkpoint in dir and compares it with
-// its manifest. Whatever changed is named in the report; an error means that it
-// could not be told.
-func Check(ctx context.Context, dir string, s Settings) (*CheckReport, error) {
-	c, err := engine.Check(ctx, dir, s)
+// Check hashes every byte of the converted checkpoint at path, a directory or one file, and
+// compares it with its manifest. The report names whatever changed; an error means that the
+// comparison was not possible.
+func Check(ctx context.Context, path string, s Settings) (*CheckReport, error) {
+	c, err := engine.Check(ctx, path, s)
 	if err != nil {
 		return nil, err
 	}
-	r := &CheckReport{Path: dir, Plan: c.Plan, Verified: c.Verified, Tensors: c.Tensors, Bytes: c.Bytes,
+	r := &CheckReport{Path: path, Plan: c.Plan, Verified: c.Verified, Tensors: c.Tensors, Bytes: c.Bytes,
 		Problems: c.Problems, Notes: []string{}}
 	if c.Unsealed {
 		r.Notes = append(r.Notes, "an older version wrote the manifest, without a hash of its own: "+
@@ -187,11 +189,17 @@ func Check(ctx context.Context, dir string, s Settings) (*CheckReport, error) {
 	return r, nil
 }
 
-// Rounded returns the tensors of the converted checkpoint in dir that the conversion rounded
-// to their dtype, and how, as its manifest records. It omits tensors whose bytes changed
-// since; without a manifest it returns nil.
-func Rounded(ctx context.Context, dir string) (map[string]tensor.Rounding, error) {
-	return engine.Rounded(ctx, dir, Settings{})
+// Rounded returns the tensors of the converted checkpoint c that the conversion rounded to
+// their dtype, and how, as its manifest records. It omits tensors whose bytes changed since;
+// without a manifest it returns nil.
+func Rounded(ctx context.Context, c *checkpoint.Checkpoint) (map[string]tensor.Rounding, error) {
+	if files := c.Inventory.Files; c.ConfigInside() && len(files) == 1 {
+		file := filepath.Join(c.Dir, files[0].Name)
+		if _, err := os.Stat(file + plan.FileManifest); err == nil {
+			return engine.Rounded(ctx, file, Settings{})
+		}
+	}
+	return engine.Rounded(ctx, c.Dir, Settings{})
 }
 
 // WriteText writes what changed, a line each, or that nothing did.

@@ -131,8 +131,8 @@ class Check:
         self.counts[what] = self.counts.get(what, 0) + n
 
     def convert(self, src, dst, kind):
-        subprocess.run([self.dsmoe, "convert", src, dst, "--to", "gguf", "--type", kind], check=True, stdout=subprocess.DEVNULL)
-        return dst / "model.gguf"
+        subprocess.run([self.dsmoe, "convert", src, dst, "--to", "gguf", "--type", kind, "--name", "model"], check=True, stdout=subprocess.DEVNULL)
+        return next(dst.glob("*.gguf"))
 
     def names(self, path, want, what, exact):
         got = read(path)

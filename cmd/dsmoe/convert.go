@@ -4,11 +4,9 @@ import (
 	"context"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -21,6 +19,7 @@ import (
 // convertFlags are the flags of convert.
 type convertFlags struct {
 	to            formatFlag
+	name          string
 	dtype         weightType
 	experts       expertsFlag
 	shard         shardSize
@@ -54,7 +53,7 @@ tokenizer, are copied, but not with a single weight file.
 dsmoe help conversions  what is guaranteed, what each --type does, GGUF, parts
 dsmoe help checkpoints  what SRC may be`,
 		Example: `  dsmoe convert fixtures/v3-fp8/checkpoint v3-bf16 --type bf16
-  dsmoe convert fixtures/v3-fp8/checkpoint v3-q8 --to gguf --type q8_0
+  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0
   dsmoe convert --check v3-bf16`,
 		Args:        f.args,
 		Annotations: exits("the output is complete, or --check found it unchanged", "--check found it changed"),
@@ -68,6 +67,7 @@ dsmoe help checkpoints  what SRC may be`,
 func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf")
+	flags.StringVar(&f.name, "name", "", "`name` of the model and its files, for gguf")
 	flags.Var(&f.dtype, "type",
 		"dtype of float weights: f32, f16, bf16 or keep; float32, fp16, half, … will do; a mixture for gguf")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
@@ -102,13 +102,7 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 	case f.dryRun && len(given) == 1:
 		return nil
 	}
-	if err := expect("SRC", "DST")(cmd, given); err != nil {
-		return err
-	}
-	if strings.EqualFold(filepath.Ext(given[1]), ".gguf") {
-		return misuse(cmd, "DST is a directory, and cannot have the extension of a file: --to gguf writes DST/model.gguf")
-	}
-	return nil
+	return expect("SRC", "DST")(cmd, given)
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
@@ -151,9 +145,12 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string,
 	s convert.Settings) (result, error) {
 	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, Mixture: f.dtype.mixture,
-		Experts: plan.Experts(f.experts), AllowFP8Fused: f.allowFP8Fused, MaxShardBytes: int64(f.shard),
+		Name: f.name, Experts: plan.Experts(f.experts), AllowFP8Fused: f.allowFP8Fused, MaxShardBytes: int64(f.shard),
 		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp, Format: string(f.to)}}
 	if f.dryRun {
+		if len(args) > 1 {
+			o.Options = o.Into(args[1])
+		}
 		return convert.Plan(src, o)
 	}
 	return convert.Run(ctx, args[1], src, o)

@@ -148,7 +148,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		}
 	}
 	options.Rounded = func() (map[string]tensor.Rounding, error) {
-		rounded, err := convert.Rounded(ctx, c.Dir)
+		rounded, err := convert.Rounded(ctx, c)
 		return c.Named(rounded), err
 	}
 	r.Report, err = verify.Run(ctx, c.Config, c, p, options)

@@ -319,6 +319,12 @@ func IsAdapter(file string) bool {
 
 var shardPattern = regexp.MustCompile(`^(.*)-([0-9]{5,})-of-([0-9]{5,})\.[a-z]+$`)
 
+// IsShard reports whether a file's name is that of one of several shards.
+func IsShard(file string) bool {
+	_, _, ok := shardFamily(file)
+	return ok
+}
+
 // shardFamily splits a shard's file name into the name of its set and "N of M".
 func shardFamily(name string) (family, part string, ok bool) {
 	m := shardPattern.FindStringSubmatch(name)

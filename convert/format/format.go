@@ -18,10 +18,8 @@ type Format struct {
 
 	// Recognise reports whether a file with this name holds weights in this format.
 	Recognise func(file string) bool
-	// Single is the file name of a checkpoint in one file.
+	// Single is the file name of a checkpoint in one file. Shards have its stem.
 	Single string
-	// Shard returns the name of shard i of n, counted from 0.
-	Shard func(i, n int) string
 	// ShardBytes is the default limit of tensor bytes per file; 0 puts all in one file.
 	ShardBytes int64
 	// Index is the file name of the index of a checkpoint in shards.
@@ -64,9 +62,8 @@ type Dialect struct {
 	Arrange func(c *config.Config, weights []tensor.Info, kind string) ([]Arranged, []error)
 	// Types are Arrange's words for mixtures of dtypes.
 	Types []string
-	// Describe encodes the files' content beside their tensors. Notes are warnings for readers
-	// of the files.
-	Describe func(d Description) (keys []byte, notes []string, err error)
+	// Describe encodes the files' content beside their tensors.
+	Describe func(d Description) (Described, error)
 	// Consumes reports whether a file without weights with this name goes into the keys.
 	Consumes func(file string) bool
 }
@@ -85,11 +82,19 @@ type Arranged struct {
 // Description is the argument of Describe.
 type Description struct {
 	Config  *config.Config
-	Name    string                             // of the model
+	Name    string                             // of the model, unless Named or the source's keys have one
+	Named   string                             // that the user gave the model and the files; may be empty
 	Type    string                             // that was asked for: "keep", or a dtype or a mixture
 	Tensors []tensor.Info                      // as they are written
 	Was     []tensor.DType                     // dtypes of widened tensors before widening; Invalid for others
 	Open    func(name string) (fs.File, error) // opens a file beside the source's weights
+}
+
+// Described is the result of Describe.
+type Described struct {
+	Keys  []byte   // the encoded content
+	Stem  string   // of the files' names
+	Notes []string // warnings for readers of the files
 }
 
 // Assembly is the content of a checkpoint's files in HuggingFace's terms.

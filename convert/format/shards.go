@@ -2,10 +2,13 @@ package format
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"path/filepath"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -20,9 +23,9 @@ type Shard struct {
 }
 
 // Shards divides tensors, given in the order of the model, among files of at most maxBytes
-// of tensor data, and lays out each. keys are the encoded keys of the files; nil is the
-// format's default.
-func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, keys []byte) ([]Shard, error) {
+// of tensor data, and lays out each. The zero Described gives the files the format's own keys
+// and names.
+func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, d Described) ([]Shard, error) {
 	if len(tensors) == 0 {
 		return nil, errors.New("no tensors to write")
 	}
@@ -32,11 +35,11 @@ func (f *Format) Shards(tensors []tensor.Info, maxBytes int64, keys []byte) ([]S
 	groups := divide(tensors, maxBytes)
 	shards := make([]Shard, len(groups))
 	for i, group := range groups {
-		l, err := f.Layout(group, Head{keys, i, len(groups), len(tensors)})
+		l, err := f.Layout(group, Head{d.Keys, i, len(groups), len(tensors)})
 		if err != nil {
 			return nil, err
 		}
-		shards[i] = Shard{f.fileName(i, len(groups)), l}
+		shards[i] = Shard{f.fileName(d.Stem, i, len(groups)), l}
 	}
 	return shards, nil
 }
@@ -56,11 +59,14 @@ func checkInfos(tensors []tensor.Info) error {
 	return nil
 }
 
-func (f *Format) fileName(i, n int) string {
-	if n == 1 {
-		return f.Single
+// fileName names file i of n.
+func (f *Format) fileName(stem string, i, n int) string {
+	ending := filepath.Ext(f.Single)
+	stem = cmp.Or(stem, strings.TrimSuffix(f.Single, ending))
+	if n > 1 {
+		stem = fmt.Sprintf("%s-%05d-of-%05d", stem, i+1, n)
 	}
-	return f.Shard(i, n)
+	return stem + ending
 }
 
 // divide divides tensors among files as huggingface_hub's

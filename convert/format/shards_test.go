@@ -26,7 +26,7 @@ func TestShards(t *testing.T) {
 		for i, n := range c.sizes {
 			infos = append(infos, tensor.Info{Name: fmt.Sprint(i), DType: tensor.U8, Shape: []int{n}})
 		}
-		shards, err := safetensors.Format().Shards(infos, 10, nil)
+		shards, err := safetensors.Format().Shards(infos, 10, format.Described{})
 		require.NoError(t, err)
 		var got []string
 		for i, s := range shards {
@@ -62,7 +62,7 @@ func TestShardsRefuse(t *testing.T) {
 		"dtype":               {[]tensor.Info{{Name: "a"}}, 10, "tensor a: dtype invalid"},
 		"name":                {[]tensor.Info{info("a\n")}, 10, "cannot be printed"},
 	} {
-		_, err := safetensors.Format().Shards(c.infos, c.limit, nil)
+		_, err := safetensors.Format().Shards(c.infos, c.limit, format.Described{})
 		require.ErrorContains(t, err, c.want, name)
 	}
 }

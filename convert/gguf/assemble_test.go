@@ -48,8 +48,8 @@ func fileOf(t testing.TB, fixture string, d tensor.DType) *file {
 		}
 		f.tensors = append(f.tensors, tensor.Info{Name: x.Name, DType: x.DType, Shape: x.Shape})
 	}
-	var err error
-	f.keys, _, err = describe(format.Description{Config: c, Name: "x", Type: "keep", Tensors: f.tensors, Was: make([]tensor.DType, len(f.tensors))})
+	described, err := describe(format.Description{Config: c, Name: "x", Type: "keep", Tensors: f.tensors, Was: make([]tensor.DType, len(f.tensors))})
+	f.keys = described.Keys
 	require.NoError(t, err)
 	return f
 }

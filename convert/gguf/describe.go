@@ -3,9 +3,11 @@ package gguf
 // The keys of a file to be written.
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,8 +18,9 @@ import (
 
 // keyWriter encodes keys.
 type keyWriter struct {
-	b    []byte // what Description.Keys is: the number of keys, then each with its value
-	arch string
+	b     []byte // Described.Keys: the number of keys, then each with its value
+	arch  string
+	texts map[string]string // the values that are strings; nil where nobody reads them
 }
 
 // key begins a pair.
@@ -45,6 +48,9 @@ func (w *keyWriter) put(key string, v any) {
 	case string:
 		w.key(key, str)
 		w.b = appendText(w.b, v)
+		if w.texts != nil {
+			w.texts[key] = v
+		}
 	case []string:
 		w.list(key, str, len(v))
 		for _, s := range v {
@@ -69,20 +75,39 @@ func (w *keyWriter) list(key string, of kind, n int) {
 func (w *keyWriter) of(key string, v any) { w.put(w.arch+"."+key, v) }
 
 // describe is Dialect.Describe.
-func describe(d format.Description) (keys []byte, notes []string, err error) {
+func describe(d format.Description) (format.Described, error) {
 	c := d.Config
-	w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c)}
+	w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c), texts: map[string]string{}}
 	w.put(architectureKey, w.arch)
 	w.put("general.type", "model")
-	w.put("general.name", d.Name)
-	w.put("general.size_label", sizeLabel(d.Tensors))
+	w.put(nameKey, cmp.Or(d.Named, d.Name))
+	w.put(sizeKey, sizeLabel(d.Tensors))
 	w.model(c)
 	w.put(fileTypeKey, fileType(d))
 	w.put("general.quantization_version", uint32(2))
 	w.widened(d)
-	notes = warnings(c)
-	tokenizerNotes, err := w.vocabulary(d)
-	return w.b, append(notes, tokenizerNotes...), err
+	notes, err := w.vocabulary(d)
+	return format.Described{Keys: w.b, Stem: stem(d, w.texts), Notes: append(warnings(c), notes...)}, err
+}
+
+// stem returns the stem of the files' names: a name that the user gave, or naming_convention of
+// gguf-py, and the type.
+func stem(d format.Description, texts map[string]string) string {
+	parts := []string{d.Named}
+	if d.Named == "" {
+		parts = []string{cmp.Or(texts[baseKey], texts[nameKey], "ggml-model"), texts[sizeKey], texts[finetuneKey],
+			texts[versionKey]}
+	}
+	parts = slices.DeleteFunc(append(parts, fileTypeName(d)), func(part string) bool { return part == "" })
+	return strings.NewReplacer(" ", "-", "/", "-", `\`, "-").Replace(strings.Join(parts, "-"))
+}
+
+// fileTypeName spells the type as llama.cpp's file names do.
+func fileTypeName(d format.Description) string {
+	if _, known := fileTypes[d.Type]; known {
+		return strings.ToUpper(d.Type)
+	}
+	return most(d.Tensors).String()
 }
 
 // model writes the keys that come from config.json.

@@ -9,7 +9,6 @@
 package gguf
 
 import (
-	"fmt"
 	"path/filepath"
 	"strings"
 
@@ -23,7 +22,6 @@ func Format() *format.Format {
 		Name:      "GGUF",
 		Recognise: isWeights,
 		Single:    "model.gguf",
-		Shard:     func(i, n int) string { return fmt.Sprintf("model-%05d-of-%05d.gguf", i+1, n) },
 		IsIndex:   func(string) bool { return false },
 		Belongs:   isWeights,
 		Open:      format.Opener(Open),

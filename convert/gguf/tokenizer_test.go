@@ -39,17 +39,17 @@ func described(t *testing.T, files map[string]string) (map[string]value, []strin
 	for name, data := range files {
 		disk[name] = &fstest.MapFile{Data: []byte(data)}
 	}
-	keys, notes, err := describe(format.Description{Config: configtest.Parse(t, tinyConfig), Name: "tiny", Type: "keep",
+	d, err := describe(format.Description{Config: configtest.Parse(t, tinyConfig), Name: "tiny", Type: "keep",
 		Open: func(name string) (fs.File, error) { return disk.Open(name) }})
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := NewLayout([]tensor.Info{{Name: "a", DType: tensor.F32, Shape: []int{1}}}, format.Head{Keys: keys})
+	l, err := NewLayout([]tensor.Info{{Name: "a", DType: tensor.F32, Shape: []int{1}}}, format.Head{Keys: d.Keys})
 	require.NoError(t, err)
 	data := append(l.Header(), make([]byte, 32)...)
 	h, err := ReadHeader(strings.NewReader(string(data)), int64(len(data)), "x")
 	require.NoError(t, err)
-	return h.values, notes, nil
+	return h.values, d.Notes, nil
 }
 
 // TestTokenizer: tokens by number, types, merges in both spellings, tokens with a meaning and

@@ -22,7 +22,7 @@ func (huggingFace) companions(c *conversion, doc document, p *Plan) (others []Ot
 	if others, left, err = c.carry(); err != nil {
 		return nil, nil, err
 	}
-	return append(others, p.described(doc.text)...), left, nil
+	return append(others, p.describe(doc.text)...), left, nil
 }
 
 // carry finds the files to copy: regular files in the checkpoint's own directory that are not
@@ -73,7 +73,7 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 // isReplaced reports whether a file is read and the output has its own.
 func (c *conversion) isReplaced(name string) bool {
 	index := c.src.Inventory.Index
-	return name == checkpoint.ConfigName || name == ManifestName || index != nil && name == index.File ||
+	return name == checkpoint.ConfigName || isManifest(name) || index != nil && name == index.File ||
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })
 }
 

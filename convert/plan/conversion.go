@@ -32,11 +32,12 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	if err := c.refused(nil); err != nil {
 		return nil, err
 	}
-	keys, err := c.dialect.keys(c, chosen, doc.config, outputs)
+	described, err := c.dialect.describe(c, chosen, doc.config, outputs)
 	if err := c.refused(err); err != nil {
 		return nil, err
 	}
-	p := &Plan{Format: c.format, Options: c.o.recorded(c.format), Missing: doc.missing, keys: keys, source: src.Memory()}
+	p := &Plan{Format: c.format, Options: c.o.recorded(c.format), Missing: doc.missing, File: o.File,
+		described: described, source: src.Memory()}
 	if p.Sources, err = c.sources(); err != nil {
 		return nil, err
 	}
@@ -73,8 +74,8 @@ type dialect interface {
 	// arrange decides the tensors to be written, in the order of the model. written is the
 	// output's config. derived counts weights that are not written, as nothing reads them.
 	arrange(c *conversion, chosen selection, written *config.Config) (outputs []output, derived int)
-	// keys encodes the weight files' content beside their tensors; nil for no keys.
-	keys(c *conversion, chosen selection, written *config.Config, outputs []output) ([]byte, error)
+	// describe encodes the weight files' content beside their tensors.
+	describe(c *conversion, chosen selection, written *config.Config, outputs []output) (format.Described, error)
 	// companions plans the files without weights, and lists the source's files that are neither
 	// read nor copied.
 	companions(c *conversion, doc document, p *Plan) (others []Other, left []string, err error)
@@ -97,6 +98,12 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 	}
 	if o.Mixture != "" && (f.Dialect == nil || !slices.Contains(f.Dialect.Types, o.Mixture)) {
 		return nil, fmt.Errorf("type %s: %s does not have it", text.Quote(o.Mixture), f.Name)
+	}
+	if o.Name != "" && f.Dialect == nil {
+		return nil, fmt.Errorf("name %s: a checkpoint in %s has no name of its own", text.Quote(o.Name), f.Name)
+	}
+	if o.File != "" && (checkpoint.FormatOf(o.File) != f || checkpoint.IsShard(o.File)) {
+		return nil, fmt.Errorf("%s: a whole %s checkpoint cannot have this name", text.Quote(o.File), f.Name)
 	}
 	c := &conversion{src: src, o: o, format: f, dialect: huggingFace{}, set: weights.New(src.Config, src),
 		findings: &findings{notes: []string{}}}

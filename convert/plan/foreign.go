@@ -103,9 +103,10 @@ func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to t
 	return to
 }
 
-// keys encodes the files' content beside their tensors in the format.
-func (f foreign) keys(c *conversion, chosen selection, written *config.Config, outputs []output) ([]byte, error) {
-	d := format.Description{Config: written, Name: modelName(c.src), Type: c.o.kind(),
+// describe encodes the files' content beside their tensors in the format.
+func (f foreign) describe(c *conversion, chosen selection, written *config.Config, outputs []output) (format.Described,
+	error) {
+	d := format.Description{Config: written, Name: modelName(c.src), Named: c.o.Name, Type: c.o.kind(),
 		Was: make([]tensor.DType, len(outputs)), Open: c.src.OpenOther}
 	for i, out := range outputs {
 		d.Tensors = append(d.Tensors, out.Info)
@@ -120,13 +121,13 @@ func (f foreign) keys(c *conversion, chosen selection, written *config.Config, o
 	if scaled >= 0 && c.o.kind() == "keep" {
 		c.note("%s has no %s: it becomes BF16, rounded", c.format.Name, chosen.kept[scaled].DType.Form().Name)
 	}
-	keys, notes, err := f.Describe(d)
-	c.notes = append(c.notes, notes...)
+	described, err := f.Describe(d)
+	c.notes = append(c.notes, described.Notes...)
 	var bad *format.Error
 	if errors.As(err, &bad) {
 		c.problems = append(c.problems, checkpoint.ProblemsOf(filepath.Base(bad.File), err)...)
 	}
-	return keys, err
+	return described, err
 }
 
 // modelName is the name of a model without a name of its own: its directory, or its file

@@ -10,6 +10,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
 	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -19,9 +20,9 @@ import (
 // huggingFace writes weights under their names in the table, experts apart or fused.
 type huggingFace struct{}
 
-// keys returns nil: config.json describes the model.
-func (huggingFace) keys(*conversion, selection, *config.Config, []output) ([]byte, error) {
-	return nil, nil
+// describe returns the format's defaults: config.json describes the model.
+func (huggingFace) describe(*conversion, selection, *config.Config, []output) (d format.Described, err error) {
+	return d, nil
 }
 
 // arrange decides the tensors to be written, in the order of the model.

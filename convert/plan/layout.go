@@ -1,12 +1,14 @@
 package plan
 
 import (
+	"fmt"
 	"io"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 )
 
 // layOut divides tensors, given in the order of the model, among files in the plan's format
@@ -14,12 +16,17 @@ import (
 // plan keeps no header; Header makes them anew.
 func (p *Plan) layOut(tensors []tensor.Info, maxShardBytes int64) (sources []int32, err error) {
 	f := p.Format
-	shards, err := f.Shards(tensors, maxShardBytes, p.keys)
+	shards, err := f.Shards(tensors, maxShardBytes, p.described)
 	if err != nil {
 		return nil, err
 	}
-	if len(shards) > 1 {
+	switch {
+	case len(shards) > 1 && p.File != "":
+		return nil, fmt.Errorf("%s is one file, not %d shards: give a directory", text.Quote(p.File), len(shards))
+	case len(shards) > 1:
 		p.Index = f.Index
+	case p.File != "":
+		shards[0].Name = p.File
 	}
 	index := make(map[string]int32, len(tensors))
 	for i := range tensors {
@@ -48,7 +55,7 @@ func (p *Plan) Header(file int) ([]byte, error) {
 			infos = append(infos, t.Info())
 		}
 	}
-	l, err := p.Format.Layout(infos, format.Head{Keys: p.keys, Shard: file, Shards: len(p.Files), Tensors: len(p.Tensors)})
+	l, err := p.Format.Layout(infos, format.Head{Keys: p.described.Keys, Shard: file, Shards: len(p.Files), Tensors: len(p.Tensors)})
 	if err != nil {
 		return nil, err
 	}
@@ -93,8 +100,8 @@ func (p *Plan) writeIndex(w io.Writer) error {
 	})
 }
 
-// described returns config.json, with document as its text, and the index of several files.
-func (p *Plan) described(document []byte) []Other {
+// describe returns config.json, with document as its text, and the index of several files.
+func (p *Plan) describe(document []byte) []Other {
 	others := []Other{{Name: checkpoint.ConfigName, Size: int64(len(document)), Hash: digest.Of(document), Text: document}}
 	if p.Index != "" {
 		h := digest.New()

@@ -65,7 +65,7 @@ func (p *Plan) Memory() int64 {
 		perSide    = int64(unsafe.Sizeof(Side{}))
 		perRule    = int64(unsafe.Sizeof(operation.Make{}))
 	)
-	n := p.source + 3*int64(len(p.keys)) // kept, and twice more while a header is made
+	n := p.source + 3*int64(len(p.described.Keys)) // kept, and twice more while a header is made
 	for i := range p.Tensors {
 		t := &p.Tensors[i]
 		n += perTensor + int64(len(t.Segments))*perSegment

@@ -1,11 +1,15 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path"
+	"path/filepath"
 	"slices"
+	"strings"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -15,6 +19,8 @@ import (
 // shards of 5 GB.
 type Options struct {
 	Format        string       // of the output: safetensors, which is the default, or gguf
+	File          string       // name of the one weight file to write, with its manifest beside it: see Into
+	Name          string       // of the model, in a format with the config inside; empty is the source's
 	DType         tensor.DType // dtype of all float weights: F32, F16 or BF16; Invalid keeps each weight's dtype
 	Mixture       string       // of types, in a format that has some: q8_0, q4_k_m; DType is Invalid then
 	Experts       Experts      // the layout of routed experts
@@ -25,6 +31,15 @@ type Options struct {
 	Exclude       []string     // drop tensors with a per-expert name that one of these globs matches
 	NoMTP         bool         // drop the multi-token prediction layers, which follow the decoder's
 	MTP           bool         // keep them in a format that is mostly written without
+}
+
+// Into returns o for an output at dst: one file if the name ends as the weight files of a format
+// with the config inside, which is the output's format then unless o has one; else a directory.
+func (o Options) Into(dst string) Options {
+	if f := checkpoint.FormatOf(filepath.Base(dst)); f != nil && f.Dialect != nil {
+		o.File, o.Format = filepath.Base(dst), cmp.Or(o.Format, strings.ToLower(f.Name))
+	}
+	return o
 }
 
 // shardBytes returns the limit that a MaxShardBytes stands for in a format.
@@ -42,6 +57,9 @@ func shardBytes(n int64, f *format.Format) int64 {
 func (o Options) check() error {
 	if o.DType != tensor.Invalid && !o.DType.Casts() {
 		return fmt.Errorf("dtype %s: weights are written as F32, F16 or BF16", o.DType)
+	}
+	if !text.Printable(o.Name) {
+		return fmt.Errorf("name %s has characters that cannot be printed", text.Quote(o.Name))
 	}
 	if o.MTP && o.NoMTP {
 		return errors.New("prediction layers cannot be both kept and dropped")
@@ -64,11 +82,12 @@ type recordedOptions struct {
 	Include       []string `json:"include,omitempty"` // globs
 	Exclude       []string `json:"exclude,omitempty"` // globs
 	NoMTP         bool     `json:"no_mtp,omitempty"`  // without multi-token prediction layers
+	Name          string   `json:"name,omitempty"`    // of the model
 }
 
 func (o Options) recorded(f *format.Format) recordedOptions {
 	return recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes, f), o.Layers.String(),
-		o.Include, o.Exclude, o.NoMTP}
+		o.Include, o.Exclude, o.NoMTP, o.Name}
 }
 
 // kind names what weights become: a dtype, a mixture, or keep.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"iter"
 	"slices"
+	"strings"
 	"time"
 
 	"dsmoe/convert/checkpoint"
@@ -18,8 +19,26 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// ManifestName is the file that binds an output's bytes to its sources.
-const ManifestName = "dsmoe.manifest.json"
+// ManifestName is the file that binds an output's bytes to its sources. The manifest of an output
+// that is one file lies beside it, and has FileManifest behind the file's name.
+const (
+	ManifestName = "dsmoe.manifest.json"
+	FileManifest = ".manifest.json"
+)
+
+// isManifest recognises a manifest by its name.
+func isManifest(name string) bool {
+	file, beside := strings.CutSuffix(name, FileManifest)
+	return name == ManifestName || beside && checkpoint.IsWeights(file)
+}
+
+// Manifest returns the name of the manifest.
+func (p *Plan) Manifest() string {
+	if p.File != "" {
+		return p.File + FileManifest
+	}
+	return ManifestName
+}
 
 // Plan is everything that will be done. It is JSON as it stands.
 type Plan struct {
@@ -43,9 +62,12 @@ type Plan struct {
 
 	Format *format.Format `json:"-"` // of the files to be written
 
-	keys   []byte  // the weight files' content beside their tensors
-	order  []int32 // Tensors in the order of the model
-	source int64   // bytes of memory that the headers of the source take
+	// File is the name of the one file that the output is; empty if the output is a directory.
+	File string `json:"-"`
+
+	described format.Described // the weight files' content beside their tensors
+	order     []int32          // Tensors in the order of the model
+	source    int64            // bytes of memory that the headers of the source take
 }
 
 // Source is a weight file that is read.
@@ -217,7 +239,7 @@ func (p *Plan) FinishOrder() (names []string) {
 	}
 	if !configured {
 		slices.Reverse(files)
-		return append(append(names, ManifestName), files...)
+		return append(append(names, p.Manifest()), files...)
 	}
 	names = append(append(names, files...), ManifestName, checkpoint.ConfigName)
 	if p.Index != "" {

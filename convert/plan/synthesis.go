@@ -42,7 +42,7 @@ func Synthesis(s Synthetic, maxShardBytes int64) (*Plan, error) {
 			Operation: operation.Make{Rule: s.Rule, Info: t.Info(), Fill: s.Fill}}
 		t.Operations, t.Segments = name, segments[i:i+1:i+1]
 	}
-	p.Others = p.described(s.Config)
+	p.Others = p.describe(s.Config)
 	p.seal()
 	return p, nil
 }

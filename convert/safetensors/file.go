@@ -1,7 +1,6 @@
 package safetensors
 
 import (
-	"fmt"
 	"io"
 	"path/filepath"
 	"strings"
@@ -16,7 +15,6 @@ func Format() *format.Format {
 		Name:      "safetensors",
 		Recognise: isWeights,
 		Single:    "model.safetensors",
-		Shard:     func(i, n int) string { return fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, n) },
 		// what transformers writes
 		ShardBytes: 5_000_000_000,
 		Index:      "model.safetensors.index.json",

@@ -36,7 +36,6 @@ func Format() *format.Format {
 		Name:      "PyTorch",
 		Recognise: isWeights,
 		Single:    "pytorch_model.bin",
-		Shard:     func(i, n int) string { return fmt.Sprintf("pytorch_model-%05d-of-%05d.bin", i+1, n) },
 		Index:     "pytorch_model.bin.index.json",
 		IsIndex:   isIndex,
 		Belongs:   belongs,

@@ -34,31 +34,32 @@ type Checked struct {
 	Problems []checkpoint.Problem // differences from the manifest
 }
 
-// Check hashes every byte of the output in dir and compares it with its manifest, which it
+// Check hashes every byte of the output at path and compares it with its manifest, which it
 // reads one tensor at a time. An error means that the comparison was not possible.
-func Check(ctx context.Context, dir string, s Settings) (*Checked, error) {
-	m, err := readManifest(filepath.Join(dir, plan.ManifestName), nil)
+func Check(ctx context.Context, path string, s Settings) (*Checked, error) {
+	t := outputAt(path)
+	m, err := t.readManifest(nil)
 	if err != nil {
 		return nil, err
 	}
 	r := &Checked{Plan: m.Plan, Verified: m.Verified, Unsealed: m.Hash == ""}
-	r.Problems, err = checkManifest(ctx, dir, m, nil, s.withDefaults(), func(t *ManifestTensor) {
+	r.Problems, err = checkManifest(ctx, t, m, nil, s.withDefaults(), func(t *ManifestTensor) {
 		r.Tensors++
 		r.Bytes += t.Info().Bytes()
 	})
 	return r, err
 }
 
-// checkManifest compares the files in dir with the manifest there, whose head is m, and the
-// manifest with its own hash and the headers of the files. It hands each tensor of the manifest
-// to each. p is the plan of the output, or nil; with it no header is read into memory.
-func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s Settings,
+// checkManifest compares the files of out with its manifest, whose head is m, and the manifest
+// with its own hash and the headers of the files. It hands each tensor of the manifest to each.
+// p is the plan of the output, or nil; with it no header is read into memory.
+func checkManifest(ctx context.Context, out target, m *Manifest, p *plan.Plan, s Settings,
 	each func(*ManifestTensor)) ([]checkpoint.Problem, error) {
-	c := checker{Settings: s, dir: dir, plan: p, files: map[string]*os.File{}, unlisted: map[string]int{},
+	c := checker{Settings: s, out: out, plan: p, files: map[string]*os.File{}, unlisted: map[string]int{},
 		begun: map[string]bool{}, problems: []checkpoint.Problem{}}
 	defer c.close()
 	if edited := m.edited(); edited != "" {
-		c.problem(plan.ManifestName, "", "%s", edited)
+		c.problem(out.manifestName(), "", "%s", edited)
 	}
 	files := m.Files
 	if p != nil {
@@ -93,7 +94,7 @@ func checkManifest(ctx context.Context, dir string, m *Manifest, p *plan.Plan, s
 // checker collects the differences from a manifest.
 type checker struct {
 	Settings
-	dir         string
+	out         target
 	plan        *plan.Plan          // nil if unknown
 	files       map[string]*os.File // weight files in the manifest; nil if the header cannot be read
 	unlisted    map[string]int      // tensors in the headers of files, less those of the manifest; unused with a plan
@@ -125,7 +126,7 @@ func (c *checker) problem(file, name, cause string, args ...any) {
 
 // open opens a file, or records that it cannot be opened.
 func (c *checker) open(name string) (f *os.File, size int64, err error) {
-	f, size, err = format.OpenRegular(filepath.Join(c.dir, name))
+	f, size, err = format.OpenRegular(filepath.Join(c.out.home, name))
 	if err != nil {
 		return nil, 0, c.recordProblems(name, err)
 	}
@@ -194,7 +195,7 @@ func (c *checker) readHeader(name string) (err error) {
 		c.weights.Close()
 	}
 	c.weightsName = name
-	c.weights, err = checkpoint.FormatOf(name).Open(filepath.Join(c.dir, name))
+	c.weights, err = checkpoint.FormatOf(name).Open(filepath.Join(c.out.home, name))
 	return err
 }
 
@@ -204,7 +205,7 @@ func (c *checker) tensors(ctx context.Context, each func(*ManifestTensor)) error
 	n := 0
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(c.Compute)
-	_, err := readManifest(filepath.Join(c.dir, plan.ManifestName), func(t *ManifestTensor) error {
+	_, err := c.out.readManifest(func(t *ManifestTensor) error {
 		i := n
 		n++
 		each(t)
@@ -234,7 +235,7 @@ func (c *checker) tensors(ctx context.Context, each func(*ManifestTensor)) error
 		c.problems = append(c.problems, changed[i])
 	}
 	if n == 0 {
-		c.problem(plan.ManifestName, "", "lists no tensor")
+		c.problem(c.out.manifestName(), "", "lists no tensor")
 	}
 	return err
 }
@@ -258,7 +259,7 @@ func (c *checker) tensor(i int, want *ManifestTensor) (f *os.File, offset int64,
 	case info.DType != want.DType || !slices.Equal(info.Shape, want.Shape):
 		c.problem(want.File, want.Name, "is %s %v, not %s %v", info.DType, info.Shape, want.DType, want.Shape)
 	case want.isCopy() && want.Sources[0].Hash != "" && want.Sources[0].Hash != want.Hash:
-		c.problem(plan.ManifestName, want.Name, "the manifest gives it another hash than its source, of which it is a copy")
+		c.problem(c.out.manifestName(), want.Name, "the manifest gives it another hash than its source, of which it is a copy")
 	default:
 		return f, offset, nil
 	}
@@ -288,12 +289,12 @@ func (c *checker) list(t *ManifestTensor) {
 	if c.listedOf != t.File {
 		c.listedOf, c.listed = t.File, map[string]bool{}
 		if c.begun[t.File] {
-			c.problem(plan.ManifestName, t.Name, "is listed apart from other tensors of its file")
+			c.problem(c.out.manifestName(), t.Name, "is listed apart from other tensors of its file")
 		}
 		c.begun[t.File] = true
 	}
 	if c.listed[t.Name] {
-		c.problem(plan.ManifestName, t.Name, "is listed twice")
+		c.problem(c.out.manifestName(), t.Name, "is listed twice")
 		return
 	}
 	c.listed[t.Name] = true
@@ -369,9 +370,12 @@ func holdsAny(dir string, problems []checkpoint.Problem) bool {
 	return slices.ContainsFunc(problems, func(p checkpoint.Problem) bool { return exists(filepath.Join(dir, p.File)) })
 }
 
-// strays records weight files that the manifest does not list.
+// strays records weight files in the directory that the manifest does not list.
 func (c *checker) strays(m *Manifest) error {
-	entries, err := os.ReadDir(c.dir)
+	if c.out.isFile() {
+		return nil
+	}
+	entries, err := os.ReadDir(c.out.home)
 	if err != nil {
 		return err
 	}
@@ -384,10 +388,11 @@ func (c *checker) strays(m *Manifest) error {
 	return nil
 }
 
-// Rounded returns the tensors of the output in dir that were rounded to their dtype, and how,
+// Rounded returns the tensors of the output at path that were rounded to their dtype, and how,
 // by its manifest. It omits tensors whose bytes changed; without a manifest it returns nil.
-func Rounded(ctx context.Context, dir string, s Settings) (map[string]tensor.Rounding, error) {
-	m, err := readManifest(filepath.Join(dir, plan.ManifestName), nil)
+func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Rounding, error) {
+	out := outputAt(path)
+	m, err := out.readManifest(nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -395,10 +400,10 @@ func Rounded(ctx context.Context, dir string, s Settings) (map[string]tensor.Rou
 		return nil, err
 	}
 	if edited := m.edited(); edited != "" {
-		return nil, fmt.Errorf("%s: %s", text.Quote(filepath.Join(dir, plan.ManifestName)), edited)
+		return nil, fmt.Errorf("%s: %s", text.Quote(out.manifest), edited)
 	}
 	rounded := map[string]tensor.Rounding{}
-	problems, err := checkManifest(ctx, dir, m, nil, s.withDefaults(), func(t *ManifestTensor) {
+	problems, err := checkManifest(ctx, out, m, nil, s.withDefaults(), func(t *ManifestTensor) {
 		if r := t.rounds(m.Format != uncountedFormat); r.By != "" {
 			rounded[t.Name] = r
 		}

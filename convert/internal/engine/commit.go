@@ -23,7 +23,7 @@ func (e *execution) commit(ctx context.Context) error {
 	}
 	e.startCarried("copying other files")
 	return e.out.commit(func(name string) func(io.Writer) error {
-		if name == plan.ManifestName {
+		if name == e.plan.Manifest() {
 			return e.writeManifest
 		}
 		for _, f := range e.plan.Others {

@@ -18,6 +18,9 @@ import (
 // else, and is replaced if it is as its manifest records. An interrupted run leaves the hidden directory and a journal; the
 // same call continues from there and gives the same bytes.
 //
+// If the plan is of one file, dst is the path of that file: the hidden directory lies beside it, and
+// the manifest moves out before the file. With Overwrite, dst may be a finished output.
+//
 // If dst is the finished output of the same plan, Run checks it against its manifest. It
 // also compares it with the source if the source may have changed since, or if the output
 // is to be verified and was not. StartOver makes and replaces it in any case.

@@ -174,8 +174,8 @@ func TestResumeAfterCrash(t *testing.T) {
 	}
 }
 
-// target returns a target that is not there, or with place "inside" an empty directory.
-func target(t *testing.T, place string) string {
+// targetPath returns a target that is not there, or with place "inside" an empty directory.
+func targetPath(t *testing.T, place string) string {
 	dst := filepath.Join(t.TempDir(), "out")
 	if place == "inside" {
 		require.NoError(t, os.Mkdir(dst, 0o755))
@@ -185,7 +185,7 @@ func target(t *testing.T, place string) string {
 
 func requireResumes(t *testing.T, src *checkpoint.Checkpoint, unverified bool, place string) {
 	d, count := crash(1<<60, nil)
-	dst := target(t, place)
+	dst := targetPath(t, place)
 	_, err := convert(t.Context(), t, dst, src, crashOptions, Settings{Disk: d, Unverified: unverified, IO: 2})
 	require.NoError(t, err)
 	want, resumed := fixture.Sums(t, dst), 0
@@ -207,7 +207,7 @@ func requireResumes(t *testing.T, src *checkpoint.Checkpoint, unverified bool, p
 // crashAndResume crashes before call n, if a run makes as many, and runs again. It says
 // whether it crashed, and whether the second run took anything over.
 func crashAndResume(t *testing.T, src *checkpoint.Checkpoint, unverified bool, place string, n int64, want map[string][32]byte) (crashed, took bool) {
-	dst := target(t, place)
+	dst := targetPath(t, place)
 	boom := errors.New("boom")
 	s := Settings{Unverified: unverified, IO: 2}
 	s.Disk, _ = crash(n, boom)
@@ -287,7 +287,7 @@ func TestWhatIsNamedIsDurable(t *testing.T) {
 			t.Parallel()
 			var mu sync.Mutex
 			var calls []string // "fsync PATH", "rename NEW PATH"
-			dst := target(t, place)
+			dst := targetPath(t, place)
 			_, err := convert(t.Context(), t, dst, src, crashOptions, Settings{Disk: &disk.Disk{NoSync: true, Fail: func(call, path string) error {
 				mu.Lock()
 				defer mu.Unlock()

@@ -22,7 +22,8 @@ import (
 
 // isOutputOf reports whether dst is, or was, the finished output of the plan.
 func isOutputOf(dst string, p *plan.Plan) bool {
-	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
+	t := targetOf(dst, p)
+	m, err := t.readManifest(nil)
 	return err == nil && m.Plan == p.Hash
 }
 
@@ -40,10 +41,10 @@ func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Setti
 }
 
 func (e *execution) finished(ctx context.Context) (*Result, error) {
-	if e.out.inside && exists(e.out.journalPath) { // a run was interrupted while it filled dst
+	if e.out.fills && exists(e.out.journalPath) { // a run was interrupted while it filled dst
 		return nil, nil
 	}
-	m, err := readManifest(filepath.Join(e.out.dst, plan.ManifestName), nil)
+	m, err := e.out.readManifest(nil)
 	if err != nil || m.Plan != e.plan.Hash {
 		return nil, nil
 	}
@@ -93,12 +94,12 @@ func (e *execution) stale(cause, hint string, problems ...checkpoint.Problem) er
 // compareManifest compares the target with its manifest and takes over the losses. It reports
 // a target that changed if that may be overwritten; otherwise the change is an error.
 func (e *execution) compareManifest(ctx context.Context, m *Manifest) (changed bool, err error) {
-	states, err := fileStates(e.out.dst)
+	states, err := e.out.fileStates()
 	if err != nil {
 		return false, err
 	}
 	n := 0
-	problems, err := checkManifest(ctx, e.out.dst, m, e.plan, e.Settings, func(t *ManifestTensor) {
+	problems, err := checkManifest(ctx, e.out.target, m, e.plan, e.Settings, func(t *ManifestTensor) {
 		if n < len(e.states) && t.Lost != nil {
 			e.states[n].lost = *t.Lost
 		}
@@ -108,7 +109,7 @@ func (e *execution) compareManifest(ctx context.Context, m *Manifest) (changed b
 		return false, err
 	}
 	if n != len(e.states) {
-		problems = append(problems, checkpoint.Problem{File: plan.ManifestName,
+		problems = append(problems, checkpoint.Problem{File: e.out.manifestName(),
 			Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.states))})
 	}
 	if len(problems) == 0 {
@@ -116,7 +117,7 @@ func (e *execution) compareManifest(ctx context.Context, m *Manifest) (changed b
 		return false, nil
 	}
 	files, hint := problemsByFile(problems), "--overwrite makes it anew"
-	lossy := holdsAny(e.out.dst, files)
+	lossy := holdsAny(e.out.home, files)
 	if lossy {
 		hint = "--overwrite=changed makes it anew"
 	}
@@ -132,19 +133,19 @@ func (e *execution) checkUnchanged(ctx context.Context) error {
 	if e.OverwriteChanged {
 		return nil
 	}
-	states, err := fileStates(e.out.dst)
+	states, err := e.out.fileStates()
 	if err != nil || maps.Equal(states, e.out.intact) {
 		return err
 	}
-	m, err := readManifest(filepath.Join(e.out.dst, plan.ManifestName), nil)
+	m, err := e.out.readManifest(nil)
 	if err != nil {
 		return err
 	}
-	problems, err := checkManifest(ctx, e.out.dst, m, nil, e.Settings, func(*ManifestTensor) {})
+	problems, err := checkManifest(ctx, e.out.target, m, nil, e.Settings, func(*ManifestTensor) {})
 	if err != nil {
 		return err
 	}
-	if files := problemsByFile(problems); holdsAny(e.out.dst, files) {
+	if files := problemsByFile(problems); holdsAny(e.out.home, files) {
 		err := checkpoint.Refusal(e.out.dst, "cannot be overwritten: its files changed since they were written",
 			"--overwrite=changed replaces them, too")
 		err.Problems = append(err.Problems, files...)
@@ -154,19 +155,31 @@ func (e *execution) checkUnchanged(ctx context.Context) error {
 	return nil
 }
 
-// fileStates returns the states of the files in a directory.
-func fileStates(dir string) (map[string]string, error) {
-	entries, err := os.ReadDir(dir)
+// fileStates returns the states of the target's files.
+func (t *target) fileStates() (map[string]string, error) {
+	names, err := t.files()
 	if err != nil {
 		return nil, err
 	}
 	states := map[string]string{}
-	for _, entry := range entries {
-		if states[entry.Name()], err = disk.State(filepath.Join(dir, entry.Name())); err != nil {
+	for _, name := range names {
+		if states[name], err = disk.State(filepath.Join(t.home, name)); err != nil {
 			return nil, err
 		}
 	}
 	return states, nil
+}
+
+// files lists the names of the target's files; in a directory, all.
+func (t *target) files() (names []string, err error) {
+	if t.isFile() {
+		return []string{filepath.Base(t.dst), t.manifestName()}, nil
+	}
+	entries, err := os.ReadDir(t.dst)
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names, err
 }
 
 // compareCarried compares the source's other files with the manifest's hashes, and takes
@@ -217,7 +230,7 @@ func (e *execution) proveAgain(ctx context.Context) error {
 	case err != nil:
 		return e.stale("of other weights: "+err.Error(), "--overwrite makes it anew")
 	}
-	err := e.Disk.ReplaceFile(filepath.Join(e.out.dst, plan.ManifestName), e.writeManifest)
+	err := e.Disk.ReplaceFile(e.out.manifest, e.writeManifest)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return nil // the comparison holds without the manifest; the next run repeats it
 	}

@@ -35,9 +35,10 @@ type output struct {
 }
 
 func newOutput(dst string, p *plan.Plan, key string, s Settings) *output {
-	o := &output{place: placeOf(dst), disk: s.Disk, plan: p, key: key, startOver: s.StartOver, overwrite: s.Overwrite}
-	if s.Overwrite && checkReplaceable(dst) == nil {
-		o.place = besideOf(dst)
+	t := targetOf(dst, p)
+	o := &output{place: placeOf(t), disk: s.Disk, plan: p, key: key, startOver: s.StartOver, overwrite: s.Overwrite}
+	if s.Overwrite && t.checkReplaceable() == nil {
+		o.place = besideOf(t)
 	}
 	return o
 }
@@ -68,17 +69,19 @@ func (o *output) begin(apply func(record)) (resumed bool, err error) {
 // check refuses a target that holds other files than those named own, unless it is an older
 // output to be replaced.
 func (o *output) check(own []string) error {
-	if o.replaces = o.replacing(); o.replaces {
-		return checkReplaceable(o.dst)
+	if o.replaces = o.replacing(own); o.replaces {
+		return o.checkReplaceable()
 	}
 	err := o.place.check(own)
 	if err == nil {
 		return nil
 	}
-	irreplaceable := checkReplaceable(o.dst)
+	irreplaceable := o.checkReplaceable()
 	switch {
 	case o.overwrite:
 		return cmp.Or(irreplaceable, err)
+	case irreplaceable == nil && own == nil && o.isFile():
+		return checkpoint.Refusal(o.dst, "is the finished output of another conversion", "--overwrite replaces it")
 	case irreplaceable == nil && own == nil:
 		return checkpoint.Refusal(o.dst, "directory is not empty: it holds the finished output of another conversion",
 			"--overwrite replaces it")
@@ -86,9 +89,10 @@ func (o *output) check(own []string) error {
 	return err
 }
 
-// replacing reports whether the target holds an older output that is to be replaced.
-func (o *output) replacing() bool {
-	return o.overwrite && !o.inside && exists(filepath.Join(o.dst, plan.ManifestName))
+// replacing reports whether the target holds an older output that is to be replaced; own are the
+// files that may be of an unfinished run.
+func (o *output) replacing(own []string) bool {
+	return o.overwrite && exists(o.manifest) && (!o.fills || o.isFile() && own == nil)
 }
 
 // close closes the files and releases the lock.
@@ -124,12 +128,12 @@ func (o *output) open(apply func(record)) (resumed bool, err error) {
 	if old == nil && !o.journal.isOurs() {
 		return false, fmt.Errorf("%s is not a journal of an unfinished conversion: remove it", text.Quote(o.journalPath))
 	}
-	if old != nil && !o.inside {
+	if old != nil && !o.fills {
 		if err := takeBack(o.disk, o.dst); err != nil {
 			return false, err
 		}
 	}
-	if o.replacing() {
+	if o.replacing(o.published) || o.startOver && o.replacing(nil) {
 		if err := o.unchanged(); err != nil {
 			if old == nil {
 				err = errors.Join(err, o.disk.Remove(o.journal.f.Name()))
@@ -171,7 +175,7 @@ func (o *output) reopen() bool {
 
 // openFinished opens the weight files of a finished output to read them.
 func (o *output) openFinished() error {
-	o.dir = o.dst
+	o.dir = o.home
 	return o.openFiles(o.disk.OpenTilesToRead)
 }
 
@@ -218,10 +222,14 @@ func (o *output) create(head journalHead, ours bool) error {
 	return o.layOut()
 }
 
-// discard removes the files of an earlier run.
+// discard removes the files of an earlier run. A target that is one file stays until the new file
+// replaces it, and so does its manifest.
 func (o *output) discard() error {
 	for _, name := range o.published {
-		if err := o.disk.Remove(filepath.Join(o.dst, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if o.isFile() && exists(o.dst) {
+			break
+		}
+		if err := o.disk.Remove(filepath.Join(o.home, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

@@ -1,6 +1,6 @@
 package engine
 
-// Where an output is assembled, and which targets may be filled or replaced.
+// Where an output appears and is assembled, and which targets may be filled or replaced.
 
 import (
 	"errors"
@@ -9,33 +9,78 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
 
-// place is where an output is assembled: beside the target or, if the target exists, inside
-// it. An existing target is filled, not replaced: it may be the root of a file system, a
-// working directory or a link, and has an owner and a mode.
+// target is where an output appears: a directory with the manifest in it, or a file with the
+// manifest beside it.
+type target struct {
+	dst      string // path of the directory or the file
+	home     string // directory that the output's files appear in
+	manifest string // path of the manifest
+}
+
+func directoryAt(dst string) target { return target{dst, dst, filepath.Join(dst, plan.ManifestName)} }
+
+func fileAt(dst string) target { return target{dst, filepath.Dir(dst), dst + plan.FileManifest} }
+
+// targetOf is the target of a plan.
+func targetOf(dst string, p *plan.Plan) target {
+	if p.File != "" {
+		return fileAt(dst)
+	}
+	return directoryAt(dst)
+}
+
+// outputAt is the target that a finished output at dst had.
+func outputAt(dst string) target {
+	if stat, err := os.Stat(dst); (err != nil || !stat.IsDir()) && (plan.Options{}).Into(dst).File != "" {
+		return fileAt(dst)
+	}
+	return directoryAt(dst)
+}
+
+func (t *target) manifestName() string { return filepath.Base(t.manifest) }
+
+func (t *target) isFile() bool { return t.home != t.dst }
+
+// readManifest is the function readManifest of the target's manifest, which must be of the
+// target's file.
+func (t *target) readManifest(each func(*ManifestTensor) error) (*Manifest, error) {
+	m, err := readManifest(t.manifest, each)
+	if err == nil && t.isFile() && !slices.Equal(m.fileNames(), []string{filepath.Base(t.dst)}) {
+		return nil, fmt.Errorf("%s: is the manifest of %s: give the file its name back, or remove the manifest",
+			text.Quote(t.manifest), text.Quote(strings.Join(m.fileNames(), ", ")))
+	}
+	return m, err
+}
+
+// place is where an output is assembled: beside the target or, if the target is a directory
+// that exists, inside it. An existing directory is filled, not replaced: it may be the root of a
+// file system, a working directory or a link, and has an owner and a mode. A file moves into its
+// directory as files move into an existing target.
 type place struct {
-	dst         string // absolute path of the target
+	target
 	dir         string // hidden directory in which the output is assembled
 	journalPath string
-	inside      bool // dir is in dst
+	fills       bool // the files move one by one from dir to home
 }
 
-func placeOf(dst string) place {
-	beside := besideOf(dst)
-	stat, err := os.Stat(dst)
-	if err != nil || !stat.IsDir() || exists(beside.journalPath) {
+func placeOf(t target) place {
+	beside := besideOf(t)
+	stat, err := os.Stat(t.dst)
+	if err != nil || !stat.IsDir() || t.isFile() || exists(beside.journalPath) {
 		return beside
 	}
-	return place{dst, filepath.Join(dst, ".dsmoe.partial"), filepath.Join(dst, ".dsmoe.journal"), true}
+	return place{t, filepath.Join(t.dst, ".dsmoe.partial"), filepath.Join(t.dst, ".dsmoe.journal"), true}
 }
 
-func besideOf(dst string) place {
-	return place{dst, hidden(dst, "partial"), hidden(dst, "journal"), false}
+func besideOf(t target) place {
+	return place{t, hidden(t.dst, "partial"), hidden(t.dst, "journal"), t.isFile()}
 }
 
 // replacedName is the directory in which a replaced output waits for its removal.
@@ -53,7 +98,14 @@ func exists(path string) bool {
 
 // check refuses a target that holds other files than those named own and a run's leftovers.
 func (p *place) check(own []string) error {
-	if !exists(p.dst) {
+	if p.isFile() {
+		for _, path := range []string{p.dst, p.manifest} {
+			if exists(path) && !slices.Contains(own, filepath.Base(path)) {
+				return fmt.Errorf("%s exists already", text.Quote(filepath.Base(path)))
+			}
+		}
+	}
+	if p.isFile() || !exists(p.dst) {
 		if _, err := os.Stat(filepath.Dir(p.dst)); errors.Is(err, fs.ErrNotExist) {
 			return errors.New("the directory to write it in does not exist")
 		}
@@ -86,8 +138,13 @@ func (p *place) isLeftover(e fs.DirEntry) bool {
 	return path == p.dir || path == p.journalPath || e.Name() == "lost+found" && e.IsDir()
 }
 
-// checkReplaceable demands that dst is an output of this program and holds nothing else.
-func checkReplaceable(dst string) error {
+// checkReplaceable demands that the target is an output of this program and, if it is a directory,
+// holds nothing else.
+func (t *target) checkReplaceable() error {
+	if t.isFile() {
+		return t.checkReplaceableFile()
+	}
+	dst := t.dst
 	stat, err := os.Lstat(dst)
 	if err != nil {
 		return err
@@ -103,7 +160,7 @@ func checkReplaceable(dst string) error {
 	case disk.IsMountPoint(dst):
 		return errors.New("cannot be overwritten, as it is a mount point; empty it first")
 	}
-	m, err := readManifest(filepath.Join(dst, plan.ManifestName), nil)
+	m, err := t.readManifest(nil)
 	if err != nil {
 		return fmt.Errorf("cannot be overwritten, as it is not a finished output: %w", err)
 	}
@@ -120,9 +177,26 @@ func checkReplaceable(dst string) error {
 	return nil
 }
 
+// checkReplaceableFile is checkReplaceable for a file.
+func (t *target) checkReplaceableFile() error {
+	for _, path := range []string{t.dst, t.manifest} {
+		stat, err := os.Lstat(path)
+		if err == nil && !stat.Mode().IsRegular() {
+			err = fmt.Errorf("%s is a link, a directory or a device", text.Quote(filepath.Base(path)))
+		}
+		if err != nil {
+			return fmt.Errorf("cannot be overwritten, as it is not a finished output: %w", err)
+		}
+	}
+	if _, err := t.readManifest(nil); err != nil {
+		return fmt.Errorf("cannot be overwritten, as it is not a finished output: %w", err)
+	}
+	return nil
+}
+
 // removeReplaced removes the replaced output, from either place, once dst is complete.
 func removeReplaced(d *disk.Disk, dst string) error {
-	return errors.Join(d.RemoveAll(besideOf(dst).dir), d.RemoveAll(replacedName(dst)))
+	return errors.Join(d.RemoveAll(hidden(dst, "partial")), d.RemoveAll(replacedName(dst)))
 }
 
 // takeBack undoes a replacement that a crash interrupted: the older output beside the target
@@ -135,7 +209,8 @@ func takeBack(d *disk.Disk, dst string) error {
 	if _, err := os.Lstat(dst); errors.Is(err, fs.ErrNotExist) {
 		return d.Rename(aside, dst)
 	}
-	if err := checkReplaceable(dst); err != nil {
+	t := directoryAt(dst)
+	if err := t.checkReplaceable(); err != nil {
 		return fmt.Errorf("an older output is in %s, and %w", text.Quote(aside), err)
 	}
 	return d.RemoveAll(aside)

@@ -47,10 +47,10 @@ func (o *output) commit(content func(name string) func(io.Writer) error) error {
 func (o *output) publish() error {
 	appear := o.rename
 	switch {
+	case o.fills:
+		appear = o.fill
 	case o.replaces:
 		appear = o.replace
-	case o.inside:
-		appear = o.fill
 	}
 	if err := appear(); err != nil {
 		return err
@@ -71,8 +71,8 @@ func (o *output) rename() error {
 	return o.disk.SyncDir(filepath.Dir(o.dst))
 }
 
-// fill moves the files from the hidden directory into the target around it. The journal
-// records the move first, so that the next run can continue it.
+// fill moves the files from the hidden directory into the target around it, or beside it. The
+// journal records the move first, so that the next run can continue it.
 func (o *output) fill() error {
 	if o.published == nil {
 		o.published = o.plan.FinishOrder()
@@ -82,22 +82,22 @@ func (o *output) fill() error {
 	}
 	for i, name := range o.published {
 		if i == len(o.published)-1 {
-			if err := o.disk.SyncDir(o.dst); err != nil {
+			if err := o.disk.SyncDir(o.home); err != nil {
 				return err
 			}
 		}
-		err := o.disk.Rename(filepath.Join(o.dir, name), filepath.Join(o.dst, name))
-		if err != nil && !(errors.Is(err, fs.ErrNotExist) && exists(filepath.Join(o.dst, name))) {
+		err := o.disk.Rename(filepath.Join(o.dir, name), filepath.Join(o.home, name))
+		if err != nil && !(errors.Is(err, fs.ErrNotExist) && exists(filepath.Join(o.home, name))) {
 			return err
 		}
 	}
-	if err := o.disk.SyncDir(o.dst); err != nil {
+	if err := o.disk.SyncDir(o.home); err != nil {
 		return err
 	}
 	if err := o.disk.Remove(o.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return o.disk.SyncDir(o.dst)
+	return o.disk.SyncDir(o.home)
 }
 
 // replace exchanges the finished directory, given the old mode, with an older output, and
@@ -155,7 +155,7 @@ func (o *output) removeOrphan() error {
 	if err != nil || !ours && (old != nil || !j.isOurs()) {
 		return err
 	}
-	if ours && !o.inside {
+	if ours && !o.fills {
 		if err := removeReplaced(o.disk, o.dst); err != nil { // the run died while it removed the replaced output
 			return err
 		}

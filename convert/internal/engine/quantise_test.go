@@ -128,11 +128,11 @@ func TestBlocksAfterCrash(t *testing.T) {
 		_, err = Run(t.Context(), dst, p, src, Settings{Disk: d, IO: 2})
 		return count.Load(), err
 	}
-	whole := target(t, "beside")
+	whole := targetPath(t, "beside")
 	calls, err := run(whole, 1<<60)
 	require.NoError(t, err)
 	for n := int64(0); n < calls; n += max(calls/8, 1) {
-		dst := target(t, "beside")
+		dst := targetPath(t, "beside")
 		if _, err := run(dst, n); err == nil || exists(dst) { // finished
 			break
 		}

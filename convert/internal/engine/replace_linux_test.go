@@ -8,5 +8,5 @@ import (
 
 // TestMountPointIsNotReplaced: it is refused before anything is written.
 func TestMountPointIsNotReplaced(t *testing.T) {
-	require.ErrorContains(t, checkReplaceable("/proc"), "as it is a mount point; empty it first")
+	require.ErrorContains(t, replaceable("/proc"), "as it is a mount point; empty it first")
 }

@@ -177,7 +177,13 @@ func TestLinkIsNotReplaced(t *testing.T) {
 	t.Parallel()
 	link := filepath.Join(t.TempDir(), "link")
 	fixture.Link(t, t.TempDir(), link)
-	require.ErrorContains(t, checkReplaceable(link), "as it is a link")
+	require.ErrorContains(t, replaceable(link), "as it is a link")
+}
+
+// replaceable is checkReplaceable for a directory.
+func replaceable(dst string) error {
+	d := directoryAt(dst)
+	return d.checkReplaceable()
 }
 
 // relink puts a link in the place of a file.

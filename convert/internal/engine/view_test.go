@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
@@ -43,7 +44,7 @@ func planOf(t *testing.T, tensors ...plan.Tensor) *plan.Plan {
 	for _, x := range tensors {
 		infos = append(infos, x.Info())
 	}
-	shards, err := safetensors.Format().Shards(infos, 1<<40, nil)
+	shards, err := safetensors.Format().Shards(infos, 1<<40, format.Described{})
 	require.NoError(t, err)
 	l := shards[0].Layout
 	p.Files = []plan.File{{Name: shards[0].Name, Size: l.Size(), Tensors: l.Len()}}
