@@ -110,8 +110,10 @@ const FromZero = 1e-30
 // Experts draws a number of each expert of each layer, and marks the experts that findings name.
 func (c *Cells) Experts(m page.Heatmap, found []Observation) page.Figure {
 	for _, o := range found {
-		for _, e := range o.Experts {
-			c.SetExpert(o.Layer, e, nil, true)
+		for _, at := range o.Members {
+			for _, e := range at.Experts {
+				c.SetExpert(at.Layer, e, nil, true)
+			}
 		}
 	}
 	m.RowName, m.ColName = "layer", "expert"

@@ -15,6 +15,8 @@ type Finding struct {
 	Tensor string `json:"tensor,omitempty"` // empty if the finding is about no tensor
 	Cause  string `json:"cause"`            // what is wrong
 	Hint   string `json:"hint,omitempty"`   // where to look, or what to do
+
+	Level Level `json:"-"` // in front of its line; empty if all of a list are alike
 }
 
 // Kind says how config, index and files disagree.
@@ -71,6 +73,9 @@ func Lines(findings []Finding) (lines []Line) {
 // lines returns a line per pattern of names.
 func (f *Finding) lines(names []string) (lines []Line) {
 	prefix := string(f.Kind) + ": "
+	if f.Level != "" {
+		prefix = string(f.Level) + ": " + prefix
+	}
 	if f.File != "" {
 		prefix += text.Quote(f.File) + ": "
 	}
@@ -108,29 +113,81 @@ func WriteFindings(w io.Writer, findings []Finding, limit int) error {
 	return err
 }
 
-// Observation is something that sets an expert, or a row of a router, apart from those beside it, and the
-// number that shows it. A healthy checkpoint has none. An observation says what was measured, and never that
-// a weight may be left out.
+// Level says how sure it is that a finding is a fault.
+type Level string
+
+// The levels of findings, the first the gravest.
+const (
+	Error  Level = "error"  // no healthy checkpoint has it
+	Notice Level = "notice" // odd beside the rest of the model; a healthy checkpoint may have it
+)
+
+// levelOf returns the level of the findings of a kind.
+func levelOf(id string) Level {
+	switch id {
+	case "nan", "infinite", "not-finite", "zeroed", "dead-row", "duplicate", "duplicate-matrix", "duplicate-row",
+		"duplicate-layer", "head-is-embedding":
+		return Error
+	}
+	return Notice
+}
+
+// Observation is a finding about weights: something that sets an expert, a row of a router or a tensor apart from
+// those beside it, and the number that shows it. An observation says what was measured, and never that a weight may
+// be left out.
 type Observation struct {
+	Level    Level    `json:"level"`    // of its kind
 	ID       string   `json:"id"`       // its kind: "duplicate", "zeroed", …
-	Layer    int      `json:"layer"`    // of the model
-	Experts  []int    `json:"experts"`  // the routed experts that it is about; empty if it is about shared ones
+	Layer    int      `json:"layer"`    // of the model; -1 outside the layers
+	Experts  []int    `json:"experts"`  // the routed experts of the layer that it is about; may be empty
 	Tensor   string   `json:"tensor"`   // the tensor, or the module of an expert
 	Text     string   `json:"text"`     // a sentence without a full stop
 	Value    *float64 `json:"value"`    // the measured number; null if there is none
 	Expected *float64 `json:"expected"` // a median, a null value or a bound to compare Value with
+	Members  []Member `json:"members"`  // everything with the same cause, by layer; never empty
 }
 
-// WriteObservations writes a line for each, at most MaxLines, and how many there are.
+// Member is one of the places that share the cause of a finding.
+type Member struct {
+	Layer   int      `json:"layer"`   // of the model; -1 outside the layers
+	Experts []int    `json:"experts"` // routed experts; may be empty
+	Tensor  string   `json:"tensor"`  // the tensor, or the module of the first expert
+	Value   *float64 `json:"value"`   // the measured number; null if there is none
+}
+
+// AtLeast reports whether a level is as grave as another.
+func (l Level) AtLeast(least Level) bool { return l == least || l == Error && least == Notice }
+
+// CountLevels says how many findings there are of each level: "2 errors, 1 notice".
+func CountLevels(levels []Level) string {
+	var parts []string
+	for _, level := range []Level{Error, Notice} {
+		n := 0
+		for _, l := range levels {
+			if l == level {
+				n++
+			}
+		}
+		if n > 0 {
+			parts = append(parts, text.Plural(n, string(level)))
+		}
+	}
+	if parts == nil {
+		return "no finding"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// WriteObservations writes how many there are, and a line for each, at most MaxLines.
 func WriteObservations(w io.Writer, found []Observation) error {
 	var b strings.Builder
-	if len(found) == 0 {
-		b.WriteString("no finding\n")
-	} else {
-		fmt.Fprintf(&b, "%s\n", text.Plural(len(found), "finding"))
+	var levels []Level
+	for _, o := range found {
+		levels = append(levels, o.Level)
 	}
+	fmt.Fprintln(&b, CountLevels(levels))
 	for _, o := range found[:min(len(found), MaxLines)] {
-		fmt.Fprintf(&b, "  %s: %s: %s\n", o.ID, text.Quote(o.Tensor), o.Text)
+		fmt.Fprintf(&b, "  %s: %s: %s: %s\n", o.Level, o.ID, text.Quote(o.Tensor), o.Text)
 	}
 	if more := len(found) - MaxLines; more > 0 {
 		fmt.Fprintf(&b, "  … and %d more; --json lists all\n", more)

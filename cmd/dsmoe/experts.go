@@ -24,9 +24,10 @@ dsmoe help findings  the kinds of findings`,
 		Example: `  dsmoe inspect experts --by layer -o md fixtures/v3-fp8/checkpoint
   dsmoe inspect experts fixtures/v3/checkpoint-fused --against fixtures/v3/checkpoint`,
 		Args:        expect("CHECKPOINT"),
-		Annotations: exits("there is no finding", "there are findings"),
+		Annotations: exits("no finding is an error (see --fail-on)", "there are errors"),
 	}
 	out, selection := addOutput(cmd, text.TSV), addSelection(cmd)
+	out.fail = addFailOn(cmd)
 	by := choice{value: string(inspect.ByExpert), words: []string{string(inspect.ByExpert), string(inspect.ByLayer)}}
 	cmd.Flags().Var(&by, "by", "a row for each expert, or a few for each layer")
 	similarities := cmd.Flags().Bool("similarities", false, "with --json: the cosines of all pairs of experts, too")

@@ -27,6 +27,7 @@ type output struct {
 	json *bool
 	pipe text.Form // the form where stdout is no terminal
 	plot *plot     // of the command; nil if it has none
+	fail *failOn   // of judge
 }
 
 // outputFlag is the name of -o, jsonForm its value that --json stands for.
@@ -81,15 +82,29 @@ func (o *output) chosen(cmd *cobra.Command) text.Form {
 	return o.pipe
 }
 
-// judge prints a report with observations, and answers whether there are none. What prints the sheet
+// judge prints a report with observations, and answers whether none of them fails. What prints the sheet
 // alone has them on stderr.
 func (o *output) judge(cmd *cobra.Command, r sheeted, found []inspect.Observation) error {
 	err := o.print(cmd, r)
 	if form := o.chosen(cmd); err == nil && len(found) > 0 && form != jsonForm && form != text.AsTable {
 		err = inspect.WriteObservations(cmd.ErrOrStderr(), found)
 	}
-	return answer(err, len(found) == 0)
+	fails := func(f inspect.Observation) bool { return o.fail.counts(f.Level) }
+	return answer(err, !slices.ContainsFunc(found, fails))
 }
+
+// failOn is a flag: the least grave level of findings with which a command exits with status 1.
+type failOn struct{ choice }
+
+// addFailOn adds --fail-on to a command.
+func addFailOn(cmd *cobra.Command) *failOn {
+	f := &failOn{choice{value: string(inspect.Error), words: []string{string(inspect.Notice), string(inspect.Error), "none"}}}
+	cmd.Flags().Var(f, "fail-on", "exit with 1 from this `level` of findings on: notice, error or none")
+	return f
+}
+
+// counts reports whether a finding of a level fails.
+func (f *failOn) counts(l inspect.Level) bool { return l.AtLeast(inspect.Level(f.value)) }
 
 // addSelection adds the flags that say which tensors are meant.
 func addSelection(cmd *cobra.Command) *inspect.Selection {

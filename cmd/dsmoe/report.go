@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -36,12 +37,12 @@ dsmoe help findings  the kinds of findings`,
 		Example: `  dsmoe inspect report fixtures/v1-base/checkpoint --html report.html
   dsmoe inspect report fixtures/v3/checkpoint --golden fixtures/v3/golden-f32 --json`,
 		Args:        expect("CHECKPOINT or CONFIG"),
-		Annotations: exits("nothing was found in what was checked", "there are findings"),
+		Annotations: exits("no finding is an error (see --fail-on)", "there are errors"),
 	}
 	cmd.ValidArgsFunction = completeArguments("report CHECKPOINT")
 	f := &reportFlags{}
 	flags := cmd.Flags()
-	asJSON := jsonFlag(cmd)
+	asJSON, fail := jsonFlag(cmd), addFailOn(cmd)
 	flags.StringVar(&f.html, htmlFlag, "", "write a page, too, into a `file`")
 	cmd.MarkFlagFilename(htmlFlag, "html")
 	flags.Var(spansFlag{&f.selection.Layers, "layers"}, "layers", "only these `layers`: 1-3,7")
@@ -71,7 +72,7 @@ dsmoe help findings  the kinds of findings`,
 				return err
 			}
 		}
-		return answer(printReport(cmd, r, *asJSON), r.Clean())
+		return answer(printReport(cmd, r, *asJSON), !slices.ContainsFunc(r.Findings, func(f report.Finding) bool { return fail.counts(f.Level) }))
 	}
 	return cmd
 }

@@ -244,7 +244,7 @@ func TestReportNamesPlantedFaults(t *testing.T) {
 		assert.Contains(t, m.words, f.Tensor)
 		assert.Contains(t, m.words, f.Text)
 	}
-	assert.Contains(t, m.words, "6 FINDINGS")
+	assert.Contains(t, m.words, "5 ERRORS, 1 NOTICE")
 	assert.Contains(t, m.words, "named by a finding")
 	assert.Contains(t, m.page, `class="mark"`)
 	assert.Contains(t, strings.Join(m.NotChecked, "\n"), "routing: ", "a forward pass of NaN has none")
@@ -252,8 +252,8 @@ func TestReportNamesPlantedFaults(t *testing.T) {
 
 	status, text, _ := dsmoe(t.Context(), "inspect", "report", dir)
 	assert.Equal(t, exitNo, status)
-	assert.Contains(t, text, ": 6 findings\n")
-	assert.Contains(t, text, "  duplicate: model.layers.1.mlp.experts.2: has the numbers of model.layers.1.mlp.experts.5")
+	assert.Contains(t, text, ": 5 errors, 1 notice\n")
+	assert.Contains(t, text, "  error: duplicate: model.layers.1.mlp.experts.2: has the numbers of model.layers.1.mlp.experts.5")
 }
 
 // TestReportOfBrokenCheckpoint: what cannot be opened is a finding, and what was therefore not looked

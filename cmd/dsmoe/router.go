@@ -24,9 +24,10 @@ dsmoe help findings  the kinds of findings`,
 		Example: `  dsmoe inspect router --by layer --coupling fixtures/v3/checkpoint
   dsmoe inspect router --layers 1 --json fixtures/v3-fp8/checkpoint`,
 		Args:        expect("CHECKPOINT"),
-		Annotations: exits("there is no finding", "there are findings"),
+		Annotations: exits("no finding is an error (see --fail-on)", "there are errors"),
 	}
 	out, selection := addOutput(cmd, text.TSV), addSelection(cmd)
+	out.fail = addFailOn(cmd)
 	cmd.Flags().MarkHidden("experts") // it is refused
 	by := choice{value: string(inspect.ByExpert), words: []string{string(inspect.ByExpert), string(inspect.ByLayer)}}
 	cmd.Flags().Var(&by, "by", "a row for each expert, or for each layer")

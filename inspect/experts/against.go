@@ -25,7 +25,7 @@ type ErrorReport struct {
 	Path       string                `json:"path"`        // of the checkpoint, as the user gave it
 	Against    string                `json:"against"`     // of the original
 	Layers     []LayerErrors         `json:"layers"`      // layers with a selected expert, in their order
-	Findings   []inspect.Observation `json:"findings"`    // in the order of the layers, then of the experts
+	Findings   []inspect.Observation `json:"findings"`    // by causes: see inspect.Cluster
 	NotCounted []inspect.NotCounted  `json:"not_counted"` // selected weights that have no numbers
 	By         inspect.Grouping      `json:"-"`           // rows of the sheet: ByExpert, also "", or ByLayer
 }
@@ -82,14 +82,15 @@ func Against(ctx context.Context, w, original inspect.Weights, s inspect.Selecti
 	if err := reading.Wait(); err != nil {
 		return nil, err
 	}
-	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []LayerErrors{}, Findings: []inspect.Observation{},
-		NotCounted: not}
+	r := &ErrorReport{Path: w.Path, Against: original.Path, Layers: []LayerErrors{}, NotCounted: not}
 	for _, l := range layers {
 		r.Layers = append(r.Layers, layerErrors(l, errors))
 	}
+	var found []inspect.Observation
 	for i := range r.Layers {
-		r.Findings = append(r.Findings, r.Layers[i].observe()...)
+		found = append(found, r.Layers[i].observe()...)
 	}
+	r.Findings = inspect.Cluster(found)
 	return r, nil
 }
 

@@ -2,7 +2,6 @@ package experts
 
 import (
 	"context"
-	"slices"
 
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
@@ -14,7 +13,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	if err != nil {
 		return nil, err
 	}
-	r := &Report{Path: w.Path, Layers: []Layer{}, Findings: []inspect.Observation{}, NotCounted: not, by: o.By}
+	r := &Report{Path: w.Path, Layers: []Layer{}, NotCounted: not, by: o.By}
 	x := matrix.NewReader(ctx, w)
 	for _, l := range layers {
 		x.Expect(2 * l.bytes())
@@ -29,14 +28,14 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 		if !o.Similarities {
 			layer.Similarity = nil
 		}
-		r.Layers, r.Findings = append(r.Layers, *layer), append(r.Findings, found...)
+		r.Layers, r.Observed = append(r.Layers, *layer), append(r.Observed, found...)
 	}
 	twins, err := duplicates(x, suspects)
 	if err != nil {
 		return nil, err
 	}
-	r.Findings = append(r.Findings, twins...)
-	slices.SortStableFunc(r.Findings, func(a, b inspect.Observation) int { return a.Layer - b.Layer })
+	r.Observed = append(r.Observed, twins...)
+	r.Findings = inspect.Cluster(r.Observed)
 	return r, nil
 }
 

@@ -30,10 +30,11 @@ type Options struct {
 type Report struct {
 	Path       string                `json:"path"`        // of the checkpoint, as the user gave it
 	Layers     []Layer               `json:"layers"`      // layers with a selected expert, in their order
-	Findings   []inspect.Observation `json:"findings"`    // in the order of the layers, then of the experts
+	Findings   []inspect.Observation `json:"findings"`    // Observed, by causes: see inspect.Cluster
 	NotCounted []inspect.NotCounted  `json:"not_counted"` // selected weights that have no numbers
 
-	by inspect.Grouping
+	Observed []inspect.Observation `json:"-"` // one by one
+	by       inspect.Grouping
 }
 
 // Matrices has one of something for each matrix of an expert.

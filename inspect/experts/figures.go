@@ -147,10 +147,12 @@ func (l *Layer) namedPairs(found []inspect.Observation, by int) map[[2]int]bool 
 	}
 	pairs := map[[2]int]bool{}
 	for _, o := range found {
-		for _, a := range o.Experts {
-			for _, b := range o.Experts {
-				if o.Layer == l.Layer && a != b {
-					pairs[[2]int{index[a] / by, index[b] / by}] = true
+		for _, at := range o.Members {
+			for _, a := range at.Experts {
+				for _, b := range at.Experts {
+					if at.Layer == l.Layer && a != b {
+						pairs[[2]int{index[a] / by, index[b] / by}] = true
+					}
 				}
 			}
 		}

@@ -35,8 +35,8 @@ func TestPairsShareCells(t *testing.T) {
 	l.Similarity.Up[5][129], l.Similarity.Up[129][5] = -.75, -.75
 	l.Similarity.Function[5][129], l.Similarity.Function[129][5] = .5, .5
 	l.Similarity.Gate[6][7] = math.NaN()
-	m := l.Pairs([]inspect.Observation{{Layer: 3, Experts: []int{5, 129}},
-		{Layer: 4, Experts: []int{0, 64}}}).(page.Heatmap)
+	m := l.Pairs([]inspect.Observation{{Members: []inspect.Member{{Layer: 3, Experts: []int{5, 129}},
+		{Layer: 4, Experts: []int{0, 64}}}}}).(page.Heatmap)
 	require.Len(t, m.Rows, 44)
 	assert.Equal(t, []string{"0–2", "3–5"}, m.Rows[:2])
 	assert.Equal(t, "129", m.Rows[43])

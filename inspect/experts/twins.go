@@ -71,7 +71,7 @@ func duplicates(x *matrix.Reader, all []*suspect) (found []inspect.Observation, 
 		for _, s := range equal {
 			group[s.mlp] = len(found) + 1
 		}
-		found = append(found, describe(equal, moved, "duplicate")...)
+		found = append(found, describe(equal, moved, "duplicate"))
 	}
 	for _, same := range byHash(all, func(s *suspect) bool { return !isWhole(s) }) {
 		equal, moved, err := confirm(x, onePerGroup(same, group))
@@ -79,7 +79,7 @@ func duplicates(x *matrix.Reader, all []*suspect) (found []inspect.Observation, 
 			return nil, err
 		}
 		if len(equal) > 1 {
-			found = append(found, describe(equal, moved, "duplicate-matrix")...)
+			found = append(found, describe(equal, moved, "duplicate-matrix"))
 		}
 	}
 	return found, nil
@@ -304,34 +304,30 @@ func (x *facts) normedResponses(n int) []float32 {
 	return all
 }
 
-// describe returns an observation about equal experts or matrices for each layer that has one.
-func describe(same []*suspect, moved bool, id string) (found []inspect.Observation) {
+// describe returns the observation about equal experts or matrices, with a member for each layer that has one.
+func describe(same []*suspect, moved bool, id string) inspect.Observation {
 	slices.SortStableFunc(same, func(a, b *suspect) int { return a.layer - b.layer })
-	one, zero := 1.0, 0.0
-	for i := 0; i < len(same); {
-		n := 1
-		for i+n < len(same) && same[i+n].layer == same[i].layer {
-			n++
+	o := inspect.Observation{ID: id, Value: inspect.Finite(1), Expected: inspect.Finite(0)}
+	var others []string
+	for i, s := range same {
+		if i == 0 || s.layer != same[i-1].layer {
+			o.Members = append(o.Members, inspect.Member{Layer: s.layer, Experts: []int{}, Tensor: s.name(), Value: o.Value})
 		}
-		o := inspect.Observation{ID: id, Layer: same[i].layer, Experts: []int{}, Tensor: same[i].name(), Value: &one,
-			Expected: &zero}
-		var others []string
-		for k, s := range same {
-			if k >= i && k < i+n && s.number >= 0 && !slices.Contains(o.Experts, s.number) {
-				o.Experts = append(o.Experts, s.number)
-			}
-			if k != i {
-				others = append(others, text.Quote(s.name()))
-			}
+		at := &o.Members[len(o.Members)-1]
+		if s.number >= 0 && !slices.Contains(at.Experts, s.number) {
+			at.Experts = append(at.Experts, s.number)
+			slices.Sort(at.Experts)
 		}
-		slices.Sort(o.Experts)
-		o.Text = "has the numbers of " + inspect.List(others)
-		if moved {
-			o.Text += ", neurons in another order"
+		if i > 0 {
+			others = append(others, text.Quote(s.name()))
 		}
-		found, i = append(found, o), i+n
 	}
-	return found
+	o.Layer, o.Experts, o.Tensor = o.Members[0].Layer, o.Members[0].Experts, o.Members[0].Tensor
+	o.Text = "has the numbers of " + inspect.List(others)
+	if moved {
+		o.Text += ", neurons in another order"
+	}
+	return o
 }
 
 // twin is the first expert that another one equals, maybe but for noise: its leader.

@@ -23,7 +23,7 @@ import (
 // Report is what was found in a checkpoint, and the reports of its parts. A part that could not be checked is null.
 type Report struct {
 	Path       string              `json:"path"`        // of the checkpoint, or of the config, as the user gave it
-	Findings   []Finding           `json:"findings"`    // of all parts: about the whole checkpoint, then by layer
+	Findings   []Finding           `json:"findings"`    // of all parts, by level and size: see inspect.Cluster
 	Checked    []string            `json:"checked"`     // a sentence for each part, with how often weights were read
 	NotChecked []string            `json:"not_checked"` // a sentence for each part, with the reason
 	Arch       *header.Arch        `json:"arch"`        // what the config implies
@@ -41,13 +41,15 @@ type Report struct {
 
 // Finding is an inspect.Observation, or an inspect.Finding of the audit.
 type Finding struct {
-	ID       string   `json:"id"`       // of an observation its ID, of the audit its Kind
-	Layer    *int     `json:"layer"`    // null if it is in none
-	Experts  []int    `json:"experts"`  // the routed experts that it is about
-	Tensor   string   `json:"tensor"`   // the tensor, or the module of an expert; empty if it is about none
-	Text     string   `json:"text"`     // a sentence without a full stop
-	Value    *float64 `json:"value"`    // the measured number; null if there is none
-	Expected *float64 `json:"expected"` // a median, a null value or a bound to compare Value with; null if there is none
+	Level    inspect.Level    `json:"level"`    // of the audit inspect.Error
+	ID       string           `json:"id"`       // of an observation its ID, of the audit its Kind
+	Layer    *int             `json:"layer"`    // null if it is in none
+	Experts  []int            `json:"experts"`  // the routed experts that it is about
+	Tensor   string           `json:"tensor"`   // the tensor, or the module of an expert; empty if it is about none
+	Text     string           `json:"text"`     // a sentence without a full stop
+	Value    *float64         `json:"value"`    // the measured number; null if there is none
+	Expected *float64         `json:"expected"` // a median, a null value or a bound to compare Value with; or null
+	Members  []inspect.Member `json:"members"`  // everything with the same cause; of the audit empty
 
 	line inspect.Finding // as text has it
 }
@@ -296,15 +298,9 @@ func (m *maker) routing(context.Context) error {
 	return nil
 }
 
-// collect puts the findings of all parts together.
+// collect puts the findings of all parts together: errors of the audit, then observations by causes.
 func (m *maker) collect() {
-	var observed []inspect.Observation
-	if m.Experts != nil {
-		observed = append(observed, m.Experts.Findings...)
-	}
-	if m.Routers != nil {
-		observed = append(observed, m.Routers.Findings...)
-	}
+	observed := m.observed()
 	told := map[string]bool{} // tensors of which an observation says what the audit says
 	for _, o := range observed {
 		told[o.Tensor] = told[o.Tensor] || slices.Contains([]string{"nan", "infinite", "zeroed"}, o.ID)
@@ -314,22 +310,38 @@ func (m *maker) collect() {
 			m.Findings = append(m.Findings, ofAudit(f))
 		}
 	}
-	for _, o := range observed {
-		line := inspect.Finding{Kind: inspect.Kind(o.ID), Tensor: o.Tensor, Cause: o.Text}
-		m.Findings = append(m.Findings, Finding{o.ID, &o.Layer, o.Experts, o.Tensor, o.Text, o.Value, o.Expected, line})
+	for _, o := range inspect.Cluster(observed) {
+		m.Findings = append(m.Findings, ofObservation(o))
 	}
-	layer := func(f Finding) int {
-		if f.Layer == nil {
-			return -1
-		}
-		return *f.Layer
+}
+
+// observed returns the observations of all parts, one by one.
+func (m *maker) observed() (all []inspect.Observation) {
+	if m.Experts != nil {
+		all = append(all, m.Experts.Observed...)
 	}
-	slices.SortStableFunc(m.Findings, func(a, b Finding) int { return layer(a) - layer(b) })
+	if m.Routers != nil {
+		all = append(all, m.Routers.Observed...)
+	}
+	return all
+}
+
+// ofObservation is a finding of another part than the audit.
+func ofObservation(o inspect.Observation) Finding {
+	f := Finding{Level: o.Level, ID: o.ID, Experts: o.Experts, Tensor: o.Tensor, Text: o.Text, Value: o.Value,
+		Expected: o.Expected, Members: o.Members}
+	if o.Layer >= 0 {
+		f.Layer = &o.Layer
+	}
+	f.line = inspect.Finding{Level: o.Level, Kind: inspect.Kind(o.ID), Tensor: o.Tensor, Cause: o.Text}
+	return f
 }
 
 // ofAudit is a finding of the audit.
 func ofAudit(f inspect.Finding) Finding {
-	r := Finding{ID: string(f.Kind), Experts: []int{}, Tensor: f.Tensor, Text: f.Cause, line: f}
+	r := Finding{Level: inspect.Error, ID: string(f.Kind), Experts: []int{}, Tensor: f.Tensor, Text: f.Cause, line: f,
+		Members: []inspect.Member{}}
+	r.line.Level = r.Level
 	if f.File != "" && f.Tensor == "" {
 		r.Text = text.Quote(f.File) + ": " + f.Cause
 	}
@@ -359,7 +371,11 @@ func (r *Report) verdict() string {
 	case r.Clean():
 		return "nothing was found"
 	}
-	return text.Plural(len(r.Findings), "finding")
+	var levels []inspect.Level
+	for _, f := range r.Findings {
+		levels = append(levels, f.Level)
+	}
+	return inspect.CountLevels(levels)
 }
 
 // Clean reports whether nothing was found.

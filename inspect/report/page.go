@@ -44,17 +44,20 @@ func (r *Report) pageFindings(p *page.Page) {
 		p.Verdict(page.Unclear, "CONFIG ALONE", "There are no weights to look at.")
 	case r.Clean():
 		p.Verdict(page.Good, "NOTHING FOUND", "That holds for what was checked: see below.")
-	default:
+	case slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Level == inspect.Error }):
 		p.Verdict(page.Bad, strings.ToUpper(r.verdict()), outlined)
+	default:
+		p.Verdict(page.Unclear, strings.ToUpper(r.verdict()), outlined)
 	}
 	lines := inspect.Lines(r.lines())
 	var facts []page.Fact
 	for _, l := range lines[:min(len(lines), inspect.MaxLines)] {
-		id, rest, _ := strings.Cut(l.Text, ": ")
+		level, rest, _ := strings.Cut(l.Text, ": ")
+		id, rest, _ := strings.Cut(rest, ": ")
 		if l.Hint != "" {
 			rest += " (" + l.Hint + ")"
 		}
-		facts = append(facts, page.Fact{Name: id, Value: rest})
+		facts = append(facts, page.Fact{Name: level + " " + id, Value: rest})
 	}
 	p.Facts(facts...)
 	if more := len(lines) - inspect.MaxLines; more > 0 {

@@ -56,7 +56,7 @@ func TestPairsOfManyLayers(t *testing.T) {
 }
 
 // TestFindingsAreToldOnce: what the audit says of a tensor of which an observation says the same is
-// left out; all else stays, notes aside, the whole first and then by layer.
+// left out; all else stays, notes aside, errors first.
 func TestFindingsAreToldOnce(t *testing.T) {
 	up := "model.layers.2.mlp.experts.3.up_proj.weight"
 	m := &maker{Report: &Report{Findings: []Finding{}}}
@@ -66,9 +66,9 @@ func TestFindingsAreToldOnce(t *testing.T) {
 		{Kind: inspect.Value, Tensor: "model.layers.1.mlp.experts.7", Cause: "every weight of the expert is zero"},
 		{Kind: inspect.Value, Tensor: "lm_head.weight", Cause: "every value is zero"}, {Kind: inspect.Broken, File: "a.bin",
 			Cause: "cut"}}}
-	m.Experts = &experts.Report{Findings: []inspect.Observation{{ID: "nan", Layer: 2, Experts: []int{3}, Tensor: up},
+	m.Experts = &experts.Report{Observed: []inspect.Observation{{ID: "nan", Layer: 2, Experts: []int{3}, Tensor: up},
 		{ID: "channel", Layer: 1, Experts: []int{7}, Tensor: "model.layers.1.mlp.experts.7"}}}
-	m.Routers = &router.Report{Findings: []inspect.Observation{{ID: "dead-row", Layer: 1, Experts: []int{4}}}}
+	m.Routers = &router.Report{Observed: []inspect.Observation{{ID: "dead-row", Layer: 1, Experts: []int{4}}}}
 	m.collect()
 	var got []string
 	for _, f := range m.Findings {
@@ -78,10 +78,10 @@ func TestFindingsAreToldOnce(t *testing.T) {
 		}
 		got = append(got, fmt.Sprint(layer, " ", f.ID, " ", f.Experts))
 	}
-	assert.Equal(t, []string{"- value []", "- broken []", "1 value [7]", "1 channel [7]", "1 dead-row [4]",
-		"2 shape [3]", "2 nan [3]"}, got)
-	assert.Equal(t, "a.bin: cut", m.Findings[1].Text)
+	assert.Equal(t, []string{"2 shape [3]", "1 value [7]", "- value []", "- broken []", "1 dead-row [4]",
+		"2 nan [3]", "1 channel [7]"}, got)
+	assert.Equal(t, "a.bin: cut", m.Findings[3].Text)
 	var text strings.Builder
 	require.NoError(t, m.Report.WriteText(&text))
-	assert.Contains(t, text.String(), "  broken: a.bin: cut\n")
+	assert.Contains(t, text.String(), "  error: broken: a.bin: cut\n")
 }

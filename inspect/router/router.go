@@ -30,10 +30,11 @@ type Options struct {
 type Report struct {
 	Path       string                `json:"path"`        // of the checkpoint, as the user gave it
 	Layers     []Layer               `json:"layers"`      // layers whose router is selected, in their order
-	Findings   []inspect.Observation `json:"findings"`    // in the order of the layers
+	Findings   []inspect.Observation `json:"findings"`    // Observed, by causes: see inspect.Cluster
 	NotCounted []inspect.NotCounted  `json:"not_counted"` // selected weights that have no numbers
 
-	by inspect.Grouping
+	Observed []inspect.Observation `json:"-"` // one by one
+	by       inspect.Grouping
 }
 
 // Layer is the router of a layer, mlp.gate.weight [experts, hidden].
@@ -139,7 +140,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	if err := x.Wait(); err != nil {
 		return nil, err
 	}
-	report := &Report{Path: w.Path, Layers: []Layer{}, Findings: []inspect.Observation{}, NotCounted: not, by: o.By}
+	report := &Report{Path: w.Path, Layers: []Layer{}, NotCounted: not, by: o.By}
 	for _, r := range routers {
 		if o.Coupling {
 			if r.Coupling, err = r.couple(x); err != nil {
@@ -147,9 +148,10 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 			}
 		}
 		r.prove(w.Config)
-		report.Findings = append(report.Findings, r.observe()...)
+		report.Observed = append(report.Observed, r.observe()...)
 		report.Layers = append(report.Layers, r.Layer)
 	}
+	report.Findings = inspect.Cluster(report.Observed)
 	return report, nil
 }
 
@@ -269,9 +271,7 @@ func (r *router) observe() (found []inspect.Observation) {
 		found = append(found, r.about("duplicate-row", group, inspect.Finite(1), inspect.Finite(0),
 			"rows %s are equal", text.Ranges(group)))
 	}
-	for e := range r.Rows {
-		found = append(found, r.nearRows(e)...)
-	}
+	found = append(found, r.nearRows()...)
 	if c := r.Coupling; c != nil && c.Verdict == CoupledPermuted {
 		experts, rows := c.exchanged()
 		found = append(found, r.about("permuted", experts, inspect.Finite(float64(c.Other)), inspect.Finite(0),
@@ -311,19 +311,52 @@ func (r *router) observeRow(e int) (found []inspect.Observation) {
 	return found
 }
 
-// nearRows finds the rows before e that are nearly equal to it.
-func (r *router) nearRows(e int) (found []inspect.Observation) {
-	for k := range e {
-		c := r.cosines[k][e]
-		if !(c >= equalRows) || r.hashes[k] == r.hashes[e] {
-			continue
+// nearRows finds rows that are nearly equal to others, directly or by way of others.
+func (r *router) nearRows() (found []inspect.Observation) {
+	for _, group := range connected(len(r.Rows), r.near) {
+		least := 1.0
+		for i, a := range group {
+			for _, b := range group[i+1:] {
+				least = min(least, r.cosines[a][b])
+			}
 		}
-		if a, b := *r.Rows[k].Norm, *r.Rows[e].Norm; max(a, b) <= equalNorms*min(a, b) {
-			found = append(found, r.about("near-duplicate-row", []int{k, e}, inspect.Finite(c), inspect.Finite(0),
-				"rows %d and %d have cosine %.4f, and norms %.4g and %.4g", k, e, c, a, b))
-		}
+		found = append(found, r.about("near-duplicate-row", group, inspect.Finite(least), inspect.Finite(0),
+			"rows %s are alike: the smallest cosine of two is %.4f", text.Ranges(group), least))
 	}
 	return found
+}
+
+// near reports whether two rows are nearly, but not quite, equal.
+func (r *router) near(a, b int) bool {
+	if !(r.cosines[a][b] >= equalRows) || r.hashes[a] == r.hashes[b] {
+		return false
+	}
+	m, n := *r.Rows[a].Norm, *r.Rows[b].Norm
+	return max(m, n) <= equalNorms*min(m, n)
+}
+
+// connected returns the sets of numbers below n that are alike, directly or by way of others, ascending.
+func connected(n int, alike func(a, b int) bool) (groups [][]int) {
+	done := make([]bool, n)
+	for e := range n {
+		if done[e] {
+			continue
+		}
+		group := []int{e}
+		for i := 0; i < len(group); i++ {
+			done[group[i]] = true
+			for k := range n {
+				if !done[k] && alike(group[i], k) {
+					done[k], group = true, append(group, k)
+				}
+			}
+		}
+		if len(group) > 1 {
+			slices.Sort(group)
+			groups = append(groups, group)
+		}
+	}
+	return groups
 }
 
 // equalRows returns the rows that are equal to others and not zero.

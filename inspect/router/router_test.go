@@ -50,7 +50,7 @@ func TestPlantedRouters(t *testing.T) {
 		"twice": {gateOf2, scaled(3, 6, 1), []string{"duplicate-row 2 [3 6]"}, "rows 3, 6 are equal"},
 		"three times": {gateOf2, func(v []float32) { scaled(3, 6, 1)(v); scaled(9, 6, 1)(v) },
 			[]string{"duplicate-row 2 [3 6 9]"}, "rows 3, 6, 9"},
-		"nearly":  {gateOf2, scaled(3, 6, 1.01), []string{"near-duplicate-row 2 [3 6]"}, "rows 3 and 6 have cosine"},
+		"nearly":  {gateOf2, scaled(3, 6, 1.01), []string{"near-duplicate-row 2 [3 6]"}, "rows 3, 6 are alike: the smallest cosine of two is 1.0000"},
 		"massive": {gateOf2, scaled(3, 6, 10), []string{"row-norm 2 [3]"}, "row 3 has norm"},
 		"faint":   {gateOf2, scaled(3, 6, 0.01), []string{"row-norm 2 [3]"}, ""},
 		"NaN":     {gateOf2, at(70, float32(math.NaN())), []string{"not-finite 2 [1]"}, "row 1 has numbers"},

@@ -1,0 +1,227 @@
+package inspect
+
+// Findings with one cause become one finding.
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"dsmoe/text"
+)
+
+// mostAlike is how many findings of one kind a layer, or the model, may have before they become one: more of them
+// are a trait of the layer, or of the model.
+const mostAlike = 3
+
+// Cluster makes one finding of those with one cause, and returns all by level, then by how many weights they are
+// about, then by layer. One cause have: equal weights of the same layers; findings of one kind in one layer that are
+// about single experts, or share an expert; more than mostAlike of a kind in a layer, or over the layers.
+func Cluster(found []Observation) []Observation {
+	all := make([]Observation, 0, len(found))
+	for _, o := range found {
+		o.Level = levelOf(o.ID)
+		if len(o.Members) == 0 {
+			o.Members = []Member{{o.Layer, o.Experts, o.Tensor, o.Value}}
+		}
+		all = append(all, o)
+	}
+	all = mergeBy(all, copiedLayers, 0, copied)
+	all = connect(all)
+	all = mergeBy(all, func(o *Observation) string { return fmt.Sprint(o.ID, " ", o.layers()) }, mostAlike, together)
+	all = mergeBy(all, func(o *Observation) string { return o.ID }, mostAlike, together)
+	slices.SortStableFunc(all, func(a, b Observation) int {
+		return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(b.size(), a.size()), cmp.Compare(a.Layer, b.Layer))
+	})
+	return all
+}
+
+// size is how many experts or tensors a finding is about.
+func (o *Observation) size() (n int) {
+	for _, m := range o.Members {
+		n += max(1, len(m.Experts))
+	}
+	return n
+}
+
+// layers returns the layers of the members.
+func (o *Observation) layers() (all []int) {
+	for _, m := range o.Members {
+		all = append(all, m.Layer)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// mergeBy merges the findings with equal keys where there are more than most of them. Those with the key "" stay.
+func mergeBy(all []Observation, key func(o *Observation) string, most int,
+	merge func(group []Observation) Observation) []Observation {
+	var keys []string
+	groups := map[string][]Observation{}
+	for i := range all {
+		k := key(&all[i])
+		if k == "" {
+			k = fmt.Sprint("\x00", i)
+		}
+		if groups[k] == nil {
+			keys = append(keys, k)
+		}
+		groups[k] = append(groups[k], all[i])
+	}
+	merged := []Observation{}
+	for _, k := range keys {
+		if g := groups[k]; len(g) > max(most, 1) {
+			merged = append(merged, merge(g))
+		} else {
+			merged = append(merged, g...)
+		}
+	}
+	return merged
+}
+
+// connect merges findings of one kind in one layer that are about single experts, or share an expert.
+func connect(all []Observation) (merged []Observation) {
+	for len(all) > 0 {
+		group, rest := []Observation{all[0]}, all[1:]
+		for grown := true; grown; {
+			var apart []Observation
+			for _, o := range rest {
+				if slices.ContainsFunc(group, func(g Observation) bool { return g.touches(&o) }) {
+					group = append(group, o)
+				} else {
+					apart = append(apart, o)
+				}
+			}
+			grown, rest = len(apart) < len(rest), apart
+		}
+		merged, all = append(merged, together(group)), rest
+	}
+	return merged
+}
+
+// touches reports whether two findings have one cause: see Cluster.
+func (o *Observation) touches(b *Observation) bool {
+	if o.ID != b.ID || !slices.Equal(o.layers(), b.layers()) || len(o.layers()) > 1 {
+		return false
+	}
+	return len(o.Experts) < 2 && len(b.Experts) < 2 ||
+		slices.ContainsFunc(o.Experts, func(e int) bool { return slices.Contains(b.Experts, e) })
+}
+
+// together returns the finding of a group that is furthest from what is expected, with the members of all.
+func together(group []Observation) Observation {
+	lead := group[0]
+	var members []Member
+	for _, o := range group {
+		if o.far() > lead.far() {
+			lead = o
+		}
+		members = append(members, o.Members...)
+	}
+	if len(group) == 1 {
+		return lead
+	}
+	slices.SortStableFunc(members, func(a, b Member) int { return cmp.Compare(a.Layer, b.Layer) })
+	own := Member{lead.Layer, lead.Experts, lead.Tensor, lead.Value}
+	lead.Members, lead.Experts = members, nil
+	lead.Text += "; " + others(own, members)
+	for _, m := range members {
+		if m.Layer == lead.Layer {
+			lead.Experts = append(lead.Experts, m.Experts...)
+		}
+	}
+	slices.Sort(lead.Experts)
+	lead.Experts = append([]int{}, slices.Compact(lead.Experts)...)
+	return lead
+}
+
+// far is how far the value is from what is expected, as a ratio or, where that is 0, as it is.
+func (o *Observation) far() float64 {
+	if o.Value == nil || o.Expected == nil {
+		return 0
+	}
+	if *o.Value > 0 && *o.Expected > 0 {
+		return Magnitude(math.Log(*o.Value / *o.Expected))
+	}
+	return Magnitude(*o.Value - *o.Expected)
+}
+
+// others says what else than the first one has the cause.
+func others(first Member, members []Member) string {
+	var layers, experts []int
+	var names []string
+	for _, m := range members {
+		layers = append(layers, m.Layer)
+		experts = append(experts, m.Experts...)
+		if m.Tensor != first.Tensor {
+			names = append(names, m.Tensor)
+		}
+	}
+	slices.Sort(layers)
+	slices.Sort(experts)
+	layers, experts = slices.Compact(layers), slices.Compact(experts)
+	switch {
+	case len(layers) > 1:
+		return fmt.Sprintf("%d such in layers %s", len(members), text.Ranges(layers))
+	case len(experts) > len(first.Experts):
+		return fmt.Sprintf("such are experts %s", text.Ranges(experts))
+	case len(names) == 0:
+		return fmt.Sprintf("%d such", len(members))
+	}
+	var patterns []string
+	for _, p := range Fold(names) {
+		patterns = append(patterns, p.Brief)
+	}
+	return "such is also " + List(patterns)
+}
+
+// copiedLayers is the layers of equal weights, if there are several; otherwise "".
+func copiedLayers(o *Observation) string {
+	if layers := o.layers(); len(layers) > 1 && (o.ID == "duplicate" || o.ID == "duplicate-matrix") {
+		return fmt.Sprint(layers)
+	}
+	return ""
+}
+
+// copied returns one finding for the equal weights of the same layers.
+func copied(group []Observation) Observation {
+	first, layers := group[0], group[0].layers()
+	first.ID, first.Members, first.Experts = "duplicate-layer", nil, []int{}
+	experts, matrices, aligned := 0, 0, true
+	for _, o := range group {
+		first.Members = append(first.Members, o.Members...)
+		if o.ID == "duplicate" {
+			experts += len(o.Experts)
+		} else {
+			matrices++
+		}
+		for _, m := range o.Members {
+			aligned = aligned && slices.Equal(m.Experts, o.Experts)
+		}
+		if o.Layer == first.Layer {
+			first.Experts = append(first.Experts, o.Experts...)
+		}
+	}
+	slices.Sort(first.Experts)
+	first.Experts = slices.Compact(first.Experts)
+	var parts []string
+	if experts > 0 {
+		parts = append(parts, text.Plural(experts, "expert"))
+	}
+	noun := "tensor"
+	if experts > 0 {
+		noun = "other tensor"
+	}
+	if matrices > 0 {
+		parts = append(parts, text.Plural(matrices, noun))
+	}
+	first.Value = Finite(float64(experts + matrices))
+	first.Text = fmt.Sprintf("layers %s have equal weights: %s", text.Ranges(layers), strings.Join(parts, " and "))
+	if aligned {
+		first.Text = fmt.Sprintf("layer %s repeats layer %d: %s are equal", text.Ranges(layers[1:]), layers[0],
+			strings.Join(parts, " and "))
+	}
+	return first
+}
