@@ -145,7 +145,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 				f.config = path
 				return f.routingFlags.golden(f.golden)
 			}
-			return f.forward(cmd, path)
+			return f.forward(cmd, path, f.options())
 		}
 	}
 	r, err := report.Make(cmd.Context(), in)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -27,7 +28,8 @@ func newInspectRouting() *cobra.Command {
 		Short: "Count which experts tokens are routed to",
 		Long: `Counts which routed experts the gates chose, and prints a row for each layer, or with
 --by for each expert or each pair of experts that share a token. The choices come from a
-golden pack, from ESFT's logs, or from our own forward pass on --tokens or --random ids.
+golden pack, from ESFT's logs, or from our own forward pass on --tokens or --random ids;
+of several sets of tokens the loads are compared.
 The numbers hold for these tokens only.
 
 dsmoe help routing  the measures, where choices come from, memory`,
@@ -37,6 +39,7 @@ dsmoe help routing  the measures, where choices come from, memory`,
 		Annotations: exits("done", ""),
 	}
 	cmd.ValidArgsFunction = completeArguments("routing CHECKPOINT")
+	var sets []string
 	o := routingFlags{reference: choice{words: []string{string(config.Remote), string(config.Native)}}, by: choice{value: string(routing.ByLayer), words: []string{string(routing.ByLayer), string(routing.ByExpert), string(routing.ByPair)}}}
 	out := addOutput(cmd, text.TSV)
 	out.form.words = append(out.form.words, esftForm)
@@ -45,13 +48,24 @@ dsmoe help routing  the measures, where choices come from, memory`,
 	flags.Var(&o.by, "by", "a row for each layer, expert or pair")
 	flags.Var(spansFlag{&o.layers, "layers"}, "layers", "only these `layers`: 1-3,7")
 	flags.Var(spansFlag{&o.experts, "experts"}, "experts", "only rows of these routed `experts`: 0,5-9")
-	flags.StringVar(&o.tokens, "tokens", "", "`file` of token ids for a forward pass")
+	flags.StringArrayVar(&sets, "tokens", nil, "`file` of token ids for a forward pass; NAME=FILE several times: sets side by side")
 	flags.Var(&o.random, "random", "random tokens for a forward pass: `BxT`, such as 2x17")
 	numberFlag(flags, &o.seed, "seed", "", "seed of --random")
 	flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default remote for the first DeepSeekMoE and where auto_map names code, else native)")
 	flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
 	out.plot = addPlot(cmd, "the load of each expert by layer and expert")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
+		if len(sets) > 1 {
+			if out.form.value == esftForm {
+				return misuse(cmd, "-o esft is of one set of tokens")
+			}
+			c, err := o.compare(cmd, args[0], sets)
+			if err != nil {
+				return err
+			}
+			return out.print(cmd, c)
+		}
+		o.tokens = strings.Join(sets, "")
 		r, err := o.route(cmd, args[0])
 		if err != nil {
 			return err
@@ -96,7 +110,7 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	case cmd.Flags().Changed("seed") && o.random == batchFlag{}:
 		return nil, misuse(cmd, "--seed is that of --random")
 	case forward:
-		return o.forward(cmd, path)
+		return o.forward(cmd, path, o.options())
 	}
 	if _, err := os.Stat(filepath.Join(path, "manifest.json")); err == nil {
 		return o.golden(path)
@@ -121,8 +135,38 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	return o.logged(cmd, path, logs)
 }
 
+// compare routes several sets of tokens, each NAME=FILE, by the checkpoint at path.
+func (o *routingFlags) compare(cmd *cobra.Command, path string, sets []string) (*routing.Comparison, error) {
+	var names []string
+	var reports []*routing.Report
+	switch {
+	case o.config != "" || o.random != batchFlag{}:
+		return nil, misuse(cmd, "several --tokens go with neither --config nor --random")
+	case o.by.value == string(routing.ByPair):
+		return nil, misuse(cmd, "several --tokens are compared --by layer or expert")
+	}
+	for i, set := range sets {
+		name, file, ok := strings.Cut(set, "=")
+		if !ok || name == "" || file == "" || slices.Contains(names, name) {
+			return nil, misuse(cmd, fmt.Sprintf("--tokens %s: several sets are NAME=FILE each, with names that differ", text.Quote(set)))
+		}
+		names, sets[i] = append(names, text.Word(name)), file
+	}
+	options := o.options()
+	options.Blocks = true
+	for _, file := range sets {
+		o.tokens = file
+		r, err := o.forward(cmd, path, options)
+		if err != nil {
+			return nil, err
+		}
+		reports = append(reports, r)
+	}
+	return routing.Compare(names, reports, options), nil
+}
+
 // forward routes the tokens of the flags by the checkpoint at path.
-func (o *routingFlags) forward(cmd *cobra.Command, path string) (*routing.Report, error) {
+func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.Options) (*routing.Report, error) {
 	c, err := checkpoint.Open(path)
 	if err != nil {
 		return nil, err
@@ -152,7 +196,7 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string) (*routing.Report
 		b.add(int64(done - before))
 		before = done
 	}
-	return routing.OfForward(cmd.Context(), routing.Forward{Path: path, Model: m, Input: in, Pages: c, Progress: progress}, o.options())
+	return routing.OfForward(cmd.Context(), routing.Forward{Path: path, Model: m, Input: in, Pages: c, Progress: progress}, options)
 }
 
 // input returns the tokens of the flags.

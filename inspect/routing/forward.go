@@ -60,16 +60,18 @@ func OfForward(ctx context.Context, f Forward, o Options) (*Report, error) {
 
 // run runs the first layers and puts what their gates choose into r.
 func (f *Forward) run(ctx context.Context, r *Report, o Options, layers int) error {
-	run := &forward{Report: r, options: o, total: len(f.Input.InputIDs) * layers, progress: f.Progress}
+	run := &forward{Report: r, options: o, batch: f.Input.Batch, total: len(f.Input.InputIDs) * layers, progress: f.Progress}
 	run.passed(0)
 	options := model.Options{Accumulate: model.Float32, Parallelism: f.Threads, Pages: f.Pages}
 	plain := model.NewPlain(options)
 	defer plain.Close(nil)
 	var nets []*model.Network[*model.Activation]
+	first := 0
 	for _, piece := range pieces(f.Input, cmp.Or(f.atOnce, pieceTokens)) {
 		nets = append(nets, &model.Network[*model.Activation]{Model: f.Model, Input: piece, Options: options,
 			Arithmetic: plain,
-			Trace:      &pieceTrace{run, piece, nil}})
+			Trace:      &pieceTrace{run, piece, first, nil}})
+		first += len(piece.InputIDs)
 	}
 	if err := model.Decode(ctx, layers, nets); err != nil {
 		return err
@@ -107,6 +109,7 @@ func pieces(in *model.Input, tokens int) (all []*model.Input) {
 type forward struct {
 	*Report
 	options     Options
+	batch       int         // sequences
 	layer       *layerTally // of the layer that runs; nil before the first, and in one that is not selected
 	done, total int
 	progress    func(done, total int)
@@ -143,6 +146,7 @@ func (f *forward) passed(n int) {
 type pieceTrace struct {
 	run *forward
 	in  *model.Input
+	at  int   // place of its first token in the batch
 	ids []int // of the layer that runs
 }
 
@@ -152,10 +156,16 @@ func (t *pieceTrace) TopK(name string, choice *model.Choice[*model.Activation]) 
 	if tally == nil {
 		return nil
 	}
+	if t.run.options.Blocks && tally.blocks == nil {
+		tally.blocks = newBlocks(t.run.batch, t.in.Seq, tally.experts)
+	}
 	t.ids = slices.Clone(choice.Idx)
 	return t.rows(tally, name, func(row int, ids []int) error {
 		if err := tally.choose(ids); err != nil {
 			return err
+		}
+		if tally.blocks != nil {
+			tally.blocks.add(t.at+row, ids)
 		}
 		return tally.score(ids, choice.Scores.Row(row))
 	})

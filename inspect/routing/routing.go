@@ -57,6 +57,8 @@ type Layer struct {
 	Margins          *Margins `json:"margins"`           // null without selection scores
 	Experts          []Expert `json:"experts"`           // the selected ones, ascending
 	Pairs            []Pair   `json:"pairs"`             // of selected experts that share a token: MaxPairs, or ByPair all
+
+	blocks *blocks // for Compare; nil unless asked for
 }
 
 // Expert is one expert's part of a layer's routing.
@@ -112,6 +114,7 @@ type Options struct {
 	Layers  text.Spans // only these; empty is all that route
 	Experts text.Spans // rows and pairs of these alone; the numbers of a layer are of all
 	By      Level      // "" is ByLayer
+	Blocks  bool       // count blocks of tokens too, for Compare; OfForward does
 }
 
 // newReport returns a report without layers.

@@ -17,8 +17,9 @@ type layerTally struct {
 	pairs             []uint32  // n_ij at pair(i, j)
 	scored            bool      // selection scores are known
 	margins           []float64
-	below             int   // tokens without a margin, whose chosen experts the scores exclude
-	lastToken         []int // by expert: the last token that chose it, from 1
+	below             int     // tokens without a margin, whose chosen experts the scores exclude
+	lastToken         []int   // by expert: the last token that chose it, from 1
+	blocks            *blocks // nil unless they are counted
 }
 
 // newTally returns the tally of a layer whose gate weights, and selection scores, are known or not.
@@ -98,7 +99,7 @@ func (t *layerTally) report(o Options) Layer {
 	r := Layer{Layer: t.layer, Tokens: t.tokens, MaxEntropy: decimals(math.Log(n)), Unreached: []int{},
 		Experts:   []Expert{},
 		CVUniform: math.Sqrt((1 - k/n) / fair), UnreachedUniform: decimals(n * math.Pow(1-k/n, tokens)),
-		Margins: t.marginReport(), Pairs: t.pairReport(o)}
+		Margins: t.marginReport(), Pairs: t.pairReport(o), blocks: t.blocks}
 	squares := 0.0
 	for e, count := range t.counts {
 		share := float64(count) / (tokens * k)

@@ -1,0 +1,307 @@
+package routing
+
+// The routing of several sets of tokens, side by side.
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"dsmoe/inspect"
+	"dsmoe/text"
+	"dsmoe/text/page"
+)
+
+// Comparison is which experts some sets of tokens are routed to, side by side.
+type Comparison struct {
+	Path   string          `json:"path"`   // of the checkpoint, as the user gave it
+	Sets   []TokenSet      `json:"sets"`   // in the order of the user
+	Layers []ComparedLayer `json:"layers"` // the selected ones, ascending
+
+	by Level
+}
+
+// TokenSet is a set of tokens, and their routing by itself.
+type TokenSet struct {
+	Name    string  `json:"name"` // as the user gave it
+	Routing *Report `json:"routing"`
+}
+
+// ComparedLayer is a layer's routing of all sets.
+type ComparedLayer struct {
+	Layer int `json:"layer"` // in the model
+	// Chance is the largest difference of an expert of this layer in 199 random exchanges of blocks of tokens between
+	// the sets: of layers whose sets are alike, one in 200 has an expert beyond it. A block is a part of a sequence, of
+	// at least 64 tokens if the sequence has so many. It is null if a set has fewer than 4 blocks.
+	Chance  *float64         `json:"chance"`
+	Experts []ComparedExpert `json:"experts"` // the selected ones, ascending
+}
+
+// ComparedExpert is an expert's share of each set.
+type ComparedExpert struct {
+	Expert     int       `json:"expert"`     // id
+	Loads      []float64 `json:"loads"`      // Expert.Load of each set
+	Difference float64   `json:"difference"` // the largest of Loads less the smallest
+	Beyond     bool      `json:"beyond"`     // Difference is larger than ComparedLayer.Chance
+}
+
+// Compare joins reports of OfForward on the same model and layers with Options.Blocks. names are those of the sets.
+func Compare(names []string, reports []*Report, o Options) *Comparison {
+	c := &Comparison{Path: reports[0].Path, Layers: []ComparedLayer{}, by: o.By}
+	for i, r := range reports {
+		c.Sets = append(c.Sets, TokenSet{names[i], r})
+	}
+	for i, l := range reports[0].Layers {
+		var loads [][]Expert
+		var sets []*blocks
+		for _, r := range reports {
+			loads, sets = append(loads, r.Layers[i].Experts), append(sets, r.Layers[i].blocks)
+		}
+		c.Layers = append(c.Layers, comparedLayer(l.Layer, loads, chance(sets, reports[0].PerToken, uint64(l.Layer))))
+	}
+	return c
+}
+
+// comparedLayer compares the experts of a layer.
+func comparedLayer(layer int, sets [][]Expert, chance *float64) ComparedLayer {
+	r := ComparedLayer{Layer: layer, Chance: chance, Experts: []ComparedExpert{}}
+	for e := range sets[0] {
+		x := ComparedExpert{Expert: sets[0][e].Expert}
+		for _, experts := range sets {
+			x.Loads = append(x.Loads, experts[e].Load)
+		}
+		x.Difference = slices.Max(x.Loads) - slices.Min(x.Loads)
+		x.Beyond = chance != nil && x.Difference > *chance
+		r.Experts = append(r.Experts, x)
+	}
+	return r
+}
+
+// blocks counts a layer's choices block by block.
+type blocks struct {
+	length int        // tokens of a block at most
+	seq    int        // tokens of a sequence
+	counts [][]uint32 // [block][expert]
+	tokens []int      // [block]
+}
+
+// The blocks of a set: at most mostBlocks, so that their counts are small, unless there are more sequences.
+const (
+	leastBlock = 64
+	mostBlocks = 256
+	fewBlocks  = 4 // of a set: fewer say nothing about chance
+	exchanges  = 199
+)
+
+// newBlocks divides a batch of sequences into blocks.
+func newBlocks(batch, seq, experts int) *blocks {
+	b := &blocks{length: max(leastBlock, (batch*seq+mostBlocks-1)/mostBlocks), seq: seq}
+	b.length = min(b.length, seq)
+	n := batch * b.perSequence()
+	b.counts, b.tokens = make([][]uint32, n), make([]int, n)
+	for i := range b.counts {
+		b.counts[i] = make([]uint32, experts)
+	}
+	return b
+}
+
+// perSequence returns how many blocks a sequence has.
+func (b *blocks) perSequence() int { return (b.seq + b.length - 1) / b.length }
+
+// add counts the choice of a token, by its place in the batch.
+func (b *blocks) add(token int, ids []int) {
+	i := token/b.seq*b.perSequence() + token%b.seq/b.length
+	b.tokens[i]++
+	for _, e := range ids {
+		b.counts[i][e]++
+	}
+}
+
+// chance returns ComparedLayer.Chance.
+func chance(sets []*blocks, k int, seed uint64) *float64 {
+	var counts [][]uint32
+	var tokens, ends []int
+	first := 0
+	for _, s := range sets {
+		for i, n := range s.tokens {
+			if n > 0 { // not of padding alone
+				counts, tokens = append(counts, s.counts[i]), append(tokens, n)
+			}
+		}
+		if len(counts)-first < fewBlocks {
+			return nil
+		}
+		ends, first = append(ends, len(counts)), len(counts)
+	}
+	draw := rand.New(rand.NewPCG(seed, 0))
+	order := make([]int, len(counts))
+	for i := range order {
+		order[i] = i
+	}
+	largest := 0.0
+	for range exchanges {
+		draw.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+		largest = max(largest, largestDifference(order, ends, counts, tokens, k))
+	}
+	return &largest
+}
+
+// largestDifference returns the largest difference of an expert's loads if the blocks are divided among the sets in
+// that order.
+func largestDifference(order, ends []int, counts [][]uint32, tokens []int, k int) (largest float64) {
+	n := len(counts[0])
+	least, most := make([]float64, n), make([]float64, n)
+	sums, first := make([]uint64, n), 0
+	for set, end := range ends {
+		clear(sums)
+		total := 0
+		for _, b := range order[first:end] {
+			total += tokens[b]
+			for e, count := range counts[b] {
+				sums[e] += uint64(count)
+			}
+		}
+		first = end
+		fair := float64(total) * float64(k) / float64(n)
+		for e, count := range sums {
+			load := float64(count) / fair
+			if set == 0 {
+				least[e], most[e] = load, load
+			}
+			least[e], most[e] = min(least[e], load), max(most[e], load)
+		}
+	}
+	for e := range n {
+		largest = max(largest, most[e]-least[e])
+	}
+	return largest
+}
+
+// Sheet is a row per layer, or with ByExpert per expert.
+func (c *Comparison) Sheet() *text.Sheet {
+	var loads []string
+	for _, s := range c.Sets {
+		loads = append(loads, ">load_"+s.Name)
+	}
+	if c.by == ByExpert {
+		s := text.NewSheet(append([]string{">layer", ">expert", ">difference", ">chance"}, loads...)...)
+		for _, l := range c.Layers {
+			for _, e := range l.Experts {
+				s.Row(l.Layer, e.Expert, e.Difference, l.Chance, e.cells())
+			}
+		}
+		return s
+	}
+	s := text.NewSheet(append([]string{">layer", ">beyond", ">chance", ">difference", ">expert"}, loads...)...)
+	for _, l := range c.Layers {
+		if len(l.Experts) > 0 {
+			e := slices.MaxFunc(l.Experts, func(a, b ComparedExpert) int { return cmp.Compare(a.Difference, b.Difference) })
+			s.Row(l.Layer, l.beyond(), l.Chance, e.Difference, e.Expert, e.cells())
+		}
+	}
+	return s
+}
+
+// cells are the loads.
+func (e *ComparedExpert) cells() (cells []text.Cell) {
+	for _, load := range e.Loads {
+		cells = append(cells, text.Real(&load))
+	}
+	return cells
+}
+
+// beyond counts the experts whose loads differ by more than chance.
+func (l *ComparedLayer) beyond() (n int) {
+	for _, e := range l.Experts {
+		if e.Beyond {
+			n++
+		}
+	}
+	return n
+}
+
+// mostDifferent is how many experts WriteText names.
+const mostDifferent = 10
+
+// WriteText writes the sets, the sheet, and the experts that differ most.
+func (c *Comparison) WriteText(w io.Writer) error {
+	for _, s := range c.Sets {
+		if _, err := fmt.Fprintf(w, "%s: %s\n", text.Word(s.Name), s.Routing.Title()); err != nil {
+			return err
+		}
+	}
+	var lines []string
+	all, unknown := 0, 0
+	for _, l := range c.Layers {
+		all += l.beyond()
+		if l.Chance == nil {
+			unknown++
+		}
+	}
+	switch {
+	case unknown > 0:
+		lines = append(lines, fmt.Sprintf("what chance gives is not known: a set has fewer than %d blocks of tokens", fewBlocks))
+	case all == 0:
+		lines = append(lines, "no expert's loads differ by more than chance gives")
+	default:
+		lines = append(lines, fmt.Sprintf("%s: loads differ by more than chance gives; most:", text.Plural(all, "expert")))
+	}
+	return inspect.WriteSheet(w, c.Sheet(), append(lines, c.most()...), nil)
+}
+
+// most names the experts that differ most, of those beyond chance.
+func (c *Comparison) most() (lines []string) {
+	type expert struct {
+		layer int
+		ComparedExpert
+	}
+	var all []expert
+	for _, l := range c.Layers {
+		for _, e := range l.Experts {
+			if e.Beyond {
+				all = append(all, expert{l.Layer, e})
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b expert) int { return cmp.Compare(b.Difference, a.Difference) })
+	for _, e := range all[:min(len(all), mostDifferent)] {
+		var loads []string
+		for i, s := range c.Sets {
+			loads = append(loads, fmt.Sprintf("%s %.3g", text.Word(s.Name), e.Loads[i]))
+		}
+		lines = append(lines, fmt.Sprintf("  model.layers.%d expert %d: %s", e.layer, e.Expert, strings.Join(loads, ", ")))
+	}
+	return lines
+}
+
+// Figure draws the differences: of two sets the first's load less the second's, of more the largest less the smallest.
+func (c *Comparison) Figure() page.Figure {
+	cells := inspect.NewCells()
+	m := page.Heatmap{Title: "how the loads of experts differ between " + c.names(), Name: "largest load less the smallest",
+		MarkName: "more than chance gives"}
+	if len(c.Sets) == 2 {
+		m.Scale, m.Name = page.Diverging, fmt.Sprintf("load by %s less load by %s", c.Sets[0].Name, c.Sets[1].Name)
+	}
+	for _, l := range c.Layers {
+		for _, e := range l.Experts {
+			v := e.Difference
+			if len(c.Sets) == 2 {
+				v = e.Loads[0] - e.Loads[1]
+			}
+			cells.SetExpert(l.Layer, e.Expert, &v, e.Beyond)
+		}
+	}
+	return cells.Experts(m, nil)
+}
+
+// names joins the names of the sets.
+func (c *Comparison) names() string {
+	var names []string
+	for _, s := range c.Sets {
+		names = append(names, s.Name)
+	}
+	return strings.Join(names, ", ")
+}
