@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"dsmoe/config"
 	"dsmoe/config/configtest"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
+	"dsmoe/convert/gguf"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
@@ -298,4 +301,47 @@ func TestListOfTensorsFitsMemory(t *testing.T) {
 	_, err = Synthesise(t.Context(), filepath.Join(elsewhere, "out"), p, tight)
 	require.NoError(t, Settings{Memory: refused(err)}.CheckPlan("out", p))
 	fixture.RequireEntries(t, elsewhere)
+}
+
+// TestUnknownInGGUF: keys and tensors of a GGUF file that this program does not know go along into
+// another GGUF file byte for byte; those that describe the one file or its type do not.
+func TestUnknownInGGUF(t *testing.T) {
+	t.Parallel()
+	src, f := open(t, "../fixtures/v1-dense/checkpoint"), gguf.Format()
+	p, err := Plan(src, Options{Options: plan.Options{Format: "gguf", DType: tensor.F32}})
+	require.NoError(t, err)
+	d := format.Description{Config: src.Config, Name: "x", Type: "F32", Was: make([]tensor.DType, len(p.Tensors))}
+	for i := range p.Tensors {
+		d.Tensors = append(d.Tensors, p.Tensors[i].Info())
+	}
+	described, err := f.Dialect.Describe(d)
+	require.NoError(t, err)
+	pair := func(key string, kind byte, value string) string {
+		return string(binary.LittleEndian.AppendUint64(nil, uint64(len(key)))) + key + string([]byte{kind, 0, 0, 0}) + value
+	}
+	array := "\x06\x00\x00\x00" + "\x02\x00\x00\x00\x00\x00\x00\x00" + "\x00\x00\x80\x7f\x01\x00\xc0\x7f" // f32: infinity, a NaN
+	unknown := pair("vendor.array", 9, array) + pair("vendor.text", 8, "\x02\x00\x00\x00\x00\x00\x00\x00\xff\n")
+	keys := append(described.Keys, pair("general.alignment", 4, "\x20\x00\x00\x00")+unknown...)
+	binary.LittleEndian.PutUint64(keys, binary.LittleEndian.Uint64(keys)+3)
+	infos := append(d.Tensors, tensor.Info{Name: "vendor.table", DType: tensor.I32, Shape: []int{4}})
+	l, err := f.Layout(infos, format.Head{Keys: keys})
+	require.NoError(t, err)
+	data := append(l.Header(), make([]byte, l.Size()-int64(len(l.Header())))...)
+	copy(data[l.Offset(len(infos)-1):], "vendor's numbers")
+	dir := t.TempDir()
+	fixture.Write(t, dir, "source.gguf", string(data))
+
+	dst := filepath.Join(dir, "out.gguf")
+	r, err := Run(t.Context(), dst, open(t, filepath.Join(dir, "source.gguf")), Options{Options: plan.Options{Mixture: "q8_0"}, Settings: inMemory()})
+	require.NoError(t, err)
+	require.Contains(t, r.Notes, "1 tensor, the first is vendor.table, are not in the table of deepseek: they are copied")
+	require.Contains(t, r.Notes, "the keys are the source's, but for general.file_type")
+	written := fixture.Read(t, dir, "out.gguf")
+	require.Contains(t, written, unknown)
+	require.NotContains(t, written, "general.alignment")
+	out := open(t, dst)
+	x, err := out.Tensor("vendor.table")
+	require.NoError(t, err)
+	require.Equal(t, "vendor's numbers", string(x.Data))
+	require.Equal(t, src.Config.HiddenSize, out.Config.HiddenSize)
 }

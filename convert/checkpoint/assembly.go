@@ -110,6 +110,20 @@ func (c *Checkpoint) Parts(name string) ([]format.Part, error) {
 	return []format.Part{{File: file, Tensor: name, N: int64(info.Len())}}, nil
 }
 
+// HeaderBytes returns the bytes of the headers of a format with the config inside, else 0.
+func (c *Checkpoint) HeaderBytes() (n int64) {
+	for _, f := range c.files {
+		n += f.Stat().Header
+	}
+	return n
+}
+
+// IsTranslation reports whether a note says what a format with a dialect has otherwise than the
+// checkpoint in HuggingFace's terms.
+func (c *Checkpoint) IsTranslation(note Problem) bool {
+	return c.assembly != nil && slices.Contains(c.assembly.Notes, note.Cause)
+}
+
 // ConfigInside reports whether the config comes from the weight files' keys instead of
 // config.json.
 func (c *Checkpoint) ConfigInside() bool { return c.assembly != nil }

@@ -31,6 +31,7 @@ type Checkpoint struct {
 	Config    *config.Config // its config.json
 	Inventory *Inventory     // its files, with Notes and without Problems
 
+	format   *format.Format // of files
 	files    []format.File
 	where    map[string]int // the file of each tensor
 	assembly *assembly      // the tensors of a format with a dialect; nil for others
@@ -118,6 +119,14 @@ func (c *Checkpoint) HasView(name string) bool {
 func (c *Checkpoint) Room(n int64) error {
 	if err := format.Room(n); err != nil {
 		return Refusal(c.Path, err.Error(), "`ulimit -v unlimited` lifts the shell's limit")
+	}
+	return nil
+}
+
+// FilesIn returns the open weight files if they have the format f, and nil otherwise.
+func (c *Checkpoint) FilesIn(f *format.Format) []format.File {
+	if c.format == f {
+		return c.files
 	}
 	return nil
 }

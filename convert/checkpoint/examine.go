@@ -26,7 +26,8 @@ func (s *scanner) checkpoint() *Checkpoint {
 	}
 	return &Checkpoint{Path: s.inv.Path, Dir: s.dir, Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
 		hasViews: sync.OnceValue(func() bool { return format.Room(2*total) == nil }),
-		files:    s.opened, where: s.where, assembly: s.assembly, readers: make([]*os.File, len(s.opened))}
+		format:   s.location.format, files: s.opened, where: s.where, assembly: s.assembly,
+		readers: make([]*os.File, len(s.opened))}
 }
 
 // Checksums returns the checksums that a weight file, an index in Inventory.Files, holds of

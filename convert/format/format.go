@@ -62,7 +62,7 @@ type Dialect struct {
 	Arrange func(c *config.Config, weights []tensor.Info, kind string) ([]Arranged, []error)
 	// Types are Arrange's words for mixtures of dtypes.
 	Types []string
-	// Describe encodes the files' content beside their tensors.
+	// Describe encodes the files' content beside their tensors: that of d.Source, if present.
 	Describe func(d Description) (Described, error)
 	// Consumes reports whether a file without weights with this name goes into the keys.
 	Consumes func(file string) bool
@@ -88,6 +88,8 @@ type Description struct {
 	Tensors []tensor.Info                      // as they are written
 	Was     []tensor.DType                     // dtypes of widened tensors before widening; Invalid for others
 	Open    func(name string) (fs.File, error) // opens a file beside the source's weights
+	Source  []File                             // the source's files if they have this format; nil for others
+	Before  *config.Config                     // the source's
 }
 
 // Described is the result of Describe.
@@ -176,6 +178,7 @@ type File interface {
 // Stat describes a file.
 type Stat struct {
 	Size     int64             // bytes of the file
+	Header   int64             // bytes of the header of a format with the config inside; else 0
 	Tensors  int               // tensors in it
 	Metadata map[string]string // free-form texts of the header; nil if absent
 	Notes    []string          // parts of the file that are not read

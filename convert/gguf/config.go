@@ -203,7 +203,7 @@ func (r *keyReader) hasRoutingBias(has func(name string) bool) bool {
 func (r *keyReader) vocabulary() {
 	if n, ok := r.natural(vocabSize); ok {
 		r.putInt("vocab_size", n)
-	} else if tokens, ok := r.values["tokenizer.ggml.tokens"]; ok && tokens.kind == array {
+	} else if tokens, ok := r.values[tokensKey]; ok && tokens.kind == array {
 		r.putInt("vocab_size", int(tokens.n))
 	} else {
 		r.need(vocabSize)

@@ -76,6 +76,9 @@ func (w *keyWriter) of(key string, v any) { w.put(w.arch+"."+key, v) }
 
 // describe is Dialect.Describe.
 func describe(d format.Description) (format.Described, error) {
+	if d.Source != nil {
+		return rekeyed(d)
+	}
 	c := d.Config
 	w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c), texts: map[string]string{}}
 	w.put(architectureKey, w.arch)
@@ -84,30 +87,34 @@ func describe(d format.Description) (format.Described, error) {
 	w.put(sizeKey, sizeLabel(d.Tensors))
 	w.model(c)
 	w.put(fileTypeKey, fileType(d))
-	w.put("general.quantization_version", uint32(2))
+	w.put(quantisationKey, quantisationVersion)
 	w.widened(d)
 	notes, err := w.vocabulary(d)
-	return format.Described{Keys: w.b, Stem: stem(d, w.texts), Notes: append(warnings(c), notes...)}, err
+	return format.Described{Keys: w.b, Stem: stem(d, fileType(d), func(key string) string { return w.texts[key] }),
+		Notes: append(warnings(c), notes...)}, err
 }
 
 // stem returns the stem of the files' names: a name that the user gave, or naming_convention of
 // gguf-py, and the type.
-func stem(d format.Description, texts map[string]string) string {
+func stem(d format.Description, fileType uint32, text func(key string) string) string {
 	parts := []string{d.Named}
 	if d.Named == "" {
-		parts = []string{cmp.Or(texts[baseKey], texts[nameKey], "ggml-model"), texts[sizeKey], texts[finetuneKey],
-			texts[versionKey]}
+		parts = []string{cmp.Or(text(baseKey), text(nameKey), "ggml-model"), text(sizeKey), text(finetuneKey),
+			text(versionKey)}
 	}
-	parts = slices.DeleteFunc(append(parts, fileTypeName(d)), func(part string) bool { return part == "" })
+	parts = slices.DeleteFunc(append(parts, fileTypeName(fileType, d.Tensors)), func(part string) bool { return part == "" })
 	return strings.NewReplacer(" ", "-", "/", "-", `\`, "-").Replace(strings.Join(parts, "-"))
 }
 
-// fileTypeName spells the type as llama.cpp's file names do.
-func fileTypeName(d format.Description) string {
-	if _, known := fileTypes[d.Type]; known {
-		return strings.ToUpper(d.Type)
+// fileTypeName spells general.file_type as llama.cpp's file names do; the dtype of most elements
+// stands for an unknown one.
+func fileTypeName(number uint32, tensors []tensor.Info) string {
+	for name, n := range fileTypes {
+		if n == number {
+			return strings.ToUpper(name)
+		}
 	}
-	return most(d.Tensors).String()
+	return most(tensors).String()
 }
 
 // model writes the keys that come from config.json.
@@ -222,6 +229,9 @@ func warnings(c *config.Config) (notes []string) {
 	}
 	return notes
 }
+
+// quantisationVersion is GGML_QNT_VERSION, of the blocks that ggml reads.
+const quantisationVersion = uint32(2)
 
 // fileTypes are the numbers of general.file_type: enum llama_ftype.
 var fileTypes = map[string]uint32{"F32": 0, "F16": 1, "q4_0": 2, "q8_0": 7, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,

@@ -81,7 +81,7 @@ func (f *File) Tensor(name string) (tensor.Tensor, error) {
 
 // Stat describes the file.
 func (f *File) Stat() format.Stat {
-	return format.Stat{Size: f.Size(), Tensors: len(f.Entries), Notes: f.notes}
+	return format.Stat{Size: f.Size(), Header: f.DataStart, Tensors: len(f.Entries), Notes: f.notes}
 }
 
 // Identify writes the header's bytes.

@@ -25,12 +25,14 @@ const (
 // Keys that are no field of config.json, or more than one.
 const (
 	architectureKey = "general.architecture"
+	tokensKey       = "tokenizer.ggml.tokens"
 	nameKey         = "general.name"
 	baseKey         = "general.basename"
 	sizeKey         = "general.size_label"
 	finetuneKey     = "general.finetune"
 	versionKey      = "general.version"
 	fileTypeKey     = "general.file_type"
+	quantisationKey = "general.quantization_version"
 	widenedKey      = "dsmoe.widened." // and a dtype: tensors that are F32 only because the format has them so
 
 	blockCount   = "block_count"

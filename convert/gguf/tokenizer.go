@@ -119,7 +119,7 @@ func (w *keyWriter) vocabulary(d format.Description) (notes []string, err error)
 	}
 	w.put("tokenizer.ggml.model", "gpt2")
 	w.put("tokenizer.ggml.pre", pre)
-	w.put("tokenizer.ggml.tokens", tokens)
+	w.put(tokensKey, tokens)
 	w.put("tokenizer.ggml.token_type", types)
 	merges := make([]string, len(t.Model.Merges))
 	for i, m := range t.Model.Merges {

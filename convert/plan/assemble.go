@@ -39,14 +39,22 @@ type elementwise struct {
 
 // assemble fills in a tensor's segments and operations.
 func (a *assembler) assemble(t *Tensor, out *output) error {
-	first := len(a.segments)
-	for _, w := range out.parts {
-		if err := a.segment(w, t.DType, out.order); err != nil {
+	first, fused := len(a.segments), len(out.parts) > 1
+	if out.stored != nil {
+		fused = out.parts[0].Shared // as it is stored
+		part := format.Part{Tensor: out.stored.Name, N: int64(out.stored.Len())}
+		if err := a.part(part, elementwise{from: out.stored.DType, to: t.DType}, 0, nil); err != nil {
 			return err
+		}
+	} else {
+		for _, w := range out.parts {
+			if err := a.segment(w, t.DType, out.order); err != nil {
+				return err
+			}
 		}
 	}
 	t.Segments = a.segments[first:len(a.segments):len(a.segments)]
-	t.Operations = a.shared(operationNames(t.Segments, len(out.parts) > 1, out.parts[0].Shared))
+	t.Operations = a.shared(operationNames(t.Segments, fused, out.parts[0].Shared))
 	return nil
 }
 
@@ -69,32 +77,39 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, order *format.Ar
 		parts[0] = run(parts[0], first, parts[0].N-first)
 		parts[0].View = order.View
 	}
-	for _, part := range parts {
-		_, start, err := a.src.Place(part.Tensor)
-		if err != nil {
+	key, sides := elementwise{from: w.DType, to: to, exactly: a.src.Was(w.Stored) == to}, []Side(nil)
+	if w.DType.Scaled() && to != w.DType {
+		key.scales, key.blocks = w.Scales.DType, w.Blocks()
+		if sides, err = a.scales(w.Scales); err != nil {
 			return err
 		}
-		stored := part.Stored(w.DType)
-		begin := stored.Bytes(part.First)
-		n := part.N
-		if part.View != nil {
-			n = part.View.Len()
-		}
-		s := Segment{Tensor: part.Tensor, DType: w.DType, Decode: part.Decode, File: part.File, Offset: start + begin,
-			Begin: begin, End: begin + stored.Bytes(part.N),
-			First: first, View: part.View, Bytes: to.Bytes(n)}
-		key := elementwise{from: w.DType, to: to, exactly: a.src.Was(w.Stored) == to}
-		if w.DType.Scaled() && to != w.DType {
-			key.scales, key.blocks = w.Scales.DType, w.Blocks()
-			if s.Sides, err = a.scales(w.Scales); err != nil {
-				return err
-			}
-		}
-		if s.Operation, err = a.operation(key); err != nil {
-			return err
-		}
-		a.segments = append(a.segments, s)
 	}
+	for _, part := range parts {
+		if err := a.part(part, key, first, sides); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// part adds the segment of a part, put through an operation.
+func (a *assembler) part(part format.Part, key elementwise, first int64, sides []Side) error {
+	file, start, err := a.src.Place(part.Tensor)
+	if err != nil {
+		return err
+	}
+	stored := part.Stored(key.from)
+	begin, n := stored.Bytes(part.First), part.N
+	if part.View != nil {
+		n = part.View.Len()
+	}
+	op, err := a.operation(key)
+	if err != nil {
+		return err
+	}
+	a.segments = append(a.segments, Segment{Tensor: part.Tensor, DType: key.from, Decode: part.Decode, File: file,
+		Offset: start + begin, Begin: begin, End: begin + stored.Bytes(part.N), First: first, View: part.View, Sides: sides,
+		Operation: op, Bytes: key.to.Bytes(n)})
 	return nil
 }
 

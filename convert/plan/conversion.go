@@ -86,6 +86,9 @@ type output struct {
 	tensor.Info
 	parts []*weights.Weight
 	order *format.Arranged // if it has the elements of one weight in another order
+	// stored is the source's tensor with these elements in this order, which is read instead of the
+	// parts; nil for a source of another format.
+	stored *tensor.Info
 }
 
 func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
@@ -108,7 +111,8 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 	c := &conversion{src: src, o: o, format: f, dialect: huggingFace{}, set: weights.New(src.Config, src),
 		findings: &findings{notes: []string{}}}
 	if f.Dialect != nil {
-		c.dialect, c.o.NoMTP = foreign{f.Dialect}, !o.MTP
+		c.dialect = foreign{f.Dialect, src.FilesIn(f)}
+		c.o.NoMTP = !o.MTP && (o.NoMTP || !src.ConfigInside())
 	}
 	return c, nil
 }

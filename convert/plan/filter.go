@@ -74,7 +74,9 @@ type selection struct {
 // choose applies the filter and compares the kept weights with the table.
 func (c *conversion) choose() selection {
 	for _, n := range c.src.Inventory.Notes {
-		c.note("%s", n)
+		if c.src.FilesIn(c.format) == nil || !c.src.IsTranslation(n) {
+			c.note("%s", n)
+		}
 	}
 	if slices.ContainsFunc(c.set.All(), func(w *weights.Weight) bool { return w.Name == "model."+w.Stored }) {
 		c.note("the source's names lack \"model.\": it is put before them")

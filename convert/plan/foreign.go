@@ -19,13 +19,29 @@ import (
 )
 
 // foreign is a format with names, orders and a config of its own.
-type foreign struct{ *format.Dialect }
+type foreign struct {
+	*format.Dialect
+	files []format.File // the source's, if they have this format; nil for others
+}
+
+// stored returns the source's tensor of that name and shape, nil if the source has another format.
+func (f foreign) stored(name string, shape []int) *tensor.Info {
+	for _, file := range f.files {
+		if info, _, ok := file.Lookup(name); ok && slices.Equal(info.Shape, shape) {
+			return &info
+		}
+	}
+	return nil
+}
 
 // arrange decides the tensors to be written as the format has them.
 func (f foreign) arrange(c *conversion, chosen selection, written *config.Config) (outputs []output, derived int) {
 	var infos []tensor.Info
-	for _, w := range chosen.kept {
-		if !w.IsScales() {
+	var others []output // tensors of the source that the table does not know
+	for i, w := range chosen.kept {
+		if stored := f.stored(w.Stored, w.Shape); stored != nil {
+			others = append(others, output{Info: *stored, stored: stored, parts: chosen.kept[i : i+1]})
+		} else if !w.IsScales() {
 			infos = append(infos, w.Info)
 		}
 	}
@@ -45,13 +61,24 @@ func (f foreign) arrange(c *conversion, chosen selection, written *config.Config
 		for k, name := range x.Weights {
 			out.parts[k] = c.set.Find(name)
 		}
-		if x.View != nil {
+		dtype := tensor.Invalid
+		if out.stored = f.stored(x.Name, x.Shape); out.stored != nil {
+			dtype = c.retyped(x, out.stored)
+		} else {
+			dtype = c.targetIn(x, out.parts)
+		}
+		if x.View != nil && out.stored == nil {
 			out.order = x
 		}
-		out.Info = tensor.Info{Name: x.Name, DType: c.targetIn(x, out.parts), Shape: x.Shape}
+		out.Info = tensor.Info{Name: x.Name, DType: dtype, Shape: x.Shape}
 		outputs = append(outputs, out)
 	}
-	return outputs, c.noteDerived(infos, arranged)
+	if others != nil {
+		c.note("%s, the first is %s, are not in the table of %s: they are copied", text.Plural(len(others), "tensor"),
+			text.Quote(others[0].Name), c.src.Config.ModelType)
+	}
+	c.refuseRequantising(outputs)
+	return append(outputs, others...), c.noteDerived(infos, arranged)
 }
 
 // noteDerived names the tensors that are not written because nothing reads them by the table:
@@ -92,9 +119,6 @@ func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to t
 		case d.Scaled(): // which the format does not have
 			d = tensor.BF16
 		}
-		if w.DType.Blocked() && d.Blocked() && d != w.DType {
-			c.problem(w.Name, "is %s already, and is not quantised a second time, to %s", w.DType, d)
-		}
 		if i > 0 && d != to {
 			c.problem(w.Name, "would be %s, but others of %s %s: ask for one dtype", d, text.Quote(x.Name), to)
 		}
@@ -103,11 +127,54 @@ func (c *conversion) targetIn(x *format.Arranged, parts []*weights.Weight) (to t
 	return to
 }
 
+// retyped returns the dtype of a written tensor that the source stores.
+func (c *conversion) retyped(x *format.Arranged, stored *tensor.Info) tensor.DType {
+	d := stored.DType
+	switch {
+	case c.o.kind() == keepTypes:
+		return d
+	case !d.Casts() && !d.Blocked():
+		c.problem(stored.Name, "dtype %s cannot be changed", d)
+	}
+	if x.DType != tensor.Invalid {
+		return x.DType
+	}
+	return c.o.DType
+}
+
+// refuseRequantising makes weights that are quantised already and would get other blocks one problem.
+func (c *conversion) refuseRequantising(outputs []output) {
+	var types []string
+	for i := range outputs {
+		for _, d := range outputs[i].dtypes() {
+			if d.Blocked() && outputs[i].DType.Blocked() && d != outputs[i].DType && !slices.Contains(types, d.String()) {
+				types = append(types, d.String())
+			}
+		}
+	}
+	if types != nil {
+		slices.Sort(types)
+		c.problem("", "its weights are quantised already (%s), and are not quantised a second time, to %s; "+
+			"convert the F16, BF16 or F32 checkpoint that it was made from", strings.Join(types, ", "), c.o.kind())
+	}
+}
+
+// dtypes are the dtypes of what is read.
+func (o *output) dtypes() (types []tensor.DType) {
+	if o.stored != nil {
+		return []tensor.DType{o.stored.DType}
+	}
+	for _, w := range o.parts {
+		types = append(types, w.DType)
+	}
+	return types
+}
+
 // describe encodes the files' content beside their tensors in the format.
 func (f foreign) describe(c *conversion, chosen selection, written *config.Config, outputs []output) (format.Described,
 	error) {
 	d := format.Description{Config: written, Name: modelName(c.src), Named: c.o.Name, Type: c.o.kind(),
-		Was: make([]tensor.DType, len(outputs)), Open: c.src.OpenOther}
+		Source: f.files, Before: c.src.Config, Was: make([]tensor.DType, len(outputs)), Open: c.src.OpenOther}
 	for i, out := range outputs {
 		d.Tensors = append(d.Tensors, out.Info)
 		if from := out.parts[0].DType; out.DType == tensor.F32 && (from == tensor.BF16 || from == tensor.F16) {
@@ -118,7 +185,7 @@ func (f foreign) describe(c *conversion, chosen selection, written *config.Confi
 		d.Open = nil
 	}
 	scaled := slices.IndexFunc(chosen.kept, func(w *weights.Weight) bool { return w.DType.Scaled() })
-	if scaled >= 0 && c.o.kind() == "keep" {
+	if scaled >= 0 && c.o.kind() == keepTypes {
 		c.note("%s has no %s: it becomes BF16, rounded", c.format.Name, chosen.kept[scaled].DType.Form().Name)
 	}
 	described, err := f.Describe(d)
@@ -156,7 +223,7 @@ func (f foreign) companions(c *conversion, _ document, _ *Plan) (others []Other,
 	}
 	left = []string{}
 	for _, e := range entries {
-		if !c.isReplaced(e.Name()) && !f.Consumes(e.Name()) {
+		if !c.isReplaced(e.Name()) && (f.files != nil || !f.Consumes(e.Name())) {
 			left = append(left, e.Name())
 		}
 	}

@@ -38,14 +38,15 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 }
 
 // perConsumed is the memory, in bytes, that each byte of a file such as a tokenizer takes
-// while it becomes keys of weight files: its text, the decoded values and the encoded keys.
+// while it becomes keys of weight files, or a key while it becomes another's or a file: its text,
+// the decoded values and the encoded keys.
 const perConsumed = 8
 
-// consumed is the bytes of the files that go into the keys.
+// consumed is the bytes of the files that go into the keys, and of the source's keys.
 func consumed(src *checkpoint.Checkpoint, o Options) (n int64) {
 	f, err := checkpoint.Written(o.Format)
-	if err != nil || f.Dialect == nil || src.Alone {
-		return 0
+	if n = src.HeaderBytes(); err != nil || f.Dialect == nil || src.Alone {
+		return n
 	}
 	entries, _ := os.ReadDir(src.Dir)
 	for _, e := range entries {

@@ -98,8 +98,11 @@ func (o Options) kind() string {
 	case o.Mixture != "":
 		return o.Mixture
 	}
-	return "keep"
+	return keepTypes
 }
+
+// keepTypes is the kind that leaves each weight its dtype.
+const keepTypes = "keep"
 
 // Experts is a layout of routed experts.
 type Experts string
