@@ -54,7 +54,8 @@ func TestLayers(t *testing.T) {
 		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
 		"inspect/router":      {"inspect", "inspect/matrix", "inspect/experts", "text/page", "model/weights", "model/table", "config"},
 		"inspect/routing":     {"inspect", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
-		"inspect/report":      {"inspect", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table"},
+		"inspect/change":      {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
+		"inspect/report":      {"inspect", "inspect/change", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table"},
 		"inspect/inspecttest": {"inspect", "config", "config/configtest", "model/synth", "model/weights", "model/tensor"}, // for tests
 
 		"model":                   {"model/weights", "model/table", "config", "model/tensor", "model/internal/kernel"},

@@ -25,8 +25,10 @@ func newInspectReport() *cobra.Command {
 		Long: `Runs inspect audit --values, experts, router --coupling, and stats of all other weights,
 and prints their findings. --html also writes a page with the findings and the numbers
 as drawings: one file that needs no network and no script. With a golden pack or tokens
-the page has their routing; experts that these tokens do not reach are no finding. For
-CONFIG, a config.json alone, the page has the parameters.
+the page has their routing; experts that these tokens do not reach are no finding. With
+--against BASE it says what a fine-tune changed: how far each weight is from the base's,
+and the rank of the difference, r for a merged LoRA of rank r (dsmoe help statistics).
+For CONFIG, a config.json alone, the page has the parameters.
 
 Every weight is read once, those of experts twice more, others once more, gate_proj once
 more for the routers. Memory: that of inspect experts, 32·N² bytes for each layer of N
@@ -47,6 +49,7 @@ dsmoe help findings  the kinds of findings`,
 	cmd.MarkFlagFilename(htmlFlag, "html")
 	flags.Var(spansFlag{&f.selection.Layers, "layers"}, "layers", "only these `layers`: 1-3,7")
 	flags.Var(spansFlag{&f.selection.Experts, "experts"}, "experts", "only these routed `experts`: 0,5-9")
+	flags.StringVar(&f.against, "against", "", "the `base` checkpoint: what was changed, by how much, and the ranks of the changes")
 	flags.StringVar(&f.golden, "golden", "", "a golden `pack` whose routing is shown")
 	flags.StringVar(&f.tokens, "tokens", "", "`file` of token ids for a forward pass whose routing is shown")
 	flags.Var(&f.random, "random", "random tokens for such a pass: `BxT`, such as 2x17")
@@ -83,6 +86,7 @@ const htmlFlag = "html"
 type reportFlags struct {
 	routingFlags
 	html, golden string
+	against      string
 	selection    inspect.Selection
 }
 
@@ -99,8 +103,8 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 		return misuse(cmd, "--golden, --tokens and --random: one of them")
 	case cmd.Flags().Changed("seed") && f.random == batchFlag{}:
 		return misuse(cmd, "--seed is that of --random")
-	case configPath(path) == path && (given > 0 || !f.selection.All()):
-		return misuse(cmd, "a config alone has no weights to select or to route tokens with")
+	case configPath(path) == path && (given > 0 || !f.selection.All() || f.against != ""):
+		return misuse(cmd, "a config alone has no weights to select, to compare or to route tokens with")
 	case f.golden != "":
 		if _, err := os.Stat(filepath.Join(f.golden, "manifest.json")); err != nil {
 			return fileError(f.golden, fmt.Errorf("not a golden pack: %w", errors.Unwrap(err)))
@@ -136,6 +140,14 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 		in.Unusable = err
 	} else if in.Stored, err = storedWeights(src); err != nil {
 		return nil, err
+	}
+	if f.against != "" {
+		base, opened, err := openWeights(f.against)
+		if err != nil {
+			return nil, err
+		}
+		defer opened.Close()
+		in.Base = &base
 	}
 	if f.golden != "" || f.tokens != "" || f.random != (batchFlag{}) {
 		in.Route = func(o routing.Options) (*routing.Report, error) {

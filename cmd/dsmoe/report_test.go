@@ -303,6 +303,25 @@ func TestReportOfConfig(t *testing.T) {
 	assert.NotContains(t, text, "nothing was found")
 }
 
+// TestReportAgainst: what a fine-tune changed stands in the text, on the page and in the document.
+func TestReportAgainst(t *testing.T) {
+	base, tuned := fixture("v1-base", "checkpoint"), filepath.Join(t.TempDir(), "tuned")
+	require.NoError(t, os.CopyFS(tuned, os.DirFS(base)))
+	weights := filepath.Join(tuned, "model-00001-of-00003.safetensors")
+	data, err := os.ReadFile(weights)
+	require.NoError(t, err)
+	data[len(data)-2] ^= 0x40 // one number
+	require.NoError(t, os.WriteFile(weights, data, 0o644))
+
+	m := makeReport(t, tuned, "--against", base)
+	assert.Contains(t, m.words, "1 of 186 weights changed, by ")
+	assert.Contains(t, m.Checked, "186 weights against "+base+": relative changes and their ranks")
+	_, text, _ := dsmoe(t.Context(), "inspect", "report", tuned, "--against", base)
+	assert.Regexp(t, `(?m)^against .*: 1 of 186 weights changed, by [0-9.e-]+ of the base's RMS; rank of the changes: 1$`, text)
+	_, text, _ = dsmoe(t.Context(), "inspect", "report", base, "--against", base)
+	assert.Contains(t, text, ": 186 weights compared, and all are equal\n")
+}
+
 // TestReportRefuses what it cannot do before it reads anything, and leaves no page.
 func TestReportRefuses(t *testing.T) {
 	v1 := fixture("v1-base", "checkpoint")
@@ -310,6 +329,8 @@ func TestReportRefuses(t *testing.T) {
 		"one of them":                         {v1, "--golden", "x", "--random", "1x1"},
 		"--seed is that of --random":          {v1, "--seed", "1"},
 		"a config alone has no weights":       {filepath.Join(v1, "config.json"), "--layers", "1"},
+		"to compare or to route":              {filepath.Join(v1, "config.json"), "--against", v1},
+		"nosuch: no such file or directory":   {v1, "--against", "nosuch"},
 		"not a golden pack":                   {v1, "--golden", v1},
 		"no such file or directory":           {v1, "--tokens", filepath.Join(t.TempDir(), "gone.json")},
 		"experts 99: 99 not there":            {v1, "--experts", "99"},

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"dsmoe/inspect"
+	"dsmoe/inspect/change"
 	"dsmoe/inspect/experts"
 	"dsmoe/inspect/header"
 	"dsmoe/inspect/router"
@@ -33,6 +34,7 @@ type Report struct {
 	Experts    *experts.Report     `json:"experts"`
 	Routers    *router.Report      `json:"router"`
 	Routing    *routing.Report     `json:"routing"` // null unless there are tokens
+	Against    *change.Report      `json:"against"` // null unless there is a base
 
 	checkpoint *inspect.Checkpoint // nil for a config alone
 	pairs      []page.Captioned
@@ -60,6 +62,7 @@ type Input struct {
 	Values     stats.Values     // without its Selection and Progress
 	Weights    *inspect.Weights // without its Progress; nil if config and files do not fit
 	Unusable   error            // why Weights is nil
+	Base       *inspect.Weights // of the model that this one was made from; nil if there is none
 	Stored     header.Weights   // as the files hold them; the zero value if Weights is nil
 	Selection  inspect.Selection
 	// Route returns the routing that is to be part of the report, of these layers; it may be nil.
@@ -140,6 +143,9 @@ func (m *maker) parts() []part {
 		return []part{{"the numbers of tensors, experts and routers", func(context.Context) error { return m.Unusable }}}
 	}
 	all := []part{{"the numbers of tensors other than experts", m.tensors}, {"experts", m.experts}, {"routers", m.routers}}
+	if m.Base != nil {
+		all = append(all, part{"what changed against the base", m.against})
+	}
 	if m.Route != nil {
 		all = append(all, part{"routing", m.routing})
 	} else {
@@ -224,6 +230,20 @@ func (m *maker) experts(ctx context.Context) (err error) {
 			experts.LeastPeers)
 	}
 	m.skip(m.Experts.NotCounted)
+	return nil
+}
+
+// against compares with the base.
+func (m *maker) against(ctx context.Context) (err error) {
+	if m.Against, err = change.Against(ctx, m.weights("against the base"), *m.Base, m.Selection); err != nil {
+		return err
+	}
+	m.addChecked("%s against %s: relative changes and their ranks", text.Plural(len(m.Against.Weights), "weight"),
+		text.Word(m.Base.Path))
+	if not := m.Against.NotCompared; len(not) > 0 {
+		m.addNotChecked("%s against the base, %s first: %s", text.Plural(len(not), "weight"), text.Quote(not[0].Name),
+			not[0].Cause)
+	}
 	return nil
 }
 
@@ -381,7 +401,11 @@ func (r *Report) verdict() string {
 // Clean reports whether nothing was found.
 func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 
-// WriteText writes the findings and what was checked.
+// WriteText writes the findings and what was checked, then what changed against the base.
 func (r *Report) WriteText(w io.Writer) error {
-	return inspect.WriteAudit(w, r.Path, r.verdict(), r.lines(), r.Checked, r.NotChecked)
+	err := inspect.WriteAudit(w, r.Path, r.verdict(), r.lines(), r.Checked, r.NotChecked)
+	if err != nil || r.Against == nil {
+		return err
+	}
+	return r.Against.WriteText(w)
 }

@@ -19,7 +19,8 @@ import (
 // Page draws the report.
 func (r *Report) Page() *page.Page {
 	p := page.New(text.Word(r.Path) + ": what is in it")
-	for _, section := range []func(p *page.Page){r.pageFindings, r.pageScope, r.pageParameters, r.pageExperts,
+	for _, section := range []func(p *page.Page){r.pageFindings, r.pageScope, r.pageParameters, r.pageAgainst,
+		r.pageExperts,
 		r.pagePairs, r.pageRouters, r.pageRouting, r.pageTensors, r.pageFiles} {
 		section(p)
 	}
@@ -97,6 +98,21 @@ func (r *Report) pageParameters(p *page.Page) {
 			Activated: r.Arch.Total.Activated}).String()})
 	p.Figure(r.Arch.Figure(),
 		"What the config implies, by module over all layers; with experts, also what one token uses.")
+}
+
+// pageAgainst shows what changed against the base.
+func (r *Report) pageAgainst(p *page.Page) {
+	if r.Against == nil {
+		return
+	}
+	p.Section("Against " + text.Word(r.Against.Base))
+	for _, line := range r.Against.Lines() {
+		p.Text("%s", line)
+	}
+	figure(p, r.Against.Figure(), "How far each routed expert is from the base's: √(ΣD²/Σb²) of its three matrices, "+
+		"D the difference from the base's b.")
+	p.Fold("Each module in numbers", r.Against.Sheet())
+	p.Fold("Each expert in numbers", r.Against.Experts())
 }
 
 func (r *Report) pageExperts(p *page.Page) {

@@ -1,0 +1,236 @@
+// Package change measures what a fine-tune changed: each weight of a checkpoint against the same weight of its base.
+package change
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/matrix"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// Report is how far the weights of a checkpoint are from those of its base.
+type Report struct {
+	Path        string               `json:"path"`         // of the checkpoint, as the user gave it
+	Base        string               `json:"base"`         // of its base
+	Weights     []Weight             `json:"weights"`      // in the order of the model
+	NotCompared []inspect.NotCounted `json:"not_compared"` // selected weights without a counterpart, or without numbers
+}
+
+// Weight is a weight a of the checkpoint and the same weight b of the base, D = a - b.
+type Weight struct {
+	Name      string       `json:"name"`
+	Layer     int          `json:"layer"`      // -1 outside the layers
+	Expert    int          `json:"expert"`     // -1 outside the routed experts
+	Module    table.Module `json:"module"`     // "mlp.experts"
+	DType     tensor.DType `json:"dtype"`      // of a, as it is stored
+	BaseDType tensor.DType `json:"base_dtype"` // of b
+	Elements  int64        `json:"elements"`
+	Different int64        `json:"different"` // elements that are not equal, or not finite
+	Relative  *float64     `json:"relative"`  // √(ΣD² / Σb²), in float64; null if b is zero or a number is not finite
+	// Rank is how many singular values of D are beyond what rounding a and b to their dtypes gives:
+	// 1.1·s·(√rows + √columns), s² the mean variance of that rounding, and beyond 10⁻⁵ of the largest. A merged LoRA of rank r
+	// has r. It is null if there are more than MaxRank, and of what is no matrix of plain or FP8 numbers; 0 if rounding
+	// explains D.
+	Rank *int `json:"rank"`
+	// StableRank is ‖D‖² / σ₁², the effective rank; null where Rank was not measured, or D is zero.
+	StableRank *float64 `json:"stable_rank"`
+
+	squares, base float64 // ΣD², Σb²
+}
+
+// Against compares the selected weights of w with those of base, each read at most three times. Memory is a few MiB for
+// each worker, and 0.6 kB for each row of its matrix and twice as much for each column. The numbers do not depend on
+// the number of workers.
+func Against(ctx context.Context, w, base inspect.Weights, s inspect.Selection) (*Report, error) {
+	picked, err := w.Pick(s)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Path: w.Path, Base: base.Path, Weights: []Weight{}, NotCompared: []inspect.NotCounted{}}
+	pairs := r.pair(picked, base.List)
+	if len(pairs) == 0 {
+		return nil, fmt.Errorf("%s: no selected weight of %s has a counterpart of its shape", text.Quote(base.Path), text.Quote(w.Path))
+	}
+	reading := w.Reading(ctx)
+	for _, p := range pairs {
+		reading.Expect(p.a.Bytes())
+	}
+	c := &comparer{a: w.Reader, b: base.Reader, Reading: reading, again: weights.NewReading(ctx, w.Threads, nil),
+		arithmetic: sync.Pool{New: func() any { return matrix.Arithmetic() }}}
+	r.Weights = make([]Weight, len(pairs))
+	for i, p := range pairs {
+		x := &r.Weights[i]
+		reading.Go(func() error { return p.a.Failed(c.compare(x, p)) })
+	}
+	if err := reading.Wait(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// pair is a weight and its counterpart.
+type pair struct{ a, b *weights.Weight }
+
+// pair finds the counterparts.
+func (r *Report) pair(picked, base []*weights.Weight) (pairs []pair) {
+	byName := make(map[string]*weights.Weight, len(base))
+	for _, b := range base {
+		byName[b.Name] = b
+	}
+	for _, a := range picked {
+		if a.IsScales() {
+			continue // they go into their weight
+		}
+		b := byName[a.Name]
+		err := inspect.Countable(a)
+		switch {
+		case err != nil:
+		case b == nil:
+			err = fmt.Errorf("the base does not have it")
+		case !slices.Equal(a.Shape, b.Shape):
+			err = fmt.Errorf("shape %v, but the base's is %v", a.Shape, b.Shape)
+		default:
+			err = inspect.Countable(b)
+		}
+		if err != nil {
+			r.NotCompared = append(r.NotCompared, inspect.Skip(a, err))
+			continue
+		}
+		pairs = append(pairs, pair{a, b})
+	}
+	return pairs
+}
+
+// comparer compares weights. It is safe for concurrent use.
+type comparer struct {
+	*weights.Reading
+	again      *weights.Reading // for a second time, whose bytes are not counted
+	a, b       weights.ReaderAt
+	arithmetic sync.Pool // of *model.Plain
+}
+
+// compare measures a pair.
+func (c *comparer) compare(x *Weight, p pair) error {
+	*x = Weight{Name: p.a.Name, Layer: p.a.Layer, Expert: p.a.Expert, Module: p.a.Module(), DType: p.a.DType,
+		BaseDType: p.b.DType, Elements: int64(p.a.Len())}
+	d := difference{Weight: x, steps: [2]step{stepOf(p.a), stepOf(p.b)}}
+	for _, err := range c.tiles(c.Reading, p, &d) {
+		if err != nil {
+			return err
+		}
+	}
+	x.squares, x.base = d.squares, d.base
+	if d.base > 0 {
+		x.Relative = inspect.Finite(math.Sqrt(d.squares / d.base))
+	}
+	if d.squares > 0 && x.Relative != nil && len(p.a.Shape) == 2 && d.steps[0].known && d.steps[1].known {
+		return c.rank(x, p, math.Sqrt(d.variance/float64(x.Elements)))
+	}
+	return nil
+}
+
+// tiles yields the rows of D, some at a time, and the index of the first. It measures with d unless that is nil. A
+// weight that is no matrix has one row.
+func (c *comparer) tiles(r *weights.Reading, p pair, d *difference) func(yield func(rows, error) bool) {
+	cols := p.a.Len()
+	if len(p.a.Shape) == 2 {
+		cols = p.a.Shape[1]
+	}
+	return func(yield func(rows, error) bool) {
+		left, right := weights.NewStream(c.a, p.a), weights.NewStream(c.b, p.b)
+		size := int64(max(1, tileElements/cols) * cols)
+		if d != nil && len(p.a.Shape) != 2 {
+			size = tileElements
+		}
+		for at, err := range r.Tiles(0, int64(p.a.Len()), size, left, right) {
+			var a, b []float32
+			if err == nil {
+				a, err = left.Values()
+			}
+			if err == nil {
+				b, err = right.Values()
+			}
+			if err != nil {
+				yield(rows{}, err)
+				return
+			}
+			if d != nil {
+				d.add(a, b)
+			}
+			for i, v := range b {
+				a[i] -= v
+			}
+			if !yield(rows{int(at) / cols, a}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// tileElements is how many elements of either weight are in memory at once, or one row.
+const tileElements = 1 << 18
+
+// rows are some rows of D.
+type rows struct {
+	first  int
+	values []float32
+}
+
+// difference adds up what sets a weight apart from its base.
+type difference struct {
+	*Weight
+	steps                   [2]step
+	squares, base, variance float64
+}
+
+// add adds a tile.
+func (d *difference) add(a, b []float32) {
+	squares, base, variance := 0.0, 0.0, 0.0
+	for i, v := range b {
+		e := float64(a[i]) - float64(v)
+		if e != 0 {
+			d.Different++ // NaN too
+		}
+		squares += float64(e * e)
+		base += float64(v) * float64(v)
+		variance += d.steps[0].variance(a[i]) + d.steps[1].variance(v)
+	}
+	d.squares, d.base, d.variance = d.squares+squares, d.base+base, d.variance+variance
+}
+
+// step is what rounding to a dtype does to numbers.
+type step struct {
+	known bool
+	unit  float64 // distance of neighbours over the power of two below a number
+	sure  bool    // of a number times a scale: that distance is at most unit times the number
+}
+
+// stepOf returns that of a weight's dtype.
+func stepOf(w *weights.Weight) step {
+	switch w.DType {
+	case tensor.F64, tensor.F32:
+		return step{known: true, unit: 0x1p-23}
+	case tensor.BF16:
+		return step{known: true, unit: 0x1p-7}
+	case tensor.F16:
+		return step{known: true, unit: 0x1p-10}
+	}
+	return step{known: w.DType.Scaled(), unit: 0x1p-3, sure: true} // E4M3
+}
+
+// variance returns that of the error of a number that was rounded: a twelfth of the square of its step.
+func (s step) variance(v float32) float64 {
+	below := math.Abs(float64(v))
+	if !s.sure {
+		below = float64(math.Float32frombits(math.Float32bits(v) & 0x7f800000))
+	}
+	return s.unit * s.unit / 12 * below * below
+}

@@ -1,0 +1,155 @@
+package change
+
+import (
+	"math"
+
+	"gonum.org/v1/gonum/mat"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/matrix"
+	"dsmoe/model"
+)
+
+// MaxRank is the largest rank that is told from more.
+const MaxRank = 64
+
+// spare is how many directions more are looked at: with them the first MaxRank are found well. N. Halko, P. Martinsson
+// and J. Tropp, Finding Structure with Randomness, 2011.
+const spare = 8
+
+// floor is the smallest singular value, over the largest, that float32 products show.
+const floor = 1e-5
+
+// margin widens the bound on the singular values of rounding errors, which holds for large matrices.
+const margin = 1.1
+
+// rank measures the singular values of D, whose rounding has standard deviation s: Y = D·Ω with columns Ω of ±1 spans
+// the directions in which D is large, Q is an orthonormal basis of them, and the singular values of QᵀD are those of D
+// but for what Q misses, never larger.
+func (c *comparer) rank(x *Weight, p pair, s float64) error {
+	m, n := p.a.Shape[0], p.a.Shape[1]
+	plain := c.arithmetic.Get().(*model.Plain)
+	defer c.arithmetic.Put(plain)
+	k := min(MaxRank+spare, m, n)
+	omega := make([]float32, k*n)
+	for i := range omega {
+		omega[i] = matrix.Sign(i/n+1, i%n)
+	}
+	y := make([]float32, m*k)
+	for tile, err := range c.tiles(c.again, p, nil) {
+		if err != nil {
+			return err
+		}
+		copy(y[tile.first*k:], plain.Product(tile.values, omega, n))
+	}
+	basis, k := orthonormal(y, m, k)
+	b := make([]float64, k*n) // QᵀD
+	var columns, turned []float32
+	for tile, err := range c.tiles(c.again, p, nil) {
+		if err != nil {
+			return err
+		}
+		t := len(tile.values) / n
+		columns, turned = sized(columns, t*n), sized(turned, t*k)
+		(&matrix.Matrix{Values: tile.values, Rows: t, Cols: n}).Transpose(columns)
+		(&matrix.Matrix{Values: basis[tile.first*k : (tile.first+t)*k], Rows: t, Cols: k}).Transpose(turned)
+		for i, v := range plain.Product(turned, columns, t) {
+			b[i] += float64(v)
+		}
+	}
+	x.judge(singularValues(b, k, n), s*margin*(math.Sqrt(float64(m))+math.Sqrt(float64(n))))
+	return nil
+}
+
+// judge sets the ranks of D, whose largest singular values these are; those up to noise are rounding.
+func (x *Weight) judge(values []float64, noise float64) {
+	if len(values) == 0 || !(values[0] > 0) {
+		return
+	}
+	x.StableRank = inspect.Finite(max(1, x.squares/(values[0]*values[0])))
+	n := 0
+	for n < len(values) && values[n] > max(noise, floor*values[0]) {
+		n++
+	}
+	if n <= MaxRank {
+		x.Rank = &n
+	}
+}
+
+// sized returns a slice of n numbers, with the memory of dst if that is enough.
+func sized(dst []float32, n int) []float32 {
+	if cap(dst) < n {
+		return make([]float32, n)
+	}
+	return dst[:n]
+}
+
+// orthonormal returns an orthonormal basis, m × rank row by row, of the columns of y, m × k: the left singular vectors,
+// without those of singular values that rounding could have made.
+func orthonormal(y []float32, m, k int) (basis []float32, rank int) {
+	values, vectors := eigen(gram(y, m, k), k)
+	for rank < k && values[rank] > 1e-11*values[0] { // float32 products: 3·10⁻⁶ of the largest singular value
+		rank++
+	}
+	basis = make([]float32, m*rank)
+	for r := range m {
+		for j := range rank {
+			sum := 0.0
+			for i, v := range y[r*k : (r+1)*k] {
+				sum += float64(v) * vectors.At(i, k-1-j)
+			}
+			basis[r*rank+j] = float32(sum / math.Sqrt(values[j]))
+		}
+	}
+	return basis, rank
+}
+
+// gram returns the products of the columns of y.
+func gram(y []float32, m, k int) *mat.SymDense {
+	g := mat.NewSymDense(k, nil)
+	sums := make([]float64, k*k)
+	for r := range m {
+		row := y[r*k : (r+1)*k]
+		for i, v := range row {
+			for j := i; j < k; j++ {
+				sums[i*k+j] += float64(v) * float64(row[j])
+			}
+		}
+	}
+	for i := range k {
+		for j := i; j < k; j++ {
+			g.SetSym(i, j, sums[i*k+j])
+		}
+	}
+	return g
+}
+
+// eigen returns the eigenvalues, largest first, and the eigenvectors, in the opposite order.
+func eigen(g *mat.SymDense, k int) (values []float64, vectors *mat.Dense) {
+	var e mat.EigenSym
+	vectors = mat.NewDense(k, k, nil)
+	values = make([]float64, k)
+	if !e.Factorize(g, true) {
+		return values, vectors
+	}
+	e.VectorsTo(vectors)
+	for i, v := range e.Values(nil) {
+		values[k-1-i] = v
+	}
+	return values, vectors
+}
+
+// singularValues returns those of b, k × n, largest first.
+func singularValues(b []float64, k, n int) []float64 {
+	if k == 0 {
+		return nil
+	}
+	x := mat.NewDense(k, n, b)
+	g := mat.NewSymDense(k, nil)
+	g.SymOuterK(1, x)
+	values, _ := eigen(g, k)
+	for i, v := range values {
+		values[i] = math.Sqrt(max(v, 0))
+	}
+	return values
+}

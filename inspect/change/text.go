@@ -1,0 +1,212 @@
+package change
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+
+	"dsmoe/inspect"
+	"dsmoe/model/table"
+	"dsmoe/text"
+	"dsmoe/text/page"
+)
+
+// group is weights that are summed up.
+type group struct {
+	name             string
+	weights, changed int
+	squares, base    float64
+	least, most      *int // ranks of changed matrices that have one
+	more             bool // a changed matrix has no rank
+}
+
+// add adds a weight.
+func (g *group) add(w *Weight) {
+	g.weights++
+	g.squares, g.base = g.squares+w.squares, g.base+w.base
+	if w.Different == 0 {
+		return
+	}
+	g.changed++
+	switch {
+	case w.StableRank == nil: // not measured
+	case w.Rank == nil:
+		g.more = true
+	default:
+		if g.least == nil || *w.Rank < *g.least {
+			g.least = w.Rank
+		}
+		if g.most == nil || *w.Rank > *g.most {
+			g.most = w.Rank
+		}
+	}
+}
+
+// relative is √(ΣD² / Σb²); nil if that is no number.
+func (g *group) relative() *float64 {
+	if g.base == 0 {
+		return nil
+	}
+	return inspect.Finite(math.Sqrt(g.squares / g.base))
+}
+
+// rank is "16", "8 to 16", "more than 64"; "-" if there is none.
+func (g *group) rank() string {
+	beyond := fmt.Sprintf("more than %d", MaxRank)
+	switch {
+	case g.least == nil && g.more:
+		return beyond
+	case g.least == nil:
+		return "-"
+	case g.more:
+		return fmt.Sprintf("%d to %s", *g.least, beyond)
+	case *g.least == *g.most:
+		return fmt.Sprint(*g.least)
+	}
+	return fmt.Sprintf("%d to %d", *g.least, *g.most)
+}
+
+// groups sums up the weights, in the order in which names first come; those without a name are left out.
+func (r *Report) groups(name func(*Weight) string) (groups []*group) {
+	index := map[string]*group{}
+	for i := range r.Weights {
+		key := name(&r.Weights[i])
+		if key == "" {
+			continue
+		}
+		g := index[key]
+		if g == nil {
+			g = &group{name: key}
+			index[key], groups = g, append(groups, g)
+		}
+		g.add(&r.Weights[i])
+	}
+	return groups
+}
+
+// moduleOf names the layer and module of a weight.
+func moduleOf(w *Weight) string {
+	if w.Layer < 0 {
+		return string(w.Module)
+	}
+	return fmt.Sprintf("layer %d %s", w.Layer, w.Module)
+}
+
+// expertOf names the routed expert of a weight.
+func expertOf(w *Weight) string {
+	if w.Expert < 0 {
+		return ""
+	}
+	return fmt.Sprintf("layer %d expert %d", w.Layer, w.Expert)
+}
+
+// layerOf names the layer of a weight.
+func layerOf(w *Weight) string {
+	if w.Layer < 0 {
+		return ""
+	}
+	return fmt.Sprintf("layer %d", w.Layer)
+}
+
+// Sheet is a row per module of each layer.
+func (r *Report) Sheet() *text.Sheet {
+	s := text.NewSheet("module", ">weights", ">changed", ">relative", "rank")
+	for _, g := range r.groups(moduleOf) {
+		s.Row(g.name, g.weights, g.changed, g.relative(), g.rank())
+	}
+	return s
+}
+
+// Experts is a row per routed expert, those that changed most first.
+func (r *Report) Experts() *text.Sheet {
+	s := text.NewSheet("expert", ">relative", "rank")
+	for _, g := range farthest(r.groups(expertOf)) {
+		s.Row(g.name, g.relative(), g.rank())
+	}
+	return s
+}
+
+// farthest sorts groups by how far they changed, and leaves out those that did not.
+func farthest(groups []*group) []*group {
+	groups = slices.DeleteFunc(groups, func(g *group) bool { return g.changed == 0 })
+	slices.SortStableFunc(groups, func(a, b *group) int {
+		return cmp.Compare(inspect.OrNaN(b.relative()), inspect.OrNaN(a.relative()))
+	})
+	return groups
+}
+
+// mostNamed is how many layers and experts Lines names.
+const mostNamed = 5
+
+// Lines say what changed.
+func (r *Report) Lines() (lines []string) {
+	all := group{}
+	for i := range r.Weights {
+		all.add(&r.Weights[i])
+	}
+	if all.changed == 0 {
+		return append(lines, fmt.Sprintf("against %s: %s compared, and all are equal", text.Word(r.Base), text.Plural(all.weights, "weight")))
+	}
+	lines = append(lines, fmt.Sprintf("against %s: %d of %s changed, by %s of the base's RMS; rank of the changes: %s",
+		text.Word(r.Base), all.changed, text.Plural(all.weights, "weight"), shown(&all), all.rank()))
+	routers := r.groups(func(w *Weight) string {
+		if w.Module != table.Router {
+			return ""
+		}
+		return layerOf(w)
+	})
+	for _, x := range []struct {
+		what   string
+		groups []*group
+	}{{"layers", r.groups(layerOf)}, {"experts", r.groups(expertOf)}, {"routers", routers}} {
+		if most := farthest(x.groups); len(most) > 0 {
+			line := x.what + " that changed most:"
+			for i, g := range most[:min(len(most), mostNamed)] {
+				line += []string{"", ","}[min(i, 1)] + fmt.Sprintf(" %s by %s (rank %s)", g.name, shown(g), g.rank())
+			}
+			lines = append(lines, line)
+		} else if len(x.groups) > 0 {
+			lines = append(lines, fmt.Sprintf("no %s changed", x.what[:len(x.what)-1]))
+		}
+	}
+	return lines
+}
+
+// shown is how far a group changed.
+func shown(g *group) string { return text.Real(g.relative()).Shown }
+
+// WriteText writes the lines and the sheet.
+func (r *Report) WriteText(w io.Writer) error {
+	for _, line := range r.Lines() {
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return inspect.WriteSheet(w, r.Sheet(), nil, r.NotCompared)
+}
+
+// Figure draws how far each routed expert is from the base's; nil if there is none.
+func (r *Report) Figure() page.Figure {
+	type expert struct{ layer, expert int }
+	sums := map[expert]*group{}
+	for i := range r.Weights {
+		if w := &r.Weights[i]; w.Expert >= 0 {
+			key := expert{w.Layer, w.Expert}
+			if sums[key] == nil {
+				sums[key] = &group{}
+			}
+			sums[key].add(w)
+		}
+	}
+	if len(sums) == 0 {
+		return nil
+	}
+	c := inspect.NewCells()
+	for key, g := range sums {
+		c.SetExpert(key.layer, key.expert, g.relative(), false)
+	}
+	return c.Experts(page.Heatmap{Title: "how far each expert is from the base's", Name: "√(ΣD² / Σb²) of its matrices",
+		NoValue: "not finite"}, nil)
+}
