@@ -75,7 +75,7 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 	}
 	o.Options = o.Into(target)
 	err = checkOverlap(src, target)
-	if err == nil && (o.Overwrite || o.StartOver) {
+	if err == nil && (o.Overwrite || o.StartOver || o.Update) {
 		err = checkSpared(src, target)
 	}
 	if err != nil {

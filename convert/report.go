@@ -23,6 +23,7 @@ type Report struct {
 	Plan       string              `json:"plan"`             // hash of the plan
 	Already    bool                `json:"already_complete"` // the target was already the finished output of this plan
 	Replaced   bool                `json:"replaced"`         // the target was an older output, which is gone
+	Updated    []string            `json:"updated"`          // files that an update replaced, but for their weights, or removed
 	Resumed    int64               `json:"resumed_bytes"`    // that an earlier, interrupted run had written
 	Verified   bool                `json:"verified"`         // read again and compared with the source
 	Tensors    int                 `json:"tensors"`          // that were written
@@ -38,7 +39,8 @@ type Report struct {
 }
 
 func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
-	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Replaced: done.Replaced, Resumed: done.Resumed,
+	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Replaced: done.Replaced,
+		Updated: done.Updated, Resumed: done.Resumed,
 		Verified: done.Verified, Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left,
 		Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
@@ -47,8 +49,15 @@ func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 		r.Files = append(r.Files, f.Name)
 	}
 	if done.Uncounted {
-		r.Notes = append(slices.Clone(p.Notes),
+		r.Notes = append(slices.Clone(r.Notes),
 			"an older version wrote it and counted no elements that were rounded: --no-resume makes it anew")
+	}
+	if done.Outdated {
+		r.Notes = append(slices.Clone(r.Notes), "SRC's weights may have changed since they were compared: "+
+			"the same command without --update compares them again")
+	}
+	if r.Updated == nil {
+		r.Updated = []string{}
 	}
 	if r.Lost == nil {
 		r.Lost = []engine.LostTensor{}
@@ -62,6 +71,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Verified {
 		state = "verified"
 	}
+	if len(r.Updated) > 0 {
+		state = "updated, weights not checked"
+	}
 	if r.Already {
 		state += ", was complete already, matches its manifest"
 	}
@@ -71,6 +83,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Replaced {
 		b.WriteString("replaced: an older output\n")
 	}
+	plan.WriteNames(&b, "updated", r.Updated)
 	if r.Resumed > 0 {
 		fmt.Fprintf(&b, "resumed: %s were there\n", text.Bytes(r.Resumed))
 	}

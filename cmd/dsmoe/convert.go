@@ -34,6 +34,7 @@ type convertFlags struct {
 	verify        bool
 	noResume      bool
 	overwrite     overwriting
+	update        bool
 	dryRun        bool
 	check         bool
 	json          *bool
@@ -85,8 +86,13 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.verify, "verify", true, "read the output again and compare it with SRC")
 	flags.BoolVar(&f.noResume, "no-resume", false, "start over, whether DST was begun or finished")
 	overwriteFlag(cmd, &f.overwrite)
+	flags.BoolVar(&f.update, "update", false,
+		"of a finished DST, replace all that differs but the weights: copied files, config.json, GGUF's keys")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
+	for _, other := range []string{"overwrite", "no-resume", "dry-run"} {
+		cmd.MarkFlagsMutuallyExclusive("update", other)
+	}
 	flags.VisitAll(func(flag *pflag.Flag) {
 		if !slices.Contains([]string{"check", "json", "max-memory"}, flag.Name) { // the others say how to convert
 			cmd.MarkFlagsMutuallyExclusive("check", flag.Name)
@@ -112,6 +118,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	settings := engineSettings(b.set)
 	settings.Memory, settings.Unverified = int64(f.memory), !f.verify
 	settings.StartOver, settings.AllowOverflow = f.noResume, f.allowOverflow
+	settings.Update = f.update
 	settings.Overwrite, settings.OverwriteChanged = f.overwrite.finished, f.overwrite.changed
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)

@@ -23,9 +23,13 @@ import (
 //
 // If dst is the finished output of the same plan, Run checks it against its manifest. It
 // also compares it with the source if the source may have changed since, or if the output
-// is to be verified and was not. StartOver makes and replaces it in any case.
+// is to be verified and was not. StartOver makes and replaces it in any case. With Update, if
+// dst is the finished output of a plan with the same weights, Run replaces the rest of it.
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
+	if s.Update {
+		return update(ctx, dst, p, src, s)
+	}
 	s.Overwrite = s.Overwrite || s.StartOver && isOutputOf(dst, p)
 	var intact map[string]string
 	if !s.StartOver {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -14,7 +13,6 @@ import (
 	"syscall"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
@@ -41,12 +39,21 @@ func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Setti
 }
 
 func (e *execution) finished(ctx context.Context) (*Result, error) {
-	if e.out.fills && exists(e.out.journalPath) { // a run was interrupted while it filled dst
+	if e.out.fills && begun(e.out.journalPath) { // a run was interrupted while it filled dst
 		return nil, nil
 	}
 	m, err := e.out.readManifest(nil)
-	if err != nil || m.Plan != e.plan.Hash {
+	switch {
+	case err != nil, m.Plan != e.plan.Hash && (e.Overwrite || begun(e.out.journalPath)):
 		return nil, nil
+	case m.Plan != e.plan.Hash && !e.updates(m) && e.out.checkReplaceable() != nil:
+		return nil, nil
+	case m.Plan != e.plan.Hash:
+		others, err := e.others(ctx, m)
+		if err != nil {
+			return nil, err
+		}
+		return nil, e.another(m, e.differences(m, others))
 	}
 	changed, err := e.compareManifest(ctx, m)
 	if err != nil || changed && e.Overwrite {
@@ -63,8 +70,13 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 // compareSource compares the target with the source if the manifest may be outdated or does
 // not say verified.
 func (e *execution) compareSource(ctx context.Context, m *Manifest) (*Result, error) {
-	if err := e.compareCarried(ctx, m); err != nil {
+	others, err := e.others(ctx, m)
+	if err != nil {
 		return nil, err
+	}
+	if different := otherDifferences(others); len(different) > 0 {
+		return nil, e.stale("files that went along changed in the source since", "--update replaces them, and keeps the weights",
+			different...)
 	}
 	if m.Format == uncountedFormat {
 		e.manifest = m.Format // the losses remain uncounted
@@ -180,35 +192,6 @@ func (t *target) files() (names []string, err error) {
 		names = append(names, entry.Name())
 	}
 	return names, err
-}
-
-// compareCarried compares the source's other files with the manifest's hashes, and takes
-// these over.
-func (e *execution) compareCarried(ctx context.Context, m *Manifest) error {
-	e.startCarried("comparing other files")
-	var problems []checkpoint.Problem
-	for _, f := range m.Others {
-		if !f.Carried {
-			continue
-		}
-		file, err := e.source.OpenOther(f.Name)
-		if err != nil {
-			return err
-		}
-		hash, _, err := digest.Copy(ctx, io.Discard, file, e.advance)
-		file.Close()
-		if err != nil {
-			return err
-		}
-		if hash != f.Hash {
-			problems = append(problems, checkpoint.Problem{File: f.Name, Cause: "is " + hash + " now, not " + f.Hash})
-		}
-		e.carried[f.Name] = f.Hash
-	}
-	if len(problems) > 0 {
-		return e.stale("files that went along changed in the source since", "--overwrite makes it anew", problems...)
-	}
-	return nil
 }
 
 // proveAgain compares the target's weights with the source in its present state, and

@@ -47,7 +47,7 @@ func newOutput(dst string, p *plan.Plan, key string, s Settings) *output {
 // journal to apply; they hold if begin reports that it resumed that run.
 func (o *output) begin(apply func(record)) (resumed bool, err error) {
 	var own []string
-	if exists(o.journalPath) {
+	if begun(o.journalPath) {
 		own = o.plan.FinishOrder()
 	}
 	if err := o.check(own); err != nil {
@@ -80,13 +80,18 @@ func (o *output) check(own []string) error {
 	switch {
 	case o.overwrite:
 		return cmp.Or(irreplaceable, err)
-	case irreplaceable == nil && own == nil && o.isFile():
-		return checkpoint.Refusal(o.dst, "is the finished output of another conversion", "--overwrite replaces it")
 	case irreplaceable == nil && own == nil:
-		return checkpoint.Refusal(o.dst, "directory is not empty: it holds the finished output of another conversion",
-			"--overwrite replaces it")
+		return o.isAnother("--overwrite replaces it")
 	}
 	return err
+}
+
+// isAnother is the error for a target that is the finished output of another plan.
+func (t *target) isAnother(hint string) *checkpoint.Error {
+	if t.isFile() {
+		return checkpoint.Refusal(t.dst, "is the finished output of another conversion", hint)
+	}
+	return checkpoint.Refusal(t.dst, "directory is not empty: it holds the finished output of another conversion", hint)
 }
 
 // replacing reports whether the target holds an older output that is to be replaced; own are the

@@ -33,6 +33,7 @@ type Settings struct {
 	// OverwriteChanged, with Overwrite, replaces a finished output with files that are not as its
 	// manifest records them, too.
 	OverwriteChanged bool
+	Update           bool // of a finished output of the same weights, replace all but the weights
 	AllowOverflow    bool // write numbers that a cast makes infinite
 
 	Tool     string                          // name and version of the program, for the manifest
@@ -82,6 +83,8 @@ type Result struct {
 	Verified bool         // this run or the one that wrote the output compared it with the source
 	Resumed  int64        // bytes that an interrupted run had written
 	Replaced bool         // an older output was replaced
+	Updated  []string     // files that were replaced, but for their weights, or removed
+	Outdated bool         // after an update: the source's weights may have changed since they were compared
 	Lost     []LostTensor // tensors with elements that changed or are not finite
 
 	// Uncounted reports that an older version wrote the target without counting rounded elements.
