@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
@@ -99,8 +100,19 @@ func (e *execution) another(m *Manifest, different []checkpoint.Problem) error {
 	case e.out.checkReplaceable() != nil:
 		hint = ""
 	}
+	const most = 20
+	var list []string
+	for _, d := range different[:min(len(different), most)] {
+		list = append(list, d.String())
+	}
+	if more := len(different) - most; more > 0 {
+		list = append(list, fmt.Sprintf("and %d more", more))
+	}
+	if list == nil {
+		list = []string{"written by " + text.Quote(m.Tool) + ", which planned it otherwise"}
+	}
 	err := e.out.isAnother(hint)
-	err.Problems = append(err.Problems, different...)
+	err.Problems[0].Cause += ": " + strings.Join(list, "; ")
 	return err
 }
 
