@@ -24,7 +24,7 @@ import llama_cpp
 import numpy as np
 from safetensors.numpy import save_file
 
-TYPES = {"Q4_0": 2, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "MXFP4": 39}
+TYPES = {"Q4_0": 2, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "MXFP4": 39}
 BLOCK = 256
 
 ggml = ctypes.CDLL(os.path.join(os.path.dirname(llama_cpp.__file__), "lib", "libggml-base.so"))
@@ -178,7 +178,7 @@ def rates(binary, n):
     for name in TYPES:
         if name == "MXFP4":
             continue
-        more = 40 if name.endswith("0") or name.endswith("1") else 4
+        more = 4 if name in ("Q2_K", "Q4_K", "Q5_K", "Q6_K") else 40
         for _ in range(3):
             start = time.process_time()
             for _ in range(more):

@@ -16,6 +16,10 @@ mixture  for q8_0 and the others: llama.cpp's quantiser, given the F32 file, cho
 back     what dsmoe makes of such a file in F32 safetensors is what gguf-py decodes, in the order
          of the checkpoint
 
+With --types, each DIR is a config.json, of which dsmoe synth makes a checkpoint: the types that
+llama.cpp's quantiser chooses are written beside it, a line for each mixture, kind of tensor and type,
+with the layers: convert/gguf/testdata/mixtures/*.json.
+
 The last line counts what was compared. The exit status is 1 if anything differs. A model whose
 routing llama.cpp computes otherwise (V2's group_limited_greedy) is not one to give here.
 """
@@ -34,7 +38,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 LIMIT = 1e-5
-MIXTURES = {"q8_0": 7, "q4_0": 2, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}
+MIXTURES = {"q8_0": 7, "q4_0": 2, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15,
+            "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18}
 
 
 def bf16(words):
@@ -195,6 +200,22 @@ class Check:
                 self.count(f"tensors of {t.tensor_type.name} that llama.cpp's quantiser makes")
 
 
+    def types(self, config, tmp):
+        """Writes the types of all mixtures beside a config.json."""
+        subprocess.run([self.dsmoe, "synth", config, tmp / "src"], check=True, stdout=subprocess.DEVNULL)
+        f32, lines = self.convert(tmp / "src", tmp / "f32", "f32"), []
+        for word in MIXTURES:
+            self.mixture(f32, self.convert(tmp / "src", tmp / word, word), word, tmp / "theirs.gguf")
+            groups = {}
+            for name, t in read(tmp / "theirs.gguf").items():
+                if t.tensor_type != gguf.GGMLQuantizationType.F32:
+                    parts = name.split(".")
+                    layer = parts[1:2] if parts[0] == "blk" else []
+                    groups.setdefault((".".join(parts[2 * len(layer):]), t.tensor_type.name), []).extend(map(int, layer))
+            for (kind, name), layers in sorted(groups.items()):
+                lines.append(" ".join([word, kind, name] + [str(n) for n in sorted(layers)]))
+        config.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+
     def back(self, path, config, dst):
         subprocess.run([self.dsmoe, "convert", path, dst, "--type", "f32"], check=True, stdout=subprocess.DEVNULL)
         decoded = {name: values(t) for name, t in read(path).items()}
@@ -213,10 +234,15 @@ def rounded(x):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dsmoe")
+    parser.add_argument("--types", action="store_true")
     parser.add_argument("dir", nargs="+", type=pathlib.Path)
     o = parser.parse_args()
     check = Check(o.dsmoe)
     for d in o.dir:
+        if o.types:
+            with tempfile.TemporaryDirectory() as tmp:
+                check.types(d, pathlib.Path(tmp))
+            continue
         src = d / "checkpoint" if (d / "checkpoint").is_dir() else d
         config = json.loads((src / "config.json").read_text())
         tensors, dtypes = checkpoint(src)

@@ -13,11 +13,17 @@ import (
 var mixtures = []struct {
 	word  string
 	dtype tensor.DType
-	more  bool // some tensors of some layers get more bits: the _M mixtures
+	more  bool // some tensors of some layers get Q6_K: the _M mixtures of Q4_K and Q5_K
 }{
 	{"q8_0", tensor.Q8_0, false},
 	{"q4_0", tensor.Q4_0, false},
+	{"q2_k", tensor.Q2_K, false},
+	{"q3_k_s", tensor.Q3_K, false},
+	{"q3_k_m", tensor.Q3_K, false},
+	{"q3_k_l", tensor.Q3_K, false},
+	{"q4_k_s", tensor.Q4_K, false},
 	{"q4_k_m", tensor.Q4_K, true},
+	{"q5_k_s", tensor.Q5_K, false},
 	{"q5_k_m", tensor.Q5_K, true},
 	{"q6_k", tensor.Q6_K, false},
 }
@@ -38,6 +44,7 @@ type mixer struct {
 	blocks int  // layers, prediction layers included
 	values int  // attn_v tensors
 	value  int  // attn_v tensors seen so far
+	shared int  // query heads that share a key and value head
 	eight  bool // experts: llama.cpp gives such models more
 	tied   bool
 }
@@ -49,7 +56,7 @@ func newMixer(word string, c *config.Config) *mixer {
 			x := &mixer{word: word, most: m.dtype, more: m.more, blocks: c.NumHiddenLayers + c.NumNextNPredictLayers,
 				eight: c.NRoutedExperts == 8, tied: c.TieWordEmbeddings}
 			if !c.LatentAttention() {
-				x.values = c.NumHiddenLayers
+				x.values, x.shared = c.NumHiddenLayers, c.NumAttentionHeads/max(c.NumKeyValueHeads, 1)
 			}
 			return x
 		}
@@ -72,21 +79,65 @@ func (m *mixer) dtype(p table.Place, row int) tensor.DType {
 			d = tensor.Q6_K
 		}
 	case role == table.VProj:
-		if m.more && hasMore(m.value, m.values) {
-			d = tensor.Q6_K
-		}
-		if m.eight {
-			d = tensor.Q8_0
-		}
+		d = m.valueType()
 		m.value++
 	case role == table.KProj && m.eight:
 		d = tensor.Q8_0
-	case role == table.OProj && m.eight && m.word == "q4_k_m":
-		d = tensor.Q5_K
-	case role == table.DownProj && m.more && hasMore(p.Layer, m.blocks):
-		d = tensor.Q6_K
+	case role == table.OProj:
+		d = m.outputType()
+	case role == table.DownProj:
+		d = m.downType(p.Layer)
 	}
 	return fitting(d, row)
+}
+
+// valueType is the type of the next attn_v tensor.
+func (m *mixer) valueType() tensor.DType {
+	switch {
+	case m.eight:
+		return tensor.Q8_0
+	case m.more && hasMore(m.value, m.values):
+		return tensor.Q6_K
+	case m.word == "q2_k" && m.shared >= 4:
+		return tensor.Q4_K
+	case m.word == "q2_k":
+		return tensor.Q3_K
+	case m.word == "q3_k_m" && m.value < 2, m.word == "q3_k_l", m.word == "q4_k_s" && m.value < 4:
+		return tensor.Q5_K
+	case m.word == "q3_k_m":
+		return tensor.Q4_K
+	}
+	return m.most
+}
+
+// outputType is the type of attn_output tensors.
+func (m *mixer) outputType() tensor.DType {
+	switch m.word {
+	case "q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m":
+		if m.eight {
+			return tensor.Q5_K
+		}
+	}
+	few := map[string]tensor.DType{"q2_k": tensor.Q3_K, "q3_k_m": tensor.Q4_K, "q3_k_l": tensor.Q5_K}
+	if d, known := few[m.word]; known && !m.eight {
+		return d
+	}
+	return m.most
+}
+
+// downType is the type of the ffn_down tensors of a layer.
+func (m *mixer) downType(layer int) tensor.DType {
+	switch {
+	case m.more && hasMore(layer, m.blocks):
+		return tensor.Q6_K
+	case m.word == "q3_k_m" && layer < m.blocks/16, m.word == "q3_k_l", m.word == "q4_k_s" && layer < m.blocks/8:
+		return tensor.Q5_K
+	case m.word == "q3_k_m":
+		return tensor.Q4_K
+	case m.word == "q2_k":
+		return tensor.Q3_K
+	}
+	return m.most
 }
 
 // fitting is tensor_type_fallback: what rows are quantised to that are not whole blocks.
@@ -96,6 +147,8 @@ func fitting(d tensor.DType, row int) tensor.DType {
 		return d
 	}
 	switch d {
+	case tensor.Q2_K, tensor.Q3_K:
+		d = tensor.Q4_0
 	case tensor.Q4_K:
 		d = tensor.Q5_0
 	case tensor.Q5_K:

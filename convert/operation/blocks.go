@@ -96,6 +96,18 @@ func blockValues(v []float32, b []byte, d tensor.DType) {
 		for i := range v {
 			v[i] = float32(values[low(b[1:], i)] * unit)
 		}
+	case tensor.Q2_K:
+		scale, least := float64(f16(b[80:])), float64(f16(b[82:]))
+		for i := range v {
+			s, code := b[i/16], b[16+i/128*32+i%32]>>(i%128/32*2)&3
+			v[i] = float32(float64(float64(scale*float64(s&15))*float64(code)) - float64(least*float64(s>>4)))
+		}
+	case tensor.Q3_K:
+		scale = float64(f16(b[108:]))
+		for i := range v {
+			code := int(b[32+i/128*32+i%32]>>(i%128/32*2)&3) | int(b[i%32]>>(i/32)&1)<<2
+			v[i] = float32(float64(scale*float64(sixBitsQ3(b[96:108], i/16)-32)) * float64(code-4))
+		}
 	case tensor.Q6_K:
 		scale = float64(f16(b[208:]))
 		for i := range v {
@@ -130,6 +142,12 @@ func minimumValues(v []float32, b []byte, d tensor.DType) {
 			v[32*part+place] = float32(float64(scale*float64(code)) - low)
 		}
 	}
+}
+
+// sixBitsQ3 returns scale j of 16 of the 12 bytes of a Q3_K block: the low four bits of scales j and j+8
+// are a byte's halves, the high two of scales j, j+4, j+8 and j+12 lie in one byte.
+func sixBitsQ3(b []byte, j int) int {
+	return int(b[j%8]>>(4*(j/8))&15) + int(b[8+j%4]>>(2*(j/4))&3)*16
 }
 
 // sixBits returns scale and minimum j of 8, of 6 bits each, of the 12 bytes that hold them.

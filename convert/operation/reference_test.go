@@ -38,6 +38,10 @@ func referenceBlock(block []byte, x []float32, d tensor.DType) {
 		for i, v := range x {
 			setFifth(block[4:], i, code((v-low)*reciprocal(scale), 0.5, 127))
 		}
+	case tensor.Q2_K:
+		referenceQ2(block, x)
+	case tensor.Q3_K:
+		referenceQ3(block, x)
 	case tensor.Q4_K, tensor.Q5_K:
 		referenceMinimums(block, x, d)
 	case tensor.Q6_K:
@@ -145,7 +149,7 @@ func referenceMinimums(block []byte, x []float32, d tensor.DType) {
 	var fits [8]fit
 	maxScale, maxMin := float32(0), float32(0)
 	for j := range fits {
-		fits[j] = fitMinimum(x[32*j:32*j+32], most, from, steps)
+		fits[j] = fitMinimum(x[32*j:32*j+32], averageWeights(x[32*j:32*j+32]), most, from, steps, square)
 		if fits[j].scale > maxScale {
 			maxScale = fits[j].scale
 		}
@@ -192,19 +196,27 @@ func setSixBits(dst []byte, j int, scale, low byte) {
 	dst[j] |= low >> 4 << 6
 }
 
-// fitMinimum is the weighting of quantize_row_q4_K_ref and make_qkx2_quants.
-func fitMinimum(x []float32, most int, from float32, steps int) fit {
-	var weights [32]float32
-	var tried [32]int
-	w, codes, try := weights[:len(x)], make([]int, len(x)), tried[:len(x)]
+// averageWeights are the weights of quantize_row_q4_K_ref.
+func averageWeights(x []float32) (w []float32) {
 	sumX2 := float32(0)
 	for _, v := range x {
 		sumX2 += float32(v * v)
 	}
 	average := float32(math.Sqrt(float64(sumX2 / 32)))
+	for _, v := range x {
+		w = append(w, average+absolute(v))
+	}
+	return w
+}
+
+func square(v float32) float32   { return v * v }
+func absolute(v float32) float32 { return float32(math.Abs(float64(v))) }
+
+// fitMinimum is make_qkx2_quants; of use_mad measure is absolute, else square.
+func fitMinimum(x, w []float32, most int, from float32, steps int, measure func(float32) float32) fit {
+	codes, try := make([]int, len(x)), make([]int, len(x))
 	sumW, sumX := float32(0), float32(0)
 	for i, v := range x {
-		w[i] = average + float32(math.Abs(float64(v)))
 		sumW += w[i]
 		sumX += float32(w[i] * v)
 	}
@@ -220,7 +232,7 @@ func fitMinimum(x []float32, most int, from float32, steps int) fit {
 	for i, v := range x {
 		codes[i] = max(0, min(most, nearestInt(inverse*(v-low))))
 		diff := float32(scale*float32(codes[i])) + low - v
-		best += float32(w[i] * float32(diff*diff))
+		best += float32(w[i] * measure(diff))
 	}
 	for is := 0; is <= steps; is++ {
 		inverse = (from + float32(0.1*float32(is)) + float32(most)) / (high - low)
@@ -244,7 +256,7 @@ func fitMinimum(x []float32, most int, from float32, steps int) fit {
 		err := float32(0)
 		for i, v := range x {
 			diff := float32(thisScale*float32(try[i])) + thisMin - v
-			err += float32(w[i] * float32(diff*diff))
+			err += float32(w[i] * measure(diff))
 		}
 		if err < best {
 			copy(codes, try)
@@ -252,6 +264,125 @@ func fitMinimum(x []float32, most int, from float32, steps int) fit {
 		}
 	}
 	return fit{scale, -low, codes}
+}
+
+// referenceQ2 is quantize_row_q2_K_ref.
+func referenceQ2(block []byte, x []float32) {
+	var fits [16]fit
+	maxScale, maxMin := float32(0), float32(0)
+	for j := range fits {
+		var weights []float32
+		for _, v := range x[16*j : 16*j+16] {
+			weights = append(weights, absolute(v))
+		}
+		fits[j] = fitMinimum(x[16*j:16*j+16], weights, 3, -0.5, 15, absolute)
+		if fits[j].scale > maxScale {
+			maxScale = fits[j].scale
+		}
+		if fits[j].min > maxMin {
+			maxMin = fits[j].min
+		}
+	}
+	if maxScale > 0 {
+		for j := range fits {
+			block[j] = byte(nearestInt(15 / maxScale * fits[j].scale))
+		}
+		setF16(block[80:], maxScale/15)
+	}
+	if maxMin > 0 {
+		for j := range fits {
+			block[j] |= byte(nearestInt(15/maxMin*fits[j].min)) << 4
+		}
+		setF16(block[82:], maxMin/15)
+	}
+	for j, f := range fits {
+		step, least := f16(block[80:])*float32(block[j]&15), float32(f16(block[82:])*float32(block[j]>>4))
+		for i, l := range f.codes {
+			if step != 0 {
+				l = max(0, min(3, nearestInt((x[16*j+i]+least)/step)))
+			}
+			at := 16*j + i
+			block[16+at/128*32+at%32] |= byte(l) << (at % 128 / 32 * 2)
+		}
+	}
+}
+
+// referenceQ3 is quantize_row_q3_K_ref.
+func referenceQ3(block []byte, x []float32) {
+	var fits [16]fit
+	top := float32(0) // the scale of largest magnitude
+	for j := range fits {
+		fits[j] = fitStepwise(x[16*j : 16*j+16])
+		if absolute(fits[j].scale) > absolute(top) {
+			top = fits[j].scale
+		}
+	}
+	scales := make([]int8, 16)
+	for j := range scales {
+		if top == 0 {
+			scales[j] = -32
+			continue
+		}
+		l := max(-32, min(31, int8(nearestInt(-32/top*fits[j].scale)))) + 32
+		scales[j] = l - 32
+		block[96+j%8] |= byte(l&15) << (j / 8 * 4)
+		block[104+j%4] |= byte(l>>4) << (j / 4 * 2)
+	}
+	if top != 0 {
+		setF16(block[108:], 1/(-32/top))
+	}
+	for j, f := range fits {
+		step := f16(block[108:]) * float32(scales[j])
+		for i, l := range f.codes {
+			if step != 0 {
+				l = max(-4, min(3, nearestInt(x[16*j+i]/step)))
+			}
+			at, q := 16*j+i, byte(l+4)
+			block[at%32] |= q >> 2 << (at / 32)
+			block[32+at/128*32+at%32] |= q & 3 << (at % 128 / 32 * 2)
+		}
+	}
+}
+
+// fitStepwise is make_q3_quants(16, 4, …, true); its codes are without the 4 that is added to them.
+func fitStepwise(x []float32) fit {
+	codes, top := make([]int, len(x)), largest(x)
+	if absolute(top) < float32(1e-15) {
+		for i := range codes {
+			codes[i] = -4
+		}
+		return fit{codes: codes}
+	}
+	sumLX, sumL2 := float32(0), float32(0)
+	for i, v := range x {
+		codes[i] = max(-4, min(3, nearestInt(-4/top*v)))
+		l, w := float32(codes[i]), v*v
+		sumLX += float32(float32(w*v) * l)
+		sumL2 += float32(float32(w*l) * l)
+	}
+	for range 5 {
+		for i, v := range x {
+			l, w := float32(codes[i]), v*v
+			otherLX := sumLX - float32(float32(w*v)*l)
+			if !(otherLX > 0) {
+				continue
+			}
+			otherL2 := sumL2 - float32(float32(w*l)*l)
+			next := max(-4, min(3, nearestInt(float32(v*otherL2)/otherLX)))
+			if next == codes[i] {
+				continue
+			}
+			otherLX += float32(float32(w*v) * float32(next))
+			otherL2 += float32(float32(w*float32(next)) * float32(next))
+			if otherL2 > 0 && float32(float32(otherLX*otherLX)*sumL2) > float32(float32(sumLX*sumLX)*otherL2) {
+				codes[i], sumLX, sumL2 = next, otherLX, otherL2
+			}
+		}
+	}
+	if !(sumL2 > 0) {
+		return fit{codes: codes}
+	}
+	return fit{scale: sumLX / sumL2, codes: codes}
 }
 
 // referenceQ6 is quantize_row_q6_K_ref.

@@ -11,7 +11,7 @@ import (
 // Quantiser encodes numbers in a block type, byte for byte as ggml's reference encoder
 // does without an importance matrix. It is safe for concurrent use.
 type Quantiser struct {
-	To     DType                         // Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K or Q6_K
+	To     DType                         // a block type other than MXFP4
 	encode func(dst []byte, x []float32) // encodes whole blocks
 }
 

@@ -19,7 +19,8 @@ func errorF16(d float32) float32 { return max(0x1p-11*d, 0x1p-25) }
 // half a step between neighbouring codes, and what rounding scales and minimums adds, since
 // steps are of scales as they are stored. The outermost codes of Q4_0, Q5_0 and of the types K
 // also stand for numbers beyond them: a step, and as much as rounding a part's scale and minimum
-// to a few bits moves the end of its range. The error of a number that the reference encoder
+// to a few bits moves the end of its range. Of Q2_K, half of whose codes are outermost, these stand for a
+// step, and some numbers are farther away (see inPart). The error of a number that the reference encoder
 // rounded is then about uniform within ± half a step, of a variance of a third of its square.
 func (t Tensor) HalfSteps(dst []float32) []float32 {
 	n := len(dst)
@@ -108,13 +109,22 @@ func halfSteps(h []float32, b []byte, d DType) {
 		for i := range h { // in units of half the least magnitude; 12 stands for numbers to 16
 			h[i] = unit[0] * [...]float32{0.5, 0.5, 0.5, 0.5, 1, 1, 2, 4}[low(b[1:], i)&7]
 		}
+	case Q2_K, Q3_K:
+		for i := range h {
+			super, step, moved := fewBits(b, d, i/16)
+			code, most := fewBitsCode(b, d, i)
+			end := code == 0 || code == most
+			if h[i] = partStep(super, step, moved, end); d == Q2_K && end && step != 0 {
+				h[i] = abs32(step)
+			}
+		}
 	case Q6_K:
 		super := abs32(getF16(b[208:]))
 		moved := float32(32 * (float32(0.5*super) + float32(128*errorF16(super))))
 		for i := range h {
 			half, quarter, place := i/128, i%128/32, i%32
 			code := int(b[64*half+32*(quarter%2)+place]>>(quarter/2*4)&15) | int(b[128+32*half+place]>>(2*quarter)&3)<<4
-			h[i] = partStep(super, abs32(float32(int8(b[192+i/16]))), moved, code == 0 || code == 63)
+			h[i] = partStep(super, super*float32(int8(b[192+i/16])), moved, code == 0 || code == 63)
 		}
 	default:
 		minimumSteps(h, b, d)
@@ -135,7 +145,8 @@ func (e *BeyondError) Error() string {
 }
 
 // beyond returns the index of the first number of x that is not within half a step (see
-// HalfSteps) of y, which block stands for; -1 if all are. largest is max |y - x|, as bits.
+// HalfSteps) of y, which block stands for, or, of Q2_K and Q3_K, beyond the end of its part's range as
+// inPart allows; -1 if all are. largest is max |y - x|, as bits.
 // Encoding and decoding round about eight times, to 2^-24 of numbers that are at most twice the
 // largest of x: 2^-20 of that is added to each half step. A block of numbers that are not
 // finite is not checked.
@@ -144,18 +155,111 @@ func beyond(y, x []float32, block []byte, d DType, largest uint32) int {
 	if largest >= infinite || math.Float32frombits(largest) <= quickStep(block, d) {
 		return -1
 	}
-	var steps [256]float32
-	h, slack := steps[:len(x)], float32(0)
-	halfSteps(h, block, d)
+	top := uint32(0)
 	for _, v := range x {
-		slack = max(slack, 0x1p-20*abs32(v))
+		top = max(top, math.Float32bits(v)&^(1<<31))
 	}
+	slack := 0x1p-20 * math.Float32frombits(top)
+	if d == Q2_K || d == Q3_K {
+		return beyondFewBits(y, x, block, d, slack)
+	}
+	var steps [256]float32
+	h := steps[:len(x)]
+	halfSteps(h, block, d)
 	for i, v := range x {
 		if !(abs32(y[i]-v) <= h[i]+slack) {
 			return i
 		}
 	}
 	return -1
+}
+
+// beyondFewBits is beyond for Q2_K and Q3_K, whose few codes often stand for numbers beyond them.
+func beyondFewBits(y, x []float32, block []byte, d DType, slack float32) int {
+	for p := 0; p < 256; p += 16 {
+		super, step, moved := fewBits(block, d, p/16)
+		half, part := float32(0.5*abs32(step))+slack, (*[16]float32)(y[p:])
+		for j, v := range (*[16]float32)(x[p:]) {
+			off := abs32(part[j] - v)
+			if off <= half {
+				continue
+			}
+			if !(pastEnd(p+j, v-part[j], block, d, slack) &&
+				(off <= partStep(super, step, moved, true)+slack || inPart(p+j, y, x, d, moved+slack))) {
+				return p + j
+			}
+		}
+	}
+	return -1
+}
+
+// pastEnd reports whether number i of a Q2_K or Q3_K block, which is off from what the block has, lies
+// past the end of its part's range: its code is an outermost one, and the next one is no nearer. A part
+// without scale is all end.
+func pastEnd(i int, off float32, block []byte, d DType, slack float32) bool {
+	_, step, _ := fewBits(block, d, i/16)
+	code, most := fewBitsCode(block, d, i)
+	switch {
+	case step == 0:
+		return true
+	case code == most:
+		step = -step
+	case code != 0:
+		return false
+	}
+	return abs32(off) <= abs32(off-step)+slack
+}
+
+// inPart reports whether number i of a Q2_K or Q3_K block, past the end of its part's range, is where the
+// encoder may have left it. The encoder fits a line x = scale·code + low to the part, weighted with |x|
+// or x². Codes and numbers ascend together, so the line goes through the weighted means with no negative
+// slope, and its end is within the extent E of the numbers and 0: the number is at most E away. Of all
+// lines that it tries the encoder takes one with no more weighted error than the first, whose steps are E/3 (Q2_K)
+// or at most E/4 (Q3_K, whose range ends at 3 on one side), from which no number is more than E/6 or E/4
+// away: so far is the weighted mean error at most, in absolute values or in squares. Rounding scale and
+// minimum adds moved.
+func inPart(i int, y, x []float32, d DType, moved float32) bool {
+	low, high, weights, loss := float32(0), float32(0), 0.0, 0.0
+	for j := i &^ 15; j <= i|15; j++ {
+		low, high = min(low, x[j]), max(high, x[j])
+		w, e := math.Abs(float64(x[j])), math.Abs(float64(x[j])-float64(y[j]))
+		if d == Q3_K {
+			w, e = w*w, e*e
+		}
+		weights, loss = weights+w, loss+w*e
+	}
+	extent := float64(high) - float64(low)
+	mean := extent/6 + float64(moved)
+	if d == Q3_K {
+		mean = (extent/4 + float64(moved)) * (extent/4 + float64(moved))
+	}
+	return math.Abs(float64(x[i])-float64(y[i])) <= extent+float64(moved) && loss <= mean*weights
+}
+
+// fewBits returns the F16 scale of a Q2_K or Q3_K block without its sign, the step from one code to the
+// next of part p, and how far rounding the part's scale and minimum, and the block's, moves the end of
+// its range. Of Q3_K's scales 31 also stands for 32.
+func fewBits(b []byte, d DType, p int) (super, step, moved float32) {
+	if d == Q3_K {
+		signed, scale := getF16(b[108:]), kernel.ScaleQ3(p, (*[12]byte)(b[96:]))
+		super = abs32(signed)
+		if moved = 0.5 * super; scale == 31 {
+			moved = super
+		}
+		return super, signed * float32(scale), float32(4 * (moved + float32(32*errorF16(super))))
+	}
+	super = abs32(getF16(b[80:]))
+	least := abs32(getF16(b[82:]))
+	moved = float32(3*(float32(0.5*super)+float32(15*errorF16(super)))) + float32(0.5*least) + float32(15*errorF16(least))
+	return super, super * float32(b[p]&15), moved
+}
+
+// fewBitsCode returns the code of number i of a Q2_K or Q3_K block, 0 … most.
+func fewBitsCode(b []byte, d DType, i int) (code, most int) {
+	if d == Q3_K {
+		return twoBits(b[32:], i) | int(b[i%32]>>(i/32)&1)<<2, 7
+	}
+	return twoBits(b[16:], i), 3
 }
 
 // quickStep is half a step of a block of one scale; of Q8_0 with what rounding the scale adds at
@@ -201,21 +305,24 @@ func minimumSteps(h []float32, b []byte, d DType) {
 			if d == Q5_K {
 				code |= int(b[16+i]>>p&1) << 4
 			}
-			h[32*p+i] = partStep(super, float32(scale), moved, code == 0 || code == most)
+			h[32*p+i] = partStep(super, super*float32(scale), moved, code == 0 || code == most)
 		}
 	}
 }
 
-// partStep is half the interval of a code of a part with a rounded scale, times super: half a
+// partStep is half the interval of a code of a part whose rounded scale, times super, is step: half a
 // step; at the ends of its range a step and half more, and as far as roundings of the part's
 // scale and minimum, and of the block's, moved them. A part without scale is all one number.
-func partStep(super, scale, moved float32, end bool) float32 {
-	step := super * scale
+func partStep(super, step, moved float32, end bool) float32 {
+	step = abs32(step)
 	if !end && step > 0 {
 		return 0.5 * step
 	}
 	return float32(1.5*max(step, 0.5*super, errorF16(super))) + moved
 }
+
+// twoBits returns the low two bits of code i of 256, which lie in 64 bytes.
+func twoBits(q []byte, i int) int { return int(q[i/128*32+i%32] >> (i % 128 / 32 * 2) & 3) }
 
 // low returns the low four bits of code i of 32, which lie in 16 bytes; fifth its bit of a
 // uint32, as the code's fifth.

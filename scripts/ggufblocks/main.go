@@ -7,6 +7,7 @@ package main
 
 import (
 	"encoding/binary"
+	"errors"
 	"flag"
 	"io"
 	"log"
@@ -41,10 +42,28 @@ func main() {
 	check(err)
 	out, lost := make([]byte, d.Bytes(int64(len(x)))), tensor.Loss{}
 	for range *times {
-		check(q.Convert(out, x, &lost))
+		encode(q, out, x, &lost)
 	}
 	_, err = os.Stdout.Write(out)
 	check(err)
+}
+
+// encode writes all blocks, those of numbers that no block can stand for too.
+func encode(q *tensor.Quantiser, out []byte, x []float32, lost *tensor.Loss) {
+	const piece = 2048
+	for ; len(x) > 0; x, out = x[min(piece, len(x)):], out[q.To.Bytes(int64(min(piece, len(x)))):] {
+		part := x[:min(piece, len(x))]
+		if q.Convert(out[:q.To.Bytes(int64(len(part)))], part, lost) == nil {
+			continue
+		}
+		elements, size := q.To.Block()
+		for i := range len(part) / elements {
+			err := q.Convert(out[i*size:][:size], part[i*elements:][:elements], lost)
+			if beyond := (*tensor.BeyondError)(nil); !errors.As(err, &beyond) {
+				check(err)
+			}
+		}
+	}
 }
 
 func decoded(d tensor.DType, data []byte) ([]float32, error) {

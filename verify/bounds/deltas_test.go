@@ -85,7 +85,7 @@ func TestBlocksHaveTheVarianceOfTheirSteps(t *testing.T) {
 		x.Values = append(x.Values, float32(r.NormFloat64()))
 	}
 	wide := model.Weight{Name: "w", Tensor: tensor.Tensor{DType: tensor.F32, Shape: []int{rows, width}, Data: data}}
-	for _, d := range []tensor.DType{tensor.Q4_0, tensor.Q5_0, tensor.Q5_1, tensor.Q8_0, tensor.Q4_K, tensor.Q5_K, tensor.Q6_K} {
+	for _, d := range []tensor.DType{tensor.Q4_0, tensor.Q5_0, tensor.Q5_1, tensor.Q8_0, tensor.Q2_K, tensor.Q3_K, tensor.Q4_K, tensor.Q5_K, tensor.Q6_K} {
 		narrow := model.Weight{Name: "w", Tensor: tensor.Tensor{DType: d, Shape: wide.Shape, Data: make([]byte, d.Bytes(rows*width))}}
 		q, err := tensor.NewQuantiser(d)
 		require.NoError(t, err)

@@ -18,6 +18,8 @@ var blocks = [...]struct {
 	Q5_0:  {32, 22, widenQ5_0},
 	Q5_1:  {32, 24, widenQ5_1},
 	Q8_0:  {32, 34, widenQ8_0},
+	Q2_K:  {256, 84, widenQ2_K},
+	Q3_K:  {256, 110, widenQ3_K},
 	Q4_K:  {256, 144, widenQ4_K},
 	Q5_K:  {256, 176, widenQ5_K},
 	Q6_K:  {256, 210, widenQ6_K},
@@ -90,6 +92,52 @@ func widenQ8_0(dst []float32, src []byte) {
 		d, y := f16At(src), (*[32]float32)(dst)
 		for j, q := range (*[32]byte)(src[2:]) {
 			y[j] = float32(int8(q)) * d
+		}
+	}
+}
+
+// widenQ2_K decodes blocks of
+//
+//	scales[16]; qs[64]; d F16; dmin F16
+//
+// in 2 halves of 128 numbers, number l of quarter k of a half: its code is at bits 2k of qs[l], and
+// y = (d·(s&15))·q - dmin·(s>>4) with a scale s for 16 numbers.
+func widenQ2_K(dst []float32, src []byte) {
+	for ; len(dst) >= 256; dst, src = dst[256:], src[84:] {
+		d, dmin := f16At(src[80:]), f16At(src[82:])
+		for p, s := range (*[16]byte)(src) {
+			scale, low := d*float32(s&15), float32(dmin*float32(s>>4))
+			values := [4]float32{float32(scale*0) - low, scale - low, float32(scale*2) - low, float32(scale*3) - low}
+			y, shift := (*[16]float32)(dst[16*p:]), p%8/2*2
+			for j, q := range (*[16]byte)(src[16+p/8*32+p%2*16:]) {
+				y[j] = values[q>>shift&3]
+			}
+		}
+	}
+}
+
+// ScaleQ3 returns the scale of part p of 16, -32 … 31, from the 12 bytes of a Q3_K block: the low 4
+// bits of parts 0 … 7 and 8 … 15 are the halves of bytes 0 … 7, the high 2 lie in bytes 8 … 11.
+func ScaleQ3(p int, q *[12]byte) int {
+	return int(q[p%8]>>(p/8*4)&15|q[8+p%4]>>(p/4*2)&3<<4) - 32
+}
+
+// widenQ3_K decodes blocks of
+//
+//	hmask[32]; qs[64]; scales[12]; d F16
+//
+// as Q2_K's, but y = (d·scale)·(q - 4): bit k of hmask[l] is worth 4, k counting the quarters of both
+// halves.
+func widenQ3_K(dst []float32, src []byte) {
+	for ; len(dst) >= 256; dst, src = dst[256:], src[110:] {
+		d, scales := f16At(src[108:]), (*[12]byte)(src[96:])
+		for p := range 16 {
+			scale, y := d*float32(ScaleQ3(p, scales)), (*[16]float32)(dst[16*p:])
+			high, low, shift := (*[16]byte)(src[p%2*16:]), (*[16]byte)(src[32+p/8*32+p%2*16:]), p%8/2*2
+			values := [8]float32{scale * -4, scale * -3, scale * -2, -scale, scale * 0, scale, scale * 2, scale * 3}
+			for j := range y {
+				y[j] = values[low[j]>>shift&3|high[j]>>(p/2)&1<<2]
+			}
 		}
 	}
 }

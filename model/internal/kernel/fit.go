@@ -10,15 +10,15 @@ import "math"
 const FitGroups = 8
 
 // Fit is eight groups of at most 32 numbers and the scales that fit them. The code of number v is
-// nearest(Per·(v - From)), clamped, and stands for Scale·code + Low.
+// nearest(Per·(v - From)), clamped, and stands for Scale·code + Low; Stepwise stores its codes in L.
 type Fit struct {
 	X     [32][FitGroups]float32 // number j of group g at [j][g]
 	Scale [FitGroups]float32
 	Low   [FitGroups]float32 // at most 0; Symmetric leaves Low and From alone
 	Per   [FitGroups]float32 // the inverse scale that gives the codes
 	From  [FitGroups]float32
-
-	w, l [32][FitGroups]float32 // weights and codes of one try
+	W     [32][FitGroups]float32 // weight of each number; set by the caller
+	L     [32][FitGroups]float32 // codes: those of Stepwise; other fits leave those of their last try
 }
 
 // Nearest is nearest_int of ggml: v rounded to the nearest integer, half to even, if |v| < 2²²;
@@ -30,39 +30,45 @@ func Nearest(v float32) int32 {
 // Clamp is max(low, min(high, v)).
 func Clamp(v, low, high int32) int32 { return max(low, min(high, v)) }
 
-// Minimums is make_qkx2_quants of eight groups of 32 numbers with weights √(Σx²/32) + |x|. It tries
-// the inverse scales tries[i]/(max - min), each with the minimum that fits best, and takes the one
-// whose codes, 0 … most, have the least weighted sum of squared errors. Later tries count from the
-// minimum of the best fit so far. Scale and Per of a group of equal numbers are 0.
-func (f *Fit) Minimums(most int, tries []float32) {
-	if fit := current().fitMinimums; fit != nil {
-		fit(&f.X[0][0], most, &tries[0], len(tries))
+// Minimums is make_qkx2_quants and make_qkx3_quants of the first n numbers of eight groups, n being
+// 16 or 32, with the weights W. It tries the inverse scales tries[i]/(max - min), each with the
+// minimum that fits best, and takes the one whose codes, 0 … most, have the least weighted sum of
+// squared errors, or of absolute errors. Later tries count from the minimum of the best fit so far.
+// Scale and Per of a group of equal numbers are 0.
+func (f *Fit) Minimums(n, most int, tries []float32, absolute bool) {
+	fit := current().fitMinimums
+	if absolute {
+		fit = current().fitAbsolute
+	}
+	if fit != nil {
+		fit(&f.X[0][0], n, most, &tries[0], len(tries))
 		return
 	}
 	for g := range FitGroups {
-		f.minimumsPortable(g, int32(most), tries)
+		f.minimumsPortable(g, n, int32(most), tries, absolute)
 	}
 }
 
-// minimumsPortable is Minimums of group g.
-func (f *Fit) minimumsPortable(g int, most int32, tries []float32) {
-	squares := float32(0)
-	for j := range f.X {
-		squares += float32(f.X[j][g] * f.X[j][g])
+// loss is the weighted error of a number: weight·diff², or weight·|diff|.
+func loss(weight, diff float32, absolute bool) float32 {
+	if absolute {
+		return weight * math.Float32frombits(math.Float32bits(diff)&^(1<<31))
 	}
-	rms := float32(math.Sqrt(float64(squares / 32)))
+	return weight * float32(diff*diff)
+}
+
+// minimumsPortable is Minimums of group g.
+func (f *Fit) minimumsPortable(g, n int, most int32, tries []float32, absolute bool) {
 	low, high := f.X[0][g], f.X[0][g]
 	var sumW, sumX float32
-	for j := range f.X {
-		v := f.X[j][g]
-		w := rms + math.Float32frombits(math.Float32bits(v)&^(1<<31))
+	for j := range n {
+		v, w := f.X[j][g], f.W[j][g]
 		if v < low {
 			low = v
 		}
 		if v > high {
 			high = v
 		}
-		f.w[j][g] = w
 		sumW += w
 		sumX += float32(w * v)
 	}
@@ -76,18 +82,17 @@ func (f *Fit) minimumsPortable(g int, most int32, tries []float32) {
 	f.Per[g] = float32(most) / (high - low)
 	f.Scale[g] = 1 / f.Per[g]
 	best := float32(0)
-	for j := range f.X {
+	for j := range n {
 		l := float32(Clamp(Nearest(f.Per[g]*(f.X[j][g]-low)), 0, most))
-		diff := float32(f.Scale[g]*l) + low - f.X[j][g]
-		best += float32(f.w[j][g] * float32(diff*diff))
+		best += loss(f.W[j][g], float32(f.Scale[g]*l)+low-f.X[j][g], absolute)
 	}
 	for _, try := range tries {
 		per := try / (high - low)
 		var sumL, sumL2, sumXL float32
-		for j := range f.X {
+		for j := range n {
 			l := float32(Clamp(Nearest(per*(f.X[j][g]-low)), 0, most))
-			f.l[j][g] = l
-			wl := float32(f.w[j][g] * l)
+			f.L[j][g] = l
+			wl := float32(f.W[j][g] * l)
 			sumL += wl
 			sumL2 += float32(wl * l)
 			sumXL += float32(wl * f.X[j][g])
@@ -102,9 +107,8 @@ func (f *Fit) minimumsPortable(g int, most int32, tries []float32) {
 			least, scale = 0, sumXL/sumL2
 		}
 		sum := float32(0)
-		for j := range f.X {
-			diff := float32(scale*f.l[j][g]) + least - f.X[j][g]
-			sum += float32(f.w[j][g] * float32(diff*diff))
+		for j := range n {
+			sum += loss(f.W[j][g], float32(scale*f.L[j][g])+least-f.X[j][g], absolute)
 		}
 		if sum < best {
 			f.Scale[g], f.Low[g], f.Per[g], f.From[g] = scale, least, per, low
@@ -113,33 +117,42 @@ func (f *Fit) minimumsPortable(g int, most int32, tries []float32) {
 	}
 }
 
-// Symmetric is make_qx_quants, with 32 and rmse_type 1, of eight groups of 16 numbers, the first 16
-// of X. It tries the inverse scales tries[i]/x_max, x_max the first number of the largest magnitude,
-// fits the scale of the codes, -32 … 31, and takes the try with the least sum of squared errors
-// weighted with x²; the first one among equals. Scale and Per of a group below LeastGroup are 0.
-func (f *Fit) Symmetric(tries []float32) {
+// Symmetric is make_qx_quants of eight groups of 16 numbers with the weights W, the first 16 of
+// each. It tries the inverse scales tries[i]/x_max, x_max the first number of the largest magnitude,
+// fits the scale of the codes, -most … most-1, and takes the try with the least weighted sum of
+// squared errors; the first one among equals. Scale and Per of a group below LeastGroup are 0.
+func (f *Fit) Symmetric(most int, tries []float32) {
 	if fit := current().fitSymmetric; fit != nil {
-		fit(&f.X[0][0], &tries[0], len(tries))
+		fit(&f.X[0][0], most, &tries[0], len(tries))
 		return
 	}
 	for g := range FitGroups {
-		f.symmetricPortable(g, tries)
+		f.symmetricPortable(g, int32(most), tries)
 	}
 }
 
 // LeastGroup is GROUP_MAX_EPS: a group of numbers below it is all zero.
 const LeastGroup = 1e-15
 
-// symmetricPortable is Symmetric of group g.
-func (f *Fit) symmetricPortable(g int, tries []float32) {
-	largest, top := uint32(0), float32(0)
+// top returns the first number of the largest magnitude of 16, or 0 if that is below LeastGroup.
+func (f *Fit) top(g int) (top float32) {
+	largest := uint32(0)
 	for j := range 16 {
 		if m := math.Float32bits(f.X[j][g]) &^ (1 << 31); m > largest {
 			largest, top = m, f.X[j][g]
 		}
 	}
-	f.Scale[g], f.Per[g] = 0, 0
 	if math.Float32frombits(largest) < LeastGroup {
+		return 0
+	}
+	return top
+}
+
+// symmetricPortable is Symmetric of group g.
+func (f *Fit) symmetricPortable(g int, most int32, tries []float32) {
+	top := f.top(g)
+	f.Scale[g], f.Per[g] = 0, 0
+	if top == 0 {
 		return
 	}
 	best := float32(0)
@@ -147,7 +160,7 @@ func (f *Fit) symmetricPortable(g int, tries []float32) {
 		per, lx, l2 := try/top, float32(0), float32(0)
 		for j := range 16 {
 			v := f.X[j][g]
-			l, w := float32(Clamp(Nearest(per*v), -32, 31)), float32(v*v)
+			l, w := float32(Clamp(Nearest(per*v), -most, most-1)), f.W[j][g]
 			lx += float32(float32(w*v) * l)
 			l2 += float32(float32(w*l) * l)
 		}
@@ -162,5 +175,63 @@ func (f *Fit) symmetricPortable(g int, tries []float32) {
 			f.Per[g], f.Scale[g] = per, lx/l2
 			best = float32(f.Scale[g] * lx)
 		}
+	}
+}
+
+// Stepwise is make_q3_quants, with 4 and do_rmse, of eight groups of 16 numbers, the first 16 of
+// each. It starts with the codes nearest(-4·x/x_max), -4 … 3, and goes at most five times through the
+// numbers: a number takes the code nearest under the scale that fits the others, if that lowers the
+// sum of squared errors weighted with x². Scale is 0, and all codes are -4, in a group below
+// LeastGroup.
+func (f *Fit) Stepwise() {
+	if fit := current().fitStepwise; fit != nil {
+		fit(&f.X[0][0])
+		return
+	}
+	for g := range FitGroups {
+		f.stepwisePortable(g)
+	}
+}
+
+// stepwisePortable is Stepwise of group g.
+func (f *Fit) stepwisePortable(g int) {
+	top := f.top(g)
+	f.Scale[g] = 0
+	if top == 0 {
+		for j := range 16 {
+			f.L[j][g] = -4
+		}
+		return
+	}
+	per := -4 / top
+	var lx, l2 float32
+	for j := range 16 {
+		v := f.X[j][g]
+		w, l := float32(v*v), float32(Clamp(Nearest(per*v), -4, 3))
+		f.L[j][g] = l
+		lx += float32(float32(w*v) * l)
+		l2 += float32(float32(w*l) * l)
+	}
+	for changed, turn := true, 0; changed && turn < 5; turn++ {
+		changed = false
+		for j := range 16 {
+			v, l := f.X[j][g], f.L[j][g]
+			w := float32(v * v)
+			wv := float32(w * v)
+			x := lx - float32(wv*l)
+			if !(x > 0) {
+				continue
+			}
+			s := l2 - float32(float32(w*l)*l)
+			next := float32(Clamp(Nearest(float32(v*s)/x), -4, 3))
+			x += float32(wv * next)
+			s += float32(float32(w*next) * next)
+			if next != l && s > 0 && float32(float32(x*x)*l2) > float32(float32(lx*lx)*s) {
+				f.L[j][g], lx, l2, changed = next, x, s, true
+			}
+		}
+	}
+	if l2 > 0 {
+		f.Scale[g] = lx / l2
 	}
 }

@@ -53,25 +53,48 @@ func fitCases(r *rand.Rand) (cases []Fit) {
 func TestFit(t *testing.T) {
 	minimums, symmetric := fitTries()
 	each(t, func(t *testing.T) {
-		for i, f := range fitCases(rand.New(rand.NewPCG(1, 2))) {
-			for most, tries := range map[int][]float32{15: minimums, 31: minimums[:1]} {
+		r := rand.New(rand.NewPCG(1, 2))
+		for i, f := range fitCases(r) {
+			weigh(&f, r)
+			for most, tries := range map[int][]float32{3: minimums[:16], 15: minimums, 31: minimums[:1]} {
+				for _, n := range []int{16, 32} {
+					for _, absolute := range []bool{false, true} {
+						want, got := f, f
+						for g := range FitGroups {
+							want.minimumsPortable(g, n, int32(most), tries, absolute)
+						}
+						got.Minimums(n, most, tries, absolute)
+						requireSameFit(t, &want, &got, fmt.Sprintf("case %d, minimums, %d of %d, %v", i, most, n, absolute))
+					}
+				}
+			}
+			for most, tries := range map[int][]float32{4: symmetric, 32: symmetric[:1], 31: symmetric} {
 				want, got := f, f
 				for g := range FitGroups {
-					want.minimumsPortable(g, int32(most), tries)
+					want.symmetricPortable(g, int32(most), tries)
 				}
-				got.Minimums(most, tries)
-				requireSameFit(t, &want, &got, fmt.Sprintf("case %d, minimums, %d", i, most))
+				got.Symmetric(most, tries)
+				requireSameFit(t, &want, &got, fmt.Sprintf("case %d, symmetric, %d", i, most))
 			}
-			for _, tries := range [][]float32{symmetric, symmetric[:1]} {
-				want, got := f, f
-				for g := range FitGroups {
-					want.symmetricPortable(g, tries)
-				}
-				got.Symmetric(tries)
-				requireSameFit(t, &want, &got, fmt.Sprintf("case %d, symmetric", i))
+			want, got := f, f
+			for g := range FitGroups {
+				want.stepwisePortable(g)
 			}
+			got.Stepwise()
+			requireSameFit(t, &want, &got, fmt.Sprintf("case %d, stepwise", i))
+			require.Equal(t, want.L[:16], got.L[:16], "case %d, stepwise", i)
 		}
 	})
+}
+
+// weigh sets the weights: |x|, zeros, random ones, or the same for all.
+func weigh(f *Fit, r *rand.Rand) {
+	for g := range FitGroups {
+		kind := r.IntN(4)
+		for j := range f.W {
+			f.W[j][g] = []float32{float32(math.Abs(float64(f.X[j][g]))), float32(r.IntN(2)), r.Float32(), 1}[kind]
+		}
+	}
 }
 
 func requireSameFit(t *testing.T, want, got *Fit, name string) {
@@ -91,7 +114,7 @@ func BenchmarkFit(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for j := range f.X {
 		for g := range f.X[j] {
-			f.X[j][g] = float32(r.NormFloat64())
+			f.X[j][g], f.W[j][g] = float32(r.NormFloat64()), 1
 		}
 	}
 	for _, name := range Implementations() {
@@ -99,13 +122,19 @@ func BenchmarkFit(b *testing.B) {
 		b.Run("minimums/"+name, func(b *testing.B) {
 			b.SetBytes(256)
 			for b.Loop() {
-				f.Minimums(15, minimums)
+				f.Minimums(32, 15, minimums, false)
 			}
 		})
 		b.Run("symmetric/"+name, func(b *testing.B) {
 			b.SetBytes(128)
 			for b.Loop() {
-				f.Symmetric(symmetric)
+				f.Symmetric(32, symmetric)
+			}
+		})
+		b.Run("stepwise/"+name, func(b *testing.B) {
+			b.SetBytes(128)
+			for b.Loop() {
+				f.Stepwise()
 			}
 		})
 		restore()

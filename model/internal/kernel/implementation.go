@@ -39,9 +39,12 @@ type implementation struct {
 	encodeQ8    func(dst *byte, src *float32, n int)      // n is a multiple of 32
 	blockErrors func(sums *float64, y, x *float32, n int) // sums is the start of a BlockSums; n is a multiple of 8
 
-	// Fit.Minimums and Fit.Symmetric; fit is the start of a Fit, and n at least 1.
-	fitMinimums  func(fit *float32, most int, tries *float32, n int)
-	fitSymmetric func(fit, tries *float32, n int)
+	// Fit.Minimums with squared and absolute errors of numbers, 16 or 32, Fit.Symmetric and
+	// Fit.Stepwise; fit is the start of a Fit, and n, the number of tries, at least 1.
+	fitMinimums  func(fit *float32, numbers, most int, tries *float32, n int)
+	fitAbsolute  func(fit *float32, numbers, most int, tries *float32, n int)
+	fitSymmetric func(fit *float32, most int, tries *float32, n int)
+	fitStepwise  func(fit *float32)
 
 	// losses sets the fields of a Losses, which starts at sums; n is a multiple of 8.
 	losses func(sums *uint32, y, x *float32, n int, least uint32)

@@ -74,7 +74,9 @@ var avx512 = implementation{
 	blockErrors:  avx2BlockErrors,
 	losses:       avx2Losses,
 	fitMinimums:  avx2FitMinimums,
+	fitAbsolute:  avx2FitAbsolute,
 	fitSymmetric: avx2FitSymmetric,
+	fitStepwise:  avx2FitStepwise,
 }
 
 // avx2 also needs FMA and F16C.
@@ -132,5 +134,7 @@ var avx2 = implementation{
 	blockErrors:  avx2BlockErrors,
 	losses:       avx2Losses,
 	fitMinimums:  avx2FitMinimums,
+	fitAbsolute:  avx2FitAbsolute,
 	fitSymmetric: avx2FitSymmetric,
+	fitStepwise:  avx2FitStepwise,
 }

@@ -32,6 +32,8 @@ const (
 	Q5_0
 	Q5_1
 	Q8_0
+	Q2_K
+	Q3_K
 	Q4_K
 	Q5_K
 	Q6_K
@@ -47,7 +49,8 @@ func (f Format) Size() int { return [...]int{F32: 4, F16: 2, BF16: 2, F8E4M3: 1}
 // String returns the name that safetensors or ggml uses; F8_E4M3 loses its underscore.
 func (f Format) String() string {
 	return [...]string{
-		"F32", "F16", "BF16", "F8E4M3", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4",
+		"F32", "F16", "BF16", "F8E4M3", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K",
+		"Q5_K", "Q6_K", "MXFP4",
 	}[f]
 }
 

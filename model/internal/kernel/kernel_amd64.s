@@ -13037,9 +13037,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func avx2FitMinimums(fit *float32, most int, tries *float32, n int)
+// func avx2FitMinimums(fit *float32, numbers int, most int, tries *float32, n int)
 // Requires: AVX, AVX2
-TEXT ·avx2FitMinimums(SB), NOSPLIT, $128-32
+TEXT ·avx2FitMinimums(SB), NOSPLIT, $128-40
 	MOVQ         fit+0(FP), AX
 	MOVL         $0x4b400000, BX
 	VMOVD        BX, X2
@@ -13050,50 +13050,32 @@ TEXT ·avx2FitMinimums(SB), NOSPLIT, $128-32
 	MOVL         $0x00400000, BX
 	VMOVD        BX, X4
 	VPBROADCASTD X4, Y4
-	MOVQ         most+8(FP), DX
+	MOVQ         most+16(FP), DX
 	VMOVD        DX, X6
 	VPBROADCASTD X6, Y6
-	MOVQ         tries+16(FP), DX
-	MOVQ         n+24(FP), CX
+	MOVQ         numbers+8(FP), SI
+	SHLQ         $0x05, SI
+	MOVQ         tries+24(FP), DX
+	MOVQ         n+32(FP), CX
 	VXORPS       Y5, Y5, Y5
 
-	// Weights, and the sums that all tries share.
-	VXORPS Y12, Y12, Y12
-	XORQ   BX, BX
-
-squares:
-	VMOVUPS      (AX)(BX*1), Y0
-	VMULPS       Y0, Y0, Y0
-	VADDPS       Y0, Y12, Y12
-	ADDQ         $0x20, BX
-	CMPQ         BX, $0x00000400
-	JB           squares
-	MOVL         $0x3d000000, BX
-	VMOVD        BX, X1
-	VPBROADCASTD X1, Y1
-	VMULPS       Y1, Y12, Y12
-	VSQRTPS      Y12, Y12
-	MOVL         $0x7fffffff, BX
-	VMOVD        BX, X11
-	VPBROADCASTD X11, Y11
-	VMOVUPS      (AX), Y7
-	VMOVUPS      Y7, Y8
-	VXORPS       Y13, Y13, Y13
-	VXORPS       Y14, Y14, Y14
-	XORQ         BX, BX
+	// The sums that all tries share.
+	VMOVUPS (AX), Y7
+	VMOVUPS Y7, Y8
+	VXORPS  Y13, Y13, Y13
+	VXORPS  Y14, Y14, Y14
+	XORQ    BX, BX
 
 weights:
 	VMOVUPS (AX)(BX*1), Y0
 	VMINPS  Y7, Y0, Y7
 	VMAXPS  Y8, Y0, Y8
-	VANDPS  Y11, Y0, Y1
-	VADDPS  Y1, Y12, Y1
-	VMOVUPS Y1, 1152(AX)(BX*1)
+	VMOVUPS 1152(AX)(BX*1), Y1
 	VADDPS  Y1, Y13, Y13
 	VMULPS  Y0, Y1, Y1
 	VADDPS  Y1, Y14, Y14
 	ADDQ    $0x20, BX
-	CMPQ    BX, $0x00000400
+	CMPQ    BX, SI
 	JB      weights
 	VMOVUPS Y13, (SP)
 	VMOVUPS Y14, 32(SP)
@@ -13134,7 +13116,7 @@ whole:
 	VMULPS    1152(AX)(BX*1), Y0, Y0
 	VADDPS    Y0, Y10, Y10
 	ADDQ      $0x20, BX
-	CMPQ      BX, $0x00000400
+	CMPQ      BX, SI
 	JB        whole
 
 try:
@@ -13165,7 +13147,7 @@ sums:
 	VMULPS    (AX)(BX*1), Y1, Y1
 	VADDPS    Y1, Y14, Y14
 	ADDQ      $0x20, BX
-	CMPQ      BX, $0x00000400
+	CMPQ      BX, SI
 	JB        sums
 	VMULPS    (SP), Y13, Y0
 	VMULPS    Y12, Y12, Y11
@@ -13196,7 +13178,7 @@ error:
 	VMULPS    1152(AX)(BX*1), Y0, Y0
 	VADDPS    Y0, Y14, Y14
 	ADDQ      $0x20, BX
-	CMPQ      BX, $0x00000400
+	CMPQ      BX, SI
 	JB        error
 	VCMPPS    $0x11, Y10, Y14, Y1
 	VANDPS    Y1, Y12, Y12
@@ -13235,9 +13217,9 @@ error:
 	VZEROUPPER
 	RET
 
-// func avx2FitSymmetric(fit *float32, tries *float32, n int)
+// func avx2FitAbsolute(fit *float32, numbers int, most int, tries *float32, n int)
 // Requires: AVX, AVX2
-TEXT ·avx2FitSymmetric(SB), NOSPLIT, $0-24
+TEXT ·avx2FitAbsolute(SB), NOSPLIT, $128-40
 	MOVQ         fit+0(FP), AX
 	MOVL         $0x4b400000, BX
 	VMOVD        BX, X2
@@ -13248,14 +13230,199 @@ TEXT ·avx2FitSymmetric(SB), NOSPLIT, $0-24
 	MOVL         $0x00400000, BX
 	VMOVD        BX, X4
 	VPBROADCASTD X4, Y4
-	MOVL         $0xffffffe0, BX
-	VMOVD        BX, X5
-	VPBROADCASTD X5, Y5
-	MOVL         $0x0000001f, BX
-	VMOVD        BX, X6
+	MOVQ         most+16(FP), DX
+	VMOVD        DX, X6
 	VPBROADCASTD X6, Y6
-	MOVQ         tries+8(FP), DX
-	MOVQ         n+16(FP), CX
+	MOVQ         numbers+8(FP), SI
+	SHLQ         $0x05, SI
+	MOVQ         tries+24(FP), DX
+	MOVQ         n+32(FP), CX
+	VXORPS       Y5, Y5, Y5
+
+	// The sums that all tries share.
+	VMOVUPS (AX), Y7
+	VMOVUPS Y7, Y8
+	VXORPS  Y13, Y13, Y13
+	VXORPS  Y14, Y14, Y14
+	XORQ    BX, BX
+
+weights:
+	VMOVUPS (AX)(BX*1), Y0
+	VMINPS  Y7, Y0, Y7
+	VMAXPS  Y8, Y0, Y8
+	VMOVUPS 1152(AX)(BX*1), Y1
+	VADDPS  Y1, Y13, Y13
+	VMULPS  Y0, Y1, Y1
+	VADDPS  Y1, Y14, Y14
+	ADDQ    $0x20, BX
+	CMPQ    BX, SI
+	JB      weights
+	VMOVUPS Y13, (SP)
+	VMOVUPS Y14, 32(SP)
+	VMINPS  Y7, Y5, Y7
+	VMOVUPS Y7, 96(SP)
+	VCMPPS  $0x00, Y7, Y8, Y1
+	VMOVUPS Y1, 64(SP)
+
+	// The scale of the whole span.
+	VSUBPS       Y7, Y8, Y1
+	VCVTDQ2PS    Y6, Y9
+	VDIVPS       Y1, Y9, Y9
+	MOVL         $0x3f800000, BX
+	VMOVD        BX, X11
+	VPBROADCASTD X11, Y11
+	VDIVPS       Y9, Y11, Y11
+	VMOVUPS      Y11, 1024(AX)
+	VMOVUPS      Y7, 1056(AX)
+	VMOVUPS      Y7, 1120(AX)
+	VMOVUPS      Y9, 1088(AX)
+	VXORPS       Y10, Y10, Y10
+	XORQ         BX, BX
+
+whole:
+	VMOVUPS   (AX)(BX*1), Y0
+	VSUBPS    Y7, Y0, Y0
+	VMULPS    Y9, Y0, Y0
+	VADDPS    Y2, Y0, Y0
+	VPAND     Y3, Y0, Y0
+	VPSUBD    Y4, Y0, Y0
+	VPMINSD   Y6, Y0, Y0
+	VPMAXSD   Y5, Y0, Y0
+	VCVTDQ2PS Y0, Y0
+	VMULPS    Y11, Y0, Y0
+	VADDPS    Y7, Y0, Y0
+	VSUBPS    (AX)(BX*1), Y0, Y0
+	VPCMPEQD  Y1, Y1, Y1
+	VPSRLD    $0x01, Y1, Y1
+	VPAND     Y1, Y0, Y0
+	VMULPS    1152(AX)(BX*1), Y0, Y0
+	VADDPS    Y0, Y10, Y10
+	ADDQ      $0x20, BX
+	CMPQ      BX, SI
+	JB        whole
+
+try:
+	VBROADCASTSS (DX), Y9
+	ADDQ         $0x04, DX
+	VSUBPS       Y7, Y8, Y1
+	VDIVPS       Y1, Y9, Y9
+	VXORPS       Y12, Y12, Y12
+	VXORPS       Y13, Y13, Y13
+	VXORPS       Y14, Y14, Y14
+	XORQ         BX, BX
+
+sums:
+	VMOVUPS   (AX)(BX*1), Y0
+	VSUBPS    Y7, Y0, Y0
+	VMULPS    Y9, Y0, Y0
+	VADDPS    Y2, Y0, Y0
+	VPAND     Y3, Y0, Y0
+	VPSUBD    Y4, Y0, Y0
+	VPMINSD   Y6, Y0, Y0
+	VPMAXSD   Y5, Y0, Y0
+	VCVTDQ2PS Y0, Y0
+	VMOVUPS   Y0, 2176(AX)(BX*1)
+	VMULPS    1152(AX)(BX*1), Y0, Y1
+	VADDPS    Y1, Y12, Y12
+	VMULPS    Y0, Y1, Y0
+	VADDPS    Y0, Y13, Y13
+	VMULPS    (AX)(BX*1), Y1, Y1
+	VADDPS    Y1, Y14, Y14
+	ADDQ      $0x20, BX
+	CMPQ      BX, SI
+	JB        sums
+	VMULPS    (SP), Y13, Y0
+	VMULPS    Y12, Y12, Y11
+	VSUBPS    Y11, Y0, Y0
+	VMULPS    (SP), Y14, Y11
+	VMULPS    32(SP), Y12, Y1
+	VSUBPS    Y1, Y11, Y11
+	VDIVPS    Y0, Y11, Y11
+	VMULPS    Y14, Y12, Y12
+	VMULPS    32(SP), Y13, Y1
+	VSUBPS    Y12, Y1, Y1
+	VDIVPS    Y0, Y1, Y1
+	VDIVPS    Y13, Y14, Y14
+	VCMPPS    $0x1e, Y5, Y1, Y12
+	VBLENDVPS Y12, Y14, Y11, Y11
+	VMOVAPS   Y1, Y13
+	VBLENDVPS Y12, Y5, Y13, Y13
+	VCMPPS    $0x1e, Y5, Y0, Y12
+	VXORPS    Y14, Y14, Y14
+	XORQ      BX, BX
+
+error:
+	VMOVUPS   2176(AX)(BX*1), Y0
+	VMULPS    Y11, Y0, Y0
+	VADDPS    Y13, Y0, Y0
+	VSUBPS    (AX)(BX*1), Y0, Y0
+	VPCMPEQD  Y1, Y1, Y1
+	VPSRLD    $0x01, Y1, Y1
+	VPAND     Y1, Y0, Y0
+	VMULPS    1152(AX)(BX*1), Y0, Y0
+	VADDPS    Y0, Y14, Y14
+	ADDQ      $0x20, BX
+	CMPQ      BX, SI
+	JB        error
+	VCMPPS    $0x11, Y10, Y14, Y1
+	VANDPS    Y1, Y12, Y12
+	VBLENDVPS Y12, Y14, Y10, Y10
+	VMOVUPS   1024(AX), Y1
+	VBLENDVPS Y12, Y11, Y1, Y1
+	VMOVUPS   Y1, 1024(AX)
+	VMOVUPS   1056(AX), Y1
+	VBLENDVPS Y12, Y13, Y1, Y1
+	VMOVUPS   Y1, 1056(AX)
+	VMOVUPS   1088(AX), Y1
+	VBLENDVPS Y12, Y9, Y1, Y1
+	VMOVUPS   Y1, 1088(AX)
+	VMOVUPS   1120(AX), Y1
+	VBLENDVPS Y12, Y7, Y1, Y1
+	VMOVUPS   Y1, 1120(AX)
+	VBLENDVPS Y12, Y13, Y7, Y7
+	DECQ      CX
+	JNZ       try
+
+	// Groups of equal numbers.
+	VMOVUPS   64(SP), Y12
+	VMOVUPS   96(SP), Y7
+	VMOVUPS   1024(AX), Y1
+	VBLENDVPS Y12, Y5, Y1, Y1
+	VMOVUPS   Y1, 1024(AX)
+	VMOVUPS   1056(AX), Y1
+	VBLENDVPS Y12, Y7, Y1, Y1
+	VMOVUPS   Y1, 1056(AX)
+	VMOVUPS   1088(AX), Y1
+	VBLENDVPS Y12, Y5, Y1, Y1
+	VMOVUPS   Y1, 1088(AX)
+	VMOVUPS   1120(AX), Y1
+	VBLENDVPS Y12, Y7, Y1, Y1
+	VMOVUPS   Y1, 1120(AX)
+	VZEROUPPER
+	RET
+
+// func avx2FitSymmetric(fit *float32, most int, tries *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·avx2FitSymmetric(SB), NOSPLIT, $0-32
+	MOVQ         fit+0(FP), AX
+	MOVL         $0x4b400000, BX
+	VMOVD        BX, X2
+	VPBROADCASTD X2, Y2
+	MOVL         $0x007fffff, BX
+	VMOVD        BX, X3
+	VPBROADCASTD X3, Y3
+	MOVL         $0x00400000, BX
+	VMOVD        BX, X4
+	VPBROADCASTD X4, Y4
+	MOVQ         most+8(FP), DX
+	DECQ         DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	NOTQ         DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVQ         tries+16(FP), DX
+	MOVQ         n+24(FP), CX
 	VXORPS       Y7, Y7, Y7
 	VXORPS       Y8, Y8, Y8
 	MOVL         $0x7fffffff, BX
@@ -13281,7 +13448,7 @@ largest:
 
 first:
 	VMOVUPS   (AX)(BX*1), Y0
-	VMULPS    Y0, Y0, Y1
+	VMOVUPS   1152(AX)(BX*1), Y1
 	VMULPS    Y0, Y1, Y13
 	VMULPS    Y9, Y0, Y0
 	VADDPS    Y2, Y0, Y0
@@ -13318,7 +13485,7 @@ try:
 
 others:
 	VMOVUPS   (AX)(BX*1), Y0
-	VMULPS    Y0, Y0, Y1
+	VMOVUPS   1152(AX)(BX*1), Y1
 	VMULPS    Y0, Y1, Y13
 	VMULPS    Y9, Y0, Y0
 	VADDPS    Y2, Y0, Y0
@@ -13365,6 +13532,161 @@ end:
 	VMOVUPS      1088(AX), Y1
 	VBLENDVPS    Y13, Y0, Y1, Y1
 	VMOVUPS      Y1, 1088(AX)
+	VZEROUPPER
+	RET
+
+// func avx2FitStepwise(fit *float32)
+// Requires: AVX, AVX2
+TEXT ·avx2FitStepwise(SB), NOSPLIT, $0-8
+	MOVQ         fit+0(FP), AX
+	MOVL         $0x4b400000, BX
+	VMOVD        BX, X2
+	VPBROADCASTD X2, Y2
+	MOVL         $0x007fffff, BX
+	VMOVD        BX, X3
+	VPBROADCASTD X3, Y3
+	MOVL         $0x00400000, BX
+	VMOVD        BX, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0xfffffffc, BX
+	VMOVD        BX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x00000003, BX
+	VMOVD        BX, X6
+	VPBROADCASTD X6, Y6
+	VXORPS       Y10, Y10, Y10
+	VXORPS       Y11, Y11, Y11
+	MOVL         $0x7fffffff, BX
+	VMOVD        BX, X7
+	VPBROADCASTD X7, Y7
+	XORQ         BX, BX
+
+largest:
+	VMOVUPS      (AX)(BX*1), Y0
+	VANDPS       Y7, Y0, Y1
+	VPCMPGTD     Y11, Y1, Y8
+	VBLENDVPS    Y8, Y0, Y10, Y10
+	VBLENDVPS    Y8, Y1, Y11, Y11
+	ADDQ         $0x20, BX
+	CMPQ         BX, $0x00000200
+	JB           largest
+	MOVL         $0x26901d7d, BX
+	VMOVD        BX, X1
+	VPBROADCASTD X1, Y1
+	VCMPPS       $0x11, Y1, Y11, Y15
+
+	// The first codes.
+	MOVL         $0xc0800000, BX
+	VMOVD        BX, X12
+	VPBROADCASTD X12, Y12
+	VDIVPS       Y10, Y12, Y12
+	VXORPS       Y7, Y7, Y7
+	VXORPS       Y8, Y8, Y8
+	XORQ         BX, BX
+
+first:
+	VMOVUPS   (AX)(BX*1), Y0
+	VMULPS    Y0, Y0, Y9
+	VMULPS    Y0, Y9, Y1
+	VMULPS    Y12, Y0, Y0
+	VADDPS    Y2, Y0, Y0
+	VPAND     Y3, Y0, Y0
+	VPSUBD    Y4, Y0, Y0
+	VPMINSD   Y6, Y0, Y0
+	VPMAXSD   Y5, Y0, Y0
+	VCVTDQ2PS Y0, Y0
+	VMOVUPS   Y0, 2176(AX)(BX*1)
+	VMULPS    Y0, Y1, Y1
+	VADDPS    Y1, Y7, Y7
+	VMULPS    Y0, Y9, Y1
+	VMULPS    Y0, Y1, Y1
+	VADDPS    Y1, Y8, Y8
+	ADDQ      $0x20, BX
+	CMPQ      BX, $0x00000200
+	JB        first
+	MOVQ      $0x00000005, CX
+
+turn:
+	VXORPS Y14, Y14, Y14
+	XORQ   BX, BX
+
+number:
+	VMOVUPS (AX)(BX*1), Y0
+	VMULPS  Y0, Y0, Y9
+	VMULPS  Y0, Y9, Y10
+
+	// The sums of the others.
+	VMOVUPS   2176(AX)(BX*1), Y1
+	VMULPS    Y1, Y10, Y11
+	VSUBPS    Y11, Y7, Y11
+	VMULPS    Y1, Y9, Y12
+	VMULPS    Y1, Y12, Y12
+	VSUBPS    Y12, Y8, Y12
+	VMULPS    Y12, Y0, Y0
+	VDIVPS    Y11, Y0, Y0
+	VADDPS    Y2, Y0, Y0
+	VPAND     Y3, Y0, Y0
+	VPSUBD    Y4, Y0, Y0
+	VPMINSD   Y6, Y0, Y0
+	VPMAXSD   Y5, Y0, Y0
+	VCVTDQ2PS Y0, Y0
+	VXORPS    Y13, Y13, Y13
+	VCMPPS    $0x1e, Y13, Y11, Y13
+	VCMPPS    $0x04, Y1, Y0, Y1
+	VANDPS    Y1, Y13, Y13
+	VPTEST    Y13, Y13
+	JZ        kept
+
+	// The sums with the new code.
+	VMULPS    Y0, Y10, Y1
+	VADDPS    Y1, Y11, Y11
+	VMULPS    Y0, Y9, Y1
+	VMULPS    Y0, Y1, Y1
+	VADDPS    Y1, Y12, Y12
+	VXORPS    Y1, Y1, Y1
+	VCMPPS    $0x1e, Y1, Y12, Y1
+	VANDPS    Y1, Y13, Y13
+	VMULPS    Y11, Y11, Y9
+	VMULPS    Y8, Y9, Y9
+	VMULPS    Y7, Y7, Y1
+	VMULPS    Y12, Y1, Y1
+	VCMPPS    $0x1e, Y1, Y9, Y1
+	VANDPS    Y1, Y13, Y13
+	VBLENDVPS Y13, Y11, Y7, Y7
+	VBLENDVPS Y13, Y12, Y8, Y8
+	VMOVUPS   2176(AX)(BX*1), Y1
+	VBLENDVPS Y13, Y0, Y1, Y1
+	VMOVUPS   Y1, 2176(AX)(BX*1)
+	VORPS     Y13, Y14, Y14
+
+kept:
+	ADDQ   $0x20, BX
+	CMPQ   BX, $0x00000200
+	JB     number
+	VPTEST Y14, Y14
+	JZ     end
+	DECQ   CX
+	JNZ    turn
+
+end:
+	VXORPS       Y1, Y1, Y1
+	VCMPPS       $0x1e, Y1, Y8, Y13
+	VDIVPS       Y8, Y7, Y7
+	VANDPS       Y13, Y7, Y7
+	VANDNPS      Y7, Y15, Y7
+	VMOVUPS      Y7, 1024(AX)
+	MOVL         $0xc0800000, BX
+	VMOVD        BX, X9
+	VPBROADCASTD X9, Y9
+	XORQ         BX, BX
+
+small:
+	VMOVUPS   2176(AX)(BX*1), Y1
+	VBLENDVPS Y15, Y9, Y1, Y1
+	VMOVUPS   Y1, 2176(AX)(BX*1)
+	ADDQ      $0x20, BX
+	CMPQ      BX, $0x00000200
+	JB        small
 	VZEROUPPER
 	RET
 

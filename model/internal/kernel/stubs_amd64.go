@@ -427,12 +427,22 @@ func avx2Losses(sums *uint32, y *float32, x *float32, n int, least uint32)
 // avx2FitMinimums is minimumsPortable for all groups.
 //
 //go:noescape
-func avx2FitMinimums(fit *float32, most int, tries *float32, n int)
+func avx2FitMinimums(fit *float32, numbers int, most int, tries *float32, n int)
+
+// avx2FitAbsolute is minimumsPortable for all groups.
+//
+//go:noescape
+func avx2FitAbsolute(fit *float32, numbers int, most int, tries *float32, n int)
 
 // avx2FitSymmetric is symmetricPortable for all groups.
 //
 //go:noescape
-func avx2FitSymmetric(fit *float32, tries *float32, n int)
+func avx2FitSymmetric(fit *float32, most int, tries *float32, n int)
+
+// avx2FitStepwise is stepwisePortable for all groups.
+//
+//go:noescape
+func avx2FitStepwise(fit *float32)
 
 // avx512Exp is Exp of each number.
 //

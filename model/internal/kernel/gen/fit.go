@@ -33,6 +33,7 @@ type fitting struct {
 	fit    reg.GPPhysical // the kernel.Fit
 	at     reg.GPPhysical // byte offset of a number in an array of the Fit
 	tries  reg.GPPhysical
+	g      *bank[reg.GPPhysical]
 	v      *bank[reg.VecPhysical]
 	magic  reg.VecPhysical // 1.5·2²³
 	low    reg.VecPhysical // mask of the bits of a nearest integer
@@ -45,7 +46,7 @@ type fitting struct {
 func (s isa) beginFit(name, signature, definition string) *fitting {
 	function(s.name+name, signature, definition+" for all groups")
 	g := general()
-	f := &fitting{isa: s, fit: g.one(), at: g.one(), tries: g.one(), v: s.vectors()}
+	f := &fitting{isa: s, fit: g.one(), at: g.one(), tries: g.one(), g: g, v: s.vectors()}
 	Load(Param("fit"), f.fit)
 	f.number, f.t = f.v.one(), f.v.one()
 	f.magic, f.low, f.shift = f.constant(0x4b400000), f.constant(0x007fffff), f.constant(0x00400000)
@@ -73,13 +74,13 @@ func (f *fitting) now(offset int) operand.Mem {
 	return operand.Mem{Base: f.fit, Index: f.at, Scale: 1, Disp: offset}
 }
 
-// each writes a loop over n numbers.
-func (f *fitting) each(label string, n int, body func()) {
+// each writes a loop over the numbers up to end, in bytes.
+func (f *fitting) each(label string, end operand.Op, body func()) {
 	XORQ(f.at, f.at)
 	Label(label)
 	body()
 	ADDQ(operand.Imm(fitNumber), f.at)
-	CMPQ(f.at, operand.U32(uint32(n*fitNumber)))
+	CMPQ(f.at, end)
 	JB(operand.LabelRef(label))
 }
 
@@ -96,12 +97,19 @@ func (f *fitting) code(least, most operand.Op) {
 // choose sets dst to src where mask is set.
 func choose(mask, src, dst reg.VecPhysical) { VBLENDVPS(mask, src, dst, dst) }
 
-// squareError adds weight·(scale·code + least - x)² to sum; number holds the code.
-func (f *fitting) squareError(scale, least, sum reg.VecPhysical) {
+// addLoss adds weight·(scale·code + least - x)², or weight·|scale·code + least - x|, to sum; number
+// holds the code. t is changed.
+func (f *fitting) addLoss(scale, least, sum reg.VecPhysical, absolute bool) {
 	VMULPS(scale, f.number, f.number)
 	VADDPS(least, f.number, f.number)
 	VSUBPS(f.now(0), f.number, f.number)
-	VMULPS(f.number, f.number, f.number)
+	if absolute {
+		VPCMPEQD(f.t, f.t, f.t)
+		VPSRLD(operand.Imm(1), f.t, f.t)
+		VPAND(f.t, f.number, f.number)
+	} else {
+		VMULPS(f.number, f.number, f.number)
+	}
 	VMULPS(f.now(fitW), f.number, f.number)
 	VADDPS(f.number, sum, sum)
 }
@@ -113,9 +121,9 @@ func (f *fitting) update(mask, value reg.VecPhysical, field int) {
 	VMOVUPS(f.t, f.field(field))
 }
 
-// fitMinimums writes the kernel of Q4_K and Q5_K.
-func (s isa) fitMinimums() {
-	f := s.beginFit("FitMinimums", "(fit *float32, most int, tries *float32, n int)", "minimumsPortable")
+// fitMinimums writes the kernel of the types with minimums.
+func (s isa) fitMinimums(name string, absolute bool) {
+	f := s.beginFit(name, "(fit *float32, numbers, most int, tries *float32, n int)", "minimumsPortable")
 	v, local := f.v, AllocLocal(4*fitNumber)
 	memW, memX, memFlat, memLow := local, local.Offset(fitNumber), local.Offset(2*fitNumber), local.Offset(3*fitNumber)
 	zero, most, low, high := v.one(), v.one(), v.one(), v.one()
@@ -123,33 +131,24 @@ func (s isa) fitMinimums() {
 	sumL, sumL2, sumXL := v.one(), v.one(), v.one()
 	Load(Param("most"), f.tries)
 	f.words(f.tries, most)
+	numbers := f.g.one()
+	Load(Param("numbers"), numbers)
+	SHLQ(operand.Imm(5), numbers) // · fitNumber
 	Load(Param("tries"), f.tries)
 	Load(Param("n"), left)
 	f.zero(zero)
 
-	Comment("Weights, and the sums that all tries share.")
-	rms, sumW, sumX := sumL, sumL2, sumXL
-	f.zero(rms)
-	f.each("squares", 32, func() {
-		VMOVUPS(f.now(0), f.number)
-		VMULPS(f.number, f.number, f.number)
-		VADDPS(f.number, rms, rms)
-	})
-	f.set(f.t, 0x3d000000) // 1/32
-	VMULPS(f.t, rms, rms)
-	VSQRTPS(rms, rms)
-	f.set(a, 0x7fffffff)
+	Comment("The sums that all tries share.")
+	sumW, sumX := sumL2, sumXL
 	VMOVUPS(f.field(0), low)
 	VMOVUPS(low, high)
 	f.zero(sumW)
 	f.zero(sumX)
-	f.each("weights", 32, func() {
+	f.each("weights", numbers, func() {
 		VMOVUPS(f.now(0), f.number)
 		VMINPS(low, f.number, low)
 		VMAXPS(high, f.number, high)
-		VANDPS(a, f.number, f.t)
-		VADDPS(f.t, rms, f.t)
-		VMOVUPS(f.t, f.now(fitW))
+		VMOVUPS(f.now(fitW), f.t)
 		VADDPS(f.t, sumW, sumW)
 		VMULPS(f.number, f.t, f.t)
 		VADDPS(f.t, sumX, sumX)
@@ -172,12 +171,12 @@ func (s isa) fitMinimums() {
 	VMOVUPS(low, f.field(fitFrom))
 	VMOVUPS(per, f.field(fitPer))
 	f.zero(best)
-	f.each("whole", 32, func() {
+	f.each("whole", numbers, func() {
 		VMOVUPS(f.now(0), f.number)
 		VSUBPS(low, f.number, f.number)
 		VMULPS(per, f.number, f.number)
 		f.code(zero, most)
-		f.squareError(a, low, best)
+		f.addLoss(a, low, best, absolute)
 	})
 
 	Label("try")
@@ -188,7 +187,7 @@ func (s isa) fitMinimums() {
 	f.zero(sumL)
 	f.zero(sumL2)
 	f.zero(sumXL)
-	f.each("sums", 32, func() {
+	f.each("sums", numbers, func() {
 		VMOVUPS(f.now(0), f.number)
 		VSUBPS(low, f.number, f.number)
 		VMULPS(per, f.number, f.number)
@@ -221,9 +220,9 @@ func (s isa) fitMinimums() {
 	choose(better, zero, minimum)
 	VCMPPS(operand.Imm(above), zero, det, better)
 	f.zero(sum)
-	f.each("error", 32, func() {
+	f.each("error", numbers, func() {
 		VMOVUPS(f.now(fitL), f.number)
-		f.squareError(scale, minimum, sum)
+		f.addLoss(scale, minimum, sum, absolute)
 	})
 	VCMPPS(operand.Imm(below), best, sum, f.t)
 	VANDPS(f.t, better, better)
@@ -247,34 +246,47 @@ func (s isa) fitMinimums() {
 	end()
 }
 
-// fitSymmetric writes the kernel of Q6_K.
-func (s isa) fitSymmetric() {
-	f := s.beginFit("FitSymmetric", "(fit, tries *float32, n int)", "symmetricPortable")
-	v := f.v
-	least, most := f.constant(0xffffffe0), f.constant(31)
-	top, largest, per := v.one(), v.one(), v.one()
-	best, lx, l2, a := v.one(), v.one(), v.one(), v.one()
-	Load(Param("tries"), f.tries)
-	Load(Param("n"), left)
+// sixteen is the end of the first 16 numbers.
+const sixteen = operand.U32(16 * fitNumber)
+
+// largest sets top to the first number of the largest magnitude of 16, and largest to that.
+func (f *fitting) largest(top, largest, a, scratch reg.VecPhysical) {
 	f.zero(top)
 	f.zero(largest)
 	f.set(a, 0x7fffffff)
-	f.each("largest", 16, func() {
+	f.each("largest", sixteen, func() {
 		VMOVUPS(f.now(0), f.number)
 		VANDPS(a, f.number, f.t)
-		VPCMPGTD(largest, f.t, l2)
-		choose(l2, f.number, top)
-		choose(l2, f.t, largest)
+		VPCMPGTD(largest, f.t, scratch)
+		choose(scratch, f.number, top)
+		choose(scratch, f.t, largest)
 	})
+}
+
+// fitSymmetric writes the kernel of the types without minimums.
+func (s isa) fitSymmetric() {
+	f := s.beginFit("FitSymmetric", "(fit *float32, most int, tries *float32, n int)", "symmetricPortable")
+	v := f.v
+	least, most := v.one(), v.one()
+	top, largest, per := v.one(), v.one(), v.one()
+	best, lx, l2, a := v.one(), v.one(), v.one(), v.one()
+	Load(Param("most"), f.tries)
+	DECQ(f.tries)
+	f.words(f.tries, most)
+	NOTQ(f.tries)
+	f.words(f.tries, least)
+	Load(Param("tries"), f.tries)
+	Load(Param("n"), left)
+	f.largest(top, largest, a, l2)
 	sums := func(label string) {
 		VBROADCASTSS(operand.Mem{Base: f.tries}, per)
 		ADDQ(operand.Imm(4), f.tries)
 		VDIVPS(top, per, per)
 		f.zero(lx)
 		f.zero(l2)
-		f.each(label, 16, func() {
+		f.each(label, sixteen, func() {
 			VMOVUPS(f.now(0), f.number)
-			VMULPS(f.number, f.number, f.t) // the weight
+			VMOVUPS(f.now(fitW), f.t)
 			VMULPS(f.number, f.t, a)
 			VMULPS(per, f.number, f.number)
 			f.code(least, most)
@@ -317,5 +329,104 @@ func (s isa) fitSymmetric() {
 	f.zero(f.number)
 	f.update(a, f.number, fitScale)
 	f.update(a, f.number, fitPer)
+	end()
+}
+
+// fitStepwise writes the kernel of Q3_K.
+func (s isa) fitStepwise() {
+	f := s.beginFit("FitStepwise", "(fit *float32)", "stepwisePortable")
+	v := f.v
+	least, most := f.constant(0xfffffffc), f.constant(3)
+	lx, l2, w, wx := v.one(), v.one(), v.one(), v.one()
+	x, sq, mask, changed, small := v.one(), v.one(), v.one(), v.one(), v.one()
+	top, largest := wx, x
+	f.largest(top, largest, lx, l2)
+	f.set(f.t, 0x26901d7d) // 1e-15
+	VCMPPS(operand.Imm(below), f.t, largest, small)
+
+	Comment("The first codes.")
+	per := sq
+	f.set(per, 0xc0800000) // -4
+	VDIVPS(top, per, per)
+	f.zero(lx)
+	f.zero(l2)
+	f.each("first", sixteen, func() {
+		VMOVUPS(f.now(0), f.number)
+		VMULPS(f.number, f.number, w)
+		VMULPS(f.number, w, f.t)
+		VMULPS(per, f.number, f.number)
+		f.code(least, most)
+		VMOVUPS(f.number, f.now(fitL))
+		VMULPS(f.number, f.t, f.t)
+		VADDPS(f.t, lx, lx)
+		VMULPS(f.number, w, f.t)
+		VMULPS(f.number, f.t, f.t)
+		VADDPS(f.t, l2, l2)
+	})
+
+	MOVQ(operand.U32(5), left)
+	Label("turn")
+	f.zero(changed)
+	f.each("number", sixteen, func() {
+		VMOVUPS(f.now(0), f.number)
+		VMULPS(f.number, f.number, w)
+		VMULPS(f.number, w, wx)
+		Comment("The sums of the others.")
+		VMOVUPS(f.now(fitL), f.t)
+		VMULPS(f.t, wx, x)
+		VSUBPS(x, lx, x)
+		VMULPS(f.t, w, sq)
+		VMULPS(f.t, sq, sq)
+		VSUBPS(sq, l2, sq)
+		VMULPS(sq, f.number, f.number)
+		VDIVPS(x, f.number, f.number)
+		f.code(least, most)
+		f.zero(mask)
+		VCMPPS(operand.Imm(above), mask, x, mask)
+		VCMPPS(operand.Imm(notZero), f.t, f.number, f.t)
+		VANDPS(f.t, mask, mask)
+		VPTEST(mask, mask)
+		JZ(operand.LabelRef("kept")) // of all groups: the next number does not wait
+		Comment("The sums with the new code.")
+		VMULPS(f.number, wx, f.t)
+		VADDPS(f.t, x, x)
+		VMULPS(f.number, w, f.t)
+		VMULPS(f.number, f.t, f.t)
+		VADDPS(f.t, sq, sq)
+		f.zero(f.t)
+		VCMPPS(operand.Imm(above), f.t, sq, f.t)
+		VANDPS(f.t, mask, mask)
+		VMULPS(x, x, w)
+		VMULPS(l2, w, w)
+		VMULPS(lx, lx, f.t)
+		VMULPS(sq, f.t, f.t)
+		VCMPPS(operand.Imm(above), f.t, w, f.t)
+		VANDPS(f.t, mask, mask)
+		choose(mask, x, lx)
+		choose(mask, sq, l2)
+		VMOVUPS(f.now(fitL), f.t)
+		choose(mask, f.number, f.t)
+		VMOVUPS(f.t, f.now(fitL))
+		VORPS(mask, changed, changed)
+		Label("kept")
+	})
+	VPTEST(changed, changed)
+	JZ(operand.LabelRef("end"))
+	DECQ(left)
+	JNZ(operand.LabelRef("turn"))
+
+	Label("end")
+	f.zero(f.t)
+	VCMPPS(operand.Imm(above), f.t, l2, mask)
+	VDIVPS(l2, lx, lx)
+	VANDPS(mask, lx, lx)
+	VANDNPS(lx, small, lx)
+	VMOVUPS(lx, f.field(fitScale))
+	f.set(w, 0xc0800000)
+	f.each("small", sixteen, func() {
+		VMOVUPS(f.now(fitL), f.t)
+		choose(small, w, f.t)
+		VMOVUPS(f.t, f.now(fitL))
+	})
 	end()
 }
