@@ -15,6 +15,9 @@ mixture  for q8_0 and the others: llama.cpp's quantiser, given the F32 file, cho
          type for each tensor, and writes the same bytes
 back     what dsmoe makes of such a file in F32 safetensors is what gguf-py decodes, in the order
          of the checkpoint
+words    for the first DIR with tokenizers made by the tokenizers library, README.md and
+         generation_config.json: the keys are those of gguf-py's SpecialVocab and Metadata. With
+         llama.cpp's gguf-py on PYTHONPATH all of them are compared, with 0.19.0 fewer
 
 With --types, each DIR is a config.json, of which dsmoe synth makes a checkpoint: the types that
 llama.cpp's quantiser chooses are written beside it, a line for each mixture, kind of tensor and type,
@@ -28,6 +31,7 @@ import argparse
 import ctypes
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,7 +39,10 @@ import tempfile
 import gguf
 import llama_cpp
 import numpy as np
+import tokenizers
 from safetensors.numpy import load_file
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers.processors import ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
 
 LIMIT = 1e-5
 MIXTURES = {"q8_0": 7, "q4_0": 2, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15,
@@ -120,6 +127,104 @@ def read(path):
 
 def values(t):
     return gguf.quants.dequantize(t.data, t.tensor_type).reshape(*reversed([int(n) for n in t.shape]))
+
+
+CODER = ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+"]  # deepseek-coder's patterns
+LETTERS = ["a", "b", "ab", "Ġ", "<s>", "</s>", "<sep>", "<pad>", "<mask>", "<unk>", "<|im_end|>", "<cls>"]
+
+
+def template(single, pair=None):
+    special = [(t, LETTERS.index(t)) for t in LETTERS if t.startswith("<") and (t in single.split() or t in (pair or "").split())]
+    return TemplateProcessing(single=single, pair=pair or "$A $B:1", special_tokens=special)
+
+
+def obj(content):
+    return {"__type": "AddedToken", "content": content, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+
+
+NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
+CARD = """---
+license: other
+license_name: deepseek
+license_link: https://example.org/LICENSE
+base_model:
+- deepseek-ai/deepseek-moe-16b-base
+- https://huggingface.co/deepseek-ai/DeepSeek-V2-Lite-v1.5-Chat
+- https://example.org/model
+- name: Own
+  version: '3'
+  doi: 10.1/x
+  author: me
+datasets:
+- org/data-set-v2
+- plain
+tags: [moe, "mixture of experts"]
+pipeline_tag: text-generation
+language:
+- en
+- no
+- zh
+model_creator: Someone
+model_description: A model.
+version: v1
+url: https://example.org
+---
+# A model
+"""
+IDS = ["phi-3-mini-128k-instruct", "phi-3-mini-4k", "a/deepseek-coder-v2.5-lite-7b1-chat", "Mixtral-8x7B-v0.1", "x/v2-v3", "./y-1.0", "two words-v1", "a/b-FP16-iter12", "o/m-small-1.3B-v2", "x-mini-v2-300k", "x-mini-v2-2k"]
+DIRECT = "---\nname: A Name\nfinetune: chat\nmodel_type: base\nsize_label: 7B\nauthor: null\nmodel_author: b\nlicense: [mit, apache-2.0]\nlanguages: en\nlanguage: de\nbase_model: null\ndataset:\n- {name: d}\n---\n"
+SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 50, "min_p": 0, "penalty_repeat": 1.05, "mirostat": 2, "sequence": "kp", "xtc_threshold": None}
+
+# Post-processor, tokenizer_config.json (None for no file), other files, and what config.json adds.
+TOKENIZERS = {
+    "bare": (None, NAMED, {}, {}),
+    "bytelevel": (ByteLevel(), {**NAMED, "add_bos_token": False}, {}, {}),
+    "bos": (template("<s> $A"), NAMED, {}, {}),
+    "bos and eos": (template("<s> $A </s>"), {"bos_token": obj("<s>"), "eos_token": obj("</s>")}, {}, {}),
+    "in a sequence": (Sequence([ByteLevel(), template("<s> $A", "<s> $A <s> $B")]), {**NAMED, "pad_token": "<pad>"}, {}, {}),
+    "config says no": (template("<s> $A </s>"), {**NAMED, "add_bos_token": False, "add_eos_token": False}, {}, {}),
+    "config says yes": (template("$A </s>"), {**NAMED, "add_bos_token": True}, {}, {}),
+    "another end": (template("<s> $A <|im_end|>"), NAMED, {}, {"eot_token_id": 3}),
+    "two other ends": (Sequence([template("$A <|im_end|>"), template("$A <unk>")]), NAMED, {}, {}),
+    "another begin": (template("<cls> $A"), NAMED, {}, {}),
+    "unknown begin": (template("<unk> $A"), {**NAMED, "cls_token": "<cls>"}, {}, {}),
+    "cls and sep alone": (template("<cls> $A <sep>", "<cls> $A <sep> $B <sep>"), {"cls_token": "<cls>", "sep_token": "<sep>"}, {}, {}),
+    "separator": (template("<s> $A", "<s> $A <sep> $B"), {**NAMED, "sep_token": "<sep>", "mask_token": "<mask>", "unk_token": "<unk>"}, {}, {}),
+    "separator is the end": (template("<s> $A", "<s> $A </s> </s> $B"), NAMED, {}, {}),
+    "strange pair": (template("<s> $A </s>", "$A <mask> $B </s>"), {**NAMED, "add_sep_token": True}, {}, {}),
+    "roberta": (RobertaProcessing(("</s>", 5), ("<s>", 4)), NAMED, {}, {}),
+    "no config": (template("<s> $A"), None, {}, {"bos_token_id": 4, "eos_token_id": 5}),
+    "numbers": (template("<s> $A"), {"bos_token": "<none>", "add_sep_token": True}, {}, {"bos_token_id": 4, "eos_token_id": [5, 6], "pad_token_id": 7, "mask_token_id": 8}),
+    "templates": (None, {**NAMED, "chat_template": [{"name": "default", "template": "d"}, {"name": "tool use", "template": "t"}, {"name": "rag", "template": "r"}]}, {}, {}),
+    "jinja": (None, NAMED, {"chat_template.jinja": "j", "additional_chat_templates/tool.jinja": "t", "additional_chat_templates/a-b.jinja": "u"}, {}),
+    "json": (None, NAMED, {"chat_template.json": '{"chat_template": "x"}'}, {}),
+    "card": (None, NAMED, {"README.md": CARD, "generation_config.json": json.dumps(SAMPLING)}, {}),
+    "names": (None, NAMED, {"README.md": "---\nbase_model: " + json.dumps(IDS) + "\n---\n"}, {}),
+    "penalty": (None, NAMED, {"generation_config.json": '{"repetition_penalty": 1.1}'}, {}),
+    "direct": (None, NAMED, {"README.md": DIRECT}, {}),
+}
+
+# What gguf-py 0.19.0 decides otherwise than its successor in llama.cpp's repository, by which dsmoe goes.
+NEWER = {"bytelevel", "bos and eos", "in a sequence", "config says no", "another begin", "strange pair", "numbers", "penalty"}
+
+
+def vocabulary(processor):
+    t = tokenizers.Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(LETTERS)}, merges=[("a", "b")]))
+    split = [pre_tokenizers.Split(Regex(x), "isolated") for x in CODER]
+    t.pre_tokenizer = pre_tokenizers.Sequence([*split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    t.decoder = decoders.ByteLevel()
+    if processor:
+        t.post_processor = processor
+    t.add_special_tokens([AddedToken(x, special=True) for x in LETTERS if x.startswith("<")])
+    return t
+
+
+def theirs(path, total):
+    """What gguf-py makes of a directory."""
+    writer = gguf.GGUFWriter(path / "unwritten", "deepseek")
+    gguf.Metadata.load(model_path=path, total_params=total).set_gguf_meta_model(writer)
+    gguf.SpecialVocab(path, load_merges=True).add_to_gguf(writer)
+    return {key: v.value for key, v in writer.kv_data[0].items()}
 
 
 class Check:
@@ -216,6 +321,38 @@ class Check:
                 lines.append(" ".join([word, kind, name] + [str(n) for n in sorted(layers)]))
         config.with_suffix(".txt").write_text("\n".join(lines) + "\n")
 
+    def words(self, src, tmp):
+        older = not hasattr(gguf.SpecialVocab, "_parse_normalizer")
+        for name, (processor, settings, files, more) in TOKENIZERS.items():
+            if older and name in NEWER:
+                print(f"words: {name}: not compared: this gguf-py is older than llama.cpp's")
+                continue
+            d = tmp / "model"
+            shutil.copytree(src, d)
+            vocabulary(processor).save(str(d / "tokenizer.json"))
+            (d / "config.json").write_text(json.dumps({**json.loads((src / "config.json").read_text()), "bos_token_id": None, "eos_token_id": None, **more}))
+            files = {**files, **({"tokenizer_config.json": json.dumps(settings)} if settings is not None else {})}
+            for file, text in files.items():
+                (d / file).parent.mkdir(exist_ok=True)
+                (d / file).write_text(text)
+            ours = gguf.GGUFReader(self.convert(d, tmp / "out", "keep"))
+            want = theirs(d, sum(int(t.n_elements) for t in ours.tensors))
+            got = {k: f.contents() for k, f in ours.fields.items() if k.startswith(("general.", "tokenizer."))}
+            for own in ["general.type", "general.file_type", "general.quantization_version", *("tokenizer.ggml." + x for x in ["model", "pre", "tokens", "token_type"])]:
+                got.pop(own)
+            for key in ["general.architecture", *(["general.name"] if want["general.name"] == "Model" else []), *(["general.size_label"] if "general.size_label" not in want else [])]:
+                want.pop(key, None), got.pop(key)  # gguf-py makes a title of a directory's name, and the converter the size
+            for key in sorted(want.keys() | got.keys()):
+                w, g = want.get(key), got.get(key)
+                if isinstance(w, float):
+                    w = float(np.float32(w))
+                if key == "tokenizer.chat_templates":
+                    w, g = sorted(w), sorted(g)
+                if w != g:
+                    self.fail(f"words: {name}: {key}: gguf-py {w!r}, ours {g!r}")
+                self.count("keys of vocabularies and metadata that gguf-py makes")
+            shutil.rmtree(d), shutil.rmtree(tmp / "out")
+
     def back(self, path, config, dst):
         subprocess.run([self.dsmoe, "convert", path, dst, "--type", "f32"], check=True, stdout=subprocess.DEVNULL)
         decoded = {name: values(t) for name, t in read(path).items()}
@@ -250,6 +387,8 @@ def main():
         fp8 = "F8_E4M3" in dtypes.values()
         with tempfile.TemporaryDirectory() as tmp:
             tmp = pathlib.Path(tmp)
+            if d == o.dir[0]:
+                check.words(src, tmp)
             check.names(check.convert(src, tmp / f"{d.name}-keep", "keep"), want, f"{d}: keep", not fp8)
             f32 = check.convert(src, tmp / f"{d.name}-f32", "f32")
             check.names(f32, want, f"{d}: f32", True)

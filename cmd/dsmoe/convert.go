@@ -28,6 +28,8 @@ type convertFlags struct {
 	exclude       []string
 	noMTP         bool
 	mtp           bool
+	pre           string
+	noVocab       bool
 	memory        byteSize
 	allowFP8Fused bool
 	allowOverflow bool
@@ -79,6 +81,8 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
 	flags.BoolVar(&f.mtp, "mtp", false, "keep them in a GGUF file, which has none otherwise")
+	flags.StringVar(&f.pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown, for gguf")
+	flags.BoolVar(&f.noVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
 	flags.Var(&f.memory, "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.allowFP8Fused, "allow-fp8-fused", false,
@@ -153,7 +157,8 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 	s convert.Settings) (result, error) {
 	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, Mixture: f.dtype.mixture,
 		Name: f.name, Experts: plan.Experts(f.experts), AllowFP8Fused: f.allowFP8Fused, MaxShardBytes: int64(f.shard),
-		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp, Format: string(f.to)}}
+		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
+		Pre: f.pre, NoVocab: f.noVocab, Format: string(f.to)}}
 	if f.dryRun {
 		if len(args) > 1 {
 			o.Options = o.Into(args[1])

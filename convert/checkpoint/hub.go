@@ -18,6 +18,7 @@ import (
 
 // The parts of a cache.
 const (
+	hubModels    = "models--" // begins the cache's name
 	hubSnapshots = "snapshots"
 	hubBlobs     = "blobs"
 	hubRefs      = "refs"
@@ -64,6 +65,19 @@ func Snapshot(path string) (string, error) {
 	return filepath.Join(path, hubSnapshots, revision), nil
 }
 
+// Repository returns the name, without the owner's, of the model that a snapshot in the hub's
+// cache is of; empty if dir is no such directory.
+func Repository(dir string) string {
+	name, is := strings.CutPrefix(filepath.Base(filepath.Join(dir, "..", "..")), hubModels)
+	if !is || filepath.Base(filepath.Dir(dir)) != hubSnapshots {
+		return ""
+	}
+	if _, after, owned := strings.Cut(name, "--"); owned {
+		return after
+	}
+	return name
+}
+
 // repository is the form of a model's name in the hub.
 var repository = regexp.MustCompile(`^([A-Za-z0-9][\w.-]*)/([A-Za-z0-9][\w.-]*)$`)
 
@@ -76,7 +90,7 @@ func downloaded(path string) (string, error) {
 		return path, nil
 	}
 	hub := hubCache()
-	cache := filepath.Join(hub, "models--"+name[1]+"--"+name[2])
+	cache := filepath.Join(hub, hubModels+name[1]+"--"+name[2])
 	if isCache(cache) {
 		return cache, nil
 	}
@@ -99,7 +113,7 @@ func hubCache() string {
 func isCache(path string) bool {
 	beside, _ := subdirectories(path)
 	return slices.Contains(beside, hubSnapshots) &&
-		(strings.HasPrefix(filepath.Base(path), "models--") || slices.Contains(beside, hubBlobs) ||
+		(strings.HasPrefix(filepath.Base(path), hubModels) || slices.Contains(beside, hubBlobs) ||
 			slices.Contains(beside, hubRefs))
 }
 

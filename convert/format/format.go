@@ -87,7 +87,10 @@ type Description struct {
 	Type    string                             // that was asked for: "keep", or a dtype or a mixture
 	Tensors []tensor.Info                      // as they are written
 	Was     []tensor.DType                     // dtypes of widened tensors before widening; Invalid for others
-	Open    func(name string) (fs.File, error) // opens a file beside the source's weights
+	Open    func(name string) (fs.File, error) // opens a file beside the source's weights; nil for none
+	List    func(dir string) ([]string, error) // names in a directory beside them, sorted; nil like Open
+	Pre     string                             // the name of a pre-tokenizer that is unknown
+	NoVocab bool                               // without a vocabulary
 	Source  []File                             // the source's files if they have this format; nil for others
 	Before  *config.Config                     // the source's
 }

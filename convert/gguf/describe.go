@@ -3,6 +3,7 @@ package gguf
 // The keys of a file to be written.
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
@@ -33,12 +35,15 @@ func appendText(b []byte, s string) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
 }
 
-// put writes a pair: a uint32, float32, bool, string, []string or []int32.
+// put writes a pair: a uint32, int32, float32, bool, string, []string or []int32.
 func (w *keyWriter) put(key string, v any) {
 	switch v := v.(type) {
 	case uint32:
 		w.key(key, u32)
 		w.b = binary.LittleEndian.AppendUint32(w.b, v)
+	case int32:
+		w.key(key, i32)
+		w.b = binary.LittleEndian.AppendUint32(w.b, uint32(v))
 	case float32:
 		w.key(key, f32)
 		w.b = binary.LittleEndian.AppendUint32(w.b, math.Float32bits(v))
@@ -83,27 +88,66 @@ func describe(d format.Description) (format.Described, error) {
 	w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c), texts: map[string]string{}}
 	w.put(architectureKey, w.arch)
 	w.put("general.type", "model")
-	w.put(nameKey, cmp.Or(d.Named, d.Name))
-	w.put(sizeKey, sizeLabel(d.Tensors))
+	metadataNotes, err := w.metadata(d)
+	if err != nil {
+		return format.Described{}, err
+	}
 	w.model(c)
 	w.put(fileTypeKey, fileType(d))
 	w.put(quantisationKey, quantisationVersion)
 	w.widened(d)
 	notes, err := w.vocabulary(d)
+	if err != nil {
+		return format.Described{}, err
+	}
 	return format.Described{Keys: w.b, Stem: stem(d, fileType(d), func(key string) string { return w.texts[key] }),
-		Notes: append(warnings(c), notes...)}, err
+		Notes: slices.Concat(warnings(c), notes, metadataNotes)}, w.check()
+}
+
+// check refuses keys that a file's reader does not take: texts from files beside the weights can
+// exceed its limits.
+func (w *keyWriter) check() error {
+	if _, _, err := w.read(); err != nil {
+		return fmt.Errorf("the keys of the output: %w", err)
+	}
+	return nil
+}
+
+// read reads the keys as a file's reader does; data is the header that they are read from.
+func (w *keyWriter) read() (h *Header, data []byte, err error) {
+	const tensors = 8
+	data = append(binary.LittleEndian.AppendUint32([]byte(magic), 3), make([]byte, tensors)...)
+	data = append(data, w.b...)
+	h, err = ReadHeader(bytes.NewReader(data), int64(len(data)), "model.gguf")
+	return h, data, err
 }
 
 // stem returns the stem of the files' names: a name that the user gave, or naming_convention of
 // gguf-py, and the type.
 func stem(d format.Description, fileType uint32, text func(key string) string) string {
-	parts := []string{d.Named}
-	if d.Named == "" {
-		parts = []string{cmp.Or(text(baseKey), text(nameKey), "ggml-model"), text(sizeKey), text(finetuneKey),
+	name := d.Named
+	if name == "" {
+		parts := []string{cmp.Or(text(baseKey), text(nameKey), "ggml-model"), text(sizeKey), text(finetuneKey),
 			text(versionKey)}
+		name = fileName(strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), "-"))
 	}
-	parts = slices.DeleteFunc(append(parts, fileTypeName(fileType, d.Tensors)), func(part string) bool { return part == "" })
-	return strings.NewReplacer(" ", "-", "/", "-", `\`, "-").Replace(strings.Join(parts, "-"))
+	name += "-" + fileTypeName(fileType, d.Tensors)
+	return strings.NewReplacer(" ", "-", "/", "-", `\`, "-").Replace(name)
+}
+
+// maxStem bounds a name that comes from README.md or from keys, in bytes: systems take 255 for a
+// file's, and a type and the number of a shard follow.
+const maxStem = 150
+
+// fileName makes a file's name, which is not hidden and can be printed, of a text.
+func fileName(s string) string {
+	s = strings.TrimLeft(strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '-'
+	}, s), ".")
+	return strings.ToValidUTF8(s[:min(len(s), maxStem)], "")
 }
 
 // fileTypeName spells general.file_type as llama.cpp's file names do; the dtype of most elements

@@ -5,6 +5,7 @@ package gguf
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"slices"
 	"strings"
 
@@ -21,10 +22,7 @@ type pairs struct {
 
 // pairsOf takes apart what a keyWriter wrote.
 func pairsOf(w *keyWriter) pairs {
-	const tensors = 8
-	head := binary.LittleEndian.AppendUint32([]byte(magic), 3)
-	data := append(append(head, make([]byte, tensors)...), w.b...)
-	h, err := ReadHeader(bytes.NewReader(data), int64(len(data)), "")
+	h, data, err := w.read()
 	if err != nil {
 		panic("gguf: keys that were just written: " + err.Error())
 	}
@@ -53,6 +51,9 @@ var perFile = []string{alignmentKey, "split.no", "split.count", "split.tensors.c
 // rekeyed returns the keys of the source's files, byte for byte and in their order, but those that
 // the type, the layers or the user change.
 func rekeyed(d format.Description) (format.Described, error) {
+	if d.Pre != "" || d.NoVocab {
+		return format.Described{}, errors.New("the keys are the source's: --pre and --no-vocab are for a source with a tokenizer.json")
+	}
 	f := d.Source[0].(*File)
 	var head bytes.Buffer
 	if err := f.Identify(&head); err != nil {

@@ -4,6 +4,7 @@ package gguf
 // _set_vocab_gpt2 of conversion/base.py and SpecialVocab of gguf-py read them.
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 
@@ -23,11 +25,15 @@ const (
 	tokenizerName = "tokenizer.json"
 	settingsName  = "tokenizer_config.json"
 	templateName  = "chat_template.jinja"
+	templateJSON  = "chat_template.json"
+	templatesDir  = "additional_chat_templates" // a directory of named templates, NAME.jinja
+	pieceName     = "tokenizer.model"           // of SentencePiece, which is not read
 )
 
 // consumes is Dialect.Consumes.
 func consumes(file string) bool {
-	return file == tokenizerName || file == settingsName || file == templateName
+	return slices.Contains([]string{tokenizerName, settingsName, templateName, templateJSON, templatesDir,
+		samplingName}, file)
 }
 
 // MaxTokenizer is the most bytes that a file of a tokenizer may have.
@@ -51,11 +57,7 @@ var splits = map[string]string{
 
 // tokenizer holds the parts of tokenizer.json that go into a file.
 type tokenizer struct {
-	AddedTokens []struct {
-		ID      int    `json:"id"`
-		Content string `json:"content"`
-		Special bool   `json:"special"`
-	} `json:"added_tokens"`
+	AddedTokens  []addedToken `json:"added_tokens"`
 	PreTokenizer struct {
 		Type          string `json:"type"`
 		PreTokenizers []struct {
@@ -65,17 +67,27 @@ type tokenizer struct {
 			} `json:"pattern"`
 		} `json:"pretokenizers"`
 	} `json:"pre_tokenizer"`
-	PostProcessor struct {
-		Type       string `json:"type"`
-		Processors []struct {
-			Type string `json:"type"`
-		} `json:"processors"`
-	} `json:"post_processor"`
-	Model struct {
+	PostProcessor processor `json:"post_processor"`
+	Model         struct {
 		Type   string         `json:"type"`
 		Vocab  map[string]int `json:"vocab"`
 		Merges []merge        `json:"merges"`
 	} `json:"model"`
+}
+
+// addedToken is a token that tokenizers split off before the model sees a text.
+type addedToken struct {
+	ID      int    `json:"id"`
+	Content string `json:"content"`
+	Special bool   `json:"special"`
+}
+
+// kind returns the token as llama.cpp has it, and its type.
+func (a addedToken) kind() (token string, kind int32) {
+	if a.Special || looksSpecial(a.Content) {
+		return a.Content, controlToken
+	}
+	return strings.ReplaceAll(a.Content, "▁", " "), userToken
 }
 
 // merge is two pieces with a space between, however tokenizer.json has them.
@@ -100,20 +112,26 @@ func (m *merge) UnmarshalJSON(b []byte) error {
 // vocabulary writes the tokenizer. Without one, the model takes numbers of tokens.
 func (w *keyWriter) vocabulary(d format.Description) (notes []string, err error) {
 	var t tokenizer
-	found, err := read(d, tokenizerName, &t)
+	found, err := false, error(nil)
+	if !d.NoVocab {
+		found, err = read(d, tokenizerName, &t)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if !found {
 		w.put("tokenizer.ggml.model", "none")
-		return []string{"there is no tokenizer.json: the file has no vocabulary, " +
-			"and llama.cpp takes numbers of tokens only"}, nil
+		return w.unnamed(d)
 	}
-	pre, err := t.pre()
+	settings := map[string]json.RawMessage{}
+	if _, err := read(d, settingsName, &settings); err != nil {
+		return nil, err
+	}
+	pre, notes, err := t.pre(d.Pre)
 	if err != nil {
 		return nil, err
 	}
-	tokens, types, err := t.tokens(d.Config.VocabSize)
+	tokens, types, err := t.tokens(d.Config.VocabSize, settings)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +144,33 @@ func (w *keyWriter) vocabulary(d format.Description) (notes []string, err error)
 		merges[i] = string(m)
 	}
 	w.put("tokenizer.ggml.merges", merges)
-	return w.special(d, &t, tokens)
+	w.meanings(d, &t, settings, tokens)
+	templateNotes, err := w.templates(d, settings)
+	return slices.Concat([]string{"the vocabulary comes from tokenizer.json"}, notes, templateNotes), err
+}
+
+// unnamed explains why a file has no vocabulary.
+func (w *keyWriter) unnamed(d format.Description) (notes []string, err error) {
+	const numbers = "llama.cpp takes numbers of tokens only"
+	switch {
+	case d.NoVocab:
+		return []string{"the file has no vocabulary, as asked for: " + numbers}, nil
+	case d.Pre != "":
+		return nil, &format.Error{File: tokenizerName, Cause: "is missing: a pre-tokenizer's name has nothing to name",
+			Hint: "leave out --pre"}
+	case d.Open == nil:
+		return []string{"a single weight file is converted without the tokenizer beside it: the file has no vocabulary, and " +
+			numbers}, nil
+	}
+	f, err := d.Open(pieceName)
+	if err == nil {
+		f.Close()
+		return nil, &format.Error{File: pieceName,
+			Cause: "holds a vocabulary of SentencePiece, which is not read, and there is no tokenizer.json",
+			Hint: "save_pretrained of transformers' AutoTokenizer writes a tokenizer.json; " +
+				"--no-vocab writes the file without a vocabulary"}
+	}
+	return []string{"there is no tokenizer.json: the file has no vocabulary, and " + numbers}, nil
 }
 
 // read decodes a file beside the weights; found is false if it is missing.
@@ -143,6 +187,16 @@ func read(d format.Description, name string, into any) (found bool, err error) {
 
 // slurp returns the bytes of a file beside the weights, nil if it is missing.
 func slurp(d format.Description, name string) ([]byte, error) {
+	data, err := head(d, name, MaxTokenizer)
+	if err == nil && len(data) > MaxTokenizer {
+		err = &format.Error{File: name, Cause: "has more than " + text.Bytes(MaxTokenizer)}
+	}
+	return data, err
+}
+
+// head returns the first bytes of a file beside the weights, limit + 1 at most; nil if it is
+// missing.
+func head(d format.Description, name string, limit int64) ([]byte, error) {
 	if d.Open == nil {
 		return nil, nil
 	}
@@ -154,81 +208,109 @@ func slurp(d format.Description, name string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, MaxTokenizer+1))
-	if err == nil && len(data) > MaxTokenizer {
-		err = &format.Error{File: name, Cause: "has more than " + text.Bytes(MaxTokenizer)}
-	}
-	return data, err
+	return io.ReadAll(io.LimitReader(f, limit+1))
 }
 
-// pre names the pre-tokenizer.
-func (t *tokenizer) pre() (string, error) {
+// pre names the pre-tokenizer, as tokenizer.json has it, or as asked for if its patterns are
+// unknown.
+func (t *tokenizer) pre(asked string) (name string, notes []string, err error) {
 	if t.Model.Type != "BPE" {
-		return "", &format.Error{File: tokenizerName,
-			Cause: fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type))}
+		return "", nil, &format.Error{File: tokenizerName,
+			Cause: fmt.Sprintf("its model is %s: DeepSeek's are BPE", text.Quote(t.Model.Type)), Hint: noVocabHint}
 	}
-	h := sha256.New()
+	h, bytes := sha256.New(), t.PreTokenizer.Type == byteLevel
 	for _, p := range t.PreTokenizer.PreTokenizers {
 		if p.Type == "Split" {
 			io.WriteString(h, p.Pattern.Regex)
 		}
+		bytes = bytes || p.Type == byteLevel
 	}
 	name, known := splits[hex.EncodeToString(h.Sum(nil))]
-	if !known {
-		return "", &format.Error{File: tokenizerName,
-			Cause: "its pre_tokenizer is not deepseek-llm, deepseek-coder or deepseek-v3: " +
-				"llama.cpp would split texts otherwise",
-			Hint: "without tokenizer.json beside the weights the file is written without a vocabulary"}
+	cause, hint := "", ""
+	switch {
+	case known && (asked == "" || asked == name):
+		return name, nil, nil
+	case known:
+		cause, hint = "its pre_tokenizer is "+name+", and not "+text.Quote(asked), "leave out --pre"
+	case asked == "":
+		cause = "its pre_tokenizer is not deepseek-llm, deepseek-coder or deepseek-v3: llama.cpp would split texts otherwise"
+		hint = "--pre NAME names it as llama.cpp does; " + noVocabHint
+	case !bytes:
+		cause, hint = "its pre_tokenizer has no ByteLevel: llama.cpp's BPE reads texts as bytes", noVocabHint
+	default:
+		return asked, []string{"the pre-tokenizer's name " + text.Quote(asked) +
+			" is the user's: llama.cpp splits texts by it, and not by tokenizer.json"}, nil
 	}
-	return name, nil
+	return "", nil, &format.Error{File: tokenizerName, Cause: cause, Hint: hint}
+}
+
+const (
+	byteLevel   = "ByteLevel"
+	noVocabHint = "--no-vocab writes the file without a vocabulary"
+)
+
+// numbering is tokens by number, with their types: 0 for a number without a token.
+type numbering struct {
+	tokens []string
+	types  []int32
+}
+
+// place adds a token of a file.
+func (n numbering) place(file string, id int, token string, kind int32) error {
+	cause := ""
+	switch {
+	case id < 0 || id >= len(n.tokens):
+		cause = fmt.Sprintf("token %s has number %d, but vocab_size is %d", text.Quote(token), id, len(n.tokens))
+	case n.types[id] != 0 && n.tokens[id] != token:
+		cause = fmt.Sprintf("%d is the number of %s and of %s", id, text.Quote(min(token, n.tokens[id])),
+			text.Quote(max(token, n.tokens[id])))
+	default:
+		n.tokens[id], n.types[id] = token, kind
+		return nil
+	}
+	return &format.Error{File: file, Cause: cause}
+}
+
+// add is place for an added token, which the model's vocabulary may have, too.
+func (n numbering) add(file string, a addedToken) error {
+	if 0 <= a.ID && a.ID < len(n.tokens) && n.tokens[a.ID] == a.Content {
+		n.types[a.ID] = 0
+	}
+	token, kind := a.kind()
+	return n.place(file, a.ID, token, kind)
 }
 
 // tokens lists all tokens by number, with their types.
-func (t *tokenizer) tokens(size int) (tokens []string, types []int32, err error) {
-	tokens, types = make([]string, size), make([]int32, size)
-	place := func(id int, token string, kind int32) error {
-		if id < 0 || id >= size {
-			return &format.Error{File: tokenizerName,
-				Cause: fmt.Sprintf("token %s has number %d, but vocab_size is %d", text.Quote(token), id, size)}
-		}
-		if types[id] == normalToken && tokens[id] != token {
-			return &format.Error{File: tokenizerName,
-				Cause: fmt.Sprintf("%d is the number of %s and of %s", id, text.Quote(min(token, tokens[id])),
-					text.Quote(max(token, tokens[id])))}
-		}
-		tokens[id], types[id] = token, kind
-		return nil
-	}
-	for token, id := range t.Model.Vocab {
-		if err := place(id, token, normalToken); err != nil {
+func (t *tokenizer) tokens(size int, settings map[string]json.RawMessage) (tokens []string, types []int32, err error) {
+	n := numbering{make([]string, size), make([]int32, size)}
+	for _, token := range slices.SortedFunc(maps.Keys(t.Model.Vocab), func(a, b string) int {
+		return cmp.Or(t.Model.Vocab[a]-t.Model.Vocab[b], cmp.Compare(a, b))
+	}) {
+		if err := n.place(tokenizerName, t.Model.Vocab[token], token, normalToken); err != nil {
 			return nil, nil, err
 		}
 	}
 	for _, a := range t.AddedTokens {
-		token, kind := a.Content, int32(controlToken)
-		if !a.Special && !looksSpecial(token) {
-			token, kind = strings.ReplaceAll(token, "▁", " "), userToken
-		}
-		if a.ID >= 0 && a.ID < size && tokens[a.ID] == a.Content {
-			types[a.ID] = 0 // the model's vocabulary has it, too
-		}
-		if err := place(a.ID, token, kind); err != nil {
+		if err := n.add(tokenizerName, a); err != nil {
 			return nil, nil, err
 		}
 	}
+	if err := t.addConfigured(n, settings); err != nil {
+		return nil, nil, err
+	}
 	seen := make(map[string]int, size)
-	for id := range tokens {
-		if types[id] == 0 {
-			tokens[id], types[id] = fmt.Sprintf("[PAD%d]", id), unusedToken
+	for id := range n.tokens {
+		if n.types[id] == 0 {
+			n.tokens[id], n.types[id] = fmt.Sprintf("[PAD%d]", id), unusedToken
 		}
-		if first, twice := seen[tokens[id]]; twice {
+		if first, twice := seen[n.tokens[id]]; twice {
 			return nil, nil, &format.Error{File: tokenizerName,
-				Cause: fmt.Sprintf("token %s has numbers %d and %d, which llama.cpp does not take", text.Quote(tokens[id]), first,
+				Cause: fmt.Sprintf("token %s has numbers %d and %d, which llama.cpp does not take", text.Quote(n.tokens[id]), first,
 					id)}
 		}
-		seen[tokens[id]] = id
+		seen[n.tokens[id]] = id
 	}
-	return tokens, types, nil
+	return n.tokens, n.types, nil
 }
 
 // looksSpecial is does_token_look_special: added tokens that are control tokens in spite of
@@ -240,85 +322,4 @@ func looksSpecial(token string) bool {
 		}
 	}
 	return slices.Contains([]string{"<pad>", "<mask>", "<2mass>", "[@BOS@]"}, token)
-}
-
-// specials are the tokens with a meaning, in the order in which gguf-py has them, and what
-// llama.cpp calls them.
-var specials = []struct{ name, key string }{{"bos", "bos"}, {"eos", "eos"}, {"unk", "unknown"}, {"sep", "seperator"},
-	{"pad", "padding"}}
-
-// special writes which tokens have a meaning, and the chat template.
-func (w *keyWriter) special(d format.Description, t *tokenizer, tokens []string) (notes []string, err error) {
-	settings, ids := map[string]json.RawMessage{}, map[string]json.RawMessage{}
-	if _, err := read(d, settingsName, &settings); err != nil {
-		return nil, err
-	}
-	json.Unmarshal(d.Config.JSON(), &ids) // the config was parsed
-	for _, s := range specials {
-		id := slices.Index(tokens, content(settings[s.name+"_token"]))
-		var number int
-		if raw := ids[s.name+"_token_id"]; id < 0 && raw != nil && json.Unmarshal(raw, &number) == nil &&
-			string(raw) != "null" && 0 <= number && number < len(tokens) {
-			id = number
-		}
-		if id >= 0 {
-			w.put("tokenizer.ggml."+s.key+"_token_id", uint32(id))
-		}
-	}
-	for _, s := range specials[:2] {
-		var add bool
-		raw := settings["add_"+s.name+"_token"]
-		if raw != nil && json.Unmarshal(raw, &add) == nil && string(raw) != "null" || t.isByteLevel() {
-			w.put("tokenizer.ggml.add_"+s.name+"_token", add)
-		}
-	}
-	template, err := slurp(d, templateName)
-	if template == nil {
-		template = []byte(templateOf(settings["chat_template"]))
-	}
-	if len(template) > 0 {
-		w.put("tokenizer.chat_template", string(template))
-	}
-	return []string{"the vocabulary comes from tokenizer.json"}, err
-}
-
-// isByteLevel reports whether the post-processor is ByteLevel, which adds no tokens.
-func (t *tokenizer) isByteLevel() bool {
-	is := t.PostProcessor.Type == "ByteLevel"
-	for _, p := range t.PostProcessor.Processors {
-		is = is || p.Type == "ByteLevel"
-	}
-	return is
-}
-
-// content is a token of tokenizer_config.json: a string, or an object with one.
-func content(raw json.RawMessage) string {
-	var s string
-	if json.Unmarshal(raw, &s) == nil && raw != nil && s != "" {
-		return s
-	}
-	var object struct {
-		Content string `json:"content"`
-	}
-	if raw == nil || json.Unmarshal(raw, &object) != nil || object.Content == "" {
-		return "\x00" // no token
-	}
-	return object.Content
-}
-
-// templateOf is the chat template: a string, or the default one of several.
-func templateOf(raw json.RawMessage) string {
-	var s string
-	var several []struct{ Name, Template string }
-	if raw == nil || json.Unmarshal(raw, &s) == nil {
-		return s
-	}
-	if json.Unmarshal(raw, &several) == nil {
-		for _, t := range several {
-			if t.Name == "default" {
-				return t.Template
-			}
-		}
-	}
-	return ""
 }

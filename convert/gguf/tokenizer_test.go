@@ -39,8 +39,25 @@ func described(t *testing.T, files map[string]string) (map[string]value, []strin
 	for name, data := range files {
 		disk[name] = &fstest.MapFile{Data: []byte(data)}
 	}
-	d, err := describe(format.Description{Config: configtest.Parse(t, tinyConfig), Name: "tiny", Type: "keep",
-		Open: func(name string) (fs.File, error) { return disk.Open(name) }})
+	return describedAs(t, description(t, disk))
+}
+
+// description describes a model with files beside its weights.
+func description(t *testing.T, disk fstest.MapFS) format.Description {
+	return format.Description{Config: configtest.Parse(t, tinyConfig), Name: "tiny", Type: "keep",
+		Open: func(name string) (fs.File, error) { return disk.Open(name) },
+		List: func(dir string) (names []string, err error) {
+			entries, _ := disk.ReadDir(dir)
+			for _, e := range entries {
+				names = append(names, e.Name())
+			}
+			return names, nil
+		}}
+}
+
+// describedAs returns the keys of a file to be written.
+func describedAs(t *testing.T, described format.Description) (map[string]value, []string, error) {
+	d, err := describe(described)
 	if err != nil {
 		return nil, nil, err
 	}

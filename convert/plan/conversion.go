@@ -108,6 +108,9 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 	if o.File != "" && (checkpoint.FormatOf(o.File) != f || checkpoint.IsShard(o.File)) {
 		return nil, fmt.Errorf("%s: a whole %s checkpoint cannot have this name", text.Quote(o.File), f.Name)
 	}
+	if f.Dialect == nil && (o.Pre != "" || o.NoVocab) {
+		return nil, fmt.Errorf("%s has no vocabulary in its files: --pre and --no-vocab are for another format", f.Name)
+	}
 	c := &conversion{src: src, o: o, format: f, dialect: huggingFace{}, set: weights.New(src.Config, src),
 		findings: &findings{notes: []string{}}}
 	if f.Dialect != nil {

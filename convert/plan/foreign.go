@@ -5,6 +5,7 @@ package plan
 import (
 	"cmp"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -174,7 +175,8 @@ func (o *output) dtypes() (types []tensor.DType) {
 func (f foreign) describe(c *conversion, chosen selection, written *config.Config, outputs []output) (format.Described,
 	error) {
 	d := format.Description{Config: written, Name: modelName(c.src), Named: c.o.Name, Type: c.o.kind(),
-		Source: f.files, Before: c.src.Config, Was: make([]tensor.DType, len(outputs)), Open: c.src.OpenOther}
+		Source: f.files, Before: c.src.Config, Was: make([]tensor.DType, len(outputs)),
+		Open: c.src.OpenOther, List: c.listBeside, Pre: c.o.Pre, NoVocab: c.o.NoVocab}
 	for i, out := range outputs {
 		d.Tensors = append(d.Tensors, out.Info)
 		if from := out.parts[0].DType; out.DType == tensor.F32 && (from == tensor.BF16 || from == tensor.F16) {
@@ -182,7 +184,7 @@ func (f foreign) describe(c *conversion, chosen selection, written *config.Confi
 		}
 	}
 	if c.src.Alone {
-		d.Open = nil
+		d.Open, d.List = nil, nil
 	}
 	scaled := slices.IndexFunc(chosen.kept, func(w *weights.Weight) bool { return w.DType.Scaled() })
 	if scaled >= 0 && c.o.kind() == keepTypes {
@@ -197,8 +199,20 @@ func (f foreign) describe(c *conversion, chosen selection, written *config.Confi
 	return described, err
 }
 
-// modelName is the name of a model without a name of its own: its directory, or its file
-// without the extension.
+// listBeside lists a directory in the source's, which may be missing.
+func (c *conversion) listBeside(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(filepath.Join(c.src.Dir, dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, err
+}
+
+// modelName is the name of a model without a name of its own: its repository in the hub's
+// cache, its directory, or its file without the extension.
 func modelName(src *checkpoint.Checkpoint) string {
 	path := src.Dir
 	if src.Alone {
@@ -209,9 +223,9 @@ func modelName(src *checkpoint.Checkpoint) string {
 	}
 	name := filepath.Base(path)
 	if src.Alone {
-		name = strings.TrimSuffix(name, filepath.Ext(name))
+		return strings.TrimSuffix(name, filepath.Ext(name))
 	}
-	return name
+	return cmp.Or(checkpoint.Repository(path), name)
 }
 
 // companions lists the files that are neither read nor copied: the format has everything in

@@ -31,6 +31,8 @@ type Options struct {
 	Exclude       []string     // drop tensors with a per-expert name that one of these globs matches
 	NoMTP         bool         // drop the multi-token prediction layers, which follow the decoder's
 	MTP           bool         // keep them in a format that is mostly written without
+	Pre           string       // the name of a tokenizer's pre-tokenizer, in a format that names it
+	NoVocab       bool         // leave the vocabulary out of a format that has it in its files
 }
 
 // Into returns o for an output at dst: one file if the name ends as the weight files of a format
@@ -64,6 +66,9 @@ func (o Options) check() error {
 	if o.MTP && o.NoMTP {
 		return errors.New("prediction layers cannot be both kept and dropped")
 	}
+	if o.Pre != "" && o.NoVocab {
+		return errors.New("a file without a vocabulary has no pre-tokenizer to name: --pre and --no-vocab exclude each other")
+	}
 	for _, glob := range slices.Concat(o.Include, o.Exclude) {
 		if _, err := path.Match(glob, ""); err != nil {
 			return fmt.Errorf("%q is not a glob: * stands for anything, ? for a character, [a-z] for one of a set", glob)
@@ -74,20 +79,22 @@ func (o Options) check() error {
 
 // recordedOptions are Options as a plan and a manifest hold them.
 type recordedOptions struct {
-	Format        string   `json:"format,omitempty"`  // empty for safetensors
-	DType         string   `json:"dtype"`             // "keep", or a dtype
-	Experts       string   `json:"experts"`           // "keep", or a layout
-	MaxShardBytes int64    `json:"max_shard_bytes"`   // as it is used, neither 0 nor negative
-	Layers        string   `json:"layers,omitempty"`  // as ParseLayers reads them; empty for all
-	Include       []string `json:"include,omitempty"` // globs
-	Exclude       []string `json:"exclude,omitempty"` // globs
-	NoMTP         bool     `json:"no_mtp,omitempty"`  // without multi-token prediction layers
-	Name          string   `json:"name,omitempty"`    // of the model
+	Format        string   `json:"format,omitempty"`   // empty for safetensors
+	DType         string   `json:"dtype"`              // "keep", or a dtype
+	Experts       string   `json:"experts"`            // "keep", or a layout
+	MaxShardBytes int64    `json:"max_shard_bytes"`    // as it is used, neither 0 nor negative
+	Layers        string   `json:"layers,omitempty"`   // as ParseLayers reads them; empty for all
+	Include       []string `json:"include,omitempty"`  // globs
+	Exclude       []string `json:"exclude,omitempty"`  // globs
+	NoMTP         bool     `json:"no_mtp,omitempty"`   // without multi-token prediction layers
+	Name          string   `json:"name,omitempty"`     // of the model
+	Pre           string   `json:"pre,omitempty"`      // the name given to a pre-tokenizer
+	NoVocab       bool     `json:"no_vocab,omitempty"` // without a vocabulary
 }
 
 func (o Options) recorded(f *format.Format) recordedOptions {
 	return recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes, f), o.Layers.String(),
-		o.Include, o.Exclude, o.NoMTP, o.Name}
+		o.Include, o.Exclude, o.NoMTP, o.Name, o.Pre, o.NoVocab}
 }
 
 // kind names what weights become: a dtype, a mixture, or keep.

@@ -1,0 +1,332 @@
+package gguf
+
+// The keys general.* of a file to be written that come from generation_config.json and from
+// the front matter of README.md, as metadata.py of gguf-py writes them.
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"dsmoe/convert/format"
+	"dsmoe/text"
+)
+
+// The files of the metadata.
+const (
+	samplingName = "generation_config.json"
+	cardName     = "README.md"
+)
+
+// metadata writes the keys general.* that describe the model.
+func (w *keyWriter) metadata(d format.Description) (notes []string, err error) {
+	notes, err = w.sampling(d)
+	if err != nil {
+		return nil, err
+	}
+	c, err := readCard(d)
+	if err != nil {
+		return nil, err
+	}
+	defaults := map[string]string{nameKey: d.Name, sizeKey: sizeLabel(d.Tensors)}
+	for _, s := range singles {
+		named := map[bool]string{s.key == nameKey: d.Named}[true] // by the user
+		w.putText(s.key, cmp.Or(named, c.single(s.fields...), defaults[s.key]))
+	}
+	total := int64(0)
+	for _, info := range d.Tensors {
+		total += int64(info.Len())
+	}
+	w.parents(&c, "general.base_model.", total, "base_model", "base_models", "base_model_sources")
+	w.parents(&c, "general.dataset.", total, "datasets", "dataset", "dataset_sources")
+	w.putList("general.tags", c.list("tags", "pipeline_tag"))
+	w.putList("general.languages", c.list("languages", "language"))
+	return append(notes, c.notes...), nil
+}
+
+// putText writes a text that is not empty.
+func (w *keyWriter) putText(key, s string) {
+	if s != "" {
+		w.put(key, s)
+	}
+}
+
+// putList writes a list that is not empty.
+func (w *keyWriter) putList(key string, list []string) {
+	if len(list) > 0 {
+		w.put(key, list)
+	}
+}
+
+// samplers are the keys of recommended samplers, and their fields in generation_config.json:
+// the first that is there counts.
+var samplers = []struct {
+	key    string
+	kind   kind
+	fields []string
+}{
+	{"sequence", str, []string{"sequence"}}, {"top_k", i32, []string{"top_k"}}, {"top_p", f32, []string{"top_p"}},
+	{"min_p", f32, []string{"min_p"}}, {"xtc_probability", f32, []string{"xtc_probability"}},
+	{"xtc_threshold", f32, []string{"xtc_threshold"}}, {"temp", f32, []string{"temperature"}},
+	{"penalty_last_n", i32, []string{"penalty_last_n"}},
+	{"penalty_repeat", f32, []string{"penalty_repeat", "repetition_penalty"}}, {"mirostat", i32, []string{"mirostat"}},
+	{"mirostat_tau", f32, []string{"mirostat_tau"}}, {"mirostat_eta", f32, []string{"mirostat_eta"}},
+}
+
+// sampling writes the recommended samplers.
+func (w *keyWriter) sampling(d format.Description) (notes []string, err error) {
+	data, err := slurp(d, samplingName)
+	if data == nil || err != nil {
+		return nil, err
+	}
+	fields := map[string]json.RawMessage{}
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return []string{samplingName + " cannot be read: no sampling parameters are written: " + text.Quote(err.Error())}, nil
+	}
+	for _, s := range samplers {
+		i := slices.IndexFunc(s.fields, func(f string) bool { return fields[f] != nil })
+		if i < 0 || string(fields[s.fields[i]]) == "null" {
+			continue
+		}
+		if v := sampler(fields[s.fields[i]], s.kind); v != nil {
+			w.put("general.sampling."+s.key, v)
+		} else {
+			notes = append(notes, fmt.Sprintf("%s: %s is %s: it is not written", samplingName, s.fields[i],
+				text.Quote(strings.Trim(string(fields[s.fields[i]]), `"`))))
+		}
+	}
+	return notes, nil
+}
+
+// sampler reads a parameter; nil if it has another type, or a number is out of range.
+func sampler(raw json.RawMessage, k kind) any {
+	switch k {
+	case str:
+		var s string
+		if json.Unmarshal(raw, &s) == nil {
+			return s
+		}
+	case i32:
+		var n int32
+		if json.Unmarshal(raw, &n) == nil {
+			return n
+		}
+	default:
+		var x float64
+		if json.Unmarshal(raw, &x) == nil && !math.IsInf(float64(float32(x)), 0) {
+			return float32(x)
+		}
+	}
+	return nil
+}
+
+// singles are the keys with one text, and their fields in the front matter, the first
+// that has a value.
+var singles = []struct {
+	key    string
+	fields []string
+}{
+	{nameKey, []string{"name", "model_name"}},
+	{"general.author", []string{"author", "model_author", "model_creator"}},
+	{versionKey, []string{"version", "model_version"}},
+	{"general.organization", []string{"organization", "model_organization"}},
+	{finetuneKey, []string{"finetune", "model_finetune"}},
+	{baseKey, []string{"basename", "model_basename", "model_type"}},
+	{"general.description", []string{"description", "model_description"}},
+	{sizeKey, []string{"size_label", "model_size_label"}},
+	{"general.license", []string{licenseField}},
+	{"general.license.name", []string{"license_name"}},
+	{"general.license.link", []string{"license_link"}},
+	{"general.source.url", []string{"url", "model_url"}},
+	{"general.source.doi", []string{"doi", "model_doi"}},
+	{"general.source.uuid", []string{"uuid", "model_uuid"}},
+	{"general.source.repo_url", []string{"repo_url", "model_repo_url"}},
+}
+
+// licenseField is the one field with one key that may be a list.
+const licenseField = "license"
+
+// card is the front matter of README.md.
+type card struct {
+	fields map[string]*yaml.Node
+	notes  []string
+}
+
+// maxCard bounds a front matter in bytes: tables of results are the longest, and have some
+// hundred KiB.
+const maxCard = 1 << 20
+
+// readCard reads the front matter. One that cannot be read is ignored with a note.
+func readCard(d format.Description) (c card, err error) {
+	data, err := head(d, cardName, maxCard)
+	if err != nil {
+		return c, err
+	}
+	front, rest, found := strings.Cut(strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(data)), "\n")
+	if front != "---" || !found {
+		return c, nil
+	}
+	front, _, found = strings.Cut("\n"+rest+"\n", "\n---\n")
+	if !found && len(data) > maxCard {
+		c.note("has more than %s: it is ignored", text.Bytes(maxCard))
+		return c, nil
+	}
+	var document yaml.Node
+	err = yaml.Unmarshal([]byte(strings.ReplaceAll(front, "\t", "  ")), &document)
+	switch {
+	case err != nil:
+		c.note("is ignored: %s", text.Quote(err.Error()))
+	case document.Kind == 0: // empty
+	case document.Content[0].Kind != yaml.MappingNode:
+		c.note("is ignored: it is not a mapping")
+	case hasAlias(&document):
+		c.note("is ignored: it has an alias (*name), which could make it larger than it is")
+	default:
+		c.note("goes into the keys general.*, nothing else of the file")
+		c.index(document.Content[0])
+	}
+	return c, nil
+}
+
+// hasAlias reports whether a node, or one below it, is an alias.
+func hasAlias(n *yaml.Node) bool {
+	return n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, hasAlias)
+}
+
+// index finds the fields of a mapping; of several with one name the last counts.
+func (c *card) index(mapping *yaml.Node) {
+	c.fields = map[string]*yaml.Node{}
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		c.fields[mapping.Content[i].Value] = mapping.Content[i+1]
+	}
+}
+
+func (c *card) note(what string, args ...any) {
+	c.notes = append(c.notes, "the front matter of "+cardName+" "+fmt.Sprintf(what, args...))
+}
+
+// isNull reports whether a field is missing or null.
+func isNull(n *yaml.Node) bool {
+	return n == nil || n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
+}
+
+// scalar returns a value as it is spelled; a list or a mapping gets a note.
+func (c *card) scalar(field string, n *yaml.Node) string {
+	switch {
+	case isNull(n):
+		return ""
+	case n.Kind != yaml.ScalarNode:
+		c.note("has a list or a mapping where a text is expected: %s is not written", text.Quote(field))
+		return ""
+	}
+	return n.Value
+}
+
+// items returns the values of a list, or the one value of a field without a list.
+func items(n *yaml.Node) []*yaml.Node {
+	switch {
+	case isNull(n):
+		return nil
+	case n.Kind == yaml.SequenceNode:
+		return n.Content
+	}
+	return []*yaml.Node{n}
+}
+
+// single is the text of the first of the fields that is not null; a list of licenses is
+// joined with commas.
+func (c *card) single(fields ...string) string {
+	for _, field := range fields {
+		n := c.fields[field]
+		switch {
+		case isNull(n):
+		case field == licenseField:
+			return strings.Join(c.list(field), ",")
+		default:
+			return c.scalar(field, n)
+		}
+	}
+	return ""
+}
+
+// list joins the values of several fields.
+func (c *card) list(fields ...string) (values []string) {
+	for _, field := range fields {
+		for _, n := range items(c.fields[field]) {
+			if s := c.scalar(field, n); s != "" {
+				values = append(values, s)
+			}
+		}
+	}
+	return values
+}
+
+// maxParents bounds a list of models or datasets: a file has 65,536 keys at most, and each
+// entry takes several.
+const maxParents = 1000
+
+// parentFields are the fields of a base model or a dataset.
+var parentFields = []string{"name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"}
+
+// parents writes the base models, or the datasets: the first of the fields counts.
+func (w *keyWriter) parents(c *card, prefix string, total int64, fields ...string) {
+	i := slices.IndexFunc(fields, func(f string) bool { return c.fields[f] != nil })
+	if i < 0 {
+		return
+	}
+	list := items(c.fields[fields[i]])
+	if c.fields[fields[i]].Kind == yaml.MappingNode {
+		c.scalar(fields[i], c.fields[fields[i]]) // notes it
+		list = nil
+	}
+	if len(list) > maxParents {
+		c.note("names %d in %s, more than %d: they are not written", len(list), text.Quote(fields[i]), maxParents)
+		return
+	}
+	w.put(prefix+"count", uint32(len(list)))
+	for i, n := range list {
+		entry := c.parent(fields[0], n, total)
+		for _, field := range parentFields {
+			w.putText(fmt.Sprintf("%s%d.%s", prefix, i, field), entry[field])
+		}
+	}
+}
+
+var hubAddress = regexp.MustCompile(`^https?://huggingface.co/([^/]+/[^/]+)$`)
+
+// parent returns the fields of a base model or a dataset: a name in the hub, an address, or a
+// mapping.
+func (c *card) parent(field string, n *yaml.Node, total int64) map[string]string {
+	entry := map[string]string{}
+	if n.Kind == yaml.MappingNode {
+		own := card{}
+		own.index(n)
+		for _, f := range parentFields {
+			entry[f] = own.scalar(field+"."+f, own.fields[f])
+		}
+		c.notes = append(c.notes, own.notes...)
+		return entry
+	}
+	id := c.scalar(field, n)
+	if strings.HasPrefix(id, "http://") || strings.HasPrefix(id, "https://") || strings.HasPrefix(id, "ssh://") {
+		entry["repo_url"] = id
+		match := hubAddress.FindStringSubmatch(id)
+		if match == nil {
+			return entry
+		}
+		id = match[1]
+	}
+	model := parseModelID(id, total)
+	if entry["repo_url"] == "" && model.organization != "" {
+		entry["repo_url"] = "https://huggingface.co/" + model.organization + "/" + model.name
+	}
+	entry["name"], entry["version"] = title(model.name), model.version
+	entry["organization"] = title(model.organization)
+	return entry
+}

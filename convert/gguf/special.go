@@ -1,0 +1,411 @@
+package gguf
+
+// The tokens with a meaning and the chat templates: tokenizer_config.json, the post-processor
+// of tokenizer.json and config.json, as SpecialVocab of gguf-py reads them.
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"dsmoe/convert/format"
+	"dsmoe/text"
+)
+
+// processor is the post-processor of tokenizer.json, or one of a Sequence.
+type processor struct {
+	Type       string      `json:"type"`
+	Processors []processor `json:"processors"`
+	Single     []piece     `json:"single"` // of TemplateProcessing: what a text becomes
+	Pair       []piece     `json:"pair"`   // what two texts become
+	CLS        []any       `json:"cls"`    // of RobertaProcessing: a token and its number
+	SEP        []any       `json:"sep"`
+}
+
+// piece is a part of a template: a token or a text.
+type piece struct {
+	SpecialToken struct {
+		ID string `json:"id"`
+	} `json:"SpecialToken"`
+	Sequence struct {
+		ID string `json:"id"`
+	} `json:"Sequence"`
+}
+
+// token is a token of tokenizer_config.json: a string, or an object with one. SpecialVocab
+// takes an object for another token than the string with the same content.
+type token struct {
+	content string // empty if there is no token
+	object  bool
+}
+
+// tokenOf reads a token.
+func tokenOf(raw json.RawMessage) (t token) {
+	if raw == nil || json.Unmarshal(raw, &t.content) == nil {
+		return t
+	}
+	var object struct {
+		Content string `json:"content"`
+	}
+	if json.Unmarshal(raw, &object) != nil {
+		return token{}
+	}
+	return token{object.Content, object.Content != ""}
+}
+
+// meanings are the tokens with a meaning, and which of them llama.cpp adds to texts.
+type meanings struct {
+	tokens map[string]token // by the names that SpecialVocab has for them
+	add    map[string]bool
+}
+
+// specials are the tokens with a meaning, and what llama.cpp calls them. A template that
+// replaces the end of a text gives the former end the names eot and eom, which no others have.
+var specials = []struct{ name, key string }{{"bos", "bos"}, {"eos", "eos"}, {"unk", "unknown"}, {"sep", "seperator"},
+	{"pad", "padding"}, {"mask", "mask"}, {"eot", "eot"}, {"eom", "eom"}}
+
+// meaningsOf reads the meanings of tokens.
+func (t *tokenizer) meaningsOf(settings map[string]json.RawMessage) *meanings {
+	m := &meanings{map[string]token{}, map[string]bool{}}
+	for _, name := range []string{"bos", "eos", "unk", "sep", "pad", "mask", "cls"} {
+		m.tokens[name] = tokenOf(settings[name+"_token"])
+	}
+	m.replace("bos", m.tokens["cls"])
+	m.replace("eos", m.tokens["sep"])
+	processors := t.PostProcessor.Processors
+	if processors == nil {
+		processors = []processor{t.PostProcessor}
+	}
+	bytes := false
+	for _, p := range processors {
+		switch p.Type {
+		case "TemplateProcessing":
+			m.template(p)
+		case "RobertaProcessing":
+			m.roberta(p)
+		case byteLevel:
+			bytes = true
+		}
+	}
+	for _, name := range addable {
+		m.configure(name, settings["add_"+name+"_token"], bytes && name != "sep")
+	}
+	return m
+}
+
+// addable are the tokens that llama.cpp can add to texts.
+var addable = []string{"bos", "eos", "sep"}
+
+// configure takes the config's word for a token that no template speaks of; bytes reports
+// whether the post-processor is ByteLevel, which adds none.
+func (m *meanings) configure(name string, raw json.RawMessage, bytes bool) {
+	if _, known := m.add[name]; known {
+		return
+	}
+	switch string(raw) {
+	case "true", "false":
+		m.add[name] = string(raw) == "true"
+	default:
+		if bytes {
+			m.add[name] = false
+		}
+	}
+}
+
+// replace gives a name without a token the token.
+func (m *meanings) replace(name string, by token) {
+	if m.tokens[name].content == "" {
+		m.tokens[name] = by
+	}
+}
+
+// template reads TemplateProcessing.
+func (m *meanings) template(p processor) {
+	first, last := "", ""
+	if n := len(p.Single); n > 1 {
+		first, last = p.Single[0].SpecialToken.ID, p.Single[n-1].SpecialToken.ID
+	}
+	if first != "" {
+		if first != m.tokens["bos"].content && first != m.tokens["cls"].content {
+			m.replace("bos", token{content: first})
+			m.replace("cls", token{content: first})
+		}
+		m.add["bos"] = first == m.tokens["bos"].content || first == m.tokens["cls"].content
+	}
+	if last != "" {
+		m.end(token{content: last})
+	}
+	m.separator(p.Pair, first, last)
+}
+
+// end makes last the end of a text.
+func (m *meanings) end(last token) {
+	m.add["eos"] = true
+	former := m.tokens["eos"]
+	if former == last {
+		return
+	}
+	m.tokens["eos"] = last
+	for _, name := range []string{"eot", "eom"} {
+		if _, taken := m.tokens[name]; !taken {
+			m.tokens[name] = former
+			return
+		}
+	}
+}
+
+// separator reads what stands between two texts.
+func (m *meanings) separator(pair []piece, first, last string) {
+	if n := len(pair); n > 0 && first != "" && pair[0].SpecialToken.ID == first {
+		pair = pair[1:]
+	}
+	if n := len(pair); n > 0 && last != "" && pair[n-1].SpecialToken.ID == last {
+		pair = pair[:n-1]
+	}
+	n := len(pair)
+	if n < 3 || pair[0].Sequence.ID != "A" || pair[n-1].Sequence.ID != "B" {
+		return
+	}
+	separates := func(p piece) bool {
+		t := token{content: p.SpecialToken.ID}
+		return t.content != "" && (t == m.tokens["sep"] || t == m.tokens["eos"])
+	}
+	between := pair[1 : n-1]
+	m.add["sep"] = separates(between[0]) && last == "" || len(between) == 2 && separates(between[1])
+	if m.add["sep"] {
+		m.replace("sep", m.tokens["eos"])
+	}
+}
+
+// roberta reads RobertaProcessing.
+func (m *meanings) roberta(p processor) {
+	for _, x := range []struct {
+		name string
+		by   []any
+	}{{"cls", p.CLS}, {"sep", p.SEP}} {
+		if len(x.by) > 0 {
+			content, _ := x.by[0].(string)
+			m.replace(x.name, token{content: content})
+		}
+	}
+	m.add["bos"], m.add["eos"], m.add["sep"] = true, true, true
+}
+
+// meanings writes which tokens have a meaning, and which of them are added to texts.
+func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[string]json.RawMessage, tokens []string) {
+	m, ids := t.meaningsOf(settings), map[string]json.RawMessage{}
+	json.Unmarshal(d.Config.JSON(), &ids) // the config was parsed
+	for _, s := range specials {
+		named, known := m.tokens[s.name]
+		if !known {
+			continue
+		}
+		id := t.added(named.content)
+		var number *int
+		if id < 0 && json.Unmarshal(ids[s.name+"_token_id"], &number) == nil && number != nil && *number < len(tokens) {
+			id = *number
+		}
+		if id < 0 && named.content != "" {
+			id = slices.Index(tokens, named.content)
+		}
+		if id >= 0 {
+			w.put("tokenizer.ggml."+s.key+"_token_id", uint32(id))
+		}
+	}
+	for _, name := range addable {
+		if add, known := m.add[name]; known {
+			w.put("tokenizer.ggml.add_"+name+"_token", add)
+		}
+	}
+}
+
+// added returns the number of an added token; -1 if there is no such token.
+func (t *tokenizer) added(content string) int {
+	i := slices.IndexFunc(t.AddedTokens, func(a addedToken) bool { return a.Content == content })
+	if i < 0 || content == "" {
+		return -1
+	}
+	return t.AddedTokens[i].ID
+}
+
+// addConfigured adds the tokens of tokenizer_config.json: added_tokens_decoder, which changes
+// the types of tokenizer.json's, and the special tokens that it names.
+func (t *tokenizer) addConfigured(n numbering, settings map[string]json.RawMessage) error {
+	numbers := map[string]int{}
+	for id, token := range n.tokens {
+		if n.types[id] != 0 {
+			numbers[token] = id
+		}
+	}
+	for _, a := range t.AddedTokens {
+		numbers[a.Content] = a.ID
+	}
+	decoder, err := decoderOf(settings["added_tokens_decoder"])
+	if err != nil {
+		return err
+	}
+	for _, a := range decoder {
+		if id, known := numbers[a.Content]; known {
+			a.ID, n.types[id] = id, 0
+		}
+		if err := n.add(settingsName, a); err != nil {
+			return err
+		}
+		numbers[a.Content] = a.ID
+	}
+	for _, content := range namedSpecial(settings) {
+		if id, known := numbers[content]; known {
+			n.tokens[id], n.types[id] = content, controlToken
+		}
+	}
+	return nil
+}
+
+// decoderOf reads added_tokens_decoder, sorted by number.
+func decoderOf(raw json.RawMessage) (tokens []addedToken, err error) {
+	var decoder map[string]addedToken
+	if raw != nil {
+		err = json.Unmarshal(raw, &decoder)
+	}
+	for _, key := range slices.Sorted(maps.Keys(decoder)) {
+		a := decoder[key]
+		if a.ID, err = strconv.Atoi(key); err != nil {
+			break
+		}
+		tokens = append(tokens, a)
+	}
+	if err != nil {
+		return nil, &format.Error{File: settingsName, Cause: "added_tokens_decoder cannot be read: " + err.Error()}
+	}
+	slices.SortStableFunc(tokens, func(a, b addedToken) int { return a.ID - b.ID })
+	return tokens, nil
+}
+
+// namedSpecial are the contents of the tokens that tokenizer_config.json names special.
+func namedSpecial(settings map[string]json.RawMessage) (contents []string) {
+	var tokens []json.RawMessage
+	for key, raw := range settings {
+		var list []json.RawMessage
+		var object map[string]json.RawMessage
+		switch {
+		case strings.HasSuffix(key, "_token"):
+			tokens = append(tokens, raw)
+		case key != "additional_special_tokens" && key != "extra_special_tokens":
+		case json.Unmarshal(raw, &list) == nil:
+			tokens = append(tokens, list...)
+		case json.Unmarshal(raw, &object) == nil:
+			tokens = slices.AppendSeq(tokens, maps.Values(object))
+		}
+	}
+	for _, raw := range tokens {
+		if t := tokenOf(raw); t.content != "" {
+			contents = append(contents, t.content)
+		}
+	}
+	slices.Sort(contents)
+	return contents
+}
+
+// chatTemplate is one of several templates.
+type chatTemplate struct {
+	Name     string  `json:"name"`
+	Template *string `json:"template"`
+}
+
+// templates writes the chat templates.
+func (w *keyWriter) templates(d format.Description, settings map[string]json.RawMessage) (notes []string, err error) {
+	templates, source, err := templatesOf(d, settings)
+	if err != nil {
+		return nil, err
+	}
+	texts, names := map[string]string{}, []string{}
+	for _, t := range templates {
+		name := strings.Map(templateLetter, t.Name)
+		if t.Template == nil || name == "" {
+			continue
+		}
+		if _, twice := texts[name]; !twice && name != defaultTemplate {
+			names = append(names, name)
+		}
+		texts[name] = *t.Template
+	}
+	for _, name := range names {
+		w.putText("tokenizer.chat_template."+name, texts[name])
+	}
+	if len(names) > 0 {
+		w.put("tokenizer.chat_templates", names)
+	}
+	w.putText("tokenizer.chat_template", texts[defaultTemplate])
+	if source != "" {
+		notes = append(notes, source+" has a chat_template that is neither a text nor a list of named texts: it is not written")
+	}
+	return notes, nil
+}
+
+const defaultTemplate = "default"
+
+// templateLetter is a letter of a template's name in a key.
+func templateLetter(r rune) rune {
+	if '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' {
+		return r
+	}
+	return '_'
+}
+
+// templatesOf finds the chat templates: chat_template.jinja with additional_chat_templates, or
+// chat_template of tokenizer_config.json, or chat_template.json. bad is the file whose
+// template has a wrong type.
+func templatesOf(d format.Description, settings map[string]json.RawMessage) (list []chatTemplate, bad string, err error) {
+	jinja, err := slurp(d, templateName)
+	if err != nil {
+		return nil, "", err
+	}
+	if jinja != nil {
+		return additional(d, string(jinja))
+	}
+	raw, file := settings["chat_template"], settingsName
+	if raw == nil || string(raw) == "null" {
+		var alone struct {
+			Template json.RawMessage `json:"chat_template"`
+		}
+		if _, err := read(d, templateJSON, &alone); err != nil {
+			return nil, "", err
+		}
+		raw, file = alone.Template, templateJSON
+	}
+	var one *string
+	switch {
+	case raw == nil:
+	case json.Unmarshal(raw, &one) == nil:
+		list = []chatTemplate{{defaultTemplate, one}}
+	case json.Unmarshal(raw, &list) != nil:
+		return nil, file, nil
+	}
+	return list, "", nil
+}
+
+// additional are chat_template.jinja and the templates in additional_chat_templates.
+func additional(d format.Description, jinja string) (list []chatTemplate, bad string, err error) {
+	list = []chatTemplate{{defaultTemplate, &jinja}}
+	names, err := d.List(templatesDir)
+	for _, name := range names {
+		stem, is := strings.CutSuffix(name, ".jinja")
+		if !is {
+			continue
+		}
+		data, err := slurp(d, path.Join(templatesDir, name))
+		if err != nil {
+			return nil, "", err
+		}
+		template := string(data)
+		list = append(list, chatTemplate{stem, &template})
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", text.Quote(templatesDir), err)
+	}
+	return list, "", err
+}
