@@ -30,7 +30,7 @@ type Report struct {
 	Bytes      int64               `json:"bytes"`            // of their data
 	Files      []string            `json:"files"`            // that hold them
 	Carried    []string            `json:"carried"`          // files copied from the source's directory
-	Left       []string            `json:"left_behind"`      // files neither read nor copied
+	Left       []string            `json:"left_behind"`      // files neither copied nor read whole
 	Dropped    int                 `json:"dropped_tensors"`  // left out on request
 	Missing    []plan.Missing      `json:"missing"`          // weights that the output lacks to be a model
 	Operations map[string]int      `json:"operations"`       // tensors per operation

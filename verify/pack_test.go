@@ -211,7 +211,11 @@ func TestFilesThatAreNotWhatTheManifestSays(t *testing.T) {
 			m["files"].(map[string]any)[file] = must(pack.HashFile(filepath.Join(dir, file)))
 		}, "embed.safetensors: larger than the tensors that manifest.json puts there"},
 		"a tensor more": {func(t *testing.T, dir string, m map[string]any) {
-			refile(t, dir, m, file, func(tensors map[string]view) { tensors["x"] = tensors[embedding] })
+			refile(t, dir, m, file, func(tensors map[string]view) {
+				for _, name := range []string{"x", "x1", "x2", "x3", "x4", "x5", "x6", "x7"} { // the first is named
+					tensors[name] = tensors[embedding]
+				}
+			})
 			// The file may be as large as the manifest makes it.
 			m["tensors"].(map[string]any)["y"] = map[string]any{"file": file, "dtype": "F32", "shape": []int{1 << 20}}
 		}, `embed.safetensors: tensor "x" is not in manifest.json`},

@@ -228,8 +228,8 @@ func modelName(src *checkpoint.Checkpoint) string {
 	return cmp.Or(checkpoint.Repository(path), name)
 }
 
-// companions lists the files that are neither read nor copied: the format has everything in
-// its own files, so no file is copied.
+// companions lists the files that are neither copied nor read whole: the format has everything
+// in its own files, so no file is copied.
 func (f foreign) companions(c *conversion, _ document, _ *Plan) (others []Other, left []string, err error) {
 	entries, err := os.ReadDir(c.src.Dir)
 	if err != nil || c.src.Alone {

@@ -48,7 +48,7 @@ type Plan struct {
 	Sources []Source `json:"sources"`         // weight files that are read
 	Files   []File   `json:"files"`           // weight files to be written
 	Others  []Other  `json:"others"`          // config.json, the index and the copied files
-	Left    []string `json:"left_behind"`     // files of the source that are neither read nor copied
+	Left    []string `json:"left_behind"`     // files of the source that are neither copied nor read whole
 	Dropped int      `json:"dropped_tensors"` // left out on request
 	// Missing counts the weights that the output's config.json implies and the output lacks.
 	// An output with missing weights is part of a model and does not load.

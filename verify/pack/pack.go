@@ -242,7 +242,7 @@ func (p *Pack) load(name string) (map[string]tensor.Tensor, error) {
 		return nil, err
 	}
 	tensors, err := parse(data)
-	for t := range tensors {
+	for _, t := range slices.Sorted(maps.Keys(tensors)) {
 		if p.Manifest.Tensors[t].File != name {
 			return nil, fmt.Errorf("tensor %.120q is not in manifest.json", t)
 		}
