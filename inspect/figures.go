@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -127,15 +128,18 @@ func (c *Cells) Experts(m page.Heatmap, found []Observation) page.Figure {
 const mostTips = 4000
 
 // Heatmap fills in the cells of a heatmap; nil if there are none. A linear scale with an end has room for what is
-// above the end.
+// above the end, but not for what page.Fences keeps out.
 func (c *Cells) Heatmap(m page.Heatmap) page.Figure {
 	if len(c.values)+len(c.marked) == 0 {
 		return nil
 	}
 	if m.Scale == page.Linear && m.Max > 0 {
+		most := m.Max
 		for _, v := range c.values {
-			m.Max = max(m.Max, v)
+			most = max(most, v)
 		}
+		_, fence := page.Fences(slices.Collect(maps.Values(c.values)))
+		m.Max = max(m.Max, min(most, fence))
 	}
 	if m.Rows, m.Columns = c.rows.names, c.columns.names; !c.Unsorted {
 		m.Rows, m.Columns = c.rows.sorted(), c.columns.sorted()

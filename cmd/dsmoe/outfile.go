@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -86,6 +87,7 @@ const plotFlag = "plot"
 type plot struct {
 	path string
 	file *outFile
+	of   string // what the command was given
 }
 
 // drawn is a report of a command with --plot.
@@ -104,6 +106,7 @@ func (p *plot) around(run func(cmd *cobra.Command, args []string) error) func(cm
 			}
 			defer p.file.discard()
 		}
+		p.of = strings.Join(args, ", ")
 		return run(cmd, args)
 	}
 }
@@ -117,7 +120,7 @@ func (p *plot) draw(r result) error {
 	if f == nil {
 		return fmt.Errorf("%s: %w", text.Quote(p.path), errors.New("not written: there are no numbers to draw"))
 	}
-	return p.file.commit(func(w io.Writer) error { return page.WriteSVG(w, f) })
+	return p.file.commit(func(w io.Writer) error { return page.WriteSVG(w, f, p.of) })
 }
 
 // discard leaves what was there before, unless the file was committed.

@@ -372,6 +372,10 @@ func TestPlots(t *testing.T) {
 		assert.Equal(t, without, stdout, line)
 		first := read(t, file)
 		titles, _ := drawings(t, first)
+		of := strings.Fields(strings.TrimSuffix(line, " --against "+fixture("v3", "checkpoint-fused")))
+		if path := of[len(of)-1]; path != "top2,fine" {
+			title += ": " + path
+		}
 		assert.Equal(t, []string{title}, titles, line)
 		dsmoe(t.Context(), append(args, "--json", "--plot", file)...)
 		assert.Equal(t, first, read(t, file), line)

@@ -18,10 +18,18 @@ type Figure interface {
 	draw() *drawing
 }
 
-// WriteSVG writes a drawing as a separate SVG file, with its own style for light and dark.
-func WriteSVG(w io.Writer, f Figure) error {
+// WriteSVG writes a drawing as a separate SVG file, with its own style for light and dark, and its title above it:
+// what is drawn, and of what, which may be empty.
+func WriteSVG(w io.Writer, f Figure, of string) error {
 	d := f.draw()
 	d.Style = template.CSS(drawingStyle())
+	if of != "" {
+		d.Title += ": " + of
+	}
+	d.Above = titleHeight
+	d.Height += titleHeight
+	d.Title = first(longestTitle, d.Title)
+	d.Width = max(d.Width, length(math.Ceil(1.2*width(d.Title)+24)))
 	if err := templates.ExecuteTemplate(w, "drawing", d); err != nil {
 		return err
 	}
@@ -29,11 +37,15 @@ func WriteSVG(w io.Writer, f Figure) error {
 	return err
 }
 
+// titleHeight is the room that a title takes, longestTitle the most characters of it.
+const titleHeight, longestTitle = 28, 160
+
 // drawing is a list of texts and paths, in drawing order.
 type drawing struct {
 	Title         string
 	Width, Height length
 	Style         template.CSS // style of a separate file; empty within a page
+	Above         length       // room for the title above a separate file's drawing
 	Shapes        []shape
 }
 
@@ -152,7 +164,15 @@ func drawingStyle() string {
 // templates holds the templates of pages and drawings. The function line makes foreign text one
 // printable line, which XML and readers accept.
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"line":   text.Line,
+	"line":  text.Line,
+	"label": label,
+	"lines": func(s string) string {
+		var b strings.Builder
+		for line := range strings.Lines(s) {
+			b.WriteString(text.Line(strings.TrimSuffix(line, "\n")) + "\n")
+		}
+		return b.String()
+	},
 	"header": func(c text.Column) string { return strings.ReplaceAll(c.Name, "_", " ") },
 }).Parse(pageTemplate + drawingTemplate))
 

@@ -28,6 +28,6 @@ func ExampleWriteSVG() {
 		Title: "norms of the routed experts", Name: "norm", RowName: "layer", ColName: "expert",
 		Rows: []string{"1", "2"}, Columns: []string{"0", "1", "2"},
 		Values: [][]float64{{1.2, 1.3, 0.9}, {1.1, 1.2, 1.4}},
-	}))
+	}, "DeepSeek-V2-Lite"))
 	// Output: <nil>
 }

@@ -3,6 +3,7 @@ package page
 import (
 	"cmp"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -15,7 +16,9 @@ type Heatmap struct {
 	Rows, Columns     []string    // labels; crowded labels are thinned out
 	Values            [][]float64 // [row][column]
 	Scale             Scale
-	Min, Max          float64                   // ends of the scale; both 0: ends of the values
+	Min, Max          float64                   // ends of the scale; both 0: ends of the values, but see Fences
+	Limit             float64                   // a number that the legend marks; 0 is none
+	LimitName         string                    // what the legend says there
 	Tip               func(row, col int) string // text under the pointer; nil means row, column and number
 	Marked            func(row, col int) bool   // reports whether to outline a cell; may be nil
 	Blank             bool                      // missing numbers are left blank, not crossed out
@@ -65,19 +68,45 @@ func (m Heatmap) draw() *drawing {
 	g := m.place()
 	right, bottom := g.left+float64(g.w*float64(len(m.Columns))), g.top+float64(g.h*float64(len(m.Rows)))
 	d := &drawing{Title: m.Title}
-	s := spanOf(m.Scale, m.Min, m.Max, func(yield func(float64)) {
-		for _, row := range m.Values {
-			for _, v := range row {
-				yield(v)
-			}
-		}
-	})
+	s := m.span()
 	m.labels(d, g, right, bottom)
 	m.cells(d, g, s)
 	width := m.legend(d, s, g.left, bottom+12)
 	d.Width = length(math.Ceil(math.Max(right, width) + 12))
 	d.Height = length(bottom + 12 + 3*fontHeight + 8)
 	return d
+}
+
+// span returns the scale of the cells.
+func (m Heatmap) span() span {
+	low, high := math.Inf(-1), math.Inf(1)
+	if m.Scale != Log {
+		low, high = Fences(slices.Concat(m.Values...))
+	}
+	return spanOf(m.Scale, m.Min, m.Max, func(yield func(float64)) {
+		for _, row := range m.Values {
+			for _, v := range row {
+				if !math.IsInf(v, 0) {
+					yield(math.Max(low, math.Min(high, v)))
+				}
+			}
+		}
+	})
+}
+
+// Fences returns the ends that a scale has at most, so that the few numbers far outside do not take all colours: three
+// times the interquartile range beyond the quartiles. Few or equal numbers have none: infinities.
+func Fences(values []float64) (low, high float64) {
+	const few = 8
+	values = slices.DeleteFunc(slices.Clone(values), func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
+	slices.Sort(values)
+	if n := len(values); n >= few {
+		if first, third := values[n/4], values[n-1-n/4]; first < third {
+			by := float64(3 * (third - first))
+			return first - by, third + by
+		}
+	}
+	return math.Inf(-1), math.Inf(1)
 }
 
 // labels draws the labels and names of rows and columns.
@@ -125,7 +154,7 @@ func (m Heatmap) cells(d *drawing, g grid, s span) {
 				together[n].WriteString(path)
 				run = 0
 			}
-			if m.Marked != nil && m.Marked(i, j) {
+			if m.isMarked(i, j) {
 				marks = append(marks, g.outline(x, y))
 			}
 		}
@@ -135,10 +164,36 @@ func (m Heatmap) cells(d *drawing, g grid, s span) {
 			d.path(s.classOf(n), together[n].String(), "")
 		}
 	}
+	if far := m.outliers(s); len(far) > 0 {
+		var path strings.Builder
+		for _, at := range far {
+			path.WriteString(g.outline(g.left+float64(g.w*float64(at[1])), g.top+float64(g.h*float64(at[0]))))
+		}
+		d.path("far", path.String(), "")
+	}
 	for _, path := range marks {
 		d.path("mark", path, "")
 	}
 }
+
+// outliers returns the cells beyond the ends of the scale that are not marked, unless these are many.
+func (m Heatmap) outliers(s span) (cells [][2]int) {
+	const part = 10 // one in so many is an outlier
+	for i, row := range m.Values {
+		for j, v := range row {
+			if (v < s.min || v > s.max) && !m.isMarked(i, j) {
+				cells = append(cells, [2]int{i, j})
+			}
+		}
+	}
+	if len(cells) > max(1, len(m.Rows)*len(m.Columns)/part) {
+		return nil
+	}
+	return cells
+}
+
+// isMarked reports whether a cell is to be outlined.
+func (m Heatmap) isMarked(row, col int) bool { return m.Marked != nil && m.Marked(row, col) }
 
 // outline returns the path around a cell: within the cell, or around a small one.
 func (g grid) outline(x, y float64) string {
@@ -168,7 +223,7 @@ func (m Heatmap) legend(d *drawing, s span, x, y float64) float64 {
 		for j, v := range row {
 			low, high = low || v < s.min, high || v > s.max
 			missing = missing || math.IsNaN(v) && !m.Blank
-			marked = marked || m.Marked != nil && m.Marked(i, j)
+			marked = marked || m.isMarked(i, j)
 		}
 	}
 	d.text("soft", x, y+fontHeight-3, label(m.Name))
@@ -182,6 +237,10 @@ func (m Heatmap) legend(d *drawing, s span, x, y float64) float64 {
 		d.text("soft mid", (x+end)/2, y+2*fontHeight, "0")
 	}
 	d.text("soft end", end, y+2*fontHeight, beyond("≥ ", high)+shown(s.max))
+	if at := x + float64(swatch*steps*s.at(m.Limit)); m.Limit != 0 {
+		d.line("limit", at, y-2, at, y+swatchHeight+2)
+		d.text("soft mid", at, y+2*fontHeight, label(m.LimitName))
+	}
 	add := func(used bool, class, path, name string) {
 		if used {
 			d.path(class, path, "")
@@ -191,6 +250,7 @@ func (m Heatmap) legend(d *drawing, s span, x, y float64) float64 {
 	}
 	add(missing, "none", crossed(end+14.5, y+.5, 18, 11), cmp.Or(m.NoValue, "no value"))
 	add(marked, "mark", box(end+15, y+1, 17, 10), cmp.Or(m.MarkName, "marked"))
+	add(len(m.outliers(s)) > 0, "far", box(end+15, y+1, 17, 10), "beyond the ends of the scale")
 	return math.Max(end, x+widest([]string{m.Name}))
 }
 

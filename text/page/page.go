@@ -1,7 +1,7 @@
 // Package page writes self-contained HTML pages and stand-alone SVG drawings.
 //
-// Callers fill a Page from top to bottom (Verdict, Section, Text, Facts, Table, Fold, Figure,
-// Gallery) and write it once, with WriteHTML. A page holds its own style, for light and dark. It
+// Callers fill a Page from top to bottom (Verdict, Section, Text, Facts, Table, Fold, FoldPlain,
+// Figure, Gallery) and write it once, with WriteHTML. A page holds its own style, for light and dark. It
 // loads nothing, as its content security policy demands, and runs no script. Tables and drawings
 // wider than the window scroll in boxes.
 //
@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"strings"
 
 	"dsmoe/text"
 )
@@ -39,7 +40,8 @@ type block struct {
 	Text    string
 	Facts   []Fact
 	Table   *text.Sheet
-	Summary string // summary of a folded table
+	Summary string // summary of a folded table or text
+	Plain   string // preformatted lines
 	Gallery []*picture
 }
 
@@ -102,6 +104,13 @@ func (p *Page) Table(s *text.Sheet) { p.add(block{Table: s}) }
 
 // Fold adds a table that is hidden until the reader opens its summary.
 func (p *Page) Fold(summary string, s *text.Sheet) { p.add(block{Table: s, Summary: summary}) }
+
+// FoldPlain adds a table as Fold does, as lines of text, which take a third of the room.
+func (p *Page) FoldPlain(summary string, s *text.Sheet) {
+	var b strings.Builder
+	s.WriteAs(&b, text.AsTable) // which does not fail
+	p.add(block{Plain: b.String(), Summary: summary})
+}
 
 // Figure adds a drawing with a caption; an empty caption is left out.
 func (p *Page) Figure(f Figure, caption string) { p.Gallery(Captioned{f, caption}) }

@@ -144,8 +144,8 @@ func pick(from map[string]int, keys ...string) map[string]int {
 func TestFiguresAreWellFormed(t *testing.T) {
 	for name, f := range figures() {
 		var svg, again strings.Builder
-		require.NoError(t, WriteSVG(&svg, f))
-		require.NoError(t, WriteSVG(&again, figures()[name]))
+		require.NoError(t, WriteSVG(&svg, f, hostile))
+		require.NoError(t, WriteSVG(&again, figures()[name], hostile))
 		assert.Equal(t, svg.String(), again.String())
 		elements, words := parsed(t, svg.String())
 		assert.Equal(t, map[string]int{"svg": 1, "script": 0, "style": 1}, pick(elements, "svg", "script", "style"), name)
@@ -161,10 +161,10 @@ func TestFiguresAreWellFormed(t *testing.T) {
 func svg(t *testing.T, f Figure) string {
 	t.Helper()
 	var b strings.Builder
-	require.NoError(t, WriteSVG(&b, f))
-	_, shapes, ok := strings.Cut(b.String(), `height="100%" />`)
+	require.NoError(t, WriteSVG(&b, f, "m"))
+	_, shapes, ok := strings.Cut(b.String(), `<g transform="translate(0 28)">`) // behind the title
 	require.True(t, ok)
-	return shapes
+	return strings.Replace(shapes, "</g>\n</svg>", "\n</svg>", 1)
 }
 
 // TestBars holds a drawing to the letter: where bars end, and the limit.
@@ -314,5 +314,79 @@ func TestWriteErrorsAreReturned(t *testing.T) {
 	require.NoError(t, r.Close())
 	require.NoError(t, w.Close())
 	assert.Error(t, full().WriteHTML(w))
-	assert.Error(t, WriteSVG(w, Bars{}))
+	assert.Error(t, WriteSVG(w, Bars{}, ""))
+}
+
+// TestFences: a number far outside takes no colour from the others, and is outlined; few numbers, equal ones and what
+// lies within three interquartile ranges keep the whole scale.
+func TestFences(t *testing.T) {
+	row := []float64{nan, inf}
+	for i := range 100 {
+		row = append(row, float64(i))
+	}
+	low, high := Fences(row)
+	assert.Equal(t, []float64{25 - 3*49, 74 + 3*49}, []float64{low, high})
+	for _, values := range [][]float64{nil, {1, 2, 3, 4, 5, 6, 1e9}, {3, 3, 3, 3, 3, 3, 3, 3, 9}} {
+		low, high = Fences(values)
+		assert.True(t, math.IsInf(low, -1) && math.IsInf(high, 1), values)
+	}
+
+	map3 := func(values ...float64) string {
+		d := Heatmap{Rows: []string{"0"}, Columns: numbers(len(values)), Values: [][]float64{values}}.draw()
+		var classes []string
+		for _, s := range d.Shapes {
+			classes = append(classes, s.Class+s.Text)
+		}
+		return strings.Join(classes, " ")
+	}
+	assert.NotContains(t, map3(row[2:]...), "far")
+	drawn := map3(append(row, 1e6)...)
+	assert.Contains(t, drawn, "far")
+	assert.Contains(t, drawn, "beyond the ends of the scale")
+	assert.Contains(t, drawn, "≥ ")
+}
+
+// TestLimitOfAScale: the legend marks the limit where its colour is.
+func TestLimitOfAScale(t *testing.T) {
+	m := Heatmap{Rows: []string{"0"}, Columns: numbers(2), Values: [][]float64{{1, 100}}, Scale: Log, Min: 1, Max: 100, Limit: 10, LimitName: "10 σ"}
+	var at, name *shape
+	for _, s := range m.draw().Shapes {
+		switch {
+		case s.Class == "limit":
+			at = &s
+		case s.Text == "10 σ":
+			name = &s
+		}
+	}
+	require.NotNil(t, at)
+	require.NotNil(t, name)
+	assert.Contains(t, at.D, fmt.Sprintf("M%s ", name.X))
+	g := m.place()
+	assert.InDelta(t, g.left+swatch*steps/2, float64(name.X), 1e-9)
+}
+
+// TestTitles: a separate drawing says what it shows, and of what; on a page the caption does.
+func TestTitles(t *testing.T) {
+	f := Bars{Title: "load", Rows: []Bar{{Label: "expert 0", Value: 12}}}
+	var b strings.Builder
+	require.NoError(t, WriteSVG(&b, f, "model-x"))
+	assert.Contains(t, b.String(), "<title>load: model-x</title>")
+	assert.Regexp(t, `<text class="title"[^>]*>load: model-x</text>`, b.String())
+	p := New("x")
+	p.Figure(f, "")
+	assert.NotContains(t, html(t, p), `class="title"`)
+}
+
+// TestFoldPlain: lines of text, each of them escaped.
+func TestFoldPlain(t *testing.T) {
+	s := text.NewSheet("name", ">n")
+	s.Row("a", 1)
+	s.Row(text.Foreign(hostile), 22)
+	p := New("x")
+	p.FoldPlain("numbers", s)
+	page := html(t, p)
+	_, words := parsed(t, page)
+	assert.Contains(t, strings.Join(words, "|"), "|NAME")
+	assert.Contains(t, page, "<details><summary>numbers</summary>")
+	assert.NotContains(t, page, "<script>")
 }

@@ -127,6 +127,7 @@ func (c *Check) heatmap() page.Heatmap {
 	}
 	if p.Unit == Sigmas {
 		m.Min, m.Max = 1, math.Max(100, ceiling(m.Values))
+		m.Limit, m.LimitName = bounds.Lambda, fmt.Sprintf("%d σ", bounds.Lambda)
 	}
 	return m
 }
