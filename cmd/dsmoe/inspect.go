@@ -70,7 +70,7 @@ config is not needed.`,
 		if *fold {
 			r = l.Fold()
 		}
-		return answer(out.print(cmd, r), len(l.Broken) == 0)
+		return out.judgeFiles(cmd, r, l.Broken)
 	}
 	return cmd
 }

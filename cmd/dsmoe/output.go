@@ -3,6 +3,7 @@ package main
 // How the inspections print what they have found out: -o, and what they share beside it.
 
 import (
+	"io"
 	"os"
 	"slices"
 
@@ -82,15 +83,28 @@ func (o *output) chosen(cmd *cobra.Command) text.Form {
 	return o.pipe
 }
 
-// judge prints a report with observations, and answers whether none of them fails. What prints the sheet
-// alone has them on stderr.
+// judge prints a report with observations, and answers whether none of them fails.
 func (o *output) judge(cmd *cobra.Command, r sheeted, found []inspect.Observation) error {
-	err := o.print(cmd, r)
-	if form := o.chosen(cmd); err == nil && len(found) > 0 && form != jsonForm && form != text.AsTable {
-		err = inspect.WriteObservations(cmd.ErrOrStderr(), found)
-	}
+	err := o.printBeside(cmd, r, len(found), func(w io.Writer) error { return inspect.WriteObservations(w, found) })
 	fails := func(f inspect.Observation) bool { return o.fail.counts(f.Level) }
 	return answer(err, !slices.ContainsFunc(found, fails))
+}
+
+// judgeFiles prints a report on the tensors of files, and answers whether no file is broken.
+func (o *output) judgeFiles(cmd *cobra.Command, r sheeted, broken []inspect.Finding) error {
+	err := o.printBeside(cmd, r, len(broken), func(w io.Writer) error {
+		return inspect.WriteFindings(w, broken, inspect.MaxLines)
+	})
+	return answer(err, len(broken) == 0)
+}
+
+// printBeside prints a report with findings. If only its sheet is printed, write writes them to stderr.
+func (o *output) printBeside(cmd *cobra.Command, r sheeted, findings int, write func(io.Writer) error) error {
+	err := o.print(cmd, r)
+	if form := o.chosen(cmd); err == nil && findings > 0 && form != jsonForm && form != text.AsTable {
+		err = write(cmd.ErrOrStderr())
+	}
+	return err
 }
 
 // failOn is a flag: the least grave level of findings with which a command exits with status 1.

@@ -33,7 +33,7 @@ is not needed.`,
 		if err != nil {
 			return err
 		}
-		return answer(out.print(cmd, l.Tree(depth)), len(l.Broken) == 0)
+		return out.judgeFiles(cmd, l.Tree(depth), l.Broken)
 	})
 	return cmd
 }
