@@ -2,6 +2,7 @@ package tensor
 
 import (
 	"fmt"
+	"slices"
 
 	"dsmoe/model/internal/kernel"
 )
@@ -37,7 +38,7 @@ func (t Tensor) Float32s(dst []float32) ([]float32, error) {
 		return dst, fmt.Errorf("dtype %s does not decode to float32", t.DType)
 	}
 	n := len(dst)
-	dst = append(dst, make([]float32, t.Len())...)
+	dst = slices.Grow(dst, t.Len())[:n+t.Len()]
 	kernel.Widen(dst[n:], t.Data, f)
 	return dst, nil
 }

@@ -129,8 +129,8 @@ func load(streams []*Stream, at, n int64) error {
 // Bytes yields n elements of w from at on in tiles, as they are stored.
 func (r *Reading) Bytes(src ReaderAt, w *Weight, at, n int64) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
-		s := r.stream(src, w)
-		defer r.streams.Put(s)
+		s := r.Stream(src, w)
+		defer r.Release(s)
 		for _, err := range r.Tiles(at, n, w.DType.Elements(TileBytes), s) {
 			if !yield(s.Raw, err) {
 				return
@@ -143,8 +143,8 @@ func (r *Reading) Bytes(src ReaderAt, w *Weight, at, n int64) iter.Seq2[[]byte, 
 // the context has ended, it yields no more.
 func (r *Reading) Numbers(src ReaderAt, w *Weight, at, n int64) iter.Seq2[[]float32, error] {
 	return func(yield func([]float32, error) bool) {
-		s := r.stream(src, w)
-		defer r.streams.Put(s)
+		s := r.Stream(src, w)
+		defer r.Release(s)
 		for _, err := range r.Tiles(at, n, TileElements, s) {
 			var values []float32
 			if err == nil {
@@ -170,9 +170,12 @@ func (r *Reading) All(src ReaderAt, w *Weight, dst []float32) ([]float32, error)
 	return dst[:w.Len()], nil
 }
 
-// stream returns a stream of w with memory that is used again.
-func (r *Reading) stream(src ReaderAt, w *Weight) *Stream {
+// Stream returns a stream of w in the memory of one that was released.
+func (r *Reading) Stream(src ReaderAt, w *Weight) *Stream {
 	s := r.streams.Get().(*Stream)
 	s.src, s.w = src, w
 	return s
 }
+
+// Release takes a stream back, whose slices must not be used any more.
+func (r *Reading) Release(s *Stream) { r.streams.Put(s) }

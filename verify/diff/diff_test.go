@@ -7,6 +7,7 @@ import (
 	"errors"
 	"iter"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -120,6 +121,57 @@ func TestMeasures(t *testing.T) {
 	_, f = one(t, tensortest.Vector(t, tensor.F32, 1, float32(math.Inf(1))), tensortest.Vector(t, tensor.F32, 1, 5), Options{})
 	assert.EqualValues(t, 1, f.NonFinite)
 	assert.EqualValues(t, 1, f.Worst)
+}
+
+// TestAddIsTheDefinition: chunks of patterns give what their elements give one by one, by the roundings and
+// ordinals of package tensor: numbers of any size, ties, zeros of both signs, infinities and NaNs.
+func TestAddIsTheDefinition(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	values := func(n int, d tensor.DType, near []float32, odd bool) []float32 {
+		x := make([]float32, n)
+		for i := range x {
+			bits := r.Uint32() >> r.IntN(32) << r.IntN(32)
+			if near != nil && r.IntN(4) > 0 {
+				bits = math.Float32bits(near[i]) + uint32(r.IntN(3)-1)<<(8*r.IntN(4))
+			}
+			v := tensor.Rounded(math.Float32frombits(bits), d)
+			if v-v != 0 && !odd {
+				v = 0
+			}
+			x[i] = v
+		}
+		return x
+	}
+	all := []tensor.DType{tensor.F32, tensor.F16, tensor.BF16}
+	for _, da := range all {
+		for _, db := range all {
+			for _, n := range []int{1, 100, chunk, 2*chunk + 5} {
+				for _, odd := range []bool{false, true} {
+					a := values(n, da, nil, odd)
+					b := values(n, db, a, odd)
+					got, want := metrics{nanBits: odd}, metrics{nanBits: odd}
+					got.add(a, b, 7, da, db)
+					want.define(a, b, 7, da, db)
+					require.Equal(t, want, got, "%s %s %d", da, db, n)
+				}
+			}
+		}
+	}
+}
+
+// define adds values by the definition of metrics.
+func (m *metrics) define(a, b []float32, at int64, da, db tensor.DType) {
+	m.values(a, b, at, da, db)
+	for i := range a {
+		p, q := float64(a[i]), float64(b[i])
+		if p-p != 0 || q-q != 0 {
+			continue
+		}
+		m.aa, m.bb, m.ab, m.dd = m.aa+p*p, m.bb+q*q, m.ab+p*q, m.dd+float64((p-q)*(p-q))
+		if d := math.Abs(p - q); d > m.maxAbs {
+			m.maxAbs, m.worst = d, at+int64(i)
+		}
+	}
 }
 
 // TestLines: a line says what was measured, and nothing that was not.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
+	"unsafe"
 
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -34,7 +35,9 @@ func (p pair) compare(r *weights.Reading, a, b Side) (Finding, error) {
 		return f, nil
 	}
 	f.Elements = int64(p.a.Len())
-	left, right := weights.NewStream(a.Reader, p.a), weights.NewStream(b.Reader, p.b)
+	left, right := r.Stream(a.Reader, p.a), r.Stream(b.Reader, p.b)
+	defer r.Release(left)
+	defer r.Release(right)
 	if !decodes(p.a) || !decodes(p.b) {
 		return f, p.a.Failed(p.compareBytes(r, &f, left, right))
 	}
@@ -124,15 +127,22 @@ func (t *tiles) compare(at int64) error {
 
 // metrics sums up a tensor. Sums are in float64, in the order of the elements.
 type metrics struct {
-	different, nonFinite int64
-	onlyA, onlyB         int64 // elements that are not finite on one side
-	rounded              int64 // different finite elements of which one is the other's rounding
-	maxAbs               float64
-	worst                int64
-	maxULP               int64
-	aa, bb, ab, dd       float64
+	steps
+	nonFinite      int64
+	onlyA, onlyB   int64 // elements that are not finite on one side
+	first          int64 // index of the first different element
+	maxAbs         float64
+	worst          int64 // index of maxAbs
+	aa, bb, ab, dd float64
 
 	nanBits bool // two NaNs differ unless their bits are the same; otherwise all NaNs are one value
+}
+
+// steps counts different elements, and the steps between their values.
+type steps struct {
+	different int64
+	rounded   int64 // different finite elements of which one is the other's rounding
+	maxULP    int64
 }
 
 // same adds values that are equal on both sides.
@@ -148,29 +158,108 @@ func (m *metrics) same(x []float32) {
 	m.ab += sum
 }
 
+// chunk is how many values add takes at once: they stay in the nearest cache.
+const chunk = 2048
+
 // add adds values of dtypes da and db.
 func (m *metrics) add(a, b []float32, at int64, da, db tensor.DType) {
-	aa, bb, ab, dd := m.aa, m.bb, m.ab, m.dd
-	for i, x := range a {
-		y := b[i]
-		if !sameBits(x, y) && (m.nanBits || x == x || y == y) {
-			m.differ(x, y, at+int64(i), da, db)
+	for len(a) > 0 {
+		n, before := min(len(a), chunk), m.steps
+		x, y := a[:n], b[:n]
+		if finite := m.finite(patterns(x), patterns(y), at, da, db); !finite || da == tensor.F16 || db == tensor.F16 {
+			m.steps = before
+			m.values(x, y, at, da, db)
+		} else if before.different == 0 && m.different > 0 {
+			m.first = at + int64(firstDifferent(x, y))
 		}
-		if x-x == 0 && y-y == 0 {
-			p, q := float64(x), float64(y)
-			aa += p * p // exact, as is p·q, so fusing does not show
-			bb += q * q
-			ab += p * q
-			dd += float64((p - q) * (p - q))
+		a, b, at = a[n:], b[n:], at+int64(n)
+	}
+}
+
+// patterns returns the bits of the values, in place.
+func patterns(values []float32) []uint32 {
+	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(values))), len(values))
+}
+
+// finite adds finite values, by their patterns, and reports whether all are. Of others it adds nothing, but
+// its steps mean nothing then, nor do they of F16. If one side is BF16, its steps are fewer than those of F32,
+// and a value is a rounding if both sides round to the same.
+func (m *metrics) finite(a, b []uint32, at int64, da, db tensor.DType) (all bool) {
+	shift := 1 // of steps within twice the pattern of F32, without its sign
+	if da == tensor.BF16 || db == tensor.BF16 {
+		shift = 17
+	}
+	aa, bb, ab, dd, s := m.aa, m.bb, m.ab, m.dd, m.steps
+	top, most := m.maxAbs*m.maxAbs, s.maxULP<<shift
+	all, b = true, b[:len(a)]
+	for i, u := range a {
+		v := b[i]
+		p, q := float64(math.Float32frombits(u)), float64(math.Float32frombits(v))
+		d := p - q
+		square := float64(d * d) // of two differences the larger one has the larger square, rounded
+		if !(square <= top) {
+			if square-square != 0 {
+				all = false
+				continue
+			}
+			top, m.maxAbs, m.worst = square, math.Abs(d), at+int64(i)
+		}
+		aa += p * p // exact, as is p·q, so fusing does not show
+		bb += q * q
+		ab += p * q
+		dd += square
+		if u != v {
+			s.different++
+		}
+		if da != db {
+			equal := u == v
+			if u, v = nearestBF16(u), nearestBF16(v); u == v && !equal {
+				s.rounded++
+			}
+		}
+		if int64(u<<1)+int64(v<<1) > most { // at most so far apart
+			n := ordinal(u) - ordinal(v)
+			most = max(most, n, -n)
 		}
 	}
-	m.aa, m.bb, m.ab, m.dd = aa, bb, ab, dd
+	s.maxULP = most >> shift
+	m.aa, m.bb, m.ab, m.dd, m.steps = aa, bb, ab, dd, s
+	return all
+}
+
+// ordinal numbers the patterns of F32 in ascending order of their values, two apart; both zeros are 0.
+func ordinal(pattern uint32) int64 {
+	sign := int64(int32(pattern) >> 31)
+	return int64(pattern<<1) ^ sign - sign
+}
+
+// nearestBF16 returns the pattern of a finite value rounded to BF16, ties to even.
+func nearestBF16(pattern uint32) uint32 {
+	return (pattern + 0x7fff + pattern>>16&1) &^ 0xffff
+}
+
+// firstDifferent returns the index of the first different element; there is one.
+func firstDifferent(a, b []float32) int {
+	i := 0
+	for sameBits(a[i], b[i]) {
+		i++
+	}
+	return i
+}
+
+// values compares values one by one.
+func (m *metrics) values(a, b []float32, at int64, da, db tensor.DType) {
+	for i, x := range a {
+		if y := b[i]; !sameBits(x, y) && (m.nanBits || x == x || y == y) {
+			m.differ(x, y, at+int64(i), da, db)
+		}
+	}
 }
 
 // differ takes note of a different element.
 func (m *metrics) differ(x, y float32, at int64, da, db tensor.DType) {
 	if m.different++; m.different == 1 {
-		m.worst = at
+		m.first = at
 	}
 	if finiteA, finiteB := x-x == 0, y-y == 0; !finiteA || !finiteB {
 		m.nonFinite++
@@ -184,20 +273,17 @@ func (m *metrics) differ(x, y float32, at int64, da, db tensor.DType) {
 	if da != db && (sameBits(tensor.Rounded(x, db), y) || sameBits(tensor.Rounded(y, da), x)) {
 		m.rounded++
 	}
-	if d := math.Abs(float64(x) - float64(y)); d > m.maxAbs {
-		m.maxAbs, m.worst = d, at
-	}
-	ulp := steps(x, y, da)
+	ulp := stepsBetween(x, y, da)
 	if da != db {
-		ulp = min(ulp, steps(x, y, db))
+		ulp = min(ulp, stepsBetween(x, y, db))
 	}
 	m.maxULP = max(m.maxULP, ulp)
 }
 
 func sameBits(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) }
 
-// steps counts the values of d between x and y, rounded to it.
-func steps(x, y float32, d tensor.DType) int64 {
+// stepsBetween counts the values of d between x and y, rounded to it.
+func stepsBetween(x, y float32, d tensor.DType) int64 {
 	n := tensor.Ordinal(x, d) - tensor.Ordinal(y, d)
 	return max(n, -n)
 }
@@ -206,7 +292,10 @@ func steps(x, y float32, d tensor.DType) int64 {
 func (m *metrics) report(f *Finding) {
 	f.Different, f.NonFinite, f.OnlyA, f.OnlyB, f.MaxAbs, f.MaxULP = m.different, m.nonFinite, m.onlyA, m.onlyB, m.maxAbs, m.maxULP
 	if m.different > 0 {
-		f.Status, f.Worst = Differs, m.worst
+		f.Status, f.Worst = Differs, m.first
+	}
+	if m.maxAbs > 0 {
+		f.Worst = m.worst
 	}
 	if m.different > 0 && m.rounded == m.different {
 		f.Status = Close
