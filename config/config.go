@@ -170,3 +170,10 @@ func (c *Config) JSON() []byte { return c.doc.JSON() }
 
 // MarshalJSON returns JSON, so that a Config inside a report is its config.json.
 func (c *Config) MarshalJSON() ([]byte, error) { return c.JSON(), nil }
+
+// Quantization is quantization_config: how the matrices of a checkpoint are stored.
+type Quantization struct {
+	Method string   // quant_method; "" without quantization_config
+	Block  [2]int   // weight_block_size: rows and columns that share a scale
+	Except []string // modules_to_not_convert: see StaysUnquantised
+}

@@ -1,12 +1,16 @@
 package config
 
-import "github.com/go-json-experiment/json/jsontext"
+import (
+	"fmt"
+	"slices"
+	"strings"
 
-// The families: the keys of a model_type, the order in which problems are reported, the
-// defaults of absent keys, and the conditions between keys. A new family is one more entry
-// here.
+	"github.com/go-json-experiment/json/jsontext"
+)
 
-// family describes a model_type.
+// family describes a model_type: its keys, the order in which problems are reported, the
+// defaults of absent keys, and the conditions between keys. A new family is a file
+// family_NAME.go and one more entry in families.
 type family struct {
 	defaults Config  // of the reference's __init__; ModelType names the family
 	fields   []field // its keys; an alias stands after the key it spells anew
@@ -14,14 +18,6 @@ type family struct {
 	rope     ropeForm
 
 	references map[Reference]Rules // what each implementation does in its own way
-}
-
-// ropeForm is the allowed content of a family's rope_scaling and rope_parameters.
-type ropeForm struct {
-	types []string // beside "default"
-	keys  []string // beside type, factor
-	// number reads the factor and the like.
-	number func(jsontext.Value, bound) (float64, error)
 }
 
 // families lists every model_type that Parse accepts.
@@ -32,92 +28,57 @@ var families = []family{
 	{defaults: v3Defaults, fields: v3Fields, rules: v3Rules, rope: yarnForm, references: v3References},
 }
 
-// v1Defaults are the defaults of DeepseekConfig.__init__ (configuration_deepseek.py).
-var v1Defaults = Config{
-	ModelType:             "deepseek",
-	VocabSize:             102400,
-	HiddenSize:            4096,
-	IntermediateSize:      11008,
-	MoEIntermediateSize:   1407,
-	NumHiddenLayers:       30,
-	NumAttentionHeads:     32,
-	NumKeyValueHeads:      32,
-	NSharedExperts:        0,
-	NRoutedExperts:        0,
-	NumExpertsPerTok:      0,
-	MoELayerFreq:          1,
-	FirstKDenseReplace:    0,
-	NormTopKProb:          false,
-	ScoringFunc:           "softmax",
-	AuxLossAlpha:          0.001,
-	SeqAux:                true,
-	HiddenAct:             "silu",
-	MaxPositionEmbeddings: 2048,
-	InitializerRange:      0.02,
-	RMSNormEps:            1e-6,
-	PretrainingTP:         1,
-	TieWordEmbeddings:     false,
-	RopeTheta:             10000,
-	RopeScaling:           nil,
-	AttentionBias:         false,
-	TorchDType:            "",
-	RoutedScalingFactor:   1,
-	Reference:             Remote,
+// decode reads a document by the table of its family.
+func decode(doc document) (*Config, error) {
+	values := doc.values()
+	f, err := familyOf(values)
+	if err != nil {
+		return nil, err
+	}
+	d := &decoding{config: f.defaults, rope: f.rope, values: values}
+	d.config.doc = doc
+	d.readFields(f.fields)
+	if d.config.NumKeyValueHeads == 0 {
+		d.config.NumKeyValueHeads = d.config.NumAttentionHeads
+	}
+	d.checkRules(f.rules)
+	if d.problems == nil {
+		return &d.config, nil
+	}
+	slices.SortStableFunc(d.problems, func(a, b Problem) int { return f.position(a) - f.position(b) })
+	return nil, &Error{Problems: d.problems}
 }
 
-// Upper limits of the integers. With maxParameters they keep every product of
-// dimensions far inside int64.
-const (
-	maxDim     = 1 << 24
-	maxLayers  = 10000
-	maxExperts = 1 << 16
-)
-
-// v1Fields are the keys of DeepseekConfig that the model or its training depend on.
-var v1Fields = []field{
-	{"model_type", str(func(c *Config) *string { return &c.ModelType })},
-	{"vocab_size", integer(func(c *Config) *int { return &c.VocabSize }, 1, maxDim)},
-	{"hidden_size", integer(func(c *Config) *int { return &c.HiddenSize }, 1, maxDim)},
-	{"intermediate_size", integer(func(c *Config) *int { return &c.IntermediateSize }, 1, maxDim)},
-	{"moe_intermediate_size", integer(func(c *Config) *int { return &c.MoEIntermediateSize }, 1, maxDim)},
-	{"num_hidden_layers", integer(func(c *Config) *int { return &c.NumHiddenLayers }, 1, maxLayers)},
-	{"num_attention_heads", integer(func(c *Config) *int { return &c.NumAttentionHeads }, 1, maxDim)},
-	// null: num_attention_heads
-	{"num_key_value_heads", optional(func(c *Config) *int { return &c.NumKeyValueHeads }, maxDim)},
-	{"n_shared_experts", optional(func(c *Config) *int { return &c.NSharedExperts }, maxExperts)},
-	{"n_routed_experts", optional(func(c *Config) *int { return &c.NRoutedExperts }, maxExperts)},
-	{"num_experts_per_tok", optional(func(c *Config) *int { return &c.NumExpertsPerTok }, maxExperts)},
-	{"moe_layer_freq", integer(func(c *Config) *int { return &c.MoELayerFreq }, 1, maxLayers)},
-	{"first_k_dense_replace", integer(func(c *Config) *int { return &c.FirstKDenseReplace }, 0, maxLayers)},
-	{"norm_topk_prob", boolean(func(c *Config) *bool { return &c.NormTopKProb })},
-	{"scoring_func", str(func(c *Config) *string { return &c.ScoringFunc })},
-	{"aux_loss_alpha", number(func(c *Config) *float64 { return &c.AuxLossAlpha }, notNegative)},
-	{"seq_aux", boolean(func(c *Config) *bool { return &c.SeqAux })},
-	{"hidden_act", str(func(c *Config) *string { return &c.HiddenAct })},
-	{"max_position_embeddings", integer(func(c *Config) *int { return &c.MaxPositionEmbeddings }, 1, maxDim)},
-	{"initializer_range", number(func(c *Config) *float64 { return &c.InitializerRange }, notNegative)},
-	{"rms_norm_eps", number(func(c *Config) *float64 { return &c.RMSNormEps }, positive)},
-	{"pretraining_tp", integer(func(c *Config) *int { return &c.PretrainingTP }, 1, maxDim)},
-	{"tie_word_embeddings", boolean(func(c *Config) *bool { return &c.TieWordEmbeddings })},
-	{"rope_theta", number(func(c *Config) *float64 { return &c.RopeTheta }, positive)},
-	{"rope_scaling", reader{read: readRopeScaling}},
-	{"rope_parameters", reader{read: readRopeParameters}},
-	{"attention_bias", boolean(func(c *Config) *bool { return &c.AttentionBias })},
-	{"torch_dtype", reader{read: readTorchDType}},
-	{"dtype", reader{read: readTorchDType}},
-	{"quantization_config", reader{read: readQuantization}},
+// familyOf finds the family that model_type names.
+func familyOf(values map[string]jsontext.Value) (*family, error) {
+	v, ok := values["model_type"]
+	if !ok {
+		return nil, unsupported("missing")
+	}
+	name, err := parseString(v)
+	if err != nil {
+		return nil, unsupported(err.Error())
+	}
+	for i := range families {
+		if families[i].defaults.ModelType == name {
+			return &families[i], nil
+		}
+	}
+	return nil, unsupported(quote(name))
 }
 
-// v1Rules are checked between fields that are each in order.
-var v1Rules = []rule{
-	{[]string{"hidden_size", "num_attention_heads"}, headsDivideHidden},
-	{[]string{"num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size",
-		"n_shared_experts", "n_routed_experts"}, sizeIsSane},
-	{[]string{"num_key_value_heads", "num_attention_heads"}, groupsDivideHeads},
-	{[]string{"num_experts_per_tok", "n_routed_experts"}, topKFitsExperts},
-	{[]string{"scoring_func", "n_routed_experts"}, scoringIsSoftmax},
-	{[]string{"hidden_act"}, activationIsSiLU},
-	{[]string{"pretraining_tp", "vocab_size", "hidden_size", "num_key_value_heads", "num_attention_heads",
-		"intermediate_size"}, slicesDivide},
-	{[]string{"pretraining_tp", "attention_bias"}, slicesKeepBias},
+// unsupported is the *Error for a model_type that no family has.
+func unsupported(cause string) error {
+	names := make([]string, len(families))
+	for i, f := range families {
+		names[i] = f.defaults.ModelType
+	}
+	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
+	return &Error{Problems: []Problem{{Field: "model_type", Cause: cause}}}
+}
+
+// position is the place of a problem's field in the table.
+func (f *family) position(p Problem) int {
+	key, _, _ := strings.Cut(p.Field, ".")
+	return slices.IndexFunc(f.fields, func(row field) bool { return row.key == key })
 }

@@ -188,3 +188,11 @@ func parseOneOf(v jsontext.Value, names ...string) (string, error) {
 	}
 	return s, nil
 }
+
+// Upper limits of the integers. With maxParameters they keep every product of
+// dimensions far inside int64.
+const (
+	maxDim     = 1 << 24
+	maxLayers  = 10000
+	maxExperts = 1 << 16
+)

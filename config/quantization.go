@@ -10,13 +10,6 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// Quantization is quantization_config: how the matrices of a checkpoint are stored.
-type Quantization struct {
-	Method string   // quant_method; "" without quantization_config
-	Block  [2]int   // weight_block_size: rows and columns that share a scale
-	Except []string // modules_to_not_convert: see StaysUnquantised
-}
-
 // readQuantization reads quantization_config: null, or FP8 E4M3 weights in blocks, as in the
 // published DeepSeek-V3. It refuses any other method by name, and ignores the fields about
 // activations.

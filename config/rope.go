@@ -191,3 +191,11 @@ func (s *RopeScaling) String() string {
 	}
 	return fmt.Sprintf(`{"type": %q, "factor": %v}`, s.Type, s.Factor)
 }
+
+// ropeForm is the allowed content of a family's rope_scaling and rope_parameters.
+type ropeForm struct {
+	types []string // beside "default"
+	keys  []string // beside type, factor
+	// number reads the factor and the like.
+	number func(jsontext.Value, bound) (float64, error)
+}

@@ -26,61 +26,6 @@ type rule struct {
 	check  func(*Config) error
 }
 
-// decode reads a document by the table of its family.
-func decode(doc document) (*Config, error) {
-	values := doc.values()
-	f, err := familyOf(values)
-	if err != nil {
-		return nil, err
-	}
-	d := &decoding{config: f.defaults, rope: f.rope, values: values}
-	d.config.doc = doc
-	d.readFields(f.fields)
-	if d.config.NumKeyValueHeads == 0 {
-		d.config.NumKeyValueHeads = d.config.NumAttentionHeads
-	}
-	d.checkRules(f.rules)
-	if d.problems == nil {
-		return &d.config, nil
-	}
-	slices.SortStableFunc(d.problems, func(a, b Problem) int { return f.position(a) - f.position(b) })
-	return nil, &Error{Problems: d.problems}
-}
-
-// familyOf finds the family that model_type names.
-func familyOf(values map[string]jsontext.Value) (*family, error) {
-	v, ok := values["model_type"]
-	if !ok {
-		return nil, unsupported("missing")
-	}
-	name, err := parseString(v)
-	if err != nil {
-		return nil, unsupported(err.Error())
-	}
-	for i := range families {
-		if families[i].defaults.ModelType == name {
-			return &families[i], nil
-		}
-	}
-	return nil, unsupported(quote(name))
-}
-
-// unsupported is the *Error for a model_type that no family has.
-func unsupported(cause string) error {
-	names := make([]string, len(families))
-	for i, f := range families {
-		names[i] = f.defaults.ModelType
-	}
-	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
-	return &Error{Problems: []Problem{{Field: "model_type", Cause: cause}}}
-}
-
-// position is the place of a problem's field in the table.
-func (f *family) position(p Problem) int {
-	key, _, _ := strings.Cut(p.Field, ".")
-	return slices.IndexFunc(f.fields, func(row field) bool { return row.key == key })
-}
-
 func (d *decoding) readFields(fields []field) {
 	for _, f := range fields {
 		if v, ok := d.values[f.key]; ok {
@@ -116,28 +61,6 @@ func (d *decoding) valid(key string) bool {
 func (d *decoding) hasValid(key string) bool {
 	_, ok := d.values[key]
 	return ok && d.valid(key)
-}
-
-// headsDivideHidden: DeepseekAttention.__init__ demands head_dim * num_heads ==
-// hidden_size; rotate_half needs two halves.
-func headsDivideHidden(c *Config) error {
-	if c.HiddenSize%c.NumAttentionHeads != 0 {
-		return fmt.Errorf("%d is not divisible by num_attention_heads %d", c.HiddenSize, c.NumAttentionHeads)
-	}
-	if c.HeadDim()%2 != 0 {
-		return fmt.Errorf(
-			"%d over num_attention_heads %d makes a head dimension of %d, which is odd: RoPE rotates its halves",
-			c.HiddenSize, c.NumAttentionHeads, c.HeadDim())
-	}
-	return nil
-}
-
-// groupsDivideHeads: repeat_kv gives each key head the same number of query heads.
-func groupsDivideHeads(c *Config) error {
-	if c.NumAttentionHeads%c.NumKeyValueHeads != 0 {
-		return fmt.Errorf("num_attention_heads %d is not divisible by %d", c.NumAttentionHeads, c.NumKeyValueHeads)
-	}
-	return nil
 }
 
 // maxParameters bounds the number of weights, so that bytes and FLOPs of a whole
@@ -196,35 +119,6 @@ func activationIsSiLU(c *Config) error {
 	if c.HiddenAct != "silu" {
 		return fmt.Errorf(`%s is not "silu", the activation of the published models and the only one computed here`,
 			quote(c.HiddenAct))
-	}
-	return nil
-}
-
-// slicesDivide: with pretraining_tp > 1 the reference cuts its weights into slices
-// of width // pretraining_tp and would lose the rest of an uneven cut.
-func slicesDivide(c *Config) error {
-	widths := []struct {
-		key string
-		n   int
-	}{
-		{"vocab_size", c.VocabSize},
-		{"hidden_size", c.HiddenSize},
-		{"num_key_value_heads * head_dim", c.NumKeyValueHeads * c.HeadDim()},
-		{"intermediate_size", c.IntermediateSize},
-	}
-	for _, w := range widths {
-		if w.n%c.PretrainingTP != 0 {
-			return fmt.Errorf("%d does not divide %s %d: the reference would drop the rest", c.PretrainingTP, w.key, w.n)
-		}
-	}
-	return nil
-}
-
-// slicesKeepBias: with pretraining_tp > 1 DeepseekAttention.forward multiplies with
-// slices of the weights and leaves the biases out.
-func slicesKeepBias(c *Config) error {
-	if c.PretrainingTP > 1 && c.AttentionBias {
-		return fmt.Errorf("%d with attention_bias: the reference would leave the biases out", c.PretrainingTP)
 	}
 	return nil
 }
