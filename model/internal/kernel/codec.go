@@ -144,8 +144,8 @@ func RoundTo(x []float32, f Format) {
 	}
 }
 
-// widen64 converts src to float64, which is exact, with the kernels of im.
-func widen64(im *implementation, dst []float64, src []float32) {
+// widenTo64 converts src to float64, which is exact, with the kernels of im.
+func widenTo64(im *implementation, dst []float64, src []float32) {
 	done := 0
 	if im.widen64 != nil {
 		done = inChunks(len(src), func(i, n int) { im.widen64(&dst[i], &src[i], n) })

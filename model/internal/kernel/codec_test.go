@@ -121,7 +121,7 @@ func TestCodecLengths(t *testing.T) {
 			}
 			wide := make([]float64, n)
 			x := awkward(r, n)
-			widen64(current(), wide, x)
+			widenTo64(current(), wide, x)
 			for i, v := range x {
 				require.Equal(t, math.Float64bits(float64(v)), math.Float64bits(wide[i]))
 			}

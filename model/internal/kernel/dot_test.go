@@ -84,8 +84,8 @@ func TestDotWide(t *testing.T) {
 	for n := range 100 {
 		x, w := awkward(r, n), awkward(r, n)
 		wideX, wideW := make([]float64, n), make([]float64, n)
-		widen64(&portable, wideX, x)
-		widen64(&portable, wideW, w)
+		widenTo64(&portable, wideX, x)
+		widenTo64(&portable, wideW, w)
 		require.Equal(t, Dot64(x, w), dotWide(wideX, wideW), "length %d", n)
 	}
 }

@@ -8,7 +8,7 @@ func (j *job) portableRows(s *scratch, r, toR, t, toT int) {
 		row := j.w.Row(s.rows, r)
 		if j.acc == Float64 {
 			s.rowWide = grow(s.rowWide, cols)
-			widen64(j.im, s.rowWide, row)
+			widenTo64(j.im, s.rowWide, row)
 		}
 		for i := range toT - t {
 			out := j.dst[(t+i)*j.w.Rows+r:][:1]

@@ -1,7 +1,7 @@
 package kernel
 
-// square sets dst to the squares of src, and returns it. dst may be src.
-func square(dst, src []float32) []float32 {
+// squareAll sets dst to the squares of src, and returns it. dst may be src.
+func squareAll(dst, src []float32) []float32 {
 	dst, done := dst[:len(src)], 0
 	if im := current(); im.square != nil {
 		done = inChunks(len(src), func(i, n int) { im.square(&dst[i], &src[i], n) })
@@ -12,8 +12,8 @@ func square(dst, src []float32) []float32 {
 	return dst
 }
 
-// addMultiple adds factor·src, rounded before it is added, to dst, with the kernels of im.
-func addMultiple(im *implementation, dst, src []float32, factor float32) {
+// addScaled adds factor·src, rounded before it is added, to dst, with the kernels of im.
+func addScaled(im *implementation, dst, src []float32, factor float32) {
 	dst, done := dst[:len(src)], 0
 	if im.addMultiple != nil {
 		done = inChunks(len(src), func(i, n int) { im.addMultiple(&dst[i], &src[i], n, factor) })
@@ -59,11 +59,11 @@ func columns(products, a, squares, b []float32, w *Matrix, from, to int) {
 	s.rows = grow(s.rows, 2*n)
 	for r := range w.Rows {
 		part := w.part(s.rows, r, from, to)
-		squared := square(s.rows[n:2*n], part)
+		squared := squareAll(s.rows[n:2*n], part)
 		for t := range len(a) / w.Rows {
 			at, x := t*w.Cols+from, t*w.Rows+r
-			addMultiple(im, products[at:at+n], part, a[x])
-			addMultiple(im, squares[at:at+n], squared, b[x])
+			addScaled(im, products[at:at+n], part, a[x])
+			addScaled(im, squares[at:at+n], squared, b[x])
 		}
 	}
 }

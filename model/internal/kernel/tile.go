@@ -99,7 +99,7 @@ func (s *scratch) setTokens(j *job, t, toT int) {
 			copy(s.x[i*length:], src)
 			fill(s.x[i*length+cols:(i+1)*length], float32(math.Copysign(0, -1)))
 		} else {
-			widen64(j.im, s.wide[i*length:][:cols], src)
+			widenTo64(j.im, s.wide[i*length:][:cols], src)
 			fill(s.wide[i*length+cols:(i+1)*length], math.Copysign(0, -1))
 		}
 	}
