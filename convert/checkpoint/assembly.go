@@ -110,6 +110,15 @@ func (c *Checkpoint) Parts(name string) ([]format.Part, error) {
 	return []format.Part{{File: file, Tensor: name, N: int64(info.Len())}}, nil
 }
 
+// Tokenizer returns the files of the tokenizer that the weight files hold, and what there is to say
+// of them. A format without a dialect holds none.
+func (c *Checkpoint) Tokenizer() (texts []format.Text, note string, err error) {
+	if c.assembly == nil {
+		return nil, "", nil
+	}
+	return c.format.Dialect.Tokenizer(c.files)
+}
+
 // HeaderBytes returns the bytes of the headers of a format with the config inside, else 0.
 func (c *Checkpoint) HeaderBytes() (n int64) {
 	for _, f := range c.files {

@@ -64,6 +64,9 @@ type Dialect struct {
 	Types []string
 	// Describe encodes the files' content beside their tensors: that of d.Source, if present.
 	Describe func(d Description) (Described, error)
+	// Tokenizer returns the files of the tokenizer that a checkpoint's open files hold. The note says
+	// what was made, or why nothing was.
+	Tokenizer func(files []File) (texts []Text, note string, err error)
 	// Consumes reports whether a file without weights with this name goes into the keys.
 	Consumes func(file string) bool
 }
@@ -100,6 +103,12 @@ type Described struct {
 	Keys  []byte   // the encoded content
 	Stem  string   // of the files' names
 	Notes []string // warnings for readers of the files
+}
+
+// Text is a file without weights.
+type Text struct {
+	Name string
+	Data []byte
 }
 
 // Assembly is the content of a checkpoint's files in HuggingFace's terms.

@@ -265,10 +265,6 @@ func (a *assembler) widened() {
 
 // notes lists the parts of the files that are not read.
 func (a *assembler) notes() (notes []string) {
-	if n := a.files[0].values[tokensKey].n; n > 0 {
-		notes = append(notes, fmt.Sprintf("the tokenizer in it, of %s, is not read",
-			text.Plural(int(min(n, 1<<30)), "token")))
-	}
 	decoded := 0
 	for i := range a.found {
 		if slices.ContainsFunc(a.found[i].Parts, func(p format.Part) bool { return p.Decode != tensor.Invalid }) {

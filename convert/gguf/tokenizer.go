@@ -42,6 +42,7 @@ const MaxTokenizer = 64 << 20
 // The types of tokens: enum llama_token_type.
 const (
 	normalToken  = 1
+	unknownToken = 2
 	controlToken = 3
 	userToken    = 4
 	unusedToken  = 5

@@ -3,7 +3,6 @@ package gguf
 import (
 	"encoding/json"
 	"io/fs"
-	"strings"
 	"testing"
 	"testing/fstest"
 
@@ -11,7 +10,6 @@ import (
 
 	"dsmoe/config/configtest"
 	"dsmoe/convert/format"
-	"dsmoe/model/tensor"
 )
 
 const tinyConfig = `{"model_type": "deepseek", "vocab_size": 12, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 8,
@@ -35,11 +33,21 @@ func tokenizerJSON(t *testing.T, splits []string, vocab map[string]int, merges a
 
 // described returns the keys of a file to be written with these files beside its weights.
 func described(t *testing.T, files map[string]string) (map[string]value, []string, error) {
+	keys, notes, err := encoded(t, files)
+	if err != nil {
+		return nil, nil, err
+	}
+	return fileWith(t, keys).values, notes, nil
+}
+
+// encoded returns the same keys as they are written.
+func encoded(t *testing.T, files map[string]string) ([]byte, []string, error) {
 	disk := fstest.MapFS{}
 	for name, data := range files {
 		disk[name] = &fstest.MapFile{Data: []byte(data)}
 	}
-	return describedAs(t, description(t, disk))
+	d, err := describe(description(t, disk))
+	return d.Keys, d.Notes, err
 }
 
 // description describes a model with files beside its weights.
@@ -61,12 +69,7 @@ func describedAs(t *testing.T, described format.Description) (map[string]value, 
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err := NewLayout([]tensor.Info{{Name: "a", DType: tensor.F32, Shape: []int{1}}}, format.Head{Keys: d.Keys})
-	require.NoError(t, err)
-	data := append(l.Header(), make([]byte, 32)...)
-	h, err := ReadHeader(strings.NewReader(string(data)), int64(len(data)), "x")
-	require.NoError(t, err)
-	return h.values, d.Notes, nil
+	return fileWith(t, d.Keys).values, d.Notes, nil
 }
 
 // TestTokenizer: tokens by number, types, merges in both spellings, tokens with a meaning and

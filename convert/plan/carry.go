@@ -14,6 +14,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
+	"dsmoe/convert/internal/digest"
 	"dsmoe/text"
 )
 
@@ -22,7 +23,25 @@ func (huggingFace) companions(c *conversion, doc document, p *Plan) (others []Ot
 	if others, left, err = c.carry(); err != nil {
 		return nil, nil, err
 	}
-	return append(others, p.describe(doc.text)...), left, nil
+	made, err := c.tokenizer(others)
+	return slices.Concat(others, made, p.describe(doc.text)), left, err
+}
+
+// tokenizer plans the files of the tokenizer that the source's weight files hold. Files that are
+// carried go first.
+func (c *conversion) tokenizer(carried []Other) (others []Other, err error) {
+	texts, note, err := c.src.Tokenizer()
+	for _, t := range texts {
+		if slices.ContainsFunc(carried, func(f Other) bool { return f.Name == t.Name }) {
+			c.note("%s is copied: the tokenizer in the weight files is not written", text.Quote(t.Name))
+			return nil, nil
+		}
+		others = append(others, Other{Name: t.Name, Size: int64(len(t.Data)), Hash: digest.Of(t.Data), Text: t.Data})
+	}
+	if note != "" {
+		c.note("%s", note)
+	}
+	return others, err
 }
 
 // carry finds the files to copy: regular files in the checkpoint's own directory that are not

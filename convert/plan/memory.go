@@ -67,6 +67,9 @@ func (p *Plan) Memory() int64 {
 		perRule    = int64(unsafe.Sizeof(operation.Make{}))
 	)
 	n := p.source + 3*int64(len(p.described.Keys)) // kept, and twice more while a header is made
+	for _, f := range p.Others {
+		n += int64(len(f.Text))
+	}
 	for i := range p.Tensors {
 		t := &p.Tensors[i]
 		n += perTensor + int64(len(t.Segments))*perSegment
