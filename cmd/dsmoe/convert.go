@@ -47,11 +47,9 @@ func newConvert() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
-		Long: `Writes the checkpoint SRC in other shards, another dtype, another layout of the routed
-experts, or a part of it, as safetensors or GGUF. The output is read again, compared
-with SRC and then renamed: DST is complete or absent. An interrupted run continues when
-the same command is given again. The other files of SRC's directory, such as the
-tokenizer, are copied, but not with a single weight file.
+		Long: `Writes the checkpoint SRC in another dtype, format, shard size or layout of experts, or a
+part of it. The output is read again, compared with SRC and then renamed: DST is complete
+or absent. The same command continues an interrupted run.
 
 dsmoe help conversions  what is guaranteed, what each --type does, GGUF, parts
 dsmoe help checkpoints  what SRC may be`,
