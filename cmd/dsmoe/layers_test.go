@@ -52,11 +52,11 @@ func TestLayers(t *testing.T) {
 		"inspect/stats":       {"inspect", "inspect/header", "text/page", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/matrix":      {"inspect", "model", "model/weights"},
 		"inspect/experts":     {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
-		"inspect/router":      {"inspect", "inspect/matrix", "inspect/experts", "text/page", "model/weights", "model/table", "config"},
+		"inspect/router":      {"inspect", "inspect/matrix", "text/page", "model/weights", "model/table", "config"},
 		"inspect/routing":     {"inspect", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/change":      {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
 		"inspect/report":      {"inspect", "inspect/change", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table"},
-		"inspect/inspecttest": {"inspect", "config", "config/configtest", "model/synth", "model/weights", "model/tensor"}, // for tests
+		"inspect/inspecttest": {"inspect", "config", "config/configtest", "model/synth", "model/weights", "model/table", "model/tensor"}, // for tests
 
 		"model":                   {"model/weights", "model/table", "config", "model/tensor", "model/internal/kernel"},
 		"model/count":             {"model/table", "config", "model/tensor"},

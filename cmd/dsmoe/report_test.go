@@ -162,15 +162,15 @@ func TestReportOfDenseModel(t *testing.T) {
 
 // TestReportOfSelection: only what is selected is read, and the rest said to be left out.
 func TestReportOfSelection(t *testing.T) {
-	m := makeReport(t, fixture("v1-base", "checkpoint"), "--layers", "1", "--experts", "2-4", "--random", "1x8")
+	m := makeReport(t, fixture("v1-base", "checkpoint"), "--layers", "1", "--experts", "2-9", "--random", "1x8")
 	assert.Equal(t, exitYes, m.status)
-	assert.Contains(t, strings.Join(m.Checked, "\n"), "every value of 9 weights, ")
-	assert.Contains(t, strings.Join(m.Checked, "\n"), "3 routed experts in 1 layer")
-	assert.Contains(t, m.NotChecked, "the values of 177 weights that are not selected")
+	assert.Contains(t, strings.Join(m.Checked, "\n"), "every value of 24 weights, ")
+	assert.Contains(t, strings.Join(m.Checked, "\n"), "8 routed experts in 1 layer")
+	assert.Contains(t, m.NotChecked, "the values of 162 weights that are not selected")
 	assert.Nil(t, m.Stats)
 	assert.NotContains(t, strings.Join(m.NotChecked, "\n"), "the odd ones")
 	m = makeReport(t, fixture("v1-base", "checkpoint"), "--experts", "2,3")
-	assert.Contains(t, m.NotChecked, "which experts are the odd ones in 3 layers: fewer than 3 are there or selected")
+	assert.Contains(t, m.NotChecked, "which experts are the odd ones in 3 layers: fewer than 8 are there or selected")
 	assert.Contains(t, m.NotChecked, "whether the experts of 3 layers fit the rows of their routers: they fit none, as random weights do")
 	m = makeReport(t, fixture("v1-base", "checkpoint"), "--layers", "0", "--random", "1x8")
 	assert.Subset(t, m.NotChecked, []string{"experts: no expert is selected", "routers: no router is selected", "routing: no decoder layer with a router is selected"})
@@ -229,9 +229,9 @@ func TestReportNamesPlantedFaults(t *testing.T) {
 		clear(data("model.layers.1.mlp.gate.weight")[7*hidden*size : 8*hidden*size])
 		binary.LittleEndian.PutUint16(data(expert("2", "6")+".up_proj.weight"), 0x7fc0)
 		binary.LittleEndian.PutUint16(data("model.layers.3.self_attn.q_proj.weight"), 0x7fc0)
-		channel := data(expert("2", "9") + ".down_proj.weight")[11*neurons*size : 12*neurons*size]
-		for at := 1; at < len(channel); at += size {
-			channel[at] += 2 // 16 times: 4 more in the exponent
+		up := data(expert("2", "9") + ".up_proj.weight")
+		for at := 11*size + 1; at < len(up); at += hidden * size {
+			up[at] += 2 // 16 times: 4 more in the exponent
 		}
 	})
 	m := makeReport(t, dir, "--random", "1x8")

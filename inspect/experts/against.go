@@ -212,7 +212,7 @@ func (l *LayerErrors) observe() (found []inspect.Observation) {
 	for i := range l.Experts {
 		for role, m := range present(&l.Experts[i].Matrices) {
 			spread := *l.Of(role)
-			if routed < LeastPeers {
+			if routed < inspect.LeastPeers {
 				spread = nil
 			}
 			found = append(found, l.aboutMatrix(&l.Experts[i], role, m, spread)...)

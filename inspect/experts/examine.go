@@ -20,7 +20,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	}
 	var suspects []*suspect
 	for _, l := range layers {
-		layer, found, err := examineLayer(x, l)
+		layer, found, err := examineLayer(x, l, len(layers))
 		if err != nil {
 			return nil, err
 		}
@@ -39,8 +39,8 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	return r, nil
 }
 
-// examineLayer looks at the experts of a layer, and returns what is odd about them.
-func examineLayer(x *matrix.Reader, l *layerMLPs) (*Layer, []inspect.Observation, error) {
+// examineLayer looks at the experts of one of so many layers, and returns what is odd about them.
+func examineLayer(x *matrix.Reader, l *layerMLPs, layers int) (*Layer, []inspect.Observation, error) {
 	probes, err := probes(x, l)
 	if err != nil {
 		return nil, nil, err
@@ -67,7 +67,7 @@ func examineLayer(x *matrix.Reader, l *layerMLPs) (*Layer, []inspect.Observation
 	if err := similarities(x, l, r); err != nil {
 		return nil, nil, err
 	}
-	found := r.observe()
+	found := r.observe(layers)
 	near, err := nearTwins(x, l, r, probes)
 	return r, append(found, near...), err
 }

@@ -12,15 +12,12 @@ import (
 	"dsmoe/text"
 )
 
-// LeastPeers is the number of experts of a layer, or rows of a router, below which none of them is the odd one.
-const LeastPeers = 3
-
-// Limits of observations. All compare an expert with its layer. Experts of a layer are alike both at random and
-// trained, and stay far from the limits.
+// Limits of observations. All compare an expert with its layer: it must be beyond inspect.Peers.Limit, and differ by
+// these. What differs by less does not matter, however narrow the layer's spread.
 const (
-	normFactor    = 4    // a norm so many times its layer's median, or that fraction of it
-	channelFactor = 6    // a channel, or neuron, likewise
-	coarseShare   = 0.75 // of the median of MatrixNumbers.Distinct
+	normFactor    = 2    // a typical magnitude so many times its layer's median, or that fraction of it
+	channelFactor = 6    // a channel, or neuron, likewise: log-normal neurons reach 4
+	coarseShare   = 0.25 // of MatrixNumbers.Distinct, below the median
 	zeroShare     = 0.01 // of the neurons, more than the layer's median
 	alike         = 0.9  // a cosine; a copy with noise of 0.48 of its RMS has it
 	sameFunction  = 0.999
@@ -52,9 +49,9 @@ func (r *Layer) fillSpreads() {
 	}
 }
 
-// observe returns what is odd about single experts.
-func (r *Layer) observe() (found []inspect.Observation) {
-	zeros, peers := r.zeroNeurons(), r.peers()
+// observe returns what is odd about single experts, in a model of so many layers.
+func (r *Layer) observe(layers int) (found []inspect.Observation) {
+	zeros, peers := r.zeroNeurons(layers), r.peers(layers)
 	for _, e := range r.all() {
 		found = append(found, r.notFinite(e)...)
 		zeroed := r.zeroed(e, zeros)
@@ -84,24 +81,24 @@ func (r *Layer) notFinite(e *Expert) (found []inspect.Observation) {
 	return found
 }
 
-// zeroNeurons is the spread of ZeroNeurons over the layer.
-func (r *Layer) zeroNeurons() *inspect.Spread {
-	var all []*float64
+// zeroNeurons is ZeroNeurons over the layer; nil if there are too few experts.
+func (r *Layer) zeroNeurons(layers int) *inspect.Peers {
+	var all []float64
 	for i := range r.Experts {
 		if r.Experts[i].facts.output != nil {
-			all = append(all, inspect.Finite(float64(r.Experts[i].ZeroNeurons)))
+			all = append(all, float64(r.Experts[i].ZeroNeurons))
 		}
 	}
-	return inspect.SpreadOf(all)
+	return inspect.PeersOf(all, layers*len(all))
 }
 
 // zeroed finds an expert that adds nothing, or that has many more neurons that add nothing than the others.
-func (r *Layer) zeroed(e *Expert, others *inspect.Spread) []inspect.Observation {
+func (r *Layer) zeroed(e *Expert, others *inspect.Peers) []inspect.Observation {
 	switch {
 	case e.facts.output == nil:
 		return r.zeroMatrices(e)
 	case e.Gate.Norm == nil || e.Up.Norm == nil || e.Down.Norm == nil:
-		return nil // 0 times what is not finite is not 0
+		return r.zeroMatrices(e) // 0 times what is not finite is not 0
 	}
 	neurons, zero := e.Down.Shape[1], inspect.Finite(float64(e.ZeroNeurons))
 	switch {
@@ -110,7 +107,7 @@ func (r *Layer) zeroed(e *Expert, others *inspect.Spread) []inspect.Observation 
 			"%s are zero: it adds nothing to any token", e.zeroParts())}
 	case e.Expert < 0 || others == nil:
 		return nil
-	case *zero-others.Median >= max(1, zeroShare*float64(neurons)):
+	case others.Odd(*zero, max(1, zeroShare*float64(neurons))) && *zero > others.Median:
 		return []inspect.Observation{observation(r.Layer, e, "zeroed-neurons", "", zero, &others.Median,
 			"%d of %d neurons add nothing: their row of gate_proj or up_proj, or column of down_proj, is zero; "+
 				"the layer's median is %g",
@@ -148,14 +145,15 @@ func (e *Expert) zeroParts() string {
 
 // peers is one matrix over the experts of a layer, to compare an expert with.
 type peers struct {
-	norm, distinct, peak *inspect.Spread
-	channels             []float64 // median over the experts
+	size, distinct, peak *inspect.Peers
+	channels             []float64      // median over the experts
+	channel              *inspect.Peers // of all channels of all experts, less those medians
 }
 
 // peers returns the peers of each matrix; nil if there are too few.
-func (r *Layer) peers() (all Matrices[*peers]) {
+func (r *Layer) peers(layers int) (all Matrices[*peers]) {
 	for _, role := range roles {
-		var norms, distinct, peaks []*float64
+		var sizes, distinct, peaks []float64
 		var channels [][]float64
 		for i := range r.Experts {
 			m := *r.Experts[i].Of(role)
@@ -163,35 +161,43 @@ func (r *Layer) peers() (all Matrices[*peers]) {
 				continue
 			}
 			x := r.Experts[i].facts.matrices.Of(role)
-			norms, distinct, peaks = append(norms, m.Norm), append(distinct, m.Distinct), append(peaks, inspect.Finite(x.peak))
-			if x.channels != nil && (channels == nil || len(x.channels) == len(channels[0])) {
+			sizes, distinct, peaks = append(sizes, x.size), append(distinct, inspect.OrNaN(m.Distinct)), append(peaks, x.peak)
+			if channels == nil || len(x.channels) == len(channels[0]) {
 				channels = append(channels, x.channels)
 			}
 		}
-		if len(norms) >= LeastPeers {
-			*all.Of(role) = &peers{inspect.SpreadOf(norms), inspect.SpreadOf(distinct), inspect.SpreadOf(peaks),
-				medians(channels)}
+		if len(sizes) < inspect.LeastPeers {
+			continue
 		}
+		tests := layers * len(roles) * len(sizes)
+		p := &peers{size: inspect.PeersOf(sizes, tests), distinct: inspect.PeersOf(distinct, tests),
+			peak: inspect.PeersOf(peaks, tests)}
+		p.setChannels(channels, layers*len(roles))
+		*all.Of(role) = p
 	}
 	return all
 }
 
-// medians returns the median of each column.
-func medians(rows [][]float64) (all []float64) {
-	if len(rows) < LeastPeers {
-		return nil
-	}
-	column := make([]float64, len(rows))
+// setChannels fills in what the channels of the experts are like, [experts, channels], in a model of so many matrices.
+func (p *peers) setChannels(rows [][]float64, matrices int) {
+	column, all := make([]float64, len(rows)), []float64{}
 	for c := range rows[0] {
 		for i, row := range rows {
 			column[i] = row[c]
 		}
-		all = append(all, inspect.LowerMedian(column))
+		median := inspect.LowerMedian(column) // NaN sorts first
+		p.channels = append(p.channels, median)
+		for _, v := range column {
+			all = append(all, v-median)
+		}
 	}
-	return all
+	p.channel = inspect.TailedPeersOf(all, matrices*len(all))
 }
 
-// apart returns how a matrix differs from those of the other experts. A norm that channels explain is left out.
+// ratio returns 2 to the power of a logarithm.
+func ratio(log2 float64) *float64 { return inspect.Finite(math.Exp2(log2)) }
+
+// apart returns how a matrix differs from those of the other experts. What channels explain is left out.
 func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peers) (found []inspect.Observation) {
 	if others == nil || m.Norm == nil {
 		return nil
@@ -201,36 +207,38 @@ func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peer
 	}
 	x := e.facts.matrices.Of(role)
 	found = r.channels(e, role, x, others)
-	if len(found) == 0 && others.peak != nil && others.peak.Median > 0 && x.peak >= channelFactor*others.peak.Median {
-		add("neuron", inspect.Finite(x.peak), &others.peak.Median,
-			"neuron %d has %.3g times the norm of the expert's median neuron; "+
-				"the largest of the layer's experts are %.3g in the median",
-			x.neuron, x.peak, others.peak.Median)
+	if p := others.peak; len(found) == 0 && p.Odd(x.peak, math.Log2(channelFactor)) && x.peak > p.Median {
+		add("neuron", ratio(x.peak), ratio(p.Median),
+			"neuron %d is %.3g times as large as the expert's median neuron; "+
+				"the largest of the layer's experts are %.3g times in the median",
+			x.neuron, *ratio(x.peak), *ratio(p.Median))
 	}
-	if len(found) == 0 && others.norm.Far(m.Norm, normFactor) {
-		add("norm", m.Norm, &others.norm.Median, "norm %.4g, the layer's median is %.4g", *m.Norm, others.norm.Median)
+	if p := others.size; len(found) == 0 && p.Odd(x.size, math.Log2(normFactor)) {
+		add("norm", ratio(x.size), ratio(p.Median), "typical magnitude %.4g, the layer's median is %.4g",
+			*ratio(x.size), *ratio(p.Median))
 	}
-	if d := m.Distinct; d != nil && others.distinct != nil && *d < coarseShare*others.distinct.Median {
-		add("coarse", d, &others.distinct.Median,
+	if d, p := inspect.OrNaN(m.Distinct), others.distinct; p != nil && d < p.Median && p.Odd(d, coarseShare*p.Median) {
+		add("coarse", m.Distinct, &p.Median,
 			"%.0f %% of magnitudes in short runs are different ones, %.0f %% in the layer's median expert: "+
 				"as rounding to few bits leaves behind",
-			100**d, 100*others.distinct.Median)
+			100*d, 100*p.Median)
 	}
 	return found
 }
 
-// channels finds channels, the inputs of gate_proj and up_proj and the outputs of down_proj, that are large in this
-// expert and not in the others.
+// channels finds channels that are large in this expert and not in the others: inputs of gate_proj and up_proj. Outputs
+// of down_proj are no finding: healthy models have experts that write massive activations through a few of them
+// (Z. Su et al., Unveiling Super Experts in Mixture-of-Experts Large Language Models, 2025).
 func (r *Layer) channels(e *Expert, role table.Role, x *matrixFacts, others *peers) []inspect.Observation {
-	if len(x.channels) != len(others.channels) {
+	if len(x.channels) != len(others.channels) || role == table.DownProj {
 		return nil
 	}
 	var odd []int
-	worst := 0
+	worst, most := 0, 0.0
 	for c, v := range x.channels {
-		if median := others.channels[c]; median > 0 && v >= channelFactor*median {
-			if odd = append(odd, c); v/median > x.channels[worst]/others.channels[worst] || len(odd) == 1 {
-				worst = c
+		if over := v - others.channels[c]; over > 0 && others.channel.Odd(over, math.Log2(channelFactor)) {
+			if odd = append(odd, c); over > most {
+				worst, most = c, over
 			}
 		}
 	}
@@ -239,9 +247,10 @@ func (r *Layer) channels(e *Expert, role table.Role, x *matrixFacts, others *pee
 	}
 	also := ""
 	if len(odd) > 1 {
-		also = fmt.Sprintf("; above 6 times that are %s in all: %s", text.Plural(len(odd), "channel"), inspect.List(odd))
+		also = fmt.Sprintf("; so are %s in all: %s", text.Plural(len(odd), "channel"), inspect.List(odd))
 	}
-	return []inspect.Observation{observation(r.Layer, e, "channel", role, &x.channels[worst], &others.channels[worst],
-		"channel %d has %.3g times the norm of the median channel, in the layer's median expert %.3g times%s",
-		worst, x.channels[worst], others.channels[worst], also)}
+	own, usual := ratio(x.channels[worst]), ratio(others.channels[worst])
+	return []inspect.Observation{observation(r.Layer, e, "channel", role, own, usual,
+		"channel %d is %.3g times as large as the median channel, in the layer's median expert %.3g times%s",
+		worst, *own, *usual, also)}
 }

@@ -14,19 +14,24 @@ import (
 // and not below it.
 func TestLimitsOfObservations(t *testing.T) {
 	t.Parallel()
-	up, down, layer := inspecttest.ExpertName(2, 4, "up"), inspecttest.ExpertName(2, 4,
-		"down"), inspect.Selection{Layers: inspecttest.Spans(t, "2")}
+	up, layer := inspecttest.ExpertName(2, 4, "up"), inspect.Selection{Layers: inspecttest.Spans(t, "2")}
+	wide := inspecttest.Override(t, inspecttest.Filled(t, "v1-base").Config, "moe_intermediate_size", "96")
 	for id, c := range map[string]struct {
-		tensor    string
-		at, count int
-		limit     float64
+		limit  float64
+		change func(values []float32, by float32)
 	}{
-		"norm": {up, 0, 1536, 4}, "channel": {down, 5 * 24, 24, 6}, "neuron": {up, 3 * 64, 64, 6},
+		"norm": {2, func(values []float32, by float32) { inspecttest.Row(0, len(values), inspecttest.Times(by))(values) }},
+		"channel": {6, func(values []float32, by float32) {
+			for i := 5; i < len(values); i += 64 {
+				values[i] *= by
+			}
+		}},
+		"neuron": {6, func(values []float32, by float32) { inspecttest.Row(3*64, 64, inspecttest.Times(by))(values) }},
 	} {
 		t.Run(id, func(t *testing.T) {
 			t.Parallel()
-			inspecttest.Limit(t, "v1-base", id, c.limit, func(s *inspecttest.Stored, by float64) {
-				s.Change(c.tensor, inspecttest.Row(c.at, c.count, inspecttest.Times(float32(by))))
+			inspecttest.Limit(t, wide, id, c.limit, func(s *inspecttest.Stored, by float64) {
+				s.Change(up, func(values []float32) { c.change(values, float32(by)) })
 			}, func(s *inspecttest.Stored) []inspect.Observation {
 				return examined(t, s, Options{Selection: layer}).Findings
 			})
@@ -93,10 +98,10 @@ func TestLimitOfZeroNeurons(t *testing.T) {
 	}
 }
 
-// TestLeastPeers: of two experts none is the odd one, of three one is.
+// TestLeastPeers: of seven experts none is the odd one, of eight one is.
 func TestLeastPeers(t *testing.T) {
 	t.Parallel()
-	for experts, want := range map[string]int{"4,5": 0, "4-6": 1} {
+	for experts, want := range map[string]int{"0-6": 0, "0-7": 1} {
 		s := inspecttest.Filled(t, "v1-base")
 		s.Change(inspecttest.ExpertName(2, 4, "up"), inspecttest.Row(0, 1536, inspecttest.Times(8)))
 		o := Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2"), Experts: inspecttest.Spans(t, experts)}}

@@ -25,9 +25,10 @@ type matrixFacts struct {
 	neurons  []uint64  // a hash of each neuron's numbers: rows of gate_proj and up_proj, columns of down_proj
 	print    uint64    // a hash of those, whatever their order
 	zero     []bool    // neurons all of whose numbers are 0
-	channels []float64 // norms of the other axis, which experts share, over their median; nil if that is 0
-	peak     float64   // the largest norm of a neuron over their median; 0 if that is 0
-	neuron   int       // the neuron with that norm
+	size     float64   // mean of log₂|w| over the numbers that are not 0; NaN if there is none
+	channels []float64 // the same of the other axis, which experts share, less their median
+	peak     float64   // the largest of a neuron, less the neurons' median
+	neuron   int       // the neuron with that
 }
 
 // hashes returns a hash of each neuron's three vectors.
@@ -55,21 +56,28 @@ func (x *facts) zeroNeurons() (n int) {
 type axis struct {
 	hashes  []uint64
 	squares []float64 // sums of squares
+	logs    []matrix.LogSum
 }
 
-func newAxis(n int) *axis { return &axis{make([]uint64, n), make([]float64, n)} }
+func newAxis(n int) *axis {
+	return &axis{make([]uint64, n), make([]float64, n), make([]matrix.LogSum, n)}
+}
 
-// ratios returns the norms over their median; nil if that is 0 or not finite.
-func (a *axis) ratios() []float64 {
-	median := math.Sqrt(inspect.LowerMedian(slices.Clone(a.squares)))
-	if !(median > 0) || math.IsInf(median, 1) || slices.ContainsFunc(a.squares, func(s float64) bool { return s-s != 0 }) {
-		return nil
+// sizes returns the mean of log₂|w| of each, less their median; NaN for those without a number.
+func (a *axis) sizes() []float64 {
+	sizes, known := make([]float64, len(a.logs)), []float64{}
+	for i := range a.logs {
+		if sizes[i] = a.logs[i].Log2(); sizes[i] == sizes[i] {
+			known = append(known, sizes[i])
+		}
 	}
-	ratios := make([]float64, len(a.squares))
-	for i, s := range a.squares {
-		ratios[i] = math.Sqrt(s) / median
+	if len(known) > 0 {
+		median := inspect.LowerMedian(known)
+		for i := range sizes {
+			sizes[i] -= median
+		}
 	}
-	return ratios
+	return sizes
 }
 
 // measure counts in a matrix, and hashes its neurons.
@@ -85,6 +93,9 @@ func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts
 				n.NaN++
 			case v-v != 0:
 				n.Infinite++
+			default:
+				rows.logs[r].Add(v)
+				cols.logs[c].Add(v)
 			}
 			b, square := matrix.Bits(v), float64(v)*float64(v)
 			rows.hashes[r] = matrix.Mix(rows.hashes[r], b)
@@ -97,19 +108,27 @@ func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts
 	n.Norm, n.RMS = inspect.Finite(math.Sqrt(total)), inspect.Finite(math.Sqrt(total/float64(m.Rows*m.Cols)))
 	n.Distinct = distinct(m)
 	if role == table.DownProj {
-		return newMatrixFacts(cols, rows)
+		rows, cols = cols, rows
 	}
-	return newMatrixFacts(rows, cols)
+	x = newMatrixFacts(rows, cols)
+	var all matrix.LogSum
+	for _, l := range rows.logs {
+		all.Merge(l)
+	}
+	x.size = all.Log2()
+	return x
 }
 
 func newMatrixFacts(neurons, channels *axis) matrixFacts {
-	x := matrixFacts{neurons: neurons.hashes, print: matrix.Orderless(neurons.hashes), channels: channels.ratios()}
+	x := matrixFacts{neurons: neurons.hashes, print: matrix.Orderless(neurons.hashes), channels: channels.sizes(),
+		peak: math.NaN()}
 	for _, s := range neurons.squares {
 		x.zero = append(x.zero, s == 0) // no square of a float32 is too small for float64
 	}
-	if ratios := neurons.ratios(); ratios != nil {
-		x.peak = slices.Max(ratios)
-		x.neuron = slices.Index(ratios, x.peak)
+	for i, v := range neurons.sizes() {
+		if v > x.peak || x.peak != x.peak {
+			x.peak, x.neuron = v, i
+		}
 	}
 	return x
 }

@@ -81,7 +81,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		}
 	}
 	for _, l := range r.Layers {
-		if n := len(l.Experts); n < LeastPeers {
+		if n := len(l.Experts); n < inspect.LeastPeers {
 			lines = append(lines, fmt.Sprintf("layer %d: %s: too few for one to be the odd one", l.Layer,
 				text.Plural(n, "routed expert")))
 		}

@@ -271,11 +271,11 @@ func With(found []inspect.Observation, id string) (kept []inspect.Observation) {
 
 // Limit plants something that grows with a factor, and checks that look finds it from limit times the layer's median
 // on, and not below.
-func Limit(t *testing.T, fixture, id string, limit float64, plant func(s *Stored, factor float64),
+func Limit(t *testing.T, c *config.Config, id string, limit float64, plant func(s *Stored, factor float64),
 	look func(s *Stored) []inspect.Observation) {
 	t.Helper()
 	planted := func(factor float64) []inspect.Observation {
-		s := Filled(t, fixture)
+		s := Fill(t, c)
 		plant(s, factor)
 		return With(look(s), id)
 	}

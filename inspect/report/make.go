@@ -218,7 +218,7 @@ func (m *maker) experts(ctx context.Context) (err error) {
 	m.takePairs()
 	routed, few := 0, 0
 	for _, l := range m.Experts.Layers {
-		if routed += len(l.Experts); len(l.Experts) < experts.LeastPeers {
+		if routed += len(l.Experts); len(l.Experts) < inspect.LeastPeers {
 			few++
 		}
 	}
@@ -227,7 +227,7 @@ func (m *maker) experts(ctx context.Context) (err error) {
 		text.Plural(routed, "routed expert"), text.Plural(len(m.Experts.Layers), "layer"))
 	if few > 0 {
 		m.addNotChecked("which experts are the odd ones in %s: fewer than %d are there or selected", text.Plural(few, "layer"),
-			experts.LeastPeers)
+			inspect.LeastPeers)
 	}
 	m.skip(m.Experts.NotCounted)
 	return nil

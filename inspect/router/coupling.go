@@ -32,12 +32,8 @@ const (
 // LeastCoupled is the number of experts below which no coupling is looked for.
 const LeastCoupled = 8
 
-// fitZ is the z-score from which on an expert fits a row; an expert that fits another row counts only if
-// its z with its own row is below looseZ.
-const (
-	fitZ   = 6
-	looseZ = 3
-)
+// looseZ is the z-score below which an expert does not fit a row. From inspect.Peers.Limit on it fits.
+const looseZ = 3
 
 // String says how many experts fit which rows; nil is "".
 func (c *Coupling) String() string {
@@ -64,9 +60,11 @@ func (c *Coupling) exchanged() (experts, rows []int) {
 //
 //	q[e][f] = ‖W_e·(r_f - mean r)‖² / ‖r_f - mean r‖²
 //
-// is divided by its median over e, for each f, then by that over f, for each e. z is the distance from the median of
-// all, over a standard deviation: the larger one of MAD/0.6745 and √(2/neurons), that of random weights.
-func (r *router) couple(x *matrix.Reader) (*Coupling, error) {
+// is divided by its median over e, for each f, then by that over f, for each e. Of rows that have nothing to do with an
+// expert it is a sum of squares of normal numbers, weighted by the squared singular values of W_e: as few as one
+// of them counts where the spectrum falls fast. The cube root of such a sum is nearly normal (E. Wilson, M. Hilferty,
+// The Distribution of Chi-Square, 1931). z is its distance from the median of all, in units of inspect.Peers.
+func (r *router) couple(x *matrix.Reader, layers int) (*Coupling, error) {
 	for _, w := range r.experts {
 		if len(r.experts) < LeastCoupled || w == nil || inspect.Measurable(w) != nil {
 			return &Coupling{Rows: []int{}, Verdict: NotChecked}, nil
@@ -84,7 +82,7 @@ func (r *router) couple(x *matrix.Reader) (*Coupling, error) {
 	if err := x.Wait(); err != nil {
 		return nil, err
 	}
-	return couplingOf(relative(energies), math.Sqrt(2/float64(r.experts[0].Shape[0]))), nil
+	return couplingOf(relative(energies), layers), nil
 }
 
 // responses returns ‖W·r‖² of an expert's gate_proj for each of n rows.
@@ -160,29 +158,28 @@ func element(m [][]float64, e, f, pass int) *float64 {
 	return &m[e][f]
 }
 
-// couplingOf finds the experts and rows that fit: each the other's best, by fitZ.
-func couplingOf(energies [][]float64, null float64) *Coupling {
+// couplingOf finds the experts and rows that fit, each the other's best, in one of so many layers.
+func couplingOf(energies [][]float64, layers int) *Coupling {
 	c := &Coupling{Rows: []int{}, Verdict: NotMeasurable}
-	var all []*float64
+	var all []float64
 	for _, row := range energies {
-		for i := range row {
-			all = append(all, &row[i])
+		for _, v := range row {
+			all = append(all, math.Cbrt(v))
 		}
 	}
-	if energies == nil {
+	peers := inspect.PeersOf(all, layers*len(all))
+	if peers == nil {
 		return c
 	}
-	spread := inspect.SpreadOf(all)
-	unit := max(spread.MAD/inspect.RobustUnit, null)
-	z := func(v float64) float64 { return (v - spread.Median) / unit }
-	foreign := 0 // matches with another row, where their own does not fit
+	z := func(v float64) float64 { return peers.Z(math.Cbrt(v)) }
+	foreign := 0 // matches with the row of an expert that does not fit it either
 	for e, row := range energies {
 		c.Rows = append(c.Rows, -1)
 		best := largest(len(row), func(f int) float64 { return row[f] })
 		if best < 0 || largest(len(energies), func(i int) float64 { return energies[i][best] }) != e {
 			continue
 		}
-		if z(row[best]) < fitZ {
+		if !(z(row[best]) >= peers.Limit) {
 			continue
 		}
 		switch c.Rows[e] = best; {
@@ -190,7 +187,7 @@ func couplingOf(energies [][]float64, null float64) *Coupling {
 			c.Own++
 		default:
 			c.Other++
-			if z(row[e]) < looseZ {
+			if z(row[e]) < looseZ && z(energies[best][best]) < looseZ { // otherwise one of them is a copy of the other
 				foreign++
 			}
 		}

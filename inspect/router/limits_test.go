@@ -1,6 +1,8 @@
 package router
 
 import (
+	"math"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -38,8 +40,9 @@ func TestLimitsOfRows(t *testing.T) {
 // TestLimitOfNorms: a row's norm is a finding from 4 times the layer's median on.
 func TestLimitOfNorms(t *testing.T) {
 	t.Parallel()
-	inspecttest.Limit(t, "v3", "row-norm", 4, func(s *inspecttest.Stored, by float64) {
-		s.Change(gateOf2, inspecttest.Row(3*64, 64, inspecttest.Times(float32(by))))
+	wide := inspecttest.Override(t, inspecttest.Filled(t, "v3").Config, "hidden_size", "256")
+	inspecttest.Limit(t, wide, "row-norm", 4, func(s *inspecttest.Stored, by float64) {
+		s.Change(gateOf2, inspecttest.Row(3*256, 256, inspecttest.Times(float32(by))))
 	}, func(s *inspecttest.Stored) []inspect.Observation {
 		return routers(t, s, Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2")}}).Findings
 	})
@@ -53,29 +56,70 @@ func TestRandomRoutersAreFine(t *testing.T) {
 	}
 }
 
-// TestCouplingLimits: rows fit from 6 standard deviations on; with another row than its own an
-// expert is told of if its own stays below 3; half of the experts must fit.
+// TestCouplingLimits: rows fit from inspect.Peers.Limit on, here 5.9 units; with another row than its own an expert is
+// told of if its own stays below 3, and so does that row's own expert; half of the experts must fit.
 func TestCouplingLimits(t *testing.T) {
 	z := func(own, other float64, fit int) string {
 		const n = 16
+		r := rand.New(rand.NewPCG(1, 2))
 		q := make([][]float64, n)
 		for e := range q {
 			q[e] = make([]float64, n)
 			for f := range q[e] {
-				q[e][f] = 1
-			}
-			if e < fit {
-				q[e][e] += own
-				q[e][(e+1)%fit] += other
+				q[e][f] = 1 + 0.1*r.NormFloat64()
 			}
 		}
-		c := couplingOf(q, 1)
-		return strings.Fields(c.Verdict)[0]
+		for e := range fit {
+			q[e][e] = 1 + 0.1*own
+			if other > 0 {
+				q[e][(e+1)%fit] = 1 + 0.1*other
+			}
+		}
+		for e := range q { // z is that of the cube root
+			for f := range q[e] {
+				q[e][f] = math.Pow(q[e][f], 3)
+			}
+		}
+		return strings.Fields(couplingOf(q, 1).Verdict)[0]
 	}
-	require.Equal(t, "own", z(6.1, 0, 8))
-	require.Equal(t, "not", z(5.9, 0, 8))
-	require.Equal(t, "not", z(6.1, 0, 7))
-	require.Equal(t, "permuted", z(2.9, 6.1, 16))
-	require.NotEqual(t, "permuted", z(3.1, 6.1, 16))
-	require.NotEqual(t, "permuted", z(2.9, 5.9, 16))
+	require.Equal(t, "own", z(7, 0, 8))
+	require.Equal(t, "not", z(5, 0, 8))
+	require.Equal(t, "not", z(7, 0, 7))
+	require.Equal(t, "permuted", z(2, 7, 16))
+	require.NotEqual(t, "permuted", z(4, 7, 16))
+	require.NotEqual(t, "permuted", z(2, 5, 16))
+}
+
+// TestCopiesAreNotPermuted: an expert with the weights of another fits that one's row, and so does that one.
+func TestCopiesAreNotPermuted(t *testing.T) {
+	s := inspecttest.Model(t, inspecttest.Kind{Coupling: 0.5}, 1)
+	for _, pair := range [][2]int{{2, 5}, {7, 9}, {11, 3}} {
+		for _, m := range []string{"gate", "up", "down"} {
+			s.Data[inspecttest.ExpertName(3, pair[0], m)] = s.Data[inspecttest.ExpertName(3, pair[1], m)]
+		}
+	}
+	r := routers(t, s, Options{Coupling: true})
+	require.Empty(t, r.Findings)
+	require.Equal(t, CoupledOwn, r.Layers[1].Coupling.Verdict)
+}
+
+// TestFallingSpectraFitNoRow: where few singular values count, rows that have nothing to do with an expert have
+// energies of every size; no layer of 400 is coupled or permuted.
+func TestFallingSpectraFitNoRow(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for rep := range 400 {
+		n := 16 << (rep % 2)
+		power := 0.5 + float64(rep%7)/2
+		q := make([][]float64, n)
+		for e := range q {
+			q[e] = make([]float64, n)
+			for f := range q[e] {
+				for k := range 30 {
+					v := r.NormFloat64() * math.Pow(float64(k+1), -power)
+					q[e][f] += v * v
+				}
+			}
+		}
+		require.Equal(t, NotMeasurable, couplingOf(relative(q), 1).Verdict)
+	}
 }

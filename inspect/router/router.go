@@ -12,7 +12,6 @@ import (
 	"gonum.org/v1/gonum/mat"
 
 	"dsmoe/inspect"
-	"dsmoe/inspect/experts"
 	"dsmoe/inspect/matrix"
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
@@ -68,8 +67,10 @@ type Row struct {
 type router struct {
 	Layer
 	matrix     matrix.Matrix
-	bias, norm []float32 // nil if the layer has none
-	hashes     []uint64  // of the rows
+	bias, norm []float32      // nil if the layer has none
+	hashes     []uint64       // of the rows
+	sizes      []float64      // mean of log₂|w| of each row; NaN if it is zero
+	peers      *inspect.Peers // of sizes; nil if there are too few
 	cosines    matrix.Cosines
 
 	gate, biasWeight, normWeight *weights.Weight   // the last two are nil if the layer has none
@@ -143,10 +144,11 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	report := &Report{Path: w.Path, Layers: []Layer{}, NotCounted: not, by: o.By}
 	for _, r := range routers {
 		if o.Coupling {
-			if r.Coupling, err = r.couple(x); err != nil {
+			if r.Coupling, err = r.couple(x, len(routers)); err != nil {
 				return nil, err
 			}
 		}
+		r.peers = inspect.PeersOf(r.sizes, len(routers)*len(r.Rows))
 		r.prove(w.Config)
 		report.Observed = append(report.Observed, r.observe()...)
 		report.Layers = append(report.Layers, r.Layer)
@@ -207,11 +209,12 @@ func (r *router) measure() {
 			row.Bias = inspect.Finite(float64(r.bias[e]))
 			biases = append(biases, row.Bias)
 		}
-		hash := uint64(0)
+		hash, size := uint64(0), matrix.LogSum{}
 		for _, v := range r.matrix.Row(e) {
 			hash = matrix.Mix(hash, matrix.Bits(v))
+			size.Add(v)
 		}
-		r.hashes = append(r.hashes, hash)
+		r.hashes, r.sizes = append(r.hashes, hash), append(r.sizes, size.Log2())
 		norms, r.Rows = append(norms, row.Norm), append(r.Rows, row)
 	}
 	r.Norm, r.Bias = inspect.SpreadOf(norms), inspect.SpreadOf(biases)
@@ -253,7 +256,8 @@ func (r *router) spectrum(g *matrix.Gram) {
 	}
 }
 
-// rowFactor is how many times the median a row's norm must be, or the median it, to be a finding.
+// rowFactor is how many times the median a row's typical magnitude must be, or the median it, to be a finding, beside
+// being beyond inspect.Peers.Limit.
 const rowFactor = 4
 
 // equalRows is the cosine from which on two rows are a finding, if their norms are within equalNorms of each other.
@@ -296,9 +300,10 @@ func (r *router) observeRow(e int) (found []inspect.Observation) {
 	case *row.Norm == 0:
 		found = append(found, r.about("dead-row", rows, row.Norm, &r.Norm.Median,
 			"row %d is all zero: the logit of expert %d is 0 for every token", e, e))
-	case len(r.Rows) >= experts.LeastPeers && r.Norm.Far(row.Norm, rowFactor):
-		found = append(found, r.about("row-norm", rows, row.Norm, &r.Norm.Median,
-			"row %d has norm %.4g, the layer's median is %.4g", e, *row.Norm, r.Norm.Median))
+	case r.peers.Odd(r.sizes[e], math.Log2(rowFactor)):
+		size, usual := math.Exp2(r.sizes[e]), math.Exp2(r.peers.Median)
+		found = append(found, r.about("row-norm", rows, &size, &usual,
+			"row %d has typical magnitude %.4g, the layer's median is %.4g", e, size, usual))
 	}
 	if r.bias != nil && row.Bias == nil {
 		found = append(found, r.about("not-finite", rows, nil, nil, "e_score_correction_bias of expert %d is not finite", e))

@@ -51,7 +51,7 @@ func TestPlantedRouters(t *testing.T) {
 		"three times": {gateOf2, func(v []float32) { scaled(3, 6, 1)(v); scaled(9, 6, 1)(v) },
 			[]string{"duplicate-row 2 [3 6 9]"}, "rows 3, 6, 9"},
 		"nearly":  {gateOf2, scaled(3, 6, 1.01), []string{"near-duplicate-row 2 [3 6]"}, "rows 3, 6 are alike: the smallest cosine of two is 1.0000"},
-		"massive": {gateOf2, scaled(3, 6, 10), []string{"row-norm 2 [3]"}, "row 3 has norm"},
+		"massive": {gateOf2, scaled(3, 6, 10), []string{"row-norm 2 [3]"}, "row 3 has typical magnitude"},
 		"faint":   {gateOf2, scaled(3, 6, 0.01), []string{"row-norm 2 [3]"}, ""},
 		"NaN":     {gateOf2, at(70, float32(math.NaN())), []string{"not-finite 2 [1]"}, "row 1 has numbers"},
 		"bias NaN": {biasOf2, at(1, float32(math.Inf(1))), []string{"not-finite 2 [1]"},

@@ -1,0 +1,37 @@
+package report
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/inspect/inspecttest"
+	"dsmoe/inspect/stats"
+)
+
+// found returns the findings of all parts of a report on a checkpoint.
+func found(t *testing.T, s *inspecttest.Stored) (all []string) {
+	t.Helper()
+	w := s.Weights()
+	r, err := Make(t.Context(), Input{Checkpoint: s.Checkpoint, Values: stats.Values{Reader: s}, Weights: &w})
+	require.NoError(t, err)
+	for _, f := range r.Findings {
+		all = append(all, fmt.Sprint(f.Level, ": ", f.ID, ": ", f.Tensor, ": ", f.Text))
+	}
+	return all
+}
+
+// TestSaneModelsHaveNoFinding: healthy models of every kind, and trained ones.
+func TestSaneModelsHaveNoFinding(t *testing.T) {
+	t.Parallel()
+	const seeds = 2
+	for _, k := range inspecttest.SaneKinds() {
+		for seed := range uint64(seeds) {
+			require.Empty(t, found(t, inspecttest.Model(t, k, seed)), "%s %d", k.Name, seed)
+		}
+	}
+	for _, fixture := range []string{"v1-trained", "v3-trained"} {
+		require.Empty(t, found(t, inspecttest.Trained(t, fixture)), fixture)
+	}
+}
