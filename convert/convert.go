@@ -42,6 +42,9 @@ const DefaultMemory = engine.DefaultMemory
 // program stays below a Memory of Settings.
 func HeapLimit(memory int64) int64 { return engine.HeapLimit(memory) }
 
+// Interrupted is the error of a cancelled run that leaves an unfinished output.
+type Interrupted = engine.Interrupted
+
 // OverflowError refuses a cast that makes numbers infinite.
 type OverflowError = engine.OverflowError
 

@@ -132,7 +132,7 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	defer src.Close()
 	r, err := f.convert(cmd.Context(), src, args, settings)
 	if err != nil {
-		return f.interrupted(err)
+		return err
 	}
 	b.remove()
 	return printReport(cmd, r, *f.json)
@@ -164,17 +164,6 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 		return convert.Plan(src, o)
 	}
 	return convert.Run(ctx, args[1], src, o)
-}
-
-// interrupted says how an interrupted conversion goes on.
-func (f *convertFlags) interrupted(err error) error {
-	switch {
-	case f.dryRun:
-		return err
-	case f.noResume:
-		return interrupted(err, "the same command without --no-resume")
-	}
-	return interrupted(err, "the same command")
 }
 
 func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settings, b *phaseBar) error {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -262,11 +261,30 @@ func nearFlags(cmd *cobra.Command, err error) string {
 // errInterrupted is an interruption by the user.
 var errInterrupted = errors.New("interrupted")
 
-// interrupted tells the user of convert and synth how to go on after an interruption; any
-// other error stays as it is.
-func interrupted(err error, how string) error {
-	if errors.Is(err, context.Canceled) {
-		return &hinted{err, how + " goes on from what was done"}
+// interruption says what an interrupted command left, and which command line continues it.
+func interruption(args []string, err error) error {
+	var left *convert.Interrupted
+	if !errors.As(err, &left) {
+		return errInterrupted
 	}
-	return err
+	cause := fmt.Errorf("%w: the unfinished output is in %s, %s on disk", errInterrupted, text.Quote(left.Dir), text.Bytes(left.Bytes))
+	how := " continues it"
+	if left.Restart {
+		how = " starts over"
+	} else {
+		args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return strings.HasPrefix(arg, "--no-resume") })
+	}
+	return &hinted{cause, commandLine(args) + how}
+}
+
+// commandLine is what to type for a command with these arguments.
+func commandLine(args []string) string {
+	line := "dsmoe"
+	for _, arg := range args {
+		if arg == "" || strings.Trim(arg, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_@%+=:,./-") != "" {
+			arg = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+		}
+		line += " " + arg
+	}
+	return line
 }

@@ -48,7 +48,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		printError(stderr, err)
 		return exitUnknown
 	case errors.Is(err, context.Canceled):
-		fail(cmd, args, &hinted{errInterrupted, hintOf(err)}, stdout, stderr)
+		fail(cmd, args, interruption(args, err), stdout, stderr)
 		return exitInterrupted
 	default:
 		fail(cmd, args, err, stdout, stderr)

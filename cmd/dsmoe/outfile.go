@@ -11,10 +11,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/text"
 	"dsmoe/text/page"
 )
@@ -28,8 +31,15 @@ type outFile struct {
 }
 
 // createFile makes sure that a file can be written, before the work whose result it is to
-// hold. What is there must be a regular file, or a link to one, and is replaced by commit.
-func createFile(path string) (*outFile, error) {
+// hold. What is there must be a regular file, or a link to one, and is replaced by commit. It must
+// be none of the inputs: see inputsOf.
+func createFile(path string, inputs ...string) (*outFile, error) {
+	if path == "-" {
+		return nil, fmt.Errorf("%s: %w", path, errors.New("stdout has the report; ./- is a file of this name"))
+	}
+	if err := checkNoInput(path, inputs); err != nil {
+		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
+	}
 	f := &outFile{path: path, name: path}
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
 		f.name = resolved
@@ -51,6 +61,76 @@ func createFile(path string) (*outFile, error) {
 		return nil, fileError(path, err)
 	}
 	return f, nil
+}
+
+// inputsOf lists the paths that a command reads: its arguments, and those in flags.
+func inputsOf(cmd *cobra.Command, args []string) []string {
+	paths := slices.Clone(args)
+	for _, name := range []string{"against", "config", "golden", "tokens"} {
+		f := cmd.Flags().Lookup(name)
+		if f == nil || !f.Changed {
+			continue
+		}
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, value := range values {
+			_, file, _ := strings.Cut(value, "=") // NAME=FILE
+			paths = append(paths, value, file)
+		}
+	}
+	return slices.DeleteFunc(paths, func(path string) bool { return path == "" })
+}
+
+// checkNoInput refuses a file that is an input, or that lies in a directory that is one, unless it
+// looks like a report. A weight file, index or config stands for its whole checkpoint.
+func checkNoInput(path string, inputs []string) error {
+	there, err := os.Stat(path)
+	if err != nil {
+		return nil // nothing is replaced
+	}
+	for _, input := range inputs {
+		if snapshot, err := checkpoint.Snapshot(input); err == nil {
+			input = snapshot
+		}
+		info, err := os.Stat(input)
+		if err != nil {
+			continue
+		}
+		dir, isPart := input, func(name string) bool { return !isReport(name) }
+		if !info.IsDir() {
+			dir, isPart = filepath.Dir(input), isCheckpointFile
+		}
+		if os.SameFile(info, there) || (info.IsDir() || isCheckpointFile(filepath.Base(input))) && holdsFile(dir, there, isPart) {
+			return errors.New("is an input of this command: give another name")
+		}
+	}
+	return nil
+}
+
+// isReport recognises names of files that this program writes beside what it prints.
+func isReport(name string) bool {
+	return slices.Contains([]string{".html", ".htm", ".xml", ".svg"}, strings.ToLower(filepath.Ext(name)))
+}
+
+// isCheckpointFile recognises weights, their index, a config, and what else a checkpoint describes itself with.
+func isCheckpointFile(name string) bool {
+	return checkpoint.IsWeights(name) || checkpoint.IsIndex(name) || strings.EqualFold(filepath.Ext(name), ".json")
+}
+
+// holdsFile reports whether a directory holds a file, or a link to it, under a name that isPart takes.
+// ESFT's logs may lie in directories below: see esftLogs.
+func holdsFile(dir string, file os.FileInfo, isPart func(name string) bool) bool {
+	entries, _ := os.ReadDir(dir)
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		path := filepath.Join(dir, e.Name())
+		if e.IsDir() && strings.HasPrefix(e.Name(), "rank") {
+			return holdsFile(path, file, isPart)
+		}
+		info, err := os.Stat(path)
+		return err == nil && os.SameFile(info, file) && isPart(e.Name())
+	})
 }
 
 // commit gives the file its content and its name.
@@ -101,7 +181,7 @@ type drawn interface {
 func (p *plot) around(run func(cmd *cobra.Command, args []string) error) func(cmd *cobra.Command, args []string) error {
 	return func(cmd *cobra.Command, args []string) (err error) {
 		if cmd.Flags().Changed(plotFlag) {
-			if p.file, err = createFile(p.path); err != nil {
+			if p.file, err = createFile(p.path, inputsOf(cmd, args)...); err != nil {
 				return err
 			}
 			defer p.file.discard()

@@ -61,7 +61,7 @@ dsmoe help findings  the kinds of findings`,
 		var page *outFile
 		if flags.Changed(htmlFlag) {
 			var err error
-			if page, err = createFile(f.html); err != nil {
+			if page, err = createFile(f.html, inputsOf(cmd, args)...); err != nil {
 				return err
 			}
 			defer page.discard()

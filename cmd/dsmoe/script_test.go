@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -201,29 +202,39 @@ func dsmoe(ctx context.Context, args ...string) (status int, stdout, stderr stri
 	return status, out.String(), errs.String()
 }
 
-// TestInterruptedRunsGoOn: an interruption leaves nothing under the final name, and the
-// same command then ends as if there had been none.
+// TestInterruptedRunsGoOn: an interruption leaves nothing under the final name, says what it leaves
+// and which command continues it, and that then ends as if there had been none.
 func TestInterruptedRunsGoOn(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	fixture := filepath.Join("..", "..", "fixtures", "v1-base", "checkpoint")
 	for command, args := range map[string][]string{
 		"synth":   {"synth", filepath.Join(fixture, "config.json")},
-		"convert": {"convert", fixture},
+		"convert": {"convert", fixture, "--include", "*"},
 	} {
-		dir := t.TempDir()
+		dir := filepath.Join(t.TempDir(), "it's here")
+		require.NoError(t, os.Mkdir(dir, 0o755))
 		args = append(args, filepath.Join(dir, "out"))
+		typed := "dsmoe " + strings.Join(args[:len(args)-1], " ") + " '" + strings.ReplaceAll(dir, "'", `'\''`) + "/out'"
+		typed = strings.Replace(typed, "--include *", "--include '*'", 1)
+		left := regexp.MustCompile(`^interrupted: the unfinished output is in ".*/it's here/\.out\.partial", [0-9.]+ [KM]iB on disk$`)
 		status, stdout, stderr := dsmoe(ctx, args...)
 		assert.Equal(t, exitInterrupted, status, command)
 		assert.Empty(t, stdout)
-		assert.Equal(t, "dsmoe: interrupted\nhint: the same command goes on from what was done\n", stderr)
+		cause, hint, _ := strings.Cut(strings.TrimPrefix(stderr, "dsmoe: "), "\n")
+		assert.Regexp(t, left, cause)
+		assert.Equal(t, "hint: "+typed+" continues it\n", hint)
 		assert.Equal(t, []string{".out.journal", ".out.partial"}, entries(t, dir))
 		status, stdout, _ = dsmoe(ctx, append(args, "--json")...)
 		assert.Equal(t, exitInterrupted, status, command)
-		assert.JSONEq(t, `{"error": {"thing": "`+command+`", "coordinate": "", "cause": "interrupted", "hint": "the same command goes on from what was done"}}`, stdout)
+		var document errorDocument
+		require.NoError(t, json.Unmarshal([]byte(stdout), &document))
+		assert.Equal(t, command, document.Error.Thing)
+		assert.Regexp(t, left, document.Error.Cause)
+		assert.Equal(t, typed+" --json continues it", document.Error.Hint)
 		if command == "convert" {
 			_, _, stderr = dsmoe(ctx, append(args, "--no-resume")...)
-			assert.Equal(t, "dsmoe: interrupted\nhint: the same command without --no-resume goes on from what was done\n", stderr)
+			assert.True(t, strings.HasSuffix(stderr, "hint: "+typed+" continues it\n"), stderr)
 			_, _, stderr = dsmoe(ctx, append(args, "--dry-run")...)
 			assert.Empty(t, stderr)
 		}
@@ -232,6 +243,9 @@ func TestInterruptedRunsGoOn(t *testing.T) {
 		assert.Equal(t, []string{"out"}, entries(t, dir))
 		status, _, stderr = dsmoe(context.Background(), "convert", "--check", filepath.Join(dir, "out"))
 		assert.Equal(t, exitYes, status, stderr)
+		status, _, stderr = dsmoe(ctx, args...)
+		assert.Equal(t, exitInterrupted, status, command)
+		assert.Equal(t, "dsmoe: interrupted\n", stderr, "nothing is left")
 	}
 }
 

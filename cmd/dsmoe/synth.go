@@ -49,7 +49,7 @@ dsmoe help conversions  what is guaranteed, the values, and --init torch`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		r, err := synthesise(cmd.Context(), args[0], args[1], o, cmd.ErrOrStderr())
 		if err != nil {
-			return interrupted(err, "the same command")
+			return err
 		}
 		return printReport(cmd, r, *asJSON)
 	}

@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -69,7 +70,7 @@ func jsonFlag(cmd *cobra.Command) *bool {
 }
 
 // expect demands exactly the named arguments. A first argument that is near to the name of
-// a command below this one, and is no file, was meant for that.
+// a command below this one, and is no file, was meant for that. DST cannot be stdout.
 func expect(names ...string) cobra.PositionalArgs {
 	wanted := strings.Join(names, " and ")
 	if wanted == "" {
@@ -83,6 +84,9 @@ func expect(names ...string) cobra.PositionalArgs {
 		}
 		if len(args) != len(names) {
 			return misuse(cmd, fmt.Sprintf("want %s, but %d given", wanted, len(args)))
+		}
+		if i := slices.Index(names, "DST"); i >= 0 && args[i] == "-" {
+			return misuse(cmd, "DST is -: a checkpoint cannot go to stdout; ./- is a directory of this name")
 		}
 		return nil
 	}

@@ -65,7 +65,7 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 		if cmd.Flags().Changed("stages") && len(o.stages) == 0 {
 			return misuse(cmd, "--stages: no stage is named")
 		}
-		if err := files.create(); err != nil {
+		if err := files.create(inputsOf(cmd, args)); err != nil {
 			return err
 		}
 		defer files.discard()

@@ -20,8 +20,8 @@ type reportFiles struct {
 	fill        []func(r *report.Report, w io.Writer, about report.About) error // of out
 }
 
-// create makes sure that the files can be written.
-func (f *reportFiles) create() error {
+// create makes sure that the files can be written, and are no inputs.
+func (f *reportFiles) create(inputs []string) error {
 	for _, one := range []struct {
 		path string
 		fill func(r *report.Report, w io.Writer, about report.About) error
@@ -29,7 +29,7 @@ func (f *reportFiles) create() error {
 		if one.path == "" {
 			continue
 		}
-		out, err := createFile(one.path)
+		out, err := createFile(one.path, inputs...)
 		if err != nil {
 			f.discard()
 			return err

@@ -24,6 +24,17 @@ func State(path string) (string, error) {
 	return fmt.Sprintf("%d %d %s", stat.Size(), stat.ModTime().UnixNano(), id), err
 }
 
+// Used returns the bytes on disk that the files of a directory take.
+func Used(dir string) (n int64) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil {
+			n += allocated(info)
+		}
+	}
+	return n
+}
+
 // Disk makes the calls that change the file system. The zero value is the real disk.
 type Disk struct {
 	// Fail is called before each call with the name of the system call and the path. An error

@@ -31,6 +31,14 @@ func FreeSpace(dir string) (free uint64, ok bool) {
 	return uint64(max(st.Bavail, 0)) * uint64(st.Bsize), true
 }
 
+// allocated returns the bytes on disk that a file takes.
+func allocated(info os.FileInfo) int64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512
+	}
+	return info.Size()
+}
+
 // syncDir makes the names in dir durable, on file systems that can.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)

@@ -45,7 +45,7 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 	}
 	e.out.intact = intact
 	if err := e.begin(ctx); err != nil {
-		return nil, err
+		return nil, e.interrupted(err)
 	}
 	defer e.out.close()
 	if e.out.published != nil {
@@ -56,8 +56,8 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		return r, err
 	}
 	if err := e.writeAndProve(ctx); err != nil {
-		return nil, err
+		return nil, e.interrupted(err)
 	}
-	err = e.commit(ctx)
+	err = e.interrupted(e.commit(ctx))
 	return &Result{Verified: !s.Unverified, Replaced: e.out.replaces, Resumed: e.resumed, Lost: e.lost()}, err
 }

@@ -533,6 +533,34 @@ func TestEmptyDirectoryIsFilled(t *testing.T) {
 	requireChecked(t, dir)
 }
 
+// TestInterruptedNamesWhatItLeaves: the directory, its bytes on disk, and whether the next run
+// continues it, which a run that makes a finished output anew cannot.
+func TestInterruptedNamesWhatItLeaves(t *testing.T) {
+	t.Parallel()
+	dst := filepath.Join(t.TempDir(), "out")
+	for _, startOver := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		s := inMemory()
+		s.StartOver = startOver
+		s.Progress = func(phase string, _, _ int64) {
+			if phase == "writing and verifying" {
+				cancel()
+			}
+		}
+		_, err := convert(ctx, t, dst, open(t, fixture.Path(t, "v1-dense/checkpoint")), plan.Options{}, s)
+		var left *Interrupted
+		require.ErrorAs(t, err, &left)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, hidden(dst, "partial"), left.Dir)
+		require.Greater(t, left.Bytes, int64(100_000))
+		require.Equal(t, startOver, left.Restart)
+		r, err := convert(t.Context(), t, dst, open(t, fixture.Path(t, "v1-dense/checkpoint")), plan.Options{}, inMemory())
+		require.NoError(t, err)
+		require.Equal(t, startOver, r.Already)
+		fixture.RequireEntries(t, filepath.Dir(dst), "out")
+	}
+}
+
 // TestStartOverWhileFilling: files that an interrupted run has moved into the target are
 // its own, and nobody else's.
 func TestStartOverWhileFilling(t *testing.T) {

@@ -97,6 +97,17 @@ type LostTensor struct {
 	tensor.Loss
 }
 
+// Interrupted is the error of a cancelled run that leaves an unfinished output.
+type Interrupted struct {
+	error
+	Dir     string // directory of the unfinished output
+	Bytes   int64  // bytes on disk that its files take
+	Restart bool   // the next run starts over; otherwise it continues without StartOver
+}
+
+// Unwrap returns the reason for the interruption.
+func (i *Interrupted) Unwrap() error { return i.error }
+
 // OverflowError refuses a cast that makes numbers infinite.
 type OverflowError struct {
 	Count int64        // elements in the first part of a tensor that overflows
