@@ -232,45 +232,49 @@ func (t *tokenizer) added(content string) int {
 	return t.AddedTokens[i].ID
 }
 
-// addConfigured adds the tokens of tokenizer_config.json: added_tokens_decoder, which changes
-// the types of tokenizer.json's, and the special tokens that it names.
+// addConfigured adds the tokens of tokenizer_config.json as transformers does:
+// added_tokens_decoder, which changes the types of tokenizer.json's, and, of those that it
+// names special, the ones that neither has added.
 func (t *tokenizer) addConfigured(n numbering, settings map[string]json.RawMessage) error {
-	numbers := map[string]int{}
+	numbers, added := map[string]int{}, map[string]bool{}
 	for id, token := range n.tokens {
 		if n.types[id] != 0 {
 			numbers[token] = id
 		}
 	}
 	for _, a := range t.AddedTokens {
-		numbers[a.Content] = a.ID
+		numbers[a.Content], added[a.Content] = a.ID, true
 	}
-	decoder, err := decoderOf(settings["added_tokens_decoder"])
+	decoder, err := t.decoder(settings["added_tokens_decoder"])
 	if err != nil {
 		return err
 	}
+	named, listed := specialIn(settings)
 	for _, a := range decoder {
 		if id, known := numbers[a.Content]; known {
 			a.ID, n.types[id] = id, 0
 		}
+		a.Special = a.Special || slices.Contains(named, a.Content)
 		if err := n.add(settingsName, a); err != nil {
 			return err
 		}
-		numbers[a.Content] = a.ID
+		numbers[a.Content], added[a.Content] = a.ID, true
 	}
-	for _, content := range namedSpecial(settings) {
-		if id, known := numbers[content]; known {
-			n.tokens[id], n.types[id] = content, controlToken
+	for _, content := range slices.Concat(named, listed) {
+		if id, known := numbers[content]; known && !added[content] {
+			n.types[id] = controlToken
 		}
 	}
 	return nil
 }
 
-// decoderOf reads added_tokens_decoder, sorted by number.
-func decoderOf(raw json.RawMessage) (tokens []addedToken, err error) {
-	var decoder map[string]addedToken
-	if raw != nil {
-		err = json.Unmarshal(raw, &decoder)
+// decoder reads added_tokens_decoder, sorted by number; tokenizer.json's stand for a missing one.
+func (t *tokenizer) decoder(raw json.RawMessage) (tokens []addedToken, err error) {
+	if raw == nil {
+		return slices.Clone(t.AddedTokens), nil
 	}
+	var decoder map[string]addedToken
+	err = json.Unmarshal(raw, &decoder)
 	for _, key := range slices.Sorted(maps.Keys(decoder)) {
 		a := decoder[key]
 		if a.ID, err = strconv.Atoi(key); err != nil {
@@ -285,29 +289,24 @@ func decoderOf(raw json.RawMessage) (tokens []addedToken, err error) {
 	return tokens, nil
 }
 
-// namedSpecial are the contents of the tokens that tokenizer_config.json names special.
-func namedSpecial(settings map[string]json.RawMessage) (contents []string) {
-	var tokens []json.RawMessage
+// specialIn are the contents of the tokens that tokenizer_config.json names special: those with a
+// meaning, and those in lists.
+func specialIn(settings map[string]json.RawMessage) (named, listed []string) {
 	for key, raw := range settings {
+		if strings.HasSuffix(key, "_token") {
+			named = append(named, tokenOf(raw).content)
+		}
+	}
+	for _, key := range []string{"additional_special_tokens", "extra_special_tokens"} {
 		var list []json.RawMessage
 		var object map[string]json.RawMessage
-		switch {
-		case strings.HasSuffix(key, "_token"):
-			tokens = append(tokens, raw)
-		case key != "additional_special_tokens" && key != "extra_special_tokens":
-		case json.Unmarshal(raw, &list) == nil:
-			tokens = append(tokens, list...)
-		case json.Unmarshal(raw, &object) == nil:
-			tokens = slices.AppendSeq(tokens, maps.Values(object))
+		json.Unmarshal(settings[key], &list)
+		json.Unmarshal(settings[key], &object)
+		for _, raw := range slices.AppendSeq(list, maps.Values(object)) {
+			listed = append(listed, tokenOf(raw).content)
 		}
 	}
-	for _, raw := range tokens {
-		if t := tokenOf(raw); t.content != "" {
-			contents = append(contents, t.content)
-		}
-	}
-	slices.Sort(contents)
-	return contents
+	return named, listed
 }
 
 // chatTemplate is one of several templates.

@@ -99,7 +99,9 @@ func TestConfiguredTokens(t *testing.T) {
 	}
 	for settings, want := range map[string][]int64{
 		`{}`: {1, 1, 1, 1, 1, 4, 4, 3, 5, 5, 5, 5},
-		`{"bos_token": "<s>", "pad_token": {"content": "d"}, "image_token": "a", "unk_token": null}`:                                                               {3, 1, 1, 3, 3, 4, 4, 3, 5, 5, 5, 5},
+		`{"bos_token": "<s>", "pad_token": {"content": "d"}, "image_token": "a", "unk_token": null}`: {3, 1, 1, 3, 3, 4, 4, 3, 5, 5, 5, 5},
+		`{"bos_token": "<x>"}`: {1, 1, 1, 1, 1, 3, 4, 3, 5, 5, 5, 5},
+		`{"bos_token": "<x>", "eos_token": "a", "added_tokens_decoder": {"0": {"content": "a"}}}`:                                                                  {3, 1, 1, 1, 1, 4, 4, 3, 5, 5, 5, 5},
 		`{"additional_special_tokens": ["b"], "extra_special_tokens": {"x": "c"}}`:                                                                                 {1, 3, 3, 1, 1, 4, 4, 3, 5, 5, 5, 5},
 		`{"added_tokens_decoder": {"5": {"content": "<x>", "special": true}, "6": {"content": "▁y", "special": true}, "7": {"content": "<z>", "special": false}}}`: {1, 1, 1, 1, 1, 3, 3, 4, 5, 5, 5, 5},
 		`{"added_tokens_decoder": {"10": {"content": "new", "special": true}, "9": {"content": "<|n|>"}, "11": {"content": "user"}, "1": {"content": "c"}}}`:       {1, 1, 4, 1, 1, 4, 4, 3, 5, 3, 3, 4},
