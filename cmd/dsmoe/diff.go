@@ -21,13 +21,15 @@ Of the configs, all that decides what the model computes counts, after defaults 
 aliases. torch_dtype, quantization_config and the like are shown, and are no difference.
 
 A tensor is equal; or close: each value of one side is that of the other rounded to its
-dtype, as a cast leaves it; or it differs. A tensor that differs has a line with the
-relative RMS, the largest difference and its place, the largest number of steps between
-two values of the dtype (ulp), the cosine, and the number of elements that are not
-finite on one side only. FP8 weights count with their scales. Experts that differ alike
-share a line. If the experts of a layer, the rows of its router, or gate_proj and
-up_proj only changed places, a line says so. With --exact, close tensors and other
-dtypes are differences too.`,
+dtype, as a cast leaves it; or it differs. FP8 weights count with their scales. Weights
+that differ, of one name but for the numbers of layer and expert, share a line about the
+worst of them, and the worst lines come first. A line has the relative RMS, the largest
+difference and its place, the largest number of steps between two values of the dtype
+(ulp), the cosine, and the number of elements that are not finite on one side only.
+Weights that were only cast share a line for each pair of dtypes, in which the experts of
+a layer count as one module; --json lists every tensor. If the experts of a layer, the
+rows of its router, or gate_proj and up_proj only changed places, a line says so. With
+--exact, close tensors and other dtypes are differences too.`,
 		Example: `  dsmoe convert fixtures/v3/checkpoint fused --experts fused
   dsmoe diff --exact fixtures/v3/checkpoint fused`,
 		Args:        expect("A", "B"),

@@ -141,6 +141,13 @@ func expertAt(name string) (begin, end, expert int) {
 	return begin, begin + digits, expert
 }
 
+// Cut returns the name of a weight with "{l}" for the number of its layer and "{e}" for that of its routed
+// expert, and the numbers; -1 without one.
+func Cut(name string) (pattern string, layer, expert int) {
+	cut, p := new(room).cut(name)
+	return string(cut), p.Layer, p.Expert
+}
+
 // CutExpert returns the name of a weight or a stage with "{e}" for the number of its routed expert,
 // and that number; -1 without one. The name of a stage may be that within its layer.
 func CutExpert(name string) (pattern string, expert int) {

@@ -92,6 +92,25 @@ func TestFusedNames(t *testing.T) {
 	}
 }
 
+// TestCut: the numbers of layer and routed expert of a weight's name.
+func TestCut(t *testing.T) {
+	for name, want := range map[string]struct {
+		pattern       string
+		layer, expert int
+	}{
+		"lm_head.weight":                               {"lm_head.weight", -1, -1},
+		"model.layers.07.mlp.gate.weight":              {"model.layers.07.mlp.gate.weight", -1, -1},
+		"model.layers.12.mlp.gate.weight":              {"model.layers.{l}.mlp.gate.weight", 12, -1},
+		"layers.3.mlp.experts.40.up_proj.weight":       {"model.layers.{l}.mlp.experts.{e}.up_proj.weight", 3, 40},
+		"model.layers.3.mlp.experts.down_proj":         {"model.layers.{l}.mlp.experts.down_proj", 3, -1},
+		"vision.layers.0.mlp.experts.1.up_proj.weight": {"vision.layers.0.mlp.experts.{e}.up_proj.weight", -1, 1},
+	} {
+		pattern, layer, expert := table.Cut(name)
+		require.Equal(t, want.pattern, pattern)
+		require.Equal(t, [2]int{want.layer, want.expert}, [2]int{layer, expert}, name)
+	}
+}
+
 // TestCutExpert: names of weights and of stages, whole or within their layer.
 func TestCutExpert(t *testing.T) {
 	for name, want := range map[string]struct {

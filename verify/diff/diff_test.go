@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
 	"math"
 	"math/rand/v2"
@@ -307,6 +308,49 @@ gone: removed: F32 [1]
 differs: 4 tensors compared: 2 equal, 0 close, 2 differ; 0 of another dtype, 0 of another shape, 1 removed, 1 added
 `, text.String())
 	assert.True(t, slices.IsSortedFunc(r.Findings[:2], func(x, y Finding) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) }))
+}
+
+// TestOrderOfLines: a line per kind, the worst first, whatever the order of the tensors; a line per kind of
+// cast comes last, and names are folded only where every named layer has every named expert.
+func TestOrderOfLines(t *testing.T) {
+	a, b := new(memory), new(memory)
+	add := func(name string, x, y tensor.Tensor) {
+		a.add(name, x)
+		b.add(name, y)
+	}
+	one := tensortest.Vector(t, tensor.F32, 1, 2)
+	add("model.embed_tokens.weight", tensortest.Vector(t, tensor.BF16, 1, 2), one)
+	add("model.layers.0.self_attn.q_proj.bias", tensortest.Vector(t, tensor.F32, 1.001, 2), tensortest.Vector(t, tensor.BF16, 1.001, 2))
+	for l := range 2 {
+		layer := fmt.Sprintf("model.layers.%d.", l)
+		add(layer+"self_attn.q_proj.weight", tensortest.Vector(t, tensor.BF16, 1, 2), one)
+		add(layer+"input_layernorm.weight", one, tensortest.Vector(t, tensor.F32, 1, 2.5+float32(l)))
+		for e := range 2 {
+			expert := fmt.Sprintf("%smlp.experts.%d.", layer, e)
+			add(expert+"gate_proj.weight", one, tensortest.Vector(t, tensor.F32, 1, 9))
+			add(expert+"up_proj.weight", tensortest.Vector(t, tensor.BF16, 1, 2), one)
+			if l+e < 2 {
+				add(expert+"down_proj.weight", one, tensortest.Vector(t, tensor.F32, 1))
+			}
+		}
+	}
+	r, err := Compare(t.Context(), a.side(), b.side(), Options{})
+	require.NoError(t, err)
+	var text bytes.Buffer
+	require.NoError(t, r.WriteText(&text))
+	got := strings.Split(text.String(), "\n")
+	for i, want := range []string{
+		"model.layers.{0,1}.mlp.experts.{0,1}.gate_proj.weight: differs, at worst in model.layers.0.mlp.experts.0.gate_proj.weight: 1 of 2 values, rel RMS 3.13, ",
+		"model.layers.{0,1}.input_layernorm.weight: differs, at worst in model.layers.1.input_layernorm.weight: ",
+		"3 of model.layers.{0,1}.mlp.experts.{0,1}.down_proj.weight: shape: [2], then [1]",
+		"model.layers.0.self_attn.q_proj.bias: F32 in A, BF16 in B, equal after the cast, which rounds: 1 of 2 values, ",
+		"7 weights of 5 modules: BF16 in A, F32 in B, equal after the cast",
+		"differs: 14 tensors compared: 7 equal, 1 close, 6 differ; 8 of another dtype, 3 of another shape, 0 removed, 0 added",
+		"",
+	} {
+		require.True(t, strings.HasPrefix(got[i], want), "%s\n%s", got[i], want)
+	}
+	require.Len(t, r.Findings, 17)
 }
 
 // failing is a reader whose reads of one tensor fail.

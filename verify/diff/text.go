@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,17 +16,32 @@ import (
 	"dsmoe/text"
 )
 
-// group is findings that differ in the number of an expert alone.
+// group is findings of one kind: of weights that differ in the number of a layer or an expert alone, or of
+// all weights that are only cast from one dtype to another.
 type group struct {
-	name    string  // with {e} for the expert
-	first   Finding // in the order of the model
-	worst   Finding // by elements that are not finite, then by relative RMS
-	experts []int   // ascending; empty for a tensor outside the experts
-	count   int     // of findings
+	name    string          // with {l} for the layer and {e} for the expert
+	first   Finding         // in the order of the model
+	worst   Finding         // see compare
+	layers  map[int]bool    // that have the weight; empty for a weight outside the layers
+	experts map[int]bool    // that have the weight; empty for a weight outside the experts
+	modules map[string]bool // of the weights; the experts of a layer are one
+	count   int             // of findings
 }
 
-// WriteText writes a line per key of the configs that differs, a line per finding, experts
-// of one layer together, what of that is the same weights elsewhere, and a summary.
+// order is the order of the lines: what really differs, then what is only cast.
+var order = []Status{Differs, Shape, Removed, Added, Close, Equal}
+
+// isCast reports whether values are the same but for their dtype.
+func (f *Finding) isCast() bool { return f.Status == Close || f.Status == Equal }
+
+// compare orders findings by how much differs: by elements that are not finite, then by relative RMS.
+func (f *Finding) compare(g *Finding) int {
+	return cmp.Or(cmp.Compare(f.NonFinite, g.NonFinite), cmp.Compare(f.RelRMS, g.RelRMS),
+		cmp.Compare(f.Different, g.Different))
+}
+
+// WriteText writes a line per key of the configs that differs, a line per kind of finding, the largest
+// difference first, what of that is the same weights elsewhere, a line per kind of cast, and a summary.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	meaning := 0
@@ -34,13 +51,21 @@ func (r *Report) WriteText(w io.Writer) error {
 			meaning++
 		}
 	}
-	for _, g := range r.groups() {
+	groups := r.groups()
+	casts := slices.IndexFunc(groups, func(g *group) bool { return g.first.isCast() })
+	if casts < 0 {
+		casts = len(groups)
+	}
+	for _, g := range groups[:casts] {
 		fmt.Fprintf(&b, "%s\n", g)
 	}
 	for _, x := range r.Rearranged {
 		for _, line := range x.lines() {
 			fmt.Fprintf(&b, "%s\n", line)
 		}
+	}
+	for _, g := range groups[casts:] {
+		fmt.Fprintf(&b, "%s\n", g.cast())
 	}
 	fmt.Fprintf(&b, "%s: %s compared: %d equal, %d close, %d differ; %d of another dtype, %d of another shape, %d removed, %d added",
 		r.Verdict, text.Plural(r.Compared, "tensor"), r.Counts[Equal], r.Counts[Close], r.Counts[Differs], r.DTypes, r.Counts[Shape], r.Counts[Removed], r.Counts[Added])
@@ -64,21 +89,28 @@ func configLine(d config.Difference) string {
 	return line
 }
 
-// groups folds the findings by expert, in the order of their first.
+// groups folds the findings by kind, in the order of the lines.
 func (r *Report) groups() []*group {
 	var groups []*group
 	at := map[string]*group{}
 	for _, f := range r.Findings {
-		name, expert := table.CutExpert(f.Name)
-		key := fmt.Sprint(name, f.Status, dtype(f.DTypeA), dtype(f.DTypeB), f.ShapeA, f.ShapeB)
+		name, layer, expert := table.Cut(f.Name)
+		key := fmt.Sprint(f.Status, dtype(f.DTypeA), dtype(f.DTypeB))
+		if !f.isCast() {
+			key = fmt.Sprint(key, name, layer >= 0, expert >= 0, f.ShapeA, f.ShapeB)
+		}
 		g := at[key]
 		if g == nil {
-			g = &group{name: name, first: f, worst: f}
+			g = &group{name: name, first: f, worst: f, layers: map[int]bool{}, experts: map[int]bool{}, modules: map[string]bool{}}
 			at[key] = g
 			groups = append(groups, g)
 		}
-		g.add(f, expert)
+		g.add(f, layer, expert)
 	}
+	slices.SortStableFunc(groups, func(a, b *group) int {
+		return cmp.Or(cmp.Compare(slices.Index(order, a.first.Status), slices.Index(order, b.first.Status)),
+			b.worst.compare(&a.worst))
+	})
 	return groups
 }
 
@@ -90,25 +122,25 @@ func dtype(d *tensor.DType) string {
 	return d.String()
 }
 
-// add counts f, which is about an expert or, if that is -1, about none.
-func (g *group) add(f Finding, expert int) {
+// add counts f, which is about a layer and an expert, or, if these are -1, about none.
+func (g *group) add(f Finding, layer, expert int) {
 	g.count++
-	if expert >= 0 {
-		g.experts = append(g.experts, expert)
+	if layer >= 0 {
+		g.layers[layer] = true
 	}
-	if cmp.Or(cmp.Compare(f.NonFinite, g.worst.NonFinite), cmp.Compare(f.RelRMS, g.worst.RelRMS), cmp.Compare(f.Different, g.worst.Different)) > 0 {
+	if expert >= 0 {
+		g.experts[expert] = true
+	}
+	name, _ := table.CutExpert(f.Name)
+	g.modules[name[:max(strings.LastIndexByte(name, '.'), 0)]] = true
+	if f.compare(&g.worst) > 0 {
 		g.worst = f
 	}
 }
 
 // String is the group's line: "NAME: STATUS", and what there is to say of the status.
 func (g *group) String() string {
-	name := text.Quote(g.first.Name)
-	if g.count > 1 {
-		experts := strings.ReplaceAll(text.Ranges(g.experts), " ", "") // the name stays one word
-		name = strings.Replace(text.Quote(g.name), "{e}", "{"+experts+"}", 1)
-	}
-	line := name + ": " + string(g.first.Status)
+	line := g.names() + ": " + string(g.first.Status)
 	switch g.first.Status {
 	case Removed:
 		return fmt.Sprintf("%s: %s %v", line, *g.first.DTypeA, g.first.ShapeA)
@@ -117,18 +149,51 @@ func (g *group) String() string {
 	case Shape:
 		return fmt.Sprintf("%s: %v, then %v", line, g.first.ShapeA, g.first.ShapeB)
 	}
+	if *g.first.DTypeA != *g.first.DTypeB {
+		line += fmt.Sprintf(", %s then %s", *g.first.DTypeA, *g.first.DTypeB)
+	}
 	return line + g.values()
+}
+
+// names returns the name of the group's weight, or of its weights, folded; "3 of NAMES" if not every named
+// layer has every named expert in the group.
+func (g *group) names() string {
+	if g.count == 1 {
+		return text.Quote(g.first.Name)
+	}
+	name := strings.Replace(text.Quote(g.name), "{l}", numbers(g.layers), 1)
+	name = strings.Replace(name, "{e}", numbers(g.experts), 1)
+	if g.count < max(len(g.layers), 1)*max(len(g.experts), 1) {
+		return fmt.Sprintf("%d of %s", g.count, name)
+	}
+	return name
+}
+
+// numbers names numbers in one word: "7", "{0-3,7}".
+func numbers(set map[int]bool) string {
+	list := strings.ReplaceAll(text.Ranges(slices.Sorted(maps.Keys(set))), " ", "")
+	if len(set) == 1 {
+		return list
+	}
+	return "{" + list + "}"
+}
+
+// cast is the line of a group of casts.
+func (g *group) cast() string {
+	what := text.Quote(g.first.Name)
+	if g.count > 1 {
+		what = text.Plural(g.count, "weight") + " of " + text.Plural(len(g.modules), "module")
+	}
+	line := fmt.Sprintf("%s: %s in A, %s in B, equal after the cast", what, *g.first.DTypeA, *g.first.DTypeB)
+	if g.first.Status == Close {
+		line += ", which rounds" + g.values()
+	}
+	return line
 }
 
 // values says how the values of the worst of the group differ.
 func (g *group) values() string {
 	f, line := g.worst, ""
-	if *f.DTypeA != *f.DTypeB {
-		line = fmt.Sprintf(", %s then %s", *f.DTypeA, *f.DTypeB)
-	}
-	if f.Status == Equal {
-		return line
-	}
 	if g.count > 1 {
 		line += ", at worst in " + text.Quote(f.Name)
 	}
