@@ -14,7 +14,7 @@ import (
 
 // What a conversion did to weights by rounding them. The reference ran with weights that
 // are up to half a unit away: an error of variance ulp²/12 each, beside those of computing.
-// Of a block type half a unit is what tensor.HalfSteps says.
+// Of a block type half a unit is what tensor.HalfSteps says, of codes that times their scale.
 
 // roundings asks whoever knows, and gives stored tensors the names of the table. What is
 // cast to the compute dtype anyway was rounded in the reference, too. Weights of a block type
@@ -29,7 +29,7 @@ func (t *run) roundings(by func() (map[string]tensor.Rounding, error)) (rounded 
 	}
 	rounded = bounds.Roundings{}
 	for _, w := range t.set.All() {
-		how, narrow := stored[w.Stored], w.DType == tensor.BF16 || w.DType == tensor.F16
+		how, narrow := stored[w.Stored], w.DType == tensor.BF16 || w.DType == tensor.F16 || w.DType.Scaled()
 		switch from := t.decodedFrom(w); {
 		case from != "":
 			rounded[w.Name] = bounds.AllRounded("quantise " + from)

@@ -21,6 +21,7 @@ type convertFlags struct {
 	to            formatFlag
 	name          string
 	dtype         weightType
+	scales        choice
 	experts       expertsFlag
 	shard         shardSize
 	layers        plan.Layers
@@ -43,7 +44,7 @@ type convertFlags struct {
 }
 
 func newConvert() *cobra.Command {
-	f := convertFlags{memory: convert.DefaultMemory}
+	f := convertFlags{memory: convert.DefaultMemory, scales: choice{"f32", []string{"f32", "ue8m0"}}}
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
@@ -70,7 +71,8 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf")
 	flags.StringVar(&f.name, "name", "", "`name` of the model and its files, for gguf")
 	flags.Var(&f.dtype, "type",
-		"dtype of float weights: f32, f16, bf16 or keep; float32, fp16, half, … will do; a mixture for gguf")
+		"dtype of float weights: f32, f16, bf16, fp8 or keep; float32, fp16, half, … will do; a mixture for gguf")
+	flags.Var(&f.scales, "scales", "scales of --type fp8: any f32, or powers of two, ue8m0; a `word`")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
 	flags.Var(&f.shard, "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
@@ -153,7 +155,7 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 // convert plans or converts.
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string,
 	s convert.Settings) (result, error) {
-	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, Mixture: f.dtype.mixture,
+	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, PowersOfTwo: f.scales.value == "ue8m0", Mixture: f.dtype.mixture,
 		Name: f.name, Experts: plan.Experts(f.experts), AllowFP8Fused: f.allowFP8Fused, MaxShardBytes: int64(f.shard),
 		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
 		Pre: f.pre, NoVocab: f.noVocab, Format: string(f.to)}}

@@ -205,10 +205,12 @@ func (t *weightType) Set(word string) error {
 	switch {
 	case word == "keep", ok && d.Casts():
 		*t = weightType{dtype: d}
+	case mixture == "fp8":
+		*t = weightType{dtype: tensor.FP8.Codes}
 	case slices.Contains(checkpoint.Mixtures(), mixture):
 		*t = weightType{mixture: mixture}
 	default:
-		return fmt.Errorf("not f32, f16, bf16 or keep, nor, for GGUF, %s", strings.Join(checkpoint.Mixtures(), ", "))
+		return fmt.Errorf("not f32, f16, bf16, fp8 or keep, nor, for GGUF, %s", strings.Join(checkpoint.Mixtures(), ", "))
 	}
 	return nil
 }
@@ -220,6 +222,8 @@ func (t *weightType) String() string {
 		return t.mixture
 	case t.dtype == tensor.Invalid:
 		return "keep"
+	case t.dtype.Scaled():
+		return "fp8"
 	}
 	return t.dtype.String()
 }
@@ -228,7 +232,7 @@ func (t *weightType) String() string {
 func (t *weightType) Type() string { return "dtype" }
 
 func (t *weightType) completions() []string {
-	return append([]string{"bf16", "f16", "f32", "keep"}, checkpoint.Mixtures()...)
+	return append([]string{"bf16", "f16", "f32", "fp8", "keep"}, checkpoint.Mixtures()...)
 }
 
 // shardSize is a byteSize that can be none: no limit.

@@ -49,11 +49,14 @@ type Span struct {
 // Input is a piece of the source.
 type Input struct {
 	Data  []byte   // its bytes
-	At    int64    // the first of its elements, counted in the matrix that the source is
+	At    int64    // the first of its elements, counted in the matrix that the source is; of a Blockwise operation, in its output
 	Sides [][]byte // what Sides asked for
 	// Runs yields the positions of the elements in the matrix, in Data's order; nil if they
 	// are consecutive from At on. No run begins before At.
 	Runs iter.Seq[tensor.Run]
+	// Largest holds the largest magnitudes of the blocks of the rows that GridRows of a Blockwise
+	// operation returns, row by row; a block with an infinity or NaN has that.
+	Largest []float32
 }
 
 // each calls do for the runs of n elements: where in the matrix each begins, and which of

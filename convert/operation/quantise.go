@@ -61,7 +61,11 @@ type NotFiniteError struct {
 
 // Error counts the elements.
 func (e *NotFiniteError) Error() string {
-	return fmt.Sprintf("at least %s of the source: infinite or NaN, which %s cannot hold",
+	what := "which %s cannot hold"
+	if e.DType.Scaled() {
+		what = "for which a block of %s has no scale"
+	}
+	return fmt.Sprintf("at least %s of the source: infinite or NaN, "+what,
 		text.Plural(int(e.Count), "element"), e.DType)
 }
 

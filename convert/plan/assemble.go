@@ -23,11 +23,13 @@ const (
 
 // assembler fills in the segments of a conversion's tensors.
 type assembler struct {
-	src        *checkpoint.Checkpoint
-	segments   []Segment // segments of all tensors, in order
-	sides      []Side    // room for the sides of further segments
-	operations map[elementwise]operation.Operation
-	names      [][]string // the different Operations of tensors
+	src      *checkpoint.Checkpoint
+	segments []Segment // segments of all tensors, in order
+	// powersOfTwo is the conversion's.
+	powersOfTwo bool
+	sides       []Side // room for the sides of further segments
+	operations  map[elementwise]operation.Operation
+	names       [][]string // the different Operations of tensors
 }
 
 // elementwise is all that an operation depends on.
@@ -35,6 +37,7 @@ type elementwise struct {
 	from, to, scales tensor.DType
 	blocks           tensor.Blocks
 	exactly          bool // nothing may be lost
+	ofScales         bool // it makes the scales of what becomes to
 }
 
 // assemble fills in a tensor's segments and operations.
@@ -44,6 +47,10 @@ func (a *assembler) assemble(t *Tensor, out *output) error {
 		fused = out.parts[0].Shared // as it is stored
 		part := format.Part{Tensor: out.stored.Name, N: int64(out.stored.Len())}
 		if err := a.part(part, elementwise{from: out.stored.DType, to: t.DType}, 0, nil); err != nil {
+			return err
+		}
+	} else if out.scales {
+		if err := a.scalesSegment(out.parts[0], t.DType); err != nil {
 			return err
 		}
 	} else {
@@ -84,6 +91,9 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, order *format.Ar
 			return err
 		}
 	}
+	if to.Scaled() && to != w.DType {
+		key.blocks = fp8Blocks(w)
+	}
 	for _, part := range parts {
 		if err := a.part(part, key, first, sides); err != nil {
 			return err
@@ -113,6 +123,38 @@ func (a *assembler) part(part format.Part, key elementwise, first int64, sides [
 	return nil
 }
 
+// fp8Blocks returns how a matrix that becomes FP8 is divided in blocks.
+func fp8Blocks(w *weights.Weight) tensor.Blocks {
+	return tensor.Blocks{Rows: w.Shape[0], Cols: w.Shape[1], BlockRows: fp8Block, BlockCols: fp8Block}
+}
+
+// scalesSegment adds the segment of the scales of a weight that becomes codes. The weight's stored
+// tensors lie beside it.
+func (a *assembler) scalesSegment(w *weights.Weight, to tensor.DType) error {
+	parts, err := a.src.Parts(w.Stored)
+	if err != nil {
+		return err
+	}
+	key := elementwise{from: w.DType, to: tensor.FP8.Codes, blocks: fp8Blocks(w), ofScales: true}
+	s := Segment{DType: w.DType}
+	if s.Operation, err = a.operation(key); err != nil {
+		return err
+	}
+	for _, part := range parts {
+		file, start, err := a.src.Place(part.Tensor)
+		if err != nil {
+			return err
+		}
+		if side := (Side{part.Tensor, file, start}); !slices.Contains(s.Sides, side) {
+			s.Sides = append(s.Sides, side)
+		}
+	}
+	rows, cols := key.blocks.Grid()
+	s.Bytes = to.Bytes(int64(rows * cols))
+	a.segments = append(a.segments, s)
+	return nil
+}
+
 // run is n elements of a part from the first on. A part with a view is used whole.
 func run(part format.Part, first, n int64) format.Part {
 	part.First, part.N = part.First+first, n
@@ -127,6 +169,10 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	switch {
 	case key.from == key.to:
 		op = operation.Copy{DType: key.to}
+	case key.ofScales:
+		op, err = operation.NewScales(key.from, key.to, key.blocks, a.powersOfTwo)
+	case key.to.Scaled():
+		op, err = operation.NewEncode(key.from, key.to, key.blocks, a.powersOfTwo)
 	case key.exactly:
 		op, err = operation.NewNarrow(key.to)
 	case key.to.Blocked():

@@ -60,6 +60,8 @@ type conversion struct {
 	format  *format.Format // of the output
 	dialect dialect
 	set     *weights.Set // all of src's
+	// powersOfTwo is set by rewrite: scales that are written are powers of two.
+	powersOfTwo bool
 	*findings
 }
 
@@ -89,6 +91,8 @@ type output struct {
 	// stored is the source's tensor with these elements in this order, which is read instead of the
 	// parts; nil for a source of another format.
 	stored *tensor.Info
+	// scales says that it has the scales of the one part, which becomes codes in another output.
+	scales bool
 }
 
 func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
@@ -147,11 +151,14 @@ func (c *conversion) layOut(p *Plan, outputs []output) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(c.src.Path), err)
 	}
-	a := assembler{src: c.src, segments: make([]Segment, 0, n), operations: map[elementwise]operation.Operation{}}
+	a := assembler{src: c.src, powersOfTwo: c.powersOfTwo, segments: make([]Segment, 0, n), operations: map[elementwise]operation.Operation{}}
 	for i := range p.Tensors {
 		if err := a.assemble(&p.Tensors[i], &outputs[sources[i]]); err != nil {
 			return fmt.Errorf("%s: tensor %s: %w", text.Quote(c.src.Path), text.Quote(p.Tensors[i].Name), err)
 		}
+	}
+	if c.o.encodes() {
+		p.linkScales(func(i int) bool { return outputs[sources[i]].scales })
 	}
 	return nil
 }

@@ -26,30 +26,36 @@ func (huggingFace) describe(*conversion, selection, *config.Config, []output) (d
 }
 
 // arrange decides the tensors to be written, in the order of the model.
-func (huggingFace) arrange(c *conversion, chosen selection, _ *config.Config) (outputs []output, derived int) {
+func (huggingFace) arrange(c *conversion, chosen selection, written *config.Config) (outputs []output, derived int) {
 	shared := map[string]bool{} // the fused tensors of the source, by the table's name
 	for _, w := range chosen.kept {
 		if w.Shared {
 			shared[w.FusedName()] = true
 		}
 	}
-	if c.refusesBlocks(chosen) {
+	if c.checkEncoded(); c.refusesBlocks(chosen) {
 		return nil, 0
 	}
+	e := encoder{conversion: c, written: written}
 	a := arrangement{conversion: c, groups: map[string]fusedGroup{}}
 	for i, w := range chosen.kept {
-		if c.o.DType != tensor.Invalid && w.IsScales() {
+		if c.o.cast() != tensor.Invalid && w.IsScales() {
 			continue // it goes into the weight
+		}
+		if e.covers(w) {
+			a.outputs = append(a.outputs, e.encoded(chosen.kept[i:i+1:i+1])...)
+			continue
 		}
 		to := c.target(w)
 		f, _ := w.Fused()
-		if f == nil || c.o.Experts == PerExpert || c.o.Experts == KeepExperts && !shared[w.FusedName()] {
+		if f == nil || c.o.Experts == PerExpert || c.o.encodes() || c.o.Experts == KeepExperts && !shared[w.FusedName()] {
 			a.outputs = append(a.outputs, output{Info: tensor.Info{Name: w.Name, DType: to, Shape: w.Shape},
 				parts: chosen.kept[i : i+1 : i+1]})
 			continue
 		}
 		a.collect(to, w)
 	}
+	e.finish()
 	a.fuseGroups()
 	return a.outputs, 0
 }
@@ -58,7 +64,7 @@ func (huggingFace) arrange(c *conversion, chosen selection, _ *config.Config) (o
 func (c *conversion) refusesBlocks(chosen selection) bool {
 	var types []string
 	for _, w := range chosen.kept {
-		if d := w.DType.String(); c.o.DType == tensor.Invalid && w.DType.Blocked() && !slices.Contains(types, d) {
+		if d := w.DType.String(); c.o.cast() == tensor.Invalid && w.DType.Blocked() && !slices.Contains(types, d) {
 			types = append(types, d)
 		}
 	}
@@ -79,7 +85,7 @@ type arrangement struct {
 
 // target is the dtype that a weight is written in.
 func (c *conversion) target(w *weights.Weight) tensor.DType {
-	from, to := w.DType, c.o.DType
+	from, to := w.DType, c.o.cast()
 	switch was := c.src.Was(w.Stored); {
 	case to == tensor.Invalid && was != tensor.Invalid:
 		return was

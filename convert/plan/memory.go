@@ -26,12 +26,18 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 	n, names := int64(0), consumed(src, o)*perConsumed
 	for info := range src.Tensors() {
 		n++
+		if o.encodes() { // it may get scales
+			n, names = n+1, names+checkpoint.NameMemory(info.Name+tensor.FP8.Parts[0])
+		}
 		if !strings.HasPrefix(info.Name, "model.") { // probably a decoder's alone: its full name is a new string
 			names += checkpoint.NameMemory("model." + info.Name)
 		}
 		_, part := tensor.PartOf(info)
 		if f, _ := table.FusedAt(strings.TrimSuffix(info.Name, part)); f != nil && len(info.Shape) > 0 {
 			n += int64(min(info.Shape[0], src.Config.NRoutedExperts)*len(f.Roles)) - 1
+			if o.encodes() {
+				n += int64(min(info.Shape[0], src.Config.NRoutedExperts)*len(f.Roles)) - 1
+			}
 		}
 	}
 	return src.Memory() + n*perWeight + names

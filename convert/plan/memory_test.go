@@ -2,6 +2,7 @@ package plan
 
 import (
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,6 +75,30 @@ func TestMemory(t *testing.T) {
 		require.Less(t, p.Memory(), PlanningMemory(src, Options{}), name)
 		runtime.KeepAlive(p)
 	}
+	runtime.KeepAlive(src)
+}
+
+// TestMemoryOfFP8: the same for plans that give each weight scales.
+func TestMemoryOfFP8(t *testing.T) {
+	dir, c := t.TempDir(), configtest.Fixture(t, "states/deepseek-v3")
+	fixture.Write(t, dir, checkpoint.ConfigName, fixture.Read(t, fixture.Path(t, "states/deepseek-v3"), checkpoint.ConfigName))
+	infos := slices.DeleteFunc(quantised(c), func(i tensor.Info) bool { return strings.HasSuffix(i.Name, "_scale_inv") })
+	for i := range infos {
+		infos[i].DType = tensor.BF16
+	}
+	fixture.Sparse(t, dir, safetensors.Format(), infos, 4_300_000_000)
+	before := heap()
+	src := open(t, dir)
+	o := Options{DType: tensor.F8E4M3}
+	p, err := Conversion(src, o)
+	require.NoError(t, err)
+	require.Len(t, p.Tensors, 91_991)
+	took := heap() - before
+	t.Logf("%d bytes of %d, planning %d", took, p.Memory(), PlanningMemory(src, o))
+	require.LessOrEqual(t, took, p.Memory())
+	require.Greater(t, took, p.Memory()*3/4)
+	require.Less(t, p.Memory(), PlanningMemory(src, o))
+	runtime.KeepAlive(p)
 	runtime.KeepAlive(src)
 }
 

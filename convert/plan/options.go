@@ -21,7 +21,8 @@ type Options struct {
 	Format        string       // of the output: safetensors, which is the default, or gguf
 	File          string       // name of the one weight file to write, with its manifest beside it: see Into
 	Name          string       // of the model, in a format with the config inside; empty is the source's
-	DType         tensor.DType // dtype of all float weights: F32, F16 or BF16; Invalid keeps each weight's dtype
+	DType         tensor.DType // of all float weights: F32, F16 or BF16; F8_E4M3 what DeepSeek has in FP8; Invalid keeps each weight's dtype
+	PowersOfTwo   bool         // scales of F8_E4M3 are powers of two
 	Mixture       string       // of types, in a format that has some: q8_0, q4_k_m; DType is Invalid then
 	Experts       Experts      // the layout of routed experts
 	AllowFP8Fused bool         // write fused experts in FP8, though transformers may misread them
@@ -57,8 +58,11 @@ func shardBytes(n int64, f *format.Format) int64 {
 
 // check refuses options that make no sense.
 func (o Options) check() error {
-	if o.DType != tensor.Invalid && !o.DType.Casts() {
-		return fmt.Errorf("dtype %s: weights are written as F32, F16 or BF16", o.DType)
+	if o.DType != tensor.Invalid && !o.DType.Casts() && !o.encodes() {
+		return fmt.Errorf("dtype %s: weights are written as F32, F16, BF16 or F8_E4M3", o.DType)
+	}
+	if err := o.checkEncodes(); err != nil {
+		return err
 	}
 	if !text.Printable(o.Name) {
 		return fmt.Errorf("name %s has characters that cannot be printed", text.Quote(o.Name))
@@ -77,24 +81,40 @@ func (o Options) check() error {
 	return nil
 }
 
+// checkEncodes refuses what FP8 excludes.
+func (o Options) checkEncodes() error {
+	switch {
+	case !o.encodes() && o.PowersOfTwo:
+		return errors.New("--scales is of --type fp8")
+	case !o.encodes():
+		return nil
+	case o.Format != "" && o.Format != "safetensors":
+		return fmt.Errorf("type fp8: %s does not have it", o.Format)
+	case o.Experts == FusedExperts:
+		return errors.New("type fp8 writes each expert apart: transformers ignores the scales of fused experts")
+	}
+	return nil
+}
+
 // recordedOptions are Options as a plan and a manifest hold them.
 type recordedOptions struct {
-	Format        string   `json:"format,omitempty"`   // empty for safetensors
-	DType         string   `json:"dtype"`              // "keep", or a dtype
-	Experts       string   `json:"experts"`            // "keep", or a layout
-	MaxShardBytes int64    `json:"max_shard_bytes"`    // as it is used, neither 0 nor negative
-	Layers        string   `json:"layers,omitempty"`   // as ParseLayers reads them; empty for all
-	Include       []string `json:"include,omitempty"`  // globs
-	Exclude       []string `json:"exclude,omitempty"`  // globs
-	NoMTP         bool     `json:"no_mtp,omitempty"`   // without multi-token prediction layers
-	Name          string   `json:"name,omitempty"`     // of the model
-	Pre           string   `json:"pre,omitempty"`      // the name given to a pre-tokenizer
-	NoVocab       bool     `json:"no_vocab,omitempty"` // without a vocabulary
+	Format        string   `json:"format,omitempty"`        // empty for safetensors
+	DType         string   `json:"dtype"`                   // "keep", or a dtype
+	Experts       string   `json:"experts"`                 // "keep", or a layout
+	MaxShardBytes int64    `json:"max_shard_bytes"`         // as it is used, neither 0 nor negative
+	Layers        string   `json:"layers,omitempty"`        // as ParseLayers reads them; empty for all
+	Include       []string `json:"include,omitempty"`       // globs
+	Exclude       []string `json:"exclude,omitempty"`       // globs
+	NoMTP         bool     `json:"no_mtp,omitempty"`        // without multi-token prediction layers
+	Name          string   `json:"name,omitempty"`          // of the model
+	Pre           string   `json:"pre,omitempty"`           // the name given to a pre-tokenizer
+	NoVocab       bool     `json:"no_vocab,omitempty"`      // without a vocabulary
+	PowersOfTwo   bool     `json:"powers_of_two,omitempty"` // scales of F8_E4M3 are powers of two
 }
 
 func (o Options) recorded(f *format.Format) recordedOptions {
 	return recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes, f), o.Layers.String(),
-		o.Include, o.Exclude, o.NoMTP, o.Name, o.Pre, o.NoVocab}
+		o.Include, o.Exclude, o.NoMTP, o.Name, o.Pre, o.NoVocab, o.PowersOfTwo}
 }
 
 // kind names what weights become: a dtype, a mixture, or keep.

@@ -110,6 +110,9 @@ type Tensor struct {
 	Offset     int64        `json:"offset"`     // of its first byte in the file
 	Operations []string     `json:"operations"` // operations, for a reader: "stack-experts", "cast BF16"
 	Segments   []Segment    `json:"segments"`   // where its elements come from
+
+	// Codes is the plan's tensor of codes whose scales these are; nil for other tensors.
+	Codes *Tensor `json:"-"`
 }
 
 // Info returns the tensor's header entry.
@@ -138,7 +141,7 @@ func (t *Tensor) Encodes() bool {
 // Segment is a run of the output's elements that come from one stored tensor, put
 // through one operation.
 type Segment struct {
-	Tensor    string              `json:"tensor,omitempty"` // as it is stored; empty if nothing is read
+	Tensor    string              `json:"tensor,omitempty"` // as it is stored; empty if no element is read: of synthetic tensors and of scales that are made
 	DType     tensor.DType        `json:"dtype"`            // as it is stored
 	File      int                 `json:"file"`             // index in Sources
 	Offset    int64               `json:"offset"`           // in the file, of the first byte that the segment may read

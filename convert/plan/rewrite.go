@@ -48,7 +48,9 @@ func (c *conversion) configEdits(raw []byte, chosen selection) (edits []edit) {
 			edits = append(edits, edit{key, []byte(value)})
 		}
 	}
-	if c.o.DType != tensor.Invalid {
+	if c.o.encodes() {
+		edits = c.fp8Edits(values)
+	} else if c.o.DType != tensor.Invalid {
 		name := strconv.Quote(table.TorchName(c.o.DType))
 		if values["torch_dtype"] == "" && values["dtype"] == "" {
 			edits = append(edits, edit{"torch_dtype", []byte(name)})

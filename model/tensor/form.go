@@ -21,8 +21,10 @@ type Form struct {
 	Parts   []string
 	Codes   DType              // the dtype of the codes
 	Largest float32            // the largest code
-	Nearest func(float32) byte // the code nearest to a number of magnitude Largest at most, ties to even
+	Nearest func(float32) byte // the code nearest to a number, ties to even; beyond Largest, that of Largest
 	values  *[256]float64      // of all codes, by the definition of their dtype
+
+	encode func(dst []byte, x []float32, factor float32) // sets dst to Nearest of x·factor, rounded to F32
 
 	half func(dst []float32, t Tensor) // sets dst to HalfSteps; nil: no rounding is known
 }
@@ -32,7 +34,7 @@ var (
 	Plain      = &Form{Name: "plain", half: halfUnits}
 	SelfScaled = &Form{Name: "blocks of GGUF", Numbers: F32, half: blockSteps}
 	FP8        = &Form{Name: "FP8", Method: "fp8", Numbers: F32, Parts: []string{"_scale_inv"}, Codes: F8E4M3,
-		Largest: 448, Nearest: nearestE4M3, values: valuesE4M3()}
+		Largest: 448, Nearest: nearestE4M3, values: valuesE4M3(), encode: encodeE4M3, half: halfUnits}
 )
 
 // scaled lists the forms with scales.
@@ -124,12 +126,24 @@ func valuesE4M3() *[256]float64 {
 	return &values
 }
 
-// nearestE4M3 rounds v to E4M3. The numbers of exponent e are the multiples 0 … 16 of 2^(e-3),
-// below 2^-6 those of 2^-9; code 8·(e+6) + n is n times that, the next exponent's beginning
-// where n is 16.
+// nearestE4M3 rounds v to E4M3. From 2^-6 on a code is the upper bits of an F32 with another bias of
+// the exponent; smaller numbers are multiples of 2^-9, the unit of F32 numbers from 2^14 on. The
+// codes of one exponent end where those of the next begin.
 func nearestE4M3(v float32) byte {
+	const largest, leastNormal = 0x43e00000, 121 << 23 // bits of 448 and 2^-6
 	b := math.Float32bits(v)
-	e := max(int(b>>23&0xff)-127, -6)
-	n := math.RoundToEven(math.Abs(float64(v)) * math.Float64frombits(uint64(3-e+1023)<<52))
-	return byte(b>>24&0x80) | byte(8*(e+6)+int(n))
+	a := min(b&magnitudeBits, largest)
+	code := (a+0x7ffff+a>>20&1)>>20 - 120<<3
+	if a < leastNormal {
+		code = math.Float32bits(math.Float32frombits(a)+0x1p14) - math.Float32bits(0x1p14)
+	}
+	return byte(b>>24&0x80 | code)
+}
+
+// encodeE4M3 is FP8's encode.
+func encodeE4M3(dst []byte, x []float32, factor float32) {
+	dst = dst[:len(x)]
+	for i, v := range x {
+		dst[i] = nearestE4M3(v * factor)
+	}
 }

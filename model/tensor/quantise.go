@@ -84,10 +84,17 @@ func (d DType) encodeBlocks(dst []byte, x []float32) {
 // quantised adds what a block of x lost when it became y. What changed is counted as rounded
 // already, and taken out of that if it is of another kind.
 func (l *Loss) quantised(y, x []float32, s *kernel.BlockSums) {
-	const sign, infinite = 1 << 31, 0x7f800000
-	s.Compare(y, x)
-	switch {
-	case s.Largest >= infinite: // it is in no sum
+	const sign = 1 << 31
+	if l.measure(y, x, s); s.Largest < infinityBits && s.Any&^sign == 0 {
+		n := nonzero(x)
+		l.Flushed, l.Rounded = l.Flushed+n, l.Rounded-n
+	}
+}
+
+// measure adds the errors of y, which x became, a multiple of 8 numbers. Numbers of which one became
+// infinite or NaN are in no sum: each that did is counted, and none of them is rounded.
+func (l *Loss) measure(y, x []float32, s *kernel.BlockSums) {
+	if s.Compare(y, x); s.Largest >= infinityBits {
 		l.Rounded -= changed(y, x)
 		source := NotFiniteValues(x)
 		l.NotFinite += source
@@ -95,9 +102,6 @@ func (l *Loss) quantised(y, x []float32, s *kernel.BlockSums) {
 			l.Overflow += max(1, NotFiniteValues(y))
 		}
 		return
-	case s.Any&^sign == 0:
-		n := nonzero(x)
-		l.Flushed, l.Rounded = l.Flushed+n, l.Rounded-n
 	}
 	l.Squares += s.Squares
 	l.Errors += s.Errors

@@ -14,8 +14,9 @@ import (
 func errorF16(d float32) float32 { return max(0x1p-11*d, 0x1p-25) }
 
 // HalfSteps appends to dst, for each element of a tensor, half the width of the interval of
-// numbers that are rounded to that element. Of F16 and BF16 that is half a unit in the last
-// place, of other dtypes without blocks nothing is known to be rounded: 0. Of a block type it is
+// numbers that are rounded to that element. Of F16, BF16 and the codes of FP8, whose scale is
+// left out, that is half a unit in the last place, of other dtypes without blocks nothing is
+// known to be rounded: 0. Of a block type it is
 // half a step between neighbouring codes, and what rounding scales and minimums adds, since
 // steps are of scales as they are stored. The outermost codes of Q4_0, Q5_0 and of the types K
 // also stand for numbers beyond them: a step, and as much as rounding a part's scale and minimum
@@ -65,18 +66,20 @@ func (r Rounding) HalfSteps(dst []float32, t Tensor) []float32 {
 	return dst
 }
 
-// halfUnits is HalfSteps of F16 and BF16, which have 11 and 8 significant bits and smallest
-// normal numbers of 2^-14 and 2^-126; other plain dtypes keep 0.
+// halfUnits is HalfSteps of F16, BF16 and F8_E4M3, which have 11, 8 and 4 significant bits and
+// smallest normal numbers of 2^-14, 2^-126 and 2^-6; other plain dtypes keep 0.
 func halfUnits(dst []float32, t Tensor) {
 	bits, least := 11, -14
 	switch t.DType {
 	case BF16:
 		bits, least = 8, -126
+	case F8E4M3:
+		bits, least = 4, -6
 	case F16:
 	default:
 		return
 	}
-	dst, _ = t.Float32s(dst[:0]) // of F16 and BF16 there is no error
+	dst, _ = t.Float32s(dst[:0]) // of these dtypes there is no error
 	for i, v := range dst {
 		exponent := max(int(math.Float32bits(v)>>23&0xff)-127, least)
 		dst[i] = float32(math.Ldexp(1, exponent-bits))

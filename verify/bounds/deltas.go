@@ -15,10 +15,30 @@ func (a *Analysis) deltas(w *model.Weight) []float64 {
 		return nil
 	}
 	deltas := make([]float64, w.Len())
-	for i, h := range how.HalfSteps(nil, w.Tensor) {
+	for i, h := range halfSteps(w, how) {
 		deltas[i] = Sq(float64(h)/Unit) / 3
 	}
 	return deltas
+}
+
+// halfSteps are the half steps of a weight that was rounded so.
+func halfSteps(w *model.Weight, how tensor.Rounding) []float32 {
+	return scaleSteps(how.HalfSteps(nil, w.Tensor), w, 0)
+}
+
+// scaleSteps multiplies the half steps h of codes of w, from row first on, by the scales of their
+// blocks. Other weights have none.
+func scaleSteps(h []float32, w *model.Weight, first int) []float32 {
+	if w.Scales == nil {
+		return h
+	}
+	b := tensor.Blocks{Rows: w.Shape[0], Cols: w.Shape[1], BlockRows: w.Block[0], BlockCols: w.Block[1]}
+	_, width := b.Grid()
+	for i := range h {
+		row, col := first+i/b.Cols, i%b.Cols
+		h[i] *= float32(math.Abs(float64(w.Scales[row/b.BlockRows*width+col/b.BlockCols])))
+	}
+	return h
 }
 
 // delta is element i of deltas, 0 without any.
@@ -61,7 +81,7 @@ func (a *Analysis) linearDeltas(sums []float32, x *Value, l *model.Linear) (unit
 		errorsOf = func(w *model.Weight, first, n int) model.Weight {
 			return float32Rows(w, n, steps[first*w.Shape[1]:(first+n)*w.Shape[1]])
 		}
-	} else if !w.DType.Blocked() && !how.Denormals { // a power of two, which takes part in no product, is divided by 2^(bits-1) here
+	} else if !w.DType.Blocked() && !w.DType.Scaled() && !how.Denormals { // a power of two, which takes part in no product, is divided by 2^(bits-1) here
 		errorsOf, factor = powersOfTwo, math.Exp2(2-2*float64(PrecisionOf(w.DType).bits))/12
 	}
 	a.scratch(func() *model.Activation {
@@ -100,7 +120,7 @@ func halfUnitRows(w *model.Weight, first, n int, how tensor.Rounding) model.Weig
 	for r := range n {
 		h = how.HalfSteps(h, w.Row(first+r))
 	}
-	return float32Rows(w, n, h)
+	return float32Rows(w, n, scaleSteps(h, w, first))
 }
 
 // stepsOf are the half steps of a weight that was decoded; nil of others.

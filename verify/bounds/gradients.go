@@ -258,7 +258,7 @@ func (g *Gradients) weightSigmas(w *model.Weight) []float32 {
 	}
 	steps := g.stepsOf(w)
 	if steps == nil {
-		steps = how.HalfSteps(nil, w.Tensor)
+		steps = halfSteps(w, how)
 	}
 	sigmas := make([]float32, len(steps))
 	for i, h := range steps {

@@ -420,7 +420,8 @@ func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Ro
 // rounds describes how the tensor was rounded, if it was. If the manifest has not counted
 // rounded elements, a tensor counts as rounded if its sources' dtype has other numbers.
 func (t *ManifestTensor) rounds(counted bool) (r tensor.Rounding) {
-	if t.DType != tensor.BF16 && t.DType != tensor.F16 && !t.DType.Blocked() || len(t.Operations) == 0 {
+	quantised := t.DType.Blocked() || t.DType.Scaled()
+	if t.DType != tensor.BF16 && t.DType != tensor.F16 && !quantised || len(t.Operations) == 0 {
 		return r
 	}
 	by := t.Operations[len(t.Operations)-1]
@@ -428,7 +429,7 @@ func (t *ManifestTensor) rounds(counted bool) (r tensor.Rounding) {
 		if t.Lost == nil || t.Lost.Rounded+t.Lost.Denormal+t.Lost.Flushed == 0 {
 			return r
 		}
-		return tensor.Rounding{By: by, Denormals: t.Lost.Rounded == 0 && !t.DType.Blocked()}
+		return tensor.Rounding{By: by, Denormals: t.Lost.Rounded == 0 && !quantised}
 	}
 	for _, s := range t.Sources {
 		if s.DType == t.DType || s.Tensor == "" {

@@ -96,7 +96,7 @@ func (e *execution) manifestTensor(i int) ManifestTensor {
 	}
 	for j, g := range t.Segments {
 		m.Sources[j] = ManifestSource{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End, View: g.View}
-		if s.proof.Segments != nil {
+		if s.proof.Segments != nil && g.Tensor != "" {
 			m.Sources[j].Hash = s.proof.Segments[j]
 		}
 		for _, side := range g.Sides {

@@ -24,6 +24,7 @@ import (
 func (w *worker) proveTensor(ctx context.Context, i int) error {
 	t, s := &w.plan.Tensors[i], w.state(i)
 	h, compare := w.newHasher(t), w.compareSource
+	w.gridRow.codes = nil
 	encoded := s.proof != nil && s.proof.Segments != nil && t.Encodes()
 	if encoded {
 		compare = w.hashTile
@@ -79,6 +80,9 @@ func (w *worker) compareSource(ctx context.Context, t *plan.Tensor, tile []byte,
 		return err
 	}
 	return pieces(t, offset, int64(len(tile)), buffered, func(p piece) error {
+		if err := w.measure(ctx, t, p, true); err != nil {
+			return err
+		}
 		src, out := w.room(p), tile[p.offset-offset:][:p.size]
 		if err := w.gather(p, src, p.byDefinition); err != nil {
 			return err

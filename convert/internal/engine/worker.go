@@ -17,12 +17,14 @@ import (
 // worker is one goroutine with its buffers.
 type worker struct {
 	*execution
-	memory disk.TileMemory
-	piece  []byte      // source bytes of a piece
-	window []byte      // source bytes around a view's elements
-	sides  [][]byte    // bytes of a piece's sides
-	whole  digest.Hash // hash of the tensor
-	part   digest.Hash // hash of one segment's source
+	memory     disk.TileMemory
+	piece      []byte      // source bytes of a piece
+	window     []byte      // source bytes around a view's elements
+	sides      [][]byte    // bytes of a piece's sides
+	gridRow    gridRow     // the last row of blocks that was read
+	magnitudes []float32   // largest of the blocks that a piece needs
+	whole      digest.Hash // hash of the tensor
+	part       digest.Hash // hash of one segment's source
 }
 
 func (e *execution) newWorker() *worker {
@@ -141,6 +143,9 @@ func (w *worker) around(p piece) (begin int64, window []byte, err error) {
 // of a view's elements in the matrix matter only to an operation with sides.
 func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) error) error {
 	s := p.segment
+	if _, is := s.Operation.(operation.Blockwise); is {
+		return do(operation.Input{Data: src, At: p.at(), Largest: w.magnitudes})
+	}
 	in := operation.Input{Data: src, At: s.First + p.from}
 	end := s.First + p.to
 	if s.View != nil && len(s.Sides) > 0 {
@@ -184,8 +189,7 @@ func (m *mismatch) Error() string { return m.Differs(m.before + int64(m.Element)
 func (p *piece) located(err error) error {
 	var m *operation.Mismatch
 	if errors.As(err, &m) {
-		u := p.segment.Operation.Unit()
-		return &mismatch{m, p.offset / int64(u.Out) * int64(u.Elements)}
+		return &mismatch{m, p.at()}
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 // writeTensor writes the unwritten bytes of a tensor, tile by tile.
 func (w *worker) writeTensor(ctx context.Context, i int) error {
 	t, s := &w.plan.Tensors[i], w.state(i)
+	w.gridRow.codes = nil
 	var hash *hasher
 	if w.hashesWriting(t) {
 		hash = w.newHasher(t) // from the begin: ledger.resume kept no bytes without a hash
@@ -65,6 +66,9 @@ func (w *worker) writeTile(ctx context.Context, t *plan.Tensor, tile []byte, off
 func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64,
 	lost *tensor.Loss, hash *hasher) error {
 	return pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
+		if err := w.measure(ctx, t, p, false); err != nil {
+			return err
+		}
 		out := dst[p.offset-offset:][:p.size]
 		src := out
 		if !p.segment.Copies() {

@@ -1,0 +1,75 @@
+package engine
+
+// The largest magnitudes of a matrix's blocks, for operations that need them. A piece of the
+// output needs rows of blocks that are larger than the piece: their source is read for it.
+
+import (
+	"context"
+
+	"dsmoe/convert/operation"
+	"dsmoe/convert/plan"
+)
+
+// gridRow is a row of blocks of a matrix: the one that was read last.
+type gridRow struct {
+	codes   *plan.Tensor // whose source it is; nil if none was read
+	row     int
+	largest []float32
+}
+
+// at returns the index in the tensor of the first element of a piece.
+func (p *piece) at() int64 {
+	u := p.segment.Operation.Unit()
+	return p.offset / int64(u.Out) * int64(u.Elements)
+}
+
+// measure has largest hold the largest magnitudes that a piece of t needs, if its operation needs
+// any. It uses the memory of pieces.
+func (w *worker) measure(ctx context.Context, t *plan.Tensor, p piece, proof bool) error {
+	op, is := p.segment.Operation.(operation.Blockwise)
+	w.magnitudes = w.magnitudes[:0]
+	if !is {
+		return nil
+	}
+	if t.Codes != nil {
+		t = t.Codes
+	}
+	first, end := op.GridRows(p.at(), p.size/int64(op.Unit().Out)*int64(op.Unit().Elements))
+	for row := first; row < end; row++ {
+		if err := w.measureRow(ctx, t, op, row, proof); err != nil {
+			return err
+		}
+		w.magnitudes = append(w.magnitudes, w.gridRow.largest...)
+	}
+	return nil
+}
+
+// measureRow reads the source of a row of blocks of t.
+func (w *worker) measureRow(ctx context.Context, t *plan.Tensor, op operation.Blockwise, row int, proof bool) error {
+	r := &w.gridRow
+	if r.codes == t && r.row == row {
+		return nil
+	}
+	b := op.Grid()
+	_, width := b.Grid()
+	*r = gridRow{row: row, largest: append(r.largest[:0], make([]float32, width)...)}
+	compare := op.Magnitudes
+	if proof {
+		compare = op.MagnitudesByDefinition
+	}
+	begin, end := int64(row*b.BlockRows)*int64(b.Cols), int64(min((row+1)*b.BlockRows, b.Rows))*int64(b.Cols)
+	err := pieces(t, begin, end-begin, buffered, func(p piece) error {
+		src, pick := w.room(p), p.byRuns
+		if proof {
+			pick = p.byDefinition
+		}
+		if err := w.gather(p, src, pick); err != nil {
+			return err
+		}
+		return w.computing(ctx, func() error { compare(r.largest, src, p.at()); return nil })
+	})
+	if err == nil {
+		r.codes = t
+	}
+	return err
+}

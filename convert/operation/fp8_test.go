@@ -1,0 +1,163 @@
+package operation
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"testing"
+
+	"github.com/nlpodyssey/safetensors"
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/model/tensor"
+)
+
+// fp8Blocks reads what scripts/fp8.py had transformers make.
+func fp8Blocks(t *testing.T) *safetensors.SafeTensors {
+	file, err := os.ReadFile("../../fixtures/fp8-blocks/blocks.safetensors")
+	require.NoError(t, err)
+	parsed, err := safetensors.Deserialize(file)
+	require.NoError(t, err)
+	return &parsed
+}
+
+// magnitudes returns the largest magnitudes of all blocks of a source, found in two ways.
+func magnitudes(t *testing.T, op Blockwise, src []byte, d tensor.DType) []float32 {
+	b := op.Grid()
+	rows, width := b.Grid()
+	all, again := make([]float32, rows*width), make([]float32, rows*width)
+	for r := range b.Rows {
+		row := src[d.Bytes(int64(r*b.Cols)):][:d.Bytes(int64(b.Cols))]
+		grid := r / b.BlockRows * width
+		op.Magnitudes(all[grid:][:width], row, int64(r*b.Cols))
+		op.MagnitudesByDefinition(again[grid:][:width], row, int64(r*b.Cols))
+	}
+	require.Equal(t, fmt.Sprint(all), fmt.Sprint(again)) // NaN too
+	return all
+}
+
+// fp8 returns both operations for a source, and its largest magnitudes.
+func fp8(t *testing.T, src []byte, d tensor.DType, b tensor.Blocks, powersOfTwo bool) (*Encode, *Scales, []float32) {
+	encode, err := NewEncode(d, tensor.F8E4M3, b, powersOfTwo)
+	require.NoError(t, err)
+	scales, err := NewScales(d, tensor.F8E4M3, b, powersOfTwo)
+	require.NoError(t, err)
+	return encode, scales, magnitudes(t, encode, src, d)
+}
+
+// TestFP8IsTransformers: codes and scales are those of transformers, byte for byte, and the proof
+// accepts them; a code or a scale off by one is refused.
+func TestFP8IsTransformers(t *testing.T) {
+	s := fp8Blocks(t)
+	for _, d := range []tensor.DType{tensor.F32, tensor.F16, tensor.BF16} {
+		for kind, powersOfTwo := range map[string]bool{"f32": false, "ue8m0": true} {
+			name := d.String() + "." + kind
+			src, codes, grid := data(t, s, d.String()), data(t, s, name), data(t, s, name+".scales")
+			b := tensor.Blocks{Rows: len(codes) / 80, Cols: 80, BlockRows: 8, BlockCols: 16}
+			encode, scales, largest := fp8(t, src, d, b, powersOfTwo)
+
+			in := Input{Data: src, Largest: largest}
+			got, lost := apply(t, encode, in)
+			require.Equal(t, codes, got, name)
+			requireErrors(t, lost, src, codes, grid, d, b)
+			require.NoError(t, encode.Prove(codes, in), name)
+			for i := range codes {
+				for _, wrong := range []byte{codes[i] + 1, codes[i] - 1, codes[i] ^ 0x80} {
+					right := codes[i]
+					codes[i] = wrong
+					var m *Mismatch
+					row := Input{Data: src[d.Bytes(int64(i/80*80)):][:d.Bytes(80)], At: int64(i / 80 * 80), Largest: largest[i/80/8*5:]}
+					require.ErrorAs(t, encode.Prove(codes[i/80*80:][:80], row), &m, name)
+					require.Equal(t, i%80, m.Element)
+					codes[i] = right
+				}
+			}
+
+			written := make([]byte, len(grid))
+			require.NoError(t, scales.Apply(written, Input{Largest: largest}, nil))
+			require.Equal(t, grid, written, name)
+			require.NoError(t, scales.Prove(grid, Input{Largest: largest}), name)
+			for i := range largest {
+				written[4*i]++
+				require.Error(t, scales.Prove(written, Input{Largest: largest}), name)
+				written[4*i]--
+			}
+		}
+	}
+}
+
+// requireErrors: the sums of the errors of codes and their scales, and the elements that changed.
+func requireErrors(t *testing.T, lost tensor.Loss, src, codes, grid []byte, d tensor.DType, b tensor.Blocks) {
+	values := make([]float32, len(codes))
+	exactValues(d, src)(values, 0)
+	_, width := b.Grid()
+	var want tensor.Loss
+	for i, v := range values {
+		scale := math.Float32frombits(binary.LittleEndian.Uint32(grid[4*(b.GridRow(int64(i))*width+i%b.Cols/b.BlockCols):]))
+		e := float64(float32(tensor.E4M3(codes[i])*scale) - v)
+		want.Squares, want.Errors, want.Largest = want.Squares+float64(v)*float64(v), want.Errors+e*e, max(want.Largest, math.Abs(e))
+		if e != 0 {
+			want.Rounded++
+		}
+	}
+	require.InEpsilon(t, want.Squares, lost.Squares, 1e-9)
+	require.InEpsilon(t, want.Errors, lost.Errors, 1e-9)
+	require.Equal(t, tensor.Loss{Rounded: want.Rounded, Squares: lost.Squares, Errors: lost.Errors, Largest: want.Largest}, lost)
+}
+
+// TestFP8Edges: blocks of numbers so small that transformers has no scale for them, the largest
+// numbers, partial blocks, and blocks with an infinity or NaN, which are refused.
+func TestFP8Edges(t *testing.T) {
+	b := tensor.Blocks{Rows: 3, Cols: 5, BlockRows: 2, BlockCols: 4}
+	tiny, huge := float32(math.SmallestNonzeroFloat32), float32(math.MaxFloat32)
+	values := []float32{
+		tiny, -tiny, 0, 0x1p-126, huge,
+		0, 0x1p-130, 0x1p-127, 0, -huge,
+		3, 1, -2, 448, float32(math.Copysign(0, -1)),
+	}
+	for _, powersOfTwo := range []bool{false, true} {
+		src := encoded(t, values, tensor.F32)
+		encode, scales, largest := fp8(t, src, tensor.F32, b, powersOfTwo)
+		require.Equal(t, []float32{0x1p-126, huge, 448, 0}, largest)
+		grid := make([]byte, 16)
+		require.NoError(t, scales.Apply(grid, Input{Largest: largest}, nil))
+		require.NoError(t, scales.Prove(grid, Input{Largest: largest}))
+		scale := func(i int) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(grid[4*i:])) }
+		require.Equal(t, []float32{0x1p-126, 1, 1}, []float32{scale(0), scale(2), scale(3)})
+		codes, lost := apply(t, encode, Input{Data: src, Largest: largest})
+		require.NoError(t, encode.Prove(codes, Input{Data: src, Largest: largest}))
+		require.EqualValues(t, 2, lost.Overflow, "448 times the scale of the largest number is infinite")
+		require.Equal(t, []byte{0, 0x80, 0, 0x38}, codes[:4])
+		require.Equal(t, []byte{0, 0x18, 0x30, 0}, codes[5:9])
+		require.Equal(t, []byte{0x44, 0x38, 0xc0, 0x7e, 0x80}, codes[10:])
+
+		for _, bad := range []float32{float32(math.Inf(-1)), float32(math.NaN())} {
+			values[6] = bad
+			src := encoded(t, values, tensor.F32)
+			largest := magnitudes(t, encode, src, tensor.F32)
+			var refused *NotFiniteError
+			require.ErrorAs(t, encode.Apply(make([]byte, 15), Input{Data: src, Largest: largest}, &tensor.Loss{}), &refused)
+			require.ErrorAs(t, scales.Apply(make([]byte, 16), Input{Largest: largest}, nil), &refused)
+			require.EqualError(t, refused, "at least 1 element of the source: infinite or NaN, for which a block of F8_E4M3 has no scale")
+			values[6] = 0x1p-130
+		}
+	}
+	_, err := NewEncode(tensor.Q8_0, tensor.F8E4M3, b, false)
+	require.Error(t, err)
+	_, err = NewScales(tensor.F32, tensor.BF16, b, false)
+	require.Error(t, err)
+}
+
+// TestFP8PowersOfTwo: at the largest code times a power of two, and next to it.
+func TestFP8PowersOfTwo(t *testing.T) {
+	e := tensor.Encoder{Form: tensor.FP8, PowersOfTwo: true}
+	for k := -126; k <= 119; k++ {
+		top := float32(math.Ldexp(448, k))
+		scale, factor := e.Scale(top)
+		require.Equal(t, float32(math.Ldexp(1, k)), scale)
+		require.Equal(t, float32(math.Ldexp(1, -k)), factor)
+		above, _ := e.Scale(math.Nextafter32(top, float32(math.Inf(1))))
+		require.Equal(t, 2*scale, above)
+	}
+}

@@ -1,0 +1,179 @@
+package plan
+
+// FP8 with a scale for each block of 128 × 128, as DeepSeek publishes it: which weights become
+// codes, and what config.json says of them.
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/model/table"
+	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
+	"dsmoe/text"
+)
+
+// fp8Block is the rows and columns that share a scale.
+const fp8Block = 128
+
+// scaleFormat is scale_fmt of quantization_config for scales that are powers of two.
+const scaleFormat = "ue8m0"
+
+// encodes reports whether the weights become codes with scales.
+func (o Options) encodes() bool { return o.DType.Scaled() }
+
+// cast returns the dtype that all float weights become; Invalid if they keep theirs, those
+// beside the ones that become codes too.
+func (o Options) cast() tensor.DType {
+	if o.encodes() {
+		return tensor.Invalid
+	}
+	return o.DType
+}
+
+// quantizationConfig returns quantization_config as DeepSeek's files have it, indented like them.
+func quantizationConfig(powersOfTwo bool) []byte {
+	q := struct {
+		ActivationScheme string `json:"activation_scheme"`
+		Fmt              string `json:"fmt"`
+		QuantMethod      string `json:"quant_method"`
+		ScaleFmt         string `json:"scale_fmt,omitempty"`
+		WeightBlockSize  [2]int `json:"weight_block_size"`
+	}{"dynamic", "e4m3", tensor.FP8.Method, "", [2]int{fp8Block, fp8Block}}
+	if powersOfTwo {
+		q.ScaleFmt = scaleFormat
+	}
+	out, _ := json.MarshalIndent(q, "  ", "  ") // a plain struct: nothing can fail
+	return out
+}
+
+// fp8Edits gives config.json a quantization_config, unless it has one.
+func (c *conversion) fp8Edits(values map[string]string) []edit {
+	if have := values["quantization_config"]; have != "" && have != "null" {
+		var q struct {
+			ScaleFmt string `json:"scale_fmt"`
+		}
+		json.Unmarshal([]byte(have), &q) // the config was parsed; another scale_fmt is no ue8m0
+		c.powersOfTwo = q.ScaleFmt == scaleFormat
+		return nil
+	}
+	c.powersOfTwo = c.o.PowersOfTwo
+	return []edit{{"quantization_config", quantizationConfig(c.powersOfTwo)}}
+}
+
+// encoder decides which weights become codes.
+type encoder struct {
+	*conversion
+	written *config.Config
+	kept    int       // weights that are FP8 in the source
+	ragged  int       // matrices with blocks of different sizes
+	first   string    // the first of these
+	refused []refusal // one for each cause
+}
+
+// refusal is why some weights cannot be written.
+type refusal struct {
+	cause   string
+	first   string // the first of these weights
+	weights int    // how many
+}
+
+// refuse adds a weight to those that have this cause.
+func (e *encoder) refuse(w *weights.Weight, cause string) {
+	i := slices.IndexFunc(e.refused, func(r refusal) bool { return r.cause == cause })
+	if i < 0 {
+		i = len(e.refused)
+		e.refused = append(e.refused, refusal{cause: cause, first: w.Name})
+	}
+	e.refused[i].weights++
+}
+
+// covers reports whether the output's quantization_config covers a weight.
+func (e *encoder) covers(w *weights.Weight) bool {
+	if w.Row == nil || w.IsScales() || !e.o.encodes() {
+		return false
+	}
+	return (table.Slot{Name: w.Name, Shape: w.Shape, Place: w.Place}).Form(e.written) == tensor.FP8
+}
+
+// encoded returns the outputs of a weight: its codes, and its scales.
+func (e *encoder) encoded(parts []*weights.Weight) []output {
+	w := parts[0]
+	if block := e.written.Quantization.Block; block != [2]int{fp8Block, fp8Block} {
+		e.refuse(w, fmt.Sprintf("quantization_config has blocks of %d × %d, but FP8 is written in blocks of %d × %d; "+
+			"convert with --type bf16 first", block[0], block[1], fp8Block, fp8Block))
+	}
+	if w.DType.Scaled() {
+		e.keep(w)
+		return []output{{Info: w.Info, parts: parts}}
+	}
+	if from := e.src.DecodedFrom(w.Stored); from != "" {
+		e.refuse(w, "is quantised already ("+from+"); --type bf16 decodes it")
+	} else if !w.DType.Casts() {
+		e.refuse(w, "dtype "+w.DType.String()+" cannot be quantised")
+	}
+	if raggedBlocks(w.Shape[0]) || raggedBlocks(w.Shape[1]) {
+		e.ragged++
+		e.first = cmp.Or(e.first, w.Name)
+	}
+	infos := tensor.FP8.Tensors(w.Name, w.Shape, w.DType, [2]int{fp8Block, fp8Block})
+	return []output{{Info: infos[0], parts: parts}, {Info: infos[1], parts: parts, scales: true}}
+}
+
+// keep checks a weight that is FP8 in the source.
+func (e *encoder) keep(w *weights.Weight) {
+	e.kept++
+	if err := w.CheckScales(); err != nil {
+		e.problem(w.Name, "%v", err)
+	} else if e.o.PowersOfTwo && !e.powersOfTwo {
+		e.refuse(w, "is FP8 already, with scales that need not be powers of two: leave out --scales "+scaleFormat+
+			", or convert with --type bf16 first")
+	}
+}
+
+// finish reports the refusals, and tells what a reader should know of the outputs.
+func (e *encoder) finish() {
+	for _, r := range e.refused {
+		others := ""
+		if r.weights > 1 {
+			others = " (as for " + text.Plural(r.weights-1, "other weight") + ")"
+		}
+		e.problem(r.first, "%s%s", r.cause, others)
+	}
+	if e.kept > 0 {
+		e.note("%s: FP8 in the source already, copied with their scales", text.Plural(e.kept, "weight"))
+	}
+	if e.ragged > 0 {
+		e.note("the last blocks of some matrices are smaller than %d × %d, as in DeepSeek's files: of %s, the first is %s; "+
+			"transformers takes the blocks of a matrix for equal where it dequantises (without a GPU), and refuses or misreads it",
+			fp8Block, fp8Block, text.Plural(e.ragged, "weight"), text.Quote(e.first))
+	}
+}
+
+// raggedBlocks reports whether n rows or columns are in blocks of different sizes.
+func raggedBlocks(n int) bool { return n > fp8Block && n%fp8Block != 0 }
+
+// checkEncoded refuses FP8 of a model that no reader has FP8 for.
+func (c *conversion) checkEncoded() {
+	if have := c.src.Config; c.o.encodes() && !have.HasReference(config.Native) {
+		c.problem("", "nothing can read FP8 of model_type %s: no transformers with FP8 runs its published code "+
+			"or has a class for it", have.ModelType)
+	}
+}
+
+// linkScales tells each tensor of scales whose they are.
+func (p *Plan) linkScales(isScales func(i int) bool) {
+	byName := map[string]*Tensor{}
+	for i := range p.Tensors {
+		byName[p.Tensors[i].Name] = &p.Tensors[i]
+	}
+	for i := range p.Tensors {
+		if t := &p.Tensors[i]; isScales(i) {
+			t.Codes = byName[strings.TrimSuffix(t.Name, tensor.FP8.Parts[0])]
+		}
+	}
+}
