@@ -107,7 +107,7 @@ func TestPlanProblems(t *testing.T) {
 		"glob of nothing": {"v3/checkpoint", nil, Options{Include: []string{"*.mlp.*"}, Exclude: []string{"experts", "*bias"}}, []string{`the glob "experts" matches no tensor`}},
 		"nothing left":    {"v3/checkpoint", nil, Options{Exclude: []string{"*"}}, []string{"the filters leave no tensor"}},
 		"bad glob":        {"v3/checkpoint", nil, Options{Exclude: []string{"["}}, []string{`"[" is not a glob`}},
-		"dtype":           {"v3/checkpoint", nil, Options{DType: tensor.F8E4M3}, []string{"weights are written as F32, F16 or BF16"}},
+		"dtype":           {"v3/checkpoint", nil, Options{DType: tensor.I8}, []string{"weights are written as F32, F16, BF16 or F8_E4M3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := fixture.Clone(t, fixture.Path(t, c.src))

@@ -88,13 +88,13 @@ func (p precision) Z(g, y, s float64) float64 {
 
 // Blindness is the share of a golden's RMS that bounds may have at most, where numbers were rounded to
 // dtype d: a stage with wider bounds proves nothing. In BF16 and F16 that is an
-// eighth: an expert that is missing of 8 is .35 of a routed sum. To block types weights were
-// rounded coarsely on purpose. Their stages say something as long as a stage of zeros would
+// eighth: an expert that is missing of 8 is .35 of a routed sum. To block types and FP8
+// weights were rounded coarsely on purpose. Their stages say something as long as a stage of zeros would
 // fail: with 8 σ of twice the RMS the larger of normally distributed elements do, and in float32
 // the RMS of all of them, 4 σ.
 func Blindness(d tensor.DType) float64 {
 	switch {
-	case d.Blocked():
+	case d.Blocked(), d.Scaled():
 		return 2
 	case d == tensor.BF16 || d == tensor.F16:
 		return 0x1p-3
