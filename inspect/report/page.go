@@ -132,7 +132,7 @@ func (r *Report) pageExperts(p *page.Page) {
 }
 
 // maxPairDrawings is how many layers have a drawing of their pairs.
-const maxPairDrawings = 12
+const maxPairDrawings = 8
 
 // pagePairs shows the pairs of the layers in which two experts are most alike.
 func (r *Report) pagePairs(p *page.Page) {

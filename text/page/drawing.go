@@ -53,7 +53,8 @@ type drawing struct {
 type shape struct {
 	Class, Text, D, Tip string
 	X, Y                length
-	Upright             bool // the text runs upwards
+	Upright             bool   // the text runs upwards
+	Wide                length // of a path of lines, their width; 0 for shapes with an inside
 }
 
 // length is a length in CSS pixels, written with at most two decimals.
@@ -155,24 +156,16 @@ func drawingStyle() string {
 	var light, dark strings.Builder
 	for i := range steps {
 		t := (float64(i) + 0.5) / steps
-		fmt.Fprintf(&light, ".s%d{fill:%s}.d%d{fill:%s}", i, viridis.at(t), i, lightDiverging.at(t))
-		fmt.Fprintf(&dark, ".d%d{fill:%s}", i, darkDiverging.at(t))
+		fmt.Fprintf(&light, ".s%d{fill:%[2]s;color:%[2]s}.d%[1]d{fill:%[3]s;color:%[3]s}", i, viridis.at(t), lightDiverging.at(t))
+		fmt.Fprintf(&dark, ".d%d{fill:%[2]s;color:%[2]s}", i, darkDiverging.at(t))
 	}
-	return drawingRules + light.String() + "\n@media (prefers-color-scheme: dark) {" + dark.String() + "}\n"
+	return drawingRules + light.String() + "\n@media (prefers-color-scheme: dark) {" + dark.String() + "}\n.run{fill:none;stroke:currentColor}\n"
 }
 
 // templates holds the templates of pages and drawings. The function line makes foreign text one
 // printable line, which XML and readers accept.
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"line":  text.Line,
-	"label": label,
-	"lines": func(s string) string {
-		var b strings.Builder
-		for line := range strings.Lines(s) {
-			b.WriteString(text.Line(strings.TrimSuffix(line, "\n")) + "\n")
-		}
-		return b.String()
-	},
+	"line":   text.Line,
 	"header": func(c text.Column) string { return strings.ReplaceAll(c.Name, "_", " ") },
 }).Parse(pageTemplate + drawingTemplate))
 

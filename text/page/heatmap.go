@@ -2,9 +2,12 @@ package page
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
+
+	"dsmoe/text"
 )
 
 // Heatmap is a drawing of a matrix of numbers as colours, with a legend. Missing numbers (NaN) are
@@ -35,6 +38,27 @@ const mostTips = 20_000
 type grid struct {
 	left, top, w, h float64
 	upright         bool // labels of columns run upwards
+}
+
+// tips reports whether each cell has a tip.
+func (m Heatmap) tips() bool { return !m.Quiet && len(m.Rows)*len(m.Columns) <= mostTips }
+
+// numbers returns a line of column names, then one for each row, with tabs between.
+func (m Heatmap) numbers() string {
+	var b strings.Builder
+	for _, column := range m.Columns {
+		b.WriteString("\t" + text.Line(column))
+	}
+	for i, row := range m.Values {
+		b.WriteString("\n" + text.Line(m.Rows[i]))
+		for _, v := range row {
+			b.WriteString("\t")
+			if !math.IsNaN(v) {
+				b.WriteString(shown(v))
+			}
+		}
+	}
+	return b.String()
 }
 
 // place chooses the sizes: whole pixels, so that no seams show, and cells of 3 to 26 pixels, so that
@@ -134,16 +158,19 @@ func (m Heatmap) labels(d *drawing, g grid, right, bottom float64) {
 
 // cells draws the cells, then the outlines of marked cells.
 func (m Heatmap) cells(d *drawing, g grid, s span) {
-	tips := !m.Quiet && len(m.Rows)*len(m.Columns) <= mostTips
-	var together [steps + 1]strings.Builder // paths by colour, the last for missing numbers
+	tips := m.tips()
+	var together [steps + 1]trail // by colour, the last for missing numbers
 	var marks []string
 	for i, row := range m.Values {
 		run := 0 // number of cells of the same colour before this one, which share its rectangle
 		for j, v := range row {
 			x, y := g.left+float64(g.w*float64(j)), g.top+float64(g.h*float64(i))
 			path, n := crossed(x+.5, y+.5, g.w-1, g.h-1), s.cell(v)
-			if n < steps {
-				path = box(x-float64(g.w*float64(run)), y, g.w*float64(run+1), g.h)
+			switch {
+			case n < steps && tips:
+				path = box(x, y, g.w, g.h)
+			case n < steps:
+				path = together[n].run(x-float64(g.w*float64(run)), y+g.h/2, g.w*float64(run+1))
 			}
 			switch {
 			case tips && (n < steps || !m.Blank):
@@ -152,6 +179,7 @@ func (m Heatmap) cells(d *drawing, g grid, s span) {
 				run++
 			case n < steps || !m.Blank:
 				together[n].WriteString(path)
+				together[n].x, together[n].y = x+g.w, y+g.h/2
 				run = 0
 			}
 			if m.isMarked(i, j) {
@@ -160,8 +188,13 @@ func (m Heatmap) cells(d *drawing, g grid, s span) {
 		}
 	}
 	for n := range together {
-		if together[n].Len() > 0 {
-			d.path(s.classOf(n), together[n].String(), "")
+		if together[n].Len() == 0 {
+			continue
+		}
+		d.path(s.classOf(n), together[n].String(), "")
+		if n < steps {
+			last := &d.Shapes[len(d.Shapes)-1]
+			last.Class, last.Wide = last.Class+" run", length(g.h)
 		}
 	}
 	if far := m.outliers(s); len(far) > 0 {
@@ -174,6 +207,17 @@ func (m Heatmap) cells(d *drawing, g grid, s span) {
 	for _, path := range marks {
 		d.path("mark", path, "")
 	}
+}
+
+// trail is a path of lines, and where the last of them ends.
+type trail struct {
+	strings.Builder
+	x, y float64
+}
+
+// run returns the path of a line from x, y on, which begins where the last one ended: that is short.
+func (t *trail) run(x, y, width float64) string {
+	return fmt.Sprintf("m%s %sh%s", length(x-t.x), length(y-t.y), length(width))
 }
 
 // outliers returns the cells beyond the ends of the scale that are not marked, unless these are many.

@@ -1,9 +1,9 @@
 // Package page writes self-contained HTML pages and stand-alone SVG drawings.
 //
-// Callers fill a Page from top to bottom (Verdict, Section, Text, Facts, Table, Fold, FoldPlain,
-// Figure, Gallery) and write it once, with WriteHTML. A page holds its own style, for light and dark. It
+// Callers fill a Page from top to bottom (Verdict, Section, Text, Facts, Table, Fold, Figure,
+// Gallery) and write it once, with WriteHTML. A page holds its own style, for light and dark. It
 // loads nothing, as its content security policy demands, and runs no script. Tables and drawings
-// wider than the window scroll in boxes.
+// wider than the window scroll in boxes. A number that a heatmap draws has a tip, or stands in a folded table below.
 //
 // A Figure is a drawing: Bars, Heatmap or Lines. WriteSVG writes a drawing as a separate file.
 //
@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"html/template"
 	"io"
-	"strings"
 
 	"dsmoe/text"
 )
@@ -40,8 +39,7 @@ type block struct {
 	Text    string
 	Facts   []Fact
 	Table   *text.Sheet
-	Summary string // summary of a folded table or text
-	Plain   string // preformatted lines
+	Summary string // summary of a folded table
 	Gallery []*picture
 }
 
@@ -49,6 +47,7 @@ type block struct {
 type picture struct {
 	Drawing *drawing
 	Caption string
+	Numbers string // lines of what it draws, if its cells have no tips
 }
 
 // verdict is the answer of a page.
@@ -105,13 +104,6 @@ func (p *Page) Table(s *text.Sheet) { p.add(block{Table: s}) }
 // Fold adds a table that is hidden until the reader opens its summary.
 func (p *Page) Fold(summary string, s *text.Sheet) { p.add(block{Table: s, Summary: summary}) }
 
-// FoldPlain adds a table as Fold does, as lines of text, which take a third of the room.
-func (p *Page) FoldPlain(summary string, s *text.Sheet) {
-	var b strings.Builder
-	s.WriteAs(&b, text.AsTable) // which does not fail
-	p.add(block{Plain: b.String(), Summary: summary})
-}
-
 // Figure adds a drawing with a caption; an empty caption is left out.
 func (p *Page) Figure(f Figure, caption string) { p.Gallery(Captioned{f, caption}) }
 
@@ -125,7 +117,11 @@ type Captioned struct {
 func (p *Page) Gallery(figures ...Captioned) {
 	var b block
 	for _, f := range figures {
-		b.Gallery = append(b.Gallery, &picture{f.draw(), f.Caption})
+		numbers := ""
+		if m, ok := f.Figure.(Heatmap); ok && !m.tips() {
+			numbers = m.numbers()
+		}
+		b.Gallery = append(b.Gallery, &picture{f.draw(), f.Caption, numbers})
 	}
 	p.add(b)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"regexp"
 	"strconv"
@@ -227,7 +228,7 @@ func TestLargeMatrixIsSmall(t *testing.T) {
 	assert.Equal(t, 150*150*6*6+steps*swatch*swatchHeight, area(t, cells))
 	uniform := Heatmap{Rows: numbers(60), Columns: numbers(60), Values: products(60), Scale: Log, Min: 1e6, Max: 1e9, Quiet: true}
 	cells = svg(t, uniform)
-	assert.Equal(t, 60+steps, strings.Count(cells, "z"), "a rectangle for each row of one colour")
+	assert.Equal(t, 60+steps, runs(cells), "a line for each row of one colour")
 	assert.Equal(t, 60*60*15*15+steps*swatch*swatchHeight, area(t, cells))
 	assert.NotContains(t, cells, "<title>")
 	uniform.Side = 300
@@ -238,10 +239,18 @@ func TestLargeMatrixIsSmall(t *testing.T) {
 	assert.Contains(t, outlined, ">marked</text>")
 	uniform.Marked = nil
 	uniform.Values[7][3] = nan
-	assert.Equal(t, 59+2+1+steps+1, strings.Count(svg(t, uniform), "z"), "two in the row with a gap, the gap, and what it means")
+	assert.Equal(t, 59+2+1+steps+1, runs(svg(t, uniform)), "two in the row with a gap, the gap, and what it means")
 	uniform.Blank = true
-	assert.Equal(t, 59+2+steps, strings.Count(svg(t, uniform), "z"))
+	assert.Equal(t, 59+2+steps, runs(svg(t, uniform)))
 	assert.NotContains(t, svg(t, uniform), "no value")
+}
+
+// runs counts the rectangles of a drawing, and the lines that stand for some.
+func runs(drawing string) (n int) {
+	for _, path := range regexp.MustCompile(`stroke-width="[0-9.]+" d="([^"]*)"`).FindAllStringSubmatch(drawing, -1) {
+		n += strings.Count(path[1], "h")
+	}
+	return n + strings.Count(drawing, "z")
 }
 
 // area returns the area of all rectangles of a drawing.
@@ -253,6 +262,15 @@ func area(t *testing.T, drawing string) (sum float64) {
 		h, err := strconv.ParseFloat(box[2], 64)
 		require.NoError(t, err)
 		sum += w * h
+	}
+	for _, path := range regexp.MustCompile(`stroke-width="([0-9.]+)" d="([^"]*)"`).FindAllStringSubmatch(drawing, -1) {
+		h, err := strconv.ParseFloat(path[1], 64)
+		require.NoError(t, err)
+		for _, run := range regexp.MustCompile(`h([0-9.]+)`).FindAllStringSubmatch(path[2], -1) {
+			w, err := strconv.ParseFloat(run[1], 64)
+			require.NoError(t, err)
+			sum += w * h
+		}
 	}
 	return sum
 }
@@ -377,16 +395,32 @@ func TestTitles(t *testing.T) {
 	assert.NotContains(t, html(t, p), `class="title"`)
 }
 
-// TestFoldPlain: lines of text, each of them escaped.
-func TestFoldPlain(t *testing.T) {
-	s := text.NewSheet("name", ">n")
-	s.Row("a", 1)
-	s.Row(text.Foreign(hostile), 22)
+// TestNumbersOfLargeMaps: where cells have no tips, their numbers stand below, escaped.
+func TestNumbersOfLargeMaps(t *testing.T) {
+	m := Heatmap{Rows: []string{"a", hostile}, Columns: []string{"x", hostile}, Values: [][]float64{{1.23456, nan}, {inf, -2}}, Quiet: true}
 	p := New("x")
-	p.FoldPlain("numbers", s)
+	p.Figure(m, "")
 	page := html(t, p)
 	_, words := parsed(t, page)
-	assert.Contains(t, strings.Join(words, "|"), "|NAME")
-	assert.Contains(t, page, "<details><summary>numbers</summary>")
+	assert.Contains(t, strings.Join(words, "|"), "|\tx\t"+text.Line(hostile)+"\na\t1.23\t\n"+text.Line(hostile)+"\t+∞\t-2|")
 	assert.NotContains(t, page, "<script>")
+	m.Quiet = false
+	p = New("x")
+	p.Figure(m, "")
+	assert.NotContains(t, html(t, p), "<pre>")
+}
+
+// TestLargestPages: seven maps of DeepSeek-V3's 58 × 256 experts stay below 2 MB.
+func TestLargestPages(t *testing.T) {
+	draw, m := rand.New(rand.NewPCG(1, 2)), Heatmap{Rows: numbers(58), Columns: numbers(256), Quiet: true}
+	for range 58 {
+		row := make([]float64, 256)
+		for i := range row {
+			row[i] = draw.NormFloat64()
+		}
+		m.Values = append(m.Values, row)
+	}
+	p := New("x")
+	p.Figure(m, "")
+	assert.Less(t, len(html(t, p)), 2_000_000/7)
 }
