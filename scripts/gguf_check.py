@@ -13,6 +13,8 @@ names    gguf-py's reader finds the tensors that its own table of names (gguf.Te
 logits   llama.cpp loads the F32 file, and its logits are the pack's, to a relative RMS of 1e-5
 mixture  for q8_0 and the others: llama.cpp's quantiser, given the F32 file, chooses the same
          type for each tensor, and writes the same bytes
+again    dsmoe makes the same file of the F32 file as of the checkpoint; of a BF16 file that llama.cpp
+         wrote it makes the tensors that llama.cpp's quantiser makes of it, and keeps all its keys
 back     what dsmoe makes of such a file in F32 safetensors is what gguf-py decodes, in the order
          of the checkpoint
 words    for the first DIR with tokenizers made by the tokenizers library, README.md and
@@ -355,6 +357,24 @@ class Check:
                 self.count("keys of vocabularies and metadata that gguf-py makes")
             shutil.rmtree(d), out.unlink(), out.with_name("out.gguf.manifest.json").unlink()
 
+    def again(self, f32, ours, word, tmp):
+        if self.convert(f32, tmp / "again", word).read_bytes() != ours.read_bytes():
+            self.fail(f"{word}: {f32} quantised again")
+        self.count("files that are the same made of the F32 file")
+        other = tmp / "bf16.gguf"
+        if not other.exists():
+            params = llama_cpp.llama_model_quantize_default_params()
+            params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_BF16
+            assert llama_cpp.llama_model_quantize(str(f32).encode(), str(other).encode(), ctypes.byref(params)) == 0
+        again = self.convert(other, tmp / "other", word)
+        self.mixture(other, again, word, tmp / "theirs.gguf")
+        keys = [{k: f.contents() for k, f in gguf.GGUFReader(x).fields.items() if not k.startswith("GGUF.")} for x in [again, tmp / "theirs.gguf"]]
+        keys[0].pop("general.name"), keys[1].pop("general.name")
+        if keys[0] != keys[1]:
+            self.fail(f"{word}: keys {keys}")
+        self.count("keys that llama.cpp's quantiser keeps", len(keys[1]))
+        shutil.rmtree(tmp / "again"), shutil.rmtree(tmp / "other")
+
     def back(self, path, config, dst):
         subprocess.run([self.dsmoe, "convert", path, dst, "--type", "f32"], check=True, stdout=subprocess.DEVNULL)
         decoded = {name: values(t) for name, t in read(path).items()}
@@ -400,6 +420,7 @@ def main():
             for word in MIXTURES:
                 ours = check.convert(src, tmp / f"{d.name}-{word}", word)
                 check.mixture(f32, ours, word, tmp / f"{word}.gguf")
+                check.again(f32, ours, word, tmp)
                 check.back(ours, config, tmp / f"{d.name}-{word}-back")
     for what, n in sorted(check.counts.items()):
         print(f"{n:6} {what}")
