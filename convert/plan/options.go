@@ -64,8 +64,9 @@ func (o Options) check() error {
 	if err := o.checkEncodes(); err != nil {
 		return err
 	}
-	if !text.Printable(o.Name) {
-		return fmt.Errorf("name %s has characters that cannot be printed", text.Quote(o.Name))
+	const longest = 150 // systems take 255 bytes for a file's name, and a type and the number of a shard follow
+	if !text.Printable(o.Name) || len(o.Name) > longest {
+		return fmt.Errorf("name %s has more than %d bytes, or characters that cannot be printed", text.Quote(o.Name), longest)
 	}
 	if o.MTP && o.NoMTP {
 		return errors.New("prediction layers cannot be both kept and dropped")
