@@ -119,7 +119,7 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 // report makes the report on a checkpoint, or on a config alone.
 func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, error) {
 	if configPath(path) == path {
-		c, _, err := readConfig(path)
+		c, _, err := configOf(path)
 		if err != nil {
 			return nil, err
 		}
