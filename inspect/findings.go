@@ -178,6 +178,14 @@ func CountLevels(levels []Level) string {
 	return strings.Join(parts, ", ")
 }
 
+// CodedText says that the numbers of a matrix went through codes of 4 or 8 bits.
+func CodedText(bits int) string {
+	if bits == 4 {
+		return "its numbers went through 4 bits: at most 16 different ones in each group of 32"
+	}
+	return "its numbers went through 8 bits: multiples of a scale, or 8 significands, in each group of 32"
+}
+
 // WriteObservations writes how many there are, and a line for each, at most MaxLines.
 func WriteObservations(w io.Writer, found []Observation) error {
 	var b strings.Builder

@@ -2,6 +2,7 @@ package experts
 
 import (
 	"context"
+	"slices"
 
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
@@ -34,7 +35,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 	if err != nil {
 		return nil, err
 	}
-	r.Observed = append(r.Observed, twins...)
+	r.Observed = slices.Concat(r.Observed, twins, untrainedLayers(r.Layers))
 	r.Findings = inspect.Cluster(r.Observed)
 	return r, nil
 }
@@ -68,6 +69,6 @@ func examineLayer(x *matrix.Reader, l *layerMLPs, layers int) (*Layer, []inspect
 		return nil, nil, err
 	}
 	found := r.observe(layers)
-	near, err := nearTwins(x, l, r, probes)
-	return r, append(found, near...), err
+	near, err := nearTwins(x, l, r, probes, layers)
+	return r, slices.Concat(found, near, r.sharedCopies(layers)), err
 }

@@ -104,7 +104,7 @@ func TestPlantedExperts(t *testing.T) {
 		"one matrix, nearly": {func(s *inspecttest.Stored) {
 			copy(s.Data[inspecttest.ExpertName(2, 4, "up")], s.Data[inspecttest.ExpertName(2, 6, "up")])
 			s.Change(inspecttest.ExpertName(2, 4, "up"), inspecttest.Row(0, 64, inspecttest.Times(1.5)))
-		}, []string{"similar-matrix 2 [4 6]"}, "its cosine with that of expert 4 is 0.9"},
+		}, []string{"similar 2 [4 6]"}, "its cosine with that of expert 4 is 0.9"},
 		"zeroed": {func(s *inspecttest.Stored) {
 			s.Zero(inspecttest.ExpertName(2, 4, "gate"), inspecttest.ExpertName(2, 4, "up"),
 				inspecttest.ExpertName(2, 4, "down"))
@@ -148,7 +148,7 @@ func TestPlantedExperts(t *testing.T) {
 		},
 			[]string{"norm 2 [4]"}, ""},
 		"4 bits": {func(s *inspecttest.Stored) { s.Change(inspecttest.ExpertName(2, 4, "up"), roundTo(64, 7)) },
-			[]string{"coarse 2 [4]"}, "as rounding to few bits leaves behind"},
+			[]string{"low-bits 2 [4]"}, "its numbers went through 4 bits"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := inspecttest.Filled(t, "v1-base")
@@ -204,15 +204,18 @@ func TestLimitsOfLikeness(t *testing.T) {
 			})
 		}
 	}
-	signs := []string{"duplicate-matrix 2 [3 7]", "similar-matrix 2 [3 7]"}
+	signs := []string{"duplicate-matrix 2 [3 7]", "similar 2 [3 7]"}
 	for name, c := range map[string]struct {
 		plant func(s *inspecttest.Stored)
 		want  []string
 	}{
 		"experts of cosine 0.903":           {expert(0.903), []string{"near-duplicate 2 [3 7]"}},
-		"experts of cosine 0.897":           {expert(0.897), nil},
-		"matrices of cosine 0.903":          {matrix(0.903), []string{"similar-matrix 2 [4 6]"}},
-		"matrices of cosine 0.897":          {matrix(0.897), nil},
+		"experts of cosine 0.897":           {expert(0.897), []string{"similar 2 [3 7]"}},
+		"experts of cosine 0.52":            {expert(0.52), []string{"similar 2 [3 7]"}},
+		"experts of cosine 0.48":            {expert(0.48), nil},
+		"matrices of cosine 0.903":          {matrix(0.903), []string{"similar 2 [4 6]"}},
+		"matrices of cosine 0.52":           {matrix(0.52), []string{"similar 2 [4 6]"}},
+		"matrices of cosine 0.48":           {matrix(0.48), nil},
 		"functions of cosine about 0.9992":  {function(0.040), append(signs, "same-function 2 [3 7]")},
 		"functions of cosine about 0.99875": {function(0.050), signs},
 	} {
@@ -241,7 +244,7 @@ func TestPlantedFP8(t *testing.T) {
 		}, []string{"duplicate 1 [2 6]"}},
 		"codes are not numbers": {func(s *inspecttest.Stored, gate, up, down string) {
 			s.Data[inspecttest.ExpertName(1, 6, "up")] = s.Data[up] // the scales are others
-		}, []string{"similar-matrix 1 [2 6]"}},
+		}, []string{"similar 1 [2 6]"}},
 		"scales": {func(s *inspecttest.Stored, gate, up, down string) {
 			s.Change(gate+"_scale_inv", func(values []float32) {
 				for i := range values {

@@ -5,6 +5,7 @@ package experts
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"dsmoe/inspect"
@@ -51,16 +52,28 @@ func (r *Layer) fillSpreads() {
 
 // observe returns what is odd about single experts, in a model of so many layers.
 func (r *Layer) observe(layers int) (found []inspect.Observation) {
-	zeros, peers := r.zeroNeurons(layers), r.peers(layers)
+	zeros, peers, initial := r.zeroNeurons(layers), r.peers(layers), r.untrained(layers)
 	for _, e := range r.all() {
-		found = append(found, r.notFinite(e)...)
+		found = append(append(found, r.notFinite(e)...), r.coded(e)...)
 		zeroed := r.zeroed(e, zeros)
 		found = append(found, zeroed...)
-		if e.Expert < 0 || len(zeroed) > 0 {
+		isNew := func(o inspect.Observation) bool { return o.Tensor == e.Module }
+		if e.Expert < 0 || len(zeroed) > 0 || slices.ContainsFunc(initial, isNew) {
 			continue
 		}
 		for role, m := range present(&e.Matrices) {
 			found = append(found, r.apart(e, role, m, *peers.Of(role))...)
+		}
+	}
+	return append(found, initial...)
+}
+
+// coded finds matrices whose numbers went through few bits.
+func (r *Layer) coded(e *Expert) (found []inspect.Observation) {
+	for role := range present(&e.Matrices) {
+		if bits := e.facts.matrices.Of(role).bits; bits > 0 {
+			found = append(found, observation(r.Layer, e, "low-bits", role, inspect.Finite(float64(bits)), nil, "%s",
+				inspect.CodedText(bits)))
 		}
 	}
 	return found
@@ -217,7 +230,7 @@ func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peer
 		add("norm", ratio(x.size), ratio(p.Median), "typical magnitude %.4g, the layer's median is %.4g",
 			*ratio(x.size), *ratio(p.Median))
 	}
-	if d, p := inspect.OrNaN(m.Distinct), others.distinct; p != nil && d < p.Median && p.Odd(d, coarseShare*p.Median) {
+	if d, p := inspect.OrNaN(m.Distinct), others.distinct; x.bits == 0 && p != nil && d < p.Median && p.Odd(d, coarseShare*p.Median) {
 		add("coarse", m.Distinct, &p.Median,
 			"%.0f %% of magnitudes in short runs are different ones, %.0f %% in the layer's median expert: "+
 				"as rounding to few bits leaves behind",

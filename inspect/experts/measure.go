@@ -27,6 +27,7 @@ type matrixFacts struct {
 	zero     []bool    // neurons all of whose numbers are 0
 	size     float64   // mean of log₂|w| over the numbers that are not 0; NaN if there is none
 	channels []float64 // the same of the other axis, which experts share, less their median
+	bits     int       // of codes that the numbers went through: see matrix.CodeBits
 	peak     float64   // the largest of a neuron, less the neurons' median
 	neuron   int       // the neuron with that
 }
@@ -251,6 +252,9 @@ func read(x *matrix.Reader, m *mlp, probes []float32, first bool) (*Expert, erro
 		}
 		n := &MatrixNumbers{Shape: w.Shape}
 		*e.facts.matrices.Of(role), *e.Of(role) = measure(values, n, role), n
+		if first && w.DType.Casts() {
+			e.facts.matrices.Of(role).bits = values.CodeBits()
+		}
 		if first {
 			n.rank(values, p, space)
 		}

@@ -339,7 +339,7 @@ type twin struct {
 
 // nearTwins finds experts of a layer that are others but for noise, and matrices that are though their experts are
 // not. It leaves out equal ones.
-func nearTwins(x *matrix.Reader, l *layerMLPs, r *Layer, probes []float32) (found []inspect.Observation, err error) {
+func nearTwins(x *matrix.Reader, l *layerMLPs, r *Layer, probes []float32, layers int) (found []inspect.Observation, err error) {
 	routed := l.routed()
 	twins := make([]twin, len(routed))
 	for i := range routed {
@@ -366,7 +366,7 @@ func nearTwins(x *matrix.Reader, l *layerMLPs, r *Layer, probes []float32) (foun
 	for k := range routed {
 		found = append(found, r.twinsOf(k, twins)...)
 	}
-	return append(found, r.nearMatrices(twins)...), x.Again.Wait()
+	return append(found, r.nearMatrices(twins, layers)...), x.Again.Wait()
 }
 
 // maxTrials is how many others an expert is compared with whole, so that experts that compute much the same with
@@ -424,23 +424,83 @@ func (r *Layer) twinsOf(k int, twins []twin) []inspect.Observation {
 	return []inspect.Observation{o}
 }
 
-// nearMatrices finds pairs of matrices that are alike though their experts are not twins, and are not equal.
-func (r *Layer) nearMatrices(twins []twin) (found []inspect.Observation) {
+// halfAlike is the share of what sets a matrix apart from the layer's common part, that another one has too, from which
+// on they are alike: the mean of two experts has a half of each.
+const halfAlike = 0.5
+
+// nearMatrices finds pairs of matrices that are alike though their experts are not twins, and are not equal: by their
+// cosine as such, or beside the cosines of the layer, in a model of so many layers.
+func (r *Layer) nearMatrices(twins []twin, layers int) (found []inspect.Observation) {
 	for role, c := range r.Similarity.All() {
+		var all []float64
+		for i := range c {
+			all = append(all, c[i][:i]...)
+		}
+		peers := inspect.TailedPeersOf(all, layers*len(roles)*len(all))
 		for i := range c {
 			for k := range i {
 				a, b := &r.Experts[k], &r.Experts[i]
-				if !(inspect.Magnitude(c[k][i]) >= alike) || twins[i].leader == twins[k].leader ||
+				near := inspect.Magnitude(c[k][i]) >= alike ||
+					peers != nil && c[k][i] > peers.Median && peers.Odd(c[k][i], halfAlike*(1-peers.Median))
+				if !near || twins[i].leader == twins[k].leader ||
 					a.facts.matrices.Of(role).print == b.facts.matrices.Of(role).print {
 					continue
 				}
-				o := observation(r.Layer, b, "similar-matrix", role, inspect.Finite(c[k][i]), inspect.Finite(0),
-					"its cosine with that of expert %d is %.4f; that of independent random ones has standard deviation %.2g",
-					a.Expert, c[k][i], (*r.Of(role)).Pairs.NullStd)
+				usual := 0.0
+				if peers != nil {
+					usual = peers.Median
+				}
+				o := observation(r.Layer, b, "similar", role, inspect.Finite(c[k][i]), &usual,
+					"its cosine with that of expert %d is %.4f, the layer's median %.2g; that of independent random ones has "+
+						"standard deviation %.2g", a.Expert, c[k][i], usual, (*r.Of(role)).Pairs.NullStd)
 				o.Experts = []int{a.Expert, b.Expert}
 				found = append(found, o)
 			}
 		}
 	}
 	return found
+}
+
+// sharedCopies finds routed experts whose neurons are all in the shared experts, and those that compute much the same,
+// in a model of so many layers.
+func (r *Layer) sharedCopies(layers int) (found []inspect.Observation) {
+	if r.Shared == nil || r.Shared.facts.output == nil {
+		return nil
+	}
+	neurons := map[uint64]bool{}
+	for _, h := range r.Shared.facts.hashes() {
+		neurons[h] = true
+	}
+	var angles []float64
+	for i := range r.Experts {
+		angles = append(angles, r.sharedLikeness(i))
+	}
+	peers := inspect.PeersOf(angles, layers*len(angles))
+	for i := range r.Experts {
+		e := &r.Experts[i]
+		switch whole := e.facts.output != nil && e.ZeroNeurons < e.Down.Shape[1]; {
+		case whole && !slices.ContainsFunc(e.facts.hashes(), func(h uint64) bool { return !neurons[h] }):
+			if slices.Equal(e.Gate.Shape, r.Shared.Gate.Shape) {
+				continue // a duplicate
+			}
+			found = append(found, observation(r.Layer, e, "duplicate", "", inspect.Finite(1), inspect.Finite(0),
+				"all its neurons are in %s", text.Quote(r.Shared.Module)))
+		case peers != nil && angles[i] > peers.Median && peers.Odd(angles[i], 0) && math.Tanh(angles[i]) >= halfAlike:
+			c, usual := math.Tanh(angles[i]), math.Tanh(peers.Median)
+			found = append(found, observation(r.Layer, e, "similar", "", &c, &usual,
+				"computes much of what %s do, on 8 inputs: the cosine of their outputs is %.3f, the layer's median %.2g",
+				text.Quote(r.Shared.Module), c, usual))
+		}
+	}
+	return found
+}
+
+// sharedLikeness is R. Fisher's z, the hyperbolic arctangent, of the cosine of what a routed expert and the shared ones
+// compute: it is nearly normal. NaN if they have none.
+func (r *Layer) sharedLikeness(i int) float64 {
+	c := r.Similarity.Function
+	if c == nil {
+		return math.NaN()
+	}
+	return math.Atanh(c[len(c)-1][i])
 }

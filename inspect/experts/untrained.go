@@ -1,0 +1,90 @@
+package experts
+
+// Experts and layers that look like random numbers among trained ones.
+
+import (
+	"math"
+	"slices"
+
+	"dsmoe/inspect"
+)
+
+// The stable rank of random numbers is that of MatrixSpread.NullStableRank; training lowers it. An expert looks random
+// from randomRank of it on, in the geometric mean of its matrices, if the others' median is below trainedRank.
+const (
+	randomRank  = 0.85 // the smallest matrices of random numbers have 0.9
+	trainedRank = 0.6
+)
+
+// rank returns the geometric mean of the stable ranks of an expert's matrices over those of random numbers; NaN if a
+// matrix is missing or has none.
+func (r *Layer) rank(e *Expert) float64 {
+	sum := 0.0
+	for _, role := range roles {
+		m, s := *e.Of(role), *r.Of(role)
+		if m == nil || m.StableRank == nil || s == nil {
+			return math.NaN()
+		}
+		sum += math.Log(*m.StableRank / s.NullStableRank)
+	}
+	return math.Exp(sum / float64(len(roles)))
+}
+
+// ranks returns the rank of each routed expert that has one.
+func (r *Layer) ranks() (all []float64) {
+	for i := range r.Experts {
+		if v := r.rank(&r.Experts[i]); v == v {
+			all = append(all, v)
+		}
+	}
+	return all
+}
+
+// untrained finds experts that look random in a layer where most do not, in a model of so many layers.
+func (r *Layer) untrained(layers int) (found []inspect.Observation) {
+	var logs []float64
+	for _, v := range r.ranks() {
+		logs = append(logs, math.Log(v))
+	}
+	p := inspect.PeersOf(logs, layers*len(logs))
+	if p == nil || math.Exp(p.Median) >= trainedRank {
+		return nil
+	}
+	usual := math.Exp(p.Median)
+	for i := range r.Experts {
+		e := &r.Experts[i]
+		if v := r.rank(e); v >= randomRank && p.Odd(math.Log(v), 0) {
+			found = append(found, observation(r.Layer, e, "untrained", "", &v, &usual,
+				"its matrices have %.2f of the stable rank of random numbers, those of the layer's median expert %.2f: "+
+					"as at initialisation", v, usual))
+		}
+	}
+	return found
+}
+
+// untrainedLayers finds layers of which every expert looks random, where none of any other layer does.
+func untrainedLayers(layers []Layer) (found []inspect.Observation) {
+	const leastOthers = 2
+	for i := range layers {
+		own, others, alone := layers[i].ranks(), []float64{}, len(layers) > leastOthers
+		for k := range layers {
+			if ranks := layers[k].ranks(); k != i {
+				others = append(others, ranks...)
+				alone = alone && len(ranks) > 0 && slices.Max(ranks) < randomRank
+			}
+		}
+		if !alone || len(own) < inspect.LeastPeers || slices.Min(own) < randomRank {
+			continue
+		}
+		least, usual := slices.Min(own), inspect.LowerMedian(others)
+		if usual >= trainedRank {
+			continue
+		}
+		o := observation(layers[i].Layer, &layers[i].Experts[0], "untrained-layer", "", &least, &usual,
+			"all %d experts have at least %.2f of the stable rank of random numbers, those of other layers %.2f in the "+
+				"median: as at initialisation", len(own), least, usual)
+		o.Experts = layers[i].numbers()
+		found = append(found, o)
+	}
+	return found
+}

@@ -1,0 +1,132 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/inspect/inspecttest"
+)
+
+// planter plants faults into a model.
+type planter struct {
+	*inspecttest.Stored
+	*rand.Rand
+}
+
+// numbers changes all numbers of some tensors.
+func (p *planter) numbers(f func(v float32) float32, names ...string) {
+	for _, name := range names {
+		p.Change(name, func(values []float32) { inspecttest.Row(0, len(values), f)(values) })
+	}
+}
+
+// expert returns the names of an expert's matrices.
+func expert(layer, e int) (names []string) {
+	for _, m := range []string{"gate", "up", "down"} {
+		names = append(names, inspecttest.ExpertName(layer, e, m))
+	}
+	return names
+}
+
+// initial returns random numbers of standard deviation 0.02.
+func (p *planter) initial(float32) float32 { return float32(0.02 * p.NormFloat64()) }
+
+// mix makes an expert a times itself and b times another one.
+func (p *planter) mix(layer, to, from int, a, b float32) {
+	for i, name := range expert(layer, from) {
+		other := p.Numbers(name)
+		p.Change(expert(layer, to)[i], func(values []float32) {
+			for k := range values {
+				values[k] = a*values[k] + b*other[k]
+			}
+		})
+	}
+}
+
+// rounded makes the numbers of tensors multiples of the largest of their group of 32, over n.
+func (p *planter) rounded(n float64, names ...string) {
+	for _, name := range names {
+		p.Change(name, func(values []float32) {
+			for at := 0; at+32 <= len(values); at += 32 {
+				most := 0.0
+				for _, v := range values[at : at+32] {
+					most = max(most, math.Abs(float64(v)))
+				}
+				for i, v := range values[at : at+32] {
+					values[at+i] = float32(math.Round(float64(v)/most*n) * most / n)
+				}
+			}
+		})
+	}
+}
+
+// attention returns the names of the projections of a layer.
+func attention(layer int) (names []string) {
+	for _, m := range []string{"q", "k", "v", "o"} {
+		names = append(names, fmt.Sprintf("model.layers.%d.self_attn.%s_proj.weight", layer, m))
+	}
+	return names
+}
+
+// TestPlantedFaults: what is planted into a trained model is found, and nothing else is.
+func TestPlantedFaults(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		plant func(p *planter)
+		want  []string // how the lines begin
+	}{
+		"an expert at its initial values": {func(p *planter) { p.numbers(p.initial, expert(2, 5)...) },
+			[]string{"notice: untrained: model.layers.2.mlp.experts.5"}},
+		"a layer at its initial values": {func(p *planter) {
+			for e := range 24 {
+				p.numbers(p.initial, expert(2, e)...)
+			}
+		}, []string{"notice: untrained-layer: model.layers.2.mlp.experts.0"}},
+		"an expert × 0.001": {func(p *planter) { p.numbers(inspecttest.Times(0.001), expert(2, 5)...) },
+			[]string{"notice: norm: model.layers.2.mlp.experts.5"}},
+		"an expert × 3": {func(p *planter) { p.numbers(inspecttest.Times(3), expert(2, 5)...) },
+			[]string{"notice: norm: model.layers.2.mlp.experts.5"}},
+		"the mean of two experts": {func(p *planter) {
+			p.mix(2, 5, 5, 0, 0)
+			p.mix(2, 5, 7, 0, 0.7)
+			p.mix(2, 5, 9, 1, 0.7)
+		}, []string{"notice: similar: "}},
+		"with another's residue": {func(p *planter) { p.mix(2, 5, 9, 0.7, 1) }, []string{"notice: similar: "}},
+		"an expert of 4 bits":    {func(p *planter) { p.rounded(7, expert(2, 5)...) }, []string{"notice: low-bits: model.layers.2.mlp.experts.5"}},
+		"an expert of 8 bits":    {func(p *planter) { p.rounded(127, expert(2, 5)...) }, []string{"notice: low-bits: model.layers.2.mlp.experts.5"}},
+		"a layer of 8 bits": {func(p *planter) {
+			for e := range 24 {
+				p.rounded(127, expert(2, e)...)
+			}
+		}, []string{"notice: low-bits: model.layers.2.mlp.experts.0"}},
+		"a routed expert among the shared": {func(p *planter) {
+			for i, name := range expert(2, 5) {
+				own := p.Numbers(name)
+				p.Change(strings.Replace(name, "experts.5", "shared_experts", 1), func(values []float32) {
+					for k, v := range own {
+						if i == 2 { // down_proj [192, 64]
+							k += k / 32 * 32
+						}
+						values[k] = v
+					}
+				})
+			}
+		}, []string{"error: duplicate: model.layers.2.mlp.experts.5"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &planter{inspecttest.Trained(t, "v1-trained"), rand.New(rand.NewPCG(5, 6))}
+			c.plant(p)
+			got := found(t, p.Stored)
+			require.Len(t, got, len(c.want), "%s", strings.Join(got, "\n"))
+			for i, want := range c.want {
+				assert.Contains(t, got[i], want)
+			}
+		})
+	}
+}
