@@ -125,29 +125,29 @@ func (w *keyWriter) read() (h *Header, data []byte, err error) {
 // stem returns the stem of the files' names: a name that the user gave, or naming_convention of
 // gguf-py, and the type.
 func stem(d format.Description, fileType uint32, text func(key string) string) string {
-	name := d.Named
+	name := strings.NewReplacer(" ", "-", "/", "-", `\`, "-").Replace(d.Named)
 	if name == "" {
-		parts := []string{cmp.Or(text(baseKey), text(nameKey), "ggml-model"), text(sizeKey), text(finetuneKey),
-			text(versionKey)}
-		name = fileName(strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), "-"))
+		parts := []string{cmp.Or(fileName(text(baseKey)), fileName(text(nameKey)), "ggml-model"), fileName(text(sizeKey)),
+			fileName(text(finetuneKey)), fileName(text(versionKey))}
+		name = strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), "-")
+		name = strings.ToValidUTF8(name[:min(len(name), maxStem)], "")
 	}
-	name += "-" + fileTypeName(fileType, d.Tensors)
-	return strings.NewReplacer(" ", "-", "/", "-", `\`, "-").Replace(name)
+	return name + "-" + fileTypeName(fileType, d.Tensors)
 }
 
 // maxStem bounds a name that comes from README.md or from keys, in bytes: systems take 255 for a
 // file's, and a type and the number of a shard follow.
 const maxStem = 150
 
-// fileName makes a file's name, which is not hidden and can be printed, of a text.
+// fileName makes a part of a file's name of a text: it can be printed, and begins neither a hidden
+// file's name nor an option.
 func fileName(s string) string {
-	s = strings.TrimLeft(strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
+	return strings.TrimLeft(strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) || strings.ContainsRune(` /\`, r) {
+			return '-'
 		}
-		return '-'
-	}, s), ".")
-	return strings.ToValidUTF8(s[:min(len(s), maxStem)], "")
+		return r
+	}, s), "-.")
 }
 
 // fileTypeName spells general.file_type as llama.cpp's file names do; the dtype of most elements

@@ -272,7 +272,8 @@ func (c *card) list(fields ...string) (values []string) {
 const maxParents = 1000
 
 // parentFields are the fields of a base model or a dataset.
-var parentFields = []string{"name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"}
+var parentFields = []string{"name", "author", "version", "organization", "description", "url", "doi", "uuid",
+	"repo_url"}
 
 // parents writes the base models, or the datasets: the first of the fields counts.
 func (w *keyWriter) parents(c *card, prefix string, total int64, fields ...string) {

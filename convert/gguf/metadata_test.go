@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/stretchr/testify/require"
 )
@@ -108,6 +109,21 @@ func TestHostileCard(t *testing.T) {
 	tokens := tokenizerJSON(t, coderSplits, map[string]int{"a": 0}, nil)
 	_, _, err = described(t, map[string]string{tokenizerName: tokens, settingsName: `{"chat_template": [{"name": "` + strings.Repeat("x", maxKey) + `", "template": "t"}]}`})
 	require.ErrorContains(t, err, "the keys of the output", "what no reader takes is not written")
+}
+
+// TestHostileName: a name in README.md leads out of no directory, hides no file and is no option.
+func TestHostileName(t *testing.T) {
+	for name, want := range map[string]string{
+		"../../evil": "evil", ".hid\nden\x1b[31m": "hid-den-[31m", "--help": "help", "...": "ggml-model", "A Name": "A-Name", strings.Repeat("é", 200): strings.Repeat("é", 75),
+	} {
+		disk := fstest.MapFS{cardName: {Data: fmt.Appendf(nil, "---\nname: %q\n---\n", name)}}
+		d := description(t, disk)
+		d.Type, d.Name = "F32", "tiny"
+		made, err := describe(d)
+		require.NoError(t, err)
+		got, _, _ := strings.Cut(made.Stem, "-0.00K")
+		require.Equal(t, want, strings.TrimSuffix(got, "-F32"))
+	}
 }
 
 // TestModelID: a version is told from a part of the name, and a size from the length of a context.

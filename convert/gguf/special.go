@@ -5,7 +5,6 @@ package gguf
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -13,7 +12,6 @@ import (
 	"strings"
 
 	"dsmoe/convert/format"
-	"dsmoe/text"
 )
 
 // processor is the post-processor of tokenizer.json, or one of a Sequence.
@@ -196,7 +194,8 @@ func (m *meanings) roberta(p processor) {
 }
 
 // meanings writes which tokens have a meaning, and which of them are added to texts.
-func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[string]json.RawMessage, tokens []string) {
+func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[string]json.RawMessage,
+	tokens []string) (notes []string) {
 	m, ids := t.meaningsOf(settings), map[string]json.RawMessage{}
 	json.Unmarshal(d.Config.JSON(), &ids) // the config was parsed
 	for _, s := range specials {
@@ -214,6 +213,9 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 		}
 		if id >= 0 {
 			w.put("tokenizer.ggml."+s.key+"_token_id", uint32(id))
+		} else if m.add[s.name] {
+			notes = append(notes, s.name+
+				" is added to texts, but no file says which token it is: llama.cpp takes a number of its own")
 		}
 	}
 	for _, name := range addable {
@@ -221,6 +223,7 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 			w.put("tokenizer.ggml.add_"+name+"_token", add)
 		}
 	}
+	return notes
 }
 
 // added returns the number of an added token; -1 if there is no such token.
@@ -254,13 +257,16 @@ func (t *tokenizer) addConfigured(n numbering, settings map[string]json.RawMessa
 		if id, known := numbers[a.Content]; known {
 			a.ID, n.types[id] = id, 0
 		}
-		a.Special = a.Special || slices.Contains(named, a.Content)
+		a.Special = a.Special || named[a.Content]
 		if err := n.add(settingsName, a); err != nil {
 			return err
 		}
 		numbers[a.Content], added[a.Content] = a.ID, true
 	}
-	for _, content := range slices.Concat(named, listed) {
+	for content := range named {
+		listed[content] = true
+	}
+	for content := range listed {
 		if id, known := numbers[content]; known && !added[content] {
 			n.types[id] = controlToken
 		}
@@ -291,10 +297,11 @@ func (t *tokenizer) decoder(raw json.RawMessage) (tokens []addedToken, err error
 
 // specialIn are the contents of the tokens that tokenizer_config.json names special: those with a
 // meaning, and those in lists.
-func specialIn(settings map[string]json.RawMessage) (named, listed []string) {
+func specialIn(settings map[string]json.RawMessage) (named, listed map[string]bool) {
+	named, listed = map[string]bool{}, map[string]bool{}
 	for key, raw := range settings {
 		if strings.HasSuffix(key, "_token") {
-			named = append(named, tokenOf(raw).content)
+			named[tokenOf(raw).content] = true
 		}
 	}
 	for _, key := range []string{"additional_special_tokens", "extra_special_tokens"} {
@@ -303,7 +310,7 @@ func specialIn(settings map[string]json.RawMessage) (named, listed []string) {
 		json.Unmarshal(settings[key], &list)
 		json.Unmarshal(settings[key], &object)
 		for _, raw := range slices.AppendSeq(list, maps.Values(object)) {
-			listed = append(listed, tokenOf(raw).content)
+			listed[tokenOf(raw).content] = true
 		}
 	}
 	return named, listed
@@ -317,7 +324,7 @@ type chatTemplate struct {
 
 // templates writes the chat templates.
 func (w *keyWriter) templates(d format.Description, settings map[string]json.RawMessage) (notes []string, err error) {
-	templates, source, err := templatesOf(d, settings)
+	templates, bad, err := templatesOf(d, settings)
 	if err != nil {
 		return nil, err
 	}
@@ -339,8 +346,9 @@ func (w *keyWriter) templates(d format.Description, settings map[string]json.Raw
 		w.put("tokenizer.chat_templates", names)
 	}
 	w.putText("tokenizer.chat_template", texts[defaultTemplate])
-	if source != "" {
-		notes = append(notes, source+" has a chat_template that is neither a text nor a list of named texts: it is not written")
+	if bad != "" {
+		notes = append(notes, bad+
+			" has a chat_template that is neither a text nor a list of named texts: it is not written")
 	}
 	return notes, nil
 }
@@ -358,7 +366,8 @@ func templateLetter(r rune) rune {
 // templatesOf finds the chat templates: chat_template.jinja with additional_chat_templates, or
 // chat_template of tokenizer_config.json, or chat_template.json. bad is the file whose
 // template has a wrong type.
-func templatesOf(d format.Description, settings map[string]json.RawMessage) (list []chatTemplate, bad string, err error) {
+func templatesOf(d format.Description, settings map[string]json.RawMessage) (list []chatTemplate, bad string,
+	err error) {
 	jinja, err := slurp(d, templateName)
 	if err != nil {
 		return nil, "", err
@@ -391,6 +400,9 @@ func templatesOf(d format.Description, settings map[string]json.RawMessage) (lis
 func additional(d format.Description, jinja string) (list []chatTemplate, bad string, err error) {
 	list = []chatTemplate{{defaultTemplate, &jinja}}
 	names, err := d.List(templatesDir)
+	if err != nil {
+		return nil, "", err
+	}
 	for _, name := range names {
 		stem, is := strings.CutSuffix(name, ".jinja")
 		if !is {
@@ -403,8 +415,5 @@ func additional(d format.Description, jinja string) (list []chatTemplate, bad st
 		template := string(data)
 		list = append(list, chatTemplate{stem, &template})
 	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w", text.Quote(templatesDir), err)
-	}
-	return list, "", err
+	return list, "", nil
 }

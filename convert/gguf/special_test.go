@@ -67,12 +67,14 @@ func TestMeanings(t *testing.T) {
 		"separator is the end": {template("<s> A", "<s> A </s> </s> B"), named, "bos 2 eos 3 sep 3 +bos=true +sep=true"},
 		"separator twice":      {template("<s> A </s>", "<s> A </s> </s> B </s>"), named, "bos 2 eos 3 sep 3 +bos=true +eos=true +sep=true"},
 		"no separator":         {template("<s> A </s>", "A <mask> B </s>"), named + `, "add_sep_token": true`, "bos 2 eos 3 +bos=true +eos=true +sep=false"},
-		"separator of config":  {null, named + `, "add_sep_token": true, "add_bos_token": "yes"`, "bos 2 eos 3 +sep=true"},
+		"separator of config":  {null, named + `, "sep_token": "<sep>", "add_sep_token": true, "add_bos_token": "yes"`, "bos 2 eos 3 sep 4 +sep=true"},
 		"roberta":              {`{"type": "RobertaProcessing", "cls": ["<cls>", 7], "sep": ["<sep>", 4]}`, named, "bos 2 eos 3 sep 4 +bos=true +eos=true +sep=true"},
+		"unknown separator":    {null, named + `, "add_sep_token": true`, "bos 2 eos 3 +sep=true"},
 		"in no vocabulary":     {null, `"bos_token": "<none>", "eos_token": "a"`, "bos 9 eos 10"},
 	} {
-		values, _, err := described(t, map[string]string{tokenizerName: withProcessor(t, c.processor), settingsName: "{" + c.settings + "}"})
+		values, notes, err := described(t, map[string]string{tokenizerName: withProcessor(t, c.processor), settingsName: "{" + c.settings + "}"})
 		require.NoError(t, err, name)
+		require.Equal(t, name == "unknown separator", len(notes) > 1, name)
 		got := ""
 		for _, s := range specials {
 			if v, ok := values["tokenizer.ggml."+s.key+"_token_id"]; ok {
@@ -199,10 +201,10 @@ func TestPreAndNoVocab(t *testing.T) {
 	require.Equal(t, "deepseek-coder", values["tokenizer.ggml.pre"].one)
 	require.Equal(t, []string{"the vocabulary comes from tokenizer.json"}, notes)
 	for want, c := range map[string]struct{ tokens, pre string }{
-		"its pre_tokenizer is deepseek-coder, and not qwen2": {known, "qwen2"},
-		"its pre_tokenizer has no ByteLevel":                 {`{"model": {"type": "BPE"}}`, "qwen2"},
-		"its pre_tokenizer is not deepseek-llm":              {unknown, ""},
-		"tokenizer.json: is missing":                         {"", "qwen2"},
+		"its pre_tokenizer is deepseek-coder, and not qwen2":    {known, "qwen2"},
+		"its pre_tokenizer has no ByteLevel":                    {`{"model": {"type": "BPE"}}`, "qwen2"},
+		"its pre_tokenizer is not deepseek-llm":                 {unknown, ""},
+		"tokenizer.json: is missing: there is no pre-tokenizer": {"", "qwen2"},
 	} {
 		_, _, err := with(c.tokens, c.pre, false)
 		require.ErrorContains(t, err, want)

@@ -145,9 +145,9 @@ func (w *keyWriter) vocabulary(d format.Description) (notes []string, err error)
 		merges[i] = string(m)
 	}
 	w.put("tokenizer.ggml.merges", merges)
-	w.meanings(d, &t, settings, tokens)
+	notes = slices.Concat([]string{"the vocabulary comes from tokenizer.json"}, notes, w.meanings(d, &t, settings, tokens))
 	templateNotes, err := w.templates(d, settings)
-	return slices.Concat([]string{"the vocabulary comes from tokenizer.json"}, notes, templateNotes), err
+	return append(notes, templateNotes...), err
 }
 
 // unnamed explains why a file has no vocabulary.
@@ -156,12 +156,13 @@ func (w *keyWriter) unnamed(d format.Description) (notes []string, err error) {
 	switch {
 	case d.NoVocab:
 		return []string{"the file has no vocabulary, as asked for: " + numbers}, nil
-	case d.Pre != "":
-		return nil, &format.Error{File: tokenizerName, Cause: "is missing: a pre-tokenizer's name has nothing to name",
-			Hint: "leave out --pre"}
-	case d.Open == nil:
-		return []string{"a single weight file is converted without the tokenizer beside it: the file has no vocabulary, and " +
+	case d.Open == nil && d.Pre == "":
+		return []string{"a single weight file is converted without files beside it: the file has no vocabulary, and " +
 			numbers}, nil
+	case d.Pre != "":
+		cause := map[bool]string{true: "is not read with a single weight file", false: "is missing"}[d.Open == nil]
+		return nil, &format.Error{File: tokenizerName, Cause: cause + ": there is no pre-tokenizer to name",
+			Hint: "leave out --pre"}
 	}
 	f, err := d.Open(pieceName)
 	if err == nil {

@@ -205,10 +205,13 @@ func (c *conversion) listBeside(dir string) (names []string, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if err != nil {
+		return nil, format.SystemError(dir, "", err)
+	}
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	return names, err
+	return names, nil
 }
 
 // modelName is the name of a model without a name of its own: its repository in the hub's
