@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -30,7 +31,7 @@ the page has their routing; experts that these tokens do not reach are no findin
 and the rank of the difference, r for a merged LoRA of rank r (dsmoe help statistics).
 For CONFIG, a config.json alone, the page has the parameters.
 
-Every weight is read once, those of experts twice more, others once more, gate_proj once
+Every weight is read twice, those of experts twice more, others once more, gate_proj once
 more for the routers. Memory: that of inspect experts, 32·N² bytes for each layer of N
 experts, and with tokens that of inspect routing. With --layers or --experts only those
 weights are read; routers have all their rows.
@@ -71,7 +72,7 @@ dsmoe help findings  the kinds of findings`,
 			return err
 		}
 		if page != nil {
-			if err := page.commit(r.Page().WriteHTML); err != nil {
+			if err := page.commit(r.Page(time.Now()).WriteHTML); err != nil {
 				return err
 			}
 		}

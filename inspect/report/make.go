@@ -28,6 +28,7 @@ type Report struct {
 	Checked    []string            `json:"checked"`     // a sentence for each part, with how often weights were read
 	NotChecked []string            `json:"not_checked"` // a sentence for each part, with the reason
 	Arch       *header.Arch        `json:"arch"`        // what the config implies
+	Hash       *string             `json:"hash"`        // of all values, as inspect hash names the model; null unless all are selected
 	Summary    *header.Summary     `json:"summary"`     // the files; null for a config alone
 	Audit      *header.AuditReport `json:"audit"`       // of headers and values; its notes are no findings
 	Tensors    *stats.Report       `json:"stats"`       // of all weights but those of experts
@@ -143,6 +144,9 @@ func (m *maker) parts() []part {
 		return []part{{"the numbers of tensors, experts and routers", func(context.Context) error { return m.Unusable }}}
 	}
 	all := []part{{"the numbers of tensors other than experts", m.tensors}, {"experts", m.experts}, {"routers", m.routers}}
+	if m.Selection.All() {
+		all = append(all, part{"the model's hash", m.hash})
+	}
 	if m.Base != nil {
 		all = append(all, part{"what changed against the base", m.against})
 	}
@@ -231,6 +235,15 @@ func (m *maker) experts(ctx context.Context) (err error) {
 	}
 	m.skip(m.Experts.NotCounted)
 	return nil
+}
+
+// hash names the values of all weights.
+func (m *maker) hash(ctx context.Context) error {
+	r, err := stats.Hash(ctx, m.weights("hash"), m.Selection, stats.HashModel)
+	if err == nil {
+		m.Hash = r.Model
+	}
+	return err
 }
 
 // against compares with the base.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"dsmoe/inspect"
 	"dsmoe/inspect/experts"
@@ -16,15 +17,39 @@ import (
 	"dsmoe/text/page"
 )
 
-// Page draws the report.
-func (r *Report) Page() *page.Page {
-	p := page.New(text.Word(r.Path) + ": what is in it")
+// Page draws the report, which was made at that time.
+func (r *Report) Page(made time.Time) *page.Page {
+	p := page.New(r.title())
+	p.Facts(r.identity(made)...)
 	for _, section := range []func(p *page.Page){r.pageFindings, r.pageScope, r.pageParameters, r.pageAgainst,
 		r.pageExperts,
 		r.pagePairs, r.pageRouters, r.pageRouting, r.pageTensors, r.pageFiles} {
 		section(p)
 	}
 	return p
+}
+
+// title names the model: its path, family, size and dtypes.
+func (r *Report) title() string {
+	title := text.Word(r.Path)
+	if r.Arch != nil {
+		title += fmt.Sprintf(": %s, %s parameters", r.Arch.ModelType, text.Grouped(r.Arch.Total.Parameters))
+	}
+	if r.Summary != nil {
+		for _, d := range r.Summary.DTypes {
+			title += ", " + d.DType.String()
+		}
+	}
+	return title
+}
+
+// identity says which values the page is about, and when it was made.
+func (r *Report) identity(made time.Time) []page.Fact {
+	facts := []page.Fact{{Name: "made", Value: made.Format(time.DateOnly)}}
+	if r.Hash != nil {
+		facts = append(facts, page.Fact{Name: "hash", Value: *r.Hash})
+	}
+	return facts
 }
 
 // figure adds a drawing, if there is one.
@@ -120,6 +145,11 @@ func (r *Report) pageExperts(p *page.Page) {
 		return
 	}
 	p.Section("Experts")
+	if odd := r.Experts.Oddest(mostOdd); len(odd.Rows()) > 0 {
+		p.Text("%s", "The experts that are furthest from the others of their layers, by robust z-scores: an order to look at "+
+			"them in, no finding.")
+		p.Table(odd)
+	}
 	figure(p, r.Experts.Likeness(), "How like each routed expert is to another one of its layer: "+
 		"the largest magnitude of the cosines of gate_proj, up_proj and down_proj, "+
 		"and of what the experts compute, which the order of neurons does not change.")
@@ -130,6 +160,9 @@ func (r *Report) pageExperts(p *page.Page) {
 		"‖W‖²/σ₁² of each matrix over that of a random matrix of its shape; the lowest of the three.")
 	p.Fold("Each layer in numbers", r.Experts.LayerSheet())
 }
+
+// mostOdd is how many experts the experts' section begins with.
+const mostOdd = 20
 
 // maxPairDrawings is how many layers have a drawing of their pairs.
 const maxPairDrawings = 8
