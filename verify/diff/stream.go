@@ -135,6 +135,7 @@ type metrics struct {
 	worst          int64 // index of maxAbs
 	aa, bb, ab, dd float64
 
+	skipped bool // values of the last chunk that are not finite
 	nanBits bool // two NaNs differ unless their bits are the same; otherwise all NaNs are one value
 }
 
@@ -164,15 +165,25 @@ const chunk = 2048
 // add adds values of dtypes da and db.
 func (m *metrics) add(a, b []float32, at int64, da, db tensor.DType) {
 	for len(a) > 0 {
-		n, before := min(len(a), chunk), m.steps
-		x, y := a[:n], b[:n]
-		if finite := m.finite(patterns(x), patterns(y), at, da, db); !finite || da == tensor.F16 || db == tensor.F16 {
-			m.steps = before
-			m.values(x, y, at, da, db)
-		} else if before.different == 0 && m.different > 0 {
-			m.first = at + int64(firstDifferent(x, y))
-		}
+		n := min(len(a), chunk)
+		m.addChunk(a[:n], b[:n], at, da, db)
 		a, b, at = a[n:], b[n:], at+int64(n)
+	}
+}
+
+func (m *metrics) addChunk(a, b []float32, at int64, da, db tensor.DType) {
+	before, u, v := m.steps, patterns(a), patterns(b)
+	switch finite := m.finite(u, v, at, da); {
+	case !finite, da == tensor.F16, db == tensor.F16:
+		m.steps = before
+		m.values(a, b, at, da, db)
+		return
+	case da != db:
+		m.maxULP = before.maxULP
+		m.roundings(u, v)
+	}
+	if before.different == 0 && m.different > 0 {
+		m.first = at + int64(firstDifferent(a, b))
 	}
 }
 
@@ -182,16 +193,12 @@ func patterns(values []float32) []uint32 {
 }
 
 // finite adds finite values, by their patterns, and reports whether all are. Of others it adds nothing, but
-// its steps mean nothing then, nor do they of F16. If one side is BF16, its steps are fewer than those of F32,
-// and a value is a rounding if both sides round to the same.
-func (m *metrics) finite(a, b []uint32, at int64, da, db tensor.DType) (all bool) {
-	shift := 1 // of steps within twice the pattern of F32, without its sign
-	if da == tensor.BF16 || db == tensor.BF16 {
-		shift = 17
-	}
-	aa, bb, ab, dd, s := m.aa, m.bb, m.ab, m.dd, m.steps
-	top, most := m.maxAbs*m.maxAbs, s.maxULP<<shift
-	all, b = true, b[:len(a)]
+// its steps mean nothing then, nor do they of F16 or of two dtypes.
+func (m *metrics) finite(a, b []uint32, at int64, d tensor.DType) bool {
+	shift := stepShift(d)
+	aa, bb, ab, dd, different := m.aa, m.bb, m.ab, m.dd, m.different
+	top, most := m.maxAbs*m.maxAbs, m.maxULP<<shift
+	m.skipped, b = false, b[:len(a)]
 	for i, u := range a {
 		v := b[i]
 		p, q := float64(math.Float32frombits(u)), float64(math.Float32frombits(v))
@@ -199,7 +206,7 @@ func (m *metrics) finite(a, b []uint32, at int64, da, db tensor.DType) (all bool
 		square := float64(d * d) // of two differences the larger one has the larger square, rounded
 		if !(square <= top) {
 			if square-square != 0 {
-				all = false
+				m.skipped = true
 				continue
 			}
 			top, m.maxAbs, m.worst = square, math.Abs(d), at+int64(i)
@@ -209,22 +216,44 @@ func (m *metrics) finite(a, b []uint32, at int64, da, db tensor.DType) (all bool
 		ab += p * q
 		dd += square
 		if u != v {
-			s.different++
-		}
-		if da != db {
-			equal := u == v
-			if u, v = nearestBF16(u), nearestBF16(v); u == v && !equal {
-				s.rounded++
-			}
+			different++
 		}
 		if int64(u<<1)+int64(v<<1) > most { // at most so far apart
-			n := ordinal(u) - ordinal(v)
-			most = max(most, n, -n)
+			most = max(most, apart(u, v))
 		}
 	}
-	s.maxULP = most >> shift
-	m.aa, m.bb, m.ab, m.dd, m.steps = aa, bb, ab, dd, s
-	return all
+	m.aa, m.bb, m.ab, m.dd, m.different, m.maxULP = aa, bb, ab, dd, different, most>>shift
+	return !m.skipped
+}
+
+// roundings counts the values of F32 and BF16 that round to the same, and the steps between them, which are
+// fewer in BF16 than in F32.
+func (m *metrics) roundings(a, b []uint32) {
+	shift := stepShift(tensor.BF16)
+	most := m.maxULP << shift
+	for i, u := range a {
+		if v := b[i]; u != v {
+			u, v = nearestBF16(u), nearestBF16(v)
+			if most = max(most, apart(u, v)); u == v {
+				m.rounded++
+			}
+		}
+	}
+	m.maxULP = most >> shift
+}
+
+// stepShift returns by how many bits a step of F32 or BF16 is shifted in what apart returns.
+func stepShift(d tensor.DType) int {
+	if d == tensor.BF16 {
+		return 17
+	}
+	return 1
+}
+
+// apart returns twice the steps of F32 between two patterns.
+func apart(u, v uint32) int64 {
+	n := ordinal(u) - ordinal(v)
+	return max(n, -n)
 }
 
 // ordinal numbers the patterns of F32 in ascending order of their values, two apart; both zeros are 0.
