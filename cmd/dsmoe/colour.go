@@ -19,6 +19,12 @@ const (
 	colourNever  = "never"
 )
 
+// addColour adds --color to a command and those below it.
+func addColour(cmd *cobra.Command) {
+	colour := choice{value: colourAuto, words: []string{colourAuto, colourAlways, colourNever}}
+	cmd.PersistentFlags().Var(&colour, colourFlag, "colour of verdicts and levels: auto, always or never")
+}
+
 // colours are the words at the begin of a line that have a colour, behind what stands before
 // them: verdicts, and the levels of findings.
 var colours = regexp.MustCompile(`^(verdict +|  )(PASS|FAIL|INCONCLUSIVE|error|notice)\b`)

@@ -66,7 +66,8 @@ ones.`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe convert fixtures/v3-fp8/checkpoint v3-f32 --type f32
   dsmoe inspect v3-f32
-  dsmoe diff fixtures/v3-fp8/checkpoint v3-f32`,
+  dsmoe diff fixtures/v3-fp8/checkpoint v3-f32
+  dsmoe synth fixtures/v1-base/checkpoint/config.json random`,
 		Version: version(),
 		Args:    noCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -78,14 +79,15 @@ ones.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	colour := choice{value: colourAuto, words: []string{colourAuto, colourAlways, colourNever}}
-	root.PersistentFlags().Var(&colour, colourFlag, "colour of verdicts and levels: auto, always or never")
 	jsonFlag(root) // so that an error has a document
 	root.Flags().MarkHidden("json")
 	root.SetVersionTemplate("dsmoe {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misuse(cmd, err.Error()+nearFlags(cmd, err)) })
 	root.SetUsageTemplate(topicsTemplate.Replace(root.UsageTemplate()) + exitStatusTemplate)
-	root.AddCommand(newVerify(), newConvert(), newInspect(), newDiff(), newSynth(), newVersion())
+	verify, inspect := newVerify(), newInspect()
+	addColour(verify)
+	addColour(inspect)
+	root.AddCommand(verify, newConvert(), inspect, newDiff(), newSynth(), newVersion())
 	addTopics(root)
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultCompletionCmd()
