@@ -23,7 +23,7 @@ type Report struct {
 	Plan       string              `json:"plan"`             // hash of the plan
 	Already    bool                `json:"already_complete"` // the target was already the finished output of this plan
 	Replaced   bool                `json:"replaced"`         // the target was an older output, which is gone
-	Updated    []string            `json:"updated"`          // files that an update replaced, but for their weights, or removed
+	Updated    []string            `json:"updated"`          // files that an update removed, or replaced but for weights
 	Resumed    int64               `json:"resumed_bytes"`    // that an earlier, interrupted run had written
 	Verified   bool                `json:"verified"`         // read again and compared with the source
 	Tensors    int                 `json:"tensors"`          // that were written

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -267,7 +268,8 @@ func interruption(args []string, err error) error {
 	if !errors.As(err, &left) {
 		return errInterrupted
 	}
-	cause := fmt.Errorf("%w: the unfinished output is in %s, %s on disk", errInterrupted, text.Quote(left.Dir), text.Bytes(left.Bytes))
+	cause := fmt.Errorf("%w: the unfinished output is in %s, %s on disk", errInterrupted, text.Quote(left.Dir),
+		text.Bytes(left.Bytes))
 	how := " continues it"
 	if left.Restart {
 		how = " starts over"
@@ -279,9 +281,10 @@ func interruption(args []string, err error) error {
 
 // commandLine is what to type for a command with these arguments.
 func commandLine(args []string) string {
+	unsafe := regexp.MustCompile(`[^\w@%+=:,./-]`) // in a shell's word
 	line := "dsmoe"
 	for _, arg := range args {
-		if arg == "" || strings.Trim(arg, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_@%+=:,./-") != "" {
+		if arg == "" || unsafe.MatchString(arg) {
 			arg = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
 		}
 		line += " " + arg

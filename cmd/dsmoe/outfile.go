@@ -102,8 +102,9 @@ func checkNoInput(path string, inputs []string) error {
 		if !info.IsDir() {
 			dir, isPart = filepath.Dir(input), isCheckpointFile
 		}
-		if os.SameFile(info, there) || (info.IsDir() || isCheckpointFile(filepath.Base(input))) && holdsFile(dir, there, isPart) {
-			return errors.New("is an input of this command: give another name")
+		whole := info.IsDir() || isCheckpointFile(filepath.Base(input))
+		if os.SameFile(info, there) || whole && holdsFile(dir, there, isPart) {
+			return errors.New("is among the inputs of this command: give another name")
 		}
 	}
 	return nil
@@ -114,7 +115,7 @@ func isReport(name string) bool {
 	return slices.Contains([]string{".html", ".htm", ".xml", ".svg"}, strings.ToLower(filepath.Ext(name)))
 }
 
-// isCheckpointFile recognises weights, their index, a config, and what else a checkpoint describes itself with.
+// isCheckpointFile recognises weights, their index, a config, and other JSON files of a checkpoint.
 func isCheckpointFile(name string) bool {
 	return checkpoint.IsWeights(name) || checkpoint.IsIndex(name) || strings.EqualFold(filepath.Ext(name), ".json")
 }

@@ -259,7 +259,7 @@ func (c *checker) tensor(i int, want *ManifestTensor) (f *os.File, offset int64,
 	case info.DType != want.DType || !slices.Equal(info.Shape, want.Shape):
 		c.problem(want.File, want.Name, "is %s %v, not %s %v", info.DType, info.Shape, want.DType, want.Shape)
 	case want.isCopy() && want.Sources[0].Hash != "" && want.Sources[0].Hash != want.Hash:
-		c.problem(c.out.manifestName(), want.Name, "the manifest gives it another hash than its source, of which it is a copy")
+		c.problem(c.out.manifestName(), want.Name, "the manifest gives another hash to its source, which it copies")
 	default:
 		return f, offset, nil
 	}

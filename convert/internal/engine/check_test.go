@@ -139,7 +139,7 @@ func TestManifestIsNotTrusted(t *testing.T) {
 			[]string{"dsmoe.manifest.json: tensor model.layers.0.mlp.gate_proj.weight: is listed twice",
 				"model.safetensors: holds 1 tensor that the manifest does not list"}},
 		"hash of the source": {func(dst string) { edited(t, dst, hash, `"hash":"`+digest.Of(nil)) },
-			[]string{"dsmoe.manifest.json: tensor model.layers.0.mlp.up_proj.weight: the manifest gives it another hash than its source, of which it is a copy"}},
+			[]string{"dsmoe.manifest.json: tensor model.layers.0.mlp.up_proj.weight: the manifest gives another hash to its source, which it copies"}},
 		"older format": {func(dst string) {
 			edited(t, dst, line, "")
 			olderManifest(t, dst, unsealedFormat)

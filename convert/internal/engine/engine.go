@@ -7,7 +7,9 @@ package engine
 
 import (
 	"context"
+	"errors"
 
+	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 )
 
@@ -15,8 +17,8 @@ import (
 // exist is assembled in a hidden directory beside it and renamed. An existing dst must be
 // empty; Run assembles the output in a hidden directory inside it and moves the files out,
 // config.json and the index last. With Overwrite, dst may hold a finished output and nothing
-// else, and is replaced if it is as its manifest records. An interrupted run leaves the hidden directory and a journal; the
-// same call continues from there and gives the same bytes.
+// else, and is replaced if it is as its manifest records. An interrupted run leaves the hidden
+// directory and a journal; the same call continues from there and gives the same bytes.
 //
 // If the plan is of one file, dst is the path of that file: the hidden directory lies beside it, and
 // the manifest moves out before the file. With Overwrite, dst may be a finished output.
@@ -28,7 +30,7 @@ import (
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
 	if s.Update {
-		return update(ctx, dst, p, src, s)
+		return updateFinished(ctx, dst, p, src, s)
 	}
 	s.Overwrite = s.Overwrite || s.StartOver && isOutputOf(dst, p)
 	var intact map[string]string
@@ -60,4 +62,12 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 	}
 	err = e.interrupted(e.commit(ctx))
 	return &Result{Verified: !s.Unverified, Replaced: e.out.replaces, Resumed: e.resumed, Lost: e.lost()}, err
+}
+
+// interrupted adds to the error of a cancelled run what it leaves.
+func (e *execution) interrupted(err error) error {
+	if !errors.Is(err, context.Canceled) || !exists(e.out.dir) {
+		return err
+	}
+	return &Interrupted{err, e.out.dir, disk.Used(e.out.dir), e.StartOver && isOutputOf(e.out.dst, e.plan)}
 }

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
-	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 )
 
@@ -59,14 +58,6 @@ func (e *execution) begin(ctx context.Context) error {
 		e.reset()
 	}
 	return nil
-}
-
-// interrupted adds to the error of a cancelled run what it leaves.
-func (e *execution) interrupted(err error) error {
-	if !errors.Is(err, context.Canceled) || !exists(e.out.dir) {
-		return err
-	}
-	return &Interrupted{err, e.out.dir, disk.Used(e.out.dir), e.StartOver && isOutputOf(e.out.dst, e.plan)}
 }
 
 // hashesWriting reports whether the hash of t is computed while t is written: always without

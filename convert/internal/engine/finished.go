@@ -6,10 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"dsmoe/convert/checkpoint"
@@ -28,8 +31,8 @@ func isOutputOf(dst string, p *plan.Plan) bool {
 // finished describes a target that is the finished output of the plan; otherwise its Result is
 // nil. An output that was changed, or that the source no longer gives, is an error unless
 // it is to be overwritten. intact are the states of its files if they were found unchanged.
-func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (r *Result, intact map[string]string,
-	err error) {
+func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (r *Result,
+	intact map[string]string, err error) {
 	e, err := newExecution(dst, p, src, s)
 	if err != nil {
 		return nil, nil, err
@@ -49,7 +52,7 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 	case m.Plan != e.plan.Hash && !e.updates(m) && e.out.checkReplaceable() != nil:
 		return nil, nil
 	case m.Plan != e.plan.Hash:
-		others, err := e.others(ctx, m)
+		others, err := e.otherFiles(ctx, m)
 		if err != nil {
 			return nil, err
 		}
@@ -67,16 +70,124 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 	return r, err
 }
 
+// updates reports whether the output with the manifest m has the plan's weights, in files of
+// the same names.
+func (e *execution) updates(m *Manifest) bool {
+	same := func(a, b plan.File) bool { return a.Name == b.Name }
+	return m.Weights == e.plan.Weights && slices.EqualFunc(m.Files, e.plan.Files, same)
+}
+
+// another is the error for a finished output of another plan.
+func (e *execution) another(m *Manifest, different []checkpoint.Problem) error {
+	hint := "--overwrite replaces it"
+	switch {
+	case e.updates(m):
+		hint = "--update replaces the files that differ, and keeps the weights"
+	case e.out.checkReplaceable() != nil:
+		hint = ""
+	}
+	const most = 20
+	var list []string
+	for _, d := range different[:min(len(different), most)] {
+		list = append(list, d.String())
+	}
+	if more := len(different) - most; more > 0 {
+		list = append(list, fmt.Sprintf("and %d more", more))
+	}
+	if m.Weights == "" {
+		list = append(list, "an older version wrote its manifest, which --update cannot continue")
+	}
+	if list == nil {
+		list = []string{"written by " + text.Quote(m.Tool) + ", which planned it otherwise"}
+	}
+	err := e.out.isAnother(hint)
+	err.Problems[0].Cause += ": " + strings.Join(list, "; ")
+	return err
+}
+
+// differences names what distinguishes the plan from that of the output with the manifest m.
+func (e *execution) differences(m *Manifest, others []otherFile) []checkpoint.Problem {
+	list := append(optionDifferences(m.Options, e.plan.Options), sourceDifferences(m.Sources, e.plan.Sources)...)
+	if len(list) == 0 && m.Weights != "" && m.Weights != e.plan.Weights {
+		list = append(list, checkpoint.Problem{Cause: "its weights would be written otherwise"})
+	}
+	list = append(list, otherDifferences(others)...)
+	for i, f := range e.plan.Files {
+		if e.updates(m) && f.Header != m.Files[i].Header {
+			list = append(list, checkpoint.Problem{File: f.Name, Cause: "would have other bytes before its weights"})
+		}
+	}
+	return list
+}
+
+// otherFile is a file without weights of the old or the new output.
+type otherFile struct {
+	name     string
+	old, now string // hashes; empty for a file that the output lacks
+	carried  bool
+}
+
+// difference says how the file differs between the outputs; empty if it does not.
+func (o *otherFile) difference() string {
+	switch {
+	case o.old == o.now:
+		return ""
+	case !o.carried:
+		return "would have other content"
+	case o.old == "":
+		return "is new in the source"
+	case o.now == "":
+		return "is no longer in the source"
+	}
+	return "is " + o.now + " now, not " + o.old
+}
+
+// otherDifferences lists the files without weights that differ.
+func otherDifferences(others []otherFile) (list []checkpoint.Problem) {
+	for _, o := range others {
+		if cause := o.difference(); cause != "" {
+			list = append(list, checkpoint.Problem{File: o.name, Cause: cause})
+		}
+	}
+	return list
+}
+
+// otherFiles lists the files without weights of the output with the manifest m and of the plan. It
+// hashes the source's, for the manifest too.
+func (e *execution) otherFiles(ctx context.Context, m *Manifest) ([]otherFile, error) {
+	files := map[string]otherFile{}
+	for _, f := range m.Others {
+		files[f.Name] = otherFile{name: f.Name, old: f.Hash, carried: f.Carried}
+	}
+	e.startCarried("comparing other files")
+	for _, f := range e.plan.Others {
+		hash := f.Hash
+		if f.Carried {
+			var err error
+			if hash, err = e.copyCarried(ctx, io.Discard, f); err != nil {
+				return nil, err
+			}
+			e.carried[f.Name] = hash
+		}
+		files[f.Name] = otherFile{f.Name, files[f.Name].old, hash, f.Carried}
+	}
+	var list []otherFile
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		list = append(list, files[name])
+	}
+	return list, nil
+}
+
 // compareSource compares the target with the source if the manifest may be outdated or does
 // not say verified.
 func (e *execution) compareSource(ctx context.Context, m *Manifest) (*Result, error) {
-	others, err := e.others(ctx, m)
+	others, err := e.otherFiles(ctx, m)
 	if err != nil {
 		return nil, err
 	}
 	if different := otherDifferences(others); len(different) > 0 {
-		return nil, e.stale("files that went along changed in the source since", "--update replaces them, and keeps the weights",
-			different...)
+		return nil, e.stale("files that went along changed in the source since",
+			"--update replaces them, and keeps the weights", different...)
 	}
 	if m.Format == uncountedFormat {
 		e.manifest = m.Format // the losses remain uncounted
@@ -169,7 +280,7 @@ func (e *execution) checkUnchanged(ctx context.Context) error {
 
 // fileStates returns the states of the target's files.
 func (t *target) fileStates() (map[string]string, error) {
-	names, err := t.files()
+	names, err := t.entryNames()
 	if err != nil {
 		return nil, err
 	}
@@ -182,8 +293,8 @@ func (t *target) fileStates() (map[string]string, error) {
 	return states, nil
 }
 
-// files lists the names of the target's files; in a directory, all.
-func (t *target) files() (names []string, err error) {
+// entryNames lists the names of the target's files; in a directory, all.
+func (t *target) entryNames() (names []string, err error) {
 	if t.isFile() {
 		return []string{filepath.Base(t.dst), t.manifestName()}, nil
 	}

@@ -81,6 +81,12 @@ func lockJournal(d *disk.Disk, path string) (*journal, error) {
 	}
 }
 
+// begun reports whether a journal says anything.
+func begun(journal string) bool {
+	stat, err := os.Lstat(journal)
+	return err == nil && stat.Size() > 0
+}
+
 func sameFile(f *disk.File, path string) bool {
 	a, errA := f.Stat()
 	b, errB := os.Lstat(path)

@@ -6,16 +6,19 @@ package engine
 
 import (
 	"bufio"
+	"cmp"
 	stdjson "encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"slices"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
+	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
@@ -212,4 +215,71 @@ func (m *Manifest) fileNames() (names []string) {
 		names = append(names, f.Name)
 	}
 	return names
+}
+
+// optionDifferences compares the recorded options of two plans.
+func optionDifferences(old, now any) (list []checkpoint.Problem) {
+	a, b := optionMembers(old), optionMembers(now)
+	for _, key := range unionOfKeys(a, b) {
+		if a[key] != b[key] {
+			list = append(list, checkpoint.Problem{Cause: fmt.Sprintf("option %s: %s, not %s", text.Quote(key),
+				cmp.Or(b[key], "absent"), cmp.Or(a[key], "absent"))})
+		}
+	}
+	return list
+}
+
+// optionMembers returns the members of a JSON object as text.
+func optionMembers(options any) map[string]string {
+	var members map[string]any
+	document, _ := stdjson.Marshal(options) // plain structs, or what was read as JSON
+	stdjson.Unmarshal(document, &members)
+	texts := map[string]string{}
+	for key, value := range members {
+		word, isText := value.(string)
+		if !isText {
+			b, _ := stdjson.Marshal(value)
+			word = string(b)
+		}
+		texts[key] = text.Quote(word)
+	}
+	return texts
+}
+
+// unionOfKeys returns the keys of two maps, sorted.
+func unionOfKeys[V any](a, b map[string]V) []string {
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	return slices.Sorted(maps.Keys(all))
+}
+
+// sourceDifferences compares the weight files of two sources.
+func sourceDifferences(old, now []plan.Source) (list []checkpoint.Problem) {
+	byName := func(files []plan.Source) map[string]plan.Source {
+		names := map[string]plan.Source{}
+		for _, f := range files {
+			names[f.Name] = f
+		}
+		return names
+	}
+	a, b := byName(old), byName(now)
+	for _, name := range unionOfKeys(a, b) {
+		was, had := a[name]
+		is, has := b[name]
+		cause := ""
+		switch {
+		case !had:
+			cause = "is new in the source"
+		case !has:
+			cause = "is no longer in the source"
+		case was.Size != is.Size:
+			cause = fmt.Sprintf("has %s in the source, not %s", text.ExactBytes(is.Size), text.ExactBytes(was.Size))
+		case was.Identity != is.Identity:
+			cause = "has another header in the source"
+		}
+		if cause != "" {
+			list = append(list, checkpoint.Problem{File: name, Cause: cause})
+		}
+	}
+	return list
 }
