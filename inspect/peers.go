@@ -54,7 +54,7 @@ func PeersOf(values []float64, tests int) *Peers {
 
 // The shares of the values whose distances give the slope of a tail. The second is at least ten values.
 const (
-	tailFrom = 0.05
+	tailFrom = 0.1
 	tailTo   = 0.005
 )
 
@@ -74,7 +74,7 @@ func TailedPeersOf(values []float64, tests int) *Peers {
 	slices.Sort(off)
 	n := float64(len(off))
 	to := max(tailTo, 10/n)
-	if to >= tailFrom {
+	if to > tailFrom/4 { // too few values
 		return p
 	}
 	near, far := off[int(n*(1-tailFrom))], off[int(n*(1-to))]

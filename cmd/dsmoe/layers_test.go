@@ -23,7 +23,7 @@ import (
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
 		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff",
-			"inspect", "inspect/header", "inspect/stats", "inspect/matrix", "inspect/experts", "inspect/router", "inspect/routing", "inspect/report",
+			"inspect", "inspect/header", "inspect/stats", "inspect/matrix", "inspect/experts", "inspect/router", "inspect/routing", "inspect/tensors", "inspect/report",
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor"},
 
 		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
@@ -55,7 +55,8 @@ func TestLayers(t *testing.T) {
 		"inspect/router":      {"inspect", "inspect/matrix", "text/page", "model/weights", "model/table", "config"},
 		"inspect/routing":     {"inspect", "text/page", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"inspect/change":      {"inspect", "inspect/matrix", "text/page", "model", "model/weights", "model/table", "model/tensor"},
-		"inspect/report":      {"inspect", "inspect/change", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table"},
+		"inspect/tensors":     {"inspect", "inspect/matrix", "model/weights", "model/table"},
+		"inspect/report":      {"inspect", "inspect/tensors", "inspect/change", "inspect/header", "inspect/stats", "inspect/experts", "inspect/router", "inspect/routing", "text/page", "model/weights", "model/table"},
 		"inspect/inspecttest": {"inspect", "config", "config/configtest", "model/synth", "model/weights", "model/table", "model/tensor"}, // for tests
 
 		"model":                   {"model/weights", "model/table", "config", "model/tensor", "model/internal/kernel"},

@@ -3,8 +3,10 @@ package inspecttest
 // Healthy models of realistic kinds, whose weights are made by rules, and the trained ones of the fixtures.
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -34,6 +36,7 @@ type Kind struct {
 	Pruned      float64 // largest share of an expert's neurons that are zero
 	LoRA        float64 // norm of a merged delta of rank 4, over that of the matrix
 	SuperExpert float64 // factor of two outputs of down_proj of one expert in two layers
+	Layers      int     // 0 is 8
 	Biases      bool    // e_score_correction_bias is around 7, within 0.6
 }
 
@@ -96,7 +99,7 @@ type made struct {
 	dims    []float64            // factors of the channels of the hidden state
 }
 
-// Model makes a model of a kind: 2 dense layers and 6 of 16 experts, in BF16.
+// Model makes a model of a kind: 2 dense layers and 6 or more of 16 experts, in BF16.
 func Model(t testing.TB, k Kind, seed uint64) *Stored {
 	t.Helper()
 	c := configtest.Fixture(t, "v1-base/checkpoint")
@@ -104,7 +107,7 @@ func Model(t testing.TB, k Kind, seed uint64) *Stored {
 		c = configtest.Fixture(t, "v3/checkpoint")
 	}
 	for key, value := range map[string]string{"hidden_size": "96", "moe_intermediate_size": "40", "intermediate_size": "160",
-		"num_hidden_layers": "8", "first_k_dense_replace": "2", "n_shared_experts": "1", "num_nextn_predict_layers": "0"} {
+		"num_hidden_layers": fmt.Sprint(cmp.Or(k.Layers, 8)), "first_k_dense_replace": "2", "n_shared_experts": "1", "num_nextn_predict_layers": "0"} {
 		c = Override(t, c, key, value)
 	}
 	m := &made{Kind: k, Rand: rand.New(rand.NewPCG(seed, 11)), c: c, routers: map[int][]float32{},

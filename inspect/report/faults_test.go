@@ -118,6 +118,43 @@ func TestPlantedFaults(t *testing.T) {
 				})
 			}
 		}, []string{"error: duplicate: model.layers.2.mlp.experts.5"}},
+		"a head that is the embedding": {func(p *planter) { p.Data["lm_head.weight"] = p.Data["model.embed_tokens.weight"] },
+			[]string{"error: head-is-embedding: lm_head.weight"}},
+		"zero rows of the embedding": {func(p *planter) { clear(p.Data["model.embed_tokens.weight"][2*192*40 : 2*192*60]) },
+			[]string{"notice: zero-rows: model.embed_tokens.weight: 20 rows in blocks are zero, rows 40-59"}},
+		"a row of the head × 50": {func(p *planter) {
+			p.Change("lm_head.weight", inspecttest.Row(192*65, 192, inspecttest.Times(50)))
+		}, []string{"notice: row-norm: lm_head.weight: row 65 "}},
+		"a norm of ones": {func(p *planter) {
+			p.numbers(func(float32) float32 { return 1 }, "model.layers.2.input_layernorm.weight")
+		}, []string{"notice: untrained: model.layers.2.input_layernorm.weight"}},
+		"a norm of zeros": {func(p *planter) { p.Zero("model.layers.2.input_layernorm.weight") },
+			[]string{"error: value: model.layers.2.input_layernorm.weight"}},
+		"a matrix that is another": {func(p *planter) { p.Data[attention(1)[0]] = p.Data[attention(2)[1]] },
+			[]string{"error: duplicate-matrix: model.layers.1.self_attn.q_proj.weight"}},
+		"attention at its initial values": {func(p *planter) { p.numbers(p.initial, attention(2)...) },
+			[]string{"notice: untrained: model.layers.2.self_attn."}},
+		"a model of 4 bits": {func(p *planter) {
+			for _, w := range p.Weights().List {
+				if len(w.Shape) == 2 {
+					p.rounded(7, w.Name)
+				}
+			}
+		}, []string{"notice: low-bits: "}},
+		"a layer that is another": {func(p *planter) {
+			for name := range p.Data {
+				if from := strings.Replace(name, "layers.2.", "layers.3.", 1); from != name {
+					p.Data[name] = p.Data[from]
+				}
+			}
+		}, []string{"error: duplicate-layer: model.layers.2."}},
+		"a router of equal rows but for noise": {func(p *planter) {
+			p.Change("model.layers.2.mlp.gate.weight", func(values []float32) {
+				for i := range values {
+					values[i] = values[i%192] + float32(0.0001*p.NormFloat64())
+				}
+			})
+		}, []string{"notice: near-duplicate-row: model.layers.2.mlp.gate.weight: rows 0-23 are alike"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &planter{inspecttest.Trained(t, "v1-trained"), rand.New(rand.NewPCG(5, 6))}
@@ -129,4 +166,13 @@ func TestPlantedFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOffTheTrend: a matrix that is 8 times as large as those of the layers around it.
+func TestOffTheTrend(t *testing.T) {
+	p := &planter{inspecttest.Model(t, inspecttest.Kind{Drift: 0.1, Layers: 14}, 1), nil}
+	require.Empty(t, found(t, p.Stored))
+	p.numbers(inspecttest.Times(8), attention(6)[1])
+	require.Contains(t, strings.Join(found(t, p.Stored), "\n"), "notice: trend: "+attention(6)[1])
+	require.Len(t, found(t, p.Stored), 1)
 }

@@ -15,6 +15,7 @@ import (
 	"dsmoe/inspect/router"
 	"dsmoe/inspect/routing"
 	"dsmoe/inspect/stats"
+	"dsmoe/inspect/tensors"
 	"dsmoe/model/table"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -77,7 +78,7 @@ func OfConfig(a *header.Arch) *Report {
 		NotChecked: []string{"any weight: the path is that of a config alone"}}
 }
 
-// Make reads a checkpoint: all selected weights once, those of no expert a second time, those of experts twice more,
+// Make reads a checkpoint: all selected weights once, those of no expert twice more, those of experts twice more,
 // and gate_proj another time, for the routers. A part that fails is an error, or NotChecked if the audit has findings.
 func Make(ctx context.Context, in Input) (*Report, error) {
 	r := &Report{Path: in.Checkpoint.Path, Findings: []Finding{}, checkpoint: in.Checkpoint}
@@ -110,6 +111,7 @@ func Make(ctx context.Context, in Input) (*Report, error) {
 type maker struct {
 	Input
 	*Report
+	odd []inspect.Observation // about tensors other than experts
 }
 
 // progressOf is the progress of a part.
@@ -188,7 +190,11 @@ func (m *maker) tensors(ctx context.Context) (err error) {
 	if m.Tensors, err = stats.Compute(ctx, w, stats.Options{}); err != nil {
 		return err
 	}
-	m.addChecked("%s other than those of experts, read once more: ranges and rows", text.Plural(len(m.Tensors.Tensors), "tensor"))
+	if m.odd, err = tensors.Find(ctx, w); err != nil {
+		return err
+	}
+	m.addChecked("%s other than those of experts, read twice more: ranges and rows, equal ones, initial values, trends",
+		text.Plural(len(m.Tensors.Tensors), "tensor"))
 	m.skip(m.Tensors.NotCounted)
 	return nil
 }
@@ -350,6 +356,7 @@ func (m *maker) collect() {
 
 // observed returns the observations of all parts, one by one.
 func (m *maker) observed() (all []inspect.Observation) {
+	all = append(all, m.odd...)
 	if m.Experts != nil {
 		all = append(all, m.Experts.Observed...)
 	}

@@ -1,0 +1,236 @@
+package tensors
+
+import (
+	"math"
+	"slices"
+
+	"dsmoe/inspect"
+	"dsmoe/model/table"
+	"dsmoe/text"
+)
+
+// equal finds matrices with the numbers of others, by their hashes. Prediction layers have embedding and head again.
+func equal(all []*measured, tied bool) (found []inspect.Observation) {
+	groups, hashes := map[uint64][]*measured{}, []uint64{}
+	for _, m := range all {
+		if len(m.Shape) != 2 || m.size != m.size {
+			continue
+		}
+		if groups[m.hash] == nil {
+			hashes = append(hashes, m.hash)
+		}
+		groups[m.hash] = append(groups[m.hash], m)
+	}
+	one, zero := 1.0, 0.0
+	for _, h := range hashes {
+		g := slices.DeleteFunc(groups[h], func(m *measured) bool { return !slices.Equal(m.Shape, groups[h][0].Shape) })
+		of := func(role table.Role) int {
+			return slices.IndexFunc(g, func(m *measured) bool { return m.Role() == role })
+		}
+		embedding, head := of(table.EmbedTokens), of(table.LMHead)
+		switch vocabulary := !slices.ContainsFunc(g, func(m *measured) bool { return !m.isVocabulary() }); {
+		case len(g) < 2 || vocabulary && (tied || embedding < 0 || head < 0):
+		case vocabulary:
+			found = append(found, g[head].about("head-is-embedding", &one, &zero,
+				"has the numbers of %s, and the config does not tie them", text.Quote(g[embedding].Name)))
+		default:
+			var others []string
+			o := g[0].about("duplicate-matrix", &one, &zero, "")
+			for i, m := range g {
+				o.Members = append(o.Members, inspect.Member{Layer: m.Layer, Experts: []int{}, Tensor: m.Name, Value: &one})
+				if i > 0 {
+					others = append(others, text.Quote(m.Name))
+				}
+			}
+			o.Text = "has the numbers of " + inspect.List(others)
+			found = append(found, o)
+		}
+	}
+	return found
+}
+
+// rowFactor is how many times the median the typical magnitude of a token's row must be to be a finding. Rows of tokens
+// that no text has may be smaller than the others by far, so that small rows are none.
+const rowFactor = 6
+
+// upper returns the values above the median, as many as far below it, and the median: the spread of large rows does not
+// depend on the small ones.
+func upper(values []float64) (all []float64) {
+	known := slices.DeleteFunc(slices.Clone(values), func(v float64) bool { return v != v })
+	median := inspect.LowerMedian(known)
+	for _, v := range known {
+		if v > median {
+			all = append(all, v, 2*median-v)
+		}
+	}
+	return append(all, median)
+}
+
+// rows finds blocks of zero rows, and rows that are too large, of embedding and head.
+func rows(all []*measured) (found []inspect.Observation) {
+	tokens := 0
+	for _, m := range all {
+		tokens += len(m.rows)
+	}
+	for _, m := range all {
+		if m.rows == nil || m.size != m.size {
+			continue
+		}
+		var sizes []float64
+		var zeros, large []int
+		for r, sum := range m.rows {
+			if sizes = append(sizes, sum.Log2()); sizes[r] != sizes[r] {
+				zeros = append(zeros, r)
+			}
+		}
+		p, most := inspect.TailedPeersOf(upper(sizes), tokens), 0
+		for r, v := range sizes {
+			if p.Odd(v, math.Log2(rowFactor)) && v > p.Median {
+				if large = append(large, r); len(large) == 1 || v > sizes[most] {
+					most = r
+				}
+			}
+		}
+		if zeros = blocks(zeros, len(sizes)); zeros != nil {
+			n := float64(len(zeros))
+			found = append(found, m.about("zero-rows", &n, inspect.Finite(0), "%s in blocks are zero, rows %s",
+				text.Plural(len(zeros), "row"), text.Ranges(zeros[:min(len(zeros), 100)])))
+		}
+		if large != nil {
+			size, usual := math.Exp2(sizes[most]), math.Exp2(p.Median)
+			found = append(found, m.about("row-norm", &size, &usual, "row %d has typical magnitude %.4g, the median row %.4g; "+
+				"such are rows %s", most, size, usual, inspect.List(large)))
+		}
+	}
+	return found
+}
+
+// blocks returns the numbers that have a neighbour among them, ascending, without a block that ends with the last of n: a
+// padded vocabulary has one. A single zero row is that of the padding token.
+func blocks(numbers []int, n int) (all []int) {
+	for first, last := range text.Runs(numbers) {
+		for i := first; i <= last && last > first && last < n-1; i++ {
+			all = append(all, i)
+		}
+	}
+	return all
+}
+
+// norms finds norms that are all ones where fewer than half of the numbers of all others are: training in BF16 leaves
+// most of them at 1.
+func norms(all []*measured) (found []inspect.Observation) {
+	for _, kind := range byKind(all) {
+		ones, others := []*measured{}, 0
+		for _, m := range kind {
+			switch {
+			case len(m.Shape) == 1 && m.ones == m.Len():
+				ones = append(ones, m)
+			case 2*m.ones < m.Len():
+				others++
+			}
+		}
+		if len(ones)+others < len(kind) || len(ones) >= others {
+			continue
+		}
+		for _, m := range ones {
+			found = append(found, m.about("untrained", nil, nil, "every number is 1, fewer than half in the %s of the kind: "+
+				"as at initialisation", text.Plural(others, "other tensor")))
+		}
+	}
+	return found
+}
+
+// A layer's attention looks random from randomRank on, in the geometric mean over its matrices, if that of every other
+// layer is below trainedRank, and there are leastOthers.
+const (
+	randomRank  = 0.85
+	trainedRank = 0.6
+	leastOthers = 2
+)
+
+// untrained finds layers whose attention looks random where that of the others does not.
+func untrained(all []*measured) (found []inspect.Observation) {
+	byLayer, layers := map[int][]*measured{}, []int{}
+	for _, m := range all {
+		if m.Layer >= 0 && m.Module() == table.Attention && len(m.Shape) == 2 {
+			if byLayer[m.Layer] == nil {
+				layers = append(layers, m.Layer)
+			}
+			byLayer[m.Layer] = append(byLayer[m.Layer], m)
+		}
+	}
+	ranks := map[int]float64{}
+	for _, l := range layers {
+		sum := 0.0
+		for _, m := range byLayer[l] {
+			sum += math.Log(m.rank)
+		}
+		ranks[l] = math.Exp(sum / float64(len(byLayer[l])))
+	}
+	for _, l := range layers {
+		others := 0.0
+		for _, k := range layers {
+			if k != l && !(ranks[k] <= others) {
+				others = ranks[k]
+			}
+		}
+		if v := ranks[l]; v >= randomRank && others < trainedRank && len(layers) > leastOthers {
+			for _, m := range byLayer[l] {
+				found = append(found, m.about("untrained", inspect.Finite(m.rank), &others, "the attention of layer %d has %.2f of "+
+					"the stable rank of random numbers, that of other layers at most %.2f: as at initialisation", l, v, others))
+			}
+		}
+	}
+	return found
+}
+
+// trendFactor is how many times the typical magnitude of its neighbours a matrix must have, or that fraction of it, to be
+// off the trend.
+const trendFactor = 3
+
+// trends finds matrices whose typical magnitude is far from the median of the two layers before and after. The first and
+// the last layer are left out: they differ in healthy models.
+func trends(all []*measured) (found []inspect.Observation) {
+	kinds, matrices := byKind(all), 0
+	for _, kind := range kinds {
+		matrices += len(kind)
+	}
+	for _, kind := range kinds {
+		if len(kind[0].Shape) != 2 || len(kind) < 3 {
+			continue
+		}
+		var off, usual []float64
+		for i := 1; i < len(kind)-1; i++ {
+			var near []float64
+			for k := max(0, i-2); k <= min(len(kind)-1, i+2); k++ {
+				if k != i && kind[k].size == kind[k].size {
+					near = append(near, kind[k].size)
+				}
+			}
+			if near == nil {
+				near = []float64{math.NaN()}
+			}
+			usual = append(usual, inspect.LowerMedian(near))
+			off = append(off, kind[i].size-usual[i-1])
+		}
+		p := inspect.PeersOf(off, matrices)
+		for i, v := range off {
+			if m := kind[i+1]; p.Odd(v, math.Log2(trendFactor)) {
+				size, median := math.Exp2(m.size), math.Exp2(usual[i])
+				found = append(found, m.about("trend", &size, &median, "typical magnitude %.4g, %.4g in the layers around it",
+					size, median))
+			}
+		}
+	}
+	return found
+}
+
+// coded finds matrices whose numbers went through few bits.
+func coded(all []*measured) (found []inspect.Observation) {
+	for _, m := range all {
+		if m.codeBits > 0 {
+			found = append(found, m.about("low-bits", inspect.Finite(float64(m.codeBits)), nil, "%s", inspect.CodedText(m.codeBits)))
+		}
+	}
+	return found
+}

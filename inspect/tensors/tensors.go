@@ -1,0 +1,144 @@
+// Package tensors finds what is odd about the weights that are no experts: beside the same weights of other layers, and
+// beside each other.
+package tensors
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"dsmoe/inspect"
+	"dsmoe/inspect/matrix"
+	"dsmoe/model/table"
+	"dsmoe/model/weights"
+)
+
+// measured is a weight and its numbers.
+type measured struct {
+	*weights.Weight
+	hash     uint64          // of all numbers in their order
+	size     float64         // mean of log₂|w| over the numbers that are not 0; NaN if there is none
+	ones     int             // numbers that are 1
+	rows     []matrix.LogSum // of embedding and head; nil of others
+	rank     float64         // stable rank of the first rows and columns over that of random numbers; NaN if unknown
+	codeBits int             // see matrix.CodeBits
+}
+
+// blockSide is how many rows and columns of a matrix are kept, for its rank.
+const blockSide = 1024
+
+// Find reads the weights of w that have numbers, and returns what is odd about them. What cannot be read is an error that
+// names all of it. It takes the memory of two blocks for each worker.
+func Find(ctx context.Context, w inspect.Weights) ([]inspect.Observation, error) {
+	x := matrix.NewReader(ctx, w)
+	var all []*measured
+	for _, weight := range w.List {
+		if inspect.Countable(weight) != nil || weight.IsScales() || weight.Len() == 0 {
+			continue
+		}
+		m := &measured{Weight: weight, rank: math.NaN()}
+		all = append(all, m)
+		x.Expect(weight.Bytes())
+	}
+	for _, m := range all {
+		x.Go(func() error { return m.Failed(m.measure(x)) })
+	}
+	if err := x.Wait(); err != nil {
+		return nil, err
+	}
+	tied := w.Config != nil && w.Config.TieWordEmbeddings
+	return slices.Concat(equal(all, tied), rows(all), norms(all), untrained(all), trends(all), coded(all)), nil
+}
+
+// isVocabulary reports whether the rows of a weight are tokens.
+func (m *measured) isVocabulary() bool {
+	return slices.Contains([]table.Role{table.EmbedTokens, table.LMHead, table.SharedHeadHead}, m.Role())
+}
+
+// measure reads the weight once.
+func (m *measured) measure(x *matrix.Reader) error {
+	cols := m.Shape[len(m.Shape)-1]
+	var sum matrix.LogSum
+	block := &matrix.Matrix{}
+	if len(m.Shape) == 2 {
+		block.Rows, block.Cols = min(blockSide, m.Shape[0]), min(blockSide, cols)
+		block.Values = make([]float32, 0, block.Rows*block.Cols)
+		if m.isVocabulary() {
+			m.rows = make([]matrix.LogSum, m.Shape[0])
+		}
+	}
+	at := 0
+	for values, err := range x.Numbers(x.Reader, m.Weight, 0, int64(m.Len())) {
+		if err != nil {
+			return err
+		}
+		for _, v := range values {
+			row, col := at/cols, at%cols
+			at++
+			m.hash = matrix.Mix(m.hash, matrix.Bits(v))
+			if v == 1 {
+				m.ones++
+			}
+			if row < block.Rows && col < block.Cols {
+				block.Values = append(block.Values, v)
+			}
+			if v-v != 0 {
+				continue
+			}
+			sum.Add(v)
+			if m.rows != nil {
+				m.rows[row].Add(v)
+			}
+		}
+	}
+	m.size = sum.Log2()
+	if len(m.Shape) == 2 && !x.Ended() {
+		m.measureBlock(block)
+	}
+	return nil
+}
+
+// measureBlock fills in what the first rows and columns say.
+func (m *measured) measureBlock(b *matrix.Matrix) {
+	if m.DType.Casts() {
+		m.codeBits = b.CodeBits()
+	}
+	p := matrix.Arithmetic()
+	defer p.Close(nil)
+	transposed, squares := make([]float32, len(b.Values)), 0.0
+	b.Transpose(transposed)
+	for _, v := range b.Values {
+		squares += float64(v) * float64(v)
+	}
+	s := b.SpectralNorm(p, transposed)
+	edge := math.Sqrt(float64(b.Rows)) + math.Sqrt(float64(b.Cols))
+	m.rank = squares / float64(s*s) / (float64(b.Rows) * float64(b.Cols) / float64(edge*edge))
+}
+
+// about returns an observation about a weight.
+func (m *measured) about(id string, value, expected *float64, format string, args ...any) inspect.Observation {
+	return inspect.Observation{ID: id, Layer: m.Layer, Experts: []int{}, Tensor: m.Name, Text: fmt.Sprintf(format, args...),
+		Value: value, Expected: expected}
+}
+
+// byKind divides the weights of layers by module, role and shape, each kind in the order of the layers.
+func byKind(all []*measured) (kinds [][]*measured) {
+	index := map[string]int{}
+	for _, m := range all {
+		if m.Layer < 0 || m.Row == nil {
+			continue
+		}
+		key := fmt.Sprint(m.Module(), " ", m.Role(), " ", m.Shape)
+		i, known := index[key]
+		if !known {
+			i = len(kinds)
+			index[key], kinds = i, append(kinds, nil)
+		}
+		kinds[i] = append(kinds[i], m)
+	}
+	for _, kind := range kinds {
+		slices.SortStableFunc(kind, func(a, b *measured) int { return a.Layer - b.Layer })
+	}
+	return kinds
+}
