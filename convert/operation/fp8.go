@@ -61,12 +61,23 @@ func (s *scaling) Magnitudes(largest []float32, data []byte, at int64) {
 // MagnitudesByDefinition compares the elements one by one.
 func (s *scaling) MagnitudesByDefinition(largest []float32, data []byte, at int64) {
 	s.eachRow(data, at, s.values, func(x []float32, _, _, col int) error {
-		for i, v := range x {
-			block := (col + i) / s.Blocks.BlockCols
-			largest[block] = float32(math.Max(float64(largest[block]), math.Abs(float64(v))))
+		for end := 0; end < len(x); {
+			block, begin := (col+end)/s.Blocks.BlockCols, end
+			end = min((block+1)*s.Blocks.BlockCols-col, len(x))
+			largest[block] = largestOf(largest[block], x[begin:end])
 		}
 		return nil
 	})
+}
+
+// largestOf returns the largest magnitude of x and most; NaN if there is one.
+func largestOf(most float32, x []float32) float32 {
+	for _, v := range x {
+		if abs := max(v, -v); abs > most || abs != abs {
+			most = abs
+		}
+	}
+	return most
 }
 
 // decoding returns a function that sets v to the numbers of data from element i on.
@@ -183,9 +194,9 @@ func (e *Encode) Prove(out []byte, in Input) error {
 	codes := boundsOfCodes(e.To.Form())
 	return e.eachBlock(in, e.values, func(x []float32, first int, largest float32) error {
 		_, factor := e.encoder.Scale(largest)
-		for i, v := range x {
-			y, code := float32(float64(v)*float64(factor)), out[first+i]
-			if !codes.check(y, code) {
+		for i, code := range out[first : first+len(x)] {
+			y := float32(x[i] * factor)
+			if !(codes.low[code] < y && y < codes.high[code]) && !codes.atBound(y, code) {
 				return &Mismatch{first + i, fmt.Sprintf("code %02x", code), fmt.Sprintf("%v before it is rounded", y)}
 			}
 		}
@@ -193,8 +204,9 @@ func (e *Encode) Prove(out []byte, in Input) error {
 	})
 }
 
-// codeBounds holds, for every magnitude of a code, the least and the largest number that round to it.
-type codeBounds struct{ low, high [128]float32 }
+// codeBounds holds, for every code, the half-way points to its neighbours: the numbers between
+// them round to it.
+type codeBounds struct{ low, high [256]float32 }
 
 // boundsOfCodes returns the bounds of the codes of a form, by their values. Numbers beyond the
 // largest code become that; codes that are no numbers have no bounds.
@@ -205,28 +217,24 @@ func boundsOfCodes(f *tensor.Form) (b codeBounds) {
 	}
 	var values [256]float64
 	f.Values(values[:], all[:], 0)
-	for i := range b.low {
-		b.low[i], b.high[i] = 1, 0 // nothing
+	for i := range 128 {
+		low, high := float32(math.Inf(1)), float32(math.Inf(1)) // nothing
 		if v := values[i]; v <= float64(f.Largest) {
-			b.low[i], b.high[i] = float32((values[max(i-1, 0)]+v)/2), float32(math.Inf(1))
+			low = float32((values[max(i-1, 0)] + v) / 2)
 			if next := values[i+1]; next <= float64(f.Largest) {
-				b.high[i] = float32((v + next) / 2)
+				high = float32((v + next) / 2)
 			}
 		}
+		b.low[i], b.high[i] = low, high
+		b.low[i+128], b.high[i+128] = -high, -low
 	}
 	return b
 }
 
-// check reports whether y is rounded to the code.
-func (b *codeBounds) check(y float32, code byte) bool {
-	abs, c := float32(math.Abs(float64(y))), code&0x7f
-	if math.Signbit(float64(y)) != (code&0x80 != 0) {
-		return false
-	}
-	if c%2 == 0 {
-		return b.low[c] <= abs && abs <= b.high[c]
-	}
-	return b.low[c] < abs && abs < b.high[c]
+// atBound reports whether y is a bound of the code and rounds to it: a half-way point to the
+// even code, zero to the zero of its sign.
+func (b *codeBounds) atBound(y float32, code byte) bool {
+	return (y == b.low[code] || y == b.high[code]) && code%2 == 0 && math.Signbit(float64(y)) == (code >= 128)
 }
 
 // Scales writes the scales of a matrix that Encode makes codes of, in F32, a row for each row of blocks.
