@@ -72,7 +72,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.name, "name", "", "`name` of the model and its files, for gguf")
 	flags.Var(&f.dtype, "type",
 		"dtype of float weights: f32, f16, bf16, fp8 or keep; float32, fp16, half, … will do; a mixture for gguf")
-	flags.Var(&f.scales, "scales", "scales of --type fp8: any f32, or powers of two, ue8m0; a `word`")
+	flags.Var(&f.scales, "scales", "`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
 	flags.Var(&f.shard, "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")

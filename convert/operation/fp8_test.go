@@ -161,3 +161,26 @@ func TestFP8PowersOfTwo(t *testing.T) {
 		require.Equal(t, 2*scale, above)
 	}
 }
+
+// FuzzFP8: whatever the numbers are, the proofs accept what was written, or an infinity or NaN was refused.
+func FuzzFP8(f *testing.F) {
+	f.Add([]byte("\x00\x00\x80\x3f\xff\xff\x7f\x7f"), false)
+	f.Add([]byte("\x01\x00\x00\x80\x00\x00\xe0\x43"), true)
+	f.Fuzz(func(t *testing.T, noise []byte, powersOfTwo bool) {
+		b := tensor.Blocks{Rows: 3, Cols: 5, BlockRows: 2, BlockCols: 3}
+		src := make([]byte, 4*b.Rows*b.Cols)
+		for i := copy(src, noise); i < len(src) && len(noise) > 0; i++ {
+			src[i] = noise[i%len(noise)] + byte(i/16)
+		}
+		encode, scales, largest := fp8(t, src, tensor.F32, b, powersOfTwo)
+		in, grid, codes := Input{Data: src, Largest: largest}, make([]byte, 4*len(largest)), make([]byte, b.Rows*b.Cols)
+		if err := encode.Apply(codes, in, &tensor.Loss{}); err != nil {
+			require.Positive(t, tensor.NotFinite(src, tensor.F32), "%v", err)
+			require.Error(t, scales.Apply(grid, in, nil))
+			return
+		}
+		require.NoError(t, encode.Prove(codes, in))
+		require.NoError(t, scales.Apply(grid, in, nil))
+		require.NoError(t, scales.Prove(grid, in))
+	})
+}
