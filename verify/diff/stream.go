@@ -319,7 +319,8 @@ func stepsBetween(x, y float32, d tensor.DType) int64 {
 
 // report fills in a finding.
 func (m *metrics) report(f *Finding) {
-	f.Different, f.NonFinite, f.OnlyA, f.OnlyB, f.MaxAbs, f.MaxULP = m.different, m.nonFinite, m.onlyA, m.onlyB, m.maxAbs, m.maxULP
+	f.Different, f.NonFinite, f.OnlyA, f.OnlyB = m.different, m.nonFinite, m.onlyA, m.onlyB
+	f.MaxAbs, f.MaxULP = m.maxAbs, m.maxULP
 	if m.different > 0 {
 		f.Status, f.Worst = Differs, m.first
 	}

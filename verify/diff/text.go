@@ -43,37 +43,44 @@ func (f *Finding) compare(g *Finding) int {
 // WriteText writes a line per key of the configs that differs, a line per kind of finding, the largest
 // difference first, what of that is the same weights elsewhere, a line per kind of cast, and a summary.
 func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
+	_, err := io.WriteString(w, strings.Join(append(r.lines(), r.summary()), "\n")+"\n")
+	return err
+}
+
+// lines returns the lines before the summary.
+func (r *Report) lines() (lines []string) {
+	for _, d := range r.Config {
+		lines = append(lines, "config.json: "+configLine(d))
+	}
+	var casts []string
+	for _, g := range r.groups() {
+		if g.first.isCast() {
+			casts = append(casts, g.cast())
+		} else {
+			lines = append(lines, g.String())
+		}
+	}
+	for _, x := range r.Rearranged {
+		lines = append(lines, x.lines()...)
+	}
+	return append(lines, casts...)
+}
+
+// summary is the last line: the verdict, and what it counts.
+func (r *Report) summary() string {
+	line := fmt.Sprintf("%s: %s compared: %d equal, %d close, %d differ; "+
+		"%d of another dtype, %d of another shape, %d removed, %d added", r.Verdict, text.Plural(r.Compared, "tensor"),
+		r.Counts[Equal], r.Counts[Close], r.Counts[Differs], r.DTypes, r.Counts[Shape], r.Counts[Removed], r.Counts[Added])
 	meaning := 0
 	for _, d := range r.Config {
-		fmt.Fprintf(&b, "config.json: %s\n", configLine(d))
 		if d.Meaning {
 			meaning++
 		}
 	}
-	groups := r.groups()
-	casts := slices.IndexFunc(groups, func(g *group) bool { return g.first.isCast() })
-	if casts < 0 {
-		casts = len(groups)
-	}
-	for _, g := range groups[:casts] {
-		fmt.Fprintf(&b, "%s\n", g)
-	}
-	for _, x := range r.Rearranged {
-		for _, line := range x.lines() {
-			fmt.Fprintf(&b, "%s\n", line)
-		}
-	}
-	for _, g := range groups[casts:] {
-		fmt.Fprintf(&b, "%s\n", g.cast())
-	}
-	fmt.Fprintf(&b, "%s: %s compared: %d equal, %d close, %d differ; %d of another dtype, %d of another shape, %d removed, %d added",
-		r.Verdict, text.Plural(r.Compared, "tensor"), r.Counts[Equal], r.Counts[Close], r.Counts[Differs], r.DTypes, r.Counts[Shape], r.Counts[Removed], r.Counts[Added])
 	if meaning > 0 {
-		fmt.Fprintf(&b, "; config.json differs in %s", text.Plural(meaning, "key"))
+		line += "; config.json differs in " + text.Plural(meaning, "key")
 	}
-	_, err := io.WriteString(w, b.String()+"\n")
-	return err
+	return line
 }
 
 // maxValue is how much of a config's value a line shows.
@@ -101,7 +108,8 @@ func (r *Report) groups() []*group {
 		}
 		g := at[key]
 		if g == nil {
-			g = &group{name: name, first: f, worst: f, layers: map[int]bool{}, experts: map[int]bool{}, modules: map[string]bool{}}
+			g = &group{name: name, first: f, worst: f, layers: map[int]bool{}, experts: map[int]bool{},
+				modules: map[string]bool{}}
 			at[key] = g
 			groups = append(groups, g)
 		}
@@ -213,7 +221,8 @@ func (g *group) values() string {
 		if f.RelRMS == math.MaxFloat64 {
 			relative = "infinite"
 		}
-		line += fmt.Sprintf(", rel RMS %s, max abs %.3g at %d, %d ulp, cosine %.9f", relative, f.MaxAbs, f.Worst, f.MaxULP, f.Cosine)
+		line += fmt.Sprintf(", rel RMS %s, max abs %.3g at %d, %d ulp, cosine %.9f", relative, f.MaxAbs, f.Worst,
+			f.MaxULP, f.Cosine)
 	}
 	return line + f.notFinite()
 }
