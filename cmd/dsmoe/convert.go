@@ -60,6 +60,7 @@ dsmoe help checkpoints  what SRC may be`,
 		Args:        f.args,
 		Annotations: exits("the output is complete, or --check found it unchanged", "--check found it changed"),
 	}
+	cmd.ValidArgsFunction = completeArguments("convert SRC FILE") // DST may be a file
 	f.json = jsonFlag(cmd)
 	f.register(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) }

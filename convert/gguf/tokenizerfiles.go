@@ -102,7 +102,7 @@ func (v *vocabulary) tokenizer() (any, error) {
 	name, _ := v.values["tokenizer.ggml.pre"].one.(string)
 	pre, known := preTokenizers[name]
 	switch {
-	case model == "" || model == "none" || model == "no_vocab":
+	case model == "" || model == "none" || model == "no_vocab" || v.values[tokensKey].n == 0:
 		return nil, errors.New("the keys hold no tokenizer")
 	case model != "gpt2":
 		return nil, fmt.Errorf("the tokenizer in the keys is %s, not BPE", text.Quote(model))

@@ -112,9 +112,10 @@ func TestTokenizerFilesRefused(t *testing.T) {
 		return w.b
 	}
 	for want, keys := range map[string][]byte{
-		"the keys hold no tokenizer":                                    put("", "none", nil, nil),
-		"the tokenizer in the keys is llama, not BPE":                   put("deepseek-v3", "llama", nil, nil),
-		"the pre-tokenizer in the keys is qwen2, not deepseek-llm":      put("qwen2", "gpt2", nil, nil),
+		"the keys hold no tokenizer":                                    put("", "none", []string{"a"}, nil),
+		"the tokenizer in the keys is llama, not BPE":                   put("deepseek-v3", "llama", []string{"a"}, nil),
+		"the pre-tokenizer in the keys is qwen2, not deepseek-llm":      put("qwen2", "gpt2", []string{"a"}, nil),
+		"keys hold no tokenizer":                                        put("deepseek-v3", "gpt2", nil, nil),
 		"2 tokens have 1 types":                                         put("deepseek-v3", "gpt2", []string{"a", "b"}, []int32{1}),
 		"token 1, a, is empty, not UTF-8, or occurs twice":              put("deepseek-v3", "gpt2", []string{"a", "a"}, []int32{1, 1}),
 		`token 0, "\xff", is empty, not UTF-8`:                          put("deepseek-v3", "gpt2", []string{"\xff"}, []int32{1}),
