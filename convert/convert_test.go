@@ -345,3 +345,70 @@ func TestUnknownInGGUF(t *testing.T) {
 	require.Equal(t, "vendor's numbers", string(x.Data))
 	require.Equal(t, src.Config.HiddenSize, out.Config.HiddenSize)
 }
+
+// TestLegacyGGUF: a file with kv_b in one piece, as llama.cpp wrote them, becomes one with its pieces
+// and their keys: the tensors of the checkpoint. Blocks are decoded on the way, or refused.
+func TestLegacyGGUF(t *testing.T) {
+	t.Parallel()
+	for _, blocks := range []bool{false, true} {
+		legacy := legacyFile(t, "../fixtures/v2-lite/checkpoint", blocks)
+		dst := filepath.Join(t.TempDir(), "out.gguf")
+		o := Options{plan.Options{DType: tensor.F32}, inMemory()}
+		r, err := Run(t.Context(), dst, open(t, legacy), o)
+		require.NoError(t, err)
+		require.Contains(t, r.Notes[0], "the keys are the source's, but for deepseek2.attention.head_count_kv, deepseek2.attention.key_length")
+		require.Contains(t, fixture.Read(t, filepath.Dir(dst), "out.gguf"), "blk.0.attn_k_b.weight")
+		f32 := plan.Options{DType: tensor.F32}
+		fixture.RequireSameTensors(t, open(t, converted(t, legacy, f32)), open(t, converted(t, dst, f32)))
+		o.Options = plan.Options{}
+		_, err = Run(t.Context(), filepath.Join(t.TempDir(), "x.gguf"), open(t, legacy), o)
+		require.Equal(t, blocks, err != nil && strings.Contains(err.Error(), "are quantised already (Q8_0)"), "%v", err)
+	}
+}
+
+// legacyFile writes the checkpoint at src as a GGUF file with other weights: kv_b is in one piece, in
+// F32 or in blocks.
+func legacyFile(t *testing.T, src string, blocks bool) string {
+	hf, f := open(t, src), gguf.Format()
+	p, err := Plan(hf, Options{Options: plan.Options{Format: "gguf", DType: tensor.F32}})
+	require.NoError(t, err)
+	c := hf.Config
+	d := format.Description{Config: c, Name: "x", Type: "F32"}
+	for i := range p.Tensors {
+		info := p.Tensors[i].Info()
+		if layer, is := strings.CutSuffix(info.Name, ".attn_k_b.weight"); is {
+			info = tensor.Info{Name: layer + ".attn_kv_b.weight", DType: tensor.F32, Shape: []int{c.NumAttentionHeads * (c.QKNopeHeadDim + c.VHeadDim), c.KVLoraRank}}
+			if blocks {
+				info.DType = tensor.Q8_0
+			}
+		}
+		if !strings.HasSuffix(info.Name, ".attn_v_b.weight") {
+			d.Tensors = append(d.Tensors, info)
+		}
+	}
+	d.Was = make([]tensor.DType, len(d.Tensors))
+	described, err := f.Dialect.Describe(d)
+	require.NoError(t, err)
+	keys := string(described.Keys)
+	for key, n := range map[string]int{"key_length": c.QKHeadDim(), "value_length": c.VHeadDim, "head_count_kv": c.NumAttentionHeads, "key_length_mla": -1, "value_length_mla": -1} {
+		key = "deepseek2.attention." + key + "\x04\x00\x00\x00"
+		before, after, found := strings.Cut(keys, key)
+		require.True(t, found, key)
+		if keys = before + key + string(binary.LittleEndian.AppendUint32(nil, uint32(n))) + after[4:]; n < 0 {
+			keys = before[:len(before)-8] + after[4:] // with the key's length
+		}
+	}
+	head := []byte(keys)
+	binary.LittleEndian.PutUint64(head, binary.LittleEndian.Uint64(head)-2)
+	l, err := f.Layout(d.Tensors, format.Head{Keys: head})
+	require.NoError(t, err)
+	data := append(l.Header(), make([]byte, l.Size()-int64(len(l.Header())))...)
+	for i, info := range d.Tensors {
+		for at := l.Offset(i); at < l.Offset(i)+info.Bytes(); at += 2 { // small F16 numbers; F32 numbers of two of them
+			binary.LittleEndian.PutUint16(data[at:], 0x3000+uint16(at%509))
+		}
+	}
+	dir := t.TempDir()
+	fixture.Write(t, dir, "legacy.gguf", string(data))
+	return filepath.Join(dir, "legacy.gguf")
+}

@@ -120,6 +120,9 @@ func (w *keyWriter) pair(b []byte) {
 func edited(d format.Description, source pairs) (written pairs, removed []string) {
 	w := &keyWriter{b: make([]byte, 8)}
 	before, after := modelPairs(d.Before), modelPairs(d.Config)
+	if split := architectureOf(d.Config) + "." + keyMLA; after.of[split] != nil && source.of[split] == nil {
+		before = pairs{} // the source has kv_b in one piece: all keys of the model are those of another layout
+	}
 	for _, key := range after.keys {
 		if !bytes.Equal(before.of[key], after.of[key]) {
 			w.pair(after.of[key])

@@ -75,7 +75,7 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, order *format.Ar
 	if len(parts) == 1 {
 		parts = []format.Part{run(parts[0], w.First, int64(w.Len()))}
 	}
-	first := int64(0)
+	first, from := int64(0), w.DType
 	if order != nil {
 		if len(parts) != 1 || parts[0].View != nil {
 			return errors.New("is stored in an order of its own, and cannot be put into another: convert to safetensors first")
@@ -83,8 +83,11 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, order *format.Ar
 		first = order.First
 		parts[0] = run(parts[0], first, parts[0].N-first)
 		parts[0].View = order.View
+		if from.Blocked() { // blocks would be cut apart
+			parts[0].Decode, from = from, tensor.F32
+		}
 	}
-	key, sides := elementwise{from: w.DType, to: to, exactly: a.src.Was(w.Stored) == to}, []Side(nil)
+	key, sides := elementwise{from: from, to: to, exactly: a.src.Was(w.Stored) == to}, []Side(nil)
 	if w.DType.Scaled() && to != w.DType {
 		key.scales, key.blocks = w.Scales.DType, w.Blocks()
 		if sides, err = a.scales(w.Scales); err != nil {

@@ -143,20 +143,22 @@ func (c *conversion) retyped(x *format.Arranged, stored *tensor.Info) tensor.DTy
 	return c.o.DType
 }
 
-// refuseRequantising makes weights that are quantised already and would get other blocks one problem.
+// refuseRequantising makes weights that are quantised already and would get other blocks one
+// problem.
 func (c *conversion) refuseRequantising(outputs []output) {
 	var types []string
 	for i := range outputs {
 		for _, d := range outputs[i].dtypes() {
-			if d.Blocked() && outputs[i].DType.Blocked() && d != outputs[i].DType && !slices.Contains(types, d.String()) {
+			changes := d != outputs[i].DType || outputs[i].order != nil
+			if d.Blocked() && outputs[i].DType.Blocked() && changes && !slices.Contains(types, d.String()) {
 				types = append(types, d.String())
 			}
 		}
 	}
 	if types != nil {
 		slices.Sort(types)
-		c.problem("", "its weights are quantised already (%s), and are not quantised a second time, to %s; "+
-			"convert the F16, BF16 or F32 checkpoint that it was made from", strings.Join(types, ", "), c.o.kind())
+		c.problem("", "its weights are quantised already (%s), and are not quantised a second time, to other types or in "+
+			"another order; convert the F16, BF16 or F32 checkpoint that it was made from", strings.Join(types, ", "))
 	}
 }
 
