@@ -3,13 +3,8 @@ package gguf
 // The keys of a file to be written.
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/binary"
-	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 
@@ -18,72 +13,8 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// keyWriter encodes keys.
-type keyWriter struct {
-	b     []byte // Described.Keys: the number of keys, then each with its value
-	arch  string
-	texts map[string]string // the values that are strings; nil where nobody reads them
-}
-
-// key begins a pair.
-func (w *keyWriter) key(key string, k kind) {
-	binary.LittleEndian.PutUint64(w.b, binary.LittleEndian.Uint64(w.b)+1)
-	w.b = binary.LittleEndian.AppendUint32(appendText(w.b, key), uint32(k))
-}
-
-func appendText(b []byte, s string) []byte {
-	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
-}
-
-// put writes a pair: a uint32, int32, float32, bool, string, []string or []int32.
-func (w *keyWriter) put(key string, v any) {
-	switch v := v.(type) {
-	case uint32:
-		w.key(key, u32)
-		w.b = binary.LittleEndian.AppendUint32(w.b, v)
-	case int32:
-		w.key(key, i32)
-		w.b = binary.LittleEndian.AppendUint32(w.b, uint32(v))
-	case float32:
-		w.key(key, f32)
-		w.b = binary.LittleEndian.AppendUint32(w.b, math.Float32bits(v))
-	case bool:
-		w.key(key, boolean)
-		w.b = append(w.b, map[bool]byte{true: 1}[v])
-	case string:
-		w.key(key, str)
-		w.b = appendText(w.b, v)
-		if w.texts != nil {
-			w.texts[key] = v
-		}
-	case []string:
-		w.list(key, str, len(v))
-		for _, s := range v {
-			w.b = appendText(w.b, s)
-		}
-	case []int32:
-		w.list(key, i32, len(v))
-		for _, n := range v {
-			w.b = binary.LittleEndian.AppendUint32(w.b, uint32(n))
-		}
-	default:
-		panic(fmt.Sprintf("gguf: key %s: no type for %T", key, v))
-	}
-}
-
-func (w *keyWriter) list(key string, of kind, n int) {
-	w.key(key, array)
-	w.b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(w.b, uint32(of)), uint64(n))
-}
-
-// of writes a key behind the architecture's name.
-func (w *keyWriter) of(key string, v any) { w.put(w.arch+"."+key, v) }
-
-// describe is Dialect.Describe.
+// describe returns the keys of a file that is made of another format's.
 func describe(d format.Description) (format.Described, error) {
-	if d.Source != nil {
-		return rekeyed(d)
-	}
 	c := d.Config
 	w := &keyWriter{b: make([]byte, 8), arch: architectureOf(c), texts: map[string]string{}}
 	w.put(architectureKey, w.arch)
@@ -96,30 +27,12 @@ func describe(d format.Description) (format.Described, error) {
 	w.put(fileTypeKey, fileType(d))
 	w.put(quantisationKey, quantisationVersion)
 	w.widened(d)
-	notes, err := w.vocabulary(d)
+	notes, err := w.putTokenizer(d)
 	if err != nil {
 		return format.Described{}, err
 	}
 	return format.Described{Keys: w.b, Stem: stem(d, fileType(d), func(key string) string { return w.texts[key] }),
 		Notes: slices.Concat(warnings(c), notes, metadataNotes)}, w.check()
-}
-
-// check refuses keys that a file's reader does not take: texts from files beside the weights can
-// exceed its limits.
-func (w *keyWriter) check() error {
-	if _, _, err := w.read(); err != nil {
-		return fmt.Errorf("the keys of the output: %w", err)
-	}
-	return nil
-}
-
-// read reads the keys as a file's reader does; data is the header that they are read from.
-func (w *keyWriter) read() (h *Header, data []byte, err error) {
-	const tensors = 8
-	data = append(binary.LittleEndian.AppendUint32([]byte(magic), 3), make([]byte, tensors)...)
-	data = append(data, w.b...)
-	h, err = ReadHeader(bytes.NewReader(data), int64(len(data)), "model.gguf")
-	return h, data, err
 }
 
 // stem returns the stem of the files' names: a name that the user gave, or naming_convention of
@@ -299,38 +212,4 @@ func most(tensors []tensor.Info) (most tensor.DType) {
 		}
 	}
 	return most
-}
-
-// sizeLabel is general.size_label: gguf.size_label of gguf-py, "64x1.2B".
-func sizeLabel(tensors []tensor.Info) string {
-	shared, expert, experts, stacks := int64(0), int64(0), 0, 0
-	for _, info := range tensors {
-		n := int64(info.Len())
-		if strings.Contains(info.Name, "_exps.") {
-			expert += n / int64(max(info.Shape[0], 1))
-			experts += info.Shape[0]
-			stacks++
-		} else {
-			shared += n
-		}
-	}
-	if stacks == 0 {
-		return rounded(shared)
-	}
-	return fmt.Sprintf("%dx%s", experts/stacks, rounded(shared+expert))
-}
-
-// rounded is gguf-py's model_weight_count_rounded_notation: two digits at least.
-func rounded(n int64) string {
-	scaled, suffix := float64(n)*1e-3, "K"
-	for _, unit := range []struct {
-		least  float64
-		suffix string
-	}{{1e6, "M"}, {1e9, "B"}, {1e12, "T"}} {
-		if float64(n) > unit.least {
-			scaled, suffix = float64(n)/unit.least, unit.suffix
-		}
-	}
-	digits := len(strings.TrimLeft(strconv.FormatFloat(math.RoundToEven(scaled), 'f', 0, 64), "0"))
-	return strconv.FormatFloat(scaled, 'f', max(2-digits, 0), 64) + suffix
 }

@@ -28,7 +28,7 @@ func Format() *format.Format {
 		Layout: func(tensors []tensor.Info, head format.Head) (format.Layout, error) {
 			return NewLayout(tensors, head)
 		},
-		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describe,
+		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describeAny,
 			Consumes: consumes, Tokenizer: tokenizerFiles},
 	}
 }

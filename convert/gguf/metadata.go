@@ -6,7 +6,10 @@ package gguf
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"math"
 	"regexp"
 	"slices"
@@ -48,20 +51,6 @@ func (w *keyWriter) metadata(d format.Description) (notes []string, err error) {
 	w.putList("general.tags", c.list("tags", "pipeline_tag"))
 	w.putList("general.languages", c.list("languages", "language"))
 	return append(notes, c.notes...), nil
-}
-
-// putText writes a text that is not empty.
-func (w *keyWriter) putText(key, s string) {
-	if s != "" {
-		w.put(key, s)
-	}
-}
-
-// putList writes a list that is not empty.
-func (w *keyWriter) putList(key string, list []string) {
-	if len(list) > 0 {
-		w.put(key, list)
-	}
 }
 
 // samplers are the keys of recommended samplers, and their fields in generation_config.json:
@@ -164,7 +153,7 @@ const maxCard = 1 << 20
 
 // readCard reads the front matter. One that cannot be read is ignored with a note.
 func readCard(d format.Description) (c card, err error) {
-	data, err := head(d, cardName, maxCard)
+	data, err := firstBytes(d, cardName, maxCard)
 	if err != nil {
 		return c, err
 	}
@@ -323,11 +312,52 @@ func (c *card) parent(field string, n *yaml.Node, total int64) map[string]string
 		}
 		id = match[1]
 	}
-	model := parseModelID(id, total)
-	if entry["repo_url"] == "" && model.organization != "" {
-		entry["repo_url"] = "https://huggingface.co/" + model.organization + "/" + model.name
+	parsed := parseModelID(id, total)
+	if entry["repo_url"] == "" && parsed.organization != "" {
+		entry["repo_url"] = "https://huggingface.co/" + parsed.organization + "/" + parsed.name
 	}
-	entry["name"], entry["version"] = title(model.name), model.version
-	entry["organization"] = title(model.organization)
+	entry["name"], entry["version"] = title(parsed.name), parsed.version
+	entry["organization"] = title(parsed.organization)
 	return entry
+}
+
+// MaxTokenizer is the most bytes that a file of a tokenizer may have.
+const MaxTokenizer = 64 << 20
+
+// readJSON decodes a file beside the weights; found is false if it is missing.
+func readJSON(d format.Description, name string, into any) (found bool, err error) {
+	data, err := slurp(d, name)
+	if data == nil || err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return false, &format.Error{File: name, Cause: "cannot be read: " + err.Error()}
+	}
+	return true, nil
+}
+
+// slurp returns the bytes of a file beside the weights, nil if it is missing.
+func slurp(d format.Description, name string) ([]byte, error) {
+	data, err := firstBytes(d, name, MaxTokenizer)
+	if err == nil && len(data) > MaxTokenizer {
+		err = &format.Error{File: name, Cause: "has more than " + text.Bytes(MaxTokenizer)}
+	}
+	return data, err
+}
+
+// firstBytes returns the first bytes of a file beside the weights, limit + 1 at most; nil if it is
+// missing.
+func firstBytes(d format.Description, name string, limit int64) ([]byte, error) {
+	if d.Open == nil {
+		return nil, nil
+	}
+	f, err := d.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit+1))
 }

@@ -5,54 +5,82 @@ package gguf
 
 import (
 	"encoding/json"
-	"maps"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"dsmoe/convert/format"
 )
 
-// processor is the post-processor of tokenizer.json, or one of a Sequence.
-type processor struct {
-	Type       string      `json:"type"`
-	Processors []processor `json:"processors"`
-	Single     []piece     `json:"single"` // of TemplateProcessing: what a text becomes
-	Pair       []piece     `json:"pair"`   // what two texts become
-	CLS        []any       `json:"cls"`    // of RobertaProcessing: a token and its number
-	SEP        []any       `json:"sep"`
+// consumes is Dialect.Consumes.
+func consumes(file string) bool {
+	return slices.Contains([]string{tokenizerName, settingsName, templateName, templateJSON, templatesDir,
+		samplingName}, file)
 }
 
-// piece is a part of a template: a token or a text.
-type piece struct {
-	SpecialToken struct {
-		ID string `json:"id"`
-	} `json:"SpecialToken"`
-	Sequence struct {
-		ID string `json:"id"`
-	} `json:"Sequence"`
+// putTokenizer writes the tokenizer. Without one, the model takes numbers of tokens.
+func (w *keyWriter) putTokenizer(d format.Description) (notes []string, err error) {
+	var t tokenizer
+	found, err := false, error(nil)
+	if !d.NoVocab {
+		found, err = readJSON(d, tokenizerName, &t)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		w.put("tokenizer.ggml.model", "none")
+		return w.unnamed(d)
+	}
+	settings := map[string]json.RawMessage{}
+	if _, err := readJSON(d, settingsName, &settings); err != nil {
+		return nil, err
+	}
+	pre, notes, err := t.pre(d.Pre)
+	if err != nil {
+		return nil, err
+	}
+	tokens, types, err := t.tokens(d.Config.VocabSize, settings)
+	if err != nil {
+		return nil, err
+	}
+	w.put("tokenizer.ggml.model", "gpt2")
+	w.put("tokenizer.ggml.pre", pre)
+	w.put(tokensKey, tokens)
+	w.put("tokenizer.ggml.token_type", types)
+	merges := make([]string, len(t.Model.Merges))
+	for i, m := range t.Model.Merges {
+		merges[i] = string(m)
+	}
+	w.put("tokenizer.ggml.merges", merges)
+	notes = slices.Concat([]string{"the vocabulary comes from tokenizer.json"}, notes, w.meanings(d, &t, settings, tokens))
+	templateNotes, err := w.templates(d, settings)
+	return append(notes, templateNotes...), err
 }
 
-// token is a token of tokenizer_config.json: a string, or an object with one. SpecialVocab
-// takes an object for another token than the string with the same content.
-type token struct {
-	content string // empty if there is no token
-	object  bool
-}
-
-// tokenOf reads a token.
-func tokenOf(raw json.RawMessage) (t token) {
-	if raw == nil || json.Unmarshal(raw, &t.content) == nil {
-		return t
+// unnamed explains why a file has no vocabulary.
+func (w *keyWriter) unnamed(d format.Description) (notes []string, err error) {
+	const numbers = "llama.cpp takes numbers of tokens only"
+	switch {
+	case d.NoVocab:
+		return []string{"the file has no vocabulary, as asked for: " + numbers}, nil
+	case d.Open == nil && d.Pre == "":
+		return []string{"a single weight file is converted without files beside it: the file has no vocabulary, and " +
+			numbers}, nil
+	case d.Pre != "":
+		cause := map[bool]string{true: "is not read with a single weight file", false: "is missing"}[d.Open == nil]
+		return nil, &format.Error{File: tokenizerName, Cause: cause + ": there is no pre-tokenizer to name",
+			Hint: "leave out --pre"}
 	}
-	var object struct {
-		Content string `json:"content"`
+	f, err := d.Open(pieceName)
+	if err == nil {
+		f.Close()
+		return nil, &format.Error{File: pieceName,
+			Cause: "holds a vocabulary of SentencePiece, which is not read, and there is no tokenizer.json",
+			Hint: "save_pretrained of transformers' AutoTokenizer writes a tokenizer.json; " +
+				"--no-vocab writes the file without a vocabulary"}
 	}
-	if json.Unmarshal(raw, &object) != nil {
-		return token{}
-	}
-	return token{object.Content, object.Content != ""}
+	return []string{"there is no tokenizer.json: the file has no vocabulary, and " + numbers}, nil
 }
 
 // meanings are the tokens with a meaning, and which of them llama.cpp adds to texts.
@@ -135,13 +163,13 @@ func (m *meanings) template(p processor) {
 		m.add["bos"] = first == m.tokens["bos"].content || first == m.tokens["cls"].content
 	}
 	if last != "" {
-		m.end(token{content: last})
+		m.endBy(token{content: last})
 	}
 	m.separator(p.Pair, first, last)
 }
 
-// end makes last the end of a text.
-func (m *meanings) end(last token) {
+// endBy makes last the end of a text.
+func (m *meanings) endBy(last token) {
 	m.add["eos"] = true
 	former := m.tokens["eos"]
 	if former == last {
@@ -203,7 +231,7 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 		if !known {
 			continue
 		}
-		id := t.added(named.content)
+		id := t.addedNumber(named.content)
 		var number *int
 		if id < 0 && json.Unmarshal(ids[s.name+"_token_id"], &number) == nil && number != nil && *number < len(tokens) {
 			id = *number
@@ -226,94 +254,13 @@ func (w *keyWriter) meanings(d format.Description, t *tokenizer, settings map[st
 	return notes
 }
 
-// added returns the number of an added token; -1 if there is no such token.
-func (t *tokenizer) added(content string) int {
+// addedNumber returns the number of an added token; -1 if there is no such token.
+func (t *tokenizer) addedNumber(content string) int {
 	i := slices.IndexFunc(t.AddedTokens, func(a addedToken) bool { return a.Content == content })
 	if i < 0 || content == "" {
 		return -1
 	}
 	return t.AddedTokens[i].ID
-}
-
-// addConfigured adds the tokens of tokenizer_config.json as transformers does:
-// added_tokens_decoder, which changes the types of tokenizer.json's, and, of those that it
-// names special, the ones that neither has added.
-func (t *tokenizer) addConfigured(n numbering, settings map[string]json.RawMessage) error {
-	numbers, added := map[string]int{}, map[string]bool{}
-	for id, token := range n.tokens {
-		if n.types[id] != 0 {
-			numbers[token] = id
-		}
-	}
-	for _, a := range t.AddedTokens {
-		numbers[a.Content], added[a.Content] = a.ID, true
-	}
-	decoder, err := t.decoder(settings["added_tokens_decoder"])
-	if err != nil {
-		return err
-	}
-	named, listed := specialIn(settings)
-	for _, a := range decoder {
-		if id, known := numbers[a.Content]; known {
-			a.ID, n.types[id] = id, 0
-		}
-		a.Special = a.Special || named[a.Content]
-		if err := n.add(settingsName, a); err != nil {
-			return err
-		}
-		numbers[a.Content], added[a.Content] = a.ID, true
-	}
-	for content := range named {
-		listed[content] = true
-	}
-	for content := range listed {
-		if id, known := numbers[content]; known && !added[content] {
-			n.types[id] = controlToken
-		}
-	}
-	return nil
-}
-
-// decoder reads added_tokens_decoder, sorted by number; tokenizer.json's stand for a missing one.
-func (t *tokenizer) decoder(raw json.RawMessage) (tokens []addedToken, err error) {
-	if raw == nil {
-		return slices.Clone(t.AddedTokens), nil
-	}
-	var decoder map[string]addedToken
-	err = json.Unmarshal(raw, &decoder)
-	for _, key := range slices.Sorted(maps.Keys(decoder)) {
-		a := decoder[key]
-		if a.ID, err = strconv.Atoi(key); err != nil {
-			break
-		}
-		tokens = append(tokens, a)
-	}
-	if err != nil {
-		return nil, &format.Error{File: settingsName, Cause: "added_tokens_decoder cannot be read: " + err.Error()}
-	}
-	slices.SortStableFunc(tokens, func(a, b addedToken) int { return a.ID - b.ID })
-	return tokens, nil
-}
-
-// specialIn are the contents of the tokens that tokenizer_config.json names special: those with a
-// meaning, and those in lists.
-func specialIn(settings map[string]json.RawMessage) (named, listed map[string]bool) {
-	named, listed = map[string]bool{}, map[string]bool{}
-	for key, raw := range settings {
-		if strings.HasSuffix(key, "_token") {
-			named[tokenOf(raw).content] = true
-		}
-	}
-	for _, key := range []string{"additional_special_tokens", "extra_special_tokens"} {
-		var list []json.RawMessage
-		var object map[string]json.RawMessage
-		json.Unmarshal(settings[key], &list)
-		json.Unmarshal(settings[key], &object)
-		for _, raw := range slices.AppendSeq(list, maps.Values(object)) {
-			listed[tokenOf(raw).content] = true
-		}
-	}
-	return named, listed
 }
 
 // chatTemplate is one of several templates.
@@ -380,7 +327,7 @@ func templatesOf(d format.Description, settings map[string]json.RawMessage) (lis
 		var alone struct {
 			Template json.RawMessage `json:"chat_template"`
 		}
-		if _, err := read(d, templateJSON, &alone); err != nil {
+		if _, err := readJSON(d, templateJSON, &alone); err != nil {
 			return nil, "", err
 		}
 		raw, file = alone.Template, templateJSON
@@ -404,8 +351,7 @@ func additional(d format.Description, jinja string) (list []chatTemplate, bad st
 		return nil, "", err
 	}
 	for _, name := range names {
-		stem, is := strings.CutSuffix(name, ".jinja")
-		if !is {
+		if path.Ext(name) != ".jinja" {
 			continue
 		}
 		data, err := slurp(d, path.Join(templatesDir, name))
@@ -413,7 +359,7 @@ func additional(d format.Description, jinja string) (list []chatTemplate, bad st
 			return nil, "", err
 		}
 		template := string(data)
-		list = append(list, chatTemplate{stem, &template})
+		list = append(list, chatTemplate{strings.TrimSuffix(name, ".jinja"), &template})
 	}
 	return list, "", nil
 }

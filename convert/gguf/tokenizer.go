@@ -11,9 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"dsmoe/convert/format"
@@ -29,15 +29,6 @@ const (
 	templatesDir  = "additional_chat_templates" // a directory of named templates, NAME.jinja
 	pieceName     = "tokenizer.model"           // of SentencePiece, which is not read
 )
-
-// consumes is Dialect.Consumes.
-func consumes(file string) bool {
-	return slices.Contains([]string{tokenizerName, settingsName, templateName, templateJSON, templatesDir,
-		samplingName}, file)
-}
-
-// MaxTokenizer is the most bytes that a file of a tokenizer may have.
-const MaxTokenizer = 64 << 20
 
 // The types of tokens: enum llama_token_type.
 const (
@@ -83,12 +74,32 @@ type addedToken struct {
 	Special bool   `json:"special"`
 }
 
-// kind returns the token as llama.cpp has it, and its type.
-func (a addedToken) kind() (token string, kind int32) {
+// written returns the token as llama.cpp has it, and its type.
+func (a addedToken) written() (token string, kind int32) {
 	if a.Special || looksSpecial(a.Content) {
 		return a.Content, controlToken
 	}
 	return strings.ReplaceAll(a.Content, "▁", " "), userToken
+}
+
+// processor is the post-processor of tokenizer.json, or one of a Sequence.
+type processor struct {
+	Type       string      `json:"type"`
+	Processors []processor `json:"processors"`
+	Single     []piece     `json:"single"` // of TemplateProcessing: what a text becomes
+	Pair       []piece     `json:"pair"`   // what two texts become
+	CLS        []any       `json:"cls"`    // of RobertaProcessing: a token and its number
+	SEP        []any       `json:"sep"`
+}
+
+// piece is a part of a template: a token or a text.
+type piece struct {
+	SpecialToken struct {
+		ID string `json:"id"`
+	} `json:"SpecialToken"`
+	Sequence struct {
+		ID string `json:"id"`
+	} `json:"Sequence"`
 }
 
 // merge is two pieces with a space between, however tokenizer.json has them.
@@ -108,109 +119,6 @@ func (m *merge) UnmarshalJSON(b []byte) error {
 	}
 	*m = merge(strings.ReplaceAll(pair[0], " ", "Ġ") + " " + strings.ReplaceAll(pair[1], " ", "Ġ"))
 	return nil
-}
-
-// vocabulary writes the tokenizer. Without one, the model takes numbers of tokens.
-func (w *keyWriter) vocabulary(d format.Description) (notes []string, err error) {
-	var t tokenizer
-	found, err := false, error(nil)
-	if !d.NoVocab {
-		found, err = read(d, tokenizerName, &t)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if !found {
-		w.put("tokenizer.ggml.model", "none")
-		return w.unnamed(d)
-	}
-	settings := map[string]json.RawMessage{}
-	if _, err := read(d, settingsName, &settings); err != nil {
-		return nil, err
-	}
-	pre, notes, err := t.pre(d.Pre)
-	if err != nil {
-		return nil, err
-	}
-	tokens, types, err := t.tokens(d.Config.VocabSize, settings)
-	if err != nil {
-		return nil, err
-	}
-	w.put("tokenizer.ggml.model", "gpt2")
-	w.put("tokenizer.ggml.pre", pre)
-	w.put(tokensKey, tokens)
-	w.put("tokenizer.ggml.token_type", types)
-	merges := make([]string, len(t.Model.Merges))
-	for i, m := range t.Model.Merges {
-		merges[i] = string(m)
-	}
-	w.put("tokenizer.ggml.merges", merges)
-	notes = slices.Concat([]string{"the vocabulary comes from tokenizer.json"}, notes, w.meanings(d, &t, settings, tokens))
-	templateNotes, err := w.templates(d, settings)
-	return append(notes, templateNotes...), err
-}
-
-// unnamed explains why a file has no vocabulary.
-func (w *keyWriter) unnamed(d format.Description) (notes []string, err error) {
-	const numbers = "llama.cpp takes numbers of tokens only"
-	switch {
-	case d.NoVocab:
-		return []string{"the file has no vocabulary, as asked for: " + numbers}, nil
-	case d.Open == nil && d.Pre == "":
-		return []string{"a single weight file is converted without files beside it: the file has no vocabulary, and " +
-			numbers}, nil
-	case d.Pre != "":
-		cause := map[bool]string{true: "is not read with a single weight file", false: "is missing"}[d.Open == nil]
-		return nil, &format.Error{File: tokenizerName, Cause: cause + ": there is no pre-tokenizer to name",
-			Hint: "leave out --pre"}
-	}
-	f, err := d.Open(pieceName)
-	if err == nil {
-		f.Close()
-		return nil, &format.Error{File: pieceName,
-			Cause: "holds a vocabulary of SentencePiece, which is not read, and there is no tokenizer.json",
-			Hint: "save_pretrained of transformers' AutoTokenizer writes a tokenizer.json; " +
-				"--no-vocab writes the file without a vocabulary"}
-	}
-	return []string{"there is no tokenizer.json: the file has no vocabulary, and " + numbers}, nil
-}
-
-// read decodes a file beside the weights; found is false if it is missing.
-func read(d format.Description, name string, into any) (found bool, err error) {
-	data, err := slurp(d, name)
-	if data == nil || err != nil {
-		return false, err
-	}
-	if err := json.Unmarshal(data, into); err != nil {
-		return false, &format.Error{File: name, Cause: "cannot be read: " + err.Error()}
-	}
-	return true, nil
-}
-
-// slurp returns the bytes of a file beside the weights, nil if it is missing.
-func slurp(d format.Description, name string) ([]byte, error) {
-	data, err := head(d, name, MaxTokenizer)
-	if err == nil && len(data) > MaxTokenizer {
-		err = &format.Error{File: name, Cause: "has more than " + text.Bytes(MaxTokenizer)}
-	}
-	return data, err
-}
-
-// head returns the first bytes of a file beside the weights, limit + 1 at most; nil if it is
-// missing.
-func head(d format.Description, name string, limit int64) ([]byte, error) {
-	if d.Open == nil {
-		return nil, nil
-	}
-	f, err := d.Open(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, limit+1))
 }
 
 // pre names the pre-tokenizer, as tokenizer.json has it, or as asked for if its patterns are
@@ -278,7 +186,7 @@ func (n numbering) add(file string, a addedToken) error {
 	if 0 <= a.ID && a.ID < len(n.tokens) && n.tokens[a.ID] == a.Content {
 		n.types[a.ID] = 0
 	}
-	token, kind := a.kind()
+	token, kind := a.written()
 	return n.place(file, a.ID, token, kind)
 }
 
@@ -313,6 +221,108 @@ func (t *tokenizer) tokens(size int, settings map[string]json.RawMessage) (token
 		seen[n.tokens[id]] = id
 	}
 	return n.tokens, n.types, nil
+}
+
+// addConfigured adds the tokens of tokenizer_config.json as transformers does:
+// added_tokens_decoder, which changes the types of tokenizer.json's, and, of those that it
+// names special, the ones that neither has added.
+func (t *tokenizer) addConfigured(n numbering, settings map[string]json.RawMessage) error {
+	numbers, added := map[string]int{}, map[string]bool{}
+	for id, token := range n.tokens {
+		if n.types[id] != 0 {
+			numbers[token] = id
+		}
+	}
+	for _, a := range t.AddedTokens {
+		numbers[a.Content], added[a.Content] = a.ID, true
+	}
+	decoder, err := t.decoder(settings["added_tokens_decoder"])
+	if err != nil {
+		return err
+	}
+	named, listed := specialIn(settings)
+	for _, a := range decoder {
+		if id, known := numbers[a.Content]; known {
+			a.ID, n.types[id] = id, 0
+		}
+		a.Special = a.Special || named[a.Content]
+		if err := n.add(settingsName, a); err != nil {
+			return err
+		}
+		numbers[a.Content], added[a.Content] = a.ID, true
+	}
+	for content := range named {
+		listed[content] = true
+	}
+	for content := range listed {
+		if id, known := numbers[content]; known && !added[content] {
+			n.types[id] = controlToken
+		}
+	}
+	return nil
+}
+
+// decoder reads added_tokens_decoder, sorted by number; tokenizer.json's stand for a missing one.
+func (t *tokenizer) decoder(raw json.RawMessage) (tokens []addedToken, err error) {
+	if raw == nil {
+		return slices.Clone(t.AddedTokens), nil
+	}
+	var decoder map[string]addedToken
+	err = json.Unmarshal(raw, &decoder)
+	for _, key := range slices.Sorted(maps.Keys(decoder)) {
+		a := decoder[key]
+		if a.ID, err = strconv.Atoi(key); err != nil {
+			break
+		}
+		tokens = append(tokens, a)
+	}
+	if err != nil {
+		return nil, &format.Error{File: settingsName, Cause: "added_tokens_decoder cannot be read: " + err.Error()}
+	}
+	slices.SortStableFunc(tokens, func(a, b addedToken) int { return a.ID - b.ID })
+	return tokens, nil
+}
+
+// specialIn are the contents of the tokens that tokenizer_config.json names special: those with a
+// meaning, and those in lists.
+func specialIn(settings map[string]json.RawMessage) (named, listed map[string]bool) {
+	named, listed = map[string]bool{}, map[string]bool{}
+	for key, raw := range settings {
+		if strings.HasSuffix(key, "_token") {
+			named[tokenOf(raw).content] = true
+		}
+	}
+	for _, key := range []string{"additional_special_tokens", "extra_special_tokens"} {
+		var list []json.RawMessage
+		var object map[string]json.RawMessage
+		json.Unmarshal(settings[key], &list)
+		json.Unmarshal(settings[key], &object)
+		for _, raw := range slices.AppendSeq(list, maps.Values(object)) {
+			listed[tokenOf(raw).content] = true
+		}
+	}
+	return named, listed
+}
+
+// token is a token of tokenizer_config.json: a string, or an object with one. SpecialVocab
+// takes an object for another token than the string with the same content.
+type token struct {
+	content string // empty if there is no token
+	object  bool
+}
+
+// tokenOf reads a token.
+func tokenOf(raw json.RawMessage) (t token) {
+	if raw == nil || json.Unmarshal(raw, &t.content) == nil {
+		return t
+	}
+	var object struct {
+		Content string `json:"content"`
+	}
+	if json.Unmarshal(raw, &object) != nil {
+		return token{}
+	}
+	return token{object.Content, object.Content != ""}
 }
 
 // looksSpecial is does_token_look_special: added tokens that are control tokens in spite of

@@ -119,13 +119,13 @@ func (v *vocabulary) tokenizer() (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return tokenizerFile{Version: "1.0", AddedTokens: added, Normalizer: raw(`{"type": "Sequence", "normalizers": []}`),
+	return tokenizerFile{Version: "1.0", AddedTokens: added, Normalizer: rawJSON(`{"type": "Sequence", "normalizers": []}`),
 		PreTokenizer: pre.json(), PostProcessor: v.postProcessor(),
-		Decoder: raw(`{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}`),
+		Decoder: rawJSON(`{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}`),
 		Model:   modelFile{Type: "BPE", Vocab: vocab, Merges: merges}}, nil
 }
 
-func raw(s string) json.RawMessage { return json.RawMessage(s) }
+func rawJSON(s string) json.RawMessage { return json.RawMessage(s) }
 
 // tokenizerFile is tokenizer.json.
 type tokenizerFile struct {
@@ -249,9 +249,9 @@ func (p preTokenizer) json() any {
 		list = append(list, splitFile{"Split", map[string]string{"Regex": s}, "Isolated", false})
 	}
 	if p.digits {
-		list = append(list, raw(`{"type": "Digits", "individual_digits": true}`))
+		list = append(list, rawJSON(`{"type": "Digits", "individual_digits": true}`))
 	}
-	list = append(list, raw(`{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}`))
+	list = append(list, rawJSON(`{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}`))
 	return map[string]any{"type": "Sequence", "pretokenizers": list}
 }
 
@@ -264,7 +264,7 @@ type splitFile struct {
 
 // postProcessor adds the tokens to texts that the keys say.
 func (v *vocabulary) postProcessor() any {
-	bytes := raw(`{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true}`)
+	bytes := rawJSON(`{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true}`)
 	tokens := map[string]any{}
 	added := func(name, key string) []any {
 		id, token, ok := v.special(key)

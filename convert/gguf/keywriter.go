@@ -1,0 +1,103 @@
+package gguf
+
+// Encoding keys.
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// keyWriter encodes keys.
+type keyWriter struct {
+	b     []byte // Described.Keys: the number of keys, then each with its value
+	arch  string
+	texts map[string]string // the values that are strings; nil where nobody reads them
+}
+
+// key begins a pair.
+func (w *keyWriter) key(key string, k kind) {
+	binary.LittleEndian.PutUint64(w.b, binary.LittleEndian.Uint64(w.b)+1)
+	w.b = binary.LittleEndian.AppendUint32(appendText(w.b, key), uint32(k))
+}
+
+func appendText(b []byte, s string) []byte {
+	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
+}
+
+// put writes a pair: a uint32, int32, float32, bool, string, []string or []int32.
+func (w *keyWriter) put(key string, v any) {
+	switch v := v.(type) {
+	case uint32:
+		w.key(key, u32)
+		w.b = binary.LittleEndian.AppendUint32(w.b, v)
+	case int32:
+		w.key(key, i32)
+		w.b = binary.LittleEndian.AppendUint32(w.b, uint32(v))
+	case float32:
+		w.key(key, f32)
+		w.b = binary.LittleEndian.AppendUint32(w.b, math.Float32bits(v))
+	case bool:
+		w.key(key, boolean)
+		w.b = append(w.b, map[bool]byte{true: 1}[v])
+	case string:
+		w.key(key, str)
+		w.b = appendText(w.b, v)
+		if w.texts != nil {
+			w.texts[key] = v
+		}
+	case []string:
+		w.list(key, str, len(v))
+		for _, s := range v {
+			w.b = appendText(w.b, s)
+		}
+	case []int32:
+		w.list(key, i32, len(v))
+		for _, n := range v {
+			w.b = binary.LittleEndian.AppendUint32(w.b, uint32(n))
+		}
+	default:
+		panic(fmt.Sprintf("gguf: key %s: no type for %T", key, v))
+	}
+}
+
+func (w *keyWriter) list(key string, of kind, n int) {
+	w.key(key, array)
+	w.b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(w.b, uint32(of)), uint64(n))
+}
+
+// of writes a key behind the architecture's name.
+func (w *keyWriter) of(key string, v any) { w.put(w.arch+"."+key, v) }
+
+// putText writes a text that is not empty.
+func (w *keyWriter) putText(key, s string) {
+	if s != "" {
+		w.put(key, s)
+	}
+}
+
+// putList writes a list that is not empty.
+func (w *keyWriter) putList(key string, list []string) {
+	if len(list) > 0 {
+		w.put(key, list)
+	}
+}
+
+// check refuses keys that a file's reader does not take: texts from files beside the weights can
+// exceed its limits.
+func (w *keyWriter) check() error {
+	if _, _, err := w.header(); err != nil {
+		return fmt.Errorf("the keys of the output: %w", err)
+	}
+	return nil
+}
+
+// header reads the keys as a file's reader does; data is the header that they are read from.
+func (w *keyWriter) header() (h *Header, data []byte, err error) {
+	const tensors = 8
+	data = append(binary.LittleEndian.AppendUint32([]byte(magic), 3), make([]byte, tensors)...)
+	data = append(data, w.b...)
+	h, err = ReadHeader(bytes.NewReader(data), int64(len(data)), "model.gguf")
+	return h, data, err
+}
