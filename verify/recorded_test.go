@@ -133,7 +133,7 @@ func (r *recorder) TopK(name string, c *model.Choice[*model.Activation]) error {
 // of attention. Where rows share the errors of what it lacks, columns have the limit of rows.
 func TestRepeatedTokensWithoutAStage(t *testing.T) {
 	t.Parallel()
-	in := &model.Input{Batch: 2, Seq: 240}
+	in := &model.Input{Batch: 2, Seq: 120}
 	for i := range in.Batch * in.Seq {
 		in.InputIDs = append(in.InputIDs, 3+i%2*6)
 	}
