@@ -418,6 +418,25 @@ func TestScalesOnOneSide(t *testing.T) {
 	}
 }
 
+// TestUnmeasuredLines: weights without values to compare have a line of their own.
+func TestUnmeasuredLines(t *testing.T) {
+	const first, second = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
+	grid := tensortest.New(t, tensor.F32, []int{1, 1}, []float32{1})
+	a, b := new(memory), new(memory)
+	for _, name := range []string{first, second} {
+		a.add(name, tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{1, 1}, Data: []byte{0x38}})
+		b.add(name, tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{1, 1}, Data: []byte{0x40}})
+		a.add(name+"_scale_inv", grid)
+	}
+	b.add(first+"_scale_inv", grid)
+	r, err := Compare(t.Context(), a.side(), b.side(), Options{})
+	require.NoError(t, err)
+	lines := r.lines()
+	require.Len(t, lines, 2)
+	require.Contains(t, lines[0], first+": differs: 1 of 1 values")
+	require.Equal(t, second+": differs: FP8 with scales in one only, whose values cannot be compared", lines[1])
+}
+
 // TestProgress: every byte of A is told of, once, whatever becomes of it.
 func TestProgress(t *testing.T) {
 	m := new(memory).add("w", tensortest.Vector(t, tensor.BF16, make([]float32, 2*tileElements+3)...)).

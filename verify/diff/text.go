@@ -104,7 +104,7 @@ func (r *Report) groups() []*group {
 		name, layer, expert := table.Cut(f.Name)
 		key := fmt.Sprint(f.Status, dtype(f.DTypeA), dtype(f.DTypeB))
 		if !f.isCast() {
-			key = fmt.Sprint(key, name, layer >= 0, expert >= 0, f.ShapeA, f.ShapeB)
+			key = fmt.Sprint(key, name, layer >= 0, expert >= 0, f.ShapeA, f.ShapeB, f.Measured)
 		}
 		g := at[key]
 		if g == nil {
