@@ -48,9 +48,8 @@ func newConvert() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
-		Long: `Writes the checkpoint SRC in another dtype, format, shard size or layout of experts, or a
-part of it. The output is read again, compared with SRC and then renamed: DST is complete
-or absent. The same command continues an interrupted run.
+		Long: `Writes SRC, or a part of it, in another dtype, format, shard size or layout of experts.
+DST is proven and complete, or absent; the same command continues an interrupted run.
 
 dsmoe help conversions  what is guaranteed, what each --type does, GGUF, parts
 dsmoe help checkpoints  what SRC may be`,
