@@ -193,6 +193,23 @@ func TestUpdateRefuses(t *testing.T) {
 	}
 }
 
+// TestUpdateDoesNotVouchForWeights: after an update the manifest names the state of the source that
+// the weights were compared with, so that the next run compares them with a changed one.
+func TestUpdateDoesNotVouchForWeights(t *testing.T) {
+	t.Parallel()
+	dir := sourceToUpdate(t)
+	dst := converted(t, dir, plan.Options{DType: tensor.F32}, inMemory())
+	flipLast(t, filepath.Join(dir, "model-00001-of-00003.safetensors"))
+	fixture.Write(t, dir, "tokenizer_config.json", "{}")
+	s := inMemory()
+	s.Update = true
+	r, err := convert(t.Context(), t, dst, open(t, dir), plan.Options{DType: tensor.F32}, s)
+	require.NoError(t, err)
+	require.True(t, r.Outdated)
+	_, err = convert(t.Context(), t, dst, open(t, dir), plan.Options{DType: tensor.F32}, inMemory())
+	require.ErrorContains(t, err, "of other weights")
+}
+
 // TestUpdateOneFile: an output that is one file is updated with its manifest beside it.
 func TestUpdateOneFile(t *testing.T) {
 	t.Parallel()
