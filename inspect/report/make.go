@@ -34,6 +34,7 @@ type Report struct {
 	Audit      *header.AuditReport `json:"audit"`       // of headers and values; its notes are no findings
 	Tensors    *stats.Report       `json:"stats"`       // of all weights but those of experts
 	Experts    *experts.Report     `json:"experts"`
+	Between    *experts.Between    `json:"between_layers"` // experts of different layers
 	Routers    *router.Report      `json:"router"`
 	Routing    *routing.Report     `json:"routing"` // null unless there are tokens
 	Against    *change.Report      `json:"against"` // null unless there is a base
@@ -145,7 +146,8 @@ func (m *maker) parts() []part {
 	if m.Weights == nil {
 		return []part{{"the numbers of tensors, experts and routers", func(context.Context) error { return m.Unusable }}}
 	}
-	all := []part{{"the numbers of tensors other than experts", m.tensors}, {"experts", m.experts}, {"routers", m.routers}}
+	all := []part{{"the numbers of tensors other than experts", m.tensors}, {"experts", m.experts},
+		{"experts of different layers", m.between}, {"routers", m.routers}}
 	if m.Selection.All() {
 		all = append(all, part{"the model's hash", m.hash})
 	}
@@ -263,6 +265,18 @@ func (m *maker) against(ctx context.Context) (err error) {
 		m.addNotChecked("%s against the base, %s first: %s", text.Plural(len(not), "weight"), text.Quote(not[0].Name),
 			not[0].Cause)
 	}
+	return nil
+}
+
+// between compares the experts of different layers, and shared ones with routed ones.
+func (m *maker) between(ctx context.Context) (err error) {
+	if list, _ := m.split(); len(list) == 0 {
+		return nil
+	}
+	if m.Between, err = experts.CompareLayers(ctx, m.weights("between layers"), m.Selection); err != nil {
+		return err
+	}
+	m.addChecked("the most alike experts of %s", text.Plural(len(m.Between.Pairs), "pair")+" of layers")
 	return nil
 }
 

@@ -23,7 +23,7 @@ func (r *Report) Page(made time.Time) *page.Page {
 	p.Facts(r.identity(made)...)
 	for _, section := range []func(p *page.Page){r.pageFindings, r.pageScope, r.pageParameters, r.pageAgainst,
 		r.pageExperts,
-		r.pagePairs, r.pageRouters, r.pageRouting, r.pageTensors, r.pageFiles} {
+		r.pagePairs, r.pageBetween, r.pageRouters, r.pageRouting, r.pageTensors, r.pageFiles} {
 		section(p)
 	}
 	return p
@@ -174,6 +174,19 @@ func (r *Report) pagePairs(p *page.Page) {
 		p.Text("%s", r.pairsText)
 		p.Gallery(r.pairs...)
 	}
+}
+
+// pageBetween shows the experts of different layers that are most alike, and the routed ones most like shared ones.
+func (r *Report) pageBetween(p *page.Page) {
+	if r.Between == nil || len(r.Between.Pairs)+len(r.Between.Shared) == 0 {
+		return
+	}
+	p.Section("Between layers")
+	figure(p, r.Between.Figure(), fmt.Sprintf("The two routed experts of each two layers that are most alike: above the "+
+		"diagonal the cosine of what they compute of the same inputs, below it that of their weights, neurons matched. "+
+		"Among unlike experts the largest cosine of functions is about %.2g.", r.Between.Chance))
+	p.Fold("Each pair of layers in numbers", r.Between.Sheet())
+	p.Fold("Routed experts most like the shared ones of their layer", r.Between.SharedSheet())
 }
 
 // takePairs draws them, and lets the cosines go, which are many.
