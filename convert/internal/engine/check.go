@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -412,7 +413,8 @@ func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Ro
 		return nil, err
 	}
 	for _, p := range problems {
-		delete(rounded, p.Tensor)
+		_, part := tensor.PartOf(tensor.Info{Name: p.Tensor}) // scales change their weight
+		delete(rounded, strings.TrimSuffix(p.Tensor, part))
 	}
 	return rounded, nil
 }
