@@ -31,11 +31,11 @@ the page has their routing; experts that these tokens do not reach are no findin
 and the rank of the difference, r for a merged LoRA of rank r (dsmoe help statistics).
 For CONFIG, a config.json alone, the page has the parameters.
 
-Every weight is read four times, those of experts five times, gate_proj once more for the
-routers. Memory: that of inspect experts and of a matrix of 1024 × 1024 for each
-processor, 32·N² bytes for each layer of N experts, and with tokens that of inspect
-routing. With --layers or --experts only those weights are read; routers have all their
-rows.
+Every weight is read four times, those of experts five times; for the routers gate_proj
+once more, and up_proj where they fit it. Memory: that of inspect experts and of two
+matrices of 1024 × 1024 for each processor, 32·N² bytes for each layer of N experts, and
+with tokens that of inspect routing. With --layers or --experts only those weights are
+read; routers have all their rows.
 
 dsmoe help findings  the kinds of findings`,
 		Example: `  dsmoe inspect report fixtures/v1-base/checkpoint --html report.html

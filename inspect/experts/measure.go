@@ -86,6 +86,7 @@ func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts
 	rows, cols := newAxis(m.Rows), newAxis(m.Cols)
 	total := 0.0
 	for r := range m.Rows {
+		var logs matrix.LogSum
 		for c, v := range m.Row(r) {
 			switch {
 			case v == 0:
@@ -95,7 +96,7 @@ func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts
 			case v-v != 0:
 				n.Infinite++
 			default:
-				rows.logs[r].Add(v)
+				logs.Add(v)
 				cols.logs[c].Add(v)
 			}
 			b, square := matrix.Bits(v), float64(v)*float64(v)
@@ -104,6 +105,7 @@ func measure(m *matrix.Matrix, n *MatrixNumbers, role table.Role) (x matrixFacts
 			rows.squares[r] += square
 			cols.squares[c] += square
 		}
+		rows.logs[r] = logs
 		total += rows.squares[r]
 	}
 	n.Norm, n.RMS = inspect.Finite(math.Sqrt(total)), inspect.Finite(math.Sqrt(total/float64(m.Rows*m.Cols)))

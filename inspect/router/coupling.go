@@ -7,6 +7,7 @@ package router
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
@@ -70,36 +71,86 @@ func (r *router) couple(x *matrix.Reader, layers int) (*Coupling, error) {
 			return &Coupling{Rows: []int{}, Verdict: NotChecked}, nil
 		}
 	}
-	rows, energies := r.centred(), make([][]float64, len(r.experts))
+	rows, energies, own := r.centred(), make([][]float64, len(r.experts)), make([]float64, len(r.experts))
 	for e, w := range r.experts {
 		x.Go(func() (err error) {
-			if energies[e], err = responses(x, w, rows, len(r.experts)); err != nil {
+			var total float64
+			if energies[e], total, err = responses(x, x.Reading, w, rows, len(r.experts)); err != nil {
 				return fmt.Errorf("router of layer %d: %w", r.Layer.Layer, err)
 			}
+			own[e] = math.Log(energies[e][e] / total)
 			return nil
 		})
 	}
 	if err := x.Wait(); err != nil {
 		return nil, err
 	}
-	return couplingOf(relative(energies), layers), nil
+	c := couplingOf(relative(energies), layers)
+	if c.Verdict == CoupledOwn && !slices.Contains(r.ups, nil) {
+		return c, r.compareUps(x, rows, own)
+	}
+	return c, nil
 }
 
-// responses returns ‖W·r‖² of an expert's gate_proj for each of n rows.
-func responses(x *matrix.Reader, w *weights.Weight, rows []float32, n int) (squares []float64, err error) {
+// compareUps fills in by how much more each expert's gate_proj answers to its own row than its up_proj does, with w of
+// gate_proj as own is: the logarithm of ‖W·r‖²/‖W‖², for the centred row r of norm 1.
+func (r *router) compareUps(x *matrix.Reader, rows []float32, own []float64) error {
+	excess := make([]float64, len(r.ups))
+	for e, w := range r.ups {
+		if inspect.Measurable(w) != nil {
+			return nil
+		}
+		x.Again.Go(func() error {
+			squares, total, err := responses(x, x.Again, w, rows[e*r.matrix.Cols:(e+1)*r.matrix.Cols], 1)
+			if err != nil {
+				return fmt.Errorf("router of layer %d: %w", r.Layer.Layer, err)
+			}
+			excess[e] = own[e] - math.Log(squares[0]/total)
+			return nil
+		})
+	}
+	r.excess = excess
+	return x.Again.Wait()
+}
+
+// leastExcess is the logarithm by which gate_proj must answer more than up_proj in a layer's median expert, for one with
+// the reverse to be told from the others.
+const leastExcess = 0.4
+
+// exchangedMatrices finds experts whose up_proj answers to their row as gate_proj of the others does, in a layer where
+// gate_proj answers more, beyond the spread of the experts.
+func (r *router) exchangedMatrices() (found []inspect.Observation) {
+	p := inspect.PeersOf(r.excess, r.layers*len(r.excess))
+	if p == nil || p.Median < leastExcess {
+		return nil
+	}
+	for e, v := range r.excess {
+		if p.Odd(v, 1.5*p.Median) && v < 0 {
+			o := r.about("exchanged", []int{e}, &v, &p.Median, "up_proj of expert %d answers to its row as gate_proj of the "+
+				"others does, by a factor of %.2g, the layer's median being %.2g: gate_proj and up_proj may be exchanged",
+				e, math.Exp(-v), math.Exp(p.Median))
+			found = append(found, o)
+		}
+	}
+	return found
+}
+
+// responses returns ‖W·r‖² of an expert's matrix for each of n rows, and ‖W‖².
+func responses(x *matrix.Reader, reading *weights.Reading, w *weights.Weight, rows []float32, n int) (squares []float64,
+	total float64, err error) {
 	space, p := x.Spaces.Get().(*matrix.Space), matrix.Arithmetic()
 	defer x.Spaces.Put(space)
 	defer p.Close(nil)
-	m, err := x.Matrix(x.Reading, w, &space.First)
+	m, err := x.Matrix(reading, w, &space.First)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	products := p.Product(rows, m.Values, m.Cols)
 	for f := range n {
 		product := products[f*m.Rows : (f+1)*m.Rows]
 		squares = append(squares, matrix.Dot(product, product))
 	}
-	return squares, nil
+	return squares, matrix.Dot(m.Values, m.Values), nil
 }
 
 // centred returns the rows less their mean, of norm 1; those that are it are 0.

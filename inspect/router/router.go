@@ -66,15 +66,17 @@ type Row struct {
 // router is a router while Examine looks at it.
 type router struct {
 	Layer
+	layers     int // routers that Examine looks at
 	matrix     matrix.Matrix
 	bias, norm []float32      // nil if the layer has none
 	hashes     []uint64       // of the rows
+	excess     []float64      // of each expert: see compareUps; nil if unknown
 	sizes      []float64      // mean of log₂|w| of each row; NaN if it is zero
 	peers      *inspect.Peers // of sizes; nil if there are too few
 	cosines    matrix.Cosines
 
 	gate, biasWeight, normWeight *weights.Weight   // the last two are nil if the layer has none
-	experts                      []*weights.Weight // gate_proj of the routed experts, by their numbers
+	experts, ups                 []*weights.Weight // gate_proj and up_proj of the routed experts, by their numbers
 }
 
 // selected collects the routers of the selected weights, with the weights that belong to them.
@@ -94,7 +96,7 @@ func selected(w *inspect.Weights, s inspect.Selection) (all []*router, not []ins
 			continue
 		}
 		r := &router{Layer: Layer{Layer: x.Layer, Tensor: x.Name, Rows: []Row{}, Singular: []float64{}}, gate: x,
-			experts: make([]*weights.Weight, x.Shape[0])}
+			experts: make([]*weights.Weight, x.Shape[0]), ups: make([]*weights.Weight, x.Shape[0])}
 		byLayer[x.Layer], all = r, append(all, r)
 	}
 	if len(all)+len(not) == 0 {
@@ -117,8 +119,11 @@ func (r *router) take(w *weights.Weight) {
 		r.biasWeight = w
 	case w.Role() == table.PostAttentionLayernorm && slices.Equal(w.Shape, []int{width}):
 		r.normWeight = w
-	case w.Is(table.RoutedExperts, table.GateProj) && w.Expert < experts && len(w.Shape) == 2 && w.Shape[1] == width:
+	case w.Expert >= experts || len(w.Shape) != 2 || w.Shape[1] != width:
+	case w.Is(table.RoutedExperts, table.GateProj):
 		r.experts[w.Expert] = w
+	case w.Is(table.RoutedExperts, table.UpProj):
+		r.ups[w.Expert] = w
 	}
 }
 
@@ -148,6 +153,7 @@ func Examine(ctx context.Context, w inspect.Weights, o Options) (*Report, error)
 				return nil, err
 			}
 		}
+		r.layers = len(routers)
 		r.peers = inspect.PeersOf(r.sizes, len(routers)*len(r.Rows))
 		r.prove(w.Config)
 		report.Observed = append(report.Observed, r.observe()...)
@@ -282,7 +288,7 @@ func (r *router) observe() (found []inspect.Observation) {
 			"gate_proj of experts %s fit the rows %s, not their own: rows and experts may have been numbered apart",
 			inspect.List(experts), inspect.List(rows)))
 	}
-	return found
+	return append(found, r.exchangedMatrices()...)
 }
 
 // about returns an observation about rows of the router.

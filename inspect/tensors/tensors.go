@@ -68,28 +68,25 @@ func (m *measured) measure(x *matrix.Reader) error {
 			m.rows = make([]matrix.LogSum, m.Shape[0])
 		}
 	}
-	at := 0
+	row, col := 0, 0
 	for values, err := range x.Numbers(x.Reader, m.Weight, 0, int64(m.Len())) {
 		if err != nil {
 			return err
 		}
-		for _, v := range values {
-			row, col := at/cols, at%cols
-			at++
-			m.hash = matrix.Mix(m.hash, matrix.Bits(v))
-			if v == 1 {
-				m.ones++
+		for len(values) > 0 {
+			part := values[:min(len(values), cols-col)]
+			logs := m.add(part)
+			sum.Merge(logs)
+			if m.rows != nil {
+				m.rows[row].Merge(logs)
 			}
 			if row < block.Rows && col < block.Cols {
-				block.Values = append(block.Values, v)
+				block.Values = append(block.Values, part[:min(len(part), block.Cols-col)]...)
 			}
-			if v-v != 0 {
-				continue
+			if col += len(part); col == cols {
+				row, col = row+1, 0
 			}
-			sum.Add(v)
-			if m.rows != nil {
-				m.rows[row].Add(v)
-			}
+			values = values[len(part):]
 		}
 	}
 	m.size = sum.Log2()
@@ -97,6 +94,22 @@ func (m *measured) measure(x *matrix.Reader) error {
 		m.measureBlock(block)
 	}
 	return nil
+}
+
+// add adds numbers to the hash and to the count of ones, and returns the sum of their logarithms.
+func (m *measured) add(values []float32) (logs matrix.LogSum) {
+	hash := m.hash
+	for _, v := range values {
+		hash = matrix.Mix(hash, matrix.Bits(v))
+		if v == 1 {
+			m.ones++
+		}
+		if v-v == 0 {
+			logs.Add(v)
+		}
+	}
+	m.hash = hash
+	return logs
 }
 
 // measureBlock fills in what the first rows and columns say.
