@@ -20,7 +20,8 @@ type attribution[V comparable] struct {
 	sets    map[V]bounds.WeightSet
 }
 
-func newAttribution[V comparable](inner model.Arithmetic[V], in *model.Input, numbers func(V) *model.Activation) *attribution[V] {
+func newAttribution[V comparable](inner model.Arithmetic[V], in *model.Input,
+	numbers func(V) *model.Activation) *attribution[V] {
 	return &attribution[V]{inner, in, numbers, map[V]bounds.WeightSet{}}
 }
 

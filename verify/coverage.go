@@ -17,7 +17,8 @@ const notLookedAt = "not looked at: the run stopped at the first failing stage"
 
 // coverage counts what the checks cover.
 func (t outcome) coverage(checks []report.Check) report.Coverage {
-	c := report.Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []report.LayerExperts{}, VocabSize: t.m.Config.VocabSize}
+	c := report.Coverage{GoldenUnchecked: []string{}, WeightsUnchecked: []string{}, Unreached: []report.LayerExperts{},
+		VocabSize: t.m.Config.VocabSize}
 	if course := &t.scope.course; course.Embedding || course.Predictions > 0 {
 		ids := []int{}
 		for i, id := range t.in.InputIDs {
@@ -76,7 +77,8 @@ func (t outcome) coverage(checks []report.Check) report.Coverage {
 		}
 	}
 	for _, l := range slices.Sorted(maps.Keys(unreached)) {
-		c.Unreached = append(c.Unreached, report.LayerExperts{Layer: "model.layers." + strconv.Itoa(l), Experts: unreached[l]})
+		c.Unreached = append(c.Unreached, report.LayerExperts{Layer: "model.layers." + strconv.Itoa(l),
+			Experts: unreached[l]})
 	}
 	for _, l := range t.ran() {
 		reached, probed := 0, 0
@@ -99,7 +101,8 @@ func (t outcome) coverage(checks []report.Check) report.Coverage {
 // describeScope lists the parts that the verdict covers: parts with a weight that took part in a checked
 // stage.
 func (t outcome) describeScope(checks []report.Check) report.Scope {
-	s := report.Scope{Of: t.m.Config.NumHiddenLayers, Selected: t.scope.restricted(), Stages: append([]string{}, t.o.Stages...),
+	s := report.Scope{Of: t.m.Config.NumHiddenLayers, Selected: t.scope.restricted(),
+		Stages: append([]string{}, t.o.Stages...),
 		Layers: []int{}, Inputs: t.inputs(), Unread: []int{}}
 	for slot := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		w, layer := t.set.Find(slot.Name), slot.Layer
@@ -175,7 +178,8 @@ func (t outcome) inputs() []report.ScopeInput {
 			in.Kind = told.Kind
 			in.Text = fmt.Sprintf("%s, recorded as %s", s.name, told.Is)
 			if told.Kind == pack.Seeded {
-				in.Text = fmt.Sprintf("%s, seeded: random numbers, seed %s, and not what the layer before gives", s.name, text.Line(string(told.Seed)))
+				in.Text = fmt.Sprintf("%s, seeded: random numbers, seed %s, and not what the layer before gives", s.name,
+					text.Line(string(told.Seed)))
 			}
 		}
 		list = append(list, in)

@@ -38,7 +38,8 @@ func (t outcome) diagnose(ctx context.Context, r *report.Report) error {
 // stage cannot be run alone or compared with the golden; a choice of experts has
 // nothing to keep.
 func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, error) {
-	f := &diagnose.Failure{Pack: t.pack, Model: t.m, Set: t.set, Source: t.src, In: t.in, Options: t.options(), Rounded: t.rounded, Checks: t.checks,
+	f := &diagnose.Failure{Pack: t.pack, Model: t.m, Set: t.set, Source: t.src, In: t.in, Options: t.options(),
+		Rounded: t.rounded, Checks: t.checks,
 		Layers: t.scope.course.Layers, Name: name}
 	f.Layer, f.Kind = pack.CutLayer(name)
 	if f.Layer >= 0 && !slices.Contains(t.ran(), f.Layer) {
@@ -64,7 +65,8 @@ func (t outcome) failure(ctx context.Context, name string) (*diagnose.Failure, e
 	if f.Want == nil {
 		return nil, nil // ids, or another shape: what is wrong is plain
 	}
-	if routing := fmt.Sprintf("model.layers.%d.%s", f.Layer, pack.TopKIdx); f.Kind == pack.ExpertsOutput && t.pack.Has(routing) {
+	if routing := fmt.Sprintf("model.layers.%d.%s", f.Layer, pack.TopKIdx); f.Kind == pack.ExpertsOutput &&
+		t.pack.Has(routing) {
 		f.Idx, err = again.choices(routing)
 	}
 	return f, err
@@ -137,7 +139,8 @@ func (t *rerun) run(ctx context.Context, x *diagnose.Trial, needed []string) (pa
 	net := again.local(&x.In, x.Options, analysis, analysis)
 	w := &witness{net.Trace.(*localTrace), f, needed, x.Proves}
 	net.Arithmetic, net.Trace = x.Around(net.Arithmetic), w
-	hidden := bounds.Exact(&model.Activation{Shape: []int{f.In.Batch, f.Seq(), x.Config.HiddenSize}, Values: slices.Clone(t.hidden), DType: again.pack.DType})
+	hidden := bounds.Exact(&model.Activation{Shape: []int{f.In.Batch, f.Seq(), x.Config.HiddenSize},
+		Values: slices.Clone(t.hidden), DType: again.pack.DType})
 	switch k := f.Predicts(); {
 	case k >= 0:
 		_, err = net.PredictionLayer(ctx, k, hidden)
@@ -203,7 +206,8 @@ func (w *witness) keep(x *bounds.Value) {
 	}
 	width := x.Width()
 	f.Rows, f.RowWeights, f.Want = rows.Compared, rows.Weights, slices.Clone(rows.Gather(want, width))
-	f.Got = &model.Activation{Shape: []int{len(f.Rows), width}, Values: slices.Clone(rows.Gather(x.Rounded(), width)), DType: x.DType}
+	f.Got = &model.Activation{Shape: []int{len(f.Rows), width}, Values: slices.Clone(rows.Gather(x.Rounded(), width)),
+		DType: x.DType}
 }
 
 // TopK implements model.Trace.

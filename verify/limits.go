@@ -75,8 +75,9 @@ const fewBits = 0x1p-24
 // noiseLimits returns the limits of a gradient whose noise was measured (golden.py --repeat): the
 // difference of two runs of the reference that sum in other orders. size is the golden's RMS.
 func (t *run) noiseLimits(name string, n pack.Noise, size float64) report.Limits {
-	return t.userLimits(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits), MaxRMS: bounds.Lambda * max(bounds.Ratio(n.MaxAbs, size), fewBits),
-		From: "gradients, end to end: 8 times what another order of sums changes in the reference"}, name)
+	return t.userLimits(report.Limits{RelRMS: bounds.Lambda * max(n.RelRMS, fewBits),
+		MaxRMS: bounds.Lambda * max(bounds.Ratio(n.MaxAbs, size), fewBits),
+		From:   "gradients, end to end: 8 times what another order of sums changes in the reference"}, name)
 }
 
 // undecidedUpTo is up to how many times its fixed limit a gradient of unmeasured noise may be off
@@ -127,7 +128,8 @@ func chainedLimits(layer int) report.Limits {
 	if layer >= 0 {
 		rel = min(4e-6*math.Sqrt(float64(layer+1)), chainedCeiling)
 	}
-	return report.Limits{RelRMS: rel, RowRMS: 4 * rel, MaxRMS: 10 * rel, From: "float32 pack, end to end: 4e-6·√layers, at most 2e-5"}
+	return report.Limits{RelRMS: rel, RowRMS: 4 * rel, MaxRMS: 10 * rel,
+		From: "float32 pack, end to end: 4e-6·√layers, at most 2e-5"}
 }
 
 // margin returns how close m comes to l: the largest of metric/limit. Up to 1 is
@@ -170,7 +172,8 @@ func record(c *report.Check, m bounds.Metrics, got, want []float32) {
 	if !m.Finite {
 		return
 	}
-	c.RelRMS, c.RowRMS, c.MaxRMS, c.MaxAbs = report.JSONFloat(m.RelRMS), report.JSONFloat(m.RowRMS), report.JSONFloat(m.MaxRMS), report.JSONFloat(m.MaxAbs)
+	c.RelRMS, c.RowRMS, c.MaxRMS, c.MaxAbs = report.JSONFloat(m.RelRMS), report.JSONFloat(m.RowRMS),
+		report.JSONFloat(m.MaxRMS), report.JSONFloat(m.MaxAbs)
 	c.BitEqual, c.OneULP, c.WorstRow = report.JSONFloat(m.BitEqual), report.JSONFloat(m.OneULP), m.WorstRow
 }
 

@@ -67,12 +67,14 @@ func (t outcome) report() *report.Report {
 // goldenOf is what the report says of a pack and its input.
 func goldenOf(p *pack.Pack, in *model.Input) report.Golden {
 	m := &p.Manifest
-	return report.Golden{Reference: m.Reference, Mode: m.Mode, ConfigOverrides: m.ConfigOverrides, ComputeDType: m.ComputeDType, Partial: m.Partial,
+	return report.Golden{Reference: m.Reference, Mode: m.Mode, ConfigOverrides: m.ConfigOverrides,
+		ComputeDType: m.ComputeDType, Partial: m.Partial,
 		Absent: m.Absent, Batch: in.Batch, Seq: in.Seq, Checkpoint: m.Checkpoint, Manifest: p.Hash}
 }
 
 func rulesOf(c *config.Config) report.Rules {
-	r := report.Rules{Reference: c.Reference, MoELayerFreq: c.MoELayerFreq, IgnoresMoELayerFreq: c.Rules().IgnoresMoELayerFreq}
+	r := report.Rules{Reference: c.Reference, MoELayerFreq: c.MoELayerFreq,
+		IgnoresMoELayerFreq: c.Rules().IgnoresMoELayerFreq}
 	r.NormaliseTopK, r.TopKScale = c.TopKWeights()
 	if r.IgnoresMoELayerFreq {
 		r.MoELayerFreq = 1
@@ -139,7 +141,8 @@ func (t outcome) unmatched(name string) report.Check {
 		c.Verdict, c.Reason = report.Skipped, noProbes
 	case pack.IsStageGradient(name) && (t.o.Mode != report.Local || !t.stageGradients()):
 		c.Verdict, c.Reason = report.Skipped, localOnly
-	case pack.Inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) && t.m.Config.IsMoE(layer):
+	case pack.Inner[kind] && expert >= 0 && expert < t.m.Config.NRoutedExperts && slices.Contains(t.ran(), layer) &&
+		t.m.Config.IsMoE(layer):
 		c.Reason = noToken
 	}
 	return c
@@ -154,7 +157,8 @@ const predictionLayer = "the checkpoint lacks this prediction layer, or one befo
 // reasons lists why the run is no pass although no check failed.
 func (t outcome) reasons(r *report.Report) []string {
 	if t.stopped {
-		return []string{fmt.Sprintf("stopped at the first failing stage: %s not looked at", report.CountWere(r.Scope.NotLooked, "golden tensor"))}
+		return []string{fmt.Sprintf("stopped at the first failing stage: %s not looked at",
+			report.CountWere(r.Scope.NotLooked, "golden tensor"))}
 	}
 	var reasons []string
 	c := &r.Coverage
@@ -166,17 +170,24 @@ func (t outcome) reasons(r *report.Report) []string {
 	measured := t.o.Mode == report.Chained && t.pack.DType != tensor.F32 // but not judged
 	add(c.Padding == len(t.in.InputIDs), "all tokens are padding: no row of a stage was compared")
 	attention := t.pack.Manifest.Reference.Attention
-	add(!slices.Contains([]string{"", pack.Eager, pack.Sdpa}, attention), "the reference ran with attn_implementation %s, whose rounding errors are not known: record the pack with eager or sdpa", text.Quote(attention))
-	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict", t.pack.DType)
+	add(!slices.Contains([]string{"", pack.Eager, pack.Sdpa}, attention),
+		"the reference ran with attn_implementation %s, whose rounding errors are not known: record the pack with eager or "+
+			"sdpa", text.Quote(attention))
+	add(measured, "end to end, %s rounding grows without a usable limit: this is a report, use --mode local for a verdict",
+		t.pack.DType)
 	skipped := slices.DeleteFunc(t.inOrder(), func(c report.Check) bool { return c.Reason != predictionLayer })
-	add(len(skipped) > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or one before", len(skipped))
+	add(len(skipped) > 0, "%d golden tensors are of prediction layers that cannot be run: the checkpoint lacks them, or "+
+		"one before", len(skipped))
 	if n := len(c.WeightsUnchecked); n > 0 && !measured {
 		add(true, "%d weights took part in no checked stage, the first is %s", n, c.WeightsUnchecked[0])
 	}
 	reasons = append(reasons, t.unnamedLayers()...)
-	add(c.WeightsChecked == 0 && !measured, "no weight took part in a checked stage: this proves nothing of the checkpoint")
-	add(c.Experts > 0 && !t.kinds[pack.TopKIdx] && t.choiceMatters(), "the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
-	add(t.scope.course.Embedding && !attends(t.in), "no token attends to a different one: attention and RoPE were not exercised")
+	add(c.WeightsChecked == 0 && !measured, "no weight took part in a checked stage: this proves nothing of the "+
+		"checkpoint")
+	add(c.Experts > 0 && !t.kinds[pack.TopKIdx] && t.choiceMatters(),
+		"the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
+	add(t.scope.course.Embedding && !attends(t.in),
+		"no token attends to a different one: attention and RoPE were not exercised")
 	for _, s := range t.begun {
 		add(s.uniform, "%s is the same for all tokens: attention and RoPE were not exercised", s.name)
 	}
@@ -195,7 +206,8 @@ func (t outcome) unnamedLayers() []string {
 	if len(t.scope.absent) == 0 {
 		return nil
 	}
-	return []string{"the pack has no stage of layers " + text.Ranges(t.scope.absent) + ", and its manifest does not name them as absent"}
+	return []string{"the pack has no stage of layers " + text.Ranges(t.scope.absent) +
+		", and its manifest does not name them as absent"}
 }
 
 // choiceMatters reports whether a checked stage depends on the choice of experts, as probes do not, or the
@@ -232,7 +244,8 @@ const leastPinned = 0.9
 // weakEvidence lists where the pack proves little about what was computed.
 func (t outcome) weakEvidence() (reasons []string) {
 	if r := &t.routing; float64(r.Pinned) < leastPinned*float64(r.Choices) {
-		reasons = append(reasons, fmt.Sprintf("rounding could change %d of %d choices of experts: what decides them was not checked", r.Choices-r.Pinned, r.Choices))
+		reasons = append(reasons, fmt.Sprintf("rounding could change %d of %d choices of experts: what decides them was "+
+			"not checked", r.Choices-r.Pinned, r.Choices))
 	}
 	var blind []string
 	for _, c := range t.checks {
@@ -241,10 +254,12 @@ func (t outcome) weakEvidence() (reasons []string) {
 		}
 	}
 	if blind != nil {
-		reasons = append(reasons, countWithFirst("stages may be off by so much for rounding alone that they prove nothing", blind)+t.scoresRemedy(blind))
+		reasons = append(reasons, countWithFirst("stages may be off by so much for rounding alone that they prove nothing",
+			blind)+t.scoresRemedy(blind))
 	}
 	if absent := t.absent(); absent != nil {
-		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+strings.Join(absent, ", "))
+		reasons = append(reasons, "the pack has none of these stages, and its manifest does not name them as absent: "+
+			""+strings.Join(absent, ", "))
 	}
 	return reasons
 }
@@ -253,7 +268,8 @@ func (t outcome) weakEvidence() (reasons []string) {
 func (t outcome) absent() (kinds []string) {
 	for _, kind := range slices.Sorted(maps.Keys(t.free)) {
 		inTraining := kind == pack.ExpertsOutput && t.pack.Manifest.Mode == "train" // it is no module's output there
-		if kind != pack.TopKIdx && !inTraining && !pack.IsLossOrGradient(kind) && !slices.Contains(t.pack.Manifest.Absent.Stages, kind) {
+		if kind != pack.TopKIdx && !inTraining && !pack.IsLossOrGradient(kind) &&
+			!slices.Contains(t.pack.Manifest.Absent.Stages, kind) {
 			kinds = append(kinds, kind)
 		}
 	}
@@ -275,7 +291,8 @@ func (t outcome) seldomReached() (reasons []string) {
 		}
 		maps.Copy(reached, t.reached[l])
 		if n := t.m.Config.NRoutedExperts; t.m.Config.IsMoE(l) && 2*len(reached) < n && !t.expertsAside(l) {
-			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's %s reach %d of %d routed experts%s", l, what, len(reached), n, more))
+			reasons = append(reasons, fmt.Sprintf("model.layers.%d: the pack's %s reach %d of %d routed experts%s", l, what,
+				len(reached), n, more))
 		}
 	}
 	return reasons
@@ -345,10 +362,12 @@ func (t outcome) undecided(checks []report.Check) (reasons []string) {
 		reasons = append(reasons, countWithFirst("gradients are "+undecided, names)+remedy)
 	}
 	if names := of[noisy]; names != nil {
-		reasons = append(reasons, countWithFirst("gradients prove nothing: another order of sums changes them too much in the reference", names)+remedy)
+		reasons = append(reasons, countWithFirst("gradients prove nothing: another order of sums changes them too much in "+
+			"the reference", names)+remedy)
 	}
 	if names := of[localOnly]; names != nil && t.o.Mode == report.Local {
-		reasons = append(reasons, countWithFirst("gradients of stages were not compared, since the pack has not those of all layers' outputs", names))
+		reasons = append(reasons, countWithFirst("gradients of stages were not compared, since the pack has not those of "+
+			"all layers' outputs", names))
 	}
 	return reasons
 }

@@ -40,7 +40,8 @@ func (t *tracer) metricPattern(a *model.Activation, want []float32, rows *bounds
 
 // pattern keeps the largest distance in each cell of a, rows that are not compared being 0; nil
 // if another check has a pattern.
-func (t *tracer) pattern(a *model.Activation, compared *bounds.Rows, unit string, distance func(i int) float64) *report.Pattern {
+func (t *tracer) pattern(a *model.Activation, compared *bounds.Rows, unit string,
+	distance func(i int) float64) *report.Pattern {
 	if slices.ContainsFunc(t.checks, func(c report.Check) bool { return c.Pattern != nil }) {
 		return nil
 	}

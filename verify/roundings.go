@@ -44,7 +44,8 @@ func (t *run) roundings(by func() (map[string]tensor.Rounding, error)) (rounded 
 
 // explain compares the report with the one in which weights are taken as they are.
 func explain(r *report.Report, rounded bounds.Roundings, plain *report.Report) {
-	x := &report.Rounding{Weights: len(rounded), Operations: []string{}, Stages: []string{}, Layers: ranked(r.Checks, false), Experts: ranked(r.Checks, true)}
+	x := &report.Rounding{Weights: len(rounded), Operations: []string{}, Stages: []string{},
+		Layers: ranked(r.Checks, false), Experts: ranked(r.Checks, true)}
 	for _, how := range rounded {
 		if !slices.Contains(x.Operations, how.By) {
 			x.Operations = append(x.Operations, how.By)

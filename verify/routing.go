@@ -186,7 +186,8 @@ func gapOf(ours *choice, theirs []int, row, e int) *report.Gap {
 	if gap-gap != 0 {
 		return nil
 	}
-	return &report.Gap{Of: of, Golden: e, Ours: other, Score: gap, Z: report.JSONFloat(scores.Excess(first+other, first+e))}
+	return &report.Gap{Of: of, Golden: e, Ours: other, Score: gap,
+		Z: report.JSONFloat(scores.Excess(first+other, first+e))}
 }
 
 // pinned counts the choices of a row that no rounding could change: whose score exceeds

@@ -67,7 +67,8 @@ func (t *run) notFiniteIn(ctx context.Context, w *weights.Weight) (where string,
 		piece := tensor.Tensor{DType: w.DType, Shape: []int{1, int(w.DType.Elements(int64(len(data))))}, Data: data}
 		if !piece.Finite() {
 			i, v := diagnose.FirstNotFinite(piece)
-			return fmt.Sprintf("%s holds %s at %v", text.Quote(w.Name), report.Number(v), report.Unflatten(int(at)+i, w.Shape)), nil
+			return fmt.Sprintf("%s holds %s at %v", text.Quote(w.Name), report.Number(v), report.Unflatten(int(at)+i, w.Shape)),
+				nil
 		}
 		at += int64(piece.Shape[1])
 	}
@@ -129,5 +130,6 @@ func (t *run) sameBytes(a, b *weights.Weight) (bool, error) {
 }
 
 // errTiedApart refuses a stored head that the published code gives no single meaning.
-var errTiedApart = errors.New("tie_word_embeddings is true, but lm_head.weight is stored, with other numbers than model.embed_tokens.weight: " +
-	"the published code keeps one of the two for both, the one that it reads last; take lm_head.weight out, or set tie_word_embeddings to false")
+var errTiedApart = errors.New("tie_word_embeddings is true, but lm_head.weight is stored, with other numbers than " +
+	"model.embed_tokens.weight: the published code keeps one of the two for both, the one that it reads last; " +
+	"take lm_head.weight out, or set tie_word_embeddings to false")

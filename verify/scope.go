@@ -57,7 +57,8 @@ func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 func (s *scope) checkChain(mode report.Mode) error {
 	last := s.config.NumHiddenLayers
 	if mode == report.Chained && s.restricted() && s.course.Head && s.course.Predictions == 0 && !s.followsPart(last) {
-		return s.pack.Fault(fmt.Sprintf("chained mode: the layers before the head are not selected, and it would begin with the pack's %s; "+
+		return s.pack.Fault(fmt.Sprintf("chained mode: the layers before the head are not selected, and it would begin "+
+			"with the pack's %s; "+
 			"select stages of layer %d too, or use --mode local", pack.InputStage(last), last-1))
 	}
 	return nil
@@ -101,12 +102,17 @@ func (s *scope) checkSelection() error {
 	names := slices.Collect(maps.Keys(s.pack.Manifest.Tensors))
 	for _, glob := range s.stages {
 		if _, err := path.Match(glob, ""); err != nil {
-			errs = append(errs, fmt.Errorf("stages %s: not a glob: * stands for anything, ? for a character, [a-z] for one of a set", strconv.Quote(glob)))
-		} else if !slices.ContainsFunc(names, func(name string) bool { return pack.IsStage(name) && matchesGlob(glob, name) }) {
+			errs = append(errs, fmt.Errorf("stages %s: not a glob: * stands for anything, ? for a character, [a-z] for one of "+
+				"a set", strconv.Quote(glob)))
+		} else if !slices.ContainsFunc(names, func(name string) bool {
+			return pack.IsStage(name) &&
+				matchesGlob(glob, name)
+		}) {
 			errs = append(errs, fmt.Errorf("stages %s: the pack has no such stage", strconv.Quote(glob)))
 		}
 	}
-	if errs == nil && s.restricted() && !slices.ContainsFunc(names, func(name string) bool { return s.selectsStage(name) }) {
+	if errs == nil && s.restricted() && !slices.ContainsFunc(names,
+		func(name string) bool { return s.selectsStage(name) }) {
 		errs = append(errs, errors.New("nothing is selected: the pack has none of these stages in these layers"))
 	}
 	if errs != nil {
@@ -119,7 +125,8 @@ func (s *scope) checkSelection() error {
 func (s *scope) checkInputs() error {
 	for _, number := range slices.Sorted(maps.Keys(s.pack.Manifest.LayerInputs)) {
 		if l, _ := strconv.Atoi(number); l >= s.config.NumHiddenLayers {
-			return s.pack.Fault(fmt.Sprintf("manifest.json: layer_inputs: layer %d: the decoder has layers 0-%d", l, s.config.NumHiddenLayers-1))
+			return s.pack.Fault(fmt.Sprintf("manifest.json: layer_inputs: layer %d: the decoder has layers 0-%d", l,
+				s.config.NumHiddenLayers-1))
 		}
 	}
 	return nil
@@ -128,7 +135,8 @@ func (s *scope) checkInputs() error {
 // selectsStage reports whether the user selects a stage that a part of the model gives: not RoPE's tables,
 // unless a glob names them.
 func (s *scope) selectsStage(name string) bool {
-	tables := pack.IsTable(name) && !slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, name) })
+	tables := pack.IsTable(name) && !slices.ContainsFunc(s.stages,
+		func(glob string) bool { return matchesGlob(glob, name) })
 	return pack.IsStage(name) && !tables && s.selects(name)
 }
 
@@ -174,7 +182,8 @@ func (s *scope) namesAbsent(l int) bool { return slices.Contains(s.pack.Manifest
 func (s *scope) checkHeadInput() error {
 	for _, name := range []string{pack.LastNorm, pack.Logits} {
 		if s.pack.Has(name) || s.course.Predictions > 0 {
-			return s.pack.Fault(fmt.Sprintf("%s: what it begins with is not there: %s", name, pack.InputStage(s.config.NumHiddenLayers)))
+			return s.pack.Fault(fmt.Sprintf("%s: what it begins with is not there: %s", name,
+				pack.InputStage(s.config.NumHiddenLayers)))
 		}
 	}
 	return nil
@@ -191,7 +200,8 @@ func (s *scope) provideInput(l int, wanted map[int]bool) error {
 		s.course.Embedding = true
 	case told || wanted[l-1] || s.pack.Has(pack.InputStage(l)):
 	case s.namesAbsent(l - 1):
-		return s.pack.Fault(fmt.Sprintf("layer %d: what it begins with is not there: neither %s nor %s", l, pack.OwnInput(l), pack.InputStage(l)))
+		return s.pack.Fault(fmt.Sprintf("layer %d: what it begins with is not there: neither %s nor %s", l, pack.OwnInput(l),
+			pack.InputStage(l)))
 	default:
 		wanted[l-1] = true
 	}

@@ -22,8 +22,10 @@ var training = []string{"aux_loss_alpha", "seq_aux"}
 // settingsOf compares a checkpoint's config with the config c that the reference ran with, and with the config
 // that the pack was recorded from.
 func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o *Options) report.Settings {
-	s := report.Settings{Overridden: []report.Override{}, Unexercised: unexercised(c, golden, in), Differ: []pack.Difference{}}
-	if recorded, err := golden.RecordedConfig(c.Reference); err == nil && recorded != nil { // checkShape has seen the error
+	s := report.Settings{Overridden: []report.Override{}, Unexercised: unexercised(c, golden, in),
+		Differ: []pack.Difference{}}
+	if recorded, err := golden.RecordedConfig(c.Reference); err == nil &&
+		recorded != nil { // checkShape has seen the error
 		s.Differ = pack.Differences(c, recorded)
 	} else if hash := golden.Manifest.Checkpoint["config.json"]; hash != "" && o.ConfigHash != "" {
 		s.Unknown = hash != o.ConfigHash
@@ -40,7 +42,8 @@ func settingsOf(stored, c *config.Config, golden *pack.Pack, in *model.Input, o 
 		if v, ok := values[key]; ok {
 			was = string(v)
 		}
-		s.Overridden = append(s.Overridden, report.Override{Key: key, Checkpoint: was, Reference: string(ran[key]), Training: slices.Contains(training, key)})
+		s.Overridden = append(s.Overridden, report.Override{Key: key, Checkpoint: was, Reference: string(ran[key]),
+			Training: slices.Contains(training, key)})
 	}
 	return s
 }
@@ -76,11 +79,14 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 		"dynamic scaling begins beyond %d positions, the pack has %d", c.MaxPositionEmbeddings, in.Seq)
 	add(s.Type == "yarn" && in.Seq <= s.OriginalMaxPositionEmbeddings, "max_position_embeddings",
 		"the pack has %d positions, YaRN stretches %d", in.Seq, s.OriginalMaxPositionEmbeddings)
-	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == c.NRoutedExperts, "num_experts_per_tok", "every token goes to all %d experts: nothing is chosen", c.NRoutedExperts)
-	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == 1 && c.NormTopKProb, "norm_topk_prob", "one expert per token is not normalised")
+	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == c.NRoutedExperts, "num_experts_per_tok",
+		"every token goes to all %d experts: nothing is chosen", c.NRoutedExperts)
+	add(c.NRoutedExperts > 0 && c.NumExpertsPerTok == 1 && c.NormTopKProb, "norm_topk_prob",
+		"one expert per token is not normalised")
 	add(golden.Manifest.Mode != "train" && c.AuxLossAlpha > 0, "aux_loss_alpha", "the pack is not one of training")
 	n := pack.Predictions(c, golden)
-	add(n < c.NumNextNPredictLayers, "num_nextn_predict_layers", "the pack has stages of %d of %d prediction layers", n, c.NumNextNPredictLayers)
+	add(n < c.NumNextNPredictLayers, "num_nextn_predict_layers", "the pack has stages of %d of %d prediction layers", n,
+		c.NumNextNPredictLayers)
 	return list
 }
 
@@ -89,7 +95,8 @@ func unexercised(c *config.Config, golden *pack.Pack, in *model.Input) []report.
 func configReasons(s *report.Settings) (reasons []string) {
 	for _, o := range s.Overridden {
 		if !o.Training {
-			reasons = append(reasons, fmt.Sprintf("config.json has %s %s, the reference ran with %s: this is no verdict about that config", o.Key, o.Checkpoint, o.Reference))
+			reasons = append(reasons, fmt.Sprintf("config.json has %s %s, the reference ran with %s: this is no verdict about "+
+				"that config", o.Key, o.Checkpoint, o.Reference))
 		}
 	}
 	return reasons
@@ -102,7 +109,8 @@ func origin(s *report.Settings) string {
 	case len(meaning) > 0:
 		return "the pack was recorded from another checkpoint or config: " + pack.InWords(meaning)
 	case s.Unknown:
-		return "the pack was recorded from another config.json, by its hash, and does not hold that: which keys differ is not known"
+		return "the pack was recorded from another config.json, by its hash, and does not hold that: which keys differ is " +
+			"not known"
 	}
 	return ""
 }

@@ -24,7 +24,10 @@ func (t *tracer) chained(ctx context.Context, trace model.Trace[*model.Activatio
 	o := t.options()
 	plain := model.NewPlain(o)
 	defer plain.Close(nil)
-	tape := model.NewTape(plain, func(weight string) bool { return t.pack.Has(weight+pack.Grad) && t.scope.compares(weight+pack.Grad) })
+	tape := model.NewTape(plain, func(weight string) bool {
+		return t.pack.Has(weight+pack.Grad) &&
+			t.scope.compares(weight+pack.Grad)
+	})
 	var computes model.Arithmetic[*model.Activation] = plain
 	if o.Training {
 		computes = tape
@@ -95,7 +98,8 @@ func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want
 func (t *chainedTrace) TopK(name string, ours *model.Choice[*model.Activation]) error {
 	noisy := &choice{Scores: t.scoreErrors(ours.Scores), Idx: ours.Idx}
 	if g := ours.Groups; g != nil {
-		noisy.Groups = &model.Groups[*bounds.Value]{Scores: t.scoreErrors(g.Scores), Worth: t.scoreErrors(g.Worth), Chosen: g.Chosen, Masked: g.Masked}
+		noisy.Groups = &model.Groups[*bounds.Value]{Scores: t.scoreErrors(g.Scores), Worth: t.scoreErrors(g.Worth),
+			Chosen: g.Chosen, Masked: g.Masked}
 	}
 	return t.topK(name, noisy)
 }
@@ -134,7 +138,8 @@ type replay struct{ *tracer }
 // Stage implements model.Trace.
 func (t *replay) Stage(name string, a *model.Activation) error {
 	if pack.IsLoss(name) {
-		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[*model.Activation](nil, t.in, nil)}).Stage(name, a)
+		return (&chainedTrace{tracer: t.tracer, attribution: newAttribution[*model.Activation](nil, t.in, nil)}).Stage(name,
+			a)
 	}
 	if !t.pack.Has(name) || pack.Misfit(t.pack.Manifest.Tensors[name], a.Shape, a.DType) != "" {
 		return nil

@@ -97,7 +97,8 @@ func (l *learning) stage(name string, x *bounds.Value) error {
 		}
 		l.g.Set(x, dx)
 	case l.misses(name + pack.Grad):
-		return l.add(report.Check{Tensor: name + pack.Grad, Verdict: report.Fail, Reason: "the pack has no such tensor here, though it has elsewhere"})
+		return l.add(report.Check{Tensor: name + pack.Grad, Verdict: report.Fail,
+			Reason: "the pack has no such tensor here, though it has elsewhere"})
 	}
 	return nil
 }
@@ -132,7 +133,8 @@ func (l *learning) rewind(layer int) error {
 	}
 	for s := range table.FamilyOf(l.m.Config).Slots(l.m.Config) {
 		if name := s.Name + pack.Grad; s.Layer == layer && l.g.Wanted(s.Name) && !l.seen[name] && s.Name != l.g.Tied {
-			zeros := bounds.Exact(&model.Activation{Shape: s.Shape, Values: make([]float32, s.Info(tensor.F32).Len()), DType: tensor.F32})
+			zeros := bounds.Exact(&model.Activation{Shape: s.Shape, Values: make([]float32, s.Info(tensor.F32).Len()),
+				DType: tensor.F32})
 			if err := l.compare(name, zeros, nil); err != nil {
 				return err
 			}
@@ -166,7 +168,8 @@ func (l *learning) head(x *bounds.Value) error {
 	sum, dx := l.g.CrossEntropy(x, l.tracer.in)
 	if l.pack.Has(pack.Loss) && l.scope.compares(pack.Loss) {
 		trace := &chainedTrace{tracer: l.tracer, attribution: newAttribution[*model.Activation](nil, l.tracer.in, nil)}
-		if err := trace.Stage(pack.Loss, &model.Activation{Shape: []int{1}, Values: []float32{float32(sum)}, DType: tensor.F32}); err != nil {
+		if err := trace.Stage(pack.Loss, &model.Activation{Shape: []int{1}, Values: []float32{float32(sum)},
+			DType: tensor.F32}); err != nil {
 			return err
 		}
 	}

@@ -25,7 +25,8 @@ type localTrace struct {
 // watched by t.
 func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis, computes bounds.Arithmetic) *network {
 	watched := newAttribution(computes, t.in, func(x *bounds.Value) *model.Activation { return x.Activation })
-	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
+	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched,
+		Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
 }
 
 // Stage implements model.Trace.
@@ -119,7 +120,8 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 		c.Pattern = t.localPattern(x, want, rows, factor)
 		return
 	}
-	c.Z, c.RMSZ, c.Sees, c.Beyond = report.JSONFloat(d.Largest), report.JSONFloat(d.Rms), report.JSONFloat(d.Sees), d.Beyond
+	c.Z, c.RMSZ, c.Sees, c.Beyond = report.JSONFloat(d.Largest), report.JSONFloat(d.Rms), report.JSONFloat(d.Sees),
+		d.Beyond
 	c.Sigma = report.JSONFloat(factor * bounds.Unit * math.Sqrt(x.Variance(d.Worst)))
 	c.Blind = d.SaysNothing(rounded)
 	margin := d.Largest / bounds.Lambda
@@ -150,11 +152,13 @@ func (t *localTrace) judgeErrors(c *report.Check, x *bounds.Value, want []float3
 func limitsInWords(d tensor.DType, rounded bool) string {
 	switch {
 	case rounded && d == tensor.F32:
-		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron; float32: a row's RMS ≤ 3; of at least 8 distinct rows RMS ≤ √3 + 4/√width"
+		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron; float32: a row's " +
+			"RMS ≤ 3; of at least 8 distinct rows RMS ≤ √3 + 4/√width"
 	case rounded:
 		return "8 σ of rounding errors, those of the weights included, for each element, 6 for a neuron"
 	case d == tensor.F32:
-		return "8 σ of rounding errors for each element, 6 for a neuron; float32: a row's RMS ≤ 3; of at least 8 distinct rows RMS ≤ 1, a column's ≤ 1 + 4/√rows"
+		return "8 σ of rounding errors for each element, 6 for a neuron; float32: a row's RMS ≤ 3; of at least 8 distinct " +
+			"rows RMS ≤ 1, a column's ≤ 1 + 4/√rows"
 	}
 	return "8 σ of rounding errors for each element, 6 for a neuron"
 }
@@ -183,7 +187,8 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 // and returns the largest share of a limit. Of few distinct rows only the rows' RMS is judged.
 // Where weights were rounded, the elements of a column share that error, and columns have no
 // limit.
-func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distinct int, rounded, together bool) (margin float64) {
+func lines(c *report.Check, d *bounds.Distances, l *report.Limits, width, distinct int, rounded,
+	together bool) (margin float64) {
 	if width >= leastRow {
 		c.RowZ, l.RowZ = report.JSONFloat(d.RowRMS), rowRMS
 		margin = d.RowRMS / rowRMS

@@ -65,7 +65,8 @@ type outcome struct {
 }
 
 // newRun returns a run that compares all stages of the pack that the scope selects.
-func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input, o *Options) *run {
+func newRun(s *scope, stored *config.Config, m *model.DeepseekForCausalLM, src weights.Source, in *model.Input,
+	o *Options) *run {
 	r := &run{pack: s.pack, in: in, m: m, src: src, set: weights.New(m.Config, src), scope: s, o: o,
 		settings: settingsOf(stored, m.Config, s.pack, in, o), kinds: map[string]bool{}}
 	for name, e := range s.pack.Manifest.Tensors {
@@ -89,8 +90,10 @@ func (r *run) with(o *Options, rounded bounds.Roundings) *run {
 
 // newTracer begins a pass that has found nothing yet.
 func newTracer(r *run) *tracer {
-	return &tracer{run: r, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true}, free: map[string]bool{},
-		exercised: bounds.WeightSet{}, aside: bounds.WeightSet{}, reached: map[int]map[int]bool{}, probed: map[int]map[int]bool{}}}
+	return &tracer{run: r, result: &result{seen: map[string]bool{"input_ids": true, "attention_mask": true},
+		free:      map[string]bool{},
+		exercised: bounds.WeightSet{}, aside: bounds.WeightSet{}, reached: map[int]map[int]bool{},
+		probed: map[int]map[int]bool{}}}
 }
 
 // leaveOut records the stages and weights that the scope excludes.
@@ -141,7 +144,8 @@ func (t *tracer) golden(name string) (bool, error) {
 		if expert >= 0 {
 			of = "expert"
 		}
-		return false, t.add(report.Check{Tensor: name, Verdict: report.Fail, Reason: fmt.Sprintf("the pack has no such tensor for this %s, though it has for others", of)})
+		return false, t.add(report.Check{Tensor: name, Verdict: report.Fail,
+			Reason: fmt.Sprintf("the pack has no such tensor for this %s, though it has for others", of)})
 	default:
 		t.free[kind] = true
 	}
@@ -195,17 +199,20 @@ func newCourse[V any](t *tracer, value func(*model.Activation) V) *model.Course[
 		}
 		t.seen[name] = true
 		t.begun = append(t.begun, start{l, name, l < len(t.m.Model.Layers) && sameRows(x, t.in)})
-		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedTokens(t.in, x.Rows())).Gather(x.Values, x.Width()))
+		t.noteZeros(name, bounds.SelectRows(x.Values, x.Width(), pack.PaddedTokens(t.in, x.Rows())).Gather(x.Values,
+			x.Width()))
 		return value(x), nil
 	}
-	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions, Given: c.Given, Start: begin}
+	return &model.Course[V]{Embedding: c.Embedding, Layers: c.Layers, Head: c.Head, Predictions: c.Predictions,
+		Given: c.Given, Start: begin}
 }
 
 // noteZeros notes a golden tensor whose compared rows are all zero. A routed expert may give
 // nothing, and a loss be nothing.
 func (t *tracer) noteZeros(name string, want []float32) {
 	_, kind := pack.CutLayer(name)
-	if _, expert := pack.CutExpert(kind); expert < 0 && !pack.IsLoss(name) && !slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
+	if _, expert := pack.CutExpert(kind); expert < 0 && !pack.IsLoss(name) &&
+		!slices.ContainsFunc(want, func(v float32) bool { return v != 0 }) {
 		t.zeros = append(t.zeros, name)
 	}
 }
@@ -226,7 +233,8 @@ func (t *run) onPurpose(name string) bool {
 
 // begin returns a check of a stage, failed if it cannot be compared, skipped if all its rows
 // are padding; the golden tensor, and its rows that are compared.
-func (t *tracer) begin(name string, a *model.Activation) (c report.Check, want []float32, rows *bounds.Rows, err error) {
+func (t *tracer) begin(name string, a *model.Activation) (c report.Check, want []float32, rows *bounds.Rows,
+	err error) {
 	layer, _ := pack.CutLayer(name)
 	e := t.pack.Manifest.Tensors[name]
 	c = report.Check{Tensor: name, DType: e.DType.String(), Shape: e.Shape}

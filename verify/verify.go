@@ -38,7 +38,8 @@ func (t *tracer) unusedLimits() error {
 // config_overrides in force, against pack. The error says why no comparison could
 // be made: tensors that do not fit the config (*weights.MismatchError), an input
 // that is not one, a broken pack.
-func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack.Pack, o Options) (*report.Report, error) {
+func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack.Pack, o Options) (*report.Report,
+	error) {
 	if o.Mode == "" {
 		o.Mode = report.Local
 	}
@@ -110,7 +111,8 @@ func (r *run) verify(ctx context.Context) (found outcome, err error) {
 func (t outcome) withRoundings(ctx context.Context, plain *report.Report) (outcome, *report.Report, error) {
 	rounded, err := t.roundings(t.o.Rounded)
 	if err != nil {
-		plain.Hints = append(plain.Hints, report.Cause{ID: "rounding", Text: "whether weights were rounded is not known: " + err.Error()})
+		plain.Hints = append(plain.Hints, report.Cause{ID: "rounding", Text: "whether weights were rounded is not known: " +
+			err.Error()})
 	}
 	if len(rounded) == 0 {
 		return t, plain, ctx.Err()

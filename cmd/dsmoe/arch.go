@@ -29,7 +29,8 @@ dsmoe help memory  the formulas`,
 	}
 	asJSON := jsonFlag(cmd)
 	seq := 0
-	numberFlag(cmd.Flags(), &seq, "seq", "", "`positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
+	numberFlag(cmd.Flags(), &seq, "seq", "",
+		"`positions` of attention and KV cache, tokens of training (default max_position_embeddings)")
 	compare := addCompareFlags(cmd)
 	cmd.Args, cmd.ValidArgsFunction = compare.args, completeArguments("arch CONFIG")
 	plot := addPlot(cmd, "bars of parameters, and of those that a token uses; --compare: of the choices")
@@ -90,7 +91,8 @@ func addCompareFlags(cmd *cobra.Command) *compareFlags {
 	cmd.RegisterFlagCompletionFunc("compare", completeList(header.Top2, header.Fine, header.Shared))
 	numberFlag(flags, &f.n, "experts", "N", "experts of the conventional layer")
 	numberFlag(flags, &f.k, "active", "K", "experts of it that a token uses")
-	numberFlag(flags, &f.m, splitFlag, "m", "parts that each expert is split into; never more than a config's active experts")
+	numberFlag(flags, &f.m, splitFlag, "m", "parts that each expert is split into; never more than a config's active "+
+		"experts")
 	numberFlag(flags, &f.shared, "shared", "", "experts isolated as shared, of those after the split")
 	numberFlag(flags, &f.hidden, "hidden", "", "hidden_size d, for absolute costs; with --intermediate")
 	numberFlag(flags, &f.intermediate, "intermediate", "", "width d_ff of a conventional expert")

@@ -41,7 +41,8 @@ dsmoe help findings  the kinds of findings`,
 			if *against != "" {
 				return expertsAgainst(cmd, w, *against, *selection, inspect.Grouping(by.value), out)
 			}
-			r, err := experts.Examine(cmd.Context(), w, experts.Options{Selection: *selection, Similarities: *similarities, By: inspect.Grouping(by.value)})
+			r, err := experts.Examine(cmd.Context(), w,
+				experts.Options{Selection: *selection, Similarities: *similarities, By: inspect.Grouping(by.value)})
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}

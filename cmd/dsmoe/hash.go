@@ -25,7 +25,8 @@ dsmoe help hashes  what is hashed, byte by byte`,
 		Annotations: exits("done", ""),
 	}
 	out, selection := addOutput(cmd, text.TSV), addSelection(cmd)
-	by := choice{value: string(stats.HashTensors), words: []string{string(stats.HashTensors), string(stats.HashModules), string(stats.HashModel)}}
+	by := choice{value: string(stats.HashTensors),
+		words: []string{string(stats.HashTensors), string(stats.HashModules), string(stats.HashModel)}}
 	cmd.Flags().Var(&by, "by", "a row for each tensor or module, or for the model alone")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if by.value == string(stats.HashModel) && !selection.All() {

@@ -144,10 +144,12 @@ func valuesOf(src *checkpoint.Checkpoint) (*inspect.Checkpoint, stats.Values, er
 	for i, f := range c.Files {
 		sums, err := src.Checksums(i)
 		if err != nil {
-			c.Findings = append(c.Findings, inspect.Finding{Kind: inspect.Broken, File: f.Name, Cause: "its checksums cannot be read: " + err.Error()})
+			c.Findings = append(c.Findings, inspect.Finding{Kind: inspect.Broken, File: f.Name,
+				Cause: "its checksums cannot be read: " + err.Error()})
 		}
 		for _, s := range sums {
-			v.Parts = append(v.Parts, stats.Part{File: i, Name: s.Name, Tensor: s.Tensor, Offset: s.Offset, Size: s.Size, CRC32: s.CRC32})
+			v.Parts = append(v.Parts, stats.Part{File: i, Name: s.Name, Tensor: s.Tensor, Offset: s.Offset, Size: s.Size,
+				CRC32: s.CRC32})
 		}
 	}
 	return c, v, nil
@@ -221,7 +223,9 @@ func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
 // isNothing says of a directory that it has no part of a checkpoint.
 func isNothing(inv *checkpoint.Inventory) bool {
 	return errors.Is(inv.ConfigErr, fs.ErrNotExist) && len(inv.Files) == 0 &&
-		!slices.ContainsFunc(inv.Problems, func(p checkpoint.Problem) bool { return p.File != "" && p.File != checkpoint.ConfigName })
+		!slices.ContainsFunc(inv.Problems, func(p checkpoint.Problem) bool {
+			return p.File != "" && p.File != checkpoint.ConfigName
+		})
 }
 
 func findings(kind inspect.Kind, problems []checkpoint.Problem) (found []inspect.Finding) {

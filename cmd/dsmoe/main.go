@@ -82,7 +82,9 @@ ones.`,
 	jsonFlag(root) // so that an error has a document
 	root.Flags().MarkHidden("json")
 	root.SetVersionTemplate("dsmoe {{.Version}}\n")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misuse(cmd, err.Error()+nearFlags(cmd, err)) })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return misuse(cmd, err.Error()+nearFlags(cmd, err))
+	})
 	root.SetUsageTemplate(topicsTemplate.Replace(root.UsageTemplate()) + exitStatusTemplate)
 	verify, inspect := newVerify(), newInspect()
 	addColour(verify)
@@ -137,7 +139,8 @@ func newHelp() *cobra.Command {
 			}
 			return topic.Help()
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) (names []cobra.Completion,
+			_ cobra.ShellCompDirective) {
 			if topic, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
 				for _, sub := range topic.Commands() {
 					if sub.IsAvailableCommand() || sub.IsAdditionalHelpTopicCommand() {

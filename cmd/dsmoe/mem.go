@@ -29,7 +29,8 @@ dsmoe help memory  the formulas`,
 	}
 	cmd.ValidArgsFunction = completeArguments("mem CONFIG")
 	out := addOutput(cmd, text.TSV)
-	contexts := cmd.Flags().IntSlice("context", nil, "`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
+	contexts := cmd.Flags().IntSlice("context", nil,
+		"`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
 	batches := cmd.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
 	var dtype weightType
 	cmd.Flags().Var(&dtype, "type", "weights as convert --type writes them")

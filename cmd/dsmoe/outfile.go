@@ -56,7 +56,8 @@ func createFile(path string, inputs ...string) (*outFile, error) {
 	if base == "" {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), errors.New("not the name of a file"))
 	}
-	f.temp, err = os.OpenFile(filepath.Join(dir, "."+base+".partial-"+rand.Text()[:8]), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	temp := filepath.Join(dir, "."+base+".partial-"+rand.Text()[:8])
+	f.temp, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return nil, fileError(path, err)
 	}

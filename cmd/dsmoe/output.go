@@ -112,7 +112,8 @@ type failOn struct{ choice }
 
 // addFailOn adds --fail-on to a command.
 func addFailOn(cmd *cobra.Command) *failOn {
-	f := &failOn{choice{value: string(inspect.Error), words: []string{string(inspect.Notice), string(inspect.Error), "none"}}}
+	f := &failOn{choice{value: string(inspect.Error),
+		words: []string{string(inspect.Notice), string(inspect.Error), "none"}}}
 	cmd.Flags().Var(f, "fail-on", "exit with 1 from this `level` of findings on: notice, error or none")
 	return f
 }

@@ -35,7 +35,8 @@ dsmoe help findings  the kinds of findings`,
 	out.plot = addPlot(cmd, "norms of the rows by layer and expert")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
-			r, err := router.Examine(cmd.Context(), w, router.Options{Selection: *selection, Coupling: *coupling, By: inspect.Grouping(by.value)})
+			r, err := router.Examine(cmd.Context(), w,
+				router.Options{Selection: *selection, Coupling: *coupling, By: inspect.Grouping(by.value)})
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}

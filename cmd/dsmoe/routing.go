@@ -40,7 +40,9 @@ dsmoe help routing  the measures, where choices come from, memory`,
 	}
 	cmd.ValidArgsFunction = completeArguments("routing CHECKPOINT")
 	var sets []string
-	o := routingFlags{reference: choice{words: []string{string(config.Remote), string(config.Native)}}, by: choice{value: string(routing.ByLayer), words: []string{string(routing.ByLayer), string(routing.ByExpert), string(routing.ByPair)}}}
+	o := routingFlags{reference: choice{words: []string{string(config.Remote), string(config.Native)}},
+		by: choice{value: string(routing.ByLayer),
+			words: []string{string(routing.ByLayer), string(routing.ByExpert), string(routing.ByPair)}}}
 	out := addOutput(cmd, text.TSV)
 	out.form.words = append(out.form.words, esftForm)
 	flags := cmd.Flags()
@@ -48,10 +50,12 @@ dsmoe help routing  the measures, where choices come from, memory`,
 	flags.Var(&o.by, "by", "a row for each layer, expert or pair")
 	flags.Var(spansFlag{&o.layers, "layers"}, "layers", "only these `layers`: 1-3,7")
 	flags.Var(spansFlag{&o.experts, "experts"}, "experts", "only rows of these routed `experts`: 0,5-9")
-	flags.StringArrayVar(&sets, "tokens", nil, "`file` of token ids for a forward pass; NAME=FILE several times: sets side by side")
+	flags.StringArrayVar(&sets, "tokens", nil,
+		"`file` of token ids for a forward pass; NAME=FILE several times: sets side by side")
 	flags.Var(&o.random, "random", "random tokens for a forward pass: `BxT`, such as 2x17")
 	numberFlag(flags, &o.seed, "seed", "", "seed of --random")
-	flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default remote for the first DeepSeekMoE and where auto_map names code, else native)")
+	flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default remote "+
+		"for the first DeepSeekMoE and where auto_map names code, else native)")
 	flags.StringVar(&o.config, "config", "", "`path` of the config.json or checkpoint of what was recorded")
 	out.plot = addPlot(cmd, "the load of each expert by layer and expert")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
@@ -127,7 +131,8 @@ func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, 
 	}
 	switch {
 	case logs == nil:
-		return nil, &hinted{fmt.Errorf("%s: %w", text.Quote(path), errors.New("neither a golden pack (manifest.json) nor logs (expert_weights_LAYER.txt)")),
+		return nil, &hinted{fmt.Errorf("%s: %w", text.Quote(path),
+			errors.New("neither a golden pack (manifest.json) nor logs (expert_weights_LAYER.txt)")),
 			"a checkpoint routes tokens: --tokens FILE or --random BxT"}
 	case o.config == "":
 		return nil, misuse(cmd, "logs do not say how many experts there are, and how many each token chooses: --config")
@@ -148,7 +153,8 @@ func (o *routingFlags) compare(cmd *cobra.Command, path string, sets []string) (
 	for i, set := range sets {
 		name, file, ok := strings.Cut(set, "=")
 		if !ok || name == "" || file == "" || slices.Contains(names, name) {
-			return nil, misuse(cmd, fmt.Sprintf("--tokens %s: several sets are NAME=FILE each, with names that differ", text.Quote(set)))
+			return nil, misuse(cmd, fmt.Sprintf("--tokens %s: several sets are NAME=FILE each, with names that differ",
+				text.Quote(set)))
 		}
 		names, sets[i] = append(names, text.Word(name)), file
 	}
@@ -196,13 +202,15 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 		b.add(int64(done - before))
 		before = done
 	}
-	return routing.OfForward(cmd.Context(), routing.Forward{Path: path, Model: m, Input: in, Pages: c, Progress: progress}, options)
+	return routing.OfForward(cmd.Context(), routing.Forward{Path: path, Model: m, Input: in, Pages: c, Progress: progress},
+		options)
 }
 
 // input returns the tokens of the flags.
 func (o *routingFlags) input(vocab int) (*model.Input, error) {
 	if o.tokens == "" {
-		return &model.Input{Batch: o.random.batch, Seq: o.random.seq, InputIDs: synth.Tokens(o.seed, o.random.batch*o.random.seq, vocab)}, nil
+		return &model.Input{Batch: o.random.batch, Seq: o.random.seq,
+			InputIDs: synth.Tokens(o.seed, o.random.batch*o.random.seq, vocab)}, nil
 	}
 	in, err := pack.ReadTokens(o.tokens)
 	if err != nil {
@@ -244,7 +252,8 @@ func (o *routingFlags) recorded(g *routing.Golden, pack *pack.Pack) (*checkpoint
 	if err != nil {
 		return nil, err
 	}
-	if g.Config, err = pack.Config(stored, ""); err != nil || g.Config.TopKMethod != "noaux_tc" || configPath(o.config) == o.config {
+	if g.Config, err = pack.Config(stored, ""); err != nil || g.Config.TopKMethod != "noaux_tc" ||
+		configPath(o.config) == o.config {
 		return nil, err
 	}
 	c, err := checkpoint.Open(o.config)
@@ -291,7 +300,8 @@ func esftLogs(dir string) (files []string, err error) {
 		}
 	}
 	if len(files) > 0 && len(below) > 0 {
-		return nil, fmt.Errorf("%s: %w", text.Quote(dir), errors.New("logs in it and in rank… below it: tokens could be counted twice"))
+		return nil, fmt.Errorf("%s: %w", text.Quote(dir),
+			errors.New("logs in it and in rank… below it: tokens could be counted twice"))
 	}
 	return append(files, below...), nil
 }

@@ -24,14 +24,18 @@ dsmoe help statistics  the columns`,
 		Annotations: exits("done", ""),
 	}
 	out, selection := addOutput(cmd, text.TSV), addSelection(cmd)
-	by := choice{value: string(inspect.ByTensor), words: []string{string(inspect.ByTensor), string(inspect.ByExpert), string(inspect.ByLayer), string(inspect.ByModule)}}
+	by := choice{value: string(inspect.ByTensor),
+		words: []string{string(inspect.ByTensor), string(inspect.ByExpert), string(inspect.ByLayer),
+			string(inspect.ByModule)}}
 	cmd.Flags().Var(&by, "by", "a row for each tensor, expert, layer or module")
 	var shares quantilesFlag
 	cmd.Flags().Var(&shares, "quantiles", "`shares` from 0 to 1 whose quantiles to give: 0.01,0.5,0.99")
-	out.plot = addPlot(cmd, "standard deviations by layer and expert (--by expert) or in bars; by tensor the largest magnitudes by layer and kind")
+	out.plot = addPlot(cmd, "standard deviations by layer and expert (--by expert) or in bars; by tensor the largest "+
+		"magnitudes by layer and kind")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		return readWeights(cmd, args[0], func(w inspect.Weights) error {
-			r, err := stats.Compute(cmd.Context(), w, stats.Options{Selection: *selection, By: inspect.Grouping(by.value), Quantiles: shares})
+			r, err := stats.Compute(cmd.Context(), w,
+				stats.Options{Selection: *selection, By: inspect.Grouping(by.value), Quantiles: shares})
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}

@@ -13,7 +13,8 @@ import (
 var topics embed.FS
 
 // topicsTemplate lists topics as `dsmoe help` takes them.
-var topicsTemplate = strings.NewReplacer("Additional help topics:", "Topics of dsmoe help:", ".CommandPath .CommandPathPadding", ".Name .NamePadding")
+var topicsTemplate = strings.NewReplacer("Additional help topics:", "Topics of dsmoe help:",
+	".CommandPath .CommandPathPadding", ".Name .NamePadding")
 
 // addTopics adds a command without flags for each topic.
 func addTopics(root *cobra.Command) {

@@ -43,19 +43,25 @@ dsmoe help verdicts  what PASS covers, how limits are derived, parts and gradien
 dsmoe help packs     what a golden pack is, and which settings it records`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe verify --layers 2 --html v.html fixtures/v3/checkpoint fixtures/v3/golden-f32`,
-		Args:        expect("CHECKPOINT", "GOLDEN"),
-		Annotations: exits("pass: the checkpoint computes what the reference computed", "fail: the first stage that differs is named"),
+		Args: expect("CHECKPOINT", "GOLDEN"),
+		Annotations: exits("pass: the checkpoint computes what the reference computed",
+			"fail: the first stage that differs is named"),
 	}
 	asJSON := jsonFlag(cmd)
-	o := verifyOptions{mode: choice{"local", []string{"local", "chained"}}, accumulate: choice{"f64", []string{"f64", "f32"}},
-		rotary: choice{"golden", []string{"golden", "compute", "float32"}}, reference: choice{"golden", []string{"golden", "remote", "native"}}, limits: limits{}}
+	o := verifyOptions{mode: choice{"local", []string{"local", "chained"}},
+		accumulate: choice{"f64", []string{"f64", "f32"}},
+		rotary:     choice{"golden", []string{"golden", "compute", "float32"}},
+		reference:  choice{"golden", []string{"golden", "remote", "native"}}, limits: limits{}}
 	cmd.Flags().Var(&o.mode, "mode", "how stages are fed: local or chained")
 	cmd.Flags().Var(&o.accumulate, "accumulate", "precision of the sums: f64, or f32 with wider bounds")
-	cmd.Flags().Var(&o.rotary, "rotary-dtype", "`dtype` of the reference's RoPE angles: what the golden says, compute, or float32")
+	cmd.Flags().Var(&o.rotary, "rotary-dtype",
+		"`dtype` of the reference's RoPE angles: what the golden says, compute, or float32")
 	cmd.Flags().Var(&o.reference, "reference", "`whose` rules to follow: the golden's, or those of remote or native code")
-	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; repeatable")
+	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; "+
+		"repeatable")
 	cmd.Flags().Var(spansFlag{&o.layers, "layers"}, "layers", "compare stages of these `layers` only: 0,3-5")
-	cmd.Flags().StringSliceVar(&o.stages, "stages", nil, "compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
+	cmd.Flags().StringSliceVar(&o.stages, "stages", nil,
+		"compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
 	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
 	cmd.Flags().BoolVar(&o.hash, "hash", false, "also hash the weight files and compare with those that made the pack")
 	files := reportFiles{}
@@ -107,7 +113,8 @@ type verifyOptions struct {
 
 // options turns the flags into those of the library.
 func (o *verifyOptions) options(compute tensor.DType, progress func(done, total int)) verify.Options {
-	options := verify.Options{Mode: report.Mode(o.mode.value), Limits: o.limits, Layers: o.layers, Stages: o.stages, FailFast: o.failFast, Progress: progress}
+	options := verify.Options{Mode: report.Mode(o.mode.value), Limits: o.limits, Layers: o.layers, Stages: o.stages,
+		FailFast: o.failFast, Progress: progress}
 	if o.accumulate.value == "f32" {
 		options.Accumulate = model.Float32
 	}
@@ -172,7 +179,8 @@ func exchanged(path string) error {
 		return err == nil && info.Mode().IsRegular()
 	}
 	if holds(path, "manifest.json") && !holds(path, checkpoint.ConfigName) {
-		return fmt.Errorf("%s: %w", text.Quote(path), errors.New("a golden pack, where CHECKPOINT is expected: dsmoe verify CHECKPOINT GOLDEN"))
+		return fmt.Errorf("%s: %w", text.Quote(path),
+			errors.New("a golden pack, where CHECKPOINT is expected: dsmoe verify CHECKPOINT GOLDEN"))
 	}
 	return nil
 }
@@ -242,7 +250,8 @@ func (f *checkpointFiles) String() string {
 	}
 	var parts []string
 	if state, ok := f.Files[checkpoint.ConfigName]; ok {
-		parts = append(parts, checkpoint.ConfigName+" "+map[string]string{"same": "is the pack's", "differs": "differs from the pack's", "not there": "is not there, but keys in its place"}[state])
+		parts = append(parts, checkpoint.ConfigName+" "+map[string]string{"same": "is the pack's",
+			"differs": "differs from the pack's", "not there": "is not there, but keys in its place"}[state])
 	}
 	for _, state := range slices.Sorted(maps.Keys(count)) {
 		if state != "not hashed" {

@@ -74,12 +74,13 @@ func (u *unwritten) Unwrap() error { return u.error }
 // about is what the files say beside the report.
 func (r *verified) about() report.About {
 	c := &r.Checkpoint
-	about := report.About{Name: fmt.Sprintf("%s against %s", text.Quote(baseName(c.Path)), text.Quote(baseName(c.Golden))), Duration: r.Duration, Facts: []page.Fact{
-		{Name: "dsmoe", Value: r.Version},
-		{Name: "checkpoint", Value: text.Quote(c.Path)},
-		{Name: "pack", Value: text.Quote(c.Golden)},
-		{Name: "took", Value: fmt.Sprintf("%.2f s", r.Duration)},
-	}}
+	about := report.About{Name: fmt.Sprintf("%s against %s", text.Quote(baseName(c.Path)), text.Quote(baseName(c.Golden))),
+		Duration: r.Duration, Facts: []page.Fact{
+			{Name: "dsmoe", Value: r.Version},
+			{Name: "checkpoint", Value: text.Quote(c.Path)},
+			{Name: "pack", Value: text.Quote(c.Golden)},
+			{Name: "took", Value: fmt.Sprintf("%.2f s", r.Duration)},
+		}}
 	if r.Mode != "" {
 		about.Name += ", " + string(r.Mode)
 	}
@@ -107,7 +108,8 @@ func (f *checkpointFiles) sheet(pack map[string]string) *text.Sheet {
 	names := slices.AppendSeq(slices.Collect(maps.Keys(f.Files)), maps.Keys(f.Hashes))
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
-		s.Add(text.Foreign(name), text.Plain(orDash(f.Files[name])), text.Plain(orDash(f.Hashes[name])), text.Plain(orDash(pack[name])))
+		s.Add(text.Foreign(name), text.Plain(orDash(f.Files[name])), text.Plain(orDash(f.Hashes[name])),
+			text.Plain(orDash(pack[name])))
 	}
 	return s
 }

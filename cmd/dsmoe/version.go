@@ -43,7 +43,8 @@ type build struct {
 }
 
 func describeBuild() *build {
-	b := &build{Version: "(unknown)", Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH, Kernels: model.Kernels()}
+	b := &build{Version: "(unknown)", Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+		Kernels: model.Kernels()}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return b
@@ -75,7 +76,8 @@ func (b *build) WriteText(w io.Writer) error {
 	if b.Modified {
 		state = ", with changes"
 	}
-	_, err := fmt.Fprintf(w, "dsmoe %s%s\nkernels %s in use; this processor runs %s\n", b, state, b.Kernels[0], strings.Join(b.Kernels, ", "))
+	_, err := fmt.Fprintf(w, "dsmoe %s%s\nkernels %s in use; this processor runs %s\n", b, state, b.Kernels[0],
+		strings.Join(b.Kernels, ", "))
 	return err
 }
 

@@ -97,7 +97,8 @@ func downloaded(path string) (string, error) {
 	if _, err := os.Stat(name[1]); err == nil {
 		return path, nil // a directory: the path is a mistyped one
 	}
-	return "", Refusal(path, "no such file or directory, and the hub's cache "+text.Quote(hub)+" has no model of this name",
+	return "", Refusal(path, "no such file or directory, and the hub's cache "+text.Quote(hub)+" has no model of this "+
+		"name",
 		"`hf download "+path+"` fetches it")
 }
 

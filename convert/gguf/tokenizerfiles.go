@@ -119,7 +119,8 @@ func (v *vocabulary) tokenizer() (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return tokenizerFile{Version: "1.0", AddedTokens: added, Normalizer: rawJSON(`{"type": "Sequence", "normalizers": []}`),
+	return tokenizerFile{Version: "1.0", AddedTokens: added,
+		Normalizer:   rawJSON(`{"type": "Sequence", "normalizers": []}`),
 		PreTokenizer: pre.json(), PostProcessor: v.postProcessor(),
 		Decoder: rawJSON(`{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}`),
 		Model:   modelFile{Type: "BPE", Vocab: vocab, Merges: merges}}, nil
@@ -251,7 +252,8 @@ func (p preTokenizer) json() any {
 	if p.digits {
 		list = append(list, rawJSON(`{"type": "Digits", "individual_digits": true}`))
 	}
-	list = append(list, rawJSON(`{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}`))
+	list = append(list, rawJSON(`{"type": "ByteLevel", "add_prefix_space": false, `+
+		`"trim_offsets": true, "use_regex": false}`))
 	return map[string]any{"type": "Sequence", "pretokenizers": list}
 }
 

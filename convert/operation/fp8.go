@@ -96,7 +96,8 @@ func (s *scaling) values(data []byte) func(v []float32, i int) { return exactVal
 // eachRow decodes data, elements of the matrix from at on, in runs that lie in one row and one
 // unit, so that runs of the same elements are the same however a tensor is cut. do gets a run,
 // the index of its first element in data, and the place of that in the matrix.
-func (s *scaling) eachRow(data []byte, at int64, decode decoding, do func(x []float32, first, row, col int) error) error {
+func (s *scaling) eachRow(data []byte, at int64, decode decoding,
+	do func(x []float32, first, row, col int) error) error {
 	var room [numbersAtOnce]float32
 	values, cols, unit := decode(data), int64(s.Blocks.Cols), s.unit()
 	n := s.From.Elements(int64(len(data)))

@@ -149,7 +149,8 @@ func (e *encoder) finish() {
 	}
 	if e.ragged > 0 {
 		e.note("the last blocks of some matrices are smaller than %d × %d, as in DeepSeek's files: of %s, the first is %s; "+
-			"transformers takes the blocks of a matrix for equal where it dequantises (without a GPU), and refuses or misreads it",
+			"transformers takes the blocks of a matrix for equal where it dequantises (without a GPU), and refuses or "+
+			"misreads it",
 			fp8Block, fp8Block, text.Plural(e.ragged, "weight"), text.Quote(e.first))
 	}
 }

@@ -55,7 +55,8 @@ func (p *Plan) Header(file int) ([]byte, error) {
 			infos = append(infos, t.Info())
 		}
 	}
-	l, err := p.Format.Layout(infos, format.Head{Keys: p.described.Keys, Shard: file, Shards: len(p.Files), Tensors: len(p.Tensors)})
+	l, err := p.Format.Layout(infos, format.Head{Keys: p.described.Keys, Shard: file, Shards: len(p.Files),
+		Tensors: len(p.Tensors)})
 	if err != nil {
 		return nil, err
 	}

@@ -141,7 +141,8 @@ func (t *Tensor) Encodes() bool {
 // Segment is a run of the output's elements that come from one stored tensor, put
 // through one operation.
 type Segment struct {
-	Tensor    string              `json:"tensor,omitempty"` // as it is stored; empty if no element is read: of synthetic tensors and of scales that are made
+	// as it is stored; empty if no element is read: of synthetic tensors and of scales that are made
+	Tensor    string              `json:"tensor,omitempty"`
 	DType     tensor.DType        `json:"dtype"`            // as it is stored
 	File      int                 `json:"file"`             // index in Sources
 	Offset    int64               `json:"offset"`           // in the file, of the first byte that the segment may read

@@ -36,9 +36,9 @@ type Weight struct {
 	Different int64        `json:"different"` // elements that are not equal, or not finite
 	Relative  *float64     `json:"relative"`  // √(ΣD² / Σb²), in float64; null if b is zero or a number is not finite
 	// Rank is how many singular values of D are beyond what rounding a and b to their dtypes gives:
-	// 1.1·s·(√rows + √columns), s² the mean variance of that rounding, and beyond 10⁻⁵ of the largest. A merged LoRA of rank r
-	// has r. It is null if there are more than MaxRank, and of what is no matrix of plain or FP8 numbers; 0 if rounding
-	// explains D.
+	// 1.1·s·(√rows + √columns), s² the mean variance of that rounding, and beyond 10⁻⁵ of the largest. A merged LoRA of
+	// rank r has r. It is null if there are more than MaxRank, and of what is no matrix of plain or FP8 numbers; 0 if
+	// rounding explains D.
 	Rank *int `json:"rank"`
 	// StableRank is ‖D‖² / σ₁², the effective rank; null where Rank was not measured, or D is zero.
 	StableRank *float64 `json:"stable_rank"`
@@ -57,7 +57,8 @@ func Against(ctx context.Context, w, base inspect.Weights, s inspect.Selection) 
 	r := &Report{Path: w.Path, Base: base.Path, Weights: []Weight{}, NotCompared: []inspect.NotCounted{}}
 	pairs := r.pair(picked, base.List)
 	if len(pairs) == 0 {
-		return nil, fmt.Errorf("%s: no selected weight of %s has a counterpart of its shape", text.Quote(base.Path), text.Quote(w.Path))
+		return nil, fmt.Errorf("%s: no selected weight of %s has a counterpart of its shape", text.Quote(base.Path),
+			text.Quote(w.Path))
 	}
 	reading := w.Reading(ctx)
 	for _, p := range pairs {

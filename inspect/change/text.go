@@ -147,7 +147,8 @@ func (r *Report) Lines() (lines []string) {
 		all.add(&r.Weights[i])
 	}
 	if all.changed == 0 {
-		return append(lines, fmt.Sprintf("against %s: %s compared, and all are equal", text.Word(r.Base), text.Plural(all.weights, "weight")))
+		return append(lines, fmt.Sprintf("against %s: %s compared, and all are equal", text.Word(r.Base),
+			text.Plural(all.weights, "weight")))
 	}
 	lines = append(lines, fmt.Sprintf("against %s: %d of %s changed, by %s of the base's RMS; rank of the changes: %s",
 		text.Word(r.Base), all.changed, text.Plural(all.weights, "weight"), shown(&all), all.rank()))

@@ -230,7 +230,8 @@ func (r *Layer) apart(e *Expert, role table.Role, m *MatrixNumbers, others *peer
 		add("norm", ratio(x.size), ratio(p.Median), "typical magnitude %.4g, the layer's median is %.4g",
 			*ratio(x.size), *ratio(p.Median))
 	}
-	if d, p := inspect.OrNaN(m.Distinct), others.distinct; x.bits == 0 && p != nil && d < p.Median && p.Odd(d, coarseShare*p.Median) {
+	if d, p := inspect.OrNaN(m.Distinct), others.distinct; x.bits == 0 && p != nil && d < p.Median &&
+		p.Odd(d, coarseShare*p.Median) {
 		add("coarse", m.Distinct, &p.Median,
 			"%.0f %% of magnitudes in short runs are different ones, %.0f %% in the layer's median expert: "+
 				"as rounding to few bits leaves behind",

@@ -339,7 +339,8 @@ type twin struct {
 
 // nearTwins finds experts of a layer that are others but for noise, and matrices that are though their experts are
 // not. It leaves out equal ones.
-func nearTwins(x *matrix.Reader, l *layerMLPs, r *Layer, probes []float32, layers int) (found []inspect.Observation, err error) {
+func nearTwins(x *matrix.Reader, l *layerMLPs, r *Layer, probes []float32, layers int) (found []inspect.Observation,
+	err error) {
 	routed := l.routed()
 	twins := make([]twin, len(routed))
 	for i := range routed {

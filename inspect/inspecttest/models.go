@@ -106,8 +106,10 @@ func Model(t testing.TB, k Kind, seed uint64) *Stored {
 	if k.Biases {
 		c = configtest.Fixture(t, "v3/checkpoint")
 	}
-	for key, value := range map[string]string{"hidden_size": "96", "moe_intermediate_size": "40", "intermediate_size": "160",
-		"num_hidden_layers": fmt.Sprint(cmp.Or(k.Layers, 8)), "first_k_dense_replace": "2", "n_shared_experts": "1", "num_nextn_predict_layers": "0"} {
+	for key, value := range map[string]string{"hidden_size": "96", "moe_intermediate_size": "40",
+		"intermediate_size": "160",
+		"num_hidden_layers": fmt.Sprint(cmp.Or(k.Layers, 8)), "first_k_dense_replace": "2", "n_shared_experts": "1",
+		"num_nextn_predict_layers": "0"} {
 		c = Override(t, c, key, value)
 	}
 	m := &made{Kind: k, Rand: rand.New(rand.NewPCG(seed, 11)), c: c, routers: map[int][]float32{},

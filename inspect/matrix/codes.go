@@ -76,8 +76,8 @@ func countDifferent(bits []uint32) int {
 }
 
 // Of numbers that went through 8-bit integers, all are multiples of their group's scale, but for rounding. Larger
-// multiples than largestInteger say little: those of BF16 are off by up to 2⁻⁸ of the number, and so is the scale. Of random numbers a seventh
-// pass, so that leastIntegers of them never do.
+// multiples than largestInteger say little: those of BF16 are off by up to 2⁻⁸ of the number, and so is the scale. Of
+// random numbers a seventh pass, so that leastIntegers of them never do.
 const (
 	largestInteger = 16
 	integerShare   = 0.98

@@ -243,7 +243,8 @@ func (c *Comparison) WriteText(w io.Writer) error {
 	}
 	switch {
 	case unknown > 0:
-		lines = append(lines, fmt.Sprintf("what chance gives is not known: a set has fewer than %d blocks of tokens", fewBlocks))
+		lines = append(lines, fmt.Sprintf("what chance gives is not known: a set has fewer than %d blocks of tokens",
+			fewBlocks))
 	case all == 0:
 		lines = append(lines, "no expert's loads differ by more than chance gives")
 	default:
@@ -280,7 +281,8 @@ func (c *Comparison) most() (lines []string) {
 // Figure draws the differences: of two sets the first's load less the second's, of more the largest less the smallest.
 func (c *Comparison) Figure() page.Figure {
 	cells := inspect.NewCells()
-	m := page.Heatmap{Title: "how the loads of experts differ between " + c.names(), Name: "largest load less the smallest",
+	m := page.Heatmap{Title: "how the loads of experts differ between " + c.names(),
+		Name:     "largest load less the smallest",
 		MarkName: "more than chance gives"}
 	if len(c.Sets) == 2 {
 		m.Scale, m.Name = page.Diverging, fmt.Sprintf("load by %s less load by %s", c.Sets[0].Name, c.Sets[1].Name)

@@ -60,7 +60,8 @@ func OfForward(ctx context.Context, f Forward, o Options) (*Report, error) {
 
 // run runs the first layers and puts what their gates choose into r.
 func (f *Forward) run(ctx context.Context, r *Report, o Options, layers int) error {
-	run := &forward{Report: r, options: o, batch: f.Input.Batch, total: len(f.Input.InputIDs) * layers, progress: f.Progress}
+	run := &forward{Report: r, options: o, batch: f.Input.Batch, total: len(f.Input.InputIDs) * layers,
+		progress: f.Progress}
 	run.passed(0)
 	options := model.Options{Accumulate: model.Float32, Parallelism: f.Threads, Pages: f.Pages}
 	plain := model.NewPlain(options)

@@ -105,8 +105,8 @@ func rows(all []*measured) (found []inspect.Observation) {
 	return found
 }
 
-// blocks returns the numbers that have a neighbour among them, ascending, without a block that ends with the last of n: a
-// padded vocabulary has one. A single zero row is that of the padding token.
+// blocks returns the numbers that have a neighbour among them, ascending, without a block that ends with the last of n:
+// a padded vocabulary has one. A single zero row is that of the padding token.
 func blocks(numbers []int, n int) (all []int) {
 	for first, last := range text.Runs(numbers) {
 		for i := first; i <= last && last > first && last < n-1; i++ {
@@ -176,20 +176,21 @@ func untrained(all []*measured) (found []inspect.Observation) {
 		}
 		if v := ranks[l]; v >= randomRank && others < trainedRank && len(layers) > leastOthers {
 			for _, m := range byLayer[l] {
-				found = append(found, m.about("untrained", inspect.Finite(m.rank), &others, "the attention of layer %d has %.2f of "+
-					"the stable rank of random numbers, that of other layers at most %.2f: as at initialisation", l, v, others))
+				found = append(found, m.about("untrained", inspect.Finite(m.rank), &others,
+					"the attention of layer %d has %.2f of "+
+						"the stable rank of random numbers, that of other layers at most %.2f: as at initialisation", l, v, others))
 			}
 		}
 	}
 	return found
 }
 
-// trendFactor is how many times the typical magnitude of its neighbours a matrix must have, or that fraction of it, to be
-// off the trend.
+// trendFactor is how many times the typical magnitude of its neighbours a matrix must have, or that fraction of it, to
+// be off the trend.
 const trendFactor = 3
 
-// trends finds matrices whose typical magnitude is far from the median of the two layers before and after. The first and
-// the last layer are left out: they differ in healthy models.
+// trends finds matrices whose typical magnitude is far from the median of the two layers before and after. The first
+// and the last layer are left out: they differ in healthy models.
 func trends(all []*measured) (found []inspect.Observation) {
 	kinds, matrices := byKind(all), 0
 	for _, kind := range kinds {
@@ -229,7 +230,8 @@ func trends(all []*measured) (found []inspect.Observation) {
 func coded(all []*measured) (found []inspect.Observation) {
 	for _, m := range all {
 		if m.codeBits > 0 {
-			found = append(found, m.about("low-bits", inspect.Finite(float64(m.codeBits)), nil, "%s", inspect.CodedText(m.codeBits)))
+			found = append(found, m.about("low-bits", inspect.Finite(float64(m.codeBits)), nil, "%s",
+				inspect.CodedText(m.codeBits)))
 		}
 	}
 	return found

@@ -28,8 +28,8 @@ type measured struct {
 // blockSide is how many rows and columns of a matrix are kept, for its rank.
 const blockSide = 1024
 
-// Find reads the weights of w that have numbers, and returns what is odd about them. What cannot be read is an error that
-// names all of it. It takes the memory of two blocks for each worker.
+// Find reads the weights of w that have numbers, and returns what is odd about them. What cannot be read is an error
+// that names all of it. It takes the memory of two blocks for each worker.
 func Find(ctx context.Context, w inspect.Weights) ([]inspect.Observation, error) {
 	x := matrix.NewReader(ctx, w)
 	var all []*measured
@@ -131,7 +131,8 @@ func (m *measured) measureBlock(b *matrix.Matrix) {
 
 // about returns an observation about a weight.
 func (m *measured) about(id string, value, expected *float64, format string, args ...any) inspect.Observation {
-	return inspect.Observation{ID: id, Layer: m.Layer, Experts: []int{}, Tensor: m.Name, Text: fmt.Sprintf(format, args...),
+	return inspect.Observation{ID: id, Layer: m.Layer, Experts: []int{}, Tensor: m.Name,
+		Text:  fmt.Sprintf(format, args...),
 		Value: value, Expected: expected}
 }
 

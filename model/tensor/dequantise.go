@@ -95,7 +95,8 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, scales []float3
 // tiny says whether n elements from column col on have a scale, of the row's, so small that a product
 // may be zero though neither factor is.
 func (b *Blocks) tiny(scales []float32, col, n int) bool {
-	return slices.ContainsFunc(scales[col/b.BlockCols:(col+n-1)/b.BlockCols+1], func(s float32) bool { return abs32(s) < 0x1p-126 })
+	return slices.ContainsFunc(scales[col/b.BlockCols:(col+n-1)/b.BlockCols+1],
+		func(s float32) bool { return abs32(s) < 0x1p-126 })
 }
 
 // runs calls f for the parts i … j of n elements from column col on that lie in one block.

@@ -10,8 +10,9 @@ import (
 // computes what Fp8Quantize of transformers does on CPU: codes of x·f and the scale 1/f, where f is
 // the form's largest code times the reciprocal of the block's largest magnitude, each rounded to F32.
 type Encoder struct {
-	Form        *Form // the form of the codes
-	PowersOfTwo bool  // scales are powers of two, as with scale_fmt ue8m0: the least with which no number is beyond the largest code
+	Form *Form // the form of the codes
+	// scales are powers of two, as with scale_fmt ue8m0: the least with which no number is beyond the largest code
+	PowersOfTwo bool
 }
 
 // leastScale is the least scale, the least normal number: smaller ones are less precise, and their

@@ -15,9 +15,10 @@ import (
 // product with its scale rounded to F32, as the reference has it, of a block type what the
 // block stands for.
 type Loss struct {
-	Rounded   int64 `json:"rounded"`    // another number in the output, of none of the kinds below
-	Denormal  int64 `json:"denormal"`   // the same, of a source below the least normal number of the target dtype
-	Flushed   int64 `json:"flushed"`    // not zero in the source, but zero in the target dtype; of a block type, with their whole block
+	Rounded  int64 `json:"rounded"`  // another number in the output, of none of the kinds below
+	Denormal int64 `json:"denormal"` // the same, of a source below the least normal number of the target dtype
+	// not zero in the source, but zero in the target dtype; of a block type, with their whole block
+	Flushed   int64 `json:"flushed"`
 	Overflow  int64 `json:"overflow"`   // finite in the source, but infinite or NaN in the target dtype
 	NotFinite int64 `json:"not_finite"` // infinite or NaN in the source, and so in the output
 

@@ -108,7 +108,8 @@ func halfSteps(h []float32, b []byte, d DType) {
 		oneScale(h, getF16(b), getF16(b[2:]), func(i int) int { return low(b[8:], i) + fifth(b[4:], i) }, math.MaxInt)
 	case MXFP4:
 		var unit [32]float32
-		kernel.Widen(unit[:], append([]byte{b[0]}, []byte("\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11")...), kernel.MXFP4)
+		kernel.Widen(unit[:], append([]byte{b[0]},
+			[]byte("\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11\x11")...), kernel.MXFP4)
 		for i := range h { // in units of half the least magnitude; 12 stands for numbers to 16
 			h[i] = unit[0] * [...]float32{0.5, 0.5, 0.5, 0.5, 1, 1, 2, 4}[low(b[1:], i)&7]
 		}
@@ -144,7 +145,8 @@ type BeyondError struct {
 
 // Error gives both numbers.
 func (e *BeyondError) Error() string {
-	return fmt.Sprintf("element %d is %v, but its %s block has %v there, more than half a step away", e.Element, e.Source, e.DType, e.Block)
+	return fmt.Sprintf("element %d is %v, but its %s block has %v there, more than half a step away", e.Element, e.Source,
+		e.DType, e.Block)
 }
 
 // beyond returns the index of the first number of x that is not within half a step (see
@@ -300,7 +302,8 @@ func minimumSteps(h []float32, b []byte, d DType) {
 	if d == Q5_K {
 		codes, most = b[48:], 31
 	}
-	moved := float32(float32(most)*(float32(0.5*super)+float32(63*errorF16(super)))) + float32(0.5*superMin) + float32(63*errorF16(superMin))
+	moved := float32(float32(most)*(float32(0.5*super)+float32(63*errorF16(super)))) + float32(0.5*superMin) +
+		float32(63*errorF16(superMin))
 	for p := range 8 {
 		scale, _ := kernel.ScaleMin(p, packed)
 		for i := range 32 {

@@ -53,7 +53,8 @@ func documents(r *report.Report, printed string) error {
 	}
 	var j jsonReport
 	var x junitReport
-	if err := errors.Join(json.Unmarshal([]byte(asJSON.String()), &j), xml.Unmarshal([]byte(junit.String()), &x)); err != nil {
+	if err := errors.Join(json.Unmarshal([]byte(asJSON.String()), &j),
+		xml.Unmarshal([]byte(junit.String()), &x)); err != nil {
 		return err
 	}
 	if _, err := verifytest.Schema(junit.String()); err != nil {
@@ -122,7 +123,8 @@ func sameFailures(j *jsonReport, x *junitReport, page []string, printed string) 
 	all := strings.Join(page, "\n")
 	for i, c := range j.Checks {
 		junit := x.Cases[i].Failure
-		if failed := c.Verdict == "fail"; failed != (junit != nil) || failed != (len(c.Failed) > 0 || failed && c.Reason != "") {
+		if failed := c.Verdict == "fail"; failed != (junit != nil) ||
+			failed != (len(c.Failed) > 0 || failed && c.Reason != "") {
 			return fmt.Errorf("%s: %s: JUnit says otherwise, or nothing that it failed by", c.Tensor, c.Verdict)
 		} else if !failed {
 			continue

@@ -87,7 +87,8 @@ func run(fixtures, only string, packs []string, chained bool) (table, said strin
 		return "", "", err
 	}
 	var t strings.Builder
-	fmt.Fprintf(&t, "| mistake | cause | %s |\n|---%s|\n", strings.Join(headings(packs), " | "), strings.Repeat("|---", len(packs)+1))
+	fmt.Fprintf(&t, "| mistake | cause | %s |\n|---%s|\n", strings.Join(headings(packs), " | "),
+		strings.Repeat("|---", len(packs)+1))
 	for i, m := range chosen {
 		fmt.Fprintf(&t, "| %s | %s | %s |\n", m.name, m.cause, strings.Join(cells[i], " | "))
 	}

@@ -67,20 +67,23 @@ func ofGate() []mistake {
 		}},
 		{"routed_scaling_factor doubled", "routed-scale", topKWeight, "", func(s *subject) bool {
 			_, was := s.config.TopKWeights()
-			if !s.set(map[string]string{"routed_scaling_factor": strconv.FormatFloat(2*s.config.RoutedScalingFactor, 'g', -1, 64)}) {
+			factor := strconv.FormatFloat(2*s.config.RoutedScalingFactor, 'g', -1, 64)
+			if !s.set(map[string]string{"routed_scaling_factor": factor}) {
 				return false
 			}
 			_, is := s.config.TopKWeights()
 			return was != is
 		}},
 		{"groups that the reference has not", "group-mask", topKIdx, "in whose place it is", func(s *subject) bool {
-			return s.config.TopKMethod == "greedy" && s.set(map[string]string{"topk_method": `"group_limited_greedy"`, "n_group": "4", "topk_group": "1"})
+			return s.config.TopKMethod == "greedy" &&
+				s.set(map[string]string{"topk_method": `"group_limited_greedy"`, "n_group": "4", "topk_group": "1"})
 		}},
 		{"groups ignored", "group-mask", topKIdx, "in whose place it is", func(s *subject) bool {
 			return s.config.TopKGroup < s.config.NGroup && s.set(map[string]string{"n_group": "1", "topk_group": "1"})
 		}},
 		{"topk_group less 1", "topk-group", topKIdx, "the score of group ", func(s *subject) bool {
-			return s.config.TopKGroup > 1 && s.config.TopKGroup < s.config.NGroup && s.set(map[string]string{"topk_group": strconv.Itoa(s.config.TopKGroup - 1)})
+			return s.config.TopKGroup > 1 && s.config.TopKGroup < s.config.NGroup &&
+				s.set(map[string]string{"topk_group": strconv.Itoa(s.config.TopKGroup - 1)})
 		}},
 		{"n_group doubled", "group-count", topKIdx, "in whose place it is", func(s *subject) bool {
 			return s.config.TopKGroup < s.config.NGroup && s.set(map[string]string{"n_group": strconv.Itoa(2 * s.config.NGroup)})
@@ -88,10 +91,11 @@ func ofGate() []mistake {
 		{"num_experts_per_tok less 1", "experts-per-token", topKIdx, "", func(s *subject) bool {
 			return s.set(map[string]string{"num_experts_per_tok": strconv.Itoa(s.config.NumExpertsPerTok - 1)})
 		}},
-		{"e_score_correction_bias zero", "", topKIdx, "in whose place it is", editing("{moe}gate.e_score_correction_bias", func(t *tensor.Tensor) bool {
-			clear(t.Data)
-			return true
-		})},
+		{"e_score_correction_bias zero", "", topKIdx, "in whose place it is",
+			editing("{moe}gate.e_score_correction_bias", func(t *tensor.Tensor) bool {
+				clear(t.Data)
+				return true
+			})},
 		{"the router's rows rotated", "router-rows", gateLogits, "", editing("{moe}gate.weight", func(t *tensor.Tensor) bool {
 			return reorder(t, func(r int) int { return (r + 1) % t.Shape[0] })
 		})},
@@ -102,7 +106,8 @@ func ofGate() []mistake {
 			s.edit("{moe}gate.e_score_correction_bias", rows)
 			return s.edit("{moe}gate.weight", rows) && s.permute(order)
 		}},
-		{"a row of the router × 1.01", "", gateLogits, "row 3 of {moe}gate.weight", scaling("{moe}gate.weight", 1.01, rowOf(3))},
+		{"a row of the router × 1.01", "", gateLogits, "row 3 of {moe}gate.weight",
+			scaling("{moe}gate.weight", 1.01, rowOf(3))},
 	}
 }
 
@@ -135,26 +140,34 @@ func ofExperts() []mistake {
 		{"gate and up of a dense MLP exchanged", "gate-up-swapped", "{dense}output", "", func(s *subject) bool {
 			return s.swapProjections("{dense}gate_proj", "{dense}up_proj")
 		}},
-		{"gate and up of shared experts exchanged", "gate-up-swapped", "{moe}shared_experts.output", "", func(s *subject) bool {
-			return s.swapProjections("{moe}shared_experts.gate_proj", "{moe}shared_experts.up_proj")
-		}},
-		{"one expert zero", "", experts, "hint       weight-zero: {moe}experts.{e}.down_proj.weight", editing("{moe}experts.{e}.down_proj.weight", func(t *tensor.Tensor) bool {
-			clear(t.Data)
-			return true
-		})},
-		{"the shared experts zero", "", "{moe}shared_experts.output", "hint       weight-zero", editing("{moe}shared_experts.down_proj.weight", func(t *tensor.Tensor) bool {
-			clear(t.Data)
-			return true
-		})},
+		{"gate and up of shared experts exchanged", "gate-up-swapped", "{moe}shared_experts.output", "",
+			func(s *subject) bool {
+				return s.swapProjections("{moe}shared_experts.gate_proj", "{moe}shared_experts.up_proj")
+			}},
+		{"one expert zero", "", experts, "hint       weight-zero: {moe}experts.{e}.down_proj.weight",
+			editing("{moe}experts.{e}.down_proj.weight", func(t *tensor.Tensor) bool {
+				clear(t.Data)
+				return true
+			})},
+		{"the shared experts zero", "", "{moe}shared_experts.output", "hint       weight-zero",
+			editing("{moe}shared_experts.down_proj.weight", func(t *tensor.Tensor) bool {
+				clear(t.Data)
+				return true
+			})},
 		{"one expert's up_proj is another's", "", experts, "tokens of expert ", func(s *subject) bool {
-			return s.swap("{moe}experts.{e}.up_proj.weight", "{moe}experts."+strconv.Itoa((s.expert+1)%s.config.NRoutedExperts)+".up_proj.weight")
+			return s.swap("{moe}experts.{e}.up_proj.weight",
+				"{moe}experts."+strconv.Itoa((s.expert+1)%s.config.NRoutedExperts)+".up_proj.weight")
 		}},
-		{"one neuron of an expert zero", "", experts, "expert {e}, neuron 5:", scaling("{moe}experts.{e}.up_proj.weight", 0, rowOf(5))},
-		{"one neuron of a dense MLP × 1.1", "", "{dense}output", "neuron 5:", scaling("{dense}up_proj.weight", 1.1, rowOf(5))},
-		{"one weight of an expert doubled", "", experts, "all in tokens of expert ", scaling("{moe}experts.{e}.down_proj.weight", 2, element(100))},
+		{"one neuron of an expert zero", "", experts, "expert {e}, neuron 5:",
+			scaling("{moe}experts.{e}.up_proj.weight", 0, rowOf(5))},
+		{"one neuron of a dense MLP × 1.1", "", "{dense}output", "neuron 5:",
+			scaling("{dense}up_proj.weight", 1.1, rowOf(5))},
+		{"one weight of an expert doubled", "", experts, "all in tokens of expert ",
+			scaling("{moe}experts.{e}.down_proj.weight", 2, element(100))},
 		{"a channel of all experts × 1.02", "", experts, "all in column 20", func(s *subject) bool {
 			for e := range s.config.NRoutedExperts {
-				if !s.edit("{moe}experts."+strconv.Itoa(e)+".down_proj.weight", func(t *tensor.Tensor) bool { return scale(t, 1.02, row(t, 20)) }) {
+				if !s.edit("{moe}experts."+strconv.Itoa(e)+".down_proj.weight",
+					func(t *tensor.Tensor) bool { return scale(t, 1.02, row(t, 20)) }) {
 					return false
 				}
 			}
@@ -178,7 +191,8 @@ func ofAttention() []mistake {
 		return func(s *subject) bool {
 			return s.edit("{attn}kv_b_proj.weight", func(t *tensor.Tensor) bool {
 				c := s.config
-				return t.DType == tensor.BF16 && reorder(t, func(r int) int { return order(r, c.NumAttentionHeads, c.QKNopeHeadDim, c.VHeadDim) })
+				return t.DType == tensor.BF16 && reorder(t,
+					func(r int) int { return order(r, c.NumAttentionHeads, c.QKNopeHeadDim, c.VHeadDim) })
 			})
 		}
 	}
@@ -196,35 +210,46 @@ func ofAttention() []mistake {
 		})
 	}
 	return []mistake{
-		{"rows of q_proj for the other RoPE layout", "rope-permutation", "{attn}q_proj.output", "", permuted("q_proj", head, rotated)},
-		{"rows of q_b_proj for the other RoPE layout", "rope-permutation", "{attn}q_b_proj.output", "", permuted("q_b_proj", head, rotated)},
-		{"rows of k_proj for the other RoPE layout", "rope-permutation", "{attn}k_proj.output", "", permuted("k_proj", head, rotated)},
-		{"rows of kv_a_proj_with_mqa for the other RoPE layout", "rope-permutation", "{attn}kv_a_proj_with_mqa.output", "", permuted("kv_a_proj_with_mqa", latent, rotated)},
+		{"rows of q_proj for the other RoPE layout", "rope-permutation", "{attn}q_proj.output", "",
+			permuted("q_proj", head, rotated)},
+		{"rows of q_b_proj for the other RoPE layout", "rope-permutation", "{attn}q_b_proj.output", "",
+			permuted("q_b_proj", head, rotated)},
+		{"rows of k_proj for the other RoPE layout", "rope-permutation", "{attn}k_proj.output", "",
+			permuted("k_proj", head, rotated)},
+		{"rows of kv_a_proj_with_mqa for the other RoPE layout", "rope-permutation", "{attn}kv_a_proj_with_mqa.output", "",
+			permuted("kv_a_proj_with_mqa", latent, rotated)},
 		{"v_proj transposed", "transposed", "{attn}v_proj.output", "", transposed("v_proj")},
 		{"o_proj transposed", "transposed", "{attn}o_proj.output", "", transposed("o_proj")},
-		{"q_proj and k_proj exchanged", "projections-exchanged", "{attn}q_proj.output", "", func(s *subject) bool { return s.swapProjections("{attn}q_proj", "{attn}k_proj") }},
-		{"k_proj and v_proj exchanged", "projections-exchanged", "{attn}k_proj.output", "", func(s *subject) bool { return s.swapProjections("{attn}k_proj", "{attn}v_proj") }},
-		{"keys and values of kv_b_proj exchanged", "keys-values-exchanged", "{attn}kv_b_proj.output", "", kvB(func(r, _, nope, v int) int {
-			if i := r % (nope + v); i < v {
-				return r - i + nope + i
-			} else {
-				return r - v
-			}
-		})},
-		{"all keys of kv_b_proj first", "keys-values-exchanged", "{attn}kv_b_proj.output", "", kvB(func(r, heads, nope, v int) int {
-			if r < heads*nope {
-				return r/nope*(nope+v) + r%nope
-			}
-			r -= heads * nope
-			return r/v*(nope+v) + nope + r%v
-		})},
+		{"q_proj and k_proj exchanged", "projections-exchanged", "{attn}q_proj.output", "",
+			func(s *subject) bool { return s.swapProjections("{attn}q_proj", "{attn}k_proj") }},
+		{"k_proj and v_proj exchanged", "projections-exchanged", "{attn}k_proj.output", "",
+			func(s *subject) bool { return s.swapProjections("{attn}k_proj", "{attn}v_proj") }},
+		{"keys and values of kv_b_proj exchanged", "keys-values-exchanged", "{attn}kv_b_proj.output", "",
+			kvB(func(r, _, nope, v int) int {
+				if i := r % (nope + v); i < v {
+					return r - i + nope + i
+				} else {
+					return r - v
+				}
+			})},
+		{"all keys of kv_b_proj first", "keys-values-exchanged", "{attn}kv_b_proj.output", "",
+			kvB(func(r, heads, nope, v int) int {
+				if r < heads*nope {
+					return r/nope*(nope+v) + r%nope
+				}
+				r -= heads * nope
+				return r/v*(nope+v) + nope + r%v
+			})},
 		{"num_attention_heads doubled", "head-count", attended, "", func(s *subject) bool {
 			n := strconv.Itoa(2 * s.config.NumAttentionHeads)
 			return !s.config.LatentAttention() && s.set(map[string]string{"num_attention_heads": n, "num_key_value_heads": n})
 		}},
-		{"a row of o_proj × 1.02", "", "{attn}o_proj.output", "that is row 3 of {attn}o_proj.weight", scaling("{attn}o_proj.weight", 1.02, rowOf(3))},
-		{"one weight of o_proj doubled", "", "{attn}o_proj.output", "row 0 of {attn}o_proj.weight", scaling("{attn}o_proj.weight", 2, element(7))},
-		{"scales of q_b_proj transposed", "scales-transposed", "{attn}q_b_proj.output", "", editing("{attn}q_b_proj.weight_scale_inv", transposeScales)},
+		{"a row of o_proj × 1.02", "", "{attn}o_proj.output", "that is row 3 of {attn}o_proj.weight",
+			scaling("{attn}o_proj.weight", 1.02, rowOf(3))},
+		{"one weight of o_proj doubled", "", "{attn}o_proj.output", "row 0 of {attn}o_proj.weight",
+			scaling("{attn}o_proj.weight", 2, element(7))},
+		{"scales of q_b_proj transposed", "scales-transposed", "{attn}q_b_proj.output", "",
+			editing("{attn}q_b_proj.weight_scale_inv", transposeScales)},
 		{"scales of a dense MLP transposed", "scales-transposed", "{dense}output", "", func(s *subject) bool {
 			gate := s.edit("{dense}gate_proj.weight_scale_inv", transposeScales)
 			up := s.edit("{dense}up_proj.weight_scale_inv", transposeScales)
@@ -266,27 +291,32 @@ func ofRotary() []mistake {
 			if s.config.RopeScaling != nil {
 				return false
 			}
-			return s.set(map[string]string{"rope_theta": "10100.0"}) || s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":10100.0}`})
+			return s.set(map[string]string{"rope_theta": "10100.0"}) ||
+				s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":10100.0}`})
 		}},
 		{"rope_interleave the other way", "rope-layout", attended, "", func(s *subject) bool {
-			return s.set(map[string]string{"rope_interleave": strconv.FormatBool(!s.config.RopeInterleave)}) && s.config.LatentAttention() && s.config.ModelType == "deepseek_v3"
+			return s.set(map[string]string{"rope_interleave": strconv.FormatBool(!s.config.RopeInterleave)}) &&
+				s.config.LatentAttention() && s.config.ModelType == "deepseek_v3"
 		}},
 		{"RoPE scaled where the reference does not", "rope-scaling", attended, "", func(s *subject) bool {
 			if s.config.RopeScaling != nil {
 				return false
 			}
 			return s.set(map[string]string{"rope_scaling": `{"type":"linear","factor":2.0}`}) && s.config.RopeScaling != nil ||
-				s.set(map[string]string{"rope_parameters": `{"rope_type":"yarn","rope_theta":10000.0,"factor":4.0,"original_max_position_embeddings":32}`})
+				s.set(map[string]string{"rope_parameters": `{"rope_type":"yarn","rope_theta":10000.0,"factor":4.0,` +
+					`"original_max_position_embeddings":32}`})
 		}},
 		{"RoPE not scaled where the reference does", "rope-scaling", attended, "", func(s *subject) bool {
-			return s.config.RopeScaling != nil && s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":10000.0}`})
+			return s.config.RopeScaling != nil &&
+				s.set(map[string]string{"rope_parameters": `{"rope_type":"default","rope_theta":10000.0}`})
 		}},
 		{"mscale missing", "yarn-mscale", attended, "", func(s *subject) bool {
 			scaling := s.config.RopeScaling
 			if scaling == nil {
 				return false
 			}
-			return s.set(map[string]string{"rope_parameters": `{"rope_type":"yarn","rope_theta":10000.0,"factor":` + strconv.FormatFloat(scaling.Factor, 'g', -1, 64) +
+			return s.set(map[string]string{"rope_parameters": `{"rope_type":"yarn","rope_theta":10000.0,"factor":` +
+				strconv.FormatFloat(scaling.Factor, 'g', -1, 64) +
 				`,"original_max_position_embeddings":32,"mscale":0,"mscale_all_dim":0}`})
 		}},
 		{"RoPE's angles in float32", "rotary-dtype", attended, "", func(s *subject) bool {
@@ -300,16 +330,20 @@ func ofNorms() []mistake {
 	const input = "model.layers.1.input_layernorm"
 	return []mistake{
 		{"rms_norm_eps 1e-5", "norm-eps", "model.layers.0.input_layernorm.output", "", setting("rms_norm_eps", "1e-5")},
-		{"a norm's weight less 1", "norm-off-by-one", input + ".output", "", editing(input+".weight", func(t *tensor.Tensor) bool {
-			return apply(t, every(t), func(v float32) float32 { return v - 1 })
-		})},
-		{"the last norm's weight plus 1", "norm-off-by-one", "model.norm.output", "", editing("model.norm.weight", func(t *tensor.Tensor) bool {
-			return apply(t, every(t), func(v float32) float32 { return v + 1 })
-		})},
-		{"the last norm's weight all 1", "", "model.norm.output", "", editing("model.norm.weight", func(t *tensor.Tensor) bool {
-			return apply(t, every(t), func(float32) float32 { return 1 })
-		})},
-		{"one element of a norm × 1.01", "", input + ".output", "all in column 3", scaling(input+".weight", 1.01, element(3))},
+		{"a norm's weight less 1", "norm-off-by-one", input + ".output", "",
+			editing(input+".weight", func(t *tensor.Tensor) bool {
+				return apply(t, every(t), func(v float32) float32 { return v - 1 })
+			})},
+		{"the last norm's weight plus 1", "norm-off-by-one", "model.norm.output", "",
+			editing("model.norm.weight", func(t *tensor.Tensor) bool {
+				return apply(t, every(t), func(v float32) float32 { return v + 1 })
+			})},
+		{"the last norm's weight all 1", "", "model.norm.output", "",
+			editing("model.norm.weight", func(t *tensor.Tensor) bool {
+				return apply(t, every(t), func(float32) float32 { return 1 })
+			})},
+		{"one element of a norm × 1.01", "", input + ".output", "all in column 3",
+			scaling(input+".weight", 1.01, element(3))},
 		{"two layers exchanged", "layers-exchanged", "model.layers.{last}.input_layernorm.output", "", exchangeLayers},
 	}
 }
@@ -328,25 +362,29 @@ func exchangeLayers(s *subject) bool {
 
 func ofNumbers() []mistake {
 	return []mistake{
-		{"rows of the embedding rotated", "", "model.embed_tokens.output", "", editing("model.embed_tokens.weight", func(t *tensor.Tensor) bool {
-			return reorder(t, func(r int) int { return (r + 1) % t.Shape[0] })
-		})},
+		{"rows of the embedding rotated", "", "model.embed_tokens.output", "",
+			editing("model.embed_tokens.weight", func(t *tensor.Tensor) bool {
+				return reorder(t, func(r int) int { return (r + 1) % t.Shape[0] })
+			})},
 		{"the embedding for the head", "", "lm_head.output", "", func(s *subject) bool {
 			w, err := s.Tensor("model.embed_tokens.weight")
 			s.err = err
 			s.changed["lm_head.weight"] = w
 			return s.has("lm_head.weight")
 		}},
-		{"a row of lm_head × 1.03", "", "lm_head.output", "row 3 of lm_head.weight", scaling("lm_head.weight", 1.03, rowOf(3))},
-		{"NaN in o_proj", "weight-not-finite", "{attn}o_proj.output", "{attn}o_proj.weight holds NaN at [10 7]", editing("{attn}o_proj.weight", func(t *tensor.Tensor) bool {
-			if t.DType != tensor.BF16 {
-				return false
-			}
-			binary.LittleEndian.PutUint16(t.Data[2*(10*t.Shape[1]+7):], 0x7fc0)
-			return true
-		})},
-		{"lm_head × 1e38, which overflows", "overflow", "lm_head.output", "", editing("lm_head.weight", func(t *tensor.Tensor) bool {
-			return apply(t, every(t), func(v float32) float32 { return float32(math.Copysign(3e38, float64(v))) })
-		})},
+		{"a row of lm_head × 1.03", "", "lm_head.output", "row 3 of lm_head.weight",
+			scaling("lm_head.weight", 1.03, rowOf(3))},
+		{"NaN in o_proj", "weight-not-finite", "{attn}o_proj.output", "{attn}o_proj.weight holds NaN at [10 7]",
+			editing("{attn}o_proj.weight", func(t *tensor.Tensor) bool {
+				if t.DType != tensor.BF16 {
+					return false
+				}
+				binary.LittleEndian.PutUint16(t.Data[2*(10*t.Shape[1]+7):], 0x7fc0)
+				return true
+			})},
+		{"lm_head × 1e38, which overflows", "overflow", "lm_head.output", "",
+			editing("lm_head.weight", func(t *tensor.Tensor) bool {
+				return apply(t, every(t), func(v float32) float32 { return float32(math.Copysign(3e38, float64(v))) })
+			})},
 	}
 }

@@ -35,7 +35,8 @@ type subject struct {
 }
 
 func newSubject(c *checkpoint.Checkpoint, p *pack.Pack) *subject {
-	s := &subject{checkpoint: c, config: c.Config, golden: p, changed: map[string]tensor.Tensor{}, options: verify.Options{Parallelism: 1}}
+	s := &subject{checkpoint: c, config: c.Config, golden: p, changed: map[string]tensor.Tensor{},
+		options: verify.Options{Parallelism: 1}}
 	for !c.Config.IsMoE(s.moe) {
 		s.moe++
 	}
@@ -52,10 +53,12 @@ func newSubject(c *checkpoint.Checkpoint, p *pack.Pack) *subject {
 func (s *subject) make(m mistake) bool { return s.err == nil && m.make(s) && s.err == nil }
 
 // expand replaces {moe} by the first layer's MLP that has experts, {dense} by one that has
-// none, {attn} by an attention, {last} by the number of the last layer but one, and {e} by the number of an expert that is reached.
+// none, {attn} by an attention, {last} by the number of the last layer but one, and {e} by the number of an expert that
+// is reached.
 func (s *subject) expand(name string) string {
 	return strings.NewReplacer("{moe}", fmt.Sprintf("model.layers.%d.mlp.", s.moe), "{dense}", "model.layers.0.mlp.",
-		"{attn}", "model.layers.1.self_attn.", "{e}", strconv.Itoa(s.expert), "{last}", strconv.Itoa(s.config.NumHiddenLayers-2)).Replace(name)
+		"{attn}", "model.layers.1.self_attn.", "{e}", strconv.Itoa(s.expert), "{last}",
+		strconv.Itoa(s.config.NumHiddenLayers-2)).Replace(name)
 }
 
 // Tensors implements weights.Source.

@@ -80,7 +80,8 @@ func (a *Analysis) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 }
 
 // scores are Scores with these roundings to a dtype.
-func (a *Analysis) scores(q, k *Value, first, n int, s *model.Scoring, rounds func(tensor.DType, float64, float64) (float64, float64)) *Value {
+func (a *Analysis) scores(q, k *Value, first, n int, s *model.Scoring,
+	rounds func(tensor.DType, float64, float64) (float64, float64)) *Value {
 	q, k = a.settle(q), a.settle(k)
 	y := &Value{Activation: a.plain.Scores(q.wide(), k.wide(), first, n, &model.Scoring{By: 1})}
 	y.DType = q.DType

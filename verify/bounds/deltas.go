@@ -81,7 +81,8 @@ func (a *Analysis) linearDeltas(sums []float32, x *Value, l *model.Linear) (unit
 		errorsOf = func(w *model.Weight, first, n int) model.Weight {
 			return float32Rows(w, n, steps[first*w.Shape[1]:(first+n)*w.Shape[1]])
 		}
-	} else if !w.DType.Blocked() && !w.DType.Scaled() && !how.Denormals { // a power of two, which takes part in no product, is divided by 2^(bits-1) here
+	} else if !w.DType.Blocked() && !w.DType.Scaled() && !how.Denormals {
+		// A power of two, which takes part in no product, is divided by 2^(bits-1) here.
 		errorsOf, factor = powersOfTwo, math.Exp2(2-2*float64(PrecisionOf(w.DType).bits))/12
 	}
 	a.scratch(func() *model.Activation {

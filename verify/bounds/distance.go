@@ -28,7 +28,8 @@ type Distances struct {
 // factor.
 func Measure(x *Value, want []float32, selected *Rows, factor float64) *Distances {
 	p, width := PrecisionOf(x.DType), x.Width()
-	d := &Distances{Finite: true, Worst: selected.Compared[0] * width, Columns: make([]bool, width), Rows: make([]bool, x.Rows())}
+	d := &Distances{Finite: true, Worst: selected.Compared[0] * width, Columns: make([]bool, width),
+		Rows: make([]bool, x.Rows())}
 	sums := make([]float64, width) // of z², per column
 	var total, sigmas, goldens float64
 	ambiguous := 0

@@ -25,8 +25,10 @@ type Gradients struct {
 	// Wanted reports whether the gradient of a weight is to be computed; OnWeight is called with it.
 	Wanted   func(weight string) bool
 	OnWeight func(weight string, gradient *Value, by WeightSet) error // may not be nil where Wanted is true
-	shared   map[string]*Value                                        // gradients that another operation will add to: of a tied embedding
-	Tied     string                                                   // the weight that the embedding and the head share; empty if none
+	// gradients that another operation will add to: of a tied embedding
+	shared map[string]*Value
+	// the weight that the embedding and the head share; empty if none
+	Tied string
 }
 
 // adjoint is the gradient of a value while its consumers add to it.
@@ -238,7 +240,10 @@ func (g *Gradients) Linear(x *Value, l *model.Linear) *Value {
 			return err
 		}
 		ones := matrix{1, d.rows, slices.Repeat([]float32{1}, d.rows), nil}
-		if err := g.handOn(&l.Bias, by, func() *Value { return g.gradient(g.product(ones, dT, d.rows), d.cols) }); err != nil {
+		if err := g.handOn(&l.Bias, by, func() *Value {
+			return g.gradient(g.product(ones, dT, d.rows),
+				d.cols)
+		}); err != nil {
 			return err
 		}
 		w := matrix{d.cols, in, g.plain.Values(&l.Weight), g.weightSigmas(&l.Weight)}
@@ -446,7 +451,8 @@ func (g *Gradients) Softmax(x *Value) *Value {
 		exact := y.sigma == nil // the golden's
 		dx, n := g.Adjoint(x), len(y.Values)
 		dx.addWeights(by)
-		dx.rows = &softmaxErrors{make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, y.Rows()), make([]float64, y.Rows())}
+		dx.rows = &softmaxErrors{make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n),
+			make([]float64, y.Rows()), make([]float64, y.Rows())}
 		g.plain.Each(y.Rows(), 16*n, func(t int) {
 			if exact {
 				clear(own[t*y.Width() : (t+1)*y.Width()])

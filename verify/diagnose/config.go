@@ -73,7 +73,8 @@ func undoMissingScaling(s config.RopeScaling) func(x *Trial) string {
 		x.Config.RopeScaling = &s
 		what := fmt.Sprintf("%s, factor %g", s.Type, s.Factor)
 		if s.Type == "yarn" {
-			what += fmt.Sprintf(", original_max_position_embeddings %d, mscale and mscale_all_dim %g", s.OriginalMaxPositionEmbeddings, s.MScale)
+			what += fmt.Sprintf(", original_max_position_embeddings %d, mscale and mscale_all_dim %g",
+				s.OriginalMaxPositionEmbeddings, s.MScale)
 		}
 		return fmt.Sprintf("config.json has no rope_scaling, and the reference ran as with %s", what)
 	}
@@ -84,7 +85,8 @@ func undoHeads(heads int) func(x *Trial) string {
 	return func(x *Trial) string {
 		c := &x.Config
 		was, kv := c.NumAttentionHeads, c.NumKeyValueHeads*heads/c.NumAttentionHeads
-		if c.LatentAttention() || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 || kv*was != c.NumKeyValueHeads*heads {
+		if c.LatentAttention() || heads == was || c.HiddenSize%(2*heads) != 0 || kv < 1 ||
+			kv*was != c.NumKeyValueHeads*heads {
 			return ""
 		}
 		c.NumAttentionHeads, c.NumKeyValueHeads = heads, kv
@@ -115,7 +117,8 @@ func undoRotaryDType(x *Trial) string {
 func undoLayout(x *Trial) string {
 	x.Config.RopeInterleave = !x.Config.RopeInterleave
 	layouts := map[bool]string{true: "interleaved pairs", false: "halves"}
-	return fmt.Sprintf("the reference rotates %s, here it is %s", layouts[x.Config.RopeInterleave], layouts[!x.Config.RopeInterleave])
+	return fmt.Sprintf("the reference rotates %s, here it is %s", layouts[x.Config.RopeInterleave],
+		layouts[!x.Config.RopeInterleave])
 }
 
 func undoMScale(mscale float64) func(x *Trial) string {

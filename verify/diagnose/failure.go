@@ -73,7 +73,8 @@ func (f *Failure) notFiniteWeights() ([]report.Cause, error) {
 	}
 	return f.findWeights(func(name string, w tensor.Tensor) *report.Cause {
 		if i, v := FirstNotFinite(w); i >= 0 {
-			return &report.Cause{ID: "weight-not-finite", Text: fmt.Sprintf("%s holds %s at %v", name, report.Number(v), report.Unflatten(i, w.Shape))}
+			return &report.Cause{ID: "weight-not-finite",
+				Text: fmt.Sprintf("%s holds %s at %v", name, report.Number(v), report.Unflatten(i, w.Shape))}
 		}
 		return nil
 	})
@@ -84,13 +85,18 @@ func (f *Failure) notFiniteWeights() ([]report.Cause, error) {
 func (f *Failure) overflows() (causes []report.Cause) {
 	find := func(x []float32) int { return slices.IndexFunc(x, func(v float32) bool { return !bounds.Finite(v) }) }
 	if i := find(f.Got.Values); i >= 0 {
-		causes = append(causes, report.Cause{ID: "overflow", Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.Pack.DType, report.Number(f.Got.Values[i]), f.place(i))})
+		causes = append(causes, report.Cause{ID: "overflow",
+			Text: fmt.Sprintf("what is computed from finite weights and inputs exceeds %s: %s at %v", f.Pack.DType,
+				report.Number(f.Got.Values[i]), f.place(i))})
 	}
 	if i := find(f.Scores); i >= 0 {
-		causes = append(causes, report.Cause{ID: "overflow", Text: fmt.Sprintf("the scores that experts are chosen by are not finite, the first is %s: no choice can be compared", report.Number(f.Scores[i]))})
+		causes = append(causes, report.Cause{ID: "overflow",
+			Text: fmt.Sprintf("the scores that experts are chosen by are not finite, the first is %s: no choice can be compared",
+				report.Number(f.Scores[i]))})
 	}
 	if i := find(f.Want); i >= 0 {
-		causes = append(causes, report.Cause{ID: "reference-overflow", Text: fmt.Sprintf("the golden holds %s: the reference exceeded %s", report.Number(f.Want[i]), f.Pack.DType)})
+		causes = append(causes, report.Cause{ID: "reference-overflow",
+			Text: fmt.Sprintf("the golden holds %s: the reference exceeded %s", report.Number(f.Want[i]), f.Pack.DType)})
 	}
 	return causes
 }
@@ -155,8 +161,9 @@ type Trial struct {
 	In      model.Input                               // tokens and mask
 	Options model.Options                             // of the pass
 	Around  func(bounds.Arithmetic) bounds.Arithmetic // puts an operation in another's place
-	Proves  func(x *bounds.Value) bool                // what the failed stage must satisfy beside its limits; nil if nothing
-	Rounded bounds.Roundings                          // weights that the reference had before they were rounded
+	// what the failed stage must satisfy beside its limits; nil if nothing
+	Proves  func(x *bounds.Value) bool
+	Rounded bounds.Roundings // weights that the reference had before they were rounded
 }
 
 // NewTrial returns a trial in which nothing is undone yet.

@@ -16,7 +16,8 @@ import (
 
 func undoNormTopK(x *Trial) string {
 	x.Config.NormTopKProb = !x.Config.NormTopKProb
-	return fmt.Sprintf("the reference ran with norm_topk_prob %v, here it is %v", x.Config.NormTopKProb, !x.Config.NormTopKProb)
+	return fmt.Sprintf("the reference ran with norm_topk_prob %v, here it is %v", x.Config.NormTopKProb,
+		!x.Config.NormTopKProb)
 }
 
 func undoGroups(x *Trial) string {
@@ -42,7 +43,8 @@ func undoExpertsPerTok(x *Trial) string {
 func undoNoGroups(n, chosen int) func(x *Trial) string {
 	return func(x *Trial) string {
 		c := &x.Config
-		if c.LimitsGroups() && c.TopKGroup < c.NGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 || chosen*(c.NRoutedExperts/n) < c.NumExpertsPerTok || !c.LatentAttention() {
+		if c.LimitsGroups() && c.TopKGroup < c.NGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 ||
+			chosen*(c.NRoutedExperts/n) < c.NumExpertsPerTok || !c.LatentAttention() {
 			return ""
 		}
 		c.NGroup, c.TopKGroup = n, chosen
@@ -57,7 +59,8 @@ func undoNoGroups(n, chosen int) func(x *Trial) string {
 func undoTopKGroup(n int) func(x *Trial) string {
 	return func(x *Trial) string {
 		was := x.Config.TopKGroup
-		if !x.Config.LimitsGroups() || n == was || n*(x.Config.NRoutedExperts/x.Config.NGroup) < x.Config.NumExpertsPerTok || n == x.Config.NGroup {
+		if !x.Config.LimitsGroups() || n == was || n*(x.Config.NRoutedExperts/x.Config.NGroup) < x.Config.NumExpertsPerTok ||
+			n == x.Config.NGroup {
 			return "" // all groups: no limit
 		}
 		x.Config.TopKGroup = n
@@ -70,7 +73,8 @@ func undoNGroup(n int) func(x *Trial) string {
 	return func(x *Trial) string {
 		c := &x.Config
 		was := c.NGroup
-		if !c.LimitsGroups() || c.TopKGroup >= was || n == was || n <= c.TopKGroup || c.NRoutedExperts%n != 0 || c.NRoutedExperts/n < 2 || c.TopKGroup*(c.NRoutedExperts/n) < c.NumExpertsPerTok {
+		if !c.LimitsGroups() || c.TopKGroup >= was || n == was || n <= c.TopKGroup || c.NRoutedExperts%n != 0 ||
+			c.NRoutedExperts/n < 2 || c.TopKGroup*(c.NRoutedExperts/n) < c.NumExpertsPerTok {
 			return ""
 		}
 		c.NGroup = n

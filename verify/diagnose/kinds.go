@@ -20,7 +20,8 @@ type mistake struct {
 
 // What the mistakes of a kind of module are first seen at.
 var (
-	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output", "self_attn.kv_a_layernorm.output", pack.LastNorm}
+	normStages = []string{"input_layernorm.output", "post_attention_layernorm.output", "self_attn.q_a_layernorm.output",
+		"self_attn.kv_a_layernorm.output", pack.LastNorm}
 
 	// Where a pack has them, of RoPE and of what else decides who attends to whom.
 	ropeStages   = []string{pack.RotaryCos, pack.AttnWeights, pack.Attended}

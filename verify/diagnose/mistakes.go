@@ -80,7 +80,8 @@ func weightMistakes(f *Failure) []mistake {
 		{id: "mtp-norms", kinds: []string{"enorm.output"}, undo: undoPredictionNorms},
 		{id: "mtp-copy", kinds: []string{"enorm.output", pack.PredictedLogits}, undo: undoCopies},
 		{id: "mtp-halves", kinds: []string{pack.PredictedFrom}, undo: undoHalves},
-		{id: "experts-renumbered", kinds: []string{pack.GateLogits}, also: []string{pack.ExpertsOutput, expertGate, expertUp, pack.ExpertOutput, pack.ProbeOutput}, undo: undoRenumbered},
+		{id: "experts-renumbered", kinds: []string{pack.GateLogits},
+			also: []string{pack.ExpertsOutput, expertGate, expertUp, pack.ExpertOutput, pack.ProbeOutput}, undo: undoRenumbered},
 		{id: "router-rows", kinds: []string{pack.GateLogits}, unless: "experts-renumbered", undo: undoRouterRows},
 	}...)
 	switch kind, _ := pack.CutExpert(f.Kind); kind {
@@ -89,9 +90,11 @@ func weightMistakes(f *Failure) []mistake {
 	case pack.ProbeOutput:
 		list = append(list, f.probeMistakes()...)
 	}
-	for _, pair := range [][2]table.Role{{table.QProj, table.KProj}, {table.QProj, table.VProj}, {table.QProj, table.OProj},
+	for _, pair := range [][2]table.Role{{table.QProj, table.KProj}, {table.QProj, table.VProj},
+		{table.QProj, table.OProj},
 		{table.KProj, table.VProj}, {table.KProj, table.OProj}, {table.VProj, table.OProj}} {
-		list = append(list, mistake{id: "projections-exchanged", kinds: stageOf(pair[0]), also: stageOf(pair[1]), undo: undoExchanged(pair[0], pair[1])})
+		list = append(list, mistake{id: "projections-exchanged", kinds: stageOf(pair[0]), also: stageOf(pair[1]),
+			undo: undoExchanged(pair[0], pair[1])})
 	}
 	list = append(list, mistake{id: "keys-values-exchanged", kinds: stageOf(table.KVBProj), undo: undoKVB(false)},
 		mistake{id: "keys-values-exchanged", kinds: stageOf(table.KVBProj), undo: undoKVB(true)})
@@ -99,8 +102,10 @@ func weightMistakes(f *Failure) []mistake {
 		list = append(list, mistake{id: "transposed", kinds: stageOf(proj), undo: undoTransposed(proj)},
 			mistake{id: "scales-transposed", kinds: stageOf(proj), undo: undoProjectionScales(proj)})
 	}
-	for _, parts := range [][]bool{{true, true, true}, {true, false, false}, {false, true, false}, {true, true, false}, {false, false, true}} {
-		list = append(list, mistake{id: "scales-transposed", kinds: slices.Concat(gateStages, upStages, pack.MLPOutputs), whole: f.hasKind(f.gateStage()), undo: undoMLPScales(parts)})
+	for _, parts := range [][]bool{{true, true, true}, {true, false, false}, {false, true, false}, {true, true, false},
+		{false, false, true}} {
+		list = append(list, mistake{id: "scales-transposed", kinds: slices.Concat(gateStages, upStages, pack.MLPOutputs),
+			whole: f.hasKind(f.gateStage()), undo: undoMLPScales(parts)})
 	}
 	for _, proj := range []table.Role{table.QProj, table.KProj, table.QBProj, table.KVAProjWithMQA} {
 		list = append(list, mistake{id: "rope-permutation", kinds: stageOf(proj), undo: undoPermuted(proj, true)},
@@ -113,7 +118,8 @@ func weightMistakes(f *Failure) []mistake {
 func (f *Failure) expertMistakes(kind string) (list []mistake) {
 	kinds, whole, probes := []string{kind}, kind == expertGate, []string{pack.ProbeOutput}
 	for _, e := range f.suspects() {
-		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, whole: whole, unless: "gate-up-swapped", undo: undoGateUpOf(e)})
+		list = append(list, mistake{id: "gate-up-swapped", kinds: kinds, whole: whole, unless: "gate-up-swapped",
+			undo: undoGateUpOf(e)})
 	}
 	for _, by := range rotations(f.Model.Config.NRoutedExperts) {
 		list = append(list, mistake{id: "experts-rotated", kinds: kinds, also: probes, whole: whole, undo: undoRotated(by)})
@@ -156,7 +162,8 @@ func (f *Failure) probeMistakes() []mistake {
 	list := []mistake{{id: "gate-up-swapped", kinds: []string{pack.ProbeOutput}, undo: undoGateUpOf(e)}}
 	for _, other := range f.wrongProbes() {
 		if other > e { // experts before this one are right
-			list = append(list, mistake{id: "experts-swapped", kinds: []string{pack.ProbeOutput}, also: []string{pack.ProbeOutput}, undo: undoSwapped([2]int{e, other})})
+			list = append(list, mistake{id: "experts-swapped", kinds: []string{pack.ProbeOutput},
+				also: []string{pack.ProbeOutput}, undo: undoSwapped([2]int{e, other})})
 		}
 	}
 	return list

@@ -15,7 +15,8 @@ import (
 
 // productStages are what a product is first seen at.
 var productStages = slices.Concat(pack.MLPOutputs, gateStages, upStages, attendStages,
-	[]string{pack.GateLogits, pack.Logits, pack.ExpertOutput, pack.PredictedFrom, pack.PredictedLogits}, stagesOf(projections))
+	[]string{pack.GateLogits, pack.Logits, pack.ExpertOutput, pack.PredictedFrom, pack.PredictedLogits},
+	stagesOf(projections))
 
 // stagesOf are the stages of projections of the attention.
 func stagesOf(projections []table.Role) (kinds []string) {
@@ -30,7 +31,8 @@ func productMistakes() (list []mistake) {
 	for _, cut := range []bool{false, true} {
 		list = append(list,
 			mistake{id: "tf32-products", kinds: productStages, unless: "tf32-products",
-				undo: undoShortProducts(11, cut, "TF32 numbers, of 10 bits of mantissa (allow_tf32, or float32_matmul_precision high)")},
+				undo: undoShortProducts(11, cut, "TF32 numbers, of 10 bits of mantissa (allow_tf32, or float32_matmul_precision "+
+					"high)")},
 			mistake{id: "bf16-products", kinds: productStages, unless: "bf16-products",
 				undo: undoShortProducts(8, cut, "BF16 numbers, of 7 bits of mantissa (float32_matmul_precision medium)")})
 	}

@@ -54,7 +54,8 @@ func undoLayer(other int) func(x *Trial) string {
 			return ""
 		}
 		*x.layer = ownLayer(&f.Model.Model.Layers[other])
-		return fmt.Sprintf("the weights of model.layers.%d are not its own: with those of model.layers.%d it is right", f.Layer, other)
+		return fmt.Sprintf("the weights of model.layers.%d are not its own: with those of model.layers.%d it is right",
+			f.Layer, other)
 	}
 }
 
@@ -62,7 +63,8 @@ func undoLayer(other int) func(x *Trial) string {
 func undoNormOffset(by float32) func(x *Trial) string {
 	return func(x *Trial) string {
 		x.Around = func(a bounds.Arithmetic) bounds.Arithmetic { return &normOffset{a, x.failed.Name, by} }
-		x.Rounded = bounds.Roundings{strings.TrimSuffix(x.failed.Name, ".output") + ".weight": bounds.AllRounded("stored off by 1")}
+		x.Rounded = bounds.Roundings{strings.TrimSuffix(x.failed.Name, ".output") +
+			".weight": bounds.AllRounded("stored off by 1")}
 		maps.Copy(x.Rounded, x.failed.Rounded)
 		if by > 0 {
 			return "the weight is the reference's less 1, as for a norm that multiplies with 1 + weight"

@@ -24,8 +24,8 @@ type Side struct {
 type Status string
 
 // The statuses, from best to worst. Equal is every value, to the bit (of codes with
-// scales, the dequantised ones; a NaN of another dtype, and of codes, is equal to any). Close is every value of one side being that
-// of the other rounded to its dtype, what a cast leaves, and finite where that is finite.
+// scales, the dequantised ones; a NaN of another dtype, and of codes, is equal to any). Close is every value of one
+// side being that of the other rounded to its dtype, what a cast leaves, and finite where that is finite.
 const (
 	Equal   Status = "equal"
 	Close   Status = "close"
@@ -81,7 +81,8 @@ type Finding struct {
 	NonFinite int64         `json:"non_finite"`        // different elements of which one or both are not finite
 	OnlyA     int64         `json:"non_finite_a"`      // elements that are not finite in A alone
 	OnlyB     int64         `json:"non_finite_b"`      // elements that are not finite in B alone
-	Worst     int64         `json:"worst"`             // flat index of MaxAbs, or of the first different element if no finite one differs
+	// flat index of MaxAbs, or of the first different element if no finite one differs
+	Worst int64 `json:"worst"`
 }
 
 // Compare compares the configs, and every tensor of a with that of b.

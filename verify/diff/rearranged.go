@@ -23,12 +23,13 @@ import (
 // Rearranged is weights of a layer that A and B hold in different places, each the other's
 // value or its rounding.
 type Rearranged struct {
-	Module    string       `json:"module"`           // of the MLPs: "model.layers.3.mlp"
-	Experts   []Renumbered `json:"experts"`          // whose number is another, by that of A
-	Router    Router       `json:"router,omitempty"` // how its rows stand to renumbered experts; "" if neither are renumbered
-	Regrouped bool         `json:"regrouped"`        // experts of one of the n_group groups of A are of several in B
-	Exchanged []string     `json:"exchanged"`        // MLPs, named as in A, whose gate_proj is B's up_proj and the reverse
-	Rows      []Renumbered `json:"rows"`             // of the router, whose number is another though no expert's is
+	Module  string       `json:"module"`  // of the MLPs: "model.layers.3.mlp"
+	Experts []Renumbered `json:"experts"` // whose number is another, by that of A
+	// how its rows stand to renumbered experts; "" if neither are renumbered
+	Router    Router       `json:"router,omitempty"`
+	Regrouped bool         `json:"regrouped"` // experts of one of the n_group groups of A are of several in B
+	Exchanged []string     `json:"exchanged"` // MLPs, named as in A, whose gate_proj is B's up_proj and the reverse
+	Rows      []Renumbered `json:"rows"`      // of the router, whose number is another though no expert's is
 }
 
 // Renumbered is a routed expert, or its row of the router.

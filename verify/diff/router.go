@@ -141,7 +141,8 @@ func (s Side) find(name string) *weights.Weight {
 
 // sameRow says whether row i of x and row j of y are the same, or the other's rounding.
 func (s *search) sameRow(x *weights.Weight, i int, y *weights.Weight, j int) (bool, error) {
-	if len(x.Shape) == 0 || len(y.Shape) == 0 || x.Shape[0] <= i || y.Shape[0] <= j || x.Len()/x.Shape[0] != y.Len()/y.Shape[0] || !decodes(x) || !decodes(y) {
+	if len(x.Shape) == 0 || len(y.Shape) == 0 || x.Shape[0] <= i || y.Shape[0] <= j ||
+		x.Len()/x.Shape[0] != y.Len()/y.Shape[0] || !decodes(x) || !decodes(y) {
 		return false, nil
 	}
 	n := x.Len() / x.Shape[0]

@@ -23,12 +23,15 @@ type Manifest struct {
 	Mode            string                    `json:"mode"`             // "eval" or "train"
 	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // keys of config.json that the reference ran with
-	Config          jsontext.Value            `json:"config"`           // config.json of the checkpoint; nil in packs of before it was recorded
-	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> "sha256:…"
-	Weights         string                    `json:"weights"`          // describes weights that are in no file
-	Partial         string                    `json:"partial"`          // why the pack proves less on purpose; empty if it does not
-	Absent          Absent                    `json:"absent"`           // what was left out on purpose
-	LayerInputs     map[string]LayerInput     `json:"layer_inputs"`     // by the layer's number: of those whose input is in the pack
+	// config.json of the checkpoint; nil in packs of before it was recorded
+	Config     jsontext.Value    `json:"config"`
+	Checkpoint map[string]string `json:"checkpoint"` // file -> "sha256:…"
+	Weights    string            `json:"weights"`    // describes weights that are in no file
+	// why the pack proves less on purpose; empty if it does not
+	Partial string `json:"partial"`
+	Absent  Absent `json:"absent"` // what was left out on purpose
+	// by the layer's number: of those whose input is in the pack
+	LayerInputs map[string]LayerInput `json:"layer_inputs"`
 	// Noise is how far another order of sums moved a gradient, by its name; of other stages it is
 	// for people.
 	Noise   map[string]Noise  `json:"noise"`
@@ -107,7 +110,8 @@ type Precision struct {
 
 // String prints the settings in torch's words.
 func (p *Precision) String() string {
-	return fmt.Sprintf("matmul_tf32 %t, cudnn_tf32 %t, reduced_bf16_sums %t, reduced_fp16_sums %t, float32_matmul_precision %s",
+	return fmt.Sprintf("matmul_tf32 %t, cudnn_tf32 %t, reduced_bf16_sums %t, reduced_fp16_sums %t, "+
+		"float32_matmul_precision %s",
 		p.MatmulTF32, p.CuDNNTF32, p.ReducedBF16Sums, p.ReducedFP16Sums, p.Float32)
 }
 
@@ -255,7 +259,8 @@ func (m *Manifest) checkProbes() (problems []error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Tensors)) {
 		if l, _ := CutLayer(name); IsProbe(name) && !slices.Contains(m.Probes[strconv.Itoa(l)].Experts, ProbedExpert(name)) {
-			problems = append(problems, fmt.Errorf("manifest.json: tensors: %.120q: probes does not say which rows it is of", name))
+			problems = append(problems, fmt.Errorf("manifest.json: tensors: %.120q: probes does not say which rows it is of",
+				name))
 		}
 	}
 	return problems

@@ -204,7 +204,8 @@ func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 	}
 	t, ok := p.loaded[name]
 	if !ok || t.DType != e.DType || !slices.Equal(t.Shape, e.Shape) {
-		return tensor.Tensor{}, p.Fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", text.Quote(e.File), text.Quote(name), t.DType, t.Shape, e.DType, e.Shape))
+		return tensor.Tensor{}, p.Fault(fmt.Sprintf("%s: %s: file has %s %v, manifest.json says %s %v", text.Quote(e.File),
+			text.Quote(name), t.DType, t.Shape, e.DType, e.Shape))
 	}
 	return t, nil
 }

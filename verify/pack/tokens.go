@@ -47,7 +47,8 @@ func readSmall(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxTokensFile {
-		return nil, fmt.Errorf("%s: %w", text.Quote(path), fmt.Errorf("not a regular file of at most %s", text.Bytes(maxTokensFile)))
+		return nil, fmt.Errorf("%s: %w", text.Quote(path),
+			fmt.Errorf("not a regular file of at most %s", text.Bytes(maxTokensFile)))
 	}
 	return os.ReadFile(path)
 }
@@ -121,7 +122,8 @@ func lists(value jsontext.Value) (all, shape []int, err error) {
 	}
 	for i, row := range rows {
 		if len(row) != len(rows[0]) {
-			return nil, nil, fmt.Errorf("%d numbers in list %d, %d in the first: sequences have one length, with %s 0 where there is padding", len(row), i, len(rows[0]), attentionMask)
+			return nil, nil, fmt.Errorf("%d numbers in list %d, %d in the first: sequences have one length, with %s 0 where "+
+				"there is padding", len(row), i, len(rows[0]), attentionMask)
 		}
 		all = append(all, row...)
 	}

@@ -110,7 +110,8 @@ func (p *Pattern) cells() string {
 // heatmap draws the pattern of a check.
 func (c *Check) heatmap() page.Heatmap {
 	p := c.Pattern
-	m := page.Heatmap{Title: "residual of " + c.Tensor, Name: "residual, " + p.Unit, RowName: "token", ColName: "channel", Scale: page.Log}
+	m := page.Heatmap{Title: "residual of " + c.Tensor, Name: "residual, " + p.Unit, RowName: "token", ColName: "channel",
+		Scale: page.Log}
 	if strings.HasSuffix(c.Tensor, pack.Grad) {
 		m.RowName, m.ColName = "row", "column"
 	}
@@ -243,14 +244,16 @@ var expert = regexp.MustCompile(`\.experts\.\d+\.`)
 // stages is a heatmap of the layers' stages, or of their gradients: one row for each layer, a
 // column for each kind.
 func (r *Report) stages(gradients, judged bool) page.Heatmap {
-	m := page.Heatmap{Title: "stages of the layers", Name: shareName(judged), RowName: "layer", Scale: page.Log, MarkName: "failed", NoValue: "not there, or not measured"}
+	m := page.Heatmap{Title: "stages of the layers", Name: shareName(judged), RowName: "layer", Scale: page.Log,
+		MarkName: "failed", NoValue: "not there, or not measured"}
 	worst := map[[2]int]Check{} // by row and column
 	for _, c := range r.Checks {
 		if c.Layer() < 0 || strings.HasSuffix(c.Tensor, pack.Grad) != gradients {
 			continue
 		}
 		_, kind := pack.CutLayer(c.Tensor)
-		at := [2]int{indexIn(&m.Rows, fmt.Sprint(c.Layer())), indexIn(&m.Columns, expert.ReplaceAllString(strings.TrimSuffix(text.Line(kind), ".output"), ".experts.*."))}
+		at := [2]int{indexIn(&m.Rows, fmt.Sprint(c.Layer())),
+			indexIn(&m.Columns, expert.ReplaceAllString(strings.TrimSuffix(text.Line(kind), ".output"), ".experts.*."))}
 		if before, ok := worst[at]; !ok || worse(c, before) {
 			worst[at] = c
 		}
@@ -291,14 +294,16 @@ func indexIn(list *[]string, s string) int {
 
 // checksSheet has a row for each check.
 func (r *Report) checksSheet() *text.Sheet {
-	s := text.NewSheet("tensor", "verdict", ">of_limit", ">z", ">rms_of_z", ">sees", ">rel_rms", ">max_abs", "dtype", "shape", "why")
+	s := text.NewSheet("tensor", "verdict", ">of_limit", ">z", ">rms_of_z", ">sees", ">rel_rms", ">max_abs", "dtype",
+		"shape", "why")
 	for _, c := range r.Checks {
 		z := text.Real(c.Z)
 		if c.inSigmas() {
 			z = text.Plain(orInfinite(c.Z))
 		}
 		shape := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.Shape), "[]"), " ", " × ")
-		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), text.Plain(percent(c.Margin)), z, text.Real(c.RMSZ), text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
+		s.Add(text.Foreign(c.Tensor), text.Plain(string(c.Verdict)), text.Plain(percent(c.Margin)), z, text.Real(c.RMSZ),
+			text.Real(c.Sees), text.Real(c.RelRMS), text.Real(c.MaxAbs),
 			text.Plain(c.DType), text.Plain(shape), text.Plain(c.failureText()))
 	}
 	return s
@@ -314,12 +319,15 @@ func (r *Report) pageRouting(p *page.Page) {
 	if len(r.Routing.Layers) == 0 {
 		return
 	}
-	s := text.NewSheet("layer", ">choices", ">the_same", ">exact_ties", ">within_the_noise", ">differ", ">pinned", ">not_pinned", ">experts", ">never_chosen", ">busiest")
-	m := page.Heatmap{Title: "load of the routed experts", Name: "choices", RowName: "layer", ColName: "routed expert", MarkName: "never chosen"}
+	s := text.NewSheet("layer", ">choices", ">the_same", ">exact_ties", ">within_the_noise", ">differ", ">pinned",
+		">not_pinned", ">experts", ">never_chosen", ">busiest")
+	m := page.Heatmap{Title: "load of the routed experts", Name: "choices", RowName: "layer", ColName: "routed expert",
+		MarkName: "never chosen"}
 	for _, l := range r.Routing.Layers {
 		idle := len(l.Load) - len(slices.DeleteFunc(slices.Clone(l.Load), func(n int) bool { return n == 0 }))
 		s.Add(text.Plain(l.Layer), text.Whole(l.Choices), text.Whole(l.Same), text.Whole(l.ExactTies), text.Whole(l.NearTies),
-			text.Whole(l.Mismatches), text.Whole(l.Pinned), text.Whole(l.Choices-l.Pinned), text.Whole(len(l.Load)), text.Whole(idle), text.Whole(slices.Max(l.Load)))
+			text.Whole(l.Mismatches), text.Whole(l.Pinned), text.Whole(l.Choices-l.Pinned), text.Whole(len(l.Load)),
+			text.Whole(idle), text.Whole(slices.Max(l.Load)))
 		m.Rows = append(m.Rows, strings.TrimPrefix(l.Layer, "model.layers."))
 		row := make([]float64, len(l.Load))
 		for e, n := range l.Load {

@@ -91,7 +91,8 @@ func (r *Report) WriteJUnit(w io.Writer, about About) error {
 		}
 		s.Out = &junitText{block(out.String())}
 	}
-	suites := junitSuites{Name: "dsmoe verify", Time: s.Time, Tests: s.Tests, Failures: s.Failures, Errors: s.Errors, Suite: s}
+	suites := junitSuites{Name: "dsmoe verify", Time: s.Time, Tests: s.Tests, Failures: s.Failures, Errors: s.Errors,
+		Suite: s}
 	document, err := xml.MarshalIndent(suites, "", "  ")
 	if err != nil {
 		return err
@@ -160,7 +161,8 @@ func (r *Report) summary() string {
 	case Inconclusive:
 		return text.Line("not a pass: " + strings.Join(r.Reasons, "; "))
 	}
-	s := fmt.Sprintf("%d of %d golden tensors were held to their limits and none is beyond; %d of %d weights took part", c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
+	s := fmt.Sprintf("%d of %d golden tensors were held to their limits and none is beyond; %d of %d weights took part",
+		c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
 	if c.Experts > 0 {
 		s += fmt.Sprintf("; %s were reached", c.byExperts())
 	}

@@ -15,7 +15,8 @@ func (c *Check) Exceeded() (beyond []Measure) {
 		return nil
 	}
 	for _, m := range []Measure{
-		{"z", c.Z, l.Z}, {"rms_z", c.RMSZ, l.RMSZ}, {"row_z", c.RowZ, l.RowZ}, {"column_z", c.ColumnZ, l.ColumnZ}, {"neuron_z", c.NeuronZ, l.NeuronZ},
+		{"z", c.Z, l.Z}, {"rms_z", c.RMSZ, l.RMSZ}, {"row_z", c.RowZ, l.RowZ}, {"column_z", c.ColumnZ, l.ColumnZ},
+		{"neuron_z", c.NeuronZ, l.NeuronZ},
 		{"rel_rms", c.RelRMS, l.RelRMS}, {"row_rms", c.RowRMS, l.RowRMS}, {"max_rms", c.MaxRMS, l.MaxRMS},
 	} {
 		if m.Limit > 0 && (m.Value == nil || !(*m.Value <= m.Limit)) {
@@ -36,7 +37,8 @@ func (c *Check) failureText() string {
 	}
 	var words []string
 	for _, m := range c.Failed {
-		words = append(words, fmt.Sprintf("%s %s, limit %s", c.measureName(m.Name), orInfinite(m.Value), text.Figure("%.3g", m.Limit)))
+		words = append(words, fmt.Sprintf("%s %s, limit %s", c.measureName(m.Name), orInfinite(m.Value),
+			text.Figure("%.3g", m.Limit)))
 	}
 	return strings.Join(words, "; ")
 }

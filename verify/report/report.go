@@ -34,20 +34,22 @@ type Report struct {
 	Hints []Cause `json:"hints"`
 	// Rounding is not nil if weights are held to what a conversion's rounding may have done
 	// to them: then a pass is one within that.
-	Rounding   *Rounding `json:"rounding"`
-	Scope      Scope     `json:"scope"`             // what the verdict is a statement about
-	Stopped    bool      `json:"stopped"`           // at the first failing stage, as the user wants: what follows was not looked at
-	UserLimits bool      `json:"user_limits"`       // some limits are the user's: a pass is one by these
-	Reasons    []string  `json:"reasons,omitempty"` // why the verdict is not a pass, beside failed checks
-	Coverage   Coverage  `json:"coverage"`          // what was checked
-	Routing    Routing   `json:"routing"`           // how experts were chosen
-	Golden     Golden    `json:"golden"`            // the pack
-	Rules      Rules     `json:"rules"`             // of the reference
-	Config     Settings  `json:"config"`            // how config.json and what the reference ran with go together
-	Free       []string  `json:"free"`              // kinds of stages that the pack has not: errors are carried on over them
-	Limits     []string  `json:"limits"`            // what the checks are held to, in words; each has its own in numbers
-	Accumulate string    `json:"accumulate"`        // our dot products: "float64" or "float32"
-	Checks     []Check   `json:"checks"`            // in model order
+	Rounding *Rounding `json:"rounding"`
+	Scope    Scope     `json:"scope"` // what the verdict is a statement about
+	// at the first failing stage, as the user wants: what follows was not looked at
+	Stopped    bool     `json:"stopped"`
+	UserLimits bool     `json:"user_limits"`       // some limits are the user's: a pass is one by these
+	Reasons    []string `json:"reasons,omitempty"` // why the verdict is not a pass, beside failed checks
+	Coverage   Coverage `json:"coverage"`          // what was checked
+	Routing    Routing  `json:"routing"`           // how experts were chosen
+	Golden     Golden   `json:"golden"`            // the pack
+	Rules      Rules    `json:"rules"`             // of the reference
+	Config     Settings `json:"config"`            // how config.json and what the reference ran with go together
+	// kinds of stages that the pack has not: errors are carried on over them
+	Free       []string `json:"free"`
+	Limits     []string `json:"limits"`     // what the checks are held to, in words; each has its own in numbers
+	Accumulate string   `json:"accumulate"` // our dot products: "float64" or "float32"
+	Checks     []Check  `json:"checks"`     // in model order
 
 	unfinished bool // there is nothing but the verdict and its reason
 }
@@ -57,20 +59,25 @@ type Scope struct {
 	Text string `json:"text"` // in words, such as "layers 3-5 of 61"
 	// Whole: all parts were run, each from what the one before gave, and nothing that the pack
 	// leaves out on purpose keeps a weight from being checked.
-	Whole       bool         `json:"whole"`
-	Selected    bool         `json:"selected"`          // the user selects a part of the pack
-	Stages      []string     `json:"stages"`            // globs of stages that the user selects; empty if all are
-	Layers      []int        `json:"layers"`            // with a weight that took part in a checked stage, prediction layers among them
-	Of          int          `json:"of"`                // layers of the decoder
-	Embedding   bool         `json:"embedding"`         // likewise
-	Head        bool         `json:"head"`              // likewise, the final norm or lm_head
-	Inputs      []ScopeInput `json:"inputs"`            // what layers began with, where it was not what the part before gave
-	Unread      []int        `json:"unread_layers"`     // layers whose weights were not read
-	UnreadParts []string     `json:"unread"`            // the same, the embedding and the head in words
-	Weights     int          `json:"weights_unread"`    // weights that were not read, not even for a NaN
-	Aside       int          `json:"weights_unchecked"` // weights that ran, but whose stages are absent on purpose, or not selected
-	Bytes       int64        `json:"weight_bytes"`      // of the weights that were read, experts that no token reached included
-	NotLooked   int          `json:"stages_unlooked"`   // golden tensors that were not selected, or came after the run was stopped
+	Whole    bool     `json:"whole"`
+	Selected bool     `json:"selected"` // the user selects a part of the pack
+	Stages   []string `json:"stages"`   // globs of stages that the user selects; empty if all are
+	// with a weight that took part in a checked stage, prediction layers among them
+	Layers    []int `json:"layers"`
+	Of        int   `json:"of"`        // layers of the decoder
+	Embedding bool  `json:"embedding"` // likewise
+	Head      bool  `json:"head"`      // likewise, the final norm or lm_head
+	// what layers began with, where it was not what the part before gave
+	Inputs      []ScopeInput `json:"inputs"`
+	Unread      []int        `json:"unread_layers"`  // layers whose weights were not read
+	UnreadParts []string     `json:"unread"`         // the same, the embedding and the head in words
+	Weights     int          `json:"weights_unread"` // weights that were not read, not even for a NaN
+	// weights that ran, but whose stages are absent on purpose, or not selected
+	Aside int `json:"weights_unchecked"`
+	// of the weights that were read, experts that no token reached included
+	Bytes int64 `json:"weight_bytes"`
+	// golden tensors that were not selected, or came after the run was stopped
+	NotLooked int `json:"stages_unlooked"`
 }
 
 // ScopeInput is what a layer began with.
@@ -104,28 +111,34 @@ type Check struct {
 
 	// In local mode, in standard deviations of the rounding errors that the analysis
 	// expects; null where nothing could be measured.
-	Z         *float64       `json:"z"`                // the largest distance of an element
-	RMSZ      *float64       `json:"rms_z"`            // the root of the mean of their squares
-	RowZ      *float64       `json:"row_z"`            // the same of the row that has most; float32 goldens
-	ColumnZ   *float64       `json:"column_z"`         // of the column that has most; float32 goldens
-	NeuronZ   *float64       `json:"neuron_z"`         // the largest of a neuron, of MLPs: exact beyond 4, an estimate up to that
-	Neuron    *bounds.Neuron `json:"neuron,omitempty"` // that a residual lies on, or the one with NeuronZ, where the check failed
-	Sees      *float64       `json:"sees"`             // 8 standard deviations over the golden, as RMS: what a deviation must be to be seen
-	Ambiguous *float64       `json:"ambiguous"`        // BF16, F16: share of elements that may round to either neighbour
-	Beyond    int            `json:"beyond"`           // elements beyond their limit
-	Where     string         `json:"where,omitempty"`  // rows or columns that they all lie in, if few
+	Z       *float64 `json:"z"`        // the largest distance of an element
+	RMSZ    *float64 `json:"rms_z"`    // the root of the mean of their squares
+	RowZ    *float64 `json:"row_z"`    // the same of the row that has most; float32 goldens
+	ColumnZ *float64 `json:"column_z"` // of the column that has most; float32 goldens
+	// the largest of a neuron, of MLPs: exact beyond 4, an estimate up to that
+	NeuronZ *float64 `json:"neuron_z"`
+	// that a residual lies on, or the one with NeuronZ, where the check failed
+	Neuron *bounds.Neuron `json:"neuron,omitempty"`
+	// 8 standard deviations over the golden, as RMS: what a deviation must be to be seen
+	Sees      *float64 `json:"sees"`
+	Ambiguous *float64 `json:"ambiguous"`       // BF16, F16: share of elements that may round to either neighbour
+	Beyond    int      `json:"beyond"`          // elements beyond their limit
+	Where     string   `json:"where,omitempty"` // rows or columns that they all lie in, if few
 
 	// Of the first divergence, if they are few.
-	Experts     []int    `json:"experts,omitempty"`       // routed experts that account for all tokens beyond a limit, together
-	ExpertOneOf []int    `json:"expert_one_of,omitempty"` // routed experts each of which accounts for all of these tokens
-	WeightRows  []int    `json:"weight_rows,omitempty"`   // rows of Weights that all columns with elements beyond a limit are products with
-	Weights     []string `json:"weights,omitempty"`       // with WeightRows: the weight and, if there is one, the bias
+	// routed experts that account for all tokens beyond a limit, together
+	Experts     []int `json:"experts,omitempty"`
+	ExpertOneOf []int `json:"expert_one_of,omitempty"` // routed experts each of which accounts for all of these tokens
+	// rows of Weights that all columns with elements beyond a limit are products with
+	WeightRows []int    `json:"weight_rows,omitempty"`
+	Weights    []string `json:"weights,omitempty"` // with WeightRows: the weight and, if there is one, the bias
 
 	// Of a choice of experts that failed: how far the golden's expert at Index was from being
 	// chosen.
 	Gap *Gap `json:"gap,omitempty"`
 
-	RelRMS   *float64 `json:"rel_rms"`           // see Metrics for this and those below; null where nothing could be measured
+	// see Metrics for this and those below; null where nothing could be measured
+	RelRMS   *float64 `json:"rel_rms"`
 	RowRMS   *float64 `json:"row_rms"`           // of Metrics
 	MaxRMS   *float64 `json:"max_rms"`           // of Metrics
 	MaxAbs   *float64 `json:"max_abs"`           // of Metrics
@@ -180,20 +193,22 @@ type Gap struct {
 
 // Coverage says what took part in a checked stage.
 type Coverage struct {
-	GoldenTensors    int            `json:"golden_tensors"`    // of the pack, beside its inputs
-	GoldenChecked    int            `json:"golden_checked"`    // of these, held to a limit
-	GoldenUnchecked  []string       `json:"golden_unchecked"`  // of these, measured only
-	Weights          int            `json:"weights"`           // that the config implies, but those of OutsideForward
-	WeightsChecked   int            `json:"weights_checked"`   // that took part in a checked stage
-	WeightsUnchecked []string       `json:"weights_unchecked"` // beside those of experts not reached
-	Padding          int            `json:"padding"`           // tokens of padding, whose rows were not compared
-	EmbeddingRows    int            `json:"embedding_rows"`    // of embed_tokens, that tokens other than padding read
-	VocabSize        int            `json:"vocab_size"`        // rows that there are
-	EmbeddingCopies  int            `json:"embedding_copies"`  // that prediction layers have of it; no other rows of these are read
-	Experts          int            `json:"experts"`           // routed, over all layers
-	ExpertsReached   int            `json:"experts_reached"`   // of these, whose output shows for some token
-	ExpertsProbed    int            `json:"experts_probed"`    // of the others, those that a probe ran on rows of their layer's input
-	Unreached        []LayerExperts `json:"experts_unreached"` // experts that neither a token nor a probe reached
+	GoldenTensors    int      `json:"golden_tensors"`    // of the pack, beside its inputs
+	GoldenChecked    int      `json:"golden_checked"`    // of these, held to a limit
+	GoldenUnchecked  []string `json:"golden_unchecked"`  // of these, measured only
+	Weights          int      `json:"weights"`           // that the config implies, but those of OutsideForward
+	WeightsChecked   int      `json:"weights_checked"`   // that took part in a checked stage
+	WeightsUnchecked []string `json:"weights_unchecked"` // beside those of experts not reached
+	Padding          int      `json:"padding"`           // tokens of padding, whose rows were not compared
+	EmbeddingRows    int      `json:"embedding_rows"`    // of embed_tokens, that tokens other than padding read
+	VocabSize        int      `json:"vocab_size"`        // rows that there are
+	// that prediction layers have of it; no other rows of these are read
+	EmbeddingCopies int `json:"embedding_copies"`
+	Experts         int `json:"experts"`         // routed, over all layers
+	ExpertsReached  int `json:"experts_reached"` // of these, whose output shows for some token
+	// of the others, those that a probe ran on rows of their layer's input
+	ExpertsProbed int            `json:"experts_probed"`
+	Unreached     []LayerExperts `json:"experts_unreached"` // experts that neither a token nor a probe reached
 	// OutsideForward counts the weights of multi-token prediction layers that the
 	// checkpoint holds and that were not run, as the pack has no stages of them. The logits
 	// do not depend on them, and they were not verified.
@@ -252,11 +267,14 @@ type Rules struct {
 
 // Settings are the keys of config.json that the verdict does not speak of.
 type Settings struct {
-	Overridden  []Override        `json:"overridden"`  // keys that the reference ran with otherwise
-	Unexercised []Unexercised     `json:"unexercised"` // keys that change nothing on the pack's input
-	Differ      []pack.Difference `json:"differ"`      // keys whose values are not those of the config.json that the pack was recorded from
-	Unknown     bool              `json:"unknown"`     // config.json is another than that one, by its hash, and the pack does not hold it
-	Origin      string            `json:"origin"`      // says that the pack was recorded from another checkpoint or config; empty if nothing shows that
+	Overridden  []Override    `json:"overridden"`  // keys that the reference ran with otherwise
+	Unexercised []Unexercised `json:"unexercised"` // keys that change nothing on the pack's input
+	// keys whose values are not those of the config.json that the pack was recorded from
+	Differ []pack.Difference `json:"differ"`
+	// config.json is another than that one, by its hash, and the pack does not hold it
+	Unknown bool `json:"unknown"`
+	// says that the pack was recorded from another checkpoint or config; empty if nothing shows that
+	Origin string `json:"origin"`
 }
 
 // Override is a key of config.json whose value is not what the reference ran with.
@@ -279,12 +297,14 @@ type Golden struct {
 	Mode            string                    `json:"mode"`             // "eval" or "train"
 	ConfigOverrides map[string]jsontext.Value `json:"config_overrides"` // config.json keys that the reference ran with
 	ComputeDType    string                    `json:"compute_dtype"`    // as torch spells it
-	Partial         string                    `json:"partial"`          // why it proves less on purpose; empty if it does not
-	Absent          pack.Absent               `json:"absent"`           // what it says it has not
-	Batch           int                       `json:"batch"`            // sequences
-	Seq             int                       `json:"seq"`              // tokens of each
-	Checkpoint      map[string]string         `json:"checkpoint"`       // file -> hash
-	Manifest        string                    `json:"manifest"`         // hash of manifest.json, which has those of all other files
+	// why it proves less on purpose; empty if it does not
+	Partial    string            `json:"partial"`
+	Absent     pack.Absent       `json:"absent"`     // what it says it has not
+	Batch      int               `json:"batch"`      // sequences
+	Seq        int               `json:"seq"`        // tokens of each
+	Checkpoint map[string]string `json:"checkpoint"` // file -> hash
+	// hash of manifest.json, which has those of all other files
+	Manifest string `json:"manifest"`
 }
 
 // Mode is how a run feeds its stages.

@@ -38,12 +38,14 @@ type RankedError struct {
 // write prints which weights were rounded and what that did, and the layers and experts with the
 // largest errors.
 func (x *Rounding) write(b *bytes.Buffer) {
-	fmt.Fprintf(b, "%-11s%d weights were rounded when they were converted (%s)", "rounding", x.Weights, strings.Join(x.Operations, ", "))
+	fmt.Fprintf(b, "%-11s%d weights were rounded when they were converted (%s)", "rounding", x.Weights,
+		strings.Join(x.Operations, ", "))
 	if len(x.Stages) == 0 {
 		fmt.Fprintln(b)
 		return
 	}
-	fmt.Fprintf(b, ": %d stages differ by up to %s of their RMS, where 8 σ allow %s\n", len(x.Stages), short(x.Error, "%.1e"), short(x.Allowed, "%.1e"))
+	fmt.Fprintf(b, ": %d stages differ by up to %s of their RMS, where 8 σ allow %s\n", len(x.Stages),
+		short(x.Error, "%.1e"), short(x.Allowed, "%.1e"))
 	fmt.Fprintf(b, "%-11slayers by error: %s\n", "", rankedInWords(x.Layers))
 	if len(x.Experts) == 0 {
 		fmt.Fprintf(b, "%-11sexperts are not ranked: the pack has no stages of single experts\n", "")

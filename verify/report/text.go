@@ -66,14 +66,17 @@ func (c *Coverage) exercised() string {
 
 func (r *Report) writeHead(b *bytes.Buffer) {
 	ref := r.Golden.Reference
-	fmt.Fprintf(b, "%-11s%s\n", "reference", text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers, ref.Torch, ref.Device)))
+	fmt.Fprintf(b, "%-11s%s\n", "reference",
+		text.Line(fmt.Sprintf("%s (%s %s), transformers %s, torch %s on %s", ref.Model, ref.Kind, ref.File, ref.Transformers,
+			ref.Torch, ref.Device)))
 	if on := ref.GPUText(); on != "" {
 		fmt.Fprintf(b, "%-11s%s\n", "", text.Line(on))
 	}
 	if ref.Attention != "" && ref.Attention != pack.Eager {
 		fmt.Fprintf(b, "%-11sattention %s\n", "", text.Line(ref.Attention))
 	}
-	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
+	fmt.Fprintf(b, "%-11s%d × %d tokens in %s, %d tensors, files match their hashes\n", "golden", r.Golden.Batch,
+		r.Golden.Seq, r.Golden.ComputeDType, r.Coverage.GoldenTensors)
 	if r.Golden.Partial != "" {
 		fmt.Fprintf(b, "%-11spartial: %s\n", "", text.Line(r.Golden.Partial))
 	}
@@ -85,7 +88,8 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 	}
 	how := "every stage is fed the golden's own input"
 	if len(r.Free) > 0 {
-		how = "stages are fed the golden's own input; over what it lacks, errors are carried on: " + strings.Join(r.Free, ", ")
+		how = "stages are fed the golden's own input; over what it lacks, errors are carried on: " +
+			strings.Join(r.Free, ", ")
 	}
 	if r.Mode == Chained {
 		how = "end to end, with the golden's choice of experts"
@@ -114,13 +118,16 @@ func (r *Report) writeHead(b *bytes.Buffer) {
 // write writes a line per key that the verdict does not speak of.
 func (s *Settings) write(b *bytes.Buffer) {
 	for _, o := range s.Overridden {
-		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s, the reference ran with %s", o.Key, o.Checkpoint, o.Reference)))
+		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s, the reference ran with %s", o.Key, o.Checkpoint,
+			o.Reference)))
 	}
 	for _, d := range s.Differ {
-		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s, the pack was recorded with %s", d.Key, d.Checkpoint, d.Pack)))
+		fmt.Fprintf(b, "%-11s%s\n", "config", text.Line(fmt.Sprintf("%s %s, the pack was recorded with %s", d.Key,
+			d.Checkpoint, d.Pack)))
 	}
 	if s.Unknown {
-		fmt.Fprintf(b, "%-11sconfig.json is not the one that the pack was recorded from; which keys differ is not known, for the pack does not hold that one\n", "config")
+		fmt.Fprintf(b, "%-11sconfig.json is not the one that the pack was recorded from; which keys differ is not known, "+
+			"for the pack does not hold that one\n", "config")
 	}
 	for _, u := range s.Unexercised {
 		fmt.Fprintf(b, "%-11s%s not exercised: %s\n", "config", u.Key, u.Why)
@@ -233,7 +240,8 @@ func (r *Report) layerRow(checks []Check) []string {
 	}
 	row := []string{PlaceOf(worst), fmt.Sprintf("%d/%d", checked, len(checks)), worst.kindOf()}
 	if r.Mode == Local {
-		row = append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2f"), short(worst.Sees, "%.1e"), percent(worst.Ambiguous))
+		row = append(row, short(worst.Z, "%.2g"), short(worst.RMSZ, "%.2f"), short(worst.Sees, "%.1e"),
+			percent(worst.Ambiguous))
 	} else {
 		row = append(row, short(worst.RelRMS, "%.1e"), short(worst.MaxRMS, "%.1e"), percent(worst.BitEqual))
 	}
@@ -334,7 +342,8 @@ func (c *Check) explain(line func(format string, args ...any)) {
 		line("at %v: got %s, want %s", c.Index, c.Got, c.Want)
 	}
 	if g := c.Gap; g != nil {
-		line("the score of %s %d is %s below that of %s %d, in whose place it is: %s σ, limit %d", g.Of, g.Golden, text.Figure("%.3g", g.Score), g.Of, g.Ours, orInfinite(g.Z), bounds.Lambda)
+		line("the score of %s %d is %s below that of %s %d, in whose place it is: %s σ, limit %d", g.Of, g.Golden,
+			text.Figure("%.3g", g.Score), g.Of, g.Ours, orInfinite(g.Z), bounds.Lambda)
 	}
 	if c.inSigmas() {
 		c.writeDistances(line)
@@ -399,7 +408,8 @@ func (s *Scope) write(b *bytes.Buffer, absent pack.Absent) {
 	if len(absent.Layers) > 0 {
 		fmt.Fprintf(b, "%-11sthe pack leaves %s out on purpose\n", "", LayersText(absent.Layers))
 	}
-	if stages := slices.DeleteFunc(slices.Clone(absent.Stages), func(kind string) bool { return pack.Inner[kind] }); len(stages) > 0 {
+	if stages := slices.DeleteFunc(slices.Clone(absent.Stages),
+		func(kind string) bool { return pack.Inner[kind] }); len(stages) > 0 {
 		fmt.Fprintf(b, "%-11sthe pack leaves these stages out on purpose: %s\n", "", text.Line(strings.Join(stages, ", ")))
 	}
 	if s.NotLooked > 0 {
@@ -413,13 +423,15 @@ func (s *Scope) write(b *bytes.Buffer, absent pack.Absent) {
 		fmt.Fprintf(b, "%-11s%s run, but not checked: %s\n", "", CountWere(s.Aside, "weight"), why)
 	}
 	if s.Weights > 0 {
-		fmt.Fprintf(b, "%-11s%s not read, and not verified: those of %s\n", "", CountWere(s.Weights, "weight"), strings.Join(s.UnreadParts, ", "))
+		fmt.Fprintf(b, "%-11s%s not read, and not verified: those of %s\n", "", CountWere(s.Weights, "weight"),
+			strings.Join(s.UnreadParts, ", "))
 	}
 }
 
 func (r *Report) writeCoverage(b *bytes.Buffer) {
 	c := r.Coverage
-	fmt.Fprintf(b, "%-11s%d of %d golden tensors, %d of %d weights", "coverage", c.GoldenChecked, c.GoldenTensors, c.WeightsChecked, c.Weights)
+	fmt.Fprintf(b, "%-11s%d of %d golden tensors, %d of %d weights", "coverage", c.GoldenChecked, c.GoldenTensors,
+		c.WeightsChecked, c.Weights)
 	if c.Experts > 0 {
 		fmt.Fprintf(b, ", %s", c.byExperts())
 	}
@@ -436,7 +448,8 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		fmt.Fprintln(b)
 	}
 	if c.OutsideForward > 0 {
-		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not verified\n", "", c.OutsideForward)
+		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not "+
+			"verified\n", "", c.OutsideForward)
 	}
 	nothing := "no token"
 	if c.ExpertsProbed > 0 {
@@ -452,7 +465,8 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		}
 		fmt.Fprintf(b, "; %d could not be changed by rounding\n", x.Pinned)
 		for _, p := range x.Biases {
-			fmt.Fprintf(b, "%-11s%s: the choices pin each e_score_correction_bias relative to the others only: to %s in the median, expert %d's to %s", "", p.Layer, text.Figure("%.2g", p.Median), p.Expert, text.Figure("%.2g", p.Widest))
+			fmt.Fprintf(b, "%-11s%s: the choices pin each e_score_correction_bias relative to the others only: to %s in the "+
+				"median, expert %d's to %s", "", p.Layer, text.Figure("%.2g", p.Median), p.Expert, text.Figure("%.2g", p.Widest))
 			if len(p.Free) > 0 {
 				fmt.Fprintf(b, ", those of experts %s not at all", text.Ranges(p.Free))
 			}
@@ -466,7 +480,8 @@ func (c *Coverage) byExperts() string {
 	if c.ExpertsProbed == 0 {
 		return fmt.Sprintf("%d of %d routed experts", c.ExpertsReached, c.Experts)
 	}
-	return fmt.Sprintf("%d of %d routed experts (%d by probes)", c.ExpertsReached+c.ExpertsProbed, c.Experts, c.ExpertsProbed)
+	return fmt.Sprintf("%d of %d routed experts (%d by probes)", c.ExpertsReached+c.ExpertsProbed, c.Experts,
+		c.ExpertsProbed)
 }
 
 // probedRows says which rows an expert was run on, in the check of its probe.
@@ -475,7 +490,8 @@ func (c *Check) probedRows() string {
 	if len(c.ProbeRows) == 1 {
 		rows = "row"
 	}
-	return fmt.Sprintf("expert %d was run on %s %s of %s, whatever the gate chose", pack.ProbedExpert(c.Tensor), rows, text.Ranges(c.ProbeRows), pack.AttentionNorm)
+	return fmt.Sprintf("expert %d was run on %s %s of %s, whatever the gate chose", pack.ProbedExpert(c.Tensor), rows,
+		text.Ranges(c.ProbeRows), pack.AttentionNorm)
 }
 
 // String describes the limits and their reason.
@@ -485,7 +501,8 @@ func (l *Limits) String() string {
 		if l.RowRMS == 0 {
 			return l.From
 		}
-		return fmt.Sprintf("%s: rel RMS ≤ %s, a row's ≤ %s, max/RMS ≤ %s", l.From, figure(l.RelRMS), figure(l.RowRMS), figure(l.MaxRMS))
+		return fmt.Sprintf("%s: rel RMS ≤ %s, a row's ≤ %s, max/RMS ≤ %s", l.From, figure(l.RelRMS), figure(l.RowRMS),
+			figure(l.MaxRMS))
 	}
 	return l.From
 }

@@ -24,11 +24,13 @@ type element struct {
 // the time of suites.
 var schema = map[string]element{
 	"testsuites": {optional: "name time tests failures errors", children: "testsuite"},
-	"testsuite": {required: "name tests failures errors", optional: "group time skipped timestamp hostname id package file log url",
+	"testsuite": {required: "name tests failures errors",
+		optional: "group time skipped timestamp hostname id package file log url",
 		children: "testsuite properties testcase system-out system-err"},
 	"properties": {children: "property"},
 	"property":   {required: "name value"},
-	"testcase":   {required: "name", optional: "time classname group", children: "skipped error failure system-out system-err"},
+	"testcase": {required: "name", optional: "time classname group",
+		children: "skipped error failure system-out system-err"},
 	"skipped":    {optional: "type message", text: true},
 	"error":      {optional: "type message", text: true},
 	"failure":    {optional: "type message", text: true},
