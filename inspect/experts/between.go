@@ -3,9 +3,11 @@ package experts
 // Likeness between the experts of different layers, and between routed and shared ones.
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"dsmoe/inspect"
 	"dsmoe/inspect/matrix"
@@ -218,10 +220,13 @@ func (r *Between) match(x *matrix.Reader, all []*sketched) error {
 	return x.Again.Wait()
 }
 
-// Sheet is a row for each pair of layers.
-func (r *Between) Sheet() *text.Sheet {
+// Sheet is a row for each of the n pairs of layers whose experts are most alike, these first.
+func (r *Between) Sheet(n int) *text.Sheet {
 	s := text.NewSheet(">layer", ">expert", ">other_layer", ">other_expert", ">function", ">weights", "equal")
-	for _, p := range r.Pairs {
+	pairs := slices.SortedStableFunc(slices.Values(r.Pairs), func(a, b LayerPair) int {
+		return cmp.Compare(inspect.Magnitude(b.Function), inspect.Magnitude(a.Function))
+	})
+	for _, p := range pairs[:min(n, len(pairs))] {
 		s.Row(p.Layers[0], p.Experts[0], p.Layers[1], p.Experts[1], p.Function, p.Weights, fmt.Sprint(p.Equal))
 	}
 	return s
@@ -235,6 +240,9 @@ func (r *Between) SharedSheet() *text.Sheet {
 	}
 	return s
 }
+
+// mostTips is how many pairs of layers have tips in the drawing.
+const mostTips = 300
 
 // Figure draws layer × layer: above the diagonal the largest cosine of functions, below it that of the same experts'
 // weights; nil if there are no two layers.
@@ -252,5 +260,5 @@ func (r *Between) Figure() page.Figure {
 		}
 	}
 	return c.Heatmap(page.Heatmap{Title: "most alike experts of each two layers", Name: "magnitude of cosines",
-		RowName: "layer", ColName: "layer", Max: 1, NoValue: "none"})
+		RowName: "layer", ColName: "layer", Max: 1, NoValue: "none", Quiet: len(r.Pairs) > mostTips})
 }

@@ -161,6 +161,9 @@ func (r *Report) pageExperts(p *page.Page) {
 	p.Fold("Each layer in numbers", r.Experts.LayerSheet())
 }
 
+// mostPairs is how many pairs of layers are listed.
+const mostPairs = 100
+
 // mostOdd is how many experts the experts' section begins with.
 const mostOdd = 20
 
@@ -185,7 +188,7 @@ func (r *Report) pageBetween(p *page.Page) {
 	figure(p, r.Between.Figure(), fmt.Sprintf("The two routed experts of each two layers that are most alike: above the "+
 		"diagonal the cosine of what they compute of the same inputs, below it that of their weights, neurons matched. "+
 		"Among unlike experts the largest cosine of functions is about %.2g.", r.Between.Chance))
-	p.Fold("Each pair of layers in numbers", r.Between.Sheet())
+	p.Fold("The most alike in numbers", r.Between.Sheet(mostPairs))
 	p.Fold("Routed experts most like the shared ones of their layer", r.Between.SharedSheet())
 }
 
