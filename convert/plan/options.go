@@ -21,7 +21,7 @@ type Options struct {
 	Format        string       // of the output: safetensors, which is the default, or gguf
 	File          string       // name of the one weight file to write, with its manifest beside it: see Into
 	Name          string       // of the model, in a format with the config inside; empty is the source's
-	DType         tensor.DType // of all float weights: F32, F16 or BF16; F8_E4M3 what DeepSeek has in FP8; Invalid keeps each weight's dtype
+	DType         tensor.DType // of float weights: F32, F16, BF16 or F8_E4M3; Invalid keeps each's
 	PowersOfTwo   bool         // scales of F8_E4M3 are powers of two
 	Mixture       string       // of types, in a format that has some: q8_0, q4_k_m; DType is Invalid then
 	Experts       Experts      // the layout of routed experts
