@@ -62,8 +62,8 @@ const (
 // distribution, heavier than the normal one, from the distances that tailFrom and tailTo of the values exceed.
 func TailedPeersOf(values []float64, tests int) *Peers {
 	p := PeersOf(values, tests)
-	if p == nil {
-		return nil
+	if p == nil || p.Unit == 0 {
+		return p
 	}
 	var off []float64
 	for _, v := range values {

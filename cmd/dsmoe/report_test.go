@@ -204,6 +204,18 @@ func weightBytes(t *testing.T, dir string, f func(data func(tensor string) []byt
 	}
 }
 
+// TestFailOn: a notice alone fails only where it is asked for.
+func TestFailOn(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "odd")
+	require.NoError(t, os.CopyFS(dir, os.DirFS(fixture("v1-base", "checkpoint"))))
+	weightBytes(t, dir, func(data func(string) []byte) { clear(data("model.embed_tokens.weight")[2*64*40 : 2*64*44]) })
+	for level, want := range map[string]int{"error": exitYes, "notice": exitNo, "none": exitYes} {
+		status, printed, _ := dsmoe(t.Context(), "inspect", "report", "--fail-on", level, dir)
+		assert.Equal(t, want, status, level)
+		assert.Contains(t, printed, ": 1 notice\n  notice: zero-rows: model.embed_tokens.weight: 4 rows in blocks are zero, rows 40-43\n")
+	}
+}
+
 // TestReportNamesPlantedFaults: a copy of an expert with its neurons in another order, a zeroed
 // expert, a zeroed row of a router, a NaN in an expert and one beside them, a channel that is large.
 func TestReportNamesPlantedFaults(t *testing.T) {

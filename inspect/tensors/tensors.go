@@ -58,7 +58,10 @@ func (m *measured) isVocabulary() bool {
 
 // measure reads the weight once.
 func (m *measured) measure(x *matrix.Reader) error {
-	cols := m.Shape[len(m.Shape)-1]
+	cols := 1 // of a scalar
+	if n := len(m.Shape); n > 0 {
+		cols = m.Shape[n-1]
+	}
 	var sum matrix.LogSum
 	block := &matrix.Matrix{}
 	if len(m.Shape) == 2 {
