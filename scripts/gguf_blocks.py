@@ -38,10 +38,15 @@ def size_of(name):
     return BLOCK // elements * size
 
 
-def encode(name, rows):
+WEIGHED = [name for name in TYPES if name not in ("MXFP4", "Q8_0")]
+
+
+def encode(name, rows, importance=None):
     rows = np.ascontiguousarray(rows, np.float32)
-    out = np.zeros((len(rows), size_of(name)), np.uint8)
-    n = ggml.ggml_quantize_chunk(TYPES[name], rows.ctypes.data, out.ctypes.data, 0, len(rows), BLOCK, None)
+    width = rows.shape[1]
+    out = np.zeros((len(rows), size_of(name) * width // BLOCK), np.uint8)
+    weights = None if importance is None else importance.ctypes.data
+    n = ggml.ggml_quantize_chunk(TYPES[name], rows.ctypes.data, out.ctypes.data, 0, len(rows), width, weights)
     assert n == out.nbytes
     return out
 
@@ -118,13 +123,27 @@ def same(name, what, want, got, rows):
     if want.dtype == np.float32:
         equal = (got.view(np.uint32) == want.view(np.uint32)) | (np.isnan(got) & np.isnan(want))
     bad = np.flatnonzero(~equal.all(1))
-    print(f"{name:5} {what}: {len(want) * BLOCK:,} elements, {len(bad)} blocks of {BLOCK} differ")
+    print(f"{name:5} {what}: {len(want):,} rows, {len(bad)} differ")
     if len(bad):
         i = bad[0]
         print("  first:", i, "at", np.flatnonzero(~equal[i])[:8], "want", want[i][~equal[i]][:8], "got", got[i][~equal[i]][:8])
         if rows is not None:
             print("  row:", rows[i][:8], "largest", np.abs(rows[i]).max())
     return not len(bad)
+
+
+def importances(r, width):
+    """The importance of columns: even, heavy-tailed, and of columns and a whole part that never mattered."""
+    some = np.where(r.random(width) < 0.5, 0, r.random(width))
+    some[:32] = 0
+    return [x.astype(np.float32) for x in (r.random(width), np.exp(3 * r.standard_normal(width)), some)]
+
+
+def weighted_rows(r, name, rows):
+    """Rows of another width than a block, without those whose scales are NaN."""
+    width = 352 if name in ("Q4_0", "Q5_0", "Q5_1") else 768
+    rows = rows[(np.abs(rows) < 1e17).all(1)]
+    return np.ascontiguousarray(np.concatenate([rows[r.permutation(len(rows))] for _ in range(3)], 1)[:, :width])
 
 
 def compare(binary, n):
@@ -142,6 +161,11 @@ def compare(binary, n):
                     few = rows[fine] + np.float32(0)
                     theirs = gguf.quants.quantize(few, gguf.GGMLQuantizationType[name])
                 good &= same(name, "encoded as gguf", theirs, encode(name, few).tobytes(), few)
+        if name in WEIGHED:
+            few = weighted_rows(r, name, rows)
+            for importance in importances(r, few.shape[1]):
+                got = ours(binary, importance.tobytes() + few.tobytes(), "-row", str(few.shape[1]), name)
+                good &= same(name, "weighted as ggml", encode(name, few, importance), got, few)
         blocks = noise(name, r, n)
         want = decode(name, blocks)
         good &= same(name, "decoded as ggml", want, ours(binary, blocks.tobytes(), "-decode", name), None)
@@ -161,6 +185,13 @@ def fixture(path):
             tensors[name] = encode(name, rows)
         tensors["noise." + name] = noise(name, r, 1)
         tensors["values." + name] = decode(name, tensors["noise." + name])
+    wide = (r.standard_normal((6, 2 * BLOCK)) * 0.02).astype(np.float32)
+    wide[1] = np.where(r.random(2 * BLOCK) < 0.8, 0, wide[1])
+    wide[2] *= r.integers(0, 2, 2 * BLOCK) * 1000
+    tensors["weighted.rows"], tensors["weighted.importance"] = wide, importances(r, 2 * BLOCK)[1]
+    tensors["weighted.importance"][100:200] = 0
+    for name in WEIGHED:
+        tensors["weighted." + name] = encode(name, wide, tensors["weighted.importance"])
     os.makedirs(os.path.dirname(path), exist_ok=True)
     save_file(tensors, path)
     os.chmod(path, 0o644)

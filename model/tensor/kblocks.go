@@ -152,6 +152,11 @@ func packQ3_K(dst []byte, codes *[256]byte) {
 func encodeQ4_K(dst []byte, x []float32) {
 	var codes [256]byte
 	encodeMinimums(dst, x, &codes, searchQ4_K)
+	packQ4_K(dst, &codes)
+}
+
+// packQ4_K sets the last 128 bytes of a block to its codes.
+func packQ4_K(dst []byte, codes *[256]byte) {
 	for i := range 4 {
 		q, l := (*[32]byte)(dst[16+32*i:]), (*[64]byte)(codes[64*i:])
 		for j := range q {
@@ -160,11 +165,16 @@ func encodeQ4_K(dst []byte, x []float32) {
 	}
 }
 
-// encodeQ5_K is quantize_row_q5_K_ref: as Q4_K; the fifth bit of number j of part p is bit
-// p of byte j.
+// encodeQ5_K is quantize_row_q5_K_ref: as Q4_K, with 5 bits.
 func encodeQ5_K(dst []byte, x []float32) {
 	var codes [256]byte
 	encodeMinimums(dst, x, &codes, searchQ5_K)
+	packQ5_K(dst, &codes)
+}
+
+// packQ5_K sets the last 160 bytes of a block to its codes: the fifth bit of number j of part p is bit p
+// of byte j.
+func packQ5_K(dst []byte, codes *[256]byte) {
 	high := (*[32]byte)(dst[16:])
 	clear(high[:])
 	for i := range 4 {
@@ -179,19 +189,19 @@ func encodeQ5_K(dst []byte, x []float32) {
 // search is what make_qkx2_quants is called with.
 type search struct {
 	most  int       // the largest code
-	tries []float32 // from + 0.1·i + most, i = 0 … steps
+	tries []float32 // from + step·i + most, i = 0 … steps
 }
 
 var (
-	searchQ2_K = newSearch(3, -0.5, 15)
-	searchQ4_K = newSearch(15, -1, 20)
-	searchQ5_K = newSearch(31, -0.5, 15)
+	searchQ2_K = newSearch(3, -0.5, 0.1, 15)
+	searchQ4_K = newSearch(15, -1, 0.1, 20)
+	searchQ5_K = newSearch(31, -0.5, 0.1, 15)
 )
 
-func newSearch(most int, from float32, steps int) *search {
+func newSearch(most int, from, step float32, steps int) *search {
 	s := &search{most: most}
 	for i := range steps + 1 {
-		s.tries = append(s.tries, from+float32(0.1*float32(i))+float32(most))
+		s.tries = append(s.tries, from+float32(step*float32(i))+float32(most))
 	}
 	return s
 }
@@ -200,10 +210,13 @@ func newSearch(most int, from float32, steps int) *search {
 var fits = sync.Pool{New: func() any { return new(kernel.Fit) }}
 
 // groups sets the numbers of a fit to n of each group from x on, group after group.
-func groups(fit *kernel.Fit, x []float32, n int) {
+func groups(fit *kernel.Fit, x []float32, n int) { transpose(&fit.X, x, n) }
+
+// transpose sets dst to n numbers of each group from x on, group after group.
+func transpose(dst *[32][kernel.FitGroups]float32, x []float32, n int) {
 	for g := range kernel.FitGroups {
 		for j, v := range x[n*g:][:n] {
-			fit.X[j][g] = v
+			dst[j][g] = v
 		}
 	}
 }
@@ -256,21 +269,24 @@ func ratio(n, v float32) float32 {
 	return 0
 }
 
-// packScales rounds the scales and minimums, which are -lows, to 6 bits, as kernel.ScaleMin reads
-// them.
+// packScales rounds the scales and minimums, which are -lows, to 6 bits.
 func packScales(q *[12]byte, scales, lows *[8]float32, perScale, perMin float32) {
 	*q = [12]byte{}
 	for j := range 8 {
-		ls := min(63, byte(kernel.Nearest(perScale*scales[j])))
-		lm := min(63, byte(kernel.Nearest(perMin*-lows[j])))
-		if j < 4 {
-			q[j], q[j+4] = ls, lm
-		} else {
-			q[j+4] = ls&15 | lm&15<<4
-			q[j-4] |= ls >> 4 << 6
-			q[j] |= lm >> 4 << 6
-		}
+		putScaleMin(q, j, min(63, byte(kernel.Nearest(perScale*scales[j]))), min(63, byte(kernel.Nearest(perMin*-lows[j]))))
 	}
+}
+
+// putScaleMin stores the scale and minimum of part j as kernel.ScaleMin reads them, in order of j, in
+// bytes that were 0.
+func putScaleMin(q *[12]byte, j int, ls, lm byte) {
+	if j < 4 {
+		q[j], q[j+4] = ls, lm
+		return
+	}
+	q[j+4] = ls&15 | lm&15<<4
+	q[j-4] |= ls >> 4 << 6
+	q[j] |= lm >> 4 << 6
 }
 
 // partCodes sets codes to those nearest under the block's own d, dmin, scales and minimums.
@@ -296,23 +312,29 @@ func nearestCodes(l []byte, x []float32, scale, low float32, most int32, per, fr
 	}
 }
 
-// triesQ6_K are the numerators -(32 + 0.1·i) that make_qx_quants tries, that of i = 0 first.
-var triesQ6_K = func() []float32 {
-	tries := []float32{-32}
+// triesQ6_K are the numerators that make_qx_quants tries for Q6_K.
+var triesQ6_K = symmetricTries(32)
+
+// symmetricTries are the numerators -(most + 0.1·i) that make_qx_quants tries, that of i = 0 first.
+func symmetricTries(most float32) []float32 {
+	tries := []float32{-most}
 	for i := float32(-9); i <= 9; i++ {
 		if i != 0 {
-			tries = append(tries, -(32 + float32(0.1*i)))
+			tries = append(tries, -(most + float32(0.1*i)))
 		}
 	}
 	return tries
-}()
+}
 
 // encodeQ6_K is quantize_row_q6_K_ref: 16 scales of make_qx_quants, rounded to int8 times an F16,
 // and the codes nearest under these.
-func encodeQ6_K(dst []byte, x []float32) {
+func encodeQ6_K(dst []byte, x []float32) { encodeWeightedQ6_K(dst, x, nil) }
+
+// encodeWeightedQ6_K is quantize_row_q6_K_impl; without weights these are x².
+func encodeWeightedQ6_K(dst []byte, x, weights []float32) {
 	var codes [256]byte
 	var scales, pers [16]float32
-	fitQ6_K(x, &scales, &pers)
+	fitQ6_K(x, weights, &scales, &pers)
 	maxScale := largestScale(&scales)
 	if abs32(maxScale) < kernel.LeastGroup {
 		clear(dst[:210])
@@ -341,17 +363,21 @@ func encodeQ6_K(dst []byte, x []float32) {
 }
 
 // fitQ6_K sets the scales of 16 groups of 16 numbers, and their inverses that give the codes.
-func fitQ6_K(x []float32, scales, pers *[16]float32) {
+func fitQ6_K(x, weights []float32, scales, pers *[16]float32) {
 	fit := fits.Get().(*kernel.Fit)
 	defer fits.Put(fit)
 	for g := 0; g < 16; g += kernel.FitGroups {
 		groups(fit, x[16*g:], 16)
-		for j := range 16 {
-			for i, v := range &fit.X[j] {
-				fit.W[j][i] = v * v
+		if weights != nil {
+			transpose(&fit.W, weights[16*g:], 16)
+		} else {
+			for j := range 16 {
+				for i, v := range &fit.X[j] {
+					fit.W[j][i] = v * v
+				}
 			}
 		}
-		fit.Symmetric(32, triesQ6_K)
+		fit.Symmetric(16, 32, triesQ6_K)
 		copy(scales[g:], fit.Scale[:])
 		copy(pers[g:], fit.Per[:])
 	}

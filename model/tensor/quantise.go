@@ -33,23 +33,63 @@ func (d DType) Quantises() bool { return int(d) < len(encoders) && encoders[d] !
 // are counted. Each block is decoded again, by code that is not the encoder's. The error is a
 // *BeyondError if a number is not within half a step of what its block stands for.
 func (q *Quantiser) Convert(dst []byte, x []float32, lost *Loss) error {
-	m := measures.Get().(*measure)
-	defer measures.Put(m)
-	elements, size := q.To.Block()
 	for first := 0; len(x) > 0; first += piece {
 		part := x[:min(piece, len(x))]
-		out, y := dst[:q.To.Bytes(int64(len(part)))], m.decoded[:len(part)]
+		out := dst[:q.To.Bytes(int64(len(part)))]
 		q.encode(out, part)
-		kernel.Widen(y, out, blockFormats[q.To])
-		lost.Rounded += changed(y, part)
-		for i := 0; i < len(part); i += elements {
-			lost.quantised(y[i:i+elements], part[i:i+elements], &m.sums)
-			block := out[i/elements*size:][:size]
-			if at := beyond(y[i:i+elements], part[i:i+elements], block, q.To, m.sums.Largest); at >= 0 {
-				return &BeyondError{q.To, first + i + at, part[i+at], y[i+at]}
-			}
+		err := q.compare(out, part, first, lost, func(y, x []float32, block []byte, _ int, largest uint32) int {
+			return beyond(y, x, block, q.To, largest)
+		})
+		if err != nil {
+			return err
 		}
 		x, dst = x[len(part):], dst[len(out):]
+	}
+	return nil
+}
+
+// ConvertRow is Convert of a row, whole, of a type that Weighs: the error of each number is weighted with
+// the importance of its column, which is neither negative, infinite nor NaN. Numbers may be farther away
+// than half a step then, within the bounds of beyondWeighted.
+func (q *Quantiser) ConvertRow(dst []byte, x, importance []float32, lost *Loss) error {
+	q.To.encodeRow(dst, x, importance)
+	variance := squareSum(x) / float32(len(x))
+	for first := 0; first < len(x); first += piece {
+		part := x[first:min(first+piece, len(x))]
+		out := dst[q.To.Bytes(int64(first)):][:q.To.Bytes(int64(len(part)))]
+		err := q.compare(out, part, first, lost, func(y, x []float32, block []byte, at int, largest uint32) int {
+			const infinite = 0x7f800000
+			if largest >= infinite {
+				return -1
+			}
+			var weights [256]float32
+			q.To.weights(weights[:len(x)], x, importance[first+at:], variance)
+			return beyondWeighted(y, x, weights[:len(x)], block, q.To)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compare adds to lost what encoding x, at most piece numbers, as out did to it. beyond returns the index of
+// a number of a block, which begins at that index of x, that the block does not stand for; -1 if it
+// stands for all. first is the index of x in what is converted.
+func (q *Quantiser) compare(out []byte, x []float32, first int, lost *Loss,
+	beyond func(y, x []float32, block []byte, at int, largest uint32) int) error {
+	m := measures.Get().(*measure)
+	defer measures.Put(m)
+	y := m.decoded[:len(x)]
+	kernel.Widen(y, out, blockFormats[q.To])
+	lost.Rounded += changed(y, x)
+	elements, size := q.To.Block()
+	for i := 0; i < len(x); i += elements {
+		lost.quantised(y[i:i+elements], x[i:i+elements], &m.sums)
+		block := out[i/elements*size:][:size]
+		if at := beyond(y[i:i+elements], x[i:i+elements], block, i, m.sums.Largest); at >= 0 {
+			return &BeyondError{q.To, first + i + at, x[i+at], y[i+at]}
+		}
 	}
 	return nil
 }

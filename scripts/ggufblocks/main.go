@@ -2,7 +2,7 @@
 // of GGUF; with -decode it does the opposite. scripts/gguf_blocks.py compares it with
 // llama.cpp.
 //
-//	go run ./scripts/ggufblocks [-decode] [-times N] TYPE < NUMBERS > BLOCKS
+//	go run ./scripts/ggufblocks [-decode] [-row N] [-times N] TYPE < NUMBERS > BLOCKS
 package main
 
 import (
@@ -19,6 +19,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	decode := flag.Bool("decode", false, "read blocks, write numbers")
+	row := flag.Int("row", 0, "so many numbers are the importance of columns, before rows as long")
 	times := flag.Int("times", 1, "encode so many times, to be measured")
 	flag.Parse()
 	if flag.NArg() != 1 {
@@ -40,9 +41,15 @@ func main() {
 	check(err)
 	q, err := tensor.NewQuantiser(d)
 	check(err)
+	importance := x[:*row]
+	x = x[*row:]
 	out, lost := make([]byte, d.Bytes(int64(len(x)))), tensor.Loss{}
 	for range *times {
-		encode(q, out, x, &lost)
+		if *row > 0 {
+			encodeRows(q, out, x, importance, &lost)
+		} else {
+			encode(q, out, x, &lost)
+		}
 	}
 	_, err = os.Stdout.Write(out)
 	check(err)
@@ -64,6 +71,20 @@ func encode(q *tensor.Quantiser, out []byte, x []float32, lost *tensor.Loss) {
 			}
 		}
 	}
+}
+
+// encodeRows is encode of rows with the importance of their columns.
+func encodeRows(q *tensor.Quantiser, out []byte, x, importance []float32, lost *tensor.Loss) {
+	n, refused := len(importance), 0
+	for i := 0; i < len(x); i += n {
+		err := q.ConvertRow(out[q.To.Bytes(int64(i)):][:q.To.Bytes(int64(n))], x[i:i+n], importance, lost)
+		if beyond := (*tensor.BeyondError)(nil); errors.As(err, &beyond) {
+			refused++
+		} else {
+			check(err)
+		}
+	}
+	log.Print(refused, " rows have numbers that no block can stand for")
 }
 
 func decoded(d tensor.DType, data []byte) ([]float32, error) {

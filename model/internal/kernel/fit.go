@@ -117,27 +117,27 @@ func (f *Fit) minimumsPortable(g, n int, most int32, tries []float32, absolute b
 	}
 }
 
-// Symmetric is make_qx_quants of eight groups of 16 numbers with the weights W, the first 16 of
-// each. It tries the inverse scales tries[i]/x_max, x_max the first number of the largest magnitude,
+// Symmetric is make_qx_quants of the first n numbers of eight groups, n being 16 or 32, with the
+// weights W. It tries the inverse scales tries[i]/x_max, x_max the first number of the largest magnitude,
 // fits the scale of the codes, -most … most-1, and takes the try with the least weighted sum of
 // squared errors; the first one among equals. Scale and Per of a group below LeastGroup are 0.
-func (f *Fit) Symmetric(most int, tries []float32) {
+func (f *Fit) Symmetric(n, most int, tries []float32) {
 	if fit := current().fitSymmetric; fit != nil {
-		fit(&f.X[0][0], most, &tries[0], len(tries))
+		fit(&f.X[0][0], n, most, &tries[0], len(tries))
 		return
 	}
 	for g := range FitGroups {
-		f.symmetricPortable(g, int32(most), tries)
+		f.symmetricPortable(g, n, int32(most), tries)
 	}
 }
 
 // LeastGroup is GROUP_MAX_EPS: a group of numbers below it is all zero.
 const LeastGroup = 1e-15
 
-// top returns the first number of the largest magnitude of 16, or 0 if that is below LeastGroup.
-func (f *Fit) top(g int) (top float32) {
+// top returns the first number of the largest magnitude of n, or 0 if that is below LeastGroup.
+func (f *Fit) top(g, n int) (top float32) {
 	largest := uint32(0)
-	for j := range 16 {
+	for j := range n {
 		if m := math.Float32bits(f.X[j][g]) &^ (1 << 31); m > largest {
 			largest, top = m, f.X[j][g]
 		}
@@ -149,8 +149,8 @@ func (f *Fit) top(g int) (top float32) {
 }
 
 // symmetricPortable is Symmetric of group g.
-func (f *Fit) symmetricPortable(g int, most int32, tries []float32) {
-	top := f.top(g)
+func (f *Fit) symmetricPortable(g, n int, most int32, tries []float32) {
+	top := f.top(g, n)
 	f.Scale[g], f.Per[g] = 0, 0
 	if top == 0 {
 		return
@@ -158,7 +158,7 @@ func (f *Fit) symmetricPortable(g int, most int32, tries []float32) {
 	best := float32(0)
 	for i, try := range tries {
 		per, lx, l2 := try/top, float32(0), float32(0)
-		for j := range 16 {
+		for j := range n {
 			v := f.X[j][g]
 			l, w := float32(Clamp(Nearest(per*v), -most, most-1)), f.W[j][g]
 			lx += float32(float32(w*v) * l)
@@ -195,7 +195,7 @@ func (f *Fit) Stepwise() {
 
 // stepwisePortable is Stepwise of group g.
 func (f *Fit) stepwisePortable(g int) {
-	top := f.top(g)
+	top := f.top(g, 16)
 	f.Scale[g] = 0
 	if top == 0 {
 		for j := range 16 {

@@ -69,12 +69,14 @@ func TestFit(t *testing.T) {
 				}
 			}
 			for most, tries := range map[int][]float32{4: symmetric, 32: symmetric[:1], 31: symmetric} {
-				want, got := f, f
-				for g := range FitGroups {
-					want.symmetricPortable(g, int32(most), tries)
+				for _, n := range []int{16, 32} {
+					want, got := f, f
+					for g := range FitGroups {
+						want.symmetricPortable(g, n, int32(most), tries)
+					}
+					got.Symmetric(n, most, tries)
+					requireSameFit(t, &want, &got, fmt.Sprintf("case %d, symmetric, %d of %d", i, most, n))
 				}
-				got.Symmetric(most, tries)
-				requireSameFit(t, &want, &got, fmt.Sprintf("case %d, symmetric, %d", i, most))
 			}
 			want, got := f, f
 			for g := range FitGroups {
@@ -128,7 +130,7 @@ func BenchmarkFit(b *testing.B) {
 		b.Run("symmetric/"+name, func(b *testing.B) {
 			b.SetBytes(128)
 			for b.Loop() {
-				f.Symmetric(32, symmetric)
+				f.Symmetric(16, 32, symmetric)
 			}
 		})
 		b.Run("stepwise/"+name, func(b *testing.B) {

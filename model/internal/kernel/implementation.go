@@ -43,7 +43,7 @@ type implementation struct {
 	// Fit.Stepwise; fit is the start of a Fit, and n, the number of tries, at least 1.
 	fitMinimums  func(fit *float32, numbers, most int, tries *float32, n int)
 	fitAbsolute  func(fit *float32, numbers, most int, tries *float32, n int)
-	fitSymmetric func(fit *float32, most int, tries *float32, n int)
+	fitSymmetric func(fit *float32, numbers, most int, tries *float32, n int)
 	fitStepwise  func(fit *float32)
 
 	// losses sets the fields of a Losses, which starts at sums; n is a multiple of 8.

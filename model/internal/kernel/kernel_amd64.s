@@ -13401,9 +13401,9 @@ error:
 	VZEROUPPER
 	RET
 
-// func avx2FitSymmetric(fit *float32, most int, tries *float32, n int)
+// func avx2FitSymmetric(fit *float32, numbers int, most int, tries *float32, n int)
 // Requires: AVX, AVX2
-TEXT ·avx2FitSymmetric(SB), NOSPLIT, $0-32
+TEXT ·avx2FitSymmetric(SB), NOSPLIT, $0-40
 	MOVQ         fit+0(FP), AX
 	MOVL         $0x4b400000, BX
 	VMOVD        BX, X2
@@ -13414,15 +13414,17 @@ TEXT ·avx2FitSymmetric(SB), NOSPLIT, $0-32
 	MOVL         $0x00400000, BX
 	VMOVD        BX, X4
 	VPBROADCASTD X4, Y4
-	MOVQ         most+8(FP), DX
+	MOVQ         most+16(FP), DX
 	DECQ         DX
 	VMOVD        DX, X6
 	VPBROADCASTD X6, Y6
 	NOTQ         DX
 	VMOVD        DX, X5
 	VPBROADCASTD X5, Y5
-	MOVQ         tries+16(FP), DX
-	MOVQ         n+24(FP), CX
+	MOVQ         tries+24(FP), DX
+	MOVQ         n+32(FP), CX
+	MOVQ         numbers+8(FP), SI
+	SHLQ         $0x05, SI
 	VXORPS       Y7, Y7, Y7
 	VXORPS       Y8, Y8, Y8
 	MOVL         $0x7fffffff, BX
@@ -13437,7 +13439,7 @@ largest:
 	VBLENDVPS    Y12, Y0, Y7, Y7
 	VBLENDVPS    Y12, Y1, Y8, Y8
 	ADDQ         $0x20, BX
-	CMPQ         BX, $0x00000200
+	CMPQ         BX, SI
 	JB           largest
 	VBROADCASTSS (DX), Y9
 	ADDQ         $0x04, DX
@@ -13463,7 +13465,7 @@ first:
 	VMULPS    Y0, Y1, Y1
 	VADDPS    Y1, Y12, Y12
 	ADDQ      $0x20, BX
-	CMPQ      BX, $0x00000200
+	CMPQ      BX, SI
 	JB        first
 	VXORPS    Y0, Y0, Y0
 	VDIVPS    Y12, Y11, Y13
@@ -13500,7 +13502,7 @@ others:
 	VMULPS    Y0, Y1, Y1
 	VADDPS    Y1, Y12, Y12
 	ADDQ      $0x20, BX
-	CMPQ      BX, $0x00000200
+	CMPQ      BX, SI
 	JB        others
 	VXORPS    Y0, Y0, Y0
 	VMULPS    Y11, Y11, Y1

@@ -437,7 +437,7 @@ func avx2FitAbsolute(fit *float32, numbers int, most int, tries *float32, n int)
 // avx2FitSymmetric is symmetricPortable for all groups.
 //
 //go:noescape
-func avx2FitSymmetric(fit *float32, most int, tries *float32, n int)
+func avx2FitSymmetric(fit *float32, numbers int, most int, tries *float32, n int)
 
 // avx2FitStepwise is stepwisePortable for all groups.
 //

@@ -249,12 +249,12 @@ func (s isa) fitMinimums(name string, absolute bool) {
 // sixteen is the end of the first 16 numbers.
 const sixteen = operand.U32(16 * fitNumber)
 
-// largest sets top to the first number of the largest magnitude of 16, and largest to that.
-func (f *fitting) largest(top, largest, a, scratch reg.VecPhysical) {
+// largest sets top to the first number of the largest magnitude, and largest to that.
+func (f *fitting) largest(end operand.Op, top, largest, a, scratch reg.VecPhysical) {
 	f.zero(top)
 	f.zero(largest)
 	f.set(a, 0x7fffffff)
-	f.each("largest", sixteen, func() {
+	f.each("largest", end, func() {
 		VMOVUPS(f.now(0), f.number)
 		VANDPS(a, f.number, f.t)
 		VPCMPGTD(largest, f.t, scratch)
@@ -265,7 +265,7 @@ func (f *fitting) largest(top, largest, a, scratch reg.VecPhysical) {
 
 // fitSymmetric writes the kernel of the types without minimums.
 func (s isa) fitSymmetric() {
-	f := s.beginFit("FitSymmetric", "(fit *float32, most int, tries *float32, n int)", "symmetricPortable")
+	f := s.beginFit("FitSymmetric", "(fit *float32, numbers, most int, tries *float32, n int)", "symmetricPortable")
 	v := f.v
 	least, most := v.one(), v.one()
 	top, largest, per := v.one(), v.one(), v.one()
@@ -277,14 +277,17 @@ func (s isa) fitSymmetric() {
 	f.words(f.tries, least)
 	Load(Param("tries"), f.tries)
 	Load(Param("n"), left)
-	f.largest(top, largest, a, l2)
+	numbers := f.g.one()
+	Load(Param("numbers"), numbers)
+	SHLQ(operand.Imm(5), numbers) // · fitNumber
+	f.largest(numbers, top, largest, a, l2)
 	sums := func(label string) {
 		VBROADCASTSS(operand.Mem{Base: f.tries}, per)
 		ADDQ(operand.Imm(4), f.tries)
 		VDIVPS(top, per, per)
 		f.zero(lx)
 		f.zero(l2)
-		f.each(label, sixteen, func() {
+		f.each(label, numbers, func() {
 			VMOVUPS(f.now(0), f.number)
 			VMOVUPS(f.now(fitW), f.t)
 			VMULPS(f.number, f.t, a)
@@ -340,7 +343,7 @@ func (s isa) fitStepwise() {
 	lx, l2, w, wx := v.one(), v.one(), v.one(), v.one()
 	x, sq, mask, changed, small := v.one(), v.one(), v.one(), v.one(), v.one()
 	top, largest := wx, x
-	f.largest(top, largest, lx, l2)
+	f.largest(sixteen, top, largest, lx, l2)
 	f.set(f.t, 0x26901d7d) // 1e-15
 	VCMPPS(operand.Imm(below), f.t, largest, small)
 

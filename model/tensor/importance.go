@@ -1,0 +1,319 @@
+package tensor
+
+// The encoders with importance: the functions quantize_row_…_impl of ggml-quants.c, which weight the
+// error of each number with the importance of its column.
+
+import (
+	"encoding/binary"
+	"math"
+
+	"dsmoe/model/internal/kernel"
+)
+
+// Weighs reports whether the encoder of d uses importance.
+func (d DType) Weighs() bool { return d.Quantises() && d != Q8_0 }
+
+// encodeRow encodes a row of whole blocks of a type that Weighs, with the importance of each column.
+func (d DType) encodeRow(dst []byte, x, importance []float32) {
+	switch d {
+	case Q4_0, Q5_0, Q5_1:
+		encodeSmallBlocks(dst, x, importance, d)
+		return
+	}
+	_, size := d.Block()
+	var weights [256]float32
+	for ; len(x) > 0; x, importance, dst = x[256:], importance[256:], dst[size:] {
+		block, part := dst[:size:size], x[:256]
+		d.weights(weights[:], part, importance, 0)
+		switch d {
+		case Q6_K:
+			encodeWeightedQ6_K(block, part, weights[:])
+		case Q2_K:
+			encodeWeightedQ2_K(block, part, &weights)
+		case Q3_K:
+			encodeWeightedQ3_K(block, part, &weights)
+		default:
+			encodeWeightedMinimums(block, part, &weights, d)
+		}
+	}
+}
+
+// weights sets dst to the weights of the numbers of a block; variance is the row's, for blocks of 32.
+func (d DType) weights(dst, x, importance []float32, variance float32) {
+	switch d {
+	case Q6_K:
+		copy(dst, importance)
+	case Q2_K:
+		weigh(dst, x, importance, squareSum(x)/256)
+	case Q3_K, Q4_K, Q5_K:
+		weigh(dst, x, importance, 2*squareSum(x)/256)
+	default:
+		weigh(dst, x, importance, variance)
+	}
+}
+
+// squareSum is Σx².
+func squareSum(x []float32) (sum float32) {
+	for _, v := range x {
+		sum += float32(v * v)
+	}
+	return sum
+}
+
+// weigh sets the weights importance·√(variance + x²).
+func weigh(weights, x, importance []float32, variance float32) {
+	for i, v := range x {
+		weights[i] = importance[i] * float32(math.Sqrt(float64(variance+float32(v*v))))
+	}
+}
+
+// The searches of make_qkx3_quants and make_qx_quants.
+var (
+	weightedQ2_K = newSearch(3, -0.9, 0.05, 36)
+	weightedQ4_K = newSearch(15, -0.9, 0.05, 36)
+	weightedQ5_K = newSearch(31, -0.9, 0.05, 36)
+	triesQ3_K    = symmetricTries(4)
+	triesQ4_0    = symmetricTries(8)
+	triesQ5_0    = symmetricTries(16)
+)
+
+// encodeWeightedQ2_K is quantize_row_q2_K_impl.
+func encodeWeightedQ2_K(dst []byte, x []float32, weights *[256]float32) {
+	fit := fits.Get().(*kernel.Fit)
+	defer fits.Put(fit)
+	var all fitted
+	for g := 0; g < 16; g += kernel.FitGroups {
+		groups(fit, x[16*g:], 16)
+		transpose(&fit.W, weights[16*g:], 16)
+		fit.Minimums(16, weightedQ2_K.most, weightedQ2_K.tries, false)
+		all.take(fit, g)
+	}
+	sums, mins := partSums(weights, 16), all.low
+	for p := range mins {
+		mins[p] = -mins[p]
+	}
+	var ls, lm [16]byte
+	putF16(dst[80:], positiveScale(ls[:], all.scale[:], sums, 15))
+	putF16(dst[82:], positiveScale(lm[:], mins[:], sums, 15))
+	for p := range ls {
+		dst[p] = ls[p] | lm[p]<<4
+	}
+	all.packQ2_K(dst, x)
+}
+
+// partSums returns the sum of the weights of each part of n.
+func partSums(weights *[256]float32, n int) (sums []float32) {
+	for p := 0; p < 256; p += n {
+		sum := float32(0)
+		for _, w := range weights[p:][:n] {
+			sum += w
+		}
+		sums = append(sums, sum)
+	}
+	return sums
+}
+
+// positiveScale is make_qp_quants: it sets l to the codes, 0 … most, of positive x, and returns the scale
+// with the least weighted sum of squared errors that it finds.
+func positiveScale(l []byte, x, weights []float32, most int32) float32 {
+	top := float32(0)
+	for _, v := range x {
+		if !(top > v) {
+			top = v
+		}
+	}
+	clear(l)
+	if top < kernel.LeastGroup {
+		return 0
+	}
+	per := positivePer(x, weights, most, top)
+	var lx, l2 float32
+	for i, v := range x {
+		code := min(most, kernel.Nearest(per*v))
+		l[i] = byte(code)
+		lx += float32(float32(weights[i]*v) * float32(code))
+		l2 += float32(float32(weights[i]*float32(code)) * float32(code))
+	}
+	for changed, turn := true, 0; changed && turn < 5; turn++ {
+		changed = false
+		for i, v := range x {
+			w, code := weights[i], float32(l[i])
+			wv := float32(w * v)
+			s, q := lx-float32(wv*code), l2-float32(float32(w*code)*code)
+			if !(s > 0 && q > 0) {
+				continue
+			}
+			next := min(most, kernel.Nearest(float32(v*q)/s))
+			if next == int32(l[i]) {
+				continue
+			}
+			s += float32(wv * float32(next))
+			q += float32(float32(w*float32(next)) * float32(next))
+			if float32(float32(s*s)*l2) > float32(float32(lx*lx)*q) {
+				l[i], lx, l2, changed = byte(next), s, q, true
+			}
+		}
+	}
+	if l2 > 0 {
+		return lx / l2
+	}
+	return 0
+}
+
+// positivePer is the first half of make_qp_quants: the inverse scale with the least weighted error.
+func positivePer(x, weights []float32, most int32, top float32) (per float32) {
+	best := float32(0)
+	for i := -5; i <= 4; i++ { // -5 stands for 0, the first
+		try := (float32(0.1*float32(i)) + float32(most)) / top
+		if i == 0 {
+			continue
+		}
+		if i == -5 {
+			try = float32(most) / top
+		}
+		scale, sum := 1/try, float32(0)
+		for k, v := range x {
+			code := kernel.Nearest(try * v)
+			if i == -5 {
+				code = int32(byte(code))
+			} else {
+				code = min(most, code)
+			}
+			diff := v - float32(scale*float32(code))
+			sum += float32(float32(weights[k]*diff) * diff)
+		}
+		if i == -5 || sum < best {
+			per, best = try, sum
+		}
+	}
+	return per
+}
+
+// encodeWeightedMinimums is quantize_row_q4_K_impl and quantize_row_q5_K_impl.
+func encodeWeightedMinimums(dst []byte, x []float32, weights *[256]float32, d DType) {
+	s := weightedQ4_K
+	if d == Q5_K {
+		s = weightedQ5_K
+	}
+	fit := fits.Get().(*kernel.Fit)
+	defer fits.Put(fit)
+	groups(fit, x, 32)
+	transpose(&fit.W, weights[:], 32)
+	fit.Minimums(32, s.most, s.tries, false)
+	sums, mins := partSums(weights, 32), fit.Low
+	for p := range mins {
+		mins[p] = -mins[p]
+	}
+	var ls, lm [8]byte
+	putF16(dst, positiveScale(ls[:], fit.Scale[:], sums, 63))
+	putF16(dst[2:], positiveScale(lm[:], mins[:], sums, 63))
+	clear(dst[4:16])
+	for j := range ls {
+		putScaleMin((*[12]byte)(dst[4:]), j, ls[j], lm[j])
+	}
+	var codes [256]byte
+	s.partCodes(dst, x, &codes, fit)
+	if d == Q5_K {
+		packQ5_K(dst, &codes)
+	} else {
+		packQ4_K(dst, &codes)
+	}
+}
+
+// encodeWeightedQ3_K is quantize_row_q3_K_impl.
+func encodeWeightedQ3_K(dst []byte, x []float32, weights *[256]float32) {
+	fit := fits.Get().(*kernel.Fit)
+	defer fits.Put(fit)
+	var scales, pers [16]float32
+	for g := 0; g < 16; g += kernel.FitGroups {
+		groups(fit, x[16*g:], 16)
+		transpose(&fit.W, weights[16*g:], 16)
+		fit.Symmetric(16, 4, triesQ3_K)
+		copy(scales[g:], fit.Scale[:])
+		copy(pers[g:], fit.Per[:])
+	}
+	clear(dst[96:110])
+	sums := partSums(weights, 16)
+	for p, scale := range scales {
+		fit.X[p][0], fit.W[p][0] = scale, sums[p]
+	}
+	fit.Symmetric(16, 32, triesQ6_K)
+	putF16(dst[108:], fit.Scale[0])
+	for p, scale := range scales {
+		putScaleQ3(dst[96:108], p, symmetricCode(fit.Per[0], scale, 32))
+	}
+	var codes [256]byte
+	for p, per := range pers {
+		if !nearestQ3(&codes, dst, x, p) {
+			for j, v := range x[16*p:][:16] {
+				codes[16*p+j] = symmetricCode(per, v, 4)
+			}
+		}
+	}
+	packQ3_K(dst, &codes)
+}
+
+// symmetricCode is the code of v, plus most, as make_qx_quants has it: 0 in a group that is all zero.
+func symmetricCode(per, v float32, most int32) byte {
+	if per == 0 {
+		return 0
+	}
+	return byte(kernel.Clamp(kernel.Nearest(per*v), -most, most-1) + most)
+}
+
+// encodeSmallBlocks is quantize_row_q4_0_impl, quantize_row_q5_0_impl and quantize_row_q5_1_impl, eight
+// blocks at a time.
+func encodeSmallBlocks(dst []byte, x, importance []float32, d DType) {
+	fit := fits.Get().(*kernel.Fit)
+	defer fits.Put(fit)
+	_, size := d.Block()
+	variance := squareSum(x) / float32(len(x))
+	for len(x) > 0 {
+		var room, weights [256]float32
+		n := copy(room[:], x)
+		weigh(weights[:n], x[:n], importance, variance)
+		groups(fit, room[:], 32)
+		transpose(&fit.W, weights[:], 32)
+		switch d {
+		case Q4_0:
+			fit.Symmetric(32, 8, triesQ4_0)
+		case Q5_0:
+			fit.Symmetric(32, 16, triesQ5_0)
+		default:
+			fit.Minimums(32, weightedQ5_K.most, weightedQ5_K.tries, false)
+		}
+		for g := range n / 32 {
+			packSmallBlock(dst[:size], room[32*g:][:32], fit, g, d)
+			dst = dst[size:]
+		}
+		x, importance = x[n:], importance[n:]
+	}
+}
+
+// packSmallBlock sets a block of Q4_0, Q5_0 or Q5_1 to the fit of a group.
+func packSmallBlock(dst []byte, x []float32, fit *kernel.Fit, g int, d DType) {
+	var l [32]byte
+	putF16(dst, fit.Scale[g])
+	switch most := int32(8); d {
+	case Q5_1:
+		putF16(dst[2:], fit.Low[g])
+		for j, v := range x {
+			l[j] = byte(kernel.Clamp(kernel.Nearest(fit.Per[g]*(v-fit.From[g])), 0, 31))
+		}
+	case Q5_0:
+		most = 16
+		fallthrough
+	default:
+		for j, v := range x {
+			l[j] = symmetricCode(fit.Per[g], v, most)
+		}
+	}
+	codes, high := dst[len(dst)-16:], uint32(0)
+	for j := range codes {
+		codes[j] = l[j]&15 | l[j+16]&15<<4
+		high |= uint32(l[j]>>4)<<j | uint32(l[j+16]>>4)<<(j+16)
+	}
+	if d != Q4_0 {
+		binary.LittleEndian.PutUint32(dst[len(dst)-20:], high)
+	}
+}
