@@ -33,6 +33,7 @@ import argparse
 import ctypes
 import json
 import pathlib
+import struct
 import shutil
 import subprocess
 import sys
@@ -242,8 +243,8 @@ class Check:
     def count(self, what, n=1):
         self.counts[what] = self.counts.get(what, 0) + n
 
-    def convert(self, src, dst, kind):
-        subprocess.run([self.dsmoe, "convert", src, dst, "--to", "gguf", "--type", kind, "--name", "model"], check=True, stdout=subprocess.DEVNULL)
+    def convert(self, src, dst, kind, *flags):
+        subprocess.run([self.dsmoe, "convert", src, dst, "--to", "gguf", "--type", kind, "--name", "model", *flags], check=True, stdout=subprocess.DEVNULL)
         return next(dst.glob("*.gguf"))
 
     def names(self, path, want, what, exact):
@@ -289,9 +290,46 @@ class Check:
             L.llama_free(context)
         L.llama_model_free(model)
 
-    def mixture(self, f32, ours, word, dst):
+    def imatrices(self, f32, tmp):
+        """Two importance matrices for a file, GGUF and .dat: paths, and the values that llama.cpp takes from
+        them. Experts that saw no token, a tensor without an entry and an entry without a tensor are among them."""
+        r = np.random.default_rng(26)
+        writer = gguf.GGUFWriter(tmp / "imatrix.gguf", "imatrix")
+        writer.add_array("imatrix.datasets", ["a text", "another"])
+        writer.add_uint32("imatrix.chunk_count", 7)
+        writer.add_uint32("imatrix.chunk_size", 512)
+        old, new, previous = b"", {}, {}
+        for t in list(read(f32).values()):
+            shape = [int(n) for n in t.shape] + [1]
+            if len(t.shape) < 2 or not t.name.endswith(".weight") or t.name == "blk.1.attn_output.weight":
+                continue
+            sums = (np.exp(2 * r.standard_normal((shape[2], shape[0]))) * 50).astype(np.float32)
+            counts = r.integers(0, 3, (shape[2], 1)).astype(np.float32) * 100
+            writer.add_tensor(t.name + ".in_sum2", sums)
+            writer.add_tensor(t.name + ".counts", counts)
+            with np.errstate(all="ignore"):
+                new[t.name] = np.where(counts > 0, sums / counts, np.float32(1)).astype(np.float32).ravel()
+            calls = int(r.integers(0, 3))
+            old += struct.pack("<i", len(t.name)) + t.name.encode() + struct.pack("<ii", calls, sums.size) + sums.tobytes()
+            previous[t.name] = (sums / np.float32(max(calls, 1))).ravel()
+        writer.add_tensor("blk.99.gone.weight.in_sum2", np.ones((1, 4), np.float32))
+        writer.add_tensor("blk.99.gone.weight.counts", np.ones((1, 1), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        (tmp / "imatrix.dat").write_bytes(struct.pack("<i", len(previous)) + old + struct.pack("<ii", 9, 4) + b"text")
+        return [(tmp / "imatrix.gguf", new), (tmp / "imatrix.dat", previous)]
+
+    def mixture(self, f32, ours, word, dst, importance=None):
         L = llama_cpp
         params = L.llama_model_quantize_default_params()
+        if importance:
+            entries = (L.llama_cpp.llama_model_imatrix_data * (len(importance) + 1))()
+            for entry, (name, values) in zip(entries, importance.items()):
+                entry.name, entry.size = name.encode(), values.size
+                entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            params.imatrix = entries
         params.ftype = MIXTURES[word]
         params.nthread = 2
         if L.llama_model_quantize(str(f32).encode(), str(dst).encode(), ctypes.byref(params)) != 0:
@@ -321,6 +359,11 @@ class Check:
                     groups.setdefault((".".join(parts[2 * len(layer):]), t.tensor_type.name), []).extend(map(int, layer))
             for (kind, name), layers in sorted(groups.items()):
                 lines.append(" ".join([word, kind, name] + [str(n) for n in sorted(layers)]))
+        for path, values in self.imatrices(f32, tmp):
+            for word in MIXTURES:
+                if "_k" in word:
+                    ours = self.convert(tmp / "src", tmp / (word + path.suffix[1:]), word, "--imatrix", path)
+                    self.mixture(f32, ours, word, tmp / "theirs.gguf", values)
         config.with_suffix(".txt").write_text("\n".join(lines) + "\n")
 
     def words(self, src, tmp):

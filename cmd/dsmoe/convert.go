@@ -22,6 +22,7 @@ type convertFlags struct {
 	name          string
 	dtype         weightType
 	scales        choice
+	imatrix       string
 	experts       expertsFlag
 	shard         shardSize
 	layers        plan.Layers
@@ -83,6 +84,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.mtp, "mtp", false, "keep them in a GGUF file, which has none otherwise")
 	flags.StringVar(&f.pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown, for gguf")
 	flags.BoolVar(&f.noVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
+	flags.StringVar(&f.imatrix, "imatrix", "", "importance matrix of llama.cpp, a `file`, for --type with types K")
 	flags.Var(&f.memory, "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.allowFP8Fused, "allow-fp8-fused", false,
@@ -159,6 +161,14 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 		Name: f.name, Experts: plan.Experts(f.experts), AllowFP8Fused: f.allowFP8Fused, MaxShardBytes: int64(f.shard),
 		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
 		Pre: f.pre, NoVocab: f.noVocab, Format: string(f.to)}}
+	if f.imatrix != "" {
+		m, err := checkpoint.OpenImatrix(f.imatrix)
+		if err != nil {
+			return nil, err
+		}
+		defer m.Close()
+		o.Imatrix = m
+	}
 	if f.dryRun {
 		if len(args) > 1 {
 			o.Options = o.Into(args[1])

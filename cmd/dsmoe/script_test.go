@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,6 +58,7 @@ func scriptCommands() map[string]func(ts *testscript.TestScript, neg bool, args 
 		"cut":      cutCommand,
 		"swap":     swapCommand,
 		"poke":     pokeCommand,
+		"imatrix":  imatrixCommand,
 	}
 }
 
@@ -135,6 +138,26 @@ func copytreeCommand(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: copytree SRC DST")
 	}
 	ts.Check(os.CopyFS(ts.MkAbs(args[1]), os.DirFS(ts.MkAbs(args[0]))))
+}
+
+// imatrix FILE NAME=N… writes an importance matrix as llama.cpp did before GGUF: of each tensor N values,
+// value i being i·37 mod 101.
+func imatrixCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: imatrix FILE NAME=N…")
+	}
+	b := binary.LittleEndian.AppendUint32(nil, uint32(len(args)-1))
+	for _, arg := range args[1:] {
+		name, size, _ := strings.Cut(arg, "=")
+		n, err := strconv.Atoi(size)
+		ts.Check(err)
+		b = append(binary.LittleEndian.AppendUint32(b, uint32(len(name))), name...)
+		b = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(b, 1), uint32(n))
+		for i := range n {
+			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(float32(i*37%101)))
+		}
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), b, 0o600))
 }
 
 // replace FILE OLD NEW replaces a text that must be in the file.

@@ -96,6 +96,7 @@ type Description struct {
 	NoVocab bool                               // without a vocabulary
 	Source  []File                             // the source's files if they have this format; nil for others
 	Before  *config.Config                     // the source's
+	Imatrix *Imatrix                           // with which tensors are quantised; nil for none
 }
 
 // Described is the result of Describe.

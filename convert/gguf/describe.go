@@ -26,6 +26,7 @@ func describe(d format.Description) (format.Described, error) {
 	w.model(c)
 	w.put(fileTypeKey, fileType(d))
 	w.put(quantisationKey, quantisationVersion)
+	w.importanceKeys(d.Imatrix)
 	w.widened(d)
 	notes, err := w.putTokenizer(d)
 	if err != nil {

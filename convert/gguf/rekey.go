@@ -150,6 +150,7 @@ func edited(d format.Description, source pairs) (written pairs, removed []string
 	if d.Type != "keep" {
 		w.put(fileTypeKey, fileType(d))
 		w.put(quantisationKey, quantisationVersion)
+		w.importanceKeys(d.Imatrix)
 	}
 	return pairsOf(w), removed
 }

@@ -51,6 +51,7 @@ type Span struct {
 type Input struct {
 	Data  []byte   // its bytes
 	At    int64    // the first of its elements, counted in the matrix that the source is; of a Blockwise operation, in its output
+	Into  int64    // the first of its elements, counted in the output tensor
 	Sides [][]byte // what Sides asked for
 	// Runs yields the positions of the elements in the matrix, in Data's order; nil if they
 	// are consecutive from At on. No run begins before At.

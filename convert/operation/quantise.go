@@ -3,6 +3,7 @@ package operation
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -16,7 +17,21 @@ type Quantise struct {
 	To     tensor.DType `json:"to"`            // dtype of the output
 	Scaled *Dequantise  `json:"fp8,omitempty"` // what makes F32 of codes; nil for other sources
 
+	Importance *Importance `json:"importance,omitempty"` // of the output's columns; nil for none
+
 	codec *tensor.Quantiser
+}
+
+// Importance weights the error of each number of a tensor with the importance of its column, which each
+// matrix of the tensor has its own of.
+type Importance struct {
+	File   string `json:"imatrix"` // hash of the importance matrix
+	Entry  string `json:"entry"`   // its entry
+	Row    int    `json:"row"`     // elements of a row
+	Matrix int    `json:"matrix"`  // elements of a matrix
+
+	// Read sets dst to the importance of values from first on, those of matrix m from m·Row on.
+	Read func(dst []float32, first int) error `json:"-"`
 }
 
 // NewQuantise prepares the operation; it refuses other dtypes. scales and b describe the
@@ -39,10 +54,14 @@ func NewQuantise(from, to, scales tensor.DType, b tensor.Blocks) (*Quantise, err
 // Name returns "quantise" and the dtype of the output.
 func (q *Quantise) Name() string { return "quantise " + q.To.String() }
 
-// Unit returns a block.
+// Unit returns a block, or a row with importance.
 func (q *Quantise) Unit() Unit {
-	elements, bytes := q.To.Block()
-	return Unit{elements, int(q.From.Bytes(int64(elements))), bytes}
+	elements, _ := q.To.Block()
+	if q.Importance != nil {
+		elements = q.Importance.Row
+	}
+	n := int64(elements)
+	return Unit{elements, int(q.From.Bytes(n)), int(q.To.Bytes(n))}
 }
 
 // Sides returns the rows of the scales that the elements need.
@@ -75,9 +94,10 @@ func (q *Quantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	if err != nil {
 		return err
 	}
+	w := columns{matrix: -1}
 	return q.each(in, widen, func(x []float32, first int) error {
 		size := q.To.Bytes(int64(len(x)))
-		if err := q.encode(dst[:size], x, first, lost); err != nil {
+		if err := q.encode(dst[:size], x, first, in.Into, &w, lost); err != nil {
 			return err
 		}
 		dst = dst[size:]
@@ -85,12 +105,39 @@ func (q *Quantise) Apply(dst []byte, in Input, lost *tensor.Loss) error {
 	})
 }
 
+// columns is the importance of the columns of one matrix.
+type columns struct {
+	matrix int64
+	values []float32
+}
+
+// at returns the importance of the row that begins with that element of the output.
+func (c *columns) at(i *Importance, element int64) ([]float32, error) {
+	if matrix := element / int64(i.Matrix); matrix != c.matrix {
+		c.matrix, c.values = matrix, make([]float32, i.Row)
+		return c.values, i.Read(c.values, int(matrix)*i.Row)
+	}
+	return c.values, nil
+}
+
+// convert encodes x, which begins with that element of the output: a row if it has importance.
+func (q *Quantise) convert(dst []byte, x []float32, element int64, w *columns, lost *tensor.Loss) error {
+	if q.Importance == nil {
+		return q.codec.Convert(dst, x, lost)
+	}
+	values, err := w.at(q.Importance, element)
+	if err != nil {
+		return err
+	}
+	return q.codec.ConvertRow(dst, x, values, lost)
+}
+
 // encode sets dst to the blocks of x, which begins with element first of a piece. A block with a
 // number more than half a step away is a *Mismatch: numbers beyond 10⁸, whose fourth powers
 // overflow in ggml's encoder, can give one.
-func (q *Quantise) encode(dst []byte, x []float32, first int, lost *tensor.Loss) error {
+func (q *Quantise) encode(dst []byte, x []float32, first int, into int64, w *columns, lost *tensor.Loss) error {
 	before := lost.NotFinite
-	err := q.codec.Convert(dst, x, lost)
+	err := q.convert(dst, x, into+int64(first), w, lost)
 	if n := lost.NotFinite - before; n > 0 {
 		return &NotFiniteError{n, q.To}
 	}
@@ -109,18 +156,21 @@ type widening func(dst []float32, at int64, from int)
 // numbersAtOnce is a whole number of blocks of every type; that many numbers fit in a cache.
 const numbersAtOnce = 2048
 
-// each calls do for parts of the numbers of a piece, whole blocks, and for the index of
-// their first.
+// each calls do for parts of the numbers of a piece, whole blocks or, with importance, rows, and for the
+// index of their first.
 func (q *Quantise) each(in Input, widen widening, do func(x []float32, first int) error) error {
-	var room [numbersAtOnce]float32
-	x, n := room[:0], int(q.From.Elements(int64(len(in.Data))))
+	most := numbersAtOnce
+	if q.Importance != nil {
+		most = q.Importance.Row
+	}
+	x, n := make([]float32, 0, most), int(q.From.Elements(int64(len(in.Data))))
 	err := in.each(n, func(at int64, from, to int) error {
 		for from < to {
-			have, more := len(x), min(to-from, numbersAtOnce-len(x))
+			have, more := len(x), min(to-from, most-len(x))
 			x = x[:have+more]
 			widen(x[have:], at, from)
 			at, from = at+int64(more), from+more
-			if len(x) < numbersAtOnce {
+			if len(x) < most {
 				continue
 			}
 			if err := do(x, from-len(x)); err != nil {
@@ -159,10 +209,12 @@ func (q *Quantise) Prove(out []byte, in Input) error {
 	if err != nil {
 		return err
 	}
-	var room [4 * numbersAtOnce]byte
+	var room []byte
+	w := columns{matrix: -1}
 	return q.each(in, widen, func(x []float32, first int) error {
+		room = slices.Grow(room[:0], int(q.To.Bytes(int64(len(x)))))
 		again, lost := room[:q.To.Bytes(int64(len(x)))], tensor.Loss{}
-		if err := q.encode(again, x, first, &lost); err != nil {
+		if err := q.encode(again, x, first, in.Into, &w, &lost); err != nil {
 			return err
 		}
 		got := out[:len(again)]

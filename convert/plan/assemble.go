@@ -38,6 +38,7 @@ type elementwise struct {
 	blocks           tensor.Blocks
 	exactly          bool // nothing may be lost
 	ofScales         bool // it makes the scales of what becomes to
+	importance       *operation.Importance
 }
 
 // assemble fills in a tensor's segments and operations.
@@ -46,7 +47,8 @@ func (a *assembler) assemble(t *Tensor, out *output) error {
 	if out.stored != nil {
 		fused = out.parts[0].Shared // as it is stored
 		part := format.Part{Tensor: out.stored.Name, N: int64(out.stored.Len())}
-		if err := a.part(part, elementwise{from: out.stored.DType, to: t.DType}, 0, nil); err != nil {
+		key := elementwise{from: out.stored.DType, to: t.DType, importance: out.importance}
+		if err := a.part(part, key, 0, nil); err != nil {
 			return err
 		}
 	} else if out.scales {
@@ -55,7 +57,7 @@ func (a *assembler) assemble(t *Tensor, out *output) error {
 		}
 	} else {
 		for _, w := range out.parts {
-			if err := a.segment(w, t.DType, out.order); err != nil {
+			if err := a.segment(w, t.DType, out); err != nil {
 				return err
 			}
 		}
@@ -67,7 +69,8 @@ func (a *assembler) assemble(t *Tensor, out *output) error {
 
 // segment adds the segments of a weight on its way to an output of dtype to: one, but of a
 // weight that is stored in parts one for each.
-func (a *assembler) segment(w *weights.Weight, to tensor.DType, order *format.Arranged) error {
+func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) error {
+	order := out.order
 	parts, err := a.src.Parts(w.Stored)
 	if err != nil {
 		return err
@@ -87,7 +90,7 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, order *format.Ar
 			parts[0].Decode, from = from, tensor.F32
 		}
 	}
-	key, sides := elementwise{from: from, to: to, exactly: a.src.Was(w.Stored) == to}, []Side(nil)
+	key, sides := elementwise{from: from, to: to, exactly: a.src.Was(w.Stored) == to, importance: out.importance}, []Side(nil)
 	if w.DType.Scaled() && to != w.DType {
 		key.scales, key.blocks = w.Scales.DType, w.Blocks()
 		if sides, err = a.scales(w.Scales); err != nil {
@@ -119,6 +122,9 @@ func (a *assembler) part(part format.Part, key elementwise, first int64, sides [
 	op, err := a.operation(key)
 	if err != nil {
 		return err
+	}
+	if key.importance != nil && n%int64(key.importance.Row) != 0 {
+		return errors.New("is stored in parts of rows, which importance is not for")
 	}
 	a.segments = append(a.segments, Segment{Tensor: part.Tensor, DType: key.from, Decode: part.Decode, File: file,
 		Offset: start + begin, Begin: begin, End: begin + stored.Bytes(part.N), First: first, View: part.View, Sides: sides,
@@ -179,7 +185,7 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	case key.exactly:
 		op, err = operation.NewNarrow(key.to)
 	case key.to.Blocked():
-		op, err = operation.NewQuantise(key.from, key.to, key.scales, key.blocks)
+		op, err = quantise(key)
 	case key.from.Blocked():
 		op, err = operation.NewDequantiseBlocks(key.from, key.to)
 	case key.from.Scaled():
@@ -189,6 +195,16 @@ func (a *assembler) operation(key elementwise) (op operation.Operation, err erro
 	}
 	a.operations[key] = op
 	return op, err
+}
+
+// quantise returns the operation that encodes blocks.
+func quantise(key elementwise) (operation.Operation, error) {
+	q, err := operation.NewQuantise(key.from, key.to, key.scales, key.blocks)
+	if err != nil {
+		return nil, err
+	}
+	q.Importance = key.importance
+	return q, nil
 }
 
 // scales finds where the scales of a weight are.

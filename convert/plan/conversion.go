@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
@@ -86,8 +87,9 @@ type dialect interface {
 // output is a tensor to be written, and the weights that it consists of, in order.
 type output struct {
 	tensor.Info
-	parts []*weights.Weight
-	order *format.Arranged // if it has the elements of one weight in another order
+	parts      []*weights.Weight
+	order      *format.Arranged      // if it has the elements of one weight in another order
+	importance *operation.Importance // of its columns; nil for none
 	// stored is the source's tensor with these elements in this order, which is read instead of the
 	// parts; nil for a source of another format.
 	stored *tensor.Info
@@ -114,6 +116,9 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 	}
 	if f.Dialect == nil && (o.Pre != "" || o.NoVocab) {
 		return nil, fmt.Errorf("%s has no vocabulary in its files: --pre and --no-vocab are for another format", f.Name)
+	}
+	if o.Imatrix != nil && !strings.Contains(o.Mixture, "_k") {
+		return nil, fmt.Errorf("type %s: only the mixtures of types K use an importance matrix", text.Quote(o.kind()))
 	}
 	c := &conversion{src: src, o: o, format: f, dialect: huggingFace{}, set: weights.New(src.Config, src),
 		findings: &findings{notes: []string{}}}

@@ -79,6 +79,9 @@ func (f foreign) arrange(c *conversion, chosen selection, written *config.Config
 			text.Quote(others[0].Name), c.src.Config.ModelType)
 	}
 	c.refuseRequantising(outputs)
+	if c.o.Imatrix != nil {
+		c.weigh(outputs)
+	}
 	return append(outputs, others...), c.noteDerived(infos, arranged)
 }
 
@@ -178,7 +181,7 @@ func (f foreign) describe(c *conversion, chosen selection, written *config.Confi
 	error) {
 	d := format.Description{Config: written, Name: modelName(c.src), Named: c.o.Name, Type: c.o.kind(),
 		Source: f.files, Before: c.src.Config, Was: make([]tensor.DType, len(outputs)),
-		Open: c.src.OpenOther, List: c.listBeside, Pre: c.o.Pre, NoVocab: c.o.NoVocab}
+		Imatrix: c.o.imatrix(), Open: c.src.OpenOther, List: c.listBeside, Pre: c.o.Pre, NoVocab: c.o.NoVocab}
 	for i, out := range outputs {
 		d.Tensors = append(d.Tensors, out.Info)
 		if from := out.parts[0].DType; out.DType == tensor.F32 && (from == tensor.BF16 || from == tensor.F16) {

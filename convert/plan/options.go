@@ -34,6 +34,8 @@ type Options struct {
 	MTP           bool         // keep them in a format that is mostly written without
 	Pre           string       // the name of a tokenizer's pre-tokenizer, in a format that names it
 	NoVocab       bool         // leave the vocabulary out of a format that has it in its files
+
+	Imatrix *checkpoint.Imatrix // importance of columns, for mixtures of types K; nil for none
 }
 
 // Into returns o for an output at dst: one file if the name ends as the weight files of a format
@@ -111,11 +113,16 @@ type recordedOptions struct {
 	Pre           string   `json:"pre,omitempty"`           // the name given to a pre-tokenizer
 	NoVocab       bool     `json:"no_vocab,omitempty"`      // without a vocabulary
 	PowersOfTwo   bool     `json:"powers_of_two,omitempty"` // scales of F8_E4M3 are powers of two
+	Imatrix       string   `json:"imatrix,omitempty"`       // hash of the importance matrix
 }
 
 func (o Options) recorded(f *format.Format) recordedOptions {
-	return recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes, f), o.Layers.String(),
-		o.Include, o.Exclude, o.NoMTP, o.Name, o.Pre, o.NoVocab, o.PowersOfTwo}
+	r := recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes, f), o.Layers.String(),
+		o.Include, o.Exclude, o.NoMTP, o.Name, o.Pre, o.NoVocab, o.PowersOfTwo, ""}
+	if o.Imatrix != nil {
+		r.Imatrix = o.Imatrix.Hash
+	}
+	return r
 }
 
 // kind names what weights become: a dtype, a mixture, or keep.

@@ -41,7 +41,7 @@ func importantRow(r *rand.Rand) (x, importance []float32) {
 		if r.Float64() < idle {
 			w = 0
 		}
-		x, importance = append(x, float32(v)), append(importance, float32(w))
+		x, importance = append(x, float32(math.Round(v*8)/8)), append(importance, float32(w)) // magnitudes that are equal
 	}
 	return x, importance
 }

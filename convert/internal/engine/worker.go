@@ -146,7 +146,7 @@ func (w *worker) withSides(p piece, src []byte, do func(in operation.Input) erro
 	if _, is := s.Operation.(operation.Blockwise); is {
 		return do(operation.Input{Data: src, At: p.at(), Largest: w.magnitudes})
 	}
-	in := operation.Input{Data: src, At: s.First + p.from}
+	in := operation.Input{Data: src, At: s.First + p.from, Into: p.at()}
 	end := s.First + p.to
 	if s.View != nil && len(s.Sides) > 0 {
 		first, last := s.View.Extent(p.from, p.to)
