@@ -202,7 +202,7 @@ func (q *Quantise) widen(in Input) (widening, error) {
 }
 
 // Prove encodes every block again and demands the same bytes. Apply already checked that each
-// number is within half a step of its block; Prove finds bytes of the source or the output
+// number is within the bounds of its block; Prove finds bytes of the source or the output
 // that changed since.
 func (q *Quantise) Prove(out []byte, in Input) error {
 	widen, err := q.widen(in)
