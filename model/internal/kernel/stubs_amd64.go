@@ -137,32 +137,38 @@ func avx512Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane i
 // avx512Add32x4 is the addKernel of 32 rows and 4 tokens.
 //
 //go:noescape
-func avx512Add32x4(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+func avx512Add32x4(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool,
+	pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx512AddPairs32x4 is the addPairsKernel of 32 rows and 4 tokens.
 //
 //go:noescape
-func avx512AddPairs32x4(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+func avx512AddPairs32x4(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool,
+	pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx512Add32x8 is the addKernel of 32 rows and 8 tokens.
 //
 //go:noescape
-func avx512Add32x8(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+func avx512Add32x8(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool,
+	pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx512AddPairs32x8 is the addPairsKernel of 32 rows and 8 tokens.
 //
 //go:noescape
-func avx512AddPairs32x8(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+func avx512AddPairs32x8(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool,
+	pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx512Add32x12 is the addKernel of 32 rows and 12 tokens.
 //
 //go:noescape
-func avx512Add32x12(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+func avx512Add32x12(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool,
+	pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx512AddPairs32x12 is the addPairsKernel of 32 rows and 12 tokens.
 //
 //go:noescape
-func avx512AddPairs32x12(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+func avx512AddPairs32x12(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool,
+	pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx512Pack64F32 is the packKernel of 16 rows of F32.
 //
@@ -172,32 +178,38 @@ func avx512Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane i
 // avx512Add64x4 is the addKernel of 16 rows and 4 tokens.
 //
 //go:noescape
-func avx512Add64x4(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+func avx512Add64x4(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool,
+	pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx512AddPairs64x4 is the addPairsKernel of 16 rows and 4 tokens.
 //
 //go:noescape
-func avx512AddPairs64x4(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+func avx512AddPairs64x4(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool,
+	pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx512Add64x8 is the addKernel of 16 rows and 8 tokens.
 //
 //go:noescape
-func avx512Add64x8(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+func avx512Add64x8(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool,
+	pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx512AddPairs64x8 is the addPairsKernel of 16 rows and 8 tokens.
 //
 //go:noescape
-func avx512AddPairs64x8(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+func avx512AddPairs64x8(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool,
+	pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx512Add64x12 is the addKernel of 16 rows and 12 tokens.
 //
 //go:noescape
-func avx512Add64x12(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+func avx512Add64x12(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool,
+	pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx512AddPairs64x12 is the addPairsKernel of 16 rows and 12 tokens.
 //
 //go:noescape
-func avx512AddPairs64x12(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+func avx512AddPairs64x12(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool,
+	pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx2PackPairs is the packKernel of 8 rows of BF16.
 //
@@ -212,22 +224,26 @@ func avx2Pack32F32(dst *float32, src *[16]*byte, steps int, stride int, lane int
 // avx2Add32x3 is the addKernel of 16 rows and 3 tokens.
 //
 //go:noescape
-func avx2Add32x3(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+func avx2Add32x3(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32,
+	folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx2AddPairs32x3 is the addPairsKernel of 16 rows and 3 tokens.
 //
 //go:noescape
-func avx2AddPairs32x3(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+func avx2AddPairs32x3(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool,
+	pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx2Add32x6 is the addKernel of 16 rows and 6 tokens.
 //
 //go:noescape
-func avx2Add32x6(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+func avx2Add32x6(acc *float32, w *float32, x *float32, steps int, panels int, next int, again bool, pending *float32,
+	folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx2AddPairs32x6 is the addPairsKernel of 16 rows and 6 tokens.
 //
 //go:noescape
-func avx2AddPairs32x6(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool, pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
+func avx2AddPairs32x6(acc *float32, pairs *uint32, odd bool, w *float32, x *float32, steps int, again bool,
+	pending *float32, folds int, lane int, out *float32, stride int, ahead uintptr, pace int)
 
 // avx2Pack64F32 is the packKernel of 8 rows of F32.
 //
@@ -237,22 +253,26 @@ func avx2Pack64F32(dst *float64, src *[16]*byte, steps int, stride int, lane int
 // avx2Add64x3 is the addKernel of 8 rows and 3 tokens.
 //
 //go:noescape
-func avx2Add64x3(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+func avx2Add64x3(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64,
+	folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx2AddPairs64x3 is the addPairsKernel of 8 rows and 3 tokens.
 //
 //go:noescape
-func avx2AddPairs64x3(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+func avx2AddPairs64x3(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool,
+	pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx2Add64x6 is the addKernel of 8 rows and 6 tokens.
 //
 //go:noescape
-func avx2Add64x6(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+func avx2Add64x6(acc *float64, w *float64, x *float64, steps int, panels int, next int, again bool, pending *float64,
+	folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx2AddPairs64x6 is the addPairsKernel of 8 rows and 6 tokens.
 //
 //go:noescape
-func avx2AddPairs64x6(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool, pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
+func avx2AddPairs64x6(acc *float64, pairs *uint32, odd bool, w *float64, x *float64, steps int, again bool,
+	pending *float64, folds int, lane int, out *float64, stride int, ahead uintptr, pace int)
 
 // avx512WidenBF16 is widenPortable.
 //
