@@ -68,7 +68,7 @@ func rekeyed(d format.Description) (format.Described, error) {
 		return format.Described{}, err
 	}
 	source := pairsIn(f.Header, head.Bytes())
-	keys, changed := replaced(source, d)
+	keys, changed := replacedPairs(source, d)
 	note := "the keys are the source's"
 	if f.values[tokensKey].n > 0 {
 		note += ", the tokenizer's too"
@@ -87,10 +87,10 @@ func rekeyed(d format.Description) (format.Described, error) {
 	return format.Described{Keys: keys, Stem: stem, Notes: append(warnings(d.Config), note)}, nil
 }
 
-// replaced puts the pairs of a description in the places of the source's. changed names the keys of
+// replacedPairs puts the pairs of a description in the places of the source's. changed names the keys of
 // the source that are not as they were.
-func replaced(source pairs, d format.Description) (keys []byte, changed []string) {
-	written, removed := edited(d, source)
+func replacedPairs(source pairs, d format.Description) (keys []byte, changed []string) {
+	written, removed := editedPairs(d, source)
 	w := &keyWriter{b: make([]byte, 8)}
 	for _, key := range source.keys {
 		pair, edits := written.of[key]
@@ -123,9 +123,9 @@ func (w *keyWriter) pair(b []byte) {
 	w.b = append(w.b, b...)
 }
 
-// edited returns the pairs that replace those of the source or are added, and the keys that are
+// editedPairs returns the pairs that replace those of the source or are added, and the keys that are
 // removed.
-func edited(d format.Description, source pairs) (written pairs, removed []string) {
+func editedPairs(d format.Description, source pairs) (written pairs, removed []string) {
 	w := &keyWriter{b: make([]byte, 8)}
 	before, after := modelPairs(d.Before), modelPairs(d.Config)
 	if split := architectureOf(d.Config) + "." + keyMLA; after.of[split] != nil && source.of[split] == nil {

@@ -58,7 +58,7 @@ func tokenizerFiles(files []format.File) ([]format.Text, string, error) {
 	if err := f.Identify(&head); err != nil {
 		return nil, "", err
 	}
-	v := vocabulary{File: f, pairs: pairsIn(f.Header, head.Bytes())}
+	v := storedTokenizer{File: f, pairs: pairsIn(f.Header, head.Bytes())}
 	t, err := v.tokenizer()
 	if err != nil {
 		return nil, "no tokenizer.json is written: " + err.Error(), nil
@@ -88,8 +88,8 @@ func indented(content any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// vocabulary is the tokenizer in the keys of a file.
-type vocabulary struct {
+// storedTokenizer is the tokenizer in the keys of a file.
+type storedTokenizer struct {
 	*File
 	pairs
 	tokens []string
@@ -97,7 +97,7 @@ type vocabulary struct {
 }
 
 // tokenizer makes tokenizer.json. The error says why the keys do not suffice.
-func (v *vocabulary) tokenizer() (any, error) {
+func (v *storedTokenizer) tokenizer() (any, error) {
 	model, _ := v.values["tokenizer.ggml.model"].one.(string)
 	name, _ := v.values["tokenizer.ggml.pre"].one.(string)
 	pre, known := preTokenizers[name]
@@ -188,7 +188,7 @@ func (v vocabFile) MarshalJSON() ([]byte, error) {
 // divided divides the tokens into those of the model and the added ones. Padding is left out. Added
 // tokens are in the model, too, unless their numbers are the next ones: a reader of tokenizer.json
 // gives those that it does not find there the next numbers.
-func (v *vocabulary) divided() (vocab vocabFile, added []addedFile, err error) {
+func (v *storedTokenizer) divided() (vocab vocabFile, added []addedFile, err error) {
 	vocab.numbers = map[string]int{}
 	next := true
 	if len(v.types) != len(v.tokens) {
@@ -265,7 +265,7 @@ type splitFile struct {
 }
 
 // postProcessor adds the tokens to texts that the keys say.
-func (v *vocabulary) postProcessor() any {
+func (v *storedTokenizer) postProcessor() any {
 	bytes := rawJSON(`{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true}`)
 	tokens := map[string]any{}
 	added := func(name, key string) []any {
@@ -289,7 +289,7 @@ func (v *vocabulary) postProcessor() any {
 }
 
 // special returns a token with a meaning.
-func (v *vocabulary) special(key string) (id int, token string, ok bool) {
+func (v *storedTokenizer) special(key string) (id int, token string, ok bool) {
 	n, ok := v.values["tokenizer.ggml."+key+"_token_id"].one.(uint64)
 	if !ok || n >= uint64(len(v.tokens)) {
 		return 0, "", false
@@ -298,7 +298,7 @@ func (v *vocabulary) special(key string) (id int, token string, ok bool) {
 }
 
 // settings makes tokenizer_config.json.
-func (v *vocabulary) settings() any {
+func (v *storedTokenizer) settings() any {
 	settings := map[string]any{"clean_up_tokenization_spaces": false, "tokenizer_class": "PreTrainedTokenizerFast"}
 	for _, s := range specials {
 		if _, token, ok := v.special(s.key); ok && s.name != "eot" && s.name != "eom" { // which a file has not
@@ -317,7 +317,7 @@ func (v *vocabulary) settings() any {
 }
 
 // templates are the chat templates.
-func (v *vocabulary) templates() (list []chatTemplate) {
+func (v *storedTokenizer) templates() (list []chatTemplate) {
 	if template, ok := v.values["tokenizer.chat_template"].one.(string); ok {
 		list = append(list, chatTemplate{defaultTemplate, &template})
 	}
@@ -330,7 +330,7 @@ func (v *vocabulary) templates() (list []chatTemplate) {
 }
 
 // elements returns the bytes of an array's elements, if it is one of that kind.
-func (v *vocabulary) elements(key string, of ...kind) []byte {
+func (v *storedTokenizer) elements(key string, of ...kind) []byte {
 	value := v.values[key]
 	if value.kind != array || !slices.Contains(of, value.of) {
 		return nil
@@ -340,7 +340,7 @@ func (v *vocabulary) elements(key string, of ...kind) []byte {
 }
 
 // strings returns an array of strings.
-func (v *vocabulary) strings(key string) []string {
+func (v *storedTokenizer) strings(key string) []string {
 	b := v.elements(key, str)
 	list := make([]string, 0, v.values[key].n)
 	for len(b) > 0 {
@@ -352,7 +352,7 @@ func (v *vocabulary) strings(key string) []string {
 }
 
 // numbers returns an array of numbers of 32 bits.
-func (v *vocabulary) numbers(key string) []int32 {
+func (v *storedTokenizer) numbers(key string) []int32 {
 	b := v.elements(key, i32, u32)
 	list := make([]int32, 0, len(b)/4)
 	for ; len(b) > 0; b = b[4:] {
