@@ -195,10 +195,12 @@ func (r *oldReader) entry() error {
 	}
 	n, err := r.number()
 	if err == nil && (n < 1 || int64(n) > (r.size-r.at)/4) {
-		err = r.m.fail(name, "%d values, but %s are left", n, text.Bytes(r.size-r.at))
+		err = r.m.fail(name, "%d values, but %s are left: it is no importance matrix, or is cut off", n,
+			text.Bytes(r.size-r.at))
 	}
 	if err == nil {
-		err = r.m.add(name, importance{offset: r.at, n: int(n), counts: []float32{float32(max(calls, 0))}, old: true})
+		counts := []float32{float32(max(calls, 0))}
+		err = r.m.add(name, importance{offset: r.at, n: int(n), counts: counts, old: true})
 	}
 	r.at += 4 * int64(n)
 	return err

@@ -90,7 +90,8 @@ func (a *assembler) segment(w *weights.Weight, to tensor.DType, out *output) err
 			parts[0].Decode, from = from, tensor.F32
 		}
 	}
-	key, sides := elementwise{from: from, to: to, exactly: a.src.Was(w.Stored) == to, importance: out.importance}, []Side(nil)
+	key, sides := elementwise{from: from, to: to, exactly: a.src.Was(w.Stored) == to,
+		importance: out.importance}, []Side(nil)
 	if w.DType.Scaled() && to != w.DType {
 		key.scales, key.blocks = w.Scales.DType, w.Blocks()
 		if sides, err = a.scales(w.Scales); err != nil {

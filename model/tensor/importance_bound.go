@@ -60,7 +60,8 @@ func beyondWeighted(y, x, weights []float32, block []byte, d DType) int {
 		sum, idle = sum+total, idle || total == 0
 	}
 	e := high - low
-	slack := 0x1p-20*e + float64(k.levels+1)*float64(k.most)*float64(errorF16(super)) + float64(k.levels+1)*float64(errorF16(superMin))
+	units := float64(k.levels + 1) // of the block's scale and minimum, rounded to F16
+	slack := 0x1p-20*e + units*(float64(k.most)*float64(errorF16(super))+float64(errorF16(superMin)))
 	rounding := slack
 	if k.levels > 0 {
 		rounding += 1.1 * (float64(k.most)*float64(super) + float64(superMin))
