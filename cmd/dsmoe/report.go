@@ -33,7 +33,7 @@ For CONFIG, a config.json alone, the page has the parameters.
 
 Every weight is read four times, those of experts five times; for the routers gate_proj
 once more, and up_proj where they fit it. Memory: that of inspect experts and of two
-matrices of 1024 × 1024 for each processor, 32·N² bytes for each layer of N experts, and
+matrices of 1024 × 1024 for each processor, 32·N² bytes for a layer of N experts, and
 with tokens that of inspect routing. With --layers or --experts only those weights are
 read; routers have all their rows.
 
