@@ -26,12 +26,12 @@ func describe(d format.Description) (format.Described, error) {
 	w.model(c)
 	w.put(fileTypeKey, fileType(d))
 	w.put(quantisationKey, quantisationVersion)
-	w.importanceKeys(d.Imatrix)
 	w.widened(d)
 	notes, err := w.putTokenizer(d)
 	if err != nil {
 		return format.Described{}, err
 	}
+	w.importanceKeys(d.Imatrix)
 	return format.Described{Keys: w.b, Stem: stem(d, fileType(d), func(key string) string { return w.texts[key] }),
 		Notes: slices.Concat(warnings(c), notes, metadataNotes)}, w.check()
 }
