@@ -157,9 +157,10 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 // convert plans or converts.
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string,
 	s convert.Settings) (result, error) {
-	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, PowersOfTwo: f.scales.value == "ue8m0", Mixture: f.dtype.mixture,
-		Name: f.name, Experts: plan.Experts(f.experts), AllowFP8Fused: f.allowFP8Fused, MaxShardBytes: int64(f.shard),
-		Layers: f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
+	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, PowersOfTwo: f.scales.value == "ue8m0",
+		Mixture: f.dtype.mixture, Name: f.name, Experts: plan.Experts(f.experts), AllowFP8Fused: f.allowFP8Fused,
+		MaxShardBytes: int64(f.shard),
+		Layers:        f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
 		Pre: f.pre, NoVocab: f.noVocab, Format: string(f.to)}}
 	if f.imatrix != "" {
 		m, err := checkpoint.OpenImatrix(f.imatrix)

@@ -51,7 +51,8 @@ dsmoe help findings  the kinds of findings`,
 	cmd.MarkFlagFilename(htmlFlag, "html")
 	flags.Var(spansFlag{&f.selection.Layers, "layers"}, "layers", "only these `layers`: 1-3,7")
 	flags.Var(spansFlag{&f.selection.Experts, "experts"}, "experts", "only these routed `experts`: 0,5-9")
-	flags.StringVar(&f.against, "against", "", "the `base` checkpoint: what was changed, by how much, and the ranks of the changes")
+	flags.StringVar(&f.against, "against", "",
+		"the `base` checkpoint: what was changed, by how much, and the ranks of the changes")
 	flags.StringVar(&f.golden, "golden", "", "a golden `pack` whose routing is shown")
 	flags.StringVar(&f.tokens, "tokens", "", "`file` of token ids for a forward pass whose routing is shown")
 	flags.Var(&f.random, "random", "random tokens for such a pass: `BxT`, such as 2x17")
@@ -77,7 +78,8 @@ dsmoe help findings  the kinds of findings`,
 				return err
 			}
 		}
-		return answer(printReport(cmd, r, *asJSON), !slices.ContainsFunc(r.Findings, func(f report.Finding) bool { return fail.counts(f.Level) }))
+		failed := slices.ContainsFunc(r.Findings, func(f report.Finding) bool { return fail.counts(f.Level) })
+		return answer(printReport(cmd, r, *asJSON), !failed)
 	}
 	return cmd
 }

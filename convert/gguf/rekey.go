@@ -60,7 +60,8 @@ func describeAny(d format.Description) (format.Described, error) {
 // the type, the layers or the user change.
 func rekeyed(d format.Description) (format.Described, error) {
 	if d.Pre != "" || d.NoVocab {
-		return format.Described{}, errors.New("the keys are the source's: --pre and --no-vocab are for a source with a tokenizer.json")
+		return format.Described{}, errors.New("the keys are the source's: " +
+			"--pre and --no-vocab are for a source with a tokenizer.json")
 	}
 	f := d.Source[0].(*File)
 	var head bytes.Buffer

@@ -49,8 +49,9 @@ type Span struct {
 
 // Input is a piece of the source.
 type Input struct {
-	Data  []byte   // its bytes
-	At    int64    // the first of its elements, counted in the matrix that the source is; of a Blockwise operation, in its output
+	Data []byte // its bytes
+	// At is the first of its elements, counted in the matrix that the source is; of a Blockwise operation, in its output.
+	At    int64
 	Into  int64    // the first of its elements, counted in the output tensor
 	Sides [][]byte // what Sides asked for
 	// Runs yields the positions of the elements in the matrix, in Data's order; nil if they

@@ -106,7 +106,8 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 		return nil, err
 	}
 	if o.Mixture != "" && (f.Dialect == nil || !slices.Contains(f.Dialect.Types, o.Mixture)) {
-		return nil, fmt.Errorf("type %s: %s does not have it", text.Quote(o.Mixture), f.Name)
+		return nil, fmt.Errorf("type %s: %s does not have it, but --to gguf, or a DST that ends in .gguf, does",
+			text.Quote(o.Mixture), f.Name)
 	}
 	if o.Name != "" && f.Dialect == nil {
 		return nil, fmt.Errorf("name %s: a checkpoint in %s has no name of its own", text.Quote(o.Name), f.Name)
@@ -156,7 +157,8 @@ func (c *conversion) layOut(p *Plan, outputs []output) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", text.Quote(c.src.Path), err)
 	}
-	a := assembler{src: c.src, powersOfTwo: c.powersOfTwo, segments: make([]Segment, 0, n), operations: map[elementwise]operation.Operation{}}
+	a := assembler{src: c.src, powersOfTwo: c.powersOfTwo, segments: make([]Segment, 0, n),
+		operations: map[elementwise]operation.Operation{}}
 	for i := range p.Tensors {
 		if err := a.assemble(&p.Tensors[i], &outputs[sources[i]]); err != nil {
 			return fmt.Errorf("%s: tensor %s: %w", text.Quote(c.src.Path), text.Quote(p.Tensors[i].Name), err)

@@ -29,7 +29,7 @@ type Report struct {
 	Checked    []string            `json:"checked"`     // a sentence for each part, with how often weights were read
 	NotChecked []string            `json:"not_checked"` // a sentence for each part, with the reason
 	Arch       *header.Arch        `json:"arch"`        // what the config implies
-	Hash       *string             `json:"hash"`        // of all values, as inspect hash names the model; null unless all are selected
+	Hash       *string             `json:"hash"`        // as inspect hash names the model; null unless all is selected
 	Summary    *header.Summary     `json:"summary"`     // the files; null for a config alone
 	Audit      *header.AuditReport `json:"audit"`       // of headers and values; its notes are no findings
 	Tensors    *stats.Report       `json:"stats"`       // of all weights but those of experts
@@ -213,7 +213,8 @@ func (m *maker) addNotChecked(sentence string, args ...any) {
 // skip says which selected tensors have no numbers.
 func (m *maker) skip(not []inspect.NotCounted) {
 	if len(not) > 0 {
-		m.addNotChecked("the numbers of %s, %s first: %s", text.Plural(len(not), "tensor"), text.Quote(not[0].Name), not[0].Cause)
+		m.addNotChecked("the numbers of %s, %s first: %s", text.Plural(len(not), "tensor"), text.Quote(not[0].Name),
+			not[0].Cause)
 	}
 }
 
@@ -238,8 +239,8 @@ func (m *maker) experts(ctx context.Context) (err error) {
 		"norms, ranks, likeness, duplicates, zero neurons, channels",
 		text.Plural(routed, "routed expert"), text.Plural(len(m.Experts.Layers), "layer"))
 	if few > 0 {
-		m.addNotChecked("which experts are the odd ones in %s: fewer than %d are there or selected", text.Plural(few, "layer"),
-			inspect.LeastPeers)
+		m.addNotChecked("which experts are the odd ones in %s: fewer than %d are there or selected",
+			text.Plural(few, "layer"), inspect.LeastPeers)
 	}
 	m.skip(m.Experts.NotCounted)
 	return nil
@@ -322,7 +323,8 @@ func (m *maker) coupled() {
 		m.addNotChecked(whether+"they fit none, as random weights do", text.Plural(n, "layer"))
 	}
 	if n := layers[router.NotChecked]; n > 0 {
-		m.addNotChecked(whether+"there are fewer than %d, or one has no gate_proj", text.Plural(n, "layer"), router.LeastCoupled)
+		m.addNotChecked(whether+"there are fewer than %d, or one has no gate_proj", text.Plural(n, "layer"),
+			router.LeastCoupled)
 	}
 }
 

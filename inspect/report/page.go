@@ -146,8 +146,8 @@ func (r *Report) pageExperts(p *page.Page) {
 	}
 	p.Section("Experts")
 	if odd := r.Experts.Oddest(mostOdd); len(odd.Rows()) > 0 {
-		p.Text("%s", "The experts that are furthest from the others of their layers, by robust z-scores: an order to look at "+
-			"them in, no finding.")
+		p.Text("%s", "The experts that are furthest from the others of their layers, by robust z-scores: "+
+			"an order to look at them in, no finding.")
 		p.Table(odd)
 	}
 	figure(p, r.Experts.Likeness(), "How like each routed expert is to another one of its layer: "+

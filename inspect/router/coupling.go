@@ -113,8 +113,8 @@ func (r *router) compareUps(x *matrix.Reader, rows []float32, own []float64) err
 	return x.Again.Wait()
 }
 
-// leastExcess is the logarithm by which gate_proj must answer more than up_proj in a layer's median expert, for one with
-// the reverse to be told from the others.
+// leastExcess is the logarithm by which gate_proj must answer more than up_proj in a layer's median expert, for one
+// with the reverse to be told from the others.
 const leastExcess = 0.4
 
 // exchangedMatrices finds experts whose up_proj answers to their row as gate_proj of the others does, in a layer where

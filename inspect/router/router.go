@@ -292,7 +292,8 @@ func (r *router) observe() (found []inspect.Observation) {
 }
 
 // about returns an observation about rows of the router.
-func (r *router) about(id string, rows []int, value, expected *float64, format string, args ...any) inspect.Observation {
+func (r *router) about(id string, rows []int, value, expected *float64, format string,
+	args ...any) inspect.Observation {
 	return inspect.Observation{ID: id, Layer: r.Layer.Layer, Experts: rows, Tensor: r.Tensor,
 		Text: fmt.Sprintf(format, args...), Value: value, Expected: expected}
 }
