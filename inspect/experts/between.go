@@ -98,9 +98,9 @@ func sketch(x *matrix.Reader, l *layerMLPs) (*sketched, error) {
 			if !m.isWhole() {
 				return nil
 			}
-			e, err := readCounted(x, m, probesOf(m.weights.Gate.Shape[1], nil))
+			output, err := function(x, m)
 			if err == nil {
-				functions[i] = summedUp(e.facts.output)
+				functions[i] = summedUp(output)
 			}
 			return err
 		})
@@ -121,11 +121,21 @@ func sketch(x *matrix.Reader, l *layerMLPs) (*sketched, error) {
 	return k, nil
 }
 
-// readCounted reads an expert, its bytes counted, without spectra.
-func readCounted(x *matrix.Reader, m *mlp, probes []float32) (*Expert, error) {
-	e, err := read(x, m, probes, false)
-	x.Done(m.bytes())
-	return e, err
+// function reads an expert, and returns what it makes of the probes.
+func function(x *matrix.Reader, m *mlp) ([]float32, error) {
+	space, p := x.Spaces.Get().(*matrix.Space), matrix.Arithmetic()
+	defer x.Spaces.Put(space)
+	defer p.Close(nil)
+	var f facts
+	probes := probesOf(m.weights.Gate.Shape[1], nil)
+	for role, w := range present(&m.weights) {
+		values, err := x.Matrix(x.Reading, w, &space.First)
+		if err != nil {
+			return nil, err
+		}
+		f.respond(p, role, values, probes)
+	}
+	return f.output, nil
 }
 
 // summedUp returns a function as at most sketchSize numbers of norm 1: numbers are added up, each times ±1, which keeps
