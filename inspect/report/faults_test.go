@@ -49,6 +49,22 @@ func (p *planter) mix(layer, to, from int, a, b float32) {
 	}
 }
 
+// share puts a routed expert among the shared ones of its layer, with noise of a share of each number.
+func (p *planter) share(layer, e int, noise float64) {
+	for i, name := range expert(layer, e) {
+		own := p.Numbers(name)
+		shared := strings.Replace(name, fmt.Sprintf("experts.%d", e), "shared_experts", 1)
+		p.Change(shared, func(values []float32) {
+			for k, v := range own {
+				if i == 2 { // down_proj [192, 64]
+					k += k / 32 * 32
+				}
+				values[k] = v * float32(1+noise*p.NormFloat64())
+			}
+		})
+	}
+}
+
 // rounded makes the numbers of tensors multiples of the largest of their group of 32, over n.
 func (p *planter) rounded(n float64, names ...string) {
 	for _, name := range names {
@@ -105,19 +121,10 @@ func TestPlantedFaults(t *testing.T) {
 				p.rounded(127, expert(2, e)...)
 			}
 		}, []string{"notice: low-bits: model.layers.2.mlp.experts.0"}},
-		"a routed expert among the shared": {func(p *planter) {
-			for i, name := range expert(2, 5) {
-				own := p.Numbers(name)
-				p.Change(strings.Replace(name, "experts.5", "shared_experts", 1), func(values []float32) {
-					for k, v := range own {
-						if i == 2 { // down_proj [192, 64]
-							k += k / 32 * 32
-						}
-						values[k] = v
-					}
-				})
-			}
-		}, []string{"error: duplicate: model.layers.2.mlp.experts.5"}},
+		"a routed expert among the shared": {func(p *planter) { p.share(2, 5, 0) },
+			[]string{"error: duplicate: model.layers.2.mlp.experts.5"}},
+		"a routed expert close to the shared": {func(p *planter) { p.share(2, 5, 0.1) },
+			[]string{"notice: similar: model.layers.2.mlp.experts.5: computes much of what"}},
 		"a head that is the embedding": {func(p *planter) { p.Data["lm_head.weight"] = p.Data["model.embed_tokens.weight"] },
 			[]string{"error: head-is-embedding: lm_head.weight"}},
 		"zero rows of the embedding": {func(p *planter) { clear(p.Data["model.embed_tokens.weight"][2*192*40 : 2*192*60]) },
