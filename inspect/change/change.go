@@ -44,6 +44,7 @@ type Weight struct {
 	StableRank *float64 `json:"stable_rank"`
 
 	squares, base float64 // ΣD², Σb²
+	matrix        bool
 }
 
 // Against compares the selected weights of w with those of base, each read at most three times. Memory is a few MiB for
@@ -128,11 +129,11 @@ func (c *comparer) compare(x *Weight, p pair) error {
 			return err
 		}
 	}
-	x.squares, x.base = d.squares, d.base
+	x.squares, x.base, x.matrix = d.squares, d.base, len(p.a.Shape) == 2
 	if d.base > 0 {
 		x.Relative = inspect.Finite(math.Sqrt(d.squares / d.base))
 	}
-	if d.squares > 0 && x.Relative != nil && len(p.a.Shape) == 2 && d.steps[0].known && d.steps[1].known {
+	if d.squares > 0 && x.Relative != nil && x.matrix && d.steps[0].known && d.steps[1].known {
 		return c.rank(x, p, math.Sqrt(d.variance/float64(x.Elements)))
 	}
 	return nil

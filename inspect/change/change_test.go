@@ -138,7 +138,7 @@ func TestAgainst(t *testing.T) {
 		}
 	}
 	printed := inspecttest.Printed(t, r)
-	assert.Contains(t, printed, "2 of 186 weights changed, by - of the base's RMS; rank of the changes: 1\n")
+	assert.Contains(t, printed, "2 of 186 weights changed, by - of the base's RMS; rank of the changes: 1, of 1 not measured\n")
 	assert.Contains(t, printed, "layer 2 expert 4 by ")
 	assert.Contains(t, printed, "no router changed\n")
 	assert.NotNil(t, r.Figure())

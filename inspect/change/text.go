@@ -19,7 +19,8 @@ type group struct {
 	weights, changed int
 	squares, base    float64
 	least, most      *int // ranks of changed matrices that have one
-	more             bool // a changed matrix has no rank
+	more             bool // a changed matrix has a higher rank
+	unmeasured       int  // changed matrices whose rank was not measured
 }
 
 // add adds a weight.
@@ -31,7 +32,10 @@ func (g *group) add(w *Weight) {
 	}
 	g.changed++
 	switch {
-	case w.StableRank == nil: // not measured
+	case w.StableRank == nil:
+		if w.matrix {
+			g.unmeasured++
+		}
 	case w.Rank == nil:
 		g.more = true
 	default:
@@ -52,8 +56,20 @@ func (g *group) relative() *float64 {
 	return inspect.Finite(math.Sqrt(g.squares / g.base))
 }
 
-// rank is "16", "8 to 16", "more than 64"; "-" if there is none.
+// rank is "16", "8 to 16, of 3 not measured", "more than 64"; "-" if no matrix changed.
 func (g *group) rank() string {
+	switch known := g.measured(); {
+	case g.unmeasured == 0:
+		return known
+	case known == "-":
+		return "not measured"
+	default:
+		return fmt.Sprintf("%s, of %d not measured", known, g.unmeasured)
+	}
+}
+
+// measured is the rank of the matrices whose rank was measured.
+func (g *group) measured() string {
 	beyond := fmt.Sprintf("more than %d", MaxRank)
 	switch {
 	case g.least == nil && g.more:

@@ -98,8 +98,12 @@ func rows(all []*measured) (found []inspect.Observation) {
 		}
 		if large != nil {
 			size, usual := math.Exp2(sizes[most]), math.Exp2(p.Median)
-			found = append(found, m.about("row-norm", &size, &usual, "row %d has typical magnitude %.4g, the median row %.4g; "+
-				"such are rows %s", most, size, usual, inspect.List(large)))
+			such := ""
+			if len(large) > 1 {
+				such = "; such are rows " + inspect.List(large)
+			}
+			found = append(found, m.about("row-norm", &size, &usual, "row %d has typical magnitude %.4g, the median row %.4g%s",
+				most, size, usual, such))
 		}
 	}
 	return found
