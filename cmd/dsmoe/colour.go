@@ -42,7 +42,7 @@ func paint(line string) string {
 	return line[:m[4]] + "\x1b[" + codes[word] + "m" + word + "\x1b[0m" + line[m[5]:]
 }
 
-// isColoured says whether the result of cmd is printed in colours.
+// isColoured reports whether the result of cmd is printed in colours.
 func isColoured(cmd *cobra.Command) bool {
 	switch f := cmd.Flags().Lookup(colourFlag); {
 	case f != nil && f.Value.String() == colourAlways:
@@ -53,7 +53,7 @@ func isColoured(cmd *cobra.Command) bool {
 	return columnsOf(cmd.OutOrStdout()) > 0
 }
 
-// columnsOf returns how many columns the terminal w shows; 0 if w is no terminal.
+// columnsOf returns how many columns w shows if it is a terminal, and otherwise 0.
 func columnsOf(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
 		if columns, _, err := term.GetSize(int(f.Fd())); err == nil {

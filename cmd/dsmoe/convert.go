@@ -50,7 +50,8 @@ func newConvert() *cobra.Command {
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
 		Long: `Writes SRC, or a part of it, in another dtype, format, shard size or layout of experts.
-DST is proven and complete, or absent; the same command continues an interrupted run.
+DST is complete, and compared with SRC unless --verify=false is given, or absent; the
+same command continues an interrupted run.
 
 dsmoe help conversions  what is guaranteed, what each --type does, GGUF, parts
 dsmoe help checkpoints  what SRC may be`,

@@ -58,7 +58,7 @@ dsmoe help memory  the formulas`,
 }
 
 // checkpointOrConfig opens the checkpoint at path, or imagines the one of a config: a file, or
-// that of a directory whose weights are not there, or not whole.
+// that of a directory whose weights are missing or incomplete.
 func checkpointOrConfig(path string) (src *checkpoint.Checkpoint, imagined bool, err error) {
 	if path != configPath(path) || checkpoint.HasConfigInside(path) {
 		if src, err = checkpoint.Open(path); err == nil {
@@ -106,7 +106,7 @@ func storedWeights(src *checkpoint.Checkpoint) (header.Weights, error) {
 	return w, nil
 }
 
-// moduleOf is the module of a weight, or of what scales belong to.
+// moduleOf returns the module of a weight; for scales, the module of the weight that they scale.
 func moduleOf(src *checkpoint.Checkpoint, w *weights.Weight) table.Module {
 	if w.Layer >= src.Config.NumHiddenLayers {
 		return table.MTP

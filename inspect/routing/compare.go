@@ -34,8 +34,8 @@ type TokenSet struct {
 type ComparedLayer struct {
 	Layer int `json:"layer"` // in the model
 	// Chance is the largest difference of an expert of this layer in 199 random exchanges of blocks of tokens between
-	// the sets: of layers whose sets are alike, one in 200 has an expert beyond it. A block is a part of a sequence, of
-	// at least 64 tokens if the sequence has so many. It is null if a set has fewer than 4 blocks.
+	// the sets: of layers whose sets are alike, one in 200 has an expert beyond it. A sequence is cut into blocks of 64
+	// tokens or, in large sets, more; its last block may be shorter. Chance is null if a set has fewer than 4 blocks.
 	Chance  *float64         `json:"chance"`
 	Experts []ComparedExpert `json:"experts"` // the selected ones, ascending
 }

@@ -94,8 +94,9 @@ func (m Heatmap) draw() *drawing {
 	d := &drawing{Title: m.Title}
 	s := m.span()
 	m.labels(d, g, right, bottom)
-	m.cells(d, g, s)
-	width := m.legend(d, s, g.left, bottom+12)
+	far := m.outliers(s)
+	m.cells(d, g, s, far)
+	width := m.legend(d, s, len(far) > 0, g.left, bottom+12)
 	d.Width = length(math.Ceil(math.Max(right, width) + 12))
 	d.Height = length(bottom + 12 + 3*fontHeight + 8)
 	return d
@@ -156,8 +157,8 @@ func (m Heatmap) labels(d *drawing, g grid, right, bottom float64) {
 	}
 }
 
-// cells draws the cells, then the outlines of marked cells.
-func (m Heatmap) cells(d *drawing, g grid, s span) {
+// cells draws the cells, then the outlines of outliers, far, and of marked cells.
+func (m Heatmap) cells(d *drawing, g grid, s span, far [][2]int) {
 	tips := m.tips()
 	var together [steps + 1]trail // by colour, the last for missing numbers
 	var marks []string
@@ -197,7 +198,7 @@ func (m Heatmap) cells(d *drawing, g grid, s span) {
 			last.Class, last.Wide = last.Class+" run", length(g.h)
 		}
 	}
-	if far := m.outliers(s); len(far) > 0 {
+	if len(far) > 0 {
 		var path strings.Builder
 		for _, at := range far {
 			path.WriteString(g.outline(g.left+float64(g.w*float64(at[1])), g.top+float64(g.h*float64(at[0]))))
@@ -259,9 +260,9 @@ func (m Heatmap) tip(i, j int) string {
 // The measures of the legend.
 const swatch, swatchHeight = 7.0, 12.0
 
-// legend draws the colours with the numbers at their ends, and the signs of missing and marked
-// cells. It returns its right end.
-func (m Heatmap) legend(d *drawing, s span, x, y float64) float64 {
+// legend draws the colours with the numbers at their ends, and the signs of missing and marked cells,
+// and of outliers if there are any, far. It returns its right end.
+func (m Heatmap) legend(d *drawing, s span, far bool, x, y float64) float64 {
 	low, high, missing, marked := false, false, false, false
 	for i, row := range m.Values {
 		for j, v := range row {
@@ -294,7 +295,7 @@ func (m Heatmap) legend(d *drawing, s span, x, y float64) float64 {
 	}
 	add(missing, "none", crossed(end+14.5, y+.5, 18, 11), cmp.Or(m.NoValue, "no value"))
 	add(marked, "mark", box(end+15, y+1, 17, 10), cmp.Or(m.MarkName, "marked"))
-	add(len(m.outliers(s)) > 0, "far", box(end+15, y+1, 17, 10), "beyond the ends of the scale")
+	add(far, "far", box(end+15, y+1, 17, 10), "beyond the ends of the scale")
 	return math.Max(end, x+widest([]string{m.Name}))
 }
 
