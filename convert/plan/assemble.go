@@ -133,6 +133,9 @@ func (a *assembler) part(part format.Part, key elementwise, first int64, sides [
 	return nil
 }
 
+// fp8Block is the rows and columns that share a scale.
+const fp8Block = 128
+
 // fp8Blocks returns how a matrix that becomes FP8 is divided in blocks.
 func fp8Blocks(w *weights.Weight) tensor.Blocks {
 	return tensor.Blocks{Rows: w.Shape[0], Cols: w.Shape[1], BlockRows: fp8Block, BlockCols: fp8Block}

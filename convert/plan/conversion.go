@@ -5,9 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/format"
 	"dsmoe/convert/operation"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -54,49 +52,6 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	return p, nil
 }
 
-// conversion is the input of a plan and the findings of its stages.
-type conversion struct {
-	src     *checkpoint.Checkpoint
-	o       Options
-	format  *format.Format // of the output
-	dialect dialect
-	set     *weights.Set // all of src's
-	// powersOfTwo is set by rewrite: scales that are written are powers of two.
-	powersOfTwo bool
-	*findings
-}
-
-// findings are appended to by every stage.
-type findings struct {
-	problems []checkpoint.Problem // what keeps the conversion from being right
-	notes    []string             // for the user
-}
-
-// dialect is how a format arranges its tensors, keys and files.
-type dialect interface {
-	// arrange decides the tensors to be written, in the order of the model. written is the
-	// output's config. derived counts weights that are not written, as nothing reads them.
-	arrange(c *conversion, chosen selection, written *config.Config) (outputs []output, derived int)
-	// describe encodes the weight files' content beside their tensors.
-	describe(c *conversion, chosen selection, written *config.Config, outputs []output) (format.Described, error)
-	// companions plans the files without weights, and lists the source's files that are neither
-	// read nor copied.
-	companions(c *conversion, doc document, p *Plan) (others []Other, left []string, err error)
-}
-
-// output is a tensor to be written, and the weights that it consists of, in order.
-type output struct {
-	tensor.Info
-	parts      []*weights.Weight
-	order      *format.Arranged      // if it has the elements of one weight in another order
-	importance *operation.Importance // of its columns; nil for none
-	// stored is the source's tensor with these elements in this order, which is read instead of the
-	// parts; nil for a source of another format.
-	stored *tensor.Info
-	// scales says that it has the scales of the one part, which becomes codes in another output.
-	scales bool
-}
-
 func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -128,22 +83,6 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 		c.o.NoMTP = !o.MTP && (o.NoMTP || !src.ConfigInside())
 	}
 	return c, nil
-}
-
-func (f *findings) problem(name, cause string, args ...any) {
-	f.problems = append(f.problems, checkpoint.Problem{Tensor: name, Cause: fmt.Sprintf(cause, args...)})
-}
-
-func (f *findings) note(what string, args ...any) {
-	f.notes = append(f.notes, fmt.Sprintf(what, args...))
-}
-
-// refused returns all problems found so far, or else err, why a stage could not be completed.
-func (c *conversion) refused(err error) error {
-	if c.problems == nil {
-		return err
-	}
-	return &checkpoint.Error{Path: c.src.Path, Problems: c.problems}
 }
 
 // layOut divides the outputs among files and fills in their segments.

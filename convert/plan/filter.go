@@ -63,14 +63,6 @@ func (f *filter) match(globs []string, name string, open bool) (matched bool) {
 	return matched
 }
 
-// selection is the weights that a conversion keeps.
-type selection struct {
-	filter  *filter
-	set     *weights.Set
-	kept    []*weights.Weight // in the order of the model
-	dropped int               // how many are not kept
-}
-
 // choose applies the filter and compares the kept weights with the table.
 func (c *conversion) choose() selection {
 	for _, n := range c.src.Inventory.Notes {
@@ -162,12 +154,6 @@ func (c *conversion) checkSlots(s selection) (beyond int) {
 		}
 	}
 	return beyond
-}
-
-// has reports whether a weight of the source is kept.
-func (s selection) has(name string) bool {
-	w := s.set.Find(name)
-	return w != nil && s.filter.keeps(w.Owner(), w.Layer)
 }
 
 // missing counts the weights that the output's config implies and the output does not have.

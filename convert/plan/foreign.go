@@ -165,17 +165,6 @@ func (c *conversion) refuseRequantising(outputs []output) {
 	}
 }
 
-// dtypes are the dtypes of what is read.
-func (o *output) dtypes() (types []tensor.DType) {
-	if o.stored != nil {
-		return []tensor.DType{o.stored.DType}
-	}
-	for _, w := range o.parts {
-		types = append(types, w.DType)
-	}
-	return types
-}
-
 // describe encodes the files' content beside their tensors in the format.
 func (f foreign) describe(c *conversion, chosen selection, written *config.Config, outputs []output) (format.Described,
 	error) {

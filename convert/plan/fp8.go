@@ -17,23 +17,8 @@ import (
 	"dsmoe/text"
 )
 
-// fp8Block is the rows and columns that share a scale.
-const fp8Block = 128
-
 // scaleFormat is scale_fmt of quantization_config for scales that are powers of two.
 const scaleFormat = "ue8m0"
-
-// encodes reports whether the weights become codes with scales.
-func (o Options) encodes() bool { return o.DType.Scaled() }
-
-// cast returns the dtype that all float weights become; Invalid if they keep theirs, those
-// beside the ones that become codes too.
-func (o Options) cast() tensor.DType {
-	if o.encodes() {
-		return tensor.Invalid
-	}
-	return o.DType
-}
 
 // quantizationConfig returns quantization_config as DeepSeek's files have it, indented like them.
 func quantizationConfig(powersOfTwo bool) []byte {

@@ -99,6 +99,18 @@ func (o Options) checkEncodes() error {
 	return nil
 }
 
+// encodes reports whether the weights become codes with scales.
+func (o Options) encodes() bool { return o.DType.Scaled() }
+
+// cast returns the dtype that all float weights become; Invalid if they keep theirs, those
+// beside the ones that become codes too.
+func (o Options) cast() tensor.DType {
+	if o.encodes() {
+		return tensor.Invalid
+	}
+	return o.DType
+}
+
 // recordedOptions are Options as a plan and a manifest hold them.
 type recordedOptions struct {
 	Format        string   `json:"format,omitempty"`        // empty for safetensors

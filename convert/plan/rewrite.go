@@ -13,13 +13,6 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// document is the written config.json, as text and parsed.
-type document struct {
-	text    []byte
-	config  *config.Config
-	missing []Missing // weights that it implies and that are not written
-}
-
 // rewrite makes the config of the output.
 func (c *conversion) rewrite(chosen selection) (d document, err error) {
 	raw, err := c.src.ConfigText()
