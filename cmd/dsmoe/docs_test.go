@@ -1,0 +1,264 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// markdown is a Markdown file of the repository, divided into its fenced blocks and its prose.
+type markdown struct {
+	path   string // from the root of the repository
+	text   string
+	prose  string  // text without blocks
+	blocks []block // in their order
+}
+
+// block is a fenced block. Those of three languages are known to the tests:
+//
+//	console  lines after "$ " are commands, the lines below are what each prints; see transcript
+//	sh       a script, which ends with exit status 0
+//	text     not run: it needs a cluster, a network, Python or a compiler
+type block struct {
+	lang, text string
+}
+
+// repository is the path of the root of the repository, from this package.
+var repository = filepath.Join("..", "..")
+
+// readPage reads and divides a page.
+func readPage(t *testing.T, path string) markdown {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(repository, path))
+	require.NoError(t, err)
+	p := markdown{path: filepath.ToSlash(path), text: string(raw)}
+	inside := false
+	for line := range strings.Lines(p.text) {
+		lang, fence := strings.CutPrefix(strings.TrimSpace(line), "```")
+		switch {
+		case fence && !inside:
+			p.blocks = append(p.blocks, block{lang: lang})
+			inside = true
+		case fence:
+			inside = false
+		case inside:
+			p.blocks[len(p.blocks)-1].text += line
+		default:
+			p.prose += line
+		}
+	}
+	require.False(t, inside, "%s: a block has no end", path)
+	return p
+}
+
+// documents are README.md and the pages under docs.
+func documents(t *testing.T) (all []markdown) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(repository, "docs", "*.md"))
+	require.NoError(t, err)
+	require.NotEmpty(t, paths)
+	all = append(all, readPage(t, "README.md"))
+	for _, path := range paths {
+		all = append(all, readPage(t, filepath.Join("docs", filepath.Base(path))))
+	}
+	return all
+}
+
+// commandSpan is a command in the prose that names nothing of the user's.
+var commandSpan = regexp.MustCompile("`(dsmoe [^`A-Z|{]+)`")
+
+// TestReadmeExamplesWork runs the blocks of README.md and of every page under docs, in their order
+// and in one directory for each page, and the commands in the prose. Time and memory are not
+// compared.
+func TestReadmeExamplesWork(t *testing.T) {
+	t.Parallel()
+	for _, p := range documents(t) {
+		t.Run(p.path, func(t *testing.T) {
+			t.Parallel()
+			dir := clone(t)
+			for _, b := range p.blocks {
+				b.run(t, dir)
+			}
+			for _, span := range commandSpan.FindAllStringSubmatch(p.prose, -1) {
+				out, err := paste(dir, strings.ReplaceAll(span[1], "\n", " "))
+				assert.NoError(t, err, "%s\n%s", span[1], out)
+			}
+		})
+	}
+}
+
+// run runs a block in dir. Every block has a language, so that none is passed over unseen.
+func (b block) run(t *testing.T, dir string) {
+	t.Helper()
+	switch b.lang {
+	case "console":
+		list := transcripts(b.text)
+		require.NotEmpty(t, list, b.text)
+		for _, x := range list {
+			out, _ := paste(dir, x.command)
+			assert.Regexp(t, x.output(), out, x.command)
+		}
+	case "sh":
+		out, err := paste(dir, "set -e\n"+b.text)
+		assert.NoError(t, err, "%s%s", b.text, out)
+	default:
+		assert.NotEmpty(t, b.lang, b.text)
+	}
+}
+
+// transcript is a command after "$ ", which goes on after a "\" at the end of a line, and the lines
+// that it prints. "…" stands for any lines.
+type transcript struct {
+	command string
+	lines   []string
+}
+
+// transcripts divides a block of console.
+func transcripts(block string) (all []transcript) {
+	for line := range strings.SplitSeq(strings.TrimSuffix(block, "\n"), "\n") {
+		command, begins := strings.CutPrefix(line, "$ ")
+		last := len(all) - 1
+		switch {
+		case begins:
+			all = append(all, transcript{command: command})
+		case last >= 0 && strings.HasSuffix(all[last].command, `\`):
+			all[last].command += "\n" + line
+		case last >= 0:
+			all[last].lines = append(all[last].lines, line)
+		}
+	}
+	return all
+}
+
+// output is the pattern of what the command prints. An empty line before the next command is none of it.
+func (x transcript) output() string {
+	lines := slices.Clone(x.lines)
+	for len(lines) > 0 && lines[len(lines)-1] == "" {
+		lines = lines[:len(lines)-1]
+	}
+	pattern := "^"
+	for _, line := range lines {
+		switch {
+		case line == "…":
+			pattern += "(?s:.*\n)"
+		case strings.HasPrefix(line, "took "):
+			pattern += "took .*\n"
+		default:
+			pattern += regexp.QuoteMeta(line) + "\n"
+		}
+	}
+	return pattern + "$"
+}
+
+// TestReadmeBegins: the bugs that README.md begins with are rows of MISTAKES.md; its first block is what
+// a new user runs first, CI runs the same lines, and go install takes this module's command.
+func TestReadmeBegins(t *testing.T) {
+	t.Parallel()
+	readme := readPage(t, "README.md")
+	assert.LessOrEqual(t, strings.Count(readme.text, "\n"), 200)
+	ci, err := os.ReadFile(filepath.Join(repository, ".ci", "run"))
+	require.NoError(t, err)
+	first := strings.Split(strings.TrimSpace(readme.blocks[0].text), "\n")
+	require.Len(t, first, 2)
+	for _, line := range first {
+		assert.Contains(t, string(ci), "\n"+line+"\n")
+	}
+	rows := regexp.MustCompile(`MISTAKES.md: \*([^*]+)\*`).
+		FindAllStringSubmatch(strings.ReplaceAll(readme.prose, "\n  ", " "), -1)
+	assert.Len(t, rows, 4)
+	for _, row := range rows {
+		assert.Contains(t, readPage(t, "MISTAKES.md").text, "| "+row[1]+" |")
+	}
+	out, err := paste(clone(t), strings.Replace(first[0], "go run ./cmd/dsmoe", "dsmoe", 1))
+	assert.NoError(t, err, out)
+	assert.Equal(t, "go test ./...", first[1])
+	require.Contains(t, readme.prose, "`go install ./cmd/dsmoe`")
+	out, err = paste(repository, "go install -n ./cmd/dsmoe") // -n builds nothing
+	assert.NoError(t, err, out)
+}
+
+// TestPagesAreReadable: lines outside of blocks have at most 100 columns, and no block is indented,
+// where nothing would run it.
+func TestPagesAreReadable(t *testing.T) {
+	t.Parallel()
+	for _, p := range documents(t) {
+		before := ""
+		for line := range strings.Lines(p.prose) {
+			line = strings.TrimSuffix(line, "\n")
+			assert.LessOrEqual(t, utf8.RuneCountInString(line), 100, "%s: %s", p.path, line)
+			assert.False(t, before == "" && strings.HasPrefix(line, "    "), "%s: %s", p.path, line)
+			before = line
+		}
+	}
+}
+
+var (
+	linkTarget = regexp.MustCompile(`(?:\]\(|(?m:^\[[^\]]+\]: )|src="|srcset=")([^)\s"]+)`)
+	heading    = regexp.MustCompile(`(?m)^#+ (.+)$`)
+	notInSlug  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+)
+
+// anchors are the names that GitHub gives the headings of a page.
+func (p markdown) anchors() map[string]bool {
+	all := map[string]bool{}
+	for _, h := range heading.FindAllStringSubmatch(p.prose, -1) {
+		all[strings.ReplaceAll(notInSlug.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-")] = true
+	}
+	return all
+}
+
+// TestLinks: every link inside of the repository leads to a file, and to a heading where it names
+// one.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	others, err := filepath.Glob(filepath.Join(repository, "*.md"))
+	require.NoError(t, err)
+	pages := append(documents(t), readPage(t, filepath.Join("fixtures", "README.md")))
+	for _, path := range others {
+		pages = append(pages, readPage(t, filepath.Base(path)))
+	}
+	links := 0
+	for _, p := range pages {
+		for _, link := range linkTarget.FindAllStringSubmatch(p.prose, -1) {
+			if strings.Contains(link[1], ":") {
+				continue
+			}
+			links++
+			path, anchor, _ := strings.Cut(link[1], "#")
+			if target := filepath.Join(filepath.Dir(p.path), path); path == "" {
+				assert.Contains(t, p.anchors(), anchor, p.path)
+			} else if _, err := os.Stat(filepath.Join(repository, target)); assert.NoError(t, err, p.path) && anchor != "" {
+				assert.Contains(t, readPage(t, target).anchors(), anchor, "%s: %s", p.path, link[1])
+			}
+		}
+	}
+	assert.Greater(t, links, 10)
+}
+
+// TestFlagsExist: every flag that a page names in its prose is one of some command, or of golden.py.
+func TestFlagsExist(t *testing.T) {
+	t.Parallel()
+	recorder, err := os.ReadFile(filepath.Join(repository, "scripts", "golden.py"))
+	require.NoError(t, err)
+	known := map[string]bool{}
+	for _, cmd := range everyCommand(newRoot()) {
+		for _, set := range []*pflag.FlagSet{cmd.Flags(), cmd.InheritedFlags()} {
+			set.VisitAll(func(f *pflag.Flag) { known["--"+f.Name] = true })
+		}
+	}
+	for _, p := range documents(t) {
+		for _, span := range regexp.MustCompile("`(--[a-z0-9-]+)").FindAllStringSubmatch(p.prose, -1) {
+			if !known[span[1]] && span[1] != "--help" {
+				assert.Contains(t, string(recorder), `"`+span[1]+`"`, p.path)
+			}
+		}
+	}
+}
