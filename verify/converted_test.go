@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/convert"
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
 	"dsmoe/convert/plan"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
@@ -102,7 +103,7 @@ func eachWeight(t *testing.T, c *checkpoint.Checkpoint, change func(name string,
 	paths, err := filepath.Glob(filepath.Join(c.Dir, "*.safetensors"))
 	require.NoError(t, err)
 	for _, path := range paths {
-		f, err := checkpoint.FormatOf(path).Open(path)
+		f, err := format.OpenFile(path, checkpoint.FormatOf(path).Open)
 		require.NoError(t, err)
 		data, err := os.ReadFile(path)
 		require.NoError(t, err)

@@ -30,11 +30,12 @@ func TestLayers(t *testing.T) {
 		"convert/internal/engine":  {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
 		"convert/plan":             {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model/weights", "model/table", "config", "model/tensor"},
 		"convert/operation":        {"model/tensor"},
-		"convert/checkpoint":       {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/weights", "config", "model/tensor"},
+		"convert/checkpoint":       {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/source", "convert/internal/digest", "model/weights", "config", "model/tensor"},
 		"convert/safetensors":      {"convert/format", "model/tensor"},
 		"convert/torchbin":         {"convert/format", "model/tensor"},
 		"convert/gguf":             {"convert/format", "model/table", "config", "model/tensor"},
 		"convert/format":           {"config", "model/tensor"},
+		"convert/source":           {"convert/format", "convert/internal/disk"},
 		"convert/internal/disk":    {},
 		"convert/internal/digest":  {},
 		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
 )
 
 // TestMain is the main function of the tests and, under the name dsmoe, of the command. Both live
@@ -214,7 +215,7 @@ func pokeCommand(ts *testscript.TestScript, neg bool, args []string) {
 
 // tensorData returns a tensor's bytes within its file's.
 func tensorData(ts *testscript.TestScript, file string, data []byte, name string) []byte {
-	f, err := checkpoint.FormatOf(file).Open(ts.MkAbs(file))
+	f, err := format.OpenFile(ts.MkAbs(file), checkpoint.FormatOf(file).Open)
 	ts.Check(err)
 	defer f.Close()
 	info, offset, ok := f.Lookup(name)

@@ -9,14 +9,11 @@ import (
 	"io"
 	"io/fs"
 	"iter"
-	"os"
-	"path/filepath"
-	"sync"
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
-	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -26,7 +23,8 @@ import (
 // weight file is mapped at the first view. It is safe for concurrent use.
 type Checkpoint struct {
 	Path      string         // as it was given
-	Dir       string         // the directory of its files
+	Source    source.Dir     // the directory of its files
+	Dir       string         // its path or URL
 	Alone     bool           // Path is one weight file; other files beside it do not belong to the checkpoint
 	Config    *config.Config // its config.json
 	Inventory *Inventory     // its files, with Notes and without Problems
@@ -38,9 +36,6 @@ type Checkpoint struct {
 	document []byte         // the text of an imagined checkpoint's config; nil for others
 
 	hasViews func() bool
-
-	mu      sync.Mutex
-	readers []*os.File // as files; opened when they are read
 }
 
 var (
@@ -163,27 +158,14 @@ func (c *Checkpoint) ReadAt(name string, dst []byte, offset int64) error {
 // ReadFile fills dst from a weight file, an index in Inventory.Files. A file that became
 // shorter is an error.
 func (c *Checkpoint) ReadFile(file int, dst []byte, offset int64) error {
-	f, err := c.reader(file)
-	if err != nil {
-		return err
-	}
-	if _, err = f.ReadAt(dst, offset); err == io.EOF {
-		err = fmt.Errorf("%s: byte %d: %w", text.Quote(f.Name()), offset, io.ErrUnexpectedEOF)
+	f := c.files[file]
+	n, err := f.ReadAt(dst, offset)
+	if err == io.EOF {
+		if err = nil; n < len(dst) {
+			err = fmt.Errorf("%s: byte %d: %w", text.Quote(f.Path()), offset, io.ErrUnexpectedEOF)
+		}
 	}
 	return err
-}
-
-func (c *Checkpoint) reader(file int) (*os.File, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.readers[file] == nil {
-		f, _, err := format.OpenRegular(filepath.Join(c.Dir, c.Inventory.Files[file].Name))
-		if err != nil {
-			return nil, err
-		}
-		c.readers[file] = f
-	}
-	return c.readers[file], nil
 }
 
 // Identity names a weight file's tensors and their offsets, usually by hashing its header.
@@ -196,11 +178,11 @@ func (c *Checkpoint) Identity(file int) (string, error) {
 }
 
 // Key names the state that the weight files are in, as cheaply as it can be told: see
-// disk.State. Another key may mean other weights.
+// source.Dir. Another key may mean other weights.
 func (c *Checkpoint) Key() (string, error) {
 	h := digest.New()
 	for _, f := range c.Inventory.Files {
-		state, err := disk.State(filepath.Join(c.Dir, f.Name))
+		state, err := c.Source.State(f.Name)
 		if err != nil {
 			return "", err
 		}
@@ -210,47 +192,7 @@ func (c *Checkpoint) Key() (string, error) {
 }
 
 // OpenOther opens a file of the checkpoint's directory that holds no weights.
-func (c *Checkpoint) OpenOther(name string) (fs.File, error) {
-	f, _, err := format.OpenRegular(filepath.Join(c.Dir, name))
-	if err != nil {
-		return nil, err
-	}
-	return f, nil
-}
-
-// CheckLink refuses a file of the directory that is a link to a place outside of it, other
-// than the blobs of the hub's cache that the directory is a snapshot of, or to nothing.
-// The error is a *format.Error.
-func (c *Checkpoint) CheckLink(name string) error {
-	dir, err := filepath.Abs(c.Dir)
-	if err == nil {
-		dir, err = filepath.EvalSymlinks(dir)
-	}
-	path := filepath.Join(dir, name)
-	if err != nil {
-		return format.SystemError(path, "", err)
-	}
-	target, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		f, _, err := format.OpenRegular(path) // words the error
-		if err == nil {
-			f.Close()
-		}
-		return err
-	}
-	if isIn(dir, target) || filepath.Base(filepath.Dir(dir)) == hubSnapshots &&
-		isIn(filepath.Join(dir, "..", "..", hubBlobs), target) {
-		return nil
-	}
-	return &format.Error{File: path, Cause: "is a link to " + text.Quote(target) + ", outside the checkpoint",
-		Hint: "if the file belongs to the checkpoint, put a copy in the link's place"}
-}
-
-// isIn reports whether the file at path is in dir or below it.
-func isIn(dir, path string) bool {
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && filepath.IsLocal(rel)
-}
+func (c *Checkpoint) OpenOther(name string) (fs.File, error) { return c.Source.Open(name) }
 
 // ConfigText returns config.json as it is written, or as the weight files' keys say it.
 func (c *Checkpoint) ConfigText() ([]byte, error) {
@@ -307,14 +249,6 @@ func (c *Checkpoint) Close() error {
 	var errs []error
 	for _, f := range c.files {
 		errs = append(errs, f.Close())
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i, f := range c.readers {
-		if f != nil {
-			errs = append(errs, f.Close())
-			c.readers[i] = nil
-		}
 	}
 	return errors.Join(errs...)
 }

@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"os"
 	"sync"
 
 	"dsmoe/convert/format"
@@ -24,10 +23,9 @@ func (s *scanner) checkpoint() *Checkpoint {
 	for i := range s.inv.Files {
 		total += s.inv.Files[i].Size
 	}
-	return &Checkpoint{Path: s.inv.Path, Dir: s.dir, Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
-		hasViews: sync.OnceValue(func() bool { return format.Room(2*total) == nil }),
-		format:   s.location.format, files: s.opened, where: s.where, assembly: s.assembly,
-		readers: make([]*os.File, len(s.opened))}
+	return &Checkpoint{Path: s.inv.Path, Source: s.dir, Dir: s.dir.Path(""), Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
+		hasViews: sync.OnceValue(func() bool { return s.dir.OnDisk() && format.Room(2*total) == nil }),
+		format:   s.location.format, files: s.opened, where: s.where, assembly: s.assembly}
 }
 
 // Checksums returns the checksums that a weight file, an index in Inventory.Files, holds of
@@ -37,9 +35,5 @@ func (c *Checkpoint) Checksums(file int) ([]format.Checksum, error) {
 	if !ok {
 		return nil, nil
 	}
-	r, err := c.reader(file)
-	if err != nil {
-		return nil, err
-	}
-	return f.Checksums(r)
+	return f.Checksums(f)
 }

@@ -13,14 +13,15 @@ import (
 	"slices"
 	"strings"
 
+	"dsmoe/convert/source"
 	"dsmoe/text"
 )
 
 // The parts of a cache.
 const (
 	hubModels    = "models--" // begins the cache's name
-	hubSnapshots = "snapshots"
-	hubBlobs     = "blobs"
+	hubSnapshots = source.HubSnapshots
+	hubBlobs     = source.HubBlobs
 	hubRefs      = "refs"
 	hubMain      = "main" // in refs: the revision that is used unless another is asked for
 )

@@ -8,6 +8,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
+	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
 )
 
@@ -20,7 +21,7 @@ func Imagine(path string, document []byte, c *config.Config, tensors []tensor.In
 		f.size += info.Bytes()
 		where[info.Name] = 0
 	}
-	return &Checkpoint{Path: path, Dir: filepath.Dir(path), Alone: true, Config: c, document: document,
+	return &Checkpoint{Path: path, Source: source.Disk(filepath.Dir(path)), Dir: filepath.Dir(path), Alone: true, Config: c, document: document,
 		Inventory: &Inventory{Path: path, Config: c, Files: []FileInfo{{Name: filepath.Base(path), Size: f.size}}},
 		hasViews:  func() bool { return false }, files: []format.File{f}, where: where}
 }
@@ -28,13 +29,14 @@ func Imagine(path string, document []byte, c *config.Config, tensors []tensor.In
 // imagined is a weight file without data.
 type imagined struct {
 	format.Directory
+	format.Unmapped
 	size int64
 }
 
+var errNoWeights = errors.New("a config alone has no weights")
+
 // Tensor fails: there is no data.
-func (*imagined) Tensor(string) (tensor.Tensor, error) {
-	return tensor.Tensor{}, errors.New("a config alone has no weights")
-}
+func (*imagined) Tensor(string) (tensor.Tensor, error) { return tensor.Tensor{}, errNoWeights }
 
 // Stat describes the file.
 func (f *imagined) Stat() format.Stat { return format.Stat{Size: f.size, Tensors: len(f.Entries)} }
@@ -47,11 +49,14 @@ func (f *imagined) Identify(w io.Writer) (err error) {
 	return err
 }
 
-// WillNeed reports false.
-func (*imagined) WillNeed([]byte) bool { return false }
+// ReadAt fails.
+func (*imagined) ReadAt([]byte, int64) (int, error) { return 0, errNoWeights }
 
-// DontNeed reports false.
-func (*imagined) DontNeed([]byte) bool { return false }
+// Path returns what the file is called in messages.
+func (*imagined) Path() string { return "config" }
+
+// Size returns the bytes that the file would have.
+func (f *imagined) Size() int64 { return f.size }
 
 // Close does nothing.
 func (*imagined) Close() error { return nil }

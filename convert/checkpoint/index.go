@@ -16,6 +16,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
+	"dsmoe/convert/source"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 )
@@ -41,13 +42,17 @@ type Index struct {
 type weight struct{ tensor, file string }
 
 // readIndex reads the index in dir.
-func readIndex(dir, file string, of *format.Format) (*Index, error) {
-	f, size, err := format.OpenRegular(filepath.Join(dir, file))
+func readIndex(dir source.Dir, file string, of *format.Format) (*Index, error) {
+	f, err := dir.Open(file)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	if size > maxIndexSize {
+	stat, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if size := stat.Size(); size > maxIndexSize {
 		return nil, fmt.Errorf("%s, more than the limit of %s", text.ExactBytes(size), text.Bytes(maxIndexSize))
 	}
 	return parseIndex(io.LimitReader(f, maxIndexSize), file, of)

@@ -13,6 +13,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
+	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -106,7 +107,7 @@ func (s *scanner) problem(p ...Problem) { s.inv.Problems = append(s.inv.Problems
 func (s *scanner) note(p ...Problem) { s.inv.Notes = append(s.inv.Notes, p...) }
 
 func (s *scanner) readConfig() {
-	s.inv.Config, _, s.inv.ConfigErr = ReadConfig(filepath.Join(s.dir, ConfigName))
+	s.inv.Config, _, s.inv.ConfigErr = readConfig(s.dir, ConfigName)
 	if s.inv.ConfigErr != nil {
 		s.problem(ProblemsOf(ConfigName, s.inv.ConfigErr)...)
 	}
@@ -116,7 +117,11 @@ func (s *scanner) readConfig() {
 // *format.Error if the file cannot be read, and the *config.Error about its fields if it
 // can, which does not name the file.
 func ReadConfig(path string) (*config.Config, []byte, error) {
-	f, _, err := format.OpenRegular(path)
+	return readConfig(source.Disk(filepath.Dir(path)), filepath.Base(path))
+}
+
+func readConfig(dir source.Dir, name string) (*config.Config, []byte, error) {
+	f, err := dir.Open(name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -125,7 +130,7 @@ func ReadConfig(path string) (*config.Config, []byte, error) {
 	c, err := config.Parse(io.TeeReader(f, &document))
 	var fields *config.Error
 	if err != nil && !errors.As(err, &fields) {
-		err = format.SystemError(path, "", err)
+		err = format.SystemError(dir.Path(name), "", err)
 	}
 	return c, document.Bytes(), err
 }
@@ -158,7 +163,7 @@ func (s *scanner) openFiles() {
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for i, name := range names {
 		g.Go(func() error {
-			opened[i], errs[i] = s.format.Open(filepath.Join(s.dir, name))
+			opened[i], errs[i] = s.openFile(name)
 			return nil
 		})
 	}
@@ -174,6 +179,15 @@ func (s *scanner) openFiles() {
 			s.note(Problem{File: names[i], Cause: n})
 		}
 	}
+}
+
+// openFile opens a weight file.
+func (s *scanner) openFile(name string) (format.File, error) {
+	d, err := s.dir.Data(name)
+	if err != nil {
+		return nil, err
+	}
+	return s.format.Open(d)
 }
 
 // explain adds to the problems of an unreadable file the number of tensors that the index

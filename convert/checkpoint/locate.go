@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"dsmoe/convert/format"
+	"dsmoe/convert/source"
 	"dsmoe/text"
 )
 
@@ -22,7 +23,7 @@ const ConfigName = "config.json"
 
 // location is a path resolved to files.
 type location struct {
-	dir         string
+	dir         source.Dir
 	format      *format.Format // of the weight files
 	index       string         // the index to read; empty without an index
 	files       []string       // the weight files to read
@@ -52,12 +53,11 @@ func locate(path string) (*location, error) {
 	case !stat.Mode().IsRegular():
 		return nil, Refusal(path, "is neither a directory nor a regular file", "")
 	}
-	return locateFile(path)
+	return locateFile(path, source.Disk(filepath.Dir(path)), filepath.Base(path))
 }
 
-// locateFile takes a weight file or an index.
-func locateFile(path string) (*location, error) {
-	dir, name := filepath.Dir(path), filepath.Base(path)
+// locateFile takes a weight file or an index of dir; path is what the user gave for it.
+func locateFile(path string, dir source.Dir, name string) (*location, error) {
 	if IsAdapter(name) {
 		return nil, Refusal(path, isAdapter, adapterHint)
 	}
@@ -99,14 +99,19 @@ func locateDir(path string) (*location, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, err := readDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	l := &location{dir: dir, format: formats[0]}
+	l := &location{dir: source.Disk(dir)}
 	if dir != path {
 		l.notes = []Problem{{Cause: "is a cache of the hub: " + text.Quote(filepath.Base(dir)) +
 			" is the snapshot that is read"}}
+	}
+	return l.search(path)
+}
+
+// search finds the weights of the directory; path is what the user gave for it.
+func (l *location) search(path string) (*location, error) {
+	entries, err := readDir(l.dir)
+	if err != nil {
+		return nil, err
 	}
 	for _, f := range formats {
 		if l.find(f, entries) {
@@ -202,17 +207,10 @@ func belonging(f *format.Format, entries []string) (names []string) {
 }
 
 // readDir lists the names in a directory, sorted.
-func readDir(dir string) (names []string, err error) {
-	entries, err := os.ReadDir(dir)
+func readDir(dir source.Dir) ([]string, error) {
+	names, err := dir.List("")
 	if err != nil {
-		var perr *os.PathError
-		if errors.As(err, &perr) {
-			err = perr.Err
-		}
-		return nil, Refusal(dir, err.Error(), "")
-	}
-	for _, e := range entries {
-		names = append(names, e.Name())
+		return nil, &Error{Path: dir.Path(""), Problems: ProblemsOf("", err)}
 	}
 	return names, nil
 }

@@ -163,10 +163,10 @@ func TestCheckLink(t *testing.T) {
 		c, err := Open(path)
 		require.NoError(t, err)
 		for _, name := range []string{"a", "absolute", "relative", ConfigName} {
-			require.NoError(t, c.CheckLink(name), "%s in %s", name, path)
+			require.NoError(t, c.Source.CheckInside(name), "%s in %s", name, path)
 		}
 		for _, name := range []string{"out", "over"} {
-			require.ErrorContains(t, c.CheckLink(name), "outside the checkpoint", "%s in %s", name, path)
+			require.ErrorContains(t, c.Source.CheckInside(name), "outside the checkpoint", "%s in %s", name, path)
 		}
 		require.NoError(t, c.Close())
 	}

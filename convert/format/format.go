@@ -30,9 +30,9 @@ type Format struct {
 	// checkpoint.
 	Belongs func(file string) bool
 
-	// Open opens a file and checks everything but the weights themselves. Errors are of
-	// type *Error.
-	Open func(path string) (File, error)
+	// Open reads d and checks everything but the weights themselves. The File has d's methods,
+	// and closes it; without a File, Open has closed it. Errors are of type *Error.
+	Open func(d Data) (File, error)
 	// Layout lays out the tensors of a new file, in the order that the format's own
 	// library writes them in. It is nil for a format that is only read.
 	Layout func(tensors []tensor.Info, head Head) (Layout, error)
@@ -153,39 +153,52 @@ func (a *Assembled) Whole() bool {
 	return len(a.Parts) == 1 && a.Parts[0].View == nil && a.Parts[0].Decode == tensor.Invalid
 }
 
-// Opener makes a Format's Open of a package's own Open. A nil F that comes with an error is
-// a nil File.
-func Opener[F File](open func(path string) (F, error)) func(path string) (File, error) {
-	return func(path string) (File, error) {
-		f, err := open(path)
+// Opener makes a Format's Open of a package's own function, which need not close d.
+func Opener[F File](read func(d Data) (F, error)) func(d Data) (File, error) {
+	return func(d Data) (File, error) {
+		f, err := opened(d, read)
 		if err != nil {
-			return nil, err
+			return nil, err // a nil F would not be a nil File
 		}
 		return f, nil
 	}
 }
 
+// opened reads d; a file on the disk is closed until it is read again.
+func opened[F File](d Data, read func(d Data) (F, error)) (F, error) {
+	f, err := read(d)
+	if m, ok := d.(*Mapping); ok {
+		m.rest()
+	}
+	if err != nil {
+		d.Close()
+	}
+	return f, err
+}
+
+// OpenFile opens the file at path on the disk with a package's own function, as Opener does.
+func OpenFile[F File](path string, read func(d Data) (F, error)) (f F, err error) {
+	m, err := NewMapping(path)
+	if err != nil {
+		return f, err
+	}
+	return opened(m, read)
+}
+
 // File is an open weight file. It is safe for concurrent use.
 type File interface {
+	Data
 	// Tensors yields the tensors in the order of the file.
 	Tensors() iter.Seq[tensor.Info]
 	// Lookup returns the named tensor and the offset of its first byte in the file.
 	Lookup(name string) (info tensor.Info, offset int64, ok bool)
-	// Tensor returns a view of the named tensor's mapped bytes, valid until Close. The
-	// first view maps the file: what only reads it needs no address space for that.
+	// Tensor returns a view of the named tensor's mapped bytes, valid until Close.
 	Tensor(name string) (tensor.Tensor, error)
 	// Stat describes the file beside its tensors.
 	Stat() Stat
 	// Identify writes bytes that differ between files with other tensors or other offsets,
 	// usually the header. It reads no weights.
 	Identify(w io.Writer) error
-	// WillNeed announces to the system that data, a part of a view, is about to be read. It
-	// reports whether data is of this file.
-	WillNeed(data []byte) bool
-	// DontNeed announces that data will not be read for a while, and reports the same.
-	DontNeed(data []byte) bool
-	// Close unmaps the file; views of its tensors must not be used any more.
-	Close() error
 }
 
 // Stat describes a file.

@@ -1,6 +1,7 @@
 package format
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -14,34 +15,111 @@ import (
 	"dsmoe/text"
 )
 
-// Mapping is a weight file that is mapped into the address space at the first view: reading
-// the view reads the file. The file must not be cut shorter while it is mapped: touching the
-// lost part kills the process (SIGBUS), as for every mapped file. All methods except Close
+// Data is the bytes of a weight file. All methods except Close are safe for concurrent use.
+type Data interface {
+	// ReadAt reads the file, not its views.
+	io.ReaderAt
+	// Path names the file in messages.
+	Path() string
+	// Size returns the bytes of the file.
+	Size() int64
+	// View returns the tensor that info describes, with data from offset on. found reports
+	// whether the file has it. The data starts at any byte: formats do not align it. It fails if
+	// the file cannot be mapped.
+	View(name string, info tensor.Info, offset int64, found bool) (tensor.Tensor, error)
+	// WillNeed announces to the system that data, a part of a view, is about to be read. It
+	// reports whether data is of this file.
+	WillNeed(data []byte) bool
+	// DontNeed announces that data will not be read for a while, and reports the same.
+	DontNeed(data []byte) bool
+	// Close ends reading; views must not be used any more.
+	Close() error
+}
+
+// Unmapped has the methods of a Data without views.
+type Unmapped struct{}
+
+// View fails.
+func (Unmapped) View(string, tensor.Info, int64, bool) (tensor.Tensor, error) {
+	return tensor.Tensor{}, errors.New("cannot be mapped: it is not on the disk")
+}
+
+// WillNeed reports false.
+func (Unmapped) WillNeed([]byte) bool { return false }
+
+// DontNeed reports false.
+func (Unmapped) DontNeed([]byte) bool { return false }
+
+// Mapping is a weight file on the disk. It is mapped into the address space at the first view:
+// reading the view reads the file. The file must not be cut shorter while it is mapped: touching
+// the lost part kills the process (SIGBUS), as for every mapped file. All methods except Close
 // are safe for concurrent use.
 type Mapping struct {
 	path string
 	stat os.FileInfo // of the file as it was opened
 
 	mu     sync.Mutex
+	file   *os.File // nil if it is to be opened again
 	data   mmap.MMap
 	closed bool
 }
 
-// NewMapping is a Mapping of the file, which may be closed: the path is opened again.
-// Errors, here and of the methods, are of type *Error.
-func NewMapping(f *os.File, path string) (*Mapping, error) {
+var _ Data = (*Mapping)(nil)
+
+// NewMapping is a Mapping of the file at path. Errors, here and of the methods, are of type
+// *Error.
+func NewMapping(path string) (*Mapping, error) {
+	f, _, err := OpenRegular(path)
+	if err != nil {
+		return nil, err
+	}
 	stat, err := f.Stat()
 	if err != nil {
+		f.Close()
 		return nil, SystemError(path, "", err)
 	}
-	return &Mapping{path: path, stat: stat}, nil
+	return &Mapping{path: path, stat: stat, file: f}, nil
 }
+
+// Path returns the path that the file was opened by.
+func (m *Mapping) Path() string { return m.path }
 
 // Size returns the bytes of the file.
 func (m *Mapping) Size() int64 { return m.stat.Size() }
 
-// Reopen opens the file again. One that was put in its place since is an error.
-func (m *Mapping) Reopen() (*os.File, error) {
+// ReadAt reads the file. It opens the file again if it was not read before.
+func (m *Mapping) ReadAt(dst []byte, offset int64) (int, error) {
+	f, err := m.reader()
+	if err != nil {
+		return 0, err
+	}
+	return f.ReadAt(dst, offset)
+}
+
+func (m *Mapping) reader() (f *os.File, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.closed:
+		return nil, &Error{File: m.path, Cause: "file is closed"}
+	case m.file == nil:
+		m.file, err = m.reopen()
+	}
+	return m.file, err
+}
+
+// rest closes the file until it is read again.
+func (m *Mapping) rest() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.file != nil {
+		m.file.Close()
+		m.file = nil
+	}
+}
+
+// reopen opens the file again. One that was put in its place since is an error.
+func (m *Mapping) reopen() (*os.File, error) {
 	f, _, err := OpenRegular(m.path)
 	if err != nil {
 		return nil, err
@@ -53,8 +131,7 @@ func (m *Mapping) Reopen() (*os.File, error) {
 	return f, nil
 }
 
-// View returns the tensor that info describes, with data from offset on. found reports
-// whether the file has it. The data starts at any byte: formats do not align it.
+// View maps the file, if it is not yet.
 func (m *Mapping) View(name string, info tensor.Info, offset int64, found bool) (tensor.Tensor, error) {
 	if !found {
 		return tensor.Tensor{}, &Error{File: m.path, Tensor: name, Cause: "no such tensor in this file"}
@@ -77,7 +154,7 @@ func (m *Mapping) mapped() (mmap.MMap, error) {
 	if m.data != nil {
 		return m.data, nil
 	}
-	f, err := m.Reopen()
+	f, err := m.reopen()
 	if err != nil {
 		return nil, err
 	}
@@ -95,14 +172,12 @@ func (m *Mapping) mapped() (mmap.MMap, error) {
 	return m.data, nil
 }
 
-// WriteHead writes the first n bytes of the file.
-func (m *Mapping) WriteHead(w io.Writer, n int64) error {
-	file, err := m.Reopen()
-	if err != nil {
-		return err
+// WriteHead writes the first n bytes of d.
+func WriteHead(w io.Writer, d Data, n int64) error {
+	if m, ok := d.(*Mapping); ok {
+		defer m.rest()
 	}
-	defer file.Close()
-	_, err = io.CopyN(w, file, n)
+	_, err := io.CopyN(w, io.NewSectionReader(d, 0, n), n)
 	return err
 }
 
@@ -124,10 +199,8 @@ func Room(n int64) error {
 	return nil
 }
 
-// WillNeed announces to the system that data, a part of a tensor's view, is about to be
-// read, and DontNeed that it will not be read for a while: its pages leave the process's
-// resident memory and are read again when touched. Both are hints; they return false
-// if data is not of this mapping.
+// WillNeed is a hint, as is DontNeed: the pages of data leave the process's resident memory
+// and are read again when touched.
 func (m *Mapping) WillNeed(data []byte) bool { return m.advise(data, willNeed) }
 
 // DontNeed: see WillNeed.
@@ -151,8 +224,9 @@ func (m *Mapping) advise(data []byte, advice int) bool {
 	return true
 }
 
-// Close unmaps the file; views must not be used any more. A second Close does nothing.
+// Close closes and unmaps the file. A second Close does nothing.
 func (m *Mapping) Close() error {
+	m.rest()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true

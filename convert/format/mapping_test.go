@@ -15,11 +15,8 @@ import (
 func TestAdviceLeavesTheBytes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, make([]byte, 100_000), 0o600))
-	f, _, err := OpenRegular(path)
+	m, err := NewMapping(path)
 	require.NoError(t, err)
-	m, err := NewMapping(f, path)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
 	info := tensor.Info{Name: "x", DType: tensor.U8, Shape: []int{90_000}}
 	view, err := m.View("x", info, 5000, true)
 	require.NoError(t, err)
@@ -66,11 +63,9 @@ func TestFilesThatChange(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "file")
 		require.NoError(t, os.WriteFile(path, make([]byte, 100), 0o600))
 		require.NoError(t, os.WriteFile(path+".new", make([]byte, 100), 0o600))
-		f, _, err := OpenRegular(path)
+		m, err := NewMapping(path)
 		require.NoError(t, err)
-		m, err := NewMapping(f, path)
-		require.NoError(t, err)
-		require.NoError(t, f.Close())
+		m.rest()
 		require.NoError(t, change(path))
 		_, err = m.View("x", tensor.Info{Name: "x", DType: tensor.U8, Shape: []int{10}}, 80, true)
 		var e *Error

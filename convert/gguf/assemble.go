@@ -50,7 +50,7 @@ func assemble(opened []format.File) (*format.Assembly, []error) {
 }
 
 func (a *assembler) fail(file int, name, cause string, args ...any) {
-	a.wrong = append(a.wrong, &format.Error{File: a.files[file].path, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
+	a.wrong = append(a.wrong, &format.Error{File: a.files[file].Path(), Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
 // architecture returns the model's architecture; ok is false if it cannot be read.
@@ -101,7 +101,7 @@ func (a *assembler) index() {
 	for i, f := range a.files {
 		for _, e := range f.Entries {
 			if first, twice := a.where[e.Info.Name]; twice {
-				a.fail(i, e.Info.Name, "is in %s too", text.Quote(a.files[first].path))
+				a.fail(i, e.Info.Name, "is in %s too", text.Quote(a.files[first].Path()))
 				continue
 			}
 			a.where[e.Info.Name] = i

@@ -25,7 +25,7 @@ type keyReader struct {
 }
 
 func (r *keyReader) fail(key, cause string, args ...any) {
-	r.wrong = append(r.wrong, &format.Error{File: r.path, Offset: r.values[key].at,
+	r.wrong = append(r.wrong, &format.Error{File: r.Path(), Offset: r.values[key].at,
 		Cause: "key " + text.Quote(key) + ": " + fmt.Sprintf(cause, args...)})
 }
 
@@ -128,7 +128,7 @@ func (r *keyReader) config(dtype string, has func(name string) bool) ([]byte, *c
 	r.scaling()
 	r.put("tie_word_embeddings", strconv.FormatBool(!has("output.weight")))
 	if r.absent != nil {
-		r.wrong = append(r.wrong, &format.Error{File: r.path, Cause: "keys are missing: " + strings.Join(r.absent, ", ")})
+		r.wrong = append(r.wrong, &format.Error{File: r.Path(), Cause: "keys are missing: " + strings.Join(r.absent, ", ")})
 	}
 	if r.wrong != nil {
 		return nil, nil
@@ -141,7 +141,7 @@ func (r *keyReader) parsed() ([]byte, *config.Config) {
 	document := []byte("{\n  " + strings.Join(r.doc, ",\n  ") + "\n}\n")
 	c, err := config.Parse(strings.NewReader(string(document)))
 	if err != nil {
-		r.wrong = append(r.wrong, &format.Error{File: r.path, Cause: "its keys make no config: " + err.Error()})
+		r.wrong = append(r.wrong, &format.Error{File: r.Path(), Cause: "its keys make no config: " + err.Error()})
 		return nil, nil
 	}
 	return document, c

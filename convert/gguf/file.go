@@ -50,27 +50,20 @@ func notGGUF(r io.ReaderAt, head []byte, file string) error {
 // tensors have GGUF names.
 type File struct {
 	*Header
-	*format.Mapping
-	path string
+	format.Data
 }
 
-// Open checks the header of the file at path. It reads no weights. An error is a
-// *format.Error, or several of them joined.
-func Open(path string) (*File, error) {
-	f, size, err := format.OpenRegular(path)
+// Open checks the header of the file at path on the disk: see Read.
+func Open(path string) (*File, error) { return format.OpenFile(path, Read) }
+
+// Read checks the header of d. It reads no weights. An error is a *format.Error, or several of
+// them joined.
+func Read(d format.Data) (*File, error) {
+	h, err := ReadHeader(d, d.Size(), d.Path())
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	h, err := ReadHeader(f, size, path)
-	if err != nil {
-		return nil, err
-	}
-	m, err := format.NewMapping(f, path)
-	if err != nil {
-		return nil, err
-	}
-	return &File{h, m, path}, nil
+	return &File{h, d}, nil
 }
 
 // Tensor returns a view of the named tensor, valid until Close.
@@ -85,4 +78,6 @@ func (f *File) Stat() format.Stat {
 }
 
 // Identify writes the header's bytes.
-func (f *File) Identify(w io.Writer) error { return f.WriteHead(w, min(f.DataStart, f.Size())) }
+func (f *File) Identify(w io.Writer) error {
+	return format.WriteHead(w, f.Data, min(f.DataStart, f.Size()))
+}

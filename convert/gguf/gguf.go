@@ -24,7 +24,7 @@ func Format() *format.Format {
 		Single:    "model.gguf",
 		IsIndex:   func(string) bool { return false },
 		Belongs:   isWeights,
-		Open:      format.Opener(Open),
+		Open:      format.Opener(Read),
 		Layout: func(tensors []tensor.Info, head format.Head) (format.Layout, error) {
 			return NewLayout(tensors, head)
 		},

@@ -240,6 +240,12 @@ func TestOtherForms(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(t.TempDir(), "x.gguf"), data, 0o600))
 }
 
+// namedData is Data with a name alone.
+type namedData struct{ format.Data }
+
+// Path returns the name.
+func (namedData) Path() string { return "x" }
+
 // FuzzHeader: whatever a file holds, reading its header ends, in an error or in tensors that
 // lie in the file one behind the other; and what was read is laid out to the same places.
 func FuzzHeader(f *testing.F) {
@@ -263,7 +269,7 @@ func FuzzHeader(f *testing.F) {
 			require.LessOrEqual(t, end, int64(len(data)))
 		}
 		require.Len(t, h.values, len(h.keys))
-		r := keyReader{File: &File{Header: h, path: "x"}, arch: deepseek2}
+		r := keyReader{File: &File{Header: h, Data: namedData{}}, arch: deepseek2}
 		if document, c := r.config("", func(string) bool { return false }); document == nil {
 			require.NotEmpty(t, r.wrong)
 			require.Nil(t, c)

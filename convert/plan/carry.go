@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -49,24 +48,23 @@ func (c *conversion) tokenizer(carried []Other) (others []Other, err error) {
 // adapter. Beside a single weight file no file is copied. A file that cannot be copied is a
 // problem.
 func (c *conversion) carry() (others []Other, left []string, err error) {
-	entries, err := os.ReadDir(c.src.Dir)
+	names, err := c.src.Source.List("")
 	if err != nil {
 		return nil, nil, err
 	}
 	left = []string{}
-	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return c.isReplaced(e.Name()) })
+	names = slices.DeleteFunc(names, c.isReplaced)
 	c.noteMetadata()
 	if c.src.Alone {
-		if len(entries) > 0 {
+		if len(names) > 0 {
 			c.note("only %s is converted: files beside it, such as a tokenizer, are not copied",
 				text.Quote(filepath.Base(c.src.Path)))
 		}
 		return nil, left, nil
 	}
 	var adapter []string
-	for _, e := range entries {
-		name := e.Name()
-		stat, err := os.Stat(filepath.Join(c.src.Dir, name))
+	for _, name := range names {
+		stat, err := c.src.Source.Stat(name)
 		switch {
 		case checkpoint.IsAdapter(name):
 			adapter = append(adapter, text.Quote(name))
@@ -102,7 +100,7 @@ func (c *conversion) carried(name string) (Other, error) {
 		return Other{}, &format.Error{Cause: "its name is not UTF-8, which a manifest cannot hold",
 			Hint: "rename the file, or move it away"}
 	}
-	if err := c.src.CheckLink(name); err != nil {
+	if err := c.src.Source.CheckInside(name); err != nil {
 		return Other{}, err
 	}
 	f, err := c.src.OpenOther(name)

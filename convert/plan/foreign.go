@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -195,17 +194,10 @@ func (f foreign) describe(c *conversion, chosen selection, written *config.Confi
 
 // listBeside lists a directory in the source's, which may be missing.
 func (c *conversion) listBeside(dir string) (names []string, err error) {
-	entries, err := os.ReadDir(filepath.Join(c.src.Dir, dir))
-	if errors.Is(err, fs.ErrNotExist) {
+	if names, err = c.src.Source.List(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, format.SystemError(dir, "", err)
-	}
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names, nil
+	return names, err
 }
 
 // modelName is the name of a model without a name of its own: its repository in the hub's
@@ -228,14 +220,14 @@ func modelName(src *checkpoint.Checkpoint) string {
 // companions lists the files that are neither copied nor read whole: the format has everything
 // in its own files, so no file is copied.
 func (f foreign) companions(c *conversion, _ document, _ *Plan) (others []Other, left []string, err error) {
-	entries, err := os.ReadDir(c.src.Dir)
+	names, err := c.src.Source.List("")
 	if err != nil || c.src.Alone {
 		return nil, []string{}, err
 	}
 	left = []string{}
-	for _, e := range entries {
-		if !c.isReplaced(e.Name()) && (f.files != nil || !f.Consumes(e.Name())) {
-			left = append(left, e.Name())
+	for _, name := range names {
+		if !c.isReplaced(name) && (f.files != nil || !f.Consumes(name)) {
+			left = append(left, name)
 		}
 	}
 	return nil, left, nil

@@ -4,8 +4,6 @@ package plan
 // a collection, on conversions of DeepSeek-V3's 91,991 tensors; TestMemory measures again.
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"unsafe"
 
@@ -54,10 +52,12 @@ func consumed(src *checkpoint.Checkpoint, o Options) (n int64) {
 	if n = src.HeaderBytes(); err != nil || f.Dialect == nil || src.Alone {
 		return n
 	}
-	entries, _ := os.ReadDir(src.Dir)
-	for _, e := range entries {
-		if stat, err := os.Stat(filepath.Join(src.Dir, e.Name())); err == nil && f.Dialect.Consumes(e.Name()) {
-			n += stat.Size()
+	names, _ := src.Source.List("")
+	for _, name := range names {
+		if f.Dialect.Consumes(name) {
+			if stat, err := src.Source.Stat(name); err == nil {
+				n += stat.Size()
+			}
 		}
 	}
 	return n

@@ -20,7 +20,7 @@ func Format() *format.Format {
 		Index:      "model.safetensors.index.json",
 		IsIndex:    isIndex,
 		Belongs:    isWeights,
-		Open:       format.Opener(Open),
+		Open:       format.Opener(Read),
 		Layout: func(tensors []tensor.Info, _ format.Head) (format.Layout, error) {
 			Sort(tensors)
 			return NewLayout(tensors, nil)
@@ -39,26 +39,20 @@ func isIndex(file string) bool {
 // File is an open safetensors file with a checked header. It is safe for concurrent use.
 type File struct {
 	*Header
-	*format.Mapping
+	format.Data
 }
 
-// Open checks the header of the file at path. It reads nothing of the weights; the first
-// view of one maps the file. Errors are of type *format.Error and wrap the system's.
-func Open(path string) (*File, error) {
-	f, size, err := format.OpenRegular(path)
+// Open checks the header of the file at path on the disk: see Read.
+func Open(path string) (*File, error) { return format.OpenFile(path, Read) }
+
+// Read checks the header of d. It reads nothing of the weights. Errors are of type
+// *format.Error and wrap the system's.
+func Read(d format.Data) (*File, error) {
+	h, err := ReadHeader(d, d.Size(), d.Path())
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	h, err := ReadHeader(f, size, path)
-	if err != nil {
-		return nil, err
-	}
-	m, err := format.NewMapping(f, path)
-	if err != nil {
-		return nil, err
-	}
-	return &File{h, m}, nil
+	return &File{h, d}, nil
 }
 
 // Tensor returns a view of the named tensor, valid until Close.
@@ -73,4 +67,4 @@ func (f *File) Stat() format.Stat {
 }
 
 // Identify writes the header's bytes.
-func (f *File) Identify(w io.Writer) error { return f.WriteHead(w, f.DataStart) }
+func (f *File) Identify(w io.Writer) error { return format.WriteHead(w, f.Data, f.DataStart) }

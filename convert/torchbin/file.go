@@ -39,7 +39,7 @@ func Format() *format.Format {
 		Index:     "pytorch_model.bin.index.json",
 		IsIndex:   isIndex,
 		Belongs:   belongs,
-		Open:      format.Opener(Open),
+		Open:      format.Opener(Read),
 	}
 }
 
@@ -66,28 +66,24 @@ var shard = regexp.MustCompile(`-[0-9]{5,}-of-[0-9]{5,}\.bin$`)
 
 // File is an open file with checked pickle and storages. It is safe for concurrent use.
 type File struct {
-	*format.Mapping
+	format.Data
 	format.Directory
 	notes []string // parts of the pickle that are not read
 }
 
 const hintSafe = "save the model with safe_serialization=True, or load it where you trust it and save it again"
 
-// Open reads the archive and the pickle of the file of that path. It touches no weight.
-// Errors are of type *format.Error.
-func Open(name string) (*File, error) {
-	f, size, err := format.OpenRegular(name)
+// Open reads the archive and the pickle of the file at path on the disk: see Read.
+func Open(path string) (*File, error) { return format.OpenFile(path, Read) }
+
+// Read reads the archive and the pickle of d. It touches no weight. Errors are of type
+// *format.Error.
+func Read(d format.Data) (*File, error) {
+	file, err := read(d, d.Size())
 	if err != nil {
-		return nil, err
+		return nil, named(d.Path(), err)
 	}
-	defer f.Close()
-	file, err := read(f, size)
-	if err != nil {
-		return nil, named(name, err)
-	}
-	if file.Mapping, err = format.NewMapping(f, name); err != nil {
-		return nil, err
-	}
+	file.Data = d
 	return file, nil
 }
 

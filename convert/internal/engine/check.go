@@ -196,7 +196,7 @@ func (c *checker) readHeader(name string) (err error) {
 		c.weights.Close()
 	}
 	c.weightsName = name
-	c.weights, err = checkpoint.FormatOf(name).Open(filepath.Join(c.out.home, name))
+	c.weights, err = format.OpenFile(filepath.Join(c.out.home, name), checkpoint.FormatOf(name).Open)
 	return err
 }
 

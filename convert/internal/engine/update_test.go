@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
@@ -180,7 +181,7 @@ func TestUpdateRefuses(t *testing.T) {
 		refused("an unfinished conversion is in", func(dst string) { fixture.Write(t, dst, ".dsmoe.journal", "x") })
 		if name == "keys, weights moved" || name == "shards" {
 			refused("tensor blk.0.attn_norm.weight changed since it was written", func(dst string) {
-				f, err := checkpoint.FormatOf(file).Open(filepath.Join(dst, file))
+				f, err := format.OpenFile(filepath.Join(dst, file), checkpoint.FormatOf(file).Open)
 				require.NoError(t, err)
 				defer f.Close()
 				_, offset, _ := f.Lookup("blk.0.attn_norm.weight")
