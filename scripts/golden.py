@@ -9,15 +9,17 @@ turn, so that never more than one decoder layer is in memory, and of a mixture o
 expert in use. Each expert that no token chose is run, too, on some rows of its layer's input: see
 --no-probes.
 
-  pip install -r scripts/requirements-v1.txt        the published code of the first DeepSeekMoE
-  pip install -r scripts/requirements-native.txt    transformers' classes: V2, V3, GLM-4.7-Flash
+for transformers' classes (V2, V3, GLM-4.7-Flash; Python 3.10 or later):
+  pip install torch==2.8.0 transformers==5.23.0 safetensors==0.8.0 numpy==1.26.4
+for the published code of the first DeepSeekMoE (Python 3.8 to 3.12):
+  pip install torch==2.3.1 transformers==4.39.3 safetensors==0.4.3 numpy==1.26.4
 
 examples:
-  python scripts/golden.py model pack --random 2x17 --mask
-  python scripts/golden.py model pack --reference remote --trust-remote-code --text "Once upon a time"
-  python scripts/golden.py model pack --random 1x16 --dtype bfloat16 --repeat
-  python scripts/golden.py model pack --random 1x12 --layers 0,3-5,60 --seed 9
-  python scripts/golden.py model pack --random 2x17 --train --override aux_loss_alpha=0.05 \\
+  python golden.py model pack --random 2x17 --mask
+  python golden.py model pack --reference remote --trust-remote-code --text "Once upon a time"
+  python golden.py model pack --random 1x16 --dtype bfloat16 --repeat
+  python golden.py model pack --random 1x12 --layers 0,3-5,60 --seed 9
+  python golden.py model pack --random 2x17 --train --override aux_loss_alpha=0.05 \\
       --reference remote --trust-remote-code
 
 exit status:
@@ -52,9 +54,11 @@ try:
     from safetensors.torch import save_file
     from torch.overrides import TorchFunctionMode
 except (ImportError, OSError) as e:  # OSError: a library of the system that torch needs
-    print(f"golden.py: {' '.join(str(e).split())}: install scripts/requirements-native.txt, or for the published code of the first "
-          "DeepSeekMoE scripts/requirements-v1.txt, with pip", file=sys.stderr)
+    native, published = re.findall("pip install .*", __doc__)
+    print(f"golden.py: {' '.join(str(e).split())}: {native}, or for the published code of the first DeepSeekMoE {published}", file=sys.stderr)
     sys.exit(2)
+except KeyboardInterrupt:
+    sys.exit(130)
 
 # (torch, transformers) with which packs were made and verified.
 TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0")]}
@@ -1599,9 +1603,20 @@ def record(a):
           f"({reference.kind}), {len(run.chosen)} of {run.count} layers")
 
 
+SIGNALS = [getattr(signal, s) for s in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, s)]
+
+
+def interrupt(*_):
+    """Ends the run; later signals are ignored, so that what is left of the pack is removed: a terminal signals dsmoe and
+    its script, and dsmoe passes it on."""
+    for s in SIGNALS:
+        signal.signal(s, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main():
-    for s in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(s, signal.default_int_handler)
+    for s in SIGNALS:
+        signal.signal(s, interrupt)
     transformers.logging.set_verbosity_error()
     a = arguments(sys.argv[1:])
     try:

@@ -23,6 +23,8 @@ func clone(t *testing.T) string {
 	fixtures, err := filepath.Abs(filepath.Join("..", "..", "fixtures"))
 	require.NoError(t, err)
 	require.NoError(t, os.Symlink(fixtures, filepath.Join(dir, "fixtures")))
+	python := []byte("#!/bin/sh\ntest -s \"$1\"\n") // what dsmoe golden runs
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "python3"), python, 0o700))
 	return dir
 }
 
@@ -30,6 +32,7 @@ func clone(t *testing.T) string {
 func paste(dir, script string) (string, error) {
 	cmd := exec.Command("sh", "-c", script)
 	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PATH="+dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }

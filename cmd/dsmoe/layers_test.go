@@ -24,7 +24,7 @@ func TestLayers(t *testing.T) {
 	layers := map[string][]string{
 		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff",
 			"inspect", "inspect/header", "inspect/stats", "inspect/matrix", "inspect/experts", "inspect/router", "inspect/routing", "inspect/tensors", "inspect/report",
-			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor"},
+			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts"},
 
 		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
 		"convert/internal/engine":  {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
@@ -69,6 +69,7 @@ func TestLayers(t *testing.T) {
 		"model/tensor/tensortest": {"model/tensor"}, // for tests
 		"model/internal/kernel":   {},
 
+		"scripts":             {},
 		"scripts/ggufblocks":  {"model/tensor"},
 		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/pack", "verify/report", "verify/verifytest", "model/weights", "model/table", "config", "model/tensor"},
 		"scripts/sensitivity": {"convert/checkpoint", "verify", "verify/pack", "verify/report", "model/weights", "model/table", "model/tensor"},

@@ -39,11 +39,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
+	var script scriptStatus
 	switch {
 	case err == nil:
 		return exitYes
 	case errors.Is(err, errNo):
 		return exitNo
+	case errors.As(err, &script):
+		return int(script)
 	case errors.Is(err, errInconclusive), errors.As(err, new(*unwritten)):
 		printError(stderr, err)
 		return exitUnknown
@@ -60,14 +63,11 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "dsmoe",
 		Short: "Convert DeepSeekMoE checkpoints, and prove that the result is right",
-		Long: `dsmoe verifies DeepSeekMoE checkpoints against golden tensors of the reference
-implementation, converts and compares them, tells what is in them and makes synthetic
-ones.`,
+		Long: `dsmoe verifies DeepSeekMoE checkpoints against golden tensors of the reference Python,
+converts and compares them, tells what is in them and makes synthetic ones.`,
 		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
   dsmoe convert fixtures/v3-fp8/checkpoint v3-f32 --type f32
-  dsmoe inspect v3-f32
-  dsmoe diff fixtures/v3-fp8/checkpoint v3-f32
-  dsmoe synth fixtures/v1-base/checkpoint/config.json random`,
+  dsmoe inspect v3-f32`,
 		Version: version(),
 		Args:    noCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -89,7 +89,8 @@ ones.`,
 	verify, inspect := newVerify(), newInspect()
 	addColour(verify)
 	addColour(inspect)
-	root.AddCommand(verify, newConvert(), inspect, newDiff(), newSynth(), newVersion())
+	root.AddCommand(verify, newConvert(), inspect, newDiff(), newSynth(), newGolden(), newGoldenScript(),
+		newVersion())
 	addTopics(root)
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultCompletionCmd()
