@@ -48,10 +48,6 @@ func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 	for _, f := range p.Files {
 		r.Files = append(r.Files, f.Name)
 	}
-	if done.Uncounted {
-		r.Notes = append(slices.Clone(r.Notes),
-			"an older version wrote it and counted no elements that were rounded: --no-resume makes it anew")
-	}
 	if done.Outdated {
 		r.Notes = append(slices.Clone(r.Notes), "SRC's weights may have changed since they were compared: "+
 			"the same command without --update compares them again")
@@ -182,7 +178,6 @@ type CheckReport struct {
 	Tensors  int                  `json:"tensors"`  // in the manifest
 	Bytes    int64                `json:"bytes"`    // of their data
 	Problems []checkpoint.Problem `json:"problems"` // what changed since
-	Notes    []string             `json:"notes"`    // for the user
 }
 
 // Check hashes every byte of the converted checkpoint at path, a directory or one file, and
@@ -193,13 +188,8 @@ func Check(ctx context.Context, path string, s Settings) (*CheckReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &CheckReport{Path: path, Plan: c.Plan, Verified: c.Verified, Tensors: c.Tensors, Bytes: c.Bytes,
-		Problems: c.Problems, Notes: []string{}}
-	if c.Unsealed {
-		r.Notes = append(r.Notes, "an older version wrote the manifest, without a hash of its own: "+
-			"its list fits the files' headers, but edits of its hashes go unnoticed")
-	}
-	return r, nil
+	return &CheckReport{Path: path, Plan: c.Plan, Verified: c.Verified, Tensors: c.Tensors, Bytes: c.Bytes,
+		Problems: c.Problems}, nil
 }
 
 // Rounded returns the tensors of the converted checkpoint c that the conversion rounded to
@@ -224,9 +214,6 @@ func (r *CheckReport) WriteText(w io.Writer) error {
 	if len(r.Problems) == 0 {
 		fmt.Fprintf(&b, "%s: %s, %s match the manifest\n", text.Quote(r.Path), text.Plural(r.Tensors, "tensor"),
 			text.Bytes(r.Bytes))
-		for _, n := range r.Notes {
-			fmt.Fprintf(&b, "note: %s\n", n)
-		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -29,7 +29,6 @@ import (
 type Checked struct {
 	Plan     string               // hash of the output's plan
 	Verified bool                 // the output was compared with its source
-	Unsealed bool                 // an older version wrote the manifest, without a hash of its own
 	Tensors  int                  // tensors in the manifest
 	Bytes    int64                // bytes of their data
 	Problems []checkpoint.Problem // differences from the manifest
@@ -43,7 +42,7 @@ func Check(ctx context.Context, path string, s Settings) (*Checked, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Checked{Plan: m.Plan, Verified: m.Verified, Unsealed: m.Hash == ""}
+	r := &Checked{Plan: m.Plan, Verified: m.Verified}
 	r.Problems, err = checkManifest(ctx, t, m, nil, s.withDefaults(), func(t *ManifestTensor) {
 		r.Tensors++
 		r.Bytes += t.Info().Bytes()
@@ -405,7 +404,7 @@ func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Ro
 	}
 	rounded := map[string]tensor.Rounding{}
 	problems, err := checkManifest(ctx, out, m, nil, s.withDefaults(), func(t *ManifestTensor) {
-		if r := t.rounds(m.Format != uncountedFormat); r.By != "" {
+		if r := t.rounds(); r.By != "" {
 			rounded[t.Name] = r
 		}
 	})
@@ -419,26 +418,12 @@ func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Ro
 	return rounded, nil
 }
 
-// rounds describes how the tensor was rounded, if it was. If the manifest has not counted
-// rounded elements, a tensor counts as rounded if its sources' dtype has other numbers.
-func (t *ManifestTensor) rounds(counted bool) (r tensor.Rounding) {
+// rounds describes how the tensor was rounded, if it was.
+func (t *ManifestTensor) rounds() (r tensor.Rounding) {
 	quantised := t.DType.Blocked() || t.DType.Scaled()
-	if t.DType != tensor.BF16 && t.DType != tensor.F16 && !quantised || len(t.Operations) == 0 {
+	if t.DType != tensor.BF16 && t.DType != tensor.F16 && !quantised || len(t.Operations) == 0 ||
+		t.Lost == nil || t.Lost.Rounded+t.Lost.Denormal+t.Lost.Flushed == 0 {
 		return r
 	}
-	by := t.Operations[len(t.Operations)-1]
-	if counted {
-		if t.Lost == nil || t.Lost.Rounded+t.Lost.Denormal+t.Lost.Flushed == 0 {
-			return r
-		}
-		return tensor.Rounding{By: by, Denormals: t.Lost.Rounded == 0 && !quantised}
-	}
-	for _, s := range t.Sources {
-		if s.DType == t.DType || s.Tensor == "" {
-			continue
-		}
-		denormals := s.DType == tensor.BF16 && t.DType == tensor.F16 // F16 has all BF16's other numbers
-		r = r.And(tensor.Rounding{By: by, Denormals: denormals})
-	}
-	return r
+	return tensor.Rounding{By: t.Operations[len(t.Operations)-1], Denormals: t.Lost.Rounded == 0 && !quantised}
 }

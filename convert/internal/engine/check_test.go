@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -23,7 +22,7 @@ import (
 func TestManifestIsStreamed(t *testing.T) {
 	const tensors = 20_000
 	var b strings.Builder
-	b.WriteString(`{"format":"dsmoe.manifest/3","tensors":[`)
+	b.WriteString(`{"format":"dsmoe.manifest/4","tensors":[`)
 	for i := range tensors {
 		fmt.Fprintf(&b, `%s{"name":"model.layers.%d.weight","shape":[3,4],"hash":%q,"sources":[{"tensor":"x"}]}`, strings.Repeat(",", min(i, 1)), i, strings.Repeat("0", 64))
 	}
@@ -92,11 +91,11 @@ func emptyList(t *testing.T, dst string) {
 	fixture.Write(t, dst, plan.ManifestName, head+`"tensors": []}`)
 }
 
-// olderManifest makes a manifest one of an older format, without a hash of its own.
-func olderManifest(t *testing.T, dst, format string) {
+// withoutHash takes a manifest's hash of its own away.
+func withoutHash(t *testing.T, dst string) {
 	list, _, found := strings.Cut(fixture.Read(t, dst, plan.ManifestName), ",\n  \"manifest\"")
 	require.True(t, found)
-	fixture.Write(t, dst, plan.ManifestName, strings.Replace(list, manifestFormat, format, 1)+"\n}\n")
+	fixture.Write(t, dst, plan.ManifestName, list+"\n}\n")
 }
 
 // edited replaces a text of a manifest once, and gives it the hash that it then has.
@@ -140,11 +139,7 @@ func TestManifestIsNotTrusted(t *testing.T) {
 				"model.safetensors: holds 1 tensor that the manifest does not list"}},
 		"hash of the source": {func(dst string) { edited(t, dst, hash, `"hash":"`+digest.Of(nil)) },
 			[]string{"dsmoe.manifest.json: tensor model.layers.0.mlp.up_proj.weight: the manifest gives another hash to its source, which it copies"}},
-		"older format": {func(dst string) {
-			edited(t, dst, line, "")
-			olderManifest(t, dst, unsealedFormat)
-		}, []string{"model.safetensors: holds 1 tensor that the manifest does not list"}},
-		"without a hash": {func(dst string) { olderManifest(t, dst, manifestFormat) }, []string{"dsmoe.manifest.json: was edited: "}},
+		"without a hash": {func(dst string) { withoutHash(t, dst) }, []string{"dsmoe.manifest.json: was edited: "}},
 		"any byte": {func(dst string) { fixture.Replace(t, dst, plan.ManifestName, `"verified": true`, `"verified":  true`) },
 			[]string{"dsmoe.manifest.json: was edited: its hash is blake3:"}},
 		"any byte of its hash": {func(dst string) { flipLast(t, filepath.Join(dst, plan.ManifestName)) }, nil},
@@ -162,7 +157,6 @@ func TestManifestIsNotTrusted(t *testing.T) {
 		for i, want := range c.want {
 			require.Contains(t, checked.Problems[i].String(), want, name)
 		}
-		require.Equal(t, name == "older format" || name == "without a hash", checked.Unsealed)
 		_, err = convert(t.Context(), t, dst, open(t, fixture.Path(t, "v1-dense/checkpoint")), plan.Options{}, inMemory())
 		require.ErrorContains(t, err, "was changed since", name)
 	}
@@ -173,87 +167,32 @@ func TestEmptyListMatchesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	list := `{"format":"` + manifestFormat + `","files":[],"tensors":[]`
-	for _, manifest := range []string{list + hashLine(digest.Of([]byte(list))), `{"format":"` + unsealedFormat + `"}`} {
-		fixture.Write(t, dir, plan.ManifestName, manifest)
-		checked, err := Check(t.Context(), dir, inMemory())
-		require.NoError(t, err)
-		require.Equal(t, []checkpoint.Problem{{File: plan.ManifestName, Cause: "lists no tensor"}}, checked.Problems)
-	}
+	fixture.Write(t, dir, plan.ManifestName, list+hashLine(digest.Of([]byte(list))))
+	checked, err := Check(t.Context(), dir, inMemory())
+	require.NoError(t, err)
+	require.Equal(t, []checkpoint.Problem{{File: plan.ManifestName, Cause: "lists no tensor"}}, checked.Problems)
 }
 
-// TestRounds: a tensor was rounded if its losses say so. Where they do not count that, it was if
-// its source may hold other numbers, but of BF16 F16 lacks the smallest alone.
+// TestRounds: a tensor was rounded if its losses say so.
 func TestRounds(t *testing.T) {
-	of := func(to tensor.DType, lost *tensor.Loss, from ...tensor.DType) *ManifestTensor {
-		m := &ManifestTensor{DType: to, Operations: []string{"stack-experts", "cast"}, Lost: lost}
-		for _, d := range from {
-			m.Sources = append(m.Sources, ManifestSource{Tensor: "w", DType: d})
-		}
-		return m
+	of := func(to tensor.DType, lost *tensor.Loss) *ManifestTensor {
+		return &ManifestTensor{DType: to, Operations: []string{"stack-experts", "cast"}, Lost: lost}
 	}
 	none, all, denormals := tensor.Rounding{}, tensor.Rounding{By: "cast"}, tensor.Rounding{By: "cast", Denormals: true}
 	for _, c := range []struct {
-		tensor             *ManifestTensor
-		counted, uncounted tensor.Rounding
+		tensor *ManifestTensor
+		want   tensor.Rounding
 	}{
-		{of(tensor.F16, nil, tensor.BF16), none, denormals},
-		{of(tensor.F16, &tensor.Loss{Denormal: 1}, tensor.BF16), denormals, denormals},
-		{of(tensor.F16, &tensor.Loss{Flushed: 1}, tensor.F32), denormals, all},
-		{of(tensor.F16, &tensor.Loss{Rounded: 1, Denormal: 1}, tensor.F32), all, all},
-		{of(tensor.F16, &tensor.Loss{Overflow: 1, NotFinite: 1}, tensor.F32), none, all},
-		{of(tensor.F16, nil, tensor.F32), none, all},
-		{of(tensor.F16, nil, tensor.BF16, tensor.F16), none, denormals},
-		{of(tensor.F16, nil, tensor.BF16, tensor.F32), none, all},
-		{of(tensor.BF16, nil, tensor.BF16), none, none},
-		{of(tensor.F32, &tensor.Loss{Rounded: 1}, tensor.F8E4M3), none, none},
-		{of(tensor.Q8_0, &tensor.Loss{Rounded: 1}, tensor.BF16), all, all},
-		{of(tensor.Q8_0, &tensor.Loss{Flushed: 32}, tensor.BF16), all, all},
+		{of(tensor.F16, nil), none},
+		{of(tensor.F16, &tensor.Loss{Denormal: 1}), denormals},
+		{of(tensor.F16, &tensor.Loss{Flushed: 1}), denormals},
+		{of(tensor.F16, &tensor.Loss{Rounded: 1, Denormal: 1}), all},
+		{of(tensor.F16, &tensor.Loss{Overflow: 1, NotFinite: 1}), none},
+		{of(tensor.BF16, nil), none},
+		{of(tensor.F32, &tensor.Loss{Rounded: 1}), none},
+		{of(tensor.Q8_0, &tensor.Loss{Rounded: 1}), all},
+		{of(tensor.Q8_0, &tensor.Loss{Flushed: 32}), all},
 	} {
-		require.Equal(t, c.counted, c.tensor.rounds(true), "%+v", c.tensor)
-		require.Equal(t, c.uncounted, c.tensor.rounds(false), "%+v", c.tensor)
+		require.Equal(t, c.want, c.tensor.rounds(), "%+v", c.tensor)
 	}
-}
-
-// TestUncountedManifest: an output with a manifest that counts no rounded elements is complete, but
-// said to be so, also after it was compared with the source once more.
-func TestUncountedManifest(t *testing.T) {
-	t.Parallel()
-	dir := fixture.Clone(t, fixture.Path(t, "v1-base/checkpoint"))
-	dst := filepath.Join(t.TempDir(), "out")
-	r, err := convert(t.Context(), t, dst, open(t, dir), plan.Options{DType: tensor.F16}, inMemory())
-	require.NoError(t, err)
-	require.NotEmpty(t, r.Lost)
-	require.False(t, r.Uncounted)
-	olderManifest(t, dst, uncountedFormat)
-	for range 2 {
-		later := time.Now().Add(time.Hour)
-		require.NoError(t, os.Chtimes(filepath.Join(dir, "model-00001-of-00003.safetensors"), later, later))
-		r, err = convert(t.Context(), t, dst, open(t, dir), plan.Options{DType: tensor.F16}, inMemory())
-		require.NoError(t, err)
-		require.True(t, r.Already && r.Verified && r.Uncounted)
-		require.Contains(t, fixture.Read(t, dst, plan.ManifestName), uncountedFormat)
-	}
-	rounded, err := Rounded(t.Context(), dst, Settings{})
-	require.NoError(t, err)
-	require.Len(t, rounded, 186)
-	checked, err := Check(t.Context(), dst, inMemory())
-	require.NoError(t, err)
-	require.Empty(t, checked.Problems)
-}
-
-// TestRecordsWithoutLosses: a tensor of which a journal does not count what was rounded is written
-// again.
-func TestRecordsWithoutLosses(t *testing.T) {
-	t.Parallel()
-	e := &execution{ledger: &ledger{states: make([]tensorState, 2)}}
-	require.NoError(t, journalLines(t, e, `{"t":0,"n":64,"losses":{"rounded":3}}`, `{"t":1,"n":64,"lost":{"overflow":0}}`))
-	require.Equal(t, []tensorState{{done: 64, lost: tensor.Loss{Rounded: 3}}, {}}, e.states)
-}
-
-// journalLines applies the lines of a journal.
-func journalLines(t *testing.T, e *execution, lines ...string) error {
-	j := journalOf(t, filepath.Join(t.TempDir(), "journal"), sealed(append([]string{someHead}, lines...)...))
-	defer j.f.Close()
-	_, err := j.read(e.apply)
-	return err
 }

@@ -82,7 +82,7 @@ func (e *execution) writeManifest(w io.Writer) error {
 			others[i].Hash = e.carried[others[i].Name]
 		}
 	}
-	m := Manifest{Format: e.manifest, Tool: e.Tool, Plan: p.Hash, Weights: p.Weights, Options: p.Options,
+	m := Manifest{Format: manifestFormat, Tool: e.Tool, Plan: p.Hash, Weights: p.Weights, Options: p.Options,
 		Verified: !e.Unverified,
 		Sources:  p.Sources, State: e.key, Files: p.Files, Others: others}
 	return m.write(w, len(p.Tensors), e.manifestTensor)

@@ -24,8 +24,7 @@ type execution struct {
 	queue    *queue              // the tensors left to write and prove
 	flushing sync.Mutex          // held during flush
 	*ledger
-	manifest string            // format of the manifest
-	carried  map[string]string // hashes of the files copied from the source, by name
+	carried map[string]string // hashes of the files copied from the source, by name
 }
 
 func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution, error) {
@@ -35,7 +34,7 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 	}
 	e := &execution{Settings: s, plan: p, source: src, key: key, out: newOutput(dst, p, key, s), shape: newShape(p, s),
 		compute: semaphore.NewWeighted(int64(s.Compute)), ledger: newLedger(p, s.Progress),
-		manifest: manifestFormat, carried: map[string]string{}}
+		carried: map[string]string{}}
 	_, bytes := p.Bytes()
 	if s.Unverified {
 		e.startPhase("writing", bytes)

@@ -94,9 +94,6 @@ func (e *execution) another(m *Manifest, different []checkpoint.Problem) error {
 	if more := len(different) - most; more > 0 {
 		list = append(list, fmt.Sprintf("and %d more", more))
 	}
-	if m.Weights == "" {
-		list = append(list, "an older version wrote its manifest, which --update cannot continue")
-	}
 	if list == nil {
 		list = []string{"written by " + text.Quote(m.Tool) + ", which planned it otherwise"}
 	}
@@ -108,7 +105,7 @@ func (e *execution) another(m *Manifest, different []checkpoint.Problem) error {
 // differences names what distinguishes the plan from that of the output with the manifest m.
 func (e *execution) differences(m *Manifest, others []otherFile) []checkpoint.Problem {
 	list := append(optionDifferences(m.Options, e.plan.Options), sourceDifferences(m.Sources, e.plan.Sources)...)
-	if len(list) == 0 && m.Weights != "" && m.Weights != e.plan.Weights {
+	if len(list) == 0 && m.Weights != e.plan.Weights {
 		list = append(list, checkpoint.Problem{Cause: "its weights would be written otherwise"})
 	}
 	list = append(list, otherDifferences(others)...)
@@ -189,10 +186,7 @@ func (e *execution) compareSource(ctx context.Context, m *Manifest) (*Result, er
 		return nil, e.stale("files that went along changed in the source since",
 			"--update replaces them, and keeps the weights", different...)
 	}
-	if m.Format == uncountedFormat {
-		e.manifest = m.Format // the losses remain uncounted
-	}
-	r := &Result{Already: true, Verified: m.Verified, Uncounted: m.Format == uncountedFormat}
+	r := &Result{Already: true, Verified: m.Verified}
 	if m.State != e.key || !m.Verified && !e.Unverified {
 		err := e.proveAgain(ctx)
 		if err == nil {

@@ -74,7 +74,7 @@ func TestJournalLines(t *testing.T) {
 		require.Equal(t, c.head, head != nil, name)
 		require.Len(t, records, c.records, name)
 		for _, r := range records {
-			require.Equal(t, record{Tensor: 3, Done: 4096, Lost: &tensor.Loss{Overflow: 1, Flushed: 2}, Proof: &proof{Hash: "blake3:00", Compared: true}}, r)
+			require.Equal(t, record{Tensor: 3, Done: 4096, Lost: tensor.Loss{Overflow: 1, Flushed: 2}, Proof: &proof{Hash: "blake3:00", Compared: true}}, r)
 		}
 		require.NoError(t, j.f.Close())
 	}
@@ -129,7 +129,7 @@ func TestManifestRefusals(t *testing.T) {
 		`{"tensors":[{}}`:                    "not a manifest",
 		"{":                                  "not a manifest",
 		"[]":                                 "not a manifest",
-		`{"format":"dsmoe.manifest/2"}{}`:    "not a manifest",
+		`{"format":"dsmoe.manifest/4"}{}`:    "not a manifest",
 		`{"format":"a","format":"b"}`:        "not a manifest",
 		`{"format":3}`:                       "not a manifest",
 		`{}`:                                 `format "" is not dsmoe.manifest/4`,
@@ -152,7 +152,7 @@ func TestManifestRefusals(t *testing.T) {
 
 // manifestWith is a manifest with one file.
 func manifestWith(list, file string) string {
-	return `{"format":"dsmoe.manifest/2","` + list + `":[{"file":"` + file + `"}]}`
+	return `{"format":"dsmoe.manifest/4","` + list + `":[{"file":"` + file + `"}]}`
 }
 
 // FuzzManifest: whatever a manifest says, it is checked to an end: an error on one line,
@@ -160,8 +160,8 @@ func manifestWith(list, file string) string {
 func FuzzManifest(f *testing.F) {
 	dir := converted(f, fixture.Path(f, "v1-dense/checkpoint"), plan.Options{}, inMemory())
 	manifest := fixture.Read(f, dir, plan.ManifestName)
-	for _, data := range []string{"", "{}", `{"format":"dsmoe.manifest/2"}`, manifest, manifestWith("files", "config.json"), manifestWith("others", "model.safetensors"),
-		`{"format":"dsmoe.manifest/2","files":[{"file":"model.safetensors","size":1}],"tensors":[{"name":"lm_head.weight","dtype":"BF16","shape":[-1],"file":"model.safetensors"}]}`} {
+	for _, data := range []string{"", "{}", `{"format":"dsmoe.manifest/4"}`, manifest, manifestWith("files", "config.json"), manifestWith("others", "model.safetensors"),
+		`{"format":"dsmoe.manifest/4","files":[{"file":"model.safetensors","size":1}],"tensors":[{"name":"lm_head.weight","dtype":"BF16","shape":[-1],"file":"model.safetensors"}]}`} {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data string) {

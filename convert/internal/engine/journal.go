@@ -48,10 +48,9 @@ type record struct {
 	Void   bool  `json:"void,omitempty"`  // earlier lines are void: an older output is being replaced
 	Tensor int   `json:"t"`               // index in the plan; -1 for a line about no tensor
 	Done   int64 `json:"n"`               // bytes written
-	// Lost counts the losses of casts so far. A line without it is from a version that counted
-	// no rounded elements; the tensor is written again.
-	Lost  *tensor.Loss `json:"losses,omitempty"`
-	Proof *proof       `json:"proof,omitempty"` // of a finished tensor
+
+	Lost  tensor.Loss `json:"losses,omitzero"` // of casts so far
+	Proof *proof      `json:"proof,omitempty"` // of a finished tensor
 
 	Published []string `json:"published,omitempty"` // the output is complete; these files are being moved into the target
 }

@@ -48,10 +48,7 @@ func (l *ledger) apply(r record) {
 	if r.Ready || r.Tensor < 0 || r.Tensor >= len(l.states) {
 		return
 	}
-	l.states[r.Tensor] = tensorState{}
-	if r.Lost != nil {
-		l.states[r.Tensor] = tensorState{done: r.Done, lost: *r.Lost, proof: r.Proof}
-	}
+	l.states[r.Tensor] = tensorState{done: r.Done, lost: r.Lost, proof: r.Proof}
 }
 
 // reset forgets the applied records.
@@ -128,8 +125,7 @@ func (l *ledger) take(unverified bool) (n unrecorded) {
 	inFile := map[int]bool{}
 	for _, i := range slices.Sorted(maps.Keys(l.changed)) {
 		s, t := &l.states[i], &l.plan.Tensors[i]
-		lost := s.lost // a copy: a worker changes the state
-		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: &lost, Proof: s.proof})
+		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: s.lost, Proof: s.proof})
 		inFile[t.File] = true
 		if !unverified && s.done == t.Bytes() && !s.proven() {
 			n.written = append(n.written, i)

@@ -27,24 +27,18 @@ import (
 	"dsmoe/text"
 )
 
-// manifestFormat is the format that Manifest describes. Older formats can be read, too: they
-// have no hash of their own. The losses of uncountedFormat count no rounded elements, denormal
-// ones included.
-const (
-	manifestFormat  = "dsmoe.manifest/4"
-	unsealedFormat  = "dsmoe.manifest/3"
-	uncountedFormat = "dsmoe.manifest/2"
-)
+// manifestFormat is the format that Manifest describes.
+const manifestFormat = "dsmoe.manifest/4"
 
 // maxManifest bounds a manifest in bytes; DeepSeek-V3's has some tens of megabytes.
 const maxManifest = 1 << 30
 
 // Manifest is a dsmoe.manifest.json.
 type Manifest struct {
-	Format   string           `json:"format"`   // manifestFormat or an older format
+	Format   string           `json:"format"`   // manifestFormat
 	Tool     string           `json:"tool"`     // name and version of the program
 	Plan     string           `json:"plan"`     // hash of the plan
-	Weights  string           `json:"weights"`  // plan.Plan.Weights; empty in older formats
+	Weights  string           `json:"weights"`  // plan.Plan.Weights
 	Options  any              `json:"options"`  // options that decided the bytes
 	Verified bool             `json:"verified"` // the output was read again and compared with the source
 	Sources  []plan.Source    `json:"sources"`  // weight files that were read
@@ -52,7 +46,7 @@ type Manifest struct {
 	Files    []plan.File      `json:"files"`    // weight files that were written
 	Others   []plan.Other     `json:"others"`   // files without weights
 	Tensors  []ManifestTensor `json:"tensors"`  // by file, then offset
-	// Hash is the hash of the manifest's bytes up to the end of Tensors; empty in older formats.
+	// Hash is the hash of the manifest's bytes up to the end of Tensors.
 	Hash string `json:"manifest,omitempty"`
 
 	found string // what Hash is by the bytes that were read
@@ -125,13 +119,12 @@ func (m Manifest) write(w io.Writer, n int, tensor func(i int) ManifestTensor) e
 // hashLine is the end of a manifest with a hash.
 func hashLine(hash string) string { return ",\n  \"manifest\": \"" + hash + "\"\n}\n" }
 
-// edited says how the manifest is not as it was written; empty if it is, or if its format has
-// no hash to tell by.
+// edited says how the manifest is not as it was written; empty if it is.
 func (m *Manifest) edited() string {
-	if m.Hash == m.found || m.Hash == "" && m.Format != manifestFormat {
+	switch m.Hash {
+	case m.found:
 		return ""
-	}
-	if m.Hash == "" {
+	case "":
 		return "was edited: it has no hash of its own"
 	}
 	return fmt.Sprintf("was edited: its hash is %s, not %s", m.found, text.Quote(m.Hash))
@@ -196,7 +189,7 @@ func eachTensor(d *jsontext.Decoder, do func(*ManifestTensor) error) error {
 
 // check refuses an unknown format, and file names outside the directory.
 func (m *Manifest) check(path string) error {
-	if !slices.Contains([]string{manifestFormat, unsealedFormat, uncountedFormat}, m.Format) {
+	if m.Format != manifestFormat {
 		return fmt.Errorf("%s: format %s is not %s", text.Quote(path), text.Quote(m.Format), manifestFormat)
 	}
 	for _, name := range m.fileNames() {

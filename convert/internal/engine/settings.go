@@ -86,9 +86,6 @@ type Result struct {
 	Updated  []string     // files that were replaced, but for their weights, or removed
 	Outdated bool         // after an update: the source's weights may have changed since they were compared
 	Lost     []LostTensor // tensors with elements that changed or are not finite
-
-	// Uncounted reports that an older version wrote the target without counting rounded elements.
-	Uncounted bool
 }
 
 // LostTensor counts the elements of one tensor that changed or are not finite.

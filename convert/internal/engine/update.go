@@ -240,9 +240,6 @@ func (u *updating) adopt() error {
 	}
 	// The weights stay, and so does what is known of them.
 	u.current, u.key, u.Unverified = u.key, u.old.State, !u.old.Verified
-	if u.old.Format == uncountedFormat {
-		u.manifest = uncountedFormat
-	}
 	return err
 }
 
