@@ -276,18 +276,17 @@ func interruption(args []string, err error) error {
 	} else {
 		args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return strings.HasPrefix(arg, "--no-resume") })
 	}
-	return &hinted{cause, commandLine(args) + how}
+	return &hinted{cause, commandLine(append([]string{"dsmoe"}, args...)) + how}
 }
 
-// commandLine is what to type for a command with these arguments.
-func commandLine(args []string) string {
+// commandLine is what to type in a shell for these words.
+func commandLine(words []string) string {
 	unsafe := regexp.MustCompile(`[^\w@%+=:,./-]`) // in a shell's word
-	line := "dsmoe"
-	for _, arg := range args {
-		if arg == "" || unsafe.MatchString(arg) {
-			arg = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+	quoted := slices.Clone(words)
+	for i, word := range words {
+		if word == "" || unsafe.MatchString(word) {
+			quoted[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 		}
-		line += " " + arg
 	}
-	return line
+	return strings.Join(quoted, " ")
 }

@@ -65,9 +65,9 @@ func newRoot() *cobra.Command {
 		Short: "Convert DeepSeekMoE checkpoints, and prove that the result is right",
 		Long: `dsmoe verifies DeepSeekMoE checkpoints against golden tensors of the reference Python,
 converts and compares them, tells what is in them and makes synthetic ones.`,
-		Example: `  dsmoe verify fixtures/v1-base/checkpoint fixtures/v1-base/golden-f32
-  dsmoe convert fixtures/v3-fp8/checkpoint v3-f32 --type f32
-  dsmoe inspect v3-f32`,
+		Example: `  dsmoe demo
+  dsmoe verify dsmoe-demo/checkpoint dsmoe-demo/golden
+  dsmoe convert dsmoe-demo/checkpoint f32 --type f32`,
 		Version: version(),
 		Args:    noCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -90,7 +90,7 @@ converts and compares them, tells what is in them and makes synthetic ones.`,
 	addColour(verify)
 	addColour(inspect)
 	root.AddCommand(verify, newConvert(), inspect, newDiff(), newSynth(), newGolden(), newGoldenScript(),
-		newVersion())
+		newDemo(), newVersion())
 	addTopics(root)
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultCompletionCmd()
