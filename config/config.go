@@ -111,6 +111,10 @@ func Parse(r io.Reader) (*Config, error) {
 	return decode(doc)
 }
 
+// LatentEps is eps of the norms inside latent attention, whatever RMSNormEps is: the class default of
+// DeepseekV2RMSNorm.
+const LatentEps = 1e-6
+
 // LatentAttention reports whether attention is multi-head latent attention,
 // DeepseekV2Attention: keys and values come from kv_lora_rank compressed values.
 func (c *Config) LatentAttention() bool { return c.KVLoraRank > 0 }

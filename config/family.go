@@ -26,6 +26,9 @@ var families = []family{
 		rope: ropeForm{types: []string{"linear", "dynamic"}, number: parseFloat}, references: v1References},
 	{defaults: v2Defaults, fields: mlaFields, rules: v2Rules, rope: yarnForm, references: v2References},
 	{defaults: v3Defaults, fields: v3Fields, rules: v3Rules, rope: yarnForm, references: v3References},
+	{defaults: kimiK2Defaults, fields: v3Fields, rules: v3Rules, rope: yarnForm, references: v3References},
+	{defaults: glm4MoELiteDefaults, fields: glm4MoELiteFields, rules: v3Rules, rope: yarnForm,
+		references: glm4MoELiteReferences},
 }
 
 // decode reads a document by the table of its family.

@@ -160,10 +160,6 @@ type Linear struct {
 	Bias   Weight // [out]
 }
 
-// latentEps is eps of the norms inside latent attention, the class default of
-// DeepseekV2RMSNorm.
-const latentEps = 1e-6
-
 // newModel returns the modules that c implies, with no weights bound yet.
 func newModel(c *config.Config) *DeepseekForCausalLM {
 	m := &DeepseekForCausalLM{Config: c}
@@ -182,8 +178,8 @@ func newModel(c *config.Config) *DeepseekForCausalLM {
 func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
 	if c.LatentAttention() {
 		layer.MLA = &DeepseekV2Attention{
-			QALayernorm:  DeepseekRMSNorm{VarianceEpsilon: latentEps},
-			KVALayernorm: DeepseekRMSNorm{VarianceEpsilon: latentEps},
+			QALayernorm:  DeepseekRMSNorm{VarianceEpsilon: config.LatentEps},
+			KVALayernorm: DeepseekRMSNorm{VarianceEpsilon: config.LatentEps},
 		}
 	} else {
 		layer.SelfAttn = &DeepseekAttention{}

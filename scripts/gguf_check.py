@@ -10,7 +10,7 @@ Of each DIR, which holds a checkpoint and may hold a golden-f32 pack:
 names    gguf-py's reader finds the tensors that its own table of names (gguf.TensorNameMap)
          gives for the checkpoint's, with their shapes and, element by element, their values:
          q and k permuted, kv_b split, experts stacked by numpy, FP8 dequantised
-logits   llama.cpp loads the F32 file, and its logits are the pack's, to a relative RMS of 1e-5
+logits   llama.cpp loads the F32 file, and its logits are the pack's, to a relative RMS of 1e-5 (LIMIT_OTHER_EPS: see there)
 mixture  for q8_0 and the others: llama.cpp's quantiser, given the F32 file, chooses the same
          type for each tensor, and writes the same bytes
 again    dsmoe makes the same file of the F32 file as of the checkpoint; of a BF16 file that llama.cpp
@@ -48,6 +48,9 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers.processors import ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
 
 LIMIT = 1e-5
+# llama.cpp takes rms_norm_eps in q_a_layernorm and kv_a_layernorm, where the reference has 1e-6. The reference's own
+# logits of glm4-moe-lite move by 2.3e-5 if both norms get 1e-5.
+LIMIT_OTHER_EPS = 5e-5
 MIXTURES = {"q8_0": 7, "q4_0": 2, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15,
             "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18}
 
@@ -261,6 +264,8 @@ class Check:
     def logits(self, path, pack):
         L = llama_cpp
 
+        config = json.loads((pack.parent / "checkpoint" / "config.json").read_text())
+        limit = LIMIT_OTHER_EPS if "kv_lora_rank" in config and config["rms_norm_eps"] != 1e-6 else LIMIT
         ids = load_file(pack / "inputs.safetensors")
         want = load_file(pack / "head.safetensors")["lm_head.output"].astype(np.float64)
         mask = ids.get("attention_mask", np.ones_like(ids["input_ids"])).astype(bool)
@@ -284,7 +289,7 @@ class Check:
             error = np.sqrt(((got - golden[keep]) ** 2).sum() / (golden[keep] ** 2).sum())
             print(f"{path.parent.name}: {len(tokens)} tokens, relative RMS of llama.cpp's logits {error:.2e}")
             self.count("sequences with their logits")
-            if not error <= LIMIT:
+            if not error <= limit:
                 self.fail(f"{path}: logits")
             L.llama_batch_free(batch)
             L.llama_free(context)

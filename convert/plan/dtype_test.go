@@ -162,6 +162,7 @@ func TestConfigFollows(t *testing.T) {
 		"both":           {"v1-base/checkpoint", `"torch_dtype": "bfloat16"`, `"dtype": "bfloat16", "torch_dtype": "bfloat16"`, Options{DType: tensor.F16}, []string{`"dtype": "float16", "torch_dtype": "float16"`}, []string{"bfloat16"}},
 		"first layers":   {"v3/checkpoint", "", "", Options{Layers: Layers{{0, 2}}}, []string{`"num_hidden_layers": 3`}, []string{`"num_nextn_predict_layers": 1`}},
 		"other layers":   {"v3/checkpoint", "", "", Options{Layers: Layers{{1, 2}}}, []string{`"num_hidden_layers": 5`}, nil},
+		"layer types":    {"glm4-moe-lite/checkpoint", "", "", Options{Layers: Layers{{0, 1}}}, []string{`"num_hidden_layers": 2`, `"mlp_layer_types": ["dense","sparse"]`}, nil},
 		"all layers":     {"v3/checkpoint", "", "", Options{Layers: Layers{{0, 4}}}, []string{`"num_hidden_layers": 5`, `"num_nextn_predict_layers": 0`}, nil},
 		"no MTP":         {"v3/checkpoint", "", "", Options{NoMTP: true}, []string{`"num_hidden_layers": 5`, `"num_nextn_predict_layers": 0`}, nil},
 		"by default 1":   {"v3/checkpoint", `"num_nextn_predict_layers": 1`, `"x": 1`, Options{NoMTP: true}, []string{`"num_nextn_predict_layers": 0`}, nil},

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model/table"
@@ -54,16 +57,21 @@ func (c *conversion) configEdits(raw []byte, chosen selection) (edits []edit) {
 			edits = append(edits, edit{"quantization_config", nil})
 		}
 	}
-	return append(edits, c.layerEdits(chosen)...)
+	return append(edits, c.layerEdits(values, chosen)...)
 }
 
-// layerEdits returns the changes to the numbers of layers. It adds a missing key, which
-// would have a default.
-func (c *conversion) layerEdits(chosen selection) (edits []edit) {
+// layerEdits returns the changes to the numbers of layers, of which values are the document's. It adds a
+// missing number, which would have a default.
+func (c *conversion) layerEdits(values map[string]string, chosen selection) (edits []edit) {
 	have := c.src.Config
 	put := func(key string, n int) { edits = append(edits, edit{key, []byte(strconv.Itoa(n))}) }
 	if n, ok := c.o.Layers.Prefix(); ok && n < have.NumHiddenLayers {
 		put("num_hidden_layers", n)
+		var types []jsontext.Value
+		if json.Unmarshal([]byte(values["mlp_layer_types"]), &types) == nil && len(types) > n {
+			kept, _ := json.Marshal(types[:n]) // they were parsed
+			edits = append(edits, edit{"mlp_layer_types", kept})
+		}
 	} else if len(c.o.Layers) > 0 && !ok {
 		c.note("the layers kept are not the first ones: they keep their numbers, and config.json its number of layers")
 	}

@@ -14,7 +14,7 @@ var families = []*Family{&familyV1, &familyV2, &familyV3}
 // config accepts has one.
 func FamilyOf(c *config.Config) *Family {
 	for _, f := range families {
-		if f.ModelType == c.ModelType {
+		if slices.Contains(f.ModelTypes, c.ModelType) {
 			return f
 		}
 	}

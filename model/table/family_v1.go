@@ -3,7 +3,7 @@ package table
 // familyV1 is the table of the first DeepSeekMoE (model_type "deepseek",
 // modeling_deepseek.py).
 var familyV1 = Family{
-	ModelType: "deepseek",
+	ModelTypes: []string{"deepseek"},
 	Rows: []Row{
 		{"model.embed_tokens.weight", Embedding, EmbedTokens, nil, []Dim{vocab, hidden},
 			stored("token_embd.weight")},

@@ -1,7 +1,7 @@
 package table
 
 // familyV2 is the table of DeepSeek-V2 and V2-Lite (model_type "deepseek_v2").
-var familyV2 = Family{ModelType: "deepseek_v2", Rows: latentRows(), Ignored: familyV1.Ignored}
+var familyV2 = Family{ModelTypes: []string{"deepseek_v2"}, Rows: latentRows(), Ignored: familyV1.Ignored}
 
 // latentRows are the rows of a model with latent attention: the first DeepSeekMoE's with
 // other attention, and with router behind the gate's weight.

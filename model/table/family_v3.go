@@ -1,8 +1,8 @@
 package table
 
-// familyV3 is the table of DeepSeek-V3 and R1 (model_type "deepseek_v3").
+// familyV3 is the table of DeepSeek-V3 and R1, Kimi-K2 and GLM-4.7-Flash.
 var familyV3 = Family{
-	ModelType: "deepseek_v3",
+	ModelTypes: []string{"deepseek_v3", "kimi_k2", "glm4_moe_lite"},
 	Rows: latentRows(Row{"model.layers.{l}.mlp.gate.e_score_correction_bias", Router, EScoreCorrectionBias,
 		moe, []Dim{routed}, stored("blk.{l}.exp_probs_b.bias")}),
 	Ignored: familyV1.Ignored,

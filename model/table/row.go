@@ -13,11 +13,11 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// Family is the weights of one model_type: a row per weight, in the order of the
-// reference's state_dict.
+// Family is the weights of a network: a row per weight, in the order of the reference's
+// state_dict.
 type Family struct {
-	ModelType string // model_type of config.json
-	Rows      []Row  // the weights that the logits depend on
+	ModelTypes []string // model_type of config.json
+	Rows       []Row    // the weights that the logits depend on
 	// Ignored are tensors of any shape that a checkpoint may hold beyond the table:
 	// values that the reference derives anew.
 	Ignored []Row

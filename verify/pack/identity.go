@@ -15,18 +15,16 @@ import (
 
 // Whether a pack was recorded from the model that it is held against.
 
-// classes are the references' classes by model_type. Other classes are not known.
-var classes = map[string]string{"deepseek": "DeepseekForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
-	"deepseek_v3": "DeepseekV3ForCausalLM"}
+// classes are the references' classes, each with a model_type that it runs. Other classes are not known.
+var classes = map[string]string{"DeepseekForCausalLM": "deepseek", "DeepseekV2ForCausalLM": "deepseek_v2",
+	"DeepseekV3ForCausalLM": "deepseek_v3", "Glm4MoeLiteForCausalLM": "glm4_moe_lite"}
 
-// CheckFamily refuses a checkpoint of another family than the one that the pack was recorded from.
+// CheckFamily refuses a checkpoint with another table of weights than that of the one that the pack was recorded from.
 func (p *Pack) CheckFamily(c *config.Config) error {
 	class := p.Manifest.Reference.Model
-	for _, family := range slices.Sorted(maps.Keys(classes)) {
-		if class == classes[family] && family != c.ModelType {
-			return p.Fault(fmt.Sprintf("the pack is not of this model: %s recorded it, the class of model_type %s; the "+
-				"checkpoint's model_type is %s", class, family, c.ModelType))
-		}
+	if family, known := classes[class]; known && !slices.Contains(table.FamilyOf(c).ModelTypes, family) {
+		return p.Fault(fmt.Sprintf("the pack is not of this model: %s recorded it, the class of model_type %s; the "+
+			"checkpoint's model_type is %s", class, family, c.ModelType))
 	}
 	return nil
 }
@@ -38,7 +36,7 @@ func (p *Pack) CheckShape(c *config.Config) error {
 	switch {
 	case err != nil:
 		return err
-	case recorded != nil && recorded.ModelType != c.ModelType:
+	case recorded != nil && table.FamilyOf(recorded) != table.FamilyOf(c):
 		return p.Fault(fmt.Sprintf("the pack is not of this model: it was recorded from model_type %s; the checkpoint's is "+
 			"%s", recorded.ModelType, c.ModelType))
 	case recorded != nil && !sameShape(c, recorded):

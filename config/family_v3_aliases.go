@@ -1,0 +1,131 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// The families that have DeepSeek-V3's network under another model_type.
+
+// kimiK2Defaults are those of the configuration_deepseek.py that is published with Kimi-K2:
+// DeepSeek-V3's.
+var kimiK2Defaults = named(v3Defaults, "kimi_k2")
+
+// glm4MoELiteDefaults are the defaults of transformers' Glm4MoeLiteConfig, GLM-4.7-Flash's.
+var glm4MoELiteDefaults = Config{
+	ModelType:             "glm4_moe_lite",
+	VocabSize:             154880,
+	HiddenSize:            2048,
+	IntermediateSize:      10240,
+	MoEIntermediateSize:   1536,
+	NumHiddenLayers:       47,
+	NumAttentionHeads:     20,
+	NumKeyValueHeads:      20,
+	NSharedExperts:        1,
+	NRoutedExperts:        64,
+	NumExpertsPerTok:      4,
+	MoELayerFreq:          1,
+	FirstKDenseReplace:    1, // as without mlp_layer_types
+	NormTopKProb:          true,
+	ScoringFunc:           "sigmoid",
+	TopKMethod:            "noaux_tc",
+	NGroup:                1,
+	TopKGroup:             1,
+	AuxLossAlpha:          0.001,
+	SeqAux:                true,
+	HiddenAct:             "silu",
+	MaxPositionEmbeddings: 202752,
+	InitializerRange:      0.02,
+	RMSNormEps:            1e-5,
+	PretrainingTP:         1,
+	RopeTheta:             10000,
+	KVLoraRank:            512,
+	QLoraRank:             768,
+	QKNopeHeadDim:         192,
+	QKRopeHeadDim:         64,
+	VHeadDim:              256,
+	RoutedScalingFactor:   1.8,
+	RopeInterleave:        true,
+	Reference:             Native,
+}
+
+// glm4MoELiteFields are DeepSeek-V3's, but mlp_layer_types says which layers are dense, and
+// transformers' class has no code of its own to go with a file.
+var glm4MoELiteFields = layerTypesDecide(v3Fields)
+
+// glm4MoELiteReferences: Glm4MoeLiteForCausalLM computes as DeepseekV3ForCausalLM.
+var glm4MoELiteReferences = map[Reference]Rules{Native: v3References[Native]}
+
+// named returns defaults under another model_type.
+func named(defaults Config, modelType string) Config {
+	defaults.ModelType = modelType
+	return defaults
+}
+
+// layerTypesDecide returns the fields of a family in which mlp_layer_types says which layers are
+// dense. Its reference ignores first_k_dense_replace, moe_layer_freq and scoring_func, which
+// therefore have to say the same. It knows one RoPE width.
+func layerTypesDecide(fields []field) (all []field) {
+	for _, f := range fields {
+		switch f.key {
+		case "first_k_dense_replace":
+			all = append(all, field{"mlp_layer_types", reader{read: readLayerTypes}},
+				field{f.key, reader{read: readDenseAgain, value: f.value}})
+		case "moe_layer_freq":
+			all = append(all, field{f.key, integer(func(c *Config) *int { return &c.MoELayerFreq }, 1, 1)})
+		case "auto_map":
+		default:
+			all = append(all, f)
+		}
+	}
+	return append(all, field{"partial_rotary_factor", reader{read: readWholeRotary}})
+}
+
+// readLayerTypes reads mlp_layer_types: "dense" for the first layers, "sparse" for the rest.
+// Config has no place for another order; no published model has one.
+func readLayerTypes(d *decoding, key string, value jsontext.Value) {
+	if value.Kind() == 'n' {
+		return // then the first layer is dense
+	}
+	types, err := parseNames(value)
+	dense := slices.Index(append(slices.Clone(types), "sparse"), "sparse")
+	for i, t := range types {
+		switch {
+		case err != nil:
+		case t != "dense" && t != "sparse":
+			err = fmt.Errorf("layer %d: %s is neither dense nor sparse", i, quote(t))
+		case t == "dense" && i > dense:
+			err = fmt.Errorf("layer %d is dense and layer %d before it is not: no published model has this order, and "+
+				"it is not supported", i, dense)
+		}
+	}
+	if layers := d.config.NumHiddenLayers; err == nil && d.valid("num_hidden_layers") && len(types) < layers {
+		err = fmt.Errorf("%d layers; num_hidden_layers is %d", len(types), layers)
+	}
+	store(d, key, &d.config.FirstKDenseReplace, func() (int, error) { return dense, err })
+}
+
+// readDenseAgain refuses a first_k_dense_replace that says other than mlp_layer_types, by which
+// the reference goes.
+func readDenseAgain(d *decoding, key string, value jsontext.Value) {
+	n, err := parseInteger(value, 0, maxLayers)
+	if dense := d.config.FirstKDenseReplace; err == nil && d.valid("mlp_layer_types") && n != dense {
+		err = fmt.Errorf("%d; mlp_layer_types, by which the reference goes, says %d (without it: the first layer)", n, dense)
+	}
+	if err != nil {
+		d.fail(key, err)
+	}
+}
+
+// readWholeRotary refuses a partial_rotary_factor other than 1.
+func readWholeRotary(d *decoding, key string, value jsontext.Value) {
+	x, err := parseNumber(value, positive)
+	if err == nil && x != 1 {
+		err = fmt.Errorf("%s: only 1, the whole of qk_rope_head_dim, is supported", show(value))
+	}
+	if err != nil {
+		d.fail(key, err)
+	}
+}

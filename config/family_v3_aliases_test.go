@@ -1,0 +1,69 @@
+package config
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestLayerTypes: GLM-4.7-Flash says by mlp_layer_types which layers are dense; its published file says it by
+// first_k_dense_replace, which the reference ignores.
+func TestLayerTypes(t *testing.T) {
+	const glm = `{"model_type":"glm4_moe_lite","num_hidden_layers":4`
+	for name, test := range map[string]struct {
+		keys  string
+		dense int
+	}{
+		"default":         {"", 1},
+		"null":            {`,"mlp_layer_types":null`, 1},
+		"said again":      {`,"first_k_dense_replace":1`, 1},
+		"none dense":      {`,"mlp_layer_types":["sparse","sparse","sparse","sparse"],"first_k_dense_replace":0`, 0},
+		"two dense":       {`,"mlp_layer_types":["dense","dense","sparse","sparse"]`, 2},
+		"all dense":       {`,"mlp_layer_types":["dense","dense","dense","dense"]`, 4},
+		"of more layers":  {`,"mlp_layer_types":["dense","sparse","sparse","sparse","sparse"]`, 1},
+		"the order of it": {`,"first_k_dense_replace":2,"mlp_layer_types":["dense","dense","sparse","sparse"]`, 2},
+	} {
+		c := parse(t, glm+test.keys+"}")
+		for l := range 4 {
+			assert.Equal(t, l >= test.dense, c.IsMoE(l), "%s: layer %d", name, l)
+		}
+	}
+	for name, test := range map[string]struct{ keys, want string }{
+		"contradicts":    {`,"first_k_dense_replace":3`, "first_k_dense_replace: 3; mlp_layer_types, by which the reference goes, says 1 (without it: the first layer)"},
+		"other order":    {`,"mlp_layer_types":["sparse","dense","sparse","sparse"]`, "mlp_layer_types: layer 1 is dense and layer 0 before it is not: no published model has this order, and it is not supported"},
+		"unknown":        {`,"mlp_layer_types":["dense","moe","sparse","sparse"]`, `mlp_layer_types: layer 1: "moe" is neither dense nor sparse`},
+		"too few":        {`,"mlp_layer_types":["dense"]`, "mlp_layer_types: 1 layers; num_hidden_layers is 4"},
+		"not a list":     {`,"mlp_layer_types":"dense"`, "mlp_layer_types: not a list of names, nor null"},
+		"frequency":      {`,"moe_layer_freq":2`, "moe_layer_freq: 2 is not in 1..1"},
+		"partial rotary": {`,"partial_rotary_factor":0.5`, "partial_rotary_factor: 0.5: only 1, the whole of qk_rope_head_dim, is supported"},
+		"softmax":        {`,"scoring_func":"softmax"`, `scoring_func: "softmax" is not "sigmoid", the scoring function of DeepSeek-V3`},
+	} {
+		got := problems(t, glm+test.keys+"}")
+		require.NotEmpty(t, got, name)
+		assert.Equal(t, test.want, got[0].String(), name)
+	}
+}
+
+// TestPublishedSpellingOfGLM: the published file and transformers' say the same.
+func TestPublishedSpellingOfGLM(t *testing.T) {
+	read := func(path string) Config {
+		text, err := os.ReadFile("../fixtures/glm4-moe-lite/" + path)
+		require.NoError(t, err)
+		c := parse(t, string(text))
+		c.doc = nil
+		return c
+	}
+	assert.Equal(t, read("checkpoint/config.json"), read("config-published.json"))
+}
+
+// TestKimiK2 has DeepSeek-V3's defaults, and its references.
+func TestKimiK2(t *testing.T) {
+	kimi, v3 := parse(t, `{"model_type":"kimi_k2","auto_map":{}}`), parse(t, `{"model_type":"deepseek_v3","auto_map":{}}`)
+	assert.Equal(t, v3.Rules(), kimi.Rules())
+	assert.Equal(t, Remote, kimi.Reference)
+	different := Differences(&v3, &kimi)
+	require.Len(t, different, 1)
+	assert.Equal(t, "model_type", different[0].Key)
+}
