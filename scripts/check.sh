@@ -51,6 +51,7 @@ scripts/bits.sh
 
 step "the table of mistakes"
 go run ./scripts/mistakes -check MISTAKES.md
+go run ./scripts/mistakes -detection -check docs/detection.md
 
 step "benchmarks run"
 go test -run '^$' -bench . -benchtime 1x ./... > /dev/null

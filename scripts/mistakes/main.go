@@ -1,11 +1,13 @@
 // Command mistakes makes known mistakes in checkpoints that verify, one at a time, and prints
-// what the verification says of each, as the table of MISTAKES.md.
+// what the verification says of each, as the table of MISTAKES.md; or, with -detection, what it and
+// checks of logits see, as docs/detection.md.
 //
 //	go run ./scripts/mistakes [-only SUBSTRING] [-check MISTAKES.md]
+//	go run ./scripts/mistakes -detection [-check docs/detection.md]
 //
-// With -check it compares the table with the one in the file instead, and exits with
-// status 1 if they differ; and makes each mistake in chained mode, too. The text, the JSON, the
-// JUnit document and the page of each report must agree.
+// With -check it compares the table or the page with the one in the file instead, and exits with
+// status 1 if they differ. For MISTAKES.md it then makes each mistake in chained mode, too. The text,
+// the JSON, the JUnit document and the page of each report must agree.
 package main
 
 import (
@@ -37,26 +39,43 @@ func main() {
 	fixtures := flag.String("fixtures", "fixtures", "where the checkpoints and packs are")
 	only := flag.String("only", "", "mistakes whose name contains this, with what is said of each")
 	check := flag.String("check", "", "file whose table is to be the same")
+	detection := flag.Bool("detection", false, "print docs/detection.md instead")
 	flag.Parse()
-	table, said, err := run(*fixtures, *only, packs, *check != "")
-	if err != nil {
-		log.Fatal(err)
+	var printed, said string
+	var err error
+	if *detection {
+		printed, err = detectionPage(*fixtures)
+	} else {
+		printed, said, err = run(*fixtures, *only, packs, *check != "")
+	}
+	if err == nil && *check != "" {
+		err = compare(*check, printed, *detection)
 	}
 	switch {
+	case err != nil:
+		log.Fatal(err)
 	case *check != "":
-		text, err := os.ReadFile(*check)
-		if err != nil {
-			log.Fatal(err)
-		}
-		if !strings.Contains(string(text), table) {
-			log.Fatalf("%s holds another table than\n\n%s", *check, table)
-		}
 	case *only != "":
 		fmt.Print(said)
 		fallthrough
 	default:
-		fmt.Print(table)
+		fmt.Print(printed)
 	}
+}
+
+// compare returns an error if a file does not contain, or is not the whole of, what is printed.
+func compare(file, printed string, whole bool) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	switch {
+	case whole && string(text) != printed:
+		return fmt.Errorf("%s: a run gives another page; write it with -detection and without -check", file)
+	case !strings.Contains(string(text), printed):
+		return fmt.Errorf("%s holds another table than\n\n%s", file, printed)
+	}
+	return nil
 }
 
 // run makes all mistakes whose name contains only, on each pack, and returns the table and

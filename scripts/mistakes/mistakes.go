@@ -321,7 +321,7 @@ func ofRotary() []mistake {
 		}},
 		{"RoPE's angles in float32", "rotary-dtype", attended, "", func(s *subject) bool {
 			s.options.RotaryDType = tensor.F32
-			return s.golden.DType != tensor.F32 && !s.config.LatentAttention()
+			return s.golden.DType != tensor.F32 && s.golden.Manifest.RotaryDType() != tensor.F32 && !s.config.LatentAttention()
 		}},
 	}
 }
@@ -386,5 +386,48 @@ func ofNumbers() []mistake {
 			editing("lm_head.weight", func(t *tensor.Tensor) bool {
 				return apply(t, every(t), func(v float32) float32 { return float32(math.Copysign(3e38, float64(v))) })
 			})},
+	}
+}
+
+// outOfReach are mistakes that change no stage of a pack, or by no more than rounding does.
+func outOfReach() []mistake {
+	return []mistake{
+		{name: "an expert that no token chose zero", make: func(s *subject) bool {
+			weight := s.expand(s.unchosen() + "down_proj.weight")
+			return s.edit(weight, func(t *tensor.Tensor) bool {
+				clear(t.Data)
+				return true
+			})
+		}},
+		{name: "embedding of a token that is not in the pack zero", make: func(s *subject) bool {
+			in, err := s.golden.Input()
+			if s.err = err; err != nil {
+				return false
+			}
+			return s.edit("model.embed_tokens.weight", func(t *tensor.Tensor) bool {
+				id := 0
+				for slices.Contains(in.InputIDs, id) {
+					id++
+				}
+				return id < t.Shape[0] && scale(t, 0, row(t, id))
+			})
+		}},
+		{name: "one weight of an expert one unit of BF16 off", make: editing("{moe}experts.{e}.down_proj.weight",
+			func(t *tensor.Tensor) bool {
+				if t.DType != tensor.BF16 {
+					return false
+				}
+				t.Data[2*100]++ // the low byte of element 100
+				return t.Data[2*100] != 0
+			})},
+		{name: "an e_score_correction_bias × 1.001",
+			make: scaling("{moe}gate.e_score_correction_bias", 1.001, element(0))},
+		{name: "RoPE scaled beyond the pack's positions only", make: func(s *subject) bool {
+			return s.config.RopeScaling == nil && !s.config.LatentAttention() &&
+				s.set(map[string]string{"rope_scaling": `{"type":"dynamic","factor":2.0}`})
+		}},
+		{name: "aux_loss_alpha 0, which inference does not read", make: func(s *subject) bool {
+			return s.config.AuxLossAlpha > 0 && s.set(map[string]string{"aux_loss_alpha": "0"})
+		}},
 	}
 }

@@ -61,6 +61,21 @@ func (s *subject) expand(name string) string {
 		strconv.Itoa(s.config.NumHiddenLayers-2)).Replace(name)
 }
 
+// unchosen returns the prefix of the first expert that no token chose; that of no expert if there
+// is none.
+func (s *subject) unchosen() string {
+	for l := s.moe; l < s.config.NumHiddenLayers; l++ {
+		chosen, err := s.golden.Ints(fmt.Sprintf("model.layers.%d.mlp.gate.topk_idx", l))
+		s.err = err
+		for e := range s.config.NRoutedExperts {
+			if !slices.Contains(chosen, e) {
+				return fmt.Sprintf("model.layers.%d.mlp.experts.%d.", l, e)
+			}
+		}
+	}
+	return ""
+}
+
 // Tensors implements weights.Source.
 func (s *subject) Tensors() iter.Seq[tensor.Info] { return s.checkpoint.Tensors() }
 
