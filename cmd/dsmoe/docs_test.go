@@ -22,10 +22,11 @@ type markdown struct {
 	blocks []block // in their order
 }
 
-// block is a fenced block. Those of three languages are known to the tests:
+// block is a fenced block. The tests know these languages:
 //
 //	console  lines after "$ " are commands, the lines below are what each prints; see transcript
 //	sh       a script, which ends with exit status 0
+//	yaml     a job of a CI, whose steps that begin with dsmoe are run
 //	text     not run: it needs a cluster, a network, Python or a compiler
 type block struct {
 	lang, text string
@@ -109,6 +110,11 @@ func (b block) run(t *testing.T, dir string) {
 	case "sh":
 		out, err := paste(dir, "set -e\n"+b.text)
 		assert.NoError(t, err, "%s%s", b.text, out)
+	case "yaml":
+		for _, step := range regexp.MustCompile(`(?m)^ +- (?:run: )?(dsmoe .*)$`).FindAllStringSubmatch(b.text, -1) {
+			out, err := paste(dir, step[1])
+			assert.NoError(t, err, "%s\n%s", step[1], out)
+		}
 	default:
 		assert.NotEmpty(t, b.lang, b.text)
 	}
@@ -255,6 +261,33 @@ func TestFlagsExist(t *testing.T) {
 	for _, p := range documents(t) {
 		for _, span := range regexp.MustCompile("`(?:[a-z ]+ )?(--[a-z0-9-]+)").FindAllStringSubmatch(p.prose, -1) {
 			assert.True(t, known[span[1]], "%s: %s", p.path, span[1])
+		}
+	}
+}
+
+// TestMessagesExist: what troubleshooting.md quotes as messages is printed by a command on that page, which
+// TestReadmeExamplesWork runs, or stands in the source; "…" stands for any text.
+func TestMessagesExist(t *testing.T) {
+	t.Parallel()
+	p := readPage(t, filepath.Join("docs", "troubleshooting.md"))
+	source := ""
+	for _, b := range p.blocks {
+		source += b.text
+	}
+	require.NoError(t, filepath.WalkDir(repository, func(path string, d os.DirEntry, err error) error {
+		ext := filepath.Ext(path)
+		if err != nil || d.IsDir() || strings.HasSuffix(path, "_test.go") || ext != ".go" && ext != ".py" {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		source += string(raw)
+		return err
+	}))
+	messages := regexp.MustCompile("(?m)^### `(.*)`$").FindAllStringSubmatch(p.text, -1)
+	assert.GreaterOrEqual(t, len(messages), 20)
+	for _, m := range messages {
+		for part := range strings.SplitSeq(m[1], "…") {
+			assert.True(t, strings.Contains(source, strings.TrimSpace(part)), m[1])
 		}
 	}
 }
