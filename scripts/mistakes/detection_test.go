@@ -49,7 +49,7 @@ func TestDetectionPage(t *testing.T) {
 	got := strings.Split(strings.TrimSpace(study.detail(0)), "\n")
 	require.Len(t, got, 1+rightModels+3, got)
 	for _, line := range got {
-		require.Contains(t, lines["v1-base BF16"], line)
+		require.True(t, slices.Contains(lines["v1-base BF16"], line), line)
 	}
 }
 

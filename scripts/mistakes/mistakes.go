@@ -420,8 +420,8 @@ func outOfReach() []mistake {
 				t.Data[2*100]++ // the low byte of element 100
 				return t.Data[2*100] != 0
 			})},
-		{name: "an e_score_correction_bias × 1.001",
-			make: scaling("{moe}gate.e_score_correction_bias", 1.001, element(0))},
+		{name: "an e_score_correction_bias × 1.01",
+			make: scaling("{moe}gate.e_score_correction_bias", 1.01, element(0))},
 		{name: "RoPE scaled beyond the pack's positions only", make: func(s *subject) bool {
 			return s.config.RopeScaling == nil && !s.config.LatentAttention() &&
 				s.set(map[string]string{"rope_scaling": `{"type":"dynamic","factor":2.0}`})

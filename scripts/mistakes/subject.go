@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"iter"
@@ -98,7 +99,7 @@ func (s *subject) has(name string) bool {
 	return false
 }
 
-// edit changes a copy of a weight. It says whether there is one.
+// edit changes a copy of a weight. It says whether there is one, and its bytes are others then.
 func (s *subject) edit(name string, change func(t *tensor.Tensor) bool) bool {
 	if name = s.expand(name); !s.has(name) {
 		return false
@@ -108,8 +109,9 @@ func (s *subject) edit(name string, change func(t *tensor.Tensor) bool) bool {
 		s.err = err
 		return false
 	}
+	before := t.Data
 	t.Data = slices.Clone(t.Data)
-	if !change(&t) {
+	if !change(&t) || bytes.Equal(t.Data, before) {
 		return false
 	}
 	s.changed[name] = t
