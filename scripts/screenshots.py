@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draws the pictures of README.md anew, from what dsmoe prints: python3 scripts/screenshots.py
 
-It builds dsmoe, verifies a checkpoint whose experts 1 and 2 are exchanged, and draws the terminal as
-SVG; Chromium draws the top of the page that --html wrote. Each picture is made for a light and a dark
+It builds dsmoe, writes its demo, verifies a copy whose experts 1 and 2 are exchanged, and draws the
+terminal as SVG; Chromium draws the top of the page that --html wrote. Each picture is made for a light and a dark
 background, in docs/images. It needs Go and, as `chromium`, Chromium.
 """
 
@@ -71,15 +71,15 @@ def main():
         work = pathlib.Path(folder)
         dsmoe = work / "dsmoe"
         subprocess.run(["go", "build", "-o", dsmoe, "./cmd/dsmoe"], cwd=ROOT, check=True)
-        shutil.copytree(ROOT / "fixtures/v3/checkpoint", work / "broken")
+        subprocess.run([dsmoe, "demo", "demo"], cwd=work, check=True, capture_output=True)
+        shutil.copytree(work / "demo/checkpoint", work / "broken")
         for file in (work / "broken").glob("*.safetensors"):
             raw = file.read_bytes()
             file.write_bytes(re.sub(rb"experts\.([12])\.", lambda m: b"experts.%d." % (3 - int(m[1])), raw))
-        (work / "golden").symlink_to(ROOT / "fixtures/v3/golden-f32")
-        ran = subprocess.run([dsmoe, "verify", "--color=always", "--html=page.html", "broken", "golden"],
+        ran = subprocess.run([dsmoe, "verify", "--color=always", "--html=page.html", "broken", "demo/golden"],
                              cwd=work, capture_output=True, text=True)
         bare = lambda line: re.sub(r"\x1b\[[0-9;]*m", "", line)
-        lines = ["$ dsmoe verify --html=page.html broken golden", ""] + [clip(l) for l in ran.stdout.splitlines() if re.match(SHOWN, bare(l))]
+        lines = ["$ dsmoe verify --html=page.html broken demo/golden", ""] + [clip(l) for l in ran.stdout.splitlines() if re.match(SHOWN, bare(l))]
         for theme in THEMES:
             (IMAGES / f"verify-{theme}.svg").write_text(terminal(lines, theme))
         for theme in THEMES:

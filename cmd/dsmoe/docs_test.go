@@ -191,6 +191,8 @@ func TestReadmeBegins(t *testing.T) {
 	for _, row := range rows {
 		assert.Contains(t, readPage(t, "MISTAKES.md").text, "| "+row[1]+" |")
 	}
+	detected := readPage(t, filepath.Join("docs", "detection.md")).text // pack, mistakes, dsmoe, top-1, cosine, …, KL
+	assert.Regexp(t, `\| v3-trained F32 \| 44 \| 44 \| 28 \| 11 \| \d+ \| \d+ \| 30 \|`, detected)
 	out, err := paste(clone(t), strings.Replace(first[0], "go run ./cmd/dsmoe", "dsmoe", 1))
 	assert.NoError(t, err, out)
 	assert.Equal(t, "go test ./...", first[1])
