@@ -43,7 +43,7 @@ type errorDocument struct {
 func fail(cmd *cobra.Command, args []string, err error, stdout, stderr io.Writer) {
 	printError(stderr, err)
 	if asksJSON(cmd, args) {
-		_ = text.WriteJSON(stdout, describeError(cmd, err)) // the exit status says it, too
+		_ = writeDocument(stdout, describeError(cmd, err)) // the exit status says it, too
 	}
 }
 

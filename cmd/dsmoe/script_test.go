@@ -38,11 +38,14 @@ func TestMain(m *testing.M) {
 func TestScripts(t *testing.T) {
 	fixtures, err := filepath.Abs(filepath.Join("..", "..", "fixtures"))
 	require.NoError(t, err)
+	c := newSchemaChecker(t)
+	t.Cleanup(func() { c.finish(t) })
 	testscript.Run(t, testscript.Params{
 		Dir:                "testdata",
 		RequireUniqueNames: true,
-		Cmds:               scriptCommands(),
+		Cmds:               scriptCommands(c),
 		Setup: func(e *testscript.Env) error {
+			c.scripts++
 			e.Setenv("FIXTURES", fixtures)
 			e.Setenv("GORACE", "atexit_sleep_ms=0") // a race build waits a second at each exit
 			return nil
@@ -50,9 +53,9 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-func scriptCommands() map[string]func(ts *testscript.TestScript, neg bool, args []string) {
+func scriptCommands(c *schemaChecker) map[string]func(ts *testscript.TestScript, neg bool, args []string) {
 	return map[string]func(ts *testscript.TestScript, neg bool, args []string){
-		"exits":    exitsCommand,
+		"exits":    c.exits,
 		"json":     jsonCommand,
 		"copytree": copytreeCommand,
 		"replace":  replaceCommand,
@@ -63,8 +66,9 @@ func scriptCommands() map[string]func(ts *testscript.TestScript, neg bool, args 
 	}
 }
 
-// exits STATUS COMMAND… runs a command that must exit with exactly this status.
-func exitsCommand(ts *testscript.TestScript, neg bool, args []string) {
+// exits STATUS COMMAND… runs a command that must exit with exactly this status. JSON that it prints must be of
+// its schema.
+func (c *schemaChecker) exits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits STATUS COMMAND…")
 	}
@@ -79,6 +83,7 @@ func exitsCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if want, err := strconv.Atoi(args[0]); err != nil || status != want {
 		ts.Fatalf("exit status %d, want %s", status, args[0])
 	}
+	c.check(ts, args, ts.ReadFile("stdout"))
 }
 
 // json FILE [PATH VALUE] checks that the file (or stdout) is one JSON document, and

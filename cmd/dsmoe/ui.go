@@ -41,11 +41,7 @@ type result interface {
 func printReport(cmd *cobra.Command, r result, asJSON bool) error {
 	w := bufio.NewWriter(cmd.OutOrStdout())
 	if asJSON {
-		write := func(w io.Writer) error { return text.WriteJSON(w, r) }
-		if large, ok := r.(interface{ WriteJSON(io.Writer) error }); ok {
-			write = large.WriteJSON
-		}
-		if err := write(w); err != nil {
+		if err := writeDocument(w, r); err != nil {
 			return err
 		}
 		return w.Flush()
