@@ -29,10 +29,12 @@ import (
 
 var update = flag.Bool("update", false, "TestSchemas writes docs/schemas")
 
-// TestSchemas: docs/schemas has the schema of each document, as the Go types give it, and no other file.
+// TestSchemas: docs/schemas has the schema of each document, as the Go types give it, and no other file;
+// docs/json.md has a link to each.
 func TestSchemas(t *testing.T) {
 	dir := filepath.Join("..", "..", "docs", "schemas")
 	var want []string
+	page := readPage(t, filepath.Join("docs", "json.md"))
 	for _, d := range documentKinds() {
 		var b bytes.Buffer
 		e := json.NewEncoder(&b)
@@ -43,6 +45,7 @@ func TestSchemas(t *testing.T) {
 		if want = append(want, file); *update {
 			require.NoError(t, os.WriteFile(file, b.Bytes(), 0o666))
 		}
+		assert.Contains(t, page.prose, "[`"+d.schema+"`](schemas/"+schemaFile(d.schema)+")")
 		committed, err := os.ReadFile(file)
 		require.NoError(t, err)
 		assert.Equal(t, string(committed), b.String(), "go test ./cmd/dsmoe -run TestSchemas -update writes it")
