@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -33,15 +32,7 @@ type Problem struct {
 //
 // It spells out at most 20 problems.
 func (e *Error) Error() string {
-	listed := e.Problems[:min(len(e.Problems), maxListed)]
-	lines := make([]string, len(listed))
-	for i, p := range listed {
-		lines[i] = p.String()
-	}
-	message := strings.Join(lines, "; ")
-	if more := len(e.Problems) - len(listed); more > 0 {
-		message += fmt.Sprintf("; and %d more", more)
-	}
+	message := text.Some(e.Problems, maxListed, "; ")
 	if len(e.Problems) == 1 {
 		return message
 	}

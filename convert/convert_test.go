@@ -160,7 +160,7 @@ func TestFewerLayers(t *testing.T) {
 	c := open(t, converted(t, fixture.Path(t, "v3/checkpoint"), plan.Options{Layers: plan.Layers{{0, 2}}}))
 	require.Equal(t, 3, c.Config.NumHiddenLayers)
 	require.Zero(t, c.Config.NumNextNPredictLayers)
-	require.NoError(t, weights.Check(c.Config, c))
+	require.NoError(t, weights.New(c.Config, c).Check(c.Config))
 }
 
 func TestCarriedFiles(t *testing.T) {

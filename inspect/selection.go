@@ -3,7 +3,6 @@ package inspect
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -72,9 +71,9 @@ func check[T any](s Selection, all []T, name func(T) string) error {
 	}
 	delete(layers, -1)
 	delete(experts, -1)
-	errs := []error{Absent("the checkpoint", "layers", s.Layers, layers)}
+	errs := []error{s.Layers.Check("the checkpoint", "layers", layers)}
 	if !fused {
-		errs = append(errs, Absent("the checkpoint", "experts", s.Experts, experts))
+		errs = append(errs, s.Experts.Check("the checkpoint", "experts", experts))
 	}
 	for _, glob := range s.Match {
 		if _, err := path.Match(glob, ""); err != nil {
@@ -85,17 +84,4 @@ func check[T any](s Selection, all []T, name func(T) string) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// Absent returns an error that names the selected numbers that who does not have; nil if it has all.
-func Absent(who, what string, numbers text.Spans, present map[int]bool) error {
-	missing := numbers.Absent(func(n int) bool { return present[n] })
-	if missing == nil {
-		return nil
-	}
-	have := "has none"
-	if len(present) > 0 {
-		have = "has " + text.Ranges(slices.Sorted(maps.Keys(present)))
-	}
-	return fmt.Errorf("%s %s: %s not there: %s %s", what, numbers, text.Ranges(missing), who, have)
 }

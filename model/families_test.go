@@ -44,11 +44,11 @@ func withMTP(t *testing.T, c *config.Config) memory {
 // TestPredictionLayersAreOptionalButChecked: they may be absent; a wrong shape is found.
 func TestPredictionLayersAreOptionalButChecked(t *testing.T) {
 	c := configtest.Fixture(t, "v3/checkpoint")
-	require.NoError(t, weights.Check(c, synthetic(t, c)))
+	require.NoError(t, weights.New(c, synthetic(t, c)).Check(c))
 	src := withMTP(t, c)
-	require.NoError(t, weights.Check(c, src))
+	require.NoError(t, weights.New(c, src).Check(c))
 	src["model.layers.5.eh_proj.weight"] = tensor.Tensor{DType: tensor.BF16, Shape: []int{64, 64}}
-	require.ErrorContains(t, weights.Check(c, src), "model.layers.5.eh_proj.weight: shape [64 64], config says [64 128]")
+	require.ErrorContains(t, weights.New(c, src).Check(c), "model.layers.5.eh_proj.weight: shape [64 64], config says [64 128]")
 }
 
 // renamed is a source under other names.
@@ -86,7 +86,7 @@ func TestDecoderSavedWithoutItsHead(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "model.layers.1.mlp.experts.4.up_proj.weight", m.Model.Layers[1].MoE.Experts[4].UpProj.Weight.Name)
 	delete(src.memory, "lm_head.weight")
-	require.ErrorContains(t, weights.Check(c, src), "1 findings: lm_head.weight: missing")
+	require.ErrorContains(t, weights.New(c, src).Check(c), "1 findings: lm_head.weight: missing")
 }
 
 // TestFusedExpertsAreViews: the fused checkpoint's experts are the other's, and no byte
@@ -131,13 +131,13 @@ func TestScalesAreChecked(t *testing.T) {
 			m[i.Name] = tensor.Tensor{DType: i.DType, Shape: i.Shape}
 		}
 		change(m)
-		require.ErrorContains(t, weights.Check(src.Config, m), "1 findings: "+name+": "+want)
+		require.ErrorContains(t, weights.New(src.Config, m).Check(src.Config), "1 findings: "+name+": "+want)
 	}
 	for module, wrong := range map[string]bool{"model.layers.1.self_attn": true, "o_proj": true, "lm_head": false} {
 		excepting, err := src.Config.Override(map[string]jsontext.Value{"quantization_config": jsontext.Value(
 			`{"quant_method":"fp8","weight_block_size":[128,128],"modules_to_not_convert":["` + module + `"]}`)})
 		require.NoError(t, err)
-		if err := weights.Check(excepting, src); wrong {
+		if err := weights.New(excepting, src).Check(excepting); wrong {
 			require.ErrorContains(t, err, name+": dtype F8_E4M3, but modules_to_not_convert of quantization_config lists it")
 		} else {
 			require.NoError(t, err)
@@ -146,7 +146,7 @@ func TestScalesAreChecked(t *testing.T) {
 	plain := configtest.Fixture(t, "v3/checkpoint")
 	m := synthetic(t, plain)
 	m["lm_head.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: []int{256, 64}}
-	require.ErrorContains(t, weights.Check(plain, m), "lm_head.weight: dtype F8_E4M3, but config.json has no quantization_config")
+	require.ErrorContains(t, weights.New(plain, m).Check(plain), "lm_head.weight: dtype F8_E4M3, but config.json has no quantization_config")
 }
 
 // TestEmbeddingInFP8 is refused: rows are looked up in it, and no product scales them.
@@ -154,7 +154,7 @@ func TestEmbeddingInFP8(t *testing.T) {
 	c := configtest.Fixture(t, "v3-fp8/checkpoint")
 	src := synthetic(t, c)
 	src["model.embed_tokens.weight"] = tensor.Tensor{DType: tensor.F8E4M3, Shape: src["model.embed_tokens.weight"].Shape}
-	require.ErrorContains(t, weights.Check(c, src), "1 findings: model.embed_tokens.weight: dtype F8_E4M3, which only matrix products take")
+	require.ErrorContains(t, weights.New(c, src).Check(c), "1 findings: model.embed_tokens.weight: dtype F8_E4M3, which only matrix products take")
 }
 
 // TestPredictionLayersAreWholeOrAbsent: a layer that is present may lack only the copies of the
@@ -164,22 +164,22 @@ func TestPredictionLayersAreWholeOrAbsent(t *testing.T) {
 	require.Equal(t, 2, c.NumNextNPredictLayers)
 	layer := func(l int) string { return fmt.Sprintf("model.layers.%d.", c.NumHiddenLayers+l) }
 	src := withMTP(t, c)
-	require.NoError(t, weights.Check(c, src))
-	require.Empty(t, weights.Notes(c, src))
+	require.NoError(t, weights.New(c, src).Check(c))
+	require.Empty(t, table.FamilyOf(c).Notes(c, weights.New(c, src).Has))
 
 	delete(src, layer(1)+"embed_tokens.weight")
 	delete(src, layer(1)+"shared_head.head.weight")
 	src[layer(1)+"self_attn.rotary_emb.inv_freq"] = tensor.Tensor{DType: tensor.F32, Shape: []int{2}}
-	require.NoError(t, weights.Check(c, src))
+	require.NoError(t, weights.New(c, src).Check(c))
 
 	delete(src, layer(1)+"hnorm.weight")
 	_, err := model.Load(c, src)
 	require.ErrorContains(t, err, "1 findings: "+layer(1)+"hnorm.weight: missing, shape [")
-	require.Empty(t, weights.Notes(c, src))
+	require.Empty(t, table.FamilyOf(c).Notes(c, weights.New(c, src).Has))
 
 	maps.DeleteFunc(src, func(name string, _ tensor.Tensor) bool { return strings.HasPrefix(name, layer(1)) })
-	require.NoError(t, weights.Check(c, src))
-	require.Equal(t, []string{fmt.Sprintf("num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers %d", c.NumHiddenLayers+1)}, weights.Notes(c, src))
+	require.NoError(t, weights.New(c, src).Check(c))
+	require.Equal(t, []string{fmt.Sprintf("num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers %d", c.NumHiddenLayers+1)}, table.FamilyOf(c).Notes(c, weights.New(c, src).Has))
 	maps.DeleteFunc(src, func(name string, _ tensor.Tensor) bool { return strings.HasPrefix(name, layer(0)) })
-	require.Equal(t, []string{"num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers"}, weights.Notes(c, src))
+	require.Equal(t, []string{"num_nextn_predict_layers is 2, but there are no tensors of multi-token prediction layers"}, table.FamilyOf(c).Notes(c, weights.New(c, src).Has))
 }

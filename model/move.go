@@ -1,7 +1,7 @@
 package model
 
 // Move is data movement: the values of the result are values of the operands, unchanged.
-// An arithmetic with several numbers per value moves each of them alike, with MoveValues.
+// An arithmetic with several numbers per value moves each of them alike.
 type Move struct {
 	Shape []int // shape of the result
 
@@ -24,11 +24,6 @@ func (m *Move) Each(f func(Run)) {
 	for i := range m.parts {
 		m.part(i, f)
 	}
-}
-
-// MoveValues sets dst, a slice with the shape m.Shape, to the moved values of the operands.
-func MoveValues[T any](m *Move, dst []T, operands ...[]T) {
-	m.Each(func(r Run) { moveRun(dst, operands[r.Operand], r) })
 }
 
 // moveRun moves the values of one run.

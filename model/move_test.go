@@ -58,7 +58,7 @@ func TestMoves(t *testing.T) {
 				want = append(want, test.want(index))
 			}
 			got := make([]string, len(want))
-			MoveValues(test.move, got, operands...)
+			test.move.Each(func(r Run) { moveRun(got, operands[r.Operand], r) })
 			require.Equal(t, want, got)
 		})
 	}

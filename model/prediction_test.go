@@ -179,7 +179,7 @@ func TestPredictionEmbeddingInFP8(t *testing.T) {
 	src := withMTP(t, c)
 	name := fmt.Sprintf("model.layers.%d.embed_tokens.weight", c.NumHiddenLayers)
 	src[name] = tensor.Tensor{DType: tensor.F8E4M3, Shape: src[name].Shape}
-	require.ErrorContains(t, weights.Check(c, src), "1 findings: "+name+": dtype F8_E4M3, which only matrix products take")
+	require.ErrorContains(t, weights.New(c, src).Check(c), "1 findings: "+name+": dtype F8_E4M3, which only matrix products take")
 }
 
 // TestPredictionInFP8: with weights of a prediction layer in FP8, in blocks with scales, every

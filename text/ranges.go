@@ -40,3 +40,16 @@ func Runs(n []int) iter.Seq2[int, int] {
 		}
 	}
 }
+
+// Some joins the first of many words, at most most of them, and says how many more there are:
+// "a; b; and 7 more".
+func Some[T any](all []T, most int, separator string) string {
+	var words []string
+	for _, x := range all[:min(len(all), most)] {
+		words = append(words, fmt.Sprint(x))
+	}
+	if more := len(all) - most; more > 0 {
+		words = append(words, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(words, separator)
+}

@@ -68,7 +68,10 @@ func TestSpans(t *testing.T) {
 	s, err := ParseSpans("7,0-3, 5-5", "layers")
 	require.NoError(t, err)
 	assert.Equal(t, "7,0-3,5", s.String())
-	assert.Equal(t, []int{2, 7}, s.Absent(func(n int) bool { return n != 2 && n != 7 }))
+	present := map[int]bool{0: true, 1: true, 3: true, 5: true, 6: true}
+	assert.EqualError(t, s.Check("the model", "layers", present), "layers 7,0-3,5: 2, 7 not there: the model has 0, 1, 3, 5, 6")
+	assert.ErrorContains(t, s.Check("the model", "layers", nil), "the model has none")
+	assert.NoError(t, s.Check("the model", "layers", map[int]bool{0: true, 1: true, 2: true, 3: true, 5: true, 7: true}))
 	assert.True(t, s.Has(3) && s.Has(7) && !s.Has(4))
 	assert.True(t, Spans(nil).Has(9))
 	_, err = ParseSpans("3-1", "experts")

@@ -2,6 +2,7 @@ package text
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,15 +63,24 @@ func (s Spans) Prefix() (n int, ok bool) {
 	return n, ok
 }
 
-// Absent returns the numbers of the set for which exists is false, ascending.
-func (s Spans) Absent(exists func(n int) bool) (absent []int) {
+// Check returns an error that names the numbers of the set, such as layers, that who does not have; nil if
+// it has all. The keys of present are what it has.
+func (s Spans) Check(who, what string, present map[int]bool) error {
+	var missing []int
 	for _, r := range s {
 		for n := r[0]; n <= r[1]; n++ {
-			if !exists(n) {
-				absent = append(absent, n)
+			if !present[n] {
+				missing = append(missing, n)
 			}
 		}
 	}
-	slices.Sort(absent)
-	return slices.Compact(absent)
+	if missing == nil {
+		return nil
+	}
+	slices.Sort(missing)
+	have := "has none"
+	if len(present) > 0 {
+		have = "has " + Ranges(slices.Sorted(maps.Keys(present)))
+	}
+	return fmt.Errorf("%s %s: %s not there: %s %s", what, s, Ranges(slices.Compact(missing)), who, have)
 }

@@ -47,6 +47,12 @@ func TestRanges(t *testing.T) {
 	}
 }
 
+func TestSome(t *testing.T) {
+	assert.Equal(t, "a; b", Some([]string{"a", "b"}, 2, "; "))
+	assert.Equal(t, "1, 2, and 1 more", Some([]int{1, 2, 3}, 2, ", "))
+	assert.Empty(t, Some([]int{}, 2, ", "))
+}
+
 func TestRunsStop(t *testing.T) {
 	for first, last := range Runs([]int{1, 2, 5}) {
 		require.Equal(t, [2]int{1, 2}, [2]int{first, last})

@@ -218,7 +218,7 @@ func (w *witness) TopK(name string, ours *choice) error {
 			f.Scores = ours.Groups.Scores.Values
 		}
 		compared := bounds.SelectRows(f.Scores, ours.Scores.Width(), pack.PaddedTokens(w.in, ours.Scores.Rows()))
-		f.Scores, f.K = slices.Clone(compared.Gather(f.Scores, ours.Scores.Width())), len(ours.Idx)/ours.Scores.Rows()
+		f.Scores = slices.Clone(compared.Gather(f.Scores, ours.Scores.Width()))
 		f.Got = &model.Activation{}
 	}
 	if err := w.localTrace.TopK(name, ours); err != nil {

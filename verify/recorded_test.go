@@ -3,10 +3,14 @@ package verify
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -64,7 +68,7 @@ func TestExpertsMustBeReached(t *testing.T) {
 	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 }
 
-// recorded is a pack of what Plain computes with float32 sums, in memory.
+// recorded is a pack of what Plain computes with float32 sums.
 func recorded(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType) *pack.Pack {
 	return recordedBy(t, c, src, in, d, func(p *model.Plain) model.Arithmetic[*model.Activation] { return p })
 }
@@ -74,7 +78,8 @@ func recordedBy(t *testing.T, c *config.Config, src *checkpoint.Checkpoint, in *
 	m, err := model.Load(c, src)
 	require.NoError(t, err)
 	torch := map[tensor.DType]string{tensor.F32: "float32", tensor.BF16: "bfloat16", tensor.F16: "float16"}[d]
-	p := &pack.Pack{DType: d, Manifest: pack.Manifest{Mode: "eval", ComputeDType: torch, Reference: pack.Reference{Kind: string(c.Reference)}}}
+	p := &pack.Pack{Dir: t.TempDir(), DType: d, Manifest: pack.Manifest{Mode: "eval", ComputeDType: torch, Reference: pack.Reference{Kind: string(c.Reference)},
+		Tensors: map[string]pack.Entry{}}}
 	if c.Reference == config.Native {
 		p.Manifest.Reference.Kind = "transformers native"
 	}
@@ -93,7 +98,22 @@ func keepInts(p *pack.Pack, name string, shape, values []int) {
 	for _, v := range values {
 		x.Data = binary.LittleEndian.AppendUint64(x.Data, uint64(v))
 	}
-	p.Keep(name, x)
+	keep(p, name, x)
+}
+
+// keep adds a tensor to a pack, in a file of its own, or replaces it.
+func keep(p *pack.Pack, name string, x tensor.Tensor) {
+	header := fmt.Sprintf(`{%q:{"dtype":%q,"shape":%s,"data_offsets":[0,%d]}}`, name, x.DType,
+		strings.ReplaceAll(fmt.Sprint(x.Shape), " ", ","), len(x.Data))
+	data := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
+	f, err := os.CreateTemp(p.Dir, "*.safetensors")
+	if err == nil {
+		_, err = f.Write(append(data, x.Data...))
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		panic(err)
+	}
+	p.Manifest.Tensors[name] = pack.Entry{DType: x.DType, Shape: x.Shape, File: filepath.Base(f.Name())}
 }
 
 // recorder is a trace that puts everything it sees into a pack.
@@ -111,7 +131,7 @@ func (r *recorder) Stage(name string, a *model.Activation) error {
 			x.Data = binary.LittleEndian.AppendUint16(x.Data, half(v))
 		}
 	}
-	r.Keep(name, x)
+	keep(r.Pack, name, x)
 	return nil
 }
 
@@ -138,7 +158,7 @@ func TestRepeatedTokensWithoutAStage(t *testing.T) {
 		in.InputIDs = append(in.InputIDs, 3+i%2*6)
 	}
 	const attention, behind = "self_attn.o_proj.input", "output"
-	whole := map[string]*pack.Pack{}
+	whole, all := map[string]*pack.Pack{}, t
 	for _, test := range []struct {
 		fixture string
 		absent  []string
@@ -156,9 +176,9 @@ func TestRepeatedTokensWithoutAStage(t *testing.T) {
 			require.NoError(t, err)
 			defer c.Close()
 			if whole[test.fixture] == nil {
-				whole[test.fixture] = recorded(t, c.Config, c, in, tensor.F32)
+				whole[test.fixture] = recorded(all, c.Config, c, in, tensor.F32)
 			}
-			p := copyOf(t, whole[test.fixture])
+			p := copyOf(whole[test.fixture])
 			for name := range p.Manifest.Tensors {
 				if _, kind := pack.CutLayer(name); slices.Contains(test.absent, kind) {
 					delete(p.Manifest.Tensors, name)
@@ -181,13 +201,8 @@ func TestRepeatedTokensWithoutAStage(t *testing.T) {
 }
 
 // copyOf is a pack with the same tensors.
-func copyOf(t *testing.T, p *pack.Pack) *pack.Pack {
-	c := &pack.Pack{DType: p.DType, Manifest: p.Manifest}
-	c.Manifest.Tensors = nil
-	for name := range p.Manifest.Tensors {
-		x, err := p.Tensor(name)
-		require.NoError(t, err)
-		c.Keep(name, x)
-	}
+func copyOf(p *pack.Pack) *pack.Pack {
+	c := &pack.Pack{Dir: p.Dir, DType: p.DType, Manifest: p.Manifest}
+	c.Manifest.Tensors = maps.Clone(p.Manifest.Tensors)
 	return c
 }

@@ -92,12 +92,8 @@ func matchesGlob(glob, name string) bool {
 // checkSelection returns the parts of the user's selection that the pack lacks.
 func (s *scope) checkSelection() error {
 	var errs []error
-	if missing := s.layers.Absent(func(l int) bool { return s.present[l] }); missing != nil {
-		has := "has none"
-		if len(s.present) > 0 {
-			has = "has " + text.Ranges(slices.Sorted(maps.Keys(s.present)))
-		}
-		errs = append(errs, fmt.Errorf("layers %s: %s not there: the pack %s", s.layers, text.Ranges(missing), has))
+	if err := s.layers.Check("the pack", "layers", s.present); err != nil {
+		errs = append(errs, err)
 	}
 	names := slices.Collect(maps.Keys(s.pack.Manifest.Tensors))
 	for _, glob := range s.stages {

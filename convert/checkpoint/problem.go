@@ -52,14 +52,7 @@ const maxListed = 20
 //	path: config.json: missing
 //	path: 2 problems: config.json: missing; model.safetensors: file is empty
 func (e *Error) Error() string {
-	lines := make([]string, min(len(e.Problems), maxListed))
-	for i := range lines {
-		lines[i] = e.Problems[i].String()
-	}
-	all := strings.Join(lines, "; ")
-	if more := len(e.Problems) - len(lines); more > 0 {
-		all += fmt.Sprintf("; and %d more", more)
-	}
+	all := text.Some(e.Problems, maxListed, "; ")
 	if len(e.Problems) > 1 {
 		all = fmt.Sprintf("%d problems: %s", len(e.Problems), all)
 	}

@@ -345,16 +345,9 @@ func (r *keyReader) yarn(factor float64) string {
 // torchDType returns what most elements of the files are, if it is a dtype of torch's that a
 // model is loaded in.
 func torchDType(files []*File) tensor.DType {
-	counts := map[tensor.DType]int64{}
-	most := tensor.Invalid
+	var all []tensor.Info
 	for _, f := range files {
-		for _, e := range f.Entries {
-			d := e.Info.DType
-			counts[d] += int64(e.Info.Len())
-			if counts[d] > counts[most] {
-				most = d
-			}
-		}
+		all = slices.AppendSeq(all, f.Tensors())
 	}
-	return most
+	return most(all)
 }

@@ -3,7 +3,6 @@ package plan
 // The files of a checkpoint that hold no weights: which go along.
 
 import (
-	"fmt"
 	"io"
 	"maps"
 	"path/filepath"
@@ -132,10 +131,7 @@ func (c *conversion) noteMetadata() {
 	}
 	if len(lost) > 0 {
 		const most = 10
-		keys := slices.Sorted(maps.Keys(lost))
-		if more := len(keys) - most; more > 0 {
-			keys = append(keys[:most], fmt.Sprintf("and %d more", more))
-		}
-		c.note("__metadata__ of the weight files is not carried over: %s", strings.Join(keys, ", "))
+		c.note("__metadata__ of the weight files is not carried over: %s",
+			text.Some(slices.Sorted(maps.Keys(lost)), most, ", "))
 	}
 }

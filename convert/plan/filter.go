@@ -98,9 +98,6 @@ func (c *conversion) choose() selection {
 
 // checkLayers refuses layers that the checkpoint does not have.
 func (c *conversion) checkLayers() {
-	if len(c.o.Layers) == 0 {
-		return
-	}
 	has := make(map[int]bool, c.src.Config.NumHiddenLayers)
 	for l := range c.src.Config.NumHiddenLayers {
 		has[l] = true
@@ -109,12 +106,9 @@ func (c *conversion) checkLayers() {
 		has[w.Layer] = true
 	}
 	delete(has, -1) // -1: weights outside the layers
-	absent := c.o.Layers.Absent(func(l int) bool { return has[l] })
-	if absent == nil {
-		return
+	if err := c.o.Layers.Check("the checkpoint", "layers", has); err != nil {
+		c.problem("", "%v", err)
 	}
-	have := text.Ranges(slices.Sorted(maps.Keys(has)))
-	c.problem("", "layers %s: %s not there: the checkpoint has %s", c.o.Layers, text.Ranges(absent), have)
 }
 
 // checkGlobs refuses globs that match nothing, most likely for a typing mistake.

@@ -161,7 +161,7 @@ func (x *auditor) absent() (found []inspect.Finding) {
 	if !x.Complete() {
 		return nil
 	}
-	for _, note := range weights.Notes(x.Config, x) {
+	for _, note := range table.FamilyOf(x.Config).Notes(x.Config, x.weights.Has) {
 		found = append(found, inspect.Finding{Kind: inspect.Note, File: inspect.ConfigFile, Cause: note,
 			Hint: "the model computes the same without them, but cannot draft tokens by multi-token prediction"})
 	}

@@ -137,7 +137,7 @@ func (o *Options) check(who string, layers []int, experts int) error {
 	for e := range experts {
 		numbers[e] = true
 	}
-	return errors.Join(inspect.Absent(who, "layers", o.Layers, routed), inspect.Absent(who, "experts", o.Experts, numbers))
+	return errors.Join(o.Layers.Check(who, "layers", routed), o.Experts.Check(who, "experts", numbers))
 }
 
 // countTokens notes how many tokens an input has. An input of padding alone is an error.

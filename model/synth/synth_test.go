@@ -124,7 +124,7 @@ func TestFP8IsWhatTheConfigPromises(t *testing.T) {
 		counts[i.DType]++
 	}
 	assert.Equal(t, map[tensor.DType]int{tensor.F8E4M3: 72, tensor.F32: 72, tensor.BF16: 19}, counts)
-	require.NoError(t, weights.Check(c, New(c, 0)))
+	require.NoError(t, weights.New(c, New(c, 0)).Check(c))
 }
 
 func TestHasEveryWeight(t *testing.T) {

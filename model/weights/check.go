@@ -37,11 +37,7 @@ const maxFindings = 20
 // Error names the first findings of each kind and counts the rest, on one line.
 func (e *MismatchError) Error() string {
 	lines := e.Findings()
-	n := len(lines)
-	if n > maxFindings {
-		lines = append(lines[:maxFindings], fmt.Sprintf("and %d more", n-maxFindings))
-	}
-	return fmt.Sprintf("config and tensors do not fit, %d findings: %s", n, strings.Join(lines, "; "))
+	return fmt.Sprintf("config and tensors do not fit, %d findings: %s", len(lines), text.Some(lines, maxFindings, "; "))
 }
 
 // Findings returns a line per finding.
@@ -67,12 +63,8 @@ func (w Wrong) String() string {
 	return text.Quote(w.Got.Name) + ": " + w.Cause
 }
 
-// Check compares the headers of a checkpoint, in any form that New knows, with
-// the weights that c implies, see Family.Required, and returns nil or a *MismatchError. It
-// reads no data.
-func Check(c *config.Config, h Headers) error { return New(c, h).Check(c) }
-
-// Check is the function Check for tensors whose names are known already.
+// Check compares the tensors with the weights that c implies, see Family.Required, and returns nil or a
+// *MismatchError. It reads no data.
 func (set *Set) Check(c *config.Config) error {
 	k := &checker{c: c, set: set, known: map[string]bool{}}
 	f := table.FamilyOf(c)
@@ -150,9 +142,4 @@ func (k *checker) checkScaled(s table.Slot, w *Weight) {
 		k.wrong(s, w, err.Error())
 		errors.As(err, &k.found.Wrong[len(k.found.Wrong)-1].Scales)
 	}
-}
-
-// Notes is table.Family.Notes for the headers of a checkpoint, in any form that New knows.
-func Notes(c *config.Config, h Headers) []string {
-	return table.FamilyOf(c).Notes(c, New(c, h).Has)
 }

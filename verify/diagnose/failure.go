@@ -41,7 +41,6 @@ type Failure struct {
 	Want          []float32 // golden tensor, as got
 	Idx           []int     // golden choice of experts of got's rows, if the routed sum failed and the pack has it
 	Scores        []float32 // that experts are chosen by, if their choice failed
-	K             int       // experts per token, likewise
 
 	// Rerun runs the layer or head of a trial from the golden's input, with these probes, and
 	// reports whether all stages that are needed pass.

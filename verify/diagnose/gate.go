@@ -5,10 +5,10 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
 )
 
@@ -261,8 +261,5 @@ func rowOrder(order []int) string {
 			moved = append(moved, fmt.Sprintf("expert %d is row %d", e, from))
 		}
 	}
-	if n := len(moved); n > 4 {
-		moved = append(moved[:4], fmt.Sprintf("and %d more", n-4))
-	}
-	return strings.Join(moved, ", ")
+	return text.Some(moved, 4, ", ")
 }

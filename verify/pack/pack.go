@@ -38,7 +38,6 @@ type Pack struct {
 	mu     sync.Mutex
 	file   string // whose tensors are held
 	loaded map[string]tensor.Tensor
-	kept   map[string]tensor.Tensor // by Keep: they are in no file
 }
 
 // maxManifest is how large a manifest may be.
@@ -71,14 +70,7 @@ type Error struct {
 // Error names at most 20 problems, on one line.
 func (e *Error) Error() string {
 	const most = 20
-	var texts []string
-	for _, problem := range e.Problems[:min(most, len(e.Problems))] {
-		texts = append(texts, problem.Error())
-	}
-	if n := len(e.Problems) - most; n > 0 {
-		texts = append(texts, fmt.Sprintf("and %d more", n))
-	}
-	return text.Quote(e.Dir) + ": " + strings.Join(texts, "; ")
+	return text.Quote(e.Dir) + ": " + text.Some(e.Problems, most, "; ")
 }
 
 // Unwrap returns the problems, which keep their causes.
@@ -190,9 +182,6 @@ func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 	if !ok {
 		return tensor.Tensor{}, p.Fault("there is no tensor " + text.Quote(name))
 	}
-	if t, ok := p.kept[name]; ok {
-		return t, nil
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.file != e.File {
@@ -208,17 +197,6 @@ func (p *Pack) Tensor(name string) (tensor.Tensor, error) {
 			text.Quote(name), t.DType, t.Shape, e.DType, e.Shape))
 	}
 	return t, nil
-}
-
-// Keep adds a tensor to the pack, or replaces it, in memory alone.
-func (p *Pack) Keep(name string, x tensor.Tensor) {
-	if p.kept == nil {
-		p.kept = map[string]tensor.Tensor{}
-	}
-	if p.Manifest.Tensors == nil {
-		p.Manifest.Tensors = map[string]Entry{}
-	}
-	p.kept[name], p.Manifest.Tensors[name] = x, Entry{DType: x.DType, Shape: x.Shape}
 }
 
 // load reads one file of the pack whole: it holds one layer's activations.

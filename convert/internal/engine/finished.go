@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 
 	"dsmoe/convert/checkpoint"
@@ -87,18 +86,12 @@ func (e *execution) another(m *Manifest, different []checkpoint.Problem) error {
 		hint = ""
 	}
 	const most = 20
-	var list []string
-	for _, d := range different[:min(len(different), most)] {
-		list = append(list, d.String())
-	}
-	if more := len(different) - most; more > 0 {
-		list = append(list, fmt.Sprintf("and %d more", more))
-	}
-	if list == nil {
-		list = []string{"written by " + text.Quote(m.Tool) + ", which planned it otherwise"}
+	why := text.Some(different, most, "; ")
+	if different == nil {
+		why = "written by " + text.Quote(m.Tool) + ", which planned it otherwise"
 	}
 	err := e.out.isAnother(hint)
-	err.Problems[0].Cause += ": " + strings.Join(list, "; ")
+	err.Problems[0].Cause += ": " + why
 	return err
 }
 
