@@ -45,7 +45,7 @@ func TestSchemas(t *testing.T) {
 		if want = append(want, file); *update {
 			require.NoError(t, os.WriteFile(file, b.Bytes(), 0o666))
 		}
-		assert.Contains(t, page.prose, "[`"+d.schema+"`](schemas/"+schemaFile(d.schema)+")")
+		assert.Contains(t, page.prose, "["+strings.TrimPrefix(d.schema, "dsmoe.")+"](schemas/"+schemaFile(d.schema)+")")
 		committed, err := os.ReadFile(file)
 		require.NoError(t, err)
 		assert.Equal(t, string(committed), b.String(), "go test ./cmd/dsmoe -run TestSchemas -update writes it")
@@ -55,9 +55,10 @@ func TestSchemas(t *testing.T) {
 	assert.ElementsMatch(t, want, files)
 }
 
-// schemaFile names the file of a schema: dsmoe.inspect.ls/1 is inspect.ls.1.json.
+// schemaFile names the file of a schema: dsmoe.inspect.ls/1 is inspect.ls.json.
 func schemaFile(schema string) string {
-	return strings.ReplaceAll(strings.TrimPrefix(schema, "dsmoe."), "/", ".") + ".json"
+	name, _, _ := strings.Cut(strings.TrimPrefix(schema, "dsmoe."), "/")
+	return name + ".json"
 }
 
 // object is a JSON object: a schema, or a part of one.
