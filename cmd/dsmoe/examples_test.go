@@ -37,11 +37,11 @@ func paste(dir, script string) (string, error) {
 	return string(out), err
 }
 
-// everyCommand returns the command and all below it, but for those of cobra's own.
+// everyCommand returns the command and all below it, but for those of cobra's own and the hidden one.
 func everyCommand(cmd *cobra.Command) []*cobra.Command {
 	all := []*cobra.Command{cmd}
 	for _, sub := range cmd.Commands() {
-		if sub.Name() != "help" && sub.Name() != "completion" && sub.Runnable() {
+		if sub.Name() != "help" && sub.Name() != "completion" && sub.Runnable() && !sub.Hidden {
 			all = append(all, everyCommand(sub)...)
 		}
 	}

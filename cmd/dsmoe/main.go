@@ -90,7 +90,7 @@ converts and compares them, tells what is in them and makes synthetic ones.`,
 	addColour(verify)
 	addColour(inspect)
 	root.AddCommand(verify, newConvert(), inspect, newDiff(), newSynth(), newGolden(), newGoldenScript(),
-		newDemo(), newVersion())
+		newDemo(), newVersion(), newMan())
 	addTopics(root)
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultCompletionCmd()
