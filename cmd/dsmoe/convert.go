@@ -18,12 +18,12 @@ import (
 
 // convertFlags are the flags of convert.
 type convertFlags struct {
-	to            formatFlag
+	to            choice
 	name          string
 	dtype         weightType
 	scales        choice
 	imatrix       string
-	experts       expertsFlag
+	experts       choice
 	shard         shardSize
 	layers        plan.Layers
 	include       []string
@@ -45,7 +45,9 @@ type convertFlags struct {
 }
 
 func newConvert() *cobra.Command {
-	f := convertFlags{memory: convert.DefaultMemory, scales: choice{"f32", []string{"f32", "ue8m0"}}}
+	f := convertFlags{memory: convert.DefaultMemory, scales: choice{"f32", []string{"f32", "ue8m0"}},
+		to: choice{words: checkpoint.WrittenNames()}, experts: choice{string(plan.KeepExperts),
+			[]string{string(plan.FusedExperts), string(plan.PerExpert), string(plan.KeepExperts)}}}
 	cmd := &cobra.Command{
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
@@ -70,7 +72,7 @@ dsmoe help checkpoints  what SRC may be`,
 
 func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf")
+	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf (default safetensors)")
 	flags.StringVar(&f.name, "name", "", "`name` of the model and its files, for gguf")
 	flags.Var(&f.dtype, "type",
 		"dtype of float weights: f32, f16, bf16, fp8 or keep; float32, fp16, half, … will do; a mixture for gguf")
@@ -159,10 +161,10 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string,
 	s convert.Settings) (result, error) {
 	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, PowersOfTwo: f.scales.value == "ue8m0",
-		Mixture: f.dtype.mixture, Name: f.name, Experts: plan.Experts(f.experts), AllowFP8Fused: f.allowFP8Fused,
+		Mixture: f.dtype.mixture, Name: f.name, Experts: plan.Experts(f.experts.value), AllowFP8Fused: f.allowFP8Fused,
 		MaxShardBytes: int64(f.shard),
 		Layers:        f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
-		Pre: f.pre, NoVocab: f.noVocab, Format: string(f.to)}}
+		Pre: f.pre, NoVocab: f.noVocab, Format: f.to.value}}
 	if f.imatrix != "" {
 		m, err := checkpoint.OpenImatrix(f.imatrix)
 		if err != nil {

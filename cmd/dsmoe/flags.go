@@ -4,7 +4,6 @@ package main
 // words the shell completes.
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math/big"
@@ -16,7 +15,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -268,44 +266,6 @@ func (s *shardSize) String() string {
 func (s *shardSize) Type() string { return "size" }
 
 func (s *shardSize) completions() []string { return []string{"5GB", "none"} }
-
-// expertsFlag is a flag: a layout of routed experts.
-type expertsFlag plan.Experts
-
-// Set reads a layout.
-func (e *expertsFlag) Set(word string) error {
-	layout, err := plan.ParseExperts(word)
-	*e = expertsFlag(layout)
-	return err
-}
-
-// String returns what Set reads.
-func (e *expertsFlag) String() string { return plan.Experts(*e).String() }
-
-// Type names the flag's values in the help.
-func (e *expertsFlag) Type() string { return "layout" }
-
-func (e *expertsFlag) completions() []string { return []string{"fused", "keep", "per-expert"} }
-
-// formatFlag is a flag: a format that checkpoints are written in.
-type formatFlag string
-
-// Set reads a format's name.
-func (f *formatFlag) Set(word string) error {
-	if _, err := checkpoint.Written(word); err != nil || word == "" {
-		return fmt.Errorf("not %s", strings.Join(checkpoint.WrittenNames(), " or "))
-	}
-	*f = formatFlag(word)
-	return nil
-}
-
-// String returns what Set reads.
-func (f *formatFlag) String() string { return cmp.Or(string(*f), checkpoint.WrittenNames()[0]) }
-
-// Type names the flag's values in the help.
-func (f *formatFlag) Type() string { return "format" }
-
-func (f *formatFlag) completions() []string { return checkpoint.WrittenNames() }
 
 // spansFlag is a flag: a set of layers, or of experts.
 type spansFlag struct {

@@ -48,7 +48,7 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 		}
 		to := c.target(w)
 		f, _ := w.Fused()
-		if f == nil || c.o.Experts == PerExpert || c.o.encodes() || c.o.Experts == KeepExperts && !shared[w.FusedName()] {
+		if f == nil || c.o.Experts == PerExpert || c.o.encodes() || c.o.Experts != FusedExperts && !shared[w.FusedName()] {
 			a.outputs = append(a.outputs, output{Info: tensor.Info{Name: w.Name, DType: to, Shape: w.Shape},
 				parts: chosen.kept[i : i+1 : i+1]})
 			continue

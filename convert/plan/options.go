@@ -129,7 +129,7 @@ type recordedOptions struct {
 }
 
 func (o Options) recorded(f *format.Format) recordedOptions {
-	r := recordedOptions{o.Format, o.kind(), o.Experts.String(), shardBytes(o.MaxShardBytes, f), o.Layers.String(),
+	r := recordedOptions{o.Format, o.kind(), string(cmp.Or(o.Experts, KeepExperts)), shardBytes(o.MaxShardBytes, f), o.Layers.String(),
 		o.Include, o.Exclude, o.NoMTP, o.Name, o.Pre, o.NoVocab, o.PowersOfTwo, ""}
 	if o.Imatrix != nil {
 		r.Imatrix = o.Imatrix.Hash
@@ -156,29 +156,10 @@ type Experts string
 
 // The layouts.
 const (
-	KeepExperts  Experts = ""           // as they are
+	KeepExperts  Experts = "keep"       // as they are, as the empty layout does
 	FusedExperts Experts = "fused"      // one gate_up_proj and one down_proj per layer
 	PerExpert    Experts = "per-expert" // three projections per expert
 )
-
-// ParseExperts reads what String writes.
-func ParseExperts(s string) (Experts, error) {
-	switch s {
-	case "keep":
-		return KeepExperts, nil
-	case string(FusedExperts), string(PerExpert):
-		return Experts(s), nil
-	}
-	return KeepExperts, errors.New("not fused, per-expert or keep")
-}
-
-// String returns "fused", "per-expert" or "keep".
-func (e Experts) String() string {
-	if e == KeepExperts {
-		return "keep"
-	}
-	return string(e)
-}
 
 // Layers is a set of decoder layers; the empty set stands for all layers.
 type Layers = text.Spans
