@@ -147,3 +147,13 @@ func (c *Config) IsMoE(layer int) bool {
 	return c.NRoutedExperts > 0 && layer >= c.FirstKDenseReplace &&
 		(c.Rules().IgnoresMoELayerFreq || layer%c.MoELayerFreq == 0)
 }
+
+// MoELayers lists the layers of the decoder that have a DeepseekMoE.
+func (c *Config) MoELayers() (layers []int) {
+	for l := range c.NumHiddenLayers {
+		if c.IsMoE(l) {
+			layers = append(layers, l)
+		}
+	}
+	return layers
+}

@@ -128,7 +128,7 @@ func unsayable(c *config.Config) (reasons []string) {
 		c.NumHiddenLayers+c.NumNextNPredictLayers, mostLayers)
 	refuse(c.NRoutedExperts > mostExperts, "n_routed_experts is %d: llama.cpp takes %d at most", c.NRoutedExperts,
 		mostExperts)
-	mixed := moeLayers(c) > 0
+	mixed := c.MoELayers() != nil
 	for l := range c.NumHiddenLayers {
 		if c.IsMoE(l) != (l >= c.FirstKDenseReplace && mixed) {
 			refuse(true, "moe_layer_freq is %d: layer %d is dense, and to llama.cpp all from first_k_dense_replace %d on "+
@@ -157,16 +157,6 @@ func unsayable(c *config.Config) (reasons []string) {
 			s.MScale, s.MScaleAllDim)
 	}
 	return reasons
-}
-
-// moeLayers returns how many of the decoder's layers have experts.
-func moeLayers(c *config.Config) (n int) {
-	for l := range c.NumHiddenLayers {
-		if c.IsMoE(l) {
-			n++
-		}
-	}
-	return n
 }
 
 // limited reports whether groups restrict the choice of experts: there are several, and not

@@ -86,7 +86,7 @@ func (w *keyWriter) model(c *config.Config) {
 	}
 	w.of(vocabSize, uint32(c.VocabSize))
 	dense := c.FirstKDenseReplace
-	if moeLayers(c) == 0 {
+	if c.MoELayers() == nil {
 		dense = c.NumHiddenLayers
 	}
 	w.of(denseCount, uint32(dense))

@@ -83,14 +83,8 @@ func Summarize(c *inspect.Checkpoint) *Summary {
 }
 
 func layersOf(c *config.Config) *Layers {
-	l := &Layers{Total: c.NumHiddenLayers}
-	for i := range l.Total {
-		if c.IsMoE(i) {
-			l.MoE++
-		}
-	}
-	l.Dense = l.Total - l.MoE
-	return l
+	moe := len(c.MoELayers())
+	return &Layers{Total: c.NumHiddenLayers, Dense: c.NumHiddenLayers - moe, MoE: moe}
 }
 
 func expertsOf(c *config.Config) *Experts {

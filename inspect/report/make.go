@@ -332,9 +332,8 @@ func (m *maker) coupled() {
 func (m *maker) routing(context.Context) error {
 	o := routing.Options{Layers: m.Selection.Layers, Experts: m.Selection.Experts}
 	if len(o.Layers) > 0 {
-		routed := routing.Layers(m.Checkpoint.Config)
 		o.Layers = nil
-		for _, l := range routed {
+		for _, l := range m.Checkpoint.Config.MoELayers() {
 			if m.Selection.Layers.Has(l) {
 				o.Layers = append(o.Layers, text.Span{l, l})
 			}

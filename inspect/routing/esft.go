@@ -83,14 +83,14 @@ func OfLogs(ctx context.Context, l ESFTLogs, o Options) (*Report, error) {
 		}
 	}
 	r.lack(short, "the logs hold fewer tokens than those of other layers")
-	r.lack(without(Layers(l.Config), layers, o), "there are no logs of them")
+	r.lack(without(l.Config.MoELayers(), layers, o), "there are no logs of them")
 	r.Missing = append(r.Missing, "margins: the logs hold no scores", "padding: the logs do not tell it from other tokens")
 	return r, ctx.Err()
 }
 
 // fits returns an error if the config lacks layers of the logs, or the logs lack layers or experts of the options.
 func fits(layers []int, c *config.Config, o Options) error {
-	moe := Layers(c)
+	moe := c.MoELayers()
 	foreign := slices.DeleteFunc(slices.Clone(layers), func(l int) bool { return slices.Contains(moe, l) })
 	if len(foreign) > 0 {
 		return fmt.Errorf("there are logs of layers %s, but by the config layers %s have routed experts",

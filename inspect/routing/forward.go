@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/table"
 	"dsmoe/text"
@@ -35,7 +34,7 @@ const pieceTokens = 1024
 // an error. Prediction layers are not run.
 func OfForward(ctx context.Context, f Forward, o Options) (*Report, error) {
 	c := f.Model.Config
-	layers := Layers(c)
+	layers := c.MoELayers()
 	if len(layers) == 0 {
 		return nil, fmt.Errorf("%s: the model has no routed experts", text.Quote(f.Path))
 	}
@@ -79,16 +78,6 @@ func (f *Forward) run(ctx context.Context, r *Report, o Options, layers int) err
 	}
 	run.finish()
 	return nil
-}
-
-// Layers returns the decoder layers with routed experts.
-func Layers(c *config.Config) (layers []int) {
-	for l := range c.NumHiddenLayers {
-		if c.IsMoE(l) {
-			layers = append(layers, l)
-		}
-	}
-	return layers
 }
 
 // pieces cuts an input into pieces of whole sequences, of at most so many tokens if it can.

@@ -176,7 +176,7 @@ func (p *goldenPack) sayMissing(o Options) {
 	var silent, unweighted, unscored []int
 	layers := slices.Collect(maps.Keys(p.stages))
 	if p.Config != nil {
-		layers = append(layers, Layers(p.Config)...)
+		layers = append(layers, p.Config.MoELayers()...)
 	}
 	slices.Sort(layers)
 	for _, l := range slices.Compact(layers) {
