@@ -148,17 +148,23 @@ const (
 func distinct(m *matrix.Matrix) *float64 {
 	different, all := 0, 0
 	runs, length := min(distinctRuns, m.Rows), min(distinctLength, m.Cols)
-	sorted := make([]float32, 0, length)
 	for i := range runs {
-		sorted = sorted[:0]
+		var seen [2 * distinctLength]uint32 // a hash table; 0 is free
 		for _, v := range m.Row(i * m.Rows / runs)[:length] {
-			if v != 0 && v == v {
-				sorted = append(sorted, max(v, -v))
+			if v == 0 || v != v {
+				continue
+			}
+			all++
+			magnitude := math.Float32bits(v) &^ (1 << 31)
+			at := magnitude * 0x9e3779b1 >> 24 // of 256
+			for seen[at] != 0 && seen[at] != magnitude {
+				at = (at + 1) % uint32(len(seen))
+			}
+			if seen[at] == 0 {
+				seen[at] = magnitude
+				different++
 			}
 		}
-		all += len(sorted)
-		slices.Sort(sorted)
-		different += len(slices.Compact(sorted))
 	}
 	if all == 0 {
 		return nil

@@ -174,9 +174,10 @@ func Retype(t testing.TB, c *inspect.Checkpoint, name string, d tensor.DType) {
 }
 
 // Numbers decodes a BF16 or F32 tensor.
-func (s *Stored) Numbers(name string) (values []float32) {
-	data := s.Data[name]
-	if s.DType(name) == tensor.F32 {
+func (s *Stored) Numbers(name string) []float32 {
+	data, d := s.Data[name], s.DType(name)
+	values := make([]float32, 0, d.Elements(int64(len(data))))
+	if d == tensor.F32 {
 		for i := 0; i < len(data); i += 4 {
 			values = append(values, math.Float32frombits(binary.LittleEndian.Uint32(data[i:])))
 		}
@@ -192,18 +193,19 @@ func (s *Stored) Numbers(name string) (values []float32) {
 func (s *Stored) Change(name string, f func(values []float32)) {
 	values, d := s.Numbers(name), s.DType(name)
 	f(values)
-	s.Data[name] = nil
+	data := make([]byte, 0, d.Bytes(int64(len(values))))
 	for _, v := range values {
 		b := math.Float32bits(v)
 		if d == tensor.F32 {
-			s.Data[name] = binary.LittleEndian.AppendUint32(s.Data[name], b)
+			data = binary.LittleEndian.AppendUint32(data, b)
 			continue
 		}
 		if v == v {
 			b += 0x7fff + b>>16&1
 		}
-		s.Data[name] = binary.LittleEndian.AppendUint16(s.Data[name], uint16(b>>16))
+		data = binary.LittleEndian.AppendUint16(data, uint16(b>>16))
 	}
+	s.Data[name] = data
 }
 
 // InFloat32 stores the numbers of a tensor in F32.

@@ -229,9 +229,9 @@ func (m *made) element() float64 {
 func (m *made) product(rows, n, cols int, size func(k int) float64) []float64 {
 	x := make([]float64, rows*cols)
 	for k := range n {
-		a, b := m.vector(rows, m.element), m.vector(cols, m.element)
+		a, b, s := m.vector(rows, m.element), m.vector(cols, m.element), size(k)
 		for i := range rows {
-			f := size(k) * a[i]
+			f := s * a[i]
 			for j := range cols {
 				x[i*cols+j] += f * b[j]
 			}

@@ -20,21 +20,15 @@ const (
 // in every such group, as FP8 E4M3 leaves behind; or whole multiples of the largest number of a group, over 127, as
 // 8-bit integers do. In BF16, whose significands have 128 values, 32 random numbers have about 28 of them.
 func (m *Matrix) CodeBits() int {
-	groups, four, floats := 0, true, true
-	var whole, multiples int
-	for _, run := range m.runs() {
+	groups, four, floats, runs := 0, true, true, m.runs()
+	for _, run := range runs {
 		for at := 0; at+codeGroup <= len(run); at += codeGroup {
-			values, significands, numbers := different(run[at : at+codeGroup])
-			if numbers < leastCodes {
+			values, significands := bitsOf(run[at : at+codeGroup])
+			if len(significands) < leastCodes {
 				continue
 			}
 			groups++
-			four, floats = four && values <= 16, floats && significands <= 8
-		}
-	}
-	for _, group := range []int{codeGroup, codeRun} {
-		if all, exact := m.integers(group); all > 0 && exact*whole >= multiples*all {
-			whole, multiples = all, exact
+			four, floats = four && atMost(16, values[:]), floats && atMost(8, significands)
 		}
 	}
 	switch {
@@ -42,7 +36,7 @@ func (m *Matrix) CodeBits() int {
 		return 0
 	case four:
 		return 4
-	case floats || whole >= leastIntegers && float64(multiples) >= integerShare*float64(whole):
+	case floats || areIntegers(runs):
 		return 8
 	}
 	return 0
@@ -57,22 +51,31 @@ func (m *Matrix) runs() (all [][]float32) {
 	return all
 }
 
-// different counts the different numbers, the different significands other than of 0, and the numbers other than 0.
-func different(group []float32) (values, significands, numbers int) {
-	var all, parts [codeGroup]uint32
+// bitsOf returns the bits of the numbers of a group, and the significands of those other than 0.
+func bitsOf(group []float32) (values [codeGroup]uint32, significands []uint32) {
+	significands = make([]uint32, 0, codeGroup)
 	for i, v := range group {
-		all[i] = math.Float32bits(v)
+		values[i] = math.Float32bits(v)
 		if v != 0 {
-			parts[numbers] = all[i] & (1<<23 - 1)
-			numbers++
+			significands = append(significands, values[i]&(1<<23-1))
 		}
 	}
-	return countDifferent(all[:]), countDifferent(parts[:numbers]), numbers
+	return values, significands
 }
 
-func countDifferent(bits []uint32) int {
-	slices.Sort(bits)
-	return len(slices.Compact(bits))
+// atMost reports whether at most n of the numbers differ from each other. It overwrites them.
+func atMost(n int, numbers []uint32) bool {
+	seen := numbers[:0]
+	for _, v := range numbers {
+		if slices.Contains(seen, v) {
+			continue
+		}
+		if len(seen) == n {
+			return false
+		}
+		seen = append(seen, v)
+	}
+	return true
 }
 
 // Of numbers that went through 8-bit integers, all are multiples of their group's scale, but for rounding. Larger
@@ -84,17 +87,29 @@ const (
 	leastIntegers  = 64
 )
 
+// areIntegers reports whether the numbers of runs are 8-bit integers times the scale of their group, whichever size
+// of group fits better.
+func areIntegers(runs [][]float32) bool {
+	var whole, multiples int
+	for _, group := range []int{codeGroup, codeRun} {
+		if all, exact := integers(runs, group); all > 0 && exact*whole >= multiples*all {
+			whole, multiples = all, exact
+		}
+	}
+	return whole >= leastIntegers && float64(multiples) >= integerShare*float64(whole)
+}
+
 // integers counts the numbers that are small beside the largest of their group, and those among them that are whole
 // multiples of that over 127.
-func (m *Matrix) integers(group int) (all, exact int) {
-	for _, run := range m.runs() {
+func integers(runs [][]float32, group int) (all, exact int) {
+	for _, run := range runs {
 		for at := 0; at+group <= len(run); at += group {
-			most := float32(0)
+			most := 0.0
 			for _, v := range run[at : at+group] {
-				most = max(most, v, -v)
+				most = max(most, math.Abs(float64(v)))
 			}
 			for _, v := range run[at : at+group] {
-				q := math.Abs(float64(v)) / float64(most) * 127
+				q := math.Abs(float64(v)) / most * 127
 				if !(q >= 0.5 && q <= largestInteger) {
 					continue
 				}

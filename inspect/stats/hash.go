@@ -126,7 +126,7 @@ func hashWeight(w *inspect.Weights, r *weights.Reading, x *weights.Weight) (stri
 		return "", err
 	}
 	io.WriteString(sum, heading(tensor.F32, x.Shape))
-	buffer := make([]byte, weights.TileBytes)
+	buffer := make([]byte, min(weights.TileBytes, 4*x.Len()))
 	for values, err := range r.Numbers(w.Reader, x, 0, int64(x.Len())) {
 		if err != nil {
 			return "", err
