@@ -43,6 +43,9 @@ go test -race -timeout 30m ./...
 step "a crash at every call to the disk"
 go test -run "TestResumeAfterCrash|TestOverwriteCrashes|TestOneFault|TestSameBytes" ./convert/internal/engine -every-crash
 
+step "healthy models of every seed"
+go test -run TestSaneModelsHaveNoFinding ./inspect/report -every-seed
+
 step "tests in portable Go"
 go test -tags purego -timeout 30m ./...
 
