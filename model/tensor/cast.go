@@ -84,7 +84,10 @@ func Rounded(v float32, d DType) float32 {
 // order: neighbours are one apart, both zeros are 0.
 func Ordinal(v float32, d DType) int64 {
 	bits := math.Float32bits(v)
-	if d == BF16 && bits<<16 == 0 { // most often: v is a BF16 number already
+	switch {
+	case d == F32:
+		return ordinal(bits, 1<<31)
+	case d == BF16 && bits<<16 == 0: // most often: v is a BF16 number already
 		return ordinal(bits>>16, 1<<15)
 	}
 	f, _ := d.Format()

@@ -189,11 +189,7 @@ func (a *Analysis) scratch(f func() *model.Activation) *model.Activation {
 func scales(x *Value) []float32 {
 	all := make([]float32, x.Rows())
 	for t := range all {
-		largest := float32(0)
-		for _, y := range x.Row(t) {
-			largest = max(largest, y, -y)
-		}
-		_, e := math.Frexp(float64(largest))
+		_, e := math.Frexp(float64(largest(x.Row(t))))
 		all[t] = float32(math.Ldexp(1, max(-120, min(-e, 120))))
 	}
 	return all

@@ -1,6 +1,7 @@
 package bounds
 
 import (
+	"math"
 	"slices"
 
 	"dsmoe/model/tensor"
@@ -64,11 +65,22 @@ func alikeGroups(n int, row func(int) []float32) (groups [][]int) {
 
 // alike reports whether two rows are one observation.
 func alike(a, b []float32) bool {
-	var largest, difference float32
+	limit := alikeRows * largest(a)
 	for i, x := range a {
-		largest, difference = max(largest, x, -x), max(difference, x-b[i], b[i]-x)
+		if d := x - b[i]; !(d <= limit && -d <= limit) {
+			return false
+		}
 	}
-	return difference <= alikeRows*largest
+	return true
+}
+
+// largest returns the largest magnitude of numbers; NaN if one of them is NaN.
+func largest(numbers []float32) float32 {
+	bits := uint32(0)
+	for _, v := range numbers {
+		bits = max(bits, math.Float32bits(v)&^(1<<31))
+	}
+	return math.Float32frombits(bits)
 }
 
 // Gather returns the values of the compared rows, one after the other.

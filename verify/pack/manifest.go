@@ -1,6 +1,7 @@
 package pack
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -148,6 +149,9 @@ func elements(shape []int) int {
 // withoutNaN returns a JSON text in which the literals NaN, Infinity and -Infinity are null.
 // Python's json module writes them, and JSON has none.
 func withoutNaN(data []byte) []byte {
+	if !bytes.Contains(data, []byte("NaN")) && !bytes.Contains(data, []byte("Infinity")) {
+		return data
+	}
 	literal := regexp.MustCompile(`"(?:[^"\\]|\\.)*"|-?Infinity|NaN`)
 	return literal.ReplaceAllFunc(data, func(found []byte) []byte {
 		if found[0] == '"' {
