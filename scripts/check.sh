@@ -43,6 +43,9 @@ go test -race -timeout 30m ./...
 step "a crash at every call to the disk"
 go test -run "TestResumeAfterCrash|TestOverwriteCrashes|TestOneFault|TestSameBytes" ./convert/internal/engine -every-crash
 
+step "the memory of every plan"
+go test -run TestMemory ./convert/plan -every-plan
+
 step "healthy models of every seed"
 go test -run TestSaneModelsHaveNoFinding ./inspect/report -every-seed
 
