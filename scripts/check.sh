@@ -41,7 +41,7 @@ step "tests with the race detector"
 go test -race -timeout 30m ./...
 
 step "a crash at every call to the disk"
-go test -run "TestResumeAfterCrash|TestOverwriteCrashes|TestOneFault|TestSameBytes" ./convert/internal/engine -every-crash
+go test -run "AfterCrash|Crashes|TestOneFault|TestSameBytes" ./convert/internal/engine -every-crash
 
 step "the memory of every plan"
 go test -run TestMemory ./convert/plan -every-plan

@@ -24,15 +24,15 @@ func rows(table string) (rows [][]string) {
 	return rows
 }
 
-// TestTableOfMistakes holds one column of the table in MISTAKES.md, for the mistakes that concern experts, against a
-// run; scripts/check.sh compares the whole table.
+// TestTableOfMistakes holds one column of the table in MISTAKES.md, for the mistakes in which weights are exchanged,
+// against a run; scripts/check.sh compares the whole table.
 func TestTableOfMistakes(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "..", "MISTAKES.md"))
 	require.NoError(t, err)
 	_, table, _ := strings.Cut(string(text), "\n| mistake ")
 	table, _, _ = strings.Cut("| mistake "+table, "\n\n")
-	const pack, only = "v1-base/golden-bf16", "expert"
+	const pack, only = "v1-base/golden-bf16", "exchanged"
 	got, _, err := run(filepath.Join("..", "..", "fixtures"), only, []string{pack}, false)
 	require.NoError(t, err)
 	of := 2 + slices.Index(packs, pack)

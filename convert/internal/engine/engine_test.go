@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -152,8 +153,22 @@ func crash(n int64, err error) (*disk.Disk, *atomic.Int64) {
 var crashOptions = plan.Options{DType: tensor.BF16, Experts: plan.FusedExperts, MaxShardBytes: 250_000,
 	Layers: plan.Layers{{0, 1}}, Exclude: []string{"*.mlp.down_proj.weight"}}
 
+// TestMain collects garbage less often than a user's dsmoe: the checkpoints of the tests are small.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400)
+	os.Exit(m.Run())
+}
+
 // everyCrash is set by the long gate, scripts/check.sh.
-var everyCrash = flag.Bool("every-crash", false, "crash at every call to the disk and with every setting, not at some 25 calls and with settings that cover each pair of them")
+var everyCrash = flag.Bool("every-crash", false, "crash at every call to the disk and with every setting, not at some calls and with settings that cover each pair of them")
+
+// crashStep returns how many calls of a run lie between two crashes, if a plain test crashes it some times.
+func crashStep(calls, times int64) int64 {
+	if *everyCrash {
+		return 1
+	}
+	return max(calls/times, 1)
+}
 
 // TestResumeAfterCrash stops the disk at calls all along a run. The same call goes on
 // then, and ends with the same bytes.
@@ -189,12 +204,8 @@ func requireResumes(t *testing.T, src *checkpoint.Checkpoint, unverified bool, p
 	_, err := convert(t.Context(), t, dst, src, crashOptions, Settings{Disk: d, Unverified: unverified, IO: 2})
 	require.NoError(t, err)
 	want, resumed := fixture.Sums(t, dst), 0
-	step := max(count.Load()/25, 1)
-	if *everyCrash {
-		step = 1
-	}
 	n := int64(0)
-	for crashed := true; crashed; n += step {
+	for crashed := true; crashed; n += crashStep(count.Load(), 12) {
 		var took bool
 		if crashed, took = crashAndResume(t, src, unverified, place, n, want); took {
 			resumed++

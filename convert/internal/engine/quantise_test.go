@@ -131,7 +131,7 @@ func TestBlocksAfterCrash(t *testing.T) {
 	whole := targetPath(t, "beside")
 	calls, err := run(whole, 1<<60)
 	require.NoError(t, err)
-	for n := int64(0); n < calls; n += max(calls/8, 1) {
+	for n := int64(0); n < calls; n += crashStep(calls, 4) {
 		dst := targetPath(t, "beside")
 		if _, err := run(dst, n); err == nil || exists(dst) { // finished
 			break
