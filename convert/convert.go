@@ -88,7 +88,15 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 	if err != nil {
 		return nil, err
 	}
-	return execute(ctx, dst, target, p, src, o.Settings)
+	if !src.Source.OnDisk() {
+		o.Origin = src.Path
+	}
+	r, err := execute(ctx, dst, target, p, src, o.Settings)
+	if err == nil && o.Origin != "" && r.Verified && !r.Already {
+		r.Notes = append(slices.Clone(r.Notes), "SRC is "+o.Origin+": the output was compared with its bytes when it was "+
+			"written, and with the hashes of that when it was read again")
+	}
+	return r, err
 }
 
 // Synthesise writes a checkpoint from a rule into a new directory dst, as Run does. Its
@@ -104,8 +112,11 @@ func Synthesise(ctx context.Context, dst string, p *plan.Plan, s Settings) (*Rep
 
 // targetOf returns the absolute path of dst, which must be said.
 func targetOf(dst string) (string, error) {
-	if dst == "" {
+	switch {
+	case dst == "":
 		return "", errors.New("DST is empty: say where to write, or . for this directory")
+	case checkpoint.IsRemote(dst):
+		return "", fmt.Errorf("%s: nothing is written to a server: DST is a path on the disk", text.Quote(dst))
 	}
 	return filepath.Abs(dst)
 }
@@ -146,6 +157,9 @@ func (nothing) Key() (string, error) { return "", nil }
 // checkOverlap refuses a target that is the source, or inside it: the source's path may be a
 // directory, an index or a hub's cache. A target beside a single weight file is allowed.
 func checkOverlap(src *checkpoint.Checkpoint, dst string) error {
+	if !src.Source.OnDisk() {
+		return nil
+	}
 	if holds(src, dst) {
 		return errors.New("is the source itself")
 	}
@@ -194,7 +208,7 @@ func checkOutside(source os.FileInfo, dst string) error {
 // source links to.
 func checkSpared(src *checkpoint.Checkpoint, dst string) error {
 	target, err := os.Stat(dst)
-	if err != nil {
+	if err != nil || !src.Source.OnDisk() {
 		return nil // nothing to overwrite
 	}
 	files, err := os.ReadDir(src.Dir)

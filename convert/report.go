@@ -196,6 +196,13 @@ func Check(ctx context.Context, path string, s Settings) (*CheckReport, error) {
 // their dtype, and how, as its manifest records. It omits tensors whose bytes changed since;
 // without a manifest it returns nil.
 func Rounded(ctx context.Context, c *checkpoint.Checkpoint) (map[string]tensor.Rounding, error) {
+	if !c.Source.OnDisk() {
+		if _, err := c.Source.Stat(plan.ManifestName); err == nil {
+			return nil, fmt.Errorf("%s: a conversion rounded some of its weights, and which is checked on a disk alone: "+
+				"download the model", text.Quote(c.Path))
+		}
+		return nil, nil
+	}
 	if files := c.Inventory.Files; c.ConfigInside() && len(files) == 1 {
 		file := filepath.Join(c.Dir, files[0].Name)
 		if _, err := os.Stat(file + plan.FileManifest); err == nil {

@@ -79,7 +79,7 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 	if err != nil {
 		return nil, err
 	}
-	r.A, r.B = a, b
+	r.A, r.B = left.Path, right.Path
 	return r, nil
 }
 

@@ -187,6 +187,7 @@ func hintOf(err error) string {
 	var bad *checkpoint.Error
 	var mismatch *weights.MismatchError
 	var overflow *convert.OverflowError
+	var file *format.Error
 	switch {
 	case errors.As(err, &overflow):
 		return overflowHint(overflow)
@@ -194,6 +195,8 @@ func hintOf(err error) string {
 		return known.hint
 	case errors.As(err, &mismatch):
 		return "dsmoe inspect audit CHECKPOINT lists every finding"
+	case errors.As(err, &file):
+		return file.Hint
 	case errors.As(err, &bad):
 		for _, p := range bad.Problems {
 			if p.Hint != "" {

@@ -165,6 +165,9 @@ func answer(err error, yes bool) error {
 
 // configOf reads the config of a checkpoint, or a config, and returns its text too.
 func configOf(path string) (*config.Config, []byte, error) {
+	if checkpoint.IsRemote(path) {
+		return checkpoint.RemoteConfig(path)
+	}
 	if !checkpoint.HasConfigInside(path) {
 		if _, err := checkpoint.Snapshot(path); err != nil {
 			return nil, nil, err
@@ -183,6 +186,9 @@ func configOf(path string) (*config.Config, []byte, error) {
 // configPath returns the config.json of a checkpoint: in the directory at path, or
 // beside the weight file or index at path. Any other path is a config itself.
 func configPath(path string) string {
+	if checkpoint.IsRemote(path) && filepath.Base(path) != checkpoint.ConfigName {
+		return path + "/" + checkpoint.ConfigName
+	}
 	if snapshot, err := checkpoint.Snapshot(path); err == nil {
 		path = snapshot
 	}

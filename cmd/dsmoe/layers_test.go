@@ -22,23 +22,25 @@ import (
 // draw it on the map of ARCHITECTURE.md too.
 func TestLayers(t *testing.T) {
 	layers := map[string][]string{
-		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/format", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff",
+		"cmd/dsmoe": {"text/page", "convert", "convert/checkpoint", "convert/remote", "convert/format", "convert/plan", "verify", "verify/pack", "verify/report", "verify/diff",
 			"inspect", "inspect/header", "inspect/stats", "inspect/matrix", "inspect/experts", "inspect/router", "inspect/routing", "inspect/tensors", "inspect/report",
 			"model", "model/count", "model/synth", "model/weights", "model/table", "config", "model/tensor", "scripts"},
 
-		"convert":                  {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
-		"convert/internal/engine":  {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
-		"convert/plan":             {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model/weights", "model/table", "config", "model/tensor"},
-		"convert/operation":        {"model/tensor"},
-		"convert/checkpoint":       {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/source", "convert/internal/digest", "model/weights", "config", "model/tensor"},
-		"convert/safetensors":      {"convert/format", "model/tensor"},
-		"convert/torchbin":         {"convert/format", "model/tensor"},
-		"convert/gguf":             {"convert/format", "model/table", "config", "model/tensor"},
-		"convert/format":           {"config", "model/tensor"},
-		"convert/source":           {"convert/format", "convert/internal/disk"},
-		"convert/internal/disk":    {},
-		"convert/internal/digest":  {},
-		"convert/internal/fixture": {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
+		"convert":                   {"convert/internal/engine", "convert/plan", "convert/checkpoint", "model/tensor"},
+		"convert/internal/engine":   {"convert/plan", "convert/operation", "convert/checkpoint", "convert/format", "convert/internal/disk", "convert/internal/digest", "model/tensor"},
+		"convert/plan":              {"convert/operation", "convert/checkpoint", "convert/format", "convert/internal/digest", "model/weights", "model/table", "config", "model/tensor"},
+		"convert/operation":         {"model/tensor"},
+		"convert/checkpoint":        {"convert/safetensors", "convert/torchbin", "convert/gguf", "convert/format", "convert/source", "convert/remote", "convert/internal/digest", "model/weights", "config", "model/tensor"},
+		"convert/safetensors":       {"convert/format", "model/tensor"},
+		"convert/torchbin":          {"convert/format", "model/tensor"},
+		"convert/gguf":              {"convert/format", "model/table", "config", "model/tensor"},
+		"convert/format":            {"config", "model/tensor"},
+		"convert/source":            {"convert/format", "convert/internal/disk"},
+		"convert/remote":            {"convert/source", "convert/format", "convert/internal/digest"},
+		"convert/remote/remotetest": {"convert/remote"}, // for tests
+		"convert/internal/disk":     {},
+		"convert/internal/digest":   {},
+		"convert/internal/fixture":  {"config/configtest", "convert/format", "model/weights", "model/tensor"}, // for tests
 
 		"verify":            {"verify/diagnose", "verify/pack", "verify/bounds", "verify/report", "model", "model/weights", "model/table", "config", "model/tensor"},
 		"verify/pack":       {"model", "model/weights", "model/table", "config", "model/tensor"},

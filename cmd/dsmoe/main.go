@@ -6,17 +6,22 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"dsmoe/convert/remote"
+	"dsmoe/text"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the first signal cleans up, a second one kills
+	remote.Default.Context, remote.Default.Headers = ctx, remote.DefaultHeaders()
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -38,6 +43,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	defer printTraffic(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	var script scriptStatus
 	switch {
@@ -57,6 +63,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fail(cmd, args, err, stdout, stderr)
 		return exitUnknown
 	}
+}
+
+// printTraffic writes what was read of servers, if anything was.
+func printTraffic(w io.Writer) {
+	if bytes, requests := remote.Default.Traffic(); requests > 0 {
+		fmt.Fprintf(w, "note: %s were read in %s\n", text.Bytes(bytes), text.Plural(int(requests), "request"))
+	}
+}
+
+// addCache adds --cache to a command and those below it.
+func addCache(cmd *cobra.Command) {
+	cmd.PersistentFlags().StringVar(&remote.Default.Cache, "cache", "",
+		"keep the weights that are read from a server in a `directory`")
 }
 
 func newRoot() *cobra.Command {
@@ -89,7 +108,11 @@ converts and compares them, tells what is in them and makes synthetic ones.`,
 	verify, inspect := newVerify(), newInspect()
 	addColour(verify)
 	addColour(inspect)
-	root.AddCommand(verify, newConvert(), inspect, newDiff(), newSynth(), newGolden(), newGoldenScript(),
+	convert, diff := newConvert(), newDiff()
+	for _, cmd := range []*cobra.Command{verify, convert, inspect, diff} {
+		addCache(cmd)
+	}
+	root.AddCommand(verify, convert, inspect, diff, newSynth(), newGolden(), newGoldenScript(),
 		newDemo(), newVersion(), newMan())
 	addTopics(root)
 	root.SetHelpCommand(newHelp())

@@ -141,7 +141,7 @@ func openWeights(path string) (w inspect.Weights, c *checkpoint.Checkpoint, err 
 		c.Close()
 		return w, nil, err
 	}
-	return inspect.Weights{Path: path, Config: c.Config, List: list, Reader: c}, c, nil
+	return inspect.Weights{Path: c.Path, Config: c.Config, List: list, Reader: c}, c, nil
 }
 
 // readWeights calls f with the weights of the checkpoint at path, and shows its progress.

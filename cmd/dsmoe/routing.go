@@ -202,7 +202,7 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 		b.add(int64(done - before))
 		before = done
 	}
-	return routing.OfForward(cmd.Context(), routing.Forward{Path: path, Model: m, Input: in, Pages: c, Progress: progress},
+	return routing.OfForward(cmd.Context(), routing.Forward{Path: c.Path, Model: m, Input: in, Pages: c, Progress: progress},
 		options)
 }
 

@@ -141,6 +141,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		return r, err
 	}
 	defer c.Close()
+	r.Checkpoint.Path = c.Path
 	p, err := pack.Open(golden)
 	if err != nil {
 		return r, err
@@ -149,9 +150,9 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	defer b.remove()
 	options := o.options(p.DType, func(_, _ int) { b.add(1) })
 	options.Pages, options.Decoded = c, c
-	if config := filepath.Join(c.Dir, checkpoint.ConfigName); !c.ConfigInside() {
-		if options.ConfigHash, err = pack.HashFile(config); err != nil {
-			return r, fileError(config, err)
+	if !c.ConfigInside() {
+		if options.ConfigHash, err = hashFile(c, checkpoint.ConfigName); err != nil {
+			return r, err
 		}
 	}
 	options.Rounded = func() (map[string]tensor.Rounding, error) {
@@ -207,7 +208,6 @@ type checkpointFiles struct {
 // pack lists.
 func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, p *pack.Pack, hashWeights bool) error {
 	f.Files, f.Hashes = map[string]string{}, map[string]string{}
-	dir := c.Dir
 	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
 	if c.ConfigInside() {
 		delete(held, checkpoint.ConfigName)
@@ -219,9 +219,9 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, p *pack.Pack, hashWe
 		if !held[name] {
 			continue
 		}
-		hash, err := pack.HashFile(filepath.Join(dir, name))
+		hash, err := hashFile(c, name)
 		if err != nil {
-			return fileError(filepath.Join(dir, name), err)
+			return err
 		}
 		f.Hashes[name] = hash
 	}
@@ -238,6 +238,20 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, p *pack.Pack, hashWe
 		}
 	}
 	return nil
+}
+
+// hashFile hashes a file of a checkpoint.
+func hashFile(c *checkpoint.Checkpoint, name string) (string, error) {
+	f, err := c.OpenOther(name)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	hash, err := pack.Hash(f)
+	if err != nil {
+		return "", fileError(c.Source.Path(name), err)
+	}
+	return hash, nil
 }
 
 // String says in a few words what compare found.

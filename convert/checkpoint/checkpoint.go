@@ -22,7 +22,7 @@ import (
 // Checkpoint is an open checkpoint: its config and, as a weights.Source, views of its weights. A
 // weight file is mapped at the first view. It is safe for concurrent use.
 type Checkpoint struct {
-	Path      string         // as it was given
+	Path      string         // as it was given; of a model of the hub with the commit
 	Source    source.Dir     // the directory of its files
 	Dir       string         // its path or URL
 	Alone     bool           // Path is one weight file; other files beside it do not belong to the checkpoint
@@ -62,7 +62,7 @@ func Open(path string) (*Checkpoint, error) {
 	}
 	if len(s.inv.Problems) > 0 {
 		s.close()
-		return nil, &Error{Path: path, Problems: s.inv.Problems}
+		return nil, &Error{Path: s.inv.Path, Problems: s.inv.Problems}
 	}
 	c := s.checkpoint()
 	for i := range c.Inventory.Files {

@@ -21,7 +21,7 @@ import (
 // Inventory describes a checkpoint without reading its weights. Problems keep it from being
 // opened; Notes do not, such as a wrong total_size or a file that no index lists.
 type Inventory struct {
-	Path      string         `json:"path"`             // as it was given
+	Path      string         `json:"path"`             // as it was given; of a model of the hub with the commit
 	Config    *config.Config `json:"config,omitempty"` // nil if it cannot be read
 	ConfigErr error          `json:"-"`                // why Config is nil; in Problems too
 	Index     *Index         `json:"index,omitempty"`  // nil if missing or unreadable
@@ -75,7 +75,7 @@ func scan(path string) (*scanner, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &scanner{location: *loc, inv: &Inventory{Path: path, Files: []FileInfo{}, Problems: []Problem{},
+	s := &scanner{location: *loc, inv: &Inventory{Path: loc.path, Files: []FileInfo{}, Problems: []Problem{},
 		Notes: []Problem{}}}
 	if s.format.Dialect == nil {
 		s.readConfig()

@@ -24,6 +24,7 @@ const ConfigName = "config.json"
 // location is a path resolved to files.
 type location struct {
 	dir         source.Dir
+	path        string         // that reports name; of a model of the hub with its commit
 	format      *format.Format // of the weight files
 	index       string         // the index to read; empty without an index
 	files       []string       // the weight files to read
@@ -36,6 +37,17 @@ type location struct {
 
 // locate resolves the path, or the model's name in the hub, that the user gave.
 func locate(path string) (*location, error) {
+	if IsRemote(path) {
+		return locateRemote(path)
+	}
+	l, err := locateOnDisk(path)
+	if l != nil {
+		l.path = path
+	}
+	return l, err
+}
+
+func locateOnDisk(path string) (*location, error) {
 	stat, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if cache, err := downloaded(path); err != nil || cache != path {

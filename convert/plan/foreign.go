@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"io/fs"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -203,18 +204,22 @@ func (c *conversion) listBeside(dir string) (names []string, err error) {
 // modelName is the name of a model without a name of its own: its repository in the hub's
 // cache, its directory, or its file without the extension.
 func modelName(src *checkpoint.Checkpoint) string {
-	path := src.Dir
+	if !src.Source.OnDisk() && !src.Alone {
+		name, _, _ := strings.Cut(path.Base(src.Dir), "@") // the commit
+		return name
+	}
+	dir := src.Dir
 	if src.Alone {
-		path = src.Path
+		dir = src.Path
 	}
-	if abs, err := filepath.Abs(path); err == nil {
-		path = abs
+	if abs, err := filepath.Abs(dir); err == nil {
+		dir = abs
 	}
-	name := filepath.Base(path)
+	name := filepath.Base(dir)
 	if src.Alone {
 		return strings.TrimSuffix(name, filepath.Ext(name))
 	}
-	return cmp.Or(checkpoint.Repository(path), name)
+	return cmp.Or(checkpoint.Repository(dir), name)
 }
 
 // companions lists the files that are neither copied nor read whole: the format has everything

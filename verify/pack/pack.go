@@ -151,8 +151,13 @@ func HashFile(path string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
+	return Hash(f)
+}
+
+// Hash returns "sha256:" and the hash of what r reads in hexadecimal.
+func Hash(r io.Reader) (string, error) {
 	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
+	if _, err := io.Copy(h, r); err != nil {
 		return "", err
 	}
 	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil

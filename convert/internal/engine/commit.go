@@ -84,7 +84,7 @@ func (e *execution) writeManifest(w io.Writer) error {
 	}
 	m := Manifest{Format: manifestFormat, Tool: e.Tool, Plan: p.Hash, Weights: p.Weights, Options: p.Options,
 		Verified: !e.Unverified,
-		Sources:  p.Sources, State: e.key, Files: p.Files, Others: others}
+		Origin:   e.Origin, Sources: p.Sources, State: e.key, Files: p.Files, Others: others}
 	return m.write(w, len(p.Tensors), e.manifestTensor)
 }
 

@@ -357,15 +357,22 @@ func (c *counted) ReadFile(file int, dst []byte, offset int64) error {
 	return c.Checkpoint.ReadFile(file, dst, offset)
 }
 
-// TestResumeReadsNothingTwice: tensors that the journal has are not read again.
+// TestResumeReadsNothingTwice: tensors that the journal has are not read again; those of a server not even to
+// be proven.
 func TestResumeReadsNothingTwice(t *testing.T) {
 	t.Parallel()
+	for _, s := range []Settings{{Unverified: true}, {Origin: "https://host/dir"}} {
+		resumeReadsNothing(t, s)
+	}
+}
+
+func resumeReadsNothing(t *testing.T, s Settings) {
 	src := &counted{Checkpoint: open(t, fixture.Path(t, "v3-fp8/checkpoint"))}
 	p, err := plan.Conversion(src.Checkpoint, plan.Options{})
 	require.NoError(t, err)
 	dst := filepath.Join(t.TempDir(), "out")
 	var stop atomic.Bool
-	s := Settings{Unverified: true, Disk: &disk.Disk{Fail: func(call, path string) error {
+	s.Disk = &disk.Disk{Fail: func(call, path string) error {
 		if call == "write" && strings.HasSuffix(path, checkpoint.ConfigName) {
 			stop.Store(true)
 		}
@@ -373,7 +380,7 @@ func TestResumeReadsNothingTwice(t *testing.T) {
 			return syscall.EIO
 		}
 		return nil
-	}}}
+	}}
 	_, err = Run(t.Context(), dst, p, src, s)
 	require.ErrorIs(t, err, syscall.EIO)
 	require.Positive(t, src.reads.Swap(0))
@@ -383,6 +390,74 @@ func TestResumeReadsNothingTwice(t *testing.T) {
 	require.Zero(t, src.reads.Load())
 	_, out := p.Bytes()
 	require.Equal(t, out, r.Resumed)
+}
+
+// ranges is a source that counts how often each byte of a file is read.
+type ranges struct {
+	*checkpoint.Checkpoint
+	mu    sync.Mutex
+	times [][]int
+}
+
+// ReadFile counts and reads.
+func (r *ranges) ReadFile(file int, dst []byte, offset int64) error {
+	r.mu.Lock()
+	for i := range dst {
+		r.times[file][offset+int64(i)]++
+	}
+	r.mu.Unlock()
+	return r.Checkpoint.ReadFile(file, dst, offset)
+}
+
+// TestServersAreReadOnce: with an Origin each byte of each tensor but scales is read once, the proof included, but
+// for one that views divide among several; and the output is what it is without.
+func TestServersAreReadOnce(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		fixture string
+		o       plan.Options
+	}{
+		{"v3-fp8", plan.Options{}},
+		{"v3-fp8", plan.Options{DType: tensor.BF16, Experts: plan.FusedExperts}},
+		{"v2-lite", plan.Options{Format: "gguf", Name: "x", DType: tensor.F16, NoVocab: true}},
+		{"v2-lite", plan.Options{Format: "gguf", Name: "x", Mixture: "q8_0", NoVocab: true}},
+		{"v2-lite", plan.Options{Format: "gguf", Name: "x", NoVocab: true}},
+	} {
+		path := fixture.Path(t, test.fixture+"/checkpoint")
+		src := &ranges{Checkpoint: open(t, path)}
+		for _, f := range src.Inventory.Files {
+			src.times = append(src.times, make([]int, f.Size))
+		}
+		p, err := plan.Conversion(src.Checkpoint, test.o)
+		require.NoError(t, err)
+		dst := filepath.Join(t.TempDir(), "out")
+		s := inMemory()
+		s.Origin = "https://host/dir"
+		r, err := Run(t.Context(), dst, p, src, s)
+		require.NoError(t, err)
+		require.True(t, r.Verified)
+		requireChecked(t, dst)
+		for info := range src.Tensors() {
+			file, offset, err := src.Place(info.Name)
+			require.NoError(t, err)
+			if _, part := tensor.PartOf(info); part != "" {
+				continue
+			}
+			most := 0
+			for i := range p.Tensors {
+				for _, g := range p.Tensors[i].Segments {
+					if g.Tensor == info.Name && (most == 0 || g.View != nil) {
+						most++
+					}
+				}
+			}
+			require.LessOrEqual(t, slices.Max(src.times[file][offset:offset+info.Bytes()]), most, info.Name)
+		}
+		want, got := fixture.Sums(t, converted(t, path, test.o, inMemory())), fixture.Sums(t, dst)
+		delete(want, plan.ManifestName)
+		delete(got, plan.ManifestName)
+		require.Equal(t, want, got)
+	}
 }
 
 // TestInterruptedRunGoesOn: what was done before the interruption is taken over.

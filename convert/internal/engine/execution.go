@@ -60,9 +60,12 @@ func (e *execution) begin(ctx context.Context) error {
 }
 
 // hashesWriting reports whether the hash of t is computed while t is written: always without
-// verification, and for a tensor of blocks, because its proof reads the same bytes again.
-// Otherwise the proof hashes the bytes that it reads.
-func (e *execution) hashesWriting(t *plan.Tensor) bool { return e.Unverified || t.Encodes() }
+// verification, and for a tensor whose proof reads the same bytes again. Otherwise the proof hashes the bytes that it reads.
+func (e *execution) hashesWriting(t *plan.Tensor) bool { return e.Unverified || e.comparedWriting(t) }
+
+// comparedWriting reports whether t is compared with the source when it is written: a tensor of blocks, or
+// any of a source that is read once.
+func (e *execution) comparedWriting(t *plan.Tensor) bool { return e.Origin != "" || t.Encodes() }
 
 // computing runs f while the goroutine counts as one that computes.
 func (e *execution) computing(ctx context.Context, f func() error) error {

@@ -10,7 +10,7 @@ import (
 	"dsmoe/convert/plan"
 )
 
-// gridRow is a row of blocks of a matrix: the one that was read last.
+// gridRow is a row of blocks of a matrix.
 type gridRow struct {
 	codes   *plan.Tensor // whose source it is; nil if none was read
 	row     int
@@ -35,18 +35,25 @@ func (w *worker) measure(ctx context.Context, t *plan.Tensor, p piece, proof boo
 		t = t.Codes
 	}
 	first, end := op.GridRows(p.at(), p.size/int64(op.Unit().Out)*int64(op.Unit().Elements))
+	r := &w.written
+	if proof {
+		r = &w.proven
+	}
 	for row := first; row < end; row++ {
-		if err := w.measureRow(ctx, t, op, row, proof); err != nil {
+		if err := w.measureRow(ctx, t, op, r, row); err != nil {
 			return err
 		}
-		w.magnitudes = append(w.magnitudes, w.gridRow.largest...)
+		w.magnitudes = append(w.magnitudes, r.largest...)
 	}
 	return nil
 }
 
-// measureRow reads the source of a row of blocks of t.
-func (w *worker) measureRow(ctx context.Context, t *plan.Tensor, op operation.Blockwise, row int, proof bool) error {
-	r := &w.gridRow
+// forgetRows makes measure read the source for the next tensor.
+func (w *worker) forgetRows() { w.written.codes, w.proven.codes = nil, nil }
+
+// measureRow has r be a row of blocks of t; it reads their source.
+func (w *worker) measureRow(ctx context.Context, t *plan.Tensor, op operation.Blockwise, r *gridRow, row int) error {
+	proof := r == &w.proven
 	if r.codes == t && r.row == row {
 		return nil
 	}

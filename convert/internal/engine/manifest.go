@@ -35,17 +35,18 @@ const maxManifest = 1 << 30
 
 // Manifest is a dsmoe.manifest.json.
 type Manifest struct {
-	Format   string           `json:"format"`   // manifestFormat
-	Tool     string           `json:"tool"`     // name and version of the program
-	Plan     string           `json:"plan"`     // hash of the plan
-	Weights  string           `json:"weights"`  // plan.Plan.Weights
-	Options  any              `json:"options"`  // options that decided the bytes
-	Verified bool             `json:"verified"` // the output was read again and compared with the source
-	Sources  []plan.Source    `json:"sources"`  // weight files that were read
-	State    string           `json:"state"`    // Source.Key at the last comparison with the sources
-	Files    []plan.File      `json:"files"`    // weight files that were written
-	Others   []plan.Other     `json:"others"`   // files without weights
-	Tensors  []ManifestTensor `json:"tensors"`  // by file, then offset
+	Format   string           `json:"format"`           // manifestFormat
+	Tool     string           `json:"tool"`             // name and version of the program
+	Plan     string           `json:"plan"`             // hash of the plan
+	Weights  string           `json:"weights"`          // plan.Plan.Weights
+	Options  any              `json:"options"`          // options that decided the bytes
+	Verified bool             `json:"verified"`         // the output was read again and compared with the source
+	Origin   string           `json:"origin,omitempty"` // URL of the source, with its commit if it has one; empty for the disk
+	Sources  []plan.Source    `json:"sources"`          // weight files that were read
+	State    string           `json:"state"`            // Source.Key at the last comparison with the sources
+	Files    []plan.File      `json:"files"`            // weight files that were written
+	Others   []plan.Other     `json:"others"`           // files without weights
+	Tensors  []ManifestTensor `json:"tensors"`          // by file, then offset
 	// Hash is the hash of the manifest's bytes up to the end of Tensors.
 	Hash string `json:"manifest,omitempty"`
 

@@ -84,8 +84,12 @@ const (
 // among workers. Each has a tile, a piece of source and room to gather one.
 func newShape(p *plan.Plan, s Settings) (h shape) {
 	room := int(min(s.Memory/2, usable(s.Memory)-fixed(p)))
-	h.workers = max(min(s.IO, room/(minTile+3*maxPiece)), 1)
-	h.limit = max(min(room/h.workers-3*maxPiece, maxTile)&^(disk.Block-1), disk.Block)
+	buffers := 3 * maxPiece
+	if s.Origin != "" {
+		buffers += readAhead
+	}
+	h.workers = max(min(s.IO, room/(minTile+buffers)), 1)
+	h.limit = max(min(room/h.workers-buffers, maxTile)&^(disk.Block-1), disk.Block)
 	for i := range p.Tensors {
 		h.largest = max(h.largest, h.tileBytes(p.Tensors[i].Bytes()))
 	}

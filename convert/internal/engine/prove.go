@@ -2,7 +2,8 @@ package engine
 
 // The proof: the output is read again and hashed, and each operation checks that the source
 // gives the same elements. Blocks were compared with the source when they were encoded; only
-// their hash is compared. The proof picks a view's elements by the view's definition, not by
+// their hash is compared. So is all of a source that is read once: its tiles go through the same
+// comparison before they are written. The proof picks a view's elements by the view's definition, not by
 // the runs that writing copies. Writing and proving share how a tensor is split into pieces,
 // which sides (such as scales) go with a piece, and how elements are decoded before they are
 // put in another order (Segment.Decode).
@@ -24,8 +25,8 @@ import (
 func (w *worker) proveTensor(ctx context.Context, i int) error {
 	t, s := &w.plan.Tensors[i], w.state(i)
 	h, compare := w.newHasher(t), w.compareSource
-	w.gridRow.codes = nil
-	encoded := s.proof != nil && s.proof.Segments != nil && t.Encodes()
+	w.forgetRows()
+	encoded := s.proof != nil && s.proof.Segments != nil && w.comparedWriting(t)
 	if encoded {
 		compare = w.hashTile
 	}
@@ -80,18 +81,25 @@ func (w *worker) compareSource(ctx context.Context, t *plan.Tensor, tile []byte,
 		return err
 	}
 	return pieces(t, offset, int64(len(tile)), buffered, func(p piece) error {
-		if err := w.measure(ctx, t, p, true); err != nil {
-			return err
-		}
-		src, out := w.room(p), tile[p.offset-offset:][:p.size]
-		if err := w.gather(p, src, p.byDefinition); err != nil {
-			return err
-		}
-		if err := w.computing(ctx, func() error { h.source(p, src); return nil }); err != nil {
-			return err
-		}
-		return w.withSides(p, src, func(in operation.Input) error {
-			return w.computing(ctx, func() error { return p.located(p.segment.Operation.Prove(out, in)) })
+		return w.comparePiece(ctx, t, p, tile[p.offset-offset:][:p.size], h)
+	})
+}
+
+// comparePiece compares a piece with the source, and hashes the source; h may be nil.
+func (w *worker) comparePiece(ctx context.Context, t *plan.Tensor, p piece, out []byte, h *hasher) error {
+	if err := w.measure(ctx, t, p, true); err != nil {
+		return err
+	}
+	src := w.room(p)
+	if err := w.gather(p, src, p.byDefinition); err != nil {
+		return err
+	}
+	return w.withSides(p, src, func(in operation.Input) error {
+		return w.computing(ctx, func() error {
+			if h != nil {
+				h.source(p, src)
+			}
+			return p.located(p.segment.Operation.Prove(out, in))
 		})
 	})
 }

@@ -35,6 +35,9 @@ type Settings struct {
 	OverwriteChanged bool
 	Update           bool // of a finished output of the same weights, replace all but the weights
 	AllowOverflow    bool // write numbers that a cast makes infinite
+	// Origin is the URL of a source that is not on the disk, for the manifest. Its bytes are read once: a
+	// tile is compared with them when it is written, and by its hash when it is read again.
+	Origin string
 
 	Tool     string                          // name and version of the program, for the manifest
 	Progress func(phase string, n, of int64) // called, one call at a time, with the bytes done; may be nil

@@ -21,7 +21,9 @@ type worker struct {
 	piece      []byte      // source bytes of a piece
 	window     []byte      // source bytes around a view's elements
 	sides      [][]byte    // bytes of a piece's sides
-	gridRow    gridRow     // the last row of blocks that was read
+	written    gridRow     // the last row of blocks that was read to write it
+	proven     gridRow     // the same for the proof
+	ahead      ahead       // bytes of the source that were read already
 	magnitudes []float32   // largest of the blocks that a piece needs
 	whole      digest.Hash // hash of the tensor
 	part       digest.Hash // hash of one segment's source
@@ -94,8 +96,45 @@ func (w *worker) room(p piece) []byte {
 
 // read fills dst with n elements of a segment from first on, in stored order.
 func (w *worker) read(s *plan.Segment, dst []byte, first, n int64) error {
-	readAt := func(dst []byte, offset int64) error { return w.source.ReadFile(s.File, dst, s.Offset+offset) }
+	readAt := func(dst []byte, offset int64) error { return w.readSource(s, dst, s.Offset+offset) }
 	return format.ReadElements(readAt, dst, s.DType, s.Decode, first, n)
+}
+
+// readAhead is the bytes that a worker requests at once of a source that is not on the disk.
+const readAhead = 4 << 20
+
+// ahead is a run of a source file's bytes.
+type ahead struct {
+	file int
+	at   int64
+	data []byte
+}
+
+// readSource fills dst from the file of a segment, whose bytes end at its end. Pieces that follow each other, and
+// those that are read twice, come from one request.
+func (w *worker) readSource(s *plan.Segment, dst []byte, offset int64) error {
+	if w.Origin == "" || len(dst) >= readAhead {
+		return w.source.ReadFile(s.File, dst, offset)
+	}
+	a := &w.ahead
+	end := offset + int64(len(dst))
+	if a.file != s.File || offset < a.at || offset > a.at+int64(len(a.data)) {
+		*a = ahead{s.File, offset, a.data[:0]}
+	}
+	if have := a.at + int64(len(a.data)); end > have {
+		if a.data == nil || cap(a.data) < readAhead {
+			a.data = make([]byte, 0, readAhead)
+		}
+		kept := copy(a.data[:cap(a.data)], a.data[offset-a.at:])
+		a.at, a.data = offset, a.data[:kept]
+		more := min(offset+readAhead, s.Offset+s.End-s.Begin) - have
+		if err := w.source.ReadFile(s.File, a.data[kept:kept+int(more)], have); err != nil {
+			return err
+		}
+		a.data = a.data[:kept+int(more)]
+	}
+	copy(dst, a.data[offset-a.at:])
+	return nil
 }
 
 // gather fills dst with the source of a piece in the segment's order. For a view, pick gets

@@ -13,7 +13,7 @@ import (
 // writeTensor writes the unwritten bytes of a tensor, tile by tile.
 func (w *worker) writeTensor(ctx context.Context, i int) error {
 	t, s := &w.plan.Tensors[i], w.state(i)
-	w.gridRow.codes = nil
+	w.forgetRows()
 	var hash *hasher
 	if w.hashesWriting(t) {
 		hash = w.newHasher(t) // from the begin: ledger.resume kept no bytes without a hash
@@ -77,7 +77,7 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 		if err := w.gather(p, src, p.byRuns); err != nil {
 			return err
 		}
-		return w.withSides(p, src, func(in operation.Input) error {
+		err := w.withSides(p, src, func(in operation.Input) error {
 			return w.computing(ctx, func() error {
 				if hash != nil && !w.Unverified {
 					hash.source(p, src)
@@ -85,7 +85,17 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 				return p.located(p.segment.Operation.Apply(out, in, lost))
 			})
 		})
+		if err != nil || !w.comparesPiece(t, p) || lost.Overflow > 0 && !w.AllowOverflow {
+			return err
+		}
+		return w.comparePiece(ctx, t, p, out, nil)
 	})
+}
+
+// comparesPiece reports whether a piece is compared when it is written. An operation of blocks compares
+// them itself, and a plain copy is the source's bytes.
+func (w *worker) comparesPiece(t *plan.Tensor, p piece) bool {
+	return w.Origin != "" && !w.Unverified && !t.Encodes() && (!p.segment.Copies() || p.segment.View != nil)
 }
 
 // byRuns picks the elements of a view run by run.

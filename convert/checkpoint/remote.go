@@ -1,0 +1,110 @@
+package checkpoint
+
+// Checkpoints that lie on a server: hf://ORG/NAME, https://HOST/DIR/.
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"dsmoe/config"
+	"dsmoe/convert/remote"
+	"dsmoe/convert/source"
+)
+
+// companions are files that stand beside weights. Of a server that lists no directory they are asked for.
+var companions = []string{ConfigName, "dsmoe.manifest.json", "generation_config.json", "tokenizer.json",
+	"tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+	"chat_template.jinja", "configuration_deepseek.py", "modeling_deepseek.py"}
+
+// IsRemote reports whether path is a URL that Open takes.
+func IsRemote(path string) bool { return remote.Is(path) }
+
+// openRemote opens the directory at a URL, and returns the name of the file in it that the URL ends in.
+func openRemote(path string) (source.Dir, string, error) {
+	names := slices.Clone(companions)
+	for _, f := range formats {
+		names = append(names, f.Single)
+		if f.Index != "" {
+			names = append(names, f.Index)
+		}
+	}
+	d, file, err := remote.Open(path, isPart, names)
+	if err != nil {
+		return nil, "", &Error{Path: remote.Name(path), Problems: ProblemsOf("", err)}
+	}
+	return d, file, nil
+}
+
+// isPart reports whether a file of that name may stand for a checkpoint in a path.
+func isPart(name string) bool {
+	return IsWeights(name) || IsIndex(name) || filepath.Ext(name) == filepath.Ext(ConfigName)
+}
+
+// locateRemote resolves a URL.
+func locateRemote(path string) (*location, error) {
+	if model, ok := strings.CutPrefix(path, "hf://"); ok && remote.Offline() {
+		dir, err := offline(path, model)
+		if err != nil {
+			return nil, err
+		}
+		return locateDir(dir)
+	}
+	d, file, err := openRemote(path)
+	if err != nil {
+		return nil, err
+	}
+	l := &location{dir: d}
+	if file == "" {
+		l, err = l.search(d.Path(""))
+	} else {
+		l, err = locateFile(d.Path(file), d, file)
+	}
+	if l != nil {
+		l.path = d.Path(file)
+	}
+	return l, err
+}
+
+// offline returns the snapshot of a model, ORG/NAME[@REVISION], in the hub's cache on the disk.
+func offline(path, model string) (string, error) {
+	name, revision, named := strings.Cut(model, "@")
+	cache, err := downloaded(name)
+	if err != nil || !isCache(cache) {
+		return "", Refusal(path, "HF_HUB_OFFLINE is set, and the hub's cache on the disk does not have the model",
+			"unset HF_HUB_OFFLINE, or download the model")
+	}
+	if !named {
+		return Snapshot(cache)
+	}
+	if commit, err := os.ReadFile(filepath.Join(cache, hubRefs, filepath.FromSlash(revision))); err == nil {
+		revision = strings.TrimSpace(string(commit))
+	}
+	dir := filepath.Join(cache, hubSnapshots, revision)
+	if _, err := os.Stat(dir); err != nil || !filepath.IsLocal(revision) {
+		return "", Refusal(path, "HF_HUB_OFFLINE is set, and the hub's cache on the disk does not have this revision",
+			"unset HF_HUB_OFFLINE, or download the revision")
+	}
+	return dir, nil
+}
+
+// RemoteConfig reads the config of the checkpoint, or the config, at a URL, and returns its text too.
+func RemoteConfig(path string) (*config.Config, []byte, error) {
+	l, err := locateRemote(strings.TrimSuffix(path, ConfigName))
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return nil, nil, err
+	case l.format.Dialect == nil:
+		return readConfig(l.dir, ConfigName)
+	}
+	c, err := Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer c.Close()
+	document, err := c.ConfigText()
+	return c.Config, document, err
+}

@@ -1,0 +1,48 @@
+package checkpoint
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/remote/remotetest"
+)
+
+// TestRemote: a model of the hub, and one of a web server, are what they are on the disk, with 30 % of the
+// requests failing or breaking off. Headers alone are read until a weight is.
+func TestRemote(t *testing.T) {
+	for _, name := range []string{"v3-fp8", "v1-base"} {
+		path := fixture.Path(t, name+"/checkpoint")
+		h := remotetest.Start(t, map[string]string{"model": path})
+		h.Faults = 30
+		want, err := Open(path)
+		require.NoError(t, err)
+		for _, url := range []string{"hf://org/model", "hf://org/model@" + remotetest.Commit} {
+			got, err := Open(url)
+			require.NoError(t, err)
+			require.Equal(t, "hf://org/model@"+remotetest.Commit, got.Path)
+			requireEqual(t, want, got)
+		}
+		for _, r := range h.Requests() {
+			require.False(t, strings.Contains(r, "resolve/main"), r)
+		}
+		require.Empty(t, h.Tokens)
+		require.NoError(t, want.Close())
+	}
+}
+
+// requireEqual compares what two checkpoints hold.
+func requireEqual(t *testing.T, want, got *Checkpoint) {
+	t.Helper()
+	require.Equal(t, want.Inventory.Files, got.Inventory.Files)
+	require.Equal(t, want.Inventory.Index, got.Inventory.Index)
+	for info := range want.Tensors() {
+		require.False(t, got.HasView(info.Name))
+		a, b := make([]byte, info.Bytes()), make([]byte, info.Bytes())
+		require.NoError(t, want.ReadAt(info.Name, a, 0))
+		require.NoError(t, got.ReadAt(info.Name, b, 0))
+		require.Equal(t, a, b, info.Name)
+	}
+}

@@ -1,0 +1,138 @@
+package remote
+
+// What is kept on the disk: listings, configs and headers of a commit of the hub, in the user's cache
+// directory; and weights, if the user says where.
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sync/singleflight"
+
+	"dsmoe/convert/internal/digest"
+	"dsmoe/text"
+)
+
+// maxKept is the most bytes of a file that is read whole into memory, and kept.
+const maxKept = 64 << 20
+
+// DefaultHeaders is where headers are kept unless the system has no place for a user's caches.
+func DefaultHeaders() string {
+	user, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(user, "dsmoe")
+}
+
+// kept returns what read reads of an origin whose state has a key, from the disk if it was read before.
+// A file there begins with the hash of the rest. What cannot be kept is read again the next time.
+func (c *Client) kept(o origin, name string, read func() ([]byte, error)) ([]byte, error) {
+	if c.Headers == "" || o.key() == "" || !filepath.IsLocal(name) {
+		return read()
+	}
+	path := filepath.Join(c.Headers, filepath.FromSlash(o.key()), filepath.FromSlash(name))
+	if text, err := os.ReadFile(path); err == nil {
+		hash, data, _ := strings.Cut(string(text), "\n")
+		if digest.Of([]byte(data)) == hash {
+			return []byte(data), nil
+		}
+	}
+	data, err := read()
+	if err == nil {
+		_ = publish(path, func(w io.Writer) error {
+			_, err := io.WriteString(w, digest.Of(data)+"\n"+string(data))
+			return err
+		})
+	}
+	return data, err
+}
+
+// publish makes a file under a name of its own and renames it, so that no reader sees a part of it.
+func publish(path string, fill func(w io.Writer) error) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".partial-")
+	if err != nil {
+		return err
+	}
+	err = fill(f)
+	if err == nil {
+		err = f.Sync()
+	}
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}
+
+// cacheBlock is the bytes of a file of the cache of weights.
+const cacheBlock = 8 << 20
+
+// flights are the blocks that are being read, so that none is read twice at once.
+var flights singleflight.Group
+
+// blocksOf returns the directory of a file's blocks in the cache of weights; "" without a cache, or if
+// nothing tells this state of the file from another.
+func (c *Client) blocksOf(f *file) string {
+	state := f.state()
+	if c.Cache == "" || f.listed == "" && f.identity == "" {
+		return ""
+	}
+	hash := digest.Of([]byte(f.path() + "\n" + state))
+	return filepath.Join(c.Cache, strings.TrimPrefix(hash, "blake3:"))
+}
+
+// readBlocks reads a range through the cache of weights in the directory at.
+func (f *file) readBlocks(at string, dst []byte, offset int64) error {
+	for len(dst) > 0 {
+		i := offset / cacheBlock
+		path := filepath.Join(at, strconv.FormatInt(i, 10))
+		_, err, _ := flights.Do(path, func() (any, error) { return nil, f.cacheBlock(path, i*cacheBlock) })
+		if err != nil {
+			return about(f.path(), err)
+		}
+		n := min(int64(len(dst)), (i+1)*cacheBlock-offset)
+		if err := readFileAt(path, dst[:n], offset-i*cacheBlock); err != nil {
+			return about(path, err)
+		}
+		dst, offset = dst[n:], offset+n
+	}
+	return nil
+}
+
+func readFileAt(path string, dst []byte, offset int64) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = file.ReadAt(dst, offset)
+	return err
+}
+
+// cacheBlock has the block of a file from offset on in the cache.
+func (f *file) cacheBlock(path string, offset int64) error {
+	end := min(offset+cacheBlock, f.Size())
+	if stat, err := os.Stat(path); err == nil && stat.Size() == end-offset {
+		return nil
+	}
+	err := publish(path, func(w io.Writer) error {
+		_, err := io.Copy(w, &stream{f: f, at: offset, end: end})
+		return err
+	})
+	if err != nil {
+		return &failure{cause: "cannot be kept in --cache: " + text.Line(err.Error())}
+	}
+	return nil
+}

@@ -1,0 +1,268 @@
+// Package remote reads checkpoints where they lie: a model of the Hugging Face hub, hf://ORG/NAME, or the
+// directory of a web server, https://HOST/DIR/. Open returns a source.Dir. Bytes are read by ranges, as
+// they are needed; a request that fails or breaks off is repeated from the byte where it broke.
+package remote
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"dsmoe/convert/format"
+	"dsmoe/text"
+)
+
+// Client makes requests and counts them. Fields are set before the first request.
+type Client struct {
+	Context context.Context // ends all requests
+	Cache   string          // directory that keeps weights that were read; "" keeps none
+	Headers string          // directory that keeps listings, configs and headers of the hub; "" keeps none
+
+	bytes, requests atomic.Int64
+	http            http.Client
+}
+
+// Default is the client of Open.
+var Default = NewClient()
+
+// The limits on a server. A model needs none of them; a hostile server would make its client wait or
+// allocate for ever.
+const (
+	maxHeaders   = 256 << 10        // bytes of a response's headers
+	maxRedirects = 10               // of one request
+	maxTries     = 8                // failures in a row without a byte
+	maxWait      = time.Minute      // between two tries
+	stall        = time.Minute      // without a byte, after which a response counts as broken
+	maxListing   = 64 << 20         // bytes of a page of a listing
+	maxDocument  = 10 * time.Minute // for a page of a listing
+	maxFiles     = 100_000          // in one listing
+	firstWait    = 200 * time.Millisecond
+)
+
+// connections is the number of connections to one server. A range that is read by a worker keeps one
+// busy: they are as many as convert has workers, and some for the reader of headers.
+const connections = 24
+
+// NewClient returns a client without caches.
+func NewClient() *Client {
+	var p http.Protocols
+	p.SetHTTP1(true) // of HTTP/2 Go opens one connection per server: its window limits all streams together
+	return &Client{Context: context.Background(), http: http.Client{CheckRedirect: checkRedirect,
+		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, Protocols: &p, DisableCompression: true,
+			DialContext:         (&net.Dialer{Timeout: 30 * time.Second}).DialContext,
+			TLSHandshakeTimeout: 30 * time.Second, ResponseHeaderTimeout: stall,
+			MaxResponseHeaderBytes: maxHeaders, MaxConnsPerHost: connections, MaxIdleConnsPerHost: connections,
+			IdleConnTimeout: 90 * time.Second}}}
+}
+
+// Traffic returns the bytes that were received of files and listings, and the number of requests.
+func (c *Client) Traffic() (bytes, requests int64) { return c.bytes.Load(), c.requests.Load() }
+
+// checkRedirect follows redirects to web servers alone, and takes the token to no other host.
+func checkRedirect(r *http.Request, via []*http.Request) error {
+	first := via[0].URL
+	switch {
+	case r.URL.Scheme != "https" && r.URL.Scheme != "http":
+		return final(fmt.Sprintf("is redirected to %s:, which is no web server", text.Quote(r.URL.Scheme)))
+	case first.Scheme == "https" && r.URL.Scheme == "http":
+		return final("is redirected from https to http, which anyone on the way can change")
+	case len(via) >= maxRedirects:
+		return final(fmt.Sprintf("is redirected more than %d times: in a circle?", maxRedirects))
+	case r.URL.Host != first.Host:
+		r.Header.Del("Authorization")
+	}
+	r.Header.Del("Referer") // it would have the query
+	return nil
+}
+
+// failure is why a request has no answer.
+type failure struct {
+	cause string
+	hint  string
+	is    error         // fs.ErrNotExist, or nil
+	final bool          // the request need not be repeated
+	code  int           // the answer's status; 0 without an answer
+	wait  time.Duration // that the server asks for; -1 if it does not
+}
+
+// Error returns the cause.
+func (f *failure) Error() string { return f.cause }
+
+// Unwrap returns fs.ErrNotExist for a missing file.
+func (f *failure) Unwrap() error { return f.is }
+
+func final(cause string) *failure { return &failure{cause: cause, final: true} }
+
+// about is an error about a file, of type *format.Error.
+func about(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var known *format.Error
+	if errors.As(err, &known) {
+		return err
+	}
+	bad := format.SystemError(path, "", err).(*format.Error)
+	var f *failure
+	if errors.As(err, &f) {
+		bad.Hint = f.hint
+	}
+	return bad
+}
+
+// do makes one request. A status other than 200 and 206 is a failure, in the words of explain.
+func (c *Client) do(r *http.Request, explain func(*http.Response) *failure) (*http.Response, error) {
+	c.requests.Add(1)
+	resp, err := c.http.Do(r)
+	if err != nil {
+		return nil, requestFailure(err)
+	}
+	if resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusPartialContent ||
+		resp.StatusCode == http.StatusRequestedRangeNotSatisfiable {
+		return resp, nil
+	}
+	io.CopyN(io.Discard, resp.Body, 4<<10) // so that the connection can be used again
+	resp.Body.Close()
+	f := explain(resp)
+	f.wait = retryAfter(resp.Header.Get("Retry-After"))
+	f.final, f.code = !repeated(resp.StatusCode), resp.StatusCode
+	return nil, f
+}
+
+// document requests a document that is short, and reads it whole. request makes the request anew for each try.
+func (c *Client) document(request func(ctx context.Context) (*http.Request, error),
+	explain func(*http.Response) *failure) (data []byte, header http.Header, err error) {
+	for tries := 1; ; tries++ {
+		if data, header, err = c.documentOnce(request, explain); err == nil {
+			return data, header, nil
+		}
+		if err = c.pause(err, tries); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+func (c *Client) documentOnce(request func(ctx context.Context) (*http.Request, error),
+	explain func(*http.Response) *failure) ([]byte, http.Header, error) {
+	ctx, cancel := context.WithTimeout(c.Context, maxDocument)
+	defer cancel()
+	r, err := request(ctx)
+	if err != nil {
+		return nil, nil, final("its URL cannot be used")
+	}
+	resp, err := c.do(r, explain)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxListing))
+	c.bytes.Add(int64(len(data)))
+	switch {
+	case err != nil:
+		return nil, nil, &failure{cause: "the connection broke", wait: -1}
+	case len(data) == maxListing:
+		return nil, nil, final("the server's answer has more than " + text.Bytes(maxListing))
+	}
+	return data, resp.Header, nil
+}
+
+// requestFailure strips an error of the URL, which may hold a signature.
+func requestFailure(err error) error {
+	var of *url.Error
+	if errors.As(err, &of) {
+		err = of.Err
+	}
+	var f *failure
+	var unknown *net.DNSError
+	var untrusted *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &f), errors.Is(err, context.Canceled):
+		return err
+	case errors.As(err, &unknown) && unknown.IsNotFound:
+		return final("its server is unknown: " + unknown.Err)
+	case errors.As(err, &untrusted), strings.Contains(err.Error(), "Location header"):
+		return final("cannot be reached: " + withoutQueries(err.Error()))
+	case strings.Contains(err.Error(), "server response headers exceeded"):
+		return final("the server sends more than " + text.Bytes(maxHeaders) + " of headers")
+	}
+	return &failure{cause: "cannot be reached: " + withoutQueries(err.Error()), wait: -1}
+}
+
+// withoutQueries cuts the queries off the URLs in a message.
+func withoutQueries(message string) string {
+	words := strings.Fields(message)
+	for i, w := range words {
+		if strings.Contains(w, "://") {
+			words[i], _, _ = strings.Cut(w, "?")
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// repeated reports whether a request with this answer is made again.
+func repeated(status int) bool {
+	return status == http.StatusTooManyRequests || status == http.StatusRequestTimeout || status >= 500
+}
+
+// explainStatus is the failure of a web server's answer.
+func explainStatus(resp *http.Response) *failure {
+	f := &failure{cause: "the server answers " + text.Quote(resp.Status), wait: -1}
+	switch resp.StatusCode {
+	case http.StatusNotFound, http.StatusGone:
+		f.cause, f.is = "no such file on the server", fs.ErrNotExist
+	case http.StatusUnauthorized, http.StatusForbidden:
+		f.hint = "the server wants a login, which dsmoe does not have; download the files with a program that has it"
+	case http.StatusTooManyRequests:
+		f.hint = "the server limits the number of requests; try again later"
+	}
+	return f
+}
+
+// retryAfter is the time that a Retry-After asks for, in seconds or as a date; -1 without one.
+func retryAfter(header string) time.Duration {
+	if n, err := strconv.Atoi(header); err == nil && n >= 0 {
+		return min(time.Duration(min(n, 3600))*time.Second, maxWait)
+	}
+	if at, err := http.ParseTime(header); err == nil {
+		return min(max(time.Until(at), 0), maxWait)
+	}
+	return -1
+}
+
+// pause waits before a request is repeated for the n-th time: as long as the server asks for, or a random
+// part of a time that doubles. It returns the error if the request is not to be repeated.
+func (c *Client) pause(err error, n int) error {
+	if c.Context.Err() != nil {
+		return context.Cause(c.Context)
+	}
+	var f *failure
+	if errors.As(err, &f) && f.final {
+		return err
+	}
+	if n >= maxTries {
+		return fmt.Errorf("%w, after %d tries", err, n)
+	}
+	wait := rand.N(min(firstWait<<n, maxWait))
+	if f != nil && f.wait >= 0 {
+		wait = f.wait
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-c.Context.Done():
+		return context.Cause(c.Context)
+	}
+}

@@ -1,0 +1,390 @@
+package remote
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"dsmoe/convert/format"
+	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/source"
+	"dsmoe/text"
+)
+
+// dir is the directory below of an origin.
+type dir struct {
+	c     *Client
+	o     origin
+	below string // "", or ends in "/"
+
+	mu     sync.Mutex
+	files  map[string]*file
+	listed []entry // sorted by name
+	small  [64]smallBlock
+	next   int // index in small of the block that is replaced
+}
+
+var _ source.Dir = (*dir)(nil)
+
+// newDir lists the files.
+func newDir(c *Client, o origin, below string) (*dir, error) {
+	d := &dir{c: c, o: o, files: map[string]*file{}}
+	if below = strings.Trim(below, "/"); below != "" {
+		d.below = below + "/"
+	}
+	listed, err := o.list(c)
+	if err != nil {
+		return nil, about(o.path(""), err)
+	}
+	for _, e := range listed {
+		if name, ok := strings.CutPrefix(e.Name, d.below); ok {
+			d.listed = append(d.listed, entry{name, e.Size, e.Identity})
+		}
+	}
+	slices.SortFunc(d.listed, func(a, b entry) int { return strings.Compare(a.Name, b.Name) })
+	return d, nil
+}
+
+// Path is the URL of the file.
+func (d *dir) Path(name string) string { return d.o.path(strings.TrimSuffix(d.below+name, "/")) }
+
+// OnDisk returns false.
+func (d *dir) OnDisk() bool { return false }
+
+// List returns the names in a directory.
+func (d *dir) List(below string) (names []string, err error) {
+	if below != "" {
+		below += "/"
+	}
+	for _, e := range d.listed {
+		if rest, ok := strings.CutPrefix(e.Name, below); ok {
+			name, _, _ := strings.Cut(rest, "/")
+			names = append(names, name)
+		}
+	}
+	if names == nil && below != "" {
+		return nil, about(d.Path(below), missing())
+	}
+	return slices.Compact(names), nil
+}
+
+func missing() *failure {
+	return &failure{cause: "no such file on the server", is: fs.ErrNotExist, final: true}
+}
+
+// file returns the file of that name, which must be listed.
+func (d *dir) file(name string) (*file, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if f := d.files[name]; f != nil {
+		return f, nil
+	}
+	i, ok := slices.BinarySearchFunc(d.listed, name, func(e entry, name string) int { return strings.Compare(e.Name, name) })
+	if !ok {
+		return nil, about(d.Path(name), missing())
+	}
+	f := &file{dir: d, name: d.below + name, size: d.listed[i].Size, listed: d.listed[i].Identity}
+	d.files[name] = f
+	return f, nil
+}
+
+// Stat describes the file: a directory if files lie below it.
+func (d *dir) Stat(name string) (fs.FileInfo, error) {
+	f, err := d.file(name)
+	if err != nil {
+		if _, below := d.List(name); below == nil {
+			return info{name: path.Base(name), mode: fs.ModeDir}, nil
+		}
+		return nil, err
+	}
+	if err := f.measure(); err != nil {
+		return nil, err
+	}
+	return f.info(), nil
+}
+
+// Open opens the file to be read from its begin.
+func (d *dir) Open(name string) (fs.File, error) {
+	f, err := d.file(name)
+	if err == nil {
+		err = f.measure()
+	}
+	if err != nil {
+		return nil, err
+	}
+	if f.Size() > maxKept {
+		return &opened{f.info(), &stream{f: f, end: f.Size()}}, nil
+	}
+	data, err := d.c.kept(d.o, f.name, func() ([]byte, error) { return io.ReadAll(&stream{f: f, end: f.Size()}) })
+	if err == nil && int64(len(data)) != f.Size() {
+		err = about(f.path(), final("is "+text.Bytes(int64(len(data)))+" in the cache, and "+text.Bytes(f.Size())+" long"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &opened{f.info(), io.NopCloser(bytes.NewReader(data))}, nil
+}
+
+// Data opens a weight file.
+func (d *dir) Data(name string) (format.Data, error) {
+	f, err := d.file(name)
+	if err == nil {
+		err = f.measure()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// State names the bytes of a file: those that were listed or, without a listing that says so, those that
+// the server has now.
+func (d *dir) State(name string) (string, error) {
+	f, err := d.file(name)
+	if err != nil {
+		return "", err
+	}
+	if f.listed == "" {
+		if _, err := io.Copy(io.Discard, &stream{f: f, end: 1}); err != nil {
+			return "", err
+		}
+	}
+	return f.state(), nil
+}
+
+// CheckInside returns nil: a server has no links.
+func (d *dir) CheckInside(string) error { return nil }
+
+// info describes a file of a server.
+type info struct {
+	name string
+	size int64
+	mode fs.FileMode
+}
+
+// Name returns the name without directories.
+func (i info) Name() string { return i.name }
+
+// Size returns the bytes of the file.
+func (i info) Size() int64 { return i.size }
+
+// Mode returns ModeDir for a directory.
+func (i info) Mode() fs.FileMode { return i.mode }
+
+// ModTime returns zero: what tells a file from another is its State.
+func (i info) ModTime() time.Time { return time.Time{} }
+
+// IsDir reports whether it is a directory.
+func (i info) IsDir() bool { return i.mode.IsDir() }
+
+// Sys returns nil.
+func (i info) Sys() any { return nil }
+
+// opened is a file that is read from its begin.
+type opened struct {
+	info
+	io.ReadCloser
+}
+
+// Stat describes the file.
+func (o *opened) Stat() (fs.FileInfo, error) { return o.info, nil }
+
+// file is a file of a server. Its first bytes, which hold a weight file's header, stay in memory.
+type file struct {
+	format.Unmapped
+	dir    *dir
+	name   string
+	listed string // its identity in the listing; "" if it has none
+
+	mu       sync.Mutex
+	size     int64 // -1 until it is known
+	identity string
+
+	reading sync.Mutex // held while head grows
+	head    []byte
+}
+
+func (f *file) path() string { return f.dir.o.path(f.name) }
+
+// Path is the URL of the file.
+func (f *file) Path() string { return f.path() }
+
+// Size returns the bytes of the file.
+func (f *file) Size() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.size
+}
+
+// Close keeps the file usable: there is nothing to close.
+func (f *file) Close() error { return nil }
+
+func (f *file) info() info {
+	return info{name: path.Base(f.name), size: f.Size()}
+}
+
+// state names the file's bytes.
+func (f *file) state() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.listed != "" {
+		return text.Quote(f.listed)
+	}
+	return digest.Of([]byte(f.identity)) + " " + text.ExactBytes(f.size)
+}
+
+// seen compares an answer with those before it.
+func (f *file) seen(p *part) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.size >= 0 && p.size != f.size:
+		return final("had " + text.Bytes(f.size) + ", and has " + text.Bytes(p.size) + " now: it was replaced")
+	case f.identity != "" && p.identity != "" && p.identity != f.identity:
+		return final("was replaced since its header was read: its ETag is another")
+	}
+	f.size = p.size
+	if p.identity != "" {
+		f.identity = p.identity
+	}
+	return nil
+}
+
+// measure finds out the size. Without a listing that has it the first bytes are read.
+func (f *file) measure() error {
+	if f.Size() >= 0 {
+		return nil
+	}
+	f.reading.Lock()
+	defer f.reading.Unlock()
+	return f.extend(1)
+}
+
+// The sizes of requests in bytes. firstHead saves the round trip that asks for the 8 bytes of a header's
+// length: the header of a small model fits. A longer one is read on in steps of half of what was read.
+const (
+	firstHead = 64 << 10
+	stepHead  = 32 << 10
+	maxStep   = 1 << 20
+	maxHead   = 128 << 20 // of the first bytes, in memory: the longest header of any format
+	smallRead = 16 << 10  // of the blocks that serve smaller reads, such as of scales
+	largeRead = 8 << 20   // of one connection; a longer range is divided among several
+)
+
+// extend reads on until the first n bytes are in memory.
+func (f *file) extend(n int64) error {
+	for have := int64(len(f.head)); have < n; have = int64(len(f.head)) {
+		end := max(have+min(max(have/2, stepHead), maxStep), firstHead)
+		if size := f.Size(); size >= 0 && end > size {
+			end = size
+		}
+		more, err := f.dir.c.kept(f.dir.o, fmt.Sprintf("%s.%d-%d", f.name, have, end), func() ([]byte, error) {
+			return io.ReadAll(&stream{f: f, at: have, end: end})
+		})
+		if err != nil {
+			return err
+		}
+		f.head = append(f.head, more...)
+		if int64(len(f.head)) == have {
+			break // an empty file
+		}
+	}
+	return nil
+}
+
+// ReadAt reads a range. Reads that follow the first bytes, as those of a header do, go through them.
+func (f *file) ReadAt(dst []byte, offset int64) (int, error) {
+	size := f.Size()
+	n := min(int64(len(dst)), max(size-offset, 0))
+	if done, err := f.readHead(dst[:n], offset); done || err != nil {
+		return int(n), short(n, dst, err)
+	}
+	err := f.readRange(dst[:n], offset)
+	return int(n), short(n, dst, err)
+}
+
+// short is io.EOF for a read that ends behind the file.
+func short(n int64, dst []byte, err error) error {
+	if err == nil && n < int64(len(dst)) {
+		return io.EOF
+	}
+	return err
+}
+
+// readHead reads from the first bytes, or from small blocks. It reports whether the range is there.
+func (f *file) readHead(dst []byte, offset int64) (done bool, err error) {
+	f.reading.Lock()
+	defer f.reading.Unlock()
+	end := offset + int64(len(dst))
+	if offset <= int64(len(f.head)) && end > int64(len(f.head)) && len(dst) <= firstHead && end <= maxHead {
+		if err := f.extend(end); err != nil {
+			return false, err
+		}
+	}
+	if end <= int64(len(f.head)) {
+		copy(dst, f.head[offset:])
+		return true, nil
+	}
+	return false, nil
+}
+
+// readRange reads a range from the cache of weights, or from the server, over several connections if it
+// is long.
+func (f *file) readRange(dst []byte, offset int64) error {
+	if at := f.dir.c.blocksOf(f); at != "" {
+		return f.readBlocks(at, dst, offset)
+	}
+	if len(dst) <= smallRead/2 {
+		return f.readSmall(dst, offset)
+	}
+	var g errgroup.Group
+	for from := 0; from < len(dst); from += largeRead {
+		run := dst[from:min(from+largeRead, len(dst))]
+		g.Go(func() error {
+			at := offset + int64(from)
+			_, err := io.ReadFull(&stream{f: f, at: at, end: at + int64(len(run))}, run)
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// smallBlock is a run of bytes that was read.
+type smallBlock struct {
+	of   *file
+	at   int64
+	data []byte
+}
+
+// readSmall reads few bytes, and keeps those around them for the next reads.
+func (f *file) readSmall(dst []byte, offset int64) error {
+	end := offset + int64(len(dst))
+	d := f.dir
+	d.mu.Lock()
+	for _, b := range d.small {
+		if b.of == f && offset >= b.at && end <= b.at+int64(len(b.data)) {
+			copy(dst, b.data[offset-b.at:])
+			d.mu.Unlock()
+			return nil
+		}
+	}
+	d.mu.Unlock()
+	b := smallBlock{of: f, at: offset &^ (smallRead - 1)}
+	b.data = make([]byte, min((end+smallRead-1)&^(smallRead-1), f.Size())-b.at)
+	if _, err := io.ReadFull(&stream{f: f, at: b.at, end: b.at + int64(len(b.data))}, b.data); err != nil {
+		return err
+	}
+	copy(dst, b.data[offset-b.at:])
+	d.mu.Lock()
+	d.small[d.next], d.next = b, (d.next+1)%len(d.small)
+	d.mu.Unlock()
+	return nil
+}

@@ -1,0 +1,260 @@
+// Package remotetest re-enacts the HTTP side of the Hugging Face hub for tests.
+package remotetest
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/convert/remote"
+)
+
+// Commit is the commit that branch main of every repository is at.
+const Commit = "0123456789abcdef0123456789abcdef01234567"
+
+// Token is the token that gated repositories demand.
+const Token = "hf_secretsecret"
+
+// Hub is a hub that serves the directories below Root as repositories ORG/NAME, and redirects files to Storage.
+type Hub struct {
+	Root    string
+	API     *httptest.Server // the hub
+	Storage *httptest.Server // where files lie, at another port
+
+	// Faults is the share of requests, in percent, that fail or break off.
+	Faults int
+
+	mu       sync.Mutex
+	requests int
+	Log      []string          // requests: method, path, range
+	Tokens   []string          // Authorization of requests to Storage
+	Replaced map[string]string // ETags of files that were replaced, by path
+	Bytes    int64             // of files that were sent
+}
+
+// NewHub starts a hub. Close ends it.
+func NewHub(root string) *Hub {
+	h := &Hub{Root: root, Replaced: map[string]string{}}
+	h.API = httptest.NewServer(http.HandlerFunc(h.api))
+	h.Storage = httptest.NewServer(http.HandlerFunc(h.storage))
+	return h
+}
+
+// Start starts a hub with the directories as repositories org/NAME, and a client of it as the default one,
+// until the test ends.
+func Start(t *testing.T, dirs map[string]string) *Hub {
+	t.Helper()
+	root := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(root, "org"), 0o755))
+	for name, dir := range dirs {
+		require.NoError(t, os.Symlink(dir, filepath.Join(root, "org", name)))
+	}
+	h := NewHub(root)
+	old := remote.Default
+	remote.Default = remote.NewClient()
+	t.Cleanup(func() { remote.Default = old; h.Close() })
+	t.Setenv("HF_ENDPOINT", h.API.URL)
+	t.Setenv("HF_TOKEN", "")
+	t.Setenv("HF_TOKEN_PATH", filepath.Join(root, "none"))
+	t.Setenv("HF_HUB_OFFLINE", "")
+	return h
+}
+
+// Close ends the hub.
+func (h *Hub) Close() {
+	h.API.Close()
+	h.Storage.Close()
+}
+
+// Requests returns the requests so far.
+func (h *Hub) Requests() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append([]string(nil), h.Log...)
+}
+
+// Forget forgets the requests so far.
+func (h *Hub) Forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.Log, h.Bytes = nil, 0
+}
+
+// fault is what happens to a request.
+type fault int
+
+const (
+	noFault fault = iota
+	unavailable
+	breaksOff
+)
+
+// record notes a request and chooses its fault: of 100 requests Faults fail, in an order that is the same in
+// every run.
+func (h *Hub) record(r *http.Request) fault {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.requests++
+	h.Log = append(h.Log, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+r.Header.Get("Range")))
+	if h.requests*37%100 >= h.Faults {
+		return noFault
+	}
+	return fault(1 + h.requests%2)
+}
+
+// api answers requests to the hub.
+func (h *Hub) api(w http.ResponseWriter, r *http.Request) {
+	if h.record(r) != noFault {
+		unavailableNow(w)
+		return
+	}
+	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
+	listing := parts[0] == "api"
+	if listing {
+		parts = parts[2:]
+	}
+	if len(parts) < 4 {
+		http.NotFound(w, r)
+		return
+	}
+	name, verb, revision := parts[0]+"/"+parts[1], parts[2], parts[3]
+	dir := filepath.Join(h.Root, filepath.FromSlash(name))
+	known := r.Header.Get("Authorization") == "Bearer "+Token
+	switch {
+	case !isDir(dir):
+		refuse(w, http.StatusUnauthorized, "RepoNotFound")
+	case parts[1] == "gated" && !known && (!listing || verb == "tree"):
+		refuse(w, http.StatusForbidden, "GatedRepo")
+	case revision != Commit && revision != "main":
+		refuse(w, http.StatusNotFound, "RevisionNotFound")
+	case verb == "revision":
+		json.NewEncoder(w).Encode(map[string]string{"id": name, "sha": Commit})
+	case verb == "tree":
+		h.tree(w, r, dir)
+	case verb == "resolve":
+		h.resolve(w, r, name, strings.Join(parts[4:], "/"))
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func isDir(path string) bool {
+	stat, err := os.Stat(path)
+	return err == nil && stat.IsDir()
+}
+
+func refuse(w http.ResponseWriter, status int, code string) {
+	w.Header().Set("X-Error-Code", code)
+	w.WriteHeader(status)
+}
+
+func unavailableNow(w http.ResponseWriter) {
+	w.Header().Set("Retry-After", "0")
+	w.WriteHeader(http.StatusServiceUnavailable)
+}
+
+// perPage is the number of files on a page of the listing.
+const perPage = 3
+
+// tree answers with a page of the listing.
+func (h *Hub) tree(w http.ResponseWriter, r *http.Request, dir string) {
+	list := []map[string]any{}
+	dir, _ = filepath.EvalSymlinks(dir)
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if stat, serr := os.Stat(path); serr == nil && !stat.IsDir() {
+			rel, _ := filepath.Rel(dir, path)
+			list = append(list, map[string]any{"type": "file", "path": filepath.ToSlash(rel), "size": stat.Size(),
+				"oid": fmt.Sprintf("%x", stat.ModTime().UnixNano())})
+		}
+		return err
+	})
+	from := 0
+	fmt.Sscanf(r.URL.Query().Get("cursor"), "%d", &from)
+	if end := from + perPage; end < len(list) {
+		w.Header().Set("Link", fmt.Sprintf(`<%s%s?recursive=true&cursor=%d>; rel="next"`, h.API.URL, r.URL.Path, end))
+		list = list[:end]
+	}
+	json.NewEncoder(w).Encode(list[from:])
+}
+
+// resolve redirects to the storage, with a signature in the query.
+func (h *Hub) resolve(w http.ResponseWriter, r *http.Request, name, file string) {
+	path := "/" + name + "/" + file
+	stat, err := os.Stat(filepath.Join(h.Root, filepath.FromSlash(path)))
+	if err != nil {
+		refuse(w, http.StatusNotFound, "EntryNotFound")
+		return
+	}
+	w.Header().Set("X-Repo-Commit", Commit)
+	w.Header().Set("X-Linked-Size", fmt.Sprint(stat.Size()))
+	w.Header().Set("X-Linked-ETag", h.etag(path))
+	w.Header().Set("ETag", h.etag(path))
+	http.Redirect(w, r, h.Storage.URL+(&url.URL{Path: path}).EscapedPath()+"?signature=secret", http.StatusFound)
+}
+
+// etag is the ETag of a file.
+func (h *Hub) etag(path string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if tag := h.Replaced[path]; tag != "" {
+		return `"` + tag + `"`
+	}
+	return `"` + filepath.Base(path) + `"`
+}
+
+// storage sends a file.
+func (h *Hub) storage(w http.ResponseWriter, r *http.Request) {
+	fault := h.record(r)
+	h.mu.Lock()
+	if a := r.Header.Get("Authorization"); a != "" {
+		h.Tokens = append(h.Tokens, a)
+	}
+	h.mu.Unlock()
+	if fault == unavailable {
+		unavailableNow(w)
+		return
+	}
+	f, err := os.Open(filepath.Join(h.Root, filepath.FromSlash(r.URL.Path)))
+	if err != nil || r.URL.Query().Get("signature") != "secret" {
+		w.WriteHeader(http.StatusForbidden)
+		return
+	}
+	defer f.Close()
+	w.Header().Set("ETag", h.etag(r.URL.Path))
+	counted := &body{ResponseWriter: w, hub: h, most: -1}
+	if fault == breaksOff {
+		counted.most = 1000
+	}
+	stat, _ := f.Stat()
+	http.ServeContent(counted, r, "", stat.ModTime(), f)
+}
+
+// body counts what is sent, and breaks off after most bytes, if most is not negative.
+type body struct {
+	http.ResponseWriter
+	hub  *Hub
+	most int
+}
+
+// Write sends.
+func (b *body) Write(data []byte) (int, error) {
+	if b.most >= 0 && len(data) > b.most {
+		b.ResponseWriter.Write(data[:b.most])
+		b.ResponseWriter.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	b.hub.mu.Lock()
+	b.hub.Bytes += int64(len(data))
+	b.hub.mu.Unlock()
+	return b.ResponseWriter.Write(data)
+}
