@@ -185,8 +185,8 @@ func TestHostileServers(t *testing.T) {
 		"a compressed file":            func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Content-Encoding", "gzip") },
 		"does not say how long":        func(w http.ResponseWriter, r *http.Request) { w.(http.Flusher).Flush(); fmt.Fprint(w, "x") },
 		"no such file":                 http.NotFound,
-		"answers 403 Forbidden":        func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) },
-		"503 Service Unavailable, after 8 tries": func(w http.ResponseWriter, r *http.Request) {
+		"403 Forbidden":                func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) },
+		"503 Service Unavailable\", after 8 tries": func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", "0")
 			w.WriteHeader(http.StatusServiceUnavailable)
 		},
