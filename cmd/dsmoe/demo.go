@@ -97,7 +97,7 @@ func (d *demo) WriteText(w io.Writer) error {
 	_, err := fmt.Fprintf(w, `%s: a small DeepSeek-V3 with synthetic weights, and its golden pack
 
   %s        # passes
-  %s
+  %s        # a mistake: norm_topk_prob is false
   %s        # fails, and names the cause
 `, text.Quote(d.Path), d.Commands[0], d.Commands[1], d.Commands[2])
 	return err

@@ -44,7 +44,7 @@ dsmoe help packs  what a pack holds, and what it proves`,
 		Args:        expect("CHECKPOINT", "PACK"),
 		Annotations: exits("PACK is written, complete", ""),
 	}
-	python := cmd.Flags().String("python", "python3", "`command` that runs Python")
+	python := cmd.Flags().String("python", "python3", "`path` of the Python that runs golden.py")
 	recorder := recorderFlags()
 	cmd.Flags().AddFlagSet(recorder)
 	cmd.MarkFlagsOneRequired("random", "tokens", "text")

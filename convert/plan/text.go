@@ -44,7 +44,7 @@ func (p *Plan) WriteText(w io.Writer) error {
 // WriteJSON writes the plan as JSON, indented by two spaces, a tensor at a time.
 func (p *Plan) WriteJSON(w io.Writer) error {
 	head := *p
-	head.Tensors = []Tensor{}
+	head.Tensors, head.Others = []Tensor{}, append([]Other{}, p.Others...) // no list is null
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
