@@ -190,7 +190,10 @@ func TestHostileServers(t *testing.T) {
 			w.Header().Set("Retry-After", "0")
 			w.WriteHeader(http.StatusServiceUnavailable)
 		},
-		"the whole file": func(w http.ResponseWriter, r *http.Request) { w.Write(make([]byte, 300_000)) },
+		"the whole file": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "300000")
+			w.Write(make([]byte, 300_000))
+		},
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/dir/" {
