@@ -75,7 +75,8 @@ type Config struct {
 	// behaviour differs: see Rules.
 	Reference Reference
 
-	doc document // parsed document
+	doc     document // parsed document
+	wrapper *wrapper // whose object the fields above are from; nil: doc's own
 }
 
 // RopeScaling is rope_scaling. Type is "linear" (DeepseekLinearScalingRotaryEmbedding)
@@ -147,11 +148,14 @@ func (c *Config) ValueHeadDim() int {
 }
 
 // Override returns a copy in which the given config.json keys have the given JSON
-// values, parsed and validated anew. A key that the document has keeps its place;
+// values, parsed and validated anew. The keys are the language model's: see Within. A key that the document has keeps its place;
 // others are added at the end, sorted. Golden packs name such keys in
 // config_overrides. Problems are returned as one *Error.
 func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
 	doc := slices.Clone(c.doc)
+	if c.wrapper != nil {
+		doc, _ = c.wrapper.inner(doc) // it was read before
+	}
 	var problems []Problem
 	for _, key := range slices.Sorted(maps.Keys(fields)) {
 		m, err := newMember(key, fields[key])
@@ -163,6 +167,9 @@ func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
 	}
 	if problems != nil {
 		return nil, &Error{Problems: problems}
+	}
+	if c.wrapper != nil {
+		doc = slices.Clone(c.doc).with(member{key: c.wrapper.key, value: doc.JSON()})
 	}
 	return Parse(bytes.NewReader(doc.JSON()))
 }

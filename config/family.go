@@ -31,8 +31,16 @@ var families = []family{
 		references: glm4MoELiteReferences},
 }
 
-// decode reads a document by the table of its family.
+// decode reads a document, of a language model or of a model around one.
 func decode(doc document) (*Config, error) {
+	if w := wrapperOf(doc.values()); w != nil {
+		return w.decode(doc)
+	}
+	return decodeFamily(doc)
+}
+
+// decodeFamily reads a document by the table of its family.
+func decodeFamily(doc document) (*Config, error) {
 	values := doc.values()
 	f, err := familyOf(values)
 	if err != nil {
@@ -72,9 +80,12 @@ func familyOf(values map[string]jsontext.Value) (*family, error) {
 
 // unsupported is the *Error for a model_type that no family has.
 func unsupported(cause string) error {
-	names := make([]string, len(families))
-	for i, f := range families {
-		names[i] = f.defaults.ModelType
+	var names []string
+	for _, f := range families {
+		names = append(names, f.defaults.ModelType)
+	}
+	for _, w := range wrappers {
+		names = append(names, w.modelType)
 	}
 	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
 	return &Error{Problems: []Problem{{Field: "model_type", Cause: cause}}}

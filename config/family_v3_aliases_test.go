@@ -2,8 +2,10 @@ package config
 
 import (
 	"os"
+	"strings"
 	"testing"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -66,4 +68,32 @@ func TestKimiK2(t *testing.T) {
 	different := Differences(&v3, &kimi)
 	require.Len(t, different, 1)
 	assert.Equal(t, "model_type", different[0].Key)
+}
+
+// TestKimiK25: the language model's configuration is an object of config.json.
+func TestKimiK25(t *testing.T) {
+	const outer = `{"model_type":"kimi_k25","dtype":"bfloat16","text_config":`
+	c, err := Parse(strings.NewReader(outer + `{"model_type":"kimi_k2","num_hidden_layers":3},"hidden_size":7}`))
+	require.NoError(t, err)
+	assert.Equal(t, "kimi_k2", c.ModelType)
+	assert.Equal(t, 3, c.NumHiddenLayers)
+	assert.Equal(t, 7168, c.HiddenSize, "keys around it are not the language model's")
+	assert.Equal(t, "bfloat16", c.TorchDType)
+	assert.Equal(t, "language_model.", c.Prefix())
+	changed, err := c.Override(map[string]jsontext.Value{"num_hidden_layers": jsontext.Value("2")})
+	require.NoError(t, err)
+	assert.Equal(t, 2, changed.NumHiddenLayers)
+	assert.Equal(t, "language_model.", changed.Prefix())
+	assert.Equal(t, 3, c.NumHiddenLayers)
+	assert.Contains(t, string(changed.JSON()), `"hidden_size": 7`)
+	for text, want := range map[string]string{
+		`null`:                                 "text_config: is not an object with the language model's configuration",
+		`{}`:                                   "text_config.model_type: missing; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, kimi_k25",
+		`{"model_type":"kimi_k25"}`:            `text_config.model_type: "kimi_k25"; supported: deepseek, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, kimi_k25`,
+		`{"model_type":"kimi_k2","a":1,"a":2}`: `key "a" appears twice at byte`,
+	} {
+		got := problems(t, outer+text+"}")
+		require.NotEmpty(t, got, text)
+		assert.Contains(t, got[0].String(), want)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"dsmoe/model/table"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -45,6 +46,7 @@ func (t outcome) coverage(checks []report.Check) report.Coverage {
 			c.GoldenChecked++
 		}
 	}
+	c.Beside = weights.Beside(t.m.Config, t.set.All())
 	unreached, experts := map[int][]int{}, map[int]map[int]bool{} // by layer; experts that may show in what is checked
 	for s := range table.FamilyOf(t.m.Config).Required(t.m.Config, t.set.Has) {
 		if s.Layer >= t.layers() {

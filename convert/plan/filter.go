@@ -129,7 +129,7 @@ func (c *conversion) checkGlobs(f *filter) {
 // returns how many weights are kept beyond these.
 func (c *conversion) checkSlots(s selection) (beyond int) {
 	for _, w := range s.kept {
-		if !w.IsScales() {
+		if !w.IsScales() && !table.Outside(c.src.Config, w.Name) {
 			beyond++
 		}
 	}

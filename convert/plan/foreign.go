@@ -14,6 +14,7 @@ import (
 	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
@@ -82,28 +83,33 @@ func (f foreign) arrange(c *conversion, chosen selection, written *config.Config
 	if c.o.Imatrix != nil {
 		c.weigh(outputs)
 	}
-	return append(outputs, others...), c.noteDerived(infos, arranged)
+	return append(outputs, others...), c.noteDerived(chosen.kept, infos, arranged)
 }
 
 // noteDerived names the tensors that are not written because nothing reads them by the table:
-// a tied head, or angles of RoPE. It returns their number.
-func (c *conversion) noteDerived(infos []tensor.Info, arranged []format.Arranged) (n int) {
+// a tied head, or angles of RoPE; and those beside the language model. It returns their number.
+func (c *conversion) noteDerived(chosen []*weights.Weight, infos []tensor.Info, arranged []format.Arranged) (n int) {
 	written := make(map[string]bool, len(infos))
 	for _, x := range arranged {
 		for _, name := range x.Weights {
 			written[name] = true
 		}
 	}
-	first := ""
+	first, outside := "", 0
 	for _, info := range infos {
-		if !written[info.Name] {
+		if table.Outside(c.src.Config, info.Name) {
+			outside++
+		} else if !written[info.Name] {
 			n, first = n+1, cmp.Or(first, info.Name)
 		}
 	}
 	if n > 0 {
 		c.note("%s, the first is %s: not written, as models derive or tie them", text.Plural(n, "tensor"), text.Quote(first))
 	}
-	return n
+	if outside > 0 {
+		c.note("%s: not written, for %s holds the language model alone", weights.Beside(c.src.Config, chosen), c.format.Name)
+	}
+	return n + outside
 }
 
 // targetIn returns the dtype of a written tensor. All its parts must be convertible to it.

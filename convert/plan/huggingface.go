@@ -57,6 +57,14 @@ func (huggingFace) arrange(c *conversion, chosen selection, written *config.Conf
 	}
 	e.finish()
 	a.fuseGroups()
+	if beside := weights.Beside(c.src.Config, chosen.kept); beside != "" {
+		c.note("%s are converted too", beside)
+	}
+	for i := range a.outputs {
+		if out := &a.outputs[i]; table.InModel(out.Name) {
+			out.Name = written.Prefix() + out.Name
+		}
+	}
 	return a.outputs, 0
 }
 

@@ -5,6 +5,7 @@ package plan
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/go-json-experiment/json"
@@ -22,7 +23,7 @@ func (c *conversion) rewrite(chosen selection) (d document, err error) {
 	if err != nil {
 		return d, err
 	}
-	if d.text, err = editDocument(raw, c.configEdits(raw, chosen)); err != nil {
+	if d.text, err = c.edited(raw, chosen); err != nil {
 		return d, err
 	}
 	if d.config, err = config.Parse(bytes.NewReader(d.text)); err != nil {
@@ -32,32 +33,60 @@ func (c *conversion) rewrite(chosen selection) (d document, err error) {
 	return d, nil
 }
 
-// configEdits are the changes that keep config.json true.
-func (c *conversion) configEdits(raw []byte, chosen selection) (edits []edit) {
+// edited returns config.json with the changes that keep it true. What stands around a language model's
+// configuration says the dtype once more.
+func (c *conversion) edited(raw []byte, chosen selection) ([]byte, error) {
 	members, _ := documentMembers(raw) // the config was parsed
+	at := slices.IndexFunc(members, func(m documentMember) bool { return m.key == c.src.Config.Within() })
+	if at < 0 {
+		values := valuesOf(raw, members)
+		return editDocument(raw, append(c.dtypeEdits(values), c.layerEdits(values, chosen)...))
+	}
+	inner := raw[members[at].value:members[at].end]
+	within, _ := documentMembers(inner)
+	values := valuesOf(inner, within)
+	inner, err := editDocument(inner, append(c.dtypeEdits(values), c.layerEdits(values, chosen)...))
+	if err != nil {
+		return nil, err
+	}
+	around := valuesOf(raw, members)
+	edits := slices.DeleteFunc(c.dtypeEdits(around), func(e edit) bool { return around[e.key] == "" })
+	return editDocument(raw, append(edits, edit{members[at].key, inner}))
+}
+
+// valuesOf returns the values of a document's members by key.
+func valuesOf(document []byte, members []documentMember) map[string]string {
 	values := map[string]string{}
 	for _, m := range members {
-		values[m.key] = string(raw[m.value:m.end])
+		values[m.key] = string(document[m.value:m.end])
 	}
+	return values
+}
+
+// dtypeEdits are the changes that say in which dtypes and forms the weights are stored. values are the
+// document's.
+func (c *conversion) dtypeEdits(values map[string]string) (edits []edit) {
 	set := func(key, value string) {
 		if old, ok := values[key]; ok && old != value {
 			edits = append(edits, edit{key, []byte(value)})
 		}
 	}
 	if c.o.encodes() {
-		edits = c.fp8Edits(values)
-	} else if c.o.DType != tensor.Invalid {
-		name := strconv.Quote(table.TorchName(c.o.DType))
-		if values["torch_dtype"] == "" && values["dtype"] == "" {
-			edits = append(edits, edit{"torch_dtype", []byte(name)})
-		}
-		set("torch_dtype", name)
-		set("dtype", name)
-		if _, ok := values["quantization_config"]; ok {
-			edits = append(edits, edit{"quantization_config", nil})
-		}
+		return c.fp8Edits(values)
 	}
-	return append(edits, c.layerEdits(values, chosen)...)
+	if c.o.DType == tensor.Invalid {
+		return nil
+	}
+	name := strconv.Quote(table.TorchName(c.o.DType))
+	if values["torch_dtype"] == "" && values["dtype"] == "" {
+		edits = append(edits, edit{"torch_dtype", []byte(name)})
+	}
+	set("torch_dtype", name)
+	set("dtype", name)
+	if _, ok := values["quantization_config"]; ok {
+		edits = append(edits, edit{"quantization_config", nil})
+	}
+	return edits
 }
 
 // layerEdits returns the changes to the numbers of layers, of which values are the document's. It adds a

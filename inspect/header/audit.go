@@ -189,6 +189,9 @@ func scope(c *inspect.Checkpoint) (checked, not []string) {
 	default:
 		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json",
 			text.Plural(required(c), "weight")))
+		if beside := weights.Beside(c.Config, weights.New(c.Config, c).All()); beside != "" {
+			not = append(not, "names and shapes of "+beside)
+		}
 	}
 	if c.Config != nil && len(tensors) > 0 && !c.Complete() {
 		not = append(not, "which weights are missing: not every file can be used")

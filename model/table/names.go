@@ -96,8 +96,23 @@ func (f *Family) Place(name string) Place {
 	return p
 }
 
+// InModel reports whether a tensor of that name is one of a language model, as the table and the reference
+// name them.
+func InModel(name string) bool {
+	return strings.HasPrefix(name, "model.") || strings.HasPrefix(name, "lm_head.")
+}
+
+// Outside reports whether the tensor of that name is of what c has beside the language model, such as a
+// vision tower.
+func Outside(c *config.Config, name string) bool {
+	return c.Prefix() != "" && !InModel(name) && !strings.HasPrefix(name, c.Prefix())
+}
+
 // Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.
 func (f *Family) Ignores(c *config.Config, name string) bool {
+	if Outside(c, name) {
+		return true
+	}
 	pattern, p := new(room).cut(name)
 	return p.Layer < c.NumHiddenLayers+c.NumNextNPredictLayers &&
 		slices.ContainsFunc(f.Ignored, func(r Row) bool { return r.Name == string(pattern) && r.Holds(c, p.Layer) })

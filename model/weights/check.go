@@ -3,6 +3,7 @@ package weights
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -142,4 +143,21 @@ func (k *checker) checkScaled(s table.Slot, w *Weight) {
 		k.wrong(s, w, err.Error())
 		errors.As(err, &k.found.Wrong[len(k.found.Wrong)-1].Scales)
 	}
+}
+
+// Beside says how many of the weights are beside the language model, and which parts they are of, by the
+// first words of their names: "4 tensors beside the language model (mm_projector, vision_tower)"; "" for none.
+func Beside(c *config.Config, list []*Weight) string {
+	n, parts := 0, map[string]bool{}
+	for _, w := range list {
+		if table.Outside(c, w.Name) {
+			part, _, _ := strings.Cut(w.Name, ".")
+			n, parts[text.Quote(part)] = n+1, true
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s beside the language model (%s)", text.Plural(n, "tensor"),
+		strings.Join(slices.Sorted(maps.Keys(parts)), ", "))
 }

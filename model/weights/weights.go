@@ -149,7 +149,7 @@ func (e *ScalesError) Error() string {
 // Implied reports whether c implies the stored tensor of that name: it is a weight of the model, a part of
 // one, or the fused experts of a layer.
 func Implied(c *config.Config, stored string) bool {
-	f, name := table.FamilyOf(c), OwnerOf(stored)
+	f, name := table.FamilyOf(c), OwnerOf(Unprefixed(c, stored))
 	p := f.Place(name)
 	if fused, layer := table.FusedAt(name); fused != nil {
 		p = table.Place{Row: f.Row(table.RoutedExperts, fused.Roles[0]), Layer: layer}
@@ -219,6 +219,7 @@ var defaultBlock = [2]int{128, 128}
 // New maps the tensors of h to the names of the table. c says how many experts a fused
 // tensor holds and how large the blocks with a scale are. These forms are known:
 //
+//	language_model.model.layers.0.…         beside a vision tower: the prefix is cut off, see config.Config.Prefix
 //	layers.0.…                              the decoder saved without its head: "model." is put before
 //	….mlp.experts.gate_up_proj [E, 2I, H]   all experts in one: taken apart
 //	….weight_scale_inv                      of an FP8 weight: its Scales; see tensor.Form
@@ -233,13 +234,22 @@ func New(c *config.Config, h Headers) *Set {
 	prefix := missingPrefix(h)
 	for stored := range h.Tensors() {
 		info := stored
-		if !strings.HasPrefix(info.Name, "lm_head.") {
+		if info.Name = Unprefixed(c, info.Name); !strings.HasPrefix(info.Name, "lm_head.") {
 			info.Name = prefix + info.Name
 		}
 		s.take(info, stored.Name)
 	}
 	s.linkScales()
 	return s
+}
+
+// Unprefixed returns the name of a stored tensor without the prefix that c gives the language
+// model's. Other names stay.
+func Unprefixed(c *config.Config, stored string) string {
+	if name, cut := strings.CutPrefix(stored, c.Prefix()); cut && table.InModel(name) {
+		return name
+	}
+	return stored
 }
 
 // take adds the weights of a stored tensor, which info names as the table does.

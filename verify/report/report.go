@@ -213,6 +213,8 @@ type Coverage struct {
 	// checkpoint holds and that were not run, as the pack has no stages of them. The logits
 	// do not depend on them, and they were not verified.
 	OutsideForward int `json:"outside_forward"`
+	// Beside says which tensors are not the language model's: see weights.Beside.
+	Beside string `json:"beside,omitempty"`
 }
 
 // LayerExperts are experts of one layer.

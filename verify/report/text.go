@@ -451,6 +451,9 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 		fmt.Fprintf(b, "%-11s%d weights of multi-token prediction layers are not part of the forward pass, and not "+
 			"verified\n", "", c.OutsideForward)
 	}
+	if c.Beside != "" {
+		fmt.Fprintf(b, "%-11s%s are not part of the reference, and not verified\n", "", c.Beside)
+	}
 	nothing := "no token"
 	if c.ExpertsProbed > 0 {
 		nothing = "neither a token nor a probe"

@@ -1,0 +1,86 @@
+package config
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// wrapper is a model_type of a model that has a language model and more, such as a vision
+// tower: config.json holds the language model's configuration in one of its objects.
+type wrapper struct {
+	modelType string
+	key       string // of the object
+	prefix    string // of the language model's names among the tensors
+}
+
+// wrappers lists every model_type that Parse reads the language model of.
+var wrappers = []wrapper{
+	{"kimi_k25", "text_config", "language_model."}, // Kimi-K2.5
+}
+
+// wrapperOf returns the wrapper that model_type names; nil if there is none.
+func wrapperOf(values map[string]jsontext.Value) *wrapper {
+	name, _ := parseString(values["model_type"])
+	for i := range wrappers {
+		if wrappers[i].modelType == name {
+			return &wrappers[i]
+		}
+	}
+	return nil
+}
+
+// decode reads the language model's configuration. The dtype may stand beside it.
+func (w *wrapper) decode(doc document) (*Config, error) {
+	inner, err := w.inner(doc)
+	if err != nil {
+		return nil, err
+	}
+	values := inner.values()
+	for _, m := range doc {
+		if _, said := values[m.key]; !said && (m.key == "torch_dtype" || m.key == "dtype") {
+			inner = append(inner, m)
+		}
+	}
+	c, err := decodeFamily(inner)
+	var wrong *Error
+	if errors.As(err, &wrong) {
+		for i := range wrong.Problems {
+			wrong.Problems[i].Field = strings.TrimSuffix(w.key+"."+wrong.Problems[i].Field, ".")
+		}
+		return nil, wrong
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.doc, c.wrapper = doc, w
+	return c, nil
+}
+
+// inner reads the object with the language model's configuration.
+func (w *wrapper) inner(doc document) (document, error) {
+	value := doc.values()[w.key]
+	if value.Kind() != '{' {
+		return nil, &Error{Problems: []Problem{{w.key, "is not an object with the language model's configuration"}}}
+	}
+	return readDocument(value)
+}
+
+// Within returns the key of the object of config.json that holds the language model's
+// configuration; "" if the document itself does.
+func (c *Config) Within() string {
+	if c.wrapper == nil {
+		return ""
+	}
+	return c.wrapper.key
+}
+
+// Prefix returns what a checkpoint puts before the names of the language model's tensors, such
+// as "language_model."; usually "".
+func (c *Config) Prefix() string {
+	if c.wrapper == nil {
+		return ""
+	}
+	return c.wrapper.prefix
+}
