@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Runs dsmoe verify in a GitHub job. CHECKPOINT, GOLDEN and FLAGS (split at white space) are the action's
+# inputs; $RUNNER_TEMP/dsmoe-report receives report.txt, report.xml (JUnit) and report.html. The report is
+# also printed and put into the job's summary; a verdict that is not a pass becomes an annotation. The exit
+# status is that of dsmoe.
+set -euo pipefail
+reports=$RUNNER_TEMP/dsmoe-report
+rm -rf "$reports"
+mkdir -p "$reports"
+read -rd '' -a flags <<< "$FLAGS" || true
+status=0
+dsmoe verify ${flags[@]+"${flags[@]}"} --junit "$reports/report.xml" --html "$reports/report.html" \
+  -- "$CHECKPOINT" "$GOLDEN" > "$reports/report.txt" 2> "$reports/errors.txt" || status=$?
+case $status in
+  0) verdict=pass ;;
+  1) verdict=fail ;;
+  *) verdict=inconclusive ;;
+esac
+
+# What a pack or a checkpoint says is text, never a command of the runner.
+token=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+echo "::stop-commands::$token"
+cat "$reports/report.txt" "$reports/errors.txt"
+echo "::$token::"
+
+# The divergence with its causes, the reasons of an inconclusive run, and errors: what the annotation says.
+if [[ $verdict != pass ]]; then
+  why=$(awk '/^[^ ]|^$/ {wanted = /^(pack|DIVERGES|cause|or|hint|verdict) /} wanted' "$reports/report.txt"
+    cat "$reports/errors.txt")
+  why=${why:-dsmoe ended with status $status and printed nothing}
+  why=${why//'%'/%25}
+  why=${why//$'\r'/%0D}
+  echo "::error title=dsmoe verify: $verdict::${why//$'\n'/%0A}"
+fi
+
+{
+  printf '### dsmoe verify: %s\n\n' "$verdict"
+  sed 's/^/    /' "$reports/report.txt" "$reports/errors.txt" # indented, so that nothing in it is Markdown
+} >> "$GITHUB_STEP_SUMMARY"
+{
+  echo "verdict=$verdict"
+  echo "first-divergence=$(awk '/^DIVERGES/ {print $2; exit}' "$reports/report.txt")"
+  echo "report=$reports"
+} >> "$GITHUB_OUTPUT"
+exit "$status"
