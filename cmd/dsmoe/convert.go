@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -122,7 +121,7 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	debug.SetMemoryLimit(convert.HeapLimit(int64(f.memory)))
-	b := phaseBar{w: cmd.ErrOrStderr()}
+	b := bar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	settings := engineSettings(b.set)
 	settings.Memory, settings.Unverified = int64(f.memory), !f.verify
@@ -182,7 +181,7 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 	return convert.Run(ctx, args[1], src, o)
 }
 
-func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settings, b *phaseBar) error {
+func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settings, b *bar) error {
 	r, err := convert.Check(cmd.Context(), dir, s)
 	if err != nil {
 		return err
@@ -195,21 +194,4 @@ func (f *convertFlags) runCheck(cmd *cobra.Command, dir string, s convert.Settin
 		return errNo
 	}
 	return nil
-}
-
-// phaseBar is progress in phases, each with a bar of its own.
-type phaseBar struct {
-	bar
-	w     io.Writer
-	phase string
-	done  int64
-}
-
-func (p *phaseBar) set(phase string, n, of int64) {
-	if phase != p.phase {
-		p.remove()
-		p.bar, p.phase, p.done = newBar(p.w, phase, of, true), phase, 0
-	}
-	p.add(n - p.done)
-	p.done = n
 }

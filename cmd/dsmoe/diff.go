@@ -72,9 +72,9 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 	for _, w := range x.Weights {
 		total += w.Bytes()
 	}
-	progress := newBar(stderr, "comparing", total, true)
+	progress := bar{w: stderr}
 	defer progress.remove()
-	o.Progress = progress.add
+	o.Progress = func(done int64) { progress.set("comparing", done, total) }
 	r, err := diff.Compare(ctx, x, y, o)
 	if err != nil {
 		return nil, err

@@ -128,7 +128,7 @@ func auditValues(cmd *cobra.Command, path string) (*header.AuditReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := phaseBar{w: cmd.ErrOrStderr()}
+	b := bar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	v.Progress = func(done, total int64) { b.set("reading", done, total) }
 	return stats.AuditValues(cmd.Context(), c, v)

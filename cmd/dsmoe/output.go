@@ -151,7 +151,7 @@ func readWeights(cmd *cobra.Command, path string, f func(w inspect.Weights) erro
 		return err
 	}
 	defer c.Close()
-	b := phaseBar{w: cmd.ErrOrStderr()}
+	b := bar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	w.Progress = func(done, total int64) { b.set("reading", done, total) }
 	return f(w)

@@ -134,7 +134,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 		return nil, err
 	}
 	defer src.Close()
-	b := phaseBar{w: cmd.ErrOrStderr()}
+	b := bar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	in := report.Input{Selection: f.selection, Progress: b.set}
 	if in.Checkpoint, in.Values, err = valuesOf(src); err != nil {

@@ -192,16 +192,9 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(path), err)
 	}
-	var b bar
-	defer func() { b.remove() }()
-	before := 0
-	progress := func(done, total int) {
-		if done == 0 {
-			b = newBar(cmd.ErrOrStderr(), "routing", int64(total), false)
-		}
-		b.add(int64(done - before))
-		before = done
-	}
+	b := bar{w: cmd.ErrOrStderr(), things: true}
+	defer b.remove()
+	progress := func(done, total int) { b.set("routing", int64(done), int64(total)) }
 	return routing.OfForward(cmd.Context(), routing.Forward{Path: c.Path, Model: m, Input: in, Pages: c, Progress: progress},
 		options)
 }
@@ -270,7 +263,7 @@ func (o *routingFlags) logged(cmd *cobra.Command, path string, files []string) (
 	if err != nil {
 		return nil, err
 	}
-	b := phaseBar{w: cmd.ErrOrStderr()}
+	b := bar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	logs, err := openLogs(files, func(done, total int64) { b.set("reading", done, total) })
 	if err != nil {

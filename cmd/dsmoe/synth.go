@@ -86,7 +86,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(configFile), err)
 	}
-	b := phaseBar{w: stderr}
+	b := bar{w: stderr}
 	defer b.remove()
 	settings := engineSettings(b.set)
 	settings.Overwrite, settings.OverwriteChanged = o.replace.finished, o.replace.changed

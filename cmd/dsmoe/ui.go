@@ -108,35 +108,38 @@ func exits(yes, no string) map[string]string {
 	return map[string]string{exitStatus: statuses}
 }
 
-// bar is the progress of a command. It draws nothing where nobody would see it.
-type bar struct{ drawn *progressbar.ProgressBar }
-
-// newBar shows progress towards total, a number of bytes or else of things, if w is a
-// terminal.
-func newBar(w io.Writer, what string, total int64, inBytes bool) bar {
-	f, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return bar{}
-	}
-	return bar{progressbar.NewOptions64(total,
-		progressbar.OptionSetWriter(f),
-		progressbar.OptionSetDescription(what),
-		progressbar.OptionShowBytes(inBytes),
-		progressbar.OptionUseIECUnits(true),
-		progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionFullWidth(),
-		progressbar.OptionClearOnFinish())}
+// bar is the progress of a command, in phases of which each has a bar of its own. It draws nothing where nobody
+// would see it.
+type bar struct {
+	w      io.Writer
+	things bool // are counted, not bytes
+	phase  string
+	drawn  *progressbar.ProgressBar
 }
 
-// add advances the bar by n.
-func (b bar) add(n int64) {
+// set shows that n of so many are done in a phase, if the writer is a terminal.
+func (b *bar) set(phase string, n, of int64) {
+	if phase != b.phase {
+		b.remove()
+		b.phase, b.drawn = phase, nil
+		if f, ok := b.w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			b.drawn = progressbar.NewOptions64(of,
+				progressbar.OptionSetWriter(f),
+				progressbar.OptionSetDescription(phase),
+				progressbar.OptionShowBytes(!b.things),
+				progressbar.OptionUseIECUnits(true),
+				progressbar.OptionThrottle(100*time.Millisecond),
+				progressbar.OptionFullWidth(),
+				progressbar.OptionClearOnFinish())
+		}
+	}
 	if b.drawn != nil {
-		b.drawn.Add64(n)
+		b.drawn.Set64(n)
 	}
 }
 
 // remove leaves an empty line where the bar was.
-func (b bar) remove() {
+func (b *bar) remove() {
 	if b.drawn != nil {
 		b.drawn.Clear()
 	}

@@ -146,9 +146,9 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	if err != nil {
 		return r, err
 	}
-	b := newBar(stderr, "verifying", int64(len(p.Manifest.Tensors)), false)
+	b := bar{w: stderr, things: true}
 	defer b.remove()
-	options := o.options(p.DType, func(_, _ int) { b.add(1) })
+	options := o.options(p.DType, func(done, total int) { b.set("verifying", int64(done), int64(total)) })
 	options.Pages, options.Decoded = c, c
 	if !c.ConfigInside() {
 		if options.ConfigHash, err = hashFile(c, checkpoint.ConfigName); err != nil {

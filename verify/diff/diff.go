@@ -37,8 +37,8 @@ const (
 
 // Options are the options of Compare; the zero value is the default.
 type Options struct {
-	Exact    bool              // another dtype, and values that are only close, make a difference
-	Progress func(bytes int64) // told of bytes of A that were compared, one call at a time
+	Exact    bool             // another dtype, and values that are only close, make a difference
+	Progress func(done int64) // called, one call at a time, with the bytes of A compared; may be nil
 }
 
 // Report is what Compare found. It is JSON as it stands.
@@ -89,12 +89,10 @@ type Finding struct {
 func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 	pairs := match(a, b)
 	findings := make([]Finding, len(pairs))
-	done := int64(0)
-	progress := func(bytes, _ int64) {
+	progress := func(done, _ int64) {
 		if o.Progress != nil {
-			o.Progress(bytes - done)
+			o.Progress(done)
 		}
-		done = bytes
 	}
 	err := each(ctx, len(pairs), progress, func(r *weights.Reading, i int) (err error) {
 		findings[i], err = pairs[i].compare(r, a, b)
