@@ -1,6 +1,6 @@
 package checkpoint
 
-// Checkpoints that lie on a server: hf://ORG/NAME, https://HOST/DIR/.
+// Checkpoints that lie on a server: hf://ORG/NAME, s3://BUCKET/PREFIX, https://HOST/DIR/.
 
 import (
 	"errors"

@@ -1,9 +1,10 @@
-// Package remote reads checkpoints where they lie: a model of the Hugging Face hub, hf://ORG/NAME, or the
-// directory of a web server, https://HOST/DIR/. Open returns a source.Dir. Bytes are read by ranges, as
+// Package remote reads checkpoints where they lie: a model of the Hugging Face hub, hf://ORG/NAME, objects of a
+// store, s3://BUCKET/PREFIX, or the directory of a web server, https://HOST/DIR/. Open returns a source.Dir. Bytes are read by ranges, as
 // they are needed; a request that fails or breaks off is repeated from the byte where it broke.
 package remote
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -132,8 +133,9 @@ func (c *Client) do(r *http.Request, explain func(*http.Response) *failure) (*ht
 		resp.StatusCode == http.StatusRequestedRangeNotSatisfiable {
 		return resp, nil
 	}
-	io.CopyN(io.Discard, resp.Body, 4<<10) // so that the connection can be used again
+	start, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // to its end, so that the connection can be used again
 	resp.Body.Close()
+	resp.Body = io.NopCloser(bytes.NewReader(start))
 	f := explain(resp)
 	f.wait = retryAfter(resp.Header.Get("Retry-After"))
 	f.final, f.code = !repeated(resp.StatusCode), resp.StatusCode

@@ -40,7 +40,7 @@ func newDir(c *Client, o origin, below string) (*dir, error) {
 	if below = strings.Trim(below, "/"); below != "" {
 		d.below = below + "/"
 	}
-	listed, err := o.list(c)
+	listed, err := o.list(c, d.below)
 	if err != nil {
 		return nil, about(o.path(""), err)
 	}

@@ -100,8 +100,8 @@ func (o *hub) resolve(c *Client, revision string) (string, error) {
 	return answer.SHA, nil
 }
 
-// list lists the files, page by page.
-func (o *hub) list(c *Client) (list []entry, err error) {
+// list lists all files, page by page.
+func (o *hub) list(c *Client, _ string) (list []entry, err error) {
 	data, err := c.kept(o, ".tree", func() ([]byte, error) {
 		u := o.endpoint.JoinPath("api/models", o.name, "tree", o.commit)
 		u.RawQuery = "recursive=true"

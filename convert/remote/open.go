@@ -12,7 +12,7 @@ import (
 // Is reports whether path is the URL of a place that Open opens.
 func Is(path string) bool {
 	scheme, _, ok := strings.Cut(path, "://")
-	return ok && (scheme == "hf" || scheme == "https" || scheme == "http")
+	return ok && (scheme == "hf" || scheme == "s3" || scheme == "https" || scheme == "http")
 }
 
 // Name returns a URL without the parts that may be secret: its user and its query.
@@ -65,6 +65,9 @@ func (c *Client) open(url string, isFile func(name string) bool, names []string)
 func (c *Client) originOf(path string, names []string) (o origin, below string, err error) {
 	if strings.HasPrefix(path, "hf://") {
 		return openHub(c, path)
+	}
+	if strings.HasPrefix(path, "s3://") {
+		return openBucket(c, path)
 	}
 	u, err := url.Parse(path)
 	if err != nil || u.Host == "" {

@@ -19,8 +19,8 @@ import (
 type origin interface {
 	// path names a file in messages; "" is the directory.
 	path(file string) string
-	// list returns the files.
-	list(c *Client) ([]entry, error)
+	// list returns the files, at least those whose names begin with below.
+	list(c *Client, below string) ([]entry, error)
 	// fetch requests the bytes of a file from offset on, up to the one before end; all of them if
 	// end is negative.
 	fetch(ctx context.Context, c *Client, file string, offset, end int64) (*part, error)

@@ -33,7 +33,7 @@ var href = regexp.MustCompile(`(?i)<a\s[^>]*href\s*=\s*["']?([^"'\s>]+)`)
 
 // list takes the files that the directory's page links to, as web servers make it. Without such a page it
 // looks for the files that a checkpoint may have.
-func (o *web) list(c *Client) (list []entry, err error) {
+func (o *web) list(c *Client, _ string) (list []entry, err error) {
 	linked, err := o.links(c)
 	if err != nil {
 		return nil, err

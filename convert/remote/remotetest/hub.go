@@ -224,9 +224,18 @@ func (h *Hub) storage(w http.ResponseWriter, r *http.Request) {
 		unavailableNow(w)
 		return
 	}
-	f, err := os.Open(filepath.Join(h.Root, filepath.FromSlash(r.URL.Path)))
-	if err != nil || r.URL.Query().Get("signature") != "secret" {
+	if r.URL.Query().Get("signature") != "secret" {
 		w.WriteHeader(http.StatusForbidden)
+		return
+	}
+	h.send(w, r, fault)
+}
+
+// send sends the file that a request names.
+func (h *Hub) send(w http.ResponseWriter, r *http.Request, fault fault) {
+	f, err := os.Open(filepath.Join(h.Root, filepath.FromSlash(r.URL.Path)))
+	if err != nil {
+		w.WriteHeader(http.StatusNotFound)
 		return
 	}
 	defer f.Close()

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Compares what dsmoe reads of an object store, versitygw on a temporary directory, with what it reads of the
+# disk, with 30 % of the requests failing or breaking off. Needs Go and the module proxy.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+GOBIN=$work go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+go build -o "$work/dsmoe" ./cmd/dsmoe
+go run ./scripts/s3 "$work/versitygw" "$work/dsmoe"
