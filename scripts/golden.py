@@ -1146,7 +1146,8 @@ class Run:
         self.mtp = self.prediction_layers()
         self.embedding = Unit(self, self.base.embed_tokens, "model.embed_tokens.", "embed")
         self.norm = Unit(self, self.base.norm, "model.norm.", "head", ends_file=False)
-        self.head = Unit(self, self.model.lm_head, "model.embed_tokens." if self.ties() else "lm_head.", "head")
+        self.head = Unit(self, self.model.lm_head, "model.embed_tokens." if (self.last or 0 in self.chosen) and self.ties() else "lm_head.",
+                         "head")
         self.layers = {n: Unit(self, reference.layers[n], f"model.layers.{n}.", f"layer-{n:03d}") for n in self.chosen}
         self.check()
 

@@ -12,8 +12,9 @@ whole model, loaded by from_pretrained, gives the same logits to the bit on this
 
 --code DIR    holds the published modeling_deepseek.py and configuration_deepseek.py
 --dsmoe BIN   makes the checkpoints of which only config.json is there, and verifies each new pack
---rules       checks instead what golden.py refuses, and which of several sets of weights it reads:
-              without torch, --mtp without prediction layers, a model.safetensors beside an index
+--rules       checks instead what golden.py refuses, and which weights it reads: without torch,
+              --mtp without prediction layers, a model.safetensors beside an index, --layers
+              without the files of the other layers
 --stages, --work DIR
 
 Exit status: 0 all packs were reproduced, 1 one was not, 2 nothing could be checked.
@@ -187,7 +188,36 @@ def rules(a, work):
     model = transformers.DeepseekV3ForCausalLM.from_pretrained(both, dtype=torch.float32)
     doubled, read = torch.equal(2 * plain, single), torch.equal(model.model.norm.weight, 2 * weights["model.norm.weight"].float())
     print("model.safetensors beside an index: golden.py", "reads it" if doubled else "READS THE INDEX;", "from_pretrained", "too" if read else "NOT")
-    return good and doubled and read
+    return needed(work, both, weights) and good and doubled and read
+
+
+def needed(work, checkpoint, weights):
+    """Whether golden.py --layers gives the same without the files of the other layers, of the embedding and of the head."""
+    os.remove(checkpoint + "/model.safetensors")
+    for file in glob.glob(checkpoint + "/model-*.safetensors"):
+        os.remove(file)
+    with open(checkpoint + "/config.json", encoding="utf-8") as f:
+        config = json.load(f) | {"tie_word_embeddings": True}  # a stored head may differ: both are read where one is used
+    with open(checkpoint + "/config.json", "w", encoding="utf-8") as f:
+        json.dump(config, f)
+    places = {name: name.split(".")[2] if name.startswith("model.layers.") else "ends" for name in weights}
+    with open(checkpoint + "/model.safetensors.index.json", "w", encoding="utf-8") as f:
+        json.dump({"weight_map": {name: f"model-{place}.safetensors" for name, place in places.items()}}, f)
+    for place in set(places.values()):
+        save_file({n: t for n, t in weights.items() if places[n] == place}, f"{checkpoint}/model-{place}.safetensors", {"format": "pt"})
+    packs = [os.path.join(work, name) for name in ("all", "part", "less")]
+    record = lambda pack: subprocess.run([sys.executable, GOLDEN, checkpoint, pack, "--random", "1x4", "--layers", "2"], capture_output=True, text=True)
+    whole = record(packs[0]).returncode == 0
+    for file in set(glob.glob(checkpoint + "/model-*.safetensors")) - {checkpoint + "/model-2.safetensors"}:
+        os.remove(file)
+    part = record(packs[1])
+    same = whole and part.returncode == 0 and differences(tensors(packs[0])[1], tensors(packs[1])[1])[0] == len(tensors(packs[0])[1])
+    os.remove(checkpoint + "/model-2.safetensors")
+    less = record(packs[2])
+    refused = less.returncode == 2 and less.stderr.count("\n") == 1 and "model-2.safetensors" in less.stderr
+    print("--layers without the files of others:", "the same" if same else f"ANOTHER PACK {part.stderr.strip()}",
+          "; without its own:", "refused" if refused else "NOT REFUSED", less.stderr.strip())
+    return same and refused
 
 
 def fits(manifest):
