@@ -28,6 +28,7 @@ type Checkpoint struct {
 	Config   *config.Config // nil if it cannot be read; a Finding says why
 	Index    *Index         // nil if the checkpoint has no index that can be read
 	Files    []File         // the weight files whose headers could be read
+	Unread   []File         // other files of the index; of their tensors only the names are known
 	Findings []Finding      // about reading the files
 }
 
@@ -55,15 +56,20 @@ type Tensor struct {
 }
 
 // List returns all tensors, file after file.
-func (c *Checkpoint) List() []Tensor {
+func (c *Checkpoint) List() []Tensor { return list(c.Files) }
+
+func list(files []File) []Tensor {
 	all := []Tensor{}
-	for _, f := range c.Files {
+	for _, f := range files {
 		for _, i := range f.Tensors {
 			all = append(all, Tensor{i.Name, i.DType, i.Shape, i.Bytes(), f.Name})
 		}
 	}
 	return all
 }
+
+// ListUnread returns the tensors that are in no file whose header was read, with names and files alone.
+func (c *Checkpoint) ListUnread() []Tensor { return list(c.Unread) }
 
 // Tensors implements weights.Headers: it yields the header entries, file after file.
 func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {

@@ -114,6 +114,9 @@ func (t outcome) describeScope(checks []report.Check) report.Scope {
 		case !t.scope.runs(slot) && layer >= t.layers(): // Coverage.OutsideForward
 		case !t.scope.runs(slot):
 			s.Weights++
+			if w.Unread() {
+				s.ByName++
+			}
 			if layer >= 0 && !slices.Contains(s.Unread, layer) {
 				s.Unread = append(s.Unread, layer)
 			}

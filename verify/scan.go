@@ -103,7 +103,8 @@ func (t *run) pieces(w *weights.Weight) iter.Seq2[[]byte, error] {
 // the published code. transformers' own classes compute with the stored one: model.Load binds it.
 func (t *run) checkTied() error {
 	head, embedding := t.set.Find(table.HeadName), t.set.Find("model.embed_tokens.weight")
-	if !t.m.Config.TieWordEmbeddings || t.m.Config.Reference != config.Remote || head == nil || embedding == nil {
+	if !t.m.Config.TieWordEmbeddings || t.m.Config.Reference != config.Remote || head == nil || embedding == nil ||
+		head.Unread() || embedding.Unread() {
 		return nil
 	}
 	same, err := t.sameBytes(head, embedding)

@@ -263,6 +263,13 @@ func (s *scope) reads(slot table.Slot) bool {
 	return s.runs(slot) || slot.Layer >= s.config.NumHiddenLayers && !s.restricted() && !s.namesAbsent(slot.Layer)
 }
 
+// needs reports whether a weight is read, or has to be compared with one that is read: a head and the
+// embedding that it is tied to.
+func (s *scope) needs(at table.Place) bool {
+	tied := s.config.TieWordEmbeddings && s.course.Embedding && at.Is(table.Head, table.LMHead)
+	return at.Row != nil && (tied || s.reads(table.Slot{Place: at}))
+}
+
 // followsPart reports whether layer l, or the head, begins with the output of the part before it.
 func (s *scope) followsPart(l int) bool {
 	ran := l == 0 && s.course.Embedding || l > 0 && slices.Contains(s.course.Layers, l-1)

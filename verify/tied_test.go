@@ -88,4 +88,11 @@ func TestStoredHeadOfPublishedCode(t *testing.T) {
 	other.Shape, other.Data = []int{256, 32}, other.Data[:len(other.Data)/2]
 	_, err = verify.Run(context.Background(), c.Config, withHead{c, other}, p, verify.Options{})
 	require.Error(t, err)
+	// The two are compared where one of them is used.
+	for stage, is := range map[string]bool{"model.embed_tokens.output": true, "lm_head.output": true,
+		"model.layers.1.output": false} {
+		src, o := withHead{c, embedding}, verify.Options{Stages: []string{stage}}
+		needed := weights.Holders(c.Config, src, must(verify.Reads(c.Config, p, o)))
+		require.Equal(t, is, needed["lm_head.weight"] && needed["model.embed_tokens.weight"], stage)
+	}
 }

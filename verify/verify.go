@@ -40,24 +40,12 @@ func (t *tracer) unusedLimits() error {
 // that is not one, a broken pack.
 func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack.Pack, o Options) (*report.Report,
 	error) {
-	if o.Mode == "" {
-		o.Mode = report.Local
-	}
-	if err := o.check(); err != nil {
-		return nil, err
-	}
-	if err := golden.CheckFamily(c); err != nil {
-		return nil, err
-	}
 	stored := c
-	c, err := golden.Config(c, o.Reference)
+	s, err := scopeOf(c, golden, &o)
 	if err != nil {
 		return nil, err
 	}
-	s, err := newScope(c, golden, &o)
-	if err != nil {
-		return nil, err
-	}
+	c = s.config
 	m, err := model.LoadPart(c, src, s.runs)
 	if err != nil {
 		return nil, err
@@ -89,6 +77,28 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 		return verdict, err
 	}
 	return verdict, found.diagnose(ctx, verdict)
+}
+
+// Reads returns which weights Run reads of a checkpoint with the configuration c.
+func Reads(c *config.Config, golden *pack.Pack, o Options) (func(*weights.Weight) bool, error) {
+	s, err := scopeOf(c, golden, &o)
+	if err != nil {
+		return nil, err
+	}
+	return func(w *weights.Weight) bool { return s.needs(w.OwnerPlace()) }, nil
+}
+
+// scopeOf checks the options and the pack, and settles what is run.
+func scopeOf(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
+	o.Mode = cmp.Or(o.Mode, report.Local)
+	if err := cmp.Or(o.check(), golden.CheckFamily(c)); err != nil {
+		return nil, err
+	}
+	c, err := golden.Config(c, o.Reference)
+	if err != nil {
+		return nil, err
+	}
+	return newScope(c, golden, o)
 }
 
 // verify runs the model once.

@@ -131,12 +131,13 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)
 	}
-	src, err := checkpoint.Open(args[0])
+	o := f.options(args, settings)
+	src, err := checkpoint.OpenPart(args[0], o.Needed)
 	if err != nil {
 		return err
 	}
 	defer src.Close()
-	r, err := f.convert(cmd.Context(), src, args, settings)
+	r, err := f.convert(cmd.Context(), src, args, o)
 	if err != nil {
 		return err
 	}
@@ -156,14 +157,22 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 	return s
 }
 
-// convert plans or converts.
-func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string,
-	s convert.Settings) (result, error) {
+// options turns the flags into those of the library, without the importance matrix.
+func (f *convertFlags) options(args []string, s convert.Settings) convert.Options {
 	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, PowersOfTwo: f.scales.value == "ue8m0",
 		Mixture: f.dtype.mixture, Name: f.name, Experts: plan.Experts(f.experts.value), AllowFP8Fused: f.allowFP8Fused,
 		MaxShardBytes: int64(f.shard),
 		Layers:        f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
 		Pre: f.pre, NoVocab: f.noVocab, Format: f.to.value}}
+	if len(args) > 1 {
+		o.Options = o.Into(args[1])
+	}
+	return o
+}
+
+// convert plans or converts.
+func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, args []string,
+	o convert.Options) (result, error) {
 	if f.imatrix != "" {
 		m, err := checkpoint.OpenImatrix(f.imatrix)
 		if err != nil {
@@ -173,9 +182,6 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 		o.Imatrix = m
 	}
 	if f.dryRun {
-		if len(args) > 1 {
-			o.Options = o.Into(args[1])
-		}
 		return convert.Plan(src, o)
 	}
 	return convert.Run(ctx, args[1], src, o)

@@ -5,8 +5,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/config"
 	"dsmoe/inspect"
 	"dsmoe/inspect/experts"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -37,9 +39,17 @@ dsmoe help findings  the kinds of findings`,
 		if *against != "" && *similarities {
 			return misuse(cmd, "--against does not go with --similarities")
 		}
-		return readWeights(cmd, args[0], func(w inspect.Weights) error {
+		need := needOf(*selection, func(c *config.Config, w *weights.Weight) bool {
+			return experts.Reads(*selection, c.IsMoE, w)
+		})
+		return readWeights(cmd, args[0], need, func(w inspect.Weights) error {
 			if *against != "" {
-				return expertsAgainst(cmd, w, *against, *selection, inspect.Grouping(by.value), out)
+				original, c, err := openWeights(*against, need)
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				return expertsAgainst(cmd, w, original, *selection, inspect.Grouping(by.value), out)
 			}
 			r, err := experts.Examine(cmd.Context(), w,
 				experts.Options{Selection: *selection, Similarities: *similarities, By: inspect.Grouping(by.value)})
@@ -53,16 +63,11 @@ dsmoe help findings  the kinds of findings`,
 }
 
 // expertsAgainst compares experts with their originals.
-func expertsAgainst(cmd *cobra.Command, w inspect.Weights, original string, s inspect.Selection, by inspect.Grouping,
+func expertsAgainst(cmd *cobra.Command, w, original inspect.Weights, s inspect.Selection, by inspect.Grouping,
 	out *output) error {
-	b, c, err := openWeights(original)
+	r, err := experts.Against(cmd.Context(), w, original, s)
 	if err != nil {
-		return err
-	}
-	defer c.Close()
-	r, err := experts.Against(cmd.Context(), w, b, s)
-	if err != nil {
-		return fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original), err)
+		return fmt.Errorf("%s against %s: %w", text.Quote(w.Path), text.Quote(original.Path), err)
 	}
 	r.By = by
 	return out.judge(cmd, r, r.Findings)

@@ -32,7 +32,7 @@ dsmoe help hashes  what is hashed, byte by byte`,
 		if by.value == string(stats.HashModel) && !selection.All() {
 			return misuse(cmd, "--by model is about all tensors: not with --layers, --experts or --match")
 		}
-		return readWeights(cmd, args[0], func(w inspect.Weights) error {
+		return readWeights(cmd, args[0], needOf(*selection, hasWeight(selection)), func(w inspect.Weights) error {
 			r, err := stats.Hash(cmd.Context(), w, *selection, stats.HashLevel(by.value))
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)

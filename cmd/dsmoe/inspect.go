@@ -202,8 +202,11 @@ func configPath(path string) string {
 }
 
 // scan reads everything but the weights of the checkpoint at path.
-func scan(path string) (*inspect.Checkpoint, error) {
-	inv, err := checkpoint.Scan(path)
+func scan(path string) (*inspect.Checkpoint, error) { return scanPart(path, nil) }
+
+// scanPart is scan for a command that needs a part of the checkpoint.
+func scanPart(path string, need checkpoint.Need) (*inspect.Checkpoint, error) {
+	inv, err := checkpoint.ScanPart(path, need)
 	if err != nil {
 		return nil, err
 	}
@@ -221,6 +224,9 @@ func inspected(inv *checkpoint.Inventory) (*inspect.Checkpoint, error) {
 	}
 	for _, f := range inv.Files {
 		c.Files = append(c.Files, inspect.File{Name: f.Name, Size: f.Size, Tensors: f.Infos})
+	}
+	for _, f := range inv.Unread {
+		c.Unread = append(c.Unread, inspect.File{Name: f.Name, Tensors: f.Infos})
 	}
 	c.Findings = slices.Concat(findings(inspect.Broken, inv.Problems), findings(inspect.Note, inv.Notes))
 	return c, nil

@@ -10,8 +10,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"dsmoe/config"
 	"dsmoe/convert/checkpoint"
 	"dsmoe/inspect"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -131,9 +133,24 @@ func addSelection(cmd *cobra.Command) *inspect.Selection {
 	return s
 }
 
-// openWeights opens the checkpoint at path, which is to be closed, and lists its weights.
-func openWeights(path string) (w inspect.Weights, c *checkpoint.Checkpoint, err error) {
-	if c, err = checkpoint.Open(path); err != nil {
+// needOf is the need of a command that reads some of the selected weights.
+func needOf(s inspect.Selection, reads func(*config.Config, *weights.Weight) bool) checkpoint.Need {
+	return func(c *config.Config, all weights.Headers) (map[string]bool, error) {
+		if s.All() || c == nil {
+			return nil, nil
+		}
+		return weights.Holders(c, all, func(w *weights.Weight) bool { return reads(c, w) }), nil
+	}
+}
+
+// hasWeight is what a command reads that reads every selected weight.
+func hasWeight(s *inspect.Selection) func(*config.Config, *weights.Weight) bool {
+	return func(_ *config.Config, w *weights.Weight) bool { return s.Has(w.Name) }
+}
+
+// openWeights opens what is needed of the checkpoint at path, which is to be closed, and lists its weights.
+func openWeights(path string, need checkpoint.Need) (w inspect.Weights, c *checkpoint.Checkpoint, err error) {
+	if c, err = checkpoint.OpenPart(path, need); err != nil {
 		return w, nil, err
 	}
 	list, err := orderedWeights(c)
@@ -145,8 +162,8 @@ func openWeights(path string) (w inspect.Weights, c *checkpoint.Checkpoint, err 
 }
 
 // readWeights calls f with the weights of the checkpoint at path, and shows its progress.
-func readWeights(cmd *cobra.Command, path string, f func(w inspect.Weights) error) error {
-	w, c, err := openWeights(path)
+func readWeights(cmd *cobra.Command, path string, need checkpoint.Need, f func(w inspect.Weights) error) error {
+	w, c, err := openWeights(path, need)
 	if err != nil {
 		return err
 	}

@@ -146,7 +146,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 		return nil, err
 	}
 	if f.against != "" {
-		base, opened, err := openWeights(f.against)
+		base, opened, err := openWeights(f.against, nil)
 		if err != nil {
 			return nil, err
 		}

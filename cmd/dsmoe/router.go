@@ -5,8 +5,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/config"
 	"dsmoe/inspect"
 	"dsmoe/inspect/router"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -34,9 +36,10 @@ dsmoe help findings  the kinds of findings`,
 	coupling := cmd.Flags().Bool("coupling", false, "hold the rows against gate_proj of the experts, too, which are read")
 	out.plot = addPlot(cmd, "norms of the rows by layer and expert")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
-		return readWeights(cmd, args[0], func(w inspect.Weights) error {
-			r, err := router.Examine(cmd.Context(), w,
-				router.Options{Selection: *selection, Coupling: *coupling, By: inspect.Grouping(by.value)})
+		o := router.Options{Selection: *selection, Coupling: *coupling, By: inspect.Grouping(by.value)}
+		need := needOf(*selection, func(c *config.Config, w *weights.Weight) bool { return o.Reads(c.IsMoE, w) })
+		return readWeights(cmd, args[0], need, func(w inspect.Weights) error {
+			r, err := router.Examine(cmd.Context(), w, o)
 			if err != nil {
 				return fmt.Errorf("%s: %w", text.Quote(args[0]), err)
 			}

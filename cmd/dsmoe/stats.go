@@ -33,7 +33,7 @@ dsmoe help statistics  the columns`,
 	out.plot = addPlot(cmd, "standard deviations by layer and expert (--by expert) or in bars; by tensor the largest "+
 		"magnitudes by layer and kind")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
-		return readWeights(cmd, args[0], func(w inspect.Weights) error {
+		return readWeights(cmd, args[0], needOf(*selection, hasWeight(selection)), func(w inspect.Weights) error {
 			r, err := stats.Compute(cmd.Context(), w,
 				stats.Options{Selection: *selection, By: inspect.Grouping(by.value), Quantiles: shares})
 			if err != nil {

@@ -5,8 +5,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"dsmoe/config"
 	"dsmoe/inspect"
 	"dsmoe/inspect/header"
+	"dsmoe/model/weights"
 	"dsmoe/text"
 )
 
@@ -40,7 +42,17 @@ is not needed.`,
 
 // listing lists the selected tensors of the checkpoint at path.
 func listing(path string, s inspect.Selection) (*header.Listing, error) {
-	c, err := scan(path)
+	need := func(_ *config.Config, all weights.Headers) (map[string]bool, error) {
+		if s.All() {
+			return nil, nil
+		}
+		names := map[string]bool{}
+		for info := range all.Tensors() {
+			names[info.Name] = s.Has(info.Name)
+		}
+		return names, nil
+	}
+	c, err := scanPart(path, need)
 	if err != nil {
 		return nil, err
 	}

@@ -136,15 +136,15 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 	if err := exchanged(path); err != nil {
 		return r, err
 	}
-	c, err := checkpoint.Open(path)
+	p, unopened := pack.Open(golden)
+	c, err := checkpoint.OpenPart(path, o.needOf(p))
 	if err != nil {
 		return r, err
 	}
 	defer c.Close()
 	r.Checkpoint.Path = c.Path
-	p, err := pack.Open(golden)
-	if err != nil {
-		return r, err
+	if unopened != nil {
+		return r, unopened
 	}
 	b := bar{w: stderr, things: true}
 	defer b.remove()
@@ -171,6 +171,20 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, stderr 
 		r.Checkpoint.Mapped = r.Report.Scope.Bytes
 	}
 	return r, r.Checkpoint.compare(c, p, o.hash)
+}
+
+// needOf is the need of a verification with a pack, nil if it cannot be read.
+func (o *verifyOptions) needOf(p *pack.Pack) checkpoint.Need {
+	return func(c *config.Config, all weights.Headers) (map[string]bool, error) {
+		if c == nil || p == nil {
+			return nil, nil
+		}
+		reads, err := verify.Reads(c, p, o.options(p.DType, nil))
+		if err != nil {
+			return nil, err
+		}
+		return weights.Holders(c, all, reads), nil
+	}
 }
 
 // exchanged says that a golden pack stands in the checkpoint's place.
@@ -214,6 +228,11 @@ func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, p *pack.Pack, hashWe
 	}
 	for _, file := range c.Inventory.Files {
 		held[file.Name] = hashWeights
+	}
+	for _, file := range c.Inventory.Unread {
+		if !c.Source.OnDisk() { // it is there, and was not needed
+			held[file.Name] = false
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(held)) {
 		if !held[name] {

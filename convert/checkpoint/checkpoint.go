@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"slices"
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
@@ -55,23 +56,10 @@ var (
 // It returns all problems of all files in one *Error: a bad config, index or header, a
 // missing shard, a tensor that is missing from its shard, is in two shards, or is not in the
 // index. Open does not compare tensors and shapes with the config; model.Load does.
-func Open(path string) (*Checkpoint, error) {
-	s, err := scan(path)
-	if err != nil {
-		return nil, err
-	}
-	if len(s.inv.Problems) > 0 {
-		s.close()
-		return nil, &Error{Path: s.inv.Path, Problems: s.inv.Problems}
-	}
-	c := s.checkpoint()
-	for i := range c.Inventory.Files {
-		c.Inventory.Files[i].Infos = nil
-	}
-	return c, nil
-}
+func Open(path string) (*Checkpoint, error) { return OpenPart(path, nil) }
 
-// Tensors yields the tensors of one file after the other, each in file order.
+// Tensors yields the tensors of one file after the other, each in file order, and then those of
+// files that were not read, without dtype and shape: see OpenPart.
 func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
 	if c.assembly != nil {
 		return c.assembly.infos
@@ -79,6 +67,13 @@ func (c *Checkpoint) Tensors() iter.Seq[tensor.Info] {
 	return func(yield func(tensor.Info) bool) {
 		for _, f := range c.files {
 			for info := range f.Tensors() {
+				if !yield(info) {
+					return
+				}
+			}
+		}
+		for _, f := range c.Inventory.Unread {
+			for _, info := range f.Infos {
 				if !yield(info) {
 					return
 				}
@@ -127,6 +122,12 @@ func (c *Checkpoint) FilesIn(f *format.Format) []format.File {
 }
 
 func (c *Checkpoint) unknown(name string) error {
+	for _, f := range c.Inventory.Unread {
+		if slices.ContainsFunc(f.Infos, func(t tensor.Info) bool { return t.Name == name }) {
+			return fmt.Errorf("%s: tensor %s: is in %s, which was not read", text.Quote(c.Path), text.Quote(name),
+				text.Quote(f.Name))
+		}
+	}
 	return fmt.Errorf("%s: tensor %s: not in this checkpoint", text.Quote(c.Path), text.Quote(name))
 }
 

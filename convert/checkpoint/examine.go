@@ -10,7 +10,7 @@ import (
 // problems, and Config may be nil. It returns an error, of type *Error, only if path is not
 // a checkpoint at all.
 func Examine(path string) (*Checkpoint, error) {
-	s, err := scan(path)
+	s, err := scan(path, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@ package checkpoint
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"path/filepath"
 	"runtime"
@@ -28,6 +27,7 @@ type Inventory struct {
 	Files     []FileInfo     `json:"files"`            // readable files, in reading order
 	Problems  []Problem      `json:"problems"`         // what keeps the checkpoint from being opened
 	Notes     []Problem      `json:"notes"`            // findings that keep no reader from opening it
+	Unread    []FileInfo     `json:"-"`                // of ScanPart: names of files and of their tensors
 }
 
 // FileInfo describes one weight file.
@@ -51,26 +51,20 @@ type DTypeCount struct {
 // Scan reads the config, the index and every header of the checkpoint at path (see Open for
 // the forms of path) and collects all problems. It returns an error, of type *Error, only if
 // path is not a checkpoint at all.
-func Scan(path string) (*Inventory, error) {
-	s, err := scan(path)
-	if err != nil {
-		return nil, err
-	}
-	s.close()
-	return s.inv, nil
-}
+func Scan(path string) (*Inventory, error) { return ScanPart(path, nil) }
 
 // scanner collects an inventory and keeps the weight files open.
 type scanner struct {
 	location
 	inv    *Inventory
-	opened []format.File  // as inv.Files
-	where  map[string]int // the first of the files that hold a tensor
+	opened []format.File       // as inv.Files
+	where  map[string]int      // the first of the files that hold a tensor
+	needed map[string][]string // by file the tensors that are needed; nil if all are
 
 	assembly *assembly // the files' content, if their format has a dialect
 }
 
-func scan(path string) (*scanner, error) {
+func scan(path string, need Need) (*scanner, error) {
 	loc, err := locate(path)
 	if err != nil {
 		return nil, err
@@ -83,6 +77,9 @@ func scan(path string) (*scanner, error) {
 	s.readIndex()
 	s.inv.Problems = append(s.inv.Problems, s.problems...)
 	s.inv.Notes = append(s.inv.Notes, s.notes...)
+	if err := s.leaveOut(need); err != nil {
+		return nil, err
+	}
 	s.openFiles()
 	s.indexTensors()
 	if s.format.Dialect != nil {
@@ -91,6 +88,9 @@ func scan(path string) (*scanner, error) {
 	if s.inv.Index != nil {
 		s.checkIndex()
 		s.checkStrays()
+		if s.needed != nil {
+			s.inv.Unread = s.unread()
+		}
 		s.inv.Index.weights = nil
 	}
 	return s, nil
@@ -190,22 +190,20 @@ func (s *scanner) openFile(name string) (format.File, error) {
 	return s.format.Open(d)
 }
 
-// explain adds to the problems of an unreadable file the number of tensors that the index
-// expects in it.
+// explain turns the error of an unreadable file into problems, which say what a missing file
+// would be read for.
 func (s *scanner) explain(name string, err error) []Problem {
 	problems := ProblemsOf(name, err)
-	if s.inv.Index == nil || slices.Contains(s.weightFiles, name) {
-		return problems
-	}
-	n := 0
-	for _, w := range s.inv.Index.weights {
-		if w.file == name {
-			n++
+	switch {
+	case s.inv.Index == nil:
+	case !slices.Contains(s.weightFiles, name):
+		problems[0].Cause, problems[0].Hint = "missing, and "+s.purpose(name), ""
+		if s.dir.OnDisk() {
+			problems[0].Hint = "download the file"
 		}
+	case s.needed != nil && s.isAbsent(name):
+		problems[0].Cause += ", and " + s.purpose(name)
 	}
-	problems[0].Cause = fmt.Sprintf("missing, and %s names it for %s", text.Quote(s.inv.Index.File),
-		text.Plural(n, "tensor"))
-	problems[0].Hint = "download the file again"
 	return problems
 }
 

@@ -46,3 +46,19 @@ func requireEqual(t *testing.T, want, got *Checkpoint) {
 		require.Equal(t, a, b, info.Name)
 	}
 }
+
+// TestNeededOfTheHub: of files that hold nothing needed not a byte is read.
+func TestNeededOfTheHub(t *testing.T) {
+	path := fixture.Path(t, "v1-base/checkpoint")
+	h := remotetest.Start(t, map[string]string{"model": path})
+	c, err := OpenPart("hf://org/model", needs(embed))
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, c.ReadAt(embed, make([]byte, 128), 0))
+	read := strings.Join(h.Requests(), "\n")
+	require.Contains(t, read, shard1)
+	require.NotContains(t, read, shard2)
+	require.NotContains(t, read, shard3)
+	require.Equal(t, []string{shard2, shard3}, []string{c.Inventory.Unread[0].Name, c.Inventory.Unread[1].Name})
+	require.ErrorContains(t, c.ReadAt(lmHead, make([]byte, 2), 0), "is in "+shard3+", which was not read")
+}

@@ -40,6 +40,19 @@ func newFilter(c *config.Config, o Options) *filter {
 	return f
 }
 
+// Needed returns the stored tensors that a conversion with these options reads, of those in all: see
+// checkpoint.Need. It is nil unless the options select layers or tensors.
+func (o Options) Needed(c *config.Config, all weights.Headers) (map[string]bool, error) {
+	if c == nil || len(o.Layers)+len(o.Include)+len(o.Exclude) == 0 && !o.NoMTP {
+		return nil, nil
+	}
+	if f, err := checkpoint.Written(o.Format); err == nil && f.Dialect != nil {
+		o.NoMTP = !o.MTP
+	}
+	f := newFilter(c, o)
+	return weights.Holders(c, all, func(w *weights.Weight) bool { return f.keeps(w.Owner(), w.Layer) }), nil
+}
+
 // keeps decides about a weight of a layer, -1 outside the layers, by its per-expert name.
 func (f *filter) keeps(name string, layer int) bool {
 	in := layer < 0 || f.layers.Has(layer) && layer < f.decoder

@@ -31,10 +31,14 @@ func PlanningMemory(src *checkpoint.Checkpoint, o Options) int64 {
 			names += checkpoint.NameMemory("model." + info.Name)
 		}
 		_, part := tensor.PartOf(info)
-		if f, _ := table.FusedAt(strings.TrimSuffix(info.Name, part)); f != nil && len(info.Shape) > 0 {
-			n += int64(min(info.Shape[0], src.Config.NRoutedExperts)*len(f.Roles)) - 1
+		if f, _ := table.FusedAt(strings.TrimSuffix(info.Name, part)); f != nil {
+			experts := src.Config.NRoutedExperts
+			if len(info.Shape) > 0 {
+				experts = min(experts, info.Shape[0])
+			}
+			n += int64(experts*len(f.Roles)) - 1
 			if o.encodes() {
-				n += int64(min(info.Shape[0], src.Config.NRoutedExperts)*len(f.Roles)) - 1
+				n += int64(experts*len(f.Roles)) - 1
 			}
 		}
 	}

@@ -212,6 +212,13 @@ func IsMatrix(at table.Place) bool {
 	return at.Layer >= 0 && (at.Module() == table.RoutedExperts || at.Module() == table.SharedExperts)
 }
 
+// Reads reports whether Examine and Against may read a weight, for a selection. isMoE tells the layers with
+// experts.
+func Reads(s inspect.Selection, isMoE func(layer int) bool, w *weights.Weight) bool {
+	isNorm := w.Role() == table.PostAttentionLayernorm && isMoE(w.Layer)
+	return IsMatrix(w.OwnerPlace()) && s.Has(w.Name) || isNorm && inspect.Selection{Layers: s.Layers}.Has(w.Name)
+}
+
 // selected collects the experts of the selected weights, layer by layer, and those that have no numbers.
 func selected(w *inspect.Weights, s inspect.Selection) (layers []*layerMLPs, not []inspect.NotCounted, err error) {
 	list, err := w.Pick(s)

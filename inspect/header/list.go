@@ -17,22 +17,27 @@ type Listing struct {
 	Tensors []inspect.Tensor  `json:"tensors"` // by text.CompareNames
 	Bytes   int64             `json:"bytes"`   // of all tensors
 	Broken  []inspect.Finding `json:"broken"`  // files that are not in the list, or not as the index has them
+
+	unread []inspect.Tensor // in files of the index that were not read
 }
 
 // List lists the tensors of c.
 func List(c *inspect.Checkpoint) *Listing {
 	all := c.List()
 	slices.SortStableFunc(all, func(a, b inspect.Tensor) int { return text.CompareNames(a.Name, b.Name) })
-	return &Listing{c.Path, all, bytesOf(all), brokenFiles(c)}
+	return &Listing{c.Path, all, bytesOf(all), brokenFiles(c), c.ListUnread()}
 }
 
-// Select returns the listing of the selected tensors. Selected layers, experts or globs that are absent are an error.
+// Select returns the listing of the selected tensors. Selected layers, experts or globs that neither the tensors
+// nor the index have are an error.
 func (l *Listing) Select(s inspect.Selection) (*Listing, error) {
-	picked, err := inspect.Pick(s, l.Tensors, func(t inspect.Tensor) string { return t.Name })
+	all := slices.Concat(l.Tensors, l.unread)
+	picked, err := inspect.Pick(s, all, func(t inspect.Tensor) string { return t.Name })
 	if err != nil {
 		return nil, err
 	}
-	return &Listing{l.Path, picked, bytesOf(picked), l.Broken}, nil
+	picked = slices.DeleteFunc(picked, func(t inspect.Tensor) bool { return t.DType == tensor.Invalid })
+	return &Listing{l.Path, picked, bytesOf(picked), l.Broken, nil}, nil
 }
 
 // brokenFiles returns the findings that are about weight files and the index.

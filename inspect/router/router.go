@@ -79,6 +79,14 @@ type router struct {
 	experts, ups                 []*weights.Weight // gate_proj and up_proj of the routed experts, by their numbers
 }
 
+// Reads reports whether Examine may read a weight, with these options. isMoE tells the layers with routers.
+func (o Options) Reads(isMoE func(layer int) bool, w *weights.Weight) bool {
+	at := w.OwnerPlace()
+	isNorm := at.Role() == table.PostAttentionLayernorm && isMoE(at.Layer)
+	return inspect.Selection{Layers: o.Selection.Layers}.Has(w.Name) &&
+		(isNorm || at.Module() == table.Router || o.Coupling && at.Module() == table.RoutedExperts)
+}
+
 // selected collects the routers of the selected weights, with the weights that belong to them.
 func selected(w *inspect.Weights, s inspect.Selection) (all []*router, not []inspect.NotCounted, err error) {
 	list, err := w.Pick(s)

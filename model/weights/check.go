@@ -51,7 +51,11 @@ func (e *MismatchError) Findings() []string {
 		lines = append(lines, w.String())
 	}
 	for _, i := range e.Unexpected {
-		lines = append(lines, fmt.Sprintf("%s: unexpected, shape %v", text.Quote(i.Name), i.Shape))
+		line := fmt.Sprintf("%s: unexpected, shape %v", text.Quote(i.Name), i.Shape)
+		if i.DType == tensor.Invalid {
+			line = text.Quote(i.Name) + ": unexpected, in a file that was not read"
+		}
+		lines = append(lines, line)
 	}
 	return lines
 }
@@ -65,7 +69,7 @@ func (w Wrong) String() string {
 }
 
 // Check compares the tensors with the weights that c implies, see Family.Required, and returns nil or a
-// *MismatchError. It reads no data.
+// *MismatchError. It reads no data. Of a tensor that was not read it checks the name.
 func (set *Set) Check(c *config.Config) error {
 	k := &checker{c: c, set: set, known: map[string]bool{}}
 	f := table.FamilyOf(c)
@@ -102,6 +106,12 @@ func (k *checker) check(s table.Slot) {
 	case w == nil && k.set.InMisfit(s.Name): // said of the misfit
 	case w == nil:
 		k.found.Missing = append(k.found.Missing, s)
+	case w.Unread(): // it may have any form
+		for _, f := range tensor.Forms() {
+			for _, part := range f.Parts {
+				k.known[s.Name+part] = true
+			}
+		}
 	case !slices.Equal(w.Shape, s.Shape):
 		k.found.Wrong = append(k.found.Wrong, Wrong{Got: w.Info, Want: s.Shape})
 	case w.DType.Scaled():
@@ -139,6 +149,8 @@ func (k *checker) checkScaled(s table.Slot, w *Weight) {
 		k.wrong(s, w, fmt.Sprintf("dtype %s, which only matrix products take", w.DType))
 	} else if s.Excepted(k.c) {
 		k.wrong(s, w, fmt.Sprintf("dtype %s, but modules_to_not_convert of quantization_config lists it", w.DType))
+	} else if w.Scales != nil && w.Scales.Unread() {
+		return
 	} else if err := w.CheckScales(); err != nil {
 		k.wrong(s, w, err.Error())
 		errors.As(err, &k.found.Wrong[len(k.found.Wrong)-1].Scales)

@@ -8,6 +8,7 @@ package weights
 import (
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 
@@ -19,7 +20,8 @@ import (
 
 // Headers are the header entries of a checkpoint.
 type Headers interface {
-	// Tensors yields the header entries, in a fixed order; it reads no data.
+	// Tensors yields the header entries, in a fixed order; it reads no data. Of a tensor whose
+	// header was not read only the name is known: its dtype is tensor.Invalid.
 	Tensors() iter.Seq[tensor.Info]
 }
 
@@ -81,8 +83,11 @@ func OwnerOf(name string) string {
 
 // Fused returns the fused tensor that holds the weight, or its scales, where experts are not
 // apart, and the index of its matrix there; nil for other weights.
-func (w *Weight) Fused() (f *table.Fused, index int) {
-	return table.FusedOf(table.Place{Row: w.row, Layer: w.Layer, Expert: w.Expert})
+func (w *Weight) Fused() (f *table.Fused, index int) { return table.FusedOf(w.OwnerPlace()) }
+
+// OwnerPlace returns the place of the weight that it belongs to: of scales, of what they scale.
+func (w *Weight) OwnerPlace() table.Place {
+	return table.Place{Row: w.row, Layer: w.Layer, Expert: w.Expert}
 }
 
 // FusedName returns the name of the tensor that Fused describes.
@@ -93,6 +98,10 @@ func (w *Weight) FusedName() string {
 
 // IsScales reports whether the weight is the Scales of another, or another part of its stored form.
 func (w *Weight) IsScales() bool { return w.scales }
+
+// Unread reports whether nothing but the weight's name is known: the header of its file was not
+// read.
+func (w *Weight) Unread() bool { return w.DType == tensor.Invalid }
 
 // Blocks returns how a matrix with scales is scaled.
 func (w *Weight) Blocks() tensor.Blocks {
@@ -307,6 +316,7 @@ func (s *Set) refuse(t tensor.Info, cause string) {
 func (s *Set) split(f *table.Fused, fused Weight) {
 	shape, n := fused.Shape, len(f.Roles)
 	switch {
+	case fused.Unread():
 	case len(shape) != 3 || shape[1]%n != 0:
 		s.refuse(fused.Info, fmt.Sprintf("shape %v is not that of fused experts", shape))
 		return
@@ -314,8 +324,11 @@ func (s *Set) split(f *table.Fused, fused Weight) {
 		s.refuse(fused.Info, fmt.Sprintf("shape %v: %d experts, config says %d", shape, shape[0], s.experts))
 		return
 	}
-	fused.Shape = []int{shape[1] / n, shape[2]}
-	size := int64(fused.Len())
+	size := int64(0)
+	if !fused.Unread() {
+		fused.Shape = []int{shape[1] / n, shape[2]}
+		size = int64(fused.Len())
+	}
 	for e := range s.experts {
 		for i, role := range f.Roles {
 			w := fused
@@ -358,3 +371,38 @@ func (s *Set) InMisfit(name string) bool {
 	f, _ := table.FusedOf(p)
 	return f != nil && s.misfit[f.NameIn(p.Layer)]
 }
+
+// Holders returns the stored tensors of h that hold a wanted weight, or the weight of wanted scales.
+func Holders(c *config.Config, h Headers, wanted func(*Weight) bool) map[string]bool {
+	s, holders := New(c, h), map[string]bool{}
+	for _, w := range s.list {
+		if wanted(w) {
+			holders[w.Stored] = true
+			if owner := s.Find(w.Owner()); owner != nil {
+				holders[owner.Stored] = true
+			}
+		}
+	}
+	return holders
+}
+
+// PartsOf names the parts of a model that stored tensors belong to, layers by their numbers:
+// "layers 2-5, lm_head.weight".
+func PartsOf(stored []string) string {
+	layers, parts := map[int]bool{}, []string{}
+	for _, name := range stored {
+		if at := table.PlaceOf(nil, name); at.Layer >= 0 {
+			layers[at.Layer] = true
+		} else {
+			parts = append(parts, text.Quote(name))
+		}
+	}
+	if numbers := slices.Sorted(maps.Keys(layers)); numbers != nil {
+		noun := map[bool]string{true: "layer ", false: "layers "}[len(numbers) == 1]
+		parts = append([]string{noun + text.Ranges(numbers)}, parts...)
+	}
+	return text.Some(parts, maxParts, ", ")
+}
+
+// maxParts is the number of parts that PartsOf names.
+const maxParts = 4

@@ -72,6 +72,8 @@ type Scope struct {
 	Unread      []int        `json:"unread_layers"`  // layers whose weights were not read
 	UnreadParts []string     `json:"unread"`         // the same, the embedding and the head in words
 	Weights     int          `json:"weights_unread"` // weights that were not read, not even for a NaN
+	// of these, weights in files whose headers were not read: their shapes were not compared with the config
+	ByName int `json:"weights_by_name,omitempty"`
 	// weights that ran, but whose stages are absent on purpose, or not selected
 	Aside int `json:"weights_unchecked"`
 	// of the weights that were read, experts that no token reached included

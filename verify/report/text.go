@@ -426,6 +426,9 @@ func (s *Scope) write(b *bytes.Buffer, absent pack.Absent) {
 		fmt.Fprintf(b, "%-11s%s not read, and not verified: those of %s\n", "", CountWere(s.Weights, "weight"),
 			strings.Join(s.UnreadParts, ", "))
 	}
+	if s.ByName > 0 {
+		fmt.Fprintf(b, "%-11s%d of these are in files whose headers were not read: their shapes were not checked\n", "", s.ByName)
+	}
 }
 
 func (r *Report) writeCoverage(b *bytes.Buffer) {
