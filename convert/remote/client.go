@@ -82,6 +82,7 @@ func checkRedirect(r *http.Request, via []*http.Request) error {
 		return final(fmt.Sprintf("is redirected more than %d times: in a circle?", maxRedirects))
 	case r.URL.Host != first.Host:
 		r.Header.Del("Authorization")
+		r.Header.Del("X-Amz-Security-Token")
 	}
 	r.Header.Del("Referer") // it would have the query
 	return nil

@@ -99,6 +99,26 @@ func TestStoreRefuses(t *testing.T) {
 	requireFailure(t, err, "the endpoint of S3", "")
 }
 
+// TestStoreRedirects: another server gets neither the signature nor the session's token.
+func TestStoreRedirects(t *testing.T) {
+	remotetest.StartStore(t, nil)
+	seen := make(chan http.Header, 1)
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Header
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	defer other.Close()
+	s := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusTemporaryRedirect))
+	defer s.Close()
+	t.Setenv("AWS_ENDPOINT_URL", s.URL)
+	t.Setenv("AWS_SESSION_TOKEN", "secrettoken")
+	_, _, err := remote.Open("s3://models", isFile, nil)
+	requireFailure(t, err, "403", "")
+	header := <-seen
+	require.Empty(t, header.Get("Authorization"))
+	require.Empty(t, header.Get("X-Amz-Security-Token"))
+}
+
 // TestStoreOfProfile: endpoint, region and key of a profile in the shared files.
 func TestStoreOfProfile(t *testing.T) {
 	dir, _ := model(t)
