@@ -55,7 +55,7 @@ echo "built twice, the same bytes: $(sha256sum < "$work/again" | cut -c 1-64)"
 if [ -n "$goreleaser" ]; then
   cd "$work/a/out/dist"
   sha256sum -c checksums.txt
-  tar -tzf "dsmoe_1.2.3_$machine.tar.gz" | sort
+  tar -xzf "dsmoe_1.2.3_$machine.tar.gz" -C "$work" README.md CHANGELOG.md man/dsmoe.1 completions/dsmoe.bash
   mkdir -p "$work/OWNER/dsmoe/releases/download" "$work/_actions/OWNER/dsmoe/v1.2.3"
   ln -s "$PWD" "$work/OWNER/dsmoe/releases/download/v1.2.3"
   GITHUB_SERVER_URL=file://$work GITHUB_ACTION_PATH=$work/_actions/OWNER/dsmoe/v1.2.3 GITHUB_PATH=$work/path \

@@ -9,8 +9,11 @@ rm -rf "$reports"
 mkdir -p "$reports"
 read -rd '' -a flags <<< "$FLAGS" || true
 status=0
-dsmoe verify ${flags[@]+"${flags[@]}"} --junit "$reports/report.xml" --html "$reports/report.html" \
-  -- "$CHECKPOINT" "$GOLDEN" > "$reports/report.txt" 2> "$reports/errors.txt" || status=$?
+dsmoe verify ${flags[@]+"${flags[@]}"} --json=false --color never --junit "$reports/report.xml" \
+  --html "$reports/report.html" -- "$CHECKPOINT" "$GOLDEN" > "$reports/report.txt" 2> "$reports/errors.txt" || status=$?
+if [[ $status == 0 ]] && ! grep -q '^verdict  *PASS' "$reports/report.txt"; then
+  status=2 # such as with --help
+fi
 case $status in
   0) verdict=pass ;;
   1) verdict=fail ;;
@@ -27,7 +30,7 @@ echo "::$token::"
 if [[ $verdict != pass ]]; then
   why=$(awk '/^[^ ]|^$/ {wanted = /^(pack|DIVERGES|cause|or|hint|verdict) /} wanted' "$reports/report.txt"
     cat "$reports/errors.txt")
-  why=${why:-dsmoe ended with status $status and printed nothing}
+  why=${why:-dsmoe left no verdict, status $status}
   why=${why//'%'/%25}
   why=${why//$'\r'/%0D}
   echo "::error title=dsmoe verify: $verdict::${why//$'\n'/%0A}"
