@@ -23,7 +23,7 @@ type convertFlags struct {
 	scales        choice
 	imatrix       string
 	experts       choice
-	shard         shardSize
+	shard         int64
 	layers        plan.Layers
 	include       []string
 	exclude       []string
@@ -31,7 +31,7 @@ type convertFlags struct {
 	mtp           bool
 	pre           string
 	noVocab       bool
-	memory        byteSize
+	memory        int64
 	allowFP8Fused bool
 	allowOverflow bool
 	verify        bool
@@ -73,13 +73,13 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.Var(&f.to, "to", "`format` of the output: safetensors or gguf (default safetensors)")
 	flags.StringVar(&f.name, "name", "", "`name` of the model and its files, for gguf")
-	flags.Var(&f.dtype, "type",
+	flags.Var(typeFlag(&f.dtype), "type",
 		"dtype of float weights: f32, f16, bf16, fp8 or keep; float32, fp16, half, … will do; a mixture for gguf")
 	flags.Var(&f.scales, "scales", "`kind` of scales of --type fp8: f32, or ue8m0 for powers of two")
 	flags.Var(&f.experts, "experts", "`layout` of routed experts: fused, per-expert or keep")
-	flags.Var(&f.shard, "max-shard-size",
+	flags.Var(shardFlag(&f.shard), "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 1.5GiB, or none for one file (default 5GB; none for gguf)")
-	flags.Var(spansFlag{&f.layers, "layers"}, "layers", "keep only these decoder `layers`: 0-3,7")
+	flags.Var(spansFlag(&f.layers, "layers"), "layers", "keep only these decoder `layers`: 0-3,7")
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
@@ -87,7 +87,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown, for gguf")
 	flags.BoolVar(&f.noVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
 	flags.StringVar(&f.imatrix, "imatrix", "", "importance matrix of llama.cpp, a `file`, for --type with types K")
-	flags.Var(&f.memory, "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
+	flags.Var(sizeFlag(&f.memory), "max-memory", "`size` of the memory to stay below: 512MiB, 2G")
 	flags.BoolVar(&f.allowOverflow, "allow-overflow", false, "write numbers that a cast makes infinite")
 	flags.BoolVar(&f.allowFP8Fused, "allow-fp8-fused", false,
 		"write fused experts in FP8, whose scales transformers may ignore")
@@ -120,11 +120,11 @@ func (f *convertFlags) args(cmd *cobra.Command, given []string) error {
 }
 
 func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
-	debug.SetMemoryLimit(convert.HeapLimit(int64(f.memory)))
+	debug.SetMemoryLimit(convert.HeapLimit(f.memory))
 	b := bar{w: cmd.ErrOrStderr()}
 	defer b.remove()
 	settings := engineSettings(b.set)
-	settings.Memory, settings.Unverified = int64(f.memory), !f.verify
+	settings.Memory, settings.Unverified = f.memory, !f.verify
 	settings.StartOver, settings.AllowOverflow = f.noResume, f.allowOverflow
 	settings.Update = f.update
 	settings.Overwrite, settings.OverwriteChanged = f.overwrite.finished, f.overwrite.changed
@@ -161,7 +161,7 @@ func engineSettings(progress func(phase string, n, of int64)) convert.Settings {
 func (f *convertFlags) options(args []string, s convert.Settings) convert.Options {
 	o := convert.Options{Settings: s, Options: plan.Options{DType: f.dtype.dtype, PowersOfTwo: f.scales.value == "ue8m0",
 		Mixture: f.dtype.mixture, Name: f.name, Experts: plan.Experts(f.experts.value), AllowFP8Fused: f.allowFP8Fused,
-		MaxShardBytes: int64(f.shard),
+		MaxShardBytes: f.shard,
 		Layers:        f.layers, Include: f.include, Exclude: f.exclude, NoMTP: f.noMTP, MTP: f.mtp,
 		Pre: f.pre, NoVocab: f.noVocab, Format: f.to.value}}
 	if len(args) > 1 {

@@ -42,73 +42,82 @@ func sameDType(a, b string) bool {
 	return known && x == y
 }
 
-// number is a flag: a whole number, decimal whatever zeros it begins with, or hexadecimal
-// behind 0x.
-type number[T int | uint64] struct{ value *T }
-
-// String returns the number.
-func (n number[T]) String() string {
-	if n.value == nil {
-		return ""
-	}
-	return fmt.Sprint(*n.value)
+// value is a flag that sets *to, which holds its default: parse reads what show writes.
+type value[T any] struct {
+	to    *T
+	kind  string // names the flag's values in the help
+	parse func(word string) (T, error)
+	show  func(T) string
+	words []string // that the shell completes
 }
 
-// Set reads a number.
-func (n number[T]) Set(word string) error {
+// String shows the value.
+func (v value[T]) String() string { return v.show(*v.to) }
+
+// Set reads a value.
+func (v value[T]) Set(word string) error {
+	x, err := v.parse(word)
+	if err == nil {
+		*v.to = x
+	}
+	return err
+}
+
+// Type returns the kind.
+func (v value[T]) Type() string { return v.kind }
+
+func (v value[T]) completions() []string { return v.words }
+
+// parseNumber reads a whole number, decimal whatever zeros it begins with, or hexadecimal behind 0x.
+func parseNumber[T int | uint64](word string) (T, error) {
 	digits, base := strings.ToLower(word), 10
 	if hex, ok := strings.CutPrefix(digits, "0x"); ok {
 		digits, base = hex, 16
 	}
 	v, err := strconv.ParseUint(digits, base, 64)
 	if err != nil || T(v) < 0 || uint64(T(v)) != v {
-		return errors.New("not a whole number such as 7 or 0x2a")
+		return 0, errors.New("not a whole number such as 7 or 0x2a")
 	}
-	*n.value = T(v)
-	return nil
+	return T(v), nil
 }
 
-// Type names the flag's type in the help.
-func (n number[T]) Type() string { return "number" }
-
-// numberFlag adds a flag that sets *value, which holds its default.
-func numberFlag[T int | uint64](flags *pflag.FlagSet, value *T, name, short, usage string) {
-	flags.VarP(number[T]{value}, name, short, usage)
+// numberOf is a flag that takes a number.
+func numberOf[T int | uint64](to *T) value[T] {
+	return value[T]{to, "number", parseNumber[T], func(n T) string { return fmt.Sprint(n) }, nil}
 }
 
-// overwriting is a flag: whether a finished output is replaced, and whether one with files that
-// changed since is.
+// numberFlag adds a flag that takes a number.
+func numberFlag[T int | uint64](flags *pflag.FlagSet, to *T, name, short, usage string) {
+	flags.VarP(numberOf(to), name, short, usage)
+}
+
+// overwriting says whether a finished output is replaced, and whether one with files that changed
+// since is.
 type overwriting struct{ finished, changed bool }
 
-// String returns what Set reads.
-func (o *overwriting) String() string {
+// String returns what parseOverwriting reads.
+func (o overwriting) String() string {
 	if o.changed {
 		return "changed"
 	}
 	return strconv.FormatBool(o.finished)
 }
 
-// Set reads true, which the flag alone stands for, changed, or false.
-func (o *overwriting) Set(word string) error {
-	finished, err := strconv.ParseBool(word)
-	*o = overwriting{finished, false}
+// parseOverwriting reads true, which the flag alone stands for, changed, or false.
+func parseOverwriting(word string) (overwriting, error) {
 	if word == "changed" {
-		*o, err = overwriting{true, true}, nil
+		return overwriting{true, true}, nil
 	}
+	finished, err := strconv.ParseBool(word)
 	if err != nil {
-		return errors.New("not changed")
+		err = errors.New("not changed")
 	}
-	return nil
+	return overwriting{finished, false}, err
 }
 
-// Type is that of a flag without a value.
-func (o *overwriting) Type() string { return "bool" }
-
-func (o *overwriting) completions() []string { return []string{"changed"} }
-
 // overwriteFlag adds --overwrite to a command.
-func overwriteFlag(cmd *cobra.Command, value *overwriting) {
-	cmd.Flags().Var(value, "overwrite",
+func overwriteFlag(cmd *cobra.Command, to *overwriting) {
+	cmd.Flags().Var(value[overwriting]{to, "bool", parseOverwriting, overwriting.String, []string{"changed"}}, "overwrite",
 		"replace DST if it is a finished output of dsmoe; --overwrite=changed also if its files changed since")
 	cmd.Flags().Lookup("overwrite").NoOptDefVal = "true"
 }
@@ -190,31 +199,31 @@ func (c *choice) Set(word string) error {
 
 func (c *choice) completions() []string { return c.words }
 
-// weightType is a flag: the dtype of weights, or a mixture of types that a format has.
+// weightType is the dtype of weights, or a mixture of types that a format has.
 type weightType struct {
 	dtype   tensor.DType
 	mixture string
 }
 
-// Set reads a dtype, or a mixture's name.
-func (t *weightType) Set(word string) error {
+// parseWeightType reads a dtype, or a mixture's name.
+func parseWeightType(word string) (t weightType, err error) {
 	d, ok := dtypeNamed(word)
 	mixture := strings.ToLower(word)
 	switch {
 	case word == "keep", ok && d.Casts():
-		*t = weightType{dtype: d}
+		t.dtype = d
 	case mixture == "fp8":
-		*t = weightType{dtype: tensor.FP8.Codes}
+		t.dtype = tensor.FP8.Codes
 	case slices.Contains(checkpoint.Mixtures(), mixture):
-		*t = weightType{mixture: mixture}
+		t.mixture = mixture
 	default:
-		return fmt.Errorf("not f32, f16, bf16, fp8 or keep, nor, for GGUF, %s", strings.Join(checkpoint.Mixtures(), ", "))
+		err = fmt.Errorf("not f32, f16, bf16, fp8 or keep, nor, for GGUF, %s", strings.Join(checkpoint.Mixtures(), ", "))
 	}
-	return nil
+	return t, err
 }
 
 // String returns the dtype as the format spells it.
-func (t *weightType) String() string {
+func (t weightType) String() string {
 	switch {
 	case t.mixture != "":
 		return t.mixture
@@ -226,69 +235,37 @@ func (t *weightType) String() string {
 	return t.dtype.String()
 }
 
-// Type names the flag's values in the help.
-func (t *weightType) Type() string { return "dtype" }
-
-func (t *weightType) completions() []string {
-	return append([]string{"bf16", "f16", "f32", "fp8", "keep"}, checkpoint.Mixtures()...)
+// typeFlag is a flag that takes a type of weights.
+func typeFlag(to *weightType) value[weightType] {
+	return value[weightType]{to, "dtype", parseWeightType, weightType.String,
+		append([]string{"bf16", "f16", "f32", "fp8", "keep"}, checkpoint.Mixtures()...)}
 }
 
-// shardSize is a byteSize that can be none: no limit.
-type shardSize int64
-
-// Set reads a size, or none.
-func (s *shardSize) Set(word string) error {
-	if word == "none" {
-		*s = -1
-		return nil
+// shardFlag is a flag that takes a size or none, -1; 0 is what the format is used to.
+func shardFlag(to *int64) value[int64] {
+	parse := func(word string) (int64, error) {
+		if word == "none" {
+			return -1, nil
+		}
+		return parseSize(word)
 	}
-	var size byteSize
-	if err := size.Set(word); err != nil {
-		return err
+	show := func(size int64) string {
+		switch {
+		case size < 0:
+			return "none"
+		case size == 0:
+			return ""
+		}
+		return showSize(size)
 	}
-	*s = shardSize(size)
-	return nil
+	return value[int64]{to, "size", parse, show, []string{"5GB", "none"}}
 }
 
-// String returns what Set reads.
-func (s *shardSize) String() string {
-	switch {
-	case *s < 0:
-		return "none"
-	case *s == 0: // what the format is used to
-		return ""
-	}
-	size := byteSize(*s)
-	return size.String()
+// spansFlag is a flag that takes a set of layers, or of experts.
+func spansFlag(to *text.Spans, what string) value[text.Spans] {
+	parse := func(list string) (text.Spans, error) { return text.ParseSpans(list, what) }
+	return value[text.Spans]{to, what, parse, text.Spans.String, nil}
 }
-
-// Type names the flag's type in the help.
-func (s *shardSize) Type() string { return "size" }
-
-func (s *shardSize) completions() []string { return []string{"5GB", "none"} }
-
-// spansFlag is a flag: a set of layers, or of experts.
-type spansFlag struct {
-	value *text.Spans
-	what  string // is in it: "layers"
-}
-
-// Set reads a set.
-func (f spansFlag) Set(list string) (err error) {
-	*f.value, err = text.ParseSpans(list, f.what)
-	return err
-}
-
-// String returns what Set reads.
-func (f spansFlag) String() string {
-	if f.value == nil {
-		return ""
-	}
-	return f.value.String()
-}
-
-// Type names the flag's values in the help.
-func (f spansFlag) Type() string { return f.what }
 
 // The rules by which synth draws the gates' weights.
 const (
@@ -296,11 +273,11 @@ const (
 	torchGates     = "torch"
 )
 
-// byteSize is a flag: a number of bytes with a unit, decimal as Hugging Face counts
-// (1GB, or 1G, is 10^9), or binary (1GiB, or 1Gi, is 2^30).
-type byteSize int64
+// sizeFlag is a flag that takes a number of bytes.
+func sizeFlag(to *int64) value[int64] { return value[int64]{to, "size", parseSize, showSize, nil} }
 
-// units are the units of a byteSize, the largest first.
+// units are the units of sizes, the largest first: decimal as Hugging Face counts (1GB, or 1G, is 10^9), or
+// binary (1GiB, or 1Gi, is 2^30).
 var units = []struct {
 	name  string
 	bytes int64
@@ -310,31 +287,30 @@ var units = []struct {
 	{"B", 1},
 }
 
-// String returns the size in the first unit that it is a multiple of.
-func (s *byteSize) String() string {
+// showSize returns a size in the first unit that it is a multiple of.
+func showSize(size int64) string {
 	for _, u := range units {
-		if *s > 0 && int64(*s)%u.bytes == 0 {
-			return strconv.FormatInt(int64(*s)/u.bytes, 10) + u.name
+		if size > 0 && size%u.bytes == 0 {
+			return strconv.FormatInt(size/u.bytes, 10) + u.name
 		}
 	}
-	return strconv.FormatInt(int64(*s), 10)
+	return strconv.FormatInt(size, 10)
 }
 
-// Set reads a size: 5GB, 5G, 5gb, 1.5GiB, 500000. What is less than a byte is dropped.
-func (s *byteSize) Set(word string) error {
+// parseSize reads a size: 5GB, 5G, 5gb, 1.5GiB, 500000. What is less than a byte is dropped.
+func parseSize(word string) (int64, error) {
 	digits := strings.TrimRight(word, "TGMKBtgmkbi ")
 	unit, ok := unitBytes(strings.TrimLeft(word[len(digits):], " "))
 	n, isNumber := new(big.Rat).SetString(digits)
 	if !ok || !isNumber || strings.Trim(digits, "0123456789.") != "" {
-		return errNoSize
+		return 0, errNoSize
 	}
 	n.Mul(n, new(big.Rat).SetInt64(unit))
 	whole := new(big.Int).Quo(n.Num(), n.Denom())
 	if whole.Sign() <= 0 || whole.BitLen() > 62 {
-		return errNoSize
+		return 0, errNoSize
 	}
-	*s = byteSize(whole.Int64())
-	return nil
+	return whole.Int64(), nil
 }
 
 var errNoSize = errors.New("not a size such as 5GB, 1.5GiB or 500MB")
@@ -356,6 +332,3 @@ func unitBytes(name string) (int64, bool) {
 	}
 	return 0, false
 }
-
-// Type names the flag's type in the help.
-func (s *byteSize) Type() string { return "size" }

@@ -33,7 +33,7 @@ dsmoe help memory  the formulas`,
 		"`tokens` of a sequence: 4096,32768 (default max_position_embeddings)")
 	batches := cmd.Flags().IntSlice("batch", []int{1}, "`sequences` at once: 1,8")
 	var dtype weightType
-	cmd.Flags().Var(&dtype, "type", "weights as convert --type writes them")
+	cmd.Flags().Var(typeFlag(&dtype), "type", "weights as convert --type writes them")
 	out.plot = addPlot(cmd, "bars of what each context and batch takes")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
 		src, imagined, err := checkpointOrConfig(args[0])

@@ -127,8 +127,8 @@ func (f *failOn) counts(l inspect.Level) bool { return l.AtLeast(inspect.Level(f
 func addSelection(cmd *cobra.Command) *inspect.Selection {
 	s := &inspect.Selection{}
 	flags := cmd.Flags()
-	flags.Var(spansFlag{&s.Layers, "layers"}, "layers", "only these `layers`: 1-3,7")
-	flags.Var(spansFlag{&s.Experts, "experts"}, "experts", "only these routed `experts`: 0,5-9")
+	flags.Var(spansFlag(&s.Layers, "layers"), "layers", "only these `layers`: 1-3,7")
+	flags.Var(spansFlag(&s.Experts, "experts"), "experts", "only these routed `experts`: 0,5-9")
 	flags.StringArrayVar(&s.Match, "match", nil, "only tensors that a `glob` of per-expert names matches; may be repeated")
 	return s
 }

@@ -49,13 +49,13 @@ dsmoe help findings  the kinds of findings`,
 	asJSON, fail := jsonFlag(cmd), addFailOn(cmd)
 	flags.StringVar(&f.html, htmlFlag, "", "write a page, too, into a `file`")
 	cmd.MarkFlagFilename(htmlFlag, "html")
-	flags.Var(spansFlag{&f.selection.Layers, "layers"}, "layers", "only these `layers`: 1-3,7")
-	flags.Var(spansFlag{&f.selection.Experts, "experts"}, "experts", "only these routed `experts`: 0,5-9")
+	flags.Var(spansFlag(&f.selection.Layers, "layers"), "layers", "only these `layers`: 1-3,7")
+	flags.Var(spansFlag(&f.selection.Experts, "experts"), "experts", "only these routed `experts`: 0,5-9")
 	flags.StringVar(&f.against, "against", "",
 		"the `base` checkpoint: what was changed, by how much, and the ranks of the changes")
 	flags.StringVar(&f.golden, "golden", "", "a golden `pack` whose routing is shown")
 	flags.StringVar(&f.tokens, "tokens", "", "`file` of token ids for a forward pass whose routing is shown")
-	flags.Var(&f.random, "random", "random tokens for such a pass: `BxT`, such as 2x17")
+	flags.Var(batchFlag(&f.random), "random", "random tokens for such a pass: `BxT`, such as 2x17")
 	numberFlag(flags, &f.seed, "seed", "", "seed of --random")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := f.check(cmd, args[0]); err != nil {
@@ -105,7 +105,7 @@ func (f *reportFlags) check(cmd *cobra.Command, path string) error {
 	switch {
 	case given > 1:
 		return misuse(cmd, "--golden, --tokens and --random: one of them")
-	case cmd.Flags().Changed("seed") && f.random == batchFlag{}:
+	case cmd.Flags().Changed("seed") && f.random == tokenBatch{}:
 		return misuse(cmd, "--seed is that of --random")
 	case configPath(path) == path && (given > 0 || !f.selection.All() || f.against != ""):
 		return misuse(cmd, "a config alone has no weights to select, to compare or to route tokens with")
@@ -153,7 +153,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 		defer opened.Close()
 		in.Base = &base
 	}
-	if f.golden != "" || f.tokens != "" || f.random != (batchFlag{}) {
+	if f.golden != "" || f.tokens != "" || f.random != (tokenBatch{}) {
 		in.Route = func(o routing.Options) (*routing.Report, error) {
 			b.remove()
 			f.layers, f.experts = o.Layers, o.Experts

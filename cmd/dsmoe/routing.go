@@ -48,11 +48,11 @@ dsmoe help routing  the measures, where choices come from, memory`,
 	flags := cmd.Flags()
 	flags.Lookup(outputFlag).Usage = strings.Replace(flags.Lookup(outputFlag).Usage, "json or md", "json, md or esft", 1)
 	flags.Var(&o.by, "by", "a row for each layer, expert or pair")
-	flags.Var(spansFlag{&o.layers, "layers"}, "layers", "only these `layers`: 1-3,7")
-	flags.Var(spansFlag{&o.experts, "experts"}, "experts", "only rows of these routed `experts`: 0,5-9")
+	flags.Var(spansFlag(&o.layers, "layers"), "layers", "only these `layers`: 1-3,7")
+	flags.Var(spansFlag(&o.experts, "experts"), "experts", "only rows of these routed `experts`: 0,5-9")
 	flags.StringArrayVar(&sets, "tokens", nil,
 		"`file` of token ids for a forward pass; NAME=FILE several times: sets side by side")
-	flags.Var(&o.random, "random", "random tokens for a forward pass: `BxT`, such as 2x17")
+	flags.Var(batchFlag(&o.random), "random", "random tokens for a forward pass: `BxT`, such as 2x17")
 	numberFlag(flags, &o.seed, "seed", "", "seed of --random")
 	flags.Var(&o.reference, "reference", "`whose` rules a forward pass follows: remote or native code's (default remote "+
 		"for the first DeepSeekMoE and where auto_map names code, else native)")
@@ -93,7 +93,7 @@ type routingFlags struct {
 	by, reference   choice
 	layers, experts text.Spans
 	tokens, config  string
-	random          batchFlag
+	random          tokenBatch
 	seed            uint64
 }
 
@@ -103,15 +103,15 @@ func (o *routingFlags) options() routing.Options {
 
 // route finds out what path is, and counts.
 func (o *routingFlags) route(cmd *cobra.Command, path string) (*routing.Report, error) {
-	forward := o.tokens != "" || o.random != batchFlag{}
+	forward := o.tokens != "" || o.random != tokenBatch{}
 	switch {
-	case o.tokens != "" && o.random != batchFlag{}:
+	case o.tokens != "" && o.random != tokenBatch{}:
 		return nil, misuse(cmd, "--tokens and --random: one of them")
 	case o.config != "" && forward:
 		return nil, misuse(cmd, "--config is for golden packs and logs: a checkpoint has its own")
 	case o.reference.value != "" && !forward:
 		return nil, misuse(cmd, "--reference is for forward passes: --tokens or --random")
-	case cmd.Flags().Changed("seed") && o.random == batchFlag{}:
+	case cmd.Flags().Changed("seed") && o.random == tokenBatch{}:
 		return nil, misuse(cmd, "--seed is that of --random")
 	case forward:
 		return o.forward(cmd, path, o.options())
@@ -145,7 +145,7 @@ func (o *routingFlags) compare(cmd *cobra.Command, path string, sets []string) (
 	var names []string
 	var reports []*routing.Report
 	switch {
-	case o.config != "" || o.random != batchFlag{}:
+	case o.config != "" || o.random != tokenBatch{}:
 		return nil, misuse(cmd, "several --tokens go with neither --config nor --random")
 	case o.by.value == string(routing.ByPair):
 		return nil, misuse(cmd, "several --tokens are compared --by layer or expert")
@@ -334,31 +334,33 @@ func (f *countedFile) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// batchFlag is a flag: so many sequences of so many tokens.
-type batchFlag struct{ batch, seq int }
+// tokenBatch is so many sequences of so many tokens.
+type tokenBatch struct{ batch, seq int }
 
 // maxRandom is how many random tokens can be asked for.
 const maxRandom = 1 << 24
 
-// Set reads "2x17".
-func (b *batchFlag) Set(word string) error {
+// parseBatch reads "2x17".
+func parseBatch(word string) (tokenBatch, error) {
 	batch, seq, ok := strings.Cut(word, "x")
 	n, errN := strconv.ParseUint(batch, 10, 24)
 	t, errT := strconv.ParseUint(seq, 10, 24)
 	if !ok || errN != nil || errT != nil || n*t == 0 || n*t > maxRandom {
-		return fmt.Errorf("not sequences x tokens such as 2x17, at most %s in all", text.Plural(maxRandom, "token"))
+		return tokenBatch{}, fmt.Errorf("not sequences x tokens such as 2x17, at most %s in all",
+			text.Plural(maxRandom, "token"))
 	}
-	*b = batchFlag{int(n), int(t)}
-	return nil
+	return tokenBatch{int(n), int(t)}, nil
 }
 
-// String returns what Set reads.
-func (b *batchFlag) String() string {
-	if *b == (batchFlag{}) {
+// String returns what parseBatch reads.
+func (b tokenBatch) String() string {
+	if b == (tokenBatch{}) {
 		return ""
 	}
 	return fmt.Sprintf("%dx%d", b.batch, b.seq)
 }
 
-// Type names the flag's values in the help.
-func (b *batchFlag) Type() string { return "BxT" }
+// batchFlag is a flag that takes a batch.
+func batchFlag(to *tokenBatch) value[tokenBatch] {
+	return value[tokenBatch]{to, "BxT", parseBatch, tokenBatch.String, nil}
+}

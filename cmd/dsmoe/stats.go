@@ -28,8 +28,10 @@ dsmoe help statistics  the columns`,
 		words: []string{string(inspect.ByTensor), string(inspect.ByExpert), string(inspect.ByLayer),
 			string(inspect.ByModule)}}
 	cmd.Flags().Var(&by, "by", "a row for each tensor, expert, layer or module")
-	var shares quantilesFlag
-	cmd.Flags().Var(&shares, "quantiles", "`shares` from 0 to 1 whose quantiles to give: 0.01,0.5,0.99")
+	var shares []stats.Quantile
+	show := func(q []stats.Quantile) string { return text.Some(q, len(q), ",") }
+	cmd.Flags().Var(value[[]stats.Quantile]{&shares, "shares", stats.ParseQuantiles, show, nil}, "quantiles",
+		"`shares` from 0 to 1 whose quantiles to give: 0.01,0.5,0.99")
 	out.plot = addPlot(cmd, "standard deviations by layer and expert (--by expert) or in bars; by tensor the largest "+
 		"magnitudes by layer and kind")
 	cmd.RunE = out.plot.around(func(cmd *cobra.Command, args []string) error {
@@ -44,26 +46,3 @@ dsmoe help statistics  the columns`,
 	})
 	return cmd
 }
-
-// quantilesFlag is a flag: shares.
-type quantilesFlag []stats.Quantile
-
-// Set reads shares.
-func (q *quantilesFlag) Set(list string) (err error) {
-	*q, err = stats.ParseQuantiles(list)
-	return err
-}
-
-// String returns what Set reads.
-func (q *quantilesFlag) String() (list string) {
-	for i, one := range *q {
-		if i > 0 {
-			list += ","
-		}
-		list += one.String()
-	}
-	return list
-}
-
-// Type names the flag's values in the help.
-func (q *quantilesFlag) Type() string { return "shares" }

@@ -43,7 +43,7 @@ dsmoe help conversions  what is guaranteed, the values, and --init torch`,
 	o := synthOptions{gates: choice{syntheticGates, []string{syntheticGates, torchGates}}}
 	numberFlag(cmd.Flags(), &o.seed, "seed", "", "seed of the values, decimal or 0x…")
 	cmd.Flags().Var(&o.gates, "init", "`rule` of the gates: synthetic as all other tensors, or torch")
-	cmd.Flags().Var(&o.maxShard, "max-shard-size",
+	cmd.Flags().Var(shardFlag(&o.maxShard), "max-shard-size",
 		"largest `size` of the tensors in one file: 5GB, 500MB, 2GiB, a number of bytes, or none for one file (default 5GB)")
 	overwriteFlag(cmd, &o.replace)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -60,7 +60,7 @@ dsmoe help conversions  what is guaranteed, the values, and --init torch`,
 type synthOptions struct {
 	seed     uint64
 	gates    choice
-	maxShard shardSize
+	maxShard int64
 	replace  overwriting
 }
 
@@ -82,7 +82,7 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 	}
 	source := o.source(c)
 	s := plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: document, Rule: o.rule(), Fill: source.Fill}
-	p, err := plan.Synthesis(s, int64(o.maxShard))
+	p, err := plan.Synthesis(s, o.maxShard)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(configFile), err)
 	}

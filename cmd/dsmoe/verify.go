@@ -59,7 +59,7 @@ dsmoe help packs     what a golden pack is, and which settings it records`,
 	cmd.Flags().Var(&o.reference, "reference", "`whose` rules to follow: the golden's, or those of remote or native code")
 	cmd.Flags().Var(&o.limits, "limit", "`STAGE=FACTOR` on the bounds of a stage, or of those that end in .STAGE; "+
 		"repeatable")
-	cmd.Flags().Var(spansFlag{&o.layers, "layers"}, "layers", "compare stages of these `layers` only: 0,3-5")
+	cmd.Flags().Var(spansFlag(&o.layers, "layers"), "layers", "compare stages of these `layers` only: 0,3-5")
 	cmd.Flags().StringSliceVar(&o.stages, "stages", nil,
 		"compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")
 	cmd.Flags().BoolVar(&o.failFast, "fail-fast", false, "stop at the first stage that fails")
