@@ -49,6 +49,9 @@ go test -run "AfterCrash|Crashes|TestOneFault|TestSameBytes" ./convert/internal/
 step "the memory of every plan"
 go test -run TestMemory ./convert/plan -every-plan
 
+step "every pack with both accumulators"
+go test -run TestPacksPassStageByStage ./verify -every-accumulator
+
 step "healthy models of every seed"
 go test -run TestSaneModelsHaveNoFinding ./inspect/report -every-seed
 

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -65,7 +66,9 @@ func TestWrongWeightsOfTrainedModels(t *testing.T) {
 			t.Run(golden+" "+test.weight, func(t *testing.T) {
 				t.Parallel()
 				w := nudged(get(t, c, test.weight), test.row, test.units)
-				r := run(t, c.Config, replace(c, test.weight, w), p, verify.Options{})
+				layer, _ := pack.CutLayer(test.weight)
+				o := verify.Options{Layers: text.Spans{{layer, layer}}}
+				r := run(t, c.Config, replace(c, test.weight, w), p, o)
 				requireFails(t, r, test.stage, "")
 				at := slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == test.stage })
 				test.located(t, r.Checks[at])

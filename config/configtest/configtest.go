@@ -4,6 +4,7 @@ package configtest
 import (
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -11,6 +12,9 @@ import (
 
 	"dsmoe/config"
 )
+
+// init lets tests collect garbage less often than a user's dsmoe does: their checkpoints are small.
+func init() { debug.SetGCPercent(400) }
 
 // Parse returns the config of a config.json's text.
 func Parse(t testing.TB, text string) *config.Config {

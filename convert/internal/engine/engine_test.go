@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -152,12 +151,6 @@ func crash(n int64, err error) (*disk.Disk, *atomic.Int64) {
 // copied, cast, dequantised and fused ones, in several shards.
 var crashOptions = plan.Options{DType: tensor.BF16, Experts: plan.FusedExperts, MaxShardBytes: 250_000,
 	Layers: plan.Layers{{0, 1}}, Exclude: []string{"*.mlp.down_proj.weight"}}
-
-// TestMain collects garbage less often than a user's dsmoe: the checkpoints of the tests are small.
-func TestMain(m *testing.M) {
-	debug.SetGCPercent(400)
-	os.Exit(m.Run())
-}
 
 // everyCrash is set by the long gate, scripts/check.sh.
 var everyCrash = flag.Bool("every-crash", false, "crash at every call to the disk and with every setting, not at some calls and with settings that cover each pair of them")
