@@ -41,7 +41,7 @@ step "generated assembly"
 scripts/kernels.sh --check
 
 step "tests with the race detector"
-go test -race -timeout 30m ./...
+GOMAXPROCS=$(nproc) go test -race -timeout 30m ./... # scripts run dsmoe with as many threads
 
 step "a crash at every call to the disk"
 go test -run "AfterCrash|Crashes|TestOneFault|TestSameBytes" ./convert/internal/engine -every-crash

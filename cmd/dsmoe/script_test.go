@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/hex"
@@ -47,7 +48,8 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			c.scripts++
 			e.Setenv("FIXTURES", fixtures)
-			e.Setenv("GORACE", "atexit_sleep_ms=0") // a race build waits a second at each exit
+			e.Setenv("GORACE", "atexit_sleep_ms=0")                      // a race build waits a second at each exit
+			e.Setenv("GOMAXPROCS", cmp.Or(os.Getenv("GOMAXPROCS"), "1")) // scripts run side by side
 			return nil
 		},
 	})

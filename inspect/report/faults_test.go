@@ -180,6 +180,7 @@ func TestOffTheTrend(t *testing.T) {
 	p := &planter{inspecttest.Model(t, inspecttest.Kind{Drift: 0.1, Layers: 14}, 1), nil}
 	require.Empty(t, found(t, p.Stored))
 	p.numbers(inspecttest.Times(8), attention(6)[1])
-	require.Contains(t, strings.Join(found(t, p.Stored), "\n"), "notice: trend: "+attention(6)[1])
-	require.Len(t, found(t, p.Stored), 1)
+	got := found(t, p.Stored)
+	require.Len(t, got, 1)
+	require.Contains(t, got[0], "notice: trend: "+attention(6)[1])
 }
