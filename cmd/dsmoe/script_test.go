@@ -28,9 +28,11 @@ import (
 )
 
 // TestMain is the main function of the tests and, under the name dsmoe, of the command. Both live
-// shortly on little memory: they collect garbage less often than a user's dsmoe.
+// shortly on little memory: they collect garbage less often than a user's dsmoe. Commands run side by
+// side, each on one processor unless GOMAXPROCS is set.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(400)
+	os.Setenv("GOMAXPROCS", cmp.Or(os.Getenv("GOMAXPROCS"), "1"))
 	testscript.Main(m, map[string]func(){"dsmoe": main})
 }
 
@@ -48,8 +50,8 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			c.scripts++
 			e.Setenv("FIXTURES", fixtures)
-			e.Setenv("GORACE", "atexit_sleep_ms=0")                      // a race build waits a second at each exit
-			e.Setenv("GOMAXPROCS", cmp.Or(os.Getenv("GOMAXPROCS"), "1")) // scripts run side by side
+			e.Setenv("GORACE", "atexit_sleep_ms=0") // a race build waits a second at each exit
+			e.Setenv("GOMAXPROCS", os.Getenv("GOMAXPROCS"))
 			return nil
 		},
 	})
