@@ -258,6 +258,9 @@ func (s *scanner) checkIndex() {
 		if i, ok := readable[w.file]; ok && !s.holds(i, w.tensor) {
 			s.problem(Problem{File: w.file, Tensor: w.tensor,
 				Cause: "missing, though " + s.inv.Index.File + " puts it here" + s.elsewhere(w.tensor)})
+		} else if other, held := s.where[w.tensor]; !ok && held && s.needed != nil {
+			s.problem(Problem{File: s.inv.Files[other].Name, Tensor: w.tensor,
+				Cause: "is here, though " + s.inv.Index.File + " puts it in " + text.Quote(w.file)})
 		}
 	}
 	sum := int64(0)

@@ -55,6 +55,12 @@ func TestOpenPart(t *testing.T) {
 	require.EqualError(t, c.ReadAt(lmHead, make([]byte, 2), 0), err.Error())
 	require.Positive(t, c.Memory())
 
+	index := "model.safetensors.index.json"
+	fixture.Replace(t, dir, index, `"`+embed+`": "`+shard1, `"`+embed+`": "`+shard3)
+	_, err = OpenPart(dir, needs("model.layers.0.self_attn.q_proj.weight"))
+	require.EqualError(t, err, dir+": "+shard1+": tensor "+embed+": is here, though "+index+" puts it in "+shard3)
+	fixture.Replace(t, dir, index, `"`+embed+`": "`+shard3, `"`+embed+`": "`+shard1)
+
 	fixture.Remove(t, dir, shard1)
 	_, err = OpenPart(dir, needs(embed, lmHead, "model.layers.0.self_attn.q_proj.weight"))
 	require.EqualError(t, err, dir+": 2 problems: "+shard1+": missing, and needed for 2 of its 62 tensors: layer 0, "+embed+

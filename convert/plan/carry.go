@@ -89,7 +89,8 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 // isReplaced reports whether a file is read and the output has its own.
 func (c *conversion) isReplaced(name string) bool {
 	index := c.src.Inventory.Index
-	return name == checkpoint.ConfigName || isManifest(name) || index != nil && name == index.File ||
+	return name == checkpoint.ConfigName || isManifest(name) ||
+		index != nil && (name == index.File || slices.Contains(index.Shards, name)) ||
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })
 }
 
