@@ -195,8 +195,8 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 	b := bar{w: cmd.ErrOrStderr(), things: true}
 	defer b.remove()
 	progress := func(done, total int) { b.set("routing", int64(done), int64(total)) }
-	return routing.OfForward(cmd.Context(), routing.Forward{Path: c.Path, Model: m, Input: in, Pages: c, Progress: progress},
-		options)
+	return routing.OfForward(cmd.Context(),
+		routing.Forward{Path: c.Path, Model: m, Input: in, Pages: c, Progress: progress}, options)
 }
 
 // input returns the tokens of the flags.
