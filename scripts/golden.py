@@ -135,7 +135,7 @@ def arguments(argv):
     p.add_argument("--cast", action="store_true", help="as model.to(DTYPE) leaves a float32 model: RoPE's frequencies and router biases "
                    "are rounded too. Without it, as from_pretrained(dtype) makes it")
     p.add_argument("--layers", metavar="LIST", help="record these alone, such as 0,3-5,60; where the layer before was not recorded the "
-                   "input is random, and part of the pack")
+                   "input is random, and part of the pack; files that hold nothing of them need not be there")
     p.add_argument("--stages", metavar="LIST", default="standard,grad", help="standard (in BF16 and F16 RoPE's tables, too), inner, grad, all, or "
                    "patterns of stages such as 'self_attn.*,output' (default standard,grad)")
     p.add_argument("--no-probes", action="store_true", help="leave alone the experts that no token chose. Without it, each of them runs on "
