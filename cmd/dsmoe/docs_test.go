@@ -196,8 +196,8 @@ func TestReadmeBegins(t *testing.T) {
 	out, err := paste(clone(t), strings.Replace(first[0], "go run ./cmd/dsmoe", "dsmoe", 1))
 	assert.NoError(t, err, out)
 	assert.Equal(t, "go test ./...", first[1])
-	require.Contains(t, readme.prose, "`go install ./cmd/dsmoe`")
-	out, err = paste(repository, "go install -n ./cmd/dsmoe") // -n builds nothing
+	require.Contains(t, readme.prose, "`CGO_ENABLED=0 go install ./cmd/dsmoe`")
+	out, err = paste(repository, "CGO_ENABLED=0 go install -n ./cmd/dsmoe") // -n builds nothing
 	assert.NoError(t, err, out)
 }
 
