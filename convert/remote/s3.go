@@ -58,7 +58,7 @@ func openBucket(c *Client, path string) (o *bucket, prefix string, err error) {
 
 // endpointOf returns the endpoint that the settings name for S3; "" for Amazon's own.
 func endpointOf(settings aws.Config) string {
-	ctx := context.Background()
+	ctx, own := context.Background(), ""
 	for _, source := range settings.ConfigSources {
 		if s, ok := source.(interface {
 			GetIgnoreConfiguredEndpoints(context.Context) (bool, bool, error)
@@ -69,13 +69,11 @@ func endpointOf(settings aws.Config) string {
 		}
 		if s, ok := source.(interface {
 			GetServiceBaseEndpoint(context.Context, string) (string, bool, error)
-		}); ok {
-			if endpoint, found, _ := s.GetServiceBaseEndpoint(ctx, "S3"); found {
-				return endpoint
-			}
+		}); ok && own == "" {
+			own, _, _ = s.GetServiceBaseEndpoint(ctx, "S3")
 		}
 	}
-	return aws.ToString(settings.BaseEndpoint)
+	return cmp.Or(own, aws.ToString(settings.BaseEndpoint))
 }
 
 // place returns the URL of the bucket. Amazon has a host for each bucket; other stores, and names with a dot,
