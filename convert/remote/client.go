@@ -32,6 +32,7 @@ type Client struct {
 
 	bytes, requests atomic.Int64
 	http            http.Client
+	runs            runs
 }
 
 // Default is the client of Open.

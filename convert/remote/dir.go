@@ -224,8 +224,11 @@ func (f *file) Size() int64 {
 	return f.size
 }
 
-// Close keeps the file usable: there is nothing to close.
-func (f *file) Close() error { return nil }
+// Close ends the responses that are not read to their ends. The file remains usable.
+func (f *file) Close() error {
+	f.dir.c.closeRuns(f)
+	return nil
+}
 
 func (f *file) info() info {
 	return info{name: path.Base(f.name), size: f.Size()}
@@ -341,6 +344,9 @@ func (f *file) readHead(dst []byte, offset int64) (done bool, err error) {
 func (f *file) readRange(dst []byte, offset int64) error {
 	if at := f.dir.c.blocksOf(f); at != "" {
 		return f.readBlocks(at, dst, offset)
+	}
+	if s := f.dir.c.takeRun(f, offset, int64(len(dst))); s != nil {
+		return f.dir.c.readRun(s, dst)
 	}
 	if len(dst) <= smallRead/2 {
 		return f.readSmall(dst, offset)
