@@ -10,6 +10,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -40,6 +42,7 @@ var errNo = errors.New("the answer is no")
 // run executes the command line and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot()
+	args = hideSecrets(args)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -63,6 +66,24 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fail(cmd, args, err, stdout, stderr)
 		return exitUnknown
 	}
+}
+
+// hideSecrets returns the arguments without users and queries of URLs, which may be passwords and signatures:
+// what is printed of an argument shows none.
+func hideSecrets(args []string) []string {
+	hidden := slices.Clone(args)
+	for i, arg := range args {
+		flag, value, is := strings.Cut(arg, "=")
+		if !is || !strings.HasPrefix(arg, "-") {
+			flag, value, is = "", arg, false
+		}
+		if remote.Is(value) {
+			if hidden[i] = remote.Default.Hide(value); is {
+				hidden[i] = flag + "=" + hidden[i]
+			}
+		}
+	}
+	return hidden
 }
 
 // printTraffic writes what was read of servers, if anything was.

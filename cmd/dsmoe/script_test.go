@@ -25,6 +25,7 @@ import (
 
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
+	"dsmoe/convert/remote/remotetest"
 )
 
 // TestMain is the main function of the tests and, under the name dsmoe, of the command. Both live
@@ -67,6 +68,7 @@ func scriptCommands(c *schemaChecker) map[string]func(ts *testscript.TestScript,
 		"swap":     swapCommand,
 		"poke":     pokeCommand,
 		"imatrix":  imatrixCommand,
+		"hub":      hubCommand,
 	}
 }
 
@@ -148,6 +150,27 @@ func copytreeCommand(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: copytree SRC DST")
 	}
 	ts.Check(os.CopyFS(ts.MkAbs(args[1]), os.DirFS(ts.MkAbs(args[0]))))
+}
+
+// hub FAULTS NAME=DIR… starts a hub with the directories as repositories org/NAME, of whose requests a share of
+// FAULTS percent fails, until the script ends.
+func hubCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: hub FAULTS NAME=DIR…")
+	}
+	root := ts.MkAbs(".hub")
+	ts.Check(os.MkdirAll(filepath.Join(root, "org"), 0o777))
+	for _, arg := range args[1:] {
+		name, dir, _ := strings.Cut(arg, "=")
+		ts.Check(os.Symlink(ts.MkAbs(dir), filepath.Join(root, "org", name)))
+	}
+	h := remotetest.NewHub(root)
+	ts.Defer(h.Close)
+	faults, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	h.Faults = faults
+	ts.Setenv("HF_ENDPOINT", h.API.URL)
+	ts.Setenv("XDG_CACHE_HOME", ts.MkAbs(".cache"))
 }
 
 // imatrix FILE NAME=N… writes an importance matrix as llama.cpp did before GGUF: of each tensor N values,

@@ -164,11 +164,11 @@ func Opener[F File](read func(d Data) (F, error)) func(d Data) (File, error) {
 	}
 }
 
-// opened reads d; a file on the disk is closed until it is read again.
+// opened reads d, and tells it when the header was read.
 func opened[F File](d Data, read func(d Data) (F, error)) (F, error) {
 	f, err := read(d)
-	if m, ok := d.(*Mapping); ok {
-		m.rest()
+	if d, ok := d.(interface{ Rest() }); ok {
+		d.Rest()
 	}
 	if err != nil {
 		d.Close()

@@ -108,8 +108,8 @@ func (m *Mapping) reader() (f *os.File, err error) {
 	return m.file, err
 }
 
-// rest closes the file until it is read again.
-func (m *Mapping) rest() {
+// Rest closes the file until it is read again.
+func (m *Mapping) Rest() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.file != nil {
@@ -175,7 +175,7 @@ func (m *Mapping) mapped() (mmap.MMap, error) {
 // WriteHead writes the first n bytes of d.
 func WriteHead(w io.Writer, d Data, n int64) error {
 	if m, ok := d.(*Mapping); ok {
-		defer m.rest()
+		defer m.Rest()
 	}
 	_, err := io.CopyN(w, io.NewSectionReader(d, 0, n), n)
 	return err
@@ -226,7 +226,7 @@ func (m *Mapping) advise(data []byte, advice int) bool {
 
 // Close closes and unmaps the file. A second Close does nothing.
 func (m *Mapping) Close() error {
-	m.rest()
+	m.Rest()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true

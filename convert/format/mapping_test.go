@@ -65,7 +65,7 @@ func TestFilesThatChange(t *testing.T) {
 		require.NoError(t, os.WriteFile(path+".new", make([]byte, 100), 0o600))
 		m, err := NewMapping(path)
 		require.NoError(t, err)
-		m.rest()
+		m.Rest()
 		require.NoError(t, change(path))
 		_, err = m.View("x", tensor.Info{Name: "x", DType: tensor.U8, Shape: []int{10}}, 80, true)
 		var e *Error

@@ -17,6 +17,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -33,6 +34,7 @@ type Client struct {
 	bytes, requests atomic.Int64
 	http            http.Client
 	runs            runs
+	secrets         sync.Map // URLs with user and query, by Name
 }
 
 // Default is the client of Open.

@@ -210,6 +210,7 @@ type file struct {
 
 	reading sync.Mutex // held while head grows
 	head    []byte
+	whole   bool // head is not extended any more: it has the header
 }
 
 func (f *file) path() string { return f.dir.o.path(f.name) }
@@ -222,6 +223,13 @@ func (f *file) Size() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.size
+}
+
+// Rest says that the header was read: what follows it are weights.
+func (f *file) Rest() {
+	f.reading.Lock()
+	defer f.reading.Unlock()
+	f.whole = true
 }
 
 // Close ends the responses that are not read to their ends. The file remains usable.
@@ -327,7 +335,7 @@ func (f *file) readHead(dst []byte, offset int64) (done bool, err error) {
 	f.reading.Lock()
 	defer f.reading.Unlock()
 	end := offset + int64(len(dst))
-	if offset <= int64(len(f.head)) && end > int64(len(f.head)) && len(dst) <= firstHead && end <= maxHead {
+	if !f.whole && offset <= int64(len(f.head)) && end > int64(len(f.head)) && len(dst) <= firstHead && end <= maxHead {
 		if err := f.extend(end); err != nil {
 			return false, err
 		}

@@ -29,6 +29,15 @@ func Name(path string) string {
 	return scheme + "://" + host + below
 }
 
+// Hide returns Name(path), and has Open read what path gives access to.
+func (c *Client) Hide(path string) string {
+	name := Name(path)
+	if name != path {
+		c.secrets.Store(name, path)
+	}
+	return name
+}
+
 // Open opens the directory at a URL with the Default client. file is the name in it that the URL ends in; ""
 // for the directory itself. names are the files that a checkpoint may consist of: without a listing only
 // these are found. An error is of type *format.Error.
@@ -68,6 +77,9 @@ func (c *Client) originOf(path string, names []string) (o origin, below string, 
 	}
 	if strings.HasPrefix(path, "s3://") {
 		return openBucket(c, path)
+	}
+	if hidden, ok := c.secrets.Load(path); ok {
+		path = hidden.(string)
 	}
 	u, err := url.Parse(path)
 	if err != nil || u.Host == "" {
