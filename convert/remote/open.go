@@ -29,8 +29,11 @@ func Name(path string) string {
 	return scheme + "://" + host + below
 }
 
-// Hide returns Name(path), and has Open read what path gives access to.
+// Hide returns Name(path) of a web server's URL, and has Open read what path gives access to.
 func (c *Client) Hide(path string) string {
+	if !strings.HasPrefix(path, "http") {
+		return path
+	}
 	name := Name(path)
 	if name != path {
 		c.secrets.Store(name, path)
