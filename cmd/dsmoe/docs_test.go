@@ -259,7 +259,8 @@ func TestLinks(t *testing.T) {
 	assert.Greater(t, links, 10)
 }
 
-// TestFlagsExist: every flag that a page names in its prose is one of some command.
+// TestFlagsExist: every flag that a page names in its prose is one of some command, and what is to be installed
+// is what golden.py asks for.
 func TestFlagsExist(t *testing.T) {
 	t.Parallel()
 	known := map[string]bool{"--help": true}
@@ -268,7 +269,12 @@ func TestFlagsExist(t *testing.T) {
 			set.VisitAll(func(f *pflag.Flag) { known["--"+f.Name] = true })
 		}
 	}
+	recorder, err := os.ReadFile(filepath.Join(repository, "scripts", "golden.py"))
+	require.NoError(t, err)
 	for _, p := range documents(t) {
+		for _, line := range regexp.MustCompile("pip install .*").FindAllString(p.text, -1) {
+			assert.Contains(t, string(recorder), line, p.path)
+		}
 		for _, span := range regexp.MustCompile("`(?:[a-z ]+ )?(--[a-z0-9-]+)").FindAllStringSubmatch(p.prose, -1) {
 			assert.True(t, known[span[1]], "%s: %s", p.path, span[1])
 		}
