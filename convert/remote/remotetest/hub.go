@@ -123,6 +123,9 @@ func (h *Hub) api(w http.ResponseWriter, r *http.Request) {
 	if listing {
 		parts = parts[2:]
 	}
+	if listing && len(parts) == 2 {
+		parts = append(parts, "revision", "main")
+	}
 	if len(parts) < 4 {
 		http.NotFound(w, r)
 		return
@@ -138,9 +141,9 @@ func (h *Hub) api(w http.ResponseWriter, r *http.Request) {
 	case revision != Commit && revision != "main":
 		refuse(w, http.StatusNotFound, "RevisionNotFound")
 	case verb == "revision":
-		json.NewEncoder(w).Encode(map[string]string{"id": name, "sha": Commit})
+		json.NewEncoder(w).Encode(map[string]any{"id": name, "sha": Commit, "siblings": files(dir, "rfilename")})
 	case verb == "tree":
-		h.tree(w, r, dir)
+		h.tree(w, r, files(dir, "path"))
 	case verb == "resolve":
 		h.resolve(w, r, name, strings.Join(parts[4:], "/"))
 	default:
@@ -166,18 +169,23 @@ func unavailableNow(w http.ResponseWriter) {
 // perPage is the number of files on a page of the listing.
 const perPage = 3
 
-// tree answers with a page of the listing.
-func (h *Hub) tree(w http.ResponseWriter, r *http.Request, dir string) {
+// files lists the files below a directory, whose names have a key.
+func files(dir, key string) []map[string]any {
 	list := []map[string]any{}
 	dir, _ = filepath.EvalSymlinks(dir)
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if stat, serr := os.Stat(path); serr == nil && !stat.IsDir() {
 			rel, _ := filepath.Rel(dir, path)
-			list = append(list, map[string]any{"type": "file", "path": filepath.ToSlash(rel), "size": stat.Size(),
+			list = append(list, map[string]any{"type": "file", key: filepath.ToSlash(rel), "size": stat.Size(),
 				"oid": fmt.Sprintf("%x", stat.ModTime().UnixNano())})
 		}
 		return err
 	})
+	return list
+}
+
+// tree answers with a page of the listing.
+func (h *Hub) tree(w http.ResponseWriter, r *http.Request, list []map[string]any) {
 	from := 0
 	fmt.Sscanf(r.URL.Query().Get("cursor"), "%d", &from)
 	if end := from + perPage; end < len(list) {

@@ -1,0 +1,20 @@
+// Command hub serves the directories DIR/ORG/NAME as the Hugging Face hub does: the one of the tests, for
+// scripts/hub_check.py and for measurements. It prints what to set HF_ENDPOINT to.
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+
+	"dsmoe/convert/remote/remotetest"
+)
+
+func main() {
+	h := remotetest.NewHub(os.Args[1])
+	defer h.Close()
+	fmt.Println(h.API.URL)
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, os.Interrupt)
+	<-stop
+}
