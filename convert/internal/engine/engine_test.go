@@ -338,7 +338,7 @@ func cut(list []string, at string) (before, after []string, found bool) {
 	return list[:i], list[i+1:], true
 }
 
-// counted is a source that tells of every read.
+// counted is a source that counts the bytes that are read.
 type counted struct {
 	*checkpoint.Checkpoint
 	reads atomic.Int64
@@ -346,7 +346,7 @@ type counted struct {
 
 // ReadFile counts and reads.
 func (c *counted) ReadFile(file int, dst []byte, offset int64) error {
-	c.reads.Add(1)
+	c.reads.Add(int64(len(dst)))
 	return c.Checkpoint.ReadFile(file, dst, offset)
 }
 
@@ -451,6 +451,57 @@ func TestServersAreReadOnce(t *testing.T) {
 		delete(got, plan.ManifestName)
 		require.Equal(t, want, got)
 	}
+}
+
+// TestServersAreReadOnceInTwoRuns: after an interruption in the middle of tensors their tiles are not read again,
+// but for those of the segment in work; if they are what was written.
+func TestServersAreReadOnceInTwoRuns(t *testing.T) {
+	t.Parallel()
+	src := &counted{Checkpoint: open(t, manyTiles(t))}
+	for _, o := range []plan.Options{{}, {DType: tensor.F32}} {
+		for _, damage := range []bool{false, true} {
+			p, err := plan.Conversion(src.Checkpoint, o)
+			require.NoError(t, err)
+			want := converted(t, src.Path, o, inMemory())
+			dst := filepath.Join(t.TempDir(), "out")
+			ctx, cancel := context.WithCancel(t.Context())
+			s := inMemory()
+			s.Origin, s.IO = "https://host/dir", 1
+			s.Progress = func(_ string, n, of int64) {
+				if n > of/20 {
+					cancel()
+				}
+			}
+			_, err = Run(ctx, dst, p, src, s)
+			require.ErrorIs(t, err, context.Canceled)
+			if damage {
+				fixture.Flip(t, filepath.Join(filepath.Dir(dst), ".out.partial", p.Files[0].Name), p.Tensors[largest(p)].Offset+3)
+			}
+			s.Progress = nil
+			src.reads.Store(0)
+			r, err := Run(t.Context(), dst, p, src, s)
+			require.NoError(t, err)
+			require.Positive(t, r.Resumed)
+			if _, all := p.Bytes(); o.DType == tensor.Invalid && !damage {
+				require.Equal(t, all-r.Resumed, src.reads.Load())
+			}
+			requireChecked(t, dst)
+			a, b := fixture.Sums(t, want), fixture.Sums(t, dst)
+			delete(a, plan.ManifestName)
+			delete(b, plan.ManifestName)
+			require.Equal(t, a, b)
+		}
+	}
+}
+
+// largest is the index of the plan's largest tensor, which is written first.
+func largest(p *plan.Plan) (most int) {
+	for i := range p.Tensors {
+		if p.Tensors[i].Bytes() > p.Tensors[most].Bytes() {
+			most = i
+		}
+	}
+	return most
 }
 
 // TestInterruptedRunGoesOn: what was done before the interruption is taken over.

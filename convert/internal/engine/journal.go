@@ -51,6 +51,7 @@ type record struct {
 
 	Lost  tensor.Loss `json:"losses,omitzero"` // of casts so far
 	Proof *proof      `json:"proof,omitempty"` // of a finished tensor
+	Begun *proof      `json:"begun,omitempty"` // of the bytes written of another, if they were hashed
 
 	Published []string `json:"published,omitempty"` // the output is complete; these files are being moved into the target
 }

@@ -16,6 +16,7 @@ type tensorState struct {
 	done  int64 // bytes written
 	lost  tensor.Loss
 	proof *proof // nil until all bytes are written and hashed
+	begun *proof // of the bytes written, of a tensor that is hashed while it is written; nil for others
 }
 
 // proven reports whether the tensor was compared with its source.
@@ -48,18 +49,18 @@ func (l *ledger) apply(r record) {
 	if r.Ready || r.Tensor < 0 || r.Tensor >= len(l.states) {
 		return
 	}
-	l.states[r.Tensor] = tensorState{done: r.Done, lost: r.Lost, proof: r.Proof}
+	l.states[r.Tensor] = tensorState{done: r.Done, lost: r.Lost, proof: r.Proof, begun: r.Begun}
 }
 
 // reset forgets the applied records.
 func (l *ledger) reset() { clear(l.states) }
 
 // resume counts the bytes of the applied records. A tensor that is hashed while it is
-// written, and has no hash, starts over.
+// written, and has no hash of what was written, starts over.
 func (l *ledger) resume(hashesWriting func(*plan.Tensor) bool) {
 	for i := range l.states {
 		s := &l.states[i]
-		if s.proof == nil && hashesWriting(&l.plan.Tensors[i]) {
+		if s.proof == nil && s.begun == nil && hashesWriting(&l.plan.Tensors[i]) {
 			*s = tensorState{}
 		}
 		l.resumed += s.done
@@ -125,7 +126,7 @@ func (l *ledger) take(unverified bool) (n unrecorded) {
 	inFile := map[int]bool{}
 	for _, i := range slices.Sorted(maps.Keys(l.changed)) {
 		s, t := &l.states[i], &l.plan.Tensors[i]
-		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: s.lost, Proof: s.proof})
+		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: s.lost, Proof: s.proof, Begun: s.begun})
 		inFile[t.File] = true
 		if !unverified && s.done == t.Bytes() && !s.proven() {
 			n.written = append(n.written, i)

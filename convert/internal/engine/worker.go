@@ -5,6 +5,7 @@ package engine
 
 import (
 	"errors"
+	"slices"
 
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
@@ -267,6 +268,12 @@ func (h *hasher) next() {
 	h.hashes = append(h.hashes, h.segment.Name())
 	h.segment.Reset()
 	h.index++
+}
+
+// begun returns the hashes of the bytes so far and of the segments that are finished; compared says whether
+// these were compared with the source.
+func (h *hasher) begun(compared bool) *proof {
+	return &proof{Hash: h.output.Name(), Segments: slices.Clone(h.hashes), Compared: compared}
 }
 
 // finish returns the hash of the tensor, and the hashes of its segments if the source was

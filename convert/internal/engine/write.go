@@ -4,6 +4,7 @@ package engine
 
 import (
 	"context"
+	"slices"
 
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
@@ -16,7 +17,10 @@ func (w *worker) writeTensor(ctx context.Context, i int) error {
 	w.forgetRows()
 	var hash *hasher
 	if w.hashesWriting(t) {
-		hash = w.newHasher(t) // from the begin: ledger.resume kept no bytes without a hash
+		var err error
+		if hash, err = w.hashBegun(ctx, t, &s); err != nil {
+			return err
+		}
 	}
 	for size := t.Bytes(); s.done < size; {
 		if err := ctx.Err(); err != nil {
@@ -36,14 +40,60 @@ func (w *worker) writeTensor(ctx context.Context, i int) error {
 		}
 		w.advance(end - s.done)
 		if s.done = end; s.done < size {
+			if hash != nil {
+				s.begun = hash.begun(!w.Unverified)
+			}
 			w.mark(i, s)
 		}
 	}
 	if hash != nil {
-		s.proof = hash.finish(!w.Unverified)
+		s.proof, s.begun = hash.finish(!w.Unverified), nil
 	}
 	w.mark(i, s)
 	return nil
+}
+
+// hashBegun returns a hasher of what an earlier run wrote of a tensor, which it reads again; of the source it
+// reads the segment that was not finished. Bytes that are not those that were written start over, as do those
+// that were not compared with the source if they are to be.
+func (w *worker) hashBegun(ctx context.Context, t *plan.Tensor, s *tensorState) (*hasher, error) {
+	h := w.newHasher(t)
+	if s.done == 0 {
+		return h, nil
+	}
+	for from, end := int64(0), int64(0); from < s.done; from = end {
+		end = min(w.shape.tileEnd(t, from), s.done)
+		tile := w.memory.Tile(t.Offset+from, t.Offset+end)
+		if err := w.out.files[t.File].ReadTile(tile, t.Offset+from); err != nil {
+			return nil, err
+		}
+		h.output.Write(tile)
+	}
+	if h.output.Name() != s.begun.Hash || !w.Unverified && !s.begun.Compared {
+		*s = tensorState{}
+		return w.newHasher(t), nil
+	}
+	return h, w.hashBegunSource(ctx, t, s, h)
+}
+
+// hashBegunSource has h go on with the segments of the source where an earlier run stopped.
+func (w *worker) hashBegunSource(ctx context.Context, t *plan.Tensor, s *tensorState, h *hasher) error {
+	if w.Unverified || t.Copies() {
+		return nil // the source is not hashed
+	}
+	h.hashes, h.index = slices.Clone(s.begun.Segments), len(s.begun.Segments)
+	begin := int64(0)
+	for i := range h.index {
+		begin += t.Segments[i].Bytes
+	}
+	return pieces(t, begin, s.done-begin, buffered, func(p piece) error {
+		src := w.room(p)
+		if err := w.gather(p, src, p.byRuns); err != nil {
+			return err
+		}
+		h.source(p, src)
+		return ctx.Err()
+	})
 }
 
 // writeTile writes a tile and hashes it meanwhile; hash may be nil.
