@@ -69,7 +69,7 @@ func describe(cmd *cobra.Command, path string, seq int) (result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return header.Describe(path, src.Config, w, seq), nil
+	return header.Describe(src.Path, src.Config, w, seq), nil
 }
 
 // compareFlags are the flags of --compare. The defaults are the paper's example.

@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errInconclusive), errors.As(err, new(*unwritten)):
 		printError(stderr, err)
 		return exitUnknown
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled), ctx.Err() != nil: // a reader of a server may have worded it
 		fail(cmd, args, interruption(args, err), stdout, stderr)
 		return exitInterrupted
 	default:

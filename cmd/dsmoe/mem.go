@@ -48,7 +48,7 @@ dsmoe help memory  the formulas`,
 		if err != nil {
 			return err
 		}
-		r, err := header.MemoryOf(args[0], src.Config, w, *contexts, *batches)
+		r, err := header.MemoryOf(src.Path, src.Config, w, *contexts, *batches)
 		if err != nil {
 			return misuse(cmd, err.Error())
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -44,6 +45,18 @@ func TestHideSecrets(t *testing.T) {
 		}
 		require.True(t, args[1] == "mem" || strings.Contains(out.String()+errs.String(), s.URL))
 	}
+}
+
+// TestInterruptedRequests: an interruption ends the tries to reach a server.
+func TestInterruptedRequests(t *testing.T) {
+	h := remotetest.Start(t, nil)
+	h.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	remote.Default.Context = ctx
+	cancel()
+	var errs bytes.Buffer
+	require.Equal(t, exitInterrupted, run(ctx, []string{"inspect", "hf://org/model"}, io.Discard, &errs))
+	require.Contains(t, errs.String(), "dsmoe: interrupted\n")
 }
 
 // TestVerifyHub: a verification of a model of the hub, with 30 % of the requests failing or breaking off, gives

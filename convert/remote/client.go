@@ -250,7 +250,7 @@ func retryAfter(header string) time.Duration {
 // part of a time that doubles. It returns the error if the request is not to be repeated.
 func (c *Client) pause(err error, n int) error {
 	if c.Context.Err() != nil {
-		return context.Cause(c.Context)
+		return c.Context.Err()
 	}
 	var f *failure
 	if errors.As(err, &f) && f.final {
@@ -269,6 +269,6 @@ func (c *Client) pause(err error, n int) error {
 	case <-timer.C:
 		return nil
 	case <-c.Context.Done():
-		return context.Cause(c.Context)
+		return c.Context.Err()
 	}
 }
