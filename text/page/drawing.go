@@ -8,6 +8,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"dsmoe/text"
@@ -30,7 +31,7 @@ func WriteSVG(w io.Writer, f Figure, of string) error {
 	d.Height += titleHeight
 	d.Title = first(longestTitle, d.Title)
 	d.Width = max(d.Width, length(math.Ceil(1.2*width(d.Title)+24)))
-	if err := templates.ExecuteTemplate(w, "drawing", d); err != nil {
+	if err := templates().ExecuteTemplate(w, "drawing", d); err != nil {
 		return err
 	}
 	_, err := io.WriteString(w, "\n")
@@ -164,12 +165,14 @@ func drawingStyle() string {
 		"}\n.run{fill:none;stroke:currentColor}\n"
 }
 
-// templates holds the templates of pages and drawings. The function line makes foreign text one
+// templates returns the templates of pages and drawings. The function line makes foreign text one
 // printable line, which XML and readers accept.
-var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"line":   text.Line,
-	"header": func(c text.Column) string { return strings.ReplaceAll(c.Name, "_", " ") },
-}).Parse(pageTemplate + drawingTemplate))
+var templates = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("").Funcs(template.FuncMap{
+		"line":   text.Line,
+		"header": func(c text.Column) string { return strings.ReplaceAll(c.Name, "_", " ") },
+	}).Parse(pageTemplate + drawingTemplate))
+})
 
 //go:embed page.tmpl
 var pageTemplate string

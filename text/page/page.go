@@ -128,7 +128,7 @@ func (p *Page) Gallery(figures ...Captioned) {
 
 // WriteHTML writes the page.
 func (p *Page) WriteHTML(w io.Writer) error {
-	return templates.ExecuteTemplate(w, "page", map[string]any{
+	return templates().ExecuteTemplate(w, "page", map[string]any{
 		"Title": p.title, "Sections": p.sections, "Linked": len(p.sections) > 3,
 		"Style": template.CSS(pageStyle + drawingStyle()),
 	})
