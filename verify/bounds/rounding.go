@@ -42,7 +42,8 @@ func (p precision) Ulp(x float64) float64 {
 // Round is x rounded to nearest, ties to even, in one step. What is too large is infinite.
 func (p precision) Round(x float64) float64 {
 	u := p.Ulp(x)
-	r := math.RoundToEven(x/u) * u
+	perUlp := math.Float64frombits(2046<<52 - math.Float64bits(u)) // 1/u, exactly
+	r := math.RoundToEven(x*perUlp) * u
 	if math.Abs(r) > p.largest {
 		return math.Copysign(math.Inf(1), x)
 	}
