@@ -32,6 +32,7 @@ type Client struct {
 	Headers string          // directory that keeps listings, configs and headers of the hub; "" keeps none
 
 	bytes, requests atomic.Int64
+	answered        atomic.Bool // a server answered, if only that it is busy
 	http            http.Client
 	runs            runs
 	secrets         sync.Map // URLs with user and query, by Name
@@ -46,6 +47,7 @@ const (
 	maxHeaders   = 256 << 10        // bytes of a response's headers
 	maxRedirects = 10               // of one request
 	maxTries     = 8                // failures in a row without a byte
+	firstTries   = 5                // the same before any server answered: a wrong address is told soon
 	maxWait      = time.Minute      // between two tries
 	stall        = time.Minute      // without a byte, after which a response counts as broken
 	maxListing   = 64 << 20         // bytes of a page of a listing
@@ -133,6 +135,7 @@ func (c *Client) do(r *http.Request, explain func(*http.Response) *failure) (*ht
 	if err != nil {
 		return nil, requestFailure(err)
 	}
+	c.answered.Store(true)
 	if resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusPartialContent ||
 		resp.StatusCode == http.StatusRequestedRangeNotSatisfiable {
 		return resp, nil
@@ -198,19 +201,19 @@ func requestFailure(err error) error {
 	case errors.As(err, &unknown) && unknown.IsNotFound:
 		return final("its server is unknown: " + unknown.Err)
 	case errors.As(err, &untrusted), strings.Contains(err.Error(), "Location header"):
-		return final("cannot be reached: " + withoutQueries(err.Error()))
+		return final("cannot be reached: " + withoutSecrets(err.Error()))
 	case strings.Contains(err.Error(), "server response headers exceeded"):
 		return final("the server sends more than " + text.Bytes(maxHeaders) + " of headers")
 	}
-	return &failure{cause: "cannot be reached: " + withoutQueries(err.Error()), wait: -1}
+	return &failure{cause: "cannot be reached: " + withoutSecrets(err.Error()), wait: -1}
 }
 
-// withoutQueries cuts the queries off the URLs in a message.
-func withoutQueries(message string) string {
+// withoutSecrets cuts users and queries off the URLs in a message.
+func withoutSecrets(message string) string {
 	words := strings.Fields(message)
 	for i, w := range words {
 		if strings.Contains(w, "://") {
-			words[i], _, _ = strings.Cut(w, "?")
+			words[i] = Name(w)
 		}
 	}
 	return strings.Join(words, " ")
@@ -256,7 +259,7 @@ func (c *Client) pause(err error, n int) error {
 	if errors.As(err, &f) && f.final {
 		return err
 	}
-	if n >= maxTries {
+	if n >= maxTries || n >= firstTries && !c.answered.Load() {
 		return fmt.Errorf("%w, after %d tries", err, n)
 	}
 	wait := rand.N(min(firstWait<<n, maxWait))

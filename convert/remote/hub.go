@@ -53,6 +53,9 @@ func openHub(c *Client, path string) (o *hub, below string, err error) {
 		return nil, "", final("HF_ENDPOINT is not the URL of a web server")
 	}
 	o = &hub{endpoint: endpoint, name: m[1], token: token(), places: map[string]*url.URL{}}
+	if strings.ContainsFunc(o.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, "", final("the token of HF_TOKEN or `hf auth login` has spaces or line breaks within: it is no token")
+	}
 	if o.commit = revision; !commitID.MatchString(revision) {
 		o.commit, err = o.resolve(c, revision)
 	}
@@ -225,13 +228,14 @@ func (o *hub) explain(resp *http.Response) *failure {
 		login = "the token of HF_TOKEN or `hf auth login` does not give access: is it valid, and of the right account?"
 	}
 	f.hint = ""
+	page := Name(o.endpoint.JoinPath(o.name).String())
 	switch code := resp.Header.Get("X-Error-Code"); {
 	case code == "GatedRepo":
 		f.cause = "is gated: the hub gives it to accounts that accepted its conditions"
-		f.hint = "accept them at " + o.endpoint.JoinPath(o.name).String() + ", then " + login
+		f.hint = "accept them at " + page + "; " + login
 	case code == "RevisionNotFound":
 		f.cause, f.is = "the repository has no such revision", fs.ErrNotExist
-		f.hint = "give a branch, tag or commit that " + o.endpoint.JoinPath(o.name).String() + " has"
+		f.hint = "give a branch, tag or commit that " + page + " has"
 	case code == "EntryNotFound":
 		f.cause, f.is = "no such file in the repository at this commit", fs.ErrNotExist
 	case code == "RepoNotFound", resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusNotFound:
@@ -241,7 +245,9 @@ func (o *hub) explain(resp *http.Response) *failure {
 		f.cause, f.hint = "the hub forbids access", login
 	case resp.StatusCode == http.StatusTooManyRequests:
 		f.cause = "the hub limits the number of requests"
-		f.hint = "try again later; it allows more with a token: " + login
+		if f.hint = "try again later"; o.token == "" {
+			f.hint += "; it allows more with a token: " + login
+		}
 	}
 	return f
 }

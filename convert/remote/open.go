@@ -68,6 +68,9 @@ func (c *Client) open(url string, isFile func(name string) bool, names []string)
 		}
 	}
 	d, err := newDir(c, o, below)
+	if err == nil && file != "" {
+		_, err = d.file(file)
+	}
 	if err != nil {
 		return nil, "", err
 	}

@@ -107,8 +107,15 @@ func TestToken(t *testing.T) {
 	require.Empty(t, h.Tokens)
 
 	t.Setenv("HF_TOKEN", "hf_wrong")
+	t.Setenv("HF_ENDPOINT", strings.Replace(h.API.URL, "//", "//me:secret@", 1))
 	_, _, err = remote.Open("hf://org/gated", isFile, nil)
 	requireFailure(t, err, "is gated", "does not give access")
+
+	h.Forget()
+	t.Setenv("HF_TOKEN", "hf_\nsecret")
+	_, _, err = remote.Open("hf://org/gated", isFile, nil)
+	requireFailure(t, err, "it is no token", "")
+	require.Empty(t, h.Requests())
 }
 
 func requireFailure(t *testing.T, err error, cause, hint string) {
@@ -130,6 +137,7 @@ func TestRefusals(t *testing.T) {
 	remotetest.Start(t, map[string]string{"model": dir})
 	for url, want := range map[string][2]string{
 		"hf://org/none":             {"no such repository, or it is private", "check the name"},
+		"hf://org/model/none.bin":   {"no such file on the server", ""},
 		"hf://org/model@v9":         {"has no such revision", "a branch, tag or commit"},
 		"hf://model":                {"is not hf://ORG/NAME", ""},
 		"hf://org/model@%zz":        {"revision is not readable", ""},

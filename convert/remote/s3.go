@@ -173,7 +173,7 @@ func (o *bucket) sign(r *http.Request) error {
 	}
 	credentials, err := o.credentials.Retrieve(r.Context())
 	if err != nil {
-		return &failure{cause: "the credentials cannot be renewed: " + withoutQueries(text.Line(err.Error())), wait: -1}
+		return &failure{cause: "the credentials cannot be renewed: " + withoutSecrets(text.Line(err.Error())), wait: -1}
 	}
 	r.Header.Set("X-Amz-Content-Sha256", noBytes)
 	return v4.NewSigner(func(s *v4.SignerOptions) { s.DisableURIPathEscaping = true }).
@@ -227,7 +227,7 @@ func (o *bucket) explain(resp *http.Response) *failure {
 		f.hint = "the credentials do not give access: check AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 		if o.credentials == nil {
 			f.hint = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: " +
-				withoutQueries(text.Line(o.without.Error()))
+				withoutSecrets(text.Line(o.without.Error()))
 		}
 	}
 	return f

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"html"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"path"
@@ -53,9 +54,12 @@ func (o *web) list(c *Client, _ string) (list []entry, err error) {
 		}
 	}
 	if list != nil {
-		err = nil
+		return list, nil
 	}
-	return list, err
+	if errors.Is(err, fs.ErrNotExist) {
+		err = &failure{cause: "the server has no config.json and no weights there", is: fs.ErrNotExist, final: true}
+	}
+	return nil, err
 }
 
 // links returns the names of files that the directory's page links to; none if the server has no page.
