@@ -202,6 +202,8 @@ class Checkpoint:
         self.used = {}  # file -> its size and time of change when it was first read
         self.headers = {}  # file -> {tensor: its shape and dtype}
         self.broken = set()  # files whose problem has been told
+        if not os.path.isdir(path):
+            raise Trouble(f"{path}: no directory of a checkpoint on this disk")
         self.config = self.json("config.json")
         weights = next((w for w in WEIGHTS if os.path.isfile(self.at(w))), None)
         if weights is None:
@@ -471,7 +473,7 @@ class Reference:
         if versions not in TRIED[self.kind] and not a.untried_versions:
             tried = " or ".join(f"torch {t} with transformers {v}" for t, v in TRIED[self.kind])
             problems.append(f"torch {versions[0]} with transformers {versions[1]} was not tried with the {self.kind} reference: install "
-                            f"{tried} (scripts/requirements-{'v1' if self.kind == 'remote' else 'native'}.txt), or give --untried-versions")
+                            f"{tried}, or give --untried-versions")
         if self.kind == "remote" and not a.trust_remote_code:
             problems.append(f"the remote reference runs the Python code of {a.code or checkpoint.path}: give --trust-remote-code if you trust it")
         if a.device == "cuda" and not torch.cuda.is_available():

@@ -33,10 +33,10 @@ func newGolden() *cobra.Command {
 		Use:   "golden CHECKPOINT PACK",
 		Short: "Record a golden pack: run the reference Python on a checkpoint",
 		Long: `Runs golden.py, which is part of dsmoe: the reference Python computes the tokens of
---random, --tokens or --text with CHECKPOINT, and every stage's tensors go to PACK. The
-reference is transformers' class or the checkpoint's own code. At most one decoder layer
-is in memory. Python needs torch, transformers and safetensors; without them the error
-says what to install.
+--random, --tokens or --text with CHECKPOINT, a directory of safetensors or .bin files on
+this disk, and every stage's tensors go to PACK. The reference is transformers' class or
+the checkpoint's own code. At most one decoder layer is in memory. Python needs torch,
+transformers and safetensors; without them the error says what to install.
 
 dsmoe help packs  what a pack holds, and what it proves`,
 		Example: `  dsmoe golden fixtures/v3/checkpoint v3-pack --random 2x17 --mask
@@ -129,7 +129,7 @@ func runRecorder(cmd *cobra.Command, python string, words []string) error {
 	switch code := recorder.ProcessState.ExitCode(); {
 	case code == 0:
 		return nil
-	case code > 0:
+	case code == exitUnknown, code == exitInterrupted:
 		return scriptStatus(code)
 	case cmd.Context().Err() != nil:
 		return cmd.Context().Err()
