@@ -108,8 +108,13 @@ func integers(runs [][]float32, group int) (all, exact int) {
 			for _, v := range run[at : at+group] {
 				most = max(most, math.Abs(float64(v)))
 			}
+			large := most * (largestInteger + 1) / 127
 			for _, v := range run[at : at+group] {
-				q := math.Abs(float64(v)) / most * 127
+				size := math.Abs(float64(v))
+				if size > large { // most are, and need no division
+					continue
+				}
+				q := size / most * 127
 				if !(q >= 0.5 && q <= largestInteger) {
 					continue
 				}
