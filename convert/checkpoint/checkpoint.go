@@ -223,6 +223,9 @@ func (c *Checkpoint) Memory() (n int64) {
 	if c.assembly != nil {
 		n += c.assembly.memory()
 	}
+	if d, ok := c.Source.(interface{ Memory() int64 }); ok {
+		n += d.Memory()
+	}
 	return n
 }
 

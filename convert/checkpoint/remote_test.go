@@ -38,6 +38,7 @@ func requireEqual(t *testing.T, want, got *Checkpoint) {
 	t.Helper()
 	require.Equal(t, want.Inventory.Files, got.Inventory.Files)
 	require.Equal(t, want.Inventory.Index, got.Inventory.Index)
+	require.Greater(t, got.Memory(), want.Memory())
 	for info := range want.Tensors() {
 		require.False(t, got.HasView(info.Name))
 		a, b := make([]byte, info.Bytes()), make([]byte, info.Bytes())

@@ -160,6 +160,19 @@ func (d *dir) State(name string) (string, error) {
 	return f.state(), nil
 }
 
+// Memory returns the bytes of memory that the files' first bytes take, and the small blocks at most.
+func (d *dir) Memory() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := int64(len(d.small)) * 2 * smallRead
+	for _, f := range d.files {
+		f.reading.Lock()
+		n += int64(cap(f.head))
+		f.reading.Unlock()
+	}
+	return n
+}
+
 // CheckInside returns nil: a server has no links.
 func (d *dir) CheckInside(string) error { return nil }
 
