@@ -269,7 +269,12 @@ func (f *file) state() string {
 func (f *file) seen(p *part) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if p.size < 0 {
+		p.size = f.size // of the listing
+	}
 	switch {
+	case p.size < 0:
+		return final("the server does not say how long the file is")
 	case f.size >= 0 && p.size != f.size:
 		return final("had " + text.Bytes(f.size) + ", and has " + text.Bytes(p.size) + " now: it was replaced")
 	case f.identity != "" && p.identity != "" && p.identity != f.identity:

@@ -212,7 +212,9 @@ func (o *hub) fetch(ctx context.Context, c *Client, file string, offset, end int
 	return readPart(resp, offset, end)
 }
 
+// setRange asks for a range of the file as it is, not compressed.
 func setRange(r *http.Request, offset, end int64) {
+	r.Header.Set("Accept-Encoding", "identity")
 	if end >= 0 {
 		r.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", offset, end-1))
 	} else {

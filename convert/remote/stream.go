@@ -38,7 +38,7 @@ type entry struct {
 // part is an answer to fetch.
 type part struct {
 	body     io.ReadCloser // from offset on; nil if the file ends before
-	size     int64         // of the whole file
+	size     int64         // of the whole file; -1 if the server does not say it
 	identity string        // of the file's bytes; "" if the server has none
 }
 
@@ -69,8 +69,6 @@ func (p *part) check(resp *http.Response, offset, end int64) error {
 		return wrong("a compressed file")
 	case resp.StatusCode == http.StatusOK && offset > 0:
 		return wrong("the whole file")
-	case resp.StatusCode == http.StatusOK && p.size < 0:
-		return final("the server does not say how long the file is")
 	case resp.StatusCode == http.StatusOK:
 		return nil
 	}
