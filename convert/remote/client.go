@@ -97,7 +97,7 @@ func checkRedirect(r *http.Request, via []*http.Request) error {
 type failure struct {
 	cause string
 	hint  string
-	is    error         // fs.ErrNotExist, or nil
+	is    error         // fs.ErrNotExist, errWhole or nil
 	final bool          // the request need not be repeated
 	code  int           // the answer's status; 0 without an answer
 	wait  time.Duration // that the server asks for; -1 if it does not
@@ -106,7 +106,7 @@ type failure struct {
 // Error returns the cause.
 func (f *failure) Error() string { return f.cause }
 
-// Unwrap returns fs.ErrNotExist for a missing file.
+// Unwrap returns fs.ErrNotExist for a missing file, or errWhole.
 func (f *failure) Unwrap() error { return f.is }
 
 func final(cause string) *failure { return &failure{cause: cause, final: true} }

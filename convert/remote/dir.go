@@ -123,7 +123,7 @@ func (d *dir) Open(name string) (fs.File, error) {
 	if f.Size() > maxKept {
 		return &opened{f.info(), &stream{f: f, end: f.Size()}}, nil
 	}
-	data, err := d.c.kept(d.o, f.name, func() ([]byte, error) { return io.ReadAll(&stream{f: f, end: f.Size()}) })
+	data, err := d.c.kept(d.o, f.name, func() ([]byte, error) { return io.ReadAll(&stream{f: f, end: f.Size(), small: true}) })
 	if err == nil && int64(len(data)) != f.Size() {
 		err = about(f.path(), final("is "+text.Bytes(int64(len(data)))+" in the cache, and "+text.Bytes(f.Size())+" long"))
 	}

@@ -267,6 +267,27 @@ func TestWebWithoutListing(t *testing.T) {
 	require.False(t, errors.Is(err, fs.ErrNotExist))
 }
 
+// TestSmallFilesWithoutRanges: a small file of a server that knows no ranges is read, even if it breaks off.
+func TestSmallFilesWithoutRanges(t *testing.T) {
+	text, times := strings.Repeat("x", 5000)+"y", 0
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/dir/" {
+			fmt.Fprint(w, `<a href="config.json">config.json</a>`)
+			return
+		}
+		w.Header().Set("Content-Length", fmt.Sprint(len(text)))
+		if times++; times == 2 {
+			fmt.Fprint(w, text[:3000])
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}
+		fmt.Fprint(w, text)
+	}))
+	defer s.Close()
+	require.Equal(t, text, read(t, open(t, s.URL+"/dir/"), "config.json"))
+	require.Equal(t, 4, times)
+}
+
 // TestCaches: of a commit that was read before nothing is asked for but its weights, and these not with a cache
 // of weights. What does not have its hash is read again.
 func TestCaches(t *testing.T) {

@@ -4,6 +4,7 @@ package remote
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -59,7 +60,7 @@ func readPart(resp *http.Response, offset, end int64) (*part, error) {
 }
 
 func (p *part) check(resp *http.Response, offset, end int64) error {
-	wrong := func(what string) error {
+	wrong := func(what string) *failure {
 		f := final(fmt.Sprintf("the server sends %s, where bytes %d-%d were asked for", what, offset, end-1))
 		f.hint = "dsmoe reads files by ranges, which this server does not give; download the files"
 		return f
@@ -68,7 +69,9 @@ func (p *part) check(resp *http.Response, offset, end int64) error {
 	case resp.Header.Get("Content-Encoding") != "":
 		return wrong("a compressed file")
 	case resp.StatusCode == http.StatusOK && offset > 0:
-		return wrong("the whole file")
+		f := wrong("the whole file")
+		f.is = errWhole
+		return f
 	case resp.StatusCode == http.StatusOK:
 		return nil
 	}
@@ -100,11 +103,15 @@ func (p *part) check(resp *http.Response, offset, end int64) error {
 	return nil
 }
 
+// errWhole is the failure of a server that sends a whole file where a range was asked for.
+var errWhole = errors.New("no range")
+
 // stream reads the bytes of a file from at on, up to the one before end.
 type stream struct {
 	f       *file
 	at, end int64 // end is negative for the end of the file
 	tries   int   // failures since it went on
+	small   bool  // a whole file that is kept in memory
 	got     int64 // bytes since the last failure
 
 	body   io.ReadCloser
@@ -186,7 +193,7 @@ func (s *stream) drain() {
 // open requests the rest of the range. The file must be the one that was seen before.
 func (s *stream) open() error {
 	ctx, cancel := context.WithCancel(s.f.dir.c.Context)
-	p, err := s.f.dir.o.fetch(ctx, s.f.dir.c, s.f.name, s.at, s.end)
+	p, err := s.fetch(ctx)
 	if err == nil {
 		err = s.f.seen(p)
 	}
@@ -202,6 +209,22 @@ func (s *stream) open() error {
 		s.Close()
 	}
 	return nil
+}
+
+// fetch requests the rest of the range; of a small file that a server sends only whole, all of it.
+func (s *stream) fetch(ctx context.Context) (*part, error) {
+	p, err := s.f.dir.o.fetch(ctx, s.f.dir.c, s.f.name, s.at, s.end)
+	if !s.small || !errors.Is(err, errWhole) {
+		return p, err
+	}
+	p, err = s.f.dir.o.fetch(ctx, s.f.dir.c, s.f.name, 0, s.end)
+	if err == nil && p.body != nil {
+		if _, err = io.CopyN(io.Discard, p.body, s.at); err != nil {
+			p.body.Close()
+			err = &failure{cause: "the connection broke again", wait: -1}
+		}
+	}
+	return p, err
 }
 
 // Close ends a response.
