@@ -1,6 +1,10 @@
 package checkpoint
 
 import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -30,6 +34,34 @@ func TestRemote(t *testing.T) {
 		}
 		require.Empty(t, h.Tokens)
 		require.NoError(t, want.Close())
+	}
+}
+
+// TestShardsOfWebServers: at a server's root, listed and not, the index says which shards there are. One that the
+// server lacks is missing.
+func TestShardsOfWebServers(t *testing.T) {
+	path := fixture.Clone(t, fixture.Path(t, "v1-base/checkpoint"))
+	files, lists := http.FileServer(http.Dir(path)), true
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/" && !lists {
+			http.NotFound(w, r)
+			return
+		}
+		files.ServeHTTP(w, r)
+	}))
+	defer s.Close()
+	want, err := Open(path)
+	require.NoError(t, err)
+	for _, lists = range []bool{true, false} {
+		got, err := Open(s.URL)
+		require.NoError(t, err)
+		requireEqual(t, want, got)
+	}
+	require.NoError(t, want.Close())
+	require.NoError(t, os.Remove(filepath.Join(path, shard1)))
+	for _, lists = range []bool{true, false} {
+		_, err := Open(s.URL)
+		require.ErrorContains(t, err, shard1+": missing, and model.safetensors.index.json names it")
 	}
 }
 

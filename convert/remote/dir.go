@@ -28,6 +28,7 @@ type dir struct {
 	mu     sync.Mutex
 	files  map[string]*file
 	listed []entry // sorted by name
+	all    bool    // there are no other files
 	small  [64]smallBlock
 	next   int // index in small of the block that is replaced
 }
@@ -40,10 +41,11 @@ func newDir(c *Client, o origin, below string) (*dir, error) {
 	if below = strings.Trim(below, "/"); below != "" {
 		d.below = below + "/"
 	}
-	listed, err := o.list(c, d.below)
+	listed, all, err := o.list(c, d.below)
 	if err != nil {
 		return nil, about(o.path(""), err)
 	}
+	d.all = all
 	for _, e := range listed {
 		if name, ok := strings.CutPrefix(e.Name, d.below); ok {
 			d.listed = append(d.listed, entry{name, e.Size, e.Identity})
@@ -80,7 +82,7 @@ func missing() *failure {
 	return &failure{cause: "no such file on the server", is: fs.ErrNotExist, final: true}
 }
 
-// file returns the file of that name, which must be listed.
+// file returns the file of that name. It must be listed, if all files are.
 func (d *dir) file(name string) (*file, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -88,10 +90,13 @@ func (d *dir) file(name string) (*file, error) {
 		return f, nil
 	}
 	i, ok := slices.BinarySearchFunc(d.listed, name, func(e entry, name string) int { return strings.Compare(e.Name, name) })
-	if !ok {
+	f := &file{dir: d, name: d.below + name, size: -1}
+	switch {
+	case ok:
+		f.size, f.listed = d.listed[i].Size, d.listed[i].Identity
+	case d.all:
 		return nil, about(d.Path(name), missing())
 	}
-	f := &file{dir: d, name: d.below + name, size: d.listed[i].Size, listed: d.listed[i].Identity}
 	d.files[name] = f
 	return f, nil
 }

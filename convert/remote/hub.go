@@ -104,7 +104,7 @@ func (o *hub) resolve(c *Client, revision string) (string, error) {
 }
 
 // list lists all files, page by page.
-func (o *hub) list(c *Client, _ string) (list []entry, err error) {
+func (o *hub) list(c *Client, _ string) (list []entry, all bool, err error) {
 	data, err := c.kept(o, ".tree", func() ([]byte, error) {
 		u := o.endpoint.JoinPath("api/models", o.name, "tree", o.commit)
 		u.RawQuery = "recursive=true"
@@ -123,7 +123,7 @@ func (o *hub) list(c *Client, _ string) (list []entry, err error) {
 		list = nil
 		err = json.Unmarshal(data, &list)
 	}
-	return list, err
+	return list, true, err
 }
 
 var nextPage = regexp.MustCompile(`<([^>]*)>;\s*rel="next"`)

@@ -99,20 +99,20 @@ func (o *bucket) path(file string) string { return strings.TrimSuffix("s3://"+o.
 func (o *bucket) key() string { return "" }
 
 // list lists the objects with a prefix, page by page.
-func (o *bucket) list(c *Client, prefix string) (list []entry, err error) {
+func (o *bucket) list(c *Client, prefix string) (list []entry, all bool, err error) {
 	query := url.Values{"list-type": {"2"}, "prefix": {prefix}}
 	for more := true; more; {
 		if more, err = o.page(c, query, &list); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		if len(list) > maxFiles {
-			return nil, final(fmt.Sprintf("lists more than %d files", maxFiles))
+			return nil, false, final(fmt.Sprintf("lists more than %d files", maxFiles))
 		}
 	}
 	if len(list) == 0 {
-		return nil, &failure{cause: "the bucket has no object with this prefix", is: fs.ErrNotExist, final: true}
+		return nil, false, &failure{cause: "the bucket has no object with this prefix", is: fs.ErrNotExist, final: true}
 	}
-	return list, nil
+	return list, true, nil
 }
 
 // page adds a page of the listing, and prepares query for the next one.

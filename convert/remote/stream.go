@@ -20,8 +20,8 @@ import (
 type origin interface {
 	// path names a file in messages; "" is the directory.
 	path(file string) string
-	// list returns the files, at least those whose names begin with below.
-	list(c *Client, below string) ([]entry, error)
+	// list returns the files, at least those whose names begin with below. all is false if there may be more.
+	list(c *Client, below string) (list []entry, all bool, err error)
 	// fetch requests the bytes of a file from offset on, up to the one before end; all of them if
 	// end is negative.
 	fetch(ctx context.Context, c *Client, file string, offset, end int64) (*part, error)

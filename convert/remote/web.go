@@ -34,16 +34,16 @@ var href = regexp.MustCompile(`(?i)<a\s[^>]*href\s*=\s*["']?([^"'\s>]+)`)
 
 // list takes the files that the directory's page links to, as web servers make it. Without such a page it
 // looks for the files that a checkpoint may have.
-func (o *web) list(c *Client, _ string) (list []entry, err error) {
+func (o *web) list(c *Client, _ string) (list []entry, all bool, err error) {
 	linked, err := o.links(c)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if slices.ContainsFunc(linked, func(name string) bool { return slices.Contains(o.names, name) }) {
 		for _, name := range linked {
 			list = append(list, entry{name, -1, ""})
 		}
-		return list, nil
+		return list, true, nil
 	}
 	for _, name := range o.names {
 		f := file{dir: &dir{c: c, o: o}, name: name, size: -1}
@@ -54,12 +54,12 @@ func (o *web) list(c *Client, _ string) (list []entry, err error) {
 		}
 	}
 	if list != nil {
-		return list, nil
+		return list, false, nil
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		err = &failure{cause: "the server has no config.json and no weights there", is: fs.ErrNotExist, final: true}
 	}
-	return nil, err
+	return nil, false, err
 }
 
 // links returns the names of files that the directory's page links to; none if the server has no page.
@@ -71,7 +71,7 @@ func (o *web) links(c *Client) (names []string, err error) {
 	}
 	for _, m := range href.FindAllSubmatch(page, maxFiles) {
 		u, err := o.base.Parse(html.UnescapeString(string(m[1])))
-		if err == nil && u.Host == o.base.Host && path.Dir(u.Path)+"/" == o.base.Path && !strings.HasSuffix(u.Path, "/") {
+		if err == nil && u.Host == o.base.Host && strings.TrimSuffix(path.Dir(u.Path), "/")+"/" == o.base.Path && !strings.HasSuffix(u.Path, "/") {
 			names = append(names, path.Base(u.Path))
 		}
 	}
