@@ -12,6 +12,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
+	"dsmoe/convert/remote"
 	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
@@ -62,6 +63,7 @@ type scanner struct {
 	needed map[string][]string // by file the tensors that are needed; nil if all are
 
 	assembly *assembly // the files' content, if their format has a dialect
+	withheld []Problem // files that a server did not give: nothing is known of them
 }
 
 func scan(path string, need Need) (*scanner, error) {
@@ -80,7 +82,13 @@ func scan(path string, need Need) (*scanner, error) {
 	if err := s.leaveOut(need); err != nil {
 		return nil, err
 	}
-	s.openFiles()
+	if len(s.withheld) == 0 {
+		s.openFiles()
+	}
+	if len(s.withheld) > 0 {
+		s.close()
+		return nil, &Error{Path: s.inv.Path, Problems: s.withheld}
+	}
 	s.indexTensors()
 	if s.format.Dialect != nil {
 		s.assemble()
@@ -104,12 +112,20 @@ func (s *scanner) close() {
 
 func (s *scanner) problem(p ...Problem) { s.inv.Problems = append(s.inv.Problems, p...) }
 
+// unusable adds the problems of a file that cannot be used for err.
+func (s *scanner) unusable(err error, problems []Problem) {
+	if remote.Withheld(err) {
+		s.withheld = append(s.withheld, problems...)
+	}
+	s.problem(problems...)
+}
+
 func (s *scanner) note(p ...Problem) { s.inv.Notes = append(s.inv.Notes, p...) }
 
 func (s *scanner) readConfig() {
 	s.inv.Config, _, s.inv.ConfigErr = readConfig(s.dir, ConfigName)
 	if s.inv.ConfigErr != nil {
-		s.problem(ProblemsOf(ConfigName, s.inv.ConfigErr)...)
+		s.unusable(s.inv.ConfigErr, ProblemsOf(ConfigName, s.inv.ConfigErr))
 	}
 }
 
@@ -146,7 +162,7 @@ func (s *scanner) readIndex() {
 		err = index.fits(s.inv.Config)
 	}
 	if err != nil {
-		s.problem(ProblemsOf(s.index, err)...)
+		s.unusable(err, ProblemsOf(s.index, err))
 		s.files = s.weightFiles
 		return
 	}
@@ -170,7 +186,7 @@ func (s *scanner) openFiles() {
 	g.Wait()
 	for i, f := range opened {
 		if errs[i] != nil {
-			s.problem(s.explain(names[i], errs[i])...)
+			s.unusable(errs[i], s.explain(names[i], errs[i]))
 			continue
 		}
 		s.opened = append(s.opened, f)

@@ -80,6 +80,33 @@ func requireEqual(t *testing.T, want, got *Checkpoint) {
 	}
 }
 
+// TestWithheld: a file that the server does not give is an error, and no problem of the checkpoint; one that it
+// does not have is a problem.
+func TestWithheld(t *testing.T) {
+	files := http.FileServer(http.Dir(fixture.Path(t, "v1-base/checkpoint")))
+	for _, withheld := range []string{"/" + ConfigName, "/model.safetensors.index.json", "/" + shard2} {
+		status := http.StatusForbidden
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == withheld {
+				w.WriteHeader(status)
+				return
+			}
+			files.ServeHTTP(w, r)
+		}))
+		defer s.Close()
+		c, err := Examine(s.URL + "/")
+		var bad *Error
+		require.ErrorAs(t, err, &bad, withheld)
+		require.Len(t, bad.Problems, 1, withheld)
+		require.ErrorContains(t, err, "403 Forbidden")
+		status = http.StatusNotFound
+		c, err = Examine(s.URL + "/")
+		require.NoError(t, err, withheld)
+		require.Contains(t, c.Inventory.Problems[0].Cause, "no such file on the server")
+		require.NoError(t, c.Close())
+	}
+}
+
 // TestNeededOfTheHub: of files that hold nothing needed not a byte is read.
 func TestNeededOfTheHub(t *testing.T) {
 	path := fixture.Path(t, "v1-base/checkpoint")

@@ -109,6 +109,12 @@ func (f *failure) Error() string { return f.cause }
 // Unwrap returns fs.ErrNotExist for a missing file, or errWhole.
 func (f *failure) Unwrap() error { return f.is }
 
+// Withheld reports whether err says that a server did not give a file, for another reason than that there is none.
+func Withheld(err error) bool {
+	var f *failure
+	return errors.Is(err, context.Canceled) || errors.As(err, &f) && f.is == nil
+}
+
 func final(cause string) *failure { return &failure{cause: cause, final: true} }
 
 // about is an error about a file, of type *format.Error.

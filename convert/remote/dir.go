@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -47,7 +48,7 @@ func newDir(c *Client, o origin, below string) (*dir, error) {
 	}
 	d.all = all
 	for _, e := range listed {
-		if name, ok := strings.CutPrefix(e.Name, d.below); ok {
+		if name, ok := strings.CutPrefix(e.Name, d.below); ok && filepath.IsLocal(filepath.FromSlash(name)) {
 			d.listed = append(d.listed, entry{name, e.Size, e.Identity})
 		}
 	}
