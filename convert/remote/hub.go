@@ -241,7 +241,7 @@ func (o *hub) explain(resp *http.Response) *failure {
 	case code == "EntryNotFound":
 		f.cause, f.is = "no such file in the repository at this commit", fs.ErrNotExist
 	case code == "RepoNotFound", resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusNotFound:
-		f.cause, f.is = "the hub has no such repository, or it is private", fs.ErrNotExist
+		f.cause = "the hub has no such repository, or it is private"
 		f.hint = "check the name; for a private repository " + login
 	case resp.StatusCode == http.StatusForbidden:
 		f.cause, f.hint = "the hub forbids access", login
