@@ -284,12 +284,12 @@ func (f *checkpointFiles) String() string {
 	var parts []string
 	if state, ok := f.Files[checkpoint.ConfigName]; ok {
 		parts = append(parts, checkpoint.ConfigName+" "+map[string]string{"same": "is the pack's",
-			"differs": "differs from the pack's", "not there": "is not there, but keys in its place"}[state])
+			"differs": "differs from the pack's", "not there": "is absent (the weight file holds the config)"}[state])
 	}
 	for _, state := range slices.Sorted(maps.Keys(count)) {
 		if state != "not hashed" {
-			parts = append(parts, fmt.Sprintf("of its weight files %d %s", count[state], map[string]string{
-				"same": "are the pack's", "differs": "differ from the pack's", "not there": "are not there"}[state]))
+			parts = append(parts, fmt.Sprintf("%s %s", text.Plural(count[state], "weight file"), map[string]string{
+				"same": "as in the pack", "differs": "other than in the pack", "not there": "of the pack absent"}[state]))
 		}
 	}
 	return strings.Join(parts, ", ")
