@@ -94,13 +94,13 @@ func TestWithheld(t *testing.T) {
 			files.ServeHTTP(w, r)
 		}))
 		defer s.Close()
-		c, err := Examine(s.URL + "/")
+		_, err := Examine(s.URL + "/")
 		var bad *Error
 		require.ErrorAs(t, err, &bad, withheld)
 		require.Len(t, bad.Problems, 1, withheld)
 		require.ErrorContains(t, err, "403 Forbidden")
 		status = http.StatusNotFound
-		c, err = Examine(s.URL + "/")
+		c, err := Examine(s.URL + "/")
 		require.NoError(t, err, withheld)
 		require.Contains(t, c.Inventory.Problems[0].Cause, "no such file on the server")
 		require.NoError(t, c.Close())
