@@ -4,6 +4,7 @@ package remote
 // directory; and weights, if the user says where.
 
 import (
+	"context"
 	"io"
 	"os"
 	"path/filepath"
@@ -121,18 +122,40 @@ func readFileAt(path string, dst []byte, offset int64) error {
 	return err
 }
 
-// cacheBlock has the block of a file from offset on in the cache.
+// cacheBlock has the block of a file from offset on in the cache, with its hash at the end. A block that an
+// earlier run kept is compared with its hash once.
 func (f *file) cacheBlock(path string, offset int64) error {
 	end := min(offset+cacheBlock, f.Size())
-	if stat, err := os.Stat(path); err == nil && stat.Size() == end-offset {
+	if _, known := f.dir.c.blocks.Load(path); known {
 		return nil
 	}
-	err := publish(path, func(w io.Writer) error {
-		_, err := io.Copy(w, &stream{f: f, at: offset, end: end})
-		return err
-	})
-	if err != nil {
-		return &failure{cause: "cannot be kept in --cache: " + text.Line(err.Error())}
+	if !isBlock(path, end-offset) {
+		err := publish(path, func(w io.Writer) error {
+			hash, _, err := digest.Copy(f.dir.c.Context, w, &stream{f: f, at: offset, end: end}, func(int64) {})
+			if err == nil {
+				_, err = io.WriteString(w, hash)
+			}
+			return err
+		})
+		if err != nil {
+			return &failure{cause: "cannot be kept in --cache: " + text.Line(err.Error())}
+		}
 	}
+	f.dir.c.blocks.Store(path, nil)
 	return nil
+}
+
+// isBlock reports whether path holds n bytes and their hash.
+func isBlock(path string, n int64) bool {
+	file, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	hash, _, err := digest.Copy(context.Background(), io.Discard, io.LimitReader(file, n), func(int64) {})
+	if err != nil {
+		return false
+	}
+	end, err := io.ReadAll(file)
+	return err == nil && string(end) == hash
 }

@@ -35,6 +35,7 @@ type Client struct {
 	answered        atomic.Bool // a server answered, if only that it is busy
 	http            http.Client
 	runs            runs
+	blocks          sync.Map // paths of blocks in Cache that are as their hashes say
 	secrets         sync.Map // URLs with user and query, by Name
 }
 

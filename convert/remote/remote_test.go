@@ -294,8 +294,10 @@ func TestSmallFilesWithoutRanges(t *testing.T) {
 func TestCaches(t *testing.T) {
 	dir, large := model(t)
 	h := remotetest.Start(t, map[string]string{"model": dir})
-	remote.Default.Headers, remote.Default.Cache = t.TempDir(), t.TempDir()
+	headers, weights := t.TempDir(), t.TempDir()
 	for i := range 3 {
+		remote.Default = remote.NewClient()
+		remote.Default.Headers, remote.Default.Cache = headers, weights
 		h.Forget()
 		d := open(t, "hf://org/model@"+remotetest.Commit)
 		require.Equal(t, "{}", read(t, d, "config.json"))
@@ -317,6 +319,12 @@ func TestCaches(t *testing.T) {
 			for _, path := range kept {
 				require.NoError(t, os.WriteFile(path, []byte("blake3:0\nx"), 0o600))
 			}
+			blocks, err := filepath.Glob(filepath.Join(weights, "*", "0"))
+			require.NoError(t, err)
+			block, err := os.ReadFile(blocks[0])
+			require.NoError(t, err)
+			block[100_000]++
+			require.NoError(t, os.WriteFile(blocks[0], block, 0o600))
 		default:
 			require.NotEmpty(t, h.Requests())
 		}
