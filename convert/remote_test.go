@@ -25,7 +25,7 @@ func TestConversionsOfTheHub(t *testing.T) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(options)) {
 		path := fixture.Path(t, name+"/checkpoint")
-		remotetest.Start(t, map[string]string{"model": path}).Faults = 30
+		remotetest.Start(t, map[string]string{"model": path}).Fail(30)
 		for _, what := range slices.Sorted(maps.Keys(options[name])) {
 			o := options[name][what]
 			want := converted(t, path, o)

@@ -95,8 +95,8 @@ func printTraffic(w io.Writer) {
 
 // addCache adds --cache to a command and those below it.
 func addCache(cmd *cobra.Command) {
-	cmd.PersistentFlags().StringVar(&remote.Default.Cache, "cache", "",
-		"keep the weights that are read from a server in a `directory`")
+	cmd.PersistentFlags().Func("cache", "keep the weights that are read from a server in a `directory`",
+		func(dir string) error { remote.Default.Cache = dir; return nil })
 }
 
 func newRoot() *cobra.Command {

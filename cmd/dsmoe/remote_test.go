@@ -64,7 +64,7 @@ func TestInterruptedRequests(t *testing.T) {
 func TestVerifyHub(t *testing.T) {
 	fixture, err := filepath.Abs(filepath.Join("..", "..", "fixtures", "v1-base"))
 	require.NoError(t, err)
-	remotetest.Start(t, map[string]string{"model": filepath.Join(fixture, "checkpoint")}).Faults = 30
+	remotetest.Start(t, map[string]string{"model": filepath.Join(fixture, "checkpoint")}).Fail(30)
 	report := func(path string) map[string]any {
 		var out bytes.Buffer
 		status := run(t.Context(), []string{"verify", "--json", "--hash", path, filepath.Join(fixture, "golden-f32")}, &out, io.Discard)

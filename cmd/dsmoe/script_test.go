@@ -168,7 +168,7 @@ func hubCommand(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Defer(h.Close)
 	faults, err := strconv.Atoi(args[0])
 	ts.Check(err)
-	h.Faults = faults
+	h.Fail(faults)
 	ts.Setenv("HF_ENDPOINT", h.API.URL)
 	ts.Setenv("XDG_CACHE_HOME", ts.MkAbs(".cache"))
 }

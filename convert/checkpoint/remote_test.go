@@ -20,7 +20,7 @@ func TestRemote(t *testing.T) {
 	for _, name := range []string{"v3-fp8", "v1-base"} {
 		path := fixture.Path(t, name+"/checkpoint")
 		h := remotetest.Start(t, map[string]string{"model": path})
-		h.Faults = 30
+		h.Fail(30)
 		want, err := Open(path)
 		require.NoError(t, err)
 		for _, url := range []string{"hf://org/model", "hf://org/model@" + remotetest.Commit} {

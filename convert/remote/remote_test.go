@@ -60,7 +60,7 @@ func read(t *testing.T, d source.Dir, name string) string {
 func TestHub(t *testing.T) {
 	dir, large := model(t)
 	h := remotetest.Start(t, map[string]string{"model": dir, "gated": dir})
-	h.Faults = 40
+	h.Fail(40)
 	d := open(t, "hf://org/model")
 	names, err := d.List("")
 	require.NoError(t, err)

@@ -20,7 +20,7 @@ func TestStore(t *testing.T) {
 	dir, large := model(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "sub dir", "ä+=&.txt"), []byte("escaped"), 0o600))
 	h := remotetest.StartStore(t, map[string]string{"models": filepath.Dir(dir)})
-	h.Faults = 40
+	h.Fail(40)
 	url := "s3://models/" + filepath.Base(dir)
 	d := open(t, url+"/")
 	require.Equal(t, url+"/large.bin", d.Path("large.bin"))

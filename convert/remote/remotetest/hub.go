@@ -31,10 +31,8 @@ type Hub struct {
 	API     *httptest.Server // the hub
 	Storage *httptest.Server // where files lie, at another port
 
-	// Faults is the share of requests, in percent, that fail or break off.
-	Faults int
-
 	mu       sync.Mutex
+	faults   int // in percent: see Fail
 	requests int
 	Log      []string          // requests: method, path, range
 	Tokens   []string          // Authorization of requests to Storage
@@ -99,14 +97,22 @@ const (
 	breaksOff
 )
 
-// record notes a request and chooses its fault: of 100 requests Faults fail, in an order that is the same in
+// Fail makes a share of the requests, in percent, fail or break off, from now on.
+func (h *Hub) Fail(percent int) *Hub {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.faults = percent
+	return h
+}
+
+// record notes a request and chooses its fault: of 100 requests so many fail, in an order that is the same in
 // every run.
 func (h *Hub) record(r *http.Request) fault {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.requests++
 	h.Log = append(h.Log, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+r.Header.Get("Range")))
-	if h.requests*37%100 >= h.Faults {
+	if h.requests*37%100 >= h.faults {
 		return noFault
 	}
 	return fault(1 + h.requests%2)
