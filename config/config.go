@@ -148,9 +148,9 @@ func (c *Config) ValueHeadDim() int {
 }
 
 // Override returns a copy in which the given config.json keys have the given JSON
-// values, parsed and validated anew. The keys are the language model's: see Within. A key that the document has keeps its place;
-// others are added at the end, sorted. Golden packs name such keys in
-// config_overrides. Problems are returned as one *Error.
+// values, parsed and validated anew. The keys are the language model's: see Within. A key that the
+// document has keeps its place; others are added at the end, sorted. Golden packs name such keys
+// in config_overrides. Problems are returned as one *Error.
 func (c *Config) Override(fields map[string]jsontext.Value) (*Config, error) {
 	doc := slices.Clone(c.doc)
 	if c.wrapper != nil {

@@ -123,7 +123,8 @@ func runRecorder(cmd *cobra.Command, python string, words []string) error {
 	recorder.Stdin, recorder.Stdout, recorder.Stderr = os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()
 	recorder.Cancel = func() error { return recorder.Process.Signal(os.Interrupt) }
 	if err := recorder.Start(); err != nil {
-		return &hinted{fmt.Errorf("golden: --python: %w", err), "--python PATH names a Python that has torch and transformers"}
+		return &hinted{fmt.Errorf("golden: --python: %w", err),
+			"--python PATH names a Python that has torch and transformers"}
 	}
 	err = recorder.Wait()
 	switch code := recorder.ProcessState.ExitCode(); {

@@ -64,7 +64,8 @@ func manualPage(cmd *cobra.Command) (name, section string) {
 func manual(cmd *cobra.Command) string {
 	name, section := manualPage(cmd)
 	name = roff(name)
-	page := fmt.Sprintf(".TH %s %s \"\" dsmoe\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n.nf\n", strings.ToUpper(name), section,
+	page := fmt.Sprintf(".TH %s %s \"\" dsmoe\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n.nf\n",
+		strings.ToUpper(name), section,
 		name, roff(cmd.Short))
 	for line := range strings.SplitSeq(strings.TrimSpace(cmd.Long), "\n") {
 		page += roff(line) + "\n"

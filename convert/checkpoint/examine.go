@@ -23,7 +23,8 @@ func (s *scanner) checkpoint() *Checkpoint {
 	for i := range s.inv.Files {
 		total += s.inv.Files[i].Size
 	}
-	return &Checkpoint{Path: s.inv.Path, Source: s.dir, Dir: s.dir.Path(""), Alone: s.alone, Config: s.inv.Config, Inventory: s.inv,
+	return &Checkpoint{Path: s.inv.Path, Source: s.dir, Dir: s.dir.Path(""), Alone: s.alone,
+		Config: s.inv.Config, Inventory: s.inv,
 		hasViews: sync.OnceValue(func() bool { return s.dir.OnDisk() && format.Room(2*total) == nil }),
 		format:   s.location.format, files: s.opened, where: s.where, assembly: s.assembly}
 }

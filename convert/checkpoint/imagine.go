@@ -21,7 +21,8 @@ func Imagine(path string, document []byte, c *config.Config, tensors []tensor.In
 		f.size += info.Bytes()
 		where[info.Name] = 0
 	}
-	return &Checkpoint{Path: path, Source: source.Disk(filepath.Dir(path)), Dir: filepath.Dir(path), Alone: true, Config: c, document: document,
+	return &Checkpoint{Path: path, Source: source.Disk(filepath.Dir(path)), Dir: filepath.Dir(path), Alone: true,
+		Config: c, document: document,
 		Inventory: &Inventory{Path: path, Config: c, Files: []FileInfo{{Name: filepath.Base(path), Size: f.size}}},
 		hasViews:  func() bool { return false }, files: []format.File{f}, where: where}
 }

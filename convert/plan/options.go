@@ -129,7 +129,8 @@ type recordedOptions struct {
 }
 
 func (o Options) recorded(f *format.Format) recordedOptions {
-	r := recordedOptions{o.Format, o.kind(), string(cmp.Or(o.Experts, KeepExperts)), shardBytes(o.MaxShardBytes, f), o.Layers.String(),
+	r := recordedOptions{o.Format, o.kind(), string(cmp.Or(o.Experts, KeepExperts)), shardBytes(o.MaxShardBytes, f),
+		o.Layers.String(),
 		o.Include, o.Exclude, o.NoMTP, o.Name, o.Pre, o.NoVocab, o.PowersOfTwo, ""}
 	if o.Imatrix != nil {
 		r.Imatrix = o.Imatrix.Hash

@@ -90,7 +90,8 @@ func (d *dir) file(name string) (*file, error) {
 	if f := d.files[name]; f != nil {
 		return f, nil
 	}
-	i, ok := slices.BinarySearchFunc(d.listed, name, func(e entry, name string) int { return strings.Compare(e.Name, name) })
+	i, ok := slices.BinarySearchFunc(d.listed, name,
+		func(e entry, name string) int { return strings.Compare(e.Name, name) })
 	f := &file{dir: d, name: d.below + name, size: -1}
 	switch {
 	case ok:
@@ -129,7 +130,8 @@ func (d *dir) Open(name string) (fs.File, error) {
 	if f.Size() > maxKept {
 		return &opened{f.info(), &stream{f: f, end: f.Size()}}, nil
 	}
-	data, err := d.c.kept(d.o, f.name, func() ([]byte, error) { return io.ReadAll(&stream{f: f, end: f.Size(), small: true}) })
+	data, err := d.c.kept(d.o, f.name,
+		func() ([]byte, error) { return io.ReadAll(&stream{f: f, end: f.Size(), small: true}) })
 	if err == nil && int64(len(data)) != f.Size() {
 		err = about(f.path(), final("is "+text.Bytes(int64(len(data)))+" in the cache, and "+text.Bytes(f.Size())+" long"))
 	}

@@ -162,7 +162,8 @@ func (o *hub) page(c *Client, u *url.URL, list *[]entry) (*url.URL, error) {
 
 // api requests a document of the hub's API.
 func (o *hub) api(c *Client, u *url.URL, answer any) (http.Header, error) {
-	data, header, err := c.document(func(ctx context.Context) (*http.Request, error) { return o.request(ctx, u) }, o.explain)
+	data, header, err := c.document(
+		func(ctx context.Context) (*http.Request, error) { return o.request(ctx, u) }, o.explain)
 	if err != nil {
 		return nil, err
 	}

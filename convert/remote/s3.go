@@ -117,7 +117,8 @@ func (o *bucket) list(c *Client, prefix string) (list []entry, all bool, err err
 
 // page adds a page of the listing, and prepares query for the next one.
 func (o *bucket) page(c *Client, query url.Values, list *[]entry) (more bool, err error) {
-	data, _, err := c.document(func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "", query) }, o.explain)
+	data, _, err := c.document(
+		func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "", query) }, o.explain)
 	if err != nil {
 		return false, err
 	}

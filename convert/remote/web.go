@@ -64,14 +64,16 @@ func (o *web) list(c *Client, _ string) (list []entry, all bool, err error) {
 
 // links returns the names of files that the directory's page links to; none if the server has no page.
 func (o *web) links(c *Client) (names []string, err error) {
-	page, _, err := c.document(func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "") }, explainStatus)
+	page, _, err := c.document(
+		func(ctx context.Context) (*http.Request, error) { return o.request(ctx, "") }, explainStatus)
 	var f *failure
 	if errors.As(err, &f) && f.code != 0 && f.final {
 		return nil, nil
 	}
 	for _, m := range href.FindAllSubmatch(page, maxFiles) {
 		u, err := o.base.Parse(html.UnescapeString(string(m[1])))
-		if err == nil && u.Host == o.base.Host && strings.TrimSuffix(path.Dir(u.Path), "/")+"/" == o.base.Path && !strings.HasSuffix(u.Path, "/") {
+		if err == nil && u.Host == o.base.Host && !strings.HasSuffix(u.Path, "/") &&
+			strings.TrimSuffix(path.Dir(u.Path), "/")+"/" == o.base.Path {
 			names = append(names, path.Base(u.Path))
 		}
 	}

@@ -58,7 +58,8 @@ func check(work, gateway, dsmoe string) error {
 	proxy, broken := breaking(server)
 	defer proxy.Close()
 	c := comparison{dsmoe: dsmoe, work: work, environment: append(os.Environ(), "AWS_ENDPOINT_URL="+proxy.URL,
-		"AWS_ACCESS_KEY_ID="+key, "AWS_SECRET_ACCESS_KEY="+secret, "AWS_REGION=us-east-1", "AWS_SESSION_TOKEN=", "AWS_PROFILE=",
+		"AWS_ACCESS_KEY_ID="+key, "AWS_SECRET_ACCESS_KEY="+secret, "AWS_REGION=us-east-1",
+		"AWS_SESSION_TOKEN=", "AWS_PROFILE=",
 		"AWS_CONFIG_FILE="+filepath.Join(work, "none"), "AWS_SHARED_CREDENTIALS_FILE="+filepath.Join(work, "none"))}
 	for _, name := range []string{"v1-base", "v3-fp8"} {
 		if err := upload(server, "fixtures/"+name+"/checkpoint", "/models/a dir/"+name); err != nil {
@@ -183,7 +184,8 @@ type comparison struct {
 
 // fixture compares the commands that read a checkpoint.
 func (c *comparison) fixture(name string) {
-	for _, command := range []string{"inspect audit --values SRC --json", "inspect hash SRC --json", "inspect stats SRC --json",
+	for _, command := range []string{"inspect audit --values SRC --json", "inspect hash SRC --json",
+		"inspect stats SRC --json",
 		"verify SRC fixtures/" + name + "/golden-f32 --json", "convert SRC DST --type bf16",
 		"convert SRC DST --to gguf --name x"} {
 		src := "fixtures/" + name + "/checkpoint"

@@ -427,7 +427,8 @@ func (s *Scope) write(b *bytes.Buffer, absent pack.Absent) {
 			strings.Join(s.UnreadParts, ", "))
 	}
 	if s.ByName > 0 {
-		fmt.Fprintf(b, "%-11s%d of these are in files whose headers were not read: their shapes were not checked\n", "", s.ByName)
+		fmt.Fprintf(b, "%-11s%d of these are in files whose headers were not read: their shapes were not checked\n", "",
+			s.ByName)
 	}
 }
 

@@ -60,7 +60,8 @@ func (e *execution) begin(ctx context.Context) error {
 }
 
 // hashesWriting reports whether the hash of t is computed while t is written: always without
-// verification, and for a tensor whose proof reads the same bytes again. Otherwise the proof hashes the bytes that it reads.
+// verification, and for a tensor whose proof reads the same bytes again. Otherwise the proof hashes the
+// bytes that it reads.
 func (e *execution) hashesWriting(t *plan.Tensor) bool { return e.Unverified || e.comparedWriting(t) }
 
 // comparedWriting reports whether t is compared with the source when it is written: a tensor of blocks, or

@@ -41,7 +41,7 @@ type Manifest struct {
 	Weights  string           `json:"weights"`          // plan.Plan.Weights
 	Options  any              `json:"options"`          // options that decided the bytes
 	Verified bool             `json:"verified"`         // the output was read again and compared with the source
-	Origin   string           `json:"origin,omitempty"` // URL of the source, with its commit if it has one; empty for the disk
+	Origin   string           `json:"origin,omitempty"` // URL of the source, with its commit if any; "" for the disk
 	Sources  []plan.Source    `json:"sources"`          // weight files that were read
 	State    string           `json:"state"`            // Source.Key at the last comparison with the sources
 	Files    []plan.File      `json:"files"`            // weight files that were written
