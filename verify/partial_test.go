@@ -53,6 +53,7 @@ func TestPartialPacksPass(t *testing.T) {
 				c, p := open(t, golden)
 				r := run(t, c.Config, c, p, verify.Options{Accumulate: acc})
 				require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)
+				want := want // the runs of both accumulators share the other
 				want.Bytes = readBytes(c, want)
 				require.Equal(t, want, r.Scope)
 				require.Equal(t, r.Coverage.GoldenTensors, r.Coverage.GoldenChecked)
