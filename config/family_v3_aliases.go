@@ -52,7 +52,7 @@ var glm4MoELiteDefaults = Config{
 }
 
 // glm4MoELiteFields are DeepSeek-V3's, but mlp_layer_types says which layers are dense, and
-// transformers' class has no code of its own to go with a file.
+// auto_map is ignored: transformers' class is the only reference.
 var glm4MoELiteFields = layerTypesDecide(v3Fields)
 
 // glm4MoELiteReferences: Glm4MoeLiteForCausalLM computes as DeepseekV3ForCausalLM.
@@ -107,8 +107,8 @@ func readLayerTypes(d *decoding, key string, value jsontext.Value) {
 	store(d, key, &d.config.FirstKDenseReplace, func() (int, error) { return dense, err })
 }
 
-// readDenseAgain refuses a first_k_dense_replace that says other than mlp_layer_types, by which
-// the reference goes.
+// readDenseAgain refuses a first_k_dense_replace that contradicts mlp_layer_types. The reference
+// uses mlp_layer_types alone.
 func readDenseAgain(d *decoding, key string, value jsontext.Value) {
 	n, err := parseInteger(value, 0, maxLayers)
 	if dense := d.config.FirstKDenseReplace; err == nil && d.valid("mlp_layer_types") && n != dense {

@@ -184,7 +184,7 @@ func warnings(c *config.Config) (notes []string) {
 	}
 	if c.LatentAttention() && c.RMSNormEps != config.LatentEps {
 		notes = append(notes, fmt.Sprintf("llama.cpp takes rms_norm_eps %g in q_a_layernorm and kv_a_layernorm too, "+
-			"where the reference has %g: logits differ by some parts in 100,000", c.RMSNormEps, config.LatentEps))
+			"where the reference has %g: its logits are slightly different ones", c.RMSNormEps, config.LatentEps))
 	}
 	if c.NumNextNPredictLayers > 0 {
 		notes = append(notes, "the prediction layers are named as llama.cpp loads them; "+

@@ -456,7 +456,7 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 			"verified\n", "", c.OutsideForward)
 	}
 	if c.Beside != "" {
-		fmt.Fprintf(b, "%-11s%s are not part of the reference, and not verified\n", "", c.Beside)
+		fmt.Fprintf(b, "%-11s%s are not run, and not verified\n", "", c.Beside)
 	}
 	nothing := "no token"
 	if c.ExpertsProbed > 0 {
