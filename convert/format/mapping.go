@@ -58,8 +58,8 @@ type Mapping struct {
 	path string
 	stat os.FileInfo // of the file as it was opened
 
-	mu     sync.Mutex
-	file   *os.File // nil if it is to be opened again
+	mu     sync.RWMutex
+	file   *os.File // nil if it is to be opened again; reads hold the lock, so that it stays open
 	data   mmap.MMap
 	closed bool
 }
@@ -89,23 +89,29 @@ func (m *Mapping) Size() int64 { return m.stat.Size() }
 
 // ReadAt reads the file. It opens the file again if it was not read before.
 func (m *Mapping) ReadAt(dst []byte, offset int64) (int, error) {
-	f, err := m.reader()
-	if err != nil {
-		return 0, err
+	m.mu.RLock()
+	for m.file == nil {
+		m.mu.RUnlock()
+		if err := m.wake(); err != nil {
+			return 0, err
+		}
+		m.mu.RLock()
 	}
-	return f.ReadAt(dst, offset)
+	defer m.mu.RUnlock()
+	return m.file.ReadAt(dst, offset)
 }
 
-func (m *Mapping) reader() (f *os.File, err error) {
+// wake opens the file that Rest closed.
+func (m *Mapping) wake() (err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
 	case m.closed:
-		return nil, &Error{File: m.path, Cause: "file is closed"}
+		return &Error{File: m.path, Cause: "file is closed"}
 	case m.file == nil:
 		m.file, err = m.reopen()
 	}
-	return m.file, err
+	return err
 }
 
 // Rest closes the file until it is read again.

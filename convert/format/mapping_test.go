@@ -3,9 +3,12 @@ package format
 import (
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"dsmoe/model/tensor"
 )
@@ -34,6 +37,35 @@ func TestAdviceLeavesTheBytes(t *testing.T) {
 	require.NoError(t, m.Close())
 	_, err = m.View("x", info, 5000, true)
 	require.ErrorContains(t, err, "file is closed")
+}
+
+// TestRestDuringReads: a read that runs while the file is closed for a while reads its bytes.
+func TestRestDuringReads(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, []byte{7}, 0o600))
+	m, err := NewMapping(path)
+	require.NoError(t, err)
+	defer m.Close()
+	var readers errgroup.Group
+	var reading atomic.Int64
+	reading.Store(2)
+	for range 2 {
+		readers.Go(func() error {
+			defer reading.Add(-1)
+			for range 5_000 {
+				if _, err := m.ReadAt(make([]byte, 1), 0); err != nil {
+					return err
+				}
+				runtime.Gosched()
+			}
+			return nil
+		})
+	}
+	for reading.Load() > 0 {
+		m.Rest()
+		runtime.Gosched()
+	}
+	require.NoError(t, readers.Wait())
 }
 
 // TestOpenRegularRefuses all that is no regular file, and names a link's target.
