@@ -70,6 +70,8 @@ func (row field) shown(c *Config) jsontext.Value {
 // decides reports whether a difference under a key changes the model's computation.
 func decides(key string, a, b *Config) bool {
 	switch key {
+	case "model_type":
+		return !sameNetwork(a, b)
 	case "torch_dtype", "quantization_config": // how weights are stored
 		return false
 	case "initializer_range", "pretraining_tp": // how they were drawn, how products are cut
@@ -88,6 +90,14 @@ func decides(key string, a, b *Config) bool {
 		return !sameTopKWeights(a, b) || !sameLayers(a, b)
 	}
 	return true
+}
+
+// sameNetwork reports whether model_type names the same network for both: transformers' classes compute alike.
+// Kimi-K2's and GLM-4.7-Flash's are DeepSeek-V3's.
+func sameNetwork(a, b *Config) bool {
+	rulesA, okA := a.rulesOf(Native)
+	rulesB, okB := b.rulesOf(Native)
+	return a.ModelType == b.ModelType || okA && okB && rulesA == rulesB
 }
 
 // scalesDynamically reports whether RoPE changes beyond max_position_embeddings.

@@ -68,6 +68,7 @@ func TestKimiK2(t *testing.T) {
 	different := Differences(&v3, &kimi)
 	require.Len(t, different, 1)
 	assert.Equal(t, "model_type", different[0].Key)
+	assert.False(t, different[0].Meaning, "the same network")
 }
 
 // TestKimiK25: the language model's configuration is an object of config.json.

@@ -2,6 +2,8 @@
 package configtest
 
 import (
+	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -30,6 +32,32 @@ func Fixture(t testing.TB, name string) *config.Config {
 	text, err := os.ReadFile(filepath.Join(Path(t, name), "config.json"))
 	require.NoError(t, err)
 	return Parse(t, string(text))
+}
+
+// Published returns the config.json of a published model, a file of fixtures/configs, with the edits. It says
+// nothing of how weights are stored: quantization_config is left out. edit, which may be nil, gets the language
+// model's keys.
+func Published(t testing.TB, name string, edit func(keys map[string]any)) string {
+	t.Helper()
+	text, err := os.ReadFile(Path(t, "configs/"+name+".json"))
+	require.NoError(t, err)
+	var document map[string]any
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	require.NoError(t, d.Decode(&document))
+	keys := document
+	for _, within := range []string{"text_config", "language_config"} {
+		if inner, ok := document[within].(map[string]any); ok {
+			keys = inner
+		}
+	}
+	delete(keys, "quantization_config")
+	if edit != nil {
+		edit(keys)
+	}
+	out, err := json.MarshalIndent(document, "", "  ")
+	require.NoError(t, err)
+	return string(out)
 }
 
 // Path returns the path of a file or directory under fixtures, whichever package the test

@@ -3,6 +3,7 @@ package count
 import (
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -49,6 +50,47 @@ func TestCountsOfLatentModels(t *testing.T) {
 		assert.Equal(t, want.tensors, sum.Tensors, name)
 		assert.Equal(t, want.parameters, sum.Parameters, name)
 		assert.Equal(t, want.activated, sum.Activated, name)
+	}
+}
+
+// TestPublishedModels: the config.json of each published model counts to the parameters in billions that are
+// published: without the embedding and the head of Moonlight, with the prediction layer of GLM-4.7-Flash.
+func TestPublishedModels(t *testing.T) {
+	paths, err := filepath.Glob(configtest.Path(t, "configs/*.json"))
+	require.NoError(t, err)
+	published := map[string]struct {
+		tensors, parameters int64
+		billions            string
+	}{
+		"deepseek-moe-16b":  {5466, 16_375_728_128, "16.4"},
+		"deepseek-v2":       {29_102, 235_741_434_880, "236"},
+		"deepseek-v2.5":     {29_102, 235_741_434_880, "236"},
+		"deepseek-v2-lite":  {5291, 15_706_484_224, "15.7"},
+		"deepseek-v3":       {45_395, 671_026_419_200, "671"},
+		"deepseek-v3.1":     {45_395, 671_026_419_200, "671"},
+		"deepseek-r1":       {45_395, 671_026_419_200, "671"},
+		"moonlight-16b-a3b": {5315, 15_289_021_568, "15.29"},
+		"kimi-k2-instruct":  {69_975, 1_026_408_232_448, "1e+03"},
+		"kimi-k2.5":         {69_975, 1_026_408_232_448, "1e+03"},
+		"glm-4.7-flash":     {9703, 31_221_488_576, "31.221488576"},
+	}
+	assert.Len(t, paths, len(published))
+	for _, path := range paths {
+		name := strings.TrimSuffix(filepath.Base(path), ".json")
+		c := configtest.Parse(t, configtest.Published(t, name, nil))
+		sum := Modules(c).Sum()
+		switch name {
+		case "moonlight-16b-a3b":
+			sum = Modules(c).Sum(table.Embedding, table.Head)
+		case "glm-4.7-flash":
+			mtp := MTP(c)
+			sum.Tensors, sum.Parameters = sum.Tensors+mtp.Tensors, sum.Parameters+mtp.Parameters
+		}
+		want := published[name]
+		assert.Equal(t, want.tensors, sum.Tensors, name)
+		assert.Equal(t, want.parameters, sum.Parameters, name)
+		digits, _, _ := strings.Cut(strings.ReplaceAll(want.billions, ".", ""), "e")
+		assert.Equal(t, want.billions, strconv.FormatFloat(float64(sum.Parameters)/1e9, 'g', len(digits), 64), name)
 	}
 }
 
