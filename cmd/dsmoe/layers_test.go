@@ -75,7 +75,7 @@ func TestLayers(t *testing.T) {
 		"scripts/ggufblocks":  {"model/tensor"},
 		"scripts/hub":         {"convert/remote/remotetest"},
 		"scripts/mistakes":    {"convert/checkpoint", "verify", "verify/pack", "verify/report", "verify/verifytest", "model", "model/weights", "model/table", "config", "model/tensor"},
-		"scripts/s3":          {},
+		"scripts/s3":          {"convert/remote"},
 		"scripts/sensitivity": {"convert/checkpoint", "verify", "verify/pack", "verify/report", "model/weights", "model/table", "model/tensor"},
 
 		"config":            {},

@@ -136,7 +136,7 @@ func about(path string, err error) error {
 	return bad
 }
 
-// do makes one request. A status other than 200 and 206 is a failure, in the words of explain.
+// do makes one request. A status other than 200, 204, 206 and 416 is a failure, in the words of explain.
 func (c *Client) do(r *http.Request, explain func(*http.Response) *failure) (*http.Response, error) {
 	c.requests.Add(1)
 	resp, err := c.http.Do(r)
@@ -144,8 +144,8 @@ func (c *Client) do(r *http.Request, explain func(*http.Response) *failure) (*ht
 		return nil, requestFailure(err)
 	}
 	c.answered.Store(true)
-	if resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusPartialContent ||
-		resp.StatusCode == http.StatusRequestedRangeNotSatisfiable {
+	switch resp.StatusCode {
+	case http.StatusOK, http.StatusNoContent, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable:
 		return resp, nil
 	}
 	start, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // to its end, so that the connection can be used again

@@ -156,19 +156,25 @@ var noBytes = func() string {
 
 // request is a request for an object, or for the bucket, with a signature.
 func (o *bucket) request(ctx context.Context, key string, query url.Values) (*http.Request, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, o.url(key, query), nil)
+	if err != nil {
+		return nil, err
+	}
+	return r, o.sign(r, noBytes)
+}
+
+// url is the URL of an object, or of the bucket.
+func (o *bucket) url(key string, query url.Values) string {
 	u := *o.endpoint
 	u.Path += "/" + key
 	u.RawPath = httpbinding.EscapePath(u.Path, false) // as signatures want it
 	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20")
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
-	if err != nil {
-		return nil, err
-	}
-	return r, o.sign(r)
+	return u.String()
 }
 
-// sign signs a request. No signature has to cover the headers Range and If-Match, which are set afterwards.
-func (o *bucket) sign(r *http.Request) error {
+// sign signs a request with a body of this hash. No signature has to cover the headers Range and If-Match,
+// which are set afterwards.
+func (o *bucket) sign(r *http.Request, hash string) error {
 	if o.credentials == nil {
 		return nil
 	}
@@ -176,9 +182,9 @@ func (o *bucket) sign(r *http.Request) error {
 	if err != nil {
 		return &failure{cause: "the credentials cannot be renewed: " + withoutSecrets(text.Line(err.Error())), wait: -1}
 	}
-	r.Header.Set("X-Amz-Content-Sha256", noBytes)
+	r.Header.Set("X-Amz-Content-Sha256", hash)
 	return v4.NewSigner(func(s *v4.SignerOptions) { s.DisableURIPathEscaping = true }).
-		SignHTTP(r.Context(), credentials, r, noBytes, "s3", o.region, time.Now())
+		SignHTTP(r.Context(), credentials, r, hash, "s3", o.region, time.Now())
 }
 
 // fetch requests a range of an object, which must be the one that was listed.

@@ -61,6 +61,9 @@ func check(work, gateway, dsmoe string) error {
 		"AWS_ACCESS_KEY_ID="+key, "AWS_SECRET_ACCESS_KEY="+secret, "AWS_REGION=us-east-1",
 		"AWS_SESSION_TOKEN=", "AWS_PROFILE=",
 		"AWS_CONFIG_FILE="+filepath.Join(work, "none"), "AWS_SHARED_CREDENTIALS_FILE="+filepath.Join(work, "none"))}
+	if err := uploads(c.environment); err != nil {
+		return err
+	}
 	for _, name := range []string{"v1-base", "v3-fp8"} {
 		if err := upload(server, "fixtures/"+name+"/checkpoint", "/models/a dir/"+name); err != nil {
 			return err
