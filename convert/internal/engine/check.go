@@ -9,8 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +18,9 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -43,7 +43,7 @@ func Check(ctx context.Context, path string, s Settings) (*Checked, error) {
 		return nil, err
 	}
 	r := &Checked{Plan: m.Plan, Verified: m.Verified}
-	r.Problems, err = checkManifest(ctx, t, m, nil, s.withDefaults(), func(t *ManifestTensor) {
+	r.Problems, err = checkManifest(ctx, &t, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
 		r.Tensors++
 		r.Bytes += t.Info().Bytes()
 	})
@@ -53,12 +53,16 @@ func Check(ctx context.Context, path string, s Settings) (*Checked, error) {
 // checkManifest compares the files of out with its manifest, whose head is m, and the manifest
 // with its own hash and the headers of the files. It hands each tensor of the manifest to each.
 // p is the plan of the output, or nil; with it no header is read into memory.
-func checkManifest(ctx context.Context, out target, m *Manifest, p *plan.Plan, s Settings,
-	each func(*ManifestTensor)) ([]checkpoint.Problem, error) {
-	c := checker{Settings: s, out: out, plan: p, files: map[string]*os.File{}, unlisted: map[string]int{},
+func checkManifest(ctx context.Context, out *target, m *manifest.Manifest, p *plan.Plan, s Settings,
+	each func(*manifest.Tensor)) ([]checkpoint.Problem, error) {
+	dir, err := out.files()
+	if err != nil {
+		return nil, err
+	}
+	c := checker{Settings: s, out: out, dir: dir, plan: p, files: map[string]format.Data{}, unlisted: map[string]int{},
 		begun: map[string]bool{}, problems: []checkpoint.Problem{}}
 	defer c.close()
-	if edited := m.edited(); edited != "" {
+	if edited := m.Edited(); edited != "" {
 		c.problem(out.manifestName(), "", "%s", edited)
 	}
 	files := m.Files
@@ -94,15 +98,16 @@ func checkManifest(ctx context.Context, out target, m *Manifest, p *plan.Plan, s
 // checker collects the differences from a manifest.
 type checker struct {
 	Settings
-	out         target
-	plan        *plan.Plan          // nil if unknown
-	files       map[string]*os.File // weight files in the manifest; nil if the header cannot be read
-	unlisted    map[string]int      // tensors in the headers of files, less those of the manifest; unused with a plan
-	listed      map[string]bool     // tensors that the manifest lists of one file; unused with a plan
-	listedOf    string              // the file of listed
-	begun       map[string]bool     // files whose tensors the manifest has begun to list
-	weights     format.File         // the file whose header is in memory: one at a time
-	weightsName string              // its name
+	out         *target
+	dir         source.Dir
+	plan        *plan.Plan             // nil if unknown
+	files       map[string]format.Data // weight files in the manifest; nil if the header cannot be read
+	unlisted    map[string]int         // tensors in the headers of files, less those of the manifest; unused with a plan
+	listed      map[string]bool        // tensors that the manifest lists of one file; unused with a plan
+	listedOf    string                 // the file of listed
+	begun       map[string]bool        // files whose tensors the manifest has begun to list
+	weights     format.File            // the file whose header is in memory: one at a time
+	weightsName string                 // its name
 	problems    []checkpoint.Problem
 	buffers     sync.Pool  // of *[]byte, for hash
 	mu          sync.Mutex // guards done and Progress
@@ -124,13 +129,13 @@ func (c *checker) problem(file, name, cause string, args ...any) {
 	c.problems = append(c.problems, checkpoint.Problem{File: file, Tensor: name, Cause: fmt.Sprintf(cause, args...)})
 }
 
-// open opens a file, or records that it cannot be opened.
-func (c *checker) open(name string) (f *os.File, size int64, err error) {
-	f, size, err = format.OpenRegular(filepath.Join(c.out.home, name))
+// open opens a file; nil after it recorded that it cannot be opened.
+func (c *checker) open(name string) (format.Data, error) {
+	f, err := c.dir.Data(name)
 	if err != nil {
-		return nil, 0, c.recordProblems(name, err)
+		return nil, c.recordProblems(name, err)
 	}
-	return f, size, nil
+	return f, nil
 }
 
 // recordProblems records the problems of a file. A failure of the system proves nothing about
@@ -146,11 +151,11 @@ func (c *checker) recordProblems(name string, err error) error {
 
 // header checks the header of a weight file.
 func (c *checker) header(want plan.File) error {
-	f, size, err := c.open(want.Name)
+	f, err := c.open(want.Name)
 	if f == nil {
 		return err
 	}
-	if size != want.Size {
+	if size := f.Size(); size != want.Size {
 		c.problem(want.Name, "", "has %s, not %s", text.ExactBytes(size), text.ExactBytes(want.Size))
 		if c.plan != nil {
 			return f.Close() // the plan's offsets do not hold
@@ -172,7 +177,7 @@ func (c *checker) header(want plan.File) error {
 }
 
 // identity hashes the header of a weight file.
-func (c *checker) identity(f *os.File, name string) (string, error) {
+func (c *checker) identity(f format.Data, name string) (string, error) {
 	h := digest.New()
 	if c.plan != nil {
 		_, err := io.Copy(h, io.NewSectionReader(f, 0, c.plan.DataStart(name)))
@@ -195,17 +200,20 @@ func (c *checker) readHeader(name string) (err error) {
 		c.weights.Close()
 	}
 	c.weightsName = name
-	c.weights, err = format.OpenFile(filepath.Join(c.out.home, name), checkpoint.FormatOf(name).Open)
+	data, err := c.dir.Data(name)
+	if err == nil {
+		c.weights, err = checkpoint.FormatOf(name).Open(data)
+	}
 	return err
 }
 
 // tensors hashes the data of all tensors of the manifest.
-func (c *checker) tensors(ctx context.Context, each func(*ManifestTensor)) error {
+func (c *checker) tensors(ctx context.Context, each func(*manifest.Tensor)) error {
 	changed := map[int]checkpoint.Problem{} // by position in the manifest
 	n := 0
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(c.Compute)
-	_, err := c.out.readManifest(func(t *ManifestTensor) error {
+	_, err := c.out.readManifest(func(t *manifest.Tensor) error {
 		i := n
 		n++
 		each(t)
@@ -242,7 +250,7 @@ func (c *checker) tensors(ctx context.Context, each func(*ManifestTensor)) error
 
 // tensor finds the data of the i-th tensor of the manifest. It returns no file for a tensor
 // with a problem.
-func (c *checker) tensor(i int, want *ManifestTensor) (f *os.File, offset int64, err error) {
+func (c *checker) tensor(i int, want *manifest.Tensor) (f format.Data, offset int64, err error) {
 	f, listed := c.files[want.File]
 	if !listed {
 		c.problem(want.File, want.Name, "the manifest lists the tensor, but not the file")
@@ -258,7 +266,7 @@ func (c *checker) tensor(i int, want *ManifestTensor) (f *os.File, offset int64,
 		c.problem(want.File, want.Name, "missing")
 	case info.DType != want.DType || !slices.Equal(info.Shape, want.Shape):
 		c.problem(want.File, want.Name, "is %s %v, not %s %v", info.DType, info.Shape, want.DType, want.Shape)
-	case want.isCopy() && want.Sources[0].Hash != "" && want.Sources[0].Hash != want.Hash:
+	case want.IsCopy() && want.Sources[0].Hash != "" && want.Sources[0].Hash != want.Hash:
 		c.problem(c.out.manifestName(), want.Name, "the manifest gives another hash to its source, which it copies")
 	default:
 		return f, offset, nil
@@ -267,7 +275,7 @@ func (c *checker) tensor(i int, want *ManifestTensor) (f *os.File, offset int64,
 }
 
 // lookup returns the header entry and the offset of the i-th tensor of the manifest.
-func (c *checker) lookup(i int, want *ManifestTensor) (info tensor.Info, offset int64, ok bool, err error) {
+func (c *checker) lookup(i int, want *manifest.Tensor) (info tensor.Info, offset int64, ok bool, err error) {
 	if c.plan != nil {
 		if ok = i < len(c.plan.Tensors) && c.plan.Tensors[i].Name == want.Name; ok {
 			info, offset = c.plan.Tensors[i].Info(), c.plan.Tensors[i].Offset
@@ -285,7 +293,7 @@ func (c *checker) lookup(i int, want *ManifestTensor) (info tensor.Info, offset 
 
 // list counts a tensor of the manifest that is in its file. The tensors of a file are listed one
 // after the other.
-func (c *checker) list(t *ManifestTensor) {
+func (c *checker) list(t *manifest.Tensor) {
 	if c.listedOf != t.File {
 		c.listedOf, c.listed = t.File, map[string]bool{}
 		if c.begun[t.File] {
@@ -302,7 +310,7 @@ func (c *checker) list(t *ManifestTensor) {
 }
 
 // hash hashes the bytes of a tensor.
-func (c *checker) hash(ctx context.Context, f *os.File, offset, size int64) (string, error) {
+func (c *checker) hash(ctx context.Context, f format.Data, offset, size int64) (string, error) {
 	buf, ok := c.buffers.Get().(*[]byte)
 	if !ok {
 		b := make([]byte, 1<<20)
@@ -334,12 +342,12 @@ func (c *checker) advance(n int64) {
 
 // other checks the hash of a file without weights.
 func (c *checker) other(ctx context.Context, want plan.Other) error {
-	f, _, err := c.open(want.Name)
+	f, err := c.open(want.Name)
 	if f == nil {
 		return err
 	}
 	defer f.Close()
-	got, _, err := digest.Copy(ctx, io.Discard, f, c.advance)
+	got, _, err := digest.Copy(ctx, io.Discard, io.NewSectionReader(f, 0, f.Size()), c.advance)
 	if err == nil && got != want.Hash {
 		c.problem(want.Name, "", "changed: %s, not %s", got, text.Quote(want.Hash))
 	}
@@ -365,23 +373,28 @@ func problemsByFile(problems []checkpoint.Problem) (files []checkpoint.Problem) 
 	return files
 }
 
-// holdsAny reports whether dir holds a file that has a problem: of a missing file nothing can be lost.
-func holdsAny(dir string, problems []checkpoint.Problem) bool {
-	return slices.ContainsFunc(problems, func(p checkpoint.Problem) bool { return exists(filepath.Join(dir, p.File)) })
+// holdsAny reports whether the target holds a file that has a problem: of a missing file nothing can be lost.
+func (t *target) holdsAny(problems []checkpoint.Problem) bool {
+	dir, err := t.files()
+	if err != nil {
+		return false
+	}
+	names, _ := dir.List("")
+	return slices.ContainsFunc(problems, func(p checkpoint.Problem) bool { return slices.Contains(names, p.File) })
 }
 
 // strays records weight files in the directory that the manifest does not list.
-func (c *checker) strays(m *Manifest) error {
+func (c *checker) strays(m *manifest.Manifest) error {
 	if c.out.isFile() {
 		return nil
 	}
-	entries, err := os.ReadDir(c.out.home)
+	names, err := c.dir.List("")
 	if err != nil {
 		return err
 	}
-	listed := m.fileNames()
-	for _, e := range entries {
-		if name := e.Name(); (checkpoint.IsWeights(name) || checkpoint.IsIndex(name)) && !slices.Contains(listed, name) {
+	listed := m.FileNames()
+	for _, name := range names {
+		if (checkpoint.IsWeights(name) || checkpoint.IsIndex(name)) && !slices.Contains(listed, name) {
 			c.problem(name, "", "is not in the manifest")
 		}
 	}
@@ -399,12 +412,12 @@ func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Ro
 	if err != nil {
 		return nil, err
 	}
-	if edited := m.edited(); edited != "" {
+	if edited := m.Edited(); edited != "" {
 		return nil, fmt.Errorf("%s: %s", text.Quote(out.manifest), edited)
 	}
 	rounded := map[string]tensor.Rounding{}
-	problems, err := checkManifest(ctx, out, m, nil, s.withDefaults(), func(t *ManifestTensor) {
-		if r := t.rounds(); r.By != "" {
+	problems, err := checkManifest(ctx, &out, m, nil, s.withDefaults(), func(t *manifest.Tensor) {
+		if r := t.Rounds(); r.By != "" {
 			rounded[t.Name] = r
 		}
 	})
@@ -416,14 +429,4 @@ func Rounded(ctx context.Context, path string, s Settings) (map[string]tensor.Ro
 		delete(rounded, strings.TrimSuffix(p.Tensor, part))
 	}
 	return rounded, nil
-}
-
-// rounds describes how the tensor was rounded, if it was.
-func (t *ManifestTensor) rounds() (r tensor.Rounding) {
-	quantised := t.DType.Blocked() || t.DType.Scaled()
-	if t.DType != tensor.BF16 && t.DType != tensor.F16 && !quantised || len(t.Operations) == 0 ||
-		t.Lost == nil || t.Lost.Rounded+t.Lost.Denormal+t.Lost.Flushed == 0 {
-		return r
-	}
-	return tensor.Rounding{By: t.Operations[len(t.Operations)-1], Denormals: t.Lost.Rounded == 0 && !quantised}
 }

@@ -13,7 +13,9 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
 )
 
@@ -37,7 +39,7 @@ func TestManifestIsStreamed(t *testing.T) {
 		return int(stats.HeapAlloc)
 	}
 	before, n := inUse(), 0
-	m, err := readManifest(filepath.Join(dir, plan.ManifestName), func(x *ManifestTensor) error {
+	m, err := manifest.Read(source.Disk(dir), plan.ManifestName, func(x *manifest.Tensor) error {
 		require.Equal(t, fmt.Sprintf("model.layers.%d.weight", n), x.Name)
 		if n++; n == tensors {
 			require.Less(t, inUse()-before, size/4, "bytes in memory of a manifest of %d", size)
@@ -104,7 +106,7 @@ func edited(t *testing.T, dst, old, replacement string) {
 	require.True(t, found)
 	require.Contains(t, list, old)
 	list = strings.Replace(list, old, replacement, 1)
-	fixture.Write(t, dst, plan.ManifestName, list+hashLine(digest.Of([]byte(list))))
+	fixture.Write(t, dst, plan.ManifestName, list+manifest.HashLine(digest.Of([]byte(list))))
 }
 
 // lineOf returns the line of a tensor in a manifest, with the comma behind it.
@@ -166,8 +168,8 @@ func TestManifestIsNotTrusted(t *testing.T) {
 func TestEmptyListMatchesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	list := `{"format":"` + manifestFormat + `","files":[],"tensors":[]`
-	fixture.Write(t, dir, plan.ManifestName, list+hashLine(digest.Of([]byte(list))))
+	list := `{"format":"` + manifest.Format + `","files":[],"tensors":[]`
+	fixture.Write(t, dir, plan.ManifestName, list+manifest.HashLine(digest.Of([]byte(list))))
 	checked, err := Check(t.Context(), dir, inMemory())
 	require.NoError(t, err)
 	require.Equal(t, []checkpoint.Problem{{File: plan.ManifestName, Cause: "lists no tensor"}}, checked.Problems)
@@ -175,12 +177,12 @@ func TestEmptyListMatchesNothing(t *testing.T) {
 
 // TestRounds: a tensor was rounded if its losses say so.
 func TestRounds(t *testing.T) {
-	of := func(to tensor.DType, lost *tensor.Loss) *ManifestTensor {
-		return &ManifestTensor{DType: to, Operations: []string{"stack-experts", "cast"}, Lost: lost}
+	of := func(to tensor.DType, lost *tensor.Loss) *manifest.Tensor {
+		return &manifest.Tensor{DType: to, Operations: []string{"stack-experts", "cast"}, Lost: lost}
 	}
 	none, all, denormals := tensor.Rounding{}, tensor.Rounding{By: "cast"}, tensor.Rounding{By: "cast", Denormals: true}
 	for _, c := range []struct {
-		tensor *ManifestTensor
+		tensor *manifest.Tensor
 		want   tensor.Rounding
 	}{
 		{of(tensor.F16, nil), none},
@@ -193,6 +195,6 @@ func TestRounds(t *testing.T) {
 		{of(tensor.Q8_0, &tensor.Loss{Rounded: 1}), all},
 		{of(tensor.Q8_0, &tensor.Loss{Flushed: 32}), all},
 	} {
-		require.Equal(t, c.want, c.tensor.rounds(), "%+v", c.tensor)
+		require.Equal(t, c.want, c.tensor.Rounds(), "%+v", c.tensor)
 	}
 }

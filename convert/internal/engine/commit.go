@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
@@ -82,21 +83,21 @@ func (e *execution) writeManifest(w io.Writer) error {
 			others[i].Hash = e.carried[others[i].Name]
 		}
 	}
-	m := Manifest{Format: manifestFormat, Tool: e.Tool, Plan: p.Hash, Weights: p.Weights, Options: p.Options,
+	m := manifest.Manifest{Format: manifest.Format, Tool: e.Tool, Plan: p.Hash, Weights: p.Weights, Options: p.Options,
 		Verified: !e.Unverified,
 		Origin:   e.Origin, Sources: p.Sources, State: e.key, Files: p.Files, Others: others}
-	return m.write(w, len(p.Tensors), e.manifestTensor)
+	return m.Write(w, len(p.Tensors), e.manifestTensor)
 }
 
-func (e *execution) manifestTensor(i int) ManifestTensor {
+func (e *execution) manifestTensor(i int) manifest.Tensor {
 	t, s := &e.plan.Tensors[i], &e.states[i]
-	m := ManifestTensor{Name: t.Name, DType: t.DType, Shape: t.Shape, File: e.plan.Files[t.File].Name,
-		Hash: s.proof.Hash, Operations: t.Operations, Sources: make([]ManifestSource, len(t.Segments))}
+	m := manifest.Tensor{Name: t.Name, DType: t.DType, Shape: t.Shape, File: e.plan.Files[t.File].Name,
+		Hash: s.proof.Hash, Operations: t.Operations, Sources: make([]manifest.Source, len(t.Segments))}
 	if s.lost.Any() {
 		m.Lost = &s.lost
 	}
 	for j, g := range t.Segments {
-		m.Sources[j] = ManifestSource{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End, View: g.View}
+		m.Sources[j] = manifest.Source{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End, View: g.View}
 		if s.proof.Segments != nil && g.Tensor != "" {
 			m.Sources[j].Hash = s.proof.Segments[j]
 		}

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 
-	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/plan"
 )
 
@@ -32,7 +31,8 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 	if s.Update {
 		return updateFinished(ctx, dst, p, src, s)
 	}
-	s.Overwrite = s.Overwrite || s.StartOver && isOutputOf(dst, p)
+	t := diskTarget(dst, p)
+	s.Overwrite = s.Overwrite || s.StartOver && isOutputOf(&t, p)
 	var intact map[string]string
 	if !s.StartOver {
 		r, states, err := finished(ctx, dst, p, src, s)
@@ -45,12 +45,12 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 	if err != nil {
 		return nil, err
 	}
-	e.out.intact = intact
+	e.intact = intact
 	if err := e.begin(ctx); err != nil {
 		return nil, e.interrupted(err)
 	}
 	defer e.out.close()
-	if e.out.published != nil {
+	if e.out.complete() {
 		if err := e.out.publish(); err != nil {
 			return nil, err
 		}
@@ -61,13 +61,17 @@ func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) 
 		return nil, e.interrupted(err)
 	}
 	err = e.interrupted(e.commit(ctx))
-	return &Result{Verified: !s.Unverified, Replaced: e.out.replaces, Resumed: e.resumed, Lost: e.lost()}, err
+	return &Result{Verified: !s.Unverified, Replaced: e.out.replaced(), Resumed: e.resumed, Lost: e.lost()}, err
 }
 
 // interrupted adds to the error of a cancelled run what it leaves.
 func (e *execution) interrupted(err error) error {
-	if !errors.Is(err, context.Canceled) || !exists(e.out.dir) {
+	if !errors.Is(err, context.Canceled) {
 		return err
 	}
-	return &Interrupted{err, e.out.dir, disk.Used(e.out.dir), e.StartOver && isOutputOf(e.out.dst, e.plan)}
+	dir, bytes := e.out.leftovers()
+	if dir == "" {
+		return err
+	}
+	return &Interrupted{err, dir, bytes, e.StartOver && isOutputOf(e.out.at(), e.plan)}
 }

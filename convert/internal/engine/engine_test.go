@@ -940,7 +940,7 @@ func requireProof(t *testing.T, p *plan.Plan, src Source) {
 	e.Unverified = false
 	for i := range p.Tensors {
 		x := &p.Tensors[i]
-		path, middle := filepath.Join(e.out.dir, p.Files[x.File].Name), x.Bytes()/2
+		path, middle := filepath.Join(e.out.(*diskOutput).dir, p.Files[x.File].Name), x.Bytes()/2
 		fixture.Flip(t, path, x.Offset+middle)
 		state := e.state(i)
 		err := e.newWorker().proveTensor(t.Context(), i)

@@ -18,13 +18,14 @@ type execution struct {
 	plan     *plan.Plan
 	source   Source
 	key      string              // state of the source: Source.Key
-	out      *output             // the files on disk
+	out      output              // the files
 	shape    shape               // workers and tiles
 	compute  *semaphore.Weighted // held by a goroutine while it computes
 	queue    *queue              // the tensors left to write and prove
 	flushing sync.Mutex          // held during flush
 	*ledger
 	carried map[string]string // hashes of the files copied from the source, by name
+	intact  map[string]string // states of the target's files when they were hashed and found unchanged
 }
 
 func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution, error) {
@@ -32,7 +33,7 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 	if err != nil {
 		return nil, err
 	}
-	e := &execution{Settings: s, plan: p, source: src, key: key, out: newOutput(dst, p, key, s), shape: newShape(p, s),
+	e := &execution{Settings: s, plan: p, source: src, key: key, out: newDiskOutput(dst, p, key, s), shape: newShape(p, s),
 		compute: semaphore.NewWeighted(int64(s.Compute)), ledger: newLedger(p, s.Progress),
 		carried: map[string]string{}}
 	_, bytes := p.Bytes()
@@ -46,8 +47,7 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 
 // begin opens the output and takes over the progress of an earlier run.
 func (e *execution) begin(ctx context.Context) error {
-	e.out.unchanged = func() error { return e.checkUnchanged(ctx) }
-	resumed, err := e.out.begin(e.apply)
+	resumed, err := e.out.begin(e.apply, func() error { return e.checkUnchanged(ctx) })
 	switch {
 	case err != nil:
 		return err
@@ -96,7 +96,7 @@ func (e *execution) flush() error {
 	if n.lines == nil {
 		return nil
 	}
-	if err := e.out.record(n.files, n.lines); err != nil {
+	if err := e.out.record(n); err != nil {
 		return err
 	}
 	e.queue.durable(n.written)

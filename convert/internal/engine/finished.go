@@ -9,20 +9,18 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
 
-// isOutputOf reports whether dst is, or was, the finished output of the plan.
-func isOutputOf(dst string, p *plan.Plan) bool {
-	t := targetOf(dst, p)
+// isOutputOf reports whether the target is, or was, the finished output of the plan.
+func isOutputOf(t *target, p *plan.Plan) bool {
 	m, err := t.readManifest(nil)
 	return err == nil && m.Plan == p.Hash
 }
@@ -37,16 +35,17 @@ func finished(ctx context.Context, dst string, p *plan.Plan, src Source, s Setti
 		return nil, nil, err
 	}
 	r, err = e.finished(ctx)
-	return r, e.out.intact, err
+	return r, e.intact, err
 }
 
 func (e *execution) finished(ctx context.Context) (*Result, error) {
-	if e.out.fills && begun(e.out.journalPath) { // a run was interrupted while it filled dst
+	begun, filling := e.out.unfinished()
+	if filling { // a run was interrupted while it filled dst
 		return nil, nil
 	}
-	m, err := e.out.readManifest(nil)
+	m, err := e.out.at().readManifest(nil)
 	switch {
-	case err != nil, m.Plan != e.plan.Hash && (e.Overwrite || begun(e.out.journalPath)):
+	case err != nil, m.Plan != e.plan.Hash && (e.Overwrite || begun):
 		return nil, nil
 	case m.Plan != e.plan.Hash && !e.updates(m) && e.out.checkReplaceable() != nil:
 		return nil, nil
@@ -71,13 +70,13 @@ func (e *execution) finished(ctx context.Context) (*Result, error) {
 
 // updates reports whether the output with the manifest m has the plan's weights, in files of
 // the same names.
-func (e *execution) updates(m *Manifest) bool {
+func (e *execution) updates(m *manifest.Manifest) bool {
 	same := func(a, b plan.File) bool { return a.Name == b.Name }
 	return m.Weights == e.plan.Weights && slices.EqualFunc(m.Files, e.plan.Files, same)
 }
 
 // another is the error for a finished output of another plan.
-func (e *execution) another(m *Manifest, different []checkpoint.Problem) error {
+func (e *execution) another(m *manifest.Manifest, different []checkpoint.Problem) error {
 	hint := "--overwrite replaces it"
 	switch {
 	case e.updates(m):
@@ -90,14 +89,15 @@ func (e *execution) another(m *Manifest, different []checkpoint.Problem) error {
 	if different == nil {
 		why = "written by " + text.Quote(m.Tool) + ", which planned it otherwise"
 	}
-	err := e.out.isAnother(hint)
+	err := e.out.at().isAnother(hint)
 	err.Problems[0].Cause += ": " + why
 	return err
 }
 
 // differences names what distinguishes the plan from that of the output with the manifest m.
-func (e *execution) differences(m *Manifest, others []otherFile) []checkpoint.Problem {
-	list := append(optionDifferences(m.Options, e.plan.Options), sourceDifferences(m.Sources, e.plan.Sources)...)
+func (e *execution) differences(m *manifest.Manifest, others []otherFile) []checkpoint.Problem {
+	list := append(manifest.OptionDifferences(m.Options, e.plan.Options),
+		manifest.SourceDifferences(m.Sources, e.plan.Sources)...)
 	if len(list) == 0 && m.Weights != e.plan.Weights {
 		list = append(list, checkpoint.Problem{Cause: "its weights would be written otherwise"})
 	}
@@ -144,7 +144,7 @@ func otherDifferences(others []otherFile) (list []checkpoint.Problem) {
 
 // otherFiles lists the files without weights of the output with the manifest m and of the plan. It
 // hashes the source's, for the manifest too.
-func (e *execution) otherFiles(ctx context.Context, m *Manifest) ([]otherFile, error) {
+func (e *execution) otherFiles(ctx context.Context, m *manifest.Manifest) ([]otherFile, error) {
 	files := map[string]otherFile{}
 	for _, f := range m.Others {
 		files[f.Name] = otherFile{name: f.Name, old: f.Hash, carried: f.Carried}
@@ -170,7 +170,7 @@ func (e *execution) otherFiles(ctx context.Context, m *Manifest) ([]otherFile, e
 
 // compareSource compares the target with the source if the manifest may be outdated or does
 // not say verified.
-func (e *execution) compareSource(ctx context.Context, m *Manifest) (*Result, error) {
+func (e *execution) compareSource(ctx context.Context, m *manifest.Manifest) (*Result, error) {
 	others, err := e.otherFiles(ctx, m)
 	if err != nil {
 		return nil, err
@@ -196,20 +196,20 @@ func (e *execution) compareSource(ctx context.Context, m *Manifest) (*Result, er
 
 // stale is the error for a finished output of this plan that is to be made anew, as hint says.
 func (e *execution) stale(cause, hint string, problems ...checkpoint.Problem) error {
-	err := checkpoint.Refusal(e.out.dst, "is the output of this very conversion, but "+cause, hint)
+	err := checkpoint.Refusal(e.out.at().dst, "is the output of this very conversion, but "+cause, hint)
 	err.Problems = append(err.Problems, problems...)
 	return err
 }
 
 // compareManifest compares the target with its manifest and takes over the losses. It reports
 // a target that changed if that may be overwritten; otherwise the change is an error.
-func (e *execution) compareManifest(ctx context.Context, m *Manifest) (changed bool, err error) {
-	states, err := e.out.fileStates()
+func (e *execution) compareManifest(ctx context.Context, m *manifest.Manifest) (changed bool, err error) {
+	states, err := e.out.at().fileStates()
 	if err != nil {
 		return false, err
 	}
 	n := 0
-	problems, err := checkManifest(ctx, e.out.target, m, e.plan, e.Settings, func(t *ManifestTensor) {
+	problems, err := checkManifest(ctx, e.out.at(), m, e.plan, e.Settings, func(t *manifest.Tensor) {
 		if n < len(e.states) && t.Lost != nil {
 			e.states[n].lost = *t.Lost
 		}
@@ -219,15 +219,15 @@ func (e *execution) compareManifest(ctx context.Context, m *Manifest) (changed b
 		return false, err
 	}
 	if n != len(e.states) {
-		problems = append(problems, checkpoint.Problem{File: e.out.manifestName(),
+		problems = append(problems, checkpoint.Problem{File: e.out.at().manifestName(),
 			Cause: fmt.Sprintf("lists %s, not %d", text.Plural(n, "tensor"), len(e.states))})
 	}
 	if len(problems) == 0 {
-		e.out.intact = states
+		e.intact = states
 		return false, nil
 	}
 	files, hint := problemsByFile(problems), "--overwrite makes it anew"
-	lossy := holdsAny(e.out.home, files)
+	lossy := e.out.at().holdsAny(files)
 	if lossy {
 		hint = "--overwrite=changed makes it anew"
 	}
@@ -243,53 +243,47 @@ func (e *execution) checkUnchanged(ctx context.Context) error {
 	if e.OverwriteChanged {
 		return nil
 	}
-	states, err := e.out.fileStates()
-	if err != nil || maps.Equal(states, e.out.intact) {
+	states, err := e.out.at().fileStates()
+	if err != nil || maps.Equal(states, e.intact) {
 		return err
 	}
-	m, err := e.out.readManifest(nil)
+	m, err := e.out.at().readManifest(nil)
 	if err != nil {
 		return err
 	}
-	problems, err := checkManifest(ctx, e.out.target, m, nil, e.Settings, func(*ManifestTensor) {})
+	problems, err := checkManifest(ctx, e.out.at(), m, nil, e.Settings, func(*manifest.Tensor) {})
 	if err != nil {
 		return err
 	}
-	if files := problemsByFile(problems); holdsAny(e.out.home, files) {
-		err := checkpoint.Refusal(e.out.dst, "cannot be overwritten: its files changed since they were written",
+	if files := problemsByFile(problems); e.out.at().holdsAny(files) {
+		err := checkpoint.Refusal(e.out.at().dst, "cannot be overwritten: its files changed since they were written",
 			"--overwrite=changed replaces them, too")
 		err.Problems = append(err.Problems, files...)
 		return err
 	}
-	e.out.intact = states
+	e.intact = states
 	return nil
 }
 
 // fileStates returns the states of the target's files.
 func (t *target) fileStates() (map[string]string, error) {
-	names, err := t.entryNames()
+	dir, err := t.files()
 	if err != nil {
 		return nil, err
 	}
+	names := []string{filepath.Base(t.dst), t.manifestName()}
+	if !t.isFile() {
+		if names, err = dir.List(""); err != nil {
+			return nil, err
+		}
+	}
 	states := map[string]string{}
 	for _, name := range names {
-		if states[name], err = disk.State(filepath.Join(t.home, name)); err != nil {
+		if states[name], err = dir.State(name); err != nil {
 			return nil, err
 		}
 	}
 	return states, nil
-}
-
-// entryNames lists the names of the target's files; in a directory, all.
-func (t *target) entryNames() (names []string, err error) {
-	if t.isFile() {
-		return []string{filepath.Base(t.dst), t.manifestName()}, nil
-	}
-	entries, err := os.ReadDir(t.dst)
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
-	return names, err
 }
 
 // proveAgain compares the target's weights with the source in its present state, and
@@ -304,14 +298,14 @@ func (e *execution) proveAgain(ctx context.Context) error {
 	if err := e.out.openFinished(); err != nil {
 		return err
 	}
-	defer e.out.closeFiles()
+	defer e.out.close()
 	switch err := e.work(ctx); {
 	case errors.Is(err, context.Canceled):
 		return err
 	case err != nil:
 		return e.stale("of other weights: "+err.Error(), "--overwrite makes it anew")
 	}
-	err := e.Disk.ReplaceFile(e.out.manifest, e.writeManifest)
+	err := e.out.replaceManifest(e.writeManifest)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return nil // the comparison holds without the manifest; the next run repeats it
 	}

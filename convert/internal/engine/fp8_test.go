@@ -133,7 +133,7 @@ func TestFP8IsProven(t *testing.T) {
 	for i := range p.Tensors {
 		require.NoError(t, w.writeTensor(t.Context(), i))
 		written := e.state(i)
-		path, at := filepath.Join(e.out.dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()*3/4
+		path, at := filepath.Join(e.out.(*diskOutput).dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()*3/4
 		fixture.Flip(t, path, at)
 		require.ErrorContains(t, w.proveTensor(t.Context(), i), "but the source gives")
 		require.Zero(t, e.state(i).done)

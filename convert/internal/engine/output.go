@@ -1,12 +1,13 @@
 package engine
 
-// The output on disk: its lock and journal, its weight files, and how a run takes up the
-// unfinished output of an earlier one.
+// Where an output is assembled. On the disk: its lock and journal, its weight files, and how a run
+// takes up the unfinished output of an earlier one.
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,8 +18,50 @@ import (
 	"dsmoe/text"
 )
 
-// output is a plan's output from its first file to its final name.
-type output struct {
+// output is a plan's output from its first file to its final name, on a disk or in an object store.
+type output interface {
+	// at is where the output appears.
+	at() *target
+	// checkReplaceable demands that the target is an output of this program and holds nothing else.
+	checkReplaceable() error
+	// unfinished reports whether a journal of an unfinished output of any plan is there, and whether some of its
+	// files may be in the target already.
+	unfinished() (begun, filling bool)
+	// begin locks the output and opens its files. It hands the records of an earlier run's journal to apply; they
+	// hold if begin reports that it resumed that run. unchanged refuses to replace files of an older output that
+	// changed since they were written.
+	begin(apply func(record), unchanged func() error) (resumed bool, err error)
+	// writeTile and readTile write and read a run of bytes of a weight file, an index in plan.Files.
+	writeTile(file int, tile []byte, at int64) error
+	readTile(file int, tile []byte, at int64) error
+	// record makes the bytes of progress durable, and then the progress itself.
+	record(n unrecorded) error
+	// begins says that weight files are about to be read and written.
+	begins()
+	// path names a weight file while it is assembled.
+	path(file int) string
+	// commit writes the other files and publishes the output. content returns the function that writes a named
+	// file, nil for a weight file.
+	commit(content func(name string) func(io.Writer) error) error
+	// complete reports whether an earlier run made the whole output, which publish has yet to move to the target.
+	complete() bool
+	publish() error
+	// replaced reports whether the target held an older output.
+	replaced() bool
+	// close releases files and the lock; the output stays as it is.
+	close()
+	// leftovers returns the directory of an unfinished output and the bytes that it takes; "" without one.
+	leftovers() (dir string, bytes int64)
+	// openFinished opens the weight files of a finished output to read them; close closes them.
+	openFinished() error
+	// replaceManifest writes the manifest of a finished output anew.
+	replaceManifest(write func(io.Writer) error) error
+	// removeOrphan removes the journal of a run that died after the output got its name.
+	removeOrphan() error
+}
+
+// diskOutput is an output on the disk.
+type diskOutput struct {
 	place
 	disk      *disk.Disk
 	plan      *plan.Plan
@@ -27,25 +70,30 @@ type output struct {
 	overwrite bool   // Settings.Overwrite
 	replaces  bool   // the target holds an older output, to be replaced
 	journal   *journal
-	files     []*disk.TileFile // open weight files, as plan.Files
+	weights   []*disk.TileFile // open weight files, as plan.Files
 	published []string         // files on their way from dir to dst; nil before publishing starts
 
-	unchanged func() error      // refuses to replace files that changed since they were written
-	intact    map[string]string // states of the target's files when they were hashed and found unchanged
+	unchanged func() error // refuses to replace files that changed since they were written
 }
 
-func newOutput(dst string, p *plan.Plan, key string, s Settings) *output {
-	t := targetOf(dst, p)
-	o := &output{place: placeOf(t), disk: s.Disk, plan: p, key: key, startOver: s.StartOver, overwrite: s.Overwrite}
+func newDiskOutput(dst string, p *plan.Plan, key string, s Settings) *diskOutput {
+	t := diskTarget(dst, p)
+	o := &diskOutput{place: placeOf(t), disk: s.Disk, plan: p, key: key, startOver: s.StartOver, overwrite: s.Overwrite}
 	if s.Overwrite && t.checkReplaceable() == nil {
 		o.place = besideOf(t)
 	}
 	return o
 }
 
-// begin locks the output and opens its files. It hands the records of an earlier run's
-// journal to apply; they hold if begin reports that it resumed that run.
-func (o *output) begin(apply func(record)) (resumed bool, err error) {
+// unfinished reports whether a journal is there, and whether the files move into the target one by one.
+func (o *diskOutput) unfinished() (begins, filling bool) {
+	begins = begun(o.journalPath)
+	return begins, begins && o.fills
+}
+
+// begin locks the journal and opens the files.
+func (o *diskOutput) begin(apply func(record), unchanged func() error) (resumed bool, err error) {
+	o.unchanged = unchanged
 	var own []string
 	if begun(o.journalPath) {
 		own = o.plan.FinishOrder()
@@ -68,7 +116,7 @@ func (o *output) begin(apply func(record)) (resumed bool, err error) {
 
 // check refuses a target that holds other files than those named own, unless it is an older
 // output to be replaced.
-func (o *output) check(own []string) error {
+func (o *diskOutput) check(own []string) error {
 	if o.replaces = o.replacing(own); o.replaces {
 		return o.checkReplaceable()
 	}
@@ -96,20 +144,53 @@ func (t *target) isAnother(hint string) *checkpoint.Error {
 
 // replacing reports whether the target holds an older output that is to be replaced; own are the
 // files that may be of an unfinished run.
-func (o *output) replacing(own []string) bool {
+func (o *diskOutput) replacing(own []string) bool {
 	return o.overwrite && exists(o.manifest) && (!o.fills || o.isFile() && own == nil)
 }
 
 // close closes the files and releases the lock.
-func (o *output) close() {
+func (o *diskOutput) close() {
 	o.closeFiles()
 	if o.journal != nil {
 		o.journal.f.Close()
 	}
 }
 
-func (o *output) closeFiles() {
-	for _, f := range o.files {
+func (o *diskOutput) complete() bool { return o.published != nil }
+
+func (o *diskOutput) replaced() bool { return o.replaces }
+
+// leftovers returns the hidden directory.
+func (o *diskOutput) leftovers() (dir string, bytes int64) {
+	if !exists(o.dir) {
+		return "", 0
+	}
+	return o.dir, disk.Used(o.dir)
+}
+
+func (o *diskOutput) path(file int) string { return filepath.Join(o.dir, o.plan.Files[file].Name) }
+
+func (o *diskOutput) writeTile(file int, tile []byte, at int64) error {
+	return o.weights[file].WriteTile(tile, at)
+}
+
+func (o *diskOutput) readTile(file int, tile []byte, at int64) error {
+	return o.weights[file].ReadTile(tile, at)
+}
+
+// begins has reads come from the disk.
+func (o *diskOutput) begins() {
+	for _, f := range o.weights {
+		f.DropCache()
+	}
+}
+
+func (o *diskOutput) replaceManifest(write func(io.Writer) error) error {
+	return o.disk.ReplaceFile(o.manifest, write)
+}
+
+func (o *diskOutput) closeFiles() {
+	for _, f := range o.weights {
 		if f != nil {
 			f.Close()
 		}
@@ -117,7 +198,7 @@ func (o *output) closeFiles() {
 }
 
 // open reads the journal, then opens the files of the run that wrote it, or makes new ones.
-func (o *output) open(apply func(record)) (resumed bool, err error) {
+func (o *diskOutput) open(apply func(record)) (resumed bool, err error) {
 	head := journalHead{journalFormat, o.plan.Hash, o.key}
 	ready := false
 	old, err := o.journal.read(func(r record) {
@@ -158,7 +239,7 @@ func (o *output) open(apply func(record)) (resumed bool, err error) {
 }
 
 // mismatch is the error for the unfinished output of another plan or another source.
-func (o *output) mismatch(old *journalHead) error {
+func (o *diskOutput) mismatch(old *journalHead) error {
 	change := "with other options, or of another source"
 	if old.Plan == o.plan.Hash {
 		change = "of these files, which were changed since"
@@ -168,7 +249,7 @@ func (o *output) mismatch(old *journalHead) error {
 }
 
 // reopen opens the files of the unfinished output if each has its planned size.
-func (o *output) reopen() bool {
+func (o *diskOutput) reopen() bool {
 	for _, planned := range o.plan.Files {
 		stat, err := os.Lstat(filepath.Join(o.dir, planned.Name))
 		if err != nil || !stat.Mode().IsRegular() || stat.Size() != planned.Size {
@@ -179,27 +260,27 @@ func (o *output) reopen() bool {
 }
 
 // openFinished opens the weight files of a finished output to read them.
-func (o *output) openFinished() error {
+func (o *diskOutput) openFinished() error {
 	o.dir = o.home
 	return o.openFiles(o.disk.OpenTilesToRead)
 }
 
-func (o *output) openFiles(open func(path string) (*disk.TileFile, error)) error {
+func (o *diskOutput) openFiles(open func(path string) (*disk.TileFile, error)) error {
 	o.closeFiles()
-	o.files = make([]*disk.TileFile, len(o.plan.Files))
+	o.weights = make([]*disk.TileFile, len(o.plan.Files))
 	for i, planned := range o.plan.Files {
 		f, err := open(filepath.Join(o.dir, planned.Name))
 		if err != nil {
 			return err
 		}
-		o.files[i] = f
+		o.weights[i] = f
 	}
 	return nil
 }
 
 // create makes new files. It removes existing files only if ours is true: the journal
 // proves that a run left them.
-func (o *output) create(head journalHead, ours bool) error {
+func (o *diskOutput) create(head journalHead, ours bool) error {
 	if ours {
 		if err := o.discard(); err != nil {
 			return err
@@ -229,7 +310,7 @@ func (o *output) create(head journalHead, ours bool) error {
 
 // discard removes the files of an earlier run. A target that is one file stays until the new file
 // replaces it, and so does its manifest.
-func (o *output) discard() error {
+func (o *diskOutput) discard() error {
 	for _, name := range o.published {
 		if o.isFile() && exists(o.dst) {
 			break
@@ -250,11 +331,11 @@ func checkFree(dir string, need int64) error {
 }
 
 // layOut gives every file its size and its header, then records that in the journal.
-func (o *output) layOut() error {
+func (o *diskOutput) layOut() error {
 	if err := o.openFiles(o.disk.OpenTiles); err != nil {
 		return err
 	}
-	for i, f := range o.files {
+	for i, f := range o.weights {
 		if err := f.Reserve(o.plan.Files[i].Size); err != nil {
 			return err
 		}
@@ -277,12 +358,12 @@ func (o *output) layOut() error {
 
 // record makes the data of these files durable, then appends the lines about them to the
 // journal. Later reads come from the disk.
-func (o *output) record(files []int, lines []any) error {
-	for _, i := range files {
-		if err := o.files[i].Sync(); err != nil {
+func (o *diskOutput) record(n unrecorded) error {
+	for _, i := range n.files {
+		if err := o.weights[i].Sync(); err != nil {
 			return err
 		}
-		o.files[i].DropCache()
+		o.weights[i].DropCache()
 	}
-	return o.journal.append(lines...)
+	return o.journal.append(n.lines...)
 }

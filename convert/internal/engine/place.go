@@ -12,7 +12,9 @@ import (
 	"strings"
 
 	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/source"
 	"dsmoe/text"
 )
 
@@ -22,14 +24,24 @@ type target struct {
 	dst      string // path of the directory or the file
 	home     string // directory that the output's files appear in
 	manifest string // path of the manifest
+	// files opens the home as it is now.
+	files func() (source.Dir, error)
 }
 
-func directoryAt(dst string) target { return target{dst, dst, filepath.Join(dst, plan.ManifestName)} }
+func directoryAt(dst string) target {
+	return target{dst, dst, filepath.Join(dst, plan.ManifestName), onDisk(dst)}
+}
 
-func fileAt(dst string) target { return target{dst, filepath.Dir(dst), dst + plan.FileManifest} }
+func fileAt(dst string) target {
+	return target{dst, filepath.Dir(dst), dst + plan.FileManifest, onDisk(filepath.Dir(dst))}
+}
 
-// targetOf is the target of a plan.
-func targetOf(dst string, p *plan.Plan) target {
+func onDisk(home string) func() (source.Dir, error) {
+	return func() (source.Dir, error) { return source.Disk(home), nil }
+}
+
+// diskTarget is the target of a plan on the disk.
+func diskTarget(dst string, p *plan.Plan) target {
 	if p.File != "" {
 		return fileAt(dst)
 	}
@@ -44,17 +56,23 @@ func outputAt(dst string) target {
 	return directoryAt(dst)
 }
 
+// at returns the target itself, of whatever output it is a part.
+func (t *target) at() *target { return t }
+
 func (t *target) manifestName() string { return filepath.Base(t.manifest) }
 
 func (t *target) isFile() bool { return t.home != t.dst }
 
-// readManifest is the function readManifest of the target's manifest, which must be of the
-// target's file.
-func (t *target) readManifest(each func(*ManifestTensor) error) (*Manifest, error) {
-	m, err := readManifest(t.manifest, each)
-	if err == nil && t.isFile() && !slices.Equal(m.fileNames(), []string{filepath.Base(t.dst)}) {
+// readManifest reads the target's manifest, as manifest.Read does. It must be of the target's file.
+func (t *target) readManifest(each func(*manifest.Tensor) error) (*manifest.Manifest, error) {
+	dir, err := t.files()
+	if err != nil {
+		return nil, err
+	}
+	m, err := manifest.Read(dir, t.manifestName(), each)
+	if err == nil && t.isFile() && !slices.Equal(m.FileNames(), []string{filepath.Base(t.dst)}) {
 		return nil, fmt.Errorf("%s: is the manifest of %s: give the file its name back, or remove the manifest",
-			text.Quote(t.manifest), text.Quote(strings.Join(m.fileNames(), ", ")))
+			text.Quote(t.manifest), text.Quote(strings.Join(m.FileNames(), ", ")))
 	}
 	return m, err
 }
@@ -168,7 +186,7 @@ func (t *target) checkReplaceable() error {
 	if err != nil {
 		return err
 	}
-	listed := append(m.fileNames(), plan.ManifestName)
+	listed := append(m.FileNames(), plan.ManifestName)
 	for _, entry := range entries {
 		if !entry.Type().IsRegular() || !slices.Contains(listed, entry.Name()) {
 			return fmt.Errorf("cannot be overwritten: it holds %s, which its manifest does not list", text.Quote(entry.Name()))

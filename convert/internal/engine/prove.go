@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
@@ -36,7 +35,7 @@ func (w *worker) proveTensor(ctx context.Context, i int) error {
 		}
 		end = w.shape.tileEnd(t, from)
 		tile := w.memory.Tile(t.Offset+from, t.Offset+end)
-		if err := w.out.files[t.File].ReadTile(tile, t.Offset+from); err != nil {
+		if err := w.out.readTile(t.File, tile, t.Offset+from); err != nil {
 			return err
 		}
 		if err := compare(ctx, t, tile, from, h); err != nil {
@@ -66,8 +65,7 @@ func (w *worker) reject(i int, err error) error {
 	if errors.As(err, &differs) || err == errReadBack {
 		w.mark(i, tensorState{})
 	}
-	file := w.plan.Files[w.plan.Tensors[i].File].Name
-	return fmt.Errorf("%s: %w", text.Quote(filepath.Join(w.out.dir, file)), err)
+	return fmt.Errorf("%s: %w", text.Quote(w.out.path(w.plan.Tensors[i].File)), err)
 }
 
 // hashTile hashes a tile that was read again.

@@ -15,9 +15,9 @@ import (
 
 // commit closes the weight files, writes the others and publishes the output. content
 // returns the function that writes a named file, nil for a weight file.
-func (o *output) commit(content func(name string) func(io.Writer) error) error {
-	for i, f := range o.files {
-		o.files[i] = nil
+func (o *diskOutput) commit(content func(name string) func(io.Writer) error) error {
+	for i, f := range o.weights {
+		o.weights[i] = nil
 		if err := f.Finish(); err != nil {
 			return err
 		}
@@ -44,7 +44,7 @@ func (o *output) commit(content func(name string) func(io.Writer) error) error {
 }
 
 // publish moves the finished output to the target and removes the journal.
-func (o *output) publish() error {
+func (o *diskOutput) publish() error {
 	appear := o.rename
 	switch {
 	case o.fills:
@@ -59,7 +59,7 @@ func (o *output) publish() error {
 }
 
 // rename gives the hidden directory the target's name. An empty target is replaced.
-func (o *output) rename() error {
+func (o *diskOutput) rename() error {
 	if exists(o.dst) {
 		if err := o.disk.Remove(o.dst); err != nil {
 			return err
@@ -73,7 +73,7 @@ func (o *output) rename() error {
 
 // fill moves the files from the hidden directory into the target around it, or beside it. The
 // journal records the move first, so that the next run can continue it.
-func (o *output) fill() error {
+func (o *diskOutput) fill() error {
 	if o.published == nil {
 		o.published = o.plan.FinishOrder()
 		if err := o.journal.append(record{Published: o.published, Tensor: -1}); err != nil {
@@ -103,7 +103,7 @@ func (o *output) fill() error {
 // replace exchanges the finished directory, given the old mode, with an older output, and
 // removes that. The journal's records are voided first: their bytes are about to be in the
 // directory with the final name, and the hidden directory will hold others.
-func (o *output) replace() error {
+func (o *diskOutput) replace() error {
 	if err := o.journal.append(record{Void: true, Tensor: -1}); err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func (o *output) replace() error {
 }
 
 // renameAside replaces the target by two renames; if the second fails, the first is undone.
-func (o *output) renameAside() error {
+func (o *diskOutput) renameAside() error {
 	aside := replacedName(o.dst)
 	if err := o.disk.Rename(o.dst, aside); err != nil {
 		return err
@@ -141,7 +141,7 @@ func (o *output) renameAside() error {
 
 // removeOrphan removes the journal of a run that died after the output got its name. It
 // keeps other files and journals of other conversions.
-func (o *output) removeOrphan() error {
+func (o *diskOutput) removeOrphan() error {
 	if !exists(o.journalPath) {
 		return nil
 	}

@@ -90,7 +90,7 @@ func TestBlocksAreReadAgain(t *testing.T) {
 	require.NoError(t, e.begin(t.Context()))
 	defer e.out.close()
 	for i := range p.Tensors {
-		w, path, at := e.newWorker(), filepath.Join(e.out.dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
+		w, path, at := e.newWorker(), filepath.Join(e.out.(*diskOutput).dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
 		e.source = src
 		require.NoError(t, w.writeTensor(t.Context(), i))
 		e.source = bytesSource(nil)

@@ -19,6 +19,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/manifest"
 	"dsmoe/convert/plan"
 	"dsmoe/text"
 )
@@ -30,12 +31,13 @@ func updateFinished(ctx context.Context, dst string, p *plan.Plan, src Source, s
 	if err != nil {
 		return nil, err
 	}
-	m, err := e.out.readManifest(nil)
+	out := e.out.(*diskOutput)
+	m, err := out.readManifest(nil)
 	if err != nil {
 		return nil, fmt.Errorf("cannot be updated, as it is not a finished output: %w", err)
 	}
-	if edited := m.edited(); edited != "" {
-		return nil, fmt.Errorf("cannot be updated: %s %s", e.out.manifestName(), edited)
+	if edited := m.Edited(); edited != "" {
+		return nil, fmt.Errorf("cannot be updated: %s %s", out.manifestName(), edited)
 	}
 	others, err := e.otherFiles(ctx, m)
 	if err != nil {
@@ -49,22 +51,22 @@ func updateFinished(ctx context.Context, dst string, p *plan.Plan, src Source, s
 		r, _, err := finished(ctx, dst, p, src, s)
 		return r, err
 	}
-	if err := e.out.lockFinished(); err != nil {
+	if err := out.lockFinished(); err != nil {
 		return nil, err
 	}
-	defer e.out.close()
-	if now, err := e.out.readManifest(nil); err != nil || now.Hash != m.Hash {
+	defer out.close()
+	if now, err := out.readManifest(nil); err != nil || now.Hash != m.Hash {
 		return nil, errors.Join(errBusy, err)
 	}
-	u := &updating{execution: e, old: m}
-	if err = errors.Join(u.run(ctx, others), e.Disk.Remove(e.out.journalPath)); err != nil {
+	u := &updating{execution: e, out: out, old: m}
+	if err = errors.Join(u.run(ctx, others), e.Disk.Remove(out.journalPath)); err != nil {
 		return nil, err
 	}
 	return &Result{Verified: m.Verified, Updated: u.replaced, Outdated: m.State != u.current, Lost: e.lost()}, nil
 }
 
 // lockFinished locks a finished output. Its journal stays empty: it is of no unfinished output.
-func (o *output) lockFinished() (err error) {
+func (o *diskOutput) lockFinished() (err error) {
 	if o.journal, err = lockJournal(o.disk, o.journalPath); err != nil {
 		return err
 	}
@@ -79,7 +81,8 @@ func (o *output) lockFinished() (err error) {
 // updating is the update of a finished output.
 type updating struct {
 	*execution
-	old      *Manifest
+	out      *diskOutput
+	old      *manifest.Manifest
 	current  string               // state of the source: Source.Key
 	others   []otherFile          // to be replaced or removed
 	heads    []int                // weight files, as plan.Files, with bytes before the weights to be replaced
@@ -215,7 +218,7 @@ func hashOf(ctx context.Context, path string, n int64) (hash string, size int64,
 // adopt takes over what the old manifest records of the weights.
 func (u *updating) adopt() error {
 	n, other := 0, errors.New(u.out.manifestName()+" lists other tensors")
-	_, err := u.out.readManifest(func(t *ManifestTensor) error {
+	_, err := u.out.readManifest(func(t *manifest.Tensor) error {
 		if n == len(u.states) || u.plan.Tensors[n].Name != t.Name || len(u.plan.Tensors[n].Segments) != len(t.Sources) {
 			return other
 		}

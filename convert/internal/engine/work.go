@@ -64,9 +64,7 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 // work writes and proves all unfinished tensors.
 func (e *execution) work(ctx context.Context) error {
 	e.queue = e.newQueue()
-	for _, f := range e.out.files {
-		f.DropCache()
-	}
+	e.out.begins()
 	g, ctx := errgroup.WithContext(ctx)
 	for range min(e.shape.workers, e.queue.open) {
 		g.Go(func() error {

@@ -64,7 +64,7 @@ func (w *worker) hashBegun(ctx context.Context, t *plan.Tensor, s *tensorState) 
 	for from, end := int64(0), int64(0); from < s.done; from = end {
 		end = min(w.shape.tileEnd(t, from), s.done)
 		tile := w.memory.Tile(t.Offset+from, t.Offset+end)
-		if err := w.out.files[t.File].ReadTile(tile, t.Offset+from); err != nil {
+		if err := w.out.readTile(t.File, tile, t.Offset+from); err != nil {
 			return nil, err
 		}
 		h.output.Write(tile)
@@ -98,12 +98,11 @@ func (w *worker) hashBegunSource(ctx context.Context, t *plan.Tensor, s *tensorS
 
 // writeTile writes a tile and hashes it meanwhile; hash may be nil.
 func (w *worker) writeTile(ctx context.Context, t *plan.Tensor, tile []byte, offset int64, hash *hasher) error {
-	f := w.out.files[t.File]
 	if hash == nil {
-		return f.WriteTile(tile, t.Offset+offset)
+		return w.out.writeTile(t.File, tile, t.Offset+offset)
 	}
 	written := make(chan error, 1)
-	go func() { written <- f.WriteTile(tile, t.Offset+offset) }()
+	go func() { written <- w.out.writeTile(t.File, tile, t.Offset+offset) }()
 	err := w.computing(ctx, func() error { hash.output.Write(tile); return nil })
 	if writeErr := <-written; writeErr != nil {
 		return writeErr

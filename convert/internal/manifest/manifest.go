@@ -1,8 +1,6 @@
-package engine
-
-// dsmoe.manifest.json binds the source's bytes, through operations, to the output's bytes.
-// It holds no paths, and no times except in a hash: the same conversion of the same files
-// gives the same manifest.
+// Package manifest reads and writes dsmoe.manifest.json, which binds the source's bytes, through operations, to the
+// output's bytes.
+package manifest
 
 import (
 	"bufio"
@@ -19,55 +17,56 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/convert/checkpoint"
-	"dsmoe/convert/format"
 	"dsmoe/convert/internal/digest"
 	"dsmoe/convert/operation"
 	"dsmoe/convert/plan"
+	"dsmoe/convert/source"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
-// manifestFormat is the format that Manifest describes.
-const manifestFormat = "dsmoe.manifest/4"
+// Format is the format that Manifest describes.
+const Format = "dsmoe.manifest/4"
 
-// maxManifest bounds a manifest in bytes; DeepSeek-V3's has some tens of megabytes.
-const maxManifest = 1 << 30
+// maxBytes bounds a manifest in bytes; DeepSeek-V3's has some tens of megabytes.
+const maxBytes = 1 << 30
 
-// Manifest is a dsmoe.manifest.json.
+// Manifest is a dsmoe.manifest.json. It holds no paths, and no times except in a hash: the same conversion of the
+// same files gives the same manifest.
 type Manifest struct {
-	Format   string           `json:"format"`           // manifestFormat
-	Tool     string           `json:"tool"`             // name and version of the program
-	Plan     string           `json:"plan"`             // hash of the plan
-	Weights  string           `json:"weights"`          // plan.Plan.Weights
-	Options  any              `json:"options"`          // options that decided the bytes
-	Verified bool             `json:"verified"`         // the output was read again and compared with the source
-	Origin   string           `json:"origin,omitempty"` // URL of the source, with its commit if any; "" for the disk
-	Sources  []plan.Source    `json:"sources"`          // weight files that were read
-	State    string           `json:"state"`            // Source.Key at the last comparison with the sources
-	Files    []plan.File      `json:"files"`            // weight files that were written
-	Others   []plan.Other     `json:"others"`           // files without weights
-	Tensors  []ManifestTensor `json:"tensors"`          // by file, then offset
+	Format   string        `json:"format"`           // the constant Format
+	Tool     string        `json:"tool"`             // name and version of the program
+	Plan     string        `json:"plan"`             // hash of the plan
+	Weights  string        `json:"weights"`          // plan.Plan.Weights
+	Options  any           `json:"options"`          // options that decided the bytes
+	Verified bool          `json:"verified"`         // the output was read again and compared with the source
+	Origin   string        `json:"origin,omitempty"` // URL of the source, with its commit if any; "" for the disk
+	Sources  []plan.Source `json:"sources"`          // weight files that were read
+	State    string        `json:"state"`            // Source.Key at the last comparison with the sources
+	Files    []plan.File   `json:"files"`            // weight files that were written
+	Others   []plan.Other  `json:"others"`           // files without weights
+	Tensors  []Tensor      `json:"tensors"`          // by file, then offset
 	// Hash is the hash of the manifest's bytes up to the end of Tensors.
 	Hash string `json:"manifest,omitempty"`
 
 	found string // what Hash is by the bytes that were read
 }
 
-// ManifestTensor binds one tensor of the output to its sources.
-type ManifestTensor struct {
-	Name       string           `json:"name"`           // name in the output
-	DType      tensor.DType     `json:"dtype"`          // dtype in the output
-	Shape      []int            `json:"shape"`          // shape in the output
-	File       string           `json:"file"`           // weight file
-	Hash       string           `json:"hash"`           // hash of its bytes
-	Operations []string         `json:"operations"`     // operations applied, in order
-	Lost       *tensor.Loss     `json:"lost,omitempty"` // elements that changed or are not finite; nil without losses
-	Sources    []ManifestSource `json:"sources"`        // its sources, in order
+// Tensor binds one tensor of the output to its sources.
+type Tensor struct {
+	Name       string       `json:"name"`           // name in the output
+	DType      tensor.DType `json:"dtype"`          // dtype in the output
+	Shape      []int        `json:"shape"`          // shape in the output
+	File       string       `json:"file"`           // weight file
+	Hash       string       `json:"hash"`           // hash of its bytes
+	Operations []string     `json:"operations"`     // operations applied, in order
+	Lost       *tensor.Loss `json:"lost,omitempty"` // elements that changed or are not finite; nil without losses
+	Sources    []Source     `json:"sources"`        // its sources, in order
 }
 
-// ManifestSource is a run of bytes of a stored tensor. Without verification only plain
+// Source is a run of bytes of a stored tensor. Without verification only plain
 // copies have a source hash: verification alone reads sources for their own sake.
-type ManifestSource struct {
+type Source struct {
 	Tensor string       `json:"tensor,omitempty"` // stored name; empty for synthetic elements
 	DType  tensor.DType `json:"dtype"`            // stored dtype
 	Begin  int64        `json:"begin"`            // first byte in the stored tensor
@@ -77,21 +76,21 @@ type ManifestSource struct {
 	Beside []string     `json:"beside,omitempty"` // sides, such as scales
 }
 
-// isCopy reports whether the tensor is one run of the source's bytes.
-func (t *ManifestTensor) isCopy() bool {
+// IsCopy reports whether the tensor is one run of the source's bytes.
+func (t *Tensor) IsCopy() bool {
 	return len(t.Sources) == 1 && t.Sources[0].View == nil && slices.Equal(t.Operations, []string{operation.Copy{}.Name()})
 }
 
 // Info returns the tensor's header entry.
-func (t *ManifestTensor) Info() tensor.Info {
+func (t *Tensor) Info() tensor.Info {
 	return tensor.Info{Name: t.Name, DType: t.DType, Shape: t.Shape}
 }
 
-// write writes the manifest with n tensors, one per line, and its hash.
-func (m Manifest) write(w io.Writer, n int, tensor func(i int) ManifestTensor) error {
+// Write writes the manifest with n tensors, one per line, and its hash.
+func (m Manifest) Write(w io.Writer, n int, tensor func(i int) Tensor) error {
 	h := digest.New()
 	b := bufio.NewWriter(io.MultiWriter(w, h))
-	m.Tensors = []ManifestTensor{}
+	m.Tensors = []Tensor{}
 	head, err := stdjson.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
@@ -113,15 +112,15 @@ func (m Manifest) write(w io.Writer, n int, tensor func(i int) ManifestTensor) e
 	if err := b.Flush(); err != nil {
 		return err
 	}
-	_, err = io.WriteString(w, hashLine(h.Name()))
+	_, err = io.WriteString(w, HashLine(h.Name()))
 	return err
 }
 
-// hashLine is the end of a manifest with a hash.
-func hashLine(hash string) string { return ",\n  \"manifest\": \"" + hash + "\"\n}\n" }
+// HashLine is the end of a manifest with a hash.
+func HashLine(hash string) string { return ",\n  \"manifest\": \"" + hash + "\"\n}\n" }
 
-// edited says how the manifest is not as it was written; empty if it is.
-func (m *Manifest) edited() string {
+// Edited says how the manifest is not as it was written; empty if it is.
+func (m *Manifest) Edited() string {
 	switch m.Hash {
 	case m.found:
 		return ""
@@ -131,29 +130,30 @@ func (m *Manifest) edited() string {
 	return fmt.Sprintf("was edited: its hash is %s, not %s", m.found, text.Quote(m.Hash))
 }
 
-// readManifest reads and checks a manifest without its tensors. It hands these to each, one
+// Read reads and checks a manifest without its tensors. It hands these to each, one
 // by one; each may be nil.
-func readManifest(path string, each func(*ManifestTensor) error) (*Manifest, error) {
-	f, size, err := format.OpenRegular(path)
+func Read(dir source.Dir, name string, each func(*Tensor) error) (*Manifest, error) {
+	f, err := dir.Data(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	if size > maxManifest {
+	path, size := f.Path(), f.Size()
+	if size > maxBytes {
 		return nil, fmt.Errorf("%s: %s, more than the limit of %s",
-			text.Quote(path), text.ExactBytes(size), text.Bytes(maxManifest))
+			text.Quote(path), text.ExactBytes(size), text.Bytes(maxBytes))
 	}
 	var m Manifest
 	var own error // of each
-	tensors := func(d *jsontext.Decoder, _ *[]ManifestTensor) error {
-		return eachTensor(d, func(t *ManifestTensor) error {
+	tensors := func(d *jsontext.Decoder, _ *[]Tensor) error {
+		return eachTensor(d, func(t *Tensor) error {
 			if each != nil {
 				own = each(t)
 			}
 			return own
 		})
 	}
-	h, end := digest.New(), int64(len(hashLine(digest.Of(nil))))
+	h, end := digest.New(), int64(len(HashLine(digest.Of(nil))))
 	sealed := io.NewSectionReader(f, 0, max(size-end, 0))
 	all := io.MultiReader(io.TeeReader(sealed, h), io.NewSectionReader(f, sealed.Size(), size-sealed.Size()))
 	err = json.UnmarshalRead(all, &m, json.WithUnmarshalers(json.UnmarshalFromFunc(tensors)))
@@ -168,7 +168,7 @@ func readManifest(path string, each func(*ManifestTensor) error) (*Manifest, err
 }
 
 // eachTensor reads a JSON array of tensors.
-func eachTensor(d *jsontext.Decoder, do func(*ManifestTensor) error) error {
+func eachTensor(d *jsontext.Decoder, do func(*Tensor) error) error {
 	if d.PeekKind() != '[' {
 		return errors.New("tensors: not an array")
 	}
@@ -176,7 +176,7 @@ func eachTensor(d *jsontext.Decoder, do func(*ManifestTensor) error) error {
 		return err
 	}
 	for d.PeekKind() != ']' {
-		var t ManifestTensor
+		var t Tensor
 		if err := json.UnmarshalDecode(d, &t); err != nil {
 			return err
 		}
@@ -190,10 +190,10 @@ func eachTensor(d *jsontext.Decoder, do func(*ManifestTensor) error) error {
 
 // check refuses an unknown format, and file names outside the directory.
 func (m *Manifest) check(path string) error {
-	if m.Format != manifestFormat {
-		return fmt.Errorf("%s: format %s is not %s", text.Quote(path), text.Quote(m.Format), manifestFormat)
+	if m.Format != Format {
+		return fmt.Errorf("%s: format %s is not %s", text.Quote(path), text.Quote(m.Format), Format)
 	}
-	for _, name := range m.fileNames() {
+	for _, name := range m.FileNames() {
 		if filepath.Base(name) != name || !filepath.IsLocal(name) {
 			return fmt.Errorf("%s: file name %s leads out of the directory", text.Quote(path), text.Quote(name))
 		}
@@ -201,7 +201,8 @@ func (m *Manifest) check(path string) error {
 	return nil
 }
 
-func (m *Manifest) fileNames() (names []string) {
+// FileNames lists the files of the output, without the manifest.
+func (m *Manifest) FileNames() (names []string) {
 	for _, f := range m.Files {
 		names = append(names, f.Name)
 	}
@@ -211,8 +212,8 @@ func (m *Manifest) fileNames() (names []string) {
 	return names
 }
 
-// optionDifferences compares the recorded options of two plans.
-func optionDifferences(old, now any) (list []checkpoint.Problem) {
+// OptionDifferences compares the recorded options of two plans.
+func OptionDifferences(old, now any) (list []checkpoint.Problem) {
 	a, b := optionMembers(old), optionMembers(now)
 	for _, key := range unionOfKeys(a, b) {
 		if a[key] != b[key] {
@@ -247,8 +248,8 @@ func unionOfKeys[V any](a, b map[string]V) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// sourceDifferences compares the weight files of two sources.
-func sourceDifferences(old, now []plan.Source) (list []checkpoint.Problem) {
+// SourceDifferences compares the weight files of two sources.
+func SourceDifferences(old, now []plan.Source) (list []checkpoint.Problem) {
 	byName := func(files []plan.Source) map[string]plan.Source {
 		names := map[string]plan.Source{}
 		for _, f := range files {
@@ -276,4 +277,14 @@ func sourceDifferences(old, now []plan.Source) (list []checkpoint.Problem) {
 		}
 	}
 	return list
+}
+
+// Rounds describes how the tensor was rounded, if it was.
+func (t *Tensor) Rounds() (r tensor.Rounding) {
+	quantised := t.DType.Blocked() || t.DType.Scaled()
+	if t.DType != tensor.BF16 && t.DType != tensor.F16 && !quantised || len(t.Operations) == 0 ||
+		t.Lost == nil || t.Lost.Rounded+t.Lost.Denormal+t.Lost.Flushed == 0 {
+		return r
+	}
+	return tensor.Rounding{By: t.Operations[len(t.Operations)-1], Denormals: t.Lost.Rounded == 0 && !quantised}
 }
