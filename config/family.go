@@ -18,6 +18,8 @@ type family struct {
 	rope     ropeForm
 
 	references map[Reference]Rules // what each implementation does in its own way
+
+	within bool // only a wrapper's: model_type alone does not name it
 }
 
 // families lists every model_type that Parse accepts.
@@ -29,6 +31,8 @@ var families = []family{
 	{defaults: kimiK2Defaults, fields: v3Fields, rules: v3Rules, rope: yarnForm, references: v3References},
 	{defaults: glm4MoELiteDefaults, fields: glm4MoELiteFields, rules: v3Rules, rope: yarnForm,
 		references: glm4MoELiteReferences},
+	{defaults: vl2Defaults, fields: vl2Fields, rules: vl2Rules, rope: yarnForm, references: vl2References,
+		within: true},
 }
 
 // decode reads a document, of a language model or of a model around one.
@@ -36,16 +40,21 @@ func decode(doc document) (*Config, error) {
 	if w := wrapperOf(doc.values()); w != nil {
 		return w.decode(doc)
 	}
-	return decodeFamily(doc)
+	return decodeFamily(nil, doc)
 }
 
-// decodeFamily reads a document by the table of its family.
-func decodeFamily(doc document) (*Config, error) {
-	values := doc.values()
-	f, err := familyOf(values)
+// decodeFamily reads a document, within a wrapper or without one, by the table of its family.
+func decodeFamily(w *wrapper, doc document) (*Config, error) {
+	f, err := familyIn(w, doc.values())
 	if err != nil {
 		return nil, err
 	}
+	return f.decode(doc)
+}
+
+// decode reads a document by the family's table.
+func (f *family) decode(doc document) (*Config, error) {
+	values := doc.values()
 	d := &decoding{config: f.defaults, rope: f.rope, values: values}
 	d.config.doc = doc
 	d.readFields(f.fields)
@@ -60,6 +69,16 @@ func decodeFamily(doc document) (*Config, error) {
 	return nil, &Error{Problems: d.problems}
 }
 
+// familyIn finds the family of a language model within a wrapper, which may be nil.
+func familyIn(w *wrapper, values map[string]jsontext.Value) (*family, error) {
+	for i := range families {
+		if w != nil && families[i].within && families[i].defaults.ModelType == w.family {
+			return &families[i], nil
+		}
+	}
+	return familyOf(values)
+}
+
 // familyOf finds the family that model_type names.
 func familyOf(values map[string]jsontext.Value) (*family, error) {
 	v, ok := values["model_type"]
@@ -71,7 +90,7 @@ func familyOf(values map[string]jsontext.Value) (*family, error) {
 		return nil, unsupported(err.Error())
 	}
 	for i := range families {
-		if families[i].defaults.ModelType == name {
+		if families[i].defaults.ModelType == name && !families[i].within {
 			return &families[i], nil
 		}
 	}
@@ -82,10 +101,14 @@ func familyOf(values map[string]jsontext.Value) (*family, error) {
 func unsupported(cause string) error {
 	var names []string
 	for _, f := range families {
-		names = append(names, f.defaults.ModelType)
+		if !f.within {
+			names = append(names, f.defaults.ModelType)
+		}
 	}
 	for _, w := range wrappers {
-		names = append(names, w.modelType)
+		if !slices.Contains(names, w.modelType) {
+			names = append(names, w.modelType)
+		}
 	}
 	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
 	return &Error{Problems: []Problem{{Field: "model_type", Cause: cause}}}

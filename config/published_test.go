@@ -14,7 +14,7 @@ import (
 
 // decideNothing are keys of published files that no reference's forward pass depends on: generation,
 // transformers' bookkeeping, how a server places experts. auto_map is one in families with one reference.
-var decideNothing = strings.Fields(`_name_or_path auto_map architectures transformers_version use_cache ep_size
+var decideNothing = strings.Fields(`_name_or_path auto_map architectures lm_head rm_head transformers_version use_cache ep_size
 	bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id tokenizer_class
 	add_cross_attention bad_words_ids begin_suppress_tokens chunk_size_feed_forward cross_attention_hidden_size
 	diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty
@@ -36,12 +36,13 @@ func TestPublishedConfigs(t *testing.T) {
 			require.NoError(t, err)
 			doc, err := readDocument(text)
 			require.NoError(t, err)
-			if w := wrapperOf(doc.values()); w != nil {
+			w := wrapperOf(doc.values())
+			if w != nil {
 				doc, err = w.inner(doc)
 				require.NoError(t, err)
 			}
 			values := doc.values()
-			f, err := familyOf(values)
+			f, err := familyIn(w, values)
 			require.NoError(t, err)
 			for key, value := range values {
 				switch {
@@ -53,7 +54,7 @@ func TestPublishedConfigs(t *testing.T) {
 				}
 			}
 			doc = slices.DeleteFunc(doc, func(m member) bool { return m.key == "quantization_config" })
-			c, err := decodeFamily(doc)
+			c, err := f.decode(doc)
 			require.NoError(t, err)
 			var told struct {
 				Layers  int `json:"num_hidden_layers"`

@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -10,21 +11,27 @@ import (
 // wrapper is a model_type of a model that has a language model and more, such as a vision
 // tower: config.json holds the language model's configuration in one of its objects.
 type wrapper struct {
-	modelType string
-	key       string // of the object
-	prefix    string // of the language model's names among the tensors
+	modelType    string
+	architecture string // the first of architectures; "" for any
+	key          string // of the object
+	prefix       string // of the language model's names among the tensors
+	family       string // of the language model; "" if its own model_type names it
 }
 
 // wrappers lists every model_type that Parse reads the language model of.
 var wrappers = []wrapper{
-	{"kimi_k25", "text_config", "language_model."}, // Kimi-K2.5
+	{"kimi_k25", "", "text_config", "language_model.", ""},       // Kimi-K2.5
+	{vl2, "DeepseekOCRForCausalLM", "language_config", "", vl2},  // DeepSeek-OCR
+	{vl2, "DeepseekOCR2ForCausalLM", "language_config", "", vl2}, // DeepSeek-OCR-2
+	{vl2, "", "language_config", "language.", vl2},               // DeepSeek-VL2
 }
 
-// wrapperOf returns the wrapper that model_type names; nil if there is none.
+// wrapperOf returns the wrapper that model_type and architectures name; nil if there is none.
 func wrapperOf(values map[string]jsontext.Value) *wrapper {
 	name, _ := parseString(values["model_type"])
-	for i := range wrappers {
-		if wrappers[i].modelType == name {
+	architectures, _ := parseNames(values["architectures"])
+	for i, w := range wrappers {
+		if w.modelType == name && (w.architecture == "" || slices.Contains(architectures, w.architecture)) {
 			return &wrappers[i]
 		}
 	}
@@ -43,7 +50,7 @@ func (w *wrapper) decode(doc document) (*Config, error) {
 			inner = append(inner, m)
 		}
 	}
-	c, err := decodeFamily(inner)
+	c, err := decodeFamily(w, inner)
 	var wrong *Error
 	if errors.As(err, &wrong) {
 		for i := range wrong.Problems {

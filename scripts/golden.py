@@ -11,7 +11,7 @@ expert in use. Each expert that no token chose is run, too, on some rows of its 
 
 for transformers' classes (V2, V3, GLM-4.7-Flash; Python 3.10 or later):
   pip install torch==2.8.0 transformers==5.23.0 safetensors==0.8.0 numpy==1.26.4
-for the published code of the first DeepSeekMoE (Python 3.8 to 3.12):
+for the published code of the first DeepSeekMoE and of DeepSeek-VL2 (Python 3.8 to 3.12; VL2's needs einops, too):
   pip install torch==2.3.1 transformers==4.39.3 safetensors==0.4.3 numpy==1.26.4
 
 examples:
@@ -29,6 +29,7 @@ exit status:
 """
 import argparse
 import contextlib
+import copy
 import fnmatch
 import hashlib
 import inspect
@@ -67,6 +68,10 @@ KNOWN = {
     "remote": ["DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
     "native": ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"],
 }
+
+# Models around a language model, by model_type: the key of its configuration, how its tensors' names begin, and the
+# reference that it has.
+AROUND = {"kimi_k25": ("text_config", "language_model.", None), "deepseek_vl_v2": ("language_config", "language.", "remote")}
 
 # Where weights are, as transformers decides it: the first of these that is there.
 WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"]
@@ -204,7 +209,11 @@ class Checkpoint:
         self.broken = set()  # files whose problem has been told
         if not os.path.isdir(path):
             raise Trouble(f"{path}: no directory of a checkpoint on this disk")
-        self.config = self.json("config.json")
+        self.whole = self.json("config.json")
+        key, self.prefix, self.only = AROUND.get(self.whole.get("model_type"), (None, "", None))
+        self.config = self.whole if key is None else self.whole.get(key)
+        if not isinstance(self.config, dict):
+            raise Trouble(f"{self.at('config.json')}: no {key}, the configuration of the language model")
         weights = next((w for w in WEIGHTS if os.path.isfile(self.at(w))), None)
         if weights is None:
             raise Trouble(f"{path}: no weights: there is none of {', '.join(WEIGHTS)}")
@@ -268,13 +277,13 @@ class Checkpoint:
         return torch.load(self.at(file), map_location="cpu", mmap=True, weights_only=True)
 
     def resolve(self, name):
-        """The stored name of a tensor: a base model's names lack "model."."""
-        bare = name.removeprefix("model.")
-        return name if name in self.where or bare not in self.where else bare
+        """The stored name of a tensor: a base model's names lack "model.", others have a prefix."""
+        return next((n for n in (name, self.prefix + name, name.removeprefix("model.")) if n in self.where), name)
 
     def layers(self):
         """The numbers of the layers that it holds weights of."""
-        return {int(m[1]) for name in self.where if (m := re.match(r"(?:model\.)?layers\.(\d+)\.", name))}
+        names = (name.removeprefix(self.prefix) for name in self.where)
+        return {int(m[1]) for name in names if (m := re.match(r"(?:model\.)?layers\.(\d+)\.", name))}
 
     def problem(self, name, want):
         """What is wrong with a weight of which the reference has the shape want; a file's own problem once."""
@@ -441,7 +450,7 @@ class Reference:
     """The model as the reference builds it, without memory for weights."""
 
     def __init__(self, a, checkpoint):
-        self.kind = a.reference or ("remote" if self.architecture(checkpoint) not in KNOWN["native"] else "native")
+        self.kind = a.reference or checkpoint.only or ("remote" if self.architecture(checkpoint) not in KNOWN["native"] else "native")
         self.check(a, checkpoint)
         self.dtype, self.device, self.attn = DTYPES[a.dtype], torch.device(a.device), a.attn
         self.built = torch.float32 if a.cast else self.dtype  # dtype under which the modules are made
@@ -470,6 +479,11 @@ class Reference:
         if name not in KNOWN[self.kind]:
             problems.append(f"{checkpoint.at('config.json')}: architectures {name}: with --reference {self.kind} this records "
                             f"{', '.join(KNOWN[self.kind])}")
+        if checkpoint.only not in (None, self.kind):
+            problems.append(f"{checkpoint.at('config.json')}: model_type {checkpoint.whole['model_type']}: transformers' {name} computes "
+                            f"another model: give --reference {checkpoint.only}")
+        if checkpoint.only and a.dtype != "float32" and checkpoint.config.get("use_mla", True):
+            problems.append("--dtype: the attention of DeepSeek-VL2's code rounds where dsmoe does not: float32 only")
         if versions not in TRIED[self.kind] and not a.untried_versions:
             tried = " or ".join(f"torch {t} with transformers {v}" for t, v in TRIED[self.kind])
             problems.append(f"torch {versions[0]} with transformers {versions[1]} was not tried with the {self.kind} reference: install "
@@ -504,10 +518,10 @@ class Reference:
     @staticmethod
     def configuration(cls, a, checkpoint):
         """config.json with what overrides it, all of which the reference must know."""
-        config = cls.from_pretrained(checkpoint.path)
+        config = cls.from_pretrained(checkpoint.path) if checkpoint.config is checkpoint.whole else cls.from_dict(copy.deepcopy(checkpoint.config))
         together([f"--override {k}: not in config.json, nor known to {cls.__name__}"
                   for k in a.override if k not in checkpoint.config and not hasattr(config, k)])
-        return cls.from_dict(checkpoint.config | a.override) if a.override else config
+        return cls.from_dict(copy.deepcopy(checkpoint.config | a.override)) if a.override else config
 
     @staticmethod
     def code(a, checkpoint, key):
@@ -752,6 +766,10 @@ class Recorder:
     def absent(self):
         """Kinds that the reference gave and that were not wanted."""
         return [k for k in self.seen if k not in self.kept]
+
+    def absorbed(self):
+        """Kinds that the reference never gives: DeepSeek-VL2's attention multiplies kv_b_proj's weight into other things."""
+        return [k for k in ["self_attn.kv_b_proj.output"] if "self_attn.kv_a_layernorm.output" in self.seen and k not in self.seen]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1482,10 +1500,10 @@ class Run:
             m["mtp"] = {"layers": [self.count + k for k in range(len(self.mtp.layers))],
                         "tokens": "depth k: previous hidden state of position t, embedding of token t+1+k, rope position t+1+k, t = 0..seq-2-k"}
         ends = ([] if 0 in self.layers else ["model.embed_tokens.output"]) + ([] if self.last else HEAD)
-        absent = {k: v for k, v in (("layers", self.unrecorded()), ("stages", ends + r.absent())) if v}
+        absent = {k: v for k, v in (("layers", self.unrecorded()), ("stages", ends + r.absent() + r.absorbed())) if v}
         if absent:
             m["absent"] = absent
-        if set(absent.get("layers", [])) & set(range(self.count)) or set(absent.get("stages", [])) - set(INNER):
+        if set(absent.get("layers", [])) & set(range(self.count)) or set(absent.get("stages", [])) - {*INNER, *r.absorbed()}:
             m["partial"] = "layers or stages were left out on purpose: see absent"
         if self.layer_inputs:
             m["layer_inputs"] = self.layer_inputs
@@ -1494,7 +1512,7 @@ class Run:
         m |= {field: gaps for field, gaps in r.gaps.items() if gaps or field == "router_gap_min"}
         if a.repeat:
             m["noise_threads"], m["noise"] = self.other_threads(), r.noise
-        return m | {"config": self.checkpoint.config, "checkpoint": self.checkpoint.hashes(self.progress)}
+        return m | {"config": self.checkpoint.whole, "checkpoint": self.checkpoint.hashes(self.progress)}
 
 
 class Progress:

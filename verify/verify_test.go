@@ -34,7 +34,7 @@ var packs = []string{
 	"v3/golden-f32", "v3/golden-bf16", "v3-yarn/golden-f32", "v3-fp8/golden-f32", "v3-mtp/golden-f32", "v3-mtp-two/golden-bf16",
 	"v1-massive/golden-f32", "v1-massive/golden-bf16", "v1-f16/golden-f16", "v3-f16/golden-f16",
 	"v1-trained/golden-f32", "v3-trained/golden-f32", "v3-trained/golden-bf16",
-	"glm4-moe-lite/golden-f32", "kimi-k2/golden-f32",
+	"glm4-moe-lite/golden-f32", "kimi-k2/golden-f32", "vl2/golden-f32", "ocr/golden-f32",
 }
 
 // trained are float32 packs of models that were trained.

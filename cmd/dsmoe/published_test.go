@@ -15,7 +15,8 @@ import (
 )
 
 // TestPublishedModels: a tiny copy of each published model, with the keys of its config.json but for widths and
-// numbers, is synthesised, converted, written to GGUF, inspected, and is the same in all these forms.
+// numbers, is synthesised, converted, written to GGUF where llama.cpp has the model, inspected, and is the same in
+// all these forms.
 func TestPublishedModels(t *testing.T) {
 	paths, err := filepath.Glob(fixture("configs", "*.json"))
 	require.NoError(t, err)
@@ -27,17 +28,19 @@ func TestPublishedModels(t *testing.T) {
 			dir := t.TempDir()
 			at := func(name string) string { return filepath.Join(dir, name) }
 			require.NoError(t, os.WriteFile(at("config.json"), []byte(configtest.Published(t, name, shrink)), 0o644))
-			for _, args := range [][]string{
+			commands := [][]string{
 				{"synth", at("config.json"), at("tiny"), "--seed", "3"},
 				{"convert", at("tiny"), at("bf16"), "--type", "bf16"},
-				{"convert", at("bf16"), at("tiny.gguf"), "--type", "bf16"},
-				{"diff", at("bf16"), at("tiny.gguf")},
-				{"diff", at("tiny"), at("tiny.gguf")},
+				{"diff", at("tiny"), at("bf16")},
 				{"inspect", at("bf16")},
 				{"inspect", "arch", at("bf16")},
 				{"inspect", "audit", at("bf16")},
-				{"inspect", "audit", at("tiny.gguf")},
-			} {
+			}
+			if name != "deepseek-ocr" {
+				commands = append(commands, []string{"convert", at("bf16"), at("tiny.gguf"), "--type", "bf16"},
+					[]string{"diff", at("tiny"), at("tiny.gguf")}, []string{"inspect", "audit", at("tiny.gguf")})
+			}
+			for _, args := range commands {
 				status, stdout, stderr := dsmoe(t.Context(), args...)
 				assert.Zero(t, status, "%s: %s%s", strings.Join(args, " "), stdout, stderr)
 			}

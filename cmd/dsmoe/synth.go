@@ -81,7 +81,14 @@ func synthesise(ctx context.Context, configFile, dst string, o synthOptions, std
 		return nil, err
 	}
 	source := o.source(c)
-	s := plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: document, Rule: o.rule(), Fill: source.Fill}
+	s := plan.Synthetic{Tensors: slices.Collect(source.Tensors()), Config: document, Rule: o.rule()}
+	for i := range s.Tensors {
+		s.Tensors[i].Name = c.Prefix() + s.Tensors[i].Name
+	}
+	s.Fill = func(t tensor.Info, dst []byte, offset int64) error {
+		t.Name = weights.Unprefixed(c, t.Name)
+		return source.Fill(t, dst, offset)
+	}
 	p, err := plan.Synthesis(s, o.maxShard)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(configFile), err)

@@ -54,7 +54,8 @@ func TestCountsOfLatentModels(t *testing.T) {
 }
 
 // TestPublishedModels: the config.json of each published model counts to the parameters in billions that are
-// published: without the embedding and the head of Moonlight, with the prediction layer of GLM-4.7-Flash.
+// published: without the embedding and the head of Moonlight, with the prediction layer of GLM-4.7-Flash. Of the
+// 3,336,106,240 of DeepSeek-OCR's file 401,372,160 are of the towers beside the language model.
 func TestPublishedModels(t *testing.T) {
 	paths, err := filepath.Glob(configtest.Path(t, "configs/*.json"))
 	require.NoError(t, err)
@@ -72,6 +73,7 @@ func TestPublishedModels(t *testing.T) {
 		"moonlight-16b-a3b": {5315, 15_289_021_568, "15.29"},
 		"kimi-k2-instruct":  {69_975, 1_026_408_232_448, "1e+03"},
 		"kimi-k2.5":         {69_975, 1_026_408_232_448, "1e+03"},
+		"deepseek-ocr":      {2234, 3_336_106_240 - 401_372_160, "2.93473408"},
 		"glm-4.7-flash":     {9703, 31_221_488_576, "31.221488576"},
 	}
 	assert.Len(t, paths, len(published))

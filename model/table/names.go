@@ -105,7 +105,14 @@ func InModel(name string) bool {
 // Outside reports whether the tensor of that name is of what c has beside the language model, such as a
 // vision tower.
 func Outside(c *config.Config, name string) bool {
-	return c.Prefix() != "" && !InModel(name) && !strings.HasPrefix(name, c.Prefix())
+	switch {
+	case c.Within() == "":
+		return false
+	case c.Prefix() == "": // towers beside the decoder's layers
+		return !slices.ContainsFunc([]string{"model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."},
+			func(module string) bool { return strings.HasPrefix(name, module) })
+	}
+	return !InModel(name) && !strings.HasPrefix(name, c.Prefix())
 }
 
 // Ignores reports whether a checkpoint of c may hold the tensor of that name beyond the table.

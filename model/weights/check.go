@@ -163,7 +163,7 @@ func Beside(c *config.Config, list []*Weight) string {
 	n, parts := 0, map[string]bool{}
 	for _, w := range list {
 		if table.Outside(c, w.Name) {
-			part, _, _ := strings.Cut(w.Name, ".")
+			part, _, _ := strings.Cut(strings.TrimPrefix(w.Name, "model."), ".")
 			n, parts[text.Quote(part)] = n+1, true
 		}
 	}

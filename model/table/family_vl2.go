@@ -1,0 +1,71 @@
+package table
+
+import (
+	"slices"
+
+	"dsmoe/config"
+)
+
+// familyVL2 is the table of the language models of DeepSeek-VL2 and DeepSeek-OCR: with latent attention or plain
+// one, and DeepSeek-V3's router or DeepSeek-V2's.
+var familyVL2 = Family{
+	ModelTypes: []string{"deepseek_vl_v2"},
+	Rows: eitherAttention(latentRows(Row{"model.layers.{l}.mlp.gate.e_score_correction_bias", Router,
+		EScoreCorrectionBias, biased, []Dim{routed}, stored("blk.{l}.exp_probs_b.bias")})),
+	Ignored: familyV1.Ignored,
+}
+
+// eitherAttention puts the rows of plain attention before those of latent attention, each on its condition.
+// q_proj and o_proj are rows of both: their widths are those of the heads.
+func eitherAttention(latent []Row) (rows []Row) {
+	for _, row := range latent {
+		switch {
+		case row.Role == QProj:
+			row.Shape = []Dim{headQueries, hidden}
+			rows = append(append(rows, row), plainAttention()...)
+		case row.Role == OProj:
+			row.Shape = []Dim{hidden, headContext}
+			rows = append(rows, row)
+		case row.Role == OProjBias || row.Module != Attention && row.Role != KVALayernorm:
+			rows = append(rows, row)
+		default:
+			row.When = and(row.When, latentOnly)
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// plainAttention is the first DeepSeekMoE's attention without q_proj and o_proj.
+func plainAttention() (rows []Row) {
+	for _, row := range familyV1.Rows {
+		switch row.Role {
+		case QProjBias, KProj, KProjBias, VProj, VProjBias:
+			row.When = and(row.When, plainOnly)
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// and returns the condition that both hold; a may be nil.
+func and(a, b *When) *When {
+	if a == nil {
+		return b
+	}
+	return &When{slices.Concat(a.Keys, b.Keys),
+		func(c *config.Config, layer int) bool { return a.Holds(c, layer) && b.Holds(c, layer) }}
+}
+
+// Conditions and dimensions of the table.
+var (
+	latentOnly = &When{[]string{"use_mla"}, func(c *config.Config, _ int) bool { return c.LatentAttention() }}
+	plainOnly  = &When{[]string{"use_mla"}, func(c *config.Config, _ int) bool { return !c.LatentAttention() }}
+	biased     = &When{append(slices.Clip(moeLayers), "topk_method"),
+		func(c *config.Config, layer int) bool { return c.IsMoE(layer) && c.TopKMethod == "noaux_tc" }}
+
+	headWidths  = []string{"hidden_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "use_mla"}
+	headQueries = Dim{headWidths, func(c *config.Config) int { return c.NumAttentionHeads * c.QKHeadDim() }}
+	headContext = Dim{[]string{"hidden_size", "num_attention_heads", "use_mla", "v_head_dim"},
+		func(c *config.Config) int { return c.NumAttentionHeads * c.ValueHeadDim() }}
+)
