@@ -92,6 +92,8 @@ func TestEveryFieldIsCompared(t *testing.T) {
 			*v = !*v
 		case *string:
 			*v += "x"
+		case *[]string:
+			*v = []string{"full", sharedIndexer}
 		case *Reference:
 			*v = Remote
 		case **RopeScaling:

@@ -62,6 +62,12 @@ type Config struct {
 	QKRopeHeadDim int // qk_rope_head_dim: width of a query or key head that RoPE rotates
 	VHeadDim      int // v_head_dim: width of a value head
 
+	// DeepSeek Sparse Attention, DeepSeek-V3.2 and later: an indexer chooses the keys of each query.
+	IndexTopK    int      // index_topk: keys that a query attends to; 0 is attention to all keys
+	IndexHeadDim int      // index_head_dim: width of one of the indexer's heads
+	IndexNHeads  int      // index_n_heads: heads of the indexer's queries; its key has one
+	IndexerTypes []string // indexer_types: "full" or "shared" for each layer, see IndexerOf; nil is full
+
 	TopKMethod            string  // topk_method: greedy, group_limited_greedy or noaux_tc
 	NGroup                int     // n_group: groups of experts; 0 is null
 	TopKGroup             int     // topk_group: groups that a token may choose from; 0 is null

@@ -33,6 +33,9 @@ var families = []family{
 		references: glm4MoELiteReferences},
 	{defaults: vl2Defaults, fields: vl2Fields, rules: vl2Rules, rope: yarnForm, references: vl2References,
 		within: true},
+	{defaults: v32Defaults, fields: v32Fields, rules: v32Rules, rope: yarnForm, references: v32References},
+	{defaults: glmMoEDsaDefaults, fields: glmMoEDsaFields, rules: glmMoEDsaRules, rope: yarnForm,
+		references: glmMoEDsaReferences},
 }
 
 // decode reads a document, of a language model or of a model around one.

@@ -42,6 +42,9 @@ type Rules struct {
 	// and rounded once; otherwise cos, sin and each product are rounded to the compute
 	// dtype.
 	RotatesInFloat32 bool
+	// IndexerInterleaves: RoPE rotates pairs (2i, 2i+1) of the indexer's channels, not halves.
+	// GLM-5's does, DeepSeek-V3.2's does not; attention's own pairs are interleaved in both.
+	IndexerInterleaves bool
 }
 
 // NormTopK is the condition under which norm_topk_prob has an effect.

@@ -82,7 +82,8 @@ func sizeIsSane(c *Config) error {
 	width := max(float64(c.IntermediateSize), float64(c.MoEIntermediateSize)*experts)
 	heads := float64(c.NumAttentionHeads) * float64(c.QKNopeHeadDim+c.QKRopeHeadDim+c.VHeadDim)
 	latent := float64(max(c.HiddenSize, c.QLoraRank, c.KVLoraRank))
-	layer := 4*hidden*hidden + 4*(heads+float64(c.QLoraRank+c.KVLoraRank))*latent + 3*hidden*width + hidden*experts
+	layer := 4*hidden*hidden + 4*(heads+float64(c.QLoraRank+c.KVLoraRank))*latent + 3*hidden*width + hidden*experts +
+		float64(c.IndexNHeads)*(float64(c.IndexHeadDim)*float64(c.QLoraRank)+hidden) + float64(c.IndexHeadDim)*hidden
 	total := 2*float64(c.VocabSize)*hidden + float64(c.NumHiddenLayers)*layer
 	if total > maxParameters {
 		return fmt.Errorf("%d layers of these widths have about %.1e parameters, more than %.1e",

@@ -47,6 +47,7 @@ type Arithmetic[V any] interface {
 	Move(m *Move, operands ...V) V
 
 	AttentionArithmetic[V] // operations of attention
+	IndexerArithmetic[V]   // operations of an indexer
 	RoutingArithmetic[V]   // operations of a mixture of experts
 }
 
@@ -66,6 +67,20 @@ type AttentionArithmetic[V any] interface {
 	// Context is probs·v of each head, [batch, heads, n, v_head_dim]. vT is v transposed,
 	// [batch, groups, v_head_dim, seq].
 	Context(probs, vT V) V
+}
+
+// IndexerArithmetic is the part of Arithmetic that only an indexer uses. No gradient passes it: the
+// choice of keys has none.
+type IndexerArithmetic[V any] interface {
+	// LayerNorm normalises each row in float32: weight · (x - mean) / sqrt(var + eps) + bias, with
+	// var = mean((x - mean)²).
+	LayerNorm(x V, n *LayerNorm, eps float64) V
+	// ReLU is max(x, 0), exact.
+	ReLU(x V) V
+	// IndexScores is the sum of the heads' scores s [batch, heads, n, seq], in float32, each times the
+	// weight of its head, for the queries first … first+n-1: y[b, i, u] = Σ_h weights[b, first+i, h]
+	// · s[b, h, i, u], a product of heads terms, plus the mask, exact. It is [batch, 1, n, seq].
+	IndexScores(weights, s V, first int, mask *Mask) V
 }
 
 // Scoring holds the scale and the mask of the scores of attention.

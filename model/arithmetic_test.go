@@ -25,6 +25,13 @@ const tinyLatentConfig = `{"model_type":"deepseek_v3","vocab_size":11,"hidden_si
 "q_lora_rank":6,"kv_lora_rank":6,"qk_nope_head_dim":4,"qk_rope_head_dim":2,"v_head_dim":3,
 "rope_parameters":{"rope_type":"yarn","rope_theta":10000.0,"factor":4.0,"original_max_position_embeddings":4,"mscale":1,"mscale_all_dim":1}}`
 
+// tinyIndexedConfig is a GLM-5 whose second layer shares the choice of the first one's indexer.
+const tinyIndexedConfig = `{"model_type":"glm_moe_dsa","vocab_size":11,"hidden_size":8,"intermediate_size":12,
+"moe_intermediate_size":4,"num_hidden_layers":3,"num_attention_heads":2,"num_key_value_heads":2,
+"n_shared_experts":1,"n_routed_experts":8,"num_experts_per_tok":2,"first_k_dense_replace":1,"n_group":1,"topk_group":1,
+"q_lora_rank":6,"kv_lora_rank":6,"qk_nope_head_dim":4,"qk_rope_head_dim":4,"v_head_dim":3,
+"index_topk":5,"index_head_dim":6,"index_n_heads":3,"indexer_types":["full","shared","full"]}`
+
 // shape is the value of an arithmetic that computes nothing.
 type shape []int
 
@@ -67,6 +74,13 @@ func (a *shapes) Scores(q, k shape, _, n int, _ *model.Scoring) shape {
 	return shape{q[0], q[1], n, k[2]}
 }
 func (a *shapes) Context(probs, vT shape) shape { return probs.sized(vT[2]) }
+
+func (a *shapes) LayerNorm(x shape, _ *model.LayerNorm, _ float64) shape { return x }
+func (a *shapes) ReLU(x shape) shape                                     { return x }
+
+func (a *shapes) IndexScores(_, s shape, _ int, _ *model.Mask) shape {
+	return shape{s[0], 1, s[2], s[3]}
+}
 
 func (a *shapes) Sigmoid(x shape) shape                    { return x }
 func (a *shapes) AddBias(x shape, _ *model.Weight) shape   { return x }
@@ -151,7 +165,8 @@ func tracePlain(m *model.DeepseekForCausalLM, in *model.Input, o model.Options, 
 func TestNetworkOverShapes(t *testing.T) {
 	const tokens = 70 // more than a block of queries
 	in := &model.Input{Batch: 2, Seq: tokens, InputIDs: make([]int, 2*tokens)}
-	for name, text := range map[string]string{"plain attention": tinyConfig, "latent attention": tinyLatentConfig} {
+	for name, text := range map[string]string{"plain attention": tinyConfig, "latent attention": tinyLatentConfig,
+		"indexers": tinyIndexedConfig} {
 		t.Run(name, func(t *testing.T) {
 			m := loaded(t, text)
 			counted := &shapes{}

@@ -29,15 +29,16 @@ func (p *pass[V]) attention(name string, a *DeepseekAttention, x V) V {
 //	[latent, k_rope] = kv_a_proj_with_mqa(x)           kv_lora_rank and qk_rope_head_dim wide
 //	[k_nope, v]      = kv_b_proj(kv_a_layernorm(latent))    of each head
 //	k                = [k_nope, rotated k_rope]; the last qk_rope_head_dim of q rotated
-//	context          = softmax(q·kᵀ · softmaxScale + mask)·v
+//	context          = softmax(q·kᵀ · softmaxScale + mask)·v    mask: see indexed
 //	y                = o_proj(context)
-func (p *pass[V]) latentAttention(name string, a *DeepseekV2Attention, x V) V {
+func (p *pass[V]) latentAttention(l int, name string, a *DeepseekV2Attention, x V) V {
 	c := p.config
-	q := p.latentQueries(name, a, x)
+	q, low := p.latentQueries(name, a, x)
 	latentRope := p.linear(name+".kv_a_proj_with_mqa", &a.KVAProjWithMQA, x)
 	rank, width := c.KVLoraRank, c.KVLoraRank+c.QKRopeHeadDim
 	normed := p.norm(name+".kv_a_layernorm", &a.KVALayernorm, p.Move(TakeColumns(p.in, width, 0, rank), latentRope))
 	kv := p.linear(name+".kv_b_proj", &a.KVBProj, normed)
+	mask := p.indexed(l, name, x, low)
 	context := p.Scope(q, func(q V) V {
 		heads, nope := c.NumAttentionHeads, c.QKNopeHeadDim
 		q = p.rotated(p.Move(splitHeads(p.in, heads, c.QKHeadDim(), 0, c.QKHeadDim()), q))
@@ -45,19 +46,20 @@ func (p *pass[V]) latentAttention(name string, a *DeepseekV2Attention, x V) V {
 		kNope := p.Move(splitHeads(p.in, heads, nope+c.VHeadDim, 0, nope), kv)
 		k := p.Move(joinHeads(p.in, heads, nope, c.QKRopeHeadDim), kNope, kRope)
 		vT := p.Move(splitHeadsT(p.in, heads, nope+c.VHeadDim, nope, nope+c.VHeadDim), kv)
-		return p.attend(name, q, k, vT, &Scoring{By: softmaxScale(c), Mask: p.mask})
+		return p.attend(name, q, k, vT, &Scoring{By: softmaxScale(c), Mask: mask})
 	})
 	context = p.stage(name+".o_proj.input", context)
 	return p.stage(name+".output", p.linear(name+".o_proj", &a.OProj, context))
 }
 
-// latentQueries returns the queries of latent attention, through a low rank if the config has one.
-func (p *pass[V]) latentQueries(name string, a *DeepseekV2Attention, x V) V {
+// latentQueries returns the queries of latent attention, and what they are made of: a low rank, if the
+// config has one.
+func (p *pass[V]) latentQueries(name string, a *DeepseekV2Attention, x V) (q, low V) {
 	if p.config.QLoraRank == 0 {
-		return p.linear(name+".q_proj", &a.QProj, x)
+		return p.linear(name+".q_proj", &a.QProj, x), x
 	}
-	low := p.linear(name+".q_a_proj", &a.QAProj, x)
-	return p.linear(name+".q_b_proj", &a.QBProj, p.norm(name+".q_a_layernorm", &a.QALayernorm, low))
+	low = p.norm(name+".q_a_layernorm", &a.QALayernorm, p.linear(name+".q_a_proj", &a.QAProj, x))
+	return p.linear(name+".q_b_proj", &a.QBProj, low), low
 }
 
 // rotated rotates heads by their positions.

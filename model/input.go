@@ -47,7 +47,8 @@ func (in *Input) from(first int) *Input {
 // score, so that a query with all its keys masked attends to all keys alike, later ones too.
 type Mask struct {
 	Lowest float32 // the lowest finite value of the compute dtype
-	in     *Input
+	In     *Input  // the tokens and their padding
+	chosen []bool  // keys that an indexer chose for each query, [batch, seq, seq]; nil is all
 }
 
 // lowest holds the lowest finite values of the compute dtypes, torch.finfo(dtype).min.
@@ -59,7 +60,8 @@ var lowest = map[tensor.DType]float32{
 
 // Masked reports whether the query at a position of a sequence may not look at a key.
 func (m *Mask) Masked(batch, query, key int) bool {
-	return key > query || m.in.AttentionMask != nil && m.in.AttentionMask[batch*m.in.Seq+key] == 0
+	return key > query || m.In.AttentionMask != nil && m.In.AttentionMask[batch*m.In.Seq+key] == 0 ||
+		m.chosen != nil && !m.chosen[(batch*m.In.Seq+query)*m.In.Seq+key]
 }
 
 // add adds the mask to the scores of a query, one score per key position.

@@ -46,7 +46,7 @@ func (p *pass[V]) layer(l int, x V) V {
 	residual := x
 	x = p.norm(name+".input_layernorm", &d.InputLayernorm, x)
 	if d.MLA != nil {
-		x = p.latentAttention(name+".self_attn", d.MLA, x)
+		x = p.latentAttention(l, name+".self_attn", d.MLA, x)
 	} else {
 		x = p.attention(name+".self_attn", d.SelfAttn, x)
 	}
@@ -97,7 +97,7 @@ func (p *pass[V]) from(first int) *pass[V] {
 	}
 	move := takeRows(rows, p.rotary.Half)
 	later.cos, later.sin = p.Move(move, p.cos), p.Move(move, p.sin)
-	later.mask = &Mask{p.mask.Lowest, later.in}
+	later.mask = &Mask{Lowest: p.mask.Lowest, In: later.in}
 	return &later
 }
 

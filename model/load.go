@@ -119,6 +119,8 @@ func (x *DeepseekDecoderLayer) at(p table.Place) *Weight {
 			return &x.Projection(projection).Bias
 		}
 		return &x.Projection(projection).Weight
+	case table.Indexer:
+		return x.Indexer.at(role)
 	case table.Router:
 		if role == table.EScoreCorrectionBias {
 			return &x.MoE.Gate.EScoreCorrectionBias

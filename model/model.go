@@ -94,6 +94,7 @@ type DeepseekDecoderLayer struct {
 	InputLayernorm         DeepseekRMSNorm      // before attention
 	SelfAttn               *DeepseekAttention   // self_attn of the first DeepSeekMoE
 	MLA                    *DeepseekV2Attention // self_attn of later models
+	Indexer                *Indexer             // self_attn.indexer; nil in a layer without one of its own
 	PostAttentionLayernorm DeepseekRMSNorm      // before the MLP
 	MLP                    *DeepseekMLP         // mlp of a dense layer
 	MoE                    *DeepseekMoE         // mlp of a layer with experts
@@ -184,6 +185,7 @@ func newLayer(c *config.Config, l int) (layer DeepseekDecoderLayer) {
 	} else {
 		layer.SelfAttn = &DeepseekAttention{}
 	}
+	layer.Indexer = indexerOf(c, l)
 	if !c.IsMoE(l) {
 		layer.MLP = &DeepseekMLP{}
 		return layer

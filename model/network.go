@@ -96,6 +96,9 @@ type Network[V any] struct {
 	Options    Options              // how the reference ran
 	Arithmetic Arithmetic[V]        // carries the operations out
 	Trace      Trace[V]             // sees every stage; may be nil
+	// Keys returns the choice of a layer's indexer, as Choice.Idx, for a layer that shares it where
+	// the indexer is not run. It may be nil if no such layer is run.
+	Keys func(layer int) ([]int, error)
 }
 
 // Trace sees the stages of a pass, in the reference's order, under the name of the
@@ -105,14 +108,14 @@ type Network[V any] struct {
 type Trace[V any] interface {
 	// Stage is called with each stage's output.
 	Stage(name string, x V) error
-	// TopK is called with a gate's choice, before it is used.
+	// TopK is called with a gate's choice, or an indexer's, before it is used.
 	TopK(name string, choice *Choice[V]) error
 }
 
 // Choice is how a gate chooses experts.
 type Choice[V any] struct {
 	Scores V          // [tokens, n_routed_experts], with bias and group mask; the largest are chosen
-	Idx    []int      // [tokens, k], the experts chosen; a Trace may set others
+	Idx    []int      // [tokens, k], the experts chosen; a Trace may set others. Of an indexer keys: see chooseKeys
 	Groups *Groups[V] // the groups of a group-limited method; nil for other methods
 }
 
@@ -197,6 +200,8 @@ type pass[V any] struct {
 	cos    V // tables of rotary
 	sin    V
 	mask   *Mask
+	keys   *keyChoice // of the last indexer that ran
+	keysOf func(layer int) ([]int, error)
 }
 
 // run checks the network, and calls f with a pass. An error of the Trace, or of ctx, ends f.
@@ -222,7 +227,7 @@ func (n *Network[V]) begin(ctx context.Context) (*pass[V], error) {
 	return &pass[V]{
 		Arithmetic: n.Arithmetic, ctx: ctx, m: n.Model, config: c, rules: c.Rules(), in: n.Input,
 		o: &n.Options, trace: n.Trace, rotary: newRotary(c, n.Input.Seq, compute, angles),
-		mask: &Mask{lowest[compute], n.Input},
+		mask: &Mask{Lowest: lowest[compute], In: n.Input}, keysOf: n.Keys,
 	}, nil
 }
 

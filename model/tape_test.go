@@ -19,7 +19,7 @@ func TestGradientsOfOperations(t *testing.T) {
 	type operation = func(a Arithmetic[*Activation], x []*Activation) *Activation
 	rotary := &Rotary{Cos: []float32{1, 0.5, 0.25}, Sin: []float32{0, 0.75, -0.5}, Half: 1, DType: tensor.F32}
 	in := &Input{Batch: 2, Seq: 3, AttentionMask: []int{1, 1, 1, 1, 0, 1}}
-	mask := &Mask{Lowest: lowest[tensor.F32], in: in}
+	mask := &Mask{Lowest: lowest[tensor.F32], In: in}
 	attend := func(s *Scoring) operation {
 		return func(a Arithmetic[*Activation], x []*Activation) *Activation {
 			var blocks []*Activation

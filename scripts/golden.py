@@ -9,7 +9,7 @@ turn, so that never more than one decoder layer is in memory, and of a mixture o
 expert in use. Each expert that no token chose is run, too, on some rows of its layer's input: see
 --no-probes.
 
-for transformers' classes (V2, V3, GLM-4.7-Flash; Python 3.10 or later):
+for transformers' classes (V2, V3, V3.2, GLM-4.7-Flash, GLM-5; Python 3.10 or later):
   pip install torch==2.8.0 transformers==5.23.0 safetensors==0.8.0 numpy==1.26.4
 for the published code of the first DeepSeekMoE and of DeepSeek-VL2 (Python 3.8 to 3.12; VL2's needs einops, too):
   pip install torch==2.3.1 transformers==4.39.3 safetensors==0.4.3 numpy==1.26.4
@@ -66,8 +66,10 @@ TRIED = {"remote": [("2.3.1", "4.39.3")], "native": [("2.8.0", "5.23.0")]}
 # Classes whose modules have the names below.
 KNOWN = {
     "remote": ["DeepseekForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
-    "native": ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"],
+    "native": ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "DeepseekV32ForCausalLM",
+               "GlmMoeDsaForCausalLM"],
 }
+INDEXED = ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"]  # of these, classes with an indexer
 
 # Models around a language model, by model_type: the key of its configuration, how its tensors' names begin, and the
 # reference that it has.
@@ -82,10 +84,12 @@ FP8 = torch.float8_e4m3fn
 # Kinds of stages: names without "model.layers.N.", the number of an expert being *.
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa",
                "kv_a_layernorm", "kv_b_proj", "o_proj"]
+INDEXER = ["wq_b", "wk", "k_norm", "weights_proj"]
 HEAD = ["model.norm.output", "lm_head.output"]
 STANDARD = [
     "model.embed_tokens.output", *HEAD, "loss",
     "input_layernorm.output", *(f"self_attn.{p}.output" for p in PROJECTIONS), "self_attn.o_proj.input",
+    *(f"self_attn.indexer.{m}.output" for m in INDEXER), *(f"self_attn.indexer.{s}" for s in ("q", "k", "scores", "topk_idx")),
     "self_attn.output", "post_attention_layernorm.output", "mlp.gate.logits", "mlp.gate.topk_idx",
     "mlp.gate.topk_weight", "mlp.gate.aux_loss", "mlp.experts.output", "mlp.experts.*.probe.output", "mlp.shared_experts.output", "mlp.output", "output",
     "enorm.output", "hnorm.output", "eh_proj.output", "shared_head.norm.output", "shared_head.head.output",
@@ -494,6 +498,10 @@ class Reference:
             problems.append(f"--device cuda: torch {torch.__version__} finds no GPU that it can use")
         if a.train and name != "DeepseekForCausalLM":
             problems.append(f"--train: {name}: dsmoe verifies training of DeepseekForCausalLM only")
+        if name in INDEXED and a.dtype == "float16":
+            problems.append(f"--dtype float16: {name} keeps weights_proj in float32 then: dsmoe verifies float32 and bfloat16")
+        if name in INDEXED and a.attn != "eager":
+            problems.append(f"--attn {a.attn}: the scores of {name}'s indexer are infinite then: dsmoe verifies eager attention")
         if a.mtp and (self.kind, name) != ("native", "DeepseekV3ForCausalLM"):
             problems.append("--mtp: with transformers' DeepseekV3ForCausalLM only")
         together(problems)
@@ -793,12 +801,36 @@ class Watch(TorchFunctionMode):
         self.shared = None  # output of the shared experts, the very object
         self.expert = None  # number, part and weight of the stacked expert in use
         self.rows = None  # order of the expert's rows that makes its tokens ascend
+        self.indexer, self.index_scores = "", None  # "model.layers.3.self_attn.indexer" while it runs; what it chooses by
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if self.base:
             self.call(func, getattr(func, "__name__", ""), args, out)
+        elif self.indexer:
+            self.index(getattr(func, "__name__", ""), args)
         return out
+
+    def index(self, name, args):
+        """Takes what an indexer multiplies, and what it chooses by."""
+        if name == "matmul" and args[0].dim() == 4 and args[1].shape[1] == 1 and not self.multiplied:
+            self.multiplied = True
+            self.recorder.take(self.indexer + ".q", args[0], lambda t: t.to(self.index_dtype))
+            self.recorder.take(self.indexer + ".k", args[1], lambda t: t.squeeze(1).transpose(-1, -2).to(self.index_dtype))
+        elif name == "topk":
+            self.index_scores = args[0]
+            self.recorder.take(self.indexer + ".scores", args[0])
+
+    def begin_indexer(self, name, x):
+        self.indexer, self.multiplied, self.index_dtype = name, False, x.dtype
+
+    def end_indexer(self, keys):
+        """Takes the keys that each query sees, ascending; -1, last, stands for keys that the mask hides."""
+        hidden = self.index_scores.gather(-1, keys.long()) <= torch.finfo(self.index_dtype).min
+        last = self.index_scores.shape[-1]
+        keys = keys.long().masked_fill(hidden, last).sort(-1).values
+        self.recorder.take(self.indexer + ".topk_idx", keys.masked_fill(keys == last, -1))
+        self.indexer, self.index_scores = "", None
 
     def call(self, func, name, args, out):
         if func is F.linear and self.gating and self.logits is None:
@@ -932,10 +964,18 @@ class Hooks:
         for p in PROJECTIONS:
             if getattr(attn, p, None) is not None:
                 self.output(getattr(attn, p), f"{name}.{p}.output")
+        if getattr(attn, "indexer", None) is not None:
+            self.indexes(attn.indexer, name + ".indexer")
         self.before(attn.o_proj, lambda x: self.recorder.take(name + ".o_proj.input", x))
         self.after(attn, lambda out: self.attended(name, out))
         if self.rotary:
             self.after(attn.rotary_emb, self.rotary)
+
+    def indexes(self, indexer, name):
+        for m in INDEXER:
+            self.output(getattr(indexer, m), f"{name}.{m}.output")
+        self.before(indexer, lambda x: self.watch.begin_indexer(name, x))
+        self.after(indexer, self.watch.end_indexer)
 
     def attended(self, name, out):
         self.recorder.take(name + ".output", out[0])
@@ -1119,11 +1159,13 @@ class Unit:
 class Skipped(torch.nn.Module):
     """Stands for a layer that is not recorded."""
 
-    def __init__(self, tuple_like):
+    def __init__(self, tuple_like, with_keys):
         super().__init__()
-        self.tuple_like = tuple_like
+        self.tuple_like, self.with_keys = tuple_like, with_keys
 
     def forward(self, hidden_states, *args, **kwargs):
+        if self.with_keys:  # those of an indexer, for layers that share them
+            return hidden_states, kwargs.get("prev_topk_indices")
         return (hidden_states,) if self.tuple_like else hidden_states
 
 
@@ -1206,8 +1248,17 @@ class Run:
         model.eval()
         return model
 
+    def shared_keys(self):
+        """For each layer whether it shares the keys of an indexer before it; None where no layer can."""
+        types = getattr(self.reference.config, "indexer_types", None)
+        return types and [t == "shared" for t in types]
+
     def check(self):
         """Refuses a checkpoint that lacks weights, all problems at once."""
+        for n in self.chosen if self.shared_keys() else []:
+            full = max(l for l in range(n + 1) if not self.shared_keys()[l])
+            if full not in self.chosen:
+                raise Trouble(f"--layers: layer {n} shares the keys that layer {full}'s indexer chooses: record that layer, too")
         units = list(self.layers.values()) + [self.prediction(k) for k in range(len(self.mtp.layers) if self.mtp else 0)]
         if 0 in self.layers or self.mtp:
             units.append(self.embedding)
@@ -1250,7 +1301,7 @@ class Run:
             if n in self.layers:
                 self.install_layer(n)
             else:
-                self.base.layers[n] = Skipped(self.reference.kind == "remote")
+                self.base.layers[n] = Skipped(self.reference.kind == "remote", self.shared_keys() is not None)
         if 0 in self.layers:
             self.run_as_one(self.embedding, lambda out: self.embed(out))
         else:

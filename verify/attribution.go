@@ -117,6 +117,19 @@ func (a *attribution[V]) Context(probs, vT V) V {
 	return a.union(a.Arithmetic.Context(probs, vT), probs, vT)
 }
 
+// LayerNorm gives its result the weights of x, and the norm's.
+func (a *attribution[V]) LayerNorm(x V, n *model.LayerNorm, eps float64) V {
+	return a.adding(a.inherit(a.Arithmetic.LayerNorm(x, n, eps), x), &n.Weight, &n.Bias)
+}
+
+// ReLU gives its result the weights of x.
+func (a *attribution[V]) ReLU(x V) V { return a.inherit(a.Arithmetic.ReLU(x), x) }
+
+// IndexScores gives its result the weights of the heads' weights and scores.
+func (a *attribution[V]) IndexScores(weights, s V, first int, mask *model.Mask) V {
+	return a.union(a.Arithmetic.IndexScores(weights, s, first, mask), weights, s)
+}
+
 // Sigmoid gives its result the weights of x.
 func (a *attribution[V]) Sigmoid(x V) V { return a.inherit(a.Arithmetic.Sigmoid(x), x) }
 

@@ -30,6 +30,8 @@ func TestPaddedRows(t *testing.T) {
 		"model.layers.0.mlp.experts.2.output":                {[]int{4, 8}, []int{2}},
 		"model.layers.0.mlp.experts.0.down_proj.input":       {[]int{4, 8}, nil},
 		"model.layers.0.self_attn.attn_weights":              {[]int{2, 2, 3, 3}, []int{6, 9}},
+		"model.layers.0.self_attn.indexer.q":                 {[]int{2, 3, 2, 4}, []int{6, 7}},
+		"model.layers.0.self_attn.indexer.k":                 {[]int{2, 3, 4}, []int{3}},
 		"model.layers.1.eh_proj.output":                      {[]int{2, 2, 4}, []int{2}},
 		"model.layers.2.shared_head.norm.output":             {[]int{2, 1, 4}, []int{1}},
 		pack.RotaryCos:                                       {[]int{3, 4}, nil},

@@ -65,8 +65,13 @@ func (t *tracer) metricLimits(name string) report.Limits {
 		return t.userLimits(report.Limits{RelRMS: gradRelRMS, RowRMS: 10 * gradRelRMS, MaxRMS: 20 * gradRelRMS,
 			From: "loss, auxiliary losses and gradients"}, name)
 	}
-	layer, _ := pack.CutLayer(name)
-	return t.userLimits(chainedLimits(t.depth(layer)), name)
+	layer, kind := pack.CutLayer(name)
+	l := chainedLimits(t.depth(layer))
+	if kind == pack.IndexerScores { // the few scores of an early query may all be small differences
+		l.RowRMS = 0
+		l.From = "float32 pack, end to end, scores of indexers: rel RMS ≤ 4e-6·√layers, at most 2e-5; max/RMS ≤ 10 times that"
+	}
+	return t.userLimits(l, name)
 }
 
 // fewBits is the least noise of a gradient: its own rounding.
@@ -187,7 +192,8 @@ func (t *run) unjudged(name string) string {
 	}
 	_, kind := pack.CutLayer(name)
 	switch kind {
-	case pack.LayerOutput, pack.Logits, pack.LastNorm, pack.Embedded, pack.PredictedNorm, pack.PredictedLogits:
+	case pack.LayerOutput, pack.Logits, pack.LastNorm, pack.Embedded, pack.PredictedNorm, pack.PredictedLogits,
+		pack.IndexerScores:
 		return ""
 	}
 	if pack.IsLossOrGradient(name) {

@@ -186,6 +186,9 @@ func (t outcome) reasons(r *report.Report) []string {
 		"checkpoint")
 	add(c.Experts > 0 && !t.kinds[pack.TopKIdx] && t.choiceMatters(),
 		"the pack has no mlp.gate.topk_idx: the choice of experts was not checked")
+	add(t.routing.Keys != nil && t.routing.Keys.Queries == 0,
+		"no query sees more than index_topk keys: the choice of keys was not exercised; record the pack with more tokens, "+
+			"or with a smaller index_topk")
 	add(t.scope.course.Embedding && !attends(t.in),
 		"no token attends to a different one: attention and RoPE were not exercised")
 	for _, s := range t.begun {

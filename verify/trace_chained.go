@@ -36,7 +36,8 @@ func (t *tracer) chained(ctx context.Context, trace model.Trace[*model.Activatio
 	if c, ok := trace.(*chainedTrace); ok {
 		c.attribution = watched
 	}
-	net := &model.Network[*model.Activation]{Model: t.m, Input: t.in, Options: o, Arithmetic: watched, Trace: trace}
+	net := &model.Network[*model.Activation]{Model: t.m, Input: t.in, Options: o, Arithmetic: watched, Trace: trace,
+		Keys: t.sharedKeys}
 	var err error
 	if o.Training {
 		_, err = model.Train(ctx, net, tape)
@@ -63,8 +64,14 @@ func (t *chainedTrace) Stage(name string, a *model.Activation) error {
 			return err
 		}
 		if c.Verdict == "" {
-			if kind == pack.GateLogits {
+			a := a
+			switch kind {
+			case pack.GateLogits:
 				t.logitsErr = rowErrors(a, want)
+			case pack.IndexerScores:
+				visible := &model.Activation{Shape: a.Shape, DType: a.DType}
+				visible.Values, want = visibleScores(a.Values, want)
+				a, t.keysErr = visible, rowErrors(visible, want)
 			}
 			t.compare(&c, name, a, want, rows)
 		}
@@ -96,6 +103,9 @@ func (t *tracer) compare(c *report.Check, name string, a *model.Activation, want
 // TopK implements model.Trace. Scores vary by as much as the logits were off, and their
 // rounding; exactly as much that two that are equal may differ by twice that.
 func (t *chainedTrace) TopK(name string, ours *model.Choice[*model.Activation]) error {
+	if _, kind := pack.CutLayer(name); kind == pack.IndexerTopK {
+		return t.topK(name, &choice{Scores: t.keyErrors(ours.Scores), Idx: ours.Idx})
+	}
 	noisy := &choice{Scores: t.scoreErrors(ours.Scores), Idx: ours.Idx}
 	if g := ours.Groups; g != nil {
 		noisy.Groups = &model.Groups[*bounds.Value]{Scores: t.scoreErrors(g.Scores), Worth: t.scoreErrors(g.Worth),

@@ -25,7 +25,7 @@ type localTrace struct {
 // watched by t.
 func (t *tracer) local(in *model.Input, o model.Options, a *bounds.Analysis, computes bounds.Arithmetic) *network {
 	watched := newAttribution(computes, t.in, func(x *bounds.Value) *model.Activation { return x.Activation })
-	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched,
+	return &network{Model: t.m, Input: in, Options: o, Arithmetic: watched, Keys: t.sharedKeys,
 		Trace: &localTrace{tracer: t, analysis: a, attribution: watched}}
 }
 
@@ -80,6 +80,7 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 		return c, err
 	}
 	if c.Verdict != report.Skipped {
+		x, want, rows := t.shown(name, x, want, rows)
 		rounded := x.Rounded()
 		m := rows.Metrics(rounded, want, x.Width(), x.DType)
 		record(&c, m, rounded, want)
@@ -91,6 +92,19 @@ func (t *localTrace) compare(name string, x *bounds.Value) (report.Check, error)
 	}
 	x.Replace(want)
 	return c, nil
+}
+
+// shown returns what is measured of a stage: of an indexer's scores those that the mask does not hide.
+func (t *localTrace) shown(name string, x *bounds.Value, want []float32, rows *bounds.Rows) (*bounds.Value,
+	[]float32, *bounds.Rows) {
+	if _, kind := pack.CutLayer(name); kind != pack.IndexerScores {
+		return x, want, rows
+	}
+	values, golden := visibleScores(x.Values, want)
+	visible := *x
+	visible.Activation = &model.Activation{Shape: x.Shape, Values: values, DType: x.DType}
+	return t.attribution.inherit(&visible, x), golden,
+		bounds.SelectRows(golden, x.Width(), t.paddedRows(name, x.Activation))
 }
 
 // judgeErrors judges the selected rows of x by their errors' standard deviations.

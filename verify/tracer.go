@@ -56,6 +56,7 @@ type tracer struct {
 	*result
 	chosen    []int     // experts, by the last gate
 	logitsErr []float64 // of the last gate in chained mode, per token: max |logit - golden|
+	keysErr   []float64 // of the last indexer likewise, per query: max |score - golden|
 }
 
 // outcome is a run with all that was found: the report follows from these two alone.
@@ -290,6 +291,12 @@ func (t *tracer) paddedRows(name string, a *model.Activation) pack.Padding {
 		return nil
 	case expert >= 0:
 		return t.paddedOfExpert(expert)
+	case kind == pack.IndexerQueries: // [batch, seq, heads, width]
+		tokens, rows := pack.PaddedTokens(t.in, a.Rows()/a.Shape[2]), make(pack.Padding, a.Rows())
+		for i := range rows {
+			rows[i] = tokens[i/a.Shape[2]]
+		}
+		return rows
 	case kind == pack.AttnWeights: // [batch, heads, queries, keys]
 		heads, queries := a.Shape[1], a.Shape[2]
 		tokens, rows := pack.PaddedTokens(t.in, a.Shape[0]*queries), make(pack.Padding, a.Rows())

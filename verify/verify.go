@@ -16,6 +16,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/text"
 	"dsmoe/verify/bounds"
@@ -98,7 +99,26 @@ func scopeOf(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkIndexed(c, golden); err != nil {
+		return nil, err
+	}
 	return newScope(c, golden, o)
+}
+
+// checkIndexed refuses packs of models with indexers whose references do what is not computed here.
+func checkIndexed(c *config.Config, golden *pack.Pack) error {
+	switch attention := golden.Manifest.Reference.Attention; {
+	case !c.HasIndexer():
+	case golden.Manifest.Mode == "train":
+		return golden.Fault("model_type " + c.ModelType + ": packs of training are not supported: no gradient passes an indexer")
+	case golden.DType == tensor.F16:
+		return golden.Fault("model_type " + c.ModelType + ": F16 packs are not supported: the reference keeps weights_proj in " +
+			"float32 then")
+	case attention == pack.Sdpa:
+		return golden.Fault("model_type " + c.ModelType + ": packs of sdpa attention are not supported: record it with eager " +
+			"attention")
+	}
+	return nil
 }
 
 // verify runs the model once.

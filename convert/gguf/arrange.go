@@ -125,6 +125,7 @@ func unsayable(c *config.Config) (reasons []string) {
 	}
 	refuse(c.ModelType == "deepseek_vl_v2", "model_type is deepseek_vl_v2: llama.cpp's converter has no DeepSeek-VL2, and "+
 		"deepseek2-ocr, its name for DeepSeek-OCR's language model, is not written")
+	refuse(c.HasIndexer(), "model_type %s has indexers, which this writes no keys for", c.ModelType)
 	refuse(c.AttentionBias, "attention_bias is true: llama.cpp's %s has no bias of o_proj", arch)
 	refuse(c.NumHiddenLayers+c.NumNextNPredictLayers > mostLayers, "%d layers: llama.cpp takes %d at most",
 		c.NumHiddenLayers+c.NumNextNPredictLayers, mostLayers)

@@ -96,10 +96,12 @@ func (c *conversion) layerEdits(values map[string]string, chosen selection) (edi
 	put := func(key string, n int) { edits = append(edits, edit{key, []byte(strconv.Itoa(n))}) }
 	if n, ok := c.o.Layers.Prefix(); ok && n < have.NumHiddenLayers {
 		put("num_hidden_layers", n)
-		var types []jsontext.Value
-		if json.Unmarshal([]byte(values["mlp_layer_types"]), &types) == nil && len(types) > n {
-			kept, _ := json.Marshal(types[:n]) // they were parsed
-			edits = append(edits, edit{"mlp_layer_types", kept})
+		for _, key := range []string{"mlp_layer_types", "layer_types", "indexer_types"} {
+			var types []jsontext.Value
+			if json.Unmarshal([]byte(values[key]), &types) == nil && len(types) > n {
+				kept, _ := json.Marshal(types[:n]) // they were parsed
+				edits = append(edits, edit{key, kept})
+			}
 		}
 	} else if len(c.o.Layers) > 0 && !ok {
 		c.note("the layers kept are not the first ones: they keep their numbers, and config.json its number of layers")

@@ -85,8 +85,9 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (Memory, erro
 // activations returns the bytes of activations that exist at once for each token that
 // passes one layer, and for the logits, in F32, of one:
 //
-//	token     = (2·hidden_size + max(attention, dense, routed, shared)) · bytes of torch_dtype
+//	token     = (2·hidden_size + max(attention, indexer, dense, routed, shared)) · bytes of torch_dtype
 //	attention = num_attention_heads · 2·(qk_head_dim + v_head_dim)
+//	indexer   = 2·index_n_heads·index_head_dim
 //	dense     = 3·intermediate_size
 //	routed    = num_experts_per_tok · (2·hidden_size + 3·moe_intermediate_size)
 //	shared    = n_shared_experts · 3·moe_intermediate_size + hidden_size
@@ -100,6 +101,7 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (Memory, erro
 func activations(c *config.Config) (token, logits int64) {
 	hidden, expert := int64(c.HiddenSize), int64(c.MoEIntermediateSize)
 	widest := 2 * int64(c.NumAttentionHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
+	widest = max(widest, 2*int64(c.IndexNHeads)*int64(c.IndexHeadDim))
 	layers := layersOf(c)
 	if layers.Dense > 0 {
 		widest = max(widest, 3*int64(c.IntermediateSize))

@@ -121,9 +121,28 @@ func repeats(c *config.Config, p *table.Row) (n int64) {
 //
 //	num_hidden_layers · seq · num_attention_heads · (qk_head_dim + v_head_dim)
 //
-// It is full attention, as the reference computes it: a causal mask does not halve it.
+// It is full attention, as the reference computes it: a causal mask does not halve it. With an
+// indexer a token attends to min(seq, index_topk) positions, and each indexer has scores of all:
+//
+//	indexers · seq · index_n_heads · (index_head_dim + 1)
 func AttentionMACs(c *config.Config, seq int) int64 {
-	return int64(c.NumHiddenLayers) * int64(seq) * int64(c.NumAttentionHeads) * int64(c.QKHeadDim()+c.ValueHeadDim())
+	keys := seq
+	if c.HasIndexer() {
+		keys = min(seq, c.IndexTopK)
+	}
+	attention := int64(c.NumHiddenLayers) * int64(keys) * int64(c.NumAttentionHeads)
+	return attention*int64(c.QKHeadDim()+c.ValueHeadDim()) +
+		indexers(c)*int64(seq)*int64(c.IndexNHeads)*int64(c.IndexHeadDim+1)
+}
+
+// indexers returns how many layers have an indexer of their own.
+func indexers(c *config.Config) (n int64) {
+	for l := range c.NumHiddenLayers {
+		if c.HasIndexer() && c.IndexerOf(l) == l {
+			n++
+		}
+	}
+	return n
 }
 
 // KVBytes returns the key-value cache of one token in bytes, in torch_dtype:
@@ -133,12 +152,14 @@ func AttentionMACs(c *config.Config, seq int) int64 {
 // Latent attention caches the row from which all heads' keys and values are computed:
 //
 //	num_hidden_layers · (kv_lora_rank + qk_rope_head_dim) · bytes of table.TorchDType
+//
+// An indexer caches a key of index_head_dim beside it.
 func KVBytes(c *config.Config) int64 {
 	values := 2 * int64(c.NumKeyValueHeads) * int64(c.HeadDim())
 	if c.LatentAttention() {
 		values = int64(c.KVLoraRank + c.QKRopeHeadDim)
 	}
-	return int64(c.NumHiddenLayers) * table.TorchDType(c).Bytes(values)
+	return table.TorchDType(c).Bytes(int64(c.NumHiddenLayers)*values + indexers(c)*int64(c.IndexHeadDim))
 }
 
 // Combinations returns C(n_routed_experts, num_experts_per_tok), the number of sets

@@ -45,6 +45,8 @@ func TestCountsOfLatentModels(t *testing.T) {
 	for name, want := range map[string]struct{ tensors, parameters, activated int64 }{
 		"deepseek-v2-lite": {5291, 15_706_484_224, 2_661_150_208},
 		"deepseek-v3":      {45_395, 671_026_419_200, 37_552_297_472},
+		"deepseek-v32":     {45_700, 671_877_944_064, 38_403_822_336},
+		"glm-5":            {59_079, 743_911_218_432, 41_784_728_832},
 	} {
 		sum := Modules(configtest.Fixture(t, "states/"+name)).Sum()
 		assert.Equal(t, want.tensors, sum.Tensors, name)

@@ -19,7 +19,8 @@ import (
 // TestTablesAreTheRealModels: names and shapes of the reference's modules, and where the
 // reference holds experts apart, its order.
 func TestTablesAreTheRealModels(t *testing.T) {
-	for name, ordered := range map[string]bool{"deepseek-moe-16b": true, "deepseek-v2-lite": false, "deepseek-v3": false} {
+	for name, ordered := range map[string]bool{"deepseek-moe-16b": true, "deepseek-v2-lite": false, "deepseek-v3": false,
+		"deepseek-v32": false, "glm-5": false} {
 		t.Run(name, func(t *testing.T) {
 			c := configtest.Fixture(t, "states/"+name)
 			var got []named

@@ -10,13 +10,17 @@ import (
 
 // Form returns the stored form in which a checkpoint of c's quantization_config holds the
 // weight. It covers the matrices of attention, MLPs and experts, those of prediction layers too,
-// as DeepSeek-V3 is published. Embedding, head, gates, norms, biases and what a prediction layer
+// as DeepSeek-V3 is published, and of indexers but for weights_proj. Embedding, head, gates, norms, biases and what a prediction layer
 // has of its own are plain, and so are the modules that modules_to_not_convert lists.
 func (s Slot) Form(c *config.Config) *tensor.Form {
 	if len(s.Shape) == 2 && !s.Excepted(c) {
 		switch s.Module() {
 		case Attention, DenseMLP, RoutedExperts, SharedExperts:
 			return tensor.FormOf(c.Quantization.Method)
+		case Indexer:
+			if s.Role() != WeightsProj {
+				return tensor.FormOf(c.Quantization.Method)
+			}
 		}
 	}
 	return tensor.Plain

@@ -33,6 +33,12 @@ const (
 	KVALayernorm       Role = "kv_a_layernorm"
 	KVBProj            Role = "kv_b_proj"
 
+	WQB         Role = "wq_b"
+	WK          Role = "wk"
+	KNorm       Role = "k_norm"
+	KNormBias   Role = "k_norm.bias"
+	WeightsProj Role = "weights_proj"
+
 	GateProj Role = "gate_proj"
 	UpProj   Role = "up_proj"
 	DownProj Role = "down_proj"

@@ -57,6 +57,7 @@ type Module string
 const (
 	Embedding     Module = "embed_tokens"
 	Attention     Module = "self_attn"
+	Indexer       Module = "self_attn.indexer"
 	Norms         Module = "norms"
 	DenseMLP      Module = "mlp (dense)"
 	Router        Module = "mlp.gate"

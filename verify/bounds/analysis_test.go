@@ -103,6 +103,8 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	linear := &model.Linear{Weight: weight(r, 24, 32)}
 	scale, bias := weight(r, 32), weight(r, 32)
+	norm := &model.LayerNorm{Weight: scale, Bias: bias}
+	mask := &model.Mask{In: &model.Input{}}
 	part := func(e int, x *Value, slots ...int) model.Part[*Value] {
 		return model.Part[*Value]{Expert: e, Slots: slots, Out: x}
 	}
@@ -125,7 +127,12 @@ func TestErrorsAreCarriedOn(t *testing.T) {
 		"Scores": {[][]int{{1, 4, 8, 16}, {1, 2, 8, 16}}, func(a *Analysis, x []*Value) *Value {
 			return a.Scores(x[0], x[1], 0, 8, &model.Scoring{By: 5.5, Divides: true})
 		}, 0.9, 1.1},
-		"Context": {[][]int{{1, 4, 8, 8}, {1, 2, 16, 8}}, func(a *Analysis, x []*Value) *Value { return a.Context(a.Softmax(x[0]), x[1]) }, 0.8, 2},
+		"Context":   {[][]int{{1, 4, 8, 8}, {1, 2, 16, 8}}, func(a *Analysis, x []*Value) *Value { return a.Context(a.Softmax(x[0]), x[1]) }, 0.8, 2},
+		"LayerNorm": {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.LayerNorm(x[0], norm, 1e-6) }, 0.9, 1.2},
+		"ReLU":      {[][]int{{8, 32}}, func(a *Analysis, x []*Value) *Value { return a.ReLU(x[0]) }, 0.9, 1.1},
+		"IndexScores": {[][]int{{1, 16, 3}, {1, 3, 4, 13}}, func(a *Analysis, x []*Value) *Value {
+			return a.IndexScores(x[0], x[1], 12, mask)
+		}, 0.9, 1.1},
 		"Combine by expert": {[][]int{{4, 2}, {4, 16}, {4, 16}}, func(a *Analysis, x []*Value) *Value {
 			return a.Combine(x[0], []model.Part[*Value]{part(1, x[1], 0, 3, 4, 7), part(2, x[2], 1, 2, 5, 6)}, config.ByExpert)
 		}, 0.9, 1.1},

@@ -128,6 +128,9 @@ func (x *Value) Tie(ours, golden int) TieKind {
 	return NoTie
 }
 
+// Hidden reports whether a score is what a mask leaves of it: the lowest finite value of F32 or BF16.
+func Hidden(score float32) bool { return score <= -0x1.fep127 }
+
 // TieKind is how near two scores are to each other.
 type TieKind int
 

@@ -116,6 +116,30 @@ func TestOwnErrors(t *testing.T) {
 					return y
 				})
 			}, 1, 3},
+		"LayerNorm": {[][]int{{rows, width}}, func(a *Analysis, x []*Value) *Value {
+			return a.LayerNorm(x[0], &model.LayerNorm{Weight: scale, Bias: bias}, 1e-6)
+		},
+			func(c reference32, x values32) []float32 {
+				return mapRows(x[0], width, func(row []float32) (y []float32) {
+					mean := c.sum(width, func(i int) float32 { return row[i] }) / width
+					square := c.sum(width, func(i int) float32 { return (row[i] - mean) * (row[i] - mean) })
+					inverse := float32(1 / math.Sqrt(float64(square/width+1e-6)))
+					for i, v := range row {
+						y = append(y, (v-mean)*inverse*values(&scale)[i]+values(&bias)[i])
+					}
+					return y
+				})
+			}, 1, 3},
+		"IndexScores": {[][]int{{1, rows, 12}, {1, 12, rows - 20, 20}}, func(a *Analysis, x []*Value) *Value {
+			return a.IndexScores(x[0], x[1], 20, &model.Mask{In: &model.Input{}})
+		},
+			func(c reference32, x values32) (y []float32) {
+				for i := range (rows - 20) * 20 {
+					query, key := i/20, i%20
+					y = append(y, c.sum(12, func(h int) float32 { return x[0][(20+query)*12+h] * x[1][(h*(rows-20)+query)*20+key] }))
+				}
+				return y
+			}, 1, 3},
 		"SwiGLU": {[][]int{{rows, width}, {rows, width}}, func(a *Analysis, x []*Value) *Value { return a.SwiGLU(x[0], x[1]) },
 			func(c reference32, x values32) (y []float32) {
 				for i, g := range x[0] {

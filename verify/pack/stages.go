@@ -27,6 +27,11 @@ const (
 	ExpertsOutput = "mlp.experts.output" // the routed sum
 	SharedOutput  = "mlp.shared_experts.output"
 
+	IndexerQueries = "self_attn.indexer.q" // after RoPE, [batch, seq, index_n_heads, index_head_dim]
+	IndexerKeys    = "self_attn.indexer.k" // after RoPE
+	IndexerScores  = "self_attn.indexer.scores"
+	IndexerTopK    = "self_attn.indexer.topk_idx"
+
 	OwnInputKind = "input" // where the pack has no stage that is it
 	AttnWeights  = "self_attn.attn_weights"
 	RotaryCos    = "model.rotary_emb.cos"
@@ -78,6 +83,9 @@ func inner() map[string]bool {
 
 // mlps are the modules of a layer that are an MLP.
 var mlps = []string{"mlp", "mlp.shared_experts", "mlp.experts.*"}
+
+// InIndexer is the kind of stage that a module of an indexer gives.
+func InIndexer(role table.Role) string { return "self_attn.indexer." + string(role) + ".output" }
 
 // InMLPs are the kinds of stages that the projections of a role give, in every kind of MLP.
 func InMLPs(role table.Role) (kinds []string) {

@@ -235,6 +235,19 @@ type Routing struct {
 	// Biases say how far the choices pin each layer's e_score_correction_bias.
 	Biases []BiasPins     `json:"biases"`
 	Layers []LayerRouting `json:"layers"` // those whose choices were compared, in model order
+	// Keys counts the choices of keys by indexers; absent if none was compared.
+	Keys *KeyChoices `json:"keys,omitempty"`
+}
+
+// KeyChoices counts the keys that indexers chose for queries, without padding. ReLU makes many scores
+// exactly 0, so that a choice often falls among equal ones.
+type KeyChoices struct {
+	Queries    int `json:"queries"`    // that see more than index_topk keys, of all indexers
+	TiedCuts   int `json:"tied_cuts"`  // of these, whose least score chosen equals the best that was not
+	ZeroCuts   int `json:"zero_cuts"`  // of these, whose score is 0
+	ExactTies  int `json:"exact_ties"` // other keys, whose scores are equal to the bit
+	NearTies   int `json:"near_ties"`  // other keys, whose scores are within 8 standard deviations of ours
+	Mismatches int `json:"mismatches"` // other keys, for no such reason
 }
 
 // LayerRouting counts the choices of one layer, as Routing does of all.

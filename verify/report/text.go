@@ -480,6 +480,14 @@ func (r *Report) writeCoverage(b *bytes.Buffer) {
 			fmt.Fprintln(b)
 		}
 	}
+	if x := r.Routing.Keys; x != nil {
+		fmt.Fprintf(b, "%-11s%d queries see more than index_topk keys; keys that differ: %d", "indexer", x.Queries,
+			x.Mismatches)
+		if x.ExactTies+x.NearTies > 0 {
+			fmt.Fprintf(b, "; excused: %d exact ties, %d within the noise", x.ExactTies, x.NearTies)
+		}
+		fmt.Fprintf(b, "; %d choices fall among equal scores, %d of them among zeros\n", x.TiedCuts, x.ZeroCuts)
+	}
 }
 
 // byExperts counts the routed experts that took part in a checked stage, those by probes apart.

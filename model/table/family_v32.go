@@ -1,0 +1,48 @@
+package table
+
+import "dsmoe/config"
+
+// familyV32 is the table of DeepSeek-V3.2 and GLM-5: DeepSeek-V3's, with an indexer behind the
+// attention of every layer that has one, prediction layers included.
+var familyV32 = Family{
+	ModelTypes: []string{"deepseek_v32", "glm_moe_dsa"},
+	Rows:       indexedRows(),
+	Ignored:    familyV3.Ignored,
+	MTP:        familyV3.MTP,
+}
+
+// indexedRows are DeepSeek-V3's rows with those of the indexer.
+func indexedRows() (rows []Row) {
+	for _, row := range familyV3.Rows {
+		if rows = append(rows, row); row.Role == OProjBias {
+			rows = append(rows, indexer...)
+		}
+	}
+	return rows
+}
+
+// indexer is DeepseekV32Indexer.
+var indexer = []Row{
+	{"model.layers.{l}.self_attn.indexer.wq_b.weight", Indexer, WQB, indexes, []Dim{indexQueries, qRank},
+		stored("blk.{l}.indexer.attn_q_b.weight")},
+	{"model.layers.{l}.self_attn.indexer.wk.weight", Indexer, WK, indexes, []Dim{indexWidth, hidden},
+		stored("blk.{l}.indexer.attn_k.weight")},
+	{"model.layers.{l}.self_attn.indexer.k_norm.weight", Indexer, KNorm, indexes, []Dim{indexWidth},
+		stored("blk.{l}.indexer.k_norm.weight")},
+	{"model.layers.{l}.self_attn.indexer.k_norm.bias", Indexer, KNormBias, indexes, []Dim{indexWidth},
+		stored("blk.{l}.indexer.k_norm.bias")},
+	{"model.layers.{l}.self_attn.indexer.weights_proj.weight", Indexer, WeightsProj, indexes, []Dim{indexHeads, hidden},
+		stored("blk.{l}.indexer.proj.weight")},
+}
+
+// indexes is the condition of a layer with an indexer of its own.
+var indexes = &When{[]string{"indexer_types"},
+	func(c *config.Config, layer int) bool { return c.IndexerOf(layer) == layer }}
+
+// Dimensions of the indexer.
+var (
+	indexWidth   = Dim{[]string{"index_head_dim"}, func(c *config.Config) int { return c.IndexHeadDim }}
+	indexHeads   = Dim{[]string{"index_n_heads"}, func(c *config.Config) int { return c.IndexNHeads }}
+	indexQueries = Dim{[]string{"index_n_heads", "index_head_dim"},
+		func(c *config.Config) int { return c.IndexNHeads * c.IndexHeadDim }}
+)
