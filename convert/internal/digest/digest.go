@@ -14,14 +14,23 @@ import (
 // size is the bytes of a hash.
 const size = 32
 
-// Hash is the hash of the bytes written to it.
-type Hash struct{ hash.Hash }
+// Hash hashes the bytes that are written to it. No write fails.
+type Hash interface {
+	io.Writer
+	// Name returns the name of all bytes written; more may be written.
+	Name() string
+	// Reset forgets the bytes.
+	Reset()
+}
+
+// whole is the Hash of all bytes of a message.
+type whole struct{ hash.Hash }
 
 // New returns the hash of no bytes.
-func New() Hash { return Hash{blake3.New(size, nil)} }
+func New() Hash { return whole{blake3.New(size, nil)} }
 
-// Name returns the name of all bytes written.
-func (h Hash) Name() string { return "blake3:" + hex.EncodeToString(h.Sum(nil)) }
+// Name implements Hash.
+func (h whole) Name() string { return "blake3:" + hex.EncodeToString(h.Sum(nil)) }
 
 // Of names data.
 func Of(data []byte) string {
