@@ -68,13 +68,47 @@ func Plan(src *checkpoint.Checkpoint, o Options) (*plan.Plan, error) {
 // there and gives the same bytes. If dst is the finished output of the same plan, Run checks
 // it against its manifest and reports so. It also compares it with the source if the source
 // may have changed since, or if the output was not verified.
+//
+// With Finish, Run publishes the output whose parts RunPart has written. The files are those of one run.
 func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options) (*Report, error) {
-	if err := o.Settings.Check(); err != nil {
-		return nil, err
-	}
-	target, err := targetOf(dst)
+	target, p, err := prepare(dst, src, &o)
 	if err != nil {
 		return nil, err
+	}
+	done, err := execute(ctx, dst, target, p, src, o.Settings)
+	if err != nil {
+		return nil, err
+	}
+	r := newReport(dst, p, done)
+	if o.Origin != "" && r.Verified && !r.Already {
+		r.Notes = append(slices.Clone(r.Notes), "SRC is "+o.Origin+": the output was compared with its bytes when it was "+
+			"written, and with the hashes of that when it was read again")
+	}
+	return r, nil
+}
+
+// RunPart writes o.Part of the output of Run, and proves it unless Unverified is set, in the hidden directory. Parts
+// are written in any order, at once, again, by any machines that share the directory; dst appears when Run is
+// called with Finish. All calls need the same options and the same src.
+func RunPart(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options) (*PartReport, error) {
+	target, p, err := prepare(dst, src, &o)
+	if err != nil {
+		return nil, err
+	}
+	done, err := execute(ctx, dst, target, p, src, o.Settings)
+	if err != nil {
+		return nil, err
+	}
+	return newPartReport(dst, p, o.Part, done), nil
+}
+
+// prepare checks where src is to be written and plans that. It sets o.Origin.
+func prepare(dst string, src *checkpoint.Checkpoint, o *Options) (target string, p *plan.Plan, err error) {
+	if err := o.Settings.Check(); err != nil {
+		return "", nil, err
+	}
+	if target, err = targetOf(dst); err != nil {
+		return "", nil, err
 	}
 	o.Options = o.Into(target)
 	err = checkOverlap(src, target)
@@ -82,21 +116,13 @@ func Run(ctx context.Context, dst string, src *checkpoint.Checkpoint, o Options)
 		err = checkSpared(src, target)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", text.Quote(dst), err)
-	}
-	p, err := Plan(src, o)
-	if err != nil {
-		return nil, err
+		return "", nil, fmt.Errorf("%s: %w", text.Quote(dst), err)
 	}
 	if !src.Source.OnDisk() {
 		o.Origin = src.Path
 	}
-	r, err := execute(ctx, dst, target, p, src, o.Settings)
-	if err == nil && o.Origin != "" && r.Verified && !r.Already {
-		r.Notes = append(slices.Clone(r.Notes), "SRC is "+o.Origin+": the output was compared with its bytes when it was "+
-			"written, and with the hashes of that when it was read again")
-	}
-	return r, err
+	p, err = Plan(src, *o)
+	return target, p, err
 }
 
 // Synthesise writes a checkpoint from a rule into a new directory dst, as Run does. Its
@@ -107,7 +133,11 @@ func Synthesise(ctx context.Context, dst string, p *plan.Plan, s Settings) (*Rep
 		return nil, err
 	}
 	s.Unverified = true
-	return execute(ctx, dst, target, p, nothing{}, s)
+	done, err := execute(ctx, dst, target, p, nothing{}, s)
+	if err != nil {
+		return nil, err
+	}
+	return newReport(dst, p, done), nil
 }
 
 // targetOf returns the absolute path of dst, which must be said.
@@ -121,8 +151,8 @@ func targetOf(dst string) (string, error) {
 	return filepath.Abs(dst)
 }
 
-// execute has a plan carried out and reports.
-func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.Source, s Settings) (*Report, error) {
+// execute has a plan carried out.
+func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.Source, s Settings) (*engine.Result, error) {
 	if err := s.CheckPlan(dst, p); err != nil {
 		return nil, err
 	}
@@ -137,7 +167,7 @@ func execute(ctx context.Context, dst, target string, p *plan.Plan, src engine.S
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", text.Quote(dst), err)
 	}
-	return newReport(dst, p, r), nil
+	return r, nil
 }
 
 // nothing is the empty source of a synthetic checkpoint.

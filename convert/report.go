@@ -25,6 +25,7 @@ type Report struct {
 	Replaced   bool                `json:"replaced"`         // the target was an older output, which is gone
 	Updated    []string            `json:"updated"`          // files that an update removed, or replaced but for weights
 	Resumed    int64               `json:"resumed_bytes"`    // that an earlier, interrupted run had written
+	Parts      int                 `json:"parts,omitempty"`  // that were joined
 	Verified   bool                `json:"verified"`         // read again and compared with the source
 	Tensors    int                 `json:"tensors"`          // that were written
 	Bytes      int64               `json:"bytes"`            // of their data
@@ -40,7 +41,7 @@ type Report struct {
 
 func newReport(dst string, p *plan.Plan, done *engine.Result) *Report {
 	r := &Report{Path: dst, Plan: p.Hash, Already: done.Already, Replaced: done.Replaced,
-		Updated: done.Updated, Resumed: done.Resumed,
+		Updated: done.Updated, Resumed: done.Resumed, Parts: done.Parts,
 		Verified: done.Verified, Tensors: len(p.Tensors), Files: []string{}, Carried: p.CarriedNames(), Left: p.Left,
 		Dropped: p.Dropped, Missing: p.Missing,
 		Operations: p.OperationCounts(), Lost: done.Lost, Notes: p.Notes}
@@ -83,6 +84,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	if r.Resumed > 0 {
 		fmt.Fprintf(&b, "resumed: %s were there\n", text.Bytes(r.Resumed))
 	}
+	if r.Parts > 0 {
+		fmt.Fprintf(&b, "joined: %s\n", text.Plural(r.Parts, "part"))
+	}
 	plan.WriteOperations(&b, r.Operations)
 	plan.WriteNames(&b, "carried along", r.Carried)
 	plan.WriteNames(&b, "left behind", r.Left)
@@ -91,6 +95,67 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	plan.WriteMissing(&b, r.Missing)
 	r.writeLost(&b)
+	for _, n := range r.Notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// PartReport is the result of a part of a conversion. It is JSON as it stands.
+type PartReport struct {
+	Path string `json:"path"` // the target, as it was given
+	Plan string `json:"plan"` // hash of the plan of the whole output
+	plan.Part
+	Finished bool                `json:"finished"`      // the target is the output of this plan already: nothing was done
+	Already  bool                `json:"already_done"`  // by earlier runs of the part
+	Resumed  int64               `json:"resumed_bytes"` // that earlier runs had written
+	Verified bool                `json:"verified"`      // the part was read again and compared with the source
+	Tensors  int                 `json:"tensors"`       // of which the part has all or some bytes
+	Bytes    int64               `json:"bytes"`         // of tensors' data that the part has
+	Of       int64               `json:"of_bytes"`      // of all parts
+	Lost     []engine.LostTensor `json:"lost"`          // tensors of the part with elements that changed or are not finite
+	Notes    []string            `json:"notes"`         // for the user
+}
+
+func newPartReport(dst string, p *plan.Plan, part plan.Part, done *engine.Result) *PartReport {
+	share := p.Share(part)
+	r := &PartReport{Path: dst, Plan: p.Hash, Part: part, Finished: done.Finished, Already: done.Already,
+		Resumed: done.Resumed, Verified: done.Verified, Tensors: len(share), Lost: done.Lost, Notes: p.Notes}
+	for i := range share {
+		r.Bytes += share[i].Size()
+	}
+	_, r.Of = p.Bytes()
+	if r.Lost == nil {
+		r.Lost = []engine.LostTensor{}
+	}
+	return r
+}
+
+// WriteText writes the report, one finding per line.
+func (r *PartReport) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: part %d of %d, ", text.Quote(r.Path), r.I, r.N)
+	state := "not verified"
+	if r.Verified {
+		state = "verified"
+	}
+	switch {
+	case r.Finished:
+		b.WriteString("nothing to do: all parts are joined\n")
+	case r.Tensors == 0:
+		b.WriteString("nothing to do: it is empty, as there are fewer places to cut\n")
+	default:
+		fmt.Fprintf(&b, "%s of %s, in %s, %s", text.Bytes(r.Bytes), text.Bytes(r.Of), text.Plural(r.Tensors, "tensor"), state)
+		if r.Already {
+			b.WriteString(", was done already")
+		}
+		b.WriteByte('\n')
+	}
+	if r.Resumed > 0 && !r.Already {
+		fmt.Fprintf(&b, "resumed: %s were there\n", text.Bytes(r.Resumed))
+	}
+	(&Report{Lost: r.Lost}).writeLost(&b)
 	for _, n := range r.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
 	}

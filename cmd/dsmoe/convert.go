@@ -40,6 +40,8 @@ type convertFlags struct {
 	update        bool
 	dryRun        bool
 	check         bool
+	part          *partFlags
+	finish        bool
 	json          *bool
 }
 
@@ -51,14 +53,11 @@ func newConvert() *cobra.Command {
 		Use:   "convert SRC DST",
 		Short: "Write a checkpoint in another format, dtype, shard size or expert layout",
 		Long: `Writes SRC, or a part of it, in another dtype, format, shard size or layout of experts.
-DST is complete, and compared with SRC unless --verify=false is given, or absent; the
-same command continues an interrupted run.
+DST is complete and compared with SRC, or absent; the same command continues a run.
 
-dsmoe help conversions  what is guaranteed, what each --type does, GGUF, parts
-dsmoe help checkpoints  what SRC may be`,
+dsmoe help conversions: guarantees, types, GGUF, parts; dsmoe help checkpoints: SRC`,
 		Example: `  dsmoe convert fixtures/v3-fp8/checkpoint v3-bf16 --type bf16
-  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0
-  dsmoe convert --check v3-bf16`,
+  dsmoe convert fixtures/v3-fp8/checkpoint v3-Q8_0.gguf --type q8_0`,
 		Args:        f.args,
 		Annotations: exits("the output is complete, or --check found it unchanged", "--check found it changed"),
 	}
@@ -96,10 +95,18 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	overwriteFlag(cmd, &f.overwrite)
 	flags.BoolVar(&f.update, "update", false,
 		"of a finished DST, replace all that differs but the weights: copied files, config.json, GGUF's keys")
+	f.part = addPart(cmd, "write and prove part `I/N` of DST, which --finish joins")
+	flags.BoolVar(&f.finish, "finish", false, "join the parts that --part wrote, with the same flags")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "print the plan, write nothing")
 	flags.BoolVar(&f.check, "check", false, "compare DST, the only argument, with its manifest")
 	for _, other := range []string{"overwrite", "no-resume", "dry-run"} {
 		cmd.MarkFlagsMutuallyExclusive("update", other)
+	}
+	for _, other := range []string{"finish", "no-resume", "dry-run", "update"} {
+		cmd.MarkFlagsMutuallyExclusive("part", other)
+		if other != "finish" {
+			cmd.MarkFlagsMutuallyExclusive("finish", other)
+		}
 	}
 	flags.VisitAll(func(flag *pflag.Flag) {
 		if !slices.Contains([]string{"check", "json", "max-memory"}, flag.Name) { // the others say how to convert
@@ -126,7 +133,12 @@ func (f *convertFlags) run(cmd *cobra.Command, args []string) error {
 	settings := engineSettings(b.set)
 	settings.Memory, settings.Unverified = f.memory, !f.verify
 	settings.StartOver, settings.AllowOverflow = f.noResume, f.allowOverflow
-	settings.Update = f.update
+	settings.Update, settings.Finish = f.update, f.finish
+	of, err := f.part.read(cmd)
+	if err != nil {
+		return err
+	}
+	settings.Part = plan.Part{I: of.index, N: of.of}
 	settings.Overwrite, settings.OverwriteChanged = f.overwrite.finished, f.overwrite.changed
 	if f.check {
 		return f.runCheck(cmd, args[0], settings, &b)
@@ -181,8 +193,11 @@ func (f *convertFlags) convert(ctx context.Context, src *checkpoint.Checkpoint, 
 		defer m.Close()
 		o.Imatrix = m
 	}
-	if f.dryRun {
+	switch {
+	case f.dryRun:
 		return convert.Plan(src, o)
+	case o.Part.N > 0:
+		return convert.RunPart(ctx, args[1], src, o)
 	}
 	return convert.Run(ctx, args[1], src, o)
 }

@@ -30,6 +30,7 @@ func documentKinds() []documentKind {
 		{"dsmoe.error/1", reflect.TypeFor[errorDocument]()},
 		{"dsmoe.verify/1", reflect.TypeFor[*verified]()},
 		{"dsmoe.convert/1", reflect.TypeFor[*convert.Report]()},
+		{"dsmoe.convert.part/1", reflect.TypeFor[*convert.PartReport]()},
 		{"dsmoe.convert.plan/1", reflect.TypeFor[*plan.Plan]()},
 		{"dsmoe.convert.check/1", reflect.TypeFor[*convert.CheckReport]()},
 		{"dsmoe.diff/1", reflect.TypeFor[*diff.Report]()},

@@ -16,7 +16,7 @@ import (
 // perWeight is the most memory, in bytes, that planning takes for a weight beside the source's
 // headers: as a member of a weights.Set, as an output with its position in a file, and as a
 // Tensor with its segment. Carrying the plan out takes less per tensor.
-const perWeight = 528
+const perWeight = 584
 
 // PlanningMemory returns the bytes of memory that the conversion of src takes at most
 // before a weight is read, src's headers included.

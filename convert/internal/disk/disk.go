@@ -57,6 +57,11 @@ func (d *Disk) ask(call, path string) error {
 // Open opens a file for reading and writing, and creates a missing file.
 func (d *Disk) Open(path string) (*File, error) { return d.openWith(path, os.O_RDWR|os.O_CREATE) }
 
+// Create makes a file that does not exist; an error of fs.ErrExist if it does.
+func (d *Disk) Create(path string) (*File, error) {
+	return d.openWith(path, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+}
+
 func (d *Disk) openWith(path string, flag int) (*File, error) {
 	if err := d.ask("open", path); err != nil {
 		return nil, err

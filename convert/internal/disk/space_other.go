@@ -13,5 +13,8 @@ func allocated(info os.FileInfo) int64 { return info.Size() }
 // syncDir does nothing: on this system a directory cannot be synced.
 func syncDir(string) error { return nil }
 
+// Inode is unknown on this system.
+func Inode(string) (string, error) { return "", nil }
+
 // identity is unknown on this system.
 func identity(string) (string, error) { return "", nil }

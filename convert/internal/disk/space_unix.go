@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,16 @@ func identity(path string) (string, error) {
 	}
 	sec, nsec := st.Ctim.Unix()
 	return fmt.Sprintf("%d %d.%09d", st.Ino, sec, nsec), nil
+}
+
+// Inode names a file, not its content, on every machine that has its file system. A file in its place has
+// another name.
+func Inode(path string) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return "", &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return strconv.FormatUint(st.Ino, 10), nil
 }
 
 // FreeSpace returns the free bytes on the disk of dir; ok is false if they are unknown.

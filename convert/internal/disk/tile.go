@@ -33,6 +33,17 @@ func (d *Disk) OpenTiles(path string) (*TileFile, error) {
 	return d.openTiles(path, os.O_RDWR|os.O_CREATE)
 }
 
+// OpenSharedTiles is OpenTiles for a file that other machines write to, too. What goes through the cache
+// is written at once, and alone: a network file system may otherwise write what it has of the rest of the page,
+// which another machine has written since.
+func (d *Disk) OpenSharedTiles(path string) (*TileFile, error) {
+	flag := os.O_RDWR | os.O_CREATE
+	if !d.NoSync {
+		flag |= os.O_SYNC
+	}
+	return d.openTiles(path, flag)
+}
+
 // OpenTilesToRead opens an existing file of tiles for reading.
 func (d *Disk) OpenTilesToRead(path string) (*TileFile, error) {
 	return d.openTiles(path, os.O_RDONLY)

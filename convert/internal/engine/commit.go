@@ -93,8 +93,8 @@ func (e *execution) manifestTensor(i int) manifest.Tensor {
 	t, s := &e.plan.Tensors[i], &e.states[i]
 	m := manifest.Tensor{Name: t.Name, DType: t.DType, Shape: t.Shape, File: e.plan.Files[t.File].Name,
 		Hash: s.proof.Hash, Operations: t.Operations, Sources: make([]manifest.Source, len(t.Segments))}
-	if s.lost.Any() {
-		m.Lost = &s.lost
+	if lost := s.lost.total(); lost.Any() {
+		m.Lost = &lost
 	}
 	for j, g := range t.Segments {
 		m.Sources[j] = manifest.Source{Tensor: g.Tensor, DType: g.DType, Begin: g.Begin, End: g.End, View: g.View}

@@ -26,11 +26,28 @@ import (
 // also compares it with the source if the source may have changed since, or if the output
 // is to be verified and was not. StartOver makes and replaces it in any case. With Update, if
 // dst is the finished output of a plan with the same weights, Run replaces the rest of it.
+//
+// With Part, Run writes and proves that part of the output in the hidden directory, whatever other runs write
+// of it at the same time, and leaves a journal. With Finish it publishes the output that all parts have written.
 func Run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	s = s.withDefaults()
+	switch {
+	case s.Part.N > 0:
+		return runPart(ctx, dst, p, src, s)
+	case s.Finish:
+		return finishParts(ctx, dst, p, src, s)
+	}
+	if err := refuseParts(dst, p, s); err != nil {
+		return nil, err
+	}
 	if s.Update {
 		return updateFinished(ctx, dst, p, src, s)
 	}
+	return run(ctx, dst, p, src, s)
+}
+
+// run makes the whole output, continues it, or looks at one that is finished.
+func run(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
 	t := diskTarget(dst, p)
 	s.Overwrite = s.Overwrite || s.StartOver && isOutputOf(&t, p)
 	var intact map[string]string

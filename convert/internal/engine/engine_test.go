@@ -943,7 +943,7 @@ func requireProof(t *testing.T, p *plan.Plan, src Source) {
 		path, middle := filepath.Join(e.out.(*diskOutput).dir, p.Files[x.File].Name), x.Bytes()/2
 		fixture.Flip(t, path, x.Offset+middle)
 		state := e.state(i)
-		err := e.newWorker().proveTensor(t.Context(), i)
+		err := e.newWorker().proveSpan(t.Context(), i)
 		element := x.DType.Elements(middle)
 		require.ErrorContains(t, err, fmt.Sprintf("element %d reads ", element), "%s", x.Name)
 		require.ErrorContains(t, err, ", but the source gives ")
@@ -973,7 +973,7 @@ func TestProofThatIsInterrupted(t *testing.T) {
 	require.NoError(t, e.writeAndProve(t.Context()))
 	e.source = unreadable{c}
 	for i := range p.Tensors {
-		require.ErrorContains(t, e.newWorker().proveTensor(t.Context(), i), "is away")
+		require.ErrorContains(t, e.newWorker().proveSpan(t.Context(), i), "is away")
 		require.Equal(t, p.Tensors[i].Bytes(), e.states[i].done)
 	}
 }

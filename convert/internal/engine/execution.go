@@ -21,7 +21,7 @@ type execution struct {
 	out      output              // the files
 	shape    shape               // workers and tiles
 	compute  *semaphore.Weighted // held by a goroutine while it computes
-	queue    *queue              // the tensors left to write and prove
+	queue    *queue              // the spans left to write and prove
 	flushing sync.Mutex          // held during flush
 	*ledger
 	carried map[string]string // hashes of the files copied from the source, by name
@@ -34,9 +34,9 @@ func newExecution(dst string, p *plan.Plan, src Source, s Settings) (*execution,
 		return nil, err
 	}
 	e := &execution{Settings: s, plan: p, source: src, key: key, out: newDiskOutput(dst, p, key, s), shape: newShape(p, s),
-		compute: semaphore.NewWeighted(int64(s.Compute)), ledger: newLedger(p, s.Progress),
+		compute: semaphore.NewWeighted(int64(s.Compute)), ledger: newLedger(p.Share(s.Part), s.Progress),
 		carried: map[string]string{}}
-	_, bytes := p.Bytes()
+	bytes := e.bytes()
 	if s.Unverified {
 		e.startPhase("writing", bytes)
 	} else {

@@ -211,7 +211,7 @@ func (e *execution) compareManifest(ctx context.Context, m *manifest.Manifest) (
 	n := 0
 	problems, err := checkManifest(ctx, e.out.at(), m, e.plan, e.Settings, func(t *manifest.Tensor) {
 		if n < len(e.states) && t.Lost != nil {
-			e.states[n].lost = *t.Lost
+			e.states[n].lost = losses{*t.Lost}
 		}
 		n++
 	})

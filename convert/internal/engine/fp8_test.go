@@ -131,20 +131,20 @@ func TestFP8IsProven(t *testing.T) {
 	defer e.out.close()
 	w := e.newWorker()
 	for i := range p.Tensors {
-		require.NoError(t, w.writeTensor(t.Context(), i))
+		require.NoError(t, w.writeSpan(t.Context(), i))
 		written := e.state(i)
 		path, at := filepath.Join(e.out.(*diskOutput).dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()*3/4
 		fixture.Flip(t, path, at)
-		require.ErrorContains(t, w.proveTensor(t.Context(), i), "but the source gives")
+		require.ErrorContains(t, w.proveSpan(t.Context(), i), "but the source gives")
 		require.Zero(t, e.state(i).done)
 		fixture.Flip(t, path, at)
 		e.mark(i, written)
-		require.NoError(t, w.proveTensor(t.Context(), i))
+		require.NoError(t, w.proveSpan(t.Context(), i))
 		require.Equal(t, written.done, e.state(i).done)
 		other := bytesSource(append([]byte(nil), src...))
 		other[len(other)/64|1] = 0x7e // far larger than all others: its block's scale
 		e.source = other
-		require.ErrorContains(t, w.proveTensor(t.Context(), i), "but the source gives")
+		require.ErrorContains(t, w.proveSpan(t.Context(), i), "but the source gives")
 		e.source = src
 	}
 }

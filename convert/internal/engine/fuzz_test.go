@@ -10,7 +10,6 @@ import (
 	"dsmoe/convert/internal/disk"
 	"dsmoe/convert/internal/fixture"
 	"dsmoe/convert/plan"
-	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
 
@@ -41,8 +40,8 @@ func sealed(payloads ...string) (s string) {
 }
 
 const (
-	someHead   = `{"format":"dsmoe.journal/2","plan":"p","key":"k"}`
-	someRecord = `{"t":3,"n":4096,"losses":{"overflow":1,"flushed":2},"proof":{"hash":"blake3:00","compared":true}}`
+	someHead   = `{"format":"dsmoe.journal/3","plan":"p","key":"k"}`
+	someRecord = `{"t":3,"n":4096,"losses":[{"overflow":1,"flushed":2}],"proof":{"hash":"blake3:00","compared":true}}`
 )
 
 // TestJournalLines: what a journal is trusted for are the whole lines before the first
@@ -74,7 +73,7 @@ func TestJournalLines(t *testing.T) {
 		require.Equal(t, c.head, head != nil, name)
 		require.Len(t, records, c.records, name)
 		for _, r := range records {
-			require.Equal(t, record{Tensor: 3, Done: 4096, Lost: tensor.Loss{Overflow: 1, Flushed: 2}, Proof: &proof{Hash: "blake3:00", Compared: true}}, r)
+			require.Equal(t, record{Tensor: 3, Done: 4096, Lost: losses{{Overflow: 1, Flushed: 2}}, Proof: &proof{Hash: "blake3:00", Compared: true}}, r)
 		}
 		require.NoError(t, j.f.Close())
 	}

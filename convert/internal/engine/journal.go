@@ -14,7 +14,7 @@ import (
 	"os"
 
 	"dsmoe/convert/internal/disk"
-	"dsmoe/model/tensor"
+	"dsmoe/convert/plan"
 )
 
 // journal is an open, locked journal.
@@ -28,10 +28,15 @@ type journalHead struct {
 	Format string `json:"format"` // journalFormat
 	Plan   string `json:"plan"`   // hash of the plan
 	Key    string `json:"key"`    // state of the source: Source.Key
+
+	// In the journal of a part:
+	Options any               `json:"options,omitempty"` // of the plan
+	Sources []plan.Source     `json:"sources,omitempty"` // of the plan
+	Files   map[string]string `json:"files,omitempty"`   // identities of the weight files that it writes to, by name
 }
 
 const (
-	journalFormat = "dsmoe.journal/2"
+	journalFormat = "dsmoe.journal/3"
 	journalStart  = `{"format":"` + journalFormat
 )
 
@@ -49,9 +54,9 @@ type record struct {
 	Tensor int   `json:"t"`               // index in the plan; -1 for a line about no tensor
 	Done   int64 `json:"n"`               // bytes written
 
-	Lost  tensor.Loss `json:"losses,omitzero"` // of casts so far
-	Proof *proof      `json:"proof,omitempty"` // of a finished tensor
-	Begun *proof      `json:"begun,omitempty"` // of the bytes written of another, if they were hashed
+	Lost  losses `json:"losses,omitempty"` // of casts so far
+	Proof *proof `json:"proof,omitempty"`  // of a finished tensor
+	Begun *proof `json:"begun,omitempty"`  // of the bytes written of another, if they were hashed
 
 	Published []string `json:"published,omitempty"` // the output is complete; these files are being moved into the target
 }
@@ -95,34 +100,40 @@ func sameFile(f *disk.File, path string) bool {
 
 // read hands every whole line to apply and returns the journal's head, nil without a whole
 // head. The next append cuts off the bytes behind the last whole line.
-func (j *journal) read(apply func(record)) (*journalHead, error) {
-	r := bufio.NewReader(io.NewSectionReader(j.f, 0, 1<<62))
-	var head *journalHead
-	for j.end = 0; ; {
+func (j *journal) read(apply func(record)) (head *journalHead, err error) {
+	head, j.end, err = readJournal(j.f, apply)
+	return head, err
+}
+
+// readJournal is read; end is the offset behind the last whole line.
+func readJournal(f io.ReaderAt, apply func(record)) (head *journalHead, end int64, err error) {
+	r := bufio.NewReader(io.NewSectionReader(f, 0, 1<<62))
+	for {
 		line, err := r.ReadBytes('\n')
 		if err == io.EOF {
-			return head, nil
+			return head, end, nil
 		}
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		payload, ok := unseal(line)
 		if !ok {
-			return head, nil
+			return head, end, nil
 		}
 		if head == nil {
-			head = &journalHead{}
-			if json.Unmarshal(payload, head) != nil || head.Format != journalFormat {
-				return nil, nil
+			h := &journalHead{}
+			if json.Unmarshal(payload, h) != nil || h.Format != journalFormat {
+				return nil, 0, nil
 			}
+			head = h
 		} else {
 			var rec record
 			if json.Unmarshal(payload, &rec) != nil {
-				return head, nil
+				return head, end, nil
 			}
 			apply(rec)
 		}
-		j.end += int64(len(line))
+		end += int64(len(line))
 	}
 }
 

@@ -1,6 +1,6 @@
 package engine
 
-// The progress of each tensor and of all.
+// The progress of each span and of all.
 
 import (
 	"maps"
@@ -11,34 +11,84 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// tensorState is the progress of one tensor.
-type tensorState struct {
+// spanState is the progress of one span: a tensor or, of an output in parts, a run of it.
+type spanState struct {
 	done  int64 // bytes written
-	lost  tensor.Loss
+	lost  losses
 	proof *proof // nil until all bytes are written and hashed
-	begun *proof // of the bytes written, of a tensor that is hashed while it is written; nil for others
+	begun *proof // of the bytes written, of a span that is hashed while it is written; nil for others
 }
 
-// proven reports whether the tensor was compared with its source.
-func (s *tensorState) proven() bool { return s.proof != nil && s.proof.Compared }
+// proven reports whether the span was compared with its source.
+func (s *spanState) proven() bool { return s.proof != nil && s.proof.Compared }
+
+// record is the line of the journal about the span of a tensor.
+func (s *spanState) record(tensor int) record {
+	return record{Tensor: tensor, Done: s.done, Lost: s.lost, Proof: s.proof, Begun: s.begun}
+}
+
+// losses are those of a span, segment by segment: sums of floating point depend on how they are grouped, and an
+// output can be cut between segments. Those of segments that lost nothing are left out, but for the last.
+type losses []tensor.Loss
+
+// next begins those of the next segment.
+func (l *losses) next() {
+	if n := len(*l); n > 0 && (*l)[n-1].Any() {
+		*l = append(*l, tensor.Loss{})
+	}
+}
+
+// current returns those of the segment in work.
+func (l losses) current() (lost tensor.Loss) {
+	if len(l) > 0 {
+		lost = l[len(l)-1]
+	}
+	return lost
+}
+
+// set replaces those of the segment in work.
+func (l *losses) set(lost tensor.Loss) {
+	switch n := len(*l); {
+	case n > 0:
+		(*l)[n-1] = lost
+	case lost.Any():
+		*l = losses{lost}
+	}
+}
+
+// total adds them up.
+func (l losses) total() (sum tensor.Loss) {
+	for _, lost := range l {
+		sum.Add(lost)
+	}
+	return sum
+}
 
 // ledger is safe for concurrent use by the workers.
 type ledger struct {
-	plan     *plan.Plan
+	spans    []plan.Span
 	progress func(phase string, done, total int64)
 
 	mu      sync.Mutex
-	states  []tensorState // as plan.Tensors
-	changed map[int]bool  // tensors whose state is not in the journal
-	phase   string        // for progress
-	ahead   int64         // bytes written or compared that the journal does not record
-	done    int64         // bytes written plus bytes compared
-	total   int64         // done at the end of the phase
-	resumed int64         // bytes that an earlier run wrote
+	states  []spanState  // as spans
+	changed map[int]bool // spans whose state is not in the journal
+	phase   string       // for progress
+	ahead   int64        // bytes written or compared that the journal does not record
+	done    int64        // bytes written plus bytes compared
+	total   int64        // done at the end of the phase
+	resumed int64        // bytes that an earlier run wrote
 }
 
-func newLedger(p *plan.Plan, progress func(phase string, done, total int64)) *ledger {
-	return &ledger{plan: p, progress: progress, states: make([]tensorState, len(p.Tensors)), changed: map[int]bool{}}
+func newLedger(spans []plan.Span, progress func(phase string, done, total int64)) *ledger {
+	return &ledger{spans: spans, progress: progress, states: make([]spanState, len(spans)), changed: map[int]bool{}}
+}
+
+// bytes returns the bytes of all spans.
+func (l *ledger) bytes() (n int64) {
+	for i := range l.spans {
+		n += l.spans[i].Size()
+	}
+	return n
 }
 
 // startPhase starts the progress of a phase with total bytes.
@@ -46,22 +96,24 @@ func (l *ledger) startPhase(phase string, total int64) { l.phase, l.done, l.tota
 
 // apply takes over a record of the journal.
 func (l *ledger) apply(r record) {
-	if r.Ready || r.Tensor < 0 || r.Tensor >= len(l.states) {
+	if r.Ready || r.Tensor < 0 || len(l.spans) == 0 {
 		return
 	}
-	l.states[r.Tensor] = tensorState{done: r.Done, lost: r.Lost, proof: r.Proof, begun: r.Begun}
+	if i := r.Tensor - l.spans[0].Index; i >= 0 && i < len(l.spans) { // the spans are of neighbours
+		l.states[i] = spanState{done: r.Done, lost: r.Lost, proof: r.Proof, begun: r.Begun}
+	}
 }
 
 // reset forgets the applied records.
 func (l *ledger) reset() { clear(l.states) }
 
-// resume counts the bytes of the applied records. A tensor that is hashed while it is
+// resume counts the bytes of the applied records. A span that is hashed while it is
 // written, and has no hash of what was written, starts over.
 func (l *ledger) resume(hashesWriting func(*plan.Tensor) bool) {
 	for i := range l.states {
 		s := &l.states[i]
-		if s.proof == nil && s.begun == nil && hashesWriting(&l.plan.Tensors[i]) {
-			*s = tensorState{}
+		if s.proof == nil && s.begun == nil && hashesWriting(l.spans[i].Tensor) {
+			*s = spanState{}
 		}
 		l.resumed += s.done
 		if s.proven() {
@@ -71,17 +123,18 @@ func (l *ledger) resume(hashesWriting func(*plan.Tensor) bool) {
 	l.done += l.resumed
 }
 
-// state returns the state of a tensor.
-func (l *ledger) state(i int) tensorState {
+// state returns the state of a span.
+func (l *ledger) state(i int) spanState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.states[i]
 }
 
-// mark sets the state of a tensor.
-func (l *ledger) mark(i int, s tensorState) {
+// mark sets the state of a span.
+func (l *ledger) mark(i int, s spanState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	s.lost = slices.Clone(s.lost) // the caller goes on adding
 	l.states[i] = s
 	l.changed[i] = true
 }
@@ -98,8 +151,8 @@ func (l *ledger) advance(n int64) {
 // lost lists the tensors with elements that changed or are not finite.
 func (l *ledger) lost() (lost []LostTensor) {
 	for i := range l.states {
-		if l.states[i].lost.Any() {
-			lost = append(lost, LostTensor{l.plan.Tensors[i].Name, l.states[i].lost})
+		if total := l.states[i].lost.total(); total.Any() {
+			lost = append(lost, LostTensor{l.spans[i].Name, total})
 		}
 	}
 	return lost
@@ -116,7 +169,7 @@ func (l *ledger) unflushed() int64 {
 type unrecorded struct {
 	lines   []any // records for the journal
 	files   []int // weight files with their bytes
-	written []int // complete tensors that still need a proof
+	written []int // complete spans that still need a proof
 }
 
 // take returns the progress that the journal does not record, and counts it as recorded.
@@ -125,10 +178,10 @@ func (l *ledger) take(unverified bool) (n unrecorded) {
 	defer l.mu.Unlock()
 	inFile := map[int]bool{}
 	for _, i := range slices.Sorted(maps.Keys(l.changed)) {
-		s, t := &l.states[i], &l.plan.Tensors[i]
-		n.lines = append(n.lines, record{Tensor: i, Done: s.done, Lost: s.lost, Proof: s.proof, Begun: s.begun})
+		s, t := &l.states[i], &l.spans[i]
+		n.lines = append(n.lines, s.record(t.Index))
 		inFile[t.File] = true
-		if !unverified && s.done == t.Bytes() && !s.proven() {
+		if !unverified && s.done == t.Size() && !s.proven() {
 			n.written = append(n.written, i)
 		}
 	}

@@ -17,10 +17,10 @@ const (
 	program = 16 << 20
 	// leastBuffers is the least memory for buffers with which a few workers can run.
 	leastBuffers = 12 << 20
-	// perState is the memory of a tensor's state: bytes written, losses and proof.
-	perState = 180
-	// perHash is the memory of a segment's hash, unless the segment is a plain copy.
-	perHash = 96
+	// perState is the memory of a tensor as a span and of its state: bytes written, losses and proof.
+	perState = 172
+	// perSegment is the memory of a segment's hash and losses, unless the segment is a plain copy.
+	perSegment = 96 + 64
 )
 
 // HeapLimit returns the limit of Go's heap, for debug.SetMemoryLimit, with which the program
@@ -58,7 +58,7 @@ func fixed(p *plan.Plan) int64 {
 	n := program + p.Memory() + int64(len(p.Tensors))*perState
 	for i := range p.Tensors {
 		if t := &p.Tensors[i]; !t.Copies() {
-			n += int64(len(t.Segments)) * perHash
+			n += int64(len(t.Segments)) * perSegment
 		}
 	}
 	return n
@@ -102,13 +102,13 @@ func (h *shape) tileBytes(size int64) int {
 	return int(n+disk.Block-1) &^ (disk.Block - 1)
 }
 
-// tileEnd returns the end of the tile that begins at byte from of t. The tile holds whole
+// tileEnd returns the end of the tile that begins at byte from of the tensor of t. The tile holds whole
 // units of the segments' operations.
-func (h *shape) tileEnd(t *plan.Tensor, from int64) int64 {
+func (h *shape) tileEnd(t *plan.Span, from int64) int64 {
 	size := t.Bytes()
 	end := disk.TileEnd(t.Offset+from, int64(h.tileBytes(size)), t.Offset+size) - t.Offset
-	if end == size {
-		return end
+	if end >= t.To { // units end at the end of a span
+		return t.To
 	}
 	begin := int64(0) // of the segment
 	for i := range t.Segments {

@@ -181,7 +181,9 @@ func (o *diskOutput) readTile(file int, tile []byte, at int64) error {
 // begins has reads come from the disk.
 func (o *diskOutput) begins() {
 	for _, f := range o.weights {
-		f.DropCache()
+		if f != nil { // a part has not all
+			f.DropCache()
+		}
 	}
 }
 
@@ -199,7 +201,7 @@ func (o *diskOutput) closeFiles() {
 
 // open reads the journal, then opens the files of the run that wrote it, or makes new ones.
 func (o *diskOutput) open(apply func(record)) (resumed bool, err error) {
-	head := journalHead{journalFormat, o.plan.Hash, o.key}
+	head := journalHead{Format: journalFormat, Plan: o.plan.Hash, Key: o.key}
 	ready := false
 	old, err := o.journal.read(func(r record) {
 		ready = (ready || r.Ready) && !r.Void
@@ -228,7 +230,7 @@ func (o *diskOutput) open(apply func(record)) (resumed bool, err error) {
 		}
 	}
 	if old != nil && !o.startOver {
-		if *old != head {
+		if old.Plan != head.Plan || old.Key != head.Key {
 			return false, o.mismatch(old)
 		}
 		if ready && (o.published != nil || o.reopen()) {
@@ -335,18 +337,8 @@ func (o *diskOutput) layOut() error {
 	if err := o.openFiles(o.disk.OpenTiles); err != nil {
 		return err
 	}
-	for i, f := range o.weights {
-		if err := f.Reserve(o.plan.Files[i].Size); err != nil {
-			return err
-		}
-		header, err := o.plan.Header(i)
-		if err != nil {
-			return err
-		}
-		if _, err := f.WriteAt(header, 0); err != nil {
-			return err
-		}
-		if err := f.Sync(); err != nil {
+	for i := range o.weights {
+		if err := o.layOutFile(i); err != nil {
 			return err
 		}
 	}
@@ -354,6 +346,24 @@ func (o *diskOutput) layOut() error {
 		return err
 	}
 	return o.journal.append(record{Ready: true, Tensor: -1})
+}
+
+// layOutFile gives an open weight file its size and its header.
+func (o *diskOutput) layOutFile(i int) error {
+	f, size := o.weights[i], o.plan.Files[i].Size
+	if stat, err := f.Stat(); err != nil || stat.Size() != size {
+		if err := f.Reserve(size); err != nil {
+			return err
+		}
+	}
+	header, err := o.plan.Header(i)
+	if err != nil {
+		return err
+	}
+	if _, err := f.WriteAt(header, 0); err != nil {
+		return err
+	}
+	return f.Sync()
 }
 
 // record makes the data of these files durable, then appends the lines about them to the

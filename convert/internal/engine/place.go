@@ -153,7 +153,7 @@ func (p *place) check(own []string) error {
 // isLeftover reports whether a run or a new file system leaves such an entry in the target.
 func (p *place) isLeftover(e fs.DirEntry) bool {
 	path := filepath.Join(p.dst, e.Name())
-	return path == p.dir || path == p.journalPath || e.Name() == "lost+found" && e.IsDir()
+	return slices.Contains([]string{p.dir, p.journalPath, p.partsDir()}, path) || e.Name() == "lost+found" && e.IsDir()
 }
 
 // checkReplaceable demands that the target is an output of this program and, if it is a directory,

@@ -19,17 +19,17 @@ import (
 	"dsmoe/text"
 )
 
-// proveTensor reads a tensor again and compares it with the source or, if it was compared
-// while it was encoded, with its hash. A tensor that differs is written again by the next run.
-func (w *worker) proveTensor(ctx context.Context, i int) error {
-	t, s := &w.plan.Tensors[i], w.state(i)
+// proveSpan reads a span again and compares it with the source or, if it was compared
+// while it was encoded, with its hash. A span that differs is written again by the next run.
+func (w *worker) proveSpan(ctx context.Context, i int) error {
+	t, s := &w.spans[i], w.state(i)
 	h, compare := w.newHasher(t), w.compareSource
 	w.forgetRows()
-	encoded := s.proof != nil && s.proof.Segments != nil && w.comparedWriting(t)
+	encoded := s.proof != nil && s.proof.Segments != nil && w.comparedWriting(t.Tensor)
 	if encoded {
 		compare = w.hashTile
 	}
-	for from, end := int64(0), int64(0); from < t.Bytes(); from = end {
+	for from, end := t.From, int64(0); from < t.To; from = end {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -38,7 +38,7 @@ func (w *worker) proveTensor(ctx context.Context, i int) error {
 		if err := w.out.readTile(t.File, tile, t.Offset+from); err != nil {
 			return err
 		}
-		if err := compare(ctx, t, tile, from, h); err != nil {
+		if err := compare(ctx, t.Tensor, tile, from, h); err != nil {
 			return w.reject(i, err)
 		}
 		w.advance(int64(len(tile)))
@@ -59,13 +59,13 @@ func (w *worker) proveTensor(ctx context.Context, i int) error {
 // errReadBack means that a disk, or memory, is faulty.
 var errReadBack = errors.New("what was read back is not what was written")
 
-// reject adds the file's name to a proof's error. A tensor that differs is to be written again.
+// reject adds the file's name to a proof's error. A span that differs is to be written again.
 func (w *worker) reject(i int, err error) error {
 	var differs *mismatch
 	if errors.As(err, &differs) || err == errReadBack {
-		w.mark(i, tensorState{})
+		w.mark(i, spanState{})
 	}
-	return fmt.Errorf("%s: %w", text.Quote(w.out.path(w.plan.Tensors[i].File)), err)
+	return fmt.Errorf("%s: %w", text.Quote(w.out.path(w.spans[i].File)), err)
 }
 
 // hashTile hashes a tile that was read again.

@@ -92,28 +92,28 @@ func TestBlocksAreReadAgain(t *testing.T) {
 	for i := range p.Tensors {
 		w, path, at := e.newWorker(), filepath.Join(e.out.(*diskOutput).dir, p.Files[0].Name), p.Tensors[i].Offset+p.Tensors[i].Bytes()/2
 		e.source = src
-		require.NoError(t, w.writeTensor(t.Context(), i))
+		require.NoError(t, w.writeSpan(t.Context(), i))
 		e.source = bytesSource(nil)
 		written := e.state(i)
 		require.False(t, written.proof.Compared)
 		fixture.Flip(t, path, at)
-		err := w.proveTensor(t.Context(), i)
+		err := w.proveSpan(t.Context(), i)
 		require.ErrorIs(t, err, errReadBack)
 		require.ErrorContains(t, err, path)
 		require.Zero(t, e.state(i).done)
 		fixture.Flip(t, path, at)
 		e.mark(i, written)
-		require.NoError(t, w.proveTensor(t.Context(), i))
+		require.NoError(t, w.proveSpan(t.Context(), i))
 		proven := e.state(i).proof
 		require.Equal(t, &proof{written.proof.Hash, written.proof.Segments, true}, proven)
 
 		e.source = src
-		e.mark(i, tensorState{done: written.done, proof: &proof{Hash: written.proof.Hash}}) // of a run without verification
-		require.NoError(t, w.proveTensor(t.Context(), i))
+		e.mark(i, spanState{done: written.done, proof: &proof{Hash: written.proof.Hash}}) // of a run without verification
+		require.NoError(t, w.proveSpan(t.Context(), i))
 		require.Equal(t, proven, e.state(i).proof)
-		e.mark(i, tensorState{done: written.done})
+		e.mark(i, spanState{done: written.done})
 		fixture.Flip(t, path, at)
-		require.ErrorContains(t, w.proveTensor(t.Context(), i), "block, but the source gives ")
+		require.ErrorContains(t, w.proveSpan(t.Context(), i), "block, but the source gives ")
 		require.Zero(t, e.state(i).done)
 	}
 }

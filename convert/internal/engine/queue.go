@@ -1,6 +1,6 @@
 package engine
 
-// The order of work: all tensors are written first, then those that are durable are proven.
+// The order of work: all spans are written first, then those that are durable are proven.
 // Disks that read and write at once do either more slowly.
 
 import (
@@ -9,14 +9,14 @@ import (
 	"sync"
 )
 
-// queue hands out the work on tensors, by their indices in the plan.
+// queue hands out the work on spans, by their indices.
 type queue struct {
 	mu       sync.Mutex
 	changed  sync.Cond // of mu: signals new jobs, or the end
-	writing  []int     // tensors to write
-	proving  []int     // written and durable tensors to prove
-	volatile int       // tensors to prove that are written, but not durable
-	open     int       // tensors that are not finished
+	writing  []int     // spans to write
+	proving  []int     // written and durable spans to prove
+	volatile int       // spans to prove that are written, but not durable
+	open     int       // spans that are not finished
 	stopped  bool      // a worker failed
 }
 
@@ -32,12 +32,12 @@ type job int
 // The jobs.
 const (
 	noJob job = iota
-	writeTensor
-	proveTensor
+	writeSpan
+	proveSpan
 	flushAll
 )
 
-// next waits for a job and returns it with its tensor.
+// next waits for a job and returns it with its span.
 func (q *queue) next() (job, int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -46,9 +46,9 @@ func (q *queue) next() (job, int) {
 		case q.stopped || q.open == 0:
 			return noJob, 0
 		case len(q.writing) > 0:
-			return writeTensor, pop(&q.writing)
+			return writeSpan, pop(&q.writing)
 		case len(q.proving) > 0:
-			return proveTensor, pop(&q.proving)
+			return proveSpan, pop(&q.proving)
 		case q.volatile > 0:
 			return flushAll, 0
 		}
@@ -69,7 +69,7 @@ func (q *queue) update(change func()) {
 	q.changed.Broadcast()
 }
 
-// wrote records that a tensor was written.
+// wrote records that a span was written.
 func (q *queue) wrote(needsProof bool) {
 	q.update(func() {
 		if needsProof {
@@ -80,11 +80,11 @@ func (q *queue) wrote(needsProof bool) {
 	})
 }
 
-// durable records that written tensors are on the disk and can be proven.
-func (q *queue) durable(tensors []int) {
+// durable records that written spans are on the disk and can be proven.
+func (q *queue) durable(spans []int) {
 	q.update(func() {
-		q.volatile -= len(tensors)
-		q.proving = append(q.proving, tensors...)
+		q.volatile -= len(spans)
+		q.proving = append(q.proving, spans...)
 	})
 }
 
@@ -92,14 +92,14 @@ func (q *queue) proved() { q.update(func() { q.open-- }) }
 
 func (q *queue) stop() { q.update(func() { q.stopped = true }) }
 
-// largeFirst moves tensors larger than a worker's share of all bytes to the front: one
-// worker writes a tensor from begin to end.
-func largeFirst(tensors []int, workers int, size func(i int) int64) []int {
+// largeFirst moves spans larger than a worker's share of all bytes to the front: one
+// worker writes a span from begin to end.
+func largeFirst(spans []int, workers int, size func(i int) int64) []int {
 	all := int64(0)
-	for _, i := range tensors {
+	for _, i := range spans {
 		all += size(i)
 	}
 	share := all / int64(workers)
-	slices.SortStableFunc(tensors, func(a, b int) int { return cmp.Compare(max(size(b), share), max(size(a), share)) })
-	return tensors
+	slices.SortStableFunc(spans, func(a, b int) int { return cmp.Compare(max(size(b), share), max(size(a), share)) })
+	return spans
 }

@@ -8,6 +8,7 @@ import (
 	"runtime"
 
 	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/plan"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 )
@@ -33,8 +34,10 @@ type Settings struct {
 	// OverwriteChanged, with Overwrite, replaces a finished output with files that are not as its
 	// manifest records them, too.
 	OverwriteChanged bool
-	Update           bool // of a finished output of the same weights, replace all but the weights
-	AllowOverflow    bool // write numbers that a cast makes infinite
+	Part             plan.Part // write a part of the output, and publish nothing
+	Finish           bool      // publish the output that all parts have written
+	Update           bool      // of a finished output of the same weights, replace all but the weights
+	AllowOverflow    bool      // write numbers that a cast makes infinite
 	// Origin is the URL of a source that is not on the disk, for the manifest. Its bytes are read once: a
 	// tile is compared with them when it is written, and by its hash when it is read again.
 	Origin string
@@ -82,9 +85,11 @@ func (s Settings) Check() error {
 
 // Result is what Run did.
 type Result struct {
-	Already  bool         // the target was already the finished output of this plan
+	Already  bool         // the target was already the finished output of this plan, or the part done
+	Finished bool         // of a part: the target is the finished output of this plan, and was not looked at
 	Verified bool         // this run or the one that wrote the output compared it with the source
 	Resumed  int64        // bytes that an interrupted run had written
+	Parts    int          // that were joined
 	Replaced bool         // an older output was replaced
 	Updated  []string     // files that were replaced, but for their weights, or removed
 	Outdated bool         // after an update: the source's weights may have changed since they were compared

@@ -222,9 +222,9 @@ func (u *updating) adopt() error {
 		if n == len(u.states) || u.plan.Tensors[n].Name != t.Name || len(u.plan.Tensors[n].Segments) != len(t.Sources) {
 			return other
 		}
-		s := tensorState{proof: &proof{Hash: t.Hash}}
+		s := spanState{proof: &proof{Hash: t.Hash}}
 		if t.Lost != nil {
-			s.lost = *t.Lost
+			s.lost = losses{*t.Lost}
 		}
 		for _, source := range t.Sources {
 			if source.Hash != "" { // of all of them or none

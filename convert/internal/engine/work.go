@@ -19,7 +19,7 @@ const (
 	flushTime  = 5 * time.Second
 )
 
-// writeAndProve finishes all tensors, and flushes the journal meanwhile.
+// writeAndProve finishes all spans, and flushes the journal meanwhile.
 func (e *execution) writeAndProve(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -61,7 +61,7 @@ func (e *execution) flushRegularly(stop chan struct{}) error {
 	}
 }
 
-// work writes and proves all unfinished tensors.
+// work writes and proves all unfinished spans.
 func (e *execution) work(ctx context.Context) error {
 	e.queue = e.newQueue()
 	e.out.begins()
@@ -78,20 +78,20 @@ func (e *execution) work(ctx context.Context) error {
 	return g.Wait()
 }
 
-// newQueue lists the unfinished tensors: those that are not complete and, with verification,
+// newQueue lists the unfinished spans: those that are not complete and, with verification,
 // those that were not compared with the source.
 func (e *execution) newQueue() *queue {
 	var writing, proving []int
 	for i := range e.states {
 		s := &e.states[i]
 		switch {
-		case s.done < e.plan.Tensors[i].Bytes() || e.Unverified && s.proof == nil:
+		case s.done < e.spans[i].Size() || e.Unverified && s.proof == nil:
 			writing = append(writing, i)
 		case !e.Unverified && !s.proven():
 			proving = append(proving, i)
 		}
 	}
-	writing = largeFirst(writing, e.shape.workers, func(i int) int64 { return e.plan.Tensors[i].Bytes() })
+	writing = largeFirst(writing, e.shape.workers, func(i int) int64 { return e.spans[i].Size() })
 	return newQueue(writing, proving)
 }
 
@@ -111,18 +111,18 @@ func (w *worker) work(ctx context.Context) error {
 			}
 			continue
 		}
-		if err := w.tensor(ctx, do, i); err != nil {
-			return fmt.Errorf("tensor %s: %w", text.Quote(w.plan.Tensors[i].Name), err)
+		if err := w.span(ctx, do, i); err != nil {
+			return fmt.Errorf("tensor %s: %w", text.Quote(w.spans[i].Name), err)
 		}
 	}
 }
 
-// tensor writes or proves a tensor.
-func (w *worker) tensor(ctx context.Context, do job, i int) (err error) {
-	if do == proveTensor {
-		err = w.proveTensor(ctx, i)
+// span writes or proves a span.
+func (w *worker) span(ctx context.Context, do job, i int) (err error) {
+	if do == proveSpan {
+		err = w.proveSpan(ctx, i)
 		w.queue.proved()
-	} else if err = w.writeTensor(ctx, i); err == nil {
+	} else if err = w.writeSpan(ctx, i); err == nil {
 		w.queue.wrote(!w.Unverified)
 	}
 	return err

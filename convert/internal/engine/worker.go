@@ -234,25 +234,54 @@ func (p *piece) located(err error) error {
 	return err
 }
 
-// hasher hashes one tensor and the elements of its source, from begin to end.
+// hasher hashes one span and the elements of its source, from begin to end.
 type hasher struct {
-	tensor  *plan.Tensor
+	span    *plan.Span
 	output  digest.Hash
 	segment digest.Hash // hash of the current segment's elements
-	index   int         // index of the current segment
-	hashes  []string    // hashes of the segments before it
+	spare   digest.Hash // memory for it
+	index   int         // index of the current segment in the tensor
+	begin   int64       // first byte of the current segment in the tensor
+	hashes  []string    // hashes of the span's segments before it
 }
 
-// newHasher returns a hasher with the worker's memory, for one tensor at a time.
-func (w *worker) newHasher(t *plan.Tensor) *hasher {
+// newHasher returns a hasher with the worker's memory, for one span at a time.
+func (w *worker) newHasher(t *plan.Span) *hasher {
 	w.whole.Reset()
-	w.part.Reset()
-	return &hasher{tensor: t, output: w.whole, segment: w.part}
+	h := &hasher{span: t, output: w.whole, spare: w.part}
+	if !t.Whole() {
+		h.output = digest.From(t.From)
+	}
+	h.index, h.begin = firstSegment(t)
+	h.enter()
+	return h
+}
+
+// firstSegment returns the first segment with bytes of the span, and where it begins in the tensor.
+func firstSegment(t *plan.Span) (index int, begin int64) {
+	for t.From > 0 && begin+t.Segments[index].Bytes <= t.From {
+		begin += t.Segments[index].Bytes
+		index++
+	}
+	return index, begin
+}
+
+// enter begins to hash the current segment, or the run of it that is in the span.
+func (h *hasher) enter() {
+	if h.index == len(h.span.Segments) {
+		return
+	}
+	s := &h.span.Segments[h.index]
+	if h.segment = h.spare; h.begin < h.span.From || h.begin+s.Bytes > h.span.To {
+		u := s.Operation.Unit()
+		h.segment = digest.From(elementBytes(s, max(h.span.From-h.begin, 0)/int64(u.Out)*int64(u.Elements)))
+	}
+	h.segment.Reset()
 }
 
 // source hashes the source bytes of a piece.
 func (h *hasher) source(p piece, src []byte) {
-	if h.tensor.Copies() {
+	if h.span.Copies() {
 		return // the source's hash is the output's
 	}
 	for h.index < p.index { // segments without elements
@@ -266,8 +295,9 @@ func (h *hasher) source(p piece, src []byte) {
 
 func (h *hasher) next() {
 	h.hashes = append(h.hashes, h.segment.Name())
-	h.segment.Reset()
+	h.begin += h.span.Segments[h.index].Bytes
 	h.index++
+	h.enter()
 }
 
 // begun returns the hashes of the bytes so far and of the segments that are finished; compared says whether
@@ -276,15 +306,15 @@ func (h *hasher) begun(compared bool) *proof {
 	return &proof{Hash: h.output.Name(), Segments: slices.Clone(h.hashes), Compared: compared}
 }
 
-// finish returns the hash of the tensor, and the hashes of its segments if the source was
+// finish returns the hash of the span, and the hashes of its segments if the source was
 // hashed or is a plain copy.
 func (h *hasher) finish(source bool) *proof {
 	p := &proof{Hash: h.output.Name()}
 	switch {
-	case h.tensor.Copies():
+	case h.span.Copies():
 		p.Segments = []string{p.Hash}
 	case source:
-		for h.index < len(h.tensor.Segments) {
+		for h.index < len(h.span.Segments) && h.begin+min(h.span.Segments[h.index].Bytes, 1) <= h.span.To {
 			h.next()
 		}
 		p.Segments = h.hashes

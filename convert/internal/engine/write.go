@@ -11,35 +11,36 @@ import (
 	"dsmoe/model/tensor"
 )
 
-// writeTensor writes the unwritten bytes of a tensor, tile by tile.
-func (w *worker) writeTensor(ctx context.Context, i int) error {
-	t, s := &w.plan.Tensors[i], w.state(i)
+// writeSpan writes the unwritten bytes of a span, tile by tile.
+func (w *worker) writeSpan(ctx context.Context, i int) error {
+	t, s := &w.spans[i], w.state(i)
 	w.forgetRows()
 	var hash *hasher
-	if w.hashesWriting(t) {
+	if w.hashesWriting(t.Tensor) {
 		var err error
 		if hash, err = w.hashBegun(ctx, t, &s); err != nil {
 			return err
 		}
 	}
-	for size := t.Bytes(); s.done < size; {
+	for at := t.From + s.done; at < t.To; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		end := w.shape.tileEnd(t, s.done)
-		tile := w.memory.Tile(t.Offset+s.done, t.Offset+end)
-		err := w.fill(ctx, t, tile, s.done, &s.lost, hash)
-		if err == nil && s.lost.Overflow > 0 && !w.AllowOverflow {
-			err = &OverflowError{s.lost.Overflow, t.DType}
+		end := w.shape.tileEnd(t, at)
+		tile := w.memory.Tile(t.Offset+at, t.Offset+end)
+		err := w.fill(ctx, t.Tensor, tile, at, &s.lost, hash)
+		if n := s.lost.total().Overflow; err == nil && n > 0 && !w.AllowOverflow {
+			err = &OverflowError{n, t.DType}
 		}
 		if err != nil {
 			return err
 		}
-		if err := w.writeTile(ctx, t, tile, s.done, hash); err != nil {
+		if err := w.writeTile(ctx, t.Tensor, tile, at, hash); err != nil {
 			return err
 		}
-		w.advance(end - s.done)
-		if s.done = end; s.done < size {
+		w.advance(end - at)
+		at, s.done = end, end-t.From
+		if at < t.To {
 			if hash != nil {
 				s.begun = hash.begun(!w.Unverified)
 			}
@@ -53,16 +54,16 @@ func (w *worker) writeTensor(ctx context.Context, i int) error {
 	return nil
 }
 
-// hashBegun returns a hasher of what an earlier run wrote of a tensor, which it reads again; of the source it
+// hashBegun returns a hasher of what an earlier run wrote of a span, which it reads again; of the source it
 // reads the segment that was not finished. Bytes that are not those that were written start over, as do those
 // that were not compared with the source if they are to be.
-func (w *worker) hashBegun(ctx context.Context, t *plan.Tensor, s *tensorState) (*hasher, error) {
+func (w *worker) hashBegun(ctx context.Context, t *plan.Span, s *spanState) (*hasher, error) {
 	h := w.newHasher(t)
 	if s.done == 0 {
 		return h, nil
 	}
-	for from, end := int64(0), int64(0); from < s.done; from = end {
-		end = min(w.shape.tileEnd(t, from), s.done)
+	for from, end := t.From, int64(0); from < t.From+s.done; from = end {
+		end = min(w.shape.tileEnd(t, from), t.From+s.done)
 		tile := w.memory.Tile(t.Offset+from, t.Offset+end)
 		if err := w.out.readTile(t.File, tile, t.Offset+from); err != nil {
 			return nil, err
@@ -70,23 +71,27 @@ func (w *worker) hashBegun(ctx context.Context, t *plan.Tensor, s *tensorState) 
 		h.output.Write(tile)
 	}
 	if h.output.Name() != s.begun.Hash || !w.Unverified && !s.begun.Compared {
-		*s = tensorState{}
+		*s = spanState{}
 		return w.newHasher(t), nil
 	}
 	return h, w.hashBegunSource(ctx, t, s, h)
 }
 
 // hashBegunSource has h go on with the segments of the source where an earlier run stopped.
-func (w *worker) hashBegunSource(ctx context.Context, t *plan.Tensor, s *tensorState, h *hasher) error {
+func (w *worker) hashBegunSource(ctx context.Context, t *plan.Span, s *spanState, h *hasher) error {
 	if w.Unverified || t.Copies() {
 		return nil // the source is not hashed
 	}
-	h.hashes, h.index = slices.Clone(s.begun.Segments), len(s.begun.Segments)
+	for range s.begun.Segments {
+		h.next()
+	}
+	h.hashes = slices.Clone(s.begun.Segments)
 	begin := int64(0)
 	for i := range h.index {
 		begin += t.Segments[i].Bytes
 	}
-	return pieces(t, begin, s.done-begin, buffered, func(p piece) error {
+	begin = max(begin, t.From)
+	return pieces(t.Tensor, begin, t.From+s.done-begin, buffered, func(p piece) error {
 		src := w.room(p)
 		if err := w.gather(p, src, p.byRuns); err != nil {
 			return err
@@ -110,14 +115,18 @@ func (w *worker) writeTile(ctx context.Context, t *plan.Tensor, tile []byte, off
 	return err
 }
 
-// fill computes the bytes of t from offset on into dst and adds their losses to lost. With
+// fill computes the bytes of t from offset on into dst and adds their losses to all. With
 // verification it hashes the source's bytes; hash may be nil.
 func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset int64,
-	lost *tensor.Loss, hash *hasher) error {
+	all *losses, hash *hasher) error {
 	return pieces(t, offset, int64(len(dst)), direct, func(p piece) error {
 		if err := w.measure(ctx, t, p, false); err != nil {
 			return err
 		}
+		if p.from == 0 {
+			all.next()
+		}
+		lost := all.current()
 		out := dst[p.offset-offset:][:p.size]
 		src := out
 		if !p.segment.Copies() {
@@ -131,9 +140,10 @@ func (w *worker) fill(ctx context.Context, t *plan.Tensor, dst []byte, offset in
 				if hash != nil && !w.Unverified {
 					hash.source(p, src)
 				}
-				return p.located(p.segment.Operation.Apply(out, in, lost))
+				return p.located(p.segment.Operation.Apply(out, in, &lost))
 			})
 		})
+		all.set(lost)
 		if err != nil || !w.comparesPiece(t, p) || lost.Overflow > 0 && !w.AllowOverflow {
 			return err
 		}

@@ -1,0 +1,484 @@
+package engine
+
+// Outputs in parts: runs that share a file system, on any machines, write and prove an output together,
+// each its share of it, and one more joins what they recorded. No lock keeps two runs of a part apart: both write the
+// same bytes, each with a journal of its own.
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/format"
+	"dsmoe/convert/internal/digest"
+	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/internal/manifest"
+	"dsmoe/convert/plan"
+	"dsmoe/text"
+)
+
+// partOutput is an output on the disk that a run writes a part of.
+type partOutput struct {
+	*diskOutput
+	part  plan.Part
+	spans []plan.Span
+	head  journalHead // of this run's journal
+}
+
+func newPartOutput(o *diskOutput, part plan.Part, spans []plan.Span) *partOutput {
+	p := o.plan
+	return &partOutput{o, part, spans,
+		journalHead{Format: journalFormat, Plan: p.Hash, Key: o.key, Options: p.Options, Sources: p.Sources}}
+}
+
+// partsDir is the directory with the journals of the parts, beside the directory that the output is assembled in.
+func (p *place) partsDir() string { return strings.TrimSuffix(p.dir, "partial") + "parts" }
+
+// partJournal is the journal of a run of a part.
+type partJournal struct {
+	plan.Part
+	run int // from 1 on
+}
+
+// name is the name of the journal's file.
+func (j partJournal) name() string { return fmt.Sprintf("%d-of-%d.%d.journal", j.I, j.N, j.run) }
+
+// begin takes over what earlier runs of the part did.
+func (o *partOutput) begin(apply func(record), _ func() error) (resumed bool, err error) {
+	if err := o.checkParts(); err != nil {
+		return false, err
+	}
+	all, err := o.journals()
+	if err != nil {
+		return false, err
+	}
+	runs, err := o.runsOf(o.part, all, o.spans)
+	if err != nil {
+		return false, err
+	}
+	states, resumed := o.merge(runs, o.spans)
+	for i := range states {
+		apply(states[i].record(o.spans[i].Index))
+	}
+	return resumed, nil
+}
+
+// open makes the directories, if no other part has, and opens the weight files that the part has spans in.
+func (o *partOutput) open() error {
+	for _, dir := range []string{o.partsDir(), o.dir} {
+		if err := o.disk.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	o.weights = make([]*disk.TileFile, len(o.plan.Files))
+	o.head.Files = map[string]string{}
+	for i := range o.spans {
+		if at := o.spans[i].File; o.weights[at] == nil {
+			if err := o.openFile(at); err != nil {
+				return err
+			}
+		}
+	}
+	return errors.Join(o.disk.SyncDir(o.dir), o.disk.SyncDir(filepath.Dir(o.dir)))
+}
+
+// openFile opens a weight file, gives it what another run may have begun to, and its identity to the head.
+func (o *partOutput) openFile(i int) (err error) {
+	if o.weights[i], err = o.disk.OpenSharedTiles(o.path(i)); err != nil {
+		return err
+	}
+	if err := o.layOutFile(i); err != nil {
+		return err
+	}
+	o.head.Files[o.plan.Files[i].Name], err = disk.Inode(o.path(i))
+	return err
+}
+
+// record makes the bytes of progress durable, and then the progress itself, in a journal of this run.
+func (o *partOutput) record(n unrecorded) error {
+	if o.journal == nil {
+		if err := o.newJournal(); err != nil {
+			return err
+		}
+	}
+	return o.diskOutput.record(n)
+}
+
+// newJournal makes a journal for this run.
+func (o *partOutput) newJournal() error {
+	for run := 1; ; run++ {
+		f, err := o.disk.Create(filepath.Join(o.partsDir(), partJournal{o.part, run}.name()))
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		o.journal = &journal{f: f}
+		return errors.Join(o.journal.begin(o.head), o.disk.SyncDir(o.partsDir()))
+	}
+}
+
+// checkParts refuses to write a part where an output without parts, or with other parts, is unfinished.
+func (o *partOutput) checkParts() error {
+	if err := o.check(nil); err != nil {
+		return err
+	}
+	if begun(o.journalPath) {
+		return checkpoint.Refusal(o.dst, "an unfinished conversion that is not in parts is in "+text.Quote(o.dir),
+			"the same command without --part finishes it")
+	}
+	assembled := exists(o.dir) // before the parts are looked at: another run may begin meanwhile
+	parts, err := o.journals()
+	switch {
+	case err != nil:
+		return err
+	case len(parts) == 0 && assembled && !exists(o.partsDir()):
+		return fmt.Errorf("%s exists, and no journal says that a conversion left it: remove it", text.Quote(o.dir))
+	case len(parts) == 0 && !assembled:
+		return checkFree(filepath.Dir(o.dir), o.plan.Size())
+	}
+	for _, p := range parts {
+		if p.N != o.part.N {
+			return o.otherParts(fmt.Sprintf("holds part %d of %d; this is part %d of %d", p.I, p.N, o.part.I, o.part.N))
+		}
+	}
+	for _, j := range parts {
+		if head, err := o.readJournalOf(j, func(record) {}); err != nil || head != nil {
+			return cmp.Or(err, o.samePart(j.Part, head))
+		}
+	}
+	return nil
+}
+
+// otherParts is the error for parts of another conversion.
+func (o *diskOutput) otherParts(cause string) error {
+	return checkpoint.Refusal(o.partsDir(), cause, "to start over, remove it and "+text.Quote(o.dir))
+}
+
+// samePart refuses a part of another plan, or of a source in another state, and says what differs.
+func (o *diskOutput) samePart(p plan.Part, head *journalHead) error {
+	name := fmt.Sprintf("part %d of %d", p.I, p.N)
+	switch {
+	case head.Plan != o.plan.Hash:
+		list := append(manifest.OptionDifferences(head.Options, o.plan.Options),
+			manifest.SourceDifferences(head.Sources, o.plan.Sources)...)
+		const most = 20
+		return o.otherParts(name + " is of another conversion: " +
+			cmp.Or(text.Some(list, most, "; "), "files without weights would be others"))
+	case head.Key != o.key:
+		return o.otherParts(name + " was written when the source's weight files were in another state: they changed, " +
+			"or are copies on another file system")
+	}
+	return nil
+}
+
+// journals lists the journals of all parts, in order.
+func (o *diskOutput) journals() (list []partJournal, err error) {
+	entries, err := os.ReadDir(o.partsDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, entry := range entries {
+		var j partJournal
+		if n, _ := fmt.Sscanf(entry.Name(), "%d-of-%d.%d.", &j.I, &j.N, &j.run); n < 3 || entry.Name() != j.name() {
+			return nil, fmt.Errorf("%s is not the journal of a part: remove it",
+				text.Quote(filepath.Join(o.partsDir(), entry.Name())))
+		}
+		list = append(list, j)
+	}
+	slices.SortFunc(list, func(a, b partJournal) int {
+		return cmp.Or(cmp.Compare(a.N, b.N), cmp.Compare(a.I, b.I), cmp.Compare(a.run, b.run))
+	})
+	return list, err
+}
+
+// readJournalOf hands the records of a run to apply and returns the head of its journal, nil without a whole head.
+func (o *diskOutput) readJournalOf(j partJournal, apply func(record)) (*journalHead, error) {
+	f, _, err := format.OpenRegular(filepath.Join(o.partsDir(), j.name()))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	head, _, err := readJournal(f, apply)
+	return head, err
+}
+
+// partRun is what a run of a part recorded.
+type partRun struct {
+	files    map[string]string // identities of the weight files
+	states   []spanState
+	rejected map[int]bool // spans whose bytes were found to be others than the source gives
+}
+
+// runsOf reads the journals of a part. One of another conversion is an error.
+func (o *diskOutput) runsOf(p plan.Part, all []partJournal, spans []plan.Span) (runs []partRun, err error) {
+	for _, j := range all {
+		if j.Part != p {
+			continue
+		}
+		l, rejected := newLedger(spans, nil), map[int]bool{}
+		head, err := o.readJournalOf(j, func(r record) {
+			if l.apply(r); r.Done == 0 && r.Proof == nil {
+				rejected[r.Tensor] = true
+			}
+		})
+		if err == nil && head != nil {
+			err = o.samePart(p, head)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if head != nil {
+			runs = append(runs, partRun{head.Files, l.states, rejected})
+		}
+	}
+	return runs, nil
+}
+
+// merge returns what is known to be done of each span. Runs that wrote into other files than are there count for
+// nothing, and bytes that a run rejected only if another has proven them since.
+func (o *diskOutput) merge(runs []partRun, spans []plan.Span) (states []spanState, any bool) {
+	states = make([]spanState, len(spans))
+	runs = slices.DeleteFunc(runs, func(r partRun) bool { return !o.haveFiles(r.files) })
+	for i := range spans {
+		rejected := slices.ContainsFunc(runs, func(r partRun) bool { return r.rejected[spans[i].Index] })
+		for _, r := range runs {
+			if s := r.states[i]; s.proven() || !rejected && !states[i].proven() && s.done >= states[i].done {
+				states[i], any = s, true
+			}
+		}
+	}
+	return states, any
+}
+
+// haveFiles reports whether the files that are assembled have these identities.
+func (o *diskOutput) haveFiles(identities map[string]string) bool {
+	for name, inode := range identities {
+		if now, err := disk.Inode(filepath.Join(o.dir, name)); err != nil || now != inode {
+			return false
+		}
+	}
+	return true
+}
+
+// runPart writes and proves a part of the output, and leaves its journal.
+func runPart(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
+	if t := diskTarget(dst, p); isOutputOf(&t, p) {
+		return &Result{Finished: true}, nil
+	}
+	e, err := newExecution(dst, p, src, s)
+	if err != nil {
+		return nil, err
+	}
+	o := newPartOutput(newDiskOutput(dst, p, e.key, s), s.Part, e.spans)
+	e.out = o
+	defer o.close()
+	if err := e.begin(ctx); err != nil {
+		return nil, err
+	}
+	already := e.allDone()
+	if !already {
+		err = o.open()
+		if err == nil {
+			err = e.writeAndProve(ctx)
+		}
+		if err == nil {
+			err = e.checkSource()
+		}
+	}
+	return &Result{Already: already, Verified: !s.Unverified, Resumed: e.resumed, Lost: e.lost()}, e.interrupted(err)
+}
+
+// allDone reports whether nothing is left to do.
+func (e *execution) allDone() bool {
+	for i := range e.spans {
+		if e.unfinished(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// unfinished reports whether a span has to be written or proven.
+func (e *execution) unfinished(i int) bool {
+	s := &e.states[i]
+	return s.done < e.spans[i].Size() || s.proof == nil || !e.Unverified && !s.proof.Compared
+}
+
+// refuseParts refuses to make the output in one run while parts of one are unfinished.
+func refuseParts(dst string, p *plan.Plan, s Settings) error {
+	o := newDiskOutput(dst, p, "", s)
+	if parts, err := o.journals(); err != nil || len(parts) == 0 || isOutputOf(o.at(), p) {
+		return err
+	}
+	return checkpoint.Refusal(dst, "parts of an unfinished conversion are in "+text.Quote(o.partsDir()),
+		"--part and --finish complete it; to start over, remove that directory and "+text.Quote(o.dir))
+}
+
+// finishParts publishes the output that all parts have written: it makes the journal of a run that wrote and
+// proved everything of what the parts recorded, and continues that run.
+func finishParts(ctx context.Context, dst string, p *plan.Plan, src Source, s Settings) (*Result, error) {
+	key, err := src.Key()
+	if err != nil {
+		return nil, err
+	}
+	o := newDiskOutput(dst, p, key, s)
+	parts, err := o.journals()
+	if err != nil {
+		return nil, err
+	}
+	if !begun(o.journalPath) && !isOutputOf(o.at(), p) { // else they were joined already
+		if len(parts) == 0 {
+			return nil, checkpoint.Refusal(dst, "there are no parts that --finish could join", "--part I/N writes them")
+		}
+		if err := o.joinParts(parts, s.Unverified); err != nil {
+			return nil, err
+		}
+	}
+	r, err := run(ctx, dst, p, src, s)
+	if err == nil && parts != nil {
+		r.Parts, r.Resumed = parts[0].N, 0
+		err = errors.Join(o.disk.RemoveAll(o.partsDir()), o.disk.SyncDir(filepath.Dir(o.partsDir())))
+	}
+	return r, err
+}
+
+// joinParts writes the journal of a run that did what all parts did.
+func (o *diskOutput) joinParts(parts []partJournal, unverified bool) error {
+	if err := o.check(nil); err != nil {
+		return err
+	}
+	states, err := o.join(parts, unverified)
+	if err != nil {
+		return err
+	}
+	if o.journal, err = lockJournal(o.disk, o.journalPath); err != nil {
+		return err
+	}
+	defer o.close()
+	lines := []any{record{Ready: true, Tensor: -1}}
+	for i := range states {
+		lines = append(lines, states[i].record(i))
+	}
+	if err := o.journal.begin(journalHead{Format: journalFormat, Plan: o.plan.Hash, Key: o.key}); err != nil {
+		return err
+	}
+	return errors.Join(o.journal.append(lines...), o.disk.SyncDir(filepath.Dir(o.dir)))
+}
+
+// join reads all parts and returns the states of the tensors. Parts that are missing or not done are one error.
+func (o *diskOutput) join(parts []partJournal, unverified bool) ([]spanState, error) {
+	n := parts[0].N
+	if last := parts[len(parts)-1].N; last != n {
+		return nil, o.otherParts(fmt.Sprintf("holds parts of %d and parts of %d", n, last))
+	}
+	var missing, undone []int
+	tensors := make([]joint, len(o.plan.Tensors))
+	for i, spans := range o.plan.Shares(n) {
+		part := plan.Part{I: i + 1, N: n}
+		runs, err := o.runsOf(part, parts, spans)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case len(spans) == 0 || o.joinPart(runs, spans, tensors, unverified):
+		case runs == nil:
+			missing = append(missing, part.I)
+		default:
+			undone = append(undone, part.I)
+		}
+	}
+	if missing != nil || undone != nil {
+		return nil, o.incomplete(n, missing, undone)
+	}
+	states := make([]spanState, len(tensors))
+	for i := range tensors {
+		if err := tensors[i].join(&o.plan.Tensors[i]); err != nil {
+			return nil, fmt.Errorf("tensor %s: %w", text.Quote(o.plan.Tensors[i].Name), err)
+		}
+		states[i] = tensors[i].spanState
+	}
+	return states, nil
+}
+
+// joinPart adds the spans of a part to their tensors, and reports whether all are done.
+func (o *diskOutput) joinPart(runs []partRun, spans []plan.Span, tensors []joint, unverified bool) bool {
+	e := &execution{Settings: Settings{Unverified: unverified}, ledger: newLedger(spans, nil)}
+	if e.states, _ = o.merge(runs, spans); !e.allDone() {
+		return false
+	}
+	for i := range spans {
+		tensors[spans[i].Index].add(&spans[i], e.states[i])
+	}
+	return true
+}
+
+// incomplete is the error for parts that are missing, or not done.
+func (o *diskOutput) incomplete(n int, missing, undone []int) error {
+	var which []string
+	if missing != nil {
+		which = append(which, text.Ranges(missing)+" (no run recorded anything)")
+	}
+	if undone != nil {
+		which = append(which, text.Ranges(undone)+" (no run ended and verified it, or its files are gone)")
+	}
+	return checkpoint.Refusal(o.dst, fmt.Sprintf("parts that are not done: %s, of %d; nothing was published",
+		strings.Join(which, ", "), n), "run these parts, then --finish")
+}
+
+// joint is a tensor of which parts have written spans.
+type joint struct {
+	spanState
+	hashes   []string   // of the spans; nil if one is the whole tensor
+	segments [][]string // hashes of the spans' runs of each segment
+}
+
+// add adds the next span.
+func (j *joint) add(t *plan.Span, s spanState) {
+	if t.Whole() {
+		j.spanState = s
+		return
+	}
+	if j.hashes == nil {
+		j.segments = make([][]string, len(t.Segments))
+		j.proof = &proof{Compared: true}
+	}
+	j.done += s.done
+	j.lost = append(j.lost, s.lost...)
+	j.proof.Compared = j.proof.Compared && s.proof.Compared
+	j.hashes = append(j.hashes, s.proof.Hash)
+	first, _ := firstSegment(t)
+	for i, name := range s.proof.Segments[:min(len(s.proof.Segments), len(j.segments)-first)] {
+		j.segments[first+i] = append(j.segments[first+i], name)
+	}
+}
+
+// join joins the hashes of the spans, and those of the segments if the source was hashed.
+func (j *joint) join(t *plan.Tensor) (err error) {
+	if j.hashes == nil {
+		return nil
+	}
+	if j.proof.Hash, err = digest.Join(j.hashes...); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(j.segments, func(names []string) bool { return len(names) == 0 }) {
+		return nil
+	}
+	j.proof.Segments = make([]string, len(t.Segments))
+	for i, names := range j.segments {
+		if t.Segments[i].Operation.Unit().In > 0 { // else nothing was read
+			if j.proof.Segments[i], err = digest.Join(names...); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

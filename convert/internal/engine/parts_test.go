@@ -1,0 +1,303 @@
+package engine
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"dsmoe/convert/checkpoint"
+	"dsmoe/convert/internal/disk"
+	"dsmoe/convert/internal/fixture"
+	"dsmoe/convert/plan"
+	"dsmoe/model/tensor"
+)
+
+// planned plans a conversion of src.
+func planned(t testing.TB, src *checkpoint.Checkpoint, o plan.Options) *plan.Plan {
+	t.Helper()
+	p, err := plan.Conversion(src, o)
+	require.NoError(t, err)
+	return p
+}
+
+// inParts writes all parts in some order and joins them.
+func inParts(t testing.TB, dst string, p *plan.Plan, src Source, s Settings, n int) *Result {
+	t.Helper()
+	for _, i := range rand.New(rand.NewPCG(uint64(n), 1)).Perm(n) {
+		s.Part = plan.Part{I: i + 1, N: n}
+		_, err := Run(t.Context(), dst, p, src, s)
+		require.NoError(t, err, "part %d of %d", i+1, n)
+		require.NoFileExists(t, dst)
+	}
+	s.Part, s.Finish = plan.Part{}, true
+	r, err := Run(t.Context(), dst, p, src, s)
+	require.NoError(t, err, "%d parts", n)
+	require.Equal(t, n, r.Parts)
+	return r
+}
+
+// TestParts: whatever the number of parts, their order, and what is done to the weights, the files are those of
+// one run, the manifest among them, and so are the losses.
+func TestParts(t *testing.T) {
+	t.Parallel()
+	small, tiles := fixture.Path(t, "v3-fp8/checkpoint"), manyTiles(t)
+	for name, c := range map[string]struct {
+		src string
+		o   plan.Options
+		s   Settings
+	}{
+		"dequantised":      {small, crashOptions, Settings{}},
+		"copied":           {small, plan.Options{MaxShardBytes: 300_000}, Settings{}},
+		"rounded":          {tiles, plan.Options{DType: tensor.F16, MaxShardBytes: 1_000_000}, Settings{AllowOverflow: true}},
+		"cut in tensors":   {tiles, plan.Options{DType: tensor.F32}, Settings{Memory: MinMemory}},
+		"blocks":           {tiles, plan.Options{Mixture: "q4_k_m"}.Into("m.gguf"), Settings{}},
+		"fused blocks":     {small, plan.Options{Mixture: "q4_k_m"}.Into("m.gguf"), Settings{}},
+		"to FP8":           {fixture.Path(t, "v3/checkpoint"), plan.Options{DType: tensor.F8E4M3}, Settings{}},
+		"not verified":     {small, crashOptions, Settings{Unverified: true}},
+		"source read once": {small, crashOptions, Settings{Origin: "https://example.org/model"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			src := open(t, c.src)
+			c.s.Disk = inMemory().Disk
+			p := planned(t, src, c.o)
+			out := func() string { return filepath.Join(t.TempDir(), "m.gguf") }
+			once := out()
+			want, err := Run(t.Context(), once, p, src, c.s)
+			require.NoError(t, err)
+			for _, n := range []int{1, 2, 3, 8, 100} {
+				dst := out()
+				r := inParts(t, dst, p, src, c.s, n)
+				r.Parts = 0
+				require.Equal(t, want, r, n)
+				require.Equal(t, fixture.Sums(t, filepath.Dir(once)), fixture.Sums(t, filepath.Dir(dst)), n)
+			}
+		})
+	}
+}
+
+// TestShares: the shares are all of the output once, and as large as the places to cut allow.
+func TestShares(t *testing.T) {
+	t.Parallel()
+	p := planned(t, open(t, manyTiles(t)), plan.Options{DType: tensor.F32})
+	_, all := p.Bytes()
+	for _, n := range []int{1, 2, 3, 7, 20, 1000} {
+		index, at := 0, int64(0)
+		for i, spans := range p.Shares(n) {
+			size := int64(0)
+			for _, s := range spans {
+				require.Equal(t, []int64{int64(index), at}, []int64{int64(s.Index), s.From}, "%d of %d", i, n)
+				require.Same(t, &p.Tensors[index], s.Tensor)
+				if at, size = s.To, size+s.Size(); at == s.Bytes() {
+					index, at = index+1, 0
+				}
+			}
+			require.InDelta(t, float64(all)/float64(n), float64(size), 400_000, "%d of %d", i, n)
+			require.Equal(t, spans, p.Share(plan.Part{I: i + 1, N: n}))
+		}
+		require.Equal(t, len(p.Tensors), index)
+	}
+}
+
+// TestPartsStop: parts that stop at any call go on, and so does the finish; runs of a part at once do no harm.
+func TestPartsStop(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
+	p := planned(t, src, crashOptions)
+	for _, place := range []string{"beside", "inside"} {
+		t.Run(place, func(t *testing.T) {
+			t.Parallel()
+			once := targetPath(t, place)
+			_, err := Run(t.Context(), once, p, src, inMemory())
+			require.NoError(t, err)
+			want, stopped := fixture.Sums(t, once), 0
+			for n := int64(0); n < 400; n += 1 + n/6 {
+				dst := targetPath(t, place)
+				if stopParts(t, dst, p, src, n) {
+					stopped++
+				}
+				require.Equal(t, want, fixture.Sums(t, dst), n)
+				fixture.RequireEntries(t, filepath.Dir(dst), "out")
+			}
+			require.Greater(t, stopped, 10)
+		})
+	}
+}
+
+// stopParts stops each part and the finish at its call n, if it makes so many, and runs it twice at once.
+func stopParts(t *testing.T, dst string, p *plan.Plan, src Source, n int64) (stopped bool) {
+	boom := errors.New("boom")
+	for i := range 4 {
+		s := Settings{Part: plan.Part{I: i + 1, N: 3}, IO: 2}
+		if i == 3 {
+			s.Part, s.Finish = plan.Part{}, true
+		}
+		s.Disk, _ = crash(n, boom)
+		if _, err := Run(t.Context(), dst, p, src, s); err != nil {
+			require.ErrorIs(t, err, boom, "call %d", n)
+			stopped = true
+		}
+		s.Disk = &disk.Disk{NoSync: true, Fail: refuseDirect}
+		var both errgroup.Group
+		for range 2 {
+			both.Go(func() error {
+				if s.Finish {
+					return nil
+				}
+				_, err := Run(t.Context(), dst, p, src, s)
+				return err
+			})
+		}
+		require.NoError(t, both.Wait(), "call %d", n)
+		if s.Finish {
+			_, err := Run(t.Context(), dst, p, src, s)
+			require.NoError(t, err, "call %d", n)
+		}
+	}
+	return stopped
+}
+
+// TestPartsSay: what is there already is said, and not done again.
+func TestPartsSay(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
+	p := planned(t, src, crashOptions)
+	dst := filepath.Join(t.TempDir(), "out")
+	s := inMemory()
+	s.Part = plan.Part{I: 1, N: 2}
+	r, err := Run(t.Context(), dst, p, src, s)
+	require.NoError(t, err)
+	require.False(t, r.Already)
+	require.True(t, r.Verified)
+	var writes atomic.Int64
+	s.Disk = &disk.Disk{NoSync: true, Fail: func(call, _ string) error {
+		if call == "write" || call == "direct" {
+			writes.Add(1)
+		}
+		return nil
+	}}
+	r, err = Run(t.Context(), dst, p, src, s)
+	require.NoError(t, err)
+	require.True(t, r.Already)
+	require.Zero(t, writes.Load())
+	s = inMemory()
+	for _, s.Part = range []plan.Part{{I: 2, N: 2}} {
+		_, err = Run(t.Context(), dst, p, src, s)
+		require.NoError(t, err)
+	}
+	_, err = Run(t.Context(), dst, p, src, Settings{Finish: true, Disk: s.Disk})
+	require.NoError(t, err)
+	r, err = Run(t.Context(), dst, p, src, s)
+	require.NoError(t, err)
+	require.Equal(t, &Result{Finished: true}, r)
+	r, err = Run(t.Context(), dst, p, src, Settings{Finish: true, Disk: s.Disk})
+	require.NoError(t, err)
+	require.True(t, r.Already)
+}
+
+// TestPartsRefused: what is no part of this output, and an output that lacks parts, is refused by name, and
+// nothing is published.
+func TestPartsRefused(t *testing.T) {
+	t.Parallel()
+	path := fixture.Clone(t, fixture.Path(t, "v3-fp8/checkpoint"))
+	src := open(t, path)
+	o := crashOptions
+	o.MaxShardBytes = 0
+	p, other := planned(t, src, o), o
+	other.DType = tensor.F16
+	touched := func(t *testing.T, _ string) {
+		c := open(t, path)
+		name := filepath.Join(path, c.Inventory.Files[0].Name)
+		stat, err := os.Stat(name)
+		require.NoError(t, err)
+		require.NoError(t, os.Chtimes(name, stat.ModTime(), stat.ModTime().Add(1)))
+	}
+	hidden := func(dst, kind string) string { return filepath.Join(filepath.Dir(dst), ".out."+kind) }
+	for name, c := range map[string]struct {
+		parts  int // written of 4
+		change func(t *testing.T, dst string)
+		p      *plan.Plan
+		s      Settings
+		want   []string
+	}{
+		"missing":        {2, nil, p, Settings{Finish: true}, []string{"parts that are not done: 3, 4 (no run recorded anything), of 4; nothing was published"}},
+		"none":           {0, nil, p, Settings{Finish: true}, []string{"there are no parts that --finish could join"}},
+		"one run":        {2, nil, p, Settings{}, []string{"parts of an unfinished conversion are in"}},
+		"another number": {2, nil, p, Settings{Part: plan.Part{I: 1, N: 5}}, []string{"holds part 1 of 4; this is part 1 of 5"}},
+		"another plan":   {1, nil, planned(t, src, other), Settings{Part: plan.Part{I: 2, N: 4}}, []string{"part 1 of 4 is of another conversion: option dtype: F16, not BF16"}},
+		"its own plan":   {1, nil, planned(t, src, other), Settings{Part: plan.Part{I: 1, N: 4}}, []string{"part 1 of 4 is of another conversion"}},
+		"another finish": {4, nil, planned(t, src, other), Settings{Finish: true}, []string{"part 1 of 4 is of another conversion"}},
+		"source changed": {4, touched, p, Settings{Finish: true}, []string{"part 1 of 4 was written when the source's weight files were in another state"}},
+		"damaged journal": {4, func(t *testing.T, dst string) {
+			name := filepath.Join(hidden(dst, "parts"), "2-of-4.1.journal")
+			stat, err := os.Stat(name)
+			require.NoError(t, err)
+			require.NoError(t, os.Truncate(name, stat.Size()-10))
+		}, p, Settings{Finish: true}, []string{"parts that are not done: 2 (no run ended"}},
+		"file lost": {4, func(t *testing.T, dst string) {
+			require.NoError(t, os.Remove(filepath.Join(hidden(dst, "partial"), p.Files[0].Name)))
+		}, p, Settings{Finish: true}, []string{"parts that are not done: 1-4 (no run ended"}},
+		"file lost, part again": {4, func(t *testing.T, dst string) {
+			name := filepath.Join(hidden(dst, "partial"), p.Files[0].Name)
+			require.NoError(t, os.Rename(name, name+".old")) // so that the new one has another inode
+			s := inMemory()
+			s.Part = plan.Part{I: 1, N: 4}
+			_, err := Run(t.Context(), dst, p, src, s)
+			require.NoError(t, err)
+		}, p, Settings{Finish: true}, []string{"parts that are not done: 2-4 (no run ended"}},
+		"not a journal": {1, func(t *testing.T, dst string) { fixture.Write(t, hidden(dst, "parts"), "notes", "") }, p,
+			Settings{Part: plan.Part{I: 2, N: 4}}, []string{"notes is not the journal of a part: remove it"}},
+		"unfinished run": {0, func(t *testing.T, dst string) {
+			d, _ := crash(30, errors.New("boom"))
+			_, err := Run(t.Context(), dst, p, src, Settings{Disk: d})
+			require.ErrorContains(t, err, "boom")
+		}, p, Settings{Part: plan.Part{I: 1, N: 4}}, []string{"an unfinished conversion that is not in parts is in"}},
+		"unknown directory": {0, func(t *testing.T, dst string) { require.NoError(t, os.Mkdir(hidden(dst, "partial"), 0o755)) }, p,
+			Settings{Part: plan.Part{I: 1, N: 4}}, []string{"no journal says that a conversion left it: remove it"}},
+		"not verified": {4, func(t *testing.T, dst string) {
+			require.NoError(t, os.RemoveAll(hidden(dst, "parts")))
+			require.NoError(t, os.RemoveAll(hidden(dst, "partial")))
+			for i := range 4 {
+				s := inMemory()
+				s.Part, s.Unverified = plan.Part{I: i + 1, N: 4}, i == 2
+				_, err := Run(t.Context(), dst, p, src, s)
+				require.NoError(t, err)
+			}
+		}, p, Settings{Finish: true}, []string{"parts that are not done: 3 (no run ended and verified it"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dst := filepath.Join(t.TempDir(), "out")
+			s := inMemory()
+			for i := range c.parts {
+				s.Part = plan.Part{I: i + 1, N: 4}
+				_, err := Run(t.Context(), dst, p, src, s)
+				require.NoError(t, err)
+			}
+			if c.change != nil {
+				c.change(t, dst)
+			}
+			c.s.Disk = s.Disk
+			_, err := Run(t.Context(), dst, c.p, src, c.s)
+			for _, want := range c.want {
+				require.ErrorContains(t, err, want)
+			}
+			require.NoFileExists(t, dst)
+		})
+	}
+}
+
+// TestPartsDirectory: the directory that the output will be in must exist.
+func TestPartsDirectory(t *testing.T) {
+	t.Parallel()
+	src := open(t, fixture.Path(t, "v3-fp8/checkpoint"))
+	s := inMemory()
+	s.Part = plan.Part{I: 1, N: 2}
+	_, err := Run(t.Context(), filepath.Join(t.TempDir(), "none", "out"), planned(t, src, crashOptions), src, s)
+	require.ErrorContains(t, err, "the directory to write it in does not exist")
+}
