@@ -82,7 +82,7 @@ func (f *convertFlags) register(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.include, "include", nil, "keep only tensors that a `glob` matches; may be repeated")
 	flags.StringArrayVar(&f.exclude, "exclude", nil, "drop tensors that a `glob` matches; may be repeated")
 	flags.BoolVar(&f.noMTP, "no-mtp", false, "drop the multi-token prediction layers")
-	flags.BoolVar(&f.mtp, "mtp", false, "keep them in a GGUF file, which has none otherwise")
+	flags.BoolVar(&f.mtp, "mtp", false, "keep them in a GGUF file, which mostly has none otherwise")
 	flags.StringVar(&f.pre, "pre", "", "llama.cpp's `name` of a pre-tokenizer that is unknown, for gguf")
 	flags.BoolVar(&f.noVocab, "no-vocab", false, "leave the vocabulary out of a GGUF file")
 	flags.StringVar(&f.imatrix, "imatrix", "", "importance matrix of llama.cpp, a `file`, for --type with types K")

@@ -67,6 +67,8 @@ type Dialect struct {
 	// Tokenizer returns the files of the tokenizer that a checkpoint's open files hold. The note says
 	// what was made, or why nothing was.
 	Tokenizer func(files []File) (texts []Text, note string, err error)
+	// Predicts reports whether files with weights of c hold its prediction layers unless the user drops them.
+	Predicts func(c *config.Config) bool
 	// Consumes reports whether a file without weights with this name goes into the keys.
 	Consumes func(file string) bool
 }

@@ -162,6 +162,9 @@ func unsayable(c *config.Config) (reasons []string) {
 	return reasons
 }
 
+// predicts reports whether llama.cpp's converter writes the prediction layers of c, and llama.cpp runs them.
+func predicts(c *config.Config) bool { return c.ModelType == "glm4_moe_lite" }
+
 // limited reports whether groups restrict the choice of experts: there are several, and not
 // all of them are chosen from.
 func limited(c *config.Config) bool {

@@ -186,7 +186,7 @@ func warnings(c *config.Config) (notes []string) {
 		notes = append(notes, fmt.Sprintf("llama.cpp takes rms_norm_eps %g in q_a_layernorm and kv_a_layernorm too, "+
 			"where the reference has %g: its logits are slightly different ones", c.RMSNormEps, config.LatentEps))
 	}
-	if c.NumNextNPredictLayers > 0 {
+	if c.NumNextNPredictLayers > 0 && !predicts(c) {
 		notes = append(notes, "the prediction layers are named as llama.cpp loads them; "+
 			"its own converter leaves them out, and no program is known to run them")
 	}

@@ -29,7 +29,7 @@ func Format() *format.Format {
 			return NewLayout(tensors, head)
 		},
 		Dialect: &format.Dialect{Assemble: assemble, Arrange: arrange, Types: mixtureWords(), Describe: describeAny,
-			Consumes: consumes, Tokenizer: tokenizerFiles},
+			Predicts: predicts, Consumes: consumes, Tokenizer: tokenizerFiles},
 	}
 }
 

@@ -80,7 +80,7 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 		findings: &findings{notes: []string{}}}
 	if f.Dialect != nil {
 		c.dialect = foreign{f.Dialect, src.FilesIn(f)}
-		c.o.NoMTP = !o.MTP && (o.NoMTP || !src.ConfigInside())
+		c.o.NoMTP = !o.MTP && (o.NoMTP || !src.ConfigInside() && !f.Dialect.Predicts(src.Config))
 	}
 	return c, nil
 }

@@ -47,7 +47,7 @@ func (o Options) Needed(c *config.Config, all weights.Headers) (map[string]bool,
 		return nil, nil
 	}
 	if f, err := checkpoint.Written(o.Format); err == nil && f.Dialect != nil {
-		o.NoMTP = !o.MTP
+		o.NoMTP = !o.MTP && (o.NoMTP || !f.Dialect.Predicts(c))
 	}
 	f := newFilter(c, o)
 	return weights.Holders(c, all, func(w *weights.Weight) bool { return f.keeps(w.Owner(), w.Layer) }), nil
