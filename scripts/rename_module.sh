@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 export NEW=${1:?usage: rename_module.sh NEW/PATH}
 OLD=$(go list -m)
 export OLD
-for file in go.mod scripts/tools.mod model/internal/kernel/gen/go.mod; do
+for file in go.mod scripts/tools.mod scripts/kubernetes/go.mod model/internal/kernel/gen/go.mod; do
   name=$(sed -n 's/^module //p' "$file")
   go mod edit -module "$NEW${name#"$OLD"}" "$file"
 done
