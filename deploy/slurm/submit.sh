@@ -26,7 +26,7 @@ fi
 n=${1%%%*}
 array=1-$1
 shift
-job=$(dirname -- "${BASH_SOURCE[0]}")/job.sh
+job=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/job.sh
 
 # The plan is worked out here first: a wrong argument is refused before anything is submitted.
 plan=$("${DSMOE:-dsmoe}" convert --dry-run "$@") || { echo "$plan" >&2; exit 2; }
