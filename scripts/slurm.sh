@@ -11,13 +11,13 @@ repository=$PWD
 work=$(mktemp -d)
 export SLURM_CONF=$work/slurm.conf
 daemons=()
-cleanup() {
-  if [ ${#daemons[@]} != 0 ]; then
-    scancel --user="$(id -un)" 2> /dev/null || true
-    await 'no job' no_job || true
-    kill "${daemons[@]}" 2> /dev/null || true
-    wait "${daemons[@]}" 2> /dev/null || true
-  fi
+cleanup() { # what the daemons started, and jobs in it, has their variable
+  local ids
+  kill "${daemons[@]}" 2> /dev/null || true
+  wait
+  while ids=$(env -u SLURM_CONF grep -lsz "^SLURM_CONF=$SLURM_CONF\$" /proc/[0-9]*/environ | cut -d/ -f3); [ -n "$ids" ]; do
+    echo "$ids" | xargs kill -9 2> /dev/null || true
+  done
   rm -rf "$work"
 }
 trap cleanup EXIT
