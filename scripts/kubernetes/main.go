@@ -141,7 +141,13 @@ func (c cluster) convert(source string) error {
 	if text, err := exec.Command("diff", "-r", c.root+parts, c.root+one).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s%w", text, err)
 	}
-	return errors.Join(os.RemoveAll(c.root+parts), os.RemoveAll(c.root+one))
+	if err := errors.Join(os.RemoveAll(c.root+parts), os.RemoveAll(c.root+one)); err != nil {
+		return err
+	}
+	if left, _ := filepath.Glob(c.root + "/data/.*"); left != nil {
+		return fmt.Errorf("%v: left behind", left)
+	}
+	return nil
 }
 
 // indices runs the first n parts at once.
